@@ -1,0 +1,16 @@
+//! Core ML's file formats off a Mac: an owned MIL (the program inside an ML Program model), its op tables and
+//! verifier, weight storage v2, the protobuf specification and the `.mlpackage` directory.
+//!
+//! Nothing in this crate knows about language models, and nothing in it is unsafe but the memory map of a weight
+//! file. Names follow `MIL.proto` and coremltools.
+//!
+//! ```text
+//! mil::Program --spec--> protobuf --package--> NAME.mlpackage/Data/com.apple.CoreML/model.mlmodel
+//! weights      --blob----------------------->                                     /weights/weight.bin
+//! ```
+#![deny(unsafe_code)]
+
+pub mod error;
+pub mod mil;
+
+pub use error::{Error, Result};

@@ -1,0 +1,12 @@
+//! MIL, the Model Intermediate Language: owned types, independent of protobuf.
+
+mod program;
+mod types;
+mod value;
+
+pub use program::{
+    Argument, Binding, Block, Feature, FeatureShape, Function, FunctionDescription, Model, NamedType, Opset, Operation,
+    Program,
+};
+pub use types::{DataType, Dim, TensorType, ValueType};
+pub use value::{Immediate, TensorData, Value, ValueData};

@@ -1,0 +1,272 @@
+//! Data types, dimensions and value types.
+
+use std::fmt;
+
+/// Element type of a tensor, named and numbered as in `MIL.proto`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs)]
+pub enum DataType {
+    Bool,
+    String,
+    Float16,
+    Float32,
+    Float64,
+    BFloat16,
+    Int8,
+    Int16,
+    Int32,
+    Int64,
+    Int4,
+    UInt8,
+    UInt16,
+    UInt32,
+    UInt64,
+    UInt4,
+    UInt2,
+    UInt1,
+    UInt6,
+    UInt3,
+    Float8E4M3FN,
+    Float8E5M2,
+}
+
+impl DataType {
+    /// Bits of one element as stored; 0 for strings, which have no fixed size.
+    pub const fn bits(self) -> usize {
+        use DataType::*;
+        match self {
+            String => 0,
+            UInt1 => 1,
+            UInt2 => 2,
+            UInt3 => 3,
+            Int4 | UInt4 => 4,
+            UInt6 => 6,
+            Bool | Int8 | UInt8 | Float8E4M3FN | Float8E5M2 => 8,
+            Float16 | BFloat16 | Int16 | UInt16 => 16,
+            Float32 | Int32 | UInt32 => 32,
+            Float64 | Int64 | UInt64 => 64,
+        }
+    }
+
+    /// Bytes that `count` elements take, sub-byte types packed without padding between elements.
+    /// `None` when the product overflows.
+    pub fn packed_bytes(self, count: u64) -> Option<u64> {
+        Some(count.checked_mul(self.bits() as u64)?.div_ceil(8))
+    }
+
+    /// Floating point of any width.
+    pub const fn is_float(self) -> bool {
+        use DataType::*;
+        matches!(self, Float16 | Float32 | Float64 | BFloat16 | Float8E4M3FN | Float8E5M2)
+    }
+
+    /// Signed or unsigned integer of any width; bool is not one.
+    pub const fn is_int(self) -> bool {
+        !self.is_float() && !matches!(self, DataType::Bool | DataType::String)
+    }
+
+    /// Narrower than a byte.
+    pub const fn is_sub_byte(self) -> bool {
+        matches!(
+            self,
+            DataType::UInt1 | DataType::UInt2 | DataType::UInt3 | DataType::UInt4 | DataType::Int4 | DataType::UInt6
+        )
+    }
+
+    /// The name in MIL text and in `cast`'s `dtype` argument, for instance `fp16`.
+    pub const fn name(self) -> &'static str {
+        use DataType::*;
+        match self {
+            Bool => "bool",
+            String => "string",
+            Float16 => "fp16",
+            Float32 => "fp32",
+            Float64 => "fp64",
+            BFloat16 => "bf16",
+            Int8 => "int8",
+            Int16 => "int16",
+            Int32 => "int32",
+            Int64 => "int64",
+            Int4 => "int4",
+            UInt8 => "uint8",
+            UInt16 => "uint16",
+            UInt32 => "uint32",
+            UInt64 => "uint64",
+            UInt4 => "uint4",
+            UInt2 => "uint2",
+            UInt1 => "uint1",
+            UInt6 => "uint6",
+            UInt3 => "uint3",
+            Float8E4M3FN => "fp8e4m3fn",
+            Float8E5M2 => "fp8e5m2",
+        }
+    }
+
+    /// The unsigned type of `bits` bits that LUT indices use: 1, 2, 3, 4, 6 or 8.
+    pub const fn uint_of_bits(bits: usize) -> Option<DataType> {
+        match bits {
+            1 => Some(DataType::UInt1),
+            2 => Some(DataType::UInt2),
+            3 => Some(DataType::UInt3),
+            4 => Some(DataType::UInt4),
+            6 => Some(DataType::UInt6),
+            8 => Some(DataType::UInt8),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for DataType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// One dimension of a tensor type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dim {
+    /// Known size.
+    Fixed(u64),
+    /// Known only when the program runs (`unknown {}` in the format; it carries no name).
+    Unknown,
+}
+
+impl Dim {
+    /// The size, if it is known.
+    pub const fn fixed(self) -> Option<u64> {
+        match self {
+            Dim::Fixed(n) => Some(n),
+            Dim::Unknown => None,
+        }
+    }
+}
+
+impl From<u64> for Dim {
+    fn from(n: u64) -> Self {
+        Dim::Fixed(n)
+    }
+}
+
+impl fmt::Display for Dim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Dim::Fixed(n) => write!(f, "{n}"),
+            Dim::Unknown => f.write_str("?"),
+        }
+    }
+}
+
+/// Element type and dimensions. A scalar has no dimensions.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TensorType {
+    /// Element type.
+    pub dtype: DataType,
+    /// Dimensions, outermost first; row-major storage.
+    pub dims: Vec<Dim>,
+}
+
+impl TensorType {
+    /// A type with known dimensions.
+    pub fn fixed(dtype: DataType, dims: &[u64]) -> Self {
+        TensorType { dtype, dims: dims.iter().copied().map(Dim::Fixed).collect() }
+    }
+
+    /// A type with any dimensions.
+    pub fn new(dtype: DataType, dims: Vec<Dim>) -> Self {
+        TensorType { dtype, dims }
+    }
+
+    /// A type without dimensions.
+    pub fn scalar(dtype: DataType) -> Self {
+        TensorType { dtype, dims: Vec::new() }
+    }
+
+    /// Number of dimensions.
+    pub fn rank(&self) -> usize {
+        self.dims.len()
+    }
+
+    /// All dimensions, when every one is known.
+    pub fn shape(&self) -> Option<Vec<u64>> {
+        self.dims.iter().map(|d| d.fixed()).collect()
+    }
+
+    /// Number of elements, when every dimension is known and the product fits.
+    pub fn elements(&self) -> Option<u64> {
+        self.dims.iter().try_fold(1u64, |n, d| n.checked_mul(d.fixed()?))
+    }
+
+    /// Same dimensions, other element type.
+    pub fn with_dtype(&self, dtype: DataType) -> Self {
+        TensorType { dtype, dims: self.dims.clone() }
+    }
+}
+
+impl fmt::Display for TensorType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "tensor<{}, [", self.dtype)?;
+        for (i, d) in self.dims.iter().enumerate() {
+            write!(f, "{}{d}", if i > 0 { ", " } else { "" })?;
+        }
+        f.write_str("]>")
+    }
+}
+
+/// Type of a value in a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ValueType {
+    /// A tensor; scalars are tensors of rank 0.
+    Tensor(TensorType),
+    /// A state that outlives one prediction; only function inputs have this type.
+    State(TensorType),
+    /// A list of values of one type; `length` is unknown for dynamic lists.
+    List {
+        /// Type of each element.
+        element: Box<ValueType>,
+        /// Number of elements.
+        length: Dim,
+    },
+    /// A fixed sequence of types.
+    Tuple(Vec<ValueType>),
+    /// A map.
+    Dictionary {
+        /// Type of the keys.
+        key: Box<ValueType>,
+        /// Type of the values.
+        value: Box<ValueType>,
+    },
+}
+
+impl ValueType {
+    /// The tensor type of a tensor or of what a state wraps.
+    pub fn tensor(&self) -> Option<&TensorType> {
+        match self {
+            ValueType::Tensor(t) | ValueType::State(t) => Some(t),
+            _ => None,
+        }
+    }
+}
+
+impl From<TensorType> for ValueType {
+    fn from(t: TensorType) -> Self {
+        ValueType::Tensor(t)
+    }
+}
+
+impl fmt::Display for ValueType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ValueType::Tensor(t) => t.fmt(f),
+            ValueType::State(t) => write!(f, "state<{t}>"),
+            ValueType::List { element, length } => write!(f, "list<{element}, {length}>"),
+            ValueType::Tuple(types) => {
+                f.write_str("tuple<")?;
+                for (i, t) in types.iter().enumerate() {
+                    write!(f, "{}{t}", if i > 0 { ", " } else { "" })?;
+                }
+                f.write_str(">")
+            }
+            ValueType::Dictionary { key, value } => write!(f, "dict<{key}, {value}>"),
+        }
+    }
+}

@@ -1,0 +1,2 @@
+//! Executes any `.mlpackage` in the supported op set.
+pub mod ops;
