@@ -1,1 +1,65 @@
-//! (skeleton)
+//! The `.anemoe` bundle: what `build` writes and every backend runs.
+//!
+//! ```text
+//! NAME.anemoe/
+//!   chain.json               the execution contract ([`Chain`])
+//!   embed.bin                [vocab_size, hidden_size] fp16, row-major, little endian
+//!   tokenizer.json  tokenizer_config.json  generation_config.json     copied from the checkpoint, when it has them
+//!   shards/NAME.mlpackage    Core ML packages
+//! ```
+//!
+//! A chain says what a host does for one pass over T tokens, without naming a model family: which packages run in which
+//! order, which of their inputs the host computes (rotary rows, masks, cache positions), which values flow from one to
+//! the next, and where the host chooses experts.
+#![deny(unsafe_code)]
+
+mod atomic;
+mod chain;
+
+pub use atomic::{file_sha256, package_sha256, write_atomic};
+pub use chain::{
+    Cache, Chain, Embedding, FORMAT, HostInput, InputBinding, ModelInfo, OutputBinding, Rope, RowRange, Run, Shard,
+    ShardFunction, ShardKind, Step, TokenCount, When,
+};
+
+use std::path::PathBuf;
+
+/// Name of the contract in a bundle.
+pub const CHAIN_FILE: &str = "chain.json";
+/// Folder of the packages in a bundle.
+pub const SHARDS_DIR: &str = "shards";
+
+/// Result of this crate's fallible operations.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a bundle was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The operating system refused a file operation.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// File or directory concerned.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A file of the bundle breaks its format.
+    #[error("{}: invalid {what}", path.display())]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong and what was expected.
+        what: String,
+    },
+}
+
+impl Error {
+    pub(crate) fn io(path: impl Into<PathBuf>, source: std::io::Error) -> Self {
+        Error::Io { path: path.into(), source }
+    }
+
+    pub(crate) fn invalid(path: impl Into<PathBuf>, what: impl Into<String>) -> Self {
+        Error::Invalid { path: path.into(), what: what.into() }
+    }
+}

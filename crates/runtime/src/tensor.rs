@@ -69,6 +69,14 @@ impl Tensor {
         }
     }
 
+    /// The elements of a float tensor, to be changed.
+    pub fn as_f32_mut(&mut self) -> Option<&mut [f32]> {
+        match &mut self.data {
+            Data::F32(v) => Some(v),
+            _ => None,
+        }
+    }
+
     /// The elements of an integer tensor.
     pub fn as_i32(&self) -> Option<&[i32]> {
         match &self.data {

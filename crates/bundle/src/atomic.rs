@@ -1,0 +1,130 @@
+//! Files that are either whole or absent.
+
+use crate::{Error, Result};
+use sha2::{Digest, Sha256};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+/// Writes `bytes` beside `path`, flushes them to disk and renames them into place.
+///
+/// # Errors
+/// Any file operation that fails; nothing half-written stays behind.
+pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
+    let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut file = tempfile::NamedTempFile::new_in(dir).map_err(|e| Error::io(dir, e))?;
+    file.write_all(bytes).and_then(|()| file.as_file().sync_all()).map_err(|e| Error::io(path, e))?;
+    file.persist(path).map_err(|e| Error::io(path, e.error))?;
+    sync_dir(dir)
+}
+
+fn sync_dir(dir: &Path) -> Result<()> {
+    // Only Unix can open a directory; elsewhere the rename is as durable as the system makes it.
+    #[cfg(unix)]
+    File::open(dir).and_then(|d| d.sync_all()).map_err(|e| Error::io(dir, e))?;
+    #[cfg(not(unix))]
+    let _ = dir;
+    Ok(())
+}
+
+fn hash_into(path: &Path, hasher: &mut Sha256) -> Result<()> {
+    let mut file = File::open(path).map_err(|e| Error::io(path, e))?;
+    let mut buf = vec![0u8; 1 << 20];
+    loop {
+        let n = file.read(&mut buf).map_err(|e| Error::io(path, e))?;
+        if n == 0 {
+            return Ok(());
+        }
+        hasher.update(&buf[..n]);
+    }
+}
+
+fn hex(digest: impl AsRef<[u8]>) -> String {
+    digest.as_ref().iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// SHA-256 of a file, in hexadecimal.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn file_sha256(path: &Path) -> Result<String> {
+    let mut hasher = Sha256::new();
+    hash_into(path, &mut hasher)?;
+    Ok(hex(hasher.finalize()))
+}
+
+/// SHA-256 over every file of a directory: for each, in order of its relative path, the path, a zero byte, the file's
+/// length as 8 little-endian bytes and its contents. In hexadecimal.
+///
+/// # Errors
+/// A file cannot be read.
+pub fn package_sha256(dir: &Path) -> Result<String> {
+    let mut files = Vec::new();
+    walk(dir, &mut files)?;
+    files.sort();
+    let mut hasher = Sha256::new();
+    for file in files {
+        let relative = file.strip_prefix(dir).unwrap_or(&file);
+        let name: Vec<String> = relative.iter().map(|c| c.to_string_lossy().into_owned()).collect();
+        hasher.update(name.join("/").as_bytes());
+        hasher.update([0]);
+        let len = std::fs::metadata(&file).map_err(|e| Error::io(&file, e))?.len();
+        hasher.update(len.to_le_bytes());
+        hash_into(&file, &mut hasher)?;
+    }
+    Ok(hex(hasher.finalize()))
+}
+
+fn walk(dir: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in std::fs::read_dir(dir).map_err(|e| Error::io(dir, e))? {
+        let entry = entry.map_err(|e| Error::io(dir, e))?;
+        // The entry's own type: a link is hashed as the file it names, never walked as a directory.
+        if entry.file_type().map_err(|e| Error::io(entry.path(), e))?.is_dir() {
+            walk(&entry.path(), files)?;
+        } else {
+            files.push(entry.path());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_package_hash_depends_on_names_and_contents() {
+        let dir = tempfile::tempdir().unwrap();
+        let make = |name: &str, files: &[(&str, &[u8])]| {
+            let root = dir.path().join(name);
+            for (file, bytes) in files {
+                let path = root.join(file);
+                std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+                std::fs::write(path, bytes).unwrap();
+            }
+            package_sha256(&root).unwrap()
+        };
+        let a = make("a", &[("x/1", b"one"), ("2", b"two")]);
+        assert_eq!(a, make("b", &[("2", b"two"), ("x/1", b"one")]));
+        assert_ne!(a, make("c", &[("x/1", b"one"), ("2", b"twO")]));
+        assert_ne!(a, make("d", &[("x/3", b"one"), ("2", b"two")]));
+        assert_ne!(make("e", &[("a", b"bc")]), make("f", &[("ab", b"c")]));
+    }
+
+    #[test]
+    fn a_write_replaces_the_whole_file_and_leaves_nothing_beside_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        write_atomic(&path, b"long first version").unwrap();
+        write_atomic(&path, b"second").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"second");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_write_into_a_missing_folder_names_the_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let err = write_atomic(&dir.path().join("no/f"), b"x").unwrap_err();
+        assert!(err.to_string().contains("no"), "{err}");
+    }
+}

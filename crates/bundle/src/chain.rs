@@ -1,0 +1,448 @@
+//! `chain.json`: the execution contract of a bundle.
+
+use crate::{CHAIN_FILE, Error, Result, write_atomic};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Component, Path, PathBuf};
+
+/// Version of the contract that this crate writes and reads.
+pub const FORMAT: u32 = 1;
+
+/// Largest `chain.json` that is read: 30 layers of 128 single-expert units stay far below it.
+const MAX_CHAIN_BYTES: u64 = 256 << 20;
+
+/// What a host needs to run a bundle.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Chain {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// Program and version that wrote the bundle.
+    pub generator: String,
+    /// Model family, for people; nothing depends on it.
+    pub family: String,
+    /// Where the weights came from, for people.
+    pub source: String,
+    /// Sizes and special tokens.
+    pub model: ModelInfo,
+    /// The embedding that the host looks up.
+    pub embedding: Embedding,
+    /// Token counts for which the shards have functions, ascending.
+    pub tokens: Vec<TokenCount>,
+    /// Rotary tables by name.
+    pub ropes: BTreeMap<String, Rope>,
+    /// Key/value cache layouts by name.
+    pub caches: BTreeMap<String, Cache>,
+    /// One pass over T tokens: register `hidden` goes in as embeddings and comes out as the last layer's output.
+    pub steps: Vec<Step>,
+    /// From register `hidden` to register `logits`, run only for the positions whose logits are asked.
+    pub head: Vec<Step>,
+    /// Every package, in the order of its first use.
+    pub shards: Vec<Shard>,
+}
+
+/// Sizes and special tokens.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelInfo {
+    /// Rows of the embedding and number of logits.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Number of layers.
+    pub num_layers: usize,
+    /// Most positions that the caches hold.
+    pub max_context: usize,
+    /// Token that starts every prompt.
+    pub bos_token_id: Option<u32>,
+    /// Tokens that end generation.
+    pub eos_token_ids: Vec<u32>,
+    /// Logits are `cap * tanh(raw / cap)`; the host applies it.
+    pub final_logit_softcapping: Option<f32>,
+}
+
+/// The embedding that the host looks up.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Embedding {
+    /// File in the bundle: `[rows, cols]` fp16.
+    pub file: String,
+    /// Vocabulary size.
+    pub rows: usize,
+    /// Hidden size.
+    pub cols: usize,
+    /// Multiplied to a row in f32; the product is rounded to fp16.
+    pub scale: f32,
+    /// SHA-256 of the file.
+    pub sha256: String,
+}
+
+/// A token count for which functions exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TokenCount {
+    /// Fewest tokens of a call.
+    pub min: usize,
+    /// Most tokens of a call; equal to `min` for a fixed shape.
+    pub max: usize,
+}
+
+/// Rotary angles: position times `inv_freq[c]` turns the pair of channels (c, c + width/2).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rope {
+    /// Channels of a row; twice as many as frequencies.
+    pub width: usize,
+    /// Radians per position; 0 leaves a pair as it is.
+    pub inv_freq: Vec<f64>,
+}
+
+/// A ring of cache slots: position p lives in slot p mod `slots`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cache {
+    /// Slots; a multiple of 32.
+    pub slots: usize,
+    /// A query sees this many newest positions, its own included; all positions when absent.
+    pub window: Option<usize>,
+}
+
+/// One thing that the host does.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Step {
+    /// Run a function of a package.
+    Run(Run),
+    /// Choose experts: softmax over the `top_k` largest logits of each token, times `scale` where given; all other
+    /// weights of the output are zero.
+    Route {
+        /// Register `[1, experts, 1, T]`.
+        logits: String,
+        /// Register `[1, experts, 1, T]` that is written.
+        weights: String,
+        /// Number of experts chosen per token.
+        top_k: usize,
+        /// Factor per expert, applied after the softmax.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        scale: Option<Vec<f32>>,
+    },
+    /// Make a register `[1, channels, 1, T]` of zeros, for runs that accumulate into it.
+    Zero {
+        /// Register that is written.
+        register: String,
+        /// Its channels.
+        channels: usize,
+    },
+}
+
+/// One call of a package.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Run {
+    /// Name of the shard.
+    pub shard: String,
+    /// Which of the shard's functions, besides the token count; absent where there is one kind.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unit: Option<String>,
+    /// The call is left out when this says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub when: Option<When>,
+    /// Every input of the function.
+    pub inputs: BTreeMap<String, InputBinding>,
+    /// Every output of the function.
+    pub outputs: BTreeMap<String, OutputBinding>,
+}
+
+/// A condition: some element of these rows of a register is not zero.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct When {
+    /// Register `[1, C, 1, T]`.
+    pub register: String,
+    /// Channels that are looked at.
+    pub rows: RowRange,
+}
+
+/// Channels `start .. start + count` of a register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RowRange {
+    /// First channel.
+    pub start: usize,
+    /// Number of channels.
+    pub count: usize,
+}
+
+/// What a function's input is filled with.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum InputBinding {
+    /// A register, or some channels of it.
+    Register {
+        /// Its name.
+        name: String,
+        /// Only these channels.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        rows: Option<RowRange>,
+    },
+    /// Something that the host computes from positions alone.
+    Host(HostInput),
+}
+
+/// Inputs that depend on positions alone.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum HostInput {
+    /// `[1, 1, T, width]`: cosines, each frequency twice.
+    RopeCos(String),
+    /// `[1, 1, T, width]`: sines, negated in the first half, so that rotating is `x * cos + swap_halves(x) * sin`.
+    RopeSin(String),
+    /// `[1, 1, T, slots]`: 0 where a token sees a slot, -30000 where it does not.
+    Mask(String),
+    /// `[1, 1, slots, T]`: 1 where a token's key and value go, else 0.
+    Place(String),
+    /// `[1, 1, slots, 1]`: 0 in the slots that this call writes, else 1.
+    Keep(String),
+}
+
+/// What becomes of a function's output.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OutputBinding {
+    /// Register that is written.
+    pub register: String,
+    /// First channel that is written, of `channels` in all; the whole register when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rows: Option<RowRange>,
+    /// Added to the register (in f32) instead of replacing it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub accumulate: bool,
+}
+
+/// What a shard computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ShardKind {
+    /// Attention of one layer, with its router.
+    Attention,
+    /// A pack of experts.
+    Experts,
+    /// A pack of experts with what joins the branches of the layer: dense MLP, norms, residual.
+    ExpertsCombine,
+    /// A slice of the output vocabulary.
+    Head,
+}
+
+impl ShardKind {
+    /// As in `chain.json`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ShardKind::Attention => "attention",
+            ShardKind::Experts => "experts",
+            ShardKind::ExpertsCombine => "experts_combine",
+            ShardKind::Head => "head",
+        }
+    }
+}
+
+/// One package.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Shard {
+    /// For instance `L00.attn`.
+    pub name: String,
+    /// Path in the bundle.
+    pub file: String,
+    /// What it computes.
+    pub kind: ShardKind,
+    /// Layer, from 0; absent for the head.
+    pub layer: Option<usize>,
+    /// Functions.
+    pub functions: Vec<ShardFunction>,
+    /// Compression kind of its matrices, by part of the model.
+    pub quant: BTreeMap<String, String>,
+    /// Number of weights, vectors included.
+    pub weights: u64,
+    /// Bytes of the whole package.
+    pub bytes: u64,
+    /// See [`crate::package_sha256`].
+    pub sha256: String,
+    /// Lowest cosine between a matrix and its compressed form; 1 without compression.
+    pub min_weight_cosine: f64,
+}
+
+/// A function of a package.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ShardFunction {
+    /// Name in the package.
+    pub name: String,
+    /// See [`Run::unit`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unit: Option<String>,
+    /// Token counts that it takes.
+    pub tokens: TokenCount,
+}
+
+impl Chain {
+    /// Reads and checks `chain.json` of a bundle.
+    ///
+    /// # Errors
+    /// The file cannot be read, is not a chain of this [`FORMAT`], or contradicts itself (the error says where).
+    pub fn read(bundle: &Path) -> Result<Chain> {
+        let path = bundle.join(CHAIN_FILE);
+        let len = std::fs::metadata(&path).map_err(|e| Error::io(&path, e))?.len();
+        if len > MAX_CHAIN_BYTES {
+            return Err(Error::invalid(&path, format!("chain: {len} bytes, more than {MAX_CHAIN_BYTES}")));
+        }
+        let text = std::fs::read(&path).map_err(|e| Error::io(&path, e))?;
+        #[derive(Deserialize)]
+        struct Version {
+            format: u32,
+        }
+        let version: Version =
+            serde_json::from_slice(&text).map_err(|e| Error::invalid(&path, format!("chain: {e}")))?;
+        if version.format != FORMAT {
+            return Err(Error::invalid(
+                &path,
+                format!("chain: format {} where this version reads {FORMAT}", version.format),
+            ));
+        }
+        let chain: Chain = serde_json::from_slice(&text).map_err(|e| Error::invalid(&path, format!("chain: {e}")))?;
+        chain.check().map_err(|what| Error::invalid(&path, format!("chain: {what}")))?;
+        Ok(chain)
+    }
+
+    /// Writes `chain.json` into a bundle; the last thing that a build does.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&self, bundle: &Path) -> Result<()> {
+        let path = bundle.join(CHAIN_FILE);
+        let mut text = serde_json::to_vec_pretty(self).map_err(|e| Error::invalid(&path, format!("chain: {e}")))?;
+        text.push(b'\n');
+        write_atomic(&path, &text)
+    }
+
+    /// The shard named `name`.
+    pub fn shard(&self, name: &str) -> Option<&Shard> {
+        self.shards.iter().find(|s| s.name == name)
+    }
+
+    /// Most tokens that one call takes.
+    pub fn max_tokens(&self) -> usize {
+        self.tokens.iter().map(|t| t.max).max().unwrap_or(1)
+    }
+
+    /// What contradicts itself, if anything does.
+    fn check(&self) -> std::result::Result<(), String> {
+        let m = &self.model;
+        if m.vocab_size == 0 || m.hidden_size == 0 || m.max_context == 0 {
+            return Err("model: vocab_size, hidden_size and max_context must be positive".into());
+        }
+        if (self.embedding.rows, self.embedding.cols) != (m.vocab_size, m.hidden_size) {
+            return Err(format!(
+                "embedding: [{}, {}] where the model says [{}, {}]",
+                self.embedding.rows, self.embedding.cols, m.vocab_size, m.hidden_size
+            ));
+        }
+        inside(&self.embedding.file).map_err(|e| format!("embedding: {e}"))?;
+        if self.tokens.is_empty() || self.tokens.iter().any(|t| t.min == 0 || t.min > t.max || t.max > 1 << 16) {
+            return Err("tokens: at least one count, each 1 <= min <= max <= 65536".into());
+        }
+        for (name, rope) in &self.ropes {
+            if rope.width != rope.inv_freq.len().saturating_mul(2) {
+                return Err(format!("rope `{name}`: width {} for {} frequencies", rope.width, rope.inv_freq.len()));
+            }
+        }
+        for (name, cache) in &self.caches {
+            let needed = cache.window.map_or(m.max_context, |w| (w + self.max_tokens() - 1).min(m.max_context));
+            if cache.slots < needed || cache.slots > 1 << 24 {
+                return Err(format!("cache `{name}`: {} slots where at least {needed} are needed", cache.slots));
+            }
+        }
+        let mut names = BTreeSet::new();
+        for shard in &self.shards {
+            inside(&shard.file).map_err(|e| format!("shard `{}`: {e}", shard.name))?;
+            if !names.insert(shard.name.as_str()) {
+                return Err(format!("shard `{}` appears twice", shard.name));
+            }
+            if shard.functions.is_empty() {
+                return Err(format!("shard `{}` has no function", shard.name));
+            }
+        }
+        let mut written: BTreeSet<&str> = BTreeSet::from(["hidden"]);
+        for step in self.steps.iter().chain(&self.head) {
+            self.check_step(step, &mut written)?;
+        }
+        if !written.contains("logits") {
+            return Err("no step writes the register `logits`".into());
+        }
+        Ok(())
+    }
+
+    fn check_step<'a>(&'a self, step: &'a Step, written: &mut BTreeSet<&'a str>) -> std::result::Result<(), String> {
+        let read = |register: &str, written: &BTreeSet<&str>| {
+            if written.contains(register) {
+                Ok(())
+            } else {
+                Err(format!("register `{register}` is read before any step writes it"))
+            }
+        };
+        match step {
+            Step::Zero { register, .. } => {
+                written.insert(register);
+            }
+            Step::Route { logits, weights, top_k, .. } => {
+                read(logits, written)?;
+                if *top_k == 0 {
+                    return Err(format!("route to `{weights}`: top_k is 0"));
+                }
+                written.insert(weights);
+            }
+            Step::Run(run) => {
+                let shard = self.shard(&run.shard).ok_or_else(|| format!("no shard is named `{}`", run.shard))?;
+                if !shard.functions.iter().any(|f| f.unit == run.unit) {
+                    return Err(format!("shard `{}` has no function for unit {:?}", run.shard, run.unit));
+                }
+                if let Some(when) = &run.when {
+                    read(&when.register, written)?;
+                }
+                for (input, binding) in &run.inputs {
+                    match binding {
+                        InputBinding::Register { name, .. } => read(name, written)?,
+                        InputBinding::Host(HostInput::RopeCos(name) | HostInput::RopeSin(name)) => {
+                            if !self.ropes.contains_key(name) {
+                                return Err(format!("shard `{}`, input `{input}`: no rope `{name}`", run.shard));
+                            }
+                        }
+                        InputBinding::Host(
+                            HostInput::Mask(name) | HostInput::Place(name) | HostInput::Keep(name),
+                        ) => {
+                            if !self.caches.contains_key(name) {
+                                return Err(format!("shard `{}`, input `{input}`: no cache `{name}`", run.shard));
+                            }
+                        }
+                    }
+                }
+                for binding in run.outputs.values() {
+                    if binding.accumulate {
+                        read(&binding.register, written)?;
+                    }
+                    written.insert(&binding.register);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A path that stays in the bundle.
+fn inside(file: &str) -> std::result::Result<PathBuf, String> {
+    let path = Path::new(file);
+    if !file.is_empty() && path.components().all(|c| matches!(c, Component::Normal(_))) {
+        Ok(path.to_path_buf())
+    } else {
+        Err(format!("path `{file}` leaves the bundle"))
+    }
+}

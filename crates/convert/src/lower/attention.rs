@@ -1,0 +1,154 @@
+//! Grouped-query attention over a key/value cache that is one Core ML state.
+
+use super::{Lowering, RmsNorm};
+use anemoe_mlpackage::Result;
+use anemoe_mlpackage::mil::builder::Var;
+use anemoe_mlpackage::mil::{DataType, TensorType, Value};
+use half::f16;
+
+/// Shape of an attention layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention {
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Channels of a head.
+    pub head_dim: usize,
+    /// Cache slots; a multiple of 32.
+    pub slots: usize,
+}
+
+/// What happens to each head after its projection.
+#[derive(Clone, Copy, Debug)]
+pub enum HeadNorm {
+    /// RMS norm over the head's channels, times the stored vector.
+    Weighted(RmsNorm),
+    /// RMS norm over the head's channels.
+    Unit(RmsNorm),
+}
+
+/// What the host gives to every attention shard, besides the hidden state.
+pub struct PositionInputs {
+    cos: Var,
+    sin: Var,
+    mask: Var,
+    keep: Var,
+    place: Var,
+}
+
+impl Attention {
+    /// Width of a cache row: the head's channels, padded to a multiple of 32 as the ANE wants state widths.
+    fn padded_dim(&self) -> usize {
+        self.head_dim.next_multiple_of(32)
+    }
+
+    /// Keys of all heads, then values of all heads, in one state: programs with more than one state failed on some
+    /// systems.
+    pub fn state_type(&self) -> TensorType {
+        let dims = [1, 2 * self.kv_heads as u64, self.slots as u64, self.padded_dim() as u64];
+        TensorType::fixed(DataType::Float16, &dims)
+    }
+}
+
+impl Lowering<'_> {
+    /// Declares the inputs that depend on positions: rotary rows, mask and cache placement.
+    pub fn position_inputs(&mut self, shape: &Attention) -> Result<PositionInputs> {
+        let (d, s) = (shape.head_dim as u64, shape.slots as u64);
+        Ok(PositionInputs {
+            cos: self.input("rope_cos", &[1, 1, 0, d], Some(2))?,
+            sin: self.input("rope_sin", &[1, 1, 0, d], Some(2))?,
+            mask: self.input("mask", &[1, 1, 0, s], Some(2))?,
+            keep: self.input("kv_keep", &[1, 1, s, 1], None)?,
+            place: self.input("kv_place", &[1, 1, s, 0], Some(3))?,
+        })
+    }
+
+    /// `[1, heads * head_dim, 1, T]` to `[1, heads, T, head_dim]`: the head's channels become the last axis, which the
+    /// ANE pads to 64 bytes; with T last, a single token would fill 1/32 of it.
+    pub fn to_heads(&mut self, name: &str, x: &Var, heads: usize, head_dim: usize) -> Result<Var> {
+        let t = self.tokens_or_inferred();
+        let split = self.f().reshape(&format!("{name}_split"), x, &[1, heads as i32, head_dim as i32, t])?;
+        self.f().transpose(name, &split, &[0, 1, 3, 2])
+    }
+
+    /// The inverse of [`Lowering::to_heads`].
+    fn from_heads(&mut self, name: &str, x: &Var, heads: usize, head_dim: usize) -> Result<Var> {
+        let t = self.tokens_or_inferred();
+        let turned = self.f().transpose(&format!("{name}_turned"), x, &[0, 1, 3, 2])?;
+        self.f().reshape(name, &turned, &[1, (heads * head_dim) as i32, 1, t])
+    }
+
+    /// Normalizes each head of `[1, heads, T, head_dim]`.
+    pub fn head_norm(&mut self, name: &str, x: &Var, norm: HeadNorm) -> Result<Var> {
+        match norm {
+            HeadNorm::Weighted(norm) => self.rms_norm_weighted(name, x, norm),
+            HeadNorm::Unit(norm) => self.rms_norm(name, x, norm),
+        }
+    }
+
+    /// Rotates the channel pairs (c, c + head_dim/2) of `[1, heads, T, head_dim]` by the host's rows.
+    pub fn rotate(&mut self, name: &str, x: &Var, at: &PositionInputs) -> Result<Var> {
+        let f = self.f();
+        let halves = f.split(&format!("{name}_half"), x, 2, -1)?;
+        let swapped = f.concat(&format!("{name}_swapped"), &[&halves[1], &halves[0]], -1)?;
+        let straight = f.mul(&format!("{name}_cos"), x, &at.cos)?;
+        let turned = f.mul(&format!("{name}_sin"), &swapped, &at.sin)?;
+        f.add(name, &straight, &turned)
+    }
+
+    /// Writes the new keys and values `[1, kv_heads, T, head_dim]` into the cache and returns all of it, as
+    /// (keys, values), each `[1, kv_heads, slots, head_dim]`.
+    ///
+    /// The position enters as data: `cache * keep + place . new`, exact in fp16 because `keep` and `place` hold only 0
+    /// and 1. Slice bounds are constant, and nothing is gathered, scattered or compared.
+    pub fn update_cache(&mut self, k: &Var, v: &Var, at: &PositionInputs, shape: &Attention) -> Result<(Var, Var)> {
+        let single = self.is_single_token();
+        let padding = shape.padded_dim() - shape.head_dim;
+        let state = self.f().state("kv_cache", shape.state_type())?;
+        let f = self.f();
+        let mut new = f.concat("kv_new", &[k, v], 1)?;
+        if padding > 0 {
+            let zero = f.constant("kv_zero", Value::fp16(f16::ZERO))?;
+            new = f.pad("kv_padded", &new, &[0, 0, 0, 0, 0, 0, 0, padding as i32], &zero)?;
+        }
+        let old = f.read_state("kv_old", &state)?;
+        let kept = f.mul("kv_kept", &old, &at.keep)?;
+        let placed = if single {
+            f.mul("kv_placed", &new, &at.place)?
+        } else {
+            f.matmul("kv_placed", &at.place, &new, false, false)?
+        };
+        let updated = f.add("kv_updated", &kept, &placed)?;
+        f.write_state(&state, &updated)?;
+        let mut cache = f.read_state("kv_current", &state)?;
+        if padding > 0 {
+            cache = f.slice_by_size("kv_unpadded", &cache, &[0, 0, 0, 0], &[1, -1, -1, shape.head_dim as i32])?;
+        }
+        let mut halves = f.split("kv_half", &cache, 2, 1)?.into_iter();
+        match (halves.next(), halves.next()) {
+            (Some(keys), Some(values)) => Ok((keys, values)),
+            _ => unreachable!("split into 2 gives 2"),
+        }
+    }
+
+    /// Attention of the queries `[1, heads, T, head_dim]`, already scaled, over the cache: `[1, heads * head_dim, 1, T]`.
+    ///
+    /// The query heads of one key/value head are rows of one matrix product, so that keys and values are not repeated.
+    pub fn attend(&mut self, q: &Var, keys: &Var, values: &Var, at: &PositionInputs, shape: &Attention) -> Result<Var> {
+        let t = self.tokens_or_inferred();
+        let (heads, kv, d, slots) =
+            (shape.heads as i32, shape.kv_heads as i32, shape.head_dim as i32, shape.slots as i32);
+        let rows = if t < 0 { -1 } else { heads / kv * t };
+        let f = self.f();
+        let grouped = f.reshape("q_grouped", q, &[1, kv, rows, d])?;
+        let raw = f.matmul("scores_grouped", &grouped, keys, false, true)?;
+        let scores = f.reshape("scores", &raw, &[1, heads, t, slots])?;
+        let masked = f.add("scores_masked", &scores, &at.mask)?;
+        let weights = f.softmax("attention", &masked, -1)?;
+        let weights = f.reshape("attention_grouped", &weights, &[1, kv, rows, slots])?;
+        let mixed = f.matmul("context_grouped", &weights, values, false, false)?;
+        let context = f.reshape("context_heads", &mixed, &[1, heads, t, d])?;
+        self.from_heads("context", &context, shape.heads, shape.head_dim)
+    }
+}

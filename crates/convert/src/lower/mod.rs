@@ -1,0 +1,102 @@
+//! From planned shards to MIL: the blocks that every family is put together from.
+//!
+//! The form (layout, inputs, states and why) is decided once for all families; `docs/ane-form.md` has the reasons.
+//! Activations are `[1, C, 1, T]` between 1x1 convolutions and `[1, heads, T, head_dim]` inside attention, all fp16.
+
+mod attention;
+mod moe;
+mod norm;
+mod store;
+
+pub use attention::{Attention, HeadNorm};
+pub use norm::RmsNorm;
+pub use store::{Stored, StoredMatrix, store_matrix, store_vector};
+
+use anemoe_bundle::TokenCount;
+use anemoe_mlpackage::Result;
+use anemoe_mlpackage::mil::builder::{ConvParams, FunctionBuilder, Var};
+use anemoe_mlpackage::mil::{DataType, Function, Opset, TensorType};
+
+/// Opset of every package: the first with states, several functions and grouped tables.
+pub const OPSET: Opset = Opset::CoreML8;
+
+/// One function under construction over weights that are already stored in the package.
+pub struct Lowering<'a> {
+    f: FunctionBuilder,
+    stored: &'a Stored,
+    tokens: TokenCount,
+}
+
+impl<'a> Lowering<'a> {
+    /// Starts a function for calls of `tokens` tokens.
+    pub fn new(stored: &'a Stored, tokens: TokenCount) -> Self {
+        Lowering { f: FunctionBuilder::new(OPSET), stored, tokens }
+    }
+
+    /// The builder, for ops that are used as they are.
+    pub fn f(&mut self) -> &mut FunctionBuilder {
+        &mut self.f
+    }
+
+    /// Tokens of a call where fixed; -1, as `reshape` infers a dimension, where ranged.
+    fn tokens_or_inferred(&self) -> i32 {
+        if self.tokens.min == self.tokens.max { self.tokens.max as i32 } else { -1 }
+    }
+
+    /// The function takes exactly one token.
+    fn is_single_token(&self) -> bool {
+        self.tokens.max == 1
+    }
+
+    /// An fp16 input whose dimension `tokens_axis` is the number of tokens.
+    pub fn input(&mut self, name: &str, shape: &[u64], tokens_axis: Option<usize>) -> Result<Var> {
+        let mut default = shape.to_vec();
+        let Some(axis) = tokens_axis else {
+            return self.f.input(name, TensorType::fixed(DataType::Float16, &default));
+        };
+        default[axis] = self.tokens.min as u64;
+        if self.tokens.min == self.tokens.max {
+            return self.f.input(name, TensorType::fixed(DataType::Float16, &default));
+        }
+        let mut ranges: Vec<(u64, u64)> = default.iter().map(|&n| (n, n)).collect();
+        ranges[axis] = (self.tokens.min as u64, self.tokens.max as u64);
+        self.f.input_ranged(name, DataType::Float16, &default, &ranges)
+    }
+
+    /// A stored vector of fp16 values.
+    pub fn vector(&mut self, name: &str) -> Result<Var> {
+        let value = self.stored.vector(name)?;
+        self.f.constant(name, value)
+    }
+
+    /// A stored matrix as a dense fp16 convolution weight `[rows, cols, 1, 1]`.
+    fn matrix(&mut self, name: &str) -> Result<Var> {
+        match self.stored.matrix(name)? {
+            StoredMatrix::Dense(value) => self.f.constant(name, value.clone()),
+            StoredMatrix::Lut { indices, lut } => {
+                self.f.constexpr_lut_to_dense(name, indices.clone(), lut.clone())
+            }
+        }
+    }
+
+    /// A projection: the stored matrix `name` as a 1x1 convolution on `[1, cols, 1, T]`.
+    pub fn project(&mut self, name: &str, x: &Var) -> Result<Var> {
+        let weight = self.matrix(&format!("{name}_weight"))?;
+        self.f.conv(name, x, &weight, None, ConvParams::default())
+    }
+
+    /// `gelu_tanh(gate) * up`.
+    pub fn gated_gelu(&mut self, name: &str, gate: &Var, up: &Var) -> Result<Var> {
+        let activated =
+            self.f.gelu(&format!("{name}_gelu"), gate, anemoe_mlpackage::mil::builder::GeluMode::TanhApproximation)?;
+        self.f.mul(name, &activated, up)
+    }
+
+    /// Ends the function with these outputs, in this order. Each output's name is the name of its value.
+    pub fn finish(mut self, outputs: &[&Var]) -> Result<Function> {
+        for output in outputs {
+            self.f.output(output)?;
+        }
+        self.f.finish()
+    }
+}

@@ -1,0 +1,358 @@
+//! The plan: which packages a checkpoint becomes, what each holds and how it is compressed.
+
+use crate::quant::{MatrixQuant, Quant};
+use crate::{Error, Result};
+use anemoe_bundle::{Chain, ShardFunction, ShardKind, TokenCount};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Functions per package, or one function over a range of token counts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlanOptions {
+    /// Kind for every matrix that no other option names.
+    pub quant: Quant,
+    /// Kind for the attention projections.
+    pub attn_quant: Option<Quant>,
+    /// Kind for the output head.
+    pub head_quant: Option<Quant>,
+    /// Rows that share a table.
+    pub group_size: usize,
+    /// Experts that one call computes; the default is 16, or all where there are fewer.
+    pub experts_per_shard: Option<usize>,
+    /// Packages that the experts of a layer are spread over; `experts / ffn_shards` experts each.
+    pub ffn_shards: Option<usize>,
+    /// Token counts of one call.
+    pub tokens: Vec<TokenCount>,
+    /// Positions that the caches hold; the default is 2048, or the model's own limit where that is less.
+    pub max_context: Option<usize>,
+    /// Most bytes of a package's weights, in MB of 2^20 bytes.
+    pub max_shard_mb: u64,
+}
+
+impl Default for PlanOptions {
+    fn default() -> Self {
+        PlanOptions {
+            quant: Quant::Lut { bits: 4, uniform: false, per_tensor: false },
+            attn_quant: None,
+            head_quant: None,
+            group_size: 32,
+            experts_per_shard: None,
+            ffn_shards: None,
+            tokens: vec![TokenCount { min: 1, max: 1 }, TokenCount { min: 64, max: 64 }],
+            max_context: None,
+            max_shard_mb: 1900,
+        }
+    }
+}
+
+/// Experts that a package holds when nothing is said: the pack of the hand-made port (16 of 128).
+pub const DEFAULT_EXPERTS_PER_PACKAGE: usize = 16;
+/// Cache positions when nothing is said: softmax rows up to 2048 wide were seen on the ANE.
+pub const DEFAULT_MAX_CONTEXT: usize = 2048;
+/// A head slice holds at most this many weights (400 MiB in fp16): slices of this size were seen on the ANE.
+pub const MAX_HEAD_WEIGHTS: u64 = 400 << 19;
+
+/// How the experts of a layer are packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packing {
+    /// Experts of one package.
+    pub per_package: usize,
+    /// Experts of one function; divides `per_package`.
+    pub per_call: usize,
+}
+
+impl PlanOptions {
+    /// Checks what does not depend on the model.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] naming the option.
+    pub fn check(&self) -> Result<()> {
+        let usage = |text: String| Err(Error::Usage(text));
+        if self.group_size == 0 {
+            return usage("--group-size must be at least 1".into());
+        }
+        if self.tokens.is_empty() {
+            return usage("--tokens needs at least one token count".into());
+        }
+        for (i, t) in self.tokens.iter().enumerate() {
+            if t.min == 0 || t.max < t.min || t.max > 4096 {
+                return usage(format!("--tokens: {}..{} is not a token count from 1 to 4096", t.min, t.max));
+            }
+            if i > 0 && self.tokens[i - 1].max >= t.min {
+                return usage("--tokens must be ascending and name each count once".into());
+            }
+        }
+        if self.tokens[0].min != 1 {
+            return usage("--tokens must contain 1: decoding goes token by token".into());
+        }
+        if self.max_context == Some(0) {
+            return usage("--max-context must be at least 1".into());
+        }
+        if self.max_shard_mb == 0 {
+            return usage("--max-shard-mb must be at least 1".into());
+        }
+        if self.experts_per_shard.is_some() && self.ffn_shards.is_some() {
+            return usage("--experts-per-shard and --ffn-shards say the same thing: give one".into());
+        }
+        Ok(())
+    }
+
+    /// How `experts` experts are packed.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when the option does not divide the number of experts.
+    pub fn packing(&self, experts: usize) -> Result<Packing> {
+        let divides = |option: &str, n: usize| {
+            if n == 0 || n > experts || !experts.is_multiple_of(n) {
+                Err(Error::Usage(format!("{option} {n} does not divide the {experts} experts of a layer")))
+            } else {
+                Ok(n)
+            }
+        };
+        let default = (1..=DEFAULT_EXPERTS_PER_PACKAGE.min(experts)).rev().find(|n| experts.is_multiple_of(*n)).unwrap_or(1);
+        if let Some(n) = self.ffn_shards {
+            let n = experts / divides("--ffn-shards", n)?;
+            return Ok(Packing { per_package: n, per_call: n });
+        }
+        let per_call = match self.experts_per_shard {
+            Some(n) => divides("--experts-per-shard", n)?,
+            None => default,
+        };
+        // Fewer experts per call become functions of one package; more make a larger package.
+        let per_package = if default.is_multiple_of(per_call) { default } else { per_call };
+        Ok(Packing { per_package, per_call })
+    }
+
+    /// Positions that the caches hold for a model that was trained on `limit`.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when more are asked than the model has.
+    pub fn context(&self, limit: usize) -> Result<usize> {
+        match self.max_context {
+            Some(n) if n > limit => {
+                Err(Error::Usage(format!("--max-context {n} is more than the model's max_position_embeddings {limit}")))
+            }
+            Some(n) => Ok(n),
+            None => Ok(DEFAULT_MAX_CONTEXT.min(limit)),
+        }
+    }
+
+    /// Most tokens of one call.
+    pub fn max_tokens(&self) -> usize {
+        self.tokens.iter().map(|t| t.max).max().unwrap_or(1)
+    }
+}
+
+/// What a checkpoint becomes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Model family.
+    pub family: String,
+    /// The checkpoint.
+    pub source: String,
+    /// What was asked.
+    pub options: PlanOptions,
+    /// Packages in the order of their first use.
+    pub shards: Vec<PlannedShard>,
+    /// Sums.
+    pub totals: Totals,
+    /// The contract, but for what only a finished build knows (hashes, sizes of files).
+    pub chain: Chain,
+}
+
+/// One package.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlannedShard {
+    /// For instance `L00.ffn.p0of8`.
+    pub name: String,
+    /// What it computes.
+    pub kind: ShardKind,
+    /// Layer, from 0; absent for the head.
+    pub layer: Option<usize>,
+    /// Functions.
+    pub functions: Vec<ShardFunction>,
+    /// Kinds in use, by part of the model.
+    pub quant: BTreeMap<String, String>,
+    /// Number of weights, vectors included.
+    pub weights: u64,
+    /// Bytes of its weights: matrices, tables and fp16 vectors.
+    pub bytes: u64,
+    /// Predicted placement: `ane`, `not_ane` or `unknown`.
+    pub verdict: String,
+    /// Why the verdict.
+    pub verdict_reason: String,
+    /// Matrices in the order in which they are stored.
+    pub matrices: Vec<MatrixPlan>,
+    /// Experts, as first and count.
+    pub experts: Option<(usize, usize)>,
+    /// Rows of the vocabulary, as first and count.
+    pub vocab_rows: Option<(usize, usize)>,
+}
+
+/// One matrix of a package.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MatrixPlan {
+    /// Name in the program, for instance `q_proj` or `expert_003_down_proj`.
+    pub name: String,
+    /// Part of the model, for instance `attention`.
+    pub part: String,
+    /// Checkpoint tensor, without the checkpoint's prefix.
+    pub tensor: String,
+    /// First element of the matrix in the tensor.
+    pub offset: u64,
+    /// Output channels.
+    pub rows: usize,
+    /// Input channels.
+    pub cols: usize,
+    /// Compression.
+    pub quant: MatrixQuant,
+}
+
+impl MatrixPlan {
+    /// Bytes as stored.
+    pub fn bytes(&self) -> u64 {
+        self.quant.bytes(self.rows, self.cols)
+    }
+
+    /// Number of weights.
+    pub fn weights(&self) -> u64 {
+        self.rows as u64 * self.cols as u64
+    }
+}
+
+/// Sums over a plan.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Totals {
+    /// Packages, the head's included.
+    pub shards: usize,
+    /// Packages of layers.
+    pub layer_shards: usize,
+    /// Bytes of all weights in packages.
+    pub bytes: u64,
+    /// Bytes of the embedding on the host.
+    pub embedding_bytes: u64,
+    /// Parameters of the model; a tied embedding counts once.
+    pub params: u64,
+    /// Parameters that a token meets: its experts, everything else, and the embedding once, as the head.
+    pub active_params_per_token: u64,
+    /// Bytes that a token has to read: its experts, everything else and the head.
+    pub bytes_per_token: u64,
+}
+
+impl PlannedShard {
+    /// Fills what follows from the matrices, given `vectors` further fp16 weights.
+    pub fn new(name: String, kind: ShardKind, layer: Option<usize>, matrices: Vec<MatrixPlan>, vectors: u64) -> Self {
+        let weights = vectors + matrices.iter().map(MatrixPlan::weights).sum::<u64>();
+        let bytes = 2 * vectors + matrices.iter().map(MatrixPlan::bytes).sum::<u64>();
+        let mut quant: BTreeMap<String, String> = BTreeMap::new();
+        for m in &matrices {
+            let kinds = quant.entry(m.part.clone()).or_default();
+            let kind = m.quant.to_string();
+            if !kinds.split(", ").any(|k| k == kind) {
+                if !kinds.is_empty() {
+                    kinds.push_str(", ");
+                }
+                kinds.push_str(&kind);
+            }
+        }
+        let (verdict, verdict_reason) = predict(kind, &matrices, bytes);
+        PlannedShard {
+            name,
+            kind,
+            layer,
+            functions: Vec::new(),
+            quant,
+            weights,
+            bytes,
+            verdict: verdict.into(),
+            verdict_reason: verdict_reason.into(),
+            matrices,
+            experts: None,
+            vocab_rows: None,
+        }
+    }
+}
+
+/// Placement of the nearest measured neighbour of a shard, where there is one. The neighbours are shards of the same two
+/// models in the same 1x1-convolution form on an M4 Max; whatever has none is `unknown`, never a guess.
+fn predict(kind: ShardKind, matrices: &[MatrixPlan], bytes: u64) -> (&'static str, &'static str) {
+    if bytes >= 2 << 30 {
+        return ("not_ane", "weights of 2 GiB or more: above the largest program that was seen on the ANE");
+    }
+    if bytes < 4 << 20 {
+        return ("unknown", "smaller than 4 MiB: Core ML often prefers another device for small programs");
+    }
+    let only = |wanted: fn(Quant) -> bool| matrices.iter().all(|m| m.quant.kind == Quant::Fp16 || wanted(m.quant.kind));
+    let fp16 = only(|_| false);
+    let lut4 = only(|k| matches!(k, Quant::Lut { bits: 4, per_tensor: false, .. }));
+    match kind {
+        ShardKind::Experts | ShardKind::ExpertsCombine if fp16 => {
+            ("ane", "packs of 16 experts in fp16 (182 and 216 MiB) were all on the ANE")
+        }
+        ShardKind::Experts | ShardKind::ExpertsCombine if lut4 => {
+            ("ane", "packs of 16 experts in lut4, group 32 (46 and 54 MB) were all on the ANE")
+        }
+        ShardKind::Attention if fp16 => ("ane", "30 attention shards in fp16 were all on the ANE"),
+        ShardKind::Attention => ("unknown", "no attention shard with tables was measured"),
+        ShardKind::Head => ("unknown", "no head slice of this width was measured"),
+        _ => ("unknown", "no shard of this compression was measured"),
+    }
+}
+
+impl Plan {
+    /// The shard named `name`.
+    pub fn shard(&self, name: &str) -> Option<&PlannedShard> {
+        self.shards.iter().find(|s| s.name == name)
+    }
+
+    /// Reads a plan that [`Plan`]'s JSON form holds.
+    ///
+    /// # Errors
+    /// The file cannot be read or is not a plan.
+    pub fn read(path: &Path) -> Result<Plan> {
+        let text = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+        serde_json::from_slice(&text).map_err(|e| Error::invalid(path, format!("plan: {e}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packing_follows_the_options() {
+        let options = |eps, ffn| PlanOptions { experts_per_shard: eps, ffn_shards: ffn, ..Default::default() };
+        let packing = |eps, ffn, experts| options(eps, ffn).packing(experts).map(|p| (p.per_package, p.per_call));
+        assert_eq!(packing(None, None, 128).unwrap(), (16, 16));
+        assert_eq!(packing(None, None, 8).unwrap(), (8, 8));
+        assert_eq!(packing(None, None, 60).unwrap(), (15, 15));
+        assert_eq!(packing(Some(1), None, 128).unwrap(), (16, 1));
+        assert_eq!(packing(Some(32), None, 128).unwrap(), (32, 32));
+        assert_eq!(packing(None, Some(8), 128).unwrap(), (16, 16));
+        assert_eq!(packing(None, Some(2), 128).unwrap(), (64, 64));
+        for (eps, ffn) in [(Some(7), None), (Some(0), None), (None, Some(3)), (Some(256), None)] {
+            assert!(packing(eps, ffn, 128).is_err());
+        }
+    }
+
+    #[test]
+    fn contradicting_options_are_refused_by_name() {
+        let default = PlanOptions::default();
+        let t = |min, max| TokenCount { min, max };
+        for (options, names) in [
+            (PlanOptions { group_size: 0, ..default.clone() }, "--group-size"),
+            (PlanOptions { tokens: vec![], ..default.clone() }, "--tokens"),
+            (PlanOptions { tokens: vec![t(4, 4)], ..default.clone() }, "contain 1"),
+            (PlanOptions { tokens: vec![t(1, 1), t(1, 1)], ..default.clone() }, "ascending"),
+            (PlanOptions { max_context: Some(0), ..default.clone() }, "--max-context"),
+            (PlanOptions { experts_per_shard: Some(1), ffn_shards: Some(8), ..default.clone() }, "give one"),
+        ] {
+            let err = options.check().unwrap_err().to_string();
+            assert!(err.contains(names), "{err}");
+        }
+        assert!(default.check().is_ok());
+        assert!(default.context(512).unwrap() == 512);
+        assert!(PlanOptions { max_context: Some(4096), ..default }.context(512).is_err());
+    }
+}

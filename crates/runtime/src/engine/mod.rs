@@ -1,0 +1,290 @@
+//! Runs a bundle: what `chain.json` says, on any backend.
+
+mod host;
+mod program;
+
+use program::{Names, Op, Program, pick};
+use crate::backend::{Backend, BackendPackage};
+use crate::tensor::Tensor;
+use crate::{Error, Result};
+use anemoe_bundle::{CHAIN_FILE, Chain, TokenCount};
+use half::f16;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Which logits a pass computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// None: the tokens only fill the caches.
+    Nothing,
+    /// Those of the last token.
+    Last,
+    /// Those of every token.
+    All,
+}
+
+/// Time and calls since the engine was opened.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EngineStats {
+    /// Package calls.
+    pub calls: u64,
+    /// Calls left out because no expert of the pack was chosen.
+    pub skipped: u64,
+    /// Time inside packages.
+    pub in_packages: Duration,
+}
+
+/// A loaded bundle with its caches.
+pub struct Engine {
+    bundle: PathBuf,
+    chain: Chain,
+    packages: Vec<Box<dyn BackendPackage>>,
+    embedding: File,
+    body: Program,
+    head: Program,
+    registers: Vec<Tensor>,
+    hidden: usize,
+    logits: usize,
+    position: usize,
+    stats: EngineStats,
+}
+
+impl Engine {
+    /// Opens a bundle. Functions are prepared when they are first needed.
+    ///
+    /// # Errors
+    /// The bundle or one of its packages is missing, invalid, or does not fit `chain.json`.
+    pub fn open(bundle: &Path, backend: &dyn Backend) -> Result<Engine> {
+        let chain = Chain::read(bundle)?;
+        let mut packages = Vec::new();
+        let mut index = BTreeMap::new();
+        for shard in &chain.shards {
+            index.insert(shard.name.clone(), packages.len());
+            packages.push(backend.open(&bundle.join(&shard.file))?);
+        }
+        let mut names = Names::default();
+        let hidden = names.index("hidden");
+        let body = Program::resolve(bundle, &chain, &chain.steps, &index, &mut names)?;
+        let head = Program::resolve(bundle, &chain, &chain.head, &index, &mut names)?;
+        let logits = names.index("logits");
+        let path = bundle.join(&chain.embedding.file);
+        let embedding = File::open(&path).map_err(|e| Error::io(&path, e))?;
+        let expected = chain.embedding.rows as u64 * chain.embedding.cols as u64 * 2;
+        let found = embedding.metadata().map_err(|e| Error::io(&path, e))?.len();
+        if found != expected {
+            return Err(Error::invalid(
+                &path,
+                format!(
+                    "embedding: {found} bytes where [{}, {}] in fp16 takes {expected}",
+                    chain.embedding.rows, chain.embedding.cols
+                ),
+            ));
+        }
+        Ok(Engine {
+            bundle: bundle.to_path_buf(),
+            packages,
+            embedding,
+            body,
+            head,
+            registers: vec![Tensor::default(); names.len()],
+            hidden,
+            logits,
+            position: 0,
+            stats: EngineStats::default(),
+            chain,
+        })
+    }
+
+    /// The contract.
+    pub fn chain(&self) -> &Chain {
+        &self.chain
+    }
+
+    /// Where the bundle is.
+    pub fn bundle(&self) -> &Path {
+        &self.bundle
+    }
+
+    /// Tokens in the caches.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// Counters since opening.
+    pub fn stats(&self) -> EngineStats {
+        self.stats
+    }
+
+    /// Forgets all tokens.
+    pub fn reset(&mut self) {
+        for package in &mut self.packages {
+            package.reset();
+        }
+        self.position = 0;
+    }
+
+    /// Appends `ids` to the context and gives the logits that are wanted, one row of `vocab_size` per token.
+    ///
+    /// `chunk` limits the tokens of one call; the result does not depend on it but for rounding.
+    ///
+    /// # Errors
+    /// An id is outside the vocabulary, or the context is full; nothing has been appended then. A package fails.
+    pub fn forward(&mut self, ids: &[u32], want: Want, chunk: Option<usize>) -> Result<Vec<Vec<f32>>> {
+        let model = &self.chain.model;
+        if let Some(id) = ids.iter().find(|&&id| id as usize >= model.vocab_size) {
+            return Err(Error::Input(format!("token id {id} is outside the vocabulary of {} tokens", model.vocab_size)));
+        }
+        let room = model.max_context - self.position;
+        if ids.len() > room {
+            return Err(Error::Input(format!(
+                "context of {} tokens is full: {} tokens are in it and {} more were given; build with a larger --max-context",
+                model.max_context,
+                self.position,
+                ids.len()
+            )));
+        }
+        let limit = chunk.unwrap_or(usize::MAX).max(1);
+        let mut logits = Vec::new();
+        let mut at = 0;
+        while at < ids.len() {
+            let left = (ids.len() - at).min(limit);
+            let count = pick(&self.body.counts, left);
+            let n = left.min(count.max);
+            let last = at + n == ids.len();
+            self.pass(&ids[at..at + n], count)?;
+            match want {
+                Want::All => self.read_logits(0, n, &mut logits)?,
+                Want::Last if last => self.read_logits(n - 1, 1, &mut logits)?,
+                _ => {}
+            }
+            at += n;
+            self.position += n;
+        }
+        Ok(logits)
+    }
+
+    /// One pass of `ids` through the layers; register `hidden` holds the result.
+    fn pass(&mut self, ids: &[u32], count: TokenCount) -> Result<()> {
+        let width = if count.min == count.max { count.max } else { ids.len() };
+        self.embed(ids, width)?;
+        for (value, input) in self.body.values.iter_mut().zip(&self.body.host) {
+            host::fill(value, input, &self.chain, self.position, ids.len(), width);
+        }
+        self.execute(false, ids.len(), width, count)
+    }
+
+    fn read_logits(&mut self, first: usize, n: usize, out: &mut Vec<Vec<f32>>) -> Result<()> {
+        let hidden = self.registers[self.hidden].clone();
+        let tokens = hidden.shape[3];
+        let values = hidden.as_f32().unwrap_or_default();
+        let mut done = 0;
+        while done < n {
+            let count = pick(&self.head.counts, n - done);
+            let m = (n - done).min(count.max);
+            let width = if count.min == count.max { count.max } else { m };
+            let channels = self.chain.model.hidden_size;
+            let columns = self.registers[self.hidden].reset_f32(&[1, channels, 1, width]);
+            for c in 0..channels {
+                for t in 0..width {
+                    columns[c * width + t] = if t < m { values[c * tokens + first + done + t] } else { 0.0 };
+                }
+            }
+            self.execute(true, m, width, count)?;
+            let logits = &self.registers[self.logits];
+            let rows = logits.as_f32().unwrap_or_default();
+            let vocab = self.chain.model.vocab_size;
+            if logits.shape != [1, vocab, 1, width] {
+                return Err(self.contradiction(format!("head: logits {:?} for {vocab} tokens", logits.shape)));
+            }
+            for t in 0..m {
+                let mut row: Vec<f32> = (0..vocab).map(|v| rows[v * width + t]).collect();
+                if let Some(cap) = self.chain.model.final_logit_softcapping {
+                    row.iter_mut().for_each(|v| *v = cap * (*v / cap).tanh());
+                }
+                out.push(row);
+            }
+            done += m;
+        }
+        self.registers[self.hidden] = hidden;
+        Ok(())
+    }
+
+    fn contradiction(&self, what: String) -> Error {
+        Error::invalid(self.bundle.join(CHAIN_FILE), what)
+    }
+
+    /// Register `hidden` becomes `[1, hidden_size, 1, width]`: scaled embeddings, zero behind the last token.
+    fn embed(&mut self, ids: &[u32], width: usize) -> Result<()> {
+        let e = &self.chain.embedding;
+        let mut row = vec![0u8; e.cols * 2];
+        let out = self.registers[self.hidden].reset_f32(&[1, e.cols, 1, width]);
+        out.fill(0.0);
+        for (t, &id) in ids.iter().enumerate() {
+            self.embedding
+                .seek(SeekFrom::Start(u64::from(id) * row.len() as u64))
+                .and_then(|_| self.embedding.read_exact(&mut row))
+                .map_err(|err| Error::io(self.bundle.join(&e.file), err))?;
+            for (c, bytes) in row.chunks_exact(2).enumerate() {
+                let v = f16::from_le_bytes([bytes[0], bytes[1]]).to_f32() * e.scale;
+                out[c * width + t] = f16::from_f32(v).to_f32();
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the layers, or the head: `n` tokens in functions for `count`, whose token dimension is `width`.
+    fn execute(&mut self, head: bool, n: usize, width: usize, count: TokenCount) -> Result<()> {
+        let Engine { body, head: head_program, registers, packages, stats, bundle, .. } = self;
+        let program = if head { head_program } else { body };
+        for op in &mut program.steps {
+            match op {
+                Op::Zero { register, channels } => {
+                    registers[*register].reset_f32(&[1, *channels, 1, width]).fill(0.0);
+                }
+                Op::Route { logits, weights, top_k, scale } => {
+                    let (source, mut target) =
+                        (std::mem::take(&mut registers[*logits]), std::mem::take(&mut registers[*weights]));
+                    let routed = host::route(&source, &mut target, *top_k, scale.as_deref(), n);
+                    registers[*logits] = source;
+                    registers[*weights] = target;
+                    routed.map_err(|what| Error::invalid(bundle.join(CHAIN_FILE), what))?;
+                }
+                Op::Call(call) => {
+                    if let Some((register, rows)) = &call.when {
+                        let t = &registers[*register];
+                        let v = t.as_f32().unwrap_or_default();
+                        let range = rows.start * width..(rows.start + rows.count) * width;
+                        if v.get(range).is_some_and(|v| v.iter().all(|&x| x == 0.0)) {
+                            stats.skipped += 1;
+                            continue;
+                        }
+                    }
+                    let started = Instant::now();
+                    call.run(packages, registers, &program.values, count, bundle)?;
+                    stats.in_packages += started.elapsed();
+                    stats.calls += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Prepares every function for these many tokens now instead of at its first use.
+    ///
+    /// # Errors
+    /// A package lacks the function or uses something that the backend lacks.
+    pub fn warm_up(&mut self, tokens: usize) -> Result<()> {
+        for program in [&mut self.body, &mut self.head] {
+            let count = pick(&program.counts, tokens);
+            for op in &mut program.steps {
+                if let Op::Call(call) = op {
+                    call.prepare(&mut self.packages, count, &self.bundle)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}

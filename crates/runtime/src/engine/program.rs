@@ -1,0 +1,275 @@
+//! Steps of a chain with names resolved to indices.
+
+use crate::backend::{BackendPackage, FunctionId};
+use crate::tensor::Tensor;
+use crate::{Error, Result};
+use anemoe_bundle::{CHAIN_FILE, Chain, HostInput, InputBinding, OutputBinding, RowRange, Step, TokenCount};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// One more token in a call costs about this much of a call, on a device whose time goes into reading weights; it decides
+/// between one padded call and several small ones.
+const COST_PER_TOKEN: f64 = 0.05;
+
+/// The function to call for `n` tokens that are left: the one that is cheapest per token.
+pub(super) fn pick(counts: &[TokenCount], n: usize) -> TokenCount {
+    let per_token = |c: &TokenCount| {
+        let width = if c.min == c.max { c.max } else { n.min(c.max) };
+        (1.0 + COST_PER_TOKEN * width as f64) / n.min(c.max) as f64
+    };
+    let best = counts.iter().copied().min_by(|a, b| per_token(a).total_cmp(&per_token(b)));
+    best.unwrap_or(TokenCount { min: 1, max: 1 })
+}
+
+/// What `steps` or `head` of a chain become.
+pub(super) struct Program {
+    pub steps: Vec<Op>,
+    /// Token counts for which every package has a function.
+    pub counts: Vec<TokenCount>,
+    /// Host inputs in use, each computed once per pass into `values`.
+    pub host: Vec<HostInput>,
+    pub values: Vec<Tensor>,
+}
+
+pub(super) enum Op {
+    Zero { register: usize, channels: usize },
+    Route { logits: usize, weights: usize, top_k: usize, scale: Option<Vec<f32>> },
+    Call(Call),
+}
+
+/// A call of a package, by names; what they mean in a function is found when it is prepared.
+pub(super) struct Call {
+    shard: String,
+    package: usize,
+    pub when: Option<(usize, RowRange)>,
+    inputs: BTreeMap<String, Source>,
+    outputs: BTreeMap<String, Sink>,
+    functions: BTreeMap<TokenCount, Function>,
+}
+
+struct Function {
+    name: String,
+    prepared: Option<Prepared>,
+}
+
+struct Prepared {
+    id: FunctionId,
+    /// In the order of the function's inputs.
+    inputs: Vec<Source>,
+    /// In the order of the function's outputs.
+    outputs: Vec<Sink>,
+    /// Inputs that are some rows of a register, copied.
+    scratch: Vec<Tensor>,
+}
+
+#[derive(Clone, Copy)]
+enum Source {
+    Register { index: usize, rows: Option<RowRange> },
+    Host(usize),
+}
+
+#[derive(Clone, Copy)]
+struct Sink {
+    register: usize,
+    /// First row, and rows of the whole register.
+    rows: Option<(RowRange, usize)>,
+    accumulate: bool,
+}
+
+/// Register names to indices.
+#[derive(Default)]
+pub(super) struct Names(BTreeMap<String, usize>);
+
+impl Names {
+    pub fn index(&mut self, name: &str) -> usize {
+        let next = self.0.len();
+        *self.0.entry(name.to_string()).or_insert(next)
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+impl Program {
+    pub fn resolve(
+        bundle: &Path,
+        chain: &Chain,
+        steps: &[Step],
+        packages: &BTreeMap<String, usize>,
+        names: &mut Names,
+    ) -> Result<Program> {
+        let mut host: Vec<HostInput> = Vec::new();
+        let mut counts: Option<Vec<TokenCount>> = None;
+        let mut ops = Vec::new();
+        // Registers that are written in pieces are as large as all of the pieces.
+        let mut sizes: BTreeMap<&str, usize> = BTreeMap::new();
+        for step in steps {
+            if let Step::Run(run) = step {
+                for OutputBinding { register, rows, .. } in run.outputs.values() {
+                    let end = rows.map_or(0, |r| r.start.saturating_add(r.count));
+                    let size = sizes.entry(register).or_default();
+                    *size = end.max(*size);
+                }
+            }
+        }
+        for step in steps {
+            ops.push(match step {
+                Step::Zero { register, channels } => Op::Zero { register: names.index(register), channels: *channels },
+                Step::Route { logits, weights, top_k, scale } => Op::Route {
+                    logits: names.index(logits),
+                    weights: names.index(weights),
+                    top_k: *top_k,
+                    scale: scale.clone(),
+                },
+                Step::Run(run) => {
+                    // `Chain::read` has checked that the shard exists.
+                    let package = packages[&run.shard];
+                    let functions: BTreeMap<TokenCount, Function> = chain.shards[package]
+                        .functions
+                        .iter()
+                        .filter(|f| f.unit == run.unit)
+                        .map(|f| (f.tokens, Function { name: f.name.clone(), prepared: None }))
+                        .collect();
+                    counts = Some(match counts {
+                        None => functions.keys().copied().collect(),
+                        Some(c) => c.into_iter().filter(|c| functions.contains_key(c)).collect(),
+                    });
+                    let mut source = |input: &InputBinding| match input {
+                        InputBinding::Register { name, rows } => {
+                            Source::Register { index: names.index(name), rows: *rows }
+                        }
+                        InputBinding::Host(input) => {
+                            let known = host.iter().position(|h| h == input);
+                            Source::Host(known.unwrap_or_else(|| {
+                                host.push(input.clone());
+                                host.len() - 1
+                            }))
+                        }
+                    };
+                    let inputs = run.inputs.iter().map(|(k, v)| (k.clone(), source(v))).collect();
+                    let outputs = run
+                        .outputs
+                        .iter()
+                        .map(|(name, output)| {
+                            let rows = output.rows.map(|r| (r, sizes[output.register.as_str()]));
+                            let register = names.index(&output.register);
+                            (name.clone(), Sink { register, rows, accumulate: output.accumulate })
+                        })
+                        .collect();
+                    let when = run.when.as_ref().map(|w| (names.index(&w.register), w.rows));
+                    Op::Call(Call { shard: run.shard.clone(), package, when, inputs, outputs, functions })
+                }
+            });
+        }
+        let counts = counts.unwrap_or_default();
+        if !counts.iter().any(|c| c.min == 1) {
+            let what = "chain: the shards have no function for one token in common";
+            return Err(Error::invalid(bundle.join(CHAIN_FILE), what));
+        }
+        let values = vec![Tensor::default(); host.len()];
+        Ok(Program { steps: ops, counts, host, values })
+    }
+}
+
+impl Call {
+    /// Loads the function for `count` tokens, if that has not happened yet.
+    pub fn prepare(&mut self, packages: &mut [Box<dyn BackendPackage>], count: TokenCount, bundle: &Path) -> Result<()> {
+        let shard = &self.shard;
+        let wrong = |what: String| Error::invalid(bundle.join(CHAIN_FILE), format!("chain: shard `{shard}`: {what}"));
+        let function = self
+            .functions
+            .get_mut(&count)
+            .ok_or_else(|| wrong(format!("no function for {} to {} tokens", count.min, count.max)))?;
+        if function.prepared.is_some() {
+            return Ok(());
+        }
+        let package = &mut packages[self.package];
+        let id = package.prepare(&function.name)?;
+        let mut inputs = Vec::new();
+        for name in package.inputs(id) {
+            let source = self.inputs.get(name).ok_or_else(|| wrong(format!("nothing is bound to input `{name}`")))?;
+            inputs.push(*source);
+        }
+        if inputs.len() != self.inputs.len() {
+            return Err(wrong(format!("{} inputs are bound, the function has {}", self.inputs.len(), inputs.len())));
+        }
+        let mut outputs = Vec::new();
+        for name in package.outputs(id) {
+            let sink = self.outputs.get(name).ok_or_else(|| wrong(format!("output `{name}` goes nowhere")))?;
+            outputs.push(*sink);
+        }
+        if outputs.len() != self.outputs.len() {
+            return Err(wrong(format!("{} outputs are bound, the function has {}", self.outputs.len(), outputs.len())));
+        }
+        let scratch = vec![Tensor::default(); inputs.len()];
+        function.prepared = Some(Prepared { id, inputs, outputs, scratch });
+        Ok(())
+    }
+
+    /// Runs the function for `count` tokens on registers and host values, and writes its outputs to registers.
+    pub fn run(
+        &mut self,
+        packages: &mut [Box<dyn BackendPackage>],
+        registers: &mut [Tensor],
+        host: &[Tensor],
+        count: TokenCount,
+        bundle: &Path,
+    ) -> Result<()> {
+        self.prepare(packages, count, bundle)?;
+        let shard = &self.shard;
+        let wrong = |what: String| Error::invalid(bundle.join(CHAIN_FILE), format!("chain: shard `{shard}`: {what}"));
+        let Some(Prepared { id, inputs, outputs, scratch }) =
+            self.functions.get_mut(&count).and_then(|f| f.prepared.as_mut())
+        else {
+            return Err(wrong("its function is not prepared".into()));
+        };
+        for (source, copy) in inputs.iter().zip(scratch.iter_mut()) {
+            if let Source::Register { index, rows: Some(rows) } = source {
+                let register = &registers[*index];
+                let width = register.shape.last().copied().unwrap_or(0);
+                let range = rows.start * width..(rows.start + rows.count) * width;
+                let values = register.as_f32().and_then(|v| v.get(range)).ok_or_else(|| {
+                    wrong(format!("rows {}.. of a register of shape {:?}", rows.start, register.shape))
+                })?;
+                copy.reset_f32(&[1, rows.count, 1, width]).copy_from_slice(values);
+            }
+        }
+        let operands: Vec<&Tensor> = inputs
+            .iter()
+            .zip(scratch.iter())
+            .map(|(source, copy)| match source {
+                Source::Register { rows: Some(_), .. } => copy,
+                Source::Register { index, rows: None } => &registers[*index],
+                Source::Host(index) => &host[*index],
+            })
+            .collect();
+        let package = &mut packages[self.package];
+        package.run(*id, &operands)?;
+        for (i, sink) in outputs.iter().enumerate() {
+            let output = package.output(*id, i);
+            let Some(values) = output.as_f32() else {
+                return Err(wrong(format!("output {i} is not a float tensor")));
+            };
+            let register = &mut registers[sink.register];
+            match sink.rows {
+                None if sink.accumulate => match register.as_f32_mut() {
+                    Some(sum) if sum.len() == values.len() => {
+                        sum.iter_mut().zip(values).for_each(|(a, b)| *a += b);
+                    }
+                    _ => return Err(wrong(format!("output {i} does not fit the register that it is added to"))),
+                },
+                None => register.reset_f32(&output.shape).copy_from_slice(values),
+                Some((rows, channels)) => {
+                    let width = output.shape.last().copied().unwrap_or(0);
+                    if values.len() != rows.count * width {
+                        return Err(wrong(format!("output {i} has shape {:?}, not {} rows", output.shape, rows.count)));
+                    }
+                    let all = register.reset_f32(&[1, channels, 1, width]);
+                    all[rows.start * width..][..values.len()].copy_from_slice(values);
+                }
+            }
+        }
+        Ok(())
+    }
+}

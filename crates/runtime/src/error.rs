@@ -1,0 +1,62 @@
+//! One error for the crate; *invalid* is not *unsupported*.
+
+use std::path::PathBuf;
+
+/// Result of this crate's fallible operations.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why something was not run.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The operating system refused a file operation.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// File or directory concerned.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A file is wrong, or its parts do not fit together.
+    #[error("{}: invalid {what}", path.display())]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong and what was expected.
+        what: String,
+    },
+    /// Well formed, but not implemented here.
+    #[error("{}: unsupported {what}", path.display())]
+    Unsupported {
+        /// The file.
+        path: PathBuf,
+        /// What is not implemented.
+        what: String,
+    },
+    /// Input that does not fit the model: a prompt that is too long, an id outside the vocabulary, a wrong shape.
+    #[error("{0}")]
+    Input(String),
+    /// A package was refused.
+    #[error(transparent)]
+    Package(#[from] anemoe_mlpackage::Error),
+    /// A bundle was refused.
+    #[error(transparent)]
+    Bundle(#[from] anemoe_bundle::Error),
+}
+
+impl Error {
+    /// An [`Error::Io`] for `path`.
+    pub fn io(path: impl Into<PathBuf>, source: std::io::Error) -> Self {
+        Error::Io { path: path.into(), source }
+    }
+
+    /// An [`Error::Invalid`] for `path`.
+    pub fn invalid(path: impl Into<PathBuf>, what: impl Into<String>) -> Self {
+        Error::Invalid { path: path.into(), what: what.into() }
+    }
+
+    /// An [`Error::Unsupported`] for `path`.
+    pub fn unsupported(path: impl Into<PathBuf>, what: impl Into<String>) -> Self {
+        Error::Unsupported { path: path.into(), what: what.into() }
+    }
+}

@@ -1,0 +1,168 @@
+//! Choosing the next token.
+
+/// How the next token is chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// Logits are divided by it; 0 takes the most probable token.
+    pub temperature: f32,
+    /// Only this many most probable tokens; 0 for all.
+    pub top_k: usize,
+    /// Only the most probable tokens whose probabilities reach this sum; 1 for all.
+    pub top_p: f32,
+    /// Starts the random sequence; the same seed gives the same tokens.
+    pub seed: u64,
+}
+
+impl Sampling {
+    /// Always the most probable token.
+    pub const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
+
+    /// What is out of range, if anything is.
+    pub fn check(&self) -> Result<(), String> {
+        if !self.temperature.is_finite() || self.temperature < 0.0 {
+            return Err(format!("temperature {} is not a number of at least 0", self.temperature));
+        }
+        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
+            return Err(format!("top-p {} is not above 0 and at most 1", self.top_p));
+        }
+        Ok(())
+    }
+}
+
+/// The most probable token; the lowest id of equals.
+pub fn argmax(logits: &[f32]) -> usize {
+    let mut best = 0;
+    for (i, &v) in logits.iter().enumerate() {
+        if v > logits[best] {
+            best = i;
+        }
+    }
+    best
+}
+
+/// Draws tokens by [`Sampling`], as Hugging Face transformers does: temperature, then top-k, then top-p.
+pub struct Sampler {
+    sampling: Sampling,
+    state: u64,
+    order: Vec<(f32, u32)>,
+}
+
+impl Sampler {
+    /// A sampler at the start of its random sequence.
+    pub fn new(sampling: Sampling) -> Self {
+        let state = sampling.seed;
+        Sampler { sampling, state, order: Vec::new() }
+    }
+
+    /// SplitMix64 (Steele, Lea and Flood, 2014): one 64-bit state, equal on every machine. In [0, 1).
+    fn uniform(&mut self) -> f64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// The next token for these logits.
+    pub fn next(&mut self, logits: &[f32]) -> usize {
+        if self.sampling.temperature == 0.0 || logits.len() < 2 {
+            return argmax(logits);
+        }
+        self.order.clear();
+        self.order.extend(logits.iter().enumerate().map(|(i, &v)| (v / self.sampling.temperature, i as u32)));
+        // Ties are broken by id, so that the order does not depend on the sort.
+        let descending = |a: &(f32, u32), b: &(f32, u32)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
+        let k = match self.sampling.top_k {
+            0 => self.order.len(),
+            k => k.min(self.order.len()),
+        };
+        if k < self.order.len() {
+            self.order.select_nth_unstable_by(k, descending);
+            self.order.truncate(k);
+        }
+        self.order.sort_unstable_by(descending);
+        let max = self.order[0].0;
+        let weight = |v: f32| f64::from(v - max).exp();
+        let total: f64 = self.order.iter().map(|&(v, _)| weight(v)).sum();
+        let mut kept = 0.0;
+        let mut n = 0;
+        for &(v, _) in &self.order {
+            kept += weight(v);
+            n += 1;
+            if kept >= f64::from(self.sampling.top_p) * total {
+                break;
+            }
+        }
+        let mut left = self.uniform() * kept;
+        for &(v, id) in &self.order[..n] {
+            left -= weight(v);
+            if left < 0.0 {
+                return id as usize;
+            }
+        }
+        self.order[n - 1].1 as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sampling(temperature: f32, top_k: usize, top_p: f32) -> Sampling {
+        Sampling { temperature, top_k, top_p, seed: 7 }
+    }
+
+    #[test]
+    fn greedy_takes_the_lowest_of_equals() {
+        assert_eq!(Sampler::new(Sampling::GREEDY).next(&[0.0, 3.0, 3.0, -1.0]), 1);
+    }
+
+    #[test]
+    fn frequencies_follow_the_softmax() {
+        let logits = [1.0f32, 2.0, 0.0, -30.0];
+        let mut sampler = Sampler::new(sampling(2.0, 0, 1.0));
+        let mut counts = [0usize; 4];
+        for _ in 0..40_000 {
+            counts[sampler.next(&logits)] += 1;
+        }
+        let total: f64 = logits.iter().map(|v| f64::from(v / 2.0).exp()).sum();
+        for (count, v) in counts.iter().zip(logits) {
+            let expected = f64::from(v / 2.0).exp() / total;
+            assert!((*count as f64 / 40_000.0 - expected).abs() < 0.01, "{counts:?}");
+        }
+    }
+
+    #[test]
+    fn top_k_and_top_p_cut_the_tail() {
+        let logits = [0.0f32, 4.0, 3.9, 1.0, 3.8];
+        let mut k = Sampler::new(sampling(1.0, 2, 1.0));
+        let mut p = Sampler::new(sampling(1.0, 0, 0.9));
+        for _ in 0..2000 {
+            assert!([1, 2].contains(&k.next(&logits)));
+            assert!([1, 2, 4].contains(&p.next(&logits)));
+        }
+        // The most probable token alone reaches a small top-p.
+        let mut tight = Sampler::new(sampling(1.0, 0, 1e-6));
+        assert!((0..100).all(|_| tight.next(&logits) == 1));
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_tokens() {
+        let logits: Vec<f32> = (0..50).map(|i| (i as f32 * 0.7).sin()).collect();
+        let draw = |seed| {
+            let mut s = Sampler::new(Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed });
+            (0..20).map(|_| s.next(&logits)).collect::<Vec<_>>()
+        };
+        assert_eq!(draw(1), draw(1));
+        assert_ne!(draw(1), draw(2));
+    }
+
+    #[test]
+    fn out_of_range_settings_are_refused() {
+        assert!(sampling(-1.0, 0, 1.0).check().is_err());
+        assert!(sampling(f32::NAN, 0, 1.0).check().is_err());
+        assert!(sampling(1.0, 0, 0.0).check().is_err());
+        assert!(sampling(1.0, 0, 1.5).check().is_err());
+        assert!(sampling(0.7, 40, 0.95).check().is_ok());
+    }
+}
