@@ -1,12 +1,14 @@
 //! Runs Core ML packages on a CPU, and bundles of them as language models.
 //!
-//! [`cpu`] executes one package; [`engine`] runs a bundle's chain of them on any [`backend`]; text follows from [`tokenizer`] and [`sampler`].
+//! [`cpu`] executes one package; [`engine`] runs a bundle's chain of them on any [`backend`]; [`generate()`](generate::generate)
+//! continues a prompt.
 #![deny(unsafe_code)]
 
 pub mod backend;
 pub mod cpu;
 pub mod engine;
 pub mod error;
+pub mod generate;
 pub mod sampler;
 pub mod tensor;
 pub mod tokenizer;
