@@ -1,1 +1,78 @@
-fn main() {}
+//! The `anemoe` binary: one file per sub-command.
+
+mod commands;
+mod fail;
+mod ui;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Mixture-of-Experts language models on the Apple Neural Engine, and on any CPU.
+#[derive(Parser)]
+#[command(name = "anemoe", version, arg_required_else_help = true, max_term_width = 110)]
+struct Cli {
+    /// Print one JSON document on standard output; progress and messages go to standard error.
+    #[arg(long, global = true)]
+    json: bool,
+    /// Threads to compute with; the default is one per processor.
+    #[arg(long, global = true, value_name = "N")]
+    threads: Option<usize>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Quickstart(commands::quickstart::Args),
+    Inspect(commands::inspect::Args),
+    Plan(commands::plan::Args),
+    Build(commands::build::Args),
+    Golden(commands::golden::Args),
+    Validate(commands::validate::Args),
+    Generate(commands::generate::Args),
+    Predict(commands::predict::Args),
+}
+
+/// What a command ends with, besides an error.
+enum Outcome {
+    /// Done, or the gate passed.
+    Done,
+    /// A gate failed.
+    GateFailed,
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => return fail::usage(&e),
+    };
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_env("ANEMOE_LOG").unwrap_or_else(|_| "warn".into()),
+        )
+        .init();
+    if let Some(n) = cli.threads {
+        if n == 0 || n > 1024 {
+            return fail::report(&anyhow::anyhow!("--threads {n} is not a number from 1 to 1024"), cli.json);
+        }
+        // Fails only when a pool exists already, and nothing has used one yet.
+        let _ = rayon::ThreadPoolBuilder::new().num_threads(n).build_global();
+    }
+    let ui = ui::Ui::new(cli.json);
+    let result = match cli.command {
+        Command::Quickstart(args) => commands::quickstart::run(args, &ui),
+        Command::Inspect(args) => commands::inspect::run(args, &ui),
+        Command::Plan(args) => commands::plan::run(args, &ui),
+        Command::Build(args) => commands::build::run(args, &ui),
+        Command::Golden(args) => commands::golden::run(args, &ui),
+        Command::Validate(args) => commands::validate::run(args, &ui),
+        Command::Generate(args) => commands::generate::run(args, &ui),
+        Command::Predict(args) => commands::predict::run(args, &ui),
+    };
+    match result {
+        Ok(Outcome::Done) => ExitCode::SUCCESS,
+        Ok(Outcome::GateFailed) => ExitCode::from(1),
+        Err(e) => fail::report(&e, cli.json),
+    }
+}

@@ -184,8 +184,14 @@ pub struct PlannedShard {
     pub verdict_reason: String,
     /// Matrices in the order in which they are stored.
     pub matrices: Vec<MatrixPlan>,
+    /// Vectors in the order in which they are stored, behind the matrices.
+    pub vectors: Vec<VectorPlan>,
     /// Experts, as first and count.
     pub experts: Option<(usize, usize)>,
+    /// Experts of one call.
+    pub experts_per_call: Option<usize>,
+    /// Slots of the cache.
+    pub cache_slots: Option<usize>,
     /// Rows of the vocabulary, as first and count.
     pub vocab_rows: Option<(usize, usize)>,
 }
@@ -221,6 +227,36 @@ impl MatrixPlan {
     }
 }
 
+/// One vector of a package, always fp16.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VectorPlan {
+    /// Name in the program, for instance `input_norm_weight`.
+    pub name: String,
+    /// Checkpoint tensor, without the checkpoint's prefix.
+    pub tensor: String,
+    /// Shape in the program; its product is the tensor's length.
+    pub dims: [u64; 4],
+    /// Multiplied in f32 before rounding to fp16.
+    pub scale: f32,
+}
+
+impl VectorPlan {
+    /// A factor per channel of `[1, C, 1, T]`.
+    pub fn channels(name: impl Into<String>, tensor: impl Into<String>, n: usize) -> Self {
+        VectorPlan { name: name.into(), tensor: tensor.into(), dims: [1, n as u64, 1, 1], scale: 1.0 }
+    }
+
+    /// A factor per element of the last axis.
+    pub fn last_axis(name: impl Into<String>, tensor: impl Into<String>, n: usize) -> Self {
+        VectorPlan { name: name.into(), tensor: tensor.into(), dims: [1, 1, 1, n as u64], scale: 1.0 }
+    }
+
+    /// Number of weights.
+    pub fn weights(&self) -> u64 {
+        self.dims.iter().product()
+    }
+}
+
 /// Sums over a plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Totals {
@@ -241,10 +277,17 @@ pub struct Totals {
 }
 
 impl PlannedShard {
-    /// Fills what follows from the matrices, given `vectors` further fp16 weights.
-    pub fn new(name: String, kind: ShardKind, layer: Option<usize>, matrices: Vec<MatrixPlan>, vectors: u64) -> Self {
-        let weights = vectors + matrices.iter().map(MatrixPlan::weights).sum::<u64>();
-        let bytes = 2 * vectors + matrices.iter().map(MatrixPlan::bytes).sum::<u64>();
+    /// Fills what follows from the matrices and vectors.
+    pub fn new(
+        name: String,
+        kind: ShardKind,
+        layer: Option<usize>,
+        matrices: Vec<MatrixPlan>,
+        vectors: Vec<VectorPlan>,
+    ) -> Self {
+        let vector_weights: u64 = vectors.iter().map(VectorPlan::weights).sum();
+        let weights = vector_weights + matrices.iter().map(MatrixPlan::weights).sum::<u64>();
+        let bytes = 2 * vector_weights + matrices.iter().map(MatrixPlan::bytes).sum::<u64>();
         let mut quant: BTreeMap<String, String> = BTreeMap::new();
         for m in &matrices {
             let kinds = quant.entry(m.part.clone()).or_default();
@@ -268,7 +311,10 @@ impl PlannedShard {
             verdict: verdict.into(),
             verdict_reason: verdict_reason.into(),
             matrices,
+            vectors,
             experts: None,
+            experts_per_call: None,
+            cache_slots: None,
             vocab_rows: None,
         }
     }

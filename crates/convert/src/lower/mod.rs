@@ -8,13 +8,13 @@ mod moe;
 mod norm;
 mod store;
 
-pub use attention::{Attention, HeadNorm};
+pub use attention::{Attention, HeadNorm, PositionInputs};
 pub use norm::RmsNorm;
 pub use store::{Stored, StoredMatrix, store_matrix, store_vector};
 
 use anemoe_bundle::TokenCount;
 use anemoe_mlpackage::Result;
-use anemoe_mlpackage::mil::builder::{ConvParams, FunctionBuilder, Var};
+use anemoe_mlpackage::mil::builder::{ConvParams, FunctionBuilder, GeluMode, Var};
 use anemoe_mlpackage::mil::{DataType, Function, Opset, TensorType};
 
 /// Opset of every package: the first with states, several functions and grouped tables.
@@ -79,16 +79,20 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// A projection: the stored matrix `name` as a 1x1 convolution on `[1, cols, 1, T]`.
+    /// A projection: the stored matrix `name_weight` as a 1x1 convolution on `[1, cols, 1, T]`.
     pub fn project(&mut self, name: &str, x: &Var) -> Result<Var> {
+        self.project_as(name, name, x)
+    }
+
+    /// As [`Lowering::project`], with a result of another name.
+    fn project_as(&mut self, result: &str, name: &str, x: &Var) -> Result<Var> {
         let weight = self.matrix(&format!("{name}_weight"))?;
-        self.f.conv(name, x, &weight, None, ConvParams::default())
+        self.f.conv(result, x, &weight, None, ConvParams::default())
     }
 
     /// `gelu_tanh(gate) * up`.
     pub fn gated_gelu(&mut self, name: &str, gate: &Var, up: &Var) -> Result<Var> {
-        let activated =
-            self.f.gelu(&format!("{name}_gelu"), gate, anemoe_mlpackage::mil::builder::GeluMode::TanhApproximation)?;
+        let activated = self.f.gelu(&format!("{name}_gelu"), gate, GeluMode::TanhApproximation)?;
         self.f.mul(name, &activated, up)
     }
 

@@ -23,18 +23,17 @@ impl Lowering<'_> {
             let halves = self.f().split(&n("half"), &gate_up, 2, 1)?;
             let hidden = self.gated_gelu(&n("hidden"), &halves[0], &halves[1])?;
             let weighted = self.f().mul(&n("weighted"), &hidden, weight)?;
+            // The last result of the chain carries the name of the whole.
             let last = i + 1 == experts.len();
-            let down = n("down");
             sum = Some(match sum {
-                None if last => {
-                    let down = self.project(&down, &weighted)?;
-                    self.f().identity(name, &down)?
+                None => {
+                    let result = if last { name.to_string() } else { n("down") };
+                    self.project_as(&result, &n("down"), &weighted)?
                 }
-                None => self.project(&down, &weighted)?,
                 Some(sum) => {
-                    let down = self.project(&down, &weighted)?;
-                    let sum_name = if last { name.to_string() } else { n("sum") };
-                    self.f().add(&sum_name, &sum, &down)?
+                    let down = self.project(&n("down"), &weighted)?;
+                    let result = if last { name.to_string() } else { n("sum") };
+                    self.f().add(&result, &sum, &down)?
                 }
             });
         }

@@ -1,0 +1,69 @@
+//! `anemoe build`
+
+use super::plan::Options;
+use crate::Outcome;
+use crate::ui::{self, Ui};
+use anemoe_convert::build::{BuildReport, Event};
+use anemoe_convert::checkpoint::Checkpoint;
+use anemoe_convert::family::Family;
+use anemoe_convert::models;
+use anemoe_convert::plan::Plan;
+use std::path::{Path, PathBuf};
+
+/// Build a bundle of Core ML packages from a checkpoint. A build that was interrupted goes on where it stopped.
+#[derive(clap::Args)]
+#[command(after_help = "Example:\n  anemoe build models/small-gemma4 -o small.anemoe --quant lut4")]
+pub struct Args {
+    /// A Hugging Face folder, or synthetic:NAME?seed=N&layers=N.
+    checkpoint: String,
+    /// The bundle to write.
+    #[arg(short, long, value_name = "BUNDLE")]
+    out: PathBuf,
+    #[command(flatten)]
+    options: Options,
+    /// Shards that are built at a time; each one uses all threads for its weights.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    jobs: usize,
+}
+
+pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    let checkpoint = Checkpoint::open(&args.checkpoint)?;
+    let family = models::open(checkpoint)?;
+    let plan = family.plan(&args.options.to_plan_options())?;
+    let report = with_progress(family.as_ref(), &plan, &args.out, args.jobs, ui)?;
+    ui.document(&report)?;
+    ui.line(summary(&report))?;
+    Ok(Outcome::Done)
+}
+
+/// Builds with a bar over the weights.
+pub fn with_progress(
+    family: &dyn Family,
+    plan: &Plan,
+    out: &Path,
+    jobs: usize,
+    ui: &Ui,
+) -> anyhow::Result<BuildReport> {
+    let bar = ui.bar(plan.shards.iter().map(|s| s.weights).sum::<u64>() / 1000, "building");
+    let report = anemoe_convert::build::build(family, plan, out, jobs, &|event| {
+        let Event::ShardDone { shard, bytes, elapsed, reused } = event;
+        bar.inc(shard.weights / 1000);
+        bar.set_message(format!("k weights, {}", shard.name));
+        tracing::info!(shard = shard.name, bytes, seconds = elapsed.as_secs_f64(), reused, "shard");
+    });
+    bar.finish_and_clear();
+    Ok(report?)
+}
+
+/// One line about a finished build.
+pub fn summary(report: &BuildReport) -> String {
+    let reused = if report.reused > 0 { format!(", {} of them from an earlier run", report.reused) } else { String::new() };
+    format!(
+        "{}: {} packages{reused}, {} in {:.1} s; lowest weight cosine {:.5}",
+        report.bundle.display(),
+        report.shards,
+        ui::bytes(report.package_bytes),
+        report.seconds,
+        report.min_weight_cosine
+    )
+}

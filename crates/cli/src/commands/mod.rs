@@ -1,0 +1,10 @@
+//! One file per sub-command.
+
+pub mod build;
+pub mod generate;
+pub mod golden;
+pub mod inspect;
+pub mod plan;
+pub mod predict;
+pub mod quickstart;
+pub mod validate;

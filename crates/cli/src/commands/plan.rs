@@ -1,0 +1,171 @@
+//! `anemoe plan`
+
+use crate::Outcome;
+use crate::ui::{self, Table, Ui};
+use anemoe_bundle::TokenCount;
+use anemoe_convert::checkpoint::Checkpoint;
+use anemoe_convert::models;
+use anemoe_convert::plan::{Plan, PlanOptions};
+use anemoe_convert::quant::Quant;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Show the packages that a checkpoint becomes: sizes, compression, predicted placement.
+#[derive(clap::Args)]
+#[command(after_help = "Example:\n  anemoe plan synthetic:gemma4-26b-a4b --quant lut4 --experts-per-shard 16")]
+pub struct Args {
+    /// A Hugging Face folder, or synthetic:NAME?seed=N&layers=N.
+    checkpoint: String,
+    #[command(flatten)]
+    options: Options,
+    /// Write the whole plan as JSON to this file.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Print every shard, not one of each kind.
+    #[arg(long)]
+    all: bool,
+}
+
+/// Options that decide a plan, shared with `build`.
+#[derive(clap::Args, Clone)]
+pub struct Options {
+    /// Compression: fp16, or lut{1,2,3,4,6,8} with -uniform and -tensor as options (lut4, lut6-tensor, ...).
+    #[arg(long, value_name = "KIND", default_value = "lut4")]
+    pub quant: Quant,
+    /// Compression of the attention projections, where it differs.
+    #[arg(long, value_name = "KIND")]
+    pub attn_quant: Option<Quant>,
+    /// Compression of the output head, where it differs.
+    #[arg(long, value_name = "KIND")]
+    pub head_quant: Option<Quant>,
+    /// Output channels that share a table.
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub group_size: usize,
+    /// Experts that one call computes; fewer than 16 become functions of one package [default: 16].
+    #[arg(long, value_name = "N", conflicts_with = "ffn_shards")]
+    pub experts_per_shard: Option<usize>,
+    /// Packages that the experts of a layer are spread over.
+    #[arg(long, value_name = "N")]
+    pub ffn_shards: Option<usize>,
+    /// Token counts for which each package has a function.
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_value = "1,64")]
+    pub tokens: Vec<usize>,
+    /// One function for a range of token counts instead, for instance 1..4.
+    #[arg(long, value_name = "MIN..MAX", conflicts_with = "tokens", value_parser = token_range)]
+    pub token_range: Option<TokenCount>,
+    /// Positions that the caches hold [default: 2048, or the model's limit where that is less].
+    #[arg(long, value_name = "N")]
+    pub max_context: Option<usize>,
+    /// Most MiB of weights in a package.
+    #[arg(long, value_name = "MiB", default_value_t = 1900)]
+    pub max_shard_mb: u64,
+}
+
+fn token_range(text: &str) -> Result<TokenCount, String> {
+    let parsed = text.split_once("..").and_then(|(a, b)| {
+        Some(TokenCount { min: a.parse().ok()?, max: b.trim_start_matches('=').parse().ok()? })
+    });
+    parsed.filter(|t| t.min >= 1 && t.min < t.max).ok_or_else(|| format!("`{text}` is not a range such as 1..4"))
+}
+
+impl Options {
+    /// As the planner takes them.
+    pub fn to_plan_options(&self) -> PlanOptions {
+        let tokens = match self.token_range {
+            Some(range) => vec![range],
+            None => self.tokens.iter().map(|&n| TokenCount { min: n, max: n }).collect(),
+        };
+        PlanOptions {
+            quant: self.quant,
+            attn_quant: self.attn_quant,
+            head_quant: self.head_quant,
+            group_size: self.group_size,
+            experts_per_shard: self.experts_per_shard,
+            ffn_shards: self.ffn_shards,
+            tokens,
+            max_context: self.max_context,
+            max_shard_mb: self.max_shard_mb,
+        }
+    }
+}
+
+pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    let checkpoint = Checkpoint::open(&args.checkpoint)?;
+    let family = models::open(checkpoint)?;
+    let plan = family.plan(&args.options.to_plan_options())?;
+    if let Some(path) = &args.out {
+        let mut text = serde_json::to_vec_pretty(&plan)?;
+        text.push(b'\n');
+        anemoe_bundle::write_atomic(path, &text)?;
+    }
+    ui.document(&document(&plan))?;
+    print(&plan, args.all, ui)?;
+    Ok(Outcome::Done)
+}
+
+/// What `--json` prints: the plan without its matrices and its chain, which `--out` writes.
+fn document(plan: &Plan) -> serde_json::Value {
+    let shards: Vec<serde_json::Value> = plan
+        .shards
+        .iter()
+        .map(|s| {
+            let functions: Vec<&str> = s.functions.iter().map(|f| f.name.as_str()).collect();
+            serde_json::json!({
+                "name": s.name, "kind": s.kind, "layer": s.layer, "functions": functions, "quant": s.quant,
+                "weights": s.weights, "bytes": s.bytes, "verdict": s.verdict, "verdict_reason": s.verdict_reason,
+            })
+        })
+        .collect();
+    serde_json::json!({
+        "family": plan.family, "source": plan.source, "options": plan.options, "shards": shards, "totals": plan.totals,
+    })
+}
+
+/// The table for people: equal shards of different layers in one row, unless `all`.
+pub fn print(plan: &Plan, all: bool, ui: &Ui) -> std::io::Result<()> {
+    let mut rows: Vec<(String, usize, Vec<String>)> = Vec::new();
+    let mut known: BTreeMap<Vec<String>, usize> = BTreeMap::new();
+    for s in &plan.shards {
+        let mut kinds: Vec<&str> = s.quant.values().map(String::as_str).collect();
+        kinds.dedup();
+        let cells = vec![
+            s.kind.name().to_string(),
+            s.functions.len().to_string(),
+            kinds.join(", "),
+            ui::count(s.weights),
+            format!("{:.2}", s.bytes as f64 / 1e6),
+            format!("{:.2}", s.bytes as f64 / (1u64 << 20) as f64),
+            s.verdict.clone(),
+        ];
+        match known.get(&cells).filter(|_| !all) {
+            Some(&i) => rows[i].1 += 1,
+            None => {
+                known.insert(cells.clone(), rows.len());
+                rows.push((s.name.clone(), 1, cells));
+            }
+        }
+    }
+    ui.line(format!("{}  {}", plan.family, plan.source))?;
+    let mut table = Table::new(&["shard", "count", "kind", "functions", "quant", "weights", "MB", "MiB", "predicted"]);
+    for (name, n, cells) in rows {
+        let mut row = vec![name, n.to_string()];
+        row.extend(cells);
+        table.row(row);
+    }
+    table.print(ui)?;
+    let t = &plan.totals;
+    ui.line(format!(
+        "{} packages ({} of layers), {} of weights, {} of embedding on the host",
+        t.shards,
+        t.layer_shards,
+        ui::bytes(t.bytes),
+        ui::bytes(t.embedding_bytes)
+    ))?;
+    ui.line(format!(
+        "{} parameters, {} active per token, {} to read per token",
+        ui::count(t.params),
+        ui::count(t.active_params_per_token),
+        ui::bytes(t.bytes_per_token)
+    ))?;
+    ui.line("predicted: from the nearest shard that was measured on a Mac; `unknown` where none was")
+}

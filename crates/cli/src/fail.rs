@@ -1,0 +1,85 @@
+//! Errors as the user and other programs see them.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Bad usage, or input that is invalid or unsupported.
+const INVALID: u8 = 2;
+
+/// Prints clap's own message. Help and version are no errors.
+pub fn usage(e: &clap::Error) -> ExitCode {
+    let json = std::env::args_os().any(|a| a == "--json");
+    if e.use_stderr() && json {
+        let message = e.to_string();
+        let first = message.lines().next().unwrap_or_default().trim_start_matches("error: ");
+        print_json("usage", first, None);
+    }
+    // Nothing is left to do when the terminal is gone.
+    let _ = e.print();
+    if e.use_stderr() { ExitCode::from(INVALID) } else { ExitCode::SUCCESS }
+}
+
+/// Prints an error and gives the exit status.
+pub fn report(e: &anyhow::Error, json: bool) -> ExitCode {
+    // A reader that went away (`anemoe inspect | head`) is no fault.
+    if e.chain().any(|c| c.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)) {
+        return ExitCode::SUCCESS;
+    }
+    let message = format!("{e:#}");
+    if json {
+        let (kind, path) = classify(e);
+        print_json(kind, &message, path);
+    }
+    let _ = writeln!(std::io::stderr(), "error: {message}");
+    ExitCode::from(INVALID)
+}
+
+fn print_json(kind: &str, message: &str, path: Option<PathBuf>) {
+    let document = serde_json::json!({"error": {"kind": kind, "message": message, "path": path}});
+    let _ = writeln!(std::io::stdout(), "{document}");
+}
+
+/// `io`, `invalid`, `unsupported`, `input` or `usage`, and the file concerned.
+fn classify(e: &anyhow::Error) -> (&'static str, Option<PathBuf>) {
+    let owned = |p: &Path| Some(p.to_path_buf());
+    for cause in e.chain() {
+        if let Some(e) = cause.downcast_ref::<anemoe_mlpackage::Error>() {
+            use anemoe_mlpackage::Error as E;
+            return match e {
+                E::Io { path, .. } => ("io", owned(path)),
+                E::InvalidFile { path, .. } => ("invalid", owned(path)),
+                E::Unsupported(_) => ("unsupported", None),
+                _ => ("invalid", None),
+            };
+        }
+        if let Some(e) = cause.downcast_ref::<anemoe_bundle::Error>() {
+            use anemoe_bundle::Error as E;
+            return match e {
+                E::Io { path, .. } => ("io", owned(path)),
+                E::Invalid { path, .. } => ("invalid", owned(path)),
+            };
+        }
+        if let Some(e) = cause.downcast_ref::<anemoe_convert::Error>() {
+            use anemoe_convert::Error as E;
+            match e {
+                E::Io { path, .. } => return ("io", owned(path)),
+                E::Invalid { path, .. } => return ("invalid", owned(path)),
+                E::Unsupported { path, .. } => return ("unsupported", owned(path)),
+                E::Usage(_) => return ("usage", None),
+                E::Package(_) | E::Bundle(_) => {}
+            }
+        }
+        if let Some(e) = cause.downcast_ref::<anemoe_runtime::Error>() {
+            use anemoe_runtime::Error as E;
+            match e {
+                E::Io { path, .. } => return ("io", owned(path)),
+                E::Invalid { path, .. } => return ("invalid", owned(path)),
+                E::Unsupported { path, .. } => return ("unsupported", owned(path)),
+                E::Input(_) => return ("input", None),
+                E::Package(_) | E::Bundle(_) => {}
+            }
+        }
+    }
+    ("usage", None)
+}

@@ -1,0 +1,327 @@
+//! The build: every shard of a plan, once, into a bundle that is complete when its `chain.json` is there.
+//!
+//! ```text
+//! NAME.anemoe/.build/plan.json      what is being built; a rerun goes on only with an equal plan
+//!                   /lock           held while a build runs
+//!                   /SHARD.json     one record per finished shard
+//! ```
+//! The folder `.build` goes when the bundle is complete.
+
+use crate::family::Family;
+use crate::lower::{Stored, store_matrix, store_vector};
+use crate::plan::{Plan, PlannedShard};
+use crate::{Error, Result};
+use anemoe_bundle::{CHAIN_FILE, Embedding, SHARDS_DIR, Shard, file_sha256, package_sha256, write_atomic};
+use anemoe_mlpackage::package::PackageWriter;
+use half::f16;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File, TryLockError};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Folder of an unfinished build.
+const WORK_DIR: &str = ".build";
+
+/// What happens during a build, for progress bars and logs.
+#[derive(Clone, Debug)]
+pub enum Event<'a> {
+    /// A shard is done; `reused` when an earlier run had built it.
+    ShardDone {
+        /// The shard.
+        shard: &'a PlannedShard,
+        /// Bytes of its package.
+        bytes: u64,
+        /// Time it took.
+        elapsed: Duration,
+        /// Built by an earlier run.
+        reused: bool,
+    },
+}
+
+/// What a build did.
+#[derive(Clone, Debug, Serialize)]
+pub struct BuildReport {
+    /// The bundle.
+    pub bundle: PathBuf,
+    /// Shards in all.
+    pub shards: usize,
+    /// Shards that an earlier run had built.
+    pub reused: usize,
+    /// Bytes of all packages.
+    pub package_bytes: u64,
+    /// Lowest cosine between a matrix and its compressed form.
+    pub min_weight_cosine: f64,
+    /// Seconds.
+    pub seconds: f64,
+}
+
+/// A finished shard.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Record {
+    bytes: u64,
+    sha256: String,
+    min_weight_cosine: f64,
+}
+
+/// Builds `plan` into the new folder `bundle`, or goes on with what an interrupted run of the same plan left there.
+/// `jobs` shards are built at a time.
+///
+/// # Errors
+/// The folder exists and is not an unfinished build of this plan, another build is using it, the checkpoint is wrong, or a
+/// file cannot be written. Finished shards stay; nothing half-written does.
+pub fn build(
+    family: &dyn Family,
+    plan: &Plan,
+    bundle: &Path,
+    jobs: usize,
+    on_event: &(dyn Fn(Event<'_>) + Sync),
+) -> Result<BuildReport> {
+    let started = Instant::now();
+    let site = Site::open(bundle, plan)?;
+    let result = site.run(family, plan, jobs, on_event);
+    if result.is_err() {
+        site.tidy();
+    }
+    let (records, reused) = result?;
+    let package_bytes = records.iter().map(|r| r.bytes).sum();
+    let min_weight_cosine = records.iter().map(|r| r.min_weight_cosine).fold(1.0, f64::min);
+    Ok(BuildReport {
+        bundle: bundle.to_path_buf(),
+        shards: records.len(),
+        reused,
+        package_bytes,
+        min_weight_cosine,
+        seconds: started.elapsed().as_secs_f64(),
+    })
+}
+
+/// The folder that is being built, locked.
+struct Site {
+    bundle: PathBuf,
+    work: PathBuf,
+    /// Released when it is closed, also by a crash.
+    _lock: File,
+}
+
+impl Site {
+    fn open(bundle: &Path, plan: &Plan) -> Result<Site> {
+        let work = bundle.join(WORK_DIR);
+        let plan_file = work.join("plan.json");
+        let exists = bundle.symlink_metadata().is_ok();
+        if exists && !bundle.is_dir() {
+            return Err(Error::Usage(format!("{}: exists and is not a folder", bundle.display())));
+        }
+        if exists && bundle.join(CHAIN_FILE).exists() && !work.exists() {
+            return Err(Error::Usage(format!(
+                "{}: is a finished bundle already; remove it or choose another name",
+                bundle.display()
+            )));
+        }
+        if exists && !work.exists() && fs::read_dir(bundle).map_err(|e| Error::io(bundle, e))?.next().is_some() {
+            return Err(Error::Usage(format!("{}: exists and is not an unfinished build", bundle.display())));
+        }
+        let create = |dir: &Path| fs::create_dir_all(dir).map_err(|e| Error::io(dir, e));
+        create(&work)?;
+        let lock_file = work.join("lock");
+        let lock = File::create(&lock_file).map_err(|e| Error::io(&lock_file, e))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(Error::Usage(format!("{}: another build is using this folder", bundle.display())));
+            }
+            Err(TryLockError::Error(e)) => return Err(Error::io(&lock_file, e)),
+        }
+        let site = Site { bundle: bundle.to_path_buf(), work, _lock: lock };
+        let text = to_json(plan);
+        match fs::read(&plan_file) {
+            Ok(found) if found == text => {}
+            Ok(_) => {
+                return Err(Error::Usage(format!(
+                    "{}: holds an unfinished build with other options or of another checkpoint; remove it or repeat those options",
+                    bundle.display()
+                )));
+            }
+            Err(_) => {
+                let started = create(&bundle.join(SHARDS_DIR)).and_then(|()| Ok(write_atomic(&plan_file, &text)?));
+                if started.is_err() {
+                    site.tidy();
+                }
+                started?;
+            }
+        }
+        Ok(site)
+    }
+
+    /// After a failure: leaves finished shards, and nothing at all when there is none.
+    fn tidy(&self) {
+        let done = fs::read_dir(self.bundle.join(SHARDS_DIR)).is_ok_and(|mut d| d.next().is_some());
+        if !done {
+            // What cannot be removed now is recognised as an unfinished build by the next run.
+            let _ = fs::remove_dir_all(&self.work);
+            let _ = fs::remove_file(self.bundle.join("embed.bin"));
+            let _ = fs::remove_dir(self.bundle.join(SHARDS_DIR));
+            let _ = fs::remove_dir(&self.bundle);
+        }
+    }
+
+    fn run(
+        &self,
+        family: &dyn Family,
+        plan: &Plan,
+        jobs: usize,
+        on_event: &(dyn Fn(Event<'_>) + Sync),
+    ) -> Result<(Vec<Record>, usize)> {
+        let mut chain = plan.chain.clone();
+        self.write_embedding(family, &mut chain.embedding)?;
+        let next = AtomicUsize::new(0);
+        let reused = AtomicUsize::new(0);
+        let results: Mutex<Vec<Option<Record>>> = Mutex::new(vec![None; plan.shards.len()]);
+        let failure: Mutex<Option<Error>> = Mutex::new(None);
+        let lock = |e: &Mutex<Option<Error>>| e.lock().unwrap_or_else(|p| p.into_inner()).is_some();
+        std::thread::scope(|scope| {
+            for _ in 0..jobs.clamp(1, plan.shards.len().max(1)) {
+                scope.spawn(|| {
+                    while !lock(&failure) {
+                        let i = next.fetch_add(1, Ordering::Relaxed);
+                        let Some(shard) = plan.shards.get(i) else { break };
+                        let started = Instant::now();
+                        match self.shard(family, shard) {
+                            Ok((record, again)) => {
+                                reused.fetch_add(usize::from(again), Ordering::Relaxed);
+                                let elapsed = started.elapsed();
+                                on_event(Event::ShardDone { shard, bytes: record.bytes, elapsed, reused: again });
+                                results.lock().unwrap_or_else(|p| p.into_inner())[i] = Some(record);
+                            }
+                            Err(e) => {
+                                failure.lock().unwrap_or_else(|p| p.into_inner()).get_or_insert(e);
+                            }
+                        }
+                    }
+                });
+            }
+        });
+        if let Some(e) = failure.into_inner().unwrap_or_else(|p| p.into_inner()) {
+            return Err(e);
+        }
+        let records: Vec<Record> = results.into_inner().unwrap_or_else(|p| p.into_inner()).into_iter().flatten().collect();
+        for (from, to) in family.files() {
+            let text = fs::read(&from).map_err(|e| Error::io(&from, e))?;
+            write_atomic(&self.bundle.join(to), &text)?;
+        }
+        chain.shards = plan
+            .shards
+            .iter()
+            .zip(&records)
+            .map(|(s, r)| Shard {
+                name: s.name.clone(),
+                file: package_file(&s.name),
+                kind: s.kind,
+                layer: s.layer,
+                functions: s.functions.clone(),
+                quant: s.quant.clone(),
+                weights: s.weights,
+                bytes: r.bytes,
+                sha256: r.sha256.clone(),
+                min_weight_cosine: r.min_weight_cosine,
+            })
+            .collect();
+        chain.write(&self.bundle)?;
+        fs::remove_dir_all(&self.work).map_err(|e| Error::io(&self.work, e))?;
+        Ok((records, reused.into_inner()))
+    }
+
+    /// One shard: found finished, or built. True when it was found.
+    fn shard(&self, family: &dyn Family, shard: &PlannedShard) -> Result<(Record, bool)> {
+        let path = self.bundle.join(package_file(&shard.name));
+        let record_file = self.work.join(format!("{}.json", shard.name));
+        if let Ok(text) = fs::read(&record_file)
+            && let Ok(record) = serde_json::from_slice::<Record>(&text)
+            && path.is_dir()
+            && package_sha256(&path).is_ok_and(|hash| hash == record.sha256)
+        {
+            return Ok((record, true));
+        }
+        if path.is_dir() {
+            // Renamed into place, but its record was not written any more.
+            fs::remove_dir_all(&path).map_err(|e| Error::io(&path, e))?;
+        }
+        let min_weight_cosine = write_shard(family, shard, &path)?;
+        let record =
+            Record { bytes: directory_bytes(&path)?, sha256: package_sha256(&path)?, min_weight_cosine };
+        write_atomic(&record_file, &to_json(&record))?;
+        Ok((record, false))
+    }
+
+    fn write_embedding(&self, family: &dyn Family, embedding: &mut Embedding) -> Result<()> {
+        let path = self.bundle.join(&embedding.file);
+        if !path.exists() {
+            let temporary = self.work.join("embed.tmp");
+            let file = File::create(&temporary).map_err(|e| Error::io(&temporary, e))?;
+            let mut out = BufWriter::with_capacity(1 << 20, file);
+            let rows_at_once = ((4 << 20) / embedding.cols).max(1);
+            let mut values = vec![0f32; rows_at_once * embedding.cols];
+            let mut bytes = Vec::with_capacity(values.len() * 2);
+            for first in (0..embedding.rows).step_by(rows_at_once) {
+                let rows = rows_at_once.min(embedding.rows - first);
+                let piece = &mut values[..rows * embedding.cols];
+                let start = first as u64 * embedding.cols as u64;
+                family.read(family.embedding_tensor(), start..start + piece.len() as u64, piece)?;
+                bytes.clear();
+                bytes.extend(piece.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()));
+                out.write_all(&bytes).map_err(|e| Error::io(&temporary, e))?;
+            }
+            out.flush().and_then(|()| out.get_ref().sync_all()).map_err(|e| Error::io(&temporary, e))?;
+            fs::rename(&temporary, &path).map_err(|e| Error::io(&path, e))?;
+        }
+        embedding.sha256 = file_sha256(&path)?;
+        Ok(())
+    }
+}
+
+/// Where a shard lies in its bundle.
+fn package_file(name: &str) -> String {
+    format!("{SHARDS_DIR}/{name}.mlpackage")
+}
+
+fn to_json<T: Serialize>(value: &T) -> Vec<u8> {
+    // Plans and records hold only what JSON can: no maps with other keys than strings, no non-finite numbers.
+    serde_json::to_vec_pretty(value).expect("plans and records are representable in JSON")
+}
+
+/// Writes the package of one shard; gives the lowest cosine between a matrix and its compressed form.
+///
+/// # Errors
+/// The checkpoint is wrong, or the package cannot be written; nothing stays behind then.
+pub fn write_shard(family: &dyn Family, shard: &PlannedShard, path: &Path) -> Result<f64> {
+    let mut writer = PackageWriter::create(path)?;
+    let mut stored = Stored::default();
+    let mut min_cosine = 1.0f64;
+    for matrix in &shard.matrices {
+        let cosine = store_matrix(writer.weights(), family, matrix, &mut stored)?;
+        min_cosine = min_cosine.min(cosine);
+    }
+    for vector in &shard.vectors {
+        store_vector(writer.weights(), family, vector, &mut stored)?;
+    }
+    let mut functions = Vec::new();
+    for function in &shard.functions {
+        functions.push((function.name.clone(), family.lower(shard, function, &stored)?));
+    }
+    let default = shard.functions.first().map(|f| f.name.clone()).unwrap_or_default();
+    let model = anemoe_mlpackage::mil::builder::model(crate::lower::OPSET, functions, &default)?;
+    writer.finish(&model)?;
+    Ok(min_cosine)
+}
+
+fn directory_bytes(dir: &Path) -> Result<u64> {
+    let mut bytes = 0;
+    for entry in fs::read_dir(dir).map_err(|e| Error::io(dir, e))? {
+        let entry = entry.map_err(|e| Error::io(dir, e))?;
+        let meta = entry.metadata().map_err(|e| Error::io(entry.path(), e))?;
+        bytes += if meta.is_dir() { directory_bytes(&entry.path())? } else { meta.len() };
+    }
+    Ok(bytes)
+}

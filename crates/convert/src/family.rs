@@ -1,0 +1,39 @@
+//! What the spine asks of a model family; everything else is the family's own.
+
+use crate::Result;
+use crate::lower::Stored;
+use crate::plan::{Plan, PlanOptions, PlannedShard};
+use anemoe_bundle::ShardFunction;
+use anemoe_mlpackage::mil::Function;
+use std::ops::Range;
+use std::path::PathBuf;
+
+/// An opened checkpoint of one model family.
+pub trait Family: Send + Sync {
+    /// Name of the family, for instance `gemma4`.
+    fn name(&self) -> &'static str;
+
+    /// Decides packages, compression and the chain.
+    ///
+    /// # Errors
+    /// The options do not fit the model.
+    fn plan(&self, options: &PlanOptions) -> Result<Plan>;
+
+    /// Builds one function of a shard over weights that are stored already.
+    ///
+    /// # Errors
+    /// The program breaks MIL's rules; a fault of the lowering, not of the input.
+    fn lower(&self, shard: &PlannedShard, function: &ShardFunction, stored: &Stored) -> Result<Function>;
+
+    /// Reads elements of a tensor, named as in the plan (without the checkpoint's prefix), as f32.
+    ///
+    /// # Errors
+    /// The file cannot be read, or a value is NaN or infinite.
+    fn read(&self, tensor: &str, range: Range<u64>, out: &mut [f32]) -> Result<()>;
+
+    /// Name of the embedding `[vocab_size, hidden_size]`.
+    fn embedding_tensor(&self) -> &str;
+
+    /// Files that go into the bundle as they are: where they are, and their names in the bundle.
+    fn files(&self) -> Vec<(PathBuf, &'static str)>;
+}
