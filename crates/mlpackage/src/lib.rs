@@ -10,7 +10,11 @@
 //! ```
 #![deny(unsafe_code)]
 
+pub mod blob;
 pub mod error;
 pub mod mil;
+pub mod package;
+mod proto;
+pub mod spec;
 
 pub use error::{Error, Result};

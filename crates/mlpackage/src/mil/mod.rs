@@ -1,5 +1,8 @@
 //! MIL, the Model Intermediate Language: owned types, independent of protobuf.
 
+pub mod builder;
+mod names;
+pub mod ops;
 mod program;
 mod types;
 mod value;

@@ -1,0 +1,181 @@
+//! `anemoe quickstart`
+
+use super::{build, generate, plan};
+use crate::Outcome;
+use crate::ui::{self, Table, Ui};
+use anemoe_convert::checkpoint::Checkpoint;
+use anemoe_convert::models;
+use anemoe_convert::plan::PlanOptions;
+use anemoe_convert::quant::Quant;
+use anemoe_gates::golden::{self, Validation};
+use anemoe_gates::reference::Golden;
+use anemoe_gates::static_report::{self, OpReport};
+use anemoe_runtime::cpu::CpuBackend;
+use anemoe_runtime::engine::Engine;
+use anemoe_runtime::generate::{GenerateOptions, Generated};
+use anemoe_runtime::sampler::Sampling;
+use anemoe_runtime::tokenizer::Tokenizer;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The whole story on the small model of the repository: plan, build, reports, golden gate, text, speed.
+#[derive(clap::Args)]
+#[command(after_help = "Example:\n  anemoe quickstart --prompt 'def read_file(path):'")]
+pub struct Args {
+    /// Folder of the model, with its golden.npz [default: models/small-gemma4 of the repository].
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// Keep the two bundles in this folder.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// What the model continues.
+    #[arg(long, default_value = "def __init__(self, name):\n")]
+    prompt: String,
+    /// Most new tokens.
+    #[arg(long, value_name = "N", default_value_t = 96)]
+    max_new: usize,
+}
+
+/// One of the two builds.
+struct Run {
+    quant: Quant,
+    bundle: PathBuf,
+    bytes: u64,
+    build_s: f64,
+    load: Duration,
+    validation: Validation,
+    generated: Generated,
+}
+
+pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    let model = match args.model {
+        Some(dir) => dir,
+        None => find_model()?,
+    };
+    let source = model.display().to_string();
+    let scratch = tempfile::tempdir()?;
+    let folder = match &args.out {
+        Some(dir) => {
+            std::fs::create_dir_all(dir).map_err(|e| anemoe_convert::Error::io(dir, e))?;
+            dir.clone()
+        }
+        None => scratch.path().to_path_buf(),
+    };
+    let reference = Golden::read(&model.join("golden.npz"))?;
+    let lut4 = Quant::Lut { bits: 4, uniform: false, per_tensor: false };
+
+    let mut runs = Vec::new();
+    let mut report = OpReport::default();
+    for quant in [Quant::Fp16, lut4] {
+        let main = quant == lut4;
+        let family = models::open(Checkpoint::open(&source)?)?;
+        let plan = family.plan(&PlanOptions { quant, ..PlanOptions::default() })?;
+        if main {
+            ui.line("\n1. Plan\n")?;
+            plan::print(&plan, false, ui)?;
+            ui.line("\n2. Build\n")?;
+        }
+        let bundle = folder.join(format!("{quant}.anemoe"));
+        let built = build::with_progress(family.as_ref(), &plan, &bundle, 1, ui)?;
+        let started = Instant::now();
+        let mut engine = Engine::open(&bundle, &CpuBackend::default())?;
+        let load = started.elapsed();
+        if main {
+            ui.line(build::summary(&built))?;
+            ui.line("\n3. Packages and ops\n")?;
+            report = static_report::bundle(&bundle, engine.chain())?;
+            print_report(&report, ui)?;
+            ui.line("\n4. Golden gate: logits against the f32 reference, after each token\n")?;
+        }
+        let validation = golden::validate(&mut engine, &reference, golden::MIN_COSINE)?;
+        if main {
+            super::validate::print(&validation, ui)?;
+            ui.line("\n5. Text\n")?;
+        }
+        let tokenizer = Tokenizer::open(&bundle.join("tokenizer.json"))?;
+        let prompt = tokenizer.encode(&args.prompt, engine.chain().model.bos_token_id)?;
+        // Sampled: so small a model repeats itself when it always takes the most probable token.
+        let sampling = Sampling { temperature: 0.7, top_k: 40, top_p: 0.95, seed: 3 };
+        let options = GenerateOptions { max_new: args.max_new, sampling, ignore_eos: true, prefill_chunk: None };
+        engine.warm_up(1)?;
+        engine.warm_up(prompt.len())?;
+        let generated = if main {
+            ui.part(&args.prompt)?;
+            generate::stream(&mut engine, &prompt, &options, Some(&tokenizer), ui)?
+        } else {
+            anemoe_runtime::generate::generate(&mut engine, &prompt, &options, |_| true)?
+        };
+        runs.push(Run { quant, bundle, bytes: built.package_bytes, build_s: built.seconds, load, validation, generated });
+    }
+
+    ui.line("\n6. FP16 and LUT4 side by side\n")?;
+    let mut table =
+        Table::new(&["", "packages", "build s", "load s", "min cosine", "tokens equal", "prompt tok/s", "decode tok/s"]);
+    for run in &runs {
+        let v = &run.validation;
+        let equal = v.generated_ids.iter().zip(&v.expected_ids).take_while(|(a, b)| a == b).count();
+        table.row(vec![
+            run.quant.to_string(),
+            ui::bytes(run.bytes),
+            format!("{:.1}", run.build_s),
+            format!("{:.2}", run.load.as_secs_f64()),
+            format!("{:.5}", v.min_cosine),
+            format!("{equal} of {}", v.expected_ids.len()),
+            format!("{:.0}", run.generated.prefill_tokens as f64 / run.generated.prefill.as_secs_f64()),
+            format!("{:.0}", run.generated.tokens_per_second()),
+        ]);
+    }
+    table.print(ui)?;
+    if args.out.is_some() {
+        for run in &runs {
+            ui.line(format!("kept: {}", run.bundle.display()))?;
+        }
+    }
+    let document: Vec<serde_json::Value> = runs
+        .iter()
+        .map(|r| {
+            serde_json::json!({
+                "quant": r.quant, "bytes": r.bytes, "build_s": r.build_s, "validation": r.validation,
+                "generated_ids": r.generated.ids, "timing": generate::timing(&r.generated, r.load),
+            })
+        })
+        .collect();
+    ui.document(&serde_json::json!({"model": source, "runs": document, "ops": report}))?;
+    Ok(if runs.iter().all(|r| r.validation.pass) { Outcome::Done } else { Outcome::GateFailed })
+}
+
+/// `models/small-gemma4` below the current folder or a folder above the program.
+fn find_model() -> anyhow::Result<PathBuf> {
+    let name = Path::new("models/small-gemma4");
+    let exe = std::env::current_exe().ok();
+    let above = exe.iter().flat_map(|e| e.ancestors().skip(1).map(|d| d.join(name)));
+    std::iter::once(name.to_path_buf()).chain(above).find(|p| p.join("config.json").is_file()).ok_or_else(|| {
+        anyhow::anyhow!("models/small-gemma4 is neither here nor above the program: run this in the repository, or give --model")
+    })
+}
+
+fn print_report(report: &OpReport, ui: &Ui) -> std::io::Result<()> {
+    let mut table = Table::new(&["kind", "packages", "largest", "functions", "compute ops", "constants"]);
+    for (kind, r) in &report.kinds {
+        table.row(vec![
+            kind.clone(),
+            r.packages.to_string(),
+            ui::bytes(r.largest_bytes),
+            r.functions.to_string(),
+            r.compute_ops.to_string(),
+            r.constants.to_string(),
+        ]);
+    }
+    table.print(ui)?;
+    let list = |ops: &std::collections::BTreeMap<String, u64>| {
+        ops.iter().map(|(op, n)| format!("{op} {n}")).collect::<Vec<_>>().join(", ")
+    };
+    ui.line(format!("\nops that were seen on the ANE by others: {}", list(&report.seen)))?;
+    if !report.unseen.is_empty() {
+        ui.line(format!("ops without a published sighting: {}", list(&report.unseen)))?;
+    }
+    if !report.off.is_empty() {
+        ui.line(format!("ops that leave the ANE: {}", list(&report.off)))?;
+    }
+    Ok(())
+}

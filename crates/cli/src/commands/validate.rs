@@ -1,0 +1,63 @@
+//! `anemoe validate`
+
+use crate::Outcome;
+use crate::ui::{Table, Ui};
+use anemoe_gates::golden::{self, Validation};
+use anemoe_gates::reference::Golden;
+use anemoe_runtime::cpu::CpuBackend;
+use anemoe_runtime::engine::Engine;
+use std::path::PathBuf;
+
+/// Golden gate: logits and greedy tokens of a bundle against a reference run. Exit status 1 when it fails.
+#[derive(clap::Args)]
+#[command(after_help = "Example:\n  anemoe validate small.anemoe --golden models/small-gemma4/golden.npz")]
+pub struct Args {
+    /// The bundle.
+    bundle: PathBuf,
+    /// Reference run, from `anemoe golden` or Hugging Face transformers.
+    #[arg(long, value_name = "F.npz")]
+    golden: PathBuf,
+    /// Cosine that the logits must reach at every position and step.
+    #[arg(long, value_name = "X", default_value_t = golden::MIN_COSINE)]
+    min_cosine: f64,
+}
+
+pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    anyhow::ensure!(
+        (-1.0..=1.0).contains(&args.min_cosine),
+        "--min-cosine {} is not a cosine: between -1 and 1",
+        args.min_cosine
+    );
+    let reference = Golden::read(&args.golden)?;
+    let mut engine = Engine::open(&args.bundle, &CpuBackend::default())?;
+    let validation = golden::validate(&mut engine, &reference, args.min_cosine)?;
+    ui.document(&validation)?;
+    print(&validation, ui)?;
+    Ok(if validation.pass { Outcome::Done } else { Outcome::GateFailed })
+}
+
+/// The result for people.
+pub fn print(v: &Validation, ui: &Ui) -> std::io::Result<()> {
+    let mut table = Table::new(&["after", "cosine"]);
+    for p in &v.positions {
+        table.row(vec![format!("prompt token {}", p.pos), format!("{:.6}", p.cosine)]);
+    }
+    // Steps are many and alike: the first, and the lowest of all.
+    let lowest = v.decode.iter().min_by(|a, b| a.cosine.total_cmp(&b.cosine));
+    let mut shown: Vec<_> = v.decode.first().into_iter().chain(lowest).collect();
+    shown.dedup_by_key(|d| d.step);
+    for d in shown {
+        table.row(vec![format!("decode step {}", d.step), format!("{:.6}", d.cosine)]);
+    }
+    table.print(ui)?;
+    let equal = v.generated_ids.iter().zip(&v.expected_ids).take_while(|(a, b)| a == b).count();
+    ui.line(format!(
+        "{}: lowest cosine {:.6} (at least {} wanted) over {} positions and {} steps; {equal} of {} greedy tokens equal",
+        if v.pass { "pass" } else { "FAIL" },
+        v.min_cosine,
+        v.threshold,
+        v.positions.len(),
+        v.decode.len(),
+        v.expected_ids.len()
+    ))
+}

@@ -1,0 +1,84 @@
+//! Runs the built binary.
+#![allow(dead_code)]
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A fixture of the repository.
+pub fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name)
+}
+
+/// The binary with these arguments.
+pub fn anemoe(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_anemoe"));
+    command.args(args);
+    command
+}
+
+/// Runs it and gives its exit status, standard output and standard error.
+pub fn run(args: &[&str]) -> (i32, String, String) {
+    finish(anemoe(args).output().unwrap())
+}
+
+/// Exit status (-1 for a signal), standard output and standard error.
+pub fn finish(output: Output) -> (i32, String, String) {
+    let text = |b: Vec<u8>| String::from_utf8_lossy(&b).into_owned();
+    (output.status.code().unwrap_or(-1), text(output.stdout), text(output.stderr))
+}
+
+/// Runs it with `--json`, expecting this exit status, and gives the document.
+pub fn json(expected: i32, args: &[&str]) -> Value {
+    let mut all = args.to_vec();
+    all.push("--json");
+    let (code, out, err) = run(&all);
+    assert_eq!(code, expected, "{args:?}\n{out}\n{err}");
+    serde_json::from_str(&out).unwrap_or_else(|e| panic!("{args:?}: {e}\n{out}"))
+}
+
+/// Runs it expecting exit status 2, no panic, and each of `says` in the message.
+pub fn refused(args: &[&str], says: &[&str]) {
+    let (code, out, err) = run(args);
+    assert_eq!(code, 2, "{args:?}\n{out}\n{err}");
+    assert!(!err.contains("panicked"), "{args:?}\n{err}");
+    for text in says {
+        assert!(err.contains(text), "{args:?}: `{text}` is not in\n{err}");
+    }
+}
+
+/// Builds a bundle.
+pub fn build(checkpoint: &Path, bundle: &Path, options: &[&str]) {
+    let mut args = vec!["build", checkpoint.to_str().unwrap(), "-o", bundle.to_str().unwrap()];
+    args.extend(options);
+    let (code, out, err) = run(&args);
+    assert_eq!(code, 0, "{args:?}\n{out}\n{err}");
+}
+
+/// Every file of a folder with its contents, by relative path.
+pub fn contents(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    fn walk(dir: &Path, files: &mut Vec<PathBuf>) {
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() { walk(&path, files) } else { files.push(path) }
+        }
+    }
+    let mut files = Vec::new();
+    walk(dir, &mut files);
+    files.sort();
+    files.into_iter().map(|f| (f.strip_prefix(dir).unwrap().to_path_buf(), std::fs::read(f).unwrap())).collect()
+}
+
+/// Copies a folder of files.
+pub fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        let target = to.join(path.file_name().unwrap());
+        if path.is_dir() {
+            copy(&path, &target);
+        } else {
+            std::fs::copy(&path, &target).unwrap();
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! The golden gate: a bundle against the reference run of its checkpoint.
+
+use crate::reference::Golden;
+use anemoe_runtime::engine::{Engine, Want};
+use anemoe_runtime::sampler::argmax;
+use anemoe_runtime::{Error, Result};
+use serde::Serialize;
+
+/// Cosine that every position and step must reach.
+pub const MIN_COSINE: f64 = 0.97;
+
+/// What the gate found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Validation {
+    /// Every cosine reaches the threshold, and greedy tokens are equal or differ only behind a cosine that passes.
+    pub pass: bool,
+    /// The threshold.
+    pub threshold: f64,
+    /// Lowest cosine of all positions and steps.
+    pub min_cosine: f64,
+    /// Logits after each prompt token.
+    pub positions: Vec<Position>,
+    /// Logits after each token of the reference's continuation, which is what the bundle is fed.
+    pub decode: Vec<StepCosine>,
+    /// The bundle's own greedy continuation equals the reference's.
+    pub tokens_match: bool,
+    /// The bundle's own greedy continuation.
+    pub generated_ids: Vec<u32>,
+    /// The reference's.
+    pub expected_ids: Vec<u32>,
+}
+
+/// Cosine of the logits at a prompt position.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Position {
+    /// From 0.
+    pub pos: usize,
+    /// Between the bundle's logits and the reference's.
+    pub cosine: f64,
+}
+
+/// Cosine of the logits at a decode step.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct StepCosine {
+    /// From 0: the logits after this many tokens of the continuation.
+    pub step: usize,
+    /// Between the bundle's logits and the reference's.
+    pub cosine: f64,
+}
+
+/// Cosine of two vectors in f64; two zero vectors count as equal, anything that is not a number as 0.
+pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let (mut dot, mut aa, mut bb) = (0.0f64, 0.0f64, 0.0f64);
+    for (&x, &y) in a.iter().zip(b) {
+        let (x, y) = (f64::from(x), f64::from(y));
+        dot += x * y;
+        aa += x * x;
+        bb += y * y;
+    }
+    if aa == 0.0 && bb == 0.0 {
+        return 1.0;
+    }
+    let cosine = dot / (aa.sqrt() * bb.sqrt());
+    if cosine.is_finite() { cosine } else { 0.0 }
+}
+
+/// Runs the golden's prompt and continuation through the bundle.
+///
+/// The continuation is fed as the reference has it, so that a cosine means the same at every step whatever token the
+/// bundle would have chosen. When all its choices agree, they are its own continuation too; otherwise that is generated.
+///
+/// # Errors
+/// The golden does not fit the bundle (vocabulary, context), or a package fails.
+pub fn validate(engine: &mut Engine, golden: &Golden, threshold: f64) -> Result<Validation> {
+    let vocab = engine.chain().model.vocab_size;
+    let fits = |row: &[f32]| row.len() == vocab;
+    if golden.prompt_ids.is_empty() || !golden.logits_full.iter().all(|r| fits(r)) {
+        return Err(Error::Input(format!("the golden file's logits are not for a vocabulary of {vocab} tokens")));
+    }
+    engine.reset();
+    let prompt = engine.forward(&golden.prompt_ids, Want::All, None)?;
+    let positions: Vec<Position> = prompt
+        .iter()
+        .zip(&golden.logits_full)
+        .enumerate()
+        .map(|(pos, (a, b))| Position { pos, cosine: cosine(a, b) })
+        .collect();
+
+    let mut decode = Vec::new();
+    let mut choices = Vec::new();
+    let mut logits = prompt.last().cloned().unwrap_or_default();
+    for (step, &expected) in golden.decode_tokens.iter().enumerate() {
+        if let Some(reference) = golden.next_token_logits.get(step) {
+            decode.push(StepCosine { step, cosine: cosine(&logits, reference) });
+        }
+        choices.push(argmax(&logits) as u32);
+        if engine.position() == engine.chain().model.max_context {
+            break;
+        }
+        logits = engine.forward(&[expected], Want::Last, None)?.pop().unwrap_or_default();
+    }
+    if let Some(reference) = golden.next_token_logits.get(golden.decode_tokens.len()) {
+        decode.push(StepCosine { step: golden.decode_tokens.len(), cosine: cosine(&logits, reference) });
+    }
+    let expected_ids = golden.decode_tokens.clone();
+    let tokens_match = choices == expected_ids;
+    let generated_ids = if tokens_match { choices } else { greedy(engine, golden, &prompt)? };
+    let cosines = positions.iter().map(|p| p.cosine).chain(decode.iter().map(|d| d.cosine));
+    let min_cosine = cosines.fold(1.0, f64::min);
+    Ok(Validation {
+        pass: min_cosine >= threshold && tokens_match,
+        threshold,
+        min_cosine,
+        positions,
+        decode,
+        tokens_match,
+        generated_ids,
+        expected_ids,
+    })
+}
+
+fn greedy(engine: &mut Engine, golden: &Golden, prompt: &[Vec<f32>]) -> Result<Vec<u32>> {
+    engine.reset();
+    engine.forward(&golden.prompt_ids, Want::Nothing, None)?;
+    let mut logits = prompt.last().cloned().unwrap_or_default();
+    let mut ids = Vec::new();
+    while ids.len() < golden.decode_tokens.len() && engine.position() < engine.chain().model.max_context {
+        let id = argmax(&logits) as u32;
+        ids.push(id);
+        logits = engine.forward(&[id], Want::Last, None)?.pop().unwrap_or_default();
+    }
+    Ok(ids)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::cosine;
+
+    #[test]
+    fn cosine_of_extremes() {
+        assert_eq!(cosine(&[0.0, 0.0], &[0.0, 0.0]), 1.0);
+        assert_eq!(cosine(&[1.0, 0.0], &[0.0, 0.0]), 0.0);
+        assert_eq!(cosine(&[f32::NAN, 0.0], &[1.0, 0.0]), 0.0);
+        assert!((cosine(&[1.0, 2.0], &[-2.0, -4.0]) + 1.0).abs() < 1e-12);
+    }
+}

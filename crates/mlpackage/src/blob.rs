@@ -1,0 +1,505 @@
+//! Weight storage v2: the `weight.bin` of a package.
+//!
+//! ```text
+//! 0..64    u32 number of blobs, u32 version = 2, zeros
+//! then for each blob, from the next multiple of 64:
+//!          u32 0xDEADBEEF, u32 data type, u64 size in bytes, u64 offset of the data, u64 unused bits in the last byte, zeros
+//!          the data, directly behind
+//! ```
+//! A blob is known by the offset of its metadata. Everything is little endian.
+
+use crate::mil::DataType;
+use crate::{Error, Result};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufWriter, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+const VERSION: u32 = 2;
+const SENTINEL: u32 = 0xDEAD_BEEF;
+/// Metadata starts at multiples of this, and is as long; so is the header.
+const UNIT: u64 = 64;
+
+/// Data types with their numbers in weight storage, which are not those of `MIL.proto`.
+const BLOB_TYPES: [(DataType, u32); 17] = [
+    (DataType::Float16, 1),
+    (DataType::Float32, 2),
+    (DataType::UInt8, 3),
+    (DataType::Int8, 4),
+    (DataType::BFloat16, 5),
+    (DataType::Int16, 6),
+    (DataType::UInt16, 7),
+    (DataType::Int4, 8),
+    (DataType::UInt1, 9),
+    (DataType::UInt2, 10),
+    (DataType::UInt4, 11),
+    (DataType::UInt3, 12),
+    (DataType::UInt6, 13),
+    (DataType::Int32, 14),
+    (DataType::UInt32, 15),
+    (DataType::Float8E4M3FN, 16),
+    (DataType::Float8E5M2, 17),
+];
+
+/// Writes blobs one after the other, each in as many pieces as wanted.
+pub struct BlobWriter {
+    path: PathBuf,
+    /// Created with the first blob: a package without blobs has no weight file.
+    file: Option<BufWriter<File>>,
+    position: u64,
+    count: u32,
+    open: Option<OpenBlob>,
+}
+
+struct OpenBlob {
+    metadata: u64,
+    remaining: u64,
+}
+
+impl BlobWriter {
+    /// A writer for the file `path`, which is created with the first blob.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        BlobWriter { path: path.into(), file: None, position: 0, count: 0, open: None }
+    }
+
+    /// Blobs begun so far.
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<()> {
+        let file = match &mut self.file {
+            Some(file) => file,
+            None => {
+                let file = File::create_new(&self.path).map_err(|e| Error::io(&self.path, e))?;
+                self.file.insert(BufWriter::with_capacity(1 << 20, file))
+            }
+        };
+        file.write_all(bytes).map_err(|e| Error::io(&self.path, e))?;
+        self.position += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Starts a blob of `count` elements and gives the offset that names it.
+    ///
+    /// # Errors
+    /// The type cannot be stored, the last blob was not ended, or writing fails.
+    pub fn begin(&mut self, dtype: DataType, count: u64) -> Result<u64> {
+        if self.open.is_some() {
+            return Err(Error::invalid(&self.path, "use: a blob is begun before the last one is ended"));
+        }
+        let code = BLOB_TYPES.iter().find(|(t, _)| *t == dtype).map(|(_, c)| *c);
+        let code = code.ok_or_else(|| Error::Unsupported(format!("{dtype} in weight storage")))?;
+        let size = dtype.packed_bytes(count);
+        let size = size.ok_or_else(|| Error::invalid(&self.path, format!("use: a blob of {count} elements")))?;
+        if self.position == 0 {
+            self.put(&[0; UNIT as usize])?;
+        }
+        let fill = self.position.next_multiple_of(UNIT) - self.position;
+        self.put(&[0; UNIT as usize][..fill as usize])?;
+        let metadata = self.position;
+        let unused_bits = size * 8 - count * dtype.bits() as u64;
+        let mut head = Vec::with_capacity(UNIT as usize);
+        head.extend(SENTINEL.to_le_bytes());
+        head.extend(code.to_le_bytes());
+        head.extend(size.to_le_bytes());
+        head.extend((metadata + UNIT).to_le_bytes());
+        head.extend(unused_bits.to_le_bytes());
+        head.resize(UNIT as usize, 0);
+        self.put(&head)?;
+        self.count += 1;
+        self.open = Some(OpenBlob { metadata, remaining: size });
+        Ok(metadata)
+    }
+
+    /// Adds bytes to the blob that was begun.
+    ///
+    /// # Errors
+    /// There are more than the blob holds, or writing fails.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        let path = &self.path;
+        let wrong = || Error::invalid(path, "use: more bytes than the blob was begun with");
+        let open = self.open.as_mut().ok_or_else(wrong)?;
+        open.remaining = open.remaining.checked_sub(bytes.len() as u64).ok_or_else(wrong)?;
+        self.put(bytes)
+    }
+
+    /// Ends the blob that was begun; gives its offset again.
+    ///
+    /// # Errors
+    /// It has fewer bytes than it was begun with.
+    pub fn end(&mut self) -> Result<u64> {
+        match self.open.take() {
+            Some(OpenBlob { metadata, remaining: 0 }) => Ok(metadata),
+            _ => Err(Error::invalid(&self.path, "use: fewer bytes than the blob was begun with")),
+        }
+    }
+
+    /// Writes a whole blob and gives its offset.
+    ///
+    /// # Errors
+    /// As [`BlobWriter::begin`] and [`BlobWriter::write`].
+    pub fn append(&mut self, dtype: DataType, count: u64, bytes: &[u8]) -> Result<u64> {
+        self.begin(dtype, count)?;
+        self.write(bytes)?;
+        self.end()
+    }
+
+    /// Completes the header and flushes to disk. Gives the file's length, or `None` when there is no blob and so no file.
+    ///
+    /// # Errors
+    /// A blob was not ended, or writing fails.
+    pub fn finish(mut self) -> Result<Option<u64>> {
+        if self.open.is_some() {
+            return Err(Error::invalid(&self.path, "use: the last blob was not ended"));
+        }
+        let Some(mut file) = self.file.take() else { return Ok(None) };
+        let mut header = self.count.to_le_bytes().to_vec();
+        header.extend(VERSION.to_le_bytes());
+        let done = file
+            .seek(SeekFrom::Start(0))
+            .and_then(|_| file.write_all(&header))
+            .and_then(|()| file.flush())
+            .and_then(|()| file.get_ref().sync_all());
+        done.map_err(|e| Error::io(&self.path, e))?;
+        Ok(Some(self.position))
+    }
+}
+
+/// A blob in a mapped file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blob<'a> {
+    /// Element type.
+    pub dtype: DataType,
+    /// Number of elements.
+    pub count: u64,
+    /// Packed elements.
+    pub data: &'a [u8],
+}
+
+#[derive(Clone, Copy)]
+struct Entry {
+    dtype: DataType,
+    count: u64,
+    start: usize,
+    end: usize,
+}
+
+/// A weight file, mapped and checked once.
+pub struct BlobFile {
+    path: PathBuf,
+    map: memmap2::Mmap,
+    blobs: BTreeMap<u64, Entry>,
+}
+
+impl BlobFile {
+    /// Maps and checks a weight file.
+    ///
+    /// # Errors
+    /// The file cannot be mapped, or its header, a blob's metadata or the chain of blobs is wrong.
+    pub fn open(path: &Path) -> Result<BlobFile> {
+        let file = File::open(path).map_err(|e| Error::io(path, e))?;
+        // SAFETY: the map is only read. A file that another process shortens meanwhile ends this one with a signal, as for
+        // every program that maps its weights.
+        #[allow(unsafe_code)]
+        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(|e| Error::io(path, e))?;
+        let blobs = index(&map).map_err(|what| Error::invalid(path, format!("weight file: {what}")))?;
+        Ok(BlobFile { path: path.to_path_buf(), map, blobs })
+    }
+
+    /// The blob whose metadata lies at `offset`.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn blob(&self, offset: u64) -> Result<Blob<'_>> {
+        let entry = self.blobs.get(&offset).ok_or_else(|| {
+            Error::invalid(&self.path, format!("weight file: no blob at offset {offset} (of {})", self.blobs.len()))
+        })?;
+        Ok(Blob { dtype: entry.dtype, count: entry.count, data: &self.map[entry.start..entry.end] })
+    }
+
+    /// Offsets of all blobs, ascending.
+    pub fn offsets(&self) -> impl Iterator<Item = u64> + '_ {
+        self.blobs.keys().copied()
+    }
+
+    /// Bytes of the file.
+    pub fn len(&self) -> u64 {
+        self.map.len() as u64
+    }
+
+    /// The file holds nothing.
+    pub fn is_empty(&self) -> bool {
+        self.map.is_empty()
+    }
+}
+
+fn index(bytes: &[u8]) -> std::result::Result<BTreeMap<u64, Entry>, String> {
+    let len = bytes.len() as u64;
+    let u32_at = |at: u64| {
+        let at = at as usize;
+        u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+    };
+    let u64_at = |at: u64| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
+    if len < UNIT {
+        return Err(format!("{len} bytes, the header alone takes {UNIT}"));
+    }
+    if u32_at(4) != VERSION {
+        return Err(format!("version {} where {VERSION} is read", u32_at(4)));
+    }
+    let count = u64::from(u32_at(0));
+    // No allocation follows from this number: the walk ends at the end of the file.
+    if count > len / UNIT {
+        return Err(format!("{count} blobs in {len} bytes"));
+    }
+    let mut blobs = BTreeMap::new();
+    let mut at = UNIT;
+    for i in 0..count {
+        if at.checked_add(UNIT).is_none_or(|end| end > len) {
+            return Err(format!("blob {i} of {count}: its metadata at {at} is outside the file of {len} bytes"));
+        }
+        let place = format!("blob {i} at {at}");
+        if u32_at(at) != SENTINEL {
+            return Err(format!("{place}: sentinel {:#x} where {SENTINEL:#x} is expected", u32_at(at)));
+        }
+        let code = u32_at(at + 4);
+        let dtype = BLOB_TYPES.iter().find(|(_, c)| *c == code).map(|(t, _)| *t);
+        let dtype = dtype.ok_or_else(|| format!("{place}: unknown data type {code}"))?;
+        let (size, start, unused_bits) = (u64_at(at + 8), u64_at(at + 16), u64_at(at + 24));
+        if start != at + UNIT {
+            return Err(format!("{place}: its data is said to be at {start}, expected directly behind at {}", at + UNIT));
+        }
+        let end = start.checked_add(size).filter(|&end| end <= len);
+        let end = end.ok_or_else(|| format!("{place}: {size} bytes from {start} are outside the file of {len} bytes"))?;
+        let bits = dtype.bits() as u64;
+        let used = size.checked_mul(8).and_then(|b| b.checked_sub(unused_bits));
+        let used = used.filter(|used| unused_bits < 8 && used % bits == 0);
+        let used = used.ok_or_else(|| format!("{place}: {unused_bits} unused bits in {size} bytes of {dtype}"))?;
+        blobs.insert(at, Entry { dtype, count: used / bits, start: start as usize, end: end as usize });
+        at = end.checked_next_multiple_of(UNIT).ok_or_else(|| format!("{place}: overflow"))?;
+    }
+    Ok(blobs)
+}
+
+/// Packs elements of `bits` bits (the low bits of each byte), least significant bit first.
+pub fn pack_sub_byte(elements: &[u8], bits: usize) -> Vec<u8> {
+    let mut out = vec![0u8; (elements.len() * bits).div_ceil(8)];
+    match bits {
+        8 => out.copy_from_slice(elements),
+        1 | 2 | 4 => {
+            let per_byte = 8 / bits;
+            let mask = ((1u16 << bits) - 1) as u8;
+            for (byte, chunk) in out.iter_mut().zip(elements.chunks(per_byte)) {
+                *byte = chunk.iter().rev().fold(0, |b, e| (b << bits) | (e & mask));
+            }
+        }
+        _ => {
+            let mask = (1u16 << bits) - 1;
+            for (i, &e) in elements.iter().enumerate() {
+                let at = i * bits;
+                let shifted = (u16::from(e) & mask) << (at % 8);
+                out[at / 8] |= shifted as u8;
+                if shifted > 0xff {
+                    out[at / 8 + 1] |= (shifted >> 8) as u8;
+                }
+            }
+        }
+    }
+    out
+}
+
+/// The `count` elements of `bits` bits that [`pack_sub_byte`] packed; fewer when `packed` is too short.
+pub fn unpack_sub_byte(packed: &[u8], bits: usize, count: usize) -> Vec<u8> {
+    let count = count.min(packed.len() * 8 / bits);
+    let mask = (1u16 << bits) - 1;
+    match bits {
+        8 => packed[..count].to_vec(),
+        1 | 2 | 4 => {
+            let per_byte = 8 / bits;
+            let mut out = Vec::with_capacity(count + per_byte);
+            for &byte in &packed[..count.div_ceil(per_byte)] {
+                out.extend((0..per_byte).map(|k| (byte >> (k * bits)) & mask as u8));
+            }
+            out.truncate(count);
+            out
+        }
+        _ => (0..count)
+            .map(|i| {
+                let at = i * bits;
+                let low = u16::from(packed[at / 8]);
+                let high = packed.get(at / 8 + 1).map_or(0, |&b| u16::from(b) << 8);
+                (((low | high) >> (at % 8)) & mask) as u8
+            })
+            .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn packing_is_least_significant_bit_first() {
+        assert_eq!(pack_sub_byte(&[1, 2, 3, 4, 5], 4), [0x21, 0x43, 0x05]);
+        assert_eq!(pack_sub_byte(&[1, 0xfe, 3], 4), [0xe1, 0x03]);
+        assert_eq!(pack_sub_byte(&[1, 0, 1, 1, 0, 0, 0, 1, 1], 1), [0b1000_1101, 1]);
+        // 3 bits: 1, 2, 7 take bits 0-2, 3-5 and 6-8.
+        assert_eq!(pack_sub_byte(&[1, 2, 7], 3), [0b1101_0001, 0b1]);
+    }
+
+    proptest! {
+        #[test]
+        fn packing_round_trips(elements in prop::collection::vec(any::<u8>(), 0..200), bits in prop::sample::select(vec![1usize, 2, 3, 4, 6, 8])) {
+            let masked: Vec<u8> = elements.iter().map(|e| e & ((1u16 << bits) - 1) as u8).collect();
+            let packed = pack_sub_byte(&elements, bits);
+            prop_assert_eq!(packed.len(), (elements.len() * bits).div_ceil(8));
+            prop_assert_eq!(unpack_sub_byte(&packed, bits, masked.len()), masked);
+        }
+
+        #[test]
+        fn blobs_round_trip(sizes in prop::collection::vec((0usize..300, prop::sample::select(vec![DataType::Float16, DataType::UInt3, DataType::Int4, DataType::UInt8])), 1..8)) {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("weight.bin");
+            let mut writer = BlobWriter::new(&path);
+            let mut written = Vec::new();
+            for (i, (count, dtype)) in sizes.iter().enumerate() {
+                let bytes: Vec<u8> = (0..dtype.packed_bytes(*count as u64).unwrap()).map(|k| (k as u8).wrapping_mul(31) ^ i as u8).collect();
+                written.push((writer.append(*dtype, *count as u64, &bytes).unwrap(), *dtype, *count as u64, bytes));
+            }
+            let len = writer.finish().unwrap().unwrap();
+            let file = BlobFile::open(&path).unwrap();
+            prop_assert_eq!(file.len(), len);
+            prop_assert_eq!(file.offsets().count(), sizes.len());
+            for (offset, dtype, count, bytes) in &written {
+                let blob = file.blob(*offset).unwrap();
+                prop_assert_eq!((blob.dtype, blob.count, blob.data), (*dtype, *count, bytes.as_slice()));
+            }
+        }
+
+        /// Whatever byte is wrong, opening and reading never panics.
+        #[test]
+        fn damage_is_survived(at in 0usize..320, value in any::<u8>(), cut in 0usize..400) {
+            let (dir, path) = sample();
+            let mut bytes = std::fs::read(&path).unwrap();
+            let n = bytes.len();
+            bytes[at % n] = value;
+            bytes.truncate(cut.max(1));
+            std::fs::write(&path, bytes).unwrap();
+            if let Ok(file) = BlobFile::open(&path) {
+                for offset in file.offsets().collect::<Vec<_>>() {
+                    prop_assert!(file.blob(offset).is_ok());
+                }
+            }
+            drop(dir);
+        }
+    }
+
+    /// Two blobs: 40 bytes of fp16 at 64, 5 elements of uint3 at 192.
+    fn sample() -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("weight.bin");
+        let mut writer = BlobWriter::new(&path);
+        assert_eq!(writer.append(DataType::Float16, 20, &[7; 40]).unwrap(), 64);
+        assert_eq!(writer.append(DataType::UInt3, 5, &[1, 2]).unwrap(), 192);
+        assert_eq!(writer.finish().unwrap(), Some(258));
+        (dir, path)
+    }
+
+    /// Damages the sample and gives the message that opening it ends with.
+    fn refused(damage: impl FnOnce(&mut Vec<u8>)) -> String {
+        let (_dir, path) = sample();
+        let mut bytes = std::fs::read(&path).unwrap();
+        damage(&mut bytes);
+        std::fs::write(&path, bytes).unwrap();
+        let message = BlobFile::open(&path).err().expect("a damaged file is refused").to_string();
+        assert!(message.contains("weight.bin"), "{message}");
+        message
+    }
+
+    fn put(bytes: &mut [u8], at: usize, value: u64) {
+        bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+    }
+
+    #[test]
+    fn truncated_header() {
+        assert!(refused(|b| b.truncate(63)).contains("header"));
+    }
+
+    #[test]
+    fn truncated_metadata() {
+        assert!(refused(|b| b.truncate(200)).contains("metadata"));
+    }
+
+    #[test]
+    fn truncated_data() {
+        assert!(refused(|b| b.truncate(257)).contains("outside the file"));
+    }
+
+    #[test]
+    fn count_that_lies() {
+        assert!(refused(|b| b[..4].copy_from_slice(&u32::MAX.to_le_bytes())).contains("4294967295 blobs"));
+        assert!(refused(|b| b[0] = 3).contains("blob 2 of 3"));
+    }
+
+    #[test]
+    fn offset_that_lies() {
+        assert!(refused(|b| put(b, 64 + 16, u64::MAX)).contains("directly behind"));
+    }
+
+    #[test]
+    fn overlapping_blobs() {
+        // The second blob claims the data of the first.
+        assert!(refused(|b| put(b, 192 + 16, 128)).contains("directly behind"));
+        // The first is so long that the second would start inside it.
+        assert!(refused(|b| put(b, 64 + 8, 80)).contains("sentinel") || refused(|b| put(b, 64 + 8, 80)).contains("metadata"));
+    }
+
+    #[test]
+    fn size_that_lies() {
+        assert!(refused(|b| put(b, 64 + 8, u64::MAX - 3)).contains("outside the file"));
+    }
+
+    #[test]
+    fn wrong_sentinel_version_type_and_padding() {
+        assert!(refused(|b| b[64] = 0).contains("sentinel"));
+        assert!(refused(|b| b[4] = 1).contains("version 1"));
+        assert!(refused(|b| b[68] = 99).contains("data type 99"));
+        assert!(refused(|b| put(b, 192 + 24, 2)).contains("unused bits"));
+        assert!(refused(|b| put(b, 192 + 24, 9)).contains("unused bits"));
+    }
+
+    #[test]
+    fn an_offset_between_blobs_is_refused() {
+        let (_dir, path) = sample();
+        let file = BlobFile::open(&path).unwrap();
+        assert!(file.blob(128).unwrap_err().to_string().contains("no blob at offset 128"));
+    }
+
+    #[test]
+    fn the_writer_counts_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut writer = BlobWriter::new(dir.path().join("w"));
+        writer.begin(DataType::Float16, 2).unwrap();
+        assert!(writer.begin(DataType::Float16, 2).is_err());
+        writer.write(&[1, 2, 3]).unwrap();
+        assert!(writer.write(&[1, 2]).is_err());
+        let mut writer = BlobWriter::new(dir.path().join("x"));
+        writer.begin(DataType::Float16, 2).unwrap();
+        assert!(writer.end().is_err());
+        assert!(BlobWriter::new(dir.path().join("none")).finish().unwrap().is_none());
+        assert!(!dir.path().join("none").exists());
+    }
+
+    #[test]
+    fn a_disk_that_is_full_is_an_error() {
+        // /dev/full refuses every write; elsewhere there is nothing to test with.
+        if Path::new("/dev/full").exists() {
+            let file = File::options().write(true).open("/dev/full").unwrap();
+            let mut writer = BlobWriter::new("/dev/full");
+            writer.file = Some(BufWriter::with_capacity(16, file));
+            let err = writer.append(DataType::UInt8, 1000, &[0; 1000]).unwrap_err();
+            assert!(err.to_string().contains("/dev/full"), "{err}");
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! Builds functions operation by operation, with types inferred and every optional parameter written out.
+//!
+//! coremltools writes a `const` for each parameter that has a default, and some compilers insist on it (coremltools
+//! issue 2127), so the builder does the same.
+
+mod methods;
+
+pub use methods::{ConvParams, GeluMode, PoolParams, SliceParams};
+
+use super::names;
+use super::ops::{self, Context, Default as OpDefault, Operand, Presence};
+use super::{
+    Argument, Binding, Block, DataType, Dim, Feature, FeatureShape, Function, FunctionDescription, Model, NamedType,
+    Operation, Opset, Program, TensorType, Value, ValueType,
+};
+use crate::{Error, Result};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// A value of the function under construction.
+#[derive(Clone, Debug)]
+pub struct Var(Arc<VarData>);
+
+#[derive(Debug)]
+struct VarData {
+    name: String,
+    ty: ValueType,
+    /// Set for constants, so that inference sees axes and shapes.
+    constant: Option<Value>,
+    /// A function input or a constant, which cannot be an output as it is.
+    fixed: bool,
+}
+
+impl Var {
+    /// Its name, unique in the function.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Its type.
+    pub fn ty(&self) -> &ValueType {
+        &self.0.ty
+    }
+
+    /// Dimensions of a tensor; none for anything else.
+    pub fn dims(&self) -> &[Dim] {
+        self.0.ty.tensor().map_or(&[], |t| &t.dims)
+    }
+
+    /// Element type of a tensor or state; fp16 for anything else, of which the builder makes none.
+    pub fn dtype(&self) -> DataType {
+        self.0.ty.tensor().map_or(DataType::Float16, |t| t.dtype)
+    }
+}
+
+/// What is bound to a parameter.
+#[derive(Clone, Debug)]
+pub enum Arg {
+    /// An earlier value.
+    Var(Var),
+    /// Several values, for variadic parameters.
+    Vars(Vec<Var>),
+    /// A constant; the builder makes a `const` operation of it, or writes it in place for `constexpr_*`.
+    Value(Value),
+}
+
+impl From<&Var> for Arg {
+    fn from(v: &Var) -> Self {
+        Arg::Var(v.clone())
+    }
+}
+
+impl From<Value> for Arg {
+    fn from(v: Value) -> Self {
+        Arg::Value(v)
+    }
+}
+
+impl From<&[&Var]> for Arg {
+    fn from(v: &[&Var]) -> Self {
+        Arg::Vars(v.iter().map(|&v| v.clone()).collect())
+    }
+}
+
+/// One function under construction.
+pub struct FunctionBuilder {
+    opset: Opset,
+    inputs: Vec<NamedType>,
+    /// Features of ranged and enumerated inputs; fixed ones follow from their types.
+    flexible: BTreeMap<String, FeatureShape>,
+    operations: Vec<Operation>,
+    outputs: Vec<String>,
+    names: BTreeSet<String>,
+}
+
+/// A function and what [`model`] needs to describe it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BuiltFunction {
+    /// The function.
+    pub function: Function,
+    flexible: BTreeMap<String, FeatureShape>,
+}
+
+impl FunctionBuilder {
+    /// An empty function.
+    pub fn new(opset: Opset) -> Self {
+        FunctionBuilder {
+            opset,
+            inputs: Vec::new(),
+            flexible: BTreeMap::new(),
+            operations: Vec::new(),
+            outputs: Vec::new(),
+            names: BTreeSet::new(),
+        }
+    }
+
+    fn claim(&mut self, name: &str) -> Result<()> {
+        names::check(name).map_err(Error::InvalidProgram)?;
+        if !self.names.insert(name.to_string()) {
+            return Err(Error::InvalidProgram(format!("the name `{name}` is used twice")));
+        }
+        Ok(())
+    }
+
+    fn add_input(&mut self, name: &str, ty: ValueType) -> Result<Var> {
+        self.claim(name)?;
+        self.inputs.push(NamedType { name: name.into(), ty: ty.clone() });
+        Ok(Var(Arc::new(VarData { name: name.into(), ty, constant: None, fixed: true })))
+    }
+
+    /// A tensor input of fixed shape.
+    ///
+    /// # Errors
+    /// The name is illegal or taken.
+    pub fn input(&mut self, name: &str, ty: TensorType) -> Result<Var> {
+        self.add_input(name, ValueType::Tensor(ty))
+    }
+
+    /// A tensor input whose dimensions lie in ranges, both ends included.
+    ///
+    /// # Errors
+    /// The name is illegal or taken, or the default is outside a range.
+    pub fn input_ranged(&mut self, name: &str, dtype: DataType, default: &[u64], ranges: &[(u64, u64)]) -> Result<Var> {
+        let fits = default.len() == ranges.len() && default.iter().zip(ranges).all(|(d, (a, b))| a <= d && d <= b);
+        if !fits {
+            return Err(Error::InvalidProgram(format!("input `{name}`: shape {default:?} is not in {ranges:?}")));
+        }
+        let dims = ranges.iter().map(|&(a, b)| if a == b { Dim::Fixed(a) } else { Dim::Unknown }).collect();
+        let ranges = ranges.iter().map(|&(a, b)| (a, Some(b))).collect();
+        self.flexible.insert(name.into(), FeatureShape::Range { default: default.to_vec(), ranges });
+        self.add_input(name, ValueType::Tensor(TensorType { dtype, dims }))
+    }
+
+    /// A tensor input that takes one of several shapes, the first by default.
+    ///
+    /// # Errors
+    /// The name is illegal or taken, or there are fewer than 2 or more than 128 shapes, or of different rank.
+    pub fn input_enumerated(&mut self, name: &str, dtype: DataType, shapes: &[Vec<u64>]) -> Result<Var> {
+        let rank = shapes.first().map_or(0, Vec::len);
+        if !(2..=128).contains(&shapes.len()) || shapes.iter().any(|s| s.len() != rank) {
+            return Err(Error::InvalidProgram(format!("input `{name}`: 2 to 128 shapes of one rank are expected")));
+        }
+        let varies = |i: usize| shapes.iter().any(|s| s[i] != shapes[0][i]);
+        let dims = (0..rank).map(|i| if varies(i) { Dim::Unknown } else { Dim::Fixed(shapes[0][i]) }).collect();
+        self.flexible.insert(name.into(), FeatureShape::Enumerated(shapes.to_vec()));
+        self.add_input(name, ValueType::Tensor(TensorType { dtype, dims }))
+    }
+
+    /// A state: fp16, of fixed shape.
+    ///
+    /// # Errors
+    /// The name is illegal or taken, the type is not fp16, or the opset has no states.
+    pub fn state(&mut self, name: &str, ty: TensorType) -> Result<Var> {
+        if ty.dtype != DataType::Float16 || ty.shape().is_none() || self.opset < Opset::CoreML8 {
+            return Err(Error::InvalidProgram(format!("state `{name}` of {ty} in {}: fp16 of fixed shape from CoreML8 on", self.opset)));
+        }
+        self.add_input(name, ValueType::State(ty))
+    }
+
+    /// A constant.
+    ///
+    /// # Errors
+    /// The name is illegal or taken.
+    pub fn constant(&mut self, name: &str, value: Value) -> Result<Var> {
+        self.claim(name)?;
+        let ty = value.ty.clone();
+        self.operations.push(Operation {
+            op_type: "const".into(),
+            inputs: BTreeMap::new(),
+            outputs: vec![NamedType { name: name.into(), ty: ty.clone() }],
+            blocks: Vec::new(),
+            attributes: BTreeMap::from([("name".into(), Value::string(name)), ("val".into(), value.clone())]),
+        });
+        Ok(Var(Arc::new(VarData { name: name.into(), ty, constant: Some(value), fixed: true })))
+    }
+
+    /// Any operation of the op table. With one result, `name` is its name; with several, they are `name_0`, `name_1` and so
+    /// on. Parameters with a default that are not in `args` are written with it.
+    ///
+    /// # Errors
+    /// The op is unknown, newer than the opset, or its operands do not fit.
+    pub fn op(&mut self, op_type: &str, name: &str, args: Vec<(&'static str, Arg)>) -> Result<Vec<Var>> {
+        let fail = |what: String| Error::InvalidOp { op: name.into(), op_type: op_type.into(), what };
+        let def = ops::op(op_type).ok_or_else(|| Error::Unsupported(format!("operation type `{op_type}` (`{name}`)")))?;
+        if def.opset > self.opset {
+            return Err(fail(format!("needs {}, the function has {}", def.opset, self.opset)));
+        }
+        let in_place = op_type.starts_with("constexpr_");
+        let mut bound: BTreeMap<&'static str, Vec<Var>> = BTreeMap::new();
+        let mut literal: BTreeMap<&'static str, Value> = BTreeMap::new();
+        for (param, arg) in args {
+            let known = def.param(param).ok_or_else(|| fail(format!("has no parameter `{param}`")))?;
+            match arg {
+                Arg::Var(v) => drop(bound.insert(param, vec![v])),
+                Arg::Vars(v) if known.variadic => drop(bound.insert(param, v)),
+                Arg::Vars(_) => return Err(fail(format!("parameter `{param}` takes one value"))),
+                Arg::Value(v) if in_place => drop(literal.insert(param, v)),
+                Arg::Value(v) => {
+                    let var = self.constant(&format!("{name}_{param}_0"), v)?;
+                    bound.insert(param, vec![var]);
+                }
+            }
+        }
+        let first_dtype = def.params.iter().find_map(|p| bound.get(p.name)?.first().map(Var::dtype));
+        for p in &def.params {
+            if let Presence::Default(default) = &p.presence
+                && !bound.contains_key(p.name)
+                && !in_place
+            {
+                let value = default_value(default, first_dtype.unwrap_or(DataType::Float32));
+                let var = self.constant(&format!("{name}_{}_0", p.name), value)?;
+                bound.insert(p.name, vec![var]);
+            }
+        }
+        let mut context = Context::default();
+        for (param, vars) in &bound {
+            context.bind(param, vars.iter().map(|v| Operand { ty: v.ty(), value: v.0.constant.as_ref() }).collect());
+        }
+        for (param, value) in &literal {
+            context.bind(param, vec![Operand { ty: &value.ty, value: Some(value) }]);
+        }
+        let types = def.infer(&context).map_err(fail)?;
+        drop(context);
+        let single = types.len() == 1;
+        let mut outputs = Vec::new();
+        for (i, ty) in types.into_iter().enumerate() {
+            let output = if single { name.to_string() } else { format!("{name}_{i}") };
+            self.claim(&output)?;
+            outputs.push(Var(Arc::new(VarData { name: output, ty, constant: None, fixed: false })));
+        }
+        let mut inputs: BTreeMap<String, Argument> = BTreeMap::new();
+        for (param, vars) in bound {
+            let names = vars.iter().map(|v| Binding::Name(v.name().into())).collect();
+            inputs.insert(param.into(), Argument(names));
+        }
+        for (param, value) in literal {
+            inputs.insert(param.into(), Argument(vec![Binding::Value(value)]));
+        }
+        self.operations.push(Operation {
+            op_type: op_type.into(),
+            inputs,
+            outputs: outputs.iter().map(|v| NamedType { name: v.name().into(), ty: v.ty().clone() }).collect(),
+            blocks: Vec::new(),
+            attributes: BTreeMap::from([("name".into(), Value::string(name))]),
+        });
+        Ok(outputs)
+    }
+
+    /// An operation with one result.
+    fn single(&mut self, op_type: &str, name: &str, args: Vec<(&'static str, Arg)>) -> Result<Var> {
+        let mut outputs = self.op(op_type, name, args)?;
+        match (outputs.pop(), outputs.is_empty()) {
+            (Some(v), true) => Ok(v),
+            _ => Err(Error::InvalidOp { op: name.into(), op_type: op_type.into(), what: "expected one result".into() }),
+        }
+    }
+
+    /// Makes a value an output. An input or a constant goes through an `identity` named `NAME_out`.
+    ///
+    /// # Errors
+    /// The value is an output already.
+    pub fn output(&mut self, var: &Var) -> Result<()> {
+        let var = if var.0.fixed { self.identity(&format!("{}_out", var.name()), var)? } else { var.clone() };
+        if self.outputs.iter().any(|o| o == var.name()) {
+            return Err(Error::InvalidProgram(format!("`{}` is an output twice", var.name())));
+        }
+        self.outputs.push(var.name().into());
+        Ok(())
+    }
+
+    /// Ends the function.
+    ///
+    /// # Errors
+    /// It has no output.
+    pub fn finish(self) -> Result<BuiltFunction> {
+        if self.outputs.is_empty() {
+            return Err(Error::InvalidProgram("a function without outputs".into()));
+        }
+        let block = Block { inputs: Vec::new(), operations: self.operations, outputs: self.outputs };
+        let function = Function { inputs: self.inputs, opset: self.opset, block };
+        Ok(BuiltFunction { function, flexible: self.flexible })
+    }
+}
+
+fn default_value(default: &OpDefault, dtype: DataType) -> Value {
+    match default {
+        OpDefault::Bool(v) => Value::bool(*v),
+        OpDefault::Int(v) => Value::int32(*v),
+        OpDefault::Text(v) => Value::string(*v),
+        OpDefault::Number(v) if dtype == DataType::Float16 => Value::fp16(half::f16::from_f32(*v)),
+        OpDefault::Number(v) => Value::fp32(*v),
+    }
+}
+
+/// A model of these functions. A single one should be named `main`, as Core ML expects.
+///
+/// # Errors
+/// There is no function, or a feature has no representable type.
+pub fn model(opset: Opset, functions: Vec<(String, BuiltFunction)>, default_function: &str) -> Result<Model> {
+    let mut program = Program::default();
+    let mut described = Vec::new();
+    for (name, built) in functions {
+        described.push(describe(&name, &built)?);
+        program.functions.insert(name, built.function);
+    }
+    if !program.functions.contains_key(default_function) {
+        return Err(Error::InvalidProgram(format!("no function is named `{default_function}`")));
+    }
+    Ok(Model {
+        specification_version: opset.specification_version(),
+        functions: described,
+        default_function: default_function.into(),
+        metadata: BTreeMap::new(),
+        program,
+    })
+}
+
+fn describe(name: &str, built: &BuiltFunction) -> Result<FunctionDescription> {
+    let f = &built.function;
+    let mut d = FunctionDescription { name: name.into(), ..Default::default() };
+    for input in &f.inputs {
+        let Some(ty) = input.ty.tensor() else {
+            return Err(Error::InvalidProgram(format!("input `{}` has type {}", input.name, input.ty)));
+        };
+        let shape = match (built.flexible.get(&input.name), ty.shape()) {
+            (Some(shape), _) => shape.clone(),
+            // A scalar is described as one element.
+            (None, Some(shape)) => FeatureShape::Fixed(if shape.is_empty() { vec![1] } else { shape }),
+            (None, None) => return Err(Error::InvalidProgram(format!("input `{}` has no fixed shape", input.name))),
+        };
+        let feature = Feature { name: input.name.clone(), dtype: ty.dtype, shape };
+        if matches!(input.ty, ValueType::State(_)) { d.states.push(feature) } else { d.inputs.push(feature) }
+    }
+    for output in &f.block.outputs {
+        let produced = f.block.operations.iter().flat_map(|op| &op.outputs).find(|o| &o.name == output);
+        let ty = produced.and_then(|o| o.ty.tensor()).ok_or_else(|| {
+            Error::InvalidProgram(format!("output `{output}` is not the result of an operation"))
+        })?;
+        let shape = ty.shape().map_or(FeatureShape::Dynamic, FeatureShape::Fixed);
+        d.outputs.push(Feature { name: output.clone(), dtype: ty.dtype, shape });
+    }
+    Ok(d)
+}

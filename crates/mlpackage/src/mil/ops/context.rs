@@ -1,0 +1,183 @@
+//! What type inference sees of an operation.
+
+use crate::mil::{DataType, Dim, TensorType, Value, ValueType};
+use std::collections::BTreeMap;
+
+/// An operand: its type, and its value where that is a constant in the program.
+#[derive(Clone, Debug)]
+pub struct Operand<'a> {
+    /// Type.
+    pub ty: &'a ValueType,
+    /// Immediate or blob constant, when the operand is one.
+    pub value: Option<&'a Value>,
+}
+
+/// Operands of an operation by parameter.
+#[derive(Clone, Debug, Default)]
+pub struct Context<'a> {
+    operands: BTreeMap<&'a str, Vec<Operand<'a>>>,
+    /// Types of the results of each nested block.
+    blocks: Vec<Vec<ValueType>>,
+}
+
+/// A result or what is wrong with an operand.
+pub(super) type Checked<T> = Result<T, String>;
+
+impl<'a> Context<'a> {
+    /// Binds operands to a parameter.
+    pub fn bind(&mut self, param: &'a str, operands: Vec<Operand<'a>>) {
+        self.operands.insert(param, operands);
+    }
+
+    /// Adds a nested block by the types of its results.
+    pub fn add_block(&mut self, results: Vec<ValueType>) {
+        self.blocks.push(results);
+    }
+
+    pub(super) fn block_results(&self) -> &[Vec<ValueType>] {
+        &self.blocks
+    }
+
+    /// The parameter is bound.
+    pub fn has(&self, param: &str) -> bool {
+        self.operands.get(param).is_some_and(|o| !o.is_empty())
+    }
+
+    pub(super) fn operand(&self, param: &str) -> Checked<&Operand<'a>> {
+        self.operands
+            .get(param)
+            .and_then(|o| o.first())
+            .ok_or_else(|| format!("required parameter `{param}` is missing"))
+    }
+
+    pub(super) fn operands(&self, param: &str) -> &[Operand<'a>] {
+        self.operands.get(param).map_or(&[], Vec::as_slice)
+    }
+
+    /// Tensor type of an operand.
+    pub(super) fn tensor(&self, param: &str) -> Checked<&'a TensorType> {
+        match self.operand(param)?.ty {
+            ValueType::Tensor(t) => Ok(t),
+            other => Err(format!("parameter `{param}` has type {other}, expected a tensor")),
+        }
+    }
+
+    /// Tensor types of a variadic parameter.
+    pub(super) fn tensors(&self, param: &str) -> Checked<Vec<&'a TensorType>> {
+        let types: Checked<Vec<_>> = self
+            .operands(param)
+            .iter()
+            .map(|o| match o.ty {
+                ValueType::Tensor(t) => Ok(t),
+                other => Err(format!("parameter `{param}` has type {other}, expected a tensor")),
+            })
+            .collect();
+        types.and_then(|t| if t.is_empty() { Err(format!("parameter `{param}` has no values")) } else { Ok(t) })
+    }
+
+    pub(super) fn rank(&self, param: &str) -> Checked<usize> {
+        Ok(self.tensor(param)?.rank())
+    }
+
+    fn value(&self, param: &str) -> Option<&'a Value> {
+        self.operands.get(param)?.first()?.value
+    }
+
+    /// Integers of a constant operand; `None` when the operand is absent or not constant.
+    pub(super) fn ints(&self, param: &str) -> Option<Vec<i64>> {
+        self.value(param)?.as_ints().map(|v| v.iter().map(|&x| i64::from(x)).collect())
+    }
+
+    /// Integers that must be constant.
+    pub(super) fn const_ints(&self, param: &str) -> Checked<Vec<i64>> {
+        self.ints(param).ok_or_else(|| format!("parameter `{param}` must be an int32 constant"))
+    }
+
+    pub(super) fn int(&self, param: &str, default: i64) -> Checked<i64> {
+        if !self.has(param) {
+            return Ok(default);
+        }
+        match self.const_ints(param)?.as_slice() {
+            [v] => Ok(*v),
+            other => Err(format!("parameter `{param}` has {} values, expected one", other.len())),
+        }
+    }
+
+    pub(super) fn bool(&self, param: &str, default: bool) -> Checked<bool> {
+        if !self.has(param) {
+            return Ok(default);
+        }
+        let value = self.value(param).and_then(Value::as_bool);
+        value.ok_or_else(|| format!("parameter `{param}` must be a bool constant"))
+    }
+
+    pub(super) fn text(&self, param: &str) -> Checked<Option<&'a str>> {
+        if !self.has(param) {
+            return Ok(None);
+        }
+        let value = self.value(param).and_then(Value::as_str);
+        value.map(Some).ok_or_else(|| format!("parameter `{param}` must be a string constant"))
+    }
+
+    pub(super) fn bools(&self, param: &str) -> Option<Vec<bool>> {
+        match self.value(param)?.tensor_data()? {
+            crate::mil::TensorData::Bools(v) => Some(v.clone()),
+            _ => None,
+        }
+    }
+
+    /// An axis of a tensor of `rank`, counted from the end when negative.
+    pub(super) fn axis(&self, param: &str, default: i64, rank: usize) -> Checked<usize> {
+        let axis = self.int(param, default)?;
+        normalize_axis(axis, rank).ok_or_else(|| format!("parameter `{param}`: axis {axis} of a tensor of rank {rank}"))
+    }
+
+    /// Axes of a tensor of `rank`; all of them when the parameter is absent.
+    pub(super) fn axes(&self, param: &str, rank: usize) -> Checked<Vec<usize>> {
+        if !self.has(param) {
+            return Ok((0..rank).collect());
+        }
+        let normalize = |axis: i64| {
+            normalize_axis(axis, rank)
+                .ok_or_else(|| format!("parameter `{param}`: axis {axis} of a tensor of rank {rank}"))
+        };
+        self.const_ints(param)?.into_iter().map(normalize).collect()
+    }
+
+    /// The operand, if bound, has the element type of `x`.
+    pub(super) fn same_dtype(&self, param: &str, dtype: DataType) -> Checked<()> {
+        if !self.has(param) {
+            return Ok(());
+        }
+        let found = self.tensor(param)?.dtype;
+        if found == dtype { Ok(()) } else { Err(format!("parameter `{param}` is of {found}, expected {dtype}")) }
+    }
+}
+
+pub(super) fn normalize_axis(axis: i64, rank: usize) -> Option<usize> {
+    let axis = if axis < 0 { axis.checked_add(rank as i64)? } else { axis };
+    usize::try_from(axis).ok().filter(|&a| a < rank)
+}
+
+/// Result of broadcasting two dimensions.
+pub(super) fn broadcast_dim(a: Dim, b: Dim) -> Checked<Dim> {
+    match (a, b) {
+        (Dim::Fixed(1), d) | (d, Dim::Fixed(1)) => Ok(d),
+        (Dim::Fixed(x), Dim::Fixed(y)) if x == y => Ok(a),
+        (Dim::Fixed(x), Dim::Fixed(y)) => Err(format!("dimensions {x} and {y} do not broadcast")),
+        // An unknown dimension that is not 1 can only be equal to the other.
+        (Dim::Unknown, d) | (d, Dim::Unknown) => Ok(d),
+    }
+}
+
+/// NumPy broadcasting, aligned at the last axis.
+pub(super) fn broadcast(a: &[Dim], b: &[Dim]) -> Checked<Vec<Dim>> {
+    let rank = a.len().max(b.len());
+    let at = |s: &[Dim], i: usize| if i + s.len() < rank { Dim::Fixed(1) } else { s[i + s.len() - rank] };
+    (0..rank).map(|i| broadcast_dim(at(a, i), at(b, i))).collect()
+}
+
+/// Product of dimensions, when all are known and it fits.
+pub(super) fn product(dims: &[Dim]) -> Option<u64> {
+    dims.iter().try_fold(1u64, |n, d| n.checked_mul(d.fixed()?))
+}

@@ -1,0 +1,381 @@
+//! The `.mlpackage` directory.
+
+use crate::blob::{Blob, BlobFile, BlobWriter};
+use crate::mil::{Argument, Binding, Block, Model, TensorData, Value, ValueData, ValueType};
+use crate::{Error, Result, spec};
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Component, Path, PathBuf};
+
+const MANIFEST: &str = "Manifest.json";
+const DATA: &str = "Data";
+const AUTHOR: &str = "com.apple.CoreML";
+const MODEL_FILE: &str = "model.mlmodel";
+const WEIGHTS_DIR: &str = "weights";
+const WEIGHTS_FILE: &str = "weight.bin";
+/// Stands for the directory of `model.mlmodel` in the file names of blob values.
+const MODEL_PATH: &str = "@model_path/";
+/// A protobuf message cannot be larger.
+const MAX_MODEL_BYTES: u64 = 2 << 30;
+const MAX_MANIFEST_BYTES: u64 = 1 << 20;
+
+#[derive(Deserialize)]
+struct Manifest {
+    #[serde(rename = "fileFormatVersion")]
+    version: String,
+    #[serde(rename = "itemInfoEntries")]
+    items: BTreeMap<String, Item>,
+    #[serde(rename = "rootModelIdentifier")]
+    root: String,
+}
+
+#[derive(Deserialize)]
+struct Item {
+    path: String,
+}
+
+/// What [`PackageWriter::finish`] wrote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PackageInfo {
+    /// Bytes of `model.mlmodel`.
+    pub model_bytes: u64,
+    /// Bytes of `weight.bin`; 0 without one.
+    pub weight_bytes: u64,
+}
+
+/// Writes a package beside its place and renames it there when it is complete.
+pub struct PackageWriter {
+    target: PathBuf,
+    overwrite: bool,
+    /// Removed on drop unless it was renamed.
+    directory: tempfile::TempDir,
+    weights: BlobWriter,
+}
+
+impl PackageWriter {
+    /// Starts the package `target`, which must not exist and must end in `.mlpackage`.
+    ///
+    /// # Errors
+    /// It exists, has another extension, or its parent directory cannot be written.
+    pub fn create(target: &Path) -> Result<Self> {
+        if target.symlink_metadata().is_ok() {
+            return Err(Error::invalid(target, "output: it exists already"));
+        }
+        Self::start(target, false)
+    }
+
+    /// As [`PackageWriter::create`], but an existing package is replaced when the new one is complete.
+    ///
+    /// # Errors
+    /// It has another extension, or its parent directory cannot be written.
+    pub fn replace(target: &Path) -> Result<Self> {
+        Self::start(target, true)
+    }
+
+    fn start(target: &Path, overwrite: bool) -> Result<Self> {
+        check_extension(target)?;
+        let parent = target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let directory = tempfile::Builder::new()
+            .prefix(".partial-")
+            .suffix(".mlpackage")
+            .tempdir_in(parent)
+            .map_err(|e| Error::io(target, e))?;
+        let weights = directory.path().join(DATA).join(AUTHOR).join(WEIGHTS_DIR);
+        fs::create_dir_all(&weights).map_err(|e| Error::io(&weights, e))?;
+        let weights = BlobWriter::new(weights.join(WEIGHTS_FILE));
+        Ok(PackageWriter { target: target.to_path_buf(), overwrite, directory, weights })
+    }
+
+    /// Where blobs go; [`Value::blob`] refers to them by offset.
+    pub fn weights(&mut self) -> &mut BlobWriter {
+        &mut self.weights
+    }
+
+    /// Writes the model and the manifest, flushes everything and moves the package into place.
+    ///
+    /// # Errors
+    /// The model cannot be represented, or a file operation fails; nothing stays behind then.
+    pub fn finish(self, model: &Model) -> Result<PackageInfo> {
+        let PackageWriter { target, overwrite, directory, weights } = self;
+        let root = directory.path();
+        let data = root.join(DATA).join(AUTHOR);
+        let bytes = spec::encode(model)?;
+        let weight_bytes = weights.finish()?;
+        if weight_bytes.is_none() {
+            let empty = data.join(WEIGHTS_DIR);
+            fs::remove_dir(&empty).map_err(|e| Error::io(&empty, e))?;
+        }
+        write_synced(&data.join(MODEL_FILE), &bytes)?;
+        write_synced(&root.join(MANIFEST), manifest(&bytes, weight_bytes.is_some()).as_bytes())?;
+        for dir in [data.join(WEIGHTS_DIR), data, root.join(DATA), root.to_path_buf()] {
+            if dir.is_dir() {
+                sync_dir(&dir)?;
+            }
+        }
+        make_readable(root)?;
+        let aside = if overwrite && target.exists() {
+            let parent = target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            let aside = tempfile::tempdir_in(parent).map_err(|e| Error::io(&target, e))?;
+            fs::rename(&target, aside.path().join("old")).map_err(|e| Error::io(&target, e))?;
+            Some(aside)
+        } else {
+            None
+        };
+        // From here on the directory is kept: it has its final name.
+        fs::rename(root, &target).map_err(|e| Error::io(&target, e))?;
+        let _ = directory.keep();
+        drop(aside);
+        let parent = target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        sync_dir(parent)?;
+        Ok(PackageInfo { model_bytes: bytes.len() as u64, weight_bytes: weight_bytes.unwrap_or(0) })
+    }
+}
+
+fn check_extension(path: &Path) -> Result<()> {
+    if path.extension().is_some_and(|e| e == "mlpackage") {
+        Ok(())
+    } else {
+        Err(Error::invalid(path, "name: a package ends in .mlpackage"))
+    }
+}
+
+/// Temporary directories are private; a package is as readable as other new directories.
+fn make_readable(dir: &Path) -> Result<()> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).map_err(|e| Error::io(dir, e))?;
+    }
+    #[cfg(not(unix))]
+    let _ = dir;
+    Ok(())
+}
+
+fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
+    use std::io::Write;
+    let mut file = File::create_new(path).map_err(|e| Error::io(path, e))?;
+    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(|e| Error::io(path, e))
+}
+
+fn sync_dir(dir: &Path) -> Result<()> {
+    // Only Unix can open a directory.
+    #[cfg(unix)]
+    File::open(dir).and_then(|d| d.sync_all()).map_err(|e| Error::io(dir, e))?;
+    #[cfg(not(unix))]
+    let _ = dir;
+    Ok(())
+}
+
+/// The identifiers are UUIDs made from the model's bytes, so that the same package has the same manifest.
+fn manifest(model: &[u8], weights: bool) -> String {
+    let digest = Sha256::digest(model);
+    let id = |name: &str| {
+        let mut seed = digest.to_vec();
+        seed.extend(name.as_bytes());
+        uuid::Uuid::new_v5(&uuid::Uuid::NAMESPACE_OID, &seed).to_string()
+    };
+    let entry = |name: &str, description: &str| {
+        serde_json::json!({
+            "author": AUTHOR,
+            "description": description,
+            "name": name,
+            "path": format!("{AUTHOR}/{name}"),
+        })
+    };
+    let root = id(MODEL_FILE);
+    let mut items = BTreeMap::from([(root.clone(), entry(MODEL_FILE, "CoreML Model Specification"))]);
+    if weights {
+        items.insert(id(WEIGHTS_DIR), entry(WEIGHTS_DIR, "CoreML Model Weights"));
+    }
+    let manifest = serde_json::json!({
+        "fileFormatVersion": "1.0.0",
+        "itemInfoEntries": items,
+        "rootModelIdentifier": root,
+    });
+    format!("{manifest:#}\n")
+}
+
+/// An opened package: its model, and its weight files mapped.
+pub struct Package {
+    path: PathBuf,
+    model: Model,
+    /// By the name that blob values use.
+    weights: BTreeMap<String, BlobFile>,
+    total_bytes: u64,
+}
+
+impl std::fmt::Debug for Package {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Package").field("path", &self.path).field("total_bytes", &self.total_bytes).finish()
+    }
+}
+
+impl Package {
+    /// Opens and checks a package: manifest, model, and every blob that the program names.
+    ///
+    /// # Errors
+    /// A file is missing or wrong, or the model is not an ML Program.
+    pub fn open(path: &Path) -> Result<Package> {
+        check_extension(path)?;
+        let manifest_path = path.join(MANIFEST);
+        let text = read_limited(&manifest_path, MAX_MANIFEST_BYTES)?;
+        let manifest: Manifest =
+            serde_json::from_slice(&text).map_err(|e| Error::invalid(&manifest_path, format!("manifest: {e}")))?;
+        check_version(&manifest.version).map_err(|what| Error::invalid(&manifest_path, what))?;
+        for (id, item) in &manifest.items {
+            let what = |e: &str| Error::invalid(&manifest_path, format!("manifest: item {id}: {e}"));
+            let inside = relative(&item.path).ok_or_else(|| what(&format!("path `{}` leaves the package", item.path)))?;
+            if !path.join(DATA).join(inside).exists() {
+                return Err(what(&format!("`{}` is not there", item.path)));
+            }
+        }
+        let root = manifest.items.get(&manifest.root).and_then(|item| relative(&item.path));
+        let root = root.ok_or_else(|| {
+            Error::invalid(&manifest_path, format!("manifest: root model `{}` is not an item", manifest.root))
+        })?;
+        let model_path = path.join(DATA).join(root);
+        let bytes = read_limited(&model_path, MAX_MODEL_BYTES)?;
+        let model = spec::decode(&bytes, &model_path)?;
+        let mut package = Package { path: path.to_path_buf(), model, weights: BTreeMap::new(), total_bytes: 0 };
+        package.open_weights(&model_path)?;
+        package.total_bytes =
+            (text.len() + bytes.len()) as u64 + package.weights.values().map(BlobFile::len).sum::<u64>();
+        Ok(package)
+    }
+
+    fn open_weights(&mut self, model_path: &Path) -> Result<()> {
+        let mut values = Vec::new();
+        for (name, function) in &self.model.program.functions {
+            collect(&function.block, name, &mut values);
+        }
+        let mut weights: BTreeMap<String, BlobFile> = BTreeMap::new();
+        for (place, value) in values {
+            let ValueData::Blob { file, offset } = &value.data else { continue };
+            let wrong = |what: String| Error::invalid(model_path, format!("{place}: {what}"));
+            if !weights.contains_key(file) {
+                let inside = file.strip_prefix(MODEL_PATH).and_then(relative);
+                let inside = inside.ok_or_else(|| wrong(format!("weight file `{file}` is outside the package")))?;
+                let directory = model_path.parent().unwrap_or(Path::new("."));
+                weights.insert(file.clone(), BlobFile::open(&directory.join(inside))?);
+            }
+            let blob = weights[file].blob(*offset).map_err(|e| wrong(e.to_string()))?;
+            let ValueType::Tensor(ty) = &value.ty else {
+                return Err(wrong(format!("a blob of type {}", value.ty)));
+            };
+            // A string of bits of a 1-byte type may stand for bools.
+            if blob.dtype != ty.dtype || Some(blob.count) != ty.elements() {
+                return Err(wrong(format!(
+                    "type {ty} where the blob at {offset} holds {} elements of {}",
+                    blob.count, blob.dtype
+                )));
+            }
+        }
+        self.weights = weights;
+        Ok(())
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Where the package is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Bytes of manifest, model and weight files.
+    pub fn total_bytes(&self) -> u64 {
+        self.total_bytes
+    }
+
+    /// The blob that a value of this package's program refers to.
+    ///
+    /// # Errors
+    /// The value is immediate, or does not come from this package.
+    pub fn blob(&self, value: &Value) -> Result<Blob<'_>> {
+        match &value.data {
+            ValueData::Blob { file, offset } => match self.weights.get(file) {
+                Some(weights) => weights.blob(*offset),
+                None => Err(Error::invalid(&self.path, format!("use: no weight file `{file}`"))),
+            },
+            ValueData::Immediate(_) => Err(Error::invalid(&self.path, "use: an immediate value has no blob")),
+        }
+    }
+
+    /// The elements of a tensor value in little-endian storage form, sub-byte types packed.
+    ///
+    /// # Errors
+    /// The value is not a tensor, is a string, or does not come from this package.
+    pub fn tensor_bytes<'a>(&'a self, value: &'a Value) -> Result<Cow<'a, [u8]>> {
+        let Some(data) = value.tensor_data() else {
+            return self.blob(value).map(|b| Cow::Borrowed(b.data));
+        };
+        Ok(match data {
+            TensorData::Bytes(v) => Cow::Borrowed(v),
+            TensorData::Floats(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            TensorData::Doubles(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            TensorData::LongInts(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            TensorData::Bools(v) => v.iter().map(|&x| u8::from(x)).collect(),
+            TensorData::Ints(v) => match value.ty.tensor().map_or(32, |t| t.dtype.bits()) {
+                16 => v.iter().flat_map(|x| (*x as i16).to_le_bytes()).collect(),
+                _ => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            },
+            TensorData::Strings(_) => {
+                return Err(Error::invalid(&self.path, "use: a string has no storage form of fixed size"));
+            }
+        })
+    }
+}
+
+/// Every value in a block and the blocks inside, with its place.
+fn collect<'a>(block: &'a Block, place: &str, values: &mut Vec<(String, &'a Value)>) {
+    for op in &block.operations {
+        let here = || format!("function `{place}`, operation `{}` ({})", op.name(), op.op_type);
+        for value in op.attributes.values() {
+            if matches!(value.data, ValueData::Blob { .. }) {
+                values.push((here(), value));
+            }
+        }
+        for Argument(bindings) in op.inputs.values() {
+            for binding in bindings {
+                if let Binding::Value(value) = binding
+                    && matches!(value.data, ValueData::Blob { .. })
+                {
+                    values.push((here(), value));
+                }
+            }
+        }
+        for inner in &op.blocks {
+            collect(inner, place, values);
+        }
+    }
+}
+
+fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>> {
+    let len = fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
+    if len > limit {
+        return Err(Error::invalid(path, format!("file: {len} bytes, more than {limit}")));
+    }
+    fs::read(path).map_err(|e| Error::io(path, e))
+}
+
+/// Format 1.0.x is read; a newer one is not.
+fn check_version(version: &str) -> std::result::Result<(), String> {
+    let parts: Option<Vec<u32>> = version.split('.').map(|p| p.parse().ok()).collect();
+    match parts.as_deref() {
+        Some([1, 0, 0]) => Ok(()),
+        Some([_, _, _]) => Err(format!("manifest: format version {version}, 1.0.0 is read")),
+        _ => Err(format!("manifest: format version `{version}` is not of the form 1.0.0")),
+    }
+}
+
+/// A path without `..`, root or prefix.
+fn relative(path: &str) -> Option<PathBuf> {
+    let path = Path::new(path);
+    let normal = path.components().all(|c| matches!(c, Component::Normal(_)));
+    (normal && !path.as_os_str().is_empty()).then(|| path.to_path_buf())
+}

@@ -1,0 +1,386 @@
+//! From protobuf, with everything checked that later code relies on.
+
+use super::{DATA_TYPES, FEATURE_TYPES, MAX_DEPTH, METADATA_FIELDS};
+use crate::mil::{
+    Argument, Binding, Block, DataType, Dim, Feature, FeatureShape, Function, FunctionDescription, Immediate, Model,
+    NamedType, Operation, Opset, Program, TensorData, TensorType, Value, ValueData, ValueType,
+};
+use crate::proto as pb;
+use crate::{Error, Result};
+use prost::Message;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Reads a serialized `model.mlmodel`; `path` names it in errors.
+///
+/// # Errors
+/// The bytes are not a model, the model is not an ML Program (*unsupported*), or it breaks the format's rules: the error
+/// names the function and the operation. Nesting is limited, so that no input overflows the stack.
+pub fn decode(bytes: &[u8], path: &Path) -> Result<Model> {
+    // prost itself refuses messages nested more than 100 deep.
+    let model = pb::Model::decode(bytes).map_err(|e| Error::invalid(path, format!("model specification: {e}")))?;
+    let reader = Reader { path };
+    reader.model(model)
+}
+
+struct Reader<'a> {
+    path: &'a Path,
+}
+
+/// What is wrong; where, is added on the way out.
+type Found<T> = std::result::Result<T, String>;
+
+impl Reader<'_> {
+    fn invalid(&self, what: impl Into<String>) -> Error {
+        Error::invalid(self.path, what)
+    }
+
+    fn model(&self, model: pb::Model) -> Result<Model> {
+        let Some(program) = model.ml_program else {
+            return Err(Error::Unsupported(format!(
+                "{}: not an ML Program model (specification version {}): neural networks, pipelines and classical models \
+                 are not read",
+                self.path.display(),
+                model.specification_version
+            )));
+        };
+        let mut functions = BTreeMap::new();
+        for (name, function) in program.functions {
+            let read = self.function(function).map_err(|e| self.invalid(format!("function `{name}`: {e}")))?;
+            functions.insert(name, read);
+        }
+        if functions.is_empty() {
+            return Err(self.invalid("program: no function"));
+        }
+        let attributes =
+            values(program.attributes).map_err(|e| self.invalid(format!("attributes of the program: {e}")))?;
+        let description = model.description.unwrap_or_default();
+        let metadata = metadata(description.metadata);
+        let mut described = Vec::new();
+        let mut default_function = description.default_function_name;
+        if description.functions.is_empty() {
+            described.push(self.features("main", description.input, description.output, description.state)?);
+            default_function = "main".into();
+        } else {
+            for f in description.functions {
+                described.push(self.features(&f.name, f.input, f.output, f.state)?);
+            }
+        }
+        for f in &described {
+            if !functions.contains_key(&f.name) {
+                return Err(self.invalid(format!("description: function `{}` is not in the program", f.name)));
+            }
+        }
+        if !functions.contains_key(&default_function) {
+            return Err(self.invalid(format!("description: default function `{default_function}` is not in the program")));
+        }
+        Ok(Model {
+            specification_version: model.specification_version,
+            functions: described,
+            default_function,
+            metadata,
+            program: Program { functions, attributes },
+        })
+    }
+
+    fn features(
+        &self,
+        function: &str,
+        inputs: Vec<pb::FeatureDescription>,
+        outputs: Vec<pb::FeatureDescription>,
+        states: Vec<pb::FeatureDescription>,
+    ) -> Result<FunctionDescription> {
+        let read = |list: Vec<pb::FeatureDescription>| -> Result<Vec<Feature>> {
+            list.into_iter().map(|f| self.feature(function, f)).collect()
+        };
+        Ok(FunctionDescription {
+            name: function.to_string(),
+            inputs: read(inputs)?,
+            outputs: read(outputs)?,
+            states: read(states)?,
+        })
+    }
+
+    fn feature(&self, function: &str, f: pb::FeatureDescription) -> Result<Feature> {
+        use pb::feature_type::Type;
+        let name = f.name;
+        let place = format!("feature `{name}` of function `{function}`");
+        let array = match f.r#type.and_then(|t| t.r#type) {
+            Some(Type::MultiArrayType(array)) => array,
+            Some(Type::StateType(state)) => {
+                state.array_type.ok_or_else(|| self.invalid(format!("{place}: a state without an array type")))?
+            }
+            Some(_) => {
+                return Err(Error::Unsupported(format!(
+                    "{}: {place} is not a multi-array (images, strings, numbers and dictionaries are not read)",
+                    self.path.display()
+                )));
+            }
+            None => return Err(self.invalid(format!("{place}: no type"))),
+        };
+        let (dtype, shape) = array_type(array).map_err(|e| self.invalid(format!("{place}: {e}")))?;
+        Ok(Feature { name, dtype, shape })
+    }
+
+    fn function(&self, f: pb::Function) -> Found<Function> {
+        let opset = Opset::from_name(&f.opset).ok_or_else(|| format!("unknown opset `{}`", f.opset))?;
+        let mut blocks = f.block_specializations.into_iter();
+        let (key, block) = blocks.next().ok_or("no block")?;
+        if blocks.next().is_some() {
+            return Err("several block specializations, expected one".into());
+        }
+        if key != f.opset {
+            return Err(format!("block for opset `{key}` in a function of opset `{}`", f.opset));
+        }
+        let inputs = f.inputs.into_iter().map(named_type).collect::<Found<_>>()?;
+        Ok(Function { inputs, opset, block: read_block(block, 0)? })
+    }
+}
+
+fn metadata(m: Option<pb::Metadata>) -> BTreeMap<String, String> {
+    let Some(m) = m else { return BTreeMap::new() };
+    let mut fields = m.user_defined;
+    for (name, value) in METADATA_FIELDS.iter().zip([m.author, m.license, m.short_description, m.version_string]) {
+        if !value.is_empty() {
+            fields.insert(name.to_string(), value);
+        }
+    }
+    fields
+}
+
+fn unsigned(shape: &[i64]) -> Found<Vec<u64>> {
+    shape.iter().map(|&n| u64::try_from(n).map_err(|_| format!("negative dimension {n}"))).collect()
+}
+
+fn array_type(array: pb::ArrayFeatureType) -> Found<(DataType, FeatureShape)> {
+    use pb::array_feature_type::ShapeFlexibility;
+    let dtype = FEATURE_TYPES
+        .iter()
+        .find(|(_, n)| *n == array.data_type)
+        .map(|(t, _)| *t)
+        .ok_or_else(|| format!("unknown element type {}", array.data_type))?;
+    let default = unsigned(&array.shape)?;
+    let shape = match array.shape_flexibility {
+        // An output without a shape is dynamic; so is a scalar, whose shape has no dimensions either.
+        None if default.is_empty() => FeatureShape::Dynamic,
+        None => FeatureShape::Fixed(default),
+        Some(ShapeFlexibility::EnumeratedShapes(e)) => {
+            let shapes: Vec<Vec<u64>> = e.shapes.iter().map(|s| unsigned(&s.shape)).collect::<Found<_>>()?;
+            let rank = shapes.first().ok_or("no enumerated shape")?.len();
+            if shapes.iter().any(|s| s.len() != rank) {
+                return Err("enumerated shapes of different rank".into());
+            }
+            FeatureShape::Enumerated(shapes)
+        }
+        Some(ShapeFlexibility::ShapeRange(r)) => {
+            if r.size_ranges.len() != default.len() {
+                return Err(format!("{} ranges for {} dimensions", r.size_ranges.len(), default.len()));
+            }
+            let bound = |s: &pb::array_feature_type::SizeRange| (s.lower_bound, u64::try_from(s.upper_bound).ok());
+            let ranges: Vec<(u64, Option<u64>)> = r.size_ranges.iter().map(bound).collect();
+            if let Some((low, high)) = ranges.iter().find(|(low, high)| high.is_some_and(|h| h < *low)) {
+                return Err(format!("range from {low} to {high:?}"));
+            }
+            FeatureShape::Range { default, ranges }
+        }
+    };
+    Ok((dtype, shape))
+}
+
+fn read_block(b: pb::Block, depth: usize) -> Found<Block> {
+    if depth > MAX_DEPTH {
+        return Err(format!("blocks nested more than {MAX_DEPTH} deep"));
+    }
+    let inputs = b.inputs.into_iter().map(named_type).collect::<Found<_>>()?;
+    let mut operations = Vec::with_capacity(b.operations.len());
+    for op in b.operations {
+        let name = op.outputs.first().map(|o| o.name.clone()).unwrap_or_default();
+        let op_type = op.r#type.clone();
+        operations.push(operation(op, depth).map_err(|e| format!("operation `{name}` ({op_type}): {e}"))?);
+    }
+    Ok(Block { inputs, operations, outputs: b.outputs })
+}
+
+fn operation(op: pb::Operation, depth: usize) -> Found<Operation> {
+    if op.r#type.is_empty() {
+        return Err("no type".into());
+    }
+    let mut inputs = BTreeMap::new();
+    for (name, a) in op.inputs {
+        let bindings = a.arguments.into_iter().map(binding).collect::<Found<Vec<_>>>();
+        inputs.insert(name.clone(), Argument(bindings.map_err(|e| format!("parameter `{name}`: {e}"))?));
+    }
+    Ok(Operation {
+        // Only the text form and plan reports carry an opset prefix, but it costs nothing to accept one.
+        op_type: match op.r#type.split_once('.') {
+            Some((prefix, rest)) if prefix.starts_with("ios") => rest.to_string(),
+            _ => op.r#type,
+        },
+        inputs,
+        outputs: op.outputs.into_iter().map(named_type).collect::<Found<_>>()?,
+        blocks: op.blocks.into_iter().map(|b| read_block(b, depth + 1)).collect::<Found<_>>()?,
+        attributes: values(op.attributes)?,
+    })
+}
+
+fn binding(b: pb::argument::Binding) -> Found<Binding> {
+    use pb::argument::binding::Binding as Kind;
+    match b.binding {
+        Some(Kind::Name(name)) => Ok(Binding::Name(name)),
+        Some(Kind::Value(v)) => Ok(Binding::Value(value(v, 0)?)),
+        None => Err("an empty binding".into()),
+    }
+}
+
+fn named_type(t: pb::NamedValueType) -> Found<NamedType> {
+    let ty = t.r#type.ok_or_else(|| format!("`{}` has no type", t.name))?;
+    let ty = value_type(ty, 0).map_err(|e| format!("type of `{}`: {e}", t.name))?;
+    Ok(NamedType { name: t.name, ty })
+}
+
+fn dimension(d: &pb::Dimension) -> Found<Dim> {
+    use pb::dimension::Dimension;
+    match &d.dimension {
+        Some(Dimension::Constant(c)) => Ok(Dim::Fixed(c.size)),
+        Some(Dimension::Unknown(u)) if !u.variadic => Ok(Dim::Unknown),
+        Some(Dimension::Unknown(_)) => Err("variadic dimensions are not supported".into()),
+        None => Err("a dimension without a size".into()),
+    }
+}
+
+fn tensor_type(t: pb::TensorType) -> Found<TensorType> {
+    let dtype = DATA_TYPES
+        .iter()
+        .find(|(_, n)| *n == t.data_type)
+        .map(|(d, _)| *d)
+        .ok_or_else(|| format!("unknown data type {}", t.data_type))?;
+    if t.rank != t.dimensions.len() as i64 {
+        return Err(format!("rank {} with {} dimensions", t.rank, t.dimensions.len()));
+    }
+    let dims = t.dimensions.iter().map(dimension).collect::<Found<_>>()?;
+    Ok(TensorType { dtype, dims })
+}
+
+fn value_type(t: pb::ValueType, depth: usize) -> Found<ValueType> {
+    use pb::value_type::Type;
+    if depth > MAX_DEPTH {
+        return Err(format!("types nested more than {MAX_DEPTH} deep"));
+    }
+    let inner = |t: Option<Box<pb::ValueType>>| match t {
+        Some(t) => value_type(*t, depth + 1).map(Box::new),
+        None => Err("an incomplete type".to_string()),
+    };
+    match t.r#type {
+        Some(Type::TensorType(t)) => Ok(ValueType::Tensor(tensor_type(t)?)),
+        Some(Type::StateType(s)) => match *inner(s.wrapped_type)? {
+            ValueType::Tensor(t) => Ok(ValueType::State(t)),
+            other => Err(format!("a state of {other}, expected a tensor")),
+        },
+        Some(Type::ListType(l)) => {
+            let length = l.length.as_ref().map_or(Ok(Dim::Unknown), dimension)?;
+            Ok(ValueType::List { element: inner(l.r#type)?, length })
+        }
+        Some(Type::TupleType(t)) => {
+            Ok(ValueType::Tuple(t.types.into_iter().map(|t| value_type(t, depth + 1)).collect::<Found<_>>()?))
+        }
+        Some(Type::DictionaryType(d)) => {
+            Ok(ValueType::Dictionary { key: inner(d.key_type)?, value: inner(d.value_type)? })
+        }
+        None => Err("no type".into()),
+    }
+}
+
+fn values(map: BTreeMap<String, pb::Value>) -> Found<BTreeMap<String, Value>> {
+    let mut out = BTreeMap::new();
+    for (name, v) in map {
+        let v = value(v, 0).map_err(|e| format!("attribute `{name}`: {e}"))?;
+        out.insert(name, v);
+    }
+    Ok(out)
+}
+
+fn value(v: pb::Value, depth: usize) -> Found<Value> {
+    use pb::value::Value as Kind;
+    use pb::value::immediate_value::Value as Im;
+    if depth > MAX_DEPTH {
+        return Err(format!("values nested more than {MAX_DEPTH} deep"));
+    }
+    let ty = value_type(v.r#type.ok_or("a value without a type")?, 0)?;
+    let many = |list: Vec<pb::Value>| list.into_iter().map(|v| value(v, depth + 1)).collect::<Found<Vec<_>>>();
+    let data = match v.value {
+        Some(Kind::BlobFileValue(b)) => ValueData::Blob { file: b.file_name, offset: b.offset },
+        Some(Kind::ImmediateValue(i)) => ValueData::Immediate(match i.value {
+            Some(Im::Tensor(t)) => Immediate::Tensor(tensor_data(t)?),
+            Some(Im::Tuple(t)) => Immediate::Tuple(many(t.values)?),
+            Some(Im::List(l)) => Immediate::List(many(l.values)?),
+            Some(Im::Dictionary(d)) => {
+                let mut pairs = Vec::new();
+                for pair in d.values {
+                    let (Some(k), Some(v)) = (pair.key, pair.value) else {
+                        return Err("a dictionary entry without key or value".into());
+                    };
+                    pairs.push((value(k, depth + 1)?, value(v, depth + 1)?));
+                }
+                Immediate::Dictionary(pairs)
+            }
+            None => return Err("an immediate value without content".into()),
+        }),
+        None => return Err("a value without content".into()),
+    };
+    let value = Value { ty, data };
+    check_value(&value)?;
+    Ok(value)
+}
+
+/// The type has a fixed size, and immediate data is as long as the type says, in the field that belongs to the type.
+fn check_value(v: &Value) -> Found<()> {
+    let ValueType::Tensor(ty) = &v.ty else {
+        return match &v.data {
+            ValueData::Blob { .. } => Err(format!("a blob of type {}, expected a tensor", v.ty)),
+            ValueData::Immediate(Immediate::Tensor(_)) => Err(format!("tensor data of type {}", v.ty)),
+            ValueData::Immediate(_) => Ok(()),
+        };
+    };
+    let elements = ty.elements().ok_or_else(|| format!("constant of type {ty}: its size is unknown or overflows"))?;
+    let bytes = ty.dtype.packed_bytes(elements).ok_or_else(|| format!("constant of type {ty} is too large"))?;
+    let data = match &v.data {
+        ValueData::Blob { .. } => return Ok(()),
+        ValueData::Immediate(Immediate::Tensor(data)) => data,
+        ValueData::Immediate(_) => return Err(format!("constant of type {ty} without tensor data")),
+    };
+    use DataType as T;
+    let (fits, found, wanted) = match data {
+        TensorData::Floats(d) => (ty.dtype == T::Float32, d.len(), elements),
+        TensorData::Ints(d) => (matches!(ty.dtype, T::Int32 | T::Int16 | T::UInt16), d.len(), elements),
+        TensorData::Bools(d) => (ty.dtype == T::Bool, d.len(), elements),
+        TensorData::Strings(d) => (ty.dtype == T::String, d.len(), elements),
+        TensorData::LongInts(d) => (matches!(ty.dtype, T::Int64 | T::UInt64), d.len(), elements),
+        TensorData::Doubles(d) => (ty.dtype == T::Float64, d.len(), elements),
+        TensorData::Bytes(d) => {
+            let own_field =
+                matches!(ty.dtype, T::Bool | T::String | T::Float32 | T::Float64 | T::Int32 | T::Int64 | T::UInt64);
+            (!own_field, d.len(), bytes)
+        }
+    };
+    if !fits {
+        return Err(format!("constant of type {ty} has its data in a field of another type"));
+    }
+    if found as u64 != wanted {
+        return Err(format!("constant of type {ty} has {found} elements or bytes of data, expected {wanted}"));
+    }
+    Ok(())
+}
+
+fn tensor_data(t: pb::TensorValue) -> Found<TensorData> {
+    use pb::tensor_value::Value as Kind;
+    Ok(match t.value {
+        Some(Kind::Floats(v)) => TensorData::Floats(v.values),
+        Some(Kind::Ints(v)) => TensorData::Ints(v.values),
+        Some(Kind::Bools(v)) => TensorData::Bools(v.values),
+        Some(Kind::Strings(v)) => TensorData::Strings(v.values),
+        Some(Kind::LongInts(v)) => TensorData::LongInts(v.values),
+        Some(Kind::Doubles(v)) => TensorData::Doubles(v.values),
+        Some(Kind::Bytes(v)) => TensorData::Bytes(v.values),
+        None => return Err("tensor data without content".into()),
+    })
+}

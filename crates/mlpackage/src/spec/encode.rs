@@ -1,0 +1,255 @@
+//! To protobuf.
+
+use super::{DATA_TYPES, FEATURE_TYPES};
+use crate::mil::{
+    Argument, Binding, Block, DataType, Dim, Feature, FeatureShape, Function, Immediate, Model, NamedType, Operation,
+    TensorData, TensorType, Value, ValueData, ValueType,
+};
+use crate::proto as pb;
+use crate::{Error, Result};
+use prost::Message;
+use std::collections::BTreeMap;
+
+/// The serialized `model.mlmodel`; the same model always gives the same bytes.
+///
+/// # Errors
+/// A feature has a type that features cannot have, or the description and the program name different functions.
+pub fn encode(model: &Model) -> Result<Vec<u8>> {
+    let described: Vec<&str> = model.functions.iter().map(|f| f.name.as_str()).collect();
+    for name in &described {
+        if !model.program.functions.contains_key(*name) {
+            return Err(Error::InvalidProgram(format!("the description names function `{name}`, the program has none")));
+        }
+    }
+    if described.len() != model.program.functions.len() {
+        return Err(Error::InvalidProgram("the description leaves out a function of the program".into()));
+    }
+    let mut description = pb::ModelDescription { metadata: metadata(&model.metadata), ..Default::default() };
+    match model.functions.as_slice() {
+        [only] if only.name == "main" => {
+            description.input = features(&only.inputs, false)?;
+            description.output = features(&only.outputs, false)?;
+            description.state = features(&only.states, true)?;
+        }
+        several => {
+            for f in several {
+                description.functions.push(pb::FunctionDescription {
+                    name: f.name.clone(),
+                    input: features(&f.inputs, false)?,
+                    output: features(&f.outputs, false)?,
+                    state: features(&f.states, true)?,
+                    ..Default::default()
+                });
+            }
+            description.default_function_name = model.default_function.clone();
+        }
+    }
+    let program = pb::Program {
+        version: 1,
+        functions: model.program.functions.iter().map(|(k, f)| (k.clone(), function(f))).collect(),
+        attributes: values(&model.program.attributes),
+        ..Default::default()
+    };
+    let model = pb::Model {
+        specification_version: model.specification_version,
+        description: Some(description),
+        is_updatable: false,
+        ml_program: Some(program),
+    };
+    Ok(model.encode_to_vec())
+}
+
+fn metadata(fields: &BTreeMap<String, String>) -> Option<pb::Metadata> {
+    if fields.is_empty() {
+        return None;
+    }
+    let mut m = pb::Metadata::default();
+    for (key, value) in fields {
+        match key.as_str() {
+            "author" => m.author = value.clone(),
+            "license" => m.license = value.clone(),
+            "shortDescription" => m.short_description = value.clone(),
+            "versionString" => m.version_string = value.clone(),
+            _ => {
+                m.user_defined.insert(key.clone(), value.clone());
+            }
+        }
+    }
+    Some(m)
+}
+
+fn signed(shape: &[u64]) -> Vec<i64> {
+    shape.iter().map(|&n| i64::try_from(n).unwrap_or(i64::MAX)).collect()
+}
+
+fn features(features: &[Feature], state: bool) -> Result<Vec<pb::FeatureDescription>> {
+    use pb::array_feature_type as aft;
+    let mut out = Vec::new();
+    for f in features {
+        let data_type = FEATURE_TYPES.iter().find(|(t, _)| *t == f.dtype).map(|(_, n)| *n).ok_or_else(|| {
+            Error::InvalidProgram(format!("feature `{}` has type {}, which features cannot have", f.name, f.dtype))
+        })?;
+        let mut array = pb::ArrayFeatureType { data_type, ..Default::default() };
+        match &f.shape {
+            FeatureShape::Fixed(shape) => array.shape = signed(shape),
+            FeatureShape::Range { default, ranges } => {
+                array.shape = signed(default);
+                let bound = |&(low, high): &(u64, Option<u64>)| aft::SizeRange {
+                    lower_bound: low,
+                    upper_bound: high.map_or(-1, |h| i64::try_from(h).unwrap_or(i64::MAX)),
+                };
+                array.shape_flexibility = Some(aft::ShapeFlexibility::ShapeRange(aft::ShapeRange {
+                    size_ranges: ranges.iter().map(bound).collect(),
+                }));
+            }
+            FeatureShape::Enumerated(shapes) => {
+                array.shape = shapes.first().map(|s| signed(s)).unwrap_or_default();
+                array.shape_flexibility = Some(aft::ShapeFlexibility::EnumeratedShapes(aft::EnumeratedShapes {
+                    shapes: shapes.iter().map(|s| aft::Shape { shape: signed(s) }).collect(),
+                }));
+            }
+            FeatureShape::Dynamic => {}
+        }
+        let ty = if state {
+            pb::feature_type::Type::StateType(pb::StateFeatureType { array_type: Some(array) })
+        } else {
+            pb::feature_type::Type::MultiArrayType(array)
+        };
+        out.push(pb::FeatureDescription {
+            name: f.name.clone(),
+            r#type: Some(pb::FeatureType { r#type: Some(ty), is_optional: false }),
+            ..Default::default()
+        });
+    }
+    Ok(out)
+}
+
+fn function(f: &Function) -> pb::Function {
+    let opset = f.opset.name().to_string();
+    pb::Function {
+        inputs: f.inputs.iter().map(named_type).collect(),
+        block_specializations: BTreeMap::from([(opset.clone(), block(&f.block))]),
+        opset,
+        attributes: BTreeMap::new(),
+    }
+}
+
+fn block(b: &Block) -> pb::Block {
+    pb::Block {
+        inputs: b.inputs.iter().map(named_type).collect(),
+        outputs: b.outputs.clone(),
+        operations: b.operations.iter().map(operation).collect(),
+        attributes: BTreeMap::new(),
+    }
+}
+
+fn operation(op: &Operation) -> pb::Operation {
+    pb::Operation {
+        r#type: op.op_type.clone(),
+        inputs: op.inputs.iter().map(|(k, a)| (k.clone(), argument(a))).collect(),
+        outputs: op.outputs.iter().map(named_type).collect(),
+        blocks: op.blocks.iter().map(block).collect(),
+        attributes: values(&op.attributes),
+    }
+}
+
+fn argument(a: &Argument) -> pb::Argument {
+    use pb::argument::{Binding as PbBinding, binding};
+    let one = |b: &Binding| PbBinding {
+        binding: Some(match b {
+            Binding::Name(name) => binding::Binding::Name(name.clone()),
+            Binding::Value(v) => binding::Binding::Value(value(v)),
+        }),
+    };
+    pb::Argument { arguments: a.0.iter().map(one).collect() }
+}
+
+fn named_type(t: &NamedType) -> pb::NamedValueType {
+    pb::NamedValueType { name: t.name.clone(), r#type: Some(value_type(&t.ty)) }
+}
+
+fn data_type(t: DataType) -> i32 {
+    DATA_TYPES.iter().find(|(d, _)| *d == t).map_or(0, |(_, n)| *n)
+}
+
+fn dimension(d: Dim) -> pb::Dimension {
+    use pb::dimension::{ConstantDimension, Dimension, UnknownDimension};
+    let dimension = match d {
+        Dim::Fixed(size) => Dimension::Constant(ConstantDimension { size }),
+        Dim::Unknown => Dimension::Unknown(UnknownDimension { variadic: false }),
+    };
+    pb::Dimension { dimension: Some(dimension) }
+}
+
+fn tensor_type(t: &TensorType) -> pb::TensorType {
+    pb::TensorType {
+        data_type: data_type(t.dtype),
+        rank: t.dims.len() as i64,
+        dimensions: t.dims.iter().map(|&d| dimension(d)).collect(),
+        attributes: BTreeMap::new(),
+    }
+}
+
+fn value_type(t: &ValueType) -> pb::ValueType {
+    use pb::value_type::Type;
+    let boxed = |t: &ValueType| Some(Box::new(value_type(t)));
+    let ty = match t {
+        ValueType::Tensor(t) => Type::TensorType(tensor_type(t)),
+        ValueType::State(t) => Type::StateType(Box::new(pb::StateType {
+            wrapped_type: Some(Box::new(pb::ValueType { r#type: Some(Type::TensorType(tensor_type(t))) })),
+        })),
+        ValueType::List { element, length } => {
+            Type::ListType(Box::new(pb::ListType { r#type: boxed(element), length: Some(dimension(*length)) }))
+        }
+        ValueType::Tuple(types) => Type::TupleType(pb::TupleType { types: types.iter().map(value_type).collect() }),
+        ValueType::Dictionary { key, value } => {
+            Type::DictionaryType(Box::new(pb::DictionaryType { key_type: boxed(key), value_type: boxed(value) }))
+        }
+    };
+    pb::ValueType { r#type: Some(ty) }
+}
+
+fn values(map: &BTreeMap<String, Value>) -> BTreeMap<String, pb::Value> {
+    map.iter().map(|(k, v)| (k.clone(), value(v))).collect()
+}
+
+fn value(v: &Value) -> pb::Value {
+    use pb::value::{BlobFileValue, ImmediateValue, Value as Kind};
+    let kind = match &v.data {
+        ValueData::Blob { file, offset } => {
+            Kind::BlobFileValue(BlobFileValue { file_name: file.clone(), offset: *offset })
+        }
+        ValueData::Immediate(i) => Kind::ImmediateValue(ImmediateValue { value: Some(immediate(i)) }),
+    };
+    pb::Value { doc_string: String::new(), r#type: Some(value_type(&v.ty)), value: Some(kind) }
+}
+
+fn immediate(i: &Immediate) -> pb::value::immediate_value::Value {
+    use pb::dictionary_value::KeyValuePair;
+    use pb::value::immediate_value::Value as Kind;
+    match i {
+        Immediate::Tensor(data) => Kind::Tensor(tensor_data(data)),
+        Immediate::Tuple(v) => Kind::Tuple(pb::TupleValue { values: v.iter().map(value).collect() }),
+        Immediate::List(v) => Kind::List(pb::ListValue { values: v.iter().map(value).collect() }),
+        Immediate::Dictionary(pairs) => Kind::Dictionary(pb::DictionaryValue {
+            values: pairs
+                .iter()
+                .map(|(k, v)| KeyValuePair { key: Some(value(k)), value: Some(value(v)) })
+                .collect(),
+        }),
+    }
+}
+
+fn tensor_data(data: &TensorData) -> pb::TensorValue {
+    use pb::tensor_value as tv;
+    let kind = match data {
+        TensorData::Floats(v) => tv::Value::Floats(tv::RepeatedFloats { values: v.clone() }),
+        TensorData::Ints(v) => tv::Value::Ints(tv::RepeatedInts { values: v.clone() }),
+        TensorData::Bools(v) => tv::Value::Bools(tv::RepeatedBools { values: v.clone() }),
+        TensorData::Strings(v) => tv::Value::Strings(tv::RepeatedStrings { values: v.clone() }),
+        TensorData::LongInts(v) => tv::Value::LongInts(tv::RepeatedLongInts { values: v.clone() }),
+        TensorData::Doubles(v) => tv::Value::Doubles(tv::RepeatedDoubles { values: v.clone() }),
+        TensorData::Bytes(v) => tv::Value::Bytes(tv::RepeatedBytes { values: v.clone() }),
+    };
+    pb::TensorValue { value: Some(kind) }
+}
