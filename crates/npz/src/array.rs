@@ -138,8 +138,8 @@ macro_rules! array_data {
             }
 
             /// The same elements in C order, where `self` holds them in Fortran order.
-            pub(crate) fn from_fortran(&self, shape: &[usize]) -> ArrayData {
-                match self { $(ArrayData::$variant(v) => ArrayData::$variant(from_fortran(v, shape)),)* }
+            pub(crate) fn fortran_to_c(&self, shape: &[usize]) -> ArrayData {
+                match self { $(ArrayData::$variant(v) => ArrayData::$variant(fortran_to_c(v, shape)),)* }
             }
         }
 
@@ -229,7 +229,7 @@ fn extend_le<T: Element>(v: &mut Vec<T>, bytes: &[u8]) -> bool {
 }
 
 /// `v[i0 + d0 * (i1 + d1 * ...)]` for every index in C order.
-fn from_fortran<T: Copy>(v: &[T], shape: &[usize]) -> Vec<T> {
+fn fortran_to_c<T: Copy>(v: &[T], shape: &[usize]) -> Vec<T> {
     // Nothing to order, and then the other dimensions can be of any size.
     if v.is_empty() {
         return Vec::new();
@@ -266,9 +266,9 @@ mod tests {
     fn fortran_order_is_transposed() {
         // [[0, 1, 2], [3, 4, 5]] in Fortran order.
         let data = ArrayData::from(vec![0u8, 3, 1, 4, 2, 5]);
-        assert_eq!(data.from_fortran(&[2, 3]), vec![0u8, 1, 2, 3, 4, 5].into());
+        assert_eq!(data.fortran_to_c(&[2, 3]), vec![0u8, 1, 2, 3, 4, 5].into());
         let n: Vec<i32> = (0..24).collect();
-        let c = ArrayData::from(n.clone()).from_fortran(&[2, 3, 4]).to_i64().unwrap();
+        let c = ArrayData::from(n.clone()).fortran_to_c(&[2, 3, 4]).to_i64().unwrap();
         for (i, &value) in c.iter().enumerate() {
             let (a, b, d) = (i / 12, i / 4 % 3, i % 4);
             assert_eq!(value, (a + 2 * (b + 3 * d)) as i64);

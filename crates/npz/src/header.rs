@@ -150,7 +150,9 @@ impl<'a> Parser<'a> {
     fn descr(&mut self) -> Parsed<DType> {
         self.skip_space();
         if self.peek() == Some(b'[') {
-            return Err(Refused::Unsupported("structured dtype; implemented are plain numbers and bools".into()));
+            return Err(Refused::Unsupported(
+                "structured dtype; implemented are plain numbers and bools".into(),
+            ));
         }
         let text = self.string()?;
         let name = text.escape_ascii();

@@ -47,7 +47,9 @@ impl ReadError {
         let path = path.to_path_buf();
         match self {
             ReadError::Io(source) => Error::Io { path, source },
-            ReadError::Refused(Refused::Invalid(what)) => Error::Invalid { path, what: format!("{subject}{what}") },
+            ReadError::Refused(Refused::Invalid(what)) => {
+                Error::Invalid { path, what: format!("{subject}{what}") }
+            }
             ReadError::Refused(Refused::Unsupported(what)) => {
                 Error::Unsupported { path, what: format!("{subject}{what}") }
             }
@@ -65,7 +67,9 @@ impl From<io::Error> for ReadError {
     fn from(e: io::Error) -> Self {
         match e.kind() {
             // What a decompressor says of broken data, and what a file says that ends too early.
-            ErrorKind::InvalidData | ErrorKind::InvalidInput | ErrorKind::UnexpectedEof => invalid(format!("data: {e}")),
+            ErrorKind::InvalidData | ErrorKind::InvalidInput | ErrorKind::UnexpectedEof => {
+                invalid(format!("data: {e}"))
+            }
             _ => ReadError::Io(e),
         }
     }
@@ -97,7 +101,9 @@ pub(crate) fn read_array(from: &mut impl Read, length: u64) -> std::result::Resu
     };
     let fixed = magic.len() + width;
     if length < fixed as u64 {
-        return Err(invalid(format!("file: {length} bytes are too few for a .npy header of version {version}.0")));
+        return Err(invalid(format!(
+            "file: {length} bytes are too few for a .npy header of version {version}.0"
+        )));
     }
     from.read_exact(&mut size[..width])?;
     let header_bytes = u32::from_le_bytes(size) as usize;
@@ -115,7 +121,10 @@ pub(crate) fn read_array(from: &mut impl Read, length: u64) -> std::result::Resu
     if wanted.map(|n| n as u64) != Some(data_bytes) {
         let wanted = wanted.map_or("more bytes than 64 bits count".into(), |n| format!("{n} bytes"));
         let descr = header.dtype.descr();
-        return Err(invalid(format!("data: {data_bytes} bytes, but shape {:?} of {descr} has {wanted}", header.shape)));
+        return Err(invalid(format!(
+            "data: {data_bytes} bytes, but shape {:?} of {descr} has {wanted}",
+            header.shape
+        )));
     }
     let mut data = ArrayData::empty(header.dtype);
     let mut piece = Vec::new();
@@ -141,7 +150,7 @@ pub(crate) fn read_array(from: &mut impl Read, length: u64) -> std::result::Resu
         return Err(invalid("data: bytes after the array"));
     }
     if header.fortran_order && header.shape.len() > 1 {
-        data = data.from_fortran(&header.shape);
+        data = data.fortran_to_c(&header.shape);
     }
     Ok(Array { shape: header.shape, data })
 }

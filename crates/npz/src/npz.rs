@@ -1,11 +1,11 @@
 //! Archives of arrays: a zip file with one `.npy` file for each.
 
-use crate::npy::{PIECE, ReadError, check, read_array, write_array, write_atomic};
 use crate::header::Refused;
+use crate::npy::{PIECE, ReadError, check, read_array, write_array, write_atomic};
 use crate::{Array, Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{self, BufReader, BufWriter, Write};
+use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use zip::result::ZipError;
 use zip::write::SimpleFileOptions;
@@ -22,10 +22,22 @@ const MAX_EXPANSION: u64 = 100;
 /// The file cannot be read, is no zip file, holds something that is no array or the same name twice, expands to more than
 /// 1 GiB and 100 times its own length, or an array is wrong or of an element type that is not implemented.
 pub fn read_npz(path: &Path) -> Result<BTreeMap<String, Array>> {
+    read_limited(path, MIN_LIMIT)
+}
+
+fn read_limited(path: &Path, min_limit: u64) -> Result<BTreeMap<String, Array>> {
     let file = File::open(path).map_err(|e| Error::io(path, e))?;
     let length = file.metadata().map_err(|e| Error::io(path, e))?.len();
-    let limit = length.saturating_mul(MAX_EXPANSION).max(MIN_LIMIT);
-    let mut archive = ZipArchive::new(BufReader::new(file)).map_err(|e| zip_error(e).at(path, ""))?;
+    let limit = length.saturating_mul(MAX_EXPANSION).max(min_limit);
+    let mut archive = ZipArchive::new(BufReader::new(&file)).map_err(|e| zip_error(e).at(path, ""))?;
+    // The zip reader keeps one entry of each name, without a word about others.
+    let listed =
+        directory_entries(&file, archive.central_directory_start()).map_err(|e| Error::io(path, e))?;
+    if listed != archive.len() {
+        let what =
+            format!("zip archive: {listed} entries with {} names; an array is there twice", archive.len());
+        return Err(invalid(what).at(path, ""));
+    }
     let mut arrays = BTreeMap::new();
     let mut total = 0u64;
     for i in 0..archive.len() {
@@ -36,7 +48,8 @@ pub fn read_npz(path: &Path) -> Result<BTreeMap<String, Array>> {
         let bytes = entry.size();
         if entry.compression() == CompressionMethod::Stored && bytes != entry.compressed_size() {
             let stored = entry.compressed_size();
-            return Err(invalid(format!("size: stored in {stored} bytes, but {bytes} are claimed")).at(path, &subject));
+            return Err(invalid(format!("size: stored in {stored} bytes, but {bytes} are claimed"))
+                .at(path, &subject));
         }
         // Also several entries over the same bytes of the archive cannot add up to more.
         total = total.saturating_add(bytes);
@@ -73,8 +86,10 @@ pub fn write_npz_compressed(path: &Path, entries: &[(String, Array)]) -> Result<
 fn write(path: &Path, entries: &[(String, Array)], method: CompressionMethod) -> Result<()> {
     let mut names = BTreeSet::new();
     for (name, array) in entries {
-        let wrong = |what| Error::Invalid { path: path.to_path_buf(), what: format!("array `{name}`: {what}") };
-        if name.is_empty() || name.len() > 1024 || name.ends_with(".npy") || name.contains(['\0', '/', '\\']) {
+        let wrong =
+            |what| Error::Invalid { path: path.to_path_buf(), what: format!("array `{name}`: {what}") };
+        if name.is_empty() || name.len() > 1024 || name.ends_with(".npy") || name.contains(['\0', '/', '\\'])
+        {
             return Err(wrong("name: expected 1 to 1024 bytes without slashes and without `.npy`".into()));
         }
         if !names.insert(name) {
@@ -99,6 +114,25 @@ fn write(path: &Path, entries: &[(String, Array)], method: CompressionMethod) ->
     })
 }
 
+/// Number of consecutive entries of the central directory that starts at `start` (APPNOTE 4.3.12).
+fn directory_entries(file: &File, start: u64) -> io::Result<usize> {
+    let mut from = BufReader::new(file);
+    from.seek(SeekFrom::Start(start))?;
+    let mut entries = 0;
+    let mut fixed = [0u8; 46];
+    while let Ok(()) = from.read_exact(&mut fixed) {
+        if !fixed.starts_with(b"PK\x01\x02") {
+            break;
+        }
+        // Lengths of the name, the extra field and the comment, which follow.
+        let variable: i64 =
+            [28, 30, 32].iter().map(|&i| i64::from(u16::from_le_bytes([fixed[i], fixed[i + 1]]))).sum();
+        from.seek_relative(variable)?;
+        entries += 1;
+    }
+    Ok(entries)
+}
+
 fn invalid(what: impl Into<String>) -> ReadError {
     ReadError::Refused(Refused::Invalid(what.into()))
 }
@@ -106,7 +140,257 @@ fn invalid(what: impl Into<String>) -> ReadError {
 fn zip_error(e: ZipError) -> ReadError {
     match e {
         ZipError::Io(e) => io::Error::into(e),
-        ZipError::UnsupportedArchive(what) => ReadError::Refused(Refused::Unsupported(format!("zip archive: {what}"))),
+        ZipError::UnsupportedArchive(what) => {
+            ReadError::Refused(Refused::Unsupported(format!("zip archive: {what}")))
+        }
         e => invalid(format!("zip archive: {e}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ArrayData, DType};
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    struct Place(tempfile::TempDir);
+
+    impl Place {
+        fn new() -> Self {
+            Place(tempfile::tempdir().unwrap())
+        }
+
+        fn file(&self) -> std::path::PathBuf {
+            self.0.path().join("a.npz")
+        }
+
+        /// An archive with these files in it.
+        fn archive(&self, files: &[(&str, &[u8])], method: CompressionMethod) -> Vec<u8> {
+            let mut zip = ZipWriter::new(std::io::Cursor::new(Vec::new()));
+            for (name, bytes) in files {
+                zip.start_file(*name, SimpleFileOptions::default().compression_method(method)).unwrap();
+                zip.write_all(bytes).unwrap();
+            }
+            zip.finish().unwrap().into_inner()
+        }
+
+        fn read(&self, bytes: &[u8]) -> Result<BTreeMap<String, Array>> {
+            std::fs::write(self.file(), bytes).unwrap();
+            read_npz(&self.file())
+        }
+
+        /// What is said about an archive that is invalid.
+        fn invalid(&self, bytes: &[u8]) -> String {
+            match self.read(bytes).unwrap_err() {
+                Error::Invalid { path, what } if path == self.file() => what,
+                other => panic!("{other}"),
+            }
+        }
+    }
+
+    fn npy(array: &Array) -> Vec<u8> {
+        let mut out = Vec::new();
+        write_array(&mut out, array).unwrap();
+        out
+    }
+
+    fn ones(n: usize) -> Array {
+        Array::new(vec![n], vec![1f32; n]).unwrap()
+    }
+
+    /// Where the first local and the first central header have `field` (offsets within each).
+    fn patch(bytes: &mut [u8], local: usize, central: usize, value: &[u8]) {
+        let at = bytes.windows(4).position(|w| w == b"PK\x01\x02").unwrap();
+        bytes[local..local + value.len()].copy_from_slice(value);
+        bytes[at + central..at + central + value.len()].copy_from_slice(value);
+    }
+
+    #[test]
+    fn equal_arrays_give_equal_bytes() {
+        let place = Place::new();
+        let entries = [("b".to_string(), ones(1000)), ("a".to_string(), ones(3))];
+        for write in [write_npz, write_npz_compressed] {
+            write(&place.file(), &entries).unwrap();
+            let first = std::fs::read(place.file()).unwrap();
+            write(&place.file(), &entries).unwrap();
+            assert_eq!(std::fs::read(place.file()).unwrap(), first);
+            assert_eq!(read_npz(&place.file()).unwrap(), BTreeMap::from(entries.clone()));
+        }
+        assert!(std::fs::metadata(place.file()).unwrap().len() < 1000);
+        assert_eq!(std::fs::read_dir(place.0.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn names_that_cannot_be_written() {
+        let place = Place::new();
+        for name in ["", "a/b", "a.npy", "..\\b", "nul\0"] {
+            let err = write_npz(&place.file(), &[(name.to_string(), ones(1))]).unwrap_err();
+            assert!(err.to_string().contains("name:"), "{err}");
+        }
+        let twice = [("a".to_string(), ones(1)), ("a".to_string(), ones(2))];
+        assert!(write_npz(&place.file(), &twice).unwrap_err().to_string().contains("twice"));
+        assert!(!place.file().exists());
+    }
+
+    #[test]
+    fn a_file_that_is_no_archive() {
+        let place = Place::new();
+        for bytes in [&b""[..], b"\x93NUMPY\x01\x00", &[0u8; 4096]] {
+            assert!(place.invalid(bytes).contains("zip archive"));
+        }
+    }
+
+    #[test]
+    fn an_archive_that_is_cut_off() {
+        let place = Place::new();
+        let bytes = place.archive(&[("a.npy", &npy(&ones(100)))], CompressionMethod::Deflated);
+        for n in 0..bytes.len() {
+            place.invalid(&bytes[..n]);
+        }
+    }
+
+    #[test]
+    fn an_entry_that_is_no_array() {
+        let place = Place::new();
+        let bytes = place.archive(&[("readme.txt", b"twelve bytes")], CompressionMethod::Stored);
+        assert!(place.invalid(&bytes).contains("array `readme.txt`: file: it does not start with the magic"));
+    }
+
+    #[test]
+    fn a_name_that_is_there_twice() {
+        let place = Place::new();
+        let array = npy(&ones(4));
+        let files = [("a.npy", &array[..]), ("b.npy", &array[..])];
+        let mut bytes = place.archive(&files, CompressionMethod::Stored);
+        for at in 0..bytes.len() - 5 {
+            if &bytes[at..at + 5] == b"b.npy" {
+                bytes[at] = b'a';
+            }
+        }
+        assert!(place.invalid(&bytes).contains("2 entries with 1 names"));
+        let files = [("a.npy", &array[..]), ("a", &array[..])];
+        let bytes = place.archive(&files, CompressionMethod::Stored);
+        assert!(place.invalid(&bytes).contains("array `a`: name: it is there twice"));
+    }
+
+    #[test]
+    fn a_shape_that_claims_more_than_the_entry_has() {
+        let place = Place::new();
+        let mut array = npy(&ones(4));
+        let at = array.windows(4).position(|w| w == b"(4,)").unwrap();
+        array[at..at + 14].copy_from_slice(b"(4000000000,)}");
+        for method in [CompressionMethod::Stored, CompressionMethod::Deflated] {
+            let bytes = place.archive(&[("a.npy", &array)], method);
+            assert!(place.invalid(&bytes).contains("16 bytes, but shape [4000000000]"));
+        }
+    }
+
+    /// Four gigabytes are claimed by the directory and by the array, which has twelve bytes.
+    #[test]
+    fn a_directory_that_claims_four_gigabytes() {
+        let place = Place::new();
+        let mut array = npy(&ones(4));
+        let at = array.windows(4).position(|w| w == b"(4,)").unwrap();
+        array[at..at + 14].copy_from_slice(b"(1073741791,)}");
+        let size = (1_073_741_791u32 * 4 + 128).to_le_bytes();
+        let mut bytes = place.archive(&[("a.npy", &array)], CompressionMethod::Stored);
+        patch(&mut bytes, 22, 24, &size);
+        assert!(place.invalid(&bytes).contains("are claimed"));
+        let mut bytes = place.archive(&[("a.npy", &array)], CompressionMethod::Deflated);
+        patch(&mut bytes, 22, 24, &size);
+        assert!(place.invalid(&bytes).contains("the archive expands to 4294967292 bytes"));
+    }
+
+    /// A deflated stream that ends long before the length that both headers claim, below the archive's limit.
+    #[test]
+    fn a_stream_that_is_shorter_than_its_claim() {
+        let place = Place::new();
+        let mut array = npy(&ones(4));
+        let at = array.windows(4).position(|w| w == b"(4,)").unwrap();
+        array[at..at + 13].copy_from_slice(b"(200000000,)}");
+        let mut bytes = place.archive(&[("a.npy", &array)], CompressionMethod::Deflated);
+        patch(&mut bytes, 22, 24, &(800_000_128u32).to_le_bytes());
+        assert!(place.invalid(&bytes).contains("array `a.npy`: data:"));
+    }
+
+    #[test]
+    fn a_bomb_of_zeros() {
+        let place = Place::new();
+        let zeros = Array::new(vec![1 << 20], vec![0u8; 1 << 20]).unwrap();
+        write_npz_compressed(&place.file(), &[("zeros".to_string(), zeros)]).unwrap();
+        assert!(read_limited(&place.file(), 2 << 20).is_ok());
+        let err = read_limited(&place.file(), 1 << 20).unwrap_err().to_string();
+        assert!(
+            err.contains("array `zeros.npy`: size: with it the archive expands to 1048704 bytes"),
+            "{err}"
+        );
+    }
+
+    #[test]
+    fn a_sum_that_is_wrong() {
+        let place = Place::new();
+        let mut bytes = place.archive(&[("a.npy", &npy(&ones(4)))], CompressionMethod::Stored);
+        let at = bytes.windows(4).rposition(|w| w == 1f32.to_le_bytes()).unwrap();
+        bytes[at] ^= 1;
+        assert!(place.invalid(&bytes).contains("checksum"));
+    }
+
+    #[test]
+    fn compression_that_is_not_implemented() {
+        let place = Place::new();
+        let mut bytes = place.archive(&[("a.npy", &npy(&ones(4)))], CompressionMethod::Stored);
+        // bzip2
+        patch(&mut bytes, 8, 10, &12u16.to_le_bytes());
+        assert!(matches!(place.read(&bytes), Err(Error::Unsupported { .. })));
+    }
+
+    fn array() -> impl Strategy<Value = Array> {
+        (vec(0usize..5, 0..4), 0..DType::ALL.len()).prop_flat_map(|(shape, dtype)| {
+            let dtype = DType::ALL[dtype];
+            let n: usize = shape.iter().product();
+            vec(any::<u8>(), n * dtype.bytes()).prop_map(move |mut bytes| {
+                if dtype == DType::Bool {
+                    bytes.iter_mut().for_each(|b| *b &= 1);
+                }
+                let mut data = ArrayData::empty(dtype);
+                assert!(data.extend_le(&bytes));
+                Array { shape: shape.clone(), data }
+            })
+        })
+    }
+
+    /// By their bytes, since a NaN does not equal itself.
+    fn bits(arrays: impl IntoIterator<Item = (String, Array)>) -> Vec<(String, Vec<u8>)> {
+        arrays.into_iter().map(|(name, array)| (name, npy(&array))).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn archives_are_read_as_they_were_written(
+            entries in proptest::collection::btree_map("[a-z0-9_.]{1,8}[a-z]", array(), 0..5),
+            deflated: bool,
+        ) {
+            let entries: Vec<(String, Array)> = entries.into_iter().filter(|(n, _)| !n.ends_with(".npy")).collect();
+            let place = Place::new();
+            let write = if deflated { write_npz_compressed } else { write_npz };
+            write(&place.file(), &entries).unwrap();
+            prop_assert_eq!(bits(read_npz(&place.file()).unwrap()), bits(entries));
+        }
+
+        #[test]
+        fn damaged_archives_never_panic(at in 0usize..700, value: u8, deflated: bool) {
+            let place = Place::new();
+            let method = if deflated { CompressionMethod::Deflated } else { CompressionMethod::Stored };
+            let mut bytes = place.archive(&[("a.npy", &npy(&ones(60))), ("b.npy", &npy(&ones(1)))], method);
+            let at = at % bytes.len();
+            bytes[at] = value;
+            // Many bytes mean nothing (times, permissions): then both arrays are there.
+            if let Ok(arrays) = place.read(&bytes) {
+                prop_assert_eq!(arrays.len(), 2);
+            }
+        }
     }
 }
