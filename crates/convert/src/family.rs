@@ -4,7 +4,7 @@ use crate::Result;
 use crate::lower::Stored;
 use crate::plan::{Plan, PlanOptions, PlannedShard};
 use anemoe_bundle::ShardFunction;
-use anemoe_mlpackage::mil::Function;
+use anemoe_mlpackage::mil::builder::BuiltFunction;
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -23,7 +23,7 @@ pub trait Family: Send + Sync {
     ///
     /// # Errors
     /// The program breaks MIL's rules; a fault of the lowering, not of the input.
-    fn lower(&self, shard: &PlannedShard, function: &ShardFunction, stored: &Stored) -> Result<Function>;
+    fn lower(&self, shard: &PlannedShard, function: &ShardFunction, stored: &Stored) -> Result<BuiltFunction>;
 
     /// Reads elements of a tensor, named as in the plan (without the checkpoint's prefix), as f32.
     ///

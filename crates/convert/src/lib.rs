@@ -1,9 +1,14 @@
 //! Checkpoints to Core ML shards: models, plan, quantization, lowering.
 #![deny(unsafe_code)]
 
+pub mod build;
 pub mod checkpoint;
 pub mod error;
+pub mod family;
+pub mod lower;
 pub mod models;
+pub mod plan;
+pub mod quant;
 pub mod quantize;
 
 pub use error::{Error, Result};

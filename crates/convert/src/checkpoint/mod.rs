@@ -1,8 +1,72 @@
 //! Checkpoints: named tensors that are read in pieces, and the configuration beside them.
 
-use crate::Result;
+mod safetensors;
+mod synthetic;
+
+use crate::{Error, Result};
+use serde_json::Value;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+
+/// Largest `config.json` or `generation_config.json` that is read.
+const MAX_CONFIG_BYTES: u64 = 16 << 20;
+
+/// An opened checkpoint.
+pub struct Checkpoint {
+    /// As it was named.
+    pub name: String,
+    /// The folder, or the name of a synthetic model.
+    pub path: PathBuf,
+    /// `config.json`.
+    pub config: Value,
+    /// `generation_config.json`, where there is one.
+    pub generation_config: Option<Value>,
+    /// The tensors.
+    pub source: Box<dyn TensorSource>,
+}
+
+impl Checkpoint {
+    /// Opens a Hugging Face folder, or `synthetic:NAME?seed=N&layers=N`.
+    ///
+    /// # Errors
+    /// A file is missing or wrong, or there is no such synthetic model.
+    pub fn open(spec: &str) -> Result<Checkpoint> {
+        if let Some(name) = spec.strip_prefix("synthetic:") {
+            return synthetic::open(spec, name);
+        }
+        let path = PathBuf::from(spec);
+        if !path.is_dir() {
+            let e = std::io::Error::new(std::io::ErrorKind::NotFound, "no such folder; a checkpoint is a Hugging Face folder");
+            return Err(Error::io(path, e));
+        }
+        let config = read_json(&path.join("config.json"))?;
+        let generation = path.join("generation_config.json");
+        let generation_config = generation.exists().then(|| read_json(&generation)).transpose()?;
+        let source = Box::new(safetensors::Folder::open(&path)?);
+        // The folder's own name: a bundle does not say where on a disk it was made.
+        let full = std::fs::canonicalize(&path).map_err(|e| Error::io(&path, e))?;
+        let name = full.file_name().map_or_else(|| spec.to_string(), |n| n.to_string_lossy().into_owned());
+        Ok(Checkpoint { name, path, config, generation_config, source })
+    }
+
+    /// Files beside the weights that belong into a bundle.
+    pub fn side_files(&self) -> Vec<(PathBuf, &'static str)> {
+        ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]
+            .into_iter()
+            .map(|name| (self.path.join(name), name))
+            .filter(|(path, _)| path.is_file())
+            .collect()
+    }
+}
+
+fn read_json(path: &Path) -> Result<Value> {
+    let len = std::fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
+    if len > MAX_CONFIG_BYTES {
+        return Err(Error::invalid(path, format!("file: {len} bytes, more than {MAX_CONFIG_BYTES}")));
+    }
+    let text = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+    serde_json::from_slice(&text).map_err(|e| Error::invalid(path, format!("JSON: {e}")))
+}
 
 /// Element type of a checkpoint tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,8 +14,8 @@ pub use store::{Stored, StoredMatrix, store_matrix, store_vector};
 
 use anemoe_bundle::TokenCount;
 use anemoe_mlpackage::Result;
-use anemoe_mlpackage::mil::builder::{ConvParams, FunctionBuilder, GeluMode, Var};
-use anemoe_mlpackage::mil::{DataType, Function, Opset, TensorType};
+use anemoe_mlpackage::mil::builder::{BuiltFunction, ConvParams, FunctionBuilder, GeluMode, Var};
+use anemoe_mlpackage::mil::{DataType, Opset, TensorType};
 
 /// Opset of every package: the first with states, several functions and grouped tables.
 pub const OPSET: Opset = Opset::CoreML8;
@@ -97,7 +97,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// Ends the function with these outputs, in this order. Each output's name is the name of its value.
-    pub fn finish(mut self, outputs: &[&Var]) -> Result<Function> {
+    pub fn finish(mut self, outputs: &[&Var]) -> Result<BuiltFunction> {
         for output in outputs {
             self.f.output(output)?;
         }

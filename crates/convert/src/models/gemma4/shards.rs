@@ -11,7 +11,7 @@ use anemoe_bundle::{
     Cache, Chain, Embedding, FORMAT, HostInput, InputBinding, ModelInfo, OutputBinding, Rope, RowRange, Run, ShardFunction,
     ShardKind, Step, TokenCount, When,
 };
-use anemoe_mlpackage::mil::Function;
+use anemoe_mlpackage::mil::builder::BuiltFunction;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -334,7 +334,7 @@ impl Gemma4 {
         })
     }
 
-    fn lower_attention(&self, layer: usize, slots: usize, tokens: TokenCount, stored: &Stored) -> Result<Function> {
+    fn lower_attention(&self, layer: usize, slots: usize, tokens: TokenCount, stored: &Stored) -> Result<BuiltFunction> {
         let c = &self.config;
         let shape = Attention {
             heads: c.num_attention_heads,
@@ -381,7 +381,7 @@ impl Gemma4 {
         Ok(l.finish(&[&attended, &expert_input, &router_logits])?)
     }
 
-    fn lower_experts(&self, unit: &Unit, tokens: TokenCount, stored: &Stored) -> Result<Function> {
+    fn lower_experts(&self, unit: &Unit, tokens: TokenCount, stored: &Stored) -> Result<BuiltFunction> {
         let c = &self.config;
         let h = c.hidden_size as u64;
         let experts: Vec<usize> = unit.experts.clone().collect();
@@ -418,7 +418,7 @@ impl Gemma4 {
         Ok(l.finish(&[&out])?)
     }
 
-    fn lower_head(&self, tokens: TokenCount, stored: &Stored) -> Result<Function> {
+    fn lower_head(&self, tokens: TokenCount, stored: &Stored) -> Result<BuiltFunction> {
         let mut l = Lowering::new(stored, tokens);
         let hidden = l.input("hidden", &[1, self.config.hidden_size as u64, 1, 0], Some(3))?;
         let norm = RmsNorm { axis: 1, eps: self.config.rms_norm_eps };
@@ -460,7 +460,7 @@ impl Family for Gemma4 {
         Ok(Plan { family: self.name().into(), source: self.source_name(), options: options.clone(), shards, totals, chain })
     }
 
-    fn lower(&self, shard: &PlannedShard, function: &ShardFunction, stored: &Stored) -> Result<Function> {
+    fn lower(&self, shard: &PlannedShard, function: &ShardFunction, stored: &Stored) -> Result<BuiltFunction> {
         let wrong = || Error::Usage(format!("shard {} is not one of this model's", shard.name));
         match (shard.kind, shard.layer) {
             (ShardKind::Attention, Some(layer)) if layer < self.config.num_hidden_layers => {

@@ -3,6 +3,17 @@
 //!
 //! An op's kernel computes in f32 and does not round: the executor rounds a result to fp16 where its type is fp16.
 
+mod conv;
+mod elementwise_binary;
+mod elementwise_unary;
+pub(super) mod linear;
+mod normalization;
+mod reduction;
+mod scatter_gather;
+mod shape;
+mod tensor_operation;
+mod tensor_transformation;
+
 use crate::tensor::{Data, Tensor};
 use anemoe_mlpackage::mil::TensorType;
 
@@ -100,8 +111,74 @@ impl<'a> OpContext<'a> {
 }
 
 /// The kernel of an op type, if this library has it.
+#[rustfmt::skip]
 pub fn kernel(op_type: &str) -> Option<Kernel> {
-    // Families, in the order of coremltools' definition files.
-    let _ = op_type;
-    None
+    Some(match op_type {
+        "abs" | "acos" | "asin" | "atan" | "atanh" | "ceil" | "cos" | "cosh" | "erf" | "exp" | "exp2" | "floor" | "round"
+        | "sign" | "sin" | "sinh" | "sqrt" | "square" | "tan" | "tanh" | "relu" | "relu6" | "sigmoid" | "silu" | "softplus"
+        | "softsign" => elementwise_unary::unary,
+        "clamped_relu" | "clip" | "elu" | "gelu" | "inverse" | "leaky_relu" | "linear_activation" | "log" | "rsqrt"
+        | "scaled_tanh" | "sigmoid_hard" | "threshold" | "thresholded_relu" => elementwise_unary::with_parameters,
+        "prelu" | "softplus_parametric" => elementwise_unary::per_channel,
+        "softmax" => elementwise_unary::softmax,
+        "logical_not" => elementwise_unary::logical_not,
+        "identity" => elementwise_unary::identity,
+        "cast" => elementwise_unary::cast,
+        "add" | "sub" | "mul" | "real_div" | "floor_div" | "mod" | "maximum" | "minimum" | "pow" =>
+            elementwise_binary::arithmetic,
+        "equal" | "not_equal" | "greater" | "greater_equal" | "less" | "less_equal" | "logical_and" | "logical_or"
+        | "logical_xor" => elementwise_binary::compare,
+        "select" => elementwise_binary::select,
+        "conv" => conv::conv,
+        "conv_transpose" => conv::conv_transpose,
+        "avg_pool" | "max_pool" | "l2_pool" => conv::pool,
+        "linear" => linear::linear,
+        "matmul" => linear::matmul,
+        "einsum" => linear::einsum,
+        "scaled_dot_product_attention" => linear::attention,
+        "layer_norm" => normalization::layer_norm,
+        "batch_norm" | "instance_norm" => normalization::channel_norm,
+        "l2_norm" => normalization::l2_norm,
+        "local_response_norm" => normalization::local_response_norm,
+        "reduce_l1_norm" | "reduce_l2_norm" | "reduce_log_sum" | "reduce_log_sum_exp" | "reduce_max" | "reduce_mean"
+        | "reduce_min" | "reduce_prod" | "reduce_sum" | "reduce_sum_square" => reduction::reduce,
+        "reduce_argmax" | "reduce_argmin" => reduction::arg,
+        "gather" => scatter_gather::gather,
+        "gather_along_axis" => scatter_gather::gather_along_axis,
+        "gather_nd" => scatter_gather::gather_nd,
+        "scatter" => scatter_gather::scatter,
+        "scatter_along_axis" => scatter_gather::scatter_along_axis,
+        "scatter_nd" => scatter_gather::scatter_nd,
+        "argsort" => tensor_operation::argsort,
+        "band_part" => tensor_operation::band_part,
+        "concat" => tensor_operation::concat,
+        "cumsum" => tensor_operation::cumsum,
+        "fill" | "fill_like" => tensor_operation::fill,
+        "non_zero" => tensor_operation::non_zero,
+        "one_hot" => tensor_operation::one_hot,
+        "pad" => tensor_operation::pad,
+        "quantize" | "dequantize" => tensor_operation::quantization,
+        "range_1d" => tensor_operation::range_1d,
+        "shape" => tensor_operation::shape,
+        "split" => tensor_operation::split,
+        "stack" => tensor_operation::stack,
+        "tile" => tensor_operation::tile,
+        "topk" => tensor_operation::topk,
+        "batch_to_space" | "space_to_batch" => tensor_transformation::batches,
+        "depth_to_space" | "space_to_depth" | "pixel_shuffle" | "pixel_unshuffle" => tensor_transformation::blocks,
+        "expand_dims" | "squeeze" | "flatten2d" => tensor_transformation::reranked,
+        "reshape" => tensor_transformation::reshape,
+        "reshape_like" => tensor_transformation::reshape_like,
+        "reverse" => tensor_transformation::reverse,
+        "reverse_sequence" => tensor_transformation::reverse_sequence,
+        "slice_by_index" => tensor_transformation::slice_by_index,
+        "slice_by_size" => tensor_transformation::slice_by_size,
+        "slice_update" => tensor_transformation::slice_update,
+        "sliding_windows" => tensor_transformation::sliding_windows,
+        "transpose" => tensor_transformation::transpose,
+        "crop" => tensor_transformation::crop,
+        "resize_bilinear" | "resize_nearest_neighbor" | "upsample_bilinear" | "upsample_nearest_neighbor" =>
+            tensor_transformation::resize,
+        _ => return None,
+    })
 }

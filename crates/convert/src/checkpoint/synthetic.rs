@@ -1,0 +1,138 @@
+//! Models of the real shapes whose weights are computed instead of read, so that full-size work needs no download.
+
+use super::{Checkpoint, Dtype, TensorInfo, TensorSource};
+use crate::models::gemma4;
+use crate::{Error, Result};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// Opens `NAME?seed=N&layers=N`.
+pub(super) fn open(spec: &str, name: &str) -> Result<Checkpoint> {
+    let path = PathBuf::from(spec);
+    let (model, query) = name.split_once('?').unwrap_or((name, ""));
+    let (mut seed, mut layers) = (0u64, None);
+    for pair in query.split('&').filter(|p| !p.is_empty()) {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let number: u64 = value
+            .parse()
+            .map_err(|_| Error::Usage(format!("{spec}: `{pair}` is not of the form seed=N or layers=N")))?;
+        match key {
+            "seed" => seed = number,
+            "layers" if (1..=1000).contains(&number) => layers = Some(number as usize),
+            _ => return Err(Error::Usage(format!("{spec}: `{pair}`: expected seed=N, or layers=N from 1 to 1000"))),
+        }
+    }
+    let mut config = match model {
+        "gemma4-26b-a4b" => gemma4::published_config(),
+        _ => return Err(Error::Usage(format!("{spec}: no synthetic model `{model}`; there is gemma4-26b-a4b"))),
+    };
+    if let Some(layers) = layers {
+        gemma4::limit_layers(&mut config, layers);
+    }
+    let parsed = gemma4::Gemma4Config::parse(&config, &path)?;
+    let mut tensors: Vec<TensorInfo> = gemma4::tensor_table(&parsed)
+        .into_iter()
+        .map(|row| TensorInfo {
+            name: format!("model.language_model.{}", row.name),
+            dtype: Dtype::BF16,
+            shape: row.shape,
+            file: path.clone(),
+        })
+        .collect();
+    tensors.sort_by(|a, b| a.name.cmp(&b.name));
+    let source = Box::new(Synthetic { path: path.clone(), seed, tensors });
+    Ok(Checkpoint { name: spec.to_string(), path, config, generation_config: None, source })
+}
+
+struct Synthetic {
+    path: PathBuf,
+    seed: u64,
+    tensors: Vec<TensorInfo>,
+}
+
+/// FNV-1a: spreads names over 64 bits.
+fn hash(text: &str, seed: u64) -> u64 {
+    text.bytes().fold(seed ^ 0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
+/// The finalizer of SplitMix64: 64 well-mixed bits for each counter.
+#[inline(always)]
+fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Nearly normal, of mean 0 and deviation 1: four uniform 16-bit numbers added (Irwin-Hall).
+#[inline(always)]
+fn normal(bits: u64) -> f32 {
+    let lanes = (bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48);
+    (lanes as f32 - 131_070.0) * (1.0 / 37_837.2)
+}
+
+impl TensorSource for Synthetic {
+    fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Any range gives the same values, in whatever pieces it is read: matrices are normal with deviation
+    /// 1/sqrt(inputs) and one of 1024 weights is ten times as large; vectors are near 1.
+    fn read(&self, name: &str, range: Range<u64>, out: &mut [f32]) -> Result<()> {
+        let info = self.info(name).ok_or_else(|| Error::invalid(&self.path, format!("use: no tensor `{name}`")))?;
+        if range.end > info.elements() || range.start > range.end || range.end - range.start != out.len() as u64 {
+            return Err(Error::invalid(&self.path, format!("use: elements {range:?} of tensor `{name}`")));
+        }
+        let base = hash(name, self.seed);
+        let value = |i: u64| mix(base.wrapping_add(i.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+        if info.shape.len() < 2 {
+            for (i, o) in (range.start..).zip(out.iter_mut()) {
+                *o = 1.0 + 0.05 * normal(value(i));
+            }
+            return Ok(());
+        }
+        let inputs = info.shape.last().copied().unwrap_or(1);
+        let scale = 1.0 / (inputs as f32).sqrt();
+        for (i, o) in (range.start..).zip(out.iter_mut()) {
+            let bits = value(i);
+            let outlier = bits.wrapping_mul(0xd6e8_feb8_6659_fd93) >> 54 == 0;
+            *o = normal(bits) * if outlier { 10.0 * scale } else { scale };
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_piece_has_the_same_values() {
+        let c = Checkpoint::open("synthetic:gemma4-26b-a4b?seed=3&layers=1").unwrap();
+        let name = "model.language_model.layers.0.self_attn.q_proj.weight";
+        let mut whole = vec![0f32; 10_000];
+        c.source.read(name, 500..10_500, &mut whole).unwrap();
+        let mut part = vec![0f32; 7];
+        c.source.read(name, 4_321..4_328, &mut part).unwrap();
+        assert_eq!(part, whole[3_821..3_828]);
+        let other = Checkpoint::open("synthetic:gemma4-26b-a4b?seed=4&layers=1").unwrap();
+        other.source.read(name, 4_321..4_328, &mut part).unwrap();
+        assert_ne!(part, whole[3_821..3_828]);
+        // Deviation 1/sqrt(2816), and outliers of ten times that.
+        let variance = whole.iter().map(|v| v * v).sum::<f32>() / 10_000.0 * 2816.0;
+        assert!((0.9..1.4).contains(&variance), "{variance}");
+        let outliers = whole.iter().filter(|v| v.abs() * 2816f32.sqrt() > 4.0).count();
+        assert!((1..30).contains(&outliers), "{outliers}");
+    }
+
+    #[test]
+    fn wrong_queries_are_refused() {
+        for spec in ["synthetic:gemma5", "synthetic:gemma4-26b-a4b?layers=0", "synthetic:gemma4-26b-a4b?speed=1", "synthetic:gemma4-26b-a4b?seed"] {
+            let err = Checkpoint::open(spec).err().unwrap().to_string();
+            assert!(err.starts_with("synthetic:gemma"), "{err}");
+        }
+    }
+}

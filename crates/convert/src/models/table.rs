@@ -1,0 +1,78 @@
+//! The declarative tensor table of a model, and the check of a checkpoint against it.
+
+use crate::checkpoint::TensorSource;
+use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Part of a model that a tensor belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Part {
+    /// Attention projections and their norms.
+    Attention,
+    /// Choice of experts.
+    Router,
+    /// Experts.
+    Experts,
+    /// The MLP that every token meets.
+    DenseMlp,
+    /// Norms and scalars of layers.
+    Norms,
+    /// Embedding, which is the output head too.
+    Embedding,
+}
+
+/// One tensor that a model has.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TensorRow {
+    /// Name without the checkpoint's prefix.
+    pub name: String,
+    /// Shape, outermost first.
+    pub shape: Vec<u64>,
+    /// Part of the model.
+    pub part: Part,
+    /// Layer, where it belongs to one.
+    pub layer: Option<usize>,
+}
+
+impl TensorRow {
+    /// Number of weights.
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().product()
+    }
+}
+
+/// Checks that a checkpoint has exactly the tensors of the table, with their shapes; `skip` names those of other modalities.
+///
+/// # Errors
+/// A tensor is missing, superfluous, or of another shape; the error names it.
+pub fn check_tensors(
+    source: &dyn TensorSource,
+    prefix: &str,
+    table: &[TensorRow],
+    skip: impl Fn(&str) -> bool,
+) -> Result<()> {
+    let rows: BTreeMap<String, &TensorRow> = table.iter().map(|r| (format!("{prefix}{}", r.name), r)).collect();
+    for info in source.tensors() {
+        match rows.get(&info.name) {
+            Some(row) if row.shape == info.shape => {}
+            Some(row) => {
+                return Err(Error::invalid(
+                    &info.file,
+                    format!("tensor `{}`: shape {:?}, expected {:?}", info.name, info.shape, row.shape),
+                ));
+            }
+            None if skip(&info.name) => {}
+            None => {
+                return Err(Error::invalid(&info.file, format!("tensor `{}`: this model has none of that name", info.name)));
+            }
+        }
+    }
+    match rows.iter().find(|(name, _)| source.info(name).is_none()) {
+        None => Ok(()),
+        Some((name, row)) => {
+            Err(Error::invalid(source.path(), format!("checkpoint: tensor `{name}` {:?} is missing", row.shape)))
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! fp16 to f32 and rounding.
+
+use crate::Isa;
+use half::f16;
+
+/// Converts little-endian fp16 values. `out` is half as long as `bytes`.
+pub fn f16_to_f32(bytes: &[u8], out: &mut [f32]) {
+    assert_eq!(bytes.len(), out.len() * 2);
+    #[cfg(target_arch = "x86_64")]
+    if Isa::best() >= Isa::Avx2 {
+        // SAFETY: the processor has F16C and AVX2.
+        unsafe { x86::f16_to_f32(bytes, out) };
+        return;
+    }
+    f16_to_f32_scalar(bytes, out);
+}
+
+fn f16_to_f32_scalar(bytes: &[u8], out: &mut [f32]) {
+    for (o, b) in out.iter_mut().zip(bytes.chunks_exact(2)) {
+        *o = f16::from_le_bytes([b[0], b[1]]).to_f32();
+    }
+}
+
+/// Rounds every value to the nearest fp16 value, ties to even; too large ones become infinite.
+pub fn round_to_f16(values: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if Isa::best() >= Isa::Avx2 {
+        // SAFETY: the processor has F16C and AVX2.
+        unsafe { x86::round_to_f16(values) };
+        return;
+    }
+    round_scalar(values);
+}
+
+fn round_scalar(values: &mut [f32]) {
+    for v in values {
+        *v = f16::from_f32(*v).to_f32();
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    /// # Safety
+    /// The processor has AVX2 and F16C.
+    #[target_feature(enable = "avx2,f16c")]
+    pub unsafe fn f16_to_f32(bytes: &[u8], out: &mut [f32]) {
+        let n = out.len() / 8 * 8;
+        for i in (0..n).step_by(8) {
+            // SAFETY: 16 bytes from 2 i and 8 floats from i lie inside the slices, since i + 8 <= n.
+            unsafe {
+                let h = _mm_loadu_si128(bytes.as_ptr().add(2 * i).cast());
+                _mm256_storeu_ps(out.as_mut_ptr().add(i), _mm256_cvtph_ps(h));
+            }
+        }
+        super::f16_to_f32_scalar(&bytes[2 * n..], &mut out[n..]);
+    }
+
+    /// # Safety
+    /// The processor has AVX2 and F16C.
+    #[target_feature(enable = "avx2,f16c")]
+    pub unsafe fn round_to_f16(values: &mut [f32]) {
+        let n = values.len() / 8 * 8;
+        for i in (0..n).step_by(8) {
+            // SAFETY: 8 floats from i lie inside the slice, since i + 8 <= n.
+            unsafe {
+                let p = values.as_mut_ptr().add(i);
+                let h = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm256_loadu_ps(p));
+                _mm256_storeu_ps(p, _mm256_cvtph_ps(h));
+            }
+        }
+        super::round_scalar(&mut values[n..]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_fp16_value_converts_as_the_scalar_code_does() {
+        let bytes: Vec<u8> = (0..=u16::MAX).flat_map(|c| c.to_le_bytes()).collect();
+        let (mut a, mut b) = (vec![0f32; 65536], vec![0f32; 65536]);
+        f16_to_f32(&bytes, &mut a);
+        f16_to_f32_scalar(&bytes, &mut b);
+        assert!(a.iter().zip(&b).all(|(x, y)| x.to_bits() == y.to_bits() || x.is_nan() && y.is_nan()));
+    }
+
+    #[test]
+    fn rounding_is_to_nearest_even_and_overflows_to_infinity() {
+        let mut v = vec![1.0 + 2f32.powi(-11), 1.0 + 3.0 * 2f32.powi(-11), 65519.9, 65520.0, -1e9, 2f32.powi(-25), 6e-8, 0.1, -0.0];
+        let mut scalar = v.clone();
+        round_to_f16(&mut v);
+        round_scalar(&mut scalar);
+        assert_eq!(v, scalar);
+        assert_eq!(&v[..5], &[1.0, 1.0 + 2f32.powi(-9), 65504.0, f32::INFINITY, f32::NEG_INFINITY]);
+        assert_eq!(v[5], 0.0);
+    }
+}

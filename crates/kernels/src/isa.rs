@@ -1,0 +1,57 @@
+//! Which instructions this processor has.
+
+use std::sync::OnceLock;
+
+/// An instruction set that kernels are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Isa {
+    /// What every processor has.
+    Scalar,
+    /// AVX2, FMA and F16C.
+    Avx2,
+    /// AVX-512 F, BW and VL, besides those of [`Isa::Avx2`].
+    Avx512,
+}
+
+impl Isa {
+    /// This processor has it.
+    pub fn is_available(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 = || {
+                std::arch::is_x86_feature_detected!("avx2")
+                    && std::arch::is_x86_feature_detected!("fma")
+                    && std::arch::is_x86_feature_detected!("f16c")
+            };
+            match self {
+                Isa::Scalar => true,
+                Isa::Avx2 => avx2(),
+                Isa::Avx512 => {
+                    avx2()
+                        && std::arch::is_x86_feature_detected!("avx512f")
+                        && std::arch::is_x86_feature_detected!("avx512bw")
+                        && std::arch::is_x86_feature_detected!("avx512vl")
+                }
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            self == Isa::Scalar
+        }
+    }
+
+    /// The widest that this processor has, or the one that the environment variable `ANEMOE_CPU` names (`scalar`, `avx2`,
+    /// `avx512`) if the processor has it.
+    pub fn best() -> Isa {
+        static BEST: OnceLock<Isa> = OnceLock::new();
+        *BEST.get_or_init(|| {
+            let wanted = match std::env::var("ANEMOE_CPU").as_deref() {
+                Ok("scalar") => Isa::Scalar,
+                Ok("avx2") => Isa::Avx2,
+                _ => Isa::Avx512,
+            };
+            let fits = |isa: &Isa| *isa <= wanted && isa.is_available();
+            [Isa::Avx512, Isa::Avx2].into_iter().find(fits).unwrap_or(Isa::Scalar)
+        })
+    }
+}

@@ -1,0 +1,194 @@
+//! Views of dense and compressed matrices.
+
+/// Why a view cannot be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MatrixError(pub &'static str);
+
+impl std::fmt::Display for MatrixError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl std::error::Error for MatrixError {}
+
+/// A matrix `[rows, cols]`, row-major, as it is stored.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'a> {
+    pub(crate) data: Storage<'a>,
+    /// Row of the storage that is row 0 here.
+    pub(crate) first: usize,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Storage<'a> {
+    F32(&'a [f32]),
+    /// Little endian.
+    F16(&'a [u8]),
+    /// Element i has bits `[i * bits, (i + 1) * bits)` of `indices`, least significant first.
+    Lut { bits: usize, indices: &'a [u8], lut: &'a [f32], rows_per_group: usize },
+    /// `scale * (q - offset)` with one of each per block; 4-bit elements packed like indices.
+    Int { bits: usize, signed: bool, data: &'a [u8], scale: &'a [f32], offset: Option<&'a [f32]>, block: (usize, usize) },
+}
+
+impl<'a> Matrix<'a> {
+    fn new(data: Storage<'a>, rows: usize, cols: usize) -> Self {
+        Matrix { data, first: 0, rows, cols }
+    }
+
+    /// Dense f32.
+    ///
+    /// # Errors
+    /// The data has another length.
+    pub fn f32(data: &'a [f32], rows: usize, cols: usize) -> Result<Self, MatrixError> {
+        check(rows.checked_mul(cols) == Some(data.len()), "f32 matrix: length of the data")?;
+        Ok(Matrix::new(Storage::F32(data), rows, cols))
+    }
+
+    /// Dense fp16, little endian.
+    ///
+    /// # Errors
+    /// The data has another length.
+    pub fn f16(data: &'a [u8], rows: usize, cols: usize) -> Result<Self, MatrixError> {
+        let bytes = rows.checked_mul(cols).and_then(|n| n.checked_mul(2));
+        check(bytes == Some(data.len()), "fp16 matrix: length of the data")?;
+        Ok(Matrix::new(Storage::F16(data), rows, cols))
+    }
+
+    /// Palettized: `indices` packed least significant bit first over the whole matrix, `lut` `[rows / rows_per_group, 2^bits]`.
+    ///
+    /// # Errors
+    /// The bits are none of 1, 2, 3, 4, 6, 8, or a length does not fit.
+    pub fn lut(
+        bits: usize,
+        indices: &'a [u8],
+        lut: &'a [f32],
+        rows_per_group: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Self, MatrixError> {
+        check([1, 2, 3, 4, 6, 8].contains(&bits), "lut matrix: bits")?;
+        let bytes = rows.checked_mul(cols).and_then(|n| n.checked_mul(bits)).map(|b| b.div_ceil(8));
+        check(bytes == Some(indices.len()), "lut matrix: length of the indices")?;
+        check(rows_per_group > 0 && rows % rows_per_group == 0, "lut matrix: rows per group")?;
+        check(lut.len() == rows / rows_per_group << bits, "lut matrix: length of the tables")?;
+        Ok(Matrix::new(Storage::Lut { bits, indices, lut, rows_per_group }, rows, cols))
+    }
+
+    /// Linearly quantized: `scale * (q - offset)`, one of each for every `block.0` x `block.1` elements, row-major.
+    ///
+    /// # Errors
+    /// The bits are neither 4 nor 8, or a length does not fit.
+    #[allow(clippy::too_many_arguments)]
+    pub fn int(
+        bits: usize,
+        signed: bool,
+        data: &'a [u8],
+        scale: &'a [f32],
+        offset: Option<&'a [f32]>,
+        block: (usize, usize),
+        rows: usize,
+        cols: usize,
+    ) -> Result<Self, MatrixError> {
+        check(bits == 4 || bits == 8, "int matrix: bits")?;
+        let bytes = rows.checked_mul(cols).and_then(|n| n.checked_mul(bits)).map(|b| b.div_ceil(8));
+        check(bytes == Some(data.len()), "int matrix: length of the data")?;
+        let fits = block.0 > 0 && block.1 > 0 && rows % block.0 == 0 && cols % block.1 == 0;
+        check(fits, "int matrix: blocks")?;
+        let blocks = rows / block.0 * (cols / block.1);
+        check(scale.len() == blocks && offset.is_none_or(|o| o.len() == blocks), "int matrix: length of the scales")?;
+        Ok(Matrix::new(Storage::Int { bits, signed, data, scale, offset, block }, rows, cols))
+    }
+
+    /// Rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Columns.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Rows `start..end` of this view.
+    ///
+    /// # Panics
+    /// The range is outside the view.
+    pub fn row_range(&self, start: usize, end: usize) -> Matrix<'a> {
+        assert!(start <= end && end <= self.rows);
+        Matrix { first: self.first + start, rows: end - start, ..*self }
+    }
+
+    /// Bytes that a product with the whole view reads, tables and scales left out.
+    pub fn bytes_read(&self) -> u64 {
+        let bits = match self.data {
+            Storage::F32(_) => 32,
+            Storage::F16(_) => 16,
+            Storage::Lut { bits, .. } | Storage::Int { bits, .. } => bits,
+        };
+        (self.rows as u64 * self.cols as u64 * bits as u64).div_ceil(8)
+    }
+
+    /// All elements, row-major.
+    ///
+    /// # Panics
+    /// `out` has another length.
+    pub fn to_dense(&self, out: &mut [f32]) {
+        assert_eq!(out.len(), self.rows * self.cols);
+        for (r, row) in out.chunks_exact_mut(self.cols.max(1)).enumerate() {
+            self.decode_row(r, row);
+        }
+    }
+
+    /// The scalar oracle: elements of one row.
+    pub(crate) fn decode_row(&self, row: usize, out: &mut [f32]) {
+        let row = self.first + row;
+        let start = row * self.cols;
+        match self.data {
+            Storage::F32(data) => out.copy_from_slice(&data[start..start + self.cols]),
+            Storage::F16(data) => crate::f16_to_f32(&data[2 * start..2 * (start + self.cols)], out),
+            Storage::Lut { bits, indices, lut, rows_per_group } => {
+                let table = &lut[(row / rows_per_group) << bits..][..1 << bits];
+                for (i, o) in out.iter_mut().enumerate() {
+                    *o = table[element(indices, bits, start + i)];
+                }
+            }
+            Storage::Int { bits, signed, data, scale, offset, block } => {
+                let base = row / block.0 * (self.cols / block.1);
+                for (b, piece) in out.chunks_exact_mut(block.1).enumerate() {
+                    let (s, z) = (scale[base + b], offset.map_or(0.0, |o| o[base + b]));
+                    for (i, o) in piece.iter_mut().enumerate() {
+                        let q = element(data, bits, start + b * block.1 + i);
+                        let q = match (signed, bits) {
+                            (false, _) => q as f32,
+                            (true, 8) => f32::from(q as u8 as i8),
+                            (true, _) => (if q >= 8 { q as i32 - 16 } else { q as i32 }) as f32,
+                        };
+                        *o = s * (q - z);
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn check(ok: bool, what: &'static str) -> Result<(), MatrixError> {
+    if ok { Ok(()) } else { Err(MatrixError(what)) }
+}
+
+/// Element `i` of a stream of elements of `bits` bits.
+#[inline]
+fn element(data: &[u8], bits: usize, i: usize) -> usize {
+    match bits {
+        8 => usize::from(data[i]),
+        4 => usize::from(data[i / 2] >> (i % 2 * 4) & 15),
+        _ => {
+            let at = i * bits;
+            let low = u16::from(data[at / 8]);
+            let high = if at % 8 + bits > 8 { u16::from(data[at / 8 + 1]) << 8 } else { 0 };
+            usize::from((low | high) >> (at % 8)) & ((1 << bits) - 1)
+        }
+    }
+}

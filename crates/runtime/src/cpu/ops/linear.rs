@@ -1,0 +1,233 @@
+//! Contractions over dense tensors.
+
+use super::shape::{broadcast_shape, broadcast_strides, count, for_each_row, invalid, unsupported};
+use super::{OpContext, OpError, OpResult};
+use crate::tensor::Tensor;
+
+/// `c[m, n] = a[m, k] b[k, n]`, all row-major; the innermost loop runs along n.
+fn product(a: &[f32], b: &[f32], c: &mut [f32], (k, n): (usize, usize)) {
+    for (a, c) in a.chunks_exact(k.max(1)).zip(c.chunks_exact_mut(n.max(1))) {
+        c.fill(0.0);
+        for (v, b) in a.iter().zip(b.chunks_exact(n.max(1))) {
+            c.iter_mut().zip(b).for_each(|(c, b)| *c += v * b);
+        }
+    }
+}
+
+/// `c[m, n] = a[m, k] b[n, k]^T`
+fn product_transposed(a: &[f32], b: &[f32], c: &mut [f32], (k, n): (usize, usize)) {
+    for (a, c) in a.chunks_exact(k.max(1)).zip(c.chunks_exact_mut(n.max(1))) {
+        for (b, c) in b.chunks_exact(k.max(1)).zip(c) {
+            // Partial sums let the compiler use vectors.
+            let mut acc = [0f32; 16];
+            let (a_main, a_rest) = a.as_chunks::<16>();
+            let (b_main, b_rest) = b.as_chunks::<16>();
+            for (x, y) in a_main.iter().zip(b_main) {
+                for i in 0..16 {
+                    acc[i] += x[i] * y[i];
+                }
+            }
+            let rest: f32 = a_rest.iter().zip(b_rest).map(|(x, y)| x * y).sum();
+            *c = acc.iter().sum::<f32>() + rest;
+        }
+    }
+}
+
+/// `x[rows, cols]` turned.
+pub(crate) fn turned(x: &[f32], rows: usize, cols: usize) -> Vec<f32> {
+    let mut out = vec![0f32; x.len()];
+    for (r, row) in x.chunks_exact(cols.max(1)).enumerate() {
+        for (c, v) in row.iter().enumerate() {
+            out[c * rows + r] = *v;
+        }
+    }
+    out
+}
+
+pub(super) fn linear(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let ((xs, x), (ws, w)) = (c.f32s("x")?, c.f32s("weight")?);
+    let (&[n, k], Some(&last)) = (ws, xs.last()) else {
+        return invalid(format!("input of shape {xs:?} with a weight of shape {ws:?}"));
+    };
+    if last != k {
+        return invalid(format!("{last} input features with a weight of shape {ws:?}"));
+    }
+    let mut shape = xs[..xs.len() - 1].to_vec();
+    shape.push(n);
+    count(&shape)?;
+    let y = out[0].reset_f32(&shape);
+    product_transposed(x, w, y, (k, n));
+    add_bias(c, y, n)
+}
+
+/// Adds `bias`, if bound, to rows of `n`.
+pub(crate) fn add_bias(c: &OpContext<'_>, y: &mut [f32], n: usize) -> OpResult {
+    let Some(bias) = c.get("bias").and_then(Tensor::as_f32) else { return Ok(()) };
+    if bias.len() != n {
+        return invalid(format!("bias of {} values for {n} outputs", bias.len()));
+    }
+    for row in y.chunks_exact_mut(n.max(1)) {
+        row.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+    }
+    Ok(())
+}
+
+pub(super) fn matmul(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let ((xs, x), (ys, y)) = (c.f32s("x")?, c.f32s("y")?);
+    if xs.is_empty() || ys.is_empty() {
+        return invalid("a scalar operand");
+    }
+    let (tx, ty) = (c.bool("transpose_x", false)?, c.bool("transpose_y", false)?);
+    let (x_vector, y_vector) = (xs.len() == 1, ys.len() == 1);
+    let x_dims: Vec<usize> = if x_vector { vec![1, xs[0]] } else { xs.to_vec() };
+    let y_dims: Vec<usize> = if y_vector { vec![ys[0], 1] } else { ys.to_vec() };
+    let (tx, ty) = (tx && !x_vector, ty && !y_vector);
+    let (a, b) = (&x_dims[x_dims.len() - 2..], &y_dims[y_dims.len() - 2..]);
+    let (m, k) = if tx { (a[1], a[0]) } else { (a[0], a[1]) };
+    let (k2, n) = if ty { (b[1], b[0]) } else { (b[0], b[1]) };
+    if k != k2 {
+        return invalid(format!("shapes {xs:?} and {ys:?}: inner dimensions {k} and {k2}"));
+    }
+    let (x_batch, y_batch) = (&x_dims[..x_dims.len() - 2], &y_dims[..y_dims.len() - 2]);
+    let batch = broadcast_shape(x_batch, y_batch)?;
+    let mut shape = batch.clone();
+    if !x_vector {
+        shape.push(m);
+    }
+    if !y_vector {
+        shape.push(n);
+    }
+    count(&shape)?;
+    let o = out[0].reset_f32(&shape);
+    if o.is_empty() {
+        return Ok(());
+    }
+    let (sx, sy) = (broadcast_strides(x_batch, &batch), broadcast_strides(y_batch, &batch));
+    // One more axis, of size 1, makes each batch a row.
+    let with_one = |v: &[usize], last: usize| v.iter().copied().chain([last]).collect::<Vec<_>>();
+    let mut parts = o.chunks_exact_mut((m * n).max(1));
+    for_each_row(&with_one(&batch, 1), [&with_one(&sx, 0), &with_one(&sy, 0)], |[i, j]| {
+        let Some(part) = parts.next() else { return };
+        let x = &x[i * m * k..][..m * k];
+        let y = &y[j * k * n..][..k * n];
+        let turned_x;
+        let x = if tx {
+            turned_x = turned(x, k, m);
+            turned_x.as_slice()
+        } else {
+            x
+        };
+        if ty { product_transposed(x, y, part, (k, n)) } else { product(x, y, part, (k, n)) }
+    });
+    Ok(())
+}
+
+/// `einsum` for any equation of two operands without repeated labels in one of them.
+pub(super) fn einsum(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let equation: String = c.str("equation", "")?.split_whitespace().collect();
+    let parsed = equation.split_once("->").and_then(|(i, o)| Some((i.split_once(',')?, o)));
+    let (Some(((la, lb), lo)), [a, b]) = (parsed, c.values) else {
+        return unsupported(format!("einsum equation `{equation}` with {} operands", c.values.len()));
+    };
+    let (Some(av), Some(bv)) = (a.as_f32(), b.as_f32()) else { return invalid("einsum of other than floats") };
+    let (la, lb, lo): (Vec<char>, Vec<char>, Vec<char>) = (la.chars().collect(), lb.chars().collect(), lo.chars().collect());
+    let repeats = |l: &[char]| l.iter().enumerate().any(|(i, c)| l[..i].contains(c));
+    if repeats(&la) || repeats(&lb) || repeats(&lo) {
+        return unsupported(format!("einsum equation `{equation}` with a repeated label"));
+    }
+    if la.len() != a.rank() || lb.len() != b.rank() {
+        return invalid(format!("einsum equation `{equation}` for shapes {:?} and {:?}", a.shape, b.shape));
+    }
+    let mut labels = lo.clone();
+    labels.extend(la.iter().chain(&lb).filter(|l| !lo.contains(l)).copied());
+    let mut seen = Vec::new();
+    labels.retain(|l| if seen.contains(l) { false } else { seen.push(*l); true });
+    let size = |l: char| -> OpResult<usize> {
+        let of = |ls: &[char], t: &Tensor| ls.iter().position(|&x| x == l).map(|i| t.shape[i]);
+        match (of(&la, a), of(&lb, b)) {
+            (Some(p), Some(q)) if p != q && p != 1 && q != 1 => invalid(format!("sizes {p} and {q} of label `{l}`")),
+            (Some(p), Some(q)) => Ok(p.max(q)),
+            (Some(p), None) | (None, Some(p)) => Ok(p),
+            (None, None) => invalid(format!("label `{l}` of the output is in no operand")),
+        }
+    };
+    let sizes: Vec<usize> = labels.iter().map(|&l| size(l)).collect::<OpResult<_>>()?;
+    let place = |ls: &[char], t: &Tensor| -> Vec<usize> {
+        let own = super::shape::strides(&t.shape);
+        let at = |l: &char| ls.iter().position(|x| x == l).map_or(0, |i| if t.shape[i] == 1 { 0 } else { own[i] });
+        labels.iter().map(at).collect()
+    };
+    let shape = sizes[..lo.len()].to_vec();
+    count(&sizes)?;
+    let y = out[0].reset_f32(&shape);
+    y.fill(0.0);
+    let mut own = super::shape::strides(&shape);
+    own.resize(labels.len(), 0);
+    let (sa, sb) = (place(&la, a), place(&lb, b));
+    // A last axis of size 1 makes each position a row.
+    let one = |mut v: Vec<usize>, last| {
+        v.push(last);
+        v
+    };
+    for_each_row(&one(sizes, 1), [&one(sa, 0), &one(sb, 0), &one(own, 0)], |[i, j, o]| y[o] += av[i] * bv[j]);
+    Ok(())
+}
+
+/// `softmax(q k^T / sqrt(E) + mask) v`
+pub(super) fn attention(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let ((qs, q), (ks, k), (vs, v)) = (c.f32s("query")?, c.f32s("key")?, c.f32s("value")?);
+    let rank = qs.len();
+    if rank < 3 || ks.len() != rank || vs.len() != rank || qs[rank - 1] != ks[rank - 1] || ks[rank - 2] != vs[rank - 2] {
+        return invalid(format!("query {qs:?}, key {ks:?}, value {vs:?}"));
+    }
+    let (l, e, s, ev) = (qs[rank - 2], qs[rank - 1], ks[rank - 2], vs[rank - 1]);
+    let batch = broadcast_shape(&broadcast_shape(&qs[..rank - 2], &ks[..rank - 2])?, &vs[..rank - 2])?;
+    let mask = c.get("attn_mask");
+    let mut shape = batch.clone();
+    shape.extend([l, ev]);
+    count(&shape)?;
+    let mut mask_shape = batch.clone();
+    mask_shape.extend([l, s]);
+    let additive: Option<Vec<f32>> = match mask {
+        None => None,
+        Some(m) => {
+            let values: Vec<f32> = match &m.data {
+                crate::tensor::Data::F32(v) => v.clone(),
+                crate::tensor::Data::Bool(v) => v.iter().map(|&b| if b { 0.0 } else { f32::NEG_INFINITY }).collect(),
+                _ => return invalid("parameter `attn_mask` must be float or bool"),
+            };
+            if broadcast_shape(&m.shape, &mask_shape)? != mask_shape {
+                return invalid(format!("mask of shape {:?} for {mask_shape:?}", m.shape));
+            }
+            let mut full = vec![0f32; count(&mask_shape)?];
+            let zero = [0f32];
+            super::shape::zip_broadcast((&m.shape, &values), (&[], &zero), &mask_shape, &mut full, |a, _| a);
+            Some(full)
+        }
+    };
+    let o = out[0].reset_f32(&shape);
+    let strides_of = |t: &[usize]| broadcast_strides(&t[..rank - 2], &batch).into_iter().chain([0]).collect::<Vec<_>>();
+    let one: Vec<usize> = batch.iter().copied().chain([1]).collect();
+    let mut n = 0;
+    let scale = 1.0 / (e as f32).sqrt();
+    let mut scores = vec![0f32; l * s];
+    for_each_row(&one, [&strides_of(qs), &strides_of(ks), &strides_of(vs)], |[i, j, m]| {
+        product_transposed(&q[i * l * e..][..l * e], &k[j * s * e..][..s * e], &mut scores, (e, s));
+        for (r, row) in scores.chunks_exact_mut(s.max(1)).enumerate() {
+            row.iter_mut().for_each(|v| *v *= scale);
+            if let Some(mask) = &additive {
+                row.iter_mut().zip(&mask[(n * l + r) * s..]).for_each(|(v, m)| *v += m);
+            }
+            let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            row.iter_mut().for_each(|v| *v = (*v - max).exp());
+            let sum: f32 = row.iter().sum();
+            row.iter_mut().for_each(|v| *v /= sum);
+        }
+        product(&scores, &v[m * s * ev..][..s * ev], &mut o[n * l * ev..][..l * ev], (s, ev));
+        n += 1;
+    });
+    if batch.contains(&0) {
+        return Err(OpError::Invalid("an empty batch".into()));
+    }
+    Ok(())
+}

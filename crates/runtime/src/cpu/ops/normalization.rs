@@ -1,0 +1,122 @@
+//! Normalizations.
+
+use super::shape::{invalid, unsupported};
+use super::{OpContext, OpResult};
+use crate::tensor::Tensor;
+
+pub(super) fn layer_norm(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let (shape, x) = c.f32s("x")?;
+    let rank = shape.len();
+    let mut axes: Vec<usize> = match c.ints("axes")? {
+        Some(v) => v.iter().map(|&a| super::shape::axis(a, rank)).collect::<OpResult<_>>()?,
+        None => (0..rank).collect(),
+    };
+    axes.sort_unstable();
+    // Adjacent axes are one: sizes before, of, and behind them.
+    let (Some(&first), Some(&last)) = (axes.first(), axes.last()) else { return invalid("no axes") };
+    if last - first + 1 != axes.len() {
+        return unsupported(format!("layer_norm over the axes {axes:?}, which are not adjacent"));
+    }
+    let n: usize = shape[first..=last].iter().product();
+    let inner: usize = shape[last + 1..].iter().product();
+    let epsilon = c.float("epsilon", 1e-5)?;
+    let (gamma, beta) = (affine(c, "gamma", n)?, affine(c, "beta", n)?);
+    let y = out[0].reset_f32(shape);
+    for (y, x) in y.chunks_exact_mut((n * inner).max(1)).zip(x.chunks_exact((n * inner).max(1))) {
+        for i in 0..inner {
+            normalize(n, |k| x[k * inner + i], epsilon, |k, v| {
+                y[k * inner + i] = v * gamma.map_or(1.0, |g| g[k]) + beta.map_or(0.0, |b| b[k]);
+            });
+        }
+    }
+    Ok(())
+}
+
+/// An optional parameter of `n` values.
+fn affine<'a>(c: &OpContext<'a>, name: &str, n: usize) -> OpResult<Option<&'a [f32]>> {
+    match c.get(name) {
+        None => Ok(None),
+        Some(_) => match c.f32s(name)? {
+            (_, v) if v.len() == n => Ok(Some(v)),
+            (s, _) => invalid(format!("parameter `{name}` of shape {s:?} for {n} elements")),
+        },
+    }
+}
+
+/// Mean 0 and variance 1 over `n` values.
+fn normalize(n: usize, get: impl Fn(usize) -> f32, epsilon: f32, mut put: impl FnMut(usize, f32)) {
+    let mean = (0..n).map(|k| f64::from(get(k))).sum::<f64>() / n as f64;
+    let variance = (0..n).map(|k| (f64::from(get(k)) - mean).powi(2)).sum::<f64>() / n as f64;
+    let scale = 1.0 / (variance + f64::from(epsilon)).sqrt();
+    (0..n).for_each(|k| put(k, ((f64::from(get(k)) - mean) * scale) as f32));
+}
+
+/// `batch_norm` and `instance_norm`: per channel, axis 1.
+pub(super) fn channel_norm(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let (shape, x) = c.f32s("x")?;
+    if shape.len() < 2 {
+        return invalid(format!("input of shape {shape:?}"));
+    }
+    let channels = shape[1];
+    let inner: usize = shape[2..].iter().product();
+    let epsilon = c.float("epsilon", 1e-5)?;
+    let (gamma, beta) = (affine(c, "gamma", channels)?, affine(c, "beta", channels)?);
+    let (mean, variance) = (affine(c, "mean", channels)?, affine(c, "variance", channels)?);
+    let y = out[0].reset_f32(shape);
+    for (i, (y, x)) in y.chunks_exact_mut(inner.max(1)).zip(x.chunks_exact(inner.max(1))).enumerate() {
+        let ch = i % channels;
+        let (g, b) = (gamma.map_or(1.0, |g| g[ch]), beta.map_or(0.0, |b| b[ch]));
+        match (mean, variance) {
+            (Some(m), Some(v)) => {
+                let scale = g / (v[ch] + epsilon).sqrt();
+                y.iter_mut().zip(x).for_each(|(y, x)| *y = (x - m[ch]) * scale + b);
+            }
+            _ if c.op == "instance_norm" => normalize(inner, |k| x[k], epsilon, |k, v| y[k] = v * g + b),
+            _ => return invalid("parameters `mean` and `variance` are required"),
+        }
+    }
+    Ok(())
+}
+
+/// `x / sqrt(sum(x^2) + epsilon)` over the last three axes.
+pub(super) fn l2_norm(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let (shape, x) = c.f32s("x")?;
+    if shape.len() < 3 {
+        return invalid(format!("input of shape {shape:?}, expected rank 3 or more"));
+    }
+    let n: usize = shape[shape.len() - 3..].iter().product();
+    let epsilon = c.float("epsilon", 1e-6)?;
+    let y = out[0].reset_f32(shape);
+    for (y, x) in y.chunks_exact_mut(n.max(1)).zip(x.chunks_exact(n.max(1))) {
+        let sum: f64 = x.iter().map(|v| f64::from(v * v)).sum();
+        let scale = (1.0 / (sum + f64::from(epsilon)).sqrt()) as f32;
+        y.iter_mut().zip(x).for_each(|(y, x)| *y = x * scale);
+    }
+    Ok(())
+}
+
+pub(super) fn local_response_norm(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let (shape, x) = c.f32s("x")?;
+    if shape.len() < 3 {
+        return invalid(format!("input of shape {shape:?}, expected rank 3 or more"));
+    }
+    let size = usize::try_from(c.int("size", 0)?).unwrap_or(0);
+    if size == 0 {
+        return invalid("parameter `size` must be positive");
+    }
+    let (alpha, beta, k) = (c.float("alpha", 1e-4)?, c.float("beta", 0.75)?, c.float("k", 1.0)?);
+    let (channels, inner): (usize, usize) = (shape[1], shape[2..].iter().product());
+    let y = out[0].reset_f32(shape);
+    for b in 0..shape[0] {
+        for ch in 0..channels {
+            let low = ch.saturating_sub(size / 2);
+            let high = (ch + (size - 1) / 2 + 1).min(channels);
+            for i in 0..inner {
+                let at = |ch: usize| x[(b * channels + ch) * inner + i];
+                let sum: f32 = (low..high).map(|ch| at(ch) * at(ch)).sum();
+                y[(b * channels + ch) * inner + i] = at(ch) / (k + alpha * sum / size as f32).powf(beta);
+            }
+        }
+    }
+    Ok(())
+}

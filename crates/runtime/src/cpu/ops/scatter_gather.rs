@@ -1,0 +1,223 @@
+//! Looking elements up and putting them in place.
+
+use super::shape::{around, count, invalid, strides, unsupported};
+use super::{OpContext, OpError, OpResult};
+use crate::tensor::{Data, Tensor};
+
+/// An index into `n` elements, counted from the end when negative.
+fn place(index: i32, n: usize) -> OpResult<usize> {
+    let at = if index < 0 { i64::from(index) + n as i64 } else { i64::from(index) };
+    match usize::try_from(at) {
+        Ok(at) if at < n => Ok(at),
+        _ => invalid(format!("index {index} into {n} elements")),
+    }
+}
+
+/// Integer elements of an operand.
+fn indices<'a>(c: &OpContext<'a>) -> OpResult<(&'a [usize], &'a [i32])> {
+    let t = c.arg("indices")?;
+    let v = t.as_i32().ok_or_else(|| OpError::Invalid("parameter `indices` must be an integer tensor".into()))?;
+    Ok((&t.shape, v))
+}
+
+/// Builds a result by copying runs of `run` elements from these places of `x`.
+fn copy_runs(x: &Tensor, shape: &[usize], run: usize, places: &[usize], out: &mut Tensor) {
+    fn runs<T: Copy>(x: &[T], run: usize, places: &[usize], out: &mut [T]) {
+        for (o, &p) in out.chunks_exact_mut(run.max(1)).zip(places) {
+            o.copy_from_slice(&x[p..p + run]);
+        }
+    }
+    match &x.data {
+        Data::F32(v) => runs(v, run, places, out.reset_f32(shape)),
+        Data::I32(v) => runs(v, run, places, out.reset_i32(shape)),
+        Data::Bool(v) => runs(v, run, places, out.reset_bool(shape)),
+        Data::Str(_) => {}
+    }
+}
+
+pub(super) fn gather(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let x = c.arg("x")?;
+    let (is, iv) = indices(c)?;
+    let axis = super::shape::axis(c.int("axis", 0)?, x.rank())?;
+    let batch = usize::try_from(c.int("batch_dims", 0)?).unwrap_or(usize::MAX);
+    if batch > axis || batch > is.len() || is[..batch.min(is.len())] != x.shape[..batch.min(x.rank())] {
+        return invalid(format!("batch_dims {batch} with axis {axis}, {:?} and indices {is:?}", x.shape));
+    }
+    let mut shape = x.shape[..axis].to_vec();
+    shape.extend(&is[batch..]);
+    shape.extend(&x.shape[axis + 1..]);
+    count(&shape)?;
+    let batches: usize = x.shape[..batch].iter().product();
+    let outer: usize = x.shape[batch..axis].iter().product();
+    let (_, n, inner) = around(&x.shape, axis);
+    let per_batch: usize = is[batch..].iter().product();
+    let mut places = Vec::with_capacity(batches * outer * per_batch);
+    for b in 0..batches {
+        for o in 0..outer {
+            for &i in &iv[b * per_batch..(b + 1) * per_batch] {
+                places.push(((b * outer + o) * n + place(i, n)?) * inner);
+            }
+        }
+    }
+    copy_runs(x, &shape, inner, &places, &mut out[0]);
+    Ok(())
+}
+
+pub(super) fn gather_along_axis(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let x = c.arg("x")?;
+    let (is, iv) = indices(c)?;
+    let axis = super::shape::axis(c.int("axis", 0)?, x.rank())?;
+    let fits = is.len() == x.rank() && is.iter().zip(&x.shape).enumerate().all(|(i, (a, b))| i == axis || a == b);
+    if !fits {
+        return invalid(format!("indices of shape {is:?} for {:?} along axis {axis}", x.shape));
+    }
+    let (_, n, inner) = around(&x.shape, axis);
+    let m = is[axis];
+    let mut places = Vec::with_capacity(iv.len());
+    for (k, &i) in iv.iter().enumerate() {
+        let (outer, column) = (k / (m * inner).max(1), k % inner.max(1));
+        places.push((outer * n + place(i, n)?) * inner + column);
+    }
+    copy_runs(x, is, 1, &places, &mut out[0]);
+    Ok(())
+}
+
+pub(super) fn gather_nd(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let x = c.arg("x")?;
+    let (is, iv) = indices(c)?;
+    let batch = usize::try_from(c.int("batch_dims", 0)?).unwrap_or(usize::MAX);
+    let depth = is.last().copied().unwrap_or(0);
+    if batch >= is.len() || batch.saturating_add(depth) > x.rank() || is[..batch] != x.shape[..batch] {
+        return invalid(format!("indices of shape {is:?} into {:?} with batch_dims {batch}", x.shape));
+    }
+    let mut shape = is[..is.len() - 1].to_vec();
+    shape.extend(&x.shape[batch + depth..]);
+    count(&shape)?;
+    let own = strides(&x.shape);
+    let run: usize = x.shape[batch + depth..].iter().product();
+    let per_batch: usize = is[batch..is.len() - 1].iter().product();
+    let batch_size: usize = x.shape[batch..].iter().product();
+    let mut places = Vec::new();
+    for (k, tuple) in iv.chunks_exact(depth.max(1)).enumerate() {
+        let mut at = k / per_batch.max(1) * batch_size;
+        for (j, &i) in tuple.iter().enumerate() {
+            at += place(i, x.shape[batch + j])? * own[batch + j];
+        }
+        places.push(at);
+    }
+    copy_runs(x, &shape, run, &places, &mut out[0]);
+    Ok(())
+}
+
+/// How an update meets what is there.
+fn combine<T: Copy + PartialOrd>(
+    mode: &str,
+    arithmetic: fn(&str, T, T) -> Option<T>,
+    old: T,
+    new: T,
+) -> OpResult<T> {
+    Ok(match mode {
+        "update" => new,
+        "max" => if new > old { new } else { old },
+        "min" => if new < old { new } else { old },
+        _ => return arithmetic(mode, old, new).ok_or_else(|| OpError::Invalid(format!("scatter mode `{mode}`"))),
+    })
+}
+
+fn float_arithmetic(mode: &str, a: f32, b: f32) -> Option<f32> {
+    Some(match mode {
+        "add" => a + b,
+        "sub" => a - b,
+        "mul" => a * b,
+        "div" => a / b,
+        _ => return None,
+    })
+}
+
+fn int_arithmetic(mode: &str, a: i32, b: i32) -> Option<i32> {
+    Some(match mode {
+        "add" => a.wrapping_add(b),
+        "sub" => a.wrapping_sub(b),
+        "mul" => a.wrapping_mul(b),
+        "div" if b != 0 => a.wrapping_div(b),
+        _ => return None,
+    })
+}
+
+/// Applies runs of updates at these places of a copy of `data`.
+fn update_runs(c: &OpContext<'_>, run: usize, places: &[usize], out: &mut Tensor) -> OpResult {
+    let (data, updates, mode) = (c.arg("data")?, c.arg("updates")?, c.str("mode", "add")?);
+    if updates.len() != places.len() * run {
+        return invalid(format!("updates of shape {:?}, expected {} elements", updates.shape, places.len() * run));
+    }
+    super::elementwise_unary::copy(data, &data.shape, out);
+    match (&mut out.data, &updates.data) {
+        (Data::F32(o), Data::F32(u)) => {
+            for (p, u) in places.iter().zip(u.chunks_exact(run.max(1))) {
+                for (o, u) in o[*p..].iter_mut().zip(u) {
+                    *o = combine(mode, float_arithmetic, *o, *u)?;
+                }
+            }
+        }
+        (Data::I32(o), Data::I32(u)) => {
+            for (p, u) in places.iter().zip(u.chunks_exact(run.max(1))) {
+                for (o, u) in o[*p..].iter_mut().zip(u) {
+                    *o = combine(mode, int_arithmetic, *o, *u)?;
+                }
+            }
+        }
+        _ => return unsupported("scatter of other than numbers of one type"),
+    }
+    Ok(())
+}
+
+pub(super) fn scatter(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let data = c.arg("data")?;
+    let (_, iv) = indices(c)?;
+    let axis = super::shape::axis(c.int("axis", 0)?, data.rank())?;
+    let (outer, n, inner) = around(&data.shape, axis);
+    let mut places = Vec::with_capacity(outer * iv.len());
+    for o in 0..outer {
+        for &i in iv {
+            places.push((o * n + place(i, n)?) * inner);
+        }
+    }
+    update_runs(c, inner, &places, &mut out[0])
+}
+
+pub(super) fn scatter_along_axis(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let data = c.arg("data")?;
+    let (is, iv) = indices(c)?;
+    let axis = super::shape::axis(c.int("axis", 0)?, data.rank())?;
+    let fits = is.len() == data.rank() && is.iter().zip(&data.shape).enumerate().all(|(i, (a, b))| i == axis || a == b);
+    if !fits {
+        return invalid(format!("indices of shape {is:?} for {:?} along axis {axis}", data.shape));
+    }
+    let (_, n, inner) = around(&data.shape, axis);
+    let m = is[axis];
+    let mut places = Vec::with_capacity(iv.len());
+    for (k, &i) in iv.iter().enumerate() {
+        places.push((k / (m * inner).max(1) * n + place(i, n)?) * inner + k % inner.max(1));
+    }
+    update_runs(c, 1, &places, &mut out[0])
+}
+
+pub(super) fn scatter_nd(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let data = c.arg("data")?;
+    let (is, iv) = indices(c)?;
+    let depth = is.last().copied().unwrap_or(0);
+    if is.is_empty() || depth > data.rank() {
+        return invalid(format!("indices of shape {is:?} into {:?}", data.shape));
+    }
+    let own = strides(&data.shape);
+    let run: usize = data.shape[depth..].iter().product();
+    let mut places = Vec::new();
+    for tuple in iv.chunks_exact(depth.max(1)) {
+        let mut at = 0;
+        for (j, &i) in tuple.iter().enumerate() {
+            at += place(i, data.shape[j])? * own[j];
+        }
+        places.push(at);
+    }
+    update_runs(c, run, &places, &mut out[0])
+}

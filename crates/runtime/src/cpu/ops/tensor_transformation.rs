@@ -1,0 +1,523 @@
+//! Reshaping, slicing and moving elements.
+
+use super::elementwise_unary::copy;
+use super::shape::{count, invalid, strides, unsupported};
+use super::tensor_operation::rearrange;
+use super::{OpContext, OpError, OpResult};
+use crate::tensor::{Data, Tensor};
+
+pub(super) fn reshape(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let x = c.arg("x")?;
+    let wanted = c.ints("shape")?.ok_or_else(|| OpError::Invalid("required parameter `shape` is missing".into()))?;
+    let mut shape = Vec::with_capacity(wanted.len());
+    let mut inferred = None;
+    for (i, &n) in wanted.iter().enumerate() {
+        shape.push(match n {
+            -1 if inferred.is_none() => {
+                inferred = Some(i);
+                1
+            }
+            0 => match x.shape.get(i) {
+                Some(&d) => d,
+                None => return invalid(format!("shape {wanted:?} keeps dimension {i} of {:?}", x.shape)),
+            },
+            n => usize::try_from(n).map_err(|_| OpError::Invalid(format!("shape {wanted:?}")))?,
+        });
+    }
+    let known = count(&shape)?;
+    if let Some(i) = inferred {
+        if known == 0 || x.len() % known != 0 {
+            return invalid(format!("shape {:?} into {wanted:?}", x.shape));
+        }
+        shape[i] = x.len() / known;
+    } else if known != x.len() {
+        return invalid(format!("shape {:?} into {wanted:?}", x.shape));
+    }
+    copy(x, &shape, &mut out[0]);
+    Ok(())
+}
+
+pub(super) fn reshape_like(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let x = c.arg("x")?;
+    let (begins, ends) = (c.ints("begins")?.unwrap_or(&[]), c.ints("ends")?.unwrap_or(&[]));
+    let masks = c.arg("end_masks")?.as_bool().unwrap_or(&[]);
+    let mut shape = Vec::new();
+    for (i, r) in c.values.iter().enumerate() {
+        let (Some(&b), Some(&e), Some(&m)) = (begins.get(i), ends.get(i), masks.get(i)) else {
+            return invalid("begins, ends and end_masks are shorter than ref_tensors");
+        };
+        let end = if m { r.rank() } else { usize::try_from(e).unwrap_or(usize::MAX) };
+        let part = usize::try_from(b).ok().and_then(|b| r.shape.get(b..end));
+        shape.extend(part.ok_or_else(|| OpError::Invalid(format!("dimensions {b}..{end} of {:?}", r.shape)))?);
+    }
+    if count(&shape)? != x.len() {
+        return invalid(format!("shape {:?} into {shape:?}", x.shape));
+    }
+    copy(x, &shape, &mut out[0]);
+    Ok(())
+}
+
+/// `expand_dims`, `squeeze` and `flatten2d`.
+pub(super) fn reranked(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let x = c.arg("x")?;
+    let shape = match c.op {
+        "expand_dims" => {
+            let axes = c.ints("axes")?.unwrap_or(&[]);
+            let rank = x.rank() + axes.len();
+            let axes: Vec<usize> = axes.iter().map(|&a| super::shape::axis(a, rank)).collect::<OpResult<_>>()?;
+            let mut rest = x.shape.iter();
+            (0..rank).map(|i| if axes.contains(&i) { 1 } else { rest.next().copied().unwrap_or(1) }).collect::<Vec<_>>()
+        }
+        "squeeze" => {
+            let axes: Vec<usize> = match c.ints("axes")? {
+                Some(v) => v.iter().map(|&a| super::shape::axis(a, x.rank())).collect::<OpResult<_>>()?,
+                None => (0..x.rank()).filter(|&i| x.shape[i] == 1).collect(),
+            };
+            if let Some(&a) = axes.iter().find(|&&a| x.shape[a] != 1) {
+                return invalid(format!("axis {a} of {:?} is not 1", x.shape));
+            }
+            x.shape.iter().enumerate().filter(|(i, _)| !axes.contains(i)).map(|(_, &d)| d).collect()
+        }
+        _ => {
+            let axis = c.int("axis", 1)?;
+            let axis = if axis == x.rank() as i32 { x.rank() } else { super::shape::axis(axis, x.rank())? };
+            vec![x.shape[..axis].iter().product(), x.shape[axis..].iter().product()]
+        }
+    };
+    if shape.iter().product::<usize>() != x.len() {
+        return invalid(format!("axes for a tensor of shape {:?}", x.shape));
+    }
+    copy(x, &shape, &mut out[0]);
+    Ok(())
+}
+
+pub(super) fn transpose(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let x = c.arg("x")?;
+    let perm = c.ints("perm")?.unwrap_or(&[]);
+    let perm: Vec<usize> = perm.iter().map(|&p| super::shape::axis(p, x.rank())).collect::<OpResult<_>>()?;
+    let mut seen = vec![false; x.rank()];
+    perm.iter().for_each(|&p| seen[p] = true);
+    if perm.len() != x.rank() || seen.contains(&false) {
+        return invalid(format!("{perm:?} is not a permutation of {} axes", x.rank()));
+    }
+    let own = strides(&x.shape);
+    let shape: Vec<usize> = perm.iter().map(|&p| x.shape[p]).collect();
+    let steps: Vec<usize> = perm.iter().map(|&p| own[p]).collect();
+    rearrange(x, &shape, &steps, &shape, &mut out[0]);
+    Ok(())
+}
+
+/// A slice as a list of places per axis.
+struct Slice {
+    places: Vec<Vec<usize>>,
+    shape: Vec<usize>,
+}
+
+fn slice(c: &OpContext<'_>, x: &Tensor) -> OpResult<Slice> {
+    let rank = x.rank();
+    let get = |name: &str| -> OpResult<Vec<i32>> {
+        let v = c.ints(name)?.ok_or_else(|| OpError::Invalid(format!("required parameter `{name}` is missing")))?;
+        if v.len() == rank { Ok(v.to_vec()) } else { invalid(format!("{} values of `{name}` for rank {rank}", v.len())) }
+    };
+    let (begin, end) = (get("begin")?, get("end")?);
+    let stride = if c.get("stride").is_some() { get("stride")? } else { vec![1; rank] };
+    let mask = |name: &str| -> Vec<bool> {
+        let v = c.get(name).and_then(Tensor::as_bool).unwrap_or(&[]);
+        (0..rank).map(|i| v.get(i).copied().unwrap_or(false)).collect()
+    };
+    let (begin_mask, end_mask, squeeze_mask) = (mask("begin_mask"), mask("end_mask"), mask("squeeze_mask"));
+    let (mut places, mut shape) = (Vec::new(), Vec::new());
+    for i in 0..rank {
+        let n = x.shape[i] as i64;
+        let from_end = |v: i32| if v < 0 { i64::from(v) + n } else { i64::from(v) };
+        if squeeze_mask[i] {
+            let at = if begin_mask[i] { 0 } else { from_end(begin[i]) };
+            if !(0..n).contains(&at) {
+                return invalid(format!("index {} of axis {i} of size {n}", begin[i]));
+            }
+            places.push(vec![at as usize]);
+            continue;
+        }
+        let step = i64::from(stride[i]);
+        if step == 0 {
+            return invalid("a stride of 0");
+        }
+        let (low, high) = if step > 0 { (0, n) } else { (-1, n - 1) };
+        let b = match begin_mask[i] {
+            true if step > 0 => 0,
+            true => n - 1,
+            false => from_end(begin[i]).clamp(low, high),
+        };
+        let e = match end_mask[i] {
+            true if step > 0 => n,
+            true => -1,
+            false => from_end(end[i]).clamp(low, high),
+        };
+        let mut axis = Vec::new();
+        let mut at = b;
+        while (step > 0 && at < e) || (step < 0 && at > e) {
+            axis.push(at as usize);
+            at += step;
+        }
+        shape.push(axis.len());
+        places.push(axis);
+    }
+    Ok(Slice { places, shape })
+}
+
+/// Calls `f` with the offset of each run along the last axis, and gives the last axis' places.
+fn each_run(x: &Tensor, s: &Slice, mut f: impl FnMut(usize, &[usize])) {
+    let own = strides(&x.shape);
+    let Some((last, outer)) = s.places.split_last() else {
+        f(0, &[0]);
+        return;
+    };
+    if s.places.iter().any(Vec::is_empty) {
+        return;
+    }
+    let mut index = vec![0usize; outer.len()];
+    loop {
+        let offset: usize = index.iter().zip(outer).zip(&own).map(|((&i, p), s)| p[i] * s).sum();
+        f(offset, last);
+        let mut axis = outer.len();
+        loop {
+            if axis == 0 {
+                return;
+            }
+            axis -= 1;
+            index[axis] += 1;
+            if index[axis] < outer[axis].len() {
+                break;
+            }
+            index[axis] = 0;
+        }
+    }
+}
+
+fn read_slice(x: &Tensor, s: &Slice, out: &mut Tensor) -> OpResult {
+    fn read<T: Copy>(t: &Tensor, x: &[T], s: &Slice, out: &mut [T]) {
+        let mut at = 0;
+        each_run(t, s, |offset, last| {
+            for &l in last {
+                out[at] = x[offset + l];
+                at += 1;
+            }
+        });
+    }
+    count(&s.shape)?;
+    match &x.data {
+        Data::F32(v) => read(x, v, s, out.reset_f32(&s.shape)),
+        Data::I32(v) => read(x, v, s, out.reset_i32(&s.shape)),
+        Data::Bool(v) => read(x, v, s, out.reset_bool(&s.shape)),
+        Data::Str(_) => return unsupported("strings"),
+    }
+    Ok(())
+}
+
+pub(super) fn slice_by_index(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let x = c.arg("x")?;
+    let s = slice(c, x)?;
+    read_slice(x, &s, &mut out[0])
+}
+
+pub(super) fn slice_by_size(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let x = c.arg("x")?;
+    let (begin, size) = (c.ints("begin")?.unwrap_or(&[]), c.ints("size")?.unwrap_or(&[]));
+    if begin.len() != x.rank() || size.len() != x.rank() {
+        return invalid(format!("begin and size for a tensor of rank {}", x.rank()));
+    }
+    let mut s = Slice { places: Vec::new(), shape: Vec::new() };
+    for i in 0..x.rank() {
+        let n = x.shape[i] as i64;
+        let b = if begin[i] < 0 { i64::from(begin[i]) + n } else { i64::from(begin[i]) };
+        let e = if size[i] == -1 { n } else { b + i64::from(size[i]) };
+        if b < 0 || e > n || e < b {
+            return invalid(format!("{} elements from {} on axis {i} of size {n}", size[i], begin[i]));
+        }
+        s.places.push((b as usize..e as usize).collect());
+        s.shape.push((e - b) as usize);
+    }
+    read_slice(x, &s, &mut out[0])
+}
+
+pub(super) fn slice_update(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let (x, update) = (c.arg("x")?, c.arg("update")?);
+    let s = slice(c, x)?;
+    if update.shape != s.shape {
+        return invalid(format!("an update of shape {:?} for a slice of shape {:?}", update.shape, s.shape));
+    }
+    copy(x, &x.shape, &mut out[0]);
+    fn write<T: Copy>(t: &Tensor, s: &Slice, u: &[T], out: &mut [T]) {
+        let mut at = 0;
+        each_run(t, s, |offset, last| {
+            for &l in last {
+                out[offset + l] = u[at];
+                at += 1;
+            }
+        });
+    }
+    match (&mut out[0].data, &update.data) {
+        (Data::F32(o), Data::F32(u)) => write(x, &s, u, o),
+        (Data::I32(o), Data::I32(u)) => write(x, &s, u, o),
+        (Data::Bool(o), Data::Bool(u)) => write(x, &s, u, o),
+        _ => return invalid("an update of another type"),
+    }
+    Ok(())
+}
+
+pub(super) fn reverse(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let x = c.arg("x")?;
+    let axes: Vec<usize> = match c.ints("axes")? {
+        Some(v) => v.iter().map(|&a| super::shape::axis(a, x.rank())).collect::<OpResult<_>>()?,
+        None => (0..x.rank()).collect(),
+    };
+    let places = |(i, &d): (usize, &usize)| if axes.contains(&i) { (0..d).rev().collect() } else { (0..d).collect() };
+    let s = Slice { places: x.shape.iter().enumerate().map(places).collect(), shape: x.shape.clone() };
+    read_slice(x, &s, &mut out[0])
+}
+
+pub(super) fn reverse_sequence(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let x = c.arg("x")?;
+    let lengths = c.ints("lengths")?.unwrap_or(&[]);
+    let seq = super::shape::axis(c.int("seq_axis", 1)?, x.rank())?;
+    let batch = super::shape::axis(c.int("batch_axis", 0)?, x.rank())?;
+    let n = x.shape[seq];
+    if lengths.len() != x.shape[batch] || lengths.iter().any(|&l| l < 0 || l as usize > n) {
+        return invalid(format!("lengths {lengths:?} for shape {:?}", x.shape));
+    }
+    let own = strides(&x.shape);
+    let from = |k: usize| {
+        let (b, s) = (k / own[batch] % x.shape[batch], k / own[seq] % n);
+        let l = lengths[b] as usize;
+        if s < l { k - s * own[seq] + (l - 1 - s) * own[seq] } else { k }
+    };
+    fn take<T: Copy>(x: &[T], from: impl Fn(usize) -> usize, out: &mut [T]) {
+        out.iter_mut().enumerate().for_each(|(k, o)| *o = x[from(k)]);
+    }
+    match &x.data {
+        Data::F32(v) => take(v, from, out[0].reset_f32(&x.shape)),
+        Data::I32(v) => take(v, from, out[0].reset_i32(&x.shape)),
+        Data::Bool(v) => take(v, from, out[0].reset_bool(&x.shape)),
+        Data::Str(_) => return unsupported("strings"),
+    }
+    Ok(())
+}
+
+pub(super) fn sliding_windows(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let x = c.arg("x")?;
+    let axis = super::shape::axis(c.int("axis", i32::MAX)?, x.rank())?;
+    let size = usize::try_from(c.int("size", 0)?).unwrap_or(0);
+    let stride = usize::try_from(c.int("stride", 1)?).unwrap_or(0);
+    if size == 0 || stride == 0 || size > x.shape[axis] {
+        return invalid(format!("windows of {size} every {stride} over {}", x.shape[axis]));
+    }
+    let own = strides(&x.shape);
+    let (mut shape, mut steps) = (x.shape.clone(), own.clone());
+    shape[axis] = (x.shape[axis] - size) / stride + 1;
+    steps[axis] = own[axis] * stride;
+    shape.insert(axis + 1, size);
+    steps.insert(axis + 1, own[axis]);
+    count(&shape)?;
+    rearrange(x, &shape, &steps, &shape, &mut out[0]);
+    Ok(())
+}
+
+/// Blocks of channels to blocks of space and back, for inputs `[N, C, H, W]`.
+pub(super) fn blocks(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let x = c.arg("x")?;
+    let &[n, ch, h, w] = x.shape.as_slice() else { return invalid(format!("input of shape {:?}, expected rank 4", x.shape)) };
+    let param = match c.op {
+        "depth_to_space" | "space_to_depth" => "block_size",
+        "pixel_shuffle" => "upscale_factor",
+        _ => "downscale_factor",
+    };
+    let b = usize::try_from(c.int(param, 0)?).unwrap_or(0);
+    if b == 0 || b > 1 << 16 {
+        return invalid(format!("parameter `{param}` must be positive"));
+    }
+    let to_space = matches!(c.op, "depth_to_space" | "pixel_shuffle");
+    if to_space && ch % (b * b) != 0 || !to_space && (h % b != 0 || w % b != 0) {
+        return invalid(format!("shape {:?} in blocks of {b}", x.shape));
+    }
+    // The input seen with its blocks as axes of their own, and the order in which the output reads them.
+    let (dims, order, shape) = match c.op {
+        "depth_to_space" => ([n, b, b, ch / (b * b), h, w], [0, 3, 4, 1, 5, 2], [n, ch / (b * b), h * b, w * b]),
+        "pixel_shuffle" => ([n, ch / (b * b), b, b, h, w], [0, 1, 4, 2, 5, 3], [n, ch / (b * b), h * b, w * b]),
+        "space_to_depth" => ([n, ch, h / b, b, w / b, b], [0, 3, 5, 1, 2, 4], [n, ch * b * b, h / b, w / b]),
+        _ => ([n, ch, h / b, b, w / b, b], [0, 1, 3, 5, 2, 4], [n, ch * b * b, h / b, w / b]),
+    };
+    let own = strides(&dims);
+    let (read, steps): (Vec<usize>, Vec<usize>) = order.iter().map(|&o| (dims[o], own[o])).unzip();
+    rearrange(x, &read, &steps, &shape, &mut out[0]);
+    Ok(())
+}
+
+/// `space_to_batch` and `batch_to_space` for inputs `[N, C, H, W]` and the like.
+pub(super) fn batches(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let x = c.arg("x")?;
+    let to_batch = c.op == "space_to_batch";
+    let block = c.ints("block_shape")?.unwrap_or(&[]);
+    let edges = c.ints(if to_batch { "paddings" } else { "crops" })?.unwrap_or(&[]);
+    let m = block.len();
+    if x.rank() != m + 2 || edges.len() != 2 * m || block.iter().any(|&b| b < 1) || edges.iter().any(|&e| e < 0) {
+        return invalid(format!("block_shape {block:?} and {edges:?} for shape {:?}", x.shape));
+    }
+    let block: Vec<usize> = block.iter().map(|&b| b as usize).collect();
+    let edges: Vec<usize> = edges.iter().map(|&e| e as usize).collect();
+    let factor: usize = block.iter().product();
+    let mut shape = x.shape.clone();
+    let fits = OpError::Invalid(format!("shape {:?} in blocks of {block:?}", x.shape));
+    if to_batch {
+        shape[0] *= factor;
+        for i in 0..m {
+            let padded = x.shape[i + 2] + edges[2 * i] + edges[2 * i + 1];
+            if padded % block[i] != 0 {
+                return Err(fits);
+            }
+            shape[i + 2] = padded / block[i];
+        }
+    } else {
+        if x.shape[0] % factor != 0 {
+            return Err(fits);
+        }
+        shape[0] /= factor;
+        for i in 0..m {
+            let size = (x.shape[i + 2] * block[i]).checked_sub(edges[2 * i] + edges[2 * i + 1]);
+            shape[i + 2] = size.ok_or_else(|| OpError::Invalid("crops larger than the input".into()))?;
+        }
+    }
+    let total = count(&shape)?;
+    let (own, target) = (strides(&x.shape), strides(&shape));
+    let batch = shape[0].min(x.shape[0]);
+    // Where output element `k` reads, `None` in the padding.
+    let from = |k: usize| -> Option<usize> {
+        let at = |i: usize| k / target[i] % shape[i];
+        let mut offset = at(1) * own[1];
+        if to_batch {
+            let (mut which, n) = (at(0) / batch.max(1), at(0) % batch.max(1));
+            offset += n * own[0];
+            for i in (0..m).rev() {
+                let inside = which % block[i];
+                which /= block[i];
+                let p = (at(i + 2) * block[i] + inside).checked_sub(edges[2 * i])?;
+                offset += (p < x.shape[i + 2]).then_some(p)? * own[i + 2];
+            }
+        } else {
+            let mut which = 0;
+            for i in 0..m {
+                let p = at(i + 2) + edges[2 * i];
+                which = which * block[i] + p % block[i];
+                offset += p / block[i] * own[i + 2];
+            }
+            offset += (which * batch + at(0)) * own[0];
+        }
+        Some(offset)
+    };
+    match &x.data {
+        Data::F32(v) => {
+            let y = out[0].reset_f32(&shape);
+            (0..total).for_each(|k| y[k] = from(k).map_or(0.0, |p| v[p]));
+        }
+        Data::I32(v) => {
+            let y = out[0].reset_i32(&shape);
+            (0..total).for_each(|k| y[k] = from(k).map_or(0, |p| v[p]));
+        }
+        _ => return unsupported("other than numbers"),
+    }
+    Ok(())
+}
+
+pub(super) fn crop(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let x = c.arg("x")?;
+    let rank = x.rank();
+    if rank < 3 {
+        return invalid(format!("input of shape {:?}", x.shape));
+    }
+    let mut places: Vec<Vec<usize>> = x.shape.iter().map(|&d| (0..d).collect()).collect();
+    for (i, name) in [(rank - 2, "crop_height"), (rank - 1, "crop_width")] {
+        let edges = c.ints(name)?.unwrap_or(&[]);
+        let (Some(&a), Some(&b)) = (edges.first(), edges.get(1)) else {
+            return invalid(format!("parameter `{name}` must have two values"));
+        };
+        let n = x.shape[i] as i64;
+        let (low, high) = (i64::from(a), n - i64::from(b));
+        if low < 0 || high < low || high > n {
+            return invalid(format!("crop {edges:?} of size {n}"));
+        }
+        places[i] = (low as usize..high as usize).collect();
+    }
+    let shape = places.iter().map(Vec::len).collect();
+    read_slice(x, &Slice { places, shape }, &mut out[0])
+}
+
+/// Nearest-neighbour and bilinear resizing of the last two axes.
+pub(super) fn resize(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let (xs, x) = c.f32s("x")?;
+    let rank = xs.len();
+    if rank < 3 {
+        return invalid(format!("input of shape {xs:?}"));
+    }
+    let (h, w) = (xs[rank - 2], xs[rank - 1]);
+    let scaled = |name: &str, n: usize| -> OpResult<usize> {
+        let f = c.float(name, 1.0)?;
+        let size = (n as f64 * f64::from(f)).floor();
+        if f > 0.0 && size < 1e9 { Ok(size as usize) } else { invalid(format!("parameter `{name}` is {f}")) }
+    };
+    let target = |name: &str| usize::try_from(c.int(name, 1)?).map_err(|_| OpError::Invalid(format!("negative `{name}`")));
+    let (oh, ow) = match c.op {
+        "upsample_nearest_neighbor" | "upsample_bilinear" => {
+            (scaled("scale_factor_height", h)?, scaled("scale_factor_width", w)?)
+        }
+        _ => (target("target_size_height")?, target("target_size_width")?),
+    };
+    let mut shape = xs.to_vec();
+    (shape[rank - 2], shape[rank - 1]) = (oh, ow);
+    count(&shape)?;
+    if h == 0 || w == 0 {
+        return invalid("an empty image");
+    }
+    // Where each output position reads: two neighbours and the weight of the second.
+    let nearest = c.op.ends_with("nearest_neighbor");
+    let aligned = c.op == "upsample_bilinear" && c.bool("align_corners", true)?;
+    let half = c.op == "upsample_bilinear" && c.bool("half_pixel_centers", !aligned)?;
+    let mode = c.str("sampling_mode", "DEFAULT")?;
+    let axis = |n: usize, o: usize| -> OpResult<Vec<(usize, usize, f32)>> {
+        (0..o)
+            .map(|i| {
+                let at = if nearest {
+                    (i * n / o) as f64
+                } else if c.op == "upsample_bilinear" {
+                    match (aligned, half) {
+                        (true, _) => if o > 1 { i as f64 * (n - 1) as f64 / (o - 1) as f64 } else { 0.0 },
+                        (_, true) => (i as f64 + 0.5) * n as f64 / o as f64 - 0.5,
+                        _ => i as f64 * n as f64 / o as f64,
+                    }
+                } else {
+                    match mode {
+                        "STRICT_ALIGN_CORNERS" | "ALIGN_CORNERS" => {
+                            if o > 1 { i as f64 * (n - 1) as f64 / (o - 1) as f64 } else { (n - 1) as f64 / 2.0 }
+                        }
+                        "DEFAULT" => if o > 1 { i as f64 * (n as f64 - n as f64 / o as f64) / (o - 1) as f64 } else { 0.0 },
+                        "UNALIGN_CORNERS" | "OFFSET_CORNERS" => (i as f64 + 0.5) * n as f64 / o as f64 - 0.5,
+                        other => return unsupported(format!("sampling_mode `{other}`")),
+                    }
+                };
+                let at = at.clamp(0.0, (n - 1) as f64);
+                let low = at.floor() as usize;
+                Ok((low, (low + 1).min(n - 1), (at - low as f64) as f32))
+            })
+            .collect()
+    };
+    let (rows, cols) = (axis(h, oh)?, axis(w, ow)?);
+    let y = out[0].reset_f32(&shape);
+    for (x, y) in x.chunks_exact(h * w).zip(y.chunks_exact_mut((oh * ow).max(1))) {
+        for (&(a, b, fr), y) in rows.iter().zip(y.chunks_exact_mut(ow.max(1))) {
+            for (&(p, q, fc), y) in cols.iter().zip(y) {
+                let top = x[a * w + p] * (1.0 - fc) + x[a * w + q] * fc;
+                let bottom = x[b * w + p] * (1.0 - fc) + x[b * w + q] * fc;
+                *y = top * (1.0 - fr) + bottom * fr;
+            }
+        }
+    }
+    Ok(())
+}
