@@ -1,0 +1,372 @@
+//! Gemma 4's forward pass, formula by formula.
+//!
+//! `N(x) = x / sqrt(mean(x^2) + eps)`; a norm's weight multiplies directly. `T` are the tokens of this pass.
+
+use super::RunOptions;
+use super::math::{add, add_scaled, dot, gated_gelu, rms_norm, rope, scaled, softmax, top_k};
+use anemoe_convert::checkpoint::{Checkpoint, TensorSource};
+use anemoe_convert::models::gemma4::Gemma4Config;
+use anemoe_convert::{Error, Result};
+use rayon::prelude::*;
+use std::collections::BTreeMap;
+
+/// Weights that one task reads and converts at a time: 1 MiB in f32.
+const PIECE: usize = 1 << 18;
+
+/// One vector for each token of a pass.
+type Rows = Vec<Vec<f32>>;
+
+/// What a pass gives.
+pub struct Pass {
+    /// `[T, vocab_size]`
+    pub logits: Rows,
+    /// `[layers + 1, T, hidden_size]`, or empty.
+    pub hidden_states: Vec<Rows>,
+    /// `[layers, T, top_k]`, or empty.
+    pub router_index: Vec<Vec<Vec<u32>>>,
+}
+
+/// Keys (after norm and rope) and values (after norm) of a layer: one vector of all heads for each position.
+#[derive(Default)]
+struct Cache {
+    keys: Rows,
+    values: Rows,
+}
+
+/// A model and the state of its context.
+pub struct Gemma4Forward<'a> {
+    config: Gemma4Config,
+    weights: Weights<'a>,
+    caches: Vec<Cache>,
+}
+
+impl<'a> Gemma4Forward<'a> {
+    /// Starts with an empty context.
+    pub fn open(checkpoint: &'a Checkpoint) -> Result<Self> {
+        let config_path = checkpoint.path.join("config.json");
+        match checkpoint.config.get("model_type").and_then(|v| v.as_str()) {
+            Some("gemma4" | "gemma4_text") => {}
+            other => {
+                let what = format!(
+                    "model_type {other:?} in a reference run; implemented are gemma4 and gemma4_text"
+                );
+                return Err(Error::unsupported(config_path, what));
+            }
+        }
+        let config = Gemma4Config::parse(&checkpoint.config, &config_path)?;
+        let source = checkpoint.source.as_ref();
+        let prefixes = ["model.language_model.", "model."];
+        let has = |p: &&str| source.info(&format!("{p}embed_tokens.weight")).is_some();
+        let prefix = prefixes.into_iter().find(has).ok_or_else(|| {
+            let what = format!(
+                "checkpoint: `embed_tokens.weight` is missing, with the prefix `{}` or `{}`",
+                prefixes[0], prefixes[1]
+            );
+            Error::invalid(source.path(), what)
+        })?;
+        let caches = (0..config.num_hidden_layers).map(|_| Cache::default()).collect();
+        Ok(Gemma4Forward { config, weights: Weights { source, prefix }, caches })
+    }
+
+    /// The model's configuration.
+    pub fn config(&self) -> &Gemma4Config {
+        &self.config
+    }
+
+    /// Appends tokens to the context; `tick` is called after each layer.
+    pub fn forward(&mut self, tokens: &[u32], options: RunOptions, tick: &mut dyn FnMut()) -> Result<Pass> {
+        let (hidden, eps) = (self.config.hidden_size, self.config.rms_norm_eps);
+        // h = E[token] * sqrt(hidden_size)
+        let embed = self.weights.matrix("embed_tokens.weight", self.config.vocab_size, hidden)?;
+        let scale = (hidden as f32).sqrt();
+        let mut h = Rows::with_capacity(tokens.len());
+        for &token in tokens {
+            let mut row = embed.row(token as usize)?;
+            row.iter_mut().for_each(|v| *v *= scale);
+            h.push(row);
+        }
+        let mut pass = Pass { logits: Rows::new(), hidden_states: Vec::new(), router_index: Vec::new() };
+        if options.hidden {
+            pass.hidden_states.push(h.clone());
+        }
+        for l in 0..self.config.num_hidden_layers {
+            self.attention(l, &mut h)?;
+            let chosen = self.feed_forward(l, &mut h)?;
+            if options.hidden {
+                pass.hidden_states.push(h.clone());
+            }
+            if options.routing {
+                pass.router_index.push(chosen);
+            }
+            tick();
+        }
+        // logits = cap * tanh((E (w . N(h))) / cap)
+        let norm = self.weights.vector("norm.weight", hidden)?;
+        let h: Rows = h.iter().map(|h| scaled(&rms_norm(h, eps), &norm)).collect();
+        pass.logits =
+            self.weights.matrix("embed_tokens.weight", self.config.vocab_size, hidden)?.times(&h)?;
+        if let Some(cap) = self.config.final_logit_softcapping {
+            pass.logits.iter_mut().flatten().for_each(|v| *v = cap * (*v / cap).tanh());
+        }
+        Ok(pass)
+    }
+
+    /// `h += w_pa . N(Wo attention(w_in . N(h)))`
+    fn attention(&mut self, l: usize, h: &mut Rows) -> Result<()> {
+        let c = &self.config;
+        let (hidden, eps) = (c.hidden_size, c.rms_norm_eps);
+        let (heads, kv_heads, d) = (c.num_attention_heads, c.kv_heads(l), c.head_dim(l));
+        let layer = Layer { weights: &self.weights, l };
+        let norm = layer.vector("input_layernorm.weight", hidden)?;
+        let a: Rows = h.iter().map(|h| scaled(&rms_norm(h, eps), &norm)).collect();
+        let mut q = layer.matrix("self_attn.q_proj.weight", heads * d, hidden)?.times(&a)?;
+        let mut k = layer.matrix("self_attn.k_proj.weight", kv_heads * d, hidden)?.times(&a)?;
+        // A full layer's values are its keys, before norm and rope.
+        let mut v = match c.k_eq_v(l) {
+            true => k.clone(),
+            false => layer.matrix("self_attn.v_proj.weight", kv_heads * d, hidden)?.times(&a)?,
+        };
+
+        // q = rope(w_qn . N(q)), k = rope(w_kn . N(k)), v = N(v), each head on its own
+        let q_norm = layer.vector("self_attn.q_norm.weight", d)?;
+        let k_norm = layer.vector("self_attn.k_norm.weight", d)?;
+        let inv_freq = c.inv_freq(l);
+        let first = self.caches[l].keys.len();
+        for t in 0..a.len() {
+            for (x, weight) in [(&mut q[t], &q_norm), (&mut k[t], &k_norm)] {
+                for head in x.chunks_exact_mut(d) {
+                    head.copy_from_slice(&scaled(&rms_norm(head, eps), weight));
+                    rope(head, first + t, &inv_freq);
+                }
+            }
+            for head in v[t].chunks_exact_mut(d) {
+                head.copy_from_slice(&rms_norm(head, eps));
+            }
+        }
+        self.caches[l].keys.extend(k);
+        self.caches[l].values.extend(v);
+
+        // o = softmax(q k^T + mask) v: the scale is 1; groups of query heads share a key/value head; a window holds the
+        // current token too
+        let Cache { keys, values } = &self.caches[l];
+        let window = if c.is_full(l) { usize::MAX } else { c.sliding_window };
+        let o: Rows = q
+            .par_iter()
+            .enumerate()
+            .map(|(t, q)| {
+                let end = first + t + 1;
+                let start = end.saturating_sub(window);
+                let mut o = vec![0f32; heads * d];
+                for (head, (q, o)) in q.chunks_exact(d).zip(o.chunks_exact_mut(d)).enumerate() {
+                    let kv = head / (heads / kv_heads) * d;
+                    let mut p: Vec<f32> = keys[start..end].iter().map(|k| dot(q, &k[kv..kv + d])).collect();
+                    softmax(&mut p);
+                    for (p, v) in p.iter().zip(&values[start..end]) {
+                        add_scaled(o, *p, &v[kv..kv + d]);
+                    }
+                }
+                o
+            })
+            .collect();
+        let o = layer.matrix("self_attn.o_proj.weight", hidden, heads * d)?.times(&o)?;
+        let norm = layer.vector("post_attention_layernorm.weight", hidden)?;
+        for (h, o) in h.iter_mut().zip(&o) {
+            add(h, &scaled(&rms_norm(o, eps), &norm));
+        }
+        Ok(())
+    }
+
+    /// `h = (h + w_post . N(m1 + m2)) * layer_scalar`, where `m1` is the dense MLP and `m2` the experts. Gives the chosen
+    /// experts of each token, most probable first.
+    fn feed_forward(&self, l: usize, h: &mut Rows) -> Result<Vec<Vec<u32>>> {
+        let (hidden, eps) = (self.config.hidden_size, self.config.rms_norm_eps);
+        let layer = Layer { weights: &self.weights, l };
+        let norm = |name: &str, x: &Rows| -> Result<Rows> {
+            let weight = layer.vector(name, hidden)?;
+            Ok(x.iter().map(|x| scaled(&rms_norm(x, eps), &weight)).collect())
+        };
+        let m1 = self.dense_mlp(l, &norm("pre_feedforward_layernorm.weight", h)?)?;
+        let m1 = norm("post_feedforward_layernorm_1.weight", &m1)?;
+        // The router sees the residual stream itself; the experts see it normed.
+        let routes = self.route(l, h)?;
+        let m2 = self.experts(l, &norm("pre_feedforward_layernorm_2.weight", h)?, &routes)?;
+        let mut m = norm("post_feedforward_layernorm_2.weight", &m2)?;
+        m.iter_mut().zip(&m1).for_each(|(m2, m1)| add(m2, m1));
+        let m = norm("post_feedforward_layernorm.weight", &m)?;
+        let layer_scalar = layer.vector("layer_scalar", 1)?;
+        for (h, m) in h.iter_mut().zip(&m) {
+            add(h, m);
+            h.iter_mut().for_each(|v| *v *= layer_scalar[0]);
+        }
+        Ok(routes
+            .into_iter()
+            .map(|route| route.into_iter().map(|(expert, _)| expert as u32).collect())
+            .collect())
+    }
+
+    /// `Wdown(gelu_tanh(Wgate x) * (Wup x))`
+    fn dense_mlp(&self, l: usize, x: &Rows) -> Result<Rows> {
+        let (hidden, width) = (self.config.hidden_size, self.config.intermediate_size);
+        let layer = Layer { weights: &self.weights, l };
+        let gate = layer.matrix("mlp.gate_proj.weight", width, hidden)?.times(x)?;
+        let up = layer.matrix("mlp.up_proj.weight", width, hidden)?.times(x)?;
+        let inner: Rows = gate.iter().zip(&up).map(|(g, u)| gated_gelu(g, u)).collect();
+        layer.matrix("mlp.down_proj.weight", hidden, width)?.times(&inner)
+    }
+
+    /// Experts of each token with their weights, most probable first:
+    /// `p = softmax(Wr (N(h) * scale * hidden_size^-0.5))`, and `p_top / sum(p_top) * per_expert_scale`.
+    fn route(&self, l: usize, h: &Rows) -> Result<Vec<Vec<(usize, f32)>>> {
+        let c = &self.config;
+        let layer = Layer { weights: &self.weights, l };
+        let scale = layer.vector("router.scale", c.hidden_size)?;
+        let per_expert_scale = layer.vector("router.per_expert_scale", c.num_experts)?;
+        let factor = (c.hidden_size as f32).powf(-0.5);
+        let r: Rows = h
+            .iter()
+            .map(|h| scaled(&rms_norm(h, c.rms_norm_eps), &scale).into_iter().map(|v| v * factor).collect())
+            .collect();
+        let mut p = layer.matrix("router.proj.weight", c.num_experts, c.hidden_size)?.times(&r)?;
+        let route = |p: &mut Vec<f32>| {
+            softmax(p);
+            let top = top_k(p, c.top_k_experts);
+            let sum: f32 = top.iter().map(|&e| p[e]).sum();
+            top.into_iter().map(|e| (e, p[e] / sum * per_expert_scale[e])).collect()
+        };
+        Ok(p.iter_mut().map(route).collect())
+    }
+
+    /// `sum_e w_e * D_e(gelu_tanh(G_e y) * (U_e y))` over each token's experts. Each expert that a token chose is read
+    /// once.
+    fn experts(&self, l: usize, y: &Rows, routes: &[Vec<(usize, f32)>]) -> Result<Rows> {
+        let c = &self.config;
+        let (hidden, width) = (c.hidden_size, c.moe_intermediate_size);
+        let layer = Layer { weights: &self.weights, l };
+        let mut tokens_of: BTreeMap<usize, Vec<(usize, f32)>> = BTreeMap::new();
+        for (t, route) in routes.iter().enumerate() {
+            for &(expert, weight) in route {
+                tokens_of.entry(expert).or_default().push((t, weight));
+            }
+        }
+        let mut out = vec![vec![0f32; hidden]; y.len()];
+        for (expert, tokens) in tokens_of {
+            let x: Rows = tokens.iter().map(|&(t, _)| y[t].clone()).collect();
+            // Rows of the gate come before rows of the up projection.
+            let gate_up =
+                layer.expert("experts.gate_up_proj", c.num_experts, expert, 2 * width, hidden)?.times(&x)?;
+            let inner: Rows = gate_up.iter().map(|gu| gated_gelu(&gu[..width], &gu[width..])).collect();
+            let down =
+                layer.expert("experts.down_proj", c.num_experts, expert, hidden, width)?.times(&inner)?;
+            for (&(t, weight), down) in tokens.iter().zip(&down) {
+                add_scaled(&mut out[t], weight, down);
+            }
+        }
+        Ok(out)
+    }
+}
+
+/// The checkpoint's tensors, named without its prefix.
+struct Weights<'a> {
+    source: &'a dyn TensorSource,
+    prefix: &'a str,
+}
+
+impl Weights<'_> {
+    /// The full name, once the tensor is there and has this shape.
+    fn check(&self, name: &str, shape: &[usize]) -> Result<String> {
+        let name = format!("{}{name}", self.prefix);
+        match self.source.info(&name) {
+            None => Err(Error::invalid(
+                self.source.path(),
+                format!("checkpoint: tensor `{name}` {shape:?} is missing"),
+            )),
+            Some(info) if info.shape.iter().map(|&n| n as usize).eq(shape.iter().copied()) => Ok(name),
+            Some(info) => {
+                let what = format!("tensor `{name}`: shape {:?}, expected {shape:?}", info.shape);
+                Err(Error::invalid(&info.file, what))
+            }
+        }
+    }
+
+    fn vector(&self, name: &str, n: usize) -> Result<Vec<f32>> {
+        let name = self.check(name, &[n])?;
+        let mut out = vec![0f32; n];
+        self.source.read(&name, 0..n as u64, &mut out)?;
+        Ok(out)
+    }
+
+    fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Matrix<'_>> {
+        Ok(Matrix { source: self.source, name: self.check(name, &[rows, cols])?, start: 0, rows, cols })
+    }
+}
+
+/// The tensors of one layer.
+struct Layer<'a> {
+    weights: &'a Weights<'a>,
+    l: usize,
+}
+
+impl<'a> Layer<'a> {
+    fn vector(&self, name: &str, n: usize) -> Result<Vec<f32>> {
+        self.weights.vector(&format!("layers.{}.{name}", self.l), n)
+    }
+
+    fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Matrix<'a>> {
+        self.weights.matrix(&format!("layers.{}.{name}", self.l), rows, cols)
+    }
+
+    /// One expert's matrix of a tensor `[experts, rows, cols]`.
+    fn expert(
+        &self,
+        name: &str,
+        experts: usize,
+        expert: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Matrix<'a>> {
+        let name = self.weights.check(&format!("layers.{}.{name}", self.l), &[experts, rows, cols])?;
+        let start = expert as u64 * rows as u64 * cols as u64;
+        Ok(Matrix { source: self.weights.source, name, start, rows, cols })
+    }
+}
+
+/// A matrix `[rows, cols]` that stays in its file.
+struct Matrix<'a> {
+    source: &'a dyn TensorSource,
+    name: String,
+    /// Its first element in the tensor.
+    start: u64,
+    rows: usize,
+    cols: usize,
+}
+
+impl Matrix<'_> {
+    fn read(&self, first_row: usize, out: &mut [f32]) -> Result<()> {
+        let from = self.start + first_row as u64 * self.cols as u64;
+        self.source.read(&self.name, from..from + out.len() as u64, out)
+    }
+
+    fn row(&self, row: usize) -> Result<Vec<f32>> {
+        let mut out = vec![0f32; self.cols];
+        self.read(row, &mut out)?;
+        Ok(out)
+    }
+
+    /// `W x` for each `x` of `cols` elements: some rows of the matrix to a task, which reads them itself.
+    fn times(&self, x: &[Vec<f32>]) -> Result<Rows> {
+        let rows_at_once = (PIECE / self.cols).max(1);
+        // [rows, T]: each task has a piece of its own.
+        let mut by_row = vec![0f32; self.rows * x.len()];
+        by_row.par_chunks_mut(rows_at_once * x.len()).enumerate().try_for_each(|(i, out)| {
+            let mut weights = vec![0f32; out.len() / x.len() * self.cols];
+            self.read(i * rows_at_once, &mut weights)?;
+            for (w, out) in weights.chunks_exact(self.cols).zip(out.chunks_exact_mut(x.len())) {
+                for (x, out) in x.iter().zip(out) {
+                    *out = dot(w, x);
+                }
+            }
+            Ok::<(), Error>(())
+        })?;
+        Ok((0..x.len()).map(|t| by_row.iter().skip(t).step_by(x.len()).copied().collect()).collect())
+    }
+}

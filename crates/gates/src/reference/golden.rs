@@ -1,0 +1,339 @@
+//! What a reference run gives, and its file.
+
+use anemoe_convert::{Error, Result};
+use anemoe_npz::{Array, read_npz, write_npz_compressed};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// A reference run: of [`super::run`], or of Hugging Face transformers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Golden {
+    /// The prompt, `[T]`.
+    pub prompt_ids: Vec<u32>,
+    /// Logits after each prompt token, `[T, vocab_size]`.
+    pub logits_full: Vec<Vec<f32>>,
+    /// Logits that each greedy token was chosen from, `[N, vocab_size]`: the first row is the last of `logits_full`. A
+    /// file may have one row more, after the last token.
+    pub next_token_logits: Vec<Vec<f32>>,
+    /// The greedy continuation, `[N]`.
+    pub decode_tokens: Vec<u32>,
+    /// The residual stream of the prompt before the first layer and after each one (before the final norm),
+    /// `[layers + 1, T, hidden_size]`; empty when it was not recorded.
+    pub hidden_states: Vec<Vec<Vec<f32>>>,
+    /// Experts that each layer chose for each prompt token, most probable first, `[layers, T, top_k]`; empty when they
+    /// were not recorded.
+    pub router_index: Vec<Vec<Vec<u32>>>,
+}
+
+impl Golden {
+    /// Writes an `.npz` file with the keys `prompt_ids`, `logits_full`, `next_token_logits`, `decode_tokens` and, where
+    /// recorded, `hidden_states` and `router_index`.
+    ///
+    /// # Errors
+    /// The rows have different lengths, or the file cannot be written.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let (tokens, vocab) = (self.prompt_ids.len(), self.vocab_size());
+        let ids = |ids: &[u32]| ids.iter().map(|&id| i64::from(id)).collect::<Vec<i64>>();
+        let mut arrays = vec![
+            ("prompt_ids", vec![tokens], Values::Ids(ids(&self.prompt_ids))),
+            ("logits_full", vec![tokens, vocab], Values::Floats(self.logits_full.concat())),
+            (
+                "next_token_logits",
+                vec![self.next_token_logits.len(), vocab],
+                Values::Floats(self.next_token_logits.concat()),
+            ),
+            ("decode_tokens", vec![self.decode_tokens.len()], Values::Ids(ids(&self.decode_tokens))),
+        ];
+        if let Some(width) = innermost(&self.hidden_states) {
+            let data = self.hidden_states.iter().flatten().flatten().copied().collect();
+            arrays.push((
+                "hidden_states",
+                vec![self.hidden_states.len(), tokens, width],
+                Values::Floats(data),
+            ));
+        }
+        if let Some(top_k) = innermost(&self.router_index) {
+            let data: Vec<u32> = self.router_index.iter().flatten().flatten().copied().collect();
+            arrays.push((
+                "router_index",
+                vec![self.router_index.len(), tokens, top_k],
+                Values::Ids(ids(&data)),
+            ));
+        }
+        let mut entries = Vec::with_capacity(arrays.len());
+        for (name, shape, values) in arrays {
+            let array = match values {
+                Values::Ids(v) => Array::new(shape.clone(), v),
+                Values::Floats(v) => Array::new(shape.clone(), v),
+            };
+            let what = || Error::invalid(path, format!("array `{name}`: rows that do not make up {shape:?}"));
+            entries.push((name.to_string(), array.ok_or_else(what)?));
+        }
+        write_npz_compressed(path, &entries).map_err(npz_error)
+    }
+
+    /// Reads an `.npz` file with the keys of [`Golden::write`]; others are ignored. `next_token_ids` is another name of
+    /// `decode_tokens`. Numbers of any type are taken, where ids are integers.
+    ///
+    /// # Errors
+    /// The file cannot be read, a key is missing, the shapes do not fit each other, or a logit is not finite.
+    pub fn read(path: &Path) -> Result<Golden> {
+        let mut arrays = Arrays { path, arrays: read_npz(path).map_err(npz_error)? };
+        let prompt_ids = arrays.ids("prompt_ids")?.ok_or_else(|| arrays.missing("prompt_ids"))?;
+        let decode_tokens = match arrays.ids("decode_tokens")? {
+            Some(ids) => ids,
+            None => arrays.ids("next_token_ids")?.ok_or_else(|| arrays.missing("decode_tokens"))?,
+        };
+        let tokens = prompt_ids.len();
+        if tokens == 0 {
+            return Err(arrays.invalid("prompt_ids", "it is empty"));
+        }
+        let (shape, logits_full) =
+            arrays.floats("logits_full")?.ok_or_else(|| arrays.missing("logits_full"))?;
+        let vocab = match shape[..] {
+            [t, v] if t == tokens && v > 0 => v,
+            _ => {
+                let what = format!(
+                    "shape {shape:?}, expected [{tokens}, vocabulary] as there are {tokens} prompt_ids"
+                );
+                return Err(arrays.invalid("logits_full", &what));
+            }
+        };
+        for (name, ids) in [("prompt_ids", &prompt_ids), ("decode_tokens", &decode_tokens)] {
+            if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab) {
+                return Err(
+                    arrays.invalid(name, &format!("token {id} with logits for a vocabulary of {vocab}"))
+                );
+            }
+        }
+        let n = decode_tokens.len();
+        let (shape, next_token_logits) = match arrays.floats("next_token_logits")? {
+            Some(found) => found,
+            // Nothing was decoded.
+            None if n == 0 => (vec![0, vocab], Vec::new()),
+            None => return Err(arrays.missing("next_token_logits")),
+        };
+        if shape.len() != 2 || shape[1] != vocab || shape[0] < n || shape[0] > n + 1 {
+            let what = format!("shape {shape:?}, expected [{n}, {vocab}] or [{}, {vocab}]", n + 1);
+            return Err(arrays.invalid("next_token_logits", &what));
+        }
+        let hidden_states = match arrays.floats("hidden_states")? {
+            None => Vec::new(),
+            Some((shape, data)) => arrays.blocks("hidden_states", tokens, &shape, data)?,
+        };
+        let router_index = match arrays.integers("router_index")? {
+            None => Vec::new(),
+            Some((shape, data)) => arrays.blocks("router_index", tokens, &shape, data)?,
+        };
+        let rows = |data: Vec<f32>| data.chunks(vocab).map(<[f32]>::to_vec).collect::<Vec<_>>();
+        Ok(Golden {
+            prompt_ids,
+            logits_full: rows(logits_full),
+            next_token_logits: rows(next_token_logits),
+            decode_tokens,
+            hidden_states,
+            router_index,
+        })
+    }
+
+    /// Logits of a row.
+    fn vocab_size(&self) -> usize {
+        self.logits_full.first().map_or(0, Vec::len)
+    }
+}
+
+enum Values {
+    Ids(Vec<i64>),
+    Floats(Vec<f32>),
+}
+
+/// Length of the innermost vectors, where there are any.
+fn innermost<T>(blocks: &[Vec<Vec<T>>]) -> Option<usize> {
+    blocks.first().and_then(|b| b.first()).map(Vec::len)
+}
+
+fn npz_error(e: anemoe_npz::Error) -> Error {
+    match e {
+        anemoe_npz::Error::Io { path, source } => Error::Io { path, source },
+        anemoe_npz::Error::Invalid { path, what } => Error::Invalid { path, what },
+        anemoe_npz::Error::Unsupported { path, what } => Error::Unsupported { path, what },
+    }
+}
+
+/// The arrays of a file that were not taken yet.
+struct Arrays<'a> {
+    path: &'a Path,
+    arrays: BTreeMap<String, Array>,
+}
+
+impl Arrays<'_> {
+    fn invalid(&self, name: &str, what: &str) -> Error {
+        Error::invalid(self.path, format!("array `{name}`: {what}"))
+    }
+
+    fn missing(&self, name: &str) -> Error {
+        self.invalid(
+            name,
+            "it is missing; a golden file has prompt_ids, logits_full, decode_tokens and next_token_logits",
+        )
+    }
+
+    /// Finite numbers and their shape.
+    fn floats(&mut self, name: &str) -> Result<Option<(Vec<usize>, Vec<f32>)>> {
+        let Some(array) = self.arrays.remove(name) else { return Ok(None) };
+        let data = array.to_f32();
+        match data.iter().position(|v| !v.is_finite()) {
+            Some(i) => Err(self.invalid(name, &format!("element {i} is {}", data[i]))),
+            None => Ok(Some((array.shape, data))),
+        }
+    }
+
+    /// Numbers from 0 to 2^32 - 1 and their shape.
+    fn integers(&mut self, name: &str) -> Result<Option<(Vec<usize>, Vec<u32>)>> {
+        let Some(array) = self.arrays.remove(name) else { return Ok(None) };
+        let data = array.to_i64();
+        let data: Option<Vec<u32>> =
+            data.and_then(|v| v.into_iter().map(|id| u32::try_from(id).ok()).collect());
+        match data {
+            Some(data) => Ok(Some((array.shape, data))),
+            None => Err(self.invalid(name, "a number that is no integer from 0 to 2^32 - 1")),
+        }
+    }
+
+    /// A list of token ids.
+    fn ids(&mut self, name: &str) -> Result<Option<Vec<u32>>> {
+        match self.integers(name)? {
+            Some((shape, _)) if shape.len() != 1 => {
+                Err(self.invalid(name, &format!("shape {shape:?}, expected one dimension")))
+            }
+            found => Ok(found.map(|(_, data)| data)),
+        }
+    }
+
+    /// `data` of `shape` = `[layers, tokens, width]` as nested vectors.
+    fn blocks<T: Clone>(
+        &self,
+        name: &str,
+        tokens: usize,
+        shape: &[usize],
+        data: Vec<T>,
+    ) -> Result<Vec<Vec<Vec<T>>>> {
+        match *shape {
+            [layers, t, width] if layers > 0 && t == tokens && width > 0 => {
+                Ok(data.chunks(t * width).map(|b| b.chunks(width).map(<[T]>::to_vec).collect()).collect())
+            }
+            _ => Err(self.invalid(name, &format!("shape {shape:?}, expected [layers, {tokens}, width]"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anemoe_npz::write_npz;
+
+    fn example() -> Golden {
+        Golden {
+            prompt_ids: vec![2, 0],
+            logits_full: vec![vec![0.5, 1.0, -1.0], vec![3.0, 2.0, 1.0]],
+            next_token_logits: vec![vec![3.0, 2.0, 1.0]],
+            decode_tokens: vec![0],
+            hidden_states: vec![vec![vec![1.0, 2.0], vec![3.0, 4.0]]; 3],
+            router_index: vec![vec![vec![4, 1], vec![0, 7]]; 2],
+        }
+    }
+
+    /// The arrays of the example's file, some of them changed.
+    fn read_changed(change: impl FnOnce(&mut BTreeMap<String, Array>)) -> Result<Golden> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("g.npz");
+        example().write(&path).unwrap();
+        let mut arrays = read_npz(&path).unwrap();
+        change(&mut arrays);
+        write_npz(&path, &arrays.into_iter().collect::<Vec<_>>()).unwrap();
+        Golden::read(&path)
+    }
+
+    fn refused(change: impl FnOnce(&mut BTreeMap<String, Array>)) -> String {
+        let err = read_changed(change).unwrap_err();
+        assert!(matches!(err, Error::Invalid { .. }), "{err}");
+        err.to_string()
+    }
+
+    fn put<T>(name: &str, shape: &[usize], data: Vec<T>) -> impl FnOnce(&mut BTreeMap<String, Array>)
+    where
+        anemoe_npz::ArrayData: From<Vec<T>>,
+    {
+        let (name, array) = (name.to_string(), Array::new(shape.to_vec(), data).unwrap());
+        move |arrays| drop(arrays.insert(name, array))
+    }
+
+    #[test]
+    fn a_file_is_read_as_it_was_written() {
+        assert_eq!(read_changed(|_| ()).unwrap(), example());
+        let short = Golden { hidden_states: vec![], router_index: vec![], ..example() };
+        let dir = tempfile::tempdir().unwrap();
+        short.write(&dir.path().join("g.npz")).unwrap();
+        assert_eq!(Golden::read(&dir.path().join("g.npz")).unwrap(), short);
+    }
+
+    #[test]
+    fn other_names_types_and_one_row_more_are_read() {
+        let golden = read_changed(|a| {
+            let ids = a.remove("decode_tokens").unwrap();
+            a.insert("next_token_ids".into(), ids);
+            put("prompt_ids", &[2], vec![2u8, 0])(a);
+            put("next_token_logits", &[2, 3], vec![3.0f64, 2.0, 1.0, 0.0, 0.0, 9.0])(a);
+            put("somebody_elses", &[1], vec![f32::NAN])(a);
+        });
+        let golden = golden.unwrap();
+        assert_eq!(golden.next_token_logits.len(), 2);
+        assert_eq!(
+            (golden.prompt_ids, golden.decode_tokens),
+            (example().prompt_ids, example().decode_tokens)
+        );
+    }
+
+    #[test]
+    fn a_missing_key() {
+        for key in ["prompt_ids", "logits_full", "next_token_logits", "decode_tokens"] {
+            let err = refused(|a| drop(a.remove(key)));
+            assert!(err.contains(&format!("`{key}`: it is missing")), "{err}");
+        }
+    }
+
+    #[test]
+    fn shapes_that_do_not_fit() {
+        for (name, err) in [
+            ("logits_full", refused(put("logits_full", &[3, 3], vec![0f32; 9]))),
+            ("logits_full", refused(put("logits_full", &[6], vec![0f32; 6]))),
+            ("logits_full", refused(put("logits_full", &[2, 0], vec![0f32; 0]))),
+            ("next_token_logits", refused(put("next_token_logits", &[1, 4], vec![0f32; 4]))),
+            ("next_token_logits", refused(put("next_token_logits", &[3, 3], vec![0f32; 9]))),
+            ("prompt_ids", refused(put("prompt_ids", &[1, 2], vec![0i32; 2]))),
+            ("prompt_ids", refused(put("prompt_ids", &[0], vec![0i32; 0]))),
+            ("hidden_states", refused(put("hidden_states", &[3, 1, 2], vec![0f32; 6]))),
+            ("router_index", refused(put("router_index", &[4, 2], vec![0i32; 8]))),
+        ] {
+            assert!(err.contains(&format!("array `{name}`")), "{err}");
+        }
+    }
+
+    #[test]
+    fn values_that_are_impossible() {
+        assert!(refused(put("prompt_ids", &[2], vec![0i64, -1])).contains("no integer from 0"));
+        assert!(refused(put("prompt_ids", &[2], vec![0f32, 0.5])).contains("no integer from 0"));
+        assert!(refused(put("prompt_ids", &[2], vec![0i64, 3])).contains("token 3"));
+        assert!(refused(put("decode_tokens", &[1], vec![4_294_967_296i64])).contains("no integer from 0"));
+        assert!(refused(put("logits_full", &[2, 3], vec![f32::NAN; 6])).contains("element 0 is NaN"));
+    }
+
+    #[test]
+    fn rows_of_different_lengths_are_not_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let bad = Golden { logits_full: vec![vec![0.0; 3], vec![0.0; 2]], ..example() };
+        let err = bad.write(&dir.path().join("g.npz")).unwrap_err().to_string();
+        assert!(err.contains("logits_full"), "{err}");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}

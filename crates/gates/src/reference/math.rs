@@ -1,0 +1,133 @@
+//! The arithmetic of a forward pass on plain slices. Sums that run over a whole row are f64, everything else is f32.
+
+/// `x / sqrt(mean(x^2) + eps)`.
+pub fn rms_norm(x: &[f32], eps: f32) -> Vec<f32> {
+    let mean = x.iter().map(|&v| f64::from(v) * f64::from(v)).sum::<f64>() / x.len() as f64;
+    let scale = 1.0 / (mean + f64::from(eps)).sqrt();
+    x.iter().map(|&v| (f64::from(v) * scale) as f32).collect()
+}
+
+/// `weight * x`, element by element.
+pub fn scaled(x: &[f32], weight: &[f32]) -> Vec<f32> {
+    x.iter().zip(weight).map(|(x, w)| x * w).collect()
+}
+
+/// `to += x`.
+pub fn add(to: &mut [f32], x: &[f32]) {
+    to.iter_mut().zip(x).for_each(|(t, x)| *t += x);
+}
+
+/// `to += factor * x`.
+pub fn add_scaled(to: &mut [f32], factor: f32, x: &[f32]) {
+    to.iter_mut().zip(x).for_each(|(t, x)| *t += factor * x);
+}
+
+/// The tanh form of GELU (Hugging Face's `gelu_pytorch_tanh`).
+pub fn gelu_tanh(x: f32) -> f32 {
+    const SQRT_2_OVER_PI: f32 = 0.797_884_56;
+    0.5 * x * (1.0 + (SQRT_2_OVER_PI * (x + 0.044_715 * x * x * x)).tanh())
+}
+
+/// `gelu_tanh(gate) * up`.
+pub fn gated_gelu(gate: &[f32], up: &[f32]) -> Vec<f32> {
+    gate.iter().zip(up).map(|(&g, u)| gelu_tanh(g) * u).collect()
+}
+
+/// Softmax in place.
+pub fn softmax(x: &mut [f32]) {
+    let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut sum = 0f64;
+    for v in x.iter_mut() {
+        *v = (*v - max).exp();
+        sum += f64::from(*v);
+    }
+    x.iter_mut().for_each(|v| *v = (f64::from(*v) / sum) as f32);
+}
+
+/// Rotates the pairs `(c, c + d/2)` of a head of `d` channels by `position * inv_freq[c]`.
+pub fn rope(head: &mut [f32], position: usize, inv_freq: &[f64]) {
+    let (first, second) = head.split_at_mut(inv_freq.len());
+    for ((a, b), f) in first.iter_mut().zip(second).zip(inv_freq) {
+        let (sin, cos) = (position as f64 * f).sin_cos();
+        let (x, y) = (f64::from(*a), f64::from(*b));
+        *a = (x * cos - y * sin) as f32;
+        *b = (y * cos + x * sin) as f32;
+    }
+}
+
+/// Inner product. Sixteen partial sums let the compiler use vectors.
+pub fn dot(a: &[f32], b: &[f32]) -> f32 {
+    const LANES: usize = 16;
+    let mut sums = [0f32; LANES];
+    let (a_pieces, b_pieces) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
+    let rest: f32 = a_pieces.remainder().iter().zip(b_pieces.remainder()).map(|(x, y)| x * y).sum();
+    for (a, b) in a_pieces.zip(b_pieces) {
+        for ((sum, x), y) in sums.iter_mut().zip(a).zip(b) {
+            *sum += x * y;
+        }
+    }
+    let total = sums.iter().map(|&s| f64::from(s)).sum::<f64>();
+    (total + f64::from(rest)) as f32
+}
+
+/// Index of the largest value, the first of equals.
+pub fn argmax(x: &[f32]) -> usize {
+    let mut best = 0;
+    for (i, v) in x.iter().enumerate() {
+        if *v > x[best] {
+            best = i;
+        }
+    }
+    best
+}
+
+/// Indices of the `k` largest values, largest first; of equals the first.
+pub fn top_k(x: &[f32], k: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..x.len()).collect();
+    order.sort_by(|&a, &b| x[b].total_cmp(&x[a]).then(a.cmp(&b)));
+    order.truncate(k);
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dot_takes_every_element() {
+        for n in [0, 1, 15, 16, 17, 40] {
+            let a: Vec<f32> = (0..n).map(|i| i as f32).collect();
+            let expected: f32 = a.iter().map(|x| 2.0 * x).sum();
+            assert_eq!(dot(&a, &vec![2.0; n]), expected);
+        }
+    }
+
+    #[test]
+    fn largest_values_come_first_and_ties_in_order() {
+        assert_eq!(top_k(&[1.0, 3.0, 3.0, 2.0, 3.0], 3), [1, 2, 4]);
+        assert_eq!(argmax(&[1.0, 3.0, 3.0]), 1);
+    }
+
+    #[test]
+    fn softmax_of_large_values_is_finite() {
+        let mut x = [1000.0, 1000.0, -1000.0];
+        softmax(&mut x);
+        assert_eq!(x, [0.5, 0.5, 0.0]);
+    }
+
+    #[test]
+    fn gelu_at_known_points() {
+        // 0.5 (1 + tanh(0.79788456 * 1.044715)) = 0.841192
+        assert!((gelu_tanh(1.0) - 0.841_192).abs() < 1e-6);
+        assert_eq!(gelu_tanh(0.0), 0.0);
+        assert!(gelu_tanh(-10.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_quarter_turn_swaps_a_pair() {
+        let mut head = [1.0, 5.0, 0.0, 7.0];
+        rope(&mut head, 1, &[std::f64::consts::FRAC_PI_2, 0.0]);
+        assert!((head[0]).abs() < 1e-7 && (head[2] - 1.0).abs() < 1e-7);
+        assert_eq!((head[1], head[3]), (5.0, 7.0));
+    }
+}

@@ -1,0 +1,182 @@
+//! The reference run: a checkpoint in f32, straight from its files, without packages, shards or compression.
+//!
+//! It shares nothing with the way to Core ML but the checkpoint's reader and its configuration, so that it can stand
+//! against it. It is written to be read, not to be fast; still a model of any size runs, because weights are read block
+//! by block and never kept.
+
+mod forward;
+mod golden;
+mod math;
+
+pub use golden::Golden;
+
+use anemoe_convert::checkpoint::Checkpoint;
+use anemoe_convert::{Error, Result};
+use forward::Gemma4Forward;
+
+/// What a reference run records besides logits and tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RunOptions {
+    /// The residual stream before the first layer and after each one, for the prompt.
+    pub hidden: bool,
+    /// The experts that each layer chose for each prompt token.
+    pub routing: bool,
+}
+
+/// Runs the prompt in one pass, then `decode_n` greedy tokens with a key/value cache. An end-of-text token does not end
+/// it, and a tie goes to the lowest token id.
+///
+/// # Errors
+/// The prompt is empty, holds an id outside the vocabulary or is with its continuation longer than the model's
+/// positions; the family is not supported; a weight cannot be read, has another shape than its configuration says or is
+/// not finite.
+pub fn run(
+    checkpoint: &Checkpoint,
+    prompt_ids: &[u32],
+    decode_n: usize,
+    options: RunOptions,
+) -> Result<Golden> {
+    run_with_progress(checkpoint, prompt_ids, decode_n, options, &mut |_, _| {})
+}
+
+/// As [`run`], calling `progress(done, total)` after each layer of each pass.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_with_progress(
+    checkpoint: &Checkpoint,
+    prompt_ids: &[u32],
+    decode_n: usize,
+    options: RunOptions,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Golden> {
+    let mut model = Gemma4Forward::open(checkpoint)?;
+    let config = model.config();
+    let (vocab, limit, layers) =
+        (config.vocab_size, config.max_position_embeddings, config.num_hidden_layers);
+    if prompt_ids.is_empty() {
+        return Err(Error::Usage("the prompt has no tokens".into()));
+    }
+    if let Some(id) = prompt_ids.iter().find(|&&id| id as usize >= vocab) {
+        return Err(Error::Usage(format!("prompt token {id} is not in the vocabulary of {vocab} tokens")));
+    }
+    if prompt_ids.len().checked_add(decode_n).is_none_or(|n| n > limit) {
+        let prompt = prompt_ids.len();
+        return Err(Error::Usage(format!(
+            "{prompt} prompt tokens and {decode_n} more exceed the model's {limit} positions"
+        )));
+    }
+    // The prompt is one pass; the last token's logits are not asked for, so it needs none.
+    let total = layers * decode_n.max(1);
+    let mut done = 0;
+    let mut tick = || {
+        done += 1;
+        progress(done, total);
+    };
+
+    let prompt = model.forward(prompt_ids, options, &mut tick)?;
+    let mut golden = Golden {
+        prompt_ids: prompt_ids.to_vec(),
+        logits_full: prompt.logits,
+        next_token_logits: Vec::with_capacity(decode_n),
+        decode_tokens: Vec::with_capacity(decode_n),
+        hidden_states: prompt.hidden_states,
+        router_index: prompt.router_index,
+    };
+    let mut logits = golden.logits_full.last().cloned().unwrap_or_default();
+    for step in 0..decode_n {
+        let token = math::argmax(&logits) as u32;
+        golden.decode_tokens.push(token);
+        golden.next_token_logits.push(logits);
+        if step + 1 == decode_n {
+            break;
+        }
+        logits = model.forward(&[token], RunOptions::default(), &mut tick)?.logits.pop().unwrap_or_default();
+    }
+    Ok(golden)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn folder(name: &str) -> String {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(name).display().to_string()
+    }
+
+    fn cosine(a: &[f32], b: &[f32]) -> f64 {
+        assert_eq!(a.len(), b.len());
+        let dot =
+            |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum::<f64>();
+        dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+    }
+
+    /// Prompt and greedy continuation of a golden file, against a run of its checkpoint.
+    fn agrees_with_transformers(name: &str) {
+        let golden = Golden::read(&Path::new(&folder(name)).join("golden.npz")).unwrap();
+        let checkpoint = Checkpoint::open(&folder(name)).unwrap();
+        // One more than the file has tokens: it also has the logits after the last.
+        let n = golden.decode_tokens.len() + 1;
+        assert_eq!(golden.next_token_logits.len(), n);
+        let own =
+            run(&checkpoint, &golden.prompt_ids, n, RunOptions { hidden: true, routing: true }).unwrap();
+        assert_eq!(own.router_index, golden.router_index);
+        assert_eq!(own.decode_tokens[..n - 1], golden.decode_tokens);
+        let rows = |g: &Golden| -> Vec<Vec<f32>> {
+            let hidden = g.hidden_states.iter().flatten();
+            g.logits_full.iter().chain(&g.next_token_logits).chain(hidden).cloned().collect()
+        };
+        let (own, expected) = (rows(&own), rows(&golden));
+        assert_eq!(own.len(), expected.len());
+        for (i, (a, b)) in own.iter().zip(&expected).enumerate() {
+            let cosine = cosine(a, b);
+            assert!(cosine > 0.999_999, "row {i}: {cosine}");
+            // The scale of a row does not change its cosine.
+            let largest = b.iter().fold(0f32, |m, v| m.max(v.abs()));
+            assert!(a.iter().zip(b).all(|(x, y)| (x - y).abs() <= 1e-4 * largest), "row {i}");
+        }
+    }
+
+    #[test]
+    fn tiny_model_in_the_published_layout() {
+        agrees_with_transformers("fixtures/tiny-gemma4-moe");
+    }
+
+    #[test]
+    fn tiny_model_in_the_text_layout() {
+        agrees_with_transformers("fixtures/tiny-gemma4-moe-text");
+    }
+
+    #[test]
+    fn small_model() {
+        agrees_with_transformers("models/small-gemma4");
+    }
+
+    #[test]
+    fn prompts_that_do_not_fit() {
+        let checkpoint = Checkpoint::open(&folder("fixtures/tiny-gemma4-moe")).unwrap();
+        let refused =
+            |ids: &[u32], n| run(&checkpoint, ids, n, RunOptions::default()).unwrap_err().to_string();
+        assert!(refused(&[], 1).contains("no tokens"));
+        assert!(refused(&[1, 512], 1).contains("512"));
+        assert!(refused(&[1, 2], 511).contains("exceed the model's 512 positions"));
+        assert!(refused(&[1, 2], usize::MAX).contains("exceed"));
+    }
+
+    #[test]
+    fn nothing_is_recorded_unless_asked_for() {
+        let checkpoint = Checkpoint::open(&folder("fixtures/tiny-gemma4-moe")).unwrap();
+        let mut ticks = Vec::new();
+        let options = RunOptions::default();
+        let golden =
+            run_with_progress(&checkpoint, &[2, 7], 3, options, &mut |done, total| ticks.push((done, total)));
+        let golden = golden.unwrap();
+        assert!(golden.hidden_states.is_empty() && golden.router_index.is_empty());
+        assert_eq!(
+            (golden.logits_full.len(), golden.decode_tokens.len(), golden.next_token_logits.len()),
+            (2, 3, 3)
+        );
+        assert_eq!(ticks, (1..=18).map(|i| (i, 18)).collect::<Vec<_>>());
+    }
+}
