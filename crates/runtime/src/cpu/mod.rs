@@ -1,2 +1,180 @@
 //! Executes any `.mlpackage` in the supported op set.
+//!
+//! ```text
+//! CpuPackage --session(function)--> compile: constants folded, weights left as stored, values assigned to buffers
+//!            --run(inputs, states)--> exec: one step after the other
+//! ```
+//! Ops compute in f32; with [`Precision::Fp16`] every result whose type is fp16 is rounded to fp16.
+
+mod compile;
+mod exec;
 pub mod ops;
+mod weights;
+
+pub use exec::{Session, SessionStats, States};
+
+use crate::backend::{Backend, BackendPackage, FunctionId};
+use crate::tensor::Tensor;
+use crate::{Error, Result};
+use anemoe_mlpackage::package::Package;
+use ops::OpError;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// How results are rounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Precision {
+    /// Results of type fp16 are rounded to fp16, as on the device.
+    #[default]
+    Fp16,
+    /// Nothing is rounded.
+    Fp32,
+}
+
+/// How a function is executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Rounding.
+    pub precision: Precision,
+    /// Leave out what is multiplied by zero: experts whose routing weight is zero for every token.
+    pub skip_zero: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { precision: Precision::Fp16, skip_zero: true }
+    }
+}
+
+/// Result of something that happens inside an operation.
+type OpErrorAt<T> = std::result::Result<T, OpError>;
+
+/// Where an operation is, for errors.
+pub(crate) struct Located<'a> {
+    path: &'a Path,
+    function: &'a str,
+    op_type: &'a str,
+    name: &'a str,
+}
+
+impl Located<'_> {
+    fn error(&self, e: OpError) -> Error {
+        let at = format!("op `{}` (operation `{}` of function `{}`)", self.op_type, self.name, self.function);
+        match e {
+            OpError::Invalid(what) => Error::invalid(self.path, format!("{at}: {what}")),
+            OpError::Unsupported(what) => Error::unsupported(self.path, format!("{at}: {what}")),
+        }
+    }
+}
+
+fn ops_axis(axis: i32, rank: usize) -> Option<usize> {
+    let a = if axis < 0 { i64::from(axis) + rank as i64 } else { i64::from(axis) };
+    usize::try_from(a).ok().filter(|&a| a < rank)
+}
+
+/// An opened package; sessions of it share its mapped weights.
+#[derive(Clone)]
+pub struct CpuPackage {
+    package: Arc<Package>,
+}
+
+impl CpuPackage {
+    /// Opens a package.
+    ///
+    /// # Errors
+    /// It is missing or invalid.
+    pub fn open(path: &Path) -> Result<CpuPackage> {
+        Ok(CpuPackage { package: Arc::new(Package::open(path)?) })
+    }
+
+    /// The package.
+    pub fn package(&self) -> &Package {
+        &self.package
+    }
+
+    /// Compiles a function; the default one when none is named.
+    ///
+    /// # Errors
+    /// There is no such function, or it uses an operation or a form that is not implemented (named in the error).
+    pub fn session(&self, function: Option<&str>, options: Options) -> Result<Session> {
+        let model = self.package.model();
+        let name = function.unwrap_or(&model.default_function);
+        let described = model.functions.iter().find(|f| f.name == name);
+        let (Some(body), Some(described)) = (model.program.functions.get(name), described) else {
+            let known: Vec<&str> = model.program.functions.keys().map(String::as_str).collect();
+            return Err(Error::invalid(
+                self.package.path(),
+                format!("use: no function `{name}`; there is {}", known.join(", ")),
+            ));
+        };
+        compile::compile(&self.package, name, body, described, options)
+    }
+}
+
+/// Runs packages on this machine's CPU.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CpuBackend {
+    /// How functions are executed.
+    pub options: Options,
+}
+
+impl Backend for CpuBackend {
+    fn open(&self, path: &Path) -> Result<Box<dyn BackendPackage>> {
+        Ok(Box::new(LoadedPackage {
+            package: CpuPackage::open(path)?,
+            path: path.to_path_buf(),
+            options: self.options,
+            functions: Vec::new(),
+            states: States::default(),
+        }))
+    }
+}
+
+struct LoadedPackage {
+    package: CpuPackage,
+    path: PathBuf,
+    options: Options,
+    functions: Vec<Prepared>,
+    states: States,
+}
+
+struct Prepared {
+    name: String,
+    session: Session,
+    inputs: Vec<String>,
+    outputs: Vec<String>,
+}
+
+impl BackendPackage for LoadedPackage {
+    fn prepare(&mut self, function: &str) -> Result<FunctionId> {
+        if let Some(i) = self.functions.iter().position(|f| f.name == function) {
+            return Ok(FunctionId(i));
+        }
+        let session = self.package.session(Some(function), self.options)?;
+        self.states.adopt(&session).map_err(|what| Error::invalid(&self.path, what))?;
+        let names = |f: &[anemoe_mlpackage::mil::Feature]| f.iter().map(|f| f.name.clone()).collect();
+        let (inputs, outputs) = (names(session.inputs()), names(session.outputs()));
+        self.functions.push(Prepared { name: function.into(), session, inputs, outputs });
+        Ok(FunctionId(self.functions.len() - 1))
+    }
+
+    fn inputs(&self, function: FunctionId) -> &[String] {
+        &self.functions[function.0].inputs
+    }
+
+    fn outputs(&self, function: FunctionId) -> &[String] {
+        &self.functions[function.0].outputs
+    }
+
+    fn run(&mut self, function: FunctionId, inputs: &[&Tensor]) -> Result<()> {
+        self.functions[function.0].session.run(inputs, &mut self.states)
+    }
+
+    fn output(&self, function: FunctionId, index: usize) -> &Tensor {
+        self.functions[function.0].session.output(index)
+    }
+
+    fn reset(&mut self) {
+        self.states.reset();
+    }
+}

@@ -110,6 +110,11 @@ impl<'a> OpContext<'a> {
     }
 }
 
+/// Makes `to` equal to `from`, keeping its allocation.
+pub(super) fn copy_tensor(from: &Tensor, to: &mut Tensor) {
+    elementwise_unary::copy(from, &from.shape, to);
+}
+
 /// The kernel of an op type, if this library has it.
 #[rustfmt::skip]
 pub fn kernel(op_type: &str) -> Option<Kernel> {

@@ -1,0 +1,643 @@
+//! From a function to steps over buffers.
+//!
+//! Constants are decoded or left as stored, what depends on constants alone is computed once, and every other value gets
+//! one of a few buffers, reused as soon as its last reader is done.
+
+use super::exec::{Guard, Operand, Place, Projection, Session, Step, Work};
+use super::ops::{self, OpContext, OpError};
+use super::weights::{Constant, Operands, const_value, constexpr, located, to_f16};
+use super::{Located, Options, Precision};
+use crate::tensor::{Data, Tensor};
+use crate::{Error, Result};
+use anemoe_mlpackage::mil::{
+    Argument, Binding, Block, DataType, Dim, Function, FunctionDescription, Operation, TensorType, ValueType,
+};
+use anemoe_mlpackage::package::Package;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Results larger than this are not computed at load even when they could be: they would be kept for good.
+const MAX_FOLDED: usize = 1 << 24;
+
+/// What a name stands for.
+#[derive(Clone)]
+enum Known {
+    Constant(Constant),
+    Place(Place),
+}
+
+struct Compiler<'a> {
+    package: &'a Arc<Package>,
+    function: &'a str,
+    options: Options,
+    names: BTreeMap<String, Known>,
+    types: BTreeMap<String, ValueType>,
+    constants: Vec<Arc<Tensor>>,
+    states: Vec<String>,
+    /// Number of buffers so far.
+    buffers: usize,
+    /// Buffers that no value needs any more.
+    free: Vec<usize>,
+    /// How many readers each name has left, outputs of blocks included.
+    uses: BTreeMap<String, usize>,
+    /// Depth of nested blocks: inside them buffers are not reused, since a loop's body runs again.
+    depth: usize,
+}
+
+pub(super) fn compile(
+    package: &Arc<Package>,
+    function: &str,
+    body: &Function,
+    described: &FunctionDescription,
+    options: Options,
+) -> Result<Session> {
+    let mut c = Compiler {
+        package,
+        function,
+        options,
+        names: BTreeMap::new(),
+        types: BTreeMap::new(),
+        constants: Vec::new(),
+        states: Vec::new(),
+        buffers: 0,
+        free: Vec::new(),
+        uses: BTreeMap::new(),
+        depth: 0,
+    };
+    count_uses(&body.block, &mut c.uses);
+    let wrong = |what: String| Error::invalid(package.path(), format!("function `{function}`: {what}"));
+    let mut input_places = Vec::new();
+    for input in &body.inputs {
+        let place = match &input.ty {
+            ValueType::Tensor(_) => Place::Buffer(c.new_buffer()),
+            ValueType::State(_) => {
+                c.states.push(input.name.clone());
+                Place::State(c.states.len() - 1)
+            }
+            other => return Err(Error::unsupported(package.path(), format!("input `{}` of type {other}", input.name))),
+        };
+        // Inputs stay until the end: the same buffer takes the next call's input.
+        *c.uses.entry(input.name.clone()).or_default() += 1;
+        c.names.insert(input.name.clone(), Known::Place(place));
+        c.types.insert(input.name.clone(), input.ty.clone());
+    }
+    for feature in &described.inputs {
+        let Some(Known::Place(Place::Buffer(b))) = c.names.get(&feature.name) else {
+            return Err(wrong(format!("described input `{}` is not an input of the function", feature.name)));
+        };
+        let Some(ValueType::Tensor(ty)) = c.types.get(&feature.name) else {
+            return Err(wrong(format!("described input `{}` is not a tensor", feature.name)));
+        };
+        input_places.push((*b, ty.clone()));
+    }
+    if described.inputs.len() + c.states.len() != body.inputs.len() {
+        return Err(wrong("an input of the function is not described".into()));
+    }
+    let steps = c.block(&body.block)?;
+    let mut outputs = Vec::new();
+    for feature in &described.outputs {
+        if !body.block.outputs.contains(&feature.name) {
+            return Err(wrong(format!("described output `{}` is not an output of the function", feature.name)));
+        }
+        outputs.push(c.operand_place(&feature.name).map_err(wrong)?);
+    }
+    let state_types = c.states.iter().map(|s| c.types.get(s).and_then(ValueType::tensor).cloned());
+    let state_types: Option<Vec<TensorType>> = state_types.collect();
+    let guards = if options.skip_zero { find_guards(&steps, &outputs) } else { (Vec::new(), vec![None; steps.len()]) };
+    Ok(Session::new(
+        package.path().to_path_buf(),
+        function.to_string(),
+        options,
+        described.clone(),
+        input_places,
+        outputs,
+        c.states.clone().into_iter().zip(state_types.unwrap_or_default()).collect(),
+        c.buffers,
+        c.constants,
+        steps,
+        guards,
+    ))
+}
+
+/// Counts readers of every name, in nested blocks too.
+fn count_uses(block: &Block, uses: &mut BTreeMap<String, usize>) {
+    for op in &block.operations {
+        for Argument(bindings) in op.inputs.values() {
+            for binding in bindings {
+                if let Binding::Name(name) = binding {
+                    *uses.entry(name.clone()).or_default() += 1;
+                }
+            }
+        }
+        op.blocks.iter().for_each(|b| count_uses(b, uses));
+    }
+    for name in &block.outputs {
+        *uses.entry(name.clone()).or_default() += 1;
+    }
+}
+
+impl Compiler<'_> {
+    fn new_buffer(&mut self) -> usize {
+        self.buffers += 1;
+        self.buffers - 1
+    }
+
+    fn take_buffer(&mut self) -> usize {
+        match self.free.pop() {
+            Some(b) if self.depth == 0 => b,
+            Some(b) => {
+                self.free.push(b);
+                self.new_buffer()
+            }
+            None => self.new_buffer(),
+        }
+    }
+
+    fn constant(&mut self, t: Arc<Tensor>) -> Place {
+        self.constants.push(t);
+        Place::Constant(self.constants.len() - 1)
+    }
+
+    /// Where a value can be read; a stored weight is decoded first.
+    fn operand_place(&mut self, name: &str) -> std::result::Result<Place, String> {
+        match self.names.get(name).cloned() {
+            None => Err(format!("`{name}` is used before it is defined")),
+            Some(Known::Place(p)) => Ok(p),
+            Some(Known::Constant(Constant::Dense(t))) => {
+                let place = self.constant(t);
+                self.names.insert(name.into(), Known::Place(place));
+                Ok(place)
+            }
+            Some(Known::Constant(Constant::Stored(w))) => {
+                let t = w.to_dense().map_err(|e| format!("`{name}`: {e}"))?;
+                let place = self.constant(Arc::new(t));
+                self.names.insert(name.into(), Known::Place(place));
+                Ok(place)
+            }
+        }
+    }
+
+    fn constant_named(&self, name: &str) -> Option<Constant> {
+        match self.names.get(name)? {
+            Known::Constant(c) => Some(c.clone()),
+            Known::Place(Place::Constant(i)) => Some(Constant::Dense(self.constants[*i].clone())),
+            Known::Place(_) => None,
+        }
+    }
+
+    fn block(&mut self, block: &Block) -> Result<Vec<Step>> {
+        let mut steps = Vec::new();
+        for (i, op) in block.operations.iter().enumerate() {
+            let at = Located { path: self.package.path(), function: self.function, op_type: &op.op_type, name: op.name() };
+            self.operation(op, &block.operations[i + 1..], &at, &mut steps)?;
+            self.release(op);
+        }
+        Ok(steps)
+    }
+
+    /// Buffers whose last reader was this operation may be reused.
+    fn release(&mut self, op: &Operation) {
+        let mut read = BTreeMap::new();
+        count_uses(&Block { inputs: vec![], operations: vec![op.clone_shallow()], outputs: vec![] }, &mut read);
+        op.blocks.iter().for_each(|b| count_uses(b, &mut read));
+        for (name, n) in read {
+            let Some(left) = self.uses.get_mut(&name) else { continue };
+            *left = left.saturating_sub(n);
+            if *left == 0
+                && self.depth == 0
+                && let Some(Known::Place(Place::Buffer(b))) = self.names.get(&name)
+            {
+                self.free.push(*b);
+            }
+        }
+        for output in &op.outputs {
+            if self.uses.get(&output.name).copied().unwrap_or(0) == 0
+                && self.depth == 0
+                && let Some(Known::Place(Place::Buffer(b))) = self.names.get(&output.name)
+            {
+                self.free.push(*b);
+            }
+        }
+    }
+
+    fn define(&mut self, op: &Operation) -> Vec<usize> {
+        let mut buffers = Vec::new();
+        for output in &op.outputs {
+            let b = self.take_buffer();
+            self.names.insert(output.name.clone(), Known::Place(Place::Buffer(b)));
+            self.types.insert(output.name.clone(), output.ty.clone());
+            buffers.push(b);
+        }
+        buffers
+    }
+
+    fn operation(&mut self, op: &Operation, later: &[Operation], at: &Located<'_>, steps: &mut Vec<Step>) -> Result<()> {
+        let invalid = |what: String| at.error(OpError::Invalid(what));
+        for output in &op.outputs {
+            if self.names.contains_key(&output.name) {
+                return Err(invalid(format!("`{}` is defined twice", output.name)));
+            }
+        }
+        match op.op_type.as_str() {
+            "const" => {
+                let (Some(value), Some(output)) = (op.attributes.get("val"), op.outputs.first()) else {
+                    return Err(invalid("a const without `val` or output".into()));
+                };
+                let constant = located(at, const_value(self.package, value))?;
+                self.names.insert(output.name.clone(), Known::Constant(constant));
+                self.types.insert(output.name.clone(), output.ty.clone());
+                Ok(())
+            }
+            name if name.starts_with("constexpr_") => {
+                let known = |n: &str| self.constant_named(n);
+                let operands = Operands::new(self.package, op, &known);
+                let constants = located(at, constexpr(op, &operands))?;
+                if constants.len() != op.outputs.len() {
+                    return Err(invalid(format!("{} outputs, expected {}", op.outputs.len(), constants.len())));
+                }
+                for (output, constant) in op.outputs.iter().zip(constants) {
+                    self.names.insert(output.name.clone(), Known::Constant(constant));
+                    self.types.insert(output.name.clone(), output.ty.clone());
+                }
+                Ok(())
+            }
+            "read_state" => self.read_state(op, later, at, steps),
+            "write_state" => {
+                let state = self.state_operand(op, at)?;
+                let data = self.named(op, "data", at)?;
+                let data = self.operand_place(&data).map_err(invalid)?;
+                steps.push(Step::new(at, Work::WriteState { state, data }));
+                Ok(())
+            }
+            "cond" => self.cond(op, at, steps),
+            "while_loop" => self.while_loop(op, at, steps),
+            _ => self.kernel(op, at, steps),
+        }
+    }
+
+    fn named(&self, op: &Operation, param: &str, at: &Located<'_>) -> Result<String> {
+        match op.inputs.get(param).and_then(|a| a.0.first()) {
+            Some(Binding::Name(name)) => Ok(name.clone()),
+            _ => Err(at.error(OpError::Invalid(format!("parameter `{param}` must be a value of the program")))),
+        }
+    }
+
+    fn state_operand(&self, op: &Operation, at: &Located<'_>) -> Result<usize> {
+        let name = self.named(op, "input", at)?;
+        match self.names.get(&name) {
+            Some(Known::Place(Place::State(i))) => Ok(*i),
+            _ => Err(at.error(OpError::Invalid(format!("`{name}` is not a state")))),
+        }
+    }
+
+    /// Reading a state costs nothing when nothing writes it before the value's last reader; else it is copied.
+    fn read_state(&mut self, op: &Operation, later: &[Operation], at: &Located<'_>, steps: &mut Vec<Step>) -> Result<()> {
+        let state = self.state_operand(op, at)?;
+        let Some(output) = op.outputs.first() else {
+            return Err(at.error(OpError::Invalid("no output".into())));
+        };
+        let mentions = |op: &Operation| {
+            let mut uses = BTreeMap::new();
+            count_uses(&Block { inputs: vec![], operations: vec![op.clone()], outputs: vec![] }, &mut uses);
+            uses.contains_key(&output.name)
+        };
+        let state_name = self.states[state].clone();
+        let writes = |op: &Operation| {
+            op.op_type == "write_state"
+                && op.inputs.get("input").is_some_and(|a| a.0.iter().any(|b| matches!(b, Binding::Name(n) if *n == state_name)))
+        };
+        let first_write = later.iter().position(writes);
+        // The write itself may read the value: it is taken before the state changes.
+        let safe = first_write.is_none_or(|w| !later[w + 1..].iter().any(mentions));
+        // An output of the function is read after everything.
+        let readers: usize = later.iter().filter(|op| mentions(op)).count();
+        let is_output = self.uses.get(&output.name).copied().unwrap_or(0) > readers && first_write.is_some();
+        if safe && self.depth == 0 && !is_output {
+            self.names.insert(output.name.clone(), Known::Place(Place::State(state)));
+            self.types.insert(output.name.clone(), output.ty.clone());
+        } else {
+            let out = self.define(op);
+            steps.push(Step::new(at, Work::Copy { from: Place::State(state), to: out[0] }));
+        }
+        Ok(())
+    }
+
+    /// Operands by parameter. Variadic parameters go into the second list.
+    fn operands(&mut self, op: &Operation, at: &Located<'_>) -> Result<(Vec<Operand>, Vec<Place>)> {
+        let (mut inputs, mut values) = (Vec::new(), Vec::new());
+        for (param, Argument(bindings)) in &op.inputs {
+            let variadic = matches!(
+                (op.op_type.as_str(), param.as_str()),
+                ("concat" | "stack" | "einsum", "values") | ("reshape_like", "ref_tensors")
+            );
+            if bindings.len() != 1 && !variadic {
+                return Err(at.error(OpError::Invalid(format!("parameter `{param}` has {} values", bindings.len()))));
+            }
+            for binding in bindings {
+                let place = match binding {
+                    Binding::Name(name) => {
+                        self.operand_place(name).map_err(|what| at.error(OpError::Invalid(what)))?
+                    }
+                    Binding::Value(value) => {
+                        let t = located(at, const_value(self.package, value).and_then(|c| c.to_tensor()))?;
+                        self.constant(Arc::new(t))
+                    }
+                };
+                if variadic { values.push(place) } else { inputs.push(Operand { param: param.clone(), place }) }
+            }
+        }
+        Ok((inputs, values))
+    }
+
+    fn output_types(&self, op: &Operation, at: &Located<'_>) -> Result<Vec<TensorType>> {
+        let tensor = |o: &anemoe_mlpackage::mil::NamedType| match &o.ty {
+            ValueType::Tensor(t) => Ok(t.clone()),
+            other => Err(at.error(OpError::Unsupported(format!("result `{}` of type {other}", o.name)))),
+        };
+        op.outputs.iter().map(tensor).collect()
+    }
+
+    fn kernel(&mut self, op: &Operation, at: &Located<'_>, steps: &mut Vec<Step>) -> Result<()> {
+        let kernel = ops::kernel(&op.op_type)
+            .ok_or_else(|| at.error(OpError::Unsupported("the operation is not implemented".into())))?;
+        if op.outputs.is_empty() {
+            return Err(at.error(OpError::Invalid("no output".into())));
+        }
+        let types = self.output_types(op, at)?;
+        if let Some(projection) = self.projection(op, at)? {
+            let x = self.named(op, "x", at)?;
+            let x = self.operand_place(&x).map_err(|what| at.error(OpError::Invalid(what)))?;
+            let bias = match op.inputs.get("bias").and_then(|a| a.0.first()) {
+                Some(Binding::Name(name)) => {
+                    Some(self.operand_place(&name.clone()).map_err(|what| at.error(OpError::Invalid(what)))?)
+                }
+                _ => None,
+            };
+            let out = self.define(op);
+            steps.push(Step::typed(at, Work::Project { projection, x, bias, to: out[0] }, types));
+            return Ok(());
+        }
+        let (inputs, values) = self.operands(op, at)?;
+        let constant = |p: &Place| matches!(p, Place::Constant(_));
+        let folds = inputs.iter().all(|o| constant(&o.place)) && values.iter().all(constant);
+        let small = types.iter().all(|t| t.elements().is_none_or(|n| n <= MAX_FOLDED as u64));
+        if folds && small {
+            let results = located(at, self.fold(op, kernel, &inputs, &values, &types))?;
+            for (output, t) in op.outputs.iter().zip(results) {
+                self.names.insert(output.name.clone(), Known::Constant(Constant::Dense(Arc::new(t))));
+                self.types.insert(output.name.clone(), output.ty.clone());
+            }
+            return Ok(());
+        }
+        // The shape of a value of fixed type is a constant.
+        if op.op_type == "shape"
+            && let Ok(x) = self.named(op, "x", at)
+            && let Some(shape) = self.types.get(&x).and_then(ValueType::tensor).and_then(TensorType::shape)
+        {
+            let v: Vec<i32> = shape.iter().map(|&d| i32::try_from(d).unwrap_or(i32::MAX)).collect();
+            let t = Tensor::i32(&[v.len()], v);
+            self.names.insert(op.outputs[0].name.clone(), Known::Constant(Constant::Dense(Arc::new(t))));
+            self.types.insert(op.outputs[0].name.clone(), op.outputs[0].ty.clone());
+            return Ok(());
+        }
+        let outputs = self.define(op);
+        let work = Work::Kernel { kernel, inputs, values, outputs };
+        steps.push(Step::typed(at, work, types));
+        Ok(())
+    }
+
+    fn fold(
+        &self,
+        op: &Operation,
+        kernel: ops::Kernel,
+        inputs: &[Operand],
+        values: &[Place],
+        types: &[TensorType],
+    ) -> std::result::Result<Vec<Tensor>, OpError> {
+        let get = |p: &Place| match p {
+            Place::Constant(i) => self.constants[*i].as_ref(),
+            _ => unreachable!("only constants are folded"),
+        };
+        let bound: Vec<(&str, &Tensor)> = inputs.iter().map(|o| (o.param.as_str(), get(&o.place))).collect();
+        let listed: Vec<&Tensor> = values.iter().map(get).collect();
+        let mut out = vec![Tensor::default(); op.outputs.len()];
+        kernel(&OpContext { op: &op.op_type, inputs: &bound, values: &listed, outputs: types }, &mut out)?;
+        for (t, ty) in out.iter_mut().zip(types) {
+            if let (DataType::Float16, Precision::Fp16, Data::F32(v)) = (ty.dtype, self.options.precision, &mut t.data) {
+                v.iter_mut().for_each(|v| *v = to_f16(*v));
+            }
+        }
+        Ok(out)
+    }
+
+    /// A product with a constant that kernels can read as it is stored: 1x1 convolution, linear, matmul with a constant
+    /// right side `[O, I]` transposed.
+    fn projection(&mut self, op: &Operation, at: &Located<'_>) -> Result<Option<Projection>> {
+        let weight_param = match op.op_type.as_str() {
+            "conv" | "linear" => "weight",
+            "matmul" => "y",
+            _ => return Ok(None),
+        };
+        let Some(Binding::Name(name)) = op.inputs.get(weight_param).and_then(|a| a.0.first()) else { return Ok(None) };
+        let Some(Known::Constant(Constant::Stored(weight))) = self.names.get(name) else { return Ok(None) };
+        let weight = weight.clone();
+        let ints = |param: &str| -> Option<Vec<i32>> {
+            match op.inputs.get(param)?.0.first()? {
+                Binding::Name(n) => self.constant_named(n)?.to_tensor().ok()?.as_i32().map(<[i32]>::to_vec),
+                Binding::Value(v) => v.as_ints().map(<[i32]>::to_vec),
+            }
+        };
+        let flag = |param: &str| match op.inputs.get(param).and_then(|a| a.0.first()) {
+            Some(Binding::Name(n)) => self
+                .constant_named(n)
+                .and_then(|c| c.to_tensor().ok())
+                .and_then(|t| t.as_bool().and_then(|v| v.first().copied()))
+                .unwrap_or(false),
+            Some(Binding::Value(v)) => v.as_bool().unwrap_or(false),
+            None => false,
+        };
+        let shape = &weight.shape;
+        let projection = match op.op_type.as_str() {
+            "conv" => {
+                let plain = shape.len() >= 3 && shape[2..].iter().all(|&k| k == 1);
+                let ones = ints("strides").is_none_or(|s| s.iter().all(|&v| v == 1));
+                let unpadded = ints("pad").is_none_or(|p| p.iter().all(|&v| v == 0));
+                let groups = ints("groups").and_then(|g| g.first().copied()).unwrap_or(1);
+                let groups = usize::try_from(groups).ok().filter(|&g| g > 0 && shape[0] % g == 0);
+                match groups {
+                    Some(groups) if plain && ones && unpadded => Projection::Conv { weight, groups },
+                    _ => return Ok(None),
+                }
+            }
+            "linear" if shape.len() == 2 => Projection::Linear { weight },
+            "matmul" if shape.len() == 2 && flag("transpose_y") && !flag("transpose_x") => Projection::Linear { weight },
+            _ => return Ok(None),
+        };
+        let x = self.named(op, "x", at)?;
+        let rank = self.types.get(&x).and_then(ValueType::tensor).map_or(0, TensorType::rank);
+        let fits = match &projection {
+            // Several images in one batch go the plain way.
+            Projection::Conv { .. } => {
+                let batch = self.types.get(&x).and_then(ValueType::tensor).and_then(|t| t.dims.first().copied());
+                rank >= 3 && batch == Some(Dim::Fixed(1))
+            }
+            Projection::Linear { .. } => rank >= 1 && (op.op_type == "linear" || rank >= 2),
+        };
+        Ok(fits.then_some(projection))
+    }
+
+    /// Steps of a nested block, and where its results are.
+    fn nested(&mut self, block: &Block, inputs: &[usize], at: &Located<'_>) -> Result<(Vec<Step>, Vec<Place>)> {
+        if block.inputs.len() != inputs.len() {
+            return Err(at.error(OpError::Invalid(format!("a block with {} inputs", block.inputs.len()))));
+        }
+        for (input, &buffer) in block.inputs.iter().zip(inputs) {
+            if self.names.insert(input.name.clone(), Known::Place(Place::Buffer(buffer))).is_some() {
+                return Err(at.error(OpError::Invalid(format!("`{}` is defined twice", input.name))));
+            }
+            self.types.insert(input.name.clone(), input.ty.clone());
+        }
+        self.depth += 1;
+        let steps = self.block(block)?;
+        let results: std::result::Result<Vec<Place>, String> =
+            block.outputs.iter().map(|n| self.operand_place(n)).collect();
+        self.depth -= 1;
+        Ok((steps, results.map_err(|what| at.error(OpError::Invalid(what)))?))
+    }
+
+    fn cond(&mut self, op: &Operation, at: &Located<'_>, steps: &mut Vec<Step>) -> Result<()> {
+        let pred = self.named(op, "pred", at)?;
+        let pred = self.operand_place(&pred).map_err(|what| at.error(OpError::Invalid(what)))?;
+        let [yes, no] = op.blocks.as_slice() else {
+            return Err(at.error(OpError::Invalid(format!("{} blocks, expected two", op.blocks.len()))));
+        };
+        let (yes, no) = (self.nested(yes, &[], at)?, self.nested(no, &[], at)?);
+        if yes.1.len() != op.outputs.len() || no.1.len() != op.outputs.len() {
+            return Err(at.error(OpError::Invalid("branches with other numbers of results".into())));
+        }
+        let outputs = self.define(op);
+        steps.push(Step::new(at, Work::Cond { pred, yes, no, outputs }));
+        Ok(())
+    }
+
+    fn while_loop(&mut self, op: &Operation, at: &Located<'_>, steps: &mut Vec<Step>) -> Result<()> {
+        let Some(Argument(bindings)) = op.inputs.get("loop_vars") else {
+            return Err(at.error(OpError::Invalid("required parameter `loop_vars` is missing".into())));
+        };
+        let mut initial = Vec::new();
+        for binding in bindings {
+            let place = match binding {
+                Binding::Name(name) => self.operand_place(name).map_err(|what| at.error(OpError::Invalid(what)))?,
+                Binding::Value(v) => {
+                    let t = located(at, const_value(self.package, v).and_then(|c| c.to_tensor()))?;
+                    self.constant(Arc::new(t))
+                }
+            };
+            initial.push(place);
+        }
+        let [cond, body] = op.blocks.as_slice() else {
+            return Err(at.error(OpError::Invalid(format!("{} blocks, expected two", op.blocks.len()))));
+        };
+        if initial.len() != op.outputs.len() {
+            return Err(at.error(OpError::Invalid("as many results as loop variables are expected".into())));
+        }
+        let variables = self.define(op);
+        let cond = self.nested(cond, &variables, at)?;
+        let body = self.nested(body, &variables, at)?;
+        if cond.1.len() != 1 || body.1.len() != variables.len() {
+            return Err(at.error(OpError::Invalid("the loop's blocks have other numbers of results".into())));
+        }
+        steps.push(Step::new(at, Work::While { initial, variables, cond, body }));
+        Ok(())
+    }
+}
+
+/// An operation without its nested blocks.
+trait Shallow {
+    fn clone_shallow(&self) -> Operation;
+}
+
+impl Shallow for Operation {
+    fn clone_shallow(&self) -> Operation {
+        Operation {
+            op_type: self.op_type.clone(),
+            inputs: self.inputs.clone(),
+            outputs: self.outputs.clone(),
+            blocks: Vec::new(),
+            attributes: BTreeMap::new(),
+        }
+    }
+}
+
+/// Finds products `a * w` whose factor `w` is much smaller than `a`, where the steps that compute `a` serve nothing else:
+/// when `w` is all zero, they can be left out. Gives the guards, and the guard of each step.
+///
+/// Buffers are reused, so readers are found by walking the steps in order: a read belongs to the last write before it.
+fn find_guards(steps: &[Step], outputs: &[Place]) -> (Vec<Guard>, Vec<Option<usize>>) {
+    let mut writer: BTreeMap<usize, usize> = BTreeMap::new();
+    // For each step, the steps that produce its operands; for each, the steps that read its results.
+    let mut producers: Vec<Vec<usize>> = vec![Vec::new(); steps.len()];
+    let mut readers: Vec<Vec<usize>> = vec![Vec::new(); steps.len()];
+    // Producer of each operand by buffer, at the time of the step.
+    let mut sources: Vec<BTreeMap<usize, usize>> = vec![BTreeMap::new(); steps.len()];
+    for (i, step) in steps.iter().enumerate() {
+        for b in step.reads() {
+            if let Some(&w) = writer.get(&b) {
+                producers[i].push(w);
+                readers[w].push(i);
+                sources[i].insert(b, w);
+            }
+        }
+        writer.extend(step.writes().into_iter().map(|b| (b, i)));
+    }
+    let mut escapes = vec![false; steps.len()];
+    for place in outputs {
+        if let Place::Buffer(b) = place
+            && let Some(&w) = writer.get(b)
+        {
+            escapes[w] = true;
+        }
+    }
+    let mut guards: Vec<Guard> = Vec::new();
+    let mut guard_of: Vec<Option<usize>> = vec![None; steps.len()];
+    for (m, step) in steps.iter().enumerate() {
+        let Some((x, y, out)) = step.product() else { continue };
+        for (value, weight) in [(x, y), (y, x)] {
+            let (Place::Buffer(vb), Place::Buffer(wb)) = (value, weight) else { continue };
+            let (Some(&v), weight_step) = (sources[m].get(&vb), sources[m].get(&wb).copied()) else { continue };
+            // Steps whose results only lead to this product, by way of `value`.
+            let mut region = vec![v];
+            let mut grown = true;
+            let only_here = |s: usize, region: &[usize]| {
+                !escapes[s] && readers[s].iter().all(|r| *r == m || region.contains(r)) && steps[s].is_pure()
+            };
+            if weight_step == Some(v) || !only_here(v, &region) {
+                continue;
+            }
+            while grown {
+                grown = false;
+                for i in 0..region.len() {
+                    for &p in &producers[region[i]] {
+                        if Some(p) != weight_step && !region.contains(&p) && only_here(p, &region) {
+                            region.push(p);
+                            grown = true;
+                        }
+                    }
+                }
+            }
+            let first = region.iter().copied().min().unwrap_or(m);
+            let known_before = weight_step.is_none_or(|w| w < first);
+            let worth = region.iter().any(|&s| steps[s].is_projection());
+            let free = region.iter().all(|&s| guard_of[s].is_none());
+            // The weight's buffer must still hold it when the first step of the region runs.
+            let intact = !steps[weight_step.map_or(0, |w| w + 1)..first].iter().any(|s| s.writes().contains(&wb));
+            if known_before && worth && free && intact && step.scales(value, weight) {
+                let index = guards.len();
+                guards.push(Guard { weight: wb, product: m, out });
+                region.iter().chain([&m]).for_each(|&s| guard_of[s] = Some(index));
+                break;
+            }
+        }
+    }
+    (guards, guard_of)
+}

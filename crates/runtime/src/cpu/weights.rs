@@ -1,0 +1,498 @@
+//! Constants of a program: dense tensors, or matrices that stay compressed in the mapped package.
+
+use super::{Located, OpErrorAt};
+use crate::Result;
+use crate::cpu::ops::OpError;
+use crate::tensor::Tensor;
+use anemoe_kernels::Matrix;
+use anemoe_mlpackage::blob::unpack_sub_byte;
+use anemoe_mlpackage::mil::{Argument, Binding, DataType, Operation, TensorData, Value, ValueType};
+use anemoe_mlpackage::package::Package;
+use half::{bf16, f16};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Largest dense expansion of a constant: 2^32 elements.
+const MAX_ELEMENTS: usize = 1 << 32;
+
+/// A constant value of a program.
+#[derive(Clone)]
+pub(super) enum Constant {
+    /// Decoded.
+    Dense(Arc<Tensor>),
+    /// Left as it is stored.
+    Stored(Arc<StoredWeight>),
+}
+
+/// A weight tensor that kernels can read as it is stored.
+pub(super) struct StoredWeight {
+    package: Arc<Package>,
+    data: Value,
+    kind: Kind,
+    /// Of the dense tensor.
+    pub shape: Vec<usize>,
+}
+
+enum Kind {
+    F16,
+    /// Tables as f32, in order of their groups of rows.
+    Lut { bits: usize, lut: Vec<f32>, rows_per_group: usize },
+    Int { bits: usize, signed: bool, scale: Vec<f32>, offset: Option<Vec<f32>>, block: (usize, usize) },
+}
+
+impl StoredWeight {
+    /// Rows: the first dimension; columns: all others.
+    pub fn rows(&self) -> usize {
+        self.shape.first().copied().unwrap_or(1)
+    }
+
+    /// Elements of a row.
+    pub fn cols(&self) -> usize {
+        self.shape.iter().skip(1).product()
+    }
+
+    /// A view for kernels.
+    pub fn matrix(&self) -> std::result::Result<Matrix<'_>, OpError> {
+        let (rows, cols) = (self.rows(), self.cols());
+        let blob = self.package.blob(&self.data).map_err(|e| OpError::Invalid(e.to_string()))?;
+        let matrix = match &self.kind {
+            Kind::F16 => Matrix::f16(blob.data, rows, cols),
+            Kind::Lut { bits, lut, rows_per_group } => Matrix::lut(*bits, blob.data, lut, *rows_per_group, rows, cols),
+            Kind::Int { bits, signed, scale, offset, block } => {
+                Matrix::int(*bits, *signed, blob.data, scale, offset.as_deref(), *block, rows, cols)
+            }
+        };
+        matrix.map_err(|e| OpError::Invalid(e.to_string()))
+    }
+
+    /// The dense tensor.
+    pub fn to_dense(&self) -> std::result::Result<Tensor, OpError> {
+        let mut out = Tensor::default();
+        self.matrix()?.to_dense(out.reset_f32(&self.shape));
+        Ok(out)
+    }
+}
+
+/// Operands of a constant operation, from attributes (iOS16) or inputs (iOS18), or results of other `constexpr_*`.
+pub(super) struct Operands<'a> {
+    package: &'a Arc<Package>,
+    values: BTreeMap<&'a str, &'a Value>,
+    chained: BTreeMap<&'a str, Constant>,
+}
+
+impl<'a> Operands<'a> {
+    pub fn new(package: &'a Arc<Package>, op: &'a Operation, known: &dyn Fn(&str) -> Option<Constant>) -> Self {
+        let mut o = Operands { package, values: BTreeMap::new(), chained: BTreeMap::new() };
+        for (name, value) in &op.attributes {
+            if name != "name" {
+                o.values.insert(name, value);
+            }
+        }
+        for (name, Argument(bindings)) in &op.inputs {
+            match bindings.first() {
+                Some(Binding::Value(v)) => drop(o.values.insert(name, v)),
+                Some(Binding::Name(n)) => {
+                    if let Some(constant) = known(n) {
+                        o.chained.insert(name, constant);
+                    }
+                }
+                None => {}
+            }
+        }
+        o
+    }
+
+    fn dense(&self, name: &str) -> OpErrorAt<Tensor> {
+        if let Some(constant) = self.chained.get(name) {
+            return constant.to_tensor();
+        }
+        let value = self.values.get(name);
+        let value = value.ok_or_else(|| OpError::Invalid(format!("required parameter `{name}` is missing")))?;
+        dense_value(self.package, value)
+    }
+
+    fn floats(&self, name: &str) -> OpErrorAt<(Vec<usize>, Vec<f32>)> {
+        let t = self.dense(name)?;
+        let shape = t.shape.clone();
+        match t.data {
+            crate::tensor::Data::F32(v) => Ok((shape, v)),
+            crate::tensor::Data::I32(v) => Ok((shape, v.into_iter().map(|x| x as f32).collect())),
+            _ => Err(OpError::Invalid(format!("parameter `{name}` must be numbers"))),
+        }
+    }
+
+    /// A blob that may stay where it is, with its type.
+    fn blob(&self, name: &str) -> Option<(&'a Value, DataType)> {
+        let value = self.values.get(name)?;
+        let dtype = value.ty.tensor()?.dtype;
+        self.package.blob(value).ok().map(|_| (*value, dtype))
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.values.contains_key(name) || self.chained.contains_key(name)
+    }
+
+    fn int(&self, name: &str) -> OpErrorAt<i32> {
+        let value = self.values.get(name).and_then(|v| v.as_ints()).and_then(|v| v.first().copied());
+        value.ok_or_else(|| OpError::Invalid(format!("parameter `{name}` must be an integer")))
+    }
+}
+
+impl Constant {
+    pub fn to_tensor(&self) -> OpErrorAt<Tensor> {
+        match self {
+            Constant::Dense(t) => Ok(t.as_ref().clone()),
+            Constant::Stored(w) => w.to_dense(),
+        }
+    }
+}
+
+fn shape_of(value: &Value) -> OpErrorAt<Vec<usize>> {
+    let ValueType::Tensor(ty) = &value.ty else {
+        return Err(OpError::Unsupported(format!("a constant of type {}", value.ty)));
+    };
+    let shape: Option<Vec<usize>> =
+        ty.shape().map(|s| s.into_iter().map(|d| usize::try_from(d).unwrap_or(usize::MAX)).collect());
+    let shape = shape.ok_or_else(|| OpError::Invalid(format!("a constant of type {ty}")))?;
+    match shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)) {
+        Some(n) if n <= MAX_ELEMENTS => Ok(shape),
+        _ => Err(OpError::Invalid(format!("a constant of type {ty} is too large"))),
+    }
+}
+
+/// The constant of a `const` operation; large fp16 blobs stay where they are.
+pub(super) fn const_value(package: &Arc<Package>, value: &Value) -> OpErrorAt<Constant> {
+    let shape = shape_of(value)?;
+    let stays = value.ty.tensor().is_some_and(|t| t.dtype == DataType::Float16) && shape.len() >= 2;
+    if stays && package.blob(value).is_ok() {
+        let weight = StoredWeight { package: package.clone(), data: value.clone(), kind: Kind::F16, shape };
+        return Ok(Constant::Stored(Arc::new(weight)));
+    }
+    Ok(Constant::Dense(Arc::new(dense_value(package, value)?)))
+}
+
+/// Elements of a value as a tensor.
+fn dense_value(package: &Package, value: &Value) -> OpErrorAt<Tensor> {
+    let shape = shape_of(value)?;
+    if let Some(TensorData::Strings(v)) = value.tensor_data() {
+        return Ok(Tensor { shape, data: crate::tensor::Data::Str(v.clone()) });
+    }
+    let bytes = package.tensor_bytes(value).map_err(|e| OpError::Invalid(e.to_string()))?;
+    let dtype = value.ty.tensor().map_or(DataType::Float32, |t| t.dtype);
+    decode(&bytes, dtype, shape)
+}
+
+fn decode(bytes: &[u8], dtype: DataType, shape: Vec<usize>) -> OpErrorAt<Tensor> {
+    use DataType as T;
+    let n: usize = shape.iter().product();
+    let mut out = Tensor::default();
+    let wide = |f: &dyn Fn(&[u8]) -> f32, size: usize, out: &mut Tensor| {
+        out.reset_f32(&shape).iter_mut().zip(bytes.chunks_exact(size)).for_each(|(o, b)| *o = f(b));
+    };
+    let ints = |f: &dyn Fn(&[u8]) -> i32, size: usize, out: &mut Tensor| {
+        out.reset_i32(&shape).iter_mut().zip(bytes.chunks_exact(size)).for_each(|(o, b)| *o = f(b));
+    };
+    match dtype {
+        T::Float16 => anemoe_kernels::f16_to_f32(bytes, out.reset_f32(&shape)),
+        T::BFloat16 => wide(&|b| bf16::from_le_bytes([b[0], b[1]]).to_f32(), 2, &mut out),
+        T::Float32 => wide(&|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]), 4, &mut out),
+        T::Float64 => {
+            wide(&|b| f64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]) as f32, 8, &mut out);
+        }
+        T::Bool => out.reset_bool(&shape).iter_mut().zip(bytes).for_each(|(o, b)| *o = *b != 0),
+        T::Int8 => ints(&|b| i32::from(b[0] as i8), 1, &mut out),
+        T::UInt8 => ints(&|b| i32::from(b[0]), 1, &mut out),
+        T::Int16 => ints(&|b| i32::from(i16::from_le_bytes([b[0], b[1]])), 2, &mut out),
+        T::UInt16 => ints(&|b| i32::from(u16::from_le_bytes([b[0], b[1]])), 2, &mut out),
+        T::Int32 | T::UInt32 => ints(&|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]), 4, &mut out),
+        T::Int64 | T::UInt64 => ints(&|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]), 8, &mut out),
+        T::UInt1 | T::UInt2 | T::UInt3 | T::UInt4 | T::UInt6 | T::Int4 => {
+            let codes = unpack_sub_byte(bytes, dtype.bits(), n);
+            let value = |c: u8| if dtype == T::Int4 && c >= 8 { i32::from(c) - 16 } else { i32::from(c) };
+            out.reset_i32(&shape).iter_mut().zip(codes).for_each(|(o, c)| *o = value(c));
+        }
+        other => return Err(OpError::Unsupported(format!("constants of {other}"))),
+    }
+    Ok(out)
+}
+
+/// The results of a `constexpr_*` operation; the joint sparse forms have two.
+pub(super) fn constexpr(op: &Operation, o: &Operands<'_>) -> OpErrorAt<Vec<Constant>> {
+    let dense = |t: Tensor| Ok(vec![Constant::Dense(Arc::new(t))]);
+    match op.op_type.as_str() {
+        "constexpr_lut_to_dense" if o.has("shape") => dense(lut_ios16(o)?),
+        "constexpr_lut_to_dense" => match stored_lut(o)? {
+            Some(weight) => Ok(vec![Constant::Stored(Arc::new(weight))]),
+            None => {
+                let (indices_shape, indices) = o.floats("indices")?;
+                let (lut_shape, lut) = o.floats("lut")?;
+                let (shape, values) = lookup(o, &indices_shape, &indices, &lut_shape, &lut)?;
+                dense(Tensor::f32(&shape, values))
+            }
+        },
+        "constexpr_blockwise_shift_scale" => match stored_int(o)? {
+            Some(weight) => Ok(vec![Constant::Stored(Arc::new(weight))]),
+            None => {
+                let (shape, data) = o.floats("data")?;
+                let (scale_shape, scale) = o.floats("scale")?;
+                let offset = o.has("offset").then(|| o.floats("offset")).transpose()?.map(|(_, v)| v);
+                let v = blockwise(&shape, &data, &scale_shape, &scale, offset.as_deref())?;
+                dense(Tensor::f32(&shape, v))
+            }
+        },
+        "constexpr_affine_dequantize" => dense(affine(o)?),
+        "constexpr_sparse_to_dense" => dense(sparse(o)?),
+        "constexpr_cast" => {
+            let (shape, v) = o.floats("source_val")?;
+            dense(Tensor::f32(&shape, v))
+        }
+        "constexpr_lut_to_sparse" => {
+            let (mask_shape, mask) = o.floats("indices_mask")?;
+            let (_, indices) = o.floats("indices_nonzero_data")?;
+            let (lut_shape, lut) = o.floats("lut")?;
+            lut_to_sparse(o, mask_shape, mask, &indices, &lut_shape, &lut)
+        }
+        "constexpr_sparse_blockwise_shift_scale" => {
+            let (mask_shape, mask) = o.floats("data_mask")?;
+            let (_, data) = o.floats("nonzero_data")?;
+            let (scale_shape, scale) = o.floats("scale")?;
+            let offset = o.has("offset").then(|| o.floats("offset")).transpose()?.map(|(_, v)| v);
+            // Scales lie on the dense grid: expand, scale, and pick the same places again.
+            let full = expand(&mask, &data)?;
+            let v = blockwise(&mask_shape, &full, &scale_shape, &scale, offset.as_deref())?;
+            let kept: Vec<f32> = v.iter().zip(&mask).filter(|(_, m)| **m != 0.0).map(|(v, _)| *v).collect();
+            Ok(sparse_pair(mask_shape, &mask, kept))
+        }
+        other => Err(OpError::Unsupported(format!("op `{other}`"))),
+    }
+}
+
+fn sparse_pair(mask_shape: Vec<usize>, mask: &[f32], values: Vec<f32>) -> Vec<Constant> {
+    let mask = Tensor::i32(&mask_shape, mask.iter().map(|&m| m as i32).collect());
+    let n = values.len();
+    vec![Constant::Dense(Arc::new(mask)), Constant::Dense(Arc::new(Tensor::f32(&[n], values)))]
+}
+
+/// Nonzero data put where the mask is set.
+fn expand(mask: &[f32], values: &[f32]) -> OpErrorAt<Vec<f32>> {
+    let set = mask.iter().filter(|m| **m != 0.0).count();
+    if set != values.len() {
+        return Err(OpError::Invalid(format!("a mask with {set} bits for {} values", values.len())));
+    }
+    let mut values = values.iter();
+    Ok(mask.iter().map(|&m| if m != 0.0 { values.next().copied().unwrap_or(0.0) } else { 0.0 }).collect())
+}
+
+/// Tables per group of rows over scalar indices in a blob.
+fn stored_lut(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
+    let Some((indices, dtype)) = o.blob("indices") else { return Ok(None) };
+    if o.chained.contains_key("lut") {
+        return Ok(None);
+    }
+    let shape = shape_of(indices)?;
+    let (lut_shape, lut) = o.floats("lut")?;
+    let k = shape.len();
+    let by_rows = lut_shape.len() == k + 2 && lut_shape[1..k].iter().all(|&g| g == 1) && lut_shape.last() == Some(&1);
+    if k < 2 || !by_rows || lut_shape[0] == 0 || shape[0] % lut_shape[0] != 0 {
+        return Ok(None);
+    }
+    let kind = Kind::Lut { bits: dtype.bits(), lut, rows_per_group: shape[0] / lut_shape[0] };
+    Ok(Some(StoredWeight { package: o.package.clone(), data: indices.clone(), kind, shape }))
+}
+
+/// Scales per block of rows and of the second axis over integers in a blob.
+fn stored_int(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
+    let Some((data, dtype)) = o.blob("data") else { return Ok(None) };
+    let (bits, signed) = match dtype {
+        DataType::Int8 => (8, true),
+        DataType::UInt8 => (8, false),
+        DataType::Int4 => (4, true),
+        DataType::UInt4 => (4, false),
+        _ => return Ok(None),
+    };
+    let shape = shape_of(data)?;
+    let (scale_shape, scale) = o.floats("scale")?;
+    let fits = shape.len() >= 2
+        && scale_shape.len() == shape.len()
+        && scale_shape.iter().zip(&shape).all(|(&s, &d)| s > 0 && d % s == 0);
+    // Blocks along further axes are blocks of a row only if those axes have size 1.
+    if !fits || shape[2..].iter().any(|&d| d != 1) {
+        return Ok(None);
+    }
+    let offset = o.has("offset").then(|| o.floats("offset")).transpose()?;
+    if offset.as_ref().is_some_and(|(s, _)| *s != scale_shape) {
+        return Err(OpError::Invalid("offset and scale of different shapes".into()));
+    }
+    let block = (shape[0] / scale_shape[0], shape[1] / scale_shape[1]);
+    let kind = Kind::Int { bits, signed, scale, offset: offset.map(|(_, v)| v), block };
+    Ok(Some(StoredWeight { package: o.package.clone(), data: data.clone(), kind, shape }))
+}
+
+/// Any table layout: `lut` `[groups.., entries, vector]`.
+fn lookup(
+    o: &Operands<'_>,
+    shape: &[usize],
+    indices: &[f32],
+    lut_shape: &[usize],
+    lut: &[f32],
+) -> OpErrorAt<(Vec<usize>, Vec<f32>)> {
+    let k = shape.len();
+    let wrong = || OpError::Invalid(format!("lut of shape {lut_shape:?} for indices of shape {shape:?}"));
+    if lut_shape.len() != k + 2 || !lut_shape.iter().zip(shape).take(k).all(|(&g, &d)| g > 0 && d % g == 0) {
+        return Err(wrong());
+    }
+    let (entries, vector) = (lut_shape[k], lut_shape[k + 1]);
+    let axis = if vector > 1 { super::ops_axis(o.int("vector_axis")?, k).ok_or_else(wrong)? } else { 0 };
+    let mut out_shape = shape.to_vec();
+    if vector > 1 {
+        out_shape[axis] = out_shape[axis].checked_mul(vector).ok_or_else(wrong)?;
+    }
+    let total = out_shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|&n| n <= MAX_ELEMENTS);
+    let mut out = vec![0f32; total.ok_or_else(wrong)?];
+    let (own, target) = (strides(shape), strides(&out_shape));
+    let groups = strides(&lut_shape[..k]);
+    for (i, &index) in indices.iter().enumerate() {
+        let (mut group, mut to) = (0, 0);
+        for a in 0..k {
+            let at = i / own[a] % shape[a];
+            group += at / (shape[a] / lut_shape[a]) * groups[a];
+            to += if vector > 1 && a == axis { at * vector } else { at } * target[a];
+        }
+        let from = (group * entries + index as usize) * vector;
+        for v in 0..vector {
+            out[to + v * target.get(axis).copied().unwrap_or(1)] = *lut.get(from + v).ok_or_else(wrong)?;
+        }
+    }
+    Ok((out_shape, out))
+}
+
+fn strides(shape: &[usize]) -> Vec<usize> {
+    let mut s = vec![1; shape.len()];
+    for i in (1..shape.len()).rev() {
+        s[i - 1] = s[i] * shape[i];
+    }
+    s
+}
+
+/// Nonzero indices looked up; the mask widens along the vector axis.
+fn lut_to_sparse(
+    o: &Operands<'_>,
+    mask_shape: Vec<usize>,
+    mask: Vec<f32>,
+    indices: &[f32],
+    lut_shape: &[usize],
+    lut: &[f32],
+) -> OpErrorAt<Vec<Constant>> {
+    let full = expand(&mask, indices)?;
+    let (shape, values) = lookup(o, &mask_shape, &full, lut_shape, lut)?;
+    let vector = lut_shape.last().copied().unwrap_or(1);
+    let wide = if vector > 1 {
+        let axis = super::ops_axis(o.int("vector_axis")?, mask_shape.len());
+        let axis = axis.ok_or_else(|| OpError::Invalid("parameter `vector_axis`".into()))?;
+        let inner: usize = mask_shape[axis + 1..].iter().product();
+        let mut wide = Vec::with_capacity(values.len());
+        for row in mask.chunks_exact(inner.max(1)) {
+            (0..vector).for_each(|_| wide.extend_from_slice(row));
+        }
+        wide
+    } else {
+        mask
+    };
+    let kept = values.iter().zip(&wide).filter(|(_, m)| **m != 0.0).map(|(v, _)| *v).collect();
+    Ok(sparse_pair(shape, &wide, kept))
+}
+
+fn blockwise(shape: &[usize], data: &[f32], scale_shape: &[usize], scale: &[f32], offset: Option<&[f32]>) -> OpErrorAt<Vec<f32>> {
+    let fits = scale_shape.len() == shape.len() && scale_shape.iter().zip(shape).all(|(&s, &d)| s > 0 && d % s == 0);
+    if !fits || offset.is_some_and(|o| o.len() != scale.len()) {
+        return Err(OpError::Invalid(format!("scale of shape {scale_shape:?} for data of shape {shape:?}")));
+    }
+    let (own, blocks) = (strides(shape), strides(scale_shape));
+    let block = |i: usize| -> usize {
+        (0..shape.len()).map(|a| i / own[a] % shape[a] / (shape[a] / scale_shape[a]) * blocks[a]).sum()
+    };
+    Ok(data
+        .iter()
+        .enumerate()
+        .map(|(i, q)| {
+            let b = block(i);
+            scale[b] * (q - offset.map_or(0.0, |o| o[b]))
+        })
+        .collect())
+}
+
+fn affine(o: &Operands<'_>) -> OpErrorAt<Tensor> {
+    let (shape, q) = o.floats("quantized_data")?;
+    let (_, scale) = o.floats("scale")?;
+    let (_, zero) = o.floats("zero_point")?;
+    let axis = super::ops_axis(o.int("axis")?, shape.len()).ok_or_else(|| OpError::Invalid("parameter `axis`".into()))?;
+    let (n, inner): (usize, usize) = (shape[axis], shape[axis + 1..].iter().product());
+    let pick = |v: &[f32], at: usize| if v.len() == 1 { v.first().copied() } else { v.get(at).copied() };
+    let mut out = Vec::with_capacity(q.len());
+    for (i, q) in q.iter().enumerate() {
+        let at = i / inner.max(1) % n;
+        let (Some(s), Some(z)) = (pick(&scale, at), pick(&zero, at)) else {
+            return Err(OpError::Invalid(format!("{} scales for {n} channels", scale.len())));
+        };
+        out.push(s * (q - z));
+    }
+    Ok(Tensor::f32(&shape, out))
+}
+
+/// Packed bits or indices of the iOS16 forms, whose shape is a constant beside them.
+fn packed_shape(o: &Operands<'_>) -> OpErrorAt<Vec<usize>> {
+    let t = o.dense("shape")?;
+    let v = t.as_i32().ok_or_else(|| OpError::Invalid("parameter `shape` must be integers".into()))?;
+    let shape: Option<Vec<usize>> = v.iter().map(|&d| usize::try_from(d).ok()).collect();
+    let fits = |s: &Vec<usize>| s.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).is_some_and(|n| n <= MAX_ELEMENTS);
+    shape.filter(fits).ok_or_else(|| OpError::Invalid(format!("parameter `shape` is {v:?}")))
+}
+
+fn lut_ios16(o: &Operands<'_>) -> OpErrorAt<Tensor> {
+    let shape = packed_shape(o)?;
+    let (_, lut) = o.floats("lut")?;
+    let bits = match lut.len() {
+        2 => 1,
+        4 => 2,
+        16 => 4,
+        64 => 6,
+        256 => 8,
+        n => return Err(OpError::Invalid(format!("a lut of {n} entries"))),
+    };
+    let packed = o.values.get("indices").ok_or_else(|| OpError::Invalid("required parameter `indices` is missing".into()))?;
+    let bytes = o.package.tensor_bytes(packed).map_err(|e| OpError::Invalid(e.to_string()))?;
+    let n: usize = shape.iter().product();
+    let indices = unpack_sub_byte(&bytes, bits, n);
+    if indices.len() != n {
+        return Err(OpError::Invalid(format!("{} bytes of {bits}-bit indices for shape {shape:?}", bytes.len())));
+    }
+    Ok(Tensor::f32(&shape, indices.iter().map(|&i| lut[usize::from(i)]).collect()))
+}
+
+fn sparse(o: &Operands<'_>) -> OpErrorAt<Tensor> {
+    let (_, values) = o.floats("nonzero_data")?;
+    let (shape, mask) = if o.has("shape") {
+        let shape = packed_shape(o)?;
+        let packed = o.values.get("mask").ok_or_else(|| OpError::Invalid("required parameter `mask` is missing".into()))?;
+        let bytes = o.package.tensor_bytes(packed).map_err(|e| OpError::Invalid(e.to_string()))?;
+        let n: usize = shape.iter().product();
+        let bits = unpack_sub_byte(&bytes, 1, n);
+        if bits.len() != n {
+            return Err(OpError::Invalid(format!("{} bytes of mask for shape {shape:?}", bytes.len())));
+        }
+        (shape, bits.into_iter().map(f32::from).collect())
+    } else {
+        o.floats("mask")?
+    };
+    Ok(Tensor::f32(&shape, expand(&mask, &values)?))
+}
+
+/// Rounds a number to fp16.
+pub(super) fn to_f16(v: f32) -> f32 {
+    f16::from_f32(v).to_f32()
+}
+
+/// Adds the operation to an error of a kernel.
+pub(super) fn located<T>(at: &Located<'_>, result: OpErrorAt<T>) -> Result<T> {
+    result.map_err(|e| at.error(e))
+}

@@ -1,0 +1,142 @@
+//! One package on arrays from files.
+
+use crate::cpu::{CpuPackage, Options, Precision, Session, States};
+use crate::tensor::{Data, Tensor};
+use crate::{Error, Result};
+use anemoe_mlpackage::mil::{DataType, Feature, FeatureShape};
+use anemoe_npz::{Array, ArrayData, read_npz, write_npz};
+use half::f16;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Prefix of a state's key in an archive.
+const STATE: &str = "state:";
+
+/// A run of a package over several sets of inputs, in order, with states carried over.
+#[derive(Clone, Debug)]
+pub struct Prediction {
+    /// The package.
+    pub package: PathBuf,
+    /// Function; the default one when absent.
+    pub function: Option<String>,
+    /// Rounding.
+    pub precision: Precision,
+    /// One archive per step: an array per input, and `state:NAME` to start a state from.
+    pub inputs: Vec<PathBuf>,
+    /// Where outputs go; `{}` becomes the step. Without it only the last step is written.
+    pub outputs: String,
+}
+
+/// What was written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Written {
+    /// The archive.
+    pub path: PathBuf,
+    /// Names and shapes of its arrays.
+    pub arrays: Vec<(String, Vec<usize>)>,
+}
+
+impl Prediction {
+    /// Runs every step and writes outputs and states.
+    ///
+    /// # Errors
+    /// The package or an archive is missing or invalid, an array does not fit its input, or an operation fails.
+    pub fn run(&self) -> Result<Vec<Written>> {
+        let package = CpuPackage::open(&self.package)?;
+        let options = Options { precision: self.precision, ..Options::default() };
+        let mut session = package.session(self.function.as_deref(), options)?;
+        let mut states = States::new(&session);
+        let every = self.outputs.contains("{}");
+        let mut written = Vec::new();
+        for (step, path) in self.inputs.iter().enumerate() {
+            let arrays = read_npz(path).map_err(|e| Error::Input(e.to_string()))?;
+            let inputs = bind(&session, &mut states, arrays, path)?;
+            session.run(&inputs.iter().collect::<Vec<_>>(), &mut states)?;
+            if every || step + 1 == self.inputs.len() {
+                let target = PathBuf::from(self.outputs.replace("{}", &step.to_string()));
+                let entries = results(&session, &states, self.precision)?;
+                let arrays = entries.iter().map(|(n, a)| (n.clone(), a.shape.clone())).collect();
+                write_npz(&target, &entries).map_err(|e| Error::Input(e.to_string()))?;
+                written.push(Written { path: target, arrays });
+            }
+        }
+        Ok(written)
+    }
+}
+
+/// Inputs in the session's order; states are set.
+pub fn bind(
+    session: &Session,
+    states: &mut States,
+    mut arrays: BTreeMap<String, Array>,
+    path: &Path,
+) -> Result<Vec<Tensor>> {
+    let wrong = |what: String| Error::invalid(path, format!("inputs: {what}"));
+    let mut inputs = Vec::new();
+    for feature in session.inputs() {
+        let array = arrays.remove(&feature.name).ok_or_else(|| {
+            let names: Vec<&str> = session.inputs().iter().map(|f| f.name.as_str()).collect();
+            wrong(format!("no array `{}`; the function takes {}", feature.name, names.join(", ")))
+        })?;
+        inputs.push(to_tensor(array, feature).map_err(|what| wrong(format!("array `{}`: {what}", feature.name)))?);
+    }
+    for (name, array) in arrays {
+        let Some(state) = name.strip_prefix(STATE) else {
+            return Err(wrong(format!("array `{name}` is not an input of the function")));
+        };
+        let value = Tensor::f32(&array.shape, array.to_f32());
+        states.set(state, value).map_err(|e| wrong(e.to_string()))?;
+    }
+    Ok(inputs)
+}
+
+fn to_tensor(array: Array, feature: &Feature) -> std::result::Result<Tensor, String> {
+    let is_float = matches!(array.data, ArrayData::F16(_) | ArrayData::F32(_) | ArrayData::F64(_));
+    let mut shape = array.shape.clone();
+    // A scalar input is described as one element; either way of writing it is taken.
+    if shape.is_empty() && feature.shape == FeatureShape::Fixed(vec![1]) {
+        shape = vec![1];
+    }
+    if feature.dtype.is_float() {
+        if !is_float {
+            return Err(format!("integers, expected {}", feature.dtype));
+        }
+        return Ok(Tensor::f32(&shape, array.to_f32()));
+    }
+    let ints: Option<Vec<i32>> = match &array.data {
+        ArrayData::F16(_) | ArrayData::F32(_) | ArrayData::F64(_) => {
+            return Err(format!("floating point numbers, expected {}", feature.dtype));
+        }
+        _ => array.to_i64().and_then(|v| v.into_iter().map(|v| i32::try_from(v).ok()).collect()),
+    };
+    let ints = ints.ok_or_else(|| "a number that does not fit int32".to_string())?;
+    Ok(Tensor::i32(&shape, ints))
+}
+
+/// Outputs and states of a session's last run, in the types of the package's description.
+pub fn results(session: &Session, states: &States, precision: Precision) -> Result<Vec<(String, Array)>> {
+    let mut entries = Vec::new();
+    for (i, feature) in session.outputs().iter().enumerate() {
+        entries.push((feature.name.clone(), to_array(session.output(i), feature.dtype, precision)));
+    }
+    for name in states.names() {
+        if let Some(value) = states.get(name) {
+            entries.push((format!("{STATE}{name}"), to_array(value, DataType::Float16, precision)));
+        }
+    }
+    Ok(entries)
+}
+
+fn to_array(t: &Tensor, dtype: DataType, precision: Precision) -> Array {
+    let data = match &t.data {
+        // Without rounding there is more than fp16 can hold.
+        Data::F32(v) if dtype == DataType::Float16 && precision == Precision::Fp16 => {
+            ArrayData::F16(v.iter().map(|&x| f16::from_f32(x)).collect())
+        }
+        Data::F32(v) => ArrayData::F32(v.clone()),
+        Data::I32(v) => ArrayData::I32(v.clone()),
+        Data::Bool(v) => ArrayData::Bool(v.clone()),
+        Data::Str(_) => ArrayData::I32(Vec::new()),
+    };
+    Array { shape: t.shape.clone(), data }
+}

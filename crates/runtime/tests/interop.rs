@@ -1,0 +1,86 @@
+//! Packages that coremltools wrote, executed in both precisions against stored results; `interop/README.md` says what they
+//! are and how far results may be off.
+
+use anemoe_npz::{Array, read_npz};
+use anemoe_runtime::cpu::{CpuPackage, Options, Precision, States};
+use anemoe_runtime::predict::{bind, results};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop")
+}
+
+fn compare(case: &str, name: &str, got: &Array, expected: &Array, min_cosine: f64, max_relative: f64) -> Result<(), String> {
+    if got.shape != expected.shape {
+        return Err(format!("{case}: {name}: shape {:?}, expected {:?}", got.shape, expected.shape));
+    }
+    if matches!(expected.data, anemoe_npz::ArrayData::I32(_)) {
+        return if got.to_i64() == expected.to_i64() { Ok(()) } else { Err(format!("{case}: {name}: integers differ")) };
+    }
+    let wide = |a: &Array| a.to_f32().into_iter().map(f64::from).collect::<Vec<_>>();
+    let (a, b) = (wide(got), wide(expected));
+    let dot = |x: &[f64], y: &[f64]| x.iter().zip(y).map(|(p, q)| p * q).sum::<f64>();
+    let (na, nb) = (dot(&a, &a).sqrt(), dot(&b, &b).sqrt());
+    let cosine = if na == 0.0 && nb == 0.0 { 1.0 } else { dot(&a, &b) / (na * nb) };
+    let off = a.iter().zip(&b).map(|(x, y)| (x - y) * (x - y)).sum::<f64>().sqrt();
+    let relative = if nb > 0.0 { off / nb } else { off };
+    if cosine >= min_cosine && relative <= max_relative {
+        Ok(())
+    } else {
+        Err(format!("{case}: {name}: cosine {cosine}, relative error {relative}"))
+    }
+}
+
+/// Runs the steps of one function of a case and lists what is off.
+fn run(case: &Path, info: &Value, function: Option<&str>, steps: &[(String, String)], precision: Precision) -> Vec<String> {
+    let name = info["name"].as_str().unwrap();
+    let label = format!("{name} {precision:?} {}", function.unwrap_or("default"));
+    let package = CpuPackage::open(&case.join(format!("{name}.mlpackage"))).unwrap_or_else(|e| panic!("{label}: {e}"));
+    let options = Options { precision, ..Options::default() };
+    let mut session = package.session(function, options).unwrap_or_else(|e| panic!("{label}: {e}"));
+    let mut states = States::new(&session);
+    let mut problems = Vec::new();
+    for (inputs, expected) in steps {
+        let path = case.join(inputs);
+        let inputs = bind(&session, &mut states, read_npz(&path).unwrap(), &path).unwrap_or_else(|e| panic!("{label}: {e}"));
+        session.run(&inputs.iter().collect::<Vec<_>>(), &mut states).unwrap_or_else(|e| panic!("{label}: {e}"));
+        let found: BTreeMap<String, Array> = results(&session, &states, precision).unwrap().into_iter().collect();
+        for (key, value) in read_npz(&case.join(expected)).unwrap() {
+            let Some(got) = found.get(&key) else {
+                problems.push(format!("{label}: no output `{key}`"));
+                continue;
+            };
+            let min_cosine = info["tolerance_cos"].as_f64().unwrap();
+            let max_relative = info["tolerance_rtol"].as_f64().unwrap_or(f64::INFINITY);
+            problems.extend(compare(&label, &key, got, &value, min_cosine, max_relative).err());
+        }
+    }
+    problems
+}
+
+#[test]
+fn packages_of_coremltools_give_their_results() {
+    let mut cases: Vec<PathBuf> =
+        std::fs::read_dir(folder()).unwrap().map(|e| e.unwrap().path()).filter(|p| p.is_dir()).collect();
+    cases.sort();
+    assert_eq!(cases.len(), 26);
+    let mut problems = Vec::new();
+    for case in &cases {
+        let info: Value = serde_json::from_slice(&std::fs::read(case.join("case.json")).unwrap()).unwrap();
+        let text = |v: &Value| v.as_str().map(str::to_string);
+        let steps: Vec<(String, String)> = match info["steps"].as_u64().unwrap() {
+            1 if case.join("inputs.npz").exists() => vec![("inputs.npz".into(), "expected.npz".into())],
+            n => (0..n).map(|k| (format!("step{k}.npz"), format!("expected{k}.npz"))).collect(),
+        };
+        for precision in [Precision::Fp16, Precision::Fp32] {
+            problems.extend(run(case, &info, info["function"].as_str(), &steps, precision));
+            if let Some(also) = info.get("also") {
+                let steps = [(text(&also["inputs"]).unwrap(), text(&also["expected"]).unwrap())];
+                problems.extend(run(case, &info, also["function"].as_str(), &steps, precision));
+            }
+        }
+    }
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
