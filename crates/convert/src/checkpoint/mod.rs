@@ -1,5 +1,6 @@
 //! Checkpoints: named tensors that are read in pieces, and the configuration beside them.
 
+mod header;
 mod safetensors;
 mod synthetic;
 

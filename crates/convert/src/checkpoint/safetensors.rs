@@ -1,10 +1,10 @@
 //! Hugging Face folders: one `model.safetensors`, or many behind an index.
 
+use super::header::{self, Placed, Refused, Unique};
 use super::{Dtype, TensorInfo, TensorSource};
 use crate::{Error, Result};
 use half::{bf16, f16};
 use memmap2::Mmap;
-use safetensors::SafeTensors;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -26,7 +26,7 @@ pub struct Folder {
 
 #[derive(Deserialize)]
 struct Index {
-    weight_map: BTreeMap<String, String>,
+    weight_map: Unique<String>,
 }
 
 impl Folder {
@@ -41,7 +41,8 @@ impl Folder {
             let text = std::fs::read(&index_path).map_err(|e| Error::io(&index_path, e))?;
             let index: Index =
                 serde_json::from_slice(&text).map_err(|e| Error::invalid(&index_path, format!("index: {e}")))?;
-            let names: BTreeSet<String> = index.weight_map.values().cloned().collect();
+            let index = index.weight_map.0;
+            let names: BTreeSet<String> = index.values().cloned().collect();
             (names, Some(index))
         } else {
             (BTreeSet::from([SINGLE.to_string()]), None)
@@ -56,7 +57,7 @@ impl Folder {
             let (map, tensors) = map(&path)?;
             for (info, start) in tensors {
                 if let Some(index) = &index
-                    && index.weight_map.get(&info.name) != Some(name)
+                    && index.get(&info.name) != Some(name)
                 {
                     return Err(Error::invalid(&path, format!("tensor `{}`: the index does not place it here", info.name)));
                 }
@@ -68,7 +69,7 @@ impl Folder {
             files.push(map);
         }
         if let Some(index) = &index
-            && let Some((tensor, file)) = index.weight_map.iter().find(|(t, _)| !found.contains_key(*t))
+            && let Some((tensor, file)) = index.iter().find(|(t, _)| !found.contains_key(*t))
         {
             return Err(Error::invalid(folder.join(file), format!("file: tensor `{tensor}` of the index is not in it")));
         }
@@ -85,37 +86,21 @@ type Mapped = (Mmap, Vec<(TensorInfo, usize)>);
 
 fn map(path: &Path) -> Result<Mapped> {
     let file = File::open(path).map_err(|e| Error::io(path, e))?;
+    if !file.metadata().map_err(|e| Error::io(path, e))?.is_file() {
+        return Err(Error::invalid(path, "file: it is not a regular file"));
+    }
     // SAFETY: the map is only read. A file that another process shortens meanwhile ends this one with a signal, as for
     // every program that maps its weights.
     #[allow(unsafe_code)]
     let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io(path, e))?;
-    // Checks the header's length, its JSON, and that the tensors cover the rest without gaps and overlaps.
-    let (header, metadata) = SafeTensors::read_metadata(&map)
-        .map_err(|e| Error::invalid(path, format!("safetensors header or tensor table: {e}")))?;
-    // 8 bytes of length come before the header.
-    let data = header + 8;
-    let mut tensors = Vec::new();
-    for (name, info) in metadata.tensors() {
-        use safetensors::Dtype as D;
-        let dtype = match info.dtype {
-            D::F32 => Some(Dtype::F32),
-            D::F16 => Some(Dtype::F16),
-            D::BF16 => Some(Dtype::BF16),
-            _ => None,
-        };
-        let Some(dtype) = dtype else {
-            return Err(Error::unsupported(path, format!("tensor `{name}`: dtype {:?}, expected BF16, F16 or F32", info.dtype)));
-        };
-        let shape: Vec<u64> = info.shape.iter().map(|&n| n as u64).collect();
-        let (start, end) = info.data_offsets;
-        let bytes = shape.iter().try_fold(dtype.bytes() as u64, |n, &d| n.checked_mul(d));
-        let length = end.checked_sub(start).map(|n| n as u64);
-        if bytes.is_none() || bytes != length || data.checked_add(end).is_none_or(|end| end > map.len()) {
-            return Err(Error::invalid(path, format!("tensor `{name}`: bytes {start}..{end} for shape {shape:?} of {dtype:?}")));
-        }
-        tensors.push((TensorInfo { name, dtype, shape, file: path.to_path_buf() }, data + start));
-    }
-    Ok((map, tensors))
+    let placed = header::parse(&map).map_err(|e| match e {
+        Refused::Invalid(what) => Error::invalid(path, what),
+        Refused::Unsupported(what) => Error::unsupported(path, what),
+    })?;
+    let info = |Placed { name, dtype, shape, bytes }| {
+        (TensorInfo { name, dtype, shape, file: path.to_path_buf() }, bytes.start)
+    };
+    Ok((map, placed.into_iter().map(info).collect()))
 }
 
 impl TensorSource for Folder {
@@ -164,5 +149,162 @@ impl TensorSource for Folder {
                 Err(Error::invalid(&info.file, format!("tensor `{name}`: element {at} is {}", out[i])))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use safetensors::tensor::TensorView;
+
+    /// A folder with two files of one tensor each and an index.
+    struct Example(tempfile::TempDir);
+
+    impl Example {
+        fn new() -> Self {
+            let e = Example(tempfile::tempdir().unwrap());
+            e.write("one.safetensors", "a", &[1.0, 2.0, 3.0, 4.0]);
+            e.write("two.safetensors", "b", &[5.0]);
+            e.index(r#"{"a":"one.safetensors","b":"two.safetensors"}"#);
+            e
+        }
+
+        fn at(&self, name: &str) -> PathBuf {
+            self.0.path().join(name)
+        }
+
+        fn write(&self, file: &str, tensor: &str, values: &[f32]) {
+            let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            let view = TensorView::new(safetensors::Dtype::F32, vec![values.len()], &bytes).unwrap();
+            std::fs::write(self.at(file), safetensors::serialize([(tensor, view)], None).unwrap()).unwrap();
+        }
+
+        fn index(&self, weight_map: &str) {
+            let text = format!(r#"{{"metadata":{{"total_size":20}},"weight_map":{weight_map}}}"#);
+            std::fs::write(self.at(INDEX), text).unwrap();
+        }
+
+        fn refused(&self) -> String {
+            Folder::open(self.0.path()).err().expect("an error").to_string()
+        }
+    }
+
+    #[test]
+    fn pieces_of_tensors_in_two_files() {
+        let e = Example::new();
+        let folder = Folder::open(e.0.path()).unwrap();
+        assert_eq!(folder.tensors().iter().map(|t| t.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        let mut out = [0f32; 2];
+        folder.read("a", 1..3, &mut out).unwrap();
+        assert_eq!(out, [2.0, 3.0]);
+        folder.read("b", 0..1, &mut out[..1]).unwrap();
+        assert_eq!(out[0], 5.0);
+        let refused = |name, range, n: usize| folder.read(name, range, &mut vec![0f32; n]).unwrap_err().to_string();
+        assert!(refused("c", 0..1, 1).contains("no tensor `c`"));
+        assert!(refused("a", 3..5, 2).contains("elements 3..5 of tensor `a`"));
+        assert!(refused("a", 0..2, 3).contains("elements 0..2"));
+        assert!(refused("a", u64::MAX..0, 1).contains("elements"));
+    }
+
+    #[test]
+    fn every_dtype_is_read_as_f32() {
+        let dir = tempfile::tempdir().unwrap();
+        let half: Vec<u8> = [1.5f32, -2.0].iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect();
+        let brain: Vec<u8> = [1.5f32, -2.0].iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect();
+        let views = [
+            ("f16", TensorView::new(safetensors::Dtype::F16, vec![2], &half).unwrap()),
+            ("bf16", TensorView::new(safetensors::Dtype::BF16, vec![2, 1], &brain).unwrap()),
+        ];
+        std::fs::write(dir.path().join(SINGLE), safetensors::serialize(views, None).unwrap()).unwrap();
+        let folder = Folder::open(dir.path()).unwrap();
+        for name in ["f16", "bf16"] {
+            let mut out = [0f32; 2];
+            folder.read(name, 0..2, &mut out).unwrap();
+            assert_eq!(out, [1.5, -2.0]);
+        }
+        assert_eq!(folder.info("bf16").unwrap().shape, [2, 1]);
+    }
+
+    #[test]
+    fn a_weight_that_is_not_a_number() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let e = Example::new();
+            e.write("one.safetensors", "a", &[0.0, 0.0, bad, 0.0]);
+            let folder = Folder::open(e.0.path()).unwrap();
+            assert!(folder.read("a", 0..2, &mut [0f32; 2]).is_ok());
+            let err = folder.read("a", 1..4, &mut [0f32; 3]).unwrap_err().to_string();
+            assert!(err.contains("one.safetensors") && err.contains("tensor `a`: element 2 is"), "{err}");
+        }
+    }
+
+    #[test]
+    fn an_index_that_names_a_missing_file() {
+        let e = Example::new();
+        std::fs::remove_file(e.at("two.safetensors")).unwrap();
+        assert!(e.refused().contains("two.safetensors"));
+        std::fs::create_dir(e.at("two.safetensors")).unwrap();
+        assert!(e.refused().contains("two.safetensors"));
+    }
+
+    #[test]
+    fn an_index_whose_tensor_is_not_in_its_file() {
+        let e = Example::new();
+        e.index(r#"{"a":"one.safetensors","b":"two.safetensors","c":"two.safetensors"}"#);
+        assert!(e.refused().contains("tensor `c` of the index is not in it"));
+    }
+
+    #[test]
+    fn a_tensor_that_the_index_does_not_have() {
+        let e = Example::new();
+        e.index(r#"{"a":"one.safetensors","c":"two.safetensors"}"#);
+        assert!(e.refused().contains("tensor `b`: the index does not place it here"));
+    }
+
+    #[test]
+    fn a_tensor_in_two_files() {
+        let e = Example::new();
+        e.write("two.safetensors", "a", &[0.0]);
+        assert!(e.refused().contains("tensor `a`: the index does not place it here"));
+    }
+
+    #[test]
+    fn an_index_with_a_tensor_twice() {
+        let e = Example::new();
+        e.index(r#"{"a":"one.safetensors","a":"one.safetensors","b":"two.safetensors"}"#);
+        assert!(e.refused().contains("tensor `a` is there twice"));
+    }
+
+    #[test]
+    fn an_index_that_leaves_the_folder() {
+        let e = Example::new();
+        for file in ["../one.safetensors", "/etc/passwd", "a/../../b", "."] {
+            e.index(&format!(r#"{{"a":"{file}","b":"two.safetensors"}}"#));
+            assert!(e.refused().contains("leaves the folder"), "{file}");
+        }
+    }
+
+    #[test]
+    fn an_index_that_is_not_an_index() {
+        let e = Example::new();
+        for text in ["", "{}", "[]", r#"{"weight_map":{"a":1}}"#] {
+            std::fs::write(e.at(INDEX), text).unwrap();
+            assert!(e.refused().contains(INDEX), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_cut_off() {
+        let e = Example::new();
+        let bytes = std::fs::read(e.at("one.safetensors")).unwrap();
+        for n in [0, 7, 20, bytes.len() - 1] {
+            std::fs::write(e.at("one.safetensors"), &bytes[..n]).unwrap();
+            assert!(e.refused().contains("one.safetensors: invalid"), "{n}");
+        }
+    }
+
+    #[test]
+    fn a_folder_without_weights() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(Folder::open(dir.path()).err().unwrap().to_string().contains(SINGLE));
     }
 }

@@ -24,7 +24,7 @@ pub fn add_scaled(to: &mut [f32], factor: f32, x: &[f32]) {
 
 /// The tanh form of GELU (Hugging Face's `gelu_pytorch_tanh`).
 pub fn gelu_tanh(x: f32) -> f32 {
-    const SQRT_2_OVER_PI: f32 = 0.797_884_56;
+    const SQRT_2_OVER_PI: f32 = 0.797_884_6;
     0.5 * x * (1.0 + (SQRT_2_OVER_PI * (x + 0.044_715 * x * x * x)).tanh())
 }
 

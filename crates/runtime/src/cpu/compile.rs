@@ -64,7 +64,9 @@ pub(super) fn compile(
         uses: BTreeMap::new(),
         depth: 0,
     };
-    count_uses(&body.block, &mut c.uses);
+    let mut uses = BTreeMap::new();
+    count_uses(&body.block, &mut uses);
+    c.uses = uses.into_iter().map(|(name, n)| (name.to_string(), n)).collect();
     let wrong = |what: String| Error::invalid(package.path(), format!("function `{function}`: {what}"));
     let mut input_places = Vec::new();
     for input in &body.inputs {
@@ -120,20 +122,22 @@ pub(super) fn compile(
 }
 
 /// Counts readers of every name, in nested blocks too.
-fn count_uses(block: &Block, uses: &mut BTreeMap<String, usize>) {
-    for op in &block.operations {
-        for Argument(bindings) in op.inputs.values() {
-            for binding in bindings {
-                if let Binding::Name(name) = binding {
-                    *uses.entry(name.clone()).or_default() += 1;
-                }
+fn count_uses<'a>(block: &'a Block, uses: &mut BTreeMap<&'a str, usize>) {
+    block.operations.iter().for_each(|op| count_op(op, uses));
+    for name in &block.outputs {
+        *uses.entry(name).or_default() += 1;
+    }
+}
+
+fn count_op<'a>(op: &'a Operation, uses: &mut BTreeMap<&'a str, usize>) {
+    for Argument(bindings) in op.inputs.values() {
+        for binding in bindings {
+            if let Binding::Name(name) = binding {
+                *uses.entry(name).or_default() += 1;
             }
         }
-        op.blocks.iter().for_each(|b| count_uses(b, uses));
     }
-    for name in &block.outputs {
-        *uses.entry(name.clone()).or_default() += 1;
-    }
+    op.blocks.iter().for_each(|b| count_uses(b, uses));
 }
 
 impl Compiler<'_> {
@@ -195,25 +199,23 @@ impl Compiler<'_> {
         Ok(steps)
     }
 
-    /// Buffers whose last reader was this operation may be reused.
+    /// Buffers whose last reader was this operation may be reused. What nested blocks read counts as read by the operation
+    /// around them.
     fn release(&mut self, op: &Operation) {
+        if self.depth > 0 {
+            return;
+        }
         let mut read = BTreeMap::new();
-        count_uses(&Block { inputs: vec![], operations: vec![op.clone_shallow()], outputs: vec![] }, &mut read);
-        op.blocks.iter().for_each(|b| count_uses(b, &mut read));
+        count_op(op, &mut read);
+        // Results that nobody reads are free at once.
+        for output in &op.outputs {
+            read.entry(output.name.as_str()).or_insert(0);
+        }
         for (name, n) in read {
-            let Some(left) = self.uses.get_mut(&name) else { continue };
+            let left = self.uses.entry(name.to_string()).or_default();
             *left = left.saturating_sub(n);
             if *left == 0
-                && self.depth == 0
-                && let Some(Known::Place(Place::Buffer(b))) = self.names.get(&name)
-            {
-                self.free.push(*b);
-            }
-        }
-        for output in &op.outputs {
-            if self.uses.get(&output.name).copied().unwrap_or(0) == 0
-                && self.depth == 0
-                && let Some(Known::Place(Place::Buffer(b))) = self.names.get(&output.name)
+                && let Some(Known::Place(Place::Buffer(b))) = self.names.get(name)
             {
                 self.free.push(*b);
             }
@@ -298,8 +300,8 @@ impl Compiler<'_> {
         };
         let mentions = |op: &Operation| {
             let mut uses = BTreeMap::new();
-            count_uses(&Block { inputs: vec![], operations: vec![op.clone()], outputs: vec![] }, &mut uses);
-            uses.contains_key(&output.name)
+            count_op(op, &mut uses);
+            uses.contains_key(output.name.as_str())
         };
         let state_name = self.states[state].clone();
         let writes = |op: &Operation| {
@@ -552,23 +554,6 @@ impl Compiler<'_> {
     }
 }
 
-/// An operation without its nested blocks.
-trait Shallow {
-    fn clone_shallow(&self) -> Operation;
-}
-
-impl Shallow for Operation {
-    fn clone_shallow(&self) -> Operation {
-        Operation {
-            op_type: self.op_type.clone(),
-            inputs: self.inputs.clone(),
-            outputs: self.outputs.clone(),
-            blocks: Vec::new(),
-            attributes: BTreeMap::new(),
-        }
-    }
-}
-
 /// Finds products `a * w` whose factor `w` is much smaller than `a`, where the steps that compute `a` serve nothing else:
 /// when `w` is all zero, they can be left out. Gives the guards, and the guard of each step.
 ///
@@ -630,7 +615,8 @@ fn find_guards(steps: &[Step], outputs: &[Place]) -> (Vec<Guard>, Vec<Option<usi
             let worth = region.iter().any(|&s| steps[s].is_projection());
             let free = region.iter().all(|&s| guard_of[s].is_none());
             // The weight's buffer must still hold it when the first step of the region runs.
-            let intact = !steps[weight_step.map_or(0, |w| w + 1)..first].iter().any(|s| s.writes().contains(&wb));
+            let between = steps.get(weight_step.map_or(0, |w| w + 1)..first).unwrap_or_default();
+            let intact = !between.iter().any(|s| s.writes().contains(&wb));
             if known_before && worth && free && intact && step.scales(value, weight) {
                 let index = guards.len();
                 guards.push(Guard { weight: wb, product: m, out });

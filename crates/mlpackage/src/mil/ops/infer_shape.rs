@@ -202,6 +202,10 @@ pub(super) fn slice_by_size(c: &Context<'_>) -> Inferred {
 pub(super) fn concat(c: &Context<'_>) -> Inferred {
     let types = c.tensors("values")?;
     let first = types[0];
+    if types.iter().all(|t| t.rank() == 0 && t.dtype == first.dtype) {
+        // Scalars make a vector.
+        return one(first.dtype, vec![Dim::Fixed(types.len() as u64)]);
+    }
     let axis = c.axis("axis", i64::MAX, first.rank())?;
     let mut dims = first.dims.clone();
     for t in &types[1..] {

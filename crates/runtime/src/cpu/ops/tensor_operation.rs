@@ -7,6 +7,10 @@ use anemoe_mlpackage::mil::DataType;
 
 pub(super) fn concat(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let Some(first) = c.values.first() else { return invalid("no values") };
+    if first.rank() == 0 {
+        // Scalars make a vector, as a stack of them would.
+        return stack(&OpContext { inputs: &[("axis", &Tensor::i32(&[], vec![0]))], ..*c }, out);
+    }
     let axis = super::shape::axis(c.int("axis", i32::MAX)?, first.rank())?;
     let interleave = c.bool("interleave", false)?;
     let mut shape = first.shape.clone();
