@@ -43,11 +43,16 @@ fn invalid<T>(what: String) -> Result<T, Refused> {
 /// Checks a whole file and gives its tensors in the order of their data.
 pub fn parse(file: &[u8]) -> Result<Vec<Placed>, Refused> {
     let Some(length) = file.first_chunk::<LENGTH_BYTES>() else {
-        return invalid(format!("safetensors header: the file has {} bytes, expected at least {LENGTH_BYTES}", file.len()));
+        return invalid(format!(
+            "safetensors header: the file has {} bytes, expected at least {LENGTH_BYTES}",
+            file.len()
+        ));
     };
     let length = u64::from_le_bytes(*length);
     if length > MAX_HEADER_BYTES {
-        return invalid(format!("safetensors header: a length of {length} bytes, more than {MAX_HEADER_BYTES}"));
+        return invalid(format!(
+            "safetensors header: a length of {length} bytes, more than {MAX_HEADER_BYTES}"
+        ));
     }
     let data_start = LENGTH_BYTES + length as usize;
     let Some(json) = file.get(LENGTH_BYTES..data_start) else {
@@ -67,19 +72,25 @@ pub fn parse(file: &[u8]) -> Result<Vec<Placed>, Refused> {
             return invalid(format!("tensor `{name}`: it starts at byte {start} and ends at byte {end}"));
         }
         if end > data_bytes {
-            return invalid(format!("tensor `{name}`: it ends at byte {end} of {data_bytes} bytes of data: the file is cut off"));
+            return invalid(format!(
+                "tensor `{name}`: it ends at byte {end} of {data_bytes} bytes of data: the file is cut off"
+            ));
         }
         let dtype = match entry.dtype.as_str() {
             "F32" => Dtype::F32,
             "F16" => Dtype::F16,
             "BF16" => Dtype::BF16,
             other => {
-                let what = format!("tensor `{name}`: dtype {}, expected BF16, F16 or F32", other.escape_debug());
+                let what =
+                    format!("tensor `{name}`: dtype {}, expected BF16, F16 or F32", other.escape_debug());
                 return Err(Refused::Unsupported(what));
             }
         };
         if entry.shape.len() > MAX_RANK {
-            return invalid(format!("tensor `{name}`: {} dimensions, more than {MAX_RANK}", entry.shape.len()));
+            return invalid(format!(
+                "tensor `{name}`: {} dimensions, more than {MAX_RANK}",
+                entry.shape.len()
+            ));
         }
         let size = dtype.bytes() as u64;
         let expected = entry.shape.iter().try_fold(size, |n, &d| n.checked_mul(d));
@@ -104,10 +115,18 @@ pub fn parse(file: &[u8]) -> Result<Vec<Placed>, Refused> {
     for tensor in &tensors {
         let start = tensor.bytes.start;
         if start < end {
-            return invalid(format!("tensor `{}`: it overlaps `{before}` by {} bytes", tensor.name, end - start));
+            return invalid(format!(
+                "tensor `{}`: it overlaps `{before}` by {} bytes",
+                tensor.name,
+                end - start
+            ));
         }
         if start > end {
-            return invalid(format!("tensor `{}`: {} bytes between it and `{before}`", tensor.name, start - end));
+            return invalid(format!(
+                "tensor `{}`: {} bytes between it and `{before}`",
+                tensor.name,
+                start - end
+            ));
         }
         end = tensor.bytes.end;
         before = &tensor.name;
@@ -285,7 +304,9 @@ mod tests {
 
     #[test]
     fn offsets_outside_the_file() {
-        let at = |offsets: &str| refused(&format!(r#"{{"a":{{"dtype":"F32","shape":[1],"data_offsets":{offsets}}}}}"#), 4);
+        let at = |offsets: &str| {
+            refused(&format!(r#"{{"a":{{"dtype":"F32","shape":[1],"data_offsets":{offsets}}}}}"#), 4)
+        };
         assert!(at("[0,8]").contains("cut off"));
         assert!(at("[4,0]").contains("starts at byte 4 and ends at byte 0"));
         assert!(at("[18446744073709551612,18446744073709551615]").contains("cut off"));
@@ -294,7 +315,9 @@ mod tests {
 
     #[test]
     fn a_shape_that_is_not_the_bytes() {
-        let of = |shape: &str| refused(&format!(r#"{{"a":{{"dtype":"F32","shape":{shape},"data_offsets":[0,4]}}}}"#), 4);
+        let of = |shape: &str| {
+            refused(&format!(r#"{{"a":{{"dtype":"F32","shape":{shape},"data_offsets":[0,4]}}}}"#), 4)
+        };
         assert!(of("[2]").contains("4 bytes for shape [2] of F32, expected 8"));
         assert!(of("[4611686018427387904,4]").contains("64 bits"));
         assert!(of("[1,1,1,1,1,1,1,1,1]").contains("9 dimensions"));

@@ -37,7 +37,10 @@ impl Checkpoint {
         }
         let path = PathBuf::from(spec);
         if !path.is_dir() {
-            let e = std::io::Error::new(std::io::ErrorKind::NotFound, "no such folder; a checkpoint is a Hugging Face folder");
+            let e = std::io::Error::new(
+                std::io::ErrorKind::NotFound,
+                "no such folder; a checkpoint is a Hugging Face folder",
+            );
             return Err(Error::io(path, e));
         }
         let config = read_json(&path.join("config.json"))?;

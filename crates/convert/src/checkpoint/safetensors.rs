@@ -36,11 +36,14 @@ impl Folder {
         let (names, index) = if index_path.exists() {
             let len = std::fs::metadata(&index_path).map_err(|e| Error::io(&index_path, e))?.len();
             if len > MAX_INDEX_BYTES {
-                return Err(Error::invalid(&index_path, format!("index: {len} bytes, more than {MAX_INDEX_BYTES}")));
+                return Err(Error::invalid(
+                    &index_path,
+                    format!("index: {len} bytes, more than {MAX_INDEX_BYTES}"),
+                ));
             }
             let text = std::fs::read(&index_path).map_err(|e| Error::io(&index_path, e))?;
-            let index: Index =
-                serde_json::from_slice(&text).map_err(|e| Error::invalid(&index_path, format!("index: {e}")))?;
+            let index: Index = serde_json::from_slice(&text)
+                .map_err(|e| Error::invalid(&index_path, format!("index: {e}")))?;
             let index = index.weight_map.0;
             let names: BTreeSet<String> = index.values().cloned().collect();
             (names, Some(index))
@@ -51,7 +54,10 @@ impl Folder {
         let mut found: BTreeMap<String, (TensorInfo, usize, usize)> = BTreeMap::new();
         for name in &names {
             if !Path::new(name).components().all(|c| matches!(c, Component::Normal(_))) {
-                return Err(Error::invalid(&index_path, format!("index: file name `{name}` leaves the folder")));
+                return Err(Error::invalid(
+                    &index_path,
+                    format!("index: file name `{name}` leaves the folder"),
+                ));
             }
             let path = folder.join(name);
             let (map, tensors) = map(&path)?;
@@ -59,19 +65,22 @@ impl Folder {
                 if let Some(index) = &index
                     && index.get(&info.name) != Some(name)
                 {
-                    return Err(Error::invalid(&path, format!("tensor `{}`: the index does not place it here", info.name)));
+                    return Err(Error::invalid(
+                        &path,
+                        format!("tensor `{}`: the index does not place it here", info.name),
+                    ));
                 }
-                let key = info.name.clone();
-                if let Some((other, ..)) = found.insert(key, (info, files.len(), start)) {
-                    return Err(Error::invalid(&path, format!("tensor `{}`: it is in another file too", other.name)));
-                }
+                found.insert(info.name.clone(), (info, files.len(), start));
             }
             files.push(map);
         }
         if let Some(index) = &index
             && let Some((tensor, file)) = index.iter().find(|(t, _)| !found.contains_key(*t))
         {
-            return Err(Error::invalid(folder.join(file), format!("file: tensor `{tensor}` of the index is not in it")));
+            return Err(Error::invalid(
+                folder.join(file),
+                format!("file: tensor `{tensor}` of the index is not in it"),
+            ));
         }
         let (mut tensors, mut places) = (Vec::new(), Vec::new());
         for (info, file, start) in found.into_values() {
@@ -118,7 +127,10 @@ impl TensorSource for Folder {
             .binary_search_by(|t| t.name.as_str().cmp(name))
             .map_err(|_| Error::invalid(&self.path, format!("use: no tensor `{name}`")))?;
         let info = &self.tensors[i];
-        if range.start > range.end || range.end > info.elements() || range.end - range.start != out.len() as u64 {
+        if range.start > range.end
+            || range.end > info.elements()
+            || range.end - range.start != out.len() as u64
+        {
             return Err(Error::invalid(&info.file, format!("use: elements {range:?} of tensor `{name}`")));
         }
         let (file, start) = self.places[i];
@@ -199,7 +211,8 @@ mod tests {
         assert_eq!(out, [2.0, 3.0]);
         folder.read("b", 0..1, &mut out[..1]).unwrap();
         assert_eq!(out[0], 5.0);
-        let refused = |name, range, n: usize| folder.read(name, range, &mut vec![0f32; n]).unwrap_err().to_string();
+        let refused =
+            |name, range, n: usize| folder.read(name, range, &mut vec![0f32; n]).unwrap_err().to_string();
         assert!(refused("c", 0..1, 1).contains("no tensor `c`"));
         assert!(refused("a", 3..5, 2).contains("elements 3..5 of tensor `a`"));
         assert!(refused("a", 0..2, 3).contains("elements 0..2"));

@@ -19,12 +19,20 @@ pub(super) fn open(spec: &str, name: &str) -> Result<Checkpoint> {
         match key {
             "seed" => seed = number,
             "layers" if (1..=1000).contains(&number) => layers = Some(number as usize),
-            _ => return Err(Error::Usage(format!("{spec}: `{pair}`: expected seed=N, or layers=N from 1 to 1000"))),
+            _ => {
+                return Err(Error::Usage(format!(
+                    "{spec}: `{pair}`: expected seed=N, or layers=N from 1 to 1000"
+                )));
+            }
         }
     }
     let mut config = match model {
         "gemma4-26b-a4b" => gemma4::published_config(),
-        _ => return Err(Error::Usage(format!("{spec}: no synthetic model `{model}`; there is gemma4-26b-a4b"))),
+        _ => {
+            return Err(Error::Usage(format!(
+                "{spec}: no synthetic model `{model}`; there is gemma4-26b-a4b"
+            )));
+        }
     };
     if let Some(layers) = layers {
         gemma4::limit_layers(&mut config, layers);
@@ -52,7 +60,8 @@ struct Synthetic {
 
 /// FNV-1a: spreads names over 64 bits.
 fn hash(text: &str, seed: u64) -> u64 {
-    text.bytes().fold(seed ^ 0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
+    text.bytes()
+        .fold(seed ^ 0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
 /// The finalizer of SplitMix64: 64 well-mixed bits for each counter.
@@ -82,8 +91,12 @@ impl TensorSource for Synthetic {
     /// Any range gives the same values, in whatever pieces it is read: matrices are normal with deviation
     /// 1/sqrt(inputs) and one of 1024 weights is ten times as large; vectors are near 1.
     fn read(&self, name: &str, range: Range<u64>, out: &mut [f32]) -> Result<()> {
-        let info = self.info(name).ok_or_else(|| Error::invalid(&self.path, format!("use: no tensor `{name}`")))?;
-        if range.end > info.elements() || range.start > range.end || range.end - range.start != out.len() as u64 {
+        let info =
+            self.info(name).ok_or_else(|| Error::invalid(&self.path, format!("use: no tensor `{name}`")))?;
+        if range.end > info.elements()
+            || range.start > range.end
+            || range.end - range.start != out.len() as u64
+        {
             return Err(Error::invalid(&self.path, format!("use: elements {range:?} of tensor `{name}`")));
         }
         let base = hash(name, self.seed);
@@ -130,7 +143,12 @@ mod tests {
 
     #[test]
     fn wrong_queries_are_refused() {
-        for spec in ["synthetic:gemma5", "synthetic:gemma4-26b-a4b?layers=0", "synthetic:gemma4-26b-a4b?speed=1", "synthetic:gemma4-26b-a4b?seed"] {
+        for spec in [
+            "synthetic:gemma5",
+            "synthetic:gemma4-26b-a4b?layers=0",
+            "synthetic:gemma4-26b-a4b?speed=1",
+            "synthetic:gemma4-26b-a4b?seed",
+        ] {
             let err = Checkpoint::open(spec).err().unwrap().to_string();
             assert!(err.starts_with("synthetic:gemma"), "{err}");
         }
