@@ -2,9 +2,11 @@
 
 use crate::Result;
 use crate::lower::Stored;
+use crate::models::Part;
 use crate::plan::{Plan, PlanOptions, PlannedShard};
 use anemoe_bundle::ShardFunction;
 use anemoe_mlpackage::mil::builder::BuiltFunction;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -33,6 +35,15 @@ pub trait Family: Send + Sync {
 
     /// Name of the embedding `[vocab_size, hidden_size]`.
     fn embedding_tensor(&self) -> &str;
+
+    /// Part of the model of every tensor that belongs to it, by its full name.
+    fn parts(&self) -> BTreeMap<String, Part>;
+
+    /// Sizes from the configuration, for people.
+    fn summary(&self) -> BTreeMap<String, serde_json::Value>;
+
+    /// Parameters that a token meets, a tied embedding once, as the head.
+    fn active_parameters(&self) -> u64;
 
     /// Files that go into the bundle as they are: where they are, and their names in the bundle.
     fn files(&self) -> Vec<(PathBuf, &'static str)>;

@@ -5,6 +5,7 @@ pub mod build;
 pub mod checkpoint;
 pub mod error;
 pub mod family;
+pub mod inspect;
 pub mod lower;
 pub mod models;
 pub mod plan;

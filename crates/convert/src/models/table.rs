@@ -23,6 +23,20 @@ pub enum Part {
     Embedding,
 }
 
+impl Part {
+    /// As in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Part::Attention => "attention",
+            Part::Router => "router",
+            Part::Experts => "experts",
+            Part::DenseMlp => "dense_mlp",
+            Part::Norms => "norms",
+            Part::Embedding => "embedding",
+        }
+    }
+}
+
 /// One tensor that a model has.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorRow {

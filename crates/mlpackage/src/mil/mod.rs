@@ -4,6 +4,7 @@ pub mod builder;
 mod names;
 pub mod ops;
 mod program;
+pub mod text;
 mod types;
 mod value;
 

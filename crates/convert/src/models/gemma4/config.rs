@@ -92,8 +92,18 @@ impl Keys<'_> {
         }
     }
 
-    fn token(&self, key: &str) -> Option<u32> {
-        self.get(key).and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok())
+    /// One token id or a list of them.
+    fn tokens(&self, key: &str, vocab_size: usize) -> Result<Vec<u32>> {
+        let ids = match self.get(key) {
+            None => &[],
+            Some(Value::Array(list)) => list.as_slice(),
+            Some(one) => std::slice::from_ref(one),
+        };
+        let id = |v: &Value| match v.as_u64().and_then(|n| u32::try_from(n).ok()) {
+            Some(id) if (id as usize) < vocab_size => Ok(id),
+            _ => Err(self.invalid(format!("`{key}` has {v}, expected token ids below {vocab_size}"))),
+        };
+        ids.iter().map(id).collect()
     }
 
     /// Refuses values that change the computation in ways that are not implemented.
@@ -115,13 +125,15 @@ impl Gemma4Config {
     /// # Errors
     /// A key is missing or has an impossible value, or a feature is not implemented.
     pub fn parse(config: &Value, path: &Path) -> Result<Gemma4Config> {
-        let top = config.as_object().ok_or_else(|| Error::invalid(path, "configuration: not a JSON object"))?;
+        let top =
+            config.as_object().ok_or_else(|| Error::invalid(path, "configuration: not a JSON object"))?;
         let map = match top.get("text_config") {
             None => top,
             Some(Value::Object(text)) => text,
             Some(_) => return Err(Error::invalid(path, "configuration: `text_config` is not an object")),
         };
         let k = Keys { map, path };
+        k.expect("model_type", &[json!("gemma4"), json!("gemma4_text")])?;
         if let Some(tied) = top.get("tie_word_embeddings").filter(|v| **v != json!(true)) {
             return Err(k.unsupported(format!("`tie_word_embeddings` is {tied}, implemented is true")));
         }
@@ -136,9 +148,12 @@ impl Gemma4Config {
         k.expect("use_bidirectional_attention", &[json!("vision"), json!(false)])?;
         k.expect("attn_logit_softcapping", &[])?;
         if k.get("enable_moe_block") != Some(&json!(true)) {
-            return Err(k.unsupported("`enable_moe_block` is not true: only models with experts are read".into()));
+            return Err(
+                k.unsupported("`enable_moe_block` is not true: only models with experts are read".into())
+            );
         }
         let eps = k.number("rms_norm_eps")?.ok_or_else(|| k.invalid("`rms_norm_eps` is missing".into()))?;
+        let vocab_size = k.size("vocab_size")?;
         let mut c = Gemma4Config {
             hidden_size: k.size("hidden_size")?,
             num_hidden_layers: k.size("num_hidden_layers")?,
@@ -149,18 +164,20 @@ impl Gemma4Config {
             top_k_experts: k.size("top_k_experts")?,
             moe_intermediate_size: k.size("moe_intermediate_size")?,
             rms_norm_eps: eps as f32,
-            vocab_size: k.size("vocab_size")?,
+            vocab_size,
             final_logit_softcapping: k.number("final_logit_softcapping")?.map(|n| n as f32),
             max_position_embeddings: k.size("max_position_embeddings")?,
-            bos_token_id: k.token("bos_token_id"),
-            eos_token_ids: super::token_ids(k.get("eos_token_id")),
+            bos_token_id: k.tokens("bos_token_id", vocab_size)?.first().copied(),
+            eos_token_ids: k.tokens("eos_token_id", vocab_size)?,
             layers: Vec::new(),
         };
         if c.num_hidden_layers > 1000 {
             return Err(k.invalid(format!("`num_hidden_layers` is {}, more than 1000", c.num_hidden_layers)));
         }
         if c.top_k_experts > c.num_experts {
-            return Err(k.invalid(format!("`top_k_experts` is {} of {} experts", c.top_k_experts, c.num_experts)));
+            return Err(
+                k.invalid(format!("`top_k_experts` is {} of {} experts", c.top_k_experts, c.num_experts))
+            );
         }
         c.layers = layers(&k, &c)?;
         Ok(c)
@@ -213,7 +230,11 @@ fn layers(k: &Keys<'_>, c: &Gemma4Config) -> Result<Vec<LayerConfig>> {
     let types = k.get("layer_types").and_then(Value::as_array);
     let types = types.ok_or_else(|| k.invalid("`layer_types` is missing or not a list".into()))?;
     if types.len() != c.num_hidden_layers {
-        return Err(k.invalid(format!("`layer_types` has {} entries for {} layers", types.len(), c.num_hidden_layers)));
+        return Err(k.invalid(format!(
+            "`layer_types` has {} entries for {} layers",
+            types.len(),
+            c.num_hidden_layers
+        )));
     }
     let head_dim = k.size("head_dim")?;
     let kv_heads = k.size("num_key_value_heads")?;
@@ -222,14 +243,25 @@ fn layers(k: &Keys<'_>, c: &Gemma4Config) -> Result<Vec<LayerConfig>> {
         Some(Value::Bool(b)) => *b,
         Some(v) => return Err(k.invalid(format!("`attention_k_eq_v` is {v}, expected true or false"))),
     };
-    let overrides = k.get("per_layer_config").map(|v| v.as_object().ok_or_else(|| k.invalid("`per_layer_config` is not an object".into())));
-    let overrides = overrides.transpose()?;
+    let overrides = k
+        .get("per_layer_config")
+        .map(|v| v.as_object().ok_or_else(|| k.invalid("`per_layer_config` is not an object".into())))
+        .transpose()?;
+    let is_layer = |key: &String| (0..c.num_hidden_layers).any(|l| l.to_string() == *key);
+    if let Some(key) = overrides.and_then(|o| o.keys().find(|key| !is_layer(key))) {
+        let last = c.num_hidden_layers - 1;
+        return Err(k.invalid(format!("`per_layer_config` has `{key}`, expected layers from 0 to {last}")));
+    }
     let mut layers = Vec::new();
     for (l, ty) in types.iter().enumerate() {
         let full = match ty.as_str() {
             Some("full_attention") => true,
             Some("sliding_attention") => false,
-            _ => return Err(k.unsupported(format!("`layer_types` has {ty}, implemented are full_attention and sliding_attention"))),
+            _ => {
+                return Err(k.unsupported(format!(
+                    "`layer_types` has {ty}, implemented are full_attention and sliding_attention"
+                )));
+            }
         };
         let (mut d, mut kv) = (head_dim, kv_heads);
         if full {
@@ -243,7 +275,9 @@ fn layers(k: &Keys<'_>, c: &Gemma4Config) -> Result<Vec<LayerConfig>> {
         }
         if let Some(own) = overrides.and_then(|o| o.get(&l.to_string())) {
             // The saved form names them layer by layer.
-            let own = own.as_object().ok_or_else(|| k.invalid(format!("`per_layer_config.{l}` is not an object")))?;
+            let own = own
+                .as_object()
+                .ok_or_else(|| k.invalid(format!("`per_layer_config.{l}` is not an object")))?;
             for (key, value) in own {
                 match key.as_str() {
                     "head_dim" => d = k.size_of(key, value)?,
@@ -256,10 +290,20 @@ fn layers(k: &Keys<'_>, c: &Gemma4Config) -> Result<Vec<LayerConfig>> {
             return Err(k.invalid(format!("layer {l}: head_dim {d} is odd")));
         }
         if !c.num_attention_heads.is_multiple_of(kv) {
-            return Err(k.invalid(format!("layer {l}: {} query heads for {kv} key/value heads", c.num_attention_heads)));
+            return Err(k.invalid(format!(
+                "layer {l}: {} query heads for {kv} key/value heads",
+                c.num_attention_heads
+            )));
         }
         let (rope_theta, rotary_dim) = rope(k, full, d)?;
-        layers.push(LayerConfig { full, head_dim: d, kv_heads: kv, k_eq_v: k_eq_v && full, rope_theta, rotary_dim });
+        layers.push(LayerConfig {
+            full,
+            head_dim: d,
+            kv_heads: kv,
+            k_eq_v: k_eq_v && full,
+            rope_theta,
+            rotary_dim,
+        });
     }
     for full in [false, true] {
         // A rope and a cache are shared by all layers of a kind.
@@ -279,7 +323,16 @@ fn rope(k: &Keys<'_>, full: bool, head_dim: usize) -> Result<(f64, usize)> {
     let map = k.get("rope_parameters").and_then(|v| v.get(name)).and_then(Value::as_object);
     let map = map.ok_or_else(|| k.invalid(format!("`{place}` is missing")))?;
     let r = Keys { map, path: k.path };
-    let theta = r.number("rope_theta")?.ok_or_else(|| k.invalid(format!("`{place}.rope_theta` is missing")))?;
+    let theta =
+        r.number("rope_theta")?.ok_or_else(|| k.invalid(format!("`{place}.rope_theta` is missing")))?;
+    for key in map.keys().filter(|key| r.get(key).is_some()) {
+        match key.as_str() {
+            "rope_type" | "rope_theta" | "partial_rotary_factor" => {}
+            // Both are 1 where they are absent.
+            "factor" | "attention_factor" if r.number(key)? == Some(1.0) => {}
+            _ => return Err(k.unsupported(format!("`{place}.{key}`"))),
+        }
+    }
     match r.get("rope_type").and_then(Value::as_str) {
         Some("default") | None if r.get("partial_rotary_factor").is_none() => Ok((theta, head_dim)),
         Some("proportional") => {
@@ -344,7 +397,9 @@ mod tests {
         assert_eq!(c.parameters(), 25_233_141_790);
         let table = tensor_table(&c);
         assert_eq!(table.len(), 657);
-        let part = |layer, part| table.iter().filter(|r| r.layer == layer && r.part == part).map(|r| r.elements()).sum::<u64>();
+        let part = |layer, part| {
+            table.iter().filter(|r| r.layer == layer && r.part == part).map(|r| r.elements()).sum::<u64>()
+        };
         assert_eq!(part(Some(0), Part::Attention), 34_603_520);
         assert_eq!(part(Some(5), Part::Attention), 49_021_952);
         assert_eq!(part(Some(0), Part::Router), 363_392);
@@ -361,8 +416,10 @@ mod tests {
         let map = saved.as_object_mut().unwrap();
         map.remove("global_head_dim");
         map.remove("num_global_key_value_heads");
-        let layers: Map<String, Value> =
-            [5, 11, 17, 23, 29].iter().map(|l| (l.to_string(), json!({"head_dim": 512, "num_key_value_heads": 2}))).collect();
+        let layers: Map<String, Value> = [5, 11, 17, 23, 29]
+            .iter()
+            .map(|l| (l.to_string(), json!({"head_dim": 512, "num_key_value_heads": 2})))
+            .collect();
         map.insert("per_layer_config".into(), layers.into());
         assert_eq!(parse(&published).unwrap(), parse(&saved).unwrap());
     }
@@ -387,11 +444,70 @@ mod tests {
             ("enable_moe_block", json!(false)),
             ("tie_word_embeddings", json!(false)),
             ("use_bidirectional_attention", json!("all")),
+            ("attn_logit_softcapping", json!(50.0)),
+            ("model_type", json!("gemma3_text")),
+            ("layer_types", json!(["linear_attention"])),
         ] {
             let mut config = published_config();
+            if key == "layer_types" {
+                config["text_config"]["num_hidden_layers"] = json!(1);
+            }
             config["text_config"][key] = value;
             let err = parse(&config).unwrap_err().to_string();
             assert!(err.contains(key) && err.contains("unsupported"), "{err}");
+        }
+    }
+
+    #[test]
+    fn ropes_that_are_not_implemented_are_named() {
+        for (key, value) in [("rope_type", json!("yarn")), ("factor", json!(8.0)), ("beta_fast", json!(32))] {
+            for kind in ["sliding_attention", "full_attention"] {
+                let mut config = published_config();
+                config["text_config"]["rope_parameters"][kind][key] = value.clone();
+                let err = parse(&config).unwrap_err().to_string();
+                assert!(err.contains("unsupported") && err.contains(kind) && err.contains(key), "{err}");
+            }
+        }
+        let mut config = published_config();
+        config["text_config"]["rope_parameters"]["full_attention"]["factor"] = json!(1.0);
+        assert_eq!(parse(&config).unwrap(), parse(&published_config()).unwrap());
+    }
+
+    #[test]
+    fn overrides_of_layers_that_do_not_exist() {
+        for (key, says) in
+            [("30", "from 0 to 29"), ("05", "from 0 to 29"), ("x", "from 0 to 29"), ("5", "sliding_window")]
+        {
+            let mut config = published_config();
+            config["text_config"]["per_layer_config"] = json!({ key: {"sliding_window": 7} });
+            let err = parse(&config).unwrap_err().to_string();
+            assert!(err.contains("per_layer_config") && err.contains(says), "{err}");
+        }
+    }
+
+    #[test]
+    fn every_size_is_needed() {
+        for key in [
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "sliding_window",
+            "intermediate_size",
+            "num_experts",
+            "top_k_experts",
+            "moe_intermediate_size",
+            "rms_norm_eps",
+            "vocab_size",
+            "max_position_embeddings",
+            "layer_types",
+            "rope_parameters",
+        ] {
+            let mut config = published_config();
+            config["text_config"].as_object_mut().unwrap().remove(key);
+            let err = parse(&config).unwrap_err().to_string();
+            assert!(err.contains("invalid") && err.contains(key), "{key}: {err}");
         }
     }
 
@@ -408,6 +524,9 @@ mod tests {
             ("rms_norm_eps", json!(0)),
             ("head_dim", json!(255)),
             ("layer_types", json!([1])),
+            ("bos_token_id", json!("2")),
+            ("bos_token_id", json!(262144)),
+            ("eos_token_id", json!([1, -1])),
             ("rope_parameters", json!({})),
         ] {
             let mut config = published_config();

@@ -7,7 +7,7 @@ mod table;
 pub use config::{Gemma4Config, limit_layers, published_config};
 pub use table::tensor_table;
 
-use super::{Part, check_tensors};
+use super::check_tensors;
 use crate::checkpoint::Checkpoint;
 use crate::{Error, Result};
 use std::ops::Range;
@@ -95,12 +95,6 @@ impl Gemma4 {
         let mut out = vec![0f32; info.elements() as usize];
         self.checkpoint.source.read(&full, 0..info.elements(), &mut out)?;
         Ok(out)
-    }
-
-    /// Part of the model that a tensor of the checkpoint belongs to; `None` for those that text does not need.
-    pub fn part(&self, tensor: &str) -> Option<Part> {
-        let name = tensor.strip_prefix(self.prefix)?;
-        tensor_table(&self.config).into_iter().find(|r| r.name == name).map(|r| r.part)
     }
 }
 

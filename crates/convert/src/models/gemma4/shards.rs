@@ -1,8 +1,9 @@
 //! Gemma 4 MoE as shards: what goes into which package, and the program of each.
 
 use super::Gemma4;
-use super::config::Gemma4Config;
+use super::table::tensor_table;
 use crate::family::Family;
+use crate::models::{Part, TensorRow};
 use crate::lower::{Attention, HeadNorm, Lowering, RmsNorm, Stored};
 use crate::plan::{MAX_HEAD_WEIGHTS, MatrixPlan, Packing, Plan, PlanOptions, PlannedShard, Totals, VectorPlan};
 use crate::quant::{MatrixQuant, Quant};
@@ -418,6 +419,25 @@ impl Gemma4 {
         Ok(l.finish(&[&out])?)
     }
 
+    fn totals(&self, shards: &[PlannedShard], layer_shards: usize) -> Totals {
+        let c = &self.config;
+        let (mut bytes, mut bytes_per_token) = (0, 0);
+        for shard in shards {
+            let experts: u64 = shard.matrices.iter().filter(|m| m.part == "experts").map(MatrixPlan::bytes).sum();
+            bytes += shard.bytes;
+            bytes_per_token += shard.bytes - experts + experts * c.top_k_experts as u64 / c.num_experts as u64;
+        }
+        Totals {
+            shards: shards.len(),
+            layer_shards,
+            bytes,
+            embedding_bytes: 2 * c.vocab_size as u64 * c.hidden_size as u64,
+            params: c.parameters(),
+            active_params_per_token: self.active_parameters(),
+            bytes_per_token,
+        }
+    }
+
     fn lower_head(&self, tokens: TokenCount, stored: &Stored) -> Result<BuiltFunction> {
         let mut l = Lowering::new(stored, tokens);
         let hidden = l.input("hidden", &[1, self.config.hidden_size as u64, 1, 0], Some(3))?;
@@ -456,7 +476,7 @@ impl Family for Gemma4 {
                 options.max_shard_mb
             )));
         }
-        let totals = totals(c, &shards, layer_shards);
+        let totals = self.totals(&shards, layer_shards);
         Ok(Plan { family: self.name().into(), source: self.source_name(), options: options.clone(), shards, totals, chain })
     }
 
@@ -488,28 +508,37 @@ impl Family for Gemma4 {
         "embed_tokens.weight"
     }
 
+    fn parts(&self) -> BTreeMap<String, Part> {
+        let name = |r: TensorRow| (format!("{}{}", self.prefix, r.name), r.part);
+        tensor_table(&self.config).into_iter().map(name).collect()
+    }
+
+    fn summary(&self) -> BTreeMap<String, serde_json::Value> {
+        let c = &self.config;
+        let full = (0..c.num_hidden_layers).filter(|&l| c.is_full(l)).count();
+        let sizes = [
+            ("hidden_size", c.hidden_size),
+            ("num_hidden_layers", c.num_hidden_layers),
+            ("full_attention_layers", full),
+            ("num_attention_heads", c.num_attention_heads),
+            ("sliding_window", c.sliding_window),
+            ("intermediate_size", c.intermediate_size),
+            ("num_experts", c.num_experts),
+            ("top_k_experts", c.top_k_experts),
+            ("moe_intermediate_size", c.moe_intermediate_size),
+            ("vocab_size", c.vocab_size),
+            ("max_position_embeddings", c.max_position_embeddings),
+        ];
+        sizes.into_iter().map(|(k, v)| (k.to_string(), v.into())).collect()
+    }
+
+    fn active_parameters(&self) -> u64 {
+        let c = &self.config;
+        let idle = (c.num_hidden_layers * (c.num_experts - c.top_k_experts)) as u64;
+        c.parameters() - idle * c.expert_parameters()
+    }
+
     fn files(&self) -> Vec<(PathBuf, &'static str)> {
         self.side_files.clone()
-    }
-}
-
-fn totals(c: &Gemma4Config, shards: &[PlannedShard], layer_shards: usize) -> Totals {
-    let params = c.parameters();
-    let experts = (c.num_hidden_layers * c.num_experts) as u64 * c.expert_parameters();
-    let active = experts / c.num_experts as u64 * c.top_k_experts as u64;
-    let (mut bytes, mut bytes_per_token) = (0, 0);
-    for shard in shards {
-        let experts: u64 = shard.matrices.iter().filter(|m| m.part == "experts").map(MatrixPlan::bytes).sum();
-        bytes += shard.bytes;
-        bytes_per_token += shard.bytes - experts + experts * c.top_k_experts as u64 / c.num_experts as u64;
-    }
-    Totals {
-        shards: shards.len(),
-        layer_shards,
-        bytes,
-        embedding_bytes: 2 * c.vocab_size as u64 * c.hidden_size as u64,
-        params,
-        active_params_per_token: params - experts + active,
-        bytes_per_token,
     }
 }

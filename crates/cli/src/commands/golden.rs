@@ -1,0 +1,54 @@
+//! `anemoe golden`
+
+use super::generate::Prompt;
+use crate::Outcome;
+use crate::ui::Ui;
+use anemoe_convert::checkpoint::Checkpoint;
+use anemoe_gates::reference::{self, RunOptions};
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Run a checkpoint in f32, without packages or compression, and keep logits, tokens, hidden states and expert choices.
+#[derive(clap::Args)]
+#[command(after_help = "Example:\n  anemoe golden models/small-gemma4 --prompt-ids 2,926,871 --decode 16 -o golden.npz")]
+pub struct Args {
+    /// A Hugging Face folder, or synthetic:NAME?seed=N&layers=N.
+    checkpoint: String,
+    #[command(flatten)]
+    prompt: Prompt,
+    /// Greedy tokens behind the prompt.
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    decode: usize,
+    /// The file to write.
+    #[arg(short, long, value_name = "F.npz")]
+    out: PathBuf,
+}
+
+pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    let started = Instant::now();
+    let checkpoint = Checkpoint::open(&args.checkpoint)?;
+    let text = checkpoint.config.get("text_config").unwrap_or(&checkpoint.config);
+    let bos = text.get("bos_token_id").and_then(|v| v.as_u64()).and_then(|v| u32::try_from(v).ok());
+    let prompt = args.prompt.ids(&checkpoint.path.join("tokenizer.json"), bos)?;
+    let bar = ui.bar(1, "layers");
+    let options = RunOptions { hidden: true, routing: true };
+    let golden = reference::run_with_progress(&checkpoint, &prompt, args.decode, options, &mut |done, total| {
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
+    });
+    bar.finish_and_clear();
+    let golden = golden?;
+    golden.write(&args.out)?;
+    ui.document(&serde_json::json!({
+        "path": args.out, "prompt_ids": golden.prompt_ids, "decode_tokens": golden.decode_tokens,
+        "seconds": started.elapsed().as_secs_f64(),
+    }))?;
+    ui.line(format!(
+        "{}: {} prompt tokens, {} decoded, in {:.1} s",
+        args.out.display(),
+        golden.prompt_ids.len(),
+        golden.decode_tokens.len(),
+        started.elapsed().as_secs_f64()
+    ))?;
+    Ok(Outcome::Done)
+}

@@ -1,0 +1,168 @@
+//! `anemoe inspect`
+
+use crate::Outcome;
+use crate::ui::{self, Table, Ui};
+use anemoe_bundle::{CHAIN_FILE, Chain};
+use anemoe_convert::checkpoint::Checkpoint;
+use anemoe_convert::inspect::{self, CheckpointReport};
+use anemoe_mlpackage::mil::{Feature, FeatureShape};
+use anemoe_mlpackage::package::Package;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Show what a checkpoint, a bundle or a .mlpackage holds.
+#[derive(clap::Args)]
+#[command(after_help = "Example:\n  anemoe inspect models/small-gemma4\n  anemoe inspect shard.mlpackage --text")]
+pub struct Args {
+    /// A checkpoint (folder or synthetic:NAME), a bundle, or a .mlpackage.
+    path: String,
+    /// Every tensor of a checkpoint.
+    #[arg(long)]
+    tensors: bool,
+    /// The program of a package as text.
+    #[arg(long)]
+    text: bool,
+}
+
+pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    let path = Path::new(&args.path);
+    if path.extension().is_some_and(|e| e == "mlpackage") {
+        package(path, args.text, ui)?;
+    } else if path.join(CHAIN_FILE).is_file() {
+        bundle(path, ui)?;
+    } else {
+        let report = inspect::checkpoint(Checkpoint::open(&args.path)?)?;
+        ui.document(&report)?;
+        checkpoint(&report, args.tensors, ui)?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn checkpoint(r: &CheckpointReport, tensors: bool, ui: &Ui) -> std::io::Result<()> {
+    ui.line(format!("{} checkpoint {}", r.family, r.name))?;
+    for (key, value) in &r.config {
+        ui.line(format!("  {key}: {value}"))?;
+    }
+    let mut table = Table::new(&["part", "tensors", "parameters", "bytes"]);
+    for (part, sums) in &r.parts {
+        table.row(vec![part.clone(), sums.tensors.to_string(), ui::count(sums.parameters), ui::bytes(sums.bytes)]);
+    }
+    table.row(vec!["total".into(), r.tensors.len().to_string(), ui::count(r.total_parameters), ui::bytes(r.bytes)]);
+    table.print(ui)?;
+    ui.line(format!("{} parameters active per token", ui::count(r.active_parameters)))?;
+    if !r.skipped.is_empty() {
+        ui.line(format!("{} tensors of other modalities are skipped", r.skipped.len()))?;
+    }
+    if tensors {
+        let mut table = Table::new(&["tensor", "dtype", "shape", "part"]);
+        for t in &r.tensors {
+            table.row(vec![t.name.clone(), t.dtype.clone(), format!("{:?}", t.shape), t.part.clone()]);
+        }
+        table.print(ui)?;
+    }
+    Ok(())
+}
+
+fn bundle(path: &Path, ui: &Ui) -> anyhow::Result<()> {
+    let chain = Chain::read(path)?;
+    let bytes: u64 = chain.shards.iter().map(|s| s.bytes).sum();
+    ui.document(&serde_json::json!({
+        "family": chain.family, "source": chain.source, "model": chain.model, "tokens": chain.tokens,
+        "caches": chain.caches, "shards": chain.shards, "bytes": bytes,
+    }))?;
+    ui.line(format!("{} bundle of {}, by {}", chain.family, chain.source, chain.generator))?;
+    ui.line(format!(
+        "vocabulary {}, hidden size {}, {} layers, context of {} tokens",
+        chain.model.vocab_size, chain.model.hidden_size, chain.model.num_layers, chain.model.max_context
+    ))?;
+    let mut table = Table::new(&["shard", "kind", "functions", "quant", "weights", "package", "weight cosine"]);
+    for s in &chain.shards {
+        let functions: Vec<&str> = s.functions.iter().map(|f| f.name.as_str()).take(4).collect();
+        let more = if s.functions.len() > 4 { format!(" (+{})", s.functions.len() - 4) } else { String::new() };
+        let quant: Vec<String> = s.quant.iter().map(|(part, kind)| format!("{part} {kind}")).collect();
+        table.row(vec![
+            s.name.clone(),
+            s.kind.name().into(),
+            format!("{}{more}", functions.join(" ")),
+            quant.join(", "),
+            ui::count(s.weights),
+            ui::bytes(s.bytes),
+            format!("{:.5}", s.min_weight_cosine),
+        ]);
+    }
+    table.print(ui)?;
+    ui.line(format!("{} packages, {}", chain.shards.len(), ui::bytes(bytes)))?;
+    Ok(())
+}
+
+fn shape(f: &Feature) -> String {
+    match &f.shape {
+        FeatureShape::Fixed(s) => format!("{s:?}"),
+        FeatureShape::Range { ranges, .. } => {
+            let bound = |(low, high): &(u64, Option<u64>)| match high {
+                Some(high) if low == high => low.to_string(),
+                Some(high) => format!("{low}..{high}"),
+                None => format!("{low}.."),
+            };
+            format!("[{}]", ranges.iter().map(bound).collect::<Vec<_>>().join(", "))
+        }
+        FeatureShape::Enumerated(all) => format!("one of {all:?}"),
+        FeatureShape::Dynamic => "dynamic".into(),
+    }
+}
+
+fn package(path: &Path, text: bool, ui: &Ui) -> anyhow::Result<()> {
+    let package = Package::open(path)?;
+    let model = package.model();
+    let mut functions = serde_json::Map::new();
+    for described in &model.functions {
+        let Some(f) = model.program.functions.get(&described.name) else { continue };
+        let mut ops: BTreeMap<&str, u64> = BTreeMap::new();
+        for op in &f.block.operations {
+            *ops.entry(op.op_type.as_str()).or_default() += 1;
+        }
+        let list = |features: &[Feature]| -> Vec<serde_json::Value> {
+            let one = |f: &Feature| serde_json::json!({"name": f.name, "dtype": f.dtype.name(), "shape": shape(f)});
+            features.iter().map(one).collect()
+        };
+        functions.insert(
+            described.name.clone(),
+            serde_json::json!({
+                "opset": f.opset.name(), "inputs": list(&described.inputs), "outputs": list(&described.outputs),
+                "states": list(&described.states), "ops": ops,
+            }),
+        );
+    }
+    ui.document(&serde_json::json!({
+        "path": PathBuf::from(path), "specification_version": model.specification_version,
+        "default_function": model.default_function, "functions": functions, "bytes": package.total_bytes(),
+    }))?;
+    ui.line(format!(
+        "{}: specification version {}, {}",
+        path.display(),
+        model.specification_version,
+        ui::bytes(package.total_bytes())
+    ))?;
+    for described in &model.functions {
+        let Some(f) = model.program.functions.get(&described.name) else { continue };
+        let mark = if described.name == model.default_function && model.functions.len() > 1 { " (default)" } else { "" };
+        ui.line(format!("\nfunction {}{mark}, {}", described.name, f.opset))?;
+        for (what, features) in
+            [("input", &described.inputs), ("output", &described.outputs), ("state", &described.states)]
+        {
+            for f in features {
+                ui.line(format!("  {what:6} {} {} {}", f.name, f.dtype, shape(f)))?;
+            }
+        }
+        let mut ops: BTreeMap<&str, u64> = BTreeMap::new();
+        for op in &f.block.operations {
+            *ops.entry(op.op_type.as_str()).or_default() += 1;
+        }
+        let ops: Vec<String> = ops.iter().map(|(op, n)| format!("{op} {n}")).collect();
+        ui.line(format!("  ops    {}", ops.join(", ")))?;
+    }
+    if text {
+        ui.line(format!("\n{}", anemoe_mlpackage::mil::text::program(&model.program)))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,57 @@
+//! `anemoe predict`
+
+use crate::Outcome;
+use crate::ui::Ui;
+use anemoe_runtime::cpu::Precision;
+use anemoe_runtime::predict::Prediction;
+use std::path::PathBuf;
+
+/// Run one Core ML package, from whatever tool, on arrays from files.
+#[derive(clap::Args)]
+#[command(after_help = "Example:\n  anemoe predict model.mlpackage --inputs step0.npz --inputs step1.npz --outputs 'out{}.npz'")]
+pub struct Args {
+    /// The .mlpackage.
+    package: PathBuf,
+    /// Archive with an array per input, and state:NAME to start a state from; several run in order, states carry over.
+    #[arg(long, value_name = "A.npz", required = true, num_args = 1..)]
+    inputs: Vec<PathBuf>,
+    /// Archive to write; {} becomes the number of the step, without it only the last step is written.
+    #[arg(long, value_name = "OUT{}.npz")]
+    outputs: String,
+    /// Function to run [default: the package's own].
+    #[arg(long, value_name = "NAME")]
+    function: Option<String>,
+    /// fp16 rounds every fp16 result, as the device does; fp32 rounds nothing.
+    #[arg(long, value_enum, default_value = "fp16")]
+    precision: PrecisionArg,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum PrecisionArg {
+    Fp16,
+    Fp32,
+}
+
+pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    let prediction = Prediction {
+        package: args.package,
+        function: args.function,
+        precision: match args.precision {
+            PrecisionArg::Fp16 => Precision::Fp16,
+            PrecisionArg::Fp32 => Precision::Fp32,
+        },
+        inputs: args.inputs,
+        outputs: args.outputs,
+    };
+    let written = prediction.run()?;
+    let mut document = Vec::new();
+    for file in &written {
+        let arrays: serde_json::Map<String, serde_json::Value> =
+            file.arrays.iter().map(|(name, shape)| (name.clone(), serde_json::json!(shape))).collect();
+        document.push(serde_json::json!({"path": file.path, "arrays": arrays}));
+        let list: Vec<String> = file.arrays.iter().map(|(name, shape)| format!("{name} {shape:?}")).collect();
+        ui.line(format!("{}: {}", file.path.display(), list.join(", ")))?;
+    }
+    ui.document(&serde_json::json!({"steps": prediction.inputs.len(), "outputs": document}))?;
+    Ok(Outcome::Done)
+}

@@ -1,0 +1,96 @@
+//! What a checkpoint holds, by part of the model.
+
+use crate::Result;
+use crate::checkpoint::Checkpoint;
+use crate::models;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// A checkpoint in numbers.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CheckpointReport {
+    /// Model family.
+    pub family: String,
+    /// The folder's name, or the synthetic model's.
+    pub name: String,
+    /// Sizes from the configuration.
+    pub config: BTreeMap<String, serde_json::Value>,
+    /// Sums per part.
+    pub parts: BTreeMap<String, PartSums>,
+    /// All parameters of the model; the tied embedding counts once.
+    pub total_parameters: u64,
+    /// Parameters that a token meets, the embedding once, as the head.
+    pub active_parameters: u64,
+    /// Bytes of the model's tensors as stored.
+    pub bytes: u64,
+    /// The model's tensors.
+    pub tensors: Vec<TensorReport>,
+    /// Tensors that the text model does not need.
+    pub skipped: Vec<String>,
+}
+
+/// Sums over a part of the model.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct PartSums {
+    /// Tensors.
+    pub tensors: u64,
+    /// Parameters.
+    pub parameters: u64,
+    /// Bytes as stored.
+    pub bytes: u64,
+}
+
+/// One tensor.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TensorReport {
+    /// As in the checkpoint.
+    pub name: String,
+    /// As stored.
+    pub dtype: String,
+    /// Outermost first.
+    pub shape: Vec<u64>,
+    /// Part of the model.
+    pub part: String,
+}
+
+/// Counts what a checkpoint holds, after checking it against its family's tensor table.
+///
+/// # Errors
+/// The family is not known, or the checkpoint does not fit it.
+pub fn checkpoint(checkpoint: Checkpoint) -> Result<CheckpointReport> {
+    let name = checkpoint.name.clone();
+    let infos = checkpoint.source.tensors().to_vec();
+    let family = models::open(checkpoint)?;
+    let mut report = CheckpointReport {
+        family: family.name().into(),
+        name,
+        config: family.summary(),
+        parts: BTreeMap::new(),
+        total_parameters: 0,
+        active_parameters: family.active_parameters(),
+        bytes: 0,
+        tensors: Vec::new(),
+        skipped: Vec::new(),
+    };
+    let parts = family.parts();
+    for info in infos {
+        let Some(part) = parts.get(&info.name) else {
+            report.skipped.push(info.name);
+            continue;
+        };
+        let bytes = info.elements() * info.dtype.bytes() as u64;
+        let sums = report.parts.entry(part.name().into()).or_default();
+        sums.tensors += 1;
+        sums.parameters += info.elements();
+        sums.bytes += bytes;
+        report.total_parameters += info.elements();
+        report.bytes += bytes;
+        report.tensors.push(TensorReport {
+            name: info.name,
+            dtype: format!("{:?}", info.dtype).to_lowercase(),
+            shape: info.shape,
+            part: part.name().into(),
+        });
+    }
+    Ok(report)
+}
