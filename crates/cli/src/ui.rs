@@ -15,11 +15,6 @@ impl Ui {
         Ui { json }
     }
 
-    /// Results are wanted as JSON.
-    pub fn is_json(&self) -> bool {
-        self.json
-    }
-
     /// Prints a line of the result for people.
     pub fn line(&self, text: impl AsRef<str>) -> io::Result<()> {
         if self.json {

@@ -9,10 +9,15 @@ use serde::Serialize;
 /// Cosine that every position and step must reach.
 pub const MIN_COSINE: f64 = 0.97;
 
+/// Where the reference's best logit leads by less than this, its choice is a near tie: the second token is at least e^-0.25,
+/// about 0.78, as probable, and rounding alone can swap them.
+pub const NEAR_TIE: f32 = 0.25;
+
 /// What the gate found.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Validation {
-    /// Every cosine reaches the threshold, and greedy tokens are equal or differ only behind a cosine that passes.
+    /// Every cosine reaches the threshold, and after every prefix of the reference's continuation the bundle chooses the
+    /// reference's token, but for near ties.
     pub pass: bool,
     /// The threshold.
     pub threshold: f64,
@@ -22,12 +27,31 @@ pub struct Validation {
     pub positions: Vec<Position>,
     /// Logits after each token of the reference's continuation, which is what the bundle is fed.
     pub decode: Vec<StepCosine>,
+    /// Steps whose choice differs from the reference's.
+    pub wrong_choices: Vec<Choice>,
+    /// See [`NEAR_TIE`].
+    pub near_tie_margin: f32,
     /// The bundle's own greedy continuation equals the reference's.
     pub tokens_match: bool,
     /// The bundle's own greedy continuation.
     pub generated_ids: Vec<u32>,
     /// The reference's.
     pub expected_ids: Vec<u32>,
+}
+
+/// A step at which the bundle would choose another token than the reference.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Choice {
+    /// From 0.
+    pub step: usize,
+    /// The bundle's token.
+    pub chosen: u32,
+    /// The reference's.
+    pub expected: u32,
+    /// By how much the reference's best logit leads.
+    pub margin: f32,
+    /// The margin is below [`NEAR_TIE`].
+    pub near_tie: bool,
 }
 
 /// Cosine of the logits at a prompt position.
@@ -103,20 +127,39 @@ pub fn validate(engine: &mut Engine, golden: &Golden, threshold: f64) -> Result<
         decode.push(StepCosine { step: golden.decode_tokens.len(), cosine: cosine(&logits, reference) });
     }
     let expected_ids = golden.decode_tokens.clone();
+    let wrong_choices: Vec<Choice> = choices
+        .iter()
+        .zip(&expected_ids)
+        .enumerate()
+        .filter(|(_, (a, b))| a != b)
+        .map(|(step, (&chosen, &expected))| {
+            let margin = golden.next_token_logits.get(step).map_or(f32::INFINITY, |row| lead(row));
+            Choice { step, chosen, expected, margin, near_tie: margin < NEAR_TIE }
+        })
+        .collect();
     let tokens_match = choices == expected_ids;
     let generated_ids = if tokens_match { choices } else { greedy(engine, golden, &prompt)? };
     let cosines = positions.iter().map(|p| p.cosine).chain(decode.iter().map(|d| d.cosine));
     let min_cosine = cosines.fold(1.0, f64::min);
     Ok(Validation {
-        pass: min_cosine >= threshold && tokens_match,
+        pass: min_cosine >= threshold && wrong_choices.iter().all(|c| c.near_tie),
         threshold,
         min_cosine,
         positions,
         decode,
+        wrong_choices,
+        near_tie_margin: NEAR_TIE,
         tokens_match,
         generated_ids,
         expected_ids,
     })
+}
+
+/// By how much the largest value leads.
+fn lead(row: &[f32]) -> f32 {
+    let best = argmax(row);
+    let second = row.iter().enumerate().filter(|(i, _)| *i != best).map(|(_, v)| *v).fold(f32::NEG_INFINITY, f32::max);
+    row.get(best).map_or(0.0, |v| v - second)
 }
 
 fn greedy(engine: &mut Engine, golden: &Golden, prompt: &[Vec<f32>]) -> Result<Vec<u32>> {

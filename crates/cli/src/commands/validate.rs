@@ -50,6 +50,16 @@ pub fn print(v: &Validation, ui: &Ui) -> std::io::Result<()> {
         table.row(vec![format!("decode step {}", d.step), format!("{:.6}", d.cosine)]);
     }
     table.print(ui)?;
+    for c in &v.wrong_choices {
+        ui.line(format!(
+            "decode step {}: token {} instead of {}, whose logit leads by {:.3} in the reference{}",
+            c.step,
+            c.chosen,
+            c.expected,
+            c.margin,
+            if c.near_tie { ": a near tie" } else { "" }
+        ))?;
+    }
     let equal = v.generated_ids.iter().zip(&v.expected_ids).take_while(|(a, b)| a == b).count();
     ui.line(format!(
         "{}: lowest cosine {:.6} (at least {} wanted) over {} positions and {} steps; {equal} of {} greedy tokens equal",
