@@ -18,9 +18,10 @@ pub fn open(checkpoint: Checkpoint) -> Result<Box<dyn Family>> {
     let model_type = checkpoint.config.get("model_type").and_then(|v| v.as_str());
     match model_type {
         Some("gemma4" | "gemma4_text") => Ok(Box::new(gemma4::Gemma4::open(checkpoint)?)),
-        Some(other) => {
-            Err(Error::unsupported(path, format!("model_type `{other}`; known are gemma4 and gemma4_text (MoE)")))
-        }
+        Some(other) => Err(Error::unsupported(
+            path,
+            format!("model_type `{other}`; known are gemma4 and gemma4_text (MoE)"),
+        )),
         None => Err(Error::invalid(path, "configuration: `model_type` is missing")),
     }
 }

@@ -67,7 +67,8 @@ pub fn check_tensors(
     table: &[TensorRow],
     skip: impl Fn(&str) -> bool,
 ) -> Result<()> {
-    let rows: BTreeMap<String, &TensorRow> = table.iter().map(|r| (format!("{prefix}{}", r.name), r)).collect();
+    let rows: BTreeMap<String, &TensorRow> =
+        table.iter().map(|r| (format!("{prefix}{}", r.name), r)).collect();
     for info in source.tensors() {
         match rows.get(&info.name) {
             Some(row) if row.shape == info.shape => {}
@@ -79,14 +80,18 @@ pub fn check_tensors(
             }
             None if skip(&info.name) => {}
             None => {
-                return Err(Error::invalid(&info.file, format!("tensor `{}`: this model has none of that name", info.name)));
+                return Err(Error::invalid(
+                    &info.file,
+                    format!("tensor `{}`: this model has none of that name", info.name),
+                ));
             }
         }
     }
     match rows.iter().find(|(name, _)| source.info(name).is_none()) {
         None => Ok(()),
-        Some((name, row)) => {
-            Err(Error::invalid(source.path(), format!("checkpoint: tensor `{name}` {:?} is missing", row.shape)))
-        }
+        Some((name, row)) => Err(Error::invalid(
+            source.path(),
+            format!("checkpoint: tensor `{name}` {:?} is missing", row.shape),
+        )),
     }
 }

@@ -57,7 +57,10 @@ impl Gemma4 {
         check_tensors(checkpoint.source.as_ref(), prefix, &tensor_table(&config), is_skipped)?;
         let generation = checkpoint.generation_config.as_ref();
         let mut eos = token_ids(generation.and_then(|g| g.get("eos_token_id")));
-        for id in token_ids(checkpoint.config.get("eos_token_id")).into_iter().chain(config.eos_token_ids.iter().copied()) {
+        for id in token_ids(checkpoint.config.get("eos_token_id"))
+            .into_iter()
+            .chain(config.eos_token_ids.iter().copied())
+        {
             if eos.is_empty() || !eos.contains(&id) {
                 eos.push(id);
             }
@@ -91,7 +94,8 @@ impl Gemma4 {
     pub fn tensor(&self, name: &str) -> Result<Vec<f32>> {
         let full = format!("{}{name}", self.prefix);
         let info = self.checkpoint.source.info(&full);
-        let info = info.ok_or_else(|| Error::invalid(&self.checkpoint.path, format!("use: no tensor `{full}`")))?;
+        let info =
+            info.ok_or_else(|| Error::invalid(&self.checkpoint.path, format!("use: no tensor `{full}`")))?;
         let mut out = vec![0f32; info.elements() as usize];
         self.checkpoint.source.read(&full, 0..info.elements(), &mut out)?;
         Ok(out)

@@ -17,7 +17,8 @@ pub fn tensor_table(c: &Gemma4Config) -> Vec<TensorRow> {
     for l in 0..c.num_hidden_layers {
         let d = c.head_dim(l);
         let (q, kv) = (c.num_attention_heads * d, c.kv_heads(l) * d);
-        let mut row = |part: Part, name: &str, shape: &[usize]| add(Some(l), part, format!("layers.{l}.{name}"), shape);
+        let mut row =
+            |part: Part, name: &str, shape: &[usize]| add(Some(l), part, format!("layers.{l}.{name}"), shape);
         row(Attention, "self_attn.q_proj.weight", &[q, h]);
         row(Attention, "self_attn.k_proj.weight", &[kv, h]);
         if !c.k_eq_v(l) {
