@@ -80,10 +80,12 @@ pub fn build(
     on_event: &(dyn Fn(Event<'_>) + Sync),
 ) -> Result<BuildReport> {
     let started = Instant::now();
-    let site = Site::open(bundle, plan)?;
+    let site = Site::open(bundle, plan, &family.fingerprint())?;
     let result = site.run(family, plan, jobs, on_event);
-    if result.is_err() {
-        site.tidy();
+    if let Err(e) = &result {
+        // A full disk or an interruption can be mended and the build go on; a wrong checkpoint cannot.
+        let resumable = matches!(e, Error::Io { .. } | Error::Package(_) | Error::Bundle(_));
+        site.tidy(!resumable);
     }
     let (records, reused) = result?;
     let package_bytes = records.iter().map(|r| r.bytes).sum();
@@ -107,7 +109,7 @@ struct Site {
 }
 
 impl Site {
-    fn open(bundle: &Path, plan: &Plan) -> Result<Site> {
+    fn open(bundle: &Path, plan: &Plan, fingerprint: &str) -> Result<Site> {
         let work = bundle.join(WORK_DIR);
         let plan_file = work.join("plan.json");
         let exists = bundle.symlink_metadata().is_ok();
@@ -135,7 +137,8 @@ impl Site {
             Err(TryLockError::Error(e)) => return Err(Error::io(&lock_file, e)),
         }
         let site = Site { bundle: bundle.to_path_buf(), work, _lock: lock };
-        let text = to_json(plan);
+        site.sweep();
+        let text = to_json(&serde_json::json!({"checkpoint": fingerprint, "plan": plan}));
         match fs::read(&plan_file) {
             Ok(found) if found == text => {}
             Ok(_) => {
@@ -147,7 +150,7 @@ impl Site {
             Err(_) => {
                 let started = create(&bundle.join(SHARDS_DIR)).and_then(|()| Ok(write_atomic(&plan_file, &text)?));
                 if started.is_err() {
-                    site.tidy();
+                    site.tidy(true);
                 }
                 started?;
             }
@@ -155,14 +158,30 @@ impl Site {
         Ok(site)
     }
 
-    /// After a failure: leaves finished shards, and nothing at all when there is none.
-    fn tidy(&self) {
-        let done = fs::read_dir(self.bundle.join(SHARDS_DIR)).is_ok_and(|mut d| d.next().is_some());
-        if !done {
+    /// Removes what a killed run was in the middle of writing; nobody else writes here while the lock is held.
+    fn sweep(&self) {
+        for dir in [self.bundle.clone(), self.bundle.join(SHARDS_DIR), self.work.clone()] {
+            for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+                let name = entry.file_name();
+                let name = name.to_string_lossy();
+                if name.starts_with(".partial-") {
+                    let _ = fs::remove_dir_all(entry.path());
+                } else if name.starts_with(".tmp") {
+                    let _ = fs::remove_file(entry.path()).or_else(|_| fs::remove_dir_all(entry.path()));
+                }
+            }
+        }
+    }
+
+    /// After a failure: leaves finished shards unless `all` is to go, and nothing at all when there is none.
+    fn tidy(&self, all: bool) {
+        let shards = self.bundle.join(SHARDS_DIR);
+        let done = fs::read_dir(&shards).is_ok_and(|mut d| d.next().is_some());
+        if all || !done {
             // What cannot be removed now is recognised as an unfinished build by the next run.
             let _ = fs::remove_dir_all(&self.work);
             let _ = fs::remove_file(self.bundle.join("embed.bin"));
-            let _ = fs::remove_dir(self.bundle.join(SHARDS_DIR));
+            let _ = fs::remove_dir_all(&shards);
             let _ = fs::remove_dir(&self.bundle);
         }
     }

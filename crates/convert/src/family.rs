@@ -33,6 +33,9 @@ pub trait Family: Send + Sync {
     /// The file cannot be read, or a value is NaN or infinite.
     fn read(&self, tensor: &str, range: Range<u64>, out: &mut [f32]) -> Result<()>;
 
+    /// Changes when the checkpoint's files do, so that a build does not go on with another checkpoint's shards.
+    fn fingerprint(&self) -> String;
+
     /// Name of the embedding `[vocab_size, hidden_size]`.
     fn embedding_tensor(&self) -> &str;
 

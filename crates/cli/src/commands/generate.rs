@@ -23,7 +23,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 128)]
     max_new: usize,
     /// Divides the logits; 0 always takes the most probable token.
-    #[arg(long, value_name = "X", default_value_t = 0.0)]
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
     temperature: f32,
     /// Only the N most probable tokens; 0 for all.
     #[arg(long, value_name = "N", default_value_t = 0)]

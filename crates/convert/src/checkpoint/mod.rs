@@ -53,6 +53,16 @@ impl Checkpoint {
         Ok(Checkpoint { name, path, config, generation_config, source })
     }
 
+    /// Names, lengths and times of the files that hold tensors.
+    pub fn fingerprint(&self) -> String {
+        let files: std::collections::BTreeSet<&Path> = self.source.tensors().iter().map(|t| t.file.as_path()).collect();
+        let one = |file: &&Path| match std::fs::metadata(file) {
+            Ok(meta) => format!("{} {} {:?}", file.display(), meta.len(), meta.modified().ok()),
+            Err(_) => file.display().to_string(),
+        };
+        files.iter().map(one).collect::<Vec<_>>().join("; ")
+    }
+
     /// Files beside the weights that belong into a bundle.
     pub fn side_files(&self) -> Vec<(PathBuf, &'static str)> {
         ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]

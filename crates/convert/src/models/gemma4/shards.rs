@@ -504,6 +504,10 @@ impl Family for Gemma4 {
         self.read_elements(tensor, range, out)
     }
 
+    fn fingerprint(&self) -> String {
+        self.checkpoint().fingerprint()
+    }
+
     fn embedding_tensor(&self) -> &str {
         "embed_tokens.weight"
     }
