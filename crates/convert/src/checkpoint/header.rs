@@ -109,7 +109,7 @@ pub fn parse(file: &[u8]) -> Result<Vec<Placed>, Refused> {
     }
 
     // An empty tensor comes before the one that starts where it does.
-    tensors.sort_by(|a, b| (a.bytes.start, a.bytes.end).cmp(&(b.bytes.start, b.bytes.end)));
+    tensors.sort_by_key(|t| (t.bytes.start, t.bytes.end));
     let mut end = data_start;
     let mut before = "the header";
     for tensor in &tensors {
