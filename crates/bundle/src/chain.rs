@@ -308,7 +308,8 @@ impl Chain {
                 format!("chain: format {} where this version reads {FORMAT}", version.format),
             ));
         }
-        let chain: Chain = serde_json::from_slice(&text).map_err(|e| Error::invalid(&path, format!("chain: {e}")))?;
+        let chain: Chain =
+            serde_json::from_slice(&text).map_err(|e| Error::invalid(&path, format!("chain: {e}")))?;
         chain.check().map_err(|what| Error::invalid(&path, format!("chain: {what}")))?;
         Ok(chain)
     }
@@ -319,7 +320,8 @@ impl Chain {
     /// The file cannot be written.
     pub fn write(&self, bundle: &Path) -> Result<()> {
         let path = bundle.join(CHAIN_FILE);
-        let mut text = serde_json::to_vec_pretty(self).map_err(|e| Error::invalid(&path, format!("chain: {e}")))?;
+        let mut text =
+            serde_json::to_vec_pretty(self).map_err(|e| Error::invalid(&path, format!("chain: {e}")))?;
         text.push(b'\n');
         write_atomic(&path, &text)
     }
@@ -347,18 +349,28 @@ impl Chain {
             ));
         }
         inside(&self.embedding.file).map_err(|e| format!("embedding: {e}"))?;
-        if self.tokens.is_empty() || self.tokens.iter().any(|t| t.min == 0 || t.min > t.max || t.max > 1 << 16) {
+        if self.tokens.is_empty()
+            || self.tokens.iter().any(|t| t.min == 0 || t.min > t.max || t.max > 1 << 16)
+        {
             return Err("tokens: at least one count, each 1 <= min <= max <= 65536".into());
         }
         for (name, rope) in &self.ropes {
             if rope.width != rope.inv_freq.len().saturating_mul(2) {
-                return Err(format!("rope `{name}`: width {} for {} frequencies", rope.width, rope.inv_freq.len()));
+                return Err(format!(
+                    "rope `{name}`: width {} for {} frequencies",
+                    rope.width,
+                    rope.inv_freq.len()
+                ));
             }
         }
         for (name, cache) in &self.caches {
-            let needed = cache.window.map_or(m.max_context, |w| (w + self.max_tokens() - 1).min(m.max_context));
+            let needed =
+                cache.window.map_or(m.max_context, |w| (w + self.max_tokens() - 1).min(m.max_context));
             if cache.slots < needed || cache.slots > 1 << 24 {
-                return Err(format!("cache `{name}`: {} slots where at least {needed} are needed", cache.slots));
+                return Err(format!(
+                    "cache `{name}`: {} slots where at least {needed} are needed",
+                    cache.slots
+                ));
             }
         }
         let mut names = BTreeSet::new();
@@ -381,7 +393,11 @@ impl Chain {
         Ok(())
     }
 
-    fn check_step<'a>(&'a self, step: &'a Step, written: &mut BTreeSet<&'a str>) -> std::result::Result<(), String> {
+    fn check_step<'a>(
+        &'a self,
+        step: &'a Step,
+        written: &mut BTreeSet<&'a str>,
+    ) -> std::result::Result<(), String> {
         let read = |register: &str, written: &BTreeSet<&str>| {
             if written.contains(register) {
                 Ok(())
@@ -401,7 +417,8 @@ impl Chain {
                 written.insert(weights);
             }
             Step::Run(run) => {
-                let shard = self.shard(&run.shard).ok_or_else(|| format!("no shard is named `{}`", run.shard))?;
+                let shard =
+                    self.shard(&run.shard).ok_or_else(|| format!("no shard is named `{}`", run.shard))?;
                 if !shard.functions.iter().any(|f| f.unit == run.unit) {
                     return Err(format!("shard `{}` has no function for unit {:?}", run.shard, run.unit));
                 }
@@ -413,14 +430,20 @@ impl Chain {
                         InputBinding::Register { name, .. } => read(name, written)?,
                         InputBinding::Host(HostInput::RopeCos(name) | HostInput::RopeSin(name)) => {
                             if !self.ropes.contains_key(name) {
-                                return Err(format!("shard `{}`, input `{input}`: no rope `{name}`", run.shard));
+                                return Err(format!(
+                                    "shard `{}`, input `{input}`: no rope `{name}`",
+                                    run.shard
+                                ));
                             }
                         }
                         InputBinding::Host(
                             HostInput::Mask(name) | HostInput::Place(name) | HostInput::Keep(name),
                         ) => {
                             if !self.caches.contains_key(name) {
-                                return Err(format!("shard `{}`, input `{input}`: no cache `{name}`", run.shard));
+                                return Err(format!(
+                                    "shard `{}`, input `{input}`: no cache `{name}`",
+                                    run.shard
+                                ));
                             }
                         }
                     }

@@ -23,7 +23,9 @@ pub fn usage(e: &clap::Error) -> ExitCode {
 /// Prints an error and gives the exit status.
 pub fn report(e: &anyhow::Error, json: bool) -> ExitCode {
     // A reader that went away (`anemoe inspect | head`) is no fault.
-    if e.chain().any(|c| c.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)) {
+    if e.chain().any(|c| {
+        c.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+    }) {
         return ExitCode::SUCCESS;
     }
     let message = format!("{e:#}");

@@ -45,10 +45,16 @@ impl Ui {
 
     /// A bar over `total` units of work, on a terminal; elsewhere nothing is drawn.
     pub fn bar(&self, total: u64, what: &str) -> ProgressBar {
-        let target = if io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        let target = if io::stderr().is_terminal() {
+            ProgressDrawTarget::stderr()
+        } else {
+            ProgressDrawTarget::hidden()
+        };
         let bar = ProgressBar::with_draw_target(Some(total), target);
         let template = "{prefix} [{wide_bar}] {pos}/{len} {msg} {elapsed}, {eta} left";
-        bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar.set_style(
+            ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
+        );
         bar.set_prefix(what.to_string());
         bar
     }
@@ -73,7 +79,8 @@ impl Table {
     /// Prints the table.
     pub fn print(&self, ui: &Ui) -> io::Result<()> {
         let columns = self.rows[0].len();
-        let width = |c: usize| self.rows.iter().map(|r| r.get(c).map_or(0, |s| s.chars().count())).max().unwrap_or(0);
+        let width =
+            |c: usize| self.rows.iter().map(|r| r.get(c).map_or(0, |s| s.chars().count())).max().unwrap_or(0);
         let widths: Vec<usize> = (0..columns).map(width).collect();
         for (i, row) in self.rows.iter().enumerate() {
             let mut line = String::new();

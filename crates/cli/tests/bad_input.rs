@@ -189,7 +189,10 @@ fn output_folder_that_cannot_be_made() {
     let file = dir.path().join("file");
     fs::write(&file, "x").unwrap();
     let out = file.join("b.anemoe");
-    refused(&["build", fixture("tiny-gemma4-moe").to_str().unwrap(), "-o", out.to_str().unwrap()], &["b.anemoe"]);
+    refused(
+        &["build", fixture("tiny-gemma4-moe").to_str().unwrap(), "-o", out.to_str().unwrap()],
+        &["b.anemoe"],
+    );
 }
 
 /// A limit on the size of files stands for a full disk: writing fails in the middle of a package.
@@ -204,7 +207,8 @@ fn output_that_does_not_fit() {
         fixture("tiny-gemma4-moe").display(),
         out.display()
     );
-    let (code, stdout, err) = finish(std::process::Command::new("sh").args(["-c", &script]).output().unwrap());
+    let (code, stdout, err) =
+        finish(std::process::Command::new("sh").args(["-c", &script]).output().unwrap());
     assert_eq!(code, 2, "{stdout}\n{err}");
     assert!(!err.contains("panicked"), "{err}");
     assert!(!out.exists(), "{:?}", contents(&out).iter().map(|c| &c.0).collect::<Vec<_>>());

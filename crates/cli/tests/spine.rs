@@ -8,14 +8,17 @@ use std::path::Path;
 
 fn validate(bundle: &Path, model: &str, min_cosine: &str, status: i32) -> Value {
     let golden = fixture(model).join("golden.npz");
-    json(status, &[
-        "validate",
-        bundle.to_str().unwrap(),
-        "--golden",
-        golden.to_str().unwrap(),
-        "--min-cosine",
-        min_cosine,
-    ])
+    json(
+        status,
+        &[
+            "validate",
+            bundle.to_str().unwrap(),
+            "--golden",
+            golden.to_str().unwrap(),
+            "--min-cosine",
+            min_cosine,
+        ],
+    )
 }
 
 fn ids(value: &Value) -> Vec<u64> {
@@ -73,7 +76,15 @@ fn prefill_does_not_depend_on_its_chunks() {
     let prompt: Vec<String> = (0..29).map(|i| ((i * 37 + 2) % 512).to_string()).collect();
     let generate = |chunk: &[&str]| {
         let prompt = prompt.join(",");
-        let mut args = vec!["generate", bundle.to_str().unwrap(), "--prompt-ids", &prompt, "--max-new", "24", "--ignore-eos"];
+        let mut args = vec![
+            "generate",
+            bundle.to_str().unwrap(),
+            "--prompt-ids",
+            &prompt,
+            "--max-new",
+            "24",
+            "--ignore-eos",
+        ];
         args.extend(chunk);
         let v = json(0, &args);
         assert_eq!(v["timing"]["prefill_tokens"], 29);
@@ -108,11 +119,18 @@ fn an_interrupted_build_goes_on() {
     let (a, b) = (dir.path().join("a"), dir.path().join("b"));
     build(&fixture("tiny-gemma4-moe"), &a, &["--quant", "lut4"]);
     // What a killed build leaves: some shards and their records, a temporary folder, no chain.json.
-    let mut child = common::anemoe(&["build", fixture("tiny-gemma4-moe").to_str().unwrap(), "-o", b.to_str().unwrap(), "--quant", "lut4"])
-        .stdout(std::process::Stdio::null())
-        .stderr(std::process::Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut child = common::anemoe(&[
+        "build",
+        fixture("tiny-gemma4-moe").to_str().unwrap(),
+        "-o",
+        b.to_str().unwrap(),
+        "--quant",
+        "lut4",
+    ])
+    .stdout(std::process::Stdio::null())
+    .stderr(std::process::Stdio::null())
+    .spawn()
+    .unwrap();
     while child.try_wait().unwrap().is_none() && !b.join("shards/L01.attn.mlpackage").exists() {
         std::thread::sleep(std::time::Duration::from_millis(2));
     }
@@ -164,7 +182,8 @@ fn sampling_is_reproducible() {
     let bundle = dir.path().join("b");
     build(&fixture("tiny-gemma4-moe"), &bundle, &["--quant", "fp16", "--tokens", "1"]);
     let sample = |seed: &str| {
-        let args = ["generate", bundle.to_str().unwrap(), "--prompt-ids", "2,5", "--max-new", "12", "--ignore-eos"];
+        let args =
+            ["generate", bundle.to_str().unwrap(), "--prompt-ids", "2,5", "--max-new", "12", "--ignore-eos"];
         let mut args = args.to_vec();
         args.extend(["--temperature", "1.5", "--top-k", "50", "--top-p", "0.9", "--seed", seed]);
         ids(&json(0, &args)["generated_ids"])

@@ -122,7 +122,10 @@ impl Site {
                 bundle.display()
             )));
         }
-        if exists && !work.exists() && fs::read_dir(bundle).map_err(|e| Error::io(bundle, e))?.next().is_some() {
+        if exists
+            && !work.exists()
+            && fs::read_dir(bundle).map_err(|e| Error::io(bundle, e))?.next().is_some()
+        {
             return Err(Error::Usage(format!("{}: exists and is not an unfinished build", bundle.display())));
         }
         let create = |dir: &Path| fs::create_dir_all(dir).map_err(|e| Error::io(dir, e));
@@ -132,7 +135,10 @@ impl Site {
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                return Err(Error::Usage(format!("{}: another build is using this folder", bundle.display())));
+                return Err(Error::Usage(format!(
+                    "{}: another build is using this folder",
+                    bundle.display()
+                )));
             }
             Err(TryLockError::Error(e)) => return Err(Error::io(&lock_file, e)),
         }
@@ -148,7 +154,8 @@ impl Site {
                 )));
             }
             Err(_) => {
-                let started = create(&bundle.join(SHARDS_DIR)).and_then(|()| Ok(write_atomic(&plan_file, &text)?));
+                let started =
+                    create(&bundle.join(SHARDS_DIR)).and_then(|()| Ok(write_atomic(&plan_file, &text)?));
                 if started.is_err() {
                     site.tidy(true);
                 }
@@ -211,7 +218,12 @@ impl Site {
                             Ok((record, again)) => {
                                 reused.fetch_add(usize::from(again), Ordering::Relaxed);
                                 let elapsed = started.elapsed();
-                                on_event(Event::ShardDone { shard, bytes: record.bytes, elapsed, reused: again });
+                                on_event(Event::ShardDone {
+                                    shard,
+                                    bytes: record.bytes,
+                                    elapsed,
+                                    reused: again,
+                                });
                                 results.lock().unwrap_or_else(|p| p.into_inner())[i] = Some(record);
                             }
                             Err(e) => {
@@ -225,7 +237,8 @@ impl Site {
         if let Some(e) = failure.into_inner().unwrap_or_else(|p| p.into_inner()) {
             return Err(e);
         }
-        let records: Vec<Record> = results.into_inner().unwrap_or_else(|p| p.into_inner()).into_iter().flatten().collect();
+        let records: Vec<Record> =
+            results.into_inner().unwrap_or_else(|p| p.into_inner()).into_iter().flatten().collect();
         for (from, to) in family.files() {
             let text = fs::read(&from).map_err(|e| Error::io(&from, e))?;
             write_atomic(&self.bundle.join(to), &text)?;

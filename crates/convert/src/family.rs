@@ -25,7 +25,8 @@ pub trait Family: Send + Sync {
     ///
     /// # Errors
     /// The program breaks MIL's rules; a fault of the lowering, not of the input.
-    fn lower(&self, shard: &PlannedShard, function: &ShardFunction, stored: &Stored) -> Result<BuiltFunction>;
+    fn lower(&self, shard: &PlannedShard, function: &ShardFunction, stored: &Stored)
+    -> Result<BuiltFunction>;
 
     /// Reads elements of a tensor, named as in the plan (without the checkpoint's prefix), as f32.
     ///

@@ -110,7 +110,10 @@ impl PlanOptions {
                 Ok(n)
             }
         };
-        let default = (1..=DEFAULT_EXPERTS_PER_PACKAGE.min(experts)).rev().find(|n| experts.is_multiple_of(*n)).unwrap_or(1);
+        let default = (1..=DEFAULT_EXPERTS_PER_PACKAGE.min(experts))
+            .rev()
+            .find(|n| experts.is_multiple_of(*n))
+            .unwrap_or(1);
         if let Some(n) = self.ffn_shards {
             let n = experts / divides("--ffn-shards", n)?;
             return Ok(Packing { per_package: n, per_call: n });
@@ -130,9 +133,9 @@ impl PlanOptions {
     /// [`Error::Usage`] when more are asked than the model has.
     pub fn context(&self, limit: usize) -> Result<usize> {
         match self.max_context {
-            Some(n) if n > limit => {
-                Err(Error::Usage(format!("--max-context {n} is more than the model's max_position_embeddings {limit}")))
-            }
+            Some(n) if n > limit => Err(Error::Usage(format!(
+                "--max-context {n} is more than the model's max_position_embeddings {limit}"
+            ))),
             Some(n) => Ok(n),
             None => Ok(DEFAULT_MAX_CONTEXT.min(limit)),
         }
@@ -329,7 +332,9 @@ fn predict(kind: ShardKind, matrices: &[MatrixPlan], bytes: u64) -> (&'static st
     if bytes < 4 << 20 {
         return ("unknown", "smaller than 4 MiB: Core ML often prefers another device for small programs");
     }
-    let only = |wanted: fn(Quant) -> bool| matrices.iter().all(|m| m.quant.kind == Quant::Fp16 || wanted(m.quant.kind));
+    let only = |wanted: fn(Quant) -> bool| {
+        matrices.iter().all(|m| m.quant.kind == Quant::Fp16 || wanted(m.quant.kind))
+    };
     let fp16 = only(|_| false);
     let lut4 = only(|k| matches!(k, Quant::Lut { bits: 4, per_tensor: false, .. }));
     match kind {
@@ -368,8 +373,10 @@ mod tests {
 
     #[test]
     fn packing_follows_the_options() {
-        let options = |eps, ffn| PlanOptions { experts_per_shard: eps, ffn_shards: ffn, ..Default::default() };
-        let packing = |eps, ffn, experts| options(eps, ffn).packing(experts).map(|p| (p.per_package, p.per_call));
+        let options =
+            |eps, ffn| PlanOptions { experts_per_shard: eps, ffn_shards: ffn, ..Default::default() };
+        let packing =
+            |eps, ffn, experts| options(eps, ffn).packing(experts).map(|p| (p.per_package, p.per_call));
         assert_eq!(packing(None, None, 128).unwrap(), (16, 16));
         assert_eq!(packing(None, None, 8).unwrap(), (8, 8));
         assert_eq!(packing(None, None, 60).unwrap(), (15, 15));

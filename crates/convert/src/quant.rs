@@ -43,7 +43,9 @@ impl FromStr for Quant {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let unknown = || {
-            format!("unknown compression kind `{text}`: expected fp16 or lut{{1,2,3,4,6,8}} with -uniform and -tensor as options")
+            format!(
+                "unknown compression kind `{text}`: expected fp16 or lut{{1,2,3,4,6,8}} with -uniform and -tensor as options"
+            )
         };
         if text == "fp16" {
             return Ok(Quant::Fp16);
@@ -55,7 +57,9 @@ impl FromStr for Quant {
             "1" | "2" | "3" | "4" | "6" | "8" => {
                 Ok(Quant::Lut { bits: rest.as_bytes()[0] - b'0', uniform, per_tensor })
             }
-            "5" | "7" => Err(format!("`{text}`: Core ML has no {rest}-bit element type; use 1, 2, 3, 4, 6 or 8 bits")),
+            "5" | "7" => {
+                Err(format!("`{text}`: Core ML has no {rest}-bit element type; use 1, 2, 3, 4, 6 or 8 bits"))
+            }
             _ => Err(unknown()),
         }
     }
@@ -90,8 +94,11 @@ impl MatrixQuant {
     /// `group_size`, and a matrix whose tables would cost more than they save stays fp16.
     pub fn resolve(kind: Quant, group_size: usize, rows: usize, cols: usize) -> MatrixQuant {
         let Quant::Lut { per_tensor, .. } = kind else { return MatrixQuant::FP16 };
-        let group_rows =
-            if per_tensor { rows } else { (1..=group_size.min(rows)).rev().find(|g| rows % g == 0).unwrap_or(1) };
+        let group_rows = if per_tensor {
+            rows
+        } else {
+            (1..=group_size.min(rows)).rev().find(|g| rows % g == 0).unwrap_or(1)
+        };
         let quant = MatrixQuant { kind, group_rows };
         if quant.bytes(rows, cols) < MatrixQuant::FP16.bytes(rows, cols) { quant } else { MatrixQuant::FP16 }
     }
@@ -123,10 +130,27 @@ mod tests {
 
     #[test]
     fn every_kind_is_read_as_it_is_written() {
-        for text in ["fp16", "lut1", "lut2", "lut3", "lut4", "lut6", "lut8", "lut4-uniform", "lut6-tensor", "lut8-uniform-tensor"] {
+        for text in [
+            "fp16",
+            "lut1",
+            "lut2",
+            "lut3",
+            "lut4",
+            "lut6",
+            "lut8",
+            "lut4-uniform",
+            "lut6-tensor",
+            "lut8-uniform-tensor",
+        ] {
             assert_eq!(text.parse::<Quant>().unwrap().to_string(), text);
         }
-        for (text, says) in [("lut5", "5-bit"), ("int3", "unknown"), ("lut", "unknown"), ("lut44", "unknown"), ("", "unknown")] {
+        for (text, says) in [
+            ("lut5", "5-bit"),
+            ("int3", "unknown"),
+            ("lut", "unknown"),
+            ("lut44", "unknown"),
+            ("", "unknown"),
+        ] {
             let err = text.parse::<Quant>().unwrap_err();
             assert!(err.contains(says), "{text}: {err}");
         }

@@ -99,7 +99,9 @@ pub fn validate(engine: &mut Engine, golden: &Golden, threshold: f64) -> Result<
     let vocab = engine.chain().model.vocab_size;
     let fits = |row: &[f32]| row.len() == vocab;
     if golden.prompt_ids.is_empty() || !golden.logits_full.iter().all(|r| fits(r)) {
-        return Err(Error::Input(format!("the golden file's logits are not for a vocabulary of {vocab} tokens")));
+        return Err(Error::Input(format!(
+            "the golden file's logits are not for a vocabulary of {vocab} tokens"
+        )));
     }
     engine.reset();
     let prompt = engine.forward(&golden.prompt_ids, Want::All, None)?;
@@ -158,7 +160,8 @@ pub fn validate(engine: &mut Engine, golden: &Golden, threshold: f64) -> Result<
 /// By how much the largest value leads.
 fn lead(row: &[f32]) -> f32 {
     let best = argmax(row);
-    let second = row.iter().enumerate().filter(|(i, _)| *i != best).map(|(_, v)| *v).fold(f32::NEG_INFINITY, f32::max);
+    let second =
+        row.iter().enumerate().filter(|(i, _)| *i != best).map(|(_, v)| *v).fold(f32::NEG_INFINITY, f32::max);
     row.get(best).map_or(0.0, |v| v - second)
 }
 

@@ -89,7 +89,17 @@ mod tests {
 
     #[test]
     fn rounding_is_to_nearest_even_and_overflows_to_infinity() {
-        let mut v = vec![1.0 + 2f32.powi(-11), 1.0 + 3.0 * 2f32.powi(-11), 65519.9, 65520.0, -1e9, 2f32.powi(-25), 6e-8, 0.1, -0.0];
+        let mut v = vec![
+            1.0 + 2f32.powi(-11),
+            1.0 + 3.0 * 2f32.powi(-11),
+            65519.9,
+            65520.0,
+            -1e9,
+            2f32.powi(-25),
+            6e-8,
+            0.1,
+            -0.0,
+        ];
         let mut scalar = v.clone();
         round_to_f16(&mut v);
         round_scalar(&mut scalar);

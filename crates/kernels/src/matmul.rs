@@ -63,7 +63,13 @@ pub fn matmul_on(isa: Isa, w: &Matrix<'_>, x: &[f32], t: usize, y: &mut [f32]) {
 
 /// Decodes rows and multiplies them. Inlined into functions with more instructions, it is compiled once for each.
 #[inline(always)]
-fn product(w: &Matrix<'_>, x: &[f32], t: usize, y: &mut [f32], decode: impl Fn(&Matrix<'_>, usize, &mut [f32])) {
+fn product(
+    w: &Matrix<'_>,
+    x: &[f32],
+    t: usize,
+    y: &mut [f32],
+    decode: impl Fn(&Matrix<'_>, usize, &mut [f32]),
+) {
     let cols = w.cols;
     let mut panel = vec![0f32; ROWS * cols];
     for first in (0..w.rows).step_by(ROWS) {
@@ -173,7 +179,12 @@ mod x86 {
 
     /// Decodes a row of 4-bit indices that starts at a byte; false for any other row.
     #[inline(always)]
-    fn lut4_row(w: &Matrix<'_>, row: usize, out: &mut [f32], decode: impl Fn(&[u8], &[f32; 16], &mut [f32])) -> bool {
+    fn lut4_row(
+        w: &Matrix<'_>,
+        row: usize,
+        out: &mut [f32],
+        decode: impl Fn(&[u8], &[f32; 16], &mut [f32]),
+    ) -> bool {
         let Storage::Lut { bits: 4, indices, lut, rows_per_group } = w.data else { return false };
         let row = w.first + row;
         let start = row * w.cols;
@@ -289,7 +300,10 @@ mod tests {
             check(&format!("lut{bits}"), &Matrix::lut(bits, &indices, &lut, group, rows, cols).unwrap());
         }
         for (bits, signed) in [(4, true), (4, false), (8, true), (8, false)] {
-            let block = ((1..=2).rev().find(|g| rows % g == 0).unwrap(), (1..=8).rev().find(|g| cols % g == 0).unwrap());
+            let block = (
+                (1..=2).rev().find(|g| rows % g == 0).unwrap(),
+                (1..=8).rev().find(|g| cols % g == 0).unwrap(),
+            );
             let blocks = rows / block.0 * (cols / block.1);
             let (scale, offset) = (noise(seed + 3, blocks), noise(seed + 4, blocks));
             let data = bytes(seed + 5, (n * bits).div_ceil(8));

@@ -28,9 +28,21 @@ pub(crate) enum Storage<'a> {
     /// Little endian.
     F16(&'a [u8]),
     /// Element i has bits `[i * bits, (i + 1) * bits)` of `indices`, least significant first.
-    Lut { bits: usize, indices: &'a [u8], lut: &'a [f32], rows_per_group: usize },
+    Lut {
+        bits: usize,
+        indices: &'a [u8],
+        lut: &'a [f32],
+        rows_per_group: usize,
+    },
     /// `scale * (q - offset)` with one of each per block; 4-bit elements packed like indices.
-    Int { bits: usize, signed: bool, data: &'a [u8], scale: &'a [f32], offset: Option<&'a [f32]>, block: (usize, usize) },
+    Int {
+        bits: usize,
+        signed: bool,
+        data: &'a [u8],
+        scale: &'a [f32],
+        offset: Option<&'a [f32]>,
+        block: (usize, usize),
+    },
 }
 
 impl<'a> Matrix<'a> {
@@ -98,7 +110,10 @@ impl<'a> Matrix<'a> {
         let fits = block.0 > 0 && block.1 > 0 && rows % block.0 == 0 && cols % block.1 == 0;
         check(fits, "int matrix: blocks")?;
         let blocks = rows / block.0 * (cols / block.1);
-        check(scale.len() == blocks && offset.is_none_or(|o| o.len() == blocks), "int matrix: length of the scales")?;
+        check(
+            scale.len() == blocks && offset.is_none_or(|o| o.len() == blocks),
+            "int matrix: length of the scales",
+        )?;
         Ok(Matrix::new(Storage::Int { bits, signed, data, scale, offset, block }, rows, cols))
     }
 

@@ -91,7 +91,8 @@ impl BlobWriter {
         let code = BLOB_TYPES.iter().find(|(t, _)| *t == dtype).map(|(_, c)| *c);
         let code = code.ok_or_else(|| Error::Unsupported(format!("{dtype} in weight storage")))?;
         let size = dtype.packed_bytes(count);
-        let size = size.ok_or_else(|| Error::invalid(&self.path, format!("use: a blob of {count} elements")))?;
+        let size =
+            size.ok_or_else(|| Error::invalid(&self.path, format!("use: a blob of {count} elements")))?;
         if self.position == 0 {
             self.put(&[0; UNIT as usize])?;
         }
@@ -213,7 +214,10 @@ impl BlobFile {
     /// There is none.
     pub fn blob(&self, offset: u64) -> Result<Blob<'_>> {
         let entry = self.blobs.get(&offset).ok_or_else(|| {
-            Error::invalid(&self.path, format!("weight file: no blob at offset {offset} (of {})", self.blobs.len()))
+            Error::invalid(
+                &self.path,
+                format!("weight file: no blob at offset {offset} (of {})", self.blobs.len()),
+            )
         })?;
         Ok(Blob { dtype: entry.dtype, count: entry.count, data: &self.map[entry.start..entry.end] })
     }
@@ -256,7 +260,9 @@ fn index(bytes: &[u8]) -> std::result::Result<BTreeMap<u64, Entry>, String> {
     let mut at = UNIT;
     for i in 0..count {
         if at.checked_add(UNIT).is_none_or(|end| end > len) {
-            return Err(format!("blob {i} of {count}: its metadata at {at} is outside the file of {len} bytes"));
+            return Err(format!(
+                "blob {i} of {count}: its metadata at {at} is outside the file of {len} bytes"
+            ));
         }
         let place = format!("blob {i} at {at}");
         if u32_at(at) != SENTINEL {
@@ -267,14 +273,20 @@ fn index(bytes: &[u8]) -> std::result::Result<BTreeMap<u64, Entry>, String> {
         let dtype = dtype.ok_or_else(|| format!("{place}: unknown data type {code}"))?;
         let (size, start, unused_bits) = (u64_at(at + 8), u64_at(at + 16), u64_at(at + 24));
         if start != at + UNIT {
-            return Err(format!("{place}: its data is said to be at {start}, expected directly behind at {}", at + UNIT));
+            return Err(format!(
+                "{place}: its data is said to be at {start}, expected directly behind at {}",
+                at + UNIT
+            ));
         }
         let end = start.checked_add(size).filter(|&end| end <= len);
-        let end = end.ok_or_else(|| format!("{place}: {size} bytes from {start} are outside the file of {len} bytes"))?;
+        let end = end.ok_or_else(|| {
+            format!("{place}: {size} bytes from {start} are outside the file of {len} bytes")
+        })?;
         let bits = dtype.bits() as u64;
         let used = size.checked_mul(8).and_then(|b| b.checked_sub(unused_bits));
         let used = used.filter(|used| unused_bits < 8 && used % bits == 0);
-        let used = used.ok_or_else(|| format!("{place}: {unused_bits} unused bits in {size} bytes of {dtype}"))?;
+        let used =
+            used.ok_or_else(|| format!("{place}: {unused_bits} unused bits in {size} bytes of {dtype}"))?;
         blobs.insert(at, Entry { dtype, count: used / bits, start: start as usize, end: end as usize });
         at = end.checked_next_multiple_of(UNIT).ok_or_else(|| format!("{place}: overflow"))?;
     }
@@ -452,7 +464,10 @@ mod tests {
         // The second blob claims the data of the first.
         assert!(refused(|b| put(b, 192 + 16, 128)).contains("directly behind"));
         // The first is so long that the second would start inside it.
-        assert!(refused(|b| put(b, 64 + 8, 80)).contains("sentinel") || refused(|b| put(b, 64 + 8, 80)).contains("metadata"));
+        assert!(
+            refused(|b| put(b, 64 + 8, 80)).contains("sentinel")
+                || refused(|b| put(b, 64 + 8, 80)).contains("metadata")
+        );
     }
 
     #[test]

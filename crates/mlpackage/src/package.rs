@@ -222,8 +222,8 @@ impl Package {
         check_extension(path)?;
         let manifest_path = path.join(MANIFEST);
         let text = read_limited(&manifest_path, MAX_MANIFEST_BYTES)?;
-        let manifest: Manifest =
-            serde_json::from_slice(&text).map_err(|e| Error::invalid(&manifest_path, format!("manifest: {e}")))?;
+        let manifest: Manifest = serde_json::from_slice(&text)
+            .map_err(|e| Error::invalid(&manifest_path, format!("manifest: {e}")))?;
         check_version(&manifest.version).map_err(|what| Error::invalid(&manifest_path, what))?;
         for (id, item) in &manifest.items {
             // Whether an item exists shows when something refers to it: coremltools lists a weights folder that a copy
@@ -240,7 +240,8 @@ impl Package {
         let model_path = path.join(DATA).join(root);
         let bytes = read_limited(&model_path, MAX_MODEL_BYTES)?;
         let model = spec::decode(&bytes, &model_path)?;
-        let mut package = Package { path: path.to_path_buf(), model, weights: BTreeMap::new(), total_bytes: 0 };
+        let mut package =
+            Package { path: path.to_path_buf(), model, weights: BTreeMap::new(), total_bytes: 0 };
         package.open_weights(&model_path)?;
         package.total_bytes =
             (text.len() + bytes.len()) as u64 + package.weights.values().map(BlobFile::len).sum::<u64>();
@@ -258,7 +259,8 @@ impl Package {
             let wrong = |what: String| Error::invalid(model_path, format!("{place}: {what}"));
             if !weights.contains_key(file) {
                 let inside = file.strip_prefix(MODEL_PATH).and_then(relative);
-                let inside = inside.ok_or_else(|| wrong(format!("weight file `{file}` is outside the package")))?;
+                let inside =
+                    inside.ok_or_else(|| wrong(format!("weight file `{file}` is outside the package")))?;
                 let directory = model_path.parent().unwrap_or(Path::new("."));
                 weights.insert(file.clone(), BlobFile::open(&directory.join(inside))?);
             }

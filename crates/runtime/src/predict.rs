@@ -78,7 +78,9 @@ pub fn bind(
             let names: Vec<&str> = session.inputs().iter().map(|f| f.name.as_str()).collect();
             wrong(format!("no array `{}`; the function takes {}", feature.name, names.join(", ")))
         })?;
-        inputs.push(to_tensor(array, feature).map_err(|what| wrong(format!("array `{}`: {what}", feature.name)))?);
+        inputs.push(
+            to_tensor(array, feature).map_err(|what| wrong(format!("array `{}`: {what}", feature.name)))?,
+        );
     }
     for (name, array) in arrays {
         let Some(state) = name.strip_prefix(STATE) else {

@@ -19,11 +19,14 @@ impl Tokenizer {
     pub fn open(path: &Path) -> Result<Tokenizer> {
         let len = std::fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
         if len > MAX_TOKENIZER_BYTES {
-            return Err(Error::invalid(path, format!("tokenizer: {len} bytes, more than {MAX_TOKENIZER_BYTES}")));
+            return Err(Error::invalid(
+                path,
+                format!("tokenizer: {len} bytes, more than {MAX_TOKENIZER_BYTES}"),
+            ));
         }
         let text = std::fs::read(path).map_err(|e| Error::io(path, e))?;
-        let inner =
-            tokenizers::Tokenizer::from_bytes(text).map_err(|e| Error::invalid(path, format!("tokenizer: {e}")))?;
+        let inner = tokenizers::Tokenizer::from_bytes(text)
+            .map_err(|e| Error::invalid(path, format!("tokenizer: {e}")))?;
         Ok(Tokenizer { inner })
     }
 
@@ -32,7 +35,8 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer refuses the text.
     pub fn encode(&self, text: &str, bos: Option<u32>) -> Result<Vec<u32>> {
-        let encoding = self.inner.encode(text, true).map_err(|e| Error::Input(format!("cannot tokenize: {e}")))?;
+        let encoding =
+            self.inner.encode(text, true).map_err(|e| Error::Input(format!("cannot tokenize: {e}")))?;
         let mut ids = encoding.get_ids().to_vec();
         if let Some(bos) = bos.filter(|bos| ids.first() != Some(bos)) {
             ids.insert(0, bos);

@@ -12,12 +12,23 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop")
 }
 
-fn compare(case: &str, name: &str, got: &Array, expected: &Array, min_cosine: f64, max_relative: f64) -> Result<(), String> {
+fn compare(
+    case: &str,
+    name: &str,
+    got: &Array,
+    expected: &Array,
+    min_cosine: f64,
+    max_relative: f64,
+) -> Result<(), String> {
     if got.shape != expected.shape {
         return Err(format!("{case}: {name}: shape {:?}, expected {:?}", got.shape, expected.shape));
     }
     if matches!(expected.data, anemoe_npz::ArrayData::I32(_)) {
-        return if got.to_i64() == expected.to_i64() { Ok(()) } else { Err(format!("{case}: {name}: integers differ")) };
+        return if got.to_i64() == expected.to_i64() {
+            Ok(())
+        } else {
+            Err(format!("{case}: {name}: integers differ"))
+        };
     }
     let wide = |a: &Array| a.to_f32().into_iter().map(f64::from).collect::<Vec<_>>();
     let (a, b) = (wide(got), wide(expected));
@@ -34,19 +45,30 @@ fn compare(case: &str, name: &str, got: &Array, expected: &Array, min_cosine: f6
 }
 
 /// Runs the steps of one function of a case and lists what is off.
-fn run(case: &Path, info: &Value, function: Option<&str>, steps: &[(String, String)], precision: Precision) -> Vec<String> {
+fn run(
+    case: &Path,
+    info: &Value,
+    function: Option<&str>,
+    steps: &[(String, String)],
+    precision: Precision,
+) -> Vec<String> {
     let name = info["name"].as_str().unwrap();
     let label = format!("{name} {precision:?} {}", function.unwrap_or("default"));
-    let package = CpuPackage::open(&case.join(format!("{name}.mlpackage"))).unwrap_or_else(|e| panic!("{label}: {e}"));
+    let package =
+        CpuPackage::open(&case.join(format!("{name}.mlpackage"))).unwrap_or_else(|e| panic!("{label}: {e}"));
     let options = Options { precision, ..Options::default() };
     let mut session = package.session(function, options).unwrap_or_else(|e| panic!("{label}: {e}"));
     let mut states = States::new(&session);
     let mut problems = Vec::new();
     for (inputs, expected) in steps {
         let path = case.join(inputs);
-        let inputs = bind(&session, &mut states, read_npz(&path).unwrap(), &path).unwrap_or_else(|e| panic!("{label}: {e}"));
-        session.run(&inputs.iter().collect::<Vec<_>>(), &mut states).unwrap_or_else(|e| panic!("{label}: {e}"));
-        let found: BTreeMap<String, Array> = results(&session, &states, precision).unwrap().into_iter().collect();
+        let inputs = bind(&session, &mut states, read_npz(&path).unwrap(), &path)
+            .unwrap_or_else(|e| panic!("{label}: {e}"));
+        session
+            .run(&inputs.iter().collect::<Vec<_>>(), &mut states)
+            .unwrap_or_else(|e| panic!("{label}: {e}"));
+        let found: BTreeMap<String, Array> =
+            results(&session, &states, precision).unwrap().into_iter().collect();
         for (key, value) in read_npz(&case.join(expected)).unwrap() {
             let Some(got) = found.get(&key) else {
                 problems.push(format!("{label}: no output `{key}`"));

@@ -57,7 +57,11 @@ pub fn with_progress(
 
 /// One line about a finished build.
 pub fn summary(report: &BuildReport) -> String {
-    let reused = if report.reused > 0 { format!(", {} of them from an earlier run", report.reused) } else { String::new() };
+    let reused = if report.reused > 0 {
+        format!(", {} of them from an earlier run", report.reused)
+    } else {
+        String::new()
+    };
     format!(
         "{}: {} packages{reused}, {} in {:.1} s; lowest weight cosine {:.5}",
         report.bundle.display(),

@@ -10,7 +10,9 @@ use std::time::Instant;
 
 /// Run a checkpoint in f32, without packages or compression, and keep logits, tokens, hidden states and expert choices.
 #[derive(clap::Args)]
-#[command(after_help = "Example:\n  anemoe golden models/small-gemma4 --prompt-ids 2,926,871 --decode 16 -o golden.npz")]
+#[command(
+    after_help = "Example:\n  anemoe golden models/small-gemma4 --prompt-ids 2,926,871 --decode 16 -o golden.npz"
+)]
 pub struct Args {
     /// A Hugging Face folder, or synthetic:NAME?seed=N&layers=N.
     checkpoint: String,
@@ -32,10 +34,11 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let prompt = args.prompt.ids(&checkpoint.path.join("tokenizer.json"), bos)?;
     let bar = ui.bar(1, "layers");
     let options = RunOptions { hidden: true, routing: true };
-    let golden = reference::run_with_progress(&checkpoint, &prompt, args.decode, options, &mut |done, total| {
-        bar.set_length(total as u64);
-        bar.set_position(done as u64);
-    });
+    let golden =
+        reference::run_with_progress(&checkpoint, &prompt, args.decode, options, &mut |done, total| {
+            bar.set_length(total as u64);
+            bar.set_position(done as u64);
+        });
     bar.finish_and_clear();
     let golden = golden?;
     golden.write(&args.out)?;

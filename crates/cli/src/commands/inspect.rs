@@ -12,7 +12,9 @@ use std::path::{Path, PathBuf};
 
 /// Show what a checkpoint, a bundle or a .mlpackage holds.
 #[derive(clap::Args)]
-#[command(after_help = "Example:\n  anemoe inspect models/small-gemma4\n  anemoe inspect shard.mlpackage --text")]
+#[command(
+    after_help = "Example:\n  anemoe inspect models/small-gemma4\n  anemoe inspect shard.mlpackage --text"
+)]
 pub struct Args {
     /// A checkpoint (folder or synthetic:NAME), a bundle, or a .mlpackage.
     path: String,
@@ -45,9 +47,19 @@ fn checkpoint(r: &CheckpointReport, tensors: bool, ui: &Ui) -> std::io::Result<(
     }
     let mut table = Table::new(&["part", "tensors", "parameters", "bytes"]);
     for (part, sums) in &r.parts {
-        table.row(vec![part.clone(), sums.tensors.to_string(), ui::count(sums.parameters), ui::bytes(sums.bytes)]);
+        table.row(vec![
+            part.clone(),
+            sums.tensors.to_string(),
+            ui::count(sums.parameters),
+            ui::bytes(sums.bytes),
+        ]);
     }
-    table.row(vec!["total".into(), r.tensors.len().to_string(), ui::count(r.total_parameters), ui::bytes(r.bytes)]);
+    table.row(vec![
+        "total".into(),
+        r.tensors.len().to_string(),
+        ui::count(r.total_parameters),
+        ui::bytes(r.bytes),
+    ]);
     table.print(ui)?;
     ui.line(format!("{} parameters active per token", ui::count(r.active_parameters)))?;
     if !r.skipped.is_empty() {
@@ -75,10 +87,12 @@ fn bundle(path: &Path, ui: &Ui) -> anyhow::Result<()> {
         "vocabulary {}, hidden size {}, {} layers, context of {} tokens",
         chain.model.vocab_size, chain.model.hidden_size, chain.model.num_layers, chain.model.max_context
     ))?;
-    let mut table = Table::new(&["shard", "kind", "functions", "quant", "weights", "package", "weight cosine"]);
+    let mut table =
+        Table::new(&["shard", "kind", "functions", "quant", "weights", "package", "weight cosine"]);
     for s in &chain.shards {
         let functions: Vec<&str> = s.functions.iter().map(|f| f.name.as_str()).take(4).collect();
-        let more = if s.functions.len() > 4 { format!(" (+{})", s.functions.len() - 4) } else { String::new() };
+        let more =
+            if s.functions.len() > 4 { format!(" (+{})", s.functions.len() - 4) } else { String::new() };
         let quant: Vec<String> = s.quant.iter().map(|(part, kind)| format!("{part} {kind}")).collect();
         table.row(vec![
             s.name.clone(),
@@ -122,7 +136,8 @@ fn package(path: &Path, text: bool, ui: &Ui) -> anyhow::Result<()> {
             *ops.entry(op.op_type.as_str()).or_default() += 1;
         }
         let list = |features: &[Feature]| -> Vec<serde_json::Value> {
-            let one = |f: &Feature| serde_json::json!({"name": f.name, "dtype": f.dtype.name(), "shape": shape(f)});
+            let one =
+                |f: &Feature| serde_json::json!({"name": f.name, "dtype": f.dtype.name(), "shape": shape(f)});
             features.iter().map(one).collect()
         };
         functions.insert(
@@ -145,7 +160,11 @@ fn package(path: &Path, text: bool, ui: &Ui) -> anyhow::Result<()> {
     ))?;
     for described in &model.functions {
         let Some(f) = model.program.functions.get(&described.name) else { continue };
-        let mark = if described.name == model.default_function && model.functions.len() > 1 { " (default)" } else { "" };
+        let mark = if described.name == model.default_function && model.functions.len() > 1 {
+            " (default)"
+        } else {
+            ""
+        };
         ui.line(format!("\nfunction {}{mark}, {}", described.name, f.opset))?;
         for (what, features) in
             [("input", &described.inputs), ("output", &described.outputs), ("state", &described.states)]

@@ -12,7 +12,9 @@ use std::path::PathBuf;
 
 /// Show the packages that a checkpoint becomes: sizes, compression, predicted placement.
 #[derive(clap::Args)]
-#[command(after_help = "Example:\n  anemoe plan synthetic:gemma4-26b-a4b --quant lut4 --experts-per-shard 16")]
+#[command(
+    after_help = "Example:\n  anemoe plan synthetic:gemma4-26b-a4b --quant lut4 --experts-per-shard 16"
+)]
 pub struct Args {
     /// A Hugging Face folder, or synthetic:NAME?seed=N&layers=N.
     checkpoint: String,
@@ -65,7 +67,9 @@ fn token_range(text: &str) -> Result<TokenCount, String> {
     let parsed = text.split_once("..").and_then(|(a, b)| {
         Some(TokenCount { min: a.parse().ok()?, max: b.trim_start_matches('=').parse().ok()? })
     });
-    parsed.filter(|t| t.min >= 1 && t.min < t.max).ok_or_else(|| format!("`{text}` is not a range such as 1..4"))
+    parsed
+        .filter(|t| t.min >= 1 && t.min < t.max)
+        .ok_or_else(|| format!("`{text}` is not a range such as 1..4"))
 }
 
 impl Options {
@@ -146,7 +150,8 @@ pub fn print(plan: &Plan, all: bool, ui: &Ui) -> std::io::Result<()> {
         }
     }
     ui.line(format!("{}  {}", plan.family, plan.source))?;
-    let mut table = Table::new(&["shard", "count", "kind", "functions", "quant", "weights", "MB", "MiB", "predicted"]);
+    let mut table =
+        Table::new(&["shard", "count", "kind", "functions", "quant", "weights", "MB", "MiB", "predicted"]);
     for (name, n, cells) in rows {
         let mut row = vec![name, n.to_string()];
         row.extend(cells);

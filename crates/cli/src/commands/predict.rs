@@ -8,7 +8,9 @@ use std::path::PathBuf;
 
 /// Run one Core ML package, from whatever tool, on arrays from files.
 #[derive(clap::Args)]
-#[command(after_help = "Example:\n  anemoe predict model.mlpackage --inputs step0.npz --inputs step1.npz --outputs 'out{}.npz'")]
+#[command(
+    after_help = "Example:\n  anemoe predict model.mlpackage --inputs step0.npz --inputs step1.npz --outputs 'out{}.npz'"
+)]
 pub struct Args {
     /// The .mlpackage.
     package: PathBuf,

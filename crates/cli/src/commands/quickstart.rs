@@ -96,7 +96,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         let prompt = tokenizer.encode(&args.prompt, engine.chain().model.bos_token_id)?;
         // Sampled: so small a model repeats itself when it always takes the most probable token.
         let sampling = Sampling { temperature: 0.7, top_k: 40, top_p: 0.95, seed: 3 };
-        let options = GenerateOptions { max_new: args.max_new, sampling, ignore_eos: true, prefill_chunk: None };
+        let options =
+            GenerateOptions { max_new: args.max_new, sampling, ignore_eos: true, prefill_chunk: None };
         engine.warm_up(1)?;
         engine.warm_up(prompt.len())?;
         let generated = if main {
@@ -105,12 +106,28 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         } else {
             anemoe_runtime::generate::generate(&mut engine, &prompt, &options, |_| true)?
         };
-        runs.push(Run { quant, bundle, bytes: built.package_bytes, build_s: built.seconds, load, validation, generated });
+        runs.push(Run {
+            quant,
+            bundle,
+            bytes: built.package_bytes,
+            build_s: built.seconds,
+            load,
+            validation,
+            generated,
+        });
     }
 
     ui.line("\n6. FP16 and LUT4 side by side\n")?;
-    let mut table =
-        Table::new(&["", "packages", "build s", "load s", "min cosine", "tokens equal", "prompt tok/s", "decode tok/s"]);
+    let mut table = Table::new(&[
+        "",
+        "packages",
+        "build s",
+        "load s",
+        "min cosine",
+        "tokens equal",
+        "prompt tok/s",
+        "decode tok/s",
+    ]);
     for run in &runs {
         let v = &run.validation;
         let equal = v.generated_ids.iter().zip(&v.expected_ids).take_while(|(a, b)| a == b).count();

@@ -66,7 +66,10 @@ pub fn contents(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let mut files = Vec::new();
     walk(dir, &mut files);
     files.sort();
-    files.into_iter().map(|f| (f.strip_prefix(dir).unwrap().to_path_buf(), std::fs::read(f).unwrap())).collect()
+    files
+        .into_iter()
+        .map(|f| (f.strip_prefix(dir).unwrap().to_path_buf(), std::fs::read(f).unwrap()))
+        .collect()
 }
 
 /// Copies a folder of files.

@@ -55,7 +55,8 @@ impl Checkpoint {
 
     /// Names, lengths and times of the files that hold tensors.
     pub fn fingerprint(&self) -> String {
-        let files: std::collections::BTreeSet<&Path> = self.source.tensors().iter().map(|t| t.file.as_path()).collect();
+        let files: std::collections::BTreeSet<&Path> =
+            self.source.tensors().iter().map(|t| t.file.as_path()).collect();
         let one = |file: &&Path| match std::fs::metadata(file) {
             Ok(meta) => format!("{} {} {:?}", file.display(), meta.len(), meta.modified().ok()),
             Err(_) => file.display().to_string(),

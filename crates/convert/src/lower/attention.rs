@@ -102,7 +102,13 @@ impl Lowering<'_> {
     ///
     /// The position enters as data: `cache * keep + place . new`, exact in fp16 because `keep` and `place` hold only 0
     /// and 1. Slice bounds are constant, and nothing is gathered, scattered or compared.
-    pub fn update_cache(&mut self, k: &Var, v: &Var, at: &PositionInputs, shape: &Attention) -> Result<(Var, Var)> {
+    pub fn update_cache(
+        &mut self,
+        k: &Var,
+        v: &Var,
+        at: &PositionInputs,
+        shape: &Attention,
+    ) -> Result<(Var, Var)> {
         let single = self.is_single_token();
         let padding = shape.padded_dim() - shape.head_dim;
         let state = self.f().state("kv_cache", shape.state_type())?;
@@ -123,7 +129,8 @@ impl Lowering<'_> {
         f.write_state(&state, &updated)?;
         let mut cache = f.read_state("kv_current", &state)?;
         if padding > 0 {
-            cache = f.slice_by_size("kv_unpadded", &cache, &[0, 0, 0, 0], &[1, -1, -1, shape.head_dim as i32])?;
+            cache =
+                f.slice_by_size("kv_unpadded", &cache, &[0, 0, 0, 0], &[1, -1, -1, shape.head_dim as i32])?;
         }
         let mut halves = f.split("kv_half", &cache, 2, 1)?.into_iter();
         match (halves.next(), halves.next()) {
@@ -135,7 +142,14 @@ impl Lowering<'_> {
     /// Attention of the queries `[1, heads, T, head_dim]`, already scaled, over the cache: `[1, heads * head_dim, 1, T]`.
     ///
     /// The query heads of one key/value head are rows of one matrix product, so that keys and values are not repeated.
-    pub fn attend(&mut self, q: &Var, keys: &Var, values: &Var, at: &PositionInputs, shape: &Attention) -> Result<Var> {
+    pub fn attend(
+        &mut self,
+        q: &Var,
+        keys: &Var,
+        values: &Var,
+        at: &PositionInputs,
+        shape: &Attention,
+    ) -> Result<Var> {
         let t = self.tokens_or_inferred();
         let (heads, kv, d, slots) =
             (shape.heads as i32, shape.kv_heads as i32, shape.head_dim as i32, shape.slots as i32);

@@ -62,7 +62,12 @@ fn to_f16(tensor: &str, values: &[f32], out: &mut Vec<f16>) -> Result<()> {
 ///
 /// # Errors
 /// The checkpoint cannot be read or holds a value that fp16 cannot, or writing fails.
-pub fn store_matrix(blobs: &mut BlobWriter, family: &dyn Family, plan: &MatrixPlan, stored: &mut Stored) -> Result<f64> {
+pub fn store_matrix(
+    blobs: &mut BlobWriter,
+    family: &dyn Family,
+    plan: &MatrixPlan,
+    stored: &mut Stored,
+) -> Result<f64> {
     let dims = [plan.rows as u64, plan.cols as u64, 1, 1];
     let count = plan.weights();
     let (matrix, cosine) = match plan.quant.kind {
@@ -150,7 +155,12 @@ fn pieces(
 ///
 /// # Errors
 /// As [`store_matrix`].
-pub fn store_vector(blobs: &mut BlobWriter, family: &dyn Family, plan: &VectorPlan, stored: &mut Stored) -> Result<()> {
+pub fn store_vector(
+    blobs: &mut BlobWriter,
+    family: &dyn Family,
+    plan: &VectorPlan,
+    stored: &mut Stored,
+) -> Result<()> {
     let n = plan.weights();
     let mut values = vec![0f32; n as usize];
     family.read(&plan.tensor, 0..n, &mut values)?;

@@ -259,12 +259,18 @@ mod tests {
         let n = h.values.len();
         let interval = |a: usize, b: usize| {
             let w: f64 = h.counts[a..b].iter().map(|&c| f64::from(c)).sum();
-            let mean = h.values[a..b].iter().zip(&h.counts[a..b]).map(|(v, &c)| v * f64::from(c)).sum::<f64>() / w;
-            h.values[a..b].iter().zip(&h.counts[a..b]).map(|(v, &c)| f64::from(c) * (v - mean) * (v - mean)).sum::<f64>()
+            let mean =
+                h.values[a..b].iter().zip(&h.counts[a..b]).map(|(v, &c)| v * f64::from(c)).sum::<f64>() / w;
+            h.values[a..b]
+                .iter()
+                .zip(&h.counts[a..b])
+                .map(|(v, &c)| f64::from(c) * (v - mean) * (v - mean))
+                .sum::<f64>()
         };
         let mut best: Vec<f64> = (0..=n).map(|j| if j == 0 { 0.0 } else { interval(0, j) }).collect();
         for _ in 1..k {
-            best = (0..=n).map(|j| (0..j).map(|s| best[s] + interval(s, j)).fold(best[j], f64::min)).collect();
+            best =
+                (0..=n).map(|j| (0..j).map(|s| best[s] + interval(s, j)).fold(best[j], f64::min)).collect();
         }
         best[n]
     }
@@ -310,7 +316,10 @@ mod tests {
             let h = histogram(&weights(kind as u64 + 1, 700, kind));
             for k in [2, 4, 16] {
                 let (found, best) = (error(&h, &kmeans_exact(&h, k)), optimum(&h, k));
-                assert!((found - best).abs() <= 1e-7 * best + 1e-15, "kind {kind}, k {k}: {found} for {best}");
+                assert!(
+                    (found - best).abs() <= 1e-7 * best + 1e-15,
+                    "kind {kind}, k {k}: {found} for {best}"
+                );
             }
         }
     }
@@ -321,7 +330,11 @@ mod tests {
             let h = histogram(&weights(kind as u64 + 11, 22_528, kind));
             for k in [2, 4, 8, 16, 64, 256] {
                 let (found, best) = (error(&h, &kmeans(&h, k)), error(&h, &kmeans_exact(&h, k)));
-                assert!(found <= best * (1.0 + 1e-4) + 1e-12, "kind {kind}, k {k}: {} of the optimum", found / best);
+                assert!(
+                    found <= best * (1.0 + 1e-4) + 1e-12,
+                    "kind {kind}, k {k}: {} of the optimum",
+                    found / best
+                );
             }
         }
     }

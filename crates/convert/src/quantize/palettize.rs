@@ -106,11 +106,13 @@ mod tests {
     fn the_uniform_grid_ends_at_the_extremes() {
         let weights: Vec<f16> = [-1.0f32, 0.1, 0.2, 2.0].iter().map(|&v| f16::from_f32(v)).collect();
         let mut indices = [0; 4];
-        let table = Palettizer::new(2, TableMode::Uniform).group(&weights, &mut indices, &mut Metrics::default());
+        let table =
+            Palettizer::new(2, TableMode::Uniform).group(&weights, &mut indices, &mut Metrics::default());
         assert_eq!(table.iter().map(|t| t.to_f32()).collect::<Vec<_>>(), [-1.0, 0.0, 1.0, 2.0]);
         assert_eq!(indices, [0, 1, 1, 3]);
         let constant = [f16::from_f32(0.25); 9];
-        let table = Palettizer::new(4, TableMode::Uniform).group(&constant, &mut [0; 9], &mut Metrics::default());
+        let table =
+            Palettizer::new(4, TableMode::Uniform).group(&constant, &mut [0; 9], &mut Metrics::default());
         assert!(table.iter().all(|t| t.to_f32() == 0.25));
     }
 }

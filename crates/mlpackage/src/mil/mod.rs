@@ -9,8 +9,8 @@ mod types;
 mod value;
 
 pub use program::{
-    Argument, Binding, Block, Feature, FeatureShape, Function, FunctionDescription, Model, NamedType, Opset, Operation,
-    Program,
+    Argument, Binding, Block, Feature, FeatureShape, Function, FunctionDescription, Model, NamedType,
+    Operation, Opset, Program,
 };
 pub use types::{DataType, Dim, TensorType, ValueType};
 pub use value::{Immediate, TensorData, Value, ValueData};

@@ -84,7 +84,8 @@ pub enum Opset {
 
 impl Opset {
     /// All, oldest first.
-    pub const ALL: [Opset; 5] = [Opset::CoreML5, Opset::CoreML6, Opset::CoreML7, Opset::CoreML8, Opset::CoreML9];
+    pub const ALL: [Opset; 5] =
+        [Opset::CoreML5, Opset::CoreML6, Opset::CoreML7, Opset::CoreML8, Opset::CoreML9];
 
     /// As stored in the format.
     pub const fn name(self) -> &'static str {

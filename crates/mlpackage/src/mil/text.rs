@@ -1,8 +1,8 @@
 //! MIL as readable text, one operation a line. Constants are written where they are used; blobs by their offset.
 
 use super::{
-    Argument, Binding, Block, DataType, Function, Immediate, NamedType, Operation, Program, TensorData, Value, ValueData,
-    ValueType,
+    Argument, Binding, Block, DataType, Function, Immediate, NamedType, Operation, Program, TensorData,
+    Value, ValueData, ValueType,
 };
 use half::f16;
 use std::collections::BTreeMap;
@@ -96,7 +96,8 @@ fn value(v: &Value) -> String {
             format!("[{}]", all.iter().map(value).collect::<Vec<_>>().join(", "))
         }
         ValueData::Immediate(Immediate::Dictionary(pairs)) => {
-            let pairs: Vec<String> = pairs.iter().map(|(k, v)| format!("{}: {}", value(k), value(v))).collect();
+            let pairs: Vec<String> =
+                pairs.iter().map(|(k, v)| format!("{}: {}", value(k), value(v))).collect();
             format!("{{{}}}", pairs.join(", "))
         }
     }

@@ -69,7 +69,12 @@ impl DataType {
     pub const fn is_sub_byte(self) -> bool {
         matches!(
             self,
-            DataType::UInt1 | DataType::UInt2 | DataType::UInt3 | DataType::UInt4 | DataType::Int4 | DataType::UInt6
+            DataType::UInt1
+                | DataType::UInt2
+                | DataType::UInt3
+                | DataType::UInt4
+                | DataType::Int4
+                | DataType::UInt6
         )
     }
 

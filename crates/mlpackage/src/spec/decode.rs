@@ -2,8 +2,8 @@
 
 use super::{DATA_TYPES, FEATURE_TYPES, MAX_DEPTH, METADATA_FIELDS};
 use crate::mil::{
-    Argument, Binding, Block, DataType, Dim, Feature, FeatureShape, Function, FunctionDescription, Immediate, Model,
-    NamedType, Operation, Opset, Program, TensorData, TensorType, Value, ValueData, ValueType,
+    Argument, Binding, Block, DataType, Dim, Feature, FeatureShape, Function, FunctionDescription, Immediate,
+    Model, NamedType, Operation, Opset, Program, TensorData, TensorType, Value, ValueData, ValueType,
 };
 use crate::proto as pb;
 use crate::{Error, Result};
@@ -18,7 +18,8 @@ use std::path::Path;
 /// names the function and the operation. Nesting is limited, so that no input overflows the stack.
 pub fn decode(bytes: &[u8], path: &Path) -> Result<Model> {
     // prost itself refuses messages nested more than 100 deep.
-    let model = pb::Model::decode(bytes).map_err(|e| Error::invalid(path, format!("model specification: {e}")))?;
+    let model =
+        pb::Model::decode(bytes).map_err(|e| Error::invalid(path, format!("model specification: {e}")))?;
     let reader = Reader { path };
     reader.model(model)
 }
@@ -46,20 +47,26 @@ impl Reader<'_> {
         };
         let mut functions = BTreeMap::new();
         for (name, function) in program.functions {
-            let read = self.function(function).map_err(|e| self.invalid(format!("function `{name}`: {e}")))?;
+            let read =
+                self.function(function).map_err(|e| self.invalid(format!("function `{name}`: {e}")))?;
             functions.insert(name, read);
         }
         if functions.is_empty() {
             return Err(self.invalid("program: no function"));
         }
-        let attributes =
-            values(program.attributes).map_err(|e| self.invalid(format!("attributes of the program: {e}")))?;
+        let attributes = values(program.attributes)
+            .map_err(|e| self.invalid(format!("attributes of the program: {e}")))?;
         let description = model.description.unwrap_or_default();
         let metadata = metadata(description.metadata);
         let mut described = Vec::new();
         let mut default_function = description.default_function_name;
         if description.functions.is_empty() {
-            described.push(self.features("main", description.input, description.output, description.state)?);
+            described.push(self.features(
+                "main",
+                description.input,
+                description.output,
+                description.state,
+            )?);
             default_function = "main".into();
         } else {
             for f in description.functions {
@@ -72,7 +79,9 @@ impl Reader<'_> {
             }
         }
         if !functions.contains_key(&default_function) {
-            return Err(self.invalid(format!("description: default function `{default_function}` is not in the program")));
+            return Err(self.invalid(format!(
+                "description: default function `{default_function}` is not in the program"
+            )));
         }
         Ok(Model {
             specification_version: model.specification_version,
@@ -107,9 +116,9 @@ impl Reader<'_> {
         let place = format!("feature `{name}` of function `{function}`");
         let array = match f.r#type.and_then(|t| t.r#type) {
             Some(Type::MultiArrayType(array)) => array,
-            Some(Type::StateType(state)) => {
-                state.array_type.ok_or_else(|| self.invalid(format!("{place}: a state without an array type")))?
-            }
+            Some(Type::StateType(state)) => state
+                .array_type
+                .ok_or_else(|| self.invalid(format!("{place}: a state without an array type")))?,
             Some(_) => {
                 return Err(Error::Unsupported(format!(
                     "{}: {place} is not a multi-array (images, strings, numbers and dictionaries are not read)",
@@ -140,7 +149,9 @@ impl Reader<'_> {
 fn metadata(m: Option<pb::Metadata>) -> BTreeMap<String, String> {
     let Some(m) = m else { return BTreeMap::new() };
     let mut fields = m.user_defined;
-    for (name, value) in METADATA_FIELDS.iter().zip([m.author, m.license, m.short_description, m.version_string]) {
+    for (name, value) in
+        METADATA_FIELDS.iter().zip([m.author, m.license, m.short_description, m.version_string])
+    {
         if !value.is_empty() {
             fields.insert(name.to_string(), value);
         }
@@ -176,7 +187,8 @@ fn array_type(array: pb::ArrayFeatureType) -> Found<(DataType, FeatureShape)> {
             if r.size_ranges.len() != default.len() {
                 return Err(format!("{} ranges for {} dimensions", r.size_ranges.len(), default.len()));
             }
-            let bound = |s: &pb::array_feature_type::SizeRange| (s.lower_bound, u64::try_from(s.upper_bound).ok());
+            let bound =
+                |s: &pb::array_feature_type::SizeRange| (s.lower_bound, u64::try_from(s.upper_bound).ok());
             let ranges: Vec<(u64, Option<u64>)> = r.size_ranges.iter().map(bound).collect();
             if let Some((low, high)) = ranges.iter().find(|(low, high)| high.is_some_and(|h| h < *low)) {
                 return Err(format!("range from {low} to {high:?}"));
@@ -306,7 +318,8 @@ fn value(v: pb::Value, depth: usize) -> Found<Value> {
         return Err(format!("values nested more than {MAX_DEPTH} deep"));
     }
     let ty = value_type(v.r#type.ok_or("a value without a type")?, 0)?;
-    let many = |list: Vec<pb::Value>| list.into_iter().map(|v| value(v, depth + 1)).collect::<Found<Vec<_>>>();
+    let many =
+        |list: Vec<pb::Value>| list.into_iter().map(|v| value(v, depth + 1)).collect::<Found<Vec<_>>>();
     let data = match v.value {
         Some(Kind::BlobFileValue(b)) => ValueData::Blob { file: b.file_name, offset: b.offset },
         Some(Kind::ImmediateValue(i)) => ValueData::Immediate(match i.value {
@@ -341,8 +354,10 @@ fn check_value(v: &Value) -> Found<()> {
             ValueData::Immediate(_) => Ok(()),
         };
     };
-    let elements = ty.elements().ok_or_else(|| format!("constant of type {ty}: its size is unknown or overflows"))?;
-    let bytes = ty.dtype.packed_bytes(elements).ok_or_else(|| format!("constant of type {ty} is too large"))?;
+    let elements =
+        ty.elements().ok_or_else(|| format!("constant of type {ty}: its size is unknown or overflows"))?;
+    let bytes =
+        ty.dtype.packed_bytes(elements).ok_or_else(|| format!("constant of type {ty} is too large"))?;
     let data = match &v.data {
         ValueData::Blob { .. } => return Ok(()),
         ValueData::Immediate(Immediate::Tensor(data)) => data,
@@ -357,8 +372,10 @@ fn check_value(v: &Value) -> Found<()> {
         TensorData::LongInts(d) => (matches!(ty.dtype, T::Int64 | T::UInt64), d.len(), elements),
         TensorData::Doubles(d) => (ty.dtype == T::Float64, d.len(), elements),
         TensorData::Bytes(d) => {
-            let own_field =
-                matches!(ty.dtype, T::Bool | T::String | T::Float32 | T::Float64 | T::Int32 | T::Int64 | T::UInt64);
+            let own_field = matches!(
+                ty.dtype,
+                T::Bool | T::String | T::Float32 | T::Float64 | T::Int32 | T::Int64 | T::UInt64
+            );
             (!own_field, d.len(), bytes)
         }
     };
@@ -366,7 +383,9 @@ fn check_value(v: &Value) -> Found<()> {
         return Err(format!("constant of type {ty} has its data in a field of another type"));
     }
     if found as u64 != wanted {
-        return Err(format!("constant of type {ty} has {found} elements or bytes of data, expected {wanted}"));
+        return Err(format!(
+            "constant of type {ty} has {found} elements or bytes of data, expected {wanted}"
+        ));
     }
     Ok(())
 }

@@ -2,8 +2,8 @@
 
 use super::{DATA_TYPES, FEATURE_TYPES};
 use crate::mil::{
-    Argument, Binding, Block, DataType, Dim, Feature, FeatureShape, Function, Immediate, Model, NamedType, Operation,
-    TensorData, TensorType, Value, ValueData, ValueType,
+    Argument, Binding, Block, DataType, Dim, Feature, FeatureShape, Function, Immediate, Model, NamedType,
+    Operation, TensorData, TensorType, Value, ValueData, ValueType,
 };
 use crate::proto as pb;
 use crate::{Error, Result};
@@ -18,7 +18,9 @@ pub fn encode(model: &Model) -> Result<Vec<u8>> {
     let described: Vec<&str> = model.functions.iter().map(|f| f.name.as_str()).collect();
     for name in &described {
         if !model.program.functions.contains_key(*name) {
-            return Err(Error::InvalidProgram(format!("the description names function `{name}`, the program has none")));
+            return Err(Error::InvalidProgram(format!(
+                "the description names function `{name}`, the program has none"
+            )));
         }
     }
     if described.len() != model.program.functions.len() {
@@ -86,9 +88,13 @@ fn features(features: &[Feature], state: bool) -> Result<Vec<pb::FeatureDescript
     use pb::array_feature_type as aft;
     let mut out = Vec::new();
     for f in features {
-        let data_type = FEATURE_TYPES.iter().find(|(t, _)| *t == f.dtype).map(|(_, n)| *n).ok_or_else(|| {
-            Error::InvalidProgram(format!("feature `{}` has type {}, which features cannot have", f.name, f.dtype))
-        })?;
+        let data_type =
+            FEATURE_TYPES.iter().find(|(t, _)| *t == f.dtype).map(|(_, n)| *n).ok_or_else(|| {
+                Error::InvalidProgram(format!(
+                    "feature `{}` has type {}, which features cannot have",
+                    f.name, f.dtype
+                ))
+            })?;
         let mut array = pb::ArrayFeatureType { data_type, ..Default::default() };
         match &f.shape {
             FeatureShape::Fixed(shape) => array.shape = signed(shape),
@@ -104,9 +110,10 @@ fn features(features: &[Feature], state: bool) -> Result<Vec<pb::FeatureDescript
             }
             FeatureShape::Enumerated(shapes) => {
                 array.shape = shapes.first().map(|s| signed(s)).unwrap_or_default();
-                array.shape_flexibility = Some(aft::ShapeFlexibility::EnumeratedShapes(aft::EnumeratedShapes {
-                    shapes: shapes.iter().map(|s| aft::Shape { shape: signed(s) }).collect(),
-                }));
+                array.shape_flexibility =
+                    Some(aft::ShapeFlexibility::EnumeratedShapes(aft::EnumeratedShapes {
+                        shapes: shapes.iter().map(|s| aft::Shape { shape: signed(s) }).collect(),
+                    }));
             }
             FeatureShape::Dynamic => {}
         }
@@ -198,13 +205,17 @@ fn value_type(t: &ValueType) -> pb::ValueType {
         ValueType::State(t) => Type::StateType(Box::new(pb::StateType {
             wrapped_type: Some(Box::new(pb::ValueType { r#type: Some(Type::TensorType(tensor_type(t))) })),
         })),
-        ValueType::List { element, length } => {
-            Type::ListType(Box::new(pb::ListType { r#type: boxed(element), length: Some(dimension(*length)) }))
+        ValueType::List { element, length } => Type::ListType(Box::new(pb::ListType {
+            r#type: boxed(element),
+            length: Some(dimension(*length)),
+        })),
+        ValueType::Tuple(types) => {
+            Type::TupleType(pb::TupleType { types: types.iter().map(value_type).collect() })
         }
-        ValueType::Tuple(types) => Type::TupleType(pb::TupleType { types: types.iter().map(value_type).collect() }),
-        ValueType::Dictionary { key, value } => {
-            Type::DictionaryType(Box::new(pb::DictionaryType { key_type: boxed(key), value_type: boxed(value) }))
-        }
+        ValueType::Dictionary { key, value } => Type::DictionaryType(Box::new(pb::DictionaryType {
+            key_type: boxed(key),
+            value_type: boxed(value),
+        })),
     };
     pb::ValueType { r#type: Some(ty) }
 }

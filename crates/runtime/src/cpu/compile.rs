@@ -76,7 +76,12 @@ pub(super) fn compile(
                 c.states.push(input.name.clone());
                 Place::State(c.states.len() - 1)
             }
-            other => return Err(Error::unsupported(package.path(), format!("input `{}` of type {other}", input.name))),
+            other => {
+                return Err(Error::unsupported(
+                    package.path(),
+                    format!("input `{}` of type {other}", input.name),
+                ));
+            }
         };
         // Inputs stay until the end: the same buffer takes the next call's input.
         *c.uses.entry(input.name.clone()).or_default() += 1;
@@ -99,13 +104,17 @@ pub(super) fn compile(
     let mut outputs = Vec::new();
     for feature in &described.outputs {
         if !body.block.outputs.contains(&feature.name) {
-            return Err(wrong(format!("described output `{}` is not an output of the function", feature.name)));
+            return Err(wrong(format!(
+                "described output `{}` is not an output of the function",
+                feature.name
+            )));
         }
         outputs.push(c.operand_place(&feature.name).map_err(wrong)?);
     }
     let state_types = c.states.iter().map(|s| c.types.get(s).and_then(ValueType::tensor).cloned());
     let state_types: Option<Vec<TensorType>> = state_types.collect();
-    let guards = if options.skip_zero { find_guards(&steps, &outputs) } else { (Vec::new(), vec![None; steps.len()]) };
+    let guards =
+        if options.skip_zero { find_guards(&steps, &outputs) } else { (Vec::new(), vec![None; steps.len()]) };
     Ok(Session::new(
         package.path().to_path_buf(),
         function.to_string(),
@@ -192,7 +201,12 @@ impl Compiler<'_> {
     fn block(&mut self, block: &Block) -> Result<Vec<Step>> {
         let mut steps = Vec::new();
         for (i, op) in block.operations.iter().enumerate() {
-            let at = Located { path: self.package.path(), function: self.function, op_type: &op.op_type, name: op.name() };
+            let at = Located {
+                path: self.package.path(),
+                function: self.function,
+                op_type: &op.op_type,
+                name: op.name(),
+            };
             self.operation(op, &block.operations[i + 1..], &at, &mut steps)?;
             self.release(op);
         }
@@ -233,7 +247,13 @@ impl Compiler<'_> {
         buffers
     }
 
-    fn operation(&mut self, op: &Operation, later: &[Operation], at: &Located<'_>, steps: &mut Vec<Step>) -> Result<()> {
+    fn operation(
+        &mut self,
+        op: &Operation,
+        later: &[Operation],
+        at: &Located<'_>,
+        steps: &mut Vec<Step>,
+    ) -> Result<()> {
         let invalid = |what: String| at.error(OpError::Invalid(what));
         for output in &op.outputs {
             if self.names.contains_key(&output.name) {
@@ -255,7 +275,11 @@ impl Compiler<'_> {
                 let operands = Operands::new(self.package, op, &known);
                 let constants = located(at, constexpr(op, &operands))?;
                 if constants.len() != op.outputs.len() {
-                    return Err(invalid(format!("{} outputs, expected {}", op.outputs.len(), constants.len())));
+                    return Err(invalid(format!(
+                        "{} outputs, expected {}",
+                        op.outputs.len(),
+                        constants.len()
+                    )));
                 }
                 for (output, constant) in op.outputs.iter().zip(constants) {
                     self.names.insert(output.name.clone(), Known::Constant(constant));
@@ -280,7 +304,9 @@ impl Compiler<'_> {
     fn named(&self, op: &Operation, param: &str, at: &Located<'_>) -> Result<String> {
         match op.inputs.get(param).and_then(|a| a.0.first()) {
             Some(Binding::Name(name)) => Ok(name.clone()),
-            _ => Err(at.error(OpError::Invalid(format!("parameter `{param}` must be a value of the program")))),
+            _ => {
+                Err(at.error(OpError::Invalid(format!("parameter `{param}` must be a value of the program"))))
+            }
         }
     }
 
@@ -293,7 +319,13 @@ impl Compiler<'_> {
     }
 
     /// Reading a state costs nothing when nothing writes it before the value's last reader; else it is copied.
-    fn read_state(&mut self, op: &Operation, later: &[Operation], at: &Located<'_>, steps: &mut Vec<Step>) -> Result<()> {
+    fn read_state(
+        &mut self,
+        op: &Operation,
+        later: &[Operation],
+        at: &Located<'_>,
+        steps: &mut Vec<Step>,
+    ) -> Result<()> {
         let state = self.state_operand(op, at)?;
         let Some(output) = op.outputs.first() else {
             return Err(at.error(OpError::Invalid("no output".into())));
@@ -306,7 +338,10 @@ impl Compiler<'_> {
         let state_name = self.states[state].clone();
         let writes = |op: &Operation| {
             op.op_type == "write_state"
-                && op.inputs.get("input").is_some_and(|a| a.0.iter().any(|b| matches!(b, Binding::Name(n) if *n == state_name)))
+                && op
+                    .inputs
+                    .get("input")
+                    .is_some_and(|a| a.0.iter().any(|b| matches!(b, Binding::Name(n) if *n == state_name)))
         };
         let first_write = later.iter().position(writes);
         // The write itself may read the value: it is taken before the state changes.
@@ -333,7 +368,9 @@ impl Compiler<'_> {
                 ("concat" | "stack" | "einsum", "values") | ("reshape_like", "ref_tensors")
             );
             if bindings.len() != 1 && !variadic {
-                return Err(at.error(OpError::Invalid(format!("parameter `{param}` has {} values", bindings.len()))));
+                return Err(
+                    at.error(OpError::Invalid(format!("parameter `{param}` has {} values", bindings.len())))
+                );
             }
             for binding in bindings {
                 let place = match binding {
@@ -345,7 +382,11 @@ impl Compiler<'_> {
                         self.constant(Arc::new(t))
                     }
                 };
-                if variadic { values.push(place) } else { inputs.push(Operand { param: param.clone(), place }) }
+                if variadic {
+                    values.push(place)
+                } else {
+                    inputs.push(Operand { param: param.clone(), place })
+                }
             }
         }
         Ok((inputs, values))
@@ -425,7 +466,9 @@ impl Compiler<'_> {
         let mut out = vec![Tensor::default(); op.outputs.len()];
         kernel(&OpContext { op: &op.op_type, inputs: &bound, values: &listed, outputs: types }, &mut out)?;
         for (t, ty) in out.iter_mut().zip(types) {
-            if let (DataType::Float16, Precision::Fp16, Data::F32(v)) = (ty.dtype, self.options.precision, &mut t.data) {
+            if let (DataType::Float16, Precision::Fp16, Data::F32(v)) =
+                (ty.dtype, self.options.precision, &mut t.data)
+            {
                 v.iter_mut().for_each(|v| *v = to_f16(*v));
             }
         }
@@ -440,7 +483,9 @@ impl Compiler<'_> {
             "matmul" => "y",
             _ => return Ok(None),
         };
-        let Some(Binding::Name(name)) = op.inputs.get(weight_param).and_then(|a| a.0.first()) else { return Ok(None) };
+        let Some(Binding::Name(name)) = op.inputs.get(weight_param).and_then(|a| a.0.first()) else {
+            return Ok(None);
+        };
         let Some(Known::Constant(Constant::Stored(weight))) = self.names.get(name) else { return Ok(None) };
         let weight = weight.clone();
         let ints = |param: &str| -> Option<Vec<i32>> {
@@ -472,7 +517,9 @@ impl Compiler<'_> {
                 }
             }
             "linear" if shape.len() == 2 => Projection::Linear { weight },
-            "matmul" if shape.len() == 2 && flag("transpose_y") && !flag("transpose_x") => Projection::Linear { weight },
+            "matmul" if shape.len() == 2 && flag("transpose_y") && !flag("transpose_x") => {
+                Projection::Linear { weight }
+            }
             _ => return Ok(None),
         };
         let x = self.named(op, "x", at)?;
@@ -480,7 +527,8 @@ impl Compiler<'_> {
         let fits = match &projection {
             // Several images in one batch go the plain way.
             Projection::Conv { .. } => {
-                let batch = self.types.get(&x).and_then(ValueType::tensor).and_then(|t| t.dims.first().copied());
+                let batch =
+                    self.types.get(&x).and_then(ValueType::tensor).and_then(|t| t.dims.first().copied());
                 rank >= 3 && batch == Some(Dim::Fixed(1))
             }
             Projection::Linear { .. } => rank >= 1 && (op.op_type == "linear" || rank >= 2),
@@ -489,7 +537,12 @@ impl Compiler<'_> {
     }
 
     /// Steps of a nested block, and where its results are.
-    fn nested(&mut self, block: &Block, inputs: &[usize], at: &Located<'_>) -> Result<(Vec<Step>, Vec<Place>)> {
+    fn nested(
+        &mut self,
+        block: &Block,
+        inputs: &[usize],
+        at: &Located<'_>,
+    ) -> Result<(Vec<Step>, Vec<Place>)> {
         if block.inputs.len() != inputs.len() {
             return Err(at.error(OpError::Invalid(format!("a block with {} inputs", block.inputs.len()))));
         }
@@ -529,7 +582,9 @@ impl Compiler<'_> {
         let mut initial = Vec::new();
         for binding in bindings {
             let place = match binding {
-                Binding::Name(name) => self.operand_place(name).map_err(|what| at.error(OpError::Invalid(what)))?,
+                Binding::Name(name) => {
+                    self.operand_place(name).map_err(|what| at.error(OpError::Invalid(what)))?
+                }
                 Binding::Value(v) => {
                     let t = located(at, const_value(self.package, v).and_then(|c| c.to_tensor()))?;
                     self.constant(Arc::new(t))
@@ -589,7 +644,9 @@ fn find_guards(steps: &[Step], outputs: &[Place]) -> (Vec<Guard>, Vec<Option<usi
         let Some((x, y, out)) = step.product() else { continue };
         for (value, weight) in [(x, y), (y, x)] {
             let (Place::Buffer(vb), Place::Buffer(wb)) = (value, weight) else { continue };
-            let (Some(&v), weight_step) = (sources[m].get(&vb), sources[m].get(&wb).copied()) else { continue };
+            let (Some(&v), weight_step) = (sources[m].get(&vb), sources[m].get(&wb).copied()) else {
+                continue;
+            };
             // Steps whose results only lead to this product, by way of `value`.
             let mut region = vec![v];
             let mut grown = true;

@@ -184,7 +184,10 @@ impl States {
                 None => self.add(name, ty),
                 Some(i) if self.types[i] == *ty => {}
                 Some(i) => {
-                    return Err(format!("state `{name}` has type {ty} in one function and {} in another", self.types[i]));
+                    return Err(format!(
+                        "state `{name}` has type {ty} in one function and {} in another",
+                        self.types[i]
+                    ));
                 }
             }
         }
@@ -207,7 +210,8 @@ impl States {
     /// There is no such state, or the value has another shape.
     pub fn set(&mut self, name: &str, value: Tensor) -> Result<()> {
         let i = self.names.iter().position(|n| n == name);
-        let i = i.ok_or_else(|| Error::Input(format!("no state `{name}`; there is {}", self.names.join(", "))))?;
+        let i =
+            i.ok_or_else(|| Error::Input(format!("no state `{name}`; there is {}", self.names.join(", "))))?;
         if value.shape != self.values[i].shape || value.as_f32().is_none() {
             return Err(Error::Input(format!(
                 "state `{name}`: a value of shape {:?}, expected {:?}",
@@ -388,7 +392,10 @@ impl Session {
             FeatureShape::Enumerated(all) => all.contains(&shape),
             FeatureShape::Range { ranges, .. } => {
                 shape.len() == ranges.len()
-                    && shape.iter().zip(ranges).all(|(d, (low, high))| d >= low && high.is_none_or(|h| *d <= h))
+                    && shape
+                        .iter()
+                        .zip(ranges)
+                        .all(|(d, (low, high))| d >= low && high.is_none_or(|h| *d <= h))
             }
             FeatureShape::Dynamic => true,
         };
@@ -465,7 +472,12 @@ impl Session {
         match done {
             Ok(done) => done,
             Err(e) => {
-                let at = Located { path: &self.path, function: &self.function, op_type: &step.op_type, name: &step.name };
+                let at = Located {
+                    path: &self.path,
+                    function: &self.function,
+                    op_type: &step.op_type,
+                    name: &step.name,
+                };
                 Err(at.error(e))
             }
         }
@@ -475,8 +487,10 @@ impl Session {
     fn work(&mut self, step: &Step) -> OpErrorAt<Result<()>> {
         match &step.work {
             Work::Kernel { kernel, inputs, values, outputs } => {
-                let mut results: Vec<Tensor> = outputs.iter().map(|&b| std::mem::take(&mut self.buffers[b])).collect();
-                let bound: Vec<(&str, &Tensor)> = inputs.iter().map(|o| (o.param.as_str(), self.place(o.place))).collect();
+                let mut results: Vec<Tensor> =
+                    outputs.iter().map(|&b| std::mem::take(&mut self.buffers[b])).collect();
+                let bound: Vec<(&str, &Tensor)> =
+                    inputs.iter().map(|o| (o.param.as_str(), self.place(o.place))).collect();
                 let listed: Vec<&Tensor> = values.iter().map(|&p| self.place(p)).collect();
                 let context =
                     OpContext { op: &step.op_type, inputs: &bound, values: &listed, outputs: &step.types };
@@ -518,7 +532,8 @@ impl Session {
                     _ => self.place(*data),
                 };
                 if source.shape != value.shape {
-                    let message = format!("a state of shape {:?} written with {:?}", value.shape, source.shape);
+                    let message =
+                        format!("a state of shape {:?} written with {:?}", value.shape, source.shape);
                     self.state_values[*state] = value;
                     return Err(OpError::Invalid(message));
                 }
@@ -587,14 +602,21 @@ impl Session {
     /// A kernel's result has the declared type.
     fn check_result(&self, t: &Tensor, ty: &TensorType) -> OpErrorAt<()> {
         let fits = t.rank() == ty.rank()
-            && t.shape.iter().zip(&ty.dims).all(|(&d, declared)| declared.fixed().is_none_or(|n| n == d as u64));
+            && t.shape
+                .iter()
+                .zip(&ty.dims)
+                .all(|(&d, declared)| declared.fixed().is_none_or(|n| n == d as u64));
         let kind = match &t.data {
             Data::F32(_) => ty.dtype.is_float(),
             Data::I32(_) => ty.dtype.is_int(),
             Data::Bool(_) => ty.dtype == DataType::Bool,
             Data::Str(_) => ty.dtype == DataType::String,
         };
-        if fits && kind { Ok(()) } else { Err(OpError::Invalid(format!("a result of shape {:?}, declared is {ty}", t.shape))) }
+        if fits && kind {
+            Ok(())
+        } else {
+            Err(OpError::Invalid(format!("a result of shape {:?}, declared is {ty}", t.shape)))
+        }
     }
 
     /// A product with a stored weight; gives the bytes of weights that it read.
@@ -607,7 +629,8 @@ impl Session {
         y: &mut Tensor,
     ) -> OpErrorAt<u64> {
         let x = self.place(x);
-        let values = x.as_f32().ok_or_else(|| OpError::Invalid("parameter `x` must be a float tensor".into()))?;
+        let values =
+            x.as_f32().ok_or_else(|| OpError::Invalid("parameter `x` must be a float tensor".into()))?;
         let bias = bias.map(|b| self.place(b));
         let bias = bias.and_then(Tensor::as_f32);
         let mut bytes = 0;
@@ -615,7 +638,10 @@ impl Session {
             Projection::Conv { weight, groups } => {
                 let (rows, cols) = (weight.rows(), weight.cols());
                 if x.rank() < 3 || x.shape[0] != 1 || x.shape[1] != cols * groups {
-                    return Err(OpError::Invalid(format!("input of shape {:?} for {cols} channels in {groups} groups", x.shape)));
+                    return Err(OpError::Invalid(format!(
+                        "input of shape {:?} for {cols} channels in {groups} groups",
+                        x.shape
+                    )));
                 }
                 let t: usize = x.shape[2..].iter().product();
                 let mut shape = x.shape.clone();
@@ -628,13 +654,21 @@ impl Session {
                     let per = rows / groups;
                     for g in 0..*groups {
                         let part = matrix.row_range(g * per, (g + 1) * per);
-                        matmul_parallel(&part, &values[g * cols * t..(g + 1) * cols * t], t, &mut out[g * per * t..(g + 1) * per * t]);
+                        matmul_parallel(
+                            &part,
+                            &values[g * cols * t..(g + 1) * cols * t],
+                            t,
+                            &mut out[g * per * t..(g + 1) * per * t],
+                        );
                     }
                     bytes = matrix.bytes_read();
                 }
                 if let Some(bias) = bias {
                     if bias.len() != rows {
-                        return Err(OpError::Invalid(format!("bias of {} values for {rows} outputs", bias.len())));
+                        return Err(OpError::Invalid(format!(
+                            "bias of {} values for {rows} outputs",
+                            bias.len()
+                        )));
                     }
                     for (row, b) in out.chunks_exact_mut(t.max(1)).zip(bias) {
                         row.iter_mut().for_each(|v| *v += b);
@@ -644,7 +678,10 @@ impl Session {
             Projection::Linear { weight } => {
                 let (rows, cols) = (weight.rows(), weight.cols());
                 if x.shape.last() != Some(&cols) {
-                    return Err(OpError::Invalid(format!("input of shape {:?} for {cols} features", x.shape)));
+                    return Err(OpError::Invalid(format!(
+                        "input of shape {:?} for {cols} features",
+                        x.shape
+                    )));
                 }
                 let t = values.len() / cols.max(1);
                 let mut shape = x.shape.clone();
@@ -664,7 +701,10 @@ impl Session {
                 }
                 if let Some(bias) = bias {
                     if bias.len() != rows {
-                        return Err(OpError::Invalid(format!("bias of {} values for {rows} outputs", bias.len())));
+                        return Err(OpError::Invalid(format!(
+                            "bias of {} values for {rows} outputs",
+                            bias.len()
+                        )));
                     }
                     for row in out.chunks_exact_mut(rows.max(1)) {
                         row.iter_mut().zip(bias).for_each(|(v, b)| *v += b);

@@ -36,8 +36,18 @@ pub(super) struct StoredWeight {
 enum Kind {
     F16,
     /// Tables as f32, in order of their groups of rows.
-    Lut { bits: usize, lut: Vec<f32>, rows_per_group: usize },
-    Int { bits: usize, signed: bool, scale: Vec<f32>, offset: Option<Vec<f32>>, block: (usize, usize) },
+    Lut {
+        bits: usize,
+        lut: Vec<f32>,
+        rows_per_group: usize,
+    },
+    Int {
+        bits: usize,
+        signed: bool,
+        scale: Vec<f32>,
+        offset: Option<Vec<f32>>,
+        block: (usize, usize),
+    },
 }
 
 impl StoredWeight {
@@ -57,7 +67,9 @@ impl StoredWeight {
         let blob = self.package.blob(&self.data).map_err(|e| OpError::Invalid(e.to_string()))?;
         let matrix = match &self.kind {
             Kind::F16 => Matrix::f16(blob.data, rows, cols),
-            Kind::Lut { bits, lut, rows_per_group } => Matrix::lut(*bits, blob.data, lut, *rows_per_group, rows, cols),
+            Kind::Lut { bits, lut, rows_per_group } => {
+                Matrix::lut(*bits, blob.data, lut, *rows_per_group, rows, cols)
+            }
             Kind::Int { bits, signed, scale, offset, block } => {
                 Matrix::int(*bits, *signed, blob.data, scale, offset.as_deref(), *block, rows, cols)
             }
@@ -81,7 +93,11 @@ pub(super) struct Operands<'a> {
 }
 
 impl<'a> Operands<'a> {
-    pub fn new(package: &'a Arc<Package>, op: &'a Operation, known: &dyn Fn(&str) -> Option<Constant>) -> Self {
+    pub fn new(
+        package: &'a Arc<Package>,
+        op: &'a Operation,
+        known: &dyn Fn(&str) -> Option<Constant>,
+    ) -> Self {
         let mut o = Operands { package, values: BTreeMap::new(), chained: BTreeMap::new() };
         for (name, value) in &op.attributes {
             if name != "name" {
@@ -107,7 +123,8 @@ impl<'a> Operands<'a> {
             return constant.to_tensor();
         }
         let value = self.values.get(name);
-        let value = value.ok_or_else(|| OpError::Invalid(format!("required parameter `{name}` is missing")))?;
+        let value =
+            value.ok_or_else(|| OpError::Invalid(format!("required parameter `{name}` is missing")))?;
         dense_value(self.package, value)
     }
 
@@ -197,7 +214,11 @@ fn decode(bytes: &[u8], dtype: DataType, shape: Vec<usize>) -> OpErrorAt<Tensor>
         T::BFloat16 => wide(&|b| bf16::from_le_bytes([b[0], b[1]]).to_f32(), 2, &mut out),
         T::Float32 => wide(&|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]), 4, &mut out),
         T::Float64 => {
-            wide(&|b| f64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]) as f32, 8, &mut out);
+            wide(
+                &|b| f64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]) as f32,
+                8,
+                &mut out,
+            );
         }
         T::Bool => out.reset_bool(&shape).iter_mut().zip(bytes).for_each(|(o, b)| *o = *b != 0),
         T::Int8 => ints(&|b| i32::from(b[0] as i8), 1, &mut out),
@@ -292,7 +313,8 @@ fn stored_lut(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
     let shape = shape_of(indices)?;
     let (lut_shape, lut) = o.floats("lut")?;
     let k = shape.len();
-    let by_rows = lut_shape.len() == k + 2 && lut_shape[1..k].iter().all(|&g| g == 1) && lut_shape.last() == Some(&1);
+    let by_rows =
+        lut_shape.len() == k + 2 && lut_shape[1..k].iter().all(|&g| g == 1) && lut_shape.last() == Some(&1);
     if k < 2 || !by_rows || lut_shape[0] == 0 || shape[0] % lut_shape[0] != 0 {
         return Ok(None);
     }
@@ -402,8 +424,15 @@ fn lut_to_sparse(
     Ok(sparse_pair(shape, &wide, kept))
 }
 
-fn blockwise(shape: &[usize], data: &[f32], scale_shape: &[usize], scale: &[f32], offset: Option<&[f32]>) -> OpErrorAt<Vec<f32>> {
-    let fits = scale_shape.len() == shape.len() && scale_shape.iter().zip(shape).all(|(&s, &d)| s > 0 && d % s == 0);
+fn blockwise(
+    shape: &[usize],
+    data: &[f32],
+    scale_shape: &[usize],
+    scale: &[f32],
+    offset: Option<&[f32]>,
+) -> OpErrorAt<Vec<f32>> {
+    let fits =
+        scale_shape.len() == shape.len() && scale_shape.iter().zip(shape).all(|(&s, &d)| s > 0 && d % s == 0);
     if !fits || offset.is_some_and(|o| o.len() != scale.len()) {
         return Err(OpError::Invalid(format!("scale of shape {scale_shape:?} for data of shape {shape:?}")));
     }
@@ -425,7 +454,8 @@ fn affine(o: &Operands<'_>) -> OpErrorAt<Tensor> {
     let (shape, q) = o.floats("quantized_data")?;
     let (_, scale) = o.floats("scale")?;
     let (_, zero) = o.floats("zero_point")?;
-    let axis = super::ops_axis(o.int("axis")?, shape.len()).ok_or_else(|| OpError::Invalid("parameter `axis`".into()))?;
+    let axis = super::ops_axis(o.int("axis")?, shape.len())
+        .ok_or_else(|| OpError::Invalid("parameter `axis`".into()))?;
     let (n, inner): (usize, usize) = (shape[axis], shape[axis + 1..].iter().product());
     let pick = |v: &[f32], at: usize| if v.len() == 1 { v.first().copied() } else { v.get(at).copied() };
     let mut out = Vec::with_capacity(q.len());
@@ -444,7 +474,9 @@ fn packed_shape(o: &Operands<'_>) -> OpErrorAt<Vec<usize>> {
     let t = o.dense("shape")?;
     let v = t.as_i32().ok_or_else(|| OpError::Invalid("parameter `shape` must be integers".into()))?;
     let shape: Option<Vec<usize>> = v.iter().map(|&d| usize::try_from(d).ok()).collect();
-    let fits = |s: &Vec<usize>| s.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).is_some_and(|n| n <= MAX_ELEMENTS);
+    let fits = |s: &Vec<usize>| {
+        s.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).is_some_and(|n| n <= MAX_ELEMENTS)
+    };
     shape.filter(fits).ok_or_else(|| OpError::Invalid(format!("parameter `shape` is {v:?}")))
 }
 
@@ -459,12 +491,18 @@ fn lut_ios16(o: &Operands<'_>) -> OpErrorAt<Tensor> {
         256 => 8,
         n => return Err(OpError::Invalid(format!("a lut of {n} entries"))),
     };
-    let packed = o.values.get("indices").ok_or_else(|| OpError::Invalid("required parameter `indices` is missing".into()))?;
+    let packed = o
+        .values
+        .get("indices")
+        .ok_or_else(|| OpError::Invalid("required parameter `indices` is missing".into()))?;
     let bytes = o.package.tensor_bytes(packed).map_err(|e| OpError::Invalid(e.to_string()))?;
     let n: usize = shape.iter().product();
     let indices = unpack_sub_byte(&bytes, bits, n);
     if indices.len() != n {
-        return Err(OpError::Invalid(format!("{} bytes of {bits}-bit indices for shape {shape:?}", bytes.len())));
+        return Err(OpError::Invalid(format!(
+            "{} bytes of {bits}-bit indices for shape {shape:?}",
+            bytes.len()
+        )));
     }
     Ok(Tensor::f32(&shape, indices.iter().map(|&i| lut[usize::from(i)]).collect()))
 }
@@ -473,7 +511,10 @@ fn sparse(o: &Operands<'_>) -> OpErrorAt<Tensor> {
     let (_, values) = o.floats("nonzero_data")?;
     let (shape, mask) = if o.has("shape") {
         let shape = packed_shape(o)?;
-        let packed = o.values.get("mask").ok_or_else(|| OpError::Invalid("required parameter `mask` is missing".into()))?;
+        let packed = o
+            .values
+            .get("mask")
+            .ok_or_else(|| OpError::Invalid("required parameter `mask` is missing".into()))?;
         let bytes = o.package.tensor_bytes(packed).map_err(|e| OpError::Invalid(e.to_string()))?;
         let n: usize = shape.iter().product();
         let bits = unpack_sub_byte(&bytes, 1, n);

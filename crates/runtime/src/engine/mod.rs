@@ -3,12 +3,12 @@
 mod host;
 mod program;
 
-use program::{Names, Op, Program, pick};
 use crate::backend::{Backend, BackendPackage};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, Chain, TokenCount};
 use half::f16;
+use program::{Names, Op, Program, pick};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -135,7 +135,10 @@ impl Engine {
     pub fn forward(&mut self, ids: &[u32], want: Want, chunk: Option<usize>) -> Result<Vec<Vec<f32>>> {
         let model = &self.chain.model;
         if let Some(id) = ids.iter().find(|&&id| id as usize >= model.vocab_size) {
-            return Err(Error::Input(format!("token id {id} is outside the vocabulary of {} tokens", model.vocab_size)));
+            return Err(Error::Input(format!(
+                "token id {id} is outside the vocabulary of {} tokens",
+                model.vocab_size
+            )));
         }
         let room = model.max_context - self.position;
         if ids.len() > room {

@@ -115,7 +115,9 @@ impl Program {
         }
         for step in steps {
             ops.push(match step {
-                Step::Zero { register, channels } => Op::Zero { register: names.index(register), channels: *channels },
+                Step::Zero { register, channels } => {
+                    Op::Zero { register: names.index(register), channels: *channels }
+                }
                 Step::Route { logits, weights, top_k, scale } => Op::Route {
                     logits: names.index(logits),
                     weights: names.index(weights),
@@ -174,9 +176,15 @@ impl Program {
 
 impl Call {
     /// Loads the function for `count` tokens, if that has not happened yet.
-    pub fn prepare(&mut self, packages: &mut [Box<dyn BackendPackage>], count: TokenCount, bundle: &Path) -> Result<()> {
+    pub fn prepare(
+        &mut self,
+        packages: &mut [Box<dyn BackendPackage>],
+        count: TokenCount,
+        bundle: &Path,
+    ) -> Result<()> {
         let shard = &self.shard;
-        let wrong = |what: String| Error::invalid(bundle.join(CHAIN_FILE), format!("chain: shard `{shard}`: {what}"));
+        let wrong =
+            |what: String| Error::invalid(bundle.join(CHAIN_FILE), format!("chain: shard `{shard}`: {what}"));
         let function = self
             .functions
             .get_mut(&count)
@@ -188,19 +196,29 @@ impl Call {
         let id = package.prepare(&function.name)?;
         let mut inputs = Vec::new();
         for name in package.inputs(id) {
-            let source = self.inputs.get(name).ok_or_else(|| wrong(format!("nothing is bound to input `{name}`")))?;
+            let source =
+                self.inputs.get(name).ok_or_else(|| wrong(format!("nothing is bound to input `{name}`")))?;
             inputs.push(*source);
         }
         if inputs.len() != self.inputs.len() {
-            return Err(wrong(format!("{} inputs are bound, the function has {}", self.inputs.len(), inputs.len())));
+            return Err(wrong(format!(
+                "{} inputs are bound, the function has {}",
+                self.inputs.len(),
+                inputs.len()
+            )));
         }
         let mut outputs = Vec::new();
         for name in package.outputs(id) {
-            let sink = self.outputs.get(name).ok_or_else(|| wrong(format!("output `{name}` goes nowhere")))?;
+            let sink =
+                self.outputs.get(name).ok_or_else(|| wrong(format!("output `{name}` goes nowhere")))?;
             outputs.push(*sink);
         }
         if outputs.len() != self.outputs.len() {
-            return Err(wrong(format!("{} outputs are bound, the function has {}", self.outputs.len(), outputs.len())));
+            return Err(wrong(format!(
+                "{} outputs are bound, the function has {}",
+                self.outputs.len(),
+                outputs.len()
+            )));
         }
         let scratch = vec![Tensor::default(); inputs.len()];
         function.prepared = Some(Prepared { id, inputs, outputs, scratch });
@@ -218,7 +236,8 @@ impl Call {
     ) -> Result<()> {
         self.prepare(packages, count, bundle)?;
         let shard = &self.shard;
-        let wrong = |what: String| Error::invalid(bundle.join(CHAIN_FILE), format!("chain: shard `{shard}`: {what}"));
+        let wrong =
+            |what: String| Error::invalid(bundle.join(CHAIN_FILE), format!("chain: shard `{shard}`: {what}"));
         let Some(Prepared { id, inputs, outputs, scratch }) =
             self.functions.get_mut(&count).and_then(|f| f.prepared.as_mut())
         else {
@@ -257,13 +276,20 @@ impl Call {
                     Some(sum) if sum.len() == values.len() => {
                         sum.iter_mut().zip(values).for_each(|(a, b)| *a += b);
                     }
-                    _ => return Err(wrong(format!("output {i} does not fit the register that it is added to"))),
+                    _ => {
+                        return Err(wrong(format!(
+                            "output {i} does not fit the register that it is added to"
+                        )));
+                    }
                 },
                 None => register.reset_f32(&output.shape).copy_from_slice(values),
                 Some((rows, channels)) => {
                     let width = output.shape.last().copied().unwrap_or(0);
                     if values.len() != rows.count * width {
-                        return Err(wrong(format!("output {i} has shape {:?}, not {} rows", output.shape, rows.count)));
+                        return Err(wrong(format!(
+                            "output {i} has shape {:?}, not {} rows",
+                            output.shape, rows.count
+                        )));
                     }
                     let all = register.reset_f32(&[1, channels, 1, width]);
                     all[rows.start * width..][..values.len()].copy_from_slice(values);

@@ -3,14 +3,16 @@
 use super::Gemma4;
 use super::table::tensor_table;
 use crate::family::Family;
-use crate::models::{Part, TensorRow};
 use crate::lower::{Attention, HeadNorm, Lowering, RmsNorm, Stored};
-use crate::plan::{MAX_HEAD_WEIGHTS, MatrixPlan, Packing, Plan, PlanOptions, PlannedShard, Totals, VectorPlan};
+use crate::models::{Part, TensorRow};
+use crate::plan::{
+    MAX_HEAD_WEIGHTS, MatrixPlan, Packing, Plan, PlanOptions, PlannedShard, Totals, VectorPlan,
+};
 use crate::quant::{MatrixQuant, Quant};
 use crate::{Error, Result};
 use anemoe_bundle::{
-    Cache, Chain, Embedding, FORMAT, HostInput, InputBinding, ModelInfo, OutputBinding, Rope, RowRange, Run, ShardFunction,
-    ShardKind, Step, TokenCount, When,
+    Cache, Chain, Embedding, FORMAT, HostInput, InputBinding, ModelInfo, OutputBinding, Rope, RowRange, Run,
+    ShardFunction, ShardKind, Step, TokenCount, When,
 };
 use anemoe_mlpackage::mil::builder::BuiltFunction;
 use std::collections::BTreeMap;
@@ -90,7 +92,15 @@ struct Quantizer<'a> {
 }
 
 impl Quantizer<'_> {
-    fn matrix(&self, name: &str, part: &str, kind: Quant, tensor: String, offset: u64, dims: (usize, usize)) -> MatrixPlan {
+    fn matrix(
+        &self,
+        name: &str,
+        part: &str,
+        kind: Quant,
+        tensor: String,
+        offset: u64,
+        dims: (usize, usize),
+    ) -> MatrixPlan {
         let (rows, cols) = dims;
         let quant = MatrixQuant::resolve(kind, self.options.group_size, rows, cols);
         MatrixPlan { name: format!("{name}_weight"), part: part.into(), tensor, offset, rows, cols, quant }
@@ -130,8 +140,16 @@ impl Gemma4 {
         matrices.push(matrix("o_proj", h, q));
         // The choice of experts hangs on small differences, and the matrix is small: it stays fp16.
         let router = tensor(layer, "router.proj.weight");
-        matrices.push(quantizer.matrix("router_logits", "router", Quant::Fp16, router, 0, (c.num_experts, h)));
-        let channels = |name: &str, t: &str| VectorPlan::channels(format!("{name}_weight"), tensor(layer, t), h);
+        matrices.push(quantizer.matrix(
+            "router_logits",
+            "router",
+            Quant::Fp16,
+            router,
+            0,
+            (c.num_experts, h),
+        ));
+        let channels =
+            |name: &str, t: &str| VectorPlan::channels(format!("{name}_weight"), tensor(layer, t), h);
         let vectors = vec![
             channels("input_norm", "input_layernorm.weight"),
             VectorPlan::last_axis("q_norm_weight", tensor(layer, "self_attn.q_norm.weight"), d),
@@ -147,7 +165,13 @@ impl Gemma4 {
         shard
     }
 
-    fn expert_shard(&self, layer: usize, pack: usize, packing: Packing, options: &PlanOptions) -> PlannedShard {
+    fn expert_shard(
+        &self,
+        layer: usize,
+        pack: usize,
+        packing: Packing,
+        options: &PlanOptions,
+    ) -> PlannedShard {
         let c = &self.config;
         let (h, f) = (c.hidden_size, c.moe_intermediate_size);
         let packs = c.num_experts / packing.per_package;
@@ -202,7 +226,10 @@ impl Gemma4 {
         let mut tokens: Vec<TokenCount> = options
             .tokens
             .iter()
-            .map(|t| TokenCount { min: t.min, max: if t.min < t.max { t.max.min(MAX_HEAD_TOKENS) } else { t.max } })
+            .map(|t| TokenCount {
+                min: t.min,
+                max: if t.min < t.max { t.max.min(MAX_HEAD_TOKENS) } else { t.max },
+            })
             .filter(|t| t.max <= MAX_HEAD_TOKENS)
             .collect();
         tokens.dedup();
@@ -210,7 +237,8 @@ impl Gemma4 {
         let shard = |(i, &start): (usize, &usize)| {
             let n = rows.min(c.vocab_size - start);
             let offset = start as u64 * h as u64;
-            let matrix = quantizer.matrix("logits", "head", kind, "embed_tokens.weight".into(), offset, (n, h));
+            let matrix =
+                quantizer.matrix("logits", "head", kind, "embed_tokens.weight".into(), offset, (n, h));
             let vectors = vec![VectorPlan::channels("final_norm_weight", "norm.weight", h)];
             let name = format!("head.{i}of{}", starts.len());
             let mut shard = PlannedShard::new(name, ShardKind::Head, None, vec![matrix], vectors);
@@ -243,7 +271,13 @@ impl Gemma4 {
         })
     }
 
-    fn expert_steps(&self, layer: usize, per_expert_scale: Vec<f32>, packing: Packing, steps: &mut Vec<Step>) {
+    fn expert_steps(
+        &self,
+        layer: usize,
+        per_expert_scale: Vec<f32>,
+        packing: Packing,
+        steps: &mut Vec<Step>,
+    ) {
         let c = &self.config;
         steps.push(Step::Route {
             logits: "router_logits".into(),
@@ -277,7 +311,13 @@ impl Gemma4 {
         }
     }
 
-    fn chain(&self, options: &PlanOptions, context: usize, packing: Packing, head: &[PlannedShard]) -> Result<Chain> {
+    fn chain(
+        &self,
+        options: &PlanOptions,
+        context: usize,
+        packing: Packing,
+        head: &[PlannedShard],
+    ) -> Result<Chain> {
         let c = &self.config;
         let mut ropes = BTreeMap::new();
         let mut caches = BTreeMap::new();
@@ -335,7 +375,13 @@ impl Gemma4 {
         })
     }
 
-    fn lower_attention(&self, layer: usize, slots: usize, tokens: TokenCount, stored: &Stored) -> Result<BuiltFunction> {
+    fn lower_attention(
+        &self,
+        layer: usize,
+        slots: usize,
+        tokens: TokenCount,
+        stored: &Stored,
+    ) -> Result<BuiltFunction> {
         let c = &self.config;
         let shape = Attention {
             heads: c.num_attention_heads,
@@ -423,9 +469,11 @@ impl Gemma4 {
         let c = &self.config;
         let (mut bytes, mut bytes_per_token) = (0, 0);
         for shard in shards {
-            let experts: u64 = shard.matrices.iter().filter(|m| m.part == "experts").map(MatrixPlan::bytes).sum();
+            let experts: u64 =
+                shard.matrices.iter().filter(|m| m.part == "experts").map(MatrixPlan::bytes).sum();
             bytes += shard.bytes;
-            bytes_per_token += shard.bytes - experts + experts * c.top_k_experts as u64 / c.num_experts as u64;
+            bytes_per_token +=
+                shard.bytes - experts + experts * c.top_k_experts as u64 / c.num_experts as u64;
         }
         Totals {
             shards: shards.len(),
@@ -477,10 +525,22 @@ impl Family for Gemma4 {
             )));
         }
         let totals = self.totals(&shards, layer_shards);
-        Ok(Plan { family: self.name().into(), source: self.source_name(), options: options.clone(), shards, totals, chain })
+        Ok(Plan {
+            family: self.name().into(),
+            source: self.source_name(),
+            options: options.clone(),
+            shards,
+            totals,
+            chain,
+        })
     }
 
-    fn lower(&self, shard: &PlannedShard, function: &ShardFunction, stored: &Stored) -> Result<BuiltFunction> {
+    fn lower(
+        &self,
+        shard: &PlannedShard,
+        function: &ShardFunction,
+        stored: &Stored,
+    ) -> Result<BuiltFunction> {
         let wrong = || Error::Usage(format!("shard {} is not one of this model's", shard.name));
         match (shard.kind, shard.layer) {
             (ShardKind::Attention, Some(layer)) if layer < self.config.num_hidden_layers => {

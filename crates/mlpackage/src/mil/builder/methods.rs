@@ -160,26 +160,91 @@ macro_rules! with_int {
 
 impl FunctionBuilder {
     unary!(
-        abs, acos, asin, atan, atanh, ceil, cos, cosh, erf, exp, exp2, floor, identity, logical_not, non_zero, relu,
-        relu6, round, shape, sigmoid, sign, silu, sin, sinh, softplus, softsign, sqrt, square, tan, tanh
+        abs,
+        acos,
+        asin,
+        atan,
+        atanh,
+        ceil,
+        cos,
+        cosh,
+        erf,
+        exp,
+        exp2,
+        floor,
+        identity,
+        logical_not,
+        non_zero,
+        relu,
+        relu6,
+        round,
+        shape,
+        sigmoid,
+        sign,
+        silu,
+        sin,
+        sinh,
+        softplus,
+        softsign,
+        sqrt,
+        square,
+        tan,
+        tanh
     );
     binary!(
-        add, equal, floor_div, greater, greater_equal, less, less_equal, logical_and, logical_or, logical_xor, maximum,
-        minimum, mul, not_equal, pow, real_div, sub
+        add,
+        equal,
+        floor_div,
+        greater,
+        greater_equal,
+        less,
+        less_equal,
+        logical_and,
+        logical_or,
+        logical_xor,
+        maximum,
+        minimum,
+        mul,
+        not_equal,
+        pow,
+        real_div,
+        sub
     );
     reduction!(
-        reduce_l1_norm, reduce_l2_norm, reduce_log_sum, reduce_log_sum_exp, reduce_max, reduce_mean, reduce_min,
-        reduce_prod, reduce_sum, reduce_sum_square
+        reduce_l1_norm,
+        reduce_l2_norm,
+        reduce_log_sum,
+        reduce_log_sum_exp,
+        reduce_max,
+        reduce_mean,
+        reduce_min,
+        reduce_prod,
+        reduce_sum,
+        reduce_sum_square
     );
     scaled!(
-        clamped_relu(alpha, beta), clip(alpha, beta), elu(alpha), inverse(epsilon), l2_norm(epsilon), leaky_relu(alpha),
-        linear_activation(alpha, beta), log(epsilon), rsqrt(epsilon), scaled_tanh(alpha, beta), sigmoid_hard(alpha, beta),
-        threshold(alpha), thresholded_relu(alpha)
+        clamped_relu(alpha, beta),
+        clip(alpha, beta),
+        elu(alpha),
+        inverse(epsilon),
+        l2_norm(epsilon),
+        leaky_relu(alpha),
+        linear_activation(alpha, beta),
+        log(epsilon),
+        rsqrt(epsilon),
+        scaled_tanh(alpha, beta),
+        sigmoid_hard(alpha, beta),
+        threshold(alpha),
+        thresholded_relu(alpha)
     );
     with_ints!(expand_dims(axes), reshape(shape), reverse(axes), squeeze(axes), tile(reps), transpose(perm));
     with_int!(
-        depth_to_space(block_size), flatten2d(axis), pixel_shuffle(upscale_factor), pixel_unshuffle(downscale_factor),
-        softmax(axis), space_to_depth(block_size)
+        depth_to_space(block_size),
+        flatten2d(axis),
+        pixel_shuffle(upscale_factor),
+        pixel_unshuffle(downscale_factor),
+        softmax(axis),
+        space_to_depth(block_size)
     );
 
     /// `mod(x, y)` with the sign of `y`.
@@ -216,7 +281,11 @@ impl FunctionBuilder {
     /// # Errors
     /// The operands do not fit.
     pub fn softplus_parametric(&mut self, name: &str, x: &Var, alpha: &Var, beta: &Var) -> Result<Var> {
-        self.single("softplus_parametric", name, vec![("x", x.into()), ("alpha", alpha.into()), ("beta", beta.into())])
+        self.single(
+            "softplus_parametric",
+            name,
+            vec![("x", x.into()), ("alpha", alpha.into()), ("beta", beta.into())],
+        )
     }
 
     /// `cast(x)`
@@ -239,7 +308,14 @@ impl FunctionBuilder {
     ///
     /// # Errors
     /// The operands do not fit.
-    pub fn conv(&mut self, name: &str, x: &Var, weight: &Var, bias: Option<&Var>, p: ConvParams) -> Result<Var> {
+    pub fn conv(
+        &mut self,
+        name: &str,
+        x: &Var,
+        weight: &Var,
+        bias: Option<&Var>,
+        p: ConvParams,
+    ) -> Result<Var> {
         let n = x.dims().len().saturating_sub(2);
         let or = |v: Vec<i32>, default: i32, n: usize| if v.is_empty() { vec![default; n] } else { v };
         let pad_type = if p.pad.is_empty() { "valid" } else { "custom" };
@@ -274,7 +350,14 @@ impl FunctionBuilder {
     ///
     /// # Errors
     /// The operands do not fit.
-    pub fn matmul(&mut self, name: &str, x: &Var, y: &Var, transpose_x: bool, transpose_y: bool) -> Result<Var> {
+    pub fn matmul(
+        &mut self,
+        name: &str,
+        x: &Var,
+        y: &Var,
+        transpose_x: bool,
+        transpose_y: bool,
+    ) -> Result<Var> {
         let args = vec![
             ("x", x.into()),
             ("y", y.into()),
@@ -316,8 +399,12 @@ impl FunctionBuilder {
         beta: Option<&Var>,
         epsilon: f32,
     ) -> Result<Var> {
-        let mut args =
-            vec![("x", x.into()), ("mean", mean.into()), ("variance", variance.into()), ("epsilon", number(x, epsilon))];
+        let mut args = vec![
+            ("x", x.into()),
+            ("mean", mean.into()),
+            ("variance", variance.into()),
+            ("epsilon", number(x, epsilon)),
+        ];
         args.extend(gamma.map(|v| ("gamma", v.into())));
         args.extend(beta.map(|v| ("beta", v.into())));
         self.single("batch_norm", name, args)
@@ -392,7 +479,11 @@ impl FunctionBuilder {
     /// # Errors
     /// The operands do not fit.
     pub fn gather_along_axis(&mut self, name: &str, x: &Var, indices: &Var, axis: i32) -> Result<Var> {
-        self.single("gather_along_axis", name, vec![("x", x.into()), ("indices", indices.into()), ("axis", int(axis))])
+        self.single(
+            "gather_along_axis",
+            name,
+            vec![("x", x.into()), ("indices", indices.into()), ("axis", int(axis))],
+        )
     }
 
     /// `gather_nd(x, indices)`
@@ -416,8 +507,12 @@ impl FunctionBuilder {
     /// # Errors
     /// The operand or the axis does not fit.
     pub fn cumsum(&mut self, name: &str, x: &Var, axis: i32, exclusive: bool, reverse: bool) -> Result<Var> {
-        let args =
-            vec![("x", x.into()), ("axis", int(axis)), ("exclusive", flag(exclusive)), ("reverse", flag(reverse))];
+        let args = vec![
+            ("x", x.into()),
+            ("axis", int(axis)),
+            ("exclusive", flag(exclusive)),
+            ("reverse", flag(reverse)),
+        ];
         self.single("cumsum", name, args)
     }
 
@@ -502,7 +597,11 @@ impl FunctionBuilder {
     /// # Errors
     /// The operand or a parameter does not fit.
     pub fn slice_by_size(&mut self, name: &str, x: &Var, begin: &[i32], size: &[i32]) -> Result<Var> {
-        self.single("slice_by_size", name, vec![("x", x.into()), ("begin", ints(begin)), ("size", ints(size))])
+        self.single(
+            "slice_by_size",
+            name,
+            vec![("x", x.into()), ("begin", ints(begin)), ("size", ints(size))],
+        )
     }
 
     /// Attention of `[.., L, E]` over `[.., S, E]`, with an optional additive mask `[.., L, S]`.

@@ -10,8 +10,8 @@ pub use methods::{ConvParams, GeluMode, PoolParams, SliceParams};
 use super::names;
 use super::ops::{self, Context, Default as OpDefault, Operand, Presence};
 use super::{
-    Argument, Binding, Block, DataType, Dim, Feature, FeatureShape, Function, FunctionDescription, Model, NamedType,
-    Operation, Opset, Program, TensorType, Value, ValueType,
+    Argument, Binding, Block, DataType, Dim, Feature, FeatureShape, Function, FunctionDescription, Model,
+    NamedType, Operation, Opset, Program, TensorType, Value, ValueType,
 };
 use crate::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -140,10 +140,19 @@ impl FunctionBuilder {
     ///
     /// # Errors
     /// The name is illegal or taken, or the default is outside a range.
-    pub fn input_ranged(&mut self, name: &str, dtype: DataType, default: &[u64], ranges: &[(u64, u64)]) -> Result<Var> {
-        let fits = default.len() == ranges.len() && default.iter().zip(ranges).all(|(d, (a, b))| a <= d && d <= b);
+    pub fn input_ranged(
+        &mut self,
+        name: &str,
+        dtype: DataType,
+        default: &[u64],
+        ranges: &[(u64, u64)],
+    ) -> Result<Var> {
+        let fits =
+            default.len() == ranges.len() && default.iter().zip(ranges).all(|(d, (a, b))| a <= d && d <= b);
         if !fits {
-            return Err(Error::InvalidProgram(format!("input `{name}`: shape {default:?} is not in {ranges:?}")));
+            return Err(Error::InvalidProgram(format!(
+                "input `{name}`: shape {default:?} is not in {ranges:?}"
+            )));
         }
         let dims = ranges.iter().map(|&(a, b)| if a == b { Dim::Fixed(a) } else { Dim::Unknown }).collect();
         let ranges = ranges.iter().map(|&(a, b)| (a, Some(b))).collect();
@@ -158,10 +167,13 @@ impl FunctionBuilder {
     pub fn input_enumerated(&mut self, name: &str, dtype: DataType, shapes: &[Vec<u64>]) -> Result<Var> {
         let rank = shapes.first().map_or(0, Vec::len);
         if !(2..=128).contains(&shapes.len()) || shapes.iter().any(|s| s.len() != rank) {
-            return Err(Error::InvalidProgram(format!("input `{name}`: 2 to 128 shapes of one rank are expected")));
+            return Err(Error::InvalidProgram(format!(
+                "input `{name}`: 2 to 128 shapes of one rank are expected"
+            )));
         }
         let varies = |i: usize| shapes.iter().any(|s| s[i] != shapes[0][i]);
-        let dims = (0..rank).map(|i| if varies(i) { Dim::Unknown } else { Dim::Fixed(shapes[0][i]) }).collect();
+        let dims =
+            (0..rank).map(|i| if varies(i) { Dim::Unknown } else { Dim::Fixed(shapes[0][i]) }).collect();
         self.flexible.insert(name.into(), FeatureShape::Enumerated(shapes.to_vec()));
         self.add_input(name, ValueType::Tensor(TensorType { dtype, dims }))
     }
@@ -172,7 +184,10 @@ impl FunctionBuilder {
     /// The name is illegal or taken, the type is not fp16, or the opset has no states.
     pub fn state(&mut self, name: &str, ty: TensorType) -> Result<Var> {
         if ty.dtype != DataType::Float16 || ty.shape().is_none() || self.opset < Opset::CoreML8 {
-            return Err(Error::InvalidProgram(format!("state `{name}` of {ty} in {}: fp16 of fixed shape from CoreML8 on", self.opset)));
+            return Err(Error::InvalidProgram(format!(
+                "state `{name}` of {ty} in {}: fp16 of fixed shape from CoreML8 on",
+                self.opset
+            )));
         }
         self.add_input(name, ValueType::State(ty))
     }
@@ -201,7 +216,8 @@ impl FunctionBuilder {
     /// The op is unknown, newer than the opset, or its operands do not fit.
     pub fn op(&mut self, op_type: &str, name: &str, args: Vec<(&'static str, Arg)>) -> Result<Vec<Var>> {
         let fail = |what: String| Error::InvalidOp { op: name.into(), op_type: op_type.into(), what };
-        let def = ops::op(op_type).ok_or_else(|| Error::Unsupported(format!("operation type `{op_type}` (`{name}`)")))?;
+        let def = ops::op(op_type)
+            .ok_or_else(|| Error::Unsupported(format!("operation type `{op_type}` (`{name}`)")))?;
         if def.opset > self.opset {
             return Err(fail(format!("needs {}, the function has {}", def.opset, self.opset)));
         }
@@ -234,7 +250,10 @@ impl FunctionBuilder {
         }
         let mut context = Context::default();
         for (param, vars) in &bound {
-            context.bind(param, vars.iter().map(|v| Operand { ty: v.ty(), value: v.0.constant.as_ref() }).collect());
+            context.bind(
+                param,
+                vars.iter().map(|v| Operand { ty: v.ty(), value: v.0.constant.as_ref() }).collect(),
+            );
         }
         for (param, value) in &literal {
             context.bind(param, vec![Operand { ty: &value.ty, value: Some(value) }]);
@@ -259,7 +278,10 @@ impl FunctionBuilder {
         self.operations.push(Operation {
             op_type: op_type.into(),
             inputs,
-            outputs: outputs.iter().map(|v| NamedType { name: v.name().into(), ty: v.ty().clone() }).collect(),
+            outputs: outputs
+                .iter()
+                .map(|v| NamedType { name: v.name().into(), ty: v.ty().clone() })
+                .collect(),
             blocks: Vec::new(),
             attributes: BTreeMap::from([("name".into(), Value::string(name))]),
         });
@@ -271,7 +293,11 @@ impl FunctionBuilder {
         let mut outputs = self.op(op_type, name, args)?;
         match (outputs.pop(), outputs.is_empty()) {
             (Some(v), true) => Ok(v),
-            _ => Err(Error::InvalidOp { op: name.into(), op_type: op_type.into(), what: "expected one result".into() }),
+            _ => Err(Error::InvalidOp {
+                op: name.into(),
+                op_type: op_type.into(),
+                what: "expected one result".into(),
+            }),
         }
     }
 
@@ -346,7 +372,9 @@ fn describe(name: &str, built: &BuiltFunction) -> Result<FunctionDescription> {
             (Some(shape), _) => shape.clone(),
             // A scalar is described as one element.
             (None, Some(shape)) => FeatureShape::Fixed(if shape.is_empty() { vec![1] } else { shape }),
-            (None, None) => return Err(Error::InvalidProgram(format!("input `{}` has no fixed shape", input.name))),
+            (None, None) => {
+                return Err(Error::InvalidProgram(format!("input `{}` has no fixed shape", input.name)));
+            }
         };
         let feature = Feature { name: input.name.clone(), dtype: ty.dtype, shape };
         if matches!(input.ty, ValueType::State(_)) { d.states.push(feature) } else { d.inputs.push(feature) }

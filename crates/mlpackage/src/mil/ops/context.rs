@@ -72,7 +72,9 @@ impl<'a> Context<'a> {
                 other => Err(format!("parameter `{param}` has type {other}, expected a tensor")),
             })
             .collect();
-        types.and_then(|t| if t.is_empty() { Err(format!("parameter `{param}` has no values")) } else { Ok(t) })
+        types.and_then(
+            |t| if t.is_empty() { Err(format!("parameter `{param}` has no values")) } else { Ok(t) },
+        )
     }
 
     pub(super) fn rank(&self, param: &str) -> Checked<usize> {
@@ -129,7 +131,8 @@ impl<'a> Context<'a> {
     /// An axis of a tensor of `rank`, counted from the end when negative.
     pub(super) fn axis(&self, param: &str, default: i64, rank: usize) -> Checked<usize> {
         let axis = self.int(param, default)?;
-        normalize_axis(axis, rank).ok_or_else(|| format!("parameter `{param}`: axis {axis} of a tensor of rank {rank}"))
+        normalize_axis(axis, rank)
+            .ok_or_else(|| format!("parameter `{param}`: axis {axis} of a tensor of rank {rank}"))
     }
 
     /// Axes of a tensor of `rank`; all of them when the parameter is absent.
@@ -150,7 +153,11 @@ impl<'a> Context<'a> {
             return Ok(());
         }
         let found = self.tensor(param)?.dtype;
-        if found == dtype { Ok(()) } else { Err(format!("parameter `{param}` is of {found}, expected {dtype}")) }
+        if found == dtype {
+            Ok(())
+        } else {
+            Err(format!("parameter `{param}` is of {found}, expected {dtype}"))
+        }
     }
 }
 

@@ -42,7 +42,8 @@ pub(super) fn softmax(c: &Context<'_>) -> Inferred {
 
 pub(super) fn dtype_named(name: &str) -> Checked<DataType> {
     use DataType::*;
-    let all = [Bool, Float16, Float32, Float64, Int8, Int16, Int32, Int64, UInt8, UInt16, UInt32, Int4, UInt4];
+    let all =
+        [Bool, Float16, Float32, Float64, Int8, Int16, Int32, Int64, UInt8, UInt16, UInt32, Int4, UInt4];
     all.into_iter().find(|t| t.name() == name).ok_or_else(|| format!("unknown data type `{name}`"))
 }
 
@@ -91,7 +92,13 @@ fn per_axis(c: &Context<'_>, param: &str, n: usize) -> Checked<Vec<u64>> {
 }
 
 /// Padding before and after each spatial axis, by `pad_type`.
-fn padding(c: &Context<'_>, sizes: &[Dim], kernel: &[u64], strides: &[u64], dilations: &[u64]) -> Checked<Vec<(u64, u64)>> {
+fn padding(
+    c: &Context<'_>,
+    sizes: &[Dim],
+    kernel: &[u64],
+    strides: &[u64],
+    dilations: &[u64],
+) -> Checked<Vec<(u64, u64)>> {
     let n = sizes.len();
     match c.text("pad_type")?.unwrap_or("valid") {
         "valid" => Ok(vec![(0, 0); n]),
@@ -99,7 +106,8 @@ fn padding(c: &Context<'_>, sizes: &[Dim], kernel: &[u64], strides: &[u64], dila
             let pad = c.const_ints("pad")?;
             let pad: Option<Vec<u64>> = pad.iter().map(|&p| u64::try_from(p).ok()).collect();
             let pad = pad.filter(|p| p.len() == 2 * n);
-            let pad = pad.ok_or_else(|| format!("parameter `pad`: expected {} non-negative integers", 2 * n))?;
+            let pad =
+                pad.ok_or_else(|| format!("parameter `pad`: expected {} non-negative integers", 2 * n))?;
             Ok(pad.chunks(2).map(|p| (p[0], p[1])).collect())
         }
         same @ ("same" | "same_lower") => Ok((0..n)
@@ -123,14 +131,19 @@ pub(super) fn conv(c: &Context<'_>) -> Inferred {
     }
     c.same_dtype("weight", x.dtype)?;
     let n = x.rank() - 2;
-    let groups = u64::try_from(c.int("groups", 1)?).ok().filter(|&g| g > 0).ok_or("parameter `groups` must be positive")?;
+    let groups = u64::try_from(c.int("groups", 1)?)
+        .ok()
+        .filter(|&g| g > 0)
+        .ok_or("parameter `groups` must be positive")?;
     let (Some(out), Some(per_group)) = (w.dims[0].fixed(), w.dims[1].fixed()) else {
         return Err("the weight's channels must be known".into());
     };
     if let Dim::Fixed(channels) = x.dims[1]
         && per_group.checked_mul(groups) != Some(channels)
     {
-        return Err(format!("{channels} input channels, but the weight takes {per_group} in each of {groups} groups"));
+        return Err(format!(
+            "{channels} input channels, but the weight takes {per_group} in each of {groups} groups"
+        ));
     }
     if out % groups != 0 {
         return Err(format!("{out} output channels in {groups} groups"));
@@ -158,15 +171,23 @@ pub(super) fn conv_transpose(c: &Context<'_>) -> Inferred {
         return Err(format!("input of rank {} with a weight of rank {}", x.rank(), w.rank()));
     }
     let n = x.rank() - 2;
-    let groups = u64::try_from(c.int("groups", 1)?).ok().filter(|&g| g > 0).ok_or("parameter `groups` must be positive")?;
-    let out = w.dims[1].fixed().and_then(|o| o.checked_mul(groups)).ok_or("the weight's channels must be known")?;
+    let groups = u64::try_from(c.int("groups", 1)?)
+        .ok()
+        .filter(|&g| g > 0)
+        .ok_or("parameter `groups` must be positive")?;
+    let out =
+        w.dims[1].fixed().and_then(|o| o.checked_mul(groups)).ok_or("the weight's channels must be known")?;
     if w.dims[0] != x.dims[1] && x.dims[1] != Dim::Unknown {
         return Err(format!("{} input channels with a weight for {}", x.dims[1], w.dims[0]));
     }
     let mut dims = vec![x.dims[0], Dim::Fixed(out)];
     if c.has("output_shape") {
         let shape = c.const_ints("output_shape")?;
-        let spatial = shape.len().checked_sub(n).and_then(|s| shape.get(s..)).ok_or("parameter `output_shape` is too short")?;
+        let spatial = shape
+            .len()
+            .checked_sub(n)
+            .and_then(|s| shape.get(s..))
+            .ok_or("parameter `output_shape` is too short")?;
         for &s in spatial {
             dims.push(Dim::Fixed(u64::try_from(s).map_err(|_| "negative output_shape")?));
         }
@@ -186,8 +207,14 @@ pub(super) fn conv_transpose(c: &Context<'_>) -> Inferred {
             dims.push(Dim::Unknown);
             continue;
         };
-        let full = i128::from(strides[i]) * (i128::from(size) - 1) + i128::from(dilations[i]) * (i128::from(kernel) - 1) + 1;
-        let size = if same { i128::from(size) * i128::from(strides[i]) } else { full - i128::from(pad[2 * i]) - i128::from(pad[2 * i + 1]) };
+        let full = i128::from(strides[i]) * (i128::from(size) - 1)
+            + i128::from(dilations[i]) * (i128::from(kernel) - 1)
+            + 1;
+        let size = if same {
+            i128::from(size) * i128::from(strides[i])
+        } else {
+            full - i128::from(pad[2 * i]) - i128::from(pad[2 * i + 1])
+        };
         dims.push(Dim::Fixed(u64::try_from(size).map_err(|_| "an output without elements")?));
     }
     one(x.dtype, dims)
@@ -251,7 +278,8 @@ pub(super) fn matmul(c: &Context<'_>) -> Inferred {
 
 pub(super) fn einsum(c: &Context<'_>) -> Inferred {
     let types = c.tensors("values")?;
-    let equation: String = c.text("equation")?.ok_or("required parameter `equation` is missing")?.split_whitespace().collect();
+    let equation: String =
+        c.text("equation")?.ok_or("required parameter `equation` is missing")?.split_whitespace().collect();
     let (inputs, output) = equation.split_once("->").ok_or("an equation without `->`")?;
     let inputs: Vec<&str> = inputs.split(',').collect();
     if inputs.len() != types.len() {
@@ -267,7 +295,9 @@ pub(super) fn einsum(c: &Context<'_>) -> Inferred {
             *known = super::context::broadcast_dim(*known, *dim)?;
         }
     }
-    let dim = |label| sizes.get(&label).copied().ok_or_else(|| format!("label `{label}` of the output is in no operand"));
+    let dim = |label| {
+        sizes.get(&label).copied().ok_or_else(|| format!("label `{label}` of the output is in no operand"))
+    };
     one(types[0].dtype, output.chars().map(dim).collect::<Checked<_>>()?)
 }
 
@@ -379,7 +409,8 @@ pub(super) fn cond(c: &Context<'_>) -> Inferred {
 fn merge(a: &ValueType, b: &ValueType) -> Checked<ValueType> {
     match (a, b) {
         (ValueType::Tensor(x), ValueType::Tensor(y)) if x.dtype == y.dtype && x.rank() == y.rank() => {
-            let dims = x.dims.iter().zip(&y.dims).map(|(&p, &q)| if p == q { p } else { Dim::Unknown }).collect();
+            let dims =
+                x.dims.iter().zip(&y.dims).map(|(&p, &q)| if p == q { p } else { Dim::Unknown }).collect();
             Ok(ValueType::Tensor(TensorType { dtype: x.dtype, dims }))
         }
         _ if a == b => Ok(a.clone()),
@@ -444,7 +475,11 @@ fn shape_operand(c: &Context<'_>, param: &str) -> Checked<Vec<Dim>> {
         Some(crate::mil::TensorData::Ints(v)) => v.iter().map(|&x| u64::try_from(x).ok()).collect(),
         _ => None,
     };
-    let dims: Vec<Dim> = dims.ok_or_else(|| format!("parameter `{param}` must be a shape"))?.into_iter().map(Dim::Fixed).collect();
+    let dims: Vec<Dim> = dims
+        .ok_or_else(|| format!("parameter `{param}` must be a shape"))?
+        .into_iter()
+        .map(Dim::Fixed)
+        .collect();
     product(&dims).ok_or_else(|| format!("parameter `{param}`: size overflow"))?;
     Ok(dims)
 }
@@ -499,7 +534,8 @@ pub(super) fn to_sparse(c: &Context<'_>) -> Inferred {
     };
     let (mask, values) = (c.tensor(mask_param)?, c.tensor(values_param)?);
     let dtype = c.tensor(source)?.dtype;
-    let vector = if source == "lut" { c.tensor("lut")?.dims.last().and_then(|d| d.fixed()).unwrap_or(1) } else { 1 };
+    let vector =
+        if source == "lut" { c.tensor("lut")?.dims.last().and_then(|d| d.fixed()).unwrap_or(1) } else { 1 };
     let mut mask_dims = mask.dims.clone();
     let mut count = values.dims.clone();
     if vector > 1 {

@@ -7,7 +7,11 @@ use crate::mil::{DataType, Dim, TensorType, ValueType};
 
 fn int_indices(c: &Context<'_>) -> Result<TensorType, String> {
     let t = c.tensor("indices")?;
-    if t.dtype.is_int() { Ok(t.clone()) } else { Err(format!("parameter `indices` is of {}, expected integers", t.dtype)) }
+    if t.dtype.is_int() {
+        Ok(t.clone())
+    } else {
+        Err(format!("parameter `indices` is of {}, expected integers", t.dtype))
+    }
 }
 
 pub(super) fn gather(c: &Context<'_>) -> Inferred {
@@ -46,7 +50,10 @@ pub(super) fn gather_nd(c: &Context<'_>) -> Inferred {
     let batch = usize::try_from(c.int("batch_dims", 0)?).map_err(|_| "negative batch_dims")?;
     let last = indices.dims.last().and_then(|d| d.fixed()).ok_or("indices of unknown depth")? as usize;
     if batch + last > x.rank() || batch >= indices.rank() {
-        return Err(format!("indices of depth {last} with batch_dims {batch} into a tensor of rank {}", x.rank()));
+        return Err(format!(
+            "indices of depth {last} with batch_dims {batch} into a tensor of rank {}",
+            x.rank()
+        ));
     }
     let mut dims = indices.dims[..indices.rank() - 1].to_vec();
     dims.extend_from_slice(&x.dims[batch + last..]);
@@ -95,7 +102,9 @@ pub(super) fn topk(c: &Context<'_>) -> Inferred {
     let k = match c.has("k").then(|| c.ints("k")) {
         None => Dim::Fixed(1),
         Some(Some(k)) if k.len() == 1 && k[0] == -1 => x.dims[axis],
-        Some(Some(k)) if k.len() == 1 => Dim::Fixed(u64::try_from(k[0]).map_err(|_| format!("k of {}", k[0]))?),
+        Some(Some(k)) if k.len() == 1 => {
+            Dim::Fixed(u64::try_from(k[0]).map_err(|_| format!("k of {}", k[0]))?)
+        }
         Some(_) => Dim::Unknown,
     };
     if let (Dim::Fixed(k), Dim::Fixed(n)) = (k, x.dims[axis])

@@ -13,7 +13,8 @@ pub(super) fn reshape(c: &Context<'_>) -> Inferred {
     let x = c.tensor("x")?;
     let Some(shape) = c.ints("shape") else {
         // Its length is known even where its values are not.
-        let rank = c.tensor("shape")?.dims.first().and_then(|d| d.fixed()).ok_or("a shape of unknown length")?;
+        let rank =
+            c.tensor("shape")?.dims.first().and_then(|d| d.fixed()).ok_or("a shape of unknown length")?;
         if rank > 16 {
             return Err(format!("a shape of length {rank}"));
         }
@@ -28,7 +29,10 @@ pub(super) fn reshape(c: &Context<'_>) -> Inferred {
                 Dim::Unknown
             }
             -1 => return Err("two dimensions of -1".into()),
-            0 => *x.dims.get(i).ok_or_else(|| format!("dimension {i} is to be kept, the input has {}", x.rank()))?,
+            0 => *x
+                .dims
+                .get(i)
+                .ok_or_else(|| format!("dimension {i} is to be kept, the input has {}", x.rank()))?,
             n => dim(n)?,
         });
     }
@@ -60,8 +64,11 @@ pub(super) fn reshape_like(c: &Context<'_>) -> Inferred {
             return Err("begins, ends and end_masks are shorter than ref_tensors".into());
         };
         let end = if m { r.rank() as i64 } else { e };
-        let range = usize::try_from(b).ok().zip(usize::try_from(end).ok()).and_then(|(b, e)| r.dims.get(b..e));
-        dims.extend_from_slice(range.ok_or_else(|| format!("dimensions {b}..{end} of a tensor of rank {}", r.rank()))?);
+        let range =
+            usize::try_from(b).ok().zip(usize::try_from(end).ok()).and_then(|(b, e)| r.dims.get(b..e));
+        dims.extend_from_slice(
+            range.ok_or_else(|| format!("dimensions {b}..{end} of a tensor of rank {}", r.rank()))?,
+        );
     }
     one(x.dtype, dims)
 }
@@ -85,7 +92,9 @@ pub(super) fn expand_dims(c: &Context<'_>) -> Inferred {
     let axes = axes.ok_or_else(|| format!("parameter `axes` for a result of rank {rank}"))?;
     let mut rest = x.dims.iter();
     let dims: Vec<Dim> = (0..rank)
-        .map(|i| if axes.contains(&i) { Dim::Fixed(1) } else { rest.next().copied().unwrap_or(Dim::Fixed(1)) })
+        .map(
+            |i| if axes.contains(&i) { Dim::Fixed(1) } else { rest.next().copied().unwrap_or(Dim::Fixed(1)) },
+        )
         .collect();
     if rest.next().is_some() {
         return Err("parameter `axes` names an axis twice".into());
@@ -133,8 +142,11 @@ pub(super) fn sliced(c: &Context<'_>, x: &TensorType) -> Checked<Vec<Dim>> {
             dims.push(x.dims[i]);
             continue;
         }
-        let known = |masked: bool, v: &Option<Vec<i64>>| if masked { Some(None) } else { v.as_ref().map(|v| Some(v[i])) };
-        let bounds = (known(flag(&begin_mask, i), &begin), known(flag(&end_mask, i), &end), stride, x.dims[i].fixed());
+        let known = |masked: bool, v: &Option<Vec<i64>>| {
+            if masked { Some(None) } else { v.as_ref().map(|v| Some(v[i])) }
+        };
+        let bounds =
+            (known(flag(&begin_mask, i), &begin), known(flag(&end_mask, i), &end), stride, x.dims[i].fixed());
         dims.push(match bounds {
             (Some(b), Some(e), Some(s), Some(n)) => Dim::Fixed(slice_len(n, b, e, s)),
             _ => Dim::Unknown,
@@ -188,7 +200,9 @@ pub(super) fn slice_by_size(c: &Context<'_>) -> Inferred {
             (-1, _, _) => Dim::Unknown,
             (s, b, n) => {
                 if let (Some(b), Some(n)) = (b, n)
-                    && (if b < 0 { b + n as i64 } else { b }).checked_add(s).is_none_or(|end| end < 0 || end > n as i64)
+                    && (if b < 0 { b + n as i64 } else { b })
+                        .checked_add(s)
+                        .is_none_or(|end| end < 0 || end > n as i64)
                 {
                     return Err(format!("{s} elements from {b} on axis {i} of size {n}"));
                 }
@@ -214,7 +228,9 @@ pub(super) fn concat(c: &Context<'_>) -> Inferred {
         }
         for i in 0..dims.len() {
             dims[i] = match (dims[i], t.dims[i]) {
-                (Dim::Fixed(a), Dim::Fixed(b)) if i == axis => Dim::Fixed(a.checked_add(b).ok_or("size overflow")?),
+                (Dim::Fixed(a), Dim::Fixed(b)) if i == axis => {
+                    Dim::Fixed(a.checked_add(b).ok_or("size overflow")?)
+                }
                 _ if i == axis => Dim::Unknown,
                 (Dim::Fixed(a), Dim::Fixed(b)) if a != b => {
                     return Err(format!("sizes {a} and {b} on axis {i}, which is not joined"));
@@ -246,7 +262,9 @@ pub(super) fn split(c: &Context<'_>) -> Inferred {
     let n = u64::try_from(c.int("num_splits", 0)?).ok().filter(|n| (1..=65536).contains(n));
     let n = n.ok_or("parameter `num_splits` must be a positive constant")?;
     let size = match x.dims[axis] {
-        Dim::Fixed(size) if size % n != 0 => return Err(format!("{n} equal parts of axis {axis} of size {size}")),
+        Dim::Fixed(size) if size % n != 0 => {
+            return Err(format!("{n} equal parts of axis {axis} of size {size}"));
+        }
         Dim::Fixed(size) => Dim::Fixed(size / n),
         Dim::Unknown => Dim::Unknown,
     };
@@ -290,7 +308,8 @@ pub(super) fn pad(c: &Context<'_>) -> Inferred {
     for (i, p) in pad.chunks(2).enumerate() {
         if let Dim::Fixed(n) = dims[first + i] {
             let size = i128::from(n) + i128::from(p[0]) + i128::from(p[1]);
-            dims[first + i] = Dim::Fixed(u64::try_from(size).map_err(|_| format!("padding {p:?} of size {n}"))?);
+            dims[first + i] =
+                Dim::Fixed(u64::try_from(size).map_err(|_| format!("padding {p:?} of size {n}"))?);
         }
     }
     one(x.dtype, dims)
@@ -312,7 +331,10 @@ pub(super) fn shape(c: &Context<'_>) -> Inferred {
 pub(super) fn fill(c: &Context<'_>) -> Inferred {
     let dtype = if c.has("value") { c.tensor("value")?.dtype } else { DataType::Float32 };
     match c.ints("shape") {
-        Some(shape) => one(dtype, shape.iter().map(|&n| if n == -1 { Ok(Dim::Unknown) } else { dim(n) }).collect::<Checked<_>>()?),
+        Some(shape) => one(
+            dtype,
+            shape.iter().map(|&n| if n == -1 { Ok(Dim::Unknown) } else { dim(n) }).collect::<Checked<_>>()?,
+        ),
         None => {
             let rank = c.tensor("shape")?.dims.first().and_then(|d| d.fixed()).filter(|&r| r <= 16);
             one(dtype, vec![Dim::Unknown; rank.ok_or("a shape of unknown length")? as usize])
@@ -391,7 +413,9 @@ pub(super) fn batch_space(c: &Context<'_>) -> Inferred {
     let factor: i64 = block.iter().product();
     let mut dims = x.dims.clone();
     let map = |d: Dim, f: &dyn Fn(i64) -> Option<i64>| match d {
-        Dim::Fixed(n) => f(n as i64).map(dim).unwrap_or_else(|| Err(format!("size {n} does not fit the blocks"))),
+        Dim::Fixed(n) => {
+            f(n as i64).map(dim).unwrap_or_else(|| Err(format!("size {n} does not fit the blocks")))
+        }
         Dim::Unknown => Ok(Dim::Unknown),
     };
     let exact = |a: i64, b: i64| (a % b == 0).then_some(a / b);
@@ -414,7 +438,10 @@ pub(super) fn sliding_windows(c: &Context<'_>) -> Inferred {
     }
     let mut dims = x.dims.clone();
     if let Dim::Fixed(n) = dims[axis] {
-        let room = (n as i64).checked_sub(size).filter(|&r| r >= 0).ok_or_else(|| format!("windows of {size} over {n}"))?;
+        let room = (n as i64)
+            .checked_sub(size)
+            .filter(|&r| r >= 0)
+            .ok_or_else(|| format!("windows of {size} over {n}"))?;
         dims[axis] = Dim::Fixed((room / stride + 1) as u64);
     }
     dims.insert(axis + 1, dim(size)?);
@@ -445,7 +472,9 @@ pub(super) fn upsample(c: &Context<'_>) -> Inferred {
     let mut dims = x.dims.clone();
     for (i, param) in [(rank - 2, "scale_factor_height"), (rank - 1, "scale_factor_width")] {
         dims[i] = match (dims[i], factor(param)?) {
-            (Dim::Fixed(n), Some(f)) if f.is_finite() && f > 0.0 && f * (n as f64) < 1e15 => Dim::Fixed((n as f64 * f).floor() as u64),
+            (Dim::Fixed(n), Some(f)) if f.is_finite() && f > 0.0 && f * (n as f64) < 1e15 => {
+                Dim::Fixed((n as f64 * f).floor() as u64)
+            }
             (Dim::Fixed(_), Some(f)) => return Err(format!("parameter `{param}` is {f}")),
             _ => Dim::Unknown,
         };

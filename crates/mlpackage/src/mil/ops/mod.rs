@@ -83,14 +83,21 @@ impl OpDef {
     }
 
     /// Reads a row of the table: `x weight bias? groups=1 pad_type='valid' values*`.
-    fn parse(name: &'static str, opset: Opset, params: &'static str, infer: fn(&Context<'_>) -> Inferred) -> OpDef {
+    fn parse(
+        name: &'static str,
+        opset: Opset,
+        params: &'static str,
+        infer: fn(&Context<'_>) -> Inferred,
+    ) -> OpDef {
         let param = |text: &'static str| {
             if let Some((name, value)) = text.split_once('=') {
                 let default = match value {
                     "true" => Default::Bool(true),
                     "false" => Default::Bool(false),
                     v if v.starts_with('\'') => Default::Text(v.trim_matches('\'')),
-                    v if v.contains(['.', 'e']) => Default::Number(v.parse().expect("a number in the op table")),
+                    v if v.contains(['.', 'e']) => {
+                        Default::Number(v.parse().expect("a number in the op table"))
+                    }
                     v => Default::Int(v.parse().expect("an integer in the op table")),
                 };
                 return Param { name, presence: Presence::Default(default), variadic: false };

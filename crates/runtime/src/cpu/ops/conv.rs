@@ -18,9 +18,11 @@ fn per_axis(c: &OpContext<'_>, name: &str, n: usize) -> OpResult<Vec<usize>> {
     match c.ints(name)? {
         None => Ok(vec![1; n]),
         Some(v) => {
-            let v: Option<Vec<usize>> = v.iter().map(|&x| usize::try_from(x).ok().filter(|&x| x > 0)).collect();
-            v.filter(|v| v.len() == n)
-                .ok_or_else(|| OpError::Invalid(format!("parameter `{name}`: expected {n} positive integers")))
+            let v: Option<Vec<usize>> =
+                v.iter().map(|&x| usize::try_from(x).ok().filter(|&x| x > 0)).collect();
+            v.filter(|v| v.len() == n).ok_or_else(|| {
+                OpError::Invalid(format!("parameter `{name}`: expected {n} positive integers"))
+            })
         }
     }
 }
@@ -40,7 +42,9 @@ impl Window {
                 let pad = c.ints("pad")?.unwrap_or(&[]);
                 let pad: Option<Vec<usize>> = pad.iter().map(|&p| usize::try_from(p).ok()).collect();
                 let pad = pad.filter(|p| p.len() == 2 * n);
-                let pad = pad.ok_or_else(|| OpError::Invalid(format!("parameter `pad`: expected {} integers", 2 * n)))?;
+                let pad = pad.ok_or_else(|| {
+                    OpError::Invalid(format!("parameter `pad`: expected {} integers", 2 * n))
+                })?;
                 for i in 0..n {
                     (before[i], after[i]) = (pad[2 * i], pad[2 * i + 1]);
                 }
@@ -66,7 +70,8 @@ impl Window {
             .map(|i| {
                 let reach = (self.kernel[i] - 1) * self.dilations[i] + 1;
                 let room = (spatial[i] + self.before[i] + self.after[i]).checked_sub(reach);
-                let room = room.ok_or_else(|| OpError::Invalid(format!("a kernel of reach {reach} over {spatial:?}")))?;
+                let room = room
+                    .ok_or_else(|| OpError::Invalid(format!("a kernel of reach {reach} over {spatial:?}")))?;
                 let mut n = room / self.strides[i] + 1;
                 if ceil && room % self.strides[i] != 0 && n * self.strides[i] < spatial[i] + self.before[i] {
                     n += 1;
@@ -210,7 +215,8 @@ pub(super) fn conv_transpose(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult 
             return invalid("parameter `output_shape` is too short");
         };
         for i in 0..n {
-            sizes[i] = usize::try_from(tail[i]).map_err(|_| OpError::Invalid("negative output_shape".into()))?;
+            sizes[i] =
+                usize::try_from(tail[i]).map_err(|_| OpError::Invalid("negative output_shape".into()))?;
         }
     }
     let mut shape = vec![batch, outputs];
@@ -271,12 +277,14 @@ pub(super) fn pool(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         let x = &x[plane * in_size..][..in_size];
         let mut position = 0;
         each_index(&out_spatial, |o| {
-            let (mut max, mut sum, mut square, mut n, mut padded) = (f32::NEG_INFINITY, 0.0f32, 0.0f32, 0usize, 0usize);
+            let (mut max, mut sum, mut square, mut n, mut padded) =
+                (f32::NEG_INFINITY, 0.0f32, 0.0f32, 0usize, 0usize);
             each_index(&kernel, |tap| {
                 let at = |i: usize| window.input(i, o[i], tap[i], spatial[i]).map(|p| p * in_strides[i]);
                 // With ceil_mode a window may reach beyond the padding, which does not count as padding.
-                let counts = (0..o.len())
-                    .all(|i| o[i] * window.strides[i] + tap[i] < spatial[i] + window.before[i] + window.after[i]);
+                let counts = (0..o.len()).all(|i| {
+                    o[i] * window.strides[i] + tap[i] < spatial[i] + window.before[i] + window.after[i]
+                });
                 padded += usize::from(counts);
                 if let Some(p) = (0..o.len()).try_fold(0, |sum, i| at(i).map(|v| sum + v)) {
                     let v = x[p];

@@ -37,10 +37,14 @@ pub(super) fn arithmetic(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
                 "mul" => zip_broadcast(a, b, &shape, o, i32::wrapping_mul),
                 "floor_div" => zip_broadcast(a, b, &shape, o, floor_div),
                 "real_div" => zip_broadcast(a, b, &shape, o, i32::wrapping_div),
-                "mod" => zip_broadcast(a, b, &shape, o, |a: i32, b| a.wrapping_sub(b.wrapping_mul(floor_div(a, b)))),
+                "mod" => zip_broadcast(a, b, &shape, o, |a: i32, b| {
+                    a.wrapping_sub(b.wrapping_mul(floor_div(a, b)))
+                }),
                 "maximum" => zip_broadcast(a, b, &shape, o, i32::max),
                 "minimum" => zip_broadcast(a, b, &shape, o, i32::min),
-                "pow" => zip_broadcast(a, b, &shape, o, |a: i32, b: i32| a.wrapping_pow(u32::try_from(b).unwrap_or(0))),
+                "pow" => zip_broadcast(a, b, &shape, o, |a: i32, b: i32| {
+                    a.wrapping_pow(u32::try_from(b).unwrap_or(0))
+                }),
                 _ => return unsupported(format!("`{}` of integers", c.op)),
             }
         }
@@ -114,9 +118,15 @@ pub(super) fn select(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     }
     let m = (cond.shape.as_slice(), mask);
     match (&a.data, &b.data) {
-        (Data::F32(x), Data::F32(y)) => pick(m, (&a.shape, x), (&b.shape, y), &shape, out[0].reset_f32(&shape)),
-        (Data::I32(x), Data::I32(y)) => pick(m, (&a.shape, x), (&b.shape, y), &shape, out[0].reset_i32(&shape)),
-        (Data::Bool(x), Data::Bool(y)) => pick(m, (&a.shape, x), (&b.shape, y), &shape, out[0].reset_bool(&shape)),
+        (Data::F32(x), Data::F32(y)) => {
+            pick(m, (&a.shape, x), (&b.shape, y), &shape, out[0].reset_f32(&shape))
+        }
+        (Data::I32(x), Data::I32(y)) => {
+            pick(m, (&a.shape, x), (&b.shape, y), &shape, out[0].reset_i32(&shape))
+        }
+        (Data::Bool(x), Data::Bool(y)) => {
+            pick(m, (&a.shape, x), (&b.shape, y), &shape, out[0].reset_bool(&shape))
+        }
         _ => return invalid(format!("parameters `a` and `b` are of different types ({n} elements)")),
     }
     Ok(())

@@ -28,7 +28,15 @@ pub(super) fn unary(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         "exp2" => map(&f32::exp2),
         "floor" => map(&f32::floor),
         "round" => map(&f32::round_ties_even),
-        "sign" => map(&|v| if v > 0.0 { 1.0 } else if v < 0.0 { -1.0 } else { v * 0.0 }),
+        "sign" => map(&|v| {
+            if v > 0.0 {
+                1.0
+            } else if v < 0.0 {
+                -1.0
+            } else {
+                v * 0.0
+            }
+        }),
         "sin" => map(&f32::sin),
         "sinh" => map(&f32::sinh),
         "sqrt" => map(&f32::sqrt),
@@ -234,16 +242,24 @@ pub(super) fn convert(x: &Tensor, target: DataType, out: &mut Tensor) -> OpResul
     };
     match (&x.data, target) {
         (Data::Str(_), _) => return invalid("a string cannot be cast"),
-        (Data::F32(v), DataType::Bool) => out.reset_bool(shape).iter_mut().zip(v).for_each(|(o, &v)| *o = v != 0.0),
-        (Data::I32(v), DataType::Bool) => out.reset_bool(shape).iter_mut().zip(v).for_each(|(o, &v)| *o = v != 0),
+        (Data::F32(v), DataType::Bool) => {
+            out.reset_bool(shape).iter_mut().zip(v).for_each(|(o, &v)| *o = v != 0.0)
+        }
+        (Data::I32(v), DataType::Bool) => {
+            out.reset_bool(shape).iter_mut().zip(v).for_each(|(o, &v)| *o = v != 0)
+        }
         (Data::Bool(v), DataType::Bool) => out.reset_bool(shape).copy_from_slice(v),
         (Data::F32(v), t) if t.is_float() => out.reset_f32(shape).copy_from_slice(v),
-        (Data::I32(v), t) if t.is_float() => out.reset_f32(shape).iter_mut().zip(v).for_each(|(o, &v)| *o = v as f32),
+        (Data::I32(v), t) if t.is_float() => {
+            out.reset_f32(shape).iter_mut().zip(v).for_each(|(o, &v)| *o = v as f32)
+        }
         (Data::Bool(v), t) if t.is_float() => {
             out.reset_f32(shape).iter_mut().zip(v).for_each(|(o, &v)| *o = f32::from(u8::from(v)));
         }
         (Data::F32(v), _) => out.reset_i32(shape).iter_mut().zip(v).for_each(|(o, &v)| *o = wrap(v as i64)),
-        (Data::I32(v), _) => out.reset_i32(shape).iter_mut().zip(v).for_each(|(o, &v)| *o = wrap(i64::from(v))),
+        (Data::I32(v), _) => {
+            out.reset_i32(shape).iter_mut().zip(v).for_each(|(o, &v)| *o = wrap(i64::from(v)))
+        }
         (Data::Bool(v), _) => out.reset_i32(shape).iter_mut().zip(v).for_each(|(o, &v)| *o = i32::from(v)),
     }
     Ok(())

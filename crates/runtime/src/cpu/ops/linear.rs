@@ -129,8 +129,11 @@ pub(super) fn einsum(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let (Some(((la, lb), lo)), [a, b]) = (parsed, c.values) else {
         return unsupported(format!("einsum equation `{equation}` with {} operands", c.values.len()));
     };
-    let (Some(av), Some(bv)) = (a.as_f32(), b.as_f32()) else { return invalid("einsum of other than floats") };
-    let (la, lb, lo): (Vec<char>, Vec<char>, Vec<char>) = (la.chars().collect(), lb.chars().collect(), lo.chars().collect());
+    let (Some(av), Some(bv)) = (a.as_f32(), b.as_f32()) else {
+        return invalid("einsum of other than floats");
+    };
+    let (la, lb, lo): (Vec<char>, Vec<char>, Vec<char>) =
+        (la.chars().collect(), lb.chars().collect(), lo.chars().collect());
     let repeats = |l: &[char]| l.iter().enumerate().any(|(i, c)| l[..i].contains(c));
     if repeats(&la) || repeats(&lb) || repeats(&lo) {
         return unsupported(format!("einsum equation `{equation}` with a repeated label"));
@@ -141,11 +144,20 @@ pub(super) fn einsum(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let mut labels = lo.clone();
     labels.extend(la.iter().chain(&lb).filter(|l| !lo.contains(l)).copied());
     let mut seen = Vec::new();
-    labels.retain(|l| if seen.contains(l) { false } else { seen.push(*l); true });
+    labels.retain(|l| {
+        if seen.contains(l) {
+            false
+        } else {
+            seen.push(*l);
+            true
+        }
+    });
     let size = |l: char| -> OpResult<usize> {
         let of = |ls: &[char], t: &Tensor| ls.iter().position(|&x| x == l).map(|i| t.shape[i]);
         match (of(&la, a), of(&lb, b)) {
-            (Some(p), Some(q)) if p != q && p != 1 && q != 1 => invalid(format!("sizes {p} and {q} of label `{l}`")),
+            (Some(p), Some(q)) if p != q && p != 1 && q != 1 => {
+                invalid(format!("sizes {p} and {q} of label `{l}`"))
+            }
             (Some(p), Some(q)) => Ok(p.max(q)),
             (Some(p), None) | (None, Some(p)) => Ok(p),
             (None, None) => invalid(format!("label `{l}` of the output is in no operand")),
@@ -154,7 +166,8 @@ pub(super) fn einsum(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let sizes: Vec<usize> = labels.iter().map(|&l| size(l)).collect::<OpResult<_>>()?;
     let place = |ls: &[char], t: &Tensor| -> Vec<usize> {
         let own = super::shape::strides(&t.shape);
-        let at = |l: &char| ls.iter().position(|x| x == l).map_or(0, |i| if t.shape[i] == 1 { 0 } else { own[i] });
+        let at =
+            |l: &char| ls.iter().position(|x| x == l).map_or(0, |i| if t.shape[i] == 1 { 0 } else { own[i] });
         labels.iter().map(at).collect()
     };
     let shape = sizes[..lo.len()].to_vec();
@@ -177,7 +190,12 @@ pub(super) fn einsum(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
 pub(super) fn attention(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let ((qs, q), (ks, k), (vs, v)) = (c.f32s("query")?, c.f32s("key")?, c.f32s("value")?);
     let rank = qs.len();
-    if rank < 3 || ks.len() != rank || vs.len() != rank || qs[rank - 1] != ks[rank - 1] || ks[rank - 2] != vs[rank - 2] {
+    if rank < 3
+        || ks.len() != rank
+        || vs.len() != rank
+        || qs[rank - 1] != ks[rank - 1]
+        || ks[rank - 2] != vs[rank - 2]
+    {
         return invalid(format!("query {qs:?}, key {ks:?}, value {vs:?}"));
     }
     let (l, e, s, ev) = (qs[rank - 2], qs[rank - 1], ks[rank - 2], vs[rank - 1]);
@@ -193,7 +211,9 @@ pub(super) fn attention(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         Some(m) => {
             let values: Vec<f32> = match &m.data {
                 crate::tensor::Data::F32(v) => v.clone(),
-                crate::tensor::Data::Bool(v) => v.iter().map(|&b| if b { 0.0 } else { f32::NEG_INFINITY }).collect(),
+                crate::tensor::Data::Bool(v) => {
+                    v.iter().map(|&b| if b { 0.0 } else { f32::NEG_INFINITY }).collect()
+                }
                 _ => return invalid("parameter `attn_mask` must be float or bool"),
             };
             if broadcast_shape(&m.shape, &mask_shape)? != mask_shape {
@@ -206,7 +226,8 @@ pub(super) fn attention(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         }
     };
     let o = out[0].reset_f32(&shape);
-    let strides_of = |t: &[usize]| broadcast_strides(&t[..rank - 2], &batch).into_iter().chain([0]).collect::<Vec<_>>();
+    let strides_of =
+        |t: &[usize]| broadcast_strides(&t[..rank - 2], &batch).into_iter().chain([0]).collect::<Vec<_>>();
     let one: Vec<usize> = batch.iter().copied().chain([1]).collect();
     let mut n = 0;
     let scale = 1.0 / (e as f32).sqrt();

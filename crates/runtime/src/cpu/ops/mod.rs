@@ -61,7 +61,9 @@ impl<'a> OpContext<'a> {
     /// A required float operand's shape and elements.
     pub fn f32s(&self, name: &str) -> OpResult<(&'a [usize], &'a [f32])> {
         let t = self.arg(name)?;
-        let v = t.as_f32().ok_or_else(|| OpError::Invalid(format!("parameter `{name}` must be a float tensor")))?;
+        let v = t
+            .as_f32()
+            .ok_or_else(|| OpError::Invalid(format!("parameter `{name}` must be a float tensor")))?;
         Ok((&t.shape, v))
     }
 

@@ -24,9 +24,14 @@ pub(super) fn layer_norm(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let y = out[0].reset_f32(shape);
     for (y, x) in y.chunks_exact_mut((n * inner).max(1)).zip(x.chunks_exact((n * inner).max(1))) {
         for i in 0..inner {
-            normalize(n, |k| x[k * inner + i], epsilon, |k, v| {
-                y[k * inner + i] = v * gamma.map_or(1.0, |g| g[k]) + beta.map_or(0.0, |b| b[k]);
-            });
+            normalize(
+                n,
+                |k| x[k * inner + i],
+                epsilon,
+                |k, v| {
+                    y[k * inner + i] = v * gamma.map_or(1.0, |g| g[k]) + beta.map_or(0.0, |b| b[k]);
+                },
+            );
         }
     }
     Ok(())

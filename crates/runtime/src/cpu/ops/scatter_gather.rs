@@ -16,7 +16,8 @@ fn place(index: i32, n: usize) -> OpResult<usize> {
 /// Integer elements of an operand.
 fn indices<'a>(c: &OpContext<'a>) -> OpResult<(&'a [usize], &'a [i32])> {
     let t = c.arg("indices")?;
-    let v = t.as_i32().ok_or_else(|| OpError::Invalid("parameter `indices` must be an integer tensor".into()))?;
+    let v =
+        t.as_i32().ok_or_else(|| OpError::Invalid("parameter `indices` must be an integer tensor".into()))?;
     Ok((&t.shape, v))
 }
 
@@ -67,7 +68,8 @@ pub(super) fn gather_along_axis(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResu
     let x = c.arg("x")?;
     let (is, iv) = indices(c)?;
     let axis = super::shape::axis(c.int("axis", 0)?, x.rank())?;
-    let fits = is.len() == x.rank() && is.iter().zip(&x.shape).enumerate().all(|(i, (a, b))| i == axis || a == b);
+    let fits =
+        is.len() == x.rank() && is.iter().zip(&x.shape).enumerate().all(|(i, (a, b))| i == axis || a == b);
     if !fits {
         return invalid(format!("indices of shape {is:?} for {:?} along axis {axis}", x.shape));
     }
@@ -118,9 +120,24 @@ fn combine<T: Copy + PartialOrd>(
 ) -> OpResult<T> {
     Ok(match mode {
         "update" => new,
-        "max" => if new > old { new } else { old },
-        "min" => if new < old { new } else { old },
-        _ => return arithmetic(mode, old, new).ok_or_else(|| OpError::Invalid(format!("scatter mode `{mode}`"))),
+        "max" => {
+            if new > old {
+                new
+            } else {
+                old
+            }
+        }
+        "min" => {
+            if new < old {
+                new
+            } else {
+                old
+            }
+        }
+        _ => {
+            return arithmetic(mode, old, new)
+                .ok_or_else(|| OpError::Invalid(format!("scatter mode `{mode}`")));
+        }
     })
 }
 
@@ -148,7 +165,11 @@ fn int_arithmetic(mode: &str, a: i32, b: i32) -> Option<i32> {
 fn update_runs(c: &OpContext<'_>, run: usize, places: &[usize], out: &mut Tensor) -> OpResult {
     let (data, updates, mode) = (c.arg("data")?, c.arg("updates")?, c.str("mode", "add")?);
     if updates.len() != places.len() * run {
-        return invalid(format!("updates of shape {:?}, expected {} elements", updates.shape, places.len() * run));
+        return invalid(format!(
+            "updates of shape {:?}, expected {} elements",
+            updates.shape,
+            places.len() * run
+        ));
     }
     super::elementwise_unary::copy(data, &data.shape, out);
     match (&mut out.data, &updates.data) {
@@ -189,7 +210,8 @@ pub(super) fn scatter_along_axis(c: &OpContext<'_>, out: &mut [Tensor]) -> OpRes
     let data = c.arg("data")?;
     let (is, iv) = indices(c)?;
     let axis = super::shape::axis(c.int("axis", 0)?, data.rank())?;
-    let fits = is.len() == data.rank() && is.iter().zip(&data.shape).enumerate().all(|(i, (a, b))| i == axis || a == b);
+    let fits = is.len() == data.rank()
+        && is.iter().zip(&data.shape).enumerate().all(|(i, (a, b))| i == axis || a == b);
     if !fits {
         return invalid(format!("indices of shape {is:?} for {:?} along axis {axis}", data.shape));
     }

@@ -60,7 +60,11 @@ pub(super) fn broadcast_strides(shape: &[usize], out: &[usize]) -> Vec<usize> {
 }
 
 /// Walks all positions of `shape` but the last axis; `step` gets the offsets of each row by the given strides.
-pub(super) fn for_each_row<const N: usize>(shape: &[usize], strides: [&[usize]; N], mut step: impl FnMut([usize; N])) {
+pub(super) fn for_each_row<const N: usize>(
+    shape: &[usize],
+    strides: [&[usize]; N],
+    mut step: impl FnMut([usize; N]),
+) {
     let outer = shape.len().saturating_sub(1);
     if shape.contains(&0) {
         return;

@@ -16,14 +16,21 @@ pub(super) fn concat(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let mut shape = first.shape.clone();
     shape[axis] = 0;
     for v in c.values {
-        let fits = v.rank() == first.rank() && (0..v.rank()).all(|i| i == axis || v.shape[i] == first.shape[i]);
+        let fits =
+            v.rank() == first.rank() && (0..v.rank()).all(|i| i == axis || v.shape[i] == first.shape[i]);
         if !fits || interleave && v.shape != first.shape {
             return invalid(format!("shapes {:?} and {:?} along axis {axis}", first.shape, v.shape));
         }
         shape[axis] += v.shape[axis];
     }
     count(&shape)?;
-    fn join<T: Copy>(parts: &[&[T]], sizes: &[usize], outer: usize, interleave: Option<(usize, usize)>, out: &mut [T]) {
+    fn join<T: Copy>(
+        parts: &[&[T]],
+        sizes: &[usize],
+        outer: usize,
+        interleave: Option<(usize, usize)>,
+        out: &mut [T],
+    ) {
         let total: usize = sizes.iter().sum();
         for o in 0..outer {
             let row = &mut out[o * total..(o + 1) * total];
@@ -130,7 +137,8 @@ pub(super) fn tile(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let reps = c.ints("reps")?.unwrap_or(&[]);
     let reps: Option<Vec<usize>> = reps.iter().map(|&r| usize::try_from(r).ok()).collect();
     let reps = reps.filter(|r| r.len() == x.rank());
-    let reps = reps.ok_or_else(|| OpError::Invalid(format!("parameter `reps` for a tensor of rank {}", x.rank())))?;
+    let reps =
+        reps.ok_or_else(|| OpError::Invalid(format!("parameter `reps` for a tensor of rank {}", x.rank())))?;
     // Each axis becomes two: repetitions (stride 0) and elements.
     let shape: Vec<usize> = x.shape.iter().zip(&reps).map(|(d, r)| d.saturating_mul(*r)).collect();
     count(&shape)?;
@@ -192,7 +200,9 @@ pub(super) fn fill(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let shape: Vec<usize> = if c.op == "fill_like" {
         c.arg("ref_tensor")?.shape.clone()
     } else {
-        let v = c.ints("shape")?.ok_or_else(|| OpError::Invalid("required parameter `shape` is missing".into()))?;
+        let v = c
+            .ints("shape")?
+            .ok_or_else(|| OpError::Invalid("required parameter `shape` is missing".into()))?;
         let v: Option<Vec<usize>> = v.iter().map(|&n| usize::try_from(n).ok()).collect();
         v.ok_or_else(|| OpError::Invalid("a negative dimension".into()))?
     };
@@ -311,7 +321,9 @@ pub(super) fn non_zero(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
 
 pub(super) fn one_hot(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let indices = c.arg("indices")?;
-    let iv = indices.as_i32().ok_or_else(|| OpError::Invalid("parameter `indices` must be an integer tensor".into()))?;
+    let iv = indices
+        .as_i32()
+        .ok_or_else(|| OpError::Invalid("parameter `indices` must be an integer tensor".into()))?;
     let n = usize::try_from(c.int("one_hot_vector_size", 0)?).unwrap_or(0);
     let axis = super::shape::axis(c.int("axis", -1)?, indices.rank() + 1)?;
     let mut shape = indices.shape.clone();
@@ -359,7 +371,8 @@ fn order(x: &Tensor, axis: usize, ascending: bool, mut each: impl FnMut(usize, u
             let at = |k: usize| values[(o * n + k) * inner + i];
             positions.clear();
             positions.extend(0..n);
-            positions.sort_by(|&a, &b| if ascending { at(a).total_cmp(&at(b)) } else { at(b).total_cmp(&at(a)) });
+            positions
+                .sort_by(|&a, &b| if ascending { at(a).total_cmp(&at(b)) } else { at(b).total_cmp(&at(a)) });
             each(o, i, &positions);
         }
     }
@@ -517,7 +530,9 @@ pub(super) fn quantization(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let scale_strides = broadcast_strides(&along(scale.len())?, &x.shape);
     let zero_strides = broadcast_strides(&along(zero.len())?, &x.shape);
     let own = strides(&x.shape);
-    let at = |k: usize, steps: &[usize]| own.iter().zip(&x.shape).zip(steps).map(|((s, d), t)| k / s % d * t).sum::<usize>();
+    let at = |k: usize, steps: &[usize]| {
+        own.iter().zip(&x.shape).zip(steps).map(|((s, d), t)| k / s % d * t).sum::<usize>()
+    };
     if c.op == "dequantize" {
         let v = x.as_i32().ok_or_else(|| OpError::Invalid("parameter `input` must be integers".into()))?;
         let y = out[0].reset_f32(&x.shape);

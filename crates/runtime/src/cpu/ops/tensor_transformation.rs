@@ -8,7 +8,8 @@ use crate::tensor::{Data, Tensor};
 
 pub(super) fn reshape(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let x = c.arg("x")?;
-    let wanted = c.ints("shape")?.ok_or_else(|| OpError::Invalid("required parameter `shape` is missing".into()))?;
+    let wanted =
+        c.ints("shape")?.ok_or_else(|| OpError::Invalid("required parameter `shape` is missing".into()))?;
     let mut shape = Vec::with_capacity(wanted.len());
     let mut inferred = None;
     for (i, &n) in wanted.iter().enumerate() {
@@ -48,7 +49,8 @@ pub(super) fn reshape_like(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         };
         let end = if m { r.rank() } else { usize::try_from(e).unwrap_or(usize::MAX) };
         let part = usize::try_from(b).ok().and_then(|b| r.shape.get(b..end));
-        shape.extend(part.ok_or_else(|| OpError::Invalid(format!("dimensions {b}..{end} of {:?}", r.shape)))?);
+        shape
+            .extend(part.ok_or_else(|| OpError::Invalid(format!("dimensions {b}..{end} of {:?}", r.shape)))?);
     }
     if count(&shape)? != x.len() {
         return invalid(format!("shape {:?} into {shape:?}", x.shape));
@@ -64,9 +66,12 @@ pub(super) fn reranked(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         "expand_dims" => {
             let axes = c.ints("axes")?.unwrap_or(&[]);
             let rank = x.rank() + axes.len();
-            let axes: Vec<usize> = axes.iter().map(|&a| super::shape::axis(a, rank)).collect::<OpResult<_>>()?;
+            let axes: Vec<usize> =
+                axes.iter().map(|&a| super::shape::axis(a, rank)).collect::<OpResult<_>>()?;
             let mut rest = x.shape.iter();
-            (0..rank).map(|i| if axes.contains(&i) { 1 } else { rest.next().copied().unwrap_or(1) }).collect::<Vec<_>>()
+            (0..rank)
+                .map(|i| if axes.contains(&i) { 1 } else { rest.next().copied().unwrap_or(1) })
+                .collect::<Vec<_>>()
         }
         "squeeze" => {
             let axes: Vec<usize> = match c.ints("axes")? {
@@ -116,8 +121,14 @@ struct Slice {
 fn slice(c: &OpContext<'_>, x: &Tensor) -> OpResult<Slice> {
     let rank = x.rank();
     let get = |name: &str| -> OpResult<Vec<i32>> {
-        let v = c.ints(name)?.ok_or_else(|| OpError::Invalid(format!("required parameter `{name}` is missing")))?;
-        if v.len() == rank { Ok(v.to_vec()) } else { invalid(format!("{} values of `{name}` for rank {rank}", v.len())) }
+        let v = c
+            .ints(name)?
+            .ok_or_else(|| OpError::Invalid(format!("required parameter `{name}` is missing")))?;
+        if v.len() == rank {
+            Ok(v.to_vec())
+        } else {
+            invalid(format!("{} values of `{name}` for rank {rank}", v.len()))
+        }
     };
     let (begin, end) = (get("begin")?, get("end")?);
     let stride = if c.get("stride").is_some() { get("stride")? } else { vec![1; rank] };
@@ -271,7 +282,8 @@ pub(super) fn reverse(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         Some(v) => v.iter().map(|&a| super::shape::axis(a, x.rank())).collect::<OpResult<_>>()?,
         None => (0..x.rank()).collect(),
     };
-    let places = |(i, &d): (usize, &usize)| if axes.contains(&i) { (0..d).rev().collect() } else { (0..d).collect() };
+    let places =
+        |(i, &d): (usize, &usize)| if axes.contains(&i) { (0..d).rev().collect() } else { (0..d).collect() };
     let s = Slice { places: x.shape.iter().enumerate().map(places).collect(), shape: x.shape.clone() };
     read_slice(x, &s, &mut out[0])
 }
@@ -325,7 +337,9 @@ pub(super) fn sliding_windows(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult
 /// Blocks of channels to blocks of space and back, for inputs `[N, C, H, W]`.
 pub(super) fn blocks(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let x = c.arg("x")?;
-    let &[n, ch, h, w] = x.shape.as_slice() else { return invalid(format!("input of shape {:?}, expected rank 4", x.shape)) };
+    let &[n, ch, h, w] = x.shape.as_slice() else {
+        return invalid(format!("input of shape {:?}, expected rank 4", x.shape));
+    };
     let param = match c.op {
         "depth_to_space" | "space_to_depth" => "block_size",
         "pixel_shuffle" => "upscale_factor",
@@ -341,8 +355,12 @@ pub(super) fn blocks(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     }
     // The input seen with its blocks as axes of their own, and the order in which the output reads them.
     let (dims, order, shape) = match c.op {
-        "depth_to_space" => ([n, b, b, ch / (b * b), h, w], [0, 3, 4, 1, 5, 2], [n, ch / (b * b), h * b, w * b]),
-        "pixel_shuffle" => ([n, ch / (b * b), b, b, h, w], [0, 1, 4, 2, 5, 3], [n, ch / (b * b), h * b, w * b]),
+        "depth_to_space" => {
+            ([n, b, b, ch / (b * b), h, w], [0, 3, 4, 1, 5, 2], [n, ch / (b * b), h * b, w * b])
+        }
+        "pixel_shuffle" => {
+            ([n, ch / (b * b), b, b, h, w], [0, 1, 4, 2, 5, 3], [n, ch / (b * b), h * b, w * b])
+        }
         "space_to_depth" => ([n, ch, h / b, b, w / b, b], [0, 3, 5, 1, 2, 4], [n, ch * b * b, h / b, w / b]),
         _ => ([n, ch, h / b, b, w / b, b], [0, 1, 3, 5, 2, 4], [n, ch * b * b, h / b, w / b]),
     };
@@ -359,7 +377,11 @@ pub(super) fn batches(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let block = c.ints("block_shape")?.unwrap_or(&[]);
     let edges = c.ints(if to_batch { "paddings" } else { "crops" })?.unwrap_or(&[]);
     let m = block.len();
-    if x.rank() != m + 2 || edges.len() != 2 * m || block.iter().any(|&b| b < 1) || edges.iter().any(|&e| e < 0) {
+    if x.rank() != m + 2
+        || edges.len() != 2 * m
+        || block.iter().any(|&b| b < 1)
+        || edges.iter().any(|&e| e < 0)
+    {
         return invalid(format!("block_shape {block:?} and {edges:?} for shape {:?}", x.shape));
     }
     let block: Vec<usize> = block.iter().map(|&b| b as usize).collect();
@@ -463,7 +485,9 @@ pub(super) fn resize(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         let size = (n as f64 * f64::from(f)).floor();
         if f > 0.0 && size < 1e9 { Ok(size as usize) } else { invalid(format!("parameter `{name}` is {f}")) }
     };
-    let target = |name: &str| usize::try_from(c.int(name, 1)?).map_err(|_| OpError::Invalid(format!("negative `{name}`")));
+    let target = |name: &str| {
+        usize::try_from(c.int(name, 1)?).map_err(|_| OpError::Invalid(format!("negative `{name}`")))
+    };
     let (oh, ow) = match c.op {
         "upsample_nearest_neighbor" | "upsample_bilinear" => {
             (scaled("scale_factor_height", h)?, scaled("scale_factor_width", w)?)
@@ -488,16 +512,32 @@ pub(super) fn resize(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
                     (i * n / o) as f64
                 } else if c.op == "upsample_bilinear" {
                     match (aligned, half) {
-                        (true, _) => if o > 1 { i as f64 * (n - 1) as f64 / (o - 1) as f64 } else { 0.0 },
+                        (true, _) => {
+                            if o > 1 {
+                                i as f64 * (n - 1) as f64 / (o - 1) as f64
+                            } else {
+                                0.0
+                            }
+                        }
                         (_, true) => (i as f64 + 0.5) * n as f64 / o as f64 - 0.5,
                         _ => i as f64 * n as f64 / o as f64,
                     }
                 } else {
                     match mode {
                         "STRICT_ALIGN_CORNERS" | "ALIGN_CORNERS" => {
-                            if o > 1 { i as f64 * (n - 1) as f64 / (o - 1) as f64 } else { (n - 1) as f64 / 2.0 }
+                            if o > 1 {
+                                i as f64 * (n - 1) as f64 / (o - 1) as f64
+                            } else {
+                                (n - 1) as f64 / 2.0
+                            }
                         }
-                        "DEFAULT" => if o > 1 { i as f64 * (n as f64 - n as f64 / o as f64) / (o - 1) as f64 } else { 0.0 },
+                        "DEFAULT" => {
+                            if o > 1 {
+                                i as f64 * (n as f64 - n as f64 / o as f64) / (o - 1) as f64
+                            } else {
+                                0.0
+                            }
+                        }
                         "UNALIGN_CORNERS" | "OFFSET_CORNERS" => (i as f64 + 0.5) * n as f64 / o as f64 - 0.5,
                         other => return unsupported(format!("sampling_mode `{other}`")),
                     }
