@@ -12,6 +12,7 @@ use crate::lower::{Stored, store_matrix, store_vector};
 use crate::plan::{Plan, PlannedShard};
 use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, Embedding, SHARDS_DIR, Shard, file_sha256, package_sha256, write_atomic};
+use anemoe_mlpackage::mil::verify::verify;
 use anemoe_mlpackage::package::PackageWriter;
 use half::f16;
 use serde::{Deserialize, Serialize};
@@ -344,6 +345,12 @@ pub fn write_shard(family: &dyn Family, shard: &PlannedShard, path: &Path) -> Re
     }
     let default = shard.functions.first().map(|f| f.name.clone()).unwrap_or_default();
     let model = anemoe_mlpackage::mil::builder::model(crate::lower::OPSET, functions, &default)?;
+    // A fault of the lowering, caught before anything is written that a compiler would refuse.
+    if let Some(finding) = verify(&model).first() {
+        return Err(
+            anemoe_mlpackage::Error::InvalidProgram(format!("shard {}: {finding}", shard.name)).into()
+        );
+    }
     writer.finish(&model)?;
     Ok(min_cosine)
 }

@@ -7,6 +7,7 @@ mod program;
 pub mod text;
 mod types;
 mod value;
+pub mod verify;
 
 pub use program::{
     Argument, Binding, Block, Feature, FeatureShape, Function, FunctionDescription, Model, NamedType,

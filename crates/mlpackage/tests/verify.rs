@@ -1,0 +1,165 @@
+//! The verifier: packages of coremltools pass, programs with one thing wrong do not.
+
+use anemoe_mlpackage::mil::builder::{Arg, BuiltFunction, ConvParams, FunctionBuilder, model};
+use anemoe_mlpackage::mil::verify::{Severity, verify};
+use anemoe_mlpackage::mil::{Argument, Binding, DataType, Model, Opset, TensorType, Value, ValueType};
+use anemoe_mlpackage::package::Package;
+use anemoe_mlpackage::spec;
+use half::f16;
+use std::path::{Path, PathBuf};
+
+fn interop() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../runtime/tests/interop");
+    let mut packages: Vec<PathBuf> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .filter(|p| p.is_dir())
+        .map(|p| p.join(p.file_name().unwrap()).with_extension("mlpackage"))
+        .collect();
+    packages.sort();
+    assert_eq!(packages.len(), 26);
+    packages
+}
+
+#[test]
+fn packages_of_coremltools_have_no_error() {
+    let mut problems = Vec::new();
+    for path in interop() {
+        let package = Package::open(&path).unwrap();
+        let errors = verify(package.model()).into_iter().filter(|f| f.severity == Severity::Error);
+        problems.extend(errors.map(|f| format!("{}: {f}", path.display())));
+    }
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+#[test]
+fn packages_of_coremltools_survive_writing() {
+    for path in interop() {
+        let package = Package::open(&path).unwrap();
+        let bytes = spec::encode(package.model()).unwrap();
+        assert_eq!(&spec::decode(&bytes, &path).unwrap(), package.model(), "{}", path.display());
+        assert_eq!(spec::encode(package.model()).unwrap(), bytes);
+    }
+}
+
+fn fp16(dims: &[u64]) -> TensorType {
+    TensorType::fixed(DataType::Float16, dims)
+}
+
+/// A convolution with tables, a state and a few more ops.
+fn function() -> BuiltFunction {
+    let mut f = FunctionBuilder::new(Opset::CoreML8);
+    let x = f.input("x", fp16(&[1, 4, 1, 2])).unwrap();
+    let state = f.state("s", fp16(&[1, 4, 1, 2])).unwrap();
+    let indices = Value::bytes(DataType::UInt4, &[8, 4, 1, 1], vec![0x21; 16]);
+    let lut = Value::fp16_tensor(&[2, 1, 1, 1, 16, 1], &[f16::ONE; 32]);
+    let w = f.constexpr_lut_to_dense("w", indices, lut).unwrap();
+    let y = f.conv("y", &x, &w, None, ConvParams::default()).unwrap();
+    let parts = f.split("part", &y, 2, 1).unwrap();
+    let old = f.read_state("old", &state).unwrap();
+    let sum = f.add("sum", &parts[0], &old).unwrap();
+    f.write_state(&state, &sum).unwrap();
+    let out = f.mul("out", &sum, &parts[1]).unwrap();
+    f.output(&out).unwrap();
+    f.finish().unwrap()
+}
+
+fn sample() -> Model {
+    model(Opset::CoreML8, vec![("main".into(), function())], "main").unwrap()
+}
+
+#[test]
+fn what_the_builder_makes_is_legal() {
+    assert_eq!(verify(&sample()), []);
+    assert_eq!(spec::decode(&spec::encode(&sample()).unwrap(), Path::new("m")).unwrap(), sample());
+    let two = model(Opset::CoreML8, vec![("a".into(), function()), ("b".into(), function())], "b").unwrap();
+    assert_eq!(verify(&two), []);
+    assert_eq!(spec::decode(&spec::encode(&two).unwrap(), Path::new("m")).unwrap(), two);
+}
+
+/// Changes the sample and expects an error that says this.
+fn refused(says: &str, change: impl FnOnce(&mut Model)) {
+    let mut m = sample();
+    change(&mut m);
+    let findings = verify(&m);
+    let text: Vec<String> = findings.iter().map(|f| f.to_string()).collect();
+    assert!(
+        findings.iter().any(|f| f.severity == Severity::Error && f.text.contains(says)),
+        "no error says `{says}`: {text:?}"
+    );
+}
+
+fn op<'a>(m: &'a mut Model, name: &str) -> &'a mut anemoe_mlpackage::mil::Operation {
+    let ops = &mut m.program.functions.get_mut("main").unwrap().block.operations;
+    ops.iter_mut().find(|op| op.outputs.first().is_some_and(|o| o.name == name)).unwrap()
+}
+
+#[test]
+fn wrong_programs_are_refused() {
+    refused("is not a name", |m| op(m, "sum").outputs[0].name = "1sum".into());
+    refused("reserved word", |m| op(m, "out").outputs[0].name = "tensor".into());
+    refused("used twice", |m| op(m, "out").outputs[0].name = "sum".into());
+    refused("before it is defined", |m| {
+        op(m, "sum").inputs.insert("x".into(), Argument(vec![Binding::Name("out".into())]));
+    });
+    refused("before it is defined", |m| {
+        m.program.functions.get_mut("main").unwrap().block.operations.swap(0, 10)
+    });
+    refused("required parameter `weight`", |m| drop(op(m, "y").inputs.remove("weight")));
+    refused("no parameter `speed`", |m| {
+        op(m, "y").inputs.insert("speed".into(), Argument(vec![Binding::Value(Value::int32(1))]));
+    });
+    refused("declared as", |m| op(m, "y").outputs[0].ty = ValueType::Tensor(fp16(&[1, 8, 1, 3])));
+    refused("declared as", |m| {
+        op(m, "y").outputs[0].ty = ValueType::Tensor(TensorType::fixed(DataType::Float32, &[1, 8, 1, 2]));
+    });
+    refused("needs CoreML8", |m| m.program.functions.get_mut("main").unwrap().opset = Opset::CoreML7);
+    refused("for a program that needs", |m| m.specification_version = 8);
+    refused("entries for 4-bit indices", |m| {
+        let lut = Value::fp16_tensor(&[2, 1, 1, 1, 8, 1], &[f16::ONE; 16]);
+        op(m, "w").inputs.insert("lut".into(), Argument(vec![Binding::Value(lut)]));
+    });
+    refused("groups on axis 0", |m| {
+        let lut = Value::fp16_tensor(&[3, 1, 1, 1, 16, 1], &[f16::ONE; 48]);
+        op(m, "w").inputs.insert("lut".into(), Argument(vec![Binding::Value(lut)]));
+    });
+    refused("wrong place", |m| {
+        let inputs = std::mem::take(&mut op(m, "w").inputs);
+        for (name, Argument(bindings)) in inputs {
+            if let Some(Binding::Value(v)) = bindings.into_iter().next() {
+                op(m, "w").attributes.insert(name, v);
+            }
+        }
+    });
+    refused("described as", |m| m.functions[0].inputs[0].dtype = DataType::Float32);
+    refused("not an input", |m| m.functions[0].inputs[0].name = "z".into());
+    refused("leaves out", |m| m.functions[0].states.clear());
+    refused("the function gives", |m| m.functions[0].outputs.clear());
+    refused("no operation makes", |m| {
+        m.program.functions.get_mut("main").unwrap().block.outputs = vec!["x".into()]
+    });
+    refused("only fp16", |m| {
+        let dims = [1, 4, 1, 2];
+        let f = m.program.functions.get_mut("main").unwrap();
+        f.inputs[1].ty = ValueType::State(TensorType::fixed(DataType::Float32, &dims));
+    });
+    refused("is not a function", |m| m.default_function = "other".into());
+}
+
+#[test]
+fn the_builder_refuses_what_cannot_be() {
+    let mut f = FunctionBuilder::new(Opset::CoreML6);
+    let x = f.input("x", fp16(&[1, 4, 1, 2])).unwrap();
+    assert!(f.input("x", fp16(&[1])).unwrap_err().to_string().contains("twice"));
+    assert!(f.state("s", fp16(&[1])).is_err());
+    assert!(
+        f.op("no_such_op", "a", vec![("x", Arg::from(&x))]).unwrap_err().to_string().contains("no_such_op")
+    );
+    assert!(f.op("relu", "b", vec![("y", Arg::from(&x))]).unwrap_err().to_string().contains("`y`"));
+    assert!(f.reshape("c", &x, &[3, 3]).unwrap_err().to_string().contains("8 elements"));
+    let y = f.input("y", fp16(&[1, 3, 1, 2])).unwrap();
+    assert!(f.add("d", &x, &y).unwrap_err().to_string().contains("broadcast"));
+    assert!(f.input_ranged("r", DataType::Float16, &[5], &[(1, 4)]).is_err());
+    assert!(f.input_enumerated("e", DataType::Float16, &[vec![1]]).is_err());
+    assert!(f.finish().unwrap_err().to_string().contains("without outputs"));
+}
