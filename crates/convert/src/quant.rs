@@ -97,7 +97,7 @@ impl MatrixQuant {
         let group_rows = if per_tensor {
             rows
         } else {
-            (1..=group_size.min(rows)).rev().find(|g| rows % g == 0).unwrap_or(1)
+            (1..=group_size.min(rows)).rev().find(|g| rows.is_multiple_of(*g)).unwrap_or(1)
         };
         let quant = MatrixQuant { kind, group_rows };
         if quant.bytes(rows, cols) < MatrixQuant::FP16.bytes(rows, cols) { quant } else { MatrixQuant::FP16 }

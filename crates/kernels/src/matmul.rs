@@ -188,7 +188,7 @@ mod x86 {
         let Storage::Lut { bits: 4, indices, lut, rows_per_group } = w.data else { return false };
         let row = w.first + row;
         let start = row * w.cols;
-        if start % 2 != 0 {
+        if !start.is_multiple_of(2) {
             return false;
         }
         let table: &[f32; 16] = match lut[row / rows_per_group * 16..][..16].try_into() {
@@ -294,15 +294,15 @@ mod tests {
         let halves: Vec<u8> = dense.iter().flat_map(|&v| half::f16::from_f32(v).to_le_bytes()).collect();
         check("f16", &Matrix::f16(&halves, rows, cols).unwrap());
         for bits in [1, 2, 3, 4, 6, 8] {
-            let group = (1..=4).rev().find(|g| rows % g == 0).unwrap();
-            let lut = noise(seed + 1, rows / group << bits);
+            let group = (1..=4).rev().find(|g| rows.is_multiple_of(*g)).unwrap();
+            let lut = noise(seed + 1, (rows / group) << bits);
             let indices = bytes(seed + 2, (n * bits).div_ceil(8));
             check(&format!("lut{bits}"), &Matrix::lut(bits, &indices, &lut, group, rows, cols).unwrap());
         }
         for (bits, signed) in [(4, true), (4, false), (8, true), (8, false)] {
             let block = (
-                (1..=2).rev().find(|g| rows % g == 0).unwrap(),
-                (1..=8).rev().find(|g| cols % g == 0).unwrap(),
+                (1..=2).rev().find(|g| rows.is_multiple_of(*g)).unwrap(),
+                (1..=8).rev().find(|g| cols.is_multiple_of(*g)).unwrap(),
             );
             let blocks = rows / block.0 * (cols / block.1);
             let (scale, offset) = (noise(seed + 3, blocks), noise(seed + 4, blocks));

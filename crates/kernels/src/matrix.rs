@@ -84,8 +84,8 @@ impl<'a> Matrix<'a> {
         check([1, 2, 3, 4, 6, 8].contains(&bits), "lut matrix: bits")?;
         let bytes = rows.checked_mul(cols).and_then(|n| n.checked_mul(bits)).map(|b| b.div_ceil(8));
         check(bytes == Some(indices.len()), "lut matrix: length of the indices")?;
-        check(rows_per_group > 0 && rows % rows_per_group == 0, "lut matrix: rows per group")?;
-        check(lut.len() == rows / rows_per_group << bits, "lut matrix: length of the tables")?;
+        check(rows_per_group > 0 && rows.is_multiple_of(rows_per_group), "lut matrix: rows per group")?;
+        check(lut.len() == (rows / rows_per_group) << bits, "lut matrix: length of the tables")?;
         Ok(Matrix::new(Storage::Lut { bits, indices, lut, rows_per_group }, rows, cols))
     }
 
@@ -107,7 +107,7 @@ impl<'a> Matrix<'a> {
         check(bits == 4 || bits == 8, "int matrix: bits")?;
         let bytes = rows.checked_mul(cols).and_then(|n| n.checked_mul(bits)).map(|b| b.div_ceil(8));
         check(bytes == Some(data.len()), "int matrix: length of the data")?;
-        let fits = block.0 > 0 && block.1 > 0 && rows % block.0 == 0 && cols % block.1 == 0;
+        let fits = block.0 > 0 && block.1 > 0 && rows.is_multiple_of(block.0) && cols.is_multiple_of(block.1);
         check(fits, "int matrix: blocks")?;
         let blocks = rows / block.0 * (cols / block.1);
         check(

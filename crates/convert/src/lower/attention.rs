@@ -73,7 +73,7 @@ impl Lowering<'_> {
     }
 
     /// The inverse of [`Lowering::to_heads`].
-    fn from_heads(&mut self, name: &str, x: &Var, heads: usize, head_dim: usize) -> Result<Var> {
+    fn join_heads(&mut self, name: &str, x: &Var, heads: usize, head_dim: usize) -> Result<Var> {
         let t = self.tokens_or_inferred();
         let turned = self.f().transpose(&format!("{name}_turned"), x, &[0, 1, 3, 2])?;
         self.f().reshape(name, &turned, &[1, (heads * head_dim) as i32, 1, t])
@@ -163,6 +163,6 @@ impl Lowering<'_> {
         let weights = f.reshape("attention_grouped", &weights, &[1, kv, rows, slots])?;
         let mixed = f.matmul("context_grouped", &weights, values, false, false)?;
         let context = f.reshape("context_heads", &mixed, &[1, heads, t, d])?;
-        self.from_heads("context", &context, shape.heads, shape.head_dim)
+        self.join_heads("context", &context, shape.heads, shape.head_dim)
     }
 }

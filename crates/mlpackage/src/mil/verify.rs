@@ -256,7 +256,7 @@ impl Verifier {
             }
             _ => {
                 self.error(place, "a const has the attribute `val`, one output and no inputs".into());
-                op.outputs.iter().for_each(|o| drop(scope.insert(&o.name, Known { ty: &o.ty, value: None })));
+                scope.extend(op.outputs.iter().map(|o| (o.name.as_str(), Known { ty: &o.ty, value: None })));
             }
         }
     }

@@ -393,7 +393,7 @@ pub(super) fn batches(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         shape[0] *= factor;
         for i in 0..m {
             let padded = x.shape[i + 2] + edges[2 * i] + edges[2 * i + 1];
-            if padded % block[i] != 0 {
+            if !padded.is_multiple_of(block[i]) {
                 return Err(fits);
             }
             shape[i + 2] = padded / block[i];
