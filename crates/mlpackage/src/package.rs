@@ -382,3 +382,200 @@ fn relative(path: &str) -> Option<PathBuf> {
     let normal = path.components().all(|c| matches!(c, Component::Normal(_)));
     (normal && !path.as_os_str().is_empty()).then(|| path.to_path_buf())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mil::builder::{FunctionBuilder, model};
+    use crate::mil::{DataType, Opset, TensorType};
+
+    /// y = x * w, with w a blob.
+    fn write(target: &Path) -> Result<PackageInfo> {
+        let mut writer = PackageWriter::create(target)?;
+        let bytes: Vec<u8> = (0..32u8).collect();
+        let offset = writer.weights().append(DataType::Float16, 16, &bytes)?;
+        let mut f = FunctionBuilder::new(Opset::CoreML8);
+        let x = f.input("x", TensorType::fixed(DataType::Float16, &[1, 16]))?;
+        let w = f.constant("w", Value::blob(DataType::Float16, &[1, 16], offset))?;
+        let y = f.mul("y", &x, &w)?;
+        f.output(&y)?;
+        writer.finish(&model(Opset::CoreML8, vec![("main".into(), f.finish()?)], "main")?)
+    }
+
+    fn sample() -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("p.mlpackage");
+        write(&path).unwrap();
+        (dir, path)
+    }
+
+    fn refused(path: &Path, says: &str) {
+        let message = Package::open(path).expect_err("a damaged package is refused").to_string();
+        assert!(message.contains(says), "`{says}` is not in: {message}");
+        assert!(message.contains("p.mlpackage"), "{message}");
+    }
+
+    fn edit_manifest(path: &Path, edit: impl FnOnce(String) -> String) {
+        let file = path.join(MANIFEST);
+        let text = fs::read_to_string(&file).unwrap();
+        fs::write(&file, edit(text)).unwrap();
+    }
+
+    #[test]
+    fn the_same_package_has_the_same_bytes() {
+        let ((_a, a), (_b, b)) = (sample(), sample());
+        for file in [MANIFEST, "Data/com.apple.CoreML/model.mlmodel", "Data/com.apple.CoreML/weights/weight.bin"] {
+            assert_eq!(fs::read(a.join(file)).unwrap(), fs::read(b.join(file)).unwrap(), "{file}");
+        }
+        let package = Package::open(&a).unwrap();
+        assert_eq!(package.model().functions[0].inputs[0].name, "x");
+    }
+
+    #[test]
+    fn a_writer_that_is_dropped_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("p.mlpackage");
+        let mut writer = PackageWriter::create(&target).unwrap();
+        writer.weights().append(DataType::UInt8, 3, &[1, 2, 3]).unwrap();
+        drop(writer);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn existing_output_is_kept_unless_it_is_to_be_replaced() {
+        let (dir, path) = sample();
+        assert!(write(&path).unwrap_err().to_string().contains("exists"));
+        let mut f = FunctionBuilder::new(Opset::CoreML6);
+        let x = f.input("only", TensorType::fixed(DataType::Float16, &[1])).unwrap();
+        let y = f.relu("y", &x).unwrap();
+        f.output(&y).unwrap();
+        let m = model(Opset::CoreML6, vec![("main".into(), f.finish().unwrap())], "main").unwrap();
+        let info = PackageWriter::replace(&path).unwrap().finish(&m).unwrap();
+        assert_eq!(info.weight_bytes, 0);
+        assert_eq!(Package::open(&path).unwrap().model(), &m);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn output_folder_that_is_not_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let message = write(&dir.path().join("no/p.mlpackage")).unwrap_err().to_string();
+        assert!(message.contains("no/p.mlpackage"), "{message}");
+        assert!(write(&dir.path().join("p.other")).is_err());
+    }
+
+    #[test]
+    fn manifest_that_is_not_json() {
+        let (_dir, path) = sample();
+        edit_manifest(&path, |_| "{\"fileFormatVersion\":".into());
+        refused(&path, "manifest");
+    }
+
+    #[test]
+    fn manifest_of_a_newer_format() {
+        let (_dir, path) = sample();
+        edit_manifest(&path, |t| t.replace("1.0.0", "2.0.0"));
+        refused(&path, "2.0.0");
+        edit_manifest(&path, |t| t.replace("2.0.0", "latest"));
+        refused(&path, "latest");
+    }
+
+    #[test]
+    fn manifest_that_leaves_the_package() {
+        for bad in ["../../../etc/passwd", "/etc/passwd", "com.apple.CoreML/../../x"] {
+            let (_dir, path) = sample();
+            edit_manifest(&path, |t| t.replace("com.apple.CoreML/model.mlmodel", bad));
+            refused(&path, "leaves the package");
+        }
+    }
+
+    #[test]
+    fn manifest_without_its_root() {
+        let (_dir, path) = sample();
+        edit_manifest(&path, |t| t.replace("\"rootModelIdentifier\": \"", "\"rootModelIdentifier\": \"x"));
+        refused(&path, "root model");
+    }
+
+    #[test]
+    fn missing_files() {
+        let (_dir, path) = sample();
+        fs::remove_file(path.join("Data/com.apple.CoreML/weights/weight.bin")).unwrap();
+        refused(&path, "weight.bin");
+        fs::remove_file(path.join("Data/com.apple.CoreML/model.mlmodel")).unwrap();
+        refused(&path, "model.mlmodel");
+        fs::remove_file(path.join(MANIFEST)).unwrap();
+        refused(&path, "Manifest.json");
+    }
+
+    /// Rewrites the model with its weight value changed.
+    fn with_weight(path: &Path, value: Value) {
+        let file = path.join("Data/com.apple.CoreML/model.mlmodel");
+        let mut m = spec::decode(&fs::read(&file).unwrap(), &file).unwrap();
+        let ops = &mut m.program.functions.get_mut("main").unwrap().block.operations;
+        ops.iter_mut().find(|op| op.name() == "w").unwrap().attributes.insert("val".into(), value);
+        fs::write(&file, spec::encode(&m).unwrap()).unwrap();
+    }
+
+    #[test]
+    fn values_that_lie_about_their_blob() {
+        let (_dir, path) = sample();
+        with_weight(&path, Value::blob(DataType::Float16, &[1, 16], 4096));
+        refused(&path, "no blob at offset 4096");
+        with_weight(&path, Value::blob(DataType::Float16, &[1, 17], 64));
+        refused(&path, "16 elements");
+        with_weight(&path, Value::blob(DataType::Float32, &[1, 16], 64));
+        refused(&path, "fp16");
+        let mut outside = Value::blob(DataType::Float16, &[1, 16], 64);
+        outside.data = ValueData::Blob { file: "@model_path/../../../weight.bin".into(), offset: 64 };
+        with_weight(&path, outside);
+        refused(&path, "outside the package");
+    }
+
+    #[test]
+    fn models_that_are_no_programs() {
+        let (_dir, path) = sample();
+        let file = path.join("Data/com.apple.CoreML/model.mlmodel");
+        // specificationVersion = 4 and nothing else.
+        fs::write(&file, [8, 4]).unwrap();
+        refused(&path, "not an ML Program");
+        let truncated = {
+            write(&path.with_file_name("q.mlpackage")).unwrap();
+            let good = fs::read(path.with_file_name("q.mlpackage").join("Data/com.apple.CoreML/model.mlmodel")).unwrap();
+            good[..good.len() - 7].to_vec()
+        };
+        fs::write(&file, truncated).unwrap();
+        refused(&path, "model specification");
+    }
+
+    /// Nested messages, blocks and types without end.
+    #[test]
+    fn models_that_are_too_deep() {
+        let (_dir, path) = sample();
+        let file = path.join("Data/com.apple.CoreML/model.mlmodel");
+        let field = |number: u32, inner: &[u8]| {
+            let mut out = Vec::new();
+            prost::encoding::encode_key(number, prost::encoding::WireType::LengthDelimited, &mut out);
+            prost::encoding::encode_varint(inner.len() as u64, &mut out);
+            out.extend(inner);
+            out
+        };
+        // Operation.blocks = 4 holds a Block, whose operations = 3 hold Operations.
+        let mut operation = field(1, b"cond");
+        for _ in 0..40 {
+            operation = [field(1, b"cond"), field(4, &field(3, &operation))].concat();
+        }
+        let block = field(3, &operation);
+        let specialization = [field(1, b"CoreML8"), field(2, &block)].concat();
+        let function = [field(2, b"CoreML8"), field(3, &specialization)].concat();
+        let entry = [field(1, b"main"), field(2, &function)].concat();
+        fs::write(&file, field(502, &field(2, &entry))).unwrap();
+        refused(&path, "invalid");
+        // A type of a type of a type: far beyond what the reader of messages follows.
+        let mut ty = Vec::new();
+        for _ in 0..100_000 {
+            ty = [&[0x0a][..], &[0x80, 0x01], &ty[..ty.len().min(64)]].concat();
+        }
+        fs::write(&file, field(502, &ty)).unwrap();
+        assert!(Package::open(&path).is_err());
+    }
+}
