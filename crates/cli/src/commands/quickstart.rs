@@ -36,6 +36,9 @@ pub struct Args {
     max_new: usize,
 }
 
+/// Positions of the caches: enough for the prompt and the text here.
+const CONTEXT: usize = 512;
+
 /// One of the two builds.
 struct Run {
     quant: Quant,
@@ -69,7 +72,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     for quant in [Quant::Fp16, lut4] {
         let main = quant == lut4;
         let family = models::open(Checkpoint::open(&source)?)?;
-        let plan = family.plan(&PlanOptions { quant, ..PlanOptions::default() })?;
+        let plan = family.plan(&PlanOptions { quant, max_context: Some(CONTEXT), ..PlanOptions::default() })?;
         if main {
             ui.line("\n1. Plan\n")?;
             plan::print(&plan, false, ui)?;
