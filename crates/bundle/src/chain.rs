@@ -11,6 +11,9 @@ pub const FORMAT: u32 = 1;
 /// Largest `chain.json` that is read: 30 layers of 128 single-expert units stay far below it.
 const MAX_CHAIN_BYTES: u64 = 256 << 20;
 
+/// No size in a chain is larger, so that products of two of them stay in range.
+const MAX_SIZE: usize = 1 << 24;
+
 /// What a host needs to run a bundle.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -339,8 +342,11 @@ impl Chain {
     /// What contradicts itself, if anything does.
     fn check(&self) -> std::result::Result<(), String> {
         let m = &self.model;
-        if m.vocab_size == 0 || m.hidden_size == 0 || m.max_context == 0 {
-            return Err("model: vocab_size, hidden_size and max_context must be positive".into());
+        let sizes = [m.vocab_size, m.hidden_size, m.max_context];
+        if sizes.iter().any(|&n| n == 0 || n > MAX_SIZE) {
+            return Err(format!(
+                "model: vocab_size, hidden_size and max_context must be from 1 to {MAX_SIZE}"
+            ));
         }
         if (self.embedding.rows, self.embedding.cols) != (m.vocab_size, m.hidden_size) {
             return Err(format!(
@@ -364,9 +370,10 @@ impl Chain {
             }
         }
         for (name, cache) in &self.caches {
-            let needed =
-                cache.window.map_or(m.max_context, |w| (w + self.max_tokens() - 1).min(m.max_context));
-            if cache.slots < needed || cache.slots > 1 << 24 {
+            let needed = cache
+                .window
+                .map_or(m.max_context, |w| (w.saturating_add(self.max_tokens() - 1)).min(m.max_context));
+            if cache.slots < needed || cache.slots > MAX_SIZE {
                 return Err(format!(
                     "cache `{name}`: {} slots where at least {needed} are needed",
                     cache.slots
@@ -405,8 +412,16 @@ impl Chain {
                 Err(format!("register `{register}` is read before any step writes it"))
             }
         };
+        let rows_fit = |rows: &RowRange| {
+            if rows.start <= MAX_SIZE && rows.count <= MAX_SIZE {
+                Ok(())
+            } else {
+                Err(format!("rows from {} on, {} of them: more than {MAX_SIZE}", rows.start, rows.count))
+            }
+        };
         match step {
-            Step::Zero { register, .. } => {
+            Step::Zero { register, channels } => {
+                rows_fit(&RowRange { start: 0, count: *channels })?;
                 written.insert(register);
             }
             Step::Route { logits, weights, top_k, .. } => {
@@ -424,10 +439,14 @@ impl Chain {
                 }
                 if let Some(when) = &run.when {
                     read(&when.register, written)?;
+                    rows_fit(&when.rows)?;
                 }
                 for (input, binding) in &run.inputs {
                     match binding {
-                        InputBinding::Register { name, .. } => read(name, written)?,
+                        InputBinding::Register { name, rows } => {
+                            read(name, written)?;
+                            rows.as_ref().map_or(Ok(()), rows_fit)?;
+                        }
                         InputBinding::Host(HostInput::RopeCos(name) | HostInput::RopeSin(name)) => {
                             if !self.ropes.contains_key(name) {
                                 return Err(format!(
@@ -449,6 +468,7 @@ impl Chain {
                     }
                 }
                 for binding in run.outputs.values() {
+                    binding.rows.as_ref().map_or(Ok(()), rows_fit)?;
                     if binding.accumulate {
                         read(&binding.register, written)?;
                     }

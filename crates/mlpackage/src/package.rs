@@ -424,7 +424,9 @@ mod tests {
     #[test]
     fn the_same_package_has_the_same_bytes() {
         let ((_a, a), (_b, b)) = (sample(), sample());
-        for file in [MANIFEST, "Data/com.apple.CoreML/model.mlmodel", "Data/com.apple.CoreML/weights/weight.bin"] {
+        for file in
+            [MANIFEST, "Data/com.apple.CoreML/model.mlmodel", "Data/com.apple.CoreML/weights/weight.bin"]
+        {
             assert_eq!(fs::read(a.join(file)).unwrap(), fs::read(b.join(file)).unwrap(), "{file}");
         }
         let package = Package::open(&a).unwrap();
@@ -540,7 +542,9 @@ mod tests {
         refused(&path, "not an ML Program");
         let truncated = {
             write(&path.with_file_name("q.mlpackage")).unwrap();
-            let good = fs::read(path.with_file_name("q.mlpackage").join("Data/com.apple.CoreML/model.mlmodel")).unwrap();
+            let good =
+                fs::read(path.with_file_name("q.mlpackage").join("Data/com.apple.CoreML/model.mlmodel"))
+                    .unwrap();
             good[..good.len() - 7].to_vec()
         };
         fs::write(&file, truncated).unwrap();

@@ -163,3 +163,53 @@ fn the_builder_refuses_what_cannot_be() {
     assert!(f.input_enumerated("e", DataType::Float16, &[vec![1]]).is_err());
     assert!(f.finish().unwrap_err().to_string().contains("without outputs"));
 }
+
+#[test]
+fn text_shows_constants_where_they_are_used() {
+    let text = anemoe_mlpackage::mil::text::program(&sample().program);
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(
+        lines[0],
+        "func main<CoreML8>(tensor<fp16, [1, 4, 1, 2]> x, state<tensor<fp16, [1, 4, 1, 2]>> s) {"
+    );
+    assert!(
+        lines.iter().any(|l| l.contains("tensor<fp16, [1, 8, 1, 2]> y = conv(") && l.contains("groups = 1")),
+        "{text}"
+    );
+    assert!(lines.iter().any(|l| l.contains("write_state(data = sum, input = s)")), "{text}");
+    assert!(
+        lines.iter().any(|l| l.contains("tensor<fp16, [1, 4, 1, 2]> part_0, ") && l.contains("split(")),
+        "{text}"
+    );
+    assert_eq!(lines[lines.len() - 2].trim(), "-> (out)");
+    assert!(!text.contains(" const("));
+}
+
+/// One method for each op of the table; control flow, which has blocks, is only read.
+#[test]
+fn other_ops_are_built_with_their_types() {
+    let mut f = FunctionBuilder::new(Opset::CoreML8);
+    let x = f.input("x", fp16(&[1, 4, 6, 6])).unwrap();
+    let i = f.input("i", TensorType::fixed(DataType::Int32, &[3])).unwrap();
+    let one = f.constant("one", Value::fp16(f16::ONE)).unwrap();
+    let shape = |v: &anemoe_mlpackage::mil::builder::Var| {
+        v.dims().iter().map(|d| d.fixed().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(shape(&f.depth_to_space("a", &x, 2).unwrap()), [1, 1, 12, 12]);
+    assert_eq!(shape(&f.sliding_windows("b", &x, 3, 3, 2).unwrap()), [1, 4, 6, 2, 3]);
+    assert_eq!(shape(&f.one_hot("c", &i, &one, &one, 5, -1).unwrap()), [3, 5]);
+    assert_eq!(shape(&f.gather("d", &x, &i, 1).unwrap()), [1, 3, 6, 6]);
+    assert_eq!(shape(&f.einsum("e", &[&x, &x], "nchw,nchv->ncwv").unwrap()), [1, 4, 6, 6]);
+    assert_eq!(shape(&f.crop("g", &x, &[1, 2], &[0, 1]).unwrap()), [1, 4, 3, 5]);
+    assert_eq!(shape(&f.space_to_batch("h", &x, &[2, 3], &[0, 0, 0, 0]).unwrap()), [6, 4, 3, 2]);
+    assert_eq!(shape(&f.fill("j", &[2, 2], Value::fp16(f16::ONE)).unwrap()), [2, 2]);
+    assert_eq!(shape(&f.upsample_nearest_neighbor("k", &x, 2, 3).unwrap()), [1, 4, 12, 18]);
+    assert_eq!(shape(&f.resize_bilinear("l", &x, 3, 9, "ALIGN_CORNERS").unwrap()), [1, 4, 3, 9]);
+    let w = f.constant("w", Value::fp16_tensor(&[4, 2, 2, 2], &[f16::ONE; 32])).unwrap();
+    assert_eq!(shape(&f.conv_transpose("m", &x, &w, None, &[2, 2], 1).unwrap()), [1, 2, 12, 12]);
+    assert_eq!(shape(&f.topk("o", &x, 3, 2).unwrap()[1]), [1, 4, 3, 6]);
+    let flat = f.flatten2d("p", &x, 2).unwrap();
+    assert_eq!(shape(&f.reshape_like("q", &flat, &[&x], &[0], &[0], &[true]).unwrap()), [1, 4, 6, 6]);
+    assert!(f.scatter("r", &x, &i, &x, 1, "add").is_ok());
+    assert!(f.resize_nearest_neighbor("s", &i, 1, 1).is_err());
+}

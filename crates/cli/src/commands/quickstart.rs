@@ -72,7 +72,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     for quant in [Quant::Fp16, lut4] {
         let main = quant == lut4;
         let family = models::open(Checkpoint::open(&source)?)?;
-        let plan = family.plan(&PlanOptions { quant, max_context: Some(CONTEXT), ..PlanOptions::default() })?;
+        let plan =
+            family.plan(&PlanOptions { quant, max_context: Some(CONTEXT), ..PlanOptions::default() })?;
         if main {
             ui.line("\n1. Plan\n")?;
             plan::print(&plan, false, ui)?;

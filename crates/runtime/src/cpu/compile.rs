@@ -4,6 +4,7 @@
 //! one of a few buffers, reused as soon as its last reader is done.
 
 use super::exec::{Guard, Operand, Place, Projection, Session, Step, Work};
+use super::ops::shape::MAX_ELEMENTS;
 use super::ops::{self, OpContext, OpError};
 use super::weights::{Constant, Operands, const_value, constexpr, located, to_f16};
 use super::{Located, Options, Precision};
@@ -72,7 +73,13 @@ pub(super) fn compile(
     for input in &body.inputs {
         let place = match &input.ty {
             ValueType::Tensor(_) => Place::Buffer(c.new_buffer()),
-            ValueType::State(_) => {
+            ValueType::State(ty) => {
+                if ty.elements().is_none_or(|n| n > MAX_ELEMENTS as u64) {
+                    return Err(wrong(format!(
+                        "state `{}` of type {ty}: its size is unknown or too large",
+                        input.name
+                    )));
+                }
                 c.states.push(input.name.clone());
                 Place::State(c.states.len() - 1)
             }

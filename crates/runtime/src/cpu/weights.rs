@@ -3,6 +3,7 @@
 use super::{Located, OpErrorAt};
 use crate::Result;
 use crate::cpu::ops::OpError;
+use crate::cpu::ops::shape::MAX_ELEMENTS;
 use crate::tensor::Tensor;
 use anemoe_kernels::Matrix;
 use anemoe_mlpackage::blob::unpack_sub_byte;
@@ -11,9 +12,6 @@ use anemoe_mlpackage::package::Package;
 use half::{bf16, f16};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// Largest dense expansion of a constant: 2^32 elements.
-const MAX_ELEMENTS: usize = 1 << 32;
 
 /// A constant value of a program.
 #[derive(Clone)]

@@ -4,6 +4,7 @@
 //! issue 2127), so the builder does the same.
 
 mod methods;
+mod more_methods;
 
 pub use methods::{ConvParams, GeluMode, PoolParams, SliceParams};
 

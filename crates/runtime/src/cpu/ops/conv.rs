@@ -1,8 +1,11 @@
 //! Convolutions and pools over 1 to 3 spatial axes.
 
-use super::shape::{count, invalid, strides};
+use super::shape::{count, invalid, strides, unsupported};
 use super::{OpContext, OpError, OpResult};
 use crate::tensor::Tensor;
+
+/// Most pairs of a kernel's tap and an output position; a list of them is kept.
+const MAX_TAPS: usize = 1 << 27;
 
 /// Windows over the spatial axes.
 struct Window {
@@ -136,6 +139,9 @@ pub(super) fn conv(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let (in_size, out_size, taps): (usize, usize, usize) =
         (spatial.iter().product(), out_spatial.iter().product(), ws[2..].iter().product());
     let in_strides = strides(spatial);
+    if taps.saturating_mul(out_size) > MAX_TAPS {
+        return unsupported(format!("a kernel of {taps} taps over {out_size} positions"));
+    }
     // For each tap, where each output position reads: shared by all channels.
     let mut reads: Vec<Vec<Option<usize>>> = Vec::with_capacity(taps);
     each_index(&ws[2..], |tap| {

@@ -10,7 +10,7 @@ pub(super) mod linear;
 mod normalization;
 mod reduction;
 mod scatter_gather;
-mod shape;
+pub(super) mod shape;
 mod tensor_operation;
 mod tensor_transformation;
 

@@ -2,8 +2,8 @@
 
 use super::{OpError, OpResult};
 
-/// Largest number of elements that a result may have.
-const MAX_ELEMENTS: usize = 1 << 34;
+/// Largest number of elements that a result may have: 4 GiB of f32.
+pub(in crate::cpu) const MAX_ELEMENTS: usize = 1 << 30;
 
 /// An [`OpError::Invalid`].
 pub(super) fn invalid<T>(what: impl Into<String>) -> OpResult<T> {

@@ -386,11 +386,12 @@ pub(super) fn batches(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     }
     let block: Vec<usize> = block.iter().map(|&b| b as usize).collect();
     let edges: Vec<usize> = edges.iter().map(|&e| e as usize).collect();
-    let factor: usize = block.iter().product();
+    // Sizes that overflow are refused when the elements of the result are counted.
+    let factor = block.iter().fold(1usize, |n, &b| n.saturating_mul(b));
     let mut shape = x.shape.clone();
     let fits = OpError::Invalid(format!("shape {:?} in blocks of {block:?}", x.shape));
     if to_batch {
-        shape[0] *= factor;
+        shape[0] = shape[0].saturating_mul(factor);
         for i in 0..m {
             let padded = x.shape[i + 2] + edges[2 * i] + edges[2 * i + 1];
             if !padded.is_multiple_of(block[i]) {
