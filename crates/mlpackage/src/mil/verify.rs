@@ -326,10 +326,11 @@ impl Verifier {
             let mut inner = scope.clone();
             for input in &block.inputs {
                 self.check_name(place, &input.name);
-                all.insert(&input.name);
                 inner.insert(&input.name, Known { ty: &input.ty, value: None });
             }
-            let results = self.block(block, opset, &mut inner, all);
+            // What a block defines is known only in it; another block may use the same names.
+            let mut taken = all.clone();
+            let results = self.block(block, opset, &mut inner, &mut taken);
             context.add_block(results);
         }
         if op.op_type == "conv" && !op.inputs.contains_key("pad") {

@@ -553,6 +553,8 @@ impl Compiler<'_> {
         if block.inputs.len() != inputs.len() {
             return Err(at.error(OpError::Invalid(format!("a block with {} inputs", block.inputs.len()))));
         }
+        // What a block defines is known only in it; another block may use the same names.
+        let outside = (self.names.clone(), self.types.clone());
         for (input, &buffer) in block.inputs.iter().zip(inputs) {
             if self.names.insert(input.name.clone(), Known::Place(Place::Buffer(buffer))).is_some() {
                 return Err(at.error(OpError::Invalid(format!("`{}` is defined twice", input.name))));
@@ -564,6 +566,7 @@ impl Compiler<'_> {
         let results: std::result::Result<Vec<Place>, String> =
             block.outputs.iter().map(|n| self.operand_place(n)).collect();
         self.depth -= 1;
+        (self.names, self.types) = outside;
         Ok((steps, results.map_err(|what| at.error(OpError::Invalid(what)))?))
     }
 
