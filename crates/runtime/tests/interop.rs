@@ -8,10 +8,6 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop")
-}
-
 fn compare(
     case: &str,
     name: &str,
@@ -82,12 +78,13 @@ fn run(
     problems
 }
 
-#[test]
-fn packages_of_coremltools_give_their_results() {
+/// Runs every case of a folder in both precisions and lists what is off.
+fn run_folder(name: &str, cases_expected: usize) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name);
     let mut cases: Vec<PathBuf> =
-        std::fs::read_dir(folder()).unwrap().map(|e| e.unwrap().path()).filter(|p| p.is_dir()).collect();
+        std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()).filter(|p| p.is_dir()).collect();
     cases.sort();
-    assert_eq!(cases.len(), 26);
+    assert_eq!(cases.len(), cases_expected);
     let mut problems = Vec::new();
     for case in &cases {
         let info: Value = serde_json::from_slice(&std::fs::read(case.join("case.json")).unwrap()).unwrap();
@@ -105,4 +102,15 @@ fn packages_of_coremltools_give_their_results() {
         }
     }
     assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+#[test]
+fn packages_of_coremltools_give_their_results() {
+    run_folder("interop", 26);
+}
+
+/// `suite/generate.py` makes these.
+#[test]
+fn programs_of_the_op_suite_give_their_results() {
+    run_folder("suite", 16);
 }

@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""Makes the cases of this folder: small programs from coremltools' builder, with results of the independent evaluator.
+
+    python generate.py            (coremltools==9.0, numpy, safetensors)
+
+Each case is NAME/NAME.mlpackage with NAME/inputs.npz, NAME/expected.npz (fp32, the evaluator of xtask/oracle) and
+NAME/case.json, in the layout of ../interop.
+"""
+import json, logging, os, shutil, sys, warnings
+
+warnings.filterwarnings("ignore")
+logging.disable(logging.CRITICAL)
+import functools
+import numpy as np
+import coremltools as ct
+from coremltools.converters.mil import Builder as mb
+from coremltools.converters.mil.mil import types
+from coremltools.optimize import coreml as cto
+
+here = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(here, "../../../../xtask/oracle"))
+import mil_check
+
+rng = np.random.default_rng(0)
+T = ct.target
+
+
+def normal(*shape):
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def save(name, model):
+    folder = os.path.join(here, name)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(folder)
+    path = os.path.join(folder, f"{name}.mlpackage")
+    model.save(path)
+    checker = mil_check.Checker(path)
+    inputs = {}
+    for key, (shape, dtype) in checker.input_shapes(checker.default).items():
+        whole = dtype.startswith("INT")
+        inputs[key] = rng.integers(0, 4, shape).astype(np.int32) if whole else rng.standard_normal(shape).astype(np.float16 if dtype == "FLOAT16" else np.float32)
+    outputs, _ = checker.run(inputs, checker.default, "fp32", {})
+    np.savez_compressed(os.path.join(folder, "inputs.npz"), **inputs)
+    wide = lambda v: np.asarray(v).astype(np.int32 if np.asarray(v).dtype.kind in "iu" else np.float32)
+    np.savez_compressed(os.path.join(folder, "expected.npz"), **{k: wide(v) for k, v in outputs.items()})
+    tolerance = {"tolerance_cos": 0.9995, "tolerance_rtol": 0.01}
+    with open(os.path.join(folder, "case.json"), "w") as f:
+        json.dump({"name": name, "function": "main", "steps": 1, **tolerance}, f, indent=1)
+
+
+def program(name, shapes, body, target=T.iOS17):
+    specs = [mb.TensorSpec(shape=s[0], dtype=s[1]) if isinstance(s[0], tuple) else mb.TensorSpec(shape=s) for s in shapes]
+    prog = mb.program(input_specs=specs, opset_version=target)(body)
+    options = dict(convert_to="mlprogram", minimum_deployment_target=target, skip_model_load=True)
+    save(name, ct.convert(prog, compute_precision=ct.precision.FLOAT32, **options))
+
+
+def compressed(name, passes, target):
+    @mb.program(input_specs=[mb.TensorSpec(shape=(1, 32, 1, 4))], opset_version=target)
+    def prog(x):
+        y = mb.conv(x=x, weight=normal(64, 32, 1, 1) * 0.1)
+        z = mb.reshape(x=y, shape=[4, 64])
+        return mb.linear(x=z, weight=normal(32, 64) * 0.1), mb.matmul(x=z, y=normal(64, 48))
+
+    model = ct.convert(prog, convert_to="mlprogram", minimum_deployment_target=target, skip_model_load=True)
+    for function, config in passes:
+        model = function(model, cto.OptimizationConfig(global_config=config))
+    save(name, model)
+
+
+def loop(x):
+    more = lambda a, n: mb.less(x=n, y=4)
+    body = lambda a, n: (mb.mul(x=a, y=1.5), mb.add(x=n, y=1))
+    a, n = mb.while_loop(_cond=more, _body=body, loop_vars=(x, np.int32(0)))
+    return mb.add(x=a, y=1.0), mb.identity(x=n)
+
+
+program("while_loop", [(2, 3)], loop)
+program("pools", [(1, 3, 9, 10)], lambda x: (
+    mb.max_pool(x=x, kernel_sizes=[3, 2], strides=[2, 2], pad_type="custom", pad=[1, 1, 0, 1]),
+    mb.avg_pool(x=x, kernel_sizes=[3, 3], strides=[2, 2], pad_type="same", exclude_padding_from_average=True),
+    mb.avg_pool(x=x, kernel_sizes=[3, 3], strides=[2, 2], pad_type="custom", pad=[1, 1, 1, 1], ceil_mode=True),
+    mb.l2_pool(x=x, kernel_sizes=[2, 2], strides=[1, 1], pad_type="valid")))
+program("convs", [(2, 4, 11, 9), (1, 4, 12), (1, 2, 5, 6, 7)], lambda x, y, z: (
+    mb.conv(x=x, weight=normal(6, 2, 3, 3), bias=normal(6), strides=[2, 1], pad_type="same", dilations=[1, 2], groups=2),
+    mb.conv(x=x, weight=normal(8, 4, 1, 1)),
+    mb.conv(x=x, weight=normal(4, 1, 5, 1), groups=4, pad_type="custom", pad=[2, 2, 0, 0]),
+    mb.conv(x=x, weight=normal(8, 4, 2, 2), pad_type="same_lower", strides=[2, 2]),
+    mb.conv(x=y, weight=normal(5, 4, 3), strides=[2], pad_type="custom", pad=[1, 2]),
+    mb.conv(x=z, weight=normal(3, 2, 2, 3, 2), strides=[1, 2, 1]),
+    mb.conv_transpose(x=x, weight=normal(4, 3, 3, 3), strides=[2, 2], pad_type="custom", pad=[1, 1, 0, 1], bias=normal(3))))
+program("binary", [(2, 1, 4), (3, 1), ((3, 4), types.int32)], lambda x, y, n: (
+    mb.pow(x=mb.abs(x=x), y=y), mb.mod(x=x, y=y), mb.floor_div(x=x, y=y), mb.maximum(x=x, y=y),
+    mb.cast(x=mb.logical_xor(x=mb.greater(x=x, y=y), y=mb.less_equal(x=x, y=0.0)), dtype="fp32"),
+    mb.mod(x=n, y=3), mb.floor_div(x=n, y=-2), mb.select(cond=mb.greater(x=x, y=y), a=x, b=y)))
+program("reductions", [(2, 3, 4, 5)], lambda x: (
+    mb.reduce_l1_norm(x=x, axes=[1, 3]), mb.reduce_l2_norm(x=x, axes=[-1], keep_dims=True),
+    mb.reduce_log_sum_exp(x=x, axes=[0, 2]), mb.reduce_prod(x=x, axes=[1]), mb.reduce_min(x=x, axes=[2]),
+    mb.reduce_sum_square(x=x, axes=[0, 1, 2, 3], keep_dims=True), mb.reduce_argmin(x=x, axis=1),
+    mb.reduce_argmax(x=x, axis=-2, keep_dims=True)))
+program("scatters", [(5, 4), (2, 4)], lambda d, u: (
+    mb.scatter(data=d, indices=np.array([1, 3]), updates=u, axis=0, mode="add"),
+    mb.scatter_nd(data=d, indices=np.array([[0, 1], [4, 3]]), updates=np.array([5.0, 6.0], np.float32), mode="max"),
+    mb.scatter_along_axis(data=d, indices=np.array([[0, 1, 2, 3], [4, 3, 2, 1]]), updates=u, axis=0, mode="mul")))
+program("gathers", [(4, 5, 6)], lambda x: (
+    mb.gather(x=x, indices=np.array([[0, 2], [3, 1]]), axis=0), mb.gather_nd(x=x, indices=np.array([[0, 1], [3, 4]])),
+    mb.gather(x=x, indices=np.array([[1, 2], [0, 0], [3, 3], [1, 0]]), axis=2, batch_dims=1),
+    mb.gather_nd(x=x, indices=np.array([[[1], [2]], [[0], [0]], [[3], [3]], [[1], [0]]]), batch_dims=1)))
+program("attention", [(1, 2, 5, 8), (1, 2, 7, 8), (1, 2, 7, 6), (5, 7)], lambda q, k, v, m: (
+    mb.scaled_dot_product_attention(query=q, key=k, value=v, attn_mask=m),
+    mb.scaled_dot_product_attention(query=q, key=k, value=v)), T.iOS18)
+program("quantization", [(2, 4, 3)], lambda x: (
+    mb.dequantize(input=mb.quantize(input=x, scale=np.float32(0.05), zero_point=np.int8(3), output_dtype="int8"),
+                  scale=np.float32(0.05), zero_point=np.int8(3))))
+pal, lin = cto.OpPalettizerConfig, cto.OpLinearQuantizerConfig
+prune = (cto.prune_weights, cto.OpMagnitudePrunerConfig(target_sparsity=0.6, weight_threshold=100))
+joint_pal = functools.partial(cto.palettize_weights, joint_compression=True)
+joint_lin = functools.partial(cto.linear_quantize_weights, joint_compression=True)
+grouped = dict(granularity="per_grouped_channel", group_size=8, weight_threshold=100)
+compressed("lut3_grouped", [(cto.palettize_weights, pal(mode="uniform", nbits=3, **grouped))], T.iOS18)
+compressed("lut4_axis1", [(cto.palettize_weights, pal(mode="uniform", nbits=4, channel_axis=1, **grouped))], T.iOS18)
+compressed("lut4_int8_table", [(cto.palettize_weights, pal(mode="uniform", nbits=4, weight_threshold=100)),
+                               (joint_lin, lin(mode="linear_symmetric", dtype="int8", granularity="per_tensor", weight_threshold=1))], T.iOS18)
+compressed("uint4_block", [(cto.linear_quantize_weights, lin(mode="linear", dtype="uint4", granularity="per_block", block_size=16, weight_threshold=100))], T.iOS18)
+compressed("sparse_lut", [prune, (joint_pal, pal(mode="uniform", nbits=4, weight_threshold=100))], T.iOS18)
+compressed("sparse_int8", [prune, (joint_lin, lin(mode="linear_symmetric", dtype="int8", weight_threshold=100))], T.iOS18)
+compressed("sparse_ios16", [prune], T.iOS16)
