@@ -203,3 +203,28 @@ fn every_command_explains_itself() {
         assert!(help.contains("Example:"), "{command}: {help}");
     }
 }
+
+/// The small trained model in LUT4: its gate, and a text prompt through its tokenizer.
+#[test]
+fn the_small_model_passes_its_gate_in_lut4_and_writes_text() {
+    let dir = tempfile::tempdir().unwrap();
+    let bundle = dir.path().join("b");
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/small-gemma4");
+    build(&model, &bundle, &["--quant", "lut4", "--max-context", "256"]);
+    let golden = model.join("golden.npz");
+    let v = json(0, &["validate", bundle.to_str().unwrap(), "--golden", golden.to_str().unwrap()]);
+    assert!(v["min_cosine"].as_f64().unwrap() >= 0.97, "{v}");
+    assert_eq!(v["pass"], true);
+
+    let prompt = "def main():\n    ";
+    let args = ["generate", bundle.to_str().unwrap(), "--prompt", prompt, "--max-new", "20", "--ignore-eos"];
+    let document = json(0, &args);
+    assert_eq!(document["prompt_ids"][0], 2, "a prompt starts with <bos>");
+    assert_eq!(ids(&document["generated_ids"]).len(), 20);
+    let text = document["text"].as_str().unwrap();
+    assert!(!text.trim().is_empty());
+    // What streams to the terminal is the same text.
+    let (code, out, err) = run(&args);
+    assert_eq!(code, 0, "{err}");
+    assert_eq!(out.trim(), text.trim());
+}
