@@ -19,7 +19,7 @@ mod chain;
 pub use atomic::{file_sha256, package_sha256, write_atomic};
 pub use chain::{
     Cache, Chain, Embedding, FORMAT, HostInput, InputBinding, ModelInfo, OutputBinding, Rope, RowRange, Run,
-    Shard, ShardFunction, ShardKind, Step, TokenCount, When,
+    Shard, ShardFunction, ShardKind, Step, Storage, TokenCount, When,
 };
 
 use std::path::PathBuf;

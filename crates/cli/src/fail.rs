@@ -69,8 +69,16 @@ fn classify(e: &anyhow::Error) -> (&'static str, Option<PathBuf>) {
                 E::Invalid { path, .. } => return ("invalid", owned(path)),
                 E::Unsupported { path, .. } => return ("unsupported", owned(path)),
                 E::Usage(_) => return ("usage", None),
-                E::Package(_) | E::Bundle(_) => {}
+                E::Package(_) | E::Bundle(_) | E::Npz(_) => {}
             }
+        }
+        if let Some(e) = cause.downcast_ref::<anemoe_npz::Error>() {
+            use anemoe_npz::Error as E;
+            return match e {
+                E::Io { path, .. } => ("io", owned(path)),
+                E::Invalid { path, .. } => ("invalid", owned(path)),
+                E::Unsupported { path, .. } => ("unsupported", owned(path)),
+            };
         }
         if let Some(e) = cause.downcast_ref::<anemoe_runtime::Error>() {
             use anemoe_runtime::Error as E;

@@ -31,6 +31,7 @@ enum Command {
     Validate(commands::validate::Args),
     Generate(commands::generate::Args),
     Predict(commands::predict::Args),
+    Quantize(commands::quantize::Args),
 }
 
 /// What a command ends with, besides an error.
@@ -69,6 +70,7 @@ fn main() -> ExitCode {
         Command::Validate(args) => commands::validate::run(args, &ui),
         Command::Generate(args) => commands::generate::run(args, &ui),
         Command::Predict(args) => commands::predict::run(args, &ui),
+        Command::Quantize(args) => commands::quantize::run(args, &ui),
     };
     match result {
         Ok(Outcome::Done) => ExitCode::SUCCESS,

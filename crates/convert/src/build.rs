@@ -8,13 +8,14 @@
 //! The folder `.build` goes when the bundle is complete.
 
 use crate::family::Family;
-use crate::lower::{Stored, store_matrix, store_vector};
-use crate::plan::{Plan, PlannedShard};
+use crate::importance::Importance;
+use crate::lower::{Stored, encode_matrix, store_matrix, store_vector};
+use crate::plan::{MatrixPlan, Plan, PlannedShard};
+use crate::quantize::Metrics;
 use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, Embedding, SHARDS_DIR, Shard, file_sha256, package_sha256, write_atomic};
 use anemoe_mlpackage::mil::verify::verify;
 use anemoe_mlpackage::package::PackageWriter;
-use half::f16;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, TryLockError};
 use std::io::{BufWriter, Write};
@@ -65,6 +66,7 @@ struct Record {
     bytes: u64,
     sha256: String,
     min_weight_cosine: f64,
+    output_error: f64,
 }
 
 /// Builds `plan` into the new folder `bundle`, or goes on with what an interrupted run of the same plan left there.
@@ -76,13 +78,18 @@ struct Record {
 pub fn build(
     family: &dyn Family,
     plan: &Plan,
+    importance: Option<&Importance>,
     bundle: &Path,
     jobs: usize,
     on_event: &(dyn Fn(Event<'_>) + Sync),
 ) -> Result<BuildReport> {
     let started = Instant::now();
-    let site = Site::open(bundle, plan, &family.fingerprint())?;
-    let result = site.run(family, plan, jobs, on_event);
+    let site = Site::open(
+        bundle,
+        plan,
+        &serde_json::json!({"checkpoint": family.fingerprint(), "importance": importance.map(Importance::sha256)}),
+    )?;
+    let result = site.run(Inputs { family, importance }, plan, jobs, on_event);
     if let Err(e) = &result {
         // A full disk or an interruption can be mended and the build go on; a wrong checkpoint cannot.
         let resumable = matches!(e, Error::Io { .. } | Error::Package(_) | Error::Bundle(_));
@@ -101,6 +108,13 @@ pub fn build(
     })
 }
 
+/// What shards are made from.
+#[derive(Clone, Copy)]
+struct Inputs<'a> {
+    family: &'a dyn Family,
+    importance: Option<&'a Importance>,
+}
+
 /// The folder that is being built, locked.
 struct Site {
     bundle: PathBuf,
@@ -110,7 +124,7 @@ struct Site {
 }
 
 impl Site {
-    fn open(bundle: &Path, plan: &Plan, fingerprint: &str) -> Result<Site> {
+    fn open(bundle: &Path, plan: &Plan, inputs: &serde_json::Value) -> Result<Site> {
         let work = bundle.join(WORK_DIR);
         let plan_file = work.join("plan.json");
         let exists = bundle.symlink_metadata().is_ok();
@@ -145,7 +159,7 @@ impl Site {
         }
         let site = Site { bundle: bundle.to_path_buf(), work, _lock: lock };
         site.sweep();
-        let text = to_json(&serde_json::json!({"checkpoint": fingerprint, "plan": plan}));
+        let text = to_json(&serde_json::json!({"inputs": inputs, "plan": plan}));
         match fs::read(&plan_file) {
             Ok(found) if found == text => {}
             Ok(_) => {
@@ -196,13 +210,13 @@ impl Site {
 
     fn run(
         &self,
-        family: &dyn Family,
+        inputs: Inputs<'_>,
         plan: &Plan,
         jobs: usize,
         on_event: &(dyn Fn(Event<'_>) + Sync),
     ) -> Result<(Vec<Record>, usize)> {
         let mut chain = plan.chain.clone();
-        self.write_embedding(family, &mut chain.embedding)?;
+        self.write_embedding(inputs.family, plan, &mut chain.embedding)?;
         let next = AtomicUsize::new(0);
         let reused = AtomicUsize::new(0);
         let results: Mutex<Vec<Option<Record>>> = Mutex::new(vec![None; plan.shards.len()]);
@@ -215,7 +229,7 @@ impl Site {
                         let i = next.fetch_add(1, Ordering::Relaxed);
                         let Some(shard) = plan.shards.get(i) else { break };
                         let started = Instant::now();
-                        match self.shard(family, shard) {
+                        match self.shard(inputs, shard) {
                             Ok((record, again)) => {
                                 reused.fetch_add(usize::from(again), Ordering::Relaxed);
                                 let elapsed = started.elapsed();
@@ -240,7 +254,7 @@ impl Site {
         }
         let records: Vec<Record> =
             results.into_inner().unwrap_or_else(|p| p.into_inner()).into_iter().flatten().collect();
-        for (from, to) in family.files() {
+        for (from, to) in inputs.family.files() {
             let text = fs::read(&from).map_err(|e| Error::io(&from, e))?;
             write_atomic(&self.bundle.join(to), &text)?;
         }
@@ -259,6 +273,7 @@ impl Site {
                 bytes: r.bytes,
                 sha256: r.sha256.clone(),
                 min_weight_cosine: r.min_weight_cosine,
+                output_error: r.output_error,
             })
             .collect();
         chain.write(&self.bundle)?;
@@ -267,7 +282,7 @@ impl Site {
     }
 
     /// One shard: found finished, or built. True when it was found.
-    fn shard(&self, family: &dyn Family, shard: &PlannedShard) -> Result<(Record, bool)> {
+    fn shard(&self, inputs: Inputs<'_>, shard: &PlannedShard) -> Result<(Record, bool)> {
         let path = self.bundle.join(package_file(&shard.name));
         let record_file = self.work.join(format!("{}.json", shard.name));
         if let Ok(text) = fs::read(&record_file)
@@ -281,37 +296,55 @@ impl Site {
             // Renamed into place, but its record was not written any more.
             fs::remove_dir_all(&path).map_err(|e| Error::io(&path, e))?;
         }
-        let min_weight_cosine = write_shard(family, shard, &path)?;
-        let record =
-            Record { bytes: directory_bytes(&path)?, sha256: package_sha256(&path)?, min_weight_cosine };
+        let quality = write_shard(inputs.family, shard, inputs.importance, &path)?;
+        let record = Record {
+            bytes: directory_bytes(&path)?,
+            sha256: package_sha256(&path)?,
+            min_weight_cosine: quality.min_cosine,
+            output_error: quality.all.output_error(),
+        };
         write_atomic(&record_file, &to_json(&record))?;
         Ok((record, false))
     }
 
-    fn write_embedding(&self, family: &dyn Family, embedding: &mut Embedding) -> Result<()> {
+    /// Writes the host's embedding as [`anemoe_bundle::Storage`] says.
+    fn write_embedding(&self, family: &dyn Family, plan: &Plan, embedding: &mut Embedding) -> Result<()> {
         let path = self.bundle.join(&embedding.file);
         if !path.exists() {
             let temporary = self.work.join("embed.tmp");
             let file = File::create(&temporary).map_err(|e| Error::io(&temporary, e))?;
             let mut out = BufWriter::with_capacity(1 << 20, file);
-            let rows_at_once = ((4 << 20) / embedding.cols).max(1);
-            let mut values = vec![0f32; rows_at_once * embedding.cols];
-            let mut bytes = Vec::with_capacity(values.len() * 2);
-            for first in (0..embedding.rows).step_by(rows_at_once) {
-                let rows = rows_at_once.min(embedding.rows - first);
-                let piece = &mut values[..rows * embedding.cols];
-                let start = first as u64 * embedding.cols as u64;
-                family.read(family.embedding_tensor(), start..start + piece.len() as u64, piece)?;
-                bytes.clear();
-                bytes.extend(piece.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()));
-                out.write_all(&bytes).map_err(|e| Error::io(&temporary, e))?;
-            }
-            out.flush().and_then(|()| out.get_ref().sync_all()).map_err(|e| Error::io(&temporary, e))?;
+            let matrix = MatrixPlan {
+                name: "embedding".into(),
+                part: "embedding".into(),
+                tensor: family.embedding_tensor().into(),
+                offset: 0,
+                rows: embedding.rows,
+                cols: embedding.cols,
+                quant: plan.embedding,
+            };
+            let failed = |e: std::io::Error| Error::io(&temporary, e);
+            // A row is one token's: which of its channels matter for the head says nothing here.
+            let side =
+                encode_matrix(family, &matrix, None, &mut |bytes| out.write_all(bytes).map_err(failed))?;
+            let values = side.values.iter().flat_map(|v| v.to_le_bytes());
+            let tail: Vec<u8> = values.chain(side.offsets.iter().map(|&o| o as u8)).collect();
+            out.write_all(&tail).map_err(failed)?;
+            out.flush().and_then(|()| out.get_ref().sync_all()).map_err(failed)?;
             fs::rename(&temporary, &path).map_err(|e| Error::io(&path, e))?;
         }
         embedding.sha256 = file_sha256(&path)?;
         Ok(())
     }
+}
+
+/// How far the matrices of a shard are from the originals.
+#[derive(Clone, Copy, Debug)]
+pub struct Quality {
+    /// Lowest cosine between a matrix and its compressed form.
+    pub min_cosine: f64,
+    /// Over all matrices that are compressed.
+    pub all: Metrics,
 }
 
 /// Where a shard lies in its bundle.
@@ -324,17 +357,26 @@ fn to_json<T: Serialize>(value: &T) -> Vec<u8> {
     serde_json::to_vec_pretty(value).expect("plans and records are representable in JSON")
 }
 
-/// Writes the package of one shard; gives the lowest cosine between a matrix and its compressed form.
+/// Writes the package of one shard.
 ///
 /// # Errors
 /// The checkpoint is wrong, or the package cannot be written; nothing stays behind then.
-pub fn write_shard(family: &dyn Family, shard: &PlannedShard, path: &Path) -> Result<f64> {
+pub fn write_shard(
+    family: &dyn Family,
+    shard: &PlannedShard,
+    importance: Option<&Importance>,
+    path: &Path,
+) -> Result<Quality> {
     let mut writer = PackageWriter::create(path)?;
     let mut stored = Stored::default();
-    let mut min_cosine = 1.0f64;
+    let mut quality = Quality { min_cosine: 1.0, all: Metrics::default() };
     for matrix in &shard.matrices {
-        let cosine = store_matrix(writer.weights(), family, matrix, &mut stored)?;
-        min_cosine = min_cosine.min(cosine);
+        let metrics = store_matrix(writer.weights(), family, matrix, importance, &mut stored)?;
+        // Plain fp16 has no figures.
+        if metrics.count > 0 {
+            quality.min_cosine = quality.min_cosine.min(metrics.cosine());
+            quality.all.merge(&metrics);
+        }
     }
     for vector in &shard.vectors {
         store_vector(writer.weights(), family, vector, &mut stored)?;
@@ -352,7 +394,7 @@ pub fn write_shard(family: &dyn Family, shard: &PlannedShard, path: &Path) -> Re
         );
     }
     writer.finish(&model)?;
-    Ok(min_cosine)
+    Ok(quality)
 }
 
 fn directory_bytes(dir: &Path) -> Result<u64> {

@@ -39,6 +39,9 @@ pub enum Error {
     /// Writing a package failed.
     #[error(transparent)]
     Package(#[from] anemoe_mlpackage::Error),
+    /// A NumPy file is wrong.
+    #[error(transparent)]
+    Npz(#[from] anemoe_npz::Error),
     /// Writing the bundle around the packages failed.
     #[error(transparent)]
     Bundle(#[from] anemoe_bundle::Error),

@@ -5,11 +5,13 @@ pub mod build;
 pub mod checkpoint;
 pub mod error;
 pub mod family;
+pub mod importance;
 pub mod inspect;
 pub mod lower;
 pub mod models;
 pub mod plan;
 pub mod quant;
 pub mod quantize;
+pub mod tensor;
 
 pub use error::{Error, Result};

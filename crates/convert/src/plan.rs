@@ -1,8 +1,8 @@
 //! The plan: which packages a checkpoint becomes, what each holds and how it is compressed.
 
-use crate::quant::{MatrixQuant, Quant};
+use crate::quant::{Groups, MatrixQuant, Quant};
 use crate::{Error, Result};
-use anemoe_bundle::{Chain, ShardFunction, ShardKind, TokenCount};
+use anemoe_bundle::{Chain, ShardFunction, ShardKind, Storage, TokenCount};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,12 +12,10 @@ use std::path::Path;
 pub struct PlanOptions {
     /// Kind for every matrix that no other option names.
     pub quant: Quant,
-    /// Kind for the attention projections.
-    pub attn_quant: Option<Quant>,
-    /// Kind for the output head.
-    pub head_quant: Option<Quant>,
-    /// Rows that share a table.
-    pub group_size: usize,
+    /// Kinds for parts of the model, where they differ.
+    pub parts: PartKinds,
+    /// Rows that share a table, and input channels that share a scale.
+    pub groups: Groups,
     /// Experts that one call computes; the default is 16, or all where there are fewer.
     pub experts_per_shard: Option<usize>,
     /// Packages that the experts of a layer are spread over; `experts / ffn_shards` experts each.
@@ -30,13 +28,29 @@ pub struct PlanOptions {
     pub max_shard_mb: u64,
 }
 
+/// Kinds for parts of the model that are to have another than the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartKinds {
+    /// Attention projections.
+    pub attention: Option<Quant>,
+    /// Experts.
+    pub experts: Option<Quant>,
+    /// The MLP that every token meets.
+    pub dense_mlp: Option<Quant>,
+    /// Choice of experts; fp16 when nothing is said, since it hangs on small differences and is small.
+    pub router: Option<Quant>,
+    /// Output head.
+    pub head: Option<Quant>,
+    /// The embedding that the host looks up; fp16 when nothing is said, since a token reads one row of it.
+    pub embedding: Option<Quant>,
+}
+
 impl Default for PlanOptions {
     fn default() -> Self {
         PlanOptions {
-            quant: Quant::Lut { bits: 4, uniform: false, per_tensor: false },
-            attn_quant: None,
-            head_quant: None,
-            group_size: 32,
+            quant: Quant::lut(4),
+            parts: PartKinds::default(),
+            groups: Groups::default(),
             experts_per_shard: None,
             ffn_shards: None,
             tokens: vec![TokenCount { min: 1, max: 1 }, TokenCount { min: 64, max: 64 }],
@@ -69,8 +83,11 @@ impl PlanOptions {
     /// [`Error::Usage`] naming the option.
     pub fn check(&self) -> Result<()> {
         let usage = |text: String| Err(Error::Usage(text));
-        if self.group_size == 0 {
+        if self.groups.rows == 0 {
             return usage("--group-size must be at least 1".into());
+        }
+        if self.groups.block == 0 {
+            return usage("--block-size must be at least 1".into());
         }
         if self.tokens.is_empty() {
             return usage("--tokens needs at least one token count".into());
@@ -96,6 +113,25 @@ impl PlanOptions {
             return usage("--experts-per-shard and --ffn-shards say the same thing: give one".into());
         }
         Ok(())
+    }
+
+    /// The kind that is wanted for a part of the model, by its name in a plan.
+    pub fn kind(&self, part: &str) -> Quant {
+        let p = &self.parts;
+        match part {
+            "router" => p.router.unwrap_or(Quant::Fp16),
+            "embedding" => p.embedding.unwrap_or(Quant::Fp16),
+            "attention" => p.attention.unwrap_or(self.quant),
+            "experts" => p.experts.unwrap_or(self.quant),
+            "dense_mlp" => p.dense_mlp.unwrap_or(self.quant),
+            "head" => p.head.unwrap_or(self.quant),
+            _ => self.quant,
+        }
+    }
+
+    /// How a matrix of a part is compressed.
+    pub fn resolve(&self, part: &str, rows: usize, cols: usize) -> MatrixQuant {
+        MatrixQuant::resolve(self.kind(part), self.groups, rows, cols)
     }
 
     /// How `experts` experts are packed.
@@ -160,6 +196,10 @@ pub struct Plan {
     pub shards: Vec<PlannedShard>,
     /// Sums.
     pub totals: Totals,
+    /// How the host's embedding is compressed.
+    pub embedding: MatrixQuant,
+    /// Where a matrix is compressed otherwise than was asked, and why.
+    pub notes: Vec<String>,
     /// The contract, but for what only a finished build knows (hashes, sizes of files).
     pub chain: Chain,
 }
@@ -277,6 +317,10 @@ pub struct Totals {
     pub active_params_per_token: u64,
     /// Bytes that a token has to read: its experts, everything else and the head.
     pub bytes_per_token: u64,
+    /// Experts of a layer.
+    pub experts: usize,
+    /// Experts that a token meets.
+    pub experts_per_token: usize,
 }
 
 impl PlannedShard {
@@ -288,12 +332,35 @@ impl PlannedShard {
         matrices: Vec<MatrixPlan>,
         vectors: Vec<VectorPlan>,
     ) -> Self {
-        let vector_weights: u64 = vectors.iter().map(VectorPlan::weights).sum();
-        let weights = vector_weights + matrices.iter().map(MatrixPlan::weights).sum::<u64>();
-        let bytes = 2 * vector_weights + matrices.iter().map(MatrixPlan::bytes).sum::<u64>();
-        let mut quant: BTreeMap<String, String> = BTreeMap::new();
-        for m in &matrices {
-            let kinds = quant.entry(m.part.clone()).or_default();
+        let mut shard = PlannedShard {
+            name,
+            kind,
+            layer,
+            functions: Vec::new(),
+            quant: BTreeMap::new(),
+            weights: 0,
+            bytes: 0,
+            verdict: String::new(),
+            verdict_reason: String::new(),
+            matrices,
+            vectors,
+            experts: None,
+            experts_per_call: None,
+            cache_slots: None,
+            vocab_rows: None,
+        };
+        shard.recount();
+        shard
+    }
+
+    /// Counts weights and bytes and predicts placement, after a change of a matrix.
+    fn recount(&mut self) {
+        let vector_weights: u64 = self.vectors.iter().map(VectorPlan::weights).sum();
+        self.weights = vector_weights + self.matrices.iter().map(MatrixPlan::weights).sum::<u64>();
+        self.bytes = 2 * vector_weights + self.matrices.iter().map(MatrixPlan::bytes).sum::<u64>();
+        self.quant.clear();
+        for m in &self.matrices {
+            let kinds = self.quant.entry(m.part.clone()).or_default();
             let kind = m.quant.to_string();
             if !kinds.split(", ").any(|k| k == kind) {
                 if !kinds.is_empty() {
@@ -302,23 +369,20 @@ impl PlannedShard {
                 kinds.push_str(&kind);
             }
         }
-        let (verdict, verdict_reason) = predict(kind, &matrices, bytes);
-        PlannedShard {
-            name,
-            kind,
-            layer,
-            functions: Vec::new(),
-            quant,
-            weights,
-            bytes,
-            verdict: verdict.into(),
-            verdict_reason: verdict_reason.into(),
-            matrices,
-            vectors,
-            experts: None,
-            experts_per_call: None,
-            cache_slots: None,
-            vocab_rows: None,
+        let (verdict, reason) = predict(self.kind, &self.matrices, self.bytes);
+        self.verdict = verdict.into();
+        self.verdict_reason = reason.into();
+    }
+}
+
+/// How the host's embedding lies in its file.
+fn storage(quant: MatrixQuant, rows: usize, cols: usize) -> Storage {
+    match quant.kind {
+        Quant::Fp16 => Storage::Fp16,
+        Quant::Lut { bits, .. } => Storage::Lut { bits, rows_per_table: quant.group },
+        Quant::Int { granularity, asymmetric } => {
+            let (block_rows, block_cols) = quant.block(rows, cols);
+            Storage::Int { bits: granularity.bits(), block_rows, block_cols, offsets: asymmetric }
         }
     }
 }
@@ -351,7 +415,70 @@ fn predict(kind: ShardKind, matrices: &[MatrixPlan], bytes: u64) -> (&'static st
     }
 }
 
+impl Totals {
+    /// Counts the bytes of packages again.
+    pub fn recount(&mut self, shards: &[PlannedShard]) {
+        (self.bytes, self.bytes_per_token) = (0, 0);
+        for shard in shards {
+            let experts: u64 =
+                shard.matrices.iter().filter(|m| m.part == "experts").map(MatrixPlan::bytes).sum();
+            self.bytes += shard.bytes;
+            let met = experts * self.experts_per_token as u64 / (self.experts as u64).max(1);
+            self.bytes_per_token += shard.bytes - experts + met;
+        }
+    }
+}
+
 impl Plan {
+    /// Fills what follows from the shards and the options: sums, notes, and how the chain stores the embedding.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when a shard is larger than the options allow.
+    pub fn complete(&mut self) -> Result<()> {
+        if let Some(s) = self.shards.iter().find(|s| s.bytes > self.options.max_shard_mb << 20) {
+            return Err(Error::Usage(format!(
+                "shard {} would hold {} MiB of weights, more than --max-shard-mb {}: choose fewer experts per shard",
+                s.name,
+                s.bytes >> 20,
+                self.options.max_shard_mb
+            )));
+        }
+        self.totals.recount(&self.shards);
+        let (rows, cols) = (self.chain.embedding.rows, self.chain.embedding.cols);
+        self.embedding = self.options.resolve("embedding", rows, cols);
+        self.totals.embedding_bytes = self.embedding.bytes(rows, cols);
+        self.chain.embedding.storage = storage(self.embedding, rows, cols);
+        let mut notes: BTreeMap<String, usize> = BTreeMap::new();
+        let mut note = |part: &str, rows: usize, cols: usize, quant: MatrixQuant| {
+            if let Some(what) = quant.differs_from(self.options.kind(part), self.options.groups) {
+                *notes.entry(format!("{part} [{rows}, {cols}]: {what}")).or_default() += 1;
+            }
+        };
+        for m in self.shards.iter().flat_map(|s| &s.matrices) {
+            note(&m.part, m.rows, m.cols, m.quant);
+        }
+        note("embedding", rows, cols, self.embedding);
+        self.notes = notes
+            .into_iter()
+            .map(|(what, n)| if n > 1 { format!("{what} ({n} matrices)") } else { what })
+            .collect();
+        Ok(())
+    }
+
+    /// Gives matrices other kinds; where `choose` gives none a matrix keeps its own.
+    ///
+    /// # Errors
+    /// As [`Plan::complete`].
+    pub fn requantize(&mut self, choose: impl Fn(&MatrixPlan) -> Option<MatrixQuant>) -> Result<()> {
+        for shard in &mut self.shards {
+            for m in &mut shard.matrices {
+                m.quant = choose(m).unwrap_or(m.quant);
+            }
+            shard.recount();
+        }
+        self.complete()
+    }
+
     /// The shard named `name`.
     pub fn shard(&self, name: &str) -> Option<&PlannedShard> {
         self.shards.iter().find(|s| s.name == name)
@@ -394,7 +521,8 @@ mod tests {
         let default = PlanOptions::default();
         let t = |min, max| TokenCount { min, max };
         for (options, names) in [
-            (PlanOptions { group_size: 0, ..default.clone() }, "--group-size"),
+            (PlanOptions { groups: Groups { rows: 0, block: 32 }, ..default.clone() }, "--group-size"),
+            (PlanOptions { groups: Groups { rows: 32, block: 0 }, ..default.clone() }, "--block-size"),
             (PlanOptions { tokens: vec![], ..default.clone() }, "--tokens"),
             (PlanOptions { tokens: vec![t(4, 4)], ..default.clone() }, "contain 1"),
             (PlanOptions { tokens: vec![t(1, 1), t(1, 1)], ..default.clone() }, "ascending"),

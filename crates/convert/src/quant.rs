@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 /// A weight compression kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Quant {
     /// Plain fp16.
     Fp16,
@@ -18,6 +18,76 @@ pub enum Quant {
         /// One table for the whole matrix instead of one per group of rows.
         per_tensor: bool,
     },
+    /// Linear: an integer times an fp16 scale, `constexpr_blockwise_shift_scale`.
+    Int {
+        /// What shares a scale. 8 bits per tensor and per channel, 4 bits per block.
+        granularity: Granularity,
+        /// With an offset as well.
+        asymmetric: bool,
+    },
+}
+
+/// What shares a scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Granularity {
+    /// The whole matrix.
+    Tensor,
+    /// An output channel.
+    Channel,
+    /// A block of input channels of one output channel.
+    Block,
+}
+
+impl Granularity {
+    /// Bits of an element.
+    pub const fn bits(self) -> u8 {
+        match self {
+            Granularity::Tensor | Granularity::Channel => 8,
+            Granularity::Block => 4,
+        }
+    }
+}
+
+/// Numbers of bits that Core ML has index types for.
+pub const LUT_BITS: [u8; 6] = [1, 2, 3, 4, 6, 8];
+
+impl Quant {
+    /// k-means tables per group of rows.
+    pub const fn lut(bits: u8) -> Quant {
+        Quant::Lut { bits, uniform: false, per_tensor: false }
+    }
+
+    /// Bits of a stored element.
+    pub const fn bits(self) -> u8 {
+        match self {
+            Quant::Fp16 => 16,
+            Quant::Lut { bits, .. } => bits,
+            Quant::Int { granularity, .. } => granularity.bits(),
+        }
+    }
+
+    /// One table or scale for the whole matrix.
+    pub const fn is_per_tensor(self) -> bool {
+        matches!(
+            self,
+            Quant::Lut { per_tensor: true, .. } | Quant::Int { granularity: Granularity::Tensor, .. }
+        )
+    }
+
+    /// Why the kind cannot be written for systems before iOS18 and macOS 15, whose tables and scales are per tensor or per
+    /// channel; None where it can.
+    pub fn refused_by_ios16(self) -> Option<String> {
+        match self {
+            Quant::Lut { per_tensor: false, .. } => {
+                Some("before iOS18 a table belongs to a whole tensor: add -tensor".into())
+            }
+            Quant::Lut { bits: 3, .. } => Some("before iOS18 there are no 3-bit indices".into()),
+            Quant::Int { granularity: Granularity::Block, .. } => {
+                Some("before iOS18 there are neither 4-bit integers nor scales per block".into())
+            }
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Display for Quant {
@@ -34,6 +104,17 @@ impl fmt::Display for Quant {
                 }
                 Ok(())
             }
+            Quant::Int { granularity, asymmetric } => {
+                f.write_str(match granularity {
+                    Granularity::Tensor => "int8-tensor",
+                    Granularity::Channel => "int8-channel",
+                    Granularity::Block => "int4-block",
+                })?;
+                if *asymmetric {
+                    f.write_str("-asymmetric")?;
+                }
+                Ok(())
+            }
         }
     }
 }
@@ -44,11 +125,22 @@ impl FromStr for Quant {
     fn from_str(text: &str) -> Result<Self, String> {
         let unknown = || {
             format!(
-                "unknown compression kind `{text}`: expected fp16 or lut{{1,2,3,4,6,8}} with -uniform and -tensor as options"
+                "unknown compression kind `{text}`: expected fp16, int8-tensor, int8-channel or int4-block with -asymmetric as an \
+                 option, or lut{{1,2,3,4,6,8}} with -uniform and -tensor as options"
             )
         };
         if text == "fp16" {
             return Ok(Quant::Fp16);
+        }
+        if text.starts_with("int") {
+            let (name, asymmetric) = text.strip_suffix("-asymmetric").map_or((text, false), |t| (t, true));
+            let granularity = match name {
+                "int8-tensor" => Granularity::Tensor,
+                "int8-channel" => Granularity::Channel,
+                "int4-block" => Granularity::Block,
+                _ => return Err(unknown()),
+            };
+            return Ok(Quant::Int { granularity, asymmetric });
         }
         let rest = text.strip_prefix("lut").ok_or_else(unknown)?;
         let (rest, per_tensor) = rest.strip_suffix("-tensor").map_or((rest, false), |r| (r, true));
@@ -77,49 +169,109 @@ impl<'de> Deserialize<'de> for Quant {
     }
 }
 
-/// A kind as it is applied to one matrix, with the group size that fits its rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// A kind as it is applied to one matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct MatrixQuant {
     /// The kind.
     pub kind: Quant,
-    /// Rows that share a table; all rows for one table per matrix; 0 without tables.
-    pub group_rows: usize,
+    /// Rows that share a table, or input channels that share a scale: a divisor of them. 0 where the kind has no groups.
+    pub group: usize,
+}
+
+/// Sizes of the groups that share a table or a scale, where nothing else fits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Groups {
+    /// Rows that share a table.
+    pub rows: usize,
+    /// Input channels that share a scale.
+    pub block: usize,
+}
+
+impl Default for Groups {
+    fn default() -> Self {
+        Groups { rows: 32, block: 32 }
+    }
+}
+
+fn largest_divisor(n: usize, limit: usize) -> usize {
+    (1..=limit.min(n)).rev().find(|d| n.is_multiple_of(*d)).unwrap_or(1)
 }
 
 impl MatrixQuant {
     /// Plain fp16.
-    pub const FP16: MatrixQuant = MatrixQuant { kind: Quant::Fp16, group_rows: 0 };
+    pub const FP16: MatrixQuant = MatrixQuant { kind: Quant::Fp16, group: 0 };
 
-    /// What `kind` becomes on a matrix of `rows` x `cols`: the group is the largest divisor of `rows` that is at most
-    /// `group_size`, and a matrix whose tables would cost more than they save stays fp16.
-    pub fn resolve(kind: Quant, group_size: usize, rows: usize, cols: usize) -> MatrixQuant {
-        let Quant::Lut { per_tensor, .. } = kind else { return MatrixQuant::FP16 };
-        let group_rows = if per_tensor {
-            rows
-        } else {
-            (1..=group_size.min(rows)).rev().find(|g| rows.is_multiple_of(*g)).unwrap_or(1)
+    /// What `kind` becomes on a matrix of `rows` x `cols`: the group is the largest divisor that is at most the wanted
+    /// size, and a matrix whose tables or scales would cost more than they save stays fp16.
+    pub fn resolve(kind: Quant, groups: Groups, rows: usize, cols: usize) -> MatrixQuant {
+        let group = match kind {
+            Quant::Fp16 => return MatrixQuant::FP16,
+            Quant::Lut { per_tensor: true, .. } => rows,
+            Quant::Lut { .. } => largest_divisor(rows, groups.rows),
+            Quant::Int { granularity: Granularity::Block, .. } => largest_divisor(cols, groups.block),
+            Quant::Int { .. } => 0,
         };
-        let quant = MatrixQuant { kind, group_rows };
+        let quant = MatrixQuant { kind, group };
         if quant.bytes(rows, cols) < MatrixQuant::FP16.bytes(rows, cols) { quant } else { MatrixQuant::FP16 }
     }
 
-    /// Bytes of a matrix of `rows` x `cols`: indices and tables, or fp16 values.
-    pub fn bytes(&self, rows: usize, cols: usize) -> u64 {
-        let n = rows as u64 * cols as u64;
+    /// Tables or scales of a matrix of `rows` x `cols`.
+    pub fn side_count(&self, rows: usize, cols: usize) -> usize {
         match self.kind {
-            Quant::Fp16 => 2 * n,
-            Quant::Lut { bits, .. } => {
-                (n * u64::from(bits)).div_ceil(8) + (rows / self.group_rows) as u64 * (2 << bits)
-            }
+            Quant::Fp16 => 0,
+            Quant::Lut { .. } => rows / self.group.max(1),
+            Quant::Int { granularity: Granularity::Tensor, .. } => 1,
+            Quant::Int { granularity: Granularity::Channel, .. } => rows,
+            Quant::Int { granularity: Granularity::Block, .. } => rows * (cols / self.group.max(1)),
         }
+    }
+
+    /// Rows and columns that share a scale.
+    pub fn block(&self, rows: usize, cols: usize) -> (usize, usize) {
+        match self.kind {
+            Quant::Int { granularity: Granularity::Tensor, .. } | Quant::Fp16 => (rows, cols),
+            Quant::Int { granularity: Granularity::Channel, .. } => (1, cols),
+            Quant::Int { granularity: Granularity::Block, .. } => (1, self.group),
+            Quant::Lut { .. } => (self.group, cols),
+        }
+    }
+
+    /// Bytes of a matrix of `rows` x `cols` with its tables, scales and offsets.
+    pub fn bytes(&self, rows: usize, cols: usize) -> u64 {
+        let elements = (rows as u64 * cols as u64 * u64::from(self.kind.bits())).div_ceil(8);
+        let sides = self.side_count(rows, cols) as u64;
+        elements
+            + match self.kind {
+                Quant::Fp16 => 0,
+                Quant::Lut { bits, .. } => sides * (2 << bits),
+                Quant::Int { asymmetric: false, .. } => 2 * sides,
+                Quant::Int { granularity, asymmetric: true } => {
+                    2 * sides + (sides * u64::from(granularity.bits())).div_ceil(8)
+                }
+            }
+    }
+
+    /// How the kind differs from what was asked for, if it does.
+    pub fn differs_from(&self, asked: Quant, groups: Groups) -> Option<String> {
+        if self.kind != asked {
+            return Some(format!("stays {}: tables or scales would cost more than {asked} saves", self.kind));
+        }
+        let (wanted, of) = match asked {
+            Quant::Lut { per_tensor: false, .. } => (groups.rows, "rows"),
+            Quant::Int { granularity: Granularity::Block, .. } => (groups.block, "input channels"),
+            _ => return None,
+        };
+        (self.group != wanted).then(|| format!("groups of {} {of}: {wanted} do not divide them", self.group))
     }
 }
 
 impl fmt::Display for MatrixQuant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
-            Quant::Fp16 | Quant::Lut { per_tensor: true, .. } => self.kind.fmt(f),
-            Quant::Lut { .. } => write!(f, "{} g{}", self.kind, self.group_rows),
+            Quant::Lut { per_tensor: false, .. } | Quant::Int { granularity: Granularity::Block, .. } => {
+                write!(f, "{} g{}", self.kind, self.group)
+            }
+            _ => self.kind.fmt(f),
         }
     }
 }
@@ -141,12 +293,18 @@ mod tests {
             "lut4-uniform",
             "lut6-tensor",
             "lut8-uniform-tensor",
+            "int8-tensor",
+            "int8-channel",
+            "int4-block",
+            "int8-channel-asymmetric",
         ] {
             assert_eq!(text.parse::<Quant>().unwrap().to_string(), text);
         }
         for (text, says) in [
             ("lut5", "5-bit"),
+            ("lut7-uniform", "7-bit"),
             ("int3", "unknown"),
+            ("int4-tensor", "unknown"),
             ("lut", "unknown"),
             ("lut44", "unknown"),
             ("", "unknown"),
@@ -157,20 +315,54 @@ mod tests {
     }
 
     #[test]
-    fn a_group_divides_the_rows_or_the_matrix_stays_fp16() {
-        let lut4 = "lut4".parse().unwrap();
-        assert_eq!(MatrixQuant::resolve(lut4, 32, 704, 2816).group_rows, 32);
-        assert_eq!(MatrixQuant::resolve(lut4, 32, 48, 64).group_rows, 24);
-        assert_eq!(MatrixQuant::resolve(lut4, 32, 37, 4096).group_rows, 1);
+    fn a_group_divides_or_the_matrix_stays_fp16() {
+        let lut4 = Quant::lut(4);
+        let groups = Groups::default();
+        assert_eq!(MatrixQuant::resolve(lut4, groups, 704, 2816).group, 32);
+        assert_eq!(MatrixQuant::resolve(lut4, groups, 48, 64).group, 24);
+        assert_eq!(MatrixQuant::resolve(lut4, groups, 37, 4096).group, 1);
         // 32 bytes of table for each row of 8 weights would be more than fp16.
-        assert_eq!(MatrixQuant::resolve(lut4, 32, 37, 8), MatrixQuant::FP16);
+        let stays = MatrixQuant::resolve(lut4, groups, 37, 8);
+        assert_eq!(stays, MatrixQuant::FP16);
+        assert!(stays.differs_from(lut4, groups).unwrap().contains("stays fp16"));
+        let shorter = MatrixQuant::resolve(lut4, groups, 48, 64).differs_from(lut4, groups);
+        assert!(shorter.unwrap().contains("groups of 24 rows"));
+        assert_eq!(MatrixQuant::resolve(lut4, groups, 64, 64).differs_from(lut4, groups), None);
+        let block: Quant = "int4-block".parse().unwrap();
+        assert_eq!(MatrixQuant::resolve(block, groups, 5, 720).group, 30);
+        // A scale of its own for every weight.
+        assert_eq!(MatrixQuant::resolve(block, groups, 5, 37), MatrixQuant::FP16);
+    }
+
+    #[test]
+    fn bytes_count_tables_scales_and_offsets() {
+        let groups = Groups::default();
+        let bytes = |kind: &str| MatrixQuant::resolve(kind.parse().unwrap(), groups, 64, 96).bytes(64, 96);
+        assert_eq!(bytes("fp16"), 12288);
+        assert_eq!(bytes("lut4"), 3072 + 2 * 32);
+        assert_eq!(bytes("lut3-tensor"), 2304 + 16);
+        assert_eq!(bytes("int8-tensor"), 6144 + 2);
+        assert_eq!(bytes("int8-channel-asymmetric"), 6144 + 64 * 3);
+        assert_eq!(bytes("int4-block"), 3072 + 64 * 3 * 2);
+        assert_eq!(bytes("int4-block-asymmetric"), 3072 + 64 * 3 * 2 + 96);
+    }
+
+    #[test]
+    fn older_systems_refuse_some_kinds() {
+        let refused = |kind: &str| kind.parse::<Quant>().unwrap().refused_by_ios16();
+        assert!(refused("lut3-tensor").unwrap().contains("3-bit"));
+        assert!(refused("lut4").unwrap().contains("-tensor"));
+        assert!(refused("int4-block").unwrap().contains("4-bit"));
+        for kind in ["fp16", "lut4-tensor", "int8-tensor", "int8-channel", "int8-channel-asymmetric"] {
+            assert_eq!(refused(kind), None, "{kind}");
+        }
     }
 
     #[test]
     fn bytes_of_the_real_expert_pack() {
-        let lut4: Quant = "lut4".parse().unwrap();
-        let gate_up = MatrixQuant::resolve(lut4, 32, 1408, 2816);
-        let down = MatrixQuant::resolve(lut4, 32, 2816, 704);
+        let lut4 = Quant::lut(4);
+        let gate_up = MatrixQuant::resolve(lut4, Groups::default(), 1408, 2816);
+        let down = MatrixQuant::resolve(lut4, Groups::default(), 2816, 704);
         let weights = 16 * (1408 * 2816 + 2816 * 704) as u64;
         let tables = 16 * (1408 / 32 + 2816 / 32) * 32;
         assert_eq!(16 * (gate_up.bytes(1408, 2816) + down.bytes(2816, 704)), weights / 2 + tables);

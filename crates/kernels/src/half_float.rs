@@ -21,6 +21,24 @@ fn f16_to_f32_scalar(bytes: &[u8], out: &mut [f32]) {
     }
 }
 
+/// Rounds values to fp16, as bits; ties to even, too large ones become infinite. Both slices are of one length.
+pub fn f32_to_f16(values: &[f32], out: &mut [u16]) {
+    assert_eq!(values.len(), out.len());
+    #[cfg(target_arch = "x86_64")]
+    if Isa::best() >= Isa::Avx2 {
+        // SAFETY: the processor has F16C and AVX2.
+        unsafe { x86::f32_to_f16(values, out) };
+        return;
+    }
+    f32_to_f16_scalar(values, out);
+}
+
+fn f32_to_f16_scalar(values: &[f32], out: &mut [u16]) {
+    for (o, v) in out.iter_mut().zip(values) {
+        *o = f16::from_f32(*v).to_bits();
+    }
+}
+
 /// Rounds every value to the nearest fp16 value, ties to even; too large ones become infinite.
 pub fn round_to_f16(values: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
@@ -41,6 +59,22 @@ fn round_scalar(values: &mut [f32]) {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::*;
+
+    /// # Safety
+    /// The processor has AVX2 and F16C; the slices are of one length.
+    #[target_feature(enable = "avx2,f16c")]
+    pub unsafe fn f32_to_f16(values: &[f32], out: &mut [u16]) {
+        let n = out.len() / 8 * 8;
+        for i in (0..n).step_by(8) {
+            // SAFETY: 8 floats and 8 halves from i lie inside the slices, since i + 8 <= n.
+            unsafe {
+                let v = _mm256_loadu_ps(values.as_ptr().add(i));
+                let h = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
+                _mm_storeu_si128(out.as_mut_ptr().add(i).cast(), h);
+            }
+        }
+        super::f32_to_f16_scalar(&values[n..], &mut out[n..]);
+    }
 
     /// # Safety
     /// The processor has AVX2 and F16C.
@@ -101,6 +135,10 @@ mod tests {
             -0.0,
         ];
         let mut scalar = v.clone();
+        let (mut a, mut b) = (vec![0u16; 9], vec![0u16; 9]);
+        f32_to_f16(&v, &mut a);
+        f32_to_f16_scalar(&v, &mut b);
+        assert_eq!(a, b);
         round_to_f16(&mut v);
         round_scalar(&mut scalar);
         assert_eq!(v, scalar);

@@ -298,26 +298,31 @@ pub fn pack_sub_byte(elements: &[u8], bits: usize) -> Vec<u8> {
     let mut out = vec![0u8; (elements.len() * bits).div_ceil(8)];
     match bits {
         8 => out.copy_from_slice(elements),
-        1 | 2 | 4 => {
-            let per_byte = 8 / bits;
-            let mask = ((1u16 << bits) - 1) as u8;
-            for (byte, chunk) in out.iter_mut().zip(elements.chunks(per_byte)) {
-                *byte = chunk.iter().rev().fold(0, |b, e| (b << bits) | (e & mask));
-            }
-        }
-        _ => {
-            let mask = (1u16 << bits) - 1;
-            for (i, &e) in elements.iter().enumerate() {
-                let at = i * bits;
-                let shifted = (u16::from(e) & mask) << (at % 8);
-                out[at / 8] |= shifted as u8;
-                if shifted > 0xff {
-                    out[at / 8 + 1] |= (shifted >> 8) as u8;
-                }
-            }
-        }
+        // Every arm but the first packs groups that fill whole bytes; the last group may be shorter.
+        4 => pack_groups::<2, 1>(elements, bits, &mut out),
+        2 => pack_groups::<4, 1>(elements, bits, &mut out),
+        1 => pack_groups::<8, 1>(elements, bits, &mut out),
+        6 => pack_groups::<4, 3>(elements, bits, &mut out),
+        _ => pack_groups::<8, 3>(elements, bits, &mut out),
     }
     out
+}
+
+/// Packs `N` elements into `B` bytes at a time.
+fn pack_groups<const N: usize, const B: usize>(elements: &[u8], bits: usize, out: &mut [u8]) {
+    let mask = (1u64 << bits) - 1;
+    let word = |group: &[u8]| {
+        group.iter().enumerate().fold(0u64, |word, (i, &e)| word | (u64::from(e) & mask) << (i * bits))
+    };
+    let mut groups = elements.chunks_exact(N);
+    let mut bytes = out.chunks_exact_mut(B);
+    for (group, bytes) in (&mut groups).zip(&mut bytes) {
+        let group: &[u8; N] = group.try_into().expect("N elements");
+        bytes.copy_from_slice(&word(group).to_le_bytes()[..B]);
+    }
+    let rest = out.len() - elements.len() / N * B;
+    let at = out.len() - rest;
+    out[at..].copy_from_slice(&word(groups.remainder()).to_le_bytes()[..rest]);
 }
 
 /// The `count` elements of `bits` bits that [`pack_sub_byte`] packed; fewer when `packed` is too short.

@@ -45,7 +45,7 @@ pub fn with_progress(
     ui: &Ui,
 ) -> anyhow::Result<BuildReport> {
     let bar = ui.bar(plan.shards.iter().map(|s| s.weights).sum::<u64>() / 1000, "building");
-    let report = anemoe_convert::build::build(family, plan, out, jobs, &|event| {
+    let report = anemoe_convert::build::build(family, plan, None, out, jobs, &|event| {
         let Event::ShardDone { shard, bytes, elapsed, reused } = event;
         bar.inc(shard.weights / 1000);
         bar.set_message(format!("k weights, {}", shard.name));

@@ -6,5 +6,6 @@ pub mod golden;
 pub mod inspect;
 pub mod plan;
 pub mod predict;
+pub mod quantize;
 pub mod quickstart;
 pub mod validate;

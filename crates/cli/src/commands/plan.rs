@@ -5,8 +5,8 @@ use crate::ui::{self, Table, Ui};
 use anemoe_bundle::TokenCount;
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::models;
-use anemoe_convert::plan::{Plan, PlanOptions};
-use anemoe_convert::quant::Quant;
+use anemoe_convert::plan::{PartKinds, Plan, PlanOptions};
+use anemoe_convert::quant::{Groups, Quant};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -31,18 +31,34 @@ pub struct Args {
 /// Options that decide a plan, shared with `build`.
 #[derive(clap::Args, Clone)]
 pub struct Options {
-    /// Compression: fp16, or lut{1,2,3,4,6,8} with -uniform and -tensor as options (lut4, lut6-tensor, ...).
+    /// Compression: fp16, int8-tensor, int8-channel, int4-block (each integer kind also with -asymmetric), or
+    /// lut{1,2,3,4,6,8} with -uniform and -tensor as options (lut4, lut6-tensor, ...).
     #[arg(long, value_name = "KIND", default_value = "lut4")]
     pub quant: Quant,
     /// Compression of the attention projections, where it differs.
     #[arg(long, value_name = "KIND")]
     pub attn_quant: Option<Quant>,
+    /// Compression of the experts, where it differs.
+    #[arg(long, value_name = "KIND")]
+    pub expert_quant: Option<Quant>,
+    /// Compression of the MLP that every token meets, where it differs.
+    #[arg(long, value_name = "KIND")]
+    pub mlp_quant: Option<Quant>,
+    /// Compression of the router's matrix [default: fp16, whatever --quant says].
+    #[arg(long, value_name = "KIND")]
+    pub router_quant: Option<Quant>,
     /// Compression of the output head, where it differs.
     #[arg(long, value_name = "KIND")]
     pub head_quant: Option<Quant>,
+    /// Compression of the host's embedding [default: fp16, whatever --quant says].
+    #[arg(long, value_name = "KIND")]
+    pub embed_quant: Option<Quant>,
     /// Output channels that share a table.
     #[arg(long, value_name = "N", default_value_t = 32)]
     pub group_size: usize,
+    /// Input channels that share a scale in int4-block.
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub block_size: usize,
     /// Experts that one call computes; fewer than 16 become functions of one package [default: 16].
     #[arg(long, value_name = "N", conflicts_with = "ffn_shards")]
     pub experts_per_shard: Option<usize>,
@@ -81,9 +97,15 @@ impl Options {
         };
         PlanOptions {
             quant: self.quant,
-            attn_quant: self.attn_quant,
-            head_quant: self.head_quant,
-            group_size: self.group_size,
+            parts: PartKinds {
+                attention: self.attn_quant,
+                experts: self.expert_quant,
+                dense_mlp: self.mlp_quant,
+                router: self.router_quant,
+                head: self.head_quant,
+                embedding: self.embed_quant,
+            },
+            groups: Groups { rows: self.group_size, block: self.block_size },
             experts_per_shard: self.experts_per_shard,
             ffn_shards: self.ffn_shards,
             tokens,
@@ -122,6 +144,7 @@ fn document(plan: &Plan) -> serde_json::Value {
         .collect();
     serde_json::json!({
         "family": plan.family, "source": plan.source, "options": plan.options, "shards": shards, "totals": plan.totals,
+        "embedding": plan.embedding, "notes": plan.notes,
     })
 }
 
@@ -172,5 +195,8 @@ pub fn print(plan: &Plan, all: bool, ui: &Ui) -> std::io::Result<()> {
         ui::count(t.active_params_per_token),
         ui::bytes(t.bytes_per_token)
     ))?;
+    for note in &plan.notes {
+        ui.line(format!("note: {note}"))?;
+    }
     ui.line("predicted: from the nearest shard that was measured on a Mac; `unknown` where none was")
 }

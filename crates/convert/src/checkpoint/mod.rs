@@ -74,6 +74,14 @@ impl Checkpoint {
     }
 }
 
+/// Opens one `.safetensors` file by itself.
+///
+/// # Errors
+/// The file cannot be read or breaks the format.
+pub fn open_safetensors(path: &Path) -> Result<Box<dyn TensorSource>> {
+    Ok(Box::new(safetensors::Folder::single(path)?))
+}
+
 fn read_json(path: &Path) -> Result<Value> {
     let len = std::fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
     if len > MAX_CONFIG_BYTES {

@@ -91,6 +91,21 @@ impl Folder {
     }
 }
 
+impl Folder {
+    /// Maps one file by itself.
+    pub fn single(path: &Path) -> Result<Folder> {
+        let (map, found) = map(path)?;
+        let sorted: BTreeMap<String, (TensorInfo, usize)> =
+            found.into_iter().map(|(info, start)| (info.name.clone(), (info, start))).collect();
+        let (mut tensors, mut places) = (Vec::new(), Vec::new());
+        for (info, start) in sorted.into_values() {
+            tensors.push(info);
+            places.push((0, start));
+        }
+        Ok(Folder { path: path.to_path_buf(), files: vec![map], tensors, places })
+    }
+}
+
 type Mapped = (Mmap, Vec<(TensorInfo, usize)>);
 
 fn map(path: &Path) -> Result<Mapped> {

@@ -10,7 +10,9 @@ mod store;
 
 pub use attention::{Attention, HeadNorm, PositionInputs};
 pub use norm::RmsNorm;
-pub use store::{Stored, StoredMatrix, store_matrix, store_vector};
+pub use store::{
+    Axes, Stored, StoredMatrix, element_type, encode_matrix, operands, store_matrix, store_vector,
+};
 
 use anemoe_bundle::TokenCount;
 use anemoe_mlpackage::Result;
@@ -75,6 +77,9 @@ impl<'a> Lowering<'a> {
             StoredMatrix::Dense(value) => self.f.constant(name, value.clone()),
             StoredMatrix::Lut { indices, lut } => {
                 self.f.constexpr_lut_to_dense(name, indices.clone(), lut.clone())
+            }
+            StoredMatrix::Int { data, scale, offset } => {
+                self.f.constexpr_blockwise_shift_scale(name, data.clone(), scale.clone(), offset.clone())
             }
         }
     }

@@ -1,5 +1,6 @@
 //! Runs a bundle: what `chain.json` says, on any backend.
 
+mod embedding;
 mod host;
 mod program;
 
@@ -7,11 +8,9 @@ use crate::backend::{Backend, BackendPackage};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, Chain, TokenCount};
-use half::f16;
+use embedding::EmbeddingFile;
 use program::{Names, Op, Program, pick};
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -42,7 +41,7 @@ pub struct Engine {
     bundle: PathBuf,
     chain: Chain,
     packages: Vec<Box<dyn BackendPackage>>,
-    embedding: File,
+    embedding: EmbeddingFile,
     body: Program,
     head: Program,
     registers: Vec<Tensor>,
@@ -70,19 +69,7 @@ impl Engine {
         let body = Program::resolve(bundle, &chain, &chain.steps, &index, &mut names)?;
         let head = Program::resolve(bundle, &chain, &chain.head, &index, &mut names)?;
         let logits = names.index("logits");
-        let path = bundle.join(&chain.embedding.file);
-        let embedding = File::open(&path).map_err(|e| Error::io(&path, e))?;
-        let expected = chain.embedding.rows as u64 * chain.embedding.cols as u64 * 2;
-        let found = embedding.metadata().map_err(|e| Error::io(&path, e))?.len();
-        if found != expected {
-            return Err(Error::invalid(
-                &path,
-                format!(
-                    "embedding: {found} bytes where [{}, {}] in fp16 takes {expected}",
-                    chain.embedding.rows, chain.embedding.cols
-                ),
-            ));
-        }
+        let embedding = EmbeddingFile::open(bundle, &chain.embedding)?;
         Ok(Engine {
             bundle: bundle.to_path_buf(),
             packages,
@@ -221,18 +208,14 @@ impl Engine {
 
     /// Register `hidden` becomes `[1, hidden_size, 1, width]`: scaled embeddings, zero behind the last token.
     fn embed(&mut self, ids: &[u32], width: usize) -> Result<()> {
-        let e = &self.chain.embedding;
-        let mut row = vec![0u8; e.cols * 2];
-        let out = self.registers[self.hidden].reset_f32(&[1, e.cols, 1, width]);
+        let cols = self.chain.embedding.cols;
+        let mut row = vec![0f32; cols];
+        let out = self.registers[self.hidden].reset_f32(&[1, cols, 1, width]);
         out.fill(0.0);
         for (t, &id) in ids.iter().enumerate() {
-            self.embedding
-                .seek(SeekFrom::Start(u64::from(id) * row.len() as u64))
-                .and_then(|_| self.embedding.read_exact(&mut row))
-                .map_err(|err| Error::io(self.bundle.join(&e.file), err))?;
-            for (c, bytes) in row.chunks_exact(2).enumerate() {
-                let v = f16::from_le_bytes([bytes[0], bytes[1]]).to_f32() * e.scale;
-                out[c * width + t] = f16::from_f32(v).to_f32();
+            self.embedding.row(id as usize, &mut row)?;
+            for (c, v) in row.iter().enumerate() {
+                out[c * width + t] = *v;
             }
         }
         Ok(())

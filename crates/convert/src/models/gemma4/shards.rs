@@ -8,11 +8,11 @@ use crate::models::{Part, TensorRow};
 use crate::plan::{
     MAX_HEAD_WEIGHTS, MatrixPlan, Packing, Plan, PlanOptions, PlannedShard, Totals, VectorPlan,
 };
-use crate::quant::{MatrixQuant, Quant};
+use crate::quant::MatrixQuant;
 use crate::{Error, Result};
 use anemoe_bundle::{
     Cache, Chain, Embedding, FORMAT, HostInput, InputBinding, ModelInfo, OutputBinding, Rope, RowRange, Run,
-    ShardFunction, ShardKind, Step, TokenCount, When,
+    ShardFunction, ShardKind, Step, Storage, TokenCount, When,
 };
 use anemoe_mlpackage::mil::builder::BuiltFunction;
 use std::collections::BTreeMap;
@@ -96,13 +96,12 @@ impl Quantizer<'_> {
         &self,
         name: &str,
         part: &str,
-        kind: Quant,
         tensor: String,
         offset: u64,
         dims: (usize, usize),
     ) -> MatrixPlan {
         let (rows, cols) = dims;
-        let quant = MatrixQuant::resolve(kind, self.options.group_size, rows, cols);
+        let quant = self.options.resolve(part, rows, cols);
         MatrixPlan { name: format!("{name}_weight"), part: part.into(), tensor, offset, rows, cols, quant }
     }
 }
@@ -127,27 +126,18 @@ impl Gemma4 {
         let c = &self.config;
         let (h, d) = (c.hidden_size, c.head_dim(layer));
         let (q, kv) = (c.num_attention_heads * d, c.kv_heads(layer) * d);
-        let kind = options.attn_quant.unwrap_or(options.quant);
         let quantizer = Quantizer { options };
         let matrix = |name: &str, rows, cols| {
             let t = tensor(layer, &format!("self_attn.{name}.weight"));
-            quantizer.matrix(name, "attention", kind, t, 0, (rows, cols))
+            quantizer.matrix(name, "attention", t, 0, (rows, cols))
         };
         let mut matrices = vec![matrix("q_proj", q, h), matrix("k_proj", kv, h)];
         if !c.k_eq_v(layer) {
             matrices.push(matrix("v_proj", kv, h));
         }
         matrices.push(matrix("o_proj", h, q));
-        // The choice of experts hangs on small differences, and the matrix is small: it stays fp16.
         let router = tensor(layer, "router.proj.weight");
-        matrices.push(quantizer.matrix(
-            "router_logits",
-            "router",
-            Quant::Fp16,
-            router,
-            0,
-            (c.num_experts, h),
-        ));
+        matrices.push(quantizer.matrix("router_logits", "router", router, 0, (c.num_experts, h)));
         let channels =
             |name: &str, t: &str| VectorPlan::channels(format!("{name}_weight"), tensor(layer, t), h);
         let vectors = vec![
@@ -183,7 +173,7 @@ impl Gemma4 {
             let expert = |name: &str, t: &str, rows: usize, cols: usize| {
                 let offset = (e * rows * cols) as u64;
                 let name = format!("expert_{e:03}_{name}");
-                quantizer.matrix(&name, "experts", options.quant, tensor(layer, t), offset, (rows, cols))
+                quantizer.matrix(&name, "experts", tensor(layer, t), offset, (rows, cols))
             };
             matrices.push(expert("gate_up", "experts.gate_up_proj", 2 * f, h));
             matrices.push(expert("down", "experts.down_proj", h, f));
@@ -193,7 +183,7 @@ impl Gemma4 {
             let i = c.intermediate_size;
             for (name, rows, cols) in [("gate_proj", i, h), ("up_proj", i, h), ("down_proj", h, i)] {
                 let t = tensor(layer, &format!("mlp.{name}.weight"));
-                matrices.push(quantizer.matrix(name, "dense_mlp", options.quant, t, 0, (rows, cols)));
+                matrices.push(quantizer.matrix(name, "dense_mlp", t, 0, (rows, cols)));
             }
             for (name, t) in [
                 ("dense_input", "pre_feedforward_layernorm.weight"),
@@ -218,7 +208,6 @@ impl Gemma4 {
     fn head_shards(&self, options: &PlanOptions) -> Vec<PlannedShard> {
         let c = &self.config;
         let h = c.hidden_size;
-        let kind = options.head_quant.unwrap_or(options.quant);
         let limit = MAX_HEAD_WEIGHTS.min(options.max_shard_mb << 19).max(32 * h as u64);
         let slices = (c.vocab_size as u64 * h as u64).div_ceil(limit).max(1) as usize;
         let rows = c.vocab_size.div_ceil(slices).next_multiple_of(32);
@@ -237,8 +226,7 @@ impl Gemma4 {
         let shard = |(i, &start): (usize, &usize)| {
             let n = rows.min(c.vocab_size - start);
             let offset = start as u64 * h as u64;
-            let matrix =
-                quantizer.matrix("logits", "head", kind, "embed_tokens.weight".into(), offset, (n, h));
+            let matrix = quantizer.matrix("logits", "head", "embed_tokens.weight".into(), offset, (n, h));
             let vectors = vec![VectorPlan::channels("final_norm_weight", "norm.weight", h)];
             let name = format!("head.{i}of{}", starts.len());
             let mut shard = PlannedShard::new(name, ShardKind::Head, None, vec![matrix], vectors);
@@ -364,6 +352,7 @@ impl Gemma4 {
                 rows: c.vocab_size,
                 cols: c.hidden_size,
                 scale: (c.hidden_size as f32).sqrt(),
+                storage: Storage::Fp16,
                 sha256: String::new(),
             },
             tokens: options.tokens.clone(),
@@ -467,22 +456,16 @@ impl Gemma4 {
 
     fn totals(&self, shards: &[PlannedShard], layer_shards: usize) -> Totals {
         let c = &self.config;
-        let (mut bytes, mut bytes_per_token) = (0, 0);
-        for shard in shards {
-            let experts: u64 =
-                shard.matrices.iter().filter(|m| m.part == "experts").map(MatrixPlan::bytes).sum();
-            bytes += shard.bytes;
-            bytes_per_token +=
-                shard.bytes - experts + experts * c.top_k_experts as u64 / c.num_experts as u64;
-        }
         Totals {
             shards: shards.len(),
             layer_shards,
-            bytes,
-            embedding_bytes: 2 * c.vocab_size as u64 * c.hidden_size as u64,
+            bytes: 0,
+            embedding_bytes: 0,
             params: c.parameters(),
             active_params_per_token: self.active_parameters(),
-            bytes_per_token,
+            bytes_per_token: 0,
+            experts: c.num_experts,
+            experts_per_token: c.top_k_experts,
         }
     }
 
@@ -516,23 +499,19 @@ impl Family for Gemma4 {
         let head = self.head_shards(options);
         let chain = self.chain(options, context, packing, &head)?;
         shards.extend(head);
-        if let Some(s) = shards.iter().find(|s| s.bytes > options.max_shard_mb << 20) {
-            return Err(Error::Usage(format!(
-                "shard {} would hold {} MiB of weights, more than --max-shard-mb {}: choose fewer experts per shard",
-                s.name,
-                s.bytes >> 20,
-                options.max_shard_mb
-            )));
-        }
         let totals = self.totals(&shards, layer_shards);
-        Ok(Plan {
+        let mut plan = Plan {
             family: self.name().into(),
             source: self.source_name(),
             options: options.clone(),
             shards,
             totals,
+            embedding: MatrixQuant::FP16,
+            notes: Vec::new(),
             chain,
-        })
+        };
+        plan.complete()?;
+        Ok(plan)
     }
 
     fn lower(

@@ -644,6 +644,43 @@ impl FunctionBuilder {
         self.single("constexpr_lut_to_dense", name, vec![("indices", indices.into()), ("lut", lut.into())])
     }
 
+    /// Palettized weight as before iOS18: `indices` packed into uint8, one table `lut` `[2^bits]`, the weight's `shape` in
+    /// uint32.
+    ///
+    /// # Errors
+    /// The operands do not fit.
+    pub fn constexpr_lut_to_dense_ios16(
+        &mut self,
+        name: &str,
+        indices: Value,
+        lut: Value,
+        shape: Value,
+    ) -> Result<Var> {
+        let args = vec![("indices", indices.into()), ("lut", lut.into()), ("shape", shape.into())];
+        self.single("constexpr_lut_to_dense", name, args)
+    }
+
+    /// Linearly quantized weight as before iOS18: `scale * (quantized_data - zero_point)`, scalars or vectors along `axis`.
+    ///
+    /// # Errors
+    /// The operands do not fit.
+    pub fn constexpr_affine_dequantize(
+        &mut self,
+        name: &str,
+        quantized_data: Value,
+        zero_point: Value,
+        scale: Value,
+        axis: Value,
+    ) -> Result<Var> {
+        let args = vec![
+            ("quantized_data", quantized_data.into()),
+            ("zero_point", zero_point.into()),
+            ("scale", scale.into()),
+            ("axis", axis.into()),
+        ];
+        self.single("constexpr_affine_dequantize", name, args)
+    }
+
     /// Linearly quantized weight: `scale * (data - offset)`, with a scale per block.
     ///
     /// # Errors

@@ -273,8 +273,14 @@ impl FunctionBuilder {
             let names = vars.iter().map(|v| Binding::Name(v.name().into())).collect();
             inputs.insert(param.into(), Argument(names));
         }
+        let mut attributes = BTreeMap::from([("name".into(), Value::string(name))]);
         for (param, value) in literal {
-            inputs.insert(param.into(), Argument(vec![Binding::Value(value)]));
+            // Before iOS18 the operands of `constexpr_*` are attributes.
+            if self.opset < Opset::CoreML8 {
+                attributes.insert(param.into(), value);
+            } else {
+                inputs.insert(param.into(), Argument(vec![Binding::Value(value)]));
+            }
         }
         self.operations.push(Operation {
             op_type: op_type.into(),
@@ -284,7 +290,7 @@ impl FunctionBuilder {
                 .map(|v| NamedType { name: v.name().into(), ty: v.ty().clone() })
                 .collect(),
             blocks: Vec::new(),
-            attributes: BTreeMap::from([("name".into(), Value::string(name))]),
+            attributes,
         });
         Ok(outputs)
     }

@@ -1,0 +1,248 @@
+//! `anemoe quantize`
+
+use crate::Outcome;
+use crate::ui::{self, Ui};
+use anemoe_convert::checkpoint::open_safetensors;
+use anemoe_convert::quant::{Groups, Quant};
+use anemoe_convert::tensor::{CompressedTensor, Target, TensorJob, WeightOp};
+use anemoe_npz::{Array, read_npy, read_npz, write_npy, write_npz};
+use anyhow::{Context, bail};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Compress one tensor and show what that costs and saves.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  anemoe quantize weight.npy --quant lut4\n  anemoe quantize model.safetensors:layers.0.mlp.weight --quant int8-channel -o out.mlpackage"
+)]
+pub struct Args {
+    /// F.npy, or F.safetensors with :TENSOR where it holds several.
+    tensor: String,
+    /// Compression: fp16, int8-tensor, int8-channel, int4-block (each integer kind also with -asymmetric), or
+    /// lut{1,2,3,4,6,8} with -uniform and -tensor as options.
+    #[arg(long, value_name = "KIND", default_value = "lut4")]
+    quant: Quant,
+    /// Output channels that share a table.
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    group_size: usize,
+    /// Input channels that share a scale in int4-block.
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    block_size: usize,
+    /// Operation that the weight belongs to, which decides its axes: conv [out, in, kernel..], linear [out, in], matmul [in,
+    /// out] [default: conv from rank 3 on where trailing axes are a kernel (rank 4), else linear].
+    #[arg(long, value_enum)]
+    op: Option<Op>,
+    /// The global optimum of k-means; the default is within 1e-4 of it.
+    #[arg(long)]
+    exact: bool,
+    /// How much each input channel matters: F.npy [in], or F.npz with an array named after the tensor.
+    #[arg(long, value_name = "FILE")]
+    importance: Option<PathBuf>,
+    /// Systems that a package is for.
+    #[arg(long, value_enum, default_value = "ios18")]
+    target: TargetArg,
+    /// Write the result: .mlpackage (an operation with this weight), .npz (elements, tables or scales, decoded values) or .npy
+    /// (decoded values).
+    #[arg(short, long, value_name = "OUT")]
+    out: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Op {
+    Conv,
+    Linear,
+    Matmul,
+}
+
+#[derive(Clone, Copy, PartialEq, clap::ValueEnum)]
+enum TargetArg {
+    Ios16,
+    Ios18,
+}
+
+/// A tensor from a file.
+struct Loaded {
+    name: String,
+    shape: Vec<usize>,
+    values: Vec<f32>,
+}
+
+fn load(spec: &str) -> anyhow::Result<Loaded> {
+    const SAFETENSORS: &str = ".safetensors";
+    if spec.ends_with(".npy") {
+        let array = read_npy(Path::new(spec))?;
+        let values = array.to_f32();
+        return Ok(Loaded { name: spec.into(), shape: array.shape, values });
+    }
+    let (file, tensor) = match spec.rfind(".safetensors:") {
+        Some(i) => (&spec[..i + SAFETENSORS.len()], Some(&spec[i + SAFETENSORS.len() + 1..])),
+        None if spec.ends_with(SAFETENSORS) => (spec, None),
+        None => bail!("{spec}: expected F.npy, or F.safetensors with :TENSOR"),
+    };
+    let source = open_safetensors(Path::new(file))?;
+    let info = match (tensor, source.tensors()) {
+        (None, [only]) => only,
+        (None, all) => {
+            let names: Vec<&str> = all.iter().take(5).map(|t| t.name.as_str()).collect();
+            bail!("{file}: holds {} tensors, name one with :TENSOR ({}, ..)", all.len(), names.join(", "))
+        }
+        (Some(name), _) => source.info(name).with_context(|| format!("{file}: no tensor `{name}`"))?,
+    };
+    let n = info.elements();
+    let mut values = vec![0f32; usize::try_from(n)?];
+    source.read(&info.name, 0..n, &mut values)?;
+    Ok(Loaded { name: info.name.clone(), shape: info.shape.iter().map(|&d| d as usize).collect(), values })
+}
+
+/// Importances of the input channels, `[in]`.
+fn importance(path: &Path, tensor: &str) -> anyhow::Result<Vec<f32>> {
+    let array = match path.extension().and_then(|e| e.to_str()) {
+        Some("npy") => read_npy(path)?,
+        _ => {
+            let mut all = read_npz(path)?;
+            all.remove(tensor).with_context(|| format!("{}: no array `{tensor}`", path.display()))?
+        }
+    };
+    let values = array.to_f32();
+    if array.shape.len() != 1 || values.iter().any(|v| !v.is_finite() || *v < 0.0) {
+        bail!("{}: expected a vector of numbers from 0, one per input channel", path.display());
+    }
+    Ok(values)
+}
+
+pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    if args.group_size == 0 || args.block_size == 0 {
+        bail!("--group-size and --block-size must be at least 1");
+    }
+    let target = match args.target {
+        TargetArg::Ios16 => Target::IOS16,
+        TargetArg::Ios18 => Target::IOS18,
+    };
+    if target == Target::IOS16
+        && let Some(why) = args.quant.refused_by_ios16()
+    {
+        bail!("{} for iOS16: {why}", args.quant);
+    }
+    if let Some(out) = &args.out
+        && !["mlpackage", "npz", "npy"].iter().any(|e| out.extension().is_some_and(|x| x == *e))
+    {
+        bail!("{}: expected a name that ends in .mlpackage, .npz or .npy", out.display());
+    }
+    let started = Instant::now();
+    let loaded = load(&args.tensor)?;
+    let read = started.elapsed();
+    let op = match args.op {
+        Some(Op::Conv) => WeightOp::Conv,
+        Some(Op::Linear) => WeightOp::Linear,
+        Some(Op::Matmul) => WeightOp::MatMul,
+        None if loaded.shape.len() >= 4 => WeightOp::Conv,
+        None => WeightOp::Linear,
+    };
+    let importance = args.importance.as_deref().map(|p| importance(p, &loaded.name)).transpose()?;
+    let groups = Groups { rows: args.group_size, block: args.block_size };
+    let job = TensorJob {
+        name: &loaded.name,
+        shape: &loaded.shape,
+        values: &loaded.values,
+        op,
+        kind: args.quant,
+        groups,
+        exact: args.exact,
+        importance: importance.as_deref(),
+    };
+    let done = job.run()?;
+    let started = Instant::now();
+    if let Some(out) = &args.out {
+        write(&done, &loaded.shape, out, target)?;
+    }
+    let written = started.elapsed();
+    report(&args, &loaded, &done, [read.as_secs_f64(), written.as_secs_f64()], ui)?;
+    Ok(Outcome::Done)
+}
+
+fn write(done: &CompressedTensor, shape: &[usize], out: &Path, target: Target) -> anyhow::Result<()> {
+    let array = |shape: &[usize], data: anemoe_npz::ArrayData| {
+        Array::new(shape.to_vec(), data).context("an array of another size than its shape")
+    };
+    match out.extension().and_then(|e| e.to_str()) {
+        Some("mlpackage") => done.write_package(out, target)?,
+        Some("npy") => write_npy(out, &array(shape, done.decode()?.into())?)?,
+        _ => {
+            let mut arrays = vec![("decoded".to_string(), array(shape, done.decode()?.into())?)];
+            let dims = done.side_dims();
+            match done.quant.kind {
+                Quant::Fp16 => {}
+                Quant::Lut { .. } => {
+                    arrays.push(("indices".into(), array(shape, done.elements().into())?));
+                    arrays.push(("lut".into(), array(&dims, done.side_values().into())?));
+                }
+                Quant::Int { asymmetric, .. } => {
+                    let codes: Vec<i8> = done.elements().into_iter().map(|c| c as i8).collect();
+                    arrays.push(("data".into(), array(shape, codes.into())?));
+                    arrays.push(("scale".into(), array(&dims, done.side_values().into())?));
+                    if asymmetric {
+                        arrays.push(("offset".into(), array(&dims, done.side_offsets().into())?));
+                    }
+                }
+            }
+            write_npz(out, &arrays)?;
+        }
+    }
+    Ok(())
+}
+
+fn report(
+    args: &Args,
+    loaded: &Loaded,
+    done: &CompressedTensor,
+    [read_s, write_s]: [f64; 2],
+    ui: &Ui,
+) -> anyhow::Result<()> {
+    let m = &done.side.metrics;
+    let weights = loaded.values.len() as u64;
+    // Plain fp16 is measured against what the file holds; the others round to fp16 first.
+    let (mse, relative, cosine, max_error) = match done.quant.kind {
+        Quant::Fp16 => {
+            let mut own = anemoe_convert::quantize::Metrics::default();
+            let decoded: Vec<f32> = done.decode()?.iter().map(|v| v.to_f32()).collect();
+            own.add(&loaded.values, &decoded, None);
+            (own.mse(), own.relative_mse(), own.cosine(), own.max_error)
+        }
+        _ => (m.mse(), m.relative_mse(), m.cosine(), m.max_error),
+    };
+    let seconds = done.elapsed.as_secs_f64();
+    let rate = weights as f64 / seconds.max(1e-9);
+    let groups = Groups { rows: args.group_size, block: args.block_size };
+    let note = done.quant.differs_from(args.quant, groups).filter(|_| done.spatial == 1);
+    let bits = done.bytes() as f64 * 8.0 / weights as f64;
+    ui.document(&serde_json::json!({
+        "tensor": loaded.name, "shape": loaded.shape, "quant": done.quant.to_string(), "exact": args.exact,
+        "weights": weights, "seconds": seconds, "weights_per_s": rate, "read_s": read_s, "write_s": write_s,
+        "mse": mse, "relative_mse": relative, "cosine": cosine, "max_error": max_error,
+        "output_error": args.importance.as_ref().map(|_| m.output_error()),
+        "bytes": done.bytes(), "bits_per_weight": bits, "note": note, "out": args.out,
+    }))?;
+    ui.line(format!("{}  {:?}  {}", loaded.name, loaded.shape, done.quant))?;
+    if let Some(note) = note {
+        ui.line(format!("note: {note}"))?;
+    }
+    ui.line(format!(
+        "{} weights in {seconds:.3} s, {:.1} million weights/s (reading {read_s:.2} s, writing {write_s:.2} s)",
+        ui::count(weights),
+        rate / 1e6
+    ))?;
+    ui.line(format!(
+        "mse {mse:.6e}, relative {relative:.6e}, cosine {cosine:.7}, largest error {max_error:.3e}"
+    ))?;
+    if args.importance.is_some() {
+        ui.line(format!(
+            "relative output error {:.6e}, inputs weighted by their importance",
+            m.output_error()
+        ))?;
+    }
+    ui.line(format!("{}, {bits:.3} bits per weight", ui::bytes(done.bytes())))?;
+    if let Some(out) = &args.out {
+        ui.line(format!("written to {}", out.display()))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,185 @@
+//! How much each input of each matrix matters: second moments of its values over a text, from a file.
+
+use crate::plan::MatrixPlan;
+use crate::{Error, Result};
+use anemoe_npz::Array;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Key prefix of the end-to-end sensitivities that `calibrate` stores beside the moments.
+pub const SENSITIVITY: &str = "sensitivity:";
+
+/// Second moments of the inputs of matrices, by checkpoint tensor.
+///
+/// The file is an `.npz` with one array per tensor, named as in the checkpoint without its prefix (for instance
+/// `layers.0.self_attn.q_proj.weight`): `[input channels]`, or `[experts, input channels]` where a tensor holds the
+/// matrices of many experts. Tensors without an array count every input the same.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Importance {
+    path: PathBuf,
+    moments: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
+    sensitivity: BTreeMap<String, f64>,
+    sha256: String,
+}
+
+impl Importance {
+    /// Reads and checks a file.
+    ///
+    /// # Errors
+    /// The file is no `.npz`, or an array is of another rank, is not made of numbers, or holds one that is negative or not
+    /// finite.
+    pub fn read(path: &Path) -> Result<Importance> {
+        let mut all = Importance {
+            path: path.to_path_buf(),
+            moments: BTreeMap::new(),
+            sensitivity: BTreeMap::new(),
+            sha256: anemoe_bundle::file_sha256(path)?,
+        };
+        for (name, array) in anemoe_npz::read_npz(path)? {
+            let invalid = |what: String| Error::invalid(path, format!("importance `{name}`: {what}"));
+            let values = array.to_f32();
+            if let Some(i) = values.iter().position(|v| !v.is_finite() || *v < 0.0) {
+                return Err(invalid(format!("element {i} is {}, expected a number from 0", values[i])));
+            }
+            match (name.strip_prefix(SENSITIVITY), array.shape.len()) {
+                (Some(tensor), 0) => {
+                    all.sensitivity.insert(tensor.to_string(), f64::from(values[0]));
+                }
+                (None, 1 | 2) if !values.is_empty() => {
+                    all.moments.insert(name, (array.shape.clone(), values));
+                }
+                _ => return Err(invalid(format!("shape {:?}", array.shape))),
+            }
+        }
+        Ok(all)
+    }
+
+    /// Writes moments, and sensitivities if there are any, so that [`Importance::read`] reads them.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(
+        path: &Path,
+        moments: &BTreeMap<String, (Vec<usize>, Vec<f32>)>,
+        sensitivity: &BTreeMap<String, f64>,
+    ) -> Result<()> {
+        let mut arrays = Vec::new();
+        for (name, (shape, values)) in moments {
+            arrays.push((name.clone(), array(path, name, shape, values.clone())?));
+        }
+        for (name, value) in sensitivity {
+            let key = format!("{SENSITIVITY}{name}");
+            let value = array(path, &key, &[], vec![*value as f32])?;
+            arrays.push((key, value));
+        }
+        Ok(anemoe_npz::write_npz(path, &arrays)?)
+    }
+
+    /// Checks that every name is that of a tensor of the model.
+    ///
+    /// # Errors
+    /// One is not; the error names it.
+    pub fn check_names(&self, known: impl Fn(&str) -> bool) -> Result<()> {
+        match self.moments.keys().chain(self.sensitivity.keys()).find(|name| !known(name)) {
+            None => Ok(()),
+            Some(name) => Err(Error::invalid(
+                &self.path,
+                format!("importance `{name}`: the checkpoint has no tensor of that name"),
+            )),
+        }
+    }
+
+    /// Moments of a matrix's inputs, `[cols]`, where they are known.
+    ///
+    /// # Errors
+    /// The array does not fit the matrix.
+    pub fn of(&self, plan: &MatrixPlan) -> Result<Option<&[f32]>> {
+        let Some((shape, values)) = self.moments.get(&plan.tensor) else { return Ok(None) };
+        let row = match shape.as_slice() {
+            [_] => 0,
+            _ => (plan.offset / plan.weights().max(1)) as usize,
+        };
+        let cols = shape.last().copied().unwrap_or(0);
+        let found = (cols == plan.cols).then(|| values.get(row * cols..(row + 1) * cols)).flatten();
+        match found {
+            Some(moments) => Ok(Some(moments)),
+            None => Err(Error::invalid(
+                &self.path,
+                format!(
+                    "importance `{}`: shape {shape:?} where matrix `{}` has {} inputs",
+                    plan.tensor, plan.name, plan.cols
+                ),
+            )),
+        }
+    }
+
+    /// End-to-end sensitivities by tensor; empty where the file has none.
+    pub fn sensitivity(&self) -> &BTreeMap<String, f64> {
+        &self.sensitivity
+    }
+
+    /// SHA-256 of the file.
+    pub fn sha256(&self) -> &str {
+        &self.sha256
+    }
+}
+
+fn array(path: &Path, name: &str, shape: &[usize], values: Vec<f32>) -> Result<Array> {
+    let n = values.len();
+    Array::new(shape.to_vec(), values)
+        .ok_or_else(|| Error::invalid(path, format!("importance `{name}`: {n} values for shape {shape:?}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::MatrixQuant;
+
+    fn matrix(tensor: &str, offset: u64, rows: usize, cols: usize) -> MatrixPlan {
+        let (name, part) = ("m_weight".into(), "experts".into());
+        MatrixPlan { name, part, tensor: tensor.into(), offset, rows, cols, quant: MatrixQuant::FP16 }
+    }
+
+    fn file(arrays: &[(&str, Array)]) -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("i.npz");
+        let arrays: Vec<_> = arrays.iter().map(|(n, a)| (n.to_string(), a.clone())).collect();
+        anemoe_npz::write_npz(&path, &arrays).unwrap();
+        (dir, path)
+    }
+
+    #[test]
+    fn each_expert_has_its_own_row() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("i.npz");
+        let moments = BTreeMap::from([
+            ("e".to_string(), (vec![2, 3], vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0])),
+            ("q".to_string(), (vec![2], vec![7.0, 8.0])),
+        ]);
+        Importance::write(&path, &moments, &BTreeMap::from([("q".to_string(), 0.5)])).unwrap();
+        let all = Importance::read(&path).unwrap();
+        assert_eq!(all.of(&matrix("e", 12, 4, 3)).unwrap(), Some([4.0, 5.0, 6.0].as_slice()));
+        assert_eq!(all.of(&matrix("q", 10, 5, 2)).unwrap(), Some([7.0, 8.0].as_slice()));
+        assert_eq!(all.of(&matrix("other", 0, 5, 2)).unwrap(), None);
+        assert_eq!(all.sensitivity().get("q"), Some(&0.5));
+        assert!(all.of(&matrix("e", 24, 4, 3)).is_err());
+        let err = all.of(&matrix("q", 0, 5, 3)).unwrap_err().to_string();
+        assert!(err.contains("importance `q`") && err.contains("3 inputs"), "{err}");
+        let err = all.check_names(|n| n == "q").unwrap_err().to_string();
+        assert!(err.contains("no tensor"), "{err}");
+    }
+
+    #[test]
+    fn wrong_arrays_are_named() {
+        for (array, says) in [
+            (Array::new(vec![2], vec![1.0, f32::NAN]).unwrap(), "element 1 is NaN"),
+            (Array::new(vec![2], vec![-1.0f32, 0.0]).unwrap(), "element 0 is -1"),
+            (Array::new(vec![1, 1, 1], vec![1.0f32]).unwrap(), "shape [1, 1, 1]"),
+            (Array::new(vec![0], Vec::<f32>::new()).unwrap(), "shape [0]"),
+        ] {
+            let (_dir, path) = file(&[("q", array)]);
+            let err = Importance::read(&path).unwrap_err().to_string();
+            assert!(err.contains("importance `q`") && err.contains(says), "{err}");
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Rows of the embedding, read from the bundle's file as they are needed.
+
+use crate::{Error, Result};
+use anemoe_bundle::{Embedding, Storage};
+use half::f16;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+/// The open file.
+pub struct EmbeddingFile {
+    path: PathBuf,
+    file: File,
+    info: Embedding,
+    /// Bytes of the elements, and of the fp16 values behind them.
+    elements: u64,
+    values: u64,
+    buffer: Vec<u8>,
+}
+
+impl EmbeddingFile {
+    /// Opens the file and checks its length.
+    pub fn open(bundle: &Path, info: &Embedding) -> Result<EmbeddingFile> {
+        let path = bundle.join(&info.file);
+        let file = File::open(&path).map_err(|e| Error::io(&path, e))?;
+        let layout = info.storage.layout(info.rows, info.cols);
+        let (elements, values, offsets) = layout.ok_or_else(|| {
+            Error::invalid(&path, format!("embedding: {:?} does not fit its rows and columns", info.storage))
+        })?;
+        let expected = elements + values + offsets;
+        let found = file.metadata().map_err(|e| Error::io(&path, e))?.len();
+        if found != expected {
+            return Err(Error::invalid(
+                &path,
+                format!(
+                    "embedding: {found} bytes where [{}, {}] as {:?} takes {expected}",
+                    info.rows, info.cols, info.storage
+                ),
+            ));
+        }
+        Ok(EmbeddingFile { path, file, info: info.clone(), elements, values, buffer: Vec::new() })
+    }
+
+    /// Reads `len` bytes from `at`.
+    fn bytes(&mut self, at: u64, len: usize) -> Result<&[u8]> {
+        self.buffer.resize(len, 0);
+        self.file
+            .seek(SeekFrom::Start(at))
+            .and_then(|_| self.file.read_exact(&mut self.buffer))
+            .map_err(|e| Error::io(&self.path, e))?;
+        Ok(&self.buffer)
+    }
+
+    fn halves(&mut self, first: u64, n: usize) -> Result<Vec<f32>> {
+        let bytes = self.bytes(self.elements + 2 * first, 2 * n)?;
+        Ok(bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect())
+    }
+
+    /// Row `row`, scaled and rounded to fp16; `out` has one element per column.
+    pub fn row(&mut self, row: usize, out: &mut [f32]) -> Result<()> {
+        let (cols, scale) = (self.info.cols, self.info.scale);
+        let storage = self.info.storage;
+        let bits = usize::from(storage.bits());
+        let first_bit = row as u64 * cols as u64 * bits as u64;
+        let shift = (first_bit % 8) as usize;
+        let packed = self.bytes(first_bit / 8, (shift + cols * bits).div_ceil(8))?;
+        match storage {
+            Storage::Fp16 => {
+                for (o, b) in out.iter_mut().zip(packed.chunks_exact(2)) {
+                    *o = f16::from_le_bytes([b[0], b[1]]).to_f32();
+                }
+            }
+            Storage::Lut { rows_per_table, .. } => {
+                let codes: Vec<u8> = (0..cols).map(|i| element(packed, shift + i * bits, bits)).collect();
+                let table = self.halves(((row / rows_per_table) as u64) << bits, 1 << bits)?;
+                for (o, code) in out.iter_mut().zip(codes) {
+                    *o = table[usize::from(code)];
+                }
+            }
+            Storage::Int { block_rows, block_cols, offsets, .. } => {
+                let unused = 8 - bits as u32;
+                let signed = |code: u8| f32::from(((code << unused) as i8) >> unused);
+                for (i, o) in out.iter_mut().enumerate() {
+                    *o = signed(element(packed, shift + i * bits, bits));
+                }
+                let blocks = cols / block_cols;
+                let first = (row / block_rows * blocks) as u64;
+                let scales = self.halves(first, blocks)?;
+                let zeros: Vec<f32> = match offsets {
+                    false => vec![0.0; blocks],
+                    true => {
+                        let at = self.elements + self.values + first;
+                        self.bytes(at, blocks)?.iter().map(|&b| f32::from(b as i8)).collect()
+                    }
+                };
+                for ((block, s), z) in out.chunks_exact_mut(block_cols).zip(&scales).zip(&zeros) {
+                    // As a program's weight: rounded to fp16 before anything else.
+                    block.iter_mut().for_each(|q| *q = f16::from_f32(s * (*q - z)).to_f32());
+                }
+            }
+        }
+        out.iter_mut().for_each(|v| *v = f16::from_f32(*v * scale).to_f32());
+        Ok(())
+    }
+}
+
+/// The `bits` bits from bit `at` on.
+fn element(packed: &[u8], at: usize, bits: usize) -> u8 {
+    let low = u16::from(packed[at / 8]);
+    let high = packed.get(at / 8 + 1).map_or(0, |&b| u16::from(b) << 8);
+    (((low | high) >> (at % 8)) & ((1 << bits) - 1)) as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(storage: Storage, cols: usize, bytes: &[u8]) -> Result<(tempfile::TempDir, EmbeddingFile)> {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("embed.bin"), bytes).unwrap();
+        let (file, sha256) = ("embed.bin".into(), String::new());
+        let info = Embedding { file, rows: 2, cols, scale: 2.0, storage, sha256 };
+        EmbeddingFile::open(dir.path(), &info).map(|f| (dir, f))
+    }
+
+    fn half(values: &[f32]) -> Vec<u8> {
+        values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn rows_that_start_inside_a_byte() {
+        let mut bytes = vec![0b10_01_11_00, 0b00_01];
+        bytes.extend(half(&[0.5, 1.0, 1.5, 2.0]));
+        let (_dir, mut f) = open(Storage::Lut { bits: 2, rows_per_table: 2 }, 3, &bytes).unwrap();
+        let mut row = [0f32; 3];
+        f.row(0, &mut row).unwrap();
+        assert_eq!(row, [1.0, 4.0, 2.0]);
+        f.row(1, &mut row).unwrap();
+        assert_eq!(row, [3.0, 2.0, 1.0]);
+    }
+
+    #[test]
+    fn integers_with_offsets() {
+        // Rows 1 -1 | 2 -8 in blocks of one row and two columns.
+        let mut bytes = vec![0xf1, 0x82];
+        bytes.extend(half(&[0.5, 0.25]));
+        bytes.extend([1u8, (-2i8) as u8]);
+        let storage = Storage::Int { bits: 4, block_rows: 1, block_cols: 2, offsets: true };
+        let (_dir, mut f) = open(storage, 2, &bytes).unwrap();
+        let mut row = [0f32; 2];
+        f.row(0, &mut row).unwrap();
+        assert_eq!(row, [0.0, -2.0]);
+        f.row(1, &mut row).unwrap();
+        assert_eq!(row, [2.0, -3.0]);
+        let err = open(storage, 2, &bytes[1..]).err().unwrap().to_string();
+        assert!(err.contains("7 bytes where [2, 2]") && err.contains("takes 8"), "{err}");
+    }
+}
