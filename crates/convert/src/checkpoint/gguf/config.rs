@@ -139,8 +139,8 @@ pub fn config(m: Metadata<'_>, tensors: &Tensors<'_>) -> Result<Value> {
         }
         (a, b) => a.or(b).or(tensors.vocab_size),
     };
-    // Without an embedding, the tensor table says what is missing.
-    set("vocab_size", json!(vocab_size.unwrap_or(1)));
+    let missing = || Error::invalid(m.path, "checkpoint: tensor `token_embd.weight` is missing");
+    set("vocab_size", json!(vocab_size.ok_or_else(missing)?));
     if let Some(bos) = m.unsigned("tokenizer.ggml.bos_token_id")? {
         set("bos_token_id", json!(bos));
     }
