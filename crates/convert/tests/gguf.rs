@@ -10,6 +10,7 @@ use common::gguf::Gguf;
 use common::tiny::{Options, as_f32, gguf_of, read};
 use half::f16;
 use serde_json::{Value, json};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 fn repository(path: &str) -> PathBuf {
@@ -145,7 +146,7 @@ fn pieces_of_joined_experts() {
             assert!(out == expected[start as usize..end as usize], "{start}..{end}");
         }
     }
-    for range in [n..n + 1, 5..4, 0..2] {
+    for range in [n..n + 1, Range { start: 5, end: 4 }, 0..2] {
         let err = parts.source.read(name, range, &mut [0f32]).unwrap_err().to_string();
         assert!(err.contains(name), "{err}");
     }
@@ -351,6 +352,36 @@ fn files_that_are_not_there_or_not_files() {
     let short = &tiny(FUSED).write()[..200_000];
     std::fs::write(file.path(), short).unwrap();
     assert!(file.error().to_string().contains("the file is cut off"));
+}
+
+/// Metadata with wrong bytes is refused or read; nothing panics.
+#[test]
+fn metadata_with_wrong_bytes() {
+    let mut g = tiny(FUSED);
+    g.texts("tokenizer.ggml.tokens", &["<bos>", "a", "b", "ab", "▁"]);
+    g.texts("tokenizer.ggml.merges", &["a b"]);
+    g.i32s("tokenizer.ggml.token_type", &[3, 1, 1, 1, 4]);
+    g.text("tokenizer.ggml.model", "gemma4");
+    let mut bits = 1u64;
+    let mut random = |n: usize| {
+        bits = bits.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (bits >> 33) as usize % n
+    };
+    let file = Written::new(&g);
+    let whole = g.write();
+    let keys = Gguf { tensors: Vec::new(), ..g }.head().len();
+    for _ in 0..300 {
+        let mut bytes = whole.clone();
+        for _ in 0..1 + random(3) {
+            let (at, byte) = (random(keys), random(256) as u8);
+            bytes[at] = byte;
+        }
+        std::fs::write(file.path(), bytes).unwrap();
+        if let Ok(checkpoint) = file.open() {
+            let _ = checkpoint.side_files();
+            let _ = models::open(checkpoint);
+        }
+    }
 }
 
 /// The tokenizer of the small model, from a file with nothing else of it, is the one of its folder.

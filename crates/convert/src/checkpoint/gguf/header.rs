@@ -409,6 +409,7 @@ fn places(c: &mut Cursor<'_>, tensors: u64, alignment: u64) -> Result<Vec<Placed
 mod tests {
     use super::super::writer::Gguf;
     use super::*;
+    use proptest::prelude::*;
 
     /// One key of each kind and two tensors; the data ends where the file does.
     fn example() -> Gguf {
@@ -486,6 +487,21 @@ mod tests {
     fn a_file_of_something_else() {
         assert!(refused_bytes(b"PK\x03\x04 and more").contains("expected `GGUF`"));
         assert!(refused_bytes(b"GGU").contains("only 3 follow"));
+    }
+
+    proptest! {
+        /// Whatever bytes are wrong, the answer is an error or tensors inside the file.
+        #[test]
+        fn a_file_with_wrong_bytes(changes in prop::collection::vec((0usize..420, any::<u8>()), 1..6)) {
+            let mut file = example().write();
+            for (at, byte) in changes {
+                file[at] = byte;
+            }
+            for t in parse(&file).iter().flat_map(|head| &head.tensors) {
+                prop_assert!(t.bytes.start <= t.bytes.end && t.bytes.end <= file.len());
+                prop_assert_eq!(Some(t.bytes.len() as u64), t.dtype.tensor_bytes(&t.shape));
+            }
+        }
     }
 
     #[test]
