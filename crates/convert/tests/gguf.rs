@@ -184,9 +184,6 @@ fn tensors_that_do_not_fit_the_model() {
     g.floats("blk.6.attn_norm.weight", &[64], &[0.0; 64]);
     assert!(invalid(&g).contains("tensor `model.layers.6.input_layernorm.weight`"));
     let mut g = tiny(FUSED);
-    g.floats("blk.5.attn_v.weight", &[32, 64], &[0.0; 32 * 64]);
-    assert!(invalid(&g).contains("tensor `model.layers.5.self_attn.v_proj.weight`"));
-    let mut g = tiny(FUSED);
     g.floats("blk.0.ffn_gate_exps.weight", &[8, 32, 64], &[0.0; 8 * 32 * 64]);
     g.floats("blk.0.ffn_up_exps.weight", &[8, 32, 64], &[0.0; 8 * 32 * 64]);
     assert!(invalid(&g).contains("is there already as one tensor"));
@@ -318,6 +315,17 @@ fn key_value_heads_of_one_layer() {
     assert!(
         invalid(&g).contains("`model.layers.5.self_attn.k_proj.weight`: shape [32, 64], expected [64, 64]")
     );
+}
+
+/// Where the full layers have values of their own, those are what they use.
+#[test]
+fn values_of_full_layers() {
+    let mut g = tiny(FUSED);
+    let k_eq_v = |g: &Gguf| Written::new(g).open().unwrap().config["attention_k_eq_v"].clone();
+    assert_eq!(k_eq_v(&g), true);
+    g.floats("blk.5.attn_v.weight", &[32, 64], &[0.5; 32 * 64]);
+    assert_eq!(k_eq_v(&g), false);
+    models::open(Written::new(&g).open().unwrap()).unwrap();
 }
 
 #[test]
