@@ -215,6 +215,8 @@ impl Site {
         jobs: usize,
         on_event: &(dyn Fn(Event<'_>) + Sync),
     ) -> Result<(Vec<Record>, usize)> {
+        // First, so that a tokenizer that is wrong is found before the work.
+        let files = inputs.family.files()?;
         let mut chain = plan.chain.clone();
         self.write_embedding(inputs.family, plan, &mut chain.embedding)?;
         let next = AtomicUsize::new(0);
@@ -254,9 +256,8 @@ impl Site {
         }
         let records: Vec<Record> =
             results.into_inner().unwrap_or_else(|p| p.into_inner()).into_iter().flatten().collect();
-        for (from, to) in inputs.family.files() {
-            let text = fs::read(&from).map_err(|e| Error::io(&from, e))?;
-            write_atomic(&self.bundle.join(to), &text)?;
+        for (name, file) in files {
+            write_atomic(&self.bundle.join(name), &file.read()?)?;
         }
         chain.shards = plan
             .shards

@@ -1,6 +1,7 @@
 //! What the spine asks of a model family; everything else is the family's own.
 
 use crate::Result;
+use crate::checkpoint::SideFile;
 use crate::lower::Stored;
 use crate::models::Part;
 use crate::plan::{Plan, PlanOptions, PlannedShard};
@@ -8,7 +9,6 @@ use anemoe_bundle::ShardFunction;
 use anemoe_mlpackage::mil::builder::BuiltFunction;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::path::PathBuf;
 
 /// An opened checkpoint of one model family.
 pub trait Family: Send + Sync {
@@ -49,6 +49,9 @@ pub trait Family: Send + Sync {
     /// Parameters that a token meets, a tied embedding once, as the head.
     fn active_parameters(&self) -> u64;
 
-    /// Files that go into the bundle as they are: where they are, and their names in the bundle.
-    fn files(&self) -> Vec<(PathBuf, &'static str)>;
+    /// Files that go into the bundle as they are, by their names there.
+    ///
+    /// # Errors
+    /// A file is to be made from metadata that is wrong.
+    fn files(&self) -> Result<Vec<(&'static str, SideFile)>>;
 }

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 pub struct CheckpointReport {
     /// Model family.
     pub family: String,
-    /// The folder's name, or the synthetic model's.
+    /// The folder's or file's name, or the synthetic model's.
     pub name: String,
     /// Sizes from the configuration.
     pub config: BTreeMap<String, serde_json::Value>,
@@ -78,16 +78,15 @@ pub fn checkpoint(checkpoint: Checkpoint) -> Result<CheckpointReport> {
             report.skipped.push(info.name);
             continue;
         };
-        let bytes = info.elements() * info.dtype.bytes() as u64;
         let sums = report.parts.entry(part.name().into()).or_default();
         sums.tensors += 1;
         sums.parameters += info.elements();
-        sums.bytes += bytes;
+        sums.bytes += info.bytes;
         report.total_parameters += info.elements();
-        report.bytes += bytes;
+        report.bytes += info.bytes;
         report.tensors.push(TensorReport {
             name: info.name,
-            dtype: format!("{:?}", info.dtype).to_lowercase(),
+            dtype: info.dtype.name().into(),
             shape: info.shape,
             part: part.name().into(),
         });

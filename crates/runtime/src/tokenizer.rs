@@ -25,6 +25,14 @@ impl Tokenizer {
             ));
         }
         let text = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+        Tokenizer::from_bytes(&text, path)
+    }
+
+    /// From the text of a `tokenizer.json`; `path` names it in errors.
+    ///
+    /// # Errors
+    /// The text is not a tokenizer.
+    pub fn from_bytes(text: &[u8], path: &Path) -> Result<Tokenizer> {
         let inner = tokenizers::Tokenizer::from_bytes(text)
             .map_err(|e| Error::invalid(path, format!("tokenizer: {e}")))?;
         Ok(Tokenizer { inner })

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 #[derive(clap::Args)]
 #[command(after_help = "Example:\n  anemoe build models/small-gemma4 -o small.anemoe --quant lut4")]
 pub struct Args {
-    /// A Hugging Face folder, or synthetic:NAME?seed=N&layers=N.
+    /// A Hugging Face folder, a .gguf file, or synthetic:NAME?seed=N&layers=N.
     checkpoint: String,
     /// The bundle to write.
     #[arg(short, long, value_name = "BUNDLE")]

@@ -8,7 +8,7 @@ use anemoe_runtime::generate::{GenerateOptions, Generated, Stop, generate};
 use anemoe_runtime::sampler::Sampling;
 use anemoe_runtime::tokenizer::{TextStream, Tokenizer};
 use anyhow::Context;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Continue a prompt.
@@ -55,12 +55,16 @@ pub struct Prompt {
 }
 
 impl Prompt {
-    /// The ids; `tokenizer` is where a tokenizer lies if there is one.
-    pub fn ids(&self, tokenizer: &Path, bos: Option<u32>) -> anyhow::Result<Vec<u32>> {
+    /// The ids; `tokenizer` opens the model's tokenizer, which only a text needs.
+    pub fn ids(
+        &self,
+        tokenizer: impl FnOnce() -> anyhow::Result<Tokenizer>,
+        bos: Option<u32>,
+    ) -> anyhow::Result<Vec<u32>> {
         match (&self.prompt_ids, &self.prompt) {
             (Some(ids), _) => Ok(ids.clone()),
             (None, Some(text)) => {
-                let tokenizer = Tokenizer::open(tokenizer)
+                let tokenizer = tokenizer()
                     .context("a text prompt needs the model's tokenizer; give --prompt-ids instead")?;
                 Ok(tokenizer.encode(text, bos)?)
             }
@@ -74,7 +78,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let mut engine = Engine::open(&args.bundle, &CpuBackend::default())?;
     let load = started.elapsed();
     let tokenizer_file = args.bundle.join("tokenizer.json");
-    let prompt = args.prompt.ids(&tokenizer_file, engine.chain().model.bos_token_id)?;
+    let prompt =
+        args.prompt.ids(|| Ok(Tokenizer::open(&tokenizer_file)?), engine.chain().model.bos_token_id)?;
     let tokenizer = tokenizer_file.exists().then(|| Tokenizer::open(&tokenizer_file)).transpose()?;
     let options = GenerateOptions {
         max_new: args.max_new,

@@ -3,8 +3,9 @@
 use super::generate::Prompt;
 use crate::Outcome;
 use crate::ui::Ui;
-use anemoe_convert::checkpoint::Checkpoint;
+use anemoe_convert::checkpoint::{Checkpoint, SideFile};
 use anemoe_gates::reference::{self, RunOptions};
+use anemoe_runtime::tokenizer::Tokenizer;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -14,7 +15,7 @@ use std::time::Instant;
     after_help = "Example:\n  anemoe golden models/small-gemma4 --prompt-ids 2,926,871 --decode 16 -o golden.npz"
 )]
 pub struct Args {
-    /// A Hugging Face folder, or synthetic:NAME?seed=N&layers=N.
+    /// A Hugging Face folder, a .gguf file, or synthetic:NAME?seed=N&layers=N.
     checkpoint: String,
     #[command(flatten)]
     prompt: Prompt,
@@ -31,7 +32,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let checkpoint = Checkpoint::open(&args.checkpoint)?;
     let text = checkpoint.config.get("text_config").unwrap_or(&checkpoint.config);
     let bos = text.get("bos_token_id").and_then(|v| v.as_u64()).and_then(|v| u32::try_from(v).ok());
-    let prompt = args.prompt.ids(&checkpoint.path.join("tokenizer.json"), bos)?;
+    let prompt = args.prompt.ids(|| tokenizer(&checkpoint), bos)?;
     let bar = ui.bar(1, "layers");
     let options = RunOptions { hidden: true, routing: true };
     let golden =
@@ -54,4 +55,13 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         started.elapsed().as_secs_f64()
     ))?;
     Ok(Outcome::Done)
+}
+
+/// The tokenizer beside the weights, or in them.
+fn tokenizer(checkpoint: &Checkpoint) -> anyhow::Result<Tokenizer> {
+    match checkpoint.side_file("tokenizer.json")? {
+        Some(SideFile::Path(path)) => Ok(Tokenizer::open(&path)?),
+        Some(SideFile::Bytes(text)) => Ok(Tokenizer::from_bytes(&text, &checkpoint.path)?),
+        None => anyhow::bail!("{}: no tokenizer", checkpoint.path.display()),
+    }
 }

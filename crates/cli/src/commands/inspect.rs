@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
     after_help = "Example:\n  anemoe inspect models/small-gemma4\n  anemoe inspect shard.mlpackage --text"
 )]
 pub struct Args {
-    /// A checkpoint (folder or synthetic:NAME), a bundle, or a .mlpackage.
+    /// A checkpoint (folder, .gguf file or synthetic:NAME), a bundle, or a .mlpackage.
     path: String,
     /// Every tensor of a checkpoint.
     #[arg(long)]

@@ -92,8 +92,7 @@ pub fn parse(file: &[u8]) -> Result<Vec<Placed>, Refused> {
                 entry.shape.len()
             ));
         }
-        let size = dtype.bytes() as u64;
-        let expected = entry.shape.iter().try_fold(size, |n, &d| n.checked_mul(d));
+        let expected = dtype.tensor_bytes(&entry.shape);
         if expected != Some(end - start) {
             let expected = expected.map_or("more than 64 bits count".to_string(), |n| n.to_string());
             return invalid(format!(
@@ -344,7 +343,7 @@ mod tests {
             let views: Vec<(String, TensorView<'_>)> = shapes
                 .iter()
                 .map(|(name, (dtype, shape))| {
-                    let bytes = shape.iter().product::<usize>() * types[*dtype].1.bytes();
+                    let bytes = shape.iter().product::<usize>() * types[*dtype].1.block_bytes();
                     (name.clone(), TensorView::new(types[*dtype].0, shape.clone(), &zeros[..bytes]).unwrap())
                 })
                 .collect();

@@ -1,5 +1,6 @@
 //! Checkpoints: named tensors that are read in pieces, and the configuration beside them.
 
+mod gguf;
 mod header;
 mod safetensors;
 mod synthetic;
@@ -16,18 +17,18 @@ const MAX_CONFIG_BYTES: u64 = 16 << 20;
 pub struct Checkpoint {
     /// As it was named.
     pub name: String,
-    /// The folder, or the name of a synthetic model.
+    /// The folder or the file, or the name of a synthetic model.
     pub path: PathBuf,
-    /// `config.json`.
+    /// `config.json`, or what a GGUF file's metadata says in its terms.
     pub config: Value,
-    /// `generation_config.json`, where there is one.
+    /// `generation_config.json`, where there is one or the metadata names tokens that end a text.
     pub generation_config: Option<Value>,
     /// The tensors.
     pub source: Box<dyn TensorSource>,
 }
 
 impl Checkpoint {
-    /// Opens a Hugging Face folder, or `synthetic:NAME?seed=N&layers=N`.
+    /// Opens a Hugging Face folder, a GGUF file, or `synthetic:NAME?seed=N&layers=N`.
     ///
     /// # Errors
     /// A file is missing or wrong, or there is no such synthetic model.
@@ -37,9 +38,12 @@ impl Checkpoint {
         }
         let path = PathBuf::from(spec);
         if !path.is_dir() {
+            if gguf::is_gguf(&path) {
+                return gguf::open(&path);
+            }
             let e = std::io::Error::new(
                 std::io::ErrorKind::NotFound,
-                "no such folder; a checkpoint is a Hugging Face folder",
+                "no such folder; a checkpoint is a Hugging Face folder or a .gguf file",
             );
             return Err(Error::io(path, e));
         }
@@ -47,9 +51,7 @@ impl Checkpoint {
         let generation = path.join("generation_config.json");
         let generation_config = generation.exists().then(|| read_json(&generation)).transpose()?;
         let source = Box::new(safetensors::Folder::open(&path)?);
-        // The folder's own name: a bundle does not say where on a disk it was made.
-        let full = std::fs::canonicalize(&path).map_err(|e| Error::io(&path, e))?;
-        let name = full.file_name().map_or_else(|| spec.to_string(), |n| n.to_string_lossy().into_owned());
+        let name = own_name(&path)?;
         Ok(Checkpoint { name, path, config, generation_config, source })
     }
 
@@ -64,14 +66,59 @@ impl Checkpoint {
         files.iter().map(one).collect::<Vec<_>>().join("; ")
     }
 
-    /// Files beside the weights that belong into a bundle.
-    pub fn side_files(&self) -> Vec<(PathBuf, &'static str)> {
-        ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]
-            .into_iter()
-            .map(|name| (self.path.join(name), name))
-            .filter(|(path, _)| path.is_file())
-            .collect()
+    /// The file that [`Checkpoint::config`] is from, for messages.
+    pub fn config_path(&self) -> PathBuf {
+        if self.path.is_file() { self.path.clone() } else { self.path.join("config.json") }
     }
+
+    /// A file beside the weights, for instance `tokenizer.json`, where there is one.
+    ///
+    /// # Errors
+    /// It is to be made from metadata that is wrong.
+    pub fn side_file(&self, name: &str) -> Result<Option<SideFile>> {
+        self.source.side_file(name)
+    }
+
+    /// Files beside the weights that belong into a bundle, by their names there.
+    ///
+    /// # Errors
+    /// A file is to be made from metadata that is wrong.
+    pub fn side_files(&self) -> Result<Vec<(&'static str, SideFile)>> {
+        let mut files = Vec::new();
+        for name in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
+            files.extend(self.side_file(name)?.map(|file| (name, file)));
+        }
+        Ok(files)
+    }
+}
+
+/// A file that belongs into a bundle.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SideFile {
+    /// To be copied.
+    Path(PathBuf),
+    /// Made from the checkpoint's metadata.
+    Bytes(Vec<u8>),
+}
+
+impl SideFile {
+    /// What it holds.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn read(&self) -> Result<std::borrow::Cow<'_, [u8]>> {
+        match self {
+            SideFile::Path(path) => Ok(std::fs::read(path).map_err(|e| Error::io(path, e))?.into()),
+            SideFile::Bytes(bytes) => Ok(bytes.into()),
+        }
+    }
+}
+
+/// The last part of a path: a bundle does not say where on a disk its checkpoint was.
+fn own_name(path: &Path) -> Result<String> {
+    let full = std::fs::canonicalize(path).map_err(|e| Error::io(path, e))?;
+    let name = full.file_name().map(|n| n.to_string_lossy().into_owned());
+    Ok(name.unwrap_or_else(|| path.display().to_string()))
 }
 
 /// Opens one `.safetensors` file by itself.
@@ -91,22 +138,82 @@ fn read_json(path: &Path) -> Result<Value> {
     serde_json::from_slice(&text).map_err(|e| Error::invalid(path, format!("JSON: {e}")))
 }
 
-/// Element type of a checkpoint tensor.
+/// Element type of a checkpoint tensor. The types of GGML keep a fixed number of consecutive elements of a row in a block
+/// of a fixed number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Dtype {
     F32,
     F16,
     BF16,
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q8_0,
+    Q4K,
+    Q5K,
+    Q6K,
+    Iq4Nl,
+    Mxfp4,
 }
 
 impl Dtype {
-    /// Bytes of one element.
-    pub const fn bytes(self) -> usize {
+    /// As GGML and safetensors have it, in GGML's case: `bf16`, `q4_K`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Dtype::F32 => "f32",
+            Dtype::F16 => "f16",
+            Dtype::BF16 => "bf16",
+            Dtype::Q4_0 => "q4_0",
+            Dtype::Q4_1 => "q4_1",
+            Dtype::Q5_0 => "q5_0",
+            Dtype::Q5_1 => "q5_1",
+            Dtype::Q8_0 => "q8_0",
+            Dtype::Q4K => "q4_K",
+            Dtype::Q5K => "q5_K",
+            Dtype::Q6K => "q6_K",
+            Dtype::Iq4Nl => "iq4_nl",
+            Dtype::Mxfp4 => "mxfp4",
+        }
+    }
+
+    /// Elements of one block; 1 where every element stands alone.
+    pub const fn block_elements(self) -> usize {
+        match self {
+            Dtype::F32 | Dtype::F16 | Dtype::BF16 => 1,
+            Dtype::Q4_0 | Dtype::Q4_1 | Dtype::Q5_0 | Dtype::Q5_1 => 32,
+            Dtype::Q8_0 | Dtype::Iq4Nl | Dtype::Mxfp4 => 32,
+            Dtype::Q4K | Dtype::Q5K | Dtype::Q6K => 256,
+        }
+    }
+
+    /// Bytes of one block.
+    pub const fn block_bytes(self) -> usize {
         match self {
             Dtype::F32 => 4,
             Dtype::F16 | Dtype::BF16 => 2,
+            Dtype::Q4_0 | Dtype::Iq4Nl => 2 + 16,
+            Dtype::Q4_1 => 2 + 2 + 16,
+            Dtype::Q5_0 => 2 + 4 + 16,
+            Dtype::Q5_1 => 2 + 2 + 4 + 16,
+            Dtype::Q8_0 => 2 + 32,
+            Dtype::Q4K => 2 + 2 + 12 + 128,
+            Dtype::Q5K => 2 + 2 + 12 + 32 + 128,
+            Dtype::Q6K => 128 + 64 + 16 + 2,
+            Dtype::Mxfp4 => 1 + 16,
         }
+    }
+
+    /// Bytes of a tensor of this shape (outermost first); nothing where its rows are not whole blocks or 64 bits do not
+    /// count them.
+    pub fn tensor_bytes(self, shape: &[u64]) -> Option<u64> {
+        let (elements, bytes) = (self.block_elements() as u64, self.block_bytes() as u64);
+        if !shape.last().copied().unwrap_or(1).is_multiple_of(elements) {
+            return None;
+        }
+        let all = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d))?;
+        (all / elements).checked_mul(bytes)
     }
 }
 
@@ -119,6 +226,8 @@ pub struct TensorInfo {
     pub dtype: Dtype,
     /// Dimensions, outermost first.
     pub shape: Vec<u64>,
+    /// Bytes as stored.
+    pub bytes: u64,
     /// The file that holds it.
     pub file: PathBuf,
 }
@@ -127,6 +236,17 @@ impl TensorInfo {
     /// Number of elements.
     pub fn elements(&self) -> u64 {
         self.shape.iter().product()
+    }
+}
+
+/// Refuses values that are not numbers; the first one is element `start` of the tensor.
+fn check_finite(info: &TensorInfo, start: u64, values: &[f32]) -> Result<()> {
+    match values.iter().position(|v| !v.is_finite()) {
+        None => Ok(()),
+        Some(i) => {
+            let at = start + i as u64;
+            Err(Error::invalid(&info.file, format!("tensor `{}`: element {at} is {}", info.name, values[i])))
+        }
     }
 }
 
@@ -150,4 +270,12 @@ pub trait TensorSource: Send + Sync {
 
     /// Where the tensors come from, for messages.
     fn path(&self) -> &Path;
+
+    /// A file that comes with them, for instance `tokenizer.json`, where there is one.
+    ///
+    /// # Errors
+    /// It is to be made from metadata that is wrong.
+    fn side_file(&self, _name: &str) -> Result<Option<SideFile>> {
+        Ok(None)
+    }
 }

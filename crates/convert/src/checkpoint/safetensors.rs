@@ -1,9 +1,9 @@
 //! Hugging Face folders: one `model.safetensors`, or many behind an index.
 
+use super::gguf::dequantize::dequantize;
 use super::header::{self, Placed, Refused, Unique};
-use super::{Dtype, TensorInfo, TensorSource};
+use super::{SideFile, TensorInfo, TensorSource, check_finite};
 use crate::{Error, Result};
-use half::{bf16, f16};
 use memmap2::Mmap;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -122,7 +122,8 @@ fn map(path: &Path) -> Result<Mapped> {
         Refused::Unsupported(what) => Error::unsupported(path, what),
     })?;
     let info = |Placed { name, dtype, shape, bytes }| {
-        (TensorInfo { name, dtype, shape, file: path.to_path_buf() }, bytes.start)
+        let info = TensorInfo { name, dtype, shape, bytes: bytes.len() as u64, file: path.to_path_buf() };
+        (info, bytes.start)
     };
     Ok((map, placed.into_iter().map(info).collect()))
 }
@@ -134,6 +135,11 @@ impl TensorSource for Folder {
 
     fn path(&self) -> &Path {
         &self.path
+    }
+
+    fn side_file(&self, name: &str) -> Result<Option<SideFile>> {
+        let path = self.path.join(name);
+        Ok(path.is_file().then_some(SideFile::Path(path)))
     }
 
     fn read(&self, name: &str, range: Range<u64>, out: &mut [f32]) -> Result<()> {
@@ -149,39 +155,15 @@ impl TensorSource for Folder {
             return Err(Error::invalid(&info.file, format!("use: elements {range:?} of tensor `{name}`")));
         }
         let (file, start) = self.places[i];
-        let size = info.dtype.bytes();
-        let from = start + range.start as usize * size;
-        let bytes = &self.files[file][from..from + out.len() * size];
-        match info.dtype {
-            Dtype::F32 => {
-                for (o, b) in out.iter_mut().zip(bytes.chunks_exact(4)) {
-                    *o = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-                }
-            }
-            Dtype::F16 => {
-                for (o, b) in out.iter_mut().zip(bytes.chunks_exact(2)) {
-                    *o = f16::from_le_bytes([b[0], b[1]]).to_f32();
-                }
-            }
-            Dtype::BF16 => {
-                for (o, b) in out.iter_mut().zip(bytes.chunks_exact(2)) {
-                    *o = bf16::from_le_bytes([b[0], b[1]]).to_f32();
-                }
-            }
-        }
-        match out.iter().position(|v| !v.is_finite()) {
-            None => Ok(()),
-            Some(i) => {
-                let at = range.start + i as u64;
-                Err(Error::invalid(&info.file, format!("tensor `{name}`: element {at} is {}", out[i])))
-            }
-        }
+        dequantize(info.dtype, &self.files[file][start..], range.start as usize, out);
+        check_finite(info, range.start, out)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use half::{bf16, f16};
     use safetensors::tensor::TensorView;
 
     /// A folder with two files of one tensor each and an index.

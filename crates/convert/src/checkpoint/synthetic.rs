@@ -43,6 +43,7 @@ pub(super) fn open(spec: &str, name: &str) -> Result<Checkpoint> {
         .map(|row| TensorInfo {
             name: format!("model.language_model.{}", row.name),
             dtype: Dtype::BF16,
+            bytes: 2 * row.elements(),
             shape: row.shape,
             file: path.clone(),
         })

@@ -14,7 +14,7 @@ use crate::{Error, Result};
 /// # Errors
 /// The family is not known, or the checkpoint does not fit it.
 pub fn open(checkpoint: Checkpoint) -> Result<Box<dyn Family>> {
-    let path = checkpoint.path.join("config.json");
+    let path = checkpoint.config_path();
     let model_type = checkpoint.config.get("model_type").and_then(|v| v.as_str());
     match model_type {
         Some("gemma4" | "gemma4_text") => Ok(Box::new(gemma4::Gemma4::open(checkpoint)?)),

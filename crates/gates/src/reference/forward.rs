@@ -43,7 +43,7 @@ pub struct Gemma4Forward<'a> {
 impl<'a> Gemma4Forward<'a> {
     /// Starts with an empty context.
     pub fn open(checkpoint: &'a Checkpoint) -> Result<Self> {
-        let config_path = checkpoint.path.join("config.json");
+        let config_path = checkpoint.config_path();
         match checkpoint.config.get("model_type").and_then(|v| v.as_str()) {
             Some("gemma4" | "gemma4_text") => {}
             other => {

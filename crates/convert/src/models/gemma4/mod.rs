@@ -11,7 +11,6 @@ use super::check_tensors;
 use crate::checkpoint::Checkpoint;
 use crate::{Error, Result};
 use std::ops::Range;
-use std::path::PathBuf;
 
 /// An opened Gemma 4 checkpoint.
 pub struct Gemma4 {
@@ -19,7 +18,6 @@ pub struct Gemma4 {
     pub config: Gemma4Config,
     checkpoint: Checkpoint,
     prefix: &'static str,
-    side_files: Vec<(PathBuf, &'static str)>,
     eos_token_ids: Vec<u32>,
 }
 
@@ -45,7 +43,7 @@ impl Gemma4 {
     /// # Errors
     /// The configuration has a feature that is not implemented, or a tensor is missing, superfluous or of another shape.
     pub fn open(checkpoint: Checkpoint) -> Result<Gemma4> {
-        let config_path = checkpoint.path.join("config.json");
+        let config_path = checkpoint.config_path();
         let config = Gemma4Config::parse(&checkpoint.config, &config_path)?;
         let has = |p: &&&str| checkpoint.source.info(&format!("{p}embed_tokens.weight")).is_some();
         let prefix = PREFIXES.iter().find(has).copied().ok_or_else(|| {
@@ -65,8 +63,7 @@ impl Gemma4 {
                 eos.push(id);
             }
         }
-        let side_files = checkpoint.side_files();
-        Ok(Gemma4 { config, checkpoint, prefix, side_files, eos_token_ids: eos })
+        Ok(Gemma4 { config, checkpoint, prefix, eos_token_ids: eos })
     }
 
     /// The checkpoint's own name.

@@ -2,6 +2,7 @@
 
 use super::Gemma4;
 use super::table::tensor_table;
+use crate::checkpoint::SideFile;
 use crate::family::Family;
 use crate::lower::{Attention, HeadNorm, Lowering, RmsNorm, Stored};
 use crate::models::{Part, TensorRow};
@@ -17,7 +18,6 @@ use anemoe_bundle::{
 use anemoe_mlpackage::mil::builder::BuiltFunction;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::path::PathBuf;
 
 /// Head slices run on at most this many tokens at once: a slice of 65536 logits by 64 tokens is 8 MB of output that
 /// prefill never asks for.
@@ -581,7 +581,7 @@ impl Family for Gemma4 {
         c.parameters() - idle * c.expert_parameters()
     }
 
-    fn files(&self) -> Vec<(PathBuf, &'static str)> {
-        self.side_files.clone()
+    fn files(&self) -> Result<Vec<(&'static str, SideFile)>> {
+        self.checkpoint().side_files()
     }
 }

@@ -1,0 +1,699 @@
+//! The head of a GGUF file: keys with values, then every tensor's name, dimensions, type and place.
+//!
+//! ```text
+//! "GGUF", u32 version, u64 tensors, u64 keys        all little endian
+//! keys:     string key, u32 kind, value
+//! tensors:  string name, u32 n, u64 * n dimensions (fastest first), u32 type, u64 offset
+//! padding to a multiple of `general.alignment` (32); offsets count from there
+//! ```
+//! A string is a u64 length and bytes; an array is a u32 kind, a u64 length and values. Every length is checked against
+//! what the file still has before anything is made of it, and values stay in the file until they are asked for, so that
+//! memory is bounded by the file's size.
+
+use super::super::Dtype;
+use super::super::header::Refused;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::ops::Range;
+
+/// First bytes of every file.
+pub const MAGIC: &[u8; 4] = b"GGUF";
+/// Alignment of the data where the file does not name one.
+const ALIGNMENT: u64 = 32;
+const ALIGNMENT_KEY: &str = "general.alignment";
+/// Longest key, from the format's description.
+const MAX_KEY_BYTES: usize = 65535;
+/// Longest name of a tensor, likewise.
+const MAX_NAME_BYTES: usize = 64;
+/// Most dimensions of a tensor, likewise.
+const MAX_RANK: u32 = 4;
+/// Arrays in arrays; nothing known nests them at all.
+const MAX_DEPTH: u32 = 4;
+/// Least bytes of a key with its value, and of a tensor's description.
+const MIN_KEY_BYTES: u64 = 8 + 4 + 1;
+const MIN_TENSOR_BYTES: u64 = 8 + 4 + 4 + 8;
+
+type Result<T> = std::result::Result<T, Refused>;
+
+fn invalid<T>(what: String) -> Result<T> {
+    Err(Refused::Invalid(what))
+}
+
+/// Kind of a value, in the format's numbering.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    U8,
+    I8,
+    U16,
+    I16,
+    U32,
+    I32,
+    F32,
+    Bool,
+    Text,
+    Array,
+    U64,
+    I64,
+    F64,
+}
+
+impl Kind {
+    fn from_number(n: u32) -> Option<Kind> {
+        use Kind::*;
+        let all = [U8, I8, U16, I16, U32, I32, F32, Bool, Text, Array, U64, I64, F64];
+        all.get(n as usize).copied()
+    }
+
+    /// Bytes of a value; strings and arrays have lengths of their own.
+    pub const fn bytes(self) -> Option<usize> {
+        match self {
+            Kind::U8 | Kind::I8 | Kind::Bool => Some(1),
+            Kind::U16 | Kind::I16 => Some(2),
+            Kind::U32 | Kind::I32 | Kind::F32 => Some(4),
+            Kind::U64 | Kind::I64 | Kind::F64 => Some(8),
+            Kind::Text | Kind::Array => None,
+        }
+    }
+
+    /// As in messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::U8 => "u8",
+            Kind::I8 => "i8",
+            Kind::U16 => "u16",
+            Kind::I16 => "i16",
+            Kind::U32 => "u32",
+            Kind::I32 => "i32",
+            Kind::F32 => "f32",
+            Kind::Bool => "bool",
+            Kind::Text => "string",
+            Kind::Array => "array",
+            Kind::U64 => "u64",
+            Kind::I64 => "i64",
+            Kind::F64 => "f64",
+        }
+    }
+}
+
+/// Where a value is in the file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stored {
+    /// Of the value, or of each value of an array.
+    pub kind: Kind,
+    /// Values of an array.
+    pub array: Option<usize>,
+    /// The bytes, without an array's kind and length but with those of the strings in it.
+    pub bytes: Range<usize>,
+}
+
+/// A tensor's description, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Placed {
+    pub name: String,
+    pub dtype: Dtype,
+    /// Outermost first.
+    pub shape: Vec<u64>,
+    /// Its bytes in the file.
+    pub bytes: Range<usize>,
+}
+
+/// What the head says.
+#[derive(Debug)]
+pub struct Head {
+    pub values: BTreeMap<String, Stored>,
+    /// In the order of the file.
+    pub tensors: Vec<Placed>,
+}
+
+/// Reads forward through the file.
+pub struct Cursor<'a> {
+    pub file: &'a [u8],
+    pub at: usize,
+}
+
+impl<'a> Cursor<'a> {
+    fn left(&self) -> u64 {
+        (self.file.len() - self.at) as u64
+    }
+
+    fn take(&mut self, n: u64, what: &str) -> Result<&'a [u8]> {
+        if n > self.left() {
+            return invalid(format!(
+                "{what}: {n} bytes at byte {}, but only {} follow",
+                self.at,
+                self.left()
+            ));
+        }
+        let start = self.at;
+        self.at += n as usize;
+        Ok(&self.file[start..self.at])
+    }
+
+    fn array<const N: usize>(&mut self, what: &str) -> Result<[u8; N]> {
+        let mut out = [0; N];
+        out.copy_from_slice(self.take(N as u64, what)?);
+        Ok(out)
+    }
+
+    fn u32(&mut self, what: &str) -> Result<u32> {
+        Ok(u32::from_le_bytes(self.array(what)?))
+    }
+
+    fn u64(&mut self, what: &str) -> Result<u64> {
+        Ok(u64::from_le_bytes(self.array(what)?))
+    }
+
+    /// The bytes of a string.
+    pub fn string(&mut self, what: &str) -> Result<&'a [u8]> {
+        let n = self.u64(what)?;
+        self.take(n, what)
+    }
+
+    fn name(&mut self, what: &str, max: usize) -> Result<&'a str> {
+        let bytes = self.string(what)?;
+        if bytes.len() > max {
+            return invalid(format!("{what}: a name of {} bytes, more than {max}", bytes.len()));
+        }
+        match std::str::from_utf8(bytes) {
+            Ok(name) => Ok(name),
+            Err(_) => invalid(format!("{what}: the name `{}` is not UTF-8", bytes.escape_ascii())),
+        }
+    }
+
+    fn kind(&mut self, what: &str) -> Result<Kind> {
+        let n = self.u32(what)?;
+        match Kind::from_number(n) {
+            Some(kind) => Ok(kind),
+            None => invalid(format!("{what}: values of kind {n}, expected 0 to 12")),
+        }
+    }
+
+    /// Passes over a value.
+    fn value(&mut self, kind: Kind, what: &str, depth: u32) -> Result<Stored> {
+        if let Some(n) = kind.bytes() {
+            let start = self.at;
+            self.take(n as u64, what)?;
+            return Ok(Stored { kind, array: None, bytes: start..self.at });
+        }
+        if kind == Kind::Text {
+            let n = self.string(what)?.len();
+            return Ok(Stored { kind, array: None, bytes: self.at - n..self.at });
+        }
+        if depth == MAX_DEPTH {
+            return invalid(format!("{what}: arrays nested more than {MAX_DEPTH} deep"));
+        }
+        let of = self.kind(what)?;
+        let len = self.u64(what)?;
+        // Of a string its length is there at least, of an array its kind and length.
+        let least = of.bytes().unwrap_or(if of == Kind::Text { 8 } else { 12 }) as u64;
+        if len > self.left() / least {
+            let (of, left) = (of.name(), self.left());
+            return invalid(format!("{what}: an array of {len} {of} values, but only {left} bytes follow"));
+        }
+        let start = self.at;
+        if of.bytes().is_some() {
+            self.take(len * least, what)?;
+        } else {
+            for _ in 0..len {
+                self.value(of, what, depth + 1)?;
+            }
+        }
+        Ok(Stored { kind: of, array: Some(len as usize), bytes: start..self.at })
+    }
+}
+
+/// Checks the head of a whole file.
+pub fn parse(file: &[u8]) -> Result<Head> {
+    let mut c = Cursor { file, at: 0 };
+    let magic: [u8; 4] = c.array("GGUF header")?;
+    if magic != *MAGIC {
+        return invalid(format!("GGUF header: it starts with `{}`, expected `GGUF`", magic.escape_ascii()));
+    }
+    let version = c.u32("GGUF header")?;
+    match version {
+        2 | 3 => {}
+        0 => return invalid("GGUF header: version 0".into()),
+        _ if version.swap_bytes() < 1 << 16 => {
+            let what = format!(
+                "GGUF file: big endian, version {}; read are little endian files",
+                version.swap_bytes()
+            );
+            return Err(Refused::Unsupported(what));
+        }
+        _ => return Err(Refused::Unsupported(format!("GGUF version {version}; read are 2 and 3"))),
+    }
+    let tensors = c.u64("GGUF header")?;
+    let keys = c.u64("GGUF header")?;
+    let least = keys.checked_mul(MIN_KEY_BYTES).zip(tensors.checked_mul(MIN_TENSOR_BYTES));
+    if least.and_then(|(a, b)| a.checked_add(b)).is_none_or(|n| n > c.left()) {
+        let left = c.left();
+        return invalid(format!(
+            "GGUF header: {tensors} tensors and {keys} keys, but only {left} bytes follow"
+        ));
+    }
+    let values = values(&mut c, keys)?;
+    let alignment = alignment(file, &values)?;
+    let tensors = places(&mut c, tensors, alignment)?;
+    Ok(Head { values, tensors })
+}
+
+fn values(c: &mut Cursor<'_>, keys: u64) -> Result<BTreeMap<String, Stored>> {
+    let mut values = BTreeMap::new();
+    for i in 0..keys {
+        let key = c.name(&format!("key {i} of {keys}"), MAX_KEY_BYTES)?.to_string();
+        let what = format!("key `{}`", key.escape_debug());
+        let kind = c.kind(&what)?;
+        let value = c.value(kind, &what, 0)?;
+        match values.entry(key) {
+            Entry::Vacant(e) => e.insert(value),
+            Entry::Occupied(_) => return invalid(format!("{what} is there twice")),
+        };
+    }
+    Ok(values)
+}
+
+fn alignment(file: &[u8], values: &BTreeMap<String, Stored>) -> Result<u64> {
+    let Some(value) = values.get(ALIGNMENT_KEY) else { return Ok(ALIGNMENT) };
+    let (Kind::U32, None, Some(bytes)) =
+        (value.kind, value.array, file[value.bytes.clone()].first_chunk::<4>())
+    else {
+        return invalid(format!("key `{ALIGNMENT_KEY}`: it is a {}, expected u32", value.kind.name()));
+    };
+    match u32::from_le_bytes(*bytes) {
+        n if n.is_power_of_two() => Ok(u64::from(n)),
+        n => invalid(format!("key `{ALIGNMENT_KEY}`: it is {n}, expected a power of two")),
+    }
+}
+
+/// GGML's numbers of the types that are read.
+fn dtype(number: u32) -> Option<Dtype> {
+    Some(match number {
+        0 => Dtype::F32,
+        1 => Dtype::F16,
+        2 => Dtype::Q4_0,
+        3 => Dtype::Q4_1,
+        6 => Dtype::Q5_0,
+        7 => Dtype::Q5_1,
+        8 => Dtype::Q8_0,
+        12 => Dtype::Q4K,
+        13 => Dtype::Q5K,
+        14 => Dtype::Q6K,
+        20 => Dtype::Iq4Nl,
+        30 => Dtype::BF16,
+        39 => Dtype::Mxfp4,
+        _ => return None,
+    })
+}
+
+/// Names of GGML's other types, for messages.
+fn other_type(number: u32) -> &'static str {
+    match number {
+        9 => " (q8_1)",
+        10 => " (q2_K)",
+        11 => " (q3_K)",
+        15 => " (q8_K)",
+        16 => " (iq2_xxs)",
+        17 => " (iq2_xs)",
+        18 => " (iq3_xxs)",
+        19 => " (iq1_s)",
+        21 => " (iq3_s)",
+        22 => " (iq2_s)",
+        23 => " (iq4_xs)",
+        24..=27 => " (an integer)",
+        28 => " (f64)",
+        29 => " (iq1_m)",
+        34 => " (tq1_0)",
+        35 => " (tq2_0)",
+        40 => " (nvfp4)",
+        _ => "",
+    }
+}
+
+fn places(c: &mut Cursor<'_>, tensors: u64, alignment: u64) -> Result<Vec<Placed>> {
+    let mut found: BTreeMap<String, ()> = BTreeMap::new();
+    // Offsets first: where the data starts is known behind the last description.
+    let mut placed = Vec::new();
+    for i in 0..tensors {
+        let name = c.name(&format!("tensor {i} of {tensors}"), MAX_NAME_BYTES)?.to_string();
+        let what = format!("tensor `{}`", name.escape_debug());
+        let rank = c.u32(&what)?;
+        if rank > MAX_RANK {
+            return invalid(format!("{what}: {rank} dimensions, more than {MAX_RANK}"));
+        }
+        let mut shape = (0..rank).map(|_| c.u64(&what)).collect::<Result<Vec<u64>>>()?;
+        shape.reverse();
+        if shape.contains(&0) {
+            return invalid(format!("{what}: shape {shape:?} has no elements"));
+        }
+        let number = c.u32(&what)?;
+        let Some(dtype) = dtype(number) else {
+            return Err(Refused::Unsupported(format!(
+                "{what}: GGML type {number}{}; read are f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_K, q5_K, q6_K, iq4_nl and mxfp4",
+                other_type(number)
+            )));
+        };
+        let offset = c.u64(&what)?;
+        let row = shape.last().copied().unwrap_or(1);
+        if !row.is_multiple_of(dtype.block_elements() as u64) {
+            return invalid(format!(
+                "{what}: rows of {row} elements, expected a multiple of the {} in a block of {}",
+                dtype.block_elements(),
+                dtype.name()
+            ));
+        }
+        let Some(bytes) = dtype.tensor_bytes(&shape) else {
+            return invalid(format!("{what}: shape {shape:?} has more bytes than 64 bits count"));
+        };
+        if !offset.is_multiple_of(alignment) {
+            return invalid(format!(
+                "{what}: it starts at byte {offset}, expected a multiple of {alignment}"
+            ));
+        }
+        if found.insert(name.clone(), ()).is_some() {
+            return invalid(format!("{what} is there twice"));
+        }
+        placed.push((name, dtype, shape, offset, bytes));
+    }
+    // Both are below 2^63: a file's length and a u32.
+    let start = (c.at as u64).next_multiple_of(alignment);
+    let data = (c.file.len() as u64).saturating_sub(start);
+    let mut out = Vec::new();
+    for (name, dtype, shape, offset, bytes) in placed {
+        match offset.checked_add(bytes) {
+            Some(end) if end <= data => {
+                let from = (start + offset) as usize;
+                out.push(Placed { name, dtype, shape, bytes: from..from + bytes as usize });
+            }
+            _ => {
+                return invalid(format!(
+                    "tensor `{name}`: {bytes} bytes at byte {offset} of {data} bytes of data: the file is cut off"
+                ));
+            }
+        }
+    }
+    let mut order: Vec<&Placed> = out.iter().collect();
+    order.sort_by_key(|t| t.bytes.start);
+    for pair in order.windows(2) {
+        if pair[1].bytes.start < pair[0].bytes.end {
+            let by = pair[0].bytes.end - pair[1].bytes.start;
+            return invalid(format!(
+                "tensor `{}`: it overlaps `{}` by {by} bytes",
+                pair[1].name, pair[0].name
+            ));
+        }
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::writer::Gguf;
+    use super::*;
+    use proptest::prelude::*;
+
+    /// One key of each kind and two tensors; the data ends where the file does.
+    fn example() -> Gguf {
+        let mut g = Gguf::new();
+        g.text("general.architecture", "none");
+        g.u32("a.number", 7);
+        g.f32("a.float", 0.5);
+        g.bool("a.flag", true);
+        g.i32s("a.numbers", &[1, -2]);
+        g.texts("a.texts", &["x", "", "yz"]);
+        g.raw("a.nested", 9, &nested(2));
+        g.tensor("one", &[4, 2], 0, vec![0; 32]);
+        g.tensor("two", &[32, 3], 8, vec![1; 96 + 6]);
+        g.tensor("end", &[16], 0, vec![0; 64]);
+        g
+    }
+
+    /// An array in `depth` arrays of one value.
+    fn nested(depth: u32) -> Vec<u8> {
+        let mut out = Vec::new();
+        for _ in 0..depth {
+            out.extend(9u32.to_le_bytes());
+            out.extend(1u64.to_le_bytes());
+        }
+        out.extend([0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 5, 6]);
+        out
+    }
+
+    fn refused(g: &Gguf) -> String {
+        refused_bytes(&g.write())
+    }
+
+    fn refused_bytes(file: &[u8]) -> String {
+        match parse(file).unwrap_err() {
+            Refused::Invalid(what) => what,
+            Refused::Unsupported(what) => panic!("unsupported {what}"),
+        }
+    }
+
+    fn unsupported(file: &[u8]) -> String {
+        match parse(file).unwrap_err() {
+            Refused::Unsupported(what) => what,
+            Refused::Invalid(what) => panic!("invalid {what}"),
+        }
+    }
+
+    #[test]
+    fn keys_and_tensors_are_placed() {
+        for version in [2, 3] {
+            let mut g = example();
+            g.version = version;
+            let file = g.write();
+            let head = parse(&file).unwrap();
+            assert_eq!(head.values.len(), 7);
+            let text = &head.values["general.architecture"];
+            assert_eq!((text.kind, &file[text.bytes.clone()]), (Kind::Text, &b"none"[..]));
+            let numbers = &head.values["a.numbers"];
+            assert_eq!((numbers.kind, numbers.array, numbers.bytes.len()), (Kind::I32, Some(2), 8));
+            let two = &head.tensors[1];
+            assert_eq!((two.name.as_str(), two.dtype, &two.shape[..]), ("two", Dtype::Q8_0, &[3, 32][..]));
+            assert_eq!(file[two.bytes.clone()], vec![1; 102]);
+            assert_eq!(head.tensors[2].bytes.end, file.len());
+        }
+    }
+
+    #[test]
+    fn a_file_cut_off_anywhere() {
+        let file = example().write();
+        for n in 0..file.len() {
+            assert!(parse(&file[..n]).is_err(), "{n} of {}", file.len());
+        }
+    }
+
+    #[test]
+    fn a_file_of_something_else() {
+        assert!(refused_bytes(b"PK\x03\x04 and more").contains("expected `GGUF`"));
+        assert!(refused_bytes(b"GGU").contains("only 3 follow"));
+    }
+
+    proptest! {
+        /// Whatever bytes are wrong, the answer is an error or tensors inside the file.
+        #[test]
+        fn a_file_with_wrong_bytes(changes in prop::collection::vec((0usize..420, any::<u8>()), 1..6)) {
+            let mut file = example().write();
+            for (at, byte) in changes {
+                file[at] = byte;
+            }
+            for t in parse(&file).iter().flat_map(|head| &head.tensors) {
+                prop_assert!(t.bytes.start <= t.bytes.end && t.bytes.end <= file.len());
+                prop_assert_eq!(Some(t.bytes.len() as u64), t.dtype.tensor_bytes(&t.shape));
+            }
+        }
+    }
+
+    #[test]
+    fn versions_that_are_not_read() {
+        for (version, says) in
+            [(1, "version 1"), (4, "version 4"), (3u32.swap_bytes(), "big endian, version 3")]
+        {
+            let mut g = example();
+            g.version = version;
+            assert!(unsupported(&g.write()).contains(says), "{version}");
+        }
+        let mut g = example();
+        g.version = 0;
+        assert!(refused(&g).contains("version 0"));
+    }
+
+    #[test]
+    fn a_count_that_lies() {
+        for at in [8, 16] {
+            for count in [u64::MAX, u64::MAX / 24, 1 << 40, 1000] {
+                let mut file = example().write();
+                file[at..at + 8].copy_from_slice(&count.to_le_bytes());
+                assert!(refused_bytes(&file).contains(&count.to_string()), "{at} {count}");
+            }
+            // One more than there are: the next thing in the file is read as one.
+            let mut file = example().write();
+            file[at] += 1;
+            parse(&file).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn a_string_that_lies_about_its_length() {
+        for length in [u64::MAX, 1 << 62, 100_000] {
+            // The first key's own length, and that of its value.
+            for at in [24, 24 + 8 + "general.architecture".len() + 4] {
+                let mut file = example().write();
+                file[at..at + 8].copy_from_slice(&length.to_le_bytes());
+                assert!(refused_bytes(&file).contains(&length.to_string()), "{at} {length}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_array_that_lies_about_its_length() {
+        for kind in 0..13u32 {
+            for length in [u64::MAX, u64::MAX / 8, 1 << 40, 10_000] {
+                let mut g = Gguf::new();
+                let value = [&kind.to_le_bytes()[..], &length.to_le_bytes()].concat();
+                g.raw("some.list", 9, &value);
+                let what = refused(&g);
+                assert!(what.contains("`some.list`") && what.contains(&length.to_string()), "{what}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_array_nested_too_deep() {
+        let mut g = Gguf::new();
+        g.raw("deep", 9, &nested(3));
+        parse(&g.write()).unwrap();
+        for depth in [4, 100_000] {
+            let mut g = Gguf::new();
+            g.raw("deep", 9, &nested(depth));
+            assert!(refused(&g).contains("key `deep`: arrays nested"), "{depth}");
+        }
+    }
+
+    #[test]
+    fn a_kind_of_value_that_does_not_exist() {
+        let mut g = Gguf::new();
+        g.raw("strange", 13, &[0; 8]);
+        assert!(refused(&g).contains("key `strange`: values of kind 13"));
+    }
+
+    #[test]
+    fn dimensions_that_overflow() {
+        for ne in [vec![1 << 32, 1 << 32], vec![u64::MAX], vec![1 << 40, 1 << 10, 1 << 10, 1 << 10]] {
+            let mut g = Gguf::new();
+            g.tensor("huge", &ne, 0, vec![0; 32]);
+            let what = refused(&g);
+            assert!(what.contains("tensor `huge`") && what.contains("64 bits"), "{what}");
+        }
+        let mut g = Gguf::new();
+        g.tensor("large", &[1 << 40], 0, vec![0; 32]);
+        assert!(refused(&g).contains("tensor `large`: 4398046511104 bytes"));
+    }
+
+    #[test]
+    fn dimensions_that_are_not_dimensions() {
+        let mut g = Gguf::new();
+        g.tensor("none", &[3, 0], 0, vec![]);
+        assert!(refused(&g).contains("tensor `none`: shape [0, 3] has no elements"));
+        let mut g = Gguf::new();
+        g.tensor("deep", &[1; 5], 0, vec![0; 4]);
+        assert!(refused(&g).contains("tensor `deep`: 5 dimensions"));
+    }
+
+    #[test]
+    fn an_offset_beyond_the_end() {
+        for offset in [192, 1 << 40, u64::MAX - 31] {
+            let mut g = example();
+            g.tensors[2].offset = Some(offset);
+            let what = refused(&g);
+            assert!(what.contains("tensor `end`") && what.contains("cut off"), "{what}");
+        }
+    }
+
+    #[test]
+    fn an_offset_that_is_not_aligned() {
+        let mut g = example();
+        g.tensors[1].offset = Some(33);
+        assert!(refused(&g).contains("tensor `two`: it starts at byte 33, expected a multiple of 32"));
+    }
+
+    #[test]
+    fn tensors_that_overlap() {
+        let mut g = example();
+        g.tensors[2].offset = Some(64);
+        assert!(refused(&g).contains("tensor `end`: it overlaps `two` by 70 bytes"));
+    }
+
+    #[test]
+    fn a_type_that_is_not_read() {
+        for (number, says) in [(10, "10 (q2_K)"), (4, "4;"), (99, "99;"), (u32::MAX, "4294967295;")] {
+            let mut g = example();
+            g.tensors[0].kind = number;
+            let what = unsupported(&g.write());
+            assert!(what.contains("tensor `one`: GGML type") && what.contains(says), "{what}");
+        }
+    }
+
+    #[test]
+    fn rows_that_are_not_whole_blocks() {
+        let mut g = Gguf::new();
+        g.tensor("odd", &[48, 2], 8, vec![0; 102]);
+        assert!(refused(&g).contains("tensor `odd`: rows of 48 elements, expected a multiple of the 32"));
+    }
+
+    #[test]
+    fn names_that_are_not_text() {
+        let mut g = Gguf::new();
+        g.tensor("name", &[1], 0, vec![0; 4]);
+        g.tensors[0].name = b"a\xff".to_vec();
+        assert!(refused(&g).contains("tensor 0 of 1: the name `a\\xff` is not UTF-8"));
+        let mut g = Gguf::new();
+        g.u32("key", 1);
+        g.keys[0].0 = b"\xfe".to_vec();
+        assert!(refused(&g).contains("key 0 of 1: the name `\\xfe` is not UTF-8"));
+        let mut g = Gguf::new();
+        g.tensor(&"n".repeat(65), &[1], 0, vec![0; 4]);
+        assert!(refused(&g).contains("65 bytes, more than 64"));
+    }
+
+    #[test]
+    fn names_that_are_there_twice() {
+        let mut g = example();
+        g.tensor("one", &[4], 0, vec![0; 16]);
+        assert!(refused(&g).contains("tensor `one` is there twice"));
+        let mut g = example();
+        g.u32("a.number", 8);
+        assert!(refused(&g).contains("key `a.number` is there twice"));
+    }
+
+    #[test]
+    fn an_alignment_that_is_none() {
+        for n in [0, 3, 48, u32::MAX] {
+            let mut g = example();
+            g.u32("general.alignment", n);
+            let what = refused(&g);
+            assert!(what.contains("`general.alignment`") && what.contains(&n.to_string()), "{what}");
+        }
+        let mut g = example();
+        g.text("general.alignment", "32");
+        assert!(refused(&g).contains("it is a string, expected u32"));
+        let mut g = example();
+        g.alignment = 1 << 31;
+        g.u32("general.alignment", 1 << 31);
+        for tensor in &mut g.tensors {
+            tensor.offset = Some(0);
+        }
+        assert!(refused_bytes(&g.head()).contains("cut off"));
+    }
+
+    #[test]
+    fn other_alignments() {
+        for n in [1, 8, 256] {
+            let mut g = example();
+            g.alignment = n;
+            g.u32("general.alignment", n as u32);
+            let file = g.write();
+            assert_eq!(file[parse(&file).unwrap().tensors[1].bytes.clone()], vec![1; 102]);
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! Shared by tests.
+
+pub mod gguf;
+pub mod tiny;

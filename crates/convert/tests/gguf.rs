@@ -1,0 +1,499 @@
+//! GGUF files as checkpoints: the same model as the folder that they were made of, and each way to be wrong is named.
+
+mod common;
+
+use anemoe_convert::Error;
+use anemoe_convert::checkpoint::{Checkpoint, Dtype, SideFile};
+use anemoe_convert::models;
+use anemoe_convert::plan::PlanOptions;
+use common::gguf::Gguf;
+use common::tiny::{Options, as_f32, gguf_of, read};
+use half::f16;
+use serde_json::{Value, json};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+fn repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
+fn as_f16(values: &[f32]) -> (u32, Vec<u8>) {
+    (1, values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect())
+}
+
+/// Blocks of 32 with the scale 1/64: coarse, but enough to be told apart.
+fn as_q8_0(values: &[f32]) -> (u32, Vec<u8>) {
+    let block = |v: &[f32]| {
+        let scale = f16::from_f32(1.0 / 64.0).to_le_bytes();
+        let quants = v.iter().map(|x| (x * 64.0).round().clamp(-127.0, 127.0) as i8 as u8);
+        scale.into_iter().chain(quants).collect::<Vec<u8>>()
+    };
+    (8, values.chunks(32).flat_map(block).collect())
+}
+
+const FUSED: Options = Options { fused: true, encode: as_f32 };
+const UNFUSED: Options = Options { fused: false, encode: as_f16 };
+
+fn tiny(options: Options) -> Gguf {
+    gguf_of(&repository("fixtures/tiny-gemma4-moe"), options)
+}
+
+/// A file in a folder of its own.
+struct Written(tempfile::TempDir);
+
+impl Written {
+    fn new(g: &Gguf) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("tiny.gguf"), g.write()).unwrap();
+        Written(dir)
+    }
+
+    fn path(&self) -> PathBuf {
+        self.0.path().join("tiny.gguf")
+    }
+
+    fn open(&self) -> Result<Checkpoint, Error> {
+        Checkpoint::open(self.path().to_str().unwrap())
+    }
+
+    fn error(&self) -> Error {
+        match self.open().and_then(|c| models::open(c).map(|_| ())) {
+            Err(e) => e,
+            Ok(()) => panic!("it opens"),
+        }
+    }
+}
+
+fn invalid(g: &Gguf) -> String {
+    let file = Written::new(g);
+    match file.error() {
+        Error::Invalid { path, what } if path == file.path() => what,
+        other => panic!("{other}"),
+    }
+}
+
+fn unsupported(g: &Gguf) -> String {
+    let file = Written::new(g);
+    match file.error() {
+        Error::Unsupported { path, what } if path == file.path() => what,
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn every_tensor_is_that_of_the_folder() {
+    let folder = repository("fixtures/tiny-gemma4-moe");
+    let folder = Checkpoint::open(folder.to_str().unwrap()).unwrap();
+    let rounded = |v: &f32| f16::from_f32(*v).to_f32();
+    for (options, dtype) in [(FUSED, Dtype::F32), (UNFUSED, Dtype::F16)] {
+        let file = Written::new(&tiny(options));
+        let gguf = file.open().unwrap();
+        assert_eq!(gguf.source.tensors().len(), folder.source.tensors().len());
+        for info in folder.source.tensors() {
+            let name = format!("model.{}", info.name.strip_prefix("model.language_model.").unwrap());
+            let found = gguf.source.info(&name).unwrap();
+            assert_eq!(found.shape, info.shape, "{name}");
+            let expected = if info.shape.len() > 1 { dtype } else { Dtype::F32 };
+            assert_eq!(found.dtype, expected, "{name}");
+            assert_eq!(Some(found.bytes), expected.tensor_bytes(&info.shape), "{name}");
+            let mut wanted = read(&folder, &info.name);
+            if expected == Dtype::F16 {
+                wanted = wanted.iter().map(rounded).collect();
+            }
+            assert!(read(&gguf, &name) == wanted, "{name}");
+        }
+    }
+}
+
+#[test]
+fn the_plan_is_that_of_the_folder() {
+    let folder = repository("fixtures/tiny-gemma4-moe");
+    let plan = |path: &Path| {
+        let family = models::open(Checkpoint::open(path.to_str().unwrap()).unwrap()).unwrap();
+        serde_json::to_value(family.plan(&PlanOptions::default()).unwrap()).unwrap()
+    };
+    let rename = |mut plan: Value| {
+        for at in ["/source", "/chain/source"] {
+            *plan.pointer_mut(at).unwrap() = json!("renamed");
+        }
+        plan
+    };
+    let expected = plan(&folder);
+    for options in [FUSED, UNFUSED] {
+        let file = Written::new(&tiny(options));
+        let found = plan(&file.path());
+        assert_eq!(found["source"], "tiny.gguf");
+        assert_eq!(rename(found), rename(expected.clone()));
+    }
+}
+
+/// Ranges that cut experts, halves and blocks anywhere.
+#[test]
+fn pieces_of_joined_experts() {
+    let file = Written::new(&tiny(Options { fused: false, encode: as_q8_0 }));
+    let fused = Written::new(&tiny(Options { fused: true, encode: as_q8_0 }));
+    let (parts, whole) = (file.open().unwrap(), fused.open().unwrap());
+    let name = "model.layers.2.experts.gate_up_proj";
+    let expected = read(&whole, name);
+    let n = expected.len() as u64;
+    assert_eq!(n, 8 * 64 * 64);
+    assert!(read(&parts, name) == expected);
+    for (start, end) in [(0, 1), (2047, 2049), (2000, 7000), (4096, 8192), (4100, 4100), (n - 3, n), (31, 65)]
+    {
+        for checkpoint in [&parts, &whole] {
+            let mut out = vec![0f32; (end - start) as usize];
+            checkpoint.source.read(name, start..end, &mut out).unwrap();
+            assert!(out == expected[start as usize..end as usize], "{start}..{end}");
+        }
+    }
+    for range in [n..n + 1, Range { start: 5, end: 4 }, 0..2] {
+        let err = parts.source.read(name, range, &mut [0f32]).unwrap_err().to_string();
+        assert!(err.contains(name), "{err}");
+    }
+}
+
+#[test]
+fn a_weight_that_is_not_a_number() {
+    let mut g = tiny(UNFUSED);
+    let up = g.tensors.iter_mut().find(|t| t.name == b"blk.0.ffn_up_exps.weight").unwrap();
+    up.data[2 * 100..2 * 101].copy_from_slice(&f16::INFINITY.to_le_bytes());
+    let checkpoint = Written::new(&g).open().unwrap();
+    let name = "model.layers.0.experts.gate_up_proj";
+    let err = checkpoint.source.read(name, 2000..2400, &mut [0f32; 400]).unwrap_err().to_string();
+    assert!(err.contains("tiny.gguf") && err.contains(name) && err.contains("element 2148 is inf"), "{err}");
+}
+
+#[test]
+fn tensors_that_do_not_fit_the_model() {
+    let without = |name: &str| {
+        let mut g = tiny(UNFUSED);
+        g.tensors.retain(|t| t.name != name.as_bytes());
+        g
+    };
+    assert!(invalid(&without("output_norm.weight")).contains("tensor `model.norm.weight` [64] is missing"));
+    assert!(invalid(&without("token_embd.weight")).contains("`token_embd.weight` is missing"));
+    let what = invalid(&without("blk.4.attn_v.weight"));
+    assert!(what.contains("`model.layers.4.self_attn.v_proj.weight` [32, 64] is missing"), "{what}");
+    let what = invalid(&without("blk.1.ffn_gate_exps.weight"));
+    assert!(what.contains("`blk.1.ffn_up_exps.weight`") && what.contains("is missing"), "{what}");
+
+    let mut g = tiny(FUSED);
+    g.floats("blk.0.attn_sinks.weight", &[4], &[0.0; 4]);
+    assert!(invalid(&g).contains("tensor `blk.0.attn_sinks.weight`: this model has none of that name"));
+    let mut g = tiny(FUSED);
+    g.floats("blk.6.attn_norm.weight", &[64], &[0.0; 64]);
+    assert!(invalid(&g).contains("tensor `model.layers.6.input_layernorm.weight`"));
+    let mut g = tiny(FUSED);
+    g.floats("blk.0.ffn_gate_exps.weight", &[8, 32, 64], &[0.0; 8 * 32 * 64]);
+    g.floats("blk.0.ffn_up_exps.weight", &[8, 32, 64], &[0.0; 8 * 32 * 64]);
+    assert!(invalid(&g).contains("is there already as one tensor"));
+    let mut g = tiny(FUSED);
+    g.floats("output.weight", &[512, 64], &[0.0; 512 * 64]);
+    assert!(unsupported(&g).contains("`output.weight`: a head of its own"));
+
+    let mut g = tiny(FUSED);
+    let q = g.tensors.iter_mut().find(|t| t.name == b"blk.1.attn_q.weight").unwrap();
+    q.ne = vec![128, 32];
+    let what = invalid(&g);
+    assert!(
+        what.contains("`model.layers.1.self_attn.q_proj.weight`: shape [32, 128], expected [64, 64]"),
+        "{what}"
+    );
+    let mut g = tiny(UNFUSED);
+    let up = g.tensors.iter_mut().find(|t| t.name == b"blk.1.ffn_up_exps.weight").unwrap();
+    up.ne = vec![32, 64, 8];
+    assert!(invalid(&g).contains("`blk.1.ffn_up_exps.weight`: shape [8, 64, 32], expected [8, 32, 64]"));
+}
+
+#[test]
+fn metadata_that_is_missing() {
+    for key in [
+        "general.architecture",
+        "gemma4.context_length",
+        "gemma4.embedding_length",
+        "gemma4.block_count",
+        "gemma4.feed_forward_length",
+        "gemma4.expert_used_count",
+        "gemma4.expert_feed_forward_length",
+        "gemma4.attention.head_count",
+        "gemma4.attention.head_count_kv",
+        "gemma4.attention.key_length",
+        "gemma4.attention.key_length_swa",
+        "gemma4.attention.layer_norm_rms_epsilon",
+        "gemma4.attention.sliding_window",
+        "gemma4.attention.sliding_window_pattern",
+        "gemma4.rope.freq_base",
+        "gemma4.rope.freq_base_swa",
+    ] {
+        let mut g = tiny(FUSED);
+        g.remove(key);
+        assert!(invalid(&g).contains(&format!("metadata: `{key}` is missing")), "{key}");
+        let mut g = tiny(FUSED);
+        g.remove(key);
+        g.raw(key, 7, &[1]);
+        assert!(invalid(&g).contains(&format!("metadata: `{key}` is of type bool")), "{key}");
+    }
+}
+
+#[test]
+fn metadata_that_may_be_missing() {
+    let mut g = tiny(FUSED);
+    for key in [
+        "gemma4.final_logit_softcapping",
+        "gemma4.attention.value_length",
+        "gemma4.attention.shared_kv_layers",
+        "gemma4.embedding_length_per_layer_input",
+        "gemma4.rope.dimension_count",
+        "tokenizer.ggml.bos_token_id",
+        "tokenizer.ggml.eos_token_id",
+        "tokenizer.ggml.padding_token_id",
+    ] {
+        g.remove(key);
+    }
+    g.tensors.retain(|t| t.name != b"rope_freqs.weight");
+    let checkpoint = Written::new(&g).open().unwrap();
+    assert_eq!(checkpoint.config["final_logit_softcapping"], 30.0);
+    assert_eq!(checkpoint.config["rope_parameters"]["full_attention"]["partial_rotary_factor"], 0.25);
+    assert_eq!(checkpoint.generation_config, None);
+    assert!(checkpoint.side_files().unwrap().is_empty());
+    models::open(checkpoint).unwrap();
+}
+
+#[test]
+fn metadata_that_is_impossible_or_not_implemented() {
+    let with = |key: &str, change: &dyn Fn(&mut Gguf, &str)| {
+        let mut g = tiny(FUSED);
+        g.remove(key);
+        change(&mut g, key);
+        match Written::new(&g).error() {
+            e @ (Error::Invalid { .. } | Error::Unsupported { .. }) => e.to_string(),
+            e => panic!("{e}"),
+        }
+    };
+    let number = |key: &str, n: u32| with(key, &|g, key| g.u32(key, n));
+    for (found, says) in [
+        (number("split.count", 2), "unsupported metadata: `split.count` is 2"),
+        (number("gemma4.block_count", 0), "`gemma4.block_count` is 0"),
+        (number("gemma4.block_count", u32::MAX), "`gemma4.block_count` is 4294967295"),
+        (number("gemma4.block_count", 7), "has 6 entries for 7 layers"),
+        (number("gemma4.attention.head_count", 0), "`num_attention_heads` is 0"),
+        (number("gemma4.expert_count", 0), "unsupported configuration: `enable_moe_block`"),
+        (number("gemma4.embedding_length_per_layer_input", 256), "hidden_size_per_layer_input"),
+        (number("gemma4.attention.shared_kv_layers", 2), "num_kv_shared_layers"),
+        (
+            number("gemma4.attention.value_length", 64),
+            "unsupported metadata: `gemma4.attention.value_length` is 64",
+        ),
+        (number("gemma4.rope.dimension_count", 8), "`gemma4.rope.dimension_count` is 8"),
+        (number("gemma4.vocab_size", 100), "shape [512, 64], expected [100, 64]"),
+        (number("tokenizer.ggml.bos_token_id", 512), "`bos_token_id`"),
+        (
+            with("general.architecture", &|g, k| g.text(k, "gemma3")),
+            "`general.architecture` is gemma3; read is gemma4",
+        ),
+        (with("gemma4.rope.scaling.type", &|g, k| g.text(k, "yarn")), "`gemma4.rope.scaling.type` is yarn"),
+        (with("gemma4.attn_logit_softcapping", &|g, k| g.f32(k, 50.0)), "attn_logit_softcapping"),
+        (with("gemma4.attention.head_count", &|g, k| g.i32s(k, &[4, 4, 4, 4, 4, 8])), "layers differ"),
+        (with("gemma4.attention.head_count_kv", &|g, k| g.i32s(k, &[2, 2, 2])), "has 3 values, expected 6"),
+        (with("gemma4.attention.head_count_kv", &|g, k| g.i32s(k, &[2, 2, 2, 2, 2, -1])), "has -1"),
+        (with("gemma4.attention.layer_norm_rms_epsilon", &|g, k| g.f32(k, f32::NAN)), "rms_norm_eps"),
+    ] {
+        assert!(found.contains("tiny.gguf: ") && found.contains(says), "{found}");
+    }
+}
+
+#[test]
+fn key_value_heads_of_one_layer() {
+    let mut g = tiny(FUSED);
+    g.remove("gemma4.attention.head_count_kv");
+    g.i32s("gemma4.attention.head_count_kv", &[2, 1, 2, 2, 2, 1]);
+    assert!(
+        invalid(&g).contains("`model.layers.1.self_attn.k_proj.weight`: shape [32, 64], expected [16, 64]")
+    );
+    g.remove("gemma4.attention.head_count_kv");
+    g.u32("gemma4.attention.head_count_kv", 2);
+    assert!(
+        invalid(&g).contains("`model.layers.5.self_attn.k_proj.weight`: shape [32, 64], expected [64, 64]")
+    );
+}
+
+/// Where the full layers have values of their own, those are what they use.
+#[test]
+fn values_of_full_layers() {
+    let mut g = tiny(FUSED);
+    let k_eq_v = |g: &Gguf| Written::new(g).open().unwrap().config["attention_k_eq_v"].clone();
+    assert_eq!(k_eq_v(&g), true);
+    g.floats("blk.5.attn_v.weight", &[32, 64], &[0.5; 32 * 64]);
+    assert_eq!(k_eq_v(&g), false);
+    models::open(Written::new(&g).open().unwrap()).unwrap();
+}
+
+#[test]
+fn pairs_that_rotate() {
+    let with = |divisors: &[f32]| {
+        let mut g = tiny(FUSED);
+        g.tensors.retain(|t| t.name != b"rope_freqs.weight");
+        g.floats("rope_freqs.weight", &[divisors.len() as u64], divisors);
+        g
+    };
+    for rotating in 1..=16 {
+        let divisors: Vec<f32> = (0..16).map(|i| if i < rotating { 1.0 } else { 1e30 }).collect();
+        let config = Written::new(&with(&divisors)).open().unwrap().config;
+        let factor = config["rope_parameters"]["full_attention"]["partial_rotary_factor"].as_f64().unwrap();
+        assert_eq!((factor * 32.0 / 2.0) as usize, rotating);
+    }
+    let mut mixed = vec![1e30; 16];
+    assert!(unsupported(&with(&mixed)).contains("no pair rotates"));
+    (mixed[0], mixed[2]) = (1.0, 1.0);
+    assert!(unsupported(&with(&mixed)).contains("`rope_freqs.weight`: divisor 1;"));
+    mixed[2] = 8.0;
+    assert!(unsupported(&with(&mixed)).contains("divisor 8"));
+    assert!(invalid(&with(&[1.0; 8])).contains("`rope_freqs.weight`: 8 elements, expected 16"));
+}
+
+#[test]
+fn files_that_are_not_there_or_not_files() {
+    assert!(matches!(Checkpoint::open("no/such.gguf").err(), Some(Error::Io { .. })));
+    let file = Written::new(&tiny(FUSED));
+    std::fs::write(file.path(), b"").unwrap();
+    assert!(file.error().to_string().contains("GGUF header"));
+    let short = &tiny(FUSED).write()[..200_000];
+    std::fs::write(file.path(), short).unwrap();
+    assert!(file.error().to_string().contains("the file is cut off"));
+}
+
+/// Metadata with wrong bytes is refused or read; nothing panics.
+#[test]
+fn metadata_with_wrong_bytes() {
+    let mut g = tiny(FUSED);
+    g.texts("tokenizer.ggml.tokens", &["<bos>", "a", "b", "ab", "▁"]);
+    g.texts("tokenizer.ggml.merges", &["a b"]);
+    g.i32s("tokenizer.ggml.token_type", &[3, 1, 1, 1, 4]);
+    g.text("tokenizer.ggml.model", "gemma4");
+    let mut bits = 1u64;
+    let mut random = |n: usize| {
+        bits = bits.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (bits >> 33) as usize % n
+    };
+    let file = Written::new(&g);
+    let whole = g.write();
+    let keys = Gguf { tensors: Vec::new(), ..g }.head().len();
+    for _ in 0..300 {
+        let mut bytes = whole.clone();
+        for _ in 0..1 + random(3) {
+            let (at, byte) = (random(keys), random(256) as u8);
+            bytes[at] = byte;
+        }
+        std::fs::write(file.path(), bytes).unwrap();
+        if let Ok(checkpoint) = file.open() {
+            let _ = checkpoint.side_files();
+            let _ = models::open(checkpoint);
+        }
+    }
+}
+
+/// The tokenizer of the small model, from a file with nothing else of it, is the one of its folder.
+#[test]
+fn the_tokenizer_is_that_of_the_folder() {
+    let text = std::fs::read(repository("models/small-gemma4/tokenizer.json")).unwrap();
+    let mut json: Value = serde_json::from_slice(&text).unwrap();
+    // A token that is matched whole but is not special.
+    json["added_tokens"][5]["special"] = json!(false);
+    let mut g = tiny(FUSED);
+    common::tiny::tokenizer(&mut g, &json);
+    g.text("tokenizer.chat_template", "{{ bos_token }}");
+    // The embedding has as many rows as there are tokens.
+    g.tensors.retain(|t| t.name != b"token_embd.weight");
+    g.floats("token_embd.weight", &[4096, 64], &vec![0.5; 4096 * 64]);
+    let checkpoint = Written::new(&g).open().unwrap();
+    assert_eq!(checkpoint.config["vocab_size"], 4096);
+    let side = |name: &str| match checkpoint.side_file(name).unwrap() {
+        Some(SideFile::Bytes(bytes)) => bytes,
+        other => panic!("{name}: {other:?}"),
+    };
+    let made = side("tokenizer.json");
+    let mut found: Value = serde_json::from_slice(&made).unwrap();
+    for t in [&mut found, &mut json] {
+        // The same, in whatever order.
+        let vocab = t["model"]["vocab"].as_object_mut().unwrap();
+        vocab.sort_keys();
+    }
+    for part in ["normalizer", "pre_tokenizer", "decoder", "model", "added_tokens", "post_processor"] {
+        assert!(found[part] == json[part], "{part}");
+    }
+    let config: Value = serde_json::from_slice(&side("tokenizer_config.json")).unwrap();
+    assert_eq!((&config["bos_token"], &config["eos_token"]), (&json!("<bos>"), &json!("<eos>")));
+    assert_eq!(config["chat_template"], "{{ bos_token }}");
+    // <eos>, and <end_of_turn> by its text.
+    let generation: Value = serde_json::from_slice(&side("generation_config.json")).unwrap();
+    assert_eq!(generation, json!({"bos_token_id": 2, "pad_token_id": 0, "eos_token_id": [1, 6]}));
+    assert_eq!(checkpoint.generation_config, Some(generation));
+
+    let [made, original] = [made, text].map(|t| tokenizers::Tokenizer::from_bytes(t).unwrap());
+    for text in [
+        "def main():\n    return 1",
+        "  ü 漢字 🦀\t<end_of_turn>\n\n",
+        "",
+        " ",
+        "<bos>a<pad>",
+        "\u{0}\u{7f}\r\n",
+    ] {
+        let [a, b] = [&made, &original].map(|t| t.encode(text, true).unwrap().get_ids().to_vec());
+        assert_eq!(a, b, "{text}");
+        assert_eq!(made.decode(&a, true).unwrap(), original.decode(&b, true).unwrap());
+    }
+}
+
+#[test]
+fn tokenizers_that_are_wrong() {
+    let small = |change: &dyn Fn(&mut Gguf)| {
+        let mut g = tiny(FUSED);
+        let tokens: Vec<String> =
+            (0..510).map(|i| format!("t{i}")).chain(["a".into(), "t1a".into()]).collect();
+        g.text("tokenizer.ggml.model", "gemma4");
+        g.texts("tokenizer.ggml.tokens", &tokens);
+        g.texts("tokenizer.ggml.merges", &["t1 a"]);
+        change(&mut g);
+        let file = Written::new(&g);
+        let checkpoint = file.open()?;
+        checkpoint.side_files().map(|files| files.len())
+    };
+    let replace = |key: &'static str, texts: &'static [&'static str]| {
+        small(&move |g: &mut Gguf| {
+            g.remove(key);
+            g.texts(key, texts);
+        })
+    };
+    let merges = "tokenizer.ggml.merges";
+    assert_eq!(small(&|_| {}).unwrap(), 3);
+    for (found, says) in [
+        (small(&|g| g.remove("tokenizer.ggml.model")), "`tokenizer.ggml.model` is missing"),
+        (small(&|g| g.remove(merges)), "`tokenizer.ggml.merges` is missing"),
+        (replace(merges, &["t1 a", "t1a"]), "has `t1a` as 1, which is not two tokens"),
+        (replace(merges, &["t1 b"]), "has `t1 b` as 0, which is not two tokens that make a third"),
+        (replace(merges, &["a a"]), "has `a a` as 0"),
+        (replace(merges, &["", " ", "é "]), "has `` as 0"),
+        (replace("tokenizer.ggml.tokens", &["a", "b", "a"]), "has `a` as 0 and as 2"),
+        (
+            small(&|g| g.i32s("tokenizer.ggml.token_type", &[1, 1])),
+            "`tokenizer.ggml.token_type` has 2 values",
+        ),
+        (
+            small(&|g| {
+                g.remove("tokenizer.ggml.model");
+                g.text("tokenizer.ggml.model", "llama");
+            }),
+            "unsupported metadata: `tokenizer.ggml.model` is llama",
+        ),
+        (
+            small(&|g| {
+                g.remove("tokenizer.ggml.eos_token_id");
+                g.u32("tokenizer.ggml.eos_token_id", 512);
+            }),
+            "`tokenizer.ggml.eos_token_id` is 512 of 512 tokens",
+        ),
+    ] {
+        let found = found.unwrap_err().to_string();
+        assert!(found.contains("tiny.gguf: ") && found.contains(says), "{found}");
+    }
+}
