@@ -28,6 +28,12 @@ pub struct Chain {
     pub source: String,
     /// Sizes and special tokens.
     pub model: ModelInfo,
+    /// SHA-256 of the file with the importances that errors were weighed with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub importance: Option<String>,
+    /// How kinds were chosen, where a search did it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auto: Option<AutoChoice>,
     /// The embedding that the host looks up.
     pub embedding: Embedding,
     /// Token counts for which the shards have functions, ascending.
@@ -62,6 +68,63 @@ pub struct ModelInfo {
     pub eos_token_ids: Vec<u32>,
     /// Logits are `cap * tanh(raw / cap)`; the host applies it.
     pub final_logit_softcapping: Option<f32>,
+}
+
+/// How a search chose the compression of each tensor.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AutoChoice {
+    /// What was asked, for instance `min_cosine 0.99` or `max_bytes 6000000`.
+    pub goal: String,
+    /// What errors were measured on.
+    pub measured_on: String,
+    /// Bytes of all matrices as chosen.
+    pub bytes: u64,
+    /// Lowest cosine of logits to those of the uncompressed model over that text, where the whole model was run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_cosine: Option<f64>,
+    /// Mean of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mean_cosine: Option<f64>,
+    /// Every compressed tensor.
+    pub tensors: Vec<TensorChoice>,
+    /// Whole models with one kind for every tensor, for comparison, where they were run.
+    #[serde(default)]
+    pub uniform: Vec<UniformResult>,
+}
+
+/// The kind of one tensor, and why.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TensorChoice {
+    /// Checkpoint tensor without its prefix.
+    pub tensor: String,
+    /// Part of the model.
+    pub part: String,
+    /// Compression kind.
+    pub kind: String,
+    /// Bytes.
+    pub bytes: u64,
+    /// Relative squared error of the tensor's output.
+    pub output_error: f64,
+    /// Loss (1 - cosine of logits) per unit of output error; 1 where it was not measured.
+    pub sensitivity: f64,
+    /// What the neighbouring kinds would cost or gain.
+    pub reason: String,
+}
+
+/// A whole model with one kind.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UniformResult {
+    /// The kind.
+    pub kind: String,
+    /// Bytes of all matrices.
+    pub bytes: u64,
+    /// Lowest cosine of logits.
+    pub min_cosine: f64,
+    /// Mean cosine of logits.
+    pub mean_cosine: f64,
 }
 
 /// The embedding that the host looks up.

@@ -18,8 +18,9 @@ mod chain;
 
 pub use atomic::{file_sha256, package_sha256, write_atomic};
 pub use chain::{
-    Cache, Chain, Embedding, FORMAT, HostInput, InputBinding, ModelInfo, OutputBinding, Rope, RowRange, Run,
-    Shard, ShardFunction, ShardKind, Step, Storage, TokenCount, When,
+    AutoChoice, Cache, Chain, Embedding, FORMAT, HostInput, InputBinding, ModelInfo, OutputBinding, Rope,
+    RowRange, Run, Shard, ShardFunction, ShardKind, Step, Storage, TensorChoice, TokenCount, UniformResult,
+    When,
 };
 
 use std::path::PathBuf;

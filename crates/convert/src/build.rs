@@ -218,6 +218,7 @@ impl Site {
         // First, so that a tokenizer that is wrong is found before the work.
         let files = inputs.family.files()?;
         let mut chain = plan.chain.clone();
+        chain.importance = inputs.importance.map(|i| i.sha256().to_string());
         self.write_embedding(inputs.family, plan, &mut chain.embedding)?;
         let next = AtomicUsize::new(0);
         let reused = AtomicUsize::new(0);

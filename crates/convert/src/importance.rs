@@ -6,9 +6,6 @@ use anemoe_npz::Array;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Key prefix of the end-to-end sensitivities that `calibrate` stores beside the moments.
-pub const SENSITIVITY: &str = "sensitivity:";
-
 /// Second moments of the inputs of matrices, by checkpoint tensor.
 ///
 /// The file is an `.npz` with one array per tensor, named as in the checkpoint without its prefix (for instance
@@ -18,7 +15,6 @@ pub const SENSITIVITY: &str = "sensitivity:";
 pub struct Importance {
     path: PathBuf,
     moments: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
-    sensitivity: BTreeMap<String, f64>,
     sha256: String,
 }
 
@@ -32,7 +28,6 @@ impl Importance {
         let mut all = Importance {
             path: path.to_path_buf(),
             moments: BTreeMap::new(),
-            sensitivity: BTreeMap::new(),
             sha256: anemoe_bundle::file_sha256(path)?,
         };
         for (name, array) in anemoe_npz::read_npz(path)? {
@@ -41,11 +36,8 @@ impl Importance {
             if let Some(i) = values.iter().position(|v| !v.is_finite() || *v < 0.0) {
                 return Err(invalid(format!("element {i} is {}, expected a number from 0", values[i])));
             }
-            match (name.strip_prefix(SENSITIVITY), array.shape.len()) {
-                (Some(tensor), 0) => {
-                    all.sensitivity.insert(tensor.to_string(), f64::from(values[0]));
-                }
-                (None, 1 | 2) if !values.is_empty() => {
+            match array.shape.len() {
+                1 | 2 if !values.is_empty() => {
                     all.moments.insert(name, (array.shape.clone(), values));
                 }
                 _ => return Err(invalid(format!("shape {:?}", array.shape))),
@@ -54,23 +46,18 @@ impl Importance {
         Ok(all)
     }
 
-    /// Writes moments, and sensitivities if there are any, so that [`Importance::read`] reads them.
+    /// Writes moments so that [`Importance::read`] reads them.
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn write(
-        path: &Path,
-        moments: &BTreeMap<String, (Vec<usize>, Vec<f32>)>,
-        sensitivity: &BTreeMap<String, f64>,
-    ) -> Result<()> {
+    pub fn write(path: &Path, moments: &BTreeMap<String, (Vec<usize>, Vec<f32>)>) -> Result<()> {
         let mut arrays = Vec::new();
         for (name, (shape, values)) in moments {
-            arrays.push((name.clone(), array(path, name, shape, values.clone())?));
-        }
-        for (name, value) in sensitivity {
-            let key = format!("{SENSITIVITY}{name}");
-            let value = array(path, &key, &[], vec![*value as f32])?;
-            arrays.push((key, value));
+            let array = Array::new(shape.clone(), values.clone()).ok_or_else(|| {
+                let n = values.len();
+                Error::invalid(path, format!("importance `{name}`: {n} values for shape {shape:?}"))
+            })?;
+            arrays.push((name.clone(), array));
         }
         Ok(anemoe_npz::write_npz(path, &arrays)?)
     }
@@ -80,7 +67,7 @@ impl Importance {
     /// # Errors
     /// One is not; the error names it.
     pub fn check_names(&self, known: impl Fn(&str) -> bool) -> Result<()> {
-        match self.moments.keys().chain(self.sensitivity.keys()).find(|name| !known(name)) {
+        match self.moments.keys().find(|name| !known(name)) {
             None => Ok(()),
             Some(name) => Err(Error::invalid(
                 &self.path,
@@ -113,21 +100,10 @@ impl Importance {
         }
     }
 
-    /// End-to-end sensitivities by tensor; empty where the file has none.
-    pub fn sensitivity(&self) -> &BTreeMap<String, f64> {
-        &self.sensitivity
-    }
-
     /// SHA-256 of the file.
     pub fn sha256(&self) -> &str {
         &self.sha256
     }
-}
-
-fn array(path: &Path, name: &str, shape: &[usize], values: Vec<f32>) -> Result<Array> {
-    let n = values.len();
-    Array::new(shape.to_vec(), values)
-        .ok_or_else(|| Error::invalid(path, format!("importance `{name}`: {n} values for shape {shape:?}")))
 }
 
 #[cfg(test)]
@@ -156,12 +132,11 @@ mod tests {
             ("e".to_string(), (vec![2, 3], vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0])),
             ("q".to_string(), (vec![2], vec![7.0, 8.0])),
         ]);
-        Importance::write(&path, &moments, &BTreeMap::from([("q".to_string(), 0.5)])).unwrap();
+        Importance::write(&path, &moments).unwrap();
         let all = Importance::read(&path).unwrap();
         assert_eq!(all.of(&matrix("e", 12, 4, 3)).unwrap(), Some([4.0, 5.0, 6.0].as_slice()));
         assert_eq!(all.of(&matrix("q", 10, 5, 2)).unwrap(), Some([7.0, 8.0].as_slice()));
         assert_eq!(all.of(&matrix("other", 0, 5, 2)).unwrap(), None);
-        assert_eq!(all.sensitivity().get("q"), Some(&0.5));
         assert!(all.of(&matrix("e", 24, 4, 3)).is_err());
         let err = all.of(&matrix("q", 0, 5, 3)).unwrap_err().to_string();
         assert!(err.contains("importance `q`") && err.contains("3 inputs"), "{err}");

@@ -1,6 +1,7 @@
 //! Checkpoints to Core ML shards: models, plan, quantization, lowering.
 #![deny(unsafe_code)]
 
+pub mod auto;
 pub mod build;
 pub mod checkpoint;
 pub mod error;

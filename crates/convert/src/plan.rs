@@ -448,9 +448,12 @@ impl Plan {
         self.embedding = self.options.resolve("embedding", rows, cols);
         self.totals.embedding_bytes = self.embedding.bytes(rows, cols);
         self.chain.embedding.storage = storage(self.embedding, rows, cols);
+        // A search takes what suits a tensor; nothing was asked for it.
+        let searched = self.chain.auto.is_some();
         let mut notes: BTreeMap<String, usize> = BTreeMap::new();
         let mut note = |part: &str, rows: usize, cols: usize, quant: MatrixQuant| {
-            if let Some(what) = quant.differs_from(self.options.kind(part), self.options.groups) {
+            if !searched && let Some(what) = quant.differs_from(self.options.kind(part), self.options.groups)
+            {
                 *notes.entry(format!("{part} [{rows}, {cols}]: {what}")).or_default() += 1;
             }
         };

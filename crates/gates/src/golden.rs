@@ -9,9 +9,9 @@ use serde::Serialize;
 /// Cosine that every position and step must reach.
 pub const MIN_COSINE: f64 = 0.97;
 
-/// Where the reference's best logit leads by less than this, its choice is a near tie: the second token is at least e^-0.25,
-/// about 0.78, as probable, and rounding alone can swap them.
-pub const NEAR_TIE: f32 = 0.25;
+/// Where the reference's best logit leads by less than this, its choice is a near tie: the second token is at least e^-0.5,
+/// about 0.61, as probable. A cosine of 0.97 allows logits to move by more than that.
+pub const NEAR_TIE: f32 = 0.5;
 
 /// What the gate found.
 #[derive(Clone, Debug, PartialEq, Serialize)]

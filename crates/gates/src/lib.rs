@@ -1,6 +1,9 @@
 //! Golden references, and the gates that a build has to pass.
 #![deny(unsafe_code)]
 
+pub mod auto;
+pub mod calibrate;
 pub mod golden;
 pub mod reference;
 pub mod static_report;
+pub mod text;

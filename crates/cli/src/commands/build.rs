@@ -1,13 +1,14 @@
 //! `anemoe build`
 
+use super::auto::{self, Planned};
 use super::plan::Options;
 use crate::Outcome;
 use crate::ui::{self, Ui};
 use anemoe_convert::build::{BuildReport, Event};
-use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::family::Family;
-use anemoe_convert::models;
+use anemoe_convert::importance::Importance;
 use anemoe_convert::plan::Plan;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Build a bundle of Core ML packages from a checkpoint. A build that was interrupted goes on where it stopped.
@@ -27,25 +28,36 @@ pub struct Args {
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    let checkpoint = Checkpoint::open(&args.checkpoint)?;
-    let family = models::open(checkpoint)?;
-    let plan = family.plan(&args.options.to_plan_options())?;
-    let report = with_progress(family.as_ref(), &plan, &args.out, args.jobs, ui)?;
+    let Planned { family, plan, importance } = auto::plan(&args.checkpoint, &args.options, ui)?;
+    let report = with_progress(family.as_ref(), &plan, importance.as_ref(), &args.out, args.jobs, ui)?;
     ui.document(&report)?;
     ui.line(summary(&report))?;
     Ok(Outcome::Done)
+}
+
+/// Reads importances, all of which must be of tensors that the plan compresses.
+pub fn read_importance(path: &Path, plan: &Plan) -> anyhow::Result<Importance> {
+    let importance = Importance::read(path)?;
+    let known: BTreeSet<&str> =
+        plan.shards.iter().flat_map(|s| &s.matrices).map(|m| m.tensor.as_str()).collect();
+    importance.check_names(|name| known.contains(name))?;
+    for m in plan.shards.iter().flat_map(|s| &s.matrices) {
+        importance.of(m)?;
+    }
+    Ok(importance)
 }
 
 /// Builds with a bar over the weights.
 pub fn with_progress(
     family: &dyn Family,
     plan: &Plan,
+    importance: Option<&Importance>,
     out: &Path,
     jobs: usize,
     ui: &Ui,
 ) -> anyhow::Result<BuildReport> {
     let bar = ui.bar(plan.shards.iter().map(|s| s.weights).sum::<u64>() / 1000, "building");
-    let report = anemoe_convert::build::build(family, plan, None, out, jobs, &|event| {
+    let report = anemoe_convert::build::build(family, plan, importance, out, jobs, &|event| {
         let Event::ShardDone { shard, bytes, elapsed, reused } = event;
         bar.inc(shard.weights / 1000);
         bar.set_message(format!("k weights, {}", shard.name));

@@ -30,9 +30,7 @@ pub struct Args {
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let started = Instant::now();
     let checkpoint = Checkpoint::open(&args.checkpoint)?;
-    let text = checkpoint.config.get("text_config").unwrap_or(&checkpoint.config);
-    let bos = text.get("bos_token_id").and_then(|v| v.as_u64()).and_then(|v| u32::try_from(v).ok());
-    let prompt = args.prompt.ids(|| tokenizer(&checkpoint), bos)?;
+    let prompt = args.prompt.ids(|| tokenizer(&checkpoint), bos(&checkpoint))?;
     let bar = ui.bar(1, "layers");
     let options = RunOptions { hidden: true, routing: true };
     let golden =
@@ -57,8 +55,14 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
+/// The token that starts a text.
+pub fn bos(checkpoint: &Checkpoint) -> Option<u32> {
+    let text = checkpoint.config.get("text_config").unwrap_or(&checkpoint.config);
+    text.get("bos_token_id").and_then(|v| v.as_u64()).and_then(|v| u32::try_from(v).ok())
+}
+
 /// The tokenizer beside the weights, or in them.
-fn tokenizer(checkpoint: &Checkpoint) -> anyhow::Result<Tokenizer> {
+pub fn tokenizer(checkpoint: &Checkpoint) -> anyhow::Result<Tokenizer> {
     match checkpoint.side_file("tokenizer.json")? {
         Some(SideFile::Path(path)) => Ok(Tokenizer::open(&path)?),
         Some(SideFile::Bytes(text)) => Ok(Tokenizer::from_bytes(&text, &checkpoint.path)?),

@@ -1,11 +1,15 @@
 //! One file per sub-command.
 
+pub mod auto;
 pub mod build;
+pub mod calibrate;
 pub mod generate;
 pub mod golden;
 pub mod inspect;
+pub mod perplexity;
 pub mod plan;
 pub mod predict;
 pub mod quantize;
 pub mod quickstart;
+pub mod text;
 pub mod validate;

@@ -1,10 +1,9 @@
 //! `anemoe plan`
 
+use super::auto::{self, QuantChoice, byte_count};
 use crate::Outcome;
 use crate::ui::{self, Table, Ui};
 use anemoe_bundle::TokenCount;
-use anemoe_convert::checkpoint::Checkpoint;
-use anemoe_convert::models;
 use anemoe_convert::plan::{PartKinds, Plan, PlanOptions};
 use anemoe_convert::quant::{Groups, Quant};
 use std::collections::BTreeMap;
@@ -32,9 +31,22 @@ pub struct Args {
 #[derive(clap::Args, Clone)]
 pub struct Options {
     /// Compression: fp16, int8-tensor, int8-channel, int4-block (each integer kind also with -asymmetric), or
-    /// lut{1,2,3,4,6,8} with -uniform and -tensor as options (lut4, lut6-tensor, ...).
+    /// lut{1,2,3,4,6,8} with -uniform and -tensor as options (lut4, lut6-tensor, ...); or auto: a kind per tensor,
+    /// chosen from measured errors.
     #[arg(long, value_name = "KIND", default_value = "lut4")]
-    pub quant: Quant,
+    pub quant: QuantChoice,
+    /// For --quant auto: the fewest bytes with at least this cosine of logits [default: 0.97].
+    #[arg(long, value_name = "COSINE", conflicts_with = "max_bytes")]
+    pub min_cosine: Option<f64>,
+    /// For --quant auto: the least loss with at most this many bytes of matrices (6000000, 6MB, 1.5GiB).
+    #[arg(long, value_name = "BYTES", value_parser = byte_count)]
+    pub max_bytes: Option<u64>,
+    /// For --quant auto: text to run the model on, instead of a built-in one.
+    #[arg(long, value_name = "FILE")]
+    pub auto_text: Option<PathBuf>,
+    /// Second moments of the projections' inputs, from `calibrate`: errors are weighed with them.
+    #[arg(long, value_name = "F.npz")]
+    pub importance: Option<PathBuf>,
     /// Compression of the attention projections, where it differs.
     #[arg(long, value_name = "KIND")]
     pub attn_quant: Option<Quant>,
@@ -96,7 +108,10 @@ impl Options {
             None => self.tokens.iter().map(|&n| TokenCount { min: n, max: n }).collect(),
         };
         PlanOptions {
-            quant: self.quant,
+            quant: match self.quant {
+                QuantChoice::Kind(kind) => kind,
+                QuantChoice::Auto => PlanOptions::default().quant,
+            },
             parts: PartKinds {
                 attention: self.attn_quant,
                 experts: self.expert_quant,
@@ -116,9 +131,7 @@ impl Options {
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    let checkpoint = Checkpoint::open(&args.checkpoint)?;
-    let family = models::open(checkpoint)?;
-    let plan = family.plan(&args.options.to_plan_options())?;
+    let plan = auto::plan(&args.checkpoint, &args.options, ui)?.plan;
     if let Some(path) = &args.out {
         let mut text = serde_json::to_vec_pretty(&plan)?;
         text.push(b'\n');
@@ -144,7 +157,7 @@ fn document(plan: &Plan) -> serde_json::Value {
         .collect();
     serde_json::json!({
         "family": plan.family, "source": plan.source, "options": plan.options, "shards": shards, "totals": plan.totals,
-        "embedding": plan.embedding, "notes": plan.notes,
+        "embedding": plan.embedding, "notes": plan.notes, "auto": plan.chain.auto,
     })
 }
 
@@ -181,6 +194,9 @@ pub fn print(plan: &Plan, all: bool, ui: &Ui) -> std::io::Result<()> {
         table.row(row);
     }
     table.print(ui)?;
+    if let Some(auto) = &plan.chain.auto {
+        auto::print(auto, ui)?;
+    }
     let t = &plan.totals;
     ui.line(format!(
         "{} packages ({} of layers), {} of weights, {} of embedding on the host",

@@ -80,7 +80,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             ui.line("\n2. Build\n")?;
         }
         let bundle = folder.join(format!("{quant}.anemoe"));
-        let built = build::with_progress(family.as_ref(), &plan, &bundle, 1, ui)?;
+        let built = build::with_progress(family.as_ref(), &plan, None, &bundle, 1, ui)?;
         let started = Instant::now();
         let mut engine = Engine::open(&bundle, &CpuBackend::default())?;
         let load = started.elapsed();

@@ -2,29 +2,15 @@
 //!
 //! `N(x) = x / sqrt(mean(x^2) + eps)`; a norm's weight multiplies directly. `T` are the tokens of this pass.
 
-use super::RunOptions;
 use super::math::{add, add_scaled, dot, gated_gelu, rms_norm, rope, scaled, softmax, top_k};
-use anemoe_convert::checkpoint::{Checkpoint, TensorSource};
+use super::probe::Probe;
+use super::weights::{Layer, Rows, Weights};
+use super::{Forward, Limits, Pass, RunOptions};
+use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::models::gemma4::Gemma4Config;
 use anemoe_convert::{Error, Result};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
-
-/// Weights that one task reads and converts at a time: 1 MiB in f32.
-const PIECE: usize = 1 << 18;
-
-/// One vector for each token of a pass.
-type Rows = Vec<Vec<f32>>;
-
-/// What a pass gives.
-pub struct Pass {
-    /// `[T, vocab_size]`
-    pub logits: Rows,
-    /// `[layers + 1, T, hidden_size]`, or empty.
-    pub hidden_states: Vec<Rows>,
-    /// `[layers, T, top_k]`, or empty.
-    pub router_index: Vec<Vec<Vec<u32>>>,
-}
 
 /// Keys (after norm and rope) and values (after norm) of a layer: one vector of all heads for each position.
 #[derive(Default)]
@@ -42,7 +28,7 @@ pub struct Gemma4Forward<'a> {
 
 impl<'a> Gemma4Forward<'a> {
     /// Starts with an empty context.
-    pub fn open(checkpoint: &'a Checkpoint) -> Result<Self> {
+    pub fn open(checkpoint: &'a Checkpoint, probe: Option<&'a Probe>) -> Result<Self> {
         let config_path = checkpoint.config_path();
         match checkpoint.config.get("model_type").and_then(|v| v.as_str()) {
             Some("gemma4" | "gemma4_text") => {}
@@ -65,16 +51,21 @@ impl<'a> Gemma4Forward<'a> {
             Error::invalid(source.path(), what)
         })?;
         let caches = (0..config.num_hidden_layers).map(|_| Cache::default()).collect();
-        Ok(Gemma4Forward { config, weights: Weights { source, prefix }, caches })
+        Ok(Gemma4Forward { config, weights: Weights { source, prefix, probe }, caches })
+    }
+}
+
+impl Forward for Gemma4Forward<'_> {
+    fn limits(&self) -> Limits {
+        let c = &self.config;
+        Limits { vocab: c.vocab_size, positions: c.max_position_embeddings, layers: c.num_hidden_layers }
     }
 
-    /// The model's configuration.
-    pub fn config(&self) -> &Gemma4Config {
-        &self.config
+    fn reset(&mut self) {
+        self.caches.iter_mut().for_each(|c| *c = Cache::default());
     }
 
-    /// Appends tokens to the context; `tick` is called after each layer.
-    pub fn forward(&mut self, tokens: &[u32], options: RunOptions, tick: &mut dyn FnMut()) -> Result<Pass> {
+    fn forward(&mut self, tokens: &[u32], options: RunOptions, tick: &mut dyn FnMut()) -> Result<Pass> {
         let (hidden, eps) = (self.config.hidden_size, self.config.rms_norm_eps);
         // h = E[token] * sqrt(hidden_size)
         let embed = self.weights.matrix("embed_tokens.weight", self.config.vocab_size, hidden)?;
@@ -103,14 +94,15 @@ impl<'a> Gemma4Forward<'a> {
         // logits = cap * tanh((E (w . N(h))) / cap)
         let norm = self.weights.vector("norm.weight", hidden)?;
         let h: Rows = h.iter().map(|h| scaled(&rms_norm(h, eps), &norm)).collect();
-        pass.logits =
-            self.weights.matrix("embed_tokens.weight", self.config.vocab_size, hidden)?.times(&h)?;
+        pass.logits = self.weights.head("embed_tokens.weight", self.config.vocab_size, hidden)?.times(&h)?;
         if let Some(cap) = self.config.final_logit_softcapping {
             pass.logits.iter_mut().flatten().for_each(|v| *v = cap * (*v / cap).tanh());
         }
         Ok(pass)
     }
+}
 
+impl Gemma4Forward<'_> {
     /// `h += w_pa . N(Wo attention(w_in . N(h)))`
     fn attention(&mut self, l: usize, h: &mut Rows) -> Result<()> {
         let c = &self.config;
@@ -255,118 +247,14 @@ impl<'a> Gemma4Forward<'a> {
             let gate_up =
                 layer.expert("experts.gate_up_proj", c.num_experts, expert, 2 * width, hidden)?.times(&x)?;
             let inner: Rows = gate_up.iter().map(|gu| gated_gelu(&gu[..width], &gu[width..])).collect();
-            let down =
-                layer.expert("experts.down_proj", c.num_experts, expert, hidden, width)?.times(&inner)?;
+            let down = layer.expert("experts.down_proj", c.num_experts, expert, hidden, width)?;
+            // What the shards' projection sees is weighted already.
+            let scales: Vec<f32> = tokens.iter().map(|&(_, weight)| weight).collect();
+            let down = down.times_scaled(&inner, &scales)?;
             for (&(t, weight), down) in tokens.iter().zip(&down) {
                 add_scaled(&mut out[t], weight, down);
             }
         }
         Ok(out)
-    }
-}
-
-/// The checkpoint's tensors, named without its prefix.
-struct Weights<'a> {
-    source: &'a dyn TensorSource,
-    prefix: &'a str,
-}
-
-impl Weights<'_> {
-    /// The full name, once the tensor is there and has this shape.
-    fn check(&self, name: &str, shape: &[usize]) -> Result<String> {
-        let name = format!("{}{name}", self.prefix);
-        match self.source.info(&name) {
-            None => Err(Error::invalid(
-                self.source.path(),
-                format!("checkpoint: tensor `{name}` {shape:?} is missing"),
-            )),
-            Some(info) if info.shape.iter().map(|&n| n as usize).eq(shape.iter().copied()) => Ok(name),
-            Some(info) => {
-                let what = format!("tensor `{name}`: shape {:?}, expected {shape:?}", info.shape);
-                Err(Error::invalid(&info.file, what))
-            }
-        }
-    }
-
-    fn vector(&self, name: &str, n: usize) -> Result<Vec<f32>> {
-        let name = self.check(name, &[n])?;
-        let mut out = vec![0f32; n];
-        self.source.read(&name, 0..n as u64, &mut out)?;
-        Ok(out)
-    }
-
-    fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Matrix<'_>> {
-        Ok(Matrix { source: self.source, name: self.check(name, &[rows, cols])?, start: 0, rows, cols })
-    }
-}
-
-/// The tensors of one layer.
-struct Layer<'a> {
-    weights: &'a Weights<'a>,
-    l: usize,
-}
-
-impl<'a> Layer<'a> {
-    fn vector(&self, name: &str, n: usize) -> Result<Vec<f32>> {
-        self.weights.vector(&format!("layers.{}.{name}", self.l), n)
-    }
-
-    fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Matrix<'a>> {
-        self.weights.matrix(&format!("layers.{}.{name}", self.l), rows, cols)
-    }
-
-    /// One expert's matrix of a tensor `[experts, rows, cols]`.
-    fn expert(
-        &self,
-        name: &str,
-        experts: usize,
-        expert: usize,
-        rows: usize,
-        cols: usize,
-    ) -> Result<Matrix<'a>> {
-        let name = self.weights.check(&format!("layers.{}.{name}", self.l), &[experts, rows, cols])?;
-        let start = expert as u64 * rows as u64 * cols as u64;
-        Ok(Matrix { source: self.weights.source, name, start, rows, cols })
-    }
-}
-
-/// A matrix `[rows, cols]` that stays in its file.
-struct Matrix<'a> {
-    source: &'a dyn TensorSource,
-    name: String,
-    /// Its first element in the tensor.
-    start: u64,
-    rows: usize,
-    cols: usize,
-}
-
-impl Matrix<'_> {
-    fn read(&self, first_row: usize, out: &mut [f32]) -> Result<()> {
-        let from = self.start + first_row as u64 * self.cols as u64;
-        self.source.read(&self.name, from..from + out.len() as u64, out)
-    }
-
-    fn row(&self, row: usize) -> Result<Vec<f32>> {
-        let mut out = vec![0f32; self.cols];
-        self.read(row, &mut out)?;
-        Ok(out)
-    }
-
-    /// `W x` for each `x` of `cols` elements: some rows of the matrix to a task, which reads them itself.
-    fn times(&self, x: &[Vec<f32>]) -> Result<Rows> {
-        let rows_at_once = (PIECE / self.cols).max(1);
-        // [rows, T]: each task has a piece of its own.
-        let mut by_row = vec![0f32; self.rows * x.len()];
-        by_row.par_chunks_mut(rows_at_once * x.len()).enumerate().try_for_each(|(i, out)| {
-            let mut weights = vec![0f32; out.len() / x.len() * self.cols];
-            self.read(i * rows_at_once, &mut weights)?;
-            for (w, out) in weights.chunks_exact(self.cols).zip(out.chunks_exact_mut(x.len())) {
-                for (x, out) in x.iter().zip(out) {
-                    *out = dot(w, x);
-                }
-            }
-            Ok::<(), Error>(())
-        })?;
-        Ok((0..x.len()).map(|t| by_row.iter().skip(t).step_by(x.len()).copied().collect()).collect())
     }
 }

@@ -7,12 +7,17 @@
 mod forward;
 mod golden;
 mod math;
+mod probe;
+mod weights;
 
 pub use golden::Golden;
+pub use probe::{InputMoments, Probe};
+pub use weights::HEAD;
 
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::{Error, Result};
 use forward::Gemma4Forward;
+use weights::Rows;
 
 /// What a reference run records besides logits and tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,6 +26,50 @@ pub struct RunOptions {
     pub hidden: bool,
     /// The experts that each layer chose for each prompt token.
     pub routing: bool,
+}
+
+/// What a pass gives.
+pub struct Pass {
+    /// `[T, vocab_size]`
+    pub logits: Rows,
+    /// `[layers + 1, T, hidden_size]`, or empty.
+    pub hidden_states: Vec<Rows>,
+    /// `[layers, T, top_k]`, or empty.
+    pub router_index: Vec<Vec<Vec<u32>>>,
+}
+
+/// Sizes that a run must respect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Tokens of the vocabulary.
+    pub vocab: usize,
+    /// Positions of a context.
+    pub positions: usize,
+    /// Layers.
+    pub layers: usize,
+}
+
+/// A model with the state of its context.
+pub trait Forward {
+    /// Its sizes.
+    fn limits(&self) -> Limits;
+
+    /// Empties the context.
+    fn reset(&mut self);
+
+    /// Appends tokens to the context; `tick` is called after each layer.
+    ///
+    /// # Errors
+    /// A weight cannot be read, has another shape than its configuration says or is not finite.
+    fn forward(&mut self, tokens: &[u32], options: RunOptions, tick: &mut dyn FnMut()) -> Result<Pass>;
+}
+
+/// Opens a checkpoint with an empty context.
+///
+/// # Errors
+/// The family is not supported, or its configuration is wrong.
+pub fn open<'a>(checkpoint: &'a Checkpoint, probe: Option<&'a Probe>) -> Result<Box<dyn Forward + 'a>> {
+    Ok(Box::new(Gemma4Forward::open(checkpoint, probe)?))
 }
 
 /// Runs the prompt in one pass, then `decode_n` greedy tokens with a key/value cache. An end-of-text token does not end
@@ -50,10 +99,8 @@ pub fn run_with_progress(
     options: RunOptions,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Golden> {
-    let mut model = Gemma4Forward::open(checkpoint)?;
-    let config = model.config();
-    let (vocab, limit, layers) =
-        (config.vocab_size, config.max_position_embeddings, config.num_hidden_layers);
+    let mut model = open(checkpoint, None)?;
+    let Limits { vocab, positions: limit, layers } = model.limits();
     if prompt_ids.is_empty() {
         return Err(Error::Usage("the prompt has no tokens".into()));
     }

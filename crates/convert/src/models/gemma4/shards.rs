@@ -347,6 +347,8 @@ impl Gemma4 {
                 eos_token_ids: self.eos_token_ids.clone(),
                 final_logit_softcapping: c.final_logit_softcapping,
             },
+            importance: None,
+            auto: None,
             embedding: Embedding {
                 file: "embed.bin".into(),
                 rows: c.vocab_size,

@@ -1,0 +1,48 @@
+//! `anemoe calibrate`
+
+use super::text::TextArgs;
+use crate::Outcome;
+use crate::ui::Ui;
+use anemoe_convert::checkpoint::Checkpoint;
+use anemoe_convert::importance::Importance;
+use anemoe_gates::calibrate::moments;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Measure how much each input of each matrix matters: the mean squares of the projections' inputs over a text, each expert
+/// by itself. `build --importance` weighs errors with them.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Example:\n  anemoe calibrate models/small-gemma4 --text notes.txt -o importance.npz\n  anemoe build models/small-gemma4 -o small.anemoe --quant lut4 --importance importance.npz"
+)]
+pub struct Args {
+    /// A Hugging Face folder or a .gguf file.
+    checkpoint: String,
+    #[command(flatten)]
+    text: TextArgs,
+    /// The file to write: an array per tensor, [inputs] or [experts, inputs].
+    #[arg(short, long, value_name = "F.npz")]
+    out: PathBuf,
+}
+
+pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    let started = Instant::now();
+    let checkpoint = Checkpoint::open(&args.checkpoint)?;
+    let windows = args.text.of_checkpoint(&checkpoint)?;
+    let bar = ui.bar(0, "layers");
+    let found = moments(&checkpoint, &windows, &mut || bar.inc(1));
+    bar.finish_and_clear();
+    let found = found?;
+    Importance::write(&args.out, &found)?;
+    let tokens: usize = windows.iter().map(Vec::len).sum();
+    let seconds = started.elapsed().as_secs_f64();
+    ui.document(&serde_json::json!({
+        "path": args.out, "tensors": found.len(), "tokens": tokens, "windows": windows.len(), "seconds": seconds,
+    }))?;
+    ui.line(format!(
+        "{}: inputs of {} tensors over {tokens} tokens, in {seconds:.1} s",
+        args.out.display(),
+        found.len()
+    ))?;
+    Ok(Outcome::Done)
+}

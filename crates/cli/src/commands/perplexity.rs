@@ -1,0 +1,63 @@
+//! `anemoe perplexity`
+
+use super::text::TextArgs;
+use crate::Outcome;
+use crate::ui::Ui;
+use anemoe_bundle::CHAIN_FILE;
+use anemoe_convert::checkpoint::Checkpoint;
+use anemoe_gates::text::{bundle_likelihood, checkpoint_likelihood};
+use anemoe_runtime::cpu::CpuBackend;
+use anemoe_runtime::engine::Engine;
+use anemoe_runtime::tokenizer::Tokenizer;
+use std::path::Path;
+use std::time::Instant;
+
+/// How well a bundle, or a checkpoint in f32, predicts a text.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  anemoe perplexity small.anemoe --text notes.txt\n  anemoe perplexity models/small-gemma4 --text notes.txt"
+)]
+pub struct Args {
+    /// A bundle, or a checkpoint: a Hugging Face folder or a .gguf file.
+    model: String,
+    #[command(flatten)]
+    text: TextArgs,
+}
+
+pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    let path = Path::new(&args.model);
+    let bundle = path.join(CHAIN_FILE).is_file();
+    let (windows, likelihood, seconds) = if bundle {
+        let mut engine = Engine::open(path, &CpuBackend::default())?;
+        let tokenizer = Tokenizer::open(&path.join("tokenizer.json"))?;
+        let windows = args.text.windows(&tokenizer, engine.chain().model.bos_token_id)?;
+        let bar = ui.bar(windows.len() as u64, "windows");
+        let started = Instant::now();
+        let likelihood = bundle_likelihood(&mut engine, &windows, &mut || bar.inc(1));
+        bar.finish_and_clear();
+        (windows, likelihood?, started.elapsed().as_secs_f64())
+    } else {
+        let checkpoint = Checkpoint::open(&args.model)?;
+        let windows = args.text.of_checkpoint(&checkpoint)?;
+        let bar = ui.bar(0, "layers");
+        let started = Instant::now();
+        let likelihood = checkpoint_likelihood(&checkpoint, None, &windows, &mut || bar.inc(1));
+        bar.finish_and_clear();
+        (windows, likelihood?, started.elapsed().as_secs_f64())
+    };
+    let rate = likelihood.tokens as f64 / seconds.max(1e-9);
+    let mean = likelihood.nll / likelihood.tokens as f64;
+    ui.document(&serde_json::json!({
+        "model": args.model, "kind": if bundle { "bundle" } else { "checkpoint" },
+        "perplexity": likelihood.perplexity(), "nll": mean, "tokens": likelihood.tokens, "windows": windows.len(),
+        "context": args.text.context, "seconds": seconds, "tok_s": rate,
+    }))?;
+    ui.line(format!(
+        "perplexity {:.4} ({mean:.5} nats per token) over {} tokens in {} windows of at most {}; {rate:.0} tok/s",
+        likelihood.perplexity(),
+        likelihood.tokens,
+        windows.len(),
+        args.text.context
+    ))?;
+    Ok(Outcome::Done)
+}

@@ -1,0 +1,298 @@
+//! `--quant auto`: kinds per tensor from errors that are measured, on tensors and on the whole model.
+
+use crate::golden::cosine;
+use crate::reference::{HEAD, Probe};
+use crate::text::each_window;
+use anemoe_bundle::{AutoChoice, UniformResult};
+use anemoe_convert::auto::{self, Choice, Group, KINDS};
+use anemoe_convert::checkpoint::Checkpoint;
+use anemoe_convert::family::Family;
+use anemoe_convert::importance::Importance;
+use anemoe_convert::plan::{MatrixPlan, Plan};
+use anemoe_convert::quant::{MatrixQuant, Quant};
+use anemoe_convert::quantize::Encoder;
+use anemoe_convert::{Error, Result};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Models of up to this many parameters are run as a whole for every measurement.
+pub const MAX_WHOLE: u64 = 64_000_000;
+/// The kind with which the model's sensitivity to each tensor is measured: coarse enough to stand out of rounding.
+const PROBE_KIND: Quant = Quant::lut(3);
+
+/// What a choice has to fulfil.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Goal {
+    /// The lowest cosine of logits over the text; as few bytes as possible.
+    MinCosine(f64),
+    /// Bytes of all matrices; as little loss as possible.
+    MaxBytes(u64),
+}
+
+impl std::fmt::Display for Goal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Goal::MinCosine(c) => write!(f, "min_cosine {c}"),
+            Goal::MaxBytes(n) => write!(f, "max_bytes {n}"),
+        }
+    }
+}
+
+/// What a search works on.
+pub struct Search<'a> {
+    /// The checkpoint, to be run in f32.
+    pub checkpoint: &'a Checkpoint,
+    /// The same, to be compressed.
+    pub family: &'a dyn Family,
+    /// Importances of inputs.
+    pub importance: Option<&'a Importance>,
+    /// Token windows to run.
+    pub windows: &'a [Vec<u32>],
+    /// Where they come from.
+    pub text: String,
+}
+
+/// How far logits are from those of the uncompressed model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Distance {
+    mean: f64,
+    min: f64,
+}
+
+/// A whole model that is run with compressed weights.
+struct Whole<'a, 'b> {
+    search: &'a Search<'a>,
+    matrices: BTreeMap<(String, String), Vec<MatrixPlan>>,
+    plan: &'a Plan,
+    reference: Vec<Vec<f32>>,
+    decoded: BTreeMap<(usize, usize), Arc<Vec<f32>>>,
+    progress: &'b mut dyn FnMut(),
+}
+
+impl Whole<'_, '_> {
+    fn logits(&mut self, probe: Option<&Probe>) -> Result<Vec<Vec<f32>>> {
+        let mut rows = Vec::new();
+        each_window(self.search.checkpoint, probe, self.search.windows, &mut || {}, &mut |_, logits| {
+            rows.extend(logits);
+        })?;
+        (self.progress)();
+        Ok(rows)
+    }
+
+    /// Values of a group's tensor in one kind; None in fp16.
+    fn values(&mut self, groups: &[Group], group: usize, candidate: usize) -> Result<Option<Arc<Vec<f32>>>> {
+        let kind = groups[group].candidates[candidate].kind;
+        if kind == Quant::Fp16 {
+            return Ok(None);
+        }
+        if let Some(found) = self.decoded.get(&(group, candidate)) {
+            return Ok(Some(found.clone()));
+        }
+        let key = (groups[group].tensor.clone(), groups[group].part.clone());
+        let mut values = Vec::new();
+        // Matrices of a tensor, in its order.
+        let mut matrices = self.matrices[&key].clone();
+        matrices.sort_by_key(|m| m.offset);
+        for m in matrices {
+            let quant = MatrixQuant::resolve(kind, self.plan.options.groups, m.rows, m.cols);
+            let m = MatrixPlan { quant, ..m };
+            let mut packed = Vec::new();
+            let side = anemoe_convert::lower::encode_matrix(
+                self.search.family,
+                &m,
+                self.search.importance,
+                &mut |b| {
+                    packed.extend_from_slice(b);
+                    Ok(())
+                },
+            )?;
+            let encoder = Encoder { rows: m.rows, cols: m.cols, quant, exact: false, importance: None };
+            let decoded = encoder.decode(&packed, &side).map_err(|e| Error::Usage(e.to_string()))?;
+            values.extend(decoded);
+        }
+        let values = Arc::new(values);
+        self.decoded.insert((group, candidate), values.clone());
+        Ok(Some(values))
+    }
+
+    /// Runs the model with the kinds of a choice; groups without one keep their weights.
+    fn distance(&mut self, groups: &[Group], choice: &[Option<usize>]) -> Result<Distance> {
+        let mut probe = Probe::default();
+        for (g, candidate) in choice.iter().enumerate() {
+            let Some(candidate) = candidate else { continue };
+            if let Some(values) = self.values(groups, g, *candidate)? {
+                let name = if groups[g].part == "head" { HEAD.to_string() } else { groups[g].tensor.clone() };
+                probe.replaced.insert(name, values);
+            }
+        }
+        let logits = self.logits(Some(&probe))?;
+        let cosines: Vec<f64> = logits.iter().zip(&self.reference).map(|(a, b)| cosine(a, b)).collect();
+        Ok(Distance {
+            mean: cosines.iter().sum::<f64>() / cosines.len().max(1) as f64,
+            min: cosines.iter().copied().fold(1.0, f64::min),
+        })
+    }
+
+    fn of_choice(&mut self, groups: &[Group], choice: &Choice) -> Result<Distance> {
+        self.distance(groups, &choice.iter().map(|&i| Some(i)).collect::<Vec<_>>())
+    }
+}
+
+/// Chooses kinds for a plan and applies them. `progress` is told what is being done, how far it is, and of how much.
+///
+/// # Errors
+/// The goal cannot be reached, or cannot be measured on a model of this size; the checkpoint cannot be read.
+pub fn choose(
+    search: &Search<'_>,
+    plan: &mut Plan,
+    goal: Goal,
+    progress: &mut dyn FnMut(&str, usize, usize),
+) -> Result<AutoChoice> {
+    let whole = plan.totals.params <= MAX_WHOLE && !search.windows.is_empty();
+    if !whole && matches!(goal, Goal::MinCosine(_)) {
+        return Err(Error::Usage(format!(
+            "--quant auto with --min-cosine runs the whole model many times, which is done up to {MAX_WHOLE} parameters; \
+             this one has {}: give --max-bytes",
+            plan.totals.params
+        )));
+    }
+    let mut groups = auto::measure(search.family, plan, search.importance, !whole, &mut |done, total| {
+        progress("tensors", done, total);
+    })?;
+    let base = plan.clone();
+    let (choice, distance, uniform) = if whole {
+        let runs = groups.len() + KINDS.len() + 10;
+        let mut done = 0;
+        let mut tick = || {
+            done += 1;
+            progress("runs of the model", done, runs);
+        };
+        let mut model = Whole {
+            search,
+            matrices: auto::matrices(&base),
+            plan: &base,
+            reference: Vec::new(),
+            decoded: BTreeMap::new(),
+            progress: &mut tick,
+        };
+        model.reference = model.logits(None)?;
+        sensitivities(&mut model, &mut groups)?;
+        let mut uniform = Vec::new();
+        for (k, kind) in KINDS.into_iter().enumerate() {
+            let choice: Choice = vec![k; groups.len()];
+            let d = model.of_choice(&groups, &choice)?;
+            uniform.push((choice, d, kind));
+        }
+        let (choice, distance) = match goal {
+            Goal::MinCosine(wanted) => smallest(&mut model, &groups, wanted, &uniform)?,
+            Goal::MaxBytes(limit) => best_within(&mut model, &groups, limit, &uniform)?,
+        };
+        let uniform = uniform
+            .into_iter()
+            .map(|(choice, d, kind)| UniformResult {
+                kind: kind.to_string(),
+                bytes: auto::bytes(&groups, &choice),
+                min_cosine: d.min,
+                mean_cosine: d.mean,
+            })
+            .collect();
+        (choice, Some(distance), uniform)
+    } else {
+        let Goal::MaxBytes(limit) = goal else { unreachable!("refused above") };
+        (auto::within(&groups, limit)?, None, Vec::new())
+    };
+    let measured_on = match whole {
+        true => format!(
+            "{}: the whole model in f32 on {} tokens, each tensor's share from {PROBE_KIND}",
+            search.text,
+            search.windows.iter().map(Vec::len).sum::<usize>()
+        ),
+        false => "a sample of each tensor's weights; every tensor is taken as equally sensitive".into(),
+    };
+    let found = AutoChoice {
+        goal: goal.to_string(),
+        measured_on,
+        bytes: auto::bytes(&groups, &choice),
+        min_cosine: distance.map(|d| d.min),
+        mean_cosine: distance.map(|d| d.mean),
+        tensors: auto::explain(&groups, &choice),
+        uniform,
+    };
+    plan.chain.auto = Some(found.clone());
+    auto::apply(plan, &auto::kinds(&groups, &choice))?;
+    Ok(found)
+}
+
+/// Compresses one tensor at a time and sees what that does to the logits.
+fn sensitivities(model: &mut Whole<'_, '_>, groups: &mut [Group]) -> Result<()> {
+    let probe = KINDS.iter().position(|k| *k == PROBE_KIND).unwrap_or(0);
+    let mut found = Vec::new();
+    for g in 0..groups.len() {
+        let mut choice = vec![None; groups.len()];
+        choice[g] = Some(probe);
+        let distance = model.distance(groups, &choice)?;
+        let error = groups[g].candidates[probe].error;
+        found.push(if error > 0.0 { (1.0 - distance.mean).max(0.0) / error } else { 0.0 });
+    }
+    // A tensor that happens not to matter on this text still does a little.
+    let typical = found.iter().sum::<f64>() / found.len().max(1) as f64;
+    for (group, sensitivity) in groups.iter_mut().zip(found) {
+        group.sensitivity = sensitivity.max(0.01 * typical);
+    }
+    Ok(())
+}
+
+type Uniform = (Choice, Distance, Quant);
+
+/// The smallest choice that reaches a cosine.
+fn smallest(
+    model: &mut Whole<'_, '_>,
+    groups: &[Group],
+    wanted: f64,
+    uniform: &[Uniform],
+) -> Result<(Choice, Distance)> {
+    let path = auto::path(groups);
+    let top = path.len() - 1;
+    let mut best = (path[top].clone(), model.of_choice(groups, &path[top])?);
+    if best.1.min < wanted {
+        return Err(Error::Usage(format!(
+            "--min-cosine {wanted}: the most exact kinds reach {:.6} over the text",
+            best.1.min
+        )));
+    }
+    // Losses are noisy, so this finds a place where the goal is just reached, if not the very first.
+    let (mut low, mut high) = (0, top);
+    while low < high {
+        let mid = low.midpoint(high);
+        let d = model.of_choice(groups, &path[mid])?;
+        if d.min >= wanted {
+            best = (path[mid].clone(), d);
+            high = mid;
+        } else {
+            low = mid + 1;
+        }
+    }
+    for (choice, d, _) in uniform {
+        if d.min >= wanted && auto::bytes(groups, choice) < auto::bytes(groups, &best.0) {
+            best = (choice.clone(), *d);
+        }
+    }
+    Ok(best)
+}
+
+/// The choice with the least mean loss that fits.
+fn best_within(
+    model: &mut Whole<'_, '_>,
+    groups: &[Group],
+    limit: u64,
+    uniform: &[Uniform],
+) -> Result<(Choice, Distance)> {
+    let choice = auto::within(groups, limit)?;
+    let mut best = (choice.clone(), model.of_choice(groups, &choice)?);
+    for (choice, d, _) in uniform {
+        if auto::bytes(groups, choice) <= limit && d.mean > best.1.mean {
+            best = (choice.clone(), *d);
+        }
+    }
+    Ok(best)
+}

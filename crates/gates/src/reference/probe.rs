@@ -1,0 +1,65 @@
+//! What can be measured and changed in a reference run: the inputs of every projection, and the weights.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+/// Watches a reference run, or changes its weights.
+#[derive(Default)]
+pub struct Probe {
+    /// Values that stand in for whole tensors, by name without the checkpoint's prefix ([`super::HEAD`] for the head).
+    pub replaced: BTreeMap<String, Arc<Vec<f32>>>,
+    moments: Option<Mutex<BTreeMap<String, InputMoments>>>,
+}
+
+/// Squared inputs of a projection, or of each of the projections that one tensor holds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InputMoments {
+    /// Matrices of the tensor where it is a stack, else 0.
+    pub parts: usize,
+    /// Input channels.
+    pub cols: usize,
+    /// Inputs seen, by part.
+    pub count: Vec<u64>,
+    /// Sums of squares, `[parts, cols]`.
+    pub sums: Vec<f64>,
+}
+
+impl Probe {
+    /// A probe that sums the squares of every projection's inputs.
+    pub fn watching() -> Probe {
+        Probe { replaced: BTreeMap::new(), moments: Some(Mutex::default()) }
+    }
+
+    /// What was seen, by tensor.
+    pub fn into_moments(self) -> BTreeMap<String, InputMoments> {
+        self.moments.map(|m| m.into_inner().unwrap_or_else(|p| p.into_inner())).unwrap_or_default()
+    }
+
+    /// Adds inputs `x`, each times its scale, of part `index` of a tensor.
+    pub(super) fn observe(
+        &self,
+        tensor: &str,
+        parts: usize,
+        index: usize,
+        x: &[Vec<f32>],
+        scales: Option<&[f32]>,
+    ) {
+        let (Some(moments), Some(first)) = (&self.moments, x.first()) else { return };
+        let mut moments = moments.lock().unwrap_or_else(|p| p.into_inner());
+        let (cols, n) = (first.len(), parts.max(1));
+        let all = moments.entry(tensor.to_string()).or_insert_with(|| InputMoments {
+            parts,
+            cols,
+            count: vec![0; n],
+            sums: vec![0.0; n * cols],
+        });
+        all.count[index] += x.len() as u64;
+        let sums = &mut all.sums[index * cols..(index + 1) * cols];
+        for (t, x) in x.iter().enumerate() {
+            let scale = scales.map_or(1.0, |s| f64::from(s[t]) * f64::from(s[t]));
+            for (sum, v) in sums.iter_mut().zip(x) {
+                *sum += scale * f64::from(*v) * f64::from(*v);
+            }
+        }
+    }
+}
