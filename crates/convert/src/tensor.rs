@@ -276,7 +276,11 @@ impl CompressedTensor {
             }
             WeightOp::Linear => {
                 let x = f.input("x", TensorType::fixed(DataType::Float16, &[1, channels as u64]))?;
-                f.linear("y", &x, &weight, None)?
+                // Every optional operand is written, as coremltools does.
+                let rows = self.rows as u64;
+                let offset = writer.weights().append(DataType::Float16, rows, &vec![0; 2 * self.rows])?;
+                let bias = f.constant("bias", Value::blob(DataType::Float16, &[rows], offset))?;
+                f.linear("y", &x, &weight, Some(&bias))?
             }
             WeightOp::MatMul => {
                 let x = f.input("x", TensorType::fixed(DataType::Float16, &[1, channels as u64]))?;
