@@ -67,7 +67,18 @@ def coremltools_run(mlmodel, config):
     raise RuntimeError("coremltools compressed nothing")
 
 
+def child(name, file, decoded):
+    """One coremltools run in a process of its own: its worker pool serves one call per process."""
+    config = next(case[3] for case in CASES if case[0] == name)
+    w = np.load(file)
+    seconds, value = coremltools_run(model(w.reshape(w.shape[:2])), config)
+    np.save(decoded, np.asarray(value))
+    print(json.dumps({"seconds": seconds}))
+
+
 def main():
+    if sys.argv[1:2] == ["--child"]:
+        return child(*sys.argv[2:5])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--anemoe", required=True)
     parser.add_argument("--runs", type=int, default=3)
@@ -83,18 +94,19 @@ def main():
             w = weight(2048 if arguments.quick else rows or 45056)
             file, decoded = os.path.join(scratch, "w.npy"), os.path.join(scratch, "d.npy")
             np.save(file, w.reshape(*w.shape, 1, 1))
-            mlmodel = model(w)
-            # k-means on the whole weight takes coremltools most of a minute.
-            runs = arguments.runs
+            theirs_file = os.path.join(scratch, "t.npy")
             ours, theirs = [], []
             mse = lambda v: float(np.mean((np.asarray(v, np.float32).reshape(w.shape) - w.astype(np.float32)) ** 2, dtype=np.float64))
-            for run in range(runs):
+            for _ in range(arguments.runs):
                 out = subprocess.run([arguments.anemoe, "quantize", file, "--json", *flags, "-o", decoded],
                                      capture_output=True, text=True, check=True)
                 ours.append(json.loads(out.stdout)["seconds"])
-                seconds, value = coremltools_run(mlmodel, config)
-                theirs.append(seconds)
-            our_mse, their_mse = mse(np.load(decoded)), mse(value)
+                out = subprocess.run([sys.executable, __file__, "--child", name, file, theirs_file],
+                                     capture_output=True, text=True)
+                if out.returncode != 0:
+                    sys.exit(f"{name}: coremltools failed: {out.stderr[-500:]}")
+                theirs.append(json.loads(out.stdout.strip().splitlines()[-1])["seconds"])
+            our_mse, their_mse = mse(np.load(decoded)), mse(np.load(theirs_file))
             t0, t1 = statistics.median(theirs), statistics.median(ours)
             result = {"case": name, "weights": int(w.size), "coremltools_s": t0, "anemoe_s": t1, "times_faster": t0 / t1,
                       "coremltools_mse": their_mse, "anemoe_mse": our_mse, "mse_ratio": our_mse / their_mse,

@@ -148,8 +148,28 @@ pub fn choose(
     goal: Goal,
     progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<AutoChoice> {
+    let mut found = choose_each(search, plan, &[goal], progress)?;
+    let (choice, kinds) = found.pop().ok_or_else(|| Error::Usage("no goal".into()))?;
+    plan.chain.auto = Some(choice.clone());
+    auto::apply(plan, &kinds)?;
+    Ok(choice)
+}
+
+/// Kinds by tensor and part.
+pub type Kinds = BTreeMap<(String, String), Quant>;
+
+/// As [`choose`] for several goals, whose measurements are made once; the plan stays as it is.
+///
+/// # Errors
+/// As [`choose`].
+pub fn choose_each(
+    search: &Search<'_>,
+    plan: &Plan,
+    goals: &[Goal],
+    progress: &mut dyn FnMut(&str, usize, usize),
+) -> Result<Vec<(AutoChoice, Kinds)>> {
     let whole = plan.totals.params <= MAX_WHOLE && !search.windows.is_empty();
-    if !whole && matches!(goal, Goal::MinCosine(_)) {
+    if !whole && goals.iter().any(|g| matches!(g, Goal::MinCosine(_))) {
         return Err(Error::Usage(format!(
             "--quant auto with --min-cosine runs the whole model many times, which is done up to {MAX_WHOLE} parameters; \
              this one has {}: give --max-bytes",
@@ -159,48 +179,6 @@ pub fn choose(
     let mut groups = auto::measure(search.family, plan, search.importance, !whole, &mut |done, total| {
         progress("tensors", done, total);
     })?;
-    let base = plan.clone();
-    let (choice, distance, uniform) = if whole {
-        let runs = groups.len() + KINDS.len() + 10;
-        let mut done = 0;
-        let mut tick = || {
-            done += 1;
-            progress("runs of the model", done, runs);
-        };
-        let mut model = Whole {
-            search,
-            matrices: auto::matrices(&base),
-            plan: &base,
-            reference: Vec::new(),
-            decoded: BTreeMap::new(),
-            progress: &mut tick,
-        };
-        model.reference = model.logits(None)?;
-        sensitivities(&mut model, &mut groups)?;
-        let mut uniform = Vec::new();
-        for (k, kind) in KINDS.into_iter().enumerate() {
-            let choice: Choice = vec![k; groups.len()];
-            let d = model.of_choice(&groups, &choice)?;
-            uniform.push((choice, d, kind));
-        }
-        let (choice, distance) = match goal {
-            Goal::MinCosine(wanted) => smallest(&mut model, &groups, wanted, &uniform)?,
-            Goal::MaxBytes(limit) => best_within(&mut model, &groups, limit, &uniform)?,
-        };
-        let uniform = uniform
-            .into_iter()
-            .map(|(choice, d, kind)| UniformResult {
-                kind: kind.to_string(),
-                bytes: auto::bytes(&groups, &choice),
-                min_cosine: d.min,
-                mean_cosine: d.mean,
-            })
-            .collect();
-        (choice, Some(distance), uniform)
-    } else {
-        let Goal::MaxBytes(limit) = goal else { unreachable!("refused above") };
-        (auto::within(&groups, limit)?, None, Vec::new())
-    };
     let measured_on = match whole {
         true => format!(
             "{}: the whole model in f32 on {} tokens, each tensor's share from {PROBE_KIND}",
@@ -209,18 +187,64 @@ pub fn choose(
         ),
         false => "a sample of each tensor's weights; every tensor is taken as equally sensitive".into(),
     };
-    let found = AutoChoice {
-        goal: goal.to_string(),
-        measured_on,
-        bytes: auto::bytes(&groups, &choice),
-        min_cosine: distance.map(|d| d.min),
-        mean_cosine: distance.map(|d| d.mean),
-        tensors: auto::explain(&groups, &choice),
-        uniform,
+    let found =
+        |groups: &[Group], goal: Goal, choice: &Choice, distance: Option<Distance>, uniform| AutoChoice {
+            goal: goal.to_string(),
+            measured_on: measured_on.clone(),
+            bytes: auto::bytes(groups, choice),
+            min_cosine: distance.map(|d| d.min),
+            mean_cosine: distance.map(|d| d.mean),
+            tensors: auto::explain(groups, choice),
+            uniform,
+        };
+    let mut all = Vec::new();
+    if !whole {
+        for &goal in goals {
+            let Goal::MaxBytes(limit) = goal else { unreachable!("refused above") };
+            let choice = auto::within(&groups, limit)?;
+            let kinds = auto::kinds(&groups, &choice);
+            all.push((found(&groups, goal, &choice, None, Vec::new()), kinds));
+        }
+        return Ok(all);
+    }
+    let runs = groups.len() + KINDS.len() + 10 * goals.len();
+    let mut done = 0;
+    let mut tick = || {
+        done += 1;
+        progress("runs of the model", done, runs);
     };
-    plan.chain.auto = Some(found.clone());
-    auto::apply(plan, &auto::kinds(&groups, &choice))?;
-    Ok(found)
+    let mut model = Whole {
+        search,
+        matrices: auto::matrices(plan),
+        plan,
+        reference: Vec::new(),
+        decoded: BTreeMap::new(),
+        progress: &mut tick,
+    };
+    model.reference = model.logits(None)?;
+    sensitivities(&mut model, &mut groups)?;
+    let mut uniform = Vec::new();
+    for (k, kind) in KINDS.into_iter().enumerate() {
+        let choice: Choice = vec![k; groups.len()];
+        let d = model.of_choice(&groups, &choice)?;
+        uniform.push((choice, d, kind));
+    }
+    for &goal in goals {
+        let (choice, distance) = match goal {
+            Goal::MinCosine(wanted) => smallest(&mut model, &groups, wanted, &uniform)?,
+            Goal::MaxBytes(limit) => best_within(&mut model, &groups, limit, &uniform)?,
+        };
+        let result = |(choice, d, kind): &Uniform| UniformResult {
+            kind: kind.to_string(),
+            bytes: auto::bytes(&groups, choice),
+            min_cosine: d.min,
+            mean_cosine: d.mean,
+        };
+        let uniform = uniform.iter().map(result).collect();
+        let kinds = auto::kinds(&groups, &choice);
+        all.push((found(&groups, goal, &choice, Some(distance), uniform), kinds));
+    }
+    Ok(all)
 }
 
 /// Compresses one tensor at a time and sees what that does to the logits.

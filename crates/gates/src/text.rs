@@ -68,6 +68,9 @@ pub fn checkpoint_likelihood(
     Ok(total)
 }
 
+/// Takes a window and its logits `[T, vocab]`.
+pub type EachWindow<'a> = dyn FnMut(&[u32], Vec<Vec<f32>>) + 'a;
+
 /// Runs each window through a checkpoint from an empty context and hands on its logits `[T, vocab]`.
 ///
 /// # Errors
@@ -77,7 +80,7 @@ pub fn each_window(
     probe: Option<&Probe>,
     windows: &[Vec<u32>],
     progress: &mut dyn FnMut(),
-    each: &mut dyn FnMut(&[u32], Vec<Vec<f32>>),
+    each: &mut EachWindow<'_>,
 ) -> anemoe_convert::Result<()> {
     let mut model = reference::open(checkpoint, probe)?;
     let limits = model.limits();

@@ -22,14 +22,16 @@ pub struct Args {
     out: PathBuf,
     #[command(flatten)]
     options: Options,
-    /// Shards that are built at a time; each one uses all threads for its weights.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    jobs: usize,
+    /// Shards that are built at a time [default: one per processor, at most 8].
+    #[arg(long, value_name = "N")]
+    jobs: Option<usize>,
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let Planned { family, plan, importance } = auto::plan(&args.checkpoint, &args.options, ui)?;
-    let report = with_progress(family.as_ref(), &plan, importance.as_ref(), &args.out, args.jobs, ui)?;
+    let jobs =
+        args.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get().min(8)));
+    let report = with_progress(family.as_ref(), &plan, importance.as_ref(), &args.out, jobs, ui)?;
     ui.document(&report)?;
     ui.line(summary(&report))?;
     Ok(Outcome::Done)

@@ -49,6 +49,7 @@ pub struct Histogram {
     weighted: bool,
     /// Least and greatest code in the bins.
     range: Option<(u16, u16)>,
+    /// The first `values.len()` are those of the values; the rest is room.
     codes: Vec<u16>,
     values: Vec<f32>,
     /// Prefix sums, one longer than `values`: with the masses that the clustering sees, and by plain counts. Without
@@ -179,9 +180,8 @@ impl Histogram {
         let weighted = std::mem::take(&mut self.weighted);
         let range = self.range.take();
         let n = range.map_or(0, |range| self.find_codes(range));
-        self.codes.truncate(n);
         self.values.clear();
-        self.values.extend(self.codes.iter().map(|&code| value_of(code)));
+        self.values.extend(self.codes[..n].iter().map(|&code| value_of(code)));
         self.moments.resize(n + 1, Moments::default());
         let mut sums = Moments::default();
         self.moments[0] = sums;
@@ -213,7 +213,9 @@ impl Histogram {
     fn find_codes(&mut self, (low, high): (u16, u16)) -> usize {
         let first = usize::from(low) / CHUNK * CHUNK;
         let end = (usize::from(high) + 1).next_multiple_of(CHUNK);
-        self.codes.resize((1 << 16) + CHUNK, 0);
+        if self.codes.is_empty() {
+            self.codes.resize((1 << 16) + CHUNK, 0);
+        }
         let mut n = 0;
         for (i, chunk) in self.counts[first..end].chunks_exact(CHUNK).enumerate() {
             if chunk.iter().fold(0, |any, &count| any | count) == 0 {
@@ -244,7 +246,7 @@ impl Histogram {
 
     /// Ordered codes of the values.
     pub(super) fn codes(&self) -> &[u16] {
-        &self.codes
+        &self.codes[..self.values.len()]
     }
 
     /// Prefix sums by mass; one longer than the values.

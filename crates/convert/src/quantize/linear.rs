@@ -140,7 +140,7 @@ mod tests {
             for (bits, n, slack) in [(8, 2048, 1.07), (4, 32, 1.10)] {
                 let v: Vec<f32> = weights(7, n, kind).iter().map(|&w| f16::from_f32(w).to_f32()).collect();
                 let best = (1..0x7c00u16)
-                    .map(|b| f16::from_bits(b))
+                    .map(f16::from_bits)
                     .filter(|s| {
                         let top = v.iter().fold(0f32, |m, v| m.max(v.abs())) / range(bits).1;
                         (top * 0.02..top * 1.1).contains(&s.to_f32())
