@@ -107,7 +107,7 @@ pub struct TensorChoice {
     pub bytes: u64,
     /// Relative squared error of the tensor's output.
     pub output_error: f64,
-    /// Loss (1 - cosine of logits) per unit of output error; 1 where it was not measured.
+    /// Loss (divergence of the next token's distribution, in nats) per unit of output error; 1 where it was not measured.
     pub sensitivity: f64,
     /// What the neighbouring kinds would cost or gain.
     pub reason: String,

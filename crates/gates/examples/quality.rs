@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 const CONTEXT: usize = 128;
 const CALIBRATION_TOKENS: usize = 4096;
-const TEST_TOKENS: usize = 1024;
+const TEST_TOKENS: usize = 4096;
 
 /// Logits and hidden states of a model over the test windows.
 struct Run {

@@ -2,7 +2,7 @@
 
 use crate::golden::cosine;
 use crate::reference::{HEAD, Probe};
-use crate::text::each_window;
+use crate::text::{each_window, log_sum_exp};
 use anemoe_bundle::{AutoChoice, UniformResult};
 use anemoe_convert::auto::{self, Choice, Group, KINDS};
 use anemoe_convert::checkpoint::Checkpoint;
@@ -55,8 +55,12 @@ pub struct Search<'a> {
 /// How far logits are from those of the uncompressed model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Distance {
+    /// Cosines of the logits.
     mean: f64,
     min: f64,
+    /// Mean Kullback-Leibler divergence of the next token's distribution from the uncompressed model's, in nats: what is
+    /// made small.
+    loss: f64,
 }
 
 /// A whole model that is run with compressed weights.
@@ -127,7 +131,9 @@ impl Whole<'_, '_> {
         }
         let logits = self.logits(Some(&probe))?;
         let cosines: Vec<f64> = logits.iter().zip(&self.reference).map(|(a, b)| cosine(a, b)).collect();
+        let losses = logits.iter().zip(&self.reference).map(|(a, b)| divergence(b, a));
         Ok(Distance {
+            loss: losses.sum::<f64>() / cosines.len().max(1) as f64,
             mean: cosines.iter().sum::<f64>() / cosines.len().max(1) as f64,
             min: cosines.iter().copied().fold(1.0, f64::min),
         })
@@ -247,6 +253,16 @@ pub fn choose_each(
     Ok(all)
 }
 
+/// Kullback-Leibler divergence of `softmax(other)` from `softmax(reference)`, in nats.
+fn divergence(reference: &[f32], other: &[f32]) -> f64 {
+    let (a, b) = (log_sum_exp(reference), log_sum_exp(other));
+    let term = |(&x, &y): (&f32, &f32)| {
+        let log = f64::from(x) - a;
+        log.exp() * (log - (f64::from(y) - b))
+    };
+    reference.iter().zip(other).map(term).sum()
+}
+
 /// Compresses one tensor at a time and sees what that does to the logits.
 fn sensitivities(model: &mut Whole<'_, '_>, groups: &mut [Group]) -> Result<()> {
     let probe = KINDS.iter().position(|k| *k == PROBE_KIND).unwrap_or(0);
@@ -256,7 +272,7 @@ fn sensitivities(model: &mut Whole<'_, '_>, groups: &mut [Group]) -> Result<()> 
         choice[g] = Some(probe);
         let distance = model.distance(groups, &choice)?;
         let error = groups[g].candidates[probe].error;
-        found.push(if error > 0.0 { (1.0 - distance.mean).max(0.0) / error } else { 0.0 });
+        found.push(if error > 0.0 { distance.loss.max(0.0) / error } else { 0.0 });
     }
     // A tensor that happens not to matter on this text still does a little.
     let typical = found.iter().sum::<f64>() / found.len().max(1) as f64;
@@ -304,7 +320,7 @@ fn smallest(
     Ok(best)
 }
 
-/// The choice with the least mean loss that fits.
+/// The choice with the least loss that fits.
 fn best_within(
     model: &mut Whole<'_, '_>,
     groups: &[Group],
@@ -314,9 +330,23 @@ fn best_within(
     let choice = auto::within(groups, limit)?;
     let mut best = (choice.clone(), model.of_choice(groups, &choice)?);
     for (choice, d, _) in uniform {
-        if auto::bytes(groups, choice) <= limit && d.mean > best.1.mean {
+        if auto::bytes(groups, choice) <= limit && d.loss < best.1.loss {
             best = (choice.clone(), *d);
         }
     }
     Ok(best)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn divergence_of_known_distributions() {
+        // 1/2 1/2 against 1/4 3/4.
+        let found = divergence(&[0.0, 0.0], &[0.0, 3f32.ln()]);
+        let expected = 0.5 * 2f64.ln() + 0.5 * (2.0f64 / 3.0).ln();
+        assert!((found - expected).abs() < 1e-6, "{found} {expected}");
+        assert!(divergence(&[1.0, 5.0], &[3.0, 7.0]).abs() < 1e-6);
+    }
 }

@@ -29,7 +29,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 32)]
     block_size: usize,
     /// Operation that the weight belongs to, which decides its axes: conv [out, in, kernel..], linear [out, in], matmul [in,
-    /// out] [default: conv from rank 3 on where trailing axes are a kernel (rank 4), else linear].
+    /// out] [default: conv from rank 4 on, else linear].
     #[arg(long, value_enum)]
     op: Option<Op>,
     /// The global optimum of k-means; the default is within 1e-4 of it.
