@@ -10,7 +10,7 @@ use crate::importance::Importance;
 use crate::lower::encode_matrix;
 use crate::plan::{MatrixPlan, Plan};
 use crate::quant::{Granularity, Groups, MatrixQuant, Quant};
-use crate::quantize::Metrics;
+use crate::quantize::{Encoder, Metrics};
 use crate::{Error, Result};
 use anemoe_bundle::TensorChoice;
 use std::collections::BTreeMap;
@@ -106,6 +106,35 @@ pub fn measure(
         ));
     }
     Ok(groups)
+}
+
+/// Values of a tensor, given by its matrices, as they come out of a kind; and the bytes that these take.
+///
+/// # Errors
+/// The checkpoint cannot be read, or the importances do not fit.
+pub fn decoded(
+    family: &dyn Family,
+    matrices: &[MatrixPlan],
+    kind: Quant,
+    groups: Groups,
+    importance: Option<&Importance>,
+) -> Result<(Vec<f32>, u64)> {
+    let mut order: Vec<&MatrixPlan> = matrices.iter().collect();
+    order.sort_by_key(|m| m.offset);
+    let (mut values, mut bytes) = (Vec::new(), 0);
+    for m in order {
+        let quant = MatrixQuant::resolve(kind, groups, m.rows, m.cols);
+        let m = MatrixPlan { quant, ..m.clone() };
+        let mut packed = Vec::new();
+        let side = encode_matrix(family, &m, importance, &mut |b| {
+            packed.extend_from_slice(b);
+            Ok(())
+        })?;
+        let encoder = Encoder { rows: m.rows, cols: m.cols, quant, exact: false, importance: None };
+        values.extend(encoder.decode(&packed, &side).map_err(|e| Error::Usage(e.to_string()))?);
+        bytes += m.bytes();
+    }
+    Ok((values, bytes))
 }
 
 /// The user chose the part's kind, or it stays fp16 unless the user does.

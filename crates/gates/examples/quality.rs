@@ -2,15 +2,13 @@
 //!
 //!     cargo run --release -p anemoe-gates --example quality -- models/small-gemma4 CALIBRATION.txt TEST.txt
 
-use anemoe_convert::auto::{KINDS, matrices};
+use anemoe_convert::auto::{KINDS, decoded, matrices};
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::family::Family;
 use anemoe_convert::importance::Importance;
-use anemoe_convert::lower::encode_matrix;
 use anemoe_convert::models;
-use anemoe_convert::plan::{MatrixPlan, Plan, PlanOptions};
-use anemoe_convert::quant::{Groups, MatrixQuant, Quant};
-use anemoe_convert::quantize::Encoder;
+use anemoe_convert::plan::{Plan, PlanOptions};
+use anemoe_convert::quant::{Groups, Quant};
 use anemoe_gates::auto::{Goal, Search, choose_each};
 use anemoe_gates::calibrate::moments;
 use anemoe_gates::golden::cosine;
@@ -74,25 +72,13 @@ impl Bench<'_> {
         kind: impl Fn(&str, &str) -> Quant,
     ) -> Result<(Probe, u64)> {
         let (mut probe, mut bytes) = (Probe::default(), 0);
-        for ((tensor, part), mut all) in matrices(self.plan) {
+        for ((tensor, part), all) in matrices(self.plan) {
             if part == "router" {
                 continue;
             }
-            let kind = kind(&tensor, &part);
-            all.sort_by_key(|m| m.offset);
-            let mut values = Vec::new();
-            for m in all {
-                let quant = MatrixQuant::resolve(kind, Groups::default(), m.rows, m.cols);
-                bytes += quant.bytes(m.rows, m.cols);
-                let m = MatrixPlan { quant, ..m };
-                let mut packed = Vec::new();
-                let side = encode_matrix(self.family, &m, importance, &mut |b| {
-                    packed.extend_from_slice(b);
-                    Ok(())
-                })?;
-                let encoder = Encoder { rows: m.rows, cols: m.cols, quant, exact: false, importance: None };
-                values.extend(encoder.decode(&packed, &side)?);
-            }
+            let (values, size) =
+                decoded(self.family, &all, kind(&tensor, &part), Groups::default(), importance)?;
+            bytes += size;
             let name = if part == "head" { HEAD.to_string() } else { tensor };
             probe.replaced.insert(name, Arc::new(values));
         }

@@ -9,8 +9,7 @@ use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::family::Family;
 use anemoe_convert::importance::Importance;
 use anemoe_convert::plan::{MatrixPlan, Plan};
-use anemoe_convert::quant::{MatrixQuant, Quant};
-use anemoe_convert::quantize::Encoder;
+use anemoe_convert::quant::Quant;
 use anemoe_convert::{Error, Result};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -93,27 +92,13 @@ impl Whole<'_, '_> {
             return Ok(Some(found.clone()));
         }
         let key = (groups[group].tensor.clone(), groups[group].part.clone());
-        let mut values = Vec::new();
-        // Matrices of a tensor, in its order.
-        let mut matrices = self.matrices[&key].clone();
-        matrices.sort_by_key(|m| m.offset);
-        for m in matrices {
-            let quant = MatrixQuant::resolve(kind, self.plan.options.groups, m.rows, m.cols);
-            let m = MatrixPlan { quant, ..m };
-            let mut packed = Vec::new();
-            let side = anemoe_convert::lower::encode_matrix(
-                self.search.family,
-                &m,
-                self.search.importance,
-                &mut |b| {
-                    packed.extend_from_slice(b);
-                    Ok(())
-                },
-            )?;
-            let encoder = Encoder { rows: m.rows, cols: m.cols, quant, exact: false, importance: None };
-            let decoded = encoder.decode(&packed, &side).map_err(|e| Error::Usage(e.to_string()))?;
-            values.extend(decoded);
-        }
+        let (values, _) = auto::decoded(
+            self.search.family,
+            &self.matrices[&key],
+            kind,
+            self.plan.options.groups,
+            self.search.importance,
+        )?;
         let values = Arc::new(values);
         self.decoded.insert((group, candidate), values.clone());
         Ok(Some(values))
