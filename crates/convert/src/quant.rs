@@ -215,18 +215,13 @@ impl MatrixQuant {
         if quant.bytes(rows, cols) < MatrixQuant::FP16.bytes(rows, cols) { quant } else { MatrixQuant::FP16 }
     }
 
-    /// Tables or scales of a matrix of `rows` x `cols`.
-    pub fn side_count(&self, rows: usize, cols: usize) -> usize {
-        match self.kind {
-            Quant::Fp16 => 0,
-            Quant::Lut { .. } => rows / self.group.max(1),
-            Quant::Int { granularity: Granularity::Tensor, .. } => 1,
-            Quant::Int { granularity: Granularity::Channel, .. } => rows,
-            Quant::Int { granularity: Granularity::Block, .. } => rows * (cols / self.group.max(1)),
-        }
+    /// Groups of rows and blocks of columns that have a table or a scale of their own.
+    pub fn parts(&self, rows: usize, cols: usize) -> (usize, usize) {
+        let (block_rows, block_cols) = self.block(rows, cols);
+        (rows / block_rows.max(1), cols / block_cols.max(1))
     }
 
-    /// Rows and columns that share a scale.
+    /// Rows and columns that share a table or a scale.
     pub fn block(&self, rows: usize, cols: usize) -> (usize, usize) {
         match self.kind {
             Quant::Int { granularity: Granularity::Tensor, .. } | Quant::Fp16 => (rows, cols),
@@ -239,7 +234,8 @@ impl MatrixQuant {
     /// Bytes of a matrix of `rows` x `cols` with its tables, scales and offsets.
     pub fn bytes(&self, rows: usize, cols: usize) -> u64 {
         let elements = (rows as u64 * cols as u64 * u64::from(self.kind.bits())).div_ceil(8);
-        let sides = self.side_count(rows, cols) as u64;
+        let (groups, blocks) = self.parts(rows, cols);
+        let sides = groups as u64 * blocks as u64;
         elements
             + match self.kind {
                 Quant::Fp16 => 0,

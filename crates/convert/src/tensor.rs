@@ -1,6 +1,6 @@
 //! One tensor by itself: compressed, measured, and written as a package with the one operation that uses it.
 
-use crate::lower::{Axes, StoredMatrix, element_type, operands};
+use crate::lower::{StoredMatrix, element_type};
 use crate::quant::{Granularity, Groups, MatrixQuant, Quant};
 use crate::quantize::{Encoder, Side, TooLarge};
 use crate::{Error, Result};
@@ -195,8 +195,7 @@ impl CompressedTensor {
 
     /// Dimensions of tables or scales: groups per axis of the tensor, and for tables `2^bits` and 1.
     pub fn side_dims(&self) -> Vec<usize> {
-        let (rows_of, cols_of) = self.quant.block(self.rows, self.cols);
-        let (groups, blocks) = (self.rows / rows_of.max(1), self.cols / cols_of.max(1));
+        let (groups, blocks) = self.quant.parts(self.rows, self.cols);
         let mut dims = match self.op {
             WeightOp::MatMul => vec![blocks, groups],
             WeightOp::Linear => vec![groups, blocks],
@@ -223,8 +222,7 @@ impl CompressedTensor {
     }
 
     fn turn<T: Copy>(&self, values: &[T]) -> Vec<T> {
-        let (rows_of, cols_of) = self.quant.block(self.rows, self.cols);
-        let (groups, blocks) = (self.rows / rows_of.max(1), self.cols / cols_of.max(1));
+        let (groups, blocks) = self.quant.parts(self.rows, self.cols);
         match self.op {
             WeightOp::MatMul if values.len() == groups * blocks => transpose(values, groups, blocks),
             _ => values.to_vec(),
@@ -307,36 +305,10 @@ impl CompressedTensor {
         let blobs = writer.weights();
         let offset = blobs.append(dtype, self.rows as u64 * self.cols as u64, packed)?;
         let elements = Value::blob(dtype, dims, offset);
-        let axes = match self.op {
-            WeightOp::Conv => Axes::Convolution,
-            WeightOp::Linear => Axes::Linear,
-            WeightOp::MatMul => Axes::MatMul,
-        };
-        let size = (self.rows, self.cols);
-        let mut stored = operands(blobs, self.quant, axes, size, elements, &self.side)?;
-        // Kernels of another rank than two have their axes in between.
-        if self.op == WeightOp::Conv && dims.len() != 4 {
-            let fit = |value: &mut Value| {
-                let own: Vec<u64> = self.side_dims().iter().map(|&d| d as u64).collect();
-                let dtype = value.ty.tensor().map_or(DataType::Float16, |t| t.dtype);
-                value.ty = anemoe_mlpackage::mil::ValueType::Tensor(TensorType::fixed(dtype, &own));
-            };
-            match &mut stored {
-                StoredMatrix::Dense(_) => {}
-                StoredMatrix::Lut { lut, .. } => fit(lut),
-                StoredMatrix::Int { scale, offset, .. } => {
-                    fit(scale);
-                    offset.iter_mut().for_each(fit);
-                }
-            }
-        }
-        Ok(match stored {
-            StoredMatrix::Dense(value) => f.constant("weight", value)?,
-            StoredMatrix::Lut { indices, lut } => f.constexpr_lut_to_dense("weight", indices, lut)?,
-            StoredMatrix::Int { data, scale, offset } => {
-                f.constexpr_blockwise_shift_scale("weight", data, scale, offset)?
-            }
-        })
+        let side_dims: Vec<u64> = self.side_dims().iter().map(|&d| d as u64).collect();
+        let (values, offsets) = (self.side_values(), self.side_offsets());
+        let stored = StoredMatrix::new(blobs, self.quant.kind, elements, &side_dims, &values, &offsets)?;
+        Ok(stored.constant(f, "weight")?)
     }
 
     fn weight_ios16(

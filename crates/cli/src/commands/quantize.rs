@@ -4,6 +4,7 @@ use crate::Outcome;
 use crate::ui::{self, Ui};
 use anemoe_convert::checkpoint::open_safetensors;
 use anemoe_convert::quant::{Groups, Quant};
+use anemoe_convert::quantize::Metrics;
 use anemoe_convert::tensor::{CompressedTensor, Target, TensorJob, WeightOp};
 use anemoe_npz::{Array, read_npy, read_npz, write_npy, write_npz};
 use anyhow::{Context, bail};
@@ -200,16 +201,11 @@ fn report(
 ) -> anyhow::Result<()> {
     let m = &done.side.metrics;
     let weights = loaded.values.len() as u64;
-    // Plain fp16 is measured against what the file holds; the others round to fp16 first.
-    let (mse, relative, cosine, max_error) = match done.quant.kind {
-        Quant::Fp16 => {
-            let mut own = anemoe_convert::quantize::Metrics::default();
-            let decoded: Vec<f32> = done.decode()?.iter().map(|v| v.to_f32()).collect();
-            own.add(&loaded.values, &decoded, None);
-            (own.mse(), own.relative_mse(), own.cosine(), own.max_error)
-        }
-        _ => (m.mse(), m.relative_mse(), m.cosine(), m.max_error),
-    };
+    // Against what the file holds: weights in f32 were rounded to fp16 before they were compressed.
+    let mut own = Metrics::default();
+    let decoded: Vec<f32> = done.decode()?.iter().map(|v| v.to_f32()).collect();
+    own.add(&loaded.values, &decoded, None);
+    let (mse, relative, cosine, max_error) = (own.mse(), own.relative_mse(), own.cosine(), own.max_error);
     let seconds = done.elapsed.as_secs_f64();
     let rate = weights as f64 / seconds.max(1e-9);
     let groups = Groups { rows: args.group_size, block: args.block_size };

@@ -5,12 +5,14 @@
 //! (<https://github.com/huggingface/safetensors>).
 
 use super::Dtype;
+use crate::Error;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry as MapEntry;
 use std::fmt;
 use std::ops::Range;
+use std::path::Path;
 
 /// Largest header, as in Hugging Face's own reader.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
@@ -34,6 +36,16 @@ pub struct Placed {
 pub enum Refused {
     Invalid(String),
     Unsupported(String),
+}
+
+impl Refused {
+    /// The error for the file at `path`.
+    pub fn at(self, path: &Path) -> Error {
+        match self {
+            Refused::Invalid(what) => Error::invalid(path, what),
+            Refused::Unsupported(what) => Error::unsupported(path, what),
+        }
+    }
 }
 
 fn invalid<T>(what: String) -> Result<T, Refused> {

@@ -6,7 +6,9 @@ mod safetensors;
 mod synthetic;
 
 use crate::{Error, Result};
+use memmap2::Mmap;
 use serde_json::Value;
+use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -127,6 +129,19 @@ fn own_name(path: &Path) -> Result<String> {
 /// The file cannot be read or breaks the format.
 pub fn open_safetensors(path: &Path) -> Result<Box<dyn TensorSource>> {
     Ok(Box::new(safetensors::Folder::single(path)?))
+}
+
+/// Maps a regular file.
+fn map_file(path: &Path) -> Result<Mmap> {
+    let file = File::open(path).map_err(|e| Error::io(path, e))?;
+    if !file.metadata().map_err(|e| Error::io(path, e))?.is_file() {
+        return Err(Error::invalid(path, "file: it is not a regular file"));
+    }
+    // SAFETY: the map is only read. A file that another process shortens meanwhile ends this one with a signal, as for
+    // every program that maps its weights.
+    #[allow(unsafe_code)]
+    let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io(path, e))?;
+    Ok(map)
 }
 
 fn read_json(path: &Path) -> Result<Value> {

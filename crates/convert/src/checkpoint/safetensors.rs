@@ -1,13 +1,12 @@
 //! Hugging Face folders: one `model.safetensors`, or many behind an index.
 
 use super::gguf::dequantize::dequantize;
-use super::header::{self, Placed, Refused, Unique};
-use super::{SideFile, TensorInfo, TensorSource, check_finite};
+use super::header::{self, Placed, Unique};
+use super::{SideFile, TensorInfo, TensorSource, check_finite, map_file};
 use crate::{Error, Result};
 use memmap2::Mmap;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
@@ -109,18 +108,8 @@ impl Folder {
 type Mapped = (Mmap, Vec<(TensorInfo, usize)>);
 
 fn map(path: &Path) -> Result<Mapped> {
-    let file = File::open(path).map_err(|e| Error::io(path, e))?;
-    if !file.metadata().map_err(|e| Error::io(path, e))?.is_file() {
-        return Err(Error::invalid(path, "file: it is not a regular file"));
-    }
-    // SAFETY: the map is only read. A file that another process shortens meanwhile ends this one with a signal, as for
-    // every program that maps its weights.
-    #[allow(unsafe_code)]
-    let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io(path, e))?;
-    let placed = header::parse(&map).map_err(|e| match e {
-        Refused::Invalid(what) => Error::invalid(path, what),
-        Refused::Unsupported(what) => Error::unsupported(path, what),
-    })?;
+    let map = map_file(path)?;
+    let placed = header::parse(&map).map_err(|e| e.at(path))?;
     let info = |Placed { name, dtype, shape, bytes }| {
         let info = TensorInfo { name, dtype, shape, bytes: bytes.len() as u64, file: path.to_path_buf() };
         (info, bytes.start)

@@ -10,9 +10,7 @@ mod store;
 
 pub use attention::{Attention, HeadNorm, PositionInputs};
 pub use norm::RmsNorm;
-pub use store::{
-    Axes, Stored, StoredMatrix, element_type, encode_matrix, operands, store_matrix, store_vector,
-};
+pub use store::{Stored, StoredMatrix, element_type, encode_matrix, store_matrix, store_vector};
 
 use anemoe_bundle::TokenCount;
 use anemoe_mlpackage::Result;
@@ -73,15 +71,7 @@ impl<'a> Lowering<'a> {
 
     /// A stored matrix as a dense fp16 convolution weight `[rows, cols, 1, 1]`.
     fn matrix(&mut self, name: &str) -> Result<Var> {
-        match self.stored.matrix(name)? {
-            StoredMatrix::Dense(value) => self.f.constant(name, value.clone()),
-            StoredMatrix::Lut { indices, lut } => {
-                self.f.constexpr_lut_to_dense(name, indices.clone(), lut.clone())
-            }
-            StoredMatrix::Int { data, scale, offset } => {
-                self.f.constexpr_blockwise_shift_scale(name, data.clone(), scale.clone(), offset.clone())
-            }
-        }
+        self.stored.matrix(name)?.constant(&mut self.f, name)
     }
 
     /// A projection: the stored matrix `name_weight` as a 1x1 convolution on `[1, cols, 1, T]`.

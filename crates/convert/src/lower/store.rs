@@ -3,10 +3,11 @@
 use crate::family::Family;
 use crate::importance::Importance;
 use crate::plan::{MatrixPlan, VectorPlan};
-use crate::quant::{Granularity, MatrixQuant, Quant};
+use crate::quant::{Granularity, Quant};
 use crate::quantize::{Encoder, Metrics, Side, TooLarge};
 use crate::{Error, Result};
 use anemoe_mlpackage::blob::{BlobWriter, pack_sub_byte};
+use anemoe_mlpackage::mil::builder::{FunctionBuilder, Var};
 use anemoe_mlpackage::mil::{DataType, Value};
 use half::f16;
 use std::collections::BTreeMap;
@@ -68,85 +69,56 @@ pub fn element_type(kind: Quant) -> DataType {
     }
 }
 
-/// How a matrix of output channels x input channels lies in an operation's weight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Axes {
-    /// `[out, in, 1, 1]`: convolution.
-    Convolution,
-    /// `[out, in]`: linear, and matmul with `transpose_y`.
-    Linear,
-    /// `[in, out]`: the second operand of matmul.
-    MatMul,
-}
-
-impl Axes {
-    /// Dimensions of the weight.
-    pub fn dims(self, rows: usize, cols: usize) -> Vec<u64> {
-        let (rows, cols) = (rows as u64, cols as u64);
-        match self {
-            Axes::Convolution => vec![rows, cols, 1, 1],
-            Axes::Linear => vec![rows, cols],
-            Axes::MatMul => vec![cols, rows],
-        }
+impl StoredMatrix {
+    /// Operands for packed elements, which `elements` refers to, and for their tables or scales, which are of the dimensions
+    /// `dims` and go to the weight file where they are large.
+    ///
+    /// # Errors
+    /// Writing fails.
+    pub fn new(
+        blobs: &mut BlobWriter,
+        kind: Quant,
+        elements: Value,
+        dims: &[u64],
+        values: &[f16],
+        offsets: &[i8],
+    ) -> Result<StoredMatrix> {
+        let mut place = |dtype: DataType, bytes: Vec<u8>| -> Result<Value> {
+            let count: u64 = dims.iter().product();
+            if count < BLOB_ELEMENTS {
+                return Ok(Value::bytes(dtype, dims, bytes));
+            }
+            Ok(Value::blob(dtype, dims, blobs.append(dtype, count, &bytes)?))
+        };
+        let bytes = || values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+        Ok(match kind {
+            Quant::Fp16 => StoredMatrix::Dense(elements),
+            Quant::Lut { .. } => {
+                StoredMatrix::Lut { indices: elements, lut: place(DataType::Float16, bytes())? }
+            }
+            Quant::Int { asymmetric, granularity } => {
+                let scale = place(DataType::Float16, bytes())?;
+                let codes: Vec<u8> = offsets.iter().map(|&o| o as u8).collect();
+                let packed = pack_sub_byte(&codes, usize::from(granularity.bits()));
+                let offset = asymmetric.then(|| place(element_type(kind), packed)).transpose()?;
+                StoredMatrix::Int { data: elements, scale, offset }
+            }
+        })
     }
-}
 
-/// The operands that stand for packed elements, which `elements` refers to, and their tables or scales. Writes these to
-/// the weight file where they are large.
-///
-/// # Errors
-/// Writing fails.
-pub fn operands(
-    blobs: &mut BlobWriter,
-    quant: MatrixQuant,
-    axes: Axes,
-    (rows, cols): (usize, usize),
-    elements: Value,
-    side: &Side,
-) -> Result<StoredMatrix> {
-    let (block_rows, block_cols) = quant.block(rows, cols);
-    let (groups, blocks) = (rows / block_rows.max(1), cols / block_cols.max(1));
-    let mut place = |dtype: DataType, dims: &[u64], bytes: Vec<u8>| -> Result<Value> {
-        let count: u64 = dims.iter().product();
-        if count < BLOB_ELEMENTS {
-            return Ok(Value::bytes(dtype, dims, bytes));
-        }
-        Ok(Value::blob(dtype, dims, blobs.append(dtype, count, &bytes)?))
-    };
-    // Scales of a matrix that lies the other way round are turned too.
-    let turned = |values: &[f16]| -> Vec<f16> {
-        match axes {
-            Axes::MatMul => (0..groups * blocks).map(|i| values[i % groups * blocks + i / groups]).collect(),
-            _ => values.to_vec(),
-        }
-    };
-    let bytes = |values: &[f16]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
-    let mut dims = axes.dims(groups, blocks);
-    Ok(match quant.kind {
-        Quant::Fp16 => StoredMatrix::Dense(elements),
-        Quant::Lut { bits, .. } => {
-            dims.extend([1 << bits, 1]);
-            StoredMatrix::Lut {
-                indices: elements,
-                lut: place(DataType::Float16, &dims, bytes(&side.values))?,
+    /// The operation that makes the weight of it.
+    ///
+    /// # Errors
+    /// The operands do not fit each other.
+    pub fn constant(&self, f: &mut FunctionBuilder, name: &str) -> anemoe_mlpackage::Result<Var> {
+        match self.clone() {
+            StoredMatrix::Dense(value) => f.constant(name, value),
+            StoredMatrix::Lut { indices, lut } => f.constexpr_lut_to_dense(name, indices, lut),
+            StoredMatrix::Int { data, scale, offset } => {
+                f.constexpr_blockwise_shift_scale(name, data, scale, offset)
             }
         }
-        Quant::Int { asymmetric, granularity } => {
-            let scale = place(DataType::Float16, &dims, bytes(&turned(&side.values)))?;
-            let offset = match asymmetric {
-                false => None,
-                true => {
-                    // Offsets as halves, which hold them exactly, to be turned as scales are.
-                    let offsets: Vec<f16> =
-                        side.offsets.iter().map(|&o| f16::from_f32(f32::from(o))).collect();
-                    let codes: Vec<u8> = turned(&offsets).iter().map(|o| o.to_f32() as i8 as u8).collect();
-                    let packed = pack_sub_byte(&codes, usize::from(granularity.bits()));
-                    Some(place(element_type(quant.kind), &dims, packed)?)
-                }
-            };
-            StoredMatrix::Int { data: elements, scale, offset }
-        }
-    })
+    }
 }
 
 fn to_f16(tensor: &str, values: &[f32], out: &mut Vec<f16>) -> Result<()> {
@@ -207,9 +179,13 @@ pub fn store_matrix(
     let offset = blobs.begin(dtype, plan.weights())?;
     let side = encode_matrix(family, plan, importance, &mut |bytes| Ok(blobs.write(bytes)?))?;
     blobs.end()?;
-    let elements = Value::blob(dtype, &Axes::Convolution.dims(plan.rows, plan.cols), offset);
-    let size = (plan.rows, plan.cols);
-    let matrix = operands(blobs, plan.quant, Axes::Convolution, size, elements, &side)?;
+    let elements = Value::blob(dtype, &[plan.rows as u64, plan.cols as u64, 1, 1], offset);
+    let (groups, blocks) = plan.quant.parts(plan.rows, plan.cols);
+    let mut dims = vec![groups as u64, blocks as u64, 1, 1];
+    if let Quant::Lut { bits, .. } = plan.quant.kind {
+        dims.extend([1 << bits, 1]);
+    }
+    let matrix = StoredMatrix::new(blobs, plan.quant.kind, elements, &dims, &side.values, &side.offsets)?;
     stored.matrices.insert(plan.name.clone(), matrix);
     Ok(side.metrics)
 }

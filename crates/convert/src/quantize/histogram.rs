@@ -79,11 +79,6 @@ pub(super) fn order(bits: &mut [u16]) -> (u16, u16) {
     (low as u16 ^ 0x8000, high as u16 ^ 0x8000)
 }
 
-/// Every code of the range is that of a finite number.
-pub(super) fn is_finite((low, high): (u16, u16)) -> bool {
-    low > 0x03ff && high < 0xfc00
-}
-
 fn ordered_codes(weights: &[f16]) -> (Vec<u16>, (u16, u16)) {
     let mut codes: Vec<u16> = weights.iter().map(|w| w.to_bits()).collect();
     let range = order(&mut codes);

@@ -2,7 +2,7 @@
 //! nor its compressed form has to fit in memory. Pieces are cut the same way whatever the number of threads, and so is the
 //! result.
 
-use super::histogram::{Histogram, is_finite, order};
+use super::histogram::{Histogram, order};
 use super::linear::{self, Scale};
 use super::metrics::Metrics;
 use super::palettize::{Palettizer, Table, TableMode};
@@ -214,7 +214,6 @@ impl Encoder<'_> {
                         f32_to_f16(&worker.values, &mut worker.bits);
                     }
                     let range = order(&mut worker.bits);
-                    debug_assert!(is_finite(range));
                     h.count(&worker.bits, range, self.importance);
                 }
                 give_back(workers, worker);

@@ -10,8 +10,7 @@ mod tokenizer;
 #[path = "../../../tests/common/gguf.rs"]
 mod writer;
 
-use super::header::Refused;
-use super::{Checkpoint, Dtype, SideFile, TensorInfo, TensorSource, check_finite, own_name};
+use super::{Checkpoint, Dtype, SideFile, TensorInfo, TensorSource, check_finite, map_file, own_name};
 use crate::{Error, Result};
 use dequantize::dequantize;
 use header::{Head, Placed};
@@ -74,18 +73,8 @@ struct Gguf {
 
 /// Maps a file and checks its head.
 fn map(path: &Path) -> Result<(Mmap, Head)> {
-    let file = File::open(path).map_err(|e| Error::io(path, e))?;
-    if !file.metadata().map_err(|e| Error::io(path, e))?.is_file() {
-        return Err(Error::invalid(path, "file: it is not a regular file"));
-    }
-    // SAFETY: the map is only read. A file that another process shortens meanwhile ends this one with a signal, as for
-    // every program that maps its weights.
-    #[allow(unsafe_code)]
-    let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io(path, e))?;
-    let head = header::parse(&map).map_err(|e| match e {
-        Refused::Invalid(what) => Error::invalid(path, what),
-        Refused::Unsupported(what) => Error::unsupported(path, what),
-    })?;
+    let map = map_file(path)?;
+    let head = header::parse(&map).map_err(|e| e.at(path))?;
     Ok((map, head))
 }
 
