@@ -14,6 +14,9 @@ const MAX_CHAIN_BYTES: u64 = 256 << 20;
 /// No size in a chain is larger, so that products of two of them stay in range.
 const MAX_SIZE: usize = 1 << 24;
 
+/// Most rows that a shard carries from call to call: the reach of a short convolution.
+const MAX_CARRY: usize = 1 << 10;
+
 /// What a host needs to run a bundle.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -28,6 +31,9 @@ pub struct Chain {
     pub source: String,
     /// Sizes and special tokens.
     pub model: ModelInfo,
+    /// How the checkpoint was read where readers differ, for reference runs of it; nothing else depends on it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub readings: BTreeMap<String, String>,
     /// SHA-256 of the file with the importances that errors were weighed with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub importance: Option<String>,
@@ -36,6 +42,9 @@ pub struct Chain {
     pub auto: Option<AutoChoice>,
     /// The embedding that the host looks up.
     pub embedding: Embedding,
+    /// Vectors that steps of the host use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vectors: Option<Vectors>,
     /// Token counts for which the shards have functions, ascending.
     pub tokens: Vec<TokenCount>,
     /// Rotary tables by name.
@@ -146,6 +155,16 @@ pub struct Embedding {
     pub sha256: String,
 }
 
+/// A file of named f32 vectors, in NumPy's npz format.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Vectors {
+    /// File in the bundle.
+    pub file: String,
+    /// SHA-256 of the file.
+    pub sha256: String,
+}
+
 /// A token count for which functions exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -156,11 +175,12 @@ pub struct TokenCount {
     pub max: usize,
 }
 
-/// Rotary angles: position times `inv_freq[c]` turns the pair of channels (c, c + width/2).
+/// Rotary angles: position times `inv_freq[c]` turns the pair of channels (c, c + n), where n is the number of frequencies;
+/// channels behind those pairs stay as they are.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rope {
-    /// Channels of a row; twice as many as frequencies.
+    /// Channels of a row; at least twice as many as frequencies.
     pub width: usize,
     /// Radians per position; 0 leaves a pair as it is.
     pub inv_freq: Vec<f64>,
@@ -241,8 +261,8 @@ pub struct Cache {
 pub enum Step {
     /// Run a function of a package.
     Run(Run),
-    /// Choose experts: softmax over the `top_k` largest logits of each token, times `scale` where given; all other
-    /// weights of the output are zero.
+    /// Choose experts: the `top_k` most probable of each token, weighted by a softmax over them (or over all classes), times
+    /// `scale` where given; all other weights of the output are zero.
     Route {
         /// Register `[1, experts, 1, T]`.
         logits: String,
@@ -253,6 +273,34 @@ pub enum Step {
         /// Factor per expert, applied after the softmax.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         scale: Option<Vec<f32>>,
+        /// Added to the probabilities (softmax over all classes) for the choice alone.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        bias: Option<Vec<f32>>,
+        /// Weights are the probabilities among all classes, not among the chosen ones.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        over_all: bool,
+    },
+    /// The residual stream, each channel by itself and in f32: `stream * V.scale + branch * V.branch_scale + V.shift`, where V
+    /// is a name in [`Chain::vectors`]. Without a branch its term is left out.
+    Residual {
+        /// Register `[1, C, 1, T]` that is read and written.
+        stream: String,
+        /// Register of the same shape.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        branch: Option<String>,
+        /// Name of the vectors, each of C elements.
+        vectors: String,
+    },
+    /// Add to a register another one, times a row of weights: `register += from * weights[row]` for each token, in f32.
+    AddScaled {
+        /// Register `[1, C, 1, T]` that is read and written.
+        register: String,
+        /// Register of the same shape.
+        from: String,
+        /// Register `[1, N, 1, T]`.
+        weights: String,
+        /// Which of its N rows.
+        row: usize,
     },
     /// Make a register `[1, channels, 1, T]` of zeros, for runs that accumulate into it.
     Zero {
@@ -312,6 +360,10 @@ pub enum InputBinding {
         /// Only these channels.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         rows: Option<RowRange>,
+        /// The function normalizes what it is given, so a token whose values fp16 could not hold may be divided by a power of
+        /// two.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        rescale: bool,
     },
     /// Something that the host computes from positions alone.
     Host(HostInput),
@@ -331,6 +383,8 @@ pub enum HostInput {
     Place(String),
     /// `[1, 1, slots, 1]`: 0 in the slots that this call writes, else 1.
     Keep(String),
+    /// `[1, 1, rows, rows + T]`: picks the newest `rows` of as many old rows and T new ones, by a 1 in each row.
+    Carry(usize),
 }
 
 /// What becomes of a function's output.
@@ -357,6 +411,8 @@ pub enum ShardKind {
     Experts,
     /// A pack of experts with what joins the branches of the layer: dense MLP, norms, residual.
     ExpertsCombine,
+    /// Experts with their own router.
+    Moe,
     /// A slice of the output vocabulary.
     Head,
 }
@@ -368,6 +424,7 @@ impl ShardKind {
             ShardKind::Attention => "attention",
             ShardKind::Experts => "experts",
             ShardKind::ExpertsCombine => "experts_combine",
+            ShardKind::Moe => "moe",
             ShardKind::Head => "head",
         }
     }
@@ -483,6 +540,9 @@ impl Chain {
             ));
         }
         inside(&self.embedding.file).map_err(|e| format!("embedding: {e}"))?;
+        if let Some(vectors) = &self.vectors {
+            inside(&vectors.file).map_err(|e| format!("vectors: {e}"))?;
+        }
         if self.embedding.storage.layout(self.embedding.rows, self.embedding.cols).is_none() {
             return Err(format!("embedding: {:?} does not fit its rows and columns", self.embedding.storage));
         }
@@ -492,7 +552,7 @@ impl Chain {
             return Err("tokens: at least one count, each 1 <= min <= max <= 65536".into());
         }
         for (name, rope) in &self.ropes {
-            if rope.width != rope.inv_freq.len().saturating_mul(2) {
+            if rope.width < rope.inv_freq.len().saturating_mul(2) || rope.width > MAX_SIZE {
                 return Err(format!(
                     "rope `{name}`: width {} for {} frequencies",
                     rope.width,
@@ -562,6 +622,18 @@ impl Chain {
                 }
                 written.insert(weights);
             }
+            Step::Residual { stream, branch, vectors } => {
+                read(stream, written)?;
+                branch.as_ref().map_or(Ok(()), |b| read(b, written))?;
+                if self.vectors.is_none() {
+                    return Err(format!("residual of `{stream}`: no file holds vectors `{vectors}`"));
+                }
+            }
+            Step::AddScaled { register, from, weights, .. } => {
+                for name in [register, from, weights] {
+                    read(name, written)?;
+                }
+            }
             Step::Run(run) => {
                 let shard =
                     self.shard(&run.shard).ok_or_else(|| format!("no shard is named `{}`", run.shard))?;
@@ -574,9 +646,14 @@ impl Chain {
                 }
                 for (input, binding) in &run.inputs {
                     match binding {
-                        InputBinding::Register { name, rows } => {
+                        InputBinding::Register { name, rows, .. } => {
                             read(name, written)?;
                             rows.as_ref().map_or(Ok(()), rows_fit)?;
+                        }
+                        InputBinding::Host(HostInput::Carry(rows)) => {
+                            if *rows > MAX_CARRY {
+                                return Err(format!("shard `{}`: {rows} rows to carry", run.shard));
+                            }
                         }
                         InputBinding::Host(HostInput::RopeCos(name) | HostInput::RopeSin(name)) => {
                             if !self.ropes.contains_key(name) {

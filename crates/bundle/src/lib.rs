@@ -4,6 +4,7 @@
 //! NAME.anemoe/
 //!   chain.json               the execution contract ([`Chain`])
 //!   embed.bin                [vocab_size, hidden_size] fp16, row-major, little endian
+//!   vectors.npz              f32 vectors of host steps, when there are any
 //!   tokenizer.json  tokenizer_config.json  generation_config.json     copied from the checkpoint, when it has them
 //!   shards/NAME.mlpackage    Core ML packages
 //! ```
@@ -20,7 +21,7 @@ pub use atomic::{file_sha256, package_sha256, write_atomic};
 pub use chain::{
     AutoChoice, Cache, Chain, Embedding, FORMAT, HostInput, InputBinding, ModelInfo, OutputBinding, Rope,
     RowRange, Run, Shard, ShardFunction, ShardKind, Step, Storage, TensorChoice, TokenCount, UniformResult,
-    When,
+    Vectors, When,
 };
 
 use std::path::PathBuf;

@@ -43,52 +43,73 @@ fn print_json(kind: &str, message: &str, path: Option<PathBuf>) {
 }
 
 /// `io`, `invalid`, `unsupported`, `input` or `usage`, and the file concerned.
-fn classify(e: &anyhow::Error) -> (&'static str, Option<PathBuf>) {
-    let owned = |p: &Path| Some(p.to_path_buf());
+type Kind = (&'static str, Option<PathBuf>);
+
+fn owned(path: &Path) -> Option<PathBuf> {
+    Some(path.to_path_buf())
+}
+
+fn of_package(e: &anemoe_mlpackage::Error) -> Kind {
+    use anemoe_mlpackage::Error as E;
+    match e {
+        E::Io { path, .. } => ("io", owned(path)),
+        E::InvalidFile { path, .. } => ("invalid", owned(path)),
+        E::Unsupported(_) => ("unsupported", None),
+        _ => ("invalid", None),
+    }
+}
+
+fn of_bundle(e: &anemoe_bundle::Error) -> Kind {
+    use anemoe_bundle::Error as E;
+    match e {
+        E::Io { path, .. } => ("io", owned(path)),
+        E::Invalid { path, .. } => ("invalid", owned(path)),
+    }
+}
+
+fn of_npz(e: &anemoe_npz::Error) -> Kind {
+    use anemoe_npz::Error as E;
+    match e {
+        E::Io { path, .. } => ("io", owned(path)),
+        E::Invalid { path, .. } => ("invalid", owned(path)),
+        E::Unsupported { path, .. } => ("unsupported", owned(path)),
+    }
+}
+
+fn classify(e: &anyhow::Error) -> Kind {
     for cause in e.chain() {
         if let Some(e) = cause.downcast_ref::<anemoe_mlpackage::Error>() {
-            use anemoe_mlpackage::Error as E;
-            return match e {
-                E::Io { path, .. } => ("io", owned(path)),
-                E::InvalidFile { path, .. } => ("invalid", owned(path)),
-                E::Unsupported(_) => ("unsupported", None),
-                _ => ("invalid", None),
-            };
+            return of_package(e);
         }
         if let Some(e) = cause.downcast_ref::<anemoe_bundle::Error>() {
-            use anemoe_bundle::Error as E;
-            return match e {
-                E::Io { path, .. } => ("io", owned(path)),
-                E::Invalid { path, .. } => ("invalid", owned(path)),
-            };
+            return of_bundle(e);
+        }
+        if let Some(e) = cause.downcast_ref::<anemoe_npz::Error>() {
+            return of_npz(e);
         }
         if let Some(e) = cause.downcast_ref::<anemoe_convert::Error>() {
             use anemoe_convert::Error as E;
-            match e {
-                E::Io { path, .. } => return ("io", owned(path)),
-                E::Invalid { path, .. } => return ("invalid", owned(path)),
-                E::Unsupported { path, .. } => return ("unsupported", owned(path)),
-                E::Usage(_) => return ("usage", None),
-                E::Package(_) | E::Bundle(_) | E::Npz(_) => {}
-            }
-        }
-        if let Some(e) = cause.downcast_ref::<anemoe_npz::Error>() {
-            use anemoe_npz::Error as E;
             return match e {
                 E::Io { path, .. } => ("io", owned(path)),
                 E::Invalid { path, .. } => ("invalid", owned(path)),
                 E::Unsupported { path, .. } => ("unsupported", owned(path)),
+                E::Usage(_) => ("usage", None),
+                E::Package(e) => of_package(e),
+                E::Bundle(e) => of_bundle(e),
+                E::Npz(e) => of_npz(e),
             };
         }
         if let Some(e) = cause.downcast_ref::<anemoe_runtime::Error>() {
             use anemoe_runtime::Error as E;
-            match e {
-                E::Io { path, .. } => return ("io", owned(path)),
-                E::Invalid { path, .. } => return ("invalid", owned(path)),
-                E::Unsupported { path, .. } => return ("unsupported", owned(path)),
-                E::Input(_) => return ("input", None),
-                E::Package(_) | E::Bundle(_) => {}
-            }
+            return match e {
+                E::Io { path, .. } => ("io", owned(path)),
+                E::Invalid { path, .. } => ("invalid", owned(path)),
+                E::Unsupported { path, .. } => ("unsupported", owned(path)),
+                E::Input(_) => ("input", None),
+                E::Package(e) => of_package(e),
+                E::Bundle(e) => of_bundle(e),
+                E::Npz(e) => of_npz(e),
+            };
         }
     }
     ("usage", None)

@@ -13,9 +13,12 @@ use crate::lower::{Stored, encode_matrix, store_matrix, store_vector};
 use crate::plan::{MatrixPlan, Plan, PlannedShard};
 use crate::quantize::Metrics;
 use crate::{Error, Result};
-use anemoe_bundle::{CHAIN_FILE, Embedding, SHARDS_DIR, Shard, file_sha256, package_sha256, write_atomic};
+use anemoe_bundle::{
+    CHAIN_FILE, Chain, Embedding, SHARDS_DIR, Shard, Vectors, file_sha256, package_sha256, write_atomic,
+};
 use anemoe_mlpackage::mil::verify::verify;
 use anemoe_mlpackage::package::PackageWriter;
+use anemoe_npz::Array;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, TryLockError};
 use std::io::{BufWriter, Write};
@@ -26,6 +29,8 @@ use std::time::{Duration, Instant};
 
 /// Folder of an unfinished build.
 const WORK_DIR: &str = ".build";
+/// File of the host's vectors.
+const VECTORS_FILE: &str = "vectors.npz";
 
 /// What happens during a build, for progress bars and logs.
 #[derive(Clone, Debug)]
@@ -203,6 +208,7 @@ impl Site {
             // What cannot be removed now is recognised as an unfinished build by the next run.
             let _ = fs::remove_dir_all(&self.work);
             let _ = fs::remove_file(self.bundle.join("embed.bin"));
+            let _ = fs::remove_file(self.bundle.join(VECTORS_FILE));
             let _ = fs::remove_dir_all(&shards);
             let _ = fs::remove_dir(&self.bundle);
         }
@@ -216,10 +222,11 @@ impl Site {
         on_event: &(dyn Fn(Event<'_>) + Sync),
     ) -> Result<(Vec<Record>, usize)> {
         // First, so that a tokenizer that is wrong is found before the work.
-        let files = inputs.family.files()?;
+        let files = inputs.family.opened().checkpoint.side_files()?;
         let mut chain = plan.chain.clone();
         chain.importance = inputs.importance.map(|i| i.sha256().to_string());
         self.write_embedding(inputs.family, plan, &mut chain.embedding)?;
+        self.write_vectors(inputs.family, &mut chain)?;
         let next = AtomicUsize::new(0);
         let reused = AtomicUsize::new(0);
         let results: Mutex<Vec<Option<Record>>> = Mutex::new(vec![None; plan.shards.len()]);
@@ -309,6 +316,22 @@ impl Site {
         Ok((record, false))
     }
 
+    /// Writes the vectors that host steps name, where there are any.
+    fn write_vectors(&self, family: &dyn Family, chain: &mut Chain) -> Result<()> {
+        let vectors = family.host_vectors()?;
+        if vectors.is_empty() {
+            return Ok(());
+        }
+        let arrays: Vec<(String, Array)> = vectors
+            .into_iter()
+            .filter_map(|(name, values)| Some((name, Array::new(vec![values.len()], values)?)))
+            .collect();
+        let path = self.bundle.join(VECTORS_FILE);
+        anemoe_npz::write_npz(&path, &arrays)?;
+        chain.vectors = Some(Vectors { file: VECTORS_FILE.into(), sha256: file_sha256(&path)? });
+        Ok(())
+    }
+
     /// Writes the host's embedding as [`anemoe_bundle::Storage`] says.
     fn write_embedding(&self, family: &dyn Family, plan: &Plan, embedding: &mut Embedding) -> Result<()> {
         let path = self.bundle.join(&embedding.file);
@@ -323,6 +346,7 @@ impl Site {
                 offset: 0,
                 rows: embedding.rows,
                 cols: embedding.cols,
+                taps: 1,
                 quant: plan.embedding,
             };
             let failed = |e: std::io::Error| Error::io(&temporary, e);

@@ -1,9 +1,8 @@
 //! What the spine asks of a model family; everything else is the family's own.
 
 use crate::Result;
-use crate::checkpoint::SideFile;
 use crate::lower::Stored;
-use crate::models::Part;
+use crate::models::Opened;
 use crate::plan::{Plan, PlanOptions, PlannedShard};
 use anemoe_bundle::ShardFunction;
 use anemoe_mlpackage::mil::builder::BuiltFunction;
@@ -28,30 +27,45 @@ pub trait Family: Send + Sync {
     fn lower(&self, shard: &PlannedShard, function: &ShardFunction, stored: &Stored)
     -> Result<BuiltFunction>;
 
+    /// The checkpoint.
+    fn opened(&self) -> &Opened;
+
     /// Reads elements of a tensor, named as in the plan (without the checkpoint's prefix), as f32.
     ///
     /// # Errors
     /// The file cannot be read, or a value is NaN or infinite.
-    fn read(&self, tensor: &str, range: Range<u64>, out: &mut [f32]) -> Result<()>;
+    fn read(&self, tensor: &str, range: Range<u64>, out: &mut [f32]) -> Result<()> {
+        self.opened().read(tensor, range, out)
+    }
 
-    /// Changes when the checkpoint's files do, so that a build does not go on with another checkpoint's shards.
-    fn fingerprint(&self) -> String;
+    /// Changes when the checkpoint's files do, or the way they are read, so that a build does not go on with another
+    /// checkpoint's shards.
+    fn fingerprint(&self) -> String {
+        self.opened().checkpoint.fingerprint()
+    }
+
+    /// Vectors that the chain's host steps name, in f32.
+    ///
+    /// # Errors
+    /// The checkpoint cannot be read.
+    fn host_vectors(&self) -> Result<BTreeMap<String, Vec<f32>>> {
+        Ok(BTreeMap::new())
+    }
+
+    /// What a user should know about this checkpoint, found in its values.
+    ///
+    /// # Errors
+    /// The checkpoint cannot be read.
+    fn remarks(&self) -> Result<Vec<String>> {
+        Ok(Vec::new())
+    }
 
     /// Name of the embedding `[vocab_size, hidden_size]`.
     fn embedding_tensor(&self) -> &str;
-
-    /// Part of the model of every tensor that belongs to it, by its full name.
-    fn parts(&self) -> BTreeMap<String, Part>;
 
     /// Sizes from the configuration, for people.
     fn summary(&self) -> BTreeMap<String, serde_json::Value>;
 
     /// Parameters that a token meets, a tied embedding once, as the head.
     fn active_parameters(&self) -> u64;
-
-    /// Files that go into the bundle as they are, by their names there.
-    ///
-    /// # Errors
-    /// A file is to be made from metadata that is wrong.
-    fn files(&self) -> Result<Vec<(&'static str, SideFile)>>;
 }

@@ -27,6 +27,8 @@ pub struct CheckpointReport {
     pub tensors: Vec<TensorReport>,
     /// Tensors that the text model does not need.
     pub skipped: Vec<String>,
+    /// What its values mean for those who run it.
+    pub remarks: Vec<String>,
 }
 
 /// Sums over a part of the model.
@@ -71,8 +73,9 @@ pub fn checkpoint(checkpoint: Checkpoint) -> Result<CheckpointReport> {
         bytes: 0,
         tensors: Vec::new(),
         skipped: Vec::new(),
+        remarks: family.remarks()?,
     };
-    let parts = family.parts();
+    let parts = family.opened().parts();
     for info in infos {
         let Some(part) = parts.get(&info.name) else {
             report.skipped.push(info.name);

@@ -1,6 +1,6 @@
 //! The plan: which packages a checkpoint becomes, what each holds and how it is compressed.
 
-use crate::quant::{Groups, MatrixQuant, Quant};
+use crate::quant::{Granularity, Groups, MatrixQuant, Quant};
 use crate::{Error, Result};
 use anemoe_bundle::{Chain, ShardFunction, ShardKind, Storage, TokenCount};
 use serde::{Deserialize, Serialize};
@@ -37,7 +37,8 @@ pub struct PartKinds {
     pub experts: Option<Quant>,
     /// The MLP that every token meets.
     pub dense_mlp: Option<Quant>,
-    /// Choice of experts; fp16 when nothing is said, since it hangs on small differences and is small.
+    /// Choice of experts; when nothing is said, fp16 where it is one matrix (it hangs on small differences and is small), and
+    /// the kind of all others where it is a network of its own.
     pub router: Option<Quant>,
     /// Output head.
     pub head: Option<Quant>,
@@ -120,6 +121,8 @@ impl PlanOptions {
         let p = &self.parts;
         match part {
             "router" => p.router.unwrap_or(Quant::Fp16),
+            // A whole network that chooses, not one matrix: what is said of the model holds for it.
+            "router_mlp" => p.router.unwrap_or(self.quant),
             "embedding" => p.embedding.unwrap_or(Quant::Fp16),
             "attention" => p.attention.unwrap_or(self.quant),
             "experts" => p.experts.unwrap_or(self.quant),
@@ -132,6 +135,17 @@ impl PlanOptions {
     /// How a matrix of a part is compressed.
     pub fn resolve(&self, part: &str, rows: usize, cols: usize) -> MatrixQuant {
         MatrixQuant::resolve(self.kind(part), self.groups, rows, cols)
+    }
+
+    /// As [`PlanOptions::resolve`] for a kernel of several positions, which share their input channel's block.
+    pub fn resolve_kernel(&self, part: &str, rows: usize, cols: usize, taps: usize) -> MatrixQuant {
+        let quant = self.resolve(part, rows, cols);
+        match quant.kind {
+            Quant::Int { granularity: Granularity::Block, .. } if !quant.group.is_multiple_of(taps) => {
+                MatrixQuant::FP16
+            }
+            _ => quant,
+        }
     }
 
     /// How `experts` experts are packed.
@@ -198,7 +212,10 @@ pub struct Plan {
     pub totals: Totals,
     /// How the host's embedding is compressed.
     pub embedding: MatrixQuant,
-    /// Where a matrix is compressed otherwise than was asked, and why.
+    /// What the family does where it matters for accuracy.
+    #[serde(default)]
+    pub facts: Vec<String>,
+    /// [`Plan::facts`], and where a matrix is compressed otherwise than was asked, and why.
     pub notes: Vec<String>,
     /// The contract, but for what only a finished build knows (hashes, sizes of files).
     pub chain: Chain,
@@ -252,13 +269,29 @@ pub struct MatrixPlan {
     pub offset: u64,
     /// Output channels.
     pub rows: usize,
-    /// Input channels.
+    /// Input channels, times the positions of the kernel.
     pub cols: usize,
+    /// Positions of the kernel, along the last axis.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub taps: usize,
     /// Compression.
     pub quant: MatrixQuant,
 }
 
+fn one() -> usize {
+    1
+}
+
+fn is_one(n: &usize) -> bool {
+    *n == 1
+}
+
 impl MatrixPlan {
+    /// Shape of the convolution's weight.
+    pub fn dims(&self) -> [u64; 4] {
+        [self.rows as u64, (self.cols / self.taps) as u64, 1, self.taps as u64]
+    }
+
     /// Bytes as stored.
     pub fn bytes(&self) -> u64 {
         self.quant.bytes(self.rows, self.cols)
@@ -277,21 +310,41 @@ pub struct VectorPlan {
     pub name: String,
     /// Checkpoint tensor, without the checkpoint's prefix.
     pub tensor: String,
-    /// Shape in the program; its product is the tensor's length.
-    pub dims: [u64; 4],
+    /// Shape in the program; its product is the number of elements that are taken.
+    pub dims: Vec<u64>,
     /// Multiplied in f32 before rounding to fp16.
     pub scale: f32,
+    /// Which of so many neighbouring elements are taken: (0, 1) takes all, (1, 2) every second one.
+    #[serde(default = "all", skip_serializing_if = "is_all")]
+    pub every: (usize, usize),
+}
+
+fn all() -> (usize, usize) {
+    (0, 1)
+}
+
+fn is_all(every: &(usize, usize)) -> bool {
+    *every == all()
 }
 
 impl VectorPlan {
     /// A factor per channel of `[1, C, 1, T]`.
     pub fn channels(name: impl Into<String>, tensor: impl Into<String>, n: usize) -> Self {
-        VectorPlan { name: name.into(), tensor: tensor.into(), dims: [1, n as u64, 1, 1], scale: 1.0 }
+        VectorPlan { dims: vec![1, n as u64, 1, 1], ..Self::plain(name, tensor) }
     }
 
     /// A factor per element of the last axis.
     pub fn last_axis(name: impl Into<String>, tensor: impl Into<String>, n: usize) -> Self {
-        VectorPlan { name: name.into(), tensor: tensor.into(), dims: [1, 1, 1, n as u64], scale: 1.0 }
+        VectorPlan { dims: vec![1, 1, 1, n as u64], ..Self::plain(name, tensor) }
+    }
+
+    /// A bias of a convolution.
+    pub fn bias(name: impl Into<String>, tensor: impl Into<String>, n: usize) -> Self {
+        VectorPlan { dims: vec![n as u64], ..Self::plain(name, tensor) }
+    }
+
+    fn plain(name: impl Into<String>, tensor: impl Into<String>) -> Self {
+        VectorPlan { name: name.into(), tensor: tensor.into(), dims: Vec::new(), scale: 1.0, every: all() }
     }
 
     /// Number of weights.
@@ -401,7 +454,15 @@ fn predict(kind: ShardKind, matrices: &[MatrixPlan], bytes: u64) -> (&'static st
     };
     let fp16 = only(|_| false);
     let lut4 = only(|k| matches!(k, Quant::Lut { bits: 4, per_tensor: false, .. }));
+    let int8 = only(|k| k == Quant::Int { granularity: Granularity::Tensor, asymmetric: false });
     match kind {
+        ShardKind::Moe if lut4 => ("ane", "40 MoE shards of 16 experts in lut4, group 32 (101 MB) were all on the ANE"),
+        ShardKind::Moe if int8 && !fp16 => {
+            ("ane", "40 MoE shards of 16 experts in int8-tensor (202 MB) were all on the ANE")
+        }
+        ShardKind::Attention if int8 && !fp16 => {
+            ("ane", "attention shards in int8-tensor (5.3 and 33 to 47 MB) were all on the ANE")
+        }
         ShardKind::Experts | ShardKind::ExpertsCombine if fp16 => {
             ("ane", "packs of 16 experts in fp16 (182 and 216 MiB) were all on the ANE")
         }
@@ -461,10 +522,9 @@ impl Plan {
             note(&m.part, m.rows, m.cols, m.quant);
         }
         note("embedding", rows, cols, self.embedding);
-        self.notes = notes
-            .into_iter()
-            .map(|(what, n)| if n > 1 { format!("{what} ({n} matrices)") } else { what })
-            .collect();
+        let notes =
+            notes.into_iter().map(|(what, n)| if n > 1 { format!("{what} ({n} matrices)") } else { what });
+        self.notes = self.facts.iter().cloned().chain(notes).collect();
         Ok(())
     }
 

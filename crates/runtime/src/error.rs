@@ -39,6 +39,9 @@ pub enum Error {
     /// A package was refused.
     #[error(transparent)]
     Package(#[from] anemoe_mlpackage::Error),
+    /// A file of arrays was refused.
+    #[error(transparent)]
+    Npz(#[from] anemoe_npz::Error),
     /// A bundle was refused.
     #[error(transparent)]
     Bundle(#[from] anemoe_bundle::Error),

@@ -85,7 +85,7 @@ pub fn plan(spec: &str, options: &Options, ui: &Ui) -> anyhow::Result<Planned> {
     if let Some(c) = options.min_cosine.filter(|c| !(0.0..=1.0).contains(c)) {
         bail!("--min-cosine {c} is not between 0 and 1");
     }
-    let family = models::open(Checkpoint::open(spec)?)?;
+    let family = models::open(options.reading.open(spec)?)?;
     let mut plan = family.plan(&options.to_plan_options())?;
     let importance = options.importance.as_deref().map(|path| read_importance(path, &plan)).transpose()?;
     if auto {
@@ -93,7 +93,7 @@ pub fn plan(spec: &str, options: &Options, ui: &Ui) -> anyhow::Result<Planned> {
             (Some(n), _) => Goal::MaxBytes(n),
             (None, c) => Goal::MinCosine(c.unwrap_or(MIN_COSINE)),
         };
-        let checkpoint = Checkpoint::open(spec)?;
+        let checkpoint = options.reading.open(spec)?;
         let (windows, text) = tokens(&checkpoint, &plan, options.auto_text.as_ref())?;
         let search = Search {
             checkpoint: &checkpoint,

@@ -1,9 +1,9 @@
 //! `anemoe calibrate`
 
+use super::checkpoint::Reading;
 use super::text::TextArgs;
 use crate::Outcome;
 use crate::ui::Ui;
-use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::importance::Importance;
 use anemoe_gates::calibrate::moments;
 use std::path::PathBuf;
@@ -19,6 +19,8 @@ pub struct Args {
     /// A Hugging Face folder or a .gguf file.
     checkpoint: String,
     #[command(flatten)]
+    reading: Reading,
+    #[command(flatten)]
     text: TextArgs,
     /// The file to write: an array per tensor, [inputs] or [experts, inputs].
     #[arg(short, long, value_name = "F.npz")]
@@ -27,7 +29,7 @@ pub struct Args {
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let started = Instant::now();
-    let checkpoint = Checkpoint::open(&args.checkpoint)?;
+    let checkpoint = args.reading.open(&args.checkpoint)?;
     let windows = args.text.of_checkpoint(&checkpoint)?;
     let bar = ui.bar(0, "layers");
     let found = moments(&checkpoint, &windows, &mut || bar.inc(1));

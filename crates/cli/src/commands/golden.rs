@@ -1,5 +1,6 @@
 //! `anemoe golden`
 
+use super::checkpoint::Reading;
 use super::generate::Prompt;
 use crate::Outcome;
 use crate::ui::Ui;
@@ -18,6 +19,8 @@ pub struct Args {
     /// A Hugging Face folder, a .gguf file, or synthetic:NAME?seed=N&layers=N.
     checkpoint: String,
     #[command(flatten)]
+    reading: Reading,
+    #[command(flatten)]
     prompt: Prompt,
     /// Greedy tokens behind the prompt.
     #[arg(long, value_name = "N", default_value_t = 16)]
@@ -29,7 +32,7 @@ pub struct Args {
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let started = Instant::now();
-    let checkpoint = Checkpoint::open(&args.checkpoint)?;
+    let checkpoint = args.reading.open(&args.checkpoint)?;
     let prompt = args.prompt.ids(|| tokenizer(&checkpoint), bos(&checkpoint))?;
     let bar = ui.bar(1, "layers");
     let options = RunOptions { hidden: true, routing: true };

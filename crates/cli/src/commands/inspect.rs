@@ -62,6 +62,9 @@ fn checkpoint(r: &CheckpointReport, tensors: bool, ui: &Ui) -> std::io::Result<(
     ]);
     table.print(ui)?;
     ui.line(format!("{} parameters active per token", ui::count(r.active_parameters)))?;
+    for remark in &r.remarks {
+        ui.line(format!("note: {remark}"))?;
+    }
     if !r.skipped.is_empty() {
         ui.line(format!("{} tensors of other modalities are skipped", r.skipped.len()))?;
     }
@@ -80,13 +83,16 @@ fn bundle(path: &Path, ui: &Ui) -> anyhow::Result<()> {
     let bytes: u64 = chain.shards.iter().map(|s| s.bytes).sum();
     ui.document(&serde_json::json!({
         "family": chain.family, "source": chain.source, "model": chain.model, "tokens": chain.tokens,
-        "caches": chain.caches, "shards": chain.shards, "bytes": bytes,
+        "caches": chain.caches, "readings": chain.readings, "shards": chain.shards, "bytes": bytes,
     }))?;
     ui.line(format!("{} bundle of {}, by {}", chain.family, chain.source, chain.generator))?;
     ui.line(format!(
         "vocabulary {}, hidden size {}, {} layers, context of {} tokens",
         chain.model.vocab_size, chain.model.hidden_size, chain.model.num_layers, chain.model.max_context
     ))?;
+    for (what, how) in &chain.readings {
+        ui.line(format!("the checkpoint was read with {what} {how}"))?;
+    }
     let mut table =
         Table::new(&["shard", "kind", "functions", "quant", "weights", "package", "weight cosine"]);
     for s in &chain.shards {

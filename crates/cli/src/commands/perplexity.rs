@@ -1,10 +1,10 @@
 //! `anemoe perplexity`
 
+use super::checkpoint::Reading;
 use super::text::TextArgs;
 use crate::Outcome;
 use crate::ui::Ui;
 use anemoe_bundle::CHAIN_FILE;
-use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_gates::text::{bundle_likelihood, checkpoint_likelihood};
 use anemoe_runtime::cpu::CpuBackend;
 use anemoe_runtime::engine::Engine;
@@ -21,12 +21,17 @@ pub struct Args {
     /// A bundle, or a checkpoint: a Hugging Face folder or a .gguf file.
     model: String,
     #[command(flatten)]
+    reading: Reading,
+    #[command(flatten)]
     text: TextArgs,
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let path = Path::new(&args.model);
     let bundle = path.join(CHAIN_FILE).is_file();
+    if bundle && args.reading.zaya_skip.is_some() {
+        anyhow::bail!("--zaya-skip: a bundle is read as it was built");
+    }
     let (windows, likelihood, seconds) = if bundle {
         let mut engine = Engine::open(path, &CpuBackend::default())?;
         let tokenizer = Tokenizer::open(&path.join("tokenizer.json"))?;
@@ -37,7 +42,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         bar.finish_and_clear();
         (windows, likelihood?, started.elapsed().as_secs_f64())
     } else {
-        let checkpoint = Checkpoint::open(&args.model)?;
+        let checkpoint = args.reading.open(&args.model)?;
         let windows = args.text.of_checkpoint(&checkpoint)?;
         let bar = ui.bar(0, "layers");
         let started = Instant::now();

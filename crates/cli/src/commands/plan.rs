@@ -1,6 +1,7 @@
 //! `anemoe plan`
 
 use super::auto::{self, QuantChoice, byte_count};
+use super::checkpoint::Reading;
 use crate::Outcome;
 use crate::ui::{self, Table, Ui};
 use anemoe_bundle::TokenCount;
@@ -56,7 +57,7 @@ pub struct Options {
     /// Compression of the MLP that every token meets, where it differs.
     #[arg(long, value_name = "KIND")]
     pub mlp_quant: Option<Quant>,
-    /// Compression of the router's matrix [default: fp16, whatever --quant says].
+    /// Compression of the router [default: fp16 where it is one matrix (Gemma), as the model where it is a network (ZAYA)].
     #[arg(long, value_name = "KIND")]
     pub router_quant: Option<Quant>,
     /// Compression of the output head, where it differs.
@@ -89,6 +90,8 @@ pub struct Options {
     /// Most MiB of weights in a package.
     #[arg(long, value_name = "MiB", default_value_t = 1900)]
     pub max_shard_mb: u64,
+    #[command(flatten)]
+    pub reading: Reading,
 }
 
 fn token_range(text: &str) -> Result<TokenCount, String> {

@@ -5,6 +5,7 @@ mod header;
 mod safetensors;
 mod synthetic;
 
+use crate::models::{self, Readings};
 use crate::{Error, Result};
 use memmap2::Mmap;
 use serde_json::Value;
@@ -27,6 +28,8 @@ pub struct Checkpoint {
     pub generation_config: Option<Value>,
     /// The tensors.
     pub source: Box<dyn TensorSource>,
+    /// Where readers differ.
+    pub readings: Readings,
 }
 
 impl Checkpoint {
@@ -54,10 +57,11 @@ impl Checkpoint {
         let generation_config = generation.exists().then(|| read_json(&generation)).transpose()?;
         let source = Box::new(safetensors::Folder::open(&path)?);
         let name = own_name(&path)?;
-        Ok(Checkpoint { name, path, config, generation_config, source })
+        let readings = Readings::default();
+        models::adapt(Checkpoint { name, path, config, generation_config, source, readings })
     }
 
-    /// Names, lengths and times of the files that hold tensors.
+    /// Names, lengths and times of the files that hold tensors, and how they are read.
     pub fn fingerprint(&self) -> String {
         let files: std::collections::BTreeSet<&Path> =
             self.source.tensors().iter().map(|t| t.file.as_path()).collect();
@@ -65,7 +69,15 @@ impl Checkpoint {
             Ok(meta) => format!("{} {} {:?}", file.display(), meta.len(), meta.modified().ok()),
             Err(_) => file.display().to_string(),
         };
-        files.iter().map(one).collect::<Vec<_>>().join("; ")
+        let mut parts: Vec<String> = files.iter().map(one).collect();
+        parts.extend(self.readings.zaya_skip.map(|skip| format!("zaya skip {}", skip.name())));
+        parts.join("; ")
+    }
+
+    /// The same checkpoint, read in another way.
+    #[must_use]
+    pub fn with_readings(self, readings: Readings) -> Checkpoint {
+        Checkpoint { readings, ..self }
     }
 
     /// The file that [`Checkpoint::config`] is from, for messages.

@@ -1,7 +1,7 @@
 //! Models of the real shapes whose weights are computed instead of read, so that full-size work needs no download.
 
 use super::{Checkpoint, Dtype, TensorInfo, TensorSource};
-use crate::models::gemma4;
+use crate::models::{Readings, gemma4, zaya};
 use crate::{Error, Result};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -26,22 +26,26 @@ pub(super) fn open(spec: &str, name: &str) -> Result<Checkpoint> {
             }
         }
     }
-    let mut config = match model {
-        "gemma4-26b-a4b" => gemma4::published_config(),
+    let (mut config, limit, prefix): (_, fn(&mut serde_json::Value, usize), _) = match model {
+        "gemma4-26b-a4b" => (gemma4::published_config(), gemma4::limit_layers, gemma4::PREFIXES[0]),
+        "zaya1-8b" => (zaya::published_config(), zaya::limit_layers, zaya::PREFIXES[0]),
         _ => {
             return Err(Error::Usage(format!(
-                "{spec}: no synthetic model `{model}`; there is gemma4-26b-a4b"
+                "{spec}: no synthetic model `{model}`; there are gemma4-26b-a4b and zaya1-8b"
             )));
         }
     };
     if let Some(layers) = layers {
-        gemma4::limit_layers(&mut config, layers);
+        limit(&mut config, layers);
     }
-    let parsed = gemma4::Gemma4Config::parse(&config, &path)?;
-    let mut tensors: Vec<TensorInfo> = gemma4::tensor_table(&parsed)
+    let table = match model {
+        "zaya1-8b" => zaya::tensor_table(&zaya::ZayaConfig::parse(&config, &path)?),
+        _ => gemma4::tensor_table(&gemma4::Gemma4Config::parse(&config, &path)?),
+    };
+    let mut tensors: Vec<TensorInfo> = table
         .into_iter()
         .map(|row| TensorInfo {
-            name: format!("model.language_model.{}", row.name),
+            name: format!("{prefix}{}", row.name),
             dtype: Dtype::BF16,
             bytes: 2 * row.elements(),
             shape: row.shape,
@@ -50,7 +54,8 @@ pub(super) fn open(spec: &str, name: &str) -> Result<Checkpoint> {
         .collect();
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
     let source = Box::new(Synthetic { path: path.clone(), seed, tensors });
-    Ok(Checkpoint { name: spec.to_string(), path, config, generation_config: None, source })
+    let readings = Readings::default();
+    Ok(Checkpoint { name: spec.to_string(), path, config, generation_config: None, source, readings })
 }
 
 struct Synthetic {
@@ -90,7 +95,7 @@ impl TensorSource for Synthetic {
     }
 
     /// Any range gives the same values, in whatever pieces it is read: matrices are normal with deviation
-    /// 1/sqrt(inputs) and one of 1024 weights is ten times as large; vectors are near 1.
+    /// 1/sqrt(inputs) and one of 1024 weights is ten times as large; biases are near 0, other vectors near 1.
     fn read(&self, name: &str, range: Range<u64>, out: &mut [f32]) -> Result<()> {
         let info =
             self.info(name).ok_or_else(|| Error::invalid(&self.path, format!("use: no tensor `{name}`")))?;
@@ -103,12 +108,17 @@ impl TensorSource for Synthetic {
         let base = hash(name, self.seed);
         let value = |i: u64| mix(base.wrapping_add(i.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
         if info.shape.len() < 2 {
+            let mean = if name.contains("bias") { 0.0 } else { 1.0 };
             for (i, o) in (range.start..).zip(out.iter_mut()) {
-                *o = 1.0 + 0.05 * normal(value(i));
+                *o = mean + 0.05 * normal(value(i));
             }
             return Ok(());
         }
-        let inputs = info.shape.last().copied().unwrap_or(1);
+        // A short last axis is the kernel of a convolution.
+        let inputs = match info.shape.as_slice() {
+            [.., channels, taps @ 1..=4] => channels * taps,
+            _ => info.shape.last().copied().unwrap_or(1),
+        };
         let scale = 1.0 / (inputs as f32).sqrt();
         for (i, o) in (range.start..).zip(out.iter_mut()) {
             let bits = value(i);

@@ -17,6 +17,8 @@ pub struct Attention {
     pub head_dim: usize,
     /// Cache slots; a multiple of 32.
     pub slots: usize,
+    /// Rows of the state behind the slots, for what a layer remembers besides keys and values; a multiple of 32.
+    pub tail: usize,
 }
 
 /// What happens to each head after its projection.
@@ -37,16 +39,23 @@ pub struct PositionInputs {
     place: Var,
 }
 
+/// The state of an attention layer and what it held before the call.
+pub struct Cache {
+    state: Var,
+    pub(super) old: Var,
+}
+
 impl Attention {
     /// Width of a cache row: the head's channels, padded to a multiple of 32 as the ANE wants state widths.
-    fn padded_dim(&self) -> usize {
+    pub(super) fn padded_dim(&self) -> usize {
         self.head_dim.next_multiple_of(32)
     }
 
-    /// Keys of all heads, then values of all heads, in one state: programs with more than one state failed on some
-    /// systems.
+    /// Keys of all heads, then values of all heads, and the tail, in one state: programs with more than one state failed on
+    /// some systems.
     pub fn state_type(&self) -> TensorType {
-        let dims = [1, 2 * self.kv_heads as u64, self.slots as u64, self.padded_dim() as u64];
+        let dims =
+            [1, 2 * self.kv_heads as u64, (self.slots + self.tail) as u64, self.padded_dim() as u64];
         TensorType::fixed(DataType::Float16, &dims)
     }
 }
@@ -73,7 +82,7 @@ impl Lowering<'_> {
     }
 
     /// The inverse of [`Lowering::to_heads`].
-    fn join_heads(&mut self, name: &str, x: &Var, heads: usize, head_dim: usize) -> Result<Var> {
+    pub fn join_heads(&mut self, name: &str, x: &Var, heads: usize, head_dim: usize) -> Result<Var> {
         let t = self.tokens_or_inferred();
         let turned = self.f().transpose(&format!("{name}_turned"), x, &[0, 1, 3, 2])?;
         self.f().reshape(name, &turned, &[1, (heads * head_dim) as i32, 1, t])
@@ -87,52 +96,82 @@ impl Lowering<'_> {
         }
     }
 
-    /// Rotates the channel pairs (c, c + head_dim/2) of `[1, heads, T, head_dim]` by the host's rows.
-    pub fn rotate(&mut self, name: &str, x: &Var, at: &PositionInputs) -> Result<Var> {
+    /// Rotates the channel pairs (c, c + rotary_dim/2) of `[1, heads, T, head_dim]` by the host's rows; channels from
+    /// `rotary_dim` on stay.
+    pub fn rotate(
+        &mut self,
+        name: &str,
+        x: &Var,
+        rotary_dim: usize,
+        head_dim: usize,
+        at: &PositionInputs,
+    ) -> Result<Var> {
         let f = self.f();
-        let halves = f.split(&format!("{name}_half"), x, 2, -1)?;
-        let swapped = f.concat(&format!("{name}_swapped"), &[&halves[1], &halves[0]], -1)?;
+        let (half, rest) = ((rotary_dim / 2) as i32, (head_dim - rotary_dim) as i32);
+        let swapped = match rest {
+            0 => {
+                let halves = f.split(&format!("{name}_half"), x, 2, -1)?;
+                f.concat(&format!("{name}_swapped"), &[&halves[1], &halves[0]], -1)?
+            }
+            _ => {
+                let parts = f.split_sizes(&format!("{name}_part"), x, &[half, half, rest], -1)?;
+                f.concat(&format!("{name}_swapped"), &[&parts[1], &parts[0], &parts[2]], -1)?
+            }
+        };
         let straight = f.mul(&format!("{name}_cos"), x, &at.cos)?;
         let turned = f.mul(&format!("{name}_sin"), &swapped, &at.sin)?;
         f.add(name, &straight, &turned)
     }
 
-    /// Writes the new keys and values `[1, kv_heads, T, head_dim]` into the cache and returns all of it, as
-    /// (keys, values), each `[1, kv_heads, slots, head_dim]`.
+    /// The cache before this call.
+    pub fn read_cache(&mut self, shape: &Attention) -> Result<Cache> {
+        let state = self.f().state("kv_cache", shape.state_type())?;
+        let old = self.f().read_state("kv_old", &state)?;
+        Ok(Cache { state, old })
+    }
+
+    /// Writes the new keys and values `[1, kv_heads, T, head_dim]`, and a new tail `[1, 2 kv_heads, tail, padded head_dim]`
+    /// where there is one, and returns all keys and values, each `[1, kv_heads, slots, head_dim]`.
     ///
     /// The position enters as data: `cache * keep + place . new`, exact in fp16 because `keep` and `place` hold only 0
     /// and 1. Slice bounds are constant, and nothing is gathered, scattered or compared.
     pub fn update_cache(
         &mut self,
-        k: &Var,
-        v: &Var,
+        cache: &Cache,
+        (k, v): (&Var, &Var),
+        tail: Option<&Var>,
         at: &PositionInputs,
         shape: &Attention,
     ) -> Result<(Var, Var)> {
         let single = self.is_single_token();
         let padding = shape.padded_dim() - shape.head_dim;
-        let state = self.f().state("kv_cache", shape.state_type())?;
+        let (slots, d) = (shape.slots as i32, shape.head_dim as i32);
         let f = self.f();
         let mut new = f.concat("kv_new", &[k, v], 1)?;
         if padding > 0 {
             let zero = f.constant("kv_zero", Value::fp16(f16::ZERO))?;
             new = f.pad("kv_padded", &new, &[0, 0, 0, 0, 0, 0, 0, padding as i32], &zero)?;
         }
-        let old = f.read_state("kv_old", &state)?;
+        let old = match tail {
+            None => cache.old.clone(),
+            Some(_) => f.slice_by_size("kv_old_slots", &cache.old, &[0; 4], &[1, -1, slots, -1])?,
+        };
         let kept = f.mul("kv_kept", &old, &at.keep)?;
         let placed = if single {
             f.mul("kv_placed", &new, &at.place)?
         } else {
             f.matmul("kv_placed", &at.place, &new, false, false)?
         };
-        let updated = f.add("kv_updated", &kept, &placed)?;
-        f.write_state(&state, &updated)?;
-        let mut cache = f.read_state("kv_current", &state)?;
-        if padding > 0 {
-            cache =
-                f.slice_by_size("kv_unpadded", &cache, &[0, 0, 0, 0], &[1, -1, -1, shape.head_dim as i32])?;
+        let mut updated = f.add("kv_updated", &kept, &placed)?;
+        if let Some(tail) = tail {
+            updated = f.concat("kv_updated_all", &[&updated, tail], 2)?;
         }
-        let mut halves = f.split("kv_half", &cache, 2, 1)?.into_iter();
+        f.write_state(&cache.state, &updated)?;
+        let mut all = f.read_state("kv_current", &cache.state)?;
+        if padding > 0 || tail.is_some() {
+            all = f.slice_by_size("kv_unpadded", &all, &[0; 4], &[1, -1, slots, d])?;
+        }
+        let mut halves = f.split("kv_half", &all, 2, 1)?.into_iter();
         match (halves.next(), halves.next()) {
             (Some(keys), Some(values)) => Ok((keys, values)),
             _ => unreachable!("split into 2 gives 2"),

@@ -4,21 +4,34 @@
 //! Activations are `[1, C, 1, T]` between 1x1 convolutions and `[1, heads, T, head_dim]` inside attention, all fp16.
 
 mod attention;
+mod cca;
 mod moe;
+mod router;
 mod norm;
 mod store;
 
 pub use attention::{Attention, HeadNorm, PositionInputs};
+pub use cca::CCA_HISTORY;
 pub use norm::RmsNorm;
 pub use store::{Stored, StoredMatrix, element_type, encode_matrix, store_matrix, store_vector};
 
 use anemoe_bundle::TokenCount;
 use anemoe_mlpackage::Result;
 use anemoe_mlpackage::mil::builder::{BuiltFunction, ConvParams, FunctionBuilder, GeluMode, Var};
-use anemoe_mlpackage::mil::{DataType, Opset, TensorType};
+use anemoe_mlpackage::mil::{DataType, Opset, TensorType, Value};
+use half::f16;
 
 /// Opset of every package: the first with states, several functions and grouped tables.
 pub const OPSET: Opset = Opset::CoreML8;
+
+/// The function that gates an MLP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// The tanh form of GELU.
+    GeluTanh,
+    /// `x * sigmoid(x)`.
+    Silu,
+}
 
 /// One function under construction over weights that are already stored in the package.
 pub struct Lowering<'a> {
@@ -48,18 +61,19 @@ impl<'a> Lowering<'a> {
         self.tokens.max == 1
     }
 
-    /// An fp16 input whose dimension `tokens_axis` is the number of tokens.
+    /// An fp16 input whose dimension `tokens_axis` is the number of tokens, plus what `shape` has there.
     pub fn input(&mut self, name: &str, shape: &[u64], tokens_axis: Option<usize>) -> Result<Var> {
         let mut default = shape.to_vec();
         let Some(axis) = tokens_axis else {
             return self.f.input(name, TensorType::fixed(DataType::Float16, &default));
         };
-        default[axis] = self.tokens.min as u64;
+        let more = default[axis];
+        default[axis] += self.tokens.min as u64;
         if self.tokens.min == self.tokens.max {
             return self.f.input(name, TensorType::fixed(DataType::Float16, &default));
         }
         let mut ranges: Vec<(u64, u64)> = default.iter().map(|&n| (n, n)).collect();
-        ranges[axis] = (self.tokens.min as u64, self.tokens.max as u64);
+        ranges[axis] = (self.tokens.min as u64 + more, self.tokens.max as u64 + more);
         self.f.input_ranged(name, DataType::Float16, &default, &ranges)
     }
 
@@ -74,21 +88,38 @@ impl<'a> Lowering<'a> {
         self.stored.matrix(name)?.constant(&mut self.f, name)
     }
 
-    /// A projection: the stored matrix `name_weight` as a 1x1 convolution on `[1, cols, 1, T]`.
-    pub fn project(&mut self, name: &str, x: &Var) -> Result<Var> {
-        self.project_as(name, name, x)
+    /// A projection: the stored matrix `stored_weight` as a 1x1 convolution on `[1, cols, 1, T]`.
+    pub fn project(&mut self, name: &str, x: &Var, stored: &str) -> Result<Var> {
+        let weight = self.matrix(&format!("{stored}_weight"))?;
+        self.f.conv(name, x, &weight, None, ConvParams::default())
     }
 
-    /// As [`Lowering::project`], with a result of another name.
-    fn project_as(&mut self, result: &str, name: &str, x: &Var) -> Result<Var> {
-        let weight = self.matrix(&format!("{name}_weight"))?;
-        self.f.conv(result, x, &weight, None, ConvParams::default())
+    /// As [`Lowering::project`], plus the stored vector `stored_bias`.
+    pub fn project_biased(&mut self, name: &str, x: &Var, stored: &str) -> Result<Var> {
+        let weight = self.matrix(&format!("{stored}_weight"))?;
+        let bias = self.vector(&format!("{stored}_bias"))?;
+        self.f.conv(name, x, &weight, Some(&bias), ConvParams::default())
     }
 
-    /// `gelu_tanh(gate) * up`.
-    pub fn gated_gelu(&mut self, name: &str, gate: &Var, up: &Var) -> Result<Var> {
-        let activated = self.f.gelu(&format!("{name}_gelu"), gate, GeluMode::TanhApproximation)?;
+    /// GELU with the error function.
+    pub fn gelu_exact(&mut self, name: &str, x: &Var) -> Result<Var> {
+        self.f.gelu(name, x, GeluMode::Exact)
+    }
+
+    /// `activation(gate) * up`.
+    pub fn gated(&mut self, name: &str, gate: &Var, up: &Var, activation: Activation) -> Result<Var> {
+        let activated = match activation {
+            Activation::GeluTanh => {
+                self.f.gelu(&format!("{name}_gelu"), gate, GeluMode::TanhApproximation)?
+            }
+            Activation::Silu => self.f.silu(&format!("{name}_silu"), gate)?,
+        };
         self.f.mul(name, &activated, up)
+    }
+
+    /// A constant of one element.
+    pub fn scalar(&mut self, name: &str, value: f32) -> Result<Var> {
+        self.f.constant(name, Value::fp16(f16::from_f32(value)))
     }
 
     /// Ends the function with these outputs, in this order. Each output's name is the name of its value.

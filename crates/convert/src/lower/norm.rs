@@ -16,7 +16,7 @@ const RSQRT_EPSILON: f32 = 1.2e-7;
 pub struct RmsNorm {
     /// Axis of the mean.
     pub axis: i32,
-    /// The model's epsilon.
+    /// The model's epsilon; 0 makes this the L2 norm times the square root of the axis' length.
     pub eps: f32,
 }
 
@@ -35,6 +35,10 @@ impl Lowering<'_> {
         let scaled = f.real_div(&n("scaled"), x, &scale)?;
         let square = f.mul(&n("square"), &scaled, &scaled)?;
         let mean = f.reduce_mean(&n("mean"), &square, &[norm.axis], true)?;
+        if norm.eps == 0.0 {
+            let inverse = f.rsqrt(&n("inverse"), &mean, RSQRT_EPSILON)?;
+            return f.mul(name, &scaled, &inverse);
+        }
         let root_eps = f.constant(&n("root_eps"), Value::fp16(f16::from_f32(norm.eps.sqrt())))?;
         let eps_scaled = f.real_div(&n("eps_scaled"), &root_eps, &scale)?;
         let eps_square = f.mul(&n("eps_square"), &eps_scaled, &eps_scaled)?;
@@ -45,8 +49,14 @@ impl Lowering<'_> {
 
     /// Normalizes `x` and multiplies by the stored vector `name_weight`.
     pub fn rms_norm_weighted(&mut self, name: &str, x: &Var, norm: RmsNorm) -> Result<Var> {
+        self.rms_norm_weighted_as(name, name, x, norm)
+    }
+
+    /// As [`Lowering::rms_norm_weighted`], by the stored vector `stored_weight`.
+    pub fn rms_norm_weighted_as(&mut self, name: &str, stored: &str, x: &Var, norm: RmsNorm) -> Result<Var> {
         let normed = self.rms_norm(&format!("{name}_unit"), x, norm)?;
-        self.scale_by(name, &normed)
+        let weight = self.vector(&format!("{stored}_weight"))?;
+        self.f().mul(name, &normed, &weight)
     }
 
     /// Multiplies by the stored vector `name_weight`.

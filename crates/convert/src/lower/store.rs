@@ -179,7 +179,7 @@ pub fn store_matrix(
     let offset = blobs.begin(dtype, plan.weights())?;
     let side = encode_matrix(family, plan, importance, &mut |bytes| Ok(blobs.write(bytes)?))?;
     blobs.end()?;
-    let elements = Value::blob(dtype, &[plan.rows as u64, plan.cols as u64, 1, 1], offset);
+    let elements = Value::blob(dtype, &plan.dims(), offset);
     let (groups, blocks) = plan.quant.parts(plan.rows, plan.cols);
     let mut dims = vec![groups as u64, blocks as u64, 1, 1];
     if let Quant::Lut { bits, .. } = plan.quant.kind {
@@ -201,8 +201,10 @@ pub fn store_vector(
     stored: &mut Stored,
 ) -> Result<()> {
     let n = plan.weights();
-    let mut values = vec![0f32; n as usize];
-    family.read(&plan.tensor, 0..n, &mut values)?;
+    let (first, of) = plan.every;
+    let mut values = vec![0f32; n as usize * of];
+    family.read(&plan.tensor, 0..n * of as u64, &mut values)?;
+    let mut values: Vec<f32> = values.into_iter().skip(first).step_by(of).collect();
     values.iter_mut().for_each(|v| *v *= plan.scale);
     let mut halves = Vec::new();
     to_f16(&plan.tensor, &values, &mut halves)?;

@@ -23,11 +23,14 @@ pub struct Golden {
     /// Experts that each layer chose for each prompt token, most probable first, `[layers, T, top_k]`; empty when they
     /// were not recorded.
     pub router_index: Vec<Vec<Vec<u32>>>,
+    /// What each layer's router hands to the next one, for each prompt token, `[layers, T, router_hidden_size]`; empty when
+    /// it was not recorded or routers have no state.
+    pub router_states: Vec<Vec<Vec<f32>>>,
 }
 
 impl Golden {
     /// Writes an `.npz` file with the keys `prompt_ids`, `logits_full`, `next_token_logits`, `decode_tokens` and, where
-    /// recorded, `hidden_states` and `router_index`.
+    /// recorded, `hidden_states`, `router_index` and `router_states`.
     ///
     /// # Errors
     /// The rows have different lengths, or the file cannot be written.
@@ -44,13 +47,13 @@ impl Golden {
             ),
             ("decode_tokens", vec![self.decode_tokens.len()], Values::Ids(ids(&self.decode_tokens))),
         ];
-        if let Some(width) = innermost(&self.hidden_states) {
-            let data = self.hidden_states.iter().flatten().flatten().copied().collect();
-            arrays.push((
-                "hidden_states",
-                vec![self.hidden_states.len(), tokens, width],
-                Values::Floats(data),
-            ));
+        for (name, blocks) in
+            [("hidden_states", &self.hidden_states), ("router_states", &self.router_states)]
+        {
+            if let Some(width) = innermost(blocks) {
+                let data = blocks.iter().flatten().flatten().copied().collect();
+                arrays.push((name, vec![blocks.len(), tokens, width], Values::Floats(data)));
+            }
         }
         if let Some(top_k) = innermost(&self.router_index) {
             let data: Vec<u32> = self.router_index.iter().flatten().flatten().copied().collect();
@@ -117,10 +120,11 @@ impl Golden {
             let what = format!("shape {shape:?}, expected [{n}, {vocab}] or [{}, {vocab}]", n + 1);
             return Err(arrays.invalid("next_token_logits", &what));
         }
-        let hidden_states = match arrays.floats("hidden_states")? {
-            None => Vec::new(),
-            Some((shape, data)) => arrays.blocks("hidden_states", tokens, &shape, data)?,
+        let mut floats = |name: &str| match arrays.floats(name)? {
+            None => Ok(Vec::new()),
+            Some((shape, data)) => arrays.blocks(name, tokens, &shape, data),
         };
+        let (hidden_states, router_states) = (floats("hidden_states")?, floats("router_states")?);
         let router_index = match arrays.integers("router_index")? {
             None => Vec::new(),
             Some((shape, data)) => arrays.blocks("router_index", tokens, &shape, data)?,
@@ -133,6 +137,7 @@ impl Golden {
             decode_tokens,
             hidden_states,
             router_index,
+            router_states,
         })
     }
 
@@ -240,6 +245,7 @@ mod tests {
             decode_tokens: vec![0],
             hidden_states: vec![vec![vec![1.0, 2.0], vec![3.0, 4.0]]; 3],
             router_index: vec![vec![vec![4, 1], vec![0, 7]]; 2],
+            router_states: vec![vec![vec![0.5], vec![-1.0]]; 2],
         }
     }
 
@@ -271,7 +277,8 @@ mod tests {
     #[test]
     fn a_file_is_read_as_it_was_written() {
         assert_eq!(read_changed(|_| ()).unwrap(), example());
-        let short = Golden { hidden_states: vec![], router_index: vec![], ..example() };
+        let short =
+            Golden { hidden_states: vec![], router_index: vec![], router_states: vec![], ..example() };
         let dir = tempfile::tempdir().unwrap();
         short.write(&dir.path().join("g.npz")).unwrap();
         assert_eq!(Golden::read(&dir.path().join("g.npz")).unwrap(), short);

@@ -1,5 +1,7 @@
 //! The arithmetic of a forward pass on plain slices. Sums that run over a whole row are f64, everything else is f32.
 
+use rayon::prelude::*;
+
 /// `x / sqrt(mean(x^2) + eps)`.
 pub fn rms_norm(x: &[f32], eps: f32) -> Vec<f32> {
     let mean = x.iter().map(|&v| f64::from(v) * f64::from(v)).sum::<f64>() / x.len() as f64;
@@ -28,9 +30,58 @@ pub fn gelu_tanh(x: f32) -> f32 {
     0.5 * x * (1.0 + (SQRT_2_OVER_PI * (x + 0.044_715 * x * x * x)).tanh())
 }
 
-/// `gelu_tanh(gate) * up`.
-pub fn gated_gelu(gate: &[f32], up: &[f32]) -> Vec<f32> {
-    gate.iter().zip(up).map(|(&g, u)| gelu_tanh(g) * u).collect()
+/// GELU with the error function.
+pub fn gelu_exact(x: f32) -> f32 {
+    let x = f64::from(x);
+    (0.5 * x * (1.0 + libm::erf(x * std::f64::consts::FRAC_1_SQRT_2))) as f32
+}
+
+/// `x * sigmoid(x)`
+pub fn silu(x: f32) -> f32 {
+    x / (1.0 + (-x).exp())
+}
+
+/// `activation(gate) * up`.
+pub fn gated(activation: fn(f32) -> f32, gate: &[f32], up: &[f32]) -> Vec<f32> {
+    gate.iter().zip(up).map(|(&g, u)| activation(g) * u).collect()
+}
+
+/// `length * x / |x|`; zero stays zero.
+pub fn l2_norm(x: &[f32], length: f32) -> Vec<f32> {
+    let norm = x.iter().map(|&v| f64::from(v) * f64::from(v)).sum::<f64>().sqrt();
+    let scale = f64::from(length) / norm.max(f64::from(f32::MIN_POSITIVE));
+    x.iter().map(|&v| (f64::from(v) * scale) as f32).collect()
+}
+
+/// `softmax(scale q k^T + mask) v` of queries at positions from `first` on over all positions: causal, and of a window that
+/// holds the query's own position too; groups of query heads share a key/value head.
+pub fn attend(
+    q: &[Vec<f32>],
+    keys: &[Vec<f32>],
+    values: &[Vec<f32>],
+    first: usize,
+    (heads, kv_heads, d): (usize, usize, usize),
+    scale: f32,
+    window: usize,
+) -> Vec<Vec<f32>> {
+    q.par_iter()
+        .enumerate()
+        .map(|(t, q)| {
+            let end = first + t + 1;
+            let start = end.saturating_sub(window);
+            let mut o = vec![0f32; heads * d];
+            for (head, (q, o)) in q.chunks_exact(d).zip(o.chunks_exact_mut(d)).enumerate() {
+                let kv = head / (heads / kv_heads) * d;
+                let mut p: Vec<f32> =
+                    keys[start..end].iter().map(|k| scale * dot(q, &k[kv..kv + d])).collect();
+                softmax(&mut p);
+                for (p, v) in p.iter().zip(&values[start..end]) {
+                    add_scaled(o, *p, &v[kv..kv + d]);
+                }
+            }
+            o
+        })
+        .collect()
 }
 
 /// Softmax in place.
@@ -121,6 +172,19 @@ mod tests {
         assert!((gelu_tanh(1.0) - 0.841_192).abs() < 1e-6);
         assert_eq!(gelu_tanh(0.0), 0.0);
         assert!(gelu_tanh(-10.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn exact_gelu_and_silu_at_known_points() {
+        // 0.5 (1 + erf(1/sqrt 2)) = 0.8413447, sigmoid(1) = 0.7310586
+        assert!((gelu_exact(1.0) - 0.841_344_7).abs() < 1e-6 && gelu_exact(0.0) == 0.0);
+        assert!((silu(1.0) - 0.731_058_6).abs() < 1e-6 && silu(0.0) == 0.0);
+    }
+
+    #[test]
+    fn a_vector_gets_its_length() {
+        assert_eq!(l2_norm(&[3.0, 4.0], 10.0), [6.0, 8.0]);
+        assert_eq!(l2_norm(&[0.0, 0.0], 10.0), [0.0, 0.0]);
     }
 
     #[test]

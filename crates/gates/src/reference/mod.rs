@@ -4,11 +4,12 @@
 //! against it. It is written to be read, not to be fast; still a model of any size runs, because weights are read block
 //! by block and never kept.
 
-mod forward;
+mod gemma4;
 mod golden;
 mod math;
 mod probe;
 mod weights;
+mod zaya;
 
 pub use golden::Golden;
 pub use probe::{InputMoments, Probe};
@@ -16,19 +17,22 @@ pub use weights::HEAD;
 
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::{Error, Result};
-use forward::Gemma4Forward;
+use gemma4::Gemma4Forward;
+use std::collections::BTreeMap;
 use weights::Rows;
+use zaya::ZayaForward;
 
 /// What a reference run records besides logits and tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunOptions {
     /// The residual stream before the first layer and after each one, for the prompt.
     pub hidden: bool,
-    /// The experts that each layer chose for each prompt token.
+    /// The experts that each layer chose for each prompt token, and what a router hands to the next layer's.
     pub routing: bool,
 }
 
 /// What a pass gives.
+#[derive(Clone, Debug, Default)]
 pub struct Pass {
     /// `[T, vocab_size]`
     pub logits: Rows,
@@ -36,6 +40,17 @@ pub struct Pass {
     pub hidden_states: Vec<Rows>,
     /// `[layers, T, top_k]`, or empty.
     pub router_index: Vec<Vec<Vec<u32>>>,
+    /// `[layers, T, router_hidden_size]`, or empty: also where routers have no state.
+    pub router_states: Vec<Rows>,
+}
+
+/// What a layer remembers besides keys and values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct State {
+    /// Its dimensions.
+    pub shape: Vec<usize>,
+    /// Row-major.
+    pub values: Vec<f32>,
 }
 
 /// Sizes that a run must respect.
@@ -62,6 +77,11 @@ pub trait Forward {
     /// # Errors
     /// A weight cannot be read, has another shape than its configuration says or is not finite.
     fn forward(&mut self, tokens: &[u32], options: RunOptions, tick: &mut dyn FnMut()) -> Result<Pass>;
+
+    /// What the layers remember besides keys and values, under the names that transformers' goldens have.
+    fn states(&self) -> BTreeMap<&'static str, Vec<State>> {
+        BTreeMap::new()
+    }
 }
 
 /// Opens a checkpoint with an empty context.
@@ -69,7 +89,16 @@ pub trait Forward {
 /// # Errors
 /// The family is not supported, or its configuration is wrong.
 pub fn open<'a>(checkpoint: &'a Checkpoint, probe: Option<&'a Probe>) -> Result<Box<dyn Forward + 'a>> {
-    Ok(Box::new(Gemma4Forward::open(checkpoint, probe)?))
+    match checkpoint.config.get("model_type").and_then(|v| v.as_str()) {
+        Some("gemma4" | "gemma4_text") => Ok(Box::new(Gemma4Forward::open(checkpoint, probe)?)),
+        Some("zaya") => Ok(Box::new(ZayaForward::open(checkpoint, probe)?)),
+        other => {
+            let what = format!(
+                "model_type {other:?} in a reference run; implemented are gemma4, gemma4_text and zaya"
+            );
+            Err(Error::unsupported(checkpoint.config_path(), what))
+        }
+    }
 }
 
 /// Runs the prompt in one pass, then `decode_n` greedy tokens with a key/value cache. An end-of-text token does not end
@@ -129,6 +158,7 @@ pub fn run_with_progress(
         decode_tokens: Vec::with_capacity(decode_n),
         hidden_states: prompt.hidden_states,
         router_index: prompt.router_index,
+        router_states: prompt.router_states,
     };
     let mut logits = golden.logits_full.last().cloned().unwrap_or_default();
     for step in 0..decode_n {
@@ -146,6 +176,8 @@ pub fn run_with_progress(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use anemoe_convert::models::{Readings, ZayaSkip};
+    use anemoe_npz::read_npz;
     use std::path::Path;
 
     fn folder(name: &str) -> String {
@@ -162,19 +194,22 @@ mod tests {
     /// Prompt and greedy continuation of a golden file, against a run of its checkpoint.
     fn agrees_with_transformers(name: &str) {
         let golden = Golden::read(&Path::new(&folder(name)).join("golden.npz")).unwrap();
-        let checkpoint = Checkpoint::open(&folder(name)).unwrap();
+        agrees(&golden, &Checkpoint::open(&folder(name)).unwrap());
+    }
+
+    fn agrees(golden: &Golden, checkpoint: &Checkpoint) {
         // One more than the file has tokens: it also has the logits after the last.
         let n = golden.decode_tokens.len() + 1;
         assert_eq!(golden.next_token_logits.len(), n);
         let own =
-            run(&checkpoint, &golden.prompt_ids, n, RunOptions { hidden: true, routing: true }).unwrap();
+            run(checkpoint, &golden.prompt_ids, n, RunOptions { hidden: true, routing: true }).unwrap();
         assert_eq!(own.router_index, golden.router_index);
         assert_eq!(own.decode_tokens[..n - 1], golden.decode_tokens);
         let rows = |g: &Golden| -> Vec<Vec<f32>> {
             let hidden = g.hidden_states.iter().flatten();
             g.logits_full.iter().chain(&g.next_token_logits).chain(hidden).cloned().collect()
         };
-        let (own, expected) = (rows(&own), rows(&golden));
+        let (own, expected) = (rows(&own), rows(golden));
         assert_eq!(own.len(), expected.len());
         for (i, (a, b)) in own.iter().zip(&expected).enumerate() {
             let cosine = cosine(a, b);
@@ -198,6 +233,65 @@ mod tests {
     #[test]
     fn small_model() {
         agrees_with_transformers("models/small-gemma4");
+    }
+
+    #[test]
+    fn zaya_in_both_layouts() {
+        agrees_with_transformers("fixtures/tiny-zaya");
+        agrees_with_transformers("fixtures/tiny-zaya-legacy");
+    }
+
+    fn skipping(skip: ZayaSkip) -> Checkpoint {
+        let readings = Readings { zaya_skip: Some(skip) };
+        Checkpoint::open(&folder("fixtures/tiny-zaya-skip")).unwrap().with_readings(readings)
+    }
+
+    #[test]
+    fn zaya_that_skips_experts() {
+        let path = Path::new(&folder("fixtures/tiny-zaya-skip")).join("golden.npz");
+        agrees(&Golden::read(&path).unwrap(), &skipping(ZayaSkip::Zero));
+        // The original reading, whose golden has the prompt's logits alone.
+        let arrays = read_npz(&path).unwrap();
+        let expected = arrays["logits_full_mod_identity"].to_f32();
+        let prompt: Vec<u32> =
+            arrays["prompt_ids"].to_i64().unwrap().into_iter().map(|id| id as u32).collect();
+        let own = run(&skipping(ZayaSkip::Identity), &prompt, 0, RunOptions::default()).unwrap();
+        let zero = run(&skipping(ZayaSkip::Zero), &prompt, 0, RunOptions::default()).unwrap();
+        let vocab = own.logits_full[0].len();
+        for (own, expected) in own.logits_full.iter().zip(expected.chunks_exact(vocab)) {
+            assert!(cosine(own, expected) > 0.999_999);
+            assert!(own.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-3));
+        }
+        assert_ne!(own.logits_full, zero.logits_full);
+    }
+
+    #[test]
+    fn zaya_remembers_what_transformers_does() {
+        let path = Path::new(&folder("fixtures/tiny-zaya")).join("golden.npz");
+        let (golden, arrays) = (Golden::read(&path).unwrap(), read_npz(&path).unwrap());
+        let checkpoint = Checkpoint::open(&folder("fixtures/tiny-zaya")).unwrap();
+        // The whole prompt at once, and in pieces.
+        for pieces in [vec![24], vec![1, 3, 4, 7, 9]] {
+            let mut model = open(&checkpoint, None).unwrap();
+            let mut at = 0;
+            for n in pieces {
+                let ids = &golden.prompt_ids[at..at + n];
+                model.forward(ids, RunOptions::default(), &mut || ()).unwrap();
+                at += n;
+            }
+            for name in ["cca_conv_state", "cca_delayed_v_state"] {
+                let expected = arrays[name].to_f32();
+                let own = &model.states()[name];
+                let values: Vec<f32> = own.iter().flat_map(|s| s.values.iter().copied()).collect();
+                assert_eq!(arrays[name].shape[1..], own[0].shape);
+                assert_eq!(values.len(), expected.len());
+                assert!(values.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-4), "{name}");
+            }
+        }
+        let own = run(&checkpoint, &golden.prompt_ids, 0, RunOptions { hidden: false, routing: true }).unwrap();
+        let flat = |g: &Golden| -> Vec<f32> { g.router_states.iter().flatten().flatten().copied().collect() };
+        assert_eq!(flat(&own).len(), 8 * 24 * 16);
+        assert!(flat(&own).iter().zip(flat(&golden)).all(|(a, b)| (a - b).abs() < 1e-4));
     }
 
     #[test]

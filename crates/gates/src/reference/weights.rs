@@ -41,9 +41,17 @@ impl<'a> Weights<'a> {
     }
 
     pub fn vector(&self, name: &str, n: usize) -> Result<Vec<f32>> {
-        let name = self.check(name, &[n])?;
-        let mut out = vec![0f32; n];
-        self.source.read(&name, 0..n as u64, &mut out)?;
+        self.tensor(name, &[n])
+    }
+
+    /// A small tensor as it lies, replaced as the probe says.
+    pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        let full_name = self.check(name, shape)?;
+        if let Some(values) = self.probe.and_then(|p| p.replaced.get(name)) {
+            return Ok(values.to_vec());
+        }
+        let mut out = vec![0f32; shape.iter().product()];
+        self.source.read(&full_name, 0..out.len() as u64, &mut out)?;
         Ok(out)
     }
 
@@ -88,6 +96,10 @@ pub struct Layer<'a, 'w> {
 impl<'a> Layer<'a, '_> {
     pub fn vector(&self, name: &str, n: usize) -> Result<Vec<f32>> {
         self.weights.vector(&format!("layers.{}.{name}", self.l), n)
+    }
+
+    pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        self.weights.tensor(&format!("layers.{}.{name}", self.l), shape)
     }
 
     pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Matrix<'a>> {

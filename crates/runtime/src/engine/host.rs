@@ -29,6 +29,17 @@ pub(super) fn fill(out: &mut Tensor, input: &HostInput, chain: &Chain, first: us
                 v[(first + t) % slots] = 0.0;
             }
         }
+        HostInput::Carry(rows) => carry_rows(out, *rows, n, width),
+    }
+}
+
+/// `[1, 1, rows, rows + width]`: of the old rows and the call's `n` own tokens the newest; tokens that only fill the call up
+/// are left out.
+fn carry_rows(out: &mut Tensor, rows: usize, n: usize, width: usize) {
+    let v = out.reset_f32(&[1, 1, rows, rows + width]);
+    v.fill(0.0);
+    for r in 0..rows {
+        v[r * (rows + width) + n + r] = 1.0;
     }
 }
 
@@ -42,6 +53,7 @@ fn rope_rows(out: &mut Tensor, rope: &Rope, first: usize, width: usize, sine: bo
             let (sin, cos) = ((first + t) as f64 * inv_freq).sin_cos();
             (row[c], row[half + c]) = if sine { (-sin as f32, sin as f32) } else { (cos as f32, cos as f32) };
         }
+        row[2 * half..].fill(if sine { 0.0 } else { 1.0 });
     }
 }
 
@@ -62,37 +74,86 @@ fn mask_rows(out: &mut Tensor, cache: &Cache, first: usize, n: usize, width: usi
     }
 }
 
-/// Softmax over the `top_k` largest of each token's logits (the lowest index of equals), times `scale`; tokens from `n` on
-/// get no expert.
-pub(super) fn route(
-    logits: &Tensor,
-    weights: &mut Tensor,
-    top_k: usize,
-    scale: Option<&[f32]>,
-    n: usize,
-) -> Result<(), String> {
-    let (&[1, experts, 1, width], Some(x)) = (logits.shape.as_slice(), logits.as_f32()) else {
+/// How experts are chosen and weighted.
+pub(super) struct Routing {
+    pub top_k: usize,
+    pub scale: Option<Vec<f32>>,
+    pub bias: Option<Vec<f32>>,
+    pub over_all: bool,
+}
+
+/// Chooses each token's `top_k` most probable classes (the lowest index of equals); tokens from `n` on get none.
+pub(super) fn route(logits: &Tensor, weights: &mut Tensor, r: &Routing, n: usize) -> Result<(), String> {
+    let (&[1, classes, 1, width], Some(x)) = (logits.shape.as_slice(), logits.as_f32()) else {
         return Err(format!("route: logits of shape {:?}, expected [1, experts, 1, tokens]", logits.shape));
     };
-    if top_k > experts || scale.is_some_and(|s| s.len() != experts) {
-        return Err(format!("route: top_k {top_k} or its scale do not fit {experts} experts"));
+    let misfit = |v: &Option<Vec<f32>>| v.as_ref().is_some_and(|v| v.len() != classes);
+    if r.top_k > classes || misfit(&r.scale) || misfit(&r.bias) {
+        return Err(format!("route: top_k {}, scale or bias do not fit {classes} classes", r.top_k));
     }
-    let out = weights.reset_f32(&[1, experts, 1, width]);
+    let out = weights.reset_f32(&[1, classes, 1, width]);
     out.fill(0.0);
-    let mut order: Vec<usize> = Vec::with_capacity(experts);
+    let mut order: Vec<usize> = Vec::with_capacity(classes);
+    let mut exps = vec![0f32; classes];
     for t in 0..n.min(width) {
         let logit = |e: usize| x[e * width + t];
+        let max = (0..classes).map(logit).fold(f32::NEG_INFINITY, f32::max);
+        exps.iter_mut().enumerate().for_each(|(e, v)| *v = (logit(e) - max).exp());
+        let all: f32 = exps.iter().sum();
         order.clear();
-        order.extend(0..experts);
-        order.sort_by(|&a, &b| logit(b).total_cmp(&logit(a)));
-        let chosen = &order[..top_k];
-        let max = logit(chosen[0]);
-        let total: f32 = chosen.iter().map(|&e| (logit(e) - max).exp()).sum();
+        order.extend(0..classes);
+        match &r.bias {
+            // The order of logits is that of probabilities, and exact.
+            None => order.sort_by(|&a, &b| logit(b).total_cmp(&logit(a))),
+            Some(bias) => {
+                let score = |e: usize| exps[e] / all + bias[e];
+                order.sort_by(|&a, &b| score(b).total_cmp(&score(a)));
+            }
+        }
+        let chosen = &order[..r.top_k];
+        let total = if r.over_all { all } else { chosen.iter().map(|&e| exps[e]).sum() };
         for &e in chosen {
-            out[e * width + t] = (logit(e) - max).exp() / total * scale.map_or(1.0, |s| s[e]);
+            out[e * width + t] = exps[e] / total * r.scale.as_ref().map_or(1.0, |s| s[e]);
         }
     }
     Ok(())
+}
+
+/// `to += from * weights[row]`, each token by itself.
+pub(super) fn add_scaled(to: &mut Tensor, from: &Tensor, weights: &Tensor, row: usize) -> Result<(), String> {
+    let width = weights.shape.last().copied().unwrap_or(0);
+    let shapes = || format!("add: row {row} of {:?} to {:?} from {:?}", weights.shape, to.shape, from.shape);
+    let fits = width > 0 && to.shape == from.shape && to.shape.last() == Some(&width);
+    let w = weights.as_f32().and_then(|w| w.get(row * width..(row + 1) * width));
+    let (Some(w), true) = (w, fits) else { return Err(shapes()) };
+    if w.iter().all(|&w| w == 0.0) {
+        return Ok(());
+    }
+    let (Some(x), Some(sum)) = (from.as_f32(), to.as_f32_mut()) else {
+        return Err("add: registers that are not of floats".into());
+    };
+    for (sum, x) in sum.chunks_exact_mut(width).zip(x.chunks_exact(width)) {
+        for ((s, x), w) in sum.iter_mut().zip(x).zip(w) {
+            *s += x * w;
+        }
+    }
+    Ok(())
+}
+
+/// Largest value that a function is given as it is: what is computed from it (a sum of two, a product with a norm's weight)
+/// has room in fp16.
+const LARGEST: f32 = 16_384.0;
+
+/// Divides tokens (columns of `[C, width]`) whose largest value is above [`LARGEST`] by a power of two, so that no digit
+/// is lost.
+pub(super) fn rescale(values: &mut [f32], width: usize) {
+    for t in 0..width {
+        let largest = values.iter().skip(t).step_by(width).fold(0f32, |m, v| m.max(v.abs()));
+        if largest > LARGEST && largest.is_finite() {
+            let factor = (-(largest / LARGEST).log2().ceil()).exp2();
+            values.iter_mut().skip(t).step_by(width).for_each(|v| *v *= factor);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -132,17 +193,78 @@ mod tests {
     }
 
     #[test]
+    fn channels_behind_the_pairs_stay() {
+        let rope = Rope { width: 5, inv_freq: vec![0.5, 0.25] };
+        let (mut cos, mut sin) = (Tensor::default(), Tensor::default());
+        rope_rows(&mut cos, &rope, 3, 2, false);
+        rope_rows(&mut sin, &rope, 3, 2, true);
+        for row in 0..2 {
+            assert_eq!((cos.as_f32().unwrap()[5 * row + 4], sin.as_f32().unwrap()[5 * row + 4]), (1.0, 0.0));
+        }
+    }
+
+    #[test]
+    fn the_newest_rows_are_carried() {
+        let chain = |n, width| {
+            let mut out = Tensor::default();
+            carry_rows(&mut out, 2, n, width);
+            let v = out.as_f32().unwrap();
+            v.chunks(2 + width).map(|r| r.iter().position(|&x| x == 1.0).unwrap()).collect::<Vec<_>>()
+        };
+        // Of rows [old 0, old 1, new 0, new 1, ..].
+        assert_eq!(chain(1, 1), [1, 2]);
+        assert_eq!(chain(4, 4), [4, 5]);
+        assert_eq!(chain(1, 4), [1, 2]);
+        assert_eq!(chain(3, 4), [3, 4]);
+    }
+
+    fn routing(top_k: usize) -> Routing {
+        Routing { top_k, scale: None, bias: None, over_all: false }
+    }
+
+    #[test]
     fn routing_weights_are_a_softmax_of_the_chosen() {
         let logits = Tensor::f32(&[1, 4, 1, 2], vec![1.0, 0.0, 3.0, 5.0, 2.0, 5.0, -1.0, 4.0]);
         let mut weights = Tensor::default();
-        route(&logits, &mut weights, 2, Some(&[1.0, 2.0, 10.0, 1.0]), 2).unwrap();
+        let scaled = Routing { scale: Some(vec![1.0, 2.0, 10.0, 1.0]), ..routing(2) };
+        route(&logits, &mut weights, &scaled, 2).unwrap();
         let w = weights.as_f32().unwrap();
         let p = 1.0 / (1.0 + (-1.0f32).exp());
         let expected = [0.0, 0.0, 2.0 * p, 1.0, 10.0 * (1.0 - p), 5.0, 0.0, 0.0];
         assert!(w.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-5), "{w:?}");
         // A padded token gets no expert.
-        route(&logits, &mut weights, 2, None, 1).unwrap();
+        route(&logits, &mut weights, &routing(2), 1).unwrap();
         assert!((0..4).all(|e| weights.as_f32().unwrap()[e * 2 + 1] == 0.0));
-        assert!(route(&logits, &mut weights, 5, None, 2).is_err());
+        assert!(route(&logits, &mut weights, &routing(5), 2).is_err());
+        let short = Routing { bias: Some(vec![0.0]), ..routing(1) };
+        assert!(route(&logits, &mut weights, &short, 2).is_err());
+    }
+
+    #[test]
+    fn a_bias_changes_the_choice_but_not_the_weight() {
+        // Probabilities 0.2, 0.5, 0.3.
+        let logits = Tensor::f32(&[1, 3, 1, 1], vec![0.2f32.ln(), 0.5f32.ln(), 0.3f32.ln()]);
+        let mut weights = Tensor::default();
+        let biased = Routing { bias: Some(vec![0.0, -0.25, 0.0]), over_all: true, ..routing(1) };
+        route(&logits, &mut weights, &biased, 1).unwrap();
+        let w = weights.as_f32().unwrap();
+        assert!(w[0] == 0.0 && w[1] == 0.0 && (w[2] - 0.3).abs() < 1e-6, "{w:?}");
+    }
+
+    #[test]
+    fn a_row_of_weights_scales_what_is_added() {
+        let mut sum = Tensor::f32(&[1, 2, 1, 2], vec![1.0, 2.0, 3.0, 4.0]);
+        let from = Tensor::f32(&[1, 2, 1, 2], vec![1.0, 1.0, 2.0, 2.0]);
+        let weights = Tensor::f32(&[1, 2, 1, 2], vec![9.0, 9.0, 0.5, 0.0]);
+        add_scaled(&mut sum, &from, &weights, 1).unwrap();
+        assert_eq!(sum.as_f32().unwrap(), [1.5, 2.0, 4.0, 4.0]);
+        assert!(add_scaled(&mut sum, &from, &weights, 2).is_err());
+    }
+
+    #[test]
+    fn only_large_tokens_are_rescaled() {
+        let mut v = [1.0, 100_000.0, 3.0, 1.0];
+        rescale(&mut v, 2);
+        assert_eq!(v, [1.0, 12_500.0, 3.0, 0.125]);
     }
 }

@@ -3,6 +3,7 @@
 mod embedding;
 mod host;
 mod program;
+mod vectors;
 
 use crate::backend::{Backend, BackendPackage};
 use crate::tensor::Tensor;
@@ -13,6 +14,7 @@ use program::{Names, Op, Program, pick};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use vectors::Vectors;
 
 /// Which logits a pass computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,8 +68,9 @@ impl Engine {
         }
         let mut names = Names::default();
         let hidden = names.index("hidden");
-        let body = Program::resolve(bundle, &chain, &chain.steps, &index, &mut names)?;
-        let head = Program::resolve(bundle, &chain, &chain.head, &index, &mut names)?;
+        let vectors = Vectors::open(bundle, chain.vectors.as_ref())?;
+        let body = Program::resolve(bundle, &chain, &chain.steps, &index, &vectors, &mut names)?;
+        let head = Program::resolve(bundle, &chain, &chain.head, &index, &vectors, &mut names)?;
         let logits = names.index("logits");
         let embedding = EmbeddingFile::open(bundle, &chain.embedding)?;
         Ok(Engine {
@@ -230,13 +233,23 @@ impl Engine {
                 Op::Zero { register, channels } => {
                     registers[*register].reset_f32(&[1, *channels, 1, width]).fill(0.0);
                 }
-                Op::Route { logits, weights, top_k, scale } => {
-                    let (source, mut target) =
-                        (std::mem::take(&mut registers[*logits]), std::mem::take(&mut registers[*weights]));
-                    let routed = host::route(&source, &mut target, *top_k, scale.as_deref(), n);
-                    registers[*logits] = source;
+                Op::Route { logits, weights, routing } => {
+                    let mut target = std::mem::take(&mut registers[*weights]);
+                    let routed = host::route(&registers[*logits], &mut target, routing, n);
                     registers[*weights] = target;
                     routed.map_err(|what| Error::invalid(bundle.join(CHAIN_FILE), what))?;
+                }
+                Op::Residual { stream, branch, mix } => {
+                    let mut target = std::mem::take(&mut registers[*stream]);
+                    let mixed = mix.apply(&mut target, branch.map(|b| &registers[b]));
+                    registers[*stream] = target;
+                    mixed.map_err(|what| Error::invalid(bundle.join(CHAIN_FILE), what))?;
+                }
+                Op::AddScaled { register, from, weights, row } => {
+                    let mut target = std::mem::take(&mut registers[*register]);
+                    let added = host::add_scaled(&mut target, &registers[*from], &registers[*weights], *row);
+                    registers[*register] = target;
+                    added.map_err(|what| Error::invalid(bundle.join(CHAIN_FILE), what))?;
                 }
                 Op::Call(call) => {
                     if let Some((register, rows)) = &call.when {

@@ -1,5 +1,7 @@
 //! Steps of a chain with names resolved to indices.
 
+use super::host::{self, Routing};
+use super::vectors::{Mix, Vectors};
 use crate::backend::{BackendPackage, FunctionId};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
@@ -33,7 +35,9 @@ pub(super) struct Program {
 
 pub(super) enum Op {
     Zero { register: usize, channels: usize },
-    Route { logits: usize, weights: usize, top_k: usize, scale: Option<Vec<f32>> },
+    Route { logits: usize, weights: usize, routing: Routing },
+    Residual { stream: usize, branch: Option<usize>, mix: Mix },
+    AddScaled { register: usize, from: usize, weights: usize, row: usize },
     Call(Call),
 }
 
@@ -58,13 +62,13 @@ struct Prepared {
     inputs: Vec<Source>,
     /// In the order of the function's outputs.
     outputs: Vec<Sink>,
-    /// Inputs that are some rows of a register, copied.
+    /// Inputs that are some rows of a register, or a register in another scale: copies.
     scratch: Vec<Tensor>,
 }
 
 #[derive(Clone, Copy)]
 enum Source {
-    Register { index: usize, rows: Option<RowRange> },
+    Register { index: usize, rows: Option<RowRange>, rescale: bool },
     Host(usize),
 }
 
@@ -97,6 +101,7 @@ impl Program {
         chain: &Chain,
         steps: &[Step],
         packages: &BTreeMap<String, usize>,
+        vectors: &Vectors,
         names: &mut Names,
     ) -> Result<Program> {
         let mut host: Vec<HostInput> = Vec::new();
@@ -118,11 +123,26 @@ impl Program {
                 Step::Zero { register, channels } => {
                     Op::Zero { register: names.index(register), channels: *channels }
                 }
-                Step::Route { logits, weights, top_k, scale } => Op::Route {
+                Step::Route { logits, weights, top_k, scale, bias, over_all } => Op::Route {
                     logits: names.index(logits),
                     weights: names.index(weights),
-                    top_k: *top_k,
-                    scale: scale.clone(),
+                    routing: Routing {
+                        top_k: *top_k,
+                        scale: scale.clone(),
+                        bias: bias.clone(),
+                        over_all: *over_all,
+                    },
+                },
+                Step::Residual { stream, branch, vectors: name } => Op::Residual {
+                    stream: names.index(stream),
+                    branch: branch.as_ref().map(|b| names.index(b)),
+                    mix: vectors.mix(name, branch.is_some())?,
+                },
+                Step::AddScaled { register, from, weights, row } => Op::AddScaled {
+                    register: names.index(register),
+                    from: names.index(from),
+                    weights: names.index(weights),
+                    row: *row,
                 },
                 Step::Run(run) => {
                     // `Chain::read` has checked that the shard exists.
@@ -138,8 +158,8 @@ impl Program {
                         Some(c) => c.into_iter().filter(|c| functions.contains_key(c)).collect(),
                     });
                     let mut source = |input: &InputBinding| match input {
-                        InputBinding::Register { name, rows } => {
-                            Source::Register { index: names.index(name), rows: *rows }
+                        InputBinding::Register { name, rows, rescale } => {
+                            Source::Register { index: names.index(name), rows: *rows, rescale: *rescale }
                         }
                         InputBinding::Host(input) => {
                             let known = host.iter().position(|h| h == input);
@@ -244,22 +264,29 @@ impl Call {
             return Err(wrong("its function is not prepared".into()));
         };
         for (source, copy) in inputs.iter().zip(scratch.iter_mut()) {
-            if let Source::Register { index, rows: Some(rows) } = source {
-                let register = &registers[*index];
-                let width = register.shape.last().copied().unwrap_or(0);
+            let Source::Register { index, rows, rescale } = source else { continue };
+            let register = &registers[*index];
+            let width = register.shape.last().copied().unwrap_or(0);
+            if let Some(rows) = rows {
                 let range = rows.start * width..(rows.start + rows.count) * width;
                 let values = register.as_f32().and_then(|v| v.get(range)).ok_or_else(|| {
                     wrong(format!("rows {}.. of a register of shape {:?}", rows.start, register.shape))
                 })?;
                 copy.reset_f32(&[1, rows.count, 1, width]).copy_from_slice(values);
             }
+            if *rescale {
+                if rows.is_none() {
+                    copy.reset_f32(&register.shape).copy_from_slice(register.as_f32().unwrap_or_default());
+                }
+                host::rescale(copy.as_f32_mut().unwrap_or_default(), width);
+            }
         }
         let operands: Vec<&Tensor> = inputs
             .iter()
             .zip(scratch.iter())
             .map(|(source, copy)| match source {
-                Source::Register { rows: Some(_), .. } => copy,
-                Source::Register { index, rows: None } => &registers[*index],
+                Source::Register { index, rows: None, rescale: false } => &registers[*index],
+                Source::Register { .. } => copy,
                 Source::Host(index) => &host[*index],
             })
             .collect();

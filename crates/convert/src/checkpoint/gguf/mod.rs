@@ -41,7 +41,14 @@ pub fn open(path: &Path) -> Result<Checkpoint> {
     let (source, config) = Gguf::open(path)?;
     let generation_config = config::generation_config(source.metadata())?;
     let name = own_name(path)?;
-    Ok(Checkpoint { name, path: path.to_path_buf(), config, generation_config, source: Box::new(source) })
+    Ok(Checkpoint {
+        name,
+        path: path.to_path_buf(),
+        config,
+        generation_config,
+        source: Box::new(source),
+        readings: Default::default(),
+    })
 }
 
 /// A tensor's bytes in the file.

@@ -1,7 +1,8 @@
 //! `config.json` of Gemma 4, in the published form and in the form that transformers saves.
 
+use crate::models::keys::Keys;
 use crate::{Error, Result};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::path::Path;
 
 /// What the text model's configuration says.
@@ -47,76 +48,6 @@ struct LayerConfig {
     rope_theta: f64,
     /// Channels of a head that rotate.
     rotary_dim: usize,
-}
-
-/// Largest size that any dimension may have; products of two fit 64 bits.
-const MAX_SIZE: u64 = 1 << 24;
-
-struct Keys<'a> {
-    map: &'a Map<String, Value>,
-    path: &'a Path,
-}
-
-impl Keys<'_> {
-    fn invalid(&self, what: String) -> Error {
-        Error::invalid(self.path, format!("configuration: {what}"))
-    }
-
-    fn unsupported(&self, what: String) -> Error {
-        Error::unsupported(self.path, format!("configuration: {what}"))
-    }
-
-    fn get(&self, key: &str) -> Option<&Value> {
-        self.map.get(key).filter(|v| !v.is_null())
-    }
-
-    fn size(&self, key: &str) -> Result<usize> {
-        let value = self.get(key).ok_or_else(|| self.invalid(format!("`{key}` is missing")))?;
-        self.size_of(key, value)
-    }
-
-    fn size_of(&self, key: &str, value: &Value) -> Result<usize> {
-        match value.as_u64() {
-            Some(n @ 1..=MAX_SIZE) => Ok(n as usize),
-            _ => Err(self.invalid(format!("`{key}` is {value}, expected a number from 1 to {MAX_SIZE}"))),
-        }
-    }
-
-    fn number(&self, key: &str) -> Result<Option<f64>> {
-        match self.get(key) {
-            None => Ok(None),
-            Some(v) => {
-                let n = v.as_f64().filter(|n| n.is_finite() && *n > 0.0);
-                n.map(Some).ok_or_else(|| self.invalid(format!("`{key}` is {v}, expected a positive number")))
-            }
-        }
-    }
-
-    /// One token id or a list of them.
-    fn tokens(&self, key: &str, vocab_size: usize) -> Result<Vec<u32>> {
-        let ids = match self.get(key) {
-            None => &[],
-            Some(Value::Array(list)) => list.as_slice(),
-            Some(one) => std::slice::from_ref(one),
-        };
-        let id = |v: &Value| match v.as_u64().and_then(|n| u32::try_from(n).ok()) {
-            Some(id) if (id as usize) < vocab_size => Ok(id),
-            _ => Err(self.invalid(format!("`{key}` has {v}, expected token ids below {vocab_size}"))),
-        };
-        ids.iter().map(id).collect()
-    }
-
-    /// Refuses values that change the computation in ways that are not implemented.
-    fn expect(&self, key: &str, allowed: &[Value]) -> Result<()> {
-        match self.get(key) {
-            None => Ok(()),
-            Some(v) if allowed.contains(v) => Ok(()),
-            Some(v) => {
-                let allowed: Vec<String> = allowed.iter().map(Value::to_string).collect();
-                Err(self.unsupported(format!("`{key}` is {v}, implemented is {}", allowed.join(" or "))))
-            }
-        }
-    }
 }
 
 impl Gemma4Config {
@@ -386,6 +317,7 @@ pub fn limit_layers(config: &mut Value, layers: usize) {
 mod tests {
     use super::*;
     use crate::models::{Part, gemma4::tensor_table};
+    use serde_json::Map;
 
     fn parse(config: &Value) -> Result<Gemma4Config> {
         Gemma4Config::parse(config, Path::new("config.json"))

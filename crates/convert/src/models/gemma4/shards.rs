@@ -1,27 +1,22 @@
 //! Gemma 4 MoE as shards: what goes into which package, and the program of each.
 
 use super::Gemma4;
-use super::table::tensor_table;
-use crate::checkpoint::SideFile;
 use crate::family::Family;
-use crate::lower::{Attention, HeadNorm, Lowering, RmsNorm, Stored};
-use crate::models::{Part, TensorRow};
-use crate::plan::{
-    MAX_HEAD_WEIGHTS, MatrixPlan, Packing, Plan, PlanOptions, PlannedShard, Totals, VectorPlan,
+use crate::lower::{Activation, Attention, HeadNorm, Lowering, RmsNorm, Stored};
+use crate::models::assembly::{
+    self, Head, Unit, calls, functions, named, not_ours, output, register, rows_of, tensor, unit_name,
 };
+use crate::models::opened::Opened;
+use crate::plan::{Packing, Plan, PlanOptions, PlannedShard, Totals, VectorPlan};
 use crate::quant::MatrixQuant;
 use crate::{Error, Result};
 use anemoe_bundle::{
-    Cache, Chain, Embedding, FORMAT, HostInput, InputBinding, ModelInfo, OutputBinding, Rope, RowRange, Run,
-    ShardFunction, ShardKind, Step, Storage, TokenCount, When,
+    Cache, Chain, HostInput, InputBinding, ModelInfo, OutputBinding, Rope, RowRange, Run, ShardFunction,
+    ShardKind, Step, TokenCount, When,
 };
 use anemoe_mlpackage::mil::builder::BuiltFunction;
 use std::collections::BTreeMap;
-use std::ops::Range;
 
-/// Head slices run on at most this many tokens at once: a slice of 65536 logits by 64 tokens is 8 MB of output that
-/// prefill never asks for.
-const MAX_HEAD_TOKENS: usize = 16;
 /// Name of the function that joins a layer's branches, where that is not part of an expert function.
 const COMBINE: &str = "combine";
 
@@ -30,81 +25,21 @@ fn kind_name(full: bool) -> &'static str {
     if full { "full" } else { "sliding" }
 }
 
-/// Which functions a pack has: name and unit without the token count, its experts, and whether it ends the layer.
-struct Unit {
-    unit: Option<String>,
-    experts: Range<usize>,
-    combine: bool,
-}
-
-fn units(first: usize, packing: Packing, last: bool) -> Vec<Unit> {
+/// Which functions a pack has; the last one of a layer's packs joins its branches.
+fn units(first: usize, packing: Packing, last: bool) -> Vec<Unit<Joins>> {
     if packing.per_call == packing.per_package {
-        return vec![Unit { unit: None, experts: first..first + packing.per_package, combine: last }];
+        return vec![Unit { name: None, experts: first..first + packing.per_package, role: Joins(last) }];
     }
-    let mut units: Vec<Unit> = (first..first + packing.per_package)
-        .step_by(packing.per_call)
-        .map(|e| Unit { unit: Some(format!("e{e:03}")), experts: e..e + packing.per_call, combine: false })
-        .collect();
+    let unit = |e: std::ops::Range<usize>| Unit { name: Some(unit_name(e.start)), experts: e, role: Joins(false) };
+    let mut units: Vec<Unit<Joins>> = calls(first, packing).map(unit).collect();
     if last {
-        units.push(Unit { unit: Some(COMBINE.into()), experts: 0..0, combine: true });
+        units.push(Unit { name: Some(COMBINE.into()), experts: 0..0, role: Joins(true) });
     }
     units
 }
 
-/// Names of functions: `main` for the only one of a package, else `t4`, `e003_t4`, `t1to4`.
-fn functions(units: &[Option<String>], tokens: &[TokenCount]) -> Vec<ShardFunction> {
-    let single = units.len() * tokens.len() == 1;
-    let mut functions = Vec::new();
-    for unit in units {
-        for &t in tokens {
-            let count = if t.min == t.max { format!("t{}", t.max) } else { format!("t{}to{}", t.min, t.max) };
-            let name = match unit {
-                _ if single => "main".to_string(),
-                None => count,
-                Some(unit) => format!("{unit}_{count}"),
-            };
-            functions.push(ShardFunction { name, unit: unit.clone(), tokens: t });
-        }
-    }
-    functions
-}
-
-fn register(name: &str) -> InputBinding {
-    InputBinding::Register { name: name.into(), rows: None }
-}
-
-fn output(register: &str) -> OutputBinding {
-    OutputBinding { register: register.into(), rows: None, accumulate: false }
-}
-
-fn named<T>(pairs: Vec<(&str, T)>) -> BTreeMap<String, T> {
-    pairs.into_iter().map(|(k, v)| (k.to_string(), v)).collect()
-}
-
-/// Tensor of layer `i`.
-fn tensor(i: usize, name: &str) -> String {
-    format!("layers.{i}.{name}")
-}
-
-/// Chooses the compression of matrices.
-struct Quantizer<'a> {
-    options: &'a PlanOptions,
-}
-
-impl Quantizer<'_> {
-    fn matrix(
-        &self,
-        name: &str,
-        part: &str,
-        tensor: String,
-        offset: u64,
-        dims: (usize, usize),
-    ) -> MatrixPlan {
-        let (rows, cols) = dims;
-        let quant = self.options.resolve(part, rows, cols);
-        MatrixPlan { name: format!("{name}_weight"), part: part.into(), tensor, offset, rows, cols, quant }
-    }
-}
+/// Whether a unit ends the layer.
+struct Joins(bool);
 
 impl Gemma4 {
     fn attention_shape(&self, layer: usize, options: &PlanOptions, context: usize) -> Attention {
@@ -119,6 +54,7 @@ impl Gemma4 {
             kv_heads: c.kv_heads(layer),
             head_dim: c.head_dim(layer),
             slots: slots.next_multiple_of(32),
+            tail: 0,
         }
     }
 
@@ -126,10 +62,9 @@ impl Gemma4 {
         let c = &self.config;
         let (h, d) = (c.hidden_size, c.head_dim(layer));
         let (q, kv) = (c.num_attention_heads * d, c.kv_heads(layer) * d);
-        let quantizer = Quantizer { options };
         let matrix = |name: &str, rows, cols| {
             let t = tensor(layer, &format!("self_attn.{name}.weight"));
-            quantizer.matrix(name, "attention", t, 0, (rows, cols))
+            assembly::matrix(options, name, "attention", t, 0, (rows, cols))
         };
         let mut matrices = vec![matrix("q_proj", q, h), matrix("k_proj", kv, h)];
         if !c.k_eq_v(layer) {
@@ -137,7 +72,7 @@ impl Gemma4 {
         }
         matrices.push(matrix("o_proj", h, q));
         let router = tensor(layer, "router.proj.weight");
-        matrices.push(quantizer.matrix("router_logits", "router", router, 0, (c.num_experts, h)));
+        matrices.push(assembly::matrix(options, "router_logits", "router", router, 0, (c.num_experts, h)));
         let channels =
             |name: &str, t: &str| VectorPlan::channels(format!("{name}_weight"), tensor(layer, t), h);
         let vectors = vec![
@@ -167,13 +102,12 @@ impl Gemma4 {
         let packs = c.num_experts / packing.per_package;
         let last = pack + 1 == packs;
         let first = pack * packing.per_package;
-        let quantizer = Quantizer { options };
         let mut matrices = Vec::new();
         for e in first..first + packing.per_package {
             let expert = |name: &str, t: &str, rows: usize, cols: usize| {
                 let offset = (e * rows * cols) as u64;
                 let name = format!("expert_{e:03}_{name}");
-                quantizer.matrix(&name, "experts", tensor(layer, t), offset, (rows, cols))
+                assembly::matrix(options, &name, "experts", tensor(layer, t), offset, (rows, cols))
             };
             matrices.push(expert("gate_up", "experts.gate_up_proj", 2 * f, h));
             matrices.push(expert("down", "experts.down_proj", h, f));
@@ -183,7 +117,7 @@ impl Gemma4 {
             let i = c.intermediate_size;
             for (name, rows, cols) in [("gate_proj", i, h), ("up_proj", i, h), ("down_proj", h, i)] {
                 let t = tensor(layer, &format!("mlp.{name}.weight"));
-                matrices.push(quantizer.matrix(name, "dense_mlp", t, 0, (rows, cols)));
+                matrices.push(assembly::matrix(options, name, "dense_mlp", t, 0, (rows, cols)));
             }
             for (name, t) in [
                 ("dense_input", "pre_feedforward_layernorm.weight"),
@@ -198,43 +132,22 @@ impl Gemma4 {
         let kind = if last { ShardKind::ExpertsCombine } else { ShardKind::Experts };
         let name = format!("L{layer:02}.ffn.p{pack}of{packs}");
         let mut shard = PlannedShard::new(name, kind, Some(layer), matrices, vectors);
-        let names: Vec<Option<String>> = units(first, packing, last).into_iter().map(|u| u.unit).collect();
+        let names: Vec<Option<String>> = units(first, packing, last).into_iter().map(|u| u.name).collect();
         shard.functions = functions(&names, &options.tokens);
         shard.experts = Some((first, packing.per_package));
         shard.experts_per_call = Some(packing.per_call);
         shard
     }
 
-    fn head_shards(&self, options: &PlanOptions) -> Vec<PlannedShard> {
+    fn head(&self) -> Head {
         let c = &self.config;
-        let h = c.hidden_size;
-        let limit = MAX_HEAD_WEIGHTS.min(options.max_shard_mb << 19).max(32 * h as u64);
-        let slices = (c.vocab_size as u64 * h as u64).div_ceil(limit).max(1) as usize;
-        let rows = c.vocab_size.div_ceil(slices).next_multiple_of(32);
-        let starts: Vec<usize> = (0..c.vocab_size).step_by(rows).collect();
-        let mut tokens: Vec<TokenCount> = options
-            .tokens
-            .iter()
-            .map(|t| TokenCount {
-                min: t.min,
-                max: if t.min < t.max { t.max.min(MAX_HEAD_TOKENS) } else { t.max },
-            })
-            .filter(|t| t.max <= MAX_HEAD_TOKENS)
-            .collect();
-        tokens.dedup();
-        let quantizer = Quantizer { options };
-        let shard = |(i, &start): (usize, &usize)| {
-            let n = rows.min(c.vocab_size - start);
-            let offset = start as u64 * h as u64;
-            let matrix = quantizer.matrix("logits", "head", "embed_tokens.weight".into(), offset, (n, h));
-            let vectors = vec![VectorPlan::channels("final_norm_weight", "norm.weight", h)];
-            let name = format!("head.{i}of{}", starts.len());
-            let mut shard = PlannedShard::new(name, ShardKind::Head, None, vec![matrix], vectors);
-            shard.functions = functions(&[None], &tokens);
-            shard.vocab_rows = Some((start, n));
-            shard
-        };
-        starts.iter().enumerate().map(shard).collect()
+        Head {
+            hidden: c.hidden_size,
+            vocab: c.vocab_size,
+            norm: "norm.weight",
+            matrix: "embed_tokens.weight",
+            eps: c.rms_norm_eps,
+        }
     }
 
     fn attention_step(&self, layer: usize) -> Step {
@@ -272,6 +185,8 @@ impl Gemma4 {
             weights: "routing".into(),
             top_k: c.top_k_experts,
             scale: Some(per_expert_scale),
+            bias: None,
+            over_all: false,
         });
         steps.push(Step::Zero { register: "experts".into(), channels: c.hidden_size });
         let packs = c.num_experts / packing.per_package;
@@ -282,19 +197,19 @@ impl Gemma4 {
                 let mut inputs = BTreeMap::new();
                 if !unit.experts.is_empty() {
                     inputs.insert("expert_input".into(), register("expert_input"));
-                    let routing = InputBinding::Register { name: "routing".into(), rows: Some(rows) };
-                    inputs.insert("routing".into(), routing);
+                    inputs.insert("routing".into(), rows_of("routing", rows));
                 }
-                let outputs = if unit.combine {
+                let joins = unit.role.0;
+                let outputs = if joins {
                     inputs.insert("hidden".into(), register("hidden"));
                     inputs.insert("experts_in".into(), register("experts"));
                     named(vec![("hidden_out", output("hidden"))])
                 } else {
                     named(vec![("experts_out", OutputBinding { accumulate: true, ..output("experts") })])
                 };
-                let when = (!unit.combine).then(|| When { register: "routing".into(), rows });
+                let when = (!joins).then(|| When { register: "routing".into(), rows });
                 let shard = format!("L{layer:02}.ffn.p{pack}of{packs}");
-                steps.push(Step::Run(Run { shard, unit: unit.unit, when, inputs, outputs }));
+                steps.push(Step::Run(Run { shard, unit: unit.name, when, inputs, outputs }));
             }
         }
     }
@@ -319,51 +234,22 @@ impl Gemma4 {
             let rope = || Rope { width: shape.head_dim, inv_freq: c.inv_freq(layer) };
             ropes.entry(kind.to_string()).or_insert_with(rope);
             steps.push(self.attention_step(layer));
-            let mut scale = vec![0.0; c.num_experts];
-            self.read(&tensor(layer, "router.per_expert_scale"), 0..c.num_experts as u64, &mut scale)?;
+            let scale = self.opened.vector(&tensor(layer, "router.per_expert_scale"), c.num_experts)?;
             self.expert_steps(layer, scale, packing, &mut steps);
         }
-        let head_step = |shard: &PlannedShard| {
-            let rows = shard.vocab_rows.map(|(start, count)| RowRange { start, count });
-            Step::Run(Run {
-                shard: shard.name.clone(),
-                unit: None,
-                when: None,
-                inputs: named(vec![("hidden", register("hidden"))]),
-                outputs: named(vec![("logits", OutputBinding { rows, ..output("logits") })]),
-            })
+        let model = ModelInfo {
+            vocab_size: c.vocab_size,
+            hidden_size: c.hidden_size,
+            num_layers: c.num_hidden_layers,
+            max_context: context,
+            bos_token_id: c.bos_token_id,
+            eos_token_ids: self.eos_token_ids.clone(),
+            final_logit_softcapping: c.final_logit_softcapping,
         };
-        Ok(Chain {
-            format: FORMAT,
-            generator: concat!("anemoe ", env!("CARGO_PKG_VERSION")).into(),
-            family: self.name().into(),
-            source: self.source_name(),
-            model: ModelInfo {
-                vocab_size: c.vocab_size,
-                hidden_size: c.hidden_size,
-                num_layers: c.num_hidden_layers,
-                max_context: context,
-                bos_token_id: c.bos_token_id,
-                eos_token_ids: self.eos_token_ids.clone(),
-                final_logit_softcapping: c.final_logit_softcapping,
-            },
-            importance: None,
-            auto: None,
-            embedding: Embedding {
-                file: "embed.bin".into(),
-                rows: c.vocab_size,
-                cols: c.hidden_size,
-                scale: (c.hidden_size as f32).sqrt(),
-                storage: Storage::Fp16,
-                sha256: String::new(),
-            },
-            tokens: options.tokens.clone(),
-            ropes,
-            caches,
-            steps,
-            head: head.iter().map(head_step).collect(),
-            shards: Vec::new(),
-        })
+        let scale = (c.hidden_size as f32).sqrt();
+        let head = Head::steps(head, register("hidden"));
+        let empty = assembly::chain(self.name(), &self.opened, model, scale, options);
+        Ok(Chain { ropes, caches, steps, head, ..empty })
     }
 
     fn lower_attention(
@@ -379,6 +265,7 @@ impl Gemma4 {
             kv_heads: c.kv_heads(layer),
             head_dim: c.head_dim(layer),
             slots,
+            tail: 0,
         };
         let (h, d) = (c.hidden_size as u64, shape.head_dim);
         let norm = RmsNorm { axis: 1, eps: c.rms_norm_eps };
@@ -388,38 +275,39 @@ impl Gemma4 {
         let at = l.position_inputs(&shape)?;
 
         let x = l.rms_norm_weighted("input_norm", &hidden, norm)?;
-        let q = l.project("q_proj", &x)?;
+        let q = l.project("q_proj", &x, "q_proj")?;
         let q = l.to_heads("q", &q, shape.heads, d)?;
         let q = l.head_norm("q_norm", &q, HeadNorm::Weighted(head_norm))?;
-        let q = l.rotate("q_rotated", &q, &at)?;
-        let k = l.project("k_proj", &x)?;
+        let q = l.rotate("q_rotated", &q, d, d, &at)?;
+        let k = l.project("k_proj", &x, "k_proj")?;
         let k = l.to_heads("k", &k, shape.kv_heads, d)?;
         // Where a layer has no v_proj, V is the output of k_proj before K's norm and rotation.
         let v = match c.k_eq_v(layer) {
             true => k.clone(),
             false => {
-                let v = l.project("v_proj", &x)?;
+                let v = l.project("v_proj", &x, "v_proj")?;
                 l.to_heads("v", &v, shape.kv_heads, d)?
             }
         };
         let k = l.head_norm("k_norm", &k, HeadNorm::Weighted(head_norm))?;
-        let k = l.rotate("k_rotated", &k, &at)?;
+        let k = l.rotate("k_rotated", &k, d, d, &at)?;
         let v = l.head_norm("v_norm", &v, HeadNorm::Unit(head_norm))?;
-        let (keys, values) = l.update_cache(&k, &v, &at, &shape)?;
+        let cache = l.read_cache(&shape)?;
+        let (keys, values) = l.update_cache(&cache, (&k, &v), None, &at, &shape)?;
         let context = l.attend(&q, &keys, &values, &at, &shape)?;
-        let o = l.project("o_proj", &context)?;
+        let o = l.project("o_proj", &context, "o_proj")?;
         let o = l.rms_norm_weighted("post_attention_norm", &o, norm)?;
         let attended = l.f().add("attended", &hidden, &o)?;
 
         // The router and the experts read the same normalized stream, each with its own weight.
         let unit = l.rms_norm("stream_unit", &attended, norm)?;
         let router_input = l.scale_by("router_input", &unit)?;
-        let router_logits = l.project("router_logits", &router_input)?;
+        let router_logits = l.project("router_logits", &router_input, "router_logits")?;
         let expert_input = l.scale_by("expert_input", &unit)?;
         Ok(l.finish(&[&attended, &expert_input, &router_logits])?)
     }
 
-    fn lower_experts(&self, unit: &Unit, tokens: TokenCount, stored: &Stored) -> Result<BuiltFunction> {
+    fn lower_experts(&self, unit: &Unit<Joins>, tokens: TokenCount, stored: &Stored) -> Result<BuiltFunction> {
         let c = &self.config;
         let h = c.hidden_size as u64;
         let experts: Vec<usize> = unit.experts.clone().collect();
@@ -428,10 +316,11 @@ impl Gemma4 {
         if !experts.is_empty() {
             let y = l.input("expert_input", &[1, h, 1, 0], Some(3))?;
             let routing = l.input("routing", &[1, experts.len() as u64, 1, 0], Some(3))?;
-            let name = if unit.combine { "experts_own" } else { "experts_out" };
-            sum = Some(l.experts(name, &y, &routing, &experts)?);
+            let name = if unit.role.0 { "experts_own" } else { "experts_out" };
+            let weights = l.routing_weights(&routing, experts.len())?;
+            sum = Some(l.experts(name, &y, &weights, &experts, Activation::GeluTanh)?);
         }
-        if !unit.combine {
+        if !unit.role.0 {
             let sum = sum.ok_or_else(|| Error::Usage("a pack without experts".into()))?;
             return Ok(l.finish(&[&sum])?);
         }
@@ -444,10 +333,10 @@ impl Gemma4 {
         };
         let experts = l.rms_norm_weighted("experts_norm", &experts, norm)?;
         let x = l.rms_norm_weighted("dense_input", &hidden, norm)?;
-        let gate = l.project("gate_proj", &x)?;
-        let up = l.project("up_proj", &x)?;
-        let dense = l.gated_gelu("dense_hidden", &gate, &up)?;
-        let dense = l.project("down_proj", &dense)?;
+        let gate = l.project("gate_proj", &x, "gate_proj")?;
+        let up = l.project("up_proj", &x, "up_proj")?;
+        let dense = l.gated("dense_hidden", &gate, &up, Activation::GeluTanh)?;
+        let dense = l.project("down_proj", &dense, "down_proj")?;
         let dense = l.rms_norm_weighted("dense_norm", &dense, norm)?;
         let both = l.f().add("branches", &dense, &experts)?;
         let both = l.rms_norm_weighted("post_feedforward_norm", &both, norm)?;
@@ -470,15 +359,6 @@ impl Gemma4 {
             experts_per_token: c.top_k_experts,
         }
     }
-
-    fn lower_head(&self, tokens: TokenCount, stored: &Stored) -> Result<BuiltFunction> {
-        let mut l = Lowering::new(stored, tokens);
-        let hidden = l.input("hidden", &[1, self.config.hidden_size as u64, 1, 0], Some(3))?;
-        let norm = RmsNorm { axis: 1, eps: self.config.rms_norm_eps };
-        let x = l.rms_norm_weighted("final_norm", &hidden, norm)?;
-        let logits = l.project("logits", &x)?;
-        Ok(l.finish(&[&logits])?)
-    }
 }
 
 impl Family for Gemma4 {
@@ -498,17 +378,18 @@ impl Family for Gemma4 {
             shards.extend((0..packs).map(|pack| self.expert_shard(layer, pack, packing, options)));
         }
         let layer_shards = shards.len();
-        let head = self.head_shards(options);
+        let head = self.head().shards(options);
         let chain = self.chain(options, context, packing, &head)?;
         shards.extend(head);
         let totals = self.totals(&shards, layer_shards);
         let mut plan = Plan {
             family: self.name().into(),
-            source: self.source_name(),
+            source: self.opened.checkpoint.name.clone(),
             options: options.clone(),
             shards,
             totals,
             embedding: MatrixQuant::FP16,
+            facts: Vec::new(),
             notes: Vec::new(),
             chain,
         };
@@ -522,7 +403,7 @@ impl Family for Gemma4 {
         function: &ShardFunction,
         stored: &Stored,
     ) -> Result<BuiltFunction> {
-        let wrong = || Error::Usage(format!("shard {} is not one of this model's", shard.name));
+        let wrong = || not_ours(shard);
         match (shard.kind, shard.layer) {
             (ShardKind::Attention, Some(layer)) if layer < self.config.num_hidden_layers => {
                 let slots = shard.cache_slots.ok_or_else(wrong)?;
@@ -533,29 +414,20 @@ impl Family for Gemma4 {
                 let per_call = shard.experts_per_call.ok_or_else(wrong)?;
                 let last = shard.kind == ShardKind::ExpertsCombine;
                 let units = units(first, Packing { per_package, per_call }, last);
-                let unit = units.iter().find(|u| u.unit == function.unit).ok_or_else(wrong)?;
+                let unit = units.iter().find(|u| u.name == function.unit).ok_or_else(wrong)?;
                 self.lower_experts(unit, function.tokens, stored)
             }
-            (ShardKind::Head, None) => self.lower_head(function.tokens, stored),
+            (ShardKind::Head, None) => self.head().lower(function.tokens, stored),
             _ => Err(wrong()),
         }
     }
 
-    fn read(&self, tensor: &str, range: Range<u64>, out: &mut [f32]) -> Result<()> {
-        self.read_elements(tensor, range, out)
-    }
-
-    fn fingerprint(&self) -> String {
-        self.checkpoint().fingerprint()
+    fn opened(&self) -> &Opened {
+        &self.opened
     }
 
     fn embedding_tensor(&self) -> &str {
         "embed_tokens.weight"
-    }
-
-    fn parts(&self) -> BTreeMap<String, Part> {
-        let name = |r: TensorRow| (format!("{}{}", self.prefix, r.name), r.part);
-        tensor_table(&self.config).into_iter().map(name).collect()
     }
 
     fn summary(&self) -> BTreeMap<String, serde_json::Value> {
@@ -581,9 +453,5 @@ impl Family for Gemma4 {
         let c = &self.config;
         let idle = (c.num_hidden_layers * (c.num_experts - c.top_k_experts)) as u64;
         c.parameters() - idle * c.expert_parameters()
-    }
-
-    fn files(&self) -> Result<Vec<(&'static str, SideFile)>> {
-        self.checkpoint().side_files()
     }
 }

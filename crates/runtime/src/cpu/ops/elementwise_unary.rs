@@ -23,7 +23,7 @@ pub(super) fn unary(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         "ceil" => map(&f32::ceil),
         "cos" => map(&f32::cos),
         "cosh" => map(&f32::cosh),
-        "erf" => map(&erf),
+        "erf" => map(&libm::erff),
         "exp" => map(&f32::exp),
         "exp2" => map(&f32::exp2),
         "floor" => map(&f32::floor),
@@ -131,7 +131,7 @@ pub(super) fn with_parameters(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult
             map(&|v| if v >= a { v } else { 0.0 });
         }
         "gelu" => match c.str("mode", "EXACT")? {
-            "EXACT" => map(&|v| 0.5 * v * (1.0 + erf(v * std::f32::consts::FRAC_1_SQRT_2))),
+            "EXACT" => map(&|v| 0.5 * v * (1.0 + libm::erff(v * std::f32::consts::FRAC_1_SQRT_2))),
             "TANH_APPROXIMATION" => map(&gelu_tanh),
             "SIGMOID_APPROXIMATION" => map(&|v| v * sigmoid(1.702 * v)),
             other => return invalid(format!("gelu mode `{other}`")),
@@ -278,32 +278,4 @@ fn softplus(v: f32) -> f32 {
 fn gelu_tanh(v: f32) -> f32 {
     let inner = 0.797_884_6 * (v + 0.044_715 * v * v * v);
     0.5 * v * (1.0 + inner.tanh())
-}
-
-/// The error function to f32 accuracy: the series for small arguments, the continued fraction of erfc for large ones, both
-/// in f64.
-pub(super) fn erf(v: f32) -> f32 {
-    let x = f64::from(v.abs());
-    let r = if x < 2.5 {
-        let mut term = x;
-        let mut sum = x;
-        for n in 1..60 {
-            term *= -x * x / f64::from(n);
-            let add = term / f64::from(2 * n + 1);
-            sum += add;
-            if add.abs() < 1e-12 {
-                break;
-            }
-        }
-        sum * std::f64::consts::FRAC_2_SQRT_PI
-    } else if x < 6.0 {
-        let mut fraction = x;
-        for n in (1..=40).rev() {
-            fraction = x + f64::from(n) / 2.0 / fraction;
-        }
-        1.0 - (-x * x).exp() / (fraction * std::f64::consts::PI.sqrt())
-    } else {
-        1.0
-    };
-    if v.is_nan() { v } else { (r as f32).copysign(v) }
 }

@@ -2,14 +2,14 @@
 //!
 //! `N(x) = x / sqrt(mean(x^2) + eps)`; a norm's weight multiplies directly. `T` are the tokens of this pass.
 
-use super::math::{add, add_scaled, dot, gated_gelu, rms_norm, rope, scaled, softmax, top_k};
+use super::math::{add, add_scaled, attend, gated, gelu_tanh, rms_norm, rope, scaled, softmax, top_k};
 use super::probe::Probe;
 use super::weights::{Layer, Rows, Weights};
 use super::{Forward, Limits, Pass, RunOptions};
 use anemoe_convert::checkpoint::Checkpoint;
-use anemoe_convert::models::gemma4::Gemma4Config;
-use anemoe_convert::{Error, Result};
-use rayon::prelude::*;
+use anemoe_convert::Result;
+use anemoe_convert::models::gemma4::{Gemma4Config, PREFIXES};
+use anemoe_convert::models::prefix;
 use std::collections::BTreeMap;
 
 /// Keys (after norm and rope) and values (after norm) of a layer: one vector of all heads for each position.
@@ -29,27 +29,9 @@ pub struct Gemma4Forward<'a> {
 impl<'a> Gemma4Forward<'a> {
     /// Starts with an empty context.
     pub fn open(checkpoint: &'a Checkpoint, probe: Option<&'a Probe>) -> Result<Self> {
-        let config_path = checkpoint.config_path();
-        match checkpoint.config.get("model_type").and_then(|v| v.as_str()) {
-            Some("gemma4" | "gemma4_text") => {}
-            other => {
-                let what = format!(
-                    "model_type {other:?} in a reference run; implemented are gemma4 and gemma4_text"
-                );
-                return Err(Error::unsupported(config_path, what));
-            }
-        }
-        let config = Gemma4Config::parse(&checkpoint.config, &config_path)?;
+        let config = Gemma4Config::parse(&checkpoint.config, &checkpoint.config_path())?;
+        let prefix = prefix(checkpoint, &PREFIXES)?;
         let source = checkpoint.source.as_ref();
-        let prefixes = ["model.language_model.", "model."];
-        let has = |p: &&str| source.info(&format!("{p}embed_tokens.weight")).is_some();
-        let prefix = prefixes.into_iter().find(has).ok_or_else(|| {
-            let what = format!(
-                "checkpoint: `embed_tokens.weight` is missing, with the prefix `{}` or `{}`",
-                prefixes[0], prefixes[1]
-            );
-            Error::invalid(source.path(), what)
-        })?;
         let caches = (0..config.num_hidden_layers).map(|_| Cache::default()).collect();
         Ok(Gemma4Forward { config, weights: Weights { source, prefix, probe }, caches })
     }
@@ -76,7 +58,7 @@ impl Forward for Gemma4Forward<'_> {
             row.iter_mut().for_each(|v| *v *= scale);
             h.push(row);
         }
-        let mut pass = Pass { logits: Rows::new(), hidden_states: Vec::new(), router_index: Vec::new() };
+        let mut pass = Pass::default();
         if options.hidden {
             pass.hidden_states.push(h.clone());
         }
@@ -142,24 +124,7 @@ impl Gemma4Forward<'_> {
         // current token too
         let Cache { keys, values } = &self.caches[l];
         let window = if c.is_full(l) { usize::MAX } else { c.sliding_window };
-        let o: Rows = q
-            .par_iter()
-            .enumerate()
-            .map(|(t, q)| {
-                let end = first + t + 1;
-                let start = end.saturating_sub(window);
-                let mut o = vec![0f32; heads * d];
-                for (head, (q, o)) in q.chunks_exact(d).zip(o.chunks_exact_mut(d)).enumerate() {
-                    let kv = head / (heads / kv_heads) * d;
-                    let mut p: Vec<f32> = keys[start..end].iter().map(|k| dot(q, &k[kv..kv + d])).collect();
-                    softmax(&mut p);
-                    for (p, v) in p.iter().zip(&values[start..end]) {
-                        add_scaled(o, *p, &v[kv..kv + d]);
-                    }
-                }
-                o
-            })
-            .collect();
+        let o = attend(&q, keys, values, first, (heads, kv_heads, d), 1.0, window);
         let o = layer.matrix("self_attn.o_proj.weight", hidden, heads * d)?.times(&o)?;
         let norm = layer.vector("post_attention_layernorm.weight", hidden)?;
         for (h, o) in h.iter_mut().zip(&o) {
@@ -202,7 +167,7 @@ impl Gemma4Forward<'_> {
         let layer = Layer { weights: &self.weights, l };
         let gate = layer.matrix("mlp.gate_proj.weight", width, hidden)?.times(x)?;
         let up = layer.matrix("mlp.up_proj.weight", width, hidden)?.times(x)?;
-        let inner: Rows = gate.iter().zip(&up).map(|(g, u)| gated_gelu(g, u)).collect();
+        let inner: Rows = gate.iter().zip(&up).map(|(g, u)| gated(gelu_tanh, g, u)).collect();
         layer.matrix("mlp.down_proj.weight", hidden, width)?.times(&inner)
     }
 
@@ -246,7 +211,7 @@ impl Gemma4Forward<'_> {
             // Rows of the gate come before rows of the up projection.
             let gate_up =
                 layer.expert("experts.gate_up_proj", c.num_experts, expert, 2 * width, hidden)?.times(&x)?;
-            let inner: Rows = gate_up.iter().map(|gu| gated_gelu(&gu[..width], &gu[width..])).collect();
+            let inner: Rows = gate_up.iter().map(|gu| gated(gelu_tanh, &gu[..width], &gu[width..])).collect();
             let down = layer.expert("experts.down_proj", c.num_experts, expert, hidden, width)?;
             // What the shards' projection sees is weighted already.
             let scales: Vec<f32> = tokens.iter().map(|&(_, weight)| weight).collect();

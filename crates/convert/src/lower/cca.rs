@@ -1,0 +1,162 @@
+//! Compressed convolutional attention (CCA, ZAYA): queries and keys go through two short causal convolutions, half of the
+//! values are those of the token before.
+
+use super::attention::Cache;
+use super::{Attention, Lowering, RmsNorm};
+use anemoe_mlpackage::Result;
+use anemoe_mlpackage::mil::builder::{ConvParams, SliceParams, Var};
+
+/// Tokens before the current one that two convolutions of kernel 2 see together.
+pub const CCA_HISTORY: usize = 2;
+
+/// Queries, keys and values `[1, heads, T, head_dim]` before rotation, and the state's new tail.
+pub struct Compressed {
+    /// Normalized.
+    pub q: Var,
+    /// Normalized, times the stored temperature.
+    pub k: Var,
+    /// The first half of the heads of this token, the second half of the token before.
+    pub v: Var,
+    /// See [`Attention::tail`].
+    pub tail: Var,
+}
+
+impl Attention {
+    /// Heads of what a CCA layer remembers of each token: query and key heads before the convolutions, and the half of V's
+    /// that comes a token late.
+    fn history_heads(&self) -> usize {
+        self.heads + self.kv_heads + self.kv_heads / 2
+    }
+
+    /// Rows of each of the state's `2 kv_heads` that hold the history; even, so that they are whole pairs of tokens.
+    fn history_rows(&self) -> usize {
+        (CCA_HISTORY * self.history_heads()).div_ceil(2 * self.kv_heads).next_multiple_of(CCA_HISTORY)
+    }
+
+    /// The shape with the tail that a CCA layer needs.
+    #[must_use]
+    pub fn with_history(self) -> Attention {
+        Attention { tail: self.history_rows().next_multiple_of(32), ..self }
+    }
+}
+
+impl Lowering<'_> {
+    /// Rows of axis 2 from `first` on, but for the last `without`.
+    fn rows(&mut self, name: &str, x: &Var, first: i32, without: i32) -> Result<Var> {
+        let p = SliceParams {
+            begin: vec![0, 0, first, 0],
+            end: vec![0, 0, -without, 0],
+            stride: vec![1; 4],
+            begin_mask: vec![true, true, false, true],
+            end_mask: vec![true, true, without == 0, true],
+            squeeze_mask: vec![false; 4],
+        };
+        self.f().slice_by_index(name, x, p)
+    }
+
+    /// What the layer remembers of the last [`CCA_HISTORY`] tokens: `[1, history_heads, 2, head_dim]`.
+    fn read_history(&mut self, cache: &Cache, shape: &Attention) -> Result<Var> {
+        let (heads, rows, d) = (2 * shape.kv_heads as i32, shape.history_rows() as i32, shape.head_dim as i32);
+        let pairs = heads * rows / CCA_HISTORY as i32;
+        let wanted = shape.history_heads() as i32;
+        let f = self.f();
+        let begin = [0, 0, shape.slots as i32, 0];
+        let raw = f.slice_by_size("history_rows", &cache.old, &begin, &[1, heads, rows, d])?;
+        let all = f.reshape("history_padded", &raw, &[1, pairs, CCA_HISTORY as i32, d])?;
+        if pairs == wanted {
+            return Ok(all);
+        }
+        f.slice_by_size("history", &all, &[0; 4], &[1, wanted, -1, -1])
+    }
+
+    /// The tail of the state for `[1, history_heads, 2, head_dim]`.
+    fn make_tail(&mut self, history: &Var, shape: &Attention) -> Result<Var> {
+        let (heads, rows) = (2 * shape.kv_heads, shape.history_rows());
+        let missing = heads * rows / CCA_HISTORY - shape.history_heads();
+        let zero = self.scalar("history_zero", 0.0)?;
+        let f = self.f();
+        let mut all = history.clone();
+        if missing > 0 {
+            all = f.pad("history_new_padded", &all, &[0, 0, 0, missing as i32, 0, 0, 0, 0], &zero)?;
+        }
+        let dims = [1, heads as i32, rows as i32, shape.head_dim as i32];
+        let all = f.reshape("history_new_rows", &all, &dims)?;
+        let (rows, lanes) = (shape.tail - rows, shape.padded_dim() - shape.head_dim);
+        if rows == 0 && lanes == 0 {
+            return Ok(all);
+        }
+        f.pad("tail", &all, &[0, 0, 0, 0, 0, rows as i32, 0, lanes as i32], &zero)
+    }
+
+    /// From the normalized stream `[1, H, 1, T]` to queries, keys and values.
+    ///
+    /// With `u` the projected `[q; k]`: `d_t = w0 u_{t-1} + w1 u_t + b` per channel, then a convolution of kernel 2 within
+    /// each head on `d_{t-1}` and `d_t`. The history starts as zeros of `u`, which makes `d_{-1}` the depthwise bias, as the
+    /// padding before both convolutions does. Depthwise is done by products: depthwise convolutions were seen off the ANE.
+    pub fn compress(&mut self, x: &Var, cache: &Cache, carry: &Var, shape: &Attention) -> Result<Compressed> {
+        let (nq, nk, d) = (shape.heads, shape.kv_heads, shape.head_dim);
+        let t = self.tokens_or_inferred();
+        let q = self.project("q_proj", x, "q_proj")?;
+        let k = self.project("k_proj", x, "k_proj")?;
+        let v_current = self.project("v_proj_current", x, "v_proj_current")?;
+        let v_delayed = self.project("v_proj_delayed", x, "v_proj_delayed")?;
+        let own = self.f().concat("compressed", &[&q, &k, &v_delayed], 1)?;
+        let own = self.to_heads("compressed_heads", &own, shape.history_heads(), d)?;
+        let old = self.read_history(cache, shape)?;
+        // [1, history_heads, 2 + T, head_dim]
+        let all = self.f().concat("window", &[&old, &own], 2)?;
+        let history = self.f().matmul("history_new", carry, &all, false, false)?;
+        let tail = self.make_tail(&history, shape)?;
+
+        let sizes = [(nq + nk) as i32, (nk / 2) as i32];
+        let parts = self.f().split_sizes("window_part", &all, &sizes, 1)?;
+        let before = self.rows("conv_before", &parts[0], 0, 1)?;
+        let now = self.rows("conv_now", &parts[0], 1, 0)?;
+        let (w0, w1) = (self.vector("depthwise_before")?, self.vector("depthwise_now")?);
+        let bias = self.vector("depthwise_bias")?;
+        let f = self.f();
+        let before = f.mul("depthwise_0", &before, &w0)?;
+        let now = f.mul("depthwise_1", &now, &w1)?;
+        let sum = f.add("depthwise_sum", &before, &now)?;
+        let depthwise = f.add("depthwise", &sum, &bias)?;
+        let columns = if t < 0 { -1 } else { t + 1 };
+        let channels = ((nq + nk) * d) as i32;
+        let turned = f.transpose("depthwise_turned", &depthwise, &[0, 1, 3, 2])?;
+        let channels = f.reshape("depthwise_channels", &turned, &[1, channels, 1, columns])?;
+        let weight = self.matrix("conv_grouped_weight")?;
+        let bias = self.vector("conv_grouped_bias")?;
+        let groups = ConvParams { groups: (nq + nk) as i32, ..ConvParams::default() };
+        let mixed = self.f().conv("conv_grouped", &channels, &weight, Some(&bias), groups)?;
+        let mixed = self.to_heads("conv_heads", &mixed, nq + nk, d)?;
+        let mixed = self.f().split_sizes("conv_part", &mixed, &[nq as i32, nk as i32], 1)?;
+
+        // What the convolutions gave plus a mean of the projections: a query head's with its key head, and over a key head's
+        // query heads.
+        let sizes = [nq as i32, nk as i32, (nk / 2) as i32];
+        let own = self.f().split_sizes("own_part", &own, &sizes, 1)?;
+        let own_q = self.f().split("own_q", &own[0], nk, 1)?;
+        let own_k = self.f().split("own_k", &own[1], nk, 1)?;
+        let half = self.scalar("half", 0.5)?;
+        let (mut q_means, mut k_means) = (Vec::new(), Vec::new());
+        for (g, (q, k)) in own_q.iter().zip(&own_k).enumerate() {
+            let f = self.f();
+            let sum = f.add(&format!("sum_{g}"), q, k)?;
+            let mean = f.mul(&format!("q_mean_{g}"), &sum, &half)?;
+            k_means.push(f.reduce_mean(&format!("k_mean_{g}"), &mean, &[1], true)?);
+            q_means.push(mean);
+        }
+        let q_mean = self.f().concat("q_mean", &q_means.iter().collect::<Vec<_>>(), 1)?;
+        let k_mean = self.f().concat("k_mean", &k_means.iter().collect::<Vec<_>>(), 1)?;
+        let q = self.f().add("q_mixed", &mixed[0], &q_mean)?;
+        let k = self.f().add("k_mixed", &mixed[1], &k_mean)?;
+        // sqrt(head_dim) x / |x| is an RMS norm without an epsilon.
+        let norm = RmsNorm { axis: 3, eps: 0.0 };
+        let q = self.rms_norm("q_norm", &q, norm)?;
+        let k = self.rms_norm_weighted("k_norm", &k, norm)?;
+
+        let v_current = self.to_heads("v_current", &v_current, nk / 2, d)?;
+        let v_delayed = self.rows("v_delayed", &parts[1], 1, 1)?;
+        let v = self.f().concat("v", &[&v_current, &v_delayed], 1)?;
+        Ok(Compressed { q, k, v, tail })
+    }
+}

@@ -1,0 +1,99 @@
+//! Typed access to `config.json`, with errors that name the key.
+
+use crate::checkpoint::Checkpoint;
+use crate::{Error, Result};
+use serde_json::{Map, Value};
+use std::path::Path;
+
+/// Largest size that any dimension may have; products of two fit 64 bits.
+const MAX_SIZE: u64 = 1 << 24;
+
+/// One object of a configuration, and the file that errors name.
+pub struct Keys<'a> {
+    pub map: &'a Map<String, Value>,
+    pub path: &'a Path,
+}
+
+impl Keys<'_> {
+    pub fn invalid(&self, what: String) -> Error {
+        Error::invalid(self.path, format!("configuration: {what}"))
+    }
+
+    pub fn unsupported(&self, what: String) -> Error {
+        Error::unsupported(self.path, format!("configuration: {what}"))
+    }
+
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        self.map.get(key).filter(|v| !v.is_null())
+    }
+
+    pub fn size(&self, key: &str) -> Result<usize> {
+        let value = self.get(key).ok_or_else(|| self.invalid(format!("`{key}` is missing")))?;
+        self.size_of(key, value)
+    }
+
+    pub fn size_of(&self, key: &str, value: &Value) -> Result<usize> {
+        match value.as_u64() {
+            Some(n @ 1..=MAX_SIZE) => Ok(n as usize),
+            _ => Err(self.invalid(format!("`{key}` is {value}, expected a number from 1 to {MAX_SIZE}"))),
+        }
+    }
+
+    pub fn number(&self, key: &str) -> Result<Option<f64>> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(v) => {
+                let n = v.as_f64().filter(|n| n.is_finite() && *n > 0.0);
+                n.map(Some).ok_or_else(|| self.invalid(format!("`{key}` is {v}, expected a positive number")))
+            }
+        }
+    }
+
+    /// One token id or a list of them.
+    pub fn tokens(&self, key: &str, vocab_size: usize) -> Result<Vec<u32>> {
+        let ids = match self.get(key) {
+            None => &[],
+            Some(Value::Array(list)) => list.as_slice(),
+            Some(one) => std::slice::from_ref(one),
+        };
+        let id = |v: &Value| match v.as_u64().and_then(|n| u32::try_from(n).ok()) {
+            Some(id) if (id as usize) < vocab_size => Ok(id),
+            _ => Err(self.invalid(format!("`{key}` has {v}, expected token ids below {vocab_size}"))),
+        };
+        ids.iter().map(id).collect()
+    }
+
+    /// Refuses values that change the computation in ways that are not implemented.
+    pub fn expect(&self, key: &str, allowed: &[Value]) -> Result<()> {
+        match self.get(key) {
+            None => Ok(()),
+            Some(v) if allowed.contains(v) => Ok(()),
+            Some(v) => {
+                let allowed: Vec<String> = allowed.iter().map(Value::to_string).collect();
+                Err(self.unsupported(format!("`{key}` is {v}, implemented is {}", allowed.join(" or "))))
+            }
+        }
+    }
+}
+
+/// Tokens that end a text: what the generation configuration says, then the model's own.
+pub fn eos_token_ids(checkpoint: &Checkpoint, own: &[u32]) -> Vec<u32> {
+    let generation = checkpoint.generation_config.as_ref().and_then(|g| g.get("eos_token_id"));
+    let mut ids = token_ids(generation);
+    for id in token_ids(checkpoint.config.get("eos_token_id")).into_iter().chain(own.iter().copied()) {
+        if !ids.contains(&id) {
+            ids.push(id);
+        }
+    }
+    ids
+}
+
+/// One id or a list of them.
+fn token_ids(value: Option<&Value>) -> Vec<u32> {
+    let id = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
+    match value {
+        Some(Value::Array(list)) => list.iter().filter_map(id).collect(),
+        Some(one) => id(one).into_iter().collect(),
+        None => Vec::new(),
+    }
+}

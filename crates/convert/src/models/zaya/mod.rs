@@ -1,0 +1,43 @@
+//! ZAYA (ZAYA1-8B and its like): compressed convolutional attention, and experts whose router remembers the layer before.
+
+mod config;
+mod legacy;
+mod shards;
+mod table;
+
+pub use config::{CCA_KERNEL, ZayaConfig, limit_layers, published_config};
+pub use legacy::{adapt, is_legacy};
+pub use table::tensor_table;
+
+use super::keys::eos_token_ids;
+use super::opened::Opened;
+use crate::Result;
+use crate::checkpoint::Checkpoint;
+use crate::models::ZayaSkip;
+
+/// An opened ZAYA checkpoint.
+pub struct Zaya {
+    /// Its configuration.
+    pub config: ZayaConfig,
+    opened: Opened,
+    skip: ZayaSkip,
+    eos_token_ids: Vec<u32>,
+}
+
+/// Prefix of the model's tensors.
+pub const PREFIXES: [&str; 1] = ["model."];
+
+impl Zaya {
+    /// Reads the configuration and checks every tensor's name, shape and type.
+    ///
+    /// # Errors
+    /// The configuration has a feature that is not implemented, or a tensor is missing, superfluous or of another shape.
+    pub fn open(checkpoint: Checkpoint) -> Result<Zaya> {
+        let config = ZayaConfig::parse(&checkpoint.config, &checkpoint.config_path())?;
+        let eos_token_ids = eos_token_ids(&checkpoint, &config.eos_token_ids);
+        let skip = checkpoint.readings.zaya_skip.unwrap_or_default();
+        // A copy of the tied embedding may be there.
+        let opened = Opened::new(checkpoint, &PREFIXES, &tensor_table(&config), |n| n == "lm_head.weight")?;
+        Ok(Zaya { config, opened, skip, eos_token_ids })
+    }
+}

@@ -1,0 +1,575 @@
+//! ZAYA as shards: what goes into which package, the program of each, and what the host does between them.
+
+use super::Zaya;
+use crate::family::Family;
+use crate::lower::{Activation, Attention, CCA_HISTORY, Lowering, RmsNorm, Stored};
+use crate::models::assembly::{
+    self, Head, Unit, calls, functions, named, normalized, not_ours, output, register, rows_of, tensor, unit_name,
+};
+use crate::models::{Opened, ZayaSkip};
+use crate::plan::{MatrixPlan, Packing, Plan, PlanOptions, PlannedShard, Totals, VectorPlan};
+use crate::quant::MatrixQuant;
+use crate::{Error, Result};
+use anemoe_bundle::{
+    Cache, Chain, HostInput, InputBinding, ModelInfo, OutputBinding, Rope, RowRange, Run, ShardFunction,
+    ShardKind, Step, TokenCount, When,
+};
+use anemoe_mlpackage::mil::builder::{BuiltFunction, Var};
+use std::collections::BTreeMap;
+
+/// Name of the function that chooses experts, where they are called one by one.
+const ROUTER: &str = "router";
+/// Name of the rope and the cache: all layers are alike.
+const KIND: &str = "hybrid";
+/// Register with the stream.
+const HIDDEN: &str = "hidden";
+
+/// What a function of a MoE package does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// Routes, and computes all experts.
+    Whole,
+    /// Routes.
+    Router,
+    /// Computes experts that the host chose.
+    Experts,
+}
+
+/// Functions of one package. The first one of a layer has the router; where one call computes all experts, the router is
+/// part of it.
+fn units(pack: usize, packing: Packing, experts: usize) -> Vec<Unit<Role>> {
+    let first = pack * packing.per_package;
+    if packing.per_call == experts {
+        return vec![Unit { name: None, experts: 0..experts, role: Role::Whole }];
+    }
+    if pack > 0 && packing.per_call == packing.per_package {
+        return vec![Unit { name: None, experts: first..first + packing.per_package, role: Role::Experts }];
+    }
+    let router = (pack == 0).then(|| Unit { name: Some(ROUTER.into()), experts: 0..0, role: Role::Router });
+    let unit =
+        |e: std::ops::Range<usize>| Unit { name: Some(unit_name(e.start)), experts: e, role: Role::Experts };
+    router.into_iter().chain(calls(first, packing).map(unit)).collect()
+}
+
+fn attention_name(layer: usize) -> String {
+    format!("L{layer:02}.attn")
+}
+
+fn moe_name(layer: usize, pack: usize, packs: usize) -> String {
+    match packs {
+        1 => format!("L{layer:02}.moe"),
+        _ => format!("L{layer:02}.moe.p{pack}of{packs}"),
+    }
+}
+
+impl Zaya {
+    fn attention_shape(&self, slots: usize) -> Attention {
+        let c = &self.config;
+        Attention {
+            heads: c.num_attention_heads,
+            kv_heads: c.num_key_value_heads,
+            head_dim: c.head_dim,
+            slots,
+            tail: 0,
+        }
+        .with_history()
+    }
+
+    fn attention_shard(&self, layer: usize, options: &PlanOptions, slots: usize) -> PlannedShard {
+        let c = &self.config;
+        let (h, d, q, kv) = (c.hidden_size, c.head_dim, c.q_size(), c.kv_size());
+        let own = |name: &str| tensor(layer, &format!("self_attn.{name}"));
+        let matrix = |name: &str, rows, cols| {
+            let t = own(&format!("qkv_proj.{name}.weight"));
+            assembly::matrix(options, name, "attention", t, 0, (rows, cols))
+        };
+        let conv = own("qkv_proj.conv_qk_grouped.weight");
+        let grouped = MatrixPlan {
+            taps: 2,
+            quant: options.resolve_kernel("attention", q + kv, 2 * d, 2),
+            ..assembly::matrix(options, "conv_grouped", "attention", conv, 0, (q + kv, 2 * d))
+        };
+        let matrices = vec![
+            matrix("q_proj", q, h),
+            matrix("k_proj", kv, h),
+            matrix("v_proj_current", kv / 2, h),
+            matrix("v_proj_delayed", kv / 2, h),
+            grouped,
+            assembly::matrix(options, "o_proj", "attention", own("o_proj.weight"), 0, (h, q)),
+        ];
+        let heads = ((q + kv) / d) as u64;
+        let per_head = |name: &str, t: &str, every: (usize, usize)| VectorPlan {
+            dims: vec![1, heads, 1, d as u64],
+            every,
+            ..VectorPlan::channels(name, own(t), q + kv)
+        };
+        let depthwise = "qkv_proj.conv_qk_depthwise.weight";
+        let vectors = vec![
+            VectorPlan::channels("input_norm_weight", tensor(layer, "input_layernorm.weight"), h),
+            per_head("depthwise_before", depthwise, (0, 2)),
+            per_head("depthwise_now", depthwise, (1, 2)),
+            per_head("depthwise_bias", "qkv_proj.conv_qk_depthwise.bias", (0, 1)),
+            VectorPlan::bias("conv_grouped_bias", own("qkv_proj.conv_qk_grouped.bias"), q + kv),
+            // The temperature, and the scale of the scores.
+            VectorPlan {
+                scale: (d as f32).sqrt().recip(),
+                ..VectorPlan::channels("k_norm_weight", own("qk_norm.temp"), c.num_key_value_heads)
+            },
+        ];
+        let mut shard = PlannedShard::new(
+            attention_name(layer),
+            ShardKind::Attention,
+            Some(layer),
+            matrices,
+            vectors,
+        );
+        shard.functions = functions(&[None], &options.tokens);
+        shard.cache_slots = Some(slots);
+        shard
+    }
+
+    fn moe_shard(&self, layer: usize, pack: usize, packing: Packing, options: &PlanOptions) -> PlannedShard {
+        let c = &self.config;
+        let (h, f, r) = (c.hidden_size, c.moe_intermediate_size, c.router_hidden_size);
+        let packs = c.num_experts / packing.per_package;
+        let gate = |name: &str| tensor(layer, &format!("mlp.gate.{name}"));
+        let (mut matrices, mut vectors) = (Vec::new(), Vec::new());
+        if pack == 0 {
+            for (name, t, dims) in [
+                ("router_down", "down_proj.weight", (r, h)),
+                ("router_fc1", "router_mlp.fc1.weight", (r, r)),
+                ("router_fc2", "router_mlp.fc2.weight", (r, r)),
+                ("router_logits", "router_mlp.out_proj.weight", (c.classes(), r)),
+            ] {
+                matrices.push(assembly::matrix(options, name, "router_mlp", gate(t), 0, dims));
+            }
+            let norm = tensor(layer, "post_attention_layernorm.weight");
+            vectors.push(VectorPlan::channels("moe_norm_weight", norm, h));
+            if layer > 0 {
+                vectors.push(VectorPlan::channels("router_state_scale", gate("router_states_scale"), r));
+            }
+            vectors.push(VectorPlan::channels("router_norm_weight", gate("router_mlp.norm.weight"), r));
+            for (name, t) in [
+                ("router_down", "down_proj.bias"),
+                ("router_fc1", "router_mlp.fc1.bias"),
+                ("router_fc2", "router_mlp.fc2.bias"),
+            ] {
+                vectors.push(VectorPlan::bias(format!("{name}_bias"), gate(t), r));
+            }
+            if packing.per_call == c.num_experts {
+                let biases = gate("balancing_biases");
+                vectors.push(VectorPlan::channels("balancing_biases", biases, c.classes()));
+            }
+        }
+        let first = pack * packing.per_package;
+        for e in first..first + packing.per_package {
+            let expert = |name: &str, t: &str, rows: usize, cols: usize| {
+                let offset = (e * rows * cols) as u64;
+                let name = format!("expert_{e:03}_{name}");
+                assembly::matrix(options, &name, "experts", tensor(layer, t), offset, (rows, cols))
+            };
+            matrices.push(expert("gate_up", "mlp.experts.gate_up_proj", 2 * f, h));
+            matrices.push(expert("down", "mlp.experts.down_proj", h, f));
+        }
+        let kind = if pack == 0 { ShardKind::Moe } else { ShardKind::Experts };
+        let mut shard =
+            PlannedShard::new(moe_name(layer, pack, packs), kind, Some(layer), matrices, vectors);
+        let names: Vec<Option<String>> =
+            units(pack, packing, c.num_experts).into_iter().map(|u| u.name).collect();
+        shard.functions = functions(&names, &options.tokens);
+        shard.experts = Some((first, packing.per_package));
+        shard.experts_per_call = Some(packing.per_call);
+        shard
+    }
+
+    fn head(&self) -> Head {
+        let c = &self.config;
+        Head {
+            hidden: c.hidden_size,
+            vocab: c.vocab_size,
+            norm: "norm.weight",
+            matrix: "embed_tokens.weight",
+            eps: c.rms_norm_eps,
+        }
+    }
+
+    fn layer_steps(&self, layer: usize, packing: Packing, steps: &mut Vec<Step>) -> Result<()> {
+        let c = &self.config;
+        let host = |input: fn(String) -> HostInput| InputBinding::Host(input(KIND.into()));
+        steps.push(Step::Run(Run {
+            shard: attention_name(layer),
+            unit: None,
+            when: None,
+            inputs: named(vec![
+                ("hidden", normalized(HIDDEN)),
+                ("rope_cos", host(HostInput::RopeCos)),
+                ("rope_sin", host(HostInput::RopeSin)),
+                ("mask", host(HostInput::Mask)),
+                ("kv_keep", host(HostInput::Keep)),
+                ("kv_place", host(HostInput::Place)),
+                ("carry", InputBinding::Host(HostInput::Carry(CCA_HISTORY))),
+            ]),
+            outputs: named(vec![("attended", output("attended"))]),
+        }));
+        let residual = |branch: &str, vectors: String| Step::Residual {
+            stream: HIDDEN.into(),
+            branch: Some(branch.into()),
+            vectors,
+        };
+        steps.push(residual("attended", attention_name(layer)));
+        let packs = c.num_experts / packing.per_package;
+        for pack in 0..packs {
+            for unit in units(pack, packing, c.num_experts) {
+                let rows = RowRange { start: unit.experts.start, count: unit.experts.len() };
+                let mut inputs = named(vec![("hidden", normalized(HIDDEN))]);
+                if layer > 0 {
+                    inputs.insert("router_state".into(), register("router_state"));
+                }
+                let mut outputs = named(vec![("router_state_out", output("router_state"))]);
+                let mut when = None;
+                match unit.role {
+                    Role::Whole => {
+                        outputs.insert("experts_out".into(), output("experts"));
+                    }
+                    Role::Router => {
+                        outputs.insert("expert_input".into(), output("expert_input"));
+                        outputs.insert("router_logits".into(), output("router_logits"));
+                    }
+                    Role::Experts => {
+                        when = Some(When { register: "routing".into(), rows });
+                        inputs = named(vec![
+                            ("expert_input", register("expert_input")),
+                            ("routing", rows_of("routing", rows)),
+                        ]);
+                        let sum = OutputBinding { accumulate: true, ..output("experts") };
+                        outputs = named(vec![("experts_out", sum)]);
+                    }
+                }
+                let shard = moe_name(layer, pack, packs);
+                steps.push(Step::Run(Run { shard, unit: unit.name, when, inputs, outputs }));
+                if unit.role == Role::Router {
+                    let biases = tensor(layer, "mlp.gate.balancing_biases");
+                    steps.push(Step::Route {
+                        logits: "router_logits".into(),
+                        weights: "routing".into(),
+                        top_k: 1,
+                        scale: None,
+                        bias: Some(self.opened.vector(&biases, c.classes())?),
+                        over_all: true,
+                    });
+                    steps.push(Step::Zero { register: "experts".into(), channels: c.hidden_size });
+                    if self.skip == ZayaSkip::Identity {
+                        steps.push(Step::AddScaled {
+                            register: "experts".into(),
+                            from: "expert_input".into(),
+                            weights: "routing".into(),
+                            row: c.num_experts,
+                        });
+                    }
+                }
+            }
+        }
+        steps.push(residual("experts", moe_vectors(layer)));
+        Ok(())
+    }
+
+    fn chain(
+        &self,
+        options: &PlanOptions,
+        context: usize,
+        packing: Packing,
+        head: &[PlannedShard],
+    ) -> Result<Chain> {
+        let c = &self.config;
+        let mut steps = vec![Step::Residual { stream: HIDDEN.into(), branch: None, vectors: "input".into() }];
+        for layer in 0..c.num_hidden_layers {
+            self.layer_steps(layer, packing, &mut steps)?;
+        }
+        let model = ModelInfo {
+            vocab_size: c.vocab_size,
+            hidden_size: c.hidden_size,
+            num_layers: c.num_hidden_layers,
+            max_context: context,
+            bos_token_id: c.bos_token_id,
+            eos_token_ids: self.eos_token_ids.clone(),
+            final_logit_softcapping: None,
+        };
+        let rope = Rope { width: c.head_dim, inv_freq: c.inv_freq() };
+        let cache = Cache { slots: context.next_multiple_of(32), window: None };
+        Ok(Chain {
+            readings: named(vec![("zaya_skip", self.skip.name().to_string())]),
+            ropes: named(vec![(KIND, rope)]),
+            caches: named(vec![(KIND, cache)]),
+            steps,
+            head: Head::steps(head, normalized(HIDDEN)),
+            ..assembly::chain(self.name(), &self.opened, model, 1.0, options)
+        })
+    }
+
+    fn lower_attention(&self, slots: usize, tokens: TokenCount, stored: &Stored) -> Result<BuiltFunction> {
+        let c = &self.config;
+        let shape = self.attention_shape(slots);
+        let mut l = Lowering::new(stored, tokens);
+        let hidden = l.input("hidden", &[1, c.hidden_size as u64, 1, 0], Some(3))?;
+        let at = l.position_inputs(&shape)?;
+        let history = CCA_HISTORY as u64;
+        let carry = l.input("carry", &[1, 1, history, history], Some(3))?;
+        let x = l.rms_norm_weighted("input_norm", &hidden, RmsNorm { axis: 1, eps: c.rms_norm_eps })?;
+        let cache = l.read_cache(&shape)?;
+        let all = l.compress(&x, &cache, &carry, &shape)?;
+        let q = l.rotate("q_rotated", &all.q, c.rotary_dim, c.head_dim, &at)?;
+        let k = l.rotate("k_rotated", &all.k, c.rotary_dim, c.head_dim, &at)?;
+        let (keys, values) = l.update_cache(&cache, (&k, &all.v), Some(&all.tail), &at, &shape)?;
+        let context = l.attend(&q, &keys, &values, &at, &shape)?;
+        let attended = l.project("attended", &context, "o_proj")?;
+        Ok(l.finish(&[&attended])?)
+    }
+
+    /// Logits over the classes, and the state for the next layer's router, from the normalized stream.
+    fn route(&self, l: &mut Lowering<'_>, x: &Var, layer: usize) -> Result<(Var, Var)> {
+        let c = &self.config;
+        let norm = RmsNorm { axis: 1, eps: c.rms_norm_eps };
+        let state = if layer == 0 {
+            l.project_biased("router_state_out", x, "router_down")?
+        } else {
+            let before = l.input("router_state", &[1, c.router_hidden_size as u64, 1, 0], Some(3))?;
+            let own = l.project_biased("router_state_own", x, "router_down")?;
+            let scale = l.vector("router_state_scale")?;
+            let before = l.f().mul("router_state_before", &before, &scale)?;
+            l.f().add("router_state_out", &own, &before)?
+        };
+        let mut n = l.rms_norm_weighted("router_norm", &state, norm)?;
+        for name in ["router_fc1", "router_fc2"] {
+            let wide = l.project_biased(name, &n, name)?;
+            n = l.gelu_exact(&format!("{name}_gelu"), &wide)?;
+        }
+        Ok((l.project("router_logits", &n, "router_logits")?, state))
+    }
+
+    fn lower_moe(
+        &self,
+        layer: usize,
+        unit: &Unit<Role>,
+        tokens: TokenCount,
+        stored: &Stored,
+    ) -> Result<BuiltFunction> {
+        let c = &self.config;
+        let h = c.hidden_size as u64;
+        let experts: Vec<usize> = unit.experts.clone().collect();
+        let mut l = Lowering::new(stored, tokens);
+        if unit.role == Role::Experts {
+            let y = l.input("expert_input", &[1, h, 1, 0], Some(3))?;
+            let routing = l.input("routing", &[1, experts.len() as u64, 1, 0], Some(3))?;
+            let weights = l.routing_weights(&routing, experts.len())?;
+            let sum = l.experts("experts_out", &y, &weights, &experts, Activation::Silu)?;
+            return Ok(l.finish(&[&sum])?);
+        }
+        let hidden = l.input("hidden", &[1, h, 1, 0], Some(3))?;
+        let norm = RmsNorm { axis: 1, eps: c.rms_norm_eps };
+        let name = if unit.role == Role::Router { "expert_input" } else { "moe_norm" };
+        let x = l.rms_norm_weighted_as(name, "moe_norm", &hidden, norm)?;
+        let (logits, state) = self.route(&mut l, &x, layer)?;
+        if unit.role == Role::Router {
+            return Ok(l.finish(&[&x, &logits, &state])?);
+        }
+        let probabilities = l.f().softmax("router_probabilities", &logits, 1)?;
+        let routing = l.top_1("routing_weight", &probabilities, "balancing_biases", c.classes())?;
+        let weights = l.routing_weights(&routing, c.classes())?;
+        let (own, skip) = weights.split_at(c.num_experts);
+        let out = match self.skip {
+            ZayaSkip::Zero => l.experts("experts_out", &x, own, &experts, Activation::Silu)?,
+            ZayaSkip::Identity => {
+                let sum = l.experts("experts_sum", &x, own, &experts, Activation::Silu)?;
+                let kept = l.f().mul("skip", &x, &skip[0])?;
+                l.f().add("experts_out", &sum, &kept)?
+            }
+        };
+        Ok(l.finish(&[&out, &state])?)
+    }
+
+    /// What scales and shifts the stream and a branch where they meet: `(branch + b) g + (stream + b') g'`.
+    fn residual(&self, tensors: &str, name: &str, out: &mut BTreeMap<String, Vec<f32>>) -> Result<()> {
+        let h = self.config.hidden_size;
+        let read = |part: &str| self.opened.vector(&format!("{tensors}.{part}"), h);
+        let (branch_scale, branch_bias) = (read("hidden_states_scale")?, read("hidden_states_bias")?);
+        let (scale, bias) = (read("residual_scale")?, read("residual_bias")?);
+        let shift = (0..h).map(|i| branch_bias[i] * branch_scale[i] + bias[i] * scale[i]).collect();
+        out.insert(format!("{name}.scale"), scale);
+        out.insert(format!("{name}.branch_scale"), branch_scale);
+        out.insert(format!("{name}.shift"), shift);
+        Ok(())
+    }
+}
+
+/// Name of the vectors of the residual behind a layer's experts.
+fn moe_vectors(layer: usize) -> String {
+    format!("L{layer:02}.moe")
+}
+
+impl Family for Zaya {
+    fn name(&self) -> &'static str {
+        "zaya"
+    }
+
+    fn plan(&self, options: &PlanOptions) -> Result<Plan> {
+        options.check()?;
+        let c = &self.config;
+        let context = options.context(c.max_position_embeddings)?;
+        let packing = options.packing(c.num_experts)?;
+        let packs = c.num_experts / packing.per_package;
+        let slots = context.next_multiple_of(32);
+        let mut shards = Vec::new();
+        for layer in 0..c.num_hidden_layers {
+            shards.push(self.attention_shard(layer, options, slots));
+            shards.extend((0..packs).map(|pack| self.moe_shard(layer, pack, packing, options)));
+        }
+        let layer_shards = shards.len();
+        let head = self.head().shards(options);
+        let chain = self.chain(options, context, packing, &head)?;
+        shards.extend(head);
+        let totals = Totals {
+            shards: shards.len(),
+            layer_shards,
+            bytes: 0,
+            embedding_bytes: 0,
+            params: c.parameters(),
+            active_params_per_token: self.active_parameters(),
+            bytes_per_token: 0,
+            experts: c.num_experts,
+            experts_per_token: 1,
+        };
+        let skip = match self.skip {
+            ZayaSkip::Identity => "its own input times the probability, as in the original implementation",
+            ZayaSkip::Zero => "nothing, as in transformers",
+        };
+        let mut plan = Plan {
+            family: self.name().into(),
+            source: self.opened.checkpoint.name.clone(),
+            options: options.clone(),
+            shards,
+            totals,
+            embedding: MatrixQuant::FP16,
+            facts: vec![
+                "the residual stream stays in f32 on the host, with its scales: shards take it as fp16 (a token above 16384 \
+                 divided by a power of two, since all of them normalize it) and give back only what is added to it"
+                    .into(),
+                format!("a token that chooses the class behind the last expert gets {skip}"),
+            ],
+            notes: Vec::new(),
+            chain,
+        };
+        plan.complete()?;
+        Ok(plan)
+    }
+
+    fn lower(
+        &self,
+        shard: &PlannedShard,
+        function: &ShardFunction,
+        stored: &Stored,
+    ) -> Result<BuiltFunction> {
+        let wrong = || not_ours(shard);
+        match (shard.kind, shard.layer) {
+            (ShardKind::Attention, Some(_)) => {
+                self.lower_attention(shard.cache_slots.ok_or_else(wrong)?, function.tokens, stored)
+            }
+            (ShardKind::Moe | ShardKind::Experts, Some(layer)) => {
+                let (first, per_package) = shard.experts.ok_or_else(wrong)?;
+                let per_call = shard.experts_per_call.ok_or_else(wrong)?;
+                let pack = first.checked_div(per_package).ok_or_else(wrong)?;
+                let units = units(pack, Packing { per_package, per_call }, self.config.num_experts);
+                let unit = units.iter().find(|u| u.name == function.unit).ok_or_else(wrong)?;
+                self.lower_moe(layer, unit, function.tokens, stored)
+            }
+            (ShardKind::Head, None) => self.head().lower(function.tokens, stored),
+            _ => Err(wrong()),
+        }
+    }
+
+    fn opened(&self) -> &Opened {
+        &self.opened
+    }
+
+    fn host_vectors(&self) -> Result<BTreeMap<String, Vec<f32>>> {
+        let h = self.config.hidden_size;
+        let mut out = BTreeMap::new();
+        let scale = self.opened.vector("input_hidden_states_scale", h)?;
+        let bias = self.opened.vector("input_hidden_states_bias", h)?;
+        out.insert("input.shift".into(), bias.iter().zip(&scale).map(|(b, s)| b * s).collect());
+        out.insert("input.scale".into(), scale);
+        for layer in 0..self.config.num_hidden_layers {
+            let attention = tensor(layer, "post_attention_residual_scale");
+            self.residual(&attention, &attention_name(layer), &mut out)?;
+            let experts = tensor(layer, "post_mlp_residual_scale");
+            self.residual(&experts, &moe_vectors(layer), &mut out)?;
+        }
+        if let Some((name, i, v)) = out
+            .iter()
+            .find_map(|(n, v)| v.iter().position(|x| !x.is_finite()).map(|i| (n, i, v[i])))
+        {
+            return Err(Error::Usage(format!("residual scales of `{name}`: element {i} becomes {v}")));
+        }
+        Ok(out)
+    }
+
+    /// Whether the two readings of the class behind the last expert can differ. Its score is at most 1 + its bias, which some
+    /// expert's bias alone may reach.
+    fn remarks(&self) -> Result<Vec<String>> {
+        let c = &self.config;
+        let (mut reachable, mut biases) = (Vec::new(), Vec::new());
+        for layer in 0..c.num_hidden_layers {
+            let all = self.opened.vector(&tensor(layer, "mlp.gate.balancing_biases"), c.classes())?;
+            let (experts, skip) = all.split_at(c.num_experts);
+            let best = experts.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            if 1.0 + skip[0] > best {
+                reachable.push(layer.to_string());
+            }
+            biases.push(skip[0]);
+        }
+        let low = biases.iter().copied().fold(f32::INFINITY, f32::min);
+        let high = biases.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let layers = biases.len();
+        Ok(vec![if reachable.is_empty() {
+            format!(
+                "the class behind the last expert (skip) can never be chosen: biases {low} to {high} in {layers} layers; \
+                 --zaya-skip identity and zero are the same"
+            )
+        } else {
+            format!(
+                "the class behind the last expert (skip) can be chosen in {} of {layers} layers ({}): biases {low} to {high}; \
+                 --zaya-skip identity (the original implementation, the default) and zero (transformers, which also \
+                 overwrites these biases with -1 when it loads them) differ there",
+                reachable.len(),
+                reachable.join(", ")
+            )
+        }])
+    }
+
+    fn embedding_tensor(&self) -> &str {
+        "embed_tokens.weight"
+    }
+
+    fn summary(&self) -> BTreeMap<String, serde_json::Value> {
+        let c = &self.config;
+        let sizes = [
+            ("hidden_size", c.hidden_size),
+            ("num_hidden_layers", c.num_hidden_layers),
+            ("num_attention_heads", c.num_attention_heads),
+            ("num_key_value_heads", c.num_key_value_heads),
+            ("head_dim", c.head_dim),
+            ("num_experts", c.num_experts),
+            ("num_experts_per_tok", 1),
+            ("moe_intermediate_size", c.moe_intermediate_size),
+            ("router_hidden_size", c.router_hidden_size),
+            ("vocab_size", c.vocab_size),
+            ("max_position_embeddings", c.max_position_embeddings),
+        ];
+        sizes.into_iter().map(|(k, v)| (k.to_string(), v.into())).collect()
+    }
+
+    fn active_parameters(&self) -> u64 {
+        let c = &self.config;
+        let idle = (c.num_hidden_layers * (c.num_experts - 1)) as u64;
+        c.parameters() - idle * c.expert_parameters()
+    }
+}

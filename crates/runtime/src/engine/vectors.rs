@@ -1,0 +1,101 @@
+//! Vectors that steps of the host use, from a file of the bundle.
+
+use crate::tensor::Tensor;
+use crate::{Error, Result};
+use anemoe_bundle::{CHAIN_FILE, Vectors as File};
+use anemoe_npz::{Array, read_npz};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The named vectors of a bundle.
+pub(super) struct Vectors {
+    bundle: PathBuf,
+    file: PathBuf,
+    arrays: BTreeMap<String, Array>,
+}
+
+impl Vectors {
+    pub fn open(bundle: &Path, file: Option<&File>) -> Result<Vectors> {
+        let path = file.map_or_else(|| bundle.join(CHAIN_FILE), |f| bundle.join(&f.file));
+        let arrays = match file {
+            Some(_) => read_npz(&path)?,
+            None => BTreeMap::new(),
+        };
+        Ok(Vectors { bundle: bundle.to_path_buf(), file: path, arrays })
+    }
+
+    fn vector(&self, name: String) -> Result<Vec<f32>> {
+        let array = self.arrays.get(&name).ok_or_else(|| {
+            Error::invalid(self.bundle.join(CHAIN_FILE), format!("chain: no vector `{name}` is in its file"))
+        })?;
+        let values = array.to_f32();
+        match values.iter().position(|v| !v.is_finite()) {
+            None => Ok(values),
+            Some(i) => Err(Error::invalid(&self.file, format!("vector `{name}`: element {i} is {}", values[i]))),
+        }
+    }
+
+    /// The vectors of a residual.
+    pub fn mix(&self, name: &str, with_branch: bool) -> Result<Mix> {
+        let vector = |part: &str| self.vector(format!("{name}.{part}"));
+        let branch_scale = if with_branch { Some(vector("branch_scale")?) } else { None };
+        Ok(Mix { scale: vector("scale")?, branch_scale, shift: vector("shift")? })
+    }
+}
+
+/// `stream * scale + branch * branch_scale + shift`, per channel.
+pub(super) struct Mix {
+    scale: Vec<f32>,
+    branch_scale: Option<Vec<f32>>,
+    shift: Vec<f32>,
+}
+
+impl Mix {
+    /// Changes `[1, C, 1, T]` in place.
+    pub fn apply(&self, stream: &mut Tensor, branch: Option<&Tensor>) -> std::result::Result<(), String> {
+        let (channels, shape) = (self.scale.len(), stream.shape.clone());
+        let wrong = || format!("residual: {shape:?} with vectors of {channels} channels");
+        let &[1, c, 1, width] = shape.as_slice() else { return Err(wrong()) };
+        let fits = c == channels && self.shift.len() == c;
+        let Some(stream) = stream.as_f32_mut().filter(|_| fits && width > 0) else { return Err(wrong()) };
+        match (&self.branch_scale, branch) {
+            (Some(branch_scale), Some(branch)) => {
+                let Some(branch) = branch.as_f32().filter(|b| b.len() == stream.len()) else {
+                    return Err(format!("residual: {shape:?} with a branch of {:?}", branch.shape));
+                };
+                if branch_scale.len() != c {
+                    return Err(wrong());
+                }
+                let rows = stream.chunks_exact_mut(width).zip(branch.chunks_exact(width));
+                for (i, (stream, branch)) in rows.enumerate() {
+                    for (s, b) in stream.iter_mut().zip(branch) {
+                        *s = *s * self.scale[i] + (b * branch_scale[i] + self.shift[i]);
+                    }
+                }
+            }
+            _ => {
+                for (i, stream) in stream.chunks_exact_mut(width).enumerate() {
+                    stream.iter_mut().for_each(|s| *s = *s * self.scale[i] + self.shift[i]);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_channel_has_its_own_numbers() {
+        let mix =
+            Mix { scale: vec![2.0, 1.0], branch_scale: Some(vec![10.0, 0.5]), shift: vec![0.25, -1.0] };
+        let mut stream = Tensor::f32(&[1, 2, 1, 2], vec![1.0, 2.0, 3.0, 4.0]);
+        let branch = Tensor::f32(&[1, 2, 1, 2], vec![1.0, 0.0, 2.0, 4.0]);
+        mix.apply(&mut stream, Some(&branch)).unwrap();
+        assert_eq!(stream.as_f32().unwrap(), [12.25, 4.25, 3.0, 5.0]);
+        assert!(mix.apply(&mut Tensor::f32(&[1, 3, 1, 1], vec![0.0; 3]), Some(&branch)).is_err());
+        assert!(mix.apply(&mut stream, Some(&Tensor::f32(&[1, 1, 1, 1], vec![0.0]))).is_err());
+    }
+}
