@@ -291,6 +291,17 @@ pub enum Step {
         /// Name of the vectors, each of C elements.
         vectors: String,
     },
+    /// RMS norm over the channels, in f32: `from / sqrt(mean(from^2) + eps) * V`.
+    Normalize {
+        /// Register `[1, C, 1, T]`.
+        from: String,
+        /// Register of the same shape that is written.
+        to: String,
+        /// Name of the vector V of C elements in [`Chain::vectors`].
+        vector: String,
+        /// Epsilon.
+        eps: f32,
+    },
     /// Add to a register another one, times a row of weights: `register += from * weights[row]` for each token, in f32.
     AddScaled {
         /// Register `[1, C, 1, T]` that is read and written.
@@ -628,6 +639,13 @@ impl Chain {
                 if self.vectors.is_none() {
                     return Err(format!("residual of `{stream}`: no file holds vectors `{vectors}`"));
                 }
+            }
+            Step::Normalize { from, to, vector, eps } => {
+                read(from, written)?;
+                if self.vectors.is_none() || !eps.is_finite() || *eps < 0.0 {
+                    return Err(format!("norm of `{from}`: vector `{vector}` or eps {eps} cannot be"));
+                }
+                written.insert(to);
             }
             Step::AddScaled { register, from, weights, .. } => {
                 for name in [register, from, weights] {

@@ -68,6 +68,9 @@ pub const DEFAULT_MAX_CONTEXT: usize = 2048;
 /// A head slice holds at most this many weights (400 MiB in fp16): slices of this size were seen on the ANE.
 pub const MAX_HEAD_WEIGHTS: u64 = 400 << 19;
 
+/// Rows of a router network that share a table, at most.
+const MAX_ROUTER_GROUP: usize = 8;
+
 /// How the experts of a layer are packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packing {
@@ -134,7 +137,16 @@ impl PlanOptions {
 
     /// How a matrix of a part is compressed.
     pub fn resolve(&self, part: &str, rows: usize, cols: usize) -> MatrixQuant {
-        MatrixQuant::resolve(self.kind(part), self.groups, rows, cols)
+        MatrixQuant::resolve(self.kind(part), self.groups_of(part), rows, cols)
+    }
+
+    /// Sizes of groups for a part. A network that chooses experts has tables for few rows: its size is nothing beside that of
+    /// experts, and an error of it changes which of them a token meets.
+    pub fn groups_of(&self, part: &str) -> Groups {
+        match part {
+            "router_mlp" => Groups { rows: self.groups.rows.min(MAX_ROUTER_GROUP), ..self.groups },
+            _ => self.groups,
+        }
     }
 
     /// As [`PlanOptions::resolve`] for a kernel of several positions, which share their input channel's block.
@@ -456,7 +468,9 @@ fn predict(kind: ShardKind, matrices: &[MatrixPlan], bytes: u64) -> (&'static st
     let lut4 = only(|k| matches!(k, Quant::Lut { bits: 4, per_tensor: false, .. }));
     let int8 = only(|k| k == Quant::Int { granularity: Granularity::Tensor, asymmetric: false });
     match kind {
-        ShardKind::Moe if lut4 => ("ane", "40 MoE shards of 16 experts in lut4, group 32 (101 MB) were all on the ANE"),
+        ShardKind::Moe if lut4 => {
+            ("ane", "40 MoE shards of 16 experts in lut4, group 32 (101 MB) were all on the ANE")
+        }
         ShardKind::Moe if int8 && !fp16 => {
             ("ane", "40 MoE shards of 16 experts in int8-tensor (202 MB) were all on the ANE")
         }
@@ -513,7 +527,8 @@ impl Plan {
         let searched = self.chain.auto.is_some();
         let mut notes: BTreeMap<String, usize> = BTreeMap::new();
         let mut note = |part: &str, rows: usize, cols: usize, quant: MatrixQuant| {
-            if !searched && let Some(what) = quant.differs_from(self.options.kind(part), self.options.groups)
+            if !searched
+                && let Some(what) = quant.differs_from(self.options.kind(part), self.options.groups_of(part))
             {
                 *notes.entry(format!("{part} [{rows}, {cols}]: {what}")).or_default() += 1;
             }

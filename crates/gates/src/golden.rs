@@ -1,10 +1,12 @@
 //! The golden gate: a bundle against the reference run of its checkpoint.
 
 use crate::reference::Golden;
+use anemoe_runtime::cpu::{CpuBackend, Precision};
 use anemoe_runtime::engine::{Engine, Want};
 use anemoe_runtime::sampler::argmax;
 use anemoe_runtime::{Error, Result};
 use serde::Serialize;
+use std::path::Path;
 
 /// Cosine that every position and step must reach.
 pub const MIN_COSINE: f64 = 0.97;
@@ -15,10 +17,64 @@ pub const NEAR_TIE: f32 = 0.5;
 
 /// What the gate found.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Gate {
+    /// Both runs pass.
+    pub pass: bool,
+    /// With results in f32: what compression and the form of the programs change.
+    #[serde(flatten)]
+    pub exact: Validation,
+    /// With every result rounded to fp16, as the device does; its threshold is at most [`MIN_COSINE`].
+    pub fp16: Rounded,
+}
+
+/// A run whose results were rounded to fp16.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Rounded {
+    /// As [`Validation::ok`].
+    pub pass: bool,
+    /// The threshold.
+    pub threshold: f64,
+    /// Lowest cosine of all positions and steps.
+    pub min_cosine: f64,
+    /// Mean of them.
+    pub mean_cosine: f64,
+    /// Steps whose choice differs from the reference's.
+    pub wrong_choices: Vec<Choice>,
+    /// The bundle's own greedy continuation equals the reference's.
+    pub tokens_match: bool,
+}
+
+/// Runs the golden's prompt and continuation through the bundle on this CPU, in f32 and rounded to fp16.
+///
+/// # Errors
+/// The bundle is wrong, or as [`validate`].
+pub fn gate(bundle: &Path, golden: &Golden, threshold: f64) -> Result<Gate> {
+    let run = |precision, threshold| {
+        let mut engine = Engine::open(bundle, &CpuBackend::with(precision))?;
+        validate(&mut engine, golden, threshold)
+    };
+    let exact = run(Precision::Fp32, threshold)?;
+    let rounded = run(Precision::Fp16, threshold.min(MIN_COSINE))?;
+    let cosines =
+        || rounded.positions.iter().map(|p| p.cosine).chain(rounded.decode.iter().map(|d| d.cosine));
+    let fp16 = Rounded {
+        pass: rounded.ok,
+        threshold: rounded.threshold,
+        min_cosine: rounded.min_cosine,
+        mean_cosine: cosines().sum::<f64>() / cosines().count().max(1) as f64,
+        wrong_choices: rounded.wrong_choices,
+        tokens_match: rounded.tokens_match,
+    };
+    Ok(Gate { pass: exact.ok && fp16.pass, exact, fp16 })
+}
+
+/// What one run found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Validation {
     /// Every cosine reaches the threshold, and after every prefix of the reference's continuation the bundle chooses the
     /// reference's token, but for near ties.
-    pub pass: bool,
+    #[serde(skip)]
+    pub ok: bool,
     /// The threshold.
     pub threshold: f64,
     /// Lowest cosine of all positions and steps.
@@ -144,7 +200,7 @@ pub fn validate(engine: &mut Engine, golden: &Golden, threshold: f64) -> Result<
     let cosines = positions.iter().map(|p| p.cosine).chain(decode.iter().map(|d| d.cosine));
     let min_cosine = cosines.fold(1.0, f64::min);
     Ok(Validation {
-        pass: min_cosine >= threshold && wrong_choices.iter().all(|c| c.near_tie),
+        ok: min_cosine >= threshold && wrong_choices.iter().all(|c| c.near_tie),
         threshold,
         min_cosine,
         positions,

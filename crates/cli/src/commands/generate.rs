@@ -1,5 +1,6 @@
 //! `anemoe generate`
 
+use super::precision::PrecisionArg;
 use crate::Outcome;
 use crate::ui::Ui;
 use anemoe_runtime::cpu::CpuBackend;
@@ -40,6 +41,9 @@ pub struct Args {
     /// Most tokens of one prefill call; 1 goes token by token.
     #[arg(long, value_name = "N")]
     prefill_chunk: Option<usize>,
+    /// fp32 computes in f32 on the stored weights; fp16 rounds every result, as the device does.
+    #[arg(long, value_enum, default_value = "fp32")]
+    precision: PrecisionArg,
 }
 
 /// A prompt as text or as ids.
@@ -75,7 +79,7 @@ impl Prompt {
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let started = Instant::now();
-    let mut engine = Engine::open(&args.bundle, &CpuBackend::default())?;
+    let mut engine = Engine::open(&args.bundle, &CpuBackend::with(args.precision.into()))?;
     let load = started.elapsed();
     let tokenizer_file = args.bundle.join("tokenizer.json");
     let prompt =

@@ -9,6 +9,7 @@ pub mod golden;
 pub mod inspect;
 pub mod perplexity;
 pub mod plan;
+pub mod precision;
 pub mod predict;
 pub mod quantize;
 pub mod quickstart;

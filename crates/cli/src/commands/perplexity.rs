@@ -1,6 +1,7 @@
 //! `anemoe perplexity`
 
 use super::checkpoint::Reading;
+use super::precision::PrecisionArg;
 use super::text::TextArgs;
 use crate::Outcome;
 use crate::ui::Ui;
@@ -24,6 +25,9 @@ pub struct Args {
     reading: Reading,
     #[command(flatten)]
     text: TextArgs,
+    /// Of a bundle: fp32 computes in f32 on the stored weights; fp16 rounds every result, as the device does.
+    #[arg(long, value_enum, default_value = "fp32")]
+    precision: PrecisionArg,
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
@@ -33,7 +37,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         anyhow::bail!("--zaya-skip: a bundle is read as it was built");
     }
     let (windows, likelihood, seconds) = if bundle {
-        let mut engine = Engine::open(path, &CpuBackend::default())?;
+        let mut engine = Engine::open(path, &CpuBackend::with(args.precision.into()))?;
         let tokenizer = Tokenizer::open(&path.join("tokenizer.json"))?;
         let windows = args.text.windows(&tokenizer, engine.chain().model.bos_token_id)?;
         let bar = ui.bar(windows.len() as u64, "windows");

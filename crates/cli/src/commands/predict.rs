@@ -1,8 +1,8 @@
 //! `anemoe predict`
 
+use super::precision::PrecisionArg;
 use crate::Outcome;
 use crate::ui::Ui;
-use anemoe_runtime::cpu::Precision;
 use anemoe_runtime::predict::Prediction;
 use std::path::PathBuf;
 
@@ -28,20 +28,11 @@ pub struct Args {
     precision: PrecisionArg,
 }
 
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum PrecisionArg {
-    Fp16,
-    Fp32,
-}
-
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let prediction = Prediction {
         package: args.package,
         function: args.function,
-        precision: match args.precision {
-            PrecisionArg::Fp16 => Precision::Fp16,
-            PrecisionArg::Fp32 => Precision::Fp32,
-        },
+        precision: args.precision.into(),
         inputs: args.inputs,
         outputs: args.outputs,
     };

@@ -7,7 +7,7 @@ use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::models;
 use anemoe_convert::plan::PlanOptions;
 use anemoe_convert::quant::Quant;
-use anemoe_gates::golden::{self, Validation};
+use anemoe_gates::golden::{self, Gate};
 use anemoe_gates::reference::Golden;
 use anemoe_gates::static_report::{self, OpReport};
 use anemoe_runtime::cpu::CpuBackend;
@@ -46,7 +46,7 @@ struct Run {
     bytes: u64,
     build_s: f64,
     load: Duration,
-    validation: Validation,
+    gate: Gate,
     generated: Generated,
 }
 
@@ -91,9 +91,9 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             print_report(&report, ui)?;
             ui.line("\n4. Golden gate: logits against the f32 reference, after each token\n")?;
         }
-        let validation = golden::validate(&mut engine, &reference, golden::MIN_COSINE)?;
+        let gate = golden::gate(&bundle, &reference, golden::MIN_COSINE)?;
         if main {
-            super::validate::print(&validation, ui)?;
+            super::validate::print(&gate, ui)?;
             ui.line("\n5. Text\n")?;
         }
         let tokenizer = Tokenizer::open(&bundle.join("tokenizer.json"))?;
@@ -116,7 +116,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             bytes: built.package_bytes,
             build_s: built.seconds,
             load,
-            validation,
+            gate,
             generated,
         });
     }
@@ -133,7 +133,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         "decode tok/s",
     ]);
     for run in &runs {
-        let v = &run.validation;
+        let v = &run.gate.exact;
         let equal = v.generated_ids.iter().zip(&v.expected_ids).take_while(|(a, b)| a == b).count();
         table.row(vec![
             run.quant.to_string(),
@@ -156,13 +156,13 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         .iter()
         .map(|r| {
             serde_json::json!({
-                "quant": r.quant, "bytes": r.bytes, "build_s": r.build_s, "validation": r.validation,
+                "quant": r.quant, "bytes": r.bytes, "build_s": r.build_s, "validation": r.gate,
                 "generated_ids": r.generated.ids, "timing": generate::timing(&r.generated, r.load),
             })
         })
         .collect();
     ui.document(&serde_json::json!({"model": source, "runs": document, "ops": report}))?;
-    Ok(if runs.iter().all(|r| r.validation.pass) { Outcome::Done } else { Outcome::GateFailed })
+    Ok(if runs.iter().all(|r| r.gate.pass) { Outcome::Done } else { Outcome::GateFailed })
 }
 
 /// `models/small-gemma4` below the current folder or a folder above the program.

@@ -54,8 +54,7 @@ impl Attention {
     /// Keys of all heads, then values of all heads, and the tail, in one state: programs with more than one state failed on
     /// some systems.
     pub fn state_type(&self) -> TensorType {
-        let dims =
-            [1, 2 * self.kv_heads as u64, (self.slots + self.tail) as u64, self.padded_dim() as u64];
+        let dims = [1, 2 * self.kv_heads as u64, (self.slots + self.tail) as u64, self.padded_dim() as u64];
         TensorType::fixed(DataType::Float16, &dims)
     }
 }

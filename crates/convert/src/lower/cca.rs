@@ -56,7 +56,8 @@ impl Lowering<'_> {
 
     /// What the layer remembers of the last [`CCA_HISTORY`] tokens: `[1, history_heads, 2, head_dim]`.
     fn read_history(&mut self, cache: &Cache, shape: &Attention) -> Result<Var> {
-        let (heads, rows, d) = (2 * shape.kv_heads as i32, shape.history_rows() as i32, shape.head_dim as i32);
+        let (heads, rows, d) =
+            (2 * shape.kv_heads as i32, shape.history_rows() as i32, shape.head_dim as i32);
         let pairs = heads * rows / CCA_HISTORY as i32;
         let wanted = shape.history_heads() as i32;
         let f = self.f();

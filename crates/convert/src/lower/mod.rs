@@ -6,8 +6,8 @@
 mod attention;
 mod cca;
 mod moe;
-mod router;
 mod norm;
+mod router;
 mod store;
 
 pub use attention::{Attention, HeadNorm, PositionInputs};

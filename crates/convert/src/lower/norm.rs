@@ -49,14 +49,8 @@ impl Lowering<'_> {
 
     /// Normalizes `x` and multiplies by the stored vector `name_weight`.
     pub fn rms_norm_weighted(&mut self, name: &str, x: &Var, norm: RmsNorm) -> Result<Var> {
-        self.rms_norm_weighted_as(name, name, x, norm)
-    }
-
-    /// As [`Lowering::rms_norm_weighted`], by the stored vector `stored_weight`.
-    pub fn rms_norm_weighted_as(&mut self, name: &str, stored: &str, x: &Var, norm: RmsNorm) -> Result<Var> {
         let normed = self.rms_norm(&format!("{name}_unit"), x, norm)?;
-        let weight = self.vector(&format!("{stored}_weight"))?;
-        self.f().mul(name, &normed, &weight)
+        self.scale_by(name, &normed)
     }
 
     /// Multiplies by the stored vector `name_weight`.

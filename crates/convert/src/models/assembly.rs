@@ -5,8 +5,8 @@ use crate::models::opened::Opened;
 use crate::plan::{MAX_HEAD_WEIGHTS, MatrixPlan, Packing, PlanOptions, PlannedShard, VectorPlan};
 use crate::{Error, Result};
 use anemoe_bundle::{
-    Chain, Embedding, FORMAT, InputBinding, ModelInfo, OutputBinding, RowRange, Run, ShardFunction, ShardKind,
-    Step, Storage, TokenCount,
+    Chain, Embedding, FORMAT, InputBinding, ModelInfo, OutputBinding, RowRange, Run, ShardFunction,
+    ShardKind, Step, Storage, TokenCount,
 };
 use anemoe_mlpackage::mil::builder::BuiltFunction;
 use std::collections::BTreeMap;
@@ -33,9 +33,7 @@ pub fn unit_name(first: usize) -> String {
 
 /// First experts of the calls that a package of experts from `first` on is made of.
 pub fn calls(first: usize, packing: Packing) -> impl Iterator<Item = Range<usize>> {
-    (first..first + packing.per_package)
-        .step_by(packing.per_call)
-        .map(move |e| e..e + packing.per_call)
+    (first..first + packing.per_package).step_by(packing.per_call).map(move |e| e..e + packing.per_call)
 }
 
 /// Names of functions: `main` for the only one of a package, else `t4`, `e003_t4`, `t1to4`.
@@ -96,7 +94,16 @@ pub fn matrix(
     (rows, cols): (usize, usize),
 ) -> MatrixPlan {
     let quant = options.resolve(part, rows, cols);
-    MatrixPlan { name: format!("{name}_weight"), part: part.into(), tensor, offset, rows, cols, taps: 1, quant }
+    MatrixPlan {
+        name: format!("{name}_weight"),
+        part: part.into(),
+        tensor,
+        offset,
+        rows,
+        cols,
+        taps: 1,
+        quant,
+    }
 }
 
 /// A final norm and an output matrix `[vocab, hidden]` that is the embedding too.

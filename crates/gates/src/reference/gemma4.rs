@@ -6,8 +6,8 @@ use super::math::{add, add_scaled, attend, gated, gelu_tanh, rms_norm, rope, sca
 use super::probe::Probe;
 use super::weights::{Layer, Rows, Weights};
 use super::{Forward, Limits, Pass, RunOptions};
-use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::Result;
+use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::models::gemma4::{Gemma4Config, PREFIXES};
 use anemoe_convert::models::prefix;
 use std::collections::BTreeMap;

@@ -47,8 +47,7 @@ impl Golden {
             ),
             ("decode_tokens", vec![self.decode_tokens.len()], Values::Ids(ids(&self.decode_tokens))),
         ];
-        for (name, blocks) in
-            [("hidden_states", &self.hidden_states), ("router_states", &self.router_states)]
+        for (name, blocks) in [("hidden_states", &self.hidden_states), ("router_states", &self.router_states)]
         {
             if let Some(width) = innermost(blocks) {
                 let data = blocks.iter().flatten().flatten().copied().collect();

@@ -201,8 +201,7 @@ mod tests {
         // One more than the file has tokens: it also has the logits after the last.
         let n = golden.decode_tokens.len() + 1;
         assert_eq!(golden.next_token_logits.len(), n);
-        let own =
-            run(checkpoint, &golden.prompt_ids, n, RunOptions { hidden: true, routing: true }).unwrap();
+        let own = run(checkpoint, &golden.prompt_ids, n, RunOptions { hidden: true, routing: true }).unwrap();
         assert_eq!(own.router_index, golden.router_index);
         assert_eq!(own.decode_tokens[..n - 1], golden.decode_tokens);
         let rows = |g: &Golden| -> Vec<Vec<f32>> {
@@ -288,7 +287,8 @@ mod tests {
                 assert!(values.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-4), "{name}");
             }
         }
-        let own = run(&checkpoint, &golden.prompt_ids, 0, RunOptions { hidden: false, routing: true }).unwrap();
+        let own =
+            run(&checkpoint, &golden.prompt_ids, 0, RunOptions { hidden: false, routing: true }).unwrap();
         let flat = |g: &Golden| -> Vec<f32> { g.router_states.iter().flatten().flatten().copied().collect() };
         assert_eq!(flat(&own).len(), 8 * 24 * 16);
         assert!(flat(&own).iter().zip(flat(&golden)).all(|(a, b)| (a - b).abs() < 1e-4));

@@ -141,16 +141,14 @@ impl ZayaForward<'_> {
         let layer = Layer { weights: &self.weights, l };
         let norm = layer.vector("input_layernorm.weight", hidden)?;
         let x: Rows = s.iter().map(|s| scaled(&rms_norm(s, eps), &norm)).collect();
-        let matrix = |name: &str, rows, cols| {
-            layer.matrix(&format!("self_attn.qkv_proj.{name}.weight"), rows, cols)
-        };
+        let matrix =
+            |name: &str, rows, cols| layer.matrix(&format!("self_attn.qkv_proj.{name}.weight"), rows, cols);
         let q0 = matrix("q_proj", q_size, hidden)?.times(&x)?;
         let k0 = matrix("k_proj", kv_size, hidden)?.times(&x)?;
         let current = matrix("v_proj_current", kv_size / 2, hidden)?.times(&x)?;
         let delayed = matrix("v_proj_delayed", kv_size / 2, hidden)?.times(&x)?;
         let channels = q_size + kv_size;
-        let depthwise =
-            layer.tensor("self_attn.qkv_proj.conv_qk_depthwise.weight", &[channels, 1, 2])?;
+        let depthwise = layer.tensor("self_attn.qkv_proj.conv_qk_depthwise.weight", &[channels, 1, 2])?;
         let depthwise_bias = layer.vector("self_attn.qkv_proj.conv_qk_depthwise.bias", channels)?;
         let grouped = layer.tensor("self_attn.qkv_proj.conv_qk_grouped.weight", &[channels, d, 2])?;
         let grouped_bias = layer.vector("self_attn.qkv_proj.conv_qk_grouped.bias", channels)?;
@@ -167,8 +165,7 @@ impl ZayaForward<'_> {
                 let at = |i: usize| depthwise[2 * i] * before[i] + depthwise[2 * i + 1] * now[i];
                 (0..channels).map(|i| at(i) + depthwise_bias[i]).collect()
             };
-            let (d_before, d_now) =
-                (conv(&memory.window[0], &memory.window[1]), conv(&memory.window[1], &u));
+            let (d_before, d_now) = (conv(&memory.window[0], &memory.window[1]), conv(&memory.window[1], &u));
             // c_t = G0 d_{t-1} + G1 d_t + b, within each head
             let mixed: Vec<f32> = (0..channels)
                 .map(|i| {
@@ -192,9 +189,8 @@ impl ZayaForward<'_> {
             }
             let mut k = Vec::with_capacity(kv_size);
             for g in 0..nk {
-                let over = |i: usize| {
-                    (g * group..(g + 1) * group).map(|h| mean(h, i)).sum::<f32>() / group as f32
-                };
+                let over =
+                    |i: usize| (g * group..(g + 1) * group).map(|h| mean(h, i)).sum::<f32>() / group as f32;
                 let raw: Vec<f32> = (0..d).map(|i| mixed[q_size + g * d + i] + over(i)).collect();
                 let mut head = l2_norm(&raw, (d as f32).sqrt() * temperature[g]);
                 rope(&mut head[..c.rotary_dim], first + t, &inv_freq);
@@ -218,7 +214,8 @@ impl ZayaForward<'_> {
     /// Experts with their router; gives each token's class, and leaves the router's state for the next layer.
     fn experts(&self, l: usize, s: &mut Rows, states: &mut Option<Rows>) -> Result<Vec<Vec<u32>>> {
         let c = &self.config;
-        let (hidden, width, r, eps) = (c.hidden_size, c.moe_intermediate_size, c.router_hidden_size, c.rms_norm_eps);
+        let (hidden, width, r, eps) =
+            (c.hidden_size, c.moe_intermediate_size, c.router_hidden_size, c.rms_norm_eps);
         let layer = Layer { weights: &self.weights, l };
         let norm = layer.vector("post_attention_layernorm.weight", hidden)?;
         let x: Rows = s.iter().map(|s| scaled(&rms_norm(s, eps), &norm)).collect();

@@ -112,10 +112,24 @@ impl CpuPackage {
 }
 
 /// Runs packages on this machine's CPU.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct CpuBackend {
     /// How functions are executed.
     pub options: Options,
+}
+
+impl Default for CpuBackend {
+    /// Weights as stored, everything else in f32: the CPU's own way.
+    fn default() -> Self {
+        CpuBackend::with(Precision::Fp32)
+    }
+}
+
+impl CpuBackend {
+    /// Runs with this rounding of results.
+    pub fn with(precision: Precision) -> Self {
+        CpuBackend { options: Options { precision, ..Options::default() } }
+    }
 }
 
 impl Backend for CpuBackend {

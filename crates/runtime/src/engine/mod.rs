@@ -245,6 +245,12 @@ impl Engine {
                     registers[*stream] = target;
                     mixed.map_err(|what| Error::invalid(bundle.join(CHAIN_FILE), what))?;
                 }
+                Op::Normalize { from, to, norm } => {
+                    let mut target = std::mem::take(&mut registers[*to]);
+                    let done = norm.apply(&registers[*from], &mut target);
+                    registers[*to] = target;
+                    done.map_err(|what| Error::invalid(bundle.join(CHAIN_FILE), what))?;
+                }
                 Op::AddScaled { register, from, weights, row } => {
                     let mut target = std::mem::take(&mut registers[*register]);
                     let added = host::add_scaled(&mut target, &registers[*from], &registers[*weights], *row);

@@ -1,7 +1,7 @@
 //! Steps of a chain with names resolved to indices.
 
 use super::host::{self, Routing};
-use super::vectors::{Mix, Vectors};
+use super::vectors::{Mix, Norm, Vectors};
 use crate::backend::{BackendPackage, FunctionId};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
@@ -37,6 +37,7 @@ pub(super) enum Op {
     Zero { register: usize, channels: usize },
     Route { logits: usize, weights: usize, routing: Routing },
     Residual { stream: usize, branch: Option<usize>, mix: Mix },
+    Normalize { from: usize, to: usize, norm: Norm },
     AddScaled { register: usize, from: usize, weights: usize, row: usize },
     Call(Call),
 }
@@ -137,6 +138,11 @@ impl Program {
                     stream: names.index(stream),
                     branch: branch.as_ref().map(|b| names.index(b)),
                     mix: vectors.mix(name, branch.is_some())?,
+                },
+                Step::Normalize { from, to, vector, eps } => Op::Normalize {
+                    from: names.index(from),
+                    to: names.index(to),
+                    norm: vectors.norm(vector, *eps)?,
                 },
                 Step::AddScaled { register, from, weights, row } => Op::AddScaled {
                     register: names.index(register),

@@ -31,8 +31,15 @@ impl Vectors {
         let values = array.to_f32();
         match values.iter().position(|v| !v.is_finite()) {
             None => Ok(values),
-            Some(i) => Err(Error::invalid(&self.file, format!("vector `{name}`: element {i} is {}", values[i]))),
+            Some(i) => {
+                Err(Error::invalid(&self.file, format!("vector `{name}`: element {i} is {}", values[i])))
+            }
         }
+    }
+
+    /// The vector of a norm.
+    pub fn norm(&self, name: &str, eps: f32) -> Result<Norm> {
+        Ok(Norm { weight: self.vector(name.to_string())?, eps })
     }
 
     /// The vectors of a residual.
@@ -83,19 +90,65 @@ impl Mix {
     }
 }
 
+/// `x / sqrt(mean(x^2) + eps) * weight`, over the channels of each token.
+pub(super) struct Norm {
+    weight: Vec<f32>,
+    eps: f32,
+}
+
+impl Norm {
+    /// From one `[1, C, 1, T]` to another.
+    pub fn apply(&self, from: &Tensor, to: &mut Tensor) -> std::result::Result<(), String> {
+        let channels = self.weight.len();
+        let (&[1, c, 1, width], Some(x)) = (from.shape.as_slice(), from.as_f32()) else {
+            return Err(format!("norm of {:?}", from.shape));
+        };
+        if c != channels || width == 0 {
+            return Err(format!("norm: {:?} with a weight of {channels} channels", from.shape));
+        }
+        let mut factors = vec![0f64; width];
+        for row in x.chunks_exact(width) {
+            factors.iter_mut().zip(row).for_each(|(sum, v)| *sum += f64::from(*v) * f64::from(*v));
+        }
+        let eps = f64::from(self.eps);
+        // Zero stays zero, also without an epsilon.
+        let factor = |sum: f64| (sum / c as f64 + eps).max(f64::MIN_POSITIVE).sqrt().recip();
+        let factors: Vec<f32> = factors.into_iter().map(|sum| factor(sum) as f32).collect();
+        let out = to.reset_f32(&from.shape);
+        for ((out, row), w) in out.chunks_exact_mut(width).zip(x.chunks_exact(width)).zip(&self.weight) {
+            for ((o, v), f) in out.iter_mut().zip(row).zip(&factors) {
+                *o = v * f * w;
+            }
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn each_channel_has_its_own_numbers() {
-        let mix =
-            Mix { scale: vec![2.0, 1.0], branch_scale: Some(vec![10.0, 0.5]), shift: vec![0.25, -1.0] };
+        let mix = Mix { scale: vec![2.0, 1.0], branch_scale: Some(vec![10.0, 0.5]), shift: vec![0.25, -1.0] };
         let mut stream = Tensor::f32(&[1, 2, 1, 2], vec![1.0, 2.0, 3.0, 4.0]);
         let branch = Tensor::f32(&[1, 2, 1, 2], vec![1.0, 0.0, 2.0, 4.0]);
         mix.apply(&mut stream, Some(&branch)).unwrap();
         assert_eq!(stream.as_f32().unwrap(), [12.25, 4.25, 3.0, 5.0]);
         assert!(mix.apply(&mut Tensor::f32(&[1, 3, 1, 1], vec![0.0; 3]), Some(&branch)).is_err());
         assert!(mix.apply(&mut stream, Some(&Tensor::f32(&[1, 1, 1, 1], vec![0.0]))).is_err());
+    }
+
+    #[test]
+    fn each_token_has_its_own_norm() {
+        let norm = Norm { weight: vec![1.0, 2.0], eps: 0.0 };
+        let x = Tensor::f32(&[1, 2, 1, 2], vec![3.0, 0.0, 4.0, 0.0]);
+        let mut out = Tensor::default();
+        norm.apply(&x, &mut out).unwrap();
+        let rms = 12.5f32.sqrt();
+        let v = out.as_f32().unwrap();
+        assert!((v[0] - 3.0 / rms).abs() < 1e-6 && (v[2] - 8.0 / rms).abs() < 1e-6);
+        assert_eq!((v[1], v[3]), (0.0, 0.0));
+        assert!(norm.apply(&Tensor::f32(&[1, 1, 1, 1], vec![1.0]), &mut out).is_err());
     }
 }

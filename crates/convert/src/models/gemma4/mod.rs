@@ -9,8 +9,8 @@ pub use table::tensor_table;
 
 use super::keys::eos_token_ids;
 use super::opened::Opened;
-use crate::checkpoint::Checkpoint;
 use crate::Result;
+use crate::checkpoint::Checkpoint;
 
 /// An opened Gemma 4 checkpoint.
 pub struct Gemma4 {

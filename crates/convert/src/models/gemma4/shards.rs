@@ -30,7 +30,8 @@ fn units(first: usize, packing: Packing, last: bool) -> Vec<Unit<Joins>> {
     if packing.per_call == packing.per_package {
         return vec![Unit { name: None, experts: first..first + packing.per_package, role: Joins(last) }];
     }
-    let unit = |e: std::ops::Range<usize>| Unit { name: Some(unit_name(e.start)), experts: e, role: Joins(false) };
+    let unit =
+        |e: std::ops::Range<usize>| Unit { name: Some(unit_name(e.start)), experts: e, role: Joins(false) };
     let mut units: Vec<Unit<Joins>> = calls(first, packing).map(unit).collect();
     if last {
         units.push(Unit { name: Some(COMBINE.into()), experts: 0..0, role: Joins(true) });
@@ -307,7 +308,12 @@ impl Gemma4 {
         Ok(l.finish(&[&attended, &expert_input, &router_logits])?)
     }
 
-    fn lower_experts(&self, unit: &Unit<Joins>, tokens: TokenCount, stored: &Stored) -> Result<BuiltFunction> {
+    fn lower_experts(
+        &self,
+        unit: &Unit<Joins>,
+        tokens: TokenCount,
+        stored: &Stored,
+    ) -> Result<BuiltFunction> {
         let c = &self.config;
         let h = c.hidden_size as u64;
         let experts: Vec<usize> = unit.experts.clone().collect();

@@ -15,7 +15,8 @@ const PREFIX: &str = "model.";
 
 /// A tensor that only the original layout has.
 pub fn is_legacy(checkpoint: &Checkpoint) -> bool {
-    checkpoint.config.get("ffn_hidden_size").is_some() && checkpoint.config.get("moe_intermediate_size").is_none()
+    checkpoint.config.get("ffn_hidden_size").is_some()
+        && checkpoint.config.get("moe_intermediate_size").is_none()
 }
 
 /// Gives a checkpoint in the original layout the names of transformers.
@@ -37,9 +38,14 @@ fn config(legacy: &Value, path: &Path) -> Result<Value> {
     let k = Keys { map, path };
     let yes = [json!(true)];
     let no = [json!(false)];
-    for key in
-        ["cca", "zaya_use_eda", "zaya_use_mod", "scale_residual_merge", "residual_in_fp32", "gated_linear_unit"]
-    {
+    for key in [
+        "cca",
+        "zaya_use_eda",
+        "zaya_use_mod",
+        "scale_residual_merge",
+        "residual_in_fp32",
+        "gated_linear_unit",
+    ] {
         k.expect(key, &yes)?;
     }
     for key in ["add_bias_linear", "clamp_temp", "rope_scaling"] {
@@ -48,11 +54,15 @@ fn config(legacy: &Value, path: &Path) -> Result<Value> {
     k.expect("activation_func", &[json!("swiglu"), json!("silu")])?;
     k.expect("normalization", &[json!("RMSNorm")])?;
     if k.get("swa_layers").and_then(Value::as_array).is_some_and(|l| l.iter().any(|v| *v != json!(0))) {
-        return Err(k.unsupported("`swa_layers` has a window, implemented is attention to all positions".into()));
+        return Err(
+            k.unsupported("`swa_layers` has a window, implemented is attention to all positions".into())
+        );
     }
     let halves = k.size("num_hidden_layers")?;
     if !halves.is_multiple_of(2) {
-        return Err(k.invalid(format!("`num_hidden_layers` is {halves}: attention and MoE half-layers alternate")));
+        return Err(
+            k.invalid(format!("`num_hidden_layers` is {halves}: attention and MoE half-layers alternate"))
+        );
     }
     // Some releases say a size for each half-layer, 0 where it has none.
     let size = |names: &[&str]| -> Result<usize> {

@@ -4,11 +4,12 @@ use super::Zaya;
 use crate::family::Family;
 use crate::lower::{Activation, Attention, CCA_HISTORY, Lowering, RmsNorm, Stored};
 use crate::models::assembly::{
-    self, Head, Unit, calls, functions, named, normalized, not_ours, output, register, rows_of, tensor, unit_name,
+    self, Head, Unit, calls, functions, named, normalized, not_ours, output, register, rows_of, tensor,
+    unit_name,
 };
 use crate::models::{Opened, ZayaSkip};
 use crate::plan::{MatrixPlan, Packing, Plan, PlanOptions, PlannedShard, Totals, VectorPlan};
-use crate::quant::MatrixQuant;
+use crate::quant::{Granularity, MatrixQuant, Quant};
 use crate::{Error, Result};
 use anemoe_bundle::{
     Cache, Chain, HostInput, InputBinding, ModelInfo, OutputBinding, Rope, RowRange, Run, ShardFunction,
@@ -23,6 +24,8 @@ const ROUTER: &str = "router";
 const KIND: &str = "hybrid";
 /// Register with the stream.
 const HIDDEN: &str = "hidden";
+/// Register with the normalized stream.
+const INPUT: &str = "input";
 
 /// What a function of a MoE package does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,7 +108,6 @@ impl Zaya {
         };
         let depthwise = "qkv_proj.conv_qk_depthwise.weight";
         let vectors = vec![
-            VectorPlan::channels("input_norm_weight", tensor(layer, "input_layernorm.weight"), h),
             per_head("depthwise_before", depthwise, (0, 2)),
             per_head("depthwise_now", depthwise, (1, 2)),
             per_head("depthwise_bias", "qkv_proj.conv_qk_depthwise.bias", (0, 1)),
@@ -116,13 +118,8 @@ impl Zaya {
                 ..VectorPlan::channels("k_norm_weight", own("qk_norm.temp"), c.num_key_value_heads)
             },
         ];
-        let mut shard = PlannedShard::new(
-            attention_name(layer),
-            ShardKind::Attention,
-            Some(layer),
-            matrices,
-            vectors,
-        );
+        let mut shard =
+            PlannedShard::new(attention_name(layer), ShardKind::Attention, Some(layer), matrices, vectors);
         shard.functions = functions(&[None], &options.tokens);
         shard.cache_slots = Some(slots);
         shard
@@ -143,8 +140,6 @@ impl Zaya {
             ] {
                 matrices.push(assembly::matrix(options, name, "router_mlp", gate(t), 0, dims));
             }
-            let norm = tensor(layer, "post_attention_layernorm.weight");
-            vectors.push(VectorPlan::channels("moe_norm_weight", norm, h));
             if layer > 0 {
                 vectors.push(VectorPlan::channels("router_state_scale", gate("router_states_scale"), r));
             }
@@ -172,8 +167,7 @@ impl Zaya {
             matrices.push(expert("down", "mlp.experts.down_proj", h, f));
         }
         let kind = if pack == 0 { ShardKind::Moe } else { ShardKind::Experts };
-        let mut shard =
-            PlannedShard::new(moe_name(layer, pack, packs), kind, Some(layer), matrices, vectors);
+        let mut shard = PlannedShard::new(moe_name(layer, pack, packs), kind, Some(layer), matrices, vectors);
         let names: Vec<Option<String>> =
             units(pack, packing, c.num_experts).into_iter().map(|u| u.name).collect();
         shard.functions = functions(&names, &options.tokens);
@@ -195,13 +189,20 @@ impl Zaya {
 
     fn layer_steps(&self, layer: usize, packing: Packing, steps: &mut Vec<Step>) -> Result<()> {
         let c = &self.config;
+        let normalize = |name: String| Step::Normalize {
+            from: HIDDEN.into(),
+            to: INPUT.into(),
+            vector: format!("{name}.norm"),
+            eps: c.rms_norm_eps,
+        };
+        steps.push(normalize(attention_name(layer)));
         let host = |input: fn(String) -> HostInput| InputBinding::Host(input(KIND.into()));
         steps.push(Step::Run(Run {
             shard: attention_name(layer),
             unit: None,
             when: None,
             inputs: named(vec![
-                ("hidden", normalized(HIDDEN)),
+                ("input", register(INPUT)),
                 ("rope_cos", host(HostInput::RopeCos)),
                 ("rope_sin", host(HostInput::RopeSin)),
                 ("mask", host(HostInput::Mask)),
@@ -217,11 +218,12 @@ impl Zaya {
             vectors,
         };
         steps.push(residual("attended", attention_name(layer)));
+        steps.push(normalize(moe_vectors(layer)));
         let packs = c.num_experts / packing.per_package;
         for pack in 0..packs {
             for unit in units(pack, packing, c.num_experts) {
                 let rows = RowRange { start: unit.experts.start, count: unit.experts.len() };
-                let mut inputs = named(vec![("hidden", normalized(HIDDEN))]);
+                let mut inputs = named(vec![("input", register(INPUT))]);
                 if layer > 0 {
                     inputs.insert("router_state".into(), register("router_state"));
                 }
@@ -232,15 +234,12 @@ impl Zaya {
                         outputs.insert("experts_out".into(), output("experts"));
                     }
                     Role::Router => {
-                        outputs.insert("expert_input".into(), output("expert_input"));
                         outputs.insert("router_logits".into(), output("router_logits"));
                     }
                     Role::Experts => {
                         when = Some(When { register: "routing".into(), rows });
-                        inputs = named(vec![
-                            ("expert_input", register("expert_input")),
-                            ("routing", rows_of("routing", rows)),
-                        ]);
+                        inputs =
+                            named(vec![("input", register(INPUT)), ("routing", rows_of("routing", rows))]);
                         let sum = OutputBinding { accumulate: true, ..output("experts") };
                         outputs = named(vec![("experts_out", sum)]);
                     }
@@ -261,7 +260,7 @@ impl Zaya {
                     if self.skip == ZayaSkip::Identity {
                         steps.push(Step::AddScaled {
                             register: "experts".into(),
-                            from: "expert_input".into(),
+                            from: INPUT.into(),
                             weights: "routing".into(),
                             row: c.num_experts,
                         });
@@ -310,11 +309,10 @@ impl Zaya {
         let c = &self.config;
         let shape = self.attention_shape(slots);
         let mut l = Lowering::new(stored, tokens);
-        let hidden = l.input("hidden", &[1, c.hidden_size as u64, 1, 0], Some(3))?;
+        let x = l.input("input", &[1, c.hidden_size as u64, 1, 0], Some(3))?;
         let at = l.position_inputs(&shape)?;
         let history = CCA_HISTORY as u64;
         let carry = l.input("carry", &[1, 1, history, history], Some(3))?;
-        let x = l.rms_norm_weighted("input_norm", &hidden, RmsNorm { axis: 1, eps: c.rms_norm_eps })?;
         let cache = l.read_cache(&shape)?;
         let all = l.compress(&x, &cache, &carry, &shape)?;
         let q = l.rotate("q_rotated", &all.q, c.rotary_dim, c.head_dim, &at)?;
@@ -357,20 +355,16 @@ impl Zaya {
         let h = c.hidden_size as u64;
         let experts: Vec<usize> = unit.experts.clone().collect();
         let mut l = Lowering::new(stored, tokens);
+        let x = l.input("input", &[1, h, 1, 0], Some(3))?;
         if unit.role == Role::Experts {
-            let y = l.input("expert_input", &[1, h, 1, 0], Some(3))?;
             let routing = l.input("routing", &[1, experts.len() as u64, 1, 0], Some(3))?;
             let weights = l.routing_weights(&routing, experts.len())?;
-            let sum = l.experts("experts_out", &y, &weights, &experts, Activation::Silu)?;
+            let sum = l.experts("experts_out", &x, &weights, &experts, Activation::Silu)?;
             return Ok(l.finish(&[&sum])?);
         }
-        let hidden = l.input("hidden", &[1, h, 1, 0], Some(3))?;
-        let norm = RmsNorm { axis: 1, eps: c.rms_norm_eps };
-        let name = if unit.role == Role::Router { "expert_input" } else { "moe_norm" };
-        let x = l.rms_norm_weighted_as(name, "moe_norm", &hidden, norm)?;
         let (logits, state) = self.route(&mut l, &x, layer)?;
         if unit.role == Role::Router {
-            return Ok(l.finish(&[&x, &logits, &state])?);
+            return Ok(l.finish(&[&logits, &state])?);
         }
         let probabilities = l.f().softmax("router_probabilities", &logits, 1)?;
         let routing = l.top_1("routing_weight", &probabilities, "balancing_biases", c.classes())?;
@@ -401,6 +395,22 @@ impl Zaya {
     }
 }
 
+/// Attention in int8-tensor where nothing is said and all else has fewer bits: that form of stateful shard was measured on the
+/// ANE, palettized stateful models were reported to crash there (coremltools #2716), and it is a fortieth of the weights.
+fn attention_kind(options: &PlanOptions) -> (PlanOptions, Option<String>) {
+    let mut options = options.clone();
+    if options.parts.attention.is_some() || options.quant.bits() >= 8 {
+        return (options, None);
+    }
+    let kind = Quant::Int { granularity: Granularity::Tensor, asymmetric: false };
+    options.parts.attention = Some(kind);
+    let fact = format!(
+        "attention is {kind}, the kind that stateful shards were measured with on the ANE; --attn-quant {} makes it that",
+        options.quant
+    );
+    (options, Some(fact))
+}
+
 /// Name of the vectors of the residual behind a layer's experts.
 fn moe_vectors(layer: usize) -> String {
     format!("L{layer:02}.moe")
@@ -414,6 +424,8 @@ impl Family for Zaya {
     fn plan(&self, options: &PlanOptions) -> Result<Plan> {
         options.check()?;
         let c = &self.config;
+        let (options, attention) = attention_kind(options);
+        let options = &options;
         let context = options.context(c.max_position_embeddings)?;
         let packing = options.packing(c.num_experts)?;
         let packs = c.num_experts / packing.per_package;
@@ -442,6 +454,14 @@ impl Family for Zaya {
             ZayaSkip::Identity => "its own input times the probability, as in the original implementation",
             ZayaSkip::Zero => "nothing, as in transformers",
         };
+        let mut facts = vec![
+            "the residual stream, its scales and its norms stay in f32 on the host: shards take the normalized stream as fp16 \
+             and give back what is added to it; the head norms it itself, and a token above 16384 is divided by a power of two \
+             before that"
+                .into(),
+            format!("a token that chooses the class behind the last expert gets {skip}"),
+        ];
+        facts.extend(attention);
         let mut plan = Plan {
             family: self.name().into(),
             source: self.opened.checkpoint.name.clone(),
@@ -449,12 +469,7 @@ impl Family for Zaya {
             shards,
             totals,
             embedding: MatrixQuant::FP16,
-            facts: vec![
-                "the residual stream stays in f32 on the host, with its scales: shards take it as fp16 (a token above 16384 \
-                 divided by a power of two, since all of them normalize it) and give back only what is added to it"
-                    .into(),
-                format!("a token that chooses the class behind the last expert gets {skip}"),
-            ],
+            facts,
             notes: Vec::new(),
             chain,
         };
@@ -500,12 +515,15 @@ impl Family for Zaya {
         for layer in 0..self.config.num_hidden_layers {
             let attention = tensor(layer, "post_attention_residual_scale");
             self.residual(&attention, &attention_name(layer), &mut out)?;
+            let norm = self.opened.vector(&tensor(layer, "input_layernorm.weight"), h)?;
+            out.insert(format!("{}.norm", attention_name(layer)), norm);
+            let norm = self.opened.vector(&tensor(layer, "post_attention_layernorm.weight"), h)?;
+            out.insert(format!("{}.norm", moe_vectors(layer)), norm);
             let experts = tensor(layer, "post_mlp_residual_scale");
             self.residual(&experts, &moe_vectors(layer), &mut out)?;
         }
-        if let Some((name, i, v)) = out
-            .iter()
-            .find_map(|(n, v)| v.iter().position(|x| !x.is_finite()).map(|i| (n, i, v[i])))
+        if let Some((name, i, v)) =
+            out.iter().find_map(|(n, v)| v.iter().position(|x| !x.is_finite()).map(|i| (n, i, v[i])))
         {
             return Err(Error::Usage(format!("residual scales of `{name}`: element {i} becomes {v}")));
         }
