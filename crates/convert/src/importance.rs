@@ -113,7 +113,16 @@ mod tests {
 
     fn matrix(tensor: &str, offset: u64, rows: usize, cols: usize) -> MatrixPlan {
         let (name, part) = ("m_weight".into(), "experts".into());
-        MatrixPlan { name, part, tensor: tensor.into(), offset, rows, cols, quant: MatrixQuant::FP16 }
+        MatrixPlan {
+            name,
+            part,
+            tensor: tensor.into(),
+            offset,
+            rows,
+            cols,
+            taps: 1,
+            quant: MatrixQuant::FP16,
+        }
     }
 
     fn file(arrays: &[(&str, Array)]) -> (tempfile::TempDir, PathBuf) {

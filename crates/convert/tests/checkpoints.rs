@@ -15,13 +15,17 @@ fn open(folder: &Path) -> Result<(), Error> {
     models::open(Checkpoint::open(folder.to_str().unwrap())?).map(|_| ())
 }
 
-/// A copy of the tiny text checkpoint (one file) that a test damages.
+/// A copy of a tiny checkpoint of one file that a test damages.
 struct Copy(tempfile::TempDir);
 
 impl Copy {
     fn new() -> Self {
+        Copy::of("fixtures/tiny-gemma4-moe-text")
+    }
+
+    fn of(folder: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        for file in fs::read_dir(repository("fixtures/tiny-gemma4-moe-text")).unwrap() {
+        for file in fs::read_dir(repository(folder)).unwrap() {
             let file = file.unwrap().path();
             fs::copy(&file, dir.path().join(file.file_name().unwrap())).unwrap();
         }
@@ -43,6 +47,14 @@ impl Copy {
         let file = [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat();
         fs::write(self.at("model.safetensors"), file).unwrap();
         self
+    }
+
+    /// Gives a tensor another name.
+    fn renamed(self, from: &str, to: &str) -> Self {
+        self.header(|header, _| {
+            let entry = header.remove(from).unwrap_or_else(|| panic!("{from}"));
+            header.insert(to.into(), entry);
+        })
     }
 
     /// Adds a tensor behind all others.
@@ -83,7 +95,14 @@ const Q_PROJ: &str = "model.layers.1.self_attn.q_proj.weight";
 
 #[test]
 fn every_layout_opens() {
-    for name in ["fixtures/tiny-gemma4-moe", "fixtures/tiny-gemma4-moe-text", "models/small-gemma4"] {
+    for name in [
+        "fixtures/tiny-gemma4-moe",
+        "fixtures/tiny-gemma4-moe-text",
+        "models/small-gemma4",
+        "fixtures/tiny-zaya",
+        "fixtures/tiny-zaya-legacy",
+        "fixtures/tiny-zaya-skip",
+    ] {
         open(&repository(name)).unwrap();
     }
     open(Copy::new().0.path()).unwrap();
@@ -234,4 +253,179 @@ fn the_synthetic_model_has_every_tensor_of_the_real_one() {
     let expected = (1.0 + 99.0 / 1024.0) / 2816.0;
     assert!((mean_square / expected - 1.0).abs() < 0.01, "{mean_square} {expected}");
     assert!(family.read("layers.29.experts.gate_up_proj", 128 * n..128 * n + 1, &mut [0f32]).is_err());
+}
+
+const ZAYA: &str = "fixtures/tiny-zaya";
+const LEGACY: &str = "fixtures/tiny-zaya-legacy";
+
+/// One table, two layouts: every tensor has the same values under the same name, also over the joints of stacked experts.
+#[test]
+fn both_layouts_of_zaya_hold_the_same_weights() {
+    let [new, old] = [ZAYA, LEGACY].map(|name| Checkpoint::open(repository(name).to_str().unwrap()).unwrap());
+    let names = |c: &Checkpoint| c.source.tensors().iter().map(|t| t.name.clone()).collect::<Vec<_>>();
+    assert_eq!(names(&new), names(&old));
+    for info in new.source.tensors() {
+        let n = info.elements();
+        assert_eq!(old.source.info(&info.name).unwrap().shape, info.shape);
+        let (mut a, mut b) = (vec![0f32; n as usize], vec![1f32; n as usize]);
+        new.source.read(&info.name, 0..n, &mut a).unwrap();
+        old.source.read(&info.name, 0..n, &mut b).unwrap();
+        assert_eq!(a, b, "{}", info.name);
+    }
+    let name = "model.layers.3.mlp.experts.down_proj";
+    let mut piece = vec![0f32; 100];
+    old.source.read(name, 64 * 48 - 50..64 * 48 + 50, &mut piece).unwrap();
+    let mut expected = vec![0f32; 100];
+    new.source.read(name, 64 * 48 - 50..64 * 48 + 50, &mut expected).unwrap();
+    assert_eq!(piece, expected);
+    assert!(old.source.read(name, 0..4 * 64 * 48 + 1, &mut vec![0f32; 4 * 64 * 48 + 1]).is_err());
+    assert!(old.source.read("model.nothing", 0..1, &mut [0f32]).is_err());
+}
+
+#[test]
+fn a_missing_tensor_of_zaya() {
+    for (folder, name) in [
+        (ZAYA, "model.layers.2.self_attn.qkv_proj.conv_qk_grouped.bias"),
+        (ZAYA, "model.layers.7.mlp.experts.down_proj"),
+        (ZAYA, "model.input_hidden_states_scale"),
+        (LEGACY, "model.layers.4.self_attn.qkv.val_proj2.weight"),
+        (LEGACY, "model.layers.15.zaya_block.router.balancing_biases"),
+        (LEGACY, "model.res_scale.residual_bias"),
+        (LEGACY, "model.embed_tokens.weight"),
+    ] {
+        let what = Copy::of(folder).renamed(name, "somebody_elses").invalid();
+        assert!(what.contains(&format!("`{name}`")) && what.contains("missing"), "{what}");
+    }
+}
+
+#[test]
+fn a_missing_expert_is_named() {
+    for (e, piece) in [(3, "linear_fc1"), (0, "linear_fc2")] {
+        let name = format!("model.layers.5.zaya_block.experts.local_experts.{e}.{piece}.weight");
+        let what = Copy::of(LEGACY).renamed(&name, &name.replace("local_experts", "lost_experts")).invalid();
+        assert!(what.contains(&format!("tensor `{name}`")) && what.contains("missing"), "{what}");
+    }
+}
+
+#[test]
+fn an_extra_tensor_of_zaya() {
+    for (folder, name) in [
+        (ZAYA, "model.layers.8.input_layernorm.weight"),
+        (ZAYA, "model.layers.0.mlp.gate.router_states_scale"),
+        (LEGACY, "model.layers.1.zaya_block.experts.local_experts.4.linear_fc1.weight"),
+    ] {
+        let what = Copy::of(folder).with_tensor(name).invalid();
+        assert!(what.contains(&format!("tensor `{name}`")), "{what}");
+    }
+    open(Copy::of(ZAYA).with_tensor("lm_head.weight").0.path()).unwrap();
+    open(Copy::of(LEGACY).with_tensor("lm_head.weight").0.path()).unwrap();
+}
+
+#[test]
+fn a_wrong_shape_of_zaya() {
+    for (folder, name, shape, right) in [
+        (ZAYA, "model.layers.1.mlp.experts.gate_up_proj", json!([4, 64, 96]), "[4, 96, 64]"),
+        (ZAYA, "model.layers.1.self_attn.qkv_proj.conv_qk_depthwise.weight", json!([48, 2, 1]), "[48, 1, 2]"),
+        (
+            LEGACY,
+            "model.layers.3.zaya_block.experts.local_experts.2.linear_fc2.weight",
+            json!([48, 64]),
+            "[64, 48]",
+        ),
+    ] {
+        let copy = Copy::of(folder).header(|header, _| header[name]["shape"] = shape.clone());
+        let what = copy.invalid();
+        assert!(what.contains(name) && what.contains(right), "{what}");
+    }
+}
+
+#[test]
+fn a_weight_of_zaya_that_is_not_a_number() {
+    let name = "model.layers.3.zaya_block.experts.local_experts.2.linear_fc2.weight";
+    let copy = Copy::of(LEGACY).header(|header, data| {
+        let at = header[name]["data_offsets"][0].as_u64().unwrap() as usize + 2 * 7;
+        data[at..at + 2].copy_from_slice(&0x7f80u16.to_le_bytes());
+    });
+    let family = models::open(Checkpoint::open(copy.0.path().to_str().unwrap()).unwrap()).unwrap();
+    let n = 64 * 48;
+    let err = family.read("layers.1.mlp.experts.down_proj", 2 * n..3 * n, &mut vec![0f32; n as usize]);
+    let err = err.unwrap_err().to_string();
+    assert!(err.contains(name) && err.contains("element 7 is inf"), "{err}");
+}
+
+#[test]
+fn a_legacy_configuration_that_is_wrong() {
+    type Change = fn(&mut Value);
+    let cases: [(Change, &str); 7] = [
+        (|c| drop(c.as_object_mut().unwrap().remove("zaya_mlp_expansion")), "zaya_mlp_expansion"),
+        (|c| drop(c.as_object_mut().unwrap().remove("num_query_groups")), "missing"),
+        (|c| c["num_hidden_layers"] = json!(15), "num_hidden_layers"),
+        (|c| c["num_hidden_layers"] = json!(1u64 << 23), "num_hidden_layers"),
+        (|c| c["ffn_hidden_size"] = json!(95), "ffn_hidden_size"),
+        (|c| c["num_experts"] = json!(1 << 20), "num_experts"),
+        (|c| drop(c.as_object_mut().unwrap().remove("norm_epsilon")), "rms_norm_eps"),
+    ];
+    for (change, says) in cases {
+        let mut copy = Copy::of(LEGACY).config(change);
+        if says == "missing" {
+            // There are other names for it.
+            copy = copy.config(|c| drop(c.as_object_mut().unwrap().remove("num_key_value_heads")));
+        }
+        let what = copy.invalid();
+        assert!(what.contains(says), "{says}: {what}");
+    }
+}
+
+#[test]
+fn a_legacy_configuration_with_an_unknown_feature() {
+    for (key, value) in [
+        ("zaya_use_mod", json!(false)),
+        ("zaya_use_eda", json!(false)),
+        ("cca", json!(false)),
+        ("clamp_temp", json!(true)),
+        ("rope_scaling", json!({"factor": 2})),
+        ("activation_func", json!("gelu")),
+        ("moe_router_topk", json!(2)),
+        ("swa_layers", json!([0, 4096])),
+        ("sliding_window", json!(4096)),
+        ("cca_time0", json!(3)),
+    ] {
+        let what = Copy::of(LEGACY).config(|c| c[key] = value.clone()).unsupported();
+        let known = if key == "moe_router_topk" { "num_experts_per_tok" } else { key };
+        assert!(what.contains(known), "{key}: {what}");
+    }
+}
+
+/// Releases differ in the names of sizes, and say some of them for each half-layer.
+#[test]
+fn other_forms_of_the_legacy_configuration() {
+    let copy = Copy::of(LEGACY).config(|c| {
+        c["num_attention_heads"] = json!(8);
+        c["cca_num_q_heads"] = json!([4, 0, 4, 0]);
+        c["ffn_hidden_size_list"] = json!([0, 96]);
+        c["zaya_mlp_expansion"] = json!([0, 16, 0, 16]);
+        let map = c.as_object_mut().unwrap();
+        map.remove("head_dim");
+        map.remove("num_query_groups");
+    });
+    open(copy.0.path()).unwrap();
+    let what = Copy::of(LEGACY).config(|c| c["zaya_mlp_expansion"] = json!([0, 16, 0, 32])).unsupported();
+    assert!(what.contains("zaya_mlp_expansion"), "{what}");
+}
+
+#[test]
+fn the_synthetic_zaya_has_every_tensor_of_the_real_one() {
+    let checkpoint = Checkpoint::open("synthetic:zaya1-8b?seed=1").unwrap();
+    let parameters: u64 = checkpoint.source.tensors().iter().map(|t| t.elements()).sum();
+    assert_eq!((checkpoint.source.tensors().len(), parameters), (4 + 40 * 32 - 1, 8_840_489_464));
+    let family = models::open(checkpoint).unwrap();
+    let mut biases = [0f32; 17];
+    family.read("layers.7.mlp.gate.balancing_biases", 0..17, &mut biases).unwrap();
+    assert_eq!(biases[16], -1.0);
+    assert!(biases[..16].iter().all(|b| b.abs() < 0.5));
+    // A kernel's inputs are its channels at each of its positions.
+    let mut kernel = vec![0f32; 1280 * 256];
+    family.read("layers.0.self_attn.qkv_proj.conv_qk_grouped.weight", 0..1280 * 256, &mut kernel).unwrap();
+    let mean_square = kernel.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / kernel.len() as f64;
+    assert!((mean_square * 256.0 - 1.0).abs() < 0.2, "{mean_square}");
 }

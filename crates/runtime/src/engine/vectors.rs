@@ -112,7 +112,10 @@ impl Norm {
         }
         let eps = f64::from(self.eps);
         // Zero stays zero, also without an epsilon.
-        let factor = |sum: f64| (sum / c as f64 + eps).max(f64::MIN_POSITIVE).sqrt().recip();
+        let factor = |sum: f64| match sum / c as f64 + eps {
+            0.0 => 0.0,
+            mean => mean.sqrt().recip(),
+        };
         let factors: Vec<f32> = factors.into_iter().map(|sum| factor(sum) as f32).collect();
         let out = to.reset_f32(&from.shape);
         for ((out, row), w) in out.chunks_exact_mut(width).zip(x.chunks_exact(width)).zip(&self.weight) {

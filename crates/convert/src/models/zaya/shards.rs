@@ -395,6 +395,15 @@ impl Zaya {
     }
 }
 
+/// The least probability p with which a class of this bias can be chosen before experts of those biases: its score p + bias
+/// has to exceed each expert's bias, and their scores when they share 1 - p as evenly as that allows.
+fn needed_probability(experts: &[f32], bias: f32) -> f32 {
+    let n = experts.len() as f32;
+    let best = experts.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let shared = (1.0 - n * bias + experts.iter().sum::<f32>()) / (n + 1.0);
+    (best - bias).max(shared)
+}
+
 /// Attention in int8-tensor where nothing is said and all else has fewer bits: that form of stateful shard was measured on the
 /// ANE, palettized stateful models were reported to crash there (coremltools #2716), and it is a fortieth of the weights.
 fn attention_kind(options: &PlanOptions) -> (PlanOptions, Option<String>) {
@@ -530,23 +539,23 @@ impl Family for Zaya {
         Ok(out)
     }
 
-    /// Whether the two readings of the class behind the last expert can differ. Its score is at most 1 + its bias, which some
-    /// expert's bias alone may reach.
+    /// Whether the two readings of the class behind the last expert can differ, and from which probability on.
     fn remarks(&self) -> Result<Vec<String>> {
         let c = &self.config;
-        let (mut reachable, mut biases) = (Vec::new(), Vec::new());
+        let mut reachable = Vec::new();
+        let mut least = f32::INFINITY;
+        let (mut low, mut high) = (f32::INFINITY, f32::NEG_INFINITY);
         for layer in 0..c.num_hidden_layers {
             let all = self.opened.vector(&tensor(layer, "mlp.gate.balancing_biases"), c.classes())?;
             let (experts, skip) = all.split_at(c.num_experts);
-            let best = experts.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            if 1.0 + skip[0] > best {
+            let needed = needed_probability(experts, skip[0]);
+            if needed < 1.0 {
                 reachable.push(layer.to_string());
+                least = least.min(needed);
             }
-            biases.push(skip[0]);
+            (low, high) = (low.min(skip[0]), high.max(skip[0]));
         }
-        let low = biases.iter().copied().fold(f32::INFINITY, f32::min);
-        let high = biases.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let layers = biases.len();
+        let layers = c.num_hidden_layers;
         Ok(vec![if reachable.is_empty() {
             format!(
                 "the class behind the last expert (skip) can never be chosen: biases {low} to {high} in {layers} layers; \
@@ -554,9 +563,9 @@ impl Family for Zaya {
             )
         } else {
             format!(
-                "the class behind the last expert (skip) can be chosen in {} of {layers} layers ({}): biases {low} to {high}; \
-                 --zaya-skip identity (the original implementation, the default) and zero (transformers, which also \
-                 overwrites these biases with -1 when it loads them) differ there",
+                "the class behind the last expert (skip) can be chosen in {} of {layers} layers ({}), from a probability of \
+                 {least:.4} on: biases {low} to {high}; --zaya-skip identity (the original implementation, the default) and zero \
+                 (transformers, which also overwrites these biases with -1 when it loads them) differ there",
                 reachable.len(),
                 reachable.join(", ")
             )
@@ -589,5 +598,21 @@ impl Family for Zaya {
         let c = &self.config;
         let idle = (c.num_hidden_layers * (c.num_experts - 1)) as u64;
         c.parameters() - idle * c.expert_parameters()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_class_needs_to_be_chosen() {
+        // Without biases, more than an equal share.
+        assert!((needed_probability(&[0.0; 3], 0.0) - 0.25).abs() < 1e-6);
+        // As training starts: never.
+        assert!(needed_probability(&[0.0, 0.01, -0.01], -1.0) >= 1.0);
+        assert!((needed_probability(&[-0.1, -0.2], -1.0) - 0.9).abs() < 1e-6);
+        // Two experts at 0.3 + 0.2, the class at 0.4 + 0.1.
+        assert!((needed_probability(&[0.2, 0.2], 0.1) - 0.4).abs() < 1e-6);
     }
 }
