@@ -3,6 +3,7 @@
 pub mod auto;
 pub mod build;
 pub mod calibrate;
+pub mod check;
 pub mod generate;
 pub mod golden;
 pub mod inspect;
