@@ -163,16 +163,17 @@ pub fn print(report: &Report, ui: &Ui) -> std::io::Result<()> {
     let n = report.packages.len();
     let packages = if n == 1 { "package" } else { "packages" };
     let verdict = match (report.pass, v.unknown) {
-        (true, 0) => "pass",
-        (true, _) if report.device.is_none() => "pass, NOT DECIDED FOR ALL",
-        (true, _) => "pass",
         (false, _) => "FAIL",
+        (true, 1..) if report.device.is_none() => "pass, but NOT DECIDED for all",
+        (true, _) => "pass",
     };
+    let small = report.packages.iter().filter(|p| p.too_small).count();
     ui.line(format!(
-        "{verdict}: {n} {packages}, predicted {} ane, {} unknown, {} not_ane{}",
+        "{verdict}: {n} {packages}, predicted {} ane, {} unknown, {} not_ane{}{}",
         v.ane,
         v.unknown,
         v.not_ane,
+        if small > 0 { format!(", {small} of them too small for it to matter") } else { String::new() },
         if report.strict { " (strict: unknown fails)" } else { "" }
     ))?;
     ui.line(
@@ -186,37 +187,41 @@ fn counts(ops: &OpCounts) -> [String; 5] {
 
 /// One line per rule over all packages: the same shard of thirty layers has the same reason.
 fn print_reasons(report: &Report, ui: &Ui) -> std::io::Result<()> {
-    let mut seen: Vec<(&Reason, &str, usize, u64)> = Vec::new();
-    let mut warnings: Vec<(&Reason, &str, usize, u64)> = Vec::new();
+    let mut reasons: Vec<Folded<'_>> = Vec::new();
+    let mut warnings: Vec<Folded<'_>> = Vec::new();
     for p in &report.packages {
-        for (list, reasons) in [(&mut seen, &p.reasons), (&mut warnings, &p.warnings)] {
-            for r in reasons {
-                match list.iter_mut().find(|(o, ..)| o.rule == r.rule && o.op_type == r.op_type) {
-                    Some(entry) => (entry.2, entry.3) = (entry.2 + 1, entry.3 + r.ops),
-                    None => list.push((r, &p.name, 1, r.ops)),
+        for (list, found) in [(&mut reasons, &p.reasons), (&mut warnings, &p.warnings)] {
+            for r in found {
+                match list.iter_mut().find(|f| f.first.rule == r.rule) {
+                    Some(f) => f.add(p, r),
+                    None => list.push(Folded {
+                        first: r,
+                        package: &p.name,
+                        last: &p.name,
+                        packages: 1,
+                        ops: r.ops,
+                    }),
                 }
             }
         }
     }
-    seen.sort_by_key(|(r, ..)| (std::cmp::Reverse(r.verdict), r.severity));
-    warnings.extend(report.warnings.iter().map(|r| (r, "", 0, 0)));
-    for (heading, list) in [("why", seen), ("warnings, which decide nothing", warnings)] {
+    reasons.sort_by_key(|f| (std::cmp::Reverse(f.first.verdict), f.first.severity));
+    warnings.extend(report.warnings.iter().map(|r| Folded {
+        first: r,
+        package: "",
+        last: "",
+        packages: 0,
+        ops: 0,
+    }));
+    for (heading, list) in [("why", reasons), ("warnings, which decide nothing", warnings)] {
         if list.is_empty() {
             continue;
         }
         ui.line(format!("\n{heading}:"))?;
-        for (r, package, packages, ops) in list {
-            let place =
-                [package, &r.function, &r.op].into_iter().filter(|s| !s.is_empty()).collect::<Vec<_>>();
-            let more = match (packages, ops) {
-                (0, _) => String::new(),
-                (1, 0..=1) => format!(" at {}", place.join(" ")),
-                (_, 0) => format!(" in {packages} packages, first {}", place.join(" ")),
-                (1, _) => format!(" at {ops} ops, first {}", place.join(" ")),
-                _ => format!(" at {ops} ops of {packages} packages, first {}", place.join(" ")),
-            };
+        for f in list {
+            let r = f.first;
             let verdict = if heading == "why" { format!("{}, ", r.verdict.name()) } else { String::new() };
-            ui.line(format!("  {} [{verdict}{}]: {}{more}", r.rule, severity(r), r.text))?;
+            ui.line(format!("  {} [{verdict}{}]: {}{}", r.rule, severity(r), r.text, f.place()))?;
             if !r.advice.is_empty() {
                 ui.line(format!("      change: {}", r.advice))?;
             }
@@ -226,6 +231,35 @@ fn print_reasons(report: &Report, ui: &Ui) -> std::io::Result<()> {
         }
     }
     ui.line("")
+}
+
+/// A rule with all places that it applies to.
+struct Folded<'a> {
+    first: &'a Reason,
+    package: &'a str,
+    last: &'a str,
+    packages: u64,
+    ops: u64,
+}
+
+impl<'a> Folded<'a> {
+    fn add(&mut self, p: &'a PackageReport, r: &Reason) {
+        self.packages += u64::from(self.last != p.name);
+        self.last = &p.name;
+        self.ops += r.ops;
+    }
+
+    fn place(&self) -> String {
+        let place = [self.package, &self.first.function, &self.first.op];
+        let place = place.into_iter().filter(|s| !s.is_empty()).collect::<Vec<_>>().join(" ");
+        match (self.packages, self.ops) {
+            (0, _) => String::new(),
+            (1, 0..=1) => format!(" at {place}"),
+            (n, 0) => format!(" in {n} packages, first {place}"),
+            (1, ops) => format!(" at {ops} ops, first {place}"),
+            (n, ops) => format!(" at {ops} ops of {n} packages, first {place}"),
+        }
+    }
 }
 
 fn severity(r: &Reason) -> &'static str {

@@ -416,6 +416,7 @@ impl<'a> Walker<'a> {
         g.weight_bytes = Some(self.blobs.values().sum::<u64>() + self.immediate_bytes);
         let attention = |op: &&Op| matches!(op.op_type.as_str(), "softmax" | "scaled_dot_product_attention");
         g.layers = Some(g.ops.iter().filter(attention).count() as u64);
+        g.matrix_count = Some(g.matrices().count() as u64);
         g.positions = g.matrices().filter_map(|(_, c)| c.positions).max();
         // A function whose token count is ranged says so in its default shape only; one position is the least.
         if g.positions.is_none() && g.matrices().next().is_some() {
@@ -428,15 +429,19 @@ impl<'a> Walker<'a> {
     }
 }
 
-/// Much glue around few small matrices, and neither attention nor a state: what joins the branches of a layer.
+/// Much glue around few matrices, and neither attention nor a state: what joins the branches of a layer. What ends in a
+/// matrix is a head.
 fn glue(g: &Graph) -> bool {
     let matrices = g.matrices().count();
     let others = g.ops.len() - matrices;
-    let attention = g
-        .ops
-        .iter()
-        .any(|op| op.op_type == "softmax" || op.contraction.as_ref().is_some_and(|c| c.between_activations));
-    others >= 12 && others >= 12 * matrices && !attention && g.states.is_empty()
+    let attends =
+        |op: &Op| op.op_type == "softmax" || op.contraction.as_ref().is_some_and(|c| c.between_activations);
+    let ends_in_matrix = g.ops.last().is_some_and(|op| op.contraction.is_some());
+    others >= 12
+        && others >= 12 * matrices
+        && !ends_in_matrix
+        && !g.ops.iter().any(attends)
+        && g.states.is_empty()
 }
 
 /// Whether a parameter decides the shape of a result.

@@ -235,8 +235,7 @@ pub fn compare(checked: &mut Report, report: &PlanReport) {
     for package in &checked.packages {
         let Some(plans) = plans.remove(stem(&package.name)) else {
             c.packages_without_plan += 1;
-            passes &=
-                package.verdict == Verdict::Ane || package.verdict == Verdict::Unknown && !checked.strict;
+            passes &= super::passes(package, checked.strict);
             continue;
         };
         let mut ops = Planned::default();

@@ -20,6 +20,8 @@ pub struct Graph {
     pub weights: Vec<Weight>,
     /// Bytes of stored weights, where they are known.
     pub weight_bytes: Option<u64>,
+    /// Products with a stored matrix; `None` in a summary that does not count them.
+    pub matrix_count: Option<u64>,
     /// Most positions that one weight matrix is applied to in a call: tokens of a language model, pixels of a picture.
     pub positions: Option<u64>,
     /// Attention blocks (or stated layers), where they are known.

@@ -19,10 +19,14 @@ pub const PROGRAM_BYTES: u64 = 1 << 31;
 const HEAD_BYTES: (u64, u64) = (1_000_000_000, 1_500_000_000);
 /// On an iPhone: doubtful from the first size on, failing from the second.
 const IPHONE_BYTES: (u64, u64) = (950_000_000, 1_400_000_000);
+/// Layers in one package on an iPhone: doubtful above the first number, failing from the second.
+const IPHONE_LAYERS: (u64, u64) = (15, 35);
 /// Everything measured below this was placed on the CPU.
 const TINY_BYTES: u64 = 1_000_000;
-/// Smallest layer graph that was measured on the ANE in fp16 or INT8.
+/// Smallest layer graph that was measured on the ANE, in INT8: a byte a weight.
 const LAYER_BYTES: u64 = 4_000_000;
+/// As many weights in fp16.
+const LAYER_BYTES_FP16: u64 = 2 * LAYER_BYTES;
 /// Smallest graph with tables that was measured on the ANE.
 const LUT_BYTES: u64 = 30_000_000;
 /// Fewest ops that count as a layer: the context in which small depths are taken.
@@ -488,7 +492,7 @@ pub(super) fn tiny(g: &Graph, _: &Conditions) -> Option<Hit> {
 
 pub(super) fn trivial(g: &Graph, _: &Conditions) -> Option<Hit> {
     let few = g.op_count.is_some_and(|n| n <= 8);
-    (few && g.weight_bytes.is_none() && few_positions(g) && lone(g).is_none())
+    (few && g.weight_bytes.is_none() && few_positions(g) && g.matrices().next().is_none())
         .then(|| Hit { detail: format!("{} ops", g.at_least_ops()), advice: None })
 }
 
@@ -502,20 +506,26 @@ pub(super) fn glue(g: &Graph, _: &Conditions) -> Option<Hit> {
 
 /// A graph of layers: enough ops around its products for small depths to be taken.
 fn layers(g: &Graph) -> bool {
-    g.at_least_ops() >= LAYER_OPS && !g.glue
+    g.at_least_ops() >= LAYER_OPS && g.matrix_count.is_none_or(|n| n >= 2) && !g.glue
 }
 
 pub(super) fn layer_graph(g: &Graph, c: &Conditions) -> Option<Hit> {
     let bytes = g.weight_bytes?;
-    let tables = g.lut_bytes() * 2 > bytes;
+    let least = if g.lut_bytes() * 2 > bytes {
+        LUT_BYTES
+    } else if g.is_fp16() {
+        LAYER_BYTES_FP16
+    } else {
+        LAYER_BYTES
+    };
     let lost_to_gpu = c.units == Units::All && few_positions(g);
-    (layers(g) && g.forms_seen() && !lost_to_gpu && bytes >= if tables { LUT_BYTES } else { LAYER_BYTES })
+    (layers(g) && g.forms_seen() && !lost_to_gpu && bytes >= least)
         .then(|| Hit { detail: format!("{} ops, {}", g.at_least_ops(), mb(bytes)), advice: None })
 }
 
 pub(super) fn many_positions(g: &Graph, _: &Conditions) -> Option<Hit> {
     let positions = g.positions.filter(|&p| p >= MANY_POSITIONS)?;
-    let seen = g.weight_bytes.is_none_or(|b| b > TINY_BYTES) && g.is_fp16() && g.forms_seen();
+    let seen = g.weight_bytes.is_none_or(|b| b >= LAYER_BYTES) && g.is_fp16() && g.forms_seen();
     (layers(g) && seen).then(|| Hit { detail: format!("{positions} positions a call"), advice: None })
 }
 
@@ -525,8 +535,7 @@ pub(super) fn gpu_decodes(g: &Graph, c: &Conditions) -> Option<Hit> {
 
 pub(super) fn gpu_large(g: &Graph, c: &Conditions) -> Option<Hit> {
     let bytes = g.weight_bytes?;
-    (c.units == Units::All && g.is_fp16() && bytes >= HEAD_BYTES.0)
-        .then(|| Hit { detail: mb(bytes), advice: None })
+    (c.units == Units::All && bytes >= HEAD_BYTES.0).then(|| Hit { detail: mb(bytes), advice: None })
 }
 
 pub(super) fn gpu_int8(g: &Graph, c: &Conditions) -> Option<Hit> {
@@ -591,9 +600,18 @@ pub(super) fn iphone_states(p: &PackageFacts, c: &Conditions) -> Option<Hit> {
     (c.target == Target::Iphone && p.graphs.len() > 1 && dual).then(Hit::default)
 }
 
+fn most_layers(p: &PackageFacts, c: &Conditions) -> Option<u64> {
+    p.graphs.iter().filter_map(|g| g.layers).max().filter(|_| c.target == Target::Iphone)
+}
+
 pub(super) fn iphone_layers(p: &PackageFacts, c: &Conditions) -> Option<Hit> {
-    let layers = p.graphs.iter().filter_map(|g| g.layers).max().filter(|&n| n > 15)?;
-    (c.target == Target::Iphone).then(|| Hit { detail: format!("{layers} layers"), advice: None })
+    let n = most_layers(p, c).filter(|n| (IPHONE_LAYERS.0 + 1..IPHONE_LAYERS.1).contains(n))?;
+    Hit::new(format!("{n} layers"))
+}
+
+pub(super) fn iphone_merged(p: &PackageFacts, c: &Conditions) -> Option<Hit> {
+    let n = most_layers(p, c).filter(|&n| n >= IPHONE_LAYERS.1)?;
+    Hit::new(format!("{n} layers"))
 }
 
 pub(super) fn functions_many(p: &PackageFacts, _: &Conditions) -> Option<Hit> {

@@ -42,7 +42,8 @@ pub struct Options {
 /// What a check found.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// No package, and no op of one, is predicted off the ANE; with `strict`, none is unknown either.
+    /// No package, and no op of one, is predicted off the ANE, save packages that are too small to matter. With `strict`, all
+    /// packages are predicted on it.
     pub pass: bool,
     /// `unknown` fails too.
     pub strict: bool,
@@ -70,6 +71,15 @@ pub struct Verdicts {
     pub not_ane: u64,
     /// Not decided.
     pub unknown: u64,
+}
+
+/// Whether a package passes by its prediction.
+fn passes(p: &PackageReport, strict: bool) -> bool {
+    match p.verdict {
+        Verdict::Ane => true,
+        Verdict::Unknown => !strict,
+        Verdict::NotAne => p.too_small && !strict,
+    }
 }
 
 /// Facts of a model. Weight data is not read.
@@ -137,7 +147,7 @@ fn summary(packages: Vec<PackageReport>, bundle: BundleFacts, judge: &Judge, opt
             _ => None,
         })
         .collect();
-    let pass = verdicts.not_ane == 0 && !(options.strict && verdicts.unknown > 0);
+    let pass = packages.iter().all(|p| passes(p, options.strict));
     Report {
         pass,
         strict: options.strict,

@@ -11,6 +11,9 @@ pub const NO_SIGHTING: &str = "op.no_sighting";
 /// Rule of a function that no measured neighbour speaks for.
 pub const NO_NEIGHBOUR: &str = "prefer.no_neighbour";
 
+/// Rules by which a graph goes to the CPU because there is next to nothing to compute.
+const TOO_SMALL: [&str; 2] = ["prefer.tiny", "prefer.trivial"];
+
 /// Where ops are predicted to run. The sum is the number of ops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct OpCounts {
@@ -119,6 +122,8 @@ pub struct PackageReport {
     pub kind: Option<String>,
     /// Prediction.
     pub verdict: Verdict,
+    /// It is predicted elsewhere for the one reason that it is too small for the ANE to matter. That is no failure.
+    pub too_small: bool,
     /// Where its ops are predicted to run, over all functions.
     pub ops: OpCounts,
     /// Bytes of weights as stored.
@@ -196,10 +201,13 @@ impl Judge {
         let verdict = functions.iter().map(|f| f.verdict).max().unwrap_or(Verdict::Unknown);
         let (reasons, warnings) = findings.split();
         let weight_bytes = facts.weight_bytes;
+        let mut against = reasons.iter().filter(|r| r.verdict == Verdict::NotAne);
+        let too_small = verdict == Verdict::NotAne && against.all(|r| TOO_SMALL.contains(&r.rule));
         PackageReport {
             name: name.into(),
             kind: None,
             verdict,
+            too_small,
             ops,
             weight_bytes,
             functions,

@@ -101,7 +101,8 @@ pub struct Words {
 impl Words {
     fn new(texts: &[&str]) -> Words {
         let split = |c: char| c.is_whitespace() || matches!(c, ',' | ';' | '(' | ')' | '+' | ':');
-        let words = texts.iter().flat_map(|t| t.split(split)).filter(|w| !w.is_empty());
+        // A bar between texts, so that words of two columns are never neighbours.
+        let words = texts.iter().flat_map(|t| t.split(split).chain(["|"])).filter(|w| !w.is_empty());
         let words = words.map(|w| {
             let w = w.to_ascii_lowercase();
             // Op names carry the opset in front: `ios16.cumsum`.
@@ -286,13 +287,18 @@ impl Sketch {
         let arrow = words.arrow().or_else(|| Some((words.first(&["k="])?, words.first(&["n="])?)));
         let mut depths = words.numbers("k=");
         depths.extend(arrow.filter(|_| lone.is_some()).map(|a| a.0));
+        if depths.is_empty() && lone.is_some() {
+            depths = words.numbers("k");
+        }
         let gated_mlp =
             words.any(&["swiglu", "mlp"]) && !words.any(&["layer", "layers", "attention", "attn", "whole"]);
         let layers = words
             .before(&["layers", "layer"])
             .or_else(|| words.suffixed("-layer"))
             .or_else(|| words.suffixed("l"));
-        let glue = words.any(&GLUE) && !words.any(&["pack", "packs", "encoder", "layer", "layers"]);
+        // The one joint above this size that was measured had a wide output, and was on the ANE.
+        let joins = words.has("combiner") || words.any(&GLUE) && row.mb.is_none_or(|mb| mb <= 15.0);
+        let glue = joins && !words.any(&["pack", "packs", "encoder", "layer", "layers"]);
         let head = words.any(&["head", "lm_head"])
             && words.any(&["lm", "incl", "vocab", "vocabulary", "with"])
             || words.words.iter().any(|w| w.strip_prefix("vocab").is_some_and(|n| number(n).is_some()));
