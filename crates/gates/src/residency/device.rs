@@ -298,7 +298,8 @@ fn join(
         ops.count(planned.preferred);
         let found = by_name.get(planned.name.as_str()).or_else(|| by_name.get(without_opset(&planned.name)));
         let Some(&i) = found else {
-            c.not_in_packages += 1;
+            // An op without a result has no name in a plan.
+            c.not_in_packages += u64::from(!planned.name.is_empty());
             continue;
         };
         let op = &f.op_list[i];
@@ -328,4 +329,121 @@ fn join(
     // `write_state` has no result, and plans leave it out.
     let missing = f.op_list.iter().zip(&seen).filter(|(op, seen)| !**seen && op.op_type != "write_state");
     c.not_in_report += missing.count() as u64;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::residency::rule::Conditions;
+    use crate::residency::verdict::{OpCounts, OpVerdict};
+
+    fn checked(verdicts: &[(&str, &str, Verdict)]) -> Report {
+        let op_list = verdicts
+            .iter()
+            .map(|(name, op_type, verdict)| OpVerdict {
+                name: name.to_string(),
+                result: format!("{name}_out"),
+                op_type: op_type.to_string(),
+                verdict: *verdict,
+                rules: vec![],
+            })
+            .collect();
+        let verdict = verdicts.iter().map(|v| v.2).max().unwrap();
+        let function = FunctionReport {
+            name: "main".into(),
+            verdict,
+            admissible: verdict,
+            preferred: verdict,
+            loads: verdict,
+            ops: OpCounts::default(),
+            support: None,
+            op_list,
+        };
+        let package = PackageReport {
+            name: "p.mlpackage".into(),
+            kind: None,
+            verdict,
+            too_small: false,
+            ops: OpCounts::default(),
+            weight_bytes: None,
+            functions: vec![function],
+            reasons: vec![],
+            warnings: vec![],
+        };
+        Report {
+            pass: true,
+            strict: false,
+            conditions: Conditions::default(),
+            verdicts: Verdicts::default(),
+            ops: OpCounts::default(),
+            packages: vec![package],
+            warnings: vec![],
+            device: None,
+        }
+    }
+
+    fn plan(ops: &str) -> PlanReport {
+        let text = format!(
+            r#"{{"format": 1, "os": "macOS 26.0", "chip": "Apple M4", "compute_units": "cpuAndNeuralEngine",
+                "plans": [{{"package": "x/p.mlmodelc", "function": "main", "ops": [{ops}]}}]}}"#
+        );
+        PlanReport::parse(text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn ops_are_joined_by_name_and_by_result() {
+        let mut r = checked(&[
+            ("a", "conv", Verdict::Ane),
+            ("b", "mul", Verdict::Ane),
+            ("c", "topk", Verdict::NotAne),
+        ]);
+        let p = plan(
+            r#"{"name": "k", "type": "ios18.constexpr_lut_to_dense"}, {"name": "ios18.a", "type": "ios18.conv", "preferred": "ane"},
+               {"name": "b_out", "type": "ios18.mul", "preferred": "MLCPUComputeDevice", "supported": ["cpu", "ane"], "cost": 0.1},
+               {"name": "c", "type": "ios18.topk", "preferred": "cpu"}, {"name": "other", "type": "mul", "preferred": "ane"}"#,
+        );
+        compare(&mut r, &p);
+        let c = r.device.unwrap();
+        assert_eq!((c.joined, c.not_in_packages, c.not_in_report), (3, 1, 0));
+        assert_eq!((c.agreeing, c.decided, c.disagreeing), (2, 3, 1));
+        assert_eq!(c.confusion["ane"], Planned { ane: 1, cpu: 1, ..Planned::default() });
+        assert_eq!(c.disagreements[0].op, "b");
+        assert_eq!(c.verdict, Some(Verdict::NotAne));
+        assert!(!r.pass);
+    }
+
+    #[test]
+    fn no_device_is_unknown_and_never_a_pass() {
+        for ops in [r#"{"name": "a", "type": "conv"}"#, "", r#"{"name": "k", "type": "const"}"#] {
+            let mut r = checked(&[("a", "conv", Verdict::Ane)]);
+            compare(&mut r, &plan(ops));
+            assert_eq!(r.device.unwrap().verdict, Some(Verdict::Unknown), "{ops}");
+            assert!(!r.pass);
+        }
+        // Neither is a report of something else.
+        let mut r = checked(&[("a", "conv", Verdict::Ane)]);
+        let mut other = plan(r#"{"name": "a", "type": "conv", "preferred": "ane"}"#);
+        other.plans[0].package = "q".into();
+        compare(&mut r, &other);
+        assert_eq!((r.pass, r.device.unwrap().packages_without_plan), (false, 1));
+    }
+
+    #[test]
+    fn a_plan_overrides_a_prediction() {
+        let mut r = checked(&[("a", "conv", Verdict::NotAne)]);
+        r.pass = false;
+        compare(&mut r, &plan(r#"{"name": "a", "type": "conv", "preferred": "neuralEngine"}"#));
+        assert!(r.pass);
+        assert_eq!(r.device.unwrap().disagreeing, 1);
+    }
+
+    #[test]
+    fn reports_that_are_none_are_refused() {
+        for (text, says) in [
+            ("{", "plan report"),
+            (r#"{"format": 2, "os": "", "chip": "", "compute_units": "", "plans": []}"#, "format 2"),
+        ] {
+            assert!(PlanReport::parse(text.as_bytes()).unwrap_err().contains(says));
+        }
+    }
 }

@@ -159,3 +159,6 @@ fn summary(packages: Vec<PackageReport>, bundle: BundleFacts, judge: &Judge, opt
         device: None,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -205,3 +205,6 @@ pub fn without_family(rows: &[Row]) -> BTreeMap<String, Score> {
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -295,7 +295,8 @@ impl Sketch {
         let layers = words
             .before(&["layers", "layer"])
             .or_else(|| words.suffixed("-layer"))
-            .or_else(|| words.suffixed("l"));
+            .or_else(|| words.suffixed("l"))
+            .or_else(|| layer_range(&text));
         // The one joint above this size that was measured had a wide output, and was on the ANE.
         let joins = words.has("combiner") || words.any(&GLUE) && row.mb.is_none_or(|mb| mb <= 15.0);
         let glue = joins && !words.any(&["pack", "packs", "encoder", "layer", "layers"]);
@@ -409,6 +410,13 @@ impl Sketch {
             ..Op::default()
         }
     }
+}
+
+/// Layers `[16,24)` of a model are 8.
+fn layer_range(text: &str) -> Option<u64> {
+    let inside = text.split('[').skip(1).find_map(|t| t.split_once(')')).map(|(inside, _)| inside)?;
+    let (from, to) = inside.split_once(',')?;
+    number(to.trim())?.checked_sub(number(from.trim())?).filter(|&n| n > 0)
 }
 
 fn form(quant: &str) -> Form {
