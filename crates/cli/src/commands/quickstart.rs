@@ -18,7 +18,7 @@ use anemoe_runtime::tokenizer::Tokenizer;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The whole story on the small model of the repository: plan, build, reports, golden gate, text, speed.
+/// The whole story on the small model of the repository: plan, build, residency, golden gate, text, speed.
 #[derive(clap::Args)]
 #[command(after_help = "Example:\n  anemoe quickstart --prompt 'def read_file(path):'")]
 pub struct Args {

@@ -638,7 +638,7 @@ pub(super) fn programs(b: &BundleFacts, _: &Conditions) -> Option<Hit> {
 // Laws that are quoted and do not hold
 
 pub(super) fn below_14(p: &PackageFacts, _: &Conditions) -> Option<Hit> {
-    p.weight_bytes.filter(|&b| b < 14_000_000).and_then(|b| Hit::new(mb(b)))
+    p.weight_bytes.filter(|&b| (TINY_BYTES + 1..14_000_000).contains(&b)).and_then(|b| Hit::new(mb(b)))
 }
 
 pub(super) fn below_50(p: &PackageFacts, _: &Conditions) -> Option<Hit> {

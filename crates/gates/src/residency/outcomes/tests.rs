@@ -161,8 +161,8 @@ fn odd_text_is_no_danger() {
         "0 layers d0 dff0 0/0 heads",
     ] {
         let r = row(text, text, text, 1.0, text, text);
-        let _ = judge(&[r.clone()]);
+        let _ = judge(std::slice::from_ref(&r));
         let linear = Row { model: format!("linear {text}"), quant: "fp16".into(), ..r };
-        let _ = judge(&[linear]);
+        let _ = judge(std::slice::from_ref(&linear));
     }
 }
