@@ -13,7 +13,7 @@ const VOCABULARY: u64 = 32_000;
 /// The functions of a model, and the bytes of weights that they store together.
 pub fn model(model: &Model) -> (Vec<Graph>, u64) {
     let mut shared = HashSet::new();
-    let mut total = 0;
+    let mut total = 0u64;
     let graphs = model
         .program
         .functions
@@ -24,10 +24,10 @@ pub fn model(model: &Model) -> (Vec<Graph>, u64) {
             walker.block(&f.block);
             for (key, bytes) in &walker.blobs {
                 if shared.insert(*key) {
-                    total += bytes;
+                    total = total.saturating_add(*bytes);
                 }
             }
-            total += walker.immediate_bytes;
+            total = total.saturating_add(walker.immediate_bytes);
             walker.finish()
         })
         .collect();
@@ -121,7 +121,7 @@ impl<'a> Walker<'a> {
         let bytes = stored_bytes(value);
         match &value.data {
             ValueData::Blob { file, offset } => drop(self.blobs.insert((file, *offset), bytes)),
-            ValueData::Immediate(_) => self.immediate_bytes += bytes,
+            ValueData::Immediate(_) => self.immediate_bytes = self.immediate_bytes.saturating_add(bytes),
         }
         bytes
     }
@@ -167,23 +167,23 @@ impl<'a> Walker<'a> {
     fn compressed(&mut self, op: &'a Operation) {
         self.graph.no_device += 1;
         let Some(output) = op.outputs.first() else { return };
-        let mut bytes = 0;
+        let mut bytes = 0u64;
         for (name, value) in &op.attributes {
             // `axis` and `shape` are a few bytes, and `name` is text.
             if name != "name" {
-                bytes += self.count(value);
+                bytes = bytes.saturating_add(self.count(value));
             }
         }
         let mut inner = Vec::new();
         for Argument(bindings) in op.inputs.values() {
             for binding in bindings {
                 match binding {
-                    Binding::Value(value) => bytes += self.count(value),
+                    Binding::Value(value) => bytes = bytes.saturating_add(self.count(value)),
                     Binding::Name(name) => inner.extend(self.scope.get(name.as_str()).and_then(|k| k.weight)),
                 }
             }
         }
-        bytes += inner.iter().map(|&i| self.graph.weights[i].bytes).sum::<u64>();
+        bytes = inner.iter().fold(bytes, |n, &i| n.saturating_add(self.graph.weights[i].bytes));
         let form = self.form(op, output.ty.tensor(), &inner);
         let weight = Weight { name: output.name.clone(), dims: shape(&output.ty), form, bytes };
         // What another constexpr consumed is no weight of its own any more.
@@ -413,7 +413,7 @@ impl<'a> Walker<'a> {
             op.weights = op.weights.iter().filter_map(|i| renumber.get(i).copied()).collect();
         }
         let g = &mut self.graph;
-        g.weight_bytes = Some(self.blobs.values().sum::<u64>() + self.immediate_bytes);
+        g.weight_bytes = Some(self.blobs.values().fold(self.immediate_bytes, |n, b| n.saturating_add(*b)));
         let attention = |op: &&Op| matches!(op.op_type.as_str(), "softmax" | "scaled_dot_product_attention");
         g.layers = Some(g.ops.iter().filter(attention).count() as u64);
         g.matrix_count = Some(g.matrices().count() as u64);

@@ -189,7 +189,10 @@ impl Graph {
 
     /// Bytes of weights that are stored with tables.
     pub fn lut_bytes(&self) -> u64 {
-        self.weights.iter().filter(|w| matches!(w.form, Form::Lut { .. })).map(|w| w.bytes).sum()
+        self.weights
+            .iter()
+            .filter(|w| matches!(w.form, Form::Lut { .. }))
+            .fold(0, |n, w| n.saturating_add(w.bytes))
     }
 
     /// Whether every matrix of some size is uncompressed.

@@ -113,7 +113,7 @@ pub(super) fn rank_2_linear(op: &Op, g: &Graph, _: &Conditions) -> Option<Hit> {
 
 pub(super) fn batch_over_pixels(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {
     let x = op.inputs.first()?.shape()?;
-    (op.op_type == "conv" && x.len() == 4 && x[0] >= MANY_POSITIONS && x[2] * x[3] == 1).then(|| Hit {
+    (op.op_type == "conv" && x.len() == 4 && x[0] >= MANY_POSITIONS && x[2..] == [1, 1]).then(|| Hit {
         detail: format!("input {x:?}"),
         advice: Some(format!("move the batch to the last axis: [1, {}, 1, {}]", x[1], x[0])),
     })
@@ -121,7 +121,7 @@ pub(super) fn batch_over_pixels(op: &Op, _: &Graph, _: &Conditions) -> Option<Hi
 
 pub(super) fn last_axis_of_one(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {
     let x = op.inputs.first()?.shape()?;
-    let large = x.iter().product::<u64>() >= 1 << 16;
+    let large = op.inputs.first()?.elements().is_some_and(|n| n >= 1 << 16);
     (matches!(op.op_type.as_str(), "conv" | "matmul" | "softmax")
         && x.len() > 2
         && large
@@ -511,7 +511,7 @@ fn layers(g: &Graph) -> bool {
 
 pub(super) fn layer_graph(g: &Graph, c: &Conditions) -> Option<Hit> {
     let bytes = g.weight_bytes?;
-    let least = if g.lut_bytes() * 2 > bytes {
+    let least = if g.lut_bytes() > bytes / 2 {
         LUT_BYTES
     } else if g.is_fp16() {
         LAYER_BYTES_FP16

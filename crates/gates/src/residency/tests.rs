@@ -649,3 +649,22 @@ fn an_empty_package_is_unknown() {
     };
     assert_ne!(check(&empty, mac()).verdict, Verdict::Ane);
 }
+
+/// Sizes that no file holds: the package reader lets types of results through, and so must the rules.
+#[test]
+fn sizes_without_measure_are_no_danger() {
+    let huge = u64::MAX / 2;
+    for name in ["conv", "matmul", "softmax", "topk", "scaled_dot_product_attention", "linear", "max_pool"] {
+        let mut o = product(name, huge);
+        o.inputs = vec![TensorType::fixed(F16, &[huge, huge, huge, huge])];
+        (o.axis_extent, o.window) = (Some(huge), Some(huge));
+        let c = o.contraction.as_mut().unwrap();
+        (c.outputs, c.positions, c.kernel) = (Some(huge), Some(huge), vec![huge; 3]);
+        for between in [false, true] {
+            o.contraction.as_mut().unwrap().between_activations = between;
+            let lone = changed(layers(u64::MAX), |g| g.ops = vec![o.clone()]);
+            assert_ne!(check(&lone, phone()).verdict, Verdict::Ane);
+            assert_ne!(check(&with(o.clone()), all_units()).verdict, Verdict::Ane);
+        }
+    }
+}

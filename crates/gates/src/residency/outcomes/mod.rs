@@ -44,8 +44,9 @@ impl Row {
     /// What the verdict of the whole graph should be; `None` for a label that says nothing.
     pub fn truth(&self) -> Option<Verdict> {
         match self.label.as_str() {
-            "ANE_ALL" => Some(Verdict::Ane),
-            "MIXED" | "CPU_ALL" | "GPU_ALL" | "COMPILE_FAIL" | "RUNTIME_FAIL" => Some(Verdict::NotAne),
+            "ANE_ALL" | "ANE" => Some(Verdict::Ane),
+            "MIXED" => Some(Verdict::NotAne),
+            l if l.starts_with("CPU") || l.starts_with("GPU") || l.ends_with("FAIL") => Some(Verdict::NotAne),
             _ => None,
         }
     }

@@ -206,7 +206,7 @@ fn number(text: &str) -> Option<u64> {
         None => (text, 1),
     };
     let n: u64 = digits.parse().ok()?;
-    n.checked_mul(factor).filter(|&n| n < 1 << 40)
+    n.checked_mul(factor).filter(|&n| n < 1 << 24)
 }
 
 /// What is there in the words.

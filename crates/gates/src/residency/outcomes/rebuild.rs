@@ -192,7 +192,7 @@ fn layers(s: &Sketch, d: u64, width: u64, (heads, kv): (u64, u64)) -> Result<Fun
             &name("own"),
             &cached,
             &[i as i32, 0, 0, 0],
-            &ints(&[1, 2 * kv, slots - t, head_dim]),
+            &ints(&[1, 2 * kv, slots.saturating_sub(t), head_dim]),
         )?;
         let all = m.f.concat(&name("all"), &[&own, &kv_new], 2)?;
         let halves = m.f.split(&name("halves"), &all, 2, 1)?;

@@ -159,6 +159,7 @@ fn odd_text_is_no_danger() {
         "RangeDim ..",
         "99999 layers d1 dff1 1 heads",
         "0 layers d0 dff0 0/0 heads",
+        "d16777215 dff16777215 16777215/1 heads 200 layers T=600 S=33 16777215x16777215x16777215x16777215",
     ] {
         let r = row(text, text, text, 1.0, text, text);
         let _ = judge(std::slice::from_ref(&r));
