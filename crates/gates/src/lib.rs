@@ -6,5 +6,4 @@ pub mod calibrate;
 pub mod golden;
 pub mod reference;
 pub mod residency;
-
 pub mod text;
