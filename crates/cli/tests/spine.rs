@@ -196,7 +196,9 @@ fn sampling_is_reproducible() {
 fn every_command_explains_itself() {
     let (code, out, _) = run(&["--help"]);
     assert_eq!(code, 0);
-    for command in ["quickstart", "inspect", "plan", "build", "golden", "validate", "generate", "predict"] {
+    for command in
+        ["quickstart", "inspect", "plan", "build", "check", "golden", "validate", "generate", "predict"]
+    {
         assert!(out.contains(command), "{out}");
         let (code, help, _) = run(&[command, "--help"]);
         assert_eq!(code, 0);

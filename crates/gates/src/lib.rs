@@ -5,5 +5,5 @@ pub mod auto;
 pub mod calibrate;
 pub mod golden;
 pub mod reference;
-pub mod static_report;
+pub mod residency;
 pub mod text;

@@ -3,6 +3,7 @@
 pub mod auto;
 pub mod build;
 pub mod calibrate;
+pub mod check;
 pub mod checkpoint;
 pub mod generate;
 pub mod golden;

@@ -1,6 +1,6 @@
 //! `anemoe quickstart`
 
-use super::{build, generate, plan};
+use super::{build, check, generate, plan};
 use crate::Outcome;
 use crate::ui::{self, Table, Ui};
 use anemoe_convert::checkpoint::Checkpoint;
@@ -9,7 +9,7 @@ use anemoe_convert::plan::PlanOptions;
 use anemoe_convert::quant::Quant;
 use anemoe_gates::golden::{self, Gate};
 use anemoe_gates::reference::Golden;
-use anemoe_gates::static_report::{self, OpReport};
+use anemoe_gates::residency;
 use anemoe_runtime::cpu::CpuBackend;
 use anemoe_runtime::engine::Engine;
 use anemoe_runtime::generate::{GenerateOptions, Generated};
@@ -18,7 +18,7 @@ use anemoe_runtime::tokenizer::Tokenizer;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The whole story on the small model of the repository: plan, build, reports, golden gate, text, speed.
+/// The whole story on the small model of the repository: plan, build, residency, golden gate, text, speed.
 #[derive(clap::Args)]
 #[command(after_help = "Example:\n  anemoe quickstart --prompt 'def read_file(path):'")]
 pub struct Args {
@@ -68,7 +68,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let lut4 = Quant::Lut { bits: 4, uniform: false, per_tensor: false };
 
     let mut runs = Vec::new();
-    let mut report = OpReport::default();
+    let mut report = None;
     for quant in [Quant::Fp16, lut4] {
         let main = quant == lut4;
         let family = models::open(Checkpoint::open(&source)?)?;
@@ -86,9 +86,10 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         let load = started.elapsed();
         if main {
             ui.line(build::summary(&built))?;
-            ui.line("\n3. Packages and ops\n")?;
-            report = static_report::bundle(&bundle, engine.chain())?;
-            print_report(&report, ui)?;
+            ui.line("\n3. Residency: which ops the Neural Engine will run, as predicted\n")?;
+            let checked = residency::bundle(&bundle, engine.chain(), &residency::Options::default(), || {})?;
+            check::print(&checked, ui)?;
+            report = Some(checked);
             ui.line("\n4. Golden gate: logits against the f32 reference, after each token\n")?;
         }
         let gate = golden::gate(&bundle, &reference, golden::MIN_COSINE)?;
@@ -161,7 +162,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             })
         })
         .collect();
-    ui.document(&serde_json::json!({"model": source, "runs": document, "ops": report}))?;
+    ui.document(&serde_json::json!({"model": source, "runs": document, "residency": report}))?;
     Ok(if runs.iter().all(|r| r.gate.pass) { Outcome::Done } else { Outcome::GateFailed })
 }
 
@@ -173,30 +174,4 @@ fn find_model() -> anyhow::Result<PathBuf> {
     std::iter::once(name.to_path_buf()).chain(above).find(|p| p.join("config.json").is_file()).ok_or_else(|| {
         anyhow::anyhow!("models/small-gemma4 is neither here nor above the program: run this in the repository, or give --model")
     })
-}
-
-fn print_report(report: &OpReport, ui: &Ui) -> std::io::Result<()> {
-    let mut table = Table::new(&["kind", "packages", "largest", "functions", "compute ops", "constants"]);
-    for (kind, r) in &report.kinds {
-        table.row(vec![
-            kind.clone(),
-            r.packages.to_string(),
-            ui::bytes(r.largest_bytes),
-            r.functions.to_string(),
-            r.compute_ops.to_string(),
-            r.constants.to_string(),
-        ]);
-    }
-    table.print(ui)?;
-    let list = |ops: &std::collections::BTreeMap<String, u64>| {
-        ops.iter().map(|(op, n)| format!("{op} {n}")).collect::<Vec<_>>().join(", ")
-    };
-    ui.line(format!("\nops that were seen on the ANE by others: {}", list(&report.seen)))?;
-    if !report.unseen.is_empty() {
-        ui.line(format!("ops without a published sighting: {}", list(&report.unseen)))?;
-    }
-    if !report.off.is_empty() {
-        ui.line(format!("ops that leave the ANE: {}", list(&report.off)))?;
-    }
-    Ok(())
 }

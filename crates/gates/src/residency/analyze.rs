@@ -1,0 +1,482 @@
+//! From a MIL program to [`Graph`]s. Weight data is never read: sizes and compression follow from types.
+
+use super::graph::{Contraction, Form, Grain, Graph, Op, Shapes, State, Weight};
+use anemoe_mlpackage::mil::{
+    Argument, Binding, Block, DataType, Dim, FeatureShape, Function, FunctionDescription, Model, Operation,
+    TensorData, TensorType, Value, ValueData, ValueType,
+};
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+/// A vocabulary is wider than any hidden layer of the models at hand, and narrower ones are not the problem.
+const VOCABULARY: u64 = 32_000;
+
+/// The functions of a model, and the bytes of weights that they store together.
+pub fn model(model: &Model) -> (Vec<Graph>, u64) {
+    let mut shared = HashSet::new();
+    let mut total = 0u64;
+    let graphs = model
+        .program
+        .functions
+        .iter()
+        .map(|(name, f)| {
+            let described = model.functions.iter().find(|d| &d.name == name);
+            let mut walker = Walker::new(name, f, described);
+            walker.block(&f.block);
+            for (key, bytes) in &walker.blobs {
+                if shared.insert(*key) {
+                    total = total.saturating_add(*bytes);
+                }
+            }
+            total = total.saturating_add(walker.immediate_bytes);
+            walker.finish()
+        })
+        .collect();
+    (graphs, total)
+}
+
+/// Where a value comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Origin {
+    /// Stored.
+    Constant,
+    /// From sizes of tensors alone.
+    Sizes,
+    /// Computed or fed.
+    Data,
+}
+
+#[derive(Clone)]
+struct Known<'a> {
+    ty: &'a ValueType,
+    origin: Origin,
+    value: Option<&'a Value>,
+    weight: Option<usize>,
+    from_state: bool,
+}
+
+struct Walker<'a> {
+    graph: Graph,
+    scope: HashMap<&'a str, Known<'a>>,
+    /// Bytes of the blobs that this function uses, by file and offset.
+    blobs: HashMap<(&'a str, u64), u64>,
+    immediate_bytes: u64,
+}
+
+/// Bytes of a value's elements.
+fn stored_bytes(value: &Value) -> u64 {
+    let ty = value.ty.tensor();
+    ty.and_then(|t| t.dtype.packed_bytes(t.elements()?)).unwrap_or(0)
+}
+
+fn shape(ty: &ValueType) -> Vec<u64> {
+    ty.tensor().map(|t| t.dims.iter().map(|d| d.fixed().unwrap_or(0)).collect()).unwrap_or_default()
+}
+
+impl<'a> Walker<'a> {
+    fn new(name: &str, f: &'a Function, described: Option<&FunctionDescription>) -> Self {
+        let mut graph = Graph { function: name.to_string(), op_count: Some(0), ..Graph::default() };
+        let mut scope = HashMap::new();
+        for input in &f.inputs {
+            scope.insert(
+                input.name.as_str(),
+                Known { ty: &input.ty, origin: Origin::Data, value: None, weight: None, from_state: false },
+            );
+            if let ValueType::State(ty) = &input.ty {
+                graph.states.push(State { name: input.name.clone(), dims: ty.shape().unwrap_or_default() });
+            }
+        }
+        graph.shapes = described.map_or(Shapes::Fixed, shapes);
+        Walker { graph, scope, blobs: HashMap::new(), immediate_bytes: 0 }
+    }
+
+    fn block(&mut self, block: &'a Block) {
+        for input in &block.inputs {
+            self.define(&input.name, &input.ty, Origin::Data, None, None, false);
+        }
+        for op in &block.operations {
+            if op.op_type == "const" {
+                self.constant(op);
+            } else if op.op_type.starts_with("constexpr_") {
+                self.compressed(op);
+            } else {
+                self.compute(op);
+            }
+        }
+    }
+
+    fn define(
+        &mut self,
+        name: &'a str,
+        ty: &'a ValueType,
+        origin: Origin,
+        value: Option<&'a Value>,
+        weight: Option<usize>,
+        from_state: bool,
+    ) {
+        self.scope.insert(name, Known { ty, origin, value, weight, from_state });
+    }
+
+    /// Counts the bytes of a stored value once, however often the function names it.
+    fn count(&mut self, value: &'a Value) -> u64 {
+        let bytes = stored_bytes(value);
+        match &value.data {
+            ValueData::Blob { file, offset } => drop(self.blobs.insert((file, *offset), bytes)),
+            ValueData::Immediate(_) => self.immediate_bytes = self.immediate_bytes.saturating_add(bytes),
+        }
+        bytes
+    }
+
+    fn constant(&mut self, op: &'a Operation) {
+        self.graph.no_device += 1;
+        let (Some(value), Some(output)) = (op.attributes.get("val"), op.outputs.first()) else { return };
+        let bytes = self.count(value);
+        let weight = output.ty.tensor().filter(|t| t.rank() >= 1 && t.dtype.is_float()).map(|t| {
+            self.weight(Weight {
+                name: output.name.clone(),
+                dims: shape(&output.ty),
+                form: Form::Dense(t.dtype),
+                bytes,
+            })
+        });
+        self.define(&output.name, &output.ty, Origin::Constant, Some(value), weight, false);
+    }
+
+    fn weight(&mut self, weight: Weight) -> usize {
+        self.graph.weights.push(weight);
+        self.graph.weights.len() - 1
+    }
+
+    /// Operands of a `constexpr_*`: attributes up to iOS17, inputs since.
+    fn operand<'b>(
+        &'b self,
+        op: &'a Operation,
+        param: &str,
+    ) -> Option<(&'a ValueType, Option<&'a Value>, Option<&'b Known<'a>>)> {
+        if let Some(value) = op.attributes.get(param) {
+            return Some((&value.ty, Some(value), None));
+        }
+        match op.inputs.get(param)?.0.first()? {
+            Binding::Value(value) => Some((&value.ty, Some(value), None)),
+            Binding::Name(name) => {
+                let known = self.scope.get(name.as_str())?;
+                Some((known.ty, known.value, Some(known)))
+            }
+        }
+    }
+
+    fn compressed(&mut self, op: &'a Operation) {
+        self.graph.no_device += 1;
+        let Some(output) = op.outputs.first() else { return };
+        let mut bytes = 0u64;
+        for (name, value) in &op.attributes {
+            // `axis` and `shape` are a few bytes, and `name` is text.
+            if name != "name" {
+                bytes = bytes.saturating_add(self.count(value));
+            }
+        }
+        let mut inner = Vec::new();
+        for Argument(bindings) in op.inputs.values() {
+            for binding in bindings {
+                match binding {
+                    Binding::Value(value) => bytes = bytes.saturating_add(self.count(value)),
+                    Binding::Name(name) => inner.extend(self.scope.get(name.as_str()).and_then(|k| k.weight)),
+                }
+            }
+        }
+        bytes = inner.iter().fold(bytes, |n, &i| n.saturating_add(self.graph.weights[i].bytes));
+        let form = self.form(op, output.ty.tensor(), &inner);
+        let weight = Weight { name: output.name.clone(), dims: shape(&output.ty), form, bytes };
+        // What another constexpr consumed is no weight of its own any more.
+        for i in inner {
+            self.graph.weights[i].bytes = 0;
+        }
+        let weight = self.weight(weight);
+        self.define(&output.name, &output.ty, Origin::Constant, None, Some(weight), false);
+    }
+
+    fn form(&self, op: &'a Operation, dense: Option<&TensorType>, inner: &[usize]) -> Form {
+        let inner_compressed =
+            inner.iter().map(|&i| &self.graph.weights[i].form).find(|f| !matches!(f, Form::Dense(_)));
+        let chained = inner_compressed.is_some();
+        match op.op_type.as_str() {
+            "constexpr_lut_to_dense" => {
+                let lut = self.operand(op, "lut").and_then(|o| o.0.tensor());
+                let indices = self.operand(op, "indices").and_then(|o| o.0.tensor());
+                let (Some(lut), Some(indices)) = (lut, indices) else { return Form::Unstated };
+                if indices.rank() + 2 != lut.rank() {
+                    // Before iOS18: one table of 2^bits entries, packed indices.
+                    let entries = lut.elements().unwrap_or(1).max(1);
+                    let bits = u64::from(entries.ilog2());
+                    return Form::Lut {
+                        bits,
+                        grouped_axes: vec![],
+                        entries: lut.dtype,
+                        vector: 1,
+                        scaled: chained,
+                    };
+                }
+                let groups = &lut.dims[..indices.rank()];
+                let grouped_axes = (0..groups.len()).filter(|&i| groups[i] != Dim::Fixed(1)).collect();
+                let vector = lut.dims[lut.rank() - 1].fixed().unwrap_or(1);
+                Form::Lut {
+                    bits: indices.dtype.bits() as u64,
+                    grouped_axes,
+                    // Tables that are themselves scaled integers have the type of the scales by then.
+                    entries: if chained { DataType::Int8 } else { lut.dtype },
+                    vector,
+                    scaled: chained,
+                }
+            }
+            "constexpr_blockwise_shift_scale" => {
+                if let Some(Form::Lut { bits, grouped_axes, entries, vector, .. }) = inner_compressed {
+                    let (bits, grouped_axes) = (*bits, grouped_axes.clone());
+                    return Form::Lut {
+                        bits,
+                        grouped_axes,
+                        entries: *entries,
+                        vector: *vector,
+                        scaled: true,
+                    };
+                }
+                let data = self.operand(op, "data").and_then(|o| o.0.tensor());
+                let scale = self.operand(op, "scale").and_then(|o| o.0.tensor());
+                let (Some(data), Some(scale)) = (data, scale) else { return Form::Unstated };
+                let cut: Vec<usize> = (0..scale.rank()).filter(|&i| scale.dims[i] != Dim::Fixed(1)).collect();
+                let whole = |i: usize| data.dims.get(i) == scale.dims.get(i);
+                let grain = match cut.as_slice() {
+                    [] => Grain::Tensor,
+                    [i] if whole(*i) => Grain::Channel,
+                    _ => Grain::Block,
+                };
+                Form::Linear { bits: data.dtype.bits() as u64, grain }
+            }
+            "constexpr_affine_dequantize" => {
+                let data = self.operand(op, "quantized_data").and_then(|o| o.0.tensor());
+                let scale = self.operand(op, "scale").and_then(|o| o.0.tensor());
+                let per_channel = scale.is_some_and(|s| s.elements().unwrap_or(1) > 1);
+                let grain = if per_channel { Grain::Channel } else { Grain::Tensor };
+                Form::Linear { bits: data.map_or(8, |d| d.dtype.bits() as u64), grain }
+            }
+            "constexpr_cast" => Form::Dense(dense.map_or(DataType::Float16, |t| t.dtype)),
+            _ => Form::Sparse,
+        }
+    }
+
+    fn compute(&mut self, op: &'a Operation) {
+        let mut described = Op {
+            name: op.name().to_string(),
+            result: op.outputs.first().map(|o| o.name.clone()).unwrap_or_default(),
+            op_type: op.op_type.clone(),
+            ..Op::default()
+        };
+        let mut origin = Origin::Constant;
+        let mut from_state = op.op_type == "read_state";
+        for (param, Argument(bindings)) in &op.inputs {
+            for binding in bindings {
+                let Binding::Name(name) = binding else { continue };
+                let Some(known) = self.scope.get(name.as_str()) else { continue };
+                origin = origin.max(known.origin);
+                if known.origin != Origin::Constant
+                    && let ValueType::Tensor(ty) = known.ty
+                {
+                    described.inputs.push(ty.clone());
+                }
+                described.weights.extend(known.weight.filter(|_| param != "bias"));
+                if known.origin == Origin::Data && decides_shape(&op.op_type, param) {
+                    described.runtime_bounds.push(param.clone());
+                }
+                if op.op_type == "slice_update" && param == "x" && known.from_state {
+                    (described.updates_state, from_state) = (true, true);
+                }
+            }
+        }
+        if op.op_type == "shape" {
+            origin = Origin::Sizes;
+        }
+        described.outputs = op.outputs.iter().filter_map(|o| o.ty.tensor().cloned()).collect();
+        described.contraction = self.contraction(op, &described);
+        described.axis_extent = self.axis_extent(op);
+        described.window = self.window(op);
+        self.graph.op_count = self.graph.op_count.map(|n| n + 1);
+        self.graph.ops.push(described);
+        for block in &op.blocks {
+            self.block(block);
+        }
+        for output in &op.outputs {
+            self.define(&output.name, &output.ty, origin, None, None, from_state);
+        }
+    }
+
+    fn ints(&self, op: &'a Operation, param: &str) -> Option<Vec<i64>> {
+        match self.operand(op, param)?.1?.tensor_data()? {
+            TensorData::Ints(v) => Some(v.iter().map(|&x| i64::from(x)).collect()),
+            _ => None,
+        }
+    }
+
+    fn contraction(&self, op: &'a Operation, described: &Op) -> Option<Contraction> {
+        let fixed = |t: &TensorType, i: usize| t.dims.get(i).and_then(|d| d.fixed());
+        let product = |dims: &[Dim]| dims.iter().map(|d| d.fixed()).try_fold(1u64, |a, d| a.checked_mul(d?));
+        let output = described.outputs.first()?;
+        match op.op_type.as_str() {
+            "conv" | "conv_transpose" => {
+                let weight = self.operand(op, "weight")?;
+                let ty = weight.0.tensor()?;
+                let groups =
+                    self.ints(op, "groups").and_then(|g| g.first().copied()).unwrap_or(1).max(1) as u64;
+                let transposed = op.op_type == "conv_transpose";
+                let kernel = ty.dims.iter().skip(2).filter_map(|d| d.fixed()).collect();
+                let stored = weight.1.is_some() || weight.2.is_some_and(|k| k.origin == Origin::Constant);
+                Some(Contraction {
+                    depth: if transposed { fixed(ty, 0).map(|c| c / groups) } else { fixed(ty, 1) },
+                    outputs: if transposed { fixed(output, 1) } else { fixed(ty, 0) },
+                    positions: product(output.dims.get(2..)?)
+                        .and_then(|p| p.checked_mul(fixed(output, 0).unwrap_or(1))),
+                    kernel,
+                    groups,
+                    between_activations: !stored,
+                })
+            }
+            "linear" => {
+                let ty = self.operand(op, "weight")?.0.tensor()?;
+                let rows = output.dims.get(..output.rank().saturating_sub(1))?;
+                Some(Contraction {
+                    depth: fixed(ty, 1),
+                    outputs: fixed(ty, 0),
+                    positions: product(rows),
+                    kernel: vec![],
+                    groups: 1,
+                    between_activations: false,
+                })
+            }
+            "matmul" => {
+                let (x, y) = (self.operand(op, "x")?, self.operand(op, "y")?);
+                let stored = |o: &(&ValueType, Option<&Value>, Option<&Known<'_>>)| {
+                    o.2.is_none_or(|k| k.origin == Origin::Constant)
+                };
+                let transposed =
+                    self.operand(op, "transpose_x").and_then(|o| o.1?.as_bool()).unwrap_or(false);
+                let tx = x.0.tensor()?;
+                let axis = tx.rank().checked_sub(if transposed { 2 } else { 1 })?;
+                let positions = product(output.dims.get(..output.rank().saturating_sub(1))?);
+                Some(Contraction {
+                    depth: fixed(tx, axis),
+                    outputs: fixed(output, output.rank().checked_sub(1)?),
+                    positions,
+                    kernel: vec![],
+                    groups: 1,
+                    between_activations: !stored(&x) && !stored(&y),
+                })
+            }
+            _ => None,
+        }
+    }
+
+    fn axis_extent(&self, op: &'a Operation) -> Option<u64> {
+        if !matches!(op.op_type.as_str(), "topk" | "reduce_argmax" | "reduce_argmin" | "softmax") {
+            return None;
+        }
+        let x = self.operand(op, "x")?.0.tensor()?;
+        let axis = self.ints(op, "axis").and_then(|a| a.first().copied()).unwrap_or(-1);
+        let axis = if axis < 0 { axis + x.rank() as i64 } else { axis };
+        x.dims.get(usize::try_from(axis).ok()?)?.fixed()
+    }
+
+    fn window(&self, op: &'a Operation) -> Option<u64> {
+        let params: &[&str] = match op.op_type.as_str() {
+            "max_pool" | "avg_pool" | "l2_pool" => &["kernel_sizes"],
+            "upsample_nearest_neighbor" | "upsample_bilinear" => {
+                &["scale_factor_height", "scale_factor_width"]
+            }
+            _ => return None,
+        };
+        params.iter().filter_map(|p| self.ints(op, p)).flatten().map(|v| v.max(0) as u64).max()
+    }
+
+    fn finish(mut self) -> Graph {
+        let used: BTreeSet<usize> = self.graph.ops.iter().flat_map(|op| op.weights.iter().copied()).collect();
+        // Constants such as masks and epsilons that only parameterise ops are no weights; neither is what a chain consumed.
+        let renumber: HashMap<usize, usize> = used
+            .iter()
+            .filter(|&&i| self.graph.weights[i].bytes > 0)
+            .enumerate()
+            .map(|(n, &i)| (i, n))
+            .collect();
+        let mut kept = Vec::with_capacity(renumber.len());
+        for (i, weight) in std::mem::take(&mut self.graph.weights).into_iter().enumerate() {
+            if renumber.contains_key(&i) {
+                kept.push(weight);
+            }
+        }
+        self.graph.weights = kept;
+        for op in &mut self.graph.ops {
+            op.weights = op.weights.iter().filter_map(|i| renumber.get(i).copied()).collect();
+        }
+        let g = &mut self.graph;
+        g.weight_bytes = Some(self.blobs.values().fold(self.immediate_bytes, |n, b| n.saturating_add(*b)));
+        let attention = |op: &&Op| matches!(op.op_type.as_str(), "softmax" | "scaled_dot_product_attention");
+        g.layers = Some(g.ops.iter().filter(attention).count() as u64);
+        g.matrix_count = Some(g.matrices().count() as u64);
+        g.positions = g.matrices().filter_map(|(_, c)| c.positions).max();
+        // A function whose token count is ranged says so in its default shape only; one position is the least.
+        if g.positions.is_none() && g.matrices().next().is_some() {
+            g.positions = Some(1);
+        }
+        // A bank of experts is as wide as a vocabulary, but other products follow it.
+        g.vocabulary_head = g.matrices().last().is_some_and(|(_, c)| c.outputs >= Some(VOCABULARY));
+        g.glue = glue(g);
+        self.graph
+    }
+}
+
+/// Much glue around few matrices, and neither attention nor a state: what joins the branches of a layer. What ends in a
+/// matrix is a head.
+fn glue(g: &Graph) -> bool {
+    let matrices = g.matrices().count();
+    let others = g.ops.len() - matrices;
+    let attends =
+        |op: &Op| op.op_type == "softmax" || op.contraction.as_ref().is_some_and(|c| c.between_activations);
+    let ends_in_matrix = g.ops.last().is_some_and(|op| op.contraction.is_some());
+    others >= 12
+        && others >= 12 * matrices
+        && !ends_in_matrix
+        && !g.ops.iter().any(attends)
+        && g.states.is_empty()
+}
+
+/// Whether a parameter decides the shape of a result.
+fn decides_shape(op_type: &str, param: &str) -> bool {
+    matches!(
+        (op_type, param),
+        ("slice_by_index", "begin" | "end" | "stride")
+            | ("slice_update", "begin" | "end" | "stride")
+            | ("slice_by_size", "begin" | "size")
+            | ("range_1d", "start" | "end" | "step")
+            | ("reshape" | "fill", "shape")
+            | ("tile", "reps")
+            | ("one_hot", "one_hot_vector_size")
+            | ("topk", "k")
+            | ("pad", "pad")
+    )
+}
+
+fn shapes(described: &FunctionDescription) -> Shapes {
+    let mut found = Shapes::Fixed;
+    for feature in &described.inputs {
+        match &feature.shape {
+            FeatureShape::Fixed(_) => {}
+            FeatureShape::Enumerated(_) | FeatureShape::Dynamic => return Shapes::Enumerated,
+            FeatureShape::Range { ranges, .. } => {
+                for (low, high) in ranges.iter().filter(|(low, high)| Some(*low) != *high) {
+                    let _ = low;
+                    found = match (found, high) {
+                        (Shapes::Ranged(None), _) | (_, None) => Shapes::Ranged(None),
+                        (Shapes::Ranged(Some(a)), Some(b)) => Shapes::Ranged(Some(a.max(*b))),
+                        (_, Some(b)) => Shapes::Ranged(Some(*b)),
+                    };
+                }
+            }
+        }
+    }
+    found
+}

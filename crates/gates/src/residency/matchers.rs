@@ -1,0 +1,654 @@
+//! The functions beside the table: when a rule applies. Thresholds stand here once, with the measurement they come from in
+//! the rule's evidence.
+
+use super::graph::{Form, Grain, Graph, Op, SMALL_CONSTANT, Shapes, Weight};
+use super::rule::{BundleFacts, Conditions, Hit, PackageFacts, Target, Units};
+use anemoe_mlpackage::mil::DataType;
+
+/// Deepest sum that every chip takes.
+pub const DEPTH: u64 = 16_384;
+/// Deepest sum that any chip is reported to take.
+pub const DEPTH_NEW: u64 = 65_536;
+/// A lone fp16 product of one vector: the CPU up to the first depth, the ANE from the second.
+const LONE_FP16: (u64, u64) = (4864, 5120);
+/// A lone INT8 product: the ANE from here (linear), and from here (1x1 convolution).
+const LONE_INT8: (u64, u64) = (4096, 3072);
+/// A program cannot address more weights.
+pub const PROGRAM_BYTES: u64 = 1 << 31;
+/// A program with a vocabulary head is doubtful from the first size on, and failed from the second.
+const HEAD_BYTES: (u64, u64) = (1_000_000_000, 1_500_000_000);
+/// On an iPhone: doubtful from the first size on, failing from the second.
+const IPHONE_BYTES: (u64, u64) = (950_000_000, 1_400_000_000);
+/// Layers in one package on an iPhone: doubtful above the first number, failing from the second.
+const IPHONE_LAYERS: (u64, u64) = (15, 35);
+/// Everything measured below this was placed on the CPU.
+const TINY_BYTES: u64 = 1_000_000;
+/// Smallest layer graph that was measured on the ANE, in INT8: a byte a weight.
+const LAYER_BYTES: u64 = 4_000_000;
+/// As many weights in fp16.
+const LAYER_BYTES_FP16: u64 = 2 * LAYER_BYTES;
+/// Smallest graph with tables that was measured on the ANE.
+const LUT_BYTES: u64 = 30_000_000;
+/// Fewest ops that count as a layer: the context in which small depths are taken.
+const LAYER_OPS: u64 = 12;
+/// A few products in fp16: the CPU up to the first size, the ANE from the second.
+const FEW_OPS_BYTES: (u64, u64) = (25_200_000, 50_000_000);
+/// Block-scaled INT4: always the CPU below this, both ways above.
+const BLOCK_BYTES: u64 = 100_000_000;
+/// Block-scaled INT8: the CPU up to the one size that was measured.
+const BLOCK8_BYTES: u64 = 200_000_000;
+/// Tokens at which a whole graph of small width is placed on the ANE.
+const MANY_POSITIONS: u64 = 64;
+/// Tokens up to which a call counts as decoding.
+const FEW_POSITIONS: u64 = 8;
+/// Token ranges up to the first bound were on the ANE; wider than the second were not.
+const RANGE: (u64, u64) = (4, 32);
+/// Widest softmax row that was seen on the ANE.
+const SOFTMAX: u64 = 2048;
+/// Elements of the query of a lone fused attention: the CPU up to the first, the ANE from the second.
+const ATTENTION: (u64, u64) = (1 << 20, 1 << 21);
+/// Longest axis that a search for the largest element stays for.
+const SEARCH: u64 = 2048;
+
+fn mb(bytes: u64) -> String {
+    format!("{:.1} MB", bytes as f64 / 1e6)
+}
+
+fn types_of(op: &Op, wanted: impl Fn(DataType) -> bool) -> Option<DataType> {
+    op.inputs.iter().chain(&op.outputs).map(|t| t.dtype).find(|&d| wanted(d))
+}
+
+fn weights<'a>(op: &Op, g: &'a Graph) -> impl Iterator<Item = &'a Weight> {
+    op.weights
+        .clone()
+        .into_iter()
+        .filter_map(|i| g.weights.get(i))
+        .filter(|w| w.bytes >= SMALL_CONSTANT || matches!(w.form, Form::Lut { .. } | Form::Linear { .. }))
+}
+
+// Types
+
+pub(super) fn fp32(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {
+    // A cast at the border of the program is its own op and was seen on the ANE.
+    let float = types_of(op, |d| matches!(d, DataType::Float32 | DataType::Float64))?;
+    (op.op_type != "cast").then(|| Hit { detail: format!("computes in {float}"), advice: None })
+}
+
+pub(super) fn bf16(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {
+    types_of(op, |d| matches!(d, DataType::BFloat16 | DataType::Float8E4M3FN | DataType::Float8E5M2))
+        .and_then(|d| Hit::new(format!("computes in {d}")))
+}
+
+pub(super) fn integers(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {
+    if matches!(op.op_type.as_str(), "cast" | "quantize" | "dequantize") {
+        return None;
+    }
+    types_of(op, DataType::is_int).and_then(|d| Hit::new(format!("computes on {d}")))
+}
+
+pub(super) fn cast_integer(op: &Op, g: &Graph, _: &Conditions) -> Option<Hit> {
+    if op.op_type != "cast" {
+        return None;
+    }
+    if op.inputs.is_empty() && op.outputs.is_empty() {
+        // In a summary, a cast beside a search for the largest elements can only be that of its indices.
+        let searches = |o: &Op| matches!(o.op_type.as_str(), "topk" | "reduce_argmax" | "argsort");
+        return g.ops.iter().any(searches).then(|| Hit { detail: "casts indices".into(), advice: None });
+    }
+    types_of(op, DataType::is_int).and_then(|d| Hit::new(format!("casts from or to {d}")))
+}
+
+// Shapes
+
+pub(super) fn rank_over_5(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {
+    let rank = op.inputs.iter().chain(&op.outputs).map(|t| t.rank()).max()?;
+    (rank > 5).then(|| Hit { detail: format!("rank {rank}"), advice: None })
+}
+
+pub(super) fn rank_2_linear(op: &Op, g: &Graph, _: &Conditions) -> Option<Hit> {
+    let x = op.inputs.first()?;
+    (op.op_type == "linear" && x.rank() == 2 && g.at_least_ops() >= LAYER_OPS)
+        .then(|| Hit { detail: format!("input {x}"), advice: None })
+}
+
+pub(super) fn batch_over_pixels(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {
+    let x = op.inputs.first()?.shape()?;
+    (op.op_type == "conv" && x.len() == 4 && x[0] >= MANY_POSITIONS && x[2..] == [1, 1]).then(|| Hit {
+        detail: format!("input {x:?}"),
+        advice: Some(format!("move the batch to the last axis: [1, {}, 1, {}]", x[1], x[0])),
+    })
+}
+
+pub(super) fn last_axis_of_one(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {
+    let x = op.inputs.first()?.shape()?;
+    let large = op.inputs.first()?.elements().is_some_and(|n| n >= 1 << 16);
+    (matches!(op.op_type.as_str(), "conv" | "matmul" | "softmax")
+        && x.len() > 2
+        && large
+        && x.last() == Some(&1))
+    .then(|| Hit { detail: format!("input {x:?}"), advice: None })
+}
+
+fn deep(op: &Op) -> Option<u64> {
+    op.contraction.as_ref()?.depth.filter(|&k| k > DEPTH)
+}
+
+fn split_depth(k: u64) -> Option<String> {
+    let parts = k.div_ceil(DEPTH);
+    Some(format!("cut the {k} inputs into {parts} and add the results"))
+}
+
+pub(super) fn depth(op: &Op, _: &Graph, c: &Conditions) -> Option<Hit> {
+    let k = deep(op)?;
+    let possible = c.chip.is_some_and(|c| c.wide_extents()) && k <= DEPTH_NEW;
+    (!possible).then(|| Hit { detail: format!("depth {k}"), advice: split_depth(k) })
+}
+
+pub(super) fn depth_new_chip(op: &Op, _: &Graph, c: &Conditions) -> Option<Hit> {
+    let k = deep(op)?;
+    let possible = c.chip.is_some_and(|c| c.wide_extents()) && k <= DEPTH_NEW;
+    possible.then(|| Hit { detail: format!("depth {k}"), advice: split_depth(k) })
+}
+
+pub(super) fn spatial(op: &Op, _: &Graph, c: &Conditions) -> Option<Hit> {
+    if !matches!(op.op_type.as_str(), "conv" | "conv_transpose" | "avg_pool" | "max_pool" | "l2_pool") {
+        return None;
+    }
+    let limit = if c.chip.is_some_and(|c| c.wide_extents()) { DEPTH_NEW } else { DEPTH };
+    let x = op.inputs.first()?.shape()?;
+    let extent = *x.get(2..)?.iter().max()?;
+    (extent > limit).then(|| Hit { detail: format!("extent {extent}"), advice: None })
+}
+
+pub(super) fn image(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {
+    let x = op.inputs.first()?.shape()?;
+    (op.op_type == "conv" && x.len() == 4 && x[2].min(x[3]) >= 5568)
+        .then(|| Hit { detail: format!("input {x:?}"), advice: None })
+}
+
+pub(super) fn runtime_bound(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {
+    (!op.runtime_bounds.is_empty())
+        .then(|| Hit { detail: format!("{} come from data", op.runtime_bounds.join(", ")), advice: None })
+}
+
+// Ops with conditions
+
+pub(super) fn search_wide(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {
+    let searches = matches!(op.op_type.as_str(), "topk" | "reduce_argmax" | "reduce_argmin");
+    let n = op.axis_extent.filter(|&n| searches && n > SEARCH)?;
+    Hit::new(format!("{} over {n} elements", op.op_type))
+}
+
+pub(super) fn search(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {
+    let searches = matches!(op.op_type.as_str(), "topk" | "reduce_argmax" | "reduce_argmin");
+    let wide = op.axis_extent.is_some_and(|n| n > SEARCH);
+    (searches && !wide).then(|| Hit {
+        detail: op.axis_extent.map_or(op.op_type.clone(), |n| format!("{} over {n} elements", op.op_type)),
+        advice: None,
+    })
+}
+
+fn is_trigonometric(op: &Op) -> bool {
+    matches!(op.op_type.as_str(), "sin" | "cos")
+}
+
+pub(super) fn trigonometry_old(op: &Op, _: &Graph, c: &Conditions) -> Option<Hit> {
+    (is_trigonometric(op) && c.chip.is_some_and(|c| !c.trigonometry())).then(Hit::default)
+}
+
+pub(super) fn trigonometry_unknown(op: &Op, _: &Graph, c: &Conditions) -> Option<Hit> {
+    (is_trigonometric(op) && c.chip.is_none()).then(Hit::default)
+}
+
+pub(super) fn trigonometry_new(op: &Op, _: &Graph, c: &Conditions) -> Option<Hit> {
+    (is_trigonometric(op) && c.chip.is_some_and(|c| c.trigonometry())).then(Hit::default)
+}
+
+fn quantizes(op: &Op) -> bool {
+    matches!(op.op_type.as_str(), "quantize" | "dequantize")
+}
+
+pub(super) fn activations_iphone(op: &Op, _: &Graph, c: &Conditions) -> Option<Hit> {
+    (quantizes(op) && c.target == Target::Iphone).then(Hit::default)
+}
+
+pub(super) fn activations_mac(op: &Op, _: &Graph, c: &Conditions) -> Option<Hit> {
+    (quantizes(op) && c.target == Target::Mac).then(Hit::default)
+}
+
+pub(super) fn loose_update(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {
+    (op.op_type == "slice_update" && !op.updates_state && !op.inputs.is_empty()).then(Hit::default)
+}
+
+pub(super) fn state_op(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {
+    (op.op_type == "slice_update" && (op.updates_state || op.inputs.is_empty())).then(Hit::default)
+}
+
+pub(super) fn softmax_wide(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {
+    let n = op.axis_extent.filter(|&n| op.op_type == "softmax" && n > SOFTMAX)?;
+    Hit::new(format!("rows of {n}"))
+}
+
+/// Elements of the query, key or value of a fused attention.
+fn attention_elements(op: &Op) -> Option<u64> {
+    if op.op_type != "scaled_dot_product_attention" {
+        return None;
+    }
+    op.inputs.iter().filter_map(|t| t.elements()).max()
+}
+
+/// Elements of each operand where a fused attention is all that a graph has.
+fn lone_attention(g: &Graph) -> Option<u64> {
+    (g.at_least_ops() < LAYER_OPS).then(|| g.ops.iter().find_map(attention_elements))?
+}
+
+pub(super) fn attention_small(g: &Graph, _: &Conditions) -> Option<Hit> {
+    let n = lone_attention(g).filter(|&n| n <= ATTENTION.0)?;
+    Hit::new(format!("{n} elements each"))
+}
+
+pub(super) fn attention_large(g: &Graph, _: &Conditions) -> Option<Hit> {
+    let n = lone_attention(g).filter(|&n| n >= ATTENTION.1)?;
+    Hit::new(format!("{n} elements each"))
+}
+
+pub(super) fn attention_unclear(op: &Op, g: &Graph, _: &Conditions) -> Option<Hit> {
+    let n = attention_elements(op);
+    let decided = n.is_some_and(|n| n <= ATTENTION.0 || n >= ATTENTION.1) && g.at_least_ops() < LAYER_OPS;
+    (op.op_type == "scaled_dot_product_attention" && !decided)
+        .then(|| Hit { detail: n.map(|n| format!("{n} elements each")).unwrap_or_default(), advice: None })
+}
+
+pub(super) fn conv_3d(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {
+    let kernel = &op.contraction.as_ref()?.kernel;
+    (kernel.len() >= 3).then(|| Hit { detail: format!("kernel {kernel:?}"), advice: None })
+}
+
+pub(super) fn wide_window(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {
+    let kernel = op.contraction.as_ref().and_then(|c| c.kernel.iter().max().copied());
+    let limit = if op.op_type.starts_with("upsample") { 2 } else { 13 };
+    let n = kernel.max(op.window).filter(|&n| n > limit)?;
+    Hit::new(format!("extent {n}"))
+}
+
+fn depthwise(op: &Op) -> bool {
+    op.contraction.as_ref().is_some_and(|c| c.groups > 1 && c.depth == Some(1))
+}
+
+pub(super) fn depthwise_table(op: &Op, g: &Graph, _: &Conditions) -> Option<Hit> {
+    let table = |i: &usize| matches!(g.weights.get(*i).map(|w| &w.form), Some(Form::Lut { bits: 4, .. }));
+    (depthwise(op) && op.weights.iter().any(table)).then(Hit::default)
+}
+
+pub(super) fn depthwise_step(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {
+    let c = op.contraction.as_ref()?;
+    let one_axis = c.kernel.iter().filter(|&&n| n > 1).count() == 1;
+    (depthwise(op) && one_axis && c.positions.is_some_and(|p| p <= FEW_POSITIONS)).then(Hit::default)
+}
+
+pub(super) fn layer_norm(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {
+    (op.op_type == "layer_norm").then(Hit::default)
+}
+
+// Compression
+
+fn table_where(op: &Op, g: &Graph, wanted: impl Fn(&Form) -> bool) -> Option<Hit> {
+    let w = weights(op, g).find(|w| wanted(&w.form))?;
+    Hit::new(format!("weight `{}` {:?}: {}", w.name, w.dims, w.form.describe()))
+}
+
+pub(super) fn table_two_axes(op: &Op, g: &Graph, _: &Conditions) -> Option<Hit> {
+    table_where(op, g, |f| matches!(f, Form::Lut { grouped_axes, .. } if grouped_axes.len() > 1))
+}
+
+pub(super) fn table_scaled(op: &Op, g: &Graph, _: &Conditions) -> Option<Hit> {
+    table_where(op, g, |f| matches!(f, Form::Lut { scaled: true, entries, .. } if *entries != DataType::Int8))
+}
+
+pub(super) fn table_int8(op: &Op, g: &Graph, _: &Conditions) -> Option<Hit> {
+    table_where(op, g, |f| matches!(f, Form::Lut { entries: DataType::Int8 | DataType::UInt8, .. }))
+}
+
+pub(super) fn table_vector(op: &Op, g: &Graph, _: &Conditions) -> Option<Hit> {
+    table_where(op, g, |f| matches!(f, Form::Lut { vector, .. } if *vector > 1))
+}
+
+pub(super) fn sparse(op: &Op, g: &Graph, _: &Conditions) -> Option<Hit> {
+    table_where(op, g, |f| matches!(f, Form::Sparse))
+}
+
+pub(super) fn int4_whole(op: &Op, g: &Graph, _: &Conditions) -> Option<Hit> {
+    table_where(op, g, |f| matches!(f, Form::Linear { bits: 0..=7, grain: Grain::Tensor | Grain::Channel }))
+}
+
+pub(super) fn unstated_form(op: &Op, g: &Graph, _: &Conditions) -> Option<Hit> {
+    table_where(op, g, |f| matches!(f, Form::Unstated))
+}
+
+fn blocks(g: &Graph) -> Option<(u64, u64)> {
+    let blocked = |w: &&Weight| matches!(w.form, Form::Linear { grain: Grain::Block, .. });
+    let bits = g.weights.iter().filter(blocked).filter_map(|w| match w.form {
+        Form::Linear { bits, .. } => Some(bits),
+        _ => None,
+    });
+    // All of a small graph leaves with its blocks, so what counts is the graph.
+    bits.min().map(|bits| (bits, g.weight_bytes.unwrap_or(0)))
+}
+
+pub(super) fn blocks_small(g: &Graph, _: &Conditions) -> Option<Hit> {
+    let (bits, bytes) = blocks(g)?;
+    let limit = if bits <= 4 { BLOCK_BYTES } else { BLOCK8_BYTES };
+    (bytes < limit).then(|| Hit { detail: format!("int{bits} per block, {}", mb(bytes)), advice: None })
+}
+
+pub(super) fn blocks_large(g: &Graph, _: &Conditions) -> Option<Hit> {
+    let (bits, bytes) = blocks(g)?;
+    let limit = if bits <= 4 { BLOCK_BYTES } else { BLOCK8_BYTES };
+    (bytes >= limit).then(|| Hit { detail: format!("int{bits} per block, {}", mb(bytes)), advice: None })
+}
+
+// States and flexible shapes
+
+pub(super) fn state_width(g: &Graph, _: &Conditions) -> Option<Hit> {
+    let (s, width) =
+        g.states.iter().find_map(|s| s.dims.last().filter(|w| !w.is_multiple_of(32)).map(|w| (s, w)))?;
+    Some(Hit {
+        detail: format!("state `{}` {:?}", s.name, s.dims),
+        advice: Some(format!("pad the state `{}` to a width of {}", s.name, width.next_multiple_of(32))),
+    })
+}
+
+pub(super) fn states_two(g: &Graph, _: &Conditions) -> Option<Hit> {
+    (g.states.len() == 2).then(|| Hit { detail: "2 states".into(), advice: None })
+}
+
+pub(super) fn states_many(g: &Graph, _: &Conditions) -> Option<Hit> {
+    (g.states.len() > 2).then(|| Hit { detail: format!("{} states", g.states.len()), advice: None })
+}
+
+pub(super) fn enumerated_state(g: &Graph, _: &Conditions) -> Option<Hit> {
+    (g.shapes == Shapes::Enumerated && !g.states.is_empty()).then(Hit::default)
+}
+
+pub(super) fn enumerated_norm(g: &Graph, _: &Conditions) -> Option<Hit> {
+    (g.shapes == Shapes::Enumerated && g.ops.iter().any(|op| op.op_type == "layer_norm")).then(Hit::default)
+}
+
+pub(super) fn enumerated(g: &Graph, _: &Conditions) -> Option<Hit> {
+    (g.shapes == Shapes::Enumerated).then(Hit::default)
+}
+
+fn range(g: &Graph, wanted: impl Fn(Option<u64>) -> bool) -> Option<Hit> {
+    let Shapes::Ranged(bound) = g.shapes else { return None };
+    wanted(bound).then(|| Hit {
+        detail: bound.map_or("no upper bound".into(), |b| format!("up to {b}")),
+        advice: None,
+    })
+}
+
+pub(super) fn range_wide(g: &Graph, _: &Conditions) -> Option<Hit> {
+    range(g, |b| b.is_none_or(|b| b > RANGE.1))
+}
+
+pub(super) fn range_middle(g: &Graph, _: &Conditions) -> Option<Hit> {
+    range(g, |b| b.is_some_and(|b| b > RANGE.0 && b <= RANGE.1))
+}
+
+pub(super) fn range_tiny(g: &Graph, _: &Conditions) -> Option<Hit> {
+    range(g, |b| b.is_some_and(|b| b <= RANGE.0))
+}
+
+// Preference
+
+/// The one weighted product of a graph that has next to nothing else.
+fn lone(g: &Graph) -> Option<(&Op, u64)> {
+    let mut matrices = g.matrices();
+    let (op, c) = matrices.next()?;
+    (matrices.next().is_none() && g.at_least_ops() < LAYER_OPS).then_some((op, c.depth?))
+}
+
+fn lone_form<'a>(op: &Op, g: &'a Graph) -> Option<&'a Form> {
+    op.weights.iter().filter_map(|&i| g.weights.get(i)).max_by_key(|w| w.bytes).map(|w| &w.form)
+}
+
+fn int8(form: &Form) -> bool {
+    matches!(form, Form::Linear { bits: 8, grain: Grain::Tensor | Grain::Channel })
+}
+
+fn few_positions(g: &Graph) -> bool {
+    g.positions.is_none_or(|p| p <= FEW_POSITIONS)
+}
+
+pub(super) fn lone_shallow(g: &Graph, _: &Conditions) -> Option<Hit> {
+    let (op, k) = lone(g)?;
+    let dense = matches!(lone_form(op, g)?, Form::Dense(_));
+    (dense && op.op_type != "conv" && k <= LONE_FP16.0 && few_positions(g))
+        .then(|| Hit { detail: format!("one product of depth {k}"), advice: None })
+}
+
+pub(super) fn lone_deep(g: &Graph, _: &Conditions) -> Option<Hit> {
+    let (op, k) = lone(g)?;
+    let form = lone_form(op, g)?;
+    let conv = op.op_type == "conv";
+    let from = match form {
+        Form::Dense(_) => LONE_FP16.1,
+        f if int8(f) && conv => LONE_INT8.1,
+        f if int8(f) => LONE_INT8.0,
+        _ => return None,
+    };
+    (k >= from && k <= DEPTH).then(|| Hit { detail: format!("one product of depth {k}"), advice: None })
+}
+
+/// Multiplications of a lone product of two computed matrices.
+fn lone_product(g: &Graph) -> Option<u64> {
+    let mut all = g.ops.iter().filter_map(|op| op.contraction.as_ref());
+    let c = all.next().filter(|c| c.between_activations)?;
+    (all.next().is_none() && g.at_least_ops() < LAYER_OPS)
+        .then(|| Some(c.depth?.saturating_mul(c.outputs?).saturating_mul(c.positions?)))?
+}
+
+pub(super) fn product_small(g: &Graph, _: &Conditions) -> Option<Hit> {
+    let n = lone_product(g)?;
+    (n <= 384 * 384 * 384).then(|| Hit { detail: format!("{n} multiplications"), advice: None })
+}
+
+pub(super) fn product_large(g: &Graph, _: &Conditions) -> Option<Hit> {
+    let n = lone_product(g)?;
+    (n >= 512 * 512 * 512).then(|| Hit { detail: format!("{n} multiplications"), advice: None })
+}
+
+/// Several products and little else.
+fn few(g: &Graph) -> bool {
+    let n = g.matrices().count();
+    n >= 2 && g.at_least_ops() < LAYER_OPS
+}
+
+pub(super) fn few_small(g: &Graph, _: &Conditions) -> Option<Hit> {
+    let bytes = g.weight_bytes?;
+    let shallow = g.matrices().all(|(_, c)| c.depth.is_none_or(|k| k < LONE_FP16.1));
+    (few(g) && g.is_fp16() && shallow && few_positions(g) && bytes <= FEW_OPS_BYTES.0)
+        .then(|| Hit { detail: format!("{} ops, {}", g.at_least_ops(), mb(bytes)), advice: None })
+}
+
+pub(super) fn few_large(g: &Graph, _: &Conditions) -> Option<Hit> {
+    let bytes = g.weight_bytes?;
+    (few(g) && g.is_fp16() && bytes >= FEW_OPS_BYTES.1)
+        .then(|| Hit { detail: format!("{} ops, {}", g.at_least_ops(), mb(bytes)), advice: None })
+}
+
+pub(super) fn few_int8_convs(g: &Graph, _: &Conditions) -> Option<Hit> {
+    let bytes = g.weight_bytes?;
+    let convs = g.matrices().all(|(op, _)| op.op_type == "conv");
+    let stored = g.weights.iter().filter(|w| w.bytes >= SMALL_CONSTANT).all(|w| int8(&w.form));
+    (few(g) && convs && stored && bytes >= LAYER_BYTES)
+        .then(|| Hit { detail: format!("{} ops, {}", g.at_least_ops(), mb(bytes)), advice: None })
+}
+
+pub(super) fn tiny(g: &Graph, _: &Conditions) -> Option<Hit> {
+    let bytes = g.weight_bytes?;
+    (bytes <= TINY_BYTES && g.positions.is_none_or(|p| p < MANY_POSITIONS))
+        .then(|| Hit { detail: format!("{} of weights", mb(bytes)), advice: None })
+}
+
+pub(super) fn trivial(g: &Graph, _: &Conditions) -> Option<Hit> {
+    let few = g.op_count.is_some_and(|n| n <= 8);
+    (few && g.weight_bytes.is_none() && few_positions(g) && g.matrices().next().is_none())
+        .then(|| Hit { detail: format!("{} ops", g.at_least_ops()), advice: None })
+}
+
+pub(super) fn glue(g: &Graph, _: &Conditions) -> Option<Hit> {
+    let small = g.weight_bytes.is_none_or(|b| b <= 40_000_000);
+    (g.glue && small).then(|| Hit {
+        detail: format!("{} ops around {} products", g.at_least_ops(), g.matrices().count()),
+        advice: None,
+    })
+}
+
+/// A graph of layers: enough ops around its products for small depths to be taken.
+fn layers(g: &Graph) -> bool {
+    g.at_least_ops() >= LAYER_OPS && g.matrix_count.is_none_or(|n| n >= 2) && !g.glue
+}
+
+pub(super) fn layer_graph(g: &Graph, c: &Conditions) -> Option<Hit> {
+    let bytes = g.weight_bytes?;
+    let least = if g.lut_bytes() > bytes / 2 {
+        LUT_BYTES
+    } else if g.is_fp16() {
+        LAYER_BYTES_FP16
+    } else {
+        LAYER_BYTES
+    };
+    let lost_to_gpu = c.units == Units::All && few_positions(g);
+    (layers(g) && g.forms_seen() && !lost_to_gpu && bytes >= least)
+        .then(|| Hit { detail: format!("{} ops, {}", g.at_least_ops(), mb(bytes)), advice: None })
+}
+
+pub(super) fn many_positions(g: &Graph, _: &Conditions) -> Option<Hit> {
+    let positions = g.positions.filter(|&p| p >= MANY_POSITIONS)?;
+    let seen = g.weight_bytes.is_none_or(|b| b >= LAYER_BYTES) && g.is_fp16() && g.forms_seen();
+    (layers(g) && seen).then(|| Hit { detail: format!("{positions} positions a call"), advice: None })
+}
+
+pub(super) fn gpu_decodes(g: &Graph, c: &Conditions) -> Option<Hit> {
+    (c.units == Units::All && layers(g) && g.is_fp16() && few_positions(g)).then(Hit::default)
+}
+
+pub(super) fn gpu_large(g: &Graph, c: &Conditions) -> Option<Hit> {
+    let bytes = g.weight_bytes?;
+    (c.units == Units::All && bytes >= HEAD_BYTES.0).then(|| Hit { detail: mb(bytes), advice: None })
+}
+
+pub(super) fn gpu_int8(g: &Graph, c: &Conditions) -> Option<Hit> {
+    (c.units == Units::All && !g.is_fp16()).then(Hit::default)
+}
+
+pub(super) fn mixed_functions(p: &PackageFacts, c: &Conditions) -> Option<Hit> {
+    mixed(p).filter(|_| c.units == Units::CpuAndNe)
+}
+
+pub(super) fn mixed_functions_gpu(p: &PackageFacts, c: &Conditions) -> Option<Hit> {
+    mixed(p).filter(|_| c.units == Units::All)
+}
+
+fn mixed(p: &PackageFacts) -> Option<Hit> {
+    let positions = || p.graphs.iter().filter_map(|g| g.positions);
+    let (low, high) = (positions().min()?, positions().max()?);
+    (p.graphs.len() > 1 && low <= FEW_POSITIONS && high >= MANY_POSITIONS)
+        .then(|| Hit { detail: format!("functions for {low} and for {high} positions"), advice: None })
+}
+
+// Loading
+
+fn parts(bytes: u64, limit: u64) -> Option<String> {
+    Some(format!("split the package in {}", bytes.div_ceil(limit)))
+}
+
+pub(super) fn program_size(p: &PackageFacts, _: &Conditions) -> Option<Hit> {
+    let bytes = p.weight_bytes.filter(|&b| b > PROGRAM_BYTES)?;
+    Some(Hit { detail: mb(bytes), advice: parts(bytes, PROGRAM_BYTES) })
+}
+
+fn head(p: &PackageFacts) -> Option<u64> {
+    let stack = |g: &Graph| g.vocabulary_head && layers(g);
+    p.weight_bytes.filter(|_| p.graphs.iter().any(stack))
+}
+
+pub(super) fn head_fails(p: &PackageFacts, _: &Conditions) -> Option<Hit> {
+    let bytes = head(p).filter(|&b| (HEAD_BYTES.1..=PROGRAM_BYTES).contains(&b))?;
+    Hit::new(mb(bytes))
+}
+
+pub(super) fn head_risk(p: &PackageFacts, _: &Conditions) -> Option<Hit> {
+    let bytes = head(p).filter(|&b| b > HEAD_BYTES.0 && b < HEAD_BYTES.1)?;
+    Hit::new(mb(bytes))
+}
+
+pub(super) fn iphone_size(p: &PackageFacts, c: &Conditions) -> Option<Hit> {
+    let bytes = p.weight_bytes.filter(|&b| c.target == Target::Iphone && b > IPHONE_BYTES.1)?;
+    Some(Hit { detail: mb(bytes), advice: parts(bytes, IPHONE_BYTES.0) })
+}
+
+pub(super) fn iphone_margin(p: &PackageFacts, c: &Conditions) -> Option<Hit> {
+    let bytes = p
+        .weight_bytes
+        .filter(|&b| c.target == Target::Iphone && b > IPHONE_BYTES.0 && b <= IPHONE_BYTES.1)?;
+    Some(Hit { detail: mb(bytes), advice: parts(bytes, IPHONE_BYTES.0) })
+}
+
+pub(super) fn iphone_states(p: &PackageFacts, c: &Conditions) -> Option<Hit> {
+    let dual = p.graphs.iter().any(|g| g.states.len() > 1 && g.positions.is_some_and(|n| n > 1));
+    (c.target == Target::Iphone && p.graphs.len() > 1 && dual).then(Hit::default)
+}
+
+fn most_layers(p: &PackageFacts, c: &Conditions) -> Option<u64> {
+    p.graphs.iter().filter_map(|g| g.layers).max().filter(|_| c.target == Target::Iphone)
+}
+
+pub(super) fn iphone_layers(p: &PackageFacts, c: &Conditions) -> Option<Hit> {
+    let n = most_layers(p, c).filter(|n| (IPHONE_LAYERS.0 + 1..IPHONE_LAYERS.1).contains(n))?;
+    Hit::new(format!("{n} layers"))
+}
+
+pub(super) fn iphone_merged(p: &PackageFacts, c: &Conditions) -> Option<Hit> {
+    let n = most_layers(p, c).filter(|&n| n >= IPHONE_LAYERS.1)?;
+    Hit::new(format!("{n} layers"))
+}
+
+pub(super) fn functions_many(p: &PackageFacts, _: &Conditions) -> Option<Hit> {
+    (p.graphs.len() > 256).then(|| Hit { detail: format!("{} functions", p.graphs.len()), advice: None })
+}
+
+pub(super) fn together(b: &BundleFacts, _: &Conditions) -> Option<Hit> {
+    (b.packages > 1 && b.bytes > 3_000_000_000).then(|| Hit {
+        detail: format!("{} packages, {:.1} GB", b.packages, b.bytes as f64 / 1e9),
+        advice: None,
+    })
+}
+
+pub(super) fn together_m1(b: &BundleFacts, c: &Conditions) -> Option<Hit> {
+    let m1 = c.chip.is_some_and(|c| c.mac && c.number == 1);
+    (m1 && b.bytes > 3_750_000_000)
+        .then(|| Hit { detail: format!("{:.1} GB", b.bytes as f64 / 1e9), advice: None })
+}
+
+pub(super) fn programs(b: &BundleFacts, _: &Conditions) -> Option<Hit> {
+    (b.packages > 127).then(|| Hit { detail: format!("{} packages", b.packages), advice: None })
+}
+
+// Laws that are quoted and do not hold
+
+pub(super) fn below_14(p: &PackageFacts, _: &Conditions) -> Option<Hit> {
+    p.weight_bytes.filter(|&b| (TINY_BYTES + 1..14_000_000).contains(&b)).and_then(|b| Hit::new(mb(b)))
+}
+
+pub(super) fn below_50(p: &PackageFacts, _: &Conditions) -> Option<Hit> {
+    p.weight_bytes.filter(|&b| (14_000_000..50_000_000).contains(&b)).and_then(|b| Hit::new(mb(b)))
+}
+
+pub(super) fn above_96(p: &PackageFacts, _: &Conditions) -> Option<Hit> {
+    p.weight_bytes.filter(|&b| (100_663_297..=262_144_000).contains(&b)).and_then(|b| Hit::new(mb(b)))
+}
+
+pub(super) fn above_250(p: &PackageFacts, _: &Conditions) -> Option<Hit> {
+    p.weight_bytes.filter(|&b| b > 262_144_000 && b <= PROGRAM_BYTES).and_then(|b| Hit::new(mb(b)))
+}

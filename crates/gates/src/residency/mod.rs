@@ -1,0 +1,164 @@
+//! Residency: will the Neural Engine run a package? Rules over its programs, from published measurements.
+//!
+//! ```text
+//! .mlpackage --analyze--> Graph --\
+//! a row of measurements --outcomes-> Graph --table of rules--> verdicts with reasons
+//! plan report of a Mac --device--------------------------------> joined with them
+//! ```
+//!
+//! Three questions are kept apart: can the ANE take an op, will Core ML prefer it there, will the program load. Every answer is
+//! a prediction; `unknown` stands where evidence is missing or contradicts itself. `docs/residency.md` has the figures.
+
+pub mod analyze;
+pub mod device;
+pub mod graph;
+mod matchers;
+pub mod outcomes;
+pub mod rule;
+pub mod table;
+pub mod verdict;
+
+use crate::residency::device::Comparison;
+use crate::residency::rule::{BundleFacts, Conditions, Matcher, PackageFacts, Verdict};
+use crate::residency::verdict::{Judge, OpCounts, PackageReport, Reason};
+use anemoe_bundle::Chain;
+use anemoe_mlpackage::mil::Model;
+use anemoe_mlpackage::package::Package;
+use rayon::prelude::*;
+use serde::Serialize;
+use std::path::Path;
+
+/// How to check.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// What the packages will meet.
+    pub conditions: Conditions,
+    /// `unknown` fails too.
+    pub strict: bool,
+    /// List every op.
+    pub list_ops: bool,
+}
+
+/// What a check found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// No package, and no op of one, is predicted off the ANE, save packages that are too small to matter. With `strict`, all
+    /// packages are predicted on it.
+    pub pass: bool,
+    /// `unknown` fails too.
+    pub strict: bool,
+    /// What the packages will meet.
+    pub conditions: Conditions,
+    /// Packages per verdict.
+    pub verdicts: Verdicts,
+    /// Ops of all packages.
+    pub ops: OpCounts,
+    /// The packages.
+    pub packages: Vec<PackageReport>,
+    /// What concerns the packages together, and decides nothing.
+    pub warnings: Vec<Reason>,
+    /// What a Mac's plan report says about them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<Comparison>,
+}
+
+/// Packages per verdict.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Verdicts {
+    /// Predicted on the ANE.
+    pub ane: u64,
+    /// Predicted elsewhere, in whole or in part.
+    pub not_ane: u64,
+    /// Not decided.
+    pub unknown: u64,
+}
+
+/// Whether a package passes by its prediction.
+fn passes(p: &PackageReport, strict: bool) -> bool {
+    match p.verdict {
+        Verdict::Ane => true,
+        Verdict::Unknown => !strict,
+        Verdict::NotAne => p.too_small && !strict,
+    }
+}
+
+/// Facts of a model. Weight data is not read.
+pub fn facts(model: &Model) -> PackageFacts {
+    let (graphs, weight_bytes) = analyze::model(model);
+    PackageFacts { weight_bytes: Some(weight_bytes), graphs }
+}
+
+/// Checks one package.
+///
+/// # Errors
+/// It is missing or invalid.
+pub fn package(path: &Path, options: &Options) -> Result<Report, anemoe_mlpackage::Error> {
+    let package = Package::open(path)?;
+    let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    let judge = Judge::new(options.conditions);
+    let report = judge.package(&name, &facts(package.model()), options.list_ops);
+    let bundle = BundleFacts { packages: 1, bytes: package.total_bytes() };
+    Ok(summary(vec![report], bundle, &judge, options))
+}
+
+/// Checks every package of a bundle; `done` is called after each.
+///
+/// # Errors
+/// A package is missing or invalid.
+pub fn bundle(
+    path: &Path,
+    chain: &Chain,
+    options: &Options,
+    done: impl Fn() + Sync,
+) -> Result<Report, anemoe_mlpackage::Error> {
+    let judge = Judge::new(options.conditions);
+    let one = |shard: &anemoe_bundle::Shard| {
+        let package = Package::open(&path.join(&shard.file))?;
+        let mut report = judge.package(&shard.name, &facts(package.model()), options.list_ops);
+        report.kind = Some(shard.kind.name().into());
+        done();
+        Ok(report)
+    };
+    let packages: Result<Vec<PackageReport>, anemoe_mlpackage::Error> =
+        chain.shards.par_iter().map(one).collect();
+    let bundle = BundleFacts {
+        packages: chain.shards.len() as u64,
+        bytes: chain.shards.iter().map(|s| s.bytes).sum(),
+    };
+    Ok(summary(packages?, bundle, &judge, options))
+}
+
+fn summary(packages: Vec<PackageReport>, bundle: BundleFacts, judge: &Judge, options: &Options) -> Report {
+    let mut ops = OpCounts::default();
+    let mut verdicts = Verdicts::default();
+    for p in &packages {
+        ops.add(&p.ops);
+        match p.verdict {
+            Verdict::Ane => verdicts.ane += 1,
+            Verdict::NotAne => verdicts.not_ane += 1,
+            Verdict::Unknown => verdicts.unknown += 1,
+        }
+    }
+    let warnings = table::all()
+        .filter_map(|rule| match rule.matcher {
+            Matcher::Bundle(matches) => {
+                matches(&bundle, judge.conditions()).map(|hit| verdict::reason(rule, "", None, hit))
+            }
+            _ => None,
+        })
+        .collect();
+    let pass = packages.iter().all(|p| passes(p, options.strict));
+    Report {
+        pass,
+        strict: options.strict,
+        conditions: options.conditions,
+        verdicts,
+        ops,
+        packages,
+        warnings,
+        device: None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,410 @@
+//! From rules that apply to verdicts: per op, per function, per package.
+
+use super::graph::{Graph, Op};
+use super::rule::{Conditions, Evidence, Hit, Matcher, PackageFacts, Question, Rule, Severity, Verdict};
+use super::table;
+use serde::Serialize;
+use std::collections::{BTreeMap, HashMap};
+
+/// Rule of an op type about which nothing is known.
+pub const NO_SIGHTING: &str = "op.no_sighting";
+/// Rule of a function that no measured neighbour speaks for.
+pub const NO_NEIGHBOUR: &str = "prefer.no_neighbour";
+
+/// Rules by which a graph goes to the CPU because there is next to nothing to compute.
+const TOO_SMALL: [&str; 2] = ["prefer.tiny", "prefer.trivial"];
+
+/// Where ops are predicted to run. The sum is the number of ops.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct OpCounts {
+    /// On the Neural Engine.
+    pub ane: u64,
+    /// On the GPU.
+    pub gpu: u64,
+    /// On the CPU.
+    pub cpu: u64,
+    /// `const` and `constexpr_*`.
+    pub no_device: u64,
+    /// Not decided.
+    pub unknown: u64,
+}
+
+impl OpCounts {
+    /// Adds other counts.
+    pub fn add(&mut self, o: &OpCounts) {
+        self.ane += o.ane;
+        self.gpu += o.gpu;
+        self.cpu += o.cpu;
+        self.no_device += o.no_device;
+        self.unknown += o.unknown;
+    }
+
+    /// Ops that run somewhere.
+    pub const fn compute(&self) -> u64 {
+        self.ane + self.gpu + self.cpu + self.unknown
+    }
+}
+
+/// A rule that applied, once per op type.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Reason {
+    /// Id of the rule.
+    pub rule: &'static str,
+    /// Question that it answers.
+    pub question: Question,
+    /// Its weight.
+    pub severity: Severity,
+    /// What follows from it.
+    pub verdict: Verdict,
+    /// First op that it applies to; empty for a function or package as a whole.
+    pub op: String,
+    /// Type of that op.
+    pub op_type: String,
+    /// First function that it applies to; empty for a package as a whole.
+    pub function: String,
+    /// Functions that it applies to.
+    pub functions: u64,
+    /// Ops that it applies to, over all functions.
+    pub ops: u64,
+    /// What it says, with the figures of the first op.
+    pub text: String,
+    /// What to change.
+    pub advice: String,
+    /// Why it is believed.
+    pub evidence: &'static [Evidence],
+}
+
+/// One op with its prediction.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct OpVerdict {
+    /// Name.
+    pub name: String,
+    /// Name of its first result.
+    pub result: String,
+    /// Type.
+    #[serde(rename = "type")]
+    pub op_type: String,
+    /// Prediction, with that of the function around it taken into account.
+    pub verdict: Verdict,
+    /// Rules that say something about it.
+    pub rules: Vec<&'static str>,
+}
+
+/// One function.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct FunctionReport {
+    /// Name.
+    pub name: String,
+    /// Prediction.
+    pub verdict: Verdict,
+    /// Answers to the three questions.
+    pub admissible: Verdict,
+    /// See [`Question::Preferred`].
+    pub preferred: Verdict,
+    /// See [`Question::Loads`].
+    pub loads: Verdict,
+    /// Where its ops are predicted to run.
+    pub ops: OpCounts,
+    /// Rule that speaks for the ANE, if there is one.
+    pub support: Option<&'static str>,
+    /// Every op, where that was asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub op_list: Vec<OpVerdict>,
+}
+
+/// One package.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PackageReport {
+    /// Name.
+    pub name: String,
+    /// Kind of shard, in a bundle.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
+    /// Prediction.
+    pub verdict: Verdict,
+    /// It is predicted elsewhere for the one reason that it is too small for the ANE to matter. That is no failure.
+    pub too_small: bool,
+    /// Where its ops are predicted to run, over all functions.
+    pub ops: OpCounts,
+    /// Bytes of weights as stored.
+    pub weight_bytes: Option<u64>,
+    /// Functions.
+    pub functions: Vec<FunctionReport>,
+    /// Why it is not `ane`.
+    pub reasons: Vec<Reason>,
+    /// What decides nothing.
+    pub warnings: Vec<Reason>,
+}
+
+/// The table, cut to what a run needs.
+pub struct Judge {
+    conditions: Conditions,
+    rules: Vec<&'static Rule>,
+    by_type: HashMap<&'static str, Vec<&'static Rule>>,
+}
+
+/// Rules that applied to a package so far, each once per op type.
+#[derive(Default)]
+struct Findings {
+    /// With the last function that each applied to.
+    list: Vec<(Reason, String)>,
+    known: BTreeMap<(&'static str, String), usize>,
+}
+
+/// What is said about one op.
+struct Judged {
+    verdict: Verdict,
+    rules: Vec<&'static str>,
+}
+
+impl Judge {
+    /// With the whole table.
+    pub fn new(conditions: Conditions) -> Judge {
+        Judge::with_rules(conditions, table::all())
+    }
+
+    /// With some rules only.
+    pub fn with_rules(conditions: Conditions, rules: impl Iterator<Item = &'static Rule>) -> Judge {
+        let rules: Vec<&'static Rule> = rules.collect();
+        let mut by_type: HashMap<&str, Vec<&Rule>> = HashMap::new();
+        for rule in &rules {
+            if let Matcher::Types(types) = rule.matcher {
+                for t in types {
+                    by_type.entry(t).or_default().push(rule);
+                }
+            }
+        }
+        Judge { conditions, rules, by_type }
+    }
+
+    /// What the packages will meet.
+    pub fn conditions(&self) -> &Conditions {
+        &self.conditions
+    }
+
+    /// Judges a package. With `list_ops`, the report has every op.
+    pub fn package(&self, name: &str, facts: &PackageFacts, list_ops: bool) -> PackageReport {
+        let mut findings = Findings::default();
+        let mut whole = [Verdict::Ane; 3];
+        for rule in &self.rules {
+            if let Matcher::Package(matches) = rule.matcher
+                && let Some(hit) = matches(facts, &self.conditions)
+            {
+                findings.add(rule.id, "", None, || reason(rule, "", None, hit));
+                weigh(&mut whole, rule);
+            }
+        }
+        let functions: Vec<FunctionReport> =
+            facts.graphs.iter().map(|g| self.function(g, whole, &mut findings, list_ops)).collect();
+        let mut ops = OpCounts::default();
+        functions.iter().for_each(|f| ops.add(&f.ops));
+        let verdict = functions.iter().map(|f| f.verdict).max().unwrap_or(Verdict::Unknown);
+        let (reasons, warnings) = findings.split();
+        let weight_bytes = facts.weight_bytes;
+        let mut against = reasons.iter().filter(|r| r.verdict == Verdict::NotAne);
+        let too_small = verdict == Verdict::NotAne && against.all(|r| TOO_SMALL.contains(&r.rule));
+        PackageReport {
+            name: name.into(),
+            kind: None,
+            verdict,
+            too_small,
+            ops,
+            weight_bytes,
+            functions,
+            reasons,
+            warnings,
+        }
+    }
+
+    fn function(
+        &self,
+        g: &Graph,
+        package: [Verdict; 3],
+        findings: &mut Findings,
+        list_ops: bool,
+    ) -> FunctionReport {
+        // What holds for the function as a whole moves all of its ops.
+        let mut whole = package;
+        let mut support = None;
+        let mut to_gpu = false;
+        for rule in &self.rules {
+            let Matcher::Graph(matches) = rule.matcher else { continue };
+            let Some(hit) = matches(g, &self.conditions) else { continue };
+            if rule.severity != Severity::Warning && rule.verdict == Verdict::Ane {
+                support = support.or(Some(rule.id));
+                continue;
+            }
+            to_gpu |= rule.severity != Severity::Warning && rule.id.starts_with("prefer.gpu");
+            findings.add(rule.id, &g.function, None, || reason(rule, &g.function, None, hit));
+            weigh(&mut whole, rule);
+        }
+        let mut by_op = [Verdict::Ane; 3];
+        let judged: Vec<Judged> = g.ops.iter().map(|op| self.op(op, g, findings, &mut by_op)).collect();
+        let worst_op = judged.iter().map(|j| j.verdict).max().unwrap_or(Verdict::Ane);
+        // A program that does not load has none of its ops on the ANE.
+        let loads = Question::Loads as usize;
+        whole[loads] = whole[loads].max(by_op[loads]);
+        let mut around = whole.into_iter().max().unwrap_or(Verdict::Unknown);
+        if support.is_none() {
+            if around == Verdict::Ane && worst_op != Verdict::NotAne {
+                findings.add(NO_NEIGHBOUR, &g.function, None, || no_neighbour(g));
+            }
+            around = around.max(Verdict::Unknown);
+            let preferred = Question::Preferred as usize;
+            whole[preferred] = whole[preferred].max(Verdict::Unknown);
+        }
+        let mut ops = OpCounts { no_device: g.no_device, ..OpCounts::default() };
+        let mut op_list = Vec::new();
+        for (op, judged) in g.ops.iter().zip(judged) {
+            let verdict = judged.verdict.max(around);
+            match verdict {
+                Verdict::Ane => ops.ane += 1,
+                Verdict::Unknown => ops.unknown += 1,
+                Verdict::NotAne if to_gpu => ops.gpu += 1,
+                Verdict::NotAne => ops.cpu += 1,
+            }
+            if list_ops {
+                op_list.push(OpVerdict {
+                    name: op.name.clone(),
+                    result: op.result.clone(),
+                    op_type: op.op_type.clone(),
+                    verdict,
+                    rules: judged.rules,
+                });
+            }
+        }
+        let mut answers = whole;
+        answers.iter_mut().zip(by_op).for_each(|(a, b)| *a = (*a).max(b));
+        let [admissible, preferred, loads] = answers;
+        let verdict = worst_op.max(around);
+        FunctionReport {
+            name: g.function.clone(),
+            verdict,
+            admissible,
+            preferred,
+            loads,
+            ops,
+            support,
+            op_list,
+        }
+    }
+
+    fn op(&self, op: &Op, g: &Graph, findings: &mut Findings, answers: &mut [Verdict; 3]) -> Judged {
+        let mut judged = Judged { verdict: Verdict::Ane, rules: Vec::new() };
+        // A rule about types, shapes or compression alone does not say that the op type is known.
+        let mut known = false;
+        let by_type = self.by_type.get(op.op_type.as_str()).into_iter().flatten();
+        let by_type = by_type.map(|rule| (rule, Hit::default()));
+        let others = self.rules.iter().filter_map(|rule| match rule.matcher {
+            Matcher::Op(matches) => matches(op, g, &self.conditions).map(|hit| (rule, hit)),
+            _ => None,
+        });
+        for (rule, hit) in by_type.chain(others) {
+            judged.rules.push(rule.id);
+            let decides = rule.severity != Severity::Warning;
+            if decides {
+                known |= rule.id.starts_with("op.");
+                judged.verdict = judged.verdict.max(rule.verdict);
+                weigh(answers, rule);
+            }
+            if !decides || rule.verdict != Verdict::Ane {
+                findings.add(rule.id, &g.function, Some(op), || reason(rule, &g.function, Some(op), hit));
+            }
+        }
+        if !known {
+            findings.add(NO_SIGHTING, &g.function, Some(op), || no_sighting(op, g));
+            judged.rules.push(NO_SIGHTING);
+            judged.verdict = judged.verdict.max(Verdict::Unknown);
+            let admissible = Question::Admissible as usize;
+            answers[admissible] = answers[admissible].max(Verdict::Unknown);
+        }
+        judged
+    }
+}
+
+fn weigh(answers: &mut [Verdict; 3], rule: &Rule) {
+    if rule.severity != Severity::Warning {
+        let answer = &mut answers[rule.question as usize];
+        *answer = (*answer).max(rule.verdict);
+    }
+}
+
+fn no_sighting(op: &Op, g: &Graph) -> Reason {
+    Reason {
+        rule: NO_SIGHTING,
+        question: Question::Admissible,
+        severity: Severity::Soft,
+        verdict: Verdict::Unknown,
+        op: op.name.clone(),
+        op_type: op.op_type.clone(),
+        function: g.function.clone(),
+        functions: 1,
+        ops: 1,
+        text: format!("nothing is published about `{}` on the ANE", op.op_type),
+        advice: "look it up in the first plan report of a Mac, or spell it out of known ops".into(),
+        evidence: &[],
+    }
+}
+
+fn no_neighbour(g: &Graph) -> Reason {
+    let bytes = g.megabytes().map_or("of unknown size".into(), |mb| format!("{mb:.1} MB"));
+    Reason {
+        rule: NO_NEIGHBOUR,
+        question: Question::Preferred,
+        severity: Severity::Soft,
+        verdict: Verdict::Unknown,
+        op: String::new(),
+        op_type: String::new(),
+        function: g.function.clone(),
+        functions: 1,
+        ops: 0,
+        text: format!("no published measurement of a graph like this: {} ops, {bytes}", g.at_least_ops()),
+        advice: "look at a plan report of a Mac before building more of it".into(),
+        evidence: &[],
+    }
+}
+
+impl Findings {
+    fn add(&mut self, rule: &'static str, function: &str, op: Option<&Op>, make: impl FnOnce() -> Reason) {
+        let key = (rule, op.map(|op| op.op_type.clone()).unwrap_or_default());
+        let Some(&i) = self.known.get(&key) else {
+            self.known.insert(key, self.list.len());
+            self.list.push((make(), function.to_string()));
+            return;
+        };
+        let (reason, last) = &mut self.list[i];
+        reason.ops += u64::from(op.is_some());
+        // Functions come one after another, so another name is another function.
+        if last != function {
+            reason.functions += 1;
+            *last = function.to_string();
+        }
+    }
+
+    /// Reasons and warnings, what decides most first.
+    fn split(self) -> (Vec<Reason>, Vec<Reason>) {
+        let mut list: Vec<Reason> = self.list.into_iter().map(|(reason, _)| reason).collect();
+        list.sort_by_key(|r| (std::cmp::Reverse(r.verdict), r.severity));
+        list.into_iter().partition(|r| r.severity != Severity::Warning)
+    }
+}
+
+/// A rule that applied, in words.
+pub(super) fn reason(rule: &'static Rule, function: &str, op: Option<&Op>, hit: Hit) -> Reason {
+    let text =
+        if hit.detail.is_empty() { rule.text.to_string() } else { format!("{} ({})", rule.text, hit.detail) };
+    Reason {
+        rule: rule.id,
+        question: rule.question,
+        severity: rule.severity,
+        verdict: rule.verdict,
+        op: op.map(|op| op.name.clone()).unwrap_or_default(),
+        op_type: op.map(|op| op.op_type.clone()).unwrap_or_default(),
+        function: function.into(),
+        functions: u64::from(!function.is_empty()),
+        ops: u64::from(op.is_some()),
+        text,
+        advice: hit.advice.unwrap_or_else(|| rule.advice.into()),
+        evidence: rule.evidence,
+    }
+}
