@@ -7,3 +7,4 @@ pub mod golden;
 pub mod reference;
 pub mod residency;
 pub mod text;
+pub mod trace;

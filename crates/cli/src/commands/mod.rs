@@ -15,4 +15,5 @@ pub mod predict;
 pub mod quantize;
 pub mod quickstart;
 pub mod text;
+pub mod trace;
 pub mod validate;

@@ -38,6 +38,9 @@ pub struct EngineStats {
     pub in_packages: Duration,
 }
 
+/// Sees the residual stream of `n` tokens before layer `i` (first argument), and behind the last one: `[1, C, 1, T >= n]`.
+pub type Watch<'a> = dyn FnMut(usize, &Tensor, usize) + 'a;
+
 /// A loaded bundle with its caches.
 pub struct Engine {
     bundle: PathBuf,
@@ -51,6 +54,7 @@ pub struct Engine {
     logits: usize,
     position: usize,
     stats: EngineStats,
+    fp16_stream: bool,
 }
 
 impl Engine {
@@ -84,6 +88,7 @@ impl Engine {
             logits,
             position: 0,
             stats: EngineStats::default(),
+            fp16_stream: false,
             chain,
         })
     }
@@ -108,6 +113,11 @@ impl Engine {
         self.stats
     }
 
+    /// Rounds the residual stream to fp16 whenever the host has changed it, to show what that costs.
+    pub fn set_fp16_stream(&mut self, on: bool) {
+        self.fp16_stream = on;
+    }
+
     /// Forgets all tokens.
     pub fn reset(&mut self) {
         for package in &mut self.packages {
@@ -123,6 +133,20 @@ impl Engine {
     /// # Errors
     /// An id is outside the vocabulary, or the context is full; nothing has been appended then. A package fails.
     pub fn forward(&mut self, ids: &[u32], want: Want, chunk: Option<usize>) -> Result<Vec<Vec<f32>>> {
+        self.forward_watched(ids, want, chunk, &mut |_, _, _| ())
+    }
+
+    /// As [`Engine::forward`], showing the residual stream between layers.
+    ///
+    /// # Errors
+    /// As [`Engine::forward`].
+    pub fn forward_watched(
+        &mut self,
+        ids: &[u32],
+        want: Want,
+        chunk: Option<usize>,
+        watch: &mut Watch<'_>,
+    ) -> Result<Vec<Vec<f32>>> {
         let model = &self.chain.model;
         if let Some(id) = ids.iter().find(|&&id| id as usize >= model.vocab_size) {
             return Err(Error::Input(format!(
@@ -147,7 +171,7 @@ impl Engine {
             let count = pick(&self.body.counts, left);
             let n = left.min(count.max);
             let last = at + n == ids.len();
-            self.pass(&ids[at..at + n], count)?;
+            self.pass(&ids[at..at + n], count, watch)?;
             match want {
                 Want::All => self.read_logits(0, n, &mut logits)?,
                 Want::Last if last => self.read_logits(n - 1, 1, &mut logits)?,
@@ -160,13 +184,13 @@ impl Engine {
     }
 
     /// One pass of `ids` through the layers; register `hidden` holds the result.
-    fn pass(&mut self, ids: &[u32], count: TokenCount) -> Result<()> {
+    fn pass(&mut self, ids: &[u32], count: TokenCount, watch: &mut Watch<'_>) -> Result<()> {
         let width = if count.min == count.max { count.max } else { ids.len() };
         self.embed(ids, width)?;
         for (value, input) in self.body.values.iter_mut().zip(&self.body.host) {
             host::fill(value, input, &self.chain, self.position, ids.len(), width);
         }
-        self.execute(false, ids.len(), width, count)
+        self.execute(false, ids.len(), width, count, watch)
     }
 
     fn read_logits(&mut self, first: usize, n: usize, out: &mut Vec<Vec<f32>>) -> Result<()> {
@@ -185,7 +209,7 @@ impl Engine {
                     columns[c * width + t] = if t < m { values[c * tokens + first + done + t] } else { 0.0 };
                 }
             }
-            self.execute(true, m, width, count)?;
+            self.execute(true, m, width, count, &mut |_, _, _| ())?;
             let logits = &self.registers[self.logits];
             let rows = logits.as_f32().unwrap_or_default();
             let vocab = self.chain.model.vocab_size;
@@ -225,9 +249,17 @@ impl Engine {
     }
 
     /// Runs the layers, or the head: `n` tokens in functions for `count`, whose token dimension is `width`.
-    fn execute(&mut self, head: bool, n: usize, width: usize, count: TokenCount) -> Result<()> {
+    fn execute(
+        &mut self,
+        head: bool,
+        n: usize,
+        width: usize,
+        count: TokenCount,
+        watch: &mut Watch<'_>,
+    ) -> Result<()> {
         let Engine { body, head: head_program, registers, packages, stats, bundle, .. } = self;
         let program = if head { head_program } else { body };
+        let mut layers = 0;
         for op in &mut program.steps {
             match op {
                 Op::Zero { register, channels } => {
@@ -242,6 +274,9 @@ impl Engine {
                 Op::Residual { stream, branch, mix } => {
                     let mut target = std::mem::take(&mut registers[*stream]);
                     let mixed = mix.apply(&mut target, branch.map(|b| &registers[b]));
+                    if self.fp16_stream && let Some(values) = target.as_f32_mut() {
+                        anemoe_kernels::round_to_f16(values);
+                    }
                     registers[*stream] = target;
                     mixed.map_err(|what| Error::invalid(bundle.join(CHAIN_FILE), what))?;
                 }
@@ -258,6 +293,10 @@ impl Engine {
                     added.map_err(|what| Error::invalid(bundle.join(CHAIN_FILE), what))?;
                 }
                 Op::Call(call) => {
+                    if call.layer == Some(layers) {
+                        watch(layers, &registers[self.hidden], n);
+                        layers += 1;
+                    }
                     if let Some((register, rows)) = &call.when {
                         let t = &registers[*register];
                         let v = t.as_f32().unwrap_or_default();
@@ -273,6 +312,9 @@ impl Engine {
                     stats.calls += 1;
                 }
             }
+        }
+        if !head {
+            watch(layers, &registers[self.hidden], n);
         }
         Ok(())
     }

@@ -45,6 +45,8 @@ pub(super) enum Op {
 /// A call of a package, by names; what they mean in a function is found when it is prepared.
 pub(super) struct Call {
     shard: String,
+    /// Layer of the shard.
+    pub layer: Option<usize>,
     package: usize,
     pub when: Option<(usize, RowRange)>,
     inputs: BTreeMap<String, Source>,
@@ -186,7 +188,8 @@ impl Program {
                         })
                         .collect();
                     let when = run.when.as_ref().map(|w| (names.index(&w.register), w.rows));
-                    Op::Call(Call { shard: run.shard.clone(), package, when, inputs, outputs, functions })
+                    let layer = chain.shards[package].layer;
+                    Op::Call(Call { shard: run.shard.clone(), layer, package, when, inputs, outputs, functions })
                 }
             });
         }

@@ -1,0 +1,219 @@
+//! The fidelity trace: where a bundle leaves its reference, layer by layer, and how wide the residual stream is there.
+
+use crate::golden::cosine;
+use crate::reference::Golden;
+use anemoe_runtime::cpu::{CpuBackend, Precision};
+use anemoe_runtime::engine::{Engine, Want};
+use anemoe_runtime::{Error, Result};
+use serde::Serialize;
+use std::path::Path;
+
+/// What a trace found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Trace {
+    /// The stream before the first layer, then behind each one.
+    pub layers: Vec<LayerTrace>,
+    /// The bundle's host keeps the stream in f32, so that [`LayerTrace::fp16_stream`] says something.
+    pub f32_stream: bool,
+}
+
+/// The residual stream behind one layer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LayerTrace {
+    /// 0 is the embedding, i is behind layer i - 1.
+    pub boundary: usize,
+    /// Against the reference, over all positions.
+    pub fidelity: Fidelity,
+    /// The same where the host rounds the stream to fp16 after each change.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fp16_stream: Option<Fidelity>,
+    /// Of the reference: largest magnitude.
+    pub largest: f32,
+    /// Of the reference: root of the mean square.
+    pub rms: f32,
+    /// Of the reference: the stream's length over that of what the layer added, at the position where it is largest. An
+    /// addition loses the logarithm of it in bits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stream_to_change: Option<f32>,
+    /// Cosine at each position.
+    pub positions: Vec<f64>,
+}
+
+/// Cosines of the stream to the reference's.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Fidelity {
+    /// Lowest.
+    pub min_cosine: f64,
+    /// Where that is.
+    pub position: usize,
+    /// Mean.
+    pub mean_cosine: f64,
+}
+
+impl Fidelity {
+    fn of(cosines: &[f64]) -> Fidelity {
+        let lowest = cosines.iter().enumerate().min_by(|a, b| a.1.total_cmp(b.1));
+        let (position, min_cosine) = lowest.map_or((0, 1.0), |(i, c)| (i, *c));
+        let mean_cosine = cosines.iter().sum::<f64>() / cosines.len().max(1) as f64;
+        Fidelity { min_cosine, position, mean_cosine }
+    }
+}
+
+/// Runs the golden's prompt in one call and compares the stream between layers.
+///
+/// # Errors
+/// The golden has no hidden states or is of another model, or the bundle is wrong.
+pub fn trace(bundle: &Path, golden: &Golden, precision: Precision) -> Result<Trace> {
+    let mut engine = Engine::open(bundle, &CpuBackend::with(precision))?;
+    let (layers, hidden) = (engine.chain().model.num_layers, engine.chain().model.hidden_size);
+    let states = &golden.hidden_states;
+    if states.is_empty() {
+        return Err(Error::Input("the golden file has no `hidden_states`; `anemoe golden` records them".into()));
+    }
+    if states.len() != layers + 1 || states.iter().flatten().any(|h| h.len() != hidden) {
+        return Err(Error::Input(format!(
+            "the golden file's `hidden_states` are not those of {layers} layers of width {hidden}"
+        )));
+    }
+    let exact = run(&mut engine, golden)?;
+    let f32_stream = engine.chain().vectors.is_some();
+    let mut rounded = Vec::new();
+    if f32_stream {
+        engine.set_fp16_stream(true);
+        rounded = run(&mut engine, golden)?;
+    }
+    let layers = exact
+        .into_iter()
+        .enumerate()
+        .map(|(i, positions)| LayerTrace {
+            boundary: i,
+            fidelity: Fidelity::of(&positions),
+            fp16_stream: rounded.get(i).map(|c| Fidelity::of(c)),
+            largest: states[i].iter().flatten().fold(0f32, |m, v| m.max(v.abs())),
+            rms: rms(states[i].iter().flatten().copied()),
+            stream_to_change: (i > 0).then(|| change(&states[i - 1], &states[i])),
+            positions,
+        })
+        .collect();
+    Ok(Trace { layers, f32_stream })
+}
+
+fn rms(values: impl Iterator<Item = f32>) -> f32 {
+    let (mut n, mut sum) = (0u64, 0f64);
+    for v in values {
+        n += 1;
+        sum += f64::from(v) * f64::from(v);
+    }
+    (sum / n.max(1) as f64).sqrt() as f32
+}
+
+fn change(before: &[Vec<f32>], after: &[Vec<f32>]) -> f32 {
+    let ratio = |(b, a): (&Vec<f32>, &Vec<f32>)| {
+        let change = rms(a.iter().zip(b).map(|(a, b)| a - b));
+        rms(b.iter().copied()) / change.max(f32::MIN_POSITIVE)
+    };
+    before.iter().zip(after).map(ratio).fold(0f32, f32::max)
+}
+
+/// Cosine of the stream at each boundary and position.
+fn run(engine: &mut Engine, golden: &Golden) -> Result<Vec<Vec<f64>>> {
+    engine.reset();
+    let states = &golden.hidden_states;
+    let mut cosines: Vec<Vec<f64>> = vec![Vec::new(); states.len()];
+    let mut wrong = false;
+    engine.forward_watched(&golden.prompt_ids, Want::Nothing, None, &mut |boundary, stream, n| {
+        let width = stream.shape.last().copied().unwrap_or(0);
+        let (Some(values), Some(found)) = (stream.as_f32(), cosines.get_mut(boundary)) else {
+            wrong = true;
+            return;
+        };
+        for t in 0..n {
+            let own: Vec<f32> = values.iter().skip(t).step_by(width).copied().collect();
+            match states[boundary].get(found.len()) {
+                Some(expected) => found.push(cosine(&own, expected)),
+                None => wrong = true,
+            }
+        }
+    })?;
+    if wrong || cosines.iter().any(|c| c.len() != golden.prompt_ids.len()) {
+        return Err(Error::Input("the bundle's chain does not show a stream between its layers".into()));
+    }
+    Ok(cosines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anemoe_bundle::TokenCount;
+    use anemoe_convert::build::build;
+    use anemoe_convert::checkpoint::Checkpoint;
+    use anemoe_convert::models;
+    use anemoe_convert::plan::PlanOptions;
+    use anemoe_convert::quant::Quant;
+    use std::path::PathBuf;
+
+    fn fixture(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name)
+    }
+
+    fn bundle(name: &str, dir: &Path) -> PathBuf {
+        let family = models::open(Checkpoint::open(fixture(name).to_str().unwrap()).unwrap()).unwrap();
+        let tokens = [1, 3, 4, 32].map(|n| TokenCount { min: n, max: n }).to_vec();
+        let options = PlanOptions { quant: Quant::Fp16, tokens, ..PlanOptions::default() };
+        let out = dir.join(name);
+        build(family.as_ref(), &family.plan(&options).unwrap(), None, &out, 2, &|_| ()).unwrap();
+        out
+    }
+
+    /// Logits of every position and decode step do not depend on the calls that a prompt is cut into.
+    #[test]
+    fn pieces_of_a_prompt_are_the_prompt() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["tiny-zaya", "tiny-gemma4-moe"] {
+            let golden = Golden::read(&fixture(name).join("golden.npz")).unwrap();
+            let mut engine = Engine::open(&bundle(name, dir.path()), &CpuBackend::default()).unwrap();
+            let whole = engine.forward(&golden.prompt_ids, Want::All, None).unwrap();
+            let after = engine.forward(&[7, 8], Want::All, None).unwrap();
+            for pieces in [vec![1; 24], vec![3; 8], vec![4; 6], vec![7, 7, 7, 3], vec![1, 4, 2, 9, 3, 5]] {
+                engine.reset();
+                let (mut at, mut logits) = (0, Vec::new());
+                for n in &pieces {
+                    logits.extend(engine.forward(&golden.prompt_ids[at..at + n], Want::All, None).unwrap());
+                    at += n;
+                }
+                logits.extend(engine.forward(&[7, 8], Want::All, Some(1)).unwrap());
+                assert_eq!(logits.len(), 26);
+                for (i, (a, b)) in logits.iter().zip(whole.iter().chain(&after)).enumerate() {
+                    let cosine = cosine(a, b);
+                    assert!(cosine >= 0.99999, "{name}, {pieces:?}, row {i}: {cosine}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_layer_is_shown() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, layers, f32_stream) in [("tiny-zaya", 8, true), ("tiny-gemma4-moe", 6, false)] {
+            let path = bundle(name, dir.path());
+            let mut golden = Golden::read(&fixture(name).join("golden.npz")).unwrap();
+            let trace = trace(&path, &golden, Precision::Fp32).unwrap();
+            assert_eq!((trace.layers.len(), trace.f32_stream), (layers + 1, f32_stream));
+            for l in &trace.layers {
+                assert_eq!(l.positions.len(), 24);
+                assert!(l.fidelity.min_cosine > 0.99999, "{name}: {l:?}");
+                assert!(l.largest >= l.rms && l.rms > 0.0);
+                assert_eq!(l.fp16_stream.is_some(), f32_stream);
+            }
+            // What the stream gains by f32 shows behind the last layer.
+            if let Some(rounded) = trace.layers[layers].fp16_stream {
+                assert!(rounded.min_cosine < trace.layers[layers].fidelity.min_cosine);
+            }
+            golden.hidden_states.pop();
+            assert!(super::trace(&path, &golden, Precision::Fp32).is_err());
+            golden.hidden_states.clear();
+            let err = super::trace(&path, &golden, Precision::Fp32).unwrap_err().to_string();
+            assert!(err.contains("hidden_states"), "{err}");
+        }
+    }
+}
