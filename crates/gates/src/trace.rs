@@ -68,7 +68,9 @@ pub fn trace(bundle: &Path, golden: &Golden, precision: Precision) -> Result<Tra
     let (layers, hidden) = (engine.chain().model.num_layers, engine.chain().model.hidden_size);
     let states = &golden.hidden_states;
     if states.is_empty() {
-        return Err(Error::Input("the golden file has no `hidden_states`; `anemoe golden` records them".into()));
+        return Err(Error::Input(
+            "the golden file has no `hidden_states`; `anemoe golden` records them".into(),
+        ));
     }
     if states.len() != layers + 1 || states.iter().flatten().any(|h| h.len() != hidden) {
         return Err(Error::Input(format!(

@@ -55,7 +55,9 @@ fn print(t: &Trace, ui: &Ui) -> std::io::Result<()> {
         table.row(row);
     }
     table.print(ui)?;
-    ui.line("stream / change: length of the stream over what the layer changed, at most; fp16 keeps 11 bits")?;
+    ui.line(
+        "stream / change: length of the stream over what the layer changed, at most; fp16 keeps 11 bits",
+    )?;
     if t.f32_stream {
         ui.line("the host keeps this stream in f32; the columns `stream in fp16` show what rounding it would cost")?;
     }

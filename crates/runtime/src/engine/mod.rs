@@ -274,7 +274,9 @@ impl Engine {
                 Op::Residual { stream, branch, mix } => {
                     let mut target = std::mem::take(&mut registers[*stream]);
                     let mixed = mix.apply(&mut target, branch.map(|b| &registers[b]));
-                    if self.fp16_stream && let Some(values) = target.as_f32_mut() {
+                    if self.fp16_stream
+                        && let Some(values) = target.as_f32_mut()
+                    {
                         anemoe_kernels::round_to_f16(values);
                     }
                     registers[*stream] = target;

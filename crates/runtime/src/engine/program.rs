@@ -189,7 +189,15 @@ impl Program {
                         .collect();
                     let when = run.when.as_ref().map(|w| (names.index(&w.register), w.rows));
                     let layer = chain.shards[package].layer;
-                    Op::Call(Call { shard: run.shard.clone(), layer, package, when, inputs, outputs, functions })
+                    Op::Call(Call {
+                        shard: run.shard.clone(),
+                        layer,
+                        package,
+                        when,
+                        inputs,
+                        outputs,
+                        functions,
+                    })
                 }
             });
         }
