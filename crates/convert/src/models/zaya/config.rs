@@ -162,7 +162,7 @@ fn rope(k: &Keys<'_>, head_dim: usize) -> Result<(f64, usize)> {
     }
     let factor = r.number("partial_rotary_factor")?.unwrap_or(1.0);
     let rotary_dim = (factor * head_dim as f64) as usize;
-    if rotary_dim == 0 || rotary_dim > head_dim || rotary_dim % 2 != 0 {
+    if rotary_dim == 0 || rotary_dim > head_dim || !rotary_dim.is_multiple_of(2) {
         return Err(k.invalid(format!(
             "`{place}.partial_rotary_factor` is {factor}: {rotary_dim} of {head_dim} channels would rotate"
         )));
