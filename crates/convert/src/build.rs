@@ -2,23 +2,25 @@
 //!
 //! ```text
 //! NAME.anemoe/.build/plan.json      what is being built; a rerun goes on only with an equal plan
-//!                   /lock           held while a build runs
+//!                   /lock           held while a build runs; parts of a build share it
+//!                   /lock.1of4      held while that part runs
+//!                   /host.json      record of the files beside the shards
 //!                   /SHARD.json     one record per finished shard
 //! ```
 //! The folder `.build` goes when the bundle is complete.
 
+use crate::checkpoint::SIDE_FILES;
 use crate::family::Family;
 use crate::importance::Importance;
 use crate::lower::{Stored, encode_matrix, store_matrix, store_vector};
 use crate::plan::{MatrixPlan, Plan, PlannedShard};
 use crate::quantize::Metrics;
 use crate::{Error, Result};
-use anemoe_bundle::{
-    CHAIN_FILE, Chain, Embedding, SHARDS_DIR, Shard, Vectors, file_sha256, package_sha256, write_atomic,
-};
+use anemoe_bundle::{CHAIN_FILE, SHARDS_DIR, Shard, Vectors, file_sha256, package_sha256, write_atomic};
 use anemoe_mlpackage::mil::verify::verify;
 use anemoe_mlpackage::package::PackageWriter;
 use anemoe_npz::Array;
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, TryLockError};
 use std::io::{BufWriter, Write};
@@ -31,6 +33,8 @@ use std::time::{Duration, Instant};
 const WORK_DIR: &str = ".build";
 /// File of the host's vectors.
 const VECTORS_FILE: &str = "vectors.npz";
+/// Record of the files beside the shards, in the folder of an unfinished build.
+const HOST_RECORD: &str = "host.json";
 
 /// What happens during a build, for progress bars and logs.
 #[derive(Clone, Debug)]
@@ -74,6 +78,15 @@ struct Record {
     output_error: f64,
 }
 
+/// One of several processes that build a bundle together: every `of`-th shard from `index` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// From 0; below `of`.
+    pub index: usize,
+    /// Number of parts.
+    pub of: usize,
+}
+
 /// Builds `plan` into the new folder `bundle`, or goes on with what an interrupted run of the same plan left there.
 /// `jobs` shards are built at a time.
 ///
@@ -89,28 +102,85 @@ pub fn build(
     on_event: &(dyn Fn(Event<'_>) + Sync),
 ) -> Result<BuildReport> {
     let started = Instant::now();
-    let site = Site::open(
-        bundle,
-        plan,
-        &serde_json::json!({"checkpoint": family.fingerprint(), "importance": importance.map(Importance::sha256)}),
-    )?;
-    let result = site.run(Inputs { family, importance }, plan, jobs, on_event);
+    let inputs = Inputs { family, importance };
+    let site = Site::open(bundle, plan, &inputs.identity(), None)?;
+    let all: Vec<usize> = (0..plan.shards.len()).collect();
+    let result = site.write_host(family, plan).and_then(|host| {
+        let (records, reused) = site.run(inputs, plan, &all, jobs, on_event)?;
+        site.finish(plan, &records, host)?;
+        Ok((records, reused))
+    });
     if let Err(e) = &result {
         // A full disk or an interruption can be mended and the build go on; a wrong checkpoint cannot.
         let resumable = matches!(e, Error::Io { .. } | Error::Package(_) | Error::Bundle(_));
         site.tidy(!resumable);
     }
     let (records, reused) = result?;
-    let package_bytes = records.iter().map(|r| r.bytes).sum();
-    let min_weight_cosine = records.iter().map(|r| r.min_weight_cosine).fold(1.0, f64::min);
-    Ok(BuildReport {
+    Ok(report(bundle, &records, reused, started))
+}
+
+/// Builds one part of a bundle; other processes may build the others in the same folder at the same time, on this machine or
+/// on others that see it. [`assemble`] finishes the bundle.
+///
+/// # Errors
+/// As [`build`]; also when the same part is being built already. What other parts have done is left alone.
+pub fn build_part(
+    family: &dyn Family,
+    plan: &Plan,
+    importance: Option<&Importance>,
+    bundle: &Path,
+    part: Part,
+    jobs: usize,
+    on_event: &(dyn Fn(Event<'_>) + Sync),
+) -> Result<BuildReport> {
+    let started = Instant::now();
+    let inputs = Inputs { family, importance };
+    let site = Site::open(bundle, plan, &inputs.identity(), Some(part))?;
+    let own: Vec<usize> = (part.index..plan.shards.len()).step_by(part.of.max(1)).collect();
+    if part.index == 0 {
+        site.write_host(family, plan)?;
+    }
+    let (records, reused) = site.run(inputs, plan, &own, jobs, on_event)?;
+    Ok(report(bundle, &records, reused, started))
+}
+
+/// Completes a bundle whose parts are all built. It needs neither the checkpoint nor the options.
+///
+/// # Errors
+/// The folder is not an unfinished build, a part is still being built, or a shard is missing or damaged (the error names it).
+pub fn assemble(bundle: &Path) -> Result<BuildReport> {
+    let started = Instant::now();
+    let work = bundle.join(WORK_DIR);
+    let plan_file = work.join("plan.json");
+    if !plan_file.is_file() {
+        let what =
+            if bundle.join(CHAIN_FILE).is_file() { "is complete already" } else { "is no unfinished build" };
+        return Err(Error::Usage(format!("{}: {what}", bundle.display())));
+    }
+    let lock = lock_file(&work.join("lock"), true, bundle)?;
+    let text = fs::read(&plan_file).map_err(|e| Error::io(&plan_file, e))?;
+    #[derive(Deserialize)]
+    struct Begun {
+        plan: Plan,
+    }
+    let Begun { plan } =
+        serde_json::from_slice(&text).map_err(|e| Error::invalid(&plan_file, format!("plan: {e}")))?;
+    let site = Site { bundle: bundle.to_path_buf(), work, _locks: vec![lock] };
+    let records = site.records(&plan)?;
+    let host = site.host_record(&plan)?;
+    site.finish(&plan, &records, host)?;
+    Ok(report(bundle, &records, records.len(), started))
+}
+
+fn report(bundle: &Path, records: &[Record], reused: usize, started: Instant) -> BuildReport {
+    BuildReport {
         bundle: bundle.to_path_buf(),
         shards: records.len(),
         reused,
-        package_bytes,
-        min_weight_cosine,
+        package_bytes: records.iter().map(|r| r.bytes).sum(),
+        min_weight_cosine: records.iter().map(|r| r.min_weight_cosine).fold(1.0, f64::min),
         seconds: started.elapsed().as_secs_f64(),
-    })
+    }
 }
 
 /// What shards are made from.
@@ -120,16 +190,45 @@ struct Inputs<'a> {
     importance: Option<&'a Importance>,
 }
 
+impl Inputs<'_> {
+    /// What a build that goes on must have in common with the one that began.
+    fn identity(&self) -> serde_json::Value {
+        serde_json::json!({
+            "checkpoint": self.family.fingerprint(), "importance": self.importance.map(Importance::sha256),
+        })
+    }
+}
+
+/// The files beside the shards.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct HostRecord {
+    embedding: String,
+    vectors: Option<String>,
+    files: Vec<String>,
+}
+
+/// Takes a lock, alone or shared.
+fn lock_file(path: &Path, alone: bool, bundle: &Path) -> Result<File> {
+    let file = File::create(path).map_err(|e| Error::io(path, e))?;
+    match if alone { file.try_lock() } else { file.try_lock_shared() } {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => {
+            Err(Error::Usage(format!("{}: another build is using this folder", bundle.display())))
+        }
+        Err(TryLockError::Error(e)) => Err(Error::io(path, e)),
+    }
+}
+
 /// The folder that is being built, locked.
 struct Site {
     bundle: PathBuf,
     work: PathBuf,
-    /// Released when it is closed, also by a crash.
-    _lock: File,
+    /// Released when they are closed, also by a crash.
+    _locks: Vec<File>,
 }
 
 impl Site {
-    fn open(bundle: &Path, plan: &Plan, inputs: &serde_json::Value) -> Result<Site> {
+    fn open(bundle: &Path, plan: &Plan, inputs: &serde_json::Value, part: Option<Part>) -> Result<Site> {
         let work = bundle.join(WORK_DIR);
         let plan_file = work.join("plan.json");
         let exists = bundle.symlink_metadata().is_ok();
@@ -150,20 +249,24 @@ impl Site {
         }
         let create = |dir: &Path| fs::create_dir_all(dir).map_err(|e| Error::io(dir, e));
         create(&work)?;
-        let lock_file = work.join("lock");
-        let lock = File::create(&lock_file).map_err(|e| Error::io(&lock_file, e))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(Error::Usage(format!(
-                    "{}: another build is using this folder",
-                    bundle.display()
-                )));
+        let lock = work.join("lock");
+        let mut site = Site { bundle: bundle.to_path_buf(), work, _locks: Vec::new() };
+        match part {
+            None => {
+                site._locks.push(lock_file(&lock, true, bundle)?);
+                site.sweep();
             }
-            Err(TryLockError::Error(e)) => return Err(Error::io(&lock_file, e)),
+            Some(part) => {
+                let own = site.work.join(format!("lock.{}of{}", part.index, part.of));
+                site._locks.push(lock_file(&own, true, bundle)?);
+                // Nobody writes while one holds the lock alone.
+                if let Ok(alone) = lock_file(&lock, true, bundle) {
+                    site.sweep();
+                    drop(alone);
+                }
+                site._locks.push(lock_file(&lock, false, bundle)?);
+            }
         }
-        let site = Site { bundle: bundle.to_path_buf(), work, _lock: lock };
-        site.sweep();
         let text = to_json(&serde_json::json!({"inputs": inputs, "plan": plan}));
         match fs::read(&plan_file) {
             Ok(found) if found == text => {}
@@ -176,7 +279,7 @@ impl Site {
             Err(_) => {
                 let started =
                     create(&bundle.join(SHARDS_DIR)).and_then(|()| Ok(write_atomic(&plan_file, &text)?));
-                if started.is_err() {
+                if started.is_err() && part.is_none() {
                     site.tidy(true);
                 }
                 started?;
@@ -207,37 +310,35 @@ impl Site {
         if all || !done {
             // What cannot be removed now is recognised as an unfinished build by the next run.
             let _ = fs::remove_dir_all(&self.work);
-            let _ = fs::remove_file(self.bundle.join("embed.bin"));
-            let _ = fs::remove_file(self.bundle.join(VECTORS_FILE));
+            for file in SIDE_FILES.iter().chain(&["embed.bin", VECTORS_FILE]) {
+                let _ = fs::remove_file(self.bundle.join(file));
+            }
             let _ = fs::remove_dir_all(&shards);
             let _ = fs::remove_dir(&self.bundle);
         }
     }
 
+    /// Builds the shards `which`; gives their records, and how many of them were there already.
     fn run(
         &self,
         inputs: Inputs<'_>,
         plan: &Plan,
+        which: &[usize],
         jobs: usize,
         on_event: &(dyn Fn(Event<'_>) + Sync),
     ) -> Result<(Vec<Record>, usize)> {
-        // First, so that a tokenizer that is wrong is found before the work.
-        let files = inputs.family.opened().checkpoint.side_files()?;
-        let mut chain = plan.chain.clone();
-        chain.importance = inputs.importance.map(|i| i.sha256().to_string());
-        self.write_embedding(inputs.family, plan, &mut chain.embedding)?;
-        self.write_vectors(inputs.family, &mut chain)?;
         let next = AtomicUsize::new(0);
         let reused = AtomicUsize::new(0);
-        let results: Mutex<Vec<Option<Record>>> = Mutex::new(vec![None; plan.shards.len()]);
+        let results: Mutex<Vec<Option<Record>>> = Mutex::new(vec![None; which.len()]);
         let failure: Mutex<Option<Error>> = Mutex::new(None);
-        let lock = |e: &Mutex<Option<Error>>| e.lock().unwrap_or_else(|p| p.into_inner()).is_some();
+        let failed = || failure.lock().unwrap_or_else(|p| p.into_inner()).is_some();
         std::thread::scope(|scope| {
-            for _ in 0..jobs.clamp(1, plan.shards.len().max(1)) {
+            for _ in 0..jobs.clamp(1, which.len().max(1)) {
                 scope.spawn(|| {
-                    while !lock(&failure) {
+                    while !failed() {
                         let i = next.fetch_add(1, Ordering::Relaxed);
-                        let Some(shard) = plan.shards.get(i) else { break };
+                        let Some(&shard) = which.get(i) else { break };
+                        let shard = &plan.shards[shard];
                         let started = Instant::now();
                         match self.shard(inputs, shard) {
                             Ok((record, again)) => {
@@ -262,15 +363,51 @@ impl Site {
         if let Some(e) = failure.into_inner().unwrap_or_else(|p| p.into_inner()) {
             return Err(e);
         }
-        let records: Vec<Record> =
-            results.into_inner().unwrap_or_else(|p| p.into_inner()).into_iter().flatten().collect();
-        for (name, file) in files {
-            write_atomic(&self.bundle.join(name), &file.read()?)?;
-        }
-        chain.shards = plan
+        let records = results.into_inner().unwrap_or_else(|p| p.into_inner()).into_iter().flatten().collect();
+        Ok((records, reused.into_inner()))
+    }
+
+    /// The record of a finished shard whose package is what it says.
+    fn record(&self, shard: &PlannedShard) -> Option<Record> {
+        let path = self.bundle.join(package_file(&shard.name));
+        let text = fs::read(self.work.join(format!("{}.json", shard.name))).ok()?;
+        let record: Record = serde_json::from_slice(&text).ok()?;
+        (path.is_dir() && package_sha256(&path).is_ok_and(|hash| hash == record.sha256)).then_some(record)
+    }
+
+    /// Records of all shards, whose packages are what they say.
+    fn records(&self, plan: &Plan) -> Result<Vec<Record>> {
+        let records: Vec<Option<Record>> = plan.shards.par_iter().map(|s| self.record(s)).collect();
+        let missing: Vec<&str> = plan
             .shards
             .iter()
             .zip(&records)
+            .filter(|(_, r)| r.is_none())
+            .map(|(s, _)| s.name.as_str())
+            .collect();
+        if !missing.is_empty() {
+            let first = missing.iter().take(3).copied().collect::<Vec<_>>().join(", ");
+            let more = if missing.len() > 3 { ", .." } else { "" };
+            return Err(Error::Usage(format!(
+                "{}: {} of {} shards are not built ({first}{more}); run the parts that lack them again",
+                self.bundle.display(),
+                missing.len(),
+                plan.shards.len()
+            )));
+        }
+        Ok(records.into_iter().flatten().collect())
+    }
+
+    /// Writes `chain.json` once everything is there.
+    fn finish(&self, plan: &Plan, records: &[Record], host: HostRecord) -> Result<()> {
+        let mut chain = plan.chain.clone();
+        chain.embedding.sha256 = host.embedding;
+        chain.vectors = host.vectors.map(|sha256| Vectors { file: VECTORS_FILE.into(), sha256 });
+        chain.importance = self.begun_importance()?;
+        chain.shards = plan
+            .shards
+            .iter()
+            .zip(records)
             .map(|(s, r)| Shard {
                 name: s.name.clone(),
                 file: package_file(&s.name),
@@ -286,21 +423,65 @@ impl Site {
             })
             .collect();
         chain.write(&self.bundle)?;
-        fs::remove_dir_all(&self.work).map_err(|e| Error::io(&self.work, e))?;
-        Ok((records, reused.into_inner()))
+        fs::remove_dir_all(&self.work).map_err(|e| Error::io(&self.work, e))
+    }
+
+    /// Hash of the importances that the build began with.
+    fn begun_importance(&self) -> Result<Option<String>> {
+        let path = self.work.join("plan.json");
+        let text = fs::read(&path).map_err(|e| Error::io(&path, e))?;
+        let begun: serde_json::Value =
+            serde_json::from_slice(&text).map_err(|e| Error::invalid(&path, format!("plan: {e}")))?;
+        Ok(begun["inputs"]["importance"].as_str().map(str::to_string))
+    }
+
+    /// The record of the files beside the shards, all of which are what it says.
+    fn host_record(&self, plan: &Plan) -> Result<HostRecord> {
+        let wrong = |file: &str| {
+            let what = format!("{}: {file} is not written; run part 0 again", self.bundle.display());
+            Error::Usage(what)
+        };
+        let text = fs::read(self.work.join(HOST_RECORD)).map_err(|_| wrong(&plan.chain.embedding.file))?;
+        let record: HostRecord =
+            serde_json::from_slice(&text).map_err(|_| wrong(&plan.chain.embedding.file))?;
+        let is = |file: &str, hash: &str| file_sha256(&self.bundle.join(file)).is_ok_and(|h| h == hash);
+        if !is(&plan.chain.embedding.file, &record.embedding) {
+            return Err(wrong(&plan.chain.embedding.file));
+        }
+        if let Some(hash) = record.vectors.as_ref().filter(|hash| !is(VECTORS_FILE, hash)) {
+            return Err(wrong(&format!("{VECTORS_FILE} ({hash})")));
+        }
+        match record.files.iter().find(|f| !self.bundle.join(f).is_file()) {
+            Some(file) => Err(wrong(file)),
+            None => Ok(record),
+        }
+    }
+
+    /// Writes the files beside the shards, unless an earlier run has.
+    fn write_host(&self, family: &dyn Family, plan: &Plan) -> Result<HostRecord> {
+        if let Ok(record) = self.host_record(plan) {
+            return Ok(record);
+        }
+        // First, so that a tokenizer that is wrong is found before the work.
+        let files = family.opened().checkpoint.side_files()?;
+        let vectors = self.write_vectors(family)?;
+        let embedding = self.write_embedding(family, plan)?;
+        let mut names = Vec::new();
+        for (name, file) in files {
+            write_atomic(&self.bundle.join(name), &file.read()?)?;
+            names.push(name.to_string());
+        }
+        let record = HostRecord { embedding, vectors, files: names };
+        write_atomic(&self.work.join(HOST_RECORD), &to_json(&record))?;
+        Ok(record)
     }
 
     /// One shard: found finished, or built. True when it was found.
     fn shard(&self, inputs: Inputs<'_>, shard: &PlannedShard) -> Result<(Record, bool)> {
-        let path = self.bundle.join(package_file(&shard.name));
-        let record_file = self.work.join(format!("{}.json", shard.name));
-        if let Ok(text) = fs::read(&record_file)
-            && let Ok(record) = serde_json::from_slice::<Record>(&text)
-            && path.is_dir()
-            && package_sha256(&path).is_ok_and(|hash| hash == record.sha256)
-        {
+        if let Some(record) = self.record(shard) {
             return Ok((record, true));
         }
+        let path = self.bundle.join(package_file(&shard.name));
         if path.is_dir() {
             // Renamed into place, but its record was not written any more.
             fs::remove_dir_all(&path).map_err(|e| Error::io(&path, e))?;
@@ -312,15 +493,15 @@ impl Site {
             min_weight_cosine: quality.min_cosine,
             output_error: quality.all.output_error(),
         };
-        write_atomic(&record_file, &to_json(&record))?;
+        write_atomic(&self.work.join(format!("{}.json", shard.name)), &to_json(&record))?;
         Ok((record, false))
     }
 
-    /// Writes the vectors that host steps name, where there are any.
-    fn write_vectors(&self, family: &dyn Family, chain: &mut Chain) -> Result<()> {
+    /// Writes the vectors that host steps name, where there are any, and gives the file's hash.
+    fn write_vectors(&self, family: &dyn Family) -> Result<Option<String>> {
         let vectors = family.host_vectors()?;
         if vectors.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         let arrays: Vec<(String, Array)> = vectors
             .into_iter()
@@ -328,39 +509,35 @@ impl Site {
             .collect();
         let path = self.bundle.join(VECTORS_FILE);
         anemoe_npz::write_npz(&path, &arrays)?;
-        chain.vectors = Some(Vectors { file: VECTORS_FILE.into(), sha256: file_sha256(&path)? });
-        Ok(())
+        Ok(Some(file_sha256(&path)?))
     }
 
-    /// Writes the host's embedding as [`anemoe_bundle::Storage`] says.
-    fn write_embedding(&self, family: &dyn Family, plan: &Plan, embedding: &mut Embedding) -> Result<()> {
+    /// Writes the host's embedding as [`anemoe_bundle::Storage`] says, and gives the file's hash.
+    fn write_embedding(&self, family: &dyn Family, plan: &Plan) -> Result<String> {
+        let embedding = &plan.chain.embedding;
         let path = self.bundle.join(&embedding.file);
-        if !path.exists() {
-            let temporary = self.work.join("embed.tmp");
-            let file = File::create(&temporary).map_err(|e| Error::io(&temporary, e))?;
-            let mut out = BufWriter::with_capacity(1 << 20, file);
-            let matrix = MatrixPlan {
-                name: "embedding".into(),
-                part: "embedding".into(),
-                tensor: family.embedding_tensor().into(),
-                offset: 0,
-                rows: embedding.rows,
-                cols: embedding.cols,
-                taps: 1,
-                quant: plan.embedding,
-            };
-            let failed = |e: std::io::Error| Error::io(&temporary, e);
-            // A row is one token's: which of its channels matter for the head says nothing here.
-            let side =
-                encode_matrix(family, &matrix, None, &mut |bytes| out.write_all(bytes).map_err(failed))?;
-            let values = side.values.iter().flat_map(|v| v.to_le_bytes());
-            let tail: Vec<u8> = values.chain(side.offsets.iter().map(|&o| o as u8)).collect();
-            out.write_all(&tail).map_err(failed)?;
-            out.flush().and_then(|()| out.get_ref().sync_all()).map_err(failed)?;
-            fs::rename(&temporary, &path).map_err(|e| Error::io(&path, e))?;
-        }
-        embedding.sha256 = file_sha256(&path)?;
-        Ok(())
+        let temporary = self.work.join("embed.tmp");
+        let file = File::create(&temporary).map_err(|e| Error::io(&temporary, e))?;
+        let mut out = BufWriter::with_capacity(1 << 20, file);
+        let matrix = MatrixPlan {
+            name: "embedding".into(),
+            part: "embedding".into(),
+            tensor: family.embedding_tensor().into(),
+            offset: 0,
+            rows: embedding.rows,
+            cols: embedding.cols,
+            taps: 1,
+            quant: plan.embedding,
+        };
+        let failed = |e: std::io::Error| Error::io(&temporary, e);
+        // A row is one token's: which of its channels matter for the head says nothing here.
+        let side = encode_matrix(family, &matrix, None, &mut |bytes| out.write_all(bytes).map_err(failed))?;
+        let values = side.values.iter().flat_map(|v| v.to_le_bytes());
+        let tail: Vec<u8> = values.chain(side.offsets.iter().map(|&o| o as u8)).collect();
+        out.write_all(&tail).map_err(failed)?;
+        out.flush().and_then(|()| out.get_ref().sync_all()).map_err(failed)?;
+        fs::rename(&temporary, &path).map_err(|e| Error::io(&path, e))?;
+        Ok(file_sha256(&path)?)
     }
 }
 

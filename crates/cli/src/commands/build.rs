@@ -4,10 +4,11 @@ use super::auto::{self, Planned};
 use super::plan::Options;
 use crate::Outcome;
 use crate::ui::{self, Ui};
-use anemoe_convert::build::{BuildReport, Event};
+use anemoe_convert::build::{BuildReport, Event, Part};
 use anemoe_convert::family::Family;
 use anemoe_convert::importance::Importance;
 use anemoe_convert::plan::Plan;
+use anyhow::{Context, bail};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -25,15 +26,76 @@ pub struct Args {
     /// Shards that are built at a time [default: one per processor, at most 8].
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
+    /// Build only every N-th shard from the I-th on, beside other processes that build the others into the same folder (I from
+    /// 0; N/N is 0/N, so counting from 1 does as well); `assemble` completes the bundle. With N alone, I is taken from
+    /// SLURM_ARRAY_TASK_ID, JOB_COMPLETION_INDEX or AWS_BATCH_JOB_ARRAY_INDEX.
+    #[arg(long, value_name = "I/N", value_parser = share)]
+    shard: Option<Share>,
+}
+
+/// What `--shard` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Share {
+    index: Option<usize>,
+    of: usize,
+}
+
+/// Most parts of a build: more than any model has shards.
+const MAX_PARTS: usize = 100_000;
+
+/// Indices of array jobs, as their schedulers count them.
+const ARRAY_INDICES: [&str; 3] = ["SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX", "AWS_BATCH_JOB_ARRAY_INDEX"];
+
+fn share(text: &str) -> Result<Share, String> {
+    let wrong = || format!("`{text}` is neither I/N nor N, with N from 1 to {MAX_PARTS} and I from 0 to N");
+    let (index, of) = match text.split_once('/') {
+        Some((index, of)) => (Some(index.parse().map_err(|_| wrong())?), of),
+        None => (None, text),
+    };
+    let of = of.parse().ok().filter(|n| (1..=MAX_PARTS).contains(n)).ok_or_else(wrong)?;
+    if index.is_some_and(|i: usize| i > of) {
+        return Err(wrong());
+    }
+    Ok(Share { index, of })
+}
+
+impl Share {
+    fn part(self, variable: impl Fn(&str) -> Option<String>) -> anyhow::Result<Part> {
+        let index = match self.index {
+            Some(index) => index,
+            None => {
+                let found = ARRAY_INDICES.iter().find_map(|name| Some((name, variable(name)?)));
+                let (name, value) = found.with_context(|| {
+                    format!(
+                        "--shard {}: no index is given, and none of {} is set",
+                        self.of,
+                        ARRAY_INDICES.join(", ")
+                    )
+                })?;
+                let index: usize =
+                    value.parse().with_context(|| format!("{name} is `{value}`, expected a number"))?;
+                if index > self.of {
+                    bail!("{name} is {index}, and --shard says that there are {} parts", self.of);
+                }
+                index
+            }
+        };
+        Ok(Part { index: index % self.of, of: self.of })
+    }
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let Planned { family, plan, importance } = auto::plan(&args.checkpoint, &args.options, ui)?;
     let jobs =
         args.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get().min(8)));
-    let report = with_progress(family.as_ref(), &plan, importance.as_ref(), &args.out, jobs, ui)?;
+    let part = args.shard.map(|s| s.part(|name| std::env::var(name).ok())).transpose()?;
+    let work = Work { family: family.as_ref(), plan: &plan, importance: importance.as_ref(), part };
+    let report = with_progress(work, &args.out, jobs, ui)?;
     ui.document(&report)?;
     ui.line(summary(&report))?;
+    if let Some(part) = part {
+        ui.line(format!("part {}/{} is done; anemoe assemble completes the bundle", part.index, part.of))?;
+    }
     Ok(Outcome::Done)
 }
 
@@ -49,22 +111,31 @@ pub fn read_importance(path: &Path, plan: &Plan) -> anyhow::Result<Importance> {
     Ok(importance)
 }
 
+/// What is to be built.
+#[derive(Clone, Copy)]
+pub struct Work<'a> {
+    pub family: &'a dyn Family,
+    pub plan: &'a Plan,
+    pub importance: Option<&'a Importance>,
+    pub part: Option<Part>,
+}
+
 /// Builds with a bar over the weights.
-pub fn with_progress(
-    family: &dyn Family,
-    plan: &Plan,
-    importance: Option<&Importance>,
-    out: &Path,
-    jobs: usize,
-    ui: &Ui,
-) -> anyhow::Result<BuildReport> {
-    let bar = ui.bar(plan.shards.iter().map(|s| s.weights).sum::<u64>() / 1000, "building");
-    let report = anemoe_convert::build::build(family, plan, importance, out, jobs, &|event| {
+pub fn with_progress(work: Work<'_>, out: &Path, jobs: usize, ui: &Ui) -> anyhow::Result<BuildReport> {
+    let Work { family, plan, importance, part } = work;
+    let (index, of) = part.map_or((0, 1), |p| (p.index, p.of));
+    let own = plan.shards.iter().skip(index).step_by(of);
+    let bar = ui.bar(own.map(|s| s.weights).sum::<u64>() / 1000, "building");
+    let on_event = |event: Event<'_>| {
         let Event::ShardDone { shard, bytes, elapsed, reused } = event;
         bar.inc(shard.weights / 1000);
         bar.set_message(format!("k weights, {}", shard.name));
         tracing::info!(shard = shard.name, bytes, seconds = elapsed.as_secs_f64(), reused, "shard");
-    });
+    };
+    let report = match part {
+        None => anemoe_convert::build::build(family, plan, importance, out, jobs, &on_event),
+        Some(part) => anemoe_convert::build::build_part(family, plan, importance, out, part, jobs, &on_event),
+    };
     bar.finish_and_clear();
     Ok(report?)
 }
@@ -84,4 +155,32 @@ pub fn summary(report: &BuildReport) -> String {
         report.seconds,
         report.min_weight_cosine
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_count_from_zero_or_from_one() {
+        let none = |_: &str| None;
+        let part = |text: &str| share(text).unwrap().part(none).unwrap();
+        assert_eq!(part("0/3"), Part { index: 0, of: 3 });
+        assert_eq!(part("2/3"), Part { index: 2, of: 3 });
+        assert_eq!(part("3/3"), Part { index: 0, of: 3 });
+        for wrong in ["4/3", "0/0", "0", "-1/3", "1/", "/3", "a/b", "1/2/3", "", "0/100001"] {
+            assert!(share(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn schedulers_tell_the_index() {
+        for name in ARRAY_INDICES {
+            let set = |wanted: &str| (wanted == name).then(|| "5".to_string());
+            assert_eq!(share("8").unwrap().part(set).unwrap(), Part { index: 5, of: 8 });
+            assert!(share("4").unwrap().part(set).unwrap_err().to_string().contains(name));
+        }
+        assert!(share("4").unwrap().part(|_| None).unwrap_err().to_string().contains("SLURM_ARRAY_TASK_ID"));
+        assert!(share("4").unwrap().part(|_| Some("x".into())).is_err());
+    }
 }

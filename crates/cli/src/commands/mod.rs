@@ -1,5 +1,6 @@
 //! One file per sub-command.
 
+pub mod assemble;
 pub mod auto;
 pub mod build;
 pub mod calibrate;

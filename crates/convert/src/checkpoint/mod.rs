@@ -16,6 +16,9 @@ use std::path::{Path, PathBuf};
 /// Largest `config.json` or `generation_config.json` that is read.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
+/// Files beside the weights that belong into a bundle.
+pub const SIDE_FILES: [&str; 3] = ["tokenizer.json", "tokenizer_config.json", "generation_config.json"];
+
 /// An opened checkpoint.
 pub struct Checkpoint {
     /// As it was named.
@@ -99,7 +102,7 @@ impl Checkpoint {
     /// A file is to be made from metadata that is wrong.
     pub fn side_files(&self) -> Result<Vec<(&'static str, SideFile)>> {
         let mut files = Vec::new();
-        for name in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
+        for name in SIDE_FILES {
             files.extend(self.side_file(name)?.map(|file| (name, file)));
         }
         Ok(files)

@@ -1,0 +1,160 @@
+//! Builds that are killed, repeated, and spread over processes.
+
+mod common;
+
+use common::{anemoe, build, contents, finish, fixture, json, refused, run};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+const OPTIONS: [&str; 4] = ["--quant", "lut4", "--tokens", "1"];
+
+fn arguments<'a>(bundle: &'a Path, model: &'a Path, more: &[&'a str]) -> Vec<&'a str> {
+    let mut args = vec!["build", model.to_str().unwrap(), "-o", bundle.to_str().unwrap()];
+    args.extend(OPTIONS);
+    args.extend(more);
+    args
+}
+
+fn whole(dir: &Path, model: &str) -> Vec<(PathBuf, Vec<u8>)> {
+    let bundle = dir.join("whole");
+    build(&fixture(model), &bundle, &OPTIONS);
+    contents(&bundle)
+}
+
+/// A build that is killed again and again goes on each time, and ends with the bytes of one that was not.
+#[test]
+fn fifty_kills() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = fixture("tiny-zaya");
+    let expected = whole(dir.path(), "tiny-zaya");
+    let bundle = dir.path().join("killed");
+    let mut seed = 7u64;
+    let (mut kills, mut finished) = (0, 0);
+    while kills < 50 {
+        let mut child = anemoe(&arguments(&bundle, &model, &["--jobs", "1"]))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // From before the first shard to behind the last one.
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        std::thread::sleep(Duration::from_micros((seed >> 33) % 60_000));
+        let ended = child.try_wait().unwrap();
+        let _ = child.kill();
+        child.wait().unwrap();
+        match ended {
+            Some(status) => {
+                assert!(status.success());
+                finished += 1;
+                assert!(contents(&bundle) == expected, "after {kills} kills");
+                std::fs::remove_dir_all(&bundle).unwrap();
+            }
+            None => kills += 1,
+        }
+        // What looks finished is finished.
+        if bundle.join("chain.json").exists() && !bundle.join(".build").exists() {
+            assert!(contents(&bundle) == expected, "after {kills} kills");
+            std::fs::remove_dir_all(&bundle).unwrap();
+        }
+    }
+    if !bundle.join("chain.json").exists() || bundle.join(".build").exists() {
+        build(&model, &bundle, &OPTIONS);
+    }
+    assert!(contents(&bundle) == expected);
+    eprintln!("{kills} kills, {finished} builds were faster");
+}
+
+/// Parts in any order, one of them twice, some at the same time: the bytes of one build.
+#[test]
+fn parts_make_the_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    for model in ["tiny-zaya", "tiny-gemma4-moe"] {
+        let dir = dir.path().join(model);
+        std::fs::create_dir(&dir).unwrap();
+        let expected = whole(&dir, model);
+        let bundle = dir.join("parts");
+        let path = fixture(model);
+        let children: Vec<_> = ["1/3", "2/3"]
+            .map(|part| {
+                anemoe(&arguments(&bundle, &path, &["--shard", part]))
+                    .stdout(Stdio::null())
+                    .stderr(Stdio::piped())
+                    .spawn()
+                    .unwrap()
+            })
+            .into();
+        for child in children {
+            let (code, _, err) = finish(child.wait_with_output().unwrap());
+            assert_eq!(code, 0, "{err}");
+        }
+        refused(&["assemble", bundle.to_str().unwrap()], &["are not built", "L00.attn"]);
+        // The scheduler's index, for the part that is missing; then again.
+        for reused in [false, true] {
+            let mut args = arguments(&bundle, &path, &["--shard", "3"]);
+            args.push("--json");
+            let (code, out, err) = finish(anemoe(&args).env("SLURM_ARRAY_TASK_ID", "0").output().unwrap());
+            assert_eq!(code, 0, "{err}");
+            let report: serde_json::Value = serde_json::from_str(&out).unwrap();
+            let shards = report["shards"].as_u64().unwrap();
+            assert_eq!(report["reused"], if reused { shards } else { 0 }, "{report}");
+        }
+        let report = json(0, &["assemble", bundle.to_str().unwrap()]);
+        assert_eq!(report["shards"].as_u64().unwrap(), report["reused"].as_u64().unwrap());
+        assert!(contents(&bundle) == expected, "{model}");
+        refused(&["assemble", bundle.to_str().unwrap()], &["complete already"]);
+    }
+}
+
+/// A shard whose bytes changed, or that is gone, is not taken; its part builds it again.
+#[test]
+fn damage_between_parts_is_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = fixture("tiny-zaya");
+    let expected = whole(dir.path(), "tiny-zaya");
+    let bundle = dir.path().join("parts");
+    for part in ["0/2", "1/2"] {
+        let (code, _, err) = run(&arguments(&bundle, &model, &["--shard", part]));
+        assert_eq!(code, 0, "{err}");
+    }
+    let weights = |shard: &str| {
+        bundle.join(format!("shards/{shard}.mlpackage/Data/com.apple.CoreML/weights/weight.bin"))
+    };
+    let mut bytes = std::fs::read(weights("L02.moe")).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(weights("L02.moe"), bytes).unwrap();
+    refused(&["assemble", bundle.to_str().unwrap()], &["1 of 17 shards", "L02.moe"]);
+    std::fs::remove_dir_all(bundle.join("shards/L03.attn.mlpackage")).unwrap();
+    refused(&["assemble", bundle.to_str().unwrap()], &["2 of 17 shards", "L02.moe, L03.attn"]);
+    std::fs::write(bundle.join("embed.bin"), b"x").unwrap();
+    for part in ["1/2", "2/2"] {
+        let (code, _, err) = run(&arguments(&bundle, &model, &["--shard", part]));
+        assert_eq!(code, 0, "{err}");
+    }
+    json(0, &["assemble", bundle.to_str().unwrap()]);
+    assert!(contents(&bundle) == expected);
+}
+
+#[test]
+fn parts_that_cannot_be() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = fixture("tiny-zaya");
+    let bundle = dir.path().join("parts");
+    for wrong in ["4/3", "0/0", "x", "1/2/3", "-1/2"] {
+        let args = arguments(&bundle, &model, &[]);
+        let shard = format!("--shard={wrong}");
+        let mut args: Vec<&str> = args;
+        args.push(&shard);
+        refused(&args, &["I/N"]);
+    }
+    refused(&arguments(&bundle, &model, &["--shard", "3"]), &["SLURM_ARRAY_TASK_ID"]);
+    assert!(!bundle.exists());
+    refused(&["assemble", dir.path().to_str().unwrap()], &["no unfinished build"]);
+    // Another plan in the same folder.
+    let (code, _, err) = run(&arguments(&bundle, &model, &["--shard", "0/2"]));
+    assert_eq!(code, 0, "{err}");
+    refused(&arguments(&bundle, &model, &["--shard", "1/2", "--max-context", "64"]), &["other options"]);
+    // A damaged plan.
+    std::fs::write(bundle.join(".build/plan.json"), b"{").unwrap();
+    refused(&["assemble", bundle.to_str().unwrap()], &["plan.json"]);
+}
