@@ -1,8 +1,8 @@
 //! `--quant auto`: kinds per tensor from errors that are measured, on tensors and on the whole model.
 
-use crate::golden::cosine;
+use crate::golden::{cosine, divergence};
 use crate::reference::{HEAD, Probe};
-use crate::text::{each_window, log_sum_exp};
+use crate::text::each_window;
 use anemoe_bundle::{AutoChoice, UniformResult};
 use anemoe_convert::auto::{self, Choice, Group, KINDS};
 use anemoe_convert::checkpoint::Checkpoint;
@@ -238,16 +238,6 @@ pub fn choose_each(
     Ok(all)
 }
 
-/// Kullback-Leibler divergence of `softmax(other)` from `softmax(reference)`, in nats.
-fn divergence(reference: &[f32], other: &[f32]) -> f64 {
-    let (a, b) = (log_sum_exp(reference), log_sum_exp(other));
-    let term = |(&x, &y): (&f32, &f32)| {
-        let log = f64::from(x) - a;
-        log.exp() * (log - (f64::from(y) - b))
-    };
-    reference.iter().zip(other).map(term).sum()
-}
-
 /// Compresses one tensor at a time and sees what that does to the logits.
 fn sensitivities(model: &mut Whole<'_, '_>, groups: &mut [Group]) -> Result<()> {
     let probe = KINDS.iter().position(|k| *k == PROBE_KIND).unwrap_or(0);
@@ -320,18 +310,4 @@ fn best_within(
         }
     }
     Ok(best)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn divergence_of_known_distributions() {
-        // 1/2 1/2 against 1/4 3/4.
-        let found = divergence(&[0.0, 0.0], &[0.0, 3f32.ln()]);
-        let expected = 0.5 * 2f64.ln() + 0.5 * (2.0f64 / 3.0).ln();
-        assert!((found - expected).abs() < 1e-6, "{found} {expected}");
-        assert!(divergence(&[1.0, 5.0], &[3.0, 7.0]).abs() < 1e-6);
-    }
 }

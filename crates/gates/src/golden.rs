@@ -1,6 +1,7 @@
 //! The golden gate: a bundle against the reference run of its checkpoint.
 
 use crate::reference::Golden;
+use crate::text::log_sum_exp;
 use anemoe_runtime::cpu::{CpuBackend, Precision};
 use anemoe_runtime::engine::{Engine, Want};
 use anemoe_runtime::sampler::argmax;
@@ -56,8 +57,8 @@ pub fn gate(bundle: &Path, golden: &Golden, threshold: f64) -> Result<Gate> {
     };
     let exact = run(Precision::Fp32, threshold)?;
     let rounded = run(Precision::Fp16, threshold.min(MIN_COSINE))?;
-    let positions = rounded.positions.iter().map(|p| p.cosine);
-    let mut cosines: Vec<f64> = positions.chain(rounded.decode.iter().map(|d| d.cosine)).collect();
+    let positions = rounded.positions.iter().map(|p| p.agreement.cosine);
+    let mut cosines: Vec<f64> = positions.chain(rounded.decode.iter().map(|d| d.agreement.cosine)).collect();
     cosines.sort_by(f64::total_cmp);
     let median_cosine = cosines[cosines.len() / 2];
     let fp16 = Rounded {
@@ -82,10 +83,14 @@ pub struct Validation {
     pub threshold: f64,
     /// Lowest cosine of all positions and steps.
     pub min_cosine: f64,
+    /// Mean divergence of the next token's distribution from the reference's, in nats.
+    pub mean_kl: f64,
+    /// Share of positions and steps where the same token is the most probable.
+    pub top1_agreement: f64,
     /// Logits after each prompt token.
     pub positions: Vec<Position>,
     /// Logits after each token of the reference's continuation, which is what the bundle is fed.
-    pub decode: Vec<StepCosine>,
+    pub decode: Vec<DecodeStep>,
     /// Steps whose choice differs from the reference's.
     pub wrong_choices: Vec<Choice>,
     /// See [`NEAR_TIE`].
@@ -113,22 +118,52 @@ pub struct Choice {
     pub near_tie: bool,
 }
 
-/// Cosine of the logits at a prompt position.
+/// How the bundle's logits agree with the reference's after the same tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Agreement {
+    /// Cosine of the logits.
+    pub cosine: f64,
+    /// Divergence of the next token's distribution from the reference's, in nats; absent where the bundle's is not one.
+    pub kl: Option<f64>,
+    /// The same token is the most probable.
+    pub top1: bool,
+}
+
+impl Agreement {
+    fn of(own: &[f32], reference: &[f32]) -> Agreement {
+        let kl = Some(divergence(reference, own)).filter(|kl| kl.is_finite());
+        Agreement { cosine: cosine(own, reference), kl, top1: argmax(own) == argmax(reference) }
+    }
+}
+
+/// Logits at a prompt position.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Position {
     /// From 0.
     pub pos: usize,
-    /// Between the bundle's logits and the reference's.
-    pub cosine: f64,
+    /// With the reference.
+    #[serde(flatten)]
+    pub agreement: Agreement,
 }
 
-/// Cosine of the logits at a decode step.
+/// Logits at a decode step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct StepCosine {
+pub struct DecodeStep {
     /// From 0: the logits after this many tokens of the continuation.
     pub step: usize,
-    /// Between the bundle's logits and the reference's.
-    pub cosine: f64,
+    /// With the reference.
+    #[serde(flatten)]
+    pub agreement: Agreement,
+}
+
+/// Kullback-Leibler divergence of `softmax(other)` from `softmax(reference)`, in nats.
+pub fn divergence(reference: &[f32], other: &[f32]) -> f64 {
+    let (a, b) = (log_sum_exp(reference), log_sum_exp(other));
+    let term = |(&x, &y): (&f32, &f32)| {
+        let log = f64::from(x) - a;
+        log.exp() * (log - (f64::from(y) - b))
+    };
+    reference.iter().zip(other).map(term).sum()
 }
 
 /// Cosine of two vectors in f64; two zero vectors count as equal, anything that is not a number as 0.
@@ -168,15 +203,15 @@ pub fn validate(engine: &mut Engine, golden: &Golden, threshold: f64) -> Result<
         .iter()
         .zip(&golden.logits_full)
         .enumerate()
-        .map(|(pos, (a, b))| Position { pos, cosine: cosine(a, b) })
+        .map(|(pos, (a, b))| Position { pos, agreement: Agreement::of(a, b) })
         .collect();
 
-    let mut decode = Vec::new();
+    let mut decode: Vec<DecodeStep> = Vec::new();
     let mut choices = Vec::new();
     let mut logits = prompt.last().cloned().unwrap_or_default();
     for (step, &expected) in golden.decode_tokens.iter().enumerate() {
         if let Some(reference) = golden.next_token_logits.get(step) {
-            decode.push(StepCosine { step, cosine: cosine(&logits, reference) });
+            decode.push(DecodeStep { step, agreement: Agreement::of(&logits, reference) });
         }
         choices.push(argmax(&logits) as u32);
         if engine.position() == engine.chain().model.max_context {
@@ -185,7 +220,8 @@ pub fn validate(engine: &mut Engine, golden: &Golden, threshold: f64) -> Result<
         logits = engine.forward(&[expected], Want::Last, None)?.pop().unwrap_or_default();
     }
     if let Some(reference) = golden.next_token_logits.get(golden.decode_tokens.len()) {
-        decode.push(StepCosine { step: golden.decode_tokens.len(), cosine: cosine(&logits, reference) });
+        let step = golden.decode_tokens.len();
+        decode.push(DecodeStep { step, agreement: Agreement::of(&logits, reference) });
     }
     let expected_ids = golden.decode_tokens.clone();
     let wrong_choices: Vec<Choice> = choices
@@ -200,12 +236,17 @@ pub fn validate(engine: &mut Engine, golden: &Golden, threshold: f64) -> Result<
         .collect();
     let tokens_match = choices == expected_ids;
     let generated_ids = if tokens_match { choices } else { greedy(engine, golden, &prompt)? };
-    let cosines = positions.iter().map(|p| p.cosine).chain(decode.iter().map(|d| d.cosine));
-    let min_cosine = cosines.fold(1.0, f64::min);
+    let all: Vec<Agreement> =
+        positions.iter().map(|p| p.agreement).chain(decode.iter().map(|d| d.agreement)).collect();
+    let min_cosine = all.iter().map(|a| a.cosine).fold(1.0, f64::min);
+    let share = |n: usize| n as f64 / all.len().max(1) as f64;
+    let divergences: Vec<f64> = all.iter().filter_map(|a| a.kl).collect();
     Ok(Validation {
         ok: min_cosine >= threshold && wrong_choices.iter().all(|c| c.near_tie),
         threshold,
         min_cosine,
+        mean_kl: divergences.iter().sum::<f64>() / divergences.len().max(1) as f64,
+        top1_agreement: share(all.iter().filter(|a| a.top1).count()),
         positions,
         decode,
         wrong_choices,
@@ -239,7 +280,16 @@ fn greedy(engine: &mut Engine, golden: &Golden, prompt: &[Vec<f32>]) -> Result<V
 
 #[cfg(test)]
 mod tests {
-    use super::cosine;
+    use super::{cosine, divergence};
+
+    #[test]
+    fn divergence_of_known_distributions() {
+        // 1/2 1/2 against 1/4 3/4.
+        let found = divergence(&[0.0, 0.0], &[0.0, 3f32.ln()]);
+        let expected = 0.5 * 2f64.ln() + 0.5 * (2.0f64 / 3.0).ln();
+        assert!((found - expected).abs() < 1e-6, "{found} {expected}");
+        assert!(divergence(&[1.0, 5.0], &[3.0, 7.0]).abs() < 1e-6);
+    }
 
     #[test]
     fn cosine_of_extremes() {

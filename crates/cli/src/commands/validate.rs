@@ -2,7 +2,7 @@
 
 use crate::Outcome;
 use crate::ui::{Table, Ui};
-use anemoe_gates::golden::{self, Gate};
+use anemoe_gates::golden::{self, Agreement, Gate};
 use anemoe_gates::reference::Golden;
 use std::path::PathBuf;
 
@@ -36,16 +36,20 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
 /// The result for people.
 pub fn print(gate: &Gate, ui: &Ui) -> std::io::Result<()> {
     let v = &gate.exact;
-    let mut table = Table::new(&["after", "cosine"]);
+    let mut table = Table::new(&["after", "cosine", "KL, nats", "same top token"]);
+    let mut row = |name: String, a: &Agreement| {
+        let kl = a.kl.map_or_else(|| "not a number".into(), |kl| format!("{kl:.5}"));
+        table.row(vec![name, format!("{:.6}", a.cosine), kl, if a.top1 { "yes" } else { "no" }.into()]);
+    };
     for p in &v.positions {
-        table.row(vec![format!("prompt token {}", p.pos), format!("{:.6}", p.cosine)]);
+        row(format!("prompt token {}", p.pos), &p.agreement);
     }
     // Steps are many and alike: the first, and the lowest of all.
-    let lowest = v.decode.iter().min_by(|a, b| a.cosine.total_cmp(&b.cosine));
+    let lowest = v.decode.iter().min_by(|a, b| a.agreement.cosine.total_cmp(&b.agreement.cosine));
     let mut shown: Vec<_> = v.decode.first().into_iter().chain(lowest).collect();
     shown.dedup_by_key(|d| d.step);
     for d in shown {
-        table.row(vec![format!("decode step {}", d.step), format!("{:.6}", d.cosine)]);
+        row(format!("decode step {}", d.step), &d.agreement);
     }
     table.print(ui)?;
     for c in &v.wrong_choices {
@@ -58,6 +62,11 @@ pub fn print(gate: &Gate, ui: &Ui) -> std::io::Result<()> {
             if c.near_tie { ": a near tie" } else { "" }
         ))?;
     }
+    ui.line(format!(
+        "mean divergence {:.5} nats; the same token is the most probable in {:.1} %",
+        v.mean_kl,
+        100.0 * v.top1_agreement
+    ))?;
     let fp16 = &gate.fp16;
     ui.line(format!(
         "with every result rounded to fp16, as on the device: median cosine {:.6} (at least {} wanted), lowest {:.6}, {} differing choices",
