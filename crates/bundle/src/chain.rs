@@ -17,6 +17,11 @@ const MAX_SIZE: usize = 1 << 24;
 /// Most rows that a shard carries from call to call: the reach of a short convolution.
 const MAX_CARRY: usize = 1 << 10;
 
+/// Most channels of a register that a step makes of nothing.
+const MAX_CHANNELS: usize = 1 << 16;
+/// Most such registers: steps of all layers use the same ones.
+const MAX_ZEROED: usize = 16;
+
 /// What a host needs to run a bundle.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -575,7 +580,7 @@ impl Chain {
             let needed = cache
                 .window
                 .map_or(m.max_context, |w| (w.saturating_add(self.max_tokens() - 1)).min(m.max_context));
-            if cache.slots < needed || cache.slots > MAX_SIZE {
+            if cache.slots < needed || cache.slots > m.max_context.next_multiple_of(32) {
                 return Err(format!(
                     "cache `{name}`: {} slots where at least {needed} are needed",
                     cache.slots
@@ -591,6 +596,15 @@ impl Chain {
             if shard.functions.is_empty() {
                 return Err(format!("shard `{}` has no function", shard.name));
             }
+        }
+        let zeroed: BTreeSet<&str> = self
+            .steps
+            .iter()
+            .chain(&self.head)
+            .filter_map(|s| if let Step::Zero { register, .. } = s { Some(register.as_str()) } else { None })
+            .collect();
+        if zeroed.len() > MAX_ZEROED {
+            return Err(format!("{} registers of zeros, more than {MAX_ZEROED}", zeroed.len()));
         }
         let mut written: BTreeSet<&str> = BTreeSet::from(["hidden"]);
         for step in self.steps.iter().chain(&self.head) {
@@ -623,7 +637,9 @@ impl Chain {
         };
         match step {
             Step::Zero { register, channels } => {
-                rows_fit(&RowRange { start: 0, count: *channels })?;
+                if *channels > MAX_CHANNELS {
+                    return Err(format!("zero `{register}`: {channels} channels, more than {MAX_CHANNELS}"));
+                }
                 written.insert(register);
             }
             Step::Route { logits, weights, top_k, .. } => {

@@ -28,7 +28,15 @@ pub fn report(e: &anyhow::Error, json: bool) -> ExitCode {
     }) {
         return ExitCode::SUCCESS;
     }
-    let message = format!("{e:#}");
+    // An error that shows its cause itself is not followed by it once more.
+    let mut message = String::new();
+    for cause in e.chain().map(ToString::to_string).filter(|c| !c.is_empty()) {
+        match message.is_empty() {
+            true => message = cause,
+            false if message.ends_with(&cause) => {}
+            false => message = format!("{message}: {cause}"),
+        }
+    }
     if json {
         let (kind, path) = classify(e);
         print_json(kind, &message, path);

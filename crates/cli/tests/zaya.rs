@@ -173,3 +173,54 @@ fn a_reading_that_the_model_does_not_have() {
     assert_eq!(status, 2);
     assert!(stderr.contains("neither identity nor zero"), "{stderr}");
 }
+
+/// Chains that contradict themselves are refused; nothing is read outside a register, and nothing large is made of nothing.
+#[test]
+fn damaged_chains() {
+    let dir = tempfile::tempdir().unwrap();
+    let bundle = dir.path().join("b");
+    build(&fixture("tiny-zaya"), &bundle, &["--quant", "fp16", "--tokens", "1,4", "--max-context", "64"]);
+    let chain = std::fs::read_to_string(bundle.join("chain.json")).unwrap();
+    let damaged = |change: &dyn Fn(&mut Value), says: &str| {
+        let mut v: Value = serde_json::from_str(&chain).unwrap();
+        change(&mut v);
+        std::fs::write(bundle.join("chain.json"), v.to_string()).unwrap();
+        common::refused(
+            &["generate", bundle.to_str().unwrap(), "--prompt-ids", "2,3,4", "--max-new", "4"],
+            &["chain.json", says],
+        );
+    };
+    let push = |v: &mut Value, step: Value| v["steps"].as_array_mut().unwrap().push(step);
+    let zero = |register: &str, n: u64| serde_json::json!({"zero": {"register": register, "channels": n}});
+    damaged(&|v| push(v, zero("hidden", 1)), "stream of shape");
+    damaged(&|v| push(v, zero("more", 1 << 24)), "channels");
+    damaged(&|v| (0..20).for_each(|i| push(v, zero(&format!("r{i}"), 4))), "registers of zeros");
+    damaged(&|v| v["caches"]["hybrid"]["slots"] = 4096.into(), "slots");
+    damaged(
+        &|v| {
+            let norm = serde_json::json!({"from": "hidden", "to": "x", "vector": "nothing", "eps": 1e-5});
+            push(v, serde_json::json!({"normalize": norm}));
+        },
+        "no vector `nothing`",
+    );
+    damaged(&|v| drop(v.as_object_mut().unwrap().remove("vectors")), "vectors");
+    std::fs::write(bundle.join("chain.json"), &chain).unwrap();
+    let vectors = std::fs::read(bundle.join("vectors.npz")).unwrap();
+    std::fs::write(bundle.join("vectors.npz"), &vectors[..vectors.len() / 2]).unwrap();
+    common::refused(&["validate", bundle.to_str().unwrap(), "--golden", "x.npz"], &["x.npz"]);
+    let generate = ["generate", bundle.to_str().unwrap(), "--prompt-ids", "2"];
+    common::refused(&generate, &["vectors.npz"]);
+    std::fs::remove_file(bundle.join("vectors.npz")).unwrap();
+    let (_, _, err) = run(&generate);
+    assert_eq!(err.matches("No such file").count(), 1, "{err}");
+}
+
+#[test]
+fn flags_that_would_do_nothing_are_refused() {
+    let model = fixture("tiny-zaya");
+    common::refused(&["plan", model.to_str().unwrap(), "--mlp-quant", "lut4"], &["--mlp-quant"]);
+    common::refused(
+        &["generate", "nothing", "--prompt-ids", "2", "--prefill-chunk", "0"],
+        &["--prefill-chunk", "from 1 on"],
+    );
+}

@@ -145,6 +145,7 @@ fn is_fixed(plan: &Plan, part: &str) -> bool {
         "experts" => p.experts.is_some(),
         "dense_mlp" => p.dense_mlp.is_some(),
         "head" => p.head.is_some(),
+        "router_mlp" => p.router.is_some(),
         _ => true,
     }
 }

@@ -33,6 +33,9 @@ use std::time::{Duration, Instant};
 const WORK_DIR: &str = ".build";
 /// File of the host's vectors.
 const VECTORS_FILE: &str = "vectors.npz";
+/// How often, and after which time, a part asks again for a lock that another one sweeps under.
+const SWEEP_TRIES: usize = 100;
+const SWEEP_WAIT: Duration = Duration::from_millis(20);
 /// Record of the files beside the shards, in the folder of an unfinished build.
 const HOST_RECORD: &str = "host.json";
 
@@ -219,6 +222,17 @@ fn lock_file(path: &Path, alone: bool, bundle: &Path) -> Result<File> {
     }
 }
 
+/// Shares the lock with other parts. One of them may hold it alone for the moment in which it sweeps.
+fn shared_lock(path: &Path, bundle: &Path) -> Result<File> {
+    for _ in 0..SWEEP_TRIES {
+        if let Ok(file) = lock_file(path, false, bundle) {
+            return Ok(file);
+        }
+        std::thread::sleep(SWEEP_WAIT);
+    }
+    lock_file(path, false, bundle)
+}
+
 /// The folder that is being built, locked.
 struct Site {
     bundle: PathBuf,
@@ -264,7 +278,7 @@ impl Site {
                     site.sweep();
                     drop(alone);
                 }
-                site._locks.push(lock_file(&lock, false, bundle)?);
+                site._locks.push(shared_lock(&lock, bundle)?);
             }
         }
         let text = to_json(&serde_json::json!({"inputs": inputs, "plan": plan}));

@@ -14,6 +14,9 @@ pub struct PlanOptions {
     pub quant: Quant,
     /// Kinds for parts of the model, where they differ.
     pub parts: PartKinds,
+    /// What the family takes for parts of which nothing is said.
+    #[serde(default)]
+    pub defaults: PartKinds,
     /// Rows that share a table, and input channels that share a scale.
     pub groups: Groups,
     /// Experts that one call computes; the default is 16, or all where there are fewer.
@@ -51,6 +54,7 @@ impl Default for PlanOptions {
         PlanOptions {
             quant: Quant::lut(4),
             parts: PartKinds::default(),
+            defaults: PartKinds::default(),
             groups: Groups::default(),
             experts_per_shard: None,
             ffn_shards: None,
@@ -127,7 +131,7 @@ impl PlanOptions {
             // A whole network that chooses, not one matrix: what is said of the model holds for it.
             "router_mlp" => p.router.unwrap_or(self.quant),
             "embedding" => p.embedding.unwrap_or(Quant::Fp16),
-            "attention" => p.attention.unwrap_or(self.quant),
+            "attention" => p.attention.or(self.defaults.attention).unwrap_or(self.quant),
             "experts" => p.experts.unwrap_or(self.quant),
             "dense_mlp" => p.dense_mlp.unwrap_or(self.quant),
             "head" => p.head.unwrap_or(self.quant),

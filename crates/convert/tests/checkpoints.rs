@@ -353,10 +353,40 @@ fn a_weight_of_zaya_that_is_not_a_number() {
     assert!(err.contains(name) && err.contains("element 7 is inf"), "{err}");
 }
 
+/// What fp16 cannot hold is named as the file has it, the expert included.
+#[test]
+fn a_weight_of_zaya_that_fp16_cannot_hold() {
+    use anemoe_convert::build::write_shard;
+    use anemoe_convert::plan::PlanOptions;
+    let large = |name: &str| {
+        Copy::of(LEGACY).header(|header, data| {
+            let at = header[name]["data_offsets"][0].as_u64().unwrap() as usize;
+            // 2^21 in bf16.
+            data[at..at + 2].copy_from_slice(&0x4a00u16.to_le_bytes());
+        })
+    };
+    for (name, shard) in [
+        ("model.layers.3.zaya_block.experts.local_experts.2.linear_fc2.weight", "L01.moe"),
+        ("model.layers.2.self_attn.qkv.temp", "L01.attn"),
+        ("model.layers.2.self_attn.qkv.linear_k.weight", "L01.attn"),
+    ] {
+        let copy = large(name);
+        let checkpoint = Checkpoint::open(copy.0.path().to_str().unwrap()).unwrap();
+        let family = models::open(checkpoint).unwrap();
+        let plan = family.plan(&PlanOptions::default()).unwrap();
+        let out = tempfile::tempdir().unwrap();
+        let path = out.path().join("x.mlpackage");
+        let result = write_shard(family.as_ref(), plan.shard(shard).unwrap(), None, &path);
+        let err = result.map(|_| ()).unwrap_err().to_string();
+        assert!(err.contains(name) && err.contains("model.safetensors") && err.contains("fp16"), "{err}");
+        assert!(!path.exists());
+    }
+}
+
 #[test]
 fn a_legacy_configuration_that_is_wrong() {
     type Change = fn(&mut Value);
-    let cases: [(Change, &str); 7] = [
+    let cases: [(Change, &str); 11] = [
         (|c| drop(c.as_object_mut().unwrap().remove("zaya_mlp_expansion")), "zaya_mlp_expansion"),
         (|c| drop(c.as_object_mut().unwrap().remove("num_query_groups")), "missing"),
         (|c| c["num_hidden_layers"] = json!(15), "num_hidden_layers"),
@@ -364,6 +394,10 @@ fn a_legacy_configuration_that_is_wrong() {
         (|c| c["ffn_hidden_size"] = json!(95), "ffn_hidden_size"),
         (|c| c["num_experts"] = json!(1 << 20), "num_experts"),
         (|c| drop(c.as_object_mut().unwrap().remove("norm_epsilon")), "rms_norm_eps"),
+        (|c| c["norm_epsilon"] = json!(1e308), "rms_norm_eps"),
+        (|c| c["norm_epsilon"] = json!(1e-50), "rms_norm_eps"),
+        (|c| c["rope_theta"] = json!(5e-324), "rope_theta"),
+        (|c| c["num_experts"] = json!(["x", -4, 4]), "num_experts"),
     ];
     for (change, says) in cases {
         let mut copy = Copy::of(LEGACY).config(change);
@@ -387,6 +421,7 @@ fn a_legacy_configuration_with_an_unknown_feature() {
         ("activation_func", json!("gelu")),
         ("moe_router_topk", json!(2)),
         ("swa_layers", json!([0, 4096])),
+        ("swa_layers", json!(4096)),
         ("sliding_window", json!(4096)),
         ("cca_time0", json!(3)),
     ] {
@@ -404,7 +439,9 @@ fn other_forms_of_the_legacy_configuration() {
         c["cca_num_q_heads"] = json!([4, 0, 4, 0]);
         c["ffn_hidden_size_list"] = json!([0, 96]);
         c["zaya_mlp_expansion"] = json!([0, 16, 0, 16]);
+        c["moe_intermediate_size"] = Value::Null;
         let map = c.as_object_mut().unwrap();
+        map.remove("ffn_hidden_size");
         map.remove("head_dim");
         map.remove("num_query_groups");
     });

@@ -2,7 +2,7 @@
 
 use crate::reference::Golden;
 use crate::text::log_sum_exp;
-use anemoe_runtime::cpu::{CpuBackend, Precision};
+use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
 use anemoe_runtime::engine::{Engine, Want};
 use anemoe_runtime::sampler::argmax;
 use anemoe_runtime::{Error, Result};
@@ -31,9 +31,11 @@ pub struct Gate {
 /// A run whose results were rounded to fp16.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Rounded {
-    /// The median reaches the threshold: an overflow breaks all positions behind it, while a close choice of an expert that
-    /// rounding turns the other way costs a few.
+    /// All logits are numbers, and the median reaches the threshold: a close choice of an expert that rounding turns the
+    /// other way costs a few positions, and is no fault of the format.
     pub pass: bool,
+    /// Positions and steps (behind the positions) whose logits overflow or are no numbers.
+    pub not_finite: Vec<usize>,
     /// At most [`MIN_COSINE`].
     pub threshold: f64,
     /// Lowest cosine of all positions and steps.
@@ -51,18 +53,23 @@ pub struct Rounded {
 /// # Errors
 /// The bundle is wrong, or as [`validate`].
 pub fn gate(bundle: &Path, golden: &Golden, threshold: f64) -> Result<Gate> {
-    let run = |precision, threshold| {
-        let mut engine = Engine::open(bundle, &CpuBackend::with(precision))?;
+    let run = |options, threshold| {
+        let mut engine = Engine::open(bundle, &CpuBackend { options })?;
         validate(&mut engine, golden, threshold)
     };
-    let exact = run(Precision::Fp32, threshold)?;
-    let rounded = run(Precision::Fp16, threshold.min(MIN_COSINE))?;
-    let positions = rounded.positions.iter().map(|p| p.agreement.cosine);
-    let mut cosines: Vec<f64> = positions.chain(rounded.decode.iter().map(|d| d.agreement.cosine)).collect();
+    let exact = run(Options { precision: Precision::Fp32, skip_zero: true }, threshold)?;
+    // The device computes what it multiplies by zero, and zero times an overflow is not a number.
+    let device = Options { precision: Precision::Fp16, skip_zero: false };
+    let rounded = run(device, threshold.min(MIN_COSINE))?;
+    let all =
+        || rounded.positions.iter().map(|p| p.agreement).chain(rounded.decode.iter().map(|d| d.agreement));
+    let not_finite: Vec<usize> = all().enumerate().filter(|(_, a)| a.kl.is_none()).map(|(i, _)| i).collect();
+    let mut cosines: Vec<f64> = all().map(|a| a.cosine).collect();
     cosines.sort_by(f64::total_cmp);
     let median_cosine = cosines[cosines.len() / 2];
     let fp16 = Rounded {
-        pass: median_cosine >= rounded.threshold,
+        pass: not_finite.is_empty() && median_cosine >= rounded.threshold,
+        not_finite,
         threshold: rounded.threshold,
         min_cosine: rounded.min_cosine,
         median_cosine,

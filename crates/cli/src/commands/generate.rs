@@ -39,7 +39,7 @@ pub struct Args {
     #[arg(long)]
     ignore_eos: bool,
     /// Most tokens of one prefill call; 1 goes token by token.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
     prefill_chunk: Option<usize>,
     /// fp32 computes in f32 on the stored weights; fp16 rounds every result, as the device does.
     #[arg(long, value_enum, default_value = "fp32")]
@@ -75,6 +75,10 @@ impl Prompt {
             (None, None) => anyhow::bail!("give --prompt or --prompt-ids"),
         }
     }
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|n| *n > 0).ok_or_else(|| format!("`{text}` is not a number from 1 on"))
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {

@@ -123,6 +123,7 @@ impl Options {
                 head: self.head_quant,
                 embedding: self.embed_quant,
             },
+            defaults: PartKinds::default(),
             groups: Groups { rows: self.group_size, block: self.block_size },
             experts_per_shard: self.experts_per_shard,
             ffn_shards: self.ffn_shards,

@@ -75,6 +75,12 @@ pub fn print(gate: &Gate, ui: &Ui) -> std::io::Result<()> {
         fp16.min_cosine,
         fp16.wrong_choices.len()
     ))?;
+    if let Some(first) = fp16.not_finite.first() {
+        ui.line(format!(
+            "in fp16 the logits of {} positions and steps are not numbers, first at {first}: values overflow there",
+            fp16.not_finite.len()
+        ))?;
+    }
     let equal = v.generated_ids.iter().zip(&v.expected_ids).take_while(|(a, b)| a == b).count();
     ui.line(format!(
         "{}: lowest cosine {:.6} (at least {} wanted) over {} positions and {} steps; {equal} of {} greedy tokens equal",

@@ -301,6 +301,12 @@ pub trait TensorSource: Send + Sync {
     /// Where the tensors come from, for messages.
     fn path(&self) -> &Path;
 
+    /// The file that holds an element of a tensor, and the tensor's name there.
+    fn origin(&self, name: &str, _element: u64) -> (PathBuf, String) {
+        let file = self.info(name).map_or_else(|| self.path().to_path_buf(), |info| info.file.clone());
+        (file, name.to_string())
+    }
+
     /// A file that comes with them, for instance `tokenizer.json`, where there is one.
     ///
     /// # Errors

@@ -6,9 +6,11 @@ use anemoe_mlpackage::mil::Value;
 use anemoe_mlpackage::mil::builder::Var;
 use half::f16;
 
-/// Keeps the scale away from zero; any positive value gives the same result, since the scale cancels.
+/// Keeps the scale away from zero. It cancels as long as values are not far below it; those of a trained model's stream and
+/// heads are not.
 const SCALE_FLOOR: f32 = 1.0e-3;
-/// `rsqrt` has an epsilon of its own, 0 in fp16 by default; its argument is at least 1/C here, so this one has no weight.
+/// `rsqrt` has an epsilon of its own, 0 in fp16 by default. Beside a mean of squares of at least 1/C it has no weight; for a
+/// vector of zeros it keeps the result finite.
 const RSQRT_EPSILON: f32 = 1.2e-7;
 
 /// `x / sqrt(mean(x^2) + eps)` over one axis.

@@ -121,12 +121,12 @@ impl StoredMatrix {
     }
 }
 
-fn to_f16(tensor: &str, values: &[f32], out: &mut Vec<f16>) -> Result<()> {
+fn to_f16(values: &[f32], out: &mut Vec<f16>) -> std::result::Result<(), TooLarge> {
     out.clear();
     out.extend(values.iter().map(|&v| f16::from_f32(v)));
     match out.iter().position(|v| !v.is_finite()) {
         None => Ok(()),
-        Some(i) => Err(Error::Usage(format!("tensor `{tensor}`: {}", TooLarge(values[i])))),
+        Some(i) => Err(TooLarge(values[i])),
     }
 }
 
@@ -160,7 +160,7 @@ pub fn encode_matrix(
     };
     encoder.run(&read, &mut |bytes| write(bytes).map_err(Failed::Read)).map_err(|e| match e {
         Failed::Read(e) => e,
-        Failed::TooLarge(e) => Error::Usage(format!("tensor `{}`: {e}", plan.tensor)),
+        Failed::TooLarge(e) => family.opened().refuse(&plan.tensor, plan.offset, &e.to_string()),
     })
 }
 
@@ -207,7 +207,7 @@ pub fn store_vector(
     let mut values: Vec<f32> = values.into_iter().skip(first).step_by(of).collect();
     values.iter_mut().for_each(|v| *v *= plan.scale);
     let mut halves = Vec::new();
-    to_f16(&plan.tensor, &values, &mut halves)?;
+    to_f16(&values, &mut halves).map_err(|e| family.opened().refuse(&plan.tensor, 0, &e.to_string()))?;
     let value = if n >= BLOB_ELEMENTS {
         let bytes: Vec<u8> = halves.iter().flat_map(|v| v.to_le_bytes()).collect();
         Value::blob(DataType::Float16, &plan.dims, blobs.append(DataType::Float16, n, &bytes)?)

@@ -49,6 +49,26 @@ impl Keys<'_> {
         }
     }
 
+    /// An epsilon that f32 holds.
+    pub fn epsilon(&self, key: &str) -> Result<f32> {
+        let n = self.number(key)?.ok_or_else(|| self.invalid(format!("`{key}` is missing")))?;
+        let eps = n as f32;
+        if !eps.is_normal() || eps >= 1.0 {
+            return Err(self.invalid(format!("`{key}` is {n}, expected a small positive number")));
+        }
+        Ok(eps)
+    }
+
+    /// A base of rotary frequencies: none of them turns faster than a radian per position.
+    pub fn theta(&self, place: &str) -> Result<f64> {
+        let wrong = |what: &str| self.invalid(format!("`{place}.rope_theta` {what}"));
+        match self.number("rope_theta")? {
+            None => Err(wrong("is missing")),
+            Some(theta) if theta >= 1.0 => Ok(theta),
+            Some(theta) => Err(wrong(&format!("is {theta}, expected at least 1"))),
+        }
+    }
+
     /// One token id or a list of them.
     pub fn tokens(&self, key: &str, vocab_size: usize) -> Result<Vec<u32>> {
         let ids = match self.get(key) {

@@ -49,6 +49,12 @@ impl Opened {
         Ok(out)
     }
 
+    /// That a value of a tensor cannot be used, in the words and with the names of the checkpoint.
+    pub fn refuse(&self, name: &str, element: u64, what: &str) -> Error {
+        let (file, tensor) = self.checkpoint.source.origin(&format!("{}{name}", self.prefix), element);
+        Error::invalid(file, format!("tensor `{tensor}`: {what}"))
+    }
+
     /// Part of the model of every tensor, by its full name.
     pub fn parts(&self) -> &BTreeMap<String, Part> {
         &self.parts

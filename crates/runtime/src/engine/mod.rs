@@ -195,8 +195,12 @@ impl Engine {
 
     fn read_logits(&mut self, first: usize, n: usize, out: &mut Vec<Vec<f32>>) -> Result<()> {
         let hidden = self.registers[self.hidden].clone();
-        let tokens = hidden.shape[3];
-        let values = hidden.as_f32().unwrap_or_default();
+        let (&[1, rows, 1, tokens], Some(values)) = (hidden.shape.as_slice(), hidden.as_f32()) else {
+            return Err(self.contradiction(format!("the layers leave a stream of shape {:?}", hidden.shape)));
+        };
+        if rows != self.chain.model.hidden_size || tokens < first + n {
+            return Err(self.contradiction(format!("the layers leave a stream of shape {:?}", hidden.shape)));
+        }
         let mut done = 0;
         while done < n {
             let count = pick(&self.head.counts, n - done);
@@ -273,7 +277,7 @@ impl Engine {
                 }
                 Op::Residual { stream, branch, mix } => {
                     let mut target = std::mem::take(&mut registers[*stream]);
-                    let mixed = mix.apply(&mut target, branch.map(|b| &registers[b]));
+                    let mixed = mix.apply(&mut target, branch.map(|b| &registers[b]), n);
                     if self.fp16_stream
                         && let Some(values) = target.as_f32_mut()
                     {

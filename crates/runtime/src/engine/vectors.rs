@@ -58,8 +58,14 @@ pub(super) struct Mix {
 }
 
 impl Mix {
-    /// Changes `[1, C, 1, T]` in place.
-    pub fn apply(&self, stream: &mut Tensor, branch: Option<&Tensor>) -> std::result::Result<(), String> {
+    /// Changes `[1, C, 1, T]` in place. Tokens from `n` on only fill the call up and become zero: whatever they made could
+    /// overflow, and a product with zero does not undo that.
+    pub fn apply(
+        &self,
+        stream: &mut Tensor,
+        branch: Option<&Tensor>,
+        n: usize,
+    ) -> std::result::Result<(), String> {
         let (channels, shape) = (self.scale.len(), stream.shape.clone());
         let wrong = || format!("residual: {shape:?} with vectors of {channels} channels");
         let &[1, c, 1, width] = shape.as_slice() else { return Err(wrong()) };
@@ -85,6 +91,9 @@ impl Mix {
                     stream.iter_mut().for_each(|s| *s = *s * self.scale[i] + self.shift[i]);
                 }
             }
+        }
+        if n < width {
+            stream.chunks_exact_mut(width).for_each(|row| row[n..].fill(0.0));
         }
         Ok(())
     }
@@ -136,10 +145,13 @@ mod tests {
         let mix = Mix { scale: vec![2.0, 1.0], branch_scale: Some(vec![10.0, 0.5]), shift: vec![0.25, -1.0] };
         let mut stream = Tensor::f32(&[1, 2, 1, 2], vec![1.0, 2.0, 3.0, 4.0]);
         let branch = Tensor::f32(&[1, 2, 1, 2], vec![1.0, 0.0, 2.0, 4.0]);
-        mix.apply(&mut stream, Some(&branch)).unwrap();
+        mix.apply(&mut stream, Some(&branch), 2).unwrap();
         assert_eq!(stream.as_f32().unwrap(), [12.25, 4.25, 3.0, 5.0]);
-        assert!(mix.apply(&mut Tensor::f32(&[1, 3, 1, 1], vec![0.0; 3]), Some(&branch)).is_err());
-        assert!(mix.apply(&mut stream, Some(&Tensor::f32(&[1, 1, 1, 1], vec![0.0]))).is_err());
+        mix.apply(&mut stream, None, 1).unwrap();
+        let filled = stream.as_f32().unwrap();
+        assert!(filled[1] == 0.0 && filled[3] == 0.0 && filled[0] != 0.0);
+        assert!(mix.apply(&mut Tensor::f32(&[1, 3, 1, 1], vec![0.0; 3]), Some(&branch), 1).is_err());
+        assert!(mix.apply(&mut stream, Some(&Tensor::f32(&[1, 1, 1, 1], vec![0.0])), 2).is_err());
     }
 
     #[test]

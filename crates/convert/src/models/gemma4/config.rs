@@ -83,7 +83,7 @@ impl Gemma4Config {
                 k.unsupported("`enable_moe_block` is not true: only models with experts are read".into())
             );
         }
-        let eps = k.number("rms_norm_eps")?.ok_or_else(|| k.invalid("`rms_norm_eps` is missing".into()))?;
+        let eps = k.epsilon("rms_norm_eps")?;
         let vocab_size = k.size("vocab_size")?;
         let mut c = Gemma4Config {
             hidden_size: k.size("hidden_size")?,
@@ -94,7 +94,7 @@ impl Gemma4Config {
             num_experts: k.size("num_experts")?,
             top_k_experts: k.size("top_k_experts")?,
             moe_intermediate_size: k.size("moe_intermediate_size")?,
-            rms_norm_eps: eps as f32,
+            rms_norm_eps: eps,
             vocab_size,
             final_logit_softcapping: k.number("final_logit_softcapping")?.map(|n| n as f32),
             max_position_embeddings: k.size("max_position_embeddings")?,
@@ -254,8 +254,7 @@ fn rope(k: &Keys<'_>, full: bool, head_dim: usize) -> Result<(f64, usize)> {
     let map = k.get("rope_parameters").and_then(|v| v.get(name)).and_then(Value::as_object);
     let map = map.ok_or_else(|| k.invalid(format!("`{place}` is missing")))?;
     let r = Keys { map, path: k.path };
-    let theta =
-        r.number("rope_theta")?.ok_or_else(|| k.invalid(format!("`{place}.rope_theta` is missing")))?;
+    let theta = r.theta(&place)?;
     for key in map.keys().filter(|key| r.get(key).is_some()) {
         match key.as_str() {
             "rope_type" | "rope_theta" | "partial_rotary_factor" => {}

@@ -65,7 +65,7 @@ impl ZayaConfig {
         for kernel in ["cca_time0", "cca_time1"] {
             k.expect(kernel, &[json!(CCA_KERNEL)])?;
         }
-        let eps = k.number("rms_norm_eps")?.ok_or_else(|| k.invalid("`rms_norm_eps` is missing".into()))?;
+        let eps = k.epsilon("rms_norm_eps")?;
         let vocab_size = k.size("vocab_size")?;
         let head_dim = k.size("head_dim")?;
         let (rope_theta, rotary_dim) = rope(&k, head_dim)?;
@@ -80,7 +80,7 @@ impl ZayaConfig {
             num_experts: k.size("num_experts")?,
             moe_intermediate_size: k.size("moe_intermediate_size")?,
             router_hidden_size: k.size("router_hidden_size")?,
-            rms_norm_eps: eps as f32,
+            rms_norm_eps: eps,
             vocab_size,
             max_position_embeddings: k.size("max_position_embeddings")?,
             bos_token_id: k.tokens("bos_token_id", vocab_size)?.first().copied(),
@@ -151,8 +151,7 @@ fn rope(k: &Keys<'_>, head_dim: usize) -> Result<(f64, usize)> {
     let map = k.get("rope_parameters").and_then(|v| v.get("hybrid")).and_then(Value::as_object);
     let map = map.ok_or_else(|| k.invalid(format!("`{place}` is missing")))?;
     let r = Keys { map, path: k.path };
-    let theta =
-        r.number("rope_theta")?.ok_or_else(|| k.invalid(format!("`{place}.rope_theta` is missing")))?;
+    let theta = r.theta(place)?;
     for key in map.keys().filter(|key| r.get(key).is_some()) {
         match key.as_str() {
             "rope_type" if r.get(key) == Some(&json!("default")) => {}

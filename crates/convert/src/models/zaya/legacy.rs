@@ -9,14 +9,14 @@ use crate::{Error, Result};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const PREFIX: &str = "model.";
 
-/// A tensor that only the original layout has.
+/// The configuration has a key that only the original layout has, and lacks that of transformers.
 pub fn is_legacy(checkpoint: &Checkpoint) -> bool {
-    checkpoint.config.get("ffn_hidden_size").is_some()
-        && checkpoint.config.get("moe_intermediate_size").is_none()
+    let has = |key: &str| checkpoint.config.get(key).is_some_and(|v| !v.is_null());
+    (has("ffn_hidden_size") || has("ffn_hidden_size_list")) && !has("moe_intermediate_size")
 }
 
 /// Gives a checkpoint in the original layout the names of transformers.
@@ -53,7 +53,12 @@ fn config(legacy: &Value, path: &Path) -> Result<Value> {
     }
     k.expect("activation_func", &[json!("swiglu"), json!("silu")])?;
     k.expect("normalization", &[json!("RMSNorm")])?;
-    if k.get("swa_layers").and_then(Value::as_array).is_some_and(|l| l.iter().any(|v| *v != json!(0))) {
+    let windows = match k.get("swa_layers") {
+        Some(Value::Array(list)) => list.as_slice(),
+        Some(one) => std::slice::from_ref(one),
+        None => &[],
+    };
+    if windows.iter().any(|v| *v != json!(0) && *v != json!(false)) {
         return Err(
             k.unsupported("`swa_layers` has a window, implemented is attention to all positions".into())
         );
@@ -70,7 +75,10 @@ fn config(legacy: &Value, path: &Path) -> Result<Value> {
         let name = found.ok_or_else(|| k.invalid(format!("`{}` is missing", names[0])))?;
         let value = &map[*name];
         let Some(list) = value.as_array() else { return k.size_of(name, value) };
-        let sizes: BTreeSet<u64> = list.iter().filter_map(Value::as_u64).filter(|n| *n > 0).collect();
+        let sizes: Option<BTreeSet<u64>> = list.iter().map(Value::as_u64).collect();
+        let mut sizes = sizes
+            .ok_or_else(|| k.invalid(format!("`{name}` is {value}, expected a size for each half-layer")))?;
+        sizes.remove(&0);
         match (sizes.len(), sizes.first()) {
             (1, Some(n)) => k.size_of(name, &json!(n)),
             _ => Err(k.unsupported(format!("`{name}` has {} sizes, implemented is one", sizes.len()))),
@@ -199,6 +207,15 @@ impl TensorSource for Renamed {
             rest = later;
         }
         Ok(())
+    }
+
+    fn origin(&self, name: &str, element: u64) -> (PathBuf, String) {
+        let found = self.tensors.binary_search_by(|t| t.name.as_str().cmp(name)).ok();
+        let piece = found.and_then(|i| {
+            let (names, elements) = &self.pieces[i];
+            names.get((element / elements) as usize)
+        });
+        self.inner.origin(piece.map_or(name, String::as_str), element)
     }
 
     fn side_file(&self, name: &str) -> Result<Option<SideFile>> {

@@ -387,7 +387,11 @@ impl Zaya {
         let read = |part: &str| self.opened.vector(&format!("{tensors}.{part}"), h);
         let (branch_scale, branch_bias) = (read("hidden_states_scale")?, read("hidden_states_bias")?);
         let (scale, bias) = (read("residual_scale")?, read("residual_bias")?);
-        let shift = (0..h).map(|i| branch_bias[i] * branch_scale[i] + bias[i] * scale[i]).collect();
+        let shift: Vec<f32> = (0..h).map(|i| branch_bias[i] * branch_scale[i] + bias[i] * scale[i]).collect();
+        if let Some(i) = shift.iter().position(|v| !v.is_finite()) {
+            let what = format!("element {i} becomes {} in f32 when it is scaled", shift[i]);
+            return Err(self.opened.refuse(&format!("{tensors}.hidden_states_bias"), i as u64, &what));
+        }
         out.insert(format!("{name}.scale"), scale);
         out.insert(format!("{name}.branch_scale"), branch_scale);
         out.insert(format!("{name}.shift"), shift);
@@ -401,7 +405,7 @@ fn needed_probability(experts: &[f32], bias: f32) -> f32 {
     let n = experts.len() as f32;
     let best = experts.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let shared = (1.0 - n * bias + experts.iter().sum::<f32>()) / (n + 1.0);
-    (best - bias).max(shared)
+    (best - bias).max(shared).max(0.0)
 }
 
 /// Attention in int8-tensor where nothing is said and all else has fewer bits: that form of stateful shard was measured on the
@@ -412,10 +416,10 @@ fn attention_kind(options: &PlanOptions) -> (PlanOptions, Option<String>) {
         return (options, None);
     }
     let kind = Quant::Int { granularity: Granularity::Tensor, asymmetric: false };
-    options.parts.attention = Some(kind);
+    options.defaults.attention = Some(kind);
     let fact = format!(
-        "attention is {kind}, the kind that stateful shards were measured with on the ANE; --attn-quant {} makes it that",
-        options.quant
+        "attention is {kind} where neither --attn-quant nor a search says otherwise: the kind that stateful shards were \
+         measured with on the ANE"
     );
     (options, Some(fact))
 }
@@ -433,6 +437,9 @@ impl Family for Zaya {
     fn plan(&self, options: &PlanOptions) -> Result<Plan> {
         options.check()?;
         let c = &self.config;
+        if options.parts.dense_mlp.is_some() {
+            return Err(Error::Usage("--mlp-quant: zaya has no MLP that every token meets".into()));
+        }
         let (options, attention) = attention_kind(options);
         let options = &options;
         let context = options.context(c.max_position_embeddings)?;
@@ -531,11 +538,6 @@ impl Family for Zaya {
             let experts = tensor(layer, "post_mlp_residual_scale");
             self.residual(&experts, &moe_vectors(layer), &mut out)?;
         }
-        if let Some((name, i, v)) =
-            out.iter().find_map(|(n, v)| v.iter().position(|x| !x.is_finite()).map(|i| (n, i, v[i])))
-        {
-            return Err(Error::Usage(format!("residual scales of `{name}`: element {i} becomes {v}")));
-        }
         Ok(out)
     }
 
@@ -614,5 +616,7 @@ mod tests {
         assert!((needed_probability(&[-0.1, -0.2], -1.0) - 0.9).abs() < 1e-6);
         // Two experts at 0.3 + 0.2, the class at 0.4 + 0.1.
         assert!((needed_probability(&[0.2, 0.2], 0.1) - 0.4).abs() < 1e-6);
+        // Always.
+        assert_eq!(needed_probability(&[0.0, 0.1], 2.0), 0.0);
     }
 }
