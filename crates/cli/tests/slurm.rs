@@ -15,18 +15,19 @@ fn installed(program: &str) -> bool {
 fn an_array_job_makes_the_whole() {
     let missing: Vec<&str> =
         ["slurmctld", "slurmd", "munged", "runuser"].into_iter().filter(|p| !installed(p)).collect();
-    if !missing.is_empty() || !cfg!(unix) {
-        eprintln!("not run: {} is not installed", missing.join(", "));
+    if !missing.is_empty() {
+        eprintln!("not run: {} not installed", missing.join(", "));
+        return;
+    }
+    let user = Command::new("id").arg("-u").output().unwrap();
+    if user.stdout.trim_ascii() != b"0" {
+        eprintln!("not run: only root can start a Slurm of its own");
         return;
     }
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib/slurm/test.sh");
     let output = Command::new("bash").arg(script).arg(env!("CARGO_BIN_EXE_anemoe")).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-    if errors.contains("may not be used by non-root") || !text.contains("all*") {
-        eprintln!("not run: no Slurm could be started here\n{text}\n{errors}");
-        return;
-    }
     assert!(output.status.success(), "{text}\n{errors}");
     assert!(text.contains("byte-identical to that of one process"), "{text}\n{errors}");
 }

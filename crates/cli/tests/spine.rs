@@ -2,27 +2,12 @@
 
 mod common;
 
-use common::{build, contents, fixture, json, run};
+use common::{build, contents, fixture, ids, json, run, same_in_chunks};
 use serde_json::Value;
 use std::path::Path;
 
 fn validate(bundle: &Path, model: &str, min_cosine: &str, status: i32) -> Value {
-    let golden = fixture(model).join("golden.npz");
-    json(
-        status,
-        &[
-            "validate",
-            bundle.to_str().unwrap(),
-            "--golden",
-            golden.to_str().unwrap(),
-            "--min-cosine",
-            min_cosine,
-        ],
-    )
-}
-
-fn ids(value: &Value) -> Vec<u64> {
-    value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap()).collect()
+    common::validate(bundle, &fixture(model).join("golden.npz"), min_cosine, status)
 }
 
 /// 24 positions, 16 decode steps and 16 tokens against Hugging Face transformers, in both layouts of the checkpoint.
@@ -73,29 +58,7 @@ fn prefill_does_not_depend_on_its_chunks() {
     let dir = tempfile::tempdir().unwrap();
     let bundle = dir.path().join("b");
     build(&fixture("tiny-gemma4-moe"), &bundle, &["--quant", "lut4", "--tokens", "1,3,4,32"]);
-    let prompt: Vec<String> = (0..29).map(|i| ((i * 37 + 2) % 512).to_string()).collect();
-    let generate = |chunk: &[&str]| {
-        let prompt = prompt.join(",");
-        let mut args = vec![
-            "generate",
-            bundle.to_str().unwrap(),
-            "--prompt-ids",
-            &prompt,
-            "--max-new",
-            "24",
-            "--ignore-eos",
-        ];
-        args.extend(chunk);
-        let v = json(0, &args);
-        assert_eq!(v["timing"]["prefill_tokens"], 29);
-        assert_eq!(v["timing"]["decode_tokens"], 23);
-        ids(&v["generated_ids"])
-    };
-    let whole = generate(&[]);
-    assert_eq!(whole.len(), 24);
-    for chunk in ["1", "3", "4", "7", "32"] {
-        assert_eq!(generate(&["--prefill-chunk", chunk]), whole, "chunks of {chunk}");
-    }
+    same_in_chunks(&bundle, &["1", "3", "4", "7", "32"]);
 }
 
 #[test]

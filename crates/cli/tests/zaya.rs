@@ -2,18 +2,9 @@
 
 mod common;
 
-use common::{build, contents, fixture, json, run};
+use common::{build, contents, fixture, ids, json, run, same_in_chunks, validate};
 use serde_json::Value;
 use std::path::Path;
-
-fn validate(bundle: &Path, golden: &Path, min_cosine: &str) -> Value {
-    let (bundle, golden) = (bundle.to_str().unwrap(), golden.to_str().unwrap());
-    json(0, &["validate", bundle, "--golden", golden, "--min-cosine", min_cosine])
-}
-
-fn ids(value: &Value) -> Vec<u64> {
-    value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap()).collect()
-}
 
 /// 24 positions, 16 decode steps and 16 tokens against Hugging Face transformers, in both layouts of the checkpoint.
 #[test]
@@ -23,7 +14,7 @@ fn fp16_shards_agree_with_transformers() {
     for model in ["tiny-zaya", "tiny-zaya-legacy"] {
         let bundle = dir.path().join(model);
         build(&fixture(model), &bundle, &["--quant", "fp16", "--tokens", "1,4"]);
-        let v = validate(&bundle, &fixture(model).join("golden.npz"), "0.9999");
+        let v = validate(&bundle, &fixture(model).join("golden.npz"), "0.9999", 0);
         assert_eq!((&v["pass"], &v["tokens_match"]), (&Value::Bool(true), &Value::Bool(true)), "{v}");
         assert_eq!((v["positions"].as_array().unwrap().len(), ids(&v["generated_ids"]).len()), (24, 16));
         // The weights are random and the experts' choices close: rounding every result shows.
@@ -55,7 +46,7 @@ fn both_readings_of_the_skip_class() {
             let mut options = vec!["--quant", "fp16", "--zaya-skip", skip];
             options.extend(*packing);
             build(&model, &bundle, &options);
-            let v = validate(&bundle, golden, "0.9999");
+            let v = validate(&bundle, golden, "0.9999", 0);
             assert_eq!(v["tokens_match"], true, "{options:?}: {v}");
             let v = json(0, &["inspect", bundle.to_str().unwrap()]);
             assert_eq!(v["readings"]["zaya_skip"], *skip);
@@ -91,19 +82,7 @@ fn prefill_does_not_depend_on_its_chunks() {
     ] {
         let bundle = dir.path().join(name);
         build(&fixture("tiny-zaya"), &bundle, options);
-        let prompt: Vec<String> = (0..29).map(|i| ((i * 37 + 2) % 512).to_string()).collect();
-        let generate = |chunk: &[&str]| {
-            let prompt = prompt.join(",");
-            let mut args = vec!["generate", bundle.to_str().unwrap(), "--prompt-ids", &prompt];
-            args.extend(["--max-new", "24", "--ignore-eos"]);
-            args.extend(chunk);
-            ids(&json(0, &args)["generated_ids"])
-        };
-        let whole = generate(&[]);
-        assert_eq!(whole.len(), 24);
-        for chunk in ["1", "2", "3", "4", "7", "32"] {
-            assert_eq!(generate(&["--prefill-chunk", chunk]), whole, "{name} in chunks of {chunk}");
-        }
+        same_in_chunks(&bundle, &["1", "2", "3", "4", "7", "32"]);
     }
 }
 

@@ -9,6 +9,29 @@ use anemoe_mlpackage::mil::builder::BuiltFunction;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+/// Counts of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Layers with experts.
+    pub layers: usize,
+    /// Experts of a layer.
+    pub experts: usize,
+    /// Experts that a token meets.
+    pub experts_per_token: usize,
+    /// Parameters; a tied embedding counts once.
+    pub parameters: u64,
+    /// Parameters of one expert.
+    pub expert_parameters: u64,
+}
+
+impl Sizes {
+    /// Parameters that a token meets, a tied embedding once, as the head.
+    pub fn active_parameters(&self) -> u64 {
+        let idle = (self.layers * (self.experts - self.experts_per_token)) as u64;
+        self.parameters - idle * self.expert_parameters
+    }
+}
+
 /// An opened checkpoint of one model family.
 pub trait Family: Send + Sync {
     /// Name of the family, for instance `gemma4`.
@@ -66,6 +89,6 @@ pub trait Family: Send + Sync {
     /// Sizes from the configuration, for people.
     fn summary(&self) -> BTreeMap<String, serde_json::Value>;
 
-    /// Parameters that a token meets, a tied embedding once, as the head.
-    fn active_parameters(&self) -> u64;
+    /// Its counts.
+    fn sizes(&self) -> Sizes;
 }

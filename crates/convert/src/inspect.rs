@@ -69,7 +69,7 @@ pub fn checkpoint(checkpoint: Checkpoint) -> Result<CheckpointReport> {
         config: family.summary(),
         parts: BTreeMap::new(),
         total_parameters: 0,
-        active_parameters: family.active_parameters(),
+        active_parameters: family.sizes().active_parameters(),
         bytes: 0,
         tensors: Vec::new(),
         skipped: Vec::new(),

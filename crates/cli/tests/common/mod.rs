@@ -55,6 +55,37 @@ pub fn build(checkpoint: &Path, bundle: &Path, options: &[&str]) {
     assert_eq!(code, 0, "{args:?}\n{out}\n{err}");
 }
 
+/// Runs the golden gate.
+pub fn validate(bundle: &Path, golden: &Path, min_cosine: &str, status: i32) -> Value {
+    let (bundle, golden) = (bundle.to_str().unwrap(), golden.to_str().unwrap());
+    json(status, &["validate", bundle, "--golden", golden, "--min-cosine", min_cosine])
+}
+
+/// Token ids of a document.
+pub fn ids(value: &Value) -> Vec<u64> {
+    value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap()).collect()
+}
+
+/// Generates behind a prompt of 29 tokens, in one call and in chunks of each of these sizes: always the same 24 tokens.
+pub fn same_in_chunks(bundle: &Path, chunks: &[&str]) {
+    let prompt: Vec<String> = (0..29).map(|i| ((i * 37 + 2) % 512).to_string()).collect();
+    let prompt = prompt.join(",");
+    let generate = |chunk: &[&str]| {
+        let mut args = vec!["generate", bundle.to_str().unwrap(), "--prompt-ids", &prompt];
+        args.extend(["--max-new", "24", "--ignore-eos"]);
+        args.extend(chunk);
+        let v = json(0, &args);
+        assert_eq!(v["timing"]["prefill_tokens"], 29);
+        assert_eq!(v["timing"]["decode_tokens"], 23);
+        ids(&v["generated_ids"])
+    };
+    let whole = generate(&[]);
+    assert_eq!(whole.len(), 24);
+    for chunk in chunks {
+        assert_eq!(generate(&["--prefill-chunk", chunk]), whole, "{} in chunks of {chunk}", bundle.display());
+    }
+}
+
 /// Every file of a folder with its contents, by relative path.
 pub fn contents(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     fn walk(dir: &Path, files: &mut Vec<PathBuf>) {

@@ -1,8 +1,12 @@
 //! What the plans of all families are put together from: names of functions, bindings, head slices.
 
+use crate::family::Family;
 use crate::lower::{Lowering, RmsNorm, Stored};
 use crate::models::opened::Opened;
-use crate::plan::{MAX_HEAD_WEIGHTS, MatrixPlan, Packing, PlanOptions, PlannedShard, VectorPlan};
+use crate::plan::{
+    MAX_HEAD_WEIGHTS, MatrixPlan, Packing, Plan, PlanOptions, PlannedShard, Totals, VectorPlan,
+};
+use crate::quant::MatrixQuant;
 use crate::{Error, Result};
 use anemoe_bundle::{
     Chain, Embedding, FORMAT, InputBinding, ModelInfo, OutputBinding, RowRange, Run, ShardFunction,
@@ -103,6 +107,71 @@ pub fn matrix(
         cols,
         taps: 1,
         quant,
+    }
+}
+
+/// Matrices of experts whose tensors are stacks: `gate_up` is `[experts, 2 width, hidden]`, `down` `[experts, hidden, width]`.
+pub fn expert_matrices(
+    options: &PlanOptions,
+    experts: Range<usize>,
+    (hidden, width): (usize, usize),
+    (gate_up, down): (&str, &str),
+) -> Vec<MatrixPlan> {
+    let mut matrices = Vec::with_capacity(2 * experts.len());
+    for e in experts {
+        for (name, tensor, rows, cols) in
+            [("gate_up", gate_up, 2 * width, hidden), ("down", down, hidden, width)]
+        {
+            let (name, offset) = (format!("expert_{e:03}_{name}"), (e * rows * cols) as u64);
+            matrices.push(matrix(options, &name, "experts", tensor.into(), offset, (rows, cols)));
+        }
+    }
+    matrices
+}
+
+/// The plan of a family's shards. `facts` are for people.
+pub fn plan(
+    family: &dyn Family,
+    options: &PlanOptions,
+    layers: Vec<PlannedShard>,
+    head: Vec<PlannedShard>,
+    chain: Chain,
+    facts: Vec<String>,
+) -> Result<Plan> {
+    let (sizes, layer_shards) = (family.sizes(), layers.len());
+    let mut shards = layers;
+    shards.extend(head);
+    let totals = Totals {
+        shards: shards.len(),
+        layer_shards,
+        bytes: 0,
+        embedding_bytes: 0,
+        params: sizes.parameters,
+        active_params_per_token: sizes.active_parameters(),
+        bytes_per_token: 0,
+        experts: sizes.experts,
+        experts_per_token: sizes.experts_per_token,
+    };
+    let mut plan = Plan {
+        family: family.name().into(),
+        source: family.opened().checkpoint.name.clone(),
+        options: options.clone(),
+        shards,
+        totals,
+        embedding: MatrixQuant::FP16,
+        facts,
+        notes: Vec::new(),
+        chain,
+    };
+    plan.complete()?;
+    Ok(plan)
+}
+
+/// How the experts of a planned shard are packed: its first one, and the packing.
+pub fn packing_of(shard: &PlannedShard) -> Result<(usize, Packing)> {
+    match (shard.experts, shard.experts_per_call) {
+        (Some((first, per_package)), Some(per_call)) => Ok((first, Packing { per_package, per_call })),
+        _ => Err(not_ours(shard)),
     }
 }
 

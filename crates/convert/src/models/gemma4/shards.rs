@@ -1,14 +1,14 @@
 //! Gemma 4 MoE as shards: what goes into which package, and the program of each.
 
 use super::Gemma4;
-use crate::family::Family;
+use crate::family::{Family, Sizes};
 use crate::lower::{Activation, Attention, HeadNorm, Lowering, RmsNorm, Stored};
 use crate::models::assembly::{
-    self, Head, Unit, calls, functions, named, not_ours, output, register, rows_of, tensor, unit_name,
+    self, Head, Unit, calls, functions, named, not_ours, output, packing_of, register, rows_of, tensor,
+    unit_name,
 };
 use crate::models::opened::Opened;
-use crate::plan::{Packing, Plan, PlanOptions, PlannedShard, Totals, VectorPlan};
-use crate::quant::MatrixQuant;
+use crate::plan::{Packing, Plan, PlanOptions, PlannedShard, VectorPlan};
 use crate::{Error, Result};
 use anemoe_bundle::{
     Cache, Chain, HostInput, InputBinding, ModelInfo, OutputBinding, Rope, RowRange, Run, ShardFunction,
@@ -103,16 +103,9 @@ impl Gemma4 {
         let packs = c.num_experts / packing.per_package;
         let last = pack + 1 == packs;
         let first = pack * packing.per_package;
-        let mut matrices = Vec::new();
-        for e in first..first + packing.per_package {
-            let expert = |name: &str, t: &str, rows: usize, cols: usize| {
-                let offset = (e * rows * cols) as u64;
-                let name = format!("expert_{e:03}_{name}");
-                assembly::matrix(options, &name, "experts", tensor(layer, t), offset, (rows, cols))
-            };
-            matrices.push(expert("gate_up", "experts.gate_up_proj", 2 * f, h));
-            matrices.push(expert("down", "experts.down_proj", h, f));
-        }
+        let tensors = ["experts.gate_up_proj", "experts.down_proj"].map(|t| tensor(layer, t));
+        let own = first..first + packing.per_package;
+        let mut matrices = assembly::expert_matrices(options, own, (h, f), (&tensors[0], &tensors[1]));
         let mut vectors = Vec::new();
         if last {
             let i = c.intermediate_size;
@@ -350,21 +343,6 @@ impl Gemma4 {
         let out = l.scale_by("hidden_out", &stream)?;
         Ok(l.finish(&[&out])?)
     }
-
-    fn totals(&self, shards: &[PlannedShard], layer_shards: usize) -> Totals {
-        let c = &self.config;
-        Totals {
-            shards: shards.len(),
-            layer_shards,
-            bytes: 0,
-            embedding_bytes: 0,
-            params: c.parameters(),
-            active_params_per_token: self.active_parameters(),
-            bytes_per_token: 0,
-            experts: c.num_experts,
-            experts_per_token: c.top_k_experts,
-        }
-    }
 }
 
 impl Family for Gemma4 {
@@ -383,24 +361,9 @@ impl Family for Gemma4 {
             shards.push(self.attention_shard(layer, options, context));
             shards.extend((0..packs).map(|pack| self.expert_shard(layer, pack, packing, options)));
         }
-        let layer_shards = shards.len();
         let head = self.head().shards(options);
         let chain = self.chain(options, context, packing, &head)?;
-        shards.extend(head);
-        let totals = self.totals(&shards, layer_shards);
-        let mut plan = Plan {
-            family: self.name().into(),
-            source: self.opened.checkpoint.name.clone(),
-            options: options.clone(),
-            shards,
-            totals,
-            embedding: MatrixQuant::FP16,
-            facts: Vec::new(),
-            notes: Vec::new(),
-            chain,
-        };
-        plan.complete()?;
-        Ok(plan)
+        assembly::plan(self, options, shards, head, chain, Vec::new())
     }
 
     fn lower(
@@ -416,10 +379,8 @@ impl Family for Gemma4 {
                 self.lower_attention(layer, slots, function.tokens, stored)
             }
             (ShardKind::Experts | ShardKind::ExpertsCombine, Some(_)) => {
-                let (first, per_package) = shard.experts.ok_or_else(wrong)?;
-                let per_call = shard.experts_per_call.ok_or_else(wrong)?;
-                let last = shard.kind == ShardKind::ExpertsCombine;
-                let units = units(first, Packing { per_package, per_call }, last);
+                let (first, packing) = packing_of(shard)?;
+                let units = units(first, packing, shard.kind == ShardKind::ExpertsCombine);
                 let unit = units.iter().find(|u| u.name == function.unit).ok_or_else(wrong)?;
                 self.lower_experts(unit, function.tokens, stored)
             }
@@ -455,9 +416,14 @@ impl Family for Gemma4 {
         sizes.into_iter().map(|(k, v)| (k.to_string(), v.into())).collect()
     }
 
-    fn active_parameters(&self) -> u64 {
+    fn sizes(&self) -> Sizes {
         let c = &self.config;
-        let idle = (c.num_hidden_layers * (c.num_experts - c.top_k_experts)) as u64;
-        c.parameters() - idle * c.expert_parameters()
+        Sizes {
+            layers: c.num_hidden_layers,
+            experts: c.num_experts,
+            experts_per_token: c.top_k_experts,
+            parameters: c.parameters(),
+            expert_parameters: c.expert_parameters(),
+        }
     }
 }

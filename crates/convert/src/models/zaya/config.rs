@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 
 /// Kernel of both of CCA's convolutions, and so the columns of `[q; k]` before the current one that they see together.
-pub const CCA_KERNEL: usize = 2;
+const CCA_KERNEL: usize = 2;
 
 /// Experts of a layer have a name each in one of the layouts; so many are far more than any model has.
 const MAX_EXPERTS: usize = 4096;

@@ -5,7 +5,7 @@ mod legacy;
 mod shards;
 mod table;
 
-pub use config::{CCA_KERNEL, ZayaConfig, limit_layers, published_config};
+pub use config::{ZayaConfig, limit_layers, published_config};
 pub use legacy::{adapt, is_legacy};
 pub use table::tensor_table;
 

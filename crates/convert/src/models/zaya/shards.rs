@@ -1,15 +1,15 @@
 //! ZAYA as shards: what goes into which package, the program of each, and what the host does between them.
 
 use super::Zaya;
-use crate::family::Family;
+use crate::family::{Family, Sizes};
 use crate::lower::{Activation, Attention, CCA_HISTORY, Lowering, RmsNorm, Stored};
 use crate::models::assembly::{
-    self, Head, Unit, calls, functions, named, normalized, not_ours, output, register, rows_of, tensor,
-    unit_name,
+    self, Head, Unit, calls, functions, named, normalized, not_ours, output, packing_of, register, rows_of,
+    tensor, unit_name,
 };
 use crate::models::{Opened, ZayaSkip};
-use crate::plan::{MatrixPlan, Packing, Plan, PlanOptions, PlannedShard, Totals, VectorPlan};
-use crate::quant::{Granularity, MatrixQuant, Quant};
+use crate::plan::{MatrixPlan, Packing, Plan, PlanOptions, PlannedShard, VectorPlan};
+use crate::quant::{Granularity, Quant};
 use crate::{Error, Result};
 use anemoe_bundle::{
     Cache, Chain, HostInput, InputBinding, ModelInfo, OutputBinding, Rope, RowRange, Run, ShardFunction,
@@ -156,16 +156,10 @@ impl Zaya {
                 vectors.push(VectorPlan::channels("balancing_biases", biases, c.classes()));
             }
         }
+        let tensors = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"].map(|t| tensor(layer, t));
         let first = pack * packing.per_package;
-        for e in first..first + packing.per_package {
-            let expert = |name: &str, t: &str, rows: usize, cols: usize| {
-                let offset = (e * rows * cols) as u64;
-                let name = format!("expert_{e:03}_{name}");
-                assembly::matrix(options, &name, "experts", tensor(layer, t), offset, (rows, cols))
-            };
-            matrices.push(expert("gate_up", "mlp.experts.gate_up_proj", 2 * f, h));
-            matrices.push(expert("down", "mlp.experts.down_proj", h, f));
-        }
+        let own = first..first + packing.per_package;
+        matrices.extend(assembly::expert_matrices(options, own, (h, f), (&tensors[0], &tensors[1])));
         let kind = if pack == 0 { ShardKind::Moe } else { ShardKind::Experts };
         let mut shard = PlannedShard::new(moe_name(layer, pack, packs), kind, Some(layer), matrices, vectors);
         let names: Vec<Option<String>> =
@@ -451,21 +445,8 @@ impl Family for Zaya {
             shards.push(self.attention_shard(layer, options, slots));
             shards.extend((0..packs).map(|pack| self.moe_shard(layer, pack, packing, options)));
         }
-        let layer_shards = shards.len();
         let head = self.head().shards(options);
         let chain = self.chain(options, context, packing, &head)?;
-        shards.extend(head);
-        let totals = Totals {
-            shards: shards.len(),
-            layer_shards,
-            bytes: 0,
-            embedding_bytes: 0,
-            params: c.parameters(),
-            active_params_per_token: self.active_parameters(),
-            bytes_per_token: 0,
-            experts: c.num_experts,
-            experts_per_token: 1,
-        };
         let skip = match self.skip {
             ZayaSkip::Identity => "its own input times the probability, as in the original implementation",
             ZayaSkip::Zero => "nothing, as in transformers",
@@ -478,19 +459,7 @@ impl Family for Zaya {
             format!("a token that chooses the class behind the last expert gets {skip}"),
         ];
         facts.extend(attention);
-        let mut plan = Plan {
-            family: self.name().into(),
-            source: self.opened.checkpoint.name.clone(),
-            options: options.clone(),
-            shards,
-            totals,
-            embedding: MatrixQuant::FP16,
-            facts,
-            notes: Vec::new(),
-            chain,
-        };
-        plan.complete()?;
-        Ok(plan)
+        assembly::plan(self, options, shards, head, chain, facts)
     }
 
     fn lower(
@@ -505,10 +474,9 @@ impl Family for Zaya {
                 self.lower_attention(shard.cache_slots.ok_or_else(wrong)?, function.tokens, stored)
             }
             (ShardKind::Moe | ShardKind::Experts, Some(layer)) => {
-                let (first, per_package) = shard.experts.ok_or_else(wrong)?;
-                let per_call = shard.experts_per_call.ok_or_else(wrong)?;
-                let pack = first.checked_div(per_package).ok_or_else(wrong)?;
-                let units = units(pack, Packing { per_package, per_call }, self.config.num_experts);
+                let (first, packing) = packing_of(shard)?;
+                let pack = first.checked_div(packing.per_package).ok_or_else(wrong)?;
+                let units = units(pack, packing, self.config.num_experts);
                 let unit = units.iter().find(|u| u.name == function.unit).ok_or_else(wrong)?;
                 self.lower_moe(layer, unit, function.tokens, stored)
             }
@@ -596,10 +564,15 @@ impl Family for Zaya {
         sizes.into_iter().map(|(k, v)| (k.to_string(), v.into())).collect()
     }
 
-    fn active_parameters(&self) -> u64 {
+    fn sizes(&self) -> Sizes {
         let c = &self.config;
-        let idle = (c.num_hidden_layers * (c.num_experts - 1)) as u64;
-        c.parameters() - idle * c.expert_parameters()
+        Sizes {
+            layers: c.num_hidden_layers,
+            experts: c.num_experts,
+            experts_per_token: 1,
+            parameters: c.parameters(),
+            expert_parameters: c.expert_parameters(),
+        }
     }
 }
 
