@@ -207,3 +207,18 @@ fn element(data: &[u8], bits: usize, i: usize) -> usize {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_that_do_not_fit_are_refused() {
+        assert!(Matrix::f32(&[0.0; 5], 2, 3).is_err());
+        assert!(Matrix::f16(&[0; 11], 2, 3).is_err());
+        assert!(Matrix::lut(5, &[0; 4], &[0.0; 32], 1, 1, 6).is_err());
+        assert!(Matrix::lut(4, &[0; 3], &[0.0; 16], 2, 3, 2).is_err());
+        assert!(Matrix::int(8, true, &[0; 6], &[1.0], None, (2, 2), 2, 3).is_err());
+        assert!(Matrix::f32(&[], usize::MAX, 2).is_err());
+    }
+}

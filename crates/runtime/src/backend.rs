@@ -3,6 +3,7 @@
 use crate::Result;
 use crate::tensor::Tensor;
 use std::path::Path;
+use std::time::Duration;
 
 /// Opens packages.
 pub trait Backend {
@@ -38,6 +39,27 @@ pub trait BackendPackage: Send {
 
     /// Sets every state to zero.
     fn reset(&mut self);
+
+    /// Bytes of weights read since opening, where that is known.
+    fn weight_bytes(&self) -> u64 {
+        0
+    }
+
+    /// Time by operation since opening, where it is measured.
+    fn op_times(&self) -> Vec<OpTime> {
+        Vec::new()
+    }
+}
+
+/// Time that an operation, or several that were fused into it, has taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpTime {
+    /// Operation type, for instance `conv`.
+    pub op_type: String,
+    /// Name of the operation.
+    pub name: String,
+    /// In all calls.
+    pub time: Duration,
 }
 
 /// A prepared function of one package.

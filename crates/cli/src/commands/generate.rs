@@ -44,6 +44,12 @@ pub struct Args {
     /// fp32 computes in f32 on the stored weights; fp16 rounds every result, as the device does.
     #[arg(long, value_enum, default_value = "fp32")]
     precision: PrecisionArg,
+    /// Run every operation by itself instead of fused: slow, to compare with.
+    #[arg(long)]
+    no_fuse: bool,
+    /// Keep keys and values in fp16, as the device does: half the memory and half the reading at long contexts.
+    #[arg(long)]
+    half_states: bool,
 }
 
 /// A prompt as text or as ids.
@@ -83,7 +89,10 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let started = Instant::now();
-    let mut engine = Engine::open(&args.bundle, &CpuBackend::with(args.precision.into()))?;
+    let mut backend = CpuBackend::with(args.precision.into());
+    backend.options.fuse = !args.no_fuse;
+    backend.options.half_states = args.half_states;
+    let mut engine = Engine::open(&args.bundle, &backend)?;
     let load = started.elapsed();
     let tokenizer_file = args.bundle.join("tokenizer.json");
     let prompt =

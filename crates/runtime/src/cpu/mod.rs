@@ -9,11 +9,12 @@
 mod compile;
 mod exec;
 pub mod ops;
+mod plan;
 mod weights;
 
 pub use exec::{Session, SessionStats, States};
 
-use crate::backend::{Backend, BackendPackage, FunctionId};
+use crate::backend::{Backend, BackendPackage, FunctionId, OpTime};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_mlpackage::package::Package;
@@ -38,11 +39,24 @@ pub struct Options {
     pub precision: Precision,
     /// Leave out what is multiplied by zero: experts whose routing weight is zero for every token.
     pub skip_zero: bool,
+    /// Run functions of fixed shapes as fused nodes over planned buffers; without rounding only.
+    pub fuse: bool,
+    /// Hold states of type fp16 in fp16, as a device does, also where nothing else is rounded: half the memory and half the
+    /// reading at long contexts. Fused functions only.
+    pub half_states: bool,
+    /// Measure the time of every node of fused functions.
+    pub profile: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { precision: Precision::Fp16, skip_zero: true }
+        Options {
+            precision: Precision::Fp16,
+            skip_zero: true,
+            fuse: true,
+            half_states: false,
+            profile: false,
+        }
     }
 }
 
@@ -190,5 +204,13 @@ impl BackendPackage for LoadedPackage {
 
     fn reset(&mut self) {
         self.states.reset();
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.functions.iter().map(|f| f.session.stats().weight_bytes).sum()
+    }
+
+    fn op_times(&self) -> Vec<OpTime> {
+        self.functions.iter().flat_map(|f| f.session.op_times()).collect()
     }
 }

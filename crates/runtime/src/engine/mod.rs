@@ -5,7 +5,7 @@ mod host;
 mod program;
 mod vectors;
 
-use crate::backend::{Backend, BackendPackage};
+use crate::backend::{Backend, BackendPackage, OpTime};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, Chain, TokenCount};
@@ -38,6 +38,21 @@ pub struct EngineStats {
     pub in_packages: Duration,
 }
 
+/// Time and calls of one shard since the engine was opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShardStats {
+    /// Its name in the chain.
+    pub shard: String,
+    /// Calls.
+    pub calls: u64,
+    /// Time in them, copies of inputs and outputs included.
+    pub time: Duration,
+    /// Bytes of weights read, where the backend knows.
+    pub weight_bytes: u64,
+    /// Time by operation, where the backend measures it.
+    pub ops: Vec<OpTime>,
+}
+
 /// Sees the residual stream of `n` tokens before layer `i` (first argument), and behind the last one: `[1, C, 1, T >= n]`.
 pub type Watch<'a> = dyn FnMut(usize, &Tensor, usize) + 'a;
 
@@ -54,6 +69,8 @@ pub struct Engine {
     logits: usize,
     position: usize,
     stats: EngineStats,
+    /// Calls and time of each package.
+    shard_stats: Vec<(u64, Duration)>,
     fp16_stream: bool,
 }
 
@@ -79,6 +96,7 @@ impl Engine {
         let embedding = EmbeddingFile::open(bundle, &chain.embedding)?;
         Ok(Engine {
             bundle: bundle.to_path_buf(),
+            shard_stats: vec![(0, Duration::ZERO); packages.len()],
             packages,
             embedding,
             body,
@@ -111,6 +129,19 @@ impl Engine {
     /// Counters since opening.
     pub fn stats(&self) -> EngineStats {
         self.stats
+    }
+
+    /// Time and calls of each shard since opening.
+    pub fn shard_stats(&self) -> Vec<ShardStats> {
+        let all = self.chain.shards.iter().zip(&self.shard_stats).zip(&self.packages);
+        all.map(|((shard, &(calls, time)), package)| ShardStats {
+            shard: shard.name.clone(),
+            calls,
+            time,
+            weight_bytes: package.weight_bytes(),
+            ops: package.op_times(),
+        })
+        .collect()
     }
 
     /// Rounds the residual stream to fp16 whenever the host has changed it, to show what that costs.
@@ -194,7 +225,7 @@ impl Engine {
     }
 
     fn read_logits(&mut self, first: usize, n: usize, out: &mut Vec<Vec<f32>>) -> Result<()> {
-        let hidden = self.registers[self.hidden].clone();
+        let hidden = std::mem::take(&mut self.registers[self.hidden]);
         let (&[1, rows, 1, tokens], Some(values)) = (hidden.shape.as_slice(), hidden.as_f32()) else {
             return Err(self.contradiction(format!("the layers leave a stream of shape {:?}", hidden.shape)));
         };
@@ -221,9 +252,12 @@ impl Engine {
                 return Err(self.contradiction(format!("head: logits {:?} for {vocab} tokens", logits.shape)));
             }
             for t in 0..m {
-                let mut row: Vec<f32> = (0..vocab).map(|v| rows[v * width + t]).collect();
+                let mut row = match width {
+                    1 => rows.to_vec(),
+                    _ => rows.chunks_exact(width).map(|all| all[t]).collect(),
+                };
                 if let Some(cap) = self.chain.model.final_logit_softcapping {
-                    row.iter_mut().for_each(|v| *v = cap * (*v / cap).tanh());
+                    anemoe_kernels::softcap(&mut row, cap);
                 }
                 out.push(row);
             }
@@ -261,7 +295,7 @@ impl Engine {
         count: TokenCount,
         watch: &mut Watch<'_>,
     ) -> Result<()> {
-        let Engine { body, head: head_program, registers, packages, stats, bundle, .. } = self;
+        let Engine { body, head: head_program, registers, packages, stats, shard_stats, bundle, .. } = self;
         let program = if head { head_program } else { body };
         let mut layers = 0;
         for op in &mut program.steps {
@@ -314,7 +348,10 @@ impl Engine {
                     }
                     let started = Instant::now();
                     call.run(packages, registers, &program.values, count, bundle)?;
-                    stats.in_packages += started.elapsed();
+                    let elapsed = started.elapsed();
+                    stats.in_packages += elapsed;
+                    shard_stats[call.package].0 += 1;
+                    shard_stats[call.package].1 += elapsed;
                     stats.calls += 1;
                 }
             }
