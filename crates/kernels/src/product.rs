@@ -15,6 +15,8 @@ use std::ops::Range;
 
 /// Rows that are computed together.
 const ROWS: usize = 4;
+/// Rows that are decoded together where there are several tokens: each token is read once for all of them.
+const DECODED_ROWS: usize = 16;
 /// Bytes of weights in one part of a parallel job.
 const PART: usize = 32 << 10;
 /// A job is worth several threads from this many multiplications on.
@@ -78,7 +80,8 @@ fn check(w: &Matrix<'_>, x: &Panel, y: usize, stride: usize, tokens: Option<&[u3
 fn part_rows(w: &Matrix<'_>, tokens: usize) -> usize {
     let row = (w.bytes_read() as usize / w.rows.max(1)).max(1);
     // Many tokens make a row dear.
-    (PART / row / tokens.div_ceil(8).clamp(1, 8)).max(1).next_multiple_of(ROWS)
+    let step = if tokens == 1 { ROWS } else { DECODED_ROWS };
+    (PART / row / tokens.div_ceil(8).clamp(1, 8)).max(1).next_multiple_of(step)
 }
 
 /// Computes products that do not depend on each other as one job; those that are absent are left out.
@@ -224,7 +227,7 @@ fn as_bytes(values: &[f32]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
-/// Multiplies four decoded rows, of which n are wanted, with all tokens.
+/// Multiplies n decoded rows, rounded up to four, with all tokens.
 type Tiles = fn(&[[f32; LANES]], usize, &Panel, usize, &Target<'_>);
 
 #[inline(always)]
@@ -316,8 +319,9 @@ fn block_rows<L: Lanes, D: Decode<L>>(
     tiles: Tiles,
 ) {
     let mut decoded = if x.tokens > 1 { DECODED.take() } else { Vec::new() };
-    for r in rows.clone().step_by(ROWS) {
-        let n = ROWS.min(rows.end - r);
+    let step = if x.tokens == 1 { ROWS } else { DECODED_ROWS };
+    for r in rows.clone().step_by(step) {
+        let n = step.min(rows.end - r);
         if x.tokens == 1 {
             single::<L, D>(s, r, n, x, y);
         } else {
@@ -417,7 +421,7 @@ fn block<L: Lanes, D: Decode<L>>(
     }
 }
 
-/// Decodes four rows, of which n are wanted, to `[4, padded]`.
+/// Decodes n rows to `[n rounded up to four, padded]`.
 #[inline(always)]
 fn decode_rows<L: Lanes, D: Decode<L>>(
     s: &Source<'_, D>,
@@ -426,7 +430,7 @@ fn decode_rows<L: Lanes, D: Decode<L>>(
     padded: usize,
     out: &mut Vec<f32>,
 ) {
-    out.resize(ROWS * padded, 0.0);
+    out.resize(n.next_multiple_of(ROWS) * padded, 0.0);
     let mut rest = [0u8; MOST_BYTES];
     for i in 0..n {
         let (row, bytes) = (s.d.row(s.first + r + i), s.bytes(r + i));
@@ -440,22 +444,31 @@ fn decode_rows<L: Lanes, D: Decode<L>>(
     }
 }
 
-/// Four decoded rows, of which n are wanted, with all tokens, up to WIDE at a time.
+/// Decoded rows with all tokens, up to WIDE of them at a time, which stay near while all rows pass.
 #[inline(always)]
 fn tiles<L: Lanes, const WIDE: usize>(rows: &[[f32; LANES]], n: usize, x: &Panel, r: usize, y: &Target<'_>) {
+    let len = x.padded() / LANES;
     let mut first = 0;
-    while first + WIDE <= x.tokens {
-        tile::<L, WIDE>(rows, n, x, first, y, r);
-        first += WIDE;
-    }
-    if WIDE > 1 {
-        while first + 2 <= x.tokens {
-            tile::<L, 2>(rows, n, x, first, y, r);
-            first += 2;
+    while first < x.tokens {
+        let wide = WIDE.min(x.tokens - first);
+        for i in (0..n).step_by(ROWS) {
+            let (rows, n, r) = (&rows[i * len..], ROWS.min(n - i), r + i);
+            if wide == WIDE {
+                tile::<L, WIDE>(rows, n, x, first, y, r);
+            } else if wide >= 4 && WIDE > 4 {
+                tile::<L, 4>(rows, n, x, first, y, r);
+            } else if wide >= 2 && WIDE > 2 {
+                tile::<L, 2>(rows, n, x, first, y, r);
+            } else {
+                tile::<L, 1>(rows, n, x, first, y, r);
+            }
         }
-        if first < x.tokens {
-            tile::<L, 1>(rows, n, x, first, y, r);
-        }
+        first += match wide {
+            _ if wide == WIDE => WIDE,
+            4.. if WIDE > 4 => 4,
+            2.. if WIDE > 2 => 2,
+            _ => 1,
+        };
     }
 }
 
