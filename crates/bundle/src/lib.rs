@@ -19,9 +19,9 @@ mod chain;
 
 pub use atomic::{file_sha256, package_sha256, write_atomic};
 pub use chain::{
-    AutoChoice, Cache, Chain, Embedding, FORMAT, HostInput, InputBinding, ModelInfo, OutputBinding, Rope,
-    RowRange, Run, Shard, ShardFunction, ShardKind, Step, Storage, TensorChoice, TokenCount, UniformResult,
-    Vectors, When,
+    AutoChoice, Cache, Chain, Embedding, FORMAT, GateResult, Gates, HostInput, InputBinding, ModelInfo,
+    OutputBinding, Rope, RowRange, Run, Shard, ShardFunction, ShardKind, Step, Storage, TensorChoice,
+    TokenCount, UniformResult, Vectors, When,
 };
 
 use std::path::PathBuf;

@@ -2,6 +2,7 @@
 
 mod commands;
 mod fail;
+mod interrupt;
 mod ui;
 
 use clap::{Parser, Subcommand};

@@ -36,6 +36,9 @@ pub enum Error {
     /// Options that contradict each other or the model.
     #[error("{0}")]
     Usage(String),
+    /// The caller asked to stop.
+    #[error("interrupted")]
+    Interrupted,
     /// Writing a package failed.
     #[error(transparent)]
     Package(#[from] anemoe_mlpackage::Error),

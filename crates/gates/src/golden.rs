@@ -53,10 +53,19 @@ pub struct Rounded {
 /// # Errors
 /// The bundle is wrong, or as [`validate`].
 pub fn gate(bundle: &Path, golden: &Golden, threshold: f64) -> Result<Gate> {
-    let run = |options, threshold| {
-        let mut engine = Engine::open(bundle, &CpuBackend { options })?;
-        validate(&mut engine, golden, threshold)
-    };
+    gate_with(&|backend| Engine::open(bundle, backend), golden, threshold)
+}
+
+/// As [`gate`], for an engine that is opened in another way.
+///
+/// # Errors
+/// As [`gate`].
+pub fn gate_with(
+    open: &dyn Fn(&CpuBackend) -> Result<Engine>,
+    golden: &Golden,
+    threshold: f64,
+) -> Result<Gate> {
+    let run = |options, threshold| validate(&mut open(&CpuBackend { options })?, golden, threshold);
     let exact = run(Options { precision: Precision::Fp32, skip_zero: true }, threshold)?;
     // The device computes what it multiplies by zero, and zero times an overflow is not a number.
     let device = Options { precision: Precision::Fp16, skip_zero: false };
@@ -77,6 +86,18 @@ pub fn gate(bundle: &Path, golden: &Golden, threshold: f64) -> Result<Gate> {
         tokens_match: rounded.tokens_match,
     };
     Ok(Gate { pass: exact.ok && fp16.pass, exact, fp16 })
+}
+
+/// How much better than chance the reference predicts its own prompt: the logarithm of the vocabulary's size less the mean
+/// surprise per token, in nats. 0 and less for random weights, whose logits then differ by chaos, not by quality; absent for a
+/// prompt of one token.
+pub fn better_than_chance(golden: &Golden) -> Option<f64> {
+    let next = golden.prompt_ids.iter().skip(1);
+    let surprise = |(row, &id): (&Vec<f32>, &u32)| Some(log_sum_exp(row) - f64::from(*row.get(id as usize)?));
+    let all: Option<Vec<f64>> = golden.logits_full.iter().zip(next).map(surprise).collect();
+    let all = all.filter(|all| !all.is_empty())?;
+    let vocab = golden.logits_full.first()?.len();
+    Some((vocab as f64).ln() - all.iter().sum::<f64>() / all.len() as f64)
 }
 
 /// What one run found.
@@ -287,7 +308,7 @@ fn greedy(engine: &mut Engine, golden: &Golden, prompt: &[Vec<f32>]) -> Result<V
 
 #[cfg(test)]
 mod tests {
-    use super::{cosine, divergence};
+    use super::{Golden, better_than_chance, cosine, divergence};
 
     #[test]
     fn divergence_of_known_distributions() {
@@ -296,6 +317,25 @@ mod tests {
         let expected = 0.5 * 2f64.ln() + 0.5 * (2.0f64 / 3.0).ln();
         assert!((found - expected).abs() < 1e-6, "{found} {expected}");
         assert!(divergence(&[1.0, 5.0], &[3.0, 7.0]).abs() < 1e-6);
+    }
+
+    #[test]
+    fn chance_is_the_size_of_the_vocabulary() {
+        let golden = |logits: Vec<f32>| Golden {
+            prompt_ids: vec![0, 1, 1],
+            logits_full: vec![logits; 3],
+            next_token_logits: vec![],
+            decode_tokens: vec![],
+            hidden_states: vec![],
+            router_index: vec![],
+            router_states: vec![],
+        };
+        // Even: chance. A probability of 3/4 for the token that comes: ln 2 + ln 3/4 better. 1/4: as much worse.
+        assert!(better_than_chance(&golden(vec![0.0, 0.0])).unwrap().abs() < 1e-9);
+        let better = better_than_chance(&golden(vec![0.0, 3f32.ln()])).unwrap();
+        assert!((better - 1.5f64.ln()).abs() < 1e-6, "{better}");
+        assert!(better_than_chance(&golden(vec![3f32.ln(), 0.0])).unwrap() < 0.0);
+        assert!(better_than_chance(&Golden { prompt_ids: vec![1], ..golden(vec![0.0, 0.0]) }).is_none());
     }
 
     #[test]

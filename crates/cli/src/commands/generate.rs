@@ -77,7 +77,7 @@ impl Prompt {
     }
 }
 
-fn at_least_one(text: &str) -> Result<usize, String> {
+pub fn at_least_one(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|n| *n > 0).ok_or_else(|| format!("`{text}` is not a number from 1 on"))
 }
 

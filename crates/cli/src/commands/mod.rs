@@ -15,6 +15,7 @@ pub mod precision;
 pub mod predict;
 pub mod quantize;
 pub mod quickstart;
+pub mod source;
 pub mod text;
 pub mod trace;
 pub mod validate;

@@ -80,8 +80,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             ui.line("\n2. Build\n")?;
         }
         let bundle = folder.join(format!("{quant}.anemoe"));
-        let work = build::Work { family: family.as_ref(), plan: &plan, importance: None, part: None };
-        let built = build::with_progress(work, &bundle, 1, ui)?;
+        // Its gates are shown one by one.
+        let built = anemoe_convert::build::build(family.as_ref(), &plan, None, &bundle, 1, &|_| ())?;
         let started = Instant::now();
         let mut engine = Engine::open(&bundle, &CpuBackend::default())?;
         let load = started.elapsed();

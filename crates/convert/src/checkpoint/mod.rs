@@ -129,6 +129,14 @@ impl SideFile {
             SideFile::Bytes(bytes) => Ok(bytes.into()),
         }
     }
+
+    /// How long it is; 0 where that cannot be told.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            SideFile::Path(path) => path.metadata().map_or(0, |m| m.len()),
+            SideFile::Bytes(bytes) => bytes.len() as u64,
+        }
+    }
 }
 
 /// The last part of a path: a bundle does not say where on a disk its checkpoint was.

@@ -254,6 +254,8 @@ pub fn chain(family: &str, opened: &Opened, model: ModelInfo, scale: f32, option
         family: family.into(),
         source: opened.checkpoint.name.clone(),
         readings: BTreeMap::new(),
+        options: serde_json::Value::Null,
+        gates: None,
         importance: None,
         auto: None,
         embedding: Embedding {
