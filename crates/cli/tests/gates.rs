@@ -162,7 +162,39 @@ fn parts_gate_their_own_representatives() {
     assert_eq!(v["full_stack"]["golden"]["pass"], true);
     let gates = serde_json::json!({"representative": "passed", "full_stack": "passed", "min_cosine": 0.99});
     assert_eq!(said(&bundle), gates);
-    // One part without gates, and nobody with a reference.
+    // Without one the checkpoint is run.
+    let bundle = dir.path().join("own");
+    part(&bundle, "0/2", &[]);
+    part(&bundle, "1/2", &[]);
+    let v = json(0, &["assemble", text(&bundle)]);
+    assert_eq!(v["full_stack"]["golden"]["pass"], true);
+    assert_eq!(said(&bundle)["full_stack"], "passed");
+    // Where it is gone, the bundle is completed, and says so.
+    let (bundle, gone) = (dir.path().join("gone"), dir.path().join("model"));
+    copied(&model, &gone);
+    for which in ["0/2", "1/2"] {
+        json(
+            0,
+            &[
+                "build",
+                text(&gone),
+                "-o",
+                text(&bundle),
+                "--quant",
+                "fp16",
+                "--tokens",
+                "1",
+                "--shard",
+                which,
+            ],
+        );
+    }
+    std::fs::remove_dir_all(&gone).unwrap();
+    let (code, _, err) = run(&["assemble", text(&bundle)]);
+    assert!(code == 0 && err.contains("no gates of the whole"), "{err}");
+    assert_eq!(said(&bundle)["representative"], "passed");
+    assert_eq!(said(&bundle)["full_stack"], "not_run");
+    // One part without gates.
     let bundle = dir.path().join("half");
     part(&bundle, "0/2", &[]);
     part(&bundle, "1/2", &["--skip-gates"]);

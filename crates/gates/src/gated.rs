@@ -301,28 +301,38 @@ fn full_stack(
     ))
 }
 
+/// What a completed bundle is held to.
+pub struct Reference {
+    /// The run.
+    pub golden: Golden,
+    /// The user's; it decides whatever the model is.
+    pub given: bool,
+}
+
 /// Completes a bundle whose parts passed the gates of their representatives, with the gates of the whole where there is a
-/// reference run.
+/// reference run. Parts without gates make a whole without gates, but for a reference that the user gives.
 ///
 /// # Errors
 /// The reference does not fit, or a file cannot be written.
 pub fn assemble(
     assembly: Assembly,
-    golden: Option<&Golden>,
+    reference: Option<&Reference>,
     residency: &residency::Options,
-    min_cosine: f64,
+    min_cosine: Option<f64>,
     on_event: &(dyn Fn(Event<'_>) + Sync),
 ) -> Result<GatedReport> {
     let mut report = GatedReport::new(None);
     let mut gates = assembly.part_gates();
-    if gates.representative == GateResult::Skipped && golden.is_none() {
-        gates = Gates::skipped();
-    }
-    if let Some(golden) = golden {
-        let wanted = Wanted { residency, golden, given: true, min_cosine };
-        (report, gates.full_stack) =
-            full_stack(report, assembly.bundle(), &assembly.chain()?, &wanted, on_event)?;
-        gates.min_cosine = Some(min_cosine);
+    let min_cosine = min_cosine.or(gates.min_cosine).unwrap_or(golden::MIN_COSINE);
+    match reference {
+        Some(Reference { golden, given }) => {
+            let wanted = Wanted { residency, golden, given: *given, min_cosine };
+            (report, gates.full_stack) =
+                full_stack(report, assembly.bundle(), &assembly.chain()?, &wanted, on_event)?;
+            gates.min_cosine = Some(min_cosine);
+        }
+        None if gates.representative == GateResult::Skipped => gates = Gates::skipped(),
+        None => {}
     }
     report.build = Some(assembly.finish(gates)?);
     Ok(report)

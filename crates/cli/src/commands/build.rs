@@ -7,9 +7,10 @@ use super::{check, golden, validate};
 use crate::Outcome;
 use crate::interrupt;
 use crate::ui::{self, Ui};
-use anemoe_convert::build::{self, Build, BuildReport, Event, Needs, Part};
+use anemoe_convert::build::{self, Build, BuildReport, Event, Needs, Part, Source};
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::importance::Importance;
+use anemoe_convert::models::Readings;
 use anemoe_convert::plan::Plan;
 use anemoe_gates::gated::{self, GatedReport, Stage};
 use anemoe_gates::golden::MIN_COSINE;
@@ -131,7 +132,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     for note in &plan.notes {
         ui.line(format!("note: {note}"))?;
     }
-    plan::print_outliers(&plan::outliers(family, &plan, ui)?, ui)?;
+    plan::print_outliers(&plan::outliers(family, &plan, &args.options, ui)?, ui)?;
     interrupt::install()?;
     let checkpoint = &family.opened().checkpoint;
     let mut reference = || reference(checkpoint, &plan, golden.as_ref(), ui);
@@ -148,6 +149,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         reference: &mut reference,
     };
     let build = Build::begin(family, &plan, importance.as_ref(), &args.out, part)?;
+    build.remember(&source(&args.checkpoint, &checkpoint.readings))?;
     let all = plan.shards.len();
     let progress = Progress::new(&plan, build.own(), ui);
     let report = gated::run(build, options, &|event| progress.on(event));
@@ -159,6 +161,17 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         ui.line(format!("part {}/{} is done; anemoe assemble completes the bundle", part.index, part.of))?;
     }
     Ok(if report.pass { Outcome::Done } else { Outcome::GateFailed })
+}
+
+/// Where the checkpoint is, for a process that starts elsewhere.
+fn source(spec: &str, readings: &Readings) -> Source {
+    let path = Path::new(spec);
+    let checkpoint = if path.exists() {
+        std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf()).to_string_lossy().into_owned()
+    } else {
+        spec.to_string()
+    };
+    Source { checkpoint, zaya_skip: readings.zaya_skip.map(|s| s.name().to_string()) }
 }
 
 /// The cosine that gates want. What a search aims at is measured on another text, so its own aim is no gate's.

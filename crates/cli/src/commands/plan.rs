@@ -93,6 +93,9 @@ pub struct Options {
     /// Most MiB of weights in a package.
     #[arg(long, value_name = "MiB", default_value_t = 1900)]
     pub max_shard_mb: u64,
+    /// Do not look for outliers. It takes reading every weight whose kind has one step for a whole tensor (int8-tensor).
+    #[arg(long)]
+    pub skip_outliers: bool,
     #[command(flatten)]
     pub reading: Reading,
 }
@@ -139,7 +142,7 @@ impl Options {
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let Planned { family, plan, .. } = auto::plan(&args.checkpoint, &args.options, false, ui)?;
-    let outliers = outliers(family.as_ref(), &plan, ui)?;
+    let outliers = outliers(family.as_ref(), &plan, &args.options, ui)?;
     if let Some(path) = &args.out {
         let mut text = serde_json::to_vec_pretty(&plan)?;
         text.push(b'\n');
@@ -153,7 +156,15 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
 
 /// Tensors that the plan's kinds would spoil. Only kinds with one step for a whole tensor are looked at: it takes reading
 /// their weights.
-pub fn outliers(family: &dyn Family, plan: &Plan, ui: &Ui) -> anyhow::Result<Vec<Outlier>> {
+pub fn outliers(
+    family: &dyn Family,
+    plan: &Plan,
+    options: &Options,
+    ui: &Ui,
+) -> anyhow::Result<Vec<Outlier>> {
+    if options.skip_outliers {
+        return Ok(Vec::new());
+    }
     let weights: u64 = outliers::concerned(plan).map(|(_, m)| m.weights()).sum();
     let bar = ui.bar(weights, "looking for outliers");
     let found = outliers::find(family, plan, &mut |n| bar.inc(n));

@@ -7,6 +7,7 @@
 //!                   /host.json      record of the files beside the shards
 //!                   /SHARD.json     one record per finished shard
 //!                   /gates.1of4     what that part's gates said
+//!                   /source         where the checkpoint is, for whoever completes the bundle
 //!                   /.tmp-scratch-* FP16 forms of shards while a gate needs them
 //! ```
 //! The folder `.build` goes when the bundle is complete.
@@ -27,7 +28,7 @@ use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, Chain, Gates, Vectors};
 use anemoe_mlpackage::mil::verify::verify;
 use anemoe_mlpackage::package::PackageWriter;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use site::{HostRecord, Record, Site, WORK_DIR, lock_file};
 use std::collections::BTreeMap;
 use std::fs;
@@ -81,6 +82,15 @@ pub struct Part {
     pub of: usize,
 }
 
+/// Where a checkpoint is, and how it is read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Source {
+    /// An absolute path, or what stands for one.
+    pub checkpoint: String,
+    /// See [`crate::models::Readings`].
+    pub zaya_skip: Option<String>,
+}
+
 /// A build under way. One orchestrator takes its steps in order:
 /// [`Build::begin`], [`Build::host_files`], [`Build::shards`] (once or more), [`Build::finish`].
 pub struct Build<'a> {
@@ -114,6 +124,14 @@ impl<'a> Build<'a> {
         let site = Site::open(bundle, plan, &inputs.identity(), part)?;
         let (records, reused) = (Mutex::default(), AtomicUsize::new(0));
         Ok(Build { inputs, plan, site, part, host: None, records, reused, started })
+    }
+
+    /// Writes down where the checkpoint is, for [`Assembly::source`]; nothing of it comes into the bundle.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn remember(&self, source: &Source) -> Result<()> {
+        self.site.write_source(source)
     }
 
     /// The plan.
@@ -360,6 +378,16 @@ impl Assembly {
     /// The bundle's folder.
     pub fn bundle(&self) -> &Path {
         &self.site.bundle
+    }
+
+    /// The plan that the parts were built by.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Where the checkpoint was, for the one who built the last part.
+    pub fn source(&self) -> Option<Source> {
+        self.site.source()
     }
 
     /// What the gates of the parts said of their representative shards: that they passed if all did.

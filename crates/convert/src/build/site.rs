@@ -1,6 +1,6 @@
 //! The folder that is being built: locks, records of what is finished, and the files beside the shards.
 
-use super::{Part, Quality};
+use super::{Part, Quality, Source};
 use crate::checkpoint::SIDE_FILES;
 use crate::family::Family;
 use crate::lower::encode_matrix;
@@ -25,6 +25,8 @@ const VECTORS_FILE: &str = "vectors.npz";
 /// How often, and after which time, a part asks again for a lock that another one sweeps under.
 const SWEEP_TRIES: usize = 100;
 const SWEEP_WAIT: Duration = Duration::from_millis(20);
+/// Where the checkpoint is.
+const SOURCE_FILE: &str = "source";
 /// Records of what the gates of parts said.
 const GATES_PREFIX: &str = "gates.";
 /// Record of the files beside the shards, in the folder of an unfinished build.
@@ -238,6 +240,16 @@ impl Site {
         };
         write_atomic(&self.work.join(format!("{}.json", shard.name)), &to_json(&record))?;
         Ok(record)
+    }
+
+    /// Writes down where the checkpoint is, for whoever completes the bundle.
+    pub fn write_source(&self, source: &Source) -> Result<()> {
+        Ok(write_atomic(&self.work.join(SOURCE_FILE), &to_json(source))?)
+    }
+
+    /// Where the checkpoint is, as the last build said.
+    pub fn source(&self) -> Option<Source> {
+        serde_json::from_slice(&fs::read(self.work.join(SOURCE_FILE)).ok()?).ok()
     }
 
     /// Writes down what the gates of a part said.
