@@ -16,6 +16,7 @@ use crate::lower::{Stored, encode_matrix, store_matrix, store_vector};
 use crate::plan::{MatrixPlan, Plan, PlannedShard};
 use crate::quantize::Metrics;
 use crate::{Error, Result};
+use anemoe_bundle::journal::JOURNAL_FILE;
 use anemoe_bundle::{CHAIN_FILE, SHARDS_DIR, Shard, Vectors, file_sha256, package_sha256, write_atomic};
 use anemoe_mlpackage::mil::verify::verify;
 use anemoe_mlpackage::package::PackageWriter;
@@ -42,6 +43,8 @@ const HOST_RECORD: &str = "host.json";
 /// What happens during a build, for progress bars and logs.
 #[derive(Clone, Debug)]
 pub enum Event<'a> {
+    /// The folder is this build's own, and the work begins.
+    Begun,
     /// A shard is done; `reused` when an earlier run had built it.
     ShardDone {
         /// The shard.
@@ -107,6 +110,7 @@ pub fn build(
     let started = Instant::now();
     let inputs = Inputs { family, importance };
     let site = Site::open(bundle, plan, &inputs.identity(), None)?;
+    on_event(Event::Begun);
     let all: Vec<usize> = (0..plan.shards.len()).collect();
     let result = site.write_host(family, plan).and_then(|host| {
         let (records, reused) = site.run(inputs, plan, &all, jobs, on_event)?;
@@ -139,6 +143,7 @@ pub fn build_part(
     let started = Instant::now();
     let inputs = Inputs { family, importance };
     let site = Site::open(bundle, plan, &inputs.identity(), Some(part))?;
+    on_event(Event::Begun);
     let own: Vec<usize> = (part.index..plan.shards.len()).step_by(part.of.max(1)).collect();
     if part.index == 0 {
         site.write_host(family, plan)?;
@@ -324,7 +329,7 @@ impl Site {
         if all || !done {
             // What cannot be removed now is recognised as an unfinished build by the next run.
             let _ = fs::remove_dir_all(&self.work);
-            for file in SIDE_FILES.iter().chain(&["embed.bin", VECTORS_FILE]) {
+            for file in SIDE_FILES.iter().chain(&["embed.bin", VECTORS_FILE, JOURNAL_FILE]) {
                 let _ = fs::remove_file(self.bundle.join(file));
             }
             let _ = fs::remove_dir_all(&shards);

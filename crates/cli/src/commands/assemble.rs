@@ -2,7 +2,9 @@
 
 use super::build;
 use crate::Outcome;
+use crate::journal::{JournalArgs, Recorder, facts};
 use crate::ui::Ui;
+use anemoe_bundle::journal::status;
 use std::path::PathBuf;
 
 /// Complete a bundle whose parts were built with `build --shard`: every shard is there and has the hash of its record.
@@ -13,10 +15,14 @@ use std::path::PathBuf;
 pub struct Args {
     /// The bundle's folder.
     bundle: PathBuf,
+    #[command(flatten)]
+    journal: JournalArgs,
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    let recorder = Recorder::new(&args.journal, "assemble");
     let report = anemoe_convert::build::assemble(&args.bundle)?;
+    recorder.end(&args.bundle, status::DONE, facts::build(&report, &args.bundle, None));
     ui.document(&report)?;
     ui.line(build::summary(&report))?;
     Ok(Outcome::Done)

@@ -3,7 +3,9 @@
 use super::auto::{self, Planned};
 use super::plan::Options;
 use crate::Outcome;
+use crate::journal::{JournalArgs, Recorder, facts};
 use crate::ui::{self, Ui};
+use anemoe_bundle::journal::status;
 use anemoe_convert::build::{BuildReport, Event, Part};
 use anemoe_convert::family::Family;
 use anemoe_convert::importance::Importance;
@@ -31,6 +33,8 @@ pub struct Args {
     /// SLURM_ARRAY_TASK_ID, JOB_COMPLETION_INDEX or AWS_BATCH_JOB_ARRAY_INDEX.
     #[arg(long, value_name = "I/N", value_parser = share)]
     shard: Option<Share>,
+    #[command(flatten)]
+    journal: JournalArgs,
 }
 
 /// What `--shard` says.
@@ -90,7 +94,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         args.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get().min(8)));
     let part = args.shard.map(|s| s.part(|name| std::env::var(name).ok())).transpose()?;
     let work = Work { family: family.as_ref(), plan: &plan, importance: importance.as_ref(), part };
-    let report = with_progress(work, &args.out, jobs, ui)?;
+    let recorder = Recorder::new(&args.journal, "build");
+    let report = recorded(work, &args.out, jobs, &recorder, ui)?;
     ui.document(&report)?;
     ui.line(summary(&report))?;
     if let Some(part) = part {
@@ -120,14 +125,46 @@ pub struct Work<'a> {
     pub part: Option<Part>,
 }
 
-/// Builds with a bar over the weights.
-pub fn with_progress(work: Work<'_>, out: &Path, jobs: usize, ui: &Ui) -> anyhow::Result<BuildReport> {
+/// Builds, and writes into the bundle's journal that it began and how it ended.
+pub fn recorded(
+    work: Work<'_>,
+    out: &Path,
+    jobs: usize,
+    recorder: &Recorder,
+    ui: &Ui,
+) -> anyhow::Result<BuildReport> {
+    let part = work.part.map(|p| format!("{}/{}", p.index, p.of));
+    let begun = || recorder.begin(out, facts::begun(work.plan, part.clone()));
+    let result = with_progress(work, out, jobs, &begun, ui);
+    match &result {
+        Ok(report) => recorder.end(out, status::DONE, facts::build(report, out, part)),
+        // What could not be kept is gone, and its journal with it.
+        Err(e) if recorder.has_begun() && out.is_dir() => {
+            recorder.end(
+                out,
+                status::ERROR,
+                facts::of(serde_json::json!({"part": part, "error": format!("{e:#}")})),
+            );
+        }
+        Err(_) => {}
+    }
+    result
+}
+
+/// Builds with a bar over the weights; `begun` is called once the folder is this build's own.
+fn with_progress(
+    work: Work<'_>,
+    out: &Path,
+    jobs: usize,
+    begun: &(dyn Fn() + Sync),
+    ui: &Ui,
+) -> anyhow::Result<BuildReport> {
     let Work { family, plan, importance, part } = work;
     let (index, of) = part.map_or((0, 1), |p| (p.index, p.of));
     let own = plan.shards.iter().skip(index).step_by(of);
     let bar = ui.bar(own.map(|s| s.weights).sum::<u64>() / 1000, "building");
     let on_event = |event: Event<'_>| {
-        let Event::ShardDone { shard, bytes, elapsed, reused } = event;
+        let Event::ShardDone { shard, bytes, elapsed, reused } = event else { return begun() };
         bar.inc(shard.weights / 1000);
         bar.set_message(format!("k weights, {}", shard.name));
         tracing::info!(shard = shard.name, bytes, seconds = elapsed.as_secs_f64(), reused, "shard");

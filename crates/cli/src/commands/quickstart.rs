@@ -2,6 +2,7 @@
 
 use super::{build, check, generate, plan};
 use crate::Outcome;
+use crate::journal::{JournalArgs, Recorder, facts};
 use crate::ui::{self, Table, Ui};
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::models;
@@ -81,19 +82,24 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         }
         let bundle = folder.join(format!("{quant}.anemoe"));
         let work = build::Work { family: family.as_ref(), plan: &plan, importance: None, part: None };
-        let built = build::with_progress(work, &bundle, 1, ui)?;
+        let journal = JournalArgs::default();
+        let built = build::recorded(work, &bundle, 1, &Recorder::new(&journal, "build"), ui)?;
         let started = Instant::now();
         let mut engine = Engine::open(&bundle, &CpuBackend::default())?;
         let load = started.elapsed();
         if main {
             ui.line(build::summary(&built))?;
             ui.line("\n3. Residency: which ops the Neural Engine will run, as predicted\n")?;
+            let recorder = Recorder::new(&journal, "check");
             let checked = residency::bundle(&bundle, engine.chain(), &residency::Options::default(), || {})?;
+            recorder.gate(&bundle, checked.pass, facts::residency(&checked));
             check::print(&checked, ui)?;
             report = Some(checked);
             ui.line("\n4. Golden gate: logits against the f32 reference, after each token\n")?;
         }
+        let recorder = Recorder::new(&journal, "validate");
         let gate = golden::gate(&bundle, &reference, golden::MIN_COSINE)?;
+        recorder.gate(&bundle, gate.pass, facts::validation(&gate, &model.join("golden.npz")));
         if main {
             super::validate::print(&gate, ui)?;
             ui.line("\n5. Text\n")?;

@@ -2,7 +2,9 @@
 
 use super::precision::PrecisionArg;
 use crate::Outcome;
+use crate::journal::{JournalArgs, Recorder, facts};
 use crate::ui::{Table, Ui};
+use anemoe_bundle::journal::status;
 use anemoe_gates::reference::Golden;
 use anemoe_gates::trace::{self, Fidelity, Trace};
 use std::path::PathBuf;
@@ -19,11 +21,15 @@ pub struct Args {
     /// fp32 computes in f32 on the stored weights; fp16 rounds every result, as the device does.
     #[arg(long, value_enum, default_value = "fp32")]
     precision: PrecisionArg,
+    #[command(flatten)]
+    journal: JournalArgs,
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let golden = Golden::read(&args.golden)?;
+    let recorder = Recorder::new(&args.journal, "trace");
     let found = trace::trace(&args.bundle, &golden, args.precision.into())?;
+    recorder.end(&args.bundle, status::DONE, facts::trace(&found, &args.golden));
     ui.document(&found)?;
     print(&found, ui)?;
     Ok(Outcome::Done)

@@ -1,6 +1,7 @@
 //! `anemoe validate`
 
 use crate::Outcome;
+use crate::journal::{JournalArgs, Recorder, facts};
 use crate::ui::{Table, Ui};
 use anemoe_gates::golden::{self, Agreement, Gate};
 use anemoe_gates::reference::Golden;
@@ -18,6 +19,8 @@ pub struct Args {
     /// Cosine that the logits must reach at every position and step.
     #[arg(long, value_name = "X", default_value_t = golden::MIN_COSINE)]
     min_cosine: f64,
+    #[command(flatten)]
+    journal: JournalArgs,
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
@@ -27,7 +30,9 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         args.min_cosine
     );
     let reference = Golden::read(&args.golden)?;
+    let recorder = Recorder::new(&args.journal, "validate");
     let gate = golden::gate(&args.bundle, &reference, args.min_cosine)?;
+    recorder.gate(&args.bundle, gate.pass, facts::validation(&gate, &args.golden));
     ui.document(&gate)?;
     print(&gate, ui)?;
     Ok(if gate.pass { Outcome::Done } else { Outcome::GateFailed })
