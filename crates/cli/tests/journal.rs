@@ -142,6 +142,15 @@ fn people_add_what_commands_cannot_know() {
     refused(&["journal", "add", text(dir.path()), "--lesson", "x"], &["is no bundle"]);
     refused(&["journal", b, "--entry", ""], &["names several"]);
     refused(&["journal"], &["BUNDLE"]);
+    refused(&["journal", b, "add", b, "--lesson", "x"], &["a bundle comes behind"]);
+    refused(&["journal", b, "show"], &["BUNDLE"]);
+    // Options of all commands stand anywhere.
+    for args in
+        [["--json", "journal", "show", b], ["journal", "--json", "show", b], ["journal", "show", "--json", b]]
+    {
+        assert!(succeed(&args).starts_with('{'), "{args:?}");
+    }
+    assert!(succeed(&["journal", "--json", b]).starts_with('{'));
     refused(&["check", b, "--intent", "x", "--no-journal"], &["--no-journal"]);
     let long = "x".repeat(100_000);
     let args = ["--lesson", &long, "--next", &long, "--note", &long];

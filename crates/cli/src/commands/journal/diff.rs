@@ -8,6 +8,8 @@ use anemoe_bundle::journal::{self, Event, status};
 use anemoe_bundle::{CHAIN_FILE, Chain, file_sha256};
 use serde::Serialize;
 use serde_json::Value;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::path::{Path, PathBuf};
 
 /// Compare the newest figures of two bundles: sizes, compression, gates, times; options that differ come first. Works without a
@@ -132,13 +134,17 @@ impl Side {
         {
             side.build_seconds = ended.seconds;
         }
+        let mut places: HashMap<String, usize> = HashMap::new();
         for event in events {
             if event.kind == "note" || [status::STARTED, status::ERROR].contains(&event.status.as_str()) {
                 continue;
             }
-            match side.newest.iter_mut().find(|e| label(e) == label(&event)) {
-                Some(known) => *known = event,
-                None => side.newest.push(event),
+            match places.entry(label(&event)) {
+                Entry::Occupied(place) => side.newest[*place.get()] = event,
+                Entry::Vacant(place) => {
+                    place.insert(side.newest.len());
+                    side.newest.push(event);
+                }
             }
         }
         // A gate of a bundle that has changed since says nothing about this one.

@@ -63,14 +63,24 @@ pub struct Outcome {
 /// and that entry has another.
 pub fn entries(events: Vec<Event>) -> Vec<Entry> {
     let mut groups: Vec<Vec<Event>> = Vec::new();
+    // Of the newest group.
+    let mut intents: HashSet<String> = HashSet::new();
     let mut places: HashMap<String, usize> = HashMap::new();
     for event in events {
         let named = event.of.as_ref().and_then(|of| places.get(of).copied());
+        let is_other = |intent: &String| !intents.is_empty() && !intents.contains(intent);
+        let begins = groups.is_empty() || event.prose.intent.as_ref().is_some_and(is_other);
         let place = match named {
             Some(place) => place,
-            None if groups.last().is_none_or(|g| has_other_intent(g, &event)) => groups.len(),
+            None if begins => groups.len(),
             None => groups.len() - 1,
         };
+        if place == groups.len() {
+            intents.clear();
+        }
+        if place + 1 >= groups.len() {
+            intents.extend(event.prose.intent.clone());
+        }
         places.entry(event.id.clone()).or_insert(place);
         match groups.get_mut(place) {
             Some(group) => group.push(event),
@@ -80,51 +90,57 @@ pub fn entries(events: Vec<Event>) -> Vec<Entry> {
     groups.into_iter().map(entry).collect()
 }
 
-fn has_other_intent(group: &[Event], event: &Event) -> bool {
-    let Some(intent) = &event.prose.intent else { return false };
-    let known: Vec<&String> = group.iter().filter_map(|e| e.prose.intent.as_ref()).collect();
-    !known.is_empty() && !known.contains(&intent)
-}
-
 /// To the second, as people read it.
 pub fn time(event: &Event) -> String {
     event.time.strftime("%Y-%m-%d %H:%M:%S UTC").to_string()
 }
 
-fn push_new(list: &mut Vec<String>, text: String) {
-    if !text.is_empty() && !list.contains(&text) {
-        list.push(text);
+/// Texts in order, each once.
+#[derive(Default)]
+struct Texts {
+    list: Vec<String>,
+    seen: HashSet<String>,
+}
+
+impl Texts {
+    fn push(&mut self, text: String) {
+        if !text.is_empty() && self.seen.insert(text.clone()) {
+            self.list.push(text);
+        }
     }
 }
 
 fn entry(events: Vec<Event>) -> Entry {
     let prose = |pick: fn(&Prose) -> &Option<String>| {
-        let mut found = Vec::new();
+        let mut found = Texts::default();
         for text in events.iter().filter_map(|e| pick(&e.prose).as_ref()) {
-            push_new(&mut found, text.trim().into());
+            found.push(text.trim().into());
         }
-        found
+        found.list
     };
-    let mut kinds = Vec::new();
+    let mut kinds = Texts::default();
     for event in &events {
-        push_new(&mut kinds, event.kind.clone());
+        kinds.push(event.kind.clone());
     }
     let ended: HashSet<(&str, &str)> =
         events.iter().filter_map(|e| Some((e.kind.as_str(), e.of.as_deref()?))).collect();
     let is_open = |e: &Event| e.status == status::STARTED && !ended.contains(&(&e.kind, &e.id));
     let shown = events.iter().filter(|e| e.kind != "note" && (e.status != status::STARTED || is_open(e)));
     let result = shown.map(outcome).collect();
-    let mut surprise = Vec::new();
+    let resumed: HashMap<&str, &Event> =
+        events.iter().filter_map(|e| Some((e.facts.get("resumes")?.as_str()?, e))).collect();
+    let mut surprise = Texts::default();
     for event in &events {
-        surprises(event, &events, is_open(event), &mut surprise);
+        surprises(event, resumed.get(event.id.as_str()).copied(), is_open(event), &mut surprise);
     }
+    let mut surprise = surprise.list;
     surprise.extend(prose(|p| &p.surprise));
     let mut refs = references(&events);
     refs.extend(prose(|p| &p.refs));
     Entry {
         id: events[0].id.clone(),
         time: time(&events[0]),
-        kinds,
+        kinds: kinds.list,
         intent: prose(|p| &p.intent),
         setup: setup(&events),
         result,
@@ -178,70 +194,70 @@ fn options(event: &Event) -> String {
 }
 
 fn setup(events: &[Event]) -> Vec<String> {
-    let mut lines = Vec::new();
+    let mut lines = Texts::default();
     for event in events {
         let fact = |key| event.facts.get(key).and_then(Value::as_str);
         if let (Some(family), Some(source)) = (fact("family"), fact("source")) {
-            push_new(&mut lines, format!("{family} of {source}"));
+            lines.push(format!("{family} of {source}"));
         }
     }
     for event in events.iter().filter(|e| !e.options.is_empty()) {
-        push_new(&mut lines, format!("{}: {}", event.kind, options(event)));
+        lines.push(format!("{}: {}", event.kind, options(event)));
     }
     // Where all ran on one machine, which is the rule, that is one line.
-    let mut places: Vec<(String, Vec<String>)> = Vec::new();
+    let mut places = Texts::default();
+    let mut kinds: HashMap<String, Texts> = HashMap::new();
     for event in events {
         let Some(m) = &event.machine else { continue };
         let place = format!("anemoe {} on {}", event.version, machine(m));
-        match places.iter_mut().find(|p| p.0 == place) {
-            Some(p) => push_new(&mut p.1, event.kind.clone()),
-            None => places.push((place, vec![event.kind.clone()])),
+        kinds.entry(place.clone()).or_default().push(event.kind.clone());
+        places.push(place);
+    }
+    let several = places.list.len() > 1;
+    for place in places.list {
+        match kinds.get(&place).filter(|_| several) {
+            Some(kinds) => lines.push(format!("{}: {place}", kinds.list.join(", "))),
+            None => lines.push(place),
         }
     }
-    let several = places.len() > 1;
-    lines.extend(places.into_iter().map(|(place, kinds)| match several {
-        true => format!("{}: {place}", kinds.join(", ")),
-        false => place,
-    }));
-    lines
+    lines.list
 }
 
 fn references(events: &[Event]) -> Vec<String> {
-    let mut found = Vec::new();
+    let mut found = Texts::default();
     for event in events {
         let text = |path: &[&str]| {
             let value = path.iter().skip(1).fold(event.facts.get(path[0]), |v, key| v?.get(key));
             value.and_then(Value::as_str)
         };
         if let Some(hash) = text(&["chain_sha256"]) {
-            push_new(&mut found, format!("chain.json, sha256 {hash}"));
+            found.push(format!("chain.json, sha256 {hash}"));
         }
         if let (Some(name), Some(hash)) = (text(&["golden", "file"]), text(&["golden", "sha256"])) {
-            push_new(&mut found, format!("{name}, sha256 {hash}"));
+            found.push(format!("{name}, sha256 {hash}"));
         }
         if let Some(hash) = text(&["importance_sha256"]) {
-            push_new(&mut found, format!("importance, sha256 {hash}"));
+            found.push(format!("importance, sha256 {hash}"));
         }
     }
-    found
+    found.list
 }
 
 /// What the facts of an event say that was not to be expected.
-fn surprises(event: &Event, all: &[Event], open: bool, found: &mut Vec<String>) {
+fn surprises(event: &Event, resumed: Option<&Event>, open: bool, found: &mut Texts) {
     let fact = |key: &str| event.facts.get(key);
     let inner = |key: &str, member: &str| fact(key).and_then(|v| v.get(member));
     let count = |v: Option<&Value>| v.and_then(Value::as_u64).unwrap_or(0);
     let cosine = |v: Option<&Value>| v.and_then(Value::as_f64);
-    let mut say = |text: String| push_new(found, text);
+    let mut say = |text: String| found.push(text);
     let kind = &event.kind;
     let part = fact("part").and_then(Value::as_str).map(|p| format!(" of part {p}")).unwrap_or_default();
     if event.status == status::ERROR {
         let what = fact("error").and_then(Value::as_str).unwrap_or("no message");
         say(format!("{kind}{part} ended by an error: {what}"));
     }
-    let resumed = |e: &&Event| e.facts.get("resumes").and_then(Value::as_str) == Some(&event.id);
     if open {
-        match all.iter().find(resumed) {
+        match resumed {
             Some(next) => say(format!(
                 "the {kind}{part} that began at {} was interrupted; the one that began at {} went on with it",
                 time(event),

@@ -16,8 +16,8 @@ use std::path::{Path, PathBuf};
 /// What was done to a bundle and what came out of it: shown as entries, added to, compared with another bundle's.
 #[derive(clap::Args)]
 #[command(
-    args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
+    override_usage = "anemoe journal [OPTIONS] <BUNDLE>\n       anemoe journal <COMMAND>",
     after_help = "Example:\n  anemoe journal small.anemoe\n  anemoe journal add small.anemoe --lesson 'lut4 of the head costs most'\n  anemoe journal diff small.anemoe other.anemoe\n\n`anemoe journal BUNDLE` is short for `anemoe journal show BUNDLE`; a bundle named `add` is ./add."
 )]
 pub struct Args {
@@ -85,9 +85,10 @@ struct ProseArgs {
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     match (args.action, args.show) {
-        (Some(Action::Add(args)), _) => add(args, ui)?,
-        (Some(Action::Diff(args)), _) => diff::run(args, ui)?,
-        (Some(Action::Show(args)), _) | (None, Some(args)) => show(args, ui)?,
+        (Some(Action::Add(args)), None) => add(args, ui)?,
+        (Some(Action::Diff(args)), None) => diff::run(args, ui)?,
+        (Some(Action::Show(args)), None) | (None, Some(args)) => show(args, ui)?,
+        (Some(_), Some(_)) => bail!("a bundle comes behind show, add and diff: anemoe journal add BUNDLE"),
         (None, None) => bail!("which bundle? anemoe journal BUNDLE"),
     }
     Ok(Outcome::Done)
@@ -115,6 +116,15 @@ fn find<'a>(entries: &'a [Entry], wanted: &str, bundle: &Path) -> anyhow::Result
     }
 }
 
+/// What `--json` prints.
+#[derive(serde::Serialize)]
+struct Document<'a> {
+    bundle: &'a Path,
+    /// The last line was cut off.
+    torn: bool,
+    entries: &'a [Entry],
+}
+
 fn show(args: ShowArgs, ui: &Ui) -> anyhow::Result<()> {
     expect_bundle(&args.bundle)?;
     let journal = journal::read(&args.bundle)?;
@@ -122,7 +132,7 @@ fn show(args: ShowArgs, ui: &Ui) -> anyhow::Result<()> {
     if let Some(wanted) = &args.entry {
         entries = vec![find(&entries, wanted, &args.bundle)?.clone()];
     }
-    ui.document(&serde_json::json!({"bundle": args.bundle, "torn": journal.torn, "entries": entries}))?;
+    ui.document(&Document { bundle: &args.bundle, torn: journal.torn, entries: &entries })?;
     let name = args.bundle.display();
     ui.line(format!("# Journal of {name}"))?;
     if entries.is_empty() {
