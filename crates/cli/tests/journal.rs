@@ -353,6 +353,29 @@ fn two_bundles_side_by_side() {
     let place = |text: &str| page.find(text).unwrap_or_else(|| panic!("{text}: {page}"));
     assert!(place("build: quant") < place("bytes of packages"));
 
+    // Kinds that this version does not write, and two stages of one.
+    let write = |bundle: &Path, figures: [f64; 3]| {
+        let mut journal = fs::read_to_string(bundle.join("journal.jsonl")).unwrap();
+        let [speed, first, last] = figures;
+        for (id, kind, facts) in [
+            ("x1", "bench", serde_json::json!({"decode_tok_s": speed})),
+            ("x2", "gate", serde_json::json!({"stage": "representative", "min_cosine": first})),
+            ("x3", "gate", serde_json::json!({"stage": "full_stack", "min_cosine": last})),
+        ] {
+            let time = "2026-01-02T03:04:05Z";
+            journal += &serde_json::json!({"id": id, "time": time, "kind": kind, "facts": facts}).to_string();
+            journal.push('\n');
+        }
+        fs::write(bundle.join("journal.jsonl"), journal).unwrap();
+    };
+    write(&a, [8.0, 0.99, 0.98]);
+    write(&b, [10.0, 0.97, 0.96]);
+    let d = json(0, &["journal", "diff", x, y]);
+    assert_eq!(row(&d, "bench: decode tok s")["ratio"], 1.25);
+    assert_eq!(row(&d, "gate representative: lowest cosine")["b"], 0.97);
+    assert_eq!(row(&d, "gate full_stack: lowest cosine")["a"], 0.98);
+    assert!(succeed(&["journal", x]).contains("decode tok s 8"));
+
     // Without a journal, what chain.json says.
     fs::remove_file(a.join("journal.jsonl")).unwrap();
     let d = json(0, &["journal", "diff", x, y]);
