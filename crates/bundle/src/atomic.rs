@@ -22,7 +22,7 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
     sync_dir(dir)
 }
 
-fn sync_dir(dir: &Path) -> Result<()> {
+pub(crate) fn sync_dir(dir: &Path) -> Result<()> {
     // Only Unix can open a directory; elsewhere the rename is as durable as the system makes it.
     #[cfg(unix)]
     File::open(dir).and_then(|d| d.sync_all()).map_err(|e| Error::io(dir, e))?;
@@ -43,7 +43,7 @@ fn hash_into(path: &Path, hasher: &mut Sha256) -> Result<()> {
     }
 }
 
-fn hex(digest: impl AsRef<[u8]>) -> String {
+pub(crate) fn hex(digest: impl AsRef<[u8]>) -> String {
     digest.as_ref().iter().map(|b| format!("{b:02x}")).collect()
 }
 

@@ -7,6 +7,7 @@
 //!   vectors.npz              f32 vectors of host steps, when there are any
 //!   tokenizer.json  tokenizer_config.json  generation_config.json     copied from the checkpoint, when it has them
 //!   shards/NAME.mlpackage    Core ML packages
+//!   journal.jsonl            what was done to the bundle ([`journal`]); nothing that runs it reads this
 //! ```
 //!
 //! A chain says what a host does for one pass over T tokens, without naming a model family: which packages run in which
@@ -16,6 +17,7 @@
 
 mod atomic;
 mod chain;
+pub mod journal;
 
 pub use atomic::{file_sha256, package_sha256, write_atomic};
 pub use chain::{

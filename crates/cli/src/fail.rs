@@ -97,7 +97,7 @@ fn of_npz(e: &anemoe_npz::Error) -> Kind {
 fn of_convert(e: &anemoe_convert::Error) -> Kind {
     use anemoe_convert::Error as E;
     match e {
-        E::Io { path, .. } => ("io", owned(path)),
+        E::Io { path, .. } | E::Room { path, .. } => ("io", owned(path)),
         E::Invalid { path, .. } => ("invalid", owned(path)),
         E::Unsupported { path, .. } => ("unsupported", owned(path)),
         E::Usage(_) => ("usage", None),

@@ -3,9 +3,10 @@
 mod commands;
 mod fail;
 mod interrupt;
+mod journal;
 mod ui;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::process::ExitCode;
 
 /// Mixture-of-Experts language models on the Apple Neural Engine, and on any CPU.
@@ -38,6 +39,7 @@ enum Command {
     Generate(commands::generate::Args),
     Predict(commands::predict::Args),
     Quantize(commands::quantize::Args),
+    Journal(commands::journal::Args),
 }
 
 /// What a command ends with, besides an error.
@@ -49,7 +51,12 @@ enum Outcome {
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let mut command = Cli::command();
+    let matches = command.try_get_matches_from_mut(std::env::args_os());
+    let cli = match matches.and_then(|m| {
+        journal::remember(&command, &m);
+        Cli::from_arg_matches(&m).map_err(|e| e.format(&mut command))
+    }) {
         Ok(cli) => cli,
         Err(e) => return fail::usage(&e),
     };
@@ -82,6 +89,7 @@ fn main() -> ExitCode {
         Command::Generate(args) => commands::generate::run(args, &ui),
         Command::Predict(args) => commands::predict::run(args, &ui),
         Command::Quantize(args) => commands::quantize::run(args, &ui),
+        Command::Journal(args) => commands::journal::run(args, &ui),
     };
     match result {
         Ok(Outcome::Done) => ExitCode::SUCCESS,

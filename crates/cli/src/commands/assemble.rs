@@ -4,8 +4,10 @@ use super::checkpoint::Reading;
 use super::{auto, build, golden};
 use crate::Outcome;
 use crate::interrupt;
+use crate::journal::{JournalArgs, Recorder, facts};
 use crate::ui::Ui;
 use anemoe_bundle::GateResult;
+use anemoe_bundle::journal::status;
 use anemoe_convert::build::Assembly;
 use anemoe_gates::gated::{self, Reference};
 use anemoe_gates::reference::Golden;
@@ -32,6 +34,8 @@ pub struct Args {
     /// No gates of the whole; chain.json says so.
     #[arg(long)]
     skip_gates: bool,
+    #[command(flatten)]
+    journal: JournalArgs,
 }
 
 fn cosine(text: &str) -> Result<f64, String> {
@@ -40,6 +44,7 @@ fn cosine(text: &str) -> Result<f64, String> {
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    let recorder = Recorder::new(&args.journal, "assemble");
     let given = args.golden.as_deref().map(Golden::read).transpose()?;
     interrupt::install()?;
     let assembly = anemoe_convert::build::assemble(&args.bundle)?;
@@ -50,6 +55,13 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     };
     let options = residency::Options::default();
     let report = gated::assemble(assembly, reference.as_ref(), &options, args.min_cosine, &|_| ())?;
+    for (pass, facts) in facts::gates(&report, args.golden.as_deref()) {
+        recorder.also(&args.bundle, "gate", if pass { status::PASS } else { status::FAIL }, None, facts);
+    }
+    if let Some(built) = &report.build {
+        let status = if report.pass { status::DONE } else { status::FAIL };
+        recorder.end(&args.bundle, status, facts::build(built, &args.bundle, None));
+    }
     ui.document(&report)?;
     build::print(&report, &args.bundle, 0, ui)?;
     Ok(if report.pass { Outcome::Done } else { Outcome::GateFailed })

@@ -6,7 +6,9 @@ use super::plan::{self, Options};
 use super::{check, golden, validate};
 use crate::Outcome;
 use crate::interrupt;
+use crate::journal::{JournalArgs, Recorder, facts};
 use crate::ui::{self, Ui};
+use anemoe_bundle::journal::status;
 use anemoe_convert::build::{self, Build, BuildReport, Event, Needs, Part, Source};
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::importance::Importance;
@@ -64,6 +66,8 @@ pub struct Args {
     /// SLURM_ARRAY_TASK_ID, JOB_COMPLETION_INDEX or AWS_BATCH_JOB_ARRAY_INDEX.
     #[arg(long, value_name = "I/N", value_parser = share)]
     shard: Option<Share>,
+    #[command(flatten)]
+    journal: JournalArgs,
 }
 
 /// What `--shard` says.
@@ -148,13 +152,40 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         reference_given: golden.is_some(),
         reference: &mut reference,
     };
+    let recorder = Recorder::new(&args.journal, "build");
     let build = Build::begin(family, &plan, importance.as_ref(), &args.out, part)?;
+    let part_name = part.map(|p| format!("{}/{}", p.index, p.of));
+    recorder.begin(&args.out, facts::begun(&plan, part_name.clone()));
     build.remember(&source(&args.checkpoint, &checkpoint.readings))?;
     let all = plan.shards.len();
     let progress = Progress::new(&plan, build.own(), ui);
     let report = gated::run(build, options, &|event| progress.on(event));
     progress.bar.finish_and_clear();
-    let report = report?;
+    let report = match report {
+        Ok(report) => report,
+        Err(e) => {
+            // What could not be kept is gone, and its journal with it.
+            if args.out.is_dir() {
+                let error = serde_json::json!({"part": part_name, "error": e.to_string()});
+                recorder.end(&args.out, status::ERROR, facts::of(error));
+            }
+            return Err(e.into());
+        }
+    };
+    for (pass, facts) in facts::gates(&report, args.golden.as_deref()) {
+        recorder.also(&args.out, "gate", if pass { status::PASS } else { status::FAIL }, None, facts);
+    }
+    let status = if report.pass { status::DONE } else { status::FAIL };
+    recorder.end(
+        &args.out,
+        status,
+        match &report.build {
+            Some(built) => facts::build(built, &args.out, part_name),
+            None => {
+                facts::of(serde_json::json!({"part": part_name, "failed": report.failed.map(Stage::name)}))
+            }
+        },
+    );
     ui.document(&report)?;
     print(&report, &args.out, all, ui)?;
     if let (Some(part), true) = (part, report.pass) {

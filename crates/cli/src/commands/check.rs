@@ -1,6 +1,7 @@
 //! `anemoe check`
 
 use crate::Outcome;
+use crate::journal::{JournalArgs, Recorder, facts};
 use crate::ui::{self, Table, Ui};
 use anemoe_bundle::{CHAIN_FILE, Chain};
 use anemoe_gates::residency::device::{self, Comparison, PlanReport};
@@ -48,6 +49,8 @@ pub struct Args {
     /// Score the rules on a table of published outcomes instead; `known` is the one that anemoe brings.
     #[arg(long, value_name = "F.tsv", conflicts_with = "path")]
     outcomes: Option<PathBuf>,
+    #[command(flatten)]
+    journal: JournalArgs,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -91,12 +94,16 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let plan = args.report.as_deref().map(read_plan).transpose()?;
     let options = Options { conditions, strict: args.strict, list_ops: args.ops || plan.is_some() };
     let path = args.path.unwrap_or_default();
+    let recorder = Recorder::new(&args.journal, "check");
     let mut report = check(&path, &options, ui)?;
     if let Some(plan) = &plan {
         device::compare(&mut report, plan);
         if !args.ops {
             report.packages.iter_mut().flat_map(|p| &mut p.functions).for_each(|f| f.op_list.clear());
         }
+    }
+    if path.join(CHAIN_FILE).is_file() {
+        recorder.gate(&path, report.pass, facts::residency(&report));
     }
     ui.document(&report)?;
     if args.ops {

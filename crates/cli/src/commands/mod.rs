@@ -9,6 +9,7 @@ pub mod checkpoint;
 pub mod generate;
 pub mod golden;
 pub mod inspect;
+pub mod journal;
 pub mod perplexity;
 pub mod plan;
 pub mod precision;

@@ -3,7 +3,9 @@
 use super::precision::PrecisionArg;
 use super::source::{Origin, Source};
 use crate::Outcome;
+use crate::journal::{JournalArgs, Recorder, facts};
 use crate::ui::{Table, Ui};
+use anemoe_bundle::journal::status;
 use anemoe_gates::reference::Golden;
 use anemoe_gates::swap::{self, Swap, SwapReport, Unit};
 use anemoe_gates::trace::{self, Fidelity, Trace};
@@ -34,6 +36,8 @@ pub struct Args {
     scratch: Option<PathBuf>,
     #[command(flatten)]
     source: Source,
+    #[command(flatten)]
+    journal: JournalArgs,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -45,12 +49,16 @@ enum UnitArg {
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let golden = Golden::read(&args.golden)?;
+    let recorder = Recorder::new(&args.journal, "trace");
     let found = trace::trace(&args.bundle, &golden, args.precision.into())?;
     let swaps = args.swap.map(|unit| swaps(&args, unit, &golden, ui)).transpose()?;
+    let mut facts = facts::trace(&found, &args.golden);
     let mut document = serde_json::to_value(&found)?;
     if let Some(swaps) = &swaps {
         document["swap"] = serde_json::to_value(swaps)?;
+        facts.insert("swap".into(), facts::swaps(swaps));
     }
+    recorder.end(&args.bundle, status::DONE, facts);
     ui.document(&document)?;
     print(&found, ui)?;
     if let Some(swaps) = &swaps {

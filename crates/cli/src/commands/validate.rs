@@ -2,6 +2,7 @@
 
 use super::source::{Origin, Source};
 use crate::Outcome;
+use crate::journal::{JournalArgs, Recorder, facts};
 use crate::ui::{Table, Ui};
 use anemoe_convert::plan::PlannedShard;
 use anemoe_gates::golden::{self, Agreement, Gate};
@@ -41,6 +42,8 @@ pub struct Args {
     scratch: Option<PathBuf>,
     #[command(flatten)]
     source: Source,
+    #[command(flatten)]
+    journal: JournalArgs,
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
@@ -50,14 +53,18 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         args.min_cosine
     );
     let reference = Golden::read(&args.golden)?;
+    let recorder = Recorder::new(&args.journal, "validate");
     let gate = golden::gate(&args.bundle, &reference, args.min_cosine)?;
     let probes = args.probes.map(|count| probe(&args, count, &reference, ui)).transpose()?;
     let pass = gate.pass && probes.as_ref().is_none_or(|p| p.pass);
+    let mut facts = facts::validation(&gate, Some(&args.golden));
     let mut document = serde_json::to_value(&gate)?;
     if let Some(probes) = &probes {
         document["pass"] = pass.into();
         document["probes"] = serde_json::to_value(probes)?;
+        facts.insert("probes".into(), facts::probes(probes).into());
     }
+    recorder.gate(&args.bundle, pass, facts);
     ui.document(&document)?;
     print(&gate, ui)?;
     if let Some(probes) = &probes {

@@ -87,7 +87,7 @@ pub fn same_in_chunks(bundle: &Path, chunks: &[&str]) {
     }
 }
 
-/// Every file of a folder with its contents, by relative path.
+/// Every file of a folder with its contents, by relative path; without the journal of a bundle, which holds times.
 pub fn contents(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     fn walk(dir: &Path, files: &mut Vec<PathBuf>) {
         for entry in std::fs::read_dir(dir).unwrap() {
@@ -97,6 +97,7 @@ pub fn contents(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     }
     let mut files = Vec::new();
     walk(dir, &mut files);
+    files.retain(|f| *f != dir.join("journal.jsonl"));
     files.sort();
     files
         .into_iter()

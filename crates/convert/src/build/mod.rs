@@ -292,8 +292,14 @@ impl<'a> Build<'a> {
     pub fn abandon(self, e: &Error) {
         // A part leaves alone what others have done.
         if self.part.is_none() {
-            let resumable =
-                matches!(e, Error::Io { .. } | Error::Package(_) | Error::Bundle(_) | Error::Interrupted);
+            let resumable = matches!(
+                e,
+                Error::Io { .. }
+                    | Error::Package(_)
+                    | Error::Bundle(_)
+                    | Error::Room { .. }
+                    | Error::Interrupted
+            );
             self.site.tidy(!resumable);
         }
     }

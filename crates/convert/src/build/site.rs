@@ -6,6 +6,7 @@ use crate::family::Family;
 use crate::lower::encode_matrix;
 use crate::plan::{MatrixPlan, Plan, PlannedShard};
 use crate::{Error, Result};
+use anemoe_bundle::journal::JOURNAL_FILE;
 use anemoe_bundle::{
     CHAIN_FILE, Chain, GateResult, Gates, SHARDS_DIR, Shard, Vectors, file_sha256, package_sha256,
     write_atomic,
@@ -163,7 +164,7 @@ impl Site {
         if all || !done {
             // What cannot be removed now is recognised as an unfinished build by the next run.
             let _ = fs::remove_dir_all(&self.work);
-            for file in SIDE_FILES.iter().chain(&["embed.bin", VECTORS_FILE]) {
+            for file in SIDE_FILES.iter().chain(&["embed.bin", VECTORS_FILE, JOURNAL_FILE]) {
                 let _ = fs::remove_file(self.bundle.join(file));
             }
             let _ = fs::remove_dir_all(&shards);

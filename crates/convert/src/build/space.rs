@@ -53,15 +53,15 @@ impl Needs {
     }
 
     /// # Errors
-    /// [`Error::Usage`] when there is not enough room.
+    /// [`Error::Room`] when there is not enough of it.
     pub fn check(&self) -> Result<()> {
         let short = |what: &str, path: &Path, needed: u64, free: u64| {
-            Err(Error::Usage(format!(
-                "{}: {what} needs {needed} bytes ({:.2} GB), and its disk has {free} left ({:.2} GB)",
-                path.display(),
+            let what = format!(
+                "{what} needs {needed} bytes ({:.2} GB), and its disk has {free} left ({:.2} GB)",
                 needed as f64 / 1e9,
                 free as f64 / 1e9
-            )))
+            );
+            Err(Error::Room { path: path.to_path_buf(), what })
         };
         if self.same_disk {
             let needed = self.bundle_bytes + self.scratch_bytes;
