@@ -134,6 +134,9 @@ pub struct FullStackGates {
     pub undecided: Option<f64>,
 }
 
+/// Bundles of more bytes are not to be resident as a whole while they are tried.
+const FRUGAL: u64 = 1 << 30;
+
 /// A model that predicts a text by less than this better than chance, in nats per token, has not learned from any.
 const LEARNED: f64 = 0.5;
 
@@ -275,7 +278,9 @@ fn full_stack(
     let placed = residency::bundle(bundle, chain, wanted.residency, || ())?;
     on_event(Event::Stage(Stage::Golden));
     let open = |backend: &anemoe_runtime::cpu::CpuBackend| {
-        Engine::with_chain(bundle, chain.clone(), backend, &|s| bundle.join(&s.file))
+        let mut engine = Engine::with_chain(bundle, chain.clone(), backend, &|s| bundle.join(&s.file))?;
+        engine.set_frugal(chain.shards.iter().map(|s| s.bytes).sum::<u64>() > FRUGAL);
+        Ok(engine)
     };
     let gate = golden::gate_with(&open, wanted.golden, wanted.min_cosine)?;
     let learned = golden::better_than_chance(wanted.golden).unwrap_or(0.0);

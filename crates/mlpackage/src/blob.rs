@@ -222,6 +222,18 @@ impl BlobFile {
         Ok(Blob { dtype: entry.dtype, count: entry.count, data: &self.map[entry.start..entry.end] })
     }
 
+    /// Lets go of the pages that were read: they come back from the file when they are needed. Bounds the resident memory of
+    /// one who reads many large files once.
+    pub fn release(&self) {
+        #[cfg(unix)]
+        {
+            // SAFETY: a map of a file that nobody writes through holds nothing that the file does not.
+            #[allow(unsafe_code)]
+            // A system that refuses keeps the pages: no harm is done.
+            let _ = unsafe { self.map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+        }
+    }
+
     /// Offsets of all blobs, ascending.
     pub fn offsets(&self) -> impl Iterator<Item = u64> + '_ {
         self.blobs.keys().copied()

@@ -295,6 +295,11 @@ impl Package {
         self.total_bytes
     }
 
+    /// See [`BlobFile::release`].
+    pub fn release(&self) {
+        self.weights.values().for_each(BlobFile::release);
+    }
+
     /// The blob that a value of this package's program refers to.
     ///
     /// # Errors

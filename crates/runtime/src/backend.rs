@@ -38,6 +38,9 @@ pub trait BackendPackage: Send {
 
     /// Sets every state to zero.
     fn reset(&mut self);
+
+    /// Lets go of memory that comes back by itself when it is needed, where there is such.
+    fn release(&mut self) {}
 }
 
 /// A prepared function of one package.

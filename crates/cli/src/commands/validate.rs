@@ -27,7 +27,7 @@ pub struct Args {
     /// Cosine that the logits must reach at every position and step.
     #[arg(long, value_name = "X", default_value_t = golden::MIN_COSINE)]
     min_cosine: f64,
-    /// Also probe one shard of each sort: this many random probes of tokens of length 1, and the golden's prompt as hidden
+    /// Also probe one shard of each sort: this many random vectors of length 1, and the golden's prompt as hidden
     /// states before the shard's layer.
     #[arg(long, value_name = "N", requires = "checkpoint")]
     probes: Option<usize>,
@@ -143,13 +143,12 @@ pub fn print_probes(report: &ProbeReport, ui: &Ui) -> std::io::Result<()> {
         ui.line(format!("warning: {warning}"))?;
     }
     ui.line(format!(
-        "{}: {} shards against {}; {} random probes of {} tokens of length 1 (seed {}) and the prompt's hidden states; \
+        "{}: {} shards against {}; {} random probes of length 1 (seed {}) and the prompt's hidden states; \
          median of at least {} wanted",
         if report.pass { "pass" } else { "FAIL" },
         report.shards.len(),
         report.against,
         report.random_probes,
-        probe::TOKENS,
         report.seed,
         report.threshold
     ))

@@ -1,7 +1,7 @@
 //! Shard probes: a shard against its FP16 twin on inputs that are stated, so that a fault shows before hours are spent on
 //! the other shards.
 //!
-//! A probe is a few tokens of residual stream before the shard's layer. What stands between the stream and the shard (for a
+//! A probe is the residual stream of some tokens before the shard's layer. What stands between the stream and the shard (for a
 //! pack of experts the attention of its layer, and the choice of experts) is run in FP16 for both.
 
 mod segment;
@@ -21,8 +21,6 @@ use std::path::{Path, PathBuf};
 
 /// Random probes when nothing is said.
 pub const PROBES: usize = 8;
-/// Tokens of a random probe, so that attention has something to attend to.
-pub const TOKENS: usize = 4;
 /// Seed of random probes when nothing is said.
 pub const SEED: u64 = 1;
 /// Input by which a router gets what the one of the layer before left.
@@ -34,7 +32,8 @@ const LOW_NORM: f64 = 0.05;
 /// Which inputs shards are given.
 #[derive(Clone, Debug)]
 pub struct Inputs<'a> {
-    /// Number of random probes: [`TOKENS`] tokens each, every one a vector of length 1 in a random direction.
+    /// Number of random probes: one token each, a vector of length 1 in a random direction. What attention does over several
+    /// tokens shows on the prompt: between random ones it is a choice of one by chance.
     pub count: usize,
     /// Where the random directions come from.
     pub seed: u64,
@@ -309,16 +308,12 @@ fn tokens<'a>(
     let mut all = Vec::new();
     let mut random = Random(inputs.seed);
     for probe in 0..inputs.count {
-        let mut tokens = Vec::new();
-        for _ in 0..TOKENS {
-            let mut token: Token<'a> = vec![("hidden", random.unit(model.hidden_size))];
-            for seed in &segment.seeds {
-                let width = seed_width.ok_or_else(|| no_seed(shard, seed))?;
-                token.push((seed, random.unit(width)));
-            }
-            tokens.push(token);
+        let mut token: Token<'a> = vec![("hidden", random.unit(model.hidden_size))];
+        for seed in &segment.seeds {
+            let width = seed_width.ok_or_else(|| no_seed(shard, seed))?;
+            token.push((seed, random.unit(width)));
         }
-        all.push((format!("random {probe}"), tokens));
+        all.push((format!("random {probe}"), vec![token]));
     }
     if let Some(golden) = inputs.real {
         let states = golden.hidden_states.get(boundary).filter(|s| s.len() == golden.prompt_ids.len());

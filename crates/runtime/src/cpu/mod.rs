@@ -191,4 +191,8 @@ impl BackendPackage for LoadedPackage {
     fn reset(&mut self) {
         self.states.reset();
     }
+
+    fn release(&mut self) {
+        self.package.package().release();
+    }
 }

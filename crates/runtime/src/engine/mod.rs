@@ -55,6 +55,7 @@ pub struct Engine {
     position: usize,
     stats: EngineStats,
     fp16_stream: bool,
+    frugal: bool,
     names: Names,
 }
 
@@ -106,6 +107,7 @@ impl Engine {
             position: 0,
             stats: EngineStats::default(),
             fp16_stream: false,
+            frugal: false,
             names,
             chain,
         })
@@ -134,6 +136,12 @@ impl Engine {
     /// Rounds the residual stream to fp16 whenever the host has changed it, to show what that costs.
     pub fn set_fp16_stream(&mut self, on: bool) {
         self.fp16_stream = on;
+    }
+
+    /// Lets go of a package's weights after each call, so that resident memory stays small however large the bundle is. They are
+    /// mapped again with the next call, which takes time.
+    pub fn set_frugal(&mut self, on: bool) {
+        self.frugal = on;
     }
 
     /// Forgets all tokens.
@@ -368,6 +376,9 @@ impl Engine {
                     call.run(packages, registers, &program.values, count, bundle)?;
                     stats.in_packages += started.elapsed();
                     stats.calls += 1;
+                    if self.frugal {
+                        packages[call.package()].release();
+                    }
                 }
             }
         }

@@ -216,6 +216,11 @@ impl Program {
 }
 
 impl Call {
+    /// Which package is called.
+    pub fn package(&self) -> usize {
+        self.package
+    }
+
     /// Loads the function for `count` tokens, if that has not happened yet.
     pub fn prepare(
         &mut self,
