@@ -368,3 +368,53 @@ impl Random {
         v.iter().map(|x| (x / length) as f32).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_directions_are_the_same_everywhere_and_of_length_one() {
+        let mut random = Random(SEED);
+        let first = random.unit(64);
+        // The first deviates of SplitMix64 from 1, by Box and Muller: fixed for good, since figures are compared over time.
+        let again = Random(SEED).unit(64);
+        assert_eq!(first, again);
+        assert_ne!(first, random.unit(64));
+        assert_ne!(first, Random(SEED + 1).unit(64));
+        for _ in 0..32 {
+            let v = random.unit(2816);
+            assert!((norm(&v) - 1.0).abs() < 1e-6);
+            // No direction is preferred: the mean is within 5 deviations of 0.
+            let mean = v.iter().map(|&x| f64::from(x)).sum::<f64>() / 2816.0;
+            assert!(mean.abs() < 5.0 / 2816.0, "{mean}");
+        }
+    }
+
+    #[test]
+    fn prompts_that_say_little_are_warned_of() {
+        let golden = |first: u32, embeddings: Vec<Vec<f32>>| Golden {
+            prompt_ids: std::iter::once(first).chain(3..).take(embeddings.len()).collect(),
+            logits_full: vec![],
+            next_token_logits: vec![],
+            decode_tokens: vec![],
+            hidden_states: vec![embeddings],
+            router_index: vec![],
+            router_states: vec![],
+        };
+        let said =
+            |golden: &Golden| warnings(&Inputs { count: 0, seed: 0, real: Some(golden), bos: Some(2) });
+        let sane = vec![vec![3.0, 4.0]; 4];
+        assert!(said(&golden(7, sane.clone())).is_empty());
+        let warned = said(&golden(2, sane.clone()));
+        assert!(warned.len() == 1 && warned[0].contains("starts a text"), "{warned:?}");
+        let mut tiny = sane;
+        tiny[2] = vec![0.03, 0.04];
+        let warned = said(&golden(7, tiny));
+        assert!(
+            warned.len() == 1 && warned[0].contains("position 2") && warned[0].contains("100 times"),
+            "{warned:?}"
+        );
+        assert!(warnings(&Inputs { count: 1, seed: 0, real: None, bos: None }).is_empty());
+    }
+}
