@@ -36,6 +36,9 @@ pub struct Chain {
     pub source: String,
     /// Sizes and special tokens.
     pub model: ModelInfo,
+    /// SHA-256 over what the checkpoint holds, wherever it lies; of large files over samples.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint_sha256: Option<String>,
     /// How the checkpoint was read where readers differ, for reference runs of it; nothing else depends on it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub readings: BTreeMap<String, String>,

@@ -37,6 +37,8 @@ pub mod status {
     pub const DONE: &str = "done";
     /// A gate passed.
     pub const PASS: &str = "pass";
+    /// A gate was run, and says nothing of this model.
+    pub const UNDECIDED: &str = "undecided";
     /// A gate failed.
     pub const FAIL: &str = "fail";
     /// Ended by an error.

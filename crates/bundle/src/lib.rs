@@ -19,7 +19,7 @@ mod atomic;
 mod chain;
 pub mod journal;
 
-pub use atomic::{file_sha256, package_sha256, write_atomic};
+pub use atomic::{file_sha256, package_sha256, sampled_sha256, sha256, write_atomic};
 pub use chain::{
     AutoChoice, Cache, Chain, Embedding, FORMAT, GateResult, Gates, HostInput, InputBinding, ModelInfo,
     OutputBinding, Rope, RowRange, Run, Shard, ShardFunction, ShardKind, Step, Storage, TensorChoice,
@@ -59,11 +59,13 @@ pub enum Error {
 }
 
 impl Error {
-    pub(crate) fn io(path: impl Into<PathBuf>, source: std::io::Error) -> Self {
+    /// An [`Error::Io`] for `path`.
+    pub fn io(path: impl Into<PathBuf>, source: std::io::Error) -> Self {
         Error::Io { path: path.into(), source }
     }
 
-    pub(crate) fn invalid(path: impl Into<PathBuf>, what: impl Into<String>) -> Self {
+    /// An [`Error::Invalid`] for `path`.
+    pub fn invalid(path: impl Into<PathBuf>, what: impl Into<String>) -> Self {
         Error::Invalid { path: path.into(), what: what.into() }
     }
 }

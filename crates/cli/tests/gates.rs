@@ -194,13 +194,26 @@ fn parts_gate_their_own_representatives() {
     assert!(code == 0 && err.contains("no gates of the whole"), "{err}");
     assert_eq!(said(&bundle)["representative"], "passed");
     assert_eq!(said(&bundle)["full_stack"], "not_run");
-    // One part without gates.
+    // One part without gates: its shards were not looked at, the whole is.
     let bundle = dir.path().join("half");
     part(&bundle, "0/2", &[]);
     part(&bundle, "1/2", &["--skip-gates"]);
     json(0, &["assemble", text(&bundle)]);
     assert_eq!(said(&bundle)["representative"], "skipped");
+    assert_eq!(said(&bundle)["full_stack"], "passed");
+    // No part with gates, no whole with gates.
+    let bundle = dir.path().join("none");
+    part(&bundle, "0/2", &["--skip-gates"]);
+    part(&bundle, "1/2", &["--skip-gates"]);
+    json(0, &["assemble", text(&bundle)]);
     assert_eq!(said(&bundle)["full_stack"], "skipped");
+    // What a part said is gone: nobody knows.
+    let bundle = dir.path().join("lost");
+    part(&bundle, "0/2", &["--skip-gates"]);
+    part(&bundle, "1/2", &[]);
+    std::fs::remove_file(bundle.join(".build/gates.0of2")).unwrap();
+    json(0, &["assemble", text(&bundle), "--skip-gates"]);
+    assert_eq!(said(&bundle)["representative"], "not_run");
 }
 
 /// Starts a build and waits until it has finished a shard.
@@ -491,7 +504,7 @@ fn packs_without_an_active_expert_are_listed() {
     for (wrong, says) in [
         (vec!["--probes", "8"], "--checkpoint"),
         (vec!["--probes", "8", "--checkpoint", text(&model), "--shards", "L09"], "L09"),
-        (vec!["--probes", "8", "--checkpoint", text(&fixture("tiny-zaya"))], "not those of the checkpoint"),
+        (vec!["--probes", "8", "--checkpoint", text(&fixture("tiny-zaya"))], "is not what"),
     ] {
         refused(&[&["validate", text(&bundle), "--golden", text(&golden)][..], &wrong].concat(), &[says]);
     }

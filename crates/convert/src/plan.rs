@@ -626,6 +626,11 @@ impl Plan {
     pub fn of_bundle(family: &dyn Family, bundle: &Path, chain: &Chain) -> Result<Plan> {
         let path = bundle.join(anemoe_bundle::CHAIN_FILE);
         let wrong = |what: String| Error::invalid(&path, format!("chain: {what}"));
+        if chain.options.is_null() {
+            return Err(wrong(
+                "does not say the options that it was built with: an older version wrote it".into(),
+            ));
+        }
         let options: PlanOptions = serde_json::from_value(chain.options.clone())
             .map_err(|e| wrong(format!("the options that it was built with: {e}")))?;
         let mut plan = family.plan(&options)?;

@@ -208,11 +208,14 @@ fn stages(
         min_cosine: Some(options.min_cosine),
     };
     if options.skip_gates {
+        build.note_skipped()?;
         on_event(Event::Stage(Stage::Shards));
         build.shards(&build.own(), options.jobs, &on_build)?;
         return Ok((report, Some(Gates::skipped())));
     }
 
+    // One that cannot be made is found before the work.
+    let scratch = build.scratch(options.scratch)?;
     on_event(Event::Stage(Stage::Representatives));
     build.shards(&representatives, options.jobs, &on_build)?;
     report.representative.shards = sorts.iter().map(|s| s.name.clone()).collect();
@@ -228,7 +231,6 @@ fn stages(
     on_event(Event::Stage(Stage::Reference));
     let golden = (options.reference)()?;
     on_event(Event::Stage(Stage::RepresentativeProbes));
-    let scratch = build.scratch(options.scratch)?;
     let (bundle, vectors) = build.vectors(scratch.path())?;
     let chain = Chain { vectors, ..build.draft(0..0) };
     let site = Site { family: build.family(), plan, chain: &chain, bundle, scratch: scratch.path() };
@@ -282,7 +284,9 @@ fn full_stack(
         engine.set_frugal(chain.shards.iter().map(|s| s.bytes).sum::<u64>() > FRUGAL);
         Ok(engine)
     };
+    build::check_interrupted()?;
     let gate = golden::gate_with(&open, wanted.golden, wanted.min_cosine)?;
+    build::check_interrupted()?;
     let learned = golden::better_than_chance(wanted.golden).unwrap_or(0.0);
     // A result that is no number is wrong whatever the model has learned.
     let undecided = !gate.pass && !wanted.given && learned < LEARNED && gate.fp16.not_finite.is_empty();
@@ -315,7 +319,7 @@ pub struct Reference {
 }
 
 /// Completes a bundle whose parts passed the gates of their representatives, with the gates of the whole where there is a
-/// reference run. Parts without gates make a whole without gates, but for a reference that the user gives.
+/// reference run.
 ///
 /// # Errors
 /// The reference does not fit, or a file cannot be written.
@@ -327,7 +331,7 @@ pub fn assemble(
     on_event: &(dyn Fn(Event<'_>) + Sync),
 ) -> Result<GatedReport> {
     let mut report = GatedReport::new(None);
-    let mut gates = assembly.part_gates();
+    let (mut gates, none_had) = assembly.part_gates();
     let min_cosine = min_cosine.or(gates.min_cosine).unwrap_or(golden::MIN_COSINE);
     match reference {
         Some(Reference { golden, given }) => {
@@ -336,7 +340,7 @@ pub fn assemble(
                 full_stack(report, assembly.bundle(), &assembly.chain()?, &wanted, on_event)?;
             gates.min_cosine = Some(min_cosine);
         }
-        None if gates.representative == GateResult::Skipped => gates = Gates::skipped(),
+        None if none_had => gates = Gates::skipped(),
         None => {}
     }
     report.build = Some(assembly.finish(gates)?);

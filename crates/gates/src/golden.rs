@@ -2,6 +2,7 @@
 
 use crate::reference::Golden;
 use crate::text::log_sum_exp;
+use anemoe_bundle::Chain;
 use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
 use anemoe_runtime::engine::{Engine, Want};
 use anemoe_runtime::sampler::argmax;
@@ -86,6 +87,29 @@ pub fn gate_with(
         tokens_match: rounded.tokens_match,
     };
     Ok(Gate { pass: exact.ok && fp16.pass, exact, fp16 })
+}
+
+/// Whether a reference run can be held against a bundle.
+///
+/// # Errors
+/// What does not fit: vocabulary, context, width of the hidden states.
+pub fn fits(golden: &Golden, chain: &Chain) -> std::result::Result<(), String> {
+    let model = &chain.model;
+    let mut rows = golden.logits_full.iter().chain(&golden.next_token_logits);
+    if golden.prompt_ids.is_empty() || !rows.all(|r| r.len() == model.vocab_size) {
+        return Err(format!("logits: not of a vocabulary of {} tokens, as the model's", model.vocab_size));
+    }
+    if golden.prompt_ids.len() > model.max_context {
+        let n = golden.prompt_ids.len();
+        return Err(format!("prompt: {n} tokens where the caches hold {}: --max-context", model.max_context));
+    }
+    let states = &golden.hidden_states;
+    let fit = states.iter().flatten().all(|h| h.len() == model.hidden_size);
+    if !states.is_empty() && (states.len() != model.num_layers + 1 || !fit) {
+        let (layers, width) = (model.num_layers, model.hidden_size);
+        return Err(format!("hidden_states: not of {layers} layers of width {width}, as the model's"));
+    }
+    Ok(())
 }
 
 /// How much better than chance the reference predicts its own prompt: the logarithm of the vocabulary's size less the mean

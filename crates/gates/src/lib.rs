@@ -6,6 +6,7 @@ pub mod calibrate;
 mod error;
 pub mod gated;
 pub mod golden;
+pub mod integrity;
 pub mod probe;
 pub mod reference;
 pub mod residency;

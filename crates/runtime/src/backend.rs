@@ -39,7 +39,7 @@ pub trait BackendPackage: Send {
     /// Sets every state to zero.
     fn reset(&mut self);
 
-    /// Lets go of memory that comes back by itself when it is needed, where there is such.
+    /// Lets go of memory that the next call gets back by itself, where there is such; the last call's outputs go with it.
     fn release(&mut self) {}
 }
 

@@ -6,7 +6,6 @@ use crate::Outcome;
 use crate::interrupt;
 use crate::journal::{JournalArgs, Recorder, facts};
 use crate::ui::Ui;
-use anemoe_bundle::GateResult;
 use anemoe_bundle::journal::status;
 use anemoe_convert::build::Assembly;
 use anemoe_gates::gated::{self, Reference};
@@ -31,7 +30,7 @@ pub struct Args {
     /// Cosine that the logits must reach at every position and step [default: that of the parts].
     #[arg(long, value_name = "X", value_parser = cosine)]
     min_cosine: Option<f64>,
-    /// No gates of the whole; chain.json says so.
+    /// No gates of the whole; chain.json says so. So it is without this where no part had gates.
     #[arg(long)]
     skip_gates: bool,
     #[command(flatten)]
@@ -50,13 +49,13 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let assembly = anemoe_convert::build::assemble(&args.bundle)?;
     let reference = match given {
         Some(golden) => Some(Reference { golden, given: true }),
-        None if args.skip_gates || assembly.part_gates().representative == GateResult::Skipped => None,
+        None if args.skip_gates || assembly.part_gates().1 => None,
         None => own_reference(&assembly, ui),
     };
     let options = residency::Options::default();
     let report = gated::assemble(assembly, reference.as_ref(), &options, args.min_cosine, &|_| ())?;
-    for (pass, facts) in facts::gates(&report, args.golden.as_deref()) {
-        recorder.also(&args.bundle, "gate", if pass { status::PASS } else { status::FAIL }, None, facts);
+    for (said, facts) in facts::gates(&report, args.golden.as_deref()) {
+        recorder.also(&args.bundle, "gate", said, None, facts);
     }
     if let Some(built) = &report.build {
         let status = if report.pass { status::DONE } else { status::FAIL };
@@ -74,6 +73,9 @@ fn own_reference(assembly: &Assembly, ui: &Ui) -> Option<Reference> {
         let source = assembly.source().context("the parts do not say where their checkpoint is")?;
         let zaya_skip = source.zaya_skip.map(|s| s.parse()).transpose().map_err(anyhow::Error::msg)?;
         let checkpoint = Reading { zaya_skip }.open(&source.checkpoint)?;
+        if assembly.chain()?.checkpoint_sha256.as_ref() != Some(&checkpoint.fingerprint()?) {
+            anyhow::bail!("{}: is not what the parts were built from any more", source.checkpoint);
+        }
         let (prompt, decode) = auto::gate_prompt(&checkpoint, assembly.plan())?;
         Ok::<_, anyhow::Error>(golden::with_bar(&checkpoint, &prompt, decode, ui)?)
     };

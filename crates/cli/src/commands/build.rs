@@ -15,7 +15,7 @@ use anemoe_convert::importance::Importance;
 use anemoe_convert::models::Readings;
 use anemoe_convert::plan::Plan;
 use anemoe_gates::gated::{self, GatedReport, Stage};
-use anemoe_gates::golden::MIN_COSINE;
+use anemoe_gates::golden::{self as gates, MIN_COSINE};
 use anemoe_gates::reference::Golden;
 use anemoe_gates::{probe, residency};
 use anyhow::{Context, bail};
@@ -106,7 +106,8 @@ impl Share {
         let index = match self.index {
             Some(index) => index,
             None => {
-                let found = ARRAY_INDICES.iter().find_map(|name| Some((name, variable(name)?)));
+                let set = |name: &&'static str| Some((*name, variable(name).filter(|v| !v.is_empty())?));
+                let found = ARRAY_INDICES.iter().find_map(|name| set(name));
                 let (name, value) = found.with_context(|| {
                     format!(
                         "--shard {}: no index is given, and none of {} is set",
@@ -133,6 +134,12 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let jobs = args.max_memory.map_or(jobs, |mb| build::jobs_within(jobs, Some(mb << 20)));
     let part = args.shard.map(|s| s.part(|name| std::env::var(name).ok())).transpose()?;
     let golden = args.golden.as_deref().map(Golden::read).transpose()?;
+    if let (Some(golden), Some(path)) = (&golden, &args.golden) {
+        gates::fits(golden, &plan.chain).map_err(|what| anemoe_convert::Error::invalid(path, what))?;
+    }
+    if let Some(scratch) = &args.scratch {
+        anyhow::ensure!(scratch.is_dir(), "--scratch {}: no such folder", scratch.display());
+    }
     for note in &plan.notes {
         ui.line(format!("note: {note}"))?;
     }
@@ -172,8 +179,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             return Err(e.into());
         }
     };
-    for (pass, facts) in facts::gates(&report, args.golden.as_deref()) {
-        recorder.also(&args.out, "gate", if pass { status::PASS } else { status::FAIL }, None, facts);
+    for (said, facts) in facts::gates(&report, args.golden.as_deref()) {
+        recorder.also(&args.out, "gate", said, None, facts);
     }
     let status = if report.pass { status::DONE } else { status::FAIL };
     recorder.end(
@@ -329,6 +336,9 @@ pub fn print(report: &GatedReport, out: &Path, all: usize, ui: &Ui) -> anyhow::R
                 s.shard,
                 found.threshold
             ))?;
+        }
+        for warning in &found.warnings {
+            ui.line(format!("  warning: {warning}"))?;
         }
     }
     if let Some(found) = &report.full_stack.residency {

@@ -4,6 +4,7 @@ use crate::Outcome;
 use crate::journal::{JournalArgs, Recorder, facts};
 use crate::ui::{self, Table, Ui};
 use anemoe_bundle::{CHAIN_FILE, Chain};
+use anemoe_gates::integrity;
 use anemoe_gates::residency::device::{self, Comparison, PlanReport};
 use anemoe_gates::residency::outcomes::{self, Score};
 use anemoe_gates::residency::rule::{Chip, Conditions, Evidence, Target, Units, Verdict};
@@ -123,6 +124,9 @@ fn check(path: &Path, options: &Options, ui: &Ui) -> anyhow::Result<Report> {
         path.display()
     );
     let chain = Chain::read(path)?;
+    let bar = ui.bar(chain.shards.len() as u64, "hashes");
+    integrity::verify(path, &chain, || bar.inc(1))?;
+    bar.finish_and_clear();
     let bar = ui.bar(chain.shards.len() as u64, "check");
     let report = residency::bundle(path, &chain, options, || bar.inc(1))?;
     bar.finish_and_clear();

@@ -41,6 +41,14 @@ impl Source {
             None => None,
         };
         let family = models::open(Reading { zaya_skip }.open(spec)?)?;
+        if let Some(hash) = &chain.checkpoint_sha256
+            && *hash != family.fingerprint()?
+        {
+            bail!(
+                "--checkpoint {spec}: is not what {} was built from: its contents differ",
+                bundle.display()
+            );
+        }
         let plan = Plan::of_bundle(family.as_ref(), bundle, &chain)?;
         let importance = self.importance.as_deref().map(|path| read_importance(path, &plan)).transpose()?;
         if importance.as_ref().map(Importance::sha256) != chain.importance.as_deref() {

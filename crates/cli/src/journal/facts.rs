@@ -1,6 +1,7 @@
 //! What commands found, as the facts of events. Nothing stands here that was not measured or counted.
 
 use super::Facts;
+use anemoe_bundle::journal::status;
 use anemoe_bundle::{Chain, Storage, file_sha256};
 use anemoe_convert::build::BuildReport;
 use anemoe_convert::plan::Plan;
@@ -152,19 +153,19 @@ pub fn probes(report: &ProbeReport) -> Facts {
         "seed": report.seed,
         "random_probes": report.random_probes,
         "shards": report.shards.iter().take(MAX_LIST).map(|s| &s.shard).collect::<Vec<_>>(),
-        "median_cosine": lowest.map(|s| s.median_cosine),
-        "median_cosine_shard": lowest.map(|s| &s.shard),
-        "min_cosine": report.shards.iter().map(|s| s.min_cosine).reduce(f64::min),
+        "lowest_median_cosine": lowest.map(|s| s.median_cosine),
+        "lowest_median_cosine_shard": lowest.map(|s| &s.shard),
+        "lowest_position_cosine": report.shards.iter().map(|s| s.min_cosine).reduce(f64::min),
         "no_active_expert": report.shards.iter().map(|s| s.no_active_expert).sum::<usize>(),
         "not_finite": report.shards.iter().map(|s| s.not_finite).sum::<usize>(),
     }))
 }
 
-/// The gates of a build: stage, whether it passed, facts.
-pub fn gates(report: &GatedReport, golden: Option<&Path>) -> Vec<(bool, Facts)> {
+/// The gates of a build: what each said, and its facts.
+pub fn gates(report: &GatedReport, golden: Option<&Path>) -> Vec<(&'static str, Facts)> {
     let staged = |stage: &str, pass: bool, mut facts: Facts| {
         facts.insert("stage".into(), stage.into());
-        (pass, facts)
+        (if pass { status::PASS } else { status::FAIL }, facts)
     };
     let (first, whole) = (&report.representative, &report.full_stack);
     let placed = |stage: &str, r: &Report| staged(stage, r.pass, residency(r));
@@ -177,7 +178,8 @@ pub fn gates(report: &GatedReport, golden: Option<&Path>) -> Vec<(bool, Facts)> 
         if let Some(nats) = whole.undecided {
             facts.insert("undecided_nats_better_than_chance".into(), nats.into());
         }
-        staged("full_stack golden", gate.pass || whole.undecided.is_some(), facts)
+        let (said, facts) = staged("full_stack golden", gate.pass, facts);
+        (if whole.undecided.is_some() { status::UNDECIDED } else { said }, facts)
     }));
     all
 }

@@ -13,10 +13,12 @@
 //! The folder `.build` goes when the bundle is complete.
 
 mod interrupt;
+mod scratch;
 mod site;
 mod space;
 
 pub use interrupt::{check as check_interrupted, request as interrupt};
+pub use scratch::Scratch;
 pub use space::{Needs, default_jobs, jobs_within};
 
 use crate::family::Family;
@@ -121,7 +123,7 @@ impl<'a> Build<'a> {
     ) -> Result<Build<'a>> {
         let started = Instant::now();
         let inputs = Inputs { family, importance };
-        let site = Site::open(bundle, plan, &inputs.identity(), part)?;
+        let site = Site::open(bundle, plan, &inputs.identity()?, part)?;
         let (records, reused) = (Mutex::default(), AtomicUsize::new(0));
         Ok(Build { inputs, plan, site, part, host: None, records, reused, started })
     }
@@ -304,14 +306,21 @@ impl<'a> Build<'a> {
         }
     }
 
-    /// A new folder for what a gate needs for a while, in the unfinished bundle or in `parent`.
+    /// A new folder for what a gate needs for a while, in the unfinished bundle or in `parent`. Those that killed builds left
+    /// there are removed.
     ///
     /// # Errors
     /// It cannot be made.
-    pub fn scratch(&self, parent: Option<&Path>) -> Result<tempfile::TempDir> {
-        let parent = parent.unwrap_or(&self.site.work);
-        fs::create_dir_all(parent).map_err(|e| Error::io(parent, e))?;
-        tempfile::Builder::new().prefix(".tmp-scratch-").tempdir_in(parent).map_err(|e| Error::io(parent, e))
+    pub fn scratch(&self, parent: Option<&Path>) -> Result<Scratch> {
+        Scratch::new(parent.unwrap_or(&self.site.work))
+    }
+
+    /// Writes down, before it begins, that a part has no gates: whatever becomes of it, its shards were not looked at.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn note_skipped(&self) -> Result<()> {
+        self.part.map_or(Ok(()), |part| self.site.write_gates(part, &Gates::skipped()))
     }
 }
 
@@ -365,8 +374,8 @@ pub fn assemble(bundle: &Path) -> Result<Assembly> {
         return Err(Error::Usage(format!("{}: {what}", bundle.display())));
     }
     let lock = lock_file(&work.join("lock"), true, bundle)?;
-    let plan = site::begun_plan(&plan_file)?;
-    let site = Site { bundle: bundle.to_path_buf(), work, _locks: vec![lock] };
+    let (plan, plan_sha256) = site::begun_plan(&plan_file)?;
+    let site = Site { bundle: bundle.to_path_buf(), work, plan_sha256, _locks: vec![lock] };
     let records = site.records(&plan)?;
     let host = site.host_record(&plan)?;
     Ok(Assembly { site, plan, records, host, started })
@@ -396,8 +405,9 @@ impl Assembly {
         self.site.source()
     }
 
-    /// What the gates of the parts said of their representative shards: that they passed if all did.
-    pub fn part_gates(&self) -> Gates {
+    /// What the gates of the parts said of their representative shards: that they passed if all did. And whether no part had
+    /// any.
+    pub fn part_gates(&self) -> (Gates, bool) {
         self.site.part_gates()
     }
 
@@ -433,10 +443,10 @@ struct Inputs<'a> {
 
 impl Inputs<'_> {
     /// What a build that goes on must have in common with the one that began.
-    fn identity(&self) -> serde_json::Value {
-        serde_json::json!({
-            "checkpoint": self.family.fingerprint(), "importance": self.importance.map(Importance::sha256),
-        })
+    fn identity(&self) -> Result<serde_json::Value> {
+        Ok(serde_json::json!({
+            "checkpoint": self.family.fingerprint()?, "importance": self.importance.map(Importance::sha256),
+        }))
     }
 }
 

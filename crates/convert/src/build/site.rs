@@ -8,12 +8,13 @@ use crate::plan::{MatrixPlan, Plan, PlannedShard};
 use crate::{Error, Result};
 use anemoe_bundle::journal::JOURNAL_FILE;
 use anemoe_bundle::{
-    CHAIN_FILE, Chain, GateResult, Gates, SHARDS_DIR, Shard, Vectors, file_sha256, package_sha256,
+    CHAIN_FILE, Chain, GateResult, Gates, SHARDS_DIR, Shard, Vectors, file_sha256, package_sha256, sha256,
     write_atomic,
 };
 use anemoe_npz::Array;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -26,6 +27,8 @@ const VECTORS_FILE: &str = "vectors.npz";
 /// How often, and after which time, a part asks again for a lock that another one sweeps under.
 const SWEEP_TRIES: usize = 100;
 const SWEEP_WAIT: Duration = Duration::from_millis(20);
+/// What the folder of an unfinished build becomes before it is removed.
+const DONE_DIR: &str = ".tmp-build";
 /// Where the checkpoint is.
 const SOURCE_FILE: &str = "source";
 /// Records of what the gates of parts said.
@@ -36,6 +39,8 @@ const HOST_RECORD: &str = "host.json";
 /// A finished shard.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
+    /// See [`Site::plan_sha256`].
+    plan_sha256: String,
     pub bytes: u64,
     pub sha256: String,
     pub min_weight_cosine: f64,
@@ -45,9 +50,11 @@ pub struct Record {
 /// The files beside the shards.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HostRecord {
+    plan_sha256: String,
     pub embedding: String,
     pub vectors: Option<String>,
-    pub files: Vec<String>,
+    /// With their hashes.
+    pub files: Vec<(String, String)>,
 }
 
 /// Takes a lock, alone or shared.
@@ -77,6 +84,8 @@ fn shared_lock(path: &Path, bundle: &Path) -> Result<File> {
 pub struct Site {
     pub bundle: PathBuf,
     pub work: PathBuf,
+    /// Of the plan and the identity of its inputs: what ties a record to them.
+    pub plan_sha256: String,
     /// Released when they are closed, also by a crash.
     pub _locks: Vec<File>,
 }
@@ -90,6 +99,7 @@ impl Site {
             return Err(Error::Usage(format!("{}: exists and is not a folder", bundle.display())));
         }
         if exists && bundle.join(CHAIN_FILE).exists() && !work.exists() {
+            sweep(bundle);
             return Err(Error::Usage(format!(
                 "{}: is a finished bundle already; remove it or choose another name",
                 bundle.display()
@@ -104,7 +114,9 @@ impl Site {
         let create = |dir: &Path| fs::create_dir_all(dir).map_err(|e| Error::io(dir, e));
         create(&work)?;
         let lock = work.join("lock");
-        let mut site = Site { bundle: bundle.to_path_buf(), work, _locks: Vec::new() };
+        let text = to_json(&serde_json::json!({"inputs": inputs, "plan": plan}));
+        let plan_sha256 = sha256(&text);
+        let mut site = Site { bundle: bundle.to_path_buf(), work, plan_sha256, _locks: Vec::new() };
         match part {
             None => {
                 site._locks.push(lock_file(&lock, true, bundle)?);
@@ -113,6 +125,7 @@ impl Site {
             Some(part) => {
                 let own = site.work.join(format!("lock.{}of{}", part.index, part.of));
                 site._locks.push(lock_file(&own, true, bundle)?);
+                site.refuse_other_parts(part)?;
                 // Nobody writes while one holds the lock alone.
                 if let Ok(alone) = lock_file(&lock, true, bundle) {
                     site.sweep();
@@ -121,7 +134,6 @@ impl Site {
                 site._locks.push(shared_lock(&lock, bundle)?);
             }
         }
-        let text = to_json(&serde_json::json!({"inputs": inputs, "plan": plan}));
         match fs::read(&plan_file) {
             Ok(found) if found == text => {}
             Ok(_) => {
@@ -130,6 +142,7 @@ impl Site {
                     bundle.display()
                 )));
             }
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io(&plan_file, e)),
             Err(_) => {
                 let started =
                     create(&bundle.join(SHARDS_DIR)).and_then(|()| Ok(write_atomic(&plan_file, &text)?));
@@ -145,16 +158,20 @@ impl Site {
     /// Removes what a killed run was in the middle of writing; nobody else writes here while the lock is held.
     fn sweep(&self) {
         for dir in [self.bundle.clone(), self.bundle.join(SHARDS_DIR), self.work.clone()] {
-            for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-                let name = entry.file_name();
-                let name = name.to_string_lossy();
-                if name.starts_with(".partial-") {
-                    let _ = fs::remove_dir_all(entry.path());
-                } else if name.starts_with(".tmp") {
-                    let _ = fs::remove_file(entry.path()).or_else(|_| fs::remove_dir_all(entry.path()));
-                }
+            sweep(&dir);
+        }
+    }
+
+    /// Parts of another count share out the shards differently: two of them would write the same one.
+    fn refuse_other_parts(&self, part: Part) -> Result<()> {
+        let suffix = format!("of{}", part.of);
+        for entry in fs::read_dir(&self.work).map_err(|e| Error::io(&self.work, e))?.flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name.starts_with("lock.") && !name.ends_with(&suffix) {
+                lock_file(&entry.path(), true, &self.bundle)?;
             }
         }
+        Ok(())
     }
 
     /// After a failure: leaves finished shards unless `all` is to go, and nothing at all when there is none.
@@ -177,7 +194,10 @@ impl Site {
         let path = self.bundle.join(shard.package_file());
         let text = fs::read(self.work.join(format!("{}.json", shard.name))).ok()?;
         let record: Record = serde_json::from_slice(&text).ok()?;
-        (path.is_dir() && package_sha256(&path).is_ok_and(|hash| hash == record.sha256)).then_some(record)
+        (record.plan_sha256 == self.plan_sha256
+            && path.is_dir()
+            && package_sha256(&path).is_ok_and(|hash| hash == record.sha256))
+        .then_some(record)
     }
 
     /// Records of all shards, whose packages are what they say.
@@ -191,13 +211,23 @@ impl Site {
             .map(|(s, _)| s.name.as_str())
             .collect();
         if !missing.is_empty() {
-            let first = missing.iter().take(3).copied().collect::<Vec<_>>().join(", ");
-            let more = if missing.len() > 3 { ", .." } else { "" };
+            let has_record = |name: &str| self.work.join(format!("{name}.json")).is_file();
+            let (changed, absent): (Vec<&str>, Vec<&str>) =
+                missing.iter().copied().partition(|n| has_record(n));
+            let list = |what: &str, names: &[&str]| {
+                let first = names.iter().take(3).copied().collect::<Vec<_>>().join(", ");
+                let more = if names.len() > 3 { ", .." } else { "" };
+                (!names.is_empty()).then(|| format!("{} {what} ({first}{more})", names.len()))
+            };
+            let lists = [
+                list("not built", &absent),
+                list("missing or with other bytes than their records", &changed),
+            ];
             return Err(Error::Usage(format!(
-                "{}: {} of {} shards are not built ({first}{more}); run the parts that lack them again",
+                "{}: of {} shards {}; run the parts that lack them again",
                 self.bundle.display(),
-                missing.len(),
-                plan.shards.len()
+                plan.shards.len(),
+                lists.into_iter().flatten().collect::<Vec<_>>().join(", ")
             )));
         }
         Ok(records.into_iter().flatten().collect())
@@ -208,7 +238,7 @@ impl Site {
         let mut chain = plan.chain.clone();
         chain.embedding.sha256 = host.embedding.clone();
         chain.vectors = host.vectors.clone().map(vectors);
-        chain.importance = self.begun_importance()?;
+        (chain.checkpoint_sha256, chain.importance) = self.begun_inputs()?;
         chain.shards = plan
             .shards
             .iter()
@@ -227,13 +257,17 @@ impl Site {
     /// Completes the bundle.
     pub fn finish(&self, chain: &Chain) -> Result<()> {
         chain.write(&self.bundle)?;
-        fs::remove_dir_all(&self.work).map_err(|e| Error::io(&self.work, e))
+        // At once, not file by file: half of it would look like another unfinished build.
+        let done = self.bundle.join(DONE_DIR);
+        fs::rename(&self.work, &done).map_err(|e| Error::io(&self.work, e))?;
+        fs::remove_dir_all(&done).map_err(|e| Error::io(&done, e))
     }
 
     /// Writes down that a shard is finished.
     pub fn write_record(&self, shard: &PlannedShard, quality: &Quality) -> Result<Record> {
         let path = self.bundle.join(shard.package_file());
         let record = Record {
+            plan_sha256: self.plan_sha256.clone(),
             bytes: directory_bytes(&path)?,
             sha256: package_sha256(&path)?,
             min_weight_cosine: quality.min_cosine,
@@ -259,38 +293,52 @@ impl Site {
         Ok(write_atomic(&self.work.join(name), &to_json(gates))?)
     }
 
-    /// The worst that the gates of the parts said.
-    pub fn part_gates(&self) -> Gates {
-        let none =
+    /// The worst that the gates of the parts said, and whether none of them had any. A part that said nothing was not gated.
+    pub fn part_gates(&self) -> (Gates, bool) {
+        let not_run =
             Gates { representative: GateResult::NotRun, full_stack: GateResult::NotRun, min_cosine: None };
         let entries = fs::read_dir(&self.work).into_iter().flatten().flatten();
-        let records = entries.filter(|e| e.file_name().to_string_lossy().starts_with(GATES_PREFIX));
-        let read = |e: fs::DirEntry| fs::read(e.path()).ok().and_then(|t| serde_json::from_slice(&t).ok());
-        // One that cannot be read says nothing of its part.
-        let all: Vec<Gates> = records.map(|e| read(e).unwrap_or(none)).collect();
-        let worst = all.iter().copied().max_by_key(|g| match g.representative {
+        let names: Vec<String> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+        let read = |name: &str| {
+            fs::read(self.work.join(name)).ok().and_then(|t| serde_json::from_slice::<Gates>(&t).ok())
+        };
+        let count = |name: &str| name.strip_prefix(GATES_PREFIX)?.split_once("of")?.1.parse::<usize>().ok();
+        let counts: BTreeSet<usize> = names.iter().filter_map(|n| count(n)).collect();
+        // Of several counts whose parts are all there, any speaks for all shards.
+        let said = counts.into_iter().filter_map(|of| {
+            (0..of).map(|i| read(&format!("{GATES_PREFIX}{i}of{of}"))).collect::<Option<Vec<Gates>>>()
+        });
+        let severity = |g: &Gates| match g.representative {
             GateResult::Passed => 0,
             GateResult::Undecided => 1,
             GateResult::Skipped => 2,
             GateResult::NotRun => 3,
             GateResult::Failed => 4,
+        };
+        let worst = said.filter_map(|all| {
+            let none_had = all.iter().all(|g| g.representative == GateResult::Skipped);
+            Some((all.into_iter().max_by_key(severity)?, none_had))
         });
-        Gates { full_stack: GateResult::NotRun, ..worst.unwrap_or(none) }
+        match worst.min_by_key(|(g, _)| severity(g)) {
+            Some((worst, none_had)) => (Gates { full_stack: GateResult::NotRun, ..worst }, none_had),
+            None => (not_run, false),
+        }
     }
 
-    /// Hash of the importances that the build began with.
-    fn begun_importance(&self) -> Result<Option<String>> {
+    /// Hashes of the checkpoint and the importances that the build began with.
+    fn begun_inputs(&self) -> Result<(Option<String>, Option<String>)> {
         let path = self.work.join("plan.json");
         let text = fs::read(&path).map_err(|e| Error::io(&path, e))?;
         let begun: serde_json::Value =
             serde_json::from_slice(&text).map_err(|e| Error::invalid(&path, format!("plan: {e}")))?;
-        Ok(begun["inputs"]["importance"].as_str().map(str::to_string))
+        let hash = |name: &str| begun["inputs"][name].as_str().map(str::to_string);
+        Ok((hash("checkpoint"), hash("importance")))
     }
 
     /// The record of the files beside the shards, all of which are what it says.
     pub fn host_record(&self, plan: &Plan) -> Result<HostRecord> {
         let wrong = |file: &str| {
-            let what = format!("{}: {file} is not written; run part 0 again", self.bundle.display());
+            let what = format!("{}: {file} is missing or changed; run part 0 again", self.bundle.display());
             Error::Usage(what)
         };
         let text = fs::read(self.work.join(HOST_RECORD)).map_err(|_| wrong(&plan.chain.embedding.file))?;
@@ -303,8 +351,9 @@ impl Site {
         if let Some(hash) = record.vectors.as_ref().filter(|hash| !is(VECTORS_FILE, hash)) {
             return Err(wrong(&format!("{VECTORS_FILE} ({hash})")));
         }
-        match record.files.iter().find(|f| !self.bundle.join(f).is_file()) {
-            Some(file) => Err(wrong(file)),
+        match record.files.iter().find(|(file, hash)| !is(file, hash)) {
+            Some((file, _)) => Err(wrong(file)),
+            None if record.plan_sha256 != self.plan_sha256 => Err(wrong(&plan.chain.embedding.file)),
             None => Ok(record),
         }
     }
@@ -318,12 +367,14 @@ impl Site {
         let files = family.opened().checkpoint.side_files()?;
         let vectors = write_vectors(family, &self.bundle)?;
         let embedding = self.write_embedding(family, plan)?;
-        let mut names = Vec::new();
+        let mut hashes = Vec::new();
         for (name, file) in files {
-            write_atomic(&self.bundle.join(name), &file.read()?)?;
-            names.push(name.to_string());
+            let bytes = file.read()?;
+            write_atomic(&self.bundle.join(name), &bytes)?;
+            hashes.push((name.to_string(), sha256(&bytes)));
         }
-        let record = HostRecord { embedding, vectors, files: names };
+        let plan_sha256 = self.plan_sha256.clone();
+        let record = HostRecord { plan_sha256, embedding, vectors, files: hashes };
         write_atomic(&self.work.join(HOST_RECORD), &to_json(&record))?;
         Ok(record)
     }
@@ -372,8 +423,19 @@ pub fn write_vectors(family: &dyn Family, folder: &Path) -> Result<Option<String
     Ok(Some(file_sha256(&path)?))
 }
 
-/// The plan that an unfinished build began with.
-pub fn begun_plan(path: &Path) -> Result<Plan> {
+/// Removes what begins like something that was being written.
+fn sweep(dir: &Path) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name.starts_with(".partial-") || name.starts_with(".tmp") {
+            let _ = fs::remove_file(entry.path()).or_else(|_| fs::remove_dir_all(entry.path()));
+        }
+    }
+}
+
+/// The plan that an unfinished build began with, and its hash.
+pub fn begun_plan(path: &Path) -> Result<(Plan, String)> {
     #[derive(Deserialize)]
     struct Begun {
         plan: Plan,
@@ -381,7 +443,7 @@ pub fn begun_plan(path: &Path) -> Result<Plan> {
     let text = fs::read(path).map_err(|e| Error::io(path, e))?;
     let begun: Begun =
         serde_json::from_slice(&text).map_err(|e| Error::invalid(path, format!("plan: {e}")))?;
-    Ok(begun.plan)
+    Ok((begun.plan, sha256(&text)))
 }
 
 /// The host's vectors in a chain.

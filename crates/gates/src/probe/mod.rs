@@ -135,13 +135,13 @@ pub fn probe(
         against: "fp16",
         seed: inputs.seed,
         random_probes: inputs.count,
-        warnings: warnings(inputs),
+        warnings: warnings(inputs, typical_norm(site)?),
         shards: found,
     })
 }
 
 /// What to know about the prompt before its figures are believed.
-fn warnings(inputs: &Inputs<'_>) -> Vec<String> {
+fn warnings(inputs: &Inputs<'_>, median: f64) -> Vec<String> {
     let mut warnings = Vec::new();
     let Some(golden) = inputs.real else { return warnings };
     if inputs.bos.is_some() && golden.prompt_ids.first().copied() == inputs.bos {
@@ -152,18 +152,33 @@ fn warnings(inputs: &Inputs<'_>) -> Vec<String> {
         );
     }
     let Some(states) = golden.hidden_states.first() else { return warnings };
-    let norms: Vec<f64> = states.iter().map(|h| norm(h)).collect();
-    let mut sorted = norms.clone();
-    sorted.sort_by(f64::total_cmp);
-    let median = sorted.get(sorted.len() / 2).copied().unwrap_or(0.0);
-    for (position, norm) in norms.iter().enumerate().filter(|(_, n)| **n < LOW_NORM * median) {
+    let norms = states.iter().map(|h| norm(h)).enumerate();
+    for (position, norm) in norms.filter(|(_, n)| *n < LOW_NORM * median) {
         warnings.push(format!(
-            "position {position} of the prompt has an embedding of length {norm:.2e}, {:.0} times shorter than the median: \
-             its cosines say little",
+            "position {position} of the prompt has an embedding of length {norm:.2e}, {:.0} times shorter than the \
+             vocabulary's median: its cosines say little",
             median / norm.max(f64::MIN_POSITIVE)
         ));
     }
     warnings
+}
+
+/// Rows of the embedding that are looked at.
+const SAMPLE: usize = 64;
+
+/// Median length of the embeddings, of some that are spread over the vocabulary.
+fn typical_norm(site: &Site<'_>) -> Result<f64> {
+    let embedding = &site.chain.embedding;
+    let (rows, cols) = (embedding.rows, embedding.cols);
+    let mut norms = Vec::new();
+    let mut row = vec![0f32; cols];
+    for i in 0..SAMPLE.min(rows) {
+        let start = (i * rows / SAMPLE.min(rows) * cols) as u64;
+        site.family.read(site.family.embedding_tensor(), start..start + cols as u64, &mut row)?;
+        norms.push(norm(&row) * f64::from(embedding.scale));
+    }
+    norms.sort_by(f64::total_cmp);
+    Ok(norms.get(norms.len() / 2).copied().unwrap_or(0.0))
 }
 
 fn norm(v: &[f32]) -> f64 {
@@ -403,7 +418,7 @@ mod tests {
             router_states: vec![],
         };
         let said =
-            |golden: &Golden| warnings(&Inputs { count: 0, seed: 0, real: Some(golden), bos: Some(2) });
+            |golden: &Golden| warnings(&Inputs { count: 0, seed: 0, real: Some(golden), bos: Some(2) }, 5.0);
         let sane = vec![vec![3.0, 4.0]; 4];
         assert!(said(&golden(7, sane.clone())).is_empty());
         let warned = said(&golden(2, sane.clone()));
@@ -415,6 +430,8 @@ mod tests {
             warned.len() == 1 && warned[0].contains("position 2") && warned[0].contains("100 times"),
             "{warned:?}"
         );
-        assert!(warnings(&Inputs { count: 1, seed: 0, real: None, bos: None }).is_empty());
+        assert!(warnings(&Inputs { count: 1, seed: 0, real: None, bos: None }, 5.0).is_empty());
+        // Where all are short, none is shorter than the others.
+        assert_eq!(said(&golden(7, vec![vec![0.03, 0.04]; 3])).len(), 3);
     }
 }

@@ -382,6 +382,13 @@ impl Session {
         }
     }
 
+    /// Frees what the next run makes anew; the outputs of the last one go with it.
+    pub fn release(&mut self) {
+        self.buffers.iter_mut().for_each(|b| *b = Tensor::default());
+        self.zero.fill(false);
+        self.output_copies.clear();
+    }
+
     fn check_input(&self, feature: &Feature, input: &Tensor) -> Result<()> {
         let wrong = |what: String| {
             Err(Error::Input(format!("{}: input `{}`: {what}", self.path.display(), feature.name)))

@@ -194,5 +194,6 @@ impl BackendPackage for LoadedPackage {
 
     fn release(&mut self) {
         self.package.package().release();
+        self.functions.iter_mut().for_each(|f| f.session.release());
     }
 }

@@ -138,8 +138,8 @@ impl Engine {
         self.fp16_stream = on;
     }
 
-    /// Lets go of a package's weights after each call, so that resident memory stays small however large the bundle is. They are
-    /// mapped again with the next call, which takes time.
+    /// Lets go of a package's weights and intermediate values after each call, so that resident memory stays small however
+    /// large the bundle is. They come back with the next call, which takes time.
     pub fn set_frugal(&mut self, on: bool) {
         self.frugal = on;
     }

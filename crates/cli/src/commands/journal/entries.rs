@@ -274,6 +274,11 @@ fn surprises(event: &Event, resumed: Option<&Event>, open: bool, found: &mut Tex
         for (name, own, wanted) in [
             ("lowest cosine", cosine(fact("min_cosine")), cosine(fact("threshold"))),
             (
+                "lowest median cosine of a shard",
+                cosine(fact("lowest_median_cosine")),
+                cosine(fact("threshold")),
+            ),
+            (
                 "median cosine in fp16",
                 cosine(inner("fp16", "median_cosine")),
                 cosine(inner("fp16", "threshold")),
