@@ -12,7 +12,8 @@ stop() {
   [ -f "$work/slurmd.pid" ] && kill "$(cat "$work/slurmd.pid")" 2>/dev/null || true
   [ -f "$work/slurmctld.pid" ] && kill "$(cat "$work/slurmctld.pid")" 2>/dev/null || true
   [ -f "$work/munged.pid" ] && kill "$(cat "$work/munged.pid")" 2>/dev/null || true
-  [ -n "${KEEP:-}" ] || rm -rf "$work"
+  # Daemons that are still ending write a last file.
+  [ -n "${KEEP:-}" ] || for _ in $(seq 50); do rm -rf "$work" 2>/dev/null && break; sleep 0.1; done
 }
 trap stop EXIT
 mkdir -p "$work"/{state,spool,munge}

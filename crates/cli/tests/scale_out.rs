@@ -151,10 +151,10 @@ fn damage_between_parts_is_found() {
     std::fs::write(weights("L02.moe"), bytes).unwrap();
     refused(
         &["assemble", bundle.to_str().unwrap()],
-        &["of 17 shards 1 missing or with other bytes", "L02.moe"],
+        &["1 of 17 shards are missing or have other bytes", "L02.moe"],
     );
     std::fs::remove_dir_all(bundle.join("shards/L03.attn.mlpackage")).unwrap();
-    refused(&["assemble", bundle.to_str().unwrap()], &["of 17 shards 2 missing", "L02.moe, L03.attn"]);
+    refused(&["assemble", bundle.to_str().unwrap()], &["2 of 17 shards are missing", "L02.moe, L03.attn"]);
     std::fs::write(bundle.join("embed.bin"), b"x").unwrap();
     for part in ["1/2", "2/2"] {
         let (code, _, err) = run(&arguments(&bundle, &model, &["--shard", part, "--skip-gates"]));

@@ -217,16 +217,17 @@ impl Site {
             let list = |what: &str, names: &[&str]| {
                 let first = names.iter().take(3).copied().collect::<Vec<_>>().join(", ");
                 let more = if names.len() > 3 { ", .." } else { "" };
-                (!names.is_empty()).then(|| format!("{} {what} ({first}{more})", names.len()))
+                (!names.is_empty()).then(|| {
+                    format!("{} of {} shards {what} ({first}{more})", names.len(), plan.shards.len())
+                })
             };
             let lists = [
-                list("not built", &absent),
-                list("missing or with other bytes than their records", &changed),
+                list("are not built", &absent),
+                list("are missing or have other bytes than their records", &changed),
             ];
             return Err(Error::Usage(format!(
-                "{}: of {} shards {}; run the parts that lack them again",
+                "{}: {}; run the parts that lack them again",
                 self.bundle.display(),
-                plan.shards.len(),
                 lists.into_iter().flatten().collect::<Vec<_>>().join(", ")
             )));
         }
