@@ -107,7 +107,7 @@ impl Share {
             Some(index) => index,
             None => {
                 let set = |name: &&'static str| Some((*name, variable(name).filter(|v| !v.is_empty())?));
-                let found = ARRAY_INDICES.iter().find_map(|name| set(name));
+                let found = ARRAY_INDICES.iter().find_map(set);
                 let (name, value) = found.with_context(|| {
                     format!(
                         "--shard {}: no index is given, and none of {} is set",
