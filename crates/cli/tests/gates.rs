@@ -509,3 +509,74 @@ fn packs_without_an_active_expert_are_listed() {
         refused(&[&["validate", text(&bundle), "--golden", text(&golden)][..], &wrong].concat(), &[says]);
     }
 }
+
+/// A finished bundle whose bytes changed: whatever judges it says which file, and the same build mends it.
+#[test]
+fn changed_bytes_are_named_and_mended() {
+    let dir = tempfile::tempdir().unwrap();
+    let (bundle, model) = (dir.path().join("b"), fixture("tiny-gemma4-moe"));
+    let golden = model.join("golden.npz");
+    let options = ["--quant", "fp16", "--tokens", "1"];
+    build(&model, &bundle, &options);
+    let whole = contents(&bundle);
+    let judges = [
+        vec!["check", text(&bundle)],
+        vec!["validate", text(&bundle), "--golden", text(&golden)],
+        vec!["trace", text(&bundle), "--golden", text(&golden)],
+    ];
+    let weights = bundle.join("shards/L02.attn.mlpackage/Data/com.apple.CoreML/weights/weight.bin");
+    let flip = |file: &Path| {
+        let mut bytes = std::fs::read(file).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        std::fs::write(file, bytes).unwrap();
+    };
+    let mut args = vec!["build", text(&model), "-o", text(&bundle), "--skip-gates"];
+    args.extend(options);
+    let mended = |reused: u64| {
+        let v = json(0, &args);
+        assert_eq!((&v["shards"], &v["reused"]), (&13.into(), &reused.into()));
+        assert!(contents(&bundle) == whole);
+    };
+    flip(&weights);
+    for judge in &judges {
+        refused(judge, &["L02.attn.mlpackage", "SHA-256", "chain.json"]);
+    }
+    mended(12);
+    flip(&bundle.join("embed.bin"));
+    refused(&judges[0], &["embed.bin", "SHA-256"]);
+    std::fs::remove_dir_all(bundle.join("shards/L03.attn.mlpackage")).unwrap();
+    std::fs::write(bundle.join("generation_config.json"), b"{").unwrap();
+    mended(12);
+    std::fs::remove_dir_all(bundle.join("shards/L03.attn.mlpackage")).unwrap();
+    for judge in &judges {
+        refused(judge, &["L03.attn.mlpackage"]);
+    }
+    mended(12);
+    // Nothing is wrong: nothing is done.
+    mended(13);
+    // Another plan, and another checkpoint of the same shapes.
+    let mut other = args.clone();
+    other.extend(["--max-context", "64"]);
+    refused(&other, &["finished bundle", "other options"]);
+    let changed = dir.path().join("model");
+    copied(&model, &changed);
+    plant(&changed, "model.language_model.layers.3.experts.down_proj", 1000, 0.5);
+    args[1] = text(&changed);
+    refused(&args, &["finished bundle", "another checkpoint"]);
+    // The same contents elsewhere are the same checkpoint.
+    let moved = dir.path().join("tiny-gemma4-moe");
+    copied(&model, &moved);
+    args[1] = text(&moved);
+    json(0, &args);
+    // Truncated, and of another model.
+    std::fs::write(bundle.join("chain.json"), &std::fs::read(bundle.join("chain.json")).unwrap()[..1000])
+        .unwrap();
+    for judge in &judges {
+        refused(judge, &["chain.json"]);
+    }
+    let zaya = dir.path().join("zaya");
+    build(&fixture("tiny-zaya"), &zaya, &["--quant", "fp16", "--tokens", "1"]);
+    std::fs::copy(zaya.join("chain.json"), bundle.join("chain.json")).unwrap();
+    refused(&judges[0], &["embed.bin", "SHA-256"]);
+}

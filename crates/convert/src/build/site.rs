@@ -100,10 +100,7 @@ impl Site {
         }
         if exists && bundle.join(CHAIN_FILE).exists() && !work.exists() {
             sweep(bundle);
-            return Err(Error::Usage(format!(
-                "{}: is a finished bundle already; remove it or choose another name",
-                bundle.display()
-            )));
+            reopen(bundle, plan, inputs, part)?;
         }
         if exists
             && !work.exists()
@@ -422,6 +419,58 @@ pub fn write_vectors(family: &dyn Family, folder: &Path) -> Result<Option<String
     let path = folder.join(VECTORS_FILE);
     anemoe_npz::write_npz(&path, &arrays)?;
     Ok(Some(file_sha256(&path)?))
+}
+
+/// Makes an unfinished build of a finished bundle again, if it is one of this very plan and checkpoint: then what is missing or
+/// changed can be built again, and nothing else.
+fn reopen(bundle: &Path, plan: &Plan, inputs: &serde_json::Value, part: Option<Part>) -> Result<()> {
+    let finished = |what: &str| {
+        let what = format!(
+            "{}: is a finished bundle already{what}; remove it or choose another name",
+            bundle.display()
+        );
+        Err(Error::Usage(what))
+    };
+    if part.is_some() {
+        return finished("");
+    }
+    let chain = Chain::read(bundle)?;
+    // All but what a build adds.
+    let planned = |chain: &Chain| Chain {
+        checkpoint_sha256: None,
+        importance: None,
+        gates: None,
+        vectors: None,
+        shards: Vec::new(),
+        embedding: anemoe_bundle::Embedding { sha256: String::new(), ..chain.embedding.clone() },
+        ..chain.clone()
+    };
+    let same = |name: &str, hash: &Option<String>| inputs[name].as_str() == hash.as_deref();
+    let ours = planned(&chain) == planned(&plan.chain)
+        && chain.shards.iter().map(|s| &s.name).eq(plan.shards.iter().map(|s| &s.name))
+        && same("checkpoint", &chain.checkpoint_sha256)
+        && same("importance", &chain.importance);
+    if !ours {
+        return finished(", with other options or of another checkpoint");
+    }
+    let text = to_json(&serde_json::json!({"inputs": inputs, "plan": plan}));
+    let plan_sha256 = sha256(&text);
+    // Beside its place until it is whole: half of it would lack records.
+    let work =
+        tempfile::Builder::new().prefix(".tmp-").tempdir_in(bundle).map_err(|e| Error::io(bundle, e))?;
+    for s in &chain.shards {
+        let record = Record {
+            plan_sha256: plan_sha256.clone(),
+            bytes: s.bytes,
+            sha256: s.sha256.clone(),
+            min_weight_cosine: s.min_weight_cosine,
+            output_error: s.output_error,
+        };
+        write_atomic(&work.path().join(format!("{}.json", s.name)), &to_json(&record))?;
+    }
+    write_atomic(&work.path().join("plan.json"), &text)?;
+    let place = bundle.join(WORK_DIR);
+    fs::rename(work.keep(), &place).map_err(|e| Error::io(&place, e))
 }
 
 /// Removes what begins like something that was being written.
