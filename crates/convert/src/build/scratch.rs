@@ -2,17 +2,24 @@
 
 use crate::{Error, Result};
 use std::fs::{self, File};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// Names of such folders begin with this.
+/// Names of such folders begin with this, and before they are locked with the other.
 const PREFIX: &str = ".tmp-scratch-";
+const MAKING: &str = ".tmp-making-";
 /// Held while a folder is in use.
 const LOCK: &str = "lock";
 
 /// A folder that is removed when it is dropped.
 pub struct Scratch {
-    folder: tempfile::TempDir,
+    path: PathBuf,
     _lock: File,
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.path);
+    }
 }
 
 impl Scratch {
@@ -23,23 +30,28 @@ impl Scratch {
     pub fn new(parent: &Path) -> Result<Scratch> {
         for entry in fs::read_dir(parent).map_err(|e| Error::io(parent, e))?.flatten() {
             let ours = entry.file_name().to_string_lossy().starts_with(PREFIX);
-            // One that is being made has no lock yet, and is left alone.
             let left = || File::open(entry.path().join(LOCK)).is_ok_and(|lock| lock.try_lock().is_ok());
             if ours && left() {
                 let _ = fs::remove_dir_all(entry.path());
             }
         }
-        let made = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent);
+        let made = tempfile::Builder::new().prefix(MAKING).tempdir_in(parent);
         let folder = made.map_err(|e| Error::io(parent, e))?;
-        let path = folder.path().join(LOCK);
-        let lock = File::create(&path).map_err(|e| Error::io(&path, e))?;
-        lock.lock().map_err(|e| Error::io(&path, e))?;
-        Ok(Scratch { folder, _lock: lock })
+        let file = folder.path().join(LOCK);
+        let lock = File::create(&file).map_err(|e| Error::io(&file, e))?;
+        lock.lock().map_err(|e| Error::io(&file, e))?;
+        // Under a name that others look at only now that it is locked.
+        let name =
+            folder.path().file_name().unwrap_or_default().to_string_lossy().replacen(MAKING, PREFIX, 1);
+        let path = parent.join(name);
+        fs::rename(folder.path(), &path).map_err(|e| Error::io(&path, e))?;
+        let _ = folder.keep();
+        Ok(Scratch { path, _lock: lock })
     }
 
     /// Where it is.
     pub fn path(&self) -> &Path {
-        self.folder.path()
+        &self.path
     }
 }
 
