@@ -76,7 +76,8 @@ pub const MAX_HEAD_WEIGHTS: u64 = 400 << 19;
 /// Rows of a router network that share a table, at most.
 const MAX_ROUTER_GROUP: usize = 8;
 
-/// Program of a function, besides its matrices, and what a matrix adds to it, as measured on builds of both families.
+/// Program of a function, besides its matrices, and what a matrix adds to it: estimates, so that a build's needs are a little
+/// more than it takes (a test holds both against a build).
 const FUNCTION_PROGRAM_BYTES: u64 = 64 << 10;
 const MATRIX_PROGRAM_BYTES: u64 = 2 << 10;
 
