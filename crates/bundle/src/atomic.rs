@@ -22,7 +22,7 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
     sync_dir(dir)
 }
 
-fn sync_dir(dir: &Path) -> Result<()> {
+pub(crate) fn sync_dir(dir: &Path) -> Result<()> {
     // Only Unix can open a directory; elsewhere the rename is as durable as the system makes it.
     #[cfg(unix)]
     File::open(dir).and_then(|d| d.sync_all()).map_err(|e| Error::io(dir, e))?;
@@ -43,7 +43,7 @@ fn hash_into(path: &Path, hasher: &mut Sha256) -> Result<()> {
     }
 }
 
-fn hex(digest: impl AsRef<[u8]>) -> String {
+pub(crate) fn hex(digest: impl AsRef<[u8]>) -> String {
     digest.as_ref().iter().map(|b| format!("{b:02x}")).collect()
 }
 
@@ -54,6 +54,42 @@ fn hex(digest: impl AsRef<[u8]>) -> String {
 pub fn file_sha256(path: &Path) -> Result<String> {
     let mut hasher = Sha256::new();
     hash_into(path, &mut hasher)?;
+    Ok(hex(hasher.finalize()))
+}
+
+/// SHA-256 of bytes, in hexadecimal.
+pub fn sha256(bytes: &[u8]) -> String {
+    hex(Sha256::digest(bytes))
+}
+
+/// Files up to this size are hashed whole by [`sampled_sha256`].
+const WHOLE: u64 = 64 << 20;
+/// Blocks that are hashed of a larger one, and their size.
+const BLOCKS: u64 = 2048;
+const BLOCK: usize = 4096;
+
+/// SHA-256 of what a file holds: of all of it, or of its length and 2048 blocks of 4 KiB spread over it where it is larger than
+/// 64 MiB. For files that are too large to be read again and again.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn sampled_sha256(path: &Path) -> Result<String> {
+    use std::io::{Read, Seek, SeekFrom};
+    let failed = |e| Error::io(path, e);
+    let mut file = std::fs::File::open(path).map_err(failed)?;
+    let len = file.metadata().map_err(failed)?.len();
+    if len <= WHOLE {
+        return file_sha256(path);
+    }
+    let mut hasher = Sha256::new();
+    hasher.update(len.to_le_bytes());
+    let mut block = vec![0u8; BLOCK];
+    for i in 0..BLOCKS {
+        let at = (u128::from(len - BLOCK as u64) * u128::from(i) / u128::from(BLOCKS - 1)) as u64;
+        file.seek(SeekFrom::Start(at)).map_err(failed)?;
+        file.read_exact(&mut block).map_err(failed)?;
+        hasher.update(&block);
+    }
     Ok(hex(hasher.finalize()))
 }
 
@@ -113,6 +149,28 @@ mod tests {
         assert_ne!(a, make("c", &[("x/1", b"one"), ("2", b"twO")]));
         assert_ne!(a, make("d", &[("x/3", b"one"), ("2", b"two")]));
         assert_ne!(make("e", &[("a", b"bc")]), make("f", &[("ab", b"c")]));
+    }
+
+    #[test]
+    fn a_large_file_is_sampled_from_its_first_byte_to_its_last() {
+        use std::io::{Seek, SeekFrom, Write};
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        let mut file = std::fs::File::create(&path).unwrap();
+        file.set_len(WHOLE + 12345).unwrap();
+        let blank = sampled_sha256(&path).unwrap();
+        let mut seen = vec![blank];
+        for at in [0, WHOLE + 12344, WHOLE / 2] {
+            // A run as long as the distance of two blocks is met by one of them.
+            file.seek(SeekFrom::Start(at.min(WHOLE + 12345 - 33000 * u64::from(at == WHOLE / 2)))).unwrap();
+            let run = if at == WHOLE / 2 { 33000 } else { 1 };
+            file.write_all(&vec![7; run]).unwrap();
+            let hash = sampled_sha256(&path).unwrap();
+            assert!(!seen.contains(&hash), "{at}");
+            seen.push(hash);
+        }
+        file.set_len(WHOLE).unwrap();
+        assert_eq!(sampled_sha256(&path).unwrap(), file_sha256(&path).unwrap());
     }
 
     #[test]

@@ -36,9 +36,18 @@ pub struct Chain {
     pub source: String,
     /// Sizes and special tokens.
     pub model: ModelInfo,
+    /// SHA-256 over what the checkpoint holds, wherever it lies; of large files over samples.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint_sha256: Option<String>,
     /// How the checkpoint was read where readers differ, for reference runs of it; nothing else depends on it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub readings: BTreeMap<String, String>,
+    /// The options of the plan, as the builder writes them: with the checkpoint they give the plan again.
+    #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
+    pub options: serde_json::Value,
+    /// What the gates of the build said; absent in bundles of versions without gates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gates: Option<Gates>,
     /// SHA-256 of the file with the importances that errors were weighed with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub importance: Option<String>,
@@ -62,6 +71,43 @@ pub struct Chain {
     pub head: Vec<Step>,
     /// Every package, in the order of its first use.
     pub shards: Vec<Shard>,
+}
+
+/// What the gates of a build said.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gates {
+    /// Placement and quality of one shard of each sort, before the others were built.
+    pub representative: GateResult,
+    /// Placement of all shards, and logits and tokens of the whole model.
+    pub full_stack: GateResult,
+    /// Cosine that was wanted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_cosine: Option<f64>,
+}
+
+/// What one gate said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GateResult {
+    /// It passed.
+    Passed,
+    /// It failed.
+    Failed,
+    /// It was run, and says nothing: the model predicts the prompt no better than chance, as one of random weights does, and
+    /// the user gave no reference to hold it to.
+    Undecided,
+    /// The user asked for no gates.
+    Skipped,
+    /// It was not run: the one who completed the bundle had no reference.
+    NotRun,
+}
+
+impl Gates {
+    /// Of a build without gates.
+    pub const fn skipped() -> Gates {
+        Gates { representative: GateResult::Skipped, full_stack: GateResult::Skipped, min_cosine: None }
+    }
 }
 
 /// Sizes and special tokens.

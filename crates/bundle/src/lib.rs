@@ -7,6 +7,7 @@
 //!   vectors.npz              f32 vectors of host steps, when there are any
 //!   tokenizer.json  tokenizer_config.json  generation_config.json     copied from the checkpoint, when it has them
 //!   shards/NAME.mlpackage    Core ML packages
+//!   journal.jsonl            what was done to the bundle ([`journal`]); nothing that runs it reads this
 //! ```
 //!
 //! A chain says what a host does for one pass over T tokens, without naming a model family: which packages run in which
@@ -16,12 +17,13 @@
 
 mod atomic;
 mod chain;
+pub mod journal;
 
-pub use atomic::{file_sha256, package_sha256, write_atomic};
+pub use atomic::{file_sha256, package_sha256, sampled_sha256, sha256, write_atomic};
 pub use chain::{
-    AutoChoice, Cache, Chain, Embedding, FORMAT, HostInput, InputBinding, ModelInfo, OutputBinding, Rope,
-    RowRange, Run, Shard, ShardFunction, ShardKind, Step, Storage, TensorChoice, TokenCount, UniformResult,
-    Vectors, When,
+    AutoChoice, Cache, Chain, Embedding, FORMAT, GateResult, Gates, HostInput, InputBinding, ModelInfo,
+    OutputBinding, Rope, RowRange, Run, Shard, ShardFunction, ShardKind, Step, Storage, TensorChoice,
+    TokenCount, UniformResult, Vectors, When,
 };
 
 use std::path::PathBuf;
@@ -57,11 +59,13 @@ pub enum Error {
 }
 
 impl Error {
-    pub(crate) fn io(path: impl Into<PathBuf>, source: std::io::Error) -> Self {
+    /// An [`Error::Io`] for `path`.
+    pub fn io(path: impl Into<PathBuf>, source: std::io::Error) -> Self {
         Error::Io { path: path.into(), source }
     }
 
-    pub(crate) fn invalid(path: impl Into<PathBuf>, what: impl Into<String>) -> Self {
+    /// An [`Error::Invalid`] for `path`.
+    pub fn invalid(path: impl Into<PathBuf>, what: impl Into<String>) -> Self {
         Error::Invalid { path: path.into(), what: what.into() }
     }
 }

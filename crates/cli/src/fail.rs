@@ -37,9 +37,16 @@ pub fn report(e: &anyhow::Error, json: bool) -> ExitCode {
             false => message = format!("{message}: {cause}"),
         }
     }
+    let (kind, path) = classify(e);
     if json {
-        let (kind, path) = classify(e);
         print_json(kind, &message, path);
+    }
+    if kind == INTERRUPTED {
+        let _ = writeln!(
+            std::io::stderr(),
+            "interrupted; what is finished stays, and the same command goes on from there"
+        );
+        return ExitCode::from(crate::interrupt::STATUS);
     }
     let _ = writeln!(std::io::stderr(), "error: {message}");
     ExitCode::from(INVALID)
@@ -50,7 +57,10 @@ fn print_json(kind: &str, message: &str, path: Option<PathBuf>) {
     let _ = writeln!(std::io::stdout(), "{document}");
 }
 
-/// `io`, `invalid`, `unsupported`, `input` or `usage`, and the file concerned.
+/// Kind of an error that is none.
+const INTERRUPTED: &str = "interrupted";
+
+/// `io`, `invalid`, `unsupported`, `input`, `usage` or `interrupted`, and the file concerned.
 type Kind = (&'static str, Option<PathBuf>);
 
 fn owned(path: &Path) -> Option<PathBuf> {
@@ -84,6 +94,33 @@ fn of_npz(e: &anemoe_npz::Error) -> Kind {
     }
 }
 
+fn of_convert(e: &anemoe_convert::Error) -> Kind {
+    use anemoe_convert::Error as E;
+    match e {
+        E::Io { path, .. } | E::Room { path, .. } => ("io", owned(path)),
+        E::Invalid { path, .. } => ("invalid", owned(path)),
+        E::Unsupported { path, .. } => ("unsupported", owned(path)),
+        E::Usage(_) => ("usage", None),
+        E::Interrupted => (INTERRUPTED, None),
+        E::Package(e) => of_package(e),
+        E::Bundle(e) => of_bundle(e),
+        E::Npz(e) => of_npz(e),
+    }
+}
+
+fn of_runtime(e: &anemoe_runtime::Error) -> Kind {
+    use anemoe_runtime::Error as E;
+    match e {
+        E::Io { path, .. } => ("io", owned(path)),
+        E::Invalid { path, .. } => ("invalid", owned(path)),
+        E::Unsupported { path, .. } => ("unsupported", owned(path)),
+        E::Input(_) => ("input", None),
+        E::Package(e) => of_package(e),
+        E::Bundle(e) => of_bundle(e),
+        E::Npz(e) => of_npz(e),
+    }
+}
+
 fn classify(e: &anyhow::Error) -> Kind {
     for cause in e.chain() {
         if let Some(e) = cause.downcast_ref::<anemoe_mlpackage::Error>() {
@@ -96,27 +133,19 @@ fn classify(e: &anyhow::Error) -> Kind {
             return of_npz(e);
         }
         if let Some(e) = cause.downcast_ref::<anemoe_convert::Error>() {
-            use anemoe_convert::Error as E;
-            return match e {
-                E::Io { path, .. } => ("io", owned(path)),
-                E::Invalid { path, .. } => ("invalid", owned(path)),
-                E::Unsupported { path, .. } => ("unsupported", owned(path)),
-                E::Usage(_) => ("usage", None),
-                E::Package(e) => of_package(e),
-                E::Bundle(e) => of_bundle(e),
-                E::Npz(e) => of_npz(e),
-            };
+            return of_convert(e);
         }
         if let Some(e) = cause.downcast_ref::<anemoe_runtime::Error>() {
-            use anemoe_runtime::Error as E;
+            return of_runtime(e);
+        }
+        if let Some(e) = cause.downcast_ref::<anemoe_gates::Error>() {
+            use anemoe_gates::Error as E;
             return match e {
                 E::Io { path, .. } => ("io", owned(path)),
-                E::Invalid { path, .. } => ("invalid", owned(path)),
-                E::Unsupported { path, .. } => ("unsupported", owned(path)),
-                E::Input(_) => ("input", None),
+                E::Usage(_) => ("usage", None),
+                E::Convert(e) => of_convert(e),
+                E::Runtime(e) => of_runtime(e),
                 E::Package(e) => of_package(e),
-                E::Bundle(e) => of_bundle(e),
-                E::Npz(e) => of_npz(e),
             };
         }
     }

@@ -2,9 +2,11 @@
 
 mod commands;
 mod fail;
+mod interrupt;
+mod journal;
 mod ui;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::process::ExitCode;
 
 /// Mixture-of-Experts language models on the Apple Neural Engine, and on any CPU.
@@ -35,8 +37,10 @@ enum Command {
     Validate(commands::validate::Args),
     Trace(commands::trace::Args),
     Generate(commands::generate::Args),
+    Bench(commands::bench::Args),
     Predict(commands::predict::Args),
     Quantize(commands::quantize::Args),
+    Journal(commands::journal::Args),
 }
 
 /// What a command ends with, besides an error.
@@ -48,7 +52,12 @@ enum Outcome {
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let mut command = Cli::command();
+    let matches = command.try_get_matches_from_mut(std::env::args_os());
+    let cli = match matches.and_then(|m| {
+        journal::remember(&command, &m);
+        Cli::from_arg_matches(&m).map_err(|e| e.format(&mut command))
+    }) {
         Ok(cli) => cli,
         Err(e) => return fail::usage(&e),
     };
@@ -63,6 +72,7 @@ fn main() -> ExitCode {
             return fail::report(&anyhow::anyhow!("--threads {n} is not a number from 1 to 1024"), cli.json);
         }
         // Fails only when a pool exists already, and nothing has used one yet.
+        anemoe_kernels::Pool::set_threads(n);
         let _ = rayon::ThreadPoolBuilder::new().num_threads(n).build_global();
     }
     let ui = ui::Ui::new(cli.json);
@@ -79,8 +89,10 @@ fn main() -> ExitCode {
         Command::Validate(args) => commands::validate::run(args, &ui),
         Command::Trace(args) => commands::trace::run(args, &ui),
         Command::Generate(args) => commands::generate::run(args, &ui),
+        Command::Bench(args) => commands::bench::run(args, &ui),
         Command::Predict(args) => commands::predict::run(args, &ui),
         Command::Quantize(args) => commands::quantize::run(args, &ui),
+        Command::Journal(args) => commands::journal::run(args, &ui),
     };
     match result {
         Ok(Outcome::Done) => ExitCode::SUCCESS,

@@ -174,7 +174,7 @@ fn output_that_exists() {
     let bundle = dir.path().join("bundle");
     build(Path::new(model), &bundle, &["--tokens", "1"]);
     let before = contents(&bundle);
-    refused(&["build", model, "-o", bundle.to_str().unwrap(), "--tokens", "1"], &["finished bundle"]);
+    refused(&["build", model, "-o", bundle.to_str().unwrap(), "--max-context", "64"], &["finished bundle"]);
     assert!(contents(&bundle) == before);
 
     let file = dir.path().join("file");

@@ -56,7 +56,10 @@ fn a_file_gives_the_bundle_of_its_folder() {
         };
         let (mut found, folder) = (chain(&bundle), chain(&expected));
         assert_eq!(found["source"], "tiny.gguf");
-        found["source"] = folder["source"].clone();
+        assert_ne!(found["checkpoint_sha256"], folder["checkpoint_sha256"]);
+        for other in ["source", "checkpoint_sha256"] {
+            found[other] = folder[other].clone();
+        }
         assert_eq!(found, folder);
     }
 }

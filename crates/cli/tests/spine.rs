@@ -159,9 +159,18 @@ fn sampling_is_reproducible() {
 fn every_command_explains_itself() {
     let (code, out, _) = run(&["--help"]);
     assert_eq!(code, 0);
-    for command in
-        ["quickstart", "inspect", "plan", "build", "check", "golden", "validate", "generate", "predict"]
-    {
+    for command in [
+        "quickstart",
+        "inspect",
+        "plan",
+        "build",
+        "check",
+        "golden",
+        "validate",
+        "generate",
+        "predict",
+        "journal",
+    ] {
         assert!(out.contains(command), "{out}");
         let (code, help, _) = run(&[command, "--help"]);
         assert_eq!(code, 0);

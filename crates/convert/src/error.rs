@@ -36,6 +36,17 @@ pub enum Error {
     /// Options that contradict each other or the model.
     #[error("{0}")]
     Usage(String),
+    /// A disk has too little room for what is to be written.
+    #[error("{}: {what}", path.display())]
+    Room {
+        /// The folder.
+        path: PathBuf,
+        /// How much is needed, and how much there is.
+        what: String,
+    },
+    /// The caller asked to stop.
+    #[error("interrupted")]
+    Interrupted,
     /// Writing a package failed.
     #[error(transparent)]
     Package(#[from] anemoe_mlpackage::Error),

@@ -63,7 +63,7 @@ pub trait Family: Send + Sync {
 
     /// Changes when the checkpoint's files do, or the way they are read, so that a build does not go on with another
     /// checkpoint's shards.
-    fn fingerprint(&self) -> String {
+    fn fingerprint(&self) -> Result<String> {
         self.opened().checkpoint.fingerprint()
     }
 

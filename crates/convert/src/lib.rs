@@ -10,6 +10,7 @@ pub mod importance;
 pub mod inspect;
 pub mod lower;
 pub mod models;
+pub mod outliers;
 pub mod plan;
 pub mod quant;
 pub mod quantize;

@@ -1,8 +1,9 @@
 //! The plan: which packages a checkpoint becomes, what each holds and how it is compressed.
 
+use crate::family::Family;
 use crate::quant::{Granularity, Groups, MatrixQuant, Quant};
 use crate::{Error, Result};
-use anemoe_bundle::{Chain, ShardFunction, ShardKind, Storage, TokenCount};
+use anemoe_bundle::{Chain, Shard, ShardFunction, ShardKind, Storage, TokenCount};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -74,6 +75,11 @@ pub const MAX_HEAD_WEIGHTS: u64 = 400 << 19;
 
 /// Rows of a router network that share a table, at most.
 const MAX_ROUTER_GROUP: usize = 8;
+
+/// Program of a function, besides its matrices, and what a matrix adds to it: estimates, so that a build's needs are a little
+/// more than it takes (a test holds both against a build).
+const FUNCTION_PROGRAM_BYTES: u64 = 64 << 10;
+const MATRIX_PROGRAM_BYTES: u64 = 2 << 10;
 
 /// How the experts of a layer are packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -422,6 +428,61 @@ impl PlannedShard {
         shard
     }
 
+    /// Where its package lies in a bundle.
+    pub fn package_file(&self) -> String {
+        format!("{}/{}.mlpackage", anemoe_bundle::SHARDS_DIR, self.name)
+    }
+
+    /// Its entry in a chain, without what only a finished package has.
+    pub fn draft(&self) -> Shard {
+        Shard {
+            name: self.name.clone(),
+            file: self.package_file(),
+            kind: self.kind,
+            layer: self.layer,
+            functions: self.functions.clone(),
+            quant: self.quant.clone(),
+            weights: self.weights,
+            bytes: self.bytes,
+            sha256: String::new(),
+            min_weight_cosine: 1.0,
+            output_error: 0.0,
+        }
+    }
+
+    /// The same shard without compression.
+    #[must_use]
+    pub fn in_fp16(&self) -> PlannedShard {
+        self.requantized(|_| Some(MatrixQuant::FP16))
+    }
+
+    /// The same shard with other kinds; where `choose` gives none a matrix keeps its own.
+    #[must_use]
+    pub fn requantized(&self, choose: impl Fn(&MatrixPlan) -> Option<MatrixQuant>) -> PlannedShard {
+        let mut shard = self.clone();
+        for m in &mut shard.matrices {
+            m.quant = choose(m).unwrap_or(m.quant);
+        }
+        shard.recount();
+        shard
+    }
+
+    /// What it has in common with shards of the same sort in other layers: what one of them shows holds for all.
+    pub fn sort(&self) -> String {
+        let matrices: Vec<_> =
+            self.matrices.iter().map(|m| (&m.part, m.rows, m.cols, m.taps, m.quant)).collect();
+        let vectors: Vec<_> = self.vectors.iter().map(|v| &v.dims).collect();
+        let tokens: Vec<_> = self.functions.iter().map(|f| f.tokens).collect();
+        format!("{:?} {:?} {tokens:?} {matrices:?} {vectors:?}", self.kind, self.cache_slots)
+    }
+
+    /// About how large its package will be: weights, and the program of each function.
+    pub fn package_bytes(&self) -> u64 {
+        let per_matrix =
+            self.matrices.len() as u64 / self.functions.len().max(1) as u64 * MATRIX_PROGRAM_BYTES;
+        self.bytes + self.functions.len() as u64 * (FUNCTION_PROGRAM_BYTES + per_matrix)
+    }
+
     /// Counts weights and bytes and predicts placement, after a change of a matrix.
     fn recount(&mut self) {
         let vector_weights: u64 = self.vectors.iter().map(VectorPlan::weights).sum();
@@ -523,6 +584,7 @@ impl Plan {
             )));
         }
         self.totals.recount(&self.shards);
+        self.chain.options = serde_json::to_value(&self.options).unwrap_or_default();
         let (rows, cols) = (self.chain.embedding.rows, self.chain.embedding.cols);
         self.embedding = self.options.resolve("embedding", rows, cols);
         self.totals.embedding_bytes = self.embedding.bytes(rows, cols);
@@ -553,12 +615,41 @@ impl Plan {
     /// As [`Plan::complete`].
     pub fn requantize(&mut self, choose: impl Fn(&MatrixPlan) -> Option<MatrixQuant>) -> Result<()> {
         for shard in &mut self.shards {
-            for m in &mut shard.matrices {
-                m.quant = choose(m).unwrap_or(m.quant);
-            }
-            shard.recount();
+            *shard = shard.requantized(&choose);
         }
         self.complete()
+    }
+
+    /// The plan that a bundle was built from, made again from its checkpoint.
+    ///
+    /// # Errors
+    /// The bundle does not say its options (older versions did not), or it is of another checkpoint.
+    pub fn of_bundle(family: &dyn Family, bundle: &Path, chain: &Chain) -> Result<Plan> {
+        let path = bundle.join(anemoe_bundle::CHAIN_FILE);
+        let wrong = |what: String| Error::invalid(&path, format!("chain: {what}"));
+        if chain.options.is_null() {
+            return Err(wrong(
+                "does not say the options that it was built with: an older version wrote it".into(),
+            ));
+        }
+        let options: PlanOptions = serde_json::from_value(chain.options.clone())
+            .map_err(|e| wrong(format!("the options that it was built with: {e}")))?;
+        let mut plan = family.plan(&options)?;
+        if let Some(choice) = &chain.auto {
+            let kinds: std::result::Result<BTreeMap<_, _>, String> = choice
+                .tensors
+                .iter()
+                .map(|t| Ok(((t.tensor.clone(), t.part.clone()), t.kind.parse::<Quant>()?)))
+                .collect();
+            crate::auto::apply(&mut plan, &kinds.map_err(wrong)?)?;
+            plan.chain.auto = chain.auto.clone();
+        }
+        let own = plan.shards.iter().map(|s| (&s.name, s.kind, s.weights, &s.quant));
+        if !own.eq(chain.shards.iter().map(|s| (&s.name, s.kind, s.weights, &s.quant))) {
+            let what = format!("its shards are not those of the checkpoint {}", plan.source);
+            return Err(wrong(what));
+        }
+        Ok(plan)
     }
 
     /// The shard named `name`.

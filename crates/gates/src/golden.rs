@@ -2,6 +2,7 @@
 
 use crate::reference::Golden;
 use crate::text::log_sum_exp;
+use anemoe_bundle::Chain;
 use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
 use anemoe_runtime::engine::{Engine, Want};
 use anemoe_runtime::sampler::argmax;
@@ -53,10 +54,19 @@ pub struct Rounded {
 /// # Errors
 /// The bundle is wrong, or as [`validate`].
 pub fn gate(bundle: &Path, golden: &Golden, threshold: f64) -> Result<Gate> {
-    let run = |options, threshold| {
-        let mut engine = Engine::open(bundle, &CpuBackend { options })?;
-        validate(&mut engine, golden, threshold)
-    };
+    gate_with(&|backend| Engine::open(bundle, backend), golden, threshold)
+}
+
+/// As [`gate`], for an engine that is opened in another way.
+///
+/// # Errors
+/// As [`gate`].
+pub fn gate_with(
+    open: &dyn Fn(&CpuBackend) -> Result<Engine>,
+    golden: &Golden,
+    threshold: f64,
+) -> Result<Gate> {
+    let run = |options, threshold| validate(&mut open(&CpuBackend { options })?, golden, threshold);
     let exact =
         run(Options { precision: Precision::Fp32, skip_zero: true, ..Options::default() }, threshold)?;
     // The device computes what it multiplies by zero, and zero times an overflow is not a number.
@@ -78,6 +88,41 @@ pub fn gate(bundle: &Path, golden: &Golden, threshold: f64) -> Result<Gate> {
         tokens_match: rounded.tokens_match,
     };
     Ok(Gate { pass: exact.ok && fp16.pass, exact, fp16 })
+}
+
+/// Whether a reference run can be held against a bundle.
+///
+/// # Errors
+/// What does not fit: vocabulary, context, width of the hidden states.
+pub fn fits(golden: &Golden, chain: &Chain) -> std::result::Result<(), String> {
+    let model = &chain.model;
+    let mut rows = golden.logits_full.iter().chain(&golden.next_token_logits);
+    if golden.prompt_ids.is_empty() || !rows.all(|r| r.len() == model.vocab_size) {
+        return Err(format!("logits: not of a vocabulary of {} tokens, as the model's", model.vocab_size));
+    }
+    if golden.prompt_ids.len() > model.max_context {
+        let n = golden.prompt_ids.len();
+        return Err(format!("prompt: {n} tokens where the caches hold {}: --max-context", model.max_context));
+    }
+    let states = &golden.hidden_states;
+    let fit = states.iter().flatten().all(|h| h.len() == model.hidden_size);
+    if !states.is_empty() && (states.len() != model.num_layers + 1 || !fit) {
+        let (layers, width) = (model.num_layers, model.hidden_size);
+        return Err(format!("hidden_states: not of {layers} layers of width {width}, as the model's"));
+    }
+    Ok(())
+}
+
+/// How much better than chance the reference predicts its own prompt: the logarithm of the vocabulary's size less the mean
+/// surprise per token, in nats. 0 and less for random weights, whose logits then differ by chaos, not by quality; absent for a
+/// prompt of one token.
+pub fn better_than_chance(golden: &Golden) -> Option<f64> {
+    let next = golden.prompt_ids.iter().skip(1);
+    let surprise = |(row, &id): (&Vec<f32>, &u32)| Some(log_sum_exp(row) - f64::from(*row.get(id as usize)?));
+    let all: Option<Vec<f64>> = golden.logits_full.iter().zip(next).map(surprise).collect();
+    let all = all.filter(|all| !all.is_empty())?;
+    let vocab = golden.logits_full.first()?.len();
+    Some((vocab as f64).ln() - all.iter().sum::<f64>() / all.len() as f64)
 }
 
 /// What one run found.
@@ -288,7 +333,7 @@ fn greedy(engine: &mut Engine, golden: &Golden, prompt: &[Vec<f32>]) -> Result<V
 
 #[cfg(test)]
 mod tests {
-    use super::{cosine, divergence};
+    use super::{Golden, better_than_chance, cosine, divergence};
 
     #[test]
     fn divergence_of_known_distributions() {
@@ -297,6 +342,25 @@ mod tests {
         let expected = 0.5 * 2f64.ln() + 0.5 * (2.0f64 / 3.0).ln();
         assert!((found - expected).abs() < 1e-6, "{found} {expected}");
         assert!(divergence(&[1.0, 5.0], &[3.0, 7.0]).abs() < 1e-6);
+    }
+
+    #[test]
+    fn chance_is_the_size_of_the_vocabulary() {
+        let golden = |logits: Vec<f32>| Golden {
+            prompt_ids: vec![0, 1, 1],
+            logits_full: vec![logits; 3],
+            next_token_logits: vec![],
+            decode_tokens: vec![],
+            hidden_states: vec![],
+            router_index: vec![],
+            router_states: vec![],
+        };
+        // Even: chance. A probability of 3/4 for the token that comes: ln 2 + ln 3/4 better. 1/4: as much worse.
+        assert!(better_than_chance(&golden(vec![0.0, 0.0])).unwrap().abs() < 1e-9);
+        let better = better_than_chance(&golden(vec![0.0, 3f32.ln()])).unwrap();
+        assert!((better - 1.5f64.ln()).abs() < 1e-6, "{better}");
+        assert!(better_than_chance(&golden(vec![3f32.ln(), 0.0])).unwrap() < 0.0);
+        assert!(better_than_chance(&Golden { prompt_ids: vec![1], ..golden(vec![0.0, 0.0]) }).is_none());
     }
 
     #[test]

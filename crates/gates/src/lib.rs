@@ -3,8 +3,15 @@
 
 pub mod auto;
 pub mod calibrate;
+mod error;
+pub mod gated;
 pub mod golden;
+pub mod integrity;
+pub mod probe;
 pub mod reference;
 pub mod residency;
+pub mod swap;
 pub mod text;
 pub mod trace;
+
+pub use error::{Error, Result};

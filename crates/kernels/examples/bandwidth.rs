@@ -1,10 +1,9 @@
 //! Reads weights of a decode step and of a batch, beside plain reading of the same memory: `cargo run --release -p
-//! anemoe-kernels --example bandwidth`.
+//! anemoe-kernels --example bandwidth [most tokens] [matrices] [fast]`.
 
-use anemoe_kernels::{Columns, Matrix, Panel, Pool, Product, products};
+use anemoe_kernels::{Codes, Columns, Matrix, Panel, Pool, Product, products, read_bandwidth};
 use std::time::Instant;
 
-const ROWS: usize = 1408;
 const COLS: usize = 2816;
 
 fn noise(n: usize) -> Vec<f32> {
@@ -19,6 +18,9 @@ fn noise(n: usize) -> Vec<f32> {
 }
 
 fn main() {
+    #[allow(non_snake_case)]
+    let ROWS: usize = std::env::args().nth(4).and_then(|v| v.parse().ok()).unwrap_or(1408);
+    let again: usize = std::env::args().nth(5).and_then(|v| v.parse().ok()).unwrap_or(1);
     let pool = Pool::global();
     let experts: usize = std::env::args().nth(2).and_then(|v| v.parse().ok()).unwrap_or(256);
     let size = ROWS * COLS / 2;
@@ -33,8 +35,11 @@ fn main() {
         }
     });
     let lut = noise(ROWS / 32 * 16);
+    let codes = Codes::new(&lut);
+    let fast = std::env::args().nth(3).is_some_and(|v| v == "fast");
     let matrix = |e: usize| {
-        Matrix::lut(4, &indices[e * size..(e + 1) * size], &lut, 32, ROWS, COLS).expect("a matrix")
+        let m = Matrix::lut(4, &indices[e * size..(e + 1) * size], &lut, 32, ROWS, COLS).expect("a matrix");
+        if fast { m.fast(codes.as_ref()) } else { m }
     };
     let most = std::env::args().nth(1).and_then(|v| v.parse().ok()).unwrap_or(usize::MAX);
     for tokens in [1usize, 2, 4, 8, 16, 64].into_iter().filter(|t| *t <= most) {
@@ -46,22 +51,9 @@ fn main() {
         let (mut reads, mut times) = (Vec::new(), Vec::new());
         let n = experts;
         for _ in 0..5 {
+            reads.push(read_bandwidth(pool, size * experts, 1));
             let started = Instant::now();
-            let sums: Vec<std::sync::atomic::AtomicU64> = (0..n).map(|_| 0.into()).collect();
-            pool.run(n, &|e| {
-                let sum: u64 = indices[e * size..(e + 1) * size]
-                    .as_chunks::<64>()
-                    .0
-                    .iter()
-                    .map(|c| {
-                        c.as_chunks::<8>().0.iter().fold(0u64, |a, w| a.wrapping_add(u64::from_le_bytes(*w)))
-                    })
-                    .fold(0, u64::wrapping_add);
-                sums[e].store(sum, std::sync::atomic::Ordering::Relaxed);
-            });
-            reads.push(started.elapsed().as_secs_f64());
-            let started = Instant::now();
-            for e in 0..n {
+            for e in (0..n).cycle().take(n * again) {
                 let w = matrix(e);
                 products(pool, &mut [Some(Product { w, x: &panel, y: &mut y, stride: ROWS, bias: None })]);
             }
@@ -69,13 +61,13 @@ fn main() {
         }
         reads.sort_by(f64::total_cmp);
         times.sort_by(f64::total_cmp);
-        let gb = (size * n) as f64 / 1e9;
-        let gmac = (ROWS * COLS * n * tokens) as f64 / 1e9;
+        let gb = (size * n * again) as f64 / 1e9;
+        let gmac = (ROWS * COLS * n * tokens * again) as f64 / 1e9;
         println!(
             "{tokens:>3} tokens: read {:.1} GB/s, product {:.1} GB/s ({:.0} %), {:.0} us per matrix, {:.0} GMAC/s",
-            gb / reads[2],
+            reads[2],
             gb / times[2],
-            100.0 * reads[2] / times[2],
+            100.0 * gb / times[2] / reads[2],
             times[2] / n as f64 * 1e6,
             gmac / times[2]
         );

@@ -22,6 +22,10 @@ pub enum Order {
     Natural,
     /// `8 l + k`
     Packed,
+    /// As [`Order::Packed`], then as integers of 8 bits.
+    FastPacked,
+    /// `64 (k / 4) + 4 l + k % 4`, then as integers of 8 bits.
+    Fast,
 }
 
 impl Order {
@@ -30,7 +34,8 @@ impl Order {
     pub(crate) fn column(self, i: usize) -> usize {
         match self {
             Order::Natural => i,
-            Order::Packed => i % LANES * VECTORS + i / LANES,
+            Order::Packed | Order::FastPacked => i % LANES * VECTORS + i / LANES,
+            Order::Fast => i / 64 * 64 + i % LANES * 4 + i / LANES % 4,
         }
     }
 }
@@ -344,6 +349,8 @@ impl Matrix<'_> {
     /// The order in which x is laid out for a product with this matrix.
     pub fn order(&self) -> Order {
         match self.data {
+            Storage::Lut { .. } if self.fast => Order::FastPacked,
+            Storage::Int { .. } if self.fast => Order::Fast,
             Storage::Lut { bits, .. } if bits < 8 && self.is_direct() => Order::Packed,
             Storage::Int { bits: 4, .. } if self.is_direct() => Order::Packed,
             _ => Order::Natural,

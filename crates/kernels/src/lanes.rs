@@ -229,11 +229,11 @@ pub(crate) mod x86 {
 
     /// AVX2 and FMA.
     #[derive(Clone, Copy)]
-    pub(crate) struct Avx2(__m256, __m256);
+    pub(crate) struct Avx2(pub(crate) __m256, pub(crate) __m256);
 
     /// AVX-512 F.
     #[derive(Clone, Copy)]
-    pub(crate) struct Avx512(__m512);
+    pub(crate) struct Avx512(pub(crate) __m512);
 
     macro_rules! both {
         ($f:ident, $($v:expr),*) => {

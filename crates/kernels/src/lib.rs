@@ -4,7 +4,9 @@
 //! The only crate with unsafe code; everything public is safe.
 
 mod attention;
+mod bandwidth;
 mod decode;
+mod fast;
 mod half_float;
 mod isa;
 mod lanes;
@@ -16,7 +18,9 @@ mod product;
 mod vector;
 
 pub use attention::{AttentionShape, CacheValues, CacheView, HeadStrides, Mask, attention};
+pub use bandwidth::read_bandwidth;
 pub use decode::Order;
+pub use fast::Codes;
 pub use half_float::{f16_to_f32, f32_to_f16, round_to_f16};
 pub use isa::Isa;
 pub use linear_fit::{

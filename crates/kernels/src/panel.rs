@@ -1,6 +1,7 @@
 //! Activations laid out for products.
 
 use crate::decode::{BLOCK, Order};
+use crate::fast::{IN_ORDER, Narrow, PACKED};
 
 /// Tokens of a product: each token's channels one after the other, in the order of a matrix kind, padded with zeros to whole
 /// blocks. Its allocation is kept from use to use.
@@ -11,6 +12,8 @@ pub struct Panel {
     pub(crate) tokens: usize,
     pub(crate) cols: usize,
     pub(crate) order: Order,
+    /// Where the order is one of integers.
+    pub(crate) narrow: Narrow,
 }
 
 /// Where the channels of tokens are in a slice.
@@ -30,6 +33,11 @@ impl Panel {
     /// Channels, padded to whole blocks.
     pub(crate) fn padded(&self) -> usize {
         self.cols.next_multiple_of(BLOCK)
+    }
+
+    /// Chunks of a token.
+    pub(crate) fn chunks(&self) -> usize {
+        self.cols.div_ceil(BLOCK)
     }
 
     /// A token's vectors.
@@ -90,6 +98,12 @@ impl Panel {
                 *out = if column < cols { x.values[at] } else { 0.0 };
             }
         }
+        let quarters = match order {
+            Order::FastPacked => &PACKED,
+            Order::Fast => &IN_ORDER,
+            Order::Natural | Order::Packed => return,
+        };
+        self.narrow.fill(&self.data, tokens, cols.div_ceil(BLOCK), quarters);
     }
 }
 
@@ -100,24 +114,29 @@ fn arrange(order: Order, x: &[f32], out: &mut [f32]) {
             out[..x.len()].copy_from_slice(x);
             out[x.len()..].fill(0.0);
         }
-        Order::Packed => {
-            let (blocks, rest) = x.as_chunks::<BLOCK>();
-            let (out_blocks, _) = out.as_chunks_mut::<BLOCK>();
-            let turn = |x: &[f32; BLOCK], out: &mut [f32; BLOCK]| {
-                for k in 0..8 {
-                    for l in 0..16 {
-                        out[16 * k + l] = x[8 * l + k];
-                    }
-                }
-            };
-            for (x, out) in blocks.iter().zip(out_blocks.iter_mut()) {
-                turn(x, out);
-            }
-            if let Some(out) = out_blocks.get_mut(blocks.len()) {
-                let mut padded = [0f32; BLOCK];
-                padded[..rest.len()].copy_from_slice(rest);
-                turn(&padded, out);
+        Order::Packed | Order::FastPacked => turn(x, out, |k, l| 8 * l + k),
+        Order::Fast => turn(x, out, |k, l| 64 * (k / 4) + 4 * l + k % 4),
+    }
+}
+
+/// Vector k of a block has column `column(k, l)` in lane l.
+#[inline(always)]
+fn turn(x: &[f32], out: &mut [f32], column: impl Fn(usize, usize) -> usize) {
+    let (blocks, rest) = x.as_chunks::<BLOCK>();
+    let (out_blocks, _) = out.as_chunks_mut::<BLOCK>();
+    let turn = |x: &[f32; BLOCK], out: &mut [f32; BLOCK]| {
+        for k in 0..8 {
+            for l in 0..16 {
+                out[16 * k + l] = x[column(k, l)];
             }
         }
+    };
+    for (x, out) in blocks.iter().zip(out_blocks.iter_mut()) {
+        turn(x, out);
+    }
+    if let Some(out) = out_blocks.get_mut(blocks.len()) {
+        let mut padded = [0f32; BLOCK];
+        padded[..rest.len()].copy_from_slice(rest);
+        turn(&padded, out);
     }
 }

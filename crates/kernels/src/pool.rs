@@ -27,8 +27,8 @@ const JOB: u64 = 1 << 32;
 struct Shared {
     /// `JOB * number | OPEN | workers`
     state: AtomicU64,
-    /// Next part.
-    next: AtomicUsize,
+    /// Next part of each thread's own run of parts.
+    next: Vec<Next>,
     parts: AtomicUsize,
     /// Address of a `Job` on the stack of whoever started it.
     job: AtomicUsize,
@@ -41,7 +41,14 @@ struct Shared {
     quit: AtomicUsize,
 }
 
+/// By itself in its cache lines.
+#[repr(align(128))]
+struct Next(AtomicUsize);
+
 struct Job<'a>(&'a (dyn Fn(usize) + Sync));
+
+static GLOBAL: OnceLock<Pool> = OnceLock::new();
+static WANTED: OnceLock<usize> = OnceLock::new();
 
 impl Pool {
     /// A pool of `threads` threads, the caller's included.
@@ -50,7 +57,7 @@ impl Pool {
         // A thread may look at it after the pool is gone: it lives as long as the process.
         let shared: &'static Shared = Box::leak(Box::new(Shared {
             state: AtomicU64::new(0),
-            next: AtomicUsize::new(0),
+            next: (0..threads).map(|_| Next(AtomicUsize::new(0))).collect(),
             parts: AtomicUsize::new(0),
             job: AtomicUsize::new(0),
             busy: Mutex::new(()),
@@ -64,16 +71,22 @@ impl Pool {
         for i in 1..threads {
             let thread = std::thread::Builder::new().name(format!("anemoe-{i}"));
             // With fewer threads than wanted everything works as well.
-            started += usize::from(thread.spawn(move || shared.serve()).is_ok());
+            started += usize::from(thread.spawn(move || shared.serve(i)).is_ok());
         }
         Pool { shared, threads: started }
     }
 
-    /// The process' pool: a thread per processor, or as many as the environment variable `ANEMOE_THREADS` says.
+    /// Sets the number of threads of [`Pool::global`]; false when that exists already.
+    pub fn set_threads(threads: usize) -> bool {
+        WANTED.set(threads).is_ok() && GLOBAL.get().is_none()
+    }
+
+    /// The process' pool: as many threads as [`Pool::set_threads`] or the environment variable `ANEMOE_THREADS` says, else one
+    /// per processor.
     pub fn global() -> &'static Pool {
-        static GLOBAL: OnceLock<Pool> = OnceLock::new();
         GLOBAL.get_or_init(|| {
-            let wanted = std::env::var("ANEMOE_THREADS").ok().and_then(|v| v.parse().ok());
+            let said = || std::env::var("ANEMOE_THREADS").ok().and_then(|v| v.parse().ok());
+            let wanted = WANTED.get().copied().or_else(said);
             let processors = || std::thread::available_parallelism().map_or(1, usize::from);
             Pool::new(wanted.unwrap_or_else(processors))
         })
@@ -104,7 +117,9 @@ impl Pool {
         let job = Job(part);
         s.job.store(&raw const job as usize, Ordering::Relaxed);
         s.parts.store(parts, Ordering::Relaxed);
-        s.next.store(0, Ordering::Relaxed);
+        for (i, next) in s.next.iter().enumerate() {
+            next.0.store(s.first(i, parts), Ordering::Relaxed);
+        }
         let number = (s.state.load(Ordering::Relaxed) / JOB + 1) & u64::from(u32::MAX);
         // A sleeper either sees the new job when it looks a last time, or is counted here.
         s.state.store((number * JOB) | OPEN, Ordering::SeqCst);
@@ -112,9 +127,9 @@ impl Pool {
             drop(s.asleep.lock().unwrap_or_else(PoisonError::into_inner));
             s.wake.notify_all();
         }
-        let own = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| s.work(part, parts)));
+        let own = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| s.work(0, part, parts)));
         if own.is_err() {
-            s.next.store(parts, Ordering::Relaxed);
+            s.stop(parts);
         }
         // Nobody else begins; those who have begun hold references to `job`.
         s.state.fetch_and(!OPEN, Ordering::AcqRel);
@@ -157,18 +172,34 @@ struct Pieces<T>(*mut T);
 unsafe impl<T: Send> Sync for Pieces<T> {}
 
 impl Shared {
-    fn work(&self, part: &(dyn Fn(usize) + Sync), parts: usize) {
-        loop {
-            let i = self.next.fetch_add(1, Ordering::Relaxed);
-            if i >= parts {
-                return;
+    /// First part of a thread's own run.
+    fn first(&self, thread: usize, parts: usize) -> usize {
+        (thread as u128 * parts as u128 / self.next.len() as u128) as usize
+    }
+
+    /// Nobody begins another part.
+    fn stop(&self, parts: usize) {
+        self.next.iter().for_each(|next| next.0.store(parts, Ordering::Relaxed));
+    }
+
+    /// Parts of the thread's own run, so that it reads memory in order, then what is left of the others'.
+    fn work(&self, thread: usize, part: &(dyn Fn(usize) + Sync), parts: usize) {
+        let n = self.next.len();
+        for i in 0..n {
+            let run = (thread + i) % n;
+            let end = self.first(run + 1, parts);
+            loop {
+                let i = self.next[run].0.fetch_add(1, Ordering::Relaxed);
+                if i >= end {
+                    break;
+                }
+                part(i);
             }
-            part(i);
         }
     }
 
     /// Waits for jobs until the pool is gone.
-    fn serve(&self) {
+    fn serve(&self, index: usize) {
         let mut seen = 0;
         let mut idle = Instant::now();
         let mut rounds = 0u32;
@@ -186,10 +217,10 @@ impl Shared {
                 // SAFETY: the state counted this thread in while the job was open; whoever started the job keeps it alive
                 // until the count is zero again.
                 let part = unsafe { (*job).0 };
-                let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.work(part, parts)));
+                let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.work(index, part, parts)));
                 if done.is_err() {
                     self.failed.store(1, Ordering::Relaxed);
-                    self.next.store(parts, Ordering::Relaxed);
+                    self.stop(parts);
                 }
                 self.state.fetch_sub(1, Ordering::AcqRel);
                 idle = Instant::now();

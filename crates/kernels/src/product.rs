@@ -14,7 +14,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 /// Rows that are computed together.
-const ROWS: usize = 4;
+pub(crate) const ROWS: usize = 4;
 /// Rows that are decoded together where there are several tokens: each token is read once for all of them.
 const DECODED_ROWS: usize = 16;
 /// Bytes of weights in one part of a parallel job.
@@ -22,7 +22,7 @@ const PART: usize = 32 << 10;
 /// A job is worth several threads from this many multiplications on.
 const PARALLEL: usize = 1 << 15;
 /// Bytes between what is read and what is prefetched.
-const AHEAD: usize = 4096;
+pub(crate) const AHEAD: usize = 4096;
 
 /// One product `y = w x`.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ pub struct Term<'a> {
 }
 
 #[derive(Clone, Copy)]
-struct Target<'a> {
+pub(crate) struct Target<'a> {
     y: *mut f32,
     stride: usize,
     bias: Option<&'a [f32]>,
@@ -172,6 +172,9 @@ fn rows_on(isa: Isa, w: &Matrix<'_>, x: &Panel, rows: Range<usize>, y: &Target<'
     if x.tokens == 0 || rows.is_empty() {
         return;
     }
+    if w.fast {
+        return crate::fast::rows_on(isa, w, x, rows, y);
+    }
     match isa {
         Isa::Scalar => undirect(w, x, rows, y, tiles::<Plain, 1>),
         #[cfg(target_arch = "x86_64")]
@@ -285,7 +288,7 @@ fn undirect(w: &Matrix<'_>, x: &Panel, rows: Range<usize>, y: &Target<'_>, tiles
 
 /// Row r of the target for token `t` of x.
 #[inline(always)]
-fn store(y: &Target<'_>, r: usize, t: usize, v: f32) {
+pub(crate) fn store(y: &Target<'_>, r: usize, t: usize, v: f32) {
     let token = y.tokens.map_or(t, |tokens| tokens[t] as usize);
     let v = v + y.bias.map_or(0.0, |b| b[r]);
     // SAFETY: the token's row r lies inside of y, see `check`; no other part writes row r.

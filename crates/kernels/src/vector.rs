@@ -1,7 +1,6 @@
 //! Functions of vectors: normalization, gates, rotary embedding, exponentials.
 
-use crate::Isa;
-use crate::lanes::{LANES, Lanes, Plain};
+use crate::lanes::{LANES, Lanes};
 
 /// Compiles a generic function for each instruction set and calls the best one.
 macro_rules! dispatch {
@@ -10,7 +9,7 @@ macro_rules! dispatch {
         $vis fn $name($($arg: $ty),*) {
             #[cfg(target_arch = "x86_64")]
             {
-                use crate::lanes::x86::{Avx2, Avx512};
+                use $crate::lanes::x86::{Avx2, Avx512};
                 #[target_feature(enable = "avx2,fma,f16c")]
                 fn avx2($($arg: $ty),*) {
                     $generic::<Avx2>($($arg),*);
@@ -19,15 +18,15 @@ macro_rules! dispatch {
                 fn avx512($($arg: $ty),*) {
                     $generic::<Avx512>($($arg),*);
                 }
-                match Isa::best() {
+                match $crate::Isa::best() {
                     // SAFETY: the processor has the instructions.
-                    Isa::Avx512 => return unsafe { avx512($($arg),*) },
+                    $crate::Isa::Avx512 => return unsafe { avx512($($arg),*) },
                     // SAFETY: the processor has the instructions.
-                    Isa::Avx2 => return unsafe { avx2($($arg),*) },
-                    Isa::Scalar => {}
+                    $crate::Isa::Avx2 => return unsafe { avx2($($arg),*) },
+                    $crate::Isa::Scalar => {}
                 }
             }
-            $generic::<Plain>($($arg),*);
+            $generic::<$crate::lanes::Plain>($($arg),*);
         }
     };
 }

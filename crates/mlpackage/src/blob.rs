@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 const VERSION: u32 = 2;
 const SENTINEL: u32 = 0xDEAD_BEEF;
@@ -186,6 +187,21 @@ struct Entry {
     end: usize,
 }
 
+/// The bytes of a blob, for as long as this is held.
+#[derive(Clone)]
+pub struct SharedBlob {
+    file: Arc<BlobFile>,
+    start: usize,
+    end: usize,
+}
+
+impl SharedBlob {
+    /// The bytes, in the form of storage.
+    pub fn data(&self) -> &[u8] {
+        &self.file.map[self.start..self.end]
+    }
+}
+
 /// A weight file, mapped and checked once.
 pub struct BlobFile {
     path: PathBuf,
@@ -220,6 +236,35 @@ impl BlobFile {
             )
         })?;
         Ok(Blob { dtype: entry.dtype, count: entry.count, data: &self.map[entry.start..entry.end] })
+    }
+
+    /// Lets go of the pages that were read: they come back from the file when they are needed. Bounds the resident memory of
+    /// one who reads many large files once.
+    pub fn release(&self) {
+        #[cfg(unix)]
+        {
+            // SAFETY: a map of a file that nobody writes through holds nothing that the file does not.
+            #[allow(unsafe_code)]
+            // A system that refuses keeps the pages: no harm is done.
+            let _ = unsafe { self.map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+        }
+    }
+
+    /// As [`BlobFile::blob`], with the file kept mapped by what is given.
+    ///
+    /// # Errors
+    /// As [`BlobFile::blob`].
+    pub fn shared(self: &Arc<BlobFile>, offset: u64) -> Result<SharedBlob> {
+        self.blob(offset)?;
+        let Entry { start, end, .. } = self.blobs[&offset];
+        Ok(SharedBlob { file: self.clone(), start, end })
+    }
+
+    /// Maps all pages that are in memory or can be read, so that reading them later does not stop at each. What fails is left
+    /// to later reading.
+    pub fn populate(&self) {
+        #[cfg(target_os = "linux")]
+        let _ = self.map.advise(memmap2::Advice::PopulateRead);
     }
 
     /// Offsets of all blobs, ascending.

@@ -1,6 +1,6 @@
 //! The `.mlpackage` directory.
 
-use crate::blob::{Blob, BlobFile, BlobWriter};
+use crate::blob::{Blob, BlobFile, BlobWriter, SharedBlob};
 use crate::mil::{Argument, Binding, Block, Model, TensorData, Value, ValueData, ValueType};
 use crate::{Error, Result, spec};
 use serde::Deserialize;
@@ -9,6 +9,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 const MANIFEST: &str = "Manifest.json";
 const DATA: &str = "Data";
@@ -203,7 +204,7 @@ pub struct Package {
     path: PathBuf,
     model: Model,
     /// By the name that blob values use.
-    weights: BTreeMap<String, BlobFile>,
+    weights: BTreeMap<String, Arc<BlobFile>>,
     total_bytes: u64,
 }
 
@@ -244,7 +245,7 @@ impl Package {
             Package { path: path.to_path_buf(), model, weights: BTreeMap::new(), total_bytes: 0 };
         package.open_weights(&model_path)?;
         package.total_bytes =
-            (text.len() + bytes.len()) as u64 + package.weights.values().map(BlobFile::len).sum::<u64>();
+            (text.len() + bytes.len()) as u64 + package.weights.values().map(|w| w.len()).sum::<u64>();
         Ok(package)
     }
 
@@ -253,7 +254,7 @@ impl Package {
         for (name, function) in &self.model.program.functions {
             collect(&function.block, name, &mut values);
         }
-        let mut weights: BTreeMap<String, BlobFile> = BTreeMap::new();
+        let mut weights: BTreeMap<String, Arc<BlobFile>> = BTreeMap::new();
         for (place, value) in values {
             let ValueData::Blob { file, offset } = &value.data else { continue };
             let wrong = |what: String| Error::invalid(model_path, format!("{place}: {what}"));
@@ -262,7 +263,7 @@ impl Package {
                 let inside =
                     inside.ok_or_else(|| wrong(format!("weight file `{file}` is outside the package")))?;
                 let directory = model_path.parent().unwrap_or(Path::new("."));
-                weights.insert(file.clone(), BlobFile::open(&directory.join(inside))?);
+                weights.insert(file.clone(), Arc::new(BlobFile::open(&directory.join(inside))?));
             }
             let blob = weights[file].blob(*offset).map_err(|e| wrong(e.to_string()))?;
             let ValueType::Tensor(ty) = &value.ty else {
@@ -295,6 +296,11 @@ impl Package {
         self.total_bytes
     }
 
+    /// See [`BlobFile::release`].
+    pub fn release(&self) {
+        self.weights.values().for_each(|w| w.release());
+    }
+
     /// The blob that a value of this package's program refers to.
     ///
     /// # Errors
@@ -305,6 +311,23 @@ impl Package {
                 Some(weights) => weights.blob(*offset),
                 None => Err(Error::invalid(&self.path, format!("use: no weight file `{file}`"))),
             },
+            ValueData::Immediate(_) => Err(Error::invalid(&self.path, "use: an immediate value has no blob")),
+        }
+    }
+
+    /// See [`BlobFile::populate`].
+    pub fn populate(&self) {
+        self.weights.values().for_each(|w| w.populate());
+    }
+
+    /// As [`Package::blob`], with the file kept mapped by what is given.
+    ///
+    /// # Errors
+    /// As [`Package::blob`].
+    pub fn shared_blob(&self, value: &Value) -> Result<SharedBlob> {
+        self.blob(value)?;
+        match &value.data {
+            ValueData::Blob { file, offset } => self.weights[file].shared(*offset),
             ValueData::Immediate(_) => Err(Error::invalid(&self.path, "use: an immediate value has no blob")),
         }
     }

@@ -186,7 +186,7 @@ pub(crate) fn write_atomic(path: &Path, write: impl FnOnce(&mut File) -> io::Res
     // A temporary file is private by default; this one becomes an ordinary file.
     #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    let mut file = builder.prefix(".npz-").tempfile_in(dir).map_err(io)?;
+    let mut file = builder.prefix(".tmp-npz-").tempfile_in(dir).map_err(io)?;
     write(file.as_file_mut()).and_then(|()| file.as_file().sync_all()).map_err(io)?;
     file.persist(path).map_err(|e| io(e.error))?;
     // Only Unix can open a directory; elsewhere the rename is as durable as the system makes it.

@@ -40,6 +40,12 @@ pub trait BackendPackage: Send {
     /// Sets every state to zero.
     fn reset(&mut self);
 
+    /// Fills every state with noise, as if tokens had been in it: for measurements. False where that is not possible.
+    fn fill_states(&mut self, seed: u64) -> bool {
+        let _ = seed;
+        false
+    }
+
     /// Bytes of weights read since opening, where that is known.
     fn weight_bytes(&self) -> u64 {
         0
@@ -49,6 +55,9 @@ pub trait BackendPackage: Send {
     fn op_times(&self) -> Vec<OpTime> {
         Vec::new()
     }
+
+    /// Lets go of memory that the next call gets back by itself, where there is such; the last call's outputs go with it.
+    fn release(&mut self) {}
 }
 
 /// Time that an operation, or several that were fused into it, has taken.

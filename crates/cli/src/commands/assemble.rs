@@ -1,11 +1,21 @@
 //! `anemoe assemble`
 
-use super::build;
+use super::checkpoint::Reading;
+use super::{auto, build, golden};
 use crate::Outcome;
+use crate::interrupt;
+use crate::journal::{JournalArgs, Recorder, facts};
 use crate::ui::Ui;
+use anemoe_bundle::journal::status;
+use anemoe_convert::build::Assembly;
+use anemoe_gates::gated::{self, Reference};
+use anemoe_gates::reference::Golden;
+use anemoe_gates::residency;
+use anyhow::Context;
 use std::path::PathBuf;
 
-/// Complete a bundle whose parts were built with `build --shard`: every shard is there and has the hash of its record.
+/// Complete a bundle whose parts were built with `build --shard`: every shard is there and has the hash of its record. Then come
+/// the gates of the whole, as in a build by one process; exit status 1 when one fails.
 #[derive(clap::Args)]
 #[command(
     after_help = "Example:\n  anemoe build models/small-gemma4 -o small.anemoe --shard 0/2\n  anemoe build models/small-gemma4 -o small.anemoe --shard 1/2\n  anemoe assemble small.anemoe"
@@ -13,11 +23,67 @@ use std::path::PathBuf;
 pub struct Args {
     /// The bundle's folder.
     bundle: PathBuf,
+    /// Reference run for the gates of the whole, from `anemoe golden` or Hugging Face transformers [default: a run in f32 of the
+    /// parts' checkpoint, where it still is].
+    #[arg(long, value_name = "F.npz", conflicts_with = "skip_gates")]
+    golden: Option<PathBuf>,
+    /// Cosine that the logits must reach at every position and step [default: that of the parts].
+    #[arg(long, value_name = "X", value_parser = cosine)]
+    min_cosine: Option<f64>,
+    /// No gates of the whole; chain.json says so. So it is without this where no part had gates.
+    #[arg(long)]
+    skip_gates: bool,
+    #[command(flatten)]
+    journal: JournalArgs,
+}
+
+fn cosine(text: &str) -> Result<f64, String> {
+    let value = text.parse().ok().filter(|c: &f64| (-1.0..=1.0).contains(c));
+    value.ok_or_else(|| format!("`{text}` is not a cosine: between -1 and 1"))
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    let report = anemoe_convert::build::assemble(&args.bundle)?;
+    let recorder = Recorder::new(&args.journal, "assemble");
+    let given = args.golden.as_deref().map(Golden::read).transpose()?;
+    interrupt::install()?;
+    let assembly = anemoe_convert::build::assemble(&args.bundle)?;
+    let reference = match given {
+        Some(golden) => Some(Reference { golden, given: true }),
+        None if args.skip_gates || assembly.part_gates().1 => None,
+        None => own_reference(&assembly, ui),
+    };
+    let options = residency::Options::default();
+    let report = gated::assemble(assembly, reference.as_ref(), &options, args.min_cosine, &|_| ())?;
+    for (said, facts) in facts::gates(&report, args.golden.as_deref()) {
+        recorder.also(&args.bundle, "gate", said, None, facts);
+    }
+    if let Some(built) = &report.build {
+        let status = if report.pass { status::DONE } else { status::FAIL };
+        recorder.end(&args.bundle, status, facts::build(built, &args.bundle, None));
+    }
     ui.document(&report)?;
-    ui.line(build::summary(&report))?;
-    Ok(Outcome::Done)
+    build::print(&report, &args.bundle, 0, ui)?;
+    Ok(if report.pass { Outcome::Done } else { Outcome::GateFailed })
+}
+
+/// A run of the checkpoint that the parts were built from. That it is no more where it was is no reason not to complete the
+/// bundle.
+fn own_reference(assembly: &Assembly, ui: &Ui) -> Option<Reference> {
+    let run = || {
+        let source = assembly.source().context("the parts do not say where their checkpoint is")?;
+        let zaya_skip = source.zaya_skip.map(|s| s.parse()).transpose().map_err(anyhow::Error::msg)?;
+        let checkpoint = Reading { zaya_skip }.open(&source.checkpoint)?;
+        if assembly.chain()?.checkpoint_sha256.as_ref() != Some(&checkpoint.fingerprint()?) {
+            anyhow::bail!("{}: is not what the parts were built from any more", source.checkpoint);
+        }
+        let (prompt, decode) = auto::gate_prompt(&checkpoint, assembly.plan())?;
+        Ok::<_, anyhow::Error>(golden::with_bar(&checkpoint, &prompt, decode, ui)?)
+    };
+    match run() {
+        Ok(golden) => Some(Reference { golden, given: false }),
+        Err(e) => {
+            eprintln!("warning: no gates of the whole: {e:#}; give --golden, or see anemoe validate");
+            None
+        }
+    }
 }

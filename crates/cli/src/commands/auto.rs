@@ -70,11 +70,11 @@ pub struct Planned {
     pub importance: Option<Importance>,
 }
 
-/// Opens a checkpoint and plans it.
-pub fn plan(spec: &str, options: &Options, ui: &Ui) -> anyhow::Result<Planned> {
+/// Opens a checkpoint and plans it. With `gated`, `--min-cosine` is what gates want, too.
+pub fn plan(spec: &str, options: &Options, gated: bool, ui: &Ui) -> anyhow::Result<Planned> {
     let auto = options.quant == QuantChoice::Auto;
     for (given, name) in [
-        (options.min_cosine.is_some(), "--min-cosine"),
+        (options.min_cosine.is_some() && !gated, "--min-cosine"),
         (options.max_bytes.is_some(), "--max-bytes"),
         (options.auto_text.is_some(), "--auto-text"),
     ] {
@@ -83,7 +83,7 @@ pub fn plan(spec: &str, options: &Options, ui: &Ui) -> anyhow::Result<Planned> {
         }
     }
     if let Some(c) = options.min_cosine.filter(|c| !(0.0..=1.0).contains(c)) {
-        bail!("--min-cosine {c} is not between 0 and 1");
+        bail!("--min-cosine {c} is not a cosine between 0 and 1");
     }
     let family = models::open(options.reading.open(spec)?)?;
     let mut plan = family.plan(&options.to_plan_options())?;
@@ -112,6 +112,26 @@ pub fn plan(spec: &str, options: &Options, ui: &Ui) -> anyhow::Result<Planned> {
         chosen?;
     }
     Ok(Planned { family, plan, importance })
+}
+
+/// Ids that are spread evenly over the vocabulary, for models without a tokenizer.
+fn spread_ids(n: usize, plan: &Plan) -> Vec<u32> {
+    let vocab = plan.chain.model.vocab_size as u64;
+    (1..=n as u64).map(|i| ((i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % vocab) as u32).collect()
+}
+
+/// The prompt that a build's gates run, and how many tokens behind it: fewer for models that take long.
+pub fn gate_prompt(checkpoint: &Checkpoint, plan: &Plan) -> anyhow::Result<(Vec<u32>, usize)> {
+    let (prompt, decode) = if plan.totals.params > MAX_WHOLE { (8, 4) } else { (16, 8) };
+    // The caches have to hold both.
+    let prompt = prompt.min(plan.chain.model.max_context.saturating_sub(decode)).max(1);
+    let bos = golden::bos(checkpoint);
+    let mut ids = match golden::tokenizer(checkpoint) {
+        Ok(tokenizer) => tokenizer.encode(TEXT, bos)?,
+        Err(_) => bos.into_iter().chain(spread_ids(prompt, plan)).collect(),
+    };
+    ids.truncate(prompt);
+    Ok((ids, decode.min(plan.chain.model.max_context.saturating_sub(prompt))))
 }
 
 /// Windows of tokens to run the model on, and where they come from.
@@ -151,11 +171,7 @@ fn tokens(
         Err(e) if file.is_some() => Err(e.context("--auto-text needs the model's tokenizer")),
         // Without a tokenizer any tokens are as good as others.
         Err(_) => {
-            let vocab = plan.chain.model.vocab_size as u64;
-            let ids: Vec<u32> = (1..=TOKENS as u64)
-                .map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % vocab)
-                .map(|id| id as u32)
-                .collect();
+            let ids = spread_ids(TOKENS, plan);
             Ok((windows(&ids, bos, context, TOKENS), "evenly spread tokens (there is no tokenizer)".into()))
         }
     }

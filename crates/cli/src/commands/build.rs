@@ -1,20 +1,36 @@
 //! `anemoe build`
 
-use super::auto::{self, Planned};
-use super::plan::Options;
+use super::auto::{self, Planned, QuantChoice};
+use super::generate::at_least_one;
+use super::plan::{self, Options};
+use super::{check, golden, validate};
 use crate::Outcome;
+use crate::interrupt;
+use crate::journal::{JournalArgs, Recorder, facts};
 use crate::ui::{self, Ui};
-use anemoe_convert::build::{BuildReport, Event, Part};
-use anemoe_convert::family::Family;
+use anemoe_bundle::journal::status;
+use anemoe_convert::build::{self, Build, BuildReport, Event, Needs, Part, Source};
+use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::importance::Importance;
+use anemoe_convert::models::Readings;
 use anemoe_convert::plan::Plan;
+use anemoe_gates::gated::{self, GatedReport, Stage};
+use anemoe_gates::golden::{self as gates, MIN_COSINE};
+use anemoe_gates::reference::Golden;
+use anemoe_gates::{probe, residency};
 use anyhow::{Context, bail};
+use indicatif::ProgressBar;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Build a bundle of Core ML packages from a checkpoint. A build that was interrupted goes on where it stopped.
+/// Build a bundle of Core ML packages from a checkpoint: first one shard of each sort, which has to pass two gates (placement
+/// on the Neural Engine as predicted, quality against FP16), then the others, then the same for the whole. Exit status 1 when
+/// a gate fails. A build that was interrupted goes on where it stopped.
 #[derive(clap::Args)]
-#[command(after_help = "Example:\n  anemoe build models/small-gemma4 -o small.anemoe --quant lut4")]
+#[command(
+    after_help = "Example:\n  anemoe build models/small-gemma4 -o small.anemoe --quant lut4 --attn-quant lut6 --head-quant lut6"
+)]
 pub struct Args {
     /// A Hugging Face folder, a .gguf file, or synthetic:NAME?seed=N&layers=N.
     checkpoint: String,
@@ -23,14 +39,35 @@ pub struct Args {
     out: PathBuf,
     #[command(flatten)]
     options: Options,
-    /// Shards that are built at a time [default: one per processor, at most 8].
-    #[arg(long, value_name = "N")]
+    /// Shards that are built at a time [default: one per processor, at most 8, within half of the free memory].
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
     jobs: Option<usize>,
+    /// Most MiB of memory for shards that are built at a time: fewer of them where they would need more.
+    #[arg(long, value_name = "MiB", value_parser = mebibytes)]
+    max_memory: Option<u64>,
+    /// Build without gates; chain.json says that they were skipped.
+    #[arg(long)]
+    skip_gates: bool,
+    /// Reference run for the gates, from `anemoe golden` or Hugging Face transformers [default: a run in f32 of a built-in
+    /// text].
+    #[arg(long, value_name = "F.npz")]
+    golden: Option<PathBuf>,
+    /// Random probes of a shard, besides the prompt's hidden states.
+    #[arg(long, value_name = "N", default_value_t = probe::PROBES)]
+    probes: usize,
+    /// Seed of the random probes.
+    #[arg(long, value_name = "N", default_value_t = probe::SEED)]
+    probe_seed: u64,
+    /// Folder for FP16 forms of shards while the gates need them [default: in the unfinished bundle].
+    #[arg(long, value_name = "DIR")]
+    scratch: Option<PathBuf>,
     /// Build only every N-th shard from the I-th on, beside other processes that build the others into the same folder (I from
     /// 0; N/N is 0/N, so counting from 1 does as well); `assemble` completes the bundle. With N alone, I is taken from
     /// SLURM_ARRAY_TASK_ID, JOB_COMPLETION_INDEX or AWS_BATCH_JOB_ARRAY_INDEX.
     #[arg(long, value_name = "I/N", value_parser = share)]
     shard: Option<Share>,
+    #[command(flatten)]
+    journal: JournalArgs,
 }
 
 /// What `--shard` says.
@@ -45,6 +82,11 @@ const MAX_PARTS: usize = 100_000;
 
 /// Indices of array jobs, as their schedulers count them.
 const ARRAY_INDICES: [&str; 3] = ["SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX", "AWS_BATCH_JOB_ARRAY_INDEX"];
+
+fn mebibytes(text: &str) -> Result<u64, String> {
+    let wrong = || format!("`{text}` is not a number of MiB from 1 on");
+    text.parse().ok().filter(|n| (1..1 << 40).contains(n)).ok_or_else(wrong)
+}
 
 fn share(text: &str) -> Result<Share, String> {
     let wrong = || format!("`{text}` is neither I/N nor N, with N from 1 to {MAX_PARTS} and I from 0 to N");
@@ -64,7 +106,8 @@ impl Share {
         let index = match self.index {
             Some(index) => index,
             None => {
-                let found = ARRAY_INDICES.iter().find_map(|name| Some((name, variable(name)?)));
+                let set = |name: &&'static str| Some((*name, variable(name).filter(|v| !v.is_empty())?));
+                let found = ARRAY_INDICES.iter().find_map(set);
                 let (name, value) = found.with_context(|| {
                     format!(
                         "--shard {}: no index is given, and none of {} is set",
@@ -85,18 +128,286 @@ impl Share {
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    let Planned { family, plan, importance } = auto::plan(&args.checkpoint, &args.options, ui)?;
-    let jobs =
-        args.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get().min(8)));
+    let Planned { family, plan, importance } = auto::plan(&args.checkpoint, &args.options, true, ui)?;
+    let family = family.as_ref();
+    let jobs = args.jobs.unwrap_or_else(build::default_jobs);
+    let jobs = args.max_memory.map_or(jobs, |mb| build::jobs_within(jobs, Some(mb << 20)));
     let part = args.shard.map(|s| s.part(|name| std::env::var(name).ok())).transpose()?;
-    let work = Work { family: family.as_ref(), plan: &plan, importance: importance.as_ref(), part };
-    let report = with_progress(work, &args.out, jobs, ui)?;
+    let golden = args.golden.as_deref().map(Golden::read).transpose()?;
+    if let (Some(golden), Some(path)) = (&golden, &args.golden) {
+        gates::fits(golden, &plan.chain).map_err(|what| anemoe_convert::Error::invalid(path, what))?;
+    }
+    if let Some(scratch) = &args.scratch {
+        anyhow::ensure!(scratch.is_dir(), "--scratch {}: no such folder", scratch.display());
+    }
+    for note in &plan.notes {
+        ui.line(format!("note: {note}"))?;
+    }
+    plan::print_outliers(&plan::outliers(family, &plan, &args.options, ui)?, ui)?;
+    interrupt::install()?;
+    let checkpoint = &family.opened().checkpoint;
+    let mut reference = || reference(checkpoint, &plan, golden.as_ref(), ui);
+    let options = gated::Options {
+        jobs,
+        skip_gates: args.skip_gates,
+        min_cosine: gate_cosine(&args.options),
+        probes: args.probes,
+        seed: args.probe_seed,
+        residency: residency::Options::default(),
+        scratch: args.scratch.as_deref(),
+        bos: golden::bos(checkpoint),
+        reference_given: golden.is_some(),
+        reference: &mut reference,
+    };
+    let recorder = Recorder::new(&args.journal, "build");
+    let build = Build::begin(family, &plan, importance.as_ref(), &args.out, part)?;
+    let part_name = part.map(|p| format!("{}/{}", p.index, p.of));
+    recorder.begin(&args.out, facts::begun(&plan, part_name.clone()));
+    build.remember(&source(&args.checkpoint, &checkpoint.readings))?;
+    let all = plan.shards.len();
+    let progress = Progress::new(&plan, build.own(), ui);
+    let report = gated::run(build, options, &|event| progress.on(event));
+    progress.bar.finish_and_clear();
+    let report = match report {
+        Ok(report) => report,
+        Err(e) => {
+            // What could not be kept is gone, and its journal with it.
+            if args.out.is_dir() {
+                let error = serde_json::json!({"part": part_name, "error": e.to_string()});
+                recorder.end(&args.out, status::ERROR, facts::of(error));
+            }
+            return Err(e.into());
+        }
+    };
+    for (said, facts) in facts::gates(&report, args.golden.as_deref()) {
+        recorder.also(&args.out, "gate", said, None, facts);
+    }
+    let status = if report.pass { status::DONE } else { status::FAIL };
+    recorder.end(
+        &args.out,
+        status,
+        match &report.build {
+            Some(built) => facts::build(built, &args.out, part_name),
+            None => {
+                facts::of(serde_json::json!({"part": part_name, "failed": report.failed.map(Stage::name)}))
+            }
+        },
+    );
     ui.document(&report)?;
-    ui.line(summary(&report))?;
-    if let Some(part) = part {
+    print(&report, &args.out, all, ui)?;
+    if let (Some(part), true) = (part, report.pass) {
         ui.line(format!("part {}/{} is done; anemoe assemble completes the bundle", part.index, part.of))?;
     }
-    Ok(Outcome::Done)
+    Ok(if report.pass { Outcome::Done } else { Outcome::GateFailed })
+}
+
+/// Where the checkpoint is, for a process that starts elsewhere.
+fn source(spec: &str, readings: &Readings) -> Source {
+    let path = Path::new(spec);
+    let checkpoint = if path.exists() {
+        std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf()).to_string_lossy().into_owned()
+    } else {
+        spec.to_string()
+    };
+    Source { checkpoint, zaya_skip: readings.zaya_skip.map(|s| s.name().to_string()) }
+}
+
+/// The cosine that gates want. What a search aims at is measured on another text, so its own aim is no gate's.
+fn gate_cosine(options: &Options) -> f64 {
+    let asked = options.min_cosine.unwrap_or(MIN_COSINE);
+    if options.quant == QuantChoice::Auto { asked.min(MIN_COSINE) } else { asked }
+}
+
+/// The reference run of the gates: the file's, with hidden states where it lacks them, or one of the gates' own prompt.
+pub fn reference(
+    checkpoint: &Checkpoint,
+    plan: &Plan,
+    given: Option<&Golden>,
+    ui: &Ui,
+) -> anemoe_gates::Result<Golden> {
+    if let Some(golden) = given.filter(|g| probe::suffices(g, plan)) {
+        return Ok(golden.clone());
+    }
+    let (prompt, decode) = match given {
+        Some(golden) => (golden.prompt_ids.clone(), 0),
+        None => {
+            auto::gate_prompt(checkpoint, plan).map_err(|e| anemoe_gates::Error::Usage(format!("{e:#}")))?
+        }
+    };
+    let own = golden::with_bar(checkpoint, &prompt, decode, ui)?;
+    Ok(match given {
+        Some(golden) => golden.with_states_of(own),
+        None => own,
+    })
+}
+
+/// What a build shows while it runs.
+struct Progress {
+    bar: ProgressBar,
+    shards: AtomicUsize,
+    of: usize,
+    weights: Vec<u64>,
+}
+
+impl Progress {
+    fn new(plan: &Plan, own: Vec<usize>, ui: &Ui) -> Progress {
+        let weights: Vec<u64> = own.iter().map(|&i| plan.shards[i].weights).collect();
+        let bar = ui.bar(weights.iter().sum::<u64>() / 1000, "building");
+        Progress { bar, shards: AtomicUsize::new(0), of: own.len(), weights }
+    }
+
+    fn on(&self, event: gated::Event<'_>) {
+        match event {
+            gated::Event::Needs(needs) => {
+                let text = needs_line(needs);
+                self.bar.suspend(|| eprintln!("{text}"));
+            }
+            gated::Event::Stage(stage) => {
+                self.bar.set_prefix(stage.name());
+                tracing::info!(stage = stage.name(), "stage");
+            }
+            gated::Event::Build(event) => {
+                let Event::ShardDone { shard, bytes, elapsed, reused } = event;
+                let done = self.shards.fetch_add(1, Ordering::Relaxed) + 1;
+                if reused {
+                    // What an earlier run did says nothing of this one's rate.
+                    self.bar.set_length(self.bar.length().unwrap_or(0).saturating_sub(shard.weights / 1000));
+                } else {
+                    self.bar.inc(shard.weights / 1000);
+                }
+                let total: u64 = self.weights.iter().sum();
+                self.bar.set_message(format!(
+                    "k weights of {}, {} per s; {done} of {} shards, {}",
+                    ui::count(total),
+                    ui::count((self.bar.per_sec() * 1000.0) as u64),
+                    self.of,
+                    shard.name
+                ));
+                tracing::info!(shard = shard.name, bytes, seconds = elapsed.as_secs_f64(), reused, "shard");
+            }
+        }
+    }
+}
+
+fn needs_line(needs: &Needs) -> String {
+    let Needs { bundle, bundle_bytes, bundle_free, scratch, scratch_bytes, scratch_free, same_disk } = needs;
+    let mut line = format!("{}: needs {}", bundle.display(), ui::bytes(*bundle_bytes));
+    match (*scratch_bytes, *same_disk) {
+        (0, _) => {}
+        (n, true) => line += &format!(", and {} for a while", ui::bytes(n)),
+        (n, false) => {
+            line += &format!(
+                ", and {} for a while in {} ({} free)",
+                ui::bytes(n),
+                scratch.display(),
+                ui::bytes(*scratch_free)
+            );
+        }
+    }
+    line + &format!("; {} are free", ui::bytes(*bundle_free))
+}
+
+/// The gates and the build for people.
+pub fn print(report: &GatedReport, out: &Path, all: usize, ui: &Ui) -> anyhow::Result<()> {
+    let r = &report.representative;
+    let verdict = |pass: bool| if pass { "pass" } else { "FAIL" };
+    let placed = |found: &residency::Report| {
+        let v = found.verdicts;
+        let small = found.packages.iter().filter(|p| p.too_small).count();
+        format!(
+            "{}, predicted {} ane, {} unknown, {} not_ane ({small} too small for it to matter)",
+            verdict(found.pass),
+            v.ane,
+            v.unknown,
+            v.not_ane
+        )
+    };
+    if let Some(found) = &r.residency {
+        ui.line(format!("one shard of each sort ({}):", r.shards.join(", ")))?;
+        ui.line(format!("  placement: {}", placed(found)))?;
+    }
+    if let Some(found) = &r.probes {
+        let lowest = found.shards.iter().min_by(|a, b| a.median_cosine.total_cmp(&b.median_cosine));
+        if let Some(s) = lowest {
+            ui.line(format!(
+                "  quality: {}, lowest median cosine to FP16 {:.5} ({}), at least {} wanted",
+                verdict(found.pass),
+                s.median_cosine,
+                s.shard,
+                found.threshold
+            ))?;
+        }
+        for warning in &found.warnings {
+            ui.line(format!("  warning: {warning}"))?;
+        }
+    }
+    if let Some(found) = &report.full_stack.residency {
+        ui.line("the whole:")?;
+        ui.line(format!("  placement: {}", placed(found)))?;
+    }
+    if let Some(gate) = &report.full_stack.golden {
+        let v = &gate.exact;
+        let equal = v.generated_ids.iter().zip(&v.expected_ids).take_while(|(a, b)| a == b).count();
+        let ties = v.wrong_choices.iter().filter(|c| c.near_tie).count();
+        let said = if report.full_stack.undecided.is_some() { "undecided" } else { verdict(gate.pass) };
+        ui.line(format!(
+            "  logits: {said}, lowest cosine {:.6} (at least {} wanted), {equal} of {} greedy tokens equal, {} choices differ, \
+             {ties} of them near ties",
+            v.min_cosine,
+            v.threshold,
+            v.expected_ids.len(),
+            v.wrong_choices.len()
+        ))?;
+        if let Some(nats) = report.full_stack.undecided {
+            ui.line(format!(
+                "  this model predicts a text {nats:.2} nats per token better than chance: its weights are random or the text \
+                 is none to it, and its logits tell nothing of quality; --golden holds it to a reference all the same"
+            ))?;
+        }
+    }
+    match report.failed {
+        Some(Stage::RepresentativeResidency) => {
+            if let Some(found) = &r.residency {
+                check::print(found, ui)?;
+            }
+        }
+        Some(Stage::RepresentativeProbes) => {
+            if let Some(found) = &r.probes {
+                validate::print_probes(found, ui)?;
+            }
+        }
+        Some(Stage::Residency) => {
+            if let Some(found) = &report.full_stack.residency {
+                check::print(found, ui)?;
+            }
+        }
+        Some(Stage::Golden) => {
+            if let Some(gate) = &report.full_stack.golden {
+                validate::print(gate, ui)?;
+            }
+        }
+        _ => {}
+    }
+    match (&report.build, report.failed) {
+        (Some(built), None) => ui.line(summary(built))?,
+        (Some(built), Some(stage)) => {
+            ui.line(summary(built))?;
+            ui.line(format!(
+                "gate FAILED: {}; the bundle is complete, and chain.json says so: see anemoe check, validate and trace",
+                stage.name()
+            ))?;
+        }
+        (None, failed) => {
+            ui.line(format!(
+                "gate FAILED: {}; the other {} shards were not built. For other options remove {} first; the same ones and \
+                 --skip-gates go on",
+                failed.map_or("a stage", Stage::name),
+                all.saturating_sub(r.shards.len()),
+                out.display()
+            ))?;
+        }
+    }
+    Ok(())
 }
 
 /// Reads importances, all of which must be of tensors that the plan compresses.
@@ -109,35 +420,6 @@ pub fn read_importance(path: &Path, plan: &Plan) -> anyhow::Result<Importance> {
         importance.of(m)?;
     }
     Ok(importance)
-}
-
-/// What is to be built.
-#[derive(Clone, Copy)]
-pub struct Work<'a> {
-    pub family: &'a dyn Family,
-    pub plan: &'a Plan,
-    pub importance: Option<&'a Importance>,
-    pub part: Option<Part>,
-}
-
-/// Builds with a bar over the weights.
-pub fn with_progress(work: Work<'_>, out: &Path, jobs: usize, ui: &Ui) -> anyhow::Result<BuildReport> {
-    let Work { family, plan, importance, part } = work;
-    let (index, of) = part.map_or((0, 1), |p| (p.index, p.of));
-    let own = plan.shards.iter().skip(index).step_by(of);
-    let bar = ui.bar(own.map(|s| s.weights).sum::<u64>() / 1000, "building");
-    let on_event = |event: Event<'_>| {
-        let Event::ShardDone { shard, bytes, elapsed, reused } = event;
-        bar.inc(shard.weights / 1000);
-        bar.set_message(format!("k weights, {}", shard.name));
-        tracing::info!(shard = shard.name, bytes, seconds = elapsed.as_secs_f64(), reused, "shard");
-    };
-    let report = match part {
-        None => anemoe_convert::build::build(family, plan, importance, out, jobs, &on_event),
-        Some(part) => anemoe_convert::build::build_part(family, plan, importance, out, part, jobs, &on_event),
-    };
-    bar.finish_and_clear();
-    Ok(report?)
 }
 
 /// One line about a finished build.

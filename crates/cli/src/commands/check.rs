@@ -1,8 +1,10 @@
 //! `anemoe check`
 
 use crate::Outcome;
+use crate::journal::{JournalArgs, Recorder, facts};
 use crate::ui::{self, Table, Ui};
 use anemoe_bundle::{CHAIN_FILE, Chain};
+use anemoe_gates::integrity;
 use anemoe_gates::residency::device::{self, Comparison, PlanReport};
 use anemoe_gates::residency::outcomes::{self, Score};
 use anemoe_gates::residency::rule::{Chip, Conditions, Evidence, Target, Units, Verdict};
@@ -48,6 +50,8 @@ pub struct Args {
     /// Score the rules on a table of published outcomes instead; `known` is the one that anemoe brings.
     #[arg(long, value_name = "F.tsv", conflicts_with = "path")]
     outcomes: Option<PathBuf>,
+    #[command(flatten)]
+    journal: JournalArgs,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -91,12 +95,16 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let plan = args.report.as_deref().map(read_plan).transpose()?;
     let options = Options { conditions, strict: args.strict, list_ops: args.ops || plan.is_some() };
     let path = args.path.unwrap_or_default();
+    let recorder = Recorder::new(&args.journal, "check");
     let mut report = check(&path, &options, ui)?;
     if let Some(plan) = &plan {
         device::compare(&mut report, plan);
         if !args.ops {
             report.packages.iter_mut().flat_map(|p| &mut p.functions).for_each(|f| f.op_list.clear());
         }
+    }
+    if path.join(CHAIN_FILE).is_file() {
+        recorder.gate(&path, report.pass, facts::residency(&report));
     }
     ui.document(&report)?;
     if args.ops {
@@ -116,6 +124,9 @@ fn check(path: &Path, options: &Options, ui: &Ui) -> anyhow::Result<Report> {
         path.display()
     );
     let chain = Chain::read(path)?;
+    let bar = ui.bar(chain.shards.len() as u64, "hashes");
+    integrity::verify(path, &chain, || bar.inc(1))?;
+    bar.finish_and_clear();
     let bar = ui.bar(chain.shards.len() as u64, "check");
     let report = residency::bundle(path, &chain, options, || bar.inc(1))?;
     bar.finish_and_clear();

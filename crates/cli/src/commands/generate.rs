@@ -1,9 +1,8 @@
 //! `anemoe generate`
 
-use super::precision::PrecisionArg;
+use super::executor::Executor;
 use crate::Outcome;
 use crate::ui::Ui;
-use anemoe_runtime::cpu::CpuBackend;
 use anemoe_runtime::engine::Engine;
 use anemoe_runtime::generate::{GenerateOptions, Generated, Stop, generate};
 use anemoe_runtime::sampler::Sampling;
@@ -41,15 +40,8 @@ pub struct Args {
     /// Most tokens of one prefill call; 1 goes token by token.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     prefill_chunk: Option<usize>,
-    /// fp32 computes in f32 on the stored weights; fp16 rounds every result, as the device does.
-    #[arg(long, value_enum, default_value = "fp32")]
-    precision: PrecisionArg,
-    /// Run every operation by itself instead of fused: slow, to compare with.
-    #[arg(long)]
-    no_fuse: bool,
-    /// Keep keys and values in fp16, as the device does: half the memory and half the reading at long contexts.
-    #[arg(long)]
-    half_states: bool,
+    #[command(flatten)]
+    executor: Executor,
 }
 
 /// A prompt as text or as ids.
@@ -83,15 +75,13 @@ impl Prompt {
     }
 }
 
-fn at_least_one(text: &str) -> Result<usize, String> {
+pub fn at_least_one(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|n| *n > 0).ok_or_else(|| format!("`{text}` is not a number from 1 on"))
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let started = Instant::now();
-    let mut backend = CpuBackend::with(args.precision.into());
-    backend.options.fuse = !args.no_fuse;
-    backend.options.half_states = args.half_states;
+    let backend = args.executor.backend()?;
     let mut engine = Engine::open(&args.bundle, &backend)?;
     let load = started.elapsed();
     let tokenizer_file = args.bundle.join("tokenizer.json");

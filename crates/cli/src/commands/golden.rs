@@ -5,7 +5,7 @@ use super::generate::Prompt;
 use crate::Outcome;
 use crate::ui::Ui;
 use anemoe_convert::checkpoint::{Checkpoint, SideFile};
-use anemoe_gates::reference::{self, RunOptions};
+use anemoe_gates::reference::{self, Golden, RunOptions};
 use anemoe_runtime::tokenizer::Tokenizer;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -34,15 +34,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let started = Instant::now();
     let checkpoint = args.reading.open(&args.checkpoint)?;
     let prompt = args.prompt.ids(|| tokenizer(&checkpoint), bos(&checkpoint))?;
-    let bar = ui.bar(1, "layers");
-    let options = RunOptions { hidden: true, routing: true };
-    let golden =
-        reference::run_with_progress(&checkpoint, &prompt, args.decode, options, &mut |done, total| {
-            bar.set_length(total as u64);
-            bar.set_position(done as u64);
-        });
-    bar.finish_and_clear();
-    let golden = golden?;
+    let golden = with_bar(&checkpoint, &prompt, args.decode, ui)?;
     golden.write(&args.out)?;
     ui.document(&serde_json::json!({
         "path": args.out, "prompt_ids": golden.prompt_ids, "decode_tokens": golden.decode_tokens,
@@ -56,6 +48,23 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         started.elapsed().as_secs_f64()
     ))?;
     Ok(Outcome::Done)
+}
+
+/// A reference run with hidden states and choices of experts, under a bar.
+pub fn with_bar(
+    checkpoint: &Checkpoint,
+    prompt: &[u32],
+    decode: usize,
+    ui: &Ui,
+) -> anemoe_convert::Result<Golden> {
+    let bar = ui.bar(1, "reference run, layers");
+    let options = RunOptions { hidden: true, routing: true };
+    let golden = reference::run_with_progress(checkpoint, prompt, decode, options, &mut |done, total| {
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
+    });
+    bar.finish_and_clear();
+    golden
 }
 
 /// The token that starts a text.

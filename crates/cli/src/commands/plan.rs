@@ -1,10 +1,12 @@
 //! `anemoe plan`
 
-use super::auto::{self, QuantChoice, byte_count};
+use super::auto::{self, Planned, QuantChoice, byte_count};
 use super::checkpoint::Reading;
 use crate::Outcome;
 use crate::ui::{self, Table, Ui};
 use anemoe_bundle::TokenCount;
+use anemoe_convert::family::Family;
+use anemoe_convert::outliers::{self, Outlier};
 use anemoe_convert::plan::{PartKinds, Plan, PlanOptions};
 use anemoe_convert::quant::{Groups, Quant};
 use std::collections::BTreeMap;
@@ -36,7 +38,8 @@ pub struct Options {
     /// chosen from measured errors.
     #[arg(long, value_name = "KIND", default_value = "lut4")]
     pub quant: QuantChoice,
-    /// For --quant auto: the fewest bytes with at least this cosine of logits [default: 0.97].
+    /// For --quant auto: the fewest bytes with at least this cosine of logits. For the gates of a build: the least cosine
+    /// that passes [default: 0.97].
     #[arg(long, value_name = "COSINE", conflicts_with = "max_bytes")]
     pub min_cosine: Option<f64>,
     /// For --quant auto: the least loss with at most this many bytes of matrices (6000000, 6MB, 1.5GiB).
@@ -90,6 +93,9 @@ pub struct Options {
     /// Most MiB of weights in a package.
     #[arg(long, value_name = "MiB", default_value_t = 1900)]
     pub max_shard_mb: u64,
+    /// Do not look for outliers. It takes reading every weight whose kind has one step for a whole tensor (int8-tensor).
+    #[arg(long)]
+    pub skip_outliers: bool,
     #[command(flatten)]
     pub reading: Reading,
 }
@@ -135,19 +141,53 @@ impl Options {
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    let plan = auto::plan(&args.checkpoint, &args.options, ui)?.plan;
+    let Planned { family, plan, .. } = auto::plan(&args.checkpoint, &args.options, false, ui)?;
+    let outliers = outliers(family.as_ref(), &plan, &args.options, ui)?;
     if let Some(path) = &args.out {
         let mut text = serde_json::to_vec_pretty(&plan)?;
         text.push(b'\n');
         anemoe_bundle::write_atomic(path, &text)?;
     }
-    ui.document(&document(&plan))?;
+    ui.document(&document(&plan, &outliers))?;
     print(&plan, args.all, ui)?;
+    print_outliers(&outliers, ui)?;
     Ok(Outcome::Done)
 }
 
+/// Tensors that the plan's kinds would spoil. Only kinds with one step for a whole tensor are looked at: it takes reading
+/// their weights.
+pub fn outliers(
+    family: &dyn Family,
+    plan: &Plan,
+    options: &Options,
+    ui: &Ui,
+) -> anyhow::Result<Vec<Outlier>> {
+    if options.skip_outliers {
+        return Ok(Vec::new());
+    }
+    let weights: u64 = outliers::concerned(plan).map(|(_, m)| m.weights()).sum();
+    let bar = ui.bar(weights, "looking for outliers");
+    let found = outliers::find(family, plan, &mut |n| bar.inc(n));
+    bar.finish_and_clear();
+    Ok(found?)
+}
+
+/// Most outliers that are printed; `--json` has all.
+const SHOWN: usize = 5;
+
+/// The warnings for people.
+pub fn print_outliers(outliers: &[Outlier], ui: &Ui) -> std::io::Result<()> {
+    for outlier in outliers.iter().take(SHOWN) {
+        ui.line(format!("warning: {outlier}"))?;
+    }
+    match outliers.len().checked_sub(SHOWN) {
+        Some(more) if more > 0 => ui.line(format!("warning: {more} more matrices have such outliers")),
+        _ => Ok(()),
+    }
+}
+
 /// What `--json` prints: the plan without its matrices and its chain, which `--out` writes.
-fn document(plan: &Plan) -> serde_json::Value {
+fn document(plan: &Plan, outliers: &[Outlier]) -> serde_json::Value {
     let shards: Vec<serde_json::Value> = plan
         .shards
         .iter()
@@ -162,6 +202,7 @@ fn document(plan: &Plan) -> serde_json::Value {
     serde_json::json!({
         "family": plan.family, "source": plan.source, "options": plan.options, "shards": shards, "totals": plan.totals,
         "embedding": plan.embedding, "notes": plan.notes, "auto": plan.chain.auto,
+        "outliers": outliers,
     })
 }
 

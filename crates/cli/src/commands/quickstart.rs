@@ -2,7 +2,9 @@
 
 use super::{build, check, generate, plan};
 use crate::Outcome;
+use crate::journal::{JournalArgs, Recorder, facts};
 use crate::ui::{self, Table, Ui};
+use anemoe_bundle::journal::status;
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::models;
 use anemoe_convert::plan::PlanOptions;
@@ -80,20 +82,27 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             ui.line("\n2. Build\n")?;
         }
         let bundle = folder.join(format!("{quant}.anemoe"));
-        let work = build::Work { family: family.as_ref(), plan: &plan, importance: None, part: None };
-        let built = build::with_progress(work, &bundle, 1, ui)?;
+        let journal = JournalArgs::default();
+        let recorder = Recorder::new(&journal, "build");
+        // Its gates are shown one by one.
+        let built = anemoe_convert::build::build(family.as_ref(), &plan, None, &bundle, 1, &|_| ())?;
+        recorder.end(&bundle, status::DONE, facts::build(&built, &bundle, None));
         let started = Instant::now();
         let mut engine = Engine::open(&bundle, &CpuBackend::default())?;
         let load = started.elapsed();
         if main {
             ui.line(build::summary(&built))?;
             ui.line("\n3. Residency: which ops the Neural Engine will run, as predicted\n")?;
+            let recorder = Recorder::new(&journal, "check");
             let checked = residency::bundle(&bundle, engine.chain(), &residency::Options::default(), || {})?;
+            recorder.gate(&bundle, checked.pass, facts::residency(&checked));
             check::print(&checked, ui)?;
             report = Some(checked);
             ui.line("\n4. Golden gate: logits against the f32 reference, after each token\n")?;
         }
+        let recorder = Recorder::new(&journal, "validate");
         let gate = golden::gate(&bundle, &reference, golden::MIN_COSINE)?;
+        recorder.gate(&bundle, gate.pass, facts::validation(&gate, Some(&model.join("golden.npz"))));
         if main {
             super::validate::print(&gate, ui)?;
             ui.line("\n5. Text\n")?;

@@ -1,15 +1,25 @@
 //! `anemoe trace`
 
-use super::precision::PrecisionArg;
+use super::executor::PrecisionArg;
+use super::source::{Origin, Source};
 use crate::Outcome;
+use crate::journal::{JournalArgs, Recorder, facts};
 use crate::ui::{Table, Ui};
+use anemoe_bundle::Chain;
+use anemoe_bundle::journal::status;
+use anemoe_gates::integrity;
 use anemoe_gates::reference::Golden;
+use anemoe_gates::swap::{self, Swap, SwapReport, Unit};
 use anemoe_gates::trace::{self, Fidelity, Trace};
+use anyhow::Context;
 use std::path::PathBuf;
 
-/// Where a bundle leaves its reference: cosine of the residual stream behind every layer, and how wide that stream is.
+/// Where a bundle leaves its reference: cosine of the residual stream behind every layer, and how wide that stream is. With
+/// --swap, which compression costs most, and why.
 #[derive(clap::Args)]
-#[command(after_help = "Example:\n  anemoe trace small.anemoe --golden models/small-gemma4/golden.npz")]
+#[command(
+    after_help = "Example:\n  anemoe trace small.anemoe --golden models/small-gemma4/golden.npz\n  anemoe trace small.anemoe --golden models/small-gemma4/golden.npz --swap --checkpoint models/small-gemma4"
+)]
 pub struct Args {
     /// The bundle.
     bundle: PathBuf,
@@ -19,14 +29,123 @@ pub struct Args {
     /// fp32 computes in f32 on the stored weights; fp16 rounds every result, as the device does.
     #[arg(long, value_enum, default_value = "fp32")]
     precision: PrecisionArg,
+    /// Replace one after the other by FP16 and rank what that gains: each part of each layer, each layer, or each part of the
+    /// model in all layers.
+    #[arg(long, value_enum, num_args = 0..=1, default_missing_value = "each", requires = "checkpoint")]
+    swap: Option<UnitArg>,
+    /// Folder for shards that stand in for a while [default: that of temporary files].
+    #[arg(long, value_name = "DIR", requires = "swap")]
+    scratch: Option<PathBuf>,
+    #[command(flatten)]
+    source: Source,
+    #[command(flatten)]
+    journal: JournalArgs,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum UnitArg {
+    Each,
+    Layer,
+    Part,
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let golden = Golden::read(&args.golden)?;
+    let recorder = Recorder::new(&args.journal, "trace");
+    integrity::verify(&args.bundle, &Chain::read(&args.bundle)?, || ())?;
     let found = trace::trace(&args.bundle, &golden, args.precision.into())?;
-    ui.document(&found)?;
+    let swaps = args.swap.map(|unit| swaps(&args, unit, &golden, ui)).transpose()?;
+    let mut facts = facts::trace(&found, &args.golden);
+    let mut document = serde_json::to_value(&found)?;
+    if let Some(swaps) = &swaps {
+        document["swap"] = serde_json::to_value(swaps)?;
+        facts.insert("swap".into(), facts::swaps(swaps));
+    }
+    recorder.end(&args.bundle, status::DONE, facts);
+    ui.document(&document)?;
     print(&found, ui)?;
+    if let Some(swaps) = &swaps {
+        ui.line("")?;
+        print_swaps(swaps, ui)?;
+    }
     Ok(Outcome::Done)
+}
+
+fn swaps(args: &Args, unit: UnitArg, golden: &Golden, ui: &Ui) -> anyhow::Result<SwapReport> {
+    let Origin { chain, family, plan, importance } = args.source.open(&args.bundle, "--swap")?;
+    let scratch = match &args.scratch {
+        Some(dir) => tempfile::tempdir_in(dir).with_context(|| format!("--scratch {}", dir.display()))?,
+        None => tempfile::tempdir()?,
+    };
+    let search = swap::Search {
+        family: family.as_ref(),
+        plan: &plan,
+        importance: importance.as_ref(),
+        bundle: &args.bundle,
+        chain: &chain,
+        golden,
+        scratch: scratch.path(),
+    };
+    let unit = match unit {
+        UnitArg::Each => Unit::Each,
+        UnitArg::Layer => Unit::Layer,
+        UnitArg::Part => Unit::Part,
+    };
+    let bar = ui.bar(1, "replacing by FP16");
+    let found = swap::search(&search, unit, &mut |done, total| {
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
+    });
+    bar.finish_and_clear();
+    Ok(found?)
+}
+
+fn print_swaps(report: &SwapReport, ui: &Ui) -> std::io::Result<()> {
+    let name = |s: &Swap| {
+        let part = s.part.as_deref();
+        match (s.layer, part) {
+            (Some(l), Some(part)) => format!("layer {l}, {part}"),
+            (Some(l), None) => format!("layer {l}"),
+            (None, part) => part.unwrap_or("all").to_string(),
+        }
+    };
+    let mut table = Table::new(&[
+        "in FP16",
+        "instead of",
+        "KL, nats",
+        "gain",
+        "lowest cosine",
+        "differing choices",
+        "worst matrix",
+        "its error",
+        "largest / mean",
+    ]);
+    let row = |what: String, kinds: String, f: &swap::Figures, gain: String, worst: [String; 3]| {
+        let mut row = vec![what, kinds, format!("{:.5}", f.mean_kl), gain];
+        row.extend([format!("{:.6}", f.min_cosine), f.wrong_choices.to_string()]);
+        row.extend(worst);
+        row
+    };
+    table.row(row("nothing".into(), String::new(), &report.baseline, String::new(), Default::default()));
+    for s in &report.swaps {
+        let w = &s.worst;
+        let worst = [
+            format!("{} {}", w.shard, w.matrix),
+            format!("{:.2e}", w.relative_error),
+            format!("{:.1}", w.ratio),
+        ];
+        table.row(row(name(s), s.kinds.join(", "), &s.figures, format!("{:+.5}", s.gain_kl), worst));
+    }
+    table.print(ui)?;
+    if let Some(first) = report.swaps.first() {
+        let w = &first.worst;
+        ui.line(format!("costs most: {}; {} (tensor `{}`): {}", name(first), w.matrix, w.tensor, w.cause))?;
+    }
+    for s in report.swaps.iter().skip(1).filter(|s| s.worst.outlier) {
+        let w = &s.worst;
+        ui.line(format!("also: {}; {} (tensor `{}`): {}", name(s), w.matrix, w.tensor, w.cause))?;
+    }
+    Ok(())
 }
 
 fn print(t: &Trace, ui: &Ui) -> std::io::Result<()> {

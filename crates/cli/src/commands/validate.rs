@@ -1,14 +1,25 @@
 //! `anemoe validate`
 
+use super::source::{Origin, Source};
 use crate::Outcome;
+use crate::journal::{JournalArgs, Recorder, facts};
 use crate::ui::{Table, Ui};
+use anemoe_bundle::Chain;
+use anemoe_convert::plan::PlannedShard;
 use anemoe_gates::golden::{self, Agreement, Gate};
+use anemoe_gates::integrity;
+use anemoe_gates::probe::{self, Inputs, ProbeReport, Site};
 use anemoe_gates::reference::Golden;
+use anyhow::Context;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-/// Golden gate: logits and greedy tokens of a bundle against a reference run. Exit status 1 when it fails.
+/// Golden gate: logits and greedy tokens of a bundle against a reference run; with --probes, its shards against FP16. Exit
+/// status 1 when it fails.
 #[derive(clap::Args)]
-#[command(after_help = "Example:\n  anemoe validate small.anemoe --golden models/small-gemma4/golden.npz")]
+#[command(
+    after_help = "Example:\n  anemoe validate small.anemoe --golden models/small-gemma4/golden.npz\n  anemoe validate small.anemoe --golden models/small-gemma4/golden.npz --probes 8 --checkpoint models/small-gemma4"
+)]
 pub struct Args {
     /// The bundle.
     bundle: PathBuf,
@@ -18,6 +29,23 @@ pub struct Args {
     /// Cosine that the logits must reach at every position and step.
     #[arg(long, value_name = "X", default_value_t = golden::MIN_COSINE)]
     min_cosine: f64,
+    /// Also probe one shard of each sort: this many random vectors of length 1, and the golden's prompt as hidden
+    /// states before the shard's layer.
+    #[arg(long, value_name = "N", requires = "checkpoint")]
+    probes: Option<usize>,
+    /// Seed of the random probes.
+    #[arg(long, value_name = "N", default_value_t = probe::SEED, requires = "probes")]
+    seed: u64,
+    /// Probe these shards (or `all`) instead of one of each sort.
+    #[arg(long, value_name = "NAME,..", value_delimiter = ',', requires = "probes")]
+    shards: Vec<String>,
+    /// Folder for FP16 forms of shards while probes need them [default: that of temporary files].
+    #[arg(long, value_name = "DIR", requires = "probes")]
+    scratch: Option<PathBuf>,
+    #[command(flatten)]
+    source: Source,
+    #[command(flatten)]
+    journal: JournalArgs,
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
@@ -27,10 +55,108 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         args.min_cosine
     );
     let reference = Golden::read(&args.golden)?;
+    let recorder = Recorder::new(&args.journal, "validate");
+    let chain = Chain::read(&args.bundle)?;
+    golden::fits(&reference, &chain).map_err(|what| anemoe_convert::Error::invalid(&args.golden, what))?;
+    integrity::verify(&args.bundle, &chain, || ())?;
     let gate = golden::gate(&args.bundle, &reference, args.min_cosine)?;
-    ui.document(&gate)?;
+    let probes = args.probes.map(|count| probe(&args, count, &reference, ui)).transpose()?;
+    let pass = gate.pass && probes.as_ref().is_none_or(|p| p.pass);
+    let mut facts = facts::validation(&gate, Some(&args.golden));
+    let mut document = serde_json::to_value(&gate)?;
+    if let Some(probes) = &probes {
+        document["pass"] = pass.into();
+        document["probes"] = serde_json::to_value(probes)?;
+        facts.insert("probes".into(), facts::probes(probes).into());
+    }
+    recorder.gate(&args.bundle, pass, facts);
+    ui.document(&document)?;
     print(&gate, ui)?;
-    Ok(if gate.pass { Outcome::Done } else { Outcome::GateFailed })
+    if let Some(probes) = &probes {
+        ui.line("")?;
+        print_probes(probes, ui)?;
+    }
+    Ok(if pass { Outcome::Done } else { Outcome::GateFailed })
+}
+
+/// Probes shards of the bundle.
+fn probe(args: &Args, count: usize, reference: &Golden, ui: &Ui) -> anyhow::Result<ProbeReport> {
+    let Origin { chain, family, plan, .. } = args.source.open(&args.bundle, "--probes")?;
+    let checkpoint = &family.opened().checkpoint;
+    let golden = super::build::reference(checkpoint, &plan, Some(reference), ui)?;
+    let mut seen = BTreeSet::new();
+    let mut shards: Vec<&PlannedShard> = Vec::new();
+    if args.shards.is_empty() {
+        shards.extend(plan.shards.iter().filter(|s| seen.insert(s.sort())));
+    } else if args.shards == ["all"] {
+        shards.extend(&plan.shards);
+    } else {
+        for name in &args.shards {
+            shards.push(plan.shard(name).with_context(|| format!("--shards: no shard is named `{name}`"))?);
+        }
+    }
+    let scratch = match &args.scratch {
+        Some(dir) => tempfile::tempdir_in(dir).with_context(|| format!("--scratch {}", dir.display()))?,
+        None => tempfile::tempdir()?,
+    };
+    let site = Site {
+        family: family.as_ref(),
+        plan: &plan,
+        chain: &chain,
+        bundle: &args.bundle,
+        scratch: scratch.path(),
+    };
+    let inputs = Inputs { count, seed: args.seed, real: Some(&golden), bos: chain.model.bos_token_id };
+    let package = |s: &PlannedShard| args.bundle.join(s.package_file());
+    let bar = ui.bar(shards.len() as u64, "probes");
+    let found = probe::probe(&site, &shards, &package, &inputs, args.min_cosine, &mut |name| {
+        bar.set_message(name.to_string());
+        bar.inc(1);
+    });
+    bar.finish_and_clear();
+    Ok(found?)
+}
+
+/// The probes for people: a row per shard, and what is out of the ordinary.
+pub fn print_probes(report: &ProbeReport, ui: &Ui) -> std::io::Result<()> {
+    let mut table =
+        Table::new(&["shard", "kind", "positions", "median", "mean", "lowest", "at", "no active expert", ""]);
+    for s in &report.shards {
+        let all = s.probes.iter().flat_map(|p| p.positions.iter().enumerate().map(move |(i, c)| (p, i, c)));
+        let lowest = all.filter_map(|(p, i, c)| Some((p, i, (*c)?))).min_by(|a, b| a.2.total_cmp(&b.2));
+        let cosine = |c: f64| format!("{c:.6}");
+        table.row(vec![
+            s.shard.clone(),
+            s.kind.name().into(),
+            s.counted.to_string(),
+            cosine(s.median_cosine),
+            cosine(s.mean_cosine),
+            cosine(s.min_cosine),
+            lowest.map_or_else(String::new, |(p, i, _)| format!("{}, {i}", p.probe)),
+            s.no_active_expert.to_string(),
+            if s.pass { "pass" } else { "FAIL" }.into(),
+        ]);
+    }
+    table.print(ui)?;
+    for s in report.shards.iter().filter(|s| s.not_finite > 0) {
+        ui.line(format!("{}: {} positions are not numbers", s.shard, s.not_finite))?;
+    }
+    for s in report.shards.iter().filter(|s| s.counted == 0) {
+        ui.line(format!("{}: no probe has an active expert of it: nothing can be said", s.shard))?;
+    }
+    for warning in &report.warnings {
+        ui.line(format!("warning: {warning}"))?;
+    }
+    ui.line(format!(
+        "{}: {} shards against {}; {} random probes of length 1 (seed {}) and the prompt's hidden states; \
+         median of at least {} wanted",
+        if report.pass { "pass" } else { "FAIL" },
+        report.shards.len(),
+        report.against,
+        report.random_probes,
+        report.seed,
+        report.threshold
+    ))
 }
 
 /// The result for people.

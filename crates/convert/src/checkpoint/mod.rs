@@ -64,17 +64,32 @@ impl Checkpoint {
         models::adapt(Checkpoint { name, path, config, generation_config, source, readings })
     }
 
-    /// Names, lengths and times of the files that hold tensors, and how they are read.
-    pub fn fingerprint(&self) -> String {
+    /// SHA-256 over what it holds: configuration, tensor files (their names and contents, of large ones samples), the files
+    /// beside them, and how they are read. Wherever it lies, and however its path is written.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub fn fingerprint(&self) -> Result<String> {
         let files: std::collections::BTreeSet<&Path> =
             self.source.tensors().iter().map(|t| t.file.as_path()).collect();
-        let one = |file: &&Path| match std::fs::metadata(file) {
-            Ok(meta) => format!("{} {} {:?}", file.display(), meta.len(), meta.modified().ok()),
-            Err(_) => file.display().to_string(),
-        };
-        let mut parts: Vec<String> = files.iter().map(one).collect();
-        parts.extend(self.readings.zaya_skip.map(|skip| format!("zaya skip {}", skip.name())));
-        parts.join("; ")
+        let mut parts = vec![self.config.to_string()];
+        for file in files {
+            // Synthetic ones have no file: their name says what they hold.
+            if file.is_file() {
+                // The file's own name, but for a checkpoint that is one file: that may be called what one likes.
+                let name = file.file_name().filter(|_| self.path.is_dir()).unwrap_or_default();
+                parts.push(format!("{} {}", name.to_string_lossy(), anemoe_bundle::sampled_sha256(file)?));
+            } else {
+                parts.push(file.display().to_string());
+            }
+        }
+        for (name, file) in self.side_files()? {
+            parts.push(format!("{name} {}", anemoe_bundle::sha256(&file.read()?)));
+        }
+        // Saying what is so anyway makes no other checkpoint.
+        let skip = self.readings.zaya_skip.unwrap_or_default();
+        parts.push(format!("zaya skip {}", skip.name()));
+        Ok(anemoe_bundle::sha256(parts.join("\n").as_bytes()))
     }
 
     /// The same checkpoint, read in another way.
@@ -127,6 +142,14 @@ impl SideFile {
         match self {
             SideFile::Path(path) => Ok(std::fs::read(path).map_err(|e| Error::io(path, e))?.into()),
             SideFile::Bytes(bytes) => Ok(bytes.into()),
+        }
+    }
+
+    /// How long it is; 0 where that cannot be told.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            SideFile::Path(path) => path.metadata().map_or(0, |m| m.len()),
+            SideFile::Bytes(bytes) => bytes.len() as u64,
         }
     }
 }

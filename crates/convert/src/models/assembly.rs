@@ -253,7 +253,10 @@ pub fn chain(family: &str, opened: &Opened, model: ModelInfo, scale: f32, option
         generator: concat!("anemoe ", env!("CARGO_PKG_VERSION")).into(),
         family: family.into(),
         source: opened.checkpoint.name.clone(),
+        checkpoint_sha256: None,
         readings: BTreeMap::new(),
+        options: serde_json::Value::Null,
+        gates: None,
         importance: None,
         auto: None,
         embedding: Embedding {

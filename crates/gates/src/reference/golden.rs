@@ -29,6 +29,17 @@ pub struct Golden {
 }
 
 impl Golden {
+    /// The same run with what another one of its prompt recorded of the layers.
+    #[must_use]
+    pub fn with_states_of(&self, other: Golden) -> Golden {
+        Golden {
+            hidden_states: other.hidden_states,
+            router_index: other.router_index,
+            router_states: other.router_states,
+            ..self.clone()
+        }
+    }
+
     /// Writes an `.npz` file with the keys `prompt_ids`, `logits_full`, `next_token_logits`, `decode_tokens` and, where
     /// recorded, `hidden_states`, `router_index` and `router_states`.
     ///

@@ -180,6 +180,7 @@ impl Matrix<'_> {
         // [rows, T]: each task has a piece of its own.
         let mut by_row = vec![0f32; self.rows * x.len()];
         by_row.par_chunks_mut(rows_at_once * x.len()).enumerate().try_for_each(|(i, out)| {
+            anemoe_convert::build::check_interrupted()?;
             let mut weights = vec![0f32; out.len() / x.len() * self.cols];
             self.read(i * rows_at_once, &mut weights)?;
             for (w, out) in weights.chunks_exact(self.cols).zip(out.chunks_exact_mut(x.len())) {

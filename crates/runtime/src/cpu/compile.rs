@@ -7,7 +7,7 @@ use super::exec::{Guard, Operand, Place, Projection, Session, Step, Work};
 use super::ops::shape::MAX_ELEMENTS;
 use super::ops::{self, OpContext, OpError};
 use super::plan::{self, Source};
-use super::weights::{Constant, Operands, const_value, constexpr, located, to_f16};
+use super::weights::{Constant, Operands, StoredWeight, const_value, constexpr, located, to_f16};
 use super::{Located, Options, Precision};
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
@@ -353,7 +353,14 @@ impl Compiler<'_> {
             name if name.starts_with("constexpr_") => {
                 let known = |n: &str| self.constant_named(n);
                 let operands = Operands::new(self.package, op, &known);
-                let constants = located(at, constexpr(op, &operands))?;
+                let mut constants = located(at, constexpr(op, &operands))?;
+                if self.options.fast {
+                    let stored = constants.iter_mut().filter_map(|c| match c {
+                        Constant::Stored(w) => Arc::get_mut(w),
+                        Constant::Dense(_) => None,
+                    });
+                    stored.for_each(StoredWeight::allow_fast);
+                }
                 if constants.len() != op.outputs.len() {
                     return Err(invalid(format!(
                         "{} outputs, expected {}",

@@ -330,6 +330,26 @@ impl States {
         }
     }
 
+    /// Noise between -0.5 and 0.5.
+    pub(super) fn fill(&mut self, seed: u64) {
+        let mut s = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut row = vec![0f32; 1024];
+        for value in &mut self.values {
+            let n = value.shape().iter().product::<usize>();
+            for first in (0..n).step_by(row.len()) {
+                let row = &mut row[..1024.min(n - first)];
+                for v in row.iter_mut() {
+                    // Xorshift.
+                    s ^= s << 13;
+                    s ^= s >> 7;
+                    s ^= s << 17;
+                    *v = (s >> 40) as f32 / (1u64 << 24) as f32 - 0.5;
+                }
+                value.set(first, row);
+            }
+        }
+    }
+
     /// As steps or plans take them: fp16 as tensors of f32, or as bits.
     fn convert(&mut self, halves: bool) {
         self.halves = halves;
@@ -549,6 +569,16 @@ impl Session {
             Place::Buffer(b) => &self.buffers[b],
             Place::Constant(c) => &self.constants[c],
             Place::State(_) => &self.output_copies[&index],
+        }
+    }
+
+    /// Frees what the next run makes anew; the outputs of the last one go with it.
+    pub fn release(&mut self) {
+        self.buffers.iter_mut().for_each(|b| *b = Tensor::default());
+        self.zero.fill(false);
+        self.output_copies.clear();
+        if let Some(plan) = &mut self.plan {
+            plan.release();
         }
     }
 

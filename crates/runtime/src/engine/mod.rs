@@ -8,7 +8,7 @@ mod vectors;
 use crate::backend::{Backend, BackendPackage, OpTime};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
-use anemoe_bundle::{CHAIN_FILE, Chain, TokenCount};
+use anemoe_bundle::{CHAIN_FILE, Chain, Shard, TokenCount};
 use embedding::EmbeddingFile;
 use program::{Names, Op, Program, pick};
 use std::collections::BTreeMap;
@@ -61,7 +61,7 @@ pub struct Engine {
     bundle: PathBuf,
     chain: Chain,
     packages: Vec<Box<dyn BackendPackage>>,
-    embedding: EmbeddingFile,
+    embedding: Option<EmbeddingFile>,
     body: Program,
     head: Program,
     registers: Vec<Tensor>,
@@ -72,6 +72,8 @@ pub struct Engine {
     /// Calls and time of each package.
     shard_stats: Vec<(u64, Duration)>,
     fp16_stream: bool,
+    frugal: bool,
+    names: Names,
 }
 
 impl Engine {
@@ -81,11 +83,28 @@ impl Engine {
     /// The bundle or one of its packages is missing, invalid, or does not fit `chain.json`.
     pub fn open(bundle: &Path, backend: &dyn Backend) -> Result<Engine> {
         let chain = Chain::read(bundle)?;
+        let mut engine = Engine::with_chain(bundle, chain, backend, &|shard| bundle.join(&shard.file))?;
+        engine.embedding = Some(EmbeddingFile::open(bundle, &engine.chain.embedding)?);
+        Ok(engine)
+    }
+
+    /// As [`Engine::open`], with a contract of one's own: one that is not written yet, a part of one, or one whose packages
+    /// are elsewhere. `package` says where a shard's package is; files beside the shards are those of `bundle`, the embedding
+    /// when it is first needed.
+    ///
+    /// # Errors
+    /// As [`Engine::open`].
+    pub fn with_chain(
+        bundle: &Path,
+        chain: Chain,
+        backend: &dyn Backend,
+        package: &dyn Fn(&Shard) -> PathBuf,
+    ) -> Result<Engine> {
         let mut packages = Vec::new();
         let mut index = BTreeMap::new();
         for shard in &chain.shards {
             index.insert(shard.name.clone(), packages.len());
-            packages.push(backend.open(&bundle.join(&shard.file))?);
+            packages.push(backend.open(&package(shard))?);
         }
         let mut names = Names::default();
         let hidden = names.index("hidden");
@@ -93,12 +112,11 @@ impl Engine {
         let body = Program::resolve(bundle, &chain, &chain.steps, &index, &vectors, &mut names)?;
         let head = Program::resolve(bundle, &chain, &chain.head, &index, &vectors, &mut names)?;
         let logits = names.index("logits");
-        let embedding = EmbeddingFile::open(bundle, &chain.embedding)?;
         Ok(Engine {
             bundle: bundle.to_path_buf(),
             shard_stats: vec![(0, Duration::ZERO); packages.len()],
             packages,
-            embedding,
+            embedding: None,
             body,
             head,
             registers: vec![Tensor::default(); names.len()],
@@ -107,6 +125,8 @@ impl Engine {
             position: 0,
             stats: EngineStats::default(),
             fp16_stream: false,
+            frugal: false,
+            names,
             chain,
         })
     }
@@ -147,6 +167,31 @@ impl Engine {
     /// Rounds the residual stream to fp16 whenever the host has changed it, to show what that costs.
     pub fn set_fp16_stream(&mut self, on: bool) {
         self.fp16_stream = on;
+    }
+
+    /// Lets go of a package's weights and intermediate values after each call, so that resident memory stays small however
+    /// large the bundle is. They come back with the next call, which takes time.
+    pub fn set_frugal(&mut self, on: bool) {
+        self.frugal = on;
+    }
+
+    /// As if `tokens` tokens were in the context, with noise for their keys and values: for measurements of time, which does
+    /// not depend on them.
+    ///
+    /// # Errors
+    /// The context holds fewer, or the backend cannot write states.
+    pub fn pretend(&mut self, tokens: usize, seed: u64) -> Result<()> {
+        let room = self.chain.model.max_context;
+        if tokens > room {
+            return Err(Error::Input(format!("a context of {tokens} tokens, where the bundle holds {room}")));
+        }
+        for (i, package) in self.packages.iter_mut().enumerate() {
+            if !package.fill_states(seed + i as u64) {
+                return Err(Error::Input("this backend cannot write states".into()));
+            }
+        }
+        self.position = tokens;
+        Ok(())
     }
 
     /// Forgets all tokens.
@@ -214,6 +259,36 @@ impl Engine {
         Ok(logits)
     }
 
+    /// Appends one token whose registers are given: `hidden` in place of an embedding, and what else the steps read before
+    /// they write it. The steps' results are in [`Engine::register`].
+    ///
+    /// # Errors
+    /// The context is full, a register is not one of the chain's, or a package fails.
+    pub fn step_from(&mut self, registers: &[(&str, &[f32])]) -> Result<()> {
+        if self.position >= self.chain.model.max_context {
+            let max = self.chain.model.max_context;
+            return Err(Error::Input(format!("context of {max} tokens is full")));
+        }
+        for (name, values) in registers {
+            let index = self.names.find(name);
+            let index =
+                index.ok_or_else(|| self.contradiction(format!("no step has a register `{name}`")))?;
+            self.registers[index].reset_f32(&[1, values.len(), 1, 1]).copy_from_slice(values);
+        }
+        let count = pick(&self.body.counts, 1);
+        for (value, input) in self.body.values.iter_mut().zip(&self.body.host) {
+            host::fill(value, input, &self.chain, self.position, 1, 1);
+        }
+        self.execute(false, 1, 1, count, &mut |_, _, _| ())?;
+        self.position += 1;
+        Ok(())
+    }
+
+    /// A register as the last pass left it.
+    pub fn register(&self, name: &str) -> Option<&Tensor> {
+        self.registers.get(self.names.find(name)?)
+    }
+
     /// One pass of `ids` through the layers; register `hidden` holds the result.
     fn pass(&mut self, ids: &[u32], count: TokenCount, watch: &mut Watch<'_>) -> Result<()> {
         let width = if count.min == count.max { count.max } else { ids.len() };
@@ -273,12 +348,16 @@ impl Engine {
 
     /// Register `hidden` becomes `[1, hidden_size, 1, width]`: scaled embeddings, zero behind the last token.
     fn embed(&mut self, ids: &[u32], width: usize) -> Result<()> {
+        let embedding = match self.embedding.take() {
+            Some(embedding) => self.embedding.insert(embedding),
+            None => self.embedding.insert(EmbeddingFile::open(&self.bundle, &self.chain.embedding)?),
+        };
         let cols = self.chain.embedding.cols;
         let mut row = vec![0f32; cols];
         let out = self.registers[self.hidden].reset_f32(&[1, cols, 1, width]);
         out.fill(0.0);
         for (t, &id) in ids.iter().enumerate() {
-            self.embedding.row(id as usize, &mut row)?;
+            embedding.row(id as usize, &mut row)?;
             for (c, v) in row.iter().enumerate() {
                 out[c * width + t] = *v;
             }
@@ -353,6 +432,9 @@ impl Engine {
                     shard_stats[call.package].0 += 1;
                     shard_stats[call.package].1 += elapsed;
                     stats.calls += 1;
+                    if self.frugal {
+                        packages[call.package()].release();
+                    }
                 }
             }
         }

@@ -93,6 +93,10 @@ impl Names {
         *self.0.entry(name.to_string()).or_insert(next)
     }
 
+    pub fn find(&self, name: &str) -> Option<usize> {
+        self.0.get(name).copied()
+    }
+
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -212,6 +216,11 @@ impl Program {
 }
 
 impl Call {
+    /// Which package is called.
+    pub fn package(&self) -> usize {
+        self.package
+    }
+
     /// Loads the function for `count` tokens, if that has not happened yet.
     pub fn prepare(
         &mut self,

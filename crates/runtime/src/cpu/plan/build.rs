@@ -7,7 +7,7 @@ use super::patterns::{Fused, Graph};
 use super::view::{Base, Nest, View, dense_strides};
 use super::{Binary, Fill, Item, KernelCall, Node, Operand, Plan, Reduction, Unary, Work};
 use crate::tensor::{Data, Tensor};
-use anemoe_kernels::{AttentionShape, HeadStrides, Panel};
+use anemoe_kernels::{AttentionShape, HeadStrides};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -90,11 +90,11 @@ pub(in crate::cpu) fn plan(source: Source<'_>) -> Option<Plan> {
         results.push((nest, view, Tensor::default()));
     }
     let Builder { mut nodes, sizes, panels, tensors, .. } = b;
-    let buffers = assign(&mut nodes, &sizes, &mut results);
+    let sizes = assign(&mut nodes, &sizes, &mut results);
     Some(Plan {
         nodes,
-        buffers: buffers.into_iter().map(|n| vec![0.0; n]).collect(),
-        panels: vec![Panel::default(); panels],
+        sizes,
+        panels,
         tensors: vec![Tensor::default(); tensors],
         constants: constants.to_vec(),
         outputs: results,
@@ -731,7 +731,7 @@ impl Builder<'_> {
             to = to.sliced(d, before, x.shape[d]);
         }
         let nest = Nest::new(&x.shape, [&to.strides, &x.strides], [to.offset, x.offset]);
-        self.push(Work::Copy { nest, x: x.base, out: buffer_of(&out), fill: Some(value) });
+        self.push(Work::Copy { nest, x: x.base, out: buffer_of(&out), fill: Some((value, out.len())) });
         self.define(out)
     }
 

@@ -37,14 +37,18 @@ pub(super) struct Experts {
     pub out: usize,
     /// Channels of the result.
     rows: usize,
+}
+
+/// What experts need while they run.
+#[derive(Default)]
+pub(super) struct Workspace {
     scratch: [Scratch; TOGETHER],
     chosen: Vec<usize>,
 }
 
 impl Experts {
     pub fn new(x: View, branches: Vec<Branch>, tokens: usize, rows: usize, out: usize) -> Experts {
-        let chosen = Vec::with_capacity(branches.len());
-        Experts { x, branches, tokens, rows, out, scratch: Default::default(), chosen }
+        Experts { x, branches, tokens, rows, out }
     }
 
     /// Gives the bytes of weights that were read, and the experts that were left out.
@@ -54,9 +58,11 @@ impl Experts {
         sources: &Sources<'_>,
         y: &mut [f32],
         skip_zero: bool,
+        workspace: &mut Workspace,
     ) -> OpErrorAt<(u64, u64)> {
-        let Experts { x, branches, tokens, rows, scratch, chosen, .. } = self;
+        let Experts { x, branches, tokens, rows, .. } = self;
         let (tokens, rows) = (*tokens, *rows);
+        let Workspace { scratch, chosen } = workspace;
         let y = &mut y[..tokens * rows];
         let weight =
             |b: &Branch, t: usize| sources.get(b.weight.base)[b.weight.offset + t * b.weight.strides[3]];

@@ -25,6 +25,7 @@ use anemoe_kernels::{
 };
 use anemoe_mlpackage::mil::TensorType;
 use half::f16;
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use view::{Base, Nest, View};
@@ -128,7 +129,8 @@ enum Work {
         nest: Nest<2>,
         x: Base,
         out: usize,
-        fill: Option<f32>,
+        /// Of so many elements, before.
+        fill: Option<(f32, usize)>,
     },
     Softmax {
         rows: Nest<2>,
@@ -196,8 +198,9 @@ struct Node {
 /// A function, ready to run.
 pub(super) struct Plan {
     nodes: Vec<Node>,
-    buffers: Vec<Vec<f32>>,
-    panels: Vec<Panel>,
+    /// Elements of each buffer.
+    sizes: Vec<usize>,
+    panels: usize,
     tensors: Vec<Tensor>,
     constants: Vec<Arc<Tensor>>,
     /// Copies of the function's results.
@@ -208,6 +211,34 @@ pub(super) struct Plan {
     pub steps: u64,
     pub skipped: u64,
     pub weight_bytes: u64,
+}
+
+/// What the nodes of a call work in. Nothing in it outlives the call, so the plans of a thread share one.
+#[derive(Default)]
+struct Arena {
+    buffers: Vec<Vec<f32>>,
+    panels: Vec<Panel>,
+    experts: experts::Workspace,
+}
+
+thread_local! {
+    static ARENA: RefCell<Arena> = RefCell::default();
+}
+
+impl Arena {
+    fn reserve(&mut self, sizes: &[usize], panels: usize) {
+        if self.buffers.len() < sizes.len() {
+            self.buffers.resize_with(sizes.len(), Vec::new);
+        }
+        for (buffer, &n) in self.buffers.iter_mut().zip(sizes) {
+            if buffer.len() < n {
+                buffer.resize(n, 0.0);
+            }
+        }
+        if self.panels.len() < panels {
+            self.panels.resize_with(panels, Panel::default);
+        }
+    }
 }
 
 /// What nodes read.
@@ -246,22 +277,25 @@ fn copy(nest: &Nest<2>, x: &[f32], out: &mut [f32]) {
 impl Plan {
     /// Runs the function on inputs that were checked; `states` in the function's order.
     pub fn run(&mut self, inputs: &[&Tensor], states: &mut [StateValue]) -> Result<(), (OpError, usize)> {
-        let Plan { nodes, buffers, panels, tensors, constants, .. } = self;
+        let mut arena = ARENA.take();
+        arena.reserve(&self.sizes, self.panels);
+        let result = self.run_in(&mut arena, inputs, states);
+        ARENA.set(arena);
+        result
+    }
+
+    fn run_in(
+        &mut self,
+        arena: &mut Arena,
+        inputs: &[&Tensor],
+        states: &mut [StateValue],
+    ) -> Result<(), (OpError, usize)> {
+        let Plan { nodes, tensors, constants, .. } = self;
         let mut counts = (0, 0);
         for (at, node) in nodes.iter_mut().enumerate() {
             let started = (!self.times.is_empty()).then(Instant::now);
-            run_node(
-                &mut node.work,
-                buffers,
-                panels,
-                tensors,
-                constants,
-                inputs,
-                states,
-                self.skip_zero,
-                &mut counts,
-            )
-            .map_err(|e| (e, at))?;
+            run_node(&mut node.work, arena, tensors, constants, inputs, states, self.skip_zero, &mut counts)
+                .map_err(|e| (e, at))?;
             if let Some(started) = started {
                 self.times[at] += started.elapsed();
             }
@@ -269,7 +303,7 @@ impl Plan {
         self.steps += nodes.len() as u64;
         self.weight_bytes += counts.0;
         self.skipped += counts.1;
-        let sources = Sources { buffers, tensors, constants, inputs };
+        let sources = Sources { buffers: &arena.buffers, tensors, constants, inputs };
         for (nest, view, out) in &mut self.outputs {
             match (view.base, sources.tensor(view.base)) {
                 (Base::State(s), _) => copy_state(nest, &states[s], out.reset_f32(&view.shape)),
@@ -286,6 +320,13 @@ impl Plan {
     /// A result of the last run.
     pub fn output(&self, index: usize) -> &Tensor {
         &self.outputs[index].2
+    }
+
+    /// Frees what the next run makes anew; the outputs of the last one go with it.
+    pub fn release(&mut self) {
+        drop(ARENA.take());
+        self.tensors.iter_mut().for_each(|t| *t = Tensor::default());
+        self.outputs.iter_mut().for_each(|(_, _, t)| *t = Tensor::default());
     }
 
     /// Measures the time of each node from now on.
@@ -321,8 +362,7 @@ fn copy_state(nest: &Nest<2>, state: &StateValue, out: &mut [f32]) {
 #[allow(clippy::too_many_arguments)]
 fn run_node(
     work: &mut Work,
-    buffers: &mut Vec<Vec<f32>>,
-    panels: &mut [Panel],
+    arena: &mut Arena,
     tensors: &mut [Tensor],
     constants: &[Arc<Tensor>],
     inputs: &[&Tensor],
@@ -331,6 +371,7 @@ fn run_node(
     counts: &mut (u64, u64),
 ) -> OpErrorAt<()> {
     let pool = Pool::global();
+    let Arena { buffers, panels, experts } = arena;
     macro_rules! with_out {
         ($out:expr, |$sources:ident, $y:ident| $body:expr) => {{
             let mut taken = std::mem::take(&mut buffers[$out]);
@@ -430,7 +471,7 @@ fn run_node(
         }
         Work::Experts(e) => {
             with_out!(e.out, |sources, y| {
-                let (bytes, skipped) = e.run(pool, &sources, y, skip_zero)?;
+                let (bytes, skipped) = e.run(pool, &sources, y, skip_zero, experts)?;
                 counts.0 += bytes;
                 counts.1 += skipped;
             });
@@ -443,8 +484,8 @@ fn run_node(
             nest.each(|[o, a], n, s| (0..n).for_each(|k| y[o + k * s[0]] = f(x[a + k * s[1]])));
         }),
         Work::Copy { nest, x, out, fill } => {
-            if let Some(v) = fill {
-                buffers[*out].fill(*v);
+            if let Some((v, n)) = fill {
+                buffers[*out][..*n].fill(*v);
             }
             with_out!(*out, |sources, y| match x {
                 Base::State(s) => copy_state(nest, &states[*s], y),

@@ -1,0 +1,364 @@
+//! `journal.jsonl`: what was done to a bundle and what came out of it, one event per line, oldest first.
+//!
+//! The only file of a bundle with times in it, and the only one that grows: nothing that runs a bundle reads it, and two bundles
+//! are compared without it. Kinds, states and fields that this version does not know are kept as they are.
+
+use crate::atomic::{hex, sync_dir};
+use crate::{Error, Result};
+use jiff::{Timestamp, Unit};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Name of the journal in a bundle.
+pub const JOURNAL_FILE: &str = "journal.jsonl";
+
+/// Largest journal that is read or written: an event has a kilobyte or two.
+pub const MAX_JOURNAL_BYTES: u64 = 16 << 20;
+/// Longest line, its end included.
+pub const MAX_LINE_BYTES: usize = 256 << 10;
+/// Longest id, kind or state.
+const MAX_WORD: usize = 64;
+
+/// How often, and after which time, an appender asks again for the lock that another one holds for a moment.
+const LOCK_TRIES: usize = 500;
+const LOCK_WAIT: Duration = Duration::from_millis(10);
+
+/// States of an event that this version writes; others are shown as they are.
+pub mod status {
+    /// Begun; the event that ends it names this one in [`super::Event::of`].
+    pub const STARTED: &str = "started";
+    /// Ended, where there is nothing to pass.
+    pub const DONE: &str = "done";
+    /// A gate passed.
+    pub const PASS: &str = "pass";
+    /// A gate was run, and says nothing of this model.
+    pub const UNDECIDED: &str = "undecided";
+    /// A gate failed.
+    pub const FAIL: &str = "fail";
+    /// Ended by an error.
+    pub const ERROR: &str = "error";
+}
+
+/// One thing that happened to a bundle.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Event {
+    /// Short and unique; made when the event is appended.
+    pub id: String,
+    /// When it was written, in UTC.
+    pub time: Timestamp,
+    /// `build`, `assemble`, `check`, `validate`, `trace`, `note`, or whatever else.
+    pub kind: String,
+    /// See [`status`].
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub status: String,
+    /// How long it took.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<f64>,
+    /// Id of the event that this one ends or belongs to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of: Option<String>,
+    /// Version of the program.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub version: String,
+    /// Where it ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<Machine>,
+    /// Options of the command, defaults included.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub options: Map<String, Value>,
+    /// What was measured.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub facts: Map<String, Value>,
+    /// What people wrote.
+    #[serde(flatten)]
+    pub prose: Prose,
+    /// Fields of other versions.
+    #[serde(flatten)]
+    pub rest: Map<String, Value>,
+}
+
+/// What people write about an event.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Prose {
+    /// Why it is done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub intent: Option<String>,
+    /// Anything else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+    /// What was not expected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub surprise: Option<String>,
+    /// What follows from it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lesson: Option<String>,
+    /// What is to be done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+    /// Where more is written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refs: Option<String>,
+}
+
+/// A machine, as far as it tells.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Machine {
+    /// Model of the processor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<String>,
+    /// Processors that the program may use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cores: Option<u64>,
+    /// Bytes of memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// Operating system and its version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub os: Option<String>,
+    /// Architecture, for instance `x86_64`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arch: Option<String>,
+    /// Instructions that kernels use: `scalar`, `avx2`, `avx512`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub isa: Option<String>,
+    /// Fields of other versions.
+    #[serde(flatten)]
+    pub rest: Map<String, Value>,
+}
+
+/// What a journal holds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Journal {
+    /// Oldest first.
+    pub events: Vec<Event>,
+    /// The last line was cut off, as a kill leaves it. The next append removes it.
+    pub torn: bool,
+}
+
+impl Event {
+    /// An event of this moment with nothing in it.
+    pub fn new(kind: &str, status: &str) -> Event {
+        let now = Timestamp::now();
+        Event {
+            id: String::new(),
+            // Milliseconds say enough. Rounding fails only at the end of time.
+            time: now.round(Unit::Millisecond).unwrap_or(now),
+            kind: kind.into(),
+            status: status.into(),
+            seconds: None,
+            of: None,
+            version: String::new(),
+            machine: None,
+            options: Map::new(),
+            facts: Map::new(),
+            prose: Prose::default(),
+            rest: Map::new(),
+        }
+    }
+
+    /// What breaks the format, if anything does.
+    fn check(&self) -> std::result::Result<(), String> {
+        let word = |what: &str, text: &str| {
+            let fits = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+            if !text.is_empty() && text.len() <= MAX_WORD && text.chars().all(fits) {
+                return Ok(());
+            }
+            Err(format!("`{what}` must be 1 to {MAX_WORD} letters, digits, `_`, `-` or `.`"))
+        };
+        word("id", &self.id)?;
+        word("kind", &self.kind)?;
+        if !self.status.is_empty() {
+            word("status", &self.status)?;
+        }
+        self.of.as_ref().map_or(Ok(()), |of| word("of", of))
+    }
+
+    /// Ten hexadecimal digits from the event, the process and a counter.
+    fn make_id(&mut self) -> std::result::Result<(), String> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let content = serde_json::to_vec(self).map_err(|e| e.to_string())?;
+        let mut hasher = Sha256::new();
+        hasher.update(content);
+        hasher.update(std::process::id().to_le_bytes());
+        hasher.update(COUNT.fetch_add(1, Ordering::Relaxed).to_le_bytes());
+        hasher.update(Timestamp::now().as_nanosecond().to_le_bytes());
+        self.id = hex(hasher.finalize())[..10].to_string();
+        Ok(())
+    }
+}
+
+/// Why a line is no event.
+struct Fault {
+    /// It is the beginning of one.
+    torn: bool,
+    what: String,
+}
+
+fn parse_line(line: &[u8]) -> std::result::Result<Event, Fault> {
+    // Some file systems leave zeros where data had not arrived when the power went.
+    let end = line.iter().rposition(|&b| b != 0).map_or(0, |i| i + 1);
+    let line = &line[..end];
+    let value: Value = serde_json::from_slice(line).map_err(|e| {
+        let torn = e.is_eof() && line.trim_ascii_start().first().is_none_or(|&b| b == b'{');
+        let text = e.to_string();
+        let what = text.split(" at line ").next().unwrap_or(&text);
+        Fault { torn, what: format!("{what}, at character {}", e.column()) }
+    })?;
+    let fault = |what: String| Fault { torn: false, what };
+    let event: Event = serde_json::from_value(value).map_err(|e| fault(e.to_string()))?;
+    event.check().map_err(fault)?;
+    Ok(event)
+}
+
+fn parse(path: &Path, bytes: &[u8]) -> Result<Journal> {
+    let mut journal = Journal::default();
+    for (i, line) in bytes.split_inclusive(|&b| b == b'\n').enumerate() {
+        let invalid = |what: String| Err(Error::invalid(path, format!("journal: line {}: {what}", i + 1)));
+        if line.len() > MAX_LINE_BYTES {
+            return invalid(format!("{} bytes, more than {MAX_LINE_BYTES}", line.len()));
+        }
+        if line.trim_ascii().is_empty() {
+            continue;
+        }
+        match parse_line(line) {
+            Ok(event) => journal.events.push(event),
+            Err(fault) if fault.torn && !line.ends_with(b"\n") => journal.torn = true,
+            Err(fault) => return invalid(fault.what),
+        }
+    }
+    Ok(journal)
+}
+
+/// A journal is a file of its own: through a link, a bundle from elsewhere could name any file of this machine.
+fn exists(path: &Path) -> Result<bool> {
+    match path.symlink_metadata() {
+        Ok(meta) if meta.is_file() => Ok(true),
+        Ok(_) => Err(Error::invalid(path, "journal: not a regular file")),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(Error::io(path, e)),
+    }
+}
+
+fn too_long(path: &Path, bytes: u64) -> Error {
+    Error::invalid(path, format!("journal: {bytes} bytes, more than {MAX_JOURNAL_BYTES}"))
+}
+
+/// Reads the journal of a bundle; a bundle without one has an empty one.
+///
+/// # Errors
+/// The file cannot be read or is too long, or a line is no event (the error names it). A last line that was cut off is none.
+pub fn read(bundle: &Path) -> Result<Journal> {
+    let path = bundle.join(JOURNAL_FILE);
+    if !exists(&path)? {
+        return Ok(Journal::default());
+    }
+    let file = File::open(&path).map_err(|e| Error::io(&path, e))?;
+    let mut bytes = Vec::new();
+    file.take(MAX_JOURNAL_BYTES + 1).read_to_end(&mut bytes).map_err(|e| Error::io(&path, e))?;
+    if bytes.len() as u64 > MAX_JOURNAL_BYTES {
+        return Err(too_long(&path, bytes.len() as u64));
+    }
+    parse(&path, &bytes)
+}
+
+/// Adds an event in a single write, flushed to disk, and gives it as written, with its id. Several processes may append at
+/// the same time. A last line that was cut off goes.
+///
+/// # Errors
+/// The file cannot be written, would become too long, or ends with something else than an event; it is as it was then.
+pub fn append(bundle: &Path, mut event: Event) -> Result<Event> {
+    let path = bundle.join(JOURNAL_FILE);
+    let io = |e| Error::io(&path, e);
+    let invalid = |what: String| Error::invalid(&path, format!("journal: {what}"));
+    if event.id.is_empty() {
+        event.make_id().map_err(invalid)?;
+    }
+    event.check().map_err(invalid)?;
+    let mut line = serde_json::to_vec(&event).map_err(|e| invalid(e.to_string()))?;
+    line.push(b'\n');
+    if line.len() > MAX_LINE_BYTES {
+        return Err(invalid(format!("an event of {} bytes, more than {MAX_LINE_BYTES}", line.len())));
+    }
+    let is_new = !exists(&path)?;
+    let mut file = OpenOptions::new().read(true).append(true).create(true).open(&path).map_err(io)?;
+    let locked = lock(&file).map_err(io)?;
+    let end = mend(&path, &mut file, locked)?;
+    if end.lacks_newline {
+        line.insert(0, b'\n');
+    }
+    let len = end.len + line.len() as u64;
+    if len > MAX_JOURNAL_BYTES {
+        return Err(too_long(&path, len));
+    }
+    let written = file.write(&line).map_err(io)?;
+    if written < line.len() {
+        // A full disk. What is left of the line, should this fail too, is found by the next one who reads.
+        if locked {
+            let _ = file.set_len(end.len);
+        }
+        return Err(io(io::Error::from(io::ErrorKind::WriteZero)));
+    }
+    file.sync_all().map_err(io)?;
+    if is_new {
+        sync_dir(bundle)?;
+    }
+    Ok(event)
+}
+
+/// Takes the lock, which is released when the file is closed. False where the file system has none: appending then rests on
+/// the single write.
+fn lock(file: &File) -> io::Result<bool> {
+    for _ in 0..LOCK_TRIES {
+        match file.try_lock() {
+            Ok(()) => return Ok(true),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_WAIT),
+            Err(TryLockError::Error(_)) => return Ok(false),
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::WouldBlock, "another process holds the journal's lock"))
+}
+
+/// Where a journal ends.
+struct End {
+    len: u64,
+    /// The last line is whole but for its end.
+    lacks_newline: bool,
+}
+
+/// Removes a last line that was cut off.
+fn mend(path: &Path, file: &mut File, locked: bool) -> Result<End> {
+    let io = |e| Error::io(path, e);
+    let len = file.metadata().map_err(io)?.len();
+    if len > MAX_JOURNAL_BYTES {
+        return Err(too_long(path, len));
+    }
+    let mut last = [b'\n'];
+    if len > 0 {
+        file.seek(SeekFrom::Start(len - 1)).and_then(|_| file.read_exact(&mut last)).map_err(io)?;
+    }
+    if last == *b"\n" {
+        return Ok(End { len, lacks_newline: false });
+    }
+    let mut bytes = Vec::new();
+    file.seek(SeekFrom::Start(0)).map_err(io)?;
+    file.take(len).read_to_end(&mut bytes).map_err(io)?;
+    if !parse(path, &bytes)?.torn {
+        return Ok(End { len, lacks_newline: true });
+    }
+    if !locked {
+        // Perhaps another process is in the middle of it.
+        return Err(Error::invalid(path, "journal: the last line is cut off, and the file cannot be locked"));
+    }
+    let whole = bytes.iter().rposition(|&b| b == b'\n').map_or(0, |i| i as u64 + 1);
+    file.set_len(whole).map_err(io)?;
+    Ok(End { len: whole, lacks_newline: false })
+}
+
+#[cfg(test)]
+mod tests;

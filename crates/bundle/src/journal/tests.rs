@@ -1,0 +1,266 @@
+use super::*;
+use proptest::prelude::*;
+use serde_json::json;
+use std::fs;
+
+fn note(text: &str) -> Event {
+    Event { prose: Prose { note: Some(text.into()), ..Prose::default() }, ..Event::new("note", "") }
+}
+
+fn texts(journal: &Journal) -> Vec<&str> {
+    journal.events.iter().map(|e| e.prose.note.as_deref().unwrap()).collect()
+}
+
+/// A bundle with two events, and the bytes of its journal.
+fn two() -> (tempfile::TempDir, Vec<u8>) {
+    let dir = tempfile::tempdir().unwrap();
+    append(dir.path(), note("one")).unwrap();
+    append(dir.path(), note("zwei ä")).unwrap();
+    let bytes = fs::read(dir.path().join(JOURNAL_FILE)).unwrap();
+    (dir, bytes)
+}
+
+fn refused(bytes: &[u8], says: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(JOURNAL_FILE);
+    fs::write(&path, bytes).unwrap();
+    let error = read(dir.path()).unwrap_err().to_string();
+    assert!(error.contains(JOURNAL_FILE) && error.contains(says), "{error}");
+}
+
+#[test]
+fn a_bundle_without_a_journal_has_an_empty_one() {
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(read(dir.path()).unwrap(), Journal::default());
+    fs::write(dir.path().join(JOURNAL_FILE), "").unwrap();
+    assert_eq!(read(dir.path()).unwrap(), Journal::default());
+}
+
+#[test]
+fn events_come_back_in_order_with_ids_of_their_own() {
+    let (dir, _) = two();
+    let journal = read(dir.path()).unwrap();
+    assert_eq!(texts(&journal), ["one", "zwei ä"]);
+    assert_ne!(journal.events[0].id, journal.events[1].id);
+    assert_eq!(journal.events[0].id.len(), 10);
+    // The same event twice has two ids.
+    let event = note("same");
+    let ids = [0; 2].map(|_| append(dir.path(), event.clone()).unwrap().id);
+    assert_ne!(ids[0], ids[1]);
+}
+
+/// Wherever a kill cuts the last line off, the lines before it are read, and the next append makes it whole.
+#[test]
+fn a_torn_last_line_is_tolerated_and_mended() {
+    let (dir, bytes) = two();
+    let path = dir.path().join(JOURNAL_FILE);
+    let first = bytes.iter().position(|&b| b == b'\n').unwrap() + 1;
+    for cut in first + 1..bytes.len() - 1 {
+        fs::write(&path, &bytes[..cut]).unwrap();
+        let journal = read(dir.path()).unwrap();
+        assert!(journal.torn, "cut at {cut}");
+        assert_eq!(texts(&journal), ["one"]);
+    }
+    append(dir.path(), note("two")).unwrap();
+    let journal = read(dir.path()).unwrap();
+    assert!(!journal.torn);
+    assert_eq!(texts(&journal), ["one", "two"]);
+    // Whole but for its newline, as an editor may leave it: kept.
+    fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
+    assert_eq!(texts(&read(dir.path()).unwrap()).len(), 2);
+    append(dir.path(), note("three")).unwrap();
+    assert_eq!(texts(&read(dir.path()).unwrap()), ["one", "zwei ä", "three"]);
+    // Zeros where data never arrived.
+    for tail in [&b"\0\0\0\0"[..], b"{\"id\":\"a\0\0\0"] {
+        fs::write(&path, [&bytes[..first], tail].concat()).unwrap();
+        assert!(read(dir.path()).unwrap().torn);
+        append(dir.path(), note("two")).unwrap();
+        assert_eq!(texts(&read(dir.path()).unwrap()), ["one", "two"]);
+    }
+}
+
+#[test]
+fn garbage_is_named_by_its_line() {
+    let (_dir, bytes) = two();
+    let with = |tail: &str| [&bytes[..], tail.as_bytes()].concat();
+    refused(&with("garbage\n"), "line 3: expected value, at character 1");
+    refused(&with("garbage"), "line 3");
+    refused(&with("{\"id\":\n{}\n"), "line 3: EOF");
+    refused(&with("{}\n"), "line 3: missing field");
+    refused(&with("[1]"), "line 3");
+    refused(b"\xff\xfe\x00", "line 1");
+    refused(&with("{\"id\":\"a\",\"time\":\"yesterday\",\"kind\":\"note\"}\n"), "line 3");
+    let time = "2026-01-02T03:04:05Z";
+    refused(&with(&format!("{{\"id\":\"a b\",\"time\":\"{time}\",\"kind\":\"x\"}}\n")), "`id`");
+    refused(&with(&format!("{{\"id\":\"a\",\"time\":\"{time}\",\"kind\":\"\\u001b[2J\"}}\n")), "`kind`");
+    refused("[".repeat(100_000).as_bytes(), "line 1");
+    // Nothing is put behind garbage.
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(JOURNAL_FILE);
+    fs::write(&path, with("garbage")).unwrap();
+    assert!(append(dir.path(), note("x")).unwrap_err().to_string().contains("line 3"));
+    assert_eq!(fs::read(&path).unwrap(), with("garbage"));
+}
+
+#[test]
+fn lines_and_files_have_a_limit() {
+    let (dir, bytes) = two();
+    let error = append(dir.path(), note(&"x".repeat(MAX_LINE_BYTES))).unwrap_err();
+    assert!(error.to_string().contains("more than 262144"), "{error}");
+    assert_eq!(fs::read(dir.path().join(JOURNAL_FILE)).unwrap(), bytes);
+    let mut long = bytes.clone();
+    long.extend(vec![b' '; MAX_LINE_BYTES + 1]);
+    refused(&long, "line 3");
+    let file = File::create(dir.path().join(JOURNAL_FILE)).unwrap();
+    file.set_len(MAX_JOURNAL_BYTES + 1).unwrap();
+    assert!(read(dir.path()).unwrap_err().to_string().contains("more than 16777216"));
+    assert!(append(dir.path(), note("x")).unwrap_err().to_string().contains("more than 16777216"));
+    // One event less than a full file, and a full one.
+    let line = [&bytes[..], &vec![b'\n'; MAX_JOURNAL_BYTES as usize - bytes.len()]].concat();
+    fs::write(dir.path().join(JOURNAL_FILE), line).unwrap();
+    assert_eq!(read(dir.path()).unwrap().events.len(), 2);
+    assert!(append(dir.path(), note("x")).is_err());
+    assert_eq!(fs::metadata(dir.path().join(JOURNAL_FILE)).unwrap().len(), MAX_JOURNAL_BYTES);
+}
+
+#[test]
+fn a_journal_is_a_file_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join(JOURNAL_FILE)).unwrap();
+    for error in [read(dir.path()).unwrap_err(), append(dir.path(), note("x")).unwrap_err()] {
+        assert!(error.to_string().contains("not a regular file"), "{error}");
+    }
+    #[cfg(unix)]
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let other = dir.path().join("other");
+        fs::write(&other, "precious\n").unwrap();
+        std::os::unix::fs::symlink(&other, dir.path().join(JOURNAL_FILE)).unwrap();
+        assert!(append(dir.path(), note("x")).is_err());
+        assert_eq!(fs::read(&other).unwrap(), b"precious\n");
+    }
+    assert!(append(&dir.path().join("no"), note("x")).unwrap_err().to_string().contains("no"));
+}
+
+#[test]
+fn appenders_do_not_mix_their_lines() {
+    let dir = tempfile::tempdir().unwrap();
+    let (threads, each) = (8, 12);
+    std::thread::scope(|scope| {
+        for t in 0..threads {
+            let dir = dir.path();
+            scope.spawn(move || {
+                for i in 0..each {
+                    append(dir, note(&format!("{t} {i} {}", "x".repeat(t * 3000)))).unwrap();
+                }
+            });
+        }
+    });
+    let journal = read(dir.path()).unwrap();
+    assert!(!journal.torn);
+    assert_eq!(journal.events.len(), threads * each);
+    let ids: std::collections::BTreeSet<&str> = journal.events.iter().map(|e| e.id.as_str()).collect();
+    assert_eq!(ids.len(), threads * each);
+    // Each thread's own are in its order.
+    for t in 0..threads {
+        let own: Vec<String> = texts(&journal)
+            .iter()
+            .filter(|x| x.starts_with(&format!("{t} ")))
+            .map(|x| x.split(' ').nth(1).unwrap().to_string())
+            .collect();
+        assert_eq!(own, (0..each).map(|i| i.to_string()).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn what_newer_versions_write_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = json!({
+        "id": "x1", "time": "2030-01-02T03:04:05+02:00", "kind": "dream", "status": "half", "watts": [3, 4.5],
+        "machine": {"cpu": "M9", "ane_cores": 64}, "facts": {"deep": {"er": null}}
+    });
+    fs::write(dir.path().join(JOURNAL_FILE), format!("{line}\n")).unwrap();
+    let event = read(dir.path()).unwrap().events.remove(0);
+    assert_eq!((event.kind.as_str(), event.status.as_str()), ("dream", "half"));
+    assert_eq!(event.rest["watts"], json!([3, 4.5]));
+    assert_eq!(event.machine.as_ref().unwrap().rest["ane_cores"], 64);
+    assert_eq!(event.time.to_string(), "2030-01-02T01:04:05Z");
+    let again = append(dir.path(), event.clone()).unwrap();
+    assert_eq!(again, event);
+    assert_eq!(read(dir.path()).unwrap().events[1], event);
+}
+
+fn value() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<u64>().prop_map(Value::from),
+        any::<f64>().prop_filter("finite", |x| x.is_finite()).prop_map(Value::from),
+        any::<String>().prop_map(Value::from),
+    ];
+    leaf.prop_recursive(3, 12, 4, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            map_of(inner).prop_map(Value::Object),
+        ]
+    })
+}
+
+fn map_of(of: impl Strategy<Value = Value>) -> impl Strategy<Value = Map<String, Value>> {
+    prop::collection::btree_map(any::<String>(), of, 0..4).prop_map(|m| m.into_iter().collect())
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let words = ("[a-zA-Z0-9_.-]{1,64}", "[a-z]{1,12}", "[a-z]{0,12}", prop::option::of("[0-9a-f]{10}"));
+    let text = || prop::option::of(any::<String>());
+    let prose = (text(), text(), text(), text(), text(), text());
+    let seconds = prop::option::of(any::<f64>().prop_filter("finite", |x| x.is_finite()));
+    // Names that no field has.
+    let rest = prop::collection::btree_map("x_[a-z]{0,5}", value(), 0..3);
+    let maps = (map_of(value()), map_of(value()), rest);
+    (words, -62_135_596_800i64..253_402_207_199, seconds, any::<String>(), prose, maps).prop_map(
+        |((id, kind, status, of), time, seconds, version, prose, (options, facts, rest))| Event {
+            id,
+            time: Timestamp::from_second(time).unwrap(),
+            kind,
+            status,
+            seconds,
+            of,
+            version,
+            machine: Some(Machine { cpu: prose.0.clone(), ..Machine::default() }),
+            options,
+            facts,
+            prose: Prose {
+                intent: prose.0,
+                note: prose.1,
+                surprise: prose.2,
+                lesson: prose.3,
+                next: prose.4,
+                refs: prose.5,
+            },
+            rest: rest.into_iter().collect(),
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(128) })]
+
+    /// Whatever an event holds, it is one line, comes back as it was, and every beginning of it is seen to be one.
+    #[test]
+    fn events_come_back_as_they_were(event in event()) {
+        let line = serde_json::to_vec(&event).unwrap();
+        prop_assert!(!line.contains(&b'\n'));
+        prop_assert_eq!(&parse_line(&line).map_err(|f| f.what).unwrap(), &event);
+        for cut in 1..line.len() {
+            prop_assert!(parse_line(&line[..cut]).is_err_and(|f| f.torn), "cut at {}", cut);
+        }
+    }
+
+    /// No bytes make the reader panic.
+    #[test]
+    fn garbage_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let _ = parse(Path::new("j"), &bytes);
+    }
+}

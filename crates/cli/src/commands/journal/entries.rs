@@ -1,0 +1,424 @@
+//! Entries: events that belong together, with what they say under each heading.
+
+use super::figures;
+use crate::ui;
+use anemoe_bundle::journal::{Event, Machine, Prose, status};
+use serde::Serialize;
+use serde_json::Value;
+use std::collections::{HashMap, HashSet};
+
+/// Most differing choices that a surprise lists.
+const MAX_CHOICES: usize = 4;
+
+/// Events that belong together: a build with its gates, or what was done for one intent.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Entry {
+    /// Id of its first event.
+    pub id: String,
+    /// When that was written.
+    pub time: String,
+    /// What was done, in order, each kind once.
+    pub kinds: Vec<String>,
+    /// Why.
+    pub intent: Vec<String>,
+    /// What it was done with.
+    pub setup: Vec<String>,
+    /// What came out.
+    pub result: Vec<Outcome>,
+    /// What was noted besides.
+    pub notes: Vec<String>,
+    /// What facts and people say was not to be expected.
+    pub surprise: Vec<String>,
+    /// What follows.
+    pub lesson: Vec<String>,
+    /// What is to be done.
+    pub next: Vec<String>,
+    /// Files by their hashes, and what people refer to.
+    pub refs: Vec<String>,
+    /// The events as they are.
+    pub events: Vec<Event>,
+}
+
+/// What came out of one run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Outcome {
+    /// Id of the event.
+    pub id: String,
+    /// When it was written.
+    pub time: String,
+    /// Kind of the event.
+    pub kind: String,
+    /// State of the event.
+    pub status: String,
+    /// How long it took.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<f64>,
+    /// Figures with their names, as shown.
+    pub figures: Vec<String>,
+}
+
+/// Groups events, oldest entry first.
+///
+/// An event that names another one belongs to its entry. Any other goes to the newest entry, unless it has an intent of its own
+/// and that entry has another.
+pub fn entries(events: Vec<Event>) -> Vec<Entry> {
+    let mut groups: Vec<Vec<Event>> = Vec::new();
+    // Of the newest group.
+    let mut intents: HashSet<String> = HashSet::new();
+    let mut places: HashMap<String, usize> = HashMap::new();
+    for event in events {
+        let named = event.of.as_ref().and_then(|of| places.get(of).copied());
+        let is_other = |intent: &String| !intents.is_empty() && !intents.contains(intent);
+        let begins = groups.is_empty() || event.prose.intent.as_ref().is_some_and(is_other);
+        let place = match named {
+            Some(place) => place,
+            None if begins => groups.len(),
+            None => groups.len() - 1,
+        };
+        if place == groups.len() {
+            intents.clear();
+        }
+        if place + 1 >= groups.len() {
+            intents.extend(event.prose.intent.clone());
+        }
+        places.entry(event.id.clone()).or_insert(place);
+        match groups.get_mut(place) {
+            Some(group) => group.push(event),
+            None => groups.push(vec![event]),
+        }
+    }
+    groups.into_iter().map(entry).collect()
+}
+
+/// To the second, as people read it.
+pub fn time(event: &Event) -> String {
+    event.time.strftime("%Y-%m-%d %H:%M:%S UTC").to_string()
+}
+
+/// Texts in order, each once.
+#[derive(Default)]
+struct Texts {
+    list: Vec<String>,
+    seen: HashSet<String>,
+}
+
+impl Texts {
+    fn push(&mut self, text: String) {
+        if !text.is_empty() && self.seen.insert(text.clone()) {
+            self.list.push(text);
+        }
+    }
+}
+
+fn entry(events: Vec<Event>) -> Entry {
+    let prose = |pick: fn(&Prose) -> &Option<String>| {
+        let mut found = Texts::default();
+        for text in events.iter().filter_map(|e| pick(&e.prose).as_ref()) {
+            found.push(text.trim().into());
+        }
+        found.list
+    };
+    let mut kinds = Texts::default();
+    for event in &events {
+        kinds.push(event.kind.clone());
+    }
+    let ended: HashSet<(&str, &str)> =
+        events.iter().filter_map(|e| Some((e.kind.as_str(), e.of.as_deref()?))).collect();
+    let is_open = |e: &Event| e.status == status::STARTED && !ended.contains(&(&e.kind, &e.id));
+    let shown = events.iter().filter(|e| e.kind != "note" && (e.status != status::STARTED || is_open(e)));
+    let result = shown.map(outcome).collect();
+    let resumed: HashMap<&str, &Event> =
+        events.iter().filter_map(|e| Some((e.facts.get("resumes")?.as_str()?, e))).collect();
+    let mut surprise = Texts::default();
+    for event in &events {
+        surprises(event, resumed.get(event.id.as_str()).copied(), is_open(event), &mut surprise);
+    }
+    let mut surprise = surprise.list;
+    surprise.extend(prose(|p| &p.surprise));
+    let mut refs = references(&events);
+    refs.extend(prose(|p| &p.refs));
+    Entry {
+        id: events[0].id.clone(),
+        time: time(&events[0]),
+        kinds: kinds.list,
+        intent: prose(|p| &p.intent),
+        setup: setup(&events),
+        result,
+        notes: prose(|p| &p.note),
+        surprise,
+        lesson: prose(|p| &p.lesson),
+        next: prose(|p| &p.next),
+        refs,
+        events,
+    }
+}
+
+fn outcome(event: &Event) -> Outcome {
+    let figures = figures::flatten(&event.facts)
+        .iter()
+        .map(|(path, value)| {
+            let (name, unit) = figures::known(path);
+            format!("{name} {}", figures::text(value, unit))
+        })
+        .collect();
+    Outcome {
+        id: event.id.clone(),
+        time: time(event),
+        kind: event.kind.clone(),
+        status: event.status.clone(),
+        seconds: event.seconds,
+        figures,
+    }
+}
+
+/// A machine in one line.
+pub fn machine(m: &Machine) -> String {
+    let parts = [
+        m.cpu.clone(),
+        m.cores.map(|n| format!("{n} {}", if n == 1 { "core" } else { "cores" })),
+        m.memory_bytes.map(|n| format!("{} of memory", ui::bytes(n))),
+        m.os.clone(),
+        m.arch.clone(),
+        m.isa.clone(),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+/// What was asked: options that were given or have a default.
+fn options(event: &Event) -> String {
+    let one = |(key, value): (&String, &Value)| {
+        let name = key.replace('_', "-");
+        format!("{name} {}", figures::text(value, figures::Unit::Plain))
+    };
+    event.options.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+fn setup(events: &[Event]) -> Vec<String> {
+    let mut lines = Texts::default();
+    for event in events {
+        let fact = |key| event.facts.get(key).and_then(Value::as_str);
+        if let (Some(family), Some(source)) = (fact("family"), fact("source")) {
+            lines.push(format!("{family} of {source}"));
+        }
+    }
+    for event in events.iter().filter(|e| !e.options.is_empty()) {
+        lines.push(format!("{}: {}", event.kind, options(event)));
+    }
+    // Where all ran on one machine, which is the rule, that is one line.
+    let mut places = Texts::default();
+    let mut kinds: HashMap<String, Texts> = HashMap::new();
+    for event in events {
+        let Some(m) = &event.machine else { continue };
+        let place = format!("anemoe {} on {}", event.version, machine(m));
+        kinds.entry(place.clone()).or_default().push(event.kind.clone());
+        places.push(place);
+    }
+    let several = places.list.len() > 1;
+    for place in places.list {
+        match kinds.get(&place).filter(|_| several) {
+            Some(kinds) => lines.push(format!("{}: {place}", kinds.list.join(", "))),
+            None => lines.push(place),
+        }
+    }
+    lines.list
+}
+
+fn references(events: &[Event]) -> Vec<String> {
+    let mut found = Texts::default();
+    for event in events {
+        let text = |path: &[&str]| {
+            let value = path.iter().skip(1).fold(event.facts.get(path[0]), |v, key| v?.get(key));
+            value.and_then(Value::as_str)
+        };
+        if let Some(hash) = text(&["chain_sha256"]) {
+            found.push(format!("chain.json, sha256 {hash}"));
+        }
+        if let (Some(name), Some(hash)) = (text(&["golden", "file"]), text(&["golden", "sha256"])) {
+            found.push(format!("{name}, sha256 {hash}"));
+        }
+        if let Some(hash) = text(&["importance_sha256"]) {
+            found.push(format!("importance, sha256 {hash}"));
+        }
+    }
+    found.list
+}
+
+/// What the facts of an event say that was not to be expected.
+fn surprises(event: &Event, resumed: Option<&Event>, open: bool, found: &mut Texts) {
+    let fact = |key: &str| event.facts.get(key);
+    let inner = |key: &str, member: &str| fact(key).and_then(|v| v.get(member));
+    let count = |v: Option<&Value>| v.and_then(Value::as_u64).unwrap_or(0);
+    let cosine = |v: Option<&Value>| v.and_then(Value::as_f64);
+    let mut say = |text: String| found.push(text);
+    let kind = &event.kind;
+    let part = fact("part").and_then(Value::as_str).map(|p| format!(" of part {p}")).unwrap_or_default();
+    if event.status == status::ERROR {
+        let what = fact("error").and_then(Value::as_str).unwrap_or("no message");
+        say(format!("{kind}{part} ended by an error: {what}"));
+    }
+    if open {
+        match resumed {
+            Some(next) => say(format!(
+                "the {kind}{part} that began at {} was interrupted; the one that began at {} went on with it",
+                time(event),
+                time(next)
+            )),
+            None => say(format!(
+                "the {kind}{part} that began at {} has no end: it runs still, or was killed",
+                time(event)
+            )),
+        }
+    }
+    if event.status == status::FAIL {
+        let mut why = Vec::new();
+        for (name, own, wanted) in [
+            ("lowest cosine", cosine(fact("min_cosine")), cosine(fact("threshold"))),
+            (
+                "lowest median cosine of a shard",
+                cosine(fact("lowest_median_cosine")),
+                cosine(fact("threshold")),
+            ),
+            (
+                "median cosine in fp16",
+                cosine(inner("fp16", "median_cosine")),
+                cosine(inner("fp16", "threshold")),
+            ),
+        ] {
+            if let (Some(own), Some(wanted)) = (own, wanted)
+                && own < wanted
+            {
+                why.push(format!("{name} {own:.6} where {wanted} was wanted"));
+            }
+        }
+        let far = count(fact("wrong_choices")).saturating_sub(count(fact("near_ties")));
+        if far > 0 {
+            why.push(format!("{far} differing choices that are no near ties"));
+        }
+        let why = if why.is_empty() { String::new() } else { format!(": {}", why.join("; ")) };
+        say(format!("{kind} failed{why}"));
+    }
+    let overflows = count(inner("fp16", "not_finite"));
+    if overflows > 0 {
+        say(format!("in fp16 the logits of {overflows} positions and steps are not numbers"));
+    }
+    let choices = fact("first_wrong_choices").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    for c in choices.iter().take(MAX_CHOICES) {
+        let number = |key| c.get(key).and_then(Value::as_u64);
+        if let (Some(step), Some(chosen), Some(expected)) =
+            (number("step"), number("chosen"), number("expected"))
+        {
+            let margin = c.get("margin").and_then(Value::as_f64);
+            let margin =
+                margin.map(|m| format!(", whose logit leads by {m:.3} in the reference")).unwrap_or_default();
+            let tie = if c.get("near_tie") == Some(&Value::Bool(true)) { ": a near tie" } else { "" };
+            say(format!("decode step {step}: token {chosen} instead of {expected}{margin}{tie}"));
+        }
+    }
+    let more = count(fact("wrong_choices")).saturating_sub(choices.len().min(MAX_CHOICES) as u64);
+    if more > 0 {
+        say(format!("{more} more differing choices"));
+    }
+    let elsewhere = count(inner("verdicts", "not_ane"));
+    if elsewhere > 0 {
+        let small = count(fact("too_small"));
+        let small =
+            if small > 0 { format!(", {small} of them too small for it to matter") } else { String::new() };
+        let rules: Vec<String> = fact("rules")
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .filter(|r| r.get("verdict").is_some_and(|v| v == "not_ane"))
+            .filter_map(|r| {
+                Some(format!("{} ({} packages)", r.get("rule")?.as_str()?, count(r.get("packages"))))
+            })
+            .collect();
+        let rules = if rules.is_empty() { String::new() } else { format!(": {}", rules.join(", ")) };
+        say(format!(
+            "{elsewhere} of {} packages are predicted off the Neural Engine{small}{rules}",
+            count(fact("packages"))
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn event(line: Value) -> Event {
+        let mut all = json!({"time": "2026-01-02T03:04:05.678Z", "version": "1.2.3"});
+        all.as_object_mut().unwrap().extend(line.as_object().unwrap().clone());
+        serde_json::from_value(all).unwrap()
+    }
+
+    fn ids(entries: &[Entry]) -> Vec<Vec<&str>> {
+        entries.iter().map(|e| e.events.iter().map(|e| e.id.as_str()).collect()).collect()
+    }
+
+    #[test]
+    fn a_build_and_its_gates_are_one_entry() {
+        let list = entries(vec![
+            event(json!({"id": "a", "kind": "build", "status": "started", "intent": "why"})),
+            event(json!({"id": "b", "kind": "build", "status": "done", "of": "a"})),
+            event(json!({"id": "c", "kind": "validate", "status": "pass"})),
+            event(json!({"id": "d", "kind": "trace", "status": "done", "intent": "why"})),
+            event(json!({"id": "e", "kind": "validate", "status": "pass", "intent": "another"})),
+            event(json!({"id": "f", "kind": "check", "status": "pass"})),
+            event(json!({"id": "g", "kind": "note", "of": "c", "lesson": "learned"})),
+            event(json!({"id": "h", "kind": "note", "of": "gone"})),
+        ]);
+        assert_eq!(ids(&list), [vec!["a", "b", "c", "d", "g"], vec!["e", "f", "h"]]);
+        assert_eq!(list[0].intent, ["why"]);
+        assert_eq!(list[0].lesson, ["learned"]);
+        assert_eq!(list[0].time, "2026-01-02 03:04:05 UTC");
+        // A beginning that has its end is not shown by itself, nor is a note.
+        let shown: Vec<&str> = list[0].result.iter().map(|r| r.id.as_str()).collect();
+        assert_eq!(shown, ["b", "c", "d"]);
+        assert!(list[0].surprise.is_empty());
+        assert!(entries(Vec::new()).is_empty());
+    }
+
+    #[test]
+    fn an_intent_joins_an_entry_without_one() {
+        let list = entries(vec![
+            event(json!({"id": "a", "kind": "build", "status": "done"})),
+            event(json!({"id": "b", "kind": "validate", "status": "pass", "intent": "why"})),
+        ]);
+        assert_eq!(ids(&list), [vec!["a", "b"]]);
+    }
+
+    #[test]
+    fn facts_that_surprise() {
+        let list = entries(vec![
+            event(json!({"id": "a", "kind": "build", "status": "started"})),
+            event(json!({"id": "b", "kind": "build", "status": "started", "facts": {"resumes": "a"}})),
+            event(
+                json!({"id": "c", "kind": "build", "status": "error", "of": "b", "facts": {"error": "disk full"}}),
+            ),
+            event(json!({"id": "d", "kind": "build", "status": "started", "facts": {"part": "1/2"}})),
+            event(json!({"id": "e", "kind": "validate", "status": "fail", "facts": {
+                "min_cosine": 0.5, "threshold": 0.97, "wrong_choices": 6, "near_ties": 1,
+                "first_wrong_choices": [{"step": 3, "chosen": 7, "expected": 9, "margin": 0.25, "near_tie": true}],
+                "fp16": {"median_cosine": 0.99, "threshold": 0.97, "not_finite": 2}}})),
+            event(json!({"id": "f", "kind": "check", "status": "fail", "facts": {
+                "packages": 3, "verdicts": {"not_ane": 2}, "too_small": 1,
+                "rules": [{"rule": "take.x", "verdict": "not_ane", "packages": 2}, {"rule": "y", "verdict": "unknown"}]}})),
+            event(json!({"id": "g", "kind": "dream", "status": "fail"})),
+        ]);
+        let said = list[0].surprise.join("\n");
+        for text in [
+            "the build that began at 2026-01-02 03:04:05 UTC was interrupted; the one that",
+            "build ended by an error: disk full",
+            "the build of part 1/2 that began at 2026-01-02 03:04:05 UTC has no end",
+            "validate failed: lowest cosine 0.500000 where 0.97 was wanted; 5 differing choices that are no near ties",
+            "in fp16 the logits of 2 positions",
+            "decode step 3: token 7 instead of 9, whose logit leads by 0.250 in the reference: a near tie",
+            "5 more differing choices",
+            "check failed\n",
+            "2 of 3 packages are predicted off the Neural Engine, 1 of them too small for it to matter: take.x (2 packages)",
+            "dream failed",
+        ] {
+            assert!(said.contains(text), "`{text}` is not in\n{said}");
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Facts of events as lines for people: names, units, order.
+
+use crate::journal::Facts;
+use crate::ui;
+use serde_json::Value;
+
+/// How a figure is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    Bytes,
+    Count,
+    Cosine,
+    Nats,
+    Share,
+    Seconds,
+    Plain,
+}
+
+/// Name and unit of the facts that this version writes, by their path.
+const KNOWN: &[(&str, &str, Unit)] = &[
+    ("package_bytes", "bytes of packages", Unit::Bytes),
+    ("embedding_bytes", "bytes of the embedding", Unit::Bytes),
+    ("weights", "weights", Unit::Count),
+    ("reused", "packages from an earlier run", Unit::Count),
+    ("max_context", "context", Unit::Count),
+    ("tokens", "tokens per call", Unit::Plain),
+    ("min_weight_cosine", "lowest weight cosine", Unit::Cosine),
+    ("min_weight_cosine_shard", "shard with the lowest weight cosine", Unit::Plain),
+    ("threshold", "wanted cosine", Unit::Plain),
+    ("min_cosine", "lowest cosine", Unit::Cosine),
+    ("median_cosine", "median cosine", Unit::Cosine),
+    ("mean_kl", "mean divergence, nats", Unit::Nats),
+    ("max_kl", "largest divergence, nats", Unit::Nats),
+    ("top1_agreement", "same top token", Unit::Share),
+    ("tokens_equal", "equal greedy tokens", Unit::Count),
+    ("tokens_expected", "greedy tokens", Unit::Count),
+    ("wrong_choices", "differing choices", Unit::Count),
+    ("near_ties", "of them near ties", Unit::Count),
+    ("fp16.pass", "in fp16: pass", Unit::Plain),
+    ("fp16.threshold", "in fp16: wanted cosine", Unit::Plain),
+    ("fp16.min_cosine", "in fp16: lowest cosine", Unit::Cosine),
+    ("fp16.median_cosine", "in fp16: median cosine", Unit::Cosine),
+    ("fp16.wrong_choices", "in fp16: differing choices", Unit::Count),
+    ("fp16.not_finite", "in fp16: positions not finite", Unit::Count),
+    ("fp16.tokens_match", "in fp16: tokens match", Unit::Plain),
+    ("verdicts.ane", "packages predicted on the ANE", Unit::Count),
+    ("verdicts.not_ane", "packages predicted elsewhere", Unit::Count),
+    ("verdicts.unknown", "packages undecided", Unit::Count),
+    ("too_small", "too small to matter", Unit::Count),
+    ("ops.ane", "ops ANE", Unit::Count),
+    ("ops.gpu", "ops GPU", Unit::Count),
+    ("ops.cpu", "ops CPU", Unit::Count),
+    ("ops.unknown", "ops undecided", Unit::Count),
+    ("ops.no_device", "ops without device", Unit::Count),
+    ("min_cosine_behind", "lowest cosine behind", Unit::Plain),
+    ("min_cosine_position", "lowest cosine at position", Unit::Count),
+    ("last_min_cosine", "lowest cosine behind the last layer", Unit::Cosine),
+    ("last_mean_cosine", "mean cosine behind the last layer", Unit::Cosine),
+];
+
+/// Facts that are no figures: they stand in other places of an entry.
+const ELSEWHERE: [&str; 11] = [
+    "family",
+    "source",
+    "pass",
+    "strict",
+    "conditions",
+    "golden",
+    "rules",
+    "first_wrong_choices",
+    "chain_sha256",
+    "resumes",
+    "error",
+];
+
+/// Name and unit of a fact. One that this version does not know is called by its path.
+pub fn known(path: &str) -> (String, Unit) {
+    if let Some((_, name, unit)) = KNOWN.iter().find(|k| k.0 == path) {
+        return (name.to_string(), *unit);
+    }
+    let unit = match path {
+        p if p.ends_with("bytes") => Unit::Bytes,
+        p if p.ends_with("cosine") => Unit::Cosine,
+        p if p.ends_with("seconds") || p.ends_with("_s") && !p.ends_with("tok_s") => Unit::Seconds,
+        _ => Unit::Plain,
+    };
+    (path.replace('_', " ").replace('.', ": "), unit)
+}
+
+/// Every figure by its path: members of objects, no lists but of plain values, no hashes.
+pub fn flatten(facts: &Facts) -> Vec<(String, Value)> {
+    fn walk(path: &str, value: &Value, found: &mut Vec<(String, Value)>) {
+        match value {
+            Value::Object(map) => map.iter().for_each(|(k, v)| walk(&format!("{path}.{k}"), v, found)),
+            Value::Array(list) if list.is_empty() || list.iter().any(|v| v.is_object() || v.is_array()) => {}
+            Value::Array(list) => {
+                let texts: Vec<String> = list.iter().map(|v| text(v, Unit::Plain)).collect();
+                found.push((path.into(), texts.join(", ").into()));
+            }
+            Value::Null => {}
+            _ if path.ends_with("sha256") => {}
+            _ => found.push((path.into(), value.clone())),
+        }
+    }
+    let mut found = Vec::new();
+    for (key, value) in facts.iter().filter(|(k, _)| !ELSEWHERE.contains(&k.as_str())) {
+        walk(key, value, &mut found);
+    }
+    found
+}
+
+/// A value in its unit.
+pub fn text(value: &Value, unit: Unit) -> String {
+    match (value, unit) {
+        (Value::String(s), _) => s.clone(),
+        (Value::Bool(true), _) => "yes".into(),
+        (Value::Bool(false), _) => "no".into(),
+        (Value::Number(n), Unit::Bytes | Unit::Count) if n.is_u64() => {
+            let n = n.as_u64().unwrap_or(0);
+            if unit == Unit::Bytes { ui::bytes(n) } else { ui::count(n) }
+        }
+        (Value::Number(n), _) if n.is_f64() => real(n.as_f64().unwrap_or(0.0), unit),
+        (Value::Number(n), Unit::Seconds | Unit::Share | Unit::Cosine | Unit::Nats) => {
+            real(n.as_f64().unwrap_or(0.0), unit)
+        }
+        (other, _) => other.to_string(),
+    }
+}
+
+/// A number in its unit.
+pub fn real(x: f64, unit: Unit) -> String {
+    match unit {
+        Unit::Bytes if x < 0.0 => format!("-{}", ui::bytes(-x as u64)),
+        Unit::Bytes => ui::bytes(x as u64),
+        Unit::Cosine => format!("{x:.6}"),
+        Unit::Nats => format!("{x:.5}"),
+        Unit::Share => format!("{:.1} %", 100.0 * x),
+        Unit::Seconds => format!("{x:.2}"),
+        // Figures of a run, not digits of a float.
+        Unit::Count | Unit::Plain if x == x.trunc() && x.abs() < 1e15 => format!("{x:.0}"),
+        // What was asked is shown as it was asked.
+        Unit::Count | Unit::Plain if x.to_string().len() <= 10 => x.to_string(),
+        Unit::Count | Unit::Plain if x.abs() < 1e-4 => format!("{x:.3e}"),
+        Unit::Count | Unit::Plain => {
+            let digits = (5 - x.abs().log10().ceil() as i32).clamp(0, 9) as usize;
+            format!("{x:.digits$}")
+        }
+    }
+}
+
+/// Text of a journal on a terminal: no control characters, which could come from a bundle of somebody else.
+pub fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn figures_of_known_and_unknown_facts() {
+        let facts = json!({
+            "ops": {"ane": 1200}, "rules": [{"rule": "x"}], "list": [1, 2], "watts": 4.5, "golden": {"sha256": "a"},
+            "importance_sha256": "b", "none": null, "decode_tok_s": 9.25, "pass": true
+        });
+        let found = flatten(facts.as_object().unwrap());
+        let lines: Vec<String> = found
+            .iter()
+            .map(|(path, v)| {
+                let (name, unit) = known(path);
+                format!("{name} {}", text(v, unit))
+            })
+            .collect();
+        assert_eq!(lines, ["ops ANE 1,200", "list 1, 2", "watts 4.5", "decode tok s 9.25"]);
+    }
+
+    #[test]
+    fn units() {
+        assert_eq!(text(&json!(8_400_000), Unit::Bytes), "8.4 MB");
+        assert_eq!(real(-2_000_000.0, Unit::Bytes), "-2.0 MB");
+        assert_eq!(text(&json!(0.5), Unit::Share), "50.0 %");
+        assert_eq!(text(&json!(1), Unit::Cosine), "1.000000");
+        assert_eq!(real(123456.789012, Unit::Plain), "123457");
+        assert_eq!(real(0.999999, Unit::Plain), "0.999999");
+        assert_eq!(real(1.0 / 3e7, Unit::Plain), "3.333e-8");
+        assert_eq!(real(1.0 / 3.0, Unit::Plain), "0.33333");
+        assert_eq!(clean("a\u{1b}[2J\nb"), "a\u{fffd}[2J\nb");
+    }
+}

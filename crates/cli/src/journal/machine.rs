@@ -1,0 +1,111 @@
+//! The machine that a command runs on, as far as it tells.
+
+use anemoe_bundle::journal::Machine;
+use anemoe_kernels::Isa;
+
+/// This machine.
+pub fn this() -> Machine {
+    Machine {
+        cpu: cpu(),
+        cores: std::thread::available_parallelism().ok().map(|n| n.get() as u64),
+        memory_bytes: memory(),
+        os: Some(os()),
+        arch: Some(std::env::consts::ARCH.into()),
+        isa: Some(format!("{:?}", Isa::best()).to_lowercase()),
+        ..Machine::default()
+    }
+}
+
+/// The value behind `key` in a file of `key: value` or `key=value` lines.
+#[cfg(any(target_os = "linux", test))]
+fn field(text: &str, key: &str) -> Option<String> {
+    let value = |line: &str| {
+        let rest = line.strip_prefix(key)?.trim_start().strip_prefix([':', '='])?;
+        Some(rest.trim().trim_matches('"').to_string())
+    };
+    text.lines().find_map(value).filter(|v| !v.is_empty())
+}
+
+#[cfg(target_os = "linux")]
+fn field_of(file: &str, key: &str) -> Option<String> {
+    field(&std::fs::read_to_string(file).ok()?, key)
+}
+
+#[cfg(target_os = "linux")]
+fn cpu() -> Option<String> {
+    field_of("/proc/cpuinfo", "model name")
+}
+
+#[cfg(target_os = "linux")]
+fn memory() -> Option<u64> {
+    let text = field_of("/proc/meminfo", "MemTotal")?;
+    text.strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(target_os = "linux")]
+fn os() -> String {
+    let name = field_of("/etc/os-release", "PRETTY_NAME").unwrap_or_else(|| "Linux".into());
+    match std::fs::read_to_string("/proc/sys/kernel/osrelease") {
+        Ok(kernel) => format!("{name}, kernel {}", kernel.trim()),
+        Err(_) => name,
+    }
+}
+
+#[cfg(target_os = "macos")]
+fn said_by(program: &str, args: &[&str]) -> Option<String> {
+    let output = std::process::Command::new(program).args(args).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?.trim().to_string();
+    (output.status.success() && !text.is_empty()).then_some(text)
+}
+
+#[cfg(target_os = "macos")]
+fn cpu() -> Option<String> {
+    said_by("/usr/sbin/sysctl", &["-n", "machdep.cpu.brand_string"])
+}
+
+#[cfg(target_os = "macos")]
+fn memory() -> Option<u64> {
+    said_by("/usr/sbin/sysctl", &["-n", "hw.memsize"])?.parse().ok()
+}
+
+#[cfg(target_os = "macos")]
+fn os() -> String {
+    said_by("/usr/bin/sw_vers", &["-productVersion"]).map_or_else(|| "macOS".into(), |v| format!("macOS {v}"))
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "macos")))]
+fn cpu() -> Option<String> {
+    None
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "macos")))]
+fn memory() -> Option<u64> {
+    None
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "macos")))]
+fn os() -> String {
+    std::env::consts::OS.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_of_system_files() {
+        let text = "processor\t: 0\nmodel name\t: A CPU @ 2 GHz\nMemTotal:  16 kB\nPRETTY_NAME=\"An OS 1\"\nflags =\n";
+        assert_eq!(field(text, "model name").as_deref(), Some("A CPU @ 2 GHz"));
+        assert_eq!(field(text, "MemTotal").as_deref(), Some("16 kB"));
+        assert_eq!(field(text, "PRETTY_NAME").as_deref(), Some("An OS 1"));
+        assert_eq!(field(text, "flags"), None);
+        assert_eq!(field(text, "model"), None);
+    }
+
+    #[test]
+    fn this_machine_has_cores_and_a_system() {
+        let machine = this();
+        assert!(machine.cores.is_some_and(|n| n > 0));
+        assert!(machine.os.is_some() && machine.arch.is_some() && machine.isa.is_some());
+    }
+}

@@ -1,0 +1,17 @@
+//! A request to stop: builds end between two matrices, and leave nothing half-written.
+
+use crate::{Error, Result};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+static REQUESTED: AtomicBool = AtomicBool::new(false);
+
+/// Asks every build of this process to stop; safe in a signal handler.
+pub fn request() {
+    REQUESTED.store(true, Ordering::Relaxed);
+}
+
+/// # Errors
+/// [`Error::Interrupted`] once [`request`] was called.
+pub fn check() -> Result<()> {
+    if REQUESTED.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
+}

@@ -1,0 +1,501 @@
+//! The build: every shard of a plan, once, into a bundle that is complete when its `chain.json` is there.
+//!
+//! ```text
+//! NAME.anemoe/.build/plan.json      what is being built; a rerun goes on only with an equal plan
+//!                   /lock           held while a build runs; parts of a build share it
+//!                   /lock.1of4      held while that part runs
+//!                   /host.json      record of the files beside the shards
+//!                   /SHARD.json     one record per finished shard
+//!                   /gates.1of4     what that part's gates said
+//!                   /source         where the checkpoint is, for whoever completes the bundle
+//!                   /.tmp-scratch-* FP16 forms of shards while a gate needs them
+//! ```
+//! The folder `.build` goes when the bundle is complete.
+
+mod interrupt;
+mod scratch;
+mod site;
+mod space;
+
+pub use interrupt::{check as check_interrupted, request as interrupt};
+pub use scratch::Scratch;
+pub use space::{Needs, default_jobs, jobs_within};
+
+use crate::family::Family;
+use crate::importance::Importance;
+use crate::lower::{Stored, store_matrix, store_vector};
+use crate::plan::{Plan, PlannedShard};
+use crate::quantize::Metrics;
+use crate::{Error, Result};
+use anemoe_bundle::{CHAIN_FILE, Chain, Gates, Vectors};
+use anemoe_mlpackage::mil::verify::verify;
+use anemoe_mlpackage::package::PackageWriter;
+use serde::{Deserialize, Serialize};
+use site::{HostRecord, Record, Site, WORK_DIR, lock_file};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// What happens during a build, for progress bars and logs.
+#[derive(Clone, Debug)]
+pub enum Event<'a> {
+    /// A shard is done; `reused` when an earlier run had built it.
+    ShardDone {
+        /// The shard.
+        shard: &'a PlannedShard,
+        /// Bytes of its package.
+        bytes: u64,
+        /// Time it took.
+        elapsed: Duration,
+        /// Built by an earlier run.
+        reused: bool,
+    },
+}
+
+/// What a build did.
+#[derive(Clone, Debug, Serialize)]
+pub struct BuildReport {
+    /// The bundle.
+    pub bundle: PathBuf,
+    /// Shards in all.
+    pub shards: usize,
+    /// Shards that an earlier run had built.
+    pub reused: usize,
+    /// Bytes of all packages.
+    pub package_bytes: u64,
+    /// Lowest cosine between a matrix and its compressed form.
+    pub min_weight_cosine: f64,
+    /// Seconds.
+    pub seconds: f64,
+    /// What the gates said, where this build had any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gates: Option<Gates>,
+}
+
+/// One of several processes that build a bundle together: every `of`-th shard from `index` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// From 0; below `of`.
+    pub index: usize,
+    /// Number of parts.
+    pub of: usize,
+}
+
+/// Where a checkpoint is, and how it is read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Source {
+    /// An absolute path, or what stands for one.
+    pub checkpoint: String,
+    /// See [`crate::models::Readings`].
+    pub zaya_skip: Option<String>,
+}
+
+/// A build under way. One orchestrator takes its steps in order:
+/// [`Build::begin`], [`Build::host_files`], [`Build::shards`] (once or more), [`Build::finish`].
+pub struct Build<'a> {
+    inputs: Inputs<'a>,
+    plan: &'a Plan,
+    site: Site,
+    part: Option<Part>,
+    host: Option<HostRecord>,
+    /// Of shards that are finished, by index.
+    records: Mutex<BTreeMap<usize, Record>>,
+    reused: AtomicUsize,
+    started: Instant,
+}
+
+impl<'a> Build<'a> {
+    /// Begins to build `plan` into the new folder `bundle`, or goes on with what an interrupted run of the same plan left
+    /// there. With `part`, other processes may build the other parts in the same folder at the same time, on this machine or on
+    /// others that see it, and [`assemble`] finishes the bundle.
+    ///
+    /// # Errors
+    /// The folder exists and is not an unfinished build of this plan, or another build is using it.
+    pub fn begin(
+        family: &'a dyn Family,
+        plan: &'a Plan,
+        importance: Option<&'a Importance>,
+        bundle: &Path,
+        part: Option<Part>,
+    ) -> Result<Build<'a>> {
+        let started = Instant::now();
+        let inputs = Inputs { family, importance };
+        let site = Site::open(bundle, plan, &inputs.identity()?, part)?;
+        let (records, reused) = (Mutex::default(), AtomicUsize::new(0));
+        Ok(Build { inputs, plan, site, part, host: None, records, reused, started })
+    }
+
+    /// Writes down where the checkpoint is, for [`Assembly::source`]; nothing of it comes into the bundle.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn remember(&self, source: &Source) -> Result<()> {
+        self.site.write_source(source)
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &'a Plan {
+        self.plan
+    }
+
+    /// What the shards are made from.
+    pub fn family(&self) -> &'a dyn Family {
+        self.inputs.family
+    }
+
+    /// The bundle's folder.
+    pub fn bundle(&self) -> &Path {
+        &self.site.bundle
+    }
+
+    /// Where a shard's package is, or will be.
+    pub fn package(&self, shard: &PlannedShard) -> PathBuf {
+        self.site.bundle.join(shard.package_file())
+    }
+
+    /// Indices of the shards that this process builds.
+    pub fn own(&self) -> Vec<usize> {
+        let (index, of) = self.part.map_or((0, 1), |p| (p.index, p.of.max(1)));
+        (index..self.plan.shards.len()).step_by(of).collect()
+    }
+
+    /// Of those, the first of each sort.
+    pub fn representatives(&self) -> Vec<usize> {
+        let mut seen = std::collections::BTreeSet::new();
+        self.own().into_iter().filter(|&i| seen.insert(self.plan.shards[i].sort())).collect()
+    }
+
+    /// Bytes of own shards that are not built yet, and of the files beside them.
+    pub fn bytes_to_write(&self) -> u64 {
+        let shards = self.own().into_iter().map(|i| &self.plan.shards[i]);
+        let missing =
+            shards.filter(|s| !self.package(s).is_dir()).map(PlannedShard::package_bytes).sum::<u64>();
+        let embedding = self.site.bundle.join(&self.plan.chain.embedding.file);
+        if embedding.is_file() {
+            return missing;
+        }
+        let files = self.inputs.family.opened().checkpoint.side_files().unwrap_or_default();
+        missing + self.plan.totals.embedding_bytes + files.iter().map(|(_, f)| f.bytes()).sum::<u64>()
+    }
+
+    /// Writes the files beside the shards, unless that has happened. Of several parts, the one with index 0 does it.
+    ///
+    /// # Errors
+    /// The checkpoint is wrong, or a file cannot be written.
+    pub fn host_files(&mut self) -> Result<()> {
+        if self.part.is_none_or(|p| p.index == 0) {
+            self.host = Some(self.site.write_host(self.inputs.family, self.plan)?);
+        }
+        Ok(())
+    }
+
+    /// Builds those of the shards `which` that are not built yet, `jobs` at a time.
+    ///
+    /// # Errors
+    /// The checkpoint is wrong, a file cannot be written, or [`interrupt`] was called. Finished shards stay; nothing half-written does.
+    pub fn shards(&self, which: &[usize], jobs: usize, on_event: &(dyn Fn(Event<'_>) + Sync)) -> Result<()> {
+        let next = AtomicUsize::new(0);
+        let failure: Mutex<Option<Error>> = Mutex::new(None);
+        let failed = || locked(&failure).is_some();
+        std::thread::scope(|scope| {
+            for _ in 0..jobs.clamp(1, which.len().max(1)) {
+                scope.spawn(|| {
+                    while !failed() {
+                        let i = next.fetch_add(1, Ordering::Relaxed);
+                        let Some(&index) = which.get(i) else { break };
+                        if let Err(e) = self.shard(index, on_event) {
+                            locked(&failure).get_or_insert(e);
+                        }
+                    }
+                });
+            }
+        });
+        failure.into_inner().unwrap_or_else(|p| p.into_inner()).map_or(Ok(()), Err)
+    }
+
+    /// One shard: known to be finished, found finished, or built.
+    fn shard(&self, index: usize, on_event: &(dyn Fn(Event<'_>) + Sync)) -> Result<()> {
+        if locked(&self.records).contains_key(&index) {
+            return Ok(());
+        }
+        interrupt::check()?;
+        let shard = &self.plan.shards[index];
+        let started = Instant::now();
+        let found = self.site.record(shard);
+        let reused = found.is_some();
+        let record = match found {
+            Some(record) => record,
+            None => {
+                let path = self.package(shard);
+                if path.is_dir() {
+                    // Renamed into place, but its record was not written any more.
+                    fs::remove_dir_all(&path).map_err(|e| Error::io(&path, e))?;
+                }
+                let quality = write_shard(self.inputs.family, shard, self.inputs.importance, &path)?;
+                self.site.write_record(shard, &quality)?
+            }
+        };
+        self.reused.fetch_add(usize::from(reused), Ordering::Relaxed);
+        on_event(Event::ShardDone { shard, bytes: record.bytes, elapsed: started.elapsed(), reused });
+        locked(&self.records).insert(index, record);
+        Ok(())
+    }
+
+    /// The contract as it will be written, once every shard is built; for gates that come before.
+    ///
+    /// # Errors
+    /// A shard is not built, or this is a part.
+    pub fn chain(&self) -> Result<Chain> {
+        let records: Vec<Record> = locked(&self.records).values().cloned().collect();
+        match &self.host {
+            Some(host) if records.len() == self.plan.shards.len() => {
+                self.site.chain(self.plan, &records, host)
+            }
+            _ => Err(Error::Usage(format!("{}: not every shard is built", self.bundle().display()))),
+        }
+    }
+
+    /// Where gates find the host's vectors: in the bundle, or in `scratch` where another part writes the bundle's.
+    ///
+    /// # Errors
+    /// The checkpoint is wrong, or they cannot be written.
+    pub fn vectors<'s>(&'s self, scratch: &'s Path) -> Result<(&'s Path, Option<Vectors>)> {
+        let (folder, hash) = match &self.host {
+            Some(host) => (self.bundle(), host.vectors.clone()),
+            None => (scratch, site::write_vectors(self.inputs.family, scratch)?),
+        };
+        Ok((folder, hash.map(site::vectors)))
+    }
+
+    /// The contract as far as it is known before the shards are built, with those of `which`.
+    pub fn draft(&self, which: impl Iterator<Item = usize>) -> Chain {
+        Chain { shards: which.map(|i| self.plan.shards[i].draft()).collect(), ..self.plan.chain.clone() }
+    }
+
+    /// Writes `chain.json`, with what the gates said, and ends the build. A part is only reported.
+    ///
+    /// # Errors
+    /// A shard is not built, or a file cannot be written.
+    pub fn finish(self, gates: Gates) -> Result<BuildReport> {
+        match self.part {
+            None => self.site.finish(&Chain { gates: Some(gates), ..self.chain()? })?,
+            Some(part) => self.site.write_gates(part, &gates)?,
+        }
+        let records: Vec<Record> =
+            self.records.into_inner().unwrap_or_else(|p| p.into_inner()).into_values().collect();
+        let reused = self.reused.into_inner();
+        Ok(BuildReport { gates: Some(gates), ..report(&self.site.bundle, &records, reused, self.started) })
+    }
+
+    /// After a failure: finished shards stay where the build can go on, which it cannot with a wrong checkpoint.
+    pub fn abandon(self, e: &Error) {
+        // A part leaves alone what others have done.
+        if self.part.is_none() {
+            let resumable = matches!(
+                e,
+                Error::Io { .. }
+                    | Error::Package(_)
+                    | Error::Bundle(_)
+                    | Error::Room { .. }
+                    | Error::Interrupted
+            );
+            self.site.tidy(!resumable);
+        }
+    }
+
+    /// A new folder for what a gate needs for a while, in the unfinished bundle or in `parent`. Those that killed builds left
+    /// there are removed.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn scratch(&self, parent: Option<&Path>) -> Result<Scratch> {
+        Scratch::new(parent.unwrap_or(&self.site.work))
+    }
+
+    /// Writes down, before it begins, that a part has no gates: whatever becomes of it, its shards were not looked at.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn note_skipped(&self) -> Result<()> {
+        self.part.map_or(Ok(()), |part| self.site.write_gates(part, &Gates::skipped()))
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    // What a panicking thread left is a whole record or none.
+    mutex.lock().unwrap_or_else(|p| p.into_inner())
+}
+
+/// Builds `plan` without any gate.
+///
+/// # Errors
+/// As the steps of [`Build`]. Finished shards stay; nothing half-written does.
+pub fn build(
+    family: &dyn Family,
+    plan: &Plan,
+    importance: Option<&Importance>,
+    bundle: &Path,
+    jobs: usize,
+    on_event: &(dyn Fn(Event<'_>) + Sync),
+) -> Result<BuildReport> {
+    let mut build = Build::begin(family, plan, importance, bundle, None)?;
+    match build.host_files().and_then(|()| build.shards(&build.own(), jobs, on_event)) {
+        Ok(()) => build.finish(Gates::skipped()),
+        Err(e) => {
+            build.abandon(&e);
+            Err(e)
+        }
+    }
+}
+
+/// A bundle whose parts are all built, not yet complete.
+pub struct Assembly {
+    site: Site,
+    plan: Plan,
+    records: Vec<Record>,
+    host: HostRecord,
+    started: Instant,
+}
+
+/// Opens a bundle whose parts are all built. That needs neither the checkpoint nor the options.
+///
+/// # Errors
+/// The folder is not an unfinished build, a part is still being built, or a shard is missing or damaged (the error names it).
+pub fn assemble(bundle: &Path) -> Result<Assembly> {
+    let started = Instant::now();
+    let work = bundle.join(WORK_DIR);
+    let plan_file = work.join("plan.json");
+    if !plan_file.is_file() {
+        let what =
+            if bundle.join(CHAIN_FILE).is_file() { "is complete already" } else { "is no unfinished build" };
+        return Err(Error::Usage(format!("{}: {what}", bundle.display())));
+    }
+    let lock = lock_file(&work.join("lock"), true, bundle)?;
+    let (plan, plan_sha256) = site::begun_plan(&plan_file)?;
+    let site = Site { bundle: bundle.to_path_buf(), work, plan_sha256, _locks: vec![lock] };
+    let records = site.records(&plan)?;
+    let host = site.host_record(&plan)?;
+    Ok(Assembly { site, plan, records, host, started })
+}
+
+impl Assembly {
+    /// The contract as it will be written.
+    ///
+    /// # Errors
+    /// The record of the build cannot be read.
+    pub fn chain(&self) -> Result<Chain> {
+        self.site.chain(&self.plan, &self.records, &self.host)
+    }
+
+    /// The bundle's folder.
+    pub fn bundle(&self) -> &Path {
+        &self.site.bundle
+    }
+
+    /// The plan that the parts were built by.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Where the checkpoint was, for the one who built the last part.
+    pub fn source(&self) -> Option<Source> {
+        self.site.source()
+    }
+
+    /// What the gates of the parts said of their representative shards: that they passed if all did. And whether no part had
+    /// any.
+    pub fn part_gates(&self) -> (Gates, bool) {
+        self.site.part_gates()
+    }
+
+    /// Writes `chain.json`, with what the gates said.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn finish(self, gates: Gates) -> Result<BuildReport> {
+        self.site.finish(&Chain { gates: Some(gates), ..self.chain()? })?;
+        let report = report(&self.site.bundle, &self.records, self.records.len(), self.started);
+        Ok(BuildReport { gates: Some(gates), ..report })
+    }
+}
+
+fn report(bundle: &Path, records: &[Record], reused: usize, started: Instant) -> BuildReport {
+    BuildReport {
+        bundle: bundle.to_path_buf(),
+        shards: records.len(),
+        reused,
+        package_bytes: records.iter().map(|r| r.bytes).sum(),
+        min_weight_cosine: records.iter().map(|r| r.min_weight_cosine).fold(1.0, f64::min),
+        seconds: started.elapsed().as_secs_f64(),
+        gates: None,
+    }
+}
+
+/// What shards are made from.
+#[derive(Clone, Copy)]
+struct Inputs<'a> {
+    family: &'a dyn Family,
+    importance: Option<&'a Importance>,
+}
+
+impl Inputs<'_> {
+    /// What a build that goes on must have in common with the one that began.
+    fn identity(&self) -> Result<serde_json::Value> {
+        Ok(serde_json::json!({
+            "checkpoint": self.family.fingerprint()?, "importance": self.importance.map(Importance::sha256),
+        }))
+    }
+}
+
+/// How far the matrices of a shard are from the originals.
+#[derive(Clone, Copy, Debug)]
+pub struct Quality {
+    /// Lowest cosine between a matrix and its compressed form.
+    pub min_cosine: f64,
+    /// Over all matrices that are compressed.
+    pub all: Metrics,
+}
+
+/// Writes the package of one shard.
+///
+/// # Errors
+/// The checkpoint is wrong, or the package cannot be written; nothing stays behind then.
+pub fn write_shard(
+    family: &dyn Family,
+    shard: &PlannedShard,
+    importance: Option<&Importance>,
+    path: &Path,
+) -> Result<Quality> {
+    let mut writer = PackageWriter::create(path)?;
+    let mut stored = Stored::default();
+    let mut quality = Quality { min_cosine: 1.0, all: Metrics::default() };
+    for matrix in &shard.matrices {
+        interrupt::check()?;
+        let metrics = store_matrix(writer.weights(), family, matrix, importance, &mut stored)?;
+        // Plain fp16 has no figures.
+        if metrics.count > 0 {
+            quality.min_cosine = quality.min_cosine.min(metrics.cosine());
+            quality.all.merge(&metrics);
+        }
+    }
+    for vector in &shard.vectors {
+        store_vector(writer.weights(), family, vector, &mut stored)?;
+    }
+    let mut functions = Vec::new();
+    for function in &shard.functions {
+        functions.push((function.name.clone(), family.lower(shard, function, &stored)?));
+    }
+    let default = shard.functions.first().map(|f| f.name.clone()).unwrap_or_default();
+    let model = anemoe_mlpackage::mil::builder::model(crate::lower::OPSET, functions, &default)?;
+    // A fault of the lowering, caught before anything is written that a compiler would refuse.
+    if let Some(finding) = verify(&model).first() {
+        return Err(
+            anemoe_mlpackage::Error::InvalidProgram(format!("shard {}: {finding}", shard.name)).into()
+        );
+    }
+    writer.finish(&model)?;
+    Ok(quality)
+}

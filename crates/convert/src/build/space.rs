@@ -1,0 +1,178 @@
+//! What a build needs before it begins: room on disks, and memory for its jobs.
+
+use super::Build;
+use crate::plan::PlannedShard;
+use crate::{Error, Result};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// Beyond what is known: records, locks, `chain.json`, and what a file system adds.
+const MARGIN: u64 = 1 << 20;
+
+/// Allowed for one job: pieces of a matrix in f32, its packed elements and its tables. Two jobs of a full-size Gemma build in
+/// LUT4 had 58 MB resident together, the program itself included.
+const JOB_BYTES: u64 = 64 << 20;
+
+/// What a build will write, and where there is room for it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Needs {
+    /// The bundle's folder.
+    pub bundle: PathBuf,
+    /// Bytes that are still to be written there.
+    pub bundle_bytes: u64,
+    /// Bytes that its disk has left.
+    pub bundle_free: u64,
+    /// Folder of what gates need for a while.
+    pub scratch: PathBuf,
+    /// Bytes of that.
+    pub scratch_bytes: u64,
+    /// Bytes that its disk has left.
+    pub scratch_free: u64,
+    /// Both are on one disk.
+    pub same_disk: bool,
+}
+
+impl Needs {
+    /// Of `build`, whose gates write the FP16 forms of the shards `twins` into `scratch`, or into the unfinished bundle.
+    ///
+    /// # Errors
+    /// A disk does not say how much room it has.
+    pub fn of(build: &Build<'_>, twins: &[&PlannedShard], scratch: Option<&Path>) -> Result<Needs> {
+        let bundle = build.bundle().to_path_buf();
+        let scratch = scratch.unwrap_or(&bundle).to_path_buf();
+        let (on_bundle, on_scratch) = (existing(&bundle), existing(&scratch));
+        Ok(Needs {
+            bundle_bytes: build.bytes_to_write() + MARGIN,
+            bundle_free: free(&on_bundle)?,
+            scratch_bytes: twins.iter().map(|s| s.in_fp16().package_bytes()).sum(),
+            scratch_free: free(&on_scratch)?,
+            same_disk: same_disk(&on_bundle, &on_scratch),
+            bundle,
+            scratch,
+        })
+    }
+
+    /// # Errors
+    /// [`Error::Room`] when there is not enough of it.
+    pub fn check(&self) -> Result<()> {
+        let short = |what: &str, path: &Path, needed: u64, free: u64| {
+            let what = format!(
+                "{what} needs {needed} bytes ({:.2} GB), and its disk has {free} left ({:.2} GB)",
+                needed as f64 / 1e9,
+                free as f64 / 1e9
+            );
+            Err(Error::Room { path: path.to_path_buf(), what })
+        };
+        if self.same_disk {
+            let needed = self.bundle_bytes + self.scratch_bytes;
+            if needed > self.bundle_free {
+                return short(
+                    "the bundle, with what its gates need for a while,",
+                    &self.bundle,
+                    needed,
+                    self.bundle_free,
+                );
+            }
+            return Ok(());
+        }
+        if self.bundle_bytes > self.bundle_free {
+            return short("the bundle", &self.bundle, self.bundle_bytes, self.bundle_free);
+        }
+        if self.scratch_bytes > self.scratch_free {
+            return short(
+                "what the gates need for a while",
+                &self.scratch,
+                self.scratch_bytes,
+                self.scratch_free,
+            );
+        }
+        Ok(())
+    }
+}
+
+/// The nearest folder that exists.
+fn existing(path: &Path) -> PathBuf {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    absolute.ancestors().find(|p| p.is_dir()).map_or_else(|| PathBuf::from("."), Path::to_path_buf)
+}
+
+fn free(path: &Path) -> Result<u64> {
+    fs4::available_space(path).map_err(|e| Error::io(path, e))
+}
+
+#[cfg(unix)]
+fn same_disk(a: &Path, b: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    match (a.metadata(), b.metadata()) {
+        (Ok(a), Ok(b)) => a.dev() == b.dev(),
+        _ => true,
+    }
+}
+
+#[cfg(not(unix))]
+fn same_disk(_: &Path, _: &Path) -> bool {
+    true
+}
+
+/// How many shards are built at a time when nothing is said: one per processor, at most 8, within half of the memory that is
+/// free.
+pub fn default_jobs() -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, |n| n.get().min(8));
+    jobs_within(processors, free_memory().map(|bytes| bytes / 2))
+}
+
+/// At most `jobs`, as many as a memory budget allows, and at least one.
+pub fn jobs_within(jobs: usize, budget: Option<u64>) -> usize {
+    let fit = budget.map_or(usize::MAX, |bytes| usize::try_from(bytes / JOB_BYTES).unwrap_or(usize::MAX));
+    jobs.min(fit).max(1)
+}
+
+/// Bytes of memory that could be had, where the system says so.
+fn free_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn needs(bundle: (u64, u64), scratch: (u64, u64), same_disk: bool) -> Needs {
+        Needs {
+            bundle: "b".into(),
+            bundle_bytes: bundle.0,
+            bundle_free: bundle.1,
+            scratch: "s".into(),
+            scratch_bytes: scratch.0,
+            scratch_free: scratch.1,
+            same_disk,
+        }
+    }
+
+    #[test]
+    fn too_little_room_is_refused_with_figures() {
+        assert!(needs((5, 10), (5, 10), true).check().is_ok());
+        assert!(needs((6, 10), (5, 10), true).check().unwrap_err().to_string().contains("needs 11 bytes"));
+        assert!(needs((6, 10), (5, 10), false).check().is_ok());
+        let e = needs((11, 10), (5, 10), false).check().unwrap_err().to_string();
+        assert!(e.starts_with("b: the bundle needs 11"), "{e}");
+        let e = needs((5, 10), (11, 10), false).check().unwrap_err().to_string();
+        assert!(e.starts_with("s: what the gates need"), "{e}");
+    }
+
+    #[test]
+    fn jobs_fit_the_memory() {
+        assert_eq!(jobs_within(8, None), 8);
+        assert_eq!(jobs_within(8, Some(3 * JOB_BYTES + 1)), 3);
+        assert_eq!(jobs_within(8, Some(1)), 1);
+        assert!(default_jobs() >= 1);
+    }
+
+    #[test]
+    fn disks_say_how_much_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(free(&existing(&dir.path().join("not/there"))).unwrap() > 0);
+        assert!(same_disk(dir.path(), dir.path()));
+    }
+}

@@ -1,0 +1,185 @@
+//! Outliers: single weights so large that one step for a whole tensor is too coarse for all others.
+
+use crate::family::Family;
+use crate::plan::{MatrixPlan, Plan, PlannedShard};
+use crate::quant::{Granularity, Quant};
+use crate::{Error, Result};
+use rayon::prelude::*;
+use serde::Serialize;
+
+/// Predicted loss from which on a tensor is warned of: a cosine of 0.995 between it and its compressed form.
+pub const LOSS: f64 = 0.01;
+
+/// Weights that one task reads at a time: 4 MiB in f32.
+const PIECE: usize = 1 << 20;
+
+/// How the values of a matrix spread.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Spread {
+    /// Largest magnitude.
+    pub largest: f32,
+    /// Mean magnitude: what is typical, since a few outliers hardly change it.
+    pub mean: f64,
+}
+
+impl Spread {
+    /// Of a matrix, from the checkpoint.
+    ///
+    /// # Errors
+    /// The checkpoint cannot be read.
+    pub fn of(family: &dyn Family, m: &MatrixPlan) -> Result<Spread> {
+        let n = m.weights() as usize;
+        let pieces: Result<Vec<(f32, f64)>> = (0..n.div_ceil(PIECE))
+            .into_par_iter()
+            .map(|i| {
+                crate::build::check_interrupted()?;
+                let (from, to) = (i * PIECE, ((i + 1) * PIECE).min(n));
+                let mut values = vec![0f32; to - from];
+                family.read(&m.tensor, m.offset + from as u64..m.offset + to as u64, &mut values)?;
+                let largest = values.iter().fold(0f32, |max, v| max.max(v.abs()));
+                Ok((largest, values.iter().map(|v| f64::from(v.abs())).sum()))
+            })
+            .collect();
+        let pieces = pieces?;
+        let largest = pieces.iter().fold(0f32, |max, p| max.max(p.0));
+        // Summed in the order of the pieces: the same on any number of threads.
+        Ok(Spread { largest, mean: pieces.iter().map(|p| p.1).sum::<f64>() / n.max(1) as f64 })
+    }
+
+    /// Largest over mean magnitude; about 6 for a million normal deviates.
+    pub fn ratio(&self) -> f64 {
+        f64::from(self.largest) / self.mean.max(f64::MIN_POSITIVE)
+    }
+
+    /// Relative squared error when `levels` equal steps span the whole range: the noise of rounding to them over the power of
+    /// normal deviates of this mean magnitude, at most 1.
+    pub fn uniform_loss(&self, levels: u32) -> f64 {
+        let step = 2.0 * self.ratio() / f64::from(levels);
+        // The mean square of normal deviates is pi / 2 times their mean magnitude squared.
+        (step * step / 12.0 / std::f64::consts::FRAC_PI_2).min(1.0)
+    }
+
+    /// [`Spread::uniform_loss`] of INT8 with one scale per tensor.
+    pub fn int8_tensor_loss(&self) -> f64 {
+        self.uniform_loss(254)
+    }
+}
+
+/// Steps of a kind that has the same ones for a whole tensor.
+pub fn tensor_levels(kind: Quant) -> Option<u32> {
+    match kind {
+        Quant::Int { granularity: Granularity::Tensor, .. } => Some(254),
+        Quant::Lut { bits, uniform: true, per_tensor: true } => Some((1u32 << bits) - 1),
+        _ => None,
+    }
+}
+
+/// A matrix whose compression an outlier spoils.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Outlier {
+    /// Shard.
+    pub shard: String,
+    /// Layer, from 0; absent for the head.
+    pub layer: Option<usize>,
+    /// Part of the model.
+    pub part: String,
+    /// Matrix in the shard.
+    pub matrix: String,
+    /// Checkpoint tensor, without the checkpoint's prefix.
+    pub tensor: String,
+    /// Its kind.
+    pub kind: String,
+    /// Its values.
+    #[serde(flatten)]
+    pub spread: Spread,
+    /// Largest over mean magnitude.
+    pub ratio: f64,
+    /// Predicted relative squared error of its kind.
+    pub predicted_loss: f64,
+}
+
+impl Outlier {
+    /// As `spread` says, where `m` has a kind of equal steps.
+    pub fn of(shard: &PlannedShard, m: &MatrixPlan, spread: Spread) -> Option<Outlier> {
+        let predicted_loss = spread.uniform_loss(tensor_levels(m.quant.kind)?);
+        (predicted_loss > LOSS).then(|| Outlier {
+            shard: shard.name.clone(),
+            layer: shard.layer,
+            part: m.part.clone(),
+            matrix: m.name.clone(),
+            tensor: m.tensor.clone(),
+            kind: m.quant.kind.to_string(),
+            spread,
+            ratio: spread.ratio(),
+            predicted_loss,
+        })
+    }
+}
+
+impl std::fmt::Display for Outlier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Outlier { shard, part, matrix, tensor, kind, spread, ratio, predicted_loss, .. } = self;
+        write!(
+            f,
+            "{shard}, {part}, {matrix} (tensor `{tensor}`): an outlier of {:.3e} is {ratio:.0} times the mean magnitude; one \
+             step for the whole tensor in {kind} loses {predicted_loss:.3} of it (relative squared error, predicted); use \
+             int8-channel or lut4",
+            spread.largest
+        )
+    }
+}
+
+/// Matrices of a plan whose values have to be looked at.
+pub fn concerned(plan: &Plan) -> impl Iterator<Item = (&PlannedShard, &MatrixPlan)> {
+    let all = plan.shards.iter().flat_map(|s| s.matrices.iter().map(move |m| (s, m)));
+    all.filter(|(_, m)| tensor_levels(m.quant.kind).is_some())
+}
+
+/// Looks at every matrix whose kind has one step for a whole tensor, and gives those that an outlier spoils, the worst first.
+/// `progress` is told how many weights were read.
+///
+/// # Errors
+/// The checkpoint cannot be read, or holds what is not a number.
+pub fn find(family: &dyn Family, plan: &Plan, progress: &mut dyn FnMut(u64)) -> Result<Vec<Outlier>> {
+    let mut found = Vec::new();
+    for (shard, m) in concerned(plan) {
+        let spread = Spread::of(family, m)?;
+        if !spread.largest.is_finite() || !spread.mean.is_finite() {
+            let what = "holds a value that is not a finite number";
+            return Err(Error::Usage(format!("tensor `{}` {what}", m.tensor)));
+        }
+        found.extend(Outlier::of(shard, m, spread));
+        progress(m.weights());
+    }
+    found.sort_by(|a, b| b.predicted_loss.total_cmp(&a.predicted_loss));
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn predicted_loss_of_known_spreads() {
+        // A million normal deviates reach about 4.9 standard deviations; their mean magnitude is 0.798.
+        let normal = Spread { largest: 4.9, mean: 0.798 };
+        assert!((normal.ratio() - 6.14).abs() < 0.01);
+        // The step is 9.8 / 254, its noise step^2 / 12 of a power of 1.
+        let expected = (9.8f64 / 254.0).powi(2) / 12.0;
+        assert!((normal.int8_tensor_loss() / expected - 1.0).abs() < 0.01);
+        assert!(normal.int8_tensor_loss() < LOSS);
+        let planted = Spread { largest: 490.0, mean: 0.798 };
+        assert!(planted.int8_tensor_loss() == 1.0);
+        assert_eq!(Spread { largest: 0.0, mean: 0.0 }.int8_tensor_loss(), 0.0);
+    }
+
+    #[test]
+    fn kinds_with_one_step_per_tensor() {
+        let levels = |kind: &str| tensor_levels(kind.parse().unwrap());
+        assert_eq!(levels("int8-tensor"), Some(254));
+        assert_eq!(levels("lut4-uniform-tensor"), Some(15));
+        for other in ["fp16", "int8-channel", "int4-block", "lut4", "lut4-tensor", "lut4-uniform"] {
+            assert_eq!(levels(other), None, "{other}");
+        }
+    }
+}

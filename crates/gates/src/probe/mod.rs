@@ -1,0 +1,437 @@
+//! Shard probes: a shard against its FP16 twin on inputs that are stated, so that a fault shows before hours are spent on
+//! the other shards.
+//!
+//! A probe is the residual stream of some tokens before the shard's layer. What stands between the stream and the shard (for a
+//! pack of experts the attention of its layer, and the choice of experts) is run in FP16 for both.
+
+mod segment;
+
+use crate::golden::cosine;
+use crate::reference::Golden;
+use crate::{Error, Result};
+use anemoe_bundle::{Chain, Shard, ShardKind};
+use anemoe_convert::build::write_shard;
+use anemoe_convert::family::Family;
+use anemoe_convert::plan::{Plan, PlannedShard};
+use anemoe_runtime::cpu::CpuBackend;
+use anemoe_runtime::engine::Engine;
+use segment::{Segment, segment};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// Random probes when nothing is said.
+pub const PROBES: usize = 8;
+/// Seed of random probes when nothing is said.
+pub const SEED: u64 = 1;
+/// Input by which a router gets what the one of the layer before left.
+const ROUTER_STATE: &str = "router_state";
+/// A token whose stream is this much shorter than the prompt's median says little: what a norm makes of it is mostly
+/// rounding and epsilon.
+const LOW_NORM: f64 = 0.05;
+
+/// Which inputs shards are given.
+#[derive(Clone, Debug)]
+pub struct Inputs<'a> {
+    /// Number of random probes: one token each, a vector of length 1 in a random direction. What attention does over several
+    /// tokens shows on the prompt: between random ones it is a choice of one by chance.
+    pub count: usize,
+    /// Where the random directions come from.
+    pub seed: u64,
+    /// A reference run with hidden states (and router states where the model's routers have them), whose prompt is one more
+    /// probe.
+    pub real: Option<&'a Golden>,
+    /// The token that starts a text, to be warned of.
+    pub bos: Option<u32>,
+}
+
+/// What shards are made from, and where they are.
+pub struct Site<'a> {
+    /// The checkpoint.
+    pub family: &'a dyn Family,
+    /// The plan of the shards.
+    pub plan: &'a Plan,
+    /// The contract, or its draft.
+    pub chain: &'a Chain,
+    /// Folder of the bundle, for the files beside the shards.
+    pub bundle: &'a Path,
+    /// Folder for FP16 twins. They stay there: the next shard of the same layer may need one again.
+    pub scratch: &'a Path,
+}
+
+/// What the probes of some shards found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ProbeReport {
+    /// Every shard passes.
+    pub pass: bool,
+    /// Median cosine that a shard must reach.
+    pub threshold: f64,
+    /// What the shards are compared with.
+    pub against: &'static str,
+    /// See [`Inputs::seed`].
+    pub seed: u64,
+    /// See [`Inputs::count`].
+    pub random_probes: usize,
+    /// What makes a figure say less than it seems to.
+    pub warnings: Vec<String>,
+    /// One by one.
+    pub shards: Vec<ShardProbes>,
+}
+
+/// What the probes of one shard found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ShardProbes {
+    /// The shard.
+    pub shard: String,
+    /// What it computes.
+    pub kind: ShardKind,
+    /// All results are numbers, some position was counted, and the median reaches the threshold.
+    pub pass: bool,
+    /// Of all counted positions.
+    pub median_cosine: f64,
+    /// Lowest of them.
+    pub min_cosine: f64,
+    /// Mean of them.
+    pub mean_cosine: f64,
+    /// Positions in the statistics.
+    pub counted: usize,
+    /// Positions where the twin gives zero: the token chose none of the shard's experts. They are not in the statistics.
+    pub no_active_expert: usize,
+    /// Positions whose result is not a number, or overflows.
+    pub not_finite: usize,
+    /// One by one.
+    pub probes: Vec<ProbeResult>,
+}
+
+/// One probe of one shard.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ProbeResult {
+    /// `random 0`, or `prompt`.
+    pub probe: String,
+    /// Cosine of the shard's results at each position, the lowest of them where it gives several; absent where no expert of
+    /// the shard is active.
+    pub positions: Vec<Option<f64>>,
+}
+
+/// Probes shards of a plan, whose packages `package` finds.
+///
+/// # Errors
+/// The reference does not fit the model, the checkpoint cannot be read, a twin cannot be written, or a package is wrong.
+pub fn probe(
+    site: &Site<'_>,
+    shards: &[&PlannedShard],
+    package: &dyn Fn(&PlannedShard) -> PathBuf,
+    inputs: &Inputs<'_>,
+    threshold: f64,
+    progress: &mut dyn FnMut(&str),
+) -> Result<ProbeReport> {
+    let mut found = Vec::new();
+    for shard in shards {
+        progress(&shard.name);
+        found.push(one(site, shard, &package(shard), inputs, threshold)?);
+    }
+    Ok(ProbeReport {
+        pass: found.iter().all(|s| s.pass),
+        threshold,
+        against: "fp16",
+        seed: inputs.seed,
+        random_probes: inputs.count,
+        warnings: warnings(inputs, typical_norm(site)?),
+        shards: found,
+    })
+}
+
+/// What to know about the prompt before its figures are believed.
+fn warnings(inputs: &Inputs<'_>, median: f64) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let Some(golden) = inputs.real else { return warnings };
+    if inputs.bos.is_some() && golden.prompt_ids.first().copied() == inputs.bos {
+        warnings.push(
+            "the prompt begins with the token that starts a text: the stream of that token is unlike any other, and what \
+             its cosine says holds for no other position"
+                .into(),
+        );
+    }
+    let Some(states) = golden.hidden_states.first() else { return warnings };
+    let norms = states.iter().map(|h| norm(h)).enumerate();
+    for (position, norm) in norms.filter(|(_, n)| *n < LOW_NORM * median) {
+        warnings.push(format!(
+            "position {position} of the prompt has an embedding of length {norm:.2e}, {:.0} times shorter than the \
+             vocabulary's median: its cosines say little",
+            median / norm.max(f64::MIN_POSITIVE)
+        ));
+    }
+    warnings
+}
+
+/// Rows of the embedding that are looked at.
+const SAMPLE: usize = 64;
+
+/// Median length of the embeddings, of some that are spread over the vocabulary.
+fn typical_norm(site: &Site<'_>) -> Result<f64> {
+    let embedding = &site.chain.embedding;
+    let (rows, cols) = (embedding.rows, embedding.cols);
+    let mut norms = Vec::new();
+    let mut row = vec![0f32; cols];
+    for i in 0..SAMPLE.min(rows) {
+        let start = (i * rows / SAMPLE.min(rows) * cols) as u64;
+        site.family.read(site.family.embedding_tensor(), start..start + cols as u64, &mut row)?;
+        norms.push(norm(&row) * f64::from(embedding.scale));
+    }
+    norms.sort_by(f64::total_cmp);
+    Ok(norms.get(norms.len() / 2).copied().unwrap_or(0.0))
+}
+
+fn norm(v: &[f32]) -> f64 {
+    v.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt()
+}
+
+/// One token: values of the register `hidden`, and of other registers that the segment needs.
+type Token<'a> = Vec<(&'a str, Vec<f32>)>;
+
+fn one(
+    site: &Site<'_>,
+    shard: &PlannedShard,
+    package: &Path,
+    inputs: &Inputs<'_>,
+    threshold: f64,
+) -> Result<ShardProbes> {
+    let segment = segment_of(site.plan, site.chain, shard)?;
+    for s in &segment.chain.shards {
+        if let Some(planned) = site.plan.shard(&s.name) {
+            twin(site, planned)?;
+        }
+    }
+    let backend = CpuBackend::default();
+    let of_twin = |s: &Shard| twin_path(site, &s.name);
+    let of_own = |s: &Shard| if s.name == shard.name { package.to_path_buf() } else { of_twin(s) };
+    let mut twin = Engine::with_chain(site.bundle, segment.chain.clone(), &backend, &of_twin)?;
+    let mut own = Engine::with_chain(site.bundle, segment.chain.clone(), &backend, &of_own)?;
+
+    let mut found = ShardProbes {
+        shard: shard.name.clone(),
+        kind: shard.kind,
+        pass: false,
+        median_cosine: 0.0,
+        min_cosine: 0.0,
+        mean_cosine: 0.0,
+        counted: 0,
+        no_active_expert: 0,
+        not_finite: 0,
+        probes: Vec::new(),
+    };
+    for (name, tokens) in tokens(site, shard, &segment, inputs)? {
+        twin.reset();
+        own.reset();
+        let mut positions = Vec::new();
+        for token in tokens.iter().take(segment.chain.model.max_context) {
+            let registers: Vec<(&str, &[f32])> = token.iter().map(|(n, v)| (*n, v.as_slice())).collect();
+            twin.step_from(&registers)?;
+            own.step_from(&registers)?;
+            positions.push(compare(&segment.outputs, &twin, &own, &mut found.not_finite));
+        }
+        found.probes.push(ProbeResult { probe: name, positions });
+    }
+    let all = || found.probes.iter().flat_map(|p| &p.positions);
+    let mut cosines: Vec<f64> = all().flatten().copied().collect();
+    cosines.sort_by(f64::total_cmp);
+    found.no_active_expert = all().filter(|c| c.is_none()).count();
+    found.counted = cosines.len();
+    found.median_cosine = cosines.get(cosines.len() / 2).copied().unwrap_or(0.0);
+    found.min_cosine = cosines.first().copied().unwrap_or(0.0);
+    found.mean_cosine = cosines.iter().sum::<f64>() / cosines.len().max(1) as f64;
+    found.pass = found.not_finite == 0 && found.counted > 0 && found.median_cosine >= threshold;
+    Ok(found)
+}
+
+/// Lowest cosine of the shard's results; None where the twin gives nothing but zeros.
+fn compare(outputs: &[String], twin: &Engine, own: &Engine, not_finite: &mut usize) -> Option<f64> {
+    let values = |engine: &Engine, name: &str| -> Vec<f32> {
+        engine.register(name).and_then(|t| t.as_f32()).unwrap_or_default().to_vec()
+    };
+    let mut lowest: Option<f64> = None;
+    for name in outputs {
+        let (expected, own) = (values(twin, name), values(own, name));
+        if !own.iter().chain(&expected).all(|v| v.is_finite()) {
+            *not_finite += 1;
+        }
+        if expected.iter().any(|&v| v != 0.0) {
+            let c = cosine(&own, &expected);
+            lowest = Some(lowest.map_or(c, |l| l.min(c)));
+        }
+    }
+    lowest
+}
+
+fn segment_of(plan: &Plan, chain: &Chain, shard: &PlannedShard) -> Result<Segment> {
+    // A plan's chain has no shards yet: what steps ask of them is their functions.
+    let known = Chain { shards: plan.shards.iter().map(PlannedShard::draft).collect(), ..chain.clone() };
+    segment(&known, &shard.name)
+        .ok_or_else(|| Error::Usage(format!("no step of the chain runs shard {}", shard.name)))
+}
+
+/// Whether a reference run recorded what probes of this plan's shards need.
+pub fn suffices(golden: &Golden, plan: &Plan) -> bool {
+    let with_states = !golden.hidden_states.is_empty();
+    with_states && (!golden.router_states.is_empty() || !plan.chain.steps.iter().any(reads_router_state))
+}
+
+/// Whether a step reads what the router of the layer before left.
+fn reads_router_state(step: &anemoe_bundle::Step) -> bool {
+    let anemoe_bundle::Step::Run(run) = step else { return false };
+    run.inputs.contains_key(ROUTER_STATE)
+}
+
+/// Shards of a plan whose FP16 forms the probes of `shards` need.
+///
+/// # Errors
+/// A shard is none of the plan's.
+pub fn twins<'a>(plan: &'a Plan, shards: &[&PlannedShard]) -> Result<Vec<&'a PlannedShard>> {
+    let mut names = std::collections::BTreeSet::new();
+    for shard in shards {
+        names.extend(segment_of(plan, &plan.chain, shard)?.chain.shards.into_iter().map(|s| s.name));
+    }
+    Ok(plan.shards.iter().filter(|s| names.contains(&s.name)).collect())
+}
+
+fn twin_path(site: &Site<'_>, name: &str) -> PathBuf {
+    site.scratch.join(format!("{name}.fp16.mlpackage"))
+}
+
+/// Writes the FP16 form of a shard, unless it is there.
+fn twin(site: &Site<'_>, shard: &PlannedShard) -> Result<()> {
+    let path = twin_path(site, &shard.name);
+    if !path.is_dir() {
+        // Probes go token by token.
+        let mut twin = shard.in_fp16();
+        twin.functions.retain(|f| f.tokens.min == 1);
+        write_shard(site.family, &twin, None, &path)?;
+    }
+    Ok(())
+}
+
+/// The probes of a shard, by name.
+fn tokens<'a>(
+    site: &Site<'_>,
+    shard: &PlannedShard,
+    segment: &'a Segment,
+    inputs: &Inputs<'_>,
+) -> Result<Vec<(String, Vec<Token<'a>>)>> {
+    let model = &site.chain.model;
+    // The stream before the shard's layer; behind the last one for the head.
+    let boundary = shard.layer.unwrap_or(model.num_layers);
+    let seed_width = inputs.real.and_then(|g| g.router_states.first()?.first()).map(Vec::len);
+    let mut all = Vec::new();
+    let mut random = Random(inputs.seed);
+    for probe in 0..inputs.count {
+        let mut token: Token<'a> = vec![("hidden", random.unit(model.hidden_size))];
+        for seed in &segment.seeds {
+            let width = seed_width.ok_or_else(|| no_seed(shard, seed))?;
+            token.push((seed, random.unit(width)));
+        }
+        all.push((format!("random {probe}"), vec![token]));
+    }
+    if let Some(golden) = inputs.real {
+        let states = golden.hidden_states.get(boundary).filter(|s| s.len() == golden.prompt_ids.len());
+        let states = states.filter(|s| s.iter().all(|h| h.len() == model.hidden_size)).ok_or_else(|| {
+            Error::Usage(format!(
+                "the reference run has no `hidden_states` of {} layers of width {} for its prompt",
+                model.num_layers, model.hidden_size
+            ))
+        })?;
+        let mut tokens = Vec::new();
+        for (t, hidden) in states.iter().enumerate() {
+            let mut token: Token<'a> = vec![("hidden", hidden.clone())];
+            for seed in &segment.seeds {
+                let before = boundary.checked_sub(1).and_then(|l| golden.router_states.get(l)?.get(t));
+                token.push((seed, before.ok_or_else(|| no_seed(shard, seed))?.clone()));
+            }
+            tokens.push(token);
+        }
+        all.push(("prompt".into(), tokens));
+    }
+    Ok(all)
+}
+
+fn no_seed(shard: &PlannedShard, register: &str) -> Error {
+    Error::Usage(format!(
+        "a probe of shard {} needs `{register}` of the layer before: the reference run has no `router_states`",
+        shard.name
+    ))
+}
+
+/// SplitMix64, and normal deviates of it by Box and Muller: the same on every machine.
+struct Random(u64);
+
+impl Random {
+    /// Above 0, up to 1.
+    fn uniform(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (((z ^ (z >> 31)) >> 11) as f64 + 1.0) / (1u64 << 53) as f64
+    }
+
+    /// A vector of length 1, in a direction that is uniform on the sphere.
+    fn unit(&mut self, n: usize) -> Vec<f32> {
+        let mut normal = || {
+            let radius = libm::sqrt(-2.0 * libm::log(self.uniform()));
+            radius * libm::cos(std::f64::consts::TAU * self.uniform())
+        };
+        let v: Vec<f64> = (0..n).map(|_| normal()).collect();
+        let length = v.iter().map(|x| x * x).sum::<f64>().sqrt().max(f64::MIN_POSITIVE);
+        v.iter().map(|x| (x / length) as f32).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_directions_are_the_same_everywhere_and_of_length_one() {
+        let mut random = Random(SEED);
+        let first = random.unit(64);
+        // The first deviates of SplitMix64 from 1, by Box and Muller: fixed for good, since figures are compared over time.
+        let again = Random(SEED).unit(64);
+        assert_eq!(first, again);
+        assert_ne!(first, random.unit(64));
+        assert_ne!(first, Random(SEED + 1).unit(64));
+        for _ in 0..32 {
+            let v = random.unit(2816);
+            assert!((norm(&v) - 1.0).abs() < 1e-6);
+            // No direction is preferred: the mean is within 5 deviations of 0.
+            let mean = v.iter().map(|&x| f64::from(x)).sum::<f64>() / 2816.0;
+            assert!(mean.abs() < 5.0 / 2816.0, "{mean}");
+        }
+    }
+
+    #[test]
+    fn prompts_that_say_little_are_warned_of() {
+        let golden = |first: u32, embeddings: Vec<Vec<f32>>| Golden {
+            prompt_ids: std::iter::once(first).chain(3..).take(embeddings.len()).collect(),
+            logits_full: vec![],
+            next_token_logits: vec![],
+            decode_tokens: vec![],
+            hidden_states: vec![embeddings],
+            router_index: vec![],
+            router_states: vec![],
+        };
+        let said =
+            |golden: &Golden| warnings(&Inputs { count: 0, seed: 0, real: Some(golden), bos: Some(2) }, 5.0);
+        let sane = vec![vec![3.0, 4.0]; 4];
+        assert!(said(&golden(7, sane.clone())).is_empty());
+        let warned = said(&golden(2, sane.clone()));
+        assert!(warned.len() == 1 && warned[0].contains("starts a text"), "{warned:?}");
+        let mut tiny = sane;
+        tiny[2] = vec![0.03, 0.04];
+        let warned = said(&golden(7, tiny));
+        assert!(
+            warned.len() == 1 && warned[0].contains("position 2") && warned[0].contains("100 times"),
+            "{warned:?}"
+        );
+        assert!(warnings(&Inputs { count: 1, seed: 0, real: None, bos: None }, 5.0).is_empty());
+        // Where all are short, none is shorter than the others.
+        assert_eq!(said(&golden(7, vec![vec![0.03, 0.04]; 3])).len(), 3);
+    }
+}
