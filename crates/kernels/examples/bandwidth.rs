@@ -55,7 +55,10 @@ fn main() {
             let started = Instant::now();
             for e in (0..n).cycle().take(n * again) {
                 let w = matrix(e);
-                products(pool, &mut [Some(Product { w, x: &panel, y: &mut y, stride: ROWS, bias: None })]);
+                products(
+                    pool,
+                    &mut [Some(Product { w, x: &panel, tokens: None, y: &mut y, stride: ROWS, bias: None })],
+                );
             }
             times.push(started.elapsed().as_secs_f64());
         }

@@ -1,8 +1,8 @@
 //! Attention of a few tokens over a cache, of which each token sees some runs of slots.
 
+use crate::Pool;
 use crate::lanes::{LANES, Lanes};
 use crate::vector::{dispatch, exp_sum};
-use crate::Pool;
 use std::cell::RefCell;
 use std::ops::Range;
 

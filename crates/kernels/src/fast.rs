@@ -11,8 +11,7 @@
 
 use crate::lanes::{LANES, Lanes, Plain};
 use crate::matrix::Storage;
-use crate::panel::Panel;
-use crate::product::{AHEAD, ROWS, Target, store};
+use crate::product::{AHEAD, ROWS, Taken, Target, store};
 use crate::{Isa, Matrix};
 use std::cell::RefCell;
 use std::ops::Range;
@@ -466,7 +465,7 @@ impl Isa {
 }
 
 /// Some rows of w with all tokens.
-pub(crate) fn rows_on(isa: Isa, w: &Matrix<'_>, x: &Panel, rows: Range<usize>, y: &Target<'_>) {
+pub(crate) fn rows_on(isa: Isa, w: &Matrix<'_>, x: Taken<'_>, rows: Range<usize>, y: &Target<'_>) {
     match isa.for_bytes() {
         Isa::Scalar => each_kind::<Plain>(w, x, rows, y),
         #[cfg(target_arch = "x86_64")]
@@ -484,7 +483,7 @@ pub(crate) fn rows_on(isa: Isa, w: &Matrix<'_>, x: &Panel, rows: Range<usize>, y
 /// The processor has AVX2, FMA and F16C.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn rows_avx2(w: &Matrix<'_>, x: &Panel, rows: Range<usize>, y: &Target<'_>) {
+unsafe fn rows_avx2(w: &Matrix<'_>, x: Taken<'_>, rows: Range<usize>, y: &Target<'_>) {
     each_kind::<crate::lanes::x86::Avx2>(w, x, rows, y);
 }
 
@@ -492,12 +491,12 @@ unsafe fn rows_avx2(w: &Matrix<'_>, x: &Panel, rows: Range<usize>, y: &Target<'_
 /// The processor has AVX-512 F, BW, VL and VNNI, AVX2, FMA and F16C.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn rows_avx512(w: &Matrix<'_>, x: &Panel, rows: Range<usize>, y: &Target<'_>) {
+unsafe fn rows_avx512(w: &Matrix<'_>, x: Taken<'_>, rows: Range<usize>, y: &Target<'_>) {
     each_kind::<crate::lanes::x86::Avx512>(w, x, rows, y);
 }
 
 #[inline(always)]
-fn each_kind<L: Bytes>(w: &Matrix<'_>, x: &Panel, rows: Range<usize>, y: &Target<'_>) {
+fn each_kind<L: Bytes>(w: &Matrix<'_>, x: Taken<'_>, rows: Range<usize>, y: &Target<'_>) {
     match (w.data, w.codes) {
         (Storage::Lut { indices, rows_per_group, .. }, Some(codes)) => {
             let group = |row: usize| row / rows_per_group;
@@ -525,7 +524,7 @@ struct Source<'a> {
     data: &'a [u8],
     row_bytes: usize,
     w: &'a Matrix<'a>,
-    x: &'a Panel,
+    x: Taken<'a>,
 }
 
 impl<'a> Source<'a> {
@@ -565,7 +564,7 @@ fn all<L: Bytes, C: Coded<L>>(
         }
         return;
     }
-    let chunks = x.chunks();
+    let chunks = x.x.chunks();
     let mut decoded = DECODED.take();
     decoded.resize(decoded.len().max(DECODED_ROWS * chunks * 2), [0; 64]);
     for r in rows.clone().step_by(DECODED_ROWS) {
@@ -632,14 +631,19 @@ struct Rows<'a, C> {
 
 /// Four rows with T tokens.
 #[inline(always)]
-fn tile<L: Bytes, C: Coded<L>, const T: usize>(rows: &Rows<'_, C>, x: &Panel, first: usize, y: &Target<'_>) {
-    let chunks = x.chunks();
+fn tile<L: Bytes, C: Coded<L>, const T: usize>(
+    rows: &Rows<'_, C>,
+    x: Taken<'_>,
+    first: usize,
+    y: &Target<'_>,
+) {
+    let chunks = x.x.chunks();
     let scaled = chunks.div_ceil(SCALED);
     let mut tokens: [&[[[u8; 64]; 2]]; T] = [&[]; T];
     let mut scales: [&[[f32; LANES]]; T] = [&[]; T];
     for t in 0..T {
-        tokens[t] = x.narrow.bytes[(first + t) * chunks * 2..][..chunks * 2].as_chunks().0;
-        scales[t] = &x.narrow.scales[(first + t) * scaled..][..scaled];
+        tokens[t] = x.x.narrow.bytes[x.at(first + t) * chunks * 2..][..chunks * 2].as_chunks().0;
+        scales[t] = &x.x.narrow.scales[x.at(first + t) * scaled..][..scaled];
     }
     let mut totals = [[L::splat(0.0); ROWS]; T];
     // Chunks that are whole in all rows.
@@ -678,7 +682,7 @@ fn tile<L: Bytes, C: Coded<L>, const T: usize>(rows: &Rows<'_, C>, x: &Panel, fi
         }
     }
     for t in 0..T {
-        let sum = x.narrow.sums[first + t];
+        let sum = x.x.narrow.sums[x.at(first + t)];
         for (i, total) in L::totals(totals[t]).into_iter().enumerate().take(rows.n) {
             let (step, low) = rows.lines[i];
             store(y, rows.r + i, first + t, step * total + low * sum);
@@ -701,7 +705,7 @@ fn prefetch(bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Columns, Order, Pool, Product, products_on};
+    use crate::{Columns, Order, Panel, Pool, Product, products_on};
     use proptest::prelude::*;
 
     fn noise(seed: u64, n: usize) -> Vec<f32> {
@@ -729,7 +733,7 @@ mod tests {
         products_on(
             isa,
             pool,
-            &mut [Some(Product { w: *w, x: &panel, y: &mut y, stride: w.rows, bias: None })],
+            &mut [Some(Product { w: *w, x: &panel, tokens: None, y: &mut y, stride: w.rows, bias: None })],
         );
         y
     }

@@ -29,5 +29,5 @@ pub use linear_fit::{
 pub use matrix::{Matrix, MatrixError};
 pub use panel::{Columns, Panel};
 pub use pool::Pool;
-pub use product::{Product, Term, add_products, products, products_on};
+pub use product::{Product, products, products_on};
 pub use vector::{Gate, RmsNorm, activated, exp_sum, gated, rms_norm, softcap};

@@ -217,7 +217,8 @@ impl Shared {
                 // SAFETY: the state counted this thread in while the job was open; whoever started the job keeps it alive
                 // until the count is zero again.
                 let part = unsafe { (*job).0 };
-                let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.work(index, part, parts)));
+                let done =
+                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.work(index, part, parts)));
                 if done.is_err() {
                     self.failed.store(1, Ordering::Relaxed);
                     self.stop(parts);

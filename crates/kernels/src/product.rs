@@ -31,6 +31,8 @@ pub struct Product<'a> {
     pub w: Matrix<'a>,
     /// `[tokens, cols]` in `w`'s order.
     pub x: &'a Panel,
+    /// Tokens of `x` that are wanted; all in order where absent.
+    pub tokens: Option<&'a [u32]>,
     /// `[tokens, stride]`, of which the first `rows` of each token are written.
     pub y: &'a mut [f32],
     /// From token to token of `y`.
@@ -39,41 +41,47 @@ pub struct Product<'a> {
     pub bias: Option<&'a [f32]>,
 }
 
-/// One term of a sum of products.
-#[derive(Clone, Copy, Debug)]
-pub struct Term<'a> {
-    /// `[rows, cols]`
-    pub w: Matrix<'a>,
-    /// `[tokens, cols]` in `w`'s order.
-    pub x: &'a Panel,
-    /// Which token of the sum each token of `x` is; all in order where absent.
-    pub tokens: Option<&'a [u32]>,
-}
-
 #[derive(Clone, Copy)]
 pub(crate) struct Target<'a> {
     y: *mut f32,
     stride: usize,
     bias: Option<&'a [f32]>,
-    add: bool,
-    tokens: Option<&'a [u32]>,
+}
+
+/// Tokens of a panel.
+#[derive(Clone, Copy)]
+pub(crate) struct Taken<'a> {
+    pub x: &'a Panel,
+    which: Option<&'a [u32]>,
+}
+
+impl<'a> Taken<'a> {
+    fn of(p: &Product<'a>) -> Taken<'a> {
+        Taken { x: p.x, which: p.tokens }
+    }
+
+    pub fn tokens(&self) -> usize {
+        self.which.map_or(self.x.tokens, <[u32]>::len)
+    }
+
+    /// Place in the panel.
+    #[inline(always)]
+    pub fn at(&self, token: usize) -> usize {
+        self.which.map_or(token, |which| which[token] as usize)
+    }
 }
 // SAFETY: parts of a job write disjoint rows.
 unsafe impl Sync for Target<'_> {}
 
-fn check(w: &Matrix<'_>, x: &Panel, y: usize, stride: usize, tokens: Option<&[u32]>) {
+fn check(p: &Product<'_>) {
+    let (w, x) = (&p.w, p.x);
     assert_eq!(x.cols, w.cols, "x has the matrix' columns");
     assert_eq!(x.order, w.order(), "x is in the matrix' order");
     assert!(x.data.len() >= x.tokens * x.padded());
-    let last = match tokens {
-        None => x.tokens.checked_sub(1),
-        Some(tokens) => {
-            assert_eq!(tokens.len(), x.tokens);
-            tokens.iter().max().map(|&t| t as usize)
-        }
-    };
-    let end = last.map(|t| t * stride + w.rows);
-    assert!(w.rows <= stride && end.is_none_or(|end| end <= y), "y is [tokens, stride]");
+    assert!(p.tokens.is_none_or(|t| t.iter().all(|&t| (t as usize) < x.tokens)), "tokens of x");
+    let end = Taken::of(p).tokens().checked_sub(1).map(|t| t * p.stride + w.rows);
+    assert!(w.rows <= p.stride && end.is_none_or(|end| end <= p.y.len()), "y is [tokens, stride]");
+    assert!(p.bias.is_none_or(|b| b.len() == w.rows), "a bias per row");
 }
 
 /// Rows of a part.
@@ -100,19 +108,17 @@ pub fn products_on(isa: Isa, pool: &Pool, all: &mut [Option<Product<'_>>]) {
     assert!(isa.is_available());
     let mut work = 0;
     for p in all.iter().flatten() {
-        check(&p.w, p.x, p.y.len(), p.stride, None);
-        assert!(p.bias.is_none_or(|b| b.len() == p.w.rows), "a bias per row");
-        work += p.w.rows * p.w.cols * p.x.tokens;
+        check(p);
+        work += p.w.rows * p.w.cols * Taken::of(p).tokens();
     }
-    let target = |p: &mut Product<'_>| -> *mut f32 { p.y.as_mut_ptr() };
     if work < PARALLEL {
         for p in all.iter_mut().flatten() {
-            let y = Target { y: target(p), stride: p.stride, bias: p.bias, add: false, tokens: None };
-            rows_on(isa, &p.w, p.x, 0..p.w.rows, &y);
+            let y = Target { y: p.y.as_mut_ptr(), stride: p.stride, bias: p.bias };
+            rows_on(isa, &p.w, Taken::of(p), 0..p.w.rows, &y);
         }
         return;
     }
-    let parts = |p: &Product<'_>| p.w.rows.div_ceil(part_rows(&p.w, p.x.tokens));
+    let parts = |p: &Product<'_>| p.w.rows.div_ceil(part_rows(&p.w, Taken::of(p).tokens()));
     let total = all.iter().flatten().map(parts).sum();
     struct Shared<'s, 'a>(&'s [Option<Product<'a>>]);
     // SAFETY: parts write disjoint rows of `y` and read everything else.
@@ -126,50 +132,17 @@ pub fn products_on(isa: Isa, pool: &Pool, all: &mut [Option<Product<'_>>]) {
                 i -= n;
                 continue;
             }
-            let size = part_rows(&p.w, p.x.tokens);
-            let y = p.y.as_ptr().cast_mut();
-            let y = Target { y, stride: p.stride, bias: p.bias, add: false, tokens: None };
-            rows_on(isa, &p.w, p.x, i * size..((i + 1) * size).min(p.w.rows), &y);
+            let x = Taken::of(p);
+            let size = part_rows(&p.w, x.tokens());
+            let y = Target { y: p.y.as_ptr().cast_mut(), stride: p.stride, bias: p.bias };
+            rows_on(isa, &p.w, x, i * size..((i + 1) * size).min(p.w.rows), &y);
             return;
         }
     });
 }
 
-/// Adds `w x` of all terms to y, `[tokens, rows]`, in their order; y is set to zero first where `clear` says so.
-///
-/// # Panics
-/// Lengths or orders do not fit.
-pub fn add_products(pool: &Pool, terms: &[Option<Term<'_>>], y: &mut [f32], rows: usize, clear: bool) {
-    let isa = Isa::best();
-    let mut work = y.len();
-    let mut size = usize::MAX;
-    for t in terms.iter().flatten() {
-        assert_eq!(t.w.rows, rows, "terms of equal rows");
-        check(&t.w, t.x, y.len(), rows, t.tokens);
-        work += rows * t.w.cols * t.x.tokens;
-        size = size.min(part_rows(&t.w, t.x.tokens).div_ceil(terms.len()).next_multiple_of(ROWS));
-    }
-    if clear {
-        y.fill(0.0);
-    }
-    if size == usize::MAX {
-        return;
-    }
-    let target = Target { y: y.as_mut_ptr(), stride: rows, bias: None, add: true, tokens: None };
-    let part = |range: Range<usize>| {
-        let target = &target;
-        for t in terms.iter().flatten() {
-            rows_on(isa, &t.w, t.x, range.clone(), &Target { tokens: t.tokens, ..*target });
-        }
-    };
-    if work < PARALLEL {
-        return part(0..rows);
-    }
-    pool.run(rows.div_ceil(size), &|i| part(i * size..((i + 1) * size).min(rows)));
-}
-
-fn rows_on(isa: Isa, w: &Matrix<'_>, x: &Panel, rows: Range<usize>, y: &Target<'_>) {
-    if x.tokens == 0 || rows.is_empty() {
+fn rows_on(isa: Isa, w: &Matrix<'_>, x: Taken<'_>, rows: Range<usize>, y: &Target<'_>) {
+    if x.tokens() == 0 || rows.is_empty() {
         return;
     }
     if w.fast {
@@ -196,7 +169,7 @@ mod x86 {
     /// # Safety
     /// The processor has AVX2, FMA and F16C.
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub unsafe fn rows_avx2(w: &Matrix<'_>, x: &Panel, rows: Range<usize>, y: &Target<'_>) {
+    pub unsafe fn rows_avx2(w: &Matrix<'_>, x: Taken<'_>, rows: Range<usize>, y: &Target<'_>) {
         // SAFETY: as this function's.
         each_kind::<Avx2>(w, x, rows, y, |rows, n, x, r, y| unsafe { tiles_avx2(rows, n, x, r, y) });
     }
@@ -204,7 +177,7 @@ mod x86 {
     /// # Safety
     /// The processor has AVX-512 F, BW and VL, AVX2, FMA and F16C.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma,f16c")]
-    pub unsafe fn rows_avx512(w: &Matrix<'_>, x: &Panel, rows: Range<usize>, y: &Target<'_>) {
+    pub unsafe fn rows_avx512(w: &Matrix<'_>, x: Taken<'_>, rows: Range<usize>, y: &Target<'_>) {
         // SAFETY: as this function's.
         each_kind::<Avx512>(w, x, rows, y, |rows, n, x, r, y| unsafe { tiles_avx512(rows, n, x, r, y) });
     }
@@ -212,14 +185,14 @@ mod x86 {
     /// # Safety
     /// The processor has AVX2, FMA and F16C.
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn tiles_avx2(rows: &[[f32; LANES]], n: usize, x: &Panel, r: usize, y: &Target<'_>) {
+    unsafe fn tiles_avx2(rows: &[[f32; LANES]], n: usize, x: Taken<'_>, r: usize, y: &Target<'_>) {
         tiles::<Avx2, 1>(rows, n, x, r, y);
     }
 
     /// # Safety
     /// The processor has AVX-512 F, BW and VL, AVX2, FMA and F16C.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma,f16c")]
-    unsafe fn tiles_avx512(rows: &[[f32; LANES]], n: usize, x: &Panel, r: usize, y: &Target<'_>) {
+    unsafe fn tiles_avx512(rows: &[[f32; LANES]], n: usize, x: Taken<'_>, r: usize, y: &Target<'_>) {
         tiles::<Avx512, 6>(rows, n, x, r, y);
     }
 }
@@ -231,10 +204,10 @@ fn as_bytes(values: &[f32]) -> &[u8] {
 }
 
 /// Multiplies n decoded rows, rounded up to four, with all tokens.
-type Tiles = fn(&[[f32; LANES]], usize, &Panel, usize, &Target<'_>);
+type Tiles = fn(&[[f32; LANES]], usize, Taken<'_>, usize, &Target<'_>);
 
 #[inline(always)]
-fn each_kind<L: Lanes>(w: &Matrix<'_>, x: &Panel, rows: Range<usize>, y: &Target<'_>, tiles: Tiles) {
+fn each_kind<L: Lanes>(w: &Matrix<'_>, x: Taken<'_>, rows: Range<usize>, y: &Target<'_>, tiles: Tiles) {
     if !w.is_direct() {
         return undirect(w, x, rows, y, tiles);
     }
@@ -273,29 +246,25 @@ thread_local! {
 }
 
 /// Rows that no kernel reads in place are decoded one by one.
-fn undirect(w: &Matrix<'_>, x: &Panel, rows: Range<usize>, y: &Target<'_>, tiles: Tiles) {
-    let n = x.padded();
+fn undirect(w: &Matrix<'_>, x: Taken<'_>, rows: Range<usize>, y: &Target<'_>, tiles: Tiles) {
+    let n = x.x.padded();
     let mut dense = vec![0f32; w.cols];
     let mut vectors = vec![[0f32; LANES]; ROWS * n / LANES];
     for r in rows {
         w.decode_row(r, &mut dense);
         for (i, v) in vectors[..n / LANES].as_flattened_mut().iter_mut().enumerate() {
-            *v = dense.get(i / BLOCK * BLOCK + x.order.column(i % BLOCK)).copied().unwrap_or(0.0);
+            *v = dense.get(i / BLOCK * BLOCK + x.x.order.column(i % BLOCK)).copied().unwrap_or(0.0);
         }
         tiles(&vectors, 1, x, r, y);
     }
 }
 
-/// Row r of the target for token `t` of x.
+/// Row r of the target for token `t`.
 #[inline(always)]
 pub(crate) fn store(y: &Target<'_>, r: usize, t: usize, v: f32) {
-    let token = y.tokens.map_or(t, |tokens| tokens[t] as usize);
     let v = v + y.bias.map_or(0.0, |b| b[r]);
     // SAFETY: the token's row r lies inside of y, see `check`; no other part writes row r.
-    unsafe {
-        let at = y.y.add(token * y.stride + r);
-        *at = if y.add { *at + v } else { v };
-    }
+    unsafe { *y.y.add(t * y.stride + r) = v };
 }
 
 struct Source<'a, D> {
@@ -316,23 +285,23 @@ impl<'a, D> Source<'a, D> {
 #[inline(always)]
 fn block_rows<L: Lanes, D: Decode<L>>(
     s: &Source<'_, D>,
-    x: &Panel,
+    x: Taken<'_>,
     rows: Range<usize>,
     y: &Target<'_>,
     tiles: Tiles,
 ) {
-    let mut decoded = if x.tokens > 1 { DECODED.take() } else { Vec::new() };
-    let step = if x.tokens == 1 { ROWS } else { DECODED_ROWS };
+    let mut decoded = if x.tokens() > 1 { DECODED.take() } else { Vec::new() };
+    let step = if x.tokens() == 1 { ROWS } else { DECODED_ROWS };
     for r in rows.clone().step_by(step) {
         let n = step.min(rows.end - r);
-        if x.tokens == 1 {
+        if x.tokens() == 1 {
             single::<L, D>(s, r, n, x, y);
         } else {
-            decode_rows::<L, D>(s, r, n, x.padded(), &mut decoded);
+            decode_rows::<L, D>(s, r, n, x.x.padded(), &mut decoded);
             tiles(decoded.as_chunks().0, n, x, r, y);
         }
     }
-    if x.tokens > 1 {
+    if x.tokens() > 1 {
         DECODED.set(decoded);
     }
 }
@@ -364,7 +333,7 @@ fn block_bytes<'a>(bytes: &'a [u8], b: usize, size: usize, rest: &'a mut [u8; MO
 
 /// Four rows, of which n are wanted, times one token; rows are decoded into registers.
 #[inline(always)]
-fn single<L: Lanes, D: Decode<L>>(s: &Source<'_, D>, r: usize, n: usize, x: &Panel, y: &Target<'_>) {
+fn single<L: Lanes, D: Decode<L>>(s: &Source<'_, D>, r: usize, n: usize, x: Taken<'_>, y: &Target<'_>) {
     let mut acc = [L::splat(0.0); ROWS];
     let mut rows = [s.d.row(s.first + r); ROWS];
     let mut bytes = [s.bytes(r); ROWS];
@@ -373,7 +342,7 @@ fn single<L: Lanes, D: Decode<L>>(s: &Source<'_, D>, r: usize, n: usize, x: &Pan
         bytes[i] = s.bytes(r + i);
     }
     let (tokens, last) =
-        match x.vectors(0).as_chunks::<VECTORS>().0.split_at_checked(bytes[0].len() / D::BYTES) {
+        match x.x.vectors(x.at(0)).as_chunks::<VECTORS>().0.split_at_checked(bytes[0].len() / D::BYTES) {
             Some(parts) => parts,
             None => unreachable!("a panel of as many blocks as the row has"),
         };
@@ -449,11 +418,17 @@ fn decode_rows<L: Lanes, D: Decode<L>>(
 
 /// Decoded rows with all tokens, up to WIDE of them at a time, which stay near while all rows pass.
 #[inline(always)]
-fn tiles<L: Lanes, const WIDE: usize>(rows: &[[f32; LANES]], n: usize, x: &Panel, r: usize, y: &Target<'_>) {
-    let len = x.padded() / LANES;
+fn tiles<L: Lanes, const WIDE: usize>(
+    rows: &[[f32; LANES]],
+    n: usize,
+    x: Taken<'_>,
+    r: usize,
+    y: &Target<'_>,
+) {
+    let len = x.x.padded() / LANES;
     let mut first = 0;
-    while first < x.tokens {
-        let wide = WIDE.min(x.tokens - first);
+    while first < x.tokens() {
+        let wide = WIDE.min(x.tokens() - first);
         for i in (0..n).step_by(ROWS) {
             let (rows, n, r) = (&rows[i * len..], ROWS.min(n - i), r + i);
             if wide == WIDE {
@@ -479,15 +454,15 @@ fn tiles<L: Lanes, const WIDE: usize>(rows: &[[f32; LANES]], n: usize, x: &Panel
 fn tile<L: Lanes, const T: usize>(
     rows: &[[f32; LANES]],
     n: usize,
-    x: &Panel,
+    x: Taken<'_>,
     first: usize,
     y: &Target<'_>,
     r: usize,
 ) {
-    let len = x.padded() / LANES;
+    let len = x.x.padded() / LANES;
     let mut tokens: [&[[f32; LANES]]; T] = [&[]; T];
     for t in 0..T {
-        tokens[t] = &x.vectors(first + t)[..len];
+        tokens[t] = &x.x.vectors(x.at(first + t))[..len];
     }
     let mut w: [&[[f32; LANES]]; ROWS] = [&[]; ROWS];
     for i in 0..ROWS {
@@ -577,7 +552,11 @@ mod tests {
         let at = Columns { values: x, first: 0, token_stride: w.cols(), channel_stride: 1 };
         panel.fill(w.order(), at, t, w.cols(), None);
         let mut y = vec![f32::NAN; t * w.rows()];
-        products_on(isa, pool, &mut [Some(Product { w: *w, x: &panel, y: &mut y, stride: w.rows(), bias })]);
+        products_on(
+            isa,
+            pool,
+            &mut [Some(Product { w: *w, x: &panel, tokens: None, y: &mut y, stride: w.rows(), bias })],
+        );
         y
     }
 
@@ -627,32 +606,26 @@ mod tests {
     }
 
     #[test]
-    fn threads_do_not_change_products_and_sums() {
+    fn threads_and_chosen_tokens_do_not_change_products() {
         let (rows, cols, t) = (515, 700, 3);
         let (data, other) = (noise(1, rows * cols), noise(7, rows * cols));
         let w = Matrix::f32(&data, rows, cols).unwrap();
         let v = Matrix::f32(&other, rows, cols).unwrap();
         let values = noise(2, cols * t);
         let x = Columns { values: &values, first: 0, token_stride: cols, channel_stride: 1 };
-        let (mut all, mut some) = (Panel::default(), Panel::default());
+        let mut all = Panel::default();
         all.fill(w.order(), x, t, cols, None);
-        some.fill(w.order(), x, 2, cols, Some(&[2, 0]));
         let run = |threads| {
             let pool = Pool::new(threads);
-            let (mut y, mut z) = (vec![0f32; rows * t], vec![0f32; rows * t]);
-            let (a, b) = (
-                Product { w, x: &all, y: &mut y, stride: rows, bias: None },
-                Product { w: v, x: &all, y: &mut z, stride: rows, bias: None },
-            );
-            products(&pool, &mut [Some(a), None, Some(b)]);
-            let mut sum = vec![f32::NAN; rows * t];
-            let terms = [Term { w, x: &all, tokens: None }, Term { w: v, x: &some, tokens: Some(&[2, 0]) }];
-            add_products(&pool, &terms.map(Some), &mut sum, rows, true);
-            for (i, s) in sum.iter().enumerate() {
-                let second = if i / rows == 1 { 0.0 } else { z[i] };
-                assert_eq!(*s, y[i] + second);
-            }
-            (y, z, sum)
+            let (mut y, mut z, mut some) = (vec![0f32; rows * t], vec![0f32; rows * t], vec![0f32; rows * 2]);
+            let product = |w, y, tokens| Some(Product { w, x: &all, tokens, y, stride: rows, bias: None });
+            let a = product(w, y.as_mut_slice(), None);
+            let b = product(v, z.as_mut_slice(), None);
+            let c = product(v, some.as_mut_slice(), Some(&[2, 0]));
+            products(&pool, &mut [a, None, b, c]);
+            assert_eq!(some[..rows], z[2 * rows..3 * rows]);
+            assert_eq!(some[rows..], z[..rows]);
+            (y, z)
         };
         let one = run(1);
         assert!([2, 3, 8, 64].into_iter().all(|n| run(n) == one));

@@ -46,6 +46,11 @@ pub trait BackendPackage: Send {
         false
     }
 
+    /// What maps all of the package's weights, for another thread; see [`crate::engine::Engine::populate`].
+    fn populate(&self) -> Option<Box<dyn FnOnce() + Send>> {
+        None
+    }
+
     /// Bytes of weights read since opening, where that is known.
     fn weight_bytes(&self) -> u64 {
         0

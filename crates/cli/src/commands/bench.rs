@@ -172,9 +172,11 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let read_gb_s = anemoe_kernels::read_bandwidth(pool, MEMORY, PASSES);
     let started = Instant::now();
     let mut engine = Engine::open(&args.bundle, &backend)?;
+    engine.populate();
     let load_s = started.elapsed().as_secs_f64();
     check(&args, &engine)?;
-    let mut tokens = Tokens { state: args.seed.wrapping_mul(2) | 1, vocabulary: engine.chain().model.vocab_size };
+    let mut tokens =
+        Tokens { state: args.seed.wrapping_mul(2) | 1, vocabulary: engine.chain().model.vocab_size };
     engine.forward(&tokens.some(1), Want::Last, None)?;
     let first_token_s = started.elapsed().as_secs_f64();
 
@@ -285,7 +287,8 @@ fn read_report(path: &Path) -> anyhow::Result<Report> {
     let what = || format!("--against {}", path.display());
     let len = std::fs::metadata(path).with_context(what)?.len();
     anyhow::ensure!(len <= MAX_BYTES, "--against {}: {len} bytes, more than {MAX_BYTES}", path.display());
-    let report: Report = serde_json::from_slice(&std::fs::read(path).with_context(what)?).with_context(what)?;
+    let report: Report =
+        serde_json::from_slice(&std::fs::read(path).with_context(what)?).with_context(what)?;
     anyhow::ensure!(
         report.schema == SCHEMA,
         "--against {}: schema {} where this version reads {SCHEMA}",
@@ -463,7 +466,8 @@ fn print(report: &Report, shards: bool, earlier: Option<&Report>, ui: &Ui) -> an
         ui.line(format!("resident: {} MB, and {} MB of mapped files", own / 1_000_000, mapped / 1_000_000))?;
     }
     ui.line("")?;
-    let mut headings = vec!["", "tok/s", "ms per token", "GB per token", "GB/s", "of bandwidth", "ceiling tok/s"];
+    let mut headings =
+        vec!["", "tok/s", "ms per token", "GB per token", "GB/s", "of bandwidth", "ceiling tok/s"];
     if earlier.is_some() {
         headings.extend(["earlier tok/s", "ratio"]);
     }
@@ -528,7 +532,11 @@ fn print(report: &Report, shards: bool, earlier: Option<&Report>, ui: &Ui) -> an
         ui.line("")?;
         let mut table = Table::new(&["operation", "ms per token", "share"]);
         for o in report.ops.iter().take(MOST_OPS) {
-            table.row(vec![o.op.clone(), format!("{:.3}", o.ms_per_token), format!("{:.1} %", 100.0 * o.share)]);
+            table.row(vec![
+                o.op.clone(),
+                format!("{:.3}", o.ms_per_token),
+                format!("{:.1} %", 100.0 * o.share),
+            ]);
         }
         table.print(ui)?;
     }

@@ -83,6 +83,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let started = Instant::now();
     let backend = args.executor.backend()?;
     let mut engine = Engine::open(&args.bundle, &backend)?;
+    engine.populate();
     let load = started.elapsed();
     let tokenizer_file = args.bundle.join("tokenizer.json");
     let prompt =

@@ -841,7 +841,7 @@ impl Session {
                             Columns { values, first: g * cols * t, token_stride: 1, channel_stride: t };
                         panel.fill(w.order(), columns, t, cols, None);
                         let bias = bias.map(|b| &b[g * per..(g + 1) * per]);
-                        let one = Product { w, x: &panel, y: &mut product, stride: per, bias };
+                        let one = Product { w, x: &panel, tokens: None, y: &mut product, stride: per, bias };
                         products(Pool::global(), &mut [Some(one)]);
                         for (r, row) in out[g * per * t..].chunks_exact_mut(t.max(1)).enumerate().take(per) {
                             row.iter_mut().enumerate().for_each(|(k, v)| *v = product[k * per + r]);
@@ -872,7 +872,10 @@ impl Session {
                 let mut panel = Panel::default();
                 let columns = Columns { values, first: 0, token_stride: cols, channel_stride: 1 };
                 panel.fill(w.order(), columns, t, cols, None);
-                products(Pool::global(), &mut [Some(Product { w, x: &panel, y: out, stride: rows, bias })]);
+                products(
+                    Pool::global(),
+                    &mut [Some(Product { w, x: &panel, tokens: None, y: out, stride: rows, bias })],
+                );
             }
         }
         Ok(bytes)

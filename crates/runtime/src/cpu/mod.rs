@@ -210,6 +210,11 @@ impl BackendPackage for LoadedPackage {
         self.states.reset();
     }
 
+    fn populate(&self) -> Option<Box<dyn FnOnce() + Send>> {
+        let package = self.package.package.clone();
+        Some(Box::new(move || package.populate()))
+    }
+
     fn fill_states(&mut self, seed: u64) -> bool {
         self.states.fill(seed);
         true

@@ -56,6 +56,13 @@ pub struct ShardStats {
 /// Sees the residual stream of `n` tokens before layer `i` (first argument), and behind the last one: `[1, C, 1, T >= n]`.
 pub type Watch<'a> = dyn FnMut(usize, &Tensor, usize) + 'a;
 
+/// Bytes that this system could give to a program, cached files included.
+fn free_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
 /// A loaded bundle with its caches.
 pub struct Engine {
     bundle: PathBuf,
@@ -173,6 +180,20 @@ impl Engine {
     /// large the bundle is. They come back with the next call, which takes time.
     pub fn set_frugal(&mut self, on: bool) {
         self.frugal = on;
+    }
+
+    /// Maps all weights in the background, so that reading one for the first time does not stop at every few pages. Does
+    /// nothing where the machine's free memory does not hold them, or does not say what it has.
+    pub fn populate(&self) {
+        let bytes: u64 = self.chain.shards.iter().map(|s| s.bytes).sum();
+        if free_memory().is_none_or(|free| free < bytes) {
+            return;
+        }
+        let jobs: Vec<_> = self.packages.iter().filter_map(|p| p.populate()).collect();
+        // Without a thread, pages are mapped as they are read.
+        let _ = std::thread::Builder::new().name("anemoe-map".into()).spawn(move || {
+            jobs.into_iter().for_each(|job| job());
+        });
     }
 
     /// As if `tokens` tokens were in the context, with noise for their keys and values: for measurements of time, which does

@@ -4,7 +4,7 @@ use super::super::OpErrorAt;
 use super::super::weights::StoredWeight;
 use super::Sources;
 use super::view::View;
-use anemoe_kernels::{Columns, Gate, Panel, Pool, Product, Term};
+use anemoe_kernels::{Columns, Gate, Panel, Pool, Product};
 use std::sync::Arc;
 
 /// Experts whose products are one job.
@@ -22,12 +22,13 @@ pub(super) struct Branch {
 #[derive(Default)]
 struct Scratch {
     tokens: Vec<u32>,
-    x: Panel,
     /// `[tokens, 2 F]`
     gate_up: Vec<f32>,
     /// `[tokens, F]`
     hidden: Vec<f32>,
     h: Panel,
+    /// `[tokens, rows]`
+    out: Vec<f32>,
 }
 
 pub(super) struct Experts {
@@ -42,6 +43,7 @@ pub(super) struct Experts {
 /// What experts need while they run.
 #[derive(Default)]
 pub(super) struct Workspace {
+    x: Panel,
     scratch: [Scratch; TOGETHER],
     chosen: Vec<usize>,
 }
@@ -62,7 +64,7 @@ impl Experts {
     ) -> OpErrorAt<(u64, u64)> {
         let Experts { x, branches, tokens, rows, .. } = self;
         let (tokens, rows) = (*tokens, *rows);
-        let Workspace { scratch, chosen } = workspace;
+        let Workspace { x: panel, scratch, chosen } = workspace;
         let y = &mut y[..tokens * rows];
         let weight =
             |b: &Branch, t: usize| sources.get(b.weight.base)[b.weight.offset + t * b.weight.strides[3]];
@@ -72,54 +74,64 @@ impl Experts {
                 chosen.push(i);
             }
         }
+        y.fill(0.0);
         let mut bytes = 0;
-        let mut first = true;
-        if chosen.is_empty() {
-            y.fill(0.0);
+        if let Some(&i) = chosen.first() {
+            let values = Columns {
+                values: sources.get(x.base),
+                first: x.offset,
+                token_stride: x.strides[3],
+                channel_stride: x.strides[1],
+            };
+            // All are of one order, see `Builder::experts`.
+            panel.fill(branches[i].gate_up.matrix()?.order(), values, tokens, x.shape[1], None);
         }
         for chosen in chosen.chunks(TOGETHER) {
-            for (i, s) in chosen.iter().zip(scratch.iter_mut()) {
-                let b = &branches[*i];
-                s.tokens.clear();
-                s.tokens.extend((0..tokens as u32).filter(|t| !skip_zero || weight(b, *t as usize) != 0.0));
-                let values = Columns {
-                    values: sources.get(x.base),
-                    first: x.offset,
-                    token_stride: x.strides[3],
-                    channel_stride: x.strides[1],
-                };
-                let w = b.gate_up.matrix()?;
-                s.x.fill(w.order(), values, s.tokens.len(), w.cols(), Some(&s.tokens));
-                s.gate_up.resize(s.tokens.len() * w.rows(), 0.0);
-                bytes += w.bytes_read();
-            }
             let mut all: [Option<Product<'_>>; TOGETHER] = Default::default();
             for ((i, s), p) in chosen.iter().zip(scratch.iter_mut()).zip(&mut all) {
-                let w = branches[*i].gate_up.matrix()?;
-                *p = Some(Product { w, x: &s.x, y: &mut s.gate_up, stride: w.rows(), bias: None });
+                let b = &branches[*i];
+                let w = b.gate_up.matrix()?;
+                s.tokens.clear();
+                s.tokens.extend((0..tokens as u32).filter(|t| !skip_zero || weight(b, *t as usize) != 0.0));
+                let y = at_least(&mut s.gate_up, s.tokens.len() * w.rows());
+                *p = Some(Product { w, x: panel, tokens: Some(&s.tokens), y, stride: w.rows(), bias: None });
+                bytes += w.bytes_read();
             }
             anemoe_kernels::products(pool, &mut all);
-            for (i, s) in chosen.iter().zip(scratch.iter_mut()) {
+            let mut all: [Option<Product<'_>>; TOGETHER] = Default::default();
+            for ((i, s), p) in chosen.iter().zip(scratch.iter_mut()).zip(&mut all) {
                 let b = &branches[*i];
                 let w = b.down.matrix()?;
-                let n = w.cols();
-                s.hidden.resize(s.tokens.len() * n, 0.0);
+                let (n, m) = (w.cols(), s.tokens.len());
+                let hidden = at_least(&mut s.hidden, m * n);
                 for ((t, h), g) in
-                    s.tokens.iter().zip(s.hidden.chunks_exact_mut(n)).zip(s.gate_up.chunks_exact(2 * n))
+                    s.tokens.iter().zip(hidden.chunks_exact_mut(n)).zip(s.gate_up.chunks_exact(2 * n))
                 {
                     anemoe_kernels::gated(&g[..n], &g[n..], weight(b, *t as usize), b.kind, h);
                 }
-                let values = Columns { values: &s.hidden, first: 0, token_stride: n, channel_stride: 1 };
-                s.h.fill(w.order(), values, s.tokens.len(), n, None);
+                let values = Columns { values: hidden, first: 0, token_stride: n, channel_stride: 1 };
+                s.h.fill(w.order(), values, m, n, None);
+                let y = at_least(&mut s.out, m * rows);
+                *p = Some(Product { w, x: &s.h, tokens: None, y, stride: rows, bias: None });
                 bytes += w.bytes_read();
             }
-            let mut terms: [Option<Term<'_>>; TOGETHER] = [None; TOGETHER];
-            for ((i, s), term) in chosen.iter().zip(scratch.iter()).zip(&mut terms) {
-                *term = Some(Term { w: branches[*i].down.matrix()?, x: &s.h, tokens: Some(&s.tokens) });
+            anemoe_kernels::products(pool, &mut all);
+            // In the order of the experts, whatever the threads did.
+            for s in &scratch[..chosen.len()] {
+                for (t, out) in s.tokens.iter().zip(s.out.chunks_exact(rows)) {
+                    let y = &mut y[*t as usize * rows..][..rows];
+                    y.iter_mut().zip(out).for_each(|(y, o)| *y += o);
+                }
             }
-            anemoe_kernels::add_products(pool, &terms, y, rows, first);
-            first = false;
         }
         Ok((bytes, (branches.len() - chosen.len()) as u64))
     }
+}
+
+/// The first n of a buffer that only grows.
+fn at_least(buffer: &mut Vec<f32>, n: usize) -> &mut [f32] {
+    if buffer.len() < n {
+        buffer.resize(n, 0.0);
+    }
+    &mut buffer[..n]
 }

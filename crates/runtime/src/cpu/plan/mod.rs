@@ -402,7 +402,7 @@ fn run_node(
                     let bias = bias.map(|b| &b[g * per..(g + 1) * per]);
                     anemoe_kernels::products(
                         pool,
-                        &mut [Some(Product { w, x: panel, y: part, stride: per, bias })],
+                        &mut [Some(Product { w, x: panel, tokens: None, y: part, stride: per, bias })],
                     );
                     for t in 0..fill.tokens {
                         y[t * per * *groups + g * per..][..per]
@@ -654,7 +654,7 @@ fn products(
             let w = item.weight.matrix()?;
             bytes += w.bytes_read();
             let bias = item.bias.map(|b| sources.get(b));
-            *product = Some(Product { w, x: &panels[item.panel], y, stride: w.rows(), bias });
+            *product = Some(Product { w, x: &panels[item.panel], tokens: None, y, stride: w.rows(), bias });
         }
         anemoe_kernels::products(pool, &mut all);
         for (item, taken) in items.iter().zip(taken) {
