@@ -17,7 +17,7 @@ pub use exec::{Session, SessionStats, States};
 use crate::backend::{Backend, BackendPackage, FunctionId, OpTime};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
-use anemoe_mlpackage::package::Package;
+use anemoe_mlpackage::package::{Package, Weights};
 use ops::OpError;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -49,6 +49,13 @@ pub struct Options {
     pub fast: bool,
     /// Measure the time of every node of fused functions.
     pub profile: bool,
+}
+
+impl Options {
+    /// States of type fp16 are held as such.
+    fn holds_halves(&self) -> bool {
+        self.half_states && self.fuse && self.precision == Precision::Fp32
+    }
 }
 
 impl Default for Options {
@@ -152,18 +159,23 @@ impl CpuBackend {
 
 impl Backend for CpuBackend {
     fn open(&self, path: &Path) -> Result<Box<dyn BackendPackage>> {
+        let package = CpuPackage::open(path)?;
         Ok(Box::new(LoadedPackage {
-            package: CpuPackage::open(path)?,
+            weights: package.package.weights().clone(),
+            package: Some(package),
             path: path.to_path_buf(),
             options: self.options,
             functions: Vec::new(),
-            states: States::default(),
+            states: States::empty(self.options.holds_halves()),
         }))
     }
 }
 
 struct LoadedPackage {
-    package: CpuPackage,
+    /// Until a function is prepared. Programs take more memory than what is made of them, so they are read again when another
+    /// function is needed.
+    package: Option<CpuPackage>,
+    weights: Weights,
     path: PathBuf,
     options: Options,
     functions: Vec<Prepared>,
@@ -182,7 +194,11 @@ impl BackendPackage for LoadedPackage {
         if let Some(i) = self.functions.iter().position(|f| f.name == function) {
             return Ok(FunctionId(i));
         }
-        let session = self.package.session(Some(function), self.options)?;
+        let package = match self.package.take() {
+            Some(package) => package,
+            None => CpuPackage { package: Arc::new(Package::open_with(&self.path, &self.weights)?) },
+        };
+        let session = package.session(Some(function), self.options)?;
         self.states.adopt(&session).map_err(|what| Error::invalid(&self.path, what))?;
         let names = |f: &[anemoe_mlpackage::mil::Feature]| f.iter().map(|f| f.name.clone()).collect();
         let (inputs, outputs) = (names(session.inputs()), names(session.outputs()));
@@ -211,8 +227,8 @@ impl BackendPackage for LoadedPackage {
     }
 
     fn populate(&self) -> Option<Box<dyn FnOnce() + Send>> {
-        let package = self.package.package.clone();
-        Some(Box::new(move || package.populate()))
+        let weights = self.weights.clone();
+        Some(Box::new(move || weights.populate()))
     }
 
     fn fill_states(&mut self, seed: u64) -> bool {
@@ -229,7 +245,7 @@ impl BackendPackage for LoadedPackage {
     }
 
     fn release(&mut self) {
-        self.package.package().release();
+        self.weights.release();
         self.functions.iter_mut().for_each(|f| f.session.release());
     }
 }
