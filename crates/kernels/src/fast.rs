@@ -647,19 +647,22 @@ fn tile<L: Bytes, C: Coded<L>, const T: usize>(
     }
     let mut totals = [[L::splat(0.0); ROWS]; T];
     // Chunks that are whole in all rows.
-    let whole = rows.bytes[0].len() / C::BYTES;
+    let whole = chunks.min(rows.bytes[0].len() / C::BYTES);
+    assert!(rows.bytes.iter().all(|b| b.len() == rows.bytes[0].len()));
     for s in 0..scaled {
         let mut sums = [[L::no_sums(); ROWS]; T];
         let end = chunks.min((s + 1) * SCALED);
         for c in s * SCALED..end.min(whole) {
             for i in 0..ROWS {
-                let bytes = &rows.bytes[i][c * C::BYTES..(c + 1) * C::BYTES];
+                // SAFETY: c is below `whole`, by which all rows' bytes were measured.
+                let bytes = unsafe { rows.bytes[i].get_unchecked(c * C::BYTES..(c + 1) * C::BYTES) };
                 if T == 1 || C::BYTES < CHUNK {
                     prefetch(bytes);
                 }
                 let (a, b) = rows.codes[i].codes(bytes);
                 for t in 0..T {
-                    let x = &tokens[t][c];
+                    // SAFETY: c is below `chunks`, as many as each token has.
+                    let x = unsafe { tokens[t].get_unchecked(c) };
                     sums[t][i] = L::dot(L::dot(sums[t][i], a, &x[0]), b, &x[1]);
                 }
             }

@@ -320,15 +320,21 @@ fn prefetch(bytes: &[u8]) {
 
 /// Block b of a row; behind the row's end are zeros, put together in `rest`.
 #[inline(always)]
-fn block_bytes<'a>(bytes: &'a [u8], b: usize, size: usize, rest: &'a mut [u8; MOST_BYTES]) -> &'a [u8] {
-    if let Some(bytes) = bytes.get(b * size..(b + 1) * size) {
+fn block_bytes<'a>(
+    bytes: &'a [u8],
+    b: usize,
+    size: usize,
+    more: usize,
+    rest: &'a mut [u8; MOST_BYTES],
+) -> &'a [u8] {
+    if let Some(bytes) = bytes.get(b * size..(b + 1) * size + more) {
         prefetch(bytes);
         return bytes;
     }
     let bytes = &bytes[b * size..];
     rest[..bytes.len()].copy_from_slice(bytes);
-    rest[bytes.len()..size].fill(0);
-    &rest[..size]
+    rest[bytes.len()..size + more].fill(0);
+    &rest[..size + more]
 }
 
 /// Four rows, of which n are wanted, times one token; rows are decoded into registers.
@@ -341,15 +347,20 @@ fn single<L: Lanes, D: Decode<L>>(s: &Source<'_, D>, r: usize, n: usize, x: Take
         rows[i] = s.d.row(s.first + r + i);
         bytes[i] = s.bytes(r + i);
     }
-    let (tokens, last) =
-        match x.x.vectors(x.at(0)).as_chunks::<VECTORS>().0.split_at_checked(bytes[0].len() / D::BYTES) {
-            Some(parts) => parts,
-            None => unreachable!("a panel of as many blocks as the row has"),
-        };
+    let (tokens, last) = match x
+        .x
+        .vectors(x.at(0))
+        .as_chunks::<VECTORS>()
+        .0
+        .split_at_checked(bytes[0].len().saturating_sub(D::MORE) / D::BYTES)
+    {
+        Some(parts) => parts,
+        None => unreachable!("a panel of as many blocks as the row has"),
+    };
     for (b, x) in tokens.iter().enumerate() {
         let mut blocks = [bytes[0]; ROWS];
         for i in 0..ROWS {
-            blocks[i] = &bytes[i][b * D::BYTES..(b + 1) * D::BYTES];
+            blocks[i] = &bytes[i][b * D::BYTES..(b + 1) * D::BYTES + D::MORE];
             prefetch(blocks[i]);
         }
         block::<L, D>(&s.d, &rows, b, blocks, x, &mut acc);
@@ -360,7 +371,7 @@ fn single<L: Lanes, D: Decode<L>>(s: &Source<'_, D>, r: usize, n: usize, x: Take
         for ((bytes, rest), block) in bytes.iter().zip(&mut rest).zip(&mut blocks) {
             let bytes = &bytes[tokens.len() * D::BYTES..];
             rest[..bytes.len()].copy_from_slice(bytes);
-            *block = &rest[..D::BYTES];
+            *block = &rest[..D::BYTES + D::MORE];
         }
         block::<L, D>(&s.d, &rows, tokens.len(), blocks, x, &mut acc);
     }
@@ -408,7 +419,7 @@ fn decode_rows<L: Lanes, D: Decode<L>>(
         let (row, bytes) = (s.d.row(s.first + r + i), s.bytes(r + i));
         let (vectors, _) = out[i * padded..(i + 1) * padded].as_chunks_mut::<LANES>();
         for (b, out) in vectors.as_chunks_mut::<VECTORS>().0.iter_mut().enumerate() {
-            let raw = s.d.raw(row, b, block_bytes(bytes, b, D::BYTES, &mut rest));
+            let raw = s.d.raw(row, b, block_bytes(bytes, b, D::BYTES, D::MORE, &mut rest));
             for k in 0..VECTORS {
                 s.d.vector(row, b, raw, k).store(&mut out[k]);
             }

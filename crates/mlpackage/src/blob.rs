@@ -221,7 +221,11 @@ impl BlobFile {
         #[allow(unsafe_code)]
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(|e| Error::io(path, e))?;
         let blobs = index(&map).map_err(|what| Error::invalid(path, format!("weight file: {what}")))?;
-        Ok(BlobFile { path: path.to_path_buf(), map, blobs })
+        let file = BlobFile { path: path.to_path_buf(), map, blobs };
+        // The walk has read a few bytes behind each blob, and the system mapped what lies around them: of a bundle of many
+        // packages, gigabytes that nobody has asked for.
+        file.release();
+        Ok(file)
     }
 
     /// The blob whose metadata lies at `offset`.

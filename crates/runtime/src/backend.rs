@@ -5,8 +5,8 @@ use crate::tensor::Tensor;
 use std::path::Path;
 use std::time::Duration;
 
-/// Opens packages.
-pub trait Backend {
+/// Opens packages, several at once.
+pub trait Backend: Sync {
     /// Opens the package at `path`.
     ///
     /// # Errors

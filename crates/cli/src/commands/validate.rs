@@ -67,7 +67,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let gate = golden::gate(&args.bundle, &reference, args.min_cosine)?;
     let probes = args.probes.map(|count| probe(&args, count, &reference, ui)).transpose()?;
     let fast = args.fast.then(|| {
-        let ids: Vec<u32> = reference.prompt_ids.iter().chain(&reference.generated_ids).copied().collect();
+        let ids: Vec<u32> = reference.prompt_ids.iter().chain(&reference.decode_tokens).copied().collect();
         let room = chain.model.max_context.min(ids.len());
         fast::compare(&args.bundle, &ids[..room], fast::MIN_COSINE)
     });

@@ -9,10 +9,12 @@ use crate::backend::{Backend, BackendPackage, OpTime};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, Chain, Shard, TokenCount};
+use anemoe_kernels::Pool;
 use embedding::EmbeddingFile;
 use program::{Names, Op, Program, pick};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use vectors::Vectors;
 
@@ -107,11 +109,20 @@ impl Engine {
         backend: &dyn Backend,
         package: &dyn Fn(&Shard) -> PathBuf,
     ) -> Result<Engine> {
+        let files: Vec<PathBuf> = chain.shards.iter().map(package).collect();
+        let opened: Vec<Mutex<_>> = files.iter().map(|_| Mutex::new(None)).collect();
+        Pool::global().run(files.len(), &|i| {
+            let package = backend.open(&files[i]);
+            *opened[i].lock().unwrap_or_else(PoisonError::into_inner) = Some(package);
+        });
         let mut packages = Vec::new();
         let mut index = BTreeMap::new();
-        for shard in &chain.shards {
+        for (shard, opened) in chain.shards.iter().zip(opened) {
             index.insert(shard.name.clone(), packages.len());
-            packages.push(backend.open(&package(shard))?);
+            let opened = opened.into_inner().unwrap_or_else(PoisonError::into_inner);
+            packages.push(
+                opened.ok_or_else(|| Error::Input(format!("shard `{}` was not opened", shard.name)))??,
+            );
         }
         let mut names = Names::default();
         let hidden = names.index("hidden");
