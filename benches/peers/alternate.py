@@ -3,14 +3,15 @@
 
     alternate.py --anemoe target/release/anemoe --bundle B.anemoe --llama-bench OUT/llama-bench --gguf F.gguf
                  [--rounds 3] [--context 64,4096] [--prefill 512] [--decode 32] [--fast] [--threads N]
-                 [--max-busy 0.1 --wait 600] [--json OUT.json]
+                 [--max-busy 0.1 --wait 600 --retries 3] [--json OUT.json]
 
 The first round tries llama.cpp with -fa 0 and 1, each with --repack 1 and 0; settings that reach --keep (0.85) of the best
 in some figure run in the other rounds too, and each figure takes the setting with the best median. Every second round has
 the two sides in the other order. Each process throws its first repetition away: ours does so itself, of llama-bench
 the first of --repetitions + 1 samples is dropped. Files are read once before a process that maps them.
-How busy the machine was with other things is measured before and during each process (Linux) and stands in the JSON; the
-table marks figures whose runs were disturbed. GB/s counts weights only: for llama.cpp the bytes that make_gguf.py wrote
+How busy the machine was with other things is measured before and during each process (Linux) and stands in the JSON; with
+--wait and --retries a process waits for quiet, and is ended and run again when it was disturbed; the table marks figures
+some of whose runs were disturbed. GB/s counts weights only: for llama.cpp the bytes that make_gguf.py wrote
 beside the GGUF, for us what our bench says.
 Needs Python 3.10 and nothing else.
 """
@@ -43,28 +44,78 @@ def busy(seconds=1.0):
 
 
 def wait_until_quiet(limit, wait):
-    """How busy the machine is when it has become quiet, or when the patience is over."""
+    """How busy the machine is when it has become quiet, or when the patience is over. Where there is something to wait for,
+    quiet is ten seconds long: a compiler's pause is none."""
     end = time.monotonic() + wait
     while True:
         now = busy()
+        if now is not None and now <= limit and wait > 0:
+            now = busy(10.0)
         if now is None or now <= limit or time.monotonic() >= end:
             return now
-        time.sleep(10)
+        time.sleep(5)
 
 
-def run(command, env=None):
-    """(stdout, what the run was like). `others`: processors' worth of work that was not this process's, during it."""
+def used_by(pid):
+    """Seconds of processor time of a running process; None when it is gone or there is no /proc."""
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            t = f.read().rpartition(")")[2].split()
+        return (int(t[11]) + int(t[12])) / os.sysconf("SC_CLK_TCK")
+    except OSError:
+        return None
+
+
+def once(command, give_up):
+    """(stdout or None, what the run was like). `others`: processors' worth of work that was not this process's, and of
+    stolen time, while it ran. With `give_up`, a process beside which others take half a processor for six seconds is ended."""
     before, used, start = cpu_seconds(), resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
-    wall = time.monotonic() - start
-    after, now = cpu_seconds(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(command)}\nexit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        child = subprocess.Popen(command, stdout=out, stderr=err)
+        last, loud = (time.monotonic(), cpu_seconds(), used_by(child.pid)), 0
+        ended = False
+        try:
+            while child.poll() is None:
+                try:
+                    child.wait(timeout=2)
+                except subprocess.TimeoutExpired:
+                    now = (time.monotonic(), cpu_seconds(), used_by(child.pid))
+                    if give_up and None not in (*last, *now):
+                        total = sum(now[1]) - sum(last[1]) - (now[2] - last[2])
+                        loud = loud + 1 if total / (now[0] - last[0]) > 0.5 else 0
+                        if loud == 3:
+                            child.kill()
+                            ended = True
+                    last = now
+        finally:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+        wall = time.monotonic() - start
+        after, now = cpu_seconds(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        out.seek(0)
+        err.seek(0)
+        text, errors = out.read(), err.read()
+    if child.returncode != 0 and not ended:
+        sys.exit(f"{' '.join(command)}\nexit status {child.returncode}\n{text[-2000:]}\n{errors[-4000:]}")
     others = None
     if before is not None:
         own = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
-        others = round(max(0.0, after[0] - before[0] + after[1] - before[1] - own) / wall, 3)
-    return done.stdout, {"wall_s": round(wall, 2), "others": others}
+        others = round(max(0.0, sum(after) - sum(before) - own) / wall, 3)
+    return None if ended else text, {"wall_s": round(wall, 2), "others": others}
+
+
+def run(a, command, files=None):
+    """Runs it when the machine is quiet, and again, --retries times at most, when others disturbed it."""
+    for retries_left in range(a.retries, -1, -1):
+        if files and not a.no_warm_files:
+            read_once(files)
+        busy_before = wait_until_quiet(a.max_busy, a.wait)
+        text, facts = once(command, retries_left > 0)
+        quiet = facts["others"] is None or facts["others"] <= a.max_busy
+        if quiet and text is not None or retries_left == 0:
+            return text, {"busy_before": busy_before, **facts}
+        print(f"others took {facts['others']} processors during {facts['wall_s']} s: again", file=sys.stderr, flush=True)
 
 
 def files_below(path):
@@ -86,14 +137,11 @@ def read_once(path):
 
 def ours(a, context):
     """{figure: tokens per second} and what else the bench says."""
-    if not a.no_warm_files:
-        read_once(a.bundle)
-    state = {"busy_before": wait_until_quiet(a.max_busy, a.wait)}
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "bench.json")
         command = [a.anemoe, "bench", a.bundle, "--json", out, "--prefill", str(a.prefill), "--context", str(context),
                    "--decode", str(a.decode), "--repetitions", str(a.repetitions)]
-        _, facts = run(command + (["--fast"] if a.fast else []))
+        _, facts = run(a, command + (["--fast"] if a.fast else []), a.bundle)
         with open(out) as f:
             doc = json.load(f)
     if doc.get("schema") != 1:
@@ -108,7 +156,7 @@ def ours(a, context):
     missing = {f"prefill {a.prefill}", f"decode at {context}"} - set(figures)
     if missing:
         sys.exit(f"{a.anemoe} bench: no {', '.join(sorted(missing))} in its JSON")
-    return {"side": "anemoe", "figures": figures, "doc": doc, **state, **facts}
+    return {"side": "anemoe", "figures": figures, "doc": doc, **facts}
 
 
 SETTINGS = [(fa, repack) for repack in (1, 0) for fa in (0, 1)]
@@ -126,11 +174,10 @@ def llama(a, figures, settings):
     runs = []
     for repack in sorted({r for _, r in settings}, reverse=True):
         fas = [fa for fa, r in settings if r == repack]
-        if not repack and not a.no_warm_files:
-            read_once(a.gguf)
-        state = {"busy_before": wait_until_quiet(a.max_busy, a.wait)}
-        text, facts = run([a.llama_bench, "-m", a.gguf, "-t", str(a.threads), "-fa", ",".join(map(str, fas)), "--repack",
-                           str(repack), "-r", str(a.repetitions + 1), "-o", "json", *options])
+        # Repacking reads the file while it loads.
+        text, facts = run(a, [a.llama_bench, "-m", a.gguf, "-t", str(a.threads), "-fa", ",".join(map(str, fas)), "--repack",
+                           str(repack), "-r", str(a.repetitions + 1), "-o", "json", *options],
+                          None if repack else a.gguf)
         found = {fa: {} for fa in fas}
         for row in json.loads(text):
             model = {k: row.get(k) for k in ("build_commit", "build_number", "cpu_info", "model_type", "model_size",
@@ -138,8 +185,7 @@ def llama(a, figures, settings):
             name = f"decode at {row['n_depth']}" if row["n_gen"] else f"prefill {row['n_prompt']}"
             found[int(row["flash_attn"])][name] = statistics.median(row["samples_ts"][1:])
         for fa in fas:
-            runs.append({"side": "llama.cpp", "setting": label((fa, repack)), "figures": found[fa], "model": model,
-                         **state, **facts})
+            runs.append({"side": "llama.cpp", "setting": label((fa, repack)), "figures": found[fa], "model": model, **facts})
     return runs
 
 
@@ -236,6 +282,7 @@ def main():
     p.add_argument("--settings", help="of llama.cpp, as FA/REPACK,...: for instance 0/1,1/1; all four by default")
     p.add_argument("--max-busy", type=float, default=0.1, help="processors' worth of other work that is still quiet")
     p.add_argument("--wait", type=float, default=0, help="seconds to wait for quiet before each process")
+    p.add_argument("--retries", type=int, default=0, help="of a process that others disturbed")
     p.add_argument("--bytes-per-token", type=int, help="of the GGUF, where no file of make_gguf.py lies beside it")
     p.add_argument("--no-warm-files", action="store_true")
     p.add_argument("--json", help="file for all runs and medians")
