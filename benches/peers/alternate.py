@@ -139,7 +139,7 @@ def ours(a, context):
     """{figure: tokens per second} and what else the bench says."""
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "bench.json")
-        command = [a.anemoe, "bench", a.bundle, "--json", out, "--prefill", str(a.prefill), "--context", str(context),
+        command = [a.anemoe, "bench", a.bundle, "--no-journal", "--save", out, "--prefill", str(a.prefill), "--context", str(context),
                    "--decode", str(a.decode), "--repetitions", str(a.repetitions)]
         _, facts = run(a, command + (["--fast"] if a.fast else []), a.bundle)
         with open(out) as f:

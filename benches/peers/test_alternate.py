@@ -8,7 +8,7 @@ ANEMOE = r'''#!/usr/bin/env python3
 import argparse, json, os, sys
 assert sys.argv[1] == "bench"
 p = argparse.ArgumentParser()
-p.add_argument("bundle"); p.add_argument("--json"); p.add_argument("--prefill", type=int); p.add_argument("--context", type=int)
+p.add_argument("bundle"); p.add_argument("--save"); p.add_argument("--no-journal", action="store_true"); p.add_argument("--prefill", type=int); p.add_argument("--context", type=int)
 p.add_argument("--decode", type=int); p.add_argument("--repetitions", type=int); p.add_argument("--fast", action="store_true")
 a = p.parse_args(sys.argv[2:])
 log = os.path.join(os.path.dirname(sys.argv[0]), "log")
@@ -19,7 +19,7 @@ json.dump({"schema": 1, "mode": "fast" if a.fast else "exact",
            "machine": {"cpu": "fake", "isa": "none", "threads": 2, "read_gb_s": 33.0}, "load_s": 0.5,
            "prefill": [{"tokens": a.prefill, "tok_s": 100.0 + n}],
            "decode": [{"context": a.context, "tokens": a.decode, "tok_s": speed, "gb_per_token": 2.0, "gb_s": 2 * speed,
-                       "share_of_bandwidth": 2 * speed / 33}]}, open(a.json, "w"))
+                       "share_of_bandwidth": 2 * speed / 33}]}, open(a.save, "w"))
 '''
 
 LLAMA = r'''#!/usr/bin/env python3
