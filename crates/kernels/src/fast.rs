@@ -20,8 +20,8 @@ use std::ops::Range;
 pub(crate) const CHUNK: usize = 128;
 /// Chunks under one scale of a lane.
 pub(crate) const SCALED: usize = 4;
-/// Tokens up to which codes are made anew for each four rows, in registers.
-const FEW: usize = 4;
+/// Tokens up to which codes are made anew for each four rows and four tokens, in registers.
+const FEW: usize = 8;
 /// Tokens that pass together where codes are made once.
 const WIDE: usize = 6;
 /// Rows whose codes are made together.
@@ -555,11 +555,14 @@ fn all<L: Bytes, C: Coded<L>>(
             let bytes: [_; ROWS] = std::array::from_fn(|i| s.bytes(row(i)));
             let lines: [_; ROWS] = std::array::from_fn(|i| line(first + row(i)));
             let rows = Rows { codes: four, bytes, lines, r, n };
-            match x.tokens() {
-                1 => tile::<L, C, 1>(&rows, x, 0, y),
-                2 => tile::<L, C, 2>(&rows, x, 0, y),
-                3 => tile::<L, C, 3>(&rows, x, 0, y),
-                _ => tile::<L, C, FEW>(&rows, x, 0, y),
+            let mut at = 0;
+            while at < x.tokens() {
+                at += match x.tokens() - at {
+                    4.. => tile::<L, C, 4>(&rows, x, at, y),
+                    3 => tile::<L, C, 3>(&rows, x, at, y),
+                    2 => tile::<L, C, 2>(&rows, x, at, y),
+                    _ => tile::<L, C, 1>(&rows, x, at, y),
+                };
             }
         }
         return;
@@ -593,14 +596,14 @@ fn all<L: Bytes, C: Coded<L>>(
                     r: r + i,
                     n: m,
                 };
-                match wide {
+                let _ = match wide {
                     1 => tile::<L, _, 1>(&rows, x, at, y),
                     2 => tile::<L, _, 2>(&rows, x, at, y),
                     3 => tile::<L, _, 3>(&rows, x, at, y),
                     4 => tile::<L, _, 4>(&rows, x, at, y),
                     5 => tile::<L, _, 5>(&rows, x, at, y),
                     _ => tile::<L, _, WIDE>(&rows, x, at, y),
-                }
+                };
             }
             at += wide;
         }
@@ -636,7 +639,7 @@ fn tile<L: Bytes, C: Coded<L>, const T: usize>(
     x: Taken<'_>,
     first: usize,
     y: &Target<'_>,
-) {
+) -> usize {
     let chunks = x.x.chunks();
     let scaled = chunks.div_ceil(SCALED);
     let mut tokens: [&[[[u8; 64]; 2]]; T] = [&[]; T];
@@ -691,6 +694,7 @@ fn tile<L: Bytes, C: Coded<L>, const T: usize>(
             store(y, rows.r + i, first + t, step * total + low * sum);
         }
     }
+    T
 }
 
 #[inline(always)]

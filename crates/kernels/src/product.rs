@@ -15,6 +15,8 @@ use std::ops::Range;
 
 /// Rows that are computed together.
 pub(crate) const ROWS: usize = 4;
+/// Tokens up to which rows are decoded anew for each four tokens, in registers.
+const FEW: usize = 8;
 /// Rows that are decoded together where there are several tokens: each token is read once for all of them.
 const DECODED_ROWS: usize = 16;
 /// Bytes of weights in one part of a parallel job.
@@ -88,7 +90,7 @@ fn check(p: &Product<'_>) {
 fn part_rows(w: &Matrix<'_>, tokens: usize) -> usize {
     let row = (w.bytes_read() as usize / w.rows.max(1)).max(1);
     // Many tokens make a row dear.
-    let step = if tokens == 1 { ROWS } else { DECODED_ROWS };
+    let step = if tokens <= FEW { ROWS } else { DECODED_ROWS };
     (PART / row / tokens.div_ceil(8).clamp(1, 8)).max(1).next_multiple_of(step)
 }
 
@@ -290,20 +292,28 @@ fn block_rows<L: Lanes, D: Decode<L>>(
     y: &Target<'_>,
     tiles: Tiles,
 ) {
-    let mut decoded = if x.tokens() > 1 { DECODED.take() } else { Vec::new() };
-    let step = if x.tokens() == 1 { ROWS } else { DECODED_ROWS };
-    for r in rows.clone().step_by(step) {
-        let n = step.min(rows.end - r);
-        if x.tokens() == 1 {
-            single::<L, D>(s, r, n, x, y);
-        } else {
-            decode_rows::<L, D>(s, r, n, x.x.padded(), &mut decoded);
-            tiles(decoded.as_chunks().0, n, x, r, y);
+    let t = x.tokens();
+    if t <= FEW {
+        for r in rows.clone().step_by(ROWS) {
+            let n = ROWS.min(rows.end - r);
+            let mut first = 0;
+            while first < t {
+                first += match t - first {
+                    4.. => few::<L, D, 4>(s, r, n, x, first, y),
+                    2.. => few::<L, D, 2>(s, r, n, x, first, y),
+                    _ => few::<L, D, 1>(s, r, n, x, first, y),
+                };
+            }
         }
+        return;
     }
-    if x.tokens() > 1 {
-        DECODED.set(decoded);
+    let mut decoded = DECODED.take();
+    for r in rows.clone().step_by(DECODED_ROWS) {
+        let n = DECODED_ROWS.min(rows.end - r);
+        decode_rows::<L, D>(s, r, n, x.x.padded(), &mut decoded);
+        tiles(decoded.as_chunks().0, n, x, r, y);
     }
+    DECODED.set(decoded);
 }
 
 #[inline(always)]
@@ -328,7 +338,7 @@ fn block_bytes<'a>(
     rest: &'a mut [u8; MOST_BYTES],
 ) -> &'a [u8] {
     if let Some(bytes) = bytes.get(b * size..(b + 1) * size + more) {
-        prefetch(bytes);
+        prefetch(&bytes[..size]);
         return bytes;
     }
     let bytes = &bytes[b * size..];
@@ -337,58 +347,64 @@ fn block_bytes<'a>(
     &rest[..size + more]
 }
 
-/// Four rows, of which n are wanted, times one token; rows are decoded into registers.
+/// Four rows, of which n are wanted, times T tokens; rows are decoded into registers. Gives T.
 #[inline(always)]
-fn single<L: Lanes, D: Decode<L>>(s: &Source<'_, D>, r: usize, n: usize, x: Taken<'_>, y: &Target<'_>) {
-    let mut acc = [L::splat(0.0); ROWS];
+fn few<L: Lanes, D: Decode<L>, const T: usize>(
+    s: &Source<'_, D>,
+    r: usize,
+    n: usize,
+    x: Taken<'_>,
+    first: usize,
+    y: &Target<'_>,
+) -> usize {
+    let mut acc = [[L::splat(0.0); ROWS]; T];
     let mut rows = [s.d.row(s.first + r); ROWS];
     let mut bytes = [s.bytes(r); ROWS];
     for i in 1..n {
         rows[i] = s.d.row(s.first + r + i);
         bytes[i] = s.bytes(r + i);
     }
-    let (tokens, last) = match x
-        .x
-        .vectors(x.at(0))
-        .as_chunks::<VECTORS>()
-        .0
-        .split_at_checked(bytes[0].len().saturating_sub(D::MORE) / D::BYTES)
-    {
-        Some(parts) => parts,
-        None => unreachable!("a panel of as many blocks as the row has"),
-    };
-    for (b, x) in tokens.iter().enumerate() {
+    let mut tokens: [&[[[f32; LANES]; VECTORS]]; T] = [&[]; T];
+    for t in 0..T {
+        tokens[t] = x.x.vectors(x.at(first + t)).as_chunks().0;
+    }
+    // Blocks with everything that is read of them inside of the row; behind them is one at most.
+    let whole = bytes[0].len().saturating_sub(D::MORE) / D::BYTES;
+    for b in 0..whole {
         let mut blocks = [bytes[0]; ROWS];
         for i in 0..ROWS {
             blocks[i] = &bytes[i][b * D::BYTES..(b + 1) * D::BYTES + D::MORE];
-            prefetch(blocks[i]);
+            prefetch(&blocks[i][..D::BYTES]);
         }
-        block::<L, D>(&s.d, &rows, b, blocks, x, &mut acc);
+        block::<L, D, T>(&s.d, &rows, b, blocks, &tokens, &mut acc);
     }
-    if let [x, ..] = last {
+    if whole < tokens[0].len() {
         let mut rest = [[0u8; MOST_BYTES]; ROWS];
         let mut blocks: [&[u8]; ROWS] = [&[]; ROWS];
         for ((bytes, rest), block) in bytes.iter().zip(&mut rest).zip(&mut blocks) {
-            let bytes = &bytes[tokens.len() * D::BYTES..];
+            let bytes = &bytes[whole * D::BYTES..];
             rest[..bytes.len()].copy_from_slice(bytes);
             *block = &rest[..D::BYTES + D::MORE];
         }
-        block::<L, D>(&s.d, &rows, tokens.len(), blocks, x, &mut acc);
+        block::<L, D, T>(&s.d, &rows, whole, blocks, &tokens, &mut acc);
     }
-    for (i, sum) in L::totals(acc).into_iter().enumerate().take(n) {
-        store(y, r + i, 0, sum);
+    for t in 0..T {
+        for (i, sum) in L::totals(acc[t]).into_iter().enumerate().take(n) {
+            store(y, r + i, first + t, sum);
+        }
     }
+    T
 }
 
 /// Adds one block of four rows; the rows take turns, so that four sums are under way at any time.
 #[inline(always)]
-fn block<L: Lanes, D: Decode<L>>(
+fn block<L: Lanes, D: Decode<L>, const T: usize>(
     d: &D,
     rows: &[D::Row; ROWS],
     b: usize,
     blocks: [&[u8]; ROWS],
-    x: &[[f32; LANES]; VECTORS],
-    acc: &mut [L; ROWS],
+    tokens: &[&[[[f32; LANES]; VECTORS]]; T],
+    acc: &mut [[L; ROWS]; T],
 ) {
     let raw = [
         d.raw(rows[0], b, blocks[0]),
@@ -396,10 +412,16 @@ fn block<L: Lanes, D: Decode<L>>(
         d.raw(rows[2], b, blocks[2]),
         d.raw(rows[3], b, blocks[3]),
     ];
+    let mut x = [&[[0f32; LANES]; VECTORS]; T];
+    for t in 0..T {
+        x[t] = &tokens[t][b];
+    }
     for k in 0..VECTORS {
-        let x = L::load(&x[k]);
         for i in 0..ROWS {
-            acc[i] = d.vector(rows[i], b, raw[i], k).mul_add(x, acc[i]);
+            let w = d.vector(rows[i], b, raw[i], k);
+            for t in 0..T {
+                acc[t][i] = w.mul_add(L::load(&x[t][k]), acc[t][i]);
+            }
         }
     }
 }

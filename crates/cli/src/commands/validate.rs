@@ -43,8 +43,8 @@ pub struct Args {
     /// Folder for FP16 forms of shards while probes need them [default: that of temporary files].
     #[arg(long, value_name = "DIR", requires = "probes")]
     scratch: Option<PathBuf>,
-    /// Also hold the fast products of `generate --fast` to the exact ones, on the golden's prompt and continuation: cosine of at
-    /// least 0.999.
+    /// Also hold the fast products of `generate --fast` to the exact ones, on the golden's prompt and continuation: median
+    /// cosine of at least 0.999.
     #[arg(long)]
     fast: bool,
     #[command(flatten)]
@@ -117,12 +117,14 @@ fn print_fast(f: &FastGate, ui: &Ui) -> std::io::Result<()> {
         behind.join(" ")
     ))?;
     ui.line(format!(
-        "{}: fast against exact products, lowest cosine of the logits {:.6} (at least {} wanted), median {:.6} over {} positions; {} tokens differ",
+        "{}: fast against exact products, median cosine of the logits {:.6} (at least {} wanted), lowest {:.6}, {} of {} positions below {}; {} tokens differ",
         if f.pass { "pass" } else { "FAIL" },
-        f.min_cosine,
-        f.threshold,
         f.median_cosine,
+        f.threshold,
+        f.min_cosine,
+        f.below,
         f.positions,
+        f.threshold,
         f.differing.len()
     ))
 }
