@@ -103,7 +103,7 @@ impl<L: Lanes> Decode<L> for Lut4<'_> {
     }
     #[inline(always)]
     fn vector(&self, table: L, _: usize, at: [L::Ints; 4], k: usize) -> L {
-        L::lookup(table, if k % 2 == 0 { at[k / 2] } else { L::shift_right(at[k / 2], 4) })
+        L::lookup(table, if k.is_multiple_of(2) { at[k / 2] } else { L::shift_right(at[k / 2], 4) })
     }
 }
 
