@@ -44,15 +44,13 @@ impl Order {
 pub(crate) trait Decode<L: Lanes>: Copy {
     /// Bytes of a block.
     const BYTES: usize;
-    /// Bytes behind a block that [`Decode::raw`] reads too, whatever they are.
-    const MORE: usize = 0;
     /// What a row needs besides its bytes.
     type Row: Copy;
     /// Of row `row` of the storage.
     fn row(&self, row: usize) -> Self::Row;
     /// A block as it is stored.
     type Raw<'b>: Copy;
-    /// Block `b` of a row from its `BYTES` bytes and `MORE` behind them.
+    /// Block `b` of a row from its `BYTES` bytes.
     fn raw<'b>(&self, row: Self::Row, b: usize, bytes: &'b [u8]) -> Self::Raw<'b>;
     /// Vector k of a block; k is a constant once loops are unrolled.
     fn vector(&self, row: Self::Row, b: usize, raw: Self::Raw<'_>, k: usize) -> L;
@@ -86,10 +84,8 @@ fn table<L: Lanes>(lut: &[f32], group: usize, bits: usize) -> L {
 
 impl<L: Lanes> Decode<L> for Lut4<'_> {
     const BYTES: usize = 64;
-    const MORE: usize = 3;
     type Row = L;
-    /// Words from bytes 0, 1, 2 and 3 on: loading costs less than shifting.
-    type Raw<'b> = [L::Ints; 4];
+    type Raw<'b> = L::Ints;
     #[inline(always)]
     fn row(&self, row: usize) -> L {
         match self.lut[row / self.rows_per_group * 16..][..16].try_into() {
@@ -98,12 +94,12 @@ impl<L: Lanes> Decode<L> for Lut4<'_> {
         }
     }
     #[inline(always)]
-    fn raw(&self, _: L, _: usize, bytes: &[u8]) -> [L::Ints; 4] {
-        [L::ints(part(bytes, 0)), L::ints(part(bytes, 1)), L::ints(part(bytes, 2)), L::ints(part(bytes, 3))]
+    fn raw(&self, _: L, _: usize, bytes: &[u8]) -> L::Ints {
+        L::ints(part(bytes, 0))
     }
     #[inline(always)]
-    fn vector(&self, table: L, _: usize, at: [L::Ints; 4], k: usize) -> L {
-        L::lookup(table, if k.is_multiple_of(2) { at[k / 2] } else { L::shift_right(at[k / 2], 4) })
+    fn vector(&self, table: L, _: usize, at: L::Ints, k: usize) -> L {
+        L::lookup(table, L::shift_right(at, 4 * k as u32))
     }
 }
 

@@ -330,21 +330,15 @@ fn prefetch(bytes: &[u8]) {
 
 /// Block b of a row; behind the row's end are zeros, put together in `rest`.
 #[inline(always)]
-fn block_bytes<'a>(
-    bytes: &'a [u8],
-    b: usize,
-    size: usize,
-    more: usize,
-    rest: &'a mut [u8; MOST_BYTES],
-) -> &'a [u8] {
-    if let Some(bytes) = bytes.get(b * size..(b + 1) * size + more) {
-        prefetch(&bytes[..size]);
+fn block_bytes<'a>(bytes: &'a [u8], b: usize, size: usize, rest: &'a mut [u8; MOST_BYTES]) -> &'a [u8] {
+    if let Some(bytes) = bytes.get(b * size..(b + 1) * size) {
+        prefetch(bytes);
         return bytes;
     }
     let bytes = &bytes[b * size..];
     rest[..bytes.len()].copy_from_slice(bytes);
-    rest[bytes.len()..size + more].fill(0);
-    &rest[..size + more]
+    rest[bytes.len()..size].fill(0);
+    &rest[..size]
 }
 
 /// Four rows, of which n are wanted, times T tokens; rows are decoded into registers. Gives T.
@@ -368,25 +362,24 @@ fn few<L: Lanes, D: Decode<L>, const T: usize>(
     for t in 0..T {
         tokens[t] = x.x.vectors(x.at(first + t)).as_chunks().0;
     }
-    // Blocks with everything that is read of them inside of the row.
-    let whole = bytes[0].len().saturating_sub(D::MORE) / D::BYTES;
+    let whole = bytes[0].len() / D::BYTES;
     for b in 0..whole {
         let mut blocks = [bytes[0]; ROWS];
         for i in 0..ROWS {
-            blocks[i] = &bytes[i][b * D::BYTES..(b + 1) * D::BYTES + D::MORE];
-            prefetch(&blocks[i][..D::BYTES]);
+            blocks[i] = &bytes[i][b * D::BYTES..(b + 1) * D::BYTES];
+            prefetch(blocks[i]);
         }
         block::<L, D, T>(&s.d, &rows, b, blocks, &tokens, &mut acc);
     }
-    // One or two are left: where a row ends a byte behind a block, that block is one of them.
+    // What a row ends with.
     for b in whole..tokens[0].len() {
         let mut rest = [[0u8; MOST_BYTES]; ROWS];
         let mut blocks: [&[u8]; ROWS] = [&[]; ROWS];
         for ((bytes, rest), block) in bytes.iter().zip(&mut rest).zip(&mut blocks) {
             let bytes = &bytes[b * D::BYTES..];
-            let n = bytes.len().min(D::BYTES + D::MORE);
+            let n = bytes.len().min(D::BYTES);
             rest[..n].copy_from_slice(&bytes[..n]);
-            *block = &rest[..D::BYTES + D::MORE];
+            *block = &rest[..D::BYTES];
         }
         block::<L, D, T>(&s.d, &rows, b, blocks, &tokens, &mut acc);
     }
@@ -443,7 +436,7 @@ fn decode_rows<L: Lanes, D: Decode<L>>(
         let (row, bytes) = (s.d.row(s.first + r + i), s.bytes(r + i));
         let (vectors, _) = out[i * padded..(i + 1) * padded].as_chunks_mut::<LANES>();
         for (b, out) in vectors.as_chunks_mut::<VECTORS>().0.iter_mut().enumerate() {
-            let raw = s.d.raw(row, b, block_bytes(bytes, b, D::BYTES, D::MORE, &mut rest));
+            let raw = s.d.raw(row, b, block_bytes(bytes, b, D::BYTES, &mut rest));
             for k in 0..VECTORS {
                 s.d.vector(row, b, raw, k).store(&mut out[k]);
             }
