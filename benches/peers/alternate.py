@@ -71,7 +71,10 @@ def once(command, give_up):
     stolen time, while it ran. With `give_up`, a process beside which others take half a processor for six seconds is ended."""
     before, used, start = cpu_seconds(), resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        child = subprocess.Popen(command, stdout=out, stderr=err)
+        try:
+            child = subprocess.Popen(command, stdout=out, stderr=err)
+        except OSError as e:
+            sys.exit(f"{command[0]}: {e.strerror}")
         last, loud = (time.monotonic(), cpu_seconds(), used_by(child.pid)), 0
         ended = False
         try:
