@@ -37,6 +37,7 @@ enum Command {
     Validate(commands::validate::Args),
     Trace(commands::trace::Args),
     Generate(commands::generate::Args),
+    Bench(commands::bench::Args),
     Predict(commands::predict::Args),
     Quantize(commands::quantize::Args),
     Journal(commands::journal::Args),
@@ -71,6 +72,7 @@ fn main() -> ExitCode {
             return fail::report(&anyhow::anyhow!("--threads {n} is not a number from 1 to 1024"), cli.json);
         }
         // Fails only when a pool exists already, and nothing has used one yet.
+        anemoe_kernels::Pool::set_threads(n);
         let _ = rayon::ThreadPoolBuilder::new().num_threads(n).build_global();
     }
     let ui = ui::Ui::new(cli.json);
@@ -87,6 +89,7 @@ fn main() -> ExitCode {
         Command::Validate(args) => commands::validate::run(args, &ui),
         Command::Trace(args) => commands::trace::run(args, &ui),
         Command::Generate(args) => commands::generate::run(args, &ui),
+        Command::Bench(args) => commands::bench::run(args, &ui),
         Command::Predict(args) => commands::predict::run(args, &ui),
         Command::Quantize(args) => commands::quantize::run(args, &ui),
         Command::Journal(args) => commands::journal::run(args, &ui),

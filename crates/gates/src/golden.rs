@@ -67,9 +67,10 @@ pub fn gate_with(
     threshold: f64,
 ) -> Result<Gate> {
     let run = |options, threshold| validate(&mut open(&CpuBackend { options })?, golden, threshold);
-    let exact = run(Options { precision: Precision::Fp32, skip_zero: true }, threshold)?;
+    let exact =
+        run(Options { precision: Precision::Fp32, skip_zero: true, ..Options::default() }, threshold)?;
     // The device computes what it multiplies by zero, and zero times an overflow is not a number.
-    let device = Options { precision: Precision::Fp16, skip_zero: false };
+    let device = Options { precision: Precision::Fp16, skip_zero: false, ..Options::default() };
     let rounded = run(device, threshold.min(MIN_COSINE))?;
     let all =
         || rounded.positions.iter().map(|p| p.agreement).chain(rounded.decode.iter().map(|d| d.agreement));

@@ -4,6 +4,7 @@
 pub mod auto;
 pub mod calibrate;
 mod error;
+pub mod fast;
 pub mod gated;
 pub mod golden;
 pub mod integrity;

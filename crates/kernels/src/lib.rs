@@ -1,18 +1,33 @@
-//! Matrix products over weights that stay compressed, with SIMD chosen at run time and a scalar oracle for each path.
+//! Matrix products over weights that stay compressed, attention and vector functions, with SIMD chosen at run time and a
+//! scalar oracle for each path.
 //!
 //! The only crate with unsafe code; everything public is safe.
 
+mod attention;
+mod bandwidth;
+mod decode;
+mod fast;
 mod half_float;
 mod isa;
 mod lanes;
 mod linear_fit;
-mod matmul;
 mod matrix;
+mod panel;
+mod pool;
+mod product;
+mod vector;
 
+pub use attention::{AttentionShape, CacheValues, CacheView, HeadStrides, Mask, attention};
+pub use bandwidth::read_bandwidth;
+pub use decode::Order;
+pub use fast::Codes;
 pub use half_float::{f16_to_f32, f32_to_f16, round_to_f16};
 pub use isa::Isa;
 pub use linear_fit::{
     ErrorSums, GRIDS, Grids, ScaleAndZero, best_scale, extremes, grid_errors, quantize_linear,
 };
-pub use matmul::{matmul, matmul_on, matmul_parallel};
 pub use matrix::{Matrix, MatrixError};
+pub use panel::{Columns, Panel};
+pub use pool::Pool;
+pub use product::{Product, products, products_on};
+pub use vector::{Gate, RmsNorm, activated, exp_sum, gated, rms_norm, softcap};

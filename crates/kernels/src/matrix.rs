@@ -1,5 +1,7 @@
 //! Views of dense and compressed matrices.
 
+use crate::fast::Codes;
+
 /// Why a view cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MatrixError(pub &'static str);
@@ -20,6 +22,9 @@ pub struct Matrix<'a> {
     pub(crate) first: usize,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
+    /// Products are of integers.
+    pub(crate) fast: bool,
+    pub(crate) codes: Option<&'a Codes>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +52,7 @@ pub(crate) enum Storage<'a> {
 
 impl<'a> Matrix<'a> {
     fn new(data: Storage<'a>, rows: usize, cols: usize) -> Self {
-        Matrix { data, first: 0, rows, cols }
+        Matrix { data, first: 0, rows, cols, fast: false, codes: None }
     }
 
     /// Dense f32.
@@ -115,6 +120,20 @@ impl<'a> Matrix<'a> {
             "int matrix: length of the scales",
         )?;
         Ok(Matrix::new(Storage::Int { bits, signed, data, scale, offset, block }, rows, cols))
+    }
+
+    /// With products of integers, where the kind has them: 4-bit tables, whose `codes` these are, and 8-bit integers with one
+    /// scale per row. Others stay exact.
+    pub fn fast(mut self, codes: Option<&'a Codes>) -> Self {
+        (self.fast, self.codes) = match self.data {
+            Storage::Lut { bits: 4, lut, .. } if self.cols.is_multiple_of(2) => {
+                let codes = codes.filter(|c| 16 * c.tables() == lut.len());
+                (codes.is_some(), codes)
+            }
+            Storage::Int { bits: 8, block, .. } => (block.1 == self.cols, None),
+            _ => (false, None),
+        };
+        self
     }
 
     /// Rows.
@@ -205,5 +224,20 @@ fn element(data: &[u8], bits: usize, i: usize) -> usize {
             let high = if at % 8 + bits > 8 { u16::from(data[at / 8 + 1]) << 8 } else { 0 };
             usize::from((low | high) >> (at % 8)) & ((1 << bits) - 1)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_that_do_not_fit_are_refused() {
+        assert!(Matrix::f32(&[0.0; 5], 2, 3).is_err());
+        assert!(Matrix::f16(&[0; 11], 2, 3).is_err());
+        assert!(Matrix::lut(5, &[0; 4], &[0.0; 32], 1, 1, 6).is_err());
+        assert!(Matrix::lut(4, &[0; 3], &[0.0; 16], 2, 3, 2).is_err());
+        assert!(Matrix::int(8, true, &[0; 6], &[1.0], None, (2, 2), 2, 3).is_err());
+        assert!(Matrix::f32(&[], usize::MAX, 2).is_err());
     }
 }

@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 const VERSION: u32 = 2;
 const SENTINEL: u32 = 0xDEAD_BEEF;
@@ -186,6 +187,21 @@ struct Entry {
     end: usize,
 }
 
+/// The bytes of a blob, for as long as this is held.
+#[derive(Clone)]
+pub struct SharedBlob {
+    file: Arc<BlobFile>,
+    start: usize,
+    end: usize,
+}
+
+impl SharedBlob {
+    /// The bytes, in the form of storage.
+    pub fn data(&self) -> &[u8] {
+        &self.file.map[self.start..self.end]
+    }
+}
+
 /// A weight file, mapped and checked once.
 pub struct BlobFile {
     path: PathBuf,
@@ -205,7 +221,11 @@ impl BlobFile {
         #[allow(unsafe_code)]
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(|e| Error::io(path, e))?;
         let blobs = index(&map).map_err(|what| Error::invalid(path, format!("weight file: {what}")))?;
-        Ok(BlobFile { path: path.to_path_buf(), map, blobs })
+        let file = BlobFile { path: path.to_path_buf(), map, blobs };
+        // The walk has read a few bytes behind each blob, and the system mapped what lies around them: of a bundle of many
+        // packages, gigabytes that nobody has asked for.
+        file.release();
+        Ok(file)
     }
 
     /// The blob whose metadata lies at `offset`.
@@ -232,6 +252,23 @@ impl BlobFile {
             // A system that refuses keeps the pages: no harm is done.
             let _ = unsafe { self.map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
         }
+    }
+
+    /// As [`BlobFile::blob`], with the file kept mapped by what is given.
+    ///
+    /// # Errors
+    /// As [`BlobFile::blob`].
+    pub fn shared(self: &Arc<BlobFile>, offset: u64) -> Result<SharedBlob> {
+        self.blob(offset)?;
+        let Entry { start, end, .. } = self.blobs[&offset];
+        Ok(SharedBlob { file: self.clone(), start, end })
+    }
+
+    /// Maps all pages that are in memory or can be read, so that reading them later does not stop at each. What fails is left
+    /// to later reading.
+    pub fn populate(&self) {
+        #[cfg(target_os = "linux")]
+        let _ = self.map.advise(memmap2::Advice::PopulateRead);
     }
 
     /// Offsets of all blobs, ascending.

@@ -1,6 +1,6 @@
 //! The `.mlpackage` directory.
 
-use crate::blob::{Blob, BlobFile, BlobWriter};
+use crate::blob::{Blob, BlobFile, BlobWriter, SharedBlob};
 use crate::mil::{Argument, Binding, Block, Model, TensorData, Value, ValueData, ValueType};
 use crate::{Error, Result, spec};
 use serde::Deserialize;
@@ -9,6 +9,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 const MANIFEST: &str = "Manifest.json";
 const DATA: &str = "Data";
@@ -198,12 +199,27 @@ fn manifest(model: &[u8], weights: bool) -> String {
     format!("{manifest:#}\n")
 }
 
+/// Mapped weight files, by the name that blob values use.
+#[derive(Clone, Default)]
+pub struct Weights(BTreeMap<String, Arc<BlobFile>>);
+
+impl Weights {
+    /// See [`BlobFile::release`].
+    pub fn release(&self) {
+        self.0.values().for_each(|w| w.release());
+    }
+
+    /// See [`BlobFile::populate`].
+    pub fn populate(&self) {
+        self.0.values().for_each(|w| w.populate());
+    }
+}
+
 /// An opened package: its model, and its weight files mapped.
 pub struct Package {
     path: PathBuf,
     model: Model,
-    /// By the name that blob values use.
-    weights: BTreeMap<String, BlobFile>,
+    weights: Weights,
     total_bytes: u64,
 }
 
@@ -219,6 +235,15 @@ impl Package {
     /// # Errors
     /// A file is missing or wrong, or the model is not an ML Program.
     pub fn open(path: &Path) -> Result<Package> {
+        Package::open_with(path, &Weights::default())
+    }
+
+    /// As [`Package::open`], with those of `mapped` that it needs instead of mapping them again: for one that was opened
+    /// before.
+    ///
+    /// # Errors
+    /// As [`Package::open`].
+    pub fn open_with(path: &Path, mapped: &Weights) -> Result<Package> {
         check_extension(path)?;
         let manifest_path = path.join(MANIFEST);
         let text = read_limited(&manifest_path, MAX_MANIFEST_BYTES)?;
@@ -241,19 +266,19 @@ impl Package {
         let bytes = read_limited(&model_path, MAX_MODEL_BYTES)?;
         let model = spec::decode(&bytes, &model_path)?;
         let mut package =
-            Package { path: path.to_path_buf(), model, weights: BTreeMap::new(), total_bytes: 0 };
-        package.open_weights(&model_path)?;
+            Package { path: path.to_path_buf(), model, weights: Weights::default(), total_bytes: 0 };
+        package.open_weights(&model_path, mapped)?;
         package.total_bytes =
-            (text.len() + bytes.len()) as u64 + package.weights.values().map(BlobFile::len).sum::<u64>();
+            (text.len() + bytes.len()) as u64 + package.weights.0.values().map(|w| w.len()).sum::<u64>();
         Ok(package)
     }
 
-    fn open_weights(&mut self, model_path: &Path) -> Result<()> {
+    fn open_weights(&mut self, model_path: &Path, mapped: &Weights) -> Result<()> {
         let mut values = Vec::new();
         for (name, function) in &self.model.program.functions {
             collect(&function.block, name, &mut values);
         }
-        let mut weights: BTreeMap<String, BlobFile> = BTreeMap::new();
+        let mut weights: BTreeMap<String, Arc<BlobFile>> = BTreeMap::new();
         for (place, value) in values {
             let ValueData::Blob { file, offset } = &value.data else { continue };
             let wrong = |what: String| Error::invalid(model_path, format!("{place}: {what}"));
@@ -262,7 +287,11 @@ impl Package {
                 let inside =
                     inside.ok_or_else(|| wrong(format!("weight file `{file}` is outside the package")))?;
                 let directory = model_path.parent().unwrap_or(Path::new("."));
-                weights.insert(file.clone(), BlobFile::open(&directory.join(inside))?);
+                let opened = match mapped.0.get(file) {
+                    Some(opened) => opened.clone(),
+                    None => Arc::new(BlobFile::open(&directory.join(inside))?),
+                };
+                weights.insert(file.clone(), opened);
             }
             let blob = weights[file].blob(*offset).map_err(|e| wrong(e.to_string()))?;
             let ValueType::Tensor(ty) = &value.ty else {
@@ -276,7 +305,7 @@ impl Package {
                 )));
             }
         }
-        self.weights = weights;
+        self.weights = Weights(weights);
         Ok(())
     }
 
@@ -295,9 +324,9 @@ impl Package {
         self.total_bytes
     }
 
-    /// See [`BlobFile::release`].
-    pub fn release(&self) {
-        self.weights.values().for_each(BlobFile::release);
+    /// The weight files.
+    pub fn weights(&self) -> &Weights {
+        &self.weights
     }
 
     /// The blob that a value of this package's program refers to.
@@ -306,10 +335,22 @@ impl Package {
     /// The value is immediate, or does not come from this package.
     pub fn blob(&self, value: &Value) -> Result<Blob<'_>> {
         match &value.data {
-            ValueData::Blob { file, offset } => match self.weights.get(file) {
+            ValueData::Blob { file, offset } => match self.weights.0.get(file) {
                 Some(weights) => weights.blob(*offset),
                 None => Err(Error::invalid(&self.path, format!("use: no weight file `{file}`"))),
             },
+            ValueData::Immediate(_) => Err(Error::invalid(&self.path, "use: an immediate value has no blob")),
+        }
+    }
+
+    /// As [`Package::blob`], with the file kept mapped by what is given.
+    ///
+    /// # Errors
+    /// As [`Package::blob`].
+    pub fn shared_blob(&self, value: &Value) -> Result<SharedBlob> {
+        self.blob(value)?;
+        match &value.data {
+            ValueData::Blob { file, offset } => self.weights.0[file].shared(*offset),
             ValueData::Immediate(_) => Err(Error::invalid(&self.path, "use: an immediate value has no blob")),
         }
     }

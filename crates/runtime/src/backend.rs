@@ -3,9 +3,10 @@
 use crate::Result;
 use crate::tensor::Tensor;
 use std::path::Path;
+use std::time::Duration;
 
-/// Opens packages.
-pub trait Backend {
+/// Opens packages, several at once.
+pub trait Backend: Sync {
     /// Opens the package at `path`.
     ///
     /// # Errors
@@ -39,8 +40,40 @@ pub trait BackendPackage: Send {
     /// Sets every state to zero.
     fn reset(&mut self);
 
+    /// Fills every state with noise, as if tokens had been in it: for measurements. False where that is not possible.
+    fn fill_states(&mut self, seed: u64) -> bool {
+        let _ = seed;
+        false
+    }
+
+    /// What maps all of the package's weights, for another thread; see [`crate::engine::Engine::populate`].
+    fn populate(&self) -> Option<Box<dyn FnOnce() + Send>> {
+        None
+    }
+
+    /// Bytes of weights read since opening, where that is known.
+    fn weight_bytes(&self) -> u64 {
+        0
+    }
+
+    /// Time by operation since opening, where it is measured.
+    fn op_times(&self) -> Vec<OpTime> {
+        Vec::new()
+    }
+
     /// Lets go of memory that the next call gets back by itself, where there is such; the last call's outputs go with it.
     fn release(&mut self) {}
+}
+
+/// Time that an operation, or several that were fused into it, has taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpTime {
+    /// Operation type, for instance `conv`.
+    pub op_type: String,
+    /// Name of the operation.
+    pub name: String,
+    /// In all calls.
+    pub time: Duration,
 }
 
 /// A prepared function of one package.

@@ -123,7 +123,7 @@ pub fn results(session: &Session, states: &States, precision: Precision) -> Resu
     }
     for name in states.names() {
         if let Some(value) = states.get(name) {
-            entries.push((format!("{STATE}{name}"), to_array(value, DataType::Float16, precision)));
+            entries.push((format!("{STATE}{name}"), to_array(&value, DataType::Float16, precision)));
         }
     }
     Ok(entries)

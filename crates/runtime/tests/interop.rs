@@ -1,4 +1,4 @@
-//! Packages that coremltools wrote, executed in both precisions against stored results; `interop/README.md` says what they
+//! Packages that coremltools wrote, executed in both precisions, fused and step by step, against stored results; `interop/README.md` says what they
 //! are and how far results may be off.
 
 use anemoe_npz::{Array, read_npz};
@@ -47,12 +47,13 @@ fn run(
     function: Option<&str>,
     steps: &[(String, String)],
     precision: Precision,
+    fuse: bool,
 ) -> Vec<String> {
     let name = info["name"].as_str().unwrap();
-    let label = format!("{name} {precision:?} {}", function.unwrap_or("default"));
+    let label = format!("{name} {precision:?} fuse {fuse} {}", function.unwrap_or("default"));
     let package =
         CpuPackage::open(&case.join(format!("{name}.mlpackage"))).unwrap_or_else(|e| panic!("{label}: {e}"));
-    let options = Options { precision, ..Options::default() };
+    let options = Options { precision, fuse, ..Options::default() };
     let mut session = package.session(function, options).unwrap_or_else(|e| panic!("{label}: {e}"));
     let mut states = States::new(&session);
     let mut problems = Vec::new();
@@ -93,11 +94,12 @@ fn run_folder(name: &str, cases_expected: usize) {
             1 if case.join("inputs.npz").exists() => vec![("inputs.npz".into(), "expected.npz".into())],
             n => (0..n).map(|k| (format!("step{k}.npz"), format!("expected{k}.npz"))).collect(),
         };
-        for precision in [Precision::Fp16, Precision::Fp32] {
-            problems.extend(run(case, &info, info["function"].as_str(), &steps, precision));
+        for (precision, fuse) in [(Precision::Fp16, false), (Precision::Fp32, false), (Precision::Fp32, true)]
+        {
+            problems.extend(run(case, &info, info["function"].as_str(), &steps, precision, fuse));
             if let Some(also) = info.get("also") {
                 let steps = [(text(&also["inputs"]).unwrap(), text(&also["expected"]).unwrap())];
-                problems.extend(run(case, &info, also["function"].as_str(), &steps, precision));
+                problems.extend(run(case, &info, also["function"].as_str(), &steps, precision, fuse));
             }
         }
     }

@@ -1,9 +1,8 @@
 //! `anemoe generate`
 
-use super::precision::PrecisionArg;
+use super::executor::Executor;
 use crate::Outcome;
 use crate::ui::Ui;
-use anemoe_runtime::cpu::CpuBackend;
 use anemoe_runtime::engine::Engine;
 use anemoe_runtime::generate::{GenerateOptions, Generated, Stop, generate};
 use anemoe_runtime::sampler::Sampling;
@@ -41,9 +40,8 @@ pub struct Args {
     /// Most tokens of one prefill call; 1 goes token by token.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     prefill_chunk: Option<usize>,
-    /// fp32 computes in f32 on the stored weights; fp16 rounds every result, as the device does.
-    #[arg(long, value_enum, default_value = "fp32")]
-    precision: PrecisionArg,
+    #[command(flatten)]
+    executor: Executor,
 }
 
 /// A prompt as text or as ids.
@@ -83,7 +81,9 @@ pub fn at_least_one(text: &str) -> Result<usize, String> {
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let started = Instant::now();
-    let mut engine = Engine::open(&args.bundle, &CpuBackend::with(args.precision.into()))?;
+    let backend = args.executor.backend()?;
+    let mut engine = Engine::open(&args.bundle, &backend)?;
+    engine.populate();
     let load = started.elapsed();
     let tokenizer_file = args.bundle.join("tokenizer.json");
     let prompt =

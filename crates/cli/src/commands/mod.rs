@@ -2,17 +2,18 @@
 
 pub mod assemble;
 pub mod auto;
+pub mod bench;
 pub mod build;
 pub mod calibrate;
 pub mod check;
 pub mod checkpoint;
+pub mod executor;
 pub mod generate;
 pub mod golden;
 pub mod inspect;
 pub mod journal;
 pub mod perplexity;
 pub mod plan;
-pub mod precision;
 pub mod predict;
 pub mod quantize;
 pub mod quickstart;

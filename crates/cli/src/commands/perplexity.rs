@@ -1,7 +1,7 @@
 //! `anemoe perplexity`
 
 use super::checkpoint::Reading;
-use super::precision::PrecisionArg;
+use super::executor::PrecisionArg;
 use super::text::TextArgs;
 use crate::Outcome;
 use crate::ui::Ui;

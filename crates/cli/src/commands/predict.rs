@@ -1,6 +1,6 @@
 //! `anemoe predict`
 
-use super::precision::PrecisionArg;
+use super::executor::PrecisionArg;
 use crate::Outcome;
 use crate::ui::Ui;
 use anemoe_runtime::predict::Prediction;

@@ -1,6 +1,6 @@
 //! `anemoe trace`
 
-use super::precision::PrecisionArg;
+use super::executor::PrecisionArg;
 use super::source::{Origin, Source};
 use crate::Outcome;
 use crate::journal::{JournalArgs, Recorder, facts};

@@ -6,6 +6,7 @@ use crate::journal::{JournalArgs, Recorder, facts};
 use crate::ui::{Table, Ui};
 use anemoe_bundle::Chain;
 use anemoe_convert::plan::PlannedShard;
+use anemoe_gates::fast::{self, FastGate};
 use anemoe_gates::golden::{self, Agreement, Gate};
 use anemoe_gates::integrity;
 use anemoe_gates::probe::{self, Inputs, ProbeReport, Site};
@@ -42,6 +43,10 @@ pub struct Args {
     /// Folder for FP16 forms of shards while probes need them [default: that of temporary files].
     #[arg(long, value_name = "DIR", requires = "probes")]
     scratch: Option<PathBuf>,
+    /// Also hold the fast products of `generate --fast` to the exact ones, on the golden's prompt and continuation: median
+    /// cosine of at least 0.999.
+    #[arg(long)]
+    fast: bool,
     #[command(flatten)]
     source: Source,
     #[command(flatten)]
@@ -61,13 +66,24 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     integrity::verify(&args.bundle, &chain, || ())?;
     let gate = golden::gate(&args.bundle, &reference, args.min_cosine)?;
     let probes = args.probes.map(|count| probe(&args, count, &reference, ui)).transpose()?;
-    let pass = gate.pass && probes.as_ref().is_none_or(|p| p.pass);
+    let fast = args.fast.then(|| {
+        let ids: Vec<u32> = reference.prompt_ids.iter().chain(&reference.decode_tokens).copied().collect();
+        let room = chain.model.max_context.min(ids.len());
+        fast::compare(&args.bundle, &ids[..room], fast::MIN_COSINE)
+    });
+    let fast = fast.transpose()?;
+    let pass = fast.as_ref().is_none_or(|f| f.pass) && gate.pass && probes.as_ref().is_none_or(|p| p.pass);
     let mut facts = facts::validation(&gate, Some(&args.golden));
     let mut document = serde_json::to_value(&gate)?;
     if let Some(probes) = &probes {
         document["pass"] = pass.into();
         document["probes"] = serde_json::to_value(probes)?;
         facts.insert("probes".into(), facts::probes(probes).into());
+    }
+    if let Some(fast) = &fast {
+        document["pass"] = pass.into();
+        document["fast"] = serde_json::to_value(fast)?;
+        facts.insert("fast".into(), facts::fast(fast).into());
     }
     recorder.gate(&args.bundle, pass, facts);
     ui.document(&document)?;
@@ -76,7 +92,41 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         ui.line("")?;
         print_probes(probes, ui)?;
     }
+    if let Some(fast) = &fast {
+        ui.line("")?;
+        print_fast(fast, ui)?;
+    }
     Ok(if pass { Outcome::Done } else { Outcome::GateFailed })
+}
+
+/// Fast products for people.
+fn print_fast(f: &FastGate, ui: &Ui) -> std::io::Result<()> {
+    for d in &f.differing {
+        ui.line(format!(
+            "position {}: fast, token {} is the most probable instead of {}, whose logit leads by {:.3}{}",
+            d.position,
+            d.fast,
+            d.exact,
+            d.margin,
+            if d.near_tie { ": a near tie" } else { "" }
+        ))?;
+    }
+    let behind: Vec<String> = f.stream.iter().map(|c| format!("{c:.6}")).collect();
+    ui.line(format!(
+        "residual stream, lowest cosine before the layers and behind each: {}",
+        behind.join(" ")
+    ))?;
+    ui.line(format!(
+        "{}: fast against exact products, median cosine of the logits {:.6} (at least {} wanted), lowest {:.6}, {} of {} positions below {}; {} tokens differ",
+        if f.pass { "pass" } else { "FAIL" },
+        f.median_cosine,
+        f.threshold,
+        f.min_cosine,
+        f.below,
+        f.positions,
+        f.threshold,
+        f.differing.len()
+    ))
 }
 
 /// Probes shards of the bundle.

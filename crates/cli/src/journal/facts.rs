@@ -5,6 +5,7 @@ use anemoe_bundle::journal::status;
 use anemoe_bundle::{Chain, Storage, file_sha256};
 use anemoe_convert::build::BuildReport;
 use anemoe_convert::plan::Plan;
+use anemoe_gates::fast::FastGate;
 use anemoe_gates::gated::GatedReport;
 use anemoe_gates::golden::{Agreement, Choice, Gate};
 use anemoe_gates::probe::ProbeReport;
@@ -68,6 +69,16 @@ pub fn bundle(path: &Path, chain: &Chain) -> Facts {
         "max_context": chain.model.max_context,
         "importance_sha256": chain.importance,
         "auto_goal": chain.auto.as_ref().map(|a| &a.goal),
+    }))
+}
+
+/// Fast products held to exact ones.
+pub fn fast(gate: &FastGate) -> Facts {
+    of(json!({
+        "pass": gate.pass,
+        "min_cosine": gate.min_cosine,
+        "median_cosine": gate.median_cosine,
+        "differing_tokens": gate.differing.len(),
     }))
 }
 

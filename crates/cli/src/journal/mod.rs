@@ -3,7 +3,7 @@
 //! The journal never decides what becomes of a command: where nothing can be written, a warning says so and the command goes on.
 
 pub mod facts;
-mod machine;
+pub mod machine;
 
 use anemoe_bundle::journal::{self, Event, JOURNAL_FILE, Prose, status};
 use anemoe_bundle::{CHAIN_FILE, file_sha256};

@@ -6,7 +6,8 @@
 use super::exec::{Guard, Operand, Place, Projection, Session, Step, Work};
 use super::ops::shape::MAX_ELEMENTS;
 use super::ops::{self, OpContext, OpError};
-use super::weights::{Constant, Operands, const_value, constexpr, located, to_f16};
+use super::plan::{self, Source};
+use super::weights::{Constant, Operands, StoredWeight, const_value, constexpr, located, to_f16};
 use super::{Located, Options, Precision};
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
@@ -43,8 +44,13 @@ struct Compiler<'a> {
     uses: BTreeMap<String, usize>,
     /// Depth of nested blocks: inside them buffers are not reused, since a loop's body runs again.
     depth: usize,
+    /// Every value gets a buffer of its own, for a plan.
+    apart: bool,
+    /// Type of each buffer, where it is one of fixed shape; kept for a plan.
+    buffer_types: Vec<Option<TensorType>>,
 }
 
+/// Compiles a function to a plan where that is possible, else to steps.
 pub(super) fn compile(
     package: &Arc<Package>,
     function: &str,
@@ -52,6 +58,31 @@ pub(super) fn compile(
     described: &FunctionDescription,
     options: Options,
 ) -> Result<Session> {
+    let planned = options.fuse && options.precision == Precision::Fp32 && is_fixed(&body.block);
+    if planned && let Some(session) = compile_as(package, function, body, described, options, true)? {
+        return Ok(session);
+    }
+    let session = compile_as(package, function, body, described, options, false)?;
+    session.ok_or_else(|| Error::unsupported(package.path(), format!("function `{function}`")))
+}
+
+/// No control flow, and every shape is known.
+fn is_fixed(block: &Block) -> bool {
+    block.operations.iter().all(|op| {
+        let known = |t: &ValueType| t.tensor().is_none_or(|t| t.shape().is_some());
+        op.blocks.is_empty() && op.outputs.iter().all(|o| known(&o.ty))
+    })
+}
+
+/// With `apart`, a session with a plan, if there can be one.
+fn compile_as(
+    package: &Arc<Package>,
+    function: &str,
+    body: &Function,
+    described: &FunctionDescription,
+    options: Options,
+    apart: bool,
+) -> Result<Option<Session>> {
     let mut c = Compiler {
         package,
         function,
@@ -64,6 +95,8 @@ pub(super) fn compile(
         free: Vec::new(),
         uses: BTreeMap::new(),
         depth: 0,
+        apart,
+        buffer_types: Vec::new(),
     };
     let mut uses = BTreeMap::new();
     count_uses(&body.block, &mut uses);
@@ -72,7 +105,7 @@ pub(super) fn compile(
     let mut input_places = Vec::new();
     for input in &body.inputs {
         let place = match &input.ty {
-            ValueType::Tensor(_) => Place::Buffer(c.new_buffer()),
+            ValueType::Tensor(ty) => Place::Buffer(c.new_buffer(Some(ty))),
             ValueType::State(ty) => {
                 if ty.elements().is_none_or(|n| n > MAX_ELEMENTS as u64) {
                     return Err(wrong(format!(
@@ -107,7 +140,7 @@ pub(super) fn compile(
     if described.inputs.len() + c.states.len() != body.inputs.len() {
         return Err(wrong("an input of the function is not described".into()));
     }
-    let steps = c.block(&body.block)?;
+    let mut steps = c.block(&body.block)?;
     let mut outputs = Vec::new();
     for feature in &described.outputs {
         if !body.block.outputs.contains(&feature.name) {
@@ -120,9 +153,41 @@ pub(super) fn compile(
     }
     let state_types = c.states.iter().map(|s| c.types.get(s).and_then(ValueType::tensor).cloned());
     let state_types: Option<Vec<TensorType>> = state_types.collect();
+    let mut plan = None;
+    if apart {
+        let shape = |ty: &Option<TensorType>| {
+            let ty = ty.as_ref()?;
+            let shape =
+                ty.shape()?.into_iter().map(|d| usize::try_from(d).ok()).collect::<Option<Vec<_>>>()?;
+            let n = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
+            (n <= MAX_ELEMENTS && shape.len() <= 8).then(|| (shape, ty.dtype.is_float()))
+        };
+        let buffers: Option<Vec<_>> = c.buffer_types.iter().map(shape).collect();
+        let Some(buffers) = buffers else { return Ok(None) };
+        let states = state_types.iter().flatten().map(|ty| shape(&Some(ty.clone())).map(|(shape, _)| shape));
+        let Some(states) = states.collect::<Option<Vec<_>>>() else { return Ok(None) };
+        let inputs: Vec<usize> = input_places.iter().map(|(b, _)| *b).collect();
+        let (constants, skip_zero) = (c.constants.as_slice(), options.skip_zero);
+        let source = Source {
+            steps: std::mem::take(&mut steps),
+            constants,
+            buffers,
+            inputs: &inputs,
+            outputs: &outputs,
+            states,
+            skip_zero,
+        };
+        plan = plan::plan(source);
+        let Some(found) = &mut plan else { return Ok(None) };
+        if options.profile {
+            found.profile();
+        }
+        c.buffers = 0;
+        c.constants.clear();
+    }
     let guards =
         if options.skip_zero { find_guards(&steps, &outputs) } else { (Vec::new(), vec![None; steps.len()]) };
-    Ok(Session::new(
+    let session = Session::new(
         package.path().to_path_buf(),
         function.to_string(),
         options,
@@ -134,7 +199,11 @@ pub(super) fn compile(
         c.constants,
         steps,
         guards,
-    ))
+    );
+    Ok(Some(match plan {
+        Some(plan) => session.with_plan(plan),
+        None => session,
+    }))
 }
 
 /// Counts readers of every name, in nested blocks too.
@@ -157,19 +226,23 @@ fn count_op<'a>(op: &'a Operation, uses: &mut BTreeMap<&'a str, usize>) {
 }
 
 impl Compiler<'_> {
-    fn new_buffer(&mut self) -> usize {
+    fn new_buffer(&mut self, ty: Option<&TensorType>) -> usize {
         self.buffers += 1;
+        self.buffer_types.push(ty.cloned());
         self.buffers - 1
     }
 
-    fn take_buffer(&mut self) -> usize {
+    fn take_buffer(&mut self, ty: Option<&TensorType>) -> usize {
+        if self.apart {
+            return self.new_buffer(ty);
+        }
         match self.free.pop() {
             Some(b) if self.depth == 0 => b,
             Some(b) => {
                 self.free.push(b);
-                self.new_buffer()
+                self.new_buffer(ty)
             }
-            None => self.new_buffer(),
+            None => self.new_buffer(ty),
         }
     }
 
@@ -246,7 +319,7 @@ impl Compiler<'_> {
     fn define(&mut self, op: &Operation) -> Vec<usize> {
         let mut buffers = Vec::new();
         for output in &op.outputs {
-            let b = self.take_buffer();
+            let b = self.take_buffer(output.ty.tensor());
             self.names.insert(output.name.clone(), Known::Place(Place::Buffer(b)));
             self.types.insert(output.name.clone(), output.ty.clone());
             buffers.push(b);
@@ -280,7 +353,14 @@ impl Compiler<'_> {
             name if name.starts_with("constexpr_") => {
                 let known = |n: &str| self.constant_named(n);
                 let operands = Operands::new(self.package, op, &known);
-                let constants = located(at, constexpr(op, &operands))?;
+                let mut constants = located(at, constexpr(op, &operands))?;
+                if self.options.fast {
+                    let stored = constants.iter_mut().filter_map(|c| match c {
+                        Constant::Stored(w) => Arc::get_mut(w),
+                        Constant::Dense(_) => None,
+                    });
+                    stored.for_each(StoredWeight::allow_fast);
+                }
                 if constants.len() != op.outputs.len() {
                     return Err(invalid(format!(
                         "{} outputs, expected {}",
@@ -514,12 +594,28 @@ impl Compiler<'_> {
         let projection = match op.op_type.as_str() {
             "conv" => {
                 let plain = shape.len() >= 3 && shape[2..].iter().all(|&k| k == 1);
+                // A plan gathers the taps of a row of tokens.
+                let undilated = ints("dilations").is_none_or(|d| d.iter().all(|&v| v == 1));
+                let same = match op.inputs.get("pad_type").and_then(|a| a.0.first()) {
+                    Some(Binding::Name(n)) => match self.constant_named(n) {
+                        Some(Constant::Dense(t)) => {
+                            !matches!(&t.data, Data::Str(s) if s.iter().all(|s| s == "valid" || s == "custom"))
+                        }
+                        _ => true,
+                    },
+                    Some(Binding::Value(_)) => true,
+                    None => false,
+                };
+                let tapped = self.apart && shape.len() == 4 && shape[2] == 1 && undilated && !same;
                 let ones = ints("strides").is_none_or(|s| s.iter().all(|&v| v == 1));
                 let unpadded = ints("pad").is_none_or(|p| p.iter().all(|&v| v == 0));
                 let groups = ints("groups").and_then(|g| g.first().copied()).unwrap_or(1);
                 let groups = usize::try_from(groups).ok().filter(|&g| g > 0 && shape[0] % g == 0);
                 match groups {
-                    Some(groups) if plain && ones && unpadded => Projection::Conv { weight, groups },
+                    Some(groups) if (plain || tapped) && ones && unpadded => {
+                        let taps = shape[2..].iter().product();
+                        Projection::Conv { weight, groups, taps }
+                    }
                     _ => return Ok(None),
                 }
             }

@@ -1,13 +1,15 @@
 //! Runs compiled steps.
 
-use super::ops::linear::turned;
 use super::ops::{Kernel, OpContext, OpError};
+use super::plan::Plan;
 use super::weights::StoredWeight;
 use super::{Located, OpErrorAt, Options, Precision};
+use crate::backend::OpTime;
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
-use anemoe_kernels::{matmul_parallel, round_to_f16};
+use anemoe_kernels::{CacheValues, Columns, Panel, Pool, Product, products, round_to_f16};
 use anemoe_mlpackage::mil::{DataType, Feature, FeatureShape, FunctionDescription, TensorType};
+use half::f16;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,7 +33,8 @@ pub(super) struct Operand {
 /// A product with a stored weight.
 pub(super) enum Projection {
     /// 1x1 convolution on `[1, C, ..]`.
-    Conv { weight: Arc<StoredWeight>, groups: usize },
+    /// With more than one tap, `[1, taps]` kernels, which only a plan knows.
+    Conv { weight: Arc<StoredWeight>, groups: usize, taps: usize },
     /// `x W^T` on `[.., I]`.
     Linear { weight: Arc<StoredWeight> },
 }
@@ -49,10 +52,10 @@ pub(super) enum Work {
 
 /// One step, with the operation that it comes from.
 pub(super) struct Step {
-    op_type: String,
-    name: String,
-    types: Vec<TensorType>,
-    work: Work,
+    pub op_type: String,
+    pub name: String,
+    pub types: Vec<TensorType>,
+    pub work: Work,
 }
 
 /// Steps that are left out when `weight` is all zero.
@@ -123,6 +126,22 @@ impl Step {
         }
     }
 
+    /// A kernel's operand.
+    pub fn argument(&self, param: &str) -> Option<Place> {
+        match &self.work {
+            Work::Kernel { inputs, .. } => inputs.iter().find(|o| o.param == param).map(|o| o.place),
+            _ => None,
+        }
+    }
+
+    /// A kernel's variadic operands.
+    pub fn values(&self) -> &[Place] {
+        match &self.work {
+            Work::Kernel { values, .. } => values,
+            _ => &[],
+        }
+    }
+
     /// Leaving the step out has no effect but on its results.
     pub fn is_pure(&self) -> bool {
         matches!(self.work, Work::Kernel { .. } | Work::Project { .. })
@@ -150,12 +169,96 @@ impl Step {
     }
 }
 
+/// The value of a state.
+#[derive(Clone, Debug)]
+pub(super) enum StateValue {
+    /// fp16, as bits.
+    Half {
+        bits: Vec<u16>,
+        shape: Vec<usize>,
+    },
+    Full(Tensor),
+}
+
+impl Default for StateValue {
+    fn default() -> Self {
+        StateValue::Full(Tensor::default())
+    }
+}
+
+impl StateValue {
+    fn zero(ty: &TensorType, halves: bool) -> StateValue {
+        let shape: Vec<usize> = ty.dims.iter().map(|d| d.fixed().unwrap_or(0) as usize).collect();
+        let n = shape.iter().product();
+        // Pages that nothing is written to take no memory.
+        if ty.dtype == DataType::Float16 && halves {
+            return StateValue::Half { bits: vec![0; n], shape };
+        }
+        StateValue::Full(Tensor { data: Data::F32(vec![0.0; n]), shape })
+    }
+
+    fn shape(&self) -> &[usize] {
+        match self {
+            StateValue::Half { shape, .. } => shape,
+            StateValue::Full(t) => &t.shape,
+        }
+    }
+
+    fn to_tensor(&self) -> Tensor {
+        match self {
+            StateValue::Half { bits, shape } => {
+                Tensor::f32(shape, bits.iter().map(|&b| f16::from_bits(b).to_f32()).collect())
+            }
+            StateValue::Full(t) => t.clone(),
+        }
+    }
+
+    /// Elements for a kernel.
+    pub fn values(&self) -> CacheValues<'_> {
+        match self {
+            StateValue::Half { bits, .. } => CacheValues::F16(bits),
+            StateValue::Full(t) => CacheValues::F32(t.as_f32().unwrap_or_default()),
+        }
+    }
+
+    pub fn get(&self, i: usize) -> f32 {
+        match self {
+            StateValue::Half { bits, .. } => f16::from_bits(bits[i]).to_f32(),
+            StateValue::Full(t) => t.as_f32().map_or(0.0, |v| v[i]),
+        }
+    }
+
+    /// Sets elements from `first` on.
+    pub fn set(&mut self, first: usize, values: &[f32]) {
+        match self {
+            StateValue::Half { bits, .. } => {
+                anemoe_kernels::f32_to_f16(values, &mut bits[first..first + values.len()]);
+            }
+            StateValue::Full(t) => {
+                if let Some(v) = t.as_f32_mut() {
+                    v[first..first + values.len()].copy_from_slice(values);
+                }
+            }
+        }
+    }
+
+    /// Steps work on tensors.
+    fn into_tensor(self) -> Tensor {
+        match self {
+            StateValue::Full(t) => t,
+            half => half.to_tensor(),
+        }
+    }
+}
+
 /// Values that outlive a call.
 #[derive(Clone, Debug, Default)]
 pub struct States {
     names: Vec<String>,
     types: Vec<TensorType>,
-    values: Vec<Tensor>,
+    values: Vec<StateValue>,
+    /// Those of type fp16 are held as such.
+    halves: bool,
 }
 
 impl States {
@@ -168,13 +271,15 @@ impl States {
         states
     }
 
+    /// None yet; those of type fp16 are held as such where `halves` says so.
+    pub(super) fn empty(halves: bool) -> States {
+        States { halves, ..States::default() }
+    }
+
     fn add(&mut self, name: &str, ty: &TensorType) {
-        let shape: Vec<usize> = ty.dims.iter().map(|d| d.fixed().unwrap_or(0) as usize).collect();
-        let mut value = Tensor::default();
-        value.reset_f32(&shape).fill(0.0);
         self.names.push(name.to_string());
         self.types.push(ty.clone());
-        self.values.push(value);
+        self.values.push(StateValue::zero(ty, self.halves));
     }
 
     /// Adds the states of another function of the same package; those of equal name are shared.
@@ -200,8 +305,8 @@ impl States {
     }
 
     /// A state's value.
-    pub fn get(&self, name: &str) -> Option<&Tensor> {
-        self.names.iter().position(|n| n == name).map(|i| &self.values[i])
+    pub fn get(&self, name: &str) -> Option<Tensor> {
+        self.names.iter().position(|n| n == name).map(|i| self.values[i].to_tensor())
     }
 
     /// Sets a state.
@@ -212,21 +317,59 @@ impl States {
         let i = self.names.iter().position(|n| n == name);
         let i =
             i.ok_or_else(|| Error::Input(format!("no state `{name}`; there is {}", self.names.join(", "))))?;
-        if value.shape != self.values[i].shape || value.as_f32().is_none() {
+        if value.shape != self.values[i].shape() || value.as_f32().is_none() {
             return Err(Error::Input(format!(
                 "state `{name}`: a value of shape {:?}, expected {:?}",
-                value.shape, self.values[i].shape
+                value.shape,
+                self.values[i].shape()
             )));
         }
-        self.values[i] = value;
+        self.values[i] = StateValue::Full(value);
         Ok(())
     }
 
     /// All zero again.
     pub fn reset(&mut self) {
+        for (value, ty) in self.values.iter_mut().zip(&self.types) {
+            *value = StateValue::zero(ty, self.halves);
+        }
+    }
+
+    /// Noise between -0.5 and 0.5.
+    pub(super) fn fill(&mut self, seed: u64) {
+        let mut s = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut row = vec![0f32; 1024];
         for value in &mut self.values {
-            if let Data::F32(v) = &mut value.data {
-                v.fill(0.0);
+            let n = value.shape().iter().product::<usize>();
+            for first in (0..n).step_by(row.len()) {
+                let row = &mut row[..1024.min(n - first)];
+                for v in row.iter_mut() {
+                    // Xorshift.
+                    s ^= s << 13;
+                    s ^= s >> 7;
+                    s ^= s << 17;
+                    *v = (s >> 40) as f32 / (1u64 << 24) as f32 - 0.5;
+                }
+                value.set(first, row);
+            }
+        }
+    }
+
+    /// As steps or plans take them: fp16 as tensors of f32, or as bits.
+    fn convert(&mut self, halves: bool) {
+        self.halves = halves;
+        for (value, ty) in self.values.iter_mut().zip(&self.types) {
+            match value {
+                StateValue::Half { .. } if !halves => {
+                    *value = StateValue::Full(std::mem::take(value).into_tensor())
+                }
+                StateValue::Full(t) if halves && ty.dtype == DataType::Float16 => {
+                    let v = t.as_f32().unwrap_or_default();
+                    let mut bits = vec![0; v.len()];
+                    anemoe_kernels::f32_to_f16(v, &mut bits);
+                    *value = StateValue::Half { bits, shape: std::mem::take(&mut t.shape) };
+                }
+                _ => {}
             }
         }
     }
@@ -264,6 +407,8 @@ pub struct Session {
     /// Copies of outputs that are states or constants.
     output_copies: BTreeMap<usize, Tensor>,
     stats: SessionStats,
+    /// Runs instead of the steps, where there is one.
+    plan: Option<Plan>,
 }
 
 impl Session {
@@ -298,7 +443,14 @@ impl Session {
             state_values: Vec::new(),
             output_copies: BTreeMap::new(),
             stats: SessionStats::default(),
+            plan: None,
         }
+    }
+
+    /// With a plan that runs instead of steps.
+    pub(super) fn with_plan(mut self, plan: Plan) -> Session {
+        self.plan = Some(plan);
+        self
     }
 
     /// Inputs, in the order of [`Session::run`].
@@ -323,7 +475,15 @@ impl Session {
 
     /// Counters since compiling.
     pub fn stats(&self) -> SessionStats {
-        self.stats
+        match &self.plan {
+            Some(p) => SessionStats { steps: p.steps, skipped: p.skipped, weight_bytes: p.weight_bytes },
+            None => self.stats,
+        }
+    }
+
+    /// Time by operation since compiling; none unless [`Options::profile`] is set and the function is fused.
+    pub fn op_times(&self) -> Vec<OpTime> {
+        self.plan.as_ref().map(Plan::op_times).unwrap_or_default()
     }
 
     /// Runs the function. `states` holds at least the session's states.
@@ -340,8 +500,14 @@ impl Session {
                 self.inputs.len()
             )));
         }
+        for (feature, input) in self.described.inputs.iter().zip(inputs) {
+            self.check_input(feature, input)?;
+        }
+        if self.plan.is_some() {
+            return self.run_plan(inputs, states);
+        }
+        states.convert(false);
         for (i, input) in inputs.iter().enumerate() {
-            self.check_input(&self.described.inputs[i], input)?;
             let (buffer, ty) = (self.inputs[i].0, self.inputs[i].1.clone());
             let shape: Vec<usize> = if ty.rank() == 0 { vec![] } else { input.shape.clone() };
             let target = &mut self.buffers[buffer];
@@ -365,16 +531,45 @@ impl Session {
             let i = states.names.iter().position(|n| n == name);
             places.push(i.ok_or_else(|| Error::Input(format!("state `{name}` is missing")))?);
         }
-        self.state_values = places.iter().map(|&i| std::mem::take(&mut states.values[i])).collect();
+        self.state_values =
+            places.iter().map(|&i| std::mem::take(&mut states.values[i]).into_tensor()).collect();
         let result = self.run_steps();
         for (i, value) in places.iter().zip(std::mem::take(&mut self.state_values)) {
-            states.values[*i] = value;
+            states.values[*i] = StateValue::Full(value);
         }
         result
     }
 
+    fn run_plan(&mut self, inputs: &[&Tensor], states: &mut States) -> Result<()> {
+        let Some(plan) = &mut self.plan else { return Ok(()) };
+        states.convert(self.options.half_states);
+        let own = self.states.iter().map(|(name, _)| name);
+        let result = if own.clone().eq(&states.names) {
+            plan.run(inputs, &mut states.values)
+        } else {
+            // The states move in for the run, and out again whatever happens.
+            let mut places = Vec::new();
+            for name in own {
+                let i = states.names.iter().position(|n| n == name);
+                places.push(i.ok_or_else(|| Error::Input(format!("state `{name}` is missing")))?);
+            }
+            let mut values: Vec<StateValue> =
+                places.iter().map(|&i| std::mem::take(&mut states.values[i])).collect();
+            let result = plan.run(inputs, &mut values);
+            places.iter().zip(values).for_each(|(&i, value)| states.values[i] = value);
+            result
+        };
+        result.map_err(|(e, node)| {
+            let (op_type, name) = plan.describe(node);
+            Located { path: &self.path, function: &self.function, op_type, name }.error(e)
+        })
+    }
+
     /// An output of the last run.
     pub fn output(&self, index: usize) -> &Tensor {
+        if let Some(plan) = &self.plan {
+            return plan.output(index);
+        }
         match self.outputs[index] {
             Place::Buffer(b) => &self.buffers[b],
             Place::Constant(c) => &self.constants[c],
@@ -387,27 +582,27 @@ impl Session {
         self.buffers.iter_mut().for_each(|b| *b = Tensor::default());
         self.zero.fill(false);
         self.output_copies.clear();
+        if let Some(plan) = &mut self.plan {
+            plan.release();
+        }
     }
 
     fn check_input(&self, feature: &Feature, input: &Tensor) -> Result<()> {
         let wrong = |what: String| {
             Err(Error::Input(format!("{}: input `{}`: {what}", self.path.display(), feature.name)))
         };
-        let shape: Vec<u64> = input.shape.iter().map(|&d| d as u64).collect();
+        let shape = || input.shape.iter().map(|&d| d as u64);
         let fits = match &feature.shape {
-            FeatureShape::Fixed(s) => *s == shape,
-            FeatureShape::Enumerated(all) => all.contains(&shape),
+            FeatureShape::Fixed(s) => shape().eq(s.iter().copied()),
+            FeatureShape::Enumerated(all) => all.iter().any(|s| shape().eq(s.iter().copied())),
             FeatureShape::Range { ranges, .. } => {
-                shape.len() == ranges.len()
-                    && shape
-                        .iter()
-                        .zip(ranges)
-                        .all(|(d, (low, high))| d >= low && high.is_none_or(|h| *d <= h))
+                shape().len() == ranges.len()
+                    && shape().zip(ranges).all(|(d, (low, high))| d >= *low && high.is_none_or(|h| d <= h))
             }
             FeatureShape::Dynamic => true,
         };
         if !fits {
-            return wrong(format!("shape {shape:?}, expected {:?}", feature.shape));
+            return wrong(format!("shape {:?}, expected {:?}", input.shape, feature.shape));
         }
         match (&input.data, feature.dtype.is_float()) {
             (Data::F32(_), true) | (Data::I32(_), false) => Ok(()),
@@ -503,7 +698,7 @@ impl Session {
                     OpContext { op: &step.op_type, inputs: &bound, values: &listed, outputs: &step.types };
                 kernel(&context, &mut results)?;
                 for ((&b, mut result), ty) in outputs.iter().zip(results).zip(&step.types) {
-                    self.check_result(&result, ty)?;
+                    check_result(&result, ty)?;
                     self.round(&mut result, ty);
                     self.buffers[b] = result;
                     self.zero[b] = false;
@@ -515,7 +710,7 @@ impl Session {
                 let bytes = self.project(projection, *x, *bias, known_zero, &mut y)?;
                 self.stats.weight_bytes += bytes;
                 if let Some(ty) = step.types.first() {
-                    self.check_result(&y, ty)?;
+                    check_result(&y, ty)?;
                     self.round(&mut y, ty);
                 }
                 self.buffers[*to] = y;
@@ -606,26 +801,6 @@ impl Session {
         }
     }
 
-    /// A kernel's result has the declared type.
-    fn check_result(&self, t: &Tensor, ty: &TensorType) -> OpErrorAt<()> {
-        let fits = t.rank() == ty.rank()
-            && t.shape
-                .iter()
-                .zip(&ty.dims)
-                .all(|(&d, declared)| declared.fixed().is_none_or(|n| n == d as u64));
-        let kind = match &t.data {
-            Data::F32(_) => ty.dtype.is_float(),
-            Data::I32(_) => ty.dtype.is_int(),
-            Data::Bool(_) => ty.dtype == DataType::Bool,
-            Data::Str(_) => ty.dtype == DataType::String,
-        };
-        if fits && kind {
-            Ok(())
-        } else {
-            Err(OpError::Invalid(format!("a result of shape {:?}, declared is {ty}", t.shape)))
-        }
-    }
-
     /// A product with a stored weight; gives the bytes of weights that it read.
     fn project(
         &self,
@@ -642,7 +817,7 @@ impl Session {
         let bias = bias.and_then(Tensor::as_f32);
         let mut bytes = 0;
         match projection {
-            Projection::Conv { weight, groups } => {
+            Projection::Conv { weight, groups, .. } => {
                 let (rows, cols) = (weight.rows(), weight.cols());
                 if x.rank() < 3 || x.shape[0] != 1 || x.shape[1] != cols * groups {
                     return Err(OpError::Invalid(format!(
@@ -653,33 +828,31 @@ impl Session {
                 let t: usize = x.shape[2..].iter().product();
                 let mut shape = x.shape.clone();
                 shape[1] = rows;
+                if bias.is_some_and(|b| b.len() != rows) {
+                    return Err(OpError::Invalid(format!("bias of another length than {rows} outputs")));
+                }
                 let out = y.reset_f32(&shape);
                 if known_zero {
-                    out.fill(0.0);
+                    for (r, row) in out.chunks_exact_mut(t.max(1)).enumerate() {
+                        row.fill(bias.map_or(0.0, |b| b[r]));
+                    }
                 } else {
                     let matrix = weight.matrix()?;
                     let per = rows / groups;
+                    let (mut panel, mut product) = (Panel::default(), vec![0f32; per * t]);
                     for g in 0..*groups {
-                        let part = matrix.row_range(g * per, (g + 1) * per);
-                        matmul_parallel(
-                            &part,
-                            &values[g * cols * t..(g + 1) * cols * t],
-                            t,
-                            &mut out[g * per * t..(g + 1) * per * t],
-                        );
+                        let w = matrix.row_range(g * per, (g + 1) * per);
+                        let columns =
+                            Columns { values, first: g * cols * t, token_stride: 1, channel_stride: t };
+                        panel.fill(w.order(), columns, t, cols, None);
+                        let bias = bias.map(|b| &b[g * per..(g + 1) * per]);
+                        let one = Product { w, x: &panel, tokens: None, y: &mut product, stride: per, bias };
+                        products(Pool::global(), &mut [Some(one)]);
+                        for (r, row) in out[g * per * t..].chunks_exact_mut(t.max(1)).enumerate().take(per) {
+                            row.iter_mut().enumerate().for_each(|(k, v)| *v = product[k * per + r]);
+                        }
                     }
                     bytes = matrix.bytes_read();
-                }
-                if let Some(bias) = bias {
-                    if bias.len() != rows {
-                        return Err(OpError::Invalid(format!(
-                            "bias of {} values for {rows} outputs",
-                            bias.len()
-                        )));
-                    }
-                    for (row, b) in out.chunks_exact_mut(t.max(1)).zip(bias) {
-                        row.iter_mut().for_each(|v| *v += b);
-                    }
                 }
             }
             Projection::Linear { weight } => {
@@ -696,29 +869,37 @@ impl Session {
                     *last = rows;
                 }
                 let out = y.reset_f32(&shape);
-                let matrix = weight.matrix()?;
-                bytes = matrix.bytes_read();
-                if t == 1 {
-                    matmul_parallel(&matrix, values, 1, out);
-                } else {
-                    let columns = turned(values, t, cols);
-                    let mut product = vec![0f32; rows * t];
-                    matmul_parallel(&matrix, &columns, t, &mut product);
-                    out.copy_from_slice(&turned(&product, rows, t));
+                if bias.is_some_and(|b| b.len() != rows) {
+                    return Err(OpError::Invalid(format!("bias of another length than {rows} outputs")));
                 }
-                if let Some(bias) = bias {
-                    if bias.len() != rows {
-                        return Err(OpError::Invalid(format!(
-                            "bias of {} values for {rows} outputs",
-                            bias.len()
-                        )));
-                    }
-                    for row in out.chunks_exact_mut(rows.max(1)) {
-                        row.iter_mut().zip(bias).for_each(|(v, b)| *v += b);
-                    }
-                }
+                let w = weight.matrix()?;
+                bytes = w.bytes_read();
+                let mut panel = Panel::default();
+                let columns = Columns { values, first: 0, token_stride: cols, channel_stride: 1 };
+                panel.fill(w.order(), columns, t, cols, None);
+                products(
+                    Pool::global(),
+                    &mut [Some(Product { w, x: &panel, tokens: None, y: out, stride: rows, bias })],
+                );
             }
         }
         Ok(bytes)
+    }
+}
+
+/// A kernel's result has the declared type.
+pub(super) fn check_result(t: &Tensor, ty: &TensorType) -> OpErrorAt<()> {
+    let fits = t.rank() == ty.rank()
+        && t.shape.iter().zip(&ty.dims).all(|(&d, declared)| declared.fixed().is_none_or(|n| n == d as u64));
+    let kind = match &t.data {
+        Data::F32(_) => ty.dtype.is_float(),
+        Data::I32(_) => ty.dtype.is_int(),
+        Data::Bool(_) => ty.dtype == DataType::Bool,
+        Data::Str(_) => ty.dtype == DataType::String,
+    };
+    if fits && kind {
+        Ok(())
+    } else {
+        Err(OpError::Invalid(format!("a result of shape {:?}, declared is {ty}", t.shape)))
     }
 }

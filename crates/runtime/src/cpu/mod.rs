@@ -9,14 +9,15 @@
 mod compile;
 mod exec;
 pub mod ops;
+mod plan;
 mod weights;
 
 pub use exec::{Session, SessionStats, States};
 
-use crate::backend::{Backend, BackendPackage, FunctionId};
+use crate::backend::{Backend, BackendPackage, FunctionId, OpTime};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
-use anemoe_mlpackage::package::Package;
+use anemoe_mlpackage::package::{Package, Weights};
 use ops::OpError;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -38,11 +39,35 @@ pub struct Options {
     pub precision: Precision,
     /// Leave out what is multiplied by zero: experts whose routing weight is zero for every token.
     pub skip_zero: bool,
+    /// Run functions of fixed shapes as fused nodes over planned buffers; without rounding only.
+    pub fuse: bool,
+    /// Hold states of type fp16 in fp16, as a device does, also where nothing else is rounded: half the memory and half the
+    /// reading at long contexts. Fused functions only.
+    pub half_states: bool,
+    /// Multiply integers of 8 bits where weights are 4-bit tables or 8-bit integers, see [`anemoe_kernels::Codes`]: faster,
+    /// with an error of about half a percent of a product's norm.
+    pub fast: bool,
+    /// Measure the time of every node of fused functions.
+    pub profile: bool,
+}
+
+impl Options {
+    /// States of type fp16 are held as such.
+    fn holds_halves(&self) -> bool {
+        self.half_states && self.fuse && self.precision == Precision::Fp32
+    }
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { precision: Precision::Fp16, skip_zero: true }
+        Options {
+            precision: Precision::Fp16,
+            skip_zero: true,
+            fuse: true,
+            half_states: false,
+            fast: false,
+            profile: false,
+        }
     }
 }
 
@@ -134,18 +159,23 @@ impl CpuBackend {
 
 impl Backend for CpuBackend {
     fn open(&self, path: &Path) -> Result<Box<dyn BackendPackage>> {
+        let package = CpuPackage::open(path)?;
         Ok(Box::new(LoadedPackage {
-            package: CpuPackage::open(path)?,
+            weights: package.package.weights().clone(),
+            package: Some(package),
             path: path.to_path_buf(),
             options: self.options,
             functions: Vec::new(),
-            states: States::default(),
+            states: States::empty(self.options.holds_halves()),
         }))
     }
 }
 
 struct LoadedPackage {
-    package: CpuPackage,
+    /// Until a function is prepared. Programs take more memory than what is made of them, so they are read again when another
+    /// function is needed.
+    package: Option<CpuPackage>,
+    weights: Weights,
     path: PathBuf,
     options: Options,
     functions: Vec<Prepared>,
@@ -164,7 +194,11 @@ impl BackendPackage for LoadedPackage {
         if let Some(i) = self.functions.iter().position(|f| f.name == function) {
             return Ok(FunctionId(i));
         }
-        let session = self.package.session(Some(function), self.options)?;
+        let package = match self.package.take() {
+            Some(package) => package,
+            None => CpuPackage { package: Arc::new(Package::open_with(&self.path, &self.weights)?) },
+        };
+        let session = package.session(Some(function), self.options)?;
         self.states.adopt(&session).map_err(|what| Error::invalid(&self.path, what))?;
         let names = |f: &[anemoe_mlpackage::mil::Feature]| f.iter().map(|f| f.name.clone()).collect();
         let (inputs, outputs) = (names(session.inputs()), names(session.outputs()));
@@ -192,8 +226,26 @@ impl BackendPackage for LoadedPackage {
         self.states.reset();
     }
 
+    fn populate(&self) -> Option<Box<dyn FnOnce() + Send>> {
+        let weights = self.weights.clone();
+        Some(Box::new(move || weights.populate()))
+    }
+
+    fn fill_states(&mut self, seed: u64) -> bool {
+        self.states.fill(seed);
+        true
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.functions.iter().map(|f| f.session.stats().weight_bytes).sum()
+    }
+
+    fn op_times(&self) -> Vec<OpTime> {
+        self.functions.iter().flat_map(|f| f.session.op_times()).collect()
+    }
+
     fn release(&mut self) {
-        self.package.package().release();
+        self.weights.release();
         self.functions.iter_mut().for_each(|f| f.session.release());
     }
 }

@@ -5,8 +5,8 @@ use crate::Result;
 use crate::cpu::ops::OpError;
 use crate::cpu::ops::shape::MAX_ELEMENTS;
 use crate::tensor::Tensor;
-use anemoe_kernels::Matrix;
-use anemoe_mlpackage::blob::unpack_sub_byte;
+use anemoe_kernels::{Codes, Matrix};
+use anemoe_mlpackage::blob::{SharedBlob, unpack_sub_byte};
 use anemoe_mlpackage::mil::{Argument, Binding, DataType, Operation, TensorData, Value, ValueType};
 use anemoe_mlpackage::package::Package;
 use half::{bf16, f16};
@@ -24,9 +24,12 @@ pub(super) enum Constant {
 
 /// A weight tensor that kernels can read as it is stored.
 pub(super) struct StoredWeight {
-    package: Arc<Package>,
-    data: Value,
+    blob: SharedBlob,
     kind: Kind,
+    /// Products may be of integers.
+    fast: bool,
+    /// What tables need for that.
+    codes: Option<Codes>,
     /// Of the dense tensor.
     pub shape: Vec<usize>,
 }
@@ -49,6 +52,19 @@ enum Kind {
 }
 
 impl StoredWeight {
+    fn new(package: &Package, data: &Value, kind: Kind, shape: Vec<usize>) -> OpErrorAt<StoredWeight> {
+        let blob = package.shared_blob(data).map_err(|e| OpError::Invalid(e.to_string()))?;
+        Ok(StoredWeight { blob, kind, fast: false, codes: None, shape })
+    }
+
+    /// Products are of integers where the kind has them.
+    pub fn allow_fast(&mut self) {
+        self.fast = true;
+        if let Kind::Lut { bits: 4, lut, .. } = &self.kind {
+            self.codes = Codes::new(lut);
+        }
+    }
+
     /// Rows: the first dimension; columns: all others.
     pub fn rows(&self) -> usize {
         self.shape.first().copied().unwrap_or(1)
@@ -62,17 +78,18 @@ impl StoredWeight {
     /// A view for kernels.
     pub fn matrix(&self) -> std::result::Result<Matrix<'_>, OpError> {
         let (rows, cols) = (self.rows(), self.cols());
-        let blob = self.package.blob(&self.data).map_err(|e| OpError::Invalid(e.to_string()))?;
+        let data = self.blob.data();
         let matrix = match &self.kind {
-            Kind::F16 => Matrix::f16(blob.data, rows, cols),
+            Kind::F16 => Matrix::f16(data, rows, cols),
             Kind::Lut { bits, lut, rows_per_group } => {
-                Matrix::lut(*bits, blob.data, lut, *rows_per_group, rows, cols)
+                Matrix::lut(*bits, data, lut, *rows_per_group, rows, cols)
             }
             Kind::Int { bits, signed, scale, offset, block } => {
-                Matrix::int(*bits, *signed, blob.data, scale, offset.as_deref(), *block, rows, cols)
+                Matrix::int(*bits, *signed, data, scale, offset.as_deref(), *block, rows, cols)
             }
         };
-        matrix.map_err(|e| OpError::Invalid(e.to_string()))
+        let matrix = matrix.map_err(|e| OpError::Invalid(e.to_string()))?;
+        Ok(if self.fast { matrix.fast(self.codes.as_ref()) } else { matrix })
     }
 
     /// The dense tensor.
@@ -180,7 +197,7 @@ pub(super) fn const_value(package: &Arc<Package>, value: &Value) -> OpErrorAt<Co
     let shape = shape_of(value)?;
     let stays = value.ty.tensor().is_some_and(|t| t.dtype == DataType::Float16) && shape.len() >= 2;
     if stays && package.blob(value).is_ok() {
-        let weight = StoredWeight { package: package.clone(), data: value.clone(), kind: Kind::F16, shape };
+        let weight = StoredWeight::new(package, value, Kind::F16, shape)?;
         return Ok(Constant::Stored(Arc::new(weight)));
     }
     Ok(Constant::Dense(Arc::new(dense_value(package, value)?)))
@@ -317,7 +334,7 @@ fn stored_lut(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
         return Ok(None);
     }
     let kind = Kind::Lut { bits: dtype.bits(), lut, rows_per_group: shape[0] / lut_shape[0] };
-    Ok(Some(StoredWeight { package: o.package.clone(), data: indices.clone(), kind, shape }))
+    StoredWeight::new(o.package, indices, kind, shape).map(Some)
 }
 
 /// Scales per block of rows and of the second axis over integers in a blob.
@@ -345,7 +362,7 @@ fn stored_int(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
     }
     let block = (shape[0] / scale_shape[0], shape[1] / scale_shape[1]);
     let kind = Kind::Int { bits, signed, scale, offset: offset.map(|(_, v)| v), block };
-    Ok(Some(StoredWeight { package: o.package.clone(), data: data.clone(), kind, shape }))
+    StoredWeight::new(o.package, data, kind, shape).map(Some)
 }
 
 /// Any table layout: `lut` `[groups.., entries, vector]`.

@@ -72,6 +72,10 @@ fn mask_rows(out: &mut Tensor, cache: &Cache, first: usize, n: usize, width: usi
             row[p % slots] = 0.0;
         }
     }
+    // Tokens that only fill the call up see one slot: a row without any would mean all of them.
+    for row in v.chunks_exact_mut(slots).skip(n) {
+        row[first % slots] = 0.0;
+    }
 }
 
 /// How experts are chosen and weighted.
@@ -170,7 +174,7 @@ mod tests {
     #[test]
     fn a_window_sees_its_last_positions_through_the_ring() {
         let ring = Cache { slots: 8, window: Some(3) };
-        assert_eq!(visible(&ring, 0, 2, 4), vec![vec![0], vec![0, 1], vec![], vec![]]);
+        assert_eq!(visible(&ring, 0, 2, 4), vec![vec![0], vec![0, 1], vec![0], vec![0]]);
         assert_eq!(visible(&ring, 8, 3, 3), vec![vec![0, 6, 7], vec![0, 1, 7], vec![0, 1, 2]]);
     }
 

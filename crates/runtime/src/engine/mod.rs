@@ -5,14 +5,16 @@ mod host;
 mod program;
 mod vectors;
 
-use crate::backend::{Backend, BackendPackage};
+use crate::backend::{Backend, BackendPackage, OpTime};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, Chain, Shard, TokenCount};
+use anemoe_kernels::Pool;
 use embedding::EmbeddingFile;
 use program::{Names, Op, Program, pick};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use vectors::Vectors;
 
@@ -38,8 +40,30 @@ pub struct EngineStats {
     pub in_packages: Duration,
 }
 
+/// Time and calls of one shard since the engine was opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShardStats {
+    /// Its name in the chain.
+    pub shard: String,
+    /// Calls.
+    pub calls: u64,
+    /// Time in them, copies of inputs and outputs included.
+    pub time: Duration,
+    /// Bytes of weights read, where the backend knows.
+    pub weight_bytes: u64,
+    /// Time by operation, where the backend measures it.
+    pub ops: Vec<OpTime>,
+}
+
 /// Sees the residual stream of `n` tokens before layer `i` (first argument), and behind the last one: `[1, C, 1, T >= n]`.
 pub type Watch<'a> = dyn FnMut(usize, &Tensor, usize) + 'a;
+
+/// Bytes that this system could give to a program, cached files included.
+fn free_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
 
 /// A loaded bundle with its caches.
 pub struct Engine {
@@ -54,6 +78,8 @@ pub struct Engine {
     logits: usize,
     position: usize,
     stats: EngineStats,
+    /// Calls and time of each package.
+    shard_stats: Vec<(u64, Duration)>,
     fp16_stream: bool,
     frugal: bool,
     names: Names,
@@ -83,11 +109,20 @@ impl Engine {
         backend: &dyn Backend,
         package: &dyn Fn(&Shard) -> PathBuf,
     ) -> Result<Engine> {
+        let files: Vec<PathBuf> = chain.shards.iter().map(package).collect();
+        let opened: Vec<Mutex<_>> = files.iter().map(|_| Mutex::new(None)).collect();
+        Pool::global().run(files.len(), &|i| {
+            let package = backend.open(&files[i]);
+            *opened[i].lock().unwrap_or_else(PoisonError::into_inner) = Some(package);
+        });
         let mut packages = Vec::new();
         let mut index = BTreeMap::new();
-        for shard in &chain.shards {
+        for (shard, opened) in chain.shards.iter().zip(opened) {
             index.insert(shard.name.clone(), packages.len());
-            packages.push(backend.open(&package(shard))?);
+            let opened = opened.into_inner().unwrap_or_else(PoisonError::into_inner);
+            packages.push(
+                opened.ok_or_else(|| Error::Input(format!("shard `{}` was not opened", shard.name)))??,
+            );
         }
         let mut names = Names::default();
         let hidden = names.index("hidden");
@@ -97,6 +132,7 @@ impl Engine {
         let logits = names.index("logits");
         Ok(Engine {
             bundle: bundle.to_path_buf(),
+            shard_stats: vec![(0, Duration::ZERO); packages.len()],
             packages,
             embedding: None,
             body,
@@ -133,6 +169,19 @@ impl Engine {
         self.stats
     }
 
+    /// Time and calls of each shard since opening.
+    pub fn shard_stats(&self) -> Vec<ShardStats> {
+        let all = self.chain.shards.iter().zip(&self.shard_stats).zip(&self.packages);
+        all.map(|((shard, &(calls, time)), package)| ShardStats {
+            shard: shard.name.clone(),
+            calls,
+            time,
+            weight_bytes: package.weight_bytes(),
+            ops: package.op_times(),
+        })
+        .collect()
+    }
+
     /// Rounds the residual stream to fp16 whenever the host has changed it, to show what that costs.
     pub fn set_fp16_stream(&mut self, on: bool) {
         self.fp16_stream = on;
@@ -142,6 +191,39 @@ impl Engine {
     /// large the bundle is. They come back with the next call, which takes time.
     pub fn set_frugal(&mut self, on: bool) {
         self.frugal = on;
+    }
+
+    /// Maps all weights in the background, so that reading one for the first time does not stop at every few pages. Does
+    /// nothing where the machine's free memory does not hold them, or does not say what it has.
+    pub fn populate(&self) {
+        let bytes: u64 = self.chain.shards.iter().map(|s| s.bytes).sum();
+        if free_memory().is_none_or(|free| free < bytes) {
+            return;
+        }
+        let jobs: Vec<_> = self.packages.iter().filter_map(|p| p.populate()).collect();
+        // Without a thread, pages are mapped as they are read.
+        let _ = std::thread::Builder::new().name("anemoe-map".into()).spawn(move || {
+            jobs.into_iter().for_each(|job| job());
+        });
+    }
+
+    /// As if `tokens` tokens were in the context, with noise for their keys and values: for measurements of time, which does
+    /// not depend on them.
+    ///
+    /// # Errors
+    /// The context holds fewer, or the backend cannot write states.
+    pub fn pretend(&mut self, tokens: usize, seed: u64) -> Result<()> {
+        let room = self.chain.model.max_context;
+        if tokens > room {
+            return Err(Error::Input(format!("a context of {tokens} tokens, where the bundle holds {room}")));
+        }
+        for (i, package) in self.packages.iter_mut().enumerate() {
+            if !package.fill_states(seed + i as u64) {
+                return Err(Error::Input("this backend cannot write states".into()));
+            }
+        }
+        self.position = tokens;
+        Ok(())
     }
 
     /// Forgets all tokens.
@@ -250,7 +332,7 @@ impl Engine {
     }
 
     fn read_logits(&mut self, first: usize, n: usize, out: &mut Vec<Vec<f32>>) -> Result<()> {
-        let hidden = self.registers[self.hidden].clone();
+        let hidden = std::mem::take(&mut self.registers[self.hidden]);
         let (&[1, rows, 1, tokens], Some(values)) = (hidden.shape.as_slice(), hidden.as_f32()) else {
             return Err(self.contradiction(format!("the layers leave a stream of shape {:?}", hidden.shape)));
         };
@@ -277,9 +359,12 @@ impl Engine {
                 return Err(self.contradiction(format!("head: logits {:?} for {vocab} tokens", logits.shape)));
             }
             for t in 0..m {
-                let mut row: Vec<f32> = (0..vocab).map(|v| rows[v * width + t]).collect();
+                let mut row = match width {
+                    1 => rows.to_vec(),
+                    _ => rows.chunks_exact(width).map(|all| all[t]).collect(),
+                };
                 if let Some(cap) = self.chain.model.final_logit_softcapping {
-                    row.iter_mut().for_each(|v| *v = cap * (*v / cap).tanh());
+                    anemoe_kernels::softcap(&mut row, cap);
                 }
                 out.push(row);
             }
@@ -321,7 +406,7 @@ impl Engine {
         count: TokenCount,
         watch: &mut Watch<'_>,
     ) -> Result<()> {
-        let Engine { body, head: head_program, registers, packages, stats, bundle, .. } = self;
+        let Engine { body, head: head_program, registers, packages, stats, shard_stats, bundle, .. } = self;
         let program = if head { head_program } else { body };
         let mut layers = 0;
         for op in &mut program.steps {
@@ -374,7 +459,10 @@ impl Engine {
                     }
                     let started = Instant::now();
                     call.run(packages, registers, &program.values, count, bundle)?;
-                    stats.in_packages += started.elapsed();
+                    let elapsed = started.elapsed();
+                    stats.in_packages += elapsed;
+                    shard_stats[call.package].0 += 1;
+                    shard_stats[call.package].1 += elapsed;
                     stats.calls += 1;
                     if self.frugal {
                         packages[call.package()].release();

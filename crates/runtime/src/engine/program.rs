@@ -47,7 +47,7 @@ pub(super) struct Call {
     shard: String,
     /// Layer of the shard.
     pub layer: Option<usize>,
-    package: usize,
+    pub package: usize,
     pub when: Option<(usize, RowRange)>,
     inputs: BTreeMap<String, Source>,
     outputs: BTreeMap<String, Sink>,

@@ -1,0 +1,544 @@
+//! `anemoe bench`
+
+use super::executor::Executor;
+use super::generate::at_least_one;
+use crate::Outcome;
+use crate::journal::{JournalArgs, Recorder, facts};
+use crate::ui::{Table, Ui};
+use anemoe_bundle::journal::Machine;
+use anemoe_kernels::Pool;
+use anemoe_runtime::engine::{Engine, ShardStats, Want};
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Version of the document.
+const SCHEMA: u32 = 1;
+/// Most bytes of a document that is compared with.
+const MAX_BYTES: u64 = 64 << 20;
+/// Memory that is read to measure bandwidth, and how often.
+const MEMORY: usize = 512 << 20;
+const PASSES: usize = 5;
+/// Operations in the table.
+const MOST_OPS: usize = 24;
+
+/// Measure a bundle on this machine: loading, prefill, decode at several context lengths, with the bytes that are read beside
+/// the bandwidth of the memory.
+///
+/// Tokens are random, so that each one goes to other experts. In front of a decode the context is filled with noise, since
+/// the time does not depend on what is in it. Figures are medians.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  anemoe bench small.anemoe\n  anemoe bench small.anemoe --context 64,4096 --fast\n  anemoe bench small.anemoe --save a.json\n  anemoe bench small.anemoe --against a.json"
+)]
+pub struct Args {
+    /// The bundle.
+    bundle: PathBuf,
+    /// Prompt lengths; 0 for none.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "64")]
+    prefill: Vec<usize>,
+    /// Contexts in which tokens are decoded.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "64")]
+    context: Vec<usize>,
+    /// Tokens decoded in each context; 0 for none.
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    decode: usize,
+    /// Times that each is measured.
+    #[arg(long, value_name = "N", default_value = "3", value_parser = at_least_one)]
+    repetitions: usize,
+    /// Most tokens of one prefill call.
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    prefill_chunk: Option<usize>,
+    /// Start of the random tokens.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Also show each shard.
+    #[arg(long)]
+    shards: bool,
+    /// Also measure each operation, which takes a little time itself.
+    #[arg(long)]
+    ops: bool,
+    /// Write the figures as JSON.
+    #[arg(long, value_name = "F.json")]
+    save: Option<PathBuf>,
+    /// Write the figures as lines of comma-separated values.
+    #[arg(long, value_name = "F.csv")]
+    csv: Option<PathBuf>,
+    /// Show the figures beside those of an earlier run, from --save.
+    #[arg(long, value_name = "F.json")]
+    against: Option<PathBuf>,
+    #[command(flatten)]
+    executor: Executor,
+    #[command(flatten)]
+    journal: JournalArgs,
+}
+
+/// What was measured.
+#[derive(Serialize, Deserialize)]
+struct Report {
+    schema: u32,
+    version: String,
+    bundle: PathBuf,
+    source: String,
+    /// `exact`, or `fast` where products are of integers.
+    mode: String,
+    machine: MachineReport,
+    repetitions: usize,
+    /// Seconds to open the bundle.
+    load_s: f64,
+    /// Seconds from the start to the first token's logits.
+    first_token_s: f64,
+    prefill: Vec<Prefill>,
+    decode: Vec<Decode>,
+    /// Shards of one kind together, while decoding in the first context.
+    kinds: Vec<Part>,
+    shards: Vec<Part>,
+    ops: Vec<OpPart>,
+    memory: Memory,
+}
+
+#[derive(Serialize, Deserialize)]
+struct MachineReport {
+    #[serde(flatten)]
+    machine: Machine,
+    threads: usize,
+    /// Gigabytes per second that all threads read together, before and after the rest.
+    read_gb_s: f64,
+    read_gb_s_after: f64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Prefill {
+    tokens: usize,
+    seconds: f64,
+    tok_s: f64,
+    /// Gigabytes of weights read.
+    gb: f64,
+    gb_s: f64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Decode {
+    context: usize,
+    tokens: usize,
+    seconds: f64,
+    tok_s: f64,
+    ms_per_token: f64,
+    /// Gigabytes of weights read for a token.
+    gb_per_token: f64,
+    gb_s: f64,
+    /// Of what memory gives.
+    share_of_bandwidth: f64,
+    /// Tokens per second if nothing took time but reading the weights.
+    ceiling_tok_s: f64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Part {
+    name: String,
+    calls: u64,
+    ms_per_token: f64,
+    share: f64,
+    gb_per_token: f64,
+    gb_s: f64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct OpPart {
+    op: String,
+    ms_per_token: f64,
+    share: f64,
+}
+
+/// Resident memory behind the last measurement, where the system tells.
+#[derive(Serialize, Deserialize)]
+struct Memory {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    own_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mapped_bytes: Option<u64>,
+}
+
+pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    let earlier = args.against.as_deref().map(read_report).transpose()?;
+    let backend = args.executor.backend()?;
+    let backend = anemoe_runtime::cpu::CpuBackend {
+        options: anemoe_runtime::cpu::Options { profile: args.ops, ..backend.options },
+    };
+    let recorder = Recorder::new(&args.journal, "bench");
+    let pool = Pool::global();
+    let read_gb_s = anemoe_kernels::read_bandwidth(pool, MEMORY, PASSES);
+    let started = Instant::now();
+    let mut engine = Engine::open(&args.bundle, &backend)?;
+    engine.populate();
+    let load_s = started.elapsed().as_secs_f64();
+    check(&args, &engine)?;
+    let mut tokens =
+        Tokens { state: args.seed.wrapping_mul(2) | 1, vocabulary: engine.chain().model.vocab_size };
+    engine.forward(&tokens.some(1), Want::Last, None)?;
+    let first_token_s = started.elapsed().as_secs_f64();
+
+    let prefill: Vec<usize> = args.prefill.iter().copied().filter(|&n| n > 0).collect();
+    let contexts: &[usize] = if args.decode > 0 { &args.context } else { &[] };
+    let steps = (prefill.len() + contexts.len()) * (args.repetitions + 1);
+    let bar = ui.bar(steps as u64, "runs");
+    let mut decodes = Vec::new();
+    let (mut kinds, mut shards, mut ops) = (Vec::new(), Vec::new(), Vec::new());
+    for &context in contexts {
+        let before = engine.shard_stats();
+        let mut bytes = 0.0;
+        let seconds = median(args.repetitions, &bar, || {
+            engine.pretend(context, args.seed)?;
+            let ids = tokens.some(args.decode);
+            let read = weight_bytes(&engine);
+            let started = Instant::now();
+            for id in ids {
+                engine.forward(&[id], Want::Last, None)?;
+            }
+            let elapsed = started.elapsed();
+            bytes = (weight_bytes(&engine) - read) as f64;
+            Ok(elapsed)
+        })?;
+        let n = args.decode as f64;
+        let gb_per_token = bytes / n / 1e9;
+        decodes.push(Decode {
+            context,
+            tokens: args.decode,
+            seconds,
+            tok_s: n / seconds,
+            ms_per_token: seconds / n * 1e3,
+            gb_per_token,
+            gb_s: bytes / 1e9 / seconds,
+            share_of_bandwidth: bytes / 1e9 / seconds / read_gb_s,
+            ceiling_tok_s: if gb_per_token > 0.0 { read_gb_s / gb_per_token } else { 0.0 },
+        });
+        if kinds.is_empty() {
+            let all = (args.repetitions + 1) * args.decode;
+            (kinds, shards, ops) = parts(&engine, &before, all);
+        }
+    }
+    let mut prefills = Vec::new();
+    for n in prefill {
+        let mut bytes = 0.0;
+        let seconds = median(args.repetitions, &bar, || {
+            engine.reset();
+            let ids = tokens.some(n);
+            let read = weight_bytes(&engine);
+            let started = Instant::now();
+            engine.forward(&ids, Want::Last, args.prefill_chunk)?;
+            let elapsed = started.elapsed();
+            bytes = (weight_bytes(&engine) - read) as f64;
+            Ok(elapsed)
+        })?;
+        let gb = bytes / 1e9;
+        prefills.push(Prefill { tokens: n, seconds, tok_s: n as f64 / seconds, gb, gb_s: gb / seconds });
+    }
+    bar.finish_and_clear();
+    let memory = memory();
+    let report = Report {
+        schema: SCHEMA,
+        version: env!("CARGO_PKG_VERSION").into(),
+        bundle: args.bundle.clone(),
+        source: engine.chain().source.clone(),
+        mode: if args.executor.is_fast() { "fast" } else { "exact" }.into(),
+        machine: MachineReport {
+            machine: crate::journal::machine::this(),
+            threads: pool.threads(),
+            read_gb_s,
+            read_gb_s_after: anemoe_kernels::read_bandwidth(pool, MEMORY, PASSES),
+        },
+        repetitions: args.repetitions,
+        load_s,
+        first_token_s,
+        prefill: prefills,
+        decode: decodes,
+        kinds,
+        shards,
+        ops,
+        memory,
+    };
+    if let Some(path) = &args.save {
+        let text = serde_json::to_vec_pretty(&report)?;
+        anemoe_bundle::write_atomic(path, &text)?;
+    }
+    if let Some(path) = &args.csv {
+        anemoe_bundle::write_atomic(path, csv(&report).as_bytes())?;
+    }
+    recorder.end(&args.bundle, "", event(&report));
+    ui.document(&report)?;
+    print(&report, args.shards, earlier.as_ref(), ui)?;
+    Ok(Outcome::Done)
+}
+
+fn check(args: &Args, engine: &Engine) -> anyhow::Result<()> {
+    let room = engine.chain().model.max_context;
+    let longest = args.prefill.iter().copied().chain(args.context.iter().map(|c| c + args.decode)).max();
+    let longest = longest.unwrap_or(0);
+    anyhow::ensure!(
+        longest <= room,
+        "{longest} tokens are asked for, and the bundle's context holds {room}: build with a larger --max-context"
+    );
+    Ok(())
+}
+
+fn read_report(path: &Path) -> anyhow::Result<Report> {
+    let what = || format!("--against {}", path.display());
+    let len = std::fs::metadata(path).with_context(what)?.len();
+    anyhow::ensure!(len <= MAX_BYTES, "--against {}: {len} bytes, more than {MAX_BYTES}", path.display());
+    let report: Report =
+        serde_json::from_slice(&std::fs::read(path).with_context(what)?).with_context(what)?;
+    anyhow::ensure!(
+        report.schema == SCHEMA,
+        "--against {}: schema {} where this version reads {SCHEMA}",
+        path.display(),
+        report.schema
+    );
+    Ok(report)
+}
+
+/// Random tokens.
+struct Tokens {
+    state: u64,
+    vocabulary: usize,
+}
+
+impl Tokens {
+    fn some(&mut self, n: usize) -> Vec<u32> {
+        let mut next = || {
+            // Xorshift.
+            self.state ^= self.state << 13;
+            self.state ^= self.state >> 7;
+            self.state ^= self.state << 17;
+            ((self.state >> 11) % self.vocabulary.max(1) as u64) as u32
+        };
+        (0..n).map(|_| next()).collect()
+    }
+}
+
+/// Median seconds of several runs, behind one that is not counted.
+fn median(
+    repetitions: usize,
+    bar: &indicatif::ProgressBar,
+    mut run: impl FnMut() -> anyhow::Result<Duration>,
+) -> anyhow::Result<f64> {
+    let mut times = Vec::new();
+    for i in 0..=repetitions {
+        let time = run()?.as_secs_f64();
+        bar.inc(1);
+        if i > 0 {
+            times.push(time);
+        }
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times[times.len() / 2].max(1e-9))
+}
+
+fn weight_bytes(engine: &Engine) -> u64 {
+    engine.shard_stats().iter().map(|s| s.weight_bytes).sum()
+}
+
+/// What shards and operations have done since `before`, for each of `tokens` tokens.
+fn parts(engine: &Engine, before: &[ShardStats], tokens: usize) -> (Vec<Part>, Vec<Part>, Vec<OpPart>) {
+    let after = engine.shard_stats();
+    let all: f64 = after.iter().zip(before).map(|(a, b)| (a.time - b.time).as_secs_f64()).sum();
+    let n = tokens.max(1) as f64;
+    let part = |name: String, calls: u64, seconds: f64, bytes: u64| Part {
+        name,
+        calls,
+        ms_per_token: seconds / n * 1e3,
+        share: if all > 0.0 { seconds / all } else { 0.0 },
+        gb_per_token: bytes as f64 / n / 1e9,
+        gb_s: if seconds > 0.0 { bytes as f64 / 1e9 / seconds } else { 0.0 },
+    };
+    let mut shards = Vec::new();
+    let mut kinds: BTreeMap<&str, (u64, f64, u64)> = BTreeMap::new();
+    let mut ops: BTreeMap<String, f64> = BTreeMap::new();
+    for ((a, b), shard) in after.iter().zip(before).zip(&engine.chain().shards) {
+        let (calls, seconds) = (a.calls - b.calls, (a.time - b.time).as_secs_f64());
+        let bytes = a.weight_bytes - b.weight_bytes;
+        let kind = kinds.entry(shard.kind.name()).or_default();
+        *kind = (kind.0 + calls, kind.1 + seconds, kind.2 + bytes);
+        shards.push(part(shard.name.clone(), calls, seconds, bytes));
+        let earlier: BTreeMap<(&str, &str), Duration> =
+            b.ops.iter().map(|o| ((o.op_type.as_str(), o.name.as_str()), o.time)).collect();
+        for op in &a.ops {
+            let was = earlier.get(&(op.op_type.as_str(), op.name.as_str())).copied().unwrap_or_default();
+            let name = format!("{} {}", shard.kind.name(), op.op_type);
+            *ops.entry(name).or_default() += op.time.saturating_sub(was).as_secs_f64();
+        }
+    }
+    let kinds = kinds.into_iter().map(|(k, (c, s, b))| part(k.into(), c, s, b)).collect();
+    let mut ops: Vec<OpPart> = ops
+        .into_iter()
+        .filter(|(_, s)| *s > 0.0)
+        .map(|(op, s)| OpPart { op, ms_per_token: s / n * 1e3, share: if all > 0.0 { s / all } else { 0.0 } })
+        .collect();
+    ops.sort_by(|a, b| b.ms_per_token.total_cmp(&a.ms_per_token));
+    (kinds, shards, ops)
+}
+
+/// Resident bytes of this process: its own, and of mapped files.
+fn memory() -> Memory {
+    #[cfg(target_os = "linux")]
+    {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let of = |key: &str| {
+            let line = status.lines().find_map(|l| l.strip_prefix(key))?;
+            line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+        };
+        Memory { own_bytes: of("RssAnon:"), mapped_bytes: of("RssFile:") }
+    }
+    #[cfg(not(target_os = "linux"))]
+    Memory { own_bytes: None, mapped_bytes: None }
+}
+
+fn event(report: &Report) -> crate::journal::Facts {
+    let mut facts = facts::of(serde_json::json!({
+        "mode": report.mode,
+        "threads": report.machine.threads,
+        "read_gb_s": report.machine.read_gb_s,
+        "load_s": report.load_s,
+        "first_token_s": report.first_token_s,
+    }));
+    for p in &report.prefill {
+        facts.insert(format!("prefill_{}_tok_s", p.tokens), p.tok_s.into());
+    }
+    for d in &report.decode {
+        facts.insert(format!("decode_at_{}_tok_s", d.context), d.tok_s.into());
+        facts.insert(format!("decode_at_{}_gb_s", d.context), d.gb_s.into());
+    }
+    facts
+}
+
+fn csv(report: &Report) -> String {
+    let mut lines = vec!["what,size,figure,unit".to_string()];
+    let mut add = |what: &str, size: &dyn std::fmt::Display, figure: f64, unit: &str| {
+        // Names hold no quotes: they are of shards and operations.
+        lines.push(format!("{what},{size},{figure},{unit}"));
+    };
+    add("read bandwidth", &"", report.machine.read_gb_s, "GB/s");
+    add("load", &"", report.load_s, "s");
+    add("first token", &"", report.first_token_s, "s");
+    for p in &report.prefill {
+        add("prefill", &p.tokens, p.tok_s, "tok/s");
+        add("prefill", &p.tokens, p.gb_s, "GB/s");
+    }
+    for d in &report.decode {
+        add("decode", &d.context, d.tok_s, "tok/s");
+        add("decode", &d.context, d.gb_per_token, "GB/token");
+        add("decode", &d.context, d.gb_s, "GB/s");
+        add("decode", &d.context, d.share_of_bandwidth, "share of bandwidth");
+    }
+    for (what, parts) in [("kind", &report.kinds), ("shard", &report.shards)] {
+        for p in parts {
+            add(what, &p.name, p.ms_per_token, "ms/token");
+            add(what, &p.name, p.gb_s, "GB/s");
+        }
+    }
+    for o in &report.ops {
+        add("op", &o.op, o.ms_per_token, "ms/token");
+    }
+    lines.push(String::new());
+    lines.join("\n")
+}
+
+fn print(report: &Report, shards: bool, earlier: Option<&Report>, ui: &Ui) -> anyhow::Result<()> {
+    let m = &report.machine;
+    ui.line(format!(
+        "{}, {} threads, {}: reads {:.1} GB/s before, {:.1} after",
+        m.machine.cpu.as_deref().unwrap_or("this machine"),
+        m.threads,
+        m.machine.isa.as_deref().unwrap_or("scalar"),
+        m.read_gb_s,
+        m.read_gb_s_after
+    ))?;
+    ui.line(format!(
+        "{} ({}), {}; loaded in {:.2} s, first token behind {:.2} s",
+        report.bundle.display(),
+        report.source,
+        report.mode,
+        report.load_s,
+        report.first_token_s
+    ))?;
+    if let (Some(own), Some(mapped)) = (report.memory.own_bytes, report.memory.mapped_bytes) {
+        ui.line(format!("resident: {} MB, and {} MB of mapped files", own / 1_000_000, mapped / 1_000_000))?;
+    }
+    ui.line("")?;
+    let mut headings =
+        vec!["", "tok/s", "ms per token", "GB per token", "GB/s", "of bandwidth", "ceiling tok/s"];
+    if earlier.is_some() {
+        headings.extend(["earlier tok/s", "ratio"]);
+    }
+    let mut table = Table::new(&headings);
+    let beside = |cells: &mut Vec<String>, now: f64, was: Option<f64>| {
+        if earlier.is_some() {
+            cells.push(was.map_or("-".into(), |w| format!("{w:.2}")));
+            cells.push(was.filter(|w| *w > 0.0).map_or("-".into(), |w| format!("{:.3}", now / w)));
+        }
+    };
+    for d in &report.decode {
+        let mut cells = vec![
+            format!("decode at {}", d.context),
+            format!("{:.2}", d.tok_s),
+            format!("{:.2}", d.ms_per_token),
+            format!("{:.4}", d.gb_per_token),
+            format!("{:.1}", d.gb_s),
+            format!("{:.0} %", 100.0 * d.share_of_bandwidth),
+            format!("{:.2}", d.ceiling_tok_s),
+        ];
+        let was = earlier.and_then(|e| e.decode.iter().find(|e| e.context == d.context)).map(|e| e.tok_s);
+        beside(&mut cells, d.tok_s, was);
+        table.row(cells);
+    }
+    for p in &report.prefill {
+        let mut cells = vec![
+            format!("prefill {}", p.tokens),
+            format!("{:.2}", p.tok_s),
+            format!("{:.2}", p.seconds * 1e3 / p.tokens as f64),
+            format!("{:.4}", p.gb / p.tokens as f64),
+            format!("{:.1}", p.gb_s),
+            format!("{:.0} %", 100.0 * p.gb_s / m.read_gb_s),
+            "-".into(),
+        ];
+        let was = earlier.and_then(|e| e.prefill.iter().find(|e| e.tokens == p.tokens)).map(|e| e.tok_s);
+        beside(&mut cells, p.tok_s, was);
+        table.row(cells);
+    }
+    table.print(ui)?;
+    let of = |parts: &[Part], title: &str| -> anyhow::Result<()> {
+        ui.line("")?;
+        let mut table = Table::new(&[title, "calls", "ms per token", "share", "GB per token", "GB/s"]);
+        for p in parts {
+            table.row(vec![
+                p.name.clone(),
+                p.calls.to_string(),
+                format!("{:.3}", p.ms_per_token),
+                format!("{:.1} %", 100.0 * p.share),
+                format!("{:.4}", p.gb_per_token),
+                format!("{:.1}", p.gb_s),
+            ]);
+        }
+        Ok(table.print(ui)?)
+    };
+    if !report.kinds.is_empty() {
+        of(&report.kinds, "shards")?;
+    }
+    if shards {
+        of(&report.shards, "shard")?;
+    }
+    if !report.ops.is_empty() {
+        ui.line("")?;
+        let mut table = Table::new(&["operation", "ms per token", "share"]);
+        for o in report.ops.iter().take(MOST_OPS) {
+            table.row(vec![
+                o.op.clone(),
+                format!("{:.3}", o.ms_per_token),
+                format!("{:.1} %", 100.0 * o.share),
+            ]);
+        }
+        table.print(ui)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,65 @@
+//! Bundles give the same logits fused and step by step; fused, they do not depend on how a prompt is cut into calls.
+
+use anemoe_bundle::TokenCount;
+use anemoe_convert::build::build;
+use anemoe_convert::checkpoint::Checkpoint;
+use anemoe_convert::models;
+use anemoe_convert::plan::PlanOptions;
+use anemoe_convert::quant::Quant;
+use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
+use anemoe_runtime::engine::{Engine, Want};
+use std::path::Path;
+
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot = |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(p, q)| f64::from(*p) * f64::from(*q)).sum::<f64>();
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
+
+#[test]
+fn fused_bundles_compute_what_their_steps_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let ids: Vec<u32> = (0..29).map(|i| (i * 37 + 5) % 120).collect();
+    for name in ["tiny-gemma4-moe", "tiny-gemma4-moe-text", "tiny-zaya", "tiny-zaya-legacy", "tiny-zaya-skip"]
+    {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name);
+        let family = models::open(Checkpoint::open(fixture.to_str().unwrap()).unwrap()).unwrap();
+        for (i, (quant, per_shard)) in
+            [("fp16", None), ("lut4", None), ("int8-tensor", Some(1)), ("int4-block", Some(2))]
+                .into_iter()
+                .enumerate()
+        {
+            let tokens = [1, 4, 32].map(|n| TokenCount { min: n, max: n }).to_vec();
+            let quant: Quant = quant.parse().unwrap();
+            let options =
+                PlanOptions { quant, tokens, experts_per_shard: per_shard, ..PlanOptions::default() };
+            let out = dir.path().join(format!("{name}.{i}"));
+            build(family.as_ref(), &family.plan(&options).unwrap(), None, &out, 2, &|_| ()).unwrap();
+            let open = |fuse| {
+                let options = Options { precision: Precision::Fp32, fuse, ..Options::default() };
+                Engine::open(&out, &CpuBackend { options }).unwrap()
+            };
+            let (mut fused, mut plain) = (open(true), open(false));
+            let whole = fused.forward(&ids, Want::All, None).unwrap();
+            let expected = plain.forward(&ids, Want::All, None).unwrap();
+            for (i, (a, b)) in whole.iter().zip(&expected).enumerate() {
+                let cosine = cosine(a, b);
+                assert!(cosine >= 0.99999, "{name} {quant}, row {i}: {cosine}");
+            }
+            if name.starts_with("tiny-gemma4") {
+                let options = Options { precision: Precision::Fp32, half_states: true, ..Options::default() };
+                let mut half = Engine::open(&out, &CpuBackend { options }).unwrap();
+                let logits = half.forward(&ids, Want::All, None).unwrap();
+                for (i, (a, b)) in logits.iter().zip(&whole).enumerate() {
+                    let cosine = cosine(a, b);
+                    assert!(cosine >= 0.999, "{name} {quant}, states in fp16, row {i}: {cosine}");
+                }
+                assert_ne!(logits, whole);
+            }
+            for chunk in [1, 3, 4] {
+                fused.reset();
+                let pieces = fused.forward(&ids, Want::All, Some(chunk)).unwrap();
+                assert!(pieces == whole, "{name} {quant}: calls of {chunk} tokens change bits");
+            }
+        }
+    }
+}

@@ -1,0 +1,359 @@
+//! Stored rows as vectors, 128 columns at a time.
+//!
+//! A kind is decoded in the order that costs least, and the panel of x is laid out to match ([`Order`]). Packed indices are
+//! never unpacked: sixteen words of eight indices each are looked up as they are, shifted by one index at a time, since a
+//! lookup sees the lowest bits alone. Tables with fewer than 16 entries are repeated to 16 for that.
+
+use crate::lanes::{LANES, Lanes};
+use crate::matrix::{Matrix, Storage};
+
+/// Columns that are decoded together.
+pub(crate) const BLOCK: usize = 128;
+/// Vectors of a block.
+pub(crate) const VECTORS: usize = BLOCK / LANES;
+/// Most bytes of a block.
+pub(crate) const MOST_BYTES: usize = 4 * BLOCK;
+
+/// Which column is lane l of vector k of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Order {
+    /// `16 k + l`
+    #[default]
+    Natural,
+    /// `8 l + k`
+    Packed,
+    /// As [`Order::Packed`], then as integers of 8 bits.
+    FastPacked,
+    /// `64 (k / 4) + 4 l + k % 4`, then as integers of 8 bits.
+    Fast,
+}
+
+impl Order {
+    /// The column of a block at place `i` of its vectors.
+    #[inline(always)]
+    pub(crate) fn column(self, i: usize) -> usize {
+        match self {
+            Order::Natural => i,
+            Order::Packed | Order::FastPacked => i % LANES * VECTORS + i / LANES,
+            Order::Fast => i / 64 * 64 + i % LANES * 4 + i / LANES % 4,
+        }
+    }
+}
+
+/// A kind of stored row.
+pub(crate) trait Decode<L: Lanes>: Copy {
+    /// Bytes of a block.
+    const BYTES: usize;
+    /// What a row needs besides its bytes.
+    type Row: Copy;
+    /// Of row `row` of the storage.
+    fn row(&self, row: usize) -> Self::Row;
+    /// A block as it is stored.
+    type Raw<'b>: Copy;
+    /// Block `b` of a row from its `BYTES` bytes.
+    fn raw<'b>(&self, row: Self::Row, b: usize, bytes: &'b [u8]) -> Self::Raw<'b>;
+    /// Vector k of a block; k is a constant once loops are unrolled.
+    fn vector(&self, row: Self::Row, b: usize, raw: Self::Raw<'_>, k: usize) -> L;
+}
+
+#[inline(always)]
+fn part<const N: usize>(bytes: &[u8], at: usize) -> &[u8; N] {
+    match bytes[at..at + N].try_into() {
+        Ok(part) => part,
+        Err(_) => unreachable!("a slice of N bytes"),
+    }
+}
+
+/// 4-bit indices.
+#[derive(Clone, Copy)]
+pub(crate) struct Lut4<'a> {
+    pub lut: &'a [f32],
+    pub rows_per_group: usize,
+}
+
+/// The table of a row, repeated to sixteen entries.
+#[inline(always)]
+fn table<L: Lanes>(lut: &[f32], group: usize, bits: usize) -> L {
+    let entries = &lut[group << bits..][..1 << bits];
+    let mut full = [0f32; LANES];
+    for (i, f) in full.iter_mut().enumerate() {
+        *f = entries[i & ((1 << bits) - 1)];
+    }
+    L::load(&full)
+}
+
+impl<L: Lanes> Decode<L> for Lut4<'_> {
+    const BYTES: usize = 64;
+    type Row = L;
+    type Raw<'b> = L::Ints;
+    #[inline(always)]
+    fn row(&self, row: usize) -> L {
+        match self.lut[row / self.rows_per_group * 16..][..16].try_into() {
+            Ok(table) => L::load(table),
+            Err(_) => unreachable!("a slice of 16"),
+        }
+    }
+    #[inline(always)]
+    fn raw(&self, _: L, _: usize, bytes: &[u8]) -> L::Ints {
+        L::ints(part(bytes, 0))
+    }
+    #[inline(always)]
+    fn vector(&self, table: L, _: usize, at: L::Ints, k: usize) -> L {
+        L::lookup(table, L::shift_right(at, 4 * k as u32))
+    }
+}
+
+/// Indices of 1, 2 or 3 bits.
+#[derive(Clone, Copy)]
+pub(crate) struct LutSmall<'a, const BITS: usize> {
+    pub lut: &'a [f32],
+    pub rows_per_group: usize,
+}
+
+impl<L: Lanes, const BITS: usize> Decode<L> for LutSmall<'_, BITS> {
+    const BYTES: usize = 16 * BITS;
+    type Row = L;
+    type Raw<'b> = L::Ints;
+    #[inline(always)]
+    fn row(&self, row: usize) -> L {
+        table(self.lut, row / self.rows_per_group, BITS)
+    }
+    #[inline(always)]
+    fn raw(&self, _: L, _: usize, bytes: &[u8]) -> L::Ints {
+        match BITS {
+            1 => L::ints_u8(part(bytes, 0)),
+            2 => L::ints_u16(part(bytes, 0)),
+            _ => L::ints_u24(bytes, 3),
+        }
+    }
+    #[inline(always)]
+    fn vector(&self, table: L, _: usize, at: L::Ints, k: usize) -> L {
+        L::lookup(table, L::shift_right(at, (BITS * k) as u32))
+    }
+}
+
+/// 6-bit indices.
+#[derive(Clone, Copy)]
+pub(crate) struct Lut6<'a> {
+    pub lut: &'a [f32],
+    pub rows_per_group: usize,
+}
+
+impl<'a, L: Lanes> Decode<L> for Lut6<'a> {
+    const BYTES: usize = 96;
+    type Row = &'a [f32; 64];
+    type Raw<'b> = [L::Ints; 2];
+    #[inline(always)]
+    fn row(&self, row: usize) -> Self::Row {
+        match self.lut[row / self.rows_per_group * 64..][..64].try_into() {
+            Ok(table) => table,
+            Err(_) => unreachable!("a slice of 64"),
+        }
+    }
+    #[inline(always)]
+    fn raw(&self, _: Self::Row, _: usize, bytes: &[u8]) -> [L::Ints; 2] {
+        [L::ints_u24(bytes, 6), L::ints_u24(&bytes[3..], 6)]
+    }
+    #[inline(always)]
+    fn vector(&self, table: Self::Row, _: usize, halves: [L::Ints; 2], k: usize) -> L {
+        L::lookup_64(table, L::shift_right(halves[k / 4], 6 * (k as u32 % 4)))
+    }
+}
+
+/// 8-bit indices.
+#[derive(Clone, Copy)]
+pub(crate) struct Lut8<'a> {
+    pub lut: &'a [f32],
+    pub rows_per_group: usize,
+}
+
+impl<'a, L: Lanes> Decode<L> for Lut8<'a> {
+    const BYTES: usize = 128;
+    type Row = &'a [f32; 256];
+    type Raw<'b> = &'b [u8];
+    #[inline(always)]
+    fn row(&self, row: usize) -> Self::Row {
+        match self.lut[row / self.rows_per_group * 256..][..256].try_into() {
+            Ok(table) => table,
+            Err(_) => unreachable!("a slice of 256"),
+        }
+    }
+    #[inline(always)]
+    fn raw<'b>(&self, _: Self::Row, _: usize, bytes: &'b [u8]) -> &'b [u8] {
+        bytes
+    }
+    #[inline(always)]
+    fn vector(&self, table: Self::Row, _: usize, bytes: &[u8], k: usize) -> L {
+        L::lookup_256(table, L::ints_u8(part(bytes, 16 * k)))
+    }
+}
+
+/// fp16.
+#[derive(Clone, Copy)]
+pub(crate) struct Half;
+
+impl<L: Lanes> Decode<L> for Half {
+    const BYTES: usize = 256;
+    type Row = ();
+    type Raw<'b> = &'b [u8];
+    #[inline(always)]
+    fn row(&self, _: usize) {}
+    #[inline(always)]
+    fn raw<'b>(&self, (): (), _: usize, bytes: &'b [u8]) -> &'b [u8] {
+        bytes
+    }
+    #[inline(always)]
+    fn vector(&self, (): (), _: usize, bytes: &[u8], k: usize) -> L {
+        L::from_f16(part(bytes, 32 * k))
+    }
+}
+
+/// f32.
+#[derive(Clone, Copy)]
+pub(crate) struct Single;
+
+impl<L: Lanes> Decode<L> for Single {
+    const BYTES: usize = 512;
+    type Row = ();
+    type Raw<'b> = &'b [u8];
+    #[inline(always)]
+    fn row(&self, _: usize) {}
+    #[inline(always)]
+    fn raw<'b>(&self, (): (), _: usize, bytes: &'b [u8]) -> &'b [u8] {
+        bytes
+    }
+    #[inline(always)]
+    fn vector(&self, (): (), _: usize, bytes: &[u8], k: usize) -> L {
+        L::from_f32(part(bytes, 64 * k))
+    }
+}
+
+/// Scales and offsets of blocks.
+#[derive(Clone, Copy)]
+pub(crate) struct Scales<'a> {
+    pub scale: &'a [f32],
+    pub offset: Option<&'a [f32]>,
+    pub block_rows: usize,
+    /// Columns of a block.
+    pub block: usize,
+    /// Blocks of a row.
+    pub blocks: usize,
+}
+
+impl Scales<'_> {
+    /// One value for all lanes where the block's columns from `column` on have one, else each lane's.
+    #[inline(always)]
+    fn lanes<L: Lanes>(&self, of: &[f32], first: usize, column: usize, step: usize) -> L {
+        let last = first + self.blocks - 1;
+        let at = first + column / self.block;
+        if self.block.is_multiple_of(BLOCK) || (step == 1 && self.block.is_multiple_of(LANES)) {
+            return L::splat(of[at.min(last)]);
+        }
+        let mut v = [0f32; LANES];
+        for l in 0..LANES {
+            v[l] = of[(first + (column + step * l) / self.block).min(last)];
+        }
+        L::load(&v)
+    }
+
+    #[inline(always)]
+    fn apply<L: Lanes>(&self, q: L, first: usize, column: usize, step: usize) -> L {
+        let q = match self.offset {
+            None => q,
+            Some(offset) => {
+                let zero = self.lanes::<L>(offset, first, column, step);
+                zero.neg_mul_add(L::splat(1.0), q)
+            }
+        };
+        q.mul(self.lanes::<L>(self.scale, first, column, step))
+    }
+}
+
+/// 8-bit integers.
+#[derive(Clone, Copy)]
+pub(crate) struct Int8<'a> {
+    pub scales: Scales<'a>,
+    pub signed: bool,
+}
+
+impl<L: Lanes> Decode<L> for Int8<'_> {
+    const BYTES: usize = 128;
+    type Row = usize;
+    type Raw<'b> = &'b [u8];
+    #[inline(always)]
+    fn row(&self, row: usize) -> usize {
+        row / self.scales.block_rows * self.scales.blocks
+    }
+    #[inline(always)]
+    fn raw<'b>(&self, _: usize, _: usize, bytes: &'b [u8]) -> &'b [u8] {
+        bytes
+    }
+    #[inline(always)]
+    fn vector(&self, first: usize, b: usize, bytes: &[u8], k: usize) -> L {
+        let bytes = part(bytes, 16 * k);
+        let q = if self.signed { L::from_i8(bytes) } else { L::from_u8(bytes) };
+        self.scales.apply(q, first, b * BLOCK + LANES * k, 1)
+    }
+}
+
+/// 4-bit integers.
+#[derive(Clone, Copy)]
+pub(crate) struct Int4<'a> {
+    pub scales: Scales<'a>,
+    pub signed: bool,
+}
+
+impl<L: Lanes> Decode<L> for Int4<'_> {
+    const BYTES: usize = 64;
+    type Row = usize;
+    type Raw<'b> = (L::Ints, L, L);
+    #[inline(always)]
+    fn row(&self, row: usize) -> usize {
+        row / self.scales.block_rows * self.scales.blocks
+    }
+    #[inline(always)]
+    fn raw(&self, first: usize, b: usize, bytes: &[u8]) -> (L::Ints, L, L) {
+        // Eight columns of a lane are of one block, see `is_direct`.
+        let scale = self.scales.lanes::<L>(self.scales.scale, first, b * BLOCK, VECTORS);
+        let zero = match self.scales.offset {
+            Some(offset) => self.scales.lanes::<L>(offset, first, b * BLOCK, VECTORS),
+            None => L::splat(0.0),
+        };
+        (L::ints(part(bytes, 0)), scale, zero)
+    }
+    #[inline(always)]
+    fn vector(&self, _: usize, _: usize, (at, scale, zero): (L::Ints, L, L), k: usize) -> L {
+        let mut values = [0f32; LANES];
+        for i in 0..LANES {
+            values[i] = if self.signed && i >= 8 { i as f32 - 16.0 } else { i as f32 };
+        }
+        let q = L::lookup(L::load(&values), L::shift_right(at, 4 * k as u32));
+        zero.neg_mul_add(L::splat(1.0), q).mul(scale)
+    }
+}
+
+impl Matrix<'_> {
+    /// Rows start at bytes, and blocks of scales do not end inside a lane: a kernel reads it as it is stored.
+    pub(crate) fn is_direct(&self) -> bool {
+        let whole = |bits: usize| (self.cols * bits).is_multiple_of(8);
+        match self.data {
+            Storage::F32(_) | Storage::F16(_) => true,
+            Storage::Lut { bits, .. } => whole(bits),
+            Storage::Int { bits: 4, block, .. } => {
+                whole(4) && (block.1.is_multiple_of(VECTORS) || block.1 == self.cols)
+            }
+            Storage::Int { .. } => true,
+        }
+    }
+
+    /// The order in which x is laid out for a product with this matrix.
+    pub fn order(&self) -> Order {
+        match self.data {
+            Storage::Lut { .. } if self.fast => Order::FastPacked,
+            Storage::Int { .. } if self.fast => Order::Fast,
+            Storage::Lut { bits, .. } if bits < 8 && self.is_direct() => Order::Packed,
+            Storage::Int { bits: 4, .. } if self.is_direct() => Order::Packed,
+            _ => Order::Natural,
+        }
+    }
+}

@@ -1,0 +1,857 @@
+//! Products of integers: weights as 8-bit codes, tokens as 8-bit integers with scales of their own.
+//!
+//! A weight is `step * code + low` with a step and a low value per row, a token's element is `scale * q` with `|q| <= 127`.
+//! Columns are taken 128 at a time, a chunk; lane l of sixteen adds the products of the same few columns of each of four
+//! chunks, and these at most 32 columns share one scale. Sums are integers until then, so that their order does not matter;
+//! behind each four chunks a lane is scaled and added in f32, then the lanes are added by halves. A token's result is the
+//! same, bit by bit, whatever tokens, threads and instructions there are.
+//!
+//! 4-bit tables are looked up in a register of 8-bit codes, 8-bit integers are codes as they are. Other kinds, and integers
+//! with scales for parts of a row, are multiplied exactly, see [`crate::products`].
+
+use crate::lanes::{LANES, Lanes, Plain};
+use crate::matrix::Storage;
+use crate::product::{AHEAD, ROWS, Taken, Target, store};
+use crate::{Isa, Matrix};
+use std::cell::RefCell;
+use std::ops::Range;
+
+/// Columns of a chunk.
+pub(crate) const CHUNK: usize = 128;
+/// Chunks under one scale of a lane.
+pub(crate) const SCALED: usize = 4;
+/// Tokens up to which codes are made anew for each four rows and four tokens, in registers.
+const FEW: usize = 8;
+/// Tokens that pass together where codes are made once.
+const WIDE: usize = 6;
+/// Rows whose codes are made together.
+const DECODED_ROWS: usize = 8;
+
+/// Tables of 8-bit codes for tables of f32: entry `i` of table `g` is close to `step[g] * codes[16 g + i] + low[g]`.
+#[derive(Clone, Debug)]
+pub struct Codes {
+    codes: Vec<[u8; 16]>,
+    step: Vec<f32>,
+    low: Vec<f32>,
+}
+
+impl Codes {
+    /// Codes for tables of sixteen entries, as many as there are; none where an entry is not finite.
+    pub fn new(lut: &[f32]) -> Option<Codes> {
+        let (tables, rest) = lut.as_chunks::<16>();
+        if !rest.is_empty() || lut.iter().any(|v| !v.is_finite()) {
+            return None;
+        }
+        let mut all = Codes { codes: Vec::new(), step: Vec::new(), low: Vec::new() };
+        for table in tables {
+            let (low, high) =
+                table.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(a, b), &v| (a.min(v), b.max(v)));
+            let step = (high - low) / 255.0;
+            if !step.is_finite() {
+                return None;
+            }
+            let code = |v: f32| if step > 0.0 { ((v - low) / step).round() as u8 } else { 0 };
+            all.codes.push(table.map(code));
+            all.step.push(step);
+            all.low.push(low);
+        }
+        Some(all)
+    }
+
+    pub(crate) fn tables(&self) -> usize {
+        self.codes.len()
+    }
+}
+
+/// Sixty-four bytes with the instructions of one [`Isa`].
+pub(crate) trait Bytes: Lanes {
+    type Bytes: Copy;
+    /// Sixteen sums.
+    type Sums: Copy;
+    fn bytes(v: &[u8; 64]) -> Self::Bytes;
+    /// Four times the same sixteen.
+    fn table(v: &[u8; 16]) -> Self::Bytes;
+    /// The highest bit of each byte turned.
+    fn flip(v: Self::Bytes) -> Self::Bytes;
+    /// The lower and the upper four bits of each byte.
+    fn nibbles(v: Self::Bytes) -> (Self::Bytes, Self::Bytes);
+    /// `table[i]` for each byte, all below 16.
+    fn find(table: Self::Bytes, at: Self::Bytes) -> Self::Bytes;
+    fn put(v: Self::Bytes, out: &mut [u8; 64]);
+    fn no_sums() -> Self::Sums;
+    /// Adds to sum l the products of bytes `4 l .. 4 l + 4`, of which `codes` has no signs and `x` has.
+    fn dot(sums: Self::Sums, codes: Self::Bytes, x: &[u8; 64]) -> Self::Sums;
+    fn sums(v: Self::Sums) -> Self;
+    /// Byte `4 l + j` is lane l of `v[j]`, a number from -127 to 127, to the nearest integer with ties to even.
+    fn narrow(v: [Self; 4], out: &mut [u8; 64]);
+}
+
+impl Bytes for Plain {
+    type Bytes = [u8; 64];
+    type Sums = [i32; LANES];
+    #[inline(always)]
+    fn bytes(v: &[u8; 64]) -> [u8; 64] {
+        *v
+    }
+    #[inline(always)]
+    fn table(v: &[u8; 16]) -> [u8; 64] {
+        std::array::from_fn(|i| v[i % 16])
+    }
+    #[inline(always)]
+    fn flip(v: [u8; 64]) -> [u8; 64] {
+        v.map(|b| b ^ 0x80)
+    }
+    #[inline(always)]
+    fn nibbles(v: [u8; 64]) -> ([u8; 64], [u8; 64]) {
+        (v.map(|b| b & 15), v.map(|b| b >> 4))
+    }
+    #[inline(always)]
+    fn find(table: [u8; 64], at: [u8; 64]) -> [u8; 64] {
+        at.map(|i| table[usize::from(i & 15)])
+    }
+    #[inline(always)]
+    fn put(v: [u8; 64], out: &mut [u8; 64]) {
+        *out = v;
+    }
+    #[inline(always)]
+    fn no_sums() -> Self::Sums {
+        [0; LANES]
+    }
+    #[inline(always)]
+    fn dot(mut sums: Self::Sums, codes: [u8; 64], x: &[u8; 64]) -> Self::Sums {
+        for i in 0..64 {
+            sums[i / 4] += i32::from(codes[i]) * i32::from(x[i] as i8);
+        }
+        sums
+    }
+    #[inline(always)]
+    fn sums(v: Self::Sums) -> Self {
+        Plain::load(&v.map(|s| s as f32))
+    }
+    #[inline(always)]
+    fn narrow(v: [Self; 4], out: &mut [u8; 64]) {
+        for (j, v) in v.into_iter().enumerate() {
+            let mut lanes = [0f32; LANES];
+            v.round().store(&mut lanes);
+            for (l, v) in lanes.into_iter().enumerate() {
+                out[4 * l + j] = v as i32 as u8;
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{Bytes, LANES, Lanes};
+    use crate::lanes::x86::{Avx2, Avx512};
+    use std::arch::x86_64::*;
+
+    impl Bytes for Avx512 {
+        type Bytes = __m512i;
+        type Sums = __m512i;
+        #[inline(always)]
+        fn bytes(v: &[u8; 64]) -> __m512i {
+            // SAFETY: 64 bytes are there; the processor has AVX-512 F, see the module of lanes.
+            unsafe { _mm512_loadu_si512(v.as_ptr().cast()) }
+        }
+        #[inline(always)]
+        fn table(v: &[u8; 16]) -> __m512i {
+            // SAFETY: 16 bytes are there; the processor has AVX-512 F.
+            unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(v.as_ptr().cast())) }
+        }
+        #[inline(always)]
+        fn flip(v: __m512i) -> __m512i {
+            // SAFETY: the processor has AVX-512 F.
+            unsafe { _mm512_xor_si512(v, _mm512_set1_epi8(-128)) }
+        }
+        #[inline(always)]
+        fn nibbles(v: __m512i) -> (__m512i, __m512i) {
+            // SAFETY: the processor has AVX-512 F.
+            unsafe {
+                let low = _mm512_set1_epi8(15);
+                (_mm512_and_si512(v, low), _mm512_and_si512(_mm512_srli_epi16::<4>(v), low))
+            }
+        }
+        #[inline(always)]
+        fn find(table: __m512i, at: __m512i) -> __m512i {
+            // SAFETY: the processor has AVX-512 BW.
+            unsafe { _mm512_shuffle_epi8(table, at) }
+        }
+        #[inline(always)]
+        fn put(v: __m512i, out: &mut [u8; 64]) {
+            // SAFETY: there is room for 64 bytes; the processor has AVX-512 F.
+            unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), v) }
+        }
+        #[inline(always)]
+        fn no_sums() -> __m512i {
+            // SAFETY: the processor has AVX-512 F.
+            unsafe { _mm512_setzero_si512() }
+        }
+        #[inline(always)]
+        fn dot(sums: __m512i, codes: __m512i, x: &[u8; 64]) -> __m512i {
+            // SAFETY: 64 bytes are there; the processor has AVX-512 VNNI, which `Isa::for_bytes` asks for.
+            unsafe { _mm512_dpbusd_epi32(sums, codes, _mm512_loadu_si512(x.as_ptr().cast())) }
+        }
+        #[inline(always)]
+        fn sums(v: __m512i) -> Self {
+            // SAFETY: the processor has AVX-512 F.
+            unsafe { Avx512(_mm512_cvtepi32_ps(v)) }
+        }
+        #[inline(always)]
+        fn narrow(v: [Self; 4], out: &mut [u8; 64]) {
+            // SAFETY: there is room for 64 bytes; the processor has AVX-512 F.
+            unsafe {
+                let byte = _mm512_set1_epi32(255);
+                let [a, b, c, d] = [v[0].0, v[1].0, v[2].0, v[3].0];
+                let a = _mm512_and_si512(_mm512_cvtps_epi32(a), byte);
+                let b = _mm512_slli_epi32::<8>(_mm512_and_si512(_mm512_cvtps_epi32(b), byte));
+                let c = _mm512_slli_epi32::<16>(_mm512_and_si512(_mm512_cvtps_epi32(c), byte));
+                let d = _mm512_slli_epi32::<24>(_mm512_cvtps_epi32(d));
+                let all = _mm512_or_si512(_mm512_or_si512(a, b), _mm512_or_si512(c, d));
+                _mm512_storeu_si512(out.as_mut_ptr().cast(), all);
+            }
+        }
+    }
+
+    /// Both halves.
+    macro_rules! both {
+        (|$($v:ident),*| $body:expr, $($a:expr),*) => {{
+            let low = { $(let $v = $a.0;)* $body };
+            let high = { $(let $v = $a.1;)* $body };
+            (low, high)
+        }};
+    }
+
+    impl Bytes for Avx2 {
+        type Bytes = (__m256i, __m256i);
+        type Sums = (__m256i, __m256i);
+        #[inline(always)]
+        fn bytes(v: &[u8; 64]) -> Self::Bytes {
+            Self::ints(v)
+        }
+        #[inline(always)]
+        fn table(v: &[u8; 16]) -> Self::Bytes {
+            // SAFETY: 16 bytes are there; the processor has AVX2, see the module of lanes.
+            unsafe {
+                let v = _mm256_broadcastsi128_si256(_mm_loadu_si128(v.as_ptr().cast()));
+                (v, v)
+            }
+        }
+        #[inline(always)]
+        fn flip(v: Self::Bytes) -> Self::Bytes {
+            // SAFETY: the processor has AVX2.
+            unsafe { both!(|v| _mm256_xor_si256(v, _mm256_set1_epi8(-128)), v) }
+        }
+        #[inline(always)]
+        fn nibbles(v: Self::Bytes) -> (Self::Bytes, Self::Bytes) {
+            // SAFETY: the processor has AVX2.
+            unsafe {
+                let low = _mm256_set1_epi8(15);
+                (
+                    both!(|v| _mm256_and_si256(v, low), v),
+                    both!(|v| _mm256_and_si256(_mm256_srli_epi16::<4>(v), low), v),
+                )
+            }
+        }
+        #[inline(always)]
+        fn find(table: Self::Bytes, at: Self::Bytes) -> Self::Bytes {
+            // SAFETY: the processor has AVX2.
+            unsafe { both!(|table, at| _mm256_shuffle_epi8(table, at), table, at) }
+        }
+        #[inline(always)]
+        fn put(v: Self::Bytes, out: &mut [u8; 64]) {
+            // SAFETY: there is room for 64 bytes; the processor has AVX2.
+            unsafe {
+                _mm256_storeu_si256(out.as_mut_ptr().cast(), v.0);
+                _mm256_storeu_si256(out.as_mut_ptr().add(32).cast(), v.1);
+            }
+        }
+        #[inline(always)]
+        fn no_sums() -> Self::Sums {
+            // SAFETY: the processor has AVX2.
+            unsafe { (_mm256_setzero_si256(), _mm256_setzero_si256()) }
+        }
+        #[inline(always)]
+        fn dot(sums: Self::Sums, codes: Self::Bytes, x: &[u8; 64]) -> Self::Sums {
+            let x = Self::bytes(x);
+            // Bytes of even and of odd places by themselves, since sums of two products can be more than 16 bits hold.
+            // SAFETY: the processor has AVX2.
+            unsafe {
+                both!(
+                    |sums, codes, x| {
+                        let even = _mm256_madd_epi16(
+                            _mm256_and_si256(codes, _mm256_set1_epi16(255)),
+                            _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(x)),
+                        );
+                        let odd = _mm256_madd_epi16(_mm256_srli_epi16::<8>(codes), _mm256_srai_epi16::<8>(x));
+                        _mm256_add_epi32(sums, _mm256_add_epi32(even, odd))
+                    },
+                    sums,
+                    codes,
+                    x
+                )
+            }
+        }
+        #[inline(always)]
+        fn sums(v: Self::Sums) -> Self {
+            // SAFETY: the processor has AVX2.
+            let (low, high) = unsafe { both!(|v| _mm256_cvtepi32_ps(v), v) };
+            Avx2(low, high)
+        }
+        #[inline(always)]
+        fn narrow(v: [Self; 4], out: &mut [u8; 64]) {
+            // SAFETY: the processor has AVX2.
+            let all = unsafe {
+                let byte = _mm256_set1_epi32(255);
+                let [a, b, c, d] = v;
+                both!(
+                    |a, b, c, d| {
+                        let a = _mm256_and_si256(_mm256_cvtps_epi32(a), byte);
+                        let b = _mm256_slli_epi32::<8>(_mm256_and_si256(_mm256_cvtps_epi32(b), byte));
+                        let c = _mm256_slli_epi32::<16>(_mm256_and_si256(_mm256_cvtps_epi32(c), byte));
+                        let d = _mm256_slli_epi32::<24>(_mm256_cvtps_epi32(d));
+                        _mm256_or_si256(_mm256_or_si256(a, b), _mm256_or_si256(c, d))
+                    },
+                    a,
+                    b,
+                    c,
+                    d
+                )
+            };
+            Self::put(all, out);
+        }
+    }
+
+    const _: () = assert!(LANES == 16);
+}
+
+/// How the bytes of a row become codes.
+trait Coded<L: Bytes>: Copy {
+    /// Bytes of a chunk.
+    const BYTES: usize;
+    /// A chunk's codes; `chunk` has `BYTES` bytes.
+    fn codes(self, chunk: &[u8]) -> (L::Bytes, L::Bytes);
+}
+
+/// 4-bit indices.
+#[derive(Clone, Copy)]
+struct Indices<L: Bytes>(L::Bytes);
+
+/// 8-bit integers.
+#[derive(Clone, Copy)]
+struct Signed;
+#[derive(Clone, Copy)]
+struct Unsigned;
+
+#[inline(always)]
+fn half(chunk: &[u8], i: usize) -> &[u8; 64] {
+    match chunk[64 * i..64 * i + 64].try_into() {
+        Ok(half) => half,
+        Err(_) => unreachable!("64 bytes"),
+    }
+}
+
+impl<L: Bytes> Coded<L> for Indices<L> {
+    const BYTES: usize = CHUNK / 2;
+    #[inline(always)]
+    fn codes(self, chunk: &[u8]) -> (L::Bytes, L::Bytes) {
+        let (even, odd) = L::nibbles(L::bytes(half(chunk, 0)));
+        (L::find(self.0, even), L::find(self.0, odd))
+    }
+}
+
+impl<L: Bytes> Coded<L> for Signed {
+    const BYTES: usize = CHUNK;
+    #[inline(always)]
+    fn codes(self, chunk: &[u8]) -> (L::Bytes, L::Bytes) {
+        (L::flip(L::bytes(half(chunk, 0))), L::flip(L::bytes(half(chunk, 1))))
+    }
+}
+
+impl<L: Bytes> Coded<L> for Unsigned {
+    const BYTES: usize = CHUNK;
+    #[inline(always)]
+    fn codes(self, chunk: &[u8]) -> (L::Bytes, L::Bytes) {
+        (L::bytes(half(chunk, 0)), L::bytes(half(chunk, 1)))
+    }
+}
+
+/// Tokens as 8-bit integers.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Narrow {
+    /// `[tokens, chunks, 2, 64]`
+    bytes: Vec<[u8; 64]>,
+    /// `[tokens, chunks / 4 rounded up, 16]`
+    scales: Vec<[f32; LANES]>,
+    /// Sum of all elements of each token.
+    sums: Vec<f32>,
+}
+
+/// Which vectors of a chunk are bytes 0, 1, 2, 3 of the lanes of its two halves.
+type Quarters = [[usize; 4]; 2];
+
+impl Narrow {
+    /// From tokens `[tokens, chunks, 8, 16]` in the vectors of the order that belongs to `quarters`.
+    pub fn fill(&mut self, data: &[f32], tokens: usize, chunks: usize, quarters: &Quarters) {
+        let scaled = chunks.div_ceil(SCALED);
+        self.bytes.resize(self.bytes.len().max(tokens * chunks * 2), [0; 64]);
+        self.scales.resize(self.scales.len().max(tokens * scaled), [0.0; LANES]);
+        self.sums.resize(self.sums.len().max(tokens), 0.0);
+        for t in 0..tokens {
+            let data = data[t * chunks * CHUNK..(t + 1) * chunks * CHUNK].as_chunks::<LANES>().0;
+            let bytes = &mut self.bytes[t * chunks * 2..(t + 1) * chunks * 2];
+            let scales = &mut self.scales[t * scaled..(t + 1) * scaled];
+            narrow(data, quarters, bytes, scales, &mut self.sums[t]);
+        }
+    }
+}
+
+crate::vector::dispatch! {
+    fn narrow(data: &[[f32; LANES]], quarters: &Quarters, bytes: &mut [[u8; 64]], scales: &mut [[f32; LANES]], sum: &mut f32) = narrow_on
+}
+
+#[inline(always)]
+fn narrow_on<L: Bytes>(
+    data: &[[f32; LANES]],
+    quarters: &Quarters,
+    bytes: &mut [[u8; 64]],
+    scales: &mut [[f32; LANES]],
+    sum: &mut f32,
+) {
+    const VECTORS: usize = CHUNK / LANES;
+    let mut total = L::splat(0.0);
+    let parts = data.chunks(SCALED * VECTORS).zip(bytes.chunks_mut(SCALED * 2)).zip(scales);
+    for ((data, bytes), scale) in parts {
+        let (mut largest, mut wrong) = (L::splat(0.0), L::splat(0.0));
+        for v in data {
+            let v = L::load(v);
+            largest = largest.max(v).max(v.mul(L::splat(-1.0)));
+            // Zero, or NaN where an element is not finite: then all that it touches is NaN.
+            wrong = v.mul_add(L::splat(0.0), wrong);
+        }
+        let inverse = L::splat(127.0).div(largest.max(L::splat(1e-30)));
+        let step = largest.mul(L::splat(1.0 / 127.0)).add(wrong);
+        step.store(scale);
+        let mut q = L::splat(0.0);
+        for (chunk, out) in data.as_chunks::<VECTORS>().0.iter().zip(bytes.as_chunks_mut::<2>().0) {
+            for (quarter, out) in quarters.iter().zip(out) {
+                let mut four = [q; 4];
+                for j in 0..4 {
+                    four[j] = L::load(&chunk[quarter[j]]).mul(inverse).round();
+                    q = q.add(four[j]);
+                }
+                L::narrow(four, out);
+            }
+        }
+        total = step.mul_add(q, total);
+    }
+    *sum = total.total();
+}
+
+/// The halves of a chunk, for indices of 4 bits: columns of even and of odd places.
+pub(crate) const PACKED: Quarters = [[0, 2, 4, 6], [1, 3, 5, 7]];
+/// For elements of 8 bits: one half behind the other.
+pub(crate) const IN_ORDER: Quarters = [[0, 1, 2, 3], [4, 5, 6, 7]];
+
+impl Isa {
+    /// The widest up to `self` that has products of bytes.
+    pub(crate) fn for_bytes(self) -> Isa {
+        #[cfg(target_arch = "x86_64")]
+        if self == Isa::Avx512 && !std::arch::is_x86_feature_detected!("avx512vnni") {
+            return Isa::Avx2;
+        }
+        self
+    }
+}
+
+/// Some rows of w with all tokens.
+pub(crate) fn rows_on(isa: Isa, w: &Matrix<'_>, x: Taken<'_>, rows: Range<usize>, y: &Target<'_>) {
+    match isa.for_bytes() {
+        Isa::Scalar => each_kind::<Plain>(w, x, rows, y),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the processor has the instructions, which callers assert.
+        Isa::Avx2 => unsafe { rows_avx2(w, x, rows, y) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the processor has the instructions, which callers and `for_bytes` assert.
+        Isa::Avx512 => unsafe { rows_avx512(w, x, rows, y) },
+        #[cfg(not(target_arch = "x86_64"))]
+        Isa::Avx2 | Isa::Avx512 => unreachable!("not available"),
+    }
+}
+
+/// # Safety
+/// The processor has AVX2, FMA and F16C.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn rows_avx2(w: &Matrix<'_>, x: Taken<'_>, rows: Range<usize>, y: &Target<'_>) {
+    each_kind::<crate::lanes::x86::Avx2>(w, x, rows, y);
+}
+
+/// # Safety
+/// The processor has AVX-512 F, BW, VL and VNNI, AVX2, FMA and F16C.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn rows_avx512(w: &Matrix<'_>, x: Taken<'_>, rows: Range<usize>, y: &Target<'_>) {
+    each_kind::<crate::lanes::x86::Avx512>(w, x, rows, y);
+}
+
+#[inline(always)]
+fn each_kind<L: Bytes>(w: &Matrix<'_>, x: Taken<'_>, rows: Range<usize>, y: &Target<'_>) {
+    match (w.data, w.codes) {
+        (Storage::Lut { indices, rows_per_group, .. }, Some(codes)) => {
+            let group = |row: usize| row / rows_per_group;
+            let table = |row: usize| Indices::<L>(L::table(&codes.codes[group(row)]));
+            let line = |row: usize| (codes.step[group(row)], codes.low[group(row)]);
+            all::<L, _>(&Source { data: indices, row_bytes: w.cols / 2, w, x }, table, line, rows, y);
+        }
+        (Storage::Int { signed, data, scale, offset, block, .. }, _) => {
+            let line = |row: usize| {
+                let (s, z) = (scale[row / block.0], offset.map_or(0.0, |o| o[row / block.0]));
+                (s, -s * (z + if signed { 128.0 } else { 0.0 }))
+            };
+            let source = Source { data, row_bytes: w.cols, w, x };
+            if signed {
+                all::<L, _>(&source, |_| Signed, line, rows, y);
+            } else {
+                all::<L, _>(&source, |_| Unsigned, line, rows, y);
+            }
+        }
+        _ => unreachable!("a matrix that has codes"),
+    }
+}
+
+struct Source<'a> {
+    data: &'a [u8],
+    row_bytes: usize,
+    w: &'a Matrix<'a>,
+    x: Taken<'a>,
+}
+
+impl<'a> Source<'a> {
+    #[inline(always)]
+    fn bytes(&self, row: usize) -> &'a [u8] {
+        &self.data[(self.w.first + row) * self.row_bytes..][..self.row_bytes]
+    }
+}
+
+thread_local! {
+    static DECODED: RefCell<Vec<[u8; 64]>> = const { RefCell::new(Vec::new()) };
+}
+
+#[inline(always)]
+fn all<L: Bytes, C: Coded<L>>(
+    s: &Source<'_>,
+    coded: impl Fn(usize) -> C,
+    line: impl Fn(usize) -> (f32, f32),
+    rows: Range<usize>,
+    y: &Target<'_>,
+) {
+    let (x, first) = (s.x, s.w.first);
+    if x.tokens() <= FEW {
+        for r in rows.clone().step_by(ROWS) {
+            let n = ROWS.min(rows.end - r);
+            let row = |i: usize| r + i.min(n - 1);
+            let four: [_; ROWS] = std::array::from_fn(|i| coded(first + row(i)));
+            let bytes: [_; ROWS] = std::array::from_fn(|i| s.bytes(row(i)));
+            let lines: [_; ROWS] = std::array::from_fn(|i| line(first + row(i)));
+            let rows = Rows { codes: four, bytes, lines, r, n };
+            let mut at = 0;
+            while at < x.tokens() {
+                at += match x.tokens() - at {
+                    4.. => tile::<L, C, 4>(&rows, x, at, y),
+                    3 => tile::<L, C, 3>(&rows, x, at, y),
+                    2 => tile::<L, C, 2>(&rows, x, at, y),
+                    _ => tile::<L, C, 1>(&rows, x, at, y),
+                };
+            }
+        }
+        return;
+    }
+    let chunks = x.x.chunks();
+    let mut decoded = DECODED.take();
+    decoded.resize(decoded.len().max(DECODED_ROWS * chunks * 2), [0; 64]);
+    for r in rows.clone().step_by(DECODED_ROWS) {
+        let n = DECODED_ROWS.min(rows.end - r);
+        for i in 0..n {
+            let (c, bytes) = (coded(first + r + i), s.bytes(r + i));
+            let out = &mut decoded[i * chunks * 2..(i + 1) * chunks * 2];
+            for (b, out) in out.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                let mut rest = [0u8; CHUNK];
+                let (a, b) = c.codes(chunk::<L, C>(bytes, b, &mut rest));
+                L::put(a, &mut out[0]);
+                L::put(b, &mut out[1]);
+            }
+        }
+        let of = |i: usize| decoded[i * chunks * 2..(i + 1) * chunks * 2].as_flattened();
+        let mut at = 0;
+        while at < x.tokens() {
+            let wide = WIDE.min(x.tokens() - at);
+            for i in (0..n).step_by(ROWS) {
+                let m = ROWS.min(n - i);
+                let row = |k: usize| i + k.min(m - 1);
+                let rows = Rows {
+                    codes: [Unsigned; ROWS],
+                    bytes: std::array::from_fn(|k| of(row(k))),
+                    lines: std::array::from_fn(|k| line(first + r + row(k))),
+                    r: r + i,
+                    n: m,
+                };
+                let _ = match wide {
+                    1 => tile::<L, _, 1>(&rows, x, at, y),
+                    2 => tile::<L, _, 2>(&rows, x, at, y),
+                    3 => tile::<L, _, 3>(&rows, x, at, y),
+                    4 => tile::<L, _, 4>(&rows, x, at, y),
+                    5 => tile::<L, _, 5>(&rows, x, at, y),
+                    _ => tile::<L, _, WIDE>(&rows, x, at, y),
+                };
+            }
+            at += wide;
+        }
+    }
+    DECODED.set(decoded);
+}
+
+/// Chunk b of a row; behind the row's end are zeros, put together in `rest`.
+#[inline(always)]
+fn chunk<'a, L: Bytes, C: Coded<L>>(bytes: &'a [u8], b: usize, rest: &'a mut [u8; CHUNK]) -> &'a [u8] {
+    let bytes = &bytes[b * C::BYTES..];
+    if let Some(bytes) = bytes.get(..C::BYTES) {
+        return bytes;
+    }
+    rest[..bytes.len()].copy_from_slice(bytes);
+    &rest[..C::BYTES]
+}
+
+/// Four rows, of which the first n are wanted.
+struct Rows<'a, C> {
+    codes: [C; ROWS],
+    bytes: [&'a [u8]; ROWS],
+    /// Step and low value.
+    lines: [(f32, f32); ROWS],
+    r: usize,
+    n: usize,
+}
+
+/// Four rows with T tokens.
+#[inline(always)]
+fn tile<L: Bytes, C: Coded<L>, const T: usize>(
+    rows: &Rows<'_, C>,
+    x: Taken<'_>,
+    first: usize,
+    y: &Target<'_>,
+) -> usize {
+    let chunks = x.x.chunks();
+    let scaled = chunks.div_ceil(SCALED);
+    let mut tokens: [&[[[u8; 64]; 2]]; T] = [&[]; T];
+    let mut scales: [&[[f32; LANES]]; T] = [&[]; T];
+    for t in 0..T {
+        tokens[t] = x.x.narrow.bytes[x.at(first + t) * chunks * 2..][..chunks * 2].as_chunks().0;
+        scales[t] = &x.x.narrow.scales[x.at(first + t) * scaled..][..scaled];
+    }
+    let mut totals = [[L::splat(0.0); ROWS]; T];
+    // Chunks that are whole in all rows.
+    let whole = chunks.min(rows.bytes[0].len() / C::BYTES);
+    assert!(rows.bytes.iter().all(|b| b.len() == rows.bytes[0].len()));
+    for s in 0..scaled {
+        let mut sums = [[L::no_sums(); ROWS]; T];
+        let end = chunks.min((s + 1) * SCALED);
+        for c in s * SCALED..end.min(whole) {
+            for i in 0..ROWS {
+                // SAFETY: c is below `whole`, by which all rows' bytes were measured.
+                let bytes = unsafe { rows.bytes[i].get_unchecked(c * C::BYTES..(c + 1) * C::BYTES) };
+                if T == 1 || C::BYTES < CHUNK {
+                    prefetch(bytes);
+                }
+                let (a, b) = rows.codes[i].codes(bytes);
+                for t in 0..T {
+                    // SAFETY: c is below `chunks`, as many as each token has.
+                    let x = unsafe { tokens[t].get_unchecked(c) };
+                    sums[t][i] = L::dot(L::dot(sums[t][i], a, &x[0]), b, &x[1]);
+                }
+            }
+        }
+        for c in whole.max(s * SCALED)..end {
+            for i in 0..ROWS {
+                let mut rest = [0u8; CHUNK];
+                let (a, b) = rows.codes[i].codes(chunk::<L, C>(rows.bytes[i], c, &mut rest));
+                for t in 0..T {
+                    let x = &tokens[t][c];
+                    sums[t][i] = L::dot(L::dot(sums[t][i], a, &x[0]), b, &x[1]);
+                }
+            }
+        }
+        for t in 0..T {
+            let scale = L::load(&scales[t][s]);
+            for i in 0..ROWS {
+                totals[t][i] = L::sums(sums[t][i]).mul_add(scale, totals[t][i]);
+            }
+        }
+    }
+    for t in 0..T {
+        let sum = x.x.narrow.sums[x.at(first + t)];
+        for (i, total) in L::totals(totals[t]).into_iter().enumerate().take(rows.n) {
+            let (step, low) = rows.lines[i];
+            store(y, rows.r + i, first + t, step * total + low * sum);
+        }
+    }
+    T
+}
+
+#[inline(always)]
+fn prefetch(bytes: &[u8]) {
+    #[cfg(target_arch = "x86_64")]
+    for at in (0..bytes.len()).step_by(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: prefetching reads nothing; the address may be any.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(bytes.as_ptr().wrapping_add(at + AHEAD).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (bytes, AHEAD);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Columns, Order, Panel, Pool, Product, products_on};
+    use proptest::prelude::*;
+
+    fn noise(seed: u64, n: usize) -> Vec<f32> {
+        let mut s = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut next = || {
+            s ^= s << 13;
+            s ^= s >> 7;
+            s ^= s << 17;
+            (s >> 40) as f32 / (1u64 << 24) as f32 - 0.5
+        };
+        (0..n).map(|_| next()).collect()
+    }
+
+    fn bytes(seed: u64, n: usize) -> Vec<u8> {
+        noise(seed, n).iter().map(|v| (v * 1000.0) as i32 as u8).collect()
+    }
+
+    fn run(isa: Isa, pool: &Pool, w: &Matrix<'_>, x: &[f32], t: usize) -> Vec<f32> {
+        let mut panel = Panel::default();
+        let rubbish = Columns { values: &[7.0; 900], first: 0, token_stride: 0, channel_stride: 1 };
+        panel.fill(Order::Fast, rubbish, 9, 900, None);
+        let at = Columns { values: x, first: 0, token_stride: w.cols, channel_stride: 1 };
+        panel.fill(w.order(), at, t, w.cols, None);
+        let mut y = vec![f32::NAN; t * w.rows];
+        products_on(
+            isa,
+            pool,
+            &mut [Some(Product { w: *w, x: &panel, tokens: None, y: &mut y, stride: w.rows, bias: None })],
+        );
+        y
+    }
+
+    fn each_matrix(seed: u64, rows: usize, cols: usize, mut check: impl FnMut(&str, &Matrix<'_>)) {
+        let group = (1..=4).rev().find(|g| rows.is_multiple_of(*g)).unwrap();
+        let cols_even = cols.next_multiple_of(2);
+        let lut = noise(seed + 1, rows / group * 16);
+        let indices = bytes(seed + 2, rows * cols_even / 2);
+        let codes = Codes::new(&lut).unwrap();
+        let m = Matrix::lut(4, &indices, &lut, group, rows, cols_even).unwrap().fast(Some(&codes));
+        check("lut4", &m);
+        for signed in [true, false] {
+            let data = bytes(seed + 3, rows * cols);
+            let (scale, offset) = (noise(seed + 4, rows / group), noise(seed + 5, rows / group));
+            for offset in [None, Some(offset.as_slice())] {
+                let m = Matrix::int(8, signed, &data, &scale, offset, (group, cols), rows, cols).unwrap();
+                check("int8", &m.fast(None));
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+        #[test]
+        fn products_of_integers_are_close_and_do_not_depend_on_what_is_beside(
+            seed in 1u64..1000,
+            rows in 1usize..40,
+            cols in 1usize..1300,
+            t in prop::sample::select(vec![1usize, 2, 3, 4, 5, 6, 7, 13]),
+        ) {
+            let (one, three) = (Pool::new(1), Pool::new(3));
+            each_matrix(seed, rows, cols, |kind, w| {
+                prop_assert_fast(kind, w, seed, t, &one, &three);
+            });
+        }
+    }
+
+    fn prop_assert_fast(kind: &str, w: &Matrix<'_>, seed: u64, t: usize, one: &Pool, three: &Pool) {
+        assert!(w.fast, "{kind}");
+        let (rows, cols) = (w.rows, w.cols);
+        let x = noise(seed + 9, cols * t);
+        let mut dense = vec![0f32; rows * cols];
+        w.to_dense(&mut dense);
+        let mut of_avx2: Option<Vec<f32>> = None;
+        for isa in [Isa::Scalar, Isa::Avx2, Isa::Avx512].into_iter().filter(|i| i.is_available()) {
+            let y = run(isa, one, w, &x, t);
+            for k in 0..t {
+                for r in 0..rows {
+                    let pairs = || (0..cols).map(|c| (dense[r * cols + c], x[k * cols + c]));
+                    let exact: f64 = pairs().map(|(w, x)| f64::from(w) * f64::from(x)).sum();
+                    // Half a step of each factor in the worst case; x is at most 0.5, a step of tables of at most 1 a 255th.
+                    let half_step = if kind == "lut4" { 0.5 / 255.0 } else { 0.0 };
+                    let terms: f64 =
+                        pairs().map(|(w, _)| f64::from(w).abs() * 0.25 / 127.0 + 0.51 * half_step).sum();
+                    let bound = terms * 1.01
+                        + pairs().map(|(w, x)| f64::from((w * x).abs())).sum::<f64>() * 1e-5
+                        + 1e-5;
+                    let error = (f64::from(y[k * rows + r]) - exact).abs();
+                    assert!(
+                        error <= bound,
+                        "{kind} {isa:?} [{rows}, {cols}] t {t}: {} for {exact}",
+                        y[k * rows + r]
+                    );
+                }
+                let alone = run(isa, one, w, &x[k * cols..(k + 1) * cols], 1);
+                assert_eq!(alone, &y[k * rows..(k + 1) * rows], "{kind} {isa:?} [{rows}, {cols}] t {t}");
+            }
+            assert_eq!(run(isa, three, w, &x, t), y, "{kind} {isa:?}");
+            match (isa, &of_avx2) {
+                (Isa::Avx2, _) => of_avx2 = Some(y),
+                (Isa::Avx512, Some(other)) => assert_eq!(other, &y, "{kind}"),
+                _ => {}
+            }
+        }
+    }
+
+    /// The error as a share of the norm, which random signs average to.
+    #[test]
+    fn the_error_of_a_product_is_below_one_percent() {
+        let (rows, cols) = (256, 2816);
+        let lut: Vec<f32> = noise(3, rows / 32 * 16);
+        let indices = bytes(4, rows * cols / 2);
+        let codes = Codes::new(&lut).unwrap();
+        let exact = Matrix::lut(4, &indices, &lut, 32, rows, cols).unwrap();
+        let x: Vec<f32> = noise(5, cols).chunks(2).flat_map(|v| [v[0] + v[1], v[0] * 3.0 - v[1]]).collect();
+        let pool = Pool::new(1);
+        let a = run(Isa::best(), &pool, &exact, &x, 1);
+        let b = run(Isa::best(), &pool, &exact.fast(Some(&codes)), &x, 1);
+        let norm = |v: &mut dyn Iterator<Item = f32>| v.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
+        let error = norm(&mut a.iter().zip(&b).map(|(a, b)| a - b)) / norm(&mut a.iter().copied());
+        assert!(error > 1e-5 && error < 0.01, "{error}");
+        let dot: f64 = a.iter().zip(&b).map(|(a, b)| f64::from(a * b)).sum();
+        let cosine = dot / norm(&mut a.iter().copied()) / norm(&mut b.iter().copied());
+        assert!(cosine > 0.9999, "{cosine}");
+    }
+
+    #[test]
+    fn what_is_not_finite_is_not_hidden() {
+        let lut = noise(3, 16);
+        let codes = Codes::new(&lut).unwrap();
+        let indices = bytes(4, 4 * 100);
+        let w = Matrix::lut(4, &indices, &lut, 4, 4, 200).unwrap().fast(Some(&codes));
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut x = noise(5, 200);
+            x[77] = bad;
+            assert!(run(Isa::best(), &Pool::new(1), &w, &x, 1).iter().all(|v| v.is_nan()), "{bad}");
+        }
+        assert!(Codes::new(&[f32::NAN; 16]).is_none());
+        assert!(Codes::new(&[0.0; 15]).is_none());
+        let zeros = run(Isa::best(), &Pool::new(1), &w, &[0.0; 200], 1);
+        assert_eq!(zeros, [0.0; 4]);
+    }
+}

@@ -1,0 +1,142 @@
+//! Activations laid out for products.
+
+use crate::decode::{BLOCK, Order};
+use crate::fast::{IN_ORDER, Narrow, PACKED};
+
+/// Tokens of a product: each token's channels one after the other, in the order of a matrix kind, padded with zeros to whole
+/// blocks. Its allocation is kept from use to use.
+#[derive(Clone, Debug, Default)]
+pub struct Panel {
+    /// `[tokens, padded]`
+    pub(crate) data: Vec<f32>,
+    pub(crate) tokens: usize,
+    pub(crate) cols: usize,
+    pub(crate) order: Order,
+    /// Where the order is one of integers.
+    pub(crate) narrow: Narrow,
+}
+
+/// Where the channels of tokens are in a slice.
+#[derive(Clone, Copy, Debug)]
+pub struct Columns<'a> {
+    /// The elements.
+    pub values: &'a [f32],
+    /// Place of channel 0 of token 0.
+    pub first: usize,
+    /// From token to token.
+    pub token_stride: usize,
+    /// From channel to channel.
+    pub channel_stride: usize,
+}
+
+impl Panel {
+    /// Channels, padded to whole blocks.
+    pub(crate) fn padded(&self) -> usize {
+        self.cols.next_multiple_of(BLOCK)
+    }
+
+    /// Chunks of a token.
+    pub(crate) fn chunks(&self) -> usize {
+        self.cols.div_ceil(BLOCK)
+    }
+
+    /// A token's vectors.
+    #[inline(always)]
+    pub(crate) fn vectors(&self, token: usize) -> &[[f32; 16]] {
+        let n = self.padded();
+        self.data[token * n..(token + 1) * n].as_chunks().0
+    }
+
+    /// Tokens.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    fn reset(&mut self, order: Order, tokens: usize, cols: usize) {
+        (self.order, self.tokens, self.cols) = (order, tokens, cols);
+        let n = tokens * self.padded();
+        if self.data.len() < n {
+            self.data.resize(n, 0.0);
+        }
+    }
+
+    /// Takes `tokens` tokens of `cols` channels; token i is token `chosen[i]` of `x` where some are chosen.
+    ///
+    /// # Panics
+    /// A place is outside of `x`.
+    pub fn fill(&mut self, order: Order, x: Columns<'_>, tokens: usize, cols: usize, chosen: Option<&[u32]>) {
+        self.fill_taps(order, x, tokens, (cols, 1), 0, chosen);
+    }
+
+    /// As [`Panel::fill`] for convolutions of `taps` taps: column `c * taps + j` is channel c, `tap_stride * j` places on.
+    ///
+    /// # Panics
+    /// A place is outside of `x`.
+    pub fn fill_taps(
+        &mut self,
+        order: Order,
+        x: Columns<'_>,
+        tokens: usize,
+        (channels, taps): (usize, usize),
+        tap_stride: usize,
+        chosen: Option<&[u32]>,
+    ) {
+        let cols = channels * taps;
+        self.reset(order, tokens, cols);
+        let padded = self.padded();
+        for t in 0..tokens {
+            let token = chosen.map_or(t, |c| c[t] as usize);
+            let start = x.first + token * x.token_stride;
+            let out = &mut self.data[t * padded..(t + 1) * padded];
+            if taps == 1 && x.channel_stride == 1 {
+                arrange(order, &x.values[start..start + cols], out);
+                continue;
+            }
+            for (i, out) in out.iter_mut().enumerate() {
+                let column = i / BLOCK * BLOCK + order.column(i % BLOCK);
+                let at = start + column / taps * x.channel_stride + column % taps * tap_stride;
+                *out = if column < cols { x.values[at] } else { 0.0 };
+            }
+        }
+        let quarters = match order {
+            Order::FastPacked => &PACKED,
+            Order::Fast => &IN_ORDER,
+            Order::Natural | Order::Packed => return,
+        };
+        self.narrow.fill(&self.data, tokens, cols.div_ceil(BLOCK), quarters);
+    }
+}
+
+/// One token whose channels lie together.
+fn arrange(order: Order, x: &[f32], out: &mut [f32]) {
+    match order {
+        Order::Natural => {
+            out[..x.len()].copy_from_slice(x);
+            out[x.len()..].fill(0.0);
+        }
+        Order::Packed | Order::FastPacked => turn(x, out, |k, l| 8 * l + k),
+        Order::Fast => turn(x, out, |k, l| 64 * (k / 4) + 4 * l + k % 4),
+    }
+}
+
+/// Vector k of a block has column `column(k, l)` in lane l.
+#[inline(always)]
+fn turn(x: &[f32], out: &mut [f32], column: impl Fn(usize, usize) -> usize) {
+    let (blocks, rest) = x.as_chunks::<BLOCK>();
+    let (out_blocks, _) = out.as_chunks_mut::<BLOCK>();
+    let turn = |x: &[f32; BLOCK], out: &mut [f32; BLOCK]| {
+        for k in 0..8 {
+            for l in 0..16 {
+                out[16 * k + l] = x[column(k, l)];
+            }
+        }
+    };
+    for (x, out) in blocks.iter().zip(out_blocks.iter_mut()) {
+        turn(x, out);
+    }
+    if let Some(out) = out_blocks.get_mut(blocks.len()) {
+        let mut padded = [0f32; BLOCK];
+        padded[..rest.len()].copy_from_slice(rest);
+        turn(&padded, out);
+    }
+}

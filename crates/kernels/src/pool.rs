@@ -1,0 +1,324 @@
+//! A few threads that wait for short jobs.
+//!
+//! A decoded token is some hundred jobs of a few microseconds to a millisecond each. A thread that has just worked looks for
+//! the next job for a short while before it sleeps, so that a job starts within a microsecond; whoever starts a job works on
+//! it too, and never waits for a thread that has not come yet.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+/// How long a thread looks for work before it sleeps.
+const PATIENCE: Duration = Duration::from_micros(200);
+/// Most threads of a pool.
+const MOST: usize = 256;
+
+/// Threads that share the parts of a job.
+pub struct Pool {
+    shared: &'static Shared,
+    threads: usize,
+}
+
+/// State of the current job: its number, an open flag, and how many threads are working on it.
+const OPEN: u64 = 1 << 31;
+const WORKERS: u64 = OPEN - 1;
+const JOB: u64 = 1 << 32;
+
+struct Shared {
+    /// `JOB * number | OPEN | workers`
+    state: AtomicU64,
+    /// Next part of each thread's own run of parts.
+    next: Vec<Next>,
+    parts: AtomicUsize,
+    /// Address of a `Job` on the stack of whoever started it.
+    job: AtomicUsize,
+    /// One job at a time.
+    busy: Mutex<()>,
+    sleepers: AtomicUsize,
+    asleep: Mutex<()>,
+    wake: Condvar,
+    failed: AtomicUsize,
+    quit: AtomicUsize,
+}
+
+/// By itself in its cache lines.
+#[repr(align(128))]
+struct Next(AtomicUsize);
+
+struct Job<'a>(&'a (dyn Fn(usize) + Sync));
+
+static GLOBAL: OnceLock<Pool> = OnceLock::new();
+static WANTED: OnceLock<usize> = OnceLock::new();
+
+impl Pool {
+    /// A pool of `threads` threads, the caller's included.
+    pub fn new(threads: usize) -> Pool {
+        let threads = threads.clamp(1, MOST);
+        // A thread may look at it after the pool is gone: it lives as long as the process.
+        let shared: &'static Shared = Box::leak(Box::new(Shared {
+            state: AtomicU64::new(0),
+            next: (0..threads).map(|_| Next(AtomicUsize::new(0))).collect(),
+            parts: AtomicUsize::new(0),
+            job: AtomicUsize::new(0),
+            busy: Mutex::new(()),
+            sleepers: AtomicUsize::new(0),
+            asleep: Mutex::new(()),
+            wake: Condvar::new(),
+            failed: AtomicUsize::new(0),
+            quit: AtomicUsize::new(0),
+        }));
+        let mut started = 1;
+        for i in 1..threads {
+            let thread = std::thread::Builder::new().name(format!("anemoe-{i}"));
+            // With fewer threads than wanted everything works as well.
+            started += usize::from(thread.spawn(move || shared.serve(i)).is_ok());
+        }
+        Pool { shared, threads: started }
+    }
+
+    /// Sets the number of threads of [`Pool::global`]; false when that exists already.
+    pub fn set_threads(threads: usize) -> bool {
+        WANTED.set(threads).is_ok() && GLOBAL.get().is_none()
+    }
+
+    /// The process' pool: as many threads as [`Pool::set_threads`] or the environment variable `ANEMOE_THREADS` says, else one
+    /// per processor.
+    pub fn global() -> &'static Pool {
+        GLOBAL.get_or_init(|| {
+            let said = || std::env::var("ANEMOE_THREADS").ok().and_then(|v| v.parse().ok());
+            let wanted = WANTED.get().copied().or_else(said);
+            let processors = || std::thread::available_parallelism().map_or(1, usize::from);
+            Pool::new(wanted.unwrap_or_else(processors))
+        })
+    }
+
+    /// Threads, the caller's included.
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Calls `part` with every number below `parts`, on several threads, and returns when all calls have. From inside a part,
+    /// or while another caller's job runs, the calls are made one after the other.
+    ///
+    /// # Panics
+    /// A part panicked.
+    pub fn run(&self, parts: usize, part: &(dyn Fn(usize) + Sync)) {
+        let alone = self.threads == 1 || parts < 2;
+        let free = || match self.shared.busy.try_lock() {
+            Ok(guard) => Some(guard),
+            // A job that panicked has ended all the same.
+            Err(TryLockError::Poisoned(guard)) => Some(guard.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        let Some(_guard) = (!alone).then(free).flatten() else {
+            return (0..parts).for_each(part);
+        };
+        let s = self.shared;
+        let job = Job(part);
+        s.job.store(&raw const job as usize, Ordering::Relaxed);
+        s.parts.store(parts, Ordering::Relaxed);
+        for (i, next) in s.next.iter().enumerate() {
+            next.0.store(s.first(i, parts), Ordering::Relaxed);
+        }
+        let number = (s.state.load(Ordering::Relaxed) / JOB + 1) & u64::from(u32::MAX);
+        // A sleeper either sees the new job when it looks a last time, or is counted here.
+        s.state.store((number * JOB) | OPEN, Ordering::SeqCst);
+        if s.sleepers.load(Ordering::SeqCst) > 0 {
+            drop(s.asleep.lock().unwrap_or_else(PoisonError::into_inner));
+            s.wake.notify_all();
+        }
+        let own = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| s.work(0, part, parts)));
+        if own.is_err() {
+            s.stop(parts);
+        }
+        // Nobody else begins; those who have begun hold references to `job`.
+        s.state.fetch_and(!OPEN, Ordering::AcqRel);
+        let mut rounds = 0u32;
+        while s.state.load(Ordering::Acquire) & WORKERS != 0 {
+            rounds += 1;
+            // The thread that is waited for may have lost its processor to this one.
+            if rounds.is_multiple_of(4096) { std::thread::yield_now() } else { std::hint::spin_loop() }
+        }
+        let failed = s.failed.swap(0, Ordering::Relaxed);
+        if let Err(panic) = own {
+            std::panic::resume_unwind(panic);
+        }
+        assert!(failed == 0, "a part of a parallel job panicked");
+    }
+
+    /// Cuts `values` into pieces of `size` and calls `piece` with the number and the contents of each, on several threads.
+    pub fn pieces<T: Send>(&self, values: &mut [T], size: usize, piece: &(dyn Fn(usize, &mut [T]) + Sync)) {
+        let (size, n) = (size.max(1), values.len());
+        let all = Pieces(values.as_mut_ptr());
+        self.run(n.div_ceil(size), &|i| {
+            let all = &all;
+            let len = size.min(n - i * size);
+            // SAFETY: pieces do not overlap and lie inside `values`, which stays borrowed until `run` returns.
+            piece(i, unsafe { std::slice::from_raw_parts_mut(all.0.add(i * size), len) });
+        });
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.quit.store(1, Ordering::SeqCst);
+        drop(self.shared.asleep.lock().unwrap_or_else(PoisonError::into_inner));
+        self.shared.wake.notify_all();
+    }
+}
+
+struct Pieces<T>(*mut T);
+// SAFETY: threads get disjoint parts of what it points to.
+unsafe impl<T: Send> Sync for Pieces<T> {}
+
+impl Shared {
+    /// First part of a thread's own run.
+    fn first(&self, thread: usize, parts: usize) -> usize {
+        (thread as u128 * parts as u128 / self.next.len() as u128) as usize
+    }
+
+    /// Nobody begins another part.
+    fn stop(&self, parts: usize) {
+        self.next.iter().for_each(|next| next.0.store(parts, Ordering::Relaxed));
+    }
+
+    /// Parts of the thread's own run, so that it reads memory in order, then what is left of the others'.
+    fn work(&self, thread: usize, part: &(dyn Fn(usize) + Sync), parts: usize) {
+        let n = self.next.len();
+        for i in 0..n {
+            let run = (thread + i) % n;
+            let end = self.first(run + 1, parts);
+            loop {
+                let i = self.next[run].0.fetch_add(1, Ordering::Relaxed);
+                if i >= end {
+                    break;
+                }
+                part(i);
+            }
+        }
+    }
+
+    /// Waits for jobs until the pool is gone.
+    fn serve(&self, index: usize) {
+        let mut seen = 0;
+        let mut idle = Instant::now();
+        let mut rounds = 0u32;
+        loop {
+            let state = self.state.load(Ordering::SeqCst);
+            if state & OPEN != 0 && state / JOB != seen {
+                let join =
+                    self.state.compare_exchange_weak(state, state + 1, Ordering::AcqRel, Ordering::Relaxed);
+                if join.is_err() {
+                    continue;
+                }
+                seen = state / JOB;
+                let job = self.job.load(Ordering::Relaxed) as *const Job<'_>;
+                let parts = self.parts.load(Ordering::Relaxed);
+                // SAFETY: the state counted this thread in while the job was open; whoever started the job keeps it alive
+                // until the count is zero again.
+                let part = unsafe { (*job).0 };
+                let done =
+                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.work(index, part, parts)));
+                if done.is_err() {
+                    self.failed.store(1, Ordering::Relaxed);
+                    self.stop(parts);
+                }
+                self.state.fetch_sub(1, Ordering::AcqRel);
+                idle = Instant::now();
+                continue;
+            }
+            rounds = rounds.wrapping_add(1);
+            if !rounds.is_multiple_of(64) || idle.elapsed() < PATIENCE {
+                std::hint::spin_loop();
+                continue;
+            }
+            let asleep = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
+            self.sleepers.fetch_add(1, Ordering::SeqCst);
+            let state = self.state.load(Ordering::SeqCst);
+            let quit = self.quit.load(Ordering::SeqCst) != 0;
+            if !quit && (state & OPEN == 0 || state / JOB == seen) {
+                drop(self.wake.wait(asleep).unwrap_or_else(PoisonError::into_inner));
+            }
+            self.sleepers.fetch_sub(1, Ordering::SeqCst);
+            if quit {
+                return;
+            }
+            idle = Instant::now();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_runs_once_on_any_number_of_threads() {
+        for threads in [1, 2, 3, 8, 64] {
+            let pool = Pool::new(threads);
+            for parts in [0, 1, 2, 7, 1000] {
+                for _ in 0..20 {
+                    let counts: Vec<AtomicUsize> = (0..parts).map(|_| AtomicUsize::new(0)).collect();
+                    pool.run(parts, &|i| {
+                        counts[i].fetch_add(1, Ordering::Relaxed);
+                    });
+                    assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn jobs_inside_jobs_and_beside_jobs_run() {
+        let pool = Pool::new(3);
+        let sum = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        pool.run(5, &|i| {
+                            pool.run(4, &|j| {
+                                sum.fetch_add(i * j, Ordering::Relaxed);
+                            });
+                        });
+                    }
+                });
+            }
+        });
+        assert_eq!(sum.load(Ordering::Relaxed), 3 * 50 * 60);
+    }
+
+    #[test]
+    fn sleeping_threads_wake_up() {
+        let pool = Pool::new(2);
+        for _ in 0..3 {
+            std::thread::sleep(PATIENCE * 5);
+            let both = std::sync::Barrier::new(2);
+            pool.run(2, &|_| {
+                both.wait();
+            });
+        }
+    }
+
+    #[test]
+    fn pieces_cover_a_slice() {
+        let pool = Pool::new(4);
+        let mut v = vec![0usize; 103];
+        pool.pieces(&mut v, 10, &|i, piece| piece.iter_mut().for_each(|p| *p = i + 1));
+        assert!(v.iter().enumerate().all(|(i, p)| *p == i / 10 + 1));
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
+        let pool = Pool::new(2);
+        let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            pool.run(100, &|i| assert!(i != 50));
+        }));
+        assert!(failed.is_err());
+        let n = AtomicUsize::new(0);
+        pool.run(10, &|_| {
+            n.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(n.load(Ordering::Relaxed), 10);
+    }
+}

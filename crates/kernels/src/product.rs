@@ -1,0 +1,666 @@
+//! Products of stored matrices with a panel of tokens.
+//!
+//! An element of the result is a sum in sixteen lanes, each of which adds its columns in ascending order of blocks and
+//! vectors; then the lanes are added by halves. This order does not depend on the number of tokens, of threads or of rows that
+//! are computed together, nor on whether AVX2 or AVX-512 runs: a token's result is the same, bit by bit, by itself and in a
+//! batch.
+
+use crate::decode::{self, BLOCK, Decode, MOST_BYTES, VECTORS};
+use crate::lanes::{LANES, Lanes, Plain};
+use crate::matrix::Storage;
+use crate::panel::Panel;
+use crate::{Isa, Matrix, Pool};
+use std::cell::RefCell;
+use std::ops::Range;
+
+/// Rows that are computed together.
+pub(crate) const ROWS: usize = 4;
+/// Tokens up to which rows are decoded anew for each four tokens, in registers.
+const FEW: usize = 8;
+/// Rows that are decoded together where there are several tokens: each token is read once for all of them.
+const DECODED_ROWS: usize = 16;
+/// Bytes of weights in one part of a parallel job.
+const PART: usize = 32 << 10;
+/// A job is worth several threads from this many multiplications on.
+const PARALLEL: usize = 1 << 15;
+/// Bytes between what is read and what is prefetched.
+pub(crate) const AHEAD: usize = 4096;
+
+/// One product `y = w x`.
+#[derive(Debug)]
+pub struct Product<'a> {
+    /// `[rows, cols]`
+    pub w: Matrix<'a>,
+    /// `[tokens, cols]` in `w`'s order.
+    pub x: &'a Panel,
+    /// Tokens of `x` that are wanted; all in order where absent.
+    pub tokens: Option<&'a [u32]>,
+    /// `[tokens, stride]`, of which the first `rows` of each token are written.
+    pub y: &'a mut [f32],
+    /// From token to token of `y`.
+    pub stride: usize,
+    /// `[rows]`
+    pub bias: Option<&'a [f32]>,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Target<'a> {
+    y: *mut f32,
+    stride: usize,
+    bias: Option<&'a [f32]>,
+}
+
+/// Tokens of a panel.
+#[derive(Clone, Copy)]
+pub(crate) struct Taken<'a> {
+    pub x: &'a Panel,
+    which: Option<&'a [u32]>,
+}
+
+impl<'a> Taken<'a> {
+    fn of(p: &Product<'a>) -> Taken<'a> {
+        Taken { x: p.x, which: p.tokens }
+    }
+
+    pub fn tokens(&self) -> usize {
+        self.which.map_or(self.x.tokens, <[u32]>::len)
+    }
+
+    /// Place in the panel.
+    #[inline(always)]
+    pub fn at(&self, token: usize) -> usize {
+        self.which.map_or(token, |which| which[token] as usize)
+    }
+}
+// SAFETY: parts of a job write disjoint rows.
+unsafe impl Sync for Target<'_> {}
+
+fn check(p: &Product<'_>) {
+    let (w, x) = (&p.w, p.x);
+    assert_eq!(x.cols, w.cols, "x has the matrix' columns");
+    assert_eq!(x.order, w.order(), "x is in the matrix' order");
+    assert!(x.data.len() >= x.tokens * x.padded());
+    assert!(p.tokens.is_none_or(|t| t.iter().all(|&t| (t as usize) < x.tokens)), "tokens of x");
+    let end = Taken::of(p).tokens().checked_sub(1).map(|t| t * p.stride + w.rows);
+    assert!(w.rows <= p.stride && end.is_none_or(|end| end <= p.y.len()), "y is [tokens, stride]");
+    assert!(p.bias.is_none_or(|b| b.len() == w.rows), "a bias per row");
+}
+
+/// Rows of a part.
+fn part_rows(w: &Matrix<'_>, tokens: usize) -> usize {
+    let row = (w.bytes_read() as usize / w.rows.max(1)).max(1);
+    // Many tokens make a row dear.
+    let step = if tokens <= FEW { ROWS } else { DECODED_ROWS };
+    (PART / row / tokens.div_ceil(8).clamp(1, 8)).max(1).next_multiple_of(step)
+}
+
+/// Computes products that do not depend on each other as one job; those that are absent are left out.
+///
+/// # Panics
+/// Lengths or orders do not fit.
+pub fn products(pool: &Pool, all: &mut [Option<Product<'_>>]) {
+    products_on(Isa::best(), pool, all);
+}
+
+/// As [`products`], with the instructions of `isa`.
+///
+/// # Panics
+/// Lengths or orders do not fit, or the processor lacks `isa`.
+pub fn products_on(isa: Isa, pool: &Pool, all: &mut [Option<Product<'_>>]) {
+    assert!(isa.is_available());
+    let mut work = 0;
+    for p in all.iter().flatten() {
+        check(p);
+        work += p.w.rows * p.w.cols * Taken::of(p).tokens();
+    }
+    if work < PARALLEL {
+        for p in all.iter_mut().flatten() {
+            let y = Target { y: p.y.as_mut_ptr(), stride: p.stride, bias: p.bias };
+            rows_on(isa, &p.w, Taken::of(p), 0..p.w.rows, &y);
+        }
+        return;
+    }
+    let parts = |p: &Product<'_>| p.w.rows.div_ceil(part_rows(&p.w, Taken::of(p).tokens()));
+    let total = all.iter().flatten().map(parts).sum();
+    struct Shared<'s, 'a>(&'s [Option<Product<'a>>]);
+    // SAFETY: parts write disjoint rows of `y` and read everything else.
+    unsafe impl Sync for Shared<'_, '_> {}
+    let shared = Shared(all);
+    pool.run(total, &|mut i| {
+        let shared = &shared;
+        for p in shared.0.iter().flatten() {
+            let n = parts(p);
+            if i >= n {
+                i -= n;
+                continue;
+            }
+            let x = Taken::of(p);
+            let size = part_rows(&p.w, x.tokens());
+            let y = Target { y: p.y.as_ptr().cast_mut(), stride: p.stride, bias: p.bias };
+            rows_on(isa, &p.w, x, i * size..((i + 1) * size).min(p.w.rows), &y);
+            return;
+        }
+    });
+}
+
+fn rows_on(isa: Isa, w: &Matrix<'_>, x: Taken<'_>, rows: Range<usize>, y: &Target<'_>) {
+    if x.tokens() == 0 || rows.is_empty() {
+        return;
+    }
+    if w.fast {
+        return crate::fast::rows_on(isa, w, x, rows, y);
+    }
+    match isa {
+        Isa::Scalar => undirect(w, x, rows, y, tiles::<Plain, 1>),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the processor has the instructions, which callers assert.
+        Isa::Avx2 => unsafe { x86::rows_avx2(w, x, rows, y) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the processor has the instructions, which callers assert.
+        Isa::Avx512 => unsafe { x86::rows_avx512(w, x, rows, y) },
+        #[cfg(not(target_arch = "x86_64"))]
+        Isa::Avx2 | Isa::Avx512 => unreachable!("not available"),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::*;
+    use crate::lanes::x86::{Avx2, Avx512};
+
+    /// # Safety
+    /// The processor has AVX2, FMA and F16C.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub unsafe fn rows_avx2(w: &Matrix<'_>, x: Taken<'_>, rows: Range<usize>, y: &Target<'_>) {
+        // SAFETY: as this function's.
+        each_kind::<Avx2>(w, x, rows, y, |rows, n, x, r, y| unsafe { tiles_avx2(rows, n, x, r, y) });
+    }
+
+    /// # Safety
+    /// The processor has AVX-512 F, BW and VL, AVX2, FMA and F16C.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma,f16c")]
+    pub unsafe fn rows_avx512(w: &Matrix<'_>, x: Taken<'_>, rows: Range<usize>, y: &Target<'_>) {
+        // SAFETY: as this function's.
+        each_kind::<Avx512>(w, x, rows, y, |rows, n, x, r, y| unsafe { tiles_avx512(rows, n, x, r, y) });
+    }
+
+    /// # Safety
+    /// The processor has AVX2, FMA and F16C.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn tiles_avx2(rows: &[[f32; LANES]], n: usize, x: Taken<'_>, r: usize, y: &Target<'_>) {
+        tiles::<Avx2, 1>(rows, n, x, r, y);
+    }
+
+    /// # Safety
+    /// The processor has AVX-512 F, BW and VL, AVX2, FMA and F16C.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma,f16c")]
+    unsafe fn tiles_avx512(rows: &[[f32; LANES]], n: usize, x: Taken<'_>, r: usize, y: &Target<'_>) {
+        tiles::<Avx512, 6>(rows, n, x, r, y);
+    }
+}
+
+/// Bytes of f32 values.
+fn as_bytes(values: &[f32]) -> &[u8] {
+    // SAFETY: the bytes of initialized floats, as many as there are.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}
+
+/// Multiplies n decoded rows, rounded up to four, with all tokens.
+type Tiles = fn(&[[f32; LANES]], usize, Taken<'_>, usize, &Target<'_>);
+
+#[inline(always)]
+fn each_kind<L: Lanes>(w: &Matrix<'_>, x: Taken<'_>, rows: Range<usize>, y: &Target<'_>, tiles: Tiles) {
+    if !w.is_direct() {
+        return undirect(w, x, rows, y, tiles);
+    }
+    let bytes = |bits: usize| w.cols * bits / 8;
+    macro_rules! run {
+        ($decoder:expr, $data:expr, $bits:expr) => {{
+            let s = Source { d: $decoder, data: $data, row_bytes: bytes($bits), first: w.first };
+            block_rows::<L, _>(&s, x, rows, y, tiles)
+        }};
+    }
+    match w.data {
+        Storage::F32(data) => run!(decode::Single, as_bytes(data), 32),
+        Storage::F16(data) => run!(decode::Half, data, 16),
+        Storage::Lut { bits, indices, lut, rows_per_group } => match bits {
+            1 => run!(decode::LutSmall::<1> { lut, rows_per_group }, indices, 1),
+            2 => run!(decode::LutSmall::<2> { lut, rows_per_group }, indices, 2),
+            3 => run!(decode::LutSmall::<3> { lut, rows_per_group }, indices, 3),
+            4 => run!(decode::Lut4 { lut, rows_per_group }, indices, 4),
+            6 => run!(decode::Lut6 { lut, rows_per_group }, indices, 6),
+            _ => run!(decode::Lut8 { lut, rows_per_group }, indices, 8),
+        },
+        Storage::Int { bits, signed, data, scale, offset, block } => {
+            let blocks = w.cols / block.1;
+            let scales = decode::Scales { scale, offset, block_rows: block.0, block: block.1, blocks };
+            match bits {
+                4 => run!(decode::Int4 { scales, signed }, data, 4),
+                _ => run!(decode::Int8 { scales, signed }, data, 8),
+            }
+        }
+    }
+}
+
+thread_local! {
+    /// Decoded rows.
+    static DECODED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Rows that no kernel reads in place are decoded one by one.
+fn undirect(w: &Matrix<'_>, x: Taken<'_>, rows: Range<usize>, y: &Target<'_>, tiles: Tiles) {
+    let n = x.x.padded();
+    let mut dense = vec![0f32; w.cols];
+    let mut vectors = vec![[0f32; LANES]; ROWS * n / LANES];
+    for r in rows {
+        w.decode_row(r, &mut dense);
+        for (i, v) in vectors[..n / LANES].as_flattened_mut().iter_mut().enumerate() {
+            *v = dense.get(i / BLOCK * BLOCK + x.x.order.column(i % BLOCK)).copied().unwrap_or(0.0);
+        }
+        tiles(&vectors, 1, x, r, y);
+    }
+}
+
+/// Row r of the target for token `t`.
+#[inline(always)]
+pub(crate) fn store(y: &Target<'_>, r: usize, t: usize, v: f32) {
+    let v = v + y.bias.map_or(0.0, |b| b[r]);
+    // SAFETY: the token's row r lies inside of y, see `check`; no other part writes row r.
+    unsafe { *y.y.add(t * y.stride + r) = v };
+}
+
+struct Source<'a, D> {
+    d: D,
+    data: &'a [u8],
+    row_bytes: usize,
+    /// Row of the storage that is row 0.
+    first: usize,
+}
+
+impl<'a, D> Source<'a, D> {
+    #[inline(always)]
+    fn bytes(&self, row: usize) -> &'a [u8] {
+        &self.data[(self.first + row) * self.row_bytes..][..self.row_bytes]
+    }
+}
+
+#[inline(always)]
+fn block_rows<L: Lanes, D: Decode<L>>(
+    s: &Source<'_, D>,
+    x: Taken<'_>,
+    rows: Range<usize>,
+    y: &Target<'_>,
+    tiles: Tiles,
+) {
+    let t = x.tokens();
+    if t <= FEW {
+        for r in rows.clone().step_by(ROWS) {
+            let n = ROWS.min(rows.end - r);
+            let mut first = 0;
+            while first < t {
+                first += match t - first {
+                    4.. => few::<L, D, 4>(s, r, n, x, first, y),
+                    2.. => few::<L, D, 2>(s, r, n, x, first, y),
+                    _ => few::<L, D, 1>(s, r, n, x, first, y),
+                };
+            }
+        }
+        return;
+    }
+    let mut decoded = DECODED.take();
+    for r in rows.clone().step_by(DECODED_ROWS) {
+        let n = DECODED_ROWS.min(rows.end - r);
+        decode_rows::<L, D>(s, r, n, x.x.padded(), &mut decoded);
+        tiles(decoded.as_chunks().0, n, x, r, y);
+    }
+    DECODED.set(decoded);
+}
+
+#[inline(always)]
+fn prefetch(bytes: &[u8]) {
+    #[cfg(target_arch = "x86_64")]
+    for at in (0..bytes.len()).step_by(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: prefetching reads nothing; the address may be any.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(bytes.as_ptr().wrapping_add(at + AHEAD).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (bytes, AHEAD);
+}
+
+/// Block b of a row; behind the row's end are zeros, put together in `rest`.
+#[inline(always)]
+fn block_bytes<'a>(bytes: &'a [u8], b: usize, size: usize, rest: &'a mut [u8; MOST_BYTES]) -> &'a [u8] {
+    if let Some(bytes) = bytes.get(b * size..(b + 1) * size) {
+        prefetch(bytes);
+        return bytes;
+    }
+    let bytes = &bytes[b * size..];
+    rest[..bytes.len()].copy_from_slice(bytes);
+    rest[bytes.len()..size].fill(0);
+    &rest[..size]
+}
+
+/// Four rows, of which n are wanted, times T tokens; rows are decoded into registers. Gives T.
+#[inline(always)]
+fn few<L: Lanes, D: Decode<L>, const T: usize>(
+    s: &Source<'_, D>,
+    r: usize,
+    n: usize,
+    x: Taken<'_>,
+    first: usize,
+    y: &Target<'_>,
+) -> usize {
+    let mut acc = [[L::splat(0.0); ROWS]; T];
+    let mut rows = [s.d.row(s.first + r); ROWS];
+    let mut bytes = [s.bytes(r); ROWS];
+    for i in 1..n {
+        rows[i] = s.d.row(s.first + r + i);
+        bytes[i] = s.bytes(r + i);
+    }
+    let mut tokens: [&[[[f32; LANES]; VECTORS]]; T] = [&[]; T];
+    for t in 0..T {
+        tokens[t] = x.x.vectors(x.at(first + t)).as_chunks().0;
+    }
+    let whole = bytes[0].len() / D::BYTES;
+    for b in 0..whole {
+        let mut blocks = [bytes[0]; ROWS];
+        for i in 0..ROWS {
+            blocks[i] = &bytes[i][b * D::BYTES..(b + 1) * D::BYTES];
+            prefetch(blocks[i]);
+        }
+        block::<L, D, T>(&s.d, &rows, b, blocks, &tokens, &mut acc);
+    }
+    // What a row ends with.
+    for b in whole..tokens[0].len() {
+        let mut rest = [[0u8; MOST_BYTES]; ROWS];
+        let mut blocks: [&[u8]; ROWS] = [&[]; ROWS];
+        for ((bytes, rest), block) in bytes.iter().zip(&mut rest).zip(&mut blocks) {
+            let bytes = &bytes[b * D::BYTES..];
+            let n = bytes.len().min(D::BYTES);
+            rest[..n].copy_from_slice(&bytes[..n]);
+            *block = &rest[..D::BYTES];
+        }
+        block::<L, D, T>(&s.d, &rows, b, blocks, &tokens, &mut acc);
+    }
+    for t in 0..T {
+        for (i, sum) in L::totals(acc[t]).into_iter().enumerate().take(n) {
+            store(y, r + i, first + t, sum);
+        }
+    }
+    T
+}
+
+/// Adds one block of four rows; the rows take turns, so that four sums are under way at any time.
+#[inline(always)]
+fn block<L: Lanes, D: Decode<L>, const T: usize>(
+    d: &D,
+    rows: &[D::Row; ROWS],
+    b: usize,
+    blocks: [&[u8]; ROWS],
+    tokens: &[&[[[f32; LANES]; VECTORS]]; T],
+    acc: &mut [[L; ROWS]; T],
+) {
+    let raw = [
+        d.raw(rows[0], b, blocks[0]),
+        d.raw(rows[1], b, blocks[1]),
+        d.raw(rows[2], b, blocks[2]),
+        d.raw(rows[3], b, blocks[3]),
+    ];
+    let mut x = [&[[0f32; LANES]; VECTORS]; T];
+    for t in 0..T {
+        x[t] = &tokens[t][b];
+    }
+    for k in 0..VECTORS {
+        for i in 0..ROWS {
+            let w = d.vector(rows[i], b, raw[i], k);
+            for t in 0..T {
+                acc[t][i] = w.mul_add(L::load(&x[t][k]), acc[t][i]);
+            }
+        }
+    }
+}
+
+/// Decodes n rows to `[n rounded up to four, padded]`.
+#[inline(always)]
+fn decode_rows<L: Lanes, D: Decode<L>>(
+    s: &Source<'_, D>,
+    r: usize,
+    n: usize,
+    padded: usize,
+    out: &mut Vec<f32>,
+) {
+    out.resize(n.next_multiple_of(ROWS) * padded, 0.0);
+    let mut rest = [0u8; MOST_BYTES];
+    for i in 0..n {
+        let (row, bytes) = (s.d.row(s.first + r + i), s.bytes(r + i));
+        let (vectors, _) = out[i * padded..(i + 1) * padded].as_chunks_mut::<LANES>();
+        for (b, out) in vectors.as_chunks_mut::<VECTORS>().0.iter_mut().enumerate() {
+            let raw = s.d.raw(row, b, block_bytes(bytes, b, D::BYTES, &mut rest));
+            for k in 0..VECTORS {
+                s.d.vector(row, b, raw, k).store(&mut out[k]);
+            }
+        }
+    }
+}
+
+/// Decoded rows with all tokens, up to WIDE of them at a time, which stay near while all rows pass.
+#[inline(always)]
+fn tiles<L: Lanes, const WIDE: usize>(
+    rows: &[[f32; LANES]],
+    n: usize,
+    x: Taken<'_>,
+    r: usize,
+    y: &Target<'_>,
+) {
+    let len = x.x.padded() / LANES;
+    let mut first = 0;
+    while first < x.tokens() {
+        let wide = WIDE.min(x.tokens() - first);
+        for i in (0..n).step_by(ROWS) {
+            let (rows, n, r) = (&rows[i * len..], ROWS.min(n - i), r + i);
+            if wide == WIDE {
+                tile::<L, WIDE>(rows, n, x, first, y, r);
+            } else if wide >= 4 && WIDE > 4 {
+                tile::<L, 4>(rows, n, x, first, y, r);
+            } else if wide >= 2 && WIDE > 2 {
+                tile::<L, 2>(rows, n, x, first, y, r);
+            } else {
+                tile::<L, 1>(rows, n, x, first, y, r);
+            }
+        }
+        first += match wide {
+            _ if wide == WIDE => WIDE,
+            4.. if WIDE > 4 => 4,
+            2.. if WIDE > 2 => 2,
+            _ => 1,
+        };
+    }
+}
+
+#[inline(always)]
+fn tile<L: Lanes, const T: usize>(
+    rows: &[[f32; LANES]],
+    n: usize,
+    x: Taken<'_>,
+    first: usize,
+    y: &Target<'_>,
+    r: usize,
+) {
+    let len = x.x.padded() / LANES;
+    let mut tokens: [&[[f32; LANES]]; T] = [&[]; T];
+    for t in 0..T {
+        tokens[t] = &x.x.vectors(x.at(first + t))[..len];
+    }
+    let mut w: [&[[f32; LANES]]; ROWS] = [&[]; ROWS];
+    for i in 0..ROWS {
+        w[i] = &rows[i * len..(i + 1) * len];
+    }
+    let mut acc = [[L::splat(0.0); ROWS]; T];
+    for k in 0..len {
+        let mut row = [acc[0][0]; ROWS];
+        for i in 0..ROWS {
+            row[i] = L::load(&w[i][k]);
+        }
+        for t in 0..T {
+            let v = L::load(&tokens[t][k]);
+            for i in 0..ROWS {
+                acc[t][i] = row[i].mul_add(v, acc[t][i]);
+            }
+        }
+    }
+    for t in 0..T {
+        for (i, sum) in L::totals(acc[t]).into_iter().enumerate().take(n) {
+            store(y, r + i, first + t, sum);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Columns, Order};
+    use proptest::prelude::*;
+
+    fn noise(seed: u64, n: usize) -> Vec<f32> {
+        let mut s = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut next = || {
+            s ^= s << 13;
+            s ^= s >> 7;
+            s ^= s << 17;
+            (s >> 40) as f32 / (1u64 << 24) as f32 - 0.5
+        };
+        (0..n).map(|_| next()).collect()
+    }
+
+    fn bytes(seed: u64, n: usize) -> Vec<u8> {
+        noise(seed, n).iter().map(|v| (v * 1000.0) as i32 as u8).collect()
+    }
+
+    /// Calls `check` with a matrix of each kind.
+    fn each_matrix(seed: u64, rows: usize, cols: usize, mut check: impl FnMut(&str, &Matrix<'_>)) {
+        let n = rows * cols;
+        let dense = noise(seed, n);
+        check("f32", &Matrix::f32(&dense, rows, cols).unwrap());
+        let halves: Vec<u8> = dense.iter().flat_map(|&v| half::f16::from_f32(v).to_le_bytes()).collect();
+        check("f16", &Matrix::f16(&halves, rows, cols).unwrap());
+        for bits in [1, 2, 3, 4, 6, 8] {
+            let group = (1..=4).rev().find(|g| rows.is_multiple_of(*g)).unwrap();
+            let lut = noise(seed + 1, (rows / group) << bits);
+            let indices = bytes(seed + 2, (n * bits).div_ceil(8));
+            check(&format!("lut{bits}"), &Matrix::lut(bits, &indices, &lut, group, rows, cols).unwrap());
+        }
+        for (bits, signed) in [(4, true), (4, false), (8, true), (8, false)] {
+            for most in [cols, 32, 8, 5] {
+                let block = (
+                    (1..=2).rev().find(|g| rows.is_multiple_of(*g)).unwrap(),
+                    (1..=most).rev().find(|g| cols.is_multiple_of(*g)).unwrap(),
+                );
+                let blocks = rows / block.0 * (cols / block.1);
+                let (scale, offset) = (noise(seed + 3, blocks), noise(seed + 4, blocks));
+                let data = bytes(seed + 5, (n * bits).div_ceil(8));
+                for offset in [None, Some(offset.as_slice())] {
+                    let m = Matrix::int(bits, signed, &data, &scale, offset, block, rows, cols).unwrap();
+                    check(&format!("int{bits} {signed} {block:?}"), &m);
+                }
+            }
+        }
+    }
+
+    fn run(isa: Isa, pool: &Pool, w: &Matrix<'_>, x: &[f32], t: usize, bias: Option<&[f32]>) -> Vec<f32> {
+        let mut panel = Panel::default();
+        // Rubbish of an earlier use.
+        panel.fill(
+            Order::Packed,
+            Columns { values: &[7.0; 900], first: 0, token_stride: 0, channel_stride: 1 },
+            9,
+            900,
+            None,
+        );
+        let at = Columns { values: x, first: 0, token_stride: w.cols(), channel_stride: 1 };
+        panel.fill(w.order(), at, t, w.cols(), None);
+        let mut y = vec![f32::NAN; t * w.rows()];
+        products_on(
+            isa,
+            pool,
+            &mut [Some(Product { w: *w, x: &panel, tokens: None, y: &mut y, stride: w.rows(), bias })],
+        );
+        y
+    }
+
+    /// Any, and those that end a little behind or before a block.
+    fn columns() -> impl Strategy<Value = usize> {
+        prop_oneof![1usize..400, (1usize..4, 0usize..9).prop_map(|(blocks, more)| 128 * blocks + more - 2)]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+        #[test]
+        fn every_kind_agrees_with_plain_arithmetic(seed in 1u64..1000, rows in 1usize..40, cols in columns(), t in prop::sample::select(vec![1usize, 2, 3, 5, 6, 7, 13])) {
+            let (one, three) = (Pool::new(1), Pool::new(3));
+            each_matrix(seed, rows, cols, |kind, w| {
+                let x = noise(seed + 9, cols * t);
+                let bias = noise(seed + 10, rows);
+                let mut dense = vec![0f32; rows * cols];
+                w.to_dense(&mut dense);
+                let mut of_avx2 = None;
+                for isa in [Isa::Scalar, Isa::Avx2, Isa::Avx512].into_iter().filter(|i| i.is_available()) {
+                    let y = run(isa, &one, w, &x, t, Some(&bias));
+                    for k in 0..t {
+                        for r in 0..rows {
+                            let terms = |f: fn(f64) -> f64| -> f64 {
+                                (0..cols).map(|c| f(f64::from(dense[r * cols + c]) * f64::from(x[k * cols + c]))).sum()
+                            };
+                            let exact = terms(|v| v) + f64::from(bias[r]);
+                            let error = (f64::from(y[k * rows + r]) - exact).abs();
+                            let bound = 1e-6 * (terms(f64::abs) + exact.abs()) + 1e-12;
+                            assert!(error <= bound, "{kind} {isa:?} [{rows}, {cols}] t {t}: {} for {exact}", y[k * rows + r]);
+                        }
+                        // A token by itself has the same result.
+                        let alone = run(isa, &one, w, &x[k * cols..(k + 1) * cols], 1, Some(&bias));
+                        assert_eq!(alone, &y[k * rows..(k + 1) * rows], "{kind} {isa:?} [{rows}, {cols}] t {t}");
+                    }
+                    assert_eq!(run(isa, &three, w, &x, t, Some(&bias)), y, "{kind} {isa:?}");
+                    match (isa, &of_avx2) {
+                        (Isa::Avx2, _) => of_avx2 = Some(y),
+                        (Isa::Avx512, Some(other)) => assert_eq!(other, &y, "{kind}"),
+                        _ => {}
+                    }
+                }
+                // Some rows by themselves.
+                let part = w.row_range(rows / 2, rows);
+                let all = run(Isa::best(), &one, w, &x, t, None);
+                let some = run(Isa::best(), &one, &part, &x, t, None);
+                for k in 0..t {
+                    assert_eq!(&some[k * part.rows()..(k + 1) * part.rows()], &all[k * rows + rows / 2..(k + 1) * rows]);
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn threads_and_chosen_tokens_do_not_change_products() {
+        let (rows, cols, t) = (515, 700, 3);
+        let (data, other) = (noise(1, rows * cols), noise(7, rows * cols));
+        let w = Matrix::f32(&data, rows, cols).unwrap();
+        let v = Matrix::f32(&other, rows, cols).unwrap();
+        let values = noise(2, cols * t);
+        let x = Columns { values: &values, first: 0, token_stride: cols, channel_stride: 1 };
+        let mut all = Panel::default();
+        all.fill(w.order(), x, t, cols, None);
+        let run = |threads| {
+            let pool = Pool::new(threads);
+            let (mut y, mut z, mut some) = (vec![0f32; rows * t], vec![0f32; rows * t], vec![0f32; rows * 2]);
+            let product = |w, y, tokens| Some(Product { w, x: &all, tokens, y, stride: rows, bias: None });
+            let a = product(w, y.as_mut_slice(), None);
+            let b = product(v, z.as_mut_slice(), None);
+            let c = product(v, some.as_mut_slice(), Some(&[2, 0]));
+            products(&pool, &mut [a, None, b, c]);
+            assert_eq!(some[..rows], z[2 * rows..3 * rows]);
+            assert_eq!(some[rows..], z[..rows]);
+            (y, z)
+        };
+        let one = run(1);
+        assert!([2, 3, 8, 64].into_iter().all(|n| run(n) == one));
+    }
+}

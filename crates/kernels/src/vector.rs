@@ -1,0 +1,274 @@
+//! Functions of vectors: normalization, gates, rotary embedding, exponentials.
+
+use crate::lanes::{LANES, Lanes};
+
+/// Compiles a generic function for each instruction set and calls the best one.
+macro_rules! dispatch {
+    ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),*) = $generic:ident) => {
+        $(#[$doc])*
+        $vis fn $name($($arg: $ty),*) {
+            #[cfg(target_arch = "x86_64")]
+            {
+                use $crate::lanes::x86::{Avx2, Avx512};
+                #[target_feature(enable = "avx2,fma,f16c")]
+                fn avx2($($arg: $ty),*) {
+                    $generic::<Avx2>($($arg),*);
+                }
+                #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma,f16c")]
+                fn avx512($($arg: $ty),*) {
+                    $generic::<Avx512>($($arg),*);
+                }
+                match $crate::Isa::best() {
+                    // SAFETY: the processor has the instructions.
+                    $crate::Isa::Avx512 => return unsafe { avx512($($arg),*) },
+                    // SAFETY: the processor has the instructions.
+                    $crate::Isa::Avx2 => return unsafe { avx2($($arg),*) },
+                    $crate::Isa::Scalar => {}
+                }
+            }
+            $generic::<$crate::lanes::Plain>($($arg),*);
+        }
+    };
+}
+pub(crate) use dispatch;
+
+/// `e^x`, to about 2 units in the last place; 0 below -87.
+#[inline(always)]
+pub(crate) fn exp<L: Lanes>(x: L) -> L {
+    // As the second operand a NaN stays.
+    let low = L::splat(-87.3);
+    let bounded = low.max(L::splat(88.7).min(x));
+    let n = L::splat(127.0).min(bounded.mul(L::splat(std::f32::consts::LOG2_E)).round());
+    let r = n.neg_mul_add(L::splat(0.693_359_4), bounded);
+    let r = n.neg_mul_add(L::splat(-2.121_944_4e-4), r);
+    let mut p = L::splat(1.987_569_1e-4);
+    for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+        p = p.mul_add(r, L::splat(c));
+    }
+    let e = p.mul_add(r.mul(r), r).add(L::splat(1.0)).mul(n.power_of_two());
+    x.if_below(low, L::splat(0.0), e)
+}
+
+/// How a gate is activated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// The tanh form of GELU.
+    GeluTanh,
+    /// `x * sigmoid(x)`
+    Silu,
+}
+
+/// `x * sigmoid(scale of the kind)`; the tanh form of GELU is one, since `(1 + tanh u) / 2 = sigmoid(2 u)`.
+#[inline(always)]
+fn activate<L: Lanes>(x: L, gate: Gate) -> L {
+    let u = match gate {
+        Gate::Silu => x,
+        Gate::GeluTanh => {
+            let square = x.mul(x);
+            let inner = square.mul(L::splat(0.044_715)).add(L::splat(1.0));
+            x.mul(inner).mul(L::splat(2.0 * 0.797_884_6))
+        }
+    };
+    let e = exp(u.mul(L::splat(-1.0)));
+    x.div(e.add(L::splat(1.0)))
+}
+
+/// Sixteen from `i` on, or fewer and zeros.
+#[inline(always)]
+fn get<L: Lanes>(v: &[f32], i: usize) -> L {
+    match v.get(i..i + LANES).and_then(|v| v.try_into().ok()) {
+        Some(v) => L::load(v),
+        None => {
+            let mut rest = [0f32; LANES];
+            rest[..v.len() - i].copy_from_slice(&v[i..]);
+            L::load(&rest)
+        }
+    }
+}
+
+#[inline(always)]
+fn put<L: Lanes>(out: &mut [f32], i: usize, v: L) {
+    match out.get_mut(i..i + LANES).and_then(|o| o.try_into().ok()) {
+        Some(out) => v.store(out),
+        None => {
+            let mut rest = [0f32; LANES];
+            v.store(&mut rest);
+            let n = out.len() - i;
+            out[i..].copy_from_slice(&rest[..n]);
+        }
+    }
+}
+
+#[inline(always)]
+fn gated_on<L: Lanes>(gate: &[f32], up: &[f32], factor: f32, kind: Gate, out: &mut [f32]) {
+    let n = out.len();
+    let (gate, up) = (&gate[..n], &up[..n]);
+    for i in (0..n).step_by(LANES) {
+        let v = activate::<L>(get(gate, i), kind).mul(get(up, i)).mul(L::splat(factor));
+        put(out, i, v);
+    }
+}
+
+dispatch! {
+    /// `out = activation(gate) * up * factor`; slices are at least as long as `out`.
+    ///
+    /// # Panics
+    /// A slice is shorter.
+    pub fn gated(gate: &[f32], up: &[f32], factor: f32, kind: Gate, out: &mut [f32]) = gated_on
+}
+
+#[inline(always)]
+fn activated_on<L: Lanes>(x: &mut [f32], kind: Gate) {
+    for i in (0..x.len()).step_by(LANES) {
+        let v = activate::<L>(get(x, i), kind);
+        put(x, i, v);
+    }
+}
+
+dispatch! {
+    /// `x = activation(x)`
+    pub fn activated(x: &mut [f32], kind: Gate) = activated_on
+}
+
+/// The scale by which a vector is divided before it is squared, as `max|x| + floor`; and what is under the root.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RmsNorm {
+    /// Added to the mean of squares.
+    pub eps: f32,
+    /// Added under the root relative to the square of `max|x| + floor`: the epsilon of the root itself.
+    pub relative_eps: f32,
+    /// See `relative_eps`.
+    pub floor: f32,
+}
+
+#[inline(always)]
+fn rms_norm_on<L: Lanes>(x: &[f32], weight: Option<&[f32]>, norm: RmsNorm, out: &mut [f32]) {
+    let n = out.len();
+    let x = &x[..n];
+    let (mut sum, mut largest) = (L::splat(0.0), L::splat(0.0));
+    for i in (0..n).step_by(LANES) {
+        let v = get::<L>(x, i);
+        sum = v.mul_add(v, sum);
+        largest = largest.max(v).max(v.mul(L::splat(-1.0)));
+    }
+    let mut lanes = [0f32; LANES];
+    largest.store(&mut lanes);
+    let scale = lanes.iter().copied().fold(0f32, f32::max) + norm.floor;
+    let mean = sum.total() / n as f32 + norm.eps + norm.relative_eps * scale * scale;
+    // A vector of zeros stays one.
+    let factor = L::splat(if mean == 0.0 { 0.0 } else { 1.0 / mean.sqrt() });
+    for i in (0..n).step_by(LANES) {
+        let mut v = get::<L>(x, i).mul(factor);
+        if let Some(weight) = weight {
+            v = v.mul(get(&weight[..n], i));
+        }
+        put(out, i, v);
+    }
+}
+
+dispatch! {
+    /// `out = x / sqrt(mean(x^2) + ..) * weight`; the other slices are at least as long as `out`.
+    ///
+    /// # Panics
+    /// A slice is shorter.
+    pub fn rms_norm(x: &[f32], weight: Option<&[f32]>, norm: RmsNorm, out: &mut [f32]) = rms_norm_on
+}
+
+#[inline(always)]
+fn softcap_on<L: Lanes>(x: &mut [f32], cap: f32) {
+    for i in (0..x.len()).step_by(LANES) {
+        let v = get::<L>(x, i);
+        // tanh u = 1 - 2 / (e^2u + 1)
+        let e = exp(v.mul(L::splat(2.0 / cap)));
+        let t = L::splat(2.0).div(e.add(L::splat(1.0))).neg_mul_add(L::splat(1.0), L::splat(1.0));
+        put(x, i, t.mul(L::splat(cap)));
+    }
+}
+
+dispatch! {
+    /// `x = cap * tanh(x / cap)`
+    pub fn softcap(x: &mut [f32], cap: f32) = softcap_on
+}
+
+#[inline(always)]
+fn exp_sum_on<L: Lanes>(x: &mut [f32], sum: &mut f32) {
+    let mut largest = L::splat(f32::NEG_INFINITY);
+    let n = x.len() / LANES * LANES;
+    for i in (0..n).step_by(LANES) {
+        largest = largest.max(get(x, i));
+    }
+    let mut lanes = [0f32; LANES];
+    largest.store(&mut lanes);
+    let largest = lanes.iter().chain(&x[n..]).copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut total = L::splat(0.0);
+    for i in (0..x.len()).step_by(LANES) {
+        let e = exp(get::<L>(x, i).add(L::splat(-largest)));
+        put(x, i, e);
+        total = total.add(get(x, i));
+    }
+    *sum = total.total();
+}
+
+dispatch! {
+    /// `x = e^(x - max x)`, and the sum of that.
+    pub fn exp_sum(x: &mut [f32], sum: &mut f32) = exp_sum_on
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_are_those_of_f64() {
+        let x: Vec<f32> = (-4000..4000).map(|i| i as f32 * 0.005 + 0.001).collect();
+        let close = |a: f32, b: f64, what: &str, x: f32| {
+            assert!((f64::from(a) - b).abs() <= 3e-6 * b.abs().max(1.0), "{what}({x}): {a}, expected {b}");
+        };
+        for (kind, f) in [
+            (Gate::Silu, (|v| v / (1.0 + (-v).exp())) as fn(f64) -> f64),
+            (Gate::GeluTanh, |v| 0.5 * v * (1.0 + (0.797_884_560_8 * (v + 0.044_715 * v * v * v)).tanh())),
+        ] {
+            let mut y = x.clone();
+            activated(&mut y, kind);
+            let ones = vec![1f32; x.len()];
+            let mut z = vec![0f32; x.len() - 3];
+            gated(&x, &ones, 2.0, kind, &mut z);
+            for (i, v) in x.iter().enumerate() {
+                close(y[i], f(f64::from(*v)), "activation", *v);
+            }
+            z.iter().zip(&x).for_each(|(z, v)| close(*z, 2.0 * f(f64::from(*v)), "gated", *v));
+        }
+        let mut y = x.clone();
+        softcap(&mut y, 5.0);
+        y.iter().zip(&x).for_each(|(y, v)| close(*y, 5.0 * (f64::from(*v) / 5.0).tanh(), "softcap", *v));
+        let (mut y, mut sum) = (x.clone(), 0.0);
+        exp_sum(&mut y, &mut sum);
+        let largest = f64::from(*x.last().unwrap());
+        let expected: f64 = x.iter().map(|v| (f64::from(*v) - largest).exp()).sum();
+        close(sum, expected, "sum", 0.0);
+        let mut extreme = [-1e9, -100.0, 0.0, f32::NAN];
+        exp_sum(&mut extreme[..3], &mut sum);
+        assert_eq!(extreme[..3], [0.0, 0.0, 1.0]);
+        activated(&mut extreme[3..], Gate::Silu);
+        assert!(extreme[3].is_nan());
+    }
+
+    #[test]
+    fn a_norm_is_over_the_whole_vector() {
+        for n in [1, 15, 16, 37, 256] {
+            let x: Vec<f32> = (0..n).map(|i| (i as f32 * 1.3).sin() * 300.0).collect();
+            let w: Vec<f32> = (0..n).map(|i| i as f32 * 0.1 - 1.0).collect();
+            let mut out = vec![0f32; n];
+            let norm = RmsNorm { eps: 1e-6, relative_eps: 0.0, floor: 0.0 };
+            rms_norm(&x, Some(&w), norm, &mut out);
+            let mean: f64 = x.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / n as f64;
+            for i in 0..n {
+                let expected = f64::from(x[i]) / (mean + 1e-6).sqrt() * f64::from(w[i]);
+                assert!((f64::from(out[i]) - expected).abs() < 1e-5 * expected.abs().max(1.0));
+            }
+        }
+        let mut zero = [1f32; 5];
+        rms_norm(&[0.0; 5], None, RmsNorm { eps: 0.0, relative_eps: 0.0, floor: 0.0 }, &mut zero);
+        assert_eq!(zero, [0.0; 5]);
+    }
+}

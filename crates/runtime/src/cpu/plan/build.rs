@@ -1,0 +1,1114 @@
+//! From steps to nodes.
+
+use super::super::exec::{Place, Projection, Step, Work as StepWork};
+use super::super::weights::StoredWeight;
+use super::experts::{Branch, Experts};
+use super::patterns::{Fused, Graph};
+use super::view::{Base, Nest, View, dense_strides};
+use super::{Binary, Fill, Item, KernelCall, Node, Operand, Plan, Reduction, Unary, Work};
+use crate::tensor::{Data, Tensor};
+use anemoe_kernels::{AttentionShape, HeadStrides};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What a plan is made from: a function's steps, in which every buffer is written once.
+pub(in crate::cpu) struct Source<'a> {
+    pub steps: Vec<Step>,
+    pub constants: &'a [Arc<Tensor>],
+    /// Shape of each buffer, and whether it holds floats.
+    pub buffers: Vec<(Vec<usize>, bool)>,
+    /// Buffer of each input.
+    pub inputs: &'a [usize],
+    pub outputs: &'a [Place],
+    pub states: Vec<Vec<usize>>,
+    pub skip_zero: bool,
+}
+
+struct Builder<'a> {
+    g: Graph<'a>,
+    states: &'a [Vec<usize>],
+    floats: Vec<bool>,
+    /// Of each buffer of the steps, once it is there.
+    views: Vec<Option<View>>,
+    nodes: Vec<Node>,
+    /// Elements of each buffer of the plan.
+    sizes: Vec<usize>,
+    panels: usize,
+    tensors: usize,
+    /// Node and panel of the products of a value.
+    products: Vec<(View, usize, usize)>,
+    step: usize,
+}
+
+/// Makes a plan; none where something is not of a fixed form, and then the steps are executed as they are.
+pub(in crate::cpu) fn plan(source: Source<'_>) -> Option<Plan> {
+    let Source { steps, constants, buffers, inputs, outputs, states, skip_zero } = source;
+    let (shapes, floats): (Vec<Vec<usize>>, Vec<bool>) = buffers.into_iter().unzip();
+    let mut producer = vec![None; shapes.len()];
+    let mut readers = vec![Vec::new(); shapes.len()];
+    for (i, step) in steps.iter().enumerate() {
+        step.writes().into_iter().for_each(|b| producer[b] = Some(i));
+        step.reads().into_iter().for_each(|b| readers[b].push(i));
+    }
+    for place in outputs {
+        if let Place::Buffer(b) = place {
+            readers[*b].push(usize::MAX);
+        }
+    }
+    let g = Graph { steps: &steps, constants, shapes: &shapes, producer, readers };
+    let mut b = Builder {
+        views: vec![None; shapes.len()],
+        floats,
+        nodes: Vec::new(),
+        sizes: Vec::new(),
+        panels: 0,
+        tensors: 0,
+        products: Vec::new(),
+        step: 0,
+        states: &states,
+        g,
+    };
+    for (i, &buffer) in inputs.iter().enumerate() {
+        b.views[buffer] = Some(View::dense(Base::Input(i), &shapes[buffer]));
+    }
+    let (fused, inside) = b.fuse();
+    for i in 0..steps.len() {
+        b.step = i;
+        if inside[i] {
+            continue;
+        }
+        match fused.get(&i) {
+            Some(f) => b.fused(f)?,
+            None => b.single()?,
+        }
+    }
+    let mut results = Vec::new();
+    for &place in outputs {
+        let view = b.place(place)?;
+        let dense = dense_strides(&view.shape);
+        let nest = Nest::new(&view.shape, [&dense, &view.strides], [0, view.offset]);
+        results.push((nest, view, Tensor::default()));
+    }
+    let Builder { mut nodes, sizes, panels, tensors, .. } = b;
+    let sizes = assign(&mut nodes, &sizes, &mut results);
+    Some(Plan {
+        nodes,
+        sizes,
+        panels,
+        tensors: vec![Tensor::default(); tensors],
+        constants: constants.to_vec(),
+        outputs: results,
+        skip_zero,
+        times: Vec::new(),
+        steps: 0,
+        skipped: 0,
+        weight_bytes: 0,
+    })
+}
+
+impl Builder<'_> {
+    /// Steps that stand for more, and those that are inside of them.
+    fn fuse(&self) -> (BTreeMap<usize, Fused>, Vec<bool>) {
+        let n = self.g.steps.len();
+        let (mut fused, mut inside) = (BTreeMap::new(), vec![false; n]);
+        let mut take = |root: usize, f: Fused, steps: Vec<usize>, inside: &mut Vec<bool>| {
+            // A state that is read inside must not be written before the root reads it.
+            let first = steps.iter().copied().min().unwrap_or(root);
+            let written = |s: usize| matches!(self.g.steps[s].work, StepWork::WriteState { .. });
+            if steps.iter().chain([&root]).any(|&s| inside[s]) || (first..root).any(written) {
+                return;
+            }
+            steps.into_iter().for_each(|s| inside[s] = true);
+            fused.insert(root, f);
+        };
+        for (root, (f, steps)) in self.g.experts() {
+            take(root, f, steps, &mut inside);
+        }
+        for root in 0..n {
+            if inside[root] {
+                continue;
+            }
+            let state = match &self.g.steps[root].work {
+                StepWork::WriteState { state, .. } => self.states[*state].as_slice(),
+                _ => &[],
+            };
+            let update = self.g.update(root, state);
+            if let Some((f, steps)) = update.or_else(|| self.g.attention(root)) {
+                take(root, f, steps, &mut inside);
+            } else if let Some((Fused::Norm { x, axis, norm, .. }, mut steps)) = self.g.norm(root) {
+                match self.g.weighted(root, axis) {
+                    Some((product, weight)) => {
+                        steps.push(root);
+                        take(
+                            product,
+                            Fused::Norm { x, axis, norm, weight: Some(weight) },
+                            steps,
+                            &mut inside,
+                        );
+                    }
+                    None => take(root, Fused::Norm { x, axis, norm, weight: None }, steps, &mut inside),
+                }
+            } else if let Some((f, steps)) = self.g.rotate(root).or_else(|| self.g.gated(root)) {
+                take(root, f, steps, &mut inside);
+            }
+        }
+        (fused, inside)
+    }
+
+    fn push(&mut self, work: Work) {
+        let step = &self.g.steps[self.step];
+        self.nodes.push(Node { work, op_type: step.op_type.clone(), name: step.name.clone() });
+    }
+
+    fn place(&self, place: Place) -> Option<View> {
+        match place {
+            Place::Buffer(b) => self.views[b].clone(),
+            Place::Constant(c) => Some(View::dense(Base::Constant(c), &self.g.constants[c].shape)),
+            Place::State(s) => Some(View::dense(Base::State(s), &self.states[s])),
+        }
+    }
+
+    fn is_float(&self, place: Place) -> bool {
+        match place {
+            Place::Buffer(b) => self.floats[b],
+            Place::Constant(c) => matches!(self.g.constants[c].data, Data::F32(_)),
+            Place::State(_) => true,
+        }
+    }
+
+    /// A float operand that is not a state.
+    fn float(&mut self, place: Place) -> Option<View> {
+        let view = self.place(place).filter(|_| self.is_float(place))?;
+        Some(self.out_of_state(view))
+    }
+
+    fn argument(&mut self, name: &str) -> Option<View> {
+        let place = self.g.steps[self.step].argument(name)?;
+        self.float(place)
+    }
+
+    /// The shape and buffer of the step's only result.
+    fn result(&self) -> Option<(usize, Vec<usize>)> {
+        let step = &self.g.steps[self.step];
+        let &[b] = step.writes().as_slice() else { return None };
+        Some((b, self.g.shapes[b].clone()))
+    }
+
+    /// A new buffer whose elements lie in the order of dimensions `order`, outermost first.
+    fn allocate(&mut self, shape: &[usize], order: &[usize]) -> View {
+        let mut strides = vec![0; shape.len()];
+        let mut n = 1;
+        for &d in order.iter().rev() {
+            strides[d] = n;
+            n *= shape[d].max(1);
+        }
+        self.sizes.push(shape.iter().product());
+        View { base: Base::Buffer(self.sizes.len() - 1), offset: 0, shape: shape.to_vec(), strides }
+    }
+
+    fn allocate_dense(&mut self, shape: &[usize]) -> View {
+        self.allocate(shape, &(0..shape.len()).collect::<Vec<_>>())
+    }
+
+    /// A copy with `last` as the innermost dimension.
+    fn copied(&mut self, view: &View, order: &[usize]) -> View {
+        let out = self.allocate(&view.shape, order);
+        let nest = Nest::new(&view.shape, [&out.strides, &view.strides], [0, view.offset]);
+        let to = buffer_of(&out);
+        self.push(Work::Copy { nest, x: view.base, out: to, fill: None });
+        out
+    }
+
+    fn out_of_state(&mut self, view: View) -> View {
+        if !matches!(view.base, Base::State(_)) {
+            return view;
+        }
+        let copy = self.copied(&view, &(0..view.rank()).collect::<Vec<_>>());
+        self.replace(&view, &copy);
+        copy
+    }
+
+    /// Later readers of the same elements take the copy.
+    fn replace(&mut self, view: &View, copy: &View) {
+        for v in self.views.iter_mut().flatten() {
+            if v == view {
+                *v = copy.clone();
+            }
+        }
+    }
+
+    /// The view, or a copy of it, in which the elements along `axis` lie together.
+    fn together(&mut self, view: View, axis: usize) -> View {
+        let view = self.out_of_state(view);
+        if view.shape[axis] == 1 || view.strides[axis] == 1 {
+            return view;
+        }
+        let order: Vec<usize> = (0..view.rank()).filter(|&d| d != axis).chain([axis]).collect();
+        let copy = self.copied(&view, &order);
+        self.replace(&view, &copy);
+        copy
+    }
+
+    /// Dimensions by stride, the largest first.
+    fn order(view: &View) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..view.rank()).collect();
+        order.sort_by_key(|&d| std::cmp::Reverse((view.shape[d] == 1, view.strides[d])));
+        order
+    }
+
+    fn define(&mut self, view: View) -> Option<()> {
+        let (b, shape) = self.result()?;
+        (view.shape == shape).then(|| self.views[b] = Some(view))
+    }
+
+    fn fused(&mut self, f: &Fused) -> Option<()> {
+        match f {
+            Fused::Norm { x, axis, norm, weight } => {
+                let view = self.float(*x)?;
+                let x = self.together(view, *axis);
+                let mut order = Self::order(&x);
+                order.retain(|d| d != axis);
+                order.push(*axis);
+                let out = self.allocate(&x.shape, &order);
+                let mut rows = x.shape.clone();
+                rows[*axis] = 1;
+                let weight = weight.map(|w| self.place(w).map(|v| v.base));
+                let work = Work::Norm {
+                    rows: Nest::new(&rows, [&out.strides, &x.strides], [0, x.offset]),
+                    n: x.shape[*axis],
+                    x: x.base,
+                    weight: match weight {
+                        Some(w) => Some(w?),
+                        None => None,
+                    },
+                    norm: *norm,
+                    out: buffer_of(&out),
+                };
+                self.push(work);
+                self.define(out)
+            }
+            Fused::Rotate { x, cos, sin, half } => {
+                let view = self.float(*x)?;
+                let last = view.rank().checked_sub(1)?;
+                let x = self.together(view, last);
+                let (cos, sin) = (self.float(*cos)?, self.float(*sin)?);
+                let (cos, sin) = (self.together(cos, last), self.together(sin, last));
+                let mut order = Self::order(&x);
+                order.retain(|d| *d != last);
+                order.push(last);
+                let out = self.allocate(&x.shape, &order);
+                let n = x.shape[last];
+                if cos.shape.last() != Some(&n) || sin.shape.last() != Some(&n) {
+                    return None;
+                }
+                let (c, s) = (cos.broadcast(&x.shape)?, sin.broadcast(&x.shape)?);
+                let mut rows = x.shape.clone();
+                rows[last] = 1;
+                let start = [0, x.offset, cos.offset, sin.offset];
+                let rows = Nest::new(&rows, [&out.strides, &x.strides, &c, &s], start);
+                let (half, to) = (*half, buffer_of(&out));
+                self.push(Work::Rotate { rows, half, n, x: x.base, cos: cos.base, sin: sin.base, out: to });
+                self.define(out)
+            }
+            Fused::Gated { gate, up, kind } => {
+                let (gate, up) = (self.float(*gate)?, self.float(*up)?);
+                let axis = *Self::order(&gate).last()?;
+                let (gate, up) = (self.together(gate, axis), self.together(up, axis));
+                let mut order = Self::order(&gate);
+                order.retain(|d| *d != axis);
+                order.push(axis);
+                let out = self.allocate(&gate.shape, &order);
+                let mut rows = gate.shape.clone();
+                rows[axis] = 1;
+                let nest =
+                    Nest::new(&rows, [&out.strides, &gate.strides, &up.strides], [0, gate.offset, up.offset]);
+                let (n, to) = (gate.shape[axis], buffer_of(&out));
+                self.push(Work::Gated { rows: nest, n, gate: gate.base, up: up.base, kind: *kind, out: to });
+                self.define(out)
+            }
+            Fused::Experts { branches } => self.experts(branches),
+            Fused::Attention { q, k, v, mask, kv_heads } => self.attention((*q, *k, *v, *mask), *kv_heads),
+            Fused::Update { state, new, keep, place, tail } => {
+                let (new, keep, place) = (self.float(*new)?, self.float(*keep)?, self.float(*place)?);
+                let tail = match tail {
+                    Some(t) => Some(self.float(*t)?),
+                    None => None,
+                };
+                self.before_write(*state);
+                let (all, d) = (self.states[*state][2], self.states[*state][3]);
+                let work = Work::Update { state: *state, new, keep, place, tail, all, row: vec![0.0; d] };
+                self.push(work);
+                Some(())
+            }
+        }
+    }
+
+    /// Values that are still a view of the state, and are read behind the write, are copied before it.
+    fn before_write(&mut self, state: usize) {
+        for b in 0..self.views.len() {
+            let Some(view) = self.views[b].clone() else { continue };
+            let later = self.g.readers[b].iter().any(|&r| r > self.step);
+            if view.base == Base::State(state) && later {
+                self.out_of_state(view);
+            }
+        }
+    }
+
+    fn weight_of(&self, step: usize) -> Option<Arc<StoredWeight>> {
+        match &self.g.steps[step].work {
+            StepWork::Project {
+                projection: Projection::Conv { weight, .. } | Projection::Linear { weight },
+                ..
+            } => weight.matrix().is_ok().then(|| weight.clone()),
+            _ => None,
+        }
+    }
+
+    fn experts(&mut self, branches: &[super::patterns::Branch]) -> Option<()> {
+        let view = self.float(branches.first()?.x)?;
+        let x = self.together(view, 1);
+        let &[1, channels, 1, tokens] = x.shape.as_slice() else { return None };
+        let (_, shape) = self.result()?;
+        let mut all = Vec::new();
+        for b in branches {
+            let (gate_up, down) = (self.weight_of(b.gate_up)?, self.weight_of(b.down)?);
+            let weight = self.float(b.weight)?;
+            let order = |w: &StoredWeight| w.matrix().ok().map(|m| m.order());
+            let fits = order(&gate_up) == all.first().map_or(order(&gate_up), |b: &Branch| order(&b.gate_up))
+                && gate_up.cols() == channels
+                && gate_up.rows() == 2 * down.cols()
+                && shape == [1, down.rows(), 1, tokens];
+            if !fits {
+                return None;
+            }
+            all.push(Branch { gate_up, down, weight, kind: b.kind });
+        }
+        let out = self.allocate(&shape, &[0, 2, 3, 1]);
+        self.push(Work::Experts(Box::new(Experts::new(x, all, tokens, shape[1], buffer_of(&out)))));
+        self.define(out)
+    }
+
+    fn attention(&mut self, (q, k, v, mask): (Place, Place, Place, Place), kv_heads: usize) -> Option<()> {
+        let (_, shape) = self.result()?;
+        let &[1, heads, tokens, head_dim] = shape.as_slice() else { return None };
+        let view = self.float(q)?;
+        let q = self.together(view, 3);
+        let cache = |b: &mut Self, place| {
+            let v = b.place(place).filter(|_| b.is_float(place))?;
+            Some(if v.strides[3] == 1 || v.shape[3] == 1 { v } else { b.together(v, 3) })
+        };
+        let (k, v) = (cache(self, k)?, cache(self, v)?);
+        let view = self.float(mask)?;
+        let mask = self.together(view, 3);
+        let out = self.allocate(&shape, &[0, 2, 1, 3]);
+        let slots = k.shape[2];
+        let at = |v: &View| HeadStrides { first: v.offset, head: v.strides[1], token: v.strides[2] };
+        let work = Work::Attention {
+            shape: AttentionShape { heads, kv_heads, tokens, head_dim, slots },
+            q: (q.base, at(&q)),
+            k,
+            v,
+            mask: (mask.clone(), mask.strides[2]),
+            out: (buffer_of(&out), at(&out)),
+        };
+        self.push(work);
+        self.define(out)
+    }
+
+    fn single(&mut self) -> Option<()> {
+        let step = &self.g.steps[self.step];
+        match &step.work {
+            StepWork::Cond { .. } | StepWork::While { .. } => None,
+            StepWork::Copy { from, .. } => {
+                let view = self.place(*from)?;
+                let copy = self.out_of_state(view);
+                self.define(copy)
+            }
+            StepWork::WriteState { state, data } => {
+                let (state, data) = (*state, *data);
+                if data == Place::State(state) {
+                    return Some(());
+                }
+                let x = self.float(data)?;
+                self.before_write(state);
+                let shape = self.states[state].clone();
+                let nest = Nest::new(&shape, [&dense_strides(&shape), &x.strides], [0, x.offset]);
+                if x.shape != shape {
+                    return None;
+                }
+                self.push(Work::WriteState { state, nest, x: x.base });
+                Some(())
+            }
+            StepWork::Project { projection, x, bias, .. } => self.project(projection, *x, *bias),
+            StepWork::Kernel { .. } => match self.native() {
+                Some(()) => Some(()),
+                None => self.kernel(),
+            },
+        }
+    }
+
+    fn project(&mut self, projection: &Projection, x: Place, bias: Option<Place>) -> Option<()> {
+        let (_, shape) = self.result()?;
+        let (weight, groups, taps) = match projection {
+            Projection::Conv { weight, groups, taps } => (weight.clone(), *groups, *taps),
+            Projection::Linear { weight } => (weight.clone(), 1, 1),
+        };
+        let matrix = weight.matrix().ok()?;
+        let (rows, cols) = (matrix.rows(), matrix.cols());
+        let x = self.float(x)?;
+        let rank = x.rank();
+        let axis = match projection {
+            Projection::Conv { .. } => 1,
+            Projection::Linear { .. } => rank - 1,
+        };
+        let channels = cols / taps;
+        let view = if taps == 1 { self.together(x, axis) } else { x };
+        // All dimensions but the channels', as one.
+        let others: Vec<usize> = (0..rank).filter(|&d| d != axis).collect();
+        let mut tokens_view = view.transposed(&others.iter().copied().chain([axis]).collect::<Vec<_>>());
+        if tokens_view.shape.last() != Some(&(channels * groups)) || (taps > 1 && rank != 4) {
+            return None;
+        }
+        if taps > 1 {
+            *tokens_view.shape.get_mut(2)? -= taps - 1;
+        }
+        let tokens: usize = tokens_view.shape[..rank - 1].iter().product();
+        let flat = [tokens, channels * groups];
+        let flattened = match tokens_view.reshaped(&flat) {
+            Some(v) => v,
+            None if taps == 1 => {
+                let copy = self.copied(&tokens_view, &(0..rank).collect::<Vec<_>>());
+                copy.reshaped(&flat)?
+            }
+            None => return None,
+        };
+        let tap_stride = if taps > 1 { view.strides[3] } else { 0 };
+        let expected: Vec<usize> = match projection {
+            Projection::Conv { .. } if taps > 1 => {
+                vec![view.shape[0], rows, view.shape[2], view.shape[3] + 1 - taps]
+            }
+            _ => (0..rank).map(|d| if d == axis { rows } else { view.shape[d] }).collect(),
+        };
+        if expected != shape
+            || (axis == 1 && matches!(projection, Projection::Conv { .. }) && view.shape[0] != 1)
+        {
+            return None;
+        }
+        let bias = match bias {
+            None => None,
+            Some(b) => {
+                let v = self.float(b)?;
+                if v.len() != rows || !v.is_dense() || v.offset != 0 {
+                    return None;
+                }
+                Some(v.base)
+            }
+        };
+        let order: Vec<usize> = others.iter().copied().chain([axis]).collect();
+        let out = self.allocate(&shape, &order);
+        let strides = (flattened.strides[0], flattened.strides[1], tap_stride);
+        let to = buffer_of(&out);
+        if groups > 1 || taps > 1 {
+            let panel = self.new_panel();
+            let part = vec![0.0; tokens * rows / groups];
+            let group_stride = channels * strides.1;
+            let fill = Fill { panel, x: flattened, tokens, cols: (channels, taps), strides };
+            self.push(Work::Grouped { fill, weight, groups, group_stride, bias, out: to, part });
+            return self.define(out);
+        }
+        self.add_product(flattened, tokens, cols, strides, weight, bias, to)?;
+        self.define(out)
+    }
+
+    fn new_panel(&mut self) -> usize {
+        self.panels += 1;
+        self.panels - 1
+    }
+
+    /// Into the node of earlier products of the same value, if there is one.
+    #[allow(clippy::too_many_arguments)]
+    fn add_product(
+        &mut self,
+        x: View,
+        tokens: usize,
+        cols: usize,
+        strides: (usize, usize, usize),
+        weight: Arc<StoredWeight>,
+        bias: Option<Base>,
+        out: usize,
+    ) -> Option<()> {
+        let order = weight.matrix().ok()?.order();
+        let known = self.products.iter().find(|(v, _, _)| *v == x).map(|(_, node, _)| *node);
+        if let Some(node) = known
+            && let Some(Node { work: Work::Products { fills, items }, .. }) = self.nodes.get_mut(node)
+        {
+            let same =
+                items.iter().find(|i| i.weight.matrix().is_ok_and(|m| m.order() == order)).map(|i| i.panel);
+            let panel = match same {
+                Some(panel) => panel,
+                None => {
+                    self.panels += 1;
+                    let panel = self.panels - 1;
+                    fills.push(Fill { panel, x, tokens, cols: (cols, 1), strides });
+                    panel
+                }
+            };
+            items.push(Item { weight, panel, out, bias });
+            return Some(());
+        }
+        let panel = self.new_panel();
+        self.products.push((x.clone(), self.nodes.len(), panel));
+        let fills = vec![Fill { panel, x, tokens, cols: (cols, 1), strides }];
+        self.push(Work::Products { fills, items: vec![Item { weight, panel, out, bias }] });
+        Some(())
+    }
+
+    /// Operations on views, and those with loops of their own.
+    fn native(&mut self) -> Option<()> {
+        let step = &self.g.steps[self.step];
+        let op = step.op_type.clone();
+        match op.as_str() {
+            "reshape" | "expand_dims" | "squeeze" | "identity" => {
+                let x = self.argument("x")?;
+                let (_, shape) = self.result()?;
+                let view = match x.reshaped(&shape) {
+                    Some(v) => v,
+                    None if x.len() == shape.iter().product::<usize>() => {
+                        self.copied(&x, &(0..x.rank()).collect::<Vec<_>>()).reshaped(&shape)?
+                    }
+                    None => return None,
+                };
+                self.define(view)
+            }
+            "transpose" => {
+                let x = self.view_argument("x")?;
+                let perm = self.g.ints(step.argument("perm"))?;
+                let perm: Option<Vec<usize>> = perm.iter().map(|&p| self.g.axis(p, x.rank())).collect();
+                let perm = perm.filter(|p| p.len() == x.rank())?;
+                self.define(x.transposed(&perm))
+            }
+            "split" => self.split(),
+            "slice_by_size" | "slice_by_index" => self.slice(&op),
+            "concat" => self.concat(),
+            "pad" => self.pad(),
+            "matmul" => self.matmul(),
+            "softmax" => self.softmax(),
+            "reduce_mean" | "reduce_max" | "reduce_min" | "reduce_sum" => self.reduce(&op),
+            "add" | "sub" | "mul" | "real_div" | "maximum" | "minimum" => self.binary(&op),
+            _ => self.unary(&op),
+        }
+    }
+
+    /// A float operand, also of a state.
+    fn view_argument(&self, name: &str) -> Option<View> {
+        let place = self.g.steps[self.step].argument(name)?;
+        self.place(place).filter(|_| self.is_float(place))
+    }
+
+    fn split(&mut self) -> Option<()> {
+        let step = &self.g.steps[self.step];
+        let x = self.view_argument("x")?;
+        let axis = self.g.axis(*self.g.ints(step.argument("axis"))?.first()?, x.rank())?;
+        let mut begin = 0;
+        for b in step.writes() {
+            let shape = &self.g.shapes[b];
+            let size = *shape.get(axis)?;
+            if begin + size > x.shape[axis] {
+                return None;
+            }
+            let part = x.sliced(axis, begin, size);
+            if part.shape != *shape {
+                return None;
+            }
+            self.views[b] = Some(part);
+            begin += size;
+        }
+        (begin == x.shape[axis]).then_some(())
+    }
+
+    fn slice(&mut self, op: &str) -> Option<()> {
+        let step = &self.g.steps[self.step];
+        let x = self.view_argument("x")?;
+        let (_, shape) = self.result()?;
+        let begin = self.g.ints(step.argument("begin"))?.to_vec();
+        if begin.len() != x.rank() || shape.len() != x.rank() {
+            return None;
+        }
+        if op == "slice_by_index" {
+            let unit = |v: Option<&[i32]>| v.is_none_or(|v| v.iter().all(|&s| s == 1));
+            let stride = step.argument("stride");
+            if (stride.is_some() && self.g.ints(stride).is_none()) || !unit(self.g.ints(stride)) {
+                return None;
+            }
+            if let Some(place) = step.argument("squeeze_mask") {
+                let Place::Constant(c) = place else { return None };
+                if self.g.constants[c].as_bool()?.iter().any(|&s| s) {
+                    return None;
+                }
+            }
+        }
+        let masked: Vec<bool> = match step.argument("begin_mask") {
+            Some(Place::Constant(c)) if op == "slice_by_index" => self.g.constants[c].as_bool()?.to_vec(),
+            Some(_) if op == "slice_by_index" => return None,
+            _ => vec![false; x.rank()],
+        };
+        let mut view = x.clone();
+        for d in 0..x.rank() {
+            let start = match (masked.get(d), begin[d]) {
+                (Some(true), _) => 0,
+                (_, b) if b < 0 => usize::try_from(i64::from(b) + x.shape[d] as i64).ok()?,
+                (_, b) => b as usize,
+            };
+            if start + shape[d] > x.shape[d] {
+                return None;
+            }
+            view = view.sliced(d, start, shape[d]);
+        }
+        // An early read of a state: what is written later must not be seen.
+        self.define(view)
+    }
+
+    fn concat(&mut self) -> Option<()> {
+        let step = &self.g.steps[self.step];
+        let (_, shape) = self.result()?;
+        let axis = self.g.axis(*self.g.ints(step.argument("axis"))?.first()?, shape.len())?;
+        if self.g.flag(step.argument("interleave"), false)? {
+            return None;
+        }
+        let values = step.values().to_vec();
+        let parts: Option<Vec<View>> = values.into_iter().map(|p| self.float(p)).collect();
+        let parts = parts?;
+        let total: usize = parts.iter().filter_map(|p| p.shape.get(axis)).sum();
+        let fits = |p: &View| {
+            p.rank() == shape.len() && (0..shape.len()).all(|d| d == axis || p.shape[d] == shape[d])
+        };
+        if total != shape[axis] || !parts.iter().all(fits) {
+            return None;
+        }
+        let order = parts.iter().max_by_key(|p| p.len()).map(Self::order)?;
+        let out = self.allocate(&shape, &order);
+        let mut begin = 0;
+        for part in &parts {
+            let to = out.sliced(axis, begin, part.shape[axis]);
+            let nest = Nest::new(&part.shape, [&to.strides, &part.strides], [to.offset, part.offset]);
+            self.push(Work::Copy { nest, x: part.base, out: buffer_of(&out), fill: None });
+            begin += part.shape[axis];
+        }
+        self.define(out)
+    }
+
+    fn pad(&mut self) -> Option<()> {
+        let step = &self.g.steps[self.step];
+        let x = self.argument("x")?;
+        let step_mode = step.argument("mode");
+        if let Some(Place::Constant(c)) = step_mode {
+            let Data::Str(mode) = &self.g.constants[c].data else { return None };
+            if mode.first()? != "constant" {
+                return None;
+            }
+        } else if step_mode.is_some() {
+            return None;
+        }
+        let pad = self.g.ints(step.argument("pad"))?.to_vec();
+        let value = match step.argument("constant_val") {
+            None => 0.0,
+            Some(Place::Constant(c)) => *self.g.constants[c].as_f32()?.first()?,
+            Some(_) => return None,
+        };
+        let (_, shape) = self.result()?;
+        let first = x.rank().checked_sub(pad.len() / 2)?;
+        if pad.len() % 2 != 0 || pad.iter().any(|&p| p < 0) {
+            return None;
+        }
+        let out = self.allocate_dense(&shape);
+        let mut to = out.clone();
+        for d in 0..x.rank() {
+            let (before, after) = match d.checked_sub(first) {
+                None => (0, 0),
+                Some(i) => (pad[2 * i] as usize, pad[2 * i + 1] as usize),
+            };
+            if shape.get(d) != Some(&(x.shape[d] + before + after)) {
+                return None;
+            }
+            to = to.sliced(d, before, x.shape[d]);
+        }
+        let nest = Nest::new(&x.shape, [&to.strides, &x.strides], [to.offset, x.offset]);
+        self.push(Work::Copy { nest, x: x.base, out: buffer_of(&out), fill: Some((value, out.len())) });
+        self.define(out)
+    }
+
+    fn matmul(&mut self) -> Option<()> {
+        let step = &self.g.steps[self.step];
+        let (tx, ty) = (step.argument("transpose_x"), step.argument("transpose_y"));
+        let (mut x, mut y) = (self.argument("x")?, self.argument("y")?);
+        let (_, shape) = self.result()?;
+        let rank = shape.len();
+        if rank < 2 || x.rank() < 2 || y.rank() < 2 {
+            return None;
+        }
+        let turn = |v: &View| {
+            let mut perm: Vec<usize> = (0..v.rank()).collect();
+            perm.swap(v.rank() - 1, v.rank() - 2);
+            v.transposed(&perm)
+        };
+        if self.g.flag(tx, false)? {
+            x = turn(&x);
+        }
+        if self.g.flag(ty, false)? {
+            y = turn(&y);
+        }
+        let (k, n) = (x.shape[x.rank() - 1], y.shape[y.rank() - 1]);
+        if y.shape[y.rank() - 2] != k || shape[rank - 1] != n || shape[rank - 2] != x.shape[x.rank() - 2] {
+            return None;
+        }
+        let (xk, yk, yn) = (x.strides[x.rank() - 1], y.strides[y.rank() - 2], y.strides[y.rank() - 1]);
+        let out = self.allocate_dense(&shape);
+        // Rows of the result: the columns of y are inside, its rows are summed over.
+        let mut rows = shape.clone();
+        rows[rank - 1] = 1;
+        let (mut xv, mut yv) = (x.clone(), y.clone());
+        let (x_last, y_last) = (x.rank() - 1, y.rank() - 1);
+        xv.shape[x_last] = 1;
+        (yv.shape[y_last], yv.shape[y_last - 1]) = (1, 1);
+        let (xs, ys) = (xv.broadcast(&rows)?, yv.broadcast(&rows)?);
+        let nest = Nest::new(&rows, [&out.strides, &xs, &ys], [0, x.offset, y.offset]);
+        let to = buffer_of(&out);
+        if k == 0 || n == 0 || nest.is_too_deep() {
+            return None;
+        }
+        self.push(Work::MatMul {
+            rows: nest,
+            sizes: (k, n),
+            strides: (xk, yk, yn),
+            x: x.base,
+            y: y.base,
+            out: to,
+        });
+        self.define(out)
+    }
+
+    fn softmax(&mut self) -> Option<()> {
+        let step = &self.g.steps[self.step];
+        let axis = match step.argument("axis") {
+            None => -1,
+            place => *self.g.ints(place)?.first()?,
+        };
+        let x = self.argument("x")?;
+        let axis = self.g.axis(axis, x.rank())?;
+        let mut order = Self::order(&x);
+        order.retain(|d| *d != axis);
+        order.push(axis);
+        let out = self.allocate(&x.shape, &order);
+        let mut rows = x.shape.clone();
+        rows[axis] = 1;
+        let nest = Nest::new(&rows, [&out.strides, &x.strides], [0, x.offset]);
+        let (n, to) = (x.shape[axis], buffer_of(&out));
+        self.push(Work::Softmax {
+            rows: nest,
+            n,
+            step: x.strides[axis],
+            x: x.base,
+            out: to,
+            row: vec![0.0; n],
+        });
+        self.define(out)
+    }
+
+    fn reduce(&mut self, op: &str) -> Option<()> {
+        let step = &self.g.steps[self.step];
+        let axes = step.argument("axes");
+        let keep = self.g.flag(step.argument("keep_dims"), false)?;
+        let x = self.argument("x")?;
+        let axes: Vec<usize> = match axes {
+            None => (0..x.rank()).collect(),
+            place => self.g.ints(place)?.iter().map(|&a| self.g.axis(a, x.rank())).collect::<Option<_>>()?,
+        };
+        let (_, shape) = self.result()?;
+        let kept: Vec<usize> =
+            (0..x.rank()).map(|d| if axes.contains(&d) { 1 } else { x.shape[d] }).collect();
+        let out = self.allocate_dense(&kept);
+        let inner: Vec<usize> =
+            (0..x.rank()).map(|d| if axes.contains(&d) { x.shape[d] } else { 1 }).collect();
+        let n: usize = inner.iter().product();
+        if n == 0 {
+            return None;
+        }
+        let kind = match op {
+            "reduce_mean" => Reduction::Mean,
+            "reduce_max" => Reduction::Max,
+            "reduce_min" => Reduction::Min,
+            _ => Reduction::Sum,
+        };
+        let rows = Nest::new(&kept, [&out.strides, &x.strides], [0, x.offset]);
+        let inner = Nest::new(&inner, [&x.strides], [0]);
+        let to = buffer_of(&out);
+        self.push(Work::Reduce { kind, rows, inner, n, x: x.base, out: to });
+        let view = if keep { out } else { out.reshaped(&shape)? };
+        self.define(view)
+    }
+
+    fn binary(&mut self, op: &str) -> Option<()> {
+        fn run(nest: &Nest<3>, out: &mut [f32], x: &[f32], y: &[f32], f: impl Fn(f32, f32) -> f32 + Copy) {
+            nest.each(|[o, a, b], n, s| match s {
+                [1, 1, 1] => {
+                    let (x, y) = (&x[a..a + n], &y[b..b + n]);
+                    out[o..o + n].iter_mut().zip(x.iter().zip(y)).for_each(|(o, (a, b))| *o = f(*a, *b));
+                }
+                [1, 1, 0] => {
+                    let y = y[b];
+                    out[o..o + n].iter_mut().zip(&x[a..a + n]).for_each(|(o, a)| *o = f(*a, y));
+                }
+                _ => (0..n).for_each(|i| out[o + i * s[0]] = f(x[a + i * s[1]], y[b + i * s[2]])),
+            });
+        }
+        let f: Binary = match op {
+            "add" => |n, o, x, y| run(n, o, x, y, |a, b| a + b),
+            "sub" => |n, o, x, y| run(n, o, x, y, |a, b| a - b),
+            "mul" => |n, o, x, y| run(n, o, x, y, |a, b| a * b),
+            "real_div" => |n, o, x, y| run(n, o, x, y, |a, b| a / b),
+            "maximum" => |n, o, x, y| run(n, o, x, y, f32::max),
+            _ => |n, o, x, y| run(n, o, x, y, f32::min),
+        };
+        let (x, y) = (self.argument("x")?, self.argument("y")?);
+        let (_, shape) = self.result()?;
+        let (xs, ys) = (x.broadcast(&shape)?, y.broadcast(&shape)?);
+        let model = [&x, &y].into_iter().find(|v| v.shape == shape && !matches!(v.base, Base::Constant(_)));
+        let model = model.or_else(|| [&x, &y].into_iter().find(|v| v.shape == shape));
+        let out = match model {
+            Some(v) => self.allocate(&shape, &Self::order(v)),
+            None => self.allocate_dense(&shape),
+        };
+        let broadcast = (0..shape.len()).all(|d| {
+            let at = |v: &View| (d + v.rank()).checked_sub(shape.len()).map_or(1, |i| v.shape[i]);
+            shape[d] == at(&x).max(at(&y)) || shape[d] == 0
+        });
+        let nest = Nest::new(&shape, [&out.strides, &xs, &ys], [0, x.offset, y.offset]);
+        if !broadcast || nest.is_too_deep() {
+            return None;
+        }
+        let to = buffer_of(&out);
+        self.push(Work::Binary { f, nest, x: x.base, y: y.base, out: to });
+        self.define(out)
+    }
+
+    fn unary(&mut self, op: &str) -> Option<()> {
+        let f: Unary = match op {
+            "relu" => |v| v.max(0.0),
+            "abs" => f32::abs,
+            "sigmoid" => |v| 1.0 / (1.0 + (-v).exp()),
+            "silu" => |v| v / (1.0 + (-v).exp()),
+            "tanh" => f32::tanh,
+            "exp" => f32::exp,
+            "sqrt" => f32::sqrt,
+            "square" => |v| v * v,
+            _ => return None,
+        };
+        let x = self.argument("x")?;
+        let out = self.allocate(&x.shape, &Self::order(&x));
+        let nest = Nest::new(&x.shape, [&out.strides, &x.strides], [0, x.offset]);
+        let to = buffer_of(&out);
+        if nest.is_too_deep() {
+            return None;
+        }
+        self.push(Work::Unary { f, nest, x: x.base, out: to });
+        self.define(out)
+    }
+
+    /// Everything else by the op library.
+    fn kernel(&mut self) -> Option<()> {
+        let steps = self.g.steps;
+        let step = &steps[self.step];
+        let StepWork::Kernel { kernel, inputs, values, outputs } = &step.work else { return None };
+        let operand = |b: &mut Self, place: Place| -> Option<Operand> {
+            let view = b.place(place)?;
+            if matches!(view.base, Base::Tensor(_) | Base::Constant(_) | Base::Input(_))
+                && view.offset == 0
+                && view.is_dense()
+                && b.whole(&view, place)
+            {
+                return Some(Operand::Whole(view.base));
+            }
+            if !b.is_float(place) {
+                return None;
+            }
+            let dense = dense_strides(&view.shape);
+            let nest = Nest::new(&view.shape, [&dense, &view.strides], [0, view.offset]);
+            let shape = view.shape.clone();
+            (!nest.is_too_deep()).then(|| Operand::Copied {
+                nest,
+                x: view.base,
+                shape,
+                copy: Tensor::default(),
+            })
+        };
+        let mut bound = Vec::new();
+        for input in inputs {
+            bound.push((input.param.clone(), operand(self, input.place)?));
+        }
+        let mut listed = Vec::new();
+        for &value in values {
+            listed.push(operand(self, value)?);
+        }
+        let mut tensors = Vec::new();
+        for &b in outputs {
+            self.tensors += 1;
+            tensors.push(self.tensors - 1);
+            self.views[b] = Some(View::dense(Base::Tensor(self.tensors - 1), &self.g.shapes[b]));
+        }
+        self.push(Work::Kernel(Box::new(KernelCall {
+            kernel: *kernel,
+            op_type: step.op_type.clone(),
+            inputs: bound,
+            values: listed,
+            outputs: tensors,
+            types: step.types.clone(),
+        })));
+        Some(())
+    }
+
+    /// The view is all of what it is a view of, under the same shape.
+    fn whole(&self, view: &View, place: Place) -> bool {
+        match place {
+            Place::Constant(_) => true,
+            Place::Buffer(b) => {
+                let own = match view.base {
+                    // Defined by a kernel or an input and not looked at otherwise since.
+                    Base::Tensor(_) => self.g.producer[b].is_some_and(|p| {
+                        matches!(self.g.steps[p].work, StepWork::Kernel { .. })
+                            && !matches!(
+                                self.g.steps[p].op_type.as_str(),
+                                "reshape"
+                                    | "expand_dims"
+                                    | "squeeze"
+                                    | "identity"
+                                    | "transpose"
+                                    | "split"
+                                    | "slice_by_size"
+                                    | "slice_by_index"
+                            )
+                    }),
+                    Base::Input(_) => self.g.producer[b].is_none(),
+                    _ => false,
+                };
+                own && view.shape == self.g.shapes[b]
+            }
+            Place::State(_) => false,
+        }
+    }
+}
+
+fn buffer_of(view: &View) -> usize {
+    match view.base {
+        Base::Buffer(b) => b,
+        _ => unreachable!("a view of a new buffer"),
+    }
+}
+
+/// Gives buffers whose times of use do not overlap the same memory; returns the sizes.
+fn assign(nodes: &mut [Node], sizes: &[usize], results: &mut [(Nest<2>, View, Tensor)]) -> Vec<usize> {
+    let mut last = vec![0; sizes.len()];
+    for (i, node) in nodes.iter_mut().enumerate() {
+        node.work.each_buffer(&mut |b| last[*b] = i);
+    }
+    for (_, view, _) in results.iter() {
+        if let Base::Buffer(b) = view.base {
+            last[b] = usize::MAX;
+        }
+    }
+    let mut to: Vec<Option<usize>> = vec![None; sizes.len()];
+    let mut slots: Vec<(usize, usize)> = Vec::new(); // size, last use of the present owner
+    for (i, node) in nodes.iter_mut().enumerate() {
+        node.work.each_buffer(&mut |b| {
+            let slot = *to[*b].get_or_insert_with(|| {
+                let free = |s: &(usize, usize)| s.1 < i;
+                let best = (0..slots.len())
+                    .filter(|&s| free(&slots[s]))
+                    .min_by_key(|&s| slots[s].0.abs_diff(sizes[*b]));
+                let slot = best.unwrap_or_else(|| {
+                    slots.push((0, 0));
+                    slots.len() - 1
+                });
+                slots[slot] = (slots[slot].0.max(sizes[*b]), last[*b]);
+                slot
+            });
+            *b = slot;
+        });
+    }
+    for (_, view, _) in results.iter_mut() {
+        if let Base::Buffer(b) = &mut view.base {
+            *b = to[*b].unwrap_or(0);
+        }
+    }
+    slots.into_iter().map(|s| s.0).collect()
+}
+
+impl Work {
+    /// Every buffer that the node reads or writes.
+    fn each_buffer(&mut self, f: &mut dyn FnMut(&mut usize)) {
+        fn base(b: &mut Base, f: &mut dyn FnMut(&mut usize)) {
+            if let Base::Buffer(b) = b {
+                f(b);
+            }
+        }
+        match self {
+            Work::Products { fills, items } => {
+                fills.iter_mut().for_each(|x| base(&mut x.x.base, f));
+                for i in items {
+                    f(&mut i.out);
+                    i.bias.iter_mut().for_each(|b| base(b, f));
+                }
+            }
+            Work::Grouped { fill, bias, out, .. } => {
+                base(&mut fill.x.base, f);
+                bias.iter_mut().for_each(|b| base(b, f));
+                f(out);
+            }
+            Work::Gated { gate, up, out, .. } => {
+                base(gate, f);
+                base(up, f);
+                f(out);
+            }
+            Work::Norm { x, weight, out, .. } => {
+                base(x, f);
+                weight.iter_mut().for_each(|b| base(b, f));
+                f(out);
+            }
+            Work::Rotate { x, cos, sin, out, .. } => {
+                [x, cos, sin].into_iter().for_each(|b| base(b, f));
+                f(out);
+            }
+            Work::Attention { q, k, v, mask, out, .. } => {
+                [&mut q.0, &mut k.base, &mut v.base, &mut mask.0.base].into_iter().for_each(|b| base(b, f));
+                f(&mut out.0);
+            }
+            Work::Update { new, keep, place, tail, .. } => {
+                [new, keep, place].into_iter().chain(tail).for_each(|v| base(&mut v.base, f));
+            }
+            Work::Experts(e) => {
+                base(&mut e.x.base, f);
+                e.branches.iter_mut().for_each(|b| base(&mut b.weight.base, f));
+                f(&mut e.out);
+            }
+            Work::Binary { x, y, out, .. } | Work::MatMul { x, y, out, .. } => {
+                base(x, f);
+                base(y, f);
+                f(out);
+            }
+            Work::Unary { x, out, .. }
+            | Work::Copy { x, out, .. }
+            | Work::Softmax { x, out, .. }
+            | Work::Reduce { x, out, .. } => {
+                base(x, f);
+                f(out);
+            }
+            Work::WriteState { x, .. } => base(x, f),
+            Work::Kernel(call) => {
+                for operand in call.inputs.iter_mut().map(|(_, o)| o).chain(&mut call.values) {
+                    match operand {
+                        Operand::Whole(b) | Operand::Copied { x: b, .. } => base(b, f),
+                    }
+                }
+            }
+        }
+    }
+}

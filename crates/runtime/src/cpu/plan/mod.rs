@@ -1,0 +1,728 @@
+//! Functions of fixed shapes, compiled to a list of fused nodes over planned buffers.
+//!
+//! ```text
+//! steps (every buffer written once) --patterns--> what several steps mean together
+//!                                   --build-----> nodes over views; reshapes, splits and transposes are views
+//!                                   --run-------> one node after the other; nothing is looked up by name
+//! ```
+//! Tokens lie one after the other with their channels together, whatever the axis order of the program says, so that a token
+//! goes through the same code by itself and in a batch. Results are not rounded: with [`super::Precision::Fp16`], with shapes
+//! known only when they come, and with control flow, functions are executed step by step instead.
+
+mod build;
+mod experts;
+mod patterns;
+mod view;
+
+use super::OpErrorAt;
+use super::exec::StateValue;
+use super::ops::{Kernel, OpContext, OpError};
+use super::weights::StoredWeight;
+use crate::backend::OpTime;
+use crate::tensor::{Data, Tensor};
+use anemoe_kernels::{
+    AttentionShape, CacheValues, CacheView, Columns, Gate, HeadStrides, Mask, Panel, Pool, Product, RmsNorm,
+};
+use anemoe_mlpackage::mil::TensorType;
+use half::f16;
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use view::{Base, Nest, View};
+
+pub(super) use build::{Source, plan};
+
+type Unary = fn(f32) -> f32;
+type Binary = fn(&Nest<3>, &mut [f32], &[f32], &[f32]);
+
+/// A product in a node.
+struct Item {
+    weight: Arc<StoredWeight>,
+    panel: usize,
+    out: usize,
+    bias: Option<Base>,
+}
+
+/// A panel and where it is filled from.
+struct Fill {
+    panel: usize,
+    x: View,
+    tokens: usize,
+    /// Channels and taps.
+    cols: (usize, usize),
+    /// Strides of tokens, channels and taps.
+    strides: (usize, usize, usize),
+}
+
+enum Work {
+    Products {
+        fills: Vec<Fill>,
+        items: Vec<Item>,
+    },
+    /// A convolution in groups: the product of each goes to `[tokens, rows]` of its own, then to its place.
+    Grouped {
+        fill: Fill,
+        weight: Arc<StoredWeight>,
+        groups: usize,
+        group_stride: usize,
+        bias: Option<Base>,
+        out: usize,
+        part: Vec<f32>,
+    },
+    Gated {
+        rows: Nest<3>,
+        n: usize,
+        gate: Base,
+        up: Base,
+        kind: Gate,
+        out: usize,
+    },
+    Norm {
+        rows: Nest<2>,
+        n: usize,
+        x: Base,
+        weight: Option<Base>,
+        norm: RmsNorm,
+        out: usize,
+    },
+    Rotate {
+        rows: Nest<4>,
+        half: usize,
+        n: usize,
+        x: Base,
+        cos: Base,
+        sin: Base,
+        out: usize,
+    },
+    Attention {
+        shape: AttentionShape,
+        q: (Base, HeadStrides),
+        k: View,
+        v: View,
+        mask: (View, usize),
+        out: (usize, HeadStrides),
+    },
+    Update {
+        state: usize,
+        new: View,
+        keep: View,
+        place: View,
+        tail: Option<View>,
+        all: usize,
+        row: Vec<f32>,
+    },
+    Experts(Box<experts::Experts>),
+    Binary {
+        f: Binary,
+        nest: Nest<3>,
+        x: Base,
+        y: Base,
+        out: usize,
+    },
+    Unary {
+        f: Unary,
+        nest: Nest<2>,
+        x: Base,
+        out: usize,
+    },
+    Copy {
+        nest: Nest<2>,
+        x: Base,
+        out: usize,
+        /// Of so many elements, before.
+        fill: Option<(f32, usize)>,
+    },
+    Softmax {
+        rows: Nest<2>,
+        n: usize,
+        step: usize,
+        x: Base,
+        out: usize,
+        row: Vec<f32>,
+    },
+    Reduce {
+        kind: Reduction,
+        rows: Nest<2>,
+        inner: Nest<1>,
+        n: usize,
+        x: Base,
+        out: usize,
+    },
+    MatMul {
+        rows: Nest<3>,
+        sizes: (usize, usize),
+        strides: (usize, usize, usize),
+        x: Base,
+        y: Base,
+        out: usize,
+    },
+    WriteState {
+        state: usize,
+        nest: Nest<2>,
+        x: Base,
+    },
+    Kernel(Box<KernelCall>),
+}
+
+#[derive(Clone, Copy)]
+enum Reduction {
+    Max,
+    Min,
+    Sum,
+    Mean,
+}
+
+/// A kernel of the op library on dense tensors.
+struct KernelCall {
+    kernel: Kernel,
+    op_type: String,
+    /// Parameters; views that are not dense tensors are copied first.
+    inputs: Vec<(String, Operand)>,
+    values: Vec<Operand>,
+    outputs: Vec<usize>,
+    types: Vec<TensorType>,
+}
+
+enum Operand {
+    Whole(Base),
+    Copied { nest: Nest<2>, x: Base, shape: Vec<usize>, copy: Tensor },
+}
+
+struct Node {
+    work: Work,
+    /// Operation that it is or ends with, for errors and times.
+    op_type: String,
+    name: String,
+}
+
+/// A function, ready to run.
+pub(super) struct Plan {
+    nodes: Vec<Node>,
+    /// Elements of each buffer.
+    sizes: Vec<usize>,
+    panels: usize,
+    tensors: Vec<Tensor>,
+    constants: Vec<Arc<Tensor>>,
+    /// Copies of the function's results.
+    outputs: Vec<(Nest<2>, View, Tensor)>,
+    skip_zero: bool,
+    /// Time of each node; empty where nothing is measured.
+    times: Vec<Duration>,
+    pub steps: u64,
+    pub skipped: u64,
+    pub weight_bytes: u64,
+}
+
+/// What the nodes of a call work in. Nothing in it outlives the call, so the plans of a thread share one.
+#[derive(Default)]
+struct Arena {
+    buffers: Vec<Vec<f32>>,
+    panels: Vec<Panel>,
+    experts: experts::Workspace,
+}
+
+thread_local! {
+    static ARENA: RefCell<Arena> = RefCell::default();
+}
+
+impl Arena {
+    fn reserve(&mut self, sizes: &[usize], panels: usize) {
+        if self.buffers.len() < sizes.len() {
+            self.buffers.resize_with(sizes.len(), Vec::new);
+        }
+        for (buffer, &n) in self.buffers.iter_mut().zip(sizes) {
+            if buffer.len() < n {
+                buffer.resize(n, 0.0);
+            }
+        }
+        if self.panels.len() < panels {
+            self.panels.resize_with(panels, Panel::default);
+        }
+    }
+}
+
+/// What nodes read.
+struct Sources<'a> {
+    buffers: &'a [Vec<f32>],
+    tensors: &'a [Tensor],
+    constants: &'a [Arc<Tensor>],
+    inputs: &'a [&'a Tensor],
+}
+
+impl<'a> Sources<'a> {
+    fn tensor(&self, base: Base) -> Option<&'a Tensor> {
+        match base {
+            Base::Tensor(i) => Some(&self.tensors[i]),
+            Base::Constant(i) => Some(&self.constants[i]),
+            Base::Input(i) => Some(self.inputs[i]),
+            Base::Buffer(_) | Base::State(_) => None,
+        }
+    }
+
+    fn get(&self, base: Base) -> &'a [f32] {
+        match base {
+            Base::Buffer(i) => &self.buffers[i],
+            _ => self.tensor(base).and_then(Tensor::as_f32).unwrap_or_default(),
+        }
+    }
+}
+
+fn copy(nest: &Nest<2>, x: &[f32], out: &mut [f32]) {
+    nest.each(|[o, i], n, s| match s {
+        [1, 1] => out[o..o + n].copy_from_slice(&x[i..i + n]),
+        _ => (0..n).for_each(|k| out[o + k * s[0]] = x[i + k * s[1]]),
+    });
+}
+
+impl Plan {
+    /// Runs the function on inputs that were checked; `states` in the function's order.
+    pub fn run(&mut self, inputs: &[&Tensor], states: &mut [StateValue]) -> Result<(), (OpError, usize)> {
+        let mut arena = ARENA.take();
+        arena.reserve(&self.sizes, self.panels);
+        let result = self.run_in(&mut arena, inputs, states);
+        ARENA.set(arena);
+        result
+    }
+
+    fn run_in(
+        &mut self,
+        arena: &mut Arena,
+        inputs: &[&Tensor],
+        states: &mut [StateValue],
+    ) -> Result<(), (OpError, usize)> {
+        let Plan { nodes, tensors, constants, .. } = self;
+        let mut counts = (0, 0);
+        for (at, node) in nodes.iter_mut().enumerate() {
+            let started = (!self.times.is_empty()).then(Instant::now);
+            run_node(&mut node.work, arena, tensors, constants, inputs, states, self.skip_zero, &mut counts)
+                .map_err(|e| (e, at))?;
+            if let Some(started) = started {
+                self.times[at] += started.elapsed();
+            }
+        }
+        self.steps += nodes.len() as u64;
+        self.weight_bytes += counts.0;
+        self.skipped += counts.1;
+        let sources = Sources { buffers: &arena.buffers, tensors, constants, inputs };
+        for (nest, view, out) in &mut self.outputs {
+            match (view.base, sources.tensor(view.base)) {
+                (Base::State(s), _) => copy_state(nest, &states[s], out.reset_f32(&view.shape)),
+                (_, Some(Tensor { data: Data::I32(v), .. })) => out.reset_i32(&view.shape).copy_from_slice(v),
+                (_, Some(Tensor { data: Data::Bool(v), .. })) => {
+                    out.reset_bool(&view.shape).copy_from_slice(v)
+                }
+                (base, _) => copy(nest, sources.get(base), out.reset_f32(&view.shape)),
+            }
+        }
+        Ok(())
+    }
+
+    /// A result of the last run.
+    pub fn output(&self, index: usize) -> &Tensor {
+        &self.outputs[index].2
+    }
+
+    /// Frees what the next run makes anew; the outputs of the last one go with it.
+    pub fn release(&mut self) {
+        drop(ARENA.take());
+        self.tensors.iter_mut().for_each(|t| *t = Tensor::default());
+        self.outputs.iter_mut().for_each(|(_, _, t)| *t = Tensor::default());
+    }
+
+    /// Measures the time of each node from now on.
+    pub fn profile(&mut self) {
+        self.times = vec![Duration::ZERO; self.nodes.len()];
+    }
+
+    /// Time by operation.
+    pub fn op_times(&self) -> Vec<OpTime> {
+        let of = |(node, time): (&Node, &Duration)| OpTime {
+            op_type: node.op_type.clone(),
+            name: node.name.clone(),
+            time: *time,
+        };
+        self.nodes.iter().zip(&self.times).map(of).collect()
+    }
+
+    /// Operation and name of a node.
+    pub fn describe(&self, node: usize) -> (&str, &str) {
+        (&self.nodes[node].op_type, &self.nodes[node].name)
+    }
+}
+
+fn copy_state(nest: &Nest<2>, state: &StateValue, out: &mut [f32]) {
+    match state {
+        StateValue::Half { bits, .. } => nest.each(|[o, i], n, s| {
+            (0..n).for_each(|k| out[o + k * s[0]] = f16::from_bits(bits[i + k * s[1]]).to_f32());
+        }),
+        StateValue::Full(t) => copy(nest, t.as_f32().unwrap_or_default(), out),
+    }
+}
+
+#[allow(clippy::too_many_arguments)]
+fn run_node(
+    work: &mut Work,
+    arena: &mut Arena,
+    tensors: &mut [Tensor],
+    constants: &[Arc<Tensor>],
+    inputs: &[&Tensor],
+    states: &mut [StateValue],
+    skip_zero: bool,
+    counts: &mut (u64, u64),
+) -> OpErrorAt<()> {
+    let pool = Pool::global();
+    let Arena { buffers, panels, experts } = arena;
+    macro_rules! with_out {
+        ($out:expr, |$sources:ident, $y:ident| $body:expr) => {{
+            let mut taken = std::mem::take(&mut buffers[$out]);
+            let $y = &mut taken;
+            let $sources = Sources { buffers, tensors, constants, inputs };
+            $body;
+            buffers[$out] = taken;
+        }};
+    }
+    match work {
+        Work::Products { fills, items } => {
+            let sources = Sources { buffers, tensors, constants, inputs };
+            for fill in fills.iter() {
+                fill.run(&mut panels[fill.panel], items[0].weight_of(items, fill.panel)?, &sources, 0);
+            }
+            counts.0 += products(pool, items, buffers, panels, tensors, constants, inputs)?;
+        }
+        Work::Grouped { fill, weight, groups, group_stride, bias, out, part } => {
+            let matrix = weight.matrix()?;
+            let per = matrix.rows() / *groups;
+            counts.0 += matrix.bytes_read();
+            with_out!(*out, |sources, y| {
+                let bias = bias.map(|b| sources.get(b));
+                for g in 0..*groups {
+                    let w = matrix.row_range(g * per, (g + 1) * per);
+                    let panel = &mut panels[fill.panel];
+                    fill.run(panel, &w, &sources, g * *group_stride);
+                    let bias = bias.map(|b| &b[g * per..(g + 1) * per]);
+                    anemoe_kernels::products(
+                        pool,
+                        &mut [Some(Product { w, x: panel, tokens: None, y: part, stride: per, bias })],
+                    );
+                    for t in 0..fill.tokens {
+                        y[t * per * *groups + g * per..][..per]
+                            .copy_from_slice(&part[t * per..(t + 1) * per]);
+                    }
+                }
+            });
+        }
+        Work::Gated { rows, n, gate, up, kind, out } => with_out!(*out, |sources, y| {
+            let (g, u) = (sources.get(*gate), sources.get(*up));
+            rows.each(|[o, a, b], m, s| {
+                for i in 0..m {
+                    let (o, a, b) = (o + i * s[0], a + i * s[1], b + i * s[2]);
+                    anemoe_kernels::gated(&g[a..a + *n], &u[b..b + *n], 1.0, *kind, &mut y[o..o + *n]);
+                }
+            });
+        }),
+        Work::Norm { rows, n, x, weight, norm, out } => with_out!(*out, |sources, y| {
+            let (x, weight) = (sources.get(*x), weight.map(|w| sources.get(w)));
+            rows.each(|[o, a], m, s| {
+                for i in 0..m {
+                    let (o, a) = (o + i * s[0], a + i * s[1]);
+                    anemoe_kernels::rms_norm(&x[a..a + *n], weight, *norm, &mut y[o..o + *n]);
+                }
+            });
+        }),
+        Work::Rotate { rows, half, n, x, cos, sin, out } => with_out!(*out, |sources, y| {
+            let (x, cos, sin) = (sources.get(*x), sources.get(*cos), sources.get(*sin));
+            let (half, n) = (*half, *n);
+            rows.each(|[o, a, c, s], m, step| {
+                for i in 0..m {
+                    let y = &mut y[o + i * step[0]..][..n];
+                    let x = &x[a + i * step[1]..][..n];
+                    let (cos, sin) = (&cos[c + i * step[2]..][..n], &sin[s + i * step[3]..][..n]);
+                    for k in 0..half {
+                        y[k] = x[k] * cos[k] + x[half + k] * sin[k];
+                    }
+                    for k in half..2 * half {
+                        y[k] = x[k] * cos[k] + x[k - half] * sin[k];
+                    }
+                    for k in 2 * half..n {
+                        y[k] = x[k] * cos[k] + x[k] * sin[k];
+                    }
+                }
+            });
+        }),
+        Work::Attention { shape, q, k, v, mask, out } => {
+            let mut taken = std::mem::take(&mut buffers[out.0]);
+            let sources = Sources { buffers, tensors, constants, inputs };
+            let cache = |v: &View| {
+                let values = match v.base {
+                    Base::State(s) => states[s].values(),
+                    base => CacheValues::F32(sources.get(base)),
+                };
+                CacheView { values, first: v.offset, head_stride: v.strides[1], slot_stride: v.strides[2] }
+            };
+            let m = Mask { values: &sources.get(mask.0.base)[mask.0.offset..], token_stride: mask.1 };
+            let (k, v) = (cache(k), cache(v));
+            let q = (sources.get(q.0), q.1);
+            anemoe_kernels::attention(pool, shape, 1.0, q, &k, &v, Some(m), (&mut taken, out.1));
+            buffers[out.0] = taken;
+        }
+        Work::Update { state, new, keep, place, tail, all, row } => {
+            let sources = Sources { buffers, tensors, constants, inputs };
+            update(&mut states[*state], &sources, (new, keep, place, tail.as_ref()), *all, row);
+        }
+        Work::Experts(e) => {
+            with_out!(e.out, |sources, y| {
+                let (bytes, skipped) = e.run(pool, &sources, y, skip_zero, experts)?;
+                counts.0 += bytes;
+                counts.1 += skipped;
+            });
+        }
+        Work::Binary { f, nest, x, y: other, out } => {
+            with_out!(*out, |sources, y| f(nest, y, sources.get(*x), sources.get(*other)));
+        }
+        Work::Unary { f, nest, x, out } => with_out!(*out, |sources, y| {
+            let x = sources.get(*x);
+            nest.each(|[o, a], n, s| (0..n).for_each(|k| y[o + k * s[0]] = f(x[a + k * s[1]])));
+        }),
+        Work::Copy { nest, x, out, fill } => {
+            if let Some((v, n)) = fill {
+                buffers[*out][..*n].fill(*v);
+            }
+            with_out!(*out, |sources, y| match x {
+                Base::State(s) => copy_state(nest, &states[*s], y),
+                base => copy(nest, sources.get(*base), y),
+            });
+        }
+        Work::Softmax { rows, n, step, x, out, row } => with_out!(*out, |sources, y| {
+            let x = sources.get(*x);
+            rows.each(|[o, a], m, s| {
+                for i in 0..m {
+                    let (o, a) = (o + i * s[0], a + i * s[1]);
+                    let x = &x[a..];
+                    (0..*n).for_each(|k| row[k] = x[k * *step]);
+                    let mut sum = 0.0;
+                    anemoe_kernels::exp_sum(row, &mut sum);
+                    y[o..o + *n].iter_mut().zip(row.iter()).for_each(|(y, e)| *y = e / sum);
+                }
+            });
+        }),
+        Work::Reduce { kind, rows, inner, n, x, out } => with_out!(*out, |sources, y| {
+            let x = sources.get(*x);
+            rows.each(|[o, a], m, s| {
+                for i in 0..m {
+                    let x = &x[a + i * s[1]..];
+                    let mut v = match kind {
+                        Reduction::Max => f32::NEG_INFINITY,
+                        Reduction::Min => f32::INFINITY,
+                        _ => 0.0,
+                    };
+                    inner.each(|[a], n, s| {
+                        for k in 0..n {
+                            let e = x[a + k * s[0]];
+                            v = match kind {
+                                Reduction::Max => v.max(e),
+                                Reduction::Min => v.min(e),
+                                _ => v + e,
+                            };
+                        }
+                    });
+                    y[o + i * s[0]] = if matches!(kind, Reduction::Mean) { v / *n as f32 } else { v };
+                }
+            });
+        }),
+        Work::MatMul { rows, sizes: (k, n), strides: (xk, yk, yn), x, y: other, out } => {
+            with_out!(*out, |sources, y| {
+                let (x, w) = (sources.get(*x), sources.get(*other));
+                // Each row of the result by itself.
+                rows.each(|[o, a, b], m, s| {
+                    for i in 0..m {
+                        let (o, a, b) = (o + i * s[0], a + i * s[1], b + i * s[2]);
+                        let y = &mut y[o..o + *n];
+                        y.fill(0.0);
+                        for c in 0..*k {
+                            let (v, w) = (x[a + c * *xk], &w[b + c * *yk..]);
+                            if v != 0.0 || !w[0].is_finite() {
+                                y.iter_mut().enumerate().for_each(|(j, y)| *y += v * w[j * *yn]);
+                            }
+                        }
+                    }
+                });
+            });
+        }
+        Work::WriteState { state, nest, x } => {
+            let sources = Sources { buffers, tensors, constants, inputs };
+            let x = sources.get(*x);
+            match &mut states[*state] {
+                StateValue::Half { bits, .. } => nest.each(|[o, a], n, s| {
+                    (0..n).for_each(|k| bits[o + k * s[0]] = f16::from_f32(x[a + k * s[1]]).to_bits());
+                }),
+                StateValue::Full(t) => copy(nest, x, t.as_f32_mut().unwrap_or_default()),
+            }
+        }
+        Work::Kernel(call) => {
+            let mut results: Vec<Tensor> =
+                call.outputs.iter().map(|&t| std::mem::take(&mut tensors[t])).collect();
+            let sources = Sources { buffers, tensors, constants, inputs };
+            let operands = call.inputs.iter_mut().map(|(_, o)| o).chain(&mut call.values);
+            for operand in operands {
+                if let Operand::Copied { nest, x, shape, copy: to } = operand {
+                    match x {
+                        Base::State(s) => copy_state(nest, &states[*s], to.reset_f32(shape)),
+                        base => copy(nest, sources.get(*base), to.reset_f32(shape)),
+                    }
+                }
+            }
+            let get = |o| match o {
+                &Operand::Whole(base) => {
+                    sources.tensor(base).ok_or_else(|| OpError::Invalid("no tensor".into()))
+                }
+                Operand::Copied { copy, .. } => Ok(copy),
+            };
+            let bound: Vec<(&str, &Tensor)> =
+                call.inputs.iter().map(|(n, o)| Ok((n.as_str(), get(o)?))).collect::<OpErrorAt<_>>()?;
+            let values: Vec<&Tensor> = call.values.iter().map(get).collect::<OpErrorAt<_>>()?;
+            let context =
+                OpContext { op: &call.op_type, inputs: &bound, values: &values, outputs: &call.types };
+            (call.kernel)(&context, &mut results)?;
+            for ((&t, result), ty) in call.outputs.iter().zip(results).zip(&call.types) {
+                super::exec::check_result(&result, ty)?;
+                tensors[t] = result;
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Item {
+    /// Any matrix of the node that reads panel `panel`.
+    fn weight_of<'a>(&self, items: &'a [Item], panel: usize) -> OpErrorAt<&'a StoredWeight> {
+        let item = items.iter().find(|i| i.panel == panel);
+        item.map(|i| i.weight.as_ref()).ok_or_else(|| OpError::Invalid("a panel that nothing reads".into()))
+    }
+}
+
+/// Something whose products want a panel in a certain order.
+trait Ordered {
+    fn order(&self) -> anemoe_kernels::Order;
+}
+
+impl Ordered for StoredWeight {
+    fn order(&self) -> anemoe_kernels::Order {
+        self.matrix().map(|m| m.order()).unwrap_or_default()
+    }
+}
+
+impl Ordered for anemoe_kernels::Matrix<'_> {
+    fn order(&self) -> anemoe_kernels::Order {
+        anemoe_kernels::Matrix::order(self)
+    }
+}
+
+impl Fill {
+    fn run(&self, panel: &mut Panel, w: &impl Ordered, sources: &Sources<'_>, more: usize) {
+        let x = Columns {
+            values: sources.get(self.x.base),
+            first: self.x.offset + more,
+            token_stride: self.strides.0,
+            channel_stride: self.strides.1,
+        };
+        panel.fill_taps(w.order(), x, self.tokens, self.cols, self.strides.2, None);
+    }
+}
+
+/// Most products of one job.
+const TOGETHER: usize = 8;
+
+/// Products of one node as one job; gives the bytes of weights read.
+fn products(
+    pool: &Pool,
+    items: &[Item],
+    buffers: &mut [Vec<f32>],
+    panels: &[Panel],
+    tensors: &[Tensor],
+    constants: &[Arc<Tensor>],
+    inputs: &[&Tensor],
+) -> OpErrorAt<u64> {
+    let mut bytes = 0;
+    for items in items.chunks(TOGETHER) {
+        let mut taken: [Vec<f32>; TOGETHER] = Default::default();
+        for (item, taken) in items.iter().zip(&mut taken) {
+            *taken = std::mem::take(&mut buffers[item.out]);
+        }
+        let sources = Sources { buffers, tensors, constants, inputs };
+        let mut all: [Option<Product<'_>>; TOGETHER] = Default::default();
+        for ((item, y), product) in items.iter().zip(&mut taken).zip(&mut all) {
+            let w = item.weight.matrix()?;
+            bytes += w.bytes_read();
+            let bias = item.bias.map(|b| sources.get(b));
+            *product = Some(Product { w, x: &panels[item.panel], tokens: None, y, stride: w.rows(), bias });
+        }
+        anemoe_kernels::products(pool, &mut all);
+        for (item, taken) in items.iter().zip(taken) {
+            buffers[item.out] = taken;
+        }
+    }
+    Ok(bytes)
+}
+
+/// `state = state * keep + sum over tokens of place * new`, where slots that stay are not touched; rows behind them are
+/// written whole.
+fn update(
+    state: &mut StateValue,
+    sources: &Sources<'_>,
+    (new, keep, place, tail): (&View, &View, &View, Option<&View>),
+    all: usize,
+    row: &mut [f32],
+) {
+    let &[_, heads, tokens, d] = new.shape.as_slice() else { return };
+    let slots = keep.shape[2];
+    let (values, keeps, places) = (sources.get(new.base), sources.get(keep.base), sources.get(place.base));
+    // Where one token is written, most slots are told to stay in whole runs.
+    let plain = tokens == 1 && keep.strides[2] == 1 && place.strides[2] == 1;
+    let mut slot = 0;
+    while slot < slots {
+        const RUN: usize = 32;
+        if plain && slot + RUN <= slots {
+            let (keeps, places) =
+                (&keeps[keep.offset + slot..][..RUN], &places[place.offset + slot..][..RUN]);
+            let stays = keeps.iter().zip(places).fold(true, |s, (k, p)| s & (*k == 1.0) & (*p == 0.0));
+            if stays {
+                slot += RUN;
+                continue;
+            }
+        }
+        let kept = keeps[keep.offset + slot * keep.strides[2]];
+        let at = |t: usize| places[place.offset + slot * place.strides[2] + t * place.strides[3]];
+        if kept == 1.0 && (0..tokens).all(|t| at(t) == 0.0) {
+            slot += 1;
+            continue;
+        }
+        for h in 0..heads {
+            let first = (h * all + slot) * d;
+            match kept {
+                0.0 => row.fill(0.0),
+                _ => (0..d).for_each(|c| row[c] = state.get(first + c) * kept),
+            }
+            for t in 0..tokens {
+                let factor = at(t);
+                if factor != 0.0 {
+                    let from = new.offset + h * new.strides[1] + t * new.strides[2];
+                    for c in 0..d {
+                        row[c] += factor * values[from + c * new.strides[3]];
+                    }
+                }
+            }
+            state.set(first, row);
+        }
+        slot += 1;
+    }
+    if let Some(tail) = tail {
+        let values = sources.get(tail.base);
+        for h in 0..heads {
+            for r in 0..tail.shape[2] {
+                let from = tail.offset + h * tail.strides[1] + r * tail.strides[2];
+                (0..d).for_each(|c| row[c] = values[from + c * tail.strides[3]]);
+                state.set((h * all + slots + r) * d, row);
+            }
+        }
+    }
+}

@@ -1,0 +1,518 @@
+//! What several operations mean together: normalization, rotary embedding, gates, experts, cache updates, attention.
+//!
+//! A pattern is found by what is computed, whoever wrote the program, and it stands for its operations only if nothing else
+//! reads what they compute in between.
+
+use super::super::exec::{Place, Projection, Step, Work};
+use crate::tensor::Tensor;
+use anemoe_kernels::{Gate, RmsNorm};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Steps in which every buffer is written once, and who reads what.
+pub(super) struct Graph<'a> {
+    pub steps: &'a [Step],
+    pub constants: &'a [Arc<Tensor>],
+    /// Shape of each buffer.
+    pub shapes: &'a [Vec<usize>],
+    /// Step that writes each buffer.
+    pub producer: Vec<Option<usize>>,
+    /// Steps that read each buffer, with repetition; `usize::MAX` for the function's results.
+    pub readers: Vec<Vec<usize>>,
+}
+
+/// What a step stands for, with the steps before it that it replaces.
+pub(super) enum Fused {
+    Norm {
+        x: Place,
+        axis: usize,
+        norm: RmsNorm,
+        weight: Option<Place>,
+    },
+    /// `x cos + swapped sin`, where the first two pieces of `half` channels are swapped.
+    Rotate {
+        x: Place,
+        cos: Place,
+        sin: Place,
+        half: usize,
+    },
+    Gated {
+        gate: Place,
+        up: Place,
+        kind: Gate,
+    },
+    Experts {
+        branches: Vec<Branch>,
+    },
+    /// Result `[1, heads, T, head_dim]`.
+    Attention {
+        q: Place,
+        k: Place,
+        v: Place,
+        mask: Place,
+        kv_heads: usize,
+    },
+    Update {
+        state: usize,
+        new: Place,
+        keep: Place,
+        place: Place,
+        tail: Option<Place>,
+    },
+}
+
+/// One gated MLP times a weight per token.
+#[derive(Clone)]
+pub(super) struct Branch {
+    pub x: Place,
+    /// Step of the projection to gate and up.
+    pub gate_up: usize,
+    /// Step of the projection down.
+    pub down: usize,
+    pub weight: Place,
+    pub kind: Gate,
+}
+
+type Found = Option<(Fused, Vec<usize>)>;
+
+impl Graph<'_> {
+    fn step(&self, place: Place) -> Option<usize> {
+        match place {
+            Place::Buffer(b) => self.producer[b],
+            _ => None,
+        }
+    }
+
+    /// The step that computes `place` by operation `op`.
+    fn by(&self, place: Place, op: &str) -> Option<usize> {
+        self.step(place)
+            .filter(|&s| self.steps[s].op_type == op && matches!(self.steps[s].work, Work::Kernel { .. }))
+    }
+
+    fn arg(&self, step: usize, name: &str) -> Option<Place> {
+        self.steps[step].argument(name)
+    }
+
+    fn out(&self, step: usize) -> Option<usize> {
+        self.steps[step].writes().first().copied()
+    }
+
+    fn shape(&self, place: Place) -> Option<&[usize]> {
+        match place {
+            Place::Buffer(b) => Some(&self.shapes[b]),
+            Place::Constant(c) => Some(&self.constants[c].shape),
+            Place::State(_) => None,
+        }
+    }
+
+    fn number(&self, place: Place) -> Option<f32> {
+        match place {
+            Place::Constant(c) => match self.constants[c].as_f32()? {
+                [v] => Some(*v),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    pub fn ints(&self, place: Option<Place>) -> Option<&[i32]> {
+        match place? {
+            Place::Constant(c) => self.constants[c].as_i32(),
+            _ => None,
+        }
+    }
+
+    pub fn flag(&self, place: Option<Place>, default: bool) -> Option<bool> {
+        match place {
+            None => Some(default),
+            Some(Place::Constant(c)) => self.constants[c].as_bool()?.first().copied(),
+            Some(_) => None,
+        }
+    }
+
+    pub fn axis(&self, value: i32, rank: usize) -> Option<usize> {
+        super::super::ops_axis(value, rank)
+    }
+
+    /// Operands of a commutative operation, both ways.
+    fn both(&self, step: usize) -> Vec<(Place, Place)> {
+        match (self.arg(step, "x"), self.arg(step, "y")) {
+            (Some(x), Some(y)) => vec![(x, y), (y, x)],
+            _ => Vec::new(),
+        }
+    }
+
+    /// Nothing but these steps and the root reads what the steps compute.
+    fn closed(&self, inside: &[usize], root: usize) -> bool {
+        inside.iter().all(|&s| {
+            let mut written = self.steps[s].writes().into_iter();
+            written.all(|b| self.readers[b].iter().all(|r| *r == root || inside.contains(r)))
+        })
+    }
+
+    /// A reduction over one axis that stays: its axis and operand.
+    fn reduction(&self, place: Place, op: &str) -> Option<(usize, usize, Place)> {
+        let s = self.by(place, op)?;
+        let x = self.arg(s, "x")?;
+        let rank = self.shape(x)?.len();
+        let &[axis] = self.ints(self.arg(s, "axes"))? else { return None };
+        let keep = self.flag(self.arg(s, "keep_dims"), false)?;
+        Some((s, self.axis(axis, rank)?, x)).filter(|_| keep)
+    }
+
+    fn square_of(&self, place: Place) -> Option<(usize, Place)> {
+        if let Some(s) = self.by(place, "mul") {
+            let (x, y) = (self.arg(s, "x")?, self.arg(s, "y")?);
+            return (x == y).then_some((s, x));
+        }
+        if let Some(s) = self.by(place, "square") {
+            return Some((s, self.arg(s, "x")?));
+        }
+        let s = self.by(place, "pow")?;
+        (self.number(self.arg(s, "y")?)? == 2.0).then_some((s, self.arg(s, "x")?))
+    }
+
+    /// `x / sqrt(mean(x^2) + eps)`, also where x is divided by its largest magnitude first.
+    pub fn norm(&self, root: usize) -> Found {
+        if self.steps[root].op_type != "mul" {
+            return None;
+        }
+        self.both(root).into_iter().find_map(|(scaled, inverse)| {
+            let mut inside = Vec::new();
+            let r = self.by(inverse, "rsqrt")?;
+            inside.push(r);
+            let root_eps = self.arg(r, "epsilon").map_or(Some(1e-12), |e| self.number(e))?;
+            let under = self.arg(r, "x")?;
+            let mean = |place: Place| -> Option<(usize, usize, usize)> {
+                let (m, axis, squares) = self.reduction(place, "reduce_mean")?;
+                let (s, x) = self.square_of(squares)?;
+                (x == scaled).then_some((m, s, axis))
+            };
+            let (sum, (m, s, axis), more) = match mean(under) {
+                Some(found) => (None, found, None),
+                None => {
+                    let sum = self.by(under, "add")?;
+                    let (found, more) = self.both(sum).into_iter().find_map(|(a, b)| Some((mean(a)?, b)))?;
+                    (Some(sum), found, Some(more))
+                }
+            };
+            inside.extend(sum);
+            inside.extend([m, s]);
+            let plain = RmsNorm { eps: root_eps, relative_eps: 0.0, floor: 0.0 };
+            let (x, norm) = match (more, more.and_then(|v| self.number(v))) {
+                (Some(_), Some(eps)) => (scaled, RmsNorm { eps: eps + root_eps, ..plain }),
+                (more, None) => match self.scaled(scaled, axis) {
+                    Some((x, scale, floor, steps)) => {
+                        inside.extend(steps);
+                        let eps = match more {
+                            None => 0.0,
+                            // (root_eps / scale)^2
+                            Some(more) => {
+                                let (q, base) = self.square_of(more)?;
+                                let d = self.by(base, "real_div")?;
+                                let eps = self.number(self.arg(d, "x")?)?;
+                                if self.arg(d, "y")? != scale {
+                                    return None;
+                                }
+                                inside.extend([q, d]);
+                                eps * eps
+                            }
+                        };
+                        (x, RmsNorm { eps, relative_eps: root_eps, floor })
+                    }
+                    None if more.is_none() => (scaled, plain),
+                    None => return None,
+                },
+                (None, Some(_)) => return None,
+            };
+            self.closed(&inside, root).then_some((Fused::Norm { x, axis, norm, weight: None }, inside))
+        })
+    }
+
+    /// `x / (max|x| + floor)`: x, the divisor, the floor.
+    fn scaled(&self, place: Place, axis: usize) -> Option<(Place, Place, f32, Vec<usize>)> {
+        let d = self.by(place, "real_div")?;
+        let (x, scale) = (self.arg(d, "x")?, self.arg(d, "y")?);
+        let sum = self.by(scale, "add")?;
+        self.both(sum).into_iter().find_map(|(largest, floor)| {
+            let floor = self.number(floor)?;
+            let (m, of, magnitude) = self.reduction(largest, "reduce_max")?;
+            let a = self.by(magnitude, "abs")?;
+            (of == axis && self.arg(a, "x")? == x).then_some((x, scale, floor, vec![d, sum, m, a]))
+        })
+    }
+
+    /// The product behind a norm with a vector along its axis.
+    pub fn weighted(&self, root: usize, axis: usize) -> Option<(usize, Place)> {
+        let b = self.out(root)?;
+        let &[reader] = self.readers[b].as_slice() else { return None };
+        let step = self.steps.get(reader)?;
+        if step.op_type != "mul" {
+            return None;
+        }
+        let n = self.shapes[b][axis];
+        let rank = self.shapes[b].len();
+        self.both(reader).into_iter().find_map(|(x, w)| {
+            let shape = self.shape(w)?;
+            let along =
+                (0..shape.len()).all(|i| shape[i] == 1 || (i + rank == axis + shape.len() && shape[i] == n));
+            let fits = x == Place::Buffer(b) && matches!(w, Place::Constant(_)) && along;
+            (fits && shape.iter().product::<usize>() == n).then_some((reader, w))
+        })
+    }
+
+    pub fn rotate(&self, root: usize) -> Found {
+        if self.steps[root].op_type != "add" {
+            return None;
+        }
+        self.both(root).into_iter().find_map(|(straight, turned)| {
+            let (a, b) = (self.by(straight, "mul")?, self.by(turned, "mul")?);
+            self.both(b).into_iter().find_map(|(swapped, sin)| {
+                let c = self.by(swapped, "concat")?;
+                let pieces = self.steps[c].values();
+                let rank = self.shape(swapped)?.len();
+                let axis = self.ints(self.arg(c, "axis"))?.first()?;
+                if self.axis(*axis, rank)? + 1 != rank {
+                    return None;
+                }
+                let split = self.step(*pieces.first()?)?;
+                if self.steps[split].op_type != "split" {
+                    return None;
+                }
+                let parts = self.steps[split].writes();
+                let order: Option<Vec<usize>> =
+                    pieces.iter().map(|p| parts.iter().position(|b| *p == Place::Buffer(*b))).collect();
+                let axis = self.ints(self.arg(split, "axis"))?.first()?;
+                let x = self.arg(split, "x")?;
+                let half = *self.shapes[parts[0]].last()?;
+                let swaps = matches!(order?.as_slice(), [1, 0] | [1, 0, 2]) && parts.len() == pieces.len();
+                let equal = *self.shapes[*parts.get(1)?].last()? == half;
+                if !swaps || !equal || self.axis(*axis, rank)? + 1 != rank {
+                    return None;
+                }
+                let (_, cos) = self.both(a).into_iter().find(|(v, _)| *v == x)?;
+                let inside = vec![a, b, c, split];
+                self.closed(&inside, root).then_some((Fused::Rotate { x, cos, sin, half }, inside))
+            })
+        })
+    }
+
+    fn gate_of(&self, place: Place) -> Option<(usize, Gate, Place)> {
+        let s = self.step(place)?;
+        let x = self.arg(s, "x")?;
+        match self.steps[s].op_type.as_str() {
+            "silu" => Some((s, Gate::Silu, x)),
+            "gelu" => {
+                let Some(Place::Constant(c)) = self.arg(s, "mode") else { return None };
+                let crate::tensor::Data::Str(mode) = &self.constants[c].data else { return None };
+                (mode.first()? == "TANH_APPROXIMATION").then_some((s, Gate::GeluTanh, x))
+            }
+            _ => None,
+        }
+    }
+
+    /// `activation(gate) * up`
+    pub fn gated(&self, root: usize) -> Found {
+        if self.steps[root].op_type != "mul" {
+            return None;
+        }
+        let shape = &self.shapes[self.out(root)?];
+        self.both(root).into_iter().find_map(|(activated, up)| {
+            let (s, kind, gate) = self.gate_of(activated)?;
+            let equal = self.shape(gate)? == shape && self.shape(up)? == shape;
+            (equal && self.closed(&[s], root)).then_some((Fused::Gated { gate, up, kind }, vec![s]))
+        })
+    }
+
+    /// A projection of what is multiplied by one weight per token: `W_down (gated * w)` with both halves of `W_gate_up x`.
+    fn branch(&self, down: usize) -> Option<(Branch, Vec<usize>)> {
+        let Work::Project { projection: Projection::Conv { groups: 1, taps: 1, .. }, x, bias: None, .. } =
+            &self.steps[down].work
+        else {
+            return None;
+        };
+        let product = self.by(*x, "mul")?;
+        self.both(product).into_iter().find_map(|(hidden, weight)| {
+            let shape = self.shape(weight)?;
+            let tokens = *self.shape(*x)?.last()?;
+            if shape != [1, 1, 1, tokens] {
+                return None;
+            }
+            let m = self.by(hidden, "mul")?;
+            let (Fused::Gated { gate, up, kind }, mut inside) = self.gated(m)? else { return None };
+            let split = self.by(gate, "split")?;
+            let parts = self.steps[split].writes();
+            let halves =
+                matches!(parts.as_slice(), [a, b] if gate == Place::Buffer(*a) && up == Place::Buffer(*b));
+            let axis = self.ints(self.arg(split, "axis"))?.first()?;
+            let equal = self.shape(gate)? == self.shape(up)?;
+            let gate_up = self.step(self.arg(split, "x")?)?;
+            let Work::Project {
+                projection: Projection::Conv { groups: 1, taps: 1, .. },
+                x: input,
+                bias: None,
+                ..
+            } = &self.steps[gate_up].work
+            else {
+                return None;
+            };
+            inside.extend([product, m, split, gate_up]);
+            let branch = Branch { x: *input, gate_up, down, weight, kind };
+            (halves && equal && self.axis(*axis, 4)? == 1 && self.closed(&inside, down))
+                .then_some((branch, inside))
+        })
+    }
+
+    /// Sums of branches, by the step that gives each sum.
+    pub fn experts(&self) -> BTreeMap<usize, (Fused, Vec<usize>)> {
+        let mut sums: BTreeMap<usize, (Vec<Branch>, Vec<usize>)> = BTreeMap::new();
+        for (i, step) in self.steps.iter().enumerate() {
+            if let Some((branch, inside)) = self.branch(i) {
+                sums.insert(i, (vec![branch], inside));
+                continue;
+            }
+            let Work::Kernel { .. } = &step.work else { continue };
+            let (Some(x), Some(y)) = (self.arg(i, "x"), self.arg(i, "y")) else { continue };
+            let (Some(a), Some(b)) = (self.step(x), self.step(y)) else { continue };
+            let only_here = |s: usize| self.closed(&[s], i);
+            let input = |s: usize| sums.get(&s).map(|(b, _)| b[0].x);
+            let same = input(a).is_some() && input(a) == input(b) && self.shape(x) == self.shape(y);
+            if step.op_type == "add" && a != b && same && only_here(a) && only_here(b) {
+                let (Some((mut branches, mut inside)), Some(right)) = (sums.remove(&a), sums.remove(&b))
+                else {
+                    continue;
+                };
+                branches.extend(right.0);
+                inside.extend(right.1);
+                inside.extend([a, b]);
+                sums.insert(i, (branches, inside));
+            }
+        }
+        sums.into_iter().map(|(i, (branches, inside))| (i, (Fused::Experts { branches }, inside))).collect()
+    }
+
+    /// Through a reshape, if there is one.
+    fn before_reshape(&self, place: Place, inside: &mut Vec<usize>) -> Option<Place> {
+        match self.by(place, "reshape") {
+            Some(s) => {
+                inside.push(s);
+                self.arg(s, "x")
+            }
+            None => Some(place),
+        }
+    }
+
+    /// Grouped attention with a mask; root is the reshape to heads behind the product with the values.
+    pub fn attention(&self, root: usize) -> Found {
+        if self.steps[root].op_type != "reshape" {
+            return None;
+        }
+        let out = self.shapes[self.out(root)?].clone();
+        let &[1, heads, tokens, d] = out.as_slice() else { return None };
+        let mut inside = Vec::new();
+        let mixed = self.by(self.arg(root, "x")?, "matmul")?;
+        inside.push(mixed);
+        let flag = |s: usize, name: &str| self.flag(self.arg(s, name), false);
+        if flag(mixed, "transpose_x")? || flag(mixed, "transpose_y")? {
+            return None;
+        }
+        let (weights, v) = (self.arg(mixed, "x")?, self.arg(mixed, "y")?);
+        let weights = self.before_reshape(weights, &mut inside)?;
+        let softmax = self.by(weights, "softmax")?;
+        let masked = self.arg(softmax, "x")?;
+        let axis = self.ints(self.arg(softmax, "axis"))?.first()?;
+        let sum = self.by(masked, "add")?;
+        inside.extend([softmax, sum]);
+        let slots = *self.shape(masked)?.last()?;
+        if self.axis(*axis, 4)? != 3 || self.shape(masked)? != [1, heads, tokens, slots] {
+            return None;
+        }
+        let (scores, mask) =
+            self.both(sum).into_iter().find(|(_, m)| self.shape(*m) == Some(&[1, 1, tokens, slots]))?;
+        let raw = self.before_reshape(scores, &mut inside)?;
+        let product = self.by(raw, "matmul")?;
+        inside.push(product);
+        if flag(product, "transpose_x")? || !flag(product, "transpose_y")? {
+            return None;
+        }
+        let (grouped, k) = (self.arg(product, "x")?, self.arg(product, "y")?);
+        let q = self.before_reshape(grouped, &mut inside)?;
+        let &[1, kv_heads, k_slots, k_d] = self.shape(k)? else { return None };
+        let rows = heads.checked_div(kv_heads)? * tokens;
+        let fits = self.shape(q)? == [1, heads, tokens, d]
+            && self.shape(v)? == [1, kv_heads, slots, d]
+            && (k_slots, k_d) == (slots, d)
+            && heads.is_multiple_of(kv_heads)
+            && self.shape(grouped)? == [1, kv_heads, rows, d]
+            && self.shape(raw)? == [1, kv_heads, rows, slots];
+        (fits && self.closed(&inside, root)).then_some((Fused::Attention { q, k, v, mask, kv_heads }, inside))
+    }
+
+    /// `state = state * keep + new placed`, and rows behind it that are written whole.
+    pub fn update(&self, root: usize, state_shape: &[usize]) -> Found {
+        let Work::WriteState { state, data } = &self.steps[root].work else { return None };
+        let &[1, rows, all, d] = state_shape else { return None };
+        let mut inside = Vec::new();
+        let (updated, tail) = match self.by(*data, "concat") {
+            None => (*data, None),
+            Some(c) => {
+                inside.push(c);
+                let &[updated, tail] = self.steps[c].values() else { return None };
+                let axis = self.ints(self.arg(c, "axis"))?.first()?;
+                if self.axis(*axis, 4)? != 2 {
+                    return None;
+                }
+                (updated, Some(tail))
+            }
+        };
+        let sum = self.by(updated, "add")?;
+        inside.push(sum);
+        let &[1, _, slots, _] = self.shape(updated)? else { return None };
+        if slots + tail.map_or(Some(0), |t| self.shape(t).and_then(|s| s.get(2).copied()))? != all {
+            return None;
+        }
+        self.both(sum).into_iter().find_map(|(kept, placed)| {
+            let mut inside = inside.clone();
+            let k = self.by(kept, "mul")?;
+            let (p, product) = match self.by(placed, "matmul") {
+                Some(p) => (p, true),
+                None => (self.by(placed, "mul")?, false),
+            };
+            inside.extend([k, p]);
+            let (_, keep) = self.both(k).into_iter().find(|(old, _)| match (old, tail) {
+                (Place::State(s), None) => s == state,
+                (old, Some(_)) => self.is_start_of(*old, *state, slots, &mut inside),
+                _ => false,
+            })?;
+            let (new, place) = if product {
+                let flag = |name: &str| self.flag(self.arg(p, name), false);
+                if flag("transpose_x")? || flag("transpose_y")? {
+                    return None;
+                }
+                (self.arg(p, "y")?, self.arg(p, "x")?)
+            } else {
+                self.both(p).into_iter().find(|(_, place)| self.shape(*place) == Some(&[1, 1, slots, 1]))?
+            };
+            let tokens = *self.shape(place)?.get(3)?;
+            let fits = self.shape(keep)? == [1, 1, slots, 1]
+                && self.shape(place)? == [1, 1, slots, tokens]
+                && self.shape(new)? == [1, rows, tokens, d]
+                && tail.is_none_or(|t| self.shape(t) == Some(&[1, rows, all - slots, d]));
+            let state = *state;
+            (fits && self.closed(&inside, root))
+                .then_some((Fused::Update { state, new, keep, place, tail }, inside))
+        })
+    }
+
+    /// `old` is the state's first `slots` rows.
+    fn is_start_of(&self, old: Place, state: usize, slots: usize, inside: &mut Vec<usize>) -> bool {
+        let Some(s) = self.by(old, "slice_by_size") else { return false };
+        let zeros = self.ints(self.arg(s, "begin")).is_some_and(|b| b.iter().all(|&v| v == 0));
+        let fits = self.shape(old).is_some_and(|o| o.get(2) == Some(&slots));
+        let found = self.arg(s, "x") == Some(Place::State(state)) && zeros && fits;
+        if found {
+            inside.push(s);
+        }
+        found
+    }
+}
