@@ -71,7 +71,10 @@ def once(command, give_up):
     stolen time, while it ran. With `give_up`, a process beside which others take half a processor for six seconds is ended."""
     before, used, start = cpu_seconds(), resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        child = subprocess.Popen(command, stdout=out, stderr=err)
+        try:
+            child = subprocess.Popen(command, stdout=out, stderr=err)
+        except OSError as e:
+            sys.exit(f"{command[0]}: {e.strerror}")
         last, loud = (time.monotonic(), cpu_seconds(), used_by(child.pid)), 0
         ended = False
         try:
@@ -135,25 +138,20 @@ def read_once(path):
 
 # ---- the two sides
 
-def ours(a, context):
-    """{figure: tokens per second} and what else the bench says."""
+def ours(a, names):
+    """One process for all figures."""
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "bench.json")
-        command = [a.anemoe, "bench", a.bundle, "--no-journal", "--save", out, "--prefill", str(a.prefill), "--context", str(context),
-                   "--decode", str(a.decode), "--repetitions", str(a.repetitions)]
+        command = [a.anemoe, "bench", a.bundle, "--no-journal", "--save", out, "--prefill", str(a.prefill),
+                   "--context", ",".join(map(str, a.context)), "--decode", str(a.decode), "--repetitions", str(a.repetitions)]
         _, facts = run(a, command + (["--fast"] if a.fast else []), a.bundle)
         with open(out) as f:
             doc = json.load(f)
     if doc.get("schema") != 1:
         sys.exit(f"{a.anemoe} bench: schema {doc.get('schema')}, wanted 1")
-    figures = {}
-    for row in doc["prefill"]:
-        if row["tokens"] == a.prefill:
-            figures[f"prefill {a.prefill}"] = row["tok_s"]
-    for row in doc["decode"]:
-        if row["context"] == context:
-            figures[f"decode at {context}"] = row["tok_s"]
-    missing = {f"prefill {a.prefill}", f"decode at {context}"} - set(figures)
+    figures = {f"prefill {row['tokens']}": row["tok_s"] for row in doc["prefill"]}
+    figures |= {f"decode at {row['context']}": row["tok_s"] for row in doc["decode"]}
+    missing = set(names) - set(figures)
     if missing:
         sys.exit(f"{a.anemoe} bench: no {', '.join(sorted(missing))} in its JSON")
     return {"side": "anemoe", "figures": figures, "doc": doc, **facts}
@@ -193,7 +191,8 @@ def llama(a, figures, settings):
 
 def summary(a, names, runs, finalists, bytes_per_token):
     docs = [r["doc"] for r in runs if r["side"] == "anemoe"]
-    bandwidth = [d["machine"]["read_gb_s"] for d in docs if d.get("machine", {}).get("read_gb_s")]
+    measured = [d.get("machine", {}).get(key) for d in docs for key in ("read_gb_s", "read_gb_s_after")]
+    bandwidth = [b for b in measured if b]
     bandwidth = statistics.median(bandwidth) if bandwidth else None
     rows = []
     for name in names:
@@ -307,8 +306,7 @@ def main():
     for round_ in range(a.rounds):
         def side_a():
             if a.anemoe:
-                for context in a.context:
-                    note(ours(a, context), round_)
+                note(ours(a, names), round_)
 
         def side_b():
             # One group for the prompt, one for decoding at all depths.
