@@ -399,17 +399,7 @@ fn add_values<L: Lanes, const N: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn noise(seed: u64, n: usize) -> Vec<f32> {
-        let mut s = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        let mut next = || {
-            s ^= s << 13;
-            s ^= s >> 7;
-            s ^= s << 17;
-            (s >> 40) as f32 / (1u64 << 24) as f32 - 0.5
-        };
-        (0..n).map(|_| next()).collect()
-    }
+    use crate::test_data::noise;
 
     #[test]
     fn attention_is_that_of_f64_and_a_token_does_not_depend_on_others() {

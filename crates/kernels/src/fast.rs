@@ -10,14 +10,16 @@
 //! with scales for parts of a row, are multiplied exactly, see [`crate::products`].
 
 use crate::lanes::{LANES, Lanes, Plain};
+use crate::lines::Lines;
 use crate::matrix::Storage;
-use crate::product::{AHEAD, ROWS, Taken, Target, store};
+use crate::product::{ROWS, Taken, Target, Tiles, prefetch, store};
 use crate::{Isa, Matrix};
 use std::cell::RefCell;
-use std::ops::Range;
 
 /// Columns of a chunk.
 pub(crate) const CHUNK: usize = 128;
+/// Vectors of a chunk.
+const VECTORS: usize = CHUNK / LANES;
 /// Chunks under one scale of a lane.
 pub(crate) const SCALED: usize = 4;
 /// Tokens up to which codes are made anew for each four rows and four tokens, in registers.
@@ -25,7 +27,7 @@ const FEW: usize = 8;
 /// Tokens that pass together where codes are made once.
 const WIDE: usize = 6;
 /// Rows whose codes are made together.
-const DECODED_ROWS: usize = 8;
+const DECODED_ROWS: usize = 2 * ROWS;
 
 /// Tables of 8-bit codes for tables of f32: entry `i` of table `g` is close to `step[g] * codes[16 g + i] + low[g]`.
 #[derive(Clone, Debug)]
@@ -380,9 +382,9 @@ impl<L: Bytes> Coded<L> for Unsigned {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Narrow {
     /// `[tokens, chunks, 2, 64]`
-    bytes: Vec<[u8; 64]>,
+    bytes: Lines<[u8; 64]>,
     /// `[tokens, chunks / 4 rounded up, 16]`
-    scales: Vec<[f32; LANES]>,
+    scales: Lines<[f32; LANES]>,
     /// Sum of all elements of each token.
     sums: Vec<f32>,
 }
@@ -392,13 +394,13 @@ type Quarters = [[usize; 4]; 2];
 
 impl Narrow {
     /// From tokens `[tokens, chunks, 8, 16]` in the vectors of the order that belongs to `quarters`.
-    pub fn fill(&mut self, data: &[f32], tokens: usize, chunks: usize, quarters: &Quarters) {
+    pub fn fill(&mut self, data: &[[f32; LANES]], tokens: usize, chunks: usize, quarters: &Quarters) {
         let scaled = chunks.div_ceil(SCALED);
-        self.bytes.resize(self.bytes.len().max(tokens * chunks * 2), [0; 64]);
-        self.scales.resize(self.scales.len().max(tokens * scaled), [0.0; LANES]);
+        self.bytes.grow(tokens * chunks * 2, [0; 64]);
+        self.scales.grow(tokens * scaled, [0.0; LANES]);
         self.sums.resize(self.sums.len().max(tokens), 0.0);
         for t in 0..tokens {
-            let data = data[t * chunks * CHUNK..(t + 1) * chunks * CHUNK].as_chunks::<LANES>().0;
+            let data = &data[t * chunks * VECTORS..(t + 1) * chunks * VECTORS];
             let bytes = &mut self.bytes[t * chunks * 2..(t + 1) * chunks * 2];
             let scales = &mut self.scales[t * scaled..(t + 1) * scaled];
             narrow(data, quarters, bytes, scales, &mut self.sums[t]);
@@ -418,7 +420,6 @@ fn narrow_on<L: Bytes>(
     scales: &mut [[f32; LANES]],
     sum: &mut f32,
 ) {
-    const VECTORS: usize = CHUNK / LANES;
     let mut total = L::splat(0.0);
     let parts = data.chunks(SCALED * VECTORS).zip(bytes.chunks_mut(SCALED * 2)).zip(scales);
     for ((data, bytes), scale) in parts {
@@ -465,7 +466,7 @@ impl Isa {
 }
 
 /// Some rows of w with all tokens.
-pub(crate) fn rows_on(isa: Isa, w: &Matrix<'_>, x: Taken<'_>, rows: Range<usize>, y: &Target<'_>) {
+pub(crate) fn rows_on(isa: Isa, w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
     match isa.for_bytes() {
         Isa::Scalar => each_kind::<Plain>(w, x, rows, y),
         #[cfg(target_arch = "x86_64")]
@@ -483,7 +484,7 @@ pub(crate) fn rows_on(isa: Isa, w: &Matrix<'_>, x: Taken<'_>, rows: Range<usize>
 /// The processor has AVX2, FMA and F16C.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn rows_avx2(w: &Matrix<'_>, x: Taken<'_>, rows: Range<usize>, y: &Target<'_>) {
+unsafe fn rows_avx2(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
     each_kind::<crate::lanes::x86::Avx2>(w, x, rows, y);
 }
 
@@ -491,12 +492,12 @@ unsafe fn rows_avx2(w: &Matrix<'_>, x: Taken<'_>, rows: Range<usize>, y: &Target
 /// The processor has AVX-512 F, BW, VL and VNNI, AVX2, FMA and F16C.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn rows_avx512(w: &Matrix<'_>, x: Taken<'_>, rows: Range<usize>, y: &Target<'_>) {
+unsafe fn rows_avx512(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
     each_kind::<crate::lanes::x86::Avx512>(w, x, rows, y);
 }
 
 #[inline(always)]
-fn each_kind<L: Bytes>(w: &Matrix<'_>, x: Taken<'_>, rows: Range<usize>, y: &Target<'_>) {
+fn each_kind<L: Bytes>(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
     match (w.data, w.codes) {
         (Storage::Lut { indices, rows_per_group, .. }, Some(codes)) => {
             let group = |row: usize| row / rows_per_group;
@@ -535,7 +536,7 @@ impl<'a> Source<'a> {
 }
 
 thread_local! {
-    static DECODED: RefCell<Vec<[u8; 64]>> = const { RefCell::new(Vec::new()) };
+    static DECODED: RefCell<Lines<[u8; 64]>> = const { RefCell::new(Lines::new()) };
 }
 
 #[inline(always)]
@@ -543,18 +544,16 @@ fn all<L: Bytes, C: Coded<L>>(
     s: &Source<'_>,
     coded: impl Fn(usize) -> C,
     line: impl Fn(usize) -> (f32, f32),
-    rows: Range<usize>,
+    rows: &Tiles,
     y: &Target<'_>,
 ) {
     let (x, first) = (s.x, s.w.first);
     if x.tokens() <= FEW {
-        for r in rows.clone().step_by(ROWS) {
-            let n = ROWS.min(rows.end - r);
-            let row = |i: usize| r + i.min(n - 1);
-            let four: [_; ROWS] = std::array::from_fn(|i| coded(first + row(i)));
-            let bytes: [_; ROWS] = std::array::from_fn(|i| s.bytes(row(i)));
-            let lines: [_; ROWS] = std::array::from_fn(|i| line(first + row(i)));
-            let rows = Rows { codes: four, bytes, lines, r, n };
+        for (which, n) in rows.each() {
+            let codes = which.map(|r| coded(first + r));
+            let bytes = which.map(|r| s.bytes(r));
+            let lines = which.map(|r| line(first + r));
+            let rows = Rows { codes, bytes, lines, which, n };
             let mut at = 0;
             while at < x.tokens() {
                 at += match x.tokens() - at {
@@ -569,12 +568,10 @@ fn all<L: Bytes, C: Coded<L>>(
     }
     let chunks = x.x.chunks();
     let mut decoded = DECODED.take();
-    decoded.resize(decoded.len().max(DECODED_ROWS * chunks * 2), [0; 64]);
-    for r in rows.clone().step_by(DECODED_ROWS) {
-        let n = DECODED_ROWS.min(rows.end - r);
-        for i in 0..n {
-            let (c, bytes) = (coded(first + r + i), s.bytes(r + i));
-            let out = &mut decoded[i * chunks * 2..(i + 1) * chunks * 2];
+    decoded.grow(DECODED_ROWS * chunks * 2, [0; 64]);
+    for (which, n) in rows.rows::<DECODED_ROWS>() {
+        for (&r, out) in which[..n].iter().zip(decoded.chunks_exact_mut((chunks * 2).max(1))) {
+            let (c, bytes) = (coded(first + r), s.bytes(r));
             for (b, out) in out.as_chunks_mut::<2>().0.iter_mut().enumerate() {
                 let mut rest = [0u8; CHUNK];
                 let (a, b) = c.codes(chunk::<L, C>(bytes, b, &mut rest));
@@ -592,8 +589,8 @@ fn all<L: Bytes, C: Coded<L>>(
                 let rows = Rows {
                     codes: [Unsigned; ROWS],
                     bytes: std::array::from_fn(|k| of(row(k))),
-                    lines: std::array::from_fn(|k| line(first + r + row(k))),
-                    r: r + i,
+                    lines: std::array::from_fn(|k| line(first + which[row(k)])),
+                    which: std::array::from_fn(|k| which[row(k)]),
                     n: m,
                 };
                 let _ = match wide {
@@ -628,7 +625,7 @@ struct Rows<'a, C> {
     bytes: [&'a [u8]; ROWS],
     /// Step and low value.
     lines: [(f32, f32); ROWS],
-    r: usize,
+    which: [usize; ROWS],
     n: usize,
 }
 
@@ -691,44 +688,18 @@ fn tile<L: Bytes, C: Coded<L>, const T: usize>(
         let sum = x.x.narrow.sums[x.at(first + t)];
         for (i, total) in L::totals(totals[t]).into_iter().enumerate().take(rows.n) {
             let (step, low) = rows.lines[i];
-            store(y, rows.r + i, first + t, step * total + low * sum);
+            store(y, rows.which[i], first + t, step * total + low * sum);
         }
     }
     T
 }
 
-#[inline(always)]
-fn prefetch(bytes: &[u8]) {
-    #[cfg(target_arch = "x86_64")]
-    for at in (0..bytes.len()).step_by(64) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: prefetching reads nothing; the address may be any.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(bytes.as_ptr().wrapping_add(at + AHEAD).cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (bytes, AHEAD);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_data::{bytes, noise};
     use crate::{Columns, Order, Panel, Pool, Product, products_on};
     use proptest::prelude::*;
-
-    fn noise(seed: u64, n: usize) -> Vec<f32> {
-        let mut s = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        let mut next = || {
-            s ^= s << 13;
-            s ^= s >> 7;
-            s ^= s << 17;
-            (s >> 40) as f32 / (1u64 << 24) as f32 - 0.5
-        };
-        (0..n).map(|_| next()).collect()
-    }
-
-    fn bytes(seed: u64, n: usize) -> Vec<u8> {
-        noise(seed, n).iter().map(|v| (v * 1000.0) as i32 as u8).collect()
-    }
 
     fn run(isa: Isa, pool: &Pool, w: &Matrix<'_>, x: &[f32], t: usize) -> Vec<f32> {
         let mut panel = Panel::default();

@@ -11,10 +11,13 @@ mod half_float;
 mod isa;
 mod lanes;
 mod linear_fit;
+mod lines;
 mod matrix;
 mod panel;
 mod pool;
 mod product;
+#[cfg(test)]
+mod test_data;
 mod vector;
 
 pub use attention::{AttentionShape, CacheValues, CacheView, HeadStrides, Mask, attention};

@@ -2,13 +2,15 @@
 
 use crate::decode::{BLOCK, Order};
 use crate::fast::{IN_ORDER, Narrow, PACKED};
+use crate::lanes::LANES;
+use crate::lines::Lines;
 
 /// Tokens of a product: each token's channels one after the other, in the order of a matrix kind, padded with zeros to whole
 /// blocks. Its allocation is kept from use to use.
 #[derive(Clone, Debug, Default)]
 pub struct Panel {
     /// `[tokens, padded]`
-    pub(crate) data: Vec<f32>,
+    pub(crate) data: Lines<[f32; LANES]>,
     pub(crate) tokens: usize,
     pub(crate) cols: usize,
     pub(crate) order: Order,
@@ -42,9 +44,9 @@ impl Panel {
 
     /// A token's vectors.
     #[inline(always)]
-    pub(crate) fn vectors(&self, token: usize) -> &[[f32; 16]] {
-        let n = self.padded();
-        self.data[token * n..(token + 1) * n].as_chunks().0
+    pub(crate) fn vectors(&self, token: usize) -> &[[f32; LANES]] {
+        let n = self.padded() / LANES;
+        &self.data[token * n..(token + 1) * n]
     }
 
     /// Tokens.
@@ -54,10 +56,7 @@ impl Panel {
 
     fn reset(&mut self, order: Order, tokens: usize, cols: usize) {
         (self.order, self.tokens, self.cols) = (order, tokens, cols);
-        let n = tokens * self.padded();
-        if self.data.len() < n {
-            self.data.resize(n, 0.0);
-        }
+        self.data.grow(tokens * self.padded() / LANES, [0.0; LANES]);
     }
 
     /// Takes `tokens` tokens of `cols` channels; token i is token `chosen[i]` of `x` where some are chosen.
@@ -84,10 +83,11 @@ impl Panel {
         let cols = channels * taps;
         self.reset(order, tokens, cols);
         let padded = self.padded();
+        let data = self.data.as_flattened_mut();
         for t in 0..tokens {
             let token = chosen.map_or(t, |c| c[t] as usize);
             let start = x.first + token * x.token_stride;
-            let out = &mut self.data[t * padded..(t + 1) * padded];
+            let out = &mut data[t * padded..(t + 1) * padded];
             if taps == 1 && x.channel_stride == 1 {
                 arrange(order, &x.values[start..start + cols], out);
                 continue;

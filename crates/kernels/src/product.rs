@@ -7,24 +7,25 @@
 
 use crate::decode::{self, BLOCK, Decode, MOST_BYTES, VECTORS};
 use crate::lanes::{LANES, Lanes, Plain};
+use crate::lines::Lines;
 use crate::matrix::Storage;
 use crate::panel::Panel;
 use crate::{Isa, Matrix, Pool};
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Rows that are computed together.
+/// Rows that are computed together: one of each of as many streams.
 pub(crate) const ROWS: usize = 4;
 /// Tokens up to which rows are decoded anew for each four tokens, in registers.
 const FEW: usize = 8;
-/// Rows that are decoded together where there are several tokens: each token is read once for all of them.
-const DECODED_ROWS: usize = 16;
+/// Tiles that are decoded together where there are several tokens: each token is read once for all of them.
+const DECODED_TILES: usize = 4;
 /// Bytes of weights in one part of a parallel job.
 const PART: usize = 32 << 10;
 /// A job is worth several threads from this many multiplications on.
 const PARALLEL: usize = 1 << 15;
-/// Bytes between what is read and what is prefetched.
-pub(crate) const AHEAD: usize = 4096;
+/// Bytes between what is read and what is prefetched, in each stream.
+const AHEAD: usize = 2048;
 
 /// One product `y = w x`.
 #[derive(Debug)]
@@ -41,6 +42,58 @@ pub struct Product<'a> {
     pub stride: usize,
     /// `[rows]`
     pub bias: Option<&'a [f32]>,
+}
+
+/// Tiles of a matrix, each of which has a row of each of four streams, the quarters of all rows. A thread that goes through
+/// them reads four places far from each other, each in order, which keeps about half as many more reads under way than rows
+/// that lie together: those share pages, and with them what the processor knows of streams.
+#[derive(Clone, Debug)]
+pub(crate) struct Tiles {
+    /// Also the first stream's rows.
+    tiles: Range<usize>,
+    /// Rows of a stream.
+    stream: usize,
+    /// Rows of the matrix.
+    rows: usize,
+}
+
+impl Tiles {
+    fn all(rows: usize) -> Tiles {
+        let stream = rows.div_ceil(ROWS);
+        Tiles { tiles: 0..stream, stream, rows }
+    }
+
+    fn len(&self) -> usize {
+        self.tiles.len()
+    }
+
+    /// Piece i of `size` tiles.
+    fn piece(&self, size: usize, i: usize) -> Tiles {
+        let (start, end) = (self.tiles.start + i * size, self.tiles.end);
+        Tiles { tiles: start..(start + size).min(end), ..*self }
+    }
+
+    /// Each tile's rows, and how many are wanted, the first of them; the others repeat one of those.
+    pub fn each(&self) -> impl Iterator<Item = ([usize; ROWS], usize)> + use<> {
+        let Tiles { tiles, stream, rows } = self.clone();
+        tiles.map(move |t| {
+            let n = (rows - t).div_ceil(stream).min(ROWS);
+            (std::array::from_fn(|i| if i < n { t + i * stream } else { t }), n)
+        })
+    }
+
+    /// As many rows at a time as N tiles have, and how many.
+    pub fn rows<const N: usize>(&self) -> impl Iterator<Item = ([usize; N], usize)> + use<N> {
+        let all = self.clone();
+        (0..self.len().div_ceil(N / ROWS)).map(move |i| {
+            let (mut which, mut n) = ([0; N], 0);
+            for (rows, wanted) in all.piece(N / ROWS, i).each() {
+                which[n..n + wanted].copy_from_slice(&rows[..wanted]);
+                n += wanted;
+            }
+            (which, n)
+        })
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -79,19 +132,19 @@ fn check(p: &Product<'_>) {
     let (w, x) = (&p.w, p.x);
     assert_eq!(x.cols, w.cols, "x has the matrix' columns");
     assert_eq!(x.order, w.order(), "x is in the matrix' order");
-    assert!(x.data.len() >= x.tokens * x.padded());
+    assert!(x.data.len() >= x.tokens * x.padded() / LANES);
     assert!(p.tokens.is_none_or(|t| t.iter().all(|&t| (t as usize) < x.tokens)), "tokens of x");
     let end = Taken::of(p).tokens().checked_sub(1).map(|t| t * p.stride + w.rows);
     assert!(w.rows <= p.stride && end.is_none_or(|end| end <= p.y.len()), "y is [tokens, stride]");
     assert!(p.bias.is_none_or(|b| b.len() == w.rows), "a bias per row");
 }
 
-/// Rows of a part.
-fn part_rows(w: &Matrix<'_>, tokens: usize) -> usize {
-    let row = (w.bytes_read() as usize / w.rows.max(1)).max(1);
+/// Tiles of a part.
+fn part_tiles(w: &Matrix<'_>, tokens: usize) -> usize {
+    let tile = (ROWS * w.bytes_read() as usize / w.rows.max(1)).max(1);
     // Many tokens make a row dear.
-    let step = if tokens <= FEW { ROWS } else { DECODED_ROWS };
-    (PART / row / tokens.div_ceil(8).clamp(1, 8)).max(1).next_multiple_of(step)
+    let step = if tokens <= FEW { 1 } else { DECODED_TILES };
+    (PART / tile / tokens.div_ceil(8).clamp(1, 8)).max(1).next_multiple_of(step)
 }
 
 /// Computes products that do not depend on each other as one job; those that are absent are left out.
@@ -116,11 +169,12 @@ pub fn products_on(isa: Isa, pool: &Pool, all: &mut [Option<Product<'_>>]) {
     if work < PARALLEL {
         for p in all.iter_mut().flatten() {
             let y = Target { y: p.y.as_mut_ptr(), stride: p.stride, bias: p.bias };
-            rows_on(isa, &p.w, Taken::of(p), 0..p.w.rows, &y);
+            rows_on(isa, &p.w, Taken::of(p), &Tiles::all(p.w.rows), &y);
         }
         return;
     }
-    let parts = |p: &Product<'_>| p.w.rows.div_ceil(part_rows(&p.w, Taken::of(p).tokens()));
+    let parts =
+        |p: &Product<'_>| Tiles::all(p.w.rows).len().div_ceil(part_tiles(&p.w, Taken::of(p).tokens()));
     let total = all.iter().flatten().map(parts).sum();
     struct Shared<'s, 'a>(&'s [Option<Product<'a>>]);
     // SAFETY: parts write disjoint rows of `y` and read everything else.
@@ -135,23 +189,23 @@ pub fn products_on(isa: Isa, pool: &Pool, all: &mut [Option<Product<'_>>]) {
                 continue;
             }
             let x = Taken::of(p);
-            let size = part_rows(&p.w, x.tokens());
+            let tiles = Tiles::all(p.w.rows).piece(part_tiles(&p.w, x.tokens()), i);
             let y = Target { y: p.y.as_ptr().cast_mut(), stride: p.stride, bias: p.bias };
-            rows_on(isa, &p.w, x, i * size..((i + 1) * size).min(p.w.rows), &y);
+            rows_on(isa, &p.w, x, &tiles, &y);
             return;
         }
     });
 }
 
-fn rows_on(isa: Isa, w: &Matrix<'_>, x: Taken<'_>, rows: Range<usize>, y: &Target<'_>) {
-    if x.tokens() == 0 || rows.is_empty() {
+fn rows_on(isa: Isa, w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
+    if x.tokens() == 0 {
         return;
     }
     if w.fast {
         return crate::fast::rows_on(isa, w, x, rows, y);
     }
     match isa {
-        Isa::Scalar => undirect(w, x, rows, y, tiles::<Plain, 1>),
+        Isa::Scalar => undirect(w, x, rows, y, panel::<Plain, 1>),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the processor has the instructions, which callers assert.
         Isa::Avx2 => unsafe { x86::rows_avx2(w, x, rows, y) },
@@ -171,31 +225,31 @@ mod x86 {
     /// # Safety
     /// The processor has AVX2, FMA and F16C.
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub unsafe fn rows_avx2(w: &Matrix<'_>, x: Taken<'_>, rows: Range<usize>, y: &Target<'_>) {
+    pub unsafe fn rows_avx2(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
         // SAFETY: as this function's.
-        each_kind::<Avx2>(w, x, rows, y, |rows, n, x, r, y| unsafe { tiles_avx2(rows, n, x, r, y) });
+        each_kind::<Avx2>(w, x, rows, y, |rows, which, x, y| unsafe { panel_avx2(rows, which, x, y) });
     }
 
     /// # Safety
     /// The processor has AVX-512 F, BW and VL, AVX2, FMA and F16C.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma,f16c")]
-    pub unsafe fn rows_avx512(w: &Matrix<'_>, x: Taken<'_>, rows: Range<usize>, y: &Target<'_>) {
+    pub unsafe fn rows_avx512(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
         // SAFETY: as this function's.
-        each_kind::<Avx512>(w, x, rows, y, |rows, n, x, r, y| unsafe { tiles_avx512(rows, n, x, r, y) });
+        each_kind::<Avx512>(w, x, rows, y, |rows, which, x, y| unsafe { panel_avx512(rows, which, x, y) });
     }
 
     /// # Safety
     /// The processor has AVX2, FMA and F16C.
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn tiles_avx2(rows: &[[f32; LANES]], n: usize, x: Taken<'_>, r: usize, y: &Target<'_>) {
-        tiles::<Avx2, 1>(rows, n, x, r, y);
+    unsafe fn panel_avx2(rows: &[[f32; LANES]], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
+        panel::<Avx2, 1>(rows, which, x, y);
     }
 
     /// # Safety
     /// The processor has AVX-512 F, BW and VL, AVX2, FMA and F16C.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma,f16c")]
-    unsafe fn tiles_avx512(rows: &[[f32; LANES]], n: usize, x: Taken<'_>, r: usize, y: &Target<'_>) {
-        tiles::<Avx512, 6>(rows, n, x, r, y);
+    unsafe fn panel_avx512(rows: &[[f32; LANES]], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
+        panel::<Avx512, 6>(rows, which, x, y);
     }
 }
 
@@ -205,19 +259,19 @@ fn as_bytes(values: &[f32]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
-/// Multiplies n decoded rows, rounded up to four, with all tokens.
-type Tiles = fn(&[[f32; LANES]], usize, Taken<'_>, usize, &Target<'_>);
+/// Multiplies decoded rows, which are rows `which` of the matrix, with all tokens; there are vectors for a multiple of four.
+type Dense = fn(&[[f32; LANES]], &[usize], Taken<'_>, &Target<'_>);
 
 #[inline(always)]
-fn each_kind<L: Lanes>(w: &Matrix<'_>, x: Taken<'_>, rows: Range<usize>, y: &Target<'_>, tiles: Tiles) {
+fn each_kind<L: Lanes>(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>, dense: Dense) {
     if !w.is_direct() {
-        return undirect(w, x, rows, y, tiles);
+        return undirect(w, x, rows, y, dense);
     }
     let bytes = |bits: usize| w.cols * bits / 8;
     macro_rules! run {
         ($decoder:expr, $data:expr, $bits:expr) => {{
             let s = Source { d: $decoder, data: $data, row_bytes: bytes($bits), first: w.first };
-            block_rows::<L, _>(&s, x, rows, y, tiles)
+            block_rows::<L, _>(&s, x, rows, y, dense)
         }};
     }
     match w.data {
@@ -244,20 +298,20 @@ fn each_kind<L: Lanes>(w: &Matrix<'_>, x: Taken<'_>, rows: Range<usize>, y: &Tar
 
 thread_local! {
     /// Decoded rows.
-    static DECODED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    static DECODED: RefCell<Lines<[f32; LANES]>> = const { RefCell::new(Lines::new()) };
 }
 
 /// Rows that no kernel reads in place are decoded one by one.
-fn undirect(w: &Matrix<'_>, x: Taken<'_>, rows: Range<usize>, y: &Target<'_>, tiles: Tiles) {
+fn undirect(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>, dense: Dense) {
     let n = x.x.padded();
-    let mut dense = vec![0f32; w.cols];
+    let mut row = vec![0f32; w.cols];
     let mut vectors = vec![[0f32; LANES]; ROWS * n / LANES];
-    for r in rows {
-        w.decode_row(r, &mut dense);
+    for r in rows.each().flat_map(|(rows, n)| rows.into_iter().take(n)) {
+        w.decode_row(r, &mut row);
         for (i, v) in vectors[..n / LANES].as_flattened_mut().iter_mut().enumerate() {
-            *v = dense.get(i / BLOCK * BLOCK + x.x.order.column(i % BLOCK)).copied().unwrap_or(0.0);
+            *v = row.get(i / BLOCK * BLOCK + x.x.order.column(i % BLOCK)).copied().unwrap_or(0.0);
         }
-        tiles(&vectors, 1, x, r, y);
+        dense(&vectors, &[r], x, y);
     }
 }
 
@@ -288,36 +342,34 @@ impl<'a, D> Source<'a, D> {
 fn block_rows<L: Lanes, D: Decode<L>>(
     s: &Source<'_, D>,
     x: Taken<'_>,
-    rows: Range<usize>,
+    rows: &Tiles,
     y: &Target<'_>,
-    tiles: Tiles,
+    dense: Dense,
 ) {
     let t = x.tokens();
     if t <= FEW {
-        for r in rows.clone().step_by(ROWS) {
-            let n = ROWS.min(rows.end - r);
+        for (which, n) in rows.each() {
             let mut first = 0;
             while first < t {
                 first += match t - first {
-                    4.. => few::<L, D, 4>(s, r, n, x, first, y),
-                    2.. => few::<L, D, 2>(s, r, n, x, first, y),
-                    _ => few::<L, D, 1>(s, r, n, x, first, y),
+                    4.. => few::<L, D, 4>(s, which, n, x, first, y),
+                    2.. => few::<L, D, 2>(s, which, n, x, first, y),
+                    _ => few::<L, D, 1>(s, which, n, x, first, y),
                 };
             }
         }
         return;
     }
     let mut decoded = DECODED.take();
-    for r in rows.clone().step_by(DECODED_ROWS) {
-        let n = DECODED_ROWS.min(rows.end - r);
-        decode_rows::<L, D>(s, r, n, x.x.padded(), &mut decoded);
-        tiles(decoded.as_chunks().0, n, x, r, y);
+    for (which, n) in rows.rows::<{ DECODED_TILES * ROWS }>() {
+        decode_rows::<L, D>(s, &which[..n], x.x.padded() / LANES, &mut decoded);
+        dense(&decoded, &which[..n], x, y);
     }
     DECODED.set(decoded);
 }
 
 #[inline(always)]
-fn prefetch(bytes: &[u8]) {
+pub(crate) fn prefetch(bytes: &[u8]) {
     #[cfg(target_arch = "x86_64")]
     for at in (0..bytes.len()).step_by(64) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
@@ -345,19 +397,15 @@ fn block_bytes<'a>(bytes: &'a [u8], b: usize, size: usize, rest: &'a mut [u8; MO
 #[inline(always)]
 fn few<L: Lanes, D: Decode<L>, const T: usize>(
     s: &Source<'_, D>,
-    r: usize,
+    which: [usize; ROWS],
     n: usize,
     x: Taken<'_>,
     first: usize,
     y: &Target<'_>,
 ) -> usize {
     let mut acc = [[L::splat(0.0); ROWS]; T];
-    let mut rows = [s.d.row(s.first + r); ROWS];
-    let mut bytes = [s.bytes(r); ROWS];
-    for i in 1..n {
-        rows[i] = s.d.row(s.first + r + i);
-        bytes[i] = s.bytes(r + i);
-    }
+    let rows = which.map(|r| s.d.row(s.first + r));
+    let bytes = which.map(|r| s.bytes(r));
     let mut tokens: [&[[[f32; LANES]; VECTORS]]; T] = [&[]; T];
     for t in 0..T {
         tokens[t] = x.x.vectors(x.at(first + t)).as_chunks().0;
@@ -385,7 +433,7 @@ fn few<L: Lanes, D: Decode<L>, const T: usize>(
     }
     for t in 0..T {
         for (i, sum) in L::totals(acc[t]).into_iter().enumerate().take(n) {
-            store(y, r + i, first + t, sum);
+            store(y, which[i], first + t, sum);
         }
     }
     T
@@ -421,21 +469,19 @@ fn block<L: Lanes, D: Decode<L>, const T: usize>(
     }
 }
 
-/// Decodes n rows to `[n rounded up to four, padded]`.
+/// Decodes rows to `[n rounded up to four, len]` vectors.
 #[inline(always)]
 fn decode_rows<L: Lanes, D: Decode<L>>(
     s: &Source<'_, D>,
-    r: usize,
-    n: usize,
-    padded: usize,
-    out: &mut Vec<f32>,
+    which: &[usize],
+    len: usize,
+    out: &mut Lines<[f32; LANES]>,
 ) {
-    out.resize(n.next_multiple_of(ROWS) * padded, 0.0);
+    out.grow(which.len().next_multiple_of(ROWS) * len, [0.0; LANES]);
     let mut rest = [0u8; MOST_BYTES];
-    for i in 0..n {
-        let (row, bytes) = (s.d.row(s.first + r + i), s.bytes(r + i));
-        let (vectors, _) = out[i * padded..(i + 1) * padded].as_chunks_mut::<LANES>();
-        for (b, out) in vectors.as_chunks_mut::<VECTORS>().0.iter_mut().enumerate() {
+    for (&r, out) in which.iter().zip(out.chunks_exact_mut(len.max(1))) {
+        let (row, bytes) = (s.d.row(s.first + r), s.bytes(r));
+        for (b, out) in out.as_chunks_mut::<VECTORS>().0.iter_mut().enumerate() {
             let raw = s.d.raw(row, b, block_bytes(bytes, b, D::BYTES, &mut rest));
             for k in 0..VECTORS {
                 s.d.vector(row, b, raw, k).store(&mut out[k]);
@@ -446,27 +492,21 @@ fn decode_rows<L: Lanes, D: Decode<L>>(
 
 /// Decoded rows with all tokens, up to WIDE of them at a time, which stay near while all rows pass.
 #[inline(always)]
-fn tiles<L: Lanes, const WIDE: usize>(
-    rows: &[[f32; LANES]],
-    n: usize,
-    x: Taken<'_>,
-    r: usize,
-    y: &Target<'_>,
-) {
+fn panel<L: Lanes, const WIDE: usize>(rows: &[[f32; LANES]], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
     let len = x.x.padded() / LANES;
     let mut first = 0;
     while first < x.tokens() {
         let wide = WIDE.min(x.tokens() - first);
-        for i in (0..n).step_by(ROWS) {
-            let (rows, n, r) = (&rows[i * len..], ROWS.min(n - i), r + i);
+        for (i, which) in which.chunks(ROWS).enumerate() {
+            let rows = &rows[i * ROWS * len..];
             if wide == WIDE {
-                tile::<L, WIDE>(rows, n, x, first, y, r);
+                tile::<L, WIDE>(rows, which, x, first, y);
             } else if wide >= 4 && WIDE > 4 {
-                tile::<L, 4>(rows, n, x, first, y, r);
+                tile::<L, 4>(rows, which, x, first, y);
             } else if wide >= 2 && WIDE > 2 {
-                tile::<L, 2>(rows, n, x, first, y, r);
+                tile::<L, 2>(rows, which, x, first, y);
             } else {
-                tile::<L, 1>(rows, n, x, first, y, r);
+                tile::<L, 1>(rows, which, x, first, y);
             }
         }
         first += match wide {
@@ -481,11 +521,10 @@ fn tiles<L: Lanes, const WIDE: usize>(
 #[inline(always)]
 fn tile<L: Lanes, const T: usize>(
     rows: &[[f32; LANES]],
-    n: usize,
+    which: &[usize],
     x: Taken<'_>,
     first: usize,
     y: &Target<'_>,
-    r: usize,
 ) {
     let len = x.x.padded() / LANES;
     let mut tokens: [&[[f32; LANES]]; T] = [&[]; T];
@@ -510,8 +549,8 @@ fn tile<L: Lanes, const T: usize>(
         }
     }
     for t in 0..T {
-        for (i, sum) in L::totals(acc[t]).into_iter().enumerate().take(n) {
-            store(y, r + i, first + t, sum);
+        for (sum, &r) in L::totals(acc[t]).into_iter().zip(which) {
+            store(y, r, first + t, sum);
         }
     }
 }
@@ -519,23 +558,9 @@ fn tile<L: Lanes, const T: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_data::{bytes, noise};
     use crate::{Columns, Order};
     use proptest::prelude::*;
-
-    fn noise(seed: u64, n: usize) -> Vec<f32> {
-        let mut s = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        let mut next = || {
-            s ^= s << 13;
-            s ^= s >> 7;
-            s ^= s << 17;
-            (s >> 40) as f32 / (1u64 << 24) as f32 - 0.5
-        };
-        (0..n).map(|_| next()).collect()
-    }
-
-    fn bytes(seed: u64, n: usize) -> Vec<u8> {
-        noise(seed, n).iter().map(|v| (v * 1000.0) as i32 as u8).collect()
-    }
 
     /// Calls `check` with a matrix of each kind.
     fn each_matrix(seed: u64, rows: usize, cols: usize, mut check: impl FnMut(&str, &Matrix<'_>)) {

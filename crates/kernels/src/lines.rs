@@ -1,0 +1,68 @@
+//! Memory at the bounds of cache lines: a vector of 64 bytes that crosses one costs two reads.
+
+use std::ops::{Deref, DerefMut};
+
+/// A line.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+struct Line<T>(T);
+
+/// Lines of 64 bytes, of numbers or bytes.
+#[derive(Clone, Debug)]
+pub(crate) struct Lines<T>(Vec<Line<T>>);
+
+impl<T> Default for Lines<T> {
+    fn default() -> Self {
+        Lines(Vec::new())
+    }
+}
+
+impl<T: Copy> Lines<T> {
+    const SIZE: () = assert!(size_of::<T>() == 64);
+
+    /// None.
+    pub const fn new() -> Self {
+        Lines(Vec::new())
+    }
+
+    /// At least `n` lines; new ones are `value`.
+    pub fn grow(&mut self, n: usize, value: T) {
+        let () = Self::SIZE;
+        if self.0.len() < n {
+            self.0.resize(n, Line(value));
+        }
+    }
+}
+
+impl<T> Deref for Lines<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        // SAFETY: a line is its only field, without padding, since that has 64 bytes; see `SIZE`, without which there are no
+        // lines.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.0.len()) }
+    }
+}
+
+impl<T> DerefMut for Lines<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_lie_at_their_bounds_and_keep_their_values() {
+        let mut lines = Lines::<[u8; 64]>::new();
+        lines.grow(3, [1; 64]);
+        lines[1] = [7; 64];
+        lines.grow(100, [2; 64]);
+        lines.grow(5, [9; 64]);
+        assert_eq!(lines.len(), 100);
+        assert_eq!((lines[0][0], lines[1][63], lines[99][0]), (1, 7, 2));
+        assert_eq!(lines.as_ptr() as usize % 64, 0);
+    }
+}
