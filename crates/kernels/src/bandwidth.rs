@@ -46,12 +46,7 @@ fn add_up_on<L: crate::lanes::Lanes>(part: &[u64], sum: &mut u64) {
     for i in 0..n {
         for (s, acc) in acc.iter_mut().enumerate() {
             let line = &lines[s * n + i];
-            #[cfg(target_arch = "x86_64")]
-            {
-                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-                // SAFETY: prefetching reads nothing; the address may be any.
-                unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast::<i8>().wrapping_add(AHEAD)) };
-            }
+            crate::lines::prefetch(line.as_ptr().cast::<u8>().wrapping_add(AHEAD), 64);
             for (a, v) in acc.iter_mut().zip(line) {
                 *a = a.wrapping_add(*v);
             }

@@ -370,14 +370,7 @@ fn block_rows<L: Lanes, D: Decode<L>>(
 
 #[inline(always)]
 pub(crate) fn prefetch(bytes: &[u8]) {
-    #[cfg(target_arch = "x86_64")]
-    for at in (0..bytes.len()).step_by(64) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: prefetching reads nothing; the address may be any.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(bytes.as_ptr().wrapping_add(at + AHEAD).cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (bytes, AHEAD);
+    crate::lines::prefetch(bytes.as_ptr().wrapping_add(AHEAD), bytes.len());
 }
 
 /// Block b of a row; behind the row's end are zeros, put together in `rest`.
