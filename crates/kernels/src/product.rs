@@ -483,69 +483,75 @@ fn decode_rows<L: Lanes, D: Decode<L>>(
     }
 }
 
-/// Decoded rows with all tokens, up to WIDE of them at a time, which stay near while all rows pass.
+/// Vectors of columns that a tile goes through at a time: those of four rows and six tokens stay in the first cache.
+const NEAR: usize = 32;
+
+/// Decoded rows with all tokens, up to WIDE of them at a time.
 #[inline(always)]
 fn panel<L: Lanes, const WIDE: usize>(rows: &[[f32; LANES]], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
-    let len = x.x.padded() / LANES;
     let mut first = 0;
     while first < x.tokens() {
-        let wide = WIDE.min(x.tokens() - first);
-        for (i, which) in which.chunks(ROWS).enumerate() {
-            let rows = &rows[i * ROWS * len..];
-            if wide == WIDE {
-                tile::<L, WIDE>(rows, which, x, first, y);
-            } else if wide >= 4 && WIDE > 4 {
-                tile::<L, 4>(rows, which, x, first, y);
-            } else if wide >= 2 && WIDE > 2 {
-                tile::<L, 2>(rows, which, x, first, y);
-            } else {
-                tile::<L, 1>(rows, which, x, first, y);
-            }
-        }
-        first += match wide {
-            _ if wide == WIDE => WIDE,
-            4.. if WIDE > 4 => 4,
-            2.. if WIDE > 2 => 2,
-            _ => 1,
+        first += match x.tokens() - first {
+            left if left >= WIDE => group::<L, WIDE>(rows, which, x, first, y),
+            4.. if WIDE > 4 => group::<L, 4>(rows, which, x, first, y),
+            2.. if WIDE > 2 => group::<L, 2>(rows, which, x, first, y),
+            _ => group::<L, 1>(rows, which, x, first, y),
         };
     }
 }
 
+/// Decoded rows with T tokens. Gives T.
 #[inline(always)]
-fn tile<L: Lanes, const T: usize>(
+fn group<L: Lanes, const T: usize>(
     rows: &[[f32; LANES]],
     which: &[usize],
     x: Taken<'_>,
     first: usize,
     y: &Target<'_>,
-) {
+) -> usize {
     let len = x.x.padded() / LANES;
-    let mut tokens: [&[[f32; LANES]]; T] = [&[]; T];
-    for t in 0..T {
-        tokens[t] = &x.x.vectors(x.at(first + t))[..len];
+    let mut sums = [[[L::splat(0.0); ROWS]; T]; DECODED_TILES];
+    for start in (0..len).step_by(NEAR) {
+        let columns = start..len.min(start + NEAR);
+        let tokens: [&[[f32; LANES]]; T] =
+            std::array::from_fn(|t| &x.x.vectors(x.at(first + t))[columns.clone()]);
+        for (i, acc) in sums.iter_mut().enumerate().take(which.len().div_ceil(ROWS)) {
+            let row = |r: usize| &rows[(i * ROWS + r) * len..][columns.clone()];
+            let four: [&[[f32; LANES]]; ROWS] = std::array::from_fn(row);
+            *acc = tile::<L, T>(&four, &tokens, *acc);
+        }
     }
-    let mut w: [&[[f32; LANES]]; ROWS] = [&[]; ROWS];
-    for i in 0..ROWS {
-        w[i] = &rows[i * len..(i + 1) * len];
+    for (acc, which) in sums.iter().zip(which.chunks(ROWS)) {
+        for (t, acc) in acc.iter().enumerate() {
+            for (sum, &r) in L::totals(*acc).into_iter().zip(which) {
+                store(y, r, first + t, sum);
+            }
+        }
     }
-    let mut acc = [[L::splat(0.0); ROWS]; T];
-    for k in 0..len {
-        let mut row = [acc[0][0]; ROWS];
+    T
+}
+
+#[inline(always)]
+fn tile<L: Lanes, const T: usize>(
+    rows: &[&[[f32; LANES]]; ROWS],
+    tokens: &[&[[f32; LANES]]; T],
+    mut acc: [[L; ROWS]; T],
+) -> [[L; ROWS]; T] {
+    let n = rows[0].len();
+    assert!(rows.iter().chain(tokens).all(|v| v.len() == n));
+    for k in 0..n {
+        let mut four = [acc[0][0]; ROWS];
         for i in 0..ROWS {
-            row[i] = L::load(&w[i][k]);
+            four[i] = L::load(&rows[i][k]);
         }
         for t in 0..T {
             let v = L::load(&tokens[t][k]);
             for i in 0..ROWS {
-                acc[t][i] = row[i].mul_add(v, acc[t][i]);
+                acc[t][i] = four[i].mul_add(v, acc[t][i]);
             }
         }
     }
-    for t in 0..T {
-        for (sum, &r) in L::totals(acc[t]).into_iter().zip(which) {
-            store(y, r, first + t, sum);
-        }
-    }
+    acc
 }
 
 #[cfg(test)]
