@@ -173,6 +173,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let started = Instant::now();
     let mut engine = Engine::open(&args.bundle, &backend)?;
     engine.populate();
+    engine.prepare(1);
     let load_s = started.elapsed().as_secs_f64();
     check(&args, &engine)?;
     let mut tokens =
