@@ -550,9 +550,15 @@ fn all<L: Bytes, C: Coded<L>>(
     let (x, first) = (s.x, s.w.first);
     if x.tokens() <= FEW {
         for (which, n) in rows.each() {
-            let codes = which.map(|r| coded(first + r));
-            let bytes = which.map(|r| s.bytes(r));
-            let lines = which.map(|r| line(first + r));
+            // In loops: closures given to other functions would be compiled without this one's instructions.
+            let mut codes = [coded(first + which[0]); ROWS];
+            let mut bytes = [s.bytes(which[0]); ROWS];
+            let mut lines = [line(first + which[0]); ROWS];
+            for i in 1..ROWS {
+                codes[i] = coded(first + which[i]);
+                bytes[i] = s.bytes(which[i]);
+                lines[i] = line(first + which[i]);
+            }
             let rows = Rows { codes, bytes, lines, which, n };
             let mut at = 0;
             while at < x.tokens() {

@@ -397,8 +397,13 @@ fn few<L: Lanes, D: Decode<L>, const T: usize>(
     y: &Target<'_>,
 ) -> usize {
     let mut acc = [[L::splat(0.0); ROWS]; T];
-    let rows = which.map(|r| s.d.row(s.first + r));
-    let bytes = which.map(|r| s.bytes(r));
+    // In loops: closures given to other functions would be compiled without this one's instructions.
+    let mut rows = [s.d.row(s.first + which[0]); ROWS];
+    let mut bytes = [s.bytes(which[0]); ROWS];
+    for i in 1..ROWS {
+        rows[i] = s.d.row(s.first + which[i]);
+        bytes[i] = s.bytes(which[i]);
+    }
     let mut tokens: [&[[[f32; LANES]; VECTORS]]; T] = [&[]; T];
     for t in 0..T {
         tokens[t] = x.x.vectors(x.at(first + t)).as_chunks().0;
