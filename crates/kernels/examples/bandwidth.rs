@@ -51,7 +51,7 @@ fn main() {
     // SAFETY: initialized integers, as bytes.
     let indices = unsafe { std::slice::from_raw_parts(indices.as_ptr().cast::<u8>(), size * n) };
     let lut = noise(rows / 32 * 16);
-    let codes = Codes::new(&lut);
+    let codes = Codes::new(&lut, 4);
     let matrix = |e: usize| {
         let m = Matrix::lut(4, &indices[e * size..(e + 1) * size], &lut, 32, rows, cols).expect("a matrix");
         if fast { m.fast(codes.as_ref()) } else { m }

@@ -347,13 +347,13 @@ fn block_rows<L: Lanes, D: Decode<L>>(
     dense: Dense,
 ) {
     let t = x.tokens();
-    if t <= FEW {
+    if t <= if D::OFTEN { FEW } else { 1 } {
         for (which, n) in rows.each() {
             let mut first = 0;
             while first < t {
                 first += match t - first {
-                    4.. => few::<L, D, 4>(s, which, n, x, first, y),
-                    2.. => few::<L, D, 2>(s, which, n, x, first, y),
+                    4.. if D::OFTEN => few::<L, D, 4>(s, which, n, x, first, y),
+                    2.. if D::OFTEN => few::<L, D, 2>(s, which, n, x, first, y),
                     _ => few::<L, D, 1>(s, which, n, x, first, y),
                 };
             }
