@@ -433,19 +433,20 @@ fn run_on<L: Lanes>(part: &Part<'_>, k: &CacheView<'_>, v: &CacheView<'_>, scrat
         if low >= high {
             continue;
         }
-        match (k.values, v.values) {
-            (CacheValues::F32(keys), CacheValues::F32(values)) => {
-                block::<L, _>(part, &slots, k.head(keys, part.kv_head), v.head(values, part.kv_head));
-            }
+        let (keys, values) = match (k.values, v.values) {
             (CacheValues::F16(keys), CacheValues::F16(values)) if part.tokens.len() == 1 => {
                 block::<L, _>(part, &slots, k.head(keys, part.kv_head), v.head(values, part.kv_head));
+                continue;
             }
-            _ => {
-                let widened = |view: &CacheView<'_>, out| widen::<L>(part, view, low..high, out);
-                let (keys, values) = (widened(k, &mut scratch.keys), widened(v, &mut scratch.values));
-                block::<L, _>(part, &slots, keys, values);
+            (CacheValues::F32(keys), CacheValues::F32(values)) => {
+                (k.head(keys, part.kv_head), v.head(values, part.kv_head))
             }
-        }
+            _ => (
+                widen::<L>(part, k, low..high, &mut scratch.keys),
+                widen::<L>(part, v, low..high, &mut scratch.values),
+            ),
+        };
+        block::<L, _>(part, &slots, keys, values);
     }
 }
 

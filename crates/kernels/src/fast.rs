@@ -22,7 +22,7 @@ mod codes;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use codes::{Coded, Eight, Indices, Nibbles, Six, Small, Whole};
+use codes::{Coded, Integers, Kind, LineOf, Nibbles, SmallTables, TableOf, Tables4, Tables6, Tables8, Whole};
 
 pub use codes::Codes;
 
@@ -242,117 +242,123 @@ impl Isa {
 
 /// Some rows of w with all tokens.
 pub(crate) fn rows_on(isa: Isa, w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
-    match isa.for_bytes() {
-        Isa::Scalar => each_kind::<Plain>(w, x, rows, y, panel::<Plain>),
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: the processor has the instructions, which callers assert.
-        Isa::Avx2 => unsafe { rows_avx2(w, x, rows, y) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: the processor has the instructions, which callers and `for_bytes` assert.
-        Isa::Avx512 => unsafe { rows_avx512(w, x, rows, y) },
-        #[cfg(not(target_arch = "x86_64"))]
-        Isa::Avx2 | Isa::Avx512 => unreachable!("not available"),
+    // SAFETY: the processor has the instructions, which callers and `for_bytes` assert.
+    unsafe {
+        match isa.for_bytes() {
+            Isa::Scalar => each_kind::<Plain>(w, x, rows, y),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => each_kind::<crate::lanes::x86::Avx2>(w, x, rows, y),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => each_kind::<crate::lanes::x86::Avx512>(w, x, rows, y),
+            #[cfg(not(target_arch = "x86_64"))]
+            Isa::Avx2 | Isa::Avx512 => unreachable!("not available"),
+        }
     }
 }
 
-/// # Safety
-/// The processor has AVX2, FMA and F16C.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn rows_avx2(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
-    each_kind::<crate::lanes::x86::Avx2>(w, x, rows, y, |codes, lines, which, x, y| {
-        // SAFETY: as this function's.
-        unsafe { panel_avx2(codes, lines, which, x, y) }
-    });
+/// Instructions that kernels are compiled for, each kind of matrix as a function of its own.
+trait Compiled: Bytes {
+    /// # Safety
+    /// The processor has the instructions.
+    unsafe fn rows<K: Kind<Self>>(s: &Source<'_>, kind: K, rows: &Tiles, y: &Target<'_>);
+    /// # Safety
+    /// The processor has the instructions.
+    unsafe fn blocks<C: Coded<Self>, const HALVES: usize>(
+        s: &Source<'_>,
+        coded: C,
+        scales: &Scales<'_>,
+        more: f32,
+        rows: &Tiles,
+        y: &Target<'_>,
+    );
+    /// Multiplies codes of rows `which`, `[rows, chunks, 2, 64]`, with all tokens.
+    ///
+    /// # Safety
+    /// The processor has the instructions.
+    unsafe fn panel(codes: &[[u8; 64]], lines: &[(f32, f32)], which: &[usize], x: Taken<'_>, y: &Target<'_>);
 }
 
-/// # Safety
-/// The processor has AVX2, FMA and F16C.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn panel_avx2(
-    codes: &[[u8; 64]],
-    lines: &[(f32, f32)],
-    which: &[usize],
-    x: Taken<'_>,
-    y: &Target<'_>,
-) {
-    panel::<crate::lanes::x86::Avx2>(codes, lines, which, x, y);
+macro_rules! compiled {
+    ($l:ty, $(#[$features:meta])?) => {
+        impl Compiled for $l {
+            $(#[$features])?
+            unsafe fn rows<K: Kind<Self>>(s: &Source<'_>, kind: K, rows: &Tiles, y: &Target<'_>) {
+                all::<Self, K>(s, kind, rows, y);
+            }
+            $(#[$features])?
+            unsafe fn blocks<C: Coded<Self>, const HALVES: usize>(
+                s: &Source<'_>,
+                coded: C,
+                scales: &Scales<'_>,
+                more: f32,
+                rows: &Tiles,
+                y: &Target<'_>,
+            ) {
+                blocks::all::<Self, C, HALVES>(s, coded, scales, more, rows, y);
+            }
+            $(#[$features])?
+            unsafe fn panel(
+                codes: &[[u8; 64]],
+                lines: &[(f32, f32)],
+                which: &[usize],
+                x: Taken<'_>,
+                y: &Target<'_>,
+            ) {
+                panel::<Self>(codes, lines, which, x, y);
+            }
+        }
+    };
 }
 
-/// # Safety
-/// The processor has AVX-512 F, BW, VL and VNNI, AVX2, FMA and F16C.
+compiled!(Plain,);
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn rows_avx512(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
-    each_kind::<crate::lanes::x86::Avx512>(w, x, rows, y, |codes, lines, which, x, y| {
-        // SAFETY: as this function's.
-        unsafe { panel_avx512(codes, lines, which, x, y) }
-    });
-}
+compiled!(crate::lanes::x86::Avx2, #[target_feature(enable = "avx2,fma,f16c")]);
+#[cfg(target_arch = "x86_64")]
+compiled!(
+    crate::lanes::x86::Avx512,
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
+);
 
 /// # Safety
-/// The processor has AVX-512 F, BW, VL and VNNI, AVX2, FMA and F16C.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn panel_avx512(
-    codes: &[[u8; 64]],
-    lines: &[(f32, f32)],
-    which: &[usize],
-    x: Taken<'_>,
-    y: &Target<'_>,
-) {
-    panel::<crate::lanes::x86::Avx512>(codes, lines, which, x, y);
-}
-
-/// Multiplies codes of rows `which`, `[rows, chunks, 2, 64]`, with all tokens.
-type Dense = fn(&[[u8; 64]], &[(f32, f32)], &[usize], Taken<'_>, &Target<'_>);
-
-#[inline(always)]
-fn each_kind<L: Bytes>(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>, dense: Dense) {
+/// The processor has L's instructions.
+unsafe fn each_kind<L: Compiled>(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
     let source = |data, bits: usize| Source { data, row_bytes: w.cols * bits / 8, w, x };
-    match (w.data, w.codes) {
-        (Storage::Lut { bits, indices, rows_per_group, .. }, Some(codes)) => {
-            let s = source(indices, bits);
-            let group = |row: usize| row / rows_per_group;
-            let line = |row: usize| codes.line(group(row));
-            macro_rules! run {
-                ($codes:expr) => {
-                    all::<L, _>(&s, $codes, line, rows, y, dense)
-                };
+    // SAFETY: as this function's.
+    unsafe {
+        match (w.data, w.codes) {
+            (Storage::Lut { bits, indices, rows_per_group, .. }, Some(codes)) => {
+                let s = source(indices, bits);
+                let of = TableOf { codes, rows_per_group };
+                match bits {
+                    1 => L::rows(&s, SmallTables::<1>(of), rows, y),
+                    2 => L::rows(&s, SmallTables::<2>(of), rows, y),
+                    3 => L::rows(&s, SmallTables::<3>(of), rows, y),
+                    4 => L::rows(&s, Tables4(of), rows, y),
+                    6 => L::rows(&s, Tables6(of), rows, y),
+                    _ => L::rows(&s, Tables8(of), rows, y),
+                }
             }
-            match bits {
-                1 => run!(|row| Small::<L, 1>(L::table(codes.table(group(row))))),
-                2 => run!(|row| Small::<L, 2>(L::table(codes.table(group(row))))),
-                3 => run!(|row| Small::<L, 3>(L::table(codes.table(group(row))))),
-                4 => run!(|row| Indices::<L>(L::table(codes.table(group(row))))),
-                6 => run!(|row| Six(codes.table(group(row)))),
-                _ => run!(|row| Eight(codes.table(group(row)))),
+            (Storage::Int { bits, signed, data, scale, offset, block }, _) if block.1 == w.cols => {
+                let s = source(data, bits);
+                let (flip, more) = (signed_bit(bits, signed), codes_are_more(bits, signed));
+                let line = LineOf { scale, offset, block_rows: block.0, more };
+                match bits {
+                    4 => L::rows(&s, Integers(Nibbles(flip * 0x11), line), rows, y),
+                    _ => L::rows(&s, Integers(Whole(flip), line), rows, y),
+                }
             }
+            (Storage::Int { bits, signed, data, scale, offset, block }, _) => {
+                let s = source(data, bits);
+                let scales =
+                    Scales { scale, offset, block_rows: block.0, block: block.1, blocks: w.cols / block.1 };
+                let (flip, more) = (signed_bit(bits, signed), codes_are_more(bits, signed));
+                match bits {
+                    4 => L::blocks::<_, 1>(&s, Nibbles(flip * 0x11), &scales, more, rows, y),
+                    _ => L::blocks::<_, 2>(&s, Whole(flip), &scales, more, rows, y),
+                }
+            }
+            _ => unreachable!("a matrix that has codes"),
         }
-        (Storage::Int { bits, signed, data, scale, offset, block }, _) if block.1 == w.cols => {
-            let s = source(data, bits);
-            let line = |row: usize| {
-                let (s, z) = (scale[row / block.0], offset.map_or(0.0, |o| o[row / block.0]));
-                (s, -s * (z + codes_are_more(bits, signed)))
-            };
-            let flip = signed_bit(bits, signed);
-            match bits {
-                4 => all::<L, _>(&s, |_| Nibbles(flip * 0x11), line, rows, y, dense),
-                _ => all::<L, _>(&s, |_| Whole(flip), line, rows, y, dense),
-            }
-        }
-        (Storage::Int { bits, signed, data, scale, offset, block }, _) => {
-            let s = source(data, bits);
-            let scales =
-                Scales { scale, offset, block_rows: block.0, block: block.1, blocks: w.cols / block.1 };
-            let (flip, more) = (signed_bit(bits, signed), codes_are_more(bits, signed));
-            match bits {
-                4 => blocks::all::<L, _, 1>(&s, Nibbles(flip * 0x11), &scales, more, rows, y),
-                _ => blocks::all::<L, _, 2>(&s, Whole(flip), &scales, more, rows, y),
-            }
-        }
-        _ => unreachable!("a matrix that has codes"),
     }
 }
 
@@ -385,34 +391,27 @@ thread_local! {
 }
 
 #[inline(always)]
-fn all<L: Bytes, C: Coded<L>>(
-    s: &Source<'_>,
-    coded: impl Fn(usize) -> C,
-    line: impl Fn(usize) -> (f32, f32),
-    rows: &Tiles,
-    y: &Target<'_>,
-    dense: Dense,
-) {
+fn all<L: Compiled, K: Kind<L>>(s: &Source<'_>, kind: K, rows: &Tiles, y: &Target<'_>) {
     let (x, first) = (s.x, s.w.first);
-    let several = C::OFTEN && L::TILES;
+    let several = K::Code::OFTEN && L::TILES;
     if x.tokens() <= if several { FEW } else { 1 } {
         for (which, n) in rows.each() {
             // In loops: closures given to other functions would be compiled without this one's instructions.
-            let mut codes = [coded(first + which[0]); ROWS];
+            let mut codes = [kind.coded(first + which[0]); ROWS];
             let mut bytes = [s.bytes(which[0]); ROWS];
-            let mut lines = [line(first + which[0]); ROWS];
+            let mut lines = [kind.line(first + which[0]); ROWS];
             for i in 1..ROWS {
-                codes[i] = coded(first + which[i]);
+                codes[i] = kind.coded(first + which[i]);
                 bytes[i] = s.bytes(which[i]);
-                lines[i] = line(first + which[i]);
+                lines[i] = kind.line(first + which[i]);
             }
             let rows = Rows { codes, bytes, lines, which, n };
             let mut at = 0;
             while at < x.tokens() {
                 at += match x.tokens() - at {
-                    4.. if several => tile::<L, C, 4>(&rows, x, at, y),
-                    2.. if several => tile::<L, C, 2>(&rows, x, at, y),
-                    _ => tile::<L, C, 1>(&rows, x, at, y),
+                    4.. if several => tile::<L, K::Code, 4>(&rows, x, at, y),
+                    2.. if several => tile::<L, K::Code, 2>(&rows, x, at, y),
+                    _ => tile::<L, K::Code, 1>(&rows, x, at, y),
                 };
             }
         }
@@ -425,21 +424,22 @@ fn all<L: Bytes, C: Coded<L>>(
     for (which, n) in rows.rows::<DECODED_ROWS>() {
         let out = decoded.chunks_exact_mut((chunks * 2).max(1));
         for ((&r, line_of), out) in which[..n].iter().zip(&mut lines).zip(out) {
-            let (c, bytes) = (coded(first + r), s.bytes(r));
-            *line_of = line(first + r);
+            let (c, bytes) = (kind.coded(first + r), s.bytes(r));
+            *line_of = kind.line(first + r);
             for (b, out) in out.as_chunks_mut::<2>().0.iter_mut().enumerate() {
                 let mut rest = [0u8; CHUNK];
-                let (a, b) = c.codes(chunk::<L, C>(bytes, b, &mut rest));
+                let (a, b) = c.codes(chunk::<L, K::Code>(bytes, b, &mut rest));
                 L::put(a, &mut out[0]);
                 L::put(b, &mut out[1]);
             }
         }
-        dense(&decoded, &lines[..n], &which[..n], x, y);
+        // SAFETY: values of L exist only where the processor has its instructions, see the module of lanes.
+        unsafe { L::panel(&decoded, &lines[..n], &which[..n], x, y) };
     }
     DECODED.set(decoded);
 }
 
-/// See [`Dense`].
+/// See [`Compiled::panel`].
 #[inline(always)]
 fn panel<L: Bytes>(codes: &[[u8; 64]], lines: &[(f32, f32)], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
     let row = x.x.chunks() * 2;

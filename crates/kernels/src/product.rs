@@ -208,13 +208,26 @@ fn rows_on(isa: Isa, w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>)
         Isa::Scalar => undirect(w, x, rows, y, panel::<Plain, 1>),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the processor has the instructions, which callers assert.
-        Isa::Avx2 => unsafe { x86::rows_avx2(w, x, rows, y) },
+        Isa::Avx2 => unsafe { each_kind::<crate::lanes::x86::Avx2>(w, x, rows, y) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the processor has the instructions, which callers assert.
-        Isa::Avx512 => unsafe { x86::rows_avx512(w, x, rows, y) },
+        Isa::Avx512 => unsafe { each_kind::<crate::lanes::x86::Avx512>(w, x, rows, y) },
         #[cfg(not(target_arch = "x86_64"))]
         Isa::Avx2 | Isa::Avx512 => unreachable!("not available"),
     }
+}
+
+/// Instructions that kernels are compiled for: each kind of matrix becomes a function of its own, since one for all kinds takes
+/// a compiler minutes.
+trait Compiled: Lanes {
+    /// # Safety
+    /// The processor has the instructions.
+    unsafe fn rows<D: Decode<Self>>(s: &Source<'_, D>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>);
+    /// See [`Dense`].
+    ///
+    /// # Safety
+    /// The processor has the instructions.
+    unsafe fn panel(rows: &[[f32; LANES]], which: &[usize], x: Taken<'_>, y: &Target<'_>);
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -222,34 +235,26 @@ mod x86 {
     use super::*;
     use crate::lanes::x86::{Avx2, Avx512};
 
-    /// # Safety
-    /// The processor has AVX2, FMA and F16C.
-    #[target_feature(enable = "avx2,fma,f16c")]
-    pub unsafe fn rows_avx2(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
-        // SAFETY: as this function's.
-        each_kind::<Avx2>(w, x, rows, y, |rows, which, x, y| unsafe { panel_avx2(rows, which, x, y) });
+    impl Compiled for Avx2 {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn rows<D: Decode<Self>>(s: &Source<'_, D>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
+            block_rows::<Self, D>(s, x, rows, y);
+        }
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn panel(rows: &[[f32; LANES]], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
+            panel::<Self, 1>(rows, which, x, y);
+        }
     }
 
-    /// # Safety
-    /// The processor has AVX-512 F, BW and VL, AVX2, FMA and F16C.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma,f16c")]
-    pub unsafe fn rows_avx512(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
-        // SAFETY: as this function's.
-        each_kind::<Avx512>(w, x, rows, y, |rows, which, x, y| unsafe { panel_avx512(rows, which, x, y) });
-    }
-
-    /// # Safety
-    /// The processor has AVX2, FMA and F16C.
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn panel_avx2(rows: &[[f32; LANES]], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
-        panel::<Avx2, 1>(rows, which, x, y);
-    }
-
-    /// # Safety
-    /// The processor has AVX-512 F, BW and VL, AVX2, FMA and F16C.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma,f16c")]
-    unsafe fn panel_avx512(rows: &[[f32; LANES]], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
-        panel::<Avx512, 6>(rows, which, x, y);
+    impl Compiled for Avx512 {
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma,f16c")]
+        unsafe fn rows<D: Decode<Self>>(s: &Source<'_, D>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
+            block_rows::<Self, D>(s, x, rows, y);
+        }
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma,f16c")]
+        unsafe fn panel(rows: &[[f32; LANES]], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
+            panel::<Self, 6>(rows, which, x, y);
+        }
     }
 }
 
@@ -262,16 +267,19 @@ fn as_bytes(values: &[f32]) -> &[u8] {
 /// Multiplies decoded rows, which are rows `which` of the matrix, with all tokens; there are vectors for a multiple of four.
 type Dense = fn(&[[f32; LANES]], &[usize], Taken<'_>, &Target<'_>);
 
-#[inline(always)]
-fn each_kind<L: Lanes>(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>, dense: Dense) {
+/// # Safety
+/// The processor has L's instructions.
+unsafe fn each_kind<L: Compiled>(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
     if !w.is_direct() {
-        return undirect(w, x, rows, y, dense);
+        // SAFETY: as this function's.
+        return undirect(w, x, rows, y, |rows, which, x, y| unsafe { L::panel(rows, which, x, y) });
     }
     let bytes = |bits: usize| w.cols * bits / 8;
     macro_rules! run {
         ($decoder:expr, $data:expr, $bits:expr) => {{
             let s = Source { d: $decoder, data: $data, row_bytes: bytes($bits), first: w.first };
-            block_rows::<L, _>(&s, x, rows, y, dense)
+            // SAFETY: as this function's.
+            unsafe { L::rows(&s, x, rows, y) }
         }};
     }
     match w.data {
@@ -339,13 +347,7 @@ impl<'a, D> Source<'a, D> {
 }
 
 #[inline(always)]
-fn block_rows<L: Lanes, D: Decode<L>>(
-    s: &Source<'_, D>,
-    x: Taken<'_>,
-    rows: &Tiles,
-    y: &Target<'_>,
-    dense: Dense,
-) {
+fn block_rows<L: Compiled, D: Decode<L>>(s: &Source<'_, D>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
     let t = x.tokens();
     if t <= if D::OFTEN { FEW } else { 1 } {
         for (which, n) in rows.each() {
@@ -363,7 +365,8 @@ fn block_rows<L: Lanes, D: Decode<L>>(
     let mut decoded = DECODED.take();
     for (which, n) in rows.rows::<{ DECODED_TILES * ROWS }>() {
         decode_rows::<L, D>(s, &which[..n], x.x.padded() / LANES, &mut decoded);
-        dense(&decoded, &which[..n], x, y);
+        // SAFETY: values of L exist only where the processor has its instructions, see the module of lanes.
+        unsafe { L::panel(&decoded, &which[..n], x, y) };
     }
     DECODED.set(decoded);
 }

@@ -149,3 +149,106 @@ impl<L: Bytes> Coded<L> for Nibbles {
         L::nibbles(L::flip(L::bytes(half(chunk, 0)), self.0))
     }
 }
+
+/// What is needed of each row of a matrix besides its bytes.
+pub(super) trait Kind<L: Bytes>: Copy {
+    /// How its bytes become codes.
+    type Code: Coded<L>;
+    /// Of row `row` of the storage.
+    fn coded(&self, row: usize) -> Self::Code;
+    /// Step and low value.
+    fn line(&self, row: usize) -> (f32, f32);
+}
+
+/// Which table a row has.
+#[derive(Clone, Copy)]
+pub(super) struct TableOf<'a> {
+    pub codes: &'a Codes,
+    pub rows_per_group: usize,
+}
+
+impl<'a> TableOf<'a> {
+    #[inline(always)]
+    fn table<const N: usize>(self, row: usize) -> &'a [u8; N] {
+        self.codes.table(row / self.rows_per_group)
+    }
+
+    #[inline(always)]
+    fn line(self, row: usize) -> (f32, f32) {
+        self.codes.line(row / self.rows_per_group)
+    }
+}
+
+macro_rules! tables {
+    ($(#[$doc:meta])* $name:ident $([$bits:ident])?, $code:ty, |$of:ident, $row:ident| $coded:expr) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy)]
+        pub(super) struct $name<'a $(, const $bits: usize)?>(pub TableOf<'a>);
+
+        impl<'a, L: Bytes $(, const $bits: usize)?> Kind<L> for $name<'a $(, $bits)?> {
+            type Code = $code;
+            #[inline(always)]
+            fn coded(&self, $row: usize) -> $code {
+                let $of = self.0;
+                $coded
+            }
+            #[inline(always)]
+            fn line(&self, row: usize) -> (f32, f32) {
+                self.0.line(row)
+            }
+        }
+    };
+}
+
+tables!(
+    /// 1, 2 or 3 bits.
+    SmallTables[BITS],
+    Small<L, BITS>,
+    |of, row| Small(L::table(of.table(row)))
+);
+tables!(
+    /// 4 bits.
+    Tables4,
+    Indices<L>,
+    |of, row| Indices(L::table(of.table(row)))
+);
+tables!(
+    /// 6 bits.
+    Tables6,
+    Six<'a>,
+    |of, row| Six(of.table(row))
+);
+tables!(
+    /// 8 bits.
+    Tables8,
+    Eight<'a>,
+    |of, row| Eight(of.table(row))
+);
+
+/// Scales of rows.
+#[derive(Clone, Copy)]
+pub(super) struct LineOf<'a> {
+    pub scale: &'a [f32],
+    pub offset: Option<&'a [f32]>,
+    pub block_rows: usize,
+    /// How much more than the integers their codes are.
+    pub more: f32,
+}
+
+/// Integers with a scale per row.
+#[derive(Clone, Copy)]
+pub(super) struct Integers<'a, C>(pub C, pub LineOf<'a>);
+
+impl<L: Bytes, C: Coded<L>> Kind<L> for Integers<'_, C> {
+    type Code = C;
+    #[inline(always)]
+    fn coded(&self, _: usize) -> C {
+        self.0
+    }
+    #[inline(always)]
+    fn line(&self, row: usize) -> (f32, f32) {
+        let group = row / self.1.block_rows;
+        let (s, z) = (self.1.scale[group], self.1.offset.map_or(0.0, |o| o[group]));
+        (s, -s * (z + self.1.more))
+    }
+}
