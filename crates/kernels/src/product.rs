@@ -58,9 +58,9 @@ pub(crate) struct Tiles {
 }
 
 impl Tiles {
-    fn all(rows: usize) -> Tiles {
-        let stream = rows.div_ceil(ROWS);
-        Tiles { tiles: 0..stream, stream, rows }
+    fn all(w: &Matrix<'_>) -> Tiles {
+        let stream = stream(w.rows, w.bytes_read() as usize / w.rows.max(1));
+        Tiles { tiles: 0..stream.min(w.rows), stream, rows: w.rows }
     }
 
     fn len(&self) -> usize {
@@ -94,6 +94,17 @@ impl Tiles {
             (which, n)
         })
     }
+}
+
+/// Rows of a stream: a quarter, or a little more where quarters would start at places that caches take for neighbours, which
+/// are those that are a multiple of 4 KB apart.
+fn stream(rows: usize, row_bytes: usize) -> usize {
+    let quarter = rows.div_ceil(ROWS);
+    // Of few rows, a few more would leave the last stream without its part.
+    let most = if quarter < 256 { 0 } else { 16 };
+    let apart =
+        |more: &usize| (1..ROWS).all(|i| (512..=3584).contains(&(i * (quarter + more) * row_bytes % 4096)));
+    quarter + (0..=most).find(apart).unwrap_or(0)
 }
 
 #[derive(Clone, Copy)]
@@ -169,12 +180,11 @@ pub fn products_on(isa: Isa, pool: &Pool, all: &mut [Option<Product<'_>>]) {
     if work < PARALLEL {
         for p in all.iter_mut().flatten() {
             let y = Target { y: p.y.as_mut_ptr(), stride: p.stride, bias: p.bias };
-            rows_on(isa, &p.w, Taken::of(p), &Tiles::all(p.w.rows), &y);
+            rows_on(isa, &p.w, Taken::of(p), &Tiles::all(&p.w), &y);
         }
         return;
     }
-    let parts =
-        |p: &Product<'_>| Tiles::all(p.w.rows).len().div_ceil(part_tiles(&p.w, Taken::of(p).tokens()));
+    let parts = |p: &Product<'_>| Tiles::all(&p.w).len().div_ceil(part_tiles(&p.w, Taken::of(p).tokens()));
     let total = all.iter().flatten().map(parts).sum();
     struct Shared<'s, 'a>(&'s [Option<Product<'a>>]);
     // SAFETY: parts write disjoint rows of `y` and read everything else.
@@ -189,7 +199,7 @@ pub fn products_on(isa: Isa, pool: &Pool, all: &mut [Option<Product<'_>>]) {
                 continue;
             }
             let x = Taken::of(p);
-            let tiles = Tiles::all(p.w.rows).piece(part_tiles(&p.w, x.tokens()), i);
+            let tiles = Tiles::all(&p.w).piece(part_tiles(&p.w, x.tokens()), i);
             let y = Target { y: p.y.as_ptr().cast_mut(), stride: p.stride, bias: p.bias };
             rows_on(isa, &p.w, x, &tiles, &y);
             return;
@@ -668,6 +678,26 @@ mod tests {
                 }
             });
         }
+    }
+
+    #[test]
+    fn streams_cover_all_rows_once_and_do_not_meet_in_caches() {
+        for (rows, row_bytes) in
+            [(1, 8), (5, 1408), (7, 64), (1408, 1408), (262_144, 1408), (4096, 2048), (999, 4096)]
+        {
+            let stream = stream(rows, row_bytes);
+            let all = Tiles { tiles: 0..stream, stream, rows };
+            let mut seen = vec![0; rows];
+            for (which, n) in
+                all.piece(3, 0).each().chain((1..stream.div_ceil(3)).flat_map(|i| all.piece(3, i).each()))
+            {
+                assert!(n > 0);
+                which[..n].iter().for_each(|&r| seen[r] += 1);
+            }
+            assert!(seen.iter().all(|n| *n == 1), "{rows} {row_bytes}");
+        }
+        assert_ne!(stream(262_144, 1408) * 1408 % 4096, 0);
+        assert_eq!(stream(262_144, 4096), 65_536);
     }
 
     #[test]
