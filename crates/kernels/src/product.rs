@@ -8,9 +8,9 @@
 use crate::decode::{self, BLOCK, Decode, MOST_BYTES, VECTORS};
 use crate::lanes::{LANES, Lanes, Plain};
 use crate::lines::Lines;
-use crate::matrix::Storage;
+use crate::matrix::{Divisor, Storage};
 use crate::panel::Panel;
-use crate::{Isa, Matrix, Pool};
+use crate::{Columns, Isa, Matrix, Pool};
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -22,6 +22,8 @@ const FEW: usize = 8;
 const DECODED_TILES: usize = 4;
 /// Bytes of weights in one part of a parallel job.
 const PART: usize = 32 << 10;
+/// Products of one job.
+const TOGETHER: usize = 8;
 /// A job is worth several threads from this many multiplications on.
 const PARALLEL: usize = 1 << 15;
 /// Bytes between what is read and what is prefetched, in each stream.
@@ -76,8 +78,10 @@ impl Tiles {
     /// Each tile's rows, and how many are wanted, the first of them; the others repeat one of those.
     pub fn each(&self) -> impl Iterator<Item = ([usize; ROWS], usize)> + use<> {
         let Tiles { tiles, stream, rows } = self.clone();
+        // A division would take as long as a short row.
+        let last = [stream, 2 * stream, 3 * stream];
         tiles.map(move |t| {
-            let n = (rows - t).div_ceil(stream).min(ROWS);
+            let n = 1 + last.iter().filter(|&&more| t + more < rows).count();
             (std::array::from_fn(|i| if i < n { t + i * stream } else { t }), n)
         })
     }
@@ -184,27 +188,104 @@ pub fn products_on(isa: Isa, pool: &Pool, all: &mut [Option<Product<'_>>]) {
         }
         return;
     }
-    let parts = |p: &Product<'_>| Tiles::all(&p.w).len().div_ceil(part_tiles(&p.w, Taken::of(p).tokens()));
-    let total = all.iter().flatten().map(parts).sum();
+    for some in all.chunks_mut(TOGETHER) {
+        together(isa, pool, some);
+    }
+}
+
+/// Up to `TOGETHER` products as one job.
+fn together(isa: Isa, pool: &Pool, all: &mut [Option<Product<'_>>]) {
+    // Of each product its tiles, those of a part, and the number of its first part.
+    let mut plan: [Option<(Tiles, usize, usize)>; TOGETHER] = [const { None }; TOGETHER];
+    let mut total = 0;
+    for (p, plan) in all.iter().zip(&mut plan) {
+        let Some(p) = p else { continue };
+        let (tiles, size) = (Tiles::all(&p.w), part_tiles(&p.w, Taken::of(p).tokens()));
+        let parts = tiles.len().div_ceil(size);
+        *plan = Some((tiles, size, total));
+        total += parts;
+    }
     struct Shared<'s, 'a>(&'s [Option<Product<'a>>]);
     // SAFETY: parts write disjoint rows of `y` and read everything else.
     unsafe impl Sync for Shared<'_, '_> {}
     let shared = Shared(all);
-    pool.run(total, &|mut i| {
+    pool.run(total, &|i| {
         let shared = &shared;
-        for p in shared.0.iter().flatten() {
-            let n = parts(p);
-            if i >= n {
-                i -= n;
-                continue;
-            }
-            let x = Taken::of(p);
-            let tiles = Tiles::all(&p.w).piece(part_tiles(&p.w, x.tokens()), i);
+        let found = shared.0.iter().zip(&plan).rev().find_map(|(p, plan)| match (p, plan) {
+            (Some(p), Some((tiles, size, first))) if *first <= i => Some((p, tiles.piece(*size, i - first))),
+            _ => None,
+        });
+        if let Some((p, tiles)) = found {
             let y = Target { y: p.y.as_ptr().cast_mut(), stride: p.stride, bias: p.bias };
-            rows_on(isa, &p.w, x, &tiles, &y);
-            return;
+            rows_on(isa, &p.w, Taken::of(p), &tiles, &y);
         }
     });
+}
+
+/// A convolution in groups: rows of `w` in equal groups, each times columns of its own.
+#[derive(Debug)]
+pub struct Grouped<'a> {
+    /// `[rows, cols]`
+    pub w: Matrix<'a>,
+    /// Groups of rows.
+    pub groups: usize,
+    /// The first group's columns.
+    pub x: Columns<'a>,
+    /// From group to group of x.
+    pub group_stride: usize,
+    /// Tokens.
+    pub tokens: usize,
+    /// Channels of a group, and taps, of which each channel's lie together in `w`.
+    pub cols: (usize, usize),
+    /// From tap to tap of x.
+    pub tap_stride: usize,
+    /// `[tokens, rows]`
+    pub y: &'a mut [f32],
+    /// `[rows]`
+    pub bias: Option<&'a [f32]>,
+}
+
+thread_local! {
+    static GROUP: RefCell<Panel> = RefCell::default();
+}
+
+/// Computes the product of each group.
+///
+/// # Panics
+/// Lengths do not fit.
+pub fn grouped(pool: &Pool, p: &mut Grouped<'_>) {
+    let w = p.w;
+    assert!(p.groups > 0 && w.rows.is_multiple_of(p.groups), "rows in groups");
+    assert!(p.cols.0 * p.cols.1 == w.cols, "columns of w");
+    assert!(p.y.len() >= p.tokens * w.rows && p.bias.is_none_or(|b| b.len() == w.rows), "y and a bias per row");
+    let per = w.rows / p.groups;
+    let isa = Isa::best();
+    struct To(*mut f32);
+    // SAFETY: groups write disjoint rows.
+    unsafe impl Sync for To {}
+    let to = To(p.y.as_mut_ptr());
+    let p = &*p;
+    let some = |groups: Range<usize>| {
+        let to = &to;
+        let mut panel = GROUP.take();
+        for g in groups {
+            let group = w.row_range(g * per, (g + 1) * per);
+            let x = Columns { first: p.x.first + g * p.group_stride, ..p.x };
+            panel.fill_taps(group.order(), x, p.tokens, p.cols, p.tap_stride, None);
+            let bias = p.bias.map(|b| &b[g * per..(g + 1) * per]);
+            // SAFETY: token t's rows of the group are below `tokens * rows`.
+            let y = Target { y: unsafe { to.0.add(g * per) }, stride: w.rows, bias };
+            rows_on(isa, &group, Taken { x: &panel, which: None }, &Tiles::all(&group), &y);
+        }
+        GROUP.set(panel);
+    };
+    let work = (w.rows * w.cols * p.tokens).max(1);
+    if work < PARALLEL {
+        return some(0..p.groups);
+    }
+    // Parts of a few microseconds.
+    let together = (p.groups * (PARALLEL / 4) / work).max(1);
+    pool.run(p.groups.div_ceil(together), &|i| some(i * together..p.groups.min((i + 1) * together)));
 }
 
 fn rows_on(isa: Isa, w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
@@ -295,17 +376,26 @@ unsafe fn each_kind<L: Compiled>(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: 
     match w.data {
         Storage::F32(data) => run!(decode::Single, as_bytes(data), 32),
         Storage::F16(data) => run!(decode::Half, data, 16),
-        Storage::Lut { bits, indices, lut, rows_per_group } => match bits {
-            1 => run!(decode::LutSmall::<1> { lut, rows_per_group }, indices, 1),
-            2 => run!(decode::LutSmall::<2> { lut, rows_per_group }, indices, 2),
-            3 => run!(decode::LutSmall::<3> { lut, rows_per_group }, indices, 3),
-            4 => run!(decode::Lut4 { lut, rows_per_group }, indices, 4),
-            6 => run!(decode::Lut6 { lut, rows_per_group }, indices, 6),
-            _ => run!(decode::Lut8 { lut, rows_per_group }, indices, 8),
-        },
+        Storage::Lut { bits, indices, lut, rows_per_group } => {
+            let group = Divisor::new(rows_per_group);
+            match bits {
+                1 => run!(decode::LutSmall::<1> { lut, group }, indices, 1),
+                2 => run!(decode::LutSmall::<2> { lut, group }, indices, 2),
+                3 => run!(decode::LutSmall::<3> { lut, group }, indices, 3),
+                4 => run!(decode::Lut4 { lut, group }, indices, 4),
+                6 => run!(decode::Lut6 { lut, group }, indices, 6),
+                _ => run!(decode::Lut8 { lut, group }, indices, 8),
+            }
+        }
+        Storage::Int { bits, signed, data, scale, offset, block } if block.1 == w.cols => {
+            let scales = decode::RowScales { scale, offset, block_rows: Divisor::new(block.0) };
+            match bits {
+                4 => run!(decode::Int4Rows { scales, signed }, data, 4),
+                _ => run!(decode::Int8Rows { scales, signed }, data, 8),
+            }
+        }
         Storage::Int { bits, signed, data, scale, offset, block } => {
-            let blocks = w.cols / block.1;
-            let scales = decode::Scales { scale, offset, block_rows: block.0, block: block.1, blocks };
+            let scales = decode::Scales::new(scale, offset, block, w.cols);
             match bits {
                 4 => run!(decode::Int4 { scales, signed }, data, 4),
                 _ => run!(decode::Int8 { scales, signed }, data, 8),
@@ -428,19 +518,26 @@ fn few<L: Lanes, D: Decode<L>, const T: usize>(
             blocks[i] = &bytes[i][b * D::BYTES..(b + 1) * D::BYTES];
             prefetch(blocks[i]);
         }
-        block::<L, D, T>(&s.d, &rows, b, blocks, &tokens, &mut acc);
+        let raw = [
+            s.d.raw(rows[0], b, blocks[0]),
+            s.d.raw(rows[1], b, blocks[1]),
+            s.d.raw(rows[2], b, blocks[2]),
+            s.d.raw(rows[3], b, blocks[3]),
+        ];
+        block::<L, D, T>(&s.d, &rows, b, raw, &tokens, &mut acc);
     }
     // What a row ends with.
-    for b in whole..tokens[0].len() {
-        let mut rest = [[0u8; MOST_BYTES]; ROWS];
-        let mut blocks: [&[u8]; ROWS] = [&[]; ROWS];
-        for ((bytes, rest), block) in bytes.iter().zip(&mut rest).zip(&mut blocks) {
-            let bytes = &bytes[b * D::BYTES..];
-            let n = bytes.len().min(D::BYTES);
-            rest[..n].copy_from_slice(&bytes[..n]);
-            *block = &rest[..D::BYTES];
-        }
-        block::<L, D, T>(&s.d, &rows, b, blocks, &tokens, &mut acc);
+    if whole < tokens[0].len() {
+        let mut space = [[0u8; MOST_BYTES]; ROWS];
+        let [p, q, r, t] = &mut space;
+        let from = whole * D::BYTES;
+        let raw = [
+            s.d.rest(rows[0], whole, &bytes[0][from..], p),
+            s.d.rest(rows[1], whole, &bytes[1][from..], q),
+            s.d.rest(rows[2], whole, &bytes[2][from..], r),
+            s.d.rest(rows[3], whole, &bytes[3][from..], t),
+        ];
+        block::<L, D, T>(&s.d, &rows, whole, raw, &tokens, &mut acc);
     }
     for t in 0..T {
         for (i, sum) in L::totals(acc[t]).into_iter().enumerate().take(n) {
@@ -456,16 +553,10 @@ fn block<L: Lanes, D: Decode<L>, const T: usize>(
     d: &D,
     rows: &[D::Row; ROWS],
     b: usize,
-    blocks: [&[u8]; ROWS],
+    raw: [D::Raw<'_>; ROWS],
     tokens: &[&[[[f32; LANES]; VECTORS]]; T],
     acc: &mut [[L; ROWS]; T],
 ) {
-    let raw = [
-        d.raw(rows[0], b, blocks[0]),
-        d.raw(rows[1], b, blocks[1]),
-        d.raw(rows[2], b, blocks[2]),
-        d.raw(rows[3], b, blocks[3]),
-    ];
     let mut x = [&[[0f32; LANES]; VECTORS]; T];
     for t in 0..T {
         x[t] = &tokens[t][b];
@@ -576,7 +667,7 @@ fn tile<L: Lanes, const T: usize>(
 mod tests {
     use super::*;
     use crate::test_data::{bytes, noise};
-    use crate::{Columns, Order};
+    use crate::Order;
     use proptest::prelude::*;
 
     /// Calls `check` with a matrix of each kind.
@@ -698,6 +789,50 @@ mod tests {
         }
         assert_ne!(stream(262_144, 1408) * 1408 % 4096, 0);
         assert_eq!(stream(262_144, 4096), 65_536);
+    }
+
+    #[test]
+    fn groups_have_their_own_columns() {
+        let (groups, per, channels, taps, tokens) = (5, 6, 7, 2, 3);
+        let (rows, cols) = (groups * per, channels * taps);
+        let dense = noise(1, rows * cols);
+        let w = Matrix::f32(&dense, rows, cols).unwrap();
+        // [channels of all groups, tokens and the tap before the first]
+        let width = tokens + taps - 1;
+        let (values, bias) = (noise(2, groups * channels * width), noise(3, rows));
+        let run = |threads| {
+            let mut y = vec![f32::NAN; tokens * rows];
+            let x = Columns { values: &values, first: 0, token_stride: 1, channel_stride: width };
+            grouped(
+                &Pool::new(threads),
+                &mut Grouped {
+                    w,
+                    groups,
+                    x,
+                    group_stride: channels * width,
+                    tokens,
+                    cols: (channels, taps),
+                    tap_stride: 1,
+                    y: &mut y,
+                    bias: Some(&bias),
+                },
+            );
+            y
+        };
+        let y = run(1);
+        for t in 0..tokens {
+            for r in 0..rows {
+                let mut sum = bias[r];
+                for c in 0..channels {
+                    for j in 0..taps {
+                        sum += dense[r * cols + c * taps + j]
+                            * values[(r / per * channels + c) * width + t + j];
+                    }
+                }
+                assert!((y[t * rows + r] - sum).abs() < 1e-5);
+            }
+        }
+        assert!([2, 3, 64].into_iter().all(|n| run(n) == y));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What becomes of stored elements: codes of 8 bits.
 
 use super::{Bytes, CHUNK};
+use crate::matrix::Divisor;
 
 /// Tables of 8-bit codes for tables of f32: entry `i` of table `g` is close to `step[g] * codes[entries g + i] + low[g]`.
 #[derive(Clone, Debug)]
@@ -62,6 +63,13 @@ pub(super) trait Coded<L: Bytes>: Copy {
     const OFTEN: bool = false;
     /// A chunk's codes; `chunk` has `BYTES` bytes.
     fn codes(self, chunk: &[u8]) -> (L::Bytes, L::Bytes);
+    /// As [`Coded::codes`], from fewer bytes and zeros.
+    #[inline(always)]
+    fn rest(self, bytes: &[u8]) -> (L::Bytes, L::Bytes) {
+        let mut chunk = [0u8; CHUNK];
+        chunk[..bytes.len()].copy_from_slice(bytes);
+        self.codes(&chunk[..Self::BYTES])
+    }
 }
 
 #[inline(always)]
@@ -82,6 +90,11 @@ impl<L: Bytes> Coded<L> for Indices<L> {
     #[inline(always)]
     fn codes(self, chunk: &[u8]) -> (L::Bytes, L::Bytes) {
         let (even, odd) = L::nibbles(L::bytes(half(chunk, 0)));
+        (L::find(self.0, even), L::find(self.0, odd))
+    }
+    #[inline(always)]
+    fn rest(self, bytes: &[u8]) -> (L::Bytes, L::Bytes) {
+        let (even, odd) = L::nibbles(L::bytes_of(bytes));
         (L::find(self.0, even), L::find(self.0, odd))
     }
 }
@@ -136,6 +149,11 @@ impl<L: Bytes> Coded<L> for Whole {
         let (a, b) = (L::bytes(half(chunk, 0)), L::bytes(half(chunk, 1)));
         (L::flip(a, self.0), L::flip(b, self.0))
     }
+    #[inline(always)]
+    fn rest(self, bytes: &[u8]) -> (L::Bytes, L::Bytes) {
+        let (a, b) = bytes.split_at(bytes.len().min(CHUNK / 2));
+        (L::flip(L::bytes_of(a), self.0), L::flip(L::bytes_of(b), self.0))
+    }
 }
 
 /// 4-bit integers, with these bits turned: those that have signs become 8 more.
@@ -147,6 +165,10 @@ impl<L: Bytes> Coded<L> for Nibbles {
     #[inline(always)]
     fn codes(self, chunk: &[u8]) -> (L::Bytes, L::Bytes) {
         L::nibbles(L::flip(L::bytes(half(chunk, 0)), self.0))
+    }
+    #[inline(always)]
+    fn rest(self, bytes: &[u8]) -> (L::Bytes, L::Bytes) {
+        L::nibbles(L::flip(L::bytes_of(bytes), self.0))
     }
 }
 
@@ -164,18 +186,18 @@ pub(super) trait Kind<L: Bytes>: Copy {
 #[derive(Clone, Copy)]
 pub(super) struct TableOf<'a> {
     pub codes: &'a Codes,
-    pub rows_per_group: usize,
+    pub group: Divisor,
 }
 
 impl<'a> TableOf<'a> {
     #[inline(always)]
     fn table<const N: usize>(self, row: usize) -> &'a [u8; N] {
-        self.codes.table(row / self.rows_per_group)
+        self.codes.table(self.group.divide(row))
     }
 
     #[inline(always)]
     fn line(self, row: usize) -> (f32, f32) {
-        self.codes.line(row / self.rows_per_group)
+        self.codes.line(self.group.divide(row))
     }
 }
 
@@ -230,7 +252,7 @@ tables!(
 pub(super) struct LineOf<'a> {
     pub scale: &'a [f32],
     pub offset: Option<&'a [f32]>,
-    pub block_rows: usize,
+    pub block_rows: Divisor,
     /// How much more than the integers their codes are.
     pub more: f32,
 }
@@ -247,7 +269,7 @@ impl<L: Bytes, C: Coded<L>> Kind<L> for Integers<'_, C> {
     }
     #[inline(always)]
     fn line(&self, row: usize) -> (f32, f32) {
-        let group = row / self.1.block_rows;
+        let group = self.1.block_rows.divide(row);
         let (s, z) = (self.1.scale[group], self.1.offset.map_or(0.0, |o| o[group]));
         (s, -s * (z + self.1.more))
     }
