@@ -13,7 +13,7 @@ use crate::decode::Scales;
 use crate::lanes::{LANES, Lanes, Plain};
 use crate::lines::Lines;
 use crate::matrix::{Divisor, Storage};
-use crate::product::{ROWS, Taken, Target, Tiles, prefetch, store};
+use crate::product::{ROWS, RowBytes, Taken, Target, Tiles, prefetch, store};
 use crate::{Isa, Matrix};
 use std::cell::RefCell;
 
@@ -329,7 +329,7 @@ compiled!(
 /// # Safety
 /// The processor has L's instructions.
 unsafe fn each_kind<L: Compiled>(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
-    let source = |data, bits: usize| Source { data, row_bytes: w.cols * bits / 8, w, x };
+    let source = |data, bits: usize| Source { rows: RowBytes::new(w, data, bits), w, x };
     // SAFETY: as this function's.
     unsafe {
         match (w.data, w.codes) {
@@ -379,17 +379,9 @@ fn codes_are_more(bits: usize, signed: bool) -> f32 {
 }
 
 struct Source<'a> {
-    data: &'a [u8],
-    row_bytes: usize,
+    rows: RowBytes<'a>,
     w: &'a Matrix<'a>,
     x: Taken<'a>,
-}
-
-impl<'a> Source<'a> {
-    #[inline(always)]
-    fn bytes(&self, row: usize) -> &'a [u8] {
-        &self.data[(self.w.first + row) * self.row_bytes..][..self.row_bytes]
-    }
 }
 
 thread_local! {
@@ -403,13 +395,12 @@ fn all<L: Compiled, K: Kind<L>>(s: &Source<'_>, kind: K, rows: &Tiles, y: &Targe
     if x.tokens() <= if several { FEW } else { 1 } {
         for (which, n) in rows.each() {
             // In loops: closures given to other functions would be compiled without this one's instructions.
-            let mut codes = [kind.coded(first + which[0]); ROWS];
-            let mut bytes = [s.bytes(which[0]); ROWS];
-            let mut lines = [kind.line(first + which[0]); ROWS];
-            for i in 1..ROWS {
-                codes[i] = kind.coded(first + which[i]);
-                bytes[i] = s.bytes(which[i]);
-                lines[i] = kind.line(first + which[i]);
+            let (code, line) = kind.row(first + which[0]);
+            let (mut codes, mut lines, mut bytes) = ([code; ROWS], [line; ROWS], [&[] as &[u8]; ROWS]);
+            for i in 0..ROWS {
+                (codes[i], lines[i]) = kind.row(first + which[i]);
+                // SAFETY: tiles have rows of the matrix.
+                bytes[i] = unsafe { s.rows.row(which[i]) };
             }
             let rows = Rows { codes, bytes, lines, which, n };
             let mut at = 0;
@@ -430,8 +421,10 @@ fn all<L: Compiled, K: Kind<L>>(s: &Source<'_>, kind: K, rows: &Tiles, y: &Targe
     for (which, n) in rows.rows::<DECODED_ROWS>() {
         let out = decoded.chunks_exact_mut((chunks * 2).max(1));
         for ((&r, line_of), out) in which[..n].iter().zip(&mut lines).zip(out) {
-            let (c, bytes) = (kind.coded(first + r), s.bytes(r));
-            *line_of = kind.line(first + r);
+            let (c, line) = kind.row(first + r);
+            // SAFETY: tiles have rows of the matrix.
+            let bytes = unsafe { s.rows.row(r) };
+            *line_of = line;
             for (b, out) in out.as_chunks_mut::<2>().0.iter_mut().enumerate() {
                 let (a, b) = chunk::<L, K::Code>(c, bytes, b);
                 L::put(a, &mut out[0]);

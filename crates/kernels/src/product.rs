@@ -12,6 +12,7 @@ use crate::matrix::{Divisor, Storage};
 use crate::panel::Panel;
 use crate::{Columns, Isa, Matrix, Pool};
 use std::cell::RefCell;
+use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Rows that are computed together: one of each of as many streams.
@@ -365,10 +366,9 @@ unsafe fn each_kind<L: Compiled>(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: 
         // SAFETY: as this function's.
         return undirect(w, x, rows, y, |rows, which, x, y| unsafe { L::panel(rows, which, x, y) });
     }
-    let bytes = |bits: usize| w.cols * bits / 8;
     macro_rules! run {
         ($decoder:expr, $data:expr, $bits:expr) => {{
-            let s = Source { d: $decoder, data: $data, row_bytes: bytes($bits), first: w.first };
+            let s = Source { d: $decoder, rows: RowBytes::new(w, $data, $bits), first: w.first };
             // SAFETY: as this function's.
             unsafe { L::rows(&s, x, rows, y) }
         }};
@@ -431,19 +431,39 @@ pub(crate) fn store(y: &Target<'_>, r: usize, t: usize, v: f32) {
     unsafe { *y.y.add(t * y.stride + r) = v };
 }
 
-struct Source<'a, D> {
-    d: D,
-    data: &'a [u8],
+/// The stored rows of a matrix. Looking each up in a slice would take as long as a short row's product.
+#[derive(Clone, Copy)]
+pub(crate) struct RowBytes<'a> {
+    start: *const u8,
     row_bytes: usize,
-    /// Row of the storage that is row 0.
-    first: usize,
+    of: PhantomData<&'a [u8]>,
 }
 
-impl<'a, D> Source<'a, D> {
-    #[inline(always)]
-    fn bytes(&self, row: usize) -> &'a [u8] {
-        &self.data[(self.first + row) * self.row_bytes..][..self.row_bytes]
+impl<'a> RowBytes<'a> {
+    /// Of `data`, in which a row has `bits` bits per element.
+    ///
+    /// # Panics
+    /// There are fewer rows than `w` has.
+    pub fn new(w: &Matrix<'_>, data: &'a [u8], bits: usize) -> Self {
+        let row_bytes = w.cols * bits / 8;
+        let own = &data[w.first * row_bytes..(w.first + w.rows) * row_bytes];
+        RowBytes { start: own.as_ptr(), row_bytes, of: PhantomData }
     }
+
+    /// # Safety
+    /// The matrix has a row `row`.
+    #[inline(always)]
+    pub unsafe fn row(&self, row: usize) -> &'a [u8] {
+        // SAFETY: `new` has seen the bytes of all rows of the matrix.
+        unsafe { std::slice::from_raw_parts(self.start.add(row * self.row_bytes), self.row_bytes) }
+    }
+}
+
+struct Source<'a, D> {
+    d: D,
+    rows: RowBytes<'a>,
+    /// Row of the storage that is row 0.
+    first: usize,
 }
 
 #[inline(always)]
@@ -502,10 +522,11 @@ fn few<L: Lanes, D: Decode<L>, const T: usize>(
     let mut acc = [[L::splat(0.0); ROWS]; T];
     // In loops: closures given to other functions would be compiled without this one's instructions.
     let mut rows = [s.d.row(s.first + which[0]); ROWS];
-    let mut bytes = [s.bytes(which[0]); ROWS];
-    for i in 1..ROWS {
+    let mut bytes: [&[u8]; ROWS] = [&[]; ROWS];
+    for i in 0..ROWS {
         rows[i] = s.d.row(s.first + which[i]);
-        bytes[i] = s.bytes(which[i]);
+        // SAFETY: tiles have rows of the matrix.
+        bytes[i] = unsafe { s.rows.row(which[i]) };
     }
     let mut tokens: [&[[[f32; LANES]; VECTORS]]; T] = [&[]; T];
     for t in 0..T {
@@ -582,7 +603,8 @@ fn decode_rows<L: Lanes, D: Decode<L>>(
     out.grow(which.len().next_multiple_of(ROWS) * len, [0.0; LANES]);
     let mut rest = [0u8; MOST_BYTES];
     for (&r, out) in which.iter().zip(out.chunks_exact_mut(len.max(1))) {
-        let (row, bytes) = (s.d.row(s.first + r), s.bytes(r));
+        // SAFETY: tiles have rows of the matrix.
+        let (row, bytes) = (s.d.row(s.first + r), unsafe { s.rows.row(r) });
         for (b, out) in out.as_chunks_mut::<VECTORS>().0.iter_mut().enumerate() {
             let raw = s.d.raw(row, b, block_bytes(bytes, b, D::BYTES, &mut rest));
             for k in 0..VECTORS {

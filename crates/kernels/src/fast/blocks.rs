@@ -50,7 +50,8 @@ fn tile<L: Bytes, C: Coded<L>, const HALVES: usize, const T: usize>(
         let mut sums = [[L::splat(0.0); ROWS]; T];
         for c in part * SCALED..chunks.min((part + 1) * SCALED) {
             for i in 0..ROWS {
-                let bytes = s.bytes(which[i]);
+                // SAFETY: tiles have rows of the matrix.
+                let bytes = unsafe { s.rows.row(which[i]) };
                 prefetch(&bytes[c * C::BYTES..bytes.len().min((c + 1) * C::BYTES)]);
                 let (a, b) = chunk::<L, C>(coded, bytes, c);
                 let block = blocks[i];

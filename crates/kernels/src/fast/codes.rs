@@ -176,10 +176,8 @@ impl<L: Bytes> Coded<L> for Nibbles {
 pub(super) trait Kind<L: Bytes>: Copy {
     /// How its bytes become codes.
     type Code: Coded<L>;
-    /// Of row `row` of the storage.
-    fn coded(&self, row: usize) -> Self::Code;
-    /// Step and low value.
-    fn line(&self, row: usize) -> (f32, f32);
+    /// Of row `row` of the storage: the code, step and low value.
+    fn row(&self, row: usize) -> (Self::Code, (f32, f32));
 }
 
 /// Which table a row has.
@@ -189,20 +187,8 @@ pub(super) struct TableOf<'a> {
     pub group: Divisor,
 }
 
-impl<'a> TableOf<'a> {
-    #[inline(always)]
-    fn table<const N: usize>(self, row: usize) -> &'a [u8; N] {
-        self.codes.table(self.group.divide(row))
-    }
-
-    #[inline(always)]
-    fn line(self, row: usize) -> (f32, f32) {
-        self.codes.line(self.group.divide(row))
-    }
-}
-
 macro_rules! tables {
-    ($(#[$doc:meta])* $name:ident $([$bits:ident])?, $code:ty, |$of:ident, $row:ident| $coded:expr) => {
+    ($(#[$doc:meta])* $name:ident $([$bits:ident])?, $code:ty, |$table:ident| $coded:expr) => {
         $(#[$doc])*
         #[derive(Clone, Copy)]
         pub(super) struct $name<'a $(, const $bits: usize)?>(pub TableOf<'a>);
@@ -210,13 +196,10 @@ macro_rules! tables {
         impl<'a, L: Bytes $(, const $bits: usize)?> Kind<L> for $name<'a $(, $bits)?> {
             type Code = $code;
             #[inline(always)]
-            fn coded(&self, $row: usize) -> $code {
-                let $of = self.0;
-                $coded
-            }
-            #[inline(always)]
-            fn line(&self, row: usize) -> (f32, f32) {
-                self.0.line(row)
+            fn row(&self, row: usize) -> ($code, (f32, f32)) {
+                let at = self.0.group.divide(row);
+                let $table = self.0.codes.table(at);
+                ($coded, self.0.codes.line(at))
             }
         }
     };
@@ -226,25 +209,25 @@ tables!(
     /// 1, 2 or 3 bits.
     SmallTables[BITS],
     Small<L, BITS>,
-    |of, row| Small(L::table(of.table(row)))
+    |table| Small(L::table(table))
 );
 tables!(
     /// 4 bits.
     Tables4,
     Indices<L>,
-    |of, row| Indices(L::table(of.table(row)))
+    |table| Indices(L::table(table))
 );
 tables!(
     /// 6 bits.
     Tables6,
     Six<'a>,
-    |of, row| Six(of.table(row))
+    |table| Six(table)
 );
 tables!(
     /// 8 bits.
     Tables8,
     Eight<'a>,
-    |of, row| Eight(of.table(row))
+    |table| Eight(table)
 );
 
 /// Scales of rows.
@@ -264,13 +247,9 @@ pub(super) struct Integers<'a, C>(pub C, pub LineOf<'a>);
 impl<L: Bytes, C: Coded<L>> Kind<L> for Integers<'_, C> {
     type Code = C;
     #[inline(always)]
-    fn coded(&self, _: usize) -> C {
-        self.0
-    }
-    #[inline(always)]
-    fn line(&self, row: usize) -> (f32, f32) {
+    fn row(&self, row: usize) -> (C, (f32, f32)) {
         let group = self.1.block_rows.divide(row);
         let (s, z) = (self.1.scale[group], self.1.offset.map_or(0.0, |o| o[group]));
-        (s, -s * (z + self.1.more))
+        (self.0, (s, -s * (z + self.1.more)))
     }
 }

@@ -148,18 +148,19 @@ pub(super) fn add_scaled(to: &mut Tensor, from: &Tensor, weights: &Tensor, row: 
 /// has room in fp16.
 const LARGEST: f32 = 16_384.0;
 
-/// Divides tokens (columns of `[C, width]`) whose largest value is above [`LARGEST`] by a power of two, so that no digit
-/// is lost.
-pub(super) fn rescale(values: &mut [f32], width: usize) {
-    // Nearly always none is, and all can be looked at in order.
+/// Some value is above [`LARGEST`].
+pub(super) fn is_large(values: &[f32]) -> bool {
     let mut lanes = [0f32; 16];
     let (chunks, rest) = values.as_chunks::<16>();
     for chunk in chunks {
         lanes.iter_mut().zip(chunk).for_each(|(m, v)| *m = m.max(v.abs()));
     }
-    if lanes.iter().copied().chain(rest.iter().map(|v| v.abs())).all(|m| m <= LARGEST) {
-        return;
-    }
+    lanes.iter().copied().chain(rest.iter().map(|v| v.abs())).any(|m| m > LARGEST)
+}
+
+/// Divides tokens (columns of `[C, width]`) whose largest value is above [`LARGEST`] by a power of two, so that no digit
+/// is lost.
+pub(super) fn rescale(values: &mut [f32], width: usize) {
     for t in 0..width {
         let largest = values.iter().skip(t).step_by(width).fold(0f32, |m, v| m.max(v.abs()));
         if largest > LARGEST && largest.is_finite() {

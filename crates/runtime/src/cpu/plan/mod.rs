@@ -334,6 +334,11 @@ impl Plan {
         &self.outputs[index].2
     }
 
+    /// As [`Plan::output`]; whatever is there is overwritten by the next run.
+    pub fn output_mut(&mut self, index: usize) -> &mut Tensor {
+        &mut self.outputs[index].2
+    }
+
     /// Frees what the next run makes anew; the outputs of the last one go with it.
     pub fn release(&mut self) {
         drop(ARENA.take());
