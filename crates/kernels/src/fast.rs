@@ -14,7 +14,7 @@ use crate::lanes::{LANES, Lanes, Plain};
 use crate::lines::Lines;
 use crate::matrix::{Divisor, Storage};
 use crate::product::{ROWS, RowBytes, Taken, Target, Tiles, prefetch, store, store_rows};
-use crate::{Isa, Matrix};
+use crate::{Isa, Matrix, Pool};
 use std::cell::RefCell;
 
 mod blocks;
@@ -169,6 +169,9 @@ pub(crate) struct Narrow {
     sums: Vec<f32>,
 }
 
+/// Elements that one thread makes bytes of at a time.
+const SHARED: usize = 1 << 13;
+
 /// Which vectors of a chunk are bytes 0, 1, 2, 3 of the lanes of its two halves.
 type Quarters = [[usize; 4]; 2];
 
@@ -180,13 +183,28 @@ impl Narrow {
         self.scales.grow(tokens * scaled, [0.0; LANES]);
         self.lanes.grow(tokens * chunks * 2, [0.0; LANES]);
         self.sums.resize(self.sums.len().max(tokens), 0.0);
-        for t in 0..tokens {
-            let data = &data[t * chunks * VECTORS..(t + 1) * chunks * VECTORS];
-            let bytes = &mut self.bytes[t * chunks * 2..(t + 1) * chunks * 2];
-            let scales = &mut self.scales[t * scaled..(t + 1) * scaled];
-            let lanes = &mut self.lanes[t * chunks * 2..(t + 1) * chunks * 2];
-            narrow(data, quarters, bytes, scales, lanes, &mut self.sums[t]);
-        }
+        // Tokens by the few, so that threads share large calls.
+        let some = (SHARED / (chunks * CHUNK).max(1)).max(1);
+        let bytes = self.bytes[..tokens * chunks * 2].chunks_mut((some * chunks * 2).max(1));
+        let scales = self.scales[..tokens * scaled].chunks_mut((some * scaled).max(1));
+        let lanes = self.lanes[..tokens * chunks * 2].chunks_mut((some * chunks * 2).max(1));
+        let sums = self.sums[..tokens].chunks_mut(some);
+        let data = data[..tokens * chunks * VECTORS].chunks((some * chunks * VECTORS).max(1));
+        let mut parts: Vec<_> = data.zip(bytes).zip(scales).zip(lanes).zip(sums).collect();
+        Pool::global().pieces(&mut parts, 1, &|_, parts| {
+            for ((((data, bytes), scales), lanes), sums) in parts {
+                for (t, sum) in sums.iter_mut().enumerate() {
+                    narrow(
+                        &data[t * chunks * VECTORS..(t + 1) * chunks * VECTORS],
+                        quarters,
+                        &mut bytes[t * chunks * 2..(t + 1) * chunks * 2],
+                        &mut scales[t * scaled..(t + 1) * scaled],
+                        &mut lanes[t * chunks * 2..(t + 1) * chunks * 2],
+                        sum,
+                    );
+                }
+            }
+        });
     }
 }
 
@@ -623,7 +641,7 @@ fn tile<L: Bytes, C: Coded<L>, const T: usize>(
 mod tests {
     use super::*;
     use crate::test_data::{bytes, noise};
-    use crate::{Columns, Order, Panel, Pool, Product, products_on};
+    use crate::{Columns, Order, Panel, Product, products_on};
     use proptest::prelude::*;
 
     fn run(isa: Isa, pool: &Pool, w: &Matrix<'_>, x: &[f32], t: usize) -> Vec<f32> {

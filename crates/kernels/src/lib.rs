@@ -18,6 +18,7 @@ mod pool;
 mod product;
 #[cfg(test)]
 mod test_data;
+mod transpose;
 mod vector;
 
 pub use attention::{AttentionShape, CacheValues, CacheView, HeadStrides, Mask, attention};
@@ -33,4 +34,5 @@ pub use matrix::{Matrix, MatrixError};
 pub use panel::{Columns, Panel};
 pub use pool::Pool;
 pub use product::{Grouped, Product, grouped, products, products_on};
+pub use transpose::{Strided, transpose};
 pub use vector::{Gate, RmsNorm, activated, exp_sum, gated, rms_norm, softcap};

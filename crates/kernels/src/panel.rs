@@ -4,6 +4,8 @@ use crate::decode::{BLOCK, Order};
 use crate::fast::{IN_ORDER, Narrow, PACKED};
 use crate::lanes::LANES;
 use crate::lines::Lines;
+use crate::pool::Pool;
+use std::cell::RefCell;
 
 /// Tokens of a product: each token's channels one after the other, in the order of a matrix kind, padded with zeros to whole
 /// blocks. Its allocation is kept from use to use.
@@ -16,8 +18,14 @@ pub struct Panel {
     pub(crate) order: Order,
     /// Where the order is one of integers.
     pub(crate) narrow: Narrow,
+}
+
+/// Elements that one thread arranges at a time; a call with fewer is not shared.
+const TOGETHER: usize = 1 << 13;
+
+thread_local! {
     /// Columns of a token that do not lie together.
-    gathered: Vec<f32>,
+    static GATHERED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Where the channels of tokens are in a slice.
@@ -85,21 +93,25 @@ impl Panel {
         let cols = channels * taps;
         self.reset(order, tokens, cols);
         let padded = self.padded();
-        let data = self.data.as_flattened_mut();
-        for t in 0..tokens {
-            let token = chosen.map_or(t, |c| c[t] as usize);
-            let start = x.first + token * x.token_stride;
-            let out = &mut data[t * padded..(t + 1) * padded];
-            if taps == 1 && x.channel_stride == 1 {
-                arrange(order, &x.values[start..start + cols], out);
-                continue;
+        let some = (TOGETHER / padded.max(1)).max(1);
+        let data = &mut self.data.as_flattened_mut()[..tokens * padded];
+        Pool::global().pieces(data, some * padded, &|i, out| {
+            for (t, out) in (i * some..).zip(out.chunks_exact_mut(padded)) {
+                let token = chosen.map_or(t, |c| c[t] as usize);
+                let start = x.first + token * x.token_stride;
+                if taps == 1 && x.channel_stride == 1 {
+                    arrange(order, &x.values[start..start + cols], out);
+                    continue;
+                }
+                let mut gathered = GATHERED.take();
+                gathered.clear();
+                gathered.extend((0..channels).flat_map(|c| {
+                    (0..taps).map(move |j| x.values[start + c * x.channel_stride + j * tap_stride])
+                }));
+                arrange(order, &gathered, out);
+                GATHERED.set(gathered);
             }
-            self.gathered.clear();
-            self.gathered.extend((0..channels).flat_map(|c| {
-                (0..taps).map(move |j| x.values[start + c * x.channel_stride + j * tap_stride])
-            }));
-            arrange(order, &self.gathered, out);
-        }
+        });
         let quarters = match order {
             Order::FastPacked => &PACKED,
             Order::Fast => &IN_ORDER,

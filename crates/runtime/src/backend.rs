@@ -37,9 +37,14 @@ pub trait BackendPackage: Send {
     /// An output of the last call of a prepared function.
     fn output(&self, function: FunctionId, index: usize) -> &Tensor;
 
-    /// Moves an output of the last call to `to`, whose memory the function may have for the next one.
-    fn take_output(&mut self, function: FunctionId, index: usize, to: &mut Tensor) {
-        to.clone_from(self.output(function, index));
+    /// Gives memory that the next call may use for an output.
+    fn lend(&mut self, function: FunctionId, index: usize, memory: Tensor) {
+        let _ = (function, index, memory);
+    }
+
+    /// Moves an output of the last call out.
+    fn take(&mut self, function: FunctionId, index: usize) -> Tensor {
+        self.output(function, index).clone()
     }
 
     /// Sets every state to zero.

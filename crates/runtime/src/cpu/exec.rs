@@ -577,11 +577,18 @@ impl Session {
         }
     }
 
-    /// Moves an output of the last run to `to`, whose memory the next run may take.
-    pub fn take_output(&mut self, index: usize, to: &mut Tensor) {
+    /// Gives memory that the next run may use for an output.
+    pub fn lend(&mut self, index: usize, memory: Tensor) {
+        if let Some(plan) = &mut self.plan {
+            *plan.output_mut(index) = memory;
+        }
+    }
+
+    /// Moves an output of the last run out.
+    pub fn take(&mut self, index: usize) -> Tensor {
         match &mut self.plan {
-            Some(plan) => std::mem::swap(plan.output_mut(index), to),
-            None => to.clone_from(self.output(index)),
+            Some(plan) => std::mem::take(plan.output_mut(index)),
+            None => self.output(index).clone(),
         }
     }
 

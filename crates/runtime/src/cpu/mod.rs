@@ -222,8 +222,12 @@ impl BackendPackage for LoadedPackage {
         self.functions[function.0].session.output(index)
     }
 
-    fn take_output(&mut self, function: FunctionId, index: usize, to: &mut Tensor) {
-        self.functions[function.0].session.take_output(index, to);
+    fn lend(&mut self, function: FunctionId, index: usize, memory: Tensor) {
+        self.functions[function.0].session.lend(index, memory);
+    }
+
+    fn take(&mut self, function: FunctionId, index: usize) -> Tensor {
+        self.functions[function.0].session.take(index)
     }
 
     fn reset(&mut self) {

@@ -74,6 +74,8 @@ pub struct Engine {
     body: Program,
     head: Program,
     registers: Vec<Tensor>,
+    /// Memory for outputs.
+    spares: Vec<Tensor>,
     hidden: usize,
     logits: usize,
     position: usize,
@@ -138,6 +140,7 @@ impl Engine {
             body,
             head,
             registers: vec![Tensor::default(); names.len()],
+            spares: Vec::new(),
             hidden,
             logits,
             position: 0,
@@ -429,7 +432,7 @@ impl Engine {
         count: TokenCount,
         watch: &mut Watch<'_>,
     ) -> Result<()> {
-        let Engine { body, head: head_program, registers, packages, stats, shard_stats, bundle, .. } = self;
+        let Engine { body, head: head_program, registers, spares, packages, stats, shard_stats, bundle, .. } = self;
         let program = if head { head_program } else { body };
         let mut layers = 0;
         for op in &mut program.steps {
@@ -481,7 +484,7 @@ impl Engine {
                         }
                     }
                     let started = Instant::now();
-                    call.run(packages, registers, &program.values, count, bundle)?;
+                    call.run(packages, registers, (&program.values, spares), count, bundle)?;
                     let elapsed = started.elapsed();
                     stats.in_packages += elapsed;
                     shard_stats[call.package].0 += 1;

@@ -276,12 +276,13 @@ impl Call {
         Ok(())
     }
 
-    /// Runs the function for `count` tokens on registers and host values, and writes its outputs to registers.
+    /// Runs the function for `count` tokens on registers and host values, and writes its outputs to registers; `spares` are
+    /// memory for them: functions of many tokens would hold gigabytes, each its own.
     pub fn run(
         &mut self,
         packages: &mut [Box<dyn BackendPackage>],
         registers: &mut [Tensor],
-        host: &[Tensor],
+        (host, spares): (&[Tensor], &mut Vec<Tensor>),
         count: TokenCount,
         bundle: &Path,
     ) -> Result<()> {
@@ -326,18 +327,22 @@ impl Call {
             })
             .collect();
         let package = &mut packages[self.package];
+        spares.resize_with(spares.len().max(outputs.len()), Tensor::default);
+        for (i, spare) in spares.iter_mut().enumerate().take(outputs.len()) {
+            package.lend(*id, i, std::mem::take(spare));
+        }
         package.run(*id, &operands)?;
         for (i, sink) in outputs.iter().enumerate() {
-            if sink.rows.is_none() && !sink.accumulate && package.output(*id, i).as_f32().is_some() {
-                package.take_output(*id, i, &mut registers[sink.register]);
-                continue;
-            }
-            let output = package.output(*id, i);
+            let output = package.take(*id, i);
             let Some(values) = output.as_f32() else {
                 return Err(wrong(format!("output {i} is not a float tensor")));
             };
             let register = &mut registers[sink.register];
             match sink.rows {
+                None if !sink.accumulate => {
+                    spares[i] = std::mem::replace(register, output);
+                    continue;
+                }
                 None => match register.as_f32_mut() {
                     Some(sum) if sum.len() == values.len() => {
                         sum.iter_mut().zip(values).for_each(|(a, b)| *a += b);
@@ -360,6 +365,7 @@ impl Call {
                     all[rows.start * width..][..values.len()].copy_from_slice(values);
                 }
             }
+            spares[i] = output;
         }
         Ok(())
     }

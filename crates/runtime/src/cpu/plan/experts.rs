@@ -4,11 +4,13 @@ use super::super::OpErrorAt;
 use super::super::weights::StoredWeight;
 use super::Sources;
 use super::view::View;
-use anemoe_kernels::{Columns, Gate, Panel, Pool, Product};
+use anemoe_kernels::{Columns, Gate, Matrix, Panel, Pool, Product};
 use std::sync::Arc;
 
 /// Experts whose products are one job.
 const TOGETHER: usize = 8;
+/// Tokens to which a thread adds at a time.
+const ADDED: usize = 16;
 
 pub(super) struct Branch {
     pub gate_up: Arc<StoredWeight>,
@@ -102,37 +104,55 @@ impl Experts {
                 bytes += w.bytes_read();
             }
             anemoe_kernels::products(pool, &mut all);
-            let mut all: [Option<Product<'_>>; TOGETHER] = Default::default();
-            for ((i, s), p) in chosen.iter().zip(scratch.iter_mut()).zip(&mut all) {
-                let b = &branches[*i];
-                let w = b.down.matrix()?;
-                let (n, m) = (w.cols(), s.tokens.len());
-                let hidden = at_least(&mut s.hidden, m * n);
-                for ((t, h), g) in
-                    s.tokens.iter().zip(hidden.chunks_exact_mut(n)).zip(s.gate_up.chunks_exact(2 * n))
-                {
-                    anemoe_kernels::gated(&g[..n], &g[n..], weight(b, *t as usize), b.kind, h);
+            let mut down: [Option<Matrix<'_>>; TOGETHER] = [None; TOGETHER];
+            for (i, w) in chosen.iter().zip(&mut down) {
+                *w = Some(branches[*i].down.matrix()?);
+            }
+            pool.pieces(&mut scratch[..chosen.len()], 1, &|k, scratch| {
+                let (b, Some(w)) = (&branches[chosen[k]], down[k]) else { return };
+                let n = w.cols();
+                for s in scratch {
+                    let m = s.tokens.len();
+                    let hidden = at_least(&mut s.hidden, m * n);
+                    let each = s.tokens.iter().zip(hidden.chunks_exact_mut(n)).zip(s.gate_up.chunks_exact(2 * n));
+                    for ((t, h), g) in each {
+                        anemoe_kernels::gated(&g[..n], &g[n..], weight(b, *t as usize), b.kind, h);
+                    }
+                    let values = Columns { values: hidden, first: 0, token_stride: n, channel_stride: 1 };
+                    s.h.fill(w.order(), values, m, n, None);
                 }
-                let values = Columns { values: hidden, first: 0, token_stride: n, channel_stride: 1 };
-                s.h.fill(w.order(), values, m, n, None);
-                let y = at_least(&mut s.out, m * rows);
+            });
+            let mut all: [Option<Product<'_>>; TOGETHER] = Default::default();
+            for ((w, s), p) in down.iter().zip(scratch.iter_mut()).zip(&mut all) {
+                let Some(w) = *w else { continue };
+                let y = at_least(&mut s.out, s.tokens.len() * rows);
                 *p = Some(Product { w, x: &s.h, tokens: None, y, stride: rows, bias: None });
                 bytes += w.bytes_read();
             }
             anemoe_kernels::products(pool, &mut all);
-            // In the order of the experts, whatever the threads did.
-            for s in &scratch[..chosen.len()] {
-                if std::mem::take(&mut first) {
-                    y.copy_from_slice(&s.out[..rows]);
-                    continue;
-                }
-                for (t, out) in s.tokens.iter().zip(s.out.chunks_exact(rows)) {
-                    let y = &mut y[*t as usize * rows..][..rows];
-                    y.iter_mut().zip(out).for_each(|(y, o)| *y += o);
-                }
+            if std::mem::take(&mut first) {
+                y.copy_from_slice(&scratch[0].out[..rows]);
+                add(&scratch[1..chosen.len()], y, 0, rows);
+                continue;
             }
+            let all = &scratch[..chosen.len()];
+            pool.pieces(y, ADDED * rows, &|i, y| add(all, y, (i * ADDED) as u32, rows));
         }
         Ok((bytes, (branches.len() - chosen.len()) as u64))
+    }
+}
+
+/// Adds what experts gave to tokens `first..` of the result, in the order of the experts, whatever threads there are.
+fn add(experts: &[Scratch], y: &mut [f32], first: u32, rows: usize) {
+    let end = first + (y.len() / rows.max(1)) as u32;
+    for s in experts {
+        let (from, to) =
+            (s.tokens.partition_point(|t| *t < first), s.tokens.partition_point(|t| *t < end));
+        let out = s.out[from * rows..to * rows].chunks_exact(rows);
+        for (t, out) in s.tokens[from..to].iter().zip(out) {
+            let y = &mut y[(*t - first) as usize * rows..][..rows];
+            y.iter_mut().zip(out).for_each(|(y, o)| *y += o);
+        }
     }
 }
 

@@ -22,7 +22,7 @@ use crate::backend::OpTime;
 use crate::tensor::{Data, Tensor};
 use anemoe_kernels::{
     AttentionShape, CacheValues, CacheView, Columns, Gate, Grouped, HeadStrides, Mask, Order, Panel, Pool, Product,
-    RmsNorm,
+    RmsNorm, Strided,
 };
 use anemoe_mlpackage::mil::TensorType;
 use half::f16;
@@ -280,6 +280,11 @@ impl<'a> Sources<'a> {
 }
 
 fn copy(nest: &Nest<2>, x: &[f32], out: &mut [f32]) {
+    if let Some(((rows, cols), [to, from])) = nest.exchanged() {
+        let strided = |(first, stride)| Strided { first, stride };
+        let (from, to) = (strided(from), strided(to));
+        return anemoe_kernels::transpose(Pool::global(), (rows, cols), (x, from), (out, to));
+    }
     nest.each(|[o, i], n, s| match s {
         [1, 1] => out[o..o + n].copy_from_slice(&x[i..i + n]),
         _ => (0..n).for_each(|k| out[o + k * s[0]] = x[i + k * s[1]]),

@@ -202,6 +202,26 @@ impl<const N: usize> Nest<N> {
     }
 }
 
+impl Nest<2> {
+    /// Rows and columns, where the nest goes through both and the columns of the first operand lie together as the rows of the
+    /// second do; and of each operand the first place and the other stride.
+    pub fn exchanged(&self) -> Option<((usize, usize), [(usize, usize); 2])> {
+        let &[(m, outer)] = self.outer.as_slice() else { return None };
+        let (n, inner) = self.inner;
+        let [to, from] = self.start;
+        if m < 2 || n < 2 {
+            return None;
+        }
+        if inner[0] == 1 && outer[1] == 1 && inner[1] > 1 && outer[0] >= n {
+            return Some(((m, n), [(to, outer[0]), (from, inner[1])]));
+        }
+        if inner[1] == 1 && outer[0] == 1 && outer[1] > 1 && inner[0] >= m {
+            return Some(((n, m), [(to, inner[0]), (from, outer[1])]));
+        }
+        None
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,0 +1,87 @@
+//! Copies that exchange rows and columns.
+
+use crate::Pool;
+
+/// Rows and columns that are exchanged at a time: a line of each.
+const SIDE: usize = 16;
+/// Elements from which several threads are worth it.
+const PARALLEL: usize = 1 << 14;
+
+/// Where element (r, c) of a matrix is: at `first + r + c * stride`, the other way round for what is written.
+#[derive(Clone, Copy, Debug)]
+pub struct Strided {
+    /// Place of the first.
+    pub first: usize,
+    /// From column to column of what is read, from row to row of what is written.
+    pub stride: usize,
+}
+
+/// Writes `[rows, cols]`, whose columns lie together in `out`, from `x`, whose rows lie together.
+///
+/// # Panics
+/// A place is outside, or rows of `out` overlap.
+pub fn transpose(
+    pool: &Pool,
+    (rows, cols): (usize, usize),
+    (x, from): (&[f32], Strided),
+    (out, to): (&mut [f32], Strided),
+) {
+    if rows == 0 || cols == 0 {
+        return;
+    }
+    let end = |s: Strided, along: usize, across: usize| s.first + (across - 1) * s.stride + along;
+    assert!(end(from, rows, cols) <= x.len() && end(to, cols, rows) <= out.len(), "inside of both");
+    assert!(to.stride >= cols || rows == 1, "rows that do not overlap");
+    struct Out(*mut f32);
+    // SAFETY: parts write disjoint rows.
+    unsafe impl Sync for Out {}
+    let out = Out(out.as_mut_ptr());
+    let part = |i: usize| {
+        let out = &out;
+        let r = i * SIDE;
+        let n = SIDE.min(rows - r);
+        for c in (0..cols).step_by(SIDE) {
+            let m = SIDE.min(cols - c);
+            let mut block = [[0f32; SIDE]; SIDE];
+            for k in 0..m {
+                let line = &x[from.first + r + (c + k) * from.stride..][..n];
+                line.iter().zip(&mut block).for_each(|(v, row)| row[k] = *v);
+            }
+            for (k, row) in block.iter().enumerate().take(n) {
+                let at = to.first + (r + k) * to.stride + c;
+                // SAFETY: row r + k of `out` lies inside of it from column c on, see the assertions; rows do not overlap, and
+                // each is of one part.
+                unsafe { std::ptr::copy_nonoverlapping(row.as_ptr(), out.0.add(at), m) };
+            }
+        }
+    };
+    let parts = rows.div_ceil(SIDE);
+    if rows * cols < PARALLEL { (0..parts).for_each(part) } else { pool.run(parts, &part) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_element_goes_to_its_place() {
+        for (rows, cols) in [(1, 1), (1, 40), (40, 1), (16, 16), (17, 33), (300, 129)] {
+            let (from, to) = (Strided { first: 3, stride: rows + 2 }, Strided { first: 5, stride: cols + 1 });
+            let x: Vec<f32> = (0..3 + cols * (rows + 2)).map(|i| i as f32).collect();
+            let mut out = vec![-1f32; 5 + rows * (cols + 1)];
+            for threads in [1, 3] {
+                out.fill(-1.0);
+                transpose(&Pool::new(threads), (rows, cols), (&x, from), (&mut out, to));
+                for (i, v) in out.iter().enumerate() {
+                    let inside = i.checked_sub(5).map(|i| (i / (cols + 1), i % (cols + 1)));
+                    match inside {
+                        Some((r, c)) if r < rows && c < cols => {
+                            assert_eq!(*v, (3 + r + c * (rows + 2)) as f32);
+                        }
+                        _ => assert_eq!(*v, -1.0),
+                    }
+                }
+            }
+        }
+    }
+}
