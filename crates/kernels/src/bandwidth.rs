@@ -52,6 +52,8 @@ fn add_up_on<L: crate::lanes::Lanes>(part: &[u64], sum: &mut u64) {
                 // SAFETY: prefetching reads nothing; the address may be any.
                 unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast::<i8>().wrapping_add(AHEAD)) };
             }
+            #[cfg(target_arch = "aarch64")]
+            crate::lanes::neon::prefetch(line.as_ptr().cast::<u8>().wrapping_add(AHEAD));
             for (a, v) in acc.iter_mut().zip(line) {
                 *a = a.wrapping_add(*v);
             }

@@ -16,6 +16,10 @@ use crate::product::{ROWS, Taken, Target, Tiles, prefetch, store};
 use crate::{Isa, Matrix};
 use std::cell::RefCell;
 
+#[cfg(test)]
+mod bytes_tests;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -293,8 +297,9 @@ pub(crate) fn rows_on(isa: Isa, w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the processor has the instructions, which callers and `for_bytes` assert.
         Isa::Avx512 => unsafe { rows_avx512(w, x, rows, y) },
-        #[cfg(not(target_arch = "x86_64"))]
-        Isa::Avx2 | Isa::Avx512 => unreachable!("not available"),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => neon::rows_on(w, x, rows, y),
+        _ => unreachable!("not available"),
     }
 }
 
@@ -575,7 +580,7 @@ mod tests {
         let mut dense = vec![0f32; rows * cols];
         w.to_dense(&mut dense);
         let mut of_avx2: Option<Vec<f32>> = None;
-        for isa in [Isa::Scalar, Isa::Avx2, Isa::Avx512].into_iter().filter(|i| i.is_available()) {
+        for isa in Isa::available() {
             let y = run(isa, one, w, &x, t);
             for k in 0..t {
                 for r in 0..rows {

@@ -6,6 +6,8 @@
 //! batch.
 
 use crate::decode::{self, BLOCK, Decode, MOST_BYTES, VECTORS};
+#[cfg(target_arch = "aarch64")]
+use crate::lanes::neon::{self, Neon};
 use crate::lanes::{LANES, Lanes, Plain};
 use crate::lines::Lines;
 use crate::matrix::Storage;
@@ -212,8 +214,9 @@ fn rows_on(isa: Isa, w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>)
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the processor has the instructions, which callers assert.
         Isa::Avx512 => unsafe { x86::rows_avx512(w, x, rows, y) },
-        #[cfg(not(target_arch = "x86_64"))]
-        Isa::Avx2 | Isa::Avx512 => unreachable!("not available"),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => each_kind::<Neon>(w, x, rows, y, panel::<Neon, 1>),
+        _ => unreachable!("not available"),
     }
 }
 
@@ -376,7 +379,11 @@ pub(crate) fn prefetch(bytes: &[u8]) {
         // SAFETY: prefetching reads nothing; the address may be any.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(bytes.as_ptr().wrapping_add(at + AHEAD).cast()) };
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    for at in (0..bytes.len()).step_by(64) {
+        neon::prefetch(bytes.as_ptr().wrapping_add(at + AHEAD));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = (bytes, AHEAD);
 }
 
@@ -629,7 +636,7 @@ mod tests {
                 let mut dense = vec![0f32; rows * cols];
                 w.to_dense(&mut dense);
                 let mut of_avx2 = None;
-                for isa in [Isa::Scalar, Isa::Avx2, Isa::Avx512].into_iter().filter(|i| i.is_available()) {
+                for isa in Isa::available() {
                     let y = run(isa, &one, w, &x, t, Some(&bias));
                     for k in 0..t {
                         for r in 0..rows {

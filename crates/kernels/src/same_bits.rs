@@ -1,0 +1,109 @@
+//! Results are the same bits with AVX2, AVX-512 and NEON, on whatever machine: their digests are written down here. Where the
+//! order of sums is changed on purpose, so are these.
+
+use crate::test_data::{bytes, noise};
+use crate::{AttentionShape, CacheValues, CacheView, Codes, Columns, Gate, HeadStrides, Isa, Matrix, Panel};
+use crate::{Pool, Product, RmsNorm, attention, gated, products_on, rms_norm, softcap};
+
+/// FNV-1a of the numbers' bytes.
+fn digest(values: &[f32]) -> u64 {
+    let bytes = values.iter().flat_map(|v| v.to_le_bytes());
+    bytes.fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// Products of one matrix, with one token by itself and with several.
+fn product(isa: Isa, w: &Matrix<'_>) -> Vec<f32> {
+    let mut all = Vec::new();
+    for tokens in [1, 11] {
+        let x = noise(20, tokens * w.cols());
+        let mut panel = Panel::default();
+        let at = Columns { values: &x, first: 0, token_stride: w.cols(), channel_stride: 1 };
+        panel.fill(w.order(), at, tokens, w.cols(), None);
+        let mut y = vec![0f32; tokens * w.rows()];
+        let one = Product { w: *w, x: &panel, tokens: None, y: &mut y, stride: w.rows(), bias: None };
+        products_on(isa, &Pool::new(1), &mut [Some(one)]);
+        all.append(&mut y);
+    }
+    all
+}
+
+#[test]
+fn products_have_these_bits() {
+    let (rows, cols) = (7, 800);
+    let n = rows * cols;
+    let dense = noise(1, n);
+    let halves: Vec<u8> = dense.iter().flat_map(|v| half::f16::from_f32(*v).to_le_bytes()).collect();
+    let stored = bytes(2, n);
+    let tables = noise(3, rows << 8);
+    let (scale, offset) = (noise(4, rows * cols / 32), noise(5, rows * cols / 32));
+    let codes = Codes::new(&tables[..rows * 16]).unwrap();
+    let lut = |bits: usize| {
+        Matrix::lut(bits, &stored[..n * bits / 8], &tables[..rows << bits], 1, rows, cols).unwrap()
+    };
+    let int = |bits: usize, signed, block: usize| {
+        let blocks = rows * cols / block;
+        let (scale, offset) = (&scale[..blocks], &offset[..blocks]);
+        Matrix::int(bits, signed, &stored[..n * bits / 8], scale, Some(offset), (1, block), rows, cols)
+            .unwrap()
+    };
+    let expected: [(&str, Matrix<'_>, u64); 14] = [
+        ("f32", Matrix::f32(&dense, rows, cols).unwrap(), 0),
+        ("f16", Matrix::f16(&halves, rows, cols).unwrap(), 0),
+        ("lut1", lut(1), 0),
+        ("lut2", lut(2), 0),
+        ("lut3", lut(3), 0),
+        ("lut4", lut(4), 0),
+        ("lut6", lut(6), 0),
+        ("lut8", lut(8), 0),
+        ("int4", int(4, true, 32), 0),
+        ("int8", int(8, true, 32), 0),
+        ("uint8", int(8, false, cols), 0),
+        ("fast lut4", lut(4).fast(Some(&codes)), 0),
+        ("fast int8", int(8, true, cols).fast(None), 0),
+        ("fast uint8", int(8, false, cols).fast(None), 0),
+    ];
+    let mut wrong = Vec::new();
+    for isa in Isa::available().filter(|isa| *isa != Isa::Scalar) {
+        for (kind, w, expected) in &expected {
+            let found = digest(&product(isa, w));
+            if found != *expected {
+                wrong.push(format!("{isa:?} {kind}: {found:#018x}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn functions_of_vectors_have_these_bits() {
+    if Isa::best() == Isa::Scalar {
+        return;
+    }
+    let x: Vec<f32> = noise(6, 1003).into_iter().map(|v| v * 20.0).collect();
+    let mut wrong = Vec::new();
+    let mut check = |what: &str, values: &[f32], expected: u64| {
+        let found = digest(values);
+        if found != expected {
+            wrong.push(format!("{what}: {found:#018x}"));
+        }
+    };
+    let mut y = vec![0f32; 1003];
+    gated(&x, &noise(7, 1003), 0.7, Gate::GeluTanh, &mut y);
+    check("gelu", &y, 0);
+    gated(&x, &noise(7, 1003), 0.7, Gate::Silu, &mut y);
+    check("silu", &y, 0);
+    rms_norm(&x, Some(&noise(8, 1003)), RmsNorm { eps: 1e-6, relative_eps: 1e-5, floor: 1e-3 }, &mut y);
+    check("norm", &y, 0);
+    y.copy_from_slice(&x);
+    softcap(&mut y, 7.0);
+    check("softcap", &y, 0);
+    let s = AttentionShape { heads: 6, kv_heads: 2, tokens: 2, head_dim: 88, slots: 45 };
+    let values: Vec<u16> =
+        noise(9, 2 * 45 * 88).into_iter().map(|v| half::f16::from_f32(v).to_bits()).collect();
+    let kv = CacheView { values: CacheValues::F16(&values), first: 0, head_stride: 45 * 88, slot_stride: 88 };
+    let at = HeadStrides { first: 0, head: 2 * 88, token: 88 };
+    let mut out = vec![0f32; 6 * 2 * 88];
+    attention(&Pool::new(1), &s, 0.4, (&noise(10, 6 * 2 * 88), at), &kv, &kv, None, (&mut out, at));
+    check("attention", &out, 0);
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
