@@ -1,10 +1,12 @@
-//! Reads weights of a decode step and of a batch, beside plain reading of the same memory: `cargo run --release -p
-//! anemoe-kernels --example bandwidth [most tokens] [matrices] [fast]`.
+//! Multiplies by LUT4 matrices that lie one behind the other in memory, in turn with plain reading of the same memory:
+//! `cargo run --release -p anemoe-kernels --example bandwidth -- tokens=1,8 matrices=256 rows=1408 cols=2816 fast=1`.
+//! All are optional. Rounds are short and in turn, so that other work on the machine touches both alike.
 
-use anemoe_kernels::{Codes, Columns, Matrix, Panel, Pool, Product, products, read_bandwidth};
+use anemoe_kernels::{Codes, Columns, Matrix, Panel, Pool, Product, products, read};
 use std::time::Instant;
 
-const COLS: usize = 2816;
+/// Matrices of a round.
+const ROUND: usize = 16;
 
 fn noise(n: usize) -> Vec<f32> {
     let mut s = 0x9e37_79b9_7f4a_7c15u64;
@@ -17,62 +19,77 @@ fn noise(n: usize) -> Vec<f32> {
     (0..n).map(|_| next()).collect()
 }
 
+fn argument(name: &str) -> Option<String> {
+    std::env::args().find_map(|a| Some(a.strip_prefix(name)?.strip_prefix('=')?.to_string()))
+}
+
+fn number(name: &str, default: usize) -> usize {
+    argument(name).map_or(default, |v| v.parse().unwrap_or_else(|_| panic!("{name}={v} is no number")))
+}
+
+fn median(mut v: Vec<f64>) -> f64 {
+    v.sort_by(f64::total_cmp);
+    v[v.len() / 2]
+}
+
 fn main() {
-    #[allow(non_snake_case)]
-    let ROWS: usize = std::env::args().nth(4).and_then(|v| v.parse().ok()).unwrap_or(1408);
-    let again: usize = std::env::args().nth(5).and_then(|v| v.parse().ok()).unwrap_or(1);
+    let (rows, cols, n) = (number("rows", 1408), number("cols", 2816), number("matrices", 256));
+    let (fast, rounds) = (number("fast", 0) == 1, number("rounds", 40));
+    let tokens = argument("tokens").unwrap_or_else(|| "1,2,4,8,16,64".into());
     let pool = Pool::global();
-    let experts: usize = std::env::args().nth(2).and_then(|v| v.parse().ok()).unwrap_or(256);
-    let size = ROWS * COLS / 2;
-    let mut indices = vec![0u8; size * experts];
-    pool.pieces(&mut indices, 1 << 20, &|i, piece| {
+    let size = rows * cols / 2;
+    let mut indices = vec![0u64; size * n / 8];
+    pool.pieces(&mut indices, 1 << 17, &|i, piece| {
         let mut s = (i as u64 * 0x9e37_79b9_7f4a_7c15) | 1;
-        for v in piece.chunks_exact_mut(8) {
+        for v in piece {
             s ^= s << 13;
             s ^= s >> 7;
             s ^= s << 17;
-            v.copy_from_slice(&s.to_le_bytes());
+            *v = s;
         }
     });
-    let lut = noise(ROWS / 32 * 16);
-    let codes = Codes::new(&lut);
-    let fast = std::env::args().nth(3).is_some_and(|v| v == "fast");
+    // SAFETY: initialized integers, as bytes.
+    let indices = unsafe { std::slice::from_raw_parts(indices.as_ptr().cast::<u8>(), size * n) };
+    let lut = noise(rows / 32 * 16);
+    let codes = Codes::new(&lut, 4);
     let matrix = |e: usize| {
-        let m = Matrix::lut(4, &indices[e * size..(e + 1) * size], &lut, 32, ROWS, COLS).expect("a matrix");
+        let m = Matrix::lut(4, &indices[e * size..(e + 1) * size], &lut, 32, rows, cols).expect("a matrix");
         if fast { m.fast(codes.as_ref()) } else { m }
     };
-    let most = std::env::args().nth(1).and_then(|v| v.parse().ok()).unwrap_or(usize::MAX);
-    for tokens in [1usize, 2, 4, 8, 16, 64].into_iter().filter(|t| *t <= most) {
-        let x = noise(COLS * tokens);
+    for tokens in tokens.split(',').map(|t| t.parse::<usize>().expect("tokens")) {
+        let x = noise(cols * tokens);
         let mut panel = Panel::default();
-        let x = Columns { values: &x, first: 0, token_stride: COLS, channel_stride: 1 };
-        panel.fill(matrix(0).order(), x, tokens, COLS, None);
-        let mut y = vec![0f32; ROWS * tokens];
+        let x = Columns { values: &x, first: 0, token_stride: cols, channel_stride: 1 };
+        panel.fill(matrix(0).order(), x, tokens, cols, None);
+        let mut y = vec![0f32; rows * tokens];
         let (mut reads, mut times) = (Vec::new(), Vec::new());
-        let n = experts;
-        for _ in 0..5 {
-            reads.push(read_bandwidth(pool, size * experts, 1));
+        let per = ROUND.min(n);
+        for round in 0..rounds {
+            let first = round * 2 * per % (n + 1 - per).max(1);
             let started = Instant::now();
-            for e in (0..n).cycle().take(n * again) {
+            read(pool, &indices[first * size..(first + per) * size]);
+            reads.push(started.elapsed().as_secs_f64());
+            let first = (round * 2 + 1) * per % (n + 1 - per).max(1);
+            let started = Instant::now();
+            for e in first..first + per {
                 let w = matrix(e);
                 products(
                     pool,
-                    &mut [Some(Product { w, x: &panel, tokens: None, y: &mut y, stride: ROWS, bias: None })],
+                    &mut [Some(Product { w, x: &panel, tokens: None, y: &mut y, stride: rows, bias: None })],
                 );
             }
             times.push(started.elapsed().as_secs_f64());
         }
-        reads.sort_by(f64::total_cmp);
-        times.sort_by(f64::total_cmp);
-        let gb = (size * n * again) as f64 / 1e9;
-        let gmac = (ROWS * COLS * n * tokens * again) as f64 / 1e9;
+        let share = median(reads.iter().zip(&times).map(|(r, t)| r / t).collect());
+        let (read, time) = (median(reads), median(times));
+        let gb = (size * per) as f64 / 1e9;
         println!(
             "{tokens:>3} tokens: read {:.1} GB/s, product {:.1} GB/s ({:.0} %), {:.0} us per matrix, {:.0} GMAC/s",
-            reads[2],
-            gb / times[2],
-            100.0 * gb / times[2] / reads[2],
-            times[2] / n as f64 * 1e6,
-            gmac / times[2]
+            gb / read,
+            gb / time,
+            100.0 * share,
+            time / per as f64 * 1e6,
+            (rows * cols * per * tokens) as f64 / 1e9 / time
         );
     }
 }

@@ -1,8 +1,13 @@
 //! Attention of a few tokens over a cache, of which each token sees some runs of slots.
+//!
+//! Slots are taken in blocks and chunks that start at fixed slots. A head's scores of one block become weights against the
+//! largest score so far, what was added before is scaled to it, and what the chunks give is put together in their order: a
+//! token's result depends neither on the other tokens nor on the number of threads.
 
 use crate::Pool;
 use crate::lanes::{LANES, Lanes};
-use crate::vector::{dispatch, exp_sum};
+use crate::lines::Lines;
+use crate::vector::{dispatch, exp_from, largest};
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -68,11 +73,85 @@ const UNSEEN: f32 = 20_000.0;
 /// Multiplications from which several threads are worth it.
 const PARALLEL: usize = 1 << 16;
 /// Most query heads that read a key together.
-const GROUP: usize = 4;
+const GROUP: usize = 8;
+/// Slots whose scores are made, and whose values are added, at a time.
+const BLOCK: usize = 64;
+/// Slots that one part of a job goes through: threads share long contexts.
+const CHUNK: usize = 16 * BLOCK;
 /// Slots whose values are added before the next channels.
-const SLOTS: usize = 32;
+const SLOTS: usize = 16;
+/// Tokens of a part, for which halves are widened once.
+const TOKENS: usize = 16;
+/// Halves between what is read and what is prefetched.
+const AHEAD: usize = 1024;
+
+/// Elements of one kind.
+trait Elements: Copy {
+    fn vector<L: Lanes>(self, at: usize) -> L;
+    fn element(self, at: usize) -> f32;
+    /// From `at` on, `n` elements.
+    fn prefetch(self, at: usize, n: usize);
+}
+
+#[inline(always)]
+fn sixteen<T>(v: &[T], at: usize) -> &[T; LANES] {
+    match v[at..at + LANES].try_into() {
+        Ok(v) => v,
+        Err(_) => unreachable!("sixteen elements"),
+    }
+}
+
+impl Elements for &[u16] {
+    #[inline(always)]
+    fn vector<L: Lanes>(self, at: usize) -> L {
+        // SAFETY: sixteen halves are 32 initialized bytes.
+        L::from_f16(unsafe { &*sixteen(self, at).as_ptr().cast() })
+    }
+    #[inline(always)]
+    fn element(self, at: usize) -> f32 {
+        half::f16::from_bits(self[at]).to_f32()
+    }
+    #[inline(always)]
+    fn prefetch(self, at: usize, n: usize) {
+        crate::lines::prefetch(self.as_ptr().wrapping_add(at).cast(), 2 * n);
+    }
+}
+
+impl Elements for &[f32] {
+    #[inline(always)]
+    fn vector<L: Lanes>(self, at: usize) -> L {
+        L::load(sixteen(self, at))
+    }
+    #[inline(always)]
+    fn element(self, at: usize) -> f32 {
+        self[at]
+    }
+    #[inline(always)]
+    fn prefetch(self, at: usize, n: usize) {
+        crate::lines::prefetch(self.as_ptr().wrapping_add(at).cast(), 4 * n);
+    }
+}
+
+/// Keys or values of one head: slot s starts at `first + s * stride`, modulo 2^64.
+#[derive(Clone, Copy)]
+struct Slots<T> {
+    values: T,
+    first: usize,
+    stride: usize,
+}
+
+impl<T> Slots<T> {
+    #[inline(always)]
+    fn at(&self, slot: usize) -> usize {
+        self.first.wrapping_add(slot * self.stride)
+    }
+}
 
 impl CacheView<'_> {
+    fn head<T>(&self, values: T, head: usize) -> Slots<T> {
+        Slots { values, first: self.first + head * self.head_stride, stride: self.slot_stride }
+    }
+
     fn check(&self, s: &AttentionShape) {
         let len = match self.values {
             CacheValues::F16(v) => v.len(),
@@ -81,31 +160,6 @@ impl CacheView<'_> {
         let end =
             self.first + (s.kv_heads - 1) * self.head_stride + (s.slots - 1) * self.slot_stride + s.head_dim;
         assert!(end <= len, "heads and slots lie inside the cache");
-    }
-
-    #[inline(always)]
-    fn vector<L: Lanes>(&self, at: usize) -> L {
-        match self.values {
-            CacheValues::F16(v) => {
-                let v: &[u16; LANES] = match v[at..at + LANES].try_into() {
-                    Ok(v) => v,
-                    Err(_) => unreachable!("sixteen elements"),
-                };
-                // SAFETY: sixteen halves are 32 initialized bytes.
-                L::from_f16(unsafe { &*v.as_ptr().cast() })
-            }
-            CacheValues::F32(v) => match v[at..at + LANES].try_into() {
-                Ok(v) => L::load(v),
-                Err(_) => unreachable!("sixteen elements"),
-            },
-        }
-    }
-
-    fn element(&self, at: usize) -> f32 {
-        match self.values {
-            CacheValues::F16(v) => half::f16::from_bits(v[at]).to_f32(),
-            CacheValues::F32(v) => v[at],
-        }
     }
 }
 
@@ -148,24 +202,89 @@ fn add_runs(mask: &[f32], out: &mut Vec<Range<usize>>) {
     }
 }
 
-#[derive(Default)]
-struct Scratch {
-    /// `[heads of a key/value head, slots that are seen]`
-    scores: Vec<f32>,
-    out: Vec<f32>,
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+    static SEEN: RefCell<Seen> = RefCell::default();
 }
 
-/// What the tokens of a call see.
+/// What a thread works in.
+#[derive(Default)]
+struct Scratch {
+    /// Widened keys and values of a block.
+    keys: Lines<[f32; LANES]>,
+    values: Lines<[f32; LANES]>,
+}
+
+/// What the tokens of a call see, and what the parts of a call give.
 #[derive(Default)]
 struct Seen {
     runs: Vec<Range<usize>>,
     /// First run of each token, and the end.
     first: Vec<usize>,
+    /// `[chunks, heads, tokens, state]`, see [`State`].
+    states: Lines<[f32; LANES]>,
 }
 
-thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
-    static SEEN: RefCell<Seen> = RefCell::default();
+impl Seen {
+    fn runs(&self, token: usize) -> &[Range<usize>] {
+        &self.runs[self.first[token]..self.first[token + 1]]
+    }
+}
+
+/// What one head of a token has so far: the largest score, the sum of the weights against it, and of the weighted values.
+/// Stored as a vector of the first two and the vectors of the values.
+struct State<'a> {
+    top: &'a mut f32,
+    sum: &'a mut f32,
+    values: &'a mut [f32],
+}
+
+/// One part of a call: some heads of a key/value head, some tokens, one chunk.
+struct Part<'a> {
+    s: &'a AttentionShape,
+    scale: f32,
+    q: (&'a [f32], HeadStrides),
+    mask: Option<Mask<'a>>,
+    seen: &'a Seen,
+    kv_head: usize,
+    heads: Range<usize>,
+    tokens: Range<usize>,
+    slots: Range<usize>,
+    /// `[heads, tokens, state]` of the chunk, of which each part has its own heads and tokens.
+    states: *mut [f32; LANES],
+}
+
+/// Vectors of a state.
+fn state_len(head_dim: usize) -> usize {
+    1 + head_dim.div_ceil(LANES)
+}
+
+impl Part<'_> {
+    /// The runs that a token sees in `slots`.
+    #[inline(always)]
+    fn runs(&self, token: usize, slots: &Range<usize>) -> impl Iterator<Item = Range<usize>> + '_ {
+        let slots = slots.clone();
+        let inside = move |r: &Range<usize>| r.start.max(slots.start)..r.end.min(slots.end);
+        self.seen.runs(token).iter().map(inside).filter(|r| !r.is_empty())
+    }
+
+    /// # Safety
+    /// The head and the token are the part's own, and nobody else has their state.
+    #[inline(always)]
+    unsafe fn state<'s>(&self, head: usize, token: usize) -> State<'s> {
+        let n = state_len(self.s.head_dim);
+        // SAFETY: inside of the states, of which `attention` makes `[chunks, heads, tokens, n]`; as this function's.
+        let state =
+            unsafe { std::slice::from_raw_parts_mut(self.states.add((head * self.s.tokens + token) * n), n) };
+        let (first, values) = state.split_at_mut(1);
+        let (top, sum) = first[0].split_at_mut(1);
+        State { top: &mut top[0], sum: &mut sum[0], values: values.as_flattened_mut() }
+    }
+
+    fn query(&self, head: usize, token: usize) -> &[f32] {
+        let (q, at) = self.q;
+        &q[at.first + head * at.head + token * at.token..][..self.s.head_dim]
+    }
 }
 
 /// `softmax(scale q k^T + mask) v` for each head; the cache's slots that a token's mask rules out are not read.
@@ -199,11 +318,6 @@ pub fn attention(
         assert!((s.tokens - 1) * m.token_stride + s.slots <= m.values.len(), "a mask per token and slot");
     }
     assert!(out_at.head >= s.head_dim && out_at.token >= s.head_dim, "results do not overlap");
-    struct Target(*mut f32);
-    // SAFETY: each part writes the results of its own heads and token.
-    unsafe impl Sync for Target {}
-    let target = Target(out.as_mut_ptr());
-    let group = s.heads / s.kv_heads;
     let mut seen = SEEN.take();
     seen.runs.clear();
     seen.first.clear();
@@ -215,121 +329,254 @@ pub fn attention(
         }
         seen.first.push(seen.runs.len());
     }
-    let most = (0..s.tokens).map(|t| count(&seen.runs[seen.first[t]..seen.first[t + 1]])).max().unwrap_or(0);
+    // Chunks of which nobody sees anything at either end are left out.
+    let start = seen.runs.iter().map(|r| r.start / CHUNK).min().unwrap_or(0);
+    let end = seen.runs.iter().map(|r| r.end.div_ceil(CHUNK)).max().unwrap_or(0).max(start + 1);
+    let work: usize = seen.runs.iter().map(Range::len).sum();
+    let state = state_len(s.head_dim);
+    let chunk = s.heads * s.tokens * state;
+    let mut states = std::mem::take(&mut seen.states);
+    states.grow((end - start) * chunk, [0.0; LANES]);
+    struct Target<T>(*mut T);
+    // SAFETY: each part writes what belongs to its own heads, tokens and chunk.
+    unsafe impl<T> Sync for Target<T> {}
+    let target = Target(states.as_mut_ptr());
+    let group = s.heads / s.kv_heads;
+    let (groups, blocks) = (group.div_ceil(GROUP), s.tokens.div_ceil(TOKENS));
     let part = |i: usize| {
         let target = &target;
-        let (head, token) = (i / s.tokens, i % s.tokens);
+        let (i, block) = (i / blocks, i % blocks);
+        let (i, first) = (i / groups, i % groups * GROUP);
+        let (c, kv_head) = (i / s.kv_heads, i % s.kv_heads);
+        let slots = (start + c) * CHUNK;
+        let part = Part {
+            s,
+            scale,
+            q: (q, q_at),
+            mask,
+            seen: &seen,
+            kv_head,
+            heads: kv_head * group + first..kv_head * group + group.min(first + GROUP),
+            tokens: block * TOKENS..s.tokens.min((block + 1) * TOKENS),
+            slots: slots..s.slots.min(slots + CHUNK),
+            // SAFETY: inside of `states`.
+            states: unsafe { target.0.add(c * chunk) },
+        };
         let mut scratch = SCRATCH.take();
-        let runs = &seen.runs[seen.first[token]..seen.first[token + 1]];
-        let mask = mask.map(|m| &m.values[token * m.token_stride..][..s.slots]);
-        for first in (0..group).step_by(GROUP) {
-            let n = GROUP.min(group - first);
-            let at = |h: usize, at: &HeadStrides| {
-                at.first + (head * group + first + h) * at.head + token * at.token
-            };
-            let mut queries: [&[f32]; GROUP] = [&[]; GROUP];
-            for (h, query) in queries.iter_mut().enumerate().take(n) {
-                *query = &q[at(h, &q_at)..][..s.head_dim];
-            }
-            heads(&queries[..n], (k, v), (head, count(runs), scale), runs, mask, &mut scratch);
-            for h in 0..n {
-                // SAFETY: inside of `out`, as asserted; no other part writes this head and token.
-                let out = unsafe { std::slice::from_raw_parts_mut(target.0.add(at(h, &out_at)), s.head_dim) };
-                out.copy_from_slice(&scratch.out[h * s.head_dim..(h + 1) * s.head_dim]);
-            }
-        }
+        run(&part, k, v, &mut scratch);
         SCRATCH.set(scratch);
     };
-    let parts = s.kv_heads * s.tokens;
-    if parts * group * s.head_dim * most < PARALLEL {
-        (0..parts).for_each(part);
+    let parts = (end - start) * s.kv_heads * groups * blocks;
+    let parallel = work * s.heads * s.head_dim >= PARALLEL;
+    if parallel {
+        pool.run(parts, &part)
     } else {
-        pool.run(parts, &part);
+        (0..parts).for_each(part)
     }
+    let target = Target(out.as_mut_ptr());
+    let last = |head: usize| {
+        let target = &target;
+        for token in 0..s.tokens {
+            let of = |c: usize| &states[c * chunk + (head * s.tokens + token) * state..][..state];
+            let at = out_at.first + head * out_at.head + token * out_at.token;
+            // SAFETY: inside of `out`, as asserted; heads and tokens do not overlap.
+            let out = unsafe { std::slice::from_raw_parts_mut(target.0.add(at), s.head_dim) };
+            finish((0..end - start).map(of), out);
+        }
+    };
+    if parallel && s.tokens > 1 {
+        pool.run(s.heads, &last)
+    } else {
+        (0..s.heads).for_each(last)
+    }
+    seen.states = states;
     SEEN.set(seen);
 }
 
-fn count(runs: &[Range<usize>]) -> usize {
-    runs.iter().map(Range::len).sum()
+/// Puts together what the chunks gave.
+fn finish<'a>(chunks: impl Iterator<Item = &'a [[f32; LANES]]> + Clone, out: &mut [f32]) {
+    let top = chunks.clone().map(|c| c[0][0]).fold(f32::NEG_INFINITY, f32::max);
+    let mut total = 0.0;
+    out.fill(0.0);
+    for chunk in chunks {
+        let [this, sum, ..] = chunk[0];
+        // Nothing of a chunk was seen.
+        if sum == 0.0 {
+            continue;
+        }
+        let factor = (this - top).exp();
+        total += sum * factor;
+        out.iter_mut().zip(chunk[1..].as_flattened()).for_each(|(o, v)| *o += v * factor);
+    }
+    let factor = 1.0 / total;
+    out.iter_mut().for_each(|o| *o *= factor);
 }
 
 dispatch! {
-    fn heads(q: &[&[f32]], kv: (&CacheView<'_>, &CacheView<'_>), what: (usize, usize, f32), runs: &[Range<usize>], mask: Option<&[f32]>, scratch: &mut Scratch) = heads_on
+    fn run(part: &Part<'_>, k: &CacheView<'_>, v: &CacheView<'_>, scratch: &mut Scratch) = run_on
 }
 
 #[inline(always)]
-fn heads_on<L: Lanes>(
-    q: &[&[f32]],
-    (k, v): (&CacheView<'_>, &CacheView<'_>),
-    (head, seen, scale): (usize, usize, f32),
-    runs: &[Range<usize>],
-    mask: Option<&[f32]>,
-    scratch: &mut Scratch,
-) {
-    let (n, d) = (q.len(), q[0].len());
-    let Scratch { scores, out } = scratch;
-    scores.resize(n * seen, 0.0);
-    let mut i = 0;
-    for run in runs.iter() {
-        for slot in run.clone() {
-            let at = k.first + head * k.head_stride + slot * k.slot_stride;
-            let sums = match n {
-                1 => dots::<L, 1>(q, k, at, d),
-                2 => dots::<L, 2>(q, k, at, d),
-                3 => dots::<L, 3>(q, k, at, d),
-                _ => dots::<L, 4>(q, k, at, d),
-            };
-            for h in 0..n {
-                scores[h * seen + i] = sums[h] * scale + mask.map_or(0.0, |m| m[slot]);
-            }
-            i += 1;
+fn run_on<L: Lanes>(part: &Part<'_>, k: &CacheView<'_>, v: &CacheView<'_>, scratch: &mut Scratch) {
+    for head in part.heads.clone() {
+        for token in part.tokens.clone() {
+            // SAFETY: the part's own; dropped at once.
+            let state = unsafe { part.state(head, token) };
+            (*state.top, *state.sum) = (f32::NEG_INFINITY, 0.0);
+            state.values.fill(0.0);
         }
     }
-    let mut factors = [0f32; GROUP];
-    for h in 0..n {
-        let mut sum = 0.0;
-        exp_sum(&mut scores[h * seen..(h + 1) * seen], &mut sum);
-        factors[h] = 1.0 / sum;
+    for start in part.slots.clone().step_by(BLOCK) {
+        let slots = start..part.slots.end.min(start + BLOCK);
+        let seen = part.tokens.clone().flat_map(|t| part.runs(t, &slots));
+        let (low, high) = seen.fold((usize::MAX, 0), |(a, b), r| (a.min(r.start), b.max(r.end)));
+        if low >= high {
+            continue;
+        }
+        let (keys, values) = match (k.values, v.values) {
+            (CacheValues::F16(keys), CacheValues::F16(values)) if part.tokens.len() == 1 => {
+                block::<L, _>(part, &slots, k.head(keys, part.kv_head), v.head(values, part.kv_head));
+                continue;
+            }
+            (CacheValues::F32(keys), CacheValues::F32(values)) => {
+                (k.head(keys, part.kv_head), v.head(values, part.kv_head))
+            }
+            _ => (
+                widen::<L>(part, k, low..high, &mut scratch.keys),
+                widen::<L>(part, v, low..high, &mut scratch.values),
+            ),
+        };
+        block::<L, _>(part, &slots, keys, values);
     }
-    out.clear();
-    out.resize(n * d, 0.0);
+}
+
+/// Some slots of the part's head as f32.
+#[inline(always)]
+fn widen<'o, L: Lanes>(
+    part: &Part<'_>,
+    view: &CacheView<'_>,
+    slots: Range<usize>,
+    out: &'o mut Lines<[f32; LANES]>,
+) -> Slots<&'o [f32]> {
+    let (d, n) = (part.s.head_dim, part.s.head_dim.div_ceil(LANES));
+    out.grow(BLOCK * n, [0.0; LANES]);
+    for (slot, out) in slots.clone().zip(out.chunks_exact_mut(n)) {
+        let at = view.first + part.kv_head * view.head_stride + slot * view.slot_stride;
+        match view.values {
+            CacheValues::F16(values) => {
+                for (c, out) in out.iter_mut().enumerate().take(d / LANES) {
+                    values.vector::<L>(at + c * LANES).store(out);
+                }
+                for c in d / LANES * LANES..d {
+                    out.as_flattened_mut()[c] = values.element(at + c);
+                }
+            }
+            CacheValues::F32(values) => out.as_flattened_mut()[..d].copy_from_slice(&values[at..at + d]),
+        }
+    }
+    let stride = n * LANES;
+    Slots { values: out.as_flattened(), first: 0usize.wrapping_sub(slots.start * stride), stride }
+}
+
+/// All heads and tokens of a part over one block.
+#[inline(always)]
+fn block<L: Lanes, T: Elements>(part: &Part<'_>, slots: &Range<usize>, k: Slots<T>, v: Slots<T>) {
+    for token in part.tokens.clone() {
+        match part.heads.len() {
+            1 => heads::<L, T, 1, 8>(part, token, slots, k, v),
+            2 => heads::<L, T, 2, 8>(part, token, slots, k, v),
+            3 | 4 => heads::<L, T, 4, 4>(part, token, slots, k, v),
+            _ => heads::<L, T, 8, 2>(part, token, slots, k, v),
+        }
+    }
+}
+
+/// A token's heads over one block, of N those that there are; WIDE vectors of values at a time.
+#[inline(always)]
+fn heads<L: Lanes, T: Elements, const N: usize, const WIDE: usize>(
+    part: &Part<'_>,
+    token: usize,
+    slots: &Range<usize>,
+    k: Slots<T>,
+    v: Slots<T>,
+) {
+    let (n, d) = (part.heads.len(), part.s.head_dim);
+    let mask = part.mask.map(|m| &m.values[token * m.token_stride..][..part.s.slots]);
+    let mut queries = [part.query(part.heads.start, token); N];
+    for (h, query) in queries.iter_mut().enumerate().take(n) {
+        *query = part.query(part.heads.start + h, token);
+    }
+    let mut weights = [[0f32; BLOCK]; N];
+    let mut seen = 0;
+    for slot in part.runs(token, slots).flatten() {
+        let sums = dots::<L, T, N>(&queries, k, slot, d);
+        for h in 0..N {
+            weights[h][seen] = sums[h] * part.scale + mask.map_or(0.0, |m| m[slot]);
+        }
+        seen += 1;
+    }
+    if seen == 0 {
+        return;
+    }
+    // SAFETY: the part's own heads and token, each once; dropped before the next ones are made.
+    let mut states: [Option<State<'_>>; N] =
+        std::array::from_fn(|h| (h < n).then(|| unsafe { part.state(part.heads.start + h, token) }));
+    for (weights, state) in weights.iter_mut().zip(&mut states) {
+        let weights = &mut weights[..seen];
+        let Some(state) = state else { continue };
+        let top = largest::<L>(weights).max(*state.top);
+        if top == f32::NEG_INFINITY {
+            // Nothing, unless a score is NaN.
+            weights.iter_mut().for_each(|w| *w = if w.is_nan() { *w } else { 0.0 });
+            *state.sum += weights.iter().sum::<f32>();
+            continue;
+        }
+        if top > *state.top {
+            let factor = (*state.top - top).exp();
+            *state.top = top;
+            *state.sum *= factor;
+            for v in state.values.as_chunks_mut().0 {
+                L::load(v).mul(L::splat(factor)).store(v);
+            }
+        }
+        *state.sum += exp_from::<L>(weights, top);
+    }
     let mut i = 0;
-    for run in runs.iter() {
+    for run in part.runs(token, slots) {
         for first in run.clone().step_by(SLOTS) {
             let slots = first..run.end.min(first + SLOTS);
-            let at = v.first + head * v.head_stride;
-            match n {
-                1 => add_values::<L, 1>(scores, seen, i, v, at, slots.clone(), out, d),
-                2 => add_values::<L, 2>(scores, seen, i, v, at, slots.clone(), out, d),
-                3 => add_values::<L, 3>(scores, seen, i, v, at, slots.clone(), out, d),
-                _ => add_values::<L, 4>(scores, seen, i, v, at, slots.clone(), out, d),
-            }
-            i += slots.len();
-        }
-    }
-    for h in 0..n {
-        for o in &mut out[h * d..(h + 1) * d] {
-            *o *= factors[h];
+            let n = slots.len();
+            add_values::<L, T, N, WIDE>(&weights, i, v, slots, &mut states, d);
+            i += n;
         }
     }
 }
 
 /// Inner products of N queries with one key.
 #[inline(always)]
-fn dots<L: Lanes, const N: usize>(q: &[&[f32]], k: &CacheView<'_>, at: usize, d: usize) -> [f32; GROUP] {
-    let mut acc = [L::splat(0.0); GROUP];
+fn dots<L: Lanes, T: Elements, const N: usize>(
+    q: &[&[f32]; N],
+    k: Slots<T>,
+    slot: usize,
+    d: usize,
+) -> [f32; N] {
+    let at = k.at(slot);
+    let mut acc = [[L::splat(0.0); 4]; 2];
     let whole = d / LANES * LANES;
+    k.values.prefetch(at.wrapping_add(AHEAD), d);
     for c in (0..whole).step_by(LANES) {
-        let key = k.vector::<L>(at + c);
+        let key = k.values.vector::<L>(at + c);
         for h in 0..N {
-            if let Ok(q) = q[h][c..c + LANES].try_into() {
-                acc[h] = key.mul_add(L::load(q), acc[h]);
-            }
+            acc[h / 4][h % 4] = key.mul_add(L::load(sixteen(q[h], c)), acc[h / 4][h % 4]);
         }
     }
-    let mut sums = L::totals(acc);
+    let mut totals = [[0f32; 4]; 2];
+    for (totals, acc) in totals.iter_mut().zip(acc).take(N.div_ceil(4)) {
+        *totals = L::totals(acc);
+    }
+    let mut sums: [f32; N] = std::array::from_fn(|h| totals[h / 4][h % 4]);
     for c in whole..d {
-        let key = k.element(at + c);
+        let key = k.values.element(at + c);
         for h in 0..N {
             sums[h] += q[h][c] * key;
         }
@@ -337,60 +584,58 @@ fn dots<L: Lanes, const N: usize>(q: &[&[f32]], k: &CacheView<'_>, at: usize, d:
     sums
 }
 
-/// Adds the weighted values of some slots, the `i`th that are seen and on.
+/// Adds the weighted values of some slots, of which the first is the `i`th that is seen.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
-fn add_values<L: Lanes, const N: usize>(
-    weights: &[f32],
-    seen: usize,
+fn add_values<L: Lanes, T: Elements, const N: usize, const WIDE: usize>(
+    weights: &[[f32; BLOCK]; N],
     i: usize,
-    v: &CacheView<'_>,
-    at: usize,
+    v: Slots<T>,
     slots: Range<usize>,
-    out: &mut [f32],
+    states: &mut [Option<State<'_>>; N],
     d: usize,
 ) {
-    const WIDE: usize = 4;
     let mut c = 0;
     while c + LANES <= d {
         let wide = if c + WIDE * LANES <= d { WIDE } else { 1 };
         let mut acc = [[L::splat(0.0); WIDE]; N];
-        for h in 0..N {
-            for j in 0..WIDE {
-                if j < wide
-                    && let Ok(o) = out[h * d + c + j * LANES..][..LANES].try_into()
-                {
-                    acc[h][j] = L::load(o);
-                }
+        for (acc, state) in acc.iter_mut().zip(states.iter()) {
+            let Some(state) = state else { continue };
+            for (acc, v) in acc.iter_mut().zip(state.values[c..c + wide * LANES].as_chunks().0) {
+                *acc = L::load(v);
             }
         }
         for (n, slot) in slots.clone().enumerate() {
-            let at = at + slot * v.slot_stride + c;
-            for j in 0..WIDE {
-                if j < wide {
-                    let value = v.vector::<L>(at + j * LANES);
+            let at = v.at(slot) + c;
+            v.values.prefetch(at.wrapping_add(SLOTS * v.stride), wide * LANES);
+            if wide == WIDE {
+                for j in 0..WIDE {
+                    let value = v.values.vector::<L>(at + j * LANES);
                     for h in 0..N {
-                        acc[h][j] = value.mul_add(L::splat(weights[h * seen + i + n]), acc[h][j]);
+                        acc[h][j] = value.mul_add(L::splat(weights[h][i + n]), acc[h][j]);
                     }
+                }
+            } else {
+                let value = v.values.vector::<L>(at);
+                for h in 0..N {
+                    acc[h][0] = value.mul_add(L::splat(weights[h][i + n]), acc[h][0]);
                 }
             }
         }
-        for h in 0..N {
-            for j in 0..WIDE {
-                if j < wide
-                    && let Ok(o) = (&mut out[h * d + c + j * LANES..][..LANES]).try_into()
-                {
-                    acc[h][j].store(o);
-                }
+        for (acc, state) in acc.iter().zip(states.iter_mut()) {
+            let Some(state) = state else { continue };
+            for (acc, v) in acc.iter().zip(state.values[c..c + wide * LANES].as_chunks_mut().0) {
+                acc.store(v);
             }
         }
         c += wide * LANES;
     }
     for c in c..d {
         for (n, slot) in slots.clone().enumerate() {
-            let value = v.element(at + slot * v.slot_stride + c);
-            for h in 0..N {
-                out[h * d + c] += weights[h * seen + i + n] * value;
+            let value = v.values.element(v.at(slot) + c);
+            for (weights, state) in weights.iter().zip(states.iter_mut()) {
+                if let Some(state) = state {
+                    state.values[c] += weights[i + n] * value;
+                }
             }
         }
     }
@@ -403,9 +648,15 @@ mod tests {
 
     #[test]
     fn attention_is_that_of_f64_and_a_token_does_not_depend_on_others() {
-        for (heads, kv_heads, tokens, d, slots) in
-            [(1, 1, 1, 1, 1), (4, 2, 3, 64, 40), (6, 1, 2, 20, 70), (8, 2, 5, 128, 33), (3, 3, 4, 17, 100)]
-        {
+        for (heads, kv_heads, tokens, d, slots) in [
+            (1, 1, 1, 1, 1),
+            (4, 2, 3, 64, 40),
+            (6, 1, 2, 20, 70),
+            (8, 2, 5, 128, 33),
+            (3, 3, 4, 17, 100),
+            (18, 2, 19, 33, 150),
+            (8, 1, 2, 48, 2500),
+        ] {
             let s = AttentionShape { heads, kv_heads, tokens, head_dim: d, slots };
             let q = noise(1, heads * tokens * d);
             let kv = noise(2, 2 * kv_heads * slots * d);

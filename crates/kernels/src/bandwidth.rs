@@ -2,6 +2,7 @@
 
 use crate::Pool;
 use crate::vector::dispatch;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 /// Bytes of a part.
@@ -14,52 +15,54 @@ const AHEAD: usize = 4096;
 /// Gigabytes (10^9 bytes) per second that the pool's threads read together: the median of `rounds` passes over `bytes` of
 /// memory, which should be several times the caches.
 pub fn read_bandwidth(pool: &Pool, bytes: usize, rounds: usize) -> f64 {
-    let parts = (bytes / PART).max(1);
-    let mut memory = vec![0u64; parts * PART / 8];
+    let mut memory = vec![0u8; bytes.max(PART)];
     // Pages that nothing was written to are all the same one.
-    pool.pieces(&mut memory, PART / 8, &|i, piece| piece.fill(i as u64 | 1));
-    let sums: Vec<std::sync::atomic::AtomicU64> = (0..parts).map(|_| 0.into()).collect();
+    pool.pieces(&mut memory, PART, &|i, piece| piece.fill(i as u8 | 1));
     let mut times: Vec<f64> = (0..rounds.max(1))
         .map(|_| {
             let started = Instant::now();
-            pool.run(parts, &|i| {
-                let mut sum = 0;
-                add_up(&memory[i * PART / 8..(i + 1) * PART / 8], &mut sum);
-                sums[i].store(sum, std::sync::atomic::Ordering::Relaxed);
-            });
+            read(pool, &memory);
             started.elapsed().as_secs_f64()
         })
         .collect();
     times.sort_by(f64::total_cmp);
-    (parts * PART) as f64 / 1e9 / times[times.len() / 2]
+    memory.len() as f64 / 1e9 / times[times.len() / 2]
+}
+
+/// Reads all of `memory` with the pool's threads: the sum of its little-endian words of 64 bits, without what is behind the
+/// last whole line of 64 bytes.
+pub fn read(pool: &Pool, memory: &[u8]) -> u64 {
+    let sum = AtomicU64::new(0);
+    pool.run(memory.len().div_ceil(PART), &|i| {
+        let mut of_part = 0;
+        add_up(&memory[i * PART..memory.len().min((i + 1) * PART)], &mut of_part);
+        sum.fetch_add(of_part, Ordering::Relaxed);
+    });
+    sum.into_inner()
 }
 
 dispatch! {
-    fn add_up(part: &[u64], sum: &mut u64) = add_up_on
+    fn add_up(part: &[u8], sum: &mut u64) = add_up_on
 }
 
 #[inline(always)]
-fn add_up_on<L: crate::lanes::Lanes>(part: &[u64], sum: &mut u64) {
-    let (lines, _) = part.as_chunks::<8>();
+fn add_up_on<L: crate::lanes::Lanes>(part: &[u8], sum: &mut u64) {
+    let lines = part.as_chunks::<8>().0.as_chunks::<8>().0;
     let n = lines.len() / STREAMS;
-    let mut acc = [[0u64; 8]; STREAMS];
+    let mut acc = [0u64; 8];
+    let mut add = |line: &[[u8; 8]; 8]| {
+        crate::lines::prefetch(line.as_ptr().cast::<u8>().wrapping_add(AHEAD), 64);
+        for (a, v) in acc.iter_mut().zip(line) {
+            *a = a.wrapping_add(u64::from_le_bytes(*v));
+        }
+    };
     for i in 0..n {
-        for (s, acc) in acc.iter_mut().enumerate() {
-            let line = &lines[s * n + i];
-            #[cfg(target_arch = "x86_64")]
-            {
-                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-                // SAFETY: prefetching reads nothing; the address may be any.
-                unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast::<i8>().wrapping_add(AHEAD)) };
-            }
-            #[cfg(target_arch = "aarch64")]
-            crate::lanes::neon::prefetch(line.as_ptr().cast::<u8>().wrapping_add(AHEAD));
-            for (a, v) in acc.iter_mut().zip(line) {
-                *a = a.wrapping_add(*v);
-            }
+        for s in 0..STREAMS {
+            add(&lines[s * n + i]);
         }
     }
-    *sum = acc.iter().flatten().fold(0, |a, v| a.wrapping_add(*v));
+    lines[n * STREAMS..].iter().for_each(add);
+    *sum = acc.iter().fold(0, |a, v| a.wrapping_add(*v));
 }
 
 #[cfg(test)]
@@ -68,10 +71,9 @@ mod tests {
 
     #[test]
     fn all_lines_are_read() {
-        let part: Vec<u64> = (0..PART as u64 / 8).collect();
-        let mut sum = 0;
-        add_up(&part, &mut sum);
-        assert_eq!(sum, part.iter().sum::<u64>());
+        let memory: Vec<u64> = (0..PART as u64 / 8 * 3 + 24).collect();
+        let bytes: Vec<u8> = memory.iter().flat_map(|v| v.to_le_bytes()).collect();
+        assert_eq!(read(&Pool::new(2), &bytes), memory.iter().sum::<u64>());
         assert!(read_bandwidth(&Pool::new(2), 8 << 20, 3) > 0.0);
     }
 }

@@ -44,6 +44,8 @@ impl Order {
 pub(crate) trait Decode<L: Lanes>: Copy {
     /// Bytes of a block.
     const BYTES: usize;
+    /// Worth code of its own for several tokens; others are decoded first.
+    const OFTEN: bool = false;
     /// What a row needs besides its bytes.
     type Row: Copy;
     /// Of row `row` of the storage.
@@ -84,6 +86,7 @@ fn table<L: Lanes>(lut: &[f32], group: usize, bits: usize) -> L {
 
 impl<L: Lanes> Decode<L> for Lut4<'_> {
     const BYTES: usize = 64;
+    const OFTEN: bool = true;
     type Row = L;
     type Raw<'b> = L::Ints;
     #[inline(always)]
@@ -194,6 +197,7 @@ pub(crate) struct Half;
 
 impl<L: Lanes> Decode<L> for Half {
     const BYTES: usize = 256;
+    const OFTEN: bool = true;
     type Row = ();
     type Raw<'b> = &'b [u8];
     #[inline(always)]
@@ -243,11 +247,20 @@ pub(crate) struct Scales<'a> {
 impl Scales<'_> {
     /// One value for all lanes where the block's columns from `column` on have one, else each lane's.
     #[inline(always)]
-    fn lanes<L: Lanes>(&self, of: &[f32], first: usize, column: usize, step: usize) -> L {
+    pub(crate) fn lanes<L: Lanes>(&self, of: &[f32], first: usize, column: usize, step: usize) -> L {
         let last = first + self.blocks - 1;
         let at = first + column / self.block;
         if self.block.is_multiple_of(BLOCK) || (step == 1 && self.block.is_multiple_of(LANES)) {
             return L::splat(of[at.min(last)]);
+        }
+        // Blocks of a few lanes each, all of them inside the row.
+        let lanes = self.block / step;
+        if self.block.is_multiple_of(step)
+            && matches!(lanes, 1 | 2 | 4 | 8)
+            && let Some(of) = of.get(at..at + LANES / lanes)
+            && at + LANES / lanes <= last + 1
+        {
+            return L::repeated(of, lanes.trailing_zeros());
         }
         let mut v = [0f32; LANES];
         for l in 0..LANES {
@@ -278,6 +291,7 @@ pub(crate) struct Int8<'a> {
 
 impl<L: Lanes> Decode<L> for Int8<'_> {
     const BYTES: usize = 128;
+    const OFTEN: bool = true;
     type Row = usize;
     type Raw<'b> = &'b [u8];
     #[inline(always)]
@@ -349,8 +363,8 @@ impl Matrix<'_> {
     /// The order in which x is laid out for a product with this matrix.
     pub fn order(&self) -> Order {
         match self.data {
-            Storage::Lut { .. } if self.fast => Order::FastPacked,
-            Storage::Int { .. } if self.fast => Order::Fast,
+            Storage::Lut { bits: 4, .. } | Storage::Int { bits: 4, .. } if self.fast => Order::FastPacked,
+            Storage::Lut { .. } | Storage::Int { .. } if self.fast => Order::Fast,
             Storage::Lut { bits, .. } if bits < 8 && self.is_direct() => Order::Packed,
             Storage::Int { bits: 4, .. } if self.is_direct() => Order::Packed,
             _ => Order::Natural,

@@ -6,9 +6,12 @@
 //! behind each four chunks a lane is scaled and added in f32, then the lanes are added by halves. A token's result is the
 //! same, bit by bit, whatever tokens, threads and instructions there are.
 //!
-//! 4-bit tables are looked up in a register of 8-bit codes, 8-bit integers are codes as they are. Other kinds, and integers
-//! with scales for parts of a row, are multiplied exactly, see [`crate::products`].
+//! Tables are looked up in tables of 8-bit codes, integers are codes as they are. Integers with scales for parts of a row are
+//! scaled before they are added, see `blocks`. fp16 and f32 are multiplied exactly, see [`crate::products`].
 
+use crate::decode::Scales;
+#[cfg(target_arch = "aarch64")]
+use crate::lanes::neon::Neon;
 use crate::lanes::{LANES, Lanes, Plain};
 use crate::lines::Lines;
 use crate::matrix::Storage;
@@ -16,12 +19,18 @@ use crate::product::{ROWS, Taken, Target, Tiles, prefetch, store};
 use crate::{Isa, Matrix};
 use std::cell::RefCell;
 
+mod blocks;
 #[cfg(test)]
 mod bytes_tests;
+mod codes;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
 #[cfg(target_arch = "x86_64")]
 mod x86;
+
+use codes::{Coded, Integers, Kind, LineOf, Nibbles, SmallTables, TableOf, Tables4, Tables6, Tables8, Whole};
+
+pub use codes::Codes;
 
 /// Columns of a chunk.
 pub(crate) const CHUNK: usize = 128;
@@ -36,57 +45,49 @@ const WIDE: usize = 6;
 /// Rows whose codes are made together.
 const DECODED_ROWS: usize = 2 * ROWS;
 
-/// Tables of 8-bit codes for tables of f32: entry `i` of table `g` is close to `step[g] * codes[16 g + i] + low[g]`.
-#[derive(Clone, Debug)]
-pub struct Codes {
-    codes: Vec<[u8; 16]>,
-    step: Vec<f32>,
-    low: Vec<f32>,
-}
-
-impl Codes {
-    /// Codes for tables of sixteen entries, as many as there are; none where an entry is not finite.
-    pub fn new(lut: &[f32]) -> Option<Codes> {
-        let (tables, rest) = lut.as_chunks::<16>();
-        if !rest.is_empty() || lut.iter().any(|v| !v.is_finite()) {
-            return None;
-        }
-        let mut all = Codes { codes: Vec::new(), step: Vec::new(), low: Vec::new() };
-        for table in tables {
-            let (low, high) =
-                table.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(a, b), &v| (a.min(v), b.max(v)));
-            let step = (high - low) / 255.0;
-            if !step.is_finite() {
-                return None;
-            }
-            let code = |v: f32| if step > 0.0 { ((v - low) / step).round() as u8 } else { 0 };
-            all.codes.push(table.map(code));
-            all.step.push(step);
-            all.low.push(low);
-        }
-        Some(all)
-    }
-
-    pub(crate) fn tables(&self) -> usize {
-        self.codes.len()
-    }
-}
-
 /// Sixty-four bytes with the instructions of one [`Isa`].
 pub(crate) trait Bytes: Lanes {
     type Bytes: Copy;
     /// Sixteen sums.
     type Sums: Copy;
+    /// Tiles of several tokens are worth their code.
+    const TILES: bool = true;
     fn bytes(v: &[u8; 64]) -> Self::Bytes;
     /// Four times the same sixteen.
     fn table(v: &[u8; 16]) -> Self::Bytes;
-    /// The highest bit of each byte turned.
-    fn flip(v: Self::Bytes) -> Self::Bytes;
+    /// Some bits of each byte turned.
+    fn flip(v: Self::Bytes, bits: u8) -> Self::Bytes;
     /// The lower and the upper four bits of each byte.
     fn nibbles(v: Self::Bytes) -> (Self::Bytes, Self::Bytes);
     /// `table[i]` for each byte, all below 16.
     fn find(table: Self::Bytes, at: Self::Bytes) -> Self::Bytes;
     fn put(v: Self::Bytes, out: &mut [u8; 64]);
+    /// Sixty-four elements of `BITS` bits, least significant first, from `8 * BITS` bytes.
+    #[inline(always)]
+    fn unpack<const BITS: usize>(v: &[u8]) -> Self::Bytes {
+        let mut out = [0; 64];
+        for (v, out) in v.chunks_exact(BITS).zip(out.as_chunks_mut::<8>().0) {
+            let all = v.iter().rev().fold(0u64, |all, b| all << 8 | u64::from(*b));
+            for (i, o) in out.iter_mut().enumerate() {
+                *o = (all >> (BITS * i)) as u8 & ((1 << BITS) - 1);
+            }
+        }
+        Self::bytes(&out)
+    }
+    /// `table[i]` for each byte, all below 64.
+    #[inline(always)]
+    fn find_64(table: &[u8; 64], at: Self::Bytes) -> Self::Bytes {
+        let mut all = [0; 64];
+        Self::put(at, &mut all);
+        Self::bytes(&all.map(|i| table[usize::from(i & 63)]))
+    }
+    /// `table[i]` for each byte.
+    #[inline(always)]
+    fn find_256(table: &[u8; 256], at: Self::Bytes) -> Self::Bytes {
+        let mut all = [0; 64];
+        Self::put(at, &mut all);
+        Self::bytes(&all.map(|i| table[usize::from(i)]))
+    }
     fn no_sums() -> Self::Sums;
     /// Adds to sum l the products of bytes `4 l .. 4 l + 4`, of which `codes` has no signs and `x` has.
     fn dot(sums: Self::Sums, codes: Self::Bytes, x: &[u8; 64]) -> Self::Sums;
@@ -98,6 +99,7 @@ pub(crate) trait Bytes: Lanes {
 impl Bytes for Plain {
     type Bytes = [u8; 64];
     type Sums = [i32; LANES];
+    const TILES: bool = false;
     #[inline(always)]
     fn bytes(v: &[u8; 64]) -> [u8; 64] {
         *v
@@ -107,8 +109,8 @@ impl Bytes for Plain {
         std::array::from_fn(|i| v[i % 16])
     }
     #[inline(always)]
-    fn flip(v: [u8; 64]) -> [u8; 64] {
-        v.map(|b| b ^ 0x80)
+    fn flip(v: [u8; 64], bits: u8) -> [u8; 64] {
+        v.map(|b| b ^ bits)
     }
     #[inline(always)]
     fn nibbles(v: [u8; 64]) -> ([u8; 64], [u8; 64]) {
@@ -149,57 +151,6 @@ impl Bytes for Plain {
     }
 }
 
-/// How the bytes of a row become codes.
-trait Coded<L: Bytes>: Copy {
-    /// Bytes of a chunk.
-    const BYTES: usize;
-    /// A chunk's codes; `chunk` has `BYTES` bytes.
-    fn codes(self, chunk: &[u8]) -> (L::Bytes, L::Bytes);
-}
-
-/// 4-bit indices.
-#[derive(Clone, Copy)]
-struct Indices<L: Bytes>(L::Bytes);
-
-/// 8-bit integers.
-#[derive(Clone, Copy)]
-struct Signed;
-#[derive(Clone, Copy)]
-struct Unsigned;
-
-#[inline(always)]
-fn half(chunk: &[u8], i: usize) -> &[u8; 64] {
-    match chunk[64 * i..64 * i + 64].try_into() {
-        Ok(half) => half,
-        Err(_) => unreachable!("64 bytes"),
-    }
-}
-
-impl<L: Bytes> Coded<L> for Indices<L> {
-    const BYTES: usize = CHUNK / 2;
-    #[inline(always)]
-    fn codes(self, chunk: &[u8]) -> (L::Bytes, L::Bytes) {
-        let (even, odd) = L::nibbles(L::bytes(half(chunk, 0)));
-        (L::find(self.0, even), L::find(self.0, odd))
-    }
-}
-
-impl<L: Bytes> Coded<L> for Signed {
-    const BYTES: usize = CHUNK;
-    #[inline(always)]
-    fn codes(self, chunk: &[u8]) -> (L::Bytes, L::Bytes) {
-        (L::flip(L::bytes(half(chunk, 0))), L::flip(L::bytes(half(chunk, 1))))
-    }
-}
-
-impl<L: Bytes> Coded<L> for Unsigned {
-    const BYTES: usize = CHUNK;
-    #[inline(always)]
-    fn codes(self, chunk: &[u8]) -> (L::Bytes, L::Bytes) {
-        (L::bytes(half(chunk, 0)), L::bytes(half(chunk, 1)))
-    }
-}
-
 /// Tokens as 8-bit integers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Narrow {
@@ -207,6 +158,8 @@ pub(crate) struct Narrow {
     bytes: Lines<[u8; 64]>,
     /// `[tokens, chunks / 4 rounded up, 16]`
     scales: Lines<[f32; LANES]>,
+    /// `[tokens, chunks, 2, 16]`: sums of the bytes of each lane, for weights that are scaled by parts of a row.
+    lanes: Lines<[f32; LANES]>,
     /// Sum of all elements of each token.
     sums: Vec<f32>,
 }
@@ -220,18 +173,20 @@ impl Narrow {
         let scaled = chunks.div_ceil(SCALED);
         self.bytes.grow(tokens * chunks * 2, [0; 64]);
         self.scales.grow(tokens * scaled, [0.0; LANES]);
+        self.lanes.grow(tokens * chunks * 2, [0.0; LANES]);
         self.sums.resize(self.sums.len().max(tokens), 0.0);
         for t in 0..tokens {
             let data = &data[t * chunks * VECTORS..(t + 1) * chunks * VECTORS];
             let bytes = &mut self.bytes[t * chunks * 2..(t + 1) * chunks * 2];
             let scales = &mut self.scales[t * scaled..(t + 1) * scaled];
-            narrow(data, quarters, bytes, scales, &mut self.sums[t]);
+            let lanes = &mut self.lanes[t * chunks * 2..(t + 1) * chunks * 2];
+            narrow(data, quarters, bytes, scales, lanes, &mut self.sums[t]);
         }
     }
 }
 
 crate::vector::dispatch! {
-    fn narrow(data: &[[f32; LANES]], quarters: &Quarters, bytes: &mut [[u8; 64]], scales: &mut [[f32; LANES]], sum: &mut f32) = narrow_on
+    fn narrow(data: &[[f32; LANES]], quarters: &Quarters, bytes: &mut [[u8; 64]], scales: &mut [[f32; LANES]], lanes: &mut [[f32; LANES]], sum: &mut f32) = narrow_on
 }
 
 #[inline(always)]
@@ -240,11 +195,12 @@ fn narrow_on<L: Bytes>(
     quarters: &Quarters,
     bytes: &mut [[u8; 64]],
     scales: &mut [[f32; LANES]],
+    lanes: &mut [[f32; LANES]],
     sum: &mut f32,
 ) {
     let mut total = L::splat(0.0);
     let parts = data.chunks(SCALED * VECTORS).zip(bytes.chunks_mut(SCALED * 2)).zip(scales);
-    for ((data, bytes), scale) in parts {
+    for (((data, bytes), scale), lanes) in parts.zip(lanes.chunks_mut(SCALED * 2)) {
         let (mut largest, mut wrong) = (L::splat(0.0), L::splat(0.0));
         for v in data {
             let v = L::load(v);
@@ -256,13 +212,16 @@ fn narrow_on<L: Bytes>(
         let step = largest.mul(L::splat(1.0 / 127.0)).add(wrong);
         step.store(scale);
         let mut q = L::splat(0.0);
-        for (chunk, out) in data.as_chunks::<VECTORS>().0.iter().zip(bytes.as_chunks_mut::<2>().0) {
-            for (quarter, out) in quarters.iter().zip(out) {
+        let chunks = data.as_chunks::<VECTORS>().0.iter().zip(bytes.as_chunks_mut::<2>().0);
+        for ((chunk, out), lanes) in chunks.zip(lanes.as_chunks_mut::<2>().0) {
+            for ((quarter, out), lanes) in quarters.iter().zip(out).zip(lanes) {
                 let mut four = [q; 4];
                 for j in 0..4 {
                     four[j] = L::load(&chunk[quarter[j]]).mul(inverse).round();
-                    q = q.add(four[j]);
                 }
+                let sum = four[0].add(four[1]).add(four[2]).add(four[3]);
+                sum.store(lanes);
+                q = q.add(sum);
                 L::narrow(four, out);
             }
         }
@@ -289,59 +248,142 @@ impl Isa {
 
 /// Some rows of w with all tokens.
 pub(crate) fn rows_on(isa: Isa, w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
-    match isa.for_bytes() {
-        Isa::Scalar => each_kind::<Plain>(w, x, rows, y),
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: the processor has the instructions, which callers assert.
-        Isa::Avx2 => unsafe { rows_avx2(w, x, rows, y) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: the processor has the instructions, which callers and `for_bytes` assert.
-        Isa::Avx512 => unsafe { rows_avx512(w, x, rows, y) },
-        #[cfg(target_arch = "aarch64")]
-        Isa::Neon => neon::rows_on(w, x, rows, y),
-        _ => unreachable!("not available"),
+    // SAFETY: the processor has the instructions, which callers and `for_bytes` assert.
+    unsafe {
+        match isa.for_bytes() {
+            Isa::Scalar => each_kind::<Plain>(w, x, rows, y),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => each_kind::<crate::lanes::x86::Avx2>(w, x, rows, y),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => each_kind::<crate::lanes::x86::Avx512>(w, x, rows, y),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => neon::rows_on(w, x, rows, y),
+            _ => unreachable!("not available"),
+        }
     }
 }
 
-/// # Safety
-/// The processor has AVX2, FMA and F16C.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn rows_avx2(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
-    each_kind::<crate::lanes::x86::Avx2>(w, x, rows, y);
+/// Instructions that kernels are compiled for, each kind of matrix as a function of its own.
+trait Compiled: Bytes {
+    /// # Safety
+    /// The processor has the instructions.
+    unsafe fn rows<K: Kind<Self>>(s: &Source<'_>, kind: K, rows: &Tiles, y: &Target<'_>);
+    /// # Safety
+    /// The processor has the instructions.
+    unsafe fn blocks<C: Coded<Self>, const HALVES: usize>(
+        s: &Source<'_>,
+        coded: C,
+        scales: &Scales<'_>,
+        more: f32,
+        rows: &Tiles,
+        y: &Target<'_>,
+    );
+    /// Multiplies codes of rows `which`, `[rows, chunks, 2, 64]`, with all tokens.
+    ///
+    /// # Safety
+    /// The processor has the instructions.
+    unsafe fn panel(codes: &[[u8; 64]], lines: &[(f32, f32)], which: &[usize], x: Taken<'_>, y: &Target<'_>);
 }
 
-/// # Safety
-/// The processor has AVX-512 F, BW, VL and VNNI, AVX2, FMA and F16C.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn rows_avx512(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
-    each_kind::<crate::lanes::x86::Avx512>(w, x, rows, y);
-}
-
-#[inline(always)]
-fn each_kind<L: Bytes>(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
-    match (w.data, w.codes) {
-        (Storage::Lut { indices, rows_per_group, .. }, Some(codes)) => {
-            let group = |row: usize| row / rows_per_group;
-            let table = |row: usize| Indices::<L>(L::table(&codes.codes[group(row)]));
-            let line = |row: usize| (codes.step[group(row)], codes.low[group(row)]);
-            all::<L, _>(&Source { data: indices, row_bytes: w.cols / 2, w, x }, table, line, rows, y);
-        }
-        (Storage::Int { signed, data, scale, offset, block, .. }, _) => {
-            let line = |row: usize| {
-                let (s, z) = (scale[row / block.0], offset.map_or(0.0, |o| o[row / block.0]));
-                (s, -s * (z + if signed { 128.0 } else { 0.0 }))
-            };
-            let source = Source { data, row_bytes: w.cols, w, x };
-            if signed {
-                all::<L, _>(&source, |_| Signed, line, rows, y);
-            } else {
-                all::<L, _>(&source, |_| Unsigned, line, rows, y);
+macro_rules! compiled {
+    ($l:ty, $(#[$features:meta])?) => {
+        impl Compiled for $l {
+            $(#[$features])?
+            unsafe fn rows<K: Kind<Self>>(s: &Source<'_>, kind: K, rows: &Tiles, y: &Target<'_>) {
+                all::<Self, K>(s, kind, rows, y);
+            }
+            $(#[$features])?
+            unsafe fn blocks<C: Coded<Self>, const HALVES: usize>(
+                s: &Source<'_>,
+                coded: C,
+                scales: &Scales<'_>,
+                more: f32,
+                rows: &Tiles,
+                y: &Target<'_>,
+            ) {
+                blocks::all::<Self, C, HALVES>(s, coded, scales, more, rows, y);
+            }
+            $(#[$features])?
+            unsafe fn panel(
+                codes: &[[u8; 64]],
+                lines: &[(f32, f32)],
+                which: &[usize],
+                x: Taken<'_>,
+                y: &Target<'_>,
+            ) {
+                panel::<Self>(codes, lines, which, x, y);
             }
         }
-        _ => unreachable!("a matrix that has codes"),
+    };
+}
+
+compiled!(Plain,);
+#[cfg(target_arch = "x86_64")]
+compiled!(crate::lanes::x86::Avx2, #[target_feature(enable = "avx2,fma,f16c")]);
+#[cfg(target_arch = "x86_64")]
+compiled!(
+    crate::lanes::x86::Avx512,
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
+);
+
+#[cfg(target_arch = "aarch64")]
+compiled!(Neon<neon::Widening>,);
+#[cfg(target_arch = "aarch64")]
+compiled!(Neon<neon::SignedDots>,);
+#[cfg(target_arch = "aarch64")]
+compiled!(Neon<neon::MixedDots>,);
+
+/// # Safety
+/// The processor has L's instructions.
+unsafe fn each_kind<L: Compiled>(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
+    let source = |data, bits: usize| Source { data, row_bytes: w.cols * bits / 8, w, x };
+    // SAFETY: as this function's.
+    unsafe {
+        match (w.data, w.codes) {
+            (Storage::Lut { bits, indices, rows_per_group, .. }, Some(codes)) => {
+                let s = source(indices, bits);
+                let of = TableOf { codes, rows_per_group };
+                match bits {
+                    1 => L::rows(&s, SmallTables::<1>(of), rows, y),
+                    2 => L::rows(&s, SmallTables::<2>(of), rows, y),
+                    3 => L::rows(&s, SmallTables::<3>(of), rows, y),
+                    4 => L::rows(&s, Tables4(of), rows, y),
+                    6 => L::rows(&s, Tables6(of), rows, y),
+                    _ => L::rows(&s, Tables8(of), rows, y),
+                }
+            }
+            (Storage::Int { bits, signed, data, scale, offset, block }, _) if block.1 == w.cols => {
+                let s = source(data, bits);
+                let (flip, more) = (signed_bit(bits, signed), codes_are_more(bits, signed));
+                let line = LineOf { scale, offset, block_rows: block.0, more };
+                match bits {
+                    4 => L::rows(&s, Integers(Nibbles(flip * 0x11), line), rows, y),
+                    _ => L::rows(&s, Integers(Whole(flip), line), rows, y),
+                }
+            }
+            (Storage::Int { bits, signed, data, scale, offset, block }, _) => {
+                let s = source(data, bits);
+                let scales =
+                    Scales { scale, offset, block_rows: block.0, block: block.1, blocks: w.cols / block.1 };
+                let (flip, more) = (signed_bit(bits, signed), codes_are_more(bits, signed));
+                match bits {
+                    4 => L::blocks::<_, 1>(&s, Nibbles(flip * 0x11), &scales, more, rows, y),
+                    _ => L::blocks::<_, 2>(&s, Whole(flip), &scales, more, rows, y),
+                }
+            }
+            _ => unreachable!("a matrix that has codes"),
+        }
     }
+}
+
+/// The highest bit of integers with signs; with it turned they are codes.
+fn signed_bit(bits: usize, signed: bool) -> u8 {
+    if signed { 1 << (bits - 1) } else { 0 }
+}
+
+/// How much more than the integers their codes are.
+fn codes_are_more(bits: usize, signed: bool) -> f32 {
+    f32::from(signed_bit(bits, signed))
 }
 
 struct Source<'a> {
@@ -363,27 +405,27 @@ thread_local! {
 }
 
 #[inline(always)]
-fn all<L: Bytes, C: Coded<L>>(
-    s: &Source<'_>,
-    coded: impl Fn(usize) -> C,
-    line: impl Fn(usize) -> (f32, f32),
-    rows: &Tiles,
-    y: &Target<'_>,
-) {
+fn all<L: Compiled, K: Kind<L>>(s: &Source<'_>, kind: K, rows: &Tiles, y: &Target<'_>) {
     let (x, first) = (s.x, s.w.first);
-    if x.tokens() <= FEW {
+    let several = K::Code::OFTEN && L::TILES;
+    if x.tokens() <= if several { FEW } else { 1 } {
         for (which, n) in rows.each() {
-            let codes = which.map(|r| coded(first + r));
-            let bytes = which.map(|r| s.bytes(r));
-            let lines = which.map(|r| line(first + r));
+            // In loops: closures given to other functions would be compiled without this one's instructions.
+            let mut codes = [kind.coded(first + which[0]); ROWS];
+            let mut bytes = [s.bytes(which[0]); ROWS];
+            let mut lines = [kind.line(first + which[0]); ROWS];
+            for i in 1..ROWS {
+                codes[i] = kind.coded(first + which[i]);
+                bytes[i] = s.bytes(which[i]);
+                lines[i] = kind.line(first + which[i]);
+            }
             let rows = Rows { codes, bytes, lines, which, n };
             let mut at = 0;
             while at < x.tokens() {
                 at += match x.tokens() - at {
-                    4.. => tile::<L, C, 4>(&rows, x, at, y),
-                    3 => tile::<L, C, 3>(&rows, x, at, y),
-                    2 => tile::<L, C, 2>(&rows, x, at, y),
-                    _ => tile::<L, C, 1>(&rows, x, at, y),
+                    4.. if several => tile::<L, K::Code, 4>(&rows, x, at, y),
+                    2.. if several => tile::<L, K::Code, 2>(&rows, x, at, y),
+                    _ => tile::<L, K::Code, 1>(&rows, x, at, y),
                 };
             }
         }
@@ -392,43 +434,54 @@ fn all<L: Bytes, C: Coded<L>>(
     let chunks = x.x.chunks();
     let mut decoded = DECODED.take();
     decoded.grow(DECODED_ROWS * chunks * 2, [0; 64]);
+    let mut lines = [(0.0, 0.0); DECODED_ROWS];
     for (which, n) in rows.rows::<DECODED_ROWS>() {
-        for (&r, out) in which[..n].iter().zip(decoded.chunks_exact_mut((chunks * 2).max(1))) {
-            let (c, bytes) = (coded(first + r), s.bytes(r));
+        let out = decoded.chunks_exact_mut((chunks * 2).max(1));
+        for ((&r, line_of), out) in which[..n].iter().zip(&mut lines).zip(out) {
+            let (c, bytes) = (kind.coded(first + r), s.bytes(r));
+            *line_of = kind.line(first + r);
             for (b, out) in out.as_chunks_mut::<2>().0.iter_mut().enumerate() {
                 let mut rest = [0u8; CHUNK];
-                let (a, b) = c.codes(chunk::<L, C>(bytes, b, &mut rest));
+                let (a, b) = c.codes(chunk::<L, K::Code>(bytes, b, &mut rest));
                 L::put(a, &mut out[0]);
                 L::put(b, &mut out[1]);
             }
         }
-        let of = |i: usize| decoded[i * chunks * 2..(i + 1) * chunks * 2].as_flattened();
-        let mut at = 0;
-        while at < x.tokens() {
-            let wide = WIDE.min(x.tokens() - at);
-            for i in (0..n).step_by(ROWS) {
-                let m = ROWS.min(n - i);
-                let row = |k: usize| i + k.min(m - 1);
-                let rows = Rows {
-                    codes: [Unsigned; ROWS],
-                    bytes: std::array::from_fn(|k| of(row(k))),
-                    lines: std::array::from_fn(|k| line(first + which[row(k)])),
-                    which: std::array::from_fn(|k| which[row(k)]),
-                    n: m,
-                };
-                let _ = match wide {
-                    1 => tile::<L, _, 1>(&rows, x, at, y),
-                    2 => tile::<L, _, 2>(&rows, x, at, y),
-                    3 => tile::<L, _, 3>(&rows, x, at, y),
-                    4 => tile::<L, _, 4>(&rows, x, at, y),
-                    5 => tile::<L, _, 5>(&rows, x, at, y),
-                    _ => tile::<L, _, WIDE>(&rows, x, at, y),
-                };
-            }
-            at += wide;
-        }
+        // SAFETY: values of L exist only where the processor has its instructions, see the module of lanes.
+        unsafe { L::panel(&decoded, &lines[..n], &which[..n], x, y) };
     }
     DECODED.set(decoded);
+}
+
+/// See [`Compiled::panel`].
+#[inline(always)]
+fn panel<L: Bytes>(codes: &[[u8; 64]], lines: &[(f32, f32)], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
+    let row = x.x.chunks() * 2;
+    let mut at = 0;
+    while at < x.tokens() {
+        let left = x.tokens() - at;
+        let mut taken = 1;
+        for (i, some) in which.chunks(ROWS).enumerate() {
+            let mut rows = Rows {
+                codes: [Whole(0); ROWS],
+                bytes: [codes[i * ROWS * row..][..row].as_flattened(); ROWS],
+                lines: [lines[i * ROWS]; ROWS],
+                which: [some[0]; ROWS],
+                n: some.len(),
+            };
+            for k in 1..some.len() {
+                rows.bytes[k] = codes[(i * ROWS + k) * row..][..row].as_flattened();
+                rows.lines[k] = lines[i * ROWS + k];
+                rows.which[k] = some[k];
+            }
+            taken = match left {
+                WIDE.. if L::TILES => tile::<L, _, WIDE>(&rows, x, at, y),
+                3.. if L::TILES => tile::<L, _, 3>(&rows, x, at, y),
+                _ => tile::<L, _, 1>(&rows, x, at, y),
+            };
+        }
+        at += taken;
+    }
 }
 
 /// Chunk b of a row; behind the row's end are zeros, put together in `rest`.
@@ -539,20 +592,30 @@ mod tests {
         y
     }
 
-    fn each_matrix(seed: u64, rows: usize, cols: usize, mut check: impl FnMut(&str, &Matrix<'_>)) {
+    /// Calls `check` with a matrix of each kind, the bits of its tables or 0, and how long its rows are.
+    fn each_matrix(seed: u64, rows: usize, cols: usize, mut check: impl FnMut(&str, usize, &Matrix<'_>)) {
         let group = (1..=4).rev().find(|g| rows.is_multiple_of(*g)).unwrap();
-        let cols_even = cols.next_multiple_of(2);
-        let lut = noise(seed + 1, rows / group * 16);
-        let indices = bytes(seed + 2, rows * cols_even / 2);
-        let codes = Codes::new(&lut).unwrap();
-        let m = Matrix::lut(4, &indices, &lut, group, rows, cols_even).unwrap().fast(Some(&codes));
-        check("lut4", &m);
-        for signed in [true, false] {
-            let data = bytes(seed + 3, rows * cols);
-            let (scale, offset) = (noise(seed + 4, rows / group), noise(seed + 5, rows / group));
-            for offset in [None, Some(offset.as_slice())] {
-                let m = Matrix::int(8, signed, &data, &scale, offset, (group, cols), rows, cols).unwrap();
-                check("int8", &m.fast(None));
+        for bits in [1, 2, 3, 4, 6, 8] {
+            let cols = if bits == 8 { cols } else { cols.next_multiple_of(8) };
+            let lut = noise(seed + 1, (rows / group) << bits);
+            let indices = bytes(seed + 2, rows * cols * bits / 8);
+            let codes = Codes::new(&lut, bits).unwrap();
+            let m = Matrix::lut(bits, &indices, &lut, group, rows, cols).unwrap().fast(Some(&codes));
+            check(&format!("lut{bits}"), bits, &m);
+        }
+        for (bits, signed) in [(8, true), (8, false), (4, true), (4, false)] {
+            let cols = cols.next_multiple_of(32);
+            let data = bytes(seed + 3, rows * cols * bits / 8);
+            for block in [cols, 8, 32, 64, 96, 128] {
+                if !cols.is_multiple_of(block) {
+                    continue;
+                }
+                let n = rows / group * (cols / block);
+                let (scale, offset) = (noise(seed + 4, n), noise(seed + 5, n));
+                for offset in [None, Some(offset.as_slice())] {
+                    let m = Matrix::int(bits, signed, &data, &scale, offset, (group, block), rows, cols);
+                    check(&format!("int{bits} {signed} by {block}"), 0, &m.unwrap().fast(None));
+                }
             }
         }
     }
@@ -567,13 +630,21 @@ mod tests {
             t in prop::sample::select(vec![1usize, 2, 3, 4, 5, 6, 7, 13]),
         ) {
             let (one, three) = (Pool::new(1), Pool::new(3));
-            each_matrix(seed, rows, cols, |kind, w| {
-                prop_assert_fast(kind, w, seed, t, &one, &three);
+            each_matrix(seed, rows, cols, |kind, bits, w| {
+                prop_assert_fast(kind, bits, w, seed, t, &one, &three);
             });
         }
     }
 
-    fn prop_assert_fast(kind: &str, w: &Matrix<'_>, seed: u64, t: usize, one: &Pool, three: &Pool) {
+    fn prop_assert_fast(
+        kind: &str,
+        bits: usize,
+        w: &Matrix<'_>,
+        seed: u64,
+        t: usize,
+        one: &Pool,
+        three: &Pool,
+    ) {
         assert!(w.fast, "{kind}");
         let (rows, cols) = (w.rows, w.cols);
         let x = noise(seed + 9, cols * t);
@@ -587,7 +658,7 @@ mod tests {
                     let pairs = || (0..cols).map(|c| (dense[r * cols + c], x[k * cols + c]));
                     let exact: f64 = pairs().map(|(w, x)| f64::from(w) * f64::from(x)).sum();
                     // Half a step of each factor in the worst case; x is at most 0.5, a step of tables of at most 1 a 255th.
-                    let half_step = if kind == "lut4" { 0.5 / 255.0 } else { 0.0 };
+                    let half_step = if bits > 0 { 0.5 / 255.0 } else { 0.0 };
                     let terms: f64 =
                         pairs().map(|(w, _)| f64::from(w).abs() * 0.25 / 127.0 + 0.51 * half_step).sum();
                     let bound = terms * 1.01
@@ -618,7 +689,7 @@ mod tests {
         let (rows, cols) = (256, 2816);
         let lut: Vec<f32> = noise(3, rows / 32 * 16);
         let indices = bytes(4, rows * cols / 2);
-        let codes = Codes::new(&lut).unwrap();
+        let codes = Codes::new(&lut, 4).unwrap();
         let exact = Matrix::lut(4, &indices, &lut, 32, rows, cols).unwrap();
         let x: Vec<f32> = noise(5, cols).chunks(2).flat_map(|v| [v[0] + v[1], v[0] * 3.0 - v[1]]).collect();
         let pool = Pool::new(1);
@@ -635,7 +706,7 @@ mod tests {
     #[test]
     fn what_is_not_finite_is_not_hidden() {
         let lut = noise(3, 16);
-        let codes = Codes::new(&lut).unwrap();
+        let codes = Codes::new(&lut, 4).unwrap();
         let indices = bytes(4, 4 * 100);
         let w = Matrix::lut(4, &indices, &lut, 4, 4, 200).unwrap().fast(Some(&codes));
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -643,8 +714,8 @@ mod tests {
             x[77] = bad;
             assert!(run(Isa::best(), &Pool::new(1), &w, &x, 1).iter().all(|v| v.is_nan()), "{bad}");
         }
-        assert!(Codes::new(&[f32::NAN; 16]).is_none());
-        assert!(Codes::new(&[0.0; 15]).is_none());
+        assert!(Codes::new(&[f32::NAN; 16], 4).is_none());
+        assert!(Codes::new(&[0.0; 15], 4).is_none());
         let zeros = run(Isa::best(), &Pool::new(1), &w, &[0.0; 200], 1);
         assert_eq!(zeros, [0.0; 4]);
     }

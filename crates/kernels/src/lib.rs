@@ -23,7 +23,7 @@ mod test_data;
 mod vector;
 
 pub use attention::{AttentionShape, CacheValues, CacheView, HeadStrides, Mask, attention};
-pub use bandwidth::read_bandwidth;
+pub use bandwidth::{read, read_bandwidth};
 pub use decode::Order;
 pub use fast::Codes;
 pub use half_float::{f16_to_f32, f32_to_f16, round_to_f16};

@@ -50,6 +50,26 @@ impl<T> DerefMut for Lines<T> {
     }
 }
 
+/// Asks for `bytes` bytes from an address on, which may be any.
+#[inline(always)]
+pub(crate) fn prefetch(from: *const u8, bytes: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for at in (0..bytes).step_by(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: prefetching reads nothing; the address may be any.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(at).cast()) };
+    }
+    #[cfg(target_arch = "aarch64")]
+    for at in (0..bytes).step_by(64) {
+        // SAFETY: prefetching reads nothing; the address may be any.
+        unsafe {
+            std::arch::asm!("prfm pldl1keep, [{}]", in(reg) from.wrapping_add(at), options(nomem, nostack, preserves_flags));
+        }
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = (from, bytes);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

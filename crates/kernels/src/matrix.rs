@@ -122,15 +122,19 @@ impl<'a> Matrix<'a> {
         Ok(Matrix::new(Storage::Int { bits, signed, data, scale, offset, block }, rows, cols))
     }
 
-    /// With products of integers, where the kind has them: 4-bit tables, whose `codes` these are, and 8-bit integers with one
-    /// scale per row. Others stay exact.
+    /// With products of integers, where the kind has them: tables, whose `codes` these are, and integers whose scales are for
+    /// whole rows or for blocks of a multiple of 4 columns (8 for integers of 4 bits); rows start at bytes. Others stay exact.
     pub fn fast(mut self, codes: Option<&'a Codes>) -> Self {
+        let whole = |bits: usize| (self.cols * bits).is_multiple_of(8);
         (self.fast, self.codes) = match self.data {
-            Storage::Lut { bits: 4, lut, .. } if self.cols.is_multiple_of(2) => {
-                let codes = codes.filter(|c| 16 * c.tables() == lut.len());
+            Storage::Lut { bits, lut, .. } => {
+                let codes = codes.filter(|c| whole(bits) && c.fit(lut, bits));
                 (codes.is_some(), codes)
             }
-            Storage::Int { bits: 8, block, .. } => (block.1 == self.cols, None),
+            Storage::Int { bits, block, .. } => {
+                let lane = if bits == 4 { 8 } else { 4 };
+                (whole(bits) && (block.1 == self.cols || block.1.is_multiple_of(lane)), None)
+            }
             _ => (false, None),
         };
         self

@@ -7,7 +7,7 @@
 
 use crate::decode::{self, BLOCK, Decode, MOST_BYTES, VECTORS};
 #[cfg(target_arch = "aarch64")]
-use crate::lanes::neon::{self, Neon};
+use crate::lanes::neon::Neon;
 use crate::lanes::{LANES, Lanes, Plain};
 use crate::lines::Lines;
 use crate::matrix::Storage;
@@ -60,9 +60,9 @@ pub(crate) struct Tiles {
 }
 
 impl Tiles {
-    fn all(rows: usize) -> Tiles {
-        let stream = rows.div_ceil(ROWS);
-        Tiles { tiles: 0..stream, stream, rows }
+    fn all(w: &Matrix<'_>) -> Tiles {
+        let stream = stream(w.rows, w.bytes_read() as usize / w.rows.max(1));
+        Tiles { tiles: 0..stream.min(w.rows), stream, rows: w.rows }
     }
 
     fn len(&self) -> usize {
@@ -96,6 +96,17 @@ impl Tiles {
             (which, n)
         })
     }
+}
+
+/// Rows of a stream: a quarter, or a little more where quarters would start at places that caches take for neighbours, which
+/// are those that are a multiple of 4 KB apart.
+fn stream(rows: usize, row_bytes: usize) -> usize {
+    let quarter = rows.div_ceil(ROWS);
+    // Of few rows, a few more would leave the last stream without its part.
+    let most = if quarter < 256 { 0 } else { 16 };
+    let apart =
+        |more: &usize| (1..ROWS).all(|i| (512..=3584).contains(&(i * (quarter + more) * row_bytes % 4096)));
+    quarter + (0..=most).find(apart).unwrap_or(0)
 }
 
 #[derive(Clone, Copy)]
@@ -171,12 +182,11 @@ pub fn products_on(isa: Isa, pool: &Pool, all: &mut [Option<Product<'_>>]) {
     if work < PARALLEL {
         for p in all.iter_mut().flatten() {
             let y = Target { y: p.y.as_mut_ptr(), stride: p.stride, bias: p.bias };
-            rows_on(isa, &p.w, Taken::of(p), &Tiles::all(p.w.rows), &y);
+            rows_on(isa, &p.w, Taken::of(p), &Tiles::all(&p.w), &y);
         }
         return;
     }
-    let parts =
-        |p: &Product<'_>| Tiles::all(p.w.rows).len().div_ceil(part_tiles(&p.w, Taken::of(p).tokens()));
+    let parts = |p: &Product<'_>| Tiles::all(&p.w).len().div_ceil(part_tiles(&p.w, Taken::of(p).tokens()));
     let total = all.iter().flatten().map(parts).sum();
     struct Shared<'s, 'a>(&'s [Option<Product<'a>>]);
     // SAFETY: parts write disjoint rows of `y` and read everything else.
@@ -191,7 +201,7 @@ pub fn products_on(isa: Isa, pool: &Pool, all: &mut [Option<Product<'_>>]) {
                 continue;
             }
             let x = Taken::of(p);
-            let tiles = Tiles::all(p.w.rows).piece(part_tiles(&p.w, x.tokens()), i);
+            let tiles = Tiles::all(&p.w).piece(part_tiles(&p.w, x.tokens()), i);
             let y = Target { y: p.y.as_ptr().cast_mut(), stride: p.stride, bias: p.bias };
             rows_on(isa, &p.w, x, &tiles, &y);
             return;
@@ -210,14 +220,28 @@ fn rows_on(isa: Isa, w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>)
         Isa::Scalar => undirect(w, x, rows, y, panel::<Plain, 1>),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the processor has the instructions, which callers assert.
-        Isa::Avx2 => unsafe { x86::rows_avx2(w, x, rows, y) },
+        Isa::Avx2 => unsafe { each_kind::<crate::lanes::x86::Avx2>(w, x, rows, y) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the processor has the instructions, which callers assert.
-        Isa::Avx512 => unsafe { x86::rows_avx512(w, x, rows, y) },
+        Isa::Avx512 => unsafe { each_kind::<crate::lanes::x86::Avx512>(w, x, rows, y) },
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon => each_kind::<Neon>(w, x, rows, y, panel::<Neon, 1>),
+        // SAFETY: the processor has NEON.
+        Isa::Neon => unsafe { each_kind::<Neon>(w, x, rows, y) },
         _ => unreachable!("not available"),
     }
+}
+
+/// Instructions that kernels are compiled for: each kind of matrix becomes a function of its own, since one for all kinds takes
+/// a compiler minutes.
+trait Compiled: Lanes {
+    /// # Safety
+    /// The processor has the instructions.
+    unsafe fn rows<D: Decode<Self>>(s: &Source<'_, D>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>);
+    /// See [`Dense`].
+    ///
+    /// # Safety
+    /// The processor has the instructions.
+    unsafe fn panel(rows: &[[f32; LANES]], which: &[usize], x: Taken<'_>, y: &Target<'_>);
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -225,34 +249,36 @@ mod x86 {
     use super::*;
     use crate::lanes::x86::{Avx2, Avx512};
 
-    /// # Safety
-    /// The processor has AVX2, FMA and F16C.
-    #[target_feature(enable = "avx2,fma,f16c")]
-    pub unsafe fn rows_avx2(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
-        // SAFETY: as this function's.
-        each_kind::<Avx2>(w, x, rows, y, |rows, which, x, y| unsafe { panel_avx2(rows, which, x, y) });
+    impl Compiled for Avx2 {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn rows<D: Decode<Self>>(s: &Source<'_, D>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
+            block_rows::<Self, D>(s, x, rows, y);
+        }
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn panel(rows: &[[f32; LANES]], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
+            panel::<Self, 1>(rows, which, x, y);
+        }
     }
 
-    /// # Safety
-    /// The processor has AVX-512 F, BW and VL, AVX2, FMA and F16C.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma,f16c")]
-    pub unsafe fn rows_avx512(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
-        // SAFETY: as this function's.
-        each_kind::<Avx512>(w, x, rows, y, |rows, which, x, y| unsafe { panel_avx512(rows, which, x, y) });
+    impl Compiled for Avx512 {
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma,f16c")]
+        unsafe fn rows<D: Decode<Self>>(s: &Source<'_, D>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
+            block_rows::<Self, D>(s, x, rows, y);
+        }
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma,f16c")]
+        unsafe fn panel(rows: &[[f32; LANES]], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
+            panel::<Self, 6>(rows, which, x, y);
+        }
     }
+}
 
-    /// # Safety
-    /// The processor has AVX2, FMA and F16C.
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn panel_avx2(rows: &[[f32; LANES]], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
-        panel::<Avx2, 1>(rows, which, x, y);
+#[cfg(target_arch = "aarch64")]
+impl Compiled for Neon {
+    unsafe fn rows<D: Decode<Self>>(s: &Source<'_, D>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
+        block_rows::<Self, D>(s, x, rows, y);
     }
-
-    /// # Safety
-    /// The processor has AVX-512 F, BW and VL, AVX2, FMA and F16C.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma,f16c")]
-    unsafe fn panel_avx512(rows: &[[f32; LANES]], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
-        panel::<Avx512, 6>(rows, which, x, y);
+    unsafe fn panel(rows: &[[f32; LANES]], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
+        panel::<Self, 1>(rows, which, x, y);
     }
 }
 
@@ -265,16 +291,19 @@ fn as_bytes(values: &[f32]) -> &[u8] {
 /// Multiplies decoded rows, which are rows `which` of the matrix, with all tokens; there are vectors for a multiple of four.
 type Dense = fn(&[[f32; LANES]], &[usize], Taken<'_>, &Target<'_>);
 
-#[inline(always)]
-fn each_kind<L: Lanes>(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>, dense: Dense) {
+/// # Safety
+/// The processor has L's instructions.
+unsafe fn each_kind<L: Compiled>(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
     if !w.is_direct() {
-        return undirect(w, x, rows, y, dense);
+        // SAFETY: as this function's.
+        return undirect(w, x, rows, y, |rows, which, x, y| unsafe { L::panel(rows, which, x, y) });
     }
     let bytes = |bits: usize| w.cols * bits / 8;
     macro_rules! run {
         ($decoder:expr, $data:expr, $bits:expr) => {{
             let s = Source { d: $decoder, data: $data, row_bytes: bytes($bits), first: w.first };
-            block_rows::<L, _>(&s, x, rows, y, dense)
+            // SAFETY: as this function's.
+            unsafe { L::rows(&s, x, rows, y) }
         }};
     }
     match w.data {
@@ -342,21 +371,15 @@ impl<'a, D> Source<'a, D> {
 }
 
 #[inline(always)]
-fn block_rows<L: Lanes, D: Decode<L>>(
-    s: &Source<'_, D>,
-    x: Taken<'_>,
-    rows: &Tiles,
-    y: &Target<'_>,
-    dense: Dense,
-) {
+fn block_rows<L: Compiled, D: Decode<L>>(s: &Source<'_, D>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
     let t = x.tokens();
-    if t <= FEW {
+    if t <= if D::OFTEN { FEW } else { 1 } {
         for (which, n) in rows.each() {
             let mut first = 0;
             while first < t {
                 first += match t - first {
-                    4.. => few::<L, D, 4>(s, which, n, x, first, y),
-                    2.. => few::<L, D, 2>(s, which, n, x, first, y),
+                    4.. if D::OFTEN => few::<L, D, 4>(s, which, n, x, first, y),
+                    2.. if D::OFTEN => few::<L, D, 2>(s, which, n, x, first, y),
                     _ => few::<L, D, 1>(s, which, n, x, first, y),
                 };
             }
@@ -366,25 +389,15 @@ fn block_rows<L: Lanes, D: Decode<L>>(
     let mut decoded = DECODED.take();
     for (which, n) in rows.rows::<{ DECODED_TILES * ROWS }>() {
         decode_rows::<L, D>(s, &which[..n], x.x.padded() / LANES, &mut decoded);
-        dense(&decoded, &which[..n], x, y);
+        // SAFETY: values of L exist only where the processor has its instructions, see the module of lanes.
+        unsafe { L::panel(&decoded, &which[..n], x, y) };
     }
     DECODED.set(decoded);
 }
 
 #[inline(always)]
 pub(crate) fn prefetch(bytes: &[u8]) {
-    #[cfg(target_arch = "x86_64")]
-    for at in (0..bytes.len()).step_by(64) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: prefetching reads nothing; the address may be any.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(bytes.as_ptr().wrapping_add(at + AHEAD).cast()) };
-    }
-    #[cfg(target_arch = "aarch64")]
-    for at in (0..bytes.len()).step_by(64) {
-        neon::prefetch(bytes.as_ptr().wrapping_add(at + AHEAD));
-    }
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    let _ = (bytes, AHEAD);
+    crate::lines::prefetch(bytes.as_ptr().wrapping_add(AHEAD), bytes.len());
 }
 
 /// Block b of a row; behind the row's end are zeros, put together in `rest`.
@@ -411,8 +424,13 @@ fn few<L: Lanes, D: Decode<L>, const T: usize>(
     y: &Target<'_>,
 ) -> usize {
     let mut acc = [[L::splat(0.0); ROWS]; T];
-    let rows = which.map(|r| s.d.row(s.first + r));
-    let bytes = which.map(|r| s.bytes(r));
+    // In loops: closures given to other functions would be compiled without this one's instructions.
+    let mut rows = [s.d.row(s.first + which[0]); ROWS];
+    let mut bytes = [s.bytes(which[0]); ROWS];
+    for i in 1..ROWS {
+        rows[i] = s.d.row(s.first + which[i]);
+        bytes[i] = s.bytes(which[i]);
+    }
     let mut tokens: [&[[[f32; LANES]; VECTORS]]; T] = [&[]; T];
     for t in 0..T {
         tokens[t] = x.x.vectors(x.at(first + t)).as_chunks().0;
@@ -497,69 +515,75 @@ fn decode_rows<L: Lanes, D: Decode<L>>(
     }
 }
 
-/// Decoded rows with all tokens, up to WIDE of them at a time, which stay near while all rows pass.
+/// Vectors of columns that a tile goes through at a time: those of four rows and six tokens stay in the first cache.
+const NEAR: usize = 32;
+
+/// Decoded rows with all tokens, up to WIDE of them at a time.
 #[inline(always)]
 fn panel<L: Lanes, const WIDE: usize>(rows: &[[f32; LANES]], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
-    let len = x.x.padded() / LANES;
     let mut first = 0;
     while first < x.tokens() {
-        let wide = WIDE.min(x.tokens() - first);
-        for (i, which) in which.chunks(ROWS).enumerate() {
-            let rows = &rows[i * ROWS * len..];
-            if wide == WIDE {
-                tile::<L, WIDE>(rows, which, x, first, y);
-            } else if wide >= 4 && WIDE > 4 {
-                tile::<L, 4>(rows, which, x, first, y);
-            } else if wide >= 2 && WIDE > 2 {
-                tile::<L, 2>(rows, which, x, first, y);
-            } else {
-                tile::<L, 1>(rows, which, x, first, y);
-            }
-        }
-        first += match wide {
-            _ if wide == WIDE => WIDE,
-            4.. if WIDE > 4 => 4,
-            2.. if WIDE > 2 => 2,
-            _ => 1,
+        first += match x.tokens() - first {
+            left if left >= WIDE => group::<L, WIDE>(rows, which, x, first, y),
+            4.. if WIDE > 4 => group::<L, 4>(rows, which, x, first, y),
+            2.. if WIDE > 2 => group::<L, 2>(rows, which, x, first, y),
+            _ => group::<L, 1>(rows, which, x, first, y),
         };
     }
 }
 
+/// Decoded rows with T tokens. Gives T.
 #[inline(always)]
-fn tile<L: Lanes, const T: usize>(
+fn group<L: Lanes, const T: usize>(
     rows: &[[f32; LANES]],
     which: &[usize],
     x: Taken<'_>,
     first: usize,
     y: &Target<'_>,
-) {
+) -> usize {
     let len = x.x.padded() / LANES;
-    let mut tokens: [&[[f32; LANES]]; T] = [&[]; T];
-    for t in 0..T {
-        tokens[t] = &x.x.vectors(x.at(first + t))[..len];
+    let mut sums = [[[L::splat(0.0); ROWS]; T]; DECODED_TILES];
+    for start in (0..len).step_by(NEAR) {
+        let columns = start..len.min(start + NEAR);
+        let tokens: [&[[f32; LANES]]; T] =
+            std::array::from_fn(|t| &x.x.vectors(x.at(first + t))[columns.clone()]);
+        for (i, acc) in sums.iter_mut().enumerate().take(which.len().div_ceil(ROWS)) {
+            let row = |r: usize| &rows[(i * ROWS + r) * len..][columns.clone()];
+            let four: [&[[f32; LANES]]; ROWS] = std::array::from_fn(row);
+            *acc = tile::<L, T>(&four, &tokens, *acc);
+        }
     }
-    let mut w: [&[[f32; LANES]]; ROWS] = [&[]; ROWS];
-    for i in 0..ROWS {
-        w[i] = &rows[i * len..(i + 1) * len];
+    for (acc, which) in sums.iter().zip(which.chunks(ROWS)) {
+        for (t, acc) in acc.iter().enumerate() {
+            for (sum, &r) in L::totals(*acc).into_iter().zip(which) {
+                store(y, r, first + t, sum);
+            }
+        }
     }
-    let mut acc = [[L::splat(0.0); ROWS]; T];
-    for k in 0..len {
-        let mut row = [acc[0][0]; ROWS];
+    T
+}
+
+#[inline(always)]
+fn tile<L: Lanes, const T: usize>(
+    rows: &[&[[f32; LANES]]; ROWS],
+    tokens: &[&[[f32; LANES]]; T],
+    mut acc: [[L; ROWS]; T],
+) -> [[L; ROWS]; T] {
+    let n = rows[0].len();
+    assert!(rows.iter().chain(tokens).all(|v| v.len() == n));
+    for k in 0..n {
+        let mut four = [acc[0][0]; ROWS];
         for i in 0..ROWS {
-            row[i] = L::load(&w[i][k]);
+            four[i] = L::load(&rows[i][k]);
         }
         for t in 0..T {
             let v = L::load(&tokens[t][k]);
             for i in 0..ROWS {
-                acc[t][i] = row[i].mul_add(v, acc[t][i]);
+                acc[t][i] = four[i].mul_add(v, acc[t][i]);
             }
         }
     }
-    for t in 0..T {
-        for (sum, &r) in L::totals(acc[t]).into_iter().zip(which) {
-            store(y, r, first + t, sum);
-        }
-    }
+    acc
 }
 
 #[cfg(test)]
@@ -668,6 +692,26 @@ mod tests {
                 }
             });
         }
+    }
+
+    #[test]
+    fn streams_cover_all_rows_once_and_do_not_meet_in_caches() {
+        for (rows, row_bytes) in
+            [(1, 8), (5, 1408), (7, 64), (1408, 1408), (262_144, 1408), (4096, 2048), (999, 4096)]
+        {
+            let stream = stream(rows, row_bytes);
+            let all = Tiles { tiles: 0..stream, stream, rows };
+            let mut seen = vec![0; rows];
+            for (which, n) in
+                all.piece(3, 0).each().chain((1..stream.div_ceil(3)).flat_map(|i| all.piece(3, i).each()))
+            {
+                assert!(n > 0);
+                which[..n].iter().for_each(|&r| seen[r] += 1);
+            }
+            assert!(seen.iter().all(|n| *n == 1), "{rows} {row_bytes}");
+        }
+        assert_ne!(stream(262_144, 1408) * 1408 % 4096, 0);
+        assert_eq!(stream(262_144, 4096), 65_536);
     }
 
     #[test]

@@ -36,7 +36,7 @@ fn products_have_these_bits() {
     let stored = bytes(2, n);
     let tables = noise(3, rows << 8);
     let (scale, offset) = (noise(4, rows * cols / 32), noise(5, rows * cols / 32));
-    let codes = Codes::new(&tables[..rows * 16]).unwrap();
+    let codes = Codes::new(&tables[..rows * 16], 4).unwrap();
     let lut = |bits: usize| {
         Matrix::lut(bits, &stored[..n * bits / 8], &tables[..rows << bits], 1, rows, cols).unwrap()
     };

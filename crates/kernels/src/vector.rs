@@ -194,8 +194,9 @@ dispatch! {
     pub fn softcap(x: &mut [f32], cap: f32) = softcap_on
 }
 
+/// The largest; NaN is none.
 #[inline(always)]
-fn exp_sum_on<L: Lanes>(x: &mut [f32], sum: &mut f32) {
+pub(crate) fn largest<L: Lanes>(x: &[f32]) -> f32 {
     let mut largest = L::splat(f32::NEG_INFINITY);
     let n = x.len() / LANES * LANES;
     for i in (0..n).step_by(LANES) {
@@ -203,14 +204,24 @@ fn exp_sum_on<L: Lanes>(x: &mut [f32], sum: &mut f32) {
     }
     let mut lanes = [0f32; LANES];
     largest.store(&mut lanes);
-    let largest = lanes.iter().chain(&x[n..]).copied().fold(f32::NEG_INFINITY, f32::max);
+    lanes.iter().chain(&x[n..]).copied().fold(f32::NEG_INFINITY, f32::max)
+}
+
+/// `x = e^(x - from)`; gives the sum.
+#[inline(always)]
+pub(crate) fn exp_from<L: Lanes>(x: &mut [f32], from: f32) -> f32 {
     let mut total = L::splat(0.0);
     for i in (0..x.len()).step_by(LANES) {
-        let e = exp(get::<L>(x, i).add(L::splat(-largest)));
+        let e = exp(get::<L>(x, i).add(L::splat(-from)));
         put(x, i, e);
         total = total.add(get(x, i));
     }
-    *sum = total.total();
+    total.total()
+}
+
+#[inline(always)]
+fn exp_sum_on<L: Lanes>(x: &mut [f32], sum: &mut f32) {
+    *sum = exp_from::<L>(x, largest::<L>(x));
 }
 
 dispatch! {

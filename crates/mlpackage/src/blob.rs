@@ -264,11 +264,14 @@ impl BlobFile {
         Ok(SharedBlob { file: self.clone(), start, end })
     }
 
-    /// Maps all pages that are in memory or can be read, so that reading them later does not stop at each. What fails is left
-    /// to later reading.
+    /// Maps all pages that are in memory or can be read, so that reading them later does not stop at each; huge ones where the
+    /// file system reads such. What fails is left to later reading.
     pub fn populate(&self) {
         #[cfg(target_os = "linux")]
-        let _ = self.map.advise(memmap2::Advice::PopulateRead);
+        {
+            let _ = self.map.advise(memmap2::Advice::HugePage);
+            let _ = self.map.advise(memmap2::Advice::PopulateRead);
+        }
     }
 
     /// Offsets of all blobs, ascending.

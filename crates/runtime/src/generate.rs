@@ -79,6 +79,9 @@ pub fn generate(
     engine.reset();
     let mut sampler = Sampler::new(options.sampling.clone());
     let started = Instant::now();
+    for tokens in [options.prefill_chunk.unwrap_or(usize::MAX).min(prompt.len()), 1] {
+        engine.prepare(tokens);
+    }
     let mut logits = engine.forward(prompt, Want::Last, options.prefill_chunk)?;
     let prefill = started.elapsed();
     let mut ids = Vec::new();

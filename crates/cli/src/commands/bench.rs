@@ -21,6 +21,8 @@ const MAX_BYTES: u64 = 64 << 20;
 /// Memory that is read to measure bandwidth, and how often.
 const MEMORY: usize = 512 << 20;
 const PASSES: usize = 5;
+/// Memory that is read between repetitions.
+const GAUGE: usize = 256 << 20;
 /// Operations in the table.
 const MOST_OPS: usize = 24;
 
@@ -130,6 +132,9 @@ struct Decode {
     gb_per_token: f64,
     gb_s: f64,
     /// Of what memory gives.
+    /// Gigabytes per second that all threads read beside it.
+    read_gb_s: f64,
+    /// Median over the repetitions, each beside its own reading.
     share_of_bandwidth: f64,
     /// Tokens per second if nothing took time but reading the weights.
     ceiling_tok_s: f64,
@@ -173,6 +178,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let started = Instant::now();
     let mut engine = Engine::open(&args.bundle, &backend)?;
     engine.populate();
+    engine.prepare(1);
     let load_s = started.elapsed().as_secs_f64();
     check(&args, &engine)?;
     let mut tokens =
@@ -185,12 +191,15 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let steps = (prefill.len() + contexts.len()) * (args.repetitions + 1);
     let bar = ui.bar(steps as u64, "runs");
     let mut decodes = Vec::new();
+    let gauge = Gauge::new();
     let (mut kinds, mut shards, mut ops) = (Vec::new(), Vec::new(), Vec::new());
     for &context in contexts {
         let before = engine.shard_stats();
         let mut bytes = 0.0;
+        let (mut reads, mut shares) = (Vec::new(), Vec::new());
         let seconds = median(args.repetitions, &bar, || {
             engine.pretend(context, args.seed)?;
+            let first = gauge.gb_s(pool);
             let ids = tokens.some(args.decode);
             let read = weight_bytes(&engine);
             let started = Instant::now();
@@ -199,8 +208,13 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             }
             let elapsed = started.elapsed();
             bytes = (weight_bytes(&engine) - read) as f64;
+            // Other work on a machine comes and goes: what memory gives is measured close by.
+            let read = (first + gauge.gb_s(pool)) / 2.0;
+            reads.push(read);
+            shares.push(bytes / 1e9 / elapsed.as_secs_f64() / read);
             Ok(elapsed)
         })?;
+        let (read_gb_s, share_of_bandwidth) = (middle(&mut reads[1..]), middle(&mut shares[1..]));
         let n = args.decode as f64;
         let gb_per_token = bytes / n / 1e9;
         decodes.push(Decode {
@@ -211,7 +225,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             ms_per_token: seconds / n * 1e3,
             gb_per_token,
             gb_s: bytes / 1e9 / seconds,
-            share_of_bandwidth: bytes / 1e9 / seconds / read_gb_s,
+            read_gb_s,
+            share_of_bandwidth,
             ceiling_tok_s: if gb_per_token > 0.0 { read_gb_s / gb_per_token } else { 0.0 },
         });
         if kinds.is_empty() {
@@ -219,6 +234,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             (kinds, shards, ops) = parts(&engine, &before, all);
         }
     }
+    drop(gauge);
     let mut prefills = Vec::new();
     for n in prefill {
         let mut bytes = 0.0;
@@ -331,8 +347,29 @@ fn median(
             times.push(time);
         }
     }
-    times.sort_by(f64::total_cmp);
-    Ok(times[times.len() / 2].max(1e-9))
+    Ok(middle(&mut times).max(1e-9))
+}
+
+fn middle(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Memory that is read between repetitions.
+struct Gauge(Vec<u8>);
+
+impl Gauge {
+    fn new() -> Gauge {
+        // Pages that nothing was written to are all the same one.
+        Gauge(vec![1; GAUGE])
+    }
+
+    /// Gigabytes per second that all threads read.
+    fn gb_s(&self, pool: &Pool) -> f64 {
+        let started = Instant::now();
+        std::hint::black_box(anemoe_kernels::read(pool, &self.0));
+        self.0.len() as f64 / 1e9 / started.elapsed().as_secs_f64()
+    }
 }
 
 fn weight_bytes(engine: &Engine) -> u64 {

@@ -26,7 +26,7 @@ pub struct Executor {
     /// fp32 computes in f32 on the stored weights; fp16 rounds every result, as the device does, and is slow.
     #[arg(long, value_enum, default_value = "fp32")]
     precision: PrecisionArg,
-    /// Multiply 8-bit integers where weights are 4-bit tables or 8-bit integers: faster, and not exact.
+    /// Multiply 8-bit integers where weights are tables or integers: faster, and not exact.
     #[arg(long)]
     fast: bool,
     /// Run every operation by itself instead of fused: slow, to compare with.

@@ -16,7 +16,9 @@ fn check<L: Bytes>() {
     for v in chunks {
         let (found, expected) = (L::bytes(v), Plain::bytes(v));
         assert_eq!(put::<L>(found), *v);
-        assert_eq!(put::<L>(L::flip(found)), expected.map(|b| b ^ 0x80));
+        for bits in [0, 0x80, 0x88] {
+            assert_eq!(put::<L>(L::flip(found, bits)), Plain::flip(expected, bits));
+        }
         let ((a, b), (c, d)) = (L::nibbles(found), Plain::nibbles(expected));
         assert_eq!((put::<L>(a), put::<L>(b)), (c, d));
         assert_eq!(put::<L>(L::find(L::table(table), a)), Plain::find(Plain::table(table), c));

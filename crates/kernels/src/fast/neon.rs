@@ -9,12 +9,15 @@ use std::array::from_fn;
 
 /// Some rows of w with all tokens, with the best instructions that this processor has for products of bytes.
 pub(super) fn rows_on(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
-    if is_aarch64_feature_detected!("i8mm") {
-        each_kind::<Neon<MixedDots>>(w, x, rows, y);
-    } else if is_aarch64_feature_detected!("dotprod") {
-        each_kind::<Neon<SignedDots>>(w, x, rows, y);
-    } else {
-        each_kind::<Neon<Widening>>(w, x, rows, y);
+    // SAFETY: the processor has NEON, and the products of bytes that are chosen.
+    unsafe {
+        if is_aarch64_feature_detected!("i8mm") {
+            each_kind::<Neon<MixedDots>>(w, x, rows, y);
+        } else if is_aarch64_feature_detected!("dotprod") {
+            each_kind::<Neon<SignedDots>>(w, x, rows, y);
+        } else {
+            each_kind::<Neon<Widening>>(w, x, rows, y);
+        }
     }
 }
 
@@ -113,9 +116,9 @@ impl<D: Dots> Bytes for Neon<D> {
         [unsafe { vld1q_u8(v.as_ptr()) }; 4]
     }
     #[inline(always)]
-    fn flip(v: Self::Bytes) -> Self::Bytes {
+    fn flip(v: Self::Bytes, bits: u8) -> Self::Bytes {
         // SAFETY: the processor has NEON.
-        v.map(|v| unsafe { veorq_u8(v, vdupq_n_u8(0x80)) })
+        v.map(|v| unsafe { veorq_u8(v, vdupq_n_u8(bits)) })
     }
     #[inline(always)]
     fn nibbles(v: Self::Bytes) -> (Self::Bytes, Self::Bytes) {

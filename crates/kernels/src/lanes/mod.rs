@@ -67,6 +67,16 @@ pub(crate) trait Lanes: Copy {
         Self::ints(&wide)
     }
 
+    /// Lane l is `v[l >> shift]`, of which there are enough.
+    #[inline(always)]
+    fn repeated(v: &[f32], shift: u32) -> Self {
+        let mut lanes = [0f32; LANES];
+        for (l, lane) in lanes.iter_mut().enumerate() {
+            *lane = v[l >> shift];
+        }
+        Self::load(&lanes)
+    }
+
     /// The totals of four; each is [`Lanes::total`].
     #[inline(always)]
     fn totals(v: [Self; 4]) -> [f32; 4] {

@@ -295,12 +295,3 @@ fn quarter(v: [float32x4_t; 4]) -> float32x4_t {
     // SAFETY: the processor has NEON.
     unsafe { vaddq_f32(vaddq_f32(v[0], v[2]), vaddq_f32(v[1], v[3])) }
 }
-
-/// Asks for what will soon be read. The address may be any.
-#[inline(always)]
-pub(crate) fn prefetch(at: *const u8) {
-    // SAFETY: prefetching reads nothing.
-    unsafe {
-        std::arch::asm!("prfm pldl1keep, [{}]", in(reg) at, options(nomem, nostack, preserves_flags));
-    }
-}

@@ -321,6 +321,17 @@ impl Lanes for Avx512 {
         }
     }
     #[inline(always)]
+    fn repeated(v: &[f32], shift: u32) -> Self {
+        assert!(v.len() >= LANES >> shift);
+        // SAFETY: so many numbers are there, and no others are loaded; the processor has AVX-512 F, see the module.
+        unsafe {
+            let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            let at = _mm512_srl_epi32(lanes, _mm_cvtsi32_si128(shift as i32));
+            let mask = ((1u32 << (LANES >> shift)) - 1) as u16;
+            Avx512(_mm512_permutexvar_ps(at, _mm512_maskz_loadu_ps(mask, v.as_ptr())))
+        }
+    }
+    #[inline(always)]
     fn least(self) -> (usize, f32) {
         // SAFETY: the processor has AVX-512 F, see the module.
         let (mask, least) = unsafe {

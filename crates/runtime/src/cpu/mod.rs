@@ -44,7 +44,7 @@ pub struct Options {
     /// Hold states of type fp16 in fp16, as a device does, also where nothing else is rounded: half the memory and half the
     /// reading at long contexts. Fused functions only.
     pub half_states: bool,
-    /// Multiply integers of 8 bits where weights are 4-bit tables or 8-bit integers, see [`anemoe_kernels::Codes`]: faster,
+    /// Multiply integers of 8 bits where weights are tables or integers, see [`anemoe_kernels::Codes`]: faster,
     /// with an error of about half a percent of a product's norm.
     pub fast: bool,
     /// Measure the time of every node of fused functions.

@@ -60,8 +60,8 @@ impl StoredWeight {
     /// Products are of integers where the kind has them.
     pub fn allow_fast(&mut self) {
         self.fast = true;
-        if let Kind::Lut { bits: 4, lut, .. } = &self.kind {
-            self.codes = Codes::new(lut);
+        if let Kind::Lut { bits, lut, .. } = &self.kind {
+            self.codes = Codes::new(lut, *bits);
         }
     }
 

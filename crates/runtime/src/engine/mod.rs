@@ -193,6 +193,29 @@ impl Engine {
         self.frugal = on;
     }
 
+    /// Prepares the functions for a call of `tokens` tokens, and for the logits of one, on several threads; otherwise each is
+    /// prepared when it is first needed. What is wrong with one is said then.
+    pub fn prepare(&mut self, tokens: usize) {
+        let mut wanted: Vec<Vec<&str>> = vec![Vec::new(); self.packages.len()];
+        for (program, tokens) in [(&self.body, tokens.max(1)), (&self.head, 1)] {
+            let count = pick(&program.counts, tokens);
+            for step in &program.steps {
+                let Op::Call(call) = step else { continue };
+                wanted[call.package()].extend(call.function(count));
+            }
+        }
+        let work: Vec<_> = self.packages.iter_mut().zip(wanted).map(Mutex::new).collect();
+        Pool::global().run(work.len(), &|i| {
+            let mut work = work[i].lock().unwrap_or_else(PoisonError::into_inner);
+            let (package, functions) = &mut *work;
+            for function in functions.iter() {
+                if package.prepare(function).is_err() {
+                    break;
+                }
+            }
+        });
+    }
+
     /// Maps all weights in the background, so that reading one for the first time does not stop at every few pages. Does
     /// nothing where the machine's free memory does not hold them, or does not say what it has.
     pub fn populate(&self) {

@@ -221,6 +221,11 @@ impl Call {
         self.package
     }
 
+    /// Name of the function for `count` tokens, if there is one.
+    pub fn function(&self, count: TokenCount) -> Option<&str> {
+        self.functions.get(&count).map(|f| f.name.as_str())
+    }
+
     /// Loads the function for `count` tokens, if that has not happened yet.
     pub fn prepare(
         &mut self,
