@@ -573,7 +573,7 @@ fn tile<L: Bytes, C: Coded<L>, const T: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_data::{bytes, noise};
+    use crate::test_data::{bytes, cases, noise};
     use crate::{Columns, Order, Panel, Pool, Product, products_on};
     use proptest::prelude::*;
 
@@ -621,7 +621,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(32))]
+        #![proptest_config(cases())]
         #[test]
         fn products_of_integers_are_close_and_do_not_depend_on_what_is_beside(
             seed in 1u64..1000,

@@ -61,9 +61,10 @@ pub(crate) fn prefetch(from: *const u8, bytes: usize) {
     }
     #[cfg(target_arch = "aarch64")]
     for at in (0..bytes).step_by(64) {
+        let at = from.wrapping_add(at).addr();
         // SAFETY: prefetching reads nothing; the address may be any.
         unsafe {
-            std::arch::asm!("prfm pldl1keep, [{}]", in(reg) from.wrapping_add(at), options(nomem, nostack, preserves_flags));
+            std::arch::asm!("prfm pldl1keep, [{}]", in(reg) at, options(nomem, nostack, preserves_flags));
         }
     }
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]

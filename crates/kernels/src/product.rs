@@ -2,8 +2,8 @@
 //!
 //! An element of the result is a sum in sixteen lanes, each of which adds its columns in ascending order of blocks and
 //! vectors; then the lanes are added by halves. This order does not depend on the number of tokens, of threads or of rows that
-//! are computed together, nor on whether AVX2 or AVX-512 runs: a token's result is the same, bit by bit, by itself and in a
-//! batch.
+//! are computed together, nor on whether AVX2, AVX-512 or NEON runs: a token's result is the same, bit by bit, by itself and
+//! in a batch.
 
 use crate::decode::{self, BLOCK, Decode, MOST_BYTES, VECTORS};
 #[cfg(target_arch = "aarch64")]
@@ -589,7 +589,7 @@ fn tile<L: Lanes, const T: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_data::{bytes, noise};
+    use crate::test_data::{bytes, cases, noise};
     use crate::{Columns, Order};
     use proptest::prelude::*;
 
@@ -650,7 +650,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(32))]
+        #![proptest_config(cases())]
         #[test]
         fn every_kind_agrees_with_plain_arithmetic(seed in 1u64..1000, rows in 1usize..40, cols in columns(), t in prop::sample::select(vec![1usize, 2, 3, 5, 6, 7, 13])) {
             let (one, three) = (Pool::new(1), Pool::new(3));

@@ -13,6 +13,7 @@ fn check<L: Bytes>() {
     let data = bytes(1, 64 * 200);
     let (chunks, _) = data.as_chunks::<64>();
     let table: &[u8; 16] = data.first_chunk().unwrap();
+    let (table_64, table_256) = (chunks[1], data.last_chunk().unwrap());
     for v in chunks {
         let (found, expected) = (L::bytes(v), Plain::bytes(v));
         assert_eq!(put::<L>(found), *v);
@@ -22,6 +23,13 @@ fn check<L: Bytes>() {
         let ((a, b), (c, d)) = (L::nibbles(found), Plain::nibbles(expected));
         assert_eq!((put::<L>(a), put::<L>(b)), (c, d));
         assert_eq!(put::<L>(L::find(L::table(table), a)), Plain::find(Plain::table(table), c));
+        assert_eq!(put::<L>(L::unpack::<1>(&v[..8])), Plain::unpack::<1>(&v[..8]));
+        assert_eq!(put::<L>(L::unpack::<2>(&v[..16])), Plain::unpack::<2>(&v[..16]));
+        assert_eq!(put::<L>(L::unpack::<3>(&v[..24])), Plain::unpack::<3>(&v[..24]));
+        let (at, expected_at) = (L::unpack::<6>(&v[..48]), Plain::unpack::<6>(&v[..48]));
+        assert_eq!(put::<L>(at), expected_at);
+        assert_eq!(put::<L>(L::find_64(&table_64, at)), Plain::find_64(&table_64, expected_at));
+        assert_eq!(put::<L>(L::find_256(table_256, found)), Plain::find_256(table_256, expected));
     }
     let sums = |v: L::Sums| {
         let mut out = [0f32; LANES];

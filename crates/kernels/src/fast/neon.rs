@@ -102,9 +102,37 @@ impl Dots for MixedDots {
     }
 }
 
+/// How eight elements of BITS bits, which are BITS bytes, become words of 16 bits.
+struct Of<const BITS: usize>;
+
+impl<const BITS: usize> Of<BITS> {
+    /// For each element the two bytes that it lies in.
+    const BYTES: [u8; 16] = {
+        let mut bytes = [0; 16];
+        let mut i = 0;
+        while i < 16 {
+            bytes[i] = (BITS * (i / 2) / 8 + i % 2) as u8;
+            i += 1;
+        }
+        bytes
+    };
+    /// How far they are shifted to the left, or by negative numbers to the right, so that it comes first.
+    const SHIFT: [i16; 8] = {
+        let mut shift = [0; 8];
+        let mut i = 0;
+        while i < 8 {
+            shift[i] = -((BITS * i % 8) as i16);
+            i += 1;
+        }
+        shift
+    };
+}
+
 impl<D: Dots> Bytes for Neon<D> {
     type Bytes = [uint8x16_t; 4];
     type Sums = [int32x4_t; 4];
+    /// Sums of four rows with one token are half of all registers.
+    const TILES: bool = false;
     #[inline(always)]
     fn bytes(v: &[u8; 64]) -> Self::Bytes {
         // SAFETY: 64 bytes are there; the processor has NEON.
@@ -129,6 +157,54 @@ impl<D: Dots> Bytes for Neon<D> {
     fn find(table: Self::Bytes, at: Self::Bytes) -> Self::Bytes {
         // SAFETY: the processor has NEON.
         at.map(|at| unsafe { vqtbl1q_u8(table[0], at) })
+    }
+    #[inline(always)]
+    fn unpack<const BITS: usize>(v: &[u8]) -> Self::Bytes {
+        assert!(v.len() >= 8 * BITS && matches!(BITS, 1 | 2 | 3 | 6));
+        let v = v.as_ptr();
+        // SAFETY: 8 * BITS bytes are there, and no others are loaded; the processor has NEON.
+        unsafe {
+            let half = |at| vcombine_u8(vld1_u8(v.add(at)), vdup_n_u8(0));
+            let none = vdupq_n_u8(0);
+            let (a, b, c) = match BITS {
+                1 => (half(0), none, none),
+                2 => (vld1q_u8(v), none, none),
+                3 => (vld1q_u8(v), half(16), none),
+                _ => (vld1q_u8(v), vld1q_u8(v.add(16)), vld1q_u8(v.add(32))),
+            };
+            // Behind the last byte a lookup finds zeros.
+            let find = |at| match BITS {
+                1 | 2 => vqtbl1q_u8(a, at),
+                3 => vqtbl2q_u8(uint8x16x2_t(a, b), at),
+                _ => vqtbl3q_u8(uint8x16x3_t(a, b, c), at),
+            };
+            let (first, shift) =
+                (vld1q_u8(Of::<BITS>::BYTES.as_ptr()), vld1q_s16(Of::<BITS>::SHIFT.as_ptr()));
+            let eight = |i: usize| {
+                let words = vreinterpretq_u16_u8(find(vaddq_u8(first, vdupq_n_u8((BITS * i) as u8))));
+                vreinterpretq_u8_u16(vshlq_u16(words, shift))
+            };
+            let element = vdupq_n_u8((1 << BITS) - 1);
+            from_fn(|i| vandq_u8(vuzp1q_u8(eight(2 * i), eight(2 * i + 1)), element))
+        }
+    }
+    #[inline(always)]
+    fn find_64(table: &[u8; 64], at: Self::Bytes) -> Self::Bytes {
+        // SAFETY: 64 bytes are there; the processor has NEON.
+        at.map(|at| unsafe { vqtbl4q_u8(vld1q_u8_x4(table.as_ptr()), at) })
+    }
+    #[inline(always)]
+    fn find_256(table: &[u8; 256], at: Self::Bytes) -> Self::Bytes {
+        // SAFETY: four times 64 bytes are there; the processor has NEON.
+        at.map(|at| unsafe {
+            let mut found = vqtbl4q_u8(vld1q_u8_x4(table.as_ptr()), at);
+            for first in [64, 128, 192] {
+                // What the part does not have is left as it is.
+                let at = vsubq_u8(at, vdupq_n_u8(first));
+                found = vqtbx4q_u8(found, vld1q_u8_x4(table.as_ptr().add(usize::from(first))), at);
+            }
+            found
+        })
     }
     #[inline(always)]
     fn put(v: Self::Bytes, out: &mut [u8; 64]) {
