@@ -5,7 +5,7 @@
 //! lookup sees the lowest bits alone. Tables with fewer than 16 entries are repeated to 16 for that.
 
 use crate::lanes::{LANES, Lanes};
-use crate::matrix::{Matrix, Storage};
+use crate::matrix::{Divisor, Matrix, Storage};
 
 /// Columns that are decoded together.
 pub(crate) const BLOCK: usize = 128;
@@ -54,6 +54,19 @@ pub(crate) trait Decode<L: Lanes>: Copy {
     type Raw<'b>: Copy;
     /// Block `b` of a row from its `BYTES` bytes.
     fn raw<'b>(&self, row: Self::Row, b: usize, bytes: &'b [u8]) -> Self::Raw<'b>;
+    /// As [`Decode::raw`] from fewer bytes, those that a row ends with, and zeros; put together in `whole` where need be.
+    #[inline(always)]
+    fn rest<'b>(
+        &self,
+        row: Self::Row,
+        b: usize,
+        bytes: &'b [u8],
+        whole: &'b mut [u8; MOST_BYTES],
+    ) -> Self::Raw<'b> {
+        whole[..bytes.len()].copy_from_slice(bytes);
+        whole[bytes.len()..Self::BYTES].fill(0);
+        self.raw(row, b, &whole[..Self::BYTES])
+    }
     /// Vector k of a block; k is a constant once loops are unrolled.
     fn vector(&self, row: Self::Row, b: usize, raw: Self::Raw<'_>, k: usize) -> L;
 }
@@ -70,7 +83,7 @@ fn part<const N: usize>(bytes: &[u8], at: usize) -> &[u8; N] {
 #[derive(Clone, Copy)]
 pub(crate) struct Lut4<'a> {
     pub lut: &'a [f32],
-    pub rows_per_group: usize,
+    pub group: Divisor,
 }
 
 /// The table of a row, repeated to sixteen entries.
@@ -91,7 +104,7 @@ impl<L: Lanes> Decode<L> for Lut4<'_> {
     type Raw<'b> = L::Ints;
     #[inline(always)]
     fn row(&self, row: usize) -> L {
-        match self.lut[row / self.rows_per_group * 16..][..16].try_into() {
+        match self.lut[self.group.divide(row) * 16..][..16].try_into() {
             Ok(table) => L::load(table),
             Err(_) => unreachable!("a slice of 16"),
         }
@@ -99,6 +112,10 @@ impl<L: Lanes> Decode<L> for Lut4<'_> {
     #[inline(always)]
     fn raw(&self, _: L, _: usize, bytes: &[u8]) -> L::Ints {
         L::ints(part(bytes, 0))
+    }
+    #[inline(always)]
+    fn rest(&self, _: L, _: usize, bytes: &[u8], _: &mut [u8; MOST_BYTES]) -> L::Ints {
+        L::ints_of(bytes)
     }
     #[inline(always)]
     fn vector(&self, table: L, _: usize, at: L::Ints, k: usize) -> L {
@@ -110,7 +127,7 @@ impl<L: Lanes> Decode<L> for Lut4<'_> {
 #[derive(Clone, Copy)]
 pub(crate) struct LutSmall<'a, const BITS: usize> {
     pub lut: &'a [f32],
-    pub rows_per_group: usize,
+    pub group: Divisor,
 }
 
 impl<L: Lanes, const BITS: usize> Decode<L> for LutSmall<'_, BITS> {
@@ -119,7 +136,7 @@ impl<L: Lanes, const BITS: usize> Decode<L> for LutSmall<'_, BITS> {
     type Raw<'b> = L::Ints;
     #[inline(always)]
     fn row(&self, row: usize) -> L {
-        table(self.lut, row / self.rows_per_group, BITS)
+        table(self.lut, self.group.divide(row), BITS)
     }
     #[inline(always)]
     fn raw(&self, _: L, _: usize, bytes: &[u8]) -> L::Ints {
@@ -139,7 +156,7 @@ impl<L: Lanes, const BITS: usize> Decode<L> for LutSmall<'_, BITS> {
 #[derive(Clone, Copy)]
 pub(crate) struct Lut6<'a> {
     pub lut: &'a [f32],
-    pub rows_per_group: usize,
+    pub group: Divisor,
 }
 
 impl<'a, L: Lanes> Decode<L> for Lut6<'a> {
@@ -148,7 +165,7 @@ impl<'a, L: Lanes> Decode<L> for Lut6<'a> {
     type Raw<'b> = [L::Ints; 2];
     #[inline(always)]
     fn row(&self, row: usize) -> Self::Row {
-        match self.lut[row / self.rows_per_group * 64..][..64].try_into() {
+        match self.lut[self.group.divide(row) * 64..][..64].try_into() {
             Ok(table) => table,
             Err(_) => unreachable!("a slice of 64"),
         }
@@ -167,7 +184,7 @@ impl<'a, L: Lanes> Decode<L> for Lut6<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct Lut8<'a> {
     pub lut: &'a [f32],
-    pub rows_per_group: usize,
+    pub group: Divisor,
 }
 
 impl<'a, L: Lanes> Decode<L> for Lut8<'a> {
@@ -176,7 +193,7 @@ impl<'a, L: Lanes> Decode<L> for Lut8<'a> {
     type Raw<'b> = &'b [u8];
     #[inline(always)]
     fn row(&self, row: usize) -> Self::Row {
-        match self.lut[row / self.rows_per_group * 256..][..256].try_into() {
+        match self.lut[self.group.divide(row) * 256..][..256].try_into() {
             Ok(table) => table,
             Err(_) => unreachable!("a slice of 256"),
         }
@@ -237,25 +254,39 @@ impl<L: Lanes> Decode<L> for Single {
 pub(crate) struct Scales<'a> {
     pub scale: &'a [f32],
     pub offset: Option<&'a [f32]>,
-    pub block_rows: usize,
+    block_rows: Divisor,
     /// Columns of a block.
-    pub block: usize,
+    block: Divisor,
     /// Blocks of a row.
-    pub blocks: usize,
+    blocks: usize,
 }
 
-impl Scales<'_> {
+impl<'a> Scales<'a> {
+    /// Of blocks of `block.0` rows and `block.1` columns of rows of `cols` columns.
+    pub fn new(scale: &'a [f32], offset: Option<&'a [f32]>, block: (usize, usize), cols: usize) -> Self {
+        let (block_rows, columns) = (Divisor::new(block.0), Divisor::new(block.1));
+        Scales { scale, offset, block_rows, block: columns, blocks: cols / block.1 }
+    }
+
+    /// The first block of a row.
+    #[inline(always)]
+    pub fn first(&self, row: usize) -> usize {
+        self.block_rows.divide(row) * self.blocks
+    }
+
+
     /// One value for all lanes where the block's columns from `column` on have one, else each lane's.
     #[inline(always)]
     pub(crate) fn lanes<L: Lanes>(&self, of: &[f32], first: usize, column: usize, step: usize) -> L {
         let last = first + self.blocks - 1;
-        let at = first + column / self.block;
-        if self.block.is_multiple_of(BLOCK) || (step == 1 && self.block.is_multiple_of(LANES)) {
+        let at = first + self.block.divide(column);
+        let block = self.block.by();
+        if block.is_multiple_of(BLOCK) || (step == 1 && block.is_multiple_of(LANES)) {
             return L::splat(of[at.min(last)]);
         }
         // Blocks of a few lanes each, all of them inside the row.
-        let lanes = self.block / step;
-        if self.block.is_multiple_of(step)
+        let lanes = block / step;
+        if block.is_multiple_of(step)
             && matches!(lanes, 1 | 2 | 4 | 8)
             && let Some(of) = of.get(at..at + LANES / lanes)
             && at + LANES / lanes <= last + 1
@@ -264,7 +295,7 @@ impl Scales<'_> {
         }
         let mut v = [0f32; LANES];
         for l in 0..LANES {
-            v[l] = of[(first + (column + step * l) / self.block).min(last)];
+            v[l] = of[(first + self.block.divide(column + step * l)).min(last)];
         }
         L::load(&v)
     }
@@ -296,7 +327,7 @@ impl<L: Lanes> Decode<L> for Int8<'_> {
     type Raw<'b> = &'b [u8];
     #[inline(always)]
     fn row(&self, row: usize) -> usize {
-        row / self.scales.block_rows * self.scales.blocks
+        self.scales.first(row)
     }
     #[inline(always)]
     fn raw<'b>(&self, _: usize, _: usize, bytes: &'b [u8]) -> &'b [u8] {
@@ -308,6 +339,94 @@ impl<L: Lanes> Decode<L> for Int8<'_> {
         let q = if self.signed { L::from_i8(bytes) } else { L::from_u8(bytes) };
         self.scales.apply(q, first, b * BLOCK + LANES * k, 1)
     }
+}
+
+/// One scale, and maybe an offset, for whole rows.
+#[derive(Clone, Copy)]
+pub(crate) struct RowScales<'a> {
+    pub scale: &'a [f32],
+    pub offset: Option<&'a [f32]>,
+    /// Rows that share them.
+    pub block_rows: Divisor,
+}
+
+impl RowScales<'_> {
+    /// Scale and offset of a row.
+    #[inline(always)]
+    fn of(&self, row: usize) -> (f32, f32) {
+        let at = self.block_rows.divide(row);
+        (self.scale[at], self.offset.map_or(0.0, |o| o[at]))
+    }
+}
+
+/// 8-bit integers with a scale for the row.
+#[derive(Clone, Copy)]
+pub(crate) struct Int8Rows<'a> {
+    pub scales: RowScales<'a>,
+    pub signed: bool,
+}
+
+impl<L: Lanes> Decode<L> for Int8Rows<'_> {
+    const BYTES: usize = 128;
+    const OFTEN: bool = true;
+    /// Scale and offset.
+    type Row = (L, L);
+    type Raw<'b> = &'b [u8];
+    #[inline(always)]
+    fn row(&self, row: usize) -> (L, L) {
+        let (scale, zero) = self.scales.of(row);
+        (L::splat(scale), L::splat(zero))
+    }
+    #[inline(always)]
+    fn raw<'b>(&self, _: (L, L), _: usize, bytes: &'b [u8]) -> &'b [u8] {
+        bytes
+    }
+    #[inline(always)]
+    fn vector(&self, (scale, zero): (L, L), _: usize, bytes: &[u8], k: usize) -> L {
+        let bytes = part(bytes, 16 * k);
+        let q = if self.signed { L::from_i8(bytes) } else { L::from_u8(bytes) };
+        zero.neg_mul_add(L::splat(1.0), q).mul(scale)
+    }
+}
+
+/// 4-bit integers with a scale for the row: its sixteen values are a table.
+#[derive(Clone, Copy)]
+pub(crate) struct Int4Rows<'a> {
+    pub scales: RowScales<'a>,
+    pub signed: bool,
+}
+
+impl<L: Lanes> Decode<L> for Int4Rows<'_> {
+    const BYTES: usize = 64;
+    type Row = L;
+    type Raw<'b> = L::Ints;
+    #[inline(always)]
+    fn row(&self, row: usize) -> L {
+        let (scale, zero) = self.scales.of(row);
+        L::splat(zero).neg_mul_add(L::splat(1.0), integers(self.signed)).mul(L::splat(scale))
+    }
+    #[inline(always)]
+    fn raw(&self, _: L, _: usize, bytes: &[u8]) -> L::Ints {
+        L::ints(part(bytes, 0))
+    }
+    #[inline(always)]
+    fn rest(&self, _: L, _: usize, bytes: &[u8], _: &mut [u8; MOST_BYTES]) -> L::Ints {
+        L::ints_of(bytes)
+    }
+    #[inline(always)]
+    fn vector(&self, table: L, _: usize, at: L::Ints, k: usize) -> L {
+        L::lookup(table, L::shift_right(at, 4 * k as u32))
+    }
+}
+
+/// What 4 bits stand for.
+#[inline(always)]
+fn integers<L: Lanes>(signed: bool) -> L {
+    let mut values = [0f32; LANES];
+    for i in 0..LANES {
+        values[i] = if signed && i >= 8 { i as f32 - 16.0 } else { i as f32 };
+    }
+    L::load(&values)
 }
 
 /// 4-bit integers.
@@ -323,7 +442,7 @@ impl<L: Lanes> Decode<L> for Int4<'_> {
     type Raw<'b> = (L::Ints, L, L);
     #[inline(always)]
     fn row(&self, row: usize) -> usize {
-        row / self.scales.block_rows * self.scales.blocks
+        self.scales.first(row)
     }
     #[inline(always)]
     fn raw(&self, first: usize, b: usize, bytes: &[u8]) -> (L::Ints, L, L) {
@@ -337,11 +456,7 @@ impl<L: Lanes> Decode<L> for Int4<'_> {
     }
     #[inline(always)]
     fn vector(&self, _: usize, _: usize, (at, scale, zero): (L::Ints, L, L), k: usize) -> L {
-        let mut values = [0f32; LANES];
-        for i in 0..LANES {
-            values[i] = if self.signed && i >= 8 { i as f32 - 16.0 } else { i as f32 };
-        }
-        let q = L::lookup(L::load(&values), L::shift_right(at, 4 * k as u32));
+        let q = L::lookup(integers(self.signed), L::shift_right(at, 4 * k as u32));
         zero.neg_mul_add(L::splat(1.0), q).mul(scale)
     }
 }

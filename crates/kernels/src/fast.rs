@@ -14,8 +14,8 @@ use crate::decode::Scales;
 use crate::lanes::neon::Neon;
 use crate::lanes::{LANES, Lanes, Plain};
 use crate::lines::Lines;
-use crate::matrix::Storage;
-use crate::product::{ROWS, Taken, Target, Tiles, prefetch, store};
+use crate::matrix::{Divisor, Storage};
+use crate::product::{ROWS, RowBytes, Taken, Target, Tiles, prefetch, store};
 use crate::{Isa, Matrix};
 use std::cell::RefCell;
 
@@ -53,6 +53,13 @@ pub(crate) trait Bytes: Lanes {
     /// Tiles of several tokens are worth their code.
     const TILES: bool = true;
     fn bytes(v: &[u8; 64]) -> Self::Bytes;
+    /// At most 64, and zeros.
+    #[inline(always)]
+    fn bytes_of(v: &[u8]) -> Self::Bytes {
+        let mut whole = [0; 64];
+        whole[..v.len()].copy_from_slice(v);
+        Self::bytes(&whole)
+    }
     /// Four times the same sixteen.
     fn table(v: &[u8; 16]) -> Self::Bytes;
     /// Some bits of each byte turned.
@@ -336,13 +343,13 @@ compiled!(Neon<neon::MixedDots>,);
 /// # Safety
 /// The processor has L's instructions.
 unsafe fn each_kind<L: Compiled>(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
-    let source = |data, bits: usize| Source { data, row_bytes: w.cols * bits / 8, w, x };
+    let source = |data, bits: usize| Source { rows: RowBytes::new(w, data, bits), w, x };
     // SAFETY: as this function's.
     unsafe {
         match (w.data, w.codes) {
             (Storage::Lut { bits, indices, rows_per_group, .. }, Some(codes)) => {
                 let s = source(indices, bits);
-                let of = TableOf { codes, rows_per_group };
+                let of = TableOf { codes, group: Divisor::new(rows_per_group) };
                 match bits {
                     1 => L::rows(&s, SmallTables::<1>(of), rows, y),
                     2 => L::rows(&s, SmallTables::<2>(of), rows, y),
@@ -355,7 +362,7 @@ unsafe fn each_kind<L: Compiled>(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: 
             (Storage::Int { bits, signed, data, scale, offset, block }, _) if block.1 == w.cols => {
                 let s = source(data, bits);
                 let (flip, more) = (signed_bit(bits, signed), codes_are_more(bits, signed));
-                let line = LineOf { scale, offset, block_rows: block.0, more };
+                let line = LineOf { scale, offset, block_rows: Divisor::new(block.0), more };
                 match bits {
                     4 => L::rows(&s, Integers(Nibbles(flip * 0x11), line), rows, y),
                     _ => L::rows(&s, Integers(Whole(flip), line), rows, y),
@@ -363,8 +370,7 @@ unsafe fn each_kind<L: Compiled>(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: 
             }
             (Storage::Int { bits, signed, data, scale, offset, block }, _) => {
                 let s = source(data, bits);
-                let scales =
-                    Scales { scale, offset, block_rows: block.0, block: block.1, blocks: w.cols / block.1 };
+                let scales = Scales::new(scale, offset, block, w.cols);
                 let (flip, more) = (signed_bit(bits, signed), codes_are_more(bits, signed));
                 match bits {
                     4 => L::blocks::<_, 1>(&s, Nibbles(flip * 0x11), &scales, more, rows, y),
@@ -387,17 +393,9 @@ fn codes_are_more(bits: usize, signed: bool) -> f32 {
 }
 
 struct Source<'a> {
-    data: &'a [u8],
-    row_bytes: usize,
+    rows: RowBytes<'a>,
     w: &'a Matrix<'a>,
     x: Taken<'a>,
-}
-
-impl<'a> Source<'a> {
-    #[inline(always)]
-    fn bytes(&self, row: usize) -> &'a [u8] {
-        &self.data[(self.w.first + row) * self.row_bytes..][..self.row_bytes]
-    }
 }
 
 thread_local! {
@@ -411,13 +409,12 @@ fn all<L: Compiled, K: Kind<L>>(s: &Source<'_>, kind: K, rows: &Tiles, y: &Targe
     if x.tokens() <= if several { FEW } else { 1 } {
         for (which, n) in rows.each() {
             // In loops: closures given to other functions would be compiled without this one's instructions.
-            let mut codes = [kind.coded(first + which[0]); ROWS];
-            let mut bytes = [s.bytes(which[0]); ROWS];
-            let mut lines = [kind.line(first + which[0]); ROWS];
-            for i in 1..ROWS {
-                codes[i] = kind.coded(first + which[i]);
-                bytes[i] = s.bytes(which[i]);
-                lines[i] = kind.line(first + which[i]);
+            let (code, line) = kind.row(first + which[0]);
+            let (mut codes, mut lines, mut bytes) = ([code; ROWS], [line; ROWS], [&[] as &[u8]; ROWS]);
+            for i in 0..ROWS {
+                (codes[i], lines[i]) = kind.row(first + which[i]);
+                // SAFETY: tiles have rows of the matrix.
+                bytes[i] = unsafe { s.rows.row(which[i]) };
             }
             let rows = Rows { codes, bytes, lines, which, n };
             let mut at = 0;
@@ -438,11 +435,12 @@ fn all<L: Compiled, K: Kind<L>>(s: &Source<'_>, kind: K, rows: &Tiles, y: &Targe
     for (which, n) in rows.rows::<DECODED_ROWS>() {
         let out = decoded.chunks_exact_mut((chunks * 2).max(1));
         for ((&r, line_of), out) in which[..n].iter().zip(&mut lines).zip(out) {
-            let (c, bytes) = (kind.coded(first + r), s.bytes(r));
-            *line_of = kind.line(first + r);
+            let (c, line) = kind.row(first + r);
+            // SAFETY: tiles have rows of the matrix.
+            let bytes = unsafe { s.rows.row(r) };
+            *line_of = line;
             for (b, out) in out.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-                let mut rest = [0u8; CHUNK];
-                let (a, b) = c.codes(chunk::<L, K::Code>(bytes, b, &mut rest));
+                let (a, b) = chunk::<L, K::Code>(c, bytes, b);
                 L::put(a, &mut out[0]);
                 L::put(b, &mut out[1]);
             }
@@ -484,15 +482,14 @@ fn panel<L: Bytes>(codes: &[[u8; 64]], lines: &[(f32, f32)], which: &[usize], x:
     }
 }
 
-/// Chunk b of a row; behind the row's end are zeros, put together in `rest`.
+/// Codes of chunk b of a row; behind the row's end are zeros.
 #[inline(always)]
-fn chunk<'a, L: Bytes, C: Coded<L>>(bytes: &'a [u8], b: usize, rest: &'a mut [u8; CHUNK]) -> &'a [u8] {
+fn chunk<L: Bytes, C: Coded<L>>(coded: C, bytes: &[u8], b: usize) -> (L::Bytes, L::Bytes) {
     let bytes = &bytes[b * C::BYTES..];
-    if let Some(bytes) = bytes.get(..C::BYTES) {
-        return bytes;
+    match bytes.get(..C::BYTES) {
+        Some(bytes) => coded.codes(bytes),
+        None => coded.rest(bytes),
     }
-    rest[..bytes.len()].copy_from_slice(bytes);
-    &rest[..C::BYTES]
 }
 
 /// Four rows, of which the first n are wanted.
@@ -545,8 +542,7 @@ fn tile<L: Bytes, C: Coded<L>, const T: usize>(
         }
         for c in whole.max(s * SCALED)..end {
             for i in 0..ROWS {
-                let mut rest = [0u8; CHUNK];
-                let (a, b) = rows.codes[i].codes(chunk::<L, C>(rows.bytes[i], c, &mut rest));
+                let (a, b) = rows.codes[i].rest(&rows.bytes[i][c * C::BYTES..]);
                 for t in 0..T {
                     let x = &tokens[t][c];
                     sums[t][i] = L::dot(L::dot(sums[t][i], a, &x[0]), b, &x[1]);

@@ -34,5 +34,5 @@ pub use linear_fit::{
 pub use matrix::{Matrix, MatrixError};
 pub use panel::{Columns, Panel};
 pub use pool::Pool;
-pub use product::{Product, products, products_on};
+pub use product::{Grouped, Product, grouped, products, products_on};
 pub use vector::{Gate, RmsNorm, activated, exp_sum, gated, rms_norm, softcap};

@@ -14,6 +14,33 @@ impl std::fmt::Display for MatrixError {
 
 impl std::error::Error for MatrixError {}
 
+/// What row and column numbers are divided by: a division takes as long as the product of a short row.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Divisor {
+    by: usize,
+    /// `2^64 / by`, rounded up.
+    inverse: u64,
+}
+
+impl Divisor {
+    /// By a number that is not zero.
+    pub fn new(by: usize) -> Divisor {
+        Divisor { by, inverse: (u64::MAX / by as u64).wrapping_add(1) }
+    }
+
+    /// `n / by` of `n` below 2^32 (Lemire, Kaser, Kurz: Faster remainder by direct computation, 2019).
+    #[inline(always)]
+    pub fn divide(self, n: usize) -> usize {
+        if self.by == 1 { n } else { ((u128::from(self.inverse) * n as u128) >> 64) as usize }
+    }
+
+    /// The number itself.
+    #[inline(always)]
+    pub fn by(self) -> usize {
+        self.by
+    }
+}
+
 /// A matrix `[rows, cols]`, row-major, as it is stored.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
@@ -89,6 +116,7 @@ impl<'a> Matrix<'a> {
         check([1, 2, 3, 4, 6, 8].contains(&bits), "lut matrix: bits")?;
         let bytes = rows.checked_mul(cols).and_then(|n| n.checked_mul(bits)).map(|b| b.div_ceil(8));
         check(bytes == Some(indices.len()), "lut matrix: length of the indices")?;
+        check(rows.max(cols) <= u32::MAX as usize, "lut matrix: rows or columns")?;
         check(rows_per_group > 0 && rows.is_multiple_of(rows_per_group), "lut matrix: rows per group")?;
         check(lut.len() == (rows / rows_per_group) << bits, "lut matrix: length of the tables")?;
         Ok(Matrix::new(Storage::Lut { bits, indices, lut, rows_per_group }, rows, cols))
@@ -112,6 +140,7 @@ impl<'a> Matrix<'a> {
         check(bits == 4 || bits == 8, "int matrix: bits")?;
         let bytes = rows.checked_mul(cols).and_then(|n| n.checked_mul(bits)).map(|b| b.div_ceil(8));
         check(bytes == Some(data.len()), "int matrix: length of the data")?;
+        check(rows.max(cols) <= u32::MAX as usize, "int matrix: rows or columns")?;
         let fits = block.0 > 0 && block.1 > 0 && rows.is_multiple_of(block.0) && cols.is_multiple_of(block.1);
         check(fits, "int matrix: blocks")?;
         let blocks = rows / block.0 * (cols / block.1);
@@ -234,6 +263,15 @@ fn element(data: &[u8], bits: usize, i: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn divisors_divide() {
+        for by in [1, 2, 3, 5, 7, 32, 704, 1408, 65_537, u32::MAX as usize] {
+            for n in [0, 1, 2, 31, 32, 33, 703, 704, 1407, 1408, 65_536, 65_537, 1 << 31, u32::MAX as usize] {
+                assert_eq!(Divisor::new(by).divide(n), n / by, "{n} / {by}");
+            }
+        }
+    }
 
     #[test]
     fn lengths_that_do_not_fit_are_refused() {

@@ -16,6 +16,8 @@ pub struct Panel {
     pub(crate) order: Order,
     /// Where the order is one of integers.
     pub(crate) narrow: Narrow,
+    /// Columns of a token that do not lie together.
+    gathered: Vec<f32>,
 }
 
 /// Where the channels of tokens are in a slice.
@@ -92,11 +94,11 @@ impl Panel {
                 arrange(order, &x.values[start..start + cols], out);
                 continue;
             }
-            for (i, out) in out.iter_mut().enumerate() {
-                let column = i / BLOCK * BLOCK + order.column(i % BLOCK);
-                let at = start + column / taps * x.channel_stride + column % taps * tap_stride;
-                *out = if column < cols { x.values[at] } else { 0.0 };
-            }
+            self.gathered.clear();
+            self.gathered.extend((0..channels).flat_map(|c| {
+                (0..taps).map(move |j| x.values[start + c * x.channel_stride + j * tap_stride])
+            }));
+            arrange(order, &self.gathered, out);
         }
         let quarters = match order {
             Order::FastPacked => &PACKED,

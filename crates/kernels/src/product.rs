@@ -10,10 +10,11 @@ use crate::decode::{self, BLOCK, Decode, MOST_BYTES, VECTORS};
 use crate::lanes::neon::Neon;
 use crate::lanes::{LANES, Lanes, Plain};
 use crate::lines::Lines;
-use crate::matrix::Storage;
+use crate::matrix::{Divisor, Storage};
 use crate::panel::Panel;
-use crate::{Isa, Matrix, Pool};
+use crate::{Columns, Isa, Matrix, Pool};
 use std::cell::RefCell;
+use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Rows that are computed together: one of each of as many streams.
@@ -24,6 +25,8 @@ const FEW: usize = 8;
 const DECODED_TILES: usize = 4;
 /// Bytes of weights in one part of a parallel job.
 const PART: usize = 32 << 10;
+/// Products of one job.
+const TOGETHER: usize = 8;
 /// A job is worth several threads from this many multiplications on.
 const PARALLEL: usize = 1 << 15;
 /// Bytes between what is read and what is prefetched, in each stream.
@@ -78,8 +81,10 @@ impl Tiles {
     /// Each tile's rows, and how many are wanted, the first of them; the others repeat one of those.
     pub fn each(&self) -> impl Iterator<Item = ([usize; ROWS], usize)> + use<> {
         let Tiles { tiles, stream, rows } = self.clone();
+        // A division would take as long as a short row.
+        let last = [stream, 2 * stream, 3 * stream];
         tiles.map(move |t| {
-            let n = (rows - t).div_ceil(stream).min(ROWS);
+            let n = 1 + last.iter().filter(|&&more| t + more < rows).count();
             (std::array::from_fn(|i| if i < n { t + i * stream } else { t }), n)
         })
     }
@@ -186,27 +191,104 @@ pub fn products_on(isa: Isa, pool: &Pool, all: &mut [Option<Product<'_>>]) {
         }
         return;
     }
-    let parts = |p: &Product<'_>| Tiles::all(&p.w).len().div_ceil(part_tiles(&p.w, Taken::of(p).tokens()));
-    let total = all.iter().flatten().map(parts).sum();
+    for some in all.chunks_mut(TOGETHER) {
+        together(isa, pool, some);
+    }
+}
+
+/// Up to `TOGETHER` products as one job.
+fn together(isa: Isa, pool: &Pool, all: &mut [Option<Product<'_>>]) {
+    // Of each product its tiles, those of a part, and the number of its first part.
+    let mut plan: [Option<(Tiles, usize, usize)>; TOGETHER] = [const { None }; TOGETHER];
+    let mut total = 0;
+    for (p, plan) in all.iter().zip(&mut plan) {
+        let Some(p) = p else { continue };
+        let (tiles, size) = (Tiles::all(&p.w), part_tiles(&p.w, Taken::of(p).tokens()));
+        let parts = tiles.len().div_ceil(size);
+        *plan = Some((tiles, size, total));
+        total += parts;
+    }
     struct Shared<'s, 'a>(&'s [Option<Product<'a>>]);
     // SAFETY: parts write disjoint rows of `y` and read everything else.
     unsafe impl Sync for Shared<'_, '_> {}
     let shared = Shared(all);
-    pool.run(total, &|mut i| {
+    pool.run(total, &|i| {
         let shared = &shared;
-        for p in shared.0.iter().flatten() {
-            let n = parts(p);
-            if i >= n {
-                i -= n;
-                continue;
-            }
-            let x = Taken::of(p);
-            let tiles = Tiles::all(&p.w).piece(part_tiles(&p.w, x.tokens()), i);
+        let found = shared.0.iter().zip(&plan).rev().find_map(|(p, plan)| match (p, plan) {
+            (Some(p), Some((tiles, size, first))) if *first <= i => Some((p, tiles.piece(*size, i - first))),
+            _ => None,
+        });
+        if let Some((p, tiles)) = found {
             let y = Target { y: p.y.as_ptr().cast_mut(), stride: p.stride, bias: p.bias };
-            rows_on(isa, &p.w, x, &tiles, &y);
-            return;
+            rows_on(isa, &p.w, Taken::of(p), &tiles, &y);
         }
     });
+}
+
+/// A convolution in groups: rows of `w` in equal groups, each times columns of its own.
+#[derive(Debug)]
+pub struct Grouped<'a> {
+    /// `[rows, cols]`
+    pub w: Matrix<'a>,
+    /// Groups of rows.
+    pub groups: usize,
+    /// The first group's columns.
+    pub x: Columns<'a>,
+    /// From group to group of x.
+    pub group_stride: usize,
+    /// Tokens.
+    pub tokens: usize,
+    /// Channels of a group, and taps, of which each channel's lie together in `w`.
+    pub cols: (usize, usize),
+    /// From tap to tap of x.
+    pub tap_stride: usize,
+    /// `[tokens, rows]`
+    pub y: &'a mut [f32],
+    /// `[rows]`
+    pub bias: Option<&'a [f32]>,
+}
+
+thread_local! {
+    static GROUP: RefCell<Panel> = RefCell::default();
+}
+
+/// Computes the product of each group.
+///
+/// # Panics
+/// Lengths do not fit.
+pub fn grouped(pool: &Pool, p: &mut Grouped<'_>) {
+    let w = p.w;
+    assert!(p.groups > 0 && w.rows.is_multiple_of(p.groups), "rows in groups");
+    assert!(p.cols.0 * p.cols.1 == w.cols, "columns of w");
+    assert!(p.y.len() >= p.tokens * w.rows && p.bias.is_none_or(|b| b.len() == w.rows), "y and a bias per row");
+    let per = w.rows / p.groups;
+    let isa = Isa::best();
+    struct To(*mut f32);
+    // SAFETY: groups write disjoint rows.
+    unsafe impl Sync for To {}
+    let to = To(p.y.as_mut_ptr());
+    let p = &*p;
+    let some = |groups: Range<usize>| {
+        let to = &to;
+        let mut panel = GROUP.take();
+        for g in groups {
+            let group = w.row_range(g * per, (g + 1) * per);
+            let x = Columns { first: p.x.first + g * p.group_stride, ..p.x };
+            panel.fill_taps(group.order(), x, p.tokens, p.cols, p.tap_stride, None);
+            let bias = p.bias.map(|b| &b[g * per..(g + 1) * per]);
+            // SAFETY: token t's rows of the group are below `tokens * rows`.
+            let y = Target { y: unsafe { to.0.add(g * per) }, stride: w.rows, bias };
+            rows_on(isa, &group, Taken { x: &panel, which: None }, &Tiles::all(&group), &y);
+        }
+        GROUP.set(panel);
+    };
+    let work = (w.rows * w.cols * p.tokens).max(1);
+    if work < PARALLEL {
+        return some(0..p.groups);
+    }
+    // Parts of a few microseconds.
+    let together = (p.groups * (PARALLEL / 4) / work).max(1);
+    pool.run(p.groups.div_ceil(together), &|i| some(i * together..p.groups.min((i + 1) * together)));
 }
 
 fn rows_on(isa: Isa, w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
@@ -298,10 +380,9 @@ unsafe fn each_kind<L: Compiled>(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: 
         // SAFETY: as this function's.
         return undirect(w, x, rows, y, |rows, which, x, y| unsafe { L::panel(rows, which, x, y) });
     }
-    let bytes = |bits: usize| w.cols * bits / 8;
     macro_rules! run {
         ($decoder:expr, $data:expr, $bits:expr) => {{
-            let s = Source { d: $decoder, data: $data, row_bytes: bytes($bits), first: w.first };
+            let s = Source { d: $decoder, rows: RowBytes::new(w, $data, $bits), first: w.first };
             // SAFETY: as this function's.
             unsafe { L::rows(&s, x, rows, y) }
         }};
@@ -309,17 +390,26 @@ unsafe fn each_kind<L: Compiled>(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: 
     match w.data {
         Storage::F32(data) => run!(decode::Single, as_bytes(data), 32),
         Storage::F16(data) => run!(decode::Half, data, 16),
-        Storage::Lut { bits, indices, lut, rows_per_group } => match bits {
-            1 => run!(decode::LutSmall::<1> { lut, rows_per_group }, indices, 1),
-            2 => run!(decode::LutSmall::<2> { lut, rows_per_group }, indices, 2),
-            3 => run!(decode::LutSmall::<3> { lut, rows_per_group }, indices, 3),
-            4 => run!(decode::Lut4 { lut, rows_per_group }, indices, 4),
-            6 => run!(decode::Lut6 { lut, rows_per_group }, indices, 6),
-            _ => run!(decode::Lut8 { lut, rows_per_group }, indices, 8),
-        },
+        Storage::Lut { bits, indices, lut, rows_per_group } => {
+            let group = Divisor::new(rows_per_group);
+            match bits {
+                1 => run!(decode::LutSmall::<1> { lut, group }, indices, 1),
+                2 => run!(decode::LutSmall::<2> { lut, group }, indices, 2),
+                3 => run!(decode::LutSmall::<3> { lut, group }, indices, 3),
+                4 => run!(decode::Lut4 { lut, group }, indices, 4),
+                6 => run!(decode::Lut6 { lut, group }, indices, 6),
+                _ => run!(decode::Lut8 { lut, group }, indices, 8),
+            }
+        }
+        Storage::Int { bits, signed, data, scale, offset, block } if block.1 == w.cols => {
+            let scales = decode::RowScales { scale, offset, block_rows: Divisor::new(block.0) };
+            match bits {
+                4 => run!(decode::Int4Rows { scales, signed }, data, 4),
+                _ => run!(decode::Int8Rows { scales, signed }, data, 8),
+            }
+        }
         Storage::Int { bits, signed, data, scale, offset, block } => {
-            let blocks = w.cols / block.1;
-            let scales = decode::Scales { scale, offset, block_rows: block.0, block: block.1, blocks };
+            let scales = decode::Scales::new(scale, offset, block, w.cols);
             match bits {
                 4 => run!(decode::Int4 { scales, signed }, data, 4),
                 _ => run!(decode::Int8 { scales, signed }, data, 8),
@@ -355,19 +445,39 @@ pub(crate) fn store(y: &Target<'_>, r: usize, t: usize, v: f32) {
     unsafe { *y.y.add(t * y.stride + r) = v };
 }
 
-struct Source<'a, D> {
-    d: D,
-    data: &'a [u8],
+/// The stored rows of a matrix. Looking each up in a slice would take as long as a short row's product.
+#[derive(Clone, Copy)]
+pub(crate) struct RowBytes<'a> {
+    start: *const u8,
     row_bytes: usize,
-    /// Row of the storage that is row 0.
-    first: usize,
+    of: PhantomData<&'a [u8]>,
 }
 
-impl<'a, D> Source<'a, D> {
-    #[inline(always)]
-    fn bytes(&self, row: usize) -> &'a [u8] {
-        &self.data[(self.first + row) * self.row_bytes..][..self.row_bytes]
+impl<'a> RowBytes<'a> {
+    /// Of `data`, in which a row has `bits` bits per element.
+    ///
+    /// # Panics
+    /// There are fewer rows than `w` has.
+    pub fn new(w: &Matrix<'_>, data: &'a [u8], bits: usize) -> Self {
+        let row_bytes = w.cols * bits / 8;
+        let own = &data[w.first * row_bytes..(w.first + w.rows) * row_bytes];
+        RowBytes { start: own.as_ptr(), row_bytes, of: PhantomData }
     }
+
+    /// # Safety
+    /// The matrix has a row `row`.
+    #[inline(always)]
+    pub unsafe fn row(&self, row: usize) -> &'a [u8] {
+        // SAFETY: `new` has seen the bytes of all rows of the matrix.
+        unsafe { std::slice::from_raw_parts(self.start.add(row * self.row_bytes), self.row_bytes) }
+    }
+}
+
+struct Source<'a, D> {
+    d: D,
+    rows: RowBytes<'a>,
+    /// Row of the storage that is row 0.
+    first: usize,
 }
 
 #[inline(always)]
@@ -426,10 +536,11 @@ fn few<L: Lanes, D: Decode<L>, const T: usize>(
     let mut acc = [[L::splat(0.0); ROWS]; T];
     // In loops: closures given to other functions would be compiled without this one's instructions.
     let mut rows = [s.d.row(s.first + which[0]); ROWS];
-    let mut bytes = [s.bytes(which[0]); ROWS];
-    for i in 1..ROWS {
+    let mut bytes: [&[u8]; ROWS] = [&[]; ROWS];
+    for i in 0..ROWS {
         rows[i] = s.d.row(s.first + which[i]);
-        bytes[i] = s.bytes(which[i]);
+        // SAFETY: tiles have rows of the matrix.
+        bytes[i] = unsafe { s.rows.row(which[i]) };
     }
     let mut tokens: [&[[[f32; LANES]; VECTORS]]; T] = [&[]; T];
     for t in 0..T {
@@ -442,19 +553,26 @@ fn few<L: Lanes, D: Decode<L>, const T: usize>(
             blocks[i] = &bytes[i][b * D::BYTES..(b + 1) * D::BYTES];
             prefetch(blocks[i]);
         }
-        block::<L, D, T>(&s.d, &rows, b, blocks, &tokens, &mut acc);
+        let raw = [
+            s.d.raw(rows[0], b, blocks[0]),
+            s.d.raw(rows[1], b, blocks[1]),
+            s.d.raw(rows[2], b, blocks[2]),
+            s.d.raw(rows[3], b, blocks[3]),
+        ];
+        block::<L, D, T>(&s.d, &rows, b, raw, &tokens, &mut acc);
     }
     // What a row ends with.
-    for b in whole..tokens[0].len() {
-        let mut rest = [[0u8; MOST_BYTES]; ROWS];
-        let mut blocks: [&[u8]; ROWS] = [&[]; ROWS];
-        for ((bytes, rest), block) in bytes.iter().zip(&mut rest).zip(&mut blocks) {
-            let bytes = &bytes[b * D::BYTES..];
-            let n = bytes.len().min(D::BYTES);
-            rest[..n].copy_from_slice(&bytes[..n]);
-            *block = &rest[..D::BYTES];
-        }
-        block::<L, D, T>(&s.d, &rows, b, blocks, &tokens, &mut acc);
+    if whole < tokens[0].len() {
+        let mut space = [[0u8; MOST_BYTES]; ROWS];
+        let [p, q, r, t] = &mut space;
+        let from = whole * D::BYTES;
+        let raw = [
+            s.d.rest(rows[0], whole, &bytes[0][from..], p),
+            s.d.rest(rows[1], whole, &bytes[1][from..], q),
+            s.d.rest(rows[2], whole, &bytes[2][from..], r),
+            s.d.rest(rows[3], whole, &bytes[3][from..], t),
+        ];
+        block::<L, D, T>(&s.d, &rows, whole, raw, &tokens, &mut acc);
     }
     for t in 0..T {
         for (i, sum) in L::totals(acc[t]).into_iter().enumerate().take(n) {
@@ -470,16 +588,10 @@ fn block<L: Lanes, D: Decode<L>, const T: usize>(
     d: &D,
     rows: &[D::Row; ROWS],
     b: usize,
-    blocks: [&[u8]; ROWS],
+    raw: [D::Raw<'_>; ROWS],
     tokens: &[&[[[f32; LANES]; VECTORS]]; T],
     acc: &mut [[L; ROWS]; T],
 ) {
-    let raw = [
-        d.raw(rows[0], b, blocks[0]),
-        d.raw(rows[1], b, blocks[1]),
-        d.raw(rows[2], b, blocks[2]),
-        d.raw(rows[3], b, blocks[3]),
-    ];
     let mut x = [&[[0f32; LANES]; VECTORS]; T];
     for t in 0..T {
         x[t] = &tokens[t][b];
@@ -505,7 +617,8 @@ fn decode_rows<L: Lanes, D: Decode<L>>(
     out.grow(which.len().next_multiple_of(ROWS) * len, [0.0; LANES]);
     let mut rest = [0u8; MOST_BYTES];
     for (&r, out) in which.iter().zip(out.chunks_exact_mut(len.max(1))) {
-        let (row, bytes) = (s.d.row(s.first + r), s.bytes(r));
+        // SAFETY: tiles have rows of the matrix.
+        let (row, bytes) = (s.d.row(s.first + r), unsafe { s.rows.row(r) });
         for (b, out) in out.as_chunks_mut::<VECTORS>().0.iter_mut().enumerate() {
             let raw = s.d.raw(row, b, block_bytes(bytes, b, D::BYTES, &mut rest));
             for k in 0..VECTORS {
@@ -589,8 +702,8 @@ fn tile<L: Lanes, const T: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Order;
     use crate::test_data::{bytes, cases, noise};
-    use crate::{Columns, Order};
     use proptest::prelude::*;
 
     /// Calls `check` with a matrix of each kind.
@@ -712,6 +825,50 @@ mod tests {
         }
         assert_ne!(stream(262_144, 1408) * 1408 % 4096, 0);
         assert_eq!(stream(262_144, 4096), 65_536);
+    }
+
+    #[test]
+    fn groups_have_their_own_columns() {
+        let (groups, per, channels, taps, tokens) = (5, 6, 7, 2, 3);
+        let (rows, cols) = (groups * per, channels * taps);
+        let dense = noise(1, rows * cols);
+        let w = Matrix::f32(&dense, rows, cols).unwrap();
+        // [channels of all groups, tokens and the tap before the first]
+        let width = tokens + taps - 1;
+        let (values, bias) = (noise(2, groups * channels * width), noise(3, rows));
+        let run = |threads| {
+            let mut y = vec![f32::NAN; tokens * rows];
+            let x = Columns { values: &values, first: 0, token_stride: 1, channel_stride: width };
+            grouped(
+                &Pool::new(threads),
+                &mut Grouped {
+                    w,
+                    groups,
+                    x,
+                    group_stride: channels * width,
+                    tokens,
+                    cols: (channels, taps),
+                    tap_stride: 1,
+                    y: &mut y,
+                    bias: Some(&bias),
+                },
+            );
+            y
+        };
+        let y = run(1);
+        for t in 0..tokens {
+            for r in 0..rows {
+                let mut sum = bias[r];
+                for c in 0..channels {
+                    for j in 0..taps {
+                        sum += dense[r * cols + c * taps + j]
+                            * values[(r / per * channels + c) * width + t + j];
+                    }
+                }
+                assert!((y[t * rows + r] - sum).abs() < 1e-5);
+            }
+        }
+        assert!([2, 3, 64].into_iter().all(|n| run(n) == y));
     }
 
     #[test]

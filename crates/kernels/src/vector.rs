@@ -56,10 +56,26 @@ pub(crate) fn exp<L: Lanes>(x: L) -> L {
 /// How a gate is activated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {
+    /// GELU with the error function.
+    Gelu,
     /// The tanh form of GELU.
     GeluTanh,
+    /// `x * sigmoid(1.702 x)`
+    GeluSigmoid,
     /// `x * sigmoid(x)`
     Silu,
+}
+
+/// `erfc(z)` of `z >= 0`, within 2e-7 (formula 7.1.26 of Abramowitz and Stegun).
+#[inline(always)]
+fn erfc<L: Lanes>(z: L) -> L {
+    let one = L::splat(1.0);
+    let t = one.div(z.mul(L::splat(0.327_591_1)).add(one));
+    let mut p = L::splat(1.061_405_4);
+    for c in [-1.453_152, 1.421_413_8, -0.284_496_74, 0.254_829_6] {
+        p = p.mul_add(t, L::splat(c));
+    }
+    p.mul(t).mul(exp(z.mul(z).mul(L::splat(-1.0))))
 }
 
 /// `x * sigmoid(scale of the kind)`; the tanh form of GELU is one, since `(1 + tanh u) / 2 = sigmoid(2 u)`.
@@ -67,6 +83,12 @@ pub enum Gate {
 fn activate<L: Lanes>(x: L, gate: Gate) -> L {
     let u = match gate {
         Gate::Silu => x,
+        Gate::Gelu => {
+            let z = x.max(x.mul(L::splat(-1.0))).mul(L::splat(std::f32::consts::FRAC_1_SQRT_2));
+            let tail = erfc(z).mul(L::splat(0.5));
+            return x.mul(x.if_below(L::splat(0.0), tail, tail.neg_mul_add(L::splat(1.0), L::splat(1.0))));
+        }
+        Gate::GeluSigmoid => x.mul(L::splat(1.702)),
         Gate::GeluTanh => {
             let square = x.mul(x);
             let inner = square.mul(L::splat(0.044_715)).add(L::splat(1.0));
@@ -241,6 +263,8 @@ mod tests {
         };
         for (kind, f) in [
             (Gate::Silu, (|v| v / (1.0 + (-v).exp())) as fn(f64) -> f64),
+            (Gate::Gelu, |v| 0.5 * v * libm::erfc(-v * std::f64::consts::FRAC_1_SQRT_2)),
+            (Gate::GeluSigmoid, |v| v / (1.0 + (-1.702 * v).exp())),
             (Gate::GeluTanh, |v| 0.5 * v * (1.0 + (0.797_884_560_8 * (v + 0.044_715 * v * v * v)).tanh())),
         ] {
             let mut y = x.clone();

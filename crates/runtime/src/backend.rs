@@ -37,6 +37,11 @@ pub trait BackendPackage: Send {
     /// An output of the last call of a prepared function.
     fn output(&self, function: FunctionId, index: usize) -> &Tensor;
 
+    /// Moves an output of the last call to `to`, whose memory the function may have for the next one.
+    fn take_output(&mut self, function: FunctionId, index: usize, to: &mut Tensor) {
+        to.clone_from(self.output(function, index));
+    }
+
     /// Sets every state to zero.
     fn reset(&mut self);
 

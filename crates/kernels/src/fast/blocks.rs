@@ -41,17 +41,20 @@ fn tile<L: Bytes, C: Coded<L>, const HALVES: usize, const T: usize>(
     let x = s.x.x;
     let (chunks, step) = (x.chunks(), 4 * (2 / HALVES));
     let scaled = chunks.div_ceil(SCALED);
+    let mut blocks = [0; ROWS];
+    for i in 0..ROWS {
+        blocks[i] = scales.first(s.w.first + which[i]);
+    }
     let mut totals = [[L::splat(0.0); ROWS]; T];
     for part in 0..scaled {
         let mut sums = [[L::splat(0.0); ROWS]; T];
         for c in part * SCALED..chunks.min((part + 1) * SCALED) {
             for i in 0..ROWS {
-                let bytes = s.bytes(which[i]);
-                let mut rest = [0u8; CHUNK];
-                let bytes = chunk::<L, C>(bytes, c, &mut rest);
-                prefetch(bytes);
-                let (a, b) = coded.codes(bytes);
-                let block = (s.w.first + which[i]) / scales.block_rows * scales.blocks;
+                // SAFETY: tiles have rows of the matrix.
+                let bytes = unsafe { s.rows.row(which[i]) };
+                prefetch(&bytes[c * C::BYTES..bytes.len().min((c + 1) * C::BYTES)]);
+                let (a, b) = chunk::<L, C>(coded, bytes, c);
+                let block = blocks[i];
                 for half in 0..HALVES {
                     let column = c * CHUNK + half * (CHUNK / HALVES);
                     let scale = scales.lanes::<L>(scales.scale, block, column, step);

@@ -31,6 +31,10 @@ fn check<L: Bytes>() {
         assert_eq!(put::<L>(L::find_64(&table_64, at)), Plain::find_64(&table_64, expected_at));
         assert_eq!(put::<L>(L::find_256(table_256, found)), Plain::find_256(table_256, expected));
     }
+    for n in 0..=64 {
+        let v = &chunks[0][..n];
+        assert_eq!(put::<L>(L::bytes_of(v)), Plain::bytes_of(v));
+    }
     let sums = |v: L::Sums| {
         let mut out = [0f32; LANES];
         L::sums(v).store(&mut out);

@@ -1,6 +1,7 @@
 //! What becomes of stored elements: codes of 8 bits.
 
 use super::{Bytes, CHUNK};
+use crate::matrix::Divisor;
 
 /// Tables of 8-bit codes for tables of f32: entry `i` of table `g` is close to `step[g] * codes[entries g + i] + low[g]`.
 #[derive(Clone, Debug)]
@@ -62,6 +63,13 @@ pub(super) trait Coded<L: Bytes>: Copy {
     const OFTEN: bool = false;
     /// A chunk's codes; `chunk` has `BYTES` bytes.
     fn codes(self, chunk: &[u8]) -> (L::Bytes, L::Bytes);
+    /// As [`Coded::codes`], from fewer bytes and zeros.
+    #[inline(always)]
+    fn rest(self, bytes: &[u8]) -> (L::Bytes, L::Bytes) {
+        let mut chunk = [0u8; CHUNK];
+        chunk[..bytes.len()].copy_from_slice(bytes);
+        self.codes(&chunk[..Self::BYTES])
+    }
 }
 
 #[inline(always)]
@@ -82,6 +90,11 @@ impl<L: Bytes> Coded<L> for Indices<L> {
     #[inline(always)]
     fn codes(self, chunk: &[u8]) -> (L::Bytes, L::Bytes) {
         let (even, odd) = L::nibbles(L::bytes(half(chunk, 0)));
+        (L::find(self.0, even), L::find(self.0, odd))
+    }
+    #[inline(always)]
+    fn rest(self, bytes: &[u8]) -> (L::Bytes, L::Bytes) {
+        let (even, odd) = L::nibbles(L::bytes_of(bytes));
         (L::find(self.0, even), L::find(self.0, odd))
     }
 }
@@ -136,6 +149,11 @@ impl<L: Bytes> Coded<L> for Whole {
         let (a, b) = (L::bytes(half(chunk, 0)), L::bytes(half(chunk, 1)));
         (L::flip(a, self.0), L::flip(b, self.0))
     }
+    #[inline(always)]
+    fn rest(self, bytes: &[u8]) -> (L::Bytes, L::Bytes) {
+        let (a, b) = bytes.split_at(bytes.len().min(CHUNK / 2));
+        (L::flip(L::bytes_of(a), self.0), L::flip(L::bytes_of(b), self.0))
+    }
 }
 
 /// 4-bit integers, with these bits turned: those that have signs become 8 more.
@@ -148,39 +166,29 @@ impl<L: Bytes> Coded<L> for Nibbles {
     fn codes(self, chunk: &[u8]) -> (L::Bytes, L::Bytes) {
         L::nibbles(L::flip(L::bytes(half(chunk, 0)), self.0))
     }
+    #[inline(always)]
+    fn rest(self, bytes: &[u8]) -> (L::Bytes, L::Bytes) {
+        L::nibbles(L::flip(L::bytes_of(bytes), self.0))
+    }
 }
 
 /// What is needed of each row of a matrix besides its bytes.
 pub(super) trait Kind<L: Bytes>: Copy {
     /// How its bytes become codes.
     type Code: Coded<L>;
-    /// Of row `row` of the storage.
-    fn coded(&self, row: usize) -> Self::Code;
-    /// Step and low value.
-    fn line(&self, row: usize) -> (f32, f32);
+    /// Of row `row` of the storage: the code, step and low value.
+    fn row(&self, row: usize) -> (Self::Code, (f32, f32));
 }
 
 /// Which table a row has.
 #[derive(Clone, Copy)]
 pub(super) struct TableOf<'a> {
     pub codes: &'a Codes,
-    pub rows_per_group: usize,
-}
-
-impl<'a> TableOf<'a> {
-    #[inline(always)]
-    fn table<const N: usize>(self, row: usize) -> &'a [u8; N] {
-        self.codes.table(row / self.rows_per_group)
-    }
-
-    #[inline(always)]
-    fn line(self, row: usize) -> (f32, f32) {
-        self.codes.line(row / self.rows_per_group)
-    }
+    pub group: Divisor,
 }
 
 macro_rules! tables {
-    ($(#[$doc:meta])* $name:ident $([$bits:ident])?, $code:ty, |$of:ident, $row:ident| $coded:expr) => {
+    ($(#[$doc:meta])* $name:ident $([$bits:ident])?, $code:ty, |$table:ident| $coded:expr) => {
         $(#[$doc])*
         #[derive(Clone, Copy)]
         pub(super) struct $name<'a $(, const $bits: usize)?>(pub TableOf<'a>);
@@ -188,13 +196,10 @@ macro_rules! tables {
         impl<'a, L: Bytes $(, const $bits: usize)?> Kind<L> for $name<'a $(, $bits)?> {
             type Code = $code;
             #[inline(always)]
-            fn coded(&self, $row: usize) -> $code {
-                let $of = self.0;
-                $coded
-            }
-            #[inline(always)]
-            fn line(&self, row: usize) -> (f32, f32) {
-                self.0.line(row)
+            fn row(&self, row: usize) -> ($code, (f32, f32)) {
+                let at = self.0.group.divide(row);
+                let $table = self.0.codes.table(at);
+                ($coded, self.0.codes.line(at))
             }
         }
     };
@@ -204,25 +209,25 @@ tables!(
     /// 1, 2 or 3 bits.
     SmallTables[BITS],
     Small<L, BITS>,
-    |of, row| Small(L::table(of.table(row)))
+    |table| Small(L::table(table))
 );
 tables!(
     /// 4 bits.
     Tables4,
     Indices<L>,
-    |of, row| Indices(L::table(of.table(row)))
+    |table| Indices(L::table(table))
 );
 tables!(
     /// 6 bits.
     Tables6,
     Six<'a>,
-    |of, row| Six(of.table(row))
+    |table| Six(table)
 );
 tables!(
     /// 8 bits.
     Tables8,
     Eight<'a>,
-    |of, row| Eight(of.table(row))
+    |table| Eight(table)
 );
 
 /// Scales of rows.
@@ -230,7 +235,7 @@ tables!(
 pub(super) struct LineOf<'a> {
     pub scale: &'a [f32],
     pub offset: Option<&'a [f32]>,
-    pub block_rows: usize,
+    pub block_rows: Divisor,
     /// How much more than the integers their codes are.
     pub more: f32,
 }
@@ -242,13 +247,9 @@ pub(super) struct Integers<'a, C>(pub C, pub LineOf<'a>);
 impl<L: Bytes, C: Coded<L>> Kind<L> for Integers<'_, C> {
     type Code = C;
     #[inline(always)]
-    fn coded(&self, _: usize) -> C {
-        self.0
-    }
-    #[inline(always)]
-    fn line(&self, row: usize) -> (f32, f32) {
-        let group = row / self.1.block_rows;
+    fn row(&self, row: usize) -> (C, (f32, f32)) {
+        let group = self.1.block_rows.divide(row);
         let (s, z) = (self.1.scale[group], self.1.offset.map_or(0.0, |o| o[group]));
-        (s, -s * (z + self.1.more))
+        (self.0, (s, -s * (z + self.1.more)))
     }
 }

@@ -63,6 +63,10 @@ impl Bytes for Avx512 {
         unsafe { _mm512_loadu_si512(v.as_ptr().cast()) }
     }
     #[inline(always)]
+    fn bytes_of(v: &[u8]) -> __m512i {
+        Self::ints_of(v)
+    }
+    #[inline(always)]
     fn table(v: &[u8; 16]) -> __m512i {
         // SAFETY: 16 bytes are there; the processor has AVX-512 F.
         unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(v.as_ptr().cast())) }
@@ -232,6 +236,10 @@ impl Bytes for Avx2 {
     #[inline(always)]
     fn bytes(v: &[u8; 64]) -> Self::Bytes {
         Self::ints(v)
+    }
+    #[inline(always)]
+    fn bytes_of(v: &[u8]) -> Self::Bytes {
+        Self::ints_of(v)
     }
     #[inline(always)]
     fn table(v: &[u8; 16]) -> Self::Bytes {

@@ -38,6 +38,13 @@ pub(crate) trait Lanes: Copy {
 
     /// Little endian.
     fn ints(v: &[u8; 64]) -> Self::Ints;
+    /// As [`Lanes::ints`], from at most 64 bytes and zeros.
+    #[inline(always)]
+    fn ints_of(v: &[u8]) -> Self::Ints {
+        let mut whole = [0; 64];
+        whole[..v.len()].copy_from_slice(v);
+        Self::ints(&whole)
+    }
     fn ints_u16(v: &[u8; 32]) -> Self::Ints;
     fn ints_u8(v: &[u8; 16]) -> Self::Ints;
     fn shift_right(v: Self::Ints, bits: u32) -> Self::Ints;

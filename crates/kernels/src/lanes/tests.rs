@@ -77,6 +77,7 @@ fn check_conversions<L: Lanes>() {
             }};
         }
         alike!("ints", ints, data.first_chunk().unwrap());
+        alike!("ints_of", ints_of, &data[..first.min(64)]);
         alike!("ints_u16", ints_u16, data.first_chunk().unwrap());
         alike!("ints_u8", ints_u8, data.first_chunk().unwrap());
         for stride in [3, 6] {

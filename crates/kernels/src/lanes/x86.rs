@@ -70,6 +70,12 @@ fn totals(v: [__m256; 4]) -> [f32; 4] {
     }
 }
 
+/// A mask of the first n bytes of 64, all of them where n is more.
+#[inline(always)]
+pub(crate) fn first_bytes(n: usize) -> u64 {
+    if n < 64 { (1 << n) - 1 } else { u64::MAX }
+}
+
 impl Lanes for Avx2 {
     #[inline(always)]
     fn splat(v: f32) -> Self {
@@ -134,6 +140,16 @@ impl Lanes for Avx2 {
 
     type Ints = (__m256i, __m256i);
 
+    #[inline(always)]
+    fn ints_of(v: &[u8]) -> Self::Ints {
+        if let Ok(half) = <&[u8; 32]>::try_from(v) {
+            // SAFETY: 32 bytes are there; the processor has AVX2, see the module.
+            return unsafe { (_mm256_loadu_si256(half.as_ptr().cast()), _mm256_setzero_si256()) };
+        }
+        let mut whole = [0; 64];
+        whole[..v.len()].copy_from_slice(v);
+        Self::ints(&whole)
+    }
     #[inline(always)]
     fn ints(v: &[u8; 64]) -> Self::Ints {
         // SAFETY: 64 bytes are there; the processor has AVX2, see the module.
@@ -353,6 +369,11 @@ impl Lanes for Avx512 {
 
     type Ints = __m512i;
 
+    #[inline(always)]
+    fn ints_of(v: &[u8]) -> Self::Ints {
+        // SAFETY: as many bytes as there are, 64 at most, are read; the processor has AVX-512 BW, see the module.
+        unsafe { _mm512_maskz_loadu_epi8(first_bytes(v.len()), v.as_ptr().cast()) }
+    }
     #[inline(always)]
     fn ints(v: &[u8; 64]) -> Self::Ints {
         // SAFETY: 64 bytes are there; the processor has AVX-512 F, see the module.

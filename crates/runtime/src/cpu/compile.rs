@@ -573,8 +573,11 @@ impl Compiler<'_> {
         let Some(Binding::Name(name)) = op.inputs.get(weight_param).and_then(|a| a.0.first()) else {
             return Ok(None);
         };
-        let Some(Known::Constant(Constant::Stored(weight))) = self.names.get(name) else { return Ok(None) };
-        let weight = weight.clone();
+        let weight = match self.constant_named(name) {
+            Some(Constant::Stored(weight)) => weight,
+            Some(Constant::Dense(t)) if t.as_f32().is_some() => Arc::new(StoredWeight::dense(t)),
+            _ => return Ok(None),
+        };
         let ints = |param: &str| -> Option<Vec<i32>> {
             match op.inputs.get(param)?.0.first()? {
                 Binding::Name(n) => self.constant_named(n)?.to_tensor().ok()?.as_i32().map(<[i32]>::to_vec),

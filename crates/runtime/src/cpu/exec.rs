@@ -577,6 +577,14 @@ impl Session {
         }
     }
 
+    /// Moves an output of the last run to `to`, whose memory the next run may take.
+    pub fn take_output(&mut self, index: usize, to: &mut Tensor) {
+        match &mut self.plan {
+            Some(plan) => std::mem::swap(plan.output_mut(index), to),
+            None => to.clone_from(self.output(index)),
+        }
+    }
+
     /// Frees what the next run makes anew; the outputs of the last one go with it.
     pub fn release(&mut self) {
         self.buffers.iter_mut().for_each(|b| *b = Tensor::default());

@@ -222,6 +222,10 @@ impl BackendPackage for LoadedPackage {
         self.functions[function.0].session.output(index)
     }
 
+    fn take_output(&mut self, function: FunctionId, index: usize, to: &mut Tensor) {
+        self.functions[function.0].session.take_output(index, to);
+    }
+
     fn reset(&mut self) {
         self.states.reset();
     }

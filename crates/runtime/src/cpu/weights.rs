@@ -24,7 +24,7 @@ pub(super) enum Constant {
 
 /// A weight tensor that kernels can read as it is stored.
 pub(super) struct StoredWeight {
-    blob: SharedBlob,
+    elements: Elements,
     kind: Kind,
     /// Products may be of integers.
     fast: bool,
@@ -34,7 +34,15 @@ pub(super) struct StoredWeight {
     pub shape: Vec<usize>,
 }
 
+enum Elements {
+    /// In the mapped package.
+    Blob(SharedBlob),
+    /// Decoded, of a kind that kernels do not read as it is stored.
+    Dense(Arc<Tensor>),
+}
+
 enum Kind {
+    F32,
     F16,
     /// Tables as f32, in order of their groups of rows.
     Lut {
@@ -54,7 +62,13 @@ enum Kind {
 impl StoredWeight {
     fn new(package: &Package, data: &Value, kind: Kind, shape: Vec<usize>) -> OpErrorAt<StoredWeight> {
         let blob = package.shared_blob(data).map_err(|e| OpError::Invalid(e.to_string()))?;
-        Ok(StoredWeight { blob, kind, fast: false, codes: None, shape })
+        Ok(StoredWeight { elements: Elements::Blob(blob), kind, fast: false, codes: None, shape })
+    }
+
+    /// Of f32 elements.
+    pub fn dense(tensor: Arc<Tensor>) -> StoredWeight {
+        let shape = tensor.shape.clone();
+        StoredWeight { elements: Elements::Dense(tensor), kind: Kind::F32, fast: false, codes: None, shape }
     }
 
     /// Products are of integers where the kind has them.
@@ -78,8 +92,12 @@ impl StoredWeight {
     /// A view for kernels.
     pub fn matrix(&self) -> std::result::Result<Matrix<'_>, OpError> {
         let (rows, cols) = (self.rows(), self.cols());
-        let data = self.blob.data();
+        let (data, values) = match &self.elements {
+            Elements::Blob(blob) => (blob.data(), &[] as &[f32]),
+            Elements::Dense(t) => (&[] as &[u8], t.as_f32().unwrap_or_default()),
+        };
         let matrix = match &self.kind {
+            Kind::F32 => Matrix::f32(values, rows, cols),
             Kind::F16 => Matrix::f16(data, rows, cols),
             Kind::Lut { bits, lut, rows_per_group } => {
                 Matrix::lut(*bits, data, lut, *rows_per_group, rows, cols)
@@ -256,7 +274,10 @@ fn decode(bytes: &[u8], dtype: DataType, shape: Vec<usize>) -> OpErrorAt<Tensor>
 pub(super) fn constexpr(op: &Operation, o: &Operands<'_>) -> OpErrorAt<Vec<Constant>> {
     let dense = |t: Tensor| Ok(vec![Constant::Dense(Arc::new(t))]);
     match op.op_type.as_str() {
-        "constexpr_lut_to_dense" if o.has("shape") => dense(lut_ios16(o)?),
+        "constexpr_lut_to_dense" if o.has("shape") => match stored_lut_ios16(o)? {
+            Some(weight) => Ok(vec![Constant::Stored(Arc::new(weight))]),
+            None => dense(lut_ios16(o)?),
+        },
         "constexpr_lut_to_dense" => match stored_lut(o)? {
             Some(weight) => Ok(vec![Constant::Stored(Arc::new(weight))]),
             None => {
@@ -276,7 +297,10 @@ pub(super) fn constexpr(op: &Operation, o: &Operands<'_>) -> OpErrorAt<Vec<Const
                 dense(Tensor::f32(&shape, v))
             }
         },
-        "constexpr_affine_dequantize" => dense(affine(o)?),
+        "constexpr_affine_dequantize" => match stored_affine(o)? {
+            Some(weight) => Ok(vec![Constant::Stored(Arc::new(weight))]),
+            None => dense(affine(o)?),
+        },
         "constexpr_sparse_to_dense" => dense(sparse(o)?),
         "constexpr_cast" => {
             let (shape, v) = o.floats("source_val")?;
@@ -352,17 +376,69 @@ fn stored_int(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
     let fits = shape.len() >= 2
         && scale_shape.len() == shape.len()
         && scale_shape.iter().zip(&shape).all(|(&s, &d)| s > 0 && d % s == 0);
-    // Blocks along further axes are blocks of a row only if those axes have size 1.
-    if !fits || shape[2..].iter().any(|&d| d != 1) {
+    // Blocks along further axes are not blocks of a row.
+    if !fits || scale_shape[2..].iter().any(|&s| s != 1) {
         return Ok(None);
     }
     let offset = o.has("offset").then(|| o.floats("offset")).transpose()?;
     if offset.as_ref().is_some_and(|(s, _)| *s != scale_shape) {
         return Err(OpError::Invalid("offset and scale of different shapes".into()));
     }
-    let block = (shape[0] / scale_shape[0], shape[1] / scale_shape[1]);
+    let further: usize = shape[2..].iter().product();
+    let block = (shape[0] / scale_shape[0], shape[1] / scale_shape[1] * further);
     let kind = Kind::Int { bits, signed, scale, offset: offset.map(|(_, v)| v), block };
     StoredWeight::new(o.package, data, kind, shape).map(Some)
+}
+
+/// One scale and zero point for all, or of each row.
+fn stored_affine(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
+    let Some((data, dtype)) = o.blob("quantized_data") else { return Ok(None) };
+    let signed = match dtype {
+        DataType::Int8 => true,
+        DataType::UInt8 => false,
+        _ => return Ok(None),
+    };
+    let shape = shape_of(data)?;
+    let ((_, scale), (_, zero)) = (o.floats("scale")?, o.floats("zero_point")?);
+    let axis = super::ops_axis(o.int("axis")?, shape.len());
+    let rows = scale.len().max(zero.len());
+    if shape.len() < 2 || shape.contains(&0) || !(rows == 1 || (axis == Some(0) && rows == shape[0])) {
+        return Ok(None);
+    }
+    // One of them may be for all rows.
+    let all = |v: Vec<f32>| match v.as_slice() {
+        &[one] => Some(vec![one; rows]),
+        _ => (v.len() == rows).then_some(v),
+    };
+    let (Some(scale), Some(zero)) = (all(scale), all(zero)) else { return Ok(None) };
+    let offset = zero.iter().any(|&z| z != 0.0).then_some(zero);
+    let block = (shape[0] / rows, shape[1..].iter().product());
+    StoredWeight::new(o.package, data, Kind::Int { bits: 8, signed, scale, offset, block }, shape).map(Some)
+}
+
+/// One table, and indices packed in a blob of bytes.
+fn stored_lut_ios16(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
+    let Some((packed, DataType::UInt8)) = o.blob("indices") else { return Ok(None) };
+    let (shape, (_, lut)) = (packed_shape(o)?, o.floats("lut")?);
+    let bits = lut_bits(&lut)?;
+    let weight = StoredWeight::new(
+        o.package,
+        packed,
+        Kind::Lut { bits, lut, rows_per_group: shape.first().copied().unwrap_or(1) },
+        shape,
+    )?;
+    Ok((weight.shape.len() >= 2 && weight.matrix().is_ok()).then_some(weight))
+}
+
+fn lut_bits(lut: &[f32]) -> OpErrorAt<usize> {
+    match lut.len() {
+        2 => Ok(1),
+        4 => Ok(2),
+        16 => Ok(4),
+        64 => Ok(6),
+        256 => Ok(8),
+        n => Err(OpError::Invalid(format!("a lut of {n} entries"))),
+    }
 }
 
 /// Any table layout: `lut` `[groups.., entries, vector]`.
@@ -498,14 +574,7 @@ fn packed_shape(o: &Operands<'_>) -> OpErrorAt<Vec<usize>> {
 fn lut_ios16(o: &Operands<'_>) -> OpErrorAt<Tensor> {
     let shape = packed_shape(o)?;
     let (_, lut) = o.floats("lut")?;
-    let bits = match lut.len() {
-        2 => 1,
-        4 => 2,
-        16 => 4,
-        64 => 6,
-        256 => 8,
-        n => return Err(OpError::Invalid(format!("a lut of {n} entries"))),
-    };
+    let bits = lut_bits(&lut)?;
     let packed = o
         .values
         .get("indices")

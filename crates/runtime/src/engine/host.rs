@@ -148,6 +148,16 @@ pub(super) fn add_scaled(to: &mut Tensor, from: &Tensor, weights: &Tensor, row: 
 /// has room in fp16.
 const LARGEST: f32 = 16_384.0;
 
+/// Some value is above [`LARGEST`].
+pub(super) fn is_large(values: &[f32]) -> bool {
+    let mut lanes = [0f32; 16];
+    let (chunks, rest) = values.as_chunks::<16>();
+    for chunk in chunks {
+        lanes.iter_mut().zip(chunk).for_each(|(m, v)| *m = m.max(v.abs()));
+    }
+    lanes.iter().copied().chain(rest.iter().map(|v| v.abs())).any(|m| m > LARGEST)
+}
+
 /// Divides tokens (columns of `[C, width]`) whose largest value is above [`LARGEST`] by a power of two, so that no digit
 /// is lost.
 pub(super) fn rescale(values: &mut [f32], width: usize) {

@@ -65,8 +65,8 @@ struct Prepared {
     inputs: Vec<Source>,
     /// In the order of the function's outputs.
     outputs: Vec<Sink>,
-    /// Inputs that are some rows of a register, or a register in another scale: copies.
-    scratch: Vec<Tensor>,
+    /// Inputs that are some rows of a register, or a register in another scale: copies, and whether this call takes them.
+    scratch: Vec<(Tensor, bool)>,
 }
 
 #[derive(Clone, Copy)]
@@ -271,7 +271,7 @@ impl Call {
                 outputs.len()
             )));
         }
-        let scratch = vec![Tensor::default(); inputs.len()];
+        let scratch = vec![(Tensor::default(), false); inputs.len()];
         function.prepared = Some(Prepared { id, inputs, outputs, scratch });
         Ok(())
     }
@@ -294,20 +294,24 @@ impl Call {
         else {
             return Err(wrong("its function is not prepared".into()));
         };
-        for (source, copy) in inputs.iter().zip(scratch.iter_mut()) {
+        for (source, (copy, taken)) in inputs.iter().zip(scratch.iter_mut()) {
+            *taken = false;
             let Source::Register { index, rows, rescale } = source else { continue };
             let register = &registers[*index];
-            let width = register.shape.last().copied().unwrap_or(0);
+            let (width, values) =
+                (register.shape.last().copied().unwrap_or(0), register.as_f32().unwrap_or_default());
             if let Some(rows) = rows {
                 let range = rows.start * width..(rows.start + rows.count) * width;
-                let values = register.as_f32().and_then(|v| v.get(range)).ok_or_else(|| {
+                let values = values.get(range).ok_or_else(|| {
                     wrong(format!("rows {}.. of a register of shape {:?}", rows.start, register.shape))
                 })?;
                 copy.reset_f32(&[1, rows.count, 1, width]).copy_from_slice(values);
+                *taken = true;
             }
-            if *rescale {
-                if rows.is_none() {
-                    copy.reset_f32(&register.shape).copy_from_slice(register.as_f32().unwrap_or_default());
+            if *rescale && host::is_large(if *taken { copy.as_f32().unwrap_or_default() } else { values }) {
+                if !*taken {
+                    copy.reset_f32(&register.shape).copy_from_slice(values);
+                    *taken = true;
                 }
                 host::rescale(copy.as_f32_mut().unwrap_or_default(), width);
             }
@@ -315,22 +319,26 @@ impl Call {
         let operands: Vec<&Tensor> = inputs
             .iter()
             .zip(scratch.iter())
-            .map(|(source, copy)| match source {
-                Source::Register { index, rows: None, rescale: false } => &registers[*index],
-                Source::Register { .. } => copy,
+            .map(|(source, (copy, taken))| match source {
+                _ if *taken => copy,
+                Source::Register { index, .. } => &registers[*index],
                 Source::Host(index) => &host[*index],
             })
             .collect();
         let package = &mut packages[self.package];
         package.run(*id, &operands)?;
         for (i, sink) in outputs.iter().enumerate() {
+            if sink.rows.is_none() && !sink.accumulate && package.output(*id, i).as_f32().is_some() {
+                package.take_output(*id, i, &mut registers[sink.register]);
+                continue;
+            }
             let output = package.output(*id, i);
             let Some(values) = output.as_f32() else {
                 return Err(wrong(format!("output {i} is not a float tensor")));
             };
             let register = &mut registers[sink.register];
             match sink.rows {
-                None if sink.accumulate => match register.as_f32_mut() {
+                None => match register.as_f32_mut() {
                     Some(sum) if sum.len() == values.len() => {
                         sum.iter_mut().zip(values).for_each(|(a, b)| *a += b);
                     }
@@ -340,7 +348,6 @@ impl Call {
                         )));
                     }
                 },
-                None => register.reset_f32(&output.shape).copy_from_slice(values),
                 Some((rows, channels)) => {
                     let width = output.shape.last().copied().unwrap_or(0);
                     if values.len() != rows.count * width {

@@ -79,10 +79,17 @@ impl Mix {
                 if branch_scale.len() != c {
                     return Err(wrong());
                 }
-                let rows = stream.chunks_exact_mut(width).zip(branch.chunks_exact(width));
-                for (i, (stream, branch)) in rows.enumerate() {
-                    for (s, b) in stream.iter_mut().zip(branch) {
-                        *s = *s * self.scale[i] + (b * branch_scale[i] + self.shift[i]);
+                let vectors = self.scale.iter().zip(branch_scale).zip(&self.shift);
+                let mixed = |s: f32, b: f32, ((scale, branch_scale), shift): ((&f32, &f32), &f32)| {
+                    s * scale + (b * branch_scale + shift)
+                };
+                if width == 1 {
+                    let all = stream.iter_mut().zip(branch).zip(vectors);
+                    all.for_each(|((s, b), v)| *s = mixed(*s, *b, v));
+                } else {
+                    let rows = stream.chunks_exact_mut(width).zip(branch.chunks_exact(width));
+                    for ((stream, branch), v) in rows.zip(vectors) {
+                        stream.iter_mut().zip(branch).for_each(|(s, b)| *s = mixed(*s, *b, v));
                     }
                 }
             }
@@ -115,18 +122,30 @@ impl Norm {
         if c != channels || width == 0 {
             return Err(format!("norm: {:?} with a weight of {channels} channels", from.shape));
         }
-        let mut factors = vec![0f64; width];
-        for row in x.chunks_exact(width) {
-            factors.iter_mut().zip(row).for_each(|(sum, v)| *sum += f64::from(*v) * f64::from(*v));
-        }
         let eps = f64::from(self.eps);
         // Zero stays zero, also without an epsilon.
         let factor = |sum: f64| match sum / c as f64 + eps {
             0.0 => 0.0,
             mean => mean.sqrt().recip(),
         };
-        let factors: Vec<f32> = factors.into_iter().map(|sum| factor(sum) as f32).collect();
+        let square = |v: &f32| f64::from(*v) * f64::from(*v);
         let out = to.reset_f32(&from.shape);
+        if width == 1 {
+            // Several sums, so that one addition does not wait for the one before.
+            let (chunks, rest) = x.as_chunks::<8>();
+            let mut sums = [0f64; 8];
+            for chunk in chunks {
+                sums.iter_mut().zip(chunk).for_each(|(sum, v)| *sum += square(v));
+            }
+            let f = factor(sums.iter().sum::<f64>() + rest.iter().map(square).sum::<f64>()) as f32;
+            out.iter_mut().zip(x).zip(&self.weight).for_each(|((o, v), w)| *o = v * f * w);
+            return Ok(());
+        }
+        let mut sums = vec![0f64; width];
+        for row in x.chunks_exact(width) {
+            sums.iter_mut().zip(row).for_each(|(sum, v)| *sum += square(v));
+        }
+        let factors: Vec<f32> = sums.into_iter().map(|sum| factor(sum) as f32).collect();
         for ((out, row), w) in out.chunks_exact_mut(width).zip(x.chunks_exact(width)).zip(&self.weight) {
             for ((o, v), f) in out.iter_mut().zip(row).zip(&factors) {
                 *o = v * f * w;

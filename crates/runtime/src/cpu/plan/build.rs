@@ -509,14 +509,22 @@ impl Builder<'_> {
         let strides = (flattened.strides[0], flattened.strides[1], tap_stride);
         let to = buffer_of(&out);
         if groups > 1 || taps > 1 {
-            let panel = self.new_panel();
-            let part = vec![0.0; tokens * rows / groups];
             let group_stride = channels * strides.1;
-            let fill = Fill { panel, x: flattened, tokens, cols: (channels, taps), strides };
-            self.push(Work::Grouped { fill, weight, groups, group_stride, bias, out: to, part });
+            let (x, cols) = (flattened, (channels, taps));
+            self.push(Work::Grouped {
+                x,
+                tokens,
+                cols,
+                strides,
+                weight,
+                groups,
+                group_stride,
+                bias,
+                out: to,
+            });
             return self.define(out);
         }
-        self.add_product(flattened, tokens, cols, strides, weight, bias, to)?;
+        self.add_product(flattened, tokens, weight, bias, to)?;
         self.define(out)
     }
 
@@ -525,18 +533,16 @@ impl Builder<'_> {
         self.panels - 1
     }
 
-    /// Into the node of earlier products of the same value, if there is one.
-    #[allow(clippy::too_many_arguments)]
+    /// Into the node of earlier products of the same value `[tokens, channels]`, if there is one.
     fn add_product(
         &mut self,
         x: View,
         tokens: usize,
-        cols: usize,
-        strides: (usize, usize, usize),
         weight: Arc<StoredWeight>,
         bias: Option<Base>,
         out: usize,
     ) -> Option<()> {
+        let (channels, strides) = (x.shape[1], (x.strides[0], x.strides[1]));
         let order = weight.matrix().ok()?.order();
         let known = self.products.iter().find(|(v, _, _)| *v == x).map(|(_, node, _)| *node);
         if let Some(node) = known
@@ -549,7 +555,7 @@ impl Builder<'_> {
                 None => {
                     self.panels += 1;
                     let panel = self.panels - 1;
-                    fills.push(Fill { panel, x, tokens, cols: (cols, 1), strides });
+                    fills.push(Fill { panel, x, tokens, channels, strides });
                     panel
                 }
             };
@@ -558,7 +564,7 @@ impl Builder<'_> {
         }
         let panel = self.new_panel();
         self.products.push((x.clone(), self.nodes.len(), panel));
-        let fills = vec![Fill { panel, x, tokens, cols: (cols, 1), strides }];
+        let fills = vec![Fill { panel, x, tokens, channels, strides }];
         self.push(Work::Products { fills, items: vec![Item { weight, panel, out, bias }] });
         Some(())
     }
@@ -595,6 +601,7 @@ impl Builder<'_> {
             "softmax" => self.softmax(),
             "reduce_mean" | "reduce_max" | "reduce_min" | "reduce_sum" => self.reduce(&op),
             "add" | "sub" | "mul" | "real_div" | "maximum" | "minimum" => self.binary(&op),
+            "silu" | "gelu" => self.activate(),
             _ => self.unary(&op),
         }
     }
@@ -896,7 +903,6 @@ impl Builder<'_> {
             "relu" => |v| v.max(0.0),
             "abs" => f32::abs,
             "sigmoid" => |v| 1.0 / (1.0 + (-v).exp()),
-            "silu" => |v| v / (1.0 + (-v).exp()),
             "tanh" => f32::tanh,
             "exp" => f32::exp,
             "sqrt" => f32::sqrt,
@@ -911,6 +917,19 @@ impl Builder<'_> {
             return None;
         }
         self.push(Work::Unary { f, nest, x: x.base, out: to });
+        self.define(out)
+    }
+
+    fn activate(&mut self) -> Option<()> {
+        let kind = self.g.activation(self.step)?;
+        let x = self.argument("x")?;
+        let out = self.allocate(&x.shape, &Self::order(&x));
+        let nest = Nest::new(&x.shape, [&out.strides, &x.strides], [0, x.offset]);
+        if nest.is_too_deep() {
+            return None;
+        }
+        let (to, n) = (buffer_of(&out), out.len());
+        self.push(Work::Activate { nest, x: x.base, kind, out: to, n });
         self.define(out)
     }
 
@@ -1058,8 +1077,8 @@ impl Work {
                     i.bias.iter_mut().for_each(|b| base(b, f));
                 }
             }
-            Work::Grouped { fill, bias, out, .. } => {
-                base(&mut fill.x.base, f);
+            Work::Grouped { x, bias, out, .. } => {
+                base(&mut x.base, f);
                 bias.iter_mut().for_each(|b| base(b, f));
                 f(out);
             }
@@ -1095,6 +1114,7 @@ impl Work {
                 f(out);
             }
             Work::Unary { x, out, .. }
+            | Work::Activate { x, out, .. }
             | Work::Copy { x, out, .. }
             | Work::Softmax { x, out, .. }
             | Work::Reduce { x, out, .. } => {

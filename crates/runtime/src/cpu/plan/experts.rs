@@ -74,7 +74,11 @@ impl Experts {
                 chosen.push(i);
             }
         }
-        y.fill(0.0);
+        // One token's first expert writes in place of zeros.
+        let mut first = tokens == 1 && !chosen.is_empty();
+        if !first {
+            y.fill(0.0);
+        }
         let mut bytes = 0;
         if let Some(&i) = chosen.first() {
             let values = Columns {
@@ -118,6 +122,10 @@ impl Experts {
             anemoe_kernels::products(pool, &mut all);
             // In the order of the experts, whatever the threads did.
             for s in &scratch[..chosen.len()] {
+                if std::mem::take(&mut first) {
+                    y.copy_from_slice(&s.out[..rows]);
+                    continue;
+                }
                 for (t, out) in s.tokens.iter().zip(s.out.chunks_exact(rows)) {
                     let y = &mut y[*t as usize * rows..][..rows];
                     y.iter_mut().zip(out).for_each(|(y, o)| *y += o);

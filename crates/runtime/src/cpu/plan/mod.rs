@@ -21,7 +21,8 @@ use super::weights::StoredWeight;
 use crate::backend::OpTime;
 use crate::tensor::{Data, Tensor};
 use anemoe_kernels::{
-    AttentionShape, CacheValues, CacheView, Columns, Gate, HeadStrides, Mask, Panel, Pool, Product, RmsNorm,
+    AttentionShape, CacheValues, CacheView, Columns, Gate, Grouped, HeadStrides, Mask, Order, Panel, Pool, Product,
+    RmsNorm,
 };
 use anemoe_mlpackage::mil::TensorType;
 use half::f16;
@@ -48,10 +49,9 @@ struct Fill {
     panel: usize,
     x: View,
     tokens: usize,
-    /// Channels and taps.
-    cols: (usize, usize),
-    /// Strides of tokens, channels and taps.
-    strides: (usize, usize, usize),
+    channels: usize,
+    /// Strides of tokens and channels.
+    strides: (usize, usize),
 }
 
 enum Work {
@@ -59,15 +59,19 @@ enum Work {
         fills: Vec<Fill>,
         items: Vec<Item>,
     },
-    /// A convolution in groups: the product of each goes to `[tokens, rows]` of its own, then to its place.
+    /// A convolution in groups.
     Grouped {
-        fill: Fill,
+        x: View,
+        tokens: usize,
+        /// Channels of a group, and taps.
+        cols: (usize, usize),
+        /// Strides of tokens, channels and taps.
+        strides: (usize, usize, usize),
         weight: Arc<StoredWeight>,
         groups: usize,
         group_stride: usize,
         bias: Option<Base>,
         out: usize,
-        part: Vec<f32>,
     },
     Gated {
         rows: Nest<3>,
@@ -124,6 +128,14 @@ enum Work {
         nest: Nest<2>,
         x: Base,
         out: usize,
+    },
+    Activate {
+        nest: Nest<2>,
+        x: Base,
+        kind: Gate,
+        out: usize,
+        /// Elements.
+        n: usize,
     },
     Copy {
         nest: Nest<2>,
@@ -322,6 +334,11 @@ impl Plan {
         &self.outputs[index].2
     }
 
+    /// As [`Plan::output`]; whatever is there is overwritten by the next run.
+    pub fn output_mut(&mut self, index: usize) -> &mut Tensor {
+        &mut self.outputs[index].2
+    }
+
     /// Frees what the next run makes anew; the outputs of the last one go with it.
     pub fn release(&mut self) {
         drop(ARENA.take());
@@ -385,30 +402,23 @@ fn run_node(
         Work::Products { fills, items } => {
             let sources = Sources { buffers, tensors, constants, inputs };
             for fill in fills.iter() {
-                fill.run(&mut panels[fill.panel], items[0].weight_of(items, fill.panel)?, &sources, 0);
+                let order = order_of(items, fill.panel)?;
+                let x = columns(&sources, &fill.x, fill.strides);
+                panels[fill.panel].fill(order, x, fill.tokens, fill.channels, None);
             }
             counts.0 += products(pool, items, buffers, panels, tensors, constants, inputs)?;
         }
-        Work::Grouped { fill, weight, groups, group_stride, bias, out, part } => {
-            let matrix = weight.matrix()?;
-            let per = matrix.rows() / *groups;
-            counts.0 += matrix.bytes_read();
+        Work::Grouped { x, tokens, cols, strides, weight, groups, group_stride, bias, out } => {
+            let w = weight.matrix()?;
+            counts.0 += w.bytes_read();
             with_out!(*out, |sources, y| {
                 let bias = bias.map(|b| sources.get(b));
-                for g in 0..*groups {
-                    let w = matrix.row_range(g * per, (g + 1) * per);
-                    let panel = &mut panels[fill.panel];
-                    fill.run(panel, &w, &sources, g * *group_stride);
-                    let bias = bias.map(|b| &b[g * per..(g + 1) * per]);
-                    anemoe_kernels::products(
-                        pool,
-                        &mut [Some(Product { w, x: panel, tokens: None, y: part, stride: per, bias })],
-                    );
-                    for t in 0..fill.tokens {
-                        y[t * per * *groups + g * per..][..per]
-                            .copy_from_slice(&part[t * per..(t + 1) * per]);
-                    }
-                }
+                let (groups, group_stride, tokens, cols) = (*groups, *group_stride, *tokens, *cols);
+                let (x, tap_stride) = (columns(&sources, x, (strides.0, strides.1)), strides.2);
+                anemoe_kernels::grouped(
+                    pool,
+                    &mut Grouped { w, groups, x, group_stride, tokens, cols, tap_stride, y, bias },
+                );
             });
         }
         Work::Gated { rows, n, gate, up, kind, out } => with_out!(*out, |sources, y| {
@@ -482,6 +492,10 @@ fn run_node(
         Work::Unary { f, nest, x, out } => with_out!(*out, |sources, y| {
             let x = sources.get(*x);
             nest.each(|[o, a], n, s| (0..n).for_each(|k| y[o + k * s[0]] = f(x[a + k * s[1]])));
+        }),
+        Work::Activate { nest, x, kind, out, n } => with_out!(*out, |sources, y| {
+            copy(nest, sources.get(*x), y);
+            anemoe_kernels::activated(&mut y[..*n], *kind);
         }),
         Work::Copy { nest, x, out, fill } => {
             if let Some((v, n)) = fill {
@@ -592,41 +606,16 @@ fn run_node(
     Ok(())
 }
 
-impl Item {
-    /// Any matrix of the node that reads panel `panel`.
-    fn weight_of<'a>(&self, items: &'a [Item], panel: usize) -> OpErrorAt<&'a StoredWeight> {
-        let item = items.iter().find(|i| i.panel == panel);
-        item.map(|i| i.weight.as_ref()).ok_or_else(|| OpError::Invalid("a panel that nothing reads".into()))
-    }
+/// In which order the products of a node want panel `panel`.
+fn order_of(items: &[Item], panel: usize) -> OpErrorAt<Order> {
+    let item = items.iter().find(|i| i.panel == panel);
+    let item = item.ok_or_else(|| OpError::Invalid("a panel that nothing reads".into()))?;
+    Ok(item.weight.matrix()?.order())
 }
 
-/// Something whose products want a panel in a certain order.
-trait Ordered {
-    fn order(&self) -> anemoe_kernels::Order;
-}
-
-impl Ordered for StoredWeight {
-    fn order(&self) -> anemoe_kernels::Order {
-        self.matrix().map(|m| m.order()).unwrap_or_default()
-    }
-}
-
-impl Ordered for anemoe_kernels::Matrix<'_> {
-    fn order(&self) -> anemoe_kernels::Order {
-        anemoe_kernels::Matrix::order(self)
-    }
-}
-
-impl Fill {
-    fn run(&self, panel: &mut Panel, w: &impl Ordered, sources: &Sources<'_>, more: usize) {
-        let x = Columns {
-            values: sources.get(self.x.base),
-            first: self.x.offset + more,
-            token_stride: self.strides.0,
-            channel_stride: self.strides.1,
-        };
-        panel.fill_taps(w.order(), x, self.tokens, self.cols, self.strides.2, None);
-    }
+/// Where the channels of a view's tokens are.
+fn columns<'a>(sources: &Sources<'a>, x: &View, (token_stride, channel_stride): (usize, usize)) -> Columns<'a> {
+    Columns { values: sources.get(x.base), first: x.offset, token_stride, channel_stride }
 }
 
 /// Most products of one job.
@@ -706,8 +695,9 @@ fn update(
                 let factor = at(t);
                 if factor != 0.0 {
                     let from = new.offset + h * new.strides[1] + t * new.strides[2];
-                    for c in 0..d {
-                        row[c] += factor * values[from + c * new.strides[3]];
+                    match new.strides[3] {
+                        1 => row.iter_mut().zip(&values[from..]).for_each(|(r, v)| *r += factor * v),
+                        step => (0..d).for_each(|c| row[c] += factor * values[from + c * step]),
                     }
                 }
             }
@@ -717,8 +707,15 @@ fn update(
     }
     if let Some(tail) = tail {
         let values = sources.get(tail.base);
+        let rows = tail.shape[2];
+        let together = tail.strides[3] == 1 && tail.strides[2] == d;
         for h in 0..heads {
-            for r in 0..tail.shape[2] {
+            if together {
+                let from = &values[tail.offset + h * tail.strides[1]..][..rows * d];
+                state.set((h * all + slots) * d, from);
+                continue;
+            }
+            for r in 0..rows {
                 let from = tail.offset + h * tail.strides[1] + r * tail.strides[2];
                 (0..d).for_each(|c| row[c] = values[from + c * tail.strides[3]]);
                 state.set((h * all + slots + r) * d, row);

@@ -299,13 +299,23 @@ impl Graph<'_> {
 
     fn gate_of(&self, place: Place) -> Option<(usize, Gate, Place)> {
         let s = self.step(place)?;
-        let x = self.arg(s, "x")?;
-        match self.steps[s].op_type.as_str() {
-            "silu" => Some((s, Gate::Silu, x)),
+        Some((s, self.activation(s)?, self.arg(s, "x")?))
+    }
+
+    /// The kind of an activation's step.
+    pub fn activation(&self, step: usize) -> Option<Gate> {
+        match self.steps[step].op_type.as_str() {
+            "silu" => Some(Gate::Silu),
             "gelu" => {
-                let Some(Place::Constant(c)) = self.arg(s, "mode") else { return None };
+                let Some(mode) = self.arg(step, "mode") else { return Some(Gate::Gelu) };
+                let Place::Constant(c) = mode else { return None };
                 let crate::tensor::Data::Str(mode) = &self.constants[c].data else { return None };
-                (mode.first()? == "TANH_APPROXIMATION").then_some((s, Gate::GeluTanh, x))
+                match mode.first()?.as_str() {
+                    "EXACT" => Some(Gate::Gelu),
+                    "TANH_APPROXIMATION" => Some(Gate::GeluTanh),
+                    "SIGMOID_APPROXIMATION" => Some(Gate::GeluSigmoid),
+                    _ => None,
+                }
             }
             _ => None,
         }
