@@ -1,9 +1,9 @@
 //! Products of integers: weights as 8-bit codes, tokens as 8-bit integers with scales of their own.
 //!
 //! A weight is `step * code + low` with a step and a low value per row, a token's element is `scale * q` with `|q| <= 127`.
-//! Columns are taken 128 at a time, a chunk; lane l of sixteen adds the products of the same few columns of each of four
-//! chunks, and these at most 32 columns share one scale. Sums are integers until then, so that their order does not matter;
-//! behind each four chunks a lane is scaled and added in f32, then the lanes are added by halves. A token's result is the
+//! Columns are taken 128 at a time, a chunk; lane l of sixteen adds the products of the same few columns of each of eight
+//! chunks, and these at most 64 columns share one scale. Sums are integers until then, so that their order does not matter;
+//! behind each eight chunks a lane is scaled and added in f32, then the lanes are added by halves. A token's result is the
 //! same, bit by bit, whatever tokens, threads and instructions there are.
 //!
 //! Tables are looked up in tables of 8-bit codes, integers are codes as they are. Integers with scales for parts of a row are
@@ -15,7 +15,7 @@ use crate::lanes::neon::Neon;
 use crate::lanes::{LANES, Lanes, Plain};
 use crate::lines::Lines;
 use crate::matrix::{Divisor, Storage};
-use crate::product::{ROWS, RowBytes, Taken, Target, Tiles, prefetch, store};
+use crate::product::{ROWS, RowBytes, Taken, Target, Tiles, prefetch, store, store_rows};
 use crate::{Isa, Matrix};
 use std::cell::RefCell;
 
@@ -37,13 +37,17 @@ pub(crate) const CHUNK: usize = 128;
 /// Vectors of a chunk.
 const VECTORS: usize = CHUNK / LANES;
 /// Chunks under one scale of a lane.
-pub(crate) const SCALED: usize = 4;
+pub(crate) const SCALED: usize = 8;
 /// Tokens up to which codes are made anew for each four rows and four tokens, in registers.
 const FEW: usize = 8;
 /// Tokens that pass together where codes are made once.
 const WIDE: usize = 6;
-/// Rows whose codes are made together.
-const DECODED_ROWS: usize = 2 * ROWS;
+/// Tiles of rows whose codes are made together.
+const DECODED_TILES: usize = 4;
+const DECODED_ROWS: usize = DECODED_TILES * ROWS;
+/// Groups of [`WIDE`] tokens that go through columns together. Their sums, the codes and the tokens under one scale have 26 KB,
+/// which the first cache holds; with whole rows, two loads of the second cache would go with each five products.
+const GROUPS: usize = 2;
 
 /// Sixty-four bytes with the instructions of one [`Isa`].
 pub(crate) trait Bytes: Lanes {
@@ -163,7 +167,7 @@ impl Bytes for Plain {
 pub(crate) struct Narrow {
     /// `[tokens, chunks, 2, 64]`
     bytes: Lines<[u8; 64]>,
-    /// `[tokens, chunks / 4 rounded up, 16]`
+    /// `[tokens, chunks / SCALED rounded up, 16]`
     scales: Lines<[f32; LANES]>,
     /// `[tokens, chunks, 2, 16]`: sums of the bytes of each lane, for weights that are scaled by parts of a row.
     lanes: Lines<[f32; LANES]>,
@@ -454,32 +458,95 @@ fn all<L: Compiled, K: Kind<L>>(s: &Source<'_>, kind: K, rows: &Tiles, y: &Targe
 /// See [`Compiled::panel`].
 #[inline(always)]
 fn panel<L: Bytes>(codes: &[[u8; 64]], lines: &[(f32, f32)], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
-    let row = x.x.chunks() * 2;
     let mut at = 0;
     while at < x.tokens() {
-        let left = x.tokens() - at;
-        let mut taken = 1;
-        for (i, some) in which.chunks(ROWS).enumerate() {
-            let mut rows = Rows {
-                codes: [Whole(0); ROWS],
-                bytes: [codes[i * ROWS * row..][..row].as_flattened(); ROWS],
-                lines: [lines[i * ROWS]; ROWS],
-                which: [some[0]; ROWS],
-                n: some.len(),
-            };
-            for k in 1..some.len() {
-                rows.bytes[k] = codes[(i * ROWS + k) * row..][..row].as_flattened();
-                rows.lines[k] = lines[i * ROWS + k];
-                rows.which[k] = some[k];
+        at += match x.tokens() - at {
+            left if L::TILES && left >= GROUPS * WIDE => {
+                block::<L, GROUPS, WIDE>(codes, lines, which, x, at, y)
             }
-            taken = match left {
-                WIDE.. if L::TILES => tile::<L, _, WIDE>(&rows, x, at, y),
-                3.. if L::TILES => tile::<L, _, 3>(&rows, x, at, y),
-                _ => tile::<L, _, 1>(&rows, x, at, y),
-            };
-        }
-        at += taken;
+            WIDE.. if L::TILES => block::<L, 1, WIDE>(codes, lines, which, x, at, y),
+            4.. if L::TILES => block::<L, 1, 4>(codes, lines, which, x, at, y),
+            2.. if L::TILES => block::<L, 1, 2>(codes, lines, which, x, at, y),
+            _ => block::<L, 1, 1>(codes, lines, which, x, at, y),
+        };
     }
+}
+
+/// Decoded rows with G groups of T tokens, all columns under one scale after the other. Gives the tokens.
+#[inline(always)]
+fn block<L: Bytes, const G: usize, const T: usize>(
+    codes: &[[u8; 64]],
+    lines: &[(f32, f32)],
+    which: &[usize],
+    x: Taken<'_>,
+    first: usize,
+    y: &Target<'_>,
+) -> usize {
+    let chunks = x.x.chunks();
+    let tiles = which.len().div_ceil(ROWS);
+    let mut totals = [[[[L::splat(0.0); ROWS]; T]; G]; DECODED_TILES];
+    for s in 0..chunks.div_ceil(SCALED) {
+        let columns = 2 * s * SCALED..2 * chunks.min((s + 1) * SCALED);
+        for g in 0..G {
+            let (mut tokens, mut scales): ([&[[u8; 64]]; T], _) = ([&[]; T], [&[0f32; LANES]; T]);
+            for t in 0..T {
+                let token = x.at(first + g * T + t);
+                tokens[t] = &x.x.narrow.bytes[token * chunks * 2..][columns.clone()];
+                scales[t] = &x.x.narrow.scales[token * chunks.div_ceil(SCALED) + s];
+            }
+            for (i, totals) in totals.iter_mut().enumerate().take(tiles) {
+                let mut rows: [&[[u8; 64]]; ROWS] = [&[]; ROWS];
+                for k in 0..ROWS {
+                    // Rows that are not wanted repeat the last.
+                    let row = (i * ROWS + k).min(which.len() - 1);
+                    rows[k] = &codes[row * chunks * 2..][columns.clone()];
+                }
+                let sums = dots::<L, T>(&rows, &tokens);
+                for t in 0..T {
+                    let scale = L::load(scales[t]);
+                    for k in 0..ROWS {
+                        totals[g][t][k] = L::sums(sums[t][k]).mul_add(scale, totals[g][t][k]);
+                    }
+                }
+            }
+        }
+    }
+    for (i, totals) in totals.iter().enumerate().take(tiles) {
+        let which = &which[i * ROWS..which.len().min((i + 1) * ROWS)];
+        let (mut steps, mut lows) = ([0.0; ROWS], [0.0; ROWS]);
+        for k in 0..which.len() {
+            (steps[k], lows[k]) = lines[i * ROWS + k];
+        }
+        for (at, totals) in totals.as_flattened().iter().enumerate() {
+            let sum = x.x.narrow.sums[x.at(first + at)];
+            let mut v = L::totals(*totals);
+            for k in 0..ROWS {
+                v[k] = steps[k] * v[k] + lows[k] * sum;
+            }
+            store_rows(y, which, first + at, v);
+        }
+    }
+    G * T
+}
+
+/// Sums of products of four rows' codes with T tokens.
+#[inline(always)]
+fn dots<L: Bytes, const T: usize>(
+    rows: &[&[[u8; 64]]; ROWS],
+    tokens: &[&[[u8; 64]]; T],
+) -> [[L::Sums; ROWS]; T] {
+    let mut sums = [[L::no_sums(); ROWS]; T];
+    let n = rows[0].len();
+    assert!(rows.iter().chain(tokens).all(|v| v.len() == n));
+    for c in 0..n {
+        for k in 0..ROWS {
+            let code = L::bytes(&rows[k][c]);
+            for t in 0..T {
+                sums[t][k] = L::dot(sums[t][k], code, &tokens[t][c]);
+            }
+        }
+    }
+    sums
 }
 
 /// Codes of chunk b of a row; behind the row's end are zeros.

@@ -54,18 +54,23 @@ pub struct Product<'a> {
 /// that lie together: those share pages, and with them what the processor knows of streams.
 #[derive(Clone, Debug)]
 pub(crate) struct Tiles {
-    /// Also the first stream's rows.
     tiles: Range<usize>,
-    /// Rows of a stream.
+    /// From tile to tile.
+    step: usize,
+    /// From row to row of a tile.
     stream: usize,
     /// Rows of the matrix.
     rows: usize,
 }
 
 impl Tiles {
-    fn all(w: &Matrix<'_>) -> Tiles {
+    fn all(w: &Matrix<'_>, tokens: usize) -> Tiles {
+        if tokens > FEW {
+            // Reading is not what takes the time, and four results of a token that lie together are written as one.
+            return Tiles { tiles: 0..w.rows.div_ceil(ROWS), step: ROWS, stream: 1, rows: w.rows };
+        }
         let stream = stream(w.rows, w.bytes_read() as usize / w.rows.max(1));
-        Tiles { tiles: 0..stream.min(w.rows), stream, rows: w.rows }
+        Tiles { tiles: 0..stream.min(w.rows), step: 1, stream, rows: w.rows }
     }
 
     fn len(&self) -> usize {
@@ -80,12 +85,13 @@ impl Tiles {
 
     /// Each tile's rows, and how many are wanted, the first of them; the others repeat one of those.
     pub fn each(&self) -> impl Iterator<Item = ([usize; ROWS], usize)> + use<> {
-        let Tiles { tiles, stream, rows } = self.clone();
+        let Tiles { tiles, step, stream, rows } = self.clone();
         // A division would take as long as a short row.
         let last = [stream, 2 * stream, 3 * stream];
         tiles.map(move |t| {
-            let n = 1 + last.iter().filter(|&&more| t + more < rows).count();
-            (std::array::from_fn(|i| if i < n { t + i * stream } else { t }), n)
+            let first = t * step;
+            let n = 1 + last.iter().filter(|&&more| first + more < rows).count();
+            (std::array::from_fn(|i| if i < n { first + i * stream } else { first }), n)
         })
     }
 
@@ -187,7 +193,7 @@ pub fn products_on(isa: Isa, pool: &Pool, all: &mut [Option<Product<'_>>]) {
     if work < PARALLEL {
         for p in all.iter_mut().flatten() {
             let y = Target { y: p.y.as_mut_ptr(), stride: p.stride, bias: p.bias };
-            rows_on(isa, &p.w, Taken::of(p), &Tiles::all(&p.w), &y);
+            rows_on(isa, &p.w, Taken::of(p), &Tiles::all(&p.w, Taken::of(p).tokens()), &y);
         }
         return;
     }
@@ -203,7 +209,8 @@ fn together(isa: Isa, pool: &Pool, all: &mut [Option<Product<'_>>]) {
     let mut total = 0;
     for (p, plan) in all.iter().zip(&mut plan) {
         let Some(p) = p else { continue };
-        let (tiles, size) = (Tiles::all(&p.w), part_tiles(&p.w, Taken::of(p).tokens()));
+        let tokens = Taken::of(p).tokens();
+        let (tiles, size) = (Tiles::all(&p.w, tokens), part_tiles(&p.w, tokens));
         let parts = tiles.len().div_ceil(size);
         *plan = Some((tiles, size, total));
         total += parts;
@@ -278,7 +285,7 @@ pub fn grouped(pool: &Pool, p: &mut Grouped<'_>) {
             let bias = p.bias.map(|b| &b[g * per..(g + 1) * per]);
             // SAFETY: token t's rows of the group are below `tokens * rows`.
             let y = Target { y: unsafe { to.0.add(g * per) }, stride: w.rows, bias };
-            rows_on(isa, &group, Taken { x: &panel, which: None }, &Tiles::all(&group), &y);
+            rows_on(isa, &group, Taken { x: &panel, which: None }, &Tiles::all(&group, p.tokens), &y);
         }
         GROUP.set(panel);
     };
@@ -473,6 +480,22 @@ impl<'a> RowBytes<'a> {
     }
 }
 
+/// Four rows of the target for token `t`, or as many as there are.
+#[inline(always)]
+pub(crate) fn store_rows(y: &Target<'_>, which: &[usize], t: usize, v: [f32; ROWS]) {
+    if let &[r, _, _, last] = which
+        && last == r + ROWS - 1
+    {
+        let mut v = v;
+        if let Some(bias) = y.bias {
+            v.iter_mut().zip(&bias[r..r + ROWS]).for_each(|(v, b)| *v += b);
+        }
+        // SAFETY: as in `store`, for rows that lie together.
+        return unsafe { y.y.add(t * y.stride + r).cast::<[f32; ROWS]>().write_unaligned(v) };
+    }
+    which.iter().zip(v).for_each(|(&r, v)| store(y, r, t, v));
+}
+
 struct Source<'a, D> {
     d: D,
     rows: RowBytes<'a>,
@@ -628,8 +651,9 @@ fn decode_rows<L: Lanes, D: Decode<L>>(
     }
 }
 
-/// Vectors of columns that a tile goes through at a time: those of four rows and six tokens stay in the first cache.
-const NEAR: usize = 32;
+/// Vectors of columns that tiles go through at a time: those of all decoded rows and six tokens stay in the first cache, with
+/// the sums.
+const NEAR: usize = 16;
 
 /// Decoded rows with all tokens, up to WIDE of them at a time.
 #[inline(always)]
@@ -658,19 +682,22 @@ fn group<L: Lanes, const T: usize>(
     let mut sums = [[[L::splat(0.0); ROWS]; T]; DECODED_TILES];
     for start in (0..len).step_by(NEAR) {
         let columns = start..len.min(start + NEAR);
-        let tokens: [&[[f32; LANES]]; T] =
-            std::array::from_fn(|t| &x.x.vectors(x.at(first + t))[columns.clone()]);
-        for (i, acc) in sums.iter_mut().enumerate().take(which.len().div_ceil(ROWS)) {
-            let row = |r: usize| &rows[(i * ROWS + r) * len..][columns.clone()];
-            let four: [&[[f32; LANES]]; ROWS] = std::array::from_fn(row);
-            *acc = tile::<L, T>(&four, &tokens, *acc);
+        // In loops: closures given to other functions would be compiled without this one's instructions.
+        let mut tokens: [&[[f32; LANES]]; T] = [&[]; T];
+        for t in 0..T {
+            tokens[t] = &x.x.vectors(x.at(first + t))[columns.clone()];
+        }
+        for (i, sums) in sums.iter_mut().enumerate().take(which.len().div_ceil(ROWS)) {
+            let mut four: [&[[f32; LANES]]; ROWS] = [&[]; ROWS];
+            for r in 0..ROWS {
+                four[r] = &rows[(i * ROWS + r) * len..][columns.clone()];
+            }
+            *sums = tile::<L, T>(&four, &tokens, *sums);
         }
     }
-    for (acc, which) in sums.iter().zip(which.chunks(ROWS)) {
-        for (t, acc) in acc.iter().enumerate() {
-            for (sum, &r) in L::totals(*acc).into_iter().zip(which) {
-                store(y, r, first + t, sum);
-            }
+    for (sums, which) in sums.iter().zip(which.chunks(ROWS)) {
+        for (t, sums) in sums.iter().enumerate() {
+            store_rows(y, which, first + t, L::totals(*sums));
         }
     }
     T
@@ -813,7 +840,7 @@ mod tests {
             [(1, 8), (5, 1408), (7, 64), (1408, 1408), (262_144, 1408), (4096, 2048), (999, 4096)]
         {
             let stream = stream(rows, row_bytes);
-            let all = Tiles { tiles: 0..stream, stream, rows };
+            let all = Tiles { tiles: 0..stream, step: 1, stream, rows };
             let mut seen = vec![0; rows];
             for (which, n) in
                 all.piece(3, 0).each().chain((1..stream.div_ceil(3)).flat_map(|i| all.piece(3, i).each()))
