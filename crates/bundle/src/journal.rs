@@ -124,7 +124,7 @@ pub struct Machine {
     /// Architecture, for instance `x86_64`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub arch: Option<String>,
-    /// Instructions that kernels use: `scalar`, `avx2`, `avx512`.
+    /// Instructions that kernels use: `scalar`, `neon`, `avx2`, `avx512`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub isa: Option<String>,
     /// Fields of other versions.

@@ -274,7 +274,6 @@ impl<'a> Scales<'a> {
         self.block_rows.divide(row) * self.blocks
     }
 
-
     /// One value for all lanes where the block's columns from `column` on have one, else each lane's.
     #[inline(always)]
     pub(crate) fn lanes<L: Lanes>(&self, of: &[f32], first: usize, column: usize, step: usize) -> L {

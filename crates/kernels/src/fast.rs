@@ -10,6 +10,8 @@
 //! scaled before they are added, see `blocks`. fp16 and f32 are multiplied exactly, see [`crate::products`].
 
 use crate::decode::Scales;
+#[cfg(target_arch = "aarch64")]
+use crate::lanes::neon::Neon;
 use crate::lanes::{LANES, Lanes, Plain};
 use crate::lines::Lines;
 use crate::matrix::{Divisor, Storage};
@@ -18,7 +20,11 @@ use crate::{Isa, Matrix, Pool};
 use std::cell::RefCell;
 
 mod blocks;
+#[cfg(test)]
+mod bytes_tests;
 mod codes;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -279,8 +285,9 @@ pub(crate) fn rows_on(isa: Isa, w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &
             Isa::Avx2 => each_kind::<crate::lanes::x86::Avx2>(w, x, rows, y),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => each_kind::<crate::lanes::x86::Avx512>(w, x, rows, y),
-            #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 => unreachable!("not available"),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => neon::rows_on(w, x, rows, y),
+            _ => unreachable!("not available"),
         }
     }
 }
@@ -347,6 +354,13 @@ compiled!(
     crate::lanes::x86::Avx512,
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 );
+
+#[cfg(target_arch = "aarch64")]
+compiled!(Neon<neon::Widening>,);
+#[cfg(target_arch = "aarch64")]
+compiled!(Neon<neon::SignedDots>,);
+#[cfg(target_arch = "aarch64")]
+compiled!(Neon<neon::MixedDots>,);
 
 /// # Safety
 /// The processor has L's instructions.
@@ -640,7 +654,7 @@ fn tile<L: Bytes, C: Coded<L>, const T: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_data::{bytes, noise};
+    use crate::test_data::{bytes, cases, noise};
     use crate::{Columns, Order, Panel, Product, products_on};
     use proptest::prelude::*;
 
@@ -688,7 +702,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(32))]
+        #![proptest_config(cases())]
         #[test]
         fn products_of_integers_are_close_and_do_not_depend_on_what_is_beside(
             seed in 1u64..1000,
@@ -718,7 +732,7 @@ mod tests {
         let mut dense = vec![0f32; rows * cols];
         w.to_dense(&mut dense);
         let mut of_avx2: Option<Vec<f32>> = None;
-        for isa in [Isa::Scalar, Isa::Avx2, Isa::Avx512].into_iter().filter(|i| i.is_available()) {
+        for isa in Isa::available() {
             let y = run(isa, one, w, &x, t);
             for k in 0..t {
                 for r in 0..rows {

@@ -12,6 +12,11 @@ pub fn f16_to_f32(bytes: &[u8], out: &mut [f32]) {
         unsafe { x86::f16_to_f32(bytes, out) };
         return;
     }
+    #[cfg(target_arch = "aarch64")]
+    if Isa::best() == Isa::Neon {
+        neon::f16_to_f32(bytes, out);
+        return;
+    }
     f16_to_f32_scalar(bytes, out);
 }
 
@@ -30,6 +35,11 @@ pub fn f32_to_f16(values: &[f32], out: &mut [u16]) {
         unsafe { x86::f32_to_f16(values, out) };
         return;
     }
+    #[cfg(target_arch = "aarch64")]
+    if Isa::best() == Isa::Neon {
+        neon::f32_to_f16(values, out);
+        return;
+    }
     f32_to_f16_scalar(values, out);
 }
 
@@ -45,6 +55,11 @@ pub fn round_to_f16(values: &mut [f32]) {
     if Isa::best() >= Isa::Avx2 {
         // SAFETY: the processor has F16C and AVX2.
         unsafe { x86::round_to_f16(values) };
+        return;
+    }
+    #[cfg(target_arch = "aarch64")]
+    if Isa::best() == Isa::Neon {
+        neon::round_to_f16(values);
         return;
     }
     round_scalar(values);
@@ -102,6 +117,47 @@ mod x86 {
                 let p = values.as_mut_ptr().add(i);
                 let h = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm256_loadu_ps(p));
                 _mm256_storeu_ps(p, _mm256_cvtph_ps(h));
+            }
+        }
+        super::round_scalar(&mut values[n..]);
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod neon {
+    use std::arch::aarch64::*;
+
+    pub fn f32_to_f16(values: &[f32], out: &mut [u16]) {
+        let n = values.len().min(out.len()) / 4 * 4;
+        for i in (0..n).step_by(4) {
+            // SAFETY: 4 floats and 4 halves from i lie inside the slices, since i + 4 <= n; the processor has NEON.
+            unsafe {
+                let h = vcvt_f16_f32(vld1q_f32(values.as_ptr().add(i)));
+                vst1_u16(out.as_mut_ptr().add(i), vreinterpret_u16_f16(h));
+            }
+        }
+        super::f32_to_f16_scalar(&values[n..], &mut out[n..]);
+    }
+
+    pub fn f16_to_f32(bytes: &[u8], out: &mut [f32]) {
+        let n = out.len().min(bytes.len() / 2) / 4 * 4;
+        for i in (0..n).step_by(4) {
+            // SAFETY: 8 bytes from 2 i and 4 floats from i lie inside the slices, since i + 4 <= n; the processor has NEON.
+            unsafe {
+                let h = vreinterpret_f16_u8(vld1_u8(bytes.as_ptr().add(2 * i)));
+                vst1q_f32(out.as_mut_ptr().add(i), vcvt_f32_f16(h));
+            }
+        }
+        super::f16_to_f32_scalar(&bytes[2 * n..], &mut out[n..]);
+    }
+
+    pub fn round_to_f16(values: &mut [f32]) {
+        let n = values.len() / 4 * 4;
+        for i in (0..n).step_by(4) {
+            // SAFETY: 4 floats from i lie inside the slice, since i + 4 <= n; the processor has NEON.
+            unsafe {
+                let p = values.as_mut_ptr().add(i);
+                vst1q_f32(p, vcvt_f32_f16(vcvt_f16_f32(vld1q_f32(p))));
             }
         }
         super::round_scalar(&mut values[n..]);

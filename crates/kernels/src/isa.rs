@@ -7,6 +7,8 @@ use std::sync::OnceLock;
 pub enum Isa {
     /// What every processor has.
     Scalar,
+    /// NEON of AArch64, and its products of bytes where the processor has them.
+    Neon,
     /// AVX2, FMA and F16C.
     Avx2,
     /// AVX-512 F, BW and VL, besides those of [`Isa::Avx2`].
@@ -25,6 +27,7 @@ impl Isa {
             };
             match self {
                 Isa::Scalar => true,
+                Isa::Neon => false,
                 Isa::Avx2 => avx2(),
                 Isa::Avx512 => {
                     avx2()
@@ -36,22 +39,28 @@ impl Isa {
         }
         #[cfg(not(target_arch = "x86_64"))]
         {
-            self == Isa::Scalar
+            let neon = cfg!(all(target_arch = "aarch64", target_feature = "neon"));
+            self == Isa::Scalar || self == Isa::Neon && neon
         }
     }
 
-    /// The widest that this processor has, or the one that the environment variable `ANEMOE_CPU` names (`scalar`, `avx2`,
-    /// `avx512`) if the processor has it.
+    /// Those that this processor has.
+    pub fn available() -> impl DoubleEndedIterator<Item = Isa> {
+        [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| isa.is_available())
+    }
+
+    /// The widest that this processor has, or the one that the environment variable `ANEMOE_CPU` names (`scalar`, `neon`,
+    /// `avx2`, `avx512`) if the processor has it.
     pub fn best() -> Isa {
         static BEST: OnceLock<Isa> = OnceLock::new();
         *BEST.get_or_init(|| {
             let wanted = match std::env::var("ANEMOE_CPU").as_deref() {
                 Ok("scalar") => Isa::Scalar,
+                Ok("neon") => Isa::Neon,
                 Ok("avx2") => Isa::Avx2,
                 _ => Isa::Avx512,
             };
-            let fits = |isa: &Isa| *isa <= wanted && isa.is_available();
-            [Isa::Avx512, Isa::Avx2].into_iter().find(fits).unwrap_or(Isa::Scalar)
+            Isa::available().rfind(|isa| *isa <= wanted).unwrap_or(Isa::Scalar)
         })
     }
 }

@@ -17,6 +17,8 @@ mod panel;
 mod pool;
 mod product;
 #[cfg(test)]
+mod same_bits;
+#[cfg(test)]
 mod test_data;
 mod transpose;
 mod vector;

@@ -70,8 +70,9 @@ macro_rules! dispatch {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the processor has the instructions, which was asserted above.
             Isa::Avx512 => unsafe { avx512::$body($($arg),*) },
-            #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 => unreachable!("asserted above"),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => $body::<crate::lanes::neon::Neon>($($arg),*),
+            _ => unreachable!("asserted above"),
         }
     }};
 }
@@ -579,7 +580,7 @@ mod tests {
     use half::f16;
 
     fn isas() -> impl Iterator<Item = Isa> {
-        [Isa::Scalar, Isa::Avx2, Isa::Avx512].into_iter().filter(|i| i.is_available())
+        Isa::available()
     }
 
     fn values(n: usize) -> Vec<f32> {

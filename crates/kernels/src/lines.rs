@@ -59,7 +59,15 @@ pub(crate) fn prefetch(from: *const u8, bytes: usize) {
         // SAFETY: prefetching reads nothing; the address may be any.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(at).cast()) };
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    for at in (0..bytes).step_by(64) {
+        let at = from.wrapping_add(at).addr();
+        // SAFETY: prefetching reads nothing; the address may be any.
+        unsafe {
+            std::arch::asm!("prfm pldl1keep, [{}]", in(reg) at, options(nomem, nostack, preserves_flags));
+        }
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = (from, bytes);
 }
 

@@ -2,10 +2,12 @@
 //!
 //! An element of the result is a sum in sixteen lanes, each of which adds its columns in ascending order of blocks and
 //! vectors; then the lanes are added by halves. This order does not depend on the number of tokens, of threads or of rows that
-//! are computed together, nor on whether AVX2 or AVX-512 runs: a token's result is the same, bit by bit, by itself and in a
-//! batch.
+//! are computed together, nor on whether AVX2, AVX-512 or NEON runs: a token's result is the same, bit by bit, by itself and
+//! in a batch.
 
 use crate::decode::{self, BLOCK, Decode, MOST_BYTES, VECTORS};
+#[cfg(target_arch = "aarch64")]
+use crate::lanes::neon::Neon;
 use crate::lanes::{LANES, Lanes, Plain};
 use crate::lines::Lines;
 use crate::matrix::{Divisor, Storage};
@@ -265,7 +267,10 @@ pub fn grouped(pool: &Pool, p: &mut Grouped<'_>) {
     let w = p.w;
     assert!(p.groups > 0 && w.rows.is_multiple_of(p.groups), "rows in groups");
     assert!(p.cols.0 * p.cols.1 == w.cols, "columns of w");
-    assert!(p.y.len() >= p.tokens * w.rows && p.bias.is_none_or(|b| b.len() == w.rows), "y and a bias per row");
+    assert!(
+        p.y.len() >= p.tokens * w.rows && p.bias.is_none_or(|b| b.len() == w.rows),
+        "y and a bias per row"
+    );
     let per = w.rows / p.groups;
     let isa = Isa::best();
     struct To(*mut f32);
@@ -311,8 +316,10 @@ fn rows_on(isa: Isa, w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>)
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the processor has the instructions, which callers assert.
         Isa::Avx512 => unsafe { each_kind::<crate::lanes::x86::Avx512>(w, x, rows, y) },
-        #[cfg(not(target_arch = "x86_64"))]
-        Isa::Avx2 | Isa::Avx512 => unreachable!("not available"),
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: the processor has NEON.
+        Isa::Neon => unsafe { each_kind::<Neon>(w, x, rows, y) },
+        _ => unreachable!("not available"),
     }
 }
 
@@ -354,6 +361,16 @@ mod x86 {
         unsafe fn panel(rows: &[[f32; LANES]], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
             panel::<Self, 6>(rows, which, x, y);
         }
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+impl Compiled for Neon {
+    unsafe fn rows<D: Decode<Self>>(s: &Source<'_, D>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
+        block_rows::<Self, D>(s, x, rows, y);
+    }
+    unsafe fn panel(rows: &[[f32; LANES]], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
+        panel::<Self, 1>(rows, which, x, y);
     }
 }
 
@@ -715,8 +732,8 @@ fn tile<L: Lanes, const T: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_data::{bytes, noise};
     use crate::Order;
+    use crate::test_data::{bytes, cases, noise};
     use proptest::prelude::*;
 
     /// Calls `check` with a matrix of each kind.
@@ -776,7 +793,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(32))]
+        #![proptest_config(cases())]
         #[test]
         fn every_kind_agrees_with_plain_arithmetic(seed in 1u64..1000, rows in 1usize..40, cols in columns(), t in prop::sample::select(vec![1usize, 2, 3, 5, 6, 7, 13])) {
             let (one, three) = (Pool::new(1), Pool::new(3));
@@ -786,7 +803,7 @@ mod tests {
                 let mut dense = vec![0f32; rows * cols];
                 w.to_dense(&mut dense);
                 let mut of_avx2 = None;
-                for isa in [Isa::Scalar, Isa::Avx2, Isa::Avx512].into_iter().filter(|i| i.is_available()) {
+                for isa in Isa::available() {
                     let y = run(isa, &one, w, &x, t, Some(&bias));
                     for k in 0..t {
                         for r in 0..rows {
@@ -874,8 +891,8 @@ mod tests {
                 let mut sum = bias[r];
                 for c in 0..channels {
                     for j in 0..taps {
-                        sum += dense[r * cols + c * taps + j]
-                            * values[(r / per * channels + c) * width + t + j];
+                        sum +=
+                            dense[r * cols + c * taps + j] * values[(r / per * channels + c) * width + t + j];
                     }
                 }
                 assert!((y[t * rows + r] - sum).abs() < 1e-5);

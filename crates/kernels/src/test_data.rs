@@ -1,5 +1,14 @@
 //! Numbers for tests.
 
+use proptest::prelude::ProptestConfig;
+
+/// As many cases as `PROPTEST_CASES` says, for emulators, or 32.
+pub(crate) fn cases() -> ProptestConfig {
+    let default = ProptestConfig::default();
+    let cases = if std::env::var_os("PROPTEST_CASES").is_some() { default.cases } else { 32 };
+    ProptestConfig { cases, ..default }
+}
+
 /// From -0.5 to 0.5.
 pub(crate) fn noise(seed: u64, n: usize) -> Vec<f32> {
     let mut s = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;

@@ -23,8 +23,12 @@ macro_rules! dispatch {
                     $crate::Isa::Avx512 => return unsafe { avx512($($arg),*) },
                     // SAFETY: the processor has the instructions.
                     $crate::Isa::Avx2 => return unsafe { avx2($($arg),*) },
-                    $crate::Isa::Scalar => {}
+                    _ => {}
                 }
+            }
+            #[cfg(target_arch = "aarch64")]
+            if $crate::Isa::best() == $crate::Isa::Neon {
+                return $generic::<$crate::lanes::neon::Neon>($($arg),*);
             }
             $generic::<$crate::lanes::Plain>($($arg),*);
         }

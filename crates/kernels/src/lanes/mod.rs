@@ -1,8 +1,12 @@
 //! Sixteen f32 lanes with the instructions of one [`crate::Isa`], so that a kernel is written once.
 //!
 //! Values of the wider kinds exist only inside functions that were entered after the processor was asked for their
-//! instructions; that is what the SAFETY lines rely on.
+//! instructions, of which NEON is one that code for AArch64 is compiled for anyway; that is what the SAFETY lines rely on.
 
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
+#[cfg(test)]
+mod tests;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86;
 

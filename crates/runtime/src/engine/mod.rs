@@ -432,7 +432,9 @@ impl Engine {
         count: TokenCount,
         watch: &mut Watch<'_>,
     ) -> Result<()> {
-        let Engine { body, head: head_program, registers, spares, packages, stats, shard_stats, bundle, .. } = self;
+        let Engine {
+            body, head: head_program, registers, spares, packages, stats, shard_stats, bundle, ..
+        } = self;
         let program = if head { head_program } else { body };
         let mut layers = 0;
         for op in &mut program.steps {

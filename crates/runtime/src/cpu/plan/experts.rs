@@ -114,7 +114,8 @@ impl Experts {
                 for s in scratch {
                     let m = s.tokens.len();
                     let hidden = at_least(&mut s.hidden, m * n);
-                    let each = s.tokens.iter().zip(hidden.chunks_exact_mut(n)).zip(s.gate_up.chunks_exact(2 * n));
+                    let each =
+                        s.tokens.iter().zip(hidden.chunks_exact_mut(n)).zip(s.gate_up.chunks_exact(2 * n));
                     for ((t, h), g) in each {
                         anemoe_kernels::gated(&g[..n], &g[n..], weight(b, *t as usize), b.kind, h);
                     }
@@ -146,8 +147,7 @@ impl Experts {
 fn add(experts: &[Scratch], y: &mut [f32], first: u32, rows: usize) {
     let end = first + (y.len() / rows.max(1)) as u32;
     for s in experts {
-        let (from, to) =
-            (s.tokens.partition_point(|t| *t < first), s.tokens.partition_point(|t| *t < end));
+        let (from, to) = (s.tokens.partition_point(|t| *t < first), s.tokens.partition_point(|t| *t < end));
         let out = s.out[from * rows..to * rows].chunks_exact(rows);
         for (t, out) in s.tokens[from..to].iter().zip(out) {
             let y = &mut y[(*t - first) as usize * rows..][..rows];

@@ -21,8 +21,8 @@ use super::weights::StoredWeight;
 use crate::backend::OpTime;
 use crate::tensor::{Data, Tensor};
 use anemoe_kernels::{
-    AttentionShape, CacheValues, CacheView, Columns, Gate, Grouped, HeadStrides, Mask, Order, Panel, Pool, Product,
-    RmsNorm, Strided,
+    AttentionShape, CacheValues, CacheView, Columns, Gate, Grouped, HeadStrides, Mask, Order, Panel, Pool,
+    Product, RmsNorm,
 };
 use anemoe_mlpackage::mil::TensorType;
 use half::f16;
@@ -280,10 +280,8 @@ impl<'a> Sources<'a> {
 }
 
 fn copy(nest: &Nest<2>, x: &[f32], out: &mut [f32]) {
-    if let Some(((rows, cols), [to, from])) = nest.exchanged() {
-        let strided = |(first, stride)| Strided { first, stride };
-        let (from, to) = (strided(from), strided(to));
-        return anemoe_kernels::transpose(Pool::global(), (rows, cols), (x, from), (out, to));
+    if let Some(e) = nest.exchange() {
+        return anemoe_kernels::transpose(Pool::global(), e.sizes, (x, e.from), (out, e.to));
     }
     nest.each(|[o, i], n, s| match s {
         [1, 1] => out[o..o + n].copy_from_slice(&x[i..i + n]),
@@ -619,7 +617,11 @@ fn order_of(items: &[Item], panel: usize) -> OpErrorAt<Order> {
 }
 
 /// Where the channels of a view's tokens are.
-fn columns<'a>(sources: &Sources<'a>, x: &View, (token_stride, channel_stride): (usize, usize)) -> Columns<'a> {
+fn columns<'a>(
+    sources: &Sources<'a>,
+    x: &View,
+    (token_stride, channel_stride): (usize, usize),
+) -> Columns<'a> {
     Columns { values: sources.get(x.base), first: x.offset, token_stride, channel_stride }
 }
 

@@ -1,5 +1,7 @@
 //! Where the elements of a value are: a place, and a stride for each dimension.
 
+use anemoe_kernels::Strided;
+
 /// What holds elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Base {
@@ -202,23 +204,32 @@ impl<const N: usize> Nest<N> {
     }
 }
 
+/// A copy that exchanges rows and columns.
+pub(super) struct Exchange {
+    /// Rows and columns of what is written.
+    pub sizes: (usize, usize),
+    pub from: Strided,
+    pub to: Strided,
+}
+
 impl Nest<2> {
-    /// Rows and columns, where the nest goes through both and the columns of the first operand lie together as the rows of the
-    /// second do; and of each operand the first place and the other stride.
-    pub fn exchanged(&self) -> Option<((usize, usize), [(usize, usize); 2])> {
+    /// Where the nest is one: goes through rows and columns, of which the columns of the first operand lie together, and the
+    /// rows of the second.
+    pub fn exchange(&self) -> Option<Exchange> {
         let &[(m, outer)] = self.outer.as_slice() else { return None };
         let (n, inner) = self.inner;
-        let [to, from] = self.start;
         if m < 2 || n < 2 {
             return None;
         }
-        if inner[0] == 1 && outer[1] == 1 && inner[1] > 1 && outer[0] >= n {
-            return Some(((m, n), [(to, outer[0]), (from, inner[1])]));
-        }
-        if inner[1] == 1 && outer[0] == 1 && outer[1] > 1 && inner[0] >= m {
-            return Some(((n, m), [(to, inner[0]), (from, outer[1])]));
-        }
-        None
+        let (sizes, to, from) = if inner[0] == 1 && outer[1] == 1 && inner[1] > 1 && outer[0] >= n {
+            ((m, n), outer[0], inner[1])
+        } else if inner[1] == 1 && outer[0] == 1 && outer[1] > 1 && inner[0] >= m {
+            ((n, m), inner[0], outer[1])
+        } else {
+            return None;
+        };
+        let strided = |k: usize, stride| Strided { first: self.start[k], stride };
+        Some(Exchange { sizes, from: strided(1, from), to: strided(0, to) })
     }
 }
 
