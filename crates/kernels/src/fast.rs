@@ -189,28 +189,46 @@ impl Narrow {
         self.scales.grow(tokens * scaled, [0.0; LANES]);
         self.lanes.grow(tokens * chunks * 2, [0.0; LANES]);
         self.sums.resize(self.sums.len().max(tokens), 0.0);
-        // Tokens by the few, so that threads share large calls.
+        let (bytes, scales, lanes, sums) =
+            (&mut *self.bytes, &mut *self.scales, &mut *self.lanes, &mut self.sums[..tokens]);
+        // Tokens by the few, so that threads share large calls; one token allocates nothing.
         let some = (SHARED / (chunks * CHUNK).max(1)).max(1);
-        let bytes = self.bytes[..tokens * chunks * 2].chunks_mut((some * chunks * 2).max(1));
-        let scales = self.scales[..tokens * scaled].chunks_mut((some * scaled).max(1));
-        let lanes = self.lanes[..tokens * chunks * 2].chunks_mut((some * chunks * 2).max(1));
-        let sums = self.sums[..tokens].chunks_mut(some);
+        if tokens <= some {
+            return narrow_tokens(data, chunks, quarters, (bytes, scales, lanes, sums));
+        }
+        let bytes = bytes[..tokens * chunks * 2].chunks_mut((some * chunks * 2).max(1));
+        let scales = scales[..tokens * scaled].chunks_mut((some * scaled).max(1));
+        let lanes = lanes[..tokens * chunks * 2].chunks_mut((some * chunks * 2).max(1));
         let data = data[..tokens * chunks * VECTORS].chunks((some * chunks * VECTORS).max(1));
-        let mut parts: Vec<_> = data.zip(bytes).zip(scales).zip(lanes).zip(sums).collect();
+        let parts = data.zip(bytes).zip(scales).zip(lanes).zip(sums.chunks_mut(some));
+        let mut parts: Vec<_> = parts.collect();
         Pool::global().pieces(&mut parts, 1, &|_, parts| {
             for ((((data, bytes), scales), lanes), sums) in parts {
-                for (t, sum) in sums.iter_mut().enumerate() {
-                    narrow(
-                        &data[t * chunks * VECTORS..(t + 1) * chunks * VECTORS],
-                        quarters,
-                        &mut bytes[t * chunks * 2..(t + 1) * chunks * 2],
-                        &mut scales[t * scaled..(t + 1) * scaled],
-                        &mut lanes[t * chunks * 2..(t + 1) * chunks * 2],
-                        sum,
-                    );
-                }
+                narrow_tokens(data, chunks, quarters, (bytes, scales, lanes, sums));
             }
         });
+    }
+}
+
+/// Bytes, scales, sums of lanes and sums of some tokens, see [`Narrow`].
+type Narrowed<'a> = (&'a mut [[u8; 64]], &'a mut [[f32; LANES]], &'a mut [[f32; LANES]], &'a mut [f32]);
+
+fn narrow_tokens(
+    data: &[[f32; LANES]],
+    chunks: usize,
+    quarters: &Quarters,
+    (bytes, scales, lanes, sums): Narrowed<'_>,
+) {
+    let scaled = chunks.div_ceil(SCALED);
+    for (t, sum) in sums.iter_mut().enumerate() {
+        narrow(
+            &data[t * chunks * VECTORS..(t + 1) * chunks * VECTORS],
+            quarters,
+            &mut bytes[t * chunks * 2..(t + 1) * chunks * 2],
+            &mut scales[t * scaled..(t + 1) * scaled],
+            &mut lanes[t * chunks * 2..(t + 1) * chunks * 2],
+            sum,
+        );
     }
 }
 
