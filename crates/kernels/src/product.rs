@@ -272,6 +272,23 @@ pub fn grouped(pool: &Pool, p: &mut Grouped<'_>) {
         "y and a bias per row"
     );
     let per = w.rows / p.groups;
+    if p.tokens == 0 || w.rows == 0 {
+        return;
+    }
+    if p.groups < pool.threads() {
+        // Rows of a group are shared, where groups would leave threads without work.
+        let mut panel = GROUP.take();
+        for g in 0..p.groups {
+            let w = w.row_range(g * per, (g + 1) * per);
+            let x = Columns { first: p.x.first + g * p.group_stride, ..p.x };
+            panel.fill_taps(w.order(), x, p.tokens, p.cols, p.tap_stride, None);
+            let bias = p.bias.map(|b| &b[g * per..(g + 1) * per]);
+            let (y, stride) = (&mut p.y[g * per..], p.w.rows);
+            products(pool, &mut [Some(Product { w, x: &panel, tokens: None, y, stride, bias })]);
+        }
+        GROUP.set(panel);
+        return;
+    }
     let isa = Isa::best();
     struct To(*mut f32);
     // SAFETY: groups write disjoint rows.
@@ -489,9 +506,13 @@ pub(crate) fn store_rows(y: &Target<'_>, which: &[usize], t: usize, v: [f32; ROW
     if let &[r, _, _, last] = which
         && last == r + ROWS - 1
     {
+        let mut bias = [0.0; ROWS];
+        if let Some(all) = y.bias {
+            bias.copy_from_slice(&all[r..r + ROWS]);
+        }
         let mut v = v;
-        if let Some(bias) = y.bias {
-            v.iter_mut().zip(&bias[r..r + ROWS]).for_each(|(v, b)| *v += b);
+        for k in 0..ROWS {
+            v[k] += bias[k];
         }
         // SAFETY: as in `store`, for rows that lie together.
         return unsafe { y.y.add(t * y.stride + r).cast::<[f32; ROWS]>().write_unaligned(v) };

@@ -29,8 +29,11 @@ pub fn transpose(
     if rows == 0 || cols == 0 {
         return;
     }
-    let end = |s: Strided, along: usize, across: usize| s.first + (across - 1) * s.stride + along;
-    assert!(end(from, rows, cols) <= x.len() && end(to, cols, rows) <= out.len(), "inside of both");
+    let inside = |s: Strided, along: usize, across: usize, len: usize| {
+        let last = (across - 1).checked_mul(s.stride).and_then(|n| n.checked_add(s.first));
+        last.and_then(|n| n.checked_add(along)).is_some_and(|end| end <= len)
+    };
+    assert!(inside(from, rows, cols, x.len()) && inside(to, cols, rows, out.len()), "inside of both");
     assert!(to.stride >= cols || rows == 1, "rows that do not overlap");
     struct Out(*mut f32);
     // SAFETY: parts write disjoint rows.

@@ -494,14 +494,18 @@ impl Compiler<'_> {
             return Err(at.error(OpError::Invalid("no output".into())));
         }
         let types = self.output_types(op, at)?;
-        if let Some(projection) = self.projection(op, at)? {
+        if let Some(projection) = self.projection(op) {
             let x = self.named(op, "x", at)?;
             let x = self.operand_place(&x).map_err(|what| at.error(OpError::Invalid(what)))?;
             let bias = match op.inputs.get("bias").and_then(|a| a.0.first()) {
                 Some(Binding::Name(name)) => {
                     Some(self.operand_place(&name.clone()).map_err(|what| at.error(OpError::Invalid(what)))?)
                 }
-                _ => None,
+                Some(Binding::Value(value)) => {
+                    let t = located(at, const_value(self.package, value).and_then(|c| c.to_tensor()))?;
+                    Some(self.constant(Arc::new(t)))
+                }
+                None => None,
             };
             let out = self.define(op);
             steps.push(Step::typed(at, Work::Project { projection, x, bias, to: out[0] }, types));
@@ -564,20 +568,28 @@ impl Compiler<'_> {
 
     /// A product with a constant that kernels can read as it is stored: 1x1 convolution, linear, matmul with a constant
     /// right side `[O, I]` transposed.
-    fn projection(&mut self, op: &Operation, at: &Located<'_>) -> Result<Option<Projection>> {
+    fn projection(&self, op: &Operation) -> Option<Projection> {
         let weight_param = match op.op_type.as_str() {
             "conv" | "linear" => "weight",
             "matmul" => "y",
-            _ => return Ok(None),
+            _ => return None,
         };
         let Some(Binding::Name(name)) = op.inputs.get(weight_param).and_then(|a| a.0.first()) else {
-            return Ok(None);
+            return None;
         };
         let weight = match self.constant_named(name) {
             Some(Constant::Stored(weight)) => weight,
             Some(Constant::Dense(t)) if t.as_f32().is_some() => Arc::new(StoredWeight::dense(t)),
-            _ => return Ok(None),
+            _ => return None,
         };
+        // A product of constants is one, and is computed here; kernels of the op library say what is wrong with no elements.
+        let x = match op.inputs.get("x").and_then(|a| a.0.first()) {
+            Some(Binding::Name(x)) if self.constant_named(x).is_none() => x.clone(),
+            _ => return None,
+        };
+        if weight.shape.contains(&0) {
+            return None;
+        }
         let ints = |param: &str| -> Option<Vec<i32>> {
             match op.inputs.get(param)?.0.first()? {
                 Binding::Name(n) => self.constant_named(n)?.to_tensor().ok()?.as_i32().map(<[i32]>::to_vec),
@@ -619,16 +631,15 @@ impl Compiler<'_> {
                         let taps = shape[2..].iter().product();
                         Projection::Conv { weight, groups, taps }
                     }
-                    _ => return Ok(None),
+                    _ => return None,
                 }
             }
             "linear" if shape.len() == 2 => Projection::Linear { weight },
             "matmul" if shape.len() == 2 && flag("transpose_y") && !flag("transpose_x") => {
                 Projection::Linear { weight }
             }
-            _ => return Ok(None),
+            _ => return None,
         };
-        let x = self.named(op, "x", at)?;
         let rank = self.types.get(&x).and_then(ValueType::tensor).map_or(0, TensorType::rank);
         let fits = match &projection {
             // Several images in one batch go the plain way.
@@ -639,7 +650,7 @@ impl Compiler<'_> {
             }
             Projection::Linear { .. } => rank >= 1 && (op.op_type == "linear" || rank >= 2),
         };
-        Ok(fits.then_some(projection))
+        fits.then_some(projection)
     }
 
     /// Steps of a nested block, and where its results are.

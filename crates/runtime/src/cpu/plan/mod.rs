@@ -415,7 +415,7 @@ fn run_node(
             let w = weight.matrix()?;
             counts.0 += w.bytes_read();
             with_out!(*out, |sources, y| {
-                let bias = bias.map(|b| sources.get(b));
+                let bias = bias.map(|b| &sources.get(b)[..w.rows()]);
                 let (groups, group_stride, tokens, cols) = (*groups, *group_stride, *tokens, *cols);
                 let (x, tap_stride) = (columns(&sources, x, (strides.0, strides.1)), strides.2);
                 anemoe_kernels::grouped(
@@ -649,7 +649,7 @@ fn products(
         for ((item, y), product) in items.iter().zip(&mut taken).zip(&mut all) {
             let w = item.weight.matrix()?;
             bytes += w.bytes_read();
-            let bias = item.bias.map(|b| sources.get(b));
+            let bias = item.bias.map(|b| &sources.get(b)[..w.rows()]);
             *product = Some(Product { w, x: &panels[item.panel], tokens: None, y, stride: w.rows(), bias });
         }
         anemoe_kernels::products(pool, &mut all);
@@ -670,6 +670,9 @@ fn update(
     row: &mut [f32],
 ) {
     let &[_, heads, tokens, d] = new.shape.as_slice() else { return };
+    if d == 0 {
+        return;
+    }
     let slots = keep.shape[2];
     let (values, keeps, places) = (sources.get(new.base), sources.get(keep.base), sources.get(place.base));
     // Where one token is written, most slots are told to stay in whole runs.
@@ -715,7 +718,7 @@ fn update(
     if let Some(tail) = tail {
         let values = sources.get(tail.base);
         let rows = tail.shape[2];
-        let together = tail.strides[3] == 1 && tail.strides[2] == d;
+        let together = rows > 0 && tail.strides[3] == 1 && tail.strides[2] == d;
         for h in 0..heads {
             if together {
                 let from = &values[tail.offset + h * tail.strides[1]..][..rows * d];
