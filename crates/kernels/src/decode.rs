@@ -97,17 +97,36 @@ fn table<L: Lanes>(lut: &[f32], group: usize, bits: usize) -> L {
     L::load(&full)
 }
 
-impl<L: Lanes> Decode<L> for Lut4<'_> {
-    const BYTES: usize = 64;
+/// What gives each row a table of sixteen entries.
+pub(crate) trait Sixteen<L: Lanes>: Copy {
+    /// Worth code of its own for several tokens.
+    const OFTEN: bool;
+    fn table(&self, row: usize) -> L;
+}
+
+impl<L: Lanes> Sixteen<L> for Lut4<'_> {
     const OFTEN: bool = true;
-    type Row = L;
-    type Raw<'b> = L::Ints;
     #[inline(always)]
-    fn row(&self, row: usize) -> L {
+    fn table(&self, row: usize) -> L {
         match self.lut[self.group.divide(row) * 16..][..16].try_into() {
             Ok(table) => L::load(table),
             Err(_) => unreachable!("a slice of 16"),
         }
+    }
+}
+
+/// Elements of 4 bits, looked up in their row's table.
+#[derive(Clone, Copy)]
+pub(crate) struct Nibbles<T>(pub T);
+
+impl<L: Lanes, T: Sixteen<L>> Decode<L> for Nibbles<T> {
+    const BYTES: usize = 64;
+    const OFTEN: bool = T::OFTEN;
+    type Row = L;
+    type Raw<'b> = L::Ints;
+    #[inline(always)]
+    fn row(&self, row: usize) -> L {
+        self.0.table(row)
     }
     #[inline(always)]
     fn raw(&self, _: L, _: usize, bytes: &[u8]) -> L::Ints {
@@ -352,7 +371,7 @@ pub(crate) struct RowScales<'a> {
 impl RowScales<'_> {
     /// Scale and offset of a row.
     #[inline(always)]
-    fn of(&self, row: usize) -> (f32, f32) {
+    pub fn of(&self, row: usize) -> (f32, f32) {
         let at = self.block_rows.divide(row);
         (self.scale[at], self.offset.map_or(0.0, |o| o[at]))
     }
@@ -395,26 +414,12 @@ pub(crate) struct Int4Rows<'a> {
     pub signed: bool,
 }
 
-impl<L: Lanes> Decode<L> for Int4Rows<'_> {
-    const BYTES: usize = 64;
-    type Row = L;
-    type Raw<'b> = L::Ints;
+impl<L: Lanes> Sixteen<L> for Int4Rows<'_> {
+    const OFTEN: bool = false;
     #[inline(always)]
-    fn row(&self, row: usize) -> L {
+    fn table(&self, row: usize) -> L {
         let (scale, zero) = self.scales.of(row);
         L::splat(zero).neg_mul_add(L::splat(1.0), integers(self.signed)).mul(L::splat(scale))
-    }
-    #[inline(always)]
-    fn raw(&self, _: L, _: usize, bytes: &[u8]) -> L::Ints {
-        L::ints(part(bytes, 0))
-    }
-    #[inline(always)]
-    fn rest(&self, _: L, _: usize, bytes: &[u8], _: &mut [u8; MOST_BYTES]) -> L::Ints {
-        L::ints_of(bytes)
-    }
-    #[inline(always)]
-    fn vector(&self, table: L, _: usize, at: L::Ints, k: usize) -> L {
-        L::lookup(table, L::shift_right(at, 4 * k as u32))
     }
 }
 

@@ -9,7 +9,7 @@
 //! Tables are looked up in tables of 8-bit codes, integers are codes as they are. Integers with scales for parts of a row are
 //! scaled before they are added, see `blocks`. fp16 and f32 are multiplied exactly, see [`crate::products`].
 
-use crate::decode::Scales;
+use crate::decode::{RowScales, Scales};
 #[cfg(target_arch = "aarch64")]
 use crate::lanes::neon::Neon;
 use crate::lanes::{LANES, Lanes, Plain};
@@ -402,7 +402,8 @@ unsafe fn each_kind<L: Compiled>(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: 
             (Storage::Int { bits, signed, data, scale, offset, block }, _) if block.1 == w.cols => {
                 let s = source(data, bits);
                 let (flip, more) = (signed_bit(bits, signed), codes_are_more(bits, signed));
-                let line = LineOf { scale, offset, block_rows: Divisor::new(block.0), more };
+                let scales = RowScales { scale, offset, block_rows: Divisor::new(block.0) };
+                let line = LineOf { scales, more };
                 match bits {
                     4 => L::rows(&s, Integers(Nibbles(flip * 0x11), line), rows, y),
                     _ => L::rows(&s, Integers(Whole(flip), line), rows, y),

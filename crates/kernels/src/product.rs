@@ -423,7 +423,7 @@ unsafe fn each_kind<L: Compiled>(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: 
                 1 => run!(decode::LutSmall::<1> { lut, group }, indices, 1),
                 2 => run!(decode::LutSmall::<2> { lut, group }, indices, 2),
                 3 => run!(decode::LutSmall::<3> { lut, group }, indices, 3),
-                4 => run!(decode::Lut4 { lut, group }, indices, 4),
+                4 => run!(decode::Nibbles(decode::Lut4 { lut, group }), indices, 4),
                 6 => run!(decode::Lut6 { lut, group }, indices, 6),
                 _ => run!(decode::Lut8 { lut, group }, indices, 8),
             }
@@ -431,7 +431,7 @@ unsafe fn each_kind<L: Compiled>(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: 
         Storage::Int { bits, signed, data, scale, offset, block } if block.1 == w.cols => {
             let scales = decode::RowScales { scale, offset, block_rows: Divisor::new(block.0) };
             match bits {
-                4 => run!(decode::Int4Rows { scales, signed }, data, 4),
+                4 => run!(decode::Nibbles(decode::Int4Rows { scales, signed }), data, 4),
                 _ => run!(decode::Int8Rows { scales, signed }, data, 8),
             }
         }
@@ -557,19 +557,6 @@ pub(crate) fn prefetch(bytes: &[u8]) {
     crate::lines::prefetch(bytes.as_ptr().wrapping_add(AHEAD), bytes.len());
 }
 
-/// Block b of a row; behind the row's end are zeros, put together in `rest`.
-#[inline(always)]
-fn block_bytes<'a>(bytes: &'a [u8], b: usize, size: usize, rest: &'a mut [u8; MOST_BYTES]) -> &'a [u8] {
-    if let Some(bytes) = bytes.get(b * size..(b + 1) * size) {
-        prefetch(bytes);
-        return bytes;
-    }
-    let bytes = &bytes[b * size..];
-    rest[..bytes.len()].copy_from_slice(bytes);
-    rest[bytes.len()..size].fill(0);
-    &rest[..size]
-}
-
 /// Four rows, of which n are wanted, times T tokens; rows are decoded into registers. Gives T.
 #[inline(always)]
 fn few<L: Lanes, D: Decode<L>, const T: usize>(
@@ -667,7 +654,13 @@ fn decode_rows<L: Lanes, D: Decode<L>>(
         // SAFETY: tiles have rows of the matrix.
         let (row, bytes) = (s.d.row(s.first + r), unsafe { s.rows.row(r) });
         for (b, out) in out.as_chunks_mut::<VECTORS>().0.iter_mut().enumerate() {
-            let raw = s.d.raw(row, b, block_bytes(bytes, b, D::BYTES, &mut rest));
+            let raw = match bytes.get(b * D::BYTES..(b + 1) * D::BYTES) {
+                Some(bytes) => {
+                    prefetch(bytes);
+                    s.d.raw(row, b, bytes)
+                }
+                None => s.d.rest(row, b, &bytes[b * D::BYTES..], &mut rest),
+            };
             for k in 0..VECTORS {
                 s.d.vector(row, b, raw, k).store(&mut out[k]);
             }

@@ -1,6 +1,7 @@
 //! What becomes of stored elements: codes of 8 bits.
 
 use super::{Bytes, CHUNK};
+use crate::decode::RowScales;
 use crate::matrix::Divisor;
 
 /// Tables of 8-bit codes for tables of f32: entry `i` of table `g` is close to `step[g] * codes[entries g + i] + low[g]`.
@@ -230,12 +231,10 @@ tables!(
     |table| Eight(table)
 );
 
-/// Scales of rows.
+/// Scales of rows, for codes.
 #[derive(Clone, Copy)]
 pub(super) struct LineOf<'a> {
-    pub scale: &'a [f32],
-    pub offset: Option<&'a [f32]>,
-    pub block_rows: Divisor,
+    pub scales: RowScales<'a>,
     /// How much more than the integers their codes are.
     pub more: f32,
 }
@@ -248,8 +247,7 @@ impl<L: Bytes, C: Coded<L>> Kind<L> for Integers<'_, C> {
     type Code = C;
     #[inline(always)]
     fn row(&self, row: usize) -> (C, (f32, f32)) {
-        let group = self.1.block_rows.divide(row);
-        let (s, z) = (self.1.scale[group], self.1.offset.map_or(0.0, |o| o[group]));
+        let (s, z) = self.1.scales.of(row);
         (self.0, (s, -s * (z + self.1.more)))
     }
 }

@@ -108,21 +108,24 @@ impl Experts {
             for (i, w) in chosen.iter().zip(&mut down) {
                 *w = Some(branches[*i].down.matrix()?);
             }
-            pool.pieces(&mut scratch[..chosen.len()], 1, &|k, scratch| {
+            let activate = |k: usize, s: &mut Scratch| {
                 let (b, Some(w)) = (&branches[chosen[k]], down[k]) else { return };
-                let n = w.cols();
-                for s in scratch {
-                    let m = s.tokens.len();
-                    let hidden = at_least(&mut s.hidden, m * n);
-                    let each =
-                        s.tokens.iter().zip(hidden.chunks_exact_mut(n)).zip(s.gate_up.chunks_exact(2 * n));
-                    for ((t, h), g) in each {
-                        anemoe_kernels::gated(&g[..n], &g[n..], weight(b, *t as usize), b.kind, h);
-                    }
-                    let values = Columns { values: hidden, first: 0, token_stride: n, channel_stride: 1 };
-                    s.h.fill(w.order(), values, m, n, None);
+                let (n, m) = (w.cols(), s.tokens.len());
+                let hidden = at_least(&mut s.hidden, m * n);
+                let each = s.tokens.iter().zip(hidden.chunks_exact_mut(n)).zip(s.gate_up.chunks_exact(2 * n));
+                for ((t, h), g) in each {
+                    anemoe_kernels::gated(&g[..n], &g[n..], weight(b, *t as usize), b.kind, h);
                 }
-            });
+                let values = Columns { values: hidden, first: 0, token_stride: n, channel_stride: 1 };
+                s.h.fill(w.order(), values, m, n, None);
+            };
+            let own = &mut scratch[..chosen.len()];
+            if tokens == 1 {
+                // Less than what a job costs.
+                own.iter_mut().enumerate().for_each(|(k, s)| activate(k, s));
+            } else {
+                pool.pieces(own, 1, &|k, s| s.iter_mut().for_each(|s| activate(k, s)));
+            }
             let mut all: [Option<Product<'_>>; TOGETHER] = Default::default();
             for ((w, s), p) in down.iter().zip(scratch.iter_mut()).zip(&mut all) {
                 let Some(w) = *w else { continue };
