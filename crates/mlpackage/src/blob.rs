@@ -20,6 +20,8 @@ const VERSION: u32 = 2;
 const SENTINEL: u32 = 0xDEAD_BEEF;
 /// Metadata starts at multiples of this, and is as long; so is the header.
 const UNIT: u64 = 64;
+/// Bytes that are written at a time: two of the pages in which Linux keeps a file that is written in such pieces.
+const BUFFER: usize = 4 << 20;
 
 /// Data types with their numbers in weight storage, which are not those of `MIL.proto`.
 const BLOB_TYPES: [(DataType, u32); 17] = [
@@ -73,7 +75,7 @@ impl BlobWriter {
             Some(file) => file,
             None => {
                 let file = File::create_new(&self.path).map_err(|e| Error::io(&self.path, e))?;
-                self.file.insert(BufWriter::with_capacity(1 << 20, file))
+                self.file.insert(BufWriter::with_capacity(BUFFER, file))
             }
         };
         file.write_all(bytes).map_err(|e| Error::io(&self.path, e))?;
@@ -215,11 +217,31 @@ impl BlobFile {
     /// # Errors
     /// The file cannot be mapped, or its header, a blob's metadata or the chain of blobs is wrong.
     pub fn open(path: &Path) -> Result<BlobFile> {
+        BlobFile::map(path, false)
+    }
+
+    /// As [`BlobFile::open`], for one who will read all of the file again and again: what is not in memory yet is read in
+    /// large pieces, to pages of 2 MB where the file system has such. Pages that are in memory stay as they are.
+    ///
+    /// # Errors
+    /// As [`BlobFile::open`].
+    pub fn open_to_run(path: &Path) -> Result<BlobFile> {
+        BlobFile::map(path, true)
+    }
+
+    fn map(path: &Path, to_run: bool) -> Result<BlobFile> {
         let file = File::open(path).map_err(|e| Error::io(path, e))?;
         // SAFETY: the map is only read. A file that another process shortens meanwhile ends this one with a signal, as for
         // every program that maps its weights.
         #[allow(unsafe_code)]
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(|e| Error::io(path, e))?;
+        #[cfg(target_os = "linux")]
+        if to_run {
+            // Before anything is read, since what is read keeps the size of its pages. Without such pages it works as well.
+            let _ = map.advise(memmap2::Advice::HugePage);
+        }
+        #[cfg(not(target_os = "linux"))]
+        let _ = to_run;
         let blobs = index(&map).map_err(|what| Error::invalid(path, format!("weight file: {what}")))?;
         let file = BlobFile { path: path.to_path_buf(), map, blobs };
         // The walk has read a few bytes behind each blob, and the system mapped what lies around them: of a bundle of many
@@ -264,14 +286,11 @@ impl BlobFile {
         Ok(SharedBlob { file: self.clone(), start, end })
     }
 
-    /// Maps all pages that are in memory or can be read, so that reading them later does not stop at each; huge ones where the
-    /// file system reads such. What fails is left to later reading.
+    /// Maps all pages that are in memory or can be read, so that reading them later does not stop at each. What fails is left
+    /// to later reading.
     pub fn populate(&self) {
         #[cfg(target_os = "linux")]
-        {
-            let _ = self.map.advise(memmap2::Advice::HugePage);
-            let _ = self.map.advise(memmap2::Advice::PopulateRead);
-        }
+        let _ = self.map.advise(memmap2::Advice::PopulateRead);
     }
 
     /// Offsets of all blobs, ascending.

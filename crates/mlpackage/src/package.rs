@@ -209,6 +209,13 @@ impl Weights {
         self.0.values().for_each(|w| w.release());
     }
 
+    /// Adds those of `others` that are not here.
+    pub fn adopt(&mut self, others: &Weights) {
+        for (name, file) in &others.0 {
+            self.0.entry(name.clone()).or_insert_with(|| file.clone());
+        }
+    }
+
     /// See [`BlobFile::populate`].
     pub fn populate(&self) {
         self.0.values().for_each(|w| w.populate());
@@ -235,15 +242,19 @@ impl Package {
     /// # Errors
     /// A file is missing or wrong, or the model is not an ML Program.
     pub fn open(path: &Path) -> Result<Package> {
-        Package::open_with(path, &Weights::default())
+        Package::open_with(path, None, &Weights::default())
     }
 
-    /// As [`Package::open`], with those of `mapped` that it needs instead of mapping them again: for one that was opened
-    /// before.
+    /// As [`Package::open`], to run those of its functions that are `wanted`: the others are not looked at, and no function is
+    /// that is not there. Weight files among `mapped` are not mapped again.
     ///
     /// # Errors
     /// As [`Package::open`].
-    pub fn open_with(path: &Path, mapped: &Weights) -> Result<Package> {
+    pub fn open_to_run(path: &Path, wanted: &[&str], mapped: &Weights) -> Result<Package> {
+        Package::open_with(path, Some(wanted), mapped)
+    }
+
+    fn open_with(path: &Path, wanted: Option<&[&str]>, mapped: &Weights) -> Result<Package> {
         check_extension(path)?;
         let manifest_path = path.join(MANIFEST);
         let text = read_limited(&manifest_path, MAX_MANIFEST_BYTES)?;
@@ -264,16 +275,22 @@ impl Package {
         })?;
         let model_path = path.join(DATA).join(root);
         let bytes = read_limited(&model_path, MAX_MODEL_BYTES)?;
-        let model = spec::decode(&bytes, &model_path)?;
+        let model = spec::decode_some(&bytes, &model_path, wanted)?;
         let mut package =
             Package { path: path.to_path_buf(), model, weights: Weights::default(), total_bytes: 0 };
-        package.open_weights(&model_path, mapped)?;
+        let open = if wanted.is_some() { BlobFile::open_to_run } else { BlobFile::open };
+        package.open_weights(&model_path, mapped, &open)?;
         package.total_bytes =
             (text.len() + bytes.len()) as u64 + package.weights.0.values().map(|w| w.len()).sum::<u64>();
         Ok(package)
     }
 
-    fn open_weights(&mut self, model_path: &Path, mapped: &Weights) -> Result<()> {
+    fn open_weights(
+        &mut self,
+        model_path: &Path,
+        mapped: &Weights,
+        open: &dyn Fn(&Path) -> Result<BlobFile>,
+    ) -> Result<()> {
         let mut values = Vec::new();
         for (name, function) in &self.model.program.functions {
             collect(&function.block, name, &mut values);
@@ -289,7 +306,7 @@ impl Package {
                 let directory = model_path.parent().unwrap_or(Path::new("."));
                 let opened = match mapped.0.get(file) {
                     Some(opened) => opened.clone(),
-                    None => Arc::new(BlobFile::open(&directory.join(inside))?),
+                    None => Arc::new(open(&directory.join(inside))?),
                 };
                 weights.insert(file.clone(), opened);
             }

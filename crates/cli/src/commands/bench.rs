@@ -177,8 +177,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let read_gb_s = anemoe_kernels::read_bandwidth(pool, MEMORY, PASSES);
     let started = Instant::now();
     let mut engine = Engine::open(&args.bundle, &backend)?;
-    engine.populate();
     engine.prepare(1);
+    engine.populate();
     let load_s = started.elapsed().as_secs_f64();
     check(&args, &engine)?;
     let mut tokens =

@@ -83,11 +83,14 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let started = Instant::now();
     let backend = args.executor.backend()?;
     let mut engine = Engine::open(&args.bundle, &backend)?;
-    engine.populate();
-    let load = started.elapsed();
     let tokenizer_file = args.bundle.join("tokenizer.json");
     let prompt =
         args.prompt.ids(|| Ok(Tokenizer::open(&tokenizer_file)?), engine.chain().model.bos_token_id)?;
+    // For the prompt, and for the tokens behind it.
+    engine.prepare(prompt.len());
+    engine.prepare(1);
+    engine.populate();
+    let load = started.elapsed();
     let tokenizer = tokenizer_file.exists().then(|| Tokenizer::open(&tokenizer_file)).transpose()?;
     let options = GenerateOptions {
         max_new: args.max_new,

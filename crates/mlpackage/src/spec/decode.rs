@@ -8,7 +8,7 @@ use crate::mil::{
 use crate::proto as pb;
 use crate::{Error, Result};
 use prost::Message;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// Reads a serialized `model.mlmodel`; `path` names it in errors.
@@ -17,11 +17,40 @@ use std::path::Path;
 /// The bytes are not a model, the model is not an ML Program (*unsupported*), or it breaks the format's rules: the error
 /// names the function and the operation. Nesting is limited, so that no input overflows the stack.
 pub fn decode(bytes: &[u8], path: &Path) -> Result<Model> {
+    decode_some(bytes, path, None)
+}
+
+/// As [`decode`], with only those functions of the program that are `wanted`, where some are: the others' bodies are not
+/// looked at. Functions that are wanted and not there are not in the result.
+///
+/// # Errors
+/// As [`decode`].
+pub fn decode_some(bytes: &[u8], path: &Path, wanted: Option<&[&str]>) -> Result<Model> {
     // prost itself refuses messages nested more than 100 deep.
     let model =
-        pb::Model::decode(bytes).map_err(|e| Error::invalid(path, format!("model specification: {e}")))?;
+        Outline::decode(bytes).map_err(|e| Error::invalid(path, format!("model specification: {e}")))?;
     let reader = Reader { path };
-    reader.model(model)
+    reader.model(model, wanted)
+}
+
+/// `CoreML.Specification.Model` with the functions of its program as bytes: most of them may not be needed.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Outline {
+    #[prost(int32, tag = "1")]
+    specification_version: i32,
+    #[prost(message, optional, tag = "2")]
+    description: Option<pb::ModelDescription>,
+    #[prost(message, optional, tag = "502")]
+    ml_program: Option<ProgramOutline>,
+}
+
+/// `CoreML.Specification.MILSpec.Program`.
+#[derive(Clone, PartialEq, prost::Message)]
+struct ProgramOutline {
+    #[prost(btree_map = "string, bytes", tag = "2")]
+    functions: BTreeMap<String, Vec<u8>>,
+    #[prost(btree_map = "string, message", tag = "4")]
+    attributes: BTreeMap<String, pb::Value>,
 }
 
 struct Reader<'a> {
@@ -36,7 +65,7 @@ impl Reader<'_> {
         Error::invalid(self.path, what)
     }
 
-    fn model(&self, model: pb::Model) -> Result<Model> {
+    fn model(&self, model: Outline, wanted: Option<&[&str]>) -> Result<Model> {
         let Some(program) = model.ml_program else {
             return Err(Error::Unsupported(format!(
                 "{}: not an ML Program model (specification version {}): neural networks, pipelines and classical models \
@@ -46,13 +75,19 @@ impl Reader<'_> {
             )));
         };
         let mut functions = BTreeMap::new();
-        for (name, function) in program.functions {
-            let read =
-                self.function(function).map_err(|e| self.invalid(format!("function `{name}`: {e}")))?;
-            functions.insert(name, read);
-        }
-        if functions.is_empty() {
+        if program.functions.is_empty() {
             return Err(self.invalid("program: no function"));
+        }
+        let known: BTreeSet<String> = program.functions.keys().cloned().collect();
+        for (name, function) in program.functions {
+            if wanted.is_some_and(|wanted| !wanted.contains(&name.as_str())) {
+                continue;
+            }
+            let read = pb::Function::decode(function.as_slice())
+                .map_err(|e| format!("model specification: {e}"))
+                .and_then(|function| self.function(function))
+                .map_err(|e| self.invalid(format!("function `{name}`: {e}")))?;
+            functions.insert(name, read);
         }
         let attributes = values(program.attributes)
             .map_err(|e| self.invalid(format!("attributes of the program: {e}")))?;
@@ -74,11 +109,11 @@ impl Reader<'_> {
             }
         }
         for f in &described {
-            if !functions.contains_key(&f.name) {
+            if !known.contains(&f.name) {
                 return Err(self.invalid(format!("description: function `{}` is not in the program", f.name)));
             }
         }
-        if !functions.contains_key(&default_function) {
+        if !known.contains(&default_function) {
             return Err(self.invalid(format!(
                 "description: default function `{default_function}` is not in the program"
             )));

@@ -3,7 +3,7 @@
 mod decode;
 mod encode;
 
-pub use decode::decode;
+pub use decode::{decode, decode_some};
 pub use encode::encode;
 
 use crate::mil::DataType;

@@ -126,7 +126,7 @@ impl CpuPackage {
         let name = function.unwrap_or(&model.default_function);
         let described = model.functions.iter().find(|f| f.name == name);
         let (Some(body), Some(described)) = (model.program.functions.get(name), described) else {
-            let known: Vec<&str> = model.program.functions.keys().map(String::as_str).collect();
+            let known: Vec<&str> = model.functions.iter().map(|f| f.name.as_str()).collect();
             return Err(Error::invalid(
                 self.package.path(),
                 format!("use: no function `{name}`; there is {}", known.join(", ")),
@@ -159,10 +159,10 @@ impl CpuBackend {
 
 impl Backend for CpuBackend {
     fn open(&self, path: &Path) -> Result<Box<dyn BackendPackage>> {
-        let package = CpuPackage::open(path)?;
+        // What is no package is said now.
+        Package::open_to_run(path, &[], &Weights::default())?;
         Ok(Box::new(LoadedPackage {
-            weights: package.package.weights().clone(),
-            package: Some(package),
+            weights: Weights::default(),
             path: path.to_path_buf(),
             options: self.options,
             functions: Vec::new(),
@@ -172,9 +172,7 @@ impl Backend for CpuBackend {
 }
 
 struct LoadedPackage {
-    /// Until a function is prepared. Programs take more memory than what is made of them, so they are read again when another
-    /// function is needed.
-    package: Option<CpuPackage>,
+    /// Mapped for the functions that are prepared.
     weights: Weights,
     path: PathBuf,
     options: Options,
@@ -194,10 +192,10 @@ impl BackendPackage for LoadedPackage {
         if let Some(i) = self.functions.iter().position(|f| f.name == function) {
             return Ok(FunctionId(i));
         }
-        let package = match self.package.take() {
-            Some(package) => package,
-            None => CpuPackage { package: Arc::new(Package::open_with(&self.path, &self.weights)?) },
-        };
+        // Programs take more memory than what is made of them, so each is read when it is needed and not kept.
+        let package = Package::open_to_run(&self.path, &[function], &self.weights)?;
+        self.weights.adopt(package.weights());
+        let package = CpuPackage { package: Arc::new(package) };
         let session = package.session(Some(function), self.options)?;
         self.states.adopt(&session).map_err(|what| Error::invalid(&self.path, what))?;
         let names = |f: &[anemoe_mlpackage::mil::Feature]| f.iter().map(|f| f.name.clone()).collect();
