@@ -1,9 +1,12 @@
 //! Copies that exchange rows and columns.
 
 use crate::Pool;
+use crate::lanes::{LANES, Lanes};
+use crate::vector::dispatch;
+use std::ops::Range;
 
-/// Rows and columns that are exchanged at a time: a line of each.
-const SIDE: usize = 16;
+/// Rows of a part: from each column that is read, as many lines that lie together.
+const PART: usize = 4 * LANES;
 /// Elements from which several threads are worth it.
 const PARALLEL: usize = 1 << 14;
 
@@ -35,31 +38,57 @@ pub fn transpose(
     };
     assert!(inside(from, rows, cols, x.len()) && inside(to, cols, rows, out.len()), "inside of both");
     assert!(to.stride >= cols || rows == 1, "rows that do not overlap");
-    struct Out(*mut f32);
-    // SAFETY: parts write disjoint rows.
-    unsafe impl Sync for Out {}
     let out = Out(out.as_mut_ptr());
     let part = |i: usize| {
-        let out = &out;
-        let r = i * SIDE;
-        let n = SIDE.min(rows - r);
-        for c in (0..cols).step_by(SIDE) {
-            let m = SIDE.min(cols - c);
-            let mut block = [[0f32; SIDE]; SIDE];
-            for k in 0..m {
+        let first = i * PART;
+        exchange(x, from, &out, to, first..rows.min(first + PART), cols);
+    };
+    let parts = rows.div_ceil(PART);
+    if rows * cols < PARALLEL { (0..parts).for_each(part) } else { pool.run(parts, &part) }
+}
+
+struct Out(*mut f32);
+// SAFETY: parts write disjoint rows.
+unsafe impl Sync for Out {}
+
+dispatch! {
+    fn exchange(x: &[f32], from: Strided, out: &Out, to: Strided, rows: Range<usize>, cols: usize) = exchange_on
+}
+
+/// Some rows; what is written is inside, see [`transpose`].
+#[inline(always)]
+fn exchange_on<L: Lanes>(x: &[f32], from: Strided, out: &Out, to: Strided, rows: Range<usize>, cols: usize) {
+    for c in (0..cols).step_by(LANES) {
+        let m = LANES.min(cols - c);
+        for r in rows.clone().step_by(LANES) {
+            let n = LANES.min(rows.end - r);
+            let mut block = [L::splat(0.0); LANES];
+            for (k, v) in block.iter_mut().enumerate().take(m) {
                 let line = &x[from.first + r + (c + k) * from.stride..][..n];
-                line.iter().zip(&mut block).for_each(|(v, row)| row[k] = *v);
+                *v = match line.as_array() {
+                    Some(line) => L::load(line),
+                    None => {
+                        let mut lanes = [0f32; LANES];
+                        lanes[..n].copy_from_slice(line);
+                        L::load(&lanes)
+                    }
+                };
             }
-            for (k, row) in block.iter().enumerate().take(n) {
+            for (k, row) in L::turn(block).into_iter().enumerate().take(n) {
                 let at = to.first + (r + k) * to.stride + c;
-                // SAFETY: row r + k of `out` lies inside of it from column c on, see the assertions; rows do not overlap, and
+                let mut lanes = [0f32; LANES];
+                row.store(&mut lanes);
+                // SAFETY: row r + k of `out` lies inside of it from column c on, see `transpose`; rows do not overlap, and
                 // each is of one part.
-                unsafe { std::ptr::copy_nonoverlapping(row.as_ptr(), out.0.add(at), m) };
+                unsafe {
+                    match m {
+                        LANES => out.0.add(at).cast::<[f32; LANES]>().write_unaligned(lanes),
+                        _ => std::ptr::copy_nonoverlapping(lanes.as_ptr(), out.0.add(at), m),
+                    }
+                }
             }
         }
-    };
-    let parts = rows.div_ceil(SIDE);
-    if rows * cols < PARALLEL { (0..parts).for_each(part) } else { pool.run(parts, &part) }
+    }
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use crate::mil::DataType;
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufWriter, Seek, SeekFrom, Write};
+use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -48,7 +48,9 @@ const BLOB_TYPES: [(DataType, u32); 17] = [
 pub struct BlobWriter {
     path: PathBuf,
     /// Created with the first blob: a package without blobs has no weight file.
-    file: Option<BufWriter<File>>,
+    file: Option<File>,
+    /// What is not written yet, less than [`BUFFER`] bytes.
+    pending: Vec<u8>,
     position: u64,
     count: u32,
     open: Option<OpenBlob>,
@@ -62,7 +64,7 @@ struct OpenBlob {
 impl BlobWriter {
     /// A writer for the file `path`, which is created with the first blob.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        BlobWriter { path: path.into(), file: None, position: 0, count: 0, open: None }
+        BlobWriter { path: path.into(), file: None, pending: Vec::new(), position: 0, count: 0, open: None }
     }
 
     /// Blobs begun so far.
@@ -70,16 +72,26 @@ impl BlobWriter {
         self.count
     }
 
-    fn put(&mut self, bytes: &[u8]) -> Result<()> {
+    fn put(&mut self, mut bytes: &[u8]) -> Result<()> {
         let file = match &mut self.file {
             Some(file) => file,
             None => {
                 let file = File::create_new(&self.path).map_err(|e| Error::io(&self.path, e))?;
-                self.file.insert(BufWriter::with_capacity(BUFFER, file))
+                self.pending.reserve_exact(BUFFER);
+                self.file.insert(file)
             }
         };
-        file.write_all(bytes).map_err(|e| Error::io(&self.path, e))?;
         self.position += bytes.len() as u64;
+        // Always at multiples of BUFFER, which `std::io::BufWriter` would not keep to.
+        while !bytes.is_empty() {
+            let (now, later) = bytes.split_at(bytes.len().min(BUFFER - self.pending.len()));
+            self.pending.extend_from_slice(now);
+            bytes = later;
+            if self.pending.len() == BUFFER {
+                file.write_all(&self.pending).map_err(|e| Error::io(&self.path, e))?;
+                self.pending.clear();
+            }
+        }
         Ok(())
     }
 
@@ -161,10 +173,10 @@ impl BlobWriter {
         let mut header = self.count.to_le_bytes().to_vec();
         header.extend(VERSION.to_le_bytes());
         let done = file
-            .seek(SeekFrom::Start(0))
+            .write_all(&self.pending)
+            .and_then(|()| file.seek(SeekFrom::Start(0)))
             .and_then(|_| file.write_all(&header))
-            .and_then(|()| file.flush())
-            .and_then(|()| file.get_ref().sync_all());
+            .and_then(|()| file.sync_all());
         done.map_err(|e| Error::io(&self.path, e))?;
         Ok(Some(self.position))
     }

@@ -37,6 +37,18 @@ pub trait BackendPackage: Send {
     /// An output of the last call of a prepared function.
     fn output(&self, function: FunctionId, index: usize) -> &Tensor;
 
+    /// A prepared function that is a sum of experts, which [`crate::cpu::add_experts`] can add up with others'; none where it
+    /// is anything else.
+    fn experts(&self, function: FunctionId) -> Option<&crate::cpu::Session> {
+        let _ = function;
+        None
+    }
+
+    /// Counts a run by [`crate::cpu::add_experts`].
+    fn count(&mut self, function: FunctionId, counts: (u64, u64), time: Duration) {
+        let _ = (function, counts, time);
+    }
+
     /// Gives memory that the next call may use for an output.
     fn lend(&mut self, function: FunctionId, index: usize, memory: Tensor) {
         let _ = (function, index, memory);

@@ -237,6 +237,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     drop(gauge);
     let mut prefills = Vec::new();
     for n in prefill {
+        let before = engine.shard_stats();
         let mut bytes = 0.0;
         let seconds = median(args.repetitions, &bar, || {
             engine.reset();
@@ -250,6 +251,10 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         })?;
         let gb = bytes / 1e9;
         prefills.push(Prefill { tokens: n, seconds, tok_s: n as f64 / seconds, gb, gb_s: gb / seconds });
+        // Of the first prompt where nothing is decoded.
+        if kinds.is_empty() {
+            (kinds, shards, ops) = parts(&engine, &before, (args.repetitions + 1) * n);
+        }
     }
     bar.finish_and_clear();
     let memory = memory();
@@ -398,18 +403,17 @@ fn parts(engine: &Engine, before: &[ShardStats], tokens: usize) -> (Vec<Part>, V
         let kind = kinds.entry(shard.kind.name()).or_default();
         *kind = (kind.0 + calls, kind.1 + seconds, kind.2 + bytes);
         shards.push(part(shard.name.clone(), calls, seconds, bytes));
-        let earlier: BTreeMap<(&str, &str), Duration> =
-            b.ops.iter().map(|o| ((o.op_type.as_str(), o.name.as_str()), o.time)).collect();
-        for op in &a.ops {
-            let was = earlier.get(&(op.op_type.as_str(), op.name.as_str())).copied().unwrap_or_default();
-            let name = format!("{} {}", shard.kind.name(), op.op_type);
-            *ops.entry(name).or_default() += op.time.saturating_sub(was).as_secs_f64();
+        for (all, sign) in [(&a.ops, 1.0), (&b.ops, -1.0)] {
+            for op in all {
+                let name = format!("{} {}", shard.kind.name(), op.op_type);
+                *ops.entry(name).or_default() += sign * op.time.as_secs_f64();
+            }
         }
     }
     let kinds = kinds.into_iter().map(|(k, (c, s, b))| part(k.into(), c, s, b)).collect();
     let mut ops: Vec<OpPart> = ops
         .into_iter()
-        .filter(|(_, s)| *s > 0.0)
+        .filter(|(_, s)| *s > 1e-9)
         .map(|(op, s)| OpPart { op, ms_per_token: s / n * 1e3, share: if all > 0.0 { s / all } else { 0.0 } })
         .collect();
     ops.sort_by(|a, b| b.ms_per_token.total_cmp(&a.ms_per_token));

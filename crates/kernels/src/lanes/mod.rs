@@ -90,6 +90,24 @@ pub(crate) trait Lanes: Copy {
         v.map(Self::total)
     }
 
+    /// Lane i of vector j is lane j of vector i.
+    #[inline(always)]
+    fn turn(v: [Self; LANES]) -> [Self; LANES] {
+        let mut from = [[0f32; LANES]; LANES];
+        for (v, from) in v.into_iter().zip(&mut from) {
+            v.store(from);
+        }
+        let mut turned = v;
+        for (i, turned) in turned.iter_mut().enumerate() {
+            let mut to = [0f32; LANES];
+            for (to, from) in to.iter_mut().zip(&from) {
+                *to = from[i];
+            }
+            *turned = Self::load(&to);
+        }
+        turned
+    }
+
     /// The first of the smallest lanes, and its number. No lane is NaN.
     #[inline(always)]
     fn least(self) -> (usize, f32) {

@@ -37,6 +37,16 @@ fn check<L: Lanes>() {
         same("neg_mul_add", &lanes(x.neg_mul_add(y, z)), &by(|a, b, c| (-a).mul_add(b, c)));
         same("total", &[x.total()], &[p.total()]);
         same("totals", &L::totals([x, y, z, y]), &Plain::totals([p, q, r, q]));
+        let mut vectors = [x; LANES];
+        for (i, v) in vectors.iter_mut().enumerate() {
+            let mut rotated = [a, b, c][i % 3].to_owned();
+            rotated.rotate_left(i);
+            *v = L::load(&rotated);
+        }
+        for (i, turned) in L::turn(vectors).into_iter().enumerate() {
+            let column: [f32; LANES] = std::array::from_fn(|j| lanes(vectors[j])[i]);
+            same("turn", &lanes(turned), &column);
+        }
         if v.iter().all(|v| v.is_finite()) {
             let zero = [0f32; LANES];
             same("round", &lanes(x.round().add(L::load(&zero))), &by(|a, _, _| a.round_ties_even() + 0.0));

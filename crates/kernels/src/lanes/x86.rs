@@ -449,6 +449,38 @@ impl Lanes for Avx512 {
         }
     }
     #[inline(always)]
+    fn turn(v: [Self; LANES]) -> [Self; LANES] {
+        // SAFETY: the processor has AVX-512 F, see the module.
+        unsafe {
+            // Of each four rows, columns c, 4 + c, 8 + c and 12 + c in the four parts of `fours[.. + c]`.
+            let mut fours = v;
+            for g in (0..LANES).step_by(4) {
+                let [a, b, c, d] = [v[g].0, v[g + 1].0, v[g + 2].0, v[g + 3].0];
+                let ab = _mm512_castps_pd(_mm512_unpacklo_ps(a, b));
+                let ab_high = _mm512_castps_pd(_mm512_unpackhi_ps(a, b));
+                let cd = _mm512_castps_pd(_mm512_unpacklo_ps(c, d));
+                let cd_high = _mm512_castps_pd(_mm512_unpackhi_ps(c, d));
+                fours[g].0 = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
+                fours[g + 1].0 = _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
+                fours[g + 2].0 = _mm512_castpd_ps(_mm512_unpacklo_pd(ab_high, cd_high));
+                fours[g + 3].0 = _mm512_castpd_ps(_mm512_unpackhi_pd(ab_high, cd_high));
+            }
+            let mut turned = v;
+            for c in 0..4 {
+                let [p, q, r, s] = [fours[c].0, fours[4 + c].0, fours[8 + c].0, fours[12 + c].0];
+                // Parts 0 and 2, and parts 1 and 3.
+                let (even, even_2) =
+                    (_mm512_shuffle_f32x4::<0x88>(p, q), _mm512_shuffle_f32x4::<0x88>(r, s));
+                let (odd, odd_2) = (_mm512_shuffle_f32x4::<0xdd>(p, q), _mm512_shuffle_f32x4::<0xdd>(r, s));
+                turned[c].0 = _mm512_shuffle_f32x4::<0x88>(even, even_2);
+                turned[4 + c].0 = _mm512_shuffle_f32x4::<0x88>(odd, odd_2);
+                turned[8 + c].0 = _mm512_shuffle_f32x4::<0xdd>(even, even_2);
+                turned[12 + c].0 = _mm512_shuffle_f32x4::<0xdd>(odd, odd_2);
+            }
+            turned
+        }
+    }
+    #[inline(always)]
     fn totals(v: [Self; 4]) -> [f32; 4] {
         // SAFETY: the processor has AVX-512 F, see the module.
         unsafe {

@@ -13,6 +13,7 @@ use half::f16;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Rounds of a loop before it is taken for endless.
 const MAX_ROUNDS: usize = 1 << 20;
@@ -411,6 +412,30 @@ pub struct Session {
     plan: Option<Plan>,
 }
 
+/// Adds to `sum`, `[1, channels, 1, tokens]`, what functions of several packages give that are sums of experts, as one job.
+/// Gives for each the bytes of weights that were read, and the experts that were left out, in `counts`. False, and nothing
+/// has been done, where they are anything else, or do not read the same.
+///
+/// # Errors
+/// As [`Session::run`].
+pub fn add_experts(
+    calls: &[(&Session, &[&Tensor])],
+    sum: &mut Tensor,
+    counts: &mut [(u64, u64)],
+) -> Result<bool> {
+    let mut plans = Vec::with_capacity(calls.len());
+    for (session, inputs) in calls {
+        session.check_inputs(inputs)?;
+        let Some(plan) = &session.plan else { return Ok(false) };
+        plans.push((plan, *inputs));
+    }
+    super::plan::add_experts(&plans, sum, counts).map_err(|e| {
+        let Some((session, _)) = calls.first() else { return Error::Input("no calls".into()) };
+        let (op_type, name) = plans[0].0.describe(0);
+        Located { path: &session.path, function: &session.function, op_type, name }.error(e)
+    })
+}
+
 impl Session {
     #[allow(clippy::too_many_arguments)]
     pub(super) fn new(
@@ -491,18 +516,7 @@ impl Session {
     /// # Errors
     /// An input has the wrong shape or type, a state is missing, or an operation fails on these shapes.
     pub fn run(&mut self, inputs: &[&Tensor], states: &mut States) -> Result<()> {
-        if inputs.len() != self.inputs.len() {
-            return Err(Error::Input(format!(
-                "{}: {} inputs given, function `{}` has {}",
-                self.path.display(),
-                inputs.len(),
-                self.function,
-                self.inputs.len()
-            )));
-        }
-        for (feature, input) in self.described.inputs.iter().zip(inputs) {
-            self.check_input(feature, input)?;
-        }
+        self.check_inputs(inputs)?;
         if self.plan.is_some() {
             return self.run_plan(inputs, states);
         }
@@ -538,6 +552,34 @@ impl Session {
             states.values[*i] = StateValue::Full(value);
         }
         result
+    }
+
+    fn check_inputs(&self, inputs: &[&Tensor]) -> Result<()> {
+        if inputs.len() != self.inputs.len() {
+            return Err(Error::Input(format!(
+                "{}: {} inputs given, function `{}` has {}",
+                self.path.display(),
+                inputs.len(),
+                self.function,
+                self.inputs.len()
+            )));
+        }
+        for (feature, input) in self.described.inputs.iter().zip(inputs) {
+            self.check_input(feature, input)?;
+        }
+        Ok(())
+    }
+
+    /// The function is a sum of experts and nothing else, which [`add_experts`] can add up with others'.
+    pub fn is_experts(&self) -> bool {
+        self.plan.as_ref().is_some_and(Plan::is_experts)
+    }
+
+    /// Counts a run by [`add_experts`]: the bytes of weights that were read, the experts that were left out, and the time.
+    pub fn count(&mut self, counts: (u64, u64), time: Duration) {
+        if let Some(plan) = &mut self.plan {
+            plan.count(counts, time);
+        }
     }
 
     fn run_plan(&mut self, inputs: &[&Tensor], states: &mut States) -> Result<()> {

@@ -12,7 +12,7 @@ pub mod ops;
 mod plan;
 mod weights;
 
-pub use exec::{Session, SessionStats, States};
+pub use exec::{Session, SessionStats, States, add_experts};
 
 use crate::backend::{Backend, BackendPackage, FunctionId, OpTime};
 use crate::tensor::Tensor;
@@ -21,6 +21,7 @@ use anemoe_mlpackage::package::{Package, Weights};
 use ops::OpError;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// How results are rounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -218,6 +219,14 @@ impl BackendPackage for LoadedPackage {
 
     fn output(&self, function: FunctionId, index: usize) -> &Tensor {
         self.functions[function.0].session.output(index)
+    }
+
+    fn experts(&self, function: FunctionId) -> Option<&Session> {
+        Some(&self.functions[function.0].session).filter(|s| s.is_experts())
+    }
+
+    fn count(&mut self, function: FunctionId, counts: (u64, u64), time: Duration) {
+        self.functions[function.0].session.count(counts, time);
     }
 
     fn lend(&mut self, function: FunctionId, index: usize, memory: Tensor) {

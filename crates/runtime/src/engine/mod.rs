@@ -11,7 +11,7 @@ use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, Chain, Shard, TokenCount};
 use anemoe_kernels::Pool;
 use embedding::EmbeddingFile;
-use program::{Names, Op, Program, pick};
+use program::{Names, Op, Program, pick, run_together};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -76,6 +76,8 @@ pub struct Engine {
     registers: Vec<Tensor>,
     /// Memory for outputs.
     spares: Vec<Tensor>,
+    /// Calls of a step that are not skipped.
+    wanted: Vec<usize>,
     hidden: usize,
     logits: usize,
     position: usize,
@@ -141,6 +143,7 @@ impl Engine {
             head,
             registers: vec![Tensor::default(); names.len()],
             spares: Vec::new(),
+            wanted: Vec::new(),
             hidden,
             logits,
             position: 0,
@@ -203,8 +206,10 @@ impl Engine {
         for (program, tokens) in [(&self.body, tokens.max(1)), (&self.head, 1)] {
             let count = pick(&program.counts, tokens);
             for step in &program.steps {
-                let Op::Call(call) = step else { continue };
-                wanted[call.package()].extend(call.function(count));
+                let Op::Calls(calls) = step else { continue };
+                for call in calls {
+                    wanted[call.package].extend(call.function(count));
+                }
             }
         }
         let work: Vec<_> = self.packages.iter_mut().zip(wanted).map(Mutex::new).collect();
@@ -433,7 +438,16 @@ impl Engine {
         watch: &mut Watch<'_>,
     ) -> Result<()> {
         let Engine {
-            body, head: head_program, registers, spares, packages, stats, shard_stats, bundle, ..
+            body,
+            head: head_program,
+            registers,
+            spares,
+            wanted,
+            packages,
+            stats,
+            shard_stats,
+            bundle,
+            ..
         } = self;
         let program = if head { head_program } else { body };
         let mut layers = 0;
@@ -471,29 +485,44 @@ impl Engine {
                     registers[*register] = target;
                     added.map_err(|what| Error::invalid(bundle.join(CHAIN_FILE), what))?;
                 }
-                Op::Call(call) => {
-                    if call.layer == Some(layers) {
+                Op::Calls(calls) => {
+                    if calls[0].layer == Some(layers) {
                         watch(layers, &registers[self.hidden], n);
                         layers += 1;
                     }
-                    if let Some((register, rows)) = &call.when {
-                        let t = &registers[*register];
-                        let v = t.as_f32().unwrap_or_default();
-                        let range = rows.start * width..(rows.start + rows.count) * width;
-                        if v.get(range).is_some_and(|v| v.iter().all(|&x| x == 0.0)) {
-                            stats.skipped += 1;
-                            continue;
-                        }
+                    wanted.clear();
+                    for (i, call) in calls.iter().enumerate() {
+                        let zero = call.when.as_ref().is_some_and(|(register, rows)| {
+                            let v = registers[*register].as_f32().unwrap_or_default();
+                            let range = rows.start * width..(rows.start + rows.count) * width;
+                            v.get(range).is_some_and(|v| v.iter().all(|&x| x == 0.0))
+                        });
+                        if zero { stats.skipped += 1 } else { wanted.push(i) }
                     }
-                    let started = Instant::now();
-                    call.run(packages, registers, (&program.values, spares), count, bundle)?;
-                    let elapsed = started.elapsed();
-                    stats.in_packages += elapsed;
-                    shard_stats[call.package].0 += 1;
-                    shard_stats[call.package].1 += elapsed;
-                    stats.calls += 1;
-                    if self.frugal {
-                        packages[call.package()].release();
+                    let mut ran = |package: usize, time: Duration| {
+                        stats.in_packages += time;
+                        stats.calls += 1;
+                        shard_stats[package].0 += 1;
+                        shard_stats[package].1 += time;
+                    };
+                    // A sum is one job even where only one term is left, so that its order is that of other calls.
+                    let together = match calls.len() > 1 && !wanted.is_empty() && !self.frugal {
+                        true => run_together(calls, wanted, packages, registers, &program.values, count, bundle)?,
+                        false => None,
+                    };
+                    for (k, &i) in wanted.iter().enumerate() {
+                        let call = &mut calls[i];
+                        match &together {
+                            Some(all) => ran(call.package, all[k]),
+                            None => {
+                                let started = Instant::now();
+                                call.run(packages, registers, (&program.values, spares), count, bundle)?;
+                                ran(call.package, started.elapsed());
+                            }
+                        }
+                        if self.frugal {
+                            packages[call.package].release();
+                        }
                     }
                 }
             }
@@ -512,7 +541,8 @@ impl Engine {
         for program in [&mut self.body, &mut self.head] {
             let count = pick(&program.counts, tokens);
             for op in &mut program.steps {
-                if let Op::Call(call) = op {
+                let Op::Calls(calls) = op else { continue };
+                for call in calls {
                     call.prepare(&mut self.packages, count, &self.bundle)?;
                 }
             }

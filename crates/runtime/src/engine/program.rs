@@ -8,6 +8,7 @@ use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, Chain, HostInput, InputBinding, OutputBinding, RowRange, Step, TokenCount};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// One more token in a call costs about this much of a call, on a device whose time goes into reading weights; it decides
 /// between one padded call and several small ones.
@@ -39,7 +40,8 @@ pub(super) enum Op {
     Residual { stream: usize, branch: Option<usize>, mix: Mix },
     Normalize { from: usize, to: usize, norm: Norm },
     AddScaled { register: usize, from: usize, weights: usize, row: usize },
-    Call(Call),
+    /// Calls that follow each other; several where each adds to one register, that none of them reads.
+    Calls(Vec<Call>),
 }
 
 /// A call of a package, by names; what they mean in a function is found when it is prepared.
@@ -193,7 +195,7 @@ impl Program {
                         .collect();
                     let when = run.when.as_ref().map(|w| (names.index(&w.register), w.rows));
                     let layer = chain.shards[package].layer;
-                    Op::Call(Call {
+                    Op::Calls(vec![Call {
                         shard: run.shard.clone(),
                         layer,
                         package,
@@ -201,9 +203,18 @@ impl Program {
                         inputs,
                         outputs,
                         functions,
-                    })
+                    }])
                 }
             });
+        }
+        let mut steps: Vec<Op> = Vec::new();
+        for op in ops {
+            match (steps.last_mut(), op) {
+                (Some(Op::Calls(before)), Op::Calls(next)) if next.iter().all(|n| n.is_like(&before[0])) => {
+                    before.extend(next);
+                }
+                (_, op) => steps.push(op),
+            }
         }
         let counts = counts.unwrap_or_default();
         if !counts.iter().any(|c| c.min == 1) {
@@ -211,14 +222,27 @@ impl Program {
             return Err(Error::invalid(bundle.join(CHAIN_FILE), what));
         }
         let values = vec![Tensor::default(); host.len()];
-        Ok(Program { steps: ops, counts, host, values })
+        Ok(Program { steps, counts, host, values })
     }
 }
 
 impl Call {
-    /// Which package is called.
-    pub fn package(&self) -> usize {
-        self.package
+    /// Both add to one register, which they do not read, of one layer.
+    fn is_like(&self, other: &Call) -> bool {
+        let sum = |c: &Call| match c.outputs.values().collect::<Vec<_>>().as_slice() {
+            [Sink { register, rows: None, accumulate: true }] => Some(*register),
+            _ => None,
+        };
+        let reads = |c: &Call, register: usize| {
+            let is = |s: &Source| matches!(s, Source::Register { index, .. } if *index == register);
+            c.inputs.values().any(is) || c.when.as_ref().is_some_and(|(when, _)| *when == register)
+        };
+        let (Some(own), Some(others)) = (sum(self), sum(other)) else { return false };
+        own == others && self.layer == other.layer && !reads(self, own) && !reads(other, own)
+    }
+
+    fn wrong(&self, bundle: &Path, what: String) -> Error {
+        Error::invalid(bundle.join(CHAIN_FILE), format!("chain: shard `{}`: {what}", self.shard))
     }
 
     /// Name of the function for `count` tokens, if there is one.
@@ -295,37 +319,8 @@ impl Call {
         else {
             return Err(wrong("its function is not prepared".into()));
         };
-        for (source, (copy, taken)) in inputs.iter().zip(scratch.iter_mut()) {
-            *taken = false;
-            let Source::Register { index, rows, rescale } = source else { continue };
-            let register = &registers[*index];
-            let (width, values) =
-                (register.shape.last().copied().unwrap_or(0), register.as_f32().unwrap_or_default());
-            if let Some(rows) = rows {
-                let range = rows.start * width..(rows.start + rows.count) * width;
-                let values = values.get(range).ok_or_else(|| {
-                    wrong(format!("rows {}.. of a register of shape {:?}", rows.start, register.shape))
-                })?;
-                copy.reset_f32(&[1, rows.count, 1, width]).copy_from_slice(values);
-                *taken = true;
-            }
-            if *rescale && host::is_large(if *taken { copy.as_f32().unwrap_or_default() } else { values }) {
-                if !*taken {
-                    copy.reset_f32(&register.shape).copy_from_slice(values);
-                    *taken = true;
-                }
-                host::rescale(copy.as_f32_mut().unwrap_or_default(), width);
-            }
-        }
-        let operands: Vec<&Tensor> = inputs
-            .iter()
-            .zip(scratch.iter())
-            .map(|(source, (copy, taken))| match source {
-                _ if *taken => copy,
-                Source::Register { index, .. } => &registers[*index],
-                Source::Host(index) => &host[*index],
-            })
-            .collect();
+        gather(inputs, scratch, registers).map_err(wrong)?;
+        let operands: Vec<&Tensor> = operands(inputs, scratch, registers, host).collect();
         let package = &mut packages[self.package];
         spares.resize_with(spares.len().max(outputs.len()), Tensor::default);
         for (i, spare) in spares.iter_mut().enumerate().take(outputs.len()) {
@@ -369,4 +364,101 @@ impl Call {
         }
         Ok(())
     }
+}
+
+/// Copies inputs that are some rows of a register, or a register in another scale.
+fn gather(
+    inputs: &[Source],
+    scratch: &mut [(Tensor, bool)],
+    registers: &[Tensor],
+) -> std::result::Result<(), String> {
+    for (source, (copy, taken)) in inputs.iter().zip(scratch.iter_mut()) {
+        *taken = false;
+        let Source::Register { index, rows, rescale } = source else { continue };
+        let register = &registers[*index];
+        let (width, values) =
+            (register.shape.last().copied().unwrap_or(0), register.as_f32().unwrap_or_default());
+        if let Some(rows) = rows {
+            let range = rows.start * width..(rows.start + rows.count) * width;
+            let values = values.get(range).ok_or_else(|| {
+                format!("rows {}.. of a register of shape {:?}", rows.start, register.shape)
+            })?;
+            copy.reset_f32(&[1, rows.count, 1, width]).copy_from_slice(values);
+            *taken = true;
+        }
+        if *rescale && host::is_large(if *taken { copy.as_f32().unwrap_or_default() } else { values }) {
+            if !*taken {
+                copy.reset_f32(&register.shape).copy_from_slice(values);
+                *taken = true;
+            }
+            host::rescale(copy.as_f32_mut().unwrap_or_default(), width);
+        }
+    }
+    Ok(())
+}
+
+/// What a call reads, behind [`gather`].
+fn operands<'a>(
+    inputs: &'a [Source],
+    scratch: &'a [(Tensor, bool)],
+    registers: &'a [Tensor],
+    host: &'a [Tensor],
+) -> impl Iterator<Item = &'a Tensor> {
+    inputs.iter().zip(scratch).map(|(source, (copy, taken))| match source {
+        _ if *taken => copy,
+        Source::Register { index, .. } => &registers[*index],
+        Source::Host(index) => &host[*index],
+    })
+}
+
+/// Runs those of `calls`, which are alike, that are `wanted`, as one job where the backend can. Gives the time of
+/// each, by what it has read; none, and nothing has been done, where it cannot.
+pub(super) fn run_together(
+    calls: &mut [Call],
+    wanted: &[usize],
+    packages: &mut [Box<dyn BackendPackage>],
+    registers: &mut [Tensor],
+    host: &[Tensor],
+    count: TokenCount,
+    bundle: &Path,
+) -> Result<Option<Vec<Duration>>> {
+    for &i in wanted {
+        let call = &mut calls[i];
+        call.prepare(packages, count, bundle)?;
+        let Some(prepared) = call.functions.get_mut(&count).and_then(|f| f.prepared.as_mut()) else {
+            return Ok(None);
+        };
+        if packages[call.package].experts(prepared.id).is_none() {
+            return Ok(None);
+        }
+        gather(&prepared.inputs, &mut prepared.scratch, registers).map_err(|what| call.wrong(bundle, what))?;
+    }
+    let started = Instant::now();
+    let prepared = || {
+        wanted.iter().filter_map(|&i| Some((&calls[i], calls[i].functions.get(&count)?.prepared.as_ref()?)))
+    };
+    let Some(target) = prepared().next().and_then(|(_, p)| p.outputs.first()) else { return Ok(None) };
+    let mut sum = std::mem::take(&mut registers[target.register]);
+    let mut counts = vec![(0, 0); wanted.len()];
+    let done = {
+        let inputs: Vec<Vec<&Tensor>> = prepared()
+            .map(|(_, p)| operands(&p.inputs, &p.scratch, registers, host).collect())
+            .collect();
+        let terms: Vec<(&crate::cpu::Session, &[&Tensor])> = prepared()
+            .zip(&inputs)
+            .filter_map(|((call, p), inputs)| Some((packages[call.package].experts(p.id)?, inputs.as_slice())))
+            .collect();
+        crate::cpu::add_experts(&terms, &mut sum, &mut counts)
+    };
+    registers[target.register] = sum;
+    if !done? {
+        return Ok(None);
+    }
+    let (time, all) = (started.elapsed(), counts.iter().map(|(bytes, _)| bytes).sum::<u64>().max(1));
+    let ran: Vec<Duration> =
+        counts.iter().map(|(bytes, _)| time.mul_f64(*bytes as f64 / all as f64)).collect();
+    for ((call, p), (counts, time)) in prepared().zip(counts.iter().zip(&ran)) {
+        packages[call.package].count(p.id, *counts, *time);
+    }
+    Ok(Some(ran))
 }

@@ -366,7 +366,8 @@ impl Builder<'_> {
 
     fn experts(&mut self, branches: &[super::patterns::Branch]) -> Option<()> {
         let view = self.float(branches.first()?.x)?;
-        let x = self.together(view, 1);
+        // As it is, so that what only adds up experts reads its input itself, see `add_experts`.
+        let x = self.out_of_state(view);
         let &[1, channels, 1, tokens] = x.shape.as_slice() else { return None };
         let (_, shape) = self.result()?;
         let mut all = Vec::new();

@@ -4,11 +4,13 @@ use super::super::OpErrorAt;
 use super::super::weights::StoredWeight;
 use super::Sources;
 use super::view::View;
-use anemoe_kernels::{Columns, Gate, Matrix, Panel, Pool, Product};
+use anemoe_kernels::{Columns, Gate, Matrix, Order, Panel, Pool, Product, Strided};
 use std::sync::Arc;
 
 /// Experts whose products are one job.
 const TOGETHER: usize = 8;
+/// Experts of one token from which several threads share what is between their products.
+const FEW: usize = 4;
 /// Tokens to which a thread adds at a time.
 const ADDED: usize = 16;
 
@@ -46,8 +48,61 @@ pub(super) struct Experts {
 #[derive(Default)]
 pub(super) struct Workspace {
     x: Panel,
+    /// Tokens with their channels together, where they do not come so.
+    turned: Vec<f32>,
     scratch: [Scratch; TOGETHER],
-    chosen: Vec<usize>,
+    /// Which of the packs, and which of its experts.
+    chosen: Vec<(usize, usize)>,
+}
+
+/// Experts of one function with what they read.
+pub(super) struct Pack<'a> {
+    pub experts: &'a Experts,
+    pub sources: Sources<'a>,
+}
+
+impl Pack<'_> {
+    /// Of expert `i`, for token `t`.
+    fn weight(&self, i: usize, t: usize) -> f32 {
+        let weight = &self.experts.branches[i].weight;
+        self.sources.get(weight.base)[weight.offset + t * weight.strides[3]]
+    }
+
+    fn columns(&self) -> Columns<'_> {
+        let x = &self.experts.x;
+        Columns {
+            values: self.sources.get(x.base),
+            first: x.offset,
+            token_stride: x.strides[3],
+            channel_stride: x.strides[1],
+        }
+    }
+
+    /// Order of what is multiplied: all experts of a pack have one, see `Builder::experts`.
+    fn order(&self) -> OpErrorAt<Option<Order>> {
+        let first = self.experts.branches.first();
+        first.map(|b| b.gate_up.matrix().map(|w| w.order())).transpose()
+    }
+
+    /// Both can be one sum: they read the same elements in one order.
+    fn is_like(&self, other: &Pack<'_>) -> OpErrorAt<bool> {
+        let (a, b) = (self.columns(), other.columns());
+        let shapes = |e: &Experts| (e.tokens, e.rows, e.x.shape[1]);
+        Ok(shapes(self.experts) == shapes(other.experts)
+            && std::ptr::eq(a.values, b.values)
+            && (a.first, a.token_stride, a.channel_stride) == (b.first, b.token_stride, b.channel_stride)
+            && self.order()? == other.order()?)
+    }
+}
+
+/// The packs can be one sum.
+pub(super) fn are_alike(packs: &[Pack<'_>]) -> OpErrorAt<bool> {
+    for pair in packs.windows(2) {
+        if !pair[0].is_like(&pair[1])? {
+            return Ok(false);
+        }
+    }
+    Ok(!packs.is_empty())
 }
 
 impl Experts {
@@ -55,95 +110,103 @@ impl Experts {
         Experts { x, branches, tokens, rows, out }
     }
 
-    /// Gives the bytes of weights that were read, and the experts that were left out.
-    pub fn run(
-        &mut self,
-        pool: &Pool,
-        sources: &Sources<'_>,
-        y: &mut [f32],
-        skip_zero: bool,
-        workspace: &mut Workspace,
-    ) -> OpErrorAt<(u64, u64)> {
-        let Experts { x, branches, tokens, rows, .. } = self;
-        let (tokens, rows) = (*tokens, *rows);
-        let Workspace { x: panel, scratch, chosen } = workspace;
-        let y = &mut y[..tokens * rows];
-        let weight =
-            |b: &Branch, t: usize| sources.get(b.weight.base)[b.weight.offset + t * b.weight.strides[3]];
-        chosen.clear();
-        for (i, b) in branches.iter().enumerate() {
-            if !skip_zero || (0..tokens).any(|t| weight(b, t) != 0.0) {
-                chosen.push(i);
-            }
-        }
-        // One token's first expert writes in place of zeros.
-        let mut first = tokens == 1 && !chosen.is_empty();
-        if !first {
-            y.fill(0.0);
-        }
-        let mut bytes = 0;
-        if let Some(&i) = chosen.first() {
-            let values = Columns {
-                values: sources.get(x.base),
-                first: x.offset,
-                token_stride: x.strides[3],
-                channel_stride: x.strides[1],
-            };
-            // All are of one order, see `Builder::experts`.
-            panel.fill(branches[i].gate_up.matrix()?.order(), values, tokens, x.shape[1], None);
-        }
-        for chosen in chosen.chunks(TOGETHER) {
-            let mut all: [Option<Product<'_>>; TOGETHER] = Default::default();
-            for ((i, s), p) in chosen.iter().zip(scratch.iter_mut()).zip(&mut all) {
-                let b = &branches[*i];
-                let w = b.gate_up.matrix()?;
-                s.tokens.clear();
-                s.tokens.extend((0..tokens as u32).filter(|t| !skip_zero || weight(b, *t as usize) != 0.0));
-                let y = at_least(&mut s.gate_up, s.tokens.len() * w.rows());
-                *p = Some(Product { w, x: panel, tokens: Some(&s.tokens), y, stride: w.rows(), bias: None });
-                bytes += w.bytes_read();
-            }
-            anemoe_kernels::products(pool, &mut all);
-            let mut down: [Option<Matrix<'_>>; TOGETHER] = [None; TOGETHER];
-            for (i, w) in chosen.iter().zip(&mut down) {
-                *w = Some(branches[*i].down.matrix()?);
-            }
-            let activate = |k: usize, s: &mut Scratch| {
-                let (b, Some(w)) = (&branches[chosen[k]], down[k]) else { return };
-                let (n, m) = (w.cols(), s.tokens.len());
-                let hidden = at_least(&mut s.hidden, m * n);
-                let each = s.tokens.iter().zip(hidden.chunks_exact_mut(n)).zip(s.gate_up.chunks_exact(2 * n));
-                for ((t, h), g) in each {
-                    anemoe_kernels::gated(&g[..n], &g[n..], weight(b, *t as usize), b.kind, h);
-                }
-                let values = Columns { values: hidden, first: 0, token_stride: n, channel_stride: 1 };
-                s.h.fill(w.order(), values, m, n, None);
-            };
-            let own = &mut scratch[..chosen.len()];
-            if tokens == 1 {
-                // Less than what a job costs.
-                own.iter_mut().enumerate().for_each(|(k, s)| activate(k, s));
-            } else {
-                pool.pieces(own, 1, &|k, s| s.iter_mut().for_each(|s| activate(k, s)));
-            }
-            let mut all: [Option<Product<'_>>; TOGETHER] = Default::default();
-            for ((w, s), p) in down.iter().zip(scratch.iter_mut()).zip(&mut all) {
-                let Some(w) = *w else { continue };
-                let y = at_least(&mut s.out, s.tokens.len() * rows);
-                *p = Some(Product { w, x: &s.h, tokens: None, y, stride: rows, bias: None });
-                bytes += w.bytes_read();
-            }
-            anemoe_kernels::products(pool, &mut all);
-            if std::mem::take(&mut first) {
-                y.copy_from_slice(&scratch[0].out[..rows]);
-                add(&scratch[1..chosen.len()], y, 0, rows);
-                continue;
-            }
-            let all = &scratch[..chosen.len()];
-            pool.pieces(y, ADDED * rows, &|i, y| add(all, y, (i * ADDED) as u32, rows));
-        }
-        Ok((bytes, (branches.len() - chosen.len()) as u64))
+    /// Tokens and channels of the result.
+    pub fn result(&self) -> (usize, usize) {
+        (self.tokens, self.rows)
     }
+}
+
+/// Adds up what all experts of packs that are alike give; `y` is `[tokens, rows]`. Counts for each pack the bytes of weights
+/// that were read, and the experts that were left out.
+pub(super) fn sum(
+    pool: &Pool,
+    packs: &[Pack<'_>],
+    y: &mut [f32],
+    skip_zero: bool,
+    workspace: &mut Workspace,
+    counts: &mut [(u64, u64)],
+) -> OpErrorAt<()> {
+    let Some(Pack { experts: Experts { tokens, rows, x, .. }, .. }) = packs.first() else { return Ok(()) };
+    let (tokens, rows) = (*tokens, *rows);
+    let Workspace { x: panel, turned, scratch, chosen } = workspace;
+    let y = &mut y[..tokens * rows];
+    chosen.clear();
+    for (p, (pack, counts)) in packs.iter().zip(counts.iter_mut()).enumerate() {
+        for i in 0..pack.experts.branches.len() {
+            match !skip_zero || (0..tokens).any(|t| pack.weight(i, t) != 0.0) {
+                true => chosen.push((p, i)),
+                false => counts.1 += 1,
+            }
+        }
+    }
+    // One token's first expert writes in place of zeros.
+    let mut first = tokens == 1 && !chosen.is_empty();
+    if !first {
+        pool.pieces(y, ADDED * rows, &|_, y| y.fill(0.0));
+    }
+    if let (Some(_), Some(order)) = (chosen.first(), packs[0].order()?) {
+        let (mut columns, channels) = (packs[0].columns(), x.shape[1]);
+        if tokens > 1 && columns.token_stride == 1 {
+            let from = Strided { first: columns.first, stride: columns.channel_stride };
+            let to = Strided { first: 0, stride: channels };
+            let out = at_least(turned, tokens * channels);
+            anemoe_kernels::transpose(pool, (tokens, channels), (columns.values, from), (out, to));
+            columns = Columns { values: out, first: 0, token_stride: channels, channel_stride: 1 };
+        }
+        panel.fill(order, columns, tokens, channels, None);
+    }
+    for chosen in chosen.chunks(TOGETHER) {
+        let mut all: [Option<Product<'_>>; TOGETHER] = Default::default();
+        for ((&(p, i), s), product) in chosen.iter().zip(scratch.iter_mut()).zip(&mut all) {
+            let w = packs[p].experts.branches[i].gate_up.matrix()?;
+            s.tokens.clear();
+            s.tokens.extend((0..tokens as u32).filter(|t| !skip_zero || packs[p].weight(i, *t as usize) != 0.0));
+            let y = at_least(&mut s.gate_up, s.tokens.len() * w.rows());
+            *product = Some(Product { w, x: panel, tokens: Some(&s.tokens), y, stride: w.rows(), bias: None });
+            counts[p].0 += w.bytes_read();
+        }
+        anemoe_kernels::products(pool, &mut all);
+        let mut down: [Option<Matrix<'_>>; TOGETHER] = [None; TOGETHER];
+        for (&(p, i), w) in chosen.iter().zip(&mut down) {
+            *w = Some(packs[p].experts.branches[i].down.matrix()?);
+        }
+        let activate = |k: usize, s: &mut Scratch| {
+            let Some(w) = down[k] else { return };
+            let (p, i) = chosen[k];
+            let kind = packs[p].experts.branches[i].kind;
+            let (n, m) = (w.cols(), s.tokens.len());
+            let hidden = at_least(&mut s.hidden, m * n);
+            let each = s.tokens.iter().zip(hidden.chunks_exact_mut(n)).zip(s.gate_up.chunks_exact(2 * n));
+            for ((t, h), g) in each {
+                anemoe_kernels::gated(&g[..n], &g[n..], packs[p].weight(i, *t as usize), kind, h);
+            }
+            let values = Columns { values: hidden, first: 0, token_stride: n, channel_stride: 1 };
+            s.h.fill(w.order(), values, m, n, None);
+        };
+        let own = &mut scratch[..chosen.len()];
+        if tokens == 1 && own.len() < FEW {
+            // Less than what a job costs.
+            own.iter_mut().enumerate().for_each(|(k, s)| activate(k, s));
+        } else {
+            pool.pieces(own, 1, &|k, s| s.iter_mut().for_each(|s| activate(k, s)));
+        }
+        let mut all: [Option<Product<'_>>; TOGETHER] = Default::default();
+        for (((w, s), product), (p, _)) in down.iter().zip(scratch.iter_mut()).zip(&mut all).zip(chosen) {
+            let Some(w) = *w else { continue };
+            let y = at_least(&mut s.out, s.tokens.len() * rows);
+            *product = Some(Product { w, x: &s.h, tokens: None, y, stride: rows, bias: None });
+            counts[*p].0 += w.bytes_read();
+        }
+        anemoe_kernels::products(pool, &mut all);
+        if std::mem::take(&mut first) {
+            y.copy_from_slice(&scratch[0].out[..rows]);
+            add(&scratch[1..chosen.len()], y, 0, rows);
+            continue;
+        }
+        let all = &scratch[..chosen.len()];
+        pool.pieces(y, ADDED * rows, &|i, y| add(all, y, (i * ADDED) as u32, rows));
+    }
+    Ok(())
 }
 
 /// Adds what experts gave to tokens `first..` of the result, in the order of the experts, whatever threads there are.

@@ -22,9 +22,10 @@ use crate::backend::OpTime;
 use crate::tensor::{Data, Tensor};
 use anemoe_kernels::{
     AttentionShape, CacheValues, CacheView, Columns, Gate, Grouped, HeadStrides, Mask, Order, Panel, Pool,
-    Product, RmsNorm,
+    Product, RmsNorm, Strided,
 };
 use anemoe_mlpackage::mil::TensorType;
+use experts::Pack;
 use half::f16;
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -32,6 +33,9 @@ use std::time::{Duration, Instant};
 use view::{Base, Nest, View};
 
 pub(super) use build::{Source, plan};
+
+/// Elements of a sum that a thread adds at a time.
+const ADDED: usize = 1 << 14;
 
 type Unary = fn(f32) -> f32;
 type Binary = fn(&Nest<3>, &mut [f32], &[f32], &[f32]);
@@ -289,6 +293,50 @@ fn copy(nest: &Nest<2>, x: &[f32], out: &mut [f32]) {
     });
 }
 
+/// Adds what functions that are nothing but experts give, each on its inputs, to `sum`, `[1, channels, 1, tokens]`. Counts
+/// for each the bytes of weights that were read, and the experts that were left out. False where they cannot be one sum.
+pub(super) fn add_experts(
+    calls: &[(&Plan, &[&Tensor])],
+    sum: &mut Tensor,
+    counts: &mut [(u64, u64)],
+) -> OpErrorAt<bool> {
+    let pool = Pool::global();
+    let mut packs = Vec::with_capacity(calls.len());
+    for (plan, inputs) in calls {
+        let Some(experts) = plan.experts() else { return Ok(false) };
+        let sources =
+            Sources { buffers: &[], tensors: &plan.tensors, constants: &plan.constants, inputs };
+        packs.push(Pack { experts, sources });
+    }
+    if !experts::are_alike(&packs)? {
+        return Ok(false);
+    }
+    let (tokens, rows) = packs[0].experts.result();
+    let Some(sum) = sum.as_f32_mut().filter(|sum| sum.len() == tokens * rows) else { return Ok(false) };
+    let mut arena = ARENA.take();
+    // What is added, and for several tokens the same with tokens together.
+    arena.reserve(&[tokens * rows, if tokens > 1 { tokens * rows } else { 0 }], 0);
+    let Arena { buffers, experts: workspace, .. } = &mut arena;
+    let (own, turned) = buffers.split_at_mut(1);
+    let (own, turned) = (&mut own[0][..tokens * rows], &mut turned[0]);
+    let done = experts::sum(pool, &packs, own, calls[0].0.skip_zero, workspace, counts);
+    if done.is_ok() {
+        let turned = match tokens {
+            1 => &*own,
+            _ => {
+                let to = |stride| Strided { first: 0, stride };
+                anemoe_kernels::transpose(pool, (rows, tokens), (own, to(rows)), (turned, to(tokens)));
+                &turned[..tokens * rows]
+            }
+        };
+        pool.pieces(sum, ADDED, &|i, sum| {
+            sum.iter_mut().zip(&turned[i * ADDED..]).for_each(|(a, b)| *a += b);
+        });
+    }
+    ARENA.set(arena);
+    done.map(|()| true)
+}
+
 impl Plan {
     /// Runs the function on inputs that were checked; `states` in the function's order.
     pub fn run(&mut self, inputs: &[&Tensor], states: &mut [StateValue]) -> Result<(), (OpError, usize)> {
@@ -330,6 +378,32 @@ impl Plan {
             }
         }
         Ok(())
+    }
+
+    /// The function is a sum of experts, see [`add_experts`].
+    pub fn is_experts(&self) -> bool {
+        self.experts().is_some()
+    }
+
+    /// The experts, where the function gives their sum `[1, channels, 1, tokens]` and does nothing else.
+    fn experts(&self) -> Option<&experts::Experts> {
+        let ([Node { work: Work::Experts(e), .. }], [(_, view, _)]) =
+            (self.nodes.as_slice(), self.outputs.as_slice())
+        else {
+            return None;
+        };
+        let (tokens, rows) = e.result();
+        (view.base == Base::Buffer(e.out) && view.shape == [1, rows, 1, tokens]).then_some(e)
+    }
+
+    /// Counts a run of its only node.
+    pub fn count(&mut self, (bytes, skipped): (u64, u64), time: Duration) {
+        self.steps += 1;
+        self.weight_bytes += bytes;
+        self.skipped += skipped;
+        if let [first, ..] = self.times.as_mut_slice() {
+            *first += time;
+        }
     }
 
     /// A result of the last run.
@@ -391,7 +465,7 @@ fn run_node(
     counts: &mut (u64, u64),
 ) -> OpErrorAt<()> {
     let pool = Pool::global();
-    let Arena { buffers, panels, experts } = arena;
+    let Arena { buffers, panels, experts: workspace } = arena;
     macro_rules! with_out {
         ($out:expr, |$sources:ident, $y:ident| $body:expr) => {{
             let mut taken = std::mem::take(&mut buffers[$out]);
@@ -484,9 +558,10 @@ fn run_node(
         }
         Work::Experts(e) => {
             with_out!(e.out, |sources, y| {
-                let (bytes, skipped) = e.run(pool, &sources, y, skip_zero, experts)?;
-                counts.0 += bytes;
-                counts.1 += skipped;
+                let mut own = [(0, 0)];
+                experts::sum(pool, &[Pack { experts: e, sources }], y, skip_zero, workspace, &mut own)?;
+                counts.0 += own[0].0;
+                counts.1 += own[0].1;
             });
         }
         Work::Binary { f, nest, x, y: other, out } => {
