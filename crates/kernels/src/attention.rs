@@ -82,6 +82,8 @@ const CHUNK: usize = 16 * BLOCK;
 const SLOTS: usize = 16;
 /// Tokens of a part, for which halves are widened once.
 const TOKENS: usize = 16;
+/// Tokens that take turns: their queries are in the first cache with the slots' keys.
+const NEAR: usize = 8;
 /// Halves between what is read and what is prefetched.
 const AHEAD: usize = 1024;
 
@@ -481,104 +483,151 @@ fn widen<'o, L: Lanes>(
 /// All heads and tokens of a part over one block.
 #[inline(always)]
 fn block<L: Lanes, T: Elements>(part: &Part<'_>, slots: &Range<usize>, k: Slots<T>, v: Slots<T>) {
-    for token in part.tokens.clone() {
-        match part.heads.len() {
-            1 => heads::<L, T, 1, 8>(part, token, slots, k, v),
-            2 => heads::<L, T, 2, 8>(part, token, slots, k, v),
-            3 | 4 => heads::<L, T, 4, 4>(part, token, slots, k, v),
-            _ => heads::<L, T, 8, 2>(part, token, slots, k, v),
-        }
+    if part.tokens.len() == 1 {
+        return tokens::<L, T, 1>(part, &part.tokens, slots, k, v);
+    }
+    for first in part.tokens.clone().step_by(NEAR) {
+        tokens::<L, T, NEAR>(part, &(first..part.tokens.end.min(first + NEAR)), slots, k, v);
     }
 }
 
-/// A token's heads over one block, of N those that there are; WIDE vectors of values at a time.
+/// Up to G tokens: eight sums are under way at a time, whatever the number of heads.
 #[inline(always)]
-fn heads<L: Lanes, T: Elements, const N: usize, const WIDE: usize>(
+fn tokens<L: Lanes, T: Elements, const G: usize>(
     part: &Part<'_>,
-    token: usize,
+    tokens: &Range<usize>,
+    slots: &Range<usize>,
+    k: Slots<T>,
+    v: Slots<T>,
+) {
+    match part.heads.len() {
+        1 => heads::<L, T, G, 1, 8, 8>(part, tokens, slots, k, v),
+        2 => heads::<L, T, G, 2, 4, 8>(part, tokens, slots, k, v),
+        3 | 4 => heads::<L, T, G, 4, 2, 4>(part, tokens, slots, k, v),
+        _ => heads::<L, T, G, 8, 1, 2>(part, tokens, slots, k, v),
+    }
+}
+
+/// Heads of up to G tokens over one block, of N heads those that there are; S slots' scores and WIDE vectors of values at a
+/// time. Tokens take turns every [`SLOTS`] slots, which stay in the first cache meanwhile.
+#[inline(always)]
+fn heads<L: Lanes, T: Elements, const G: usize, const N: usize, const S: usize, const WIDE: usize>(
+    part: &Part<'_>,
+    tokens: &Range<usize>,
     slots: &Range<usize>,
     k: Slots<T>,
     v: Slots<T>,
 ) {
     let (n, d) = (part.heads.len(), part.s.head_dim);
-    let mask = part.mask.map(|m| &m.values[token * m.token_stride..][..part.s.slots]);
-    let mut queries = [part.query(part.heads.start, token); N];
-    for (h, query) in queries.iter_mut().enumerate().take(n) {
-        *query = part.query(part.heads.start + h, token);
-    }
-    let mut weights = [[0f32; BLOCK]; N];
-    let mut seen = 0;
-    for slot in part.runs(token, slots).flatten() {
-        let sums = dots::<L, T, N>(&queries, k, slot, d);
-        for h in 0..N {
-            weights[h][seen] = sums[h] * part.scale + mask.map_or(0.0, |m| m[slot]);
-        }
-        seen += 1;
-    }
-    if seen == 0 {
-        return;
-    }
-    // SAFETY: the part's own heads and token, each once; dropped before the next ones are made.
-    let mut states: [Option<State<'_>>; N] =
-        std::array::from_fn(|h| (h < n).then(|| unsafe { part.state(part.heads.start + h, token) }));
-    for (weights, state) in weights.iter_mut().zip(&mut states) {
-        let weights = &mut weights[..seen];
-        let Some(state) = state else { continue };
-        let top = largest::<L>(weights).max(*state.top);
-        if top == f32::NEG_INFINITY {
-            // Nothing, unless a score is NaN.
-            weights.iter_mut().for_each(|w| *w = if w.is_nan() { *w } else { 0.0 });
-            *state.sum += weights.iter().sum::<f32>();
-            continue;
-        }
-        if top > *state.top {
-            let factor = (*state.top - top).exp();
-            *state.top = top;
-            *state.sum *= factor;
-            for v in state.values.as_chunks_mut().0 {
-                L::load(v).mul(L::splat(factor)).store(v);
+    let mut weights = [[[0f32; BLOCK]; N]; G];
+    let mut seen = [0; G];
+    for first in slots.clone().step_by(SLOTS) {
+        let some = first..slots.end.min(first + SLOTS);
+        for ((token, weights), seen) in tokens.clone().zip(&mut weights).zip(&mut seen) {
+            let mask = part.mask.map(|m| &m.values[token * m.token_stride..][..part.s.slots]);
+            let mut queries = [part.query(part.heads.start, token); N];
+            for (h, query) in queries.iter_mut().enumerate().take(n) {
+                *query = part.query(part.heads.start + h, token);
+            }
+            for run in part.runs(token, &some) {
+                for first in run.clone().step_by(S) {
+                    let sums = dots::<L, T, N, S>(&queries, k, first, run.end - 1, d);
+                    for (slot, sums) in (first..run.end).zip(sums) {
+                        for h in 0..N {
+                            weights[h][*seen] = sums[h] * part.scale + mask.map_or(0.0, |m| m[slot]);
+                        }
+                        *seen += 1;
+                    }
+                }
             }
         }
-        *state.sum += exp_from::<L>(weights, top);
     }
-    let mut i = 0;
-    for run in part.runs(token, slots) {
-        for first in run.clone().step_by(SLOTS) {
-            let slots = first..run.end.min(first + SLOTS);
-            let n = slots.len();
-            add_values::<L, T, N, WIDE>(&weights, i, v, slots, &mut states, d);
-            i += n;
+    for ((token, weights), &seen) in tokens.clone().zip(&mut weights).zip(&seen) {
+        for (h, weights) in weights.iter_mut().enumerate().take(n) {
+            // SAFETY: the part's own; dropped before the next one is made.
+            weigh::<L>(&mut weights[..seen], unsafe { part.state(part.heads.start + h, token) });
+        }
+    }
+    let mut added = [0; G];
+    for first in slots.clone().step_by(SLOTS) {
+        let some = first..slots.end.min(first + SLOTS);
+        for ((token, weights), added) in tokens.clone().zip(&weights).zip(&mut added) {
+            // SAFETY: the part's own heads and token, each once; dropped before the next ones are made.
+            let mut states: [Option<State<'_>>; N] =
+                std::array::from_fn(|h| (h < n).then(|| unsafe { part.state(part.heads.start + h, token) }));
+            for run in part.runs(token, &some) {
+                let n = run.len();
+                add_values::<L, T, N, WIDE>(weights, *added, v, run, &mut states, d);
+                *added += n;
+            }
         }
     }
 }
 
-/// Inner products of N queries with one key.
+/// Scores become weights against the largest score so far, to which what was added before is scaled.
 #[inline(always)]
-fn dots<L: Lanes, T: Elements, const N: usize>(
-    q: &[&[f32]; N],
-    k: Slots<T>,
-    slot: usize,
-    d: usize,
-) -> [f32; N] {
-    let at = k.at(slot);
-    let mut acc = [[L::splat(0.0); 4]; 2];
-    let whole = d / LANES * LANES;
-    k.values.prefetch(at.wrapping_add(AHEAD), d);
-    for c in (0..whole).step_by(LANES) {
-        let key = k.values.vector::<L>(at + c);
-        for h in 0..N {
-            acc[h / 4][h % 4] = key.mul_add(L::load(sixteen(q[h], c)), acc[h / 4][h % 4]);
+fn weigh<L: Lanes>(weights: &mut [f32], state: State<'_>) {
+    if weights.is_empty() {
+        return;
+    }
+    let top = largest::<L>(weights).max(*state.top);
+    if top == f32::NEG_INFINITY {
+        // Nothing, unless a score is NaN.
+        weights.iter_mut().for_each(|w| *w = if w.is_nan() { *w } else { 0.0 });
+        *state.sum += weights.iter().sum::<f32>();
+        return;
+    }
+    if top > *state.top {
+        let factor = (*state.top - top).exp();
+        *state.top = top;
+        *state.sum *= factor;
+        for v in state.values.as_chunks_mut().0 {
+            L::load(v).mul(L::splat(factor)).store(v);
         }
     }
-    let mut totals = [[0f32; 4]; 2];
-    for (totals, acc) in totals.iter_mut().zip(acc).take(N.div_ceil(4)) {
-        *totals = L::totals(acc);
+    *state.sum += exp_from::<L>(weights, top);
+}
+
+/// Inner products of N queries with S keys from slot `first` on, of which none is behind `last`: that one is repeated.
+#[inline(always)]
+fn dots<L: Lanes, T: Elements, const N: usize, const S: usize>(
+    q: &[&[f32]; N],
+    k: Slots<T>,
+    first: usize,
+    last: usize,
+    d: usize,
+) -> [[f32; N]; S] {
+    const { assert!(N * S == 8) };
+    let mut at = [0; S];
+    for s in 0..S {
+        at[s] = k.at((first + s).min(last));
+        k.values.prefetch(at[s].wrapping_add(AHEAD), d);
     }
-    let mut sums: [f32; N] = std::array::from_fn(|h| totals[h / 4][h % 4]);
-    for c in whole..d {
-        let key = k.values.element(at + c);
+    let mut acc = [[L::splat(0.0); 4]; 2];
+    let whole = d / LANES * LANES;
+    for c in (0..whole).step_by(LANES) {
+        for s in 0..S {
+            let key = k.values.vector::<L>(at[s] + c);
+            for h in 0..N {
+                let i = s * N + h;
+                acc[i / 4][i % 4] = key.mul_add(L::load(sixteen(q[h], c)), acc[i / 4][i % 4]);
+            }
+        }
+    }
+    let totals = [L::totals(acc[0]), L::totals(acc[1])];
+    let mut sums = [[0f32; N]; S];
+    for s in 0..S {
         for h in 0..N {
-            sums[h] += q[h][c] * key;
+            let i = s * N + h;
+            sums[s][h] = totals[i / 4][i % 4];
+        }
+    }
+    for c in whole..d {
+        for s in 0..S {
+            let key = k.values.element(at[s] + c);
+            for h in 0..N {
+                sums[s][h] += q[h][c] * key;
+            }
         }
     }
     sums

@@ -222,13 +222,6 @@ impl StateValue {
         }
     }
 
-    pub fn get(&self, i: usize) -> f32 {
-        match self {
-            StateValue::Half { bits, .. } => f16::from_bits(bits[i]).to_f32(),
-            StateValue::Full(t) => t.as_f32().map_or(0.0, |v| v[i]),
-        }
-    }
-
     /// Sets elements from `first` on.
     pub fn set(&mut self, first: usize, values: &[f32]) {
         match self {
@@ -243,11 +236,73 @@ impl StateValue {
         }
     }
 
+    /// Calls `write` with each of `count` pieces of `size` elements, on several threads where `parallel` says so.
+    pub fn pieces(
+        &mut self,
+        pool: &Pool,
+        parallel: bool,
+        (count, size): (usize, usize),
+        write: &(dyn Fn(usize, StatePiece<'_>) + Sync),
+    ) {
+        match self {
+            StateValue::Half { bits, .. } => {
+                each_piece(pool, parallel, &mut bits[..count * size], size, &|i, p| {
+                    write(i, StatePiece::Half(p));
+                });
+            }
+            StateValue::Full(t) => {
+                let values = t.as_f32_mut().unwrap_or_default();
+                each_piece(pool, parallel, &mut values[..count * size], size, &|i, p| {
+                    write(i, StatePiece::Full(p));
+                });
+            }
+        }
+    }
+
     /// Steps work on tensors.
     fn into_tensor(self) -> Tensor {
         match self {
             StateValue::Full(t) => t,
             half => half.to_tensor(),
+        }
+    }
+}
+
+fn each_piece<T: Send>(
+    pool: &Pool,
+    parallel: bool,
+    values: &mut [T],
+    size: usize,
+    write: &(dyn Fn(usize, &mut [T]) + Sync),
+) {
+    if parallel {
+        pool.pieces(values, size, write);
+    } else {
+        values.chunks_exact_mut(size).enumerate().for_each(|(i, p)| write(i, p));
+    }
+}
+
+/// Elements of a state, next to each other.
+pub(super) enum StatePiece<'a> {
+    Half(&'a mut [u16]),
+    Full(&'a mut [f32]),
+}
+
+impl StatePiece<'_> {
+    pub fn get(&self, i: usize) -> f32 {
+        match self {
+            StatePiece::Half(bits) => f16::from_bits(bits[i]).to_f32(),
+            StatePiece::Full(values) => values[i],
+        }
+    }
+
+    /// Sets elements from `first` on.
+    pub fn set(&mut self, first: usize, values: &[f32]) {
+        match self {
+            StatePiece::Half(bits) => {
+                anemoe_kernels::f32_to_f16(values, &mut bits[first..first + values.len()]);
+            }
+            StatePiece::Full(all) => all[first..first + values.len()].copy_from_slice(values),
         }
     }
 }

@@ -335,8 +335,8 @@ impl Builder<'_> {
                     None => None,
                 };
                 self.before_write(*state);
-                let (all, d) = (self.states[*state][2], self.states[*state][3]);
-                let work = Work::Update { state: *state, new, keep, place, tail, all, row: vec![0.0; d] };
+                let all = self.states[*state][2];
+                let work = Work::Update { state: *state, new, keep, place, tail, all };
                 self.push(work);
                 Some(())
             }

@@ -15,7 +15,7 @@ mod patterns;
 mod view;
 
 use super::OpErrorAt;
-use super::exec::StateValue;
+use super::exec::{StatePiece, StateValue};
 use super::ops::{Kernel, OpContext, OpError};
 use super::weights::StoredWeight;
 use crate::backend::OpTime;
@@ -116,8 +116,8 @@ enum Work {
         keep: View,
         place: View,
         tail: Option<View>,
+        /// Slots of the state.
         all: usize,
-        row: Vec<f32>,
     },
     Experts(Box<experts::Experts>),
     Binary {
@@ -235,6 +235,7 @@ struct Arena {
     buffers: Vec<Vec<f32>>,
     panels: Vec<Panel>,
     experts: experts::Workspace,
+    changes: Vec<Change>,
 }
 
 thread_local! {
@@ -465,7 +466,7 @@ fn run_node(
     counts: &mut (u64, u64),
 ) -> OpErrorAt<()> {
     let pool = Pool::global();
-    let Arena { buffers, panels, experts: workspace } = arena;
+    let Arena { buffers, panels, experts: workspace, changes } = arena;
     macro_rules! with_out {
         ($out:expr, |$sources:ident, $y:ident| $body:expr) => {{
             let mut taken = std::mem::take(&mut buffers[$out]);
@@ -500,40 +501,46 @@ fn run_node(
         }
         Work::Gated { rows, n, gate, up, kind, out } => with_out!(*out, |sources, y| {
             let (g, u) = (sources.get(*gate), sources.get(*up));
-            rows.each(|[o, a, b], m, s| {
-                for i in 0..m {
-                    let (o, a, b) = (o + i * s[0], a + i * s[1], b + i * s[2]);
-                    anemoe_kernels::gated(&g[a..a + *n], &u[b..b + *n], 1.0, *kind, &mut y[o..o + *n]);
-                }
+            rows.split(pool, y, *n, &|rows, y| {
+                rows.each(|[o, a, b], m, s| {
+                    for i in 0..m {
+                        let (o, a, b) = (o + i * s[0], a + i * s[1], b + i * s[2]);
+                        anemoe_kernels::gated(&g[a..a + *n], &u[b..b + *n], 1.0, *kind, &mut y[o..o + *n]);
+                    }
+                });
             });
         }),
         Work::Norm { rows, n, x, weight, norm, out } => with_out!(*out, |sources, y| {
             let (x, weight) = (sources.get(*x), weight.map(|w| sources.get(w)));
-            rows.each(|[o, a], m, s| {
-                for i in 0..m {
-                    let (o, a) = (o + i * s[0], a + i * s[1]);
-                    anemoe_kernels::rms_norm(&x[a..a + *n], weight, *norm, &mut y[o..o + *n]);
-                }
+            rows.split(pool, y, *n, &|rows, y| {
+                rows.each(|[o, a], m, s| {
+                    for i in 0..m {
+                        let (o, a) = (o + i * s[0], a + i * s[1]);
+                        anemoe_kernels::rms_norm(&x[a..a + *n], weight, *norm, &mut y[o..o + *n]);
+                    }
+                });
             });
         }),
         Work::Rotate { rows, half, n, x, cos, sin, out } => with_out!(*out, |sources, y| {
             let (x, cos, sin) = (sources.get(*x), sources.get(*cos), sources.get(*sin));
             let (half, n) = (*half, *n);
-            rows.each(|[o, a, c, s], m, step| {
-                for i in 0..m {
-                    let y = &mut y[o + i * step[0]..][..n];
-                    let x = &x[a + i * step[1]..][..n];
-                    let (cos, sin) = (&cos[c + i * step[2]..][..n], &sin[s + i * step[3]..][..n]);
-                    for k in 0..half {
-                        y[k] = x[k] * cos[k] + x[half + k] * sin[k];
+            rows.split(pool, y, n, &|rows, y| {
+                rows.each(|[o, a, c, s], m, step| {
+                    for i in 0..m {
+                        let y = &mut y[o + i * step[0]..][..n];
+                        let x = &x[a + i * step[1]..][..n];
+                        let (cos, sin) = (&cos[c + i * step[2]..][..n], &sin[s + i * step[3]..][..n]);
+                        for k in 0..half {
+                            y[k] = x[k] * cos[k] + x[half + k] * sin[k];
+                        }
+                        for k in half..2 * half {
+                            y[k] = x[k] * cos[k] + x[k - half] * sin[k];
+                        }
+                        for k in 2 * half..n {
+                            y[k] = x[k] * cos[k] + x[k] * sin[k];
+                        }
                     }
-                    for k in half..2 * half {
-                        y[k] = x[k] * cos[k] + x[k - half] * sin[k];
-                    }
-                    for k in 2 * half..n {
-                        y[k] = x[k] * cos[k] + x[k] * sin[k];
-                    }
-                }
+                });
             });
         }),
         Work::Attention { shape, q, k, v, mask, out } => {
@@ -552,9 +559,9 @@ fn run_node(
             anemoe_kernels::attention(pool, shape, 1.0, q, &k, &v, Some(m), (&mut taken, out.1));
             buffers[out.0] = taken;
         }
-        Work::Update { state, new, keep, place, tail, all, row } => {
+        Work::Update { state, new, keep, place, tail, all } => {
             let sources = Sources { buffers, tensors, constants, inputs };
-            update(&mut states[*state], &sources, (new, keep, place, tail.as_ref()), *all, row);
+            update(pool, &mut states[*state], &sources, (new, keep, place, tail.as_ref()), *all, changes);
         }
         Work::Experts(e) => {
             with_out!(e.out, |sources, y| {
@@ -565,11 +572,16 @@ fn run_node(
             });
         }
         Work::Binary { f, nest, x, y: other, out } => {
-            with_out!(*out, |sources, y| f(nest, y, sources.get(*x), sources.get(*other)));
+            with_out!(*out, |sources, y| {
+                let (x, other) = (sources.get(*x), sources.get(*other));
+                nest.split(pool, y, 1, &|nest, y| f(nest, y, x, other));
+            });
         }
         Work::Unary { f, nest, x, out } => with_out!(*out, |sources, y| {
             let x = sources.get(*x);
-            nest.each(|[o, a], n, s| (0..n).for_each(|k| y[o + k * s[0]] = f(x[a + k * s[1]])));
+            nest.split(pool, y, 1, &|nest, y| {
+                nest.each(|[o, a], n, s| (0..n).for_each(|k| y[o + k * s[0]] = f(x[a + k * s[1]])));
+            });
         }),
         Work::Activate { nest, x, kind, out, n } => with_out!(*out, |sources, y| {
             copy(nest, sources.get(*x), y);
@@ -737,47 +749,61 @@ fn products(
 
 /// `state = state * keep + sum over tokens of place * new`, where slots that stay are not touched; rows behind them are
 /// written whole.
+/// Writes a state in place: slot s becomes `keep[s]` times itself plus what tokens' `place` in it says of the new rows; rows of
+/// `tail` come behind the slots. `changes` is memory: which tokens change a slot.
 fn update(
+    pool: &Pool,
     state: &mut StateValue,
     sources: &Sources<'_>,
     (new, keep, place, tail): (&View, &View, &View, Option<&View>),
     all: usize,
-    row: &mut [f32],
+    changes: &mut Vec<Change>,
 ) {
     let &[_, heads, tokens, d] = new.shape.as_slice() else { return };
-    if d == 0 {
+    let slots = keep.shape[2];
+    if d == 0 || all == 0 || heads == 0 {
         return;
     }
-    let slots = keep.shape[2];
     let (values, keeps, places) = (sources.get(new.base), sources.get(keep.base), sources.get(place.base));
+    let kept = |slot: usize| keeps[keep.offset + slot * keep.strides[2]];
+    let at = |slot: usize, t: usize| places[place.offset + slot * place.strides[2] + t * place.strides[3]];
+    changes.clear();
     // Where one token is written, most slots are told to stay in whole runs.
     let plain = tokens == 1 && keep.strides[2] == 1 && place.strides[2] == 1;
     let mut slot = 0;
     while slot < slots {
-        const RUN: usize = 32;
         if plain && slot + RUN <= slots {
             let (keeps, places) =
                 (&keeps[keep.offset + slot..][..RUN], &places[place.offset + slot..][..RUN]);
-            let stays = keeps.iter().zip(places).fold(true, |s, (k, p)| s & (*k == 1.0) & (*p == 0.0));
-            if stays {
+            if keeps.iter().zip(places).fold(true, |s, (k, p)| s & (*k == 1.0) & (*p == 0.0)) {
                 slot += RUN;
                 continue;
             }
         }
-        let kept = keeps[keep.offset + slot * keep.strides[2]];
-        let at = |t: usize| places[place.offset + slot * place.strides[2] + t * place.strides[3]];
-        if kept == 1.0 && (0..tokens).all(|t| at(t) == 0.0) {
-            slot += 1;
-            continue;
+        let none = place.strides[3] == 1 && {
+            let row = &places[place.offset + slot * place.strides[2]..][..tokens];
+            row.iter().fold(true, |none, p| none & (*p == 0.0))
+        };
+        let mut seen = (0..tokens).filter(|t| !none && at(slot, *t) != 0.0);
+        let first = seen.next();
+        if first.is_some() || kept(slot) != 1.0 {
+            let end = first.map_or(0, |first| seen.last().unwrap_or(first) + 1);
+            changes.push(Change { slot, tokens: first.unwrap_or(0)..end });
         }
-        for h in 0..heads {
-            let first = (h * all + slot) * d;
-            match kept {
+        slot += 1;
+    }
+    let tail = tail.map(|tail| (tail, sources.get(tail.base)));
+    let changes = &*changes;
+    let write = |h: usize, mut state: StatePiece<'_>| {
+        let mut row = ROW.take();
+        row.resize(d, 0.0);
+        for &Change { slot, ref tokens } in changes {
+            match kept(slot) {
                 0.0 => row.fill(0.0),
-                _ => (0..d).for_each(|c| row[c] = state.get(first + c) * kept),
+                kept => (0..d).for_each(|c| row[c] = state.get(slot * d + c) * kept),
             }
-            for t in 0..tokens {
-                let factor = at(t);
+            for t in tokens.clone() {
+                let factor = at(slot, t);
                 if factor != 0.0 {
                     let from = new.offset + h * new.strides[1] + t * new.strides[2];
                     match new.strides[3] {
@@ -786,25 +812,35 @@ fn update(
                     }
                 }
             }
-            state.set(first, row);
+            state.set(slot * d, &row);
         }
-        slot += 1;
-    }
-    if let Some(tail) = tail {
-        let values = sources.get(tail.base);
-        let rows = tail.shape[2];
-        let together = rows > 0 && tail.strides[3] == 1 && tail.strides[2] == d;
-        for h in 0..heads {
-            if together {
-                let from = &values[tail.offset + h * tail.strides[1]..][..rows * d];
-                state.set((h * all + slots) * d, from);
-                continue;
-            }
-            for r in 0..rows {
-                let from = tail.offset + h * tail.strides[1] + r * tail.strides[2];
-                (0..d).for_each(|c| row[c] = values[from + c * tail.strides[3]]);
-                state.set((h * all + slots + r) * d, row);
+        if let Some((tail, values)) = tail {
+            let rows = tail.shape[2];
+            if rows > 0 && tail.strides[3] == 1 && tail.strides[2] == d {
+                state.set(slots * d, &values[tail.offset + h * tail.strides[1]..][..rows * d]);
+            } else {
+                for r in 0..rows {
+                    let from = tail.offset + h * tail.strides[1] + r * tail.strides[2];
+                    (0..d).for_each(|c| row[c] = values[from + c * tail.strides[3]]);
+                    state.set((slots + r) * d, &row);
+                }
             }
         }
-    }
+        ROW.set(row);
+    };
+    state.pieces(pool, tokens > 1, (heads, all * d), &write);
+}
+
+/// Slots that are looked at together.
+const RUN: usize = 32;
+
+/// A slot that changes.
+struct Change {
+    slot: usize,
+    /// The first and the last token that change it, and those between.
+    tokens: std::ops::Range<usize>,
+}
+
+thread_local! {
+    static ROW: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }

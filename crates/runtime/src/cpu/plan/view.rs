@@ -1,6 +1,9 @@
 //! Where the elements of a value are: a place, and a stride for each dimension.
 
-use anemoe_kernels::Strided;
+use anemoe_kernels::{Pool, Strided};
+
+/// Elements that a thread takes at a time, where threads share loops.
+const SPLIT: usize = 1 << 14;
 
 /// What holds elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -196,6 +199,35 @@ impl<const N: usize> Nest<N> {
                 }
             }
         }
+    }
+
+    /// Calls `run` with these loops and `y`, whose elements are the first operand's, or with pieces of both on several threads
+    /// where there are many elements; `row` elements are written from each place on.
+    pub fn split(&self, pool: &Pool, y: &mut [f32], row: usize, run: &(dyn Fn(&Nest<N>, &mut [f32]) + Sync)) {
+        let (count, steps) = self.outer.first().copied().unwrap_or(self.inner);
+        let inner = if self.outer.is_empty() { None } else { Some(&self.inner) };
+        let rest = self.outer.iter().skip(1).chain(inner);
+        let (mut elements, mut extent) = (row, row);
+        for (n, steps) in rest {
+            elements *= n;
+            extent += n.saturating_sub(1) * steps[0];
+        }
+        let at_a_time = (SPLIT / elements.max(1)).max(1);
+        if count <= at_a_time || extent == 0 || steps[0] < extent {
+            return run(self, y);
+        }
+        let all = self.start[0]..self.start[0] + (count - 1) * steps[0] + extent;
+        pool.pieces(&mut y[all], at_a_time * steps[0], &|i, y| {
+            let first = i * at_a_time;
+            let mut part = self.clone();
+            let loops = part.outer.first_mut().unwrap_or(&mut part.inner);
+            loops.0 = at_a_time.min(count - first);
+            for k in 1..N {
+                part.start[k] += first * steps[k];
+            }
+            part.start[0] = 0;
+            run(&part, y);
+        });
     }
 
     /// More loops than [`Nest::each`] has counters for.
