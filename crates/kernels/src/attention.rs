@@ -89,25 +89,24 @@ const AHEAD: usize = 1024;
 
 /// Elements of one kind.
 trait Elements: Copy {
-    fn vector<L: Lanes>(self, at: usize) -> L;
+    fn len(self) -> usize;
+    /// # Safety
+    /// There are sixteen from `at` on.
+    unsafe fn vector<L: Lanes>(self, at: usize) -> L;
     fn element(self, at: usize) -> f32;
     /// From `at` on, `n` elements.
     fn prefetch(self, at: usize, n: usize);
 }
 
-#[inline(always)]
-fn sixteen<T>(v: &[T], at: usize) -> &[T; LANES] {
-    match v[at..at + LANES].try_into() {
-        Ok(v) => v,
-        Err(_) => unreachable!("sixteen elements"),
-    }
-}
-
 impl Elements for &[u16] {
     #[inline(always)]
-    fn vector<L: Lanes>(self, at: usize) -> L {
+    fn len(self) -> usize {
+        self.len()
+    }
+    #[inline(always)]
+    unsafe fn vector<L: Lanes>(self, at: usize) -> L {
         // SAFETY: sixteen halves are 32 initialized bytes.
-        L::from_f16(unsafe { &*sixteen(self, at).as_ptr().cast() })
+        L::from_f16(unsafe { &*self.as_ptr().add(at).cast() })
     }
     #[inline(always)]
     fn element(self, at: usize) -> f32 {
@@ -121,8 +120,13 @@ impl Elements for &[u16] {
 
 impl Elements for &[f32] {
     #[inline(always)]
-    fn vector<L: Lanes>(self, at: usize) -> L {
-        L::load(sixteen(self, at))
+    fn len(self) -> usize {
+        self.len()
+    }
+    #[inline(always)]
+    unsafe fn vector<L: Lanes>(self, at: usize) -> L {
+        // SAFETY: sixteen are there.
+        L::load(unsafe { &*self.as_ptr().add(at).cast() })
     }
     #[inline(always)]
     fn element(self, at: usize) -> f32 {
@@ -466,8 +470,10 @@ fn widen<'o, L: Lanes>(
         let at = view.first + part.kv_head * view.head_stride + slot * view.slot_stride;
         match view.values {
             CacheValues::F16(values) => {
-                for (c, out) in out.iter_mut().enumerate().take(d / LANES) {
-                    values.vector::<L>(at + c * LANES).store(out);
+                let whole = values[at..at + d].as_chunks::<LANES>().0;
+                for (halves, out) in whole.iter().zip(out.iter_mut()) {
+                    // SAFETY: sixteen halves.
+                    unsafe { halves.as_slice().vector::<L>(0) }.store(out);
                 }
                 for c in d / LANES * LANES..d {
                     out.as_flattened_mut()[c] = values.element(at + c);
@@ -531,7 +537,7 @@ fn heads<L: Lanes, T: Elements, const G: usize, const N: usize, const S: usize, 
             }
             for run in part.runs(token, &some) {
                 for first in run.clone().step_by(S) {
-                    let sums = dots::<L, T, N, S>(&queries, k, first, run.end - 1, d);
+                    let sums = dots::<L, T, N, S>(&queries, k, first, run.end - 1, d, G == 1);
                     for (slot, sums) in (first..run.end).zip(sums) {
                         for h in 0..N {
                             weights[h][*seen] = sums[h] * part.scale + mask.map_or(0.0, |m| m[slot]);
@@ -557,7 +563,7 @@ fn heads<L: Lanes, T: Elements, const G: usize, const N: usize, const S: usize, 
                 std::array::from_fn(|h| (h < n).then(|| unsafe { part.state(part.heads.start + h, token) }));
             for run in part.runs(token, &some) {
                 let n = run.len();
-                add_values::<L, T, N, WIDE>(weights, *added, v, run, &mut states, d);
+                add_values::<L, T, N, WIDE>(weights, *added, v, run, &mut states, (d, G == 1));
                 *added += n;
             }
         }
@@ -588,7 +594,8 @@ fn weigh<L: Lanes>(weights: &mut [f32], state: State<'_>) {
     *state.sum += exp_from::<L>(weights, top);
 }
 
-/// Inner products of N queries with S keys from slot `first` on, of which none is behind `last`: that one is repeated.
+/// Inner products of N queries with S keys from slot `first` on, of which none is behind `last`: that one is repeated. Keys may be
+/// `far`, in memory.
 #[inline(always)]
 fn dots<L: Lanes, T: Elements, const N: usize, const S: usize>(
     q: &[&[f32]; N],
@@ -596,21 +603,29 @@ fn dots<L: Lanes, T: Elements, const N: usize, const S: usize>(
     first: usize,
     last: usize,
     d: usize,
+    far: bool,
 ) -> [[f32; N]; S] {
     const { assert!(N * S == 8) };
     let mut at = [0; S];
     for s in 0..S {
         at[s] = k.at((first + s).min(last));
-        k.values.prefetch(at[s].wrapping_add(AHEAD), d);
+        if far {
+            k.values.prefetch(at[s].wrapping_add(AHEAD), d);
+        }
+        assert!(at[s] <= k.values.len() && d <= k.values.len() - at[s]);
     }
+    assert!(q.iter().all(|q| q.len() == d));
     let mut acc = [[L::splat(0.0); 4]; 2];
     let whole = d / LANES * LANES;
     for c in (0..whole).step_by(LANES) {
         for s in 0..S {
-            let key = k.values.vector::<L>(at[s] + c);
+            // SAFETY: c + LANES is at most d, and so many elements are there, as asserted.
+            let key = unsafe { k.values.vector::<L>(at[s] + c) };
             for h in 0..N {
                 let i = s * N + h;
-                acc[i / 4][i % 4] = key.mul_add(L::load(sixteen(q[h], c)), acc[i / 4][i % 4]);
+                // SAFETY: as above.
+                let query = unsafe { q[h].vector::<L>(c) };
+                acc[i / 4][i % 4] = key.mul_add(query, acc[i / 4][i % 4]);
             }
         }
     }
@@ -641,8 +656,9 @@ fn add_values<L: Lanes, T: Elements, const N: usize, const WIDE: usize>(
     v: Slots<T>,
     slots: Range<usize>,
     states: &mut [Option<State<'_>>; N],
-    d: usize,
+    (d, far): (usize, bool),
 ) {
+    assert!(i + slots.len() <= BLOCK);
     let mut c = 0;
     while c + LANES <= d {
         let wide = if c + WIDE * LANES <= d { WIDE } else { 1 };
@@ -655,18 +671,27 @@ fn add_values<L: Lanes, T: Elements, const N: usize, const WIDE: usize>(
         }
         for (n, slot) in slots.clone().enumerate() {
             let at = v.at(slot) + c;
-            v.values.prefetch(at.wrapping_add(SLOTS * v.stride), wide * LANES);
+            if far {
+                v.values.prefetch(at.wrapping_add(SLOTS * v.stride), wide * LANES);
+            }
+            assert!(at <= v.values.len() && wide * LANES <= v.values.len() - at);
+            let mut factors = [L::splat(weights[0][i + n]); N];
+            for h in 1..N {
+                factors[h] = L::splat(weights[h][i + n]);
+            }
             if wide == WIDE {
                 for j in 0..WIDE {
-                    let value = v.values.vector::<L>(at + j * LANES);
+                    // SAFETY: `wide` vectors are there, as asserted.
+                    let value = unsafe { v.values.vector::<L>(at + j * LANES) };
                     for h in 0..N {
-                        acc[h][j] = value.mul_add(L::splat(weights[h][i + n]), acc[h][j]);
+                        acc[h][j] = value.mul_add(factors[h], acc[h][j]);
                     }
                 }
             } else {
-                let value = v.values.vector::<L>(at);
+                // SAFETY: one vector is there, as asserted.
+                let value = unsafe { v.values.vector::<L>(at) };
                 for h in 0..N {
-                    acc[h][0] = value.mul_add(L::splat(weights[h][i + n]), acc[h][0]);
+                    acc[h][0] = value.mul_add(factors[h], acc[h][0]);
                 }
             }
         }
