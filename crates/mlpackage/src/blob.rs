@@ -600,8 +600,15 @@ mod tests {
         if Path::new("/dev/full").exists() {
             let file = File::options().write(true).open("/dev/full").unwrap();
             let mut writer = BlobWriter::new("/dev/full");
-            writer.file = Some(BufWriter::with_capacity(16, file));
-            let err = writer.append(DataType::UInt8, 1000, &[0; 1000]).unwrap_err();
+            writer.file = Some(file);
+            // At once where there is more than is kept, at the end otherwise.
+            let bytes = vec![0; BUFFER];
+            let err = writer.append(DataType::UInt8, bytes.len() as u64, &bytes).unwrap_err();
+            assert!(err.to_string().contains("/dev/full"), "{err}");
+            let mut writer = BlobWriter::new("/dev/full");
+            writer.file = Some(File::options().write(true).open("/dev/full").unwrap());
+            writer.append(DataType::UInt8, 1000, &[0; 1000]).unwrap();
+            let err = writer.finish().unwrap_err();
             assert!(err.to_string().contains("/dev/full"), "{err}");
         }
     }

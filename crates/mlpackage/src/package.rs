@@ -522,6 +522,39 @@ mod tests {
     }
 
     #[test]
+    fn only_the_functions_that_are_to_run_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("p.mlpackage");
+        let mut writer = PackageWriter::create(&path).unwrap();
+        let one = writer.weights().append(DataType::Float16, 2, &[0; 4]).unwrap();
+        let function = |broken: bool| {
+            let mut f = FunctionBuilder::new(Opset::CoreML8);
+            let x = f.input("x", TensorType::fixed(DataType::Float16, &[2])).unwrap();
+            let offset = if broken { one + 64 } else { one };
+            let w = f.constant("w", Value::blob(DataType::Float16, &[2], offset)).unwrap();
+            let y = f.add("y", &x, &w).unwrap();
+            f.output(&y).unwrap();
+            f.finish().unwrap()
+        };
+        let functions = vec![("whole".into(), function(false)), ("broken".into(), function(true))];
+        writer.finish(&model(Opset::CoreML8, functions, "whole").unwrap()).unwrap();
+        assert!(Package::open(&path).unwrap_err().to_string().contains("broken"));
+        let names = |p: &Package| p.model().program.functions.keys().cloned().collect::<Vec<_>>();
+        let none = Package::open_to_run(&path, &[], &Weights::default()).unwrap();
+        assert!(names(&none).is_empty() && none.weights().0.is_empty() && none.model().functions.len() == 2);
+        let whole = Package::open_to_run(&path, &["whole", "other"], &Weights::default()).unwrap();
+        assert_eq!(names(&whole), ["whole"]);
+        // A file that is mapped is not mapped again.
+        let again = Package::open_to_run(&path, &["whole"], whole.weights()).unwrap();
+        assert!(whole.weights().0.iter().zip(&again.weights().0).all(|(a, b)| Arc::ptr_eq(a.1, b.1)));
+        let mut all = Weights::default();
+        all.adopt(whole.weights());
+        assert_eq!(all.0.len(), 1);
+        let broken = Package::open_to_run(&path, &["broken"], &Weights::default()).unwrap_err();
+        assert!(broken.to_string().contains("no blob"), "{broken}");
+    }
+
+    #[test]
     fn output_folder_that_is_not_there() {
         let dir = tempfile::tempdir().unwrap();
         let message = write(&dir.path().join("no/p.mlpackage")).unwrap_err().to_string();

@@ -469,8 +469,7 @@ impl Lanes for Avx512 {
             for c in 0..4 {
                 let [p, q, r, s] = [fours[c].0, fours[4 + c].0, fours[8 + c].0, fours[12 + c].0];
                 // Parts 0 and 2, and parts 1 and 3.
-                let (even, even_2) =
-                    (_mm512_shuffle_f32x4::<0x88>(p, q), _mm512_shuffle_f32x4::<0x88>(r, s));
+                let (even, even_2) = (_mm512_shuffle_f32x4::<0x88>(p, q), _mm512_shuffle_f32x4::<0x88>(r, s));
                 let (odd, odd_2) = (_mm512_shuffle_f32x4::<0xdd>(p, q), _mm512_shuffle_f32x4::<0xdd>(r, s));
                 turned[c].0 = _mm512_shuffle_f32x4::<0x88>(even, even_2);
                 turned[4 + c].0 = _mm512_shuffle_f32x4::<0x88>(odd, odd_2);

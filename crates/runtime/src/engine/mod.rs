@@ -507,7 +507,9 @@ impl Engine {
                     };
                     // A sum is one job even where only one term is left, so that its order is that of other calls.
                     let together = match calls.len() > 1 && !wanted.is_empty() && !self.frugal {
-                        true => run_together(calls, wanted, packages, registers, &program.values, count, bundle)?,
+                        true => {
+                            run_together(calls, wanted, packages, registers, &program.values, count, bundle)?
+                        }
                         false => None,
                     };
                     for (k, &i) in wanted.iter().enumerate() {

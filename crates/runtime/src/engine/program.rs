@@ -35,11 +35,31 @@ pub(super) struct Program {
 }
 
 pub(super) enum Op {
-    Zero { register: usize, channels: usize },
-    Route { logits: usize, weights: usize, routing: Routing },
-    Residual { stream: usize, branch: Option<usize>, mix: Mix },
-    Normalize { from: usize, to: usize, norm: Norm },
-    AddScaled { register: usize, from: usize, weights: usize, row: usize },
+    Zero {
+        register: usize,
+        channels: usize,
+    },
+    Route {
+        logits: usize,
+        weights: usize,
+        routing: Routing,
+    },
+    Residual {
+        stream: usize,
+        branch: Option<usize>,
+        mix: Mix,
+    },
+    Normalize {
+        from: usize,
+        to: usize,
+        norm: Norm,
+    },
+    AddScaled {
+        register: usize,
+        from: usize,
+        weights: usize,
+        row: usize,
+    },
     /// Calls that follow each other; several where each adds to one register, that none of them reads.
     Calls(Vec<Call>),
 }
@@ -431,7 +451,8 @@ pub(super) fn run_together(
         if packages[call.package].experts(prepared.id).is_none() {
             return Ok(None);
         }
-        gather(&prepared.inputs, &mut prepared.scratch, registers).map_err(|what| call.wrong(bundle, what))?;
+        gather(&prepared.inputs, &mut prepared.scratch, registers)
+            .map_err(|what| call.wrong(bundle, what))?;
     }
     let started = Instant::now();
     let prepared = || {
@@ -441,12 +462,13 @@ pub(super) fn run_together(
     let mut sum = std::mem::take(&mut registers[target.register]);
     let mut counts = vec![(0, 0); wanted.len()];
     let done = {
-        let inputs: Vec<Vec<&Tensor>> = prepared()
-            .map(|(_, p)| operands(&p.inputs, &p.scratch, registers, host).collect())
-            .collect();
+        let inputs: Vec<Vec<&Tensor>> =
+            prepared().map(|(_, p)| operands(&p.inputs, &p.scratch, registers, host).collect()).collect();
         let terms: Vec<(&crate::cpu::Session, &[&Tensor])> = prepared()
             .zip(&inputs)
-            .filter_map(|((call, p), inputs)| Some((packages[call.package].experts(p.id)?, inputs.as_slice())))
+            .filter_map(|((call, p), inputs)| {
+                Some((packages[call.package].experts(p.id)?, inputs.as_slice()))
+            })
             .collect();
         crate::cpu::add_experts(&terms, &mut sum, &mut counts)
     };

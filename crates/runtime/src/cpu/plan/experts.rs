@@ -160,9 +160,11 @@ pub(super) fn sum(
         for ((&(p, i), s), product) in chosen.iter().zip(scratch.iter_mut()).zip(&mut all) {
             let w = packs[p].experts.branches[i].gate_up.matrix()?;
             s.tokens.clear();
-            s.tokens.extend((0..tokens as u32).filter(|t| !skip_zero || packs[p].weight(i, *t as usize) != 0.0));
+            s.tokens
+                .extend((0..tokens as u32).filter(|t| !skip_zero || packs[p].weight(i, *t as usize) != 0.0));
             let y = at_least(&mut s.gate_up, s.tokens.len() * w.rows());
-            *product = Some(Product { w, x: panel, tokens: Some(&s.tokens), y, stride: w.rows(), bias: None });
+            *product =
+                Some(Product { w, x: panel, tokens: Some(&s.tokens), y, stride: w.rows(), bias: None });
             counts[p].0 += w.bytes_read();
         }
         anemoe_kernels::products(pool, &mut all);

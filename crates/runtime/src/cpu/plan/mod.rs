@@ -305,8 +305,7 @@ pub(super) fn add_experts(
     let mut packs = Vec::with_capacity(calls.len());
     for (plan, inputs) in calls {
         let Some(experts) = plan.experts() else { return Ok(false) };
-        let sources =
-            Sources { buffers: &[], tensors: &plan.tensors, constants: &plan.constants, inputs };
+        let sources = Sources { buffers: &[], tensors: &plan.tensors, constants: &plan.constants, inputs };
         packs.push(Pack { experts, sources });
     }
     if !experts::are_alike(&packs)? {
@@ -787,7 +786,7 @@ fn update(
         let mut seen = (0..tokens).filter(|t| !none && at(slot, *t) != 0.0);
         let first = seen.next();
         if first.is_some() || kept(slot) != 1.0 {
-            let end = first.map_or(0, |first| seen.last().unwrap_or(first) + 1);
+            let end = first.map_or(0, |first| seen.next_back().unwrap_or(first) + 1);
             changes.push(Change { slot, tokens: first.unwrap_or(0)..end });
         }
         slot += 1;

@@ -279,6 +279,29 @@ mod tests {
     }
 
     #[test]
+    fn pieces_of_loops_do_what_the_loops_do() {
+        let pool = Pool::new(3);
+        // Tokens with channels together, the other way round, and one whose tokens are in each other's way.
+        for (shape, out) in [
+            ([1, 70, 1, 900], [63000, 1, 70, 70]),
+            ([1, 900, 1, 70], [63000, 70, 70, 1]),
+            ([3, 300, 2, 50], [31000, 100, 50, 1]),
+            ([2, 300, 3, 50], [15000, 50, 0, 1]),
+        ] {
+            let x = View::dense(Base::Buffer(0), &shape);
+            let nest = Nest::new(&shape, [&out, &x.strides], [7, 0]);
+            let write = |nest: &Nest<2>, y: &mut [f32]| {
+                nest.each(|[o, a], n, s| (0..n).for_each(|k| y[o + k * s[0]] = (a + k * s[1]) as f32));
+            };
+            let size = 7 + (0..4).map(|d| (shape[d] - 1) * out[d]).sum::<usize>() + 1;
+            let (mut whole, mut pieces) = (vec![-1f32; size], vec![-1f32; size]);
+            write(&nest, &mut whole);
+            nest.split(&pool, &mut pieces, 1, &write);
+            assert_eq!(whole, pieces, "{shape:?}");
+        }
+    }
+
+    #[test]
     fn reshaping_keeps_the_order_or_is_refused() {
         let base = View::dense(Base::Buffer(0), &[2, 3, 4, 5]);
         let views = [
