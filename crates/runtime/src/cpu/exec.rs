@@ -622,6 +622,27 @@ impl Session {
         for (feature, input) in self.described.inputs.iter().zip(inputs) {
             self.check_input(feature, input)?;
         }
+        if self.plan.is_some() {
+            // Its places are those of the program's own types, which a description may contradict or leave open.
+            for ((feature, input), (_, ty)) in self.described.inputs.iter().zip(inputs).zip(&self.inputs) {
+                let fits = match ty.dims.as_slice() {
+                    [] => input.shape.iter().product::<usize>() == 1,
+                    dims => {
+                        let own = dims.iter().map(|d| d.fixed().map(|n| n as usize));
+                        own.eq(input.shape.iter().map(|n| Some(*n)))
+                    }
+                };
+                if !fits {
+                    return Err(Error::Input(format!(
+                        "{}: input `{}`: shape {:?}, where function `{}` takes {ty}",
+                        self.path.display(),
+                        feature.name,
+                        input.shape,
+                        self.function
+                    )));
+                }
+            }
+        }
         Ok(())
     }
 

@@ -442,6 +442,7 @@ pub(super) fn run_together(
     count: TokenCount,
     bundle: &Path,
 ) -> Result<Option<Vec<Duration>>> {
+    let started = Instant::now();
     for &i in wanted {
         let call = &mut calls[i];
         call.prepare(packages, count, bundle)?;
@@ -454,7 +455,6 @@ pub(super) fn run_together(
         gather(&prepared.inputs, &mut prepared.scratch, registers)
             .map_err(|what| call.wrong(bundle, what))?;
     }
-    let started = Instant::now();
     let prepared = || {
         wanted.iter().filter_map(|&i| Some((&calls[i], calls[i].functions.get(&count)?.prepared.as_ref()?)))
     };
@@ -476,9 +476,9 @@ pub(super) fn run_together(
     if !done? {
         return Ok(None);
     }
-    let (time, all) = (started.elapsed(), counts.iter().map(|(bytes, _)| bytes).sum::<u64>().max(1));
-    let ran: Vec<Duration> =
-        counts.iter().map(|(bytes, _)| time.mul_f64(*bytes as f64 / all as f64)).collect();
+    let (time, all) = (started.elapsed(), counts.iter().map(|(bytes, _)| bytes).sum::<u64>());
+    let share = |bytes: u64| if all > 0 { bytes as f64 / all as f64 } else { 1.0 / wanted.len() as f64 };
+    let ran: Vec<Duration> = counts.iter().map(|(bytes, _)| time.mul_f64(share(*bytes))).collect();
     for ((call, p), (counts, time)) in prepared().zip(counts.iter().zip(&ran)) {
         packages[call.package].count(p.id, *counts, *time);
     }

@@ -377,6 +377,7 @@ impl Builder<'_> {
             let order = |w: &StoredWeight| w.matrix().ok().map(|m| m.order());
             let fits = order(&gate_up) == all.first().map_or(order(&gate_up), |b: &Branch| order(&b.gate_up))
                 && gate_up.cols() == channels
+                && weight.shape == [1, 1, 1, tokens]
                 && gate_up.rows() == 2 * down.cols()
                 && shape == [1, down.rows(), 1, tokens];
             if !fits {

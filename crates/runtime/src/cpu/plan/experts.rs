@@ -44,10 +44,21 @@ pub(super) struct Experts {
     rows: usize,
 }
 
+/// By number.
+const ORDERS: [Order; 4] = [Order::Natural, Order::Packed, Order::FastPacked, Order::Fast];
+const _: () = {
+    let mut i = 0;
+    while i < ORDERS.len() {
+        assert!(ORDERS[i] as usize == i);
+        i += 1;
+    }
+};
+
 /// What experts need while they run.
 #[derive(Default)]
 pub(super) struct Workspace {
-    x: Panel,
+    /// The tokens in each order that the packs multiply.
+    x: [Panel; ORDERS.len()],
     /// Tokens with their channels together, where they do not come so.
     turned: Vec<f32>,
     scratch: [Scratch; TOGETHER],
@@ -84,25 +95,19 @@ impl Pack<'_> {
         first.map(|b| b.gate_up.matrix().map(|w| w.order())).transpose()
     }
 
-    /// Both can be one sum: they read the same elements in one order.
-    fn is_like(&self, other: &Pack<'_>) -> OpErrorAt<bool> {
+    /// Both can be one sum: they read the same elements.
+    fn is_like(&self, other: &Pack<'_>) -> bool {
         let (a, b) = (self.columns(), other.columns());
         let shapes = |e: &Experts| (e.tokens, e.rows, e.x.shape[1]);
-        Ok(shapes(self.experts) == shapes(other.experts)
+        shapes(self.experts) == shapes(other.experts)
             && std::ptr::eq(a.values, b.values)
             && (a.first, a.token_stride, a.channel_stride) == (b.first, b.token_stride, b.channel_stride)
-            && self.order()? == other.order()?)
     }
 }
 
 /// The packs can be one sum.
-pub(super) fn are_alike(packs: &[Pack<'_>]) -> OpErrorAt<bool> {
-    for pair in packs.windows(2) {
-        if !pair[0].is_like(&pair[1])? {
-            return Ok(false);
-        }
-    }
-    Ok(!packs.is_empty())
+pub(super) fn are_alike(packs: &[Pack<'_>]) -> bool {
+    !packs.is_empty() && packs.windows(2).all(|pair| pair[0].is_like(&pair[1]))
 }
 
 impl Experts {
@@ -128,7 +133,7 @@ pub(super) fn sum(
 ) -> OpErrorAt<()> {
     let Some(Pack { experts: Experts { tokens, rows, x, .. }, .. }) = packs.first() else { return Ok(()) };
     let (tokens, rows) = (*tokens, *rows);
-    let Workspace { x: panel, turned, scratch, chosen } = workspace;
+    let Workspace { x: panels, turned, scratch, chosen } = workspace;
     let y = &mut y[..tokens * rows];
     chosen.clear();
     for (p, (pack, counts)) in packs.iter().zip(counts.iter_mut()).enumerate() {
@@ -144,7 +149,7 @@ pub(super) fn sum(
     if !first {
         pool.pieces(y, ADDED * rows, &|_, y| y.fill(0.0));
     }
-    if let (Some(_), Some(order)) = (chosen.first(), packs[0].order()?) {
+    if !chosen.is_empty() {
         let (mut columns, channels) = (packs[0].columns(), x.shape[1]);
         if tokens > 1 && columns.token_stride == 1 {
             let from = Strided { first: columns.first, stride: columns.channel_stride };
@@ -153,7 +158,15 @@ pub(super) fn sum(
             anemoe_kernels::transpose(pool, (tokens, channels), (columns.values, from), (out, to));
             columns = Columns { values: out, first: 0, token_stride: channels, channel_stride: 1 };
         }
-        panel.fill(order, columns, tokens, channels, None);
+        let mut wanted = [false; ORDERS.len()];
+        for pack in packs {
+            if let Some(order) = pack.order()? {
+                wanted[order as usize] = true;
+            }
+        }
+        for ((order, panel), _) in ORDERS.into_iter().zip(panels.iter_mut()).zip(wanted).filter(|(_, w)| *w) {
+            panel.fill(order, columns, tokens, channels, None);
+        }
     }
     for chosen in chosen.chunks(TOGETHER) {
         let mut all: [Option<Product<'_>>; TOGETHER] = Default::default();
@@ -163,8 +176,8 @@ pub(super) fn sum(
             s.tokens
                 .extend((0..tokens as u32).filter(|t| !skip_zero || packs[p].weight(i, *t as usize) != 0.0));
             let y = at_least(&mut s.gate_up, s.tokens.len() * w.rows());
-            *product =
-                Some(Product { w, x: panel, tokens: Some(&s.tokens), y, stride: w.rows(), bias: None });
+            let x = &panels[w.order() as usize];
+            *product = Some(Product { w, x, tokens: Some(&s.tokens), y, stride: w.rows(), bias: None });
             counts[p].0 += w.bytes_read();
         }
         anemoe_kernels::products(pool, &mut all);

@@ -308,7 +308,7 @@ pub(super) fn add_experts(
         let sources = Sources { buffers: &[], tensors: &plan.tensors, constants: &plan.constants, inputs };
         packs.push(Pack { experts, sources });
     }
-    if !experts::are_alike(&packs)? {
+    if !experts::are_alike(&packs) {
         return Ok(false);
     }
     let (tokens, rows) = packs[0].experts.result();
@@ -393,7 +393,10 @@ impl Plan {
             return None;
         };
         let (tokens, rows) = e.result();
-        (view.base == Base::Buffer(e.out) && view.shape == [1, rows, 1, tokens]).then_some(e)
+        let whole =
+            view.base == Base::Buffer(e.out) && view.shape == [1, rows, 1, tokens] && view.offset == 0;
+        let in_order = (rows == 1 || view.strides[1] == 1) && (tokens == 1 || view.strides[3] == rows);
+        (whole && in_order).then_some(e)
     }
 
     /// Counts a run of its only node.
@@ -760,7 +763,7 @@ fn update(
 ) {
     let &[_, heads, tokens, d] = new.shape.as_slice() else { return };
     let slots = keep.shape[2];
-    if d == 0 || all == 0 || heads == 0 {
+    if d == 0 || all == 0 || heads == 0 || tokens == 0 {
         return;
     }
     let (values, keeps, places) = (sources.get(new.base), sources.get(keep.base), sources.get(place.base));

@@ -204,6 +204,9 @@ impl<const N: usize> Nest<N> {
     /// Calls `run` with these loops and `y`, whose elements are the first operand's, or with pieces of both on several threads
     /// where there are many elements; `row` elements are written from each place on.
     pub fn split(&self, pool: &Pool, y: &mut [f32], row: usize, run: &(dyn Fn(&Nest<N>, &mut [f32]) + Sync)) {
+        if self.inner.0 == 0 || self.outer.iter().any(|(n, _)| *n == 0) {
+            return;
+        }
         let (count, steps) = self.outer.first().copied().unwrap_or(self.inner);
         let inner = if self.outer.is_empty() { None } else { Some(&self.inner) };
         let rest = self.outer.iter().skip(1).chain(inner);
@@ -287,13 +290,15 @@ mod tests {
             ([1, 900, 1, 70], [63000, 70, 70, 1]),
             ([3, 300, 2, 50], [31000, 100, 50, 1]),
             ([2, 300, 3, 50], [15000, 50, 0, 1]),
+            ([1, 20000, 1, 0], [1, 1, 1, 1]),
         ] {
             let x = View::dense(Base::Buffer(0), &shape);
             let nest = Nest::new(&shape, [&out, &x.strides], [7, 0]);
             let write = |nest: &Nest<2>, y: &mut [f32]| {
                 nest.each(|[o, a], n, s| (0..n).for_each(|k| y[o + k * s[0]] = (a + k * s[1]) as f32));
             };
-            let size = 7 + (0..4).map(|d| (shape[d] - 1) * out[d]).sum::<usize>() + 1;
+            let last = (0..4).map(|d| shape[d].saturating_sub(1) * out[d]).sum::<usize>();
+            let size = if shape.contains(&0) { 0 } else { 7 + last + 1 };
             let (mut whole, mut pieces) = (vec![-1f32; size], vec![-1f32; size]);
             write(&nest, &mut whole);
             nest.split(&pool, &mut pieces, 1, &write);
