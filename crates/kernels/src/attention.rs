@@ -594,8 +594,8 @@ fn weigh<L: Lanes>(weights: &mut [f32], state: State<'_>) {
     *state.sum += exp_from::<L>(weights, top);
 }
 
-/// Inner products of N queries with S keys from slot `first` on, of which none is behind `last`: that one is repeated. Keys may be
-/// `far`, in memory.
+/// Inner products of N queries with S keys from slot `first` on, of which none is behind `last`: that one is repeated. Keys
+/// that are `far` are read ahead of.
 #[inline(always)]
 fn dots<L: Lanes, T: Elements, const N: usize, const S: usize>(
     q: &[&[f32]; N],

@@ -87,7 +87,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let prompt =
         args.prompt.ids(|| Ok(Tokenizer::open(&tokenizer_file)?), engine.chain().model.bos_token_id)?;
     // For the prompt, and for the tokens behind it.
-    engine.prepare(prompt.len());
+    engine.prepare(args.prefill_chunk.unwrap_or(usize::MAX).min(prompt.len()));
     engine.prepare(1);
     engine.populate();
     let load = started.elapsed();

@@ -225,13 +225,9 @@ impl StateValue {
     /// Sets elements from `first` on.
     pub fn set(&mut self, first: usize, values: &[f32]) {
         match self {
-            StateValue::Half { bits, .. } => {
-                anemoe_kernels::f32_to_f16(values, &mut bits[first..first + values.len()]);
-            }
+            StateValue::Half { bits, .. } => StatePiece::Half(bits).set(first, values),
             StateValue::Full(t) => {
-                if let Some(v) = t.as_f32_mut() {
-                    v[first..first + values.len()].copy_from_slice(values);
-                }
+                StatePiece::Full(t.as_f32_mut().unwrap_or_default()).set(first, values);
             }
         }
     }

@@ -261,10 +261,6 @@ impl Call {
         own == others && self.layer == other.layer && !reads(self, own) && !reads(other, own)
     }
 
-    fn wrong(&self, bundle: &Path, what: String) -> Error {
-        Error::invalid(bundle.join(CHAIN_FILE), format!("chain: shard `{}`: {what}", self.shard))
-    }
-
     /// Name of the function for `count` tokens, if there is one.
     pub fn function(&self, count: TokenCount) -> Option<&str> {
         self.functions.get(&count).map(|f| f.name.as_str())
@@ -278,8 +274,7 @@ impl Call {
         bundle: &Path,
     ) -> Result<()> {
         let shard = &self.shard;
-        let wrong =
-            |what: String| Error::invalid(bundle.join(CHAIN_FILE), format!("chain: shard `{shard}`: {what}"));
+        let wrong = |what: String| contradiction(bundle, shard, what);
         let function = self
             .functions
             .get_mut(&count)
@@ -332,8 +327,7 @@ impl Call {
     ) -> Result<()> {
         self.prepare(packages, count, bundle)?;
         let shard = &self.shard;
-        let wrong =
-            |what: String| Error::invalid(bundle.join(CHAIN_FILE), format!("chain: shard `{shard}`: {what}"));
+        let wrong = |what: String| contradiction(bundle, shard, what);
         let Some(Prepared { id, inputs, outputs, scratch }) =
             self.functions.get_mut(&count).and_then(|f| f.prepared.as_mut())
         else {
@@ -384,6 +378,10 @@ impl Call {
         }
         Ok(())
     }
+}
+
+fn contradiction(bundle: &Path, shard: &str, what: String) -> Error {
+    Error::invalid(bundle.join(CHAIN_FILE), format!("chain: shard `{shard}`: {what}"))
 }
 
 /// Copies inputs that are some rows of a register, or a register in another scale.
@@ -453,7 +451,7 @@ pub(super) fn run_together(
             return Ok(None);
         }
         gather(&prepared.inputs, &mut prepared.scratch, registers)
-            .map_err(|what| call.wrong(bundle, what))?;
+            .map_err(|what| contradiction(bundle, &call.shard, what))?;
     }
     let prepared = || {
         wanted.iter().filter_map(|&i| Some((&calls[i], calls[i].functions.get(&count)?.prepared.as_ref()?)))

@@ -749,10 +749,8 @@ fn products(
     Ok(bytes)
 }
 
-/// `state = state * keep + sum over tokens of place * new`, where slots that stay are not touched; rows behind them are
-/// written whole.
-/// Writes a state in place: slot s becomes `keep[s]` times itself plus what tokens' `place` in it says of the new rows; rows of
-/// `tail` come behind the slots. `changes` is memory: which tokens change a slot.
+/// `state = state * keep + sum over tokens of place * new`, where slots that stay are not touched; rows behind them, `tail`, are
+/// written whole. `all` slots and rows are in a head of the state; `changes` is memory.
 fn update(
     pool: &Pool,
     state: &mut StateValue,
@@ -763,7 +761,7 @@ fn update(
 ) {
     let &[_, heads, tokens, d] = new.shape.as_slice() else { return };
     let slots = keep.shape[2];
-    if d == 0 || all == 0 || heads == 0 || tokens == 0 {
+    if d == 0 || all == 0 || heads == 0 {
         return;
     }
     let (values, keeps, places) = (sources.get(new.base), sources.get(keep.base), sources.get(place.base));
@@ -782,7 +780,7 @@ fn update(
                 continue;
             }
         }
-        let none = place.strides[3] == 1 && {
+        let none = tokens > 0 && place.strides[3] == 1 && {
             let row = &places[place.offset + slot * place.strides[2]..][..tokens];
             row.iter().fold(true, |none, p| none & (*p == 0.0))
         };
