@@ -19,6 +19,8 @@ use crate::product::{ROWS, RowBytes, Taken, Target, Tiles, prefetch, store, stor
 use crate::{Isa, Matrix, Pool};
 use std::cell::RefCell;
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
 mod blocks;
 #[cfg(test)]
 mod bytes_tests;
@@ -302,12 +304,43 @@ pub(crate) fn rows_on(isa: Isa, w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => each_kind::<crate::lanes::x86::Avx2>(w, x, rows, y),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => each_kind::<crate::lanes::x86::Avx512>(w, x, rows, y),
+            Isa::Avx512 | Isa::Amx => each_kind::<crate::lanes::x86::Avx512>(w, x, rows, y),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => neon::rows_on(w, x, rows, y),
             _ => unreachable!("not available"),
         }
     }
+}
+
+/// Tokens turned for tiles.
+pub(crate) type Turned = Lines<[u8; 64]>;
+
+/// Rows from which tokens are worth turning.
+const TURNING: usize = 64;
+
+/// Turns the tokens of a batch, where tiles of `isa` will multiply them by `w`; then they are `out`, and this is true.
+pub(crate) fn turn(isa: Isa, pool: &Pool, w: &Matrix<'_>, x: Taken<'_>, out: &mut Turned) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if isa == Isa::Amx && w.fast && x.tokens() > FEW && w.rows >= TURNING {
+        // What is scaled by parts of a row has no tiles.
+        let whole = match w.data {
+            Storage::Int { block, .. } => block.1 == w.cols,
+            _ => true,
+        };
+        let each = amx::turned_len(x.x.chunks());
+        if whole && each > 0 {
+            out.grow(x.tokens() * each, [0; 64]);
+            let some = (SHARED / (each * 64)).max(1);
+            pool.pieces(&mut out[..x.tokens() * each], some * each, &|i, out| {
+                for (t, out) in (i * some..).zip(out.chunks_exact_mut(each)) {
+                    amx::turn_token(x, t, out);
+                }
+            });
+            return true;
+        }
+    }
+    let _ = (isa, pool, w, x, out);
+    false
 }
 
 /// Instructions that kernels are compiled for, each kind of matrix as a function of its own.
@@ -485,6 +518,12 @@ fn all<L: Compiled, K: Kind<L>>(s: &Source<'_>, kind: K, rows: &Tiles, y: &Targe
                 L::put(a, &mut out[0]);
                 L::put(b, &mut out[1]);
             }
+        }
+        #[cfg(target_arch = "x86_64")]
+        if let Some(turned) = x.turned {
+            // SAFETY: tokens are turned only where the processor has tiles, see `turn`.
+            unsafe { amx::panel(amx::Amx, &decoded, &lines[..n], &which[..n], x, turned, y) };
+            continue;
         }
         // SAFETY: values of L exist only where the processor has its instructions, see the module of lanes.
         unsafe { L::panel(&decoded, &lines[..n], &which[..n], x, y) };
@@ -777,7 +816,7 @@ mod tests {
             assert_eq!(run(isa, three, w, &x, t), y, "{kind} {isa:?}");
             match (isa, &of_avx2) {
                 (Isa::Avx2, _) => of_avx2 = Some(y),
-                (Isa::Avx512, Some(other)) => assert_eq!(other, &y, "{kind}"),
+                (Isa::Avx512 | Isa::Amx, Some(other)) => assert_eq!(other, &y, "{isa:?} {kind}"),
                 _ => {}
             }
         }

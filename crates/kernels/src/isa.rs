@@ -13,6 +13,8 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW and VL, besides those of [`Isa::Avx2`].
     Avx512,
+    /// Tiles of bytes (AMX of x86-64) for batches of integers; [`Isa::Avx512`] with VNNI for everything else.
+    Amx,
 }
 
 impl Isa {
@@ -35,6 +37,7 @@ impl Isa {
                         && std::arch::is_x86_feature_detected!("avx512bw")
                         && std::arch::is_x86_feature_detected!("avx512vl")
                 }
+                Isa::Amx => Isa::Avx512.is_available() && crate::fast::amx::is_available(),
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -46,11 +49,13 @@ impl Isa {
 
     /// Those that this processor has.
     pub fn available() -> impl DoubleEndedIterator<Item = Isa> {
-        [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| isa.is_available())
+        [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Amx]
+            .into_iter()
+            .filter(|isa| isa.is_available())
     }
 
     /// The widest that this processor has, or the one that the environment variable `ANEMOE_CPU` names (`scalar`, `neon`,
-    /// `avx2`, `avx512`) if the processor has it.
+    /// `avx2`, `avx512`, `amx`) if the processor has it.
     pub fn best() -> Isa {
         static BEST: OnceLock<Isa> = OnceLock::new();
         *BEST.get_or_init(|| {
@@ -58,7 +63,8 @@ impl Isa {
                 Ok("scalar") => Isa::Scalar,
                 Ok("neon") => Isa::Neon,
                 Ok("avx2") => Isa::Avx2,
-                _ => Isa::Avx512,
+                Ok("avx512") => Isa::Avx512,
+                _ => Isa::Amx,
             };
             Isa::available().rfind(|isa| *isa <= wanted).unwrap_or(Isa::Scalar)
         })

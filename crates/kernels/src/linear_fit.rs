@@ -69,7 +69,7 @@ macro_rules! dispatch {
             Isa::Avx2 => unsafe { avx2::$body($($arg),*) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the processor has the instructions, which was asserted above.
-            Isa::Avx512 => unsafe { avx512::$body($($arg),*) },
+            Isa::Avx512 | Isa::Amx => unsafe { avx512::$body($($arg),*) },
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => $body::<crate::lanes::neon::Neon>($($arg),*),
             _ => unreachable!("asserted above"),

@@ -6,6 +6,7 @@
 //! in a batch.
 
 use crate::decode::{self, BLOCK, Decode, MOST_BYTES, VECTORS};
+use crate::fast::Turned;
 #[cfg(target_arch = "aarch64")]
 use crate::lanes::neon::Neon;
 use crate::lanes::{LANES, Lanes, Plain};
@@ -122,9 +123,9 @@ fn stream(rows: usize, row_bytes: usize) -> usize {
 
 #[derive(Clone, Copy)]
 pub(crate) struct Target<'a> {
-    y: *mut f32,
-    stride: usize,
-    bias: Option<&'a [f32]>,
+    pub y: *mut f32,
+    pub stride: usize,
+    pub bias: Option<&'a [f32]>,
 }
 
 /// Tokens of a panel.
@@ -132,11 +133,17 @@ pub(crate) struct Target<'a> {
 pub(crate) struct Taken<'a> {
     pub x: &'a Panel,
     which: Option<&'a [u32]>,
+    /// The tokens for tiles of bytes, where those multiply them, see [`crate::fast::amx`].
+    pub turned: Option<&'a [[u8; 64]]>,
 }
 
 impl<'a> Taken<'a> {
+    pub fn some(x: &'a Panel, which: Option<&'a [u32]>) -> Taken<'a> {
+        Taken { x, which, turned: None }
+    }
+
     fn of(p: &Product<'a>) -> Taken<'a> {
-        Taken { x: p.x, which: p.tokens }
+        Taken::some(p.x, p.tokens)
     }
 
     pub fn tokens(&self) -> usize {
@@ -207,8 +214,10 @@ fn together(isa: Isa, pool: &Pool, all: &mut [Option<Product<'_>>]) {
     // Of each product its tiles, those of a part, and the number of its first part.
     let mut plan: [Option<(Tiles, usize, usize)>; TOGETHER] = [const { None }; TOGETHER];
     let mut total = 0;
-    for (p, plan) in all.iter().zip(&mut plan) {
+    let (mut memory, mut turned) = (TURNED.take(), [false; TOGETHER]);
+    for (((p, plan), memory), turned) in all.iter().zip(&mut plan).zip(&mut memory).zip(&mut turned) {
         let Some(p) = p else { continue };
+        *turned = crate::fast::turn(isa, pool, &p.w, Taken::of(p), memory);
         let tokens = Taken::of(p).tokens();
         let (tiles, size) = (Tiles::all(&p.w, tokens), part_tiles(&p.w, tokens));
         let parts = tiles.len().div_ceil(size);
@@ -221,15 +230,19 @@ fn together(isa: Isa, pool: &Pool, all: &mut [Option<Product<'_>>]) {
     let shared = Shared(all);
     pool.run(total, &|i| {
         let shared = &shared;
-        let found = shared.0.iter().zip(&plan).rev().find_map(|(p, plan)| match (p, plan) {
-            (Some(p), Some((tiles, size, first))) if *first <= i => Some((p, tiles.piece(*size, i - first))),
+        let found = shared.0.iter().zip(&plan).enumerate().rev().find_map(|(k, (p, plan))| match (p, plan) {
+            (Some(p), Some((tiles, size, first))) if *first <= i => {
+                Some((k, p, tiles.piece(*size, i - first)))
+            }
             _ => None,
         });
-        if let Some((p, tiles)) = found {
+        if let Some((k, p, tiles)) = found {
             let y = Target { y: p.y.as_ptr().cast_mut(), stride: p.stride, bias: p.bias };
-            rows_on(isa, &p.w, Taken::of(p), &tiles, &y);
+            let x = Taken { turned: turned[k].then_some(&memory[k]), ..Taken::of(p) };
+            rows_on(isa, &p.w, x, &tiles, &y);
         }
     });
+    TURNED.set(memory);
 }
 
 /// A convolution in groups: rows of `w` in equal groups, each times columns of its own.
@@ -256,6 +269,8 @@ pub struct Grouped<'a> {
 }
 
 thread_local! {
+    /// Tokens for tiles, of each product of a job.
+    static TURNED: RefCell<[Turned; TOGETHER]> = RefCell::default();
     static GROUP: RefCell<Panel> = RefCell::default();
 }
 
@@ -305,7 +320,7 @@ pub fn grouped(pool: &Pool, p: &mut Grouped<'_>) {
             let bias = p.bias.map(|b| &b[g * per..(g + 1) * per]);
             // SAFETY: token t's rows of the group are below `tokens * rows`.
             let y = Target { y: unsafe { to.0.add(g * per) }, stride: w.rows, bias };
-            rows_on(isa, &group, Taken { x: &panel, which: None }, &Tiles::all(&group, p.tokens), &y);
+            rows_on(isa, &group, Taken::some(&panel, None), &Tiles::all(&group, p.tokens), &y);
         }
         GROUP.set(panel);
     };
@@ -332,7 +347,7 @@ fn rows_on(isa: Isa, w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>)
         Isa::Avx2 => unsafe { each_kind::<crate::lanes::x86::Avx2>(w, x, rows, y) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the processor has the instructions, which callers assert.
-        Isa::Avx512 => unsafe { each_kind::<crate::lanes::x86::Avx512>(w, x, rows, y) },
+        Isa::Avx512 | Isa::Amx => unsafe { each_kind::<crate::lanes::x86::Avx512>(w, x, rows, y) },
         #[cfg(target_arch = "aarch64")]
         // SAFETY: the processor has NEON.
         Isa::Neon => unsafe { each_kind::<Neon>(w, x, rows, y) },
@@ -836,7 +851,7 @@ mod tests {
                     assert_eq!(run(isa, &three, w, &x, t, Some(&bias)), y, "{kind} {isa:?}");
                     match (isa, &of_avx2) {
                         (Isa::Avx2, _) => of_avx2 = Some(y),
-                        (Isa::Avx512, Some(other)) => assert_eq!(other, &y, "{kind}"),
+                        (Isa::Avx512 | Isa::Amx, Some(other)) => assert_eq!(other, &y, "{isa:?} {kind}"),
                         _ => {}
                     }
                 }

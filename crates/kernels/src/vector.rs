@@ -20,7 +20,7 @@ macro_rules! dispatch {
                 }
                 match $crate::Isa::best() {
                     // SAFETY: the processor has the instructions.
-                    $crate::Isa::Avx512 => return unsafe { avx512($($arg),*) },
+                    $crate::Isa::Avx512 | $crate::Isa::Amx => return unsafe { avx512($($arg),*) },
                     // SAFETY: the processor has the instructions.
                     $crate::Isa::Avx2 => return unsafe { avx2($($arg),*) },
                     _ => {}

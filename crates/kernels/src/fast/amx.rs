@@ -1,0 +1,492 @@
+//! Batches of products of bytes in the tiles of AMX.
+//!
+//! A tile of tokens, 16 of them with 64 bytes each, times a tile of codes, 64 columns of 16 rows, gives 256 sums. What one
+//! scale of a token belongs to are the 64 columns that a lane adds up, see [`super`]; so a tile has these columns of one lane,
+//! for which tokens and codes are turned: the words of four bytes of sixteen vectors become sixteen vectors, one per lane. The
+//! sums are scaled and added in the order of [`super::panel`], so that results are the same bits.
+//!
+//! The compiler does not know the tiles' registers and never uses them, and the few instructions on them are written out.
+//! None of this has run on a processor with AMX so far, only in an emulator of one; see `docs/cpu.md`.
+
+use super::{DECODED_ROWS, SCALED, Taken, Target, store};
+use crate::lanes::x86::Avx512;
+use crate::lanes::{LANES, Lanes};
+use crate::lines::Lines;
+use std::arch::x86_64::*;
+use std::cell::RefCell;
+
+/// Tokens of a tile.
+const TOKENS: usize = 16;
+/// Vectors of the columns under one scale.
+const VECTORS: usize = 2 * SCALED;
+/// Vectors of these columns, turned: for each lane one of each token, or sixteen of codes.
+const TURNED: usize = LANES;
+const CODES: usize = LANES * VECTORS;
+
+const _: () = assert!(LANES == 16 && VECTORS == 16 && DECODED_ROWS == 16);
+
+/// Multiplies tiles.
+pub(super) trait Multiply: Copy {
+    /// Prepares this thread for tiles of `tokens` tokens, at most 16.
+    ///
+    /// # Safety
+    /// The processor has the instructions.
+    unsafe fn shape(self, tokens: usize);
+    /// Sums `[tokens, 16]` of `a`, `[tokens, 64]` signed bytes of which a token's are `stride` bytes behind the one's before,
+    /// times `b`, `[16, 16, 4]` bytes without signs: sum n of a token adds up bytes 4 k + j times `b[k][n][j]`.
+    ///
+    /// # Safety
+    /// The processor has the instructions, the thread is prepared for `tokens`, and what `a` and `b` say is there.
+    unsafe fn multiply(
+        self,
+        tokens: usize,
+        a: *const u8,
+        stride: usize,
+        b: *const [u8; 64],
+        sums: &mut [[i32; LANES]; TOKENS],
+    );
+    /// The thread has no more tiles to multiply.
+    ///
+    /// # Safety
+    /// The processor has the instructions.
+    unsafe fn end(self);
+}
+
+/// With the processor's tiles.
+#[derive(Clone, Copy)]
+pub(super) struct Amx;
+
+/// What `ldtilecfg` reads: the sizes of eight tiles.
+#[repr(C, align(64))]
+struct Config {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+impl Multiply for Amx {
+    #[inline(always)]
+    unsafe fn shape(self, tokens: usize) {
+        // Tile 0 has sums, 1 tokens, 2 codes.
+        let mut config =
+            Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+        config.row_bytes[..3].fill(64);
+        config.rows[..3].copy_from_slice(&[tokens as u8, tokens as u8, 16]);
+        // SAFETY: 64 bytes are read; as this function's.
+        unsafe {
+            std::arch::asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack, preserves_flags));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn multiply(
+        self,
+        _: usize,
+        a: *const u8,
+        stride: usize,
+        b: *const [u8; 64],
+        sums: &mut [[i32; LANES]; TOKENS],
+    ) {
+        // SAFETY: as this function's; as many rows of `sums` are written as there are tokens.
+        unsafe {
+            std::arch::asm!(
+                "tilezero tmm0",
+                "tileloadd tmm1, [{a} + {stride} * 1]",
+                "tileloadd tmm2, [{b} + {line} * 1]",
+                "tdpbsud tmm0, tmm1, tmm2",
+                "tilestored [{sums} + {line} * 1], tmm0",
+                a = in(reg) a,
+                stride = in(reg) stride,
+                b = in(reg) b,
+                line = in(reg) 64usize,
+                sums = in(reg) sums.as_mut_ptr(),
+                options(nostack, preserves_flags)
+            );
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn end(self) {
+        // SAFETY: as this function's.
+        unsafe { std::arch::asm!("tilerelease", options(nostack, preserves_flags)) }
+    }
+}
+
+/// The processor has tiles of bytes, this process may use them, and they do what [`Multiply`] says.
+pub(crate) fn is_available() -> bool {
+    static AVAILABLE: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *AVAILABLE.get_or_init(|| has_tiles() && is_permitted() && works())
+}
+
+fn has_tiles() -> bool {
+    const TILES_AND_BYTES: u32 = 1 << 24 | 1 << 25;
+    std::arch::is_x86_feature_detected!("avx512vnni")
+        && __cpuid(0).eax >= 7
+        && __cpuid_count(7, 0).edx & TILES_AND_BYTES == TILES_AND_BYTES
+        // The palette of eight tiles of 16 rows of 64 bytes.
+        && __cpuid(0).eax >= 0x1d
+        && __cpuid_count(0x1d, 0).eax >= 1
+        && __cpuid_count(0x1d, 1).ecx & 0xffff >= 16
+}
+
+/// Asks Linux, which keeps the tiles of a thread only for processes that want to have them.
+#[cfg(target_os = "linux")]
+fn is_permitted() -> bool {
+    const ARCH_PRCTL: usize = 158;
+    const REQUEST_PERMISSION: usize = 0x1023;
+    const TILE_DATA: usize = 18;
+    let done: isize;
+    // SAFETY: the call changes what this process may do, nothing in its memory; it writes the two registers and its result.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") ARCH_PRCTL => done,
+            in("rdi") REQUEST_PERMISSION,
+            in("rsi") TILE_DATA,
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack)
+        );
+    }
+    done == 0
+}
+
+#[cfg(not(target_os = "linux"))]
+fn is_permitted() -> bool {
+    false
+}
+
+/// Multiplies one tile and looks at the sums.
+fn works() -> bool {
+    let a: [[u8; 64]; TOKENS] = std::array::from_fn(|t| std::array::from_fn(|i| (t * 37 + i * 11) as u8));
+    let b: [[u8; 64]; 16] = std::array::from_fn(|k| std::array::from_fn(|i| (k * 29 + i * 7) as u8));
+    [TOKENS, 5].into_iter().all(|tokens| {
+        let mut sums = [[i32::MIN; LANES]; TOKENS];
+        // SAFETY: the processor has tiles, of which `has_tiles` and `is_permitted` were asked; all of a and b is there.
+        unsafe {
+            Amx.shape(tokens);
+            Amx.multiply(tokens, a.as_ptr().cast(), 64, b.as_ptr(), &mut sums);
+            Amx.end();
+        }
+        sums == plain(tokens, &a, &b, i32::MIN)
+    })
+}
+
+/// What a tile of `tokens` tokens has to give, `else` behind them.
+fn plain(tokens: usize, a: &[[u8; 64]], b: &[[u8; 64]], otherwise: i32) -> [[i32; LANES]; TOKENS] {
+    let mut sums = [[otherwise; LANES]; TOKENS];
+    for (sums, a) in sums.iter_mut().zip(a).take(tokens) {
+        for (n, sum) in sums.iter_mut().enumerate() {
+            *sum = (0..64).map(|i| i32::from(a[i] as i8) * i32::from(b[i / 4][4 * n + i % 4])).sum();
+        }
+    }
+    sums
+}
+
+/// Turned vectors that a token has.
+pub(crate) fn turned_len(chunks: usize) -> usize {
+    chunks.div_ceil(SCALED) * TURNED
+}
+
+/// Turns the token at place `at` of a panel: vector `16 s + l` of `out` has what lane l adds up under scale s.
+pub(crate) fn turn_token(x: Taken<'_>, token: usize, out: &mut [[u8; 64]]) {
+    let chunks = x.x.chunks();
+    let bytes = &x.x.narrow.bytes[x.at(token) * chunks * 2..][..chunks * 2];
+    assert_eq!(out.len(), turned_len(chunks));
+    // SAFETY: the processor has AVX-512, without which there are no turned tokens.
+    unsafe { turn_vectors(bytes, out) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
+fn turn_vectors(bytes: &[[u8; 64]], out: &mut [[u8; 64]]) {
+    for (bytes, out) in bytes.chunks(VECTORS).zip(out.as_chunks_mut::<TURNED>().0) {
+        let mut v = [Avx512::splat(0.0); LANES];
+        for (v, bytes) in v.iter_mut().zip(bytes) {
+            *v = Avx512::from_f32(bytes);
+        }
+        for (v, out) in Avx512::turn(v).into_iter().zip(out) {
+            put(v, out);
+        }
+    }
+}
+
+#[inline(always)]
+fn put(v: Avx512, out: &mut [u8; 64]) {
+    // SAFETY: there is room for 64 bytes; the processor has AVX-512 F, see the module of lanes.
+    unsafe { _mm512_storeu_ps(out.as_mut_ptr().cast(), v.0) }
+}
+
+thread_local! {
+    static SPACE: RefCell<Space> = RefCell::default();
+}
+
+/// What a thread works in.
+#[derive(Default)]
+struct Space {
+    /// `[scales, 16 lanes, 16 vectors, 16 rows]` words of four codes.
+    codes: Lines<[u8; 64]>,
+    /// `[16 lanes, 16 tokens, 16 rows]`
+    sums: Lines<[f32; LANES]>,
+}
+
+/// As [`super::panel`], with tokens that were turned, `[tokens, turned_len]`.
+///
+/// # Safety
+/// The processor has AVX-512 VNNI, and M's instructions.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(super) unsafe fn panel<M: Multiply>(
+    tiles: M,
+    codes: &[[u8; 64]],
+    lines: &[(f32, f32)],
+    which: &[usize],
+    x: Taken<'_>,
+    turned: &[[u8; 64]],
+    y: &Target<'_>,
+) {
+    let (chunks, tokens, n) = (x.x.chunks(), x.tokens(), which.len());
+    let scaled = chunks.div_ceil(SCALED);
+    let per_token = turned_len(chunks);
+    assert!(n <= DECODED_ROWS && lines.len() == n && codes.len() >= n * chunks * 2);
+    assert!(turned.len() >= tokens * per_token);
+    let Space { codes: mut turned_codes, mut sums } = SPACE.take();
+    turned_codes.grow(scaled * CODES, [0; 64]);
+    sums.grow(LANES * TOKENS, [0.0; LANES]);
+    for (s, out) in turned_codes.as_chunks_mut::<CODES>().0.iter_mut().enumerate().take(scaled) {
+        for k in 0..VECTORS {
+            let mut v = [Avx512::splat(0.0); LANES];
+            let column = s * VECTORS + k;
+            // Behind a token's end are zeros, so it does not matter what codes are there.
+            if column < chunks * 2 {
+                for (row, v) in v.iter_mut().enumerate().take(n) {
+                    *v = Avx512::from_f32(&codes[row * chunks * 2 + column]);
+                }
+            }
+            for (l, v) in Avx512::turn(v).into_iter().enumerate() {
+                put(v, &mut out[l * VECTORS + k]);
+            }
+        }
+    }
+    let (mut steps, mut lows, mut bias) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
+    for (i, (step, low)) in lines.iter().enumerate() {
+        (steps[i], lows[i]) = (*step, *low);
+        bias[i] = y.bias.map_or(0.0, |b| b[which[i]]);
+    }
+    let (steps, lows, bias) = (Avx512::load(&steps), Avx512::load(&lows), Avx512::load(&bias));
+    // Rows that lie together are written as one.
+    let together = n == DECODED_ROWS && which[n - 1] == which[0] + n - 1;
+    for first in (0..tokens).step_by(TOKENS) {
+        let some = TOKENS.min(tokens - first);
+        // SAFETY: as this function's.
+        unsafe { tiles.shape(some) };
+        let scales = |t: usize, s: usize| &x.x.narrow.scales[x.at(first + t) * scaled + s];
+        let mut scale_of = [&[0f32; LANES]; TOKENS];
+        let mut found = [[[0i32; LANES]; TOKENS]; 2];
+        for s in 0..scaled {
+            for (t, scale) in scale_of.iter_mut().enumerate().take(some) {
+                *scale = scales(t, s);
+            }
+            // A lane's sums are scaled while the next one's tiles are multiplied.
+            for l in 0..=LANES {
+                if l < LANES {
+                    let a = &turned[first * per_token + s * TURNED + l..];
+                    let b = &turned_codes[s * CODES + l * VECTORS..][..VECTORS];
+                    assert!(a.len() > (some - 1) * per_token);
+                    // SAFETY: each of `some` tokens has its 64 bytes, and there are 16 vectors of codes; as this function's.
+                    unsafe {
+                        let a = a.as_ptr().cast();
+                        tiles.multiply(some, a, 64 * per_token, b.as_ptr(), &mut found[l % 2]);
+                    }
+                }
+                let Some(l) = l.checked_sub(1) else { continue };
+                let all = &mut sums[l * TOKENS..][..TOKENS];
+                if some == TOKENS {
+                    scale::<TOKENS>(&found[l % 2], &scale_of, l, s == 0, all);
+                } else {
+                    for t in 0..some {
+                        let (found, scale_of) = (&found[l % 2][t..], &scale_of[t..]);
+                        scale::<1>(found, scale_of, l, s == 0, &mut all[t..]);
+                    }
+                }
+            }
+        }
+        for t in 0..some {
+            let mut lanes = [Avx512::splat(0.0); LANES];
+            for l in 0..LANES {
+                lanes[l] = Avx512::load(&sums[l * TOKENS + t]);
+            }
+            for width in [8, 4, 2, 1] {
+                for l in 0..width {
+                    lanes[l] = lanes[l].add(lanes[l + width]);
+                }
+            }
+            let sum = Avx512::splat(x.x.narrow.sums[x.at(first + t)]);
+            let v = steps.mul(lanes[0]).add(lows.mul(sum));
+            if together {
+                // SAFETY: the token's rows `which[0]..which[0] + 16` lie inside of y, and no other part writes them, see `store`.
+                unsafe {
+                    let to = y.y.add((first + t) * y.stride + which[0]);
+                    _mm512_storeu_ps(to, v.add(bias).0);
+                }
+            } else {
+                let mut out = [0f32; LANES];
+                v.store(&mut out);
+                which.iter().zip(out).for_each(|(&r, v)| store(y, r, first + t, v));
+            }
+        }
+    }
+    // SAFETY: as this function's.
+    unsafe { tiles.end() };
+    SPACE.set(Space { codes: turned_codes, sums });
+}
+
+/// Adds the sums of T tokens in lane l, scaled, to `all`, or puts them there where they are the first.
+#[inline(always)]
+fn scale<const T: usize>(
+    found: &[[i32; LANES]],
+    scales: &[&[f32; LANES]],
+    l: usize,
+    first: bool,
+    all: &mut [[f32; LANES]],
+) {
+    assert!(found.len() >= T && scales.len() >= T && all.len() >= T && l < LANES);
+    for t in 0..T {
+        // SAFETY: sixteen sums are there; the processor has AVX-512 F.
+        let v = Avx512(unsafe { _mm512_cvtepi32_ps(_mm512_loadu_si512(found[t].as_ptr().cast())) });
+        let before = if first { Avx512::splat(0.0) } else { Avx512::load(&all[t]) };
+        v.mul_add(Avx512::splat(scales[t][l]), before).store(&mut all[t]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_data::{bytes, noise};
+    use crate::{Columns, Isa, Matrix, Order, Panel, Pool, Product, products_on};
+
+    /// What tiles do, for processors without them.
+    #[derive(Clone, Copy)]
+    struct Loops;
+
+    impl Multiply for Loops {
+        unsafe fn shape(self, _: usize) {}
+        unsafe fn multiply(
+            self,
+            tokens: usize,
+            a: *const u8,
+            stride: usize,
+            b: *const [u8; 64],
+            sums: &mut [[i32; LANES]; TOKENS],
+        ) {
+            // SAFETY: the bytes are there, as the caller says.
+            let (a, b) = unsafe {
+                let a: Vec<[u8; 64]> =
+                    (0..tokens).map(|t| a.add(t * stride).cast::<[u8; 64]>().read()).collect();
+                (a, std::slice::from_raw_parts(b, VECTORS))
+            };
+            let found = plain(tokens, &a, b, 0);
+            sums[..tokens].copy_from_slice(&found[..tokens]);
+        }
+        unsafe fn end(self) {}
+    }
+
+    fn panel_of(x: &[f32], cols: usize, tokens: usize) -> Panel {
+        let mut panel = Panel::default();
+        let at = Columns { values: x, first: 0, token_stride: cols, channel_stride: 1 };
+        panel.fill(Order::Fast, at, tokens, cols, None);
+        panel
+    }
+
+    #[test]
+    fn tiles_give_the_bits_of_rows() {
+        if Isa::best().for_bytes() < Isa::Avx512 {
+            return;
+        }
+        for (rows, cols, tokens) in
+            [(16, 1024, 16), (16, 2816, 33), (16, 100, 9), (5, 1100, 20), (1, 8, 1), (13, 2048, 15)]
+        {
+            let mut x = noise(1, cols * tokens);
+            // A token of zeros, and one with something that is not finite.
+            x[..cols].fill(0.0);
+            x[cols * tokens - 1] = f32::INFINITY;
+            let panel = panel_of(&x, cols, tokens);
+            let chunks = panel.chunks();
+            let codes = bytes(2, rows * chunks * 128);
+            let (codes, _) = codes.as_chunks::<64>();
+            let (steps, lows, bias) = (noise(3, rows), noise(4, rows), noise(5, rows));
+            let lines: Vec<(f32, f32)> = steps.into_iter().zip(lows).collect();
+            let which: Vec<usize> = (0..rows).collect();
+            let mut chosen: Vec<u32> = (0..tokens as u32).rev().collect();
+            chosen[0] = 0;
+            for (bias, taken) in [(None, None), (Some(bias.as_slice()), Some(chosen.as_slice()))] {
+                let x = Taken::some(&panel, taken);
+                let mut turned = vec![[0; 64]; tokens * turned_len(chunks)];
+                for (t, out) in turned.chunks_exact_mut(turned_len(chunks)).enumerate() {
+                    turn_token(x, t, out);
+                }
+                let (mut expected, mut found) = (vec![9f32; tokens * rows], vec![7f32; tokens * rows]);
+                let to = |y: &mut Vec<f32>| Target { y: y.as_mut_ptr(), stride: rows, bias };
+                // SAFETY: the processor has AVX-512 VNNI; the targets have the rows of all tokens.
+                unsafe {
+                    <Avx512 as super::super::Compiled>::panel(codes, &lines, &which, x, &to(&mut expected));
+                    self::panel(Loops, codes, &lines, &which, x, &turned, &to(&mut found));
+                }
+                let bits = |v: &[f32]| v.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+                assert_eq!(bits(&found), bits(&expected), "[{rows}, {cols}], {tokens} tokens");
+            }
+        }
+    }
+
+    /// Where there are tiles, everything from matrices to results goes through them.
+    #[test]
+    fn batches_through_tiles_have_the_bits_of_others() {
+        if !Isa::Amx.is_available() {
+            assert!(!has_tiles() || !is_permitted(), "tiles that do not work");
+            return;
+        }
+        for (rows, cols, tokens) in [(64, 2816, 37), (100, 1000, 9), (70, 1032, 16)] {
+            let x = noise(6, cols * tokens);
+            let panel = |order| {
+                let mut panel = Panel::default();
+                let at = Columns { values: &x, first: 0, token_stride: cols, channel_stride: 1 };
+                panel.fill(order, at, tokens, cols, None);
+                panel
+            };
+            let lut = noise(7, rows * 16);
+            let indices = bytes(8, rows * cols / 2);
+            let codes = crate::Codes::new(&lut, 4).unwrap();
+            let integers = bytes(9, rows * cols);
+            let scale = noise(10, rows);
+            for w in [
+                Matrix::lut(4, &indices, &lut, 1, rows, cols).unwrap().fast(Some(&codes)),
+                Matrix::int(8, true, &integers, &scale, None, (1, cols), rows, cols).unwrap().fast(None),
+                Matrix::int(
+                    8,
+                    true,
+                    &integers[..rows * cols],
+                    &noise(11, rows * cols / 8),
+                    None,
+                    (1, 8),
+                    rows,
+                    cols,
+                )
+                .unwrap()
+                .fast(None),
+            ] {
+                let x = panel(w.order());
+                let chosen: Vec<u32> = (0..tokens as u32).filter(|t| t % 4 != 1 || tokens < 12).collect();
+                let run = |isa, threads| {
+                    let mut y = vec![0f32; chosen.len() * rows];
+                    let tokens = Some(chosen.as_slice());
+                    let all = &mut [Some(Product { w, x: &x, tokens, y: &mut y, stride: rows, bias: None })];
+                    products_on(isa, &Pool::new(threads), all);
+                    y
+                };
+                let expected = run(Isa::Avx512, 1);
+                assert_eq!(run(Isa::Amx, 1), expected, "[{rows}, {cols}], {tokens} tokens");
+                assert_eq!(run(Isa::Amx, 3), expected, "[{rows}, {cols}], {tokens} tokens, three threads");
+            }
+        }
+    }
+}
