@@ -178,13 +178,17 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let started = Instant::now();
     let mut engine = Engine::open(&args.bundle, &backend)?;
     engine.prepare(1);
-    engine.populate();
+    let mapped = engine.populate();
     let load_s = started.elapsed().as_secs_f64();
     check(&args, &engine)?;
     let mut tokens =
         Tokens { state: args.seed.wrapping_mul(2) | 1, vocabulary: engine.chain().model.vocab_size };
     engine.forward(&tokens.some(1), Want::Last, None)?;
     let first_token_s = started.elapsed().as_secs_f64();
+    // What is measured from here on is not what a first minute is like.
+    if let Some(mapped) = mapped {
+        let _ = mapped.join();
+    }
 
     let prefill: Vec<usize> = args.prefill.iter().copied().filter(|&n| n > 0).collect();
     let contexts: &[usize] = if args.decode > 0 { &args.context } else { &[] };

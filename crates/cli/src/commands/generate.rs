@@ -89,7 +89,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     // For the prompt, and for the tokens behind it.
     engine.prepare(args.prefill_chunk.unwrap_or(usize::MAX).min(prompt.len()));
     engine.prepare(1);
-    engine.populate();
+    drop(engine.populate());
     let load = started.elapsed();
     let tokenizer = tokenizer_file.exists().then(|| Tokenizer::open(&tokenizer_file)).transpose()?;
     let options = GenerateOptions {

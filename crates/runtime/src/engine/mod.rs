@@ -15,6 +15,7 @@ use program::{Names, Op, Program, pick, run_together};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use vectors::Vectors;
 
@@ -225,17 +226,17 @@ impl Engine {
     }
 
     /// Maps all weights in the background, so that reading one for the first time does not stop at every few pages. Does
-    /// nothing where the machine's free memory does not hold them, or does not say what it has.
-    pub fn populate(&self) {
+    /// nothing where the machine's free memory does not hold them, or does not say what it has. Gives the thread, for whoever
+    /// wants to wait.
+    pub fn populate(&self) -> Option<JoinHandle<()>> {
         let bytes: u64 = self.chain.shards.iter().map(|s| s.bytes).sum();
         if free_memory().is_none_or(|free| free < bytes) {
-            return;
+            return None;
         }
         let jobs: Vec<_> = self.packages.iter().filter_map(|p| p.populate()).collect();
+        let map = move || jobs.into_iter().for_each(|job| job());
         // Without a thread, pages are mapped as they are read.
-        let _ = std::thread::Builder::new().name("anemoe-map".into()).spawn(move || {
-            jobs.into_iter().for_each(|job| job());
-        });
+        std::thread::Builder::new().name("anemoe-map".into()).spawn(map).ok()
     }
 
     /// As if `tokens` tokens were in the context, with noise for their keys and values: for measurements of time, which does
