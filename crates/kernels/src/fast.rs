@@ -21,6 +21,9 @@ use std::cell::RefCell;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "fast/no_tiles.rs"]
+mod amx;
 mod blocks;
 #[cfg(test)]
 mod bytes_tests;
@@ -32,6 +35,7 @@ mod x86;
 
 use codes::{Coded, Integers, Kind, LineOf, Nibbles, SmallTables, TableOf, Tables4, Tables6, Tables8, Whole};
 
+pub(crate) use amx::turn;
 pub use codes::Codes;
 
 /// Columns of a chunk.
@@ -315,34 +319,6 @@ pub(crate) fn rows_on(isa: Isa, w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &
 /// Tokens turned for tiles.
 pub(crate) type Turned = Lines<[u8; 64]>;
 
-/// Rows from which tokens are worth turning.
-const TURNING: usize = 64;
-
-/// Turns the tokens of a batch, where tiles of `isa` will multiply them by `w`; then they are `out`, and this is true.
-pub(crate) fn turn(isa: Isa, pool: &Pool, w: &Matrix<'_>, x: Taken<'_>, out: &mut Turned) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    if isa == Isa::Amx && w.fast && x.tokens() > FEW && w.rows >= TURNING {
-        // What is scaled by parts of a row has no tiles.
-        let whole = match w.data {
-            Storage::Int { block, .. } => block.1 == w.cols,
-            _ => true,
-        };
-        let each = amx::turned_len(x.x.chunks());
-        if whole && each > 0 {
-            out.grow(x.tokens() * each, [0; 64]);
-            let some = (SHARED / (each * 64)).max(1);
-            pool.pieces(&mut out[..x.tokens() * each], some * each, &|i, out| {
-                for (t, out) in (i * some..).zip(out.chunks_exact_mut(each)) {
-                    amx::turn_token(x, t, out);
-                }
-            });
-            return true;
-        }
-    }
-    let _ = (isa, pool, w, x, out);
-    false
-}
-
 /// Instructions that kernels are compiled for, each kind of matrix as a function of its own.
 trait Compiled: Bytes {
     /// # Safety
@@ -519,10 +495,9 @@ fn all<L: Compiled, K: Kind<L>>(s: &Source<'_>, kind: K, rows: &Tiles, y: &Targe
                 L::put(b, &mut out[1]);
             }
         }
-        #[cfg(target_arch = "x86_64")]
         if let Some(turned) = x.turned {
             // SAFETY: tokens are turned only where the processor has tiles, see `turn`.
-            unsafe { amx::panel(amx::Amx, &decoded, &lines[..n], &which[..n], x, turned, y) };
+            unsafe { amx::in_tiles(&decoded, &lines[..n], &which[..n], x, turned, y) };
             continue;
         }
         // SAFETY: values of L exist only where the processor has its instructions, see the module of lanes.

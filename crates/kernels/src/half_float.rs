@@ -20,6 +20,19 @@ pub fn f16_to_f32(bytes: &[u8], out: &mut [f32]) {
     f16_to_f32_scalar(bytes, out);
 }
 
+/// Converts fp16 values from bits. Both slices are of one length.
+pub fn f16_bits_to_f32(bits: &[u16], out: &mut [f32]) {
+    // SAFETY: the bytes of initialized integers, as many as there are; halves are stored as this processor stores integers.
+    let bytes = unsafe { std::slice::from_raw_parts(bits.as_ptr().cast(), size_of_val(bits)) };
+    if cfg!(target_endian = "little") {
+        return f16_to_f32(bytes, out);
+    }
+    assert_eq!(bits.len(), out.len());
+    for (o, b) in out.iter_mut().zip(bits) {
+        *o = f16::from_bits(*b).to_f32();
+    }
+}
+
 fn f16_to_f32_scalar(bytes: &[u8], out: &mut [f32]) {
     for (o, b) in out.iter_mut().zip(bytes.chunks_exact(2)) {
         *o = f16::from_le_bytes([b[0], b[1]]).to_f32();

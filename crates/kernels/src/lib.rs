@@ -27,7 +27,7 @@ pub use attention::{AttentionShape, CacheValues, CacheView, HeadStrides, Mask, a
 pub use bandwidth::{read, read_bandwidth};
 pub use decode::Order;
 pub use fast::Codes;
-pub use half_float::{f16_to_f32, f32_to_f16, round_to_f16};
+pub use half_float::{f16_bits_to_f32, f16_to_f32, f32_to_f16, round_to_f16};
 pub use isa::Isa;
 pub use linear_fit::{
     ErrorSums, GRIDS, Grids, ScaleAndZero, best_scale, extremes, grid_errors, quantize_linear,

@@ -198,6 +198,21 @@ impl<'a> Matrix<'a> {
         (self.rows as u64 * self.cols as u64 * bits as u64).div_ceil(8)
     }
 
+    /// The bytes of this view's rows as they are stored, tables and scales left out; none where rows do not start at bytes.
+    pub(crate) fn stored(&self) -> &'a [u8] {
+        let (data, bits) = match self.data {
+            Storage::F32(data) => (as_bytes(data), 32),
+            Storage::F16(data) => (data, 16),
+            Storage::Lut { bits, indices, .. } => (indices, bits),
+            Storage::Int { bits, data, .. } => (data, bits),
+        };
+        if !(self.cols * bits).is_multiple_of(8) {
+            return &[];
+        }
+        let row = self.cols * bits / 8;
+        &data[self.first * row..(self.first + self.rows) * row]
+    }
+
     /// All elements, row-major.
     ///
     /// # Panics
@@ -239,6 +254,12 @@ impl<'a> Matrix<'a> {
             }
         }
     }
+}
+
+/// Bytes of f32 values.
+pub(crate) fn as_bytes(values: &[f32]) -> &[u8] {
+    // SAFETY: the bytes of initialized floats, as many as there are.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
 fn check(ok: bool, what: &'static str) -> Result<(), MatrixError> {

@@ -104,10 +104,12 @@ impl Panel {
                     continue;
                 }
                 let mut gathered = GATHERED.take();
-                gathered.clear();
-                gathered.extend((0..channels).flat_map(|c| {
-                    (0..taps).map(move |j| x.values[start + c * x.channel_stride + j * tap_stride])
-                }));
+                gathered.resize(cols, 0.0);
+                for j in 0..taps {
+                    for c in 0..channels {
+                        gathered[c * taps + j] = x.values[start + c * x.channel_stride + j * tap_stride];
+                    }
+                }
                 arrange(order, &gathered, out);
                 GATHERED.set(gathered);
             }

@@ -11,7 +11,7 @@ use crate::fast::Turned;
 use crate::lanes::neon::Neon;
 use crate::lanes::{LANES, Lanes, Plain};
 use crate::lines::Lines;
-use crate::matrix::{Divisor, Storage};
+use crate::matrix::{Divisor, Storage, as_bytes};
 use crate::panel::Panel;
 use crate::{Columns, Isa, Matrix, Pool};
 use std::cell::RefCell;
@@ -26,6 +26,9 @@ const FEW: usize = 8;
 const DECODED_TILES: usize = 4;
 /// Bytes of weights in one part of a parallel job.
 const PART: usize = 32 << 10;
+/// The same of small matrices, which have this many parts or fewer.
+const SMALL_PART: usize = 4 << 10;
+const FEWEST: usize = 8;
 /// Products of one job.
 const TOGETHER: usize = 8;
 /// A job is worth several threads from this many multiplications on.
@@ -172,10 +175,13 @@ fn check(p: &Product<'_>) {
 
 /// Tiles of a part.
 fn part_tiles(w: &Matrix<'_>, tokens: usize) -> usize {
-    let tile = (ROWS * w.bytes_read() as usize / w.rows.max(1)).max(1);
+    let bytes = w.bytes_read() as usize;
+    let tile = (ROWS * bytes / w.rows.max(1)).max(1);
+    // Of a small matrix smaller ones, so that all threads have some.
+    let part = (bytes / FEWEST).clamp(SMALL_PART, PART);
     // Many tokens make a row dear.
     let step = if tokens <= FEW { 1 } else { DECODED_TILES };
-    (PART / tile / tokens.div_ceil(8).clamp(1, 8)).max(1).next_multiple_of(step)
+    (part / tile / tokens.div_ceil(8).clamp(1, 8)).max(1).next_multiple_of(step)
 }
 
 /// Computes products that do not depend on each other as one job; those that are absent are left out.
@@ -315,6 +321,9 @@ pub fn grouped(pool: &Pool, p: &mut Grouped<'_>) {
         let mut panel = GROUP.take();
         for g in groups {
             let group = w.row_range(g * per, (g + 1) * per);
+            // The weights come while the tokens are arranged.
+            let stored = group.stored();
+            prefetch_now(&stored[..stored.len().min(NEAR_BYTES)]);
             let x = Columns { first: p.x.first + g * p.group_stride, ..p.x };
             panel.fill_taps(group.order(), x, p.tokens, p.cols, p.tap_stride, None);
             let bias = p.bias.map(|b| &b[g * per..(g + 1) * per]);
@@ -404,12 +413,6 @@ impl Compiled for Neon {
     unsafe fn panel(rows: &[[f32; LANES]], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
         panel::<Self, 1>(rows, which, x, y);
     }
-}
-
-/// Bytes of f32 values.
-fn as_bytes(values: &[f32]) -> &[u8] {
-    // SAFETY: the bytes of initialized floats, as many as there are.
-    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
 /// Multiplies decoded rows, which are rows `which` of the matrix, with all tokens; there are vectors for a multiple of four.
@@ -565,6 +568,13 @@ fn block_rows<L: Compiled, D: Decode<L>>(s: &Source<'_, D>, x: Taken<'_>, rows: 
         unsafe { L::panel(&decoded, &which[..n], x, y) };
     }
     DECODED.set(decoded);
+}
+
+/// What is asked for at once, at most: half of a first cache.
+const NEAR_BYTES: usize = 16 << 10;
+
+fn prefetch_now(bytes: &[u8]) {
+    crate::lines::prefetch(bytes.as_ptr(), bytes.len());
 }
 
 #[inline(always)]

@@ -8,10 +8,12 @@
 //! The compiler does not know the tiles' registers and never uses them, and the few instructions on them are written out.
 //! None of this has run on a processor with AMX so far, only in an emulator of one; see `docs/cpu.md`.
 
-use super::{DECODED_ROWS, SCALED, Taken, Target, store};
+use super::{DECODED_ROWS, FEW, SCALED, SHARED, Taken, Target, Turned, store};
 use crate::lanes::x86::Avx512;
 use crate::lanes::{LANES, Lanes};
 use crate::lines::Lines;
+use crate::matrix::Storage;
+use crate::{Isa, Matrix, Pool};
 use std::arch::x86_64::*;
 use std::cell::RefCell;
 
@@ -185,13 +187,34 @@ fn plain(tokens: usize, a: &[[u8; 64]], b: &[[u8; 64]], otherwise: i32) -> [[i32
     sums
 }
 
+/// Rows from which tokens are worth turning.
+const TURNING: usize = 64;
+
+/// Turns the tokens of a batch, where tiles of `isa` will multiply them by `w`; then they are `out`, and this is true.
+pub(crate) fn turn(isa: Isa, pool: &Pool, w: &Matrix<'_>, x: Taken<'_>, out: &mut Turned) -> bool {
+    // What is scaled by parts of a row has no tiles.
+    let whole = !matches!(w.data, Storage::Int { block, .. } if block.1 != w.cols);
+    let each = turned_len(x.x.chunks());
+    if isa != Isa::Amx || !w.fast || !whole || x.tokens() <= FEW || w.rows < TURNING || each == 0 {
+        return false;
+    }
+    out.grow(x.tokens() * each, [0; 64]);
+    let some = (SHARED / (each * 64)).max(1);
+    pool.pieces(&mut out[..x.tokens() * each], some * each, &|i, out| {
+        for (t, out) in (i * some..).zip(out.chunks_exact_mut(each)) {
+            turn_token(x, t, out);
+        }
+    });
+    true
+}
+
 /// Turned vectors that a token has.
-pub(crate) fn turned_len(chunks: usize) -> usize {
+fn turned_len(chunks: usize) -> usize {
     chunks.div_ceil(SCALED) * TURNED
 }
 
 /// Turns the token at place `at` of a panel: vector `16 s + l` of `out` has what lane l adds up under scale s.
-pub(crate) fn turn_token(x: Taken<'_>, token: usize, out: &mut [[u8; 64]]) {
+fn turn_token(x: Taken<'_>, token: usize, out: &mut [[u8; 64]]) {
     let chunks = x.x.chunks();
     let bytes = &x.x.narrow.bytes[x.at(token) * chunks * 2..][..chunks * 2];
     assert_eq!(out.len(), turned_len(chunks));
@@ -229,6 +252,22 @@ struct Space {
     codes: Lines<[u8; 64]>,
     /// `[16 lanes, 16 tokens, 16 rows]`
     sums: Lines<[f32; LANES]>,
+}
+
+/// As [`super::panel`], with tokens that were turned, see [`turn`].
+///
+/// # Safety
+/// The processor has tiles.
+pub(super) unsafe fn in_tiles(
+    codes: &[[u8; 64]],
+    lines: &[(f32, f32)],
+    which: &[usize],
+    x: Taken<'_>,
+    turned: &[[u8; 64]],
+    y: &Target<'_>,
+) {
+    // SAFETY: as this function's.
+    unsafe { panel(Amx, codes, lines, which, x, turned, y) }
 }
 
 /// As [`super::panel`], with tokens that were turned, `[tokens, turned_len]`.
@@ -363,7 +402,7 @@ fn scale<const T: usize>(
 mod tests {
     use super::*;
     use crate::test_data::{bytes, noise};
-    use crate::{Columns, Isa, Matrix, Order, Panel, Pool, Product, products_on};
+    use crate::{Columns, Order, Panel, Product, products_on};
 
     /// What tiles do, for processors without them.
     #[derive(Clone, Copy)]

@@ -26,7 +26,6 @@ use anemoe_kernels::{
 };
 use anemoe_mlpackage::mil::TensorType;
 use experts::Pack;
-use half::f16;
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -447,10 +446,26 @@ impl Plan {
     }
 }
 
+/// Elements that change between fp16 and f32 together.
+const SOME: usize = 64;
+
 fn copy_state(nest: &Nest<2>, state: &StateValue, out: &mut [f32]) {
     match state {
         StateValue::Half { bits, .. } => nest.each(|[o, i], n, s| {
-            (0..n).for_each(|k| out[o + k * s[0]] = f16::from_bits(bits[i + k * s[1]]).to_f32());
+            let mut values = [0f32; SOME];
+            for first in (0..n).step_by(SOME) {
+                let m = SOME.min(n - first);
+                let (from, to) = (i + first * s[1], o + first * s[0]);
+                match s[1] {
+                    1 => anemoe_kernels::f16_bits_to_f32(&bits[from..from + m], &mut values[..m]),
+                    step => {
+                        let mut own = [0u16; SOME];
+                        (0..m).for_each(|k| own[k] = bits[from + k * step]);
+                        anemoe_kernels::f16_bits_to_f32(&own[..m], &mut values[..m]);
+                    }
+                }
+                (0..m).for_each(|k| out[to + k * s[0]] = values[k]);
+            }
         }),
         StateValue::Full(t) => copy(nest, t.as_f32().unwrap_or_default(), out),
     }
@@ -659,7 +674,13 @@ fn run_node(
             let x = sources.get(*x);
             match &mut states[*state] {
                 StateValue::Half { bits, .. } => nest.each(|[o, a], n, s| {
-                    (0..n).for_each(|k| bits[o + k * s[0]] = f16::from_f32(x[a + k * s[1]]).to_bits());
+                    let (mut values, mut halves) = ([0f32; SOME], [0u16; SOME]);
+                    for first in (0..n).step_by(SOME) {
+                        let m = SOME.min(n - first);
+                        (0..m).for_each(|k| values[k] = x[a + (first + k) * s[1]]);
+                        anemoe_kernels::f32_to_f16(&values[..m], &mut halves[..m]);
+                        (0..m).for_each(|k| bits[o + (first + k) * s[0]] = halves[k]);
+                    }
                 }),
                 StateValue::Full(t) => copy(nest, x, t.as_f32_mut().unwrap_or_default()),
             }
