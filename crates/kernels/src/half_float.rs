@@ -187,7 +187,12 @@ mod tests {
         let (mut a, mut b) = (vec![0f32; 65536], vec![0f32; 65536]);
         f16_to_f32(&bytes, &mut a);
         f16_to_f32_scalar(&bytes, &mut b);
-        assert!(a.iter().zip(&b).all(|(x, y)| x.to_bits() == y.to_bits() || x.is_nan() && y.is_nan()));
+        let same =
+            |a: &[f32]| a.iter().zip(&b).all(|(x, y)| x.to_bits() == y.to_bits() || x.is_nan() && y.is_nan());
+        assert!(same(&a));
+        a.fill(9.0);
+        f16_bits_to_f32(&(0..=u16::MAX).collect::<Vec<_>>(), &mut a);
+        assert!(same(&a));
     }
 
     #[test]
