@@ -17,6 +17,8 @@ pub enum Isa {
     Amx,
 }
 
+const ALL: [Isa; 5] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Amx];
+
 impl Isa {
     /// This processor has it.
     pub fn is_available(self) -> bool {
@@ -49,9 +51,7 @@ impl Isa {
 
     /// Those that this processor has.
     pub fn available() -> impl DoubleEndedIterator<Item = Isa> {
-        [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Amx]
-            .into_iter()
-            .filter(|isa| isa.is_available())
+        ALL.into_iter().filter(|isa| isa.is_available())
     }
 
     /// The widest that this processor has, or the one that the environment variable `ANEMOE_CPU` names (`scalar`, `neon`,
@@ -66,7 +66,8 @@ impl Isa {
                 Ok("avx512") => Isa::Avx512,
                 _ => Isa::Amx,
             };
-            Isa::available().rfind(|isa| *isa <= wanted).unwrap_or(Isa::Scalar)
+            // Only what is wanted is asked for: of tiles a process has to ask its system.
+            ALL.into_iter().rfind(|isa| *isa <= wanted && isa.is_available()).unwrap_or(Isa::Scalar)
         })
     }
 }

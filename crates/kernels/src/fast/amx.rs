@@ -8,7 +8,7 @@
 //! The compiler does not know the tiles' registers and never uses them, and the few instructions on them are written out.
 //! None of this has run on a processor with AMX so far, only in an emulator of one; see `docs/cpu.md`.
 
-use super::{DECODED_ROWS, FEW, SCALED, SHARED, Taken, Target, Turned, store};
+use super::{DECODED_ROWS, FEW, SCALED, Taken, Target, Turned, store};
 use crate::lanes::x86::Avx512;
 use crate::lanes::{LANES, Lanes};
 use crate::lines::Lines;
@@ -21,11 +21,10 @@ use std::cell::RefCell;
 const TOKENS: usize = 16;
 /// Vectors of the columns under one scale.
 const VECTORS: usize = 2 * SCALED;
-/// Vectors of these columns, turned: for each lane one of each token, or sixteen of codes.
-const TURNED: usize = LANES;
+/// Vectors of these columns of codes, turned.
 const CODES: usize = LANES * VECTORS;
 
-const _: () = assert!(LANES == 16 && VECTORS == 16 && DECODED_ROWS == 16);
+const _: () = assert!(LANES == 16 && VECTORS == 16 && TOKENS == 16 && DECODED_ROWS == 16);
 
 /// Multiplies tiles.
 pub(super) trait Multiply: Copy {
@@ -34,25 +33,23 @@ pub(super) trait Multiply: Copy {
     /// # Safety
     /// The processor has the instructions.
     unsafe fn shape(self, tokens: usize);
-    /// Sums `[tokens, 16]` of `a`, `[tokens, 64]` signed bytes of which a token's are `stride` bytes behind the one's before,
-    /// times `b`, `[16, 16, 4]` bytes without signs: sum n of a token adds up bytes 4 k + j times `b[k][n][j]`.
+    /// Sums of `a`, signed bytes of each token, times `b`, `[16, 16, 4]` bytes without signs: sum n of a token adds up bytes
+    /// 4 k + j times `b[k][n][j]`. Only the tokens that the thread is prepared for have sums.
     ///
     /// # Safety
-    /// The processor has the instructions, the thread is prepared for `tokens`, and what `a` and `b` say is there.
-    unsafe fn multiply(
-        self,
-        tokens: usize,
-        a: *const u8,
-        stride: usize,
-        b: *const [u8; 64],
-        sums: &mut [[i32; LANES]; TOKENS],
-    );
+    /// The processor has the instructions, and the thread is prepared.
+    unsafe fn multiply(self, a: &[[u8; 64]; TOKENS], b: &[[u8; 64]; VECTORS], sums: &mut Sums);
     /// The thread has no more tiles to multiply.
     ///
     /// # Safety
     /// The processor has the instructions.
     unsafe fn end(self);
 }
+
+/// Sums of a tile, each token's in a cache line of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C, align(64))]
+pub(super) struct Sums([[i32; LANES]; TOKENS]);
 
 /// With the processor's tiles.
 #[derive(Clone, Copy)]
@@ -78,32 +75,31 @@ impl Multiply for Amx {
         config.rows[..3].copy_from_slice(&[tokens as u8, tokens as u8, 16]);
         // SAFETY: 64 bytes are read; as this function's.
         unsafe {
-            std::arch::asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack, preserves_flags));
+            std::arch::asm!(
+                "ldtilecfg [{}]",
+                in(reg) &raw const config,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack, preserves_flags)
+            );
         }
     }
 
     #[inline(always)]
-    unsafe fn multiply(
-        self,
-        _: usize,
-        a: *const u8,
-        stride: usize,
-        b: *const [u8; 64],
-        sums: &mut [[i32; LANES]; TOKENS],
-    ) {
-        // SAFETY: as this function's; as many rows of `sums` are written as there are tokens.
+    unsafe fn multiply(self, a: &[[u8; 64]; TOKENS], b: &[[u8; 64]; VECTORS], sums: &mut Sums) {
+        // SAFETY: as this function's; no more than 16 lines of each are read or written.
         unsafe {
             std::arch::asm!(
                 "tilezero tmm0",
-                "tileloadd tmm1, [{a} + {stride} * 1]",
+                "tileloadd tmm1, [{a} + {line} * 1]",
                 "tileloadd tmm2, [{b} + {line} * 1]",
                 "tdpbsud tmm0, tmm1, tmm2",
                 "tilestored [{sums} + {line} * 1], tmm0",
-                a = in(reg) a,
-                stride = in(reg) stride,
-                b = in(reg) b,
+                a = in(reg) a.as_ptr(),
+                b = in(reg) b.as_ptr(),
                 line = in(reg) 64usize,
-                sums = in(reg) sums.as_mut_ptr(),
+                sums = in(reg) sums.0.as_mut_ptr(),
+                out("tmm0") _, out("tmm1") _, out("tmm2") _,
                 options(nostack, preserves_flags)
             );
         }
@@ -112,7 +108,14 @@ impl Multiply for Amx {
     #[inline(always)]
     unsafe fn end(self) {
         // SAFETY: as this function's.
-        unsafe { std::arch::asm!("tilerelease", options(nostack, preserves_flags)) }
+        unsafe {
+            std::arch::asm!(
+                "tilerelease",
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack, preserves_flags)
+            );
+        }
     }
 }
 
@@ -127,9 +130,11 @@ fn has_tiles() -> bool {
     std::arch::is_x86_feature_detected!("avx512vnni")
         && __cpuid(0).eax >= 7
         && __cpuid_count(7, 0).edx & TILES_AND_BYTES == TILES_AND_BYTES
-        // The palette of eight tiles of 16 rows of 64 bytes.
+        // The palette has three tiles of 16 rows of 64 bytes.
         && __cpuid(0).eax >= 0x1d
         && __cpuid_count(0x1d, 0).eax >= 1
+        && __cpuid_count(0x1d, 1).ebx & 0xffff >= 64
+        && __cpuid_count(0x1d, 1).ebx >> 16 >= 3
         && __cpuid_count(0x1d, 1).ecx & 0xffff >= 16
 }
 
@@ -165,72 +170,70 @@ fn works() -> bool {
     let a: [[u8; 64]; TOKENS] = std::array::from_fn(|t| std::array::from_fn(|i| (t * 37 + i * 11) as u8));
     let b: [[u8; 64]; 16] = std::array::from_fn(|k| std::array::from_fn(|i| (k * 29 + i * 7) as u8));
     [TOKENS, 5].into_iter().all(|tokens| {
-        let mut sums = [[i32::MIN; LANES]; TOKENS];
-        // SAFETY: the processor has tiles, of which `has_tiles` and `is_permitted` were asked; all of a and b is there.
+        let mut sums = Sums([[i32::MIN; LANES]; TOKENS]);
+        let mut expected = sums;
+        plain(tokens, &a, &b, &mut expected);
+        // SAFETY: the processor has tiles, for which `has_tiles` and `is_permitted` were asked.
         unsafe {
             Amx.shape(tokens);
-            Amx.multiply(tokens, a.as_ptr().cast(), 64, b.as_ptr(), &mut sums);
+            Amx.multiply(&a, &b, &mut sums);
             Amx.end();
         }
-        sums == plain(tokens, &a, &b, i32::MIN)
+        sums == expected
     })
 }
 
-/// What a tile of `tokens` tokens has to give, `else` behind them.
-fn plain(tokens: usize, a: &[[u8; 64]], b: &[[u8; 64]], otherwise: i32) -> [[i32; LANES]; TOKENS] {
-    let mut sums = [[otherwise; LANES]; TOKENS];
+/// What a tile of `tokens` tokens has to give; what is behind them stays.
+fn plain(tokens: usize, a: &[[u8; 64]], b: &[[u8; 64]], sums: &mut Sums) {
+    let Sums(sums) = sums;
     for (sums, a) in sums.iter_mut().zip(a).take(tokens) {
         for (n, sum) in sums.iter_mut().enumerate() {
             *sum = (0..64).map(|i| i32::from(a[i] as i8) * i32::from(b[i / 4][4 * n + i % 4])).sum();
         }
     }
-    sums
 }
 
 /// Rows from which tokens are worth turning.
 const TURNING: usize = 64;
 
-/// Turns the tokens of a batch, where tiles of `isa` will multiply them by `w`; then they are `out`, and this is true.
+/// Turns the tokens of a batch, where tiles of `isa` will multiply them by `w`; then they are `out`,
+/// `[tokens / 16 rounded up, scales, 16 lanes, 16 tokens]` vectors, and this is true.
 pub(crate) fn turn(isa: Isa, pool: &Pool, w: &Matrix<'_>, x: Taken<'_>, out: &mut Turned) -> bool {
     // What is scaled by parts of a row has no tiles.
     let whole = !matches!(w.data, Storage::Int { block, .. } if block.1 != w.cols);
-    let each = turned_len(x.x.chunks());
+    let each = group_len(x.x.chunks());
     if isa != Isa::Amx || !w.fast || !whole || x.tokens() <= FEW || w.rows < TURNING || each == 0 {
         return false;
     }
-    out.grow(x.tokens() * each, [0; 64]);
-    let some = (SHARED / (each * 64)).max(1);
-    pool.pieces(&mut out[..x.tokens() * each], some * each, &|i, out| {
-        for (t, out) in (i * some..).zip(out.chunks_exact_mut(each)) {
-            turn_token(x, t, out);
-        }
+    let n = x.tokens().div_ceil(TOKENS) * each;
+    out.grow(n, [0; 64]);
+    pool.pieces(&mut out[..n], each, &|group, out| {
+        // SAFETY: a processor with tiles has AVX-512.
+        unsafe { turn_group(x, group * TOKENS, out) }
     });
     true
 }
 
-/// Turned vectors that a token has.
-fn turned_len(chunks: usize) -> usize {
-    chunks.div_ceil(SCALED) * TURNED
+/// Turned vectors of sixteen tokens.
+fn group_len(chunks: usize) -> usize {
+    chunks.div_ceil(SCALED) * LANES * TOKENS
 }
 
-/// Turns the token at place `at` of a panel: vector `16 s + l` of `out` has what lane l adds up under scale s.
-fn turn_token(x: Taken<'_>, token: usize, out: &mut [[u8; 64]]) {
-    let chunks = x.x.chunks();
-    let bytes = &x.x.narrow.bytes[x.at(token) * chunks * 2..][..chunks * 2];
-    assert_eq!(out.len(), turned_len(chunks));
-    // SAFETY: the processor has AVX-512, without which there are no turned tokens.
-    unsafe { turn_vectors(bytes, out) }
-}
-
+/// Turns taken tokens `first..`, up to sixteen: vector t of lane l and scale s has what this lane adds up of token t.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-fn turn_vectors(bytes: &[[u8; 64]], out: &mut [[u8; 64]]) {
-    for (bytes, out) in bytes.chunks(VECTORS).zip(out.as_chunks_mut::<TURNED>().0) {
-        let mut v = [Avx512::splat(0.0); LANES];
-        for (v, bytes) in v.iter_mut().zip(bytes) {
-            *v = Avx512::from_f32(bytes);
-        }
-        for (v, out) in Avx512::turn(v).into_iter().zip(out) {
-            put(v, out);
+fn turn_group(x: Taken<'_>, first: usize, out: &mut [[u8; 64]]) {
+    let chunks = x.x.chunks();
+    assert_eq!(out.len(), group_len(chunks));
+    for t in 0..TOKENS.min(x.tokens() - first) {
+        let bytes = &x.x.narrow.bytes[x.at(first + t) * chunks * 2..][..chunks * 2];
+        for (bytes, out) in bytes.chunks(VECTORS).zip(out.as_chunks_mut::<{ LANES * TOKENS }>().0) {
+            let mut v = [Avx512::splat(0.0); LANES];
+            for (v, bytes) in v.iter_mut().zip(bytes) {
+                *v = Avx512::from_f32(bytes);
+            }
+            for (l, v) in Avx512::turn(v).into_iter().enumerate() {
+                put(v, &mut out[l * TOKENS + t]);
+            }
         }
     }
 }
@@ -270,7 +273,7 @@ pub(super) unsafe fn in_tiles(
     unsafe { panel(Amx, codes, lines, which, x, turned, y) }
 }
 
-/// As [`super::panel`], with tokens that were turned, `[tokens, turned_len]`.
+/// As [`super::panel`], with tokens that were turned, see [`turn`].
 ///
 /// # Safety
 /// The processor has AVX-512 VNNI, and M's instructions.
@@ -286,9 +289,9 @@ pub(super) unsafe fn panel<M: Multiply>(
 ) {
     let (chunks, tokens, n) = (x.x.chunks(), x.tokens(), which.len());
     let scaled = chunks.div_ceil(SCALED);
-    let per_token = turned_len(chunks);
+    let per_group = group_len(chunks);
     assert!(n <= DECODED_ROWS && lines.len() == n && codes.len() >= n * chunks * 2);
-    assert!(turned.len() >= tokens * per_token);
+    assert!(turned.len() >= tokens.div_ceil(TOKENS) * per_group);
     let Space { codes: mut turned_codes, mut sums } = SPACE.take();
     turned_codes.grow(scaled * CODES, [0; 64]);
     sums.grow(LANES * TOKENS, [0.0; LANES]);
@@ -321,7 +324,9 @@ pub(super) unsafe fn panel<M: Multiply>(
         unsafe { tiles.shape(some) };
         let scales = |t: usize, s: usize| &x.x.narrow.scales[x.at(first + t) * scaled + s];
         let mut scale_of = [&[0f32; LANES]; TOKENS];
-        let mut found = [[[0i32; LANES]; TOKENS]; 2];
+        let mut found = [Sums([[0; LANES]; TOKENS]); 2];
+        let (turned, _) = turned[first / TOKENS * per_group..][..per_group].as_chunks::<TOKENS>();
+        let (turned_codes, _) = turned_codes.as_chunks::<VECTORS>();
         for s in 0..scaled {
             for (t, scale) in scale_of.iter_mut().enumerate().take(some) {
                 *scale = scales(t, s);
@@ -329,22 +334,17 @@ pub(super) unsafe fn panel<M: Multiply>(
             // A lane's sums are scaled while the next one's tiles are multiplied.
             for l in 0..=LANES {
                 if l < LANES {
-                    let a = &turned[first * per_token + s * TURNED + l..];
-                    let b = &turned_codes[s * CODES + l * VECTORS..][..VECTORS];
-                    assert!(a.len() > (some - 1) * per_token);
-                    // SAFETY: each of `some` tokens has its 64 bytes, and there are 16 vectors of codes; as this function's.
-                    unsafe {
-                        let a = a.as_ptr().cast();
-                        tiles.multiply(some, a, 64 * per_token, b.as_ptr(), &mut found[l % 2]);
-                    }
+                    let (a, b) = (&turned[s * LANES + l], &turned_codes[s * LANES + l]);
+                    // SAFETY: the thread was prepared above; as this function's.
+                    unsafe { tiles.multiply(a, b, &mut found[l % 2]) };
                 }
                 let Some(l) = l.checked_sub(1) else { continue };
                 let all = &mut sums[l * TOKENS..][..TOKENS];
                 if some == TOKENS {
-                    scale::<TOKENS>(&found[l % 2], &scale_of, l, s == 0, all);
+                    scale::<TOKENS>(&found[l % 2].0, &scale_of, l, s == 0, all);
                 } else {
                     for t in 0..some {
-                        let (found, scale_of) = (&found[l % 2][t..], &scale_of[t..]);
+                        let (found, scale_of) = (&found[l % 2].0[t..], &scale_of[t..]);
                         scale::<1>(found, scale_of, l, s == 0, &mut all[t..]);
                     }
                 }
@@ -403,31 +403,26 @@ mod tests {
     use super::*;
     use crate::test_data::{bytes, noise};
     use crate::{Columns, Order, Panel, Product, products_on};
+    use std::cell::Cell;
 
-    /// What tiles do, for processors without them.
+    /// What tiles do, for processors without them. Knows how many tokens it was prepared for, 0 at the end.
     #[derive(Clone, Copy)]
-    struct Loops;
+    struct Loops<'a>(&'a Cell<usize>);
 
-    impl Multiply for Loops {
-        unsafe fn shape(self, _: usize) {}
-        unsafe fn multiply(
-            self,
-            tokens: usize,
-            a: *const u8,
-            stride: usize,
-            b: *const [u8; 64],
-            sums: &mut [[i32; LANES]; TOKENS],
-        ) {
-            // SAFETY: the bytes are there, as the caller says.
-            let (a, b) = unsafe {
-                let a: Vec<[u8; 64]> =
-                    (0..tokens).map(|t| a.add(t * stride).cast::<[u8; 64]>().read()).collect();
-                (a, std::slice::from_raw_parts(b, VECTORS))
-            };
-            let found = plain(tokens, &a, b, 0);
-            sums[..tokens].copy_from_slice(&found[..tokens]);
+    impl Multiply for Loops<'_> {
+        unsafe fn shape(self, tokens: usize) {
+            self.0.set(tokens);
         }
-        unsafe fn end(self) {}
+        unsafe fn multiply(self, a: &[[u8; 64]; TOKENS], b: &[[u8; 64]; VECTORS], sums: &mut Sums) {
+            plain(self.0.get(), a, b, sums);
+        }
+        unsafe fn end(self) {
+            self.0.set(0);
+        }
+    }
+
+    fn bits(v: &[f32]) -> Vec<u32> {
+        v.iter().map(|v| v.to_bits()).collect()
     }
 
     fn panel_of(x: &[f32], cols: usize, tokens: usize) -> Panel {
@@ -460,71 +455,84 @@ mod tests {
             chosen[0] = 0;
             for (bias, taken) in [(None, None), (Some(bias.as_slice()), Some(chosen.as_slice()))] {
                 let x = Taken::some(&panel, taken);
-                let mut turned = vec![[0; 64]; tokens * turned_len(chunks)];
-                for (t, out) in turned.chunks_exact_mut(turned_len(chunks)).enumerate() {
-                    turn_token(x, t, out);
-                }
+                // With rubbish where no token is.
+                let mut turned = vec![[9; 64]; tokens.div_ceil(TOKENS) * group_len(chunks)];
+                let prepared = Cell::new(77);
                 let (mut expected, mut found) = (vec![9f32; tokens * rows], vec![7f32; tokens * rows]);
                 let to = |y: &mut Vec<f32>| Target { y: y.as_mut_ptr(), stride: rows, bias };
                 // SAFETY: the processor has AVX-512 VNNI; the targets have the rows of all tokens.
                 unsafe {
+                    for (group, out) in turned.chunks_exact_mut(group_len(chunks)).enumerate() {
+                        turn_group(x, group * TOKENS, out);
+                    }
                     <Avx512 as super::super::Compiled>::panel(codes, &lines, &which, x, &to(&mut expected));
-                    self::panel(Loops, codes, &lines, &which, x, &turned, &to(&mut found));
+                    self::panel(Loops(&prepared), codes, &lines, &which, x, &turned, &to(&mut found));
                 }
-                let bits = |v: &[f32]| v.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+                assert_eq!(prepared.get(), 0, "tiles are let go of");
                 assert_eq!(bits(&found), bits(&expected), "[{rows}, {cols}], {tokens} tokens");
             }
         }
     }
 
-    /// Where there are tiles, everything from matrices to results goes through them.
+    /// Where there are tiles, everything from matrices to results goes through them: several products of one job, each with
+    /// its own tokens and its own kind.
     #[test]
     fn batches_through_tiles_have_the_bits_of_others() {
         if !Isa::Amx.is_available() {
             assert!(!has_tiles() || !is_permitted(), "tiles that do not work");
             return;
         }
-        for (rows, cols, tokens) in [(64, 2816, 37), (100, 1000, 9), (70, 1032, 16)] {
-            let x = noise(6, cols * tokens);
-            let panel = |order| {
-                let mut panel = Panel::default();
-                let at = Columns { values: &x, first: 0, token_stride: cols, channel_stride: 1 };
-                panel.fill(order, at, tokens, cols, None);
-                panel
-            };
-            let lut = noise(7, rows * 16);
-            let indices = bytes(8, rows * cols / 2);
+        for (rows, cols, tokens) in [(64, 2816, 50), (100, 1000, 9), (70, 1032, 16)] {
+            let values = noise(6, cols * tokens);
+            let (lut, indices) = (noise(7, rows * 16), bytes(8, rows * cols / 2));
             let codes = crate::Codes::new(&lut, 4).unwrap();
-            let integers = bytes(9, rows * cols);
-            let scale = noise(10, rows);
-            for w in [
+            let (integers, scale) = (bytes(9, rows * cols), noise(10, rows * cols / 8));
+            let int = |scale, block| Matrix::int(8, true, &integers, scale, None, (1, block), rows, cols);
+            let matrices = [
                 Matrix::lut(4, &indices, &lut, 1, rows, cols).unwrap().fast(Some(&codes)),
-                Matrix::int(8, true, &integers, &scale, None, (1, cols), rows, cols).unwrap().fast(None),
-                Matrix::int(
-                    8,
-                    true,
-                    &integers[..rows * cols],
-                    &noise(11, rows * cols / 8),
-                    None,
-                    (1, 8),
-                    rows,
-                    cols,
-                )
-                .unwrap()
-                .fast(None),
-            ] {
-                let x = panel(w.order());
-                let chosen: Vec<u32> = (0..tokens as u32).filter(|t| t % 4 != 1 || tokens < 12).collect();
-                let run = |isa, threads| {
-                    let mut y = vec![0f32; chosen.len() * rows];
-                    let tokens = Some(chosen.as_slice());
-                    let all = &mut [Some(Product { w, x: &x, tokens, y: &mut y, stride: rows, bias: None })];
-                    products_on(isa, &Pool::new(threads), all);
-                    y
-                };
-                let expected = run(Isa::Avx512, 1);
-                assert_eq!(run(Isa::Amx, 1), expected, "[{rows}, {cols}], {tokens} tokens");
-                assert_eq!(run(Isa::Amx, 3), expected, "[{rows}, {cols}], {tokens} tokens, three threads");
+                int(&scale[..rows], cols).unwrap().fast(None),
+                int(&scale, 8).unwrap().fast(None),
+                Matrix::lut(4, &indices, &lut, 1, rows, cols).unwrap(),
+            ];
+            let panels = matrices.map(|w| {
+                let mut panel = Panel::default();
+                let at = Columns { values: &values, first: 0, token_stride: cols, channel_stride: 1 };
+                panel.fill(w.order(), at, tokens, cols, None);
+                panel
+            });
+            // All of them, and fewer, in another order.
+            let chosen: Vec<u32> = (0..tokens as u32).rev().filter(|t| t % 4 != 1 || tokens < 12).collect();
+            let taken = [None, Some(chosen.as_slice()), Some(&chosen[1..]), Some(&chosen[..3])];
+            let slots = [Some(0), None, Some(1), Some(2), Some(3)];
+            let run = |isa, threads, turn: usize| {
+                let mut y: Vec<Vec<f32>> = vec![vec![0.0; tokens * rows]; slots.len()];
+                let mut all: Vec<Option<Product<'_>>> = Vec::new();
+                for (k, y) in y.iter_mut().enumerate() {
+                    let Some(k) = slots[k] else {
+                        all.push(None);
+                        continue;
+                    };
+                    let tokens = taken[(k + turn) % taken.len()];
+                    all.push(Some(Product {
+                        w: matrices[k],
+                        x: &panels[k],
+                        tokens,
+                        y,
+                        stride: rows,
+                        bias: None,
+                    }));
+                }
+                products_on(isa, &Pool::new(threads), &mut all);
+                drop(all);
+                y.iter().map(|y| bits(y)).collect::<Vec<_>>()
+            };
+            for turn in 0..taken.len() {
+                let expected = run(Isa::Avx512, 1, turn);
+                assert!(run(Isa::Amx, 1, turn) == expected, "[{rows}, {cols}], {tokens} tokens, {turn}");
+                assert!(
+                    run(Isa::Amx, 3, turn) == expected,
+                    "[{rows}, {cols}], {tokens} tokens, {turn}, threads"
+                );
             }
         }
     }

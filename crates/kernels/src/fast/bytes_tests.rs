@@ -85,7 +85,7 @@ fn every_kind_of_bytes_gives_the_same() {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => check::<crate::lanes::x86::Avx2>(),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => {
+            Isa::Avx512 | Isa::Amx => {
                 if isa.for_bytes() == isa {
                     check::<crate::lanes::x86::Avx512>();
                 }

@@ -124,7 +124,7 @@ fn every_kind_of_lanes_gives_the_same_bits() {
                 check_conversions::<x86::Avx2>();
             }
             #[cfg(target_arch = "x86_64")]
-            crate::Isa::Avx512 => {
+            crate::Isa::Avx512 | crate::Isa::Amx => {
                 check::<x86::Avx512>();
                 check_conversions::<x86::Avx512>();
             }
