@@ -35,6 +35,8 @@ const TOGETHER: usize = 8;
 const PARALLEL: usize = 1 << 15;
 /// Bytes between what is read and what is prefetched, in each stream.
 const AHEAD: usize = 2048;
+/// Bytes of a group's weights that are asked for at once, at most: half of a first cache.
+const NEAR_BYTES: usize = 16 << 10;
 
 /// One product `y = w x`.
 #[derive(Debug)]
@@ -323,7 +325,7 @@ pub fn grouped(pool: &Pool, p: &mut Grouped<'_>) {
             let group = w.row_range(g * per, (g + 1) * per);
             // The weights come while the tokens are arranged.
             let stored = group.stored();
-            prefetch_now(&stored[..stored.len().min(NEAR_BYTES)]);
+            crate::lines::prefetch(stored.as_ptr(), stored.len().min(NEAR_BYTES));
             let x = Columns { first: p.x.first + g * p.group_stride, ..p.x };
             panel.fill_taps(group.order(), x, p.tokens, p.cols, p.tap_stride, None);
             let bias = p.bias.map(|b| &b[g * per..(g + 1) * per]);
@@ -568,13 +570,6 @@ fn block_rows<L: Compiled, D: Decode<L>>(s: &Source<'_, D>, x: Taken<'_>, rows: 
         unsafe { L::panel(&decoded, &which[..n], x, y) };
     }
     DECODED.set(decoded);
-}
-
-/// What is asked for at once, at most: half of a first cache.
-const NEAR_BYTES: usize = 16 << 10;
-
-fn prefetch_now(bytes: &[u8]) {
-    crate::lines::prefetch(bytes.as_ptr(), bytes.len());
 }
 
 #[inline(always)]

@@ -5,7 +5,7 @@
 //! for which tokens and codes are turned: the words of four bytes of sixteen vectors become sixteen vectors, one per lane. The
 //! sums are scaled and added in the order of [`super::panel`], so that results are the same bits.
 //!
-//! The compiler does not know the tiles' registers and never uses them, and the few instructions on them are written out.
+//! The few instructions on tiles are written out, since the compiler's own names for them are not stable.
 //! None of this has run on a processor with AMX so far, only in an emulator of one; see `docs/cpu.md`.
 
 use super::{DECODED_ROWS, FEW, SCALED, Taken, Target, Turned, store};

@@ -452,19 +452,12 @@ const SOME: usize = 64;
 fn copy_state(nest: &Nest<2>, state: &StateValue, out: &mut [f32]) {
     match state {
         StateValue::Half { bits, .. } => nest.each(|[o, i], n, s| {
-            let mut values = [0f32; SOME];
+            let (mut halves, mut values) = ([0u16; SOME], [0f32; SOME]);
             for first in (0..n).step_by(SOME) {
                 let m = SOME.min(n - first);
-                let (from, to) = (i + first * s[1], o + first * s[0]);
-                match s[1] {
-                    1 => anemoe_kernels::f16_bits_to_f32(&bits[from..from + m], &mut values[..m]),
-                    step => {
-                        let mut own = [0u16; SOME];
-                        (0..m).for_each(|k| own[k] = bits[from + k * step]);
-                        anemoe_kernels::f16_bits_to_f32(&own[..m], &mut values[..m]);
-                    }
-                }
-                (0..m).for_each(|k| out[to + k * s[0]] = values[k]);
+                (0..m).for_each(|k| halves[k] = bits[i + (first + k) * s[1]]);
+                anemoe_kernels::f16_bits_to_f32(&halves[..m], &mut values[..m]);
+                (0..m).for_each(|k| out[o + (first + k) * s[0]] = values[k]);
             }
         }),
         StateValue::Full(t) => copy(nest, t.as_f32().unwrap_or_default(), out),
