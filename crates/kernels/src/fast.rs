@@ -18,6 +18,7 @@ use crate::matrix::{Divisor, Storage};
 use crate::product::{ROWS, RowBytes, Taken, Target, Tiles, prefetch, store, store_rows};
 use crate::{Isa, Matrix, Pool};
 use std::cell::RefCell;
+use std::ops::Range;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
@@ -46,15 +47,13 @@ const VECTORS: usize = CHUNK / LANES;
 pub(crate) const SCALED: usize = 8;
 /// Tokens up to which codes are made anew for each four rows and four tokens, in registers.
 const FEW: usize = 8;
-/// Tokens that pass together where codes are made once.
-const WIDE: usize = 6;
+/// Tokens that pass together where codes are made once. With four rows they have twelve sums of integers and twelve of f32, all
+/// of which fit into 32 registers; with six, sums would be stored and loaded again under each scale, which takes longer than
+/// loading codes twice as often.
+const WIDE: usize = 3;
 /// Tiles of rows whose codes are made together.
 const DECODED_TILES: usize = 4;
 const DECODED_ROWS: usize = DECODED_TILES * ROWS;
-/// Groups of [`WIDE`] tokens that go through columns together. Their sums, the codes and the tokens under one scale have 26 KB,
-/// which the first cache holds; with whole rows, two loads of the second cache would go with each five products.
-const GROUPS: usize = 2;
-
 /// Sixty-four bytes with the instructions of one [`Isa`].
 pub(crate) trait Bytes: Lanes {
     type Bytes: Copy;
@@ -334,11 +333,11 @@ trait Compiled: Bytes {
         rows: &Tiles,
         y: &Target<'_>,
     );
-    /// Multiplies codes of rows `which`, `[rows, chunks, 2, 64]`, with all tokens.
+    /// Multiplies decoded rows, which are rows `which` of the matrix, with all tokens.
     ///
     /// # Safety
     /// The processor has the instructions.
-    unsafe fn panel(codes: &[[u8; 64]], lines: &[(f32, f32)], which: &[usize], x: Taken<'_>, y: &Target<'_>);
+    unsafe fn panel(rows: &Decoded<'_>, which: &[usize], x: Taken<'_>, y: &Target<'_>);
 }
 
 macro_rules! compiled {
@@ -360,14 +359,8 @@ macro_rules! compiled {
                 blocks::all::<Self, C, HALVES>(s, coded, scales, more, rows, y);
             }
             $(#[$features])?
-            unsafe fn panel(
-                codes: &[[u8; 64]],
-                lines: &[(f32, f32)],
-                which: &[usize],
-                x: Taken<'_>,
-                y: &Target<'_>,
-            ) {
-                panel::<Self>(codes, lines, which, x, y);
+            unsafe fn panel(rows: &Decoded<'_>, which: &[usize], x: Taken<'_>, y: &Target<'_>) {
+                panel::<Self>(rows, which, x, y);
             }
         }
     };
@@ -478,122 +471,124 @@ fn all<L: Compiled, K: Kind<L>>(s: &Source<'_>, kind: K, rows: &Tiles, y: &Targe
         }
         return;
     }
-    let chunks = x.x.chunks();
-    let mut decoded = DECODED.take();
-    decoded.grow(DECODED_ROWS * chunks * 2, [0; 64]);
-    let mut lines = [(0.0, 0.0); DECODED_ROWS];
+    let lines = x.x.chunks() * 2;
+    let mut memory = DECODED.take();
+    memory.grow(DECODED_ROWS * lines, [0; 64]);
     for (which, n) in rows.rows::<DECODED_ROWS>() {
-        let out = decoded.chunks_exact_mut((chunks * 2).max(1));
-        for ((&r, line_of), out) in which[..n].iter().zip(&mut lines).zip(out) {
-            let (c, line) = kind.row(first + r);
+        let (mut steps, mut lows) = ([0.0; DECODED_ROWS], [0.0; DECODED_ROWS]);
+        for (i, &r) in which[..n].iter().enumerate() {
+            let (code, line) = kind.row(first + r);
+            (steps[i], lows[i]) = line;
             // SAFETY: tiles have rows of the matrix.
             let bytes = unsafe { s.rows.row(r) };
-            *line_of = line;
-            for (b, out) in out.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-                let (a, b) = chunk::<L, K::Code>(c, bytes, b);
-                L::put(a, &mut out[0]);
-                L::put(b, &mut out[1]);
+            // Rows that are decoded next come while these are multiplied.
+            let next = bytes.as_ptr().wrapping_add(DECODED_ROWS * bytes.len());
+            let (tile, _) = memory[i / ROWS * ROWS * lines..][..ROWS * lines].as_chunks_mut::<{ 2 * ROWS }>();
+            for (b, out) in tile.iter_mut().enumerate() {
+                let size = K::Code::BYTES;
+                crate::lines::prefetch(next.wrapping_add(b * size), size);
+                let halves = chunk::<L, K::Code>(code, bytes, b);
+                L::put(halves.0, &mut out[i % ROWS]);
+                L::put(halves.1, &mut out[ROWS + i % ROWS]);
             }
         }
+        let decoded = Decoded { codes: memory.as_chunks().0, steps, lows };
         if let Some(turned) = x.turned {
             // SAFETY: tokens are turned only where the processor has tiles, see `turn`.
-            unsafe { amx::in_tiles(&decoded, &lines[..n], &which[..n], x, turned, y) };
+            unsafe { amx::in_tiles(&decoded, &which[..n], x, turned, y) };
             continue;
         }
         // SAFETY: values of L exist only where the processor has its instructions, see the module of lanes.
-        unsafe { L::panel(&decoded, &lines[..n], &which[..n], x, y) };
+        unsafe { L::panel(&decoded, &which[..n], x, y) };
     }
-    DECODED.set(decoded);
+    DECODED.set(memory);
+}
+
+/// Up to sixteen rows as codes.
+pub(crate) struct Decoded<'a> {
+    /// `[tiles of four rows, chunks, 2, 4, 64]`
+    codes: &'a [[[u8; 64]; ROWS]],
+    steps: [f32; DECODED_ROWS],
+    lows: [f32; DECODED_ROWS],
 }
 
 /// See [`Compiled::panel`].
 #[inline(always)]
-fn panel<L: Bytes>(codes: &[[u8; 64]], lines: &[(f32, f32)], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
+fn panel<L: Bytes>(rows: &Decoded<'_>, which: &[usize], x: Taken<'_>, y: &Target<'_>) {
     let mut at = 0;
     while at < x.tokens() {
         at += match x.tokens() - at {
-            left if L::TILES && left >= GROUPS * WIDE => {
-                block::<L, GROUPS, WIDE>(codes, lines, which, x, at, y)
-            }
-            WIDE.. if L::TILES => block::<L, 1, WIDE>(codes, lines, which, x, at, y),
-            4.. if L::TILES => block::<L, 1, 4>(codes, lines, which, x, at, y),
-            2.. if L::TILES => block::<L, 1, 2>(codes, lines, which, x, at, y),
-            _ => block::<L, 1, 1>(codes, lines, which, x, at, y),
+            WIDE.. if L::TILES => block::<L, WIDE>(rows, which, x, at, y),
+            2.. if L::TILES => block::<L, 2>(rows, which, x, at, y),
+            _ => block::<L, 1>(rows, which, x, at, y),
         };
     }
 }
 
-/// Decoded rows with G groups of T tokens, all columns under one scale after the other. Gives the tokens.
+/// Decoded rows with T tokens. Gives T.
 #[inline(always)]
-fn block<L: Bytes, const G: usize, const T: usize>(
-    codes: &[[u8; 64]],
-    lines: &[(f32, f32)],
+fn block<L: Bytes, const T: usize>(
+    rows: &Decoded<'_>,
     which: &[usize],
     x: Taken<'_>,
     first: usize,
     y: &Target<'_>,
 ) -> usize {
-    let chunks = x.x.chunks();
-    let tiles = which.len().div_ceil(ROWS);
-    let mut totals = [[[[L::splat(0.0); ROWS]; T]; G]; DECODED_TILES];
-    for s in 0..chunks.div_ceil(SCALED) {
-        let columns = 2 * s * SCALED..2 * chunks.min((s + 1) * SCALED);
-        for g in 0..G {
-            let (mut tokens, mut scales): ([&[[u8; 64]]; T], _) = ([&[]; T], [&[0f32; LANES]; T]);
+    let (lines, scaled) = (x.x.chunks() * 2, x.x.chunks().div_ceil(SCALED));
+    let mut tokens: [&[[u8; 64]]; T] = [&[]; T];
+    let mut scales: [&[[f32; LANES]]; T] = [&[]; T];
+    for t in 0..T {
+        let token = x.at(first + t);
+        tokens[t] = &x.x.narrow.bytes[token * lines..][..lines];
+        scales[t] = &x.x.narrow.scales[token * scaled..][..scaled];
+    }
+    let mut quarters = [[L::splat(0.0); DECODED_TILES]; T];
+    let tiles = if scaled == 0 { 0 } else { which.len().div_ceil(ROWS) };
+    for i in 0..tiles {
+        let codes = &rows.codes[i * lines..][..lines];
+        let mut totals = [[L::splat(0.0); ROWS]; T];
+        for s in 0..scaled {
+            let columns = 2 * s * SCALED..lines.min(2 * (s + 1) * SCALED);
+            // SAFETY: codes and tokens have as many lines.
+            let sums = unsafe { dots::<L, T>(codes, &tokens, columns) };
             for t in 0..T {
-                let token = x.at(first + g * T + t);
-                tokens[t] = &x.x.narrow.bytes[token * chunks * 2..][columns.clone()];
-                scales[t] = &x.x.narrow.scales[token * chunks.div_ceil(SCALED) + s];
-            }
-            for (i, totals) in totals.iter_mut().enumerate().take(tiles) {
-                let mut rows: [&[[u8; 64]]; ROWS] = [&[]; ROWS];
+                let scale = L::load(&scales[t][s]);
                 for k in 0..ROWS {
-                    // Rows that are not wanted repeat the last.
-                    let row = (i * ROWS + k).min(which.len() - 1);
-                    rows[k] = &codes[row * chunks * 2..][columns.clone()];
-                }
-                let sums = dots::<L, T>(&rows, &tokens);
-                for t in 0..T {
-                    let scale = L::load(scales[t]);
-                    for k in 0..ROWS {
-                        totals[g][t][k] = L::sums(sums[t][k]).mul_add(scale, totals[g][t][k]);
-                    }
+                    totals[t][k] = L::sums(sums[t][k]).mul_add(scale, totals[t][k]);
                 }
             }
         }
-    }
-    for (i, totals) in totals.iter().enumerate().take(tiles) {
-        let which = &which[i * ROWS..which.len().min((i + 1) * ROWS)];
-        let (mut steps, mut lows) = ([0.0; ROWS], [0.0; ROWS]);
-        for k in 0..which.len() {
-            (steps[k], lows[k]) = lines[i * ROWS + k];
-        }
-        for (at, totals) in totals.as_flattened().iter().enumerate() {
-            let sum = x.x.narrow.sums[x.at(first + at)];
-            let mut v = L::totals(*totals);
-            for k in 0..ROWS {
-                v[k] = steps[k] * v[k] + lows[k] * sum;
-            }
-            store_rows(y, which, first + at, v);
+        for t in 0..T {
+            quarters[t][i] = L::quarters(totals[t]);
         }
     }
-    G * T
+    for t in 0..T {
+        let sum = L::splat(x.x.narrow.sums[x.at(first + t)]);
+        let scaled = L::load(&rows.steps).mul(L::totals_of_quarters(quarters[t]));
+        store_rows(y, which, first + t, scaled.add(L::load(&rows.lows).mul(sum)));
+    }
+    T
 }
 
 /// Sums of products of four rows' codes with T tokens.
+///
+/// # Safety
+/// All have these lines.
 #[inline(always)]
-fn dots<L: Bytes, const T: usize>(
-    rows: &[&[[u8; 64]]; ROWS],
+unsafe fn dots<L: Bytes, const T: usize>(
+    codes: &[[[u8; 64]; ROWS]],
     tokens: &[&[[u8; 64]]; T],
+    lines: Range<usize>,
 ) -> [[L::Sums; ROWS]; T] {
     let mut sums = [[L::no_sums(); ROWS]; T];
-    let n = rows[0].len();
-    assert!(rows.iter().chain(tokens).all(|v| v.len() == n));
-    for c in 0..n {
+    for c in lines {
+        // SAFETY: as this function's.
+        let codes = unsafe { codes.get_unchecked(c) };
         for k in 0..ROWS {
-            let code = L::bytes(&rows[k][c]);
+            let code = L::bytes(&codes[k]);
             for t in 0..T {
-                sums[t][k] = L::dot(sums[t][k], code, &tokens[t][c]);
+                // SAFETY: as this function's.
+                sums[t][k] = L::dot(sums[t][k], code, unsafe { tokens[t].get_unchecked(c) });
             }
         }
     }

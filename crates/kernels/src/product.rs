@@ -16,6 +16,7 @@ use crate::panel::Panel;
 use crate::{Columns, Isa, Matrix, Pool};
 use std::cell::RefCell;
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 /// Rows that are computed together: one of each of as many streams.
@@ -376,7 +377,7 @@ trait Compiled: Lanes {
     ///
     /// # Safety
     /// The processor has the instructions.
-    unsafe fn panel(rows: &[[f32; LANES]], which: &[usize], x: Taken<'_>, y: &Target<'_>);
+    unsafe fn panel(rows: &[[[f32; LANES]; ROWS]], which: &[usize], x: Taken<'_>, y: &Target<'_>);
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -390,7 +391,7 @@ mod x86 {
             block_rows::<Self, D>(s, x, rows, y);
         }
         #[target_feature(enable = "avx2,fma,f16c")]
-        unsafe fn panel(rows: &[[f32; LANES]], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
+        unsafe fn panel(rows: &[[[f32; LANES]; ROWS]], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
             panel::<Self, 1>(rows, which, x, y);
         }
     }
@@ -401,7 +402,7 @@ mod x86 {
             block_rows::<Self, D>(s, x, rows, y);
         }
         #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma,f16c")]
-        unsafe fn panel(rows: &[[f32; LANES]], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
+        unsafe fn panel(rows: &[[[f32; LANES]; ROWS]], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
             panel::<Self, 6>(rows, which, x, y);
         }
     }
@@ -412,13 +413,13 @@ impl Compiled for Neon {
     unsafe fn rows<D: Decode<Self>>(s: &Source<'_, D>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
         block_rows::<Self, D>(s, x, rows, y);
     }
-    unsafe fn panel(rows: &[[f32; LANES]], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
+    unsafe fn panel(rows: &[[[f32; LANES]; ROWS]], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
         panel::<Self, 1>(rows, which, x, y);
     }
 }
 
-/// Multiplies decoded rows, which are rows `which` of the matrix, with all tokens; there are vectors for a multiple of four.
-type Dense = fn(&[[f32; LANES]], &[usize], Taken<'_>, &Target<'_>);
+/// Multiplies decoded rows, `[tiles, vectors, 4, 16]`, which are rows `which` of the matrix, with all tokens.
+type Dense = fn(&[[[f32; LANES]; ROWS]], &[usize], Taken<'_>, &Target<'_>);
 
 /// # Safety
 /// The processor has L's instructions.
@@ -474,11 +475,14 @@ thread_local! {
 fn undirect(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>, dense: Dense) {
     let n = x.x.padded();
     let mut row = vec![0f32; w.cols];
-    let mut vectors = vec![[0f32; LANES]; ROWS * n / LANES];
+    let mut vectors = vec![[[0f32; LANES]; ROWS]; n / LANES];
     for r in rows.each().flat_map(|(rows, n)| rows.into_iter().take(n)) {
         w.decode_row(r, &mut row);
-        for (i, v) in vectors[..n / LANES].as_flattened_mut().iter_mut().enumerate() {
-            *v = row.get(i / BLOCK * BLOCK + x.x.order.column(i % BLOCK)).copied().unwrap_or(0.0);
+        for (k, [v, ..]) in vectors.iter_mut().enumerate() {
+            for (l, v) in v.iter_mut().enumerate() {
+                let i = k * LANES + l;
+                *v = row.get(i / BLOCK * BLOCK + x.x.order.column(i % BLOCK)).copied().unwrap_or(0.0);
+            }
         }
         dense(&vectors, &[r], x, y);
     }
@@ -520,24 +524,21 @@ impl<'a> RowBytes<'a> {
     }
 }
 
-/// Four rows of the target for token `t`, or as many as there are.
+/// Rows of the target for token `t`, of which there are as many as `which` has.
 #[inline(always)]
-pub(crate) fn store_rows(y: &Target<'_>, which: &[usize], t: usize, v: [f32; ROWS]) {
-    if let &[r, _, _, last] = which
-        && last == r + ROWS - 1
-    {
-        let mut bias = [0.0; ROWS];
-        if let Some(all) = y.bias {
-            bias.copy_from_slice(&all[r..r + ROWS]);
-        }
-        let mut v = v;
-        for k in 0..ROWS {
-            v[k] += bias[k];
-        }
+pub(crate) fn store_rows<L: Lanes>(y: &Target<'_>, which: &[usize], t: usize, v: L) {
+    // Sixteen rows lie together or are of streams, where the second is as far from the first as streams are.
+    if which.len() == LANES && which[1] == which[0] + 1 && which[LANES - 1] == which[0] + LANES - 1 {
+        let bias = match y.bias {
+            Some(all) => L::load(all[which[0]..].first_chunk().expect("a bias per row")),
+            None => L::splat(0.0),
+        };
         // SAFETY: as in `store`, for rows that lie together.
-        return unsafe { y.y.add(t * y.stride + r).cast::<[f32; ROWS]>().write_unaligned(v) };
+        return v.add(bias).store(unsafe { &mut *y.y.add(t * y.stride + which[0]).cast::<[f32; LANES]>() });
     }
-    which.iter().zip(v).for_each(|(&r, v)| store(y, r, t, v));
+    let mut all = [0f32; LANES];
+    v.store(&mut all);
+    which.iter().zip(all).for_each(|(&r, v)| store(y, r, t, v));
 }
 
 struct Source<'a, D> {
@@ -567,7 +568,7 @@ fn block_rows<L: Compiled, D: Decode<L>>(s: &Source<'_, D>, x: Taken<'_>, rows: 
     for (which, n) in rows.rows::<{ DECODED_TILES * ROWS }>() {
         decode_rows::<L, D>(s, &which[..n], x.x.padded() / LANES, &mut decoded);
         // SAFETY: values of L exist only where the processor has its instructions, see the module of lanes.
-        unsafe { L::panel(&decoded, &which[..n], x, y) };
+        unsafe { L::panel(decoded.as_chunks().0, &which[..n], x, y) };
     }
     DECODED.set(decoded);
 }
@@ -660,7 +661,7 @@ fn block<L: Lanes, D: Decode<L>, const T: usize>(
     }
 }
 
-/// Decodes rows to `[n rounded up to four, len]` vectors.
+/// Decodes rows to `[n / 4 rounded up, len, 4]` vectors.
 #[inline(always)]
 fn decode_rows<L: Lanes, D: Decode<L>>(
     s: &Source<'_, D>,
@@ -670,19 +671,23 @@ fn decode_rows<L: Lanes, D: Decode<L>>(
 ) {
     out.grow(which.len().next_multiple_of(ROWS) * len, [0.0; LANES]);
     let mut rest = [0u8; MOST_BYTES];
-    for (&r, out) in which.iter().zip(out.chunks_exact_mut(len.max(1))) {
+    let out = out.as_chunks_mut::<ROWS>().0;
+    for (i, &r) in which.iter().enumerate() {
+        let (out, i) = (&mut out[i / ROWS * len..][..len], i % ROWS);
         // SAFETY: tiles have rows of the matrix.
         let (row, bytes) = (s.d.row(s.first + r), unsafe { s.rows.row(r) });
+        // Rows that are decoded next come while these are multiplied.
+        let next = bytes.as_ptr().wrapping_add(DECODED_TILES * ROWS * bytes.len());
         for (b, out) in out.as_chunks_mut::<VECTORS>().0.iter_mut().enumerate() {
             let raw = match bytes.get(b * D::BYTES..(b + 1) * D::BYTES) {
                 Some(bytes) => {
-                    prefetch(bytes);
+                    crate::lines::prefetch(next.wrapping_add(b * D::BYTES), D::BYTES);
                     s.d.raw(row, b, bytes)
                 }
                 None => s.d.rest(row, b, &bytes[b * D::BYTES..], &mut rest),
             };
             for k in 0..VECTORS {
-                s.d.vector(row, b, raw, k).store(&mut out[k]);
+                s.d.vector(row, b, raw, k).store(&mut out[k][i]);
             }
         }
     }
@@ -690,14 +695,21 @@ fn decode_rows<L: Lanes, D: Decode<L>>(
 
 /// Vectors of columns that tiles go through at a time: those of all decoded rows and six tokens stay in the first cache, with
 /// the sums.
-const NEAR: usize = 16;
+const NEAR: usize = 32;
 
 /// Decoded rows with all tokens, up to WIDE of them at a time.
 #[inline(always)]
-fn panel<L: Lanes, const WIDE: usize>(rows: &[[f32; LANES]], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
+fn panel<L: Lanes, const WIDE: usize>(
+    rows: &[[[f32; LANES]; ROWS]],
+    which: &[usize],
+    x: Taken<'_>,
+    y: &Target<'_>,
+) {
     let mut first = 0;
     while first < x.tokens() {
         first += match x.tokens() - first {
+            // Rather than six and two.
+            8 | 9 if WIDE > 4 => group::<L, 4>(rows, which, x, first, y),
             left if left >= WIDE => group::<L, WIDE>(rows, which, x, first, y),
             4.. if WIDE > 4 => group::<L, 4>(rows, which, x, first, y),
             2.. if WIDE > 2 => group::<L, 2>(rows, which, x, first, y),
@@ -709,14 +721,16 @@ fn panel<L: Lanes, const WIDE: usize>(rows: &[[f32; LANES]], which: &[usize], x:
 /// Decoded rows with T tokens. Gives T.
 #[inline(always)]
 fn group<L: Lanes, const T: usize>(
-    rows: &[[f32; LANES]],
+    rows: &[[[f32; LANES]; ROWS]],
     which: &[usize],
     x: Taken<'_>,
     first: usize,
     y: &Target<'_>,
 ) -> usize {
     let len = x.x.padded() / LANES;
-    let mut sums = [[[L::splat(0.0); ROWS]; T]; DECODED_TILES];
+    let tiles = if len == 0 { 0 } else { which.len().div_ceil(ROWS) };
+    // Zeros would take as long to write as some of the products.
+    let mut sums = [[MaybeUninit::<L>::uninit(); DECODED_TILES * ROWS]; T];
     for start in (0..len).step_by(NEAR) {
         let columns = start..len.min(start + NEAR);
         // In loops: closures given to other functions would be compiled without this one's instructions.
@@ -724,37 +738,54 @@ fn group<L: Lanes, const T: usize>(
         for t in 0..T {
             tokens[t] = &x.x.vectors(x.at(first + t))[columns.clone()];
         }
-        for (i, sums) in sums.iter_mut().enumerate().take(which.len().div_ceil(ROWS)) {
-            let mut four: [&[[f32; LANES]]; ROWS] = [&[]; ROWS];
-            for r in 0..ROWS {
-                four[r] = &rows[(i * ROWS + r) * len..][columns.clone()];
+        for i in 0..tiles {
+            let mut before = [[L::splat(0.0); ROWS]; T];
+            if start > 0 {
+                for t in 0..T {
+                    for r in 0..ROWS {
+                        // SAFETY: written where start was 0.
+                        before[t][r] = unsafe { sums[t][i * ROWS + r].assume_init() };
+                    }
+                }
             }
-            *sums = tile::<L, T>(&four, &tokens, *sums);
+            let all = tile::<L, T>(&rows[i * len..][columns.clone()], &tokens, before);
+            for t in 0..T {
+                for r in 0..ROWS {
+                    sums[t][i * ROWS + r].write(all[t][r]);
+                }
+            }
         }
     }
-    for (sums, which) in sums.iter().zip(which.chunks(ROWS)) {
-        for (t, sums) in sums.iter().enumerate() {
-            store_rows(y, which, first + t, L::totals(*sums));
+    for t in 0..T {
+        let mut quarters = [L::splat(0.0); DECODED_TILES];
+        for (i, quarters) in quarters.iter_mut().enumerate().take(tiles) {
+            let mut four = [L::splat(0.0); ROWS];
+            for r in 0..ROWS {
+                // SAFETY: written above.
+                four[r] = unsafe { sums[t][i * ROWS + r].assume_init() };
+            }
+            *quarters = L::quarters(four);
         }
+        store_rows(y, which, first + t, L::totals_of_quarters(quarters));
     }
     T
 }
 
 #[inline(always)]
 fn tile<L: Lanes, const T: usize>(
-    rows: &[&[[f32; LANES]]; ROWS],
+    rows: &[[[f32; LANES]; ROWS]],
     tokens: &[&[[f32; LANES]]; T],
     mut acc: [[L; ROWS]; T],
 ) -> [[L; ROWS]; T] {
-    let n = rows[0].len();
-    assert!(rows.iter().chain(tokens).all(|v| v.len() == n));
-    for k in 0..n {
+    assert!(tokens.iter().all(|v| v.len() == rows.len()));
+    for (k, rows) in rows.iter().enumerate() {
         let mut four = [acc[0][0]; ROWS];
         for i in 0..ROWS {
-            four[i] = L::load(&rows[i][k]);
+            four[i] = L::load(&rows[i]);
         }
         for t in 0..T {
-            let v = L::load(&tokens[t][k]);
+            // SAFETY: as many vectors as the rows have.
+            let v = L::load(unsafe { tokens[t].get_unchecked(k) });
             for i in 0..ROWS {
                 acc[t][i] = four[i].mul_add(v, acc[t][i]);
             }

@@ -8,7 +8,7 @@
 //! The few instructions on tiles are written out, since the compiler's own names for them are not stable.
 //! None of this has run on a processor with AMX so far, only in an emulator of one; see `docs/cpu.md`.
 
-use super::{DECODED_ROWS, FEW, SCALED, Taken, Target, Turned, store};
+use super::{DECODED_ROWS, Decoded, FEW, ROWS, SCALED, Taken, Target, Turned, store_rows};
 use crate::lanes::x86::Avx512;
 use crate::lanes::{LANES, Lanes};
 use crate::lines::Lines;
@@ -262,15 +262,14 @@ struct Space {
 /// # Safety
 /// The processor has tiles.
 pub(super) unsafe fn in_tiles(
-    codes: &[[u8; 64]],
-    lines: &[(f32, f32)],
+    rows: &Decoded<'_>,
     which: &[usize],
     x: Taken<'_>,
     turned: &[[u8; 64]],
     y: &Target<'_>,
 ) {
     // SAFETY: as this function's.
-    unsafe { panel(Amx, codes, lines, which, x, turned, y) }
+    unsafe { panel(Amx, rows, which, x, turned, y) }
 }
 
 /// As [`super::panel`], with tokens that were turned, see [`turn`].
@@ -280,8 +279,7 @@ pub(super) unsafe fn in_tiles(
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn panel<M: Multiply>(
     tiles: M,
-    codes: &[[u8; 64]],
-    lines: &[(f32, f32)],
+    rows: &Decoded<'_>,
     which: &[usize],
     x: Taken<'_>,
     turned: &[[u8; 64]],
@@ -290,7 +288,7 @@ pub(super) unsafe fn panel<M: Multiply>(
     let (chunks, tokens, n) = (x.x.chunks(), x.tokens(), which.len());
     let scaled = chunks.div_ceil(SCALED);
     let per_group = group_len(chunks);
-    assert!(n <= DECODED_ROWS && lines.len() == n && codes.len() >= n * chunks * 2);
+    assert!(n <= DECODED_ROWS && rows.codes.len() >= n.div_ceil(ROWS) * chunks * 2);
     assert!(turned.len() >= tokens.div_ceil(TOKENS) * per_group);
     let Space { codes: mut turned_codes, mut sums } = SPACE.take();
     turned_codes.grow(scaled * CODES, [0; 64]);
@@ -302,7 +300,7 @@ pub(super) unsafe fn panel<M: Multiply>(
             // Behind a token's end are zeros, so it does not matter what codes are there.
             if column < chunks * 2 {
                 for (row, v) in v.iter_mut().enumerate().take(n) {
-                    *v = Avx512::from_f32(&codes[row * chunks * 2 + column]);
+                    *v = Avx512::from_f32(&rows.codes[row / ROWS * chunks * 2 + column][row % ROWS]);
                 }
             }
             for (l, v) in Avx512::turn(v).into_iter().enumerate() {
@@ -310,14 +308,7 @@ pub(super) unsafe fn panel<M: Multiply>(
             }
         }
     }
-    let (mut steps, mut lows, mut bias) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
-    for (i, (step, low)) in lines.iter().enumerate() {
-        (steps[i], lows[i]) = (*step, *low);
-        bias[i] = y.bias.map_or(0.0, |b| b[which[i]]);
-    }
-    let (steps, lows, bias) = (Avx512::load(&steps), Avx512::load(&lows), Avx512::load(&bias));
-    // Rows that lie together are written as one.
-    let together = n == DECODED_ROWS && which[n - 1] == which[0] + n - 1;
+    let (steps, lows) = (Avx512::load(&rows.steps), Avx512::load(&rows.lows));
     for first in (0..tokens).step_by(TOKENS) {
         let some = TOKENS.min(tokens - first);
         // SAFETY: as this function's.
@@ -362,17 +353,7 @@ pub(super) unsafe fn panel<M: Multiply>(
             }
             let sum = Avx512::splat(x.x.narrow.sums[x.at(first + t)]);
             let v = steps.mul(lanes[0]).add(lows.mul(sum));
-            if together {
-                // SAFETY: the token's rows `which[0]..which[0] + 16` lie inside of y, and no other part writes them, see `store`.
-                unsafe {
-                    let to = y.y.add((first + t) * y.stride + which[0]);
-                    _mm512_storeu_ps(to, v.add(bias).0);
-                }
-            } else {
-                let mut out = [0f32; LANES];
-                v.store(&mut out);
-                which.iter().zip(out).for_each(|(&r, v)| store(y, r, first + t, v));
-            }
+            store_rows(y, which, first + t, v);
         }
     }
     // SAFETY: as this function's.
@@ -438,7 +419,7 @@ mod tests {
             return;
         }
         for (rows, cols, tokens) in
-            [(16, 1024, 16), (16, 2816, 33), (16, 100, 9), (5, 1100, 20), (1, 8, 1), (13, 2048, 15)]
+            [(16usize, 1024, 16), (16, 2816, 33), (16, 100, 9), (5, 1100, 20), (1, 8, 1), (13, 2048, 15)]
         {
             let mut x = noise(1, cols * tokens);
             // A token of zeros, and one with something that is not finite.
@@ -446,10 +427,13 @@ mod tests {
             x[cols * tokens - 1] = f32::INFINITY;
             let panel = panel_of(&x, cols, tokens);
             let chunks = panel.chunks();
-            let codes = bytes(2, rows * chunks * 128);
-            let (codes, _) = codes.as_chunks::<64>();
-            let (steps, lows, bias) = (noise(3, rows), noise(4, rows), noise(5, rows));
-            let lines: Vec<(f32, f32)> = steps.into_iter().zip(lows).collect();
+            let codes = bytes(2, rows.next_multiple_of(ROWS) * chunks * 128);
+            let (steps, lows, bias) = (noise(3, DECODED_ROWS), noise(4, DECODED_ROWS), noise(5, rows));
+            let decoded = Decoded {
+                codes: codes.as_chunks::<64>().0.as_chunks().0,
+                steps: steps.try_into().unwrap(),
+                lows: lows.try_into().unwrap(),
+            };
             let which: Vec<usize> = (0..rows).collect();
             let mut chosen: Vec<u32> = (0..tokens as u32).rev().collect();
             chosen[0] = 0;
@@ -465,8 +449,8 @@ mod tests {
                     for (group, out) in turned.chunks_exact_mut(group_len(chunks)).enumerate() {
                         turn_group(x, group * TOKENS, out);
                     }
-                    <Avx512 as super::super::Compiled>::panel(codes, &lines, &which, x, &to(&mut expected));
-                    self::panel(Loops(&prepared), codes, &lines, &which, x, &turned, &to(&mut found));
+                    <Avx512 as super::super::Compiled>::panel(&decoded, &which, x, &to(&mut expected));
+                    self::panel(Loops(&prepared), &decoded, &which, x, &turned, &to(&mut found));
                 }
                 assert_eq!(prepared.get(), 0, "tiles are let go of");
                 assert_eq!(bits(&found), bits(&expected), "[{rows}, {cols}], {tokens} tokens");

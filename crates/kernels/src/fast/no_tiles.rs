@@ -1,6 +1,6 @@
 //! In place of `amx` on processors that are not x86-64.
 
-use super::{Taken, Target, Turned};
+use super::{Decoded, Taken, Target, Turned};
 use crate::{Isa, Matrix, Pool};
 
 /// Never: there are no tiles.
@@ -10,13 +10,6 @@ pub(crate) fn turn(_: Isa, _: &Pool, _: &Matrix<'_>, _: Taken<'_>, _: &mut Turne
 
 /// # Safety
 /// There are no turned tokens, see [`turn`].
-pub(super) unsafe fn in_tiles(
-    _: &[[u8; 64]],
-    _: &[(f32, f32)],
-    _: &[usize],
-    _: Taken<'_>,
-    _: &[[u8; 64]],
-    _: &Target<'_>,
-) {
+pub(super) unsafe fn in_tiles(_: &Decoded<'_>, _: &[usize], _: Taken<'_>, _: &[[u8; 64]], _: &Target<'_>) {
     unreachable!("tokens are not turned here");
 }

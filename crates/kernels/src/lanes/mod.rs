@@ -90,6 +90,34 @@ pub(crate) trait Lanes: Copy {
         v.map(Self::total)
     }
 
+    /// Lane 4 i + l is what lanes l, l + 4, l + 8 and l + 12 of vector i are together, added by halves.
+    #[inline(always)]
+    fn quarters(v: [Self; 4]) -> Self {
+        let mut all = [0f32; LANES];
+        for (v, out) in v.into_iter().zip(all.as_chunks_mut::<4>().0) {
+            let mut lanes = [0f32; LANES];
+            v.store(&mut lanes);
+            for l in 0..4 {
+                out[l] = (lanes[l] + lanes[l + 8]) + (lanes[l + 4] + lanes[l + 12]);
+            }
+        }
+        Self::load(&all)
+    }
+
+    /// The totals of sixteen vectors, of which [`Lanes::quarters`] has made four: lane 4 q + i is vector i of those in `v[q]`.
+    #[inline(always)]
+    fn totals_of_quarters(v: [Self; 4]) -> Self {
+        let mut all = [0f32; LANES];
+        for (v, out) in v.into_iter().zip(all.as_chunks_mut::<4>().0) {
+            let mut lanes = [0f32; LANES];
+            v.store(&mut lanes);
+            for (out, l) in out.iter_mut().zip(lanes.as_chunks::<4>().0) {
+                *out = (l[0] + l[2]) + (l[1] + l[3]);
+            }
+        }
+        Self::load(&all)
+    }
+
     /// Lane i of vector j is lane j of vector i.
     #[inline(always)]
     fn turn(v: [Self; LANES]) -> [Self; LANES] {

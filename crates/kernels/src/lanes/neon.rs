@@ -274,18 +274,33 @@ impl<D: Copy> Lanes for Neon<D> {
         }
     }
     #[inline(always)]
+    fn quarters(v: [Self; 4]) -> Self {
+        Neon::of(v.map(|v| quarter(v.0)))
+    }
+    #[inline(always)]
+    fn totals_of_quarters(v: [Self; 4]) -> Self {
+        Neon::of(v.map(|v| totals(v.0)))
+    }
+    #[inline(always)]
     fn totals(v: [Self; 4]) -> [f32; 4] {
+        let mut out = [0f32; 4];
         // SAFETY: the processor has NEON; there is room for four numbers.
-        unsafe {
-            let [a, b, c, d] = v.map(|v| vreinterpretq_f64_f32(quarter(v.0)));
-            let halves = |a, b| {
-                let (low, high) = (vzip1q_f64(a, b), vzip2q_f64(a, b));
-                vaddq_f32(vreinterpretq_f32_f64(low), vreinterpretq_f32_f64(high))
-            };
-            let mut out = [0f32; 4];
-            vst1q_f32(out.as_mut_ptr(), vpaddq_f32(halves(a, b), halves(c, d)));
-            out
-        }
+        unsafe { vst1q_f32(out.as_mut_ptr(), totals(v.map(|v| quarter(v.0)))) };
+        out
+    }
+}
+
+/// Totals of four times four numbers, added by halves.
+#[inline(always)]
+fn totals(v: [float32x4_t; 4]) -> float32x4_t {
+    // SAFETY: the processor has NEON.
+    unsafe {
+        let [a, b, c, d] = v.map(|v| vreinterpretq_f64_f32(v));
+        let halves = |a, b| {
+            let (low, high) = (vzip1q_f64(a, b), vzip2q_f64(a, b));
+            vaddq_f32(vreinterpretq_f32_f64(low), vreinterpretq_f32_f64(high))
+        };
+        vpaddq_f32(halves(a, b), halves(c, d))
     }
 }
 

@@ -43,6 +43,11 @@ fn check<L: Lanes>() {
             rotated.rotate_left(i);
             *v = L::load(&rotated);
         }
+        let mut quarters = [x; 4];
+        for (quarters, v) in quarters.iter_mut().zip(vectors.as_chunks::<4>().0) {
+            *quarters = L::quarters(*v);
+        }
+        same("totals_of_quarters", &lanes(L::totals_of_quarters(quarters)), &vectors.map(L::total));
         for (i, turned) in L::turn(vectors).into_iter().enumerate() {
             let column: [f32; LANES] = std::array::from_fn(|j| lanes(vectors[j])[i]);
             same("turn", &lanes(turned), &column);

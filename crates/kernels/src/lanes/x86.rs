@@ -263,6 +263,44 @@ impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
+    fn quarters(v: [Self; 4]) -> Self {
+        // SAFETY: the processor has AVX2, see the module.
+        unsafe {
+            let (a, b) = (_mm256_add_ps(v[0].0, v[0].1), _mm256_add_ps(v[1].0, v[1].1));
+            let (c, d) = (_mm256_add_ps(v[2].0, v[2].1), _mm256_add_ps(v[3].0, v[3].1));
+            let (low, high) = (_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
+            let ab = _mm256_add_ps(low, high);
+            let (low, high) = (_mm256_permute2f128_ps::<0x20>(c, d), _mm256_permute2f128_ps::<0x31>(c, d));
+            Avx2(ab, _mm256_add_ps(low, high))
+        }
+    }
+    #[inline(always)]
+    fn totals_of_quarters(v: [Self; 4]) -> Self {
+        // SAFETY: the processor has AVX2, see the module.
+        unsafe {
+            // Lane 4 i + q of each half is vector i of quarters q.
+            let mut halves = [[v[0].0, v[1].0, v[2].0, v[3].0], [v[0].1, v[1].1, v[2].1, v[3].1]];
+            for half in &mut halves {
+                let (a, b) = (_mm256_castps_pd(half[0]), _mm256_castps_pd(half[1]));
+                let (c, d) = (_mm256_castps_pd(half[2]), _mm256_castps_pd(half[3]));
+                let (low, high) = (_mm256_unpacklo_pd(a, b), _mm256_unpackhi_pd(a, b));
+                let ab = _mm256_add_ps(_mm256_castpd_ps(low), _mm256_castpd_ps(high));
+                let (low, high) = (_mm256_unpacklo_pd(c, d), _mm256_unpackhi_pd(c, d));
+                let cd = _mm256_add_ps(_mm256_castpd_ps(low), _mm256_castpd_ps(high));
+                let even = _mm256_shuffle_ps::<0b10_00_10_00>(ab, cd);
+                half[0] = _mm256_add_ps(even, _mm256_shuffle_ps::<0b11_01_11_01>(ab, cd));
+            }
+            // Vectors 0, 2 and 1, 3 in turn.
+            let (a, b) = (halves[0][0], halves[1][0]);
+            let (even, odd) = (_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
+            let (low, high) = (_mm256_unpacklo_ps(even, odd), _mm256_unpackhi_ps(even, odd));
+            // Of quarters q: vectors 0 and 1 in the lower half, 2 and 3 in the upper.
+            let first = _mm256_permute4x64_pd::<0b11_01_10_00>(_mm256_castps_pd(low));
+            let second = _mm256_permute4x64_pd::<0b11_01_10_00>(_mm256_castps_pd(high));
+            Avx2(_mm256_castpd_ps(first), _mm256_castpd_ps(second))
+        }
+    }
+    #[inline(always)]
     fn totals(v: [Self; 4]) -> [f32; 4] {
         // SAFETY: the processor has AVX2, see the module.
         unsafe {
@@ -477,6 +515,34 @@ impl Lanes for Avx512 {
                 turned[12 + c].0 = _mm512_shuffle_f32x4::<0xdd>(odd, odd_2);
             }
             turned
+        }
+    }
+    #[inline(always)]
+    fn quarters(v: [Self; 4]) -> Self {
+        // SAFETY: the processor has AVX-512 F, see the module.
+        unsafe {
+            let [a, b, c, d] = [v[0].0, v[1].0, v[2].0, v[3].0];
+            let ab = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
+            let cd = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(c, d), _mm512_shuffle_f32x4::<0xee>(c, d));
+            let (even, odd) = (_mm512_shuffle_f32x4::<0x88>(ab, cd), _mm512_shuffle_f32x4::<0xdd>(ab, cd));
+            Avx512(_mm512_add_ps(even, odd))
+        }
+    }
+    #[inline(always)]
+    fn totals_of_quarters(v: [Self; 4]) -> Self {
+        // SAFETY: the processor has AVX-512 F, see the module.
+        unsafe {
+            let (a, b) = (_mm512_castps_pd(v[0].0), _mm512_castps_pd(v[1].0));
+            let (c, d) = (_mm512_castps_pd(v[2].0), _mm512_castps_pd(v[3].0));
+            let (low, high) = (_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b));
+            let ab = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+            let (low, high) = (_mm512_unpacklo_pd(c, d), _mm512_unpackhi_pd(c, d));
+            let cd = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+            let even = _mm512_shuffle_ps::<0b10_00_10_00>(ab, cd);
+            let sums = _mm512_add_ps(even, _mm512_shuffle_ps::<0b11_01_11_01>(ab, cd));
+            // The total of vector i of quarters q is lane 4 i + q.
+            let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+            Avx512(_mm512_permutexvar_ps(order, sums))
         }
     }
     #[inline(always)]
