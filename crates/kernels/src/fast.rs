@@ -13,7 +13,7 @@ use crate::decode::{RowScales, Scales};
 #[cfg(target_arch = "aarch64")]
 use crate::lanes::neon::Neon;
 use crate::lanes::{LANES, Lanes, Plain};
-use crate::lines::Lines;
+use crate::lines::{Ahead, Lines};
 use crate::matrix::{Divisor, Storage};
 use crate::product::{ROWS, RowBytes, Taken, Target, Tiles, prefetch, store, store_rows};
 use crate::{Isa, Matrix, Pool};
@@ -481,18 +481,15 @@ fn all<L: Compiled, K: Kind<L>>(s: &Source<'_>, kind: K, rows: &Tiles, y: &Targe
             (steps[i], lows[i]) = line;
             // SAFETY: tiles have rows of the matrix.
             let bytes = unsafe { s.rows.row(r) };
-            // Rows that are decoded next come while these are multiplied.
-            let next = bytes.as_ptr().wrapping_add(DECODED_ROWS * bytes.len());
             let (tile, _) = memory[i / ROWS * ROWS * lines..][..ROWS * lines].as_chunks_mut::<{ 2 * ROWS }>();
             for (b, out) in tile.iter_mut().enumerate() {
-                let size = K::Code::BYTES;
-                crate::lines::prefetch(next.wrapping_add(b * size), size);
                 let halves = chunk::<L, K::Code>(code, bytes, b);
                 L::put(halves.0, &mut out[i % ROWS]);
                 L::put(halves.1, &mut out[ROWS + i % ROWS]);
             }
         }
-        let decoded = Decoded { codes: memory.as_chunks().0, steps, lows };
+        let next = s.rows.behind(which[n - 1]);
+        let decoded = Decoded { codes: memory.as_chunks().0, steps, lows, next };
         if let Some(turned) = x.turned {
             // SAFETY: tokens are turned only where the processor has tiles, see `turn`.
             unsafe { amx::in_tiles(&decoded, &which[..n], x, turned, y) };
@@ -510,6 +507,8 @@ pub(crate) struct Decoded<'a> {
     codes: &'a [[[u8; 64]; ROWS]],
     steps: [f32; DECODED_ROWS],
     lows: [f32; DECODED_ROWS],
+    /// The rows that are decoded next.
+    next: Ahead,
 }
 
 /// See [`Compiled::panel`].
@@ -546,6 +545,7 @@ fn block<L: Bytes, const T: usize>(
     let tiles = if scaled == 0 { 0 } else { which.len().div_ceil(ROWS) };
     for i in 0..tiles {
         let codes = &rows.codes[i * lines..][..lines];
+        rows.next.piece(first / T * tiles + i, x.tokens().div_ceil(T) * tiles);
         let mut totals = [[L::splat(0.0); ROWS]; T];
         for s in 0..scaled {
             let columns = 2 * s * SCALED..lines.min(2 * (s + 1) * SCALED);

@@ -71,6 +71,26 @@ pub(crate) fn prefetch(from: *const u8, bytes: usize) {
     let _ = (from, bytes);
 }
 
+/// Memory that is asked for in pieces while something else is computed, so that requests neither wait for each other nor for
+/// what has been asked for before.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ahead {
+    pub from: *const u8,
+    pub bytes: usize,
+}
+
+impl Ahead {
+    pub const NOTHING: Ahead = Ahead { from: std::ptr::null(), bytes: 0 };
+
+    /// Asks for piece i of n.
+    #[inline(always)]
+    pub fn piece(&self, i: usize, n: usize) {
+        let each = (self.bytes / 64 / n + 1) * 64;
+        let at = (i * each).min(self.bytes);
+        prefetch(self.from.wrapping_add(at), each.min(self.bytes - at));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,7 +10,7 @@ use crate::fast::Turned;
 #[cfg(target_arch = "aarch64")]
 use crate::lanes::neon::Neon;
 use crate::lanes::{LANES, Lanes, Plain};
-use crate::lines::Lines;
+use crate::lines::{Ahead, Lines};
 use crate::matrix::{Divisor, Storage, as_bytes};
 use crate::panel::Panel;
 use crate::{Columns, Isa, Matrix, Pool};
@@ -377,7 +377,7 @@ trait Compiled: Lanes {
     ///
     /// # Safety
     /// The processor has the instructions.
-    unsafe fn panel(rows: &[[[f32; LANES]; ROWS]], which: &[usize], x: Taken<'_>, y: &Target<'_>);
+    unsafe fn panel(rows: &Decoded<'_>, which: &[usize], x: Taken<'_>, y: &Target<'_>);
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -391,7 +391,7 @@ mod x86 {
             block_rows::<Self, D>(s, x, rows, y);
         }
         #[target_feature(enable = "avx2,fma,f16c")]
-        unsafe fn panel(rows: &[[[f32; LANES]; ROWS]], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
+        unsafe fn panel(rows: &Decoded<'_>, which: &[usize], x: Taken<'_>, y: &Target<'_>) {
             panel::<Self, 1>(rows, which, x, y);
         }
     }
@@ -402,7 +402,7 @@ mod x86 {
             block_rows::<Self, D>(s, x, rows, y);
         }
         #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma,f16c")]
-        unsafe fn panel(rows: &[[[f32; LANES]; ROWS]], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
+        unsafe fn panel(rows: &Decoded<'_>, which: &[usize], x: Taken<'_>, y: &Target<'_>) {
             panel::<Self, 6>(rows, which, x, y);
         }
     }
@@ -413,13 +413,21 @@ impl Compiled for Neon {
     unsafe fn rows<D: Decode<Self>>(s: &Source<'_, D>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
         block_rows::<Self, D>(s, x, rows, y);
     }
-    unsafe fn panel(rows: &[[[f32; LANES]; ROWS]], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
+    unsafe fn panel(rows: &Decoded<'_>, which: &[usize], x: Taken<'_>, y: &Target<'_>) {
         panel::<Self, 1>(rows, which, x, y);
     }
 }
 
-/// Multiplies decoded rows, `[tiles, vectors, 4, 16]`, which are rows `which` of the matrix, with all tokens.
-type Dense = fn(&[[[f32; LANES]; ROWS]], &[usize], Taken<'_>, &Target<'_>);
+/// Multiplies decoded rows, which are rows `which` of the matrix, with all tokens.
+type Dense = fn(&Decoded<'_>, &[usize], Taken<'_>, &Target<'_>);
+
+/// Up to sixteen rows as f32.
+struct Decoded<'a> {
+    /// `[tiles of four rows, vectors, 4, 16]`
+    vectors: &'a [[[f32; LANES]; ROWS]],
+    /// The rows that are decoded next.
+    next: Ahead,
+}
 
 /// # Safety
 /// The processor has L's instructions.
@@ -484,7 +492,7 @@ fn undirect(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>, dense: D
                 *v = row.get(i / BLOCK * BLOCK + x.x.order.column(i % BLOCK)).copied().unwrap_or(0.0);
             }
         }
-        dense(&vectors, &[r], x, y);
+        dense(&Decoded { vectors: &vectors, next: Ahead::NOTHING }, &[r], x, y);
     }
 }
 
@@ -521,6 +529,13 @@ impl<'a> RowBytes<'a> {
     pub unsafe fn row(&self, row: usize) -> &'a [u8] {
         // SAFETY: `new` has seen the bytes of all rows of the matrix.
         unsafe { std::slice::from_raw_parts(self.start.add(row * self.row_bytes), self.row_bytes) }
+    }
+
+    /// As many rows behind `row` as are decoded together, which may be more than there are.
+    #[inline(always)]
+    pub fn behind(&self, row: usize) -> Ahead {
+        let from = self.start.wrapping_add((row + 1) * self.row_bytes);
+        Ahead { from, bytes: DECODED_TILES * ROWS * self.row_bytes }
     }
 }
 
@@ -567,8 +582,9 @@ fn block_rows<L: Compiled, D: Decode<L>>(s: &Source<'_, D>, x: Taken<'_>, rows: 
     let mut decoded = DECODED.take();
     for (which, n) in rows.rows::<{ DECODED_TILES * ROWS }>() {
         decode_rows::<L, D>(s, &which[..n], x.x.padded() / LANES, &mut decoded);
+        let rows = Decoded { vectors: decoded.as_chunks().0, next: s.rows.behind(which[n - 1]) };
         // SAFETY: values of L exist only where the processor has its instructions, see the module of lanes.
-        unsafe { L::panel(decoded.as_chunks().0, &which[..n], x, y) };
+        unsafe { L::panel(&rows, &which[..n], x, y) };
     }
     DECODED.set(decoded);
 }
@@ -676,14 +692,9 @@ fn decode_rows<L: Lanes, D: Decode<L>>(
         let (out, i) = (&mut out[i / ROWS * len..][..len], i % ROWS);
         // SAFETY: tiles have rows of the matrix.
         let (row, bytes) = (s.d.row(s.first + r), unsafe { s.rows.row(r) });
-        // Rows that are decoded next come while these are multiplied.
-        let next = bytes.as_ptr().wrapping_add(DECODED_TILES * ROWS * bytes.len());
         for (b, out) in out.as_chunks_mut::<VECTORS>().0.iter_mut().enumerate() {
             let raw = match bytes.get(b * D::BYTES..(b + 1) * D::BYTES) {
-                Some(bytes) => {
-                    crate::lines::prefetch(next.wrapping_add(b * D::BYTES), D::BYTES);
-                    s.d.raw(row, b, bytes)
-                }
+                Some(bytes) => s.d.raw(row, b, bytes),
                 None => s.d.rest(row, b, &bytes[b * D::BYTES..], &mut rest),
             };
             for k in 0..VECTORS {
@@ -699,12 +710,7 @@ const NEAR: usize = 32;
 
 /// Decoded rows with all tokens, up to WIDE of them at a time.
 #[inline(always)]
-fn panel<L: Lanes, const WIDE: usize>(
-    rows: &[[[f32; LANES]; ROWS]],
-    which: &[usize],
-    x: Taken<'_>,
-    y: &Target<'_>,
-) {
+fn panel<L: Lanes, const WIDE: usize>(rows: &Decoded<'_>, which: &[usize], x: Taken<'_>, y: &Target<'_>) {
     let mut first = 0;
     while first < x.tokens() {
         first += match x.tokens() - first {
@@ -721,7 +727,7 @@ fn panel<L: Lanes, const WIDE: usize>(
 /// Decoded rows with T tokens. Gives T.
 #[inline(always)]
 fn group<L: Lanes, const T: usize>(
-    rows: &[[[f32; LANES]; ROWS]],
+    rows: &Decoded<'_>,
     which: &[usize],
     x: Taken<'_>,
     first: usize,
@@ -748,7 +754,10 @@ fn group<L: Lanes, const T: usize>(
                     }
                 }
             }
-            let all = tile::<L, T>(&rows[i * len..][columns.clone()], &tokens, before);
+            if start == 0 {
+                rows.next.piece(first / T * tiles + i, x.tokens().div_ceil(T) * tiles);
+            }
+            let all = tile::<L, T>(&rows.vectors[i * len..][columns.clone()], &tokens, before);
             for t in 0..T {
                 for r in 0..ROWS {
                     sums[t][i * ROWS + r].write(all[t][r]);

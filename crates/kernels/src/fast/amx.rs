@@ -311,6 +311,7 @@ pub(super) unsafe fn panel<M: Multiply>(
     let (steps, lows) = (Avx512::load(&rows.steps), Avx512::load(&rows.lows));
     for first in (0..tokens).step_by(TOKENS) {
         let some = TOKENS.min(tokens - first);
+        rows.next.piece(first / TOKENS, tokens.div_ceil(TOKENS));
         // SAFETY: as this function's.
         unsafe { tiles.shape(some) };
         let scales = |t: usize, s: usize| &x.x.narrow.scales[x.at(first + t) * scaled + s];
@@ -433,6 +434,7 @@ mod tests {
                 codes: codes.as_chunks::<64>().0.as_chunks().0,
                 steps: steps.try_into().unwrap(),
                 lows: lows.try_into().unwrap(),
+                next: crate::lines::Ahead::NOTHING,
             };
             let which: Vec<usize> = (0..rows).collect();
             let mut chosen: Vec<u32> = (0..tokens as u32).rev().collect();
