@@ -22,9 +22,10 @@ pub struct Tensor {
     pub data: Data,
 }
 
+/// No tensor yet: no dimensions, and not even the element that a scalar has.
 impl Default for Tensor {
     fn default() -> Self {
-        Tensor { shape: vec![0], data: Data::F32(Vec::new()) }
+        Tensor { shape: Vec::new(), data: Data::F32(Vec::new()) }
     }
 }
 

@@ -10,6 +10,7 @@ use crate::{Error, Result};
 use anemoe_kernels::{CacheValues, Columns, Panel, Pool, Product, products, round_to_f16};
 use anemoe_mlpackage::mil::{DataType, Feature, FeatureShape, FunctionDescription, TensorType};
 use half::f16;
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -306,7 +307,7 @@ impl StatePiece<'_> {
 /// Values that outlive a call.
 #[derive(Clone, Debug, Default)]
 pub struct States {
-    names: Vec<String>,
+    names: Arc<Vec<String>>,
     types: Vec<TensorType>,
     values: Vec<StateValue>,
     /// Those of type fp16 are held as such.
@@ -329,7 +330,7 @@ impl States {
     }
 
     fn add(&mut self, name: &str, ty: &TensorType) {
-        self.names.push(name.to_string());
+        Arc::make_mut(&mut self.names).push(name.to_string());
         self.types.push(ty.clone());
         self.values.push(StateValue::zero(ty, self.halves));
     }
@@ -456,6 +457,8 @@ pub struct Session {
     guard_of: Vec<Option<usize>>,
     /// Values of the states that this session needs, while it runs.
     state_values: Vec<Tensor>,
+    /// Names of states that are in the function's order.
+    ordered_as: Option<Arc<Vec<String>>>,
     /// Copies of outputs that are states or constants.
     output_copies: BTreeMap<usize, Tensor>,
     stats: SessionStats,
@@ -474,7 +477,7 @@ pub fn add_experts(
     sum: &mut Tensor,
     counts: &mut [(u64, u64)],
 ) -> Result<bool> {
-    let mut plans = Vec::with_capacity(calls.len());
+    let mut plans: SmallVec<[_; 16]> = SmallVec::new();
     for (session, inputs) in calls {
         session.check_inputs(inputs)?;
         let Some(plan) = &session.plan else { return Ok(false) };
@@ -517,6 +520,7 @@ impl Session {
             guards,
             guard_of,
             state_values: Vec::new(),
+            ordered_as: None,
             output_copies: BTreeMap::new(),
             stats: SessionStats::default(),
             plan: None,
@@ -617,6 +621,15 @@ impl Session {
         }
         for (feature, input) in self.described.inputs.iter().zip(inputs) {
             self.check_input(feature, input)?;
+            if input.len() != input.shape.iter().product::<usize>() {
+                return Err(Error::Input(format!(
+                    "{}: input `{}`: {} elements of shape {:?}",
+                    self.path.display(),
+                    feature.name,
+                    input.len(),
+                    input.shape
+                )));
+            }
         }
         if self.plan.is_some() {
             // Its places are those of the program's own types, which a description may contradict or leave open.
@@ -658,7 +671,12 @@ impl Session {
         let Some(plan) = &mut self.plan else { return Ok(()) };
         states.convert(self.options.half_states);
         let own = self.states.iter().map(|(name, _)| name);
-        let result = if own.clone().eq(&states.names) {
+        // Names are compared once.
+        let known = self.ordered_as.as_ref().is_some_and(|names| Arc::ptr_eq(names, &states.names));
+        let result = if known || own.clone().eq(states.names.iter()) {
+            if !known {
+                self.ordered_as = Some(states.names.clone());
+            }
             plan.run(inputs, &mut states.values)
         } else {
             // The states move in for the run, and out again whatever happens.

@@ -16,6 +16,9 @@ pub struct EmbeddingFile {
     elements: u64,
     values: u64,
     buffer: Vec<u8>,
+    /// A table, or scales; zero points.
+    table: Vec<f32>,
+    zeros: Vec<f32>,
 }
 
 impl EmbeddingFile {
@@ -38,22 +41,33 @@ impl EmbeddingFile {
                 ),
             ));
         }
-        Ok(EmbeddingFile { path, file, info: info.clone(), elements, values, buffer: Vec::new() })
+        Ok(EmbeddingFile {
+            path,
+            file,
+            info: info.clone(),
+            elements,
+            values,
+            buffer: Vec::new(),
+            table: Vec::new(),
+            zeros: Vec::new(),
+        })
     }
 
-    /// Reads `len` bytes from `at`.
-    fn bytes(&mut self, at: u64, len: usize) -> Result<&[u8]> {
+    /// Reads `len` bytes from `at` into the buffer.
+    fn read(&mut self, at: u64, len: usize) -> Result<()> {
         self.buffer.resize(len, 0);
         self.file
             .seek(SeekFrom::Start(at))
             .and_then(|_| self.file.read_exact(&mut self.buffer))
-            .map_err(|e| Error::io(&self.path, e))?;
-        Ok(&self.buffer)
+            .map_err(|e| Error::io(&self.path, e))
     }
 
-    fn halves(&mut self, first: u64, n: usize) -> Result<Vec<f32>> {
-        let bytes = self.bytes(self.elements + 2 * first, 2 * n)?;
-        Ok(bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect())
+    /// Reads n fp16 values into the table.
+    fn read_table(&mut self, first: u64, n: usize) -> Result<()> {
+        self.read(self.elements + 2 * first, 2 * n)?;
+        self.table.clear();
+        self.table.extend(self.buffer.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()));
+        Ok(())
     }
 
     /// Row `row`, scaled and rounded to fp16; `out` has one element per column.
@@ -63,37 +77,40 @@ impl EmbeddingFile {
         let bits = usize::from(storage.bits());
         let first_bit = row as u64 * cols as u64 * bits as u64;
         let shift = (first_bit % 8) as usize;
-        let packed = self.bytes(first_bit / 8, (shift + cols * bits).div_ceil(8))?;
+        match storage {
+            Storage::Fp16 => {}
+            Storage::Lut { rows_per_table, .. } => {
+                self.read_table(((row / rows_per_table) as u64) << bits, 1 << bits)?;
+            }
+            Storage::Int { block_rows, block_cols, offsets, .. } => {
+                let blocks = cols / block_cols;
+                let first = (row / block_rows * blocks) as u64;
+                self.read_table(first, blocks)?;
+                self.zeros.clear();
+                if offsets {
+                    self.read(self.elements + self.values + first, blocks)?;
+                    self.zeros.extend(self.buffer.iter().map(|&b| f32::from(b as i8)));
+                }
+                self.zeros.resize(blocks, 0.0);
+            }
+        }
+        self.read(first_bit / 8, (shift + cols * bits).div_ceil(8))?;
+        let (packed, table) = (self.buffer.as_slice(), self.table.as_slice());
+        let codes = (0..cols).map(|i| element(packed, shift + i * bits, bits));
         match storage {
             Storage::Fp16 => {
                 for (o, b) in out.iter_mut().zip(packed.chunks_exact(2)) {
                     *o = f16::from_le_bytes([b[0], b[1]]).to_f32();
                 }
             }
-            Storage::Lut { rows_per_table, .. } => {
-                let codes: Vec<u8> = (0..cols).map(|i| element(packed, shift + i * bits, bits)).collect();
-                let table = self.halves(((row / rows_per_table) as u64) << bits, 1 << bits)?;
-                for (o, code) in out.iter_mut().zip(codes) {
-                    *o = table[usize::from(code)];
-                }
+            Storage::Lut { .. } => {
+                out.iter_mut().zip(codes).for_each(|(o, code)| *o = table[usize::from(code)])
             }
-            Storage::Int { block_rows, block_cols, offsets, .. } => {
+            Storage::Int { block_cols, .. } => {
                 let unused = 8 - bits as u32;
                 let signed = |code: u8| f32::from(((code << unused) as i8) >> unused);
-                for (i, o) in out.iter_mut().enumerate() {
-                    *o = signed(element(packed, shift + i * bits, bits));
-                }
-                let blocks = cols / block_cols;
-                let first = (row / block_rows * blocks) as u64;
-                let scales = self.halves(first, blocks)?;
-                let zeros: Vec<f32> = match offsets {
-                    false => vec![0.0; blocks],
-                    true => {
-                        let at = self.elements + self.values + first;
-                        self.bytes(at, blocks)?.iter().map(|&b| f32::from(b as i8)).collect()
-                    }
-                };
-                for ((block, s), z) in out.chunks_exact_mut(block_cols).zip(&scales).zip(&zeros) {
+                out.iter_mut().zip(codes).for_each(|(o, code)| *o = signed(code));
+                for ((block, s), z) in out.chunks_exact_mut(block_cols).zip(table).zip(&self.zeros) {
                     // As a program's weight: rounded to fp16 before anything else.
                     block.iter_mut().for_each(|q| *q = f16::from_f32(s * (*q - z)).to_f32());
                 }

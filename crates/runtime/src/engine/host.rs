@@ -86,8 +86,21 @@ pub(super) struct Routing {
     pub over_all: bool,
 }
 
+/// What [`route`] works in.
+#[derive(Default)]
+pub(super) struct Ranking {
+    order: Vec<usize>,
+    exps: Vec<f32>,
+}
+
 /// Chooses each token's `top_k` most probable classes (the lowest index of equals); tokens from `n` on get none.
-pub(super) fn route(logits: &Tensor, weights: &mut Tensor, r: &Routing, n: usize) -> Result<(), String> {
+pub(super) fn route(
+    logits: &Tensor,
+    weights: &mut Tensor,
+    r: &Routing,
+    ranking: &mut Ranking,
+    n: usize,
+) -> Result<(), String> {
     let (&[1, classes, 1, width], Some(x)) = (logits.shape.as_slice(), logits.as_f32()) else {
         return Err(format!("route: logits of shape {:?}, expected [1, experts, 1, tokens]", logits.shape));
     };
@@ -97,8 +110,8 @@ pub(super) fn route(logits: &Tensor, weights: &mut Tensor, r: &Routing, n: usize
     }
     let out = weights.reset_f32(&[1, classes, 1, width]);
     out.fill(0.0);
-    let mut order: Vec<usize> = Vec::with_capacity(classes);
-    let mut exps = vec![0f32; classes];
+    let Ranking { order, exps } = ranking;
+    exps.resize(classes, 0.0);
     for t in 0..n.min(width) {
         let logit = |e: usize| x[e * width + t];
         let max = (0..classes).map(logit).fold(f32::NEG_INFINITY, f32::max);
@@ -108,10 +121,10 @@ pub(super) fn route(logits: &Tensor, weights: &mut Tensor, r: &Routing, n: usize
         order.extend(0..classes);
         match &r.bias {
             // The order of logits is that of probabilities, and exact.
-            None => order.sort_by(|&a, &b| logit(b).total_cmp(&logit(a))),
+            None => order.sort_unstable_by(|&a, &b| logit(b).total_cmp(&logit(a)).then(a.cmp(&b))),
             Some(bias) => {
                 let score = |e: usize| exps[e] / all + bias[e];
-                order.sort_by(|&a, &b| score(b).total_cmp(&score(a)));
+                order.sort_unstable_by(|&a, &b| score(b).total_cmp(&score(a)).then(a.cmp(&b)));
             }
         }
         let chosen = &order[..r.top_k];
@@ -241,17 +254,17 @@ mod tests {
         let logits = Tensor::f32(&[1, 4, 1, 2], vec![1.0, 0.0, 3.0, 5.0, 2.0, 5.0, -1.0, 4.0]);
         let mut weights = Tensor::default();
         let scaled = Routing { scale: Some(vec![1.0, 2.0, 10.0, 1.0]), ..routing(2) };
-        route(&logits, &mut weights, &scaled, 2).unwrap();
+        route(&logits, &mut weights, &scaled, &mut Ranking::default(), 2).unwrap();
         let w = weights.as_f32().unwrap();
         let p = 1.0 / (1.0 + (-1.0f32).exp());
         let expected = [0.0, 0.0, 2.0 * p, 1.0, 10.0 * (1.0 - p), 5.0, 0.0, 0.0];
         assert!(w.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-5), "{w:?}");
         // A padded token gets no expert.
-        route(&logits, &mut weights, &routing(2), 1).unwrap();
+        route(&logits, &mut weights, &routing(2), &mut Ranking::default(), 1).unwrap();
         assert!((0..4).all(|e| weights.as_f32().unwrap()[e * 2 + 1] == 0.0));
-        assert!(route(&logits, &mut weights, &routing(5), 2).is_err());
+        assert!(route(&logits, &mut weights, &routing(5), &mut Ranking::default(), 2).is_err());
         let short = Routing { bias: Some(vec![0.0]), ..routing(1) };
-        assert!(route(&logits, &mut weights, &short, 2).is_err());
+        assert!(route(&logits, &mut weights, &short, &mut Ranking::default(), 2).is_err());
     }
 
     #[test]
@@ -260,7 +273,7 @@ mod tests {
         let logits = Tensor::f32(&[1, 3, 1, 1], vec![0.2f32.ln(), 0.5f32.ln(), 0.3f32.ln()]);
         let mut weights = Tensor::default();
         let biased = Routing { bias: Some(vec![0.0, -0.25, 0.0]), over_all: true, ..routing(1) };
-        route(&logits, &mut weights, &biased, 1).unwrap();
+        route(&logits, &mut weights, &biased, &mut Ranking::default(), 1).unwrap();
         let w = weights.as_f32().unwrap();
         assert!(w[0] == 0.0 && w[1] == 0.0 && (w[2] - 0.3).abs() < 1e-6, "{w:?}");
     }

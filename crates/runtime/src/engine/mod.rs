@@ -72,6 +72,9 @@ pub struct Engine {
     chain: Chain,
     packages: Vec<Box<dyn BackendPackage>>,
     embedding: Option<EmbeddingFile>,
+    /// A token's embedding, and what the head reads.
+    row: Vec<f32>,
+    column: Tensor,
     body: Program,
     head: Program,
     registers: Vec<Tensor>,
@@ -140,6 +143,8 @@ impl Engine {
             shard_stats: vec![(0, Duration::ZERO); packages.len()],
             packages,
             embedding: None,
+            row: Vec::new(),
+            column: Tensor::default(),
             body,
             head,
             registers: vec![Tensor::default(); names.len()],
@@ -364,7 +369,8 @@ impl Engine {
     }
 
     fn read_logits(&mut self, first: usize, n: usize, out: &mut Vec<Vec<f32>>) -> Result<()> {
-        let hidden = std::mem::take(&mut self.registers[self.hidden]);
+        let column = std::mem::take(&mut self.column);
+        let hidden = std::mem::replace(&mut self.registers[self.hidden], column);
         let (&[1, rows, 1, tokens], Some(values)) = (hidden.shape.as_slice(), hidden.as_f32()) else {
             return Err(self.contradiction(format!("the layers leave a stream of shape {:?}", hidden.shape)));
         };
@@ -402,7 +408,7 @@ impl Engine {
             }
             done += m;
         }
-        self.registers[self.hidden] = hidden;
+        self.column = std::mem::replace(&mut self.registers[self.hidden], hidden);
         Ok(())
     }
 
@@ -417,11 +423,12 @@ impl Engine {
             None => self.embedding.insert(EmbeddingFile::open(&self.bundle, &self.chain.embedding)?),
         };
         let cols = self.chain.embedding.cols;
-        let mut row = vec![0f32; cols];
+        let row = &mut self.row;
+        row.resize(cols, 0.0);
         let out = self.registers[self.hidden].reset_f32(&[1, cols, 1, width]);
         out.fill(0.0);
         for (t, &id) in ids.iter().enumerate() {
-            embedding.row(id as usize, &mut row)?;
+            embedding.row(id as usize, row)?;
             for (c, v) in row.iter().enumerate() {
                 out[c * width + t] = *v;
             }
@@ -457,9 +464,9 @@ impl Engine {
                 Op::Zero { register, channels } => {
                     registers[*register].reset_f32(&[1, *channels, 1, width]).fill(0.0);
                 }
-                Op::Route { logits, weights, routing } => {
+                Op::Route { logits, weights, routing, ranking } => {
                     let mut target = std::mem::take(&mut registers[*weights]);
-                    let routed = host::route(&registers[*logits], &mut target, routing, n);
+                    let routed = host::route(&registers[*logits], &mut target, routing, ranking, n);
                     registers[*weights] = target;
                     routed.map_err(|what| Error::invalid(bundle.join(CHAIN_FILE), what))?;
                 }

@@ -1,11 +1,12 @@
 //! Steps of a chain with names resolved to indices.
 
-use super::host::{self, Routing};
+use super::host::{self, Ranking, Routing};
 use super::vectors::{Mix, Norm, Vectors};
 use crate::backend::{BackendPackage, FunctionId};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, Chain, HostInput, InputBinding, OutputBinding, RowRange, Step, TokenCount};
+use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -43,6 +44,7 @@ pub(super) enum Op {
         logits: usize,
         weights: usize,
         routing: Routing,
+        ranking: Ranking,
     },
     Residual {
         stream: usize,
@@ -161,6 +163,7 @@ impl Program {
                         bias: bias.clone(),
                         over_all: *over_all,
                     },
+                    ranking: Ranking::default(),
                 },
                 Step::Residual { stream, branch, vectors: name } => Op::Residual {
                     stream: names.index(stream),
@@ -334,13 +337,15 @@ impl Call {
             return Err(wrong("its function is not prepared".into()));
         };
         gather(inputs, scratch, registers).map_err(wrong)?;
-        let operands: Vec<&Tensor> = operands(inputs, scratch, registers, host).collect();
         let package = &mut packages[self.package];
         spares.resize_with(spares.len().max(outputs.len()), Tensor::default);
         for (i, spare) in spares.iter_mut().enumerate().take(outputs.len()) {
             package.lend(*id, i, std::mem::take(spare));
         }
-        package.run(*id, &operands)?;
+        {
+            let operands: Operands<'_> = operands(inputs, scratch, registers, host).collect();
+            package.run(*id, &operands)?;
+        }
         for (i, sink) in outputs.iter().enumerate() {
             let output = package.take(*id, i);
             let Some(values) = output.as_f32() else {
@@ -429,6 +434,13 @@ fn operands<'a>(
     })
 }
 
+/// Packs of experts of a layer, and inputs of a call, up to which nothing is allocated for them.
+const MANY: usize = 16;
+
+type Operands<'a> = SmallVec<[&'a Tensor; MANY]>;
+/// Of each call.
+pub(super) type Times = SmallVec<[Duration; MANY]>;
+
 /// Runs those of `calls`, which are alike, that are `wanted`, as one job where the backend can. Gives the time of
 /// each, by what it has read; none, and nothing has been done, where it cannot.
 pub(super) fn run_together(
@@ -439,7 +451,7 @@ pub(super) fn run_together(
     host: &[Tensor],
     count: TokenCount,
     bundle: &Path,
-) -> Result<Option<Vec<Duration>>> {
+) -> Result<Option<Times>> {
     let started = Instant::now();
     for &i in wanted {
         let call = &mut calls[i];
@@ -458,11 +470,11 @@ pub(super) fn run_together(
     };
     let Some(target) = prepared().next().and_then(|(_, p)| p.outputs.first()) else { return Ok(None) };
     let mut sum = std::mem::take(&mut registers[target.register]);
-    let mut counts = vec![(0, 0); wanted.len()];
+    let mut counts: SmallVec<[(u64, u64); MANY]> = smallvec![(0, 0); wanted.len()];
     let done = {
-        let inputs: Vec<Vec<&Tensor>> =
+        let inputs: SmallVec<[Operands<'_>; MANY]> =
             prepared().map(|(_, p)| operands(&p.inputs, &p.scratch, registers, host).collect()).collect();
-        let terms: Vec<(&crate::cpu::Session, &[&Tensor])> = prepared()
+        let terms: SmallVec<[(&crate::cpu::Session, &[&Tensor]); MANY]> = prepared()
             .zip(&inputs)
             .filter_map(|((call, p), inputs)| {
                 Some((packages[call.package].experts(p.id)?, inputs.as_slice()))
@@ -476,7 +488,7 @@ pub(super) fn run_together(
     }
     let (time, all) = (started.elapsed(), counts.iter().map(|(bytes, _)| bytes).sum::<u64>());
     let share = |bytes: u64| if all > 0 { bytes as f64 / all as f64 } else { 1.0 / wanted.len() as f64 };
-    let ran: Vec<Duration> = counts.iter().map(|(bytes, _)| time.mul_f64(share(*bytes))).collect();
+    let ran: Times = counts.iter().map(|(bytes, _)| time.mul_f64(share(*bytes))).collect();
     for ((call, p), (counts, time)) in prepared().zip(counts.iter().zip(&ran)) {
         packages[call.package].count(p.id, *counts, *time);
     }

@@ -66,9 +66,11 @@ impl Mix {
         branch: Option<&Tensor>,
         n: usize,
     ) -> std::result::Result<(), String> {
-        let (channels, shape) = (self.scale.len(), stream.shape.clone());
-        let wrong = || format!("residual: {shape:?} with vectors of {channels} channels");
-        let &[1, c, 1, width] = shape.as_slice() else { return Err(wrong()) };
+        let channels = self.scale.len();
+        let of = |shape: &[usize]| format!("residual: {shape:?} with vectors of {channels} channels");
+        let &[1, c, 1, width] = stream.shape.as_slice() else { return Err(of(&stream.shape)) };
+        let shape = [1, c, 1, width];
+        let wrong = || of(&shape);
         let fits = c == channels && self.shift.len() == c;
         let Some(stream) = stream.as_f32_mut().filter(|_| fits && width > 0) else { return Err(wrong()) };
         match (&self.branch_scale, branch) {

@@ -26,6 +26,7 @@ use anemoe_kernels::{
 };
 use anemoe_mlpackage::mil::TensorType;
 use experts::Pack;
+use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -301,7 +302,7 @@ pub(super) fn add_experts(
     counts: &mut [(u64, u64)],
 ) -> OpErrorAt<bool> {
     let pool = Pool::global();
-    let mut packs = Vec::with_capacity(calls.len());
+    let mut packs: SmallVec<[_; 16]> = SmallVec::new();
     for (plan, inputs) in calls {
         let Some(experts) = plan.experts() else { return Ok(false) };
         let sources = Sources { buffers: &[], tensors: &plan.tensors, constants: &plan.constants, inputs };
