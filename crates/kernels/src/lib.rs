@@ -7,6 +7,7 @@ mod attention;
 mod bandwidth;
 mod decode;
 mod fast;
+mod grouped;
 mod half_float;
 mod isa;
 mod lanes;
@@ -27,6 +28,7 @@ pub use attention::{AttentionShape, CacheValues, CacheView, HeadStrides, Mask, a
 pub use bandwidth::{read, read_bandwidth};
 pub use decode::Order;
 pub use fast::Codes;
+pub use grouped::{Grouped, grouped};
 pub use half_float::{f16_bits_to_f32, f16_to_f32, f32_to_f16, round_to_f16};
 pub use isa::Isa;
 pub use linear_fit::{
@@ -35,6 +37,6 @@ pub use linear_fit::{
 pub use matrix::{Matrix, MatrixError};
 pub use panel::{Columns, Panel};
 pub use pool::Pool;
-pub use product::{Grouped, Product, grouped, products, products_on};
+pub use product::{Product, products, products_on};
 pub use transpose::{Strided, transpose};
 pub use vector::{Gate, RmsNorm, activated, exp_sum, gated, rms_norm, softcap};
