@@ -26,6 +26,8 @@ pub enum Order {
     FastPacked,
     /// `64 (k / 4) + 4 l + k % 4`, then as integers of 8 bits.
     Fast,
+    /// As [`Order::Natural`], then as bf16.
+    Rounded,
 }
 
 impl Order {
@@ -33,7 +35,7 @@ impl Order {
     #[inline(always)]
     pub(crate) fn column(self, i: usize) -> usize {
         match self {
-            Order::Natural => i,
+            Order::Natural | Order::Rounded => i,
             Order::Packed | Order::FastPacked => i % LANES * VECTORS + i / LANES,
             Order::Fast => i / 64 * 64 + i % LANES * 4 + i / LANES % 4,
         }
@@ -484,6 +486,7 @@ impl Matrix<'_> {
         match self.data {
             Storage::Lut { bits: 4, .. } | Storage::Int { bits: 4, .. } if self.fast => Order::FastPacked,
             Storage::Lut { .. } | Storage::Int { .. } if self.fast => Order::Fast,
+            Storage::F16(_) | Storage::F32(_) if self.fast => Order::Rounded,
             Storage::Lut { bits, .. } if bits < 8 && self.is_direct() => Order::Packed,
             Storage::Int { bits: 4, .. } if self.is_direct() => Order::Packed,
             _ => Order::Natural,

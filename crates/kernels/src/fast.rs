@@ -7,7 +7,7 @@
 //! same, bit by bit, whatever tokens, threads and instructions there are.
 //!
 //! Tables are looked up in tables of 8-bit codes, integers are codes as they are. Integers with scales for parts of a row are
-//! scaled before they are added, see `blocks`. fp16 and f32 are multiplied exactly, see [`crate::products`].
+//! scaled before they are added, see `blocks`. fp16 and f32 are multiplied in bf16, see `bf16`.
 
 use crate::decode::{RowScales, Scales};
 #[cfg(target_arch = "aarch64")]
@@ -25,6 +25,7 @@ pub(crate) mod amx;
 #[cfg(not(target_arch = "x86_64"))]
 #[path = "fast/no_tiles.rs"]
 mod amx;
+pub(crate) mod bf16;
 mod blocks;
 #[cfg(test)]
 mod bytes_tests;
@@ -300,6 +301,9 @@ impl Isa {
 
 /// Some rows of w with all tokens.
 pub(crate) fn rows_on(isa: Isa, w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
+    if let Storage::F16(_) | Storage::F32(_) = w.data {
+        return bf16::rows_on(isa, w, x, rows, y);
+    }
     // SAFETY: the processor has the instructions, which callers and `for_bytes` assert.
     unsafe {
         match isa.for_bytes() {

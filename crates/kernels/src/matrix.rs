@@ -152,7 +152,8 @@ impl<'a> Matrix<'a> {
     }
 
     /// With products of integers, where the kind has them: tables, whose `codes` these are, and integers whose scales are for
-    /// whole rows or for blocks of a multiple of 4 columns (8 for integers of 4 bits); rows start at bytes. Others stay exact.
+    /// whole rows or for blocks of a multiple of 4 columns (8 for integers of 4 bits); rows start at bytes. Large ones of fp16
+    /// and f32 are multiplied in bf16 where the processor does that. Others stay exact.
     pub fn fast(mut self, codes: Option<&'a Codes>) -> Self {
         let whole = |bits: usize| (self.cols * bits).is_multiple_of(8);
         (self.fast, self.codes) = match self.data {
@@ -164,7 +165,7 @@ impl<'a> Matrix<'a> {
                 let lane = if bits == 4 { 8 } else { 4 };
                 (whole(bits) && (block.1 == self.cols || block.1.is_multiple_of(lane)), None)
             }
-            _ => (false, None),
+            Storage::F16(_) | Storage::F32(_) => (crate::fast::bf16::is_worth_it(self.rows, self.cols), None),
         };
         self
     }

@@ -1,7 +1,7 @@
 //! Activations laid out for products.
 
 use crate::decode::{BLOCK, Order};
-use crate::fast::{IN_ORDER, Narrow, PACKED};
+use crate::fast::{IN_ORDER, Narrow, PACKED, bf16};
 use crate::lanes::LANES;
 use crate::lines::Lines;
 use crate::pool::Pool;
@@ -18,6 +18,8 @@ pub struct Panel {
     pub(crate) order: Order,
     /// Where the order is one of integers.
     pub(crate) narrow: Narrow,
+    /// `[tokens, padded]`, where the order is one of bf16.
+    pub(crate) halves: Lines<[u8; 64]>,
 }
 
 /// Elements that one thread arranges at a time; a call with fewer is not shared.
@@ -118,15 +120,26 @@ impl Panel {
             Order::FastPacked => &PACKED,
             Order::Fast => &IN_ORDER,
             Order::Natural | Order::Packed => return,
+            Order::Rounded => return self.round(),
         };
         self.narrow.fill(&self.data, tokens, cols.div_ceil(BLOCK), quarters);
+    }
+
+    /// Rounds all tokens to bf16.
+    fn round(&mut self) {
+        let lines = self.tokens * self.padded() / bf16::COLUMNS;
+        self.halves.grow(lines, [0; 64]);
+        let (data, each) = (&self.data, TOGETHER / bf16::COLUMNS);
+        Pool::global().pieces(&mut self.halves[..lines], each, &|i, out| {
+            bf16::narrow(&data[2 * i * each..][..2 * out.len()], out);
+        });
     }
 }
 
 /// One token whose channels lie together.
 fn arrange(order: Order, x: &[f32], out: &mut [f32]) {
     match order {
-        Order::Natural => {
+        Order::Natural | Order::Rounded => {
             out[..x.len()].copy_from_slice(x);
             out[x.len()..].fill(0.0);
         }

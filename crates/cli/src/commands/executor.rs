@@ -26,7 +26,8 @@ pub struct Executor {
     /// fp32 computes in f32 on the stored weights; fp16 rounds every result, as the device does, and is slow.
     #[arg(long, value_enum, default_value = "fp32")]
     precision: PrecisionArg,
-    /// Multiply 8-bit integers where weights are tables or integers: faster, and not exact.
+    /// Multiply 8-bit integers where weights are tables or integers, and bf16 where the processor has it and weights are large
+    /// and of fp16: faster, and not exact.
     #[arg(long)]
     fast: bool,
     /// Run every operation by itself instead of fused: slow, to compare with.
@@ -38,7 +39,7 @@ pub struct Executor {
 }
 
 impl Executor {
-    /// Products are of integers.
+    /// Products are of integers and bf16.
     pub fn is_fast(&self) -> bool {
         self.fast
     }

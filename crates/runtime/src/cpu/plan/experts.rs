@@ -45,7 +45,7 @@ pub(super) struct Experts {
 }
 
 /// By number.
-const ORDERS: [Order; 4] = [Order::Natural, Order::Packed, Order::FastPacked, Order::Fast];
+const ORDERS: [Order; 5] = [Order::Natural, Order::Packed, Order::FastPacked, Order::Fast, Order::Rounded];
 const _: () = {
     let mut i = 0;
     while i < ORDERS.len() {
