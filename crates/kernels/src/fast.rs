@@ -55,6 +55,7 @@ const WIDE: usize = 3;
 /// Tiles of rows whose codes are made together.
 const DECODED_TILES: usize = 4;
 const DECODED_ROWS: usize = DECODED_TILES * ROWS;
+
 /// Sixty-four bytes with the instructions of one [`Isa`].
 pub(crate) trait Bytes: Lanes {
     type Bytes: Copy;
@@ -475,7 +476,7 @@ fn all<L: Compiled, K: Kind<L>>(s: &Source<'_>, kind: K, rows: &Tiles, y: &Targe
         }
         return;
     }
-    let lines = x.x.chunks() * 2;
+    let (lines, few) = (x.x.chunks() * 2, x.tokens() <= FEW);
     let mut memory = DECODED.take();
     memory.grow(DECODED_ROWS * lines, [0; 64]);
     for (which, n) in rows.rows::<DECODED_ROWS>() {
@@ -487,12 +488,16 @@ fn all<L: Compiled, K: Kind<L>>(s: &Source<'_>, kind: K, rows: &Tiles, y: &Targe
             let bytes = unsafe { s.rows.row(r) };
             let (tile, _) = memory[i / ROWS * ROWS * lines..][..ROWS * lines].as_chunks_mut::<{ 2 * ROWS }>();
             for (b, out) in tile.iter_mut().enumerate() {
+                if few && !bytes.is_empty() {
+                    let size = K::Code::BYTES;
+                    prefetch(&bytes[(b * size).min(bytes.len())..bytes.len().min((b + 1) * size)]);
+                }
                 let halves = chunk::<L, K::Code>(code, bytes, b);
                 L::put(halves.0, &mut out[i % ROWS]);
                 L::put(halves.1, &mut out[ROWS + i % ROWS]);
             }
         }
-        let next = s.rows.behind(which[n - 1]);
+        let next = s.rows.behind(&which[..n]);
         let decoded = Decoded { codes: memory.as_chunks().0, steps, lows, next };
         if let Some(turned) = x.turned {
             // SAFETY: tokens are turned only where the processor has tiles, see `turn`.
@@ -549,7 +554,8 @@ fn block<L: Bytes, const T: usize>(
     let tiles = if scaled == 0 { 0 } else { which.len().div_ceil(ROWS) };
     for i in 0..tiles {
         let codes = &rows.codes[i * lines..][..lines];
-        rows.next.piece(first / T * tiles + i, x.tokens().div_ceil(T) * tiles);
+        let piece = first * tiles + i * T;
+        rows.next.pieces(piece..piece + T, x.tokens() * tiles);
         let mut totals = [[L::splat(0.0); ROWS]; T];
         for s in 0..scaled {
             let columns = 2 * s * SCALED..lines.min(2 * (s + 1) * SCALED);

@@ -9,6 +9,7 @@ mod decode;
 mod fast;
 mod grouped;
 mod half_float;
+mod halves;
 mod isa;
 mod lanes;
 mod linear_fit;
@@ -30,6 +31,7 @@ pub use decode::Order;
 pub use fast::Codes;
 pub use grouped::{Grouped, grouped};
 pub use half_float::{f16_bits_to_f32, f16_to_f32, f32_to_f16, round_to_f16};
+pub use halves::Halves;
 pub use isa::Isa;
 pub use linear_fit::{
     ErrorSums, GRIDS, Grids, ScaleAndZero, best_scale, extremes, grid_errors, quantize_linear,

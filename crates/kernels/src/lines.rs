@@ -1,6 +1,6 @@
 //! Memory at the bounds of cache lines: a vector of 64 bytes that crosses one costs two reads.
 
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 
 /// A line.
 #[derive(Clone, Copy, Debug)]
@@ -82,12 +82,12 @@ pub(crate) struct Ahead {
 impl Ahead {
     pub const NOTHING: Ahead = Ahead { from: std::ptr::null(), bytes: 0 };
 
-    /// Asks for piece i of n.
+    /// Asks for pieces `which` of `all`.
     #[inline(always)]
-    pub fn piece(&self, i: usize, n: usize) {
-        let each = (self.bytes / 64 / n + 1) * 64;
-        let at = (i * each).min(self.bytes);
-        prefetch(self.from.wrapping_add(at), each.min(self.bytes - at));
+    pub fn pieces(&self, which: Range<usize>, all: usize) {
+        let lines = self.bytes.div_ceil(64);
+        let (first, end) = (which.start * lines / all, which.end * lines / all);
+        prefetch(self.from.wrapping_add(64 * first), 64 * (end - first));
     }
 }
 

@@ -71,7 +71,7 @@ pub(crate) struct Tiles {
 impl Tiles {
     pub fn all(w: &Matrix<'_>, tokens: usize) -> Tiles {
         if tokens > FEW {
-            // Reading is not what takes the time, and four results of a token that lie together are written as one.
+            // Reading is not what takes the time, and sixteen results of a token that lie together are written as one.
             return Tiles { tiles: 0..w.rows.div_ceil(ROWS), step: ROWS, stream: 1, rows: w.rows };
         }
         let stream = stream(w.rows, w.bytes_read() as usize / w.rows.max(1));
@@ -391,21 +391,31 @@ thread_local! {
     static DECODED: RefCell<Lines<[f32; LANES]>> = const { RefCell::new(Lines::new()) };
 }
 
+/// A row, and its vectors in a tile.
+type OneRow = (Vec<f32>, Vec<[[f32; LANES]; ROWS]>);
+
+thread_local! {
+    static UNDIRECT: RefCell<OneRow> = RefCell::default();
+}
+
 /// Rows that no kernel reads in place are decoded one by one.
 fn undirect(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>, dense: Dense) {
     let n = x.x.padded();
-    let mut row = vec![0f32; w.cols];
-    let mut vectors = vec![[[0f32; LANES]; ROWS]; n / LANES];
+    let mut memory = UNDIRECT.take();
+    let (row, vectors) = &mut memory;
+    row.resize(w.cols, 0.0);
+    vectors.resize(n / LANES, [[0.0; LANES]; ROWS]);
     for r in rows.each().flat_map(|(rows, n)| rows.into_iter().take(n)) {
-        w.decode_row(r, &mut row);
+        w.decode_row(r, row);
         for (k, [v, ..]) in vectors.iter_mut().enumerate() {
             for (l, v) in v.iter_mut().enumerate() {
                 let i = k * LANES + l;
                 *v = row.get(i / BLOCK * BLOCK + x.x.order.column(i % BLOCK)).copied().unwrap_or(0.0);
             }
         }
-        dense(&Decoded { vectors: &vectors, next: Ahead::NOTHING }, &[r], x, y);
+        dense(&Decoded { vectors, next: Ahead::NOTHING }, &[r], x, y);
     }
+    UNDIRECT.set(memory);
 }
 
 /// Row r of the target for token `t`.
@@ -443,11 +453,17 @@ impl<'a> RowBytes<'a> {
         unsafe { std::slice::from_raw_parts(self.start.add(row * self.row_bytes), self.row_bytes) }
     }
 
-    /// As many rows behind `row` as are decoded together, which may be more than there are.
+    /// As many rows behind `rows` as are decoded together, which may be more than there are; none behind rows of streams, which
+    /// are read ahead of where they are decoded.
     #[inline(always)]
-    pub fn behind(&self, row: usize) -> Ahead {
-        let from = self.start.wrapping_add((row + 1) * self.row_bytes);
-        Ahead { from, bytes: DECODED_TILES * ROWS * self.row_bytes }
+    pub fn behind(&self, rows: &[usize]) -> Ahead {
+        match rows {
+            [first, second, ..] if *second == first + 1 => {
+                let from = self.start.wrapping_add((rows[rows.len() - 1] + 1) * self.row_bytes);
+                Ahead { from, bytes: DECODED_TILES * ROWS * self.row_bytes }
+            }
+            _ => Ahead::NOTHING,
+        }
     }
 }
 
@@ -493,8 +509,8 @@ fn block_rows<L: Compiled, D: Decode<L>>(s: &Source<'_, D>, x: Taken<'_>, rows: 
     }
     let mut decoded = DECODED.take();
     for (which, n) in rows.rows::<{ DECODED_TILES * ROWS }>() {
-        decode_rows::<L, D>(s, &which[..n], x.x.padded() / LANES, &mut decoded);
-        let rows = Decoded { vectors: decoded.as_chunks().0, next: s.rows.behind(which[n - 1]) };
+        decode_rows::<L, D>(s, &which[..n], (x.x.padded() / LANES, t <= FEW), &mut decoded);
+        let rows = Decoded { vectors: decoded.as_chunks().0, next: s.rows.behind(&which[..n]) };
         // SAFETY: values of L exist only where the processor has its instructions, see the module of lanes.
         unsafe { L::panel(&rows, &which[..n], x, y) };
     }
@@ -589,12 +605,12 @@ fn block<L: Lanes, D: Decode<L>, const T: usize>(
     }
 }
 
-/// Decodes rows to `[n / 4 rounded up, len, 4]` vectors.
+/// Decodes rows to `[n / 4 rounded up, len, 4]` vectors; those of few tokens are read ahead of, each by itself.
 #[inline(always)]
 fn decode_rows<L: Lanes, D: Decode<L>>(
     s: &Source<'_, D>,
     which: &[usize],
-    len: usize,
+    (len, few): (usize, bool),
     out: &mut Lines<[f32; LANES]>,
 ) {
     out.grow(which.len().next_multiple_of(ROWS) * len, [0.0; LANES]);
@@ -606,7 +622,12 @@ fn decode_rows<L: Lanes, D: Decode<L>>(
         let (row, bytes) = (s.d.row(s.first + r), unsafe { s.rows.row(r) });
         for (b, out) in out.as_chunks_mut::<VECTORS>().0.iter_mut().enumerate() {
             let raw = match bytes.get(b * D::BYTES..(b + 1) * D::BYTES) {
-                Some(bytes) => s.d.raw(row, b, bytes),
+                Some(bytes) => {
+                    if few {
+                        prefetch(bytes);
+                    }
+                    s.d.raw(row, b, bytes)
+                }
                 None => s.d.rest(row, b, &bytes[b * D::BYTES..], &mut rest),
             };
             for k in 0..VECTORS {
@@ -616,8 +637,8 @@ fn decode_rows<L: Lanes, D: Decode<L>>(
     }
 }
 
-/// Vectors of columns that tiles go through at a time: those of all decoded rows and six tokens stay in the first cache, with
-/// the sums.
+/// Vectors of columns that tiles go through at a time: those of six tokens stay in the first cache for all tiles of rows, whose
+/// own come from the second.
 const NEAR: usize = 32;
 
 /// Decoded rows with all tokens, up to WIDE of them at a time.
@@ -667,7 +688,8 @@ fn group<L: Lanes, const T: usize>(
                 }
             }
             if start == 0 {
-                rows.next.piece(first / T * tiles + i, x.tokens().div_ceil(T) * tiles);
+                let piece = first * tiles + i * T;
+                rows.next.pieces(piece..piece + T, x.tokens() * tiles);
             }
             let all = tile::<L, T>(&rows.vectors[i * len..][columns.clone()], &tokens, before);
             for t in 0..T {

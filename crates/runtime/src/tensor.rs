@@ -22,10 +22,11 @@ pub struct Tensor {
     pub data: Data,
 }
 
-/// No tensor yet: no dimensions, and not even the element that a scalar has.
+/// No tensor yet: not even the element that a scalar has, and of a kind that nothing computes with, so that whoever reads it
+/// is told so.
 impl Default for Tensor {
     fn default() -> Self {
-        Tensor { shape: Vec::new(), data: Data::F32(Vec::new()) }
+        Tensor { shape: Vec::new(), data: Data::Str(Vec::new()) }
     }
 }
 

@@ -311,7 +311,7 @@ pub(super) unsafe fn panel<M: Multiply>(
     let (steps, lows) = (Avx512::load(&rows.steps), Avx512::load(&rows.lows));
     for first in (0..tokens).step_by(TOKENS) {
         let some = TOKENS.min(tokens - first);
-        rows.next.piece(first / TOKENS, tokens.div_ceil(TOKENS));
+        rows.next.pieces(first..first + some, tokens);
         // SAFETY: as this function's.
         unsafe { tiles.shape(some) };
         let scales = |t: usize, s: usize| &x.x.narrow.scales[x.at(first + t) * scaled + s];

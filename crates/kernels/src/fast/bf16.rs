@@ -181,7 +181,7 @@ fn all<L: Pairs>(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
             }
         }
         let codes = decoded.as_chunks().0;
-        let (next, mut at) = (stored.behind(which[n - 1]), 0);
+        let (next, mut at) = (stored.behind(&which[..n]), 0);
         while at < x.tokens() {
             at += match x.tokens() - at {
                 WIDE.. => block::<L, WIDE>(codes, next, &which[..n], x, at, y),
@@ -240,7 +240,8 @@ fn block<L: Pairs, const T: usize>(
     let tiles = which.len().div_ceil(ROWS);
     let mut quarters = [[L::splat(0.0); DECODED_TILES]; T];
     for i in 0..tiles {
-        next.piece(first / T * tiles + i, x.tokens().div_ceil(T) * tiles);
+        let piece = first * tiles + i * T;
+        next.pieces(piece..piece + T, x.tokens() * tiles);
         let mut sums = [[L::splat(0.0); ROWS]; T];
         for (c, four) in rows[i * lines..][..lines].iter().enumerate() {
             for t in 0..T {

@@ -103,7 +103,10 @@ fn compile_as(
     c.uses = uses.into_iter().map(|(name, n)| (name.to_string(), n)).collect();
     let wrong = |what: String| Error::invalid(package.path(), format!("function `{function}`: {what}"));
     let mut input_places = Vec::new();
-    for input in &body.inputs {
+    for (i, input) in body.inputs.iter().enumerate() {
+        if body.inputs[..i].iter().any(|other| other.name == input.name) {
+            return Err(wrong(format!("two inputs are named `{}`", input.name)));
+        }
         let place = match &input.ty {
             ValueType::Tensor(ty) => Place::Buffer(c.new_buffer(Some(ty))),
             ValueType::State(ty) => {

@@ -7,7 +7,7 @@ use super::{Located, OpErrorAt, Options, Precision};
 use crate::backend::OpTime;
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
-use anemoe_kernels::{CacheValues, Columns, Panel, Pool, Product, products, round_to_f16};
+use anemoe_kernels::{CacheValues, Columns, Halves, Panel, Pool, Product, products, round_to_f16};
 use anemoe_mlpackage::mil::{DataType, Feature, FeatureShape, FunctionDescription, TensorType};
 use half::f16;
 use smallvec::SmallVec;
@@ -176,7 +176,7 @@ impl Step {
 pub(super) enum StateValue {
     /// fp16, as bits.
     Half {
-        bits: Vec<u16>,
+        bits: Halves,
         shape: Vec<usize>,
     },
     Full(Tensor),
@@ -192,9 +192,8 @@ impl StateValue {
     fn zero(ty: &TensorType, halves: bool) -> StateValue {
         let shape: Vec<usize> = ty.dims.iter().map(|d| d.fixed().unwrap_or(0) as usize).collect();
         let n = shape.iter().product();
-        // Pages that nothing is written to take no memory.
         if ty.dtype == DataType::Float16 && halves {
-            return StateValue::Half { bits: vec![0; n], shape };
+            return StateValue::Half { bits: Halves::zeros(n), shape };
         }
         StateValue::Full(Tensor { data: Data::F32(vec![0.0; n]), shape })
     }
@@ -418,7 +417,7 @@ impl States {
                 }
                 StateValue::Full(t) if halves && ty.dtype == DataType::Float16 => {
                     let v = t.as_f32().unwrap_or_default();
-                    let mut bits = vec![0; v.len()];
+                    let mut bits = Halves::zeros(v.len());
                     anemoe_kernels::f32_to_f16(v, &mut bits);
                     *value = StateValue::Half { bits, shape: std::mem::take(&mut t.shape) };
                 }
@@ -631,25 +630,24 @@ impl Session {
                 )));
             }
         }
-        if self.plan.is_some() {
-            // Its places are those of the program's own types, which a description may contradict or leave open.
-            for ((feature, input), (_, ty)) in self.described.inputs.iter().zip(inputs).zip(&self.inputs) {
-                let fits = match ty.dims.as_slice() {
-                    [] => input.shape.iter().product::<usize>() == 1,
-                    dims => {
-                        let own = dims.iter().map(|d| d.fixed().map(|n| n as usize));
-                        own.eq(input.shape.iter().map(|n| Some(*n)))
-                    }
-                };
-                if !fits {
-                    return Err(Error::Input(format!(
-                        "{}: input `{}`: shape {:?}, where function `{}` takes {ty}",
-                        self.path.display(),
-                        feature.name,
-                        input.shape,
-                        self.function
-                    )));
+        // The program's own types, which a description may contradict or leave open. A plan's places are theirs.
+        for ((feature, input), (_, ty)) in self.described.inputs.iter().zip(inputs).zip(&self.inputs) {
+            let fits = match ty.dims.as_slice() {
+                [] => input.shape.iter().product::<usize>() == 1,
+                _ if self.plan.is_none() => true,
+                dims => {
+                    let own = dims.iter().map(|d| d.fixed().map(|n| n as usize));
+                    own.eq(input.shape.iter().map(|n| Some(*n)))
                 }
+            };
+            if !fits {
+                return Err(Error::Input(format!(
+                    "{}: input `{}`: shape {:?}, where function `{}` takes {ty}",
+                    self.path.display(),
+                    feature.name,
+                    input.shape,
+                    self.function
+                )));
             }
         }
         Ok(())
@@ -765,7 +763,9 @@ impl Session {
             if let Some(g) = self.guard_of.get(i).copied().flatten() {
                 let guard = &self.guards[g];
                 let all_zero = *skip[g].get_or_insert_with(|| {
-                    self.buffers[guard.weight].as_f32().is_some_and(|v| v.iter().all(|&x| x == 0.0))
+                    let zero = |v: &[f32]| v.iter().all(|&x| x == 0.0);
+                    self.buffers[guard.weight].as_f32().is_some_and(zero)
+                        && self.product_shape(&steps[guard.product], guard.weight).is_some()
                 });
                 if all_zero && i != guard.product {
                     self.stats.skipped += 1;
@@ -795,14 +795,25 @@ impl Session {
     }
 
     /// Shape of a product whose other factor was not computed: its declared type, with sizes of the tokens' axis from the
-    /// weight that was.
+    /// weight that was. None where that may be less than the other factor's.
     fn product_shape(&self, step: &Step, weight: usize) -> Option<Vec<usize>> {
         let ty = step.types.first()?;
         let known = &self.buffers[weight].shape;
+        // A single token; otherwise a weight of size 1 may be that of all tokens.
+        let single = || {
+            self.inputs.iter().all(|(buffer, ty)| {
+                let sizes = ty.dims.iter().zip(&self.buffers[*buffer].shape);
+                ty.rank() == self.buffers[*buffer].shape.len()
+                    && sizes.into_iter().all(|(dim, n)| dim.fixed().is_some() || *n == 1)
+            })
+        };
         (0..ty.rank())
             .map(|i| match ty.dims[i].fixed() {
                 Some(n) => Some(n as usize),
-                None => (known.len() + i).checked_sub(ty.rank()).and_then(|k| known.get(k).copied()),
+                None => (known.len() + i)
+                    .checked_sub(ty.rank())
+                    .and_then(|k| known.get(k).copied())
+                    .filter(|n| *n != 1 || single()),
             })
             .collect()
     }

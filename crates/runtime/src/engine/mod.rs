@@ -369,8 +369,15 @@ impl Engine {
     }
 
     fn read_logits(&mut self, first: usize, n: usize, out: &mut Vec<Vec<f32>>) -> Result<()> {
+        // The head reads a register of its own while this one is read.
         let column = std::mem::take(&mut self.column);
         let hidden = std::mem::replace(&mut self.registers[self.hidden], column);
+        let done = self.logits_of(&hidden, first, n, out);
+        self.column = std::mem::replace(&mut self.registers[self.hidden], hidden);
+        done
+    }
+
+    fn logits_of(&mut self, hidden: &Tensor, first: usize, n: usize, out: &mut Vec<Vec<f32>>) -> Result<()> {
         let (&[1, rows, 1, tokens], Some(values)) = (hidden.shape.as_slice(), hidden.as_f32()) else {
             return Err(self.contradiction(format!("the layers leave a stream of shape {:?}", hidden.shape)));
         };
@@ -408,7 +415,6 @@ impl Engine {
             }
             done += m;
         }
-        self.column = std::mem::replace(&mut self.registers[self.hidden], hidden);
         Ok(())
     }
 
