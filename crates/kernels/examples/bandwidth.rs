@@ -1,4 +1,4 @@
-//! Multiplies by LUT4 matrices that lie one behind the other in memory, in turn with plain reading of the same memory:
+//! Multiplies by LUT4 matrices (fp16 with `half=1`) that lie one behind the other in memory, in turn with plain reading of the same memory:
 //! `cargo run --release -p anemoe-kernels --example bandwidth -- tokens=1,8 matrices=256 rows=1408 cols=2816 fast=1`.
 //! All are optional. Rounds are short and in turn, so that other work on the machine touches both alike.
 
@@ -37,7 +37,8 @@ fn main() {
     let (fast, rounds) = (number("fast", 0) == 1, number("rounds", 40));
     let tokens = argument("tokens").unwrap_or_else(|| "1,2,4,8,16,64".into());
     let pool = Pool::global();
-    let size = rows * cols / 2;
+    let half = number("half", 0) == 1;
+    let size = if half { rows * cols * 2 } else { rows * cols / 2 };
     let mut indices = vec![0u64; size * n / 8];
     pool.pieces(&mut indices, 1 << 17, &|i, piece| {
         let mut s = (i as u64 * 0x9e37_79b9_7f4a_7c15) | 1;
@@ -45,7 +46,8 @@ fn main() {
             s ^= s << 13;
             s ^= s >> 7;
             s ^= s << 17;
-            *v = s;
+            // As fp16, magnitudes from 1 to 2.
+            *v = if half { s & 0x83ff_83ff_83ff_83ff | 0x3c00_3c00_3c00_3c00 } else { s };
         }
     });
     // SAFETY: initialized integers, as bytes.
@@ -53,6 +55,10 @@ fn main() {
     let lut = noise(rows / 32 * 16);
     let codes = Codes::new(&lut, 4);
     let matrix = |e: usize| {
+        if half {
+            let m = Matrix::f16(&indices[e * size..(e + 1) * size], rows, cols).expect("a matrix");
+            return if fast { m.fast(None) } else { m };
+        }
         let m = Matrix::lut(4, &indices[e * size..(e + 1) * size], &lut, 32, rows, cols).expect("a matrix");
         if fast { m.fast(codes.as_ref()) } else { m }
     };

@@ -8,7 +8,7 @@ use super::{Taken, Target, Tiles};
 use crate::lanes::{LANES, Lanes, Plain};
 use crate::lines::{Ahead, Lines};
 use crate::matrix::{Storage, as_bytes};
-use crate::product::{ROWS, RowBytes, store_rows};
+use crate::product::{ROWS, RowBytes, prefetch, store, store_rows};
 use crate::{Isa, Matrix};
 use std::cell::RefCell;
 
@@ -167,6 +167,22 @@ fn all<L: Pairs>(w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
         _ => unreachable!("a matrix of fp16 or f32"),
     };
     let (stored, lines) = (RowBytes::new(w, data, if halves { 16 } else { 32 }), x.x.padded() / COLUMNS);
+    if x.tokens() <= super::FEW {
+        for (which, n) in rows.each() {
+            // In loops: closures given to other functions would be compiled without this one's instructions.
+            let mut bytes: [&[u8]; ROWS] = [&[]; ROWS];
+            for i in 0..ROWS {
+                // SAFETY: tiles have rows of the matrix.
+                bytes[i] = unsafe { stored.row(which[i]) };
+            }
+            if halves {
+                tile::<L, { 2 * COLUMNS }>(bytes, &which[..n], x, y);
+            } else {
+                tile::<L, { 4 * COLUMNS }>(bytes, &which[..n], x, y);
+            }
+        }
+        return;
+    }
     let mut decoded = DECODED.take();
     decoded.grow(DECODED_ROWS * lines, [0; 64]);
     for (which, n) in rows.rows::<DECODED_ROWS>() {
@@ -206,14 +222,81 @@ fn round_row<L: Pairs, const BYTES: usize>(bytes: &[u8], tile: &mut [[[u8; 64]; 
             std::cmp::Ordering::Equal => &last,
             std::cmp::Ordering::Greater => &[0; BYTES],
         };
-        let (low, high) = bytes.split_at(BYTES / 2);
-        let (low, high) = if BYTES == 2 * COLUMNS {
-            (L::from_f16(chunk(low)), L::from_f16(chunk(high)))
-        } else {
-            (L::from_f32(chunk(low)), L::from_f32(chunk(high)))
-        };
-        L::narrow(low, high, &mut line[k]);
+        round::<L, BYTES>(bytes, &mut line[k]);
     }
+}
+
+/// Thirty-two columns.
+#[inline(always)]
+fn round<L: Pairs, const BYTES: usize>(bytes: &[u8; BYTES], out: &mut [u8; 64]) {
+    let (low, high) = bytes.split_at(BYTES / 2);
+    let (low, high) = if BYTES == 2 * COLUMNS {
+        (L::from_f16(chunk(low)), L::from_f16(chunk(high)))
+    } else {
+        (L::from_f32(chunk(low)), L::from_f32(chunk(high)))
+    };
+    L::narrow(low, high, out);
+}
+
+/// Four rows, of which as many are wanted as `which` has, with all of a few tokens; rounded in registers for each four.
+#[inline(always)]
+fn tile<L: Pairs, const BYTES: usize>(bytes: [&[u8]; ROWS], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
+    let mut at = 0;
+    while at < x.tokens() {
+        at += match x.tokens() - at {
+            4.. => few::<L, BYTES, 4>(bytes, which, x, at, y),
+            2.. => few::<L, BYTES, 2>(bytes, which, x, at, y),
+            _ => few::<L, BYTES, 1>(bytes, which, x, at, y),
+        };
+    }
+}
+
+/// Gives T.
+#[inline(always)]
+fn few<L: Pairs, const BYTES: usize, const T: usize>(
+    bytes: [&[u8]; ROWS],
+    which: &[usize],
+    x: Taken<'_>,
+    first: usize,
+    y: &Target<'_>,
+) -> usize {
+    let lines = x.x.padded() / COLUMNS;
+    let mut tokens: [&[[u8; 64]]; T] = [&[]; T];
+    for t in 0..T {
+        tokens[t] = &x.x.halves[x.at(first + t) * lines..][..lines];
+    }
+    let mut rows: [(&[[u8; BYTES]], &[u8]); ROWS] = [(&[], &[]); ROWS];
+    for i in 0..ROWS {
+        rows[i] = bytes[i].as_chunks();
+    }
+    let whole = rows[0].0.len();
+    assert!(whole <= lines && rows.iter().all(|r| r.0.len() == whole));
+    let (mut sums, mut line) = ([[L::splat(0.0); ROWS]; T], [0; 64]);
+    for c in 0..whole {
+        for i in 0..ROWS {
+            prefetch(&rows[i].0[c]);
+            round::<L, BYTES>(&rows[i].0[c], &mut line);
+            for t in 0..T {
+                sums[t][i] = L::dot(sums[t][i], &line, &tokens[t][c]);
+            }
+        }
+    }
+    if whole < lines {
+        for i in 0..ROWS {
+            let mut last = [0; BYTES];
+            last[..rows[i].1.len()].copy_from_slice(rows[i].1);
+            round::<L, BYTES>(&last, &mut line);
+            for t in 0..T {
+                sums[t][i] = L::dot(sums[t][i], &line, &tokens[t][whole]);
+            }
+        }
+    }
+    for t in 0..T {
+        for (&r, sum) in which.iter().zip(L::totals(sums[t])) {
+            store(y, r, first + t, sum);
+        }
+    }
+    T
 }
 
 #[inline(always)]
