@@ -1,4 +1,5 @@
-//! Multiplies by LUT4 matrices (fp16 with `half=1`) that lie one behind the other in memory, in turn with plain reading of the same memory:
+//! Multiplies by LUT4 matrices (fp16 with `half=1`) that lie one behind the other in memory, in turn with plain reading of
+//! the same memory:
 //! `cargo run --release -p anemoe-kernels --example bandwidth -- tokens=1,8 matrices=256 rows=1408 cols=2816 fast=1`.
 //! All are optional. Rounds are short and in turn, so that other work on the machine touches both alike.
 

@@ -84,7 +84,7 @@ struct Report {
     version: String,
     bundle: PathBuf,
     source: String,
-    /// `exact`, or `fast` where products are of integers.
+    /// `exact`, or `fast` where products are of integers and bf16.
     mode: String,
     machine: MachineReport,
     repetitions: usize,

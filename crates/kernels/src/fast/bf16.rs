@@ -238,6 +238,17 @@ fn round<L: Pairs, const BYTES: usize>(bytes: &[u8; BYTES], out: &mut [u8; 64]) 
     L::narrow(low, high, out);
 }
 
+/// The lines of T tokens, and their number.
+#[inline(always)]
+fn tokens_of<'a, const T: usize>(x: Taken<'a>, first: usize) -> ([&'a [[u8; 64]]; T], usize) {
+    let lines = x.x.padded() / COLUMNS;
+    let mut tokens: [&[[u8; 64]]; T] = [&[]; T];
+    for t in 0..T {
+        tokens[t] = &x.x.halves[x.at(first + t) * lines..][..lines];
+    }
+    (tokens, lines)
+}
+
 /// Four rows, of which as many are wanted as `which` has, with all of a few tokens; rounded in registers for each four.
 #[inline(always)]
 fn tile<L: Pairs, const BYTES: usize>(bytes: [&[u8]; ROWS], which: &[usize], x: Taken<'_>, y: &Target<'_>) {
@@ -260,11 +271,7 @@ fn few<L: Pairs, const BYTES: usize, const T: usize>(
     first: usize,
     y: &Target<'_>,
 ) -> usize {
-    let lines = x.x.padded() / COLUMNS;
-    let mut tokens: [&[[u8; 64]]; T] = [&[]; T];
-    for t in 0..T {
-        tokens[t] = &x.x.halves[x.at(first + t) * lines..][..lines];
-    }
+    let (tokens, lines) = tokens_of::<T>(x, first);
     let mut rows: [(&[[u8; BYTES]], &[u8]); ROWS] = [(&[], &[]); ROWS];
     for i in 0..ROWS {
         rows[i] = bytes[i].as_chunks();
@@ -314,12 +321,7 @@ fn block<L: Pairs, const T: usize>(
     first: usize,
     y: &Target<'_>,
 ) -> usize {
-    let lines = x.x.padded() / COLUMNS;
-    // In loops: closures given to other functions would be compiled without this one's instructions.
-    let mut tokens: [&[[u8; 64]]; T] = [&[]; T];
-    for t in 0..T {
-        tokens[t] = &x.x.halves[x.at(first + t) * lines..][..lines];
-    }
+    let (tokens, lines) = tokens_of::<T>(x, first);
     let tiles = which.len().div_ceil(ROWS);
     let mut quarters = [[L::splat(0.0); DECODED_TILES]; T];
     for i in 0..tiles {

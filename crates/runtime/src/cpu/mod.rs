@@ -10,9 +10,11 @@ mod compile;
 mod exec;
 pub mod ops;
 mod plan;
+mod states;
 mod weights;
 
-pub use exec::{Session, SessionStats, States, add_experts};
+pub use exec::{Session, SessionStats, add_experts};
+pub use states::States;
 
 use crate::backend::{Backend, BackendPackage, FunctionId, OpTime};
 use crate::tensor::Tensor;
@@ -22,6 +24,9 @@ use ops::OpError;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Packs of experts of a layer, and inputs of a call, up to which nothing is allocated for them.
+pub(crate) const MANY: usize = 16;
 
 /// How results are rounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

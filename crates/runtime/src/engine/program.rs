@@ -3,6 +3,7 @@
 use super::host::{self, Ranking, Routing};
 use super::vectors::{Mix, Norm, Vectors};
 use crate::backend::{BackendPackage, FunctionId};
+use crate::cpu::MANY;
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, Chain, HostInput, InputBinding, OutputBinding, RowRange, Step, TokenCount};
@@ -433,9 +434,6 @@ fn operands<'a>(
         Source::Host(index) => &host[*index],
     })
 }
-
-/// Packs of experts of a layer, and inputs of a call, up to which nothing is allocated for them.
-const MANY: usize = 16;
 
 type Operands<'a> = SmallVec<[&'a Tensor; MANY]>;
 /// Of each call.

@@ -15,8 +15,8 @@ mod patterns;
 mod view;
 
 use super::OpErrorAt;
-use super::exec::{StatePiece, StateValue};
 use super::ops::{Kernel, OpContext, OpError};
+use super::states::{StatePiece, StateValue};
 use super::weights::StoredWeight;
 use crate::backend::OpTime;
 use crate::tensor::{Data, Tensor};
@@ -302,7 +302,7 @@ pub(super) fn add_experts(
     counts: &mut [(u64, u64)],
 ) -> OpErrorAt<bool> {
     let pool = Pool::global();
-    let mut packs: SmallVec<[_; 16]> = SmallVec::new();
+    let mut packs: SmallVec<[_; super::MANY]> = SmallVec::new();
     for (plan, inputs) in calls {
         let Some(experts) = plan.experts() else { return Ok(false) };
         let sources = Sources { buffers: &[], tensors: &plan.tensors, constants: &plan.constants, inputs };
