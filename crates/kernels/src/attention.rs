@@ -6,7 +6,7 @@
 
 use crate::Pool;
 use crate::lanes::{LANES, Lanes};
-use crate::lines::Lines;
+use crate::lines::{Cache, Lines};
 use crate::vector::{dispatch, exp_from, largest};
 use std::cell::RefCell;
 use std::ops::Range;
@@ -84,8 +84,8 @@ const SLOTS: usize = 16;
 const TOKENS: usize = 16;
 /// Tokens that take turns: their queries are in the first cache with the slots' keys.
 const NEAR: usize = 8;
-/// Halves between what is read and what is prefetched.
-const AHEAD: usize = 1024;
+/// Elements of values that stay in the first cache.
+const NEAR_VALUES: usize = 8192;
 
 /// Elements of one kind.
 trait Elements: Copy {
@@ -94,7 +94,7 @@ trait Elements: Copy {
     /// There are sixteen from `at` on.
     unsafe fn vector<L: Lanes>(self, at: usize) -> L;
     fn element(self, at: usize) -> f32;
-    /// From `at` on, `n` elements.
+    /// Asks for `n` elements from `at` on.
     fn prefetch(self, at: usize, n: usize);
 }
 
@@ -114,7 +114,7 @@ impl Elements for &[u16] {
     }
     #[inline(always)]
     fn prefetch(self, at: usize, n: usize) {
-        crate::lines::prefetch(self.as_ptr().wrapping_add(at).cast(), 2 * n);
+        crate::lines::prefetch(Cache::Second, self.as_ptr().wrapping_add(at).cast(), 2 * n);
     }
 }
 
@@ -134,7 +134,7 @@ impl Elements for &[f32] {
     }
     #[inline(always)]
     fn prefetch(self, at: usize, n: usize) {
-        crate::lines::prefetch(self.as_ptr().wrapping_add(at).cast(), 4 * n);
+        crate::lines::prefetch(Cache::Second, self.as_ptr().wrapping_add(at).cast(), 4 * n);
     }
 }
 
@@ -497,7 +497,7 @@ fn block<L: Lanes, T: Elements>(part: &Part<'_>, slots: &Range<usize>, k: Slots<
     }
 }
 
-/// Up to G tokens: eight sums are under way at a time, whatever the number of heads.
+/// Up to G tokens, of which the same number of sums is under way at a time, whatever the number of heads.
 #[inline(always)]
 fn tokens<L: Lanes, T: Elements, const G: usize>(
     part: &Part<'_>,
@@ -507,10 +507,10 @@ fn tokens<L: Lanes, T: Elements, const G: usize>(
     v: Slots<T>,
 ) {
     match part.heads.len() {
-        1 => heads::<L, T, G, 1, 8, 8>(part, tokens, slots, k, v),
-        2 => heads::<L, T, G, 2, 4, 8>(part, tokens, slots, k, v),
-        3 | 4 => heads::<L, T, G, 4, 2, 4>(part, tokens, slots, k, v),
-        _ => heads::<L, T, G, 8, 1, 2>(part, tokens, slots, k, v),
+        1 => heads::<L, T, G, 1, 16, 8>(part, tokens, slots, k, v),
+        2 => heads::<L, T, G, 2, 8, 8>(part, tokens, slots, k, v),
+        3 | 4 => heads::<L, T, G, 4, 4, 4>(part, tokens, slots, k, v),
+        _ => heads::<L, T, G, 8, 2, 2>(part, tokens, slots, k, v),
     }
 }
 
@@ -527,8 +527,10 @@ fn heads<L: Lanes, T: Elements, const G: usize, const N: usize, const S: usize, 
     let (n, d) = (part.heads.len(), part.s.head_dim);
     let mut weights = [[[0f32; BLOCK]; N]; G];
     let mut seen = [0; G];
-    for first in slots.clone().step_by(SLOTS) {
-        let some = first..slots.end.min(first + SLOTS);
+    // One token needs no turns.
+    let turn = if G == 1 { BLOCK } else { SLOTS };
+    for first in slots.clone().step_by(turn) {
+        let some = first..slots.end.min(first + turn);
         for ((token, weights), seen) in tokens.clone().zip(&mut weights).zip(&mut seen) {
             let mask = part.mask.map(|m| &m.values[token * m.token_stride..][..part.s.slots]);
             let mut queries = [part.query(part.heads.start, token); N];
@@ -536,13 +538,27 @@ fn heads<L: Lanes, T: Elements, const G: usize, const N: usize, const S: usize, 
                 *query = part.query(part.heads.start + h, token);
             }
             for run in part.runs(token, &some) {
+                let start = *seen;
                 for first in run.clone().step_by(S) {
-                    let sums = dots::<L, T, N, S>(&queries, k, first, run.end - 1, d, G == 1);
-                    for (slot, sums) in (first..run.end).zip(sums) {
-                        for h in 0..N {
-                            weights[h][*seen] = sums[h] * part.scale + mask.map_or(0.0, |m| m[slot]);
+                    let sums = dots::<L, T, N, S>(&queries, k, first, run.end - 1, d, (G == 1).then_some(v));
+                    let mut scores = [0f32; SUMS];
+                    sums.mul(L::splat(part.scale)).store(&mut scores);
+                    for (weights, scores) in weights.iter_mut().zip(scores.as_chunks::<S>().0) {
+                        // Those behind the run are overwritten.
+                        match weights[*seen..].first_chunk_mut() {
+                            Some(weights) => *weights = *scores,
+                            None => {
+                                let rest = BLOCK - *seen;
+                                weights[*seen..].copy_from_slice(&scores[..rest]);
+                            }
                         }
-                        *seen += 1;
+                    }
+                    *seen += S.min(run.end - first);
+                }
+                if let Some(mask) = mask {
+                    for weights in weights.iter_mut().take(n) {
+                        let scores = &mut weights[start..*seen];
+                        scores.iter_mut().zip(&mask[run.clone()]).for_each(|(w, m)| *w += m);
                     }
                 }
             }
@@ -555,15 +571,16 @@ fn heads<L: Lanes, T: Elements, const G: usize, const N: usize, const S: usize, 
         }
     }
     let mut added = [0; G];
-    for first in slots.clone().step_by(SLOTS) {
-        let some = first..slots.end.min(first + SLOTS);
+    let turn = if G == 1 { (NEAR_VALUES / d).clamp(SLOTS, BLOCK) } else { SLOTS };
+    for first in slots.clone().step_by(turn) {
+        let some = first..slots.end.min(first + turn);
         for ((token, weights), added) in tokens.clone().zip(&weights).zip(&mut added) {
             // SAFETY: the part's own heads and token, each once; dropped before the next ones are made.
             let mut states: [Option<State<'_>>; N] =
                 std::array::from_fn(|h| (h < n).then(|| unsafe { part.state(part.heads.start + h, token) }));
             for run in part.runs(token, &some) {
                 let n = run.len();
-                add_values::<L, T, N, WIDE>(weights, *added, v, run, &mut states, (d, G == 1));
+                add_values::<L, T, N, WIDE>(weights, *added, v, run, &mut states, (d, (G == 1).then_some(k)));
                 *added += n;
             }
         }
@@ -594,8 +611,11 @@ fn weigh<L: Lanes>(weights: &mut [f32], state: State<'_>) {
     *state.sum += exp_from::<L>(weights, top);
 }
 
-/// Inner products of N queries with S keys from slot `first` on, of which none is behind `last`: that one is repeated. Keys
-/// that are `far` are read ahead of.
+/// Sums that are under way at a time: of N queries with S keys.
+const SUMS: usize = LANES;
+
+/// Inner products of N queries with S keys from slot `first` on, `[N, S]`, of which none is behind `last`: that one is
+/// repeated. Asks for what is `next` in the same slots meanwhile.
 #[inline(always)]
 fn dots<L: Lanes, T: Elements, const N: usize, const S: usize>(
     q: &[&[f32]; N],
@@ -603,49 +623,78 @@ fn dots<L: Lanes, T: Elements, const N: usize, const S: usize>(
     first: usize,
     last: usize,
     d: usize,
-    far: bool,
-) -> [[f32; N]; S] {
-    const { assert!(N * S == 8) };
+    next: Option<Slots<T>>,
+) -> L {
+    const { assert!(N * S == SUMS) };
     let mut at = [0; S];
     for s in 0..S {
         at[s] = k.at((first + s).min(last));
-        if far {
-            k.values.prefetch(at[s].wrapping_add(AHEAD), d);
-        }
         assert!(at[s] <= k.values.len() && d <= k.values.len() - at[s]);
     }
     assert!(q.iter().all(|q| q.len() == d));
-    let mut acc = [[L::splat(0.0); 4]; 2];
+    let mut acc = [[L::splat(0.0); N]; S];
     let whole = d / LANES * LANES;
-    for c in (0..whole).step_by(LANES) {
-        for s in 0..S {
-            // SAFETY: c + LANES is at most d, and so many elements are there, as asserted.
-            let key = unsafe { k.values.vector::<L>(at[s] + c) };
+    if L::REGISTERS > SUMS + N {
+        for c in (0..whole).step_by(LANES) {
+            if let Some(next) = next
+                && c % (2 * LANES) == 0
+            {
+                for s in 0..S {
+                    next.values.prefetch(next.at(first + s).wrapping_add(c), 2 * LANES);
+                }
+            }
+            let mut queries = [L::splat(0.0); N];
             for h in 0..N {
-                let i = s * N + h;
+                // SAFETY: c + LANES is at most d, and so many elements are there, as asserted.
+                queries[h] = unsafe { q[h].vector(c) };
+            }
+            for s in 0..S {
                 // SAFETY: as above.
-                let query = unsafe { q[h].vector::<L>(c) };
-                acc[i / 4][i % 4] = key.mul_add(query, acc[i / 4][i % 4]);
+                let key = unsafe { k.values.vector::<L>(at[s] + c) };
+                for h in 0..N {
+                    acc[s][h] = key.mul_add(queries[h], acc[s][h]);
+                }
+            }
+        }
+    } else {
+        // Four at a time, of as few keys as that takes.
+        let (heads, keys) = (N.min(4), 4 / N.min(4));
+        for first in 0..SUMS / 4 {
+            let (s, h) = (first * 4 / N, first * 4 % N);
+            let mut four = [L::splat(0.0); 4];
+            for c in (0..whole).step_by(LANES) {
+                for j in 0..keys {
+                    // SAFETY: as above.
+                    let key = unsafe { k.values.vector::<L>(at[s + j] + c) };
+                    for i in 0..heads {
+                        // SAFETY: as above.
+                        let query = unsafe { q[h + i].vector::<L>(c) };
+                        four[j * heads + i] = key.mul_add(query, four[j * heads + i]);
+                    }
+                }
+            }
+            for j in 0..4 {
+                acc[s + j / heads][h + j % heads] = four[j];
             }
         }
     }
-    let totals = [L::totals(acc[0]), L::totals(acc[1])];
-    let mut sums = [[0f32; N]; S];
-    for s in 0..S {
-        for h in 0..N {
-            let i = s * N + h;
-            sums[s][h] = totals[i / 4][i % 4];
+    let mut quarters = [L::splat(0.0); 4];
+    for i in 0..4 {
+        let of = |j: usize| acc[(4 * i + j) % S][(4 * i + j) / S];
+        quarters[i] = L::quarters([of(0), of(1), of(2), of(3)]);
+    }
+    let sums = L::totals_of_quarters(quarters);
+    if whole == d {
+        return sums;
+    }
+    let mut all = [0f32; SUMS];
+    sums.store(&mut all);
+    for (i, sum) in all.iter_mut().enumerate() {
+        for c in whole..d {
+            *sum += q[i / S][c] * k.values.element(at[i % S] + c);
         }
     }
-    for c in whole..d {
-        for s in 0..S {
-            let key = k.values.element(at[s] + c);
-            for h in 0..N {
-                sums[s][h] += q[h][c] * key;
-            }
-        }
-    }
-    sums
+    L::load(&all)
 }
 
 /// Adds the weighted values of some slots, of which the first is the `i`th that is seen.
@@ -656,52 +705,17 @@ fn add_values<L: Lanes, T: Elements, const N: usize, const WIDE: usize>(
     v: Slots<T>,
     slots: Range<usize>,
     states: &mut [Option<State<'_>>; N],
-    (d, far): (usize, bool),
+    (d, next): (usize, Option<Slots<T>>),
 ) {
     assert!(i + slots.len() <= BLOCK);
     let mut c = 0;
+    while c + WIDE * LANES <= d {
+        add_vectors::<L, T, N, WIDE>(weights, i, v, slots.clone(), states, (c, next));
+        c += WIDE * LANES;
+    }
     while c + LANES <= d {
-        let wide = if c + WIDE * LANES <= d { WIDE } else { 1 };
-        let mut acc = [[L::splat(0.0); WIDE]; N];
-        for (acc, state) in acc.iter_mut().zip(states.iter()) {
-            let Some(state) = state else { continue };
-            for (acc, v) in acc.iter_mut().zip(state.values[c..c + wide * LANES].as_chunks().0) {
-                *acc = L::load(v);
-            }
-        }
-        for (n, slot) in slots.clone().enumerate() {
-            let at = v.at(slot) + c;
-            if far {
-                v.values.prefetch(at.wrapping_add(SLOTS * v.stride), wide * LANES);
-            }
-            assert!(at <= v.values.len() && wide * LANES <= v.values.len() - at);
-            let mut factors = [L::splat(weights[0][i + n]); N];
-            for h in 1..N {
-                factors[h] = L::splat(weights[h][i + n]);
-            }
-            if wide == WIDE {
-                for j in 0..WIDE {
-                    // SAFETY: `wide` vectors are there, as asserted.
-                    let value = unsafe { v.values.vector::<L>(at + j * LANES) };
-                    for h in 0..N {
-                        acc[h][j] = value.mul_add(factors[h], acc[h][j]);
-                    }
-                }
-            } else {
-                // SAFETY: one vector is there, as asserted.
-                let value = unsafe { v.values.vector::<L>(at) };
-                for h in 0..N {
-                    acc[h][0] = value.mul_add(factors[h], acc[h][0]);
-                }
-            }
-        }
-        for (acc, state) in acc.iter().zip(states.iter_mut()) {
-            let Some(state) = state else { continue };
-            for (acc, v) in acc.iter().zip(state.values[c..c + wide * LANES].as_chunks_mut().0) {
-                acc.store(v);
-            }
-        }
-        c += wide * LANES;
+        add_vectors::<L, T, N, 1>(weights, i, v, slots.clone(), states, (c, next));
+        c += LANES;
     }
     for c in c..d {
         for (n, slot) in slots.clone().enumerate() {
@@ -711,6 +725,51 @@ fn add_values<L: Lanes, T: Elements, const N: usize, const WIDE: usize>(
                     state.values[c] += weights[i + n] * value;
                 }
             }
+        }
+    }
+}
+
+/// As [`add_values`], for WIDE vectors from channel c on.
+#[inline(always)]
+fn add_vectors<L: Lanes, T: Elements, const N: usize, const WIDE: usize>(
+    weights: &[[f32; BLOCK]; N],
+    i: usize,
+    v: Slots<T>,
+    slots: Range<usize>,
+    states: &mut [Option<State<'_>>; N],
+    (c, next): (usize, Option<Slots<T>>),
+) {
+    let mut acc = [[L::splat(0.0); WIDE]; N];
+    for h in 0..N {
+        let Some(state) = &states[h] else { continue };
+        let vectors = state.values[c..c + WIDE * LANES].as_chunks().0;
+        for j in 0..WIDE {
+            acc[h][j] = L::load(&vectors[j]);
+        }
+    }
+    for (n, slot) in slots.enumerate() {
+        let at = v.at(slot) + c;
+        if let Some(next) = next {
+            next.values.prefetch(next.at(slot + BLOCK).wrapping_add(c), WIDE * LANES);
+        }
+        assert!(at <= v.values.len() && WIDE * LANES <= v.values.len() - at);
+        let mut factors = [L::splat(0.0); N];
+        for h in 0..N {
+            factors[h] = L::splat(weights[h][i + n]);
+        }
+        for j in 0..WIDE {
+            // SAFETY: so many vectors are there, as asserted.
+            let value = unsafe { v.values.vector::<L>(at + j * LANES) };
+            for h in 0..N {
+                acc[h][j] = value.mul_add(factors[h], acc[h][j]);
+            }
+        }
+    }
+    for h in 0..N {
+        let Some(state) = &mut states[h] else { continue };
+        let vectors = state.values[c..c + WIDE * LANES].as_chunks_mut().0;
+        for j in 0..WIDE {
+            acc[h][j].store(&mut vectors[j]);
         }
     }
 }

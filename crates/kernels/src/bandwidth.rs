@@ -1,6 +1,7 @@
 //! How fast this machine reads memory.
 
 use crate::Pool;
+use crate::lines::Cache;
 use crate::vector::dispatch;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -51,7 +52,7 @@ fn add_up_on<L: crate::lanes::Lanes>(part: &[u8], sum: &mut u64) {
     let n = lines.len() / STREAMS;
     let mut acc = [0u64; 8];
     let mut add = |line: &[[u8; 8]; 8]| {
-        crate::lines::prefetch(line.as_ptr().cast::<u8>().wrapping_add(AHEAD), 64);
+        crate::lines::prefetch(Cache::Second, line.as_ptr().cast::<u8>().wrapping_add(AHEAD), 64);
         for (a, v) in acc.iter_mut().zip(line) {
             *a = a.wrapping_add(u64::from_le_bytes(*v));
         }

@@ -79,7 +79,7 @@ pub fn grouped(pool: &Pool, p: &mut Grouped<'_>) {
             let group = w.row_range(g * per, (g + 1) * per);
             // The weights come while the tokens are arranged.
             let stored = group.stored();
-            crate::lines::prefetch(stored.as_ptr(), stored.len().min(NEAR_BYTES));
+            crate::lines::prefetch(crate::lines::Cache::First, stored.as_ptr(), stored.len().min(NEAR_BYTES));
             let x = Columns { first: p.x.first + g * p.group_stride, ..p.x };
             panel.fill_taps(group.order(), x, p.tokens, p.cols, p.tap_stride, None);
             let bias = p.bias.map(|b| &b[g * per..(g + 1) * per]);

@@ -50,25 +50,45 @@ impl<T> DerefMut for Lines<T> {
     }
 }
 
+/// Where what was asked for waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cache {
+    First,
+    /// Slower to read, but a core can wait for more lines of memory at a time.
+    Second,
+}
+
 /// Asks for `bytes` bytes from an address on, which may be any.
 #[inline(always)]
-pub(crate) fn prefetch(from: *const u8, bytes: usize) {
-    #[cfg(target_arch = "x86_64")]
+pub(crate) fn prefetch(to: Cache, from: *const u8, bytes: usize) {
     for at in (0..bytes).step_by(64) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: prefetching reads nothing; the address may be any.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(at).cast()) };
-    }
-    #[cfg(target_arch = "aarch64")]
-    for at in (0..bytes).step_by(64) {
-        let at = from.wrapping_add(at).addr();
+        let line = from.wrapping_add(at);
+        #[cfg(target_arch = "x86_64")]
         // SAFETY: prefetching reads nothing; the address may be any.
         unsafe {
-            std::arch::asm!("prfm pldl1keep, [{}]", in(reg) at, options(nomem, nostack, preserves_flags));
+            use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
+            match to {
+                Cache::First => _mm_prefetch::<_MM_HINT_T0>(line.cast()),
+                Cache::Second => _mm_prefetch::<_MM_HINT_T1>(line.cast()),
+            }
         }
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: prefetching reads nothing; the address may be any.
+        unsafe {
+            use std::arch::asm;
+            let at = line.addr();
+            match to {
+                Cache::First => {
+                    asm!("prfm pldl1keep, [{}]", in(reg) at, options(nomem, nostack, preserves_flags))
+                }
+                Cache::Second => {
+                    asm!("prfm pldl2keep, [{}]", in(reg) at, options(nomem, nostack, preserves_flags))
+                }
+            }
+        }
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        let _ = (to, line);
     }
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    let _ = (from, bytes);
 }
 
 /// Memory that is asked for in pieces while something else is computed, so that requests neither wait for each other nor for
@@ -87,7 +107,7 @@ impl Ahead {
     pub fn pieces(&self, which: Range<usize>, all: usize) {
         let lines = self.bytes.div_ceil(64);
         let (first, end) = (which.start * lines / all, which.end * lines / all);
-        prefetch(self.from.wrapping_add(64 * first), 64 * (end - first));
+        prefetch(Cache::Second, self.from.wrapping_add(64 * first), 64 * (end - first));
     }
 }
 

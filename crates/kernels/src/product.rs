@@ -10,7 +10,7 @@ use crate::fast::Turned;
 #[cfg(target_arch = "aarch64")]
 use crate::lanes::neon::Neon;
 use crate::lanes::{LANES, Lanes, Plain};
-use crate::lines::{Ahead, Lines};
+use crate::lines::{Ahead, Cache, Lines};
 use crate::matrix::{Divisor, Storage, as_bytes};
 use crate::panel::Panel;
 use crate::{Isa, Matrix, Pool};
@@ -517,9 +517,17 @@ fn block_rows<L: Compiled, D: Decode<L>>(s: &Source<'_, D>, x: Taken<'_>, rows: 
     DECODED.set(decoded);
 }
 
+/// Asks for what comes behind some bytes of a row.
 #[inline(always)]
 pub(crate) fn prefetch(bytes: &[u8]) {
-    crate::lines::prefetch(bytes.as_ptr().wrapping_add(AHEAD), bytes.len());
+    crate::lines::prefetch(Cache::Second, bytes.as_ptr().wrapping_add(AHEAD), bytes.len());
+}
+
+/// As [`prefetch`], for exact products: those with weights of a few bits wait for instructions more than for memory.
+#[inline(always)]
+fn prefetch_block<L: Lanes, D: Decode<L>>(bytes: &[u8]) {
+    let cache = if D::BYTES < BLOCK { Cache::First } else { Cache::Second };
+    crate::lines::prefetch(cache, bytes.as_ptr().wrapping_add(AHEAD), bytes.len());
 }
 
 /// Four rows, of which n are wanted, times T tokens; rows are decoded into registers. Gives T.
@@ -550,7 +558,7 @@ fn few<L: Lanes, D: Decode<L>, const T: usize>(
         let mut blocks = [bytes[0]; ROWS];
         for i in 0..ROWS {
             blocks[i] = &bytes[i][b * D::BYTES..(b + 1) * D::BYTES];
-            prefetch(blocks[i]);
+            prefetch_block::<L, D>(blocks[i]);
         }
         let raw = [
             s.d.raw(rows[0], b, blocks[0]),
@@ -624,7 +632,7 @@ fn decode_rows<L: Lanes, D: Decode<L>>(
             let raw = match bytes.get(b * D::BYTES..(b + 1) * D::BYTES) {
                 Some(bytes) => {
                     if few {
-                        prefetch(bytes);
+                        prefetch_block::<L, D>(bytes);
                     }
                     s.d.raw(row, b, bytes)
                 }

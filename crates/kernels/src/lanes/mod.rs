@@ -15,6 +15,9 @@ pub(crate) const LANES: usize = 16;
 
 /// Sixteen numbers.
 pub(crate) trait Lanes: Copy {
+    /// Values that registers hold at a time.
+    const REGISTERS: usize;
+
     fn splat(v: f32) -> Self;
     fn load(v: &[f32; LANES]) -> Self;
     fn store(self, out: &mut [f32; LANES]);
@@ -183,6 +186,8 @@ impl Plain {
 }
 
 impl Lanes for Plain {
+    const REGISTERS: usize = 8;
+
     #[inline(always)]
     fn splat(v: f32) -> Self {
         Plain([v; LANES])

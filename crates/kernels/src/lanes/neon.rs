@@ -83,6 +83,8 @@ fn from_i16<D>(low: int16x8_t, high: int16x8_t) -> Neon<D> {
 }
 
 impl<D: Copy> Lanes for Neon<D> {
+    const REGISTERS: usize = 8;
+
     #[inline(always)]
     fn splat(v: f32) -> Self {
         // SAFETY: the processor has NEON.

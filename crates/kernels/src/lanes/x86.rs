@@ -77,6 +77,8 @@ pub(crate) fn first_bytes(n: usize) -> u64 {
 }
 
 impl Lanes for Avx2 {
+    const REGISTERS: usize = 8;
+
     #[inline(always)]
     fn splat(v: f32) -> Self {
         // SAFETY: the processor has AVX2, see the module.
@@ -316,6 +318,8 @@ impl Lanes for Avx2 {
 }
 
 impl Lanes for Avx512 {
+    const REGISTERS: usize = 32;
+
     #[inline(always)]
     fn splat(v: f32) -> Self {
         // SAFETY: the processor has AVX-512 F, see the module.
