@@ -20,6 +20,16 @@ pub enum CacheValues<'a> {
     F32(&'a [f32]),
 }
 
+impl CacheValues<'_> {
+    /// Bytes of an element.
+    fn size(&self) -> usize {
+        match self {
+            CacheValues::F16(_) => size_of::<u16>(),
+            CacheValues::F32(_) => size_of::<f32>(),
+        }
+    }
+}
+
 /// Keys or values of all heads: `head_dim` elements that lie together for each head and slot.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheView<'a> {
@@ -295,7 +305,8 @@ impl Part<'_> {
 
 /// `softmax(scale q k^T + mask) v` for each head; the cache's slots that a token's mask rules out are not read.
 ///
-/// A token's result does not depend on the other tokens or the number of threads.
+/// A token's result does not depend on the other tokens or the number of threads. Gives the bytes of keys and values that are
+/// read, of several tokens those of the slots from the first to the last that any sees.
 ///
 /// # Panics
 /// Lengths do not fit.
@@ -309,9 +320,9 @@ pub fn attention(
     v: &CacheView<'_>,
     mask: Option<Mask<'_>>,
     (out, out_at): (&mut [f32], HeadStrides),
-) {
+) -> u64 {
     if s.heads == 0 || s.tokens == 0 || s.slots == 0 || s.head_dim == 0 {
-        return;
+        return 0;
     }
     assert!(s.kv_heads > 0 && s.heads.is_multiple_of(s.kv_heads), "query heads per key/value head");
     k.check(s);
@@ -395,8 +406,12 @@ pub fn attention(
     } else {
         (0..s.heads).for_each(last)
     }
+    let first = seen.runs.iter().map(|r| r.start).min().unwrap_or(0);
+    let last = seen.runs.iter().map(|r| r.end).max().unwrap_or(0);
+    let read = if s.tokens == 1 { work } else { last - first };
     seen.states = states;
     SEEN.set(seen);
+    (read * s.kv_heads * s.head_dim * (k.values.size() + v.values.size())) as u64
 }
 
 /// Puts together what the chunks gave.
@@ -811,7 +826,9 @@ mod tests {
                 let mut out = vec![0f32; heads * tokens * d];
                 let m = Mask { values: &mask, token_stride: slots };
                 let (k, v) = (view(values, 0, s), view(values, kv_heads * slots * d, s));
-                attention(pool, &s, 0.3, (&q, strides), &k, &v, Some(m), (&mut out, strides));
+                let read = attention(pool, &s, 0.3, (&q, strides), &k, &v, Some(m), (&mut out, strides));
+                let seen = if tokens > 1 { slots } else { (0..slots).filter(|&i| mask[i] == 0.0).count() };
+                assert_eq!(read, (seen * kv_heads * d * 2 * values.size()) as u64);
                 out
             };
             let (one, many) = (Pool::new(1), Pool::new(5));

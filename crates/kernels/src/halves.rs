@@ -1,5 +1,6 @@
 //! Memory for caches of fp16.
 
+use crate::Pool;
 use memmap2::MmapMut;
 use std::ops::{Deref, DerefMut};
 
@@ -30,6 +31,17 @@ impl Halves {
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
         Halves(Memory::Many(map, n))
+    }
+}
+
+impl Halves {
+    /// All zero again. Pages that nothing was written to still take no memory.
+    pub fn clear(&mut self) {
+        Pool::global().pieces(self, PAGE / size_of::<u16>(), &|_, page| {
+            if page.iter().any(|v| *v != 0) {
+                page.fill(0);
+            }
+        });
     }
 }
 
@@ -78,6 +90,8 @@ mod tests {
                 assert_eq!(halves.clone().last(), Some(&7));
             }
             assert_eq!(halves.clone()[..], halves[..]);
+            halves.clear();
+            assert!(halves.len() == n && halves.iter().all(|v| *v == 0));
         }
     }
 }

@@ -73,8 +73,8 @@ pub trait BackendPackage: Send {
         None
     }
 
-    /// Bytes of weights read since opening, where that is known.
-    fn weight_bytes(&self) -> u64 {
+    /// Bytes of weights and caches read since opening, where that is known.
+    fn bytes_read(&self) -> u64 {
         0
     }
 

@@ -83,8 +83,8 @@ fn experts_without_weight_are_not_computed() {
         let (sparse, some) = run(&path, true, 1, &routing);
         assert_eq!(plain, sparse, "{routing:?}");
         assert_eq!(plain.iter().any(|&v| v != 0.0), active > 0);
-        assert_eq!((all.weight_bytes, all.skipped), (3 * one_expert, 0));
-        assert_eq!(some.weight_bytes, active * one_expert, "{routing:?}");
+        assert_eq!((all.bytes_read, all.skipped), (3 * one_expert, 0));
+        assert_eq!(some.bytes_read, active * one_expert, "{routing:?}");
         assert_eq!(some.skipped > 0, active < 3);
     }
 }
@@ -98,7 +98,7 @@ fn an_expert_that_one_token_wants_is_computed() {
     let (plain, _) = run(&path, false, 3, &routing);
     let (sparse, stats) = run(&path, true, 3, &routing);
     assert_eq!(plain, sparse);
-    assert_eq!(stats.weight_bytes, 2 * (32 + 16) * HIDDEN * 2);
+    assert_eq!(stats.bytes_read, 2 * (32 + 16) * HIDDEN * 2);
 }
 
 /// An op without a kernel is refused when the function is loaded, by its name and the file's.

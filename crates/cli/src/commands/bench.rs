@@ -116,7 +116,7 @@ struct Prefill {
     tokens: usize,
     seconds: f64,
     tok_s: f64,
-    /// Gigabytes of weights read.
+    /// Gigabytes of weights and caches read.
     gb: f64,
     gb_s: f64,
 }
@@ -128,7 +128,7 @@ struct Decode {
     seconds: f64,
     tok_s: f64,
     ms_per_token: f64,
-    /// Gigabytes of weights read for a token.
+    /// Gigabytes of weights and caches read for a token.
     gb_per_token: f64,
     gb_s: f64,
     /// Of what memory gives.
@@ -205,13 +205,13 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             engine.pretend(context, args.seed)?;
             let first = gauge.gb_s(pool);
             let ids = tokens.some(args.decode);
-            let read = weight_bytes(&engine);
+            let read = bytes_read(&engine);
             let started = Instant::now();
             for id in ids {
                 engine.forward(&[id], Want::Last, None)?;
             }
             let elapsed = started.elapsed();
-            bytes = (weight_bytes(&engine) - read) as f64;
+            bytes = (bytes_read(&engine) - read) as f64;
             // Other work on a machine comes and goes: what memory gives is measured close by.
             let read = (first + gauge.gb_s(pool)) / 2.0;
             reads.push(read);
@@ -246,11 +246,11 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         let seconds = median(args.repetitions, &bar, || {
             engine.reset();
             let ids = tokens.some(n);
-            let read = weight_bytes(&engine);
+            let read = bytes_read(&engine);
             let started = Instant::now();
             engine.forward(&ids, Want::Last, args.prefill_chunk)?;
             let elapsed = started.elapsed();
-            bytes = (weight_bytes(&engine) - read) as f64;
+            bytes = (bytes_read(&engine) - read) as f64;
             Ok(elapsed)
         })?;
         let gb = bytes / 1e9;
@@ -381,8 +381,8 @@ impl Gauge {
     }
 }
 
-fn weight_bytes(engine: &Engine) -> u64 {
-    engine.shard_stats().iter().map(|s| s.weight_bytes).sum()
+fn bytes_read(engine: &Engine) -> u64 {
+    engine.shard_stats().iter().map(|s| s.bytes_read).sum()
 }
 
 /// What shards and operations have done since `before`, for each of `tokens` tokens.
@@ -403,7 +403,7 @@ fn parts(engine: &Engine, before: &[ShardStats], tokens: usize) -> (Vec<Part>, V
     let mut ops: BTreeMap<String, f64> = BTreeMap::new();
     for ((a, b), shard) in after.iter().zip(before).zip(&engine.chain().shards) {
         let (calls, seconds) = (a.calls - b.calls, (a.time - b.time).as_secs_f64());
-        let bytes = a.weight_bytes - b.weight_bytes;
+        let bytes = a.bytes_read - b.bytes_read;
         let kind = kinds.entry(shard.kind.name()).or_default();
         *kind = (kind.0 + calls, kind.1 + seconds, kind.2 + bytes);
         shards.push(part(shard.name.clone(), calls, seconds, bytes));

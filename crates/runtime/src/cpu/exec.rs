@@ -179,7 +179,7 @@ pub struct SessionStats {
     /// Steps left out because they were multiplied by zero.
     pub skipped: u64,
     /// Bytes of weights that products read.
-    pub weight_bytes: u64,
+    pub bytes_read: u64,
 }
 
 /// A compiled function.
@@ -299,7 +299,7 @@ impl Session {
     /// Counters since compiling.
     pub fn stats(&self) -> SessionStats {
         match &self.plan {
-            Some(p) => SessionStats { steps: p.steps, skipped: p.skipped, weight_bytes: p.weight_bytes },
+            Some(p) => SessionStats { steps: p.steps, skipped: p.skipped, bytes_read: p.bytes_read },
             None => self.stats,
         }
     }
@@ -610,7 +610,7 @@ impl Session {
                 let mut y = std::mem::take(&mut self.buffers[*to]);
                 let known_zero = matches!(x, Place::Buffer(b) if self.zero[*b]) && self.options.skip_zero;
                 let bytes = self.project(projection, *x, *bias, known_zero, &mut y)?;
-                self.stats.weight_bytes += bytes;
+                self.stats.bytes_read += bytes;
                 if let Some(ty) = step.types.first() {
                     check_result(&y, ty)?;
                     self.round(&mut y, ty);

@@ -256,8 +256,8 @@ impl BackendPackage for LoadedPackage {
         true
     }
 
-    fn weight_bytes(&self) -> u64 {
-        self.functions.iter().map(|f| f.session.stats().weight_bytes).sum()
+    fn bytes_read(&self) -> u64 {
+        self.functions.iter().map(|f| f.session.stats().bytes_read).sum()
     }
 
     fn op_times(&self) -> Vec<OpTime> {

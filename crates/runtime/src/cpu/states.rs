@@ -220,7 +220,11 @@ impl States {
     /// All zero again.
     pub fn reset(&mut self) {
         for (value, ty) in self.values.iter_mut().zip(&self.types) {
-            *value = StateValue::zero(ty, self.halves);
+            match value {
+                // Fresh pages would have to be cleared by the system as well, while they are written.
+                StateValue::Half { bits, .. } => bits.clear(),
+                StateValue::Full(_) => *value = StateValue::zero(ty, self.halves),
+            }
         }
     }
 

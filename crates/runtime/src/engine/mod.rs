@@ -50,8 +50,8 @@ pub struct ShardStats {
     pub calls: u64,
     /// Time in them, copies of inputs and outputs included.
     pub time: Duration,
-    /// Bytes of weights read, where the backend knows.
-    pub weight_bytes: u64,
+    /// Bytes of weights and caches read, where the backend knows.
+    pub bytes_read: u64,
     /// Time by operation, where the backend measures it.
     pub ops: Vec<OpTime>,
 }
@@ -188,7 +188,7 @@ impl Engine {
             shard: shard.name.clone(),
             calls,
             time,
-            weight_bytes: package.weight_bytes(),
+            bytes_read: package.bytes_read(),
             ops: package.op_times(),
         })
         .collect()

@@ -3,9 +3,20 @@
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, Vectors as File};
+use anemoe_kernels::Pool;
 use anemoe_npz::{Array, read_npz};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+
+/// Tokens whose sums are made together.
+const TOKENS: usize = 64;
+/// Numbers of a part of a job.
+const PART: usize = 1 << 15;
+
+/// Channels, of `width` tokens each, that are a part of a job.
+fn rows_of_piece(width: usize) -> usize {
+    (PART / width).max(1)
+}
 
 /// The named vectors of a bundle.
 pub(super) struct Vectors {
@@ -89,10 +100,15 @@ impl Mix {
                     let all = stream.iter_mut().zip(branch).zip(vectors);
                     all.for_each(|((s, b), v)| *s = mixed(*s, *b, v));
                 } else {
-                    let rows = stream.chunks_exact_mut(width).zip(branch.chunks_exact(width));
-                    for ((stream, branch), v) in rows.zip(vectors) {
-                        stream.iter_mut().zip(branch).for_each(|(s, b)| *s = mixed(*s, *b, v));
-                    }
+                    let rows = rows_of_piece(width);
+                    Pool::global().pieces(stream, rows * width, &|piece, stream| {
+                        let first = piece * rows;
+                        let with =
+                            branch[first * width..].chunks_exact(width).zip(vectors.clone().skip(first));
+                        for (stream, (branch, v)) in stream.chunks_exact_mut(width).zip(with) {
+                            stream.iter_mut().zip(branch).for_each(|(s, b)| *s = mixed(*s, *b, v));
+                        }
+                    });
                 }
             }
             _ => {
@@ -144,18 +160,29 @@ impl Norm {
             return Ok(());
         }
         // The same sums, for the same bits.
-        let (mut sums, whole) = (vec![[0f64; 9]; width], c / 8 * 8);
-        for (i, row) in x.chunks_exact(width).enumerate() {
-            let lane = if i < whole { i % 8 } else { 8 };
-            sums.iter_mut().zip(row).for_each(|(sums, v)| sums[lane] += square(v));
-        }
-        let factors: Vec<f32> =
-            sums.iter().map(|s| factor(s[..8].iter().sum::<f64>() + s[8]) as f32).collect();
-        for ((out, row), w) in out.chunks_exact_mut(width).zip(x.chunks_exact(width)).zip(&self.weight) {
-            for ((o, v), f) in out.iter_mut().zip(row).zip(&factors) {
-                *o = v * f * w;
+        let (mut factors, whole) = (vec![0f32; width], c / 8 * 8);
+        let pool = Pool::global();
+        pool.pieces(&mut factors, TOKENS, &|piece, factors| {
+            let mut sums = [[0f64; TOKENS]; 9];
+            for (i, row) in x.chunks_exact(width).enumerate() {
+                let sums = &mut sums[if i < whole { i % 8 } else { 8 }];
+                let row = &row[piece * TOKENS..][..factors.len()];
+                sums.iter_mut().zip(row).for_each(|(sum, v)| *sum += square(v));
             }
-        }
+            for (t, f) in factors.iter_mut().enumerate() {
+                *f = factor(sums[..8].iter().map(|sums| sums[t]).sum::<f64>() + sums[8][t]) as f32;
+            }
+        });
+        let rows = rows_of_piece(width);
+        pool.pieces(out, rows * width, &|piece, out| {
+            let first = piece * rows;
+            let with = x[first * width..].chunks_exact(width).zip(&self.weight[first..]);
+            for (out, (row, w)) in out.chunks_exact_mut(width).zip(with) {
+                for ((o, v), f) in out.iter_mut().zip(row).zip(&factors) {
+                    *o = v * f * w;
+                }
+            }
+        });
         Ok(())
     }
 }
@@ -180,7 +207,7 @@ mod tests {
 
     #[test]
     fn a_token_has_the_same_bits_beside_others() {
-        let (c, width) = (2813, 3);
+        let (c, width) = (2813, 67);
         let x: Vec<f32> = (0..c * width).map(|i| (i as f32 * 0.7).sin() * 3.0).collect();
         let norm = Norm { weight: (0..c).map(|i| 1.0 + i as f32 * 1e-3).collect(), eps: 1e-6 };
         let (mut all, mut one) = (Tensor::default(), Tensor::default());

@@ -102,7 +102,7 @@ pub(in crate::cpu) fn plan(source: Source<'_>) -> Option<Plan> {
         times: Vec::new(),
         steps: 0,
         skipped: 0,
-        weight_bytes: 0,
+        bytes_read: 0,
     })
 }
 

@@ -226,7 +226,7 @@ pub(super) struct Plan {
     times: Vec<Duration>,
     pub steps: u64,
     pub skipped: u64,
-    pub weight_bytes: u64,
+    pub bytes_read: u64,
 }
 
 /// What the nodes of a call work in. Nothing in it outlives the call, so the plans of a thread share one.
@@ -364,7 +364,7 @@ impl Plan {
             }
         }
         self.steps += nodes.len() as u64;
-        self.weight_bytes += counts.0;
+        self.bytes_read += counts.0;
         self.skipped += counts.1;
         let sources = Sources { buffers: &arena.buffers, tensors, constants, inputs };
         for (nest, view, out) in &mut self.outputs {
@@ -402,7 +402,7 @@ impl Plan {
     /// Counts a run of its only node.
     pub fn count(&mut self, (bytes, skipped): (u64, u64), time: Duration) {
         self.steps += 1;
-        self.weight_bytes += bytes;
+        self.bytes_read += bytes;
         self.skipped += skipped;
         if let [first, ..] = self.times.as_mut_slice() {
             *first += time;
@@ -567,7 +567,7 @@ fn run_node(
             let m = Mask { values: &sources.get(mask.0.base)[mask.0.offset..], token_stride: mask.1 };
             let (k, v) = (cache(k), cache(v));
             let q = (sources.get(q.0), q.1);
-            anemoe_kernels::attention(pool, shape, 1.0, q, &k, &v, Some(m), (&mut taken, out.1));
+            counts.0 += anemoe_kernels::attention(pool, shape, 1.0, q, &k, &v, Some(m), (&mut taken, out.1));
             buffers[out.0] = taken;
         }
         Work::Update { state, new, keep, place, tail, all } => {
