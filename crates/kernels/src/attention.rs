@@ -179,22 +179,20 @@ impl CacheView<'_> {
     }
 }
 
-/// Appends the runs of slots that a token sees.
-fn add_runs(mask: &[f32], out: &mut Vec<Range<usize>>) {
-    let (chunks, rest) = mask.as_chunks::<LANES>();
-    let mut lanes = [f32::NEG_INFINITY; LANES];
-    for chunk in chunks {
-        for l in 0..LANES {
-            lanes[l] = if chunk[l] > lanes[l] { chunk[l] } else { lanes[l] };
-        }
-    }
-    let largest = lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max);
+dispatch! {
+    /// Appends the runs of slots that a token sees.
+    fn add_runs(mask: &[f32], out: &mut Vec<Range<usize>>) = add_runs_on
+}
+
+#[inline(always)]
+fn add_runs_on<L: Lanes>(mask: &[f32], out: &mut Vec<Range<usize>>) {
+    let largest = largest::<L>(mask);
     let bound = if largest.is_finite() { largest - UNSEEN } else { f32::NEG_INFINITY };
     let mut start = None;
     for (i, chunk) in mask.chunks(LANES).enumerate() {
         // Most chunks are of one kind.
-        let below: usize = chunk.iter().map(|m| usize::from(*m < bound)).sum();
-        if below == chunk.len() {
+        let below: u32 = chunk.iter().map(|m| u32::from(*m < bound)).sum();
+        if below == chunk.len() as u32 {
             if let Some(start) = start.take() {
                 out.push(start..i * LANES);
             }
@@ -889,5 +887,15 @@ mod tests {
         found.clear();
         add_runs(&mask, &mut found);
         assert_eq!(found, [3..4, 16..40, 69..70]);
+        // What is not a number is seen, and does not hide what the largest is.
+        mask[19] = f32::NAN;
+        found.clear();
+        add_runs(&mask, &mut found);
+        assert_eq!(found, [3..4, 16..40, 69..70]);
+        mask.truncate(36);
+        mask[20..].fill(-30000.0);
+        found.clear();
+        add_runs(&mask, &mut found);
+        assert_eq!(found, [3..4, 16..20]);
     }
 }

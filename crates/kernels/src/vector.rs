@@ -222,7 +222,8 @@ pub(crate) fn largest<L: Lanes>(x: &[f32]) -> f32 {
     let mut largest = L::splat(f32::NEG_INFINITY);
     let n = x.len() / LANES * LANES;
     for i in (0..n).step_by(LANES) {
-        largest = largest.max(get(x, i));
+        // As the first operand a NaN is left out.
+        largest = get::<L>(x, i).max(largest);
     }
     let mut lanes = [0f32; LANES];
     largest.store(&mut lanes);
