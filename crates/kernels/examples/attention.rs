@@ -17,7 +17,7 @@ fn median(mut v: Vec<f64>) -> f64 {
 
 fn main() {
     let (heads, kv_heads, head_dim) = (number("heads", 8), number("kv_heads", 2), number("head_dim", 128));
-    let (slots, layers, rounds) = (number("slots", 4096), number("layers", 40), number("rounds", 40));
+    let (slots, layers, rounds) = (number("slots", 4096), number("layers", 40), number("rounds", 40).max(1));
     let pool = Pool::global();
     let shape = AttentionShape { heads, kv_heads, tokens: 1, head_dim, slots };
     let cache = kv_heads * slots * head_dim;

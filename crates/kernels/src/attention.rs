@@ -277,9 +277,10 @@ impl Part<'_> {
     /// The runs that a token sees in `slots`.
     #[inline(always)]
     fn runs(&self, token: usize, slots: &Range<usize>) -> impl Iterator<Item = Range<usize>> + '_ {
-        let slots = slots.clone();
-        let inside = move |r: &Range<usize>| r.start.max(slots.start)..r.end.min(slots.end);
-        self.seen.runs(token).iter().map(inside).filter(|r| !r.is_empty())
+        let (slots, all) = (slots.clone(), self.seen.runs(token));
+        let from = all.partition_point(|r| r.end <= slots.start);
+        let some = all[from..].iter().take_while(move |r| r.start < slots.end);
+        some.map(move |r| r.start.max(slots.start)..r.end.min(slots.end))
     }
 
     /// # Safety
@@ -303,8 +304,8 @@ impl Part<'_> {
 
 /// `softmax(scale q k^T + mask) v` for each head; the cache's slots that a token's mask rules out are not read.
 ///
-/// A token's result does not depend on the other tokens or the number of threads. Gives the bytes of keys and values that are
-/// read, of several tokens those of the slots from the first to the last that any sees.
+/// A token's result does not depend on the other tokens or the number of threads. Gives the bytes of the
+/// keys and values that are seen, each counted once; of several tokens those from the first slot to the last that any sees.
 ///
 /// # Panics
 /// Lengths do not fit.
@@ -326,13 +327,19 @@ pub fn attention(
     k.check(s);
     v.check(s);
     for (at, len) in [(q_at, q.len()), (out_at, out.len())] {
-        let end = at.first + (s.heads - 1) * at.head + (s.tokens - 1) * at.token + s.head_dim;
-        assert!(end <= len, "heads and tokens lie inside");
+        let of = |n: usize, stride: usize| (n - 1).checked_mul(stride);
+        let end = of(s.heads, at.head).and_then(|e| {
+            e.checked_add(of(s.tokens, at.token)?)?.checked_add(at.first)?.checked_add(s.head_dim)
+        });
+        assert!(end.is_some_and(|end| end <= len), "heads and tokens lie inside");
     }
     if let Some(m) = mask {
         assert!((s.tokens - 1) * m.token_stride + s.slots <= m.values.len(), "a mask per token and slot");
     }
-    assert!(out_at.head >= s.head_dim && out_at.token >= s.head_dim, "results do not overlap");
+    assert!(
+        are_apart((s.heads, out_at.head), (s.tokens, out_at.token), s.head_dim),
+        "results do not overlap"
+    );
     let mut seen = SEEN.take();
     seen.runs.clear();
     seen.first.clear();
@@ -404,12 +411,19 @@ pub fn attention(
     } else {
         (0..s.heads).for_each(last)
     }
-    let first = seen.runs.iter().map(|r| r.start).min().unwrap_or(0);
-    let last = seen.runs.iter().map(|r| r.end).max().unwrap_or(0);
-    let read = if s.tokens == 1 { work } else { last - first };
+    let low = seen.runs.iter().map(|r| r.start).min().unwrap_or(0);
+    let high = seen.runs.iter().map(|r| r.end).max().unwrap_or(0);
+    let read = if s.tokens == 1 { work } else { high - low };
     seen.states = states;
     SEEN.set(seen);
     (read * s.kv_heads * s.head_dim * (k.values.size() + v.values.size())) as u64
+}
+
+/// Pieces of `len` that lie on two axes, of which the numbers and strides are given, do not overlap.
+fn are_apart(a: (usize, usize), b: (usize, usize), len: usize) -> bool {
+    let (inner, outer) = if a.1 <= b.1 && a.0 > 1 || b.0 == 1 { (a, b) } else { (b, a) };
+    let width = (inner.0 - 1).checked_mul(inner.1).and_then(|w| w.checked_add(len));
+    (inner.0 == 1 || inner.1 >= len) && (outer.0 == 1 || width.is_some_and(|width| outer.1 >= width))
 }
 
 /// Puts together what the chunks gave.
@@ -591,9 +605,11 @@ fn heads<L: Lanes, T: Elements, const G: usize, const N: usize, const S: usize, 
             // SAFETY: the part's own heads and token, each once; dropped before the next ones are made.
             let mut states: [Option<State<'_>>; N] =
                 std::array::from_fn(|h| (h < n).then(|| unsafe { part.state(part.heads.start + h, token) }));
+            let end = part.seen.runs(token).last().map_or(0, |r| r.end);
+            let next = (G == 1).then_some((k, end));
             for run in part.runs(token, &some) {
                 let n = run.len();
-                add_values::<L, T, N, WIDE>(weights, *added, v, run, &mut states, (d, (G == 1).then_some(k)));
+                add_values::<L, T, N, WIDE>(weights, *added, v, run, &mut states, (d, next));
                 *added += n;
             }
         }
@@ -649,12 +665,8 @@ fn dots<L: Lanes, T: Elements, const N: usize, const S: usize>(
     let whole = d / LANES * LANES;
     if L::REGISTERS > SUMS + N {
         for c in (0..whole).step_by(LANES) {
-            if let Some(next) = next
-                && c % (2 * LANES) == 0
-            {
-                for s in 0..S {
-                    next.values.prefetch(next.at(first + s).wrapping_add(c), 2 * LANES);
-                }
+            for s in 0..S {
+                ask(next, (first + s).min(last), c);
             }
             let mut queries = [L::splat(0.0); N];
             for h in 0..N {
@@ -672,11 +684,14 @@ fn dots<L: Lanes, T: Elements, const N: usize, const S: usize>(
     } else {
         // Four at a time, of as few keys as that takes.
         let (heads, keys) = (N.min(4), 4 / N.min(4));
-        for first in 0..SUMS / 4 {
-            let (s, h) = (first * 4 / N, first * 4 % N);
+        for group in 0..SUMS / 4 {
+            let (s, h) = (group * 4 / N, group * 4 % N);
             let mut four = [L::splat(0.0); 4];
             for c in (0..whole).step_by(LANES) {
                 for j in 0..keys {
+                    if h == 0 {
+                        ask(next, (first + s + j).min(last), c);
+                    }
                     // SAFETY: as above.
                     let key = unsafe { k.values.vector::<L>(at[s + j] + c) };
                     for i in 0..heads {
@@ -710,7 +725,18 @@ fn dots<L: Lanes, T: Elements, const N: usize, const S: usize>(
     L::load(&all)
 }
 
-/// Adds the weighted values of some slots, of which the first is the `i`th that is seen.
+/// Asks for two vectors of a slot from channel c on, at every other c.
+#[inline(always)]
+fn ask<T: Elements>(next: Option<Slots<T>>, slot: usize, c: usize) {
+    if let Some(next) = next
+        && c.is_multiple_of(2 * LANES)
+    {
+        next.values.prefetch(next.at(slot).wrapping_add(c), 2 * LANES);
+    }
+}
+
+/// Adds the weighted values of some slots, of which the first is the `i`th that is seen. Asks for what is `next` in the next
+/// block meanwhile, up to the slot that is given.
 #[inline(always)]
 fn add_values<L: Lanes, T: Elements, const N: usize, const WIDE: usize>(
     weights: &[[f32; BLOCK]; N],
@@ -718,7 +744,7 @@ fn add_values<L: Lanes, T: Elements, const N: usize, const WIDE: usize>(
     v: Slots<T>,
     slots: Range<usize>,
     states: &mut [Option<State<'_>>; N],
-    (d, next): (usize, Option<Slots<T>>),
+    (d, next): (usize, Option<(Slots<T>, usize)>),
 ) {
     assert!(i + slots.len() <= BLOCK);
     let mut c = 0;
@@ -750,7 +776,7 @@ fn add_vectors<L: Lanes, T: Elements, const N: usize, const WIDE: usize>(
     v: Slots<T>,
     slots: Range<usize>,
     states: &mut [Option<State<'_>>; N],
-    (c, next): (usize, Option<Slots<T>>),
+    (c, next): (usize, Option<(Slots<T>, usize)>),
 ) {
     let mut acc = [[L::splat(0.0); WIDE]; N];
     for h in 0..N {
@@ -762,7 +788,9 @@ fn add_vectors<L: Lanes, T: Elements, const N: usize, const WIDE: usize>(
     }
     for (n, slot) in slots.enumerate() {
         let at = v.at(slot) + c;
-        if let Some(next) = next {
+        if let Some((next, end)) = next
+            && slot + BLOCK < end
+        {
             next.values.prefetch(next.at(slot + BLOCK).wrapping_add(c), WIDE * LANES);
         }
         assert!(at <= v.values.len() && WIDE * LANES <= v.values.len() - at);
@@ -872,6 +900,33 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn results_that_overlap_or_lie_outside_are_refused() {
+        for (heads, tokens, good) in [
+            ((3, 4), (5, 12), true),
+            ((3, 20), (5, 4), true),
+            ((1, 0), (5, 4), true),
+            ((3, 4), (1, 0), true),
+            ((1, 0), (1, 0), true),
+            ((2, 4), (2, 4), false),
+            ((3, 4), (5, 11), false),
+            ((3, 19), (5, 4), false),
+            ((3, 3), (5, 100), false),
+            ((3, usize::MAX), (5, usize::MAX), false),
+        ] {
+            assert_eq!(are_apart(heads, tokens, 4), good, "{heads:?} {tokens:?}");
+        }
+        let s = AttentionShape { heads: 9, kv_heads: 9, tokens: 1, head_dim: 4, slots: 1 };
+        let (q, kv, mut out) = ([0f32; 36], [0f32; 36], [0f32; 36]);
+        let at = HeadStrides { first: 0, head: 4, token: 36 };
+        let far = HeadStrides { head: 1 << 61, ..at };
+        let view = CacheView { values: CacheValues::F32(&kv), first: 0, head_stride: 4, slot_stride: 4 };
+        let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            attention(&Pool::new(1), &s, 1.0, (&q, at), &view, &view, None, (&mut out, far))
+        }));
+        assert!(refused.is_err());
     }
 
     #[test]

@@ -6,6 +6,8 @@ use std::ops::{Deref, DerefMut};
 
 /// Bytes of a large page, where the system has them.
 const PAGE: usize = 2 << 20;
+/// Bytes of a page where it has not.
+const SMALL_PAGE: usize = 4 << 10;
 
 /// Halves as bits. From 2 MB on they lie in memory of their own, for which large pages are asked: attention at a long context
 /// would look up a page for every few slots.
@@ -32,14 +34,14 @@ impl Halves {
         let _ = map.advise(memmap2::Advice::HugePage);
         Halves(Memory::Many(map, n))
     }
-}
 
-impl Halves {
     /// All zero again. Pages that nothing was written to still take no memory.
-    pub fn clear(&mut self) {
-        Pool::global().pieces(self, PAGE / size_of::<u16>(), &|_, page| {
-            if page.iter().any(|v| *v != 0) {
-                page.fill(0);
+    pub fn zero(&mut self) {
+        Pool::global().pieces(self, PAGE / size_of::<u16>(), &|_, part| {
+            for page in part.chunks_mut(SMALL_PAGE / size_of::<u16>()) {
+                if page.iter().any(|v| *v != 0) {
+                    page.fill(0);
+                }
             }
         });
     }
@@ -90,7 +92,7 @@ mod tests {
                 assert_eq!(halves.clone().last(), Some(&7));
             }
             assert_eq!(halves.clone()[..], halves[..]);
-            halves.clear();
+            halves.zero();
             assert!(halves.len() == n && halves.iter().all(|v| *v == 0));
         }
     }

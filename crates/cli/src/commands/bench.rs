@@ -131,12 +131,11 @@ struct Decode {
     /// Gigabytes of weights and caches read for a token.
     gb_per_token: f64,
     gb_s: f64,
-    /// Of what memory gives.
     /// Gigabytes per second that all threads read beside it.
     read_gb_s: f64,
     /// Median over the repetitions, each beside its own reading.
     share_of_bandwidth: f64,
-    /// Tokens per second if nothing took time but reading the weights.
+    /// Tokens per second if nothing took time but reading these bytes.
     ceiling_tok_s: f64,
 }
 

@@ -178,7 +178,7 @@ pub struct SessionStats {
     pub steps: u64,
     /// Steps left out because they were multiplied by zero.
     pub skipped: u64,
-    /// Bytes of weights that products read.
+    /// Bytes of weights that products read; of fused functions also those of keys and values that attention sees.
     pub bytes_read: u64,
 }
 

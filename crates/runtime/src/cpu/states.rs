@@ -222,7 +222,7 @@ impl States {
         for (value, ty) in self.values.iter_mut().zip(&self.types) {
             match value {
                 // Fresh pages would have to be cleared by the system as well, while they are written.
-                StateValue::Half { bits, .. } => bits.clear(),
+                StateValue::Half { bits, .. } => bits.zero(),
                 StateValue::Full(_) => *value = StateValue::zero(ty, self.halves),
             }
         }
