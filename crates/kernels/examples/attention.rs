@@ -2,18 +2,11 @@
 //! memory: `cargo run --release -p anemoe-kernels --example attention -- heads=8 kv_heads=2 head_dim=128 slots=4096 layers=40`.
 //! All are optional.
 
+mod common;
+
 use anemoe_kernels::{AttentionShape, CacheValues, CacheView, Halves, HeadStrides, Pool, attention, read};
+use common::{median, number};
 use std::time::Instant;
-
-fn number(name: &str, default: usize) -> usize {
-    let argument = std::env::args().find_map(|a| Some(a.strip_prefix(name)?.strip_prefix('=')?.to_string()));
-    argument.map_or(default, |v| v.parse().unwrap_or_else(|_| panic!("{name}={v} is no number")))
-}
-
-fn median(mut v: Vec<f64>) -> f64 {
-    v.sort_by(f64::total_cmp);
-    v[v.len() / 2]
-}
 
 fn main() {
     let (heads, kv_heads, head_dim) = (number("heads", 8), number("kv_heads", 2), number("head_dim", 128));

@@ -3,7 +3,10 @@
 //! `cargo run --release -p anemoe-kernels --example bandwidth -- tokens=1,8 matrices=256 rows=1408 cols=2816 fast=1`.
 //! All are optional. Rounds are short and in turn, so that other work on the machine touches both alike.
 
+mod common;
+
 use anemoe_kernels::{Codes, Columns, Matrix, Panel, Pool, Product, products, read};
+use common::{argument, median, number};
 use std::time::Instant;
 
 /// Matrices of a round.
@@ -18,19 +21,6 @@ fn noise(n: usize) -> Vec<f32> {
         (s >> 40) as f32 / (1u64 << 24) as f32 - 0.5
     };
     (0..n).map(|_| next()).collect()
-}
-
-fn argument(name: &str) -> Option<String> {
-    std::env::args().find_map(|a| Some(a.strip_prefix(name)?.strip_prefix('=')?.to_string()))
-}
-
-fn number(name: &str, default: usize) -> usize {
-    argument(name).map_or(default, |v| v.parse().unwrap_or_else(|_| panic!("{name}={v} is no number")))
-}
-
-fn median(mut v: Vec<f64>) -> f64 {
-    v.sort_by(f64::total_cmp);
-    v[v.len() / 2]
 }
 
 fn main() {

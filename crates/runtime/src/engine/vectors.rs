@@ -92,19 +92,19 @@ impl Mix {
                 if branch_scale.len() != c {
                     return Err(wrong());
                 }
-                let vectors = self.scale.iter().zip(branch_scale).zip(&self.shift);
+                // From a channel on.
+                let vectors = |c: usize| self.scale[c..].iter().zip(&branch_scale[c..]).zip(&self.shift[c..]);
                 let mixed = |s: f32, b: f32, ((scale, branch_scale), shift): ((&f32, &f32), &f32)| {
                     s * scale + (b * branch_scale + shift)
                 };
                 if width == 1 {
-                    let all = stream.iter_mut().zip(branch).zip(vectors);
+                    let all = stream.iter_mut().zip(branch).zip(vectors(0));
                     all.for_each(|((s, b), v)| *s = mixed(*s, *b, v));
                 } else {
                     let rows = rows_of_piece(width);
                     Pool::global().pieces(stream, rows * width, &|piece, stream| {
                         let first = piece * rows;
-                        let with =
-                            branch[first * width..].chunks_exact(width).zip(vectors.clone().skip(first));
+                        let with = branch[first * width..].chunks_exact(width).zip(vectors(first));
                         for (stream, (branch, v)) in stream.chunks_exact_mut(width).zip(with) {
                             stream.iter_mut().zip(branch).for_each(|(s, b)| *s = mixed(*s, *b, v));
                         }
