@@ -5,7 +5,7 @@
 
 mod common;
 
-use anemoe_kernels::{Codes, Columns, Matrix, Panel, Pool, Product, products, read};
+use anemoe_kernels::{Codes, Columns, Matrix, Panel, Pool, Product, Words, products, read, round_to_words};
 use common::{argument, median, number};
 use std::time::Instant;
 
@@ -43,15 +43,17 @@ fn main() {
     });
     // SAFETY: initialized integers, as bytes.
     let indices = unsafe { std::slice::from_raw_parts(indices.as_ptr().cast::<u8>(), size * n) };
-    let lut = noise(rows / 32 * 16);
+    let mut lut = noise(rows / 32 * 16);
+    lut.chunks_mut(16).for_each(round_to_words);
     let codes = Codes::new(&lut, 4);
+    let words = if number("words", 1) == 1 { Words::new(&lut) } else { None };
     let matrix = |e: usize| {
         if half {
             let m = Matrix::f16(&indices[e * size..(e + 1) * size], rows, cols).expect("a matrix");
             return if fast { m.fast(None) } else { m };
         }
         let m = Matrix::lut(4, &indices[e * size..(e + 1) * size], &lut, 32, rows, cols).expect("a matrix");
-        if fast { m.fast(codes.as_ref()) } else { m }
+        if fast { m.fast(codes.as_ref()) } else { m.whole(words.as_ref()) }
     };
     for tokens in tokens.split(',').map(|t| t.parse::<usize>().expect("tokens")) {
         let x = noise(cols * tokens);

@@ -22,6 +22,8 @@ pub enum Order {
     Natural,
     /// `8 l + k`
     Packed,
+    /// As [`Order::Packed`], and as integers of 24 bits.
+    Whole,
     /// As [`Order::Packed`], then as integers of 8 bits.
     FastPacked,
     /// `64 (k / 4) + 4 l + k % 4`, then as integers of 8 bits.
@@ -36,7 +38,7 @@ impl Order {
     pub(crate) fn column(self, i: usize) -> usize {
         match self {
             Order::Natural | Order::Rounded => i,
-            Order::Packed | Order::FastPacked => i % LANES * VECTORS + i / LANES,
+            Order::Packed | Order::Whole | Order::FastPacked => i % LANES * VECTORS + i / LANES,
             Order::Fast => i / 64 * 64 + i % LANES * 4 + i / LANES % 4,
         }
     }
@@ -487,6 +489,7 @@ impl Matrix<'_> {
             Storage::Lut { bits: 4, .. } | Storage::Int { bits: 4, .. } if self.fast => Order::FastPacked,
             Storage::Lut { .. } | Storage::Int { .. } if self.fast => Order::Fast,
             Storage::F16(_) | Storage::F32(_) if self.fast => Order::Rounded,
+            _ if self.words.is_some() => Order::Whole,
             Storage::Lut { bits, .. } if bits < 8 && self.is_direct() => Order::Packed,
             Storage::Int { bits: 4, .. } if self.is_direct() => Order::Packed,
             _ => Order::Natural,

@@ -24,6 +24,7 @@ mod same_bits;
 mod test_data;
 mod transpose;
 mod vector;
+mod words;
 
 pub use attention::{AttentionShape, CacheValues, CacheView, HeadStrides, Mask, attention};
 pub use bandwidth::{read, read_bandwidth};
@@ -42,3 +43,4 @@ pub use pool::Pool;
 pub use product::{Product, products, products_on};
 pub use transpose::{Strided, transpose};
 pub use vector::{Gate, RmsNorm, activated, exp_sum, gated, rms_norm, softcap};
+pub use words::{Words, round_to_words};

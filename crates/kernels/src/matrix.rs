@@ -1,6 +1,7 @@
 //! Views of dense and compressed matrices.
 
 use crate::fast::Codes;
+use crate::words::Words;
 
 /// Why a view cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +53,8 @@ pub struct Matrix<'a> {
     /// Products are of integers.
     pub(crate) fast: bool,
     pub(crate) codes: Option<&'a Codes>,
+    /// What exact products look up.
+    pub(crate) words: Option<&'a Words>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -79,7 +82,7 @@ pub(crate) enum Storage<'a> {
 
 impl<'a> Matrix<'a> {
     fn new(data: Storage<'a>, rows: usize, cols: usize) -> Self {
-        Matrix { data, first: 0, rows, cols, fast: false, codes: None }
+        Matrix { data, first: 0, rows, cols, fast: false, codes: None, words: None }
     }
 
     /// Dense f32.
@@ -166,6 +169,16 @@ impl<'a> Matrix<'a> {
                 (whole(bits) && (block.1 == self.cols || block.1.is_multiple_of(lane)), None)
             }
             Storage::F16(_) | Storage::F32(_) => (crate::fast::bf16::is_worth_it(self.rows, self.cols), None),
+        };
+        self
+    }
+
+    /// With exact products of integers, where the kind has them: tables of sixteen entries, whose `words` these are; rows start
+    /// at bytes. They are as exact as those of f32, and take two thirds of the instructions.
+    pub fn whole(mut self, words: Option<&'a Words>) -> Self {
+        self.words = match self.data {
+            Storage::Lut { bits: 4, lut, .. } if self.is_direct() => words.filter(|w| w.fit(lut)),
+            _ => None,
         };
         self
     }

@@ -5,6 +5,7 @@ use crate::fast::{IN_ORDER, Narrow, PACKED, bf16};
 use crate::lanes::LANES;
 use crate::lines::Lines;
 use crate::pool::Pool;
+use crate::words::WideTokens;
 use std::cell::RefCell;
 
 /// Tokens of a product: each token's channels one after the other, in the order of a matrix kind, padded with zeros to whole
@@ -18,6 +19,8 @@ pub struct Panel {
     pub(crate) order: Order,
     /// Where the order is one of integers.
     pub(crate) narrow: Narrow,
+    /// Where the order is one of exact integers.
+    pub(crate) wide: WideTokens,
     /// `[tokens, padded]`, where the order is one of bf16.
     pub(crate) halves: Lines<[u8; 64]>,
 }
@@ -120,6 +123,7 @@ impl Panel {
             Order::FastPacked => &PACKED,
             Order::Fast => &IN_ORDER,
             Order::Natural | Order::Packed => return,
+            Order::Whole => return self.wide.fill(&self.data, tokens, cols.div_ceil(BLOCK)),
             Order::Rounded => return self.round(),
         };
         self.narrow.fill(&self.data, tokens, cols.div_ceil(BLOCK), quarters);
@@ -143,7 +147,7 @@ fn arrange(order: Order, x: &[f32], out: &mut [f32]) {
             out[..x.len()].copy_from_slice(x);
             out[x.len()..].fill(0.0);
         }
-        Order::Packed | Order::FastPacked => turn(x, out, |k, l| 8 * l + k),
+        Order::Packed | Order::Whole | Order::FastPacked => turn(x, out, |k, l| 8 * l + k),
         Order::Fast => turn(x, out, |k, l| 64 * (k / 4) + 4 * l + k % 4),
     }
 }

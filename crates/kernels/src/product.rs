@@ -264,6 +264,14 @@ pub(crate) fn rows_on(isa: Isa, w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &
     if w.fast {
         return crate::fast::rows_on(isa, w, x, rows, y);
     }
+    match w.words {
+        Some(words) => crate::words::rows_on(isa, w, words, x, rows, y),
+        None => in_f32(isa, w, x, rows, y),
+    }
+}
+
+/// Exact products of any kind.
+pub(crate) fn in_f32(isa: Isa, w: &Matrix<'_>, x: Taken<'_>, rows: &Tiles, y: &Target<'_>) {
     match isa {
         Isa::Scalar => undirect(w, x, rows, y, panel::<Plain, 1>),
         #[cfg(target_arch = "x86_64")]
@@ -764,6 +772,14 @@ mod tests {
             let lut = noise(seed + 1, (rows / group) << bits);
             let indices = bytes(seed + 2, (n * bits).div_ceil(8));
             check(&format!("lut{bits}"), &Matrix::lut(bits, &indices, &lut, group, rows, cols).unwrap());
+            if bits == 4 {
+                let mut lut = lut;
+                lut.chunks_mut(16).for_each(crate::round_to_words);
+                let words = crate::Words::new(&lut).unwrap();
+                let w = Matrix::lut(bits, &indices, &lut, group, rows, cols).unwrap().whole(Some(&words));
+                assert_eq!(w.order() == Order::Whole, cols.is_multiple_of(2));
+                check("lut4 in words", &w);
+            }
         }
         for (bits, signed) in [(4, true), (4, false), (8, true), (8, false)] {
             for most in [cols, 32, 8, 5] {

@@ -44,19 +44,24 @@ fn products_have_these_bits() {
     let lut = |bits: usize| {
         Matrix::lut(bits, &stored[..n * bits / 8], &tables[..rows << bits], 1, rows, cols).unwrap()
     };
+    let mut rounded = tables[..rows << 4].to_vec();
+    rounded.chunks_mut(16).for_each(crate::round_to_words);
+    let words = crate::Words::new(&rounded).unwrap();
+    let in_words = Matrix::lut(4, &stored[..n / 2], &rounded, 1, rows, cols).unwrap().whole(Some(&words));
     let int = |bits: usize, signed, block: usize| {
         let blocks = rows * cols / block;
         let (scale, offset) = (&scale[..blocks], &offset[..blocks]);
         Matrix::int(bits, signed, &stored[..n * bits / 8], scale, Some(offset), (1, block), rows, cols)
             .unwrap()
     };
-    let expected: [(&str, Matrix<'_>, u64); 22] = [
+    let expected: [(&str, Matrix<'_>, u64); 23] = [
         ("f32", Matrix::f32(&dense, rows, cols).unwrap(), 0x5087_a996_90ad_67e3),
         ("f16", Matrix::f16(&halves, rows, cols).unwrap(), 0x9f1e_f3bc_dc36_7672),
         ("lut1", lut(1), 0xa66c_eaae_bc4e_c310),
         ("lut2", lut(2), 0x4354_873b_4036_2f8c),
         ("lut3", lut(3), 0x89da_9b1a_c80b_88b2),
         ("lut4", lut(4), 0xb8b2_ae66_5d73_a6f4),
+        ("lut4 in words", in_words, 0x0e2e_c51a_a628_c355),
         ("lut6", lut(6), 0x7c79_018e_473b_7a9f),
         ("lut8", lut(8), 0xcf29_75ab_a9f0_15bc),
         ("int4", int(4, true, 32), 0x3b20_3ce3_1971_d75f),

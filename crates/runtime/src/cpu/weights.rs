@@ -5,7 +5,7 @@ use crate::Result;
 use crate::cpu::ops::OpError;
 use crate::cpu::ops::shape::MAX_ELEMENTS;
 use crate::tensor::Tensor;
-use anemoe_kernels::{Codes, Matrix};
+use anemoe_kernels::{Codes, Matrix, Words};
 use anemoe_mlpackage::blob::{SharedBlob, unpack_sub_byte};
 use anemoe_mlpackage::mil::{Argument, Binding, DataType, Operation, TensorData, Value, ValueType};
 use anemoe_mlpackage::package::Package;
@@ -30,6 +30,8 @@ pub(super) struct StoredWeight {
     fast: bool,
     /// What tables need for that.
     codes: Option<Codes>,
+    /// Tables of whole numbers, for exact products.
+    words: Option<Words>,
     /// Of the dense tensor.
     pub shape: Vec<usize>,
 }
@@ -62,20 +64,25 @@ enum Kind {
 impl StoredWeight {
     fn new(package: &Package, data: &Value, kind: Kind, shape: Vec<usize>) -> OpErrorAt<StoredWeight> {
         let blob = package.shared_blob(data).map_err(|e| OpError::Invalid(e.to_string()))?;
-        Ok(StoredWeight { elements: Elements::Blob(blob), kind, fast: false, codes: None, shape })
+        let words = match &kind {
+            Kind::Lut { bits: 4, lut, .. } => Words::new(lut),
+            _ => None,
+        };
+        Ok(StoredWeight { elements: Elements::Blob(blob), kind, fast: false, codes: None, words, shape })
     }
 
     /// Of f32 elements.
     pub fn dense(tensor: Arc<Tensor>) -> StoredWeight {
         let shape = tensor.shape.clone();
-        StoredWeight { elements: Elements::Dense(tensor), kind: Kind::F32, fast: false, codes: None, shape }
+        let elements = Elements::Dense(tensor);
+        StoredWeight { elements, kind: Kind::F32, fast: false, codes: None, words: None, shape }
     }
 
     /// Products are of integers where the kind has them.
     pub fn allow_fast(&mut self) {
         self.fast = true;
         if let Kind::Lut { bits, lut, .. } = &self.kind {
-            self.codes = Codes::new(lut, *bits);
+            (self.codes, self.words) = (Codes::new(lut, *bits), None);
         }
     }
 
@@ -107,7 +114,7 @@ impl StoredWeight {
             }
         };
         let matrix = matrix.map_err(|e| OpError::Invalid(e.to_string()))?;
-        Ok(if self.fast { matrix.fast(self.codes.as_ref()) } else { matrix })
+        Ok(if self.fast { matrix.fast(self.codes.as_ref()) } else { matrix.whole(self.words.as_ref()) })
     }
 
     /// The dense tensor.

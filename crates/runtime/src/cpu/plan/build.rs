@@ -374,9 +374,7 @@ impl Builder<'_> {
         for b in branches {
             let (gate_up, down) = (self.weight_of(b.gate_up)?, self.weight_of(b.down)?);
             let weight = self.float(b.weight)?;
-            let order = |w: &StoredWeight| w.matrix().ok().map(|m| m.order());
-            let fits = order(&gate_up) == all.first().map_or(order(&gate_up), |b: &Branch| order(&b.gate_up))
-                && gate_up.cols() == channels
+            let fits = gate_up.cols() == channels
                 && weight.shape == [1, 1, 1, tokens]
                 && gate_up.rows() == 2 * down.cols()
                 && shape == [1, down.rows(), 1, tokens];

@@ -45,7 +45,8 @@ pub(super) struct Experts {
 }
 
 /// By number.
-const ORDERS: [Order; 5] = [Order::Natural, Order::Packed, Order::FastPacked, Order::Fast, Order::Rounded];
+const ORDERS: [Order; 6] =
+    [Order::Natural, Order::Packed, Order::Whole, Order::FastPacked, Order::Fast, Order::Rounded];
 const _: () = {
     let mut i = 0;
     while i < ORDERS.len() {
@@ -87,12 +88,6 @@ impl Pack<'_> {
             token_stride: x.strides[3],
             channel_stride: x.strides[1],
         }
-    }
-
-    /// Order of what is multiplied: all experts of a pack have one, see `Builder::experts`.
-    fn order(&self) -> OpErrorAt<Option<Order>> {
-        let first = self.experts.branches.first();
-        first.map(|b| b.gate_up.matrix().map(|w| w.order())).transpose()
     }
 
     /// Both can be one sum: they read the same elements.
@@ -159,10 +154,8 @@ pub(super) fn sum(
             columns = Columns { values: out, first: 0, token_stride: channels, channel_stride: 1 };
         }
         let mut wanted = [false; ORDERS.len()];
-        for pack in packs {
-            if let Some(order) = pack.order()? {
-                wanted[order as usize] = true;
-            }
+        for &(p, i) in &*chosen {
+            wanted[packs[p].experts.branches[i].gate_up.matrix()?.order() as usize] = true;
         }
         for ((order, panel), _) in ORDERS.into_iter().zip(panels.iter_mut()).zip(wanted).filter(|(_, w)| *w) {
             panel.fill(order, columns, tokens, channels, None);
