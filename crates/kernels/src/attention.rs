@@ -4,6 +4,10 @@
 //! largest score so far, what was added before is scaled to it, and what the chunks give is put together in their order: a
 //! token's result depends neither on the other tokens nor on the number of threads.
 
+mod half_products;
+#[cfg(test)]
+mod tests;
+
 use crate::Pool;
 use crate::lanes::{LANES, Lanes};
 use crate::lines::{Cache, Lines};
@@ -67,6 +71,9 @@ pub struct AttentionShape {
     pub head_dim: usize,
     /// Slots.
     pub slots: usize,
+    /// Keys and values of fp16 may be multiplied in fp16, where the processor does that: faster, but queries and weights are
+    /// rounded to 11 bits of precision and a few products each are added with as many. Else it changes nothing.
+    pub fast: bool,
 }
 
 /// What is added to the scores: `[tokens, slots]` with slots together.
@@ -227,6 +234,8 @@ struct Scratch {
     /// Widened keys and values of a block.
     keys: Lines<[f32; LANES]>,
     values: Lines<[f32; LANES]>,
+    /// Queries of a part in fp16.
+    queries: half_products::Queries,
 }
 
 /// What the tokens of a call see, and what the parts of a call give.
@@ -300,6 +309,55 @@ impl Part<'_> {
         let (q, at) = self.q;
         &q[at.first + head * at.head + token * at.token..][..self.s.head_dim]
     }
+
+    /// The queries of N heads; where there are fewer, others are those of the first.
+    #[inline(always)]
+    fn queries<const N: usize>(&self, token: usize) -> [&[f32]; N] {
+        let mut queries = [self.query(self.heads.start, token); N];
+        for (h, query) in queries.iter_mut().enumerate().take(self.heads.len()) {
+            *query = self.query(self.heads.start + h, token);
+        }
+        queries
+    }
+
+    /// Behind the last slot that a token sees.
+    fn end(&self, token: usize) -> usize {
+        self.seen.runs(token).last().map_or(0, |r| r.end)
+    }
+
+    /// Nothing was seen yet.
+    fn clear(&self) {
+        for head in self.heads.clone() {
+            for token in self.tokens.clone() {
+                // SAFETY: the part's own; dropped at once.
+                let state = unsafe { self.state(head, token) };
+                (*state.top, *state.sum) = (f32::NEG_INFINITY, 0.0);
+                state.values.fill(0.0);
+            }
+        }
+    }
+
+    /// The blocks of which a token sees something, and in each the slots from the first to the last that any sees.
+    fn blocks(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + '_ {
+        self.slots.clone().step_by(BLOCK).filter_map(|start| {
+            let slots = start..self.slots.end.min(start + BLOCK);
+            let seen = self.tokens.clone().flat_map(|t| self.runs(t, &slots));
+            let (low, high) = seen.fold((usize::MAX, 0), |(a, b), r| (a.min(r.start), b.max(r.end)));
+            (low < high).then_some((slots, low..high))
+        })
+    }
+}
+
+/// What keys and values are multiplied in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Arithmetic {
+    /// f32.
+    Singles,
+    /// fp16, see [`half_products`]; the processor has it, and both caches are of fp16.
+    Halves,
+    /// As [`Arithmetic::Halves`], without the processor's instructions.
+    #[cfg(test)]
+    Emulated,
 }
 
 /// `softmax(scale q k^T + mask) v` for each head; the cache's slots that a token's mask rules out are not read.
@@ -311,6 +369,25 @@ impl Part<'_> {
 /// Lengths do not fit.
 #[allow(clippy::too_many_arguments)]
 pub fn attention(
+    pool: &Pool,
+    s: &AttentionShape,
+    scale: f32,
+    q: (&[f32], HeadStrides),
+    k: &CacheView<'_>,
+    v: &CacheView<'_>,
+    mask: Option<Mask<'_>>,
+    out: (&mut [f32], HeadStrides),
+) -> u64 {
+    let halves = matches!((k.values, v.values), (CacheValues::F16(_), CacheValues::F16(_)));
+    let fast = s.fast && halves && half_products::is_native(crate::Isa::best());
+    let arithmetic = if fast { Arithmetic::Halves } else { Arithmetic::Singles };
+    attention_in(arithmetic, pool, s, scale, q, k, v, mask, out)
+}
+
+/// As [`attention`].
+#[allow(clippy::too_many_arguments)]
+fn attention_in(
+    arithmetic: Arithmetic,
     pool: &Pool,
     s: &AttentionShape,
     scale: f32,
@@ -385,7 +462,13 @@ pub fn attention(
             states: unsafe { target.0.add(c * chunk) },
         };
         let mut scratch = SCRATCH.take();
-        run(&part, k, v, &mut scratch);
+        match (k.values, v.values) {
+            (CacheValues::F16(keys), CacheValues::F16(values)) if arithmetic != Arithmetic::Singles => {
+                let (keys, values) = (k.head(keys, kv_head), v.head(values, kv_head));
+                half_products::run(arithmetic, &part, keys, values, &mut scratch.queries);
+            }
+            _ => run(&part, k, v, &mut scratch),
+        }
         SCRATCH.set(scratch);
     };
     let parts = (end - start) * s.kv_heads * groups * blocks;
@@ -451,35 +534,23 @@ dispatch! {
 
 #[inline(always)]
 fn run_on<L: Lanes>(part: &Part<'_>, k: &CacheView<'_>, v: &CacheView<'_>, scratch: &mut Scratch) {
-    for head in part.heads.clone() {
-        for token in part.tokens.clone() {
-            // SAFETY: the part's own; dropped at once.
-            let state = unsafe { part.state(head, token) };
-            (*state.top, *state.sum) = (f32::NEG_INFINITY, 0.0);
-            state.values.fill(0.0);
-        }
-    }
-    for start in part.slots.clone().step_by(BLOCK) {
-        let slots = start..part.slots.end.min(start + BLOCK);
-        let seen = part.tokens.clone().flat_map(|t| part.runs(t, &slots));
-        let (low, high) = seen.fold((usize::MAX, 0), |(a, b), r| (a.min(r.start), b.max(r.end)));
-        if low >= high {
-            continue;
-        }
+    part.clear();
+    for (slots, seen) in part.blocks() {
         let (keys, values) = match (k.values, v.values) {
             (CacheValues::F16(keys), CacheValues::F16(values)) if part.tokens.len() == 1 => {
-                block::<L, _>(part, &slots, k.head(keys, part.kv_head), v.head(values, part.kv_head));
+                let (keys, values) = (k.head(keys, part.kv_head), v.head(values, part.kv_head));
+                block::<L, _, _>(part, &Singles, &slots, keys, values);
                 continue;
             }
             (CacheValues::F32(keys), CacheValues::F32(values)) => {
                 (k.head(keys, part.kv_head), v.head(values, part.kv_head))
             }
             _ => (
-                widen::<L>(part, k, low..high, &mut scratch.keys),
-                widen::<L>(part, v, low..high, &mut scratch.values),
+                widen::<L>(part, k, seen.clone(), &mut scratch.keys),
+                widen::<L>(part, v, seen, &mut scratch.values),
             ),
         };
-        block::<L, _>(part, &slots, keys, values);
+        block::<L, _, _>(part, &Singles, &slots, keys, values);
     }
 }
 
@@ -513,61 +584,120 @@ fn widen<'o, L: Lanes>(
     Slots { values: out.as_flattened(), first: 0usize.wrapping_sub(slots.start * stride), stride }
 }
 
+/// How inner products with keys are made and weighted values are added.
+trait Products<L: Lanes, T: Elements> {
+    /// Queries of a token's N heads; where the part has fewer, others are those of the first.
+    type Queries<'a, const N: usize>
+    where
+        Self: 'a;
+
+    fn queries<'a, const N: usize, const S: usize>(
+        &'a self,
+        part: &'a Part<'_>,
+        token: usize,
+    ) -> Self::Queries<'a, N>;
+
+    /// Inner products with S keys from slot `first` on, `[N, S]`, of which none is behind `last`: that one is repeated. Asks for
+    /// what is `next` in the same slots meanwhile.
+    fn dots<const N: usize, const S: usize>(
+        &self,
+        q: &Self::Queries<'_, N>,
+        k: Slots<T>,
+        at: (usize, usize),
+        next: Option<Slots<T>>,
+    ) -> L;
+
+    /// Adds the weighted values of a block, WIDE vectors at a time. Asks for the keys of the next block meanwhile, where there
+    /// is one token.
+    fn add_values<const G: usize, const N: usize, const WIDE: usize>(
+        &self,
+        part: &Part<'_>,
+        tokens: &Range<usize>,
+        slots: &Range<usize>,
+        weights: &Weights<G, N>,
+        v: Slots<T>,
+        k: Slots<T>,
+    );
+}
+
+/// Weights of the slots of a block that G tokens see, for N heads each.
+struct Weights<const G: usize, const N: usize> {
+    /// The first `seen` of each are there.
+    of: [[[f32; BLOCK]; N]; G],
+    /// By how much the block's largest score is below the largest so far.
+    below: [[f32; N]; G],
+    seen: [usize; G],
+}
+
 /// All heads and tokens of a part over one block.
 #[inline(always)]
-fn block<L: Lanes, T: Elements>(part: &Part<'_>, slots: &Range<usize>, k: Slots<T>, v: Slots<T>) {
+fn block<L: Lanes, T: Elements, P: Products<L, T>>(
+    part: &Part<'_>,
+    products: &P,
+    slots: &Range<usize>,
+    k: Slots<T>,
+    v: Slots<T>,
+) {
     if part.tokens.len() == 1 {
-        return tokens::<L, T, 1>(part, &part.tokens, slots, k, v);
+        return tokens::<L, T, P, 1>(part, products, &part.tokens, slots, k, v);
     }
     for first in part.tokens.clone().step_by(NEAR) {
-        tokens::<L, T, NEAR>(part, &(first..part.tokens.end.min(first + NEAR)), slots, k, v);
+        let some = first..part.tokens.end.min(first + NEAR);
+        tokens::<L, T, P, NEAR>(part, products, &some, slots, k, v);
     }
 }
 
 /// Up to G tokens, of which the same number of sums is under way at a time, whatever the number of heads.
 #[inline(always)]
-fn tokens<L: Lanes, T: Elements, const G: usize>(
+fn tokens<L: Lanes, T: Elements, P: Products<L, T>, const G: usize>(
     part: &Part<'_>,
+    products: &P,
     tokens: &Range<usize>,
     slots: &Range<usize>,
     k: Slots<T>,
     v: Slots<T>,
 ) {
     match part.heads.len() {
-        1 => heads::<L, T, G, 1, 16, 8>(part, tokens, slots, k, v),
-        2 => heads::<L, T, G, 2, 8, 8>(part, tokens, slots, k, v),
-        3 | 4 => heads::<L, T, G, 4, 4, 4>(part, tokens, slots, k, v),
-        _ => heads::<L, T, G, 8, 2, 2>(part, tokens, slots, k, v),
+        1 => heads::<L, T, P, G, 1, 16, 8>(part, products, tokens, slots, k, v),
+        2 => heads::<L, T, P, G, 2, 8, 8>(part, products, tokens, slots, k, v),
+        3 | 4 => heads::<L, T, P, G, 4, 4, 4>(part, products, tokens, slots, k, v),
+        _ => heads::<L, T, P, G, 8, 2, 2>(part, products, tokens, slots, k, v),
     }
 }
 
 /// Heads of up to G tokens over one block, of N heads those that there are; S slots' scores and WIDE vectors of values at a
 /// time. Tokens take turns every [`SLOTS`] slots, which stay in the first cache meanwhile.
 #[inline(always)]
-fn heads<L: Lanes, T: Elements, const G: usize, const N: usize, const S: usize, const WIDE: usize>(
+fn heads<
+    L: Lanes,
+    T: Elements,
+    P: Products<L, T>,
+    const G: usize,
+    const N: usize,
+    const S: usize,
+    const WIDE: usize,
+>(
     part: &Part<'_>,
+    products: &P,
     tokens: &Range<usize>,
     slots: &Range<usize>,
     k: Slots<T>,
     v: Slots<T>,
 ) {
-    let (n, d) = (part.heads.len(), part.s.head_dim);
-    let mut weights = [[[0f32; BLOCK]; N]; G];
-    let mut seen = [0; G];
+    let n = part.heads.len();
+    let mut all = Weights { of: [[[0f32; BLOCK]; N]; G], below: [[0.0; N]; G], seen: [0; G] };
     // One token needs no turns.
     let turn = if G == 1 { BLOCK } else { SLOTS };
     for first in slots.clone().step_by(turn) {
         let some = first..slots.end.min(first + turn);
-        for ((token, weights), seen) in tokens.clone().zip(&mut weights).zip(&mut seen) {
+        for ((token, weights), seen) in tokens.clone().zip(&mut all.of).zip(&mut all.seen) {
             let mask = part.mask.map(|m| &m.values[token * m.token_stride..][..part.s.slots]);
-            let mut queries = [part.query(part.heads.start, token); N];
-            for (h, query) in queries.iter_mut().enumerate().take(n) {
-                *query = part.query(part.heads.start + h, token);
-            }
+            let queries = products.queries::<N, S>(part, token);
             for run in part.runs(token, &some) {
                 let start = *seen;
                 for first in run.clone().step_by(S) {
-                    let sums = dots::<L, T, N, S>(&queries, k, first, run.end - 1, d, (G == 1).then_some(v));
+                    let next = (G == 1).then_some(v);
+                    let sums = products.dots::<N, S>(&queries, k, (first, run.end - 1), next);
                     let mut scores = [0f32; SUMS];
                     sums.mul(L::splat(part.scale)).store(&mut scores);
                     for (weights, scores) in weights.iter_mut().zip(scores.as_chunks::<S>().0) {
@@ -591,43 +721,87 @@ fn heads<L: Lanes, T: Elements, const G: usize, const N: usize, const S: usize, 
             }
         }
     }
-    for ((token, weights), &seen) in tokens.clone().zip(&mut weights).zip(&seen) {
-        for (h, weights) in weights.iter_mut().enumerate().take(n) {
+    for (g, token) in tokens.clone().enumerate() {
+        for h in 0..n {
             // SAFETY: the part's own; dropped before the next one is made.
-            weigh::<L>(&mut weights[..seen], unsafe { part.state(part.heads.start + h, token) });
+            let state = unsafe { part.state(part.heads.start + h, token) };
+            all.below[g][h] = weigh::<L>(&mut all.of[g][h][..all.seen[g]], state);
         }
     }
-    let mut added = [0; G];
-    let turn = if G == 1 { (NEAR_VALUES / d).clamp(SLOTS, BLOCK) } else { SLOTS };
-    for first in slots.clone().step_by(turn) {
-        let some = first..slots.end.min(first + turn);
-        for ((token, weights), added) in tokens.clone().zip(&weights).zip(&mut added) {
-            // SAFETY: the part's own heads and token, each once; dropped before the next ones are made.
-            let mut states: [Option<State<'_>>; N] =
-                std::array::from_fn(|h| (h < n).then(|| unsafe { part.state(part.heads.start + h, token) }));
-            let end = part.seen.runs(token).last().map_or(0, |r| r.end);
-            let next = (G == 1).then_some((k, end));
-            for run in part.runs(token, &some) {
-                let n = run.len();
-                add_values::<L, T, N, WIDE>(weights, *added, v, run, &mut states, (d, next));
-                *added += n;
+    products.add_values::<G, N, WIDE>(part, tokens, slots, &all, v, k);
+}
+
+/// In f32.
+struct Singles;
+
+impl<L: Lanes, T: Elements> Products<L, T> for Singles {
+    type Queries<'a, const N: usize> = [&'a [f32]; N];
+
+    #[inline(always)]
+    fn queries<'a, const N: usize, const S: usize>(
+        &'a self,
+        part: &'a Part<'_>,
+        token: usize,
+    ) -> [&'a [f32]; N] {
+        part.queries(token)
+    }
+
+    #[inline(always)]
+    fn dots<const N: usize, const S: usize>(
+        &self,
+        q: &[&[f32]; N],
+        k: Slots<T>,
+        at: (usize, usize),
+        next: Option<Slots<T>>,
+    ) -> L {
+        dots::<L, T, N, S>(q, k, at, next)
+    }
+
+    #[inline(always)]
+    fn add_values<const G: usize, const N: usize, const WIDE: usize>(
+        &self,
+        part: &Part<'_>,
+        tokens: &Range<usize>,
+        slots: &Range<usize>,
+        weights: &Weights<G, N>,
+        v: Slots<T>,
+        k: Slots<T>,
+    ) {
+        let (n, d) = (part.heads.len(), part.s.head_dim);
+        let mut added = [0; G];
+        let turn = if G == 1 { (NEAR_VALUES / d).clamp(SLOTS, BLOCK) } else { SLOTS };
+        for first in slots.clone().step_by(turn) {
+            let some = first..slots.end.min(first + turn);
+            for ((token, weights), added) in tokens.clone().zip(&weights.of).zip(&mut added) {
+                // SAFETY: the part's own heads and token, each once; dropped before the next ones are made.
+                let mut states: [Option<State<'_>>; N] = std::array::from_fn(|h| {
+                    (h < n).then(|| unsafe { part.state(part.heads.start + h, token) })
+                });
+                let next = (G == 1).then_some((k, part.end(token)));
+                for run in part.runs(token, &some) {
+                    let n = run.len();
+                    add_values::<L, T, N, WIDE>(weights, *added, v, run, &mut states, (d, next));
+                    *added += n;
+                }
             }
         }
     }
 }
 
-/// Scores become weights against the largest score so far, to which what was added before is scaled.
+/// Scores become weights against the largest score so far, to which what was added before is scaled. Gives by how much the
+/// largest of these scores is below it.
 #[inline(always)]
-fn weigh<L: Lanes>(weights: &mut [f32], state: State<'_>) {
+fn weigh<L: Lanes>(weights: &mut [f32], state: State<'_>) -> f32 {
     if weights.is_empty() {
-        return;
+        return 0.0;
     }
-    let top = largest::<L>(weights).max(*state.top);
+    let here = largest::<L>(weights);
+    let top = here.max(*state.top);
     if top == f32::NEG_INFINITY {
         // Nothing, unless a score is NaN.
         weights.iter_mut().for_each(|w| *w = if w.is_nan() { *w } else { 0.0 });
         *state.sum += weights.iter().sum::<f32>();
-        return;
+        return 0.0;
     }
     if top > *state.top {
         let factor = (*state.top - top).exp();
@@ -638,6 +812,7 @@ fn weigh<L: Lanes>(weights: &mut [f32], state: State<'_>) {
         }
     }
     *state.sum += exp_from::<L>(weights, top);
+    top - here
 }
 
 /// Sums that are under way at a time: of N queries with S keys.
@@ -649,12 +824,11 @@ const SUMS: usize = LANES;
 fn dots<L: Lanes, T: Elements, const N: usize, const S: usize>(
     q: &[&[f32]; N],
     k: Slots<T>,
-    first: usize,
-    last: usize,
-    d: usize,
+    (first, last): (usize, usize),
     next: Option<Slots<T>>,
 ) -> L {
     const { assert!(N * S == SUMS) };
+    let d = q[0].len();
     let mut at = [0; S];
     for s in 0..S {
         at[s] = k.at((first + s).min(last));
@@ -812,145 +986,5 @@ fn add_vectors<L: Lanes, T: Elements, const N: usize, const WIDE: usize>(
         for j in 0..WIDE {
             acc[h][j].store(&mut vectors[j]);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::test_data::noise;
-
-    #[test]
-    fn attention_is_that_of_f64_and_a_token_does_not_depend_on_others() {
-        for (heads, kv_heads, tokens, d, slots) in [
-            (1, 1, 1, 1, 1),
-            (4, 2, 3, 64, 40),
-            (6, 1, 2, 20, 70),
-            (8, 2, 5, 128, 33),
-            (3, 3, 4, 17, 100),
-            (18, 2, 19, 33, 150),
-            (8, 1, 2, 48, 2500),
-        ] {
-            let s = AttentionShape { heads, kv_heads, tokens, head_dim: d, slots };
-            let q = noise(1, heads * tokens * d);
-            let kv = noise(2, 2 * kv_heads * slots * d);
-            let halves: Vec<u16> = kv.iter().map(|v| half::f16::from_f32(*v).to_bits()).collect();
-            let mut mask = vec![-30000f32; tokens * slots];
-            for t in 0..tokens {
-                for i in 0..slots {
-                    if i % 7 != 3 && i <= slots / 2 + t || i == slots - 1 {
-                        mask[t * slots + i] = 0.0;
-                    }
-                }
-            }
-            fn view(values: CacheValues<'_>, first: usize, s: AttentionShape) -> CacheView<'_> {
-                let (head_stride, slot_stride) = (s.slots * s.head_dim, s.head_dim);
-                CacheView { values, first, head_stride, slot_stride }
-            }
-            let strides = HeadStrides { first: 0, head: tokens * d, token: d };
-            let run = |pool: &Pool, values: CacheValues<'_>| {
-                let mut out = vec![0f32; heads * tokens * d];
-                let m = Mask { values: &mask, token_stride: slots };
-                let (k, v) = (view(values, 0, s), view(values, kv_heads * slots * d, s));
-                let read = attention(pool, &s, 0.3, (&q, strides), &k, &v, Some(m), (&mut out, strides));
-                let seen = if tokens > 1 { slots } else { (0..slots).filter(|&i| mask[i] == 0.0).count() };
-                assert_eq!(read, (seen * kv_heads * d * 2 * values.size()) as u64);
-                out
-            };
-            let (one, many) = (Pool::new(1), Pool::new(5));
-            for values in [CacheValues::F32(&kv), CacheValues::F16(&halves)] {
-                let out = run(&one, values);
-                assert_eq!(out, run(&many, values));
-                let at = |i: usize| match values {
-                    CacheValues::F32(v) => f64::from(v[i]),
-                    CacheValues::F16(v) => half::f16::from_bits(v[i]).to_f64(),
-                };
-                for h in 0..heads {
-                    for t in 0..tokens {
-                        let g = h / (heads / kv_heads);
-                        let q = &q[(h * tokens + t) * d..][..d];
-                        let scores: Vec<f64> = (0..slots)
-                            .map(|i| {
-                                let dot: f64 =
-                                    (0..d).map(|c| f64::from(q[c]) * at((g * slots + i) * d + c)).sum();
-                                (dot * f64::from(0.3f32) + f64::from(mask[t * slots + i])).exp()
-                            })
-                            .collect();
-                        let sum: f64 = scores.iter().sum();
-                        for c in 0..d {
-                            let exact: f64 = (0..slots)
-                                .map(|i| scores[i] / sum * at(((kv_heads + g) * slots + i) * d + c))
-                                .sum();
-                            let got = f64::from(out[(h * tokens + t) * d + c]);
-                            assert!((got - exact).abs() < 1e-5, "{s:?}: {got}, expected {exact}");
-                        }
-                    }
-                }
-                // The last token by itself.
-                let t = tokens - 1;
-                let alone = AttentionShape { tokens: 1, ..s };
-                let mut single = vec![0f32; heads * d];
-                let at = HeadStrides { first: t * d, ..strides };
-                let m = Mask { values: &mask[t * slots..], token_stride: slots };
-                let (k, v) = (view(values, 0, s), view(values, kv_heads * slots * d, s));
-                let to = HeadStrides { first: 0, head: d, token: heads * d };
-                attention(&one, &alone, 0.3, (&q, at), &k, &v, Some(m), (&mut single, to));
-                for h in 0..heads {
-                    assert_eq!(single[h * d..(h + 1) * d], out[(h * tokens + t) * d..][..d]);
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn results_that_overlap_or_lie_outside_are_refused() {
-        for (heads, tokens, good) in [
-            ((3, 4), (5, 12), true),
-            ((3, 20), (5, 4), true),
-            ((1, 0), (5, 4), true),
-            ((3, 4), (1, 0), true),
-            ((1, 0), (1, 0), true),
-            ((2, 4), (2, 4), false),
-            ((3, 4), (5, 11), false),
-            ((3, 19), (5, 4), false),
-            ((3, 3), (5, 100), false),
-            ((3, usize::MAX), (5, usize::MAX), false),
-        ] {
-            assert_eq!(are_apart(heads, tokens, 4), good, "{heads:?} {tokens:?}");
-        }
-        let s = AttentionShape { heads: 9, kv_heads: 9, tokens: 1, head_dim: 4, slots: 1 };
-        let (q, kv, mut out) = ([0f32; 36], [0f32; 36], [0f32; 36]);
-        let at = HeadStrides { first: 0, head: 4, token: 36 };
-        let far = HeadStrides { head: 1 << 61, ..at };
-        let view = CacheView { values: CacheValues::F32(&kv), first: 0, head_stride: 4, slot_stride: 4 };
-        let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            attention(&Pool::new(1), &s, 1.0, (&q, at), &view, &view, None, (&mut out, far))
-        }));
-        assert!(refused.is_err());
-    }
-
-    #[test]
-    fn unseen_slots_are_in_no_run() {
-        let mut found = Vec::new();
-        let mut mask = vec![-30000f32; 70];
-        found.clear();
-        add_runs(&mask, &mut found);
-        assert_eq!((found.len(), found[0].clone()), (1, 0..70));
-        mask[3] = 0.0;
-        mask[16..40].fill(0.0);
-        mask[69] = -1.0;
-        found.clear();
-        add_runs(&mask, &mut found);
-        assert_eq!(found, [3..4, 16..40, 69..70]);
-        // What is not a number is seen, and does not hide what the largest is.
-        mask[19] = f32::NAN;
-        found.clear();
-        add_runs(&mask, &mut found);
-        assert_eq!(found, [3..4, 16..40, 69..70]);
-        mask.truncate(36);
-        mask[20..].fill(-30000.0);
-        found.clear();
-        add_runs(&mask, &mut found);
-        assert_eq!(found, [3..4, 16..20]);
     }
 }

@@ -174,7 +174,7 @@ impl<'a> Matrix<'a> {
     }
 
     /// With exact products of integers, where the kind has them: tables of sixteen entries, whose `words` these are; rows start
-    /// at bytes. They are as exact as those of f32, and take two thirds of the instructions.
+    /// at bytes. They take two thirds of the instructions of f32; for their error see [`Words`].
     pub fn whole(mut self, words: Option<&'a Words>) -> Self {
         self.words = match self.data {
             Storage::Lut { bits: 4, lut, .. } if self.is_direct() => words.filter(|w| w.fit(lut)),

@@ -39,9 +39,8 @@ impl Table {
         };
         self.values.clear();
         self.values.extend(centroids.into_iter().map(f16::from_f64));
-        // What is reproduced without any error stays so.
-        if entries == 16 && mode != TableMode::KMeansExact && h.values().len() > entries {
-            round_to_words(&mut self.values);
+        if entries == 16 && mode != TableMode::KMeansExact {
+            round_to_words(h, &mut self.values);
         }
         let last = self.values.last().copied().unwrap_or(f16::ZERO);
         self.values.resize(entries, last);
@@ -80,13 +79,42 @@ impl Table {
     }
 }
 
+/// Most that [`round_to_words`] raises a squared error by, as a share of it.
+const RAISED: f64 = 1e-3;
+
 /// Rounds entries to whole multiples of a 2^15th of the power of two above the largest: products of such tables take two thirds
-/// of the instructions on a CPU. fp16 has changed the largest by up to sixteen times as much.
-fn round_to_words(values: &mut [f16]) {
-    let mut table: [f32; 16] = [0.0; 16];
+/// of the instructions on a CPU. Where weights hundreds of times larger than the others make these steps coarse, or where a
+/// group is reproduced without any error, the table stays as it is.
+fn round_to_words(h: &Histogram, values: &mut [f16]) {
+    let mut table = [0f32; 16];
     table.iter_mut().zip(values.iter()).for_each(|(t, v)| *t = v.to_f32());
+    let of = |table: &[f32]| squared_error(h, table.iter().map(|v| f64::from(*v)));
+    let n = values.len();
+    let before = of(&table[..n]);
     anemoe_kernels::round_to_words(&mut table);
-    values.iter_mut().zip(table).for_each(|(v, t)| *v = f16::from_f32(t));
+    let entries = |table: &mut dyn Iterator<Item = f32>| {
+        let mut last = None;
+        table.filter(|v| last.replace(*v) != Some(*v)).count()
+    };
+    let is_whole = h.values().len() <= n;
+    let kept = entries(&mut table[..n].iter().copied()) == entries(&mut values.iter().map(|v| v.to_f32()));
+    if !is_whole && kept && of(&table[..n]) <= before * (1.0 + RAISED) {
+        values.iter_mut().zip(table).for_each(|(v, t)| *v = f16::from_f32(t));
+    }
+}
+
+/// Of all values of h, each taken for the nearest entry of an ascending table.
+fn squared_error(h: &Histogram, table: impl Iterator<Item = f64> + Clone) -> f64 {
+    let (n, mut from, mut sum) = (h.values().len(), 0, 0.0);
+    let next = table.clone().skip(1).map(Some).chain([None]);
+    for (v, next) in table.zip(next) {
+        let to = next.map_or(n, |next| h.above((v + next) / 2.0));
+        if to > from {
+            sum += h.moments()[to].minus(h.moments()[from]).error(v);
+            from = to;
+        }
+    }
+    sum
 }
 
 /// Ends that are tried, as fractions of the range that is cut off at one or both sides.
@@ -105,19 +133,7 @@ fn uniform(h: &Histogram, entries: usize) -> Vec<f64> {
         let step = (b - a) / (entries - 1) as f64;
         (0..entries).map(|i| a + step * i as f64).collect()
     };
-    let error = |a: f64, b: f64| -> f64 {
-        let table = grid(a, b);
-        let mut from = 0;
-        let mut sum = 0.0;
-        for (i, &v) in table.iter().enumerate() {
-            let to = table.get(i + 1).map_or(values.len(), |next| h.above((v + next) / 2.0));
-            if to > from {
-                sum += h.moments()[to].minus(h.moments()[from]).error(v);
-                from = to;
-            }
-        }
-        sum
-    };
+    let error = |a: f64, b: f64| squared_error(h, grid(a, b).into_iter());
     let center = {
         let m = h.moments()[values.len()];
         if m.weight > 0.0 { m.sum / m.weight } else { low.midpoint(high) }
@@ -252,6 +268,24 @@ mod tests {
         let mut palettizer = Palettizer::new(4, TableMode::Uniform);
         let table = palettizer.group(&constant, None, &mut [0; 9], &mut Metrics::default());
         assert!(table.iter().all(|t| t.to_f32() == 0.25));
+    }
+
+    #[test]
+    fn tables_are_words_unless_outliers_make_their_steps_coarse() {
+        for (outlier, whole) in [(0.0, true), (1.0, true), (3.0, true), (200.0, false), (20_000.0, false)] {
+            let mut weights: Vec<f32> = weights(3, 4096, 0);
+            weights[7] = if outlier == 0.0 { weights[7] } else { outlier };
+            let half: Vec<f16> = weights.into_iter().map(f16::from_f32).collect();
+            let fit = |mode| {
+                let mut metrics = Metrics::default();
+                let mut palettizer = Palettizer::new(4, mode);
+                let table = palettizer.group(&half, None, &mut vec![0; half.len()], &mut metrics);
+                (table.iter().map(|t| t.to_f32()).collect::<Vec<_>>(), metrics.mse())
+            };
+            let ((table, error), (_, exact)) = (fit(TableMode::KMeans), fit(TableMode::KMeansExact));
+            assert_eq!(anemoe_kernels::Words::new(&table).is_some(), whole, "{outlier}: {table:?}");
+            assert!(error <= exact * (1.0 + 1e-4 + RAISED), "{outlier}: {error} {exact}");
+        }
     }
 
     #[test]

@@ -179,6 +179,7 @@ fn compile_as(
             outputs: &outputs,
             states,
             skip_zero,
+            fast: options.fast,
         };
         plan = plan::plan(source);
         let Some(found) = &mut plan else { return Ok(None) };
