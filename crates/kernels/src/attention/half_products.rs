@@ -195,6 +195,7 @@ pub(super) fn run(
         // SAFETY: the processor has the instructions.
         return unsafe { native(part, k, v, queries) };
     }
+    let _ = (part, k, v, queries);
     unreachable!("{arithmetic:?} without its instructions");
 }
 
