@@ -60,7 +60,8 @@ pub fn compare(bundle: &Path, ids: &[u32], threshold: f64) -> Result<FastGate> {
         return Err(Error::Input("no tokens to compare".into()));
     }
     let run = |fast| {
-        let options = Options { precision: Precision::Fp32, fast, ..Options::default() };
+        // Fast ones as `generate` runs them, with states in fp16.
+        let options = Options { precision: Precision::Fp32, fast, half_states: fast, ..Options::default() };
         let mut engine = Engine::open(bundle, &CpuBackend { options })?;
         // `[layers + 1]`, each `[tokens, channels]`
         let mut stream: Vec<Vec<Vec<f32>>> = Vec::new();
