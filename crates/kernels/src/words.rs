@@ -4,9 +4,10 @@
 //! integers of 16 bits, thirty-two at a time. A token's element becomes an integer of 24 bits, in two words: those that one lane
 //! adds up over 512 columns share a scale, a power of two, so that what is lost is at most a unit in the last place of the
 //! largest of these 32. Their products and sums are integers, without any rounding; behind 512 columns a lane is scaled and
-//! added in f32, then the lanes are added by halves. That takes two thirds of the instructions of f32. The error of a result
-//! was at most 4e-7 of the sum of the largest weight times each token's element: for elements of similar sizes that is less
-//! than f32 has, where an element thousands of times larger than the others meets a weight of almost zero it is more.
+//! added in f32, then the lanes are added by halves. That takes two thirds of the instructions of f32. What the 31 others lose is at
+//! most half a unit each, so that the error of a result is at most 4e-6 of the sum of the largest weight times each token's
+//! element: for elements of similar sizes it is less than that of f32, where an element thousands of times larger than the
+//! others meets a weight of almost zero it is more.
 //!
 //! Tokens of which an element is not finite, or in which the largest of a lane is from 2^64 on, or below 2^-104 but not zero,
 //! are multiplied in f32.
@@ -49,7 +50,7 @@ const DECODED_TILES: usize = 4;
 const DECODED_ROWS: usize = DECODED_TILES * ROWS;
 
 /// Tables of f32 as whole numbers: entry i of table g is `steps[g] * tables[g][i]`, exactly. Errors of their products are at
-/// most 4e-7 of the sum of the largest weight times each of the token's elements.
+/// most 4e-6 of the sum of the largest weight times each of the token's elements.
 #[derive(Clone, Debug)]
 pub struct Words {
     tables: Vec<[i16; 16]>,
@@ -175,10 +176,10 @@ impl Wide for Plain {
 
 /// Exponents, as the bits of f32: of 2^-104, of what a scale and its inverse are together, and of 2^22.
 const LEAST: u32 = 23 << 23;
-/// From which on sums in units of a table's step could become infinite.
-const MOST: f32 = (1u128 << 64) as f32;
 const INVERSE: u32 = (254 + 22) << 23;
 const STEPS: u32 = 22 << 23;
+/// From which on sums in units of a table's step could become infinite.
+const MOST: f32 = (1u128 << 64) as f32;
 
 /// Tokens as integers of 24 bits.
 #[derive(Clone, Debug, Default)]

@@ -116,6 +116,27 @@ fn error(w: &Matrix<'_>, x: &[f32]) -> f64 {
     (wrong / all).sqrt()
 }
 
+/// Also where one element is far larger than the others.
+#[test]
+fn errors_are_within_their_bound() {
+    let (rows, cols) = (64, 2048);
+    let lut = tables(3, rows);
+    let (words, indices) = (Words::new(&lut).unwrap(), bytes(4, rows * cols / 2));
+    let w = Matrix::lut(4, &indices, &lut, 2, rows, cols).unwrap().whole(Some(&words));
+    let mut dense = vec![0f32; rows * cols];
+    w.to_dense(&mut dense);
+    let largest = lut.iter().fold(0f32, |a, v| a.max(v.abs()));
+    for (seed, large) in (1..40).zip([1.0, 1e2, 1e4, 1e9].into_iter().cycle()) {
+        let mut x = noise(seed, cols);
+        x[seed as usize * 50] = large;
+        let bound: f64 = x.iter().map(|v| 4e-6 * f64::from(largest * v.abs())).sum();
+        for (row, y) in dense.chunks_exact(cols).zip(run(Isa::best(), &w, &x, None)) {
+            let exact: f64 = row.iter().zip(&x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
+            assert!((f64::from(y) - exact).abs() <= bound, "{large}: {y} for {exact}");
+        }
+    }
+}
+
 #[test]
 fn words_are_as_exact_as_f32() {
     let (rows, cols) = (256, 2816);

@@ -358,13 +358,11 @@ impl Compiler<'_> {
                 let known = |n: &str| self.constant_named(n);
                 let operands = Operands::new(self.package, op, &known);
                 let mut constants = located(at, constexpr(op, &operands))?;
-                if self.options.fast {
-                    let stored = constants.iter_mut().filter_map(|c| match c {
-                        Constant::Stored(w) => Arc::get_mut(w),
-                        Constant::Dense(_) => None,
-                    });
-                    stored.for_each(StoredWeight::allow_fast);
-                }
+                let stored = constants.iter_mut().filter_map(|c| match c {
+                    Constant::Stored(w) => Arc::get_mut(w),
+                    Constant::Dense(_) => None,
+                });
+                stored.for_each(|w| w.prepare(self.options.fast));
                 if constants.len() != op.outputs.len() {
                     return Err(invalid(format!(
                         "{} outputs, expected {}",

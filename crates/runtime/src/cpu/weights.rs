@@ -64,11 +64,8 @@ enum Kind {
 impl StoredWeight {
     fn new(package: &Package, data: &Value, kind: Kind, shape: Vec<usize>) -> OpErrorAt<StoredWeight> {
         let blob = package.shared_blob(data).map_err(|e| OpError::Invalid(e.to_string()))?;
-        let words = match &kind {
-            Kind::Lut { bits: 4, lut, .. } => Words::new(lut),
-            _ => None,
-        };
-        Ok(StoredWeight { elements: Elements::Blob(blob), kind, fast: false, codes: None, words, shape })
+        let elements = Elements::Blob(blob);
+        Ok(StoredWeight { elements, kind, fast: false, codes: None, words: None, shape })
     }
 
     /// Of f32 elements.
@@ -78,12 +75,14 @@ impl StoredWeight {
         StoredWeight { elements, kind: Kind::F32, fast: false, codes: None, words: None, shape }
     }
 
-    /// Products are of integers where the kind has them.
-    pub fn allow_fast(&mut self) {
-        self.fast = true;
-        if let Kind::Lut { bits, lut, .. } = &self.kind {
-            (self.codes, self.words) = (Codes::new(lut, *bits), None);
-        }
+    /// Makes what exact or fast products look up; until then products are exact, of f32.
+    pub fn prepare(&mut self, fast: bool) {
+        self.fast = fast;
+        (self.codes, self.words) = match &self.kind {
+            Kind::Lut { bits, lut, .. } if fast => (Codes::new(lut, *bits), None),
+            Kind::Lut { bits: 4, lut, .. } => (None, Words::new(lut)),
+            _ => (None, None),
+        };
     }
 
     /// Rows: the first dimension; columns: all others.
