@@ -15,6 +15,7 @@ use crate::lanes::neon::Neon;
 use crate::lanes::{LANES, Lanes, Plain};
 use crate::lines::{Ahead, Lines};
 use crate::matrix::{Divisor, Storage};
+use crate::panel::{Token, arranged};
 use crate::product::{ROWS, RowBytes, Taken, Target, Tiles, prefetch, store, store_rows};
 use crate::{Isa, Matrix, Pool};
 use std::cell::RefCell;
@@ -189,8 +190,13 @@ const SHARED: usize = 1 << 13;
 type Quarters = [[usize; 4]; 2];
 
 impl Narrow {
-    /// From tokens `[tokens, chunks, 8, 16]` in the vectors of the order that belongs to `quarters`.
-    pub fn fill(&mut self, data: &[[f32; LANES]], tokens: usize, chunks: usize, quarters: &Quarters) {
+    /// For which there is room.
+    pub fn elements(&self) -> usize {
+        self.bytes.len() * 64
+    }
+
+    /// From tokens of `chunks * 8` vectors, in the order that belongs to `quarters`.
+    pub fn fill(&mut self, token: &Token<'_>, tokens: usize, chunks: usize, quarters: &Quarters) {
         let scaled = chunks.div_ceil(SCALED);
         self.bytes.grow(tokens * chunks * 2, [0; 64]);
         self.scales.grow(tokens * scaled, [0.0; LANES]);
@@ -200,18 +206,27 @@ impl Narrow {
             (&mut *self.bytes, &mut *self.scales, &mut *self.lanes, &mut self.sums[..tokens]);
         // Tokens by the few, so that threads share large calls; one token allocates nothing.
         let some = (SHARED / (chunks * CHUNK).max(1)).max(1);
+        let some_tokens = |first: usize, (bytes, scales, lanes, sums): Narrowed<'_>| {
+            for (t, sum) in sums.iter_mut().enumerate() {
+                let lines = t * chunks * 2..(t + 1) * chunks * 2;
+                let (bytes, lanes) = (&mut bytes[lines.clone()], &mut lanes[lines]);
+                let scales = &mut scales[t * scaled..(t + 1) * scaled];
+                arranged(token, first + t, chunks * CHUNK, |x| {
+                    narrow(x, quarters, bytes, scales, lanes, sum)
+                });
+            }
+        };
         if tokens <= some {
-            return narrow_tokens(data, chunks, quarters, (bytes, scales, lanes, sums));
+            return some_tokens(0, (bytes, scales, lanes, sums));
         }
         let bytes = bytes[..tokens * chunks * 2].chunks_mut((some * chunks * 2).max(1));
         let scales = scales[..tokens * scaled].chunks_mut((some * scaled).max(1));
         let lanes = lanes[..tokens * chunks * 2].chunks_mut((some * chunks * 2).max(1));
-        let data = data[..tokens * chunks * VECTORS].chunks((some * chunks * VECTORS).max(1));
-        let parts = data.zip(bytes).zip(scales).zip(lanes).zip(sums.chunks_mut(some));
+        let parts = bytes.zip(scales).zip(lanes).zip(sums.chunks_mut(some));
         let mut parts: Vec<_> = parts.collect();
-        Pool::global().pieces(&mut parts, 1, &|_, parts| {
-            for ((((data, bytes), scales), lanes), sums) in parts {
-                narrow_tokens(data, chunks, quarters, (bytes, scales, lanes, sums));
+        Pool::global().pieces(&mut parts, 1, &|i, parts| {
+            for (((bytes, scales), lanes), sums) in parts {
+                some_tokens(i * some, (bytes, scales, lanes, sums));
             }
         });
     }
@@ -219,25 +234,6 @@ impl Narrow {
 
 /// Bytes, scales, sums of lanes and sums of some tokens, see [`Narrow`].
 type Narrowed<'a> = (&'a mut [[u8; 64]], &'a mut [[f32; LANES]], &'a mut [[f32; LANES]], &'a mut [f32]);
-
-fn narrow_tokens(
-    data: &[[f32; LANES]],
-    chunks: usize,
-    quarters: &Quarters,
-    (bytes, scales, lanes, sums): Narrowed<'_>,
-) {
-    let scaled = chunks.div_ceil(SCALED);
-    for (t, sum) in sums.iter_mut().enumerate() {
-        narrow(
-            &data[t * chunks * VECTORS..(t + 1) * chunks * VECTORS],
-            quarters,
-            &mut bytes[t * chunks * 2..(t + 1) * chunks * 2],
-            &mut scales[t * scaled..(t + 1) * scaled],
-            &mut lanes[t * chunks * 2..(t + 1) * chunks * 2],
-            sum,
-        );
-    }
-}
 
 crate::vector::dispatch! {
     fn narrow(data: &[[f32; LANES]], quarters: &Quarters, bytes: &mut [[u8; 64]], scales: &mut [[f32; LANES]], lanes: &mut [[f32; LANES]], sum: &mut f32) = narrow_on

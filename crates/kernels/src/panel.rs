@@ -12,7 +12,7 @@ use std::cell::RefCell;
 /// blocks. Its allocation is kept from use to use.
 #[derive(Clone, Debug, Default)]
 pub struct Panel {
-    /// `[tokens, padded]`
+    /// `[tokens, padded]`, where products are of f32 or exact integers.
     pub(crate) data: Lines<[f32; LANES]>,
     pub(crate) tokens: usize,
     pub(crate) cols: usize,
@@ -31,6 +31,8 @@ const TOGETHER: usize = 1 << 13;
 thread_local! {
     /// Columns of a token that do not lie together.
     static GATHERED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    /// A token that is rounded.
+    static ARRANGED: RefCell<Lines<[f32; LANES]>> = const { RefCell::new(Lines::new()) };
 }
 
 /// Where the channels of tokens are in a slice.
@@ -64,14 +66,19 @@ impl Panel {
         &self.data[token * n..(token + 1) * n]
     }
 
+    /// There is room for all tokens in the form of the order.
+    pub(crate) fn is_filled(&self) -> bool {
+        let elements = self.tokens * self.padded();
+        match self.order {
+            Order::Natural | Order::Packed | Order::Whole => self.data.len() * LANES >= elements,
+            Order::Fast | Order::FastPacked => self.narrow.elements() >= elements,
+            Order::Rounded => self.halves.len() * bf16::COLUMNS >= elements,
+        }
+    }
+
     /// Tokens.
     pub fn tokens(&self) -> usize {
         self.tokens
-    }
-
-    fn reset(&mut self, order: Order, tokens: usize, cols: usize) {
-        (self.order, self.tokens, self.cols) = (order, tokens, cols);
-        self.data.grow(tokens * self.padded() / LANES, [0.0; LANES]);
     }
 
     /// Takes `tokens` tokens of `cols` channels; token i is token `chosen[i]` of `x` where some are chosen.
@@ -96,48 +103,61 @@ impl Panel {
         chosen: Option<&[u32]>,
     ) {
         let cols = channels * taps;
-        self.reset(order, tokens, cols);
-        let padded = self.padded();
-        let some = (TOGETHER / padded.max(1)).max(1);
-        let data = &mut self.data.as_flattened_mut()[..tokens * padded];
-        Pool::global().pieces(data, some * padded, &|i, out| {
-            for (t, out) in (i * some..).zip(out.chunks_exact_mut(padded)) {
-                let token = chosen.map_or(t, |c| c[t] as usize);
-                let start = x.first + token * x.token_stride;
-                if taps == 1 && x.channel_stride == 1 {
-                    arrange(order, &x.values[start..start + cols], out);
-                    continue;
-                }
-                let mut gathered = GATHERED.take();
-                gathered.resize(cols, 0.0);
-                for j in 0..taps {
-                    for c in 0..channels {
-                        gathered[c * taps + j] = x.values[start + c * x.channel_stride + j * tap_stride];
-                    }
-                }
-                arrange(order, &gathered, out);
-                GATHERED.set(gathered);
+        (self.order, self.tokens, self.cols) = (order, tokens, cols);
+        let (padded, chunks) = (self.padded(), self.chunks());
+        let token = |t: usize, out: &mut [f32]| {
+            let token = chosen.map_or(t, |c| c[t] as usize);
+            let start = x.first + token * x.token_stride;
+            if taps == 1 && x.channel_stride == 1 {
+                return arrange(order, &x.values[start..start + cols], out);
             }
-        });
-        let quarters = match order {
-            Order::FastPacked => &PACKED,
-            Order::Fast => &IN_ORDER,
-            Order::Natural | Order::Packed => return,
-            Order::Whole => return self.wide.fill(&self.data, tokens, cols.div_ceil(BLOCK)),
-            Order::Rounded => return self.round(),
+            let mut gathered = GATHERED.take();
+            gathered.resize(cols, 0.0);
+            for j in 0..taps {
+                for c in 0..channels {
+                    gathered[c * taps + j] = x.values[start + c * x.channel_stride + j * tap_stride];
+                }
+            }
+            arrange(order, &gathered, out);
+            GATHERED.set(gathered);
         };
-        self.narrow.fill(&self.data, tokens, cols.div_ceil(BLOCK), quarters);
+        let some = (TOGETHER / padded.max(1)).max(1);
+        match order {
+            Order::Natural | Order::Packed | Order::Whole => {
+                self.data.grow(tokens * padded / LANES, [0.0; LANES]);
+                let data = &mut self.data.as_flattened_mut()[..tokens * padded];
+                Pool::global().pieces(data, some * padded, &|i, out| {
+                    (i * some..).zip(out.chunks_exact_mut(padded)).for_each(|(t, out)| token(t, out));
+                });
+                if order == Order::Whole {
+                    self.wide.fill(&self.data, tokens, chunks);
+                }
+            }
+            Order::FastPacked => self.narrow.fill(&token, tokens, chunks, &PACKED),
+            Order::Fast => self.narrow.fill(&token, tokens, chunks, &IN_ORDER),
+            Order::Rounded => {
+                let lines = padded / bf16::COLUMNS;
+                self.halves.grow(tokens * lines, [0; 64]);
+                Pool::global().pieces(&mut self.halves[..tokens * lines], some * lines, &|i, out| {
+                    for (t, out) in (i * some..).zip(out.chunks_exact_mut(lines)) {
+                        arranged(&token, t, padded, |vectors| bf16::narrow(vectors, out));
+                    }
+                });
+            }
+        }
     }
+}
 
-    /// Rounds all tokens to bf16.
-    fn round(&mut self) {
-        let lines = self.tokens * self.padded() / bf16::COLUMNS;
-        self.halves.grow(lines, [0; 64]);
-        let (data, each) = (&self.data, TOGETHER / bf16::COLUMNS);
-        Pool::global().pieces(&mut self.halves[..lines], each, &|i, out| {
-            bf16::narrow(&data[2 * i * each..][..2 * out.len()], out);
-        });
-    }
+/// Vectors of token t, in the order of a kind of matrix.
+pub(crate) type Token<'a> = dyn Fn(usize, &mut [f32]) + Sync + 'a;
+
+/// Calls `then` with the vectors of one token, of `padded` channels.
+pub(crate) fn arranged(token: &Token<'_>, t: usize, padded: usize, then: impl FnOnce(&[[f32; LANES]])) {
+    let mut vectors = ARRANGED.take();
+    vectors.grow(padded / LANES, [0.0; LANES]);
+    token(t, &mut vectors.as_flattened_mut()[..padded]);
+    then(&vectors[..padded / LANES]);
+    ARRANGED.set(vectors);
 }
 
 /// One token whose channels lie together.

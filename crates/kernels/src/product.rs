@@ -167,7 +167,7 @@ fn check(p: &Product<'_>) {
     let (w, x) = (&p.w, p.x);
     assert_eq!(x.cols, w.cols, "x has the matrix' columns");
     assert_eq!(x.order, w.order(), "x is in the matrix' order");
-    assert!(x.data.len() >= x.tokens * x.padded() / LANES);
+    assert!(x.is_filled());
     assert!(p.tokens.is_none_or(|t| t.iter().all(|&t| (t as usize) < x.tokens)), "tokens of x");
     let end = Taken::of(p).tokens().checked_sub(1).map(|t| t * p.stride + w.rows);
     assert!(w.rows <= p.stride && end.is_none_or(|end| end <= p.y.len()), "y is [tokens, stride]");

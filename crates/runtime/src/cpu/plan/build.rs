@@ -340,7 +340,17 @@ impl Builder<'_> {
                 };
                 self.before_write(*state);
                 let all = self.states[*state][2];
-                let work = Work::Update { state: *state, new, keep, place, tail, all };
+                if new.rank() != 4 {
+                    return None;
+                }
+                let before = self.nodes.iter().rev().find_map(|node| match &node.work {
+                    Work::Update { new: other, keep: k, place: p, .. } => {
+                        Some(other.shape[2] == new.shape[2] && (k, p) == (&keep, &place))
+                    }
+                    _ => None,
+                });
+                let as_before = before.unwrap_or(false);
+                let work = Work::Update { state: *state, new, keep, place, tail, all, as_before };
                 self.push(work);
                 Some(())
             }
@@ -837,7 +847,7 @@ impl Builder<'_> {
         let (_, shape) = self.result()?;
         let kept: Vec<usize> =
             (0..x.rank()).map(|d| if axes.contains(&d) { 1 } else { x.shape[d] }).collect();
-        let out = self.allocate_dense(&kept);
+        let out = self.allocate(&kept, &Self::order(&x));
         let inner: Vec<usize> =
             (0..x.rank()).map(|d| if axes.contains(&d) { x.shape[d] } else { 1 }).collect();
         let n: usize = inner.iter().product();

@@ -118,6 +118,8 @@ enum Work {
         tail: Option<View>,
         /// Slots of the state.
         all: usize,
+        /// The same slots change as in the update before.
+        as_before: bool,
     },
     Experts(Box<experts::Experts>),
     Binary {
@@ -288,9 +290,11 @@ fn copy(nest: &Nest<2>, x: &[f32], out: &mut [f32]) {
     if let Some(e) = nest.exchange() {
         return anemoe_kernels::transpose(Pool::global(), e.sizes, (x, e.from), (out, e.to));
     }
-    nest.each(|[o, i], n, s| match s {
-        [1, 1] => out[o..o + n].copy_from_slice(&x[i..i + n]),
-        _ => (0..n).for_each(|k| out[o + k * s[0]] = x[i + k * s[1]]),
+    nest.split(Pool::global(), out, 1, &|nest, out| {
+        nest.each(|[o, i], n, s| match s {
+            [1, 1] => out[o..o + n].copy_from_slice(&x[i..i + n]),
+            _ => (0..n).for_each(|k| out[o + k * s[0]] = x[i + k * s[1]]),
+        });
     });
 }
 
@@ -570,8 +574,11 @@ fn run_node(
             counts.0 += anemoe_kernels::attention(pool, shape, 1.0, q, &k, &v, Some(m), (&mut taken, out.1));
             buffers[out.0] = taken;
         }
-        Work::Update { state, new, keep, place, tail, all } => {
+        Work::Update { state, new, keep, place, tail, all, as_before } => {
             let sources = Sources { buffers, tensors, constants, inputs };
+            if !*as_before {
+                find_changes(pool, &sources, (keep, place), new.shape[2], changes);
+            }
             update(pool, &mut states[*state], &sources, (new, keep, place, tail.as_ref()), *all, changes);
         }
         Work::Experts(e) => {
@@ -622,27 +629,7 @@ fn run_node(
         }),
         Work::Reduce { kind, rows, inner, n, x, out } => with_out!(*out, |sources, y| {
             let x = sources.get(*x);
-            rows.each(|[o, a], m, s| {
-                for i in 0..m {
-                    let x = &x[a + i * s[1]..];
-                    let mut v = match kind {
-                        Reduction::Max => f32::NEG_INFINITY,
-                        Reduction::Min => f32::INFINITY,
-                        _ => 0.0,
-                    };
-                    inner.each(|[a], n, s| {
-                        for k in 0..n {
-                            let e = x[a + k * s[0]];
-                            v = match kind {
-                                Reduction::Max => v.max(e),
-                                Reduction::Min => v.min(e),
-                                _ => v + e,
-                            };
-                        }
-                    });
-                    y[o + i * s[0]] = if matches!(kind, Reduction::Mean) { v / *n as f32 } else { v };
-                }
-            });
+            rows.split_by(pool, y, (1, *n), &|rows, y| reduce(*kind, rows, inner, *n, x, y));
         }),
         Work::MatMul { rows, sizes: (k, n), strides: (xk, yk, yn), x, y: other, out } => {
             with_out!(*out, |sources, y| {
@@ -713,6 +700,51 @@ fn run_node(
     Ok(())
 }
 
+/// Each row's elements, of which there are n, in the order of `inner`.
+fn reduce(kind: Reduction, rows: &Nest<2>, inner: &Nest<1>, n: usize, x: &[f32], y: &mut [f32]) {
+    let sum = |a: f32, b: f32| a + b;
+    match kind {
+        Reduction::Max => reduce_by(rows, inner, x, y, f32::NEG_INFINITY, f32::max),
+        Reduction::Min => reduce_by(rows, inner, x, y, f32::INFINITY, f32::min),
+        Reduction::Sum => reduce_by(rows, inner, x, y, 0.0, sum),
+        Reduction::Mean => {
+            reduce_by(rows, inner, x, y, 0.0, sum);
+            rows.each(|[o, _], m, s| (0..m).for_each(|i| y[o + i * s[0]] /= n as f32));
+        }
+    }
+}
+
+/// Rows that lie beside each other are worth one pass for each element.
+const BESIDE: usize = 8;
+
+#[inline(always)]
+fn reduce_by(
+    rows: &Nest<2>,
+    inner: &Nest<1>,
+    x: &[f32],
+    y: &mut [f32],
+    first: f32,
+    f: impl Fn(f32, f32) -> f32 + Copy,
+) {
+    rows.each(|[o, a], m, s| {
+        let x = &x[a..];
+        if *s == [1, 1] && m >= BESIDE {
+            let y = &mut y[o..o + m];
+            y.fill(first);
+            return inner.each(|[a], n, s| {
+                for k in 0..n {
+                    y.iter_mut().zip(&x[a + k * s[0]..][..m]).for_each(|(y, x)| *y = f(*y, *x));
+                }
+            });
+        }
+        for i in 0..m {
+            let (x, mut v) = (&x[i * s[1]..], first);
+            inner.each(|[a], n, s| (0..n).for_each(|k| v = f(v, x[a + k * s[0]])));
+            y[o + i * s[0]] = v;
+        }
+    });
+}
+
 /// In which order the products of a node want panel `panel`.
 fn order_of(items: &[Item], panel: usize) -> OpErrorAt<Order> {
     let item = items.iter().find(|i| i.panel == panel);
@@ -765,50 +797,24 @@ fn products(
 }
 
 /// `state = state * keep + sum over tokens of place * new`, where slots that stay are not touched; rows behind them, `tail`, are
-/// written whole. `all` slots and rows are in a head of the state; `changes` is memory.
+/// written whole. `all` slots and rows are in a head of the state, `changes` are the slots that do not stay.
 fn update(
     pool: &Pool,
     state: &mut StateValue,
     sources: &Sources<'_>,
     (new, keep, place, tail): (&View, &View, &View, Option<&View>),
     all: usize,
-    changes: &mut Vec<Change>,
+    changes: &[Change],
 ) {
     let &[_, heads, tokens, d] = new.shape.as_slice() else { return };
-    let slots = keep.shape[2];
     if d == 0 || all == 0 || heads == 0 {
         return;
     }
+    let slots = keep.shape[2];
     let (values, keeps, places) = (sources.get(new.base), sources.get(keep.base), sources.get(place.base));
     let kept = |slot: usize| keeps[keep.offset + slot * keep.strides[2]];
     let at = |slot: usize, t: usize| places[place.offset + slot * place.strides[2] + t * place.strides[3]];
-    changes.clear();
-    // Where one token is written, most slots are told to stay in whole runs.
-    let plain = tokens == 1 && keep.strides[2] == 1 && place.strides[2] == 1;
-    let mut slot = 0;
-    while slot < slots {
-        if plain && slot + RUN <= slots {
-            let (keeps, places) =
-                (&keeps[keep.offset + slot..][..RUN], &places[place.offset + slot..][..RUN]);
-            if keeps.iter().zip(places).fold(true, |s, (k, p)| s & (*k == 1.0) & (*p == 0.0)) {
-                slot += RUN;
-                continue;
-            }
-        }
-        let none = tokens > 0 && place.strides[3] == 1 && {
-            let row = &places[place.offset + slot * place.strides[2]..][..tokens];
-            row.iter().fold(true, |none, p| none & (*p == 0.0))
-        };
-        let mut seen = (0..tokens).filter(|t| !none && at(slot, *t) != 0.0);
-        let first = seen.next();
-        if first.is_some() || kept(slot) != 1.0 {
-            let end = first.map_or(0, |first| seen.next_back().unwrap_or(first) + 1);
-            changes.push(Change { slot, tokens: first.unwrap_or(0)..end });
-        }
-        slot += 1;
-    }
     let tail = tail.map(|tail| (tail, sources.get(tail.base)));
-    let changes = &*changes;
     let write = |h: usize, mut state: StatePiece<'_>| {
         let mut row = ROW.take();
         row.resize(d, 0.0);
@@ -848,8 +854,60 @@ fn update(
 
 /// Slots that are looked at together.
 const RUN: usize = 32;
+/// Slots that a thread looks at for several tokens.
+const SCANNED: usize = 256;
+
+/// The slots that do not stay as they are.
+fn find_changes(
+    pool: &Pool,
+    sources: &Sources<'_>,
+    (keep, place): (&View, &View),
+    tokens: usize,
+    changes: &mut Vec<Change>,
+) {
+    let slots = keep.shape[2];
+    let (keeps, places) = (&sources.get(keep.base)[keep.offset..], &sources.get(place.base)[place.offset..]);
+    let change = |slot: usize| {
+        let places = &places[slot * place.strides[2]..];
+        let none = tokens > 0 && place.strides[3] == 1 && {
+            places[..tokens].iter().fold(true, |none, p| none & (*p == 0.0))
+        };
+        let mut seen = (0..tokens).filter(|t| !none && places[t * place.strides[3]] != 0.0);
+        let first = seen.next();
+        let end = first.map_or(0, |first| seen.next_back().unwrap_or(first) + 1);
+        let changes = first.is_some() || keeps[slot * keep.strides[2]] != 1.0;
+        changes.then(|| Change { slot, tokens: first.unwrap_or(0)..end })
+    };
+    changes.clear();
+    if tokens > 1 {
+        changes.resize(slots, Change { slot: usize::MAX, tokens: 0..0 });
+        pool.pieces(changes, SCANNED, &|i, some| {
+            for (slot, to) in (i * SCANNED..).zip(some) {
+                if let Some(change) = change(slot) {
+                    *to = change;
+                }
+            }
+        });
+        return changes.retain(|c| c.slot != usize::MAX);
+    }
+    // Most slots are told to stay in whole runs.
+    let in_order = keep.strides[2] == 1 && place.strides[2] == 1;
+    let mut slot = 0;
+    while slot < slots {
+        if in_order && slot + RUN <= slots {
+            let run = keeps[slot..slot + RUN].iter().zip(&places[slot..slot + RUN]);
+            if run.fold(true, |stay, (k, p)| stay & (*k == 1.0) & (*p == 0.0)) {
+                slot += RUN;
+                continue;
+            }
+        }
+        changes.extend(change(slot));
+        slot += 1;
+    }
+}
 
 /// A slot that changes.
+#[derive(Clone)]
 struct Change {
     slot: usize,
     /// The first and the last token that change it, and those between.

@@ -204,13 +204,24 @@ impl<const N: usize> Nest<N> {
     /// Calls `run` with these loops and `y`, whose elements are the first operand's, or with pieces of both on several threads
     /// where there are many elements; `row` elements are written from each place on.
     pub fn split(&self, pool: &Pool, y: &mut [f32], row: usize, run: &(dyn Fn(&Nest<N>, &mut [f32]) + Sync)) {
+        self.split_by(pool, y, (row, row), run);
+    }
+
+    /// As [`Nest::split`], where as many elements as the second of `row` are read for each place.
+    pub fn split_by(
+        &self,
+        pool: &Pool,
+        y: &mut [f32],
+        (row, read): (usize, usize),
+        run: &(dyn Fn(&Nest<N>, &mut [f32]) + Sync),
+    ) {
         if self.inner.0 == 0 || self.outer.iter().any(|(n, _)| *n == 0) {
             return;
         }
         let (count, steps) = self.outer.first().copied().unwrap_or(self.inner);
         let inner = if self.outer.is_empty() { None } else { Some(&self.inner) };
         let rest = self.outer.iter().skip(1).chain(inner);
-        let (mut elements, mut extent) = (row, row);
+        let (mut elements, mut extent) = (read, row);
         for (n, steps) in rest {
             elements *= n;
             extent += n.saturating_sub(1) * steps[0];
