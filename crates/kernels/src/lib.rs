@@ -41,6 +41,6 @@ pub use matrix::{Matrix, MatrixError};
 pub use panel::{Columns, Panel};
 pub use pool::Pool;
 pub use product::{Product, products, products_on};
-pub use transpose::{Strided, transpose};
+pub use transpose::{Strided, transpose, transpose_add};
 pub use vector::{Gate, RmsNorm, activated, exp_sum, gated, rms_norm, softcap};
 pub use words::{Words, round_to_words};

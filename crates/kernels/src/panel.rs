@@ -2,9 +2,10 @@
 
 use crate::decode::{BLOCK, Order};
 use crate::fast::{IN_ORDER, Narrow, PACKED, bf16};
-use crate::lanes::LANES;
+use crate::lanes::{LANES, Lanes};
 use crate::lines::Lines;
 use crate::pool::Pool;
+use crate::vector::dispatch;
 use crate::words::WideTokens;
 use std::cell::RefCell;
 
@@ -167,29 +168,61 @@ fn arrange(order: Order, x: &[f32], out: &mut [f32]) {
             out[..x.len()].copy_from_slice(x);
             out[x.len()..].fill(0.0);
         }
-        Order::Packed | Order::Whole | Order::FastPacked => turn(x, out, |k, l| 8 * l + k),
-        Order::Fast => turn(x, out, |k, l| 64 * (k / 4) + 4 * l + k % 4),
+        Order::Packed | Order::Whole | Order::FastPacked => eights(x, out),
+        Order::Fast => fours(x, out),
     }
 }
 
-/// Vector k of a block has column `column(k, l)` in lane l.
+dispatch! {
+    /// Vector k of a block has column `8 l + k` in lane l.
+    fn eights(x: &[f32], out: &mut [f32]) = eights_on
+}
+
+dispatch! {
+    /// Vector k of a block has column `64 (k / 4) + 4 l + k % 4` in lane l.
+    fn fours(x: &[f32], out: &mut [f32]) = fours_on
+}
+
 #[inline(always)]
-fn turn(x: &[f32], out: &mut [f32], column: impl Fn(usize, usize) -> usize) {
-    let (blocks, rest) = x.as_chunks::<BLOCK>();
-    let (out_blocks, _) = out.as_chunks_mut::<BLOCK>();
-    let turn = |x: &[f32; BLOCK], out: &mut [f32; BLOCK]| {
-        for k in 0..8 {
-            for l in 0..16 {
-                out[16 * k + l] = x[column(k, l)];
-            }
-        }
-    };
-    for (x, out) in blocks.iter().zip(out_blocks.iter_mut()) {
-        turn(x, out);
+fn eights_on<L: Lanes>(x: &[f32], out: &mut [f32]) {
+    turn::<L, 8>(x, out);
+}
+
+#[inline(always)]
+fn fours_on<L: Lanes>(x: &[f32], out: &mut [f32]) {
+    turn::<L, 4>(x, out);
+}
+
+/// Columns that are turned together.
+const TURNED: usize = LANES * LANES;
+
+/// Of each `16 P` columns the vectors have every Pth, in order. `out` are whole blocks, behind `x` are zeros.
+#[inline(always)]
+fn turn<L: Lanes, const P: usize>(x: &[f32], out: &mut [f32]) {
+    let (whole, rest) = x.as_chunks::<TURNED>();
+    let (out, out_rest) = out.split_at_mut(whole.len() * TURNED);
+    for (x, out) in whole.iter().zip(out.as_chunks_mut().0) {
+        turn_some::<L, P>(x, out);
     }
-    if let Some(out) = out_blocks.get_mut(blocks.len()) {
-        let mut padded = [0f32; BLOCK];
-        padded[..rest.len()].copy_from_slice(rest);
-        turn(&padded, out);
+    if !out_rest.is_empty() {
+        let (mut some, mut turned) = ([0f32; TURNED], [0f32; TURNED]);
+        some[..rest.len()].copy_from_slice(rest);
+        turn_some::<L, P>(&some, &mut turned);
+        out_rest.copy_from_slice(&turned[..out_rest.len()]);
+    }
+}
+
+#[inline(always)]
+fn turn_some<L: Lanes, const P: usize>(x: &[f32; TURNED], out: &mut [f32; TURNED]) {
+    let mut rows = [L::splat(0.0); LANES];
+    for (l, row) in rows.iter_mut().enumerate() {
+        let mut parts = [0f32; LANES];
+        for (p, part) in parts.as_chunks_mut::<P>().0.iter_mut().enumerate() {
+            part.copy_from_slice(&x[LANES * P * p + P * l..][..P]);
+        }
+        *row = L::load(&parts);
+    }
+    for (row, out) in L::turn(rows).into_iter().zip(out.as_chunks_mut::<LANES>().0) {
+        row.store(out);
     }
 }

@@ -29,6 +29,29 @@ pub fn transpose(
     (x, from): (&[f32], Strided),
     (out, to): (&mut [f32], Strided),
 ) {
+    exchange_all(pool, (rows, cols), (x, from), (out, to), false);
+}
+
+/// As [`transpose`], but adds to what is in `out`.
+///
+/// # Panics
+/// A place is outside, or rows of `out` overlap.
+pub fn transpose_add(
+    pool: &Pool,
+    sizes: (usize, usize),
+    (x, from): (&[f32], Strided),
+    (out, to): (&mut [f32], Strided),
+) {
+    exchange_all(pool, sizes, (x, from), (out, to), true);
+}
+
+fn exchange_all(
+    pool: &Pool,
+    (rows, cols): (usize, usize),
+    (x, from): (&[f32], Strided),
+    (out, to): (&mut [f32], Strided),
+    add: bool,
+) {
     if rows == 0 || cols == 0 {
         return;
     }
@@ -41,7 +64,7 @@ pub fn transpose(
     let out = Out(out.as_mut_ptr());
     let part = |i: usize| {
         let first = i * PART;
-        exchange(x, from, &out, to, first..rows.min(first + PART), cols);
+        exchange(x, from, &out, to, first..rows.min(first + PART), cols, add);
     };
     let parts = rows.div_ceil(PART);
     if rows * cols < PARALLEL { (0..parts).for_each(part) } else { pool.run(parts, &part) }
@@ -52,12 +75,20 @@ struct Out(*mut f32);
 unsafe impl Sync for Out {}
 
 dispatch! {
-    fn exchange(x: &[f32], from: Strided, out: &Out, to: Strided, rows: Range<usize>, cols: usize) = exchange_on
+    fn exchange(x: &[f32], from: Strided, out: &Out, to: Strided, rows: Range<usize>, cols: usize, add: bool) = exchange_on
 }
 
 /// Some rows; what is written is inside, see [`transpose`].
 #[inline(always)]
-fn exchange_on<L: Lanes>(x: &[f32], from: Strided, out: &Out, to: Strided, rows: Range<usize>, cols: usize) {
+fn exchange_on<L: Lanes>(
+    x: &[f32],
+    from: Strided,
+    out: &Out,
+    to: Strided,
+    rows: Range<usize>,
+    cols: usize,
+    add: bool,
+) {
     for c in (0..cols).step_by(LANES) {
         let m = LANES.min(cols - c);
         for r in rows.clone().step_by(LANES) {
@@ -76,14 +107,18 @@ fn exchange_on<L: Lanes>(x: &[f32], from: Strided, out: &Out, to: Strided, rows:
             }
             for (k, row) in L::turn(block).into_iter().enumerate().take(n) {
                 let at = to.first + (r + k) * to.stride + c;
-                let mut lanes = [0f32; LANES];
-                row.store(&mut lanes);
-                // SAFETY: row r + k of `out` lies inside of it from column c on, see `transpose`; rows do not overlap, and
+                // SAFETY: row r + k of `out` lies inside of it from column c on, see `exchange_all`; rows do not overlap, and
                 // each is of one part.
-                unsafe {
-                    match m {
-                        LANES => out.0.add(at).cast::<[f32; LANES]>().write_unaligned(lanes),
-                        _ => std::ptr::copy_nonoverlapping(lanes.as_ptr(), out.0.add(at), m),
+                let to = unsafe { std::slice::from_raw_parts_mut(out.0.add(at), m) };
+                match to.as_mut_array() {
+                    Some(to) if add => row.add(L::load(to)).store(to),
+                    Some(to) => row.store(to),
+                    None => {
+                        let mut lanes = [0f32; LANES];
+                        row.store(&mut lanes);
+                        for (to, v) in to.iter_mut().zip(lanes) {
+                            *to = if add { *to + v } else { v };
+                        }
                     }
                 }
             }
@@ -113,6 +148,11 @@ mod tests {
                         _ => assert_eq!(*v, -1.0),
                     }
                 }
+                let before = out.clone();
+                transpose_add(&Pool::new(threads), (rows, cols), (&x, from), (&mut out, to));
+                let doubled =
+                    out.iter().zip(&before).all(|(v, b)| *v == if *b == -1.0 { -1.0 } else { 2.0 * b });
+                assert!(doubled, "[{rows}, {cols}]");
             }
         }
     }

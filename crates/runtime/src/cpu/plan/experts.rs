@@ -141,8 +141,8 @@ pub(super) fn sum(
     }
     // One token's first expert writes in place of zeros.
     let mut first = tokens == 1 && !chosen.is_empty();
-    if !first {
-        pool.pieces(y, ADDED * rows, &|_, y| y.fill(0.0));
+    if chosen.is_empty() {
+        y.fill(0.0);
     }
     if !chosen.is_empty() {
         let (mut columns, channels) = (packs[0].columns(), x.shape[1]);
@@ -161,7 +161,7 @@ pub(super) fn sum(
             panel.fill(order, columns, tokens, channels, None);
         }
     }
-    for chosen in chosen.chunks(TOGETHER) {
+    for (some, chosen) in chosen.chunks(TOGETHER).enumerate() {
         let mut all: [Option<Product<'_>>; TOGETHER] = Default::default();
         for ((&(p, i), s), product) in chosen.iter().zip(scratch.iter_mut()).zip(&mut all) {
             let w = packs[p].experts.branches[i].gate_up.matrix()?;
@@ -212,7 +212,12 @@ pub(super) fn sum(
             continue;
         }
         let all = &scratch[..chosen.len()];
-        pool.pieces(y, ADDED * rows, &|i, y| add(all, y, (i * ADDED) as u32, rows));
+        pool.pieces(y, ADDED * rows, &|i, y| {
+            if some == 0 && tokens > 1 {
+                y.fill(0.0);
+            }
+            add(all, y, (i * ADDED) as u32, rows);
+        });
     }
     Ok(())
 }

@@ -34,9 +34,6 @@ use view::{Base, Nest, View};
 
 pub(super) use build::{Source, plan};
 
-/// Elements of a sum that a thread adds at a time.
-const ADDED: usize = 1 << 14;
-
 type Unary = fn(f32) -> f32;
 type Binary = fn(&Nest<3>, &mut [f32], &[f32], &[f32]);
 
@@ -318,24 +315,15 @@ pub(super) fn add_experts(
     let (tokens, rows) = packs[0].experts.result();
     let Some(sum) = sum.as_f32_mut().filter(|sum| sum.len() == tokens * rows) else { return Ok(false) };
     let mut arena = ARENA.take();
-    // What is added, and for several tokens the same with tokens together.
-    arena.reserve(&[tokens * rows, if tokens > 1 { tokens * rows } else { 0 }], 0);
+    arena.reserve(&[tokens * rows], 0);
     let Arena { buffers, experts: workspace, .. } = &mut arena;
-    let (own, turned) = buffers.split_at_mut(1);
-    let (own, turned) = (&mut own[0][..tokens * rows], &mut turned[0]);
+    let own = &mut buffers[0][..tokens * rows];
     let done = experts::sum(pool, &packs, own, calls[0].0.skip_zero, workspace, counts);
-    if done.is_ok() {
-        let turned = match tokens {
-            1 => &*own,
-            _ => {
-                let to = |stride| Strided { first: 0, stride };
-                anemoe_kernels::transpose(pool, (rows, tokens), (own, to(rows)), (turned, to(tokens)));
-                &turned[..tokens * rows]
-            }
-        };
-        pool.pieces(sum, ADDED, &|i, sum| {
-            sum.iter_mut().zip(&turned[i * ADDED..]).for_each(|(a, b)| *a += b);
-        });
+    if done.is_ok() && tokens == 1 {
+        sum.iter_mut().zip(own).for_each(|(a, b)| *a += *b);
+    } else if done.is_ok() {
+        let to = |stride| Strided { first: 0, stride };
+        anemoe_kernels::transpose_add(pool, (rows, tokens), (own, to(rows)), (sum, to(tokens)));
     }
     ARENA.set(arena);
     done.map(|()| true)
