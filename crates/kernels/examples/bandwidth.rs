@@ -59,7 +59,7 @@ fn main() {
         let x = noise(cols * tokens);
         let mut panel = Panel::default();
         let x = Columns { values: &x, first: 0, token_stride: cols, channel_stride: 1 };
-        panel.fill(matrix(0).order(), x, tokens, cols, None);
+        panel.fill(matrix(0).order(), x, tokens, cols);
         let mut y = vec![0f32; rows * tokens];
         let (mut reads, mut times) = (Vec::new(), Vec::new());
         let per = ROUND.min(n);

@@ -244,11 +244,46 @@ struct Seen {
     runs: Vec<Range<usize>>,
     /// First run of each token, and the end.
     first: Vec<usize>,
+    /// Runs of a few tokens, and the end of each token's.
+    found: Vec<(Vec<Range<usize>>, Vec<usize>)>,
     /// `[chunks, heads, tokens, state]`, see [`State`].
     states: Lines<[f32; LANES]>,
 }
 
 impl Seen {
+    /// The runs of all tokens of a call.
+    fn find(&mut self, pool: &Pool, s: &AttentionShape, mask: Option<Mask<'_>>) {
+        let Seen { runs, first, found, .. } = self;
+        runs.clear();
+        first.clear();
+        first.push(0);
+        let add = |tokens: Range<usize>, runs: &mut Vec<Range<usize>>, first: &mut Vec<usize>| {
+            for token in tokens {
+                match mask {
+                    Some(m) => add_runs(&m.values[token * m.token_stride..][..s.slots], runs),
+                    None => runs.push(0..s.slots),
+                }
+                first.push(runs.len());
+            }
+        };
+        if mask.is_none() || s.tokens * s.slots < PARALLEL {
+            return add(0..s.tokens, runs, first);
+        }
+        let n = s.tokens.div_ceil(TOKENS);
+        found.resize_with(found.len().max(n), Default::default);
+        pool.pieces(&mut found[..n], 1, &|i, found| {
+            for (runs, ends) in found {
+                runs.clear();
+                ends.clear();
+                add(i * TOKENS..s.tokens.min((i + 1) * TOKENS), runs, ends);
+            }
+        });
+        for (some, ends) in &found[..n] {
+            first.extend(ends.iter().map(|end| runs.len() + end));
+            runs.extend_from_slice(some);
+        }
+    }
+
     fn runs(&self, token: usize) -> &[Range<usize>] {
         &self.runs[self.first[token]..self.first[token + 1]]
     }
@@ -418,16 +453,7 @@ fn attention_in(
         "results do not overlap"
     );
     let mut seen = SEEN.take();
-    seen.runs.clear();
-    seen.first.clear();
-    seen.first.push(0);
-    for token in 0..s.tokens {
-        match mask {
-            Some(m) => add_runs(&m.values[token * m.token_stride..][..s.slots], &mut seen.runs),
-            None => seen.runs.push(0..s.slots),
-        }
-        seen.first.push(seen.runs.len());
-    }
+    seen.find(pool, s, mask);
     // Chunks of which nobody sees anything at either end are left out.
     let start = seen.runs.iter().map(|r| r.start / CHUNK).min().unwrap_or(0);
     let end = seen.runs.iter().map(|r| r.end.div_ceil(CHUNK)).max().unwrap_or(0).max(start + 1);

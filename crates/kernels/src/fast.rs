@@ -695,9 +695,9 @@ mod tests {
     fn run(isa: Isa, pool: &Pool, w: &Matrix<'_>, x: &[f32], t: usize) -> Vec<f32> {
         let mut panel = Panel::default();
         let rubbish = Columns { values: &[7.0; 900], first: 0, token_stride: 0, channel_stride: 1 };
-        panel.fill(Order::Fast, rubbish, 9, 900, None);
+        panel.fill(Order::Fast, rubbish, 9, 900);
         let at = Columns { values: x, first: 0, token_stride: w.cols, channel_stride: 1 };
-        panel.fill(w.order(), at, t, w.cols, None);
+        panel.fill(w.order(), at, t, w.cols);
         let mut y = vec![f32::NAN; t * w.rows];
         products_on(
             isa,

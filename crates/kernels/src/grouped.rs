@@ -58,7 +58,7 @@ pub fn grouped(pool: &Pool, p: &mut Grouped<'_>) {
         for g in 0..p.groups {
             let w = w.row_range(g * per, (g + 1) * per);
             let x = Columns { first: p.x.first + g * p.group_stride, ..p.x };
-            panel.fill_taps(w.order(), x, p.tokens, p.cols, p.tap_stride, None);
+            panel.fill_taps(w.order(), x, p.tokens, p.cols, p.tap_stride);
             let bias = p.bias.map(|b| &b[g * per..(g + 1) * per]);
             let (y, stride) = (&mut p.y[g * per..], p.w.rows);
             products(pool, &mut [Some(Product { w, x: &panel, tokens: None, y, stride, bias })]);
@@ -81,7 +81,7 @@ pub fn grouped(pool: &Pool, p: &mut Grouped<'_>) {
             let stored = group.stored();
             crate::lines::prefetch(crate::lines::Cache::First, stored.as_ptr(), stored.len().min(NEAR_BYTES));
             let x = Columns { first: p.x.first + g * p.group_stride, ..p.x };
-            panel.fill_taps(group.order(), x, p.tokens, p.cols, p.tap_stride, None);
+            panel.fill_taps(group.order(), x, p.tokens, p.cols, p.tap_stride);
             let bias = p.bias.map(|b| &b[g * per..(g + 1) * per]);
             // SAFETY: token t's rows of the group are below `tokens * rows`.
             let y = Target { y: unsafe { to.0.add(g * per) }, stride: w.rows, bias };

@@ -82,12 +82,12 @@ impl Panel {
         self.tokens
     }
 
-    /// Takes `tokens` tokens of `cols` channels; token i is token `chosen[i]` of `x` where some are chosen.
+    /// Takes `tokens` tokens of `cols` channels.
     ///
     /// # Panics
     /// A place is outside of `x`.
-    pub fn fill(&mut self, order: Order, x: Columns<'_>, tokens: usize, cols: usize, chosen: Option<&[u32]>) {
-        self.fill_taps(order, x, tokens, (cols, 1), 0, chosen);
+    pub fn fill(&mut self, order: Order, x: Columns<'_>, tokens: usize, cols: usize) {
+        self.fill_taps(order, x, tokens, (cols, 1), 0);
     }
 
     /// As [`Panel::fill`] for convolutions of `taps` taps: column `c * taps + j` is channel c, `tap_stride * j` places on.
@@ -101,14 +101,12 @@ impl Panel {
         tokens: usize,
         (channels, taps): (usize, usize),
         tap_stride: usize,
-        chosen: Option<&[u32]>,
     ) {
         let cols = channels * taps;
         (self.order, self.tokens, self.cols) = (order, tokens, cols);
         let (padded, chunks) = (self.padded(), self.chunks());
         let token = |t: usize, out: &mut [f32]| {
-            let token = chosen.map_or(t, |c| c[t] as usize);
-            let start = x.first + token * x.token_stride;
+            let start = x.first + t * x.token_stride;
             if taps == 1 && x.channel_stride == 1 {
                 return arrange(order, &x.values[start..start + cols], out);
             }
@@ -224,5 +222,59 @@ fn turn_some<L: Lanes, const P: usize>(x: &[f32; TURNED], out: &mut [f32; TURNED
     }
     for (row, out) in L::turn(rows).into_iter().zip(out.as_chunks_mut::<LANES>().0) {
         row.store(out);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_data::noise;
+
+    #[test]
+    fn tokens_are_the_same_however_they_lie() {
+        for (tokens, cols) in [(1, 1), (3, 130), (16, 256), (37, 300), (70, 1)] {
+            let x = noise(tokens as u64, 5 + tokens * cols);
+            let mut across = x.clone();
+            for t in 0..tokens {
+                (0..cols).for_each(|c| across[5 + c * tokens + t] = x[5 + t * cols + c]);
+            }
+            for order in
+                [Order::Natural, Order::Packed, Order::Whole, Order::Fast, Order::FastPacked, Order::Rounded]
+            {
+                let (mut a, mut b) = (Panel::default(), Panel::default());
+                let lie = |values, token_stride, channel_stride| Columns {
+                    values,
+                    first: 5,
+                    token_stride,
+                    channel_stride,
+                };
+                a.fill(order, lie(&x, cols, 1), tokens, cols);
+                b.fill(order, lie(&across, 1, tokens), tokens, cols);
+                assert!(a.is_filled());
+                assert_eq!((&*a.data, &*a.halves), (&*b.data, &*b.halves), "{order:?}");
+                assert_eq!(format!("{:?}", a.narrow), format!("{:?}", b.narrow), "{order:?}");
+                assert_eq!(format!("{:?}", a.wide), format!("{:?}", b.wide), "{order:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn vectors_have_the_columns_of_their_order() {
+        for cols in [1usize, 100, 128, 300, 512] {
+            let x: Vec<f32> = (0..cols).map(|c| 1.0 + c as f32).collect();
+            for order in [Order::Packed, Order::Fast] {
+                let mut out = vec![f32::NAN; cols.next_multiple_of(BLOCK)];
+                arrange(order, &x, &mut out);
+                for (i, v) in out.iter().enumerate() {
+                    let (block, k, l) = (i / BLOCK, i % BLOCK / LANES, i % LANES);
+                    let column = match order {
+                        Order::Fast => 64 * (k / 4) + 4 * l + k % 4,
+                        _ => 8 * l + k,
+                    };
+                    let c = block * BLOCK + column;
+                    assert_eq!(*v, if c < cols { 1.0 + c as f32 } else { 0.0 }, "{order:?} {cols}");
+                }
+            }
+        }
     }
 }

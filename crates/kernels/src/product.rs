@@ -806,10 +806,9 @@ mod tests {
             Columns { values: &[7.0; 900], first: 0, token_stride: 0, channel_stride: 1 },
             9,
             900,
-            None,
         );
         let at = Columns { values: x, first: 0, token_stride: w.cols(), channel_stride: 1 };
-        panel.fill(w.order(), at, t, w.cols(), None);
+        panel.fill(w.order(), at, t, w.cols());
         let mut y = vec![f32::NAN; t * w.rows()];
         products_on(
             isa,
@@ -898,7 +897,7 @@ mod tests {
         let values = noise(2, cols * t);
         let x = Columns { values: &values, first: 0, token_stride: cols, channel_stride: 1 };
         let mut all = Panel::default();
-        all.fill(w.order(), x, t, cols, None);
+        all.fill(w.order(), x, t, cols);
         let run = |threads| {
             let pool = Pool::new(threads);
             let (mut y, mut z, mut some) = (vec![0f32; rows * t], vec![0f32; rows * t], vec![0f32; rows * 2]);

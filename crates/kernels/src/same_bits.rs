@@ -18,7 +18,7 @@ fn product(isa: Isa, w: &Matrix<'_>) -> Vec<f32> {
         let x = noise(20, tokens * w.cols());
         let mut panel = Panel::default();
         let at = Columns { values: &x, first: 0, token_stride: w.cols(), channel_stride: 1 };
-        panel.fill(w.order(), at, tokens, w.cols(), None);
+        panel.fill(w.order(), at, tokens, w.cols());
         let mut y = vec![0f32; tokens * w.rows()];
         let one = Product { w: *w, x: &panel, tokens: None, y: &mut y, stride: w.rows(), bias: None };
         products_on(isa, &Pool::new(1), &mut [Some(one)]);

@@ -134,3 +134,24 @@ fn unseen_slots_are_in_no_run() {
     add_runs(&mask, &mut found);
     assert_eq!(found, [3..4, 16..20]);
 }
+
+#[test]
+fn many_tokens_see_what_each_sees_alone() {
+    let (tokens, slots) = (75, 1000);
+    let s = AttentionShape { heads: 1, kv_heads: 1, tokens, head_dim: 1, slots, fast: false };
+    assert!(tokens * slots >= PARALLEL);
+    let values: Vec<f32> =
+        noise(7, tokens * slots).into_iter().map(|v| if v < 0.1 { -30000.0 } else { v }).collect();
+    let pool = Pool::new(3);
+    let mut seen = Seen::default();
+    // What an earlier call left is gone.
+    for values in [vec![0.0; tokens * slots], values] {
+        seen.find(&pool, &s, Some(Mask { values: &values, token_stride: slots }));
+        for (t, mask) in values.chunks(slots).enumerate() {
+            let mut alone = Vec::new();
+            add_runs(mask, &mut alone);
+            assert_eq!(seen.runs(t), alone);
+        }
+    }
+    assert_eq!(seen.first.len(), tokens + 1);
+}

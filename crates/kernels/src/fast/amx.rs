@@ -410,7 +410,7 @@ mod tests {
     fn panel_of(x: &[f32], cols: usize, tokens: usize) -> Panel {
         let mut panel = Panel::default();
         let at = Columns { values: x, first: 0, token_stride: cols, channel_stride: 1 };
-        panel.fill(Order::Fast, at, tokens, cols, None);
+        panel.fill(Order::Fast, at, tokens, cols);
         panel
     }
 
@@ -483,7 +483,7 @@ mod tests {
             let panels = matrices.map(|w| {
                 let mut panel = Panel::default();
                 let at = Columns { values: &values, first: 0, token_stride: cols, channel_stride: 1 };
-                panel.fill(w.order(), at, tokens, cols, None);
+                panel.fill(w.order(), at, tokens, cols);
                 panel
             });
             // All of them, and fewer, in another order.

@@ -364,8 +364,8 @@ mod tests {
         let mut panel = Panel::default();
         let of = |values, stride| Columns { values, first: 0, token_stride: stride, channel_stride: 1 };
         // Rubbish of an earlier use.
-        panel.fill(Order::Rounded, of(&[7.0; 1900], 0), 9, 1900, None);
-        panel.fill(w.order(), of(x, w.cols()), t, w.cols(), None);
+        panel.fill(Order::Rounded, of(&[7.0; 1900], 0), 9, 1900);
+        panel.fill(w.order(), of(x, w.cols()), t, w.cols());
         let n = chosen.map_or(t, <[u32]>::len);
         let mut y = vec![f32::NAN; n * w.rows()];
         let stride = w.rows();

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 fn filled(w: &Matrix<'_>, x: &[f32], t: usize) -> Panel {
     let mut panel = Panel::default();
     let at = Columns { values: x, first: 0, token_stride: w.cols, channel_stride: 1 };
-    panel.fill(w.order(), at, t, w.cols, None);
+    panel.fill(w.order(), at, t, w.cols);
     panel
 }
 

@@ -746,7 +746,7 @@ impl Session {
                         let w = matrix.row_range(g * per, (g + 1) * per);
                         let columns =
                             Columns { values, first: g * cols * t, token_stride: 1, channel_stride: t };
-                        panel.fill(w.order(), columns, t, cols, None);
+                        panel.fill(w.order(), columns, t, cols);
                         let bias = bias.map(|b| &b[g * per..(g + 1) * per]);
                         let one = Product { w, x: &panel, tokens: None, y: &mut product, stride: per, bias };
                         products(Pool::global(), &mut [Some(one)]);
@@ -778,7 +778,7 @@ impl Session {
                 bytes = w.bytes_read();
                 let mut panel = Panel::default();
                 let columns = Columns { values, first: 0, token_stride: cols, channel_stride: 1 };
-                panel.fill(w.order(), columns, t, cols, None);
+                panel.fill(w.order(), columns, t, cols);
                 products(
                     Pool::global(),
                     &mut [Some(Product { w, x: &panel, tokens: None, y: out, stride: rows, bias })],

@@ -158,7 +158,7 @@ pub(super) fn sum(
             wanted[packs[p].experts.branches[i].gate_up.matrix()?.order() as usize] = true;
         }
         for ((order, panel), _) in ORDERS.into_iter().zip(panels.iter_mut()).zip(wanted).filter(|(_, w)| *w) {
-            panel.fill(order, columns, tokens, channels, None);
+            panel.fill(order, columns, tokens, channels);
         }
     }
     for (some, chosen) in chosen.chunks(TOGETHER).enumerate() {
@@ -189,7 +189,7 @@ pub(super) fn sum(
                 anemoe_kernels::gated(&g[..n], &g[n..], packs[p].weight(i, *t as usize), kind, h);
             }
             let values = Columns { values: hidden, first: 0, token_stride: n, channel_stride: 1 };
-            s.h.fill(w.order(), values, m, n, None);
+            s.h.fill(w.order(), values, m, n);
         };
         let own = &mut scratch[..chosen.len()];
         if tokens == 1 && own.len() < FEW {

@@ -485,7 +485,7 @@ fn run_node(
             for fill in fills.iter() {
                 let order = order_of(items, fill.panel)?;
                 let x = columns(&sources, &fill.x, fill.strides);
-                panels[fill.panel].fill(order, x, fill.tokens, fill.channels, None);
+                panels[fill.panel].fill(order, x, fill.tokens, fill.channels);
             }
             counts.0 += products(pool, items, buffers, panels, tensors, constants, inputs)?;
         }
