@@ -78,7 +78,7 @@ dispatch! {
     fn exchange(x: &[f32], from: Strided, out: &Out, to: Strided, rows: Range<usize>, cols: usize, add: bool) = exchange_on
 }
 
-/// Some rows; what is written is inside, see [`transpose`].
+/// Some rows; what is written is inside, see [`exchange_all`].
 #[inline(always)]
 fn exchange_on<L: Lanes>(
     x: &[f32],

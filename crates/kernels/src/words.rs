@@ -4,10 +4,10 @@
 //! integers of 16 bits, thirty-two at a time. A token's element becomes an integer of 24 bits, in two words: those that one lane
 //! adds up over 512 columns share a scale, a power of two, so that what is lost is at most a unit in the last place of the
 //! largest of these 32. Their products and sums are integers, without any rounding; behind 512 columns a lane is scaled and
-//! added in f32, then the lanes are added by halves. That takes two thirds of the instructions of f32. What the 31 others lose is at
-//! most half a unit each, so that the error of a result is at most 4e-6 of the sum of the largest weight times each token's
-//! element: for elements of similar sizes it is less than that of f32, where an element thousands of times larger than the
-//! others meets a weight of almost zero it is more.
+//! added in f32, then the lanes are added by halves. That takes two thirds of the instructions of f32. Each of the 32 loses
+//! at most half a unit of the last of 23 bits, so that the error of a result of up to 7000 columns is at most 5e-6 of the sum of
+//! the largest weight times each token's element: for elements of similar sizes it is less than that of f32, where an element
+//! thousands of times larger than the others meets a weight of almost zero it is more.
 //!
 //! Tokens of which an element is not finite, or in which the largest of a lane is from 2^64 on, or below 2^-104 but not zero,
 //! are multiplied in f32.
@@ -50,7 +50,7 @@ const DECODED_TILES: usize = 4;
 const DECODED_ROWS: usize = DECODED_TILES * ROWS;
 
 /// Tables of f32 as whole numbers: entry i of table g is `steps[g] * tables[g][i]`, exactly. Errors of their products are at
-/// most 4e-6 of the sum of the largest weight times each of the token's elements.
+/// most 5e-6 of the sum of the largest weight times each of the token's elements, of up to 7000.
 #[derive(Clone, Debug)]
 pub struct Words {
     tables: Vec<[i16; 16]>,

@@ -340,9 +340,6 @@ impl Builder<'_> {
                 };
                 self.before_write(*state);
                 let all = self.states[*state][2];
-                if new.rank() != 4 {
-                    return None;
-                }
                 let before = self.nodes.iter().rev().find_map(|node| match &node.work {
                     Work::Update { new: other, keep: k, place: p, .. } => {
                         Some(other.shape[2] == new.shape[2] && (k, p) == (&keep, &place))

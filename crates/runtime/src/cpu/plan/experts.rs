@@ -143,8 +143,7 @@ pub(super) fn sum(
     let mut first = tokens == 1 && !chosen.is_empty();
     if chosen.is_empty() {
         y.fill(0.0);
-    }
-    if !chosen.is_empty() {
+    } else {
         let (mut columns, channels) = (packs[0].columns(), x.shape[1]);
         if tokens > 1 && columns.token_stride == 1 {
             let from = Strided { first: columns.first, stride: columns.channel_stride };
@@ -161,7 +160,7 @@ pub(super) fn sum(
             panel.fill(order, columns, tokens, channels);
         }
     }
-    for (some, chosen) in chosen.chunks(TOGETHER).enumerate() {
+    for (at, chosen) in chosen.chunks(TOGETHER).enumerate() {
         let mut all: [Option<Product<'_>>; TOGETHER] = Default::default();
         for ((&(p, i), s), product) in chosen.iter().zip(scratch.iter_mut()).zip(&mut all) {
             let w = packs[p].experts.branches[i].gate_up.matrix()?;
@@ -207,13 +206,14 @@ pub(super) fn sum(
         }
         anemoe_kernels::products(pool, &mut all);
         if std::mem::take(&mut first) {
-            y.copy_from_slice(&scratch[0].out[..rows]);
+            // As what is added to zero, also where it is a negative one.
+            y.iter_mut().zip(&scratch[0].out[..rows]).for_each(|(y, o)| *y = 0.0 + o);
             add(&scratch[1..chosen.len()], y, 0, rows);
             continue;
         }
         let all = &scratch[..chosen.len()];
         pool.pieces(y, ADDED * rows, &|i, y| {
-            if some == 0 && tokens > 1 {
+            if at == 0 {
                 y.fill(0.0);
             }
             add(all, y, (i * ADDED) as u32, rows);

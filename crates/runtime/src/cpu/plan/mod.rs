@@ -856,11 +856,11 @@ fn find_changes(
     let slots = keep.shape[2];
     let (keeps, places) = (&sources.get(keep.base)[keep.offset..], &sources.get(place.base)[place.offset..]);
     let change = |slot: usize| {
-        let places = &places[slot * place.strides[2]..];
+        let at = |t: usize| places[slot * place.strides[2] + t * place.strides[3]];
         let none = tokens > 0 && place.strides[3] == 1 && {
-            places[..tokens].iter().fold(true, |none, p| none & (*p == 0.0))
+            places[slot * place.strides[2]..][..tokens].iter().fold(true, |none, p| none & (*p == 0.0))
         };
-        let mut seen = (0..tokens).filter(|t| !none && places[t * place.strides[3]] != 0.0);
+        let mut seen = (0..tokens).filter(|t| !none && at(*t) != 0.0);
         let first = seen.next();
         let end = first.map_or(0, |first| seen.next_back().unwrap_or(first) + 1);
         let changes = first.is_some() || keeps[slot * keep.strides[2]] != 1.0;
@@ -879,7 +879,7 @@ fn find_changes(
         return changes.retain(|c| c.slot != usize::MAX);
     }
     // Most slots are told to stay in whole runs.
-    let in_order = keep.strides[2] == 1 && place.strides[2] == 1;
+    let in_order = tokens == 1 && keep.strides[2] == 1 && place.strides[2] == 1;
     let mut slot = 0;
     while slot < slots {
         if in_order && slot + RUN <= slots {

@@ -4,6 +4,8 @@ use anemoe_kernels::{Pool, Strided};
 
 /// Elements that a thread takes at a time, where threads share loops.
 const SPLIT: usize = 1 << 14;
+/// Elements of a line of a cache.
+const LINE: usize = 16;
 
 /// What holds elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -227,6 +229,8 @@ impl<const N: usize> Nest<N> {
             extent += n.saturating_sub(1) * steps[0];
         }
         let at_a_time = (SPLIT / elements.max(1)).max(1);
+        // Of what is added up, places that lie together share lines.
+        let at_a_time = if read > row { at_a_time.next_multiple_of(LINE) } else { at_a_time };
         if count <= at_a_time || extent == 0 || steps[0] < extent {
             return run(self, y);
         }
