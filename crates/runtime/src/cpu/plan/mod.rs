@@ -12,11 +12,12 @@
 mod build;
 mod experts;
 mod patterns;
+mod update;
 mod view;
 
 use super::OpErrorAt;
 use super::ops::{Kernel, OpContext, OpError};
-use super::states::{StatePiece, StateValue};
+use super::states::StateValue;
 use super::weights::StoredWeight;
 use crate::backend::OpTime;
 use crate::tensor::{Data, Tensor};
@@ -30,6 +31,7 @@ use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use update::{Change, find_changes, update};
 use view::{Base, Nest, View};
 
 pub(super) use build::{Source, plan};
@@ -782,126 +784,4 @@ fn products(
         }
     }
     Ok(bytes)
-}
-
-/// `state = state * keep + sum over tokens of place * new`, where slots that stay are not touched; rows behind them, `tail`, are
-/// written whole. `all` slots and rows are in a head of the state, `changes` are the slots that do not stay.
-fn update(
-    pool: &Pool,
-    state: &mut StateValue,
-    sources: &Sources<'_>,
-    (new, keep, place, tail): (&View, &View, &View, Option<&View>),
-    all: usize,
-    changes: &[Change],
-) {
-    let &[_, heads, tokens, d] = new.shape.as_slice() else { return };
-    if d == 0 || all == 0 || heads == 0 {
-        return;
-    }
-    let slots = keep.shape[2];
-    let (values, keeps, places) = (sources.get(new.base), sources.get(keep.base), sources.get(place.base));
-    let kept = |slot: usize| keeps[keep.offset + slot * keep.strides[2]];
-    let at = |slot: usize, t: usize| places[place.offset + slot * place.strides[2] + t * place.strides[3]];
-    let tail = tail.map(|tail| (tail, sources.get(tail.base)));
-    let write = |h: usize, mut state: StatePiece<'_>| {
-        let mut row = ROW.take();
-        row.resize(d, 0.0);
-        for &Change { slot, ref tokens } in changes {
-            match kept(slot) {
-                0.0 => row.fill(0.0),
-                kept => (0..d).for_each(|c| row[c] = state.get(slot * d + c) * kept),
-            }
-            for t in tokens.clone() {
-                let factor = at(slot, t);
-                if factor != 0.0 {
-                    let from = new.offset + h * new.strides[1] + t * new.strides[2];
-                    match new.strides[3] {
-                        1 => row.iter_mut().zip(&values[from..]).for_each(|(r, v)| *r += factor * v),
-                        step => (0..d).for_each(|c| row[c] += factor * values[from + c * step]),
-                    }
-                }
-            }
-            state.set(slot * d, &row);
-        }
-        if let Some((tail, values)) = tail {
-            let rows = tail.shape[2];
-            if rows > 0 && tail.strides[3] == 1 && tail.strides[2] == d {
-                state.set(slots * d, &values[tail.offset + h * tail.strides[1]..][..rows * d]);
-            } else {
-                for r in 0..rows {
-                    let from = tail.offset + h * tail.strides[1] + r * tail.strides[2];
-                    (0..d).for_each(|c| row[c] = values[from + c * tail.strides[3]]);
-                    state.set((slots + r) * d, &row);
-                }
-            }
-        }
-        ROW.set(row);
-    };
-    state.pieces(pool, tokens > 1, (heads, all * d), &write);
-}
-
-/// Slots that are looked at together.
-const RUN: usize = 32;
-/// Slots that a thread looks at for several tokens.
-const SCANNED: usize = 256;
-
-/// The slots that do not stay as they are.
-fn find_changes(
-    pool: &Pool,
-    sources: &Sources<'_>,
-    (keep, place): (&View, &View),
-    tokens: usize,
-    changes: &mut Vec<Change>,
-) {
-    let slots = keep.shape[2];
-    let (keeps, places) = (&sources.get(keep.base)[keep.offset..], &sources.get(place.base)[place.offset..]);
-    let change = |slot: usize| {
-        let at = |t: usize| places[slot * place.strides[2] + t * place.strides[3]];
-        let none = tokens > 0 && place.strides[3] == 1 && {
-            places[slot * place.strides[2]..][..tokens].iter().fold(true, |none, p| none & (*p == 0.0))
-        };
-        let mut seen = (0..tokens).filter(|t| !none && at(*t) != 0.0);
-        let first = seen.next();
-        let end = first.map_or(0, |first| seen.next_back().unwrap_or(first) + 1);
-        let changes = first.is_some() || keeps[slot * keep.strides[2]] != 1.0;
-        changes.then(|| Change { slot, tokens: first.unwrap_or(0)..end })
-    };
-    changes.clear();
-    if tokens > 1 {
-        changes.resize(slots, Change { slot: usize::MAX, tokens: 0..0 });
-        pool.pieces(changes, SCANNED, &|i, some| {
-            for (slot, to) in (i * SCANNED..).zip(some) {
-                if let Some(change) = change(slot) {
-                    *to = change;
-                }
-            }
-        });
-        return changes.retain(|c| c.slot != usize::MAX);
-    }
-    // Most slots are told to stay in whole runs.
-    let in_order = tokens == 1 && keep.strides[2] == 1 && place.strides[2] == 1;
-    let mut slot = 0;
-    while slot < slots {
-        if in_order && slot + RUN <= slots {
-            let run = keeps[slot..slot + RUN].iter().zip(&places[slot..slot + RUN]);
-            if run.fold(true, |stay, (k, p)| stay & (*k == 1.0) & (*p == 0.0)) {
-                slot += RUN;
-                continue;
-            }
-        }
-        changes.extend(change(slot));
-        slot += 1;
-    }
-}
-
-/// A slot that changes.
-#[derive(Clone)]
-struct Change {
-    slot: usize,
-    /// The first and the last token that change it, and those between.
-    tokens: std::ops::Range<usize>,
-}
-
-thread_local! {
-    static ROW: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }

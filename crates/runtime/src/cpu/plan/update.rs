@@ -1,0 +1,175 @@
+//! Slots of a state that a call changes, in place: which ones, and what is written there.
+
+use super::Sources;
+use super::view::View;
+use crate::cpu::states::{StatePiece, StateValue};
+use anemoe_kernels::Pool;
+use std::cell::RefCell;
+use std::ops::Range;
+
+/// Slots that are looked at together.
+const RUN: usize = 32;
+/// Slots that a thread looks at for several tokens.
+const SCANNED: usize = 256;
+
+thread_local! {
+    static ROW: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A slot that changes.
+#[derive(Clone)]
+pub(super) struct Change {
+    slot: usize,
+    /// The first and the last token that change it, and those between.
+    tokens: Range<usize>,
+}
+
+/// The slots that do not stay as they are: `keep`, `[1, 1, slots, 1]`, is not 1, or some of the `tokens` of `place`, `[1, 1, slots,
+/// tokens]`, goes there.
+pub(super) fn find_changes(
+    pool: &Pool,
+    sources: &Sources<'_>,
+    (keep, place): (&View, &View),
+    tokens: usize,
+    changes: &mut Vec<Change>,
+) {
+    let slots = keep.shape[2];
+    let (keeps, places) = (&sources.get(keep.base)[keep.offset..], &sources.get(place.base)[place.offset..]);
+    let change = |slot: usize| {
+        let at = |t: usize| places[slot * place.strides[2] + t * place.strides[3]];
+        let none = tokens > 0 && place.strides[3] == 1 && {
+            places[slot * place.strides[2]..][..tokens].iter().fold(true, |none, p| none & (*p == 0.0))
+        };
+        let mut seen = (0..tokens).filter(|t| !none && at(*t) != 0.0);
+        let first = seen.next();
+        let end = first.map_or(0, |first| seen.next_back().unwrap_or(first) + 1);
+        let changes = first.is_some() || keeps[slot * keep.strides[2]] != 1.0;
+        changes.then(|| Change { slot, tokens: first.unwrap_or(0)..end })
+    };
+    changes.clear();
+    if tokens > 1 {
+        changes.resize(slots, Change { slot: usize::MAX, tokens: 0..0 });
+        pool.pieces(changes, SCANNED, &|i, some| {
+            for (slot, to) in (i * SCANNED..).zip(some) {
+                if let Some(change) = change(slot) {
+                    *to = change;
+                }
+            }
+        });
+        return changes.retain(|c| c.slot != usize::MAX);
+    }
+    // Most slots are told to stay in whole runs.
+    let in_order = tokens == 1 && keep.strides[2] == 1 && place.strides[2] == 1;
+    let mut slot = 0;
+    while slot < slots {
+        if in_order && slot + RUN <= slots {
+            let run = keeps[slot..slot + RUN].iter().zip(&places[slot..slot + RUN]);
+            if run.fold(true, |stay, (k, p)| stay & (*k == 1.0) & (*p == 0.0)) {
+                slot += RUN;
+                continue;
+            }
+        }
+        changes.extend(change(slot));
+        slot += 1;
+    }
+}
+
+/// `state = state * keep + sum over tokens of place * new`, where slots that stay are not touched; rows behind them, `tail`, are
+/// written whole. `all` slots and rows are in a head of the state, `changes` are the slots that do not stay.
+pub(super) fn update(
+    pool: &Pool,
+    state: &mut StateValue,
+    sources: &Sources<'_>,
+    (new, keep, place, tail): (&View, &View, &View, Option<&View>),
+    all: usize,
+    changes: &[Change],
+) {
+    let &[_, heads, tokens, d] = new.shape.as_slice() else { return };
+    if d == 0 || all == 0 || heads == 0 {
+        return;
+    }
+    let slots = keep.shape[2];
+    let (values, keeps, places) = (sources.get(new.base), sources.get(keep.base), sources.get(place.base));
+    let kept = |slot: usize| keeps[keep.offset + slot * keep.strides[2]];
+    let at = |slot: usize, t: usize| places[place.offset + slot * place.strides[2] + t * place.strides[3]];
+    let tail = tail.map(|tail| (tail, sources.get(tail.base)));
+    let write = |h: usize, mut state: StatePiece<'_>| {
+        let mut row = ROW.take();
+        row.resize(d, 0.0);
+        for &Change { slot, ref tokens } in changes {
+            match kept(slot) {
+                0.0 => row.fill(0.0),
+                kept => (0..d).for_each(|c| row[c] = state.get(slot * d + c) * kept),
+            }
+            for t in tokens.clone() {
+                let factor = at(slot, t);
+                if factor != 0.0 {
+                    let from = new.offset + h * new.strides[1] + t * new.strides[2];
+                    match new.strides[3] {
+                        1 => row.iter_mut().zip(&values[from..]).for_each(|(r, v)| *r += factor * v),
+                        step => (0..d).for_each(|c| row[c] += factor * values[from + c * step]),
+                    }
+                }
+            }
+            state.set(slot * d, &row);
+        }
+        if let Some((tail, values)) = tail {
+            let rows = tail.shape[2];
+            if rows > 0 && tail.strides[3] == 1 && tail.strides[2] == d {
+                state.set(slots * d, &values[tail.offset + h * tail.strides[1]..][..rows * d]);
+            } else {
+                for r in 0..rows {
+                    let from = tail.offset + h * tail.strides[1] + r * tail.strides[2];
+                    (0..d).for_each(|c| row[c] = values[from + c * tail.strides[3]]);
+                    state.set((slots + r) * d, &row);
+                }
+            }
+        }
+        ROW.set(row);
+    };
+    state.pieces(pool, tokens > 1, (heads, all * d), &write);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::view::Base;
+    use super::*;
+
+    /// Slots, and the first and the last of the tokens that change them, as they are defined.
+    fn expected(keep: &[f32], place: &[f32], tokens: usize) -> Vec<(usize, Range<usize>)> {
+        let slots = keep.iter().enumerate().map(|(slot, keep)| {
+            let own: Vec<_> = (0..tokens).filter(|t| place[slot * tokens + t] != 0.0).collect();
+            let range = own.first().map_or(0..0, |first| *first..own[own.len() - 1] + 1);
+            (slot, range, *keep != 1.0 || !own.is_empty())
+        });
+        slots.filter(|s| s.2).map(|(slot, range, _)| (slot, range)).collect()
+    }
+
+    #[test]
+    fn changes_are_found_for_any_number_of_tokens_and_any_order() {
+        let slots = SCANNED + RUN + 5;
+        for tokens in [0, 1, 2, 7] {
+            let keep: Vec<_> = (0..slots).map(|s| if s % 97 == 3 { 0.5 } else { 1.0 }).collect();
+            let place: Vec<_> = (0..slots * tokens).map(|i| if i % 61 == 5 { 1.0 } else { 0.0 }).collect();
+            let turned: Vec<_> = (0..slots * tokens).map(|i| place[i % slots * tokens + i / slots]).collect();
+            let view = |base, shape: [usize; 4], strides: [usize; 4]| View {
+                base: Base::Buffer(base),
+                offset: 0,
+                shape: shape.to_vec(),
+                strides: strides.to_vec(),
+            };
+            let buffers = [keep.clone(), place.clone(), turned];
+            let sources = Sources { buffers: &buffers, tensors: &[], constants: &[], inputs: &[] };
+            let keeps = view(0, [1, 1, slots, 1], [slots, slots, 1, 1]);
+            let want = expected(&keep, &place, tokens);
+            assert!(!want.is_empty());
+            for (base, strides) in [(1, [0, 0, tokens, 1]), (2, [0, 0, 1, slots])] {
+                let places = view(base, [1, 1, slots, tokens], strides);
+                let mut changes = Vec::new();
+                find_changes(Pool::global(), &sources, (&keeps, &places), tokens, &mut changes);
+                let found: Vec<_> = changes.into_iter().map(|c| (c.slot, c.tokens)).collect();
+                assert_eq!(found, want, "{tokens} tokens, places {strides:?}");
+            }
+        }
+    }
+}
