@@ -2,12 +2,10 @@
 
 use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
 
-/// See [`Precision`].
+/// A kind of numbers; what it means for results and for states is said where it is an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum PrecisionArg {
-    /// Every fp16 result is rounded, as the device does.
     Fp16,
-    /// Nothing is rounded.
     Fp32,
 }
 
