@@ -45,20 +45,24 @@ fn fused_bundles_compute_what_their_steps_do() {
                 let cosine = cosine(a, b);
                 assert!(cosine >= 0.99999, "{name} {quant}, row {i}: {cosine}");
             }
-            if name.starts_with("tiny-gemma4") {
-                let options = Options { precision: Precision::Fp32, half_states: true, ..Options::default() };
-                let mut half = Engine::open(&out, &CpuBackend { options }).unwrap();
-                let logits = half.forward(&ids, Want::All, None).unwrap();
-                for (i, (a, b)) in logits.iter().zip(&whole).enumerate() {
-                    let cosine = cosine(a, b);
-                    assert!(cosine >= 0.999, "{name} {quant}, states in fp16, row {i}: {cosine}");
+            for (fast, half_states) in [(false, false), (false, true), (true, false), (true, true)] {
+                let what = format!("{name} {quant}, fast {fast}, caches in fp16 {half_states}");
+                let options = Options { precision: Precision::Fp32, fast, half_states, ..Options::default() };
+                let mut engine = Engine::open(&out, &CpuBackend { options }).unwrap();
+                let own = engine.forward(&ids, Want::All, None).unwrap();
+                if half_states && !fast {
+                    let mut cosines: Vec<_> = own.iter().zip(&whole).map(|(a, b)| cosine(a, b)).collect();
+                    cosines.sort_by(f64::total_cmp);
+                    // ZAYA takes one expert, and of these models of noise a token may take another by a hair.
+                    let at = if name.starts_with("tiny-zaya") { cosines.len() / 2 } else { 0 };
+                    assert!(cosines[at] >= 0.999, "{what}: {cosines:?}");
+                    assert_ne!(own, whole, "{what}");
                 }
-                assert_ne!(logits, whole);
-            }
-            for chunk in [1, 3, 4] {
-                fused.reset();
-                let pieces = fused.forward(&ids, Want::All, Some(chunk)).unwrap();
-                assert!(pieces == whole, "{name} {quant}: calls of {chunk} tokens change bits");
+                for chunk in [1, 3, 4] {
+                    engine.reset();
+                    let pieces = engine.forward(&ids, Want::All, Some(chunk)).unwrap();
+                    assert!(pieces == own, "{what}: calls of {chunk} tokens change bits");
+                }
             }
         }
     }

@@ -191,6 +191,8 @@ pub struct Session {
     inputs: Vec<(usize, TensorType)>,
     outputs: Vec<Place>,
     pub(super) states: Vec<(String, TensorType)>,
+    /// Of each state, the slots that are held in fp16; none where it is in f32.
+    pub(super) caches: Vec<Option<usize>>,
     buffers: Vec<Tensor>,
     /// Set for buffers that are known to be all zero.
     zero: Vec<bool>,
@@ -255,6 +257,7 @@ impl Session {
             described,
             inputs,
             outputs,
+            caches: vec![None; states.len()],
             states,
             buffers: vec![Tensor::default(); buffers],
             zero: vec![false; buffers],
@@ -272,6 +275,11 @@ impl Session {
 
     /// With a plan that runs instead of steps.
     pub(super) fn with_plan(mut self, plan: Plan) -> Session {
+        if self.options.holds_halves() {
+            for ((cache, found), (_, ty)) in self.caches.iter_mut().zip(plan.caches()).zip(&self.states) {
+                *cache = found.filter(|_| ty.dtype == DataType::Float16);
+            }
+        }
         self.plan = Some(plan);
         self
     }
@@ -318,7 +326,6 @@ impl Session {
         if self.plan.is_some() {
             return self.run_plan(inputs, states);
         }
-        states.convert(false);
         for (i, input) in inputs.iter().enumerate() {
             let (buffer, ty) = (self.inputs[i].0, self.inputs[i].1.clone());
             let shape: Vec<usize> = if ty.rank() == 0 { vec![] } else { input.shape.clone() };
@@ -411,7 +418,9 @@ impl Session {
 
     fn run_plan(&mut self, inputs: &[&Tensor], states: &mut States) -> Result<()> {
         let Some(plan) = &mut self.plan else { return Ok(()) };
-        states.convert(self.options.half_states);
+        let hold = |values: &mut [StateValue]| {
+            values.iter_mut().zip(&self.caches).for_each(|(value, cache)| value.hold(*cache));
+        };
         let own = self.states.iter().map(|(name, _)| name);
         // Names are compared once.
         let known = self.ordered_as.as_ref().is_some_and(|names| Arc::ptr_eq(names, &states.names));
@@ -419,6 +428,7 @@ impl Session {
             if !known {
                 self.ordered_as = Some(states.names.clone());
             }
+            hold(&mut states.values);
             plan.run(inputs, &mut states.values)
         } else {
             // The states move in for the run, and out again whatever happens.
@@ -429,6 +439,7 @@ impl Session {
             }
             let mut values: Vec<StateValue> =
                 places.iter().map(|&i| std::mem::take(&mut states.values[i])).collect();
+            hold(&mut values);
             let result = plan.run(inputs, &mut values);
             places.iter().zip(values).for_each(|(&i, value)| states.values[i] = value);
             result

@@ -47,8 +47,8 @@ pub struct Options {
     pub skip_zero: bool,
     /// Run functions of fixed shapes as fused nodes over planned buffers; without rounding only.
     pub fuse: bool,
-    /// Hold states of type fp16 in fp16, as a device does, also where nothing else is rounded: half the memory and half the
-    /// reading at long contexts. Fused functions only.
+    /// Hold keys and values of type fp16 in fp16, as a device does, also where nothing else is rounded: half the memory and
+    /// half the reading at long contexts. Fused functions only.
     pub half_states: bool,
     /// Multiply integers of 8 bits where weights are tables or integers, see [`anemoe_kernels::Codes`], and bf16 where they are
     /// large and of fp16 or f32 and the processor has it: faster, with an error of about half a percent of a product's norm.
@@ -60,7 +60,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// States of type fp16 are held as such.
+    /// Keys and values of type fp16 are held as such.
     fn holds_halves(&self) -> bool {
         self.half_states && self.fuse && self.precision == Precision::Fp32
     }
@@ -174,7 +174,7 @@ impl Backend for CpuBackend {
             path: path.to_path_buf(),
             options: self.options,
             functions: Vec::new(),
-            states: States::empty(self.options.holds_halves()),
+            states: States::default(),
         }))
     }
 }

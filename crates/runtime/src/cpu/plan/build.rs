@@ -4,6 +4,7 @@ use super::super::exec::{Place, Projection, Step, Work as StepWork};
 use super::super::weights::StoredWeight;
 use super::experts::{Branch, Experts};
 use super::patterns::{Fused, Graph};
+use super::update::caches;
 use super::view::{Base, Nest, View, dense_strides};
 use super::{Binary, Fill, Item, KernelCall, Node, Operand, Plan, Reduction, Unary, Work};
 use crate::tensor::{Data, Tensor};
@@ -94,6 +95,7 @@ pub(in crate::cpu) fn plan(source: Source<'_>) -> Option<Plan> {
         results.push((nest, view, Tensor::default()));
     }
     let Builder { mut nodes, sizes, panels, tensors, .. } = b;
+    let caches = caches(&nodes, &states);
     let sizes = assign(&mut nodes, &sizes, &mut results);
     Some(Plan {
         nodes,
@@ -101,6 +103,7 @@ pub(in crate::cpu) fn plan(source: Source<'_>) -> Option<Plan> {
         panels,
         tensors: vec![Tensor::default(); tensors],
         constants: constants.to_vec(),
+        caches,
         outputs: results,
         skip_zero,
         times: Vec::new(),
@@ -339,7 +342,6 @@ impl Builder<'_> {
                     None => None,
                 };
                 self.before_write(*state);
-                let all = self.states[*state][2];
                 let before = self.nodes.iter().rev().find_map(|node| match &node.work {
                     Work::Update { new: other, keep: k, place: p, .. } => {
                         Some(other.shape[2] == new.shape[2] && (k, p) == (&keep, &place))
@@ -347,7 +349,7 @@ impl Builder<'_> {
                     _ => None,
                 });
                 let as_before = before.unwrap_or(false);
-                let work = Work::Update { state: *state, new, keep, place, tail, all, as_before };
+                let work = Work::Update { state: *state, new, keep, place, tail, as_before };
                 self.push(work);
                 Some(())
             }

@@ -115,8 +115,6 @@ enum Work {
         keep: View,
         place: View,
         tail: Option<View>,
-        /// Slots of the state.
-        all: usize,
         /// The same slots change as in the update before.
         as_before: bool,
     },
@@ -220,6 +218,8 @@ pub(super) struct Plan {
     panels: usize,
     tensors: Vec<Tensor>,
     constants: Vec<Arc<Tensor>>,
+    /// Of each state, the slots that may be held in fp16.
+    caches: Vec<Option<usize>>,
     /// Copies of the function's results.
     outputs: Vec<(Nest<2>, View, Tensor)>,
     skip_zero: bool,
@@ -374,6 +374,11 @@ impl Plan {
         Ok(())
     }
 
+    /// Of each state, the slots that may be held in fp16; none where it has to be in f32.
+    pub fn caches(&self) -> &[Option<usize>] {
+        &self.caches
+    }
+
     /// The function is a sum of experts, see [`add_experts`].
     pub fn is_experts(&self) -> bool {
         self.experts().is_some()
@@ -441,18 +446,17 @@ impl Plan {
     }
 }
 
-/// Elements that change between fp16 and f32 together.
+/// Elements of a state that are read at a time.
 const SOME: usize = 64;
 
 fn copy_state(nest: &Nest<2>, state: &StateValue, out: &mut [f32]) {
     match state {
-        StateValue::Half { bits, .. } => nest.each(|[o, i], n, s| {
-            let (mut halves, mut values) = ([0u16; SOME], [0f32; SOME]);
+        StateValue::Cache(cache) => nest.each(|[o, i], n, s| {
+            let mut values = [0f32; SOME];
             for first in (0..n).step_by(SOME) {
-                let m = SOME.min(n - first);
-                (0..m).for_each(|k| halves[k] = bits[i + (first + k) * s[1]]);
-                anemoe_kernels::f16_bits_to_f32(&halves[..m], &mut values[..m]);
-                (0..m).for_each(|k| out[o + (first + k) * s[0]] = values[k]);
+                let values = &mut values[..SOME.min(n - first)];
+                cache.read(i + first * s[1], s[1], values);
+                values.iter().enumerate().for_each(|(k, v)| out[o + (first + k) * s[0]] = *v);
             }
         }),
         StateValue::Full(t) => copy(nest, t.as_f32().unwrap_or_default(), out),
@@ -564,12 +568,12 @@ fn run_node(
             counts.0 += anemoe_kernels::attention(pool, shape, 1.0, q, &k, &v, Some(m), (&mut taken, out.1));
             buffers[out.0] = taken;
         }
-        Work::Update { state, new, keep, place, tail, all, as_before } => {
+        Work::Update { state, new, keep, place, tail, as_before } => {
             let sources = Sources { buffers, tensors, constants, inputs };
             if !*as_before {
                 find_changes(pool, &sources, (keep, place), new.shape[2], changes);
             }
-            update(pool, &mut states[*state], &sources, (new, keep, place, tail.as_ref()), *all, changes);
+            update(pool, &mut states[*state], &sources, (new, keep, place, tail.as_ref()), changes);
         }
         Work::Experts(e) => {
             with_out!(e.out, |sources, y| {
@@ -643,17 +647,9 @@ fn run_node(
         Work::WriteState { state, nest, x } => {
             let sources = Sources { buffers, tensors, constants, inputs };
             let x = sources.get(*x);
-            match &mut states[*state] {
-                StateValue::Half { bits, .. } => nest.each(|[o, a], n, s| {
-                    let (mut values, mut halves) = ([0f32; SOME], [0u16; SOME]);
-                    for first in (0..n).step_by(SOME) {
-                        let m = SOME.min(n - first);
-                        (0..m).for_each(|k| values[k] = x[a + (first + k) * s[1]]);
-                        anemoe_kernels::f32_to_f16(&values[..m], &mut halves[..m]);
-                        (0..m).for_each(|k| bits[o + (first + k) * s[0]] = halves[k]);
-                    }
-                }),
-                StateValue::Full(t) => copy(nest, x, t.as_f32_mut().unwrap_or_default()),
+            // Those that are written whole are no caches, see `caches`.
+            if let StateValue::Full(t) = &mut states[*state] {
+                copy(nest, x, t.as_f32_mut().unwrap_or_default());
             }
         }
         Work::Kernel(call) => {

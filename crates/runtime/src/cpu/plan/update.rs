@@ -1,7 +1,7 @@
 //! Slots of a state that a call changes, in place: which ones, and what is written there.
 
-use super::Sources;
-use super::view::View;
+use super::view::{Base, View};
+use super::{Node, Sources, Work};
 use crate::cpu::states::{StatePiece, StateValue};
 use anemoe_kernels::Pool;
 use std::cell::RefCell;
@@ -22,6 +22,36 @@ pub(super) struct Change {
     slot: usize,
     /// The first and the last token that change it, and those between.
     tokens: Range<usize>,
+}
+
+/// Of each state, `[1, heads, rows, d]`, the rows of a head that may be held in fp16: slots that updates alone write, so that
+/// what a call computes is read back from there too. None where anything else is written, or where attention reads rows that
+/// are no slots.
+pub(super) fn caches(nodes: &[Node], states: &[Vec<usize>]) -> Vec<Option<usize>> {
+    let mut slots = vec![None; states.len()];
+    let mut others = vec![false; states.len()];
+    for node in nodes {
+        match &node.work {
+            Work::Update { state, keep, .. } => {
+                let own = keep.shape[2];
+                others[*state] |= slots[*state].replace(own).is_some_and(|before| before != own);
+            }
+            Work::WriteState { state, .. } => others[*state] = true,
+            _ => {}
+        }
+    }
+    for node in nodes {
+        let Work::Attention { k, v, .. } = &node.work else { continue };
+        for view in [k, v] {
+            let Base::State(s) = view.base else { continue };
+            let Some(slots) = slots[s] else { continue };
+            let (rows, d) = (states[s][2], states[s][3]);
+            let row = view.offset % (rows * d).max(1) / d.max(1);
+            let whole = view.strides[1..] == [rows * d, d, 1];
+            others[s] |= !whole || view.offset % d.max(1) + view.shape[3] > d || row + view.shape[2] > slots;
+        }
+    }
+    slots.into_iter().zip(others).map(|(slots, others)| slots.filter(|_| !others)).collect()
 }
 
 /// The slots that do not stay as they are: `keep`, `[1, 1, slots, 1]`, is not 1, or some of the `tokens` of `place`, `[1, 1, slots,
@@ -75,19 +105,15 @@ pub(super) fn find_changes(
 }
 
 /// `state = state * keep + sum over tokens of place * new`, where slots that stay are not touched; rows behind them, `tail`, are
-/// written whole. `all` slots and rows are in a head of the state, `changes` are the slots that do not stay.
+/// written whole. `changes` are the slots that do not stay.
 pub(super) fn update(
     pool: &Pool,
     state: &mut StateValue,
     sources: &Sources<'_>,
     (new, keep, place, tail): (&View, &View, &View, Option<&View>),
-    all: usize,
     changes: &[Change],
 ) {
-    let &[_, heads, tokens, d] = new.shape.as_slice() else { return };
-    if d == 0 || all == 0 || heads == 0 {
-        return;
-    }
+    let &[_, _, tokens, d] = new.shape.as_slice() else { return };
     let slots = keep.shape[2];
     let (values, keeps, places) = (sources.get(new.base), sources.get(keep.base), sources.get(place.base));
     let kept = |slot: usize| keeps[keep.offset + slot * keep.strides[2]];
@@ -127,12 +153,11 @@ pub(super) fn update(
         }
         ROW.set(row);
     };
-    state.pieces(pool, tokens > 1, (heads, all * d), &write);
+    state.heads(pool, tokens > 1, &write);
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::view::Base;
     use super::*;
 
     /// Slots, and the first and the last of the tokens that change them, as they are defined.
