@@ -6,29 +6,12 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
-/// Writes `bytes` beside `path`, flushes them to disk and renames them into place.
+/// Writes `bytes` beside `path`, flushes them to disk and renames them into place, as [`anemoe_files::write_atomic`].
 ///
 /// # Errors
 /// Any file operation that fails; nothing half-written stays behind.
 pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
-    let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut builder = tempfile::Builder::new();
-    // As any other file, so that others may read a bundle; the process' mask applies.
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    let mut file = builder.tempfile_in(dir).map_err(|e| Error::io(dir, e))?;
-    file.write_all(bytes).and_then(|()| file.as_file().sync_all()).map_err(|e| Error::io(path, e))?;
-    file.persist(path).map_err(|e| Error::io(path, e.error))?;
-    sync_dir(dir)
-}
-
-pub(crate) fn sync_dir(dir: &Path) -> Result<()> {
-    // Only Unix can open a directory; elsewhere the rename is as durable as the system makes it.
-    #[cfg(unix)]
-    File::open(dir).and_then(|d| d.sync_all()).map_err(|e| Error::io(dir, e))?;
-    #[cfg(not(unix))]
-    let _ = dir;
-    Ok(())
+    anemoe_files::write_atomic(path, |file| file.write_all(bytes)).map_err(|e| Error::io(path, e))
 }
 
 fn hash_into(path: &Path, hasher: &mut Sha256) -> Result<()> {
@@ -171,16 +154,6 @@ mod tests {
         }
         file.set_len(WHOLE).unwrap();
         assert_eq!(sampled_sha256(&path).unwrap(), file_sha256(&path).unwrap());
-    }
-
-    #[test]
-    fn a_write_replaces_the_whole_file_and_leaves_nothing_beside_it() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("f");
-        write_atomic(&path, b"long first version").unwrap();
-        write_atomic(&path, b"second").unwrap();
-        assert_eq!(std::fs::read(&path).unwrap(), b"second");
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! The only file of a bundle with times in it, and the only one that grows: nothing that runs a bundle reads it, and two bundles
 //! are compared without it. Kinds, states and fields that this version does not know are kept as they are.
 
-use crate::atomic::{hex, sync_dir};
+use crate::atomic::hex;
 use crate::{Error, Result};
 use jiff::{Timestamp, Unit};
 use serde::{Deserialize, Serialize};
@@ -306,7 +306,7 @@ pub fn append(bundle: &Path, mut event: Event) -> Result<Event> {
     }
     file.sync_all().map_err(io)?;
     if is_new {
-        sync_dir(bundle)?;
+        anemoe_files::sync_dir(bundle).map_err(|e| Error::io(bundle, e))?;
     }
     Ok(event)
 }

@@ -1,6 +1,7 @@
 //! The `anemoe` binary: one file per sub-command.
 
 mod commands;
+mod environment;
 mod fail;
 mod interrupt;
 mod journal;
@@ -67,10 +68,11 @@ fn main() -> ExitCode {
             tracing_subscriber::EnvFilter::try_from_env("ANEMOE_LOG").unwrap_or_else(|_| "warn".into()),
         )
         .init();
-    if let Some(n) = cli.threads {
-        if n == 0 || n > 1024 {
-            return fail::report(&anyhow::anyhow!("--threads {n} is not a number from 1 to 1024"), cli.json);
-        }
+    let threads = match environment::instructions().and_then(|()| environment::threads(cli.threads)) {
+        Ok(threads) => threads,
+        Err(e) => return fail::report(&e, cli.json),
+    };
+    if let Some(n) = threads {
         // Fails only when a pool exists already, and nothing has used one yet.
         anemoe_kernels::Pool::set_threads(n);
         let _ = rayon::ThreadPoolBuilder::new().num_threads(n).build_global();

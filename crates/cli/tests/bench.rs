@@ -57,6 +57,10 @@ fn a_bundle_is_measured_and_compared_with_an_earlier_run() {
     let short = ["--decode", "2", "--context", "3", "--repetitions", "1", "--against", text(&save)];
     let fast = json(0, &[&["bench", text(&out), "--prefill", "7", "--fast"], &short[..]].concat());
     assert_eq!(fast["mode"], "fast");
+    let beside = &fast["against"];
+    assert_eq!(beside["beside"][0]["what"], "decode at 3", "{beside}");
+    assert!(beside["beside"][0]["ratio"].as_f64().unwrap() > 0.0, "{beside}");
+    assert_eq!(beside["differs"][0], "mode `exact`, now `fast`", "{beside}");
     let (_, table, _) = run(&[&["bench", text(&out), "--prefill", "0"], &short[..]].concat());
     assert!(table.contains("earlier tok/s") && !table.contains("prefill"), "{table}");
     let journal = std::fs::read_to_string(out.join("journal.jsonl")).unwrap();
@@ -71,9 +75,36 @@ fn what_cannot_be_measured_is_refused() {
     std::fs::write(&other, "{\"schema\": 1, \"mode\"").unwrap();
     refused(&["bench", text(&out), "--context", "100000"], &["100032 tokens are asked for"]);
     refused(&["bench", text(&out), "--against", text(&other)], &["other.json"]);
+    refused(
+        &["bench", text(&out), "--context", "64", "--decode", "18446744073709551552"],
+        &["tokens are asked for"],
+    );
     refused(&["bench", text(&out), "--fast", "--no-fuse"], &["--fast"]);
     refused(&["bench", text(&out), "--repetitions", "0"], &["not a number from 1 on"]);
     refused(&["bench", text(dir.path())], &["chain.json"]);
+}
+
+#[test]
+fn settings_of_the_environment_are_looked_at() {
+    let with = |name: &str, value: &str| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_anemoe"));
+        let out = command.args(["plan", "synthetic:zaya1-8b"]).env(name, value).output().unwrap();
+        (out.status.code(), String::from_utf8(out.stderr).unwrap())
+    };
+    for (name, value) in [
+        ("ANEMOE_CPU", "bogus"),
+        ("ANEMOE_CPU", "AVX2"),
+        ("ANEMOE_THREADS", "0"),
+        ("ANEMOE_THREADS", "1.5"),
+        ("ANEMOE_THREADS", "-1"),
+        ("ANEMOE_THREADS", "100000000"),
+    ] {
+        let (code, said) = with(name, value);
+        assert!(code == Some(2) && said.contains(&format!("{name}={value}")), "{said}");
+    }
+    for (name, value) in [("ANEMOE_CPU", "scalar"), ("ANEMOE_CPU", ""), ("ANEMOE_THREADS", "3")] {
+        assert_eq!(with(name, value).0, Some(0), "{name}={value}");
+    }
 }
 
 #[test]

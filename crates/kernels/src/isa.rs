@@ -20,6 +20,17 @@ pub enum Isa {
 const ALL: [Isa; 5] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
 impl Isa {
+    /// As `ANEMOE_CPU` says it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Scalar => "scalar",
+            Isa::Neon => "neon",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+            Isa::Amx => "amx",
+        }
+    }
+
     /// This processor has it.
     pub fn is_available(self) -> bool {
         #[cfg(target_arch = "x86_64")]
@@ -54,20 +65,32 @@ impl Isa {
         ALL.into_iter().filter(|isa| isa.is_available())
     }
 
-    /// The widest that this processor has, or the one that the environment variable `ANEMOE_CPU` names (`scalar`, `neon`,
-    /// `avx2`, `avx512`, `amx`) if the processor has it.
+    /// The one that the environment variable `ANEMOE_CPU` names (`scalar`, `neon`, `avx2`, `avx512`, `amx`), if it is set.
+    ///
+    /// # Errors
+    /// It names none of them, or one that the processor lacks.
+    pub fn asked_for() -> Result<Option<Isa>, String> {
+        let Some(name) = std::env::var_os("ANEMOE_CPU").filter(|name| !name.is_empty()) else {
+            return Ok(None);
+        };
+        let wanted = ALL.into_iter().find(|isa| isa.name() == name);
+        // Only what is wanted is asked for: of tiles a process has to ask its system.
+        match wanted {
+            Some(isa) if isa.is_available() => Ok(Some(isa)),
+            _ => {
+                let own: Vec<_> = Isa::available().map(Isa::name).collect();
+                let name = name.to_string_lossy();
+                Err(format!("ANEMOE_CPU={name}: this processor has {}", own.join(", ")))
+            }
+        }
+    }
+
+    /// The one that is [asked for](Isa::asked_for), or the widest that this processor has.
     pub fn best() -> Isa {
         static BEST: OnceLock<Isa> = OnceLock::new();
-        *BEST.get_or_init(|| {
-            let wanted = match std::env::var("ANEMOE_CPU").as_deref() {
-                Ok("scalar") => Isa::Scalar,
-                Ok("neon") => Isa::Neon,
-                Ok("avx2") => Isa::Avx2,
-                Ok("avx512") => Isa::Avx512,
-                _ => Isa::Amx,
-            };
-            // Only what is wanted is asked for: of tiles a process has to ask its system.
-            ALL.into_iter().rfind(|isa| *isa <= wanted && isa.is_available()).unwrap_or(Isa::Scalar)
+        *BEST.get_or_init(|| match Isa::asked_for() {
+            Ok(Some(isa)) => isa,
+            _ => Isa::available().next_back().unwrap_or(Isa::Scalar),
         })
     }
 }

@@ -162,12 +162,7 @@ fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
 }
 
 fn sync_dir(dir: &Path) -> Result<()> {
-    // Only Unix can open a directory.
-    #[cfg(unix)]
-    File::open(dir).and_then(|d| d.sync_all()).map_err(|e| Error::io(dir, e))?;
-    #[cfg(not(unix))]
-    let _ = dir;
-    Ok(())
+    anemoe_files::sync_dir(dir).map_err(|e| Error::io(dir, e))
 }
 
 /// The identifiers are UUIDs made from the model's bytes, so that the same package has the same manifest.

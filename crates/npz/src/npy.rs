@@ -178,21 +178,9 @@ pub(crate) fn write_array(out: &mut impl Write, array: &Array) -> io::Result<()>
     Ok(())
 }
 
-/// Lets `write` fill a new file beside `path`, flushes it to disk and renames it to `path`.
+/// As [`anemoe_files::write_atomic`].
 pub(crate) fn write_atomic(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> Result<()> {
-    let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let io = |e| Error::io(path, e);
-    let mut builder = tempfile::Builder::new();
-    // A temporary file is private by default; this one becomes an ordinary file.
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    let mut file = builder.prefix(".tmp-npz-").tempfile_in(dir).map_err(io)?;
-    write(file.as_file_mut()).and_then(|()| file.as_file().sync_all()).map_err(io)?;
-    file.persist(path).map_err(|e| io(e.error))?;
-    // Only Unix can open a directory; elsewhere the rename is as durable as the system makes it.
-    #[cfg(unix)]
-    File::open(dir).and_then(|d| d.sync_all()).map_err(io)?;
-    Ok(())
+    anemoe_files::write_atomic(path, write).map_err(|e| Error::io(path, e))
 }
 
 #[cfg(test)]

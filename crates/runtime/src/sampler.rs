@@ -69,7 +69,10 @@ impl Sampler {
             return argmax(logits);
         }
         self.order.clear();
-        self.order.extend(logits.iter().enumerate().map(|(i, &v)| (v / self.sampling.temperature, i as u32)));
+        // Against the largest, so that a tiny temperature makes nothing infinite but what has no weight.
+        let largest = logits[argmax(logits)];
+        let scaled = |v: f32| if v == largest { 0.0 } else { (v - largest) / self.sampling.temperature };
+        self.order.extend(logits.iter().enumerate().map(|(i, &v)| (scaled(v), i as u32)));
         // Ties are broken by id, so that the order does not depend on the sort.
         let descending = |a: &(f32, u32), b: &(f32, u32)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
         let k = match self.sampling.top_k {
@@ -107,6 +110,15 @@ impl Sampler {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_smallest_temperatures_take_the_most_probable_token() {
+        let logits = [1.0, 3.5, -2.0, 3.25];
+        for temperature in [f32::from_bits(1), 1e-40, 1e-38, 1e-5] {
+            let mut sampler = Sampler::new(Sampling { temperature, top_k: 0, top_p: 1.0, seed: 3 });
+            assert!((0..50).all(|_| sampler.next(&logits) == 1), "{temperature}");
+        }
+    }
 
     fn sampling(temperature: f32, top_k: usize, top_p: f32) -> Sampling {
         Sampling { temperature, top_k, top_p, seed: 7 }

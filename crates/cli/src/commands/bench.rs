@@ -99,6 +99,72 @@ struct Report {
     shards: Vec<Part>,
     ops: Vec<OpPart>,
     memory: Memory,
+    /// With --against.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    against: Option<Against>,
+}
+
+/// An earlier run beside this one.
+#[derive(Serialize, Deserialize)]
+struct Against {
+    file: PathBuf,
+    /// What else was not the same.
+    differs: Vec<String>,
+    /// Measurements of both.
+    beside: Vec<Beside>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Beside {
+    /// For instance `decode at 64`.
+    what: String,
+    earlier_tok_s: f64,
+    /// This run's speed over the earlier one's.
+    ratio: f64,
+}
+
+impl Against {
+    fn new(file: &Path, now: &Report, earlier: &Report) -> Against {
+        let of = |r: &Report| {
+            let m = &r.machine;
+            [
+                ("model", r.source.clone()),
+                ("version", r.version.clone()),
+                ("mode", r.mode.clone()),
+                ("threads", m.threads.to_string()),
+                ("processor", m.machine.cpu.clone().unwrap_or_default()),
+                ("instructions", m.machine.isa.clone().unwrap_or_default()),
+            ]
+        };
+        let differs = of(now).into_iter().zip(of(earlier)).filter(|(now, was)| now.1 != was.1);
+        let differs = differs.map(|((what, now), (_, was))| format!("{what} `{was}`, now `{now}`")).collect();
+        let was = earlier.speeds();
+        let both = now.speeds().into_iter().filter_map(|(what, tok_s)| {
+            let earlier_tok_s = was.iter().find(|(w, _)| *w == what)?.1;
+            Some(Beside { what, earlier_tok_s, ratio: tok_s / earlier_tok_s })
+        });
+        Against { file: file.to_path_buf(), differs, beside: both.collect() }
+    }
+}
+
+impl Decode {
+    fn name(&self) -> String {
+        format!("decode at {}", self.context)
+    }
+}
+
+impl Prefill {
+    fn name(&self) -> String {
+        format!("prefill {}", self.tokens)
+    }
+}
+
+impl Report {
+    /// Tokens per second of each measurement.
+    fn speeds(&self) -> Vec<(String, f64)> {
+        let decode = self.decode.iter().map(|d| (d.name(), d.tok_s));
+        decode.chain(self.prefill.iter().map(|p| (p.name(), p.tok_s))).collect()
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -261,7 +327,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     }
     bar.finish_and_clear();
     let memory = memory();
-    let report = Report {
+    let mut report = Report {
         schema: SCHEMA,
         version: env!("CARGO_PKG_VERSION").into(),
         bundle: args.bundle.clone(),
@@ -282,6 +348,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         shards,
         ops,
         memory,
+        against: None,
     };
     if let Some(path) = &args.save {
         let text = serde_json::to_vec_pretty(&report)?;
@@ -291,14 +358,16 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         anemoe_bundle::write_atomic(path, csv(&report).as_bytes())?;
     }
     recorder.end(&args.bundle, "", event(&report));
+    report.against = args.against.as_deref().zip(earlier).map(|(file, e)| Against::new(file, &report, &e));
     ui.document(&report)?;
-    print(&report, args.shards, earlier.as_ref(), ui)?;
+    print(&report, args.shards, ui)?;
     Ok(Outcome::Done)
 }
 
 fn check(args: &Args, engine: &Engine) -> anyhow::Result<()> {
     let room = engine.chain().model.max_context;
-    let longest = args.prefill.iter().copied().chain(args.context.iter().map(|c| c + args.decode)).max();
+    let longest =
+        args.prefill.iter().copied().chain(args.context.iter().map(|c| c.saturating_add(args.decode))).max();
     let longest = longest.unwrap_or(0);
     anyhow::ensure!(
         longest <= room,
@@ -319,6 +388,13 @@ fn read_report(path: &Path) -> anyhow::Result<Report> {
         path.display(),
         report.schema
     );
+    for (measured, tok_s) in report.speeds() {
+        anyhow::ensure!(
+            tok_s.is_finite() && tok_s > 0.0,
+            "--against {}: {measured}: {tok_s} tokens per second",
+            path.display()
+        );
+    }
     Ok(report)
 }
 
@@ -488,7 +564,7 @@ fn csv(report: &Report) -> String {
     lines.join("\n")
 }
 
-fn print(report: &Report, shards: bool, earlier: Option<&Report>, ui: &Ui) -> anyhow::Result<()> {
+fn print(report: &Report, shards: bool, ui: &Ui) -> anyhow::Result<()> {
     let m = &report.machine;
     ui.line(format!(
         "{}, {} threads, {}: reads {:.1} GB/s before, {:.1} after",
@@ -512,19 +588,20 @@ fn print(report: &Report, shards: bool, earlier: Option<&Report>, ui: &Ui) -> an
     ui.line("")?;
     let mut headings =
         vec!["", "tok/s", "ms per token", "GB per token", "GB/s", "of bandwidth", "ceiling tok/s"];
-    if earlier.is_some() {
+    if report.against.is_some() {
         headings.extend(["earlier tok/s", "ratio"]);
     }
     let mut table = Table::new(&headings);
-    let beside = |cells: &mut Vec<String>, now: f64, was: Option<f64>| {
-        if earlier.is_some() {
-            cells.push(was.map_or("-".into(), |w| format!("{w:.2}")));
-            cells.push(was.filter(|w| *w > 0.0).map_or("-".into(), |w| format!("{:.3}", now / w)));
+    let beside = |cells: &mut Vec<String>| {
+        if let Some(against) = &report.against {
+            let found = against.beside.iter().find(|b| b.what == cells[0]);
+            cells.push(found.map_or("-".into(), |b| format!("{:.2}", b.earlier_tok_s)));
+            cells.push(found.map_or("-".into(), |b| format!("{:.3}", b.ratio)));
         }
     };
     for d in &report.decode {
         let mut cells = vec![
-            format!("decode at {}", d.context),
+            d.name(),
             format!("{:.2}", d.tok_s),
             format!("{:.2}", d.ms_per_token),
             format!("{:.4}", d.gb_per_token),
@@ -532,13 +609,12 @@ fn print(report: &Report, shards: bool, earlier: Option<&Report>, ui: &Ui) -> an
             format!("{:.0} %", 100.0 * d.share_of_bandwidth),
             format!("{:.2}", d.ceiling_tok_s),
         ];
-        let was = earlier.and_then(|e| e.decode.iter().find(|e| e.context == d.context)).map(|e| e.tok_s);
-        beside(&mut cells, d.tok_s, was);
+        beside(&mut cells);
         table.row(cells);
     }
     for p in &report.prefill {
         let mut cells = vec![
-            format!("prefill {}", p.tokens),
+            p.name(),
             format!("{:.2}", p.tok_s),
             format!("{:.2}", p.seconds * 1e3 / p.tokens as f64),
             format!("{:.4}", p.gb / p.tokens as f64),
@@ -546,11 +622,13 @@ fn print(report: &Report, shards: bool, earlier: Option<&Report>, ui: &Ui) -> an
             format!("{:.0} %", 100.0 * p.gb_s / m.read_gb_s),
             "-".into(),
         ];
-        let was = earlier.and_then(|e| e.prefill.iter().find(|e| e.tokens == p.tokens)).map(|e| e.tok_s);
-        beside(&mut cells, p.tok_s, was);
+        beside(&mut cells);
         table.row(cells);
     }
     table.print(ui)?;
+    if let Some(against) = report.against.as_ref().filter(|a| !a.differs.is_empty()) {
+        ui.line(format!("earlier, of {}: {}", against.file.display(), against.differs.join("; ")))?;
+    }
     let of = |parts: &[Part], title: &str| -> anyhow::Result<()> {
         ui.line("")?;
         let mut table = Table::new(&[title, "calls", "ms per token", "share", "GB per token", "GB/s"]);

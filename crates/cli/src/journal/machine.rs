@@ -11,7 +11,7 @@ pub fn this() -> Machine {
         memory_bytes: memory(),
         os: Some(os()),
         arch: Some(std::env::consts::ARCH.into()),
-        isa: Some(format!("{:?}", Isa::best()).to_lowercase()),
+        isa: Some(Isa::best().name().into()),
         ..Machine::default()
     }
 }
