@@ -1,14 +1,11 @@
 //! Settings that do not belong to one command.
 
-use anemoe_kernels::Isa;
-
-/// Most threads.
-const MOST: usize = 1024;
+use anemoe_kernels::{Isa, MOST_THREADS as MOST};
 
 /// Threads to compute with, by `--threads` or `ANEMOE_THREADS`; none where neither says.
 ///
 /// # Errors
-/// The number is not from 1 to 1024.
+/// The number is not from 1 to [`MOST`].
 pub fn threads(option: Option<usize>) -> anyhow::Result<Option<usize>> {
     let fits = |n: &usize| (1..=MOST).contains(n);
     if let Some(n) = option {

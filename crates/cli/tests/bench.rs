@@ -61,6 +61,8 @@ fn a_bundle_is_measured_and_compared_with_an_earlier_run() {
     assert_eq!(beside["beside"][0]["what"], "decode at 3", "{beside}");
     assert!(beside["beside"][0]["ratio"].as_f64().unwrap() > 0.0, "{beside}");
     assert_eq!(beside["differs"][0], "mode `exact`, now `fast`", "{beside}");
+    let plain = json(0, &[&["bench", text(&out), "--prefill", "0", "--no-fuse"], &short[..]].concat());
+    assert_eq!(plain["mode"], "exact, not fused");
     let (_, table, _) = run(&[&["bench", text(&out), "--prefill", "0"], &short[..]].concat());
     assert!(table.contains("earlier tok/s") && !table.contains("prefill"), "{table}");
     let journal = std::fs::read_to_string(out.join("journal.jsonl")).unwrap();
@@ -80,6 +82,14 @@ fn what_cannot_be_measured_is_refused() {
         &["tokens are asked for"],
     );
     refused(&["bench", text(&out), "--fast", "--no-fuse"], &["--fast"]);
+    refused(&["bench", text(&out), "--against", text(dir.path())], &["a folder"]);
+    refused(&["bench", text(&out), "--save", text(dir.path())], &["a folder"]);
+    let (save, none) = (dir.path().join("f"), dir.path().join("none/f"));
+    refused(&["bench", text(&out), "--csv", text(&none)], &["no such folder"]);
+    refused(&["bench", text(&out), "--save", text(&save), "--csv", text(&save)], &["the same file"]);
+    assert!(!save.exists());
+    #[cfg(target_os = "linux")]
+    refused(&["bench", text(&out), "--against", "/dev/zero"], &["more than"]);
     refused(&["bench", text(&out), "--repetitions", "0"], &["not a number from 1 on"]);
     refused(&["bench", text(dir.path())], &["chain.json"]);
 }

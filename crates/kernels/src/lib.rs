@@ -39,7 +39,7 @@ pub use linear_fit::{
 };
 pub use matrix::{Matrix, MatrixError};
 pub use panel::{Columns, Panel};
-pub use pool::Pool;
+pub use pool::{MOST_THREADS, Pool};
 pub use product::{Product, products, products_on};
 pub use transpose::{Strided, transpose, transpose_add};
 pub use vector::{Gate, RmsNorm, activated, exp_sum, gated, rms_norm, softcap};

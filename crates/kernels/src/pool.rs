@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// How long a thread looks for work before it sleeps.
 const PATIENCE: Duration = Duration::from_micros(200);
 /// Most threads of a pool.
-const MOST: usize = 256;
+pub const MOST_THREADS: usize = 256;
 
 /// Threads that share the parts of a job.
 pub struct Pool {
@@ -53,7 +53,7 @@ static WANTED: OnceLock<usize> = OnceLock::new();
 impl Pool {
     /// A pool of `threads` threads, the caller's included.
     pub fn new(threads: usize) -> Pool {
-        let threads = threads.clamp(1, MOST);
+        let threads = threads.clamp(1, MOST_THREADS);
         // A thread may look at it after the pool is gone: it lives as long as the process.
         let shared: &'static Shared = Box::leak(Box::new(Shared {
             state: AtomicU64::new(0),

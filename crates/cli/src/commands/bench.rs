@@ -11,6 +11,7 @@ use anemoe_runtime::engine::{Engine, ShardStats, Want};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -59,7 +60,7 @@ pub struct Args {
     /// Also show each shard.
     #[arg(long)]
     shards: bool,
-    /// Also measure each operation, which takes a little time itself.
+    /// Also measure each operation of fused functions, which takes a little time itself.
     #[arg(long)]
     ops: bool,
     /// Write the figures as JSON.
@@ -84,7 +85,7 @@ struct Report {
     version: String,
     bundle: PathBuf,
     source: String,
-    /// `exact`, or `fast` where products are of integers and bf16.
+    /// `exact`, or `fast` where products are of integers and bf16; and what is not as it is by default.
     mode: String,
     machine: MachineReport,
     repetitions: usize,
@@ -233,6 +234,15 @@ struct Memory {
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let earlier = args.against.as_deref().map(read_report).transpose()?;
+    anyhow::ensure!(
+        args.save.is_none() || args.save != args.csv,
+        "--save and --csv name the same file: it would hold one of them"
+    );
+    for path in [&args.save, &args.csv].into_iter().flatten() {
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        anyhow::ensure!(dir.is_dir(), "{}: there is no such folder", dir.display());
+        anyhow::ensure!(!path.is_dir(), "{}: a folder, where a file is wanted", path.display());
+    }
     let backend = args.executor.backend()?;
     let backend = anemoe_runtime::cpu::CpuBackend {
         options: anemoe_runtime::cpu::Options { profile: args.ops, ..backend.options },
@@ -332,7 +342,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         version: env!("CARGO_PKG_VERSION").into(),
         bundle: args.bundle.clone(),
         source: engine.chain().source.clone(),
-        mode: if args.executor.is_fast() { "fast" } else { "exact" }.into(),
+        mode: args.executor.mode(),
         machine: MachineReport {
             machine: crate::journal::machine::this(),
             threads: pool.threads(),
@@ -350,17 +360,20 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         memory,
         against: None,
     };
-    if let Some(path) = &args.save {
-        let text = serde_json::to_vec_pretty(&report)?;
-        anemoe_bundle::write_atomic(path, &text)?;
-    }
-    if let Some(path) = &args.csv {
-        anemoe_bundle::write_atomic(path, csv(&report).as_bytes())?;
-    }
     recorder.end(&args.bundle, "", event(&report));
+    let (saved, lines) = (serde_json::to_vec_pretty(&report)?, csv(&report));
     report.against = args.against.as_deref().zip(earlier).map(|(file, e)| Against::new(file, &report, &e));
     ui.document(&report)?;
     print(&report, args.shards, ui)?;
+    if args.ops && report.ops.is_empty() {
+        ui.line("operations: only those of fused functions are measured, and none is fused here")?;
+    }
+    // Behind what is shown, which is not lost then where a file cannot be written.
+    for (path, bytes) in [(&args.save, saved.as_slice()), (&args.csv, lines.as_bytes())] {
+        if let Some(path) = path {
+            anemoe_bundle::write_atomic(path, bytes)?;
+        }
+    }
     Ok(Outcome::Done)
 }
 
@@ -378,10 +391,22 @@ fn check(args: &Args, engine: &Engine) -> anyhow::Result<()> {
 
 fn read_report(path: &Path) -> anyhow::Result<Report> {
     let what = || format!("--against {}", path.display());
-    let len = std::fs::metadata(path).with_context(what)?.len();
-    anyhow::ensure!(len <= MAX_BYTES, "--against {}: {len} bytes, more than {MAX_BYTES}", path.display());
-    let report: Report =
-        serde_json::from_slice(&std::fs::read(path).with_context(what)?).with_context(what)?;
+    let found = std::fs::metadata(path).with_context(what)?;
+    anyhow::ensure!(
+        !found.is_dir(),
+        "--against {}: a folder, where a file of --save is wanted",
+        path.display()
+    );
+    // Devices and pipes do not tell how much they give.
+    let mut text = Vec::new();
+    let file = std::fs::File::open(path).with_context(what)?;
+    file.take(MAX_BYTES + 1).read_to_end(&mut text).with_context(what)?;
+    anyhow::ensure!(
+        text.len() as u64 <= MAX_BYTES,
+        "--against {}: more than {MAX_BYTES} bytes",
+        path.display()
+    );
+    let report: Report = serde_json::from_slice(&text).with_context(what)?;
     anyhow::ensure!(
         report.schema == SCHEMA,
         "--against {}: schema {} where this version reads {SCHEMA}",
@@ -434,9 +459,11 @@ fn median(
     Ok(middle(&mut times).max(1e-9))
 }
 
+/// The median.
 fn middle(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    let n = values.len();
+    (values[(n - 1) / 2] + values[n / 2]) / 2.0
 }
 
 /// Memory that is read between repetitions.

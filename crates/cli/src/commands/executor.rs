@@ -37,9 +37,17 @@ pub struct Executor {
 }
 
 impl Executor {
-    /// Products are of integers and bf16.
-    pub fn is_fast(&self) -> bool {
-        self.fast
+    /// In words: `exact` or `fast`, and what is not as it is by default.
+    pub fn mode(&self) -> String {
+        let mut mode = String::from(if self.fast { "fast" } else { "exact" });
+        if self.precision == PrecisionArg::Fp16 {
+            mode += ", every result in fp16";
+        } else if self.no_fuse {
+            mode += ", not fused";
+        } else if self.states == PrecisionArg::Fp32 {
+            mode += ", states in fp32";
+        }
+        mode
     }
 
     /// The backend.
