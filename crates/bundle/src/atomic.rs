@@ -1,21 +1,21 @@
 //! Files that are either whole or absent.
 
 use crate::{Error, Result};
+use anemoe_io::open_input;
 use sha2::{Digest, Sha256};
-use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
-/// Writes `bytes` beside `path`, flushes them to disk and renames them into place, as [`anemoe_files::write_atomic`].
+/// Writes `bytes` beside `path`, flushes them to disk and renames them into place, as [`anemoe_io::write_atomic`].
 ///
 /// # Errors
 /// Any file operation that fails; nothing half-written stays behind.
 pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
-    anemoe_files::write_atomic(path, |file| file.write_all(bytes)).map_err(|e| Error::io(path, e))
+    anemoe_io::write_atomic(path, |file| file.write_all(bytes)).map_err(|e| Error::io(path, e))
 }
 
 fn hash_into(path: &Path, hasher: &mut Sha256) -> Result<()> {
-    let mut file = File::open(path).map_err(|e| Error::io(path, e))?;
+    let mut file = open_input(path, u64::MAX).map_err(|e| Error::io(path, e))?;
     let mut buf = vec![0u8; 1 << 20];
     loop {
         let n = file.read(&mut buf).map_err(|e| Error::io(path, e))?;
@@ -59,7 +59,7 @@ const BLOCK: usize = 4096;
 pub fn sampled_sha256(path: &Path) -> Result<String> {
     use std::io::{Read, Seek, SeekFrom};
     let failed = |e| Error::io(path, e);
-    let mut file = std::fs::File::open(path).map_err(failed)?;
+    let mut file = open_input(path, u64::MAX).map_err(failed)?;
     let len = file.metadata().map_err(failed)?.len();
     if len <= WHOLE {
         return file_sha256(path);

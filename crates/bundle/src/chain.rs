@@ -541,11 +541,7 @@ impl Chain {
     /// The file cannot be read, is not a chain of this [`FORMAT`], or contradicts itself (the error says where).
     pub fn read(bundle: &Path) -> Result<Chain> {
         let path = bundle.join(CHAIN_FILE);
-        let len = std::fs::metadata(&path).map_err(|e| Error::io(&path, e))?.len();
-        if len > MAX_CHAIN_BYTES {
-            return Err(Error::invalid(&path, format!("chain: {len} bytes, more than {MAX_CHAIN_BYTES}")));
-        }
-        let text = std::fs::read(&path).map_err(|e| Error::io(&path, e))?;
+        let text = anemoe_io::read_input(&path, MAX_CHAIN_BYTES).map_err(|e| Error::io(&path, e))?;
         #[derive(Deserialize)]
         struct Version {
             format: u32,

@@ -258,12 +258,7 @@ pub fn read(bundle: &Path) -> Result<Journal> {
     if !exists(&path)? {
         return Ok(Journal::default());
     }
-    let file = File::open(&path).map_err(|e| Error::io(&path, e))?;
-    let mut bytes = Vec::new();
-    file.take(MAX_JOURNAL_BYTES + 1).read_to_end(&mut bytes).map_err(|e| Error::io(&path, e))?;
-    if bytes.len() as u64 > MAX_JOURNAL_BYTES {
-        return Err(too_long(&path, bytes.len() as u64));
-    }
+    let bytes = anemoe_io::read_input(&path, MAX_JOURNAL_BYTES).map_err(|e| Error::io(&path, e))?;
     parse(&path, &bytes)
 }
 
@@ -306,7 +301,7 @@ pub fn append(bundle: &Path, mut event: Event) -> Result<Event> {
     }
     file.sync_all().map_err(io)?;
     if is_new {
-        anemoe_files::sync_dir(bundle).map_err(|e| Error::io(bundle, e))?;
+        anemoe_io::sync_dir(bundle).map_err(|e| Error::io(bundle, e))?;
     }
     Ok(event)
 }

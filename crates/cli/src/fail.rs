@@ -1,6 +1,7 @@
 //! Errors as the user and other programs see them.
 
-use std::io::Write;
+use crate::ui;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -15,8 +16,13 @@ pub fn usage(e: &clap::Error) -> ExitCode {
         let first = message.lines().next().unwrap_or_default().trim_start_matches("error: ");
         print_json("usage", first, None);
     }
-    // Nothing is left to do when the terminal is gone.
-    let _ = e.print();
+    // Nothing is left to do when the terminal is gone. Colours are for what holds no control characters of its own.
+    let plain = e.render().to_string();
+    if ui::printable(&plain) == plain {
+        let _ = e.print();
+    } else {
+        ui::message(plain.trim_end());
+    }
     if e.use_stderr() { ExitCode::from(INVALID) } else { ExitCode::SUCCESS }
 }
 
@@ -42,14 +48,19 @@ pub fn report(e: &anyhow::Error, json: bool) -> ExitCode {
         print_json(kind, &message, path);
     }
     if kind == INTERRUPTED {
-        let _ = writeln!(
-            std::io::stderr(),
-            "interrupted; what is finished stays, and the same command goes on from there"
-        );
+        ui::message("interrupted; what is finished stays, and the same command goes on from there");
         return ExitCode::from(crate::interrupt::STATUS);
     }
-    let _ = writeln!(std::io::stderr(), "error: {message}");
+    ui::message(format!("error: {message}"));
     ExitCode::from(INVALID)
+}
+
+/// Says that a command was interrupted that has nothing to go on from.
+pub fn interrupted(json: bool) {
+    if json {
+        print_json(INTERRUPTED, INTERRUPTED, None);
+    }
+    ui::message(INTERRUPTED);
 }
 
 fn print_json(kind: &str, message: &str, path: Option<PathBuf>) {
@@ -67,10 +78,20 @@ fn owned(path: &Path) -> Option<PathBuf> {
     Some(path.to_path_buf())
 }
 
+/// `io` where the system refused, `invalid` where a file is not what it should be.
+fn of_system(source: &std::io::Error, path: &Path) -> Kind {
+    match source.kind() {
+        ErrorKind::InvalidData | ErrorKind::InvalidInput if source.raw_os_error().is_none() => {
+            ("invalid", owned(path))
+        }
+        _ => ("io", owned(path)),
+    }
+}
+
 fn of_package(e: &anemoe_mlpackage::Error) -> Kind {
     use anemoe_mlpackage::Error as E;
     match e {
-        E::Io { path, .. } => ("io", owned(path)),
+        E::Io { path, source } => of_system(source, path),
         E::InvalidFile { path, .. } => ("invalid", owned(path)),
         E::Unsupported(_) => ("unsupported", None),
         _ => ("invalid", None),
@@ -80,7 +101,7 @@ fn of_package(e: &anemoe_mlpackage::Error) -> Kind {
 fn of_bundle(e: &anemoe_bundle::Error) -> Kind {
     use anemoe_bundle::Error as E;
     match e {
-        E::Io { path, .. } => ("io", owned(path)),
+        E::Io { path, source } => of_system(source, path),
         E::Invalid { path, .. } => ("invalid", owned(path)),
     }
 }
@@ -88,7 +109,7 @@ fn of_bundle(e: &anemoe_bundle::Error) -> Kind {
 fn of_npz(e: &anemoe_npz::Error) -> Kind {
     use anemoe_npz::Error as E;
     match e {
-        E::Io { path, .. } => ("io", owned(path)),
+        E::Io { path, source } => of_system(source, path),
         E::Invalid { path, .. } => ("invalid", owned(path)),
         E::Unsupported { path, .. } => ("unsupported", owned(path)),
     }
@@ -97,7 +118,8 @@ fn of_npz(e: &anemoe_npz::Error) -> Kind {
 fn of_convert(e: &anemoe_convert::Error) -> Kind {
     use anemoe_convert::Error as E;
     match e {
-        E::Io { path, .. } | E::Room { path, .. } => ("io", owned(path)),
+        E::Io { path, source } => of_system(source, path),
+        E::Room { path, .. } => ("io", owned(path)),
         E::Invalid { path, .. } => ("invalid", owned(path)),
         E::Unsupported { path, .. } => ("unsupported", owned(path)),
         E::Usage(_) => ("usage", None),
@@ -111,7 +133,7 @@ fn of_convert(e: &anemoe_convert::Error) -> Kind {
 fn of_runtime(e: &anemoe_runtime::Error) -> Kind {
     use anemoe_runtime::Error as E;
     match e {
-        E::Io { path, .. } => ("io", owned(path)),
+        E::Io { path, source } => of_system(source, path),
         E::Invalid { path, .. } => ("invalid", owned(path)),
         E::Unsupported { path, .. } => ("unsupported", owned(path)),
         E::Input(_) => ("input", None),
@@ -123,6 +145,9 @@ fn of_runtime(e: &anemoe_runtime::Error) -> Kind {
 
 fn classify(e: &anyhow::Error) -> Kind {
     for cause in e.chain() {
+        if let Some(e) = cause.downcast_ref::<anemoe_io::PathError>() {
+            return of_system(&e.source, &e.path);
+        }
         if let Some(e) = cause.downcast_ref::<anemoe_mlpackage::Error>() {
             return of_package(e);
         }
@@ -141,7 +166,7 @@ fn classify(e: &anyhow::Error) -> Kind {
         if let Some(e) = cause.downcast_ref::<anemoe_gates::Error>() {
             use anemoe_gates::Error as E;
             return match e {
-                E::Io { path, .. } => ("io", owned(path)),
+                E::Io { path, source } => of_system(source, path),
                 E::Usage(_) => ("usage", None),
                 E::Convert(e) => of_convert(e),
                 E::Runtime(e) => of_runtime(e),

@@ -3,6 +3,7 @@
 mod commands;
 mod environment;
 mod fail;
+mod files;
 mod interrupt;
 mod journal;
 mod ui;
@@ -63,11 +64,15 @@ fn main() -> ExitCode {
         Err(e) => return fail::usage(&e),
     };
     tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
+        .with_writer(|| ui::LogWriter)
+        .with_ansi(false)
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_env("ANEMOE_LOG").unwrap_or_else(|_| "warn".into()),
         )
         .init();
+    if let Err(e) = interrupt::install(cli.json) {
+        return fail::report(&e, cli.json);
+    }
     let threads = match environment::instructions().and_then(|()| environment::threads(cli.threads)) {
         Ok(threads) => threads,
         Err(e) => return fail::report(&e, cli.json),

@@ -2,6 +2,7 @@
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
+use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
 
 /// How results and progress are shown.
@@ -20,7 +21,7 @@ impl Ui {
         if self.json {
             return Ok(());
         }
-        writeln!(io::stdout(), "{}", text.as_ref())
+        writeln!(io::stdout(), "{}", printable(text.as_ref()))
     }
 
     /// Prints part of a line at once.
@@ -29,7 +30,7 @@ impl Ui {
             return Ok(());
         }
         let mut out = io::stdout();
-        out.write_all(text.as_bytes())?;
+        out.write_all(printable(text).as_bytes())?;
         out.flush()
     }
 
@@ -55,8 +56,47 @@ impl Ui {
         bar.set_style(
             ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
         );
-        bar.set_prefix(what.to_string());
+        bar.set_prefix(printable(what).into_owned());
         bar
+    }
+}
+
+/// Prints a line on standard error. That nobody can read it is no error.
+pub fn message(text: impl AsRef<str>) {
+    let _ = writeln!(io::stderr(), "{}", printable(text.as_ref()));
+}
+
+/// Shows control characters as text: a name from a file must not move the cursor, change colours or turn the direction of
+/// writing. Line ends and tabs stay.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    let turns =
+        |c: char| matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let hidden = |c: char| c.is_control() && !matches!(c, '\n' | '\t') || turns(c);
+    if !text.contains(hidden) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if hidden(c) {
+            shown.extend(c.escape_unicode());
+        } else {
+            shown.push(c);
+        }
+    }
+    Cow::Owned(shown)
+}
+
+/// Writes what libraries log to standard error, as [`printable`] text.
+pub struct LogWriter;
+
+impl Write for LogWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        io::stderr().write_all(printable(&String::from_utf8_lossy(bytes)).as_bytes())?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
     }
 }
 
@@ -73,7 +113,9 @@ impl Table {
 
     /// Adds a row of as many cells.
     pub fn row(&mut self, cells: Vec<String>) {
-        self.rows.push(cells);
+        // A line end in a name would break the row.
+        let cell = |c: String| if c.contains(['\n', '\t']) { c.escape_debug().to_string() } else { c };
+        self.rows.push(cells.into_iter().map(|c| printable(&cell(c)).into_owned()).collect());
     }
 
     /// Prints the table.
@@ -127,4 +169,18 @@ pub fn count(n: u64) -> String {
         out.push(c);
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::printable;
+
+    #[test]
+    fn control_characters_are_shown_and_not_sent() {
+        assert_eq!(printable("plain\ttext\n"), "plain\ttext\n");
+        assert_eq!(
+            printable("\u{1b}[31mred\r\u{7f}\u{9b}0m\u{202e}"),
+            "\\u{1b}[31mred\\u{d}\\u{7f}\\u{9b}0m\\u{202e}"
+        );
+    }
 }

@@ -168,7 +168,7 @@ fn output_that_exists() {
     let folder = dir.path().join("folder");
     fs::create_dir(&folder).unwrap();
     fs::write(folder.join("precious"), "x").unwrap();
-    refused(&["build", model, "-o", folder.to_str().unwrap()], &["folder", "exists"]);
+    refused(&["build", model, "-o", folder.to_str().unwrap()], &["folder", "holds `precious`"]);
     assert_eq!(contents(&folder).len(), 1);
 
     let bundle = dir.path().join("bundle");

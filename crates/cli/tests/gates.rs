@@ -59,7 +59,7 @@ fn a_trained_model_passes_every_gate() {
     assert_eq!(v["full_stack"]["residency"]["packages"].as_array().unwrap().len(), 13);
     let gates = serde_json::json!({"representative": "passed", "full_stack": "passed", "min_cosine": 0.97});
     assert_eq!(chain(&bundle)["gates"], gates);
-    assert!(!bundle.join(".build").exists());
+    assert!(!bundle.join(".anemoe-build").exists());
     // What it said it needed is what it took, and a little more.
     let taken: u64 = contents(&bundle).iter().map(|(_, bytes)| bytes.len() as u64).sum();
     let needed = v["needs"]["bundle_bytes"].as_u64().unwrap();
@@ -211,7 +211,7 @@ fn parts_gate_their_own_representatives() {
     let bundle = dir.path().join("lost");
     part(&bundle, "0/2", &["--skip-gates"]);
     part(&bundle, "1/2", &[]);
-    std::fs::remove_file(bundle.join(".build/gates.0of2")).unwrap();
+    std::fs::remove_file(bundle.join(".anemoe-build/gates.0of2")).unwrap();
     json(0, &["assemble", text(&bundle), "--skip-gates"]);
     assert_eq!(said(&bundle)["representative"], "not_run");
 }
@@ -233,7 +233,7 @@ fn begun(bundle: &Path, model: &Path) -> std::process::Child {
     ];
     let child = anemoe(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let started = Instant::now();
-    let record = bundle.join(".build/L00.attn.json");
+    let record = bundle.join(".anemoe-build/L00.attn.json");
     while !record.exists() {
         assert!(started.elapsed() < Duration::from_secs(300), "no shard was finished");
         std::thread::sleep(Duration::from_millis(2));
@@ -243,8 +243,7 @@ fn begun(bundle: &Path, model: &Path) -> std::process::Child {
 
 /// Files that are neither finished nor records of what is.
 fn half_written(bundle: &Path) -> Vec<PathBuf> {
-    let partial =
-        |p: &Path| p.to_string_lossy().contains(".partial-") || p.to_string_lossy().contains(".tmp");
+    let partial = |p: &Path| p.to_string_lossy().contains(".anemoe-tmp-");
     contents(bundle).into_iter().map(|(p, _)| p).filter(|p| partial(p)).collect()
 }
 

@@ -35,7 +35,7 @@ fn killed(expected: &[(PathBuf, Vec<u8>)], bundle: &Path, more: &[&str], most: u
     let mut seed = 7u64;
     let (mut kills, mut finished) = (0, 0);
     let complete = || {
-        let complete = bundle.join("chain.json").exists() && !bundle.join(".build").exists();
+        let complete = bundle.join("chain.json").exists() && !bundle.join(".anemoe-build").exists();
         if complete {
             // A kill while the folder of the build is removed leaves some of it, which the next command removes.
             refused(&arguments(bundle, &model, &["--max-context", "64"]), &["finished bundle"]);
@@ -191,6 +191,6 @@ fn parts_that_cannot_be() {
     assert_eq!(code, 0, "{err}");
     refused(&arguments(&bundle, &model, &["--shard", "1/2", "--max-context", "64"]), &["other options"]);
     // A damaged plan.
-    std::fs::write(bundle.join(".build/plan.json"), b"{").unwrap();
+    std::fs::write(bundle.join(".anemoe-build/plan.json"), b"{").unwrap();
     refused(&["assemble", bundle.to_str().unwrap()], &["plan.json"]);
 }

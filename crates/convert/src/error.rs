@@ -58,6 +58,12 @@ pub enum Error {
     Bundle(#[from] anemoe_bundle::Error),
 }
 
+impl From<anemoe_io::PathError> for Error {
+    fn from(e: anemoe_io::PathError) -> Error {
+        Error::Io { path: e.path, source: e.source }
+    }
+}
+
 impl Error {
     /// An [`Error::Io`] for `path`.
     pub fn io(path: impl Into<PathBuf>, source: std::io::Error) -> Self {

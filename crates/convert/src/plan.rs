@@ -569,6 +569,9 @@ impl Totals {
     }
 }
 
+/// Largest plan that is read.
+const MAX_PLAN_BYTES: u64 = 256 << 20;
+
 impl Plan {
     /// Fills what follows from the shards and the options: sums, notes, and how the chain stores the embedding.
     ///
@@ -662,7 +665,7 @@ impl Plan {
     /// # Errors
     /// The file cannot be read or is not a plan.
     pub fn read(path: &Path) -> Result<Plan> {
-        let text = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+        let text = anemoe_io::read_input(path, MAX_PLAN_BYTES).map_err(|e| Error::io(path, e))?;
         serde_json::from_slice(&text).map_err(|e| Error::invalid(path, format!("plan: {e}")))
     }
 }

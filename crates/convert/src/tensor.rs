@@ -229,11 +229,12 @@ impl CompressedTensor {
         }
     }
 
-    /// Writes a package with one function: input `x`, the operation with this weight, output `y`.
+    /// Writes a package with one function: input `x`, the operation with this weight, output `y`. With `replace`, a package
+    /// that exists is replaced.
     ///
     /// # Errors
     /// The target's format lacks the kind, the rank is none that the operation takes in a package, or writing fails.
-    pub fn write_package(&self, path: &Path, target: Target) -> Result<()> {
+    pub fn write_package(&self, path: &Path, replace: bool, target: Target) -> Result<()> {
         if target == Target::IOS16
             && let Some(why) = self.quant.kind.refused_by_ios16()
         {
@@ -250,7 +251,7 @@ impl CompressedTensor {
             Target::IOS18 => Opset::CoreML8,
         };
         let dims: Vec<u64> = self.shape.iter().map(|&d| d as u64).collect();
-        let mut writer = PackageWriter::create(path)?;
+        let mut writer = if replace { PackageWriter::replace(path)? } else { PackageWriter::create(path)? };
         let packed = match self.op {
             // The file holds the tensor's own layout.
             WeightOp::MatMul => match self.quant.kind {

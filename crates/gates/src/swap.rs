@@ -11,6 +11,7 @@ use anemoe_convert::lower::encode_matrix;
 use anemoe_convert::outliers::{Outlier, Spread};
 use anemoe_convert::plan::{MatrixPlan, Plan, PlannedShard};
 use anemoe_convert::quant::{MatrixQuant, Quant};
+use anemoe_io::Temporary;
 use anemoe_runtime::cpu::CpuBackend;
 use anemoe_runtime::engine::Engine;
 use serde::Serialize;
@@ -151,7 +152,7 @@ pub fn search(s: &Search<'_>, unit: Unit, progress: &mut dyn FnMut(usize, usize)
         let replaced =
             |m: &MatrixPlan| m.quant.kind != Quant::Fp16 && part.as_ref().is_none_or(|part| *part == m.part);
         let folder =
-            tempfile::tempdir_in(s.scratch).map_err(|source| Error::Io { path: s.scratch.into(), source })?;
+            Temporary::dir(s.scratch, "").map_err(|source| Error::Io { path: s.scratch.into(), source })?;
         let mut stand_ins = BTreeMap::new();
         let mut kinds = BTreeSet::new();
         let mut worst: Option<Worst> = None;

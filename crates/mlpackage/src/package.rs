@@ -3,6 +3,7 @@
 use crate::blob::{Blob, BlobFile, BlobWriter, SharedBlob};
 use crate::mil::{Argument, Binding, Block, Model, TensorData, Value, ValueData, ValueType};
 use crate::{Error, Result, spec};
+use anemoe_io::Temporary;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use std::borrow::Cow;
@@ -52,7 +53,7 @@ pub struct PackageWriter {
     target: PathBuf,
     overwrite: bool,
     /// Removed on drop unless it was renamed.
-    directory: tempfile::TempDir,
+    directory: Temporary,
     weights: BlobWriter,
 }
 
@@ -71,19 +72,23 @@ impl PackageWriter {
     /// As [`PackageWriter::create`], but an existing package is replaced when the new one is complete.
     ///
     /// # Errors
-    /// It has another extension, or its parent directory cannot be written.
+    /// Something else than a package exists there, it has another extension, or its parent directory cannot be written.
     pub fn replace(target: &Path) -> Result<Self> {
+        if target.symlink_metadata().is_ok() {
+            let manifest = read_limited(&target.join(MANIFEST), MAX_MANIFEST_BYTES);
+            let is_package = !target.is_symlink()
+                && manifest.is_ok_and(|text| serde_json::from_slice::<Manifest>(&text).is_ok());
+            if !is_package {
+                return Err(Error::invalid(target, "output: it exists and is not a package"));
+            }
+        }
         Self::start(target, true)
     }
 
     fn start(target: &Path, overwrite: bool) -> Result<Self> {
         check_extension(target)?;
         let parent = target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let directory = tempfile::Builder::new()
-            .prefix(".partial-")
-            .suffix(".mlpackage")
-            .tempdir_in(parent)
-            .map_err(|e| Error::io(target, e))?;
+        let directory = Temporary::dir(parent, ".mlpackage").map_err(|e| Error::io(target, e))?;
         let weights = directory.path().join(DATA).join(AUTHOR).join(WEIGHTS_DIR);
         fs::create_dir_all(&weights).map_err(|e| Error::io(&weights, e))?;
         let weights = BlobWriter::new(weights.join(WEIGHTS_FILE));
@@ -101,7 +106,7 @@ impl PackageWriter {
     /// The model cannot be represented, or a file operation fails; nothing stays behind then.
     pub fn finish(self, model: &Model) -> Result<PackageInfo> {
         let PackageWriter { target, overwrite, directory, weights } = self;
-        let root = directory.path();
+        let root = directory.path().to_path_buf();
         let data = root.join(DATA).join(AUTHOR);
         let bytes = spec::encode(model)?;
         let weight_bytes = weights.finish()?;
@@ -111,23 +116,21 @@ impl PackageWriter {
         }
         write_synced(&data.join(MODEL_FILE), &bytes)?;
         write_synced(&root.join(MANIFEST), manifest(&bytes, weight_bytes.is_some()).as_bytes())?;
-        for dir in [data.join(WEIGHTS_DIR), data, root.join(DATA), root.to_path_buf()] {
+        for dir in [data.join(WEIGHTS_DIR), data, root.join(DATA), root.clone()] {
             if dir.is_dir() {
                 sync_dir(&dir)?;
             }
         }
-        make_readable(root)?;
+        make_readable(&root)?;
         let aside = if overwrite && target.exists() {
             let parent = target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            let aside = tempfile::tempdir_in(parent).map_err(|e| Error::io(&target, e))?;
+            let aside = Temporary::dir(parent, "").map_err(|e| Error::io(&target, e))?;
             fs::rename(&target, aside.path().join("old")).map_err(|e| Error::io(&target, e))?;
             Some(aside)
         } else {
             None
         };
-        // From here on the directory is kept: it has its final name.
-        fs::rename(root, &target).map_err(|e| Error::io(&target, e))?;
-        let _ = directory.keep();
+        directory.persist(&target).map_err(|e| Error::io(&target, e))?;
         drop(aside);
         let parent = target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         sync_dir(parent)?;
@@ -162,7 +165,7 @@ fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
 }
 
 fn sync_dir(dir: &Path) -> Result<()> {
-    anemoe_files::sync_dir(dir).map_err(|e| Error::io(dir, e))
+    anemoe_io::sync_dir(dir).map_err(|e| Error::io(dir, e))
 }
 
 /// The identifiers are UUIDs made from the model's bytes, so that the same package has the same manifest.
@@ -417,11 +420,7 @@ fn collect<'a>(block: &'a Block, place: &str, values: &mut Vec<(String, &'a Valu
 }
 
 fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>> {
-    let len = fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
-    if len > limit {
-        return Err(Error::invalid(path, format!("file: {len} bytes, more than {limit}")));
-    }
-    fs::read(path).map_err(|e| Error::io(path, e))
+    anemoe_io::read_input(path, limit).map_err(|e| Error::io(path, e))
 }
 
 /// Format 1.0.x is read; a newer one is not.

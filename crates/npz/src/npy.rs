@@ -16,7 +16,7 @@ pub(crate) const PIECE: usize = 1 << 20;
 /// The file cannot be read, is no `.npy` file, is shorter or longer than its header says, or has an element type that is
 /// not implemented.
 pub fn read_npy(path: &Path) -> Result<Array> {
-    let file = File::open(path).map_err(|e| Error::io(path, e))?;
+    let file = anemoe_io::open_input(path, u64::MAX).map_err(|e| Error::io(path, e))?;
     let length = file.metadata().map_err(|e| Error::io(path, e))?.len();
     read_array(&mut BufReader::new(file), length).map_err(|e| e.at(path, ""))
 }
@@ -178,9 +178,9 @@ pub(crate) fn write_array(out: &mut impl Write, array: &Array) -> io::Result<()>
     Ok(())
 }
 
-/// As [`anemoe_files::write_atomic`].
+/// As [`anemoe_io::write_atomic`].
 pub(crate) fn write_atomic(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> Result<()> {
-    anemoe_files::write_atomic(path, write).map_err(|e| Error::io(path, e))
+    anemoe_io::write_atomic(path, write).map_err(|e| Error::io(path, e))
 }
 
 #[cfg(test)]

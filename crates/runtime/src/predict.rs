@@ -37,6 +37,18 @@ pub struct Written {
 }
 
 impl Prediction {
+    /// Archives that [`Prediction::run`] writes, in order.
+    pub fn targets(&self) -> Vec<PathBuf> {
+        let every = self.outputs.contains("{}");
+        let steps =
+            if every { 0..self.inputs.len() } else { self.inputs.len().saturating_sub(1)..self.inputs.len() };
+        steps.map(|step| self.target(step)).collect()
+    }
+
+    fn target(&self, step: usize) -> PathBuf {
+        PathBuf::from(self.outputs.replace("{}", &step.to_string()))
+    }
+
     /// Runs every step and writes outputs and states.
     ///
     /// # Errors
@@ -53,7 +65,7 @@ impl Prediction {
             let inputs = bind(&session, &mut states, arrays, path)?;
             session.run(&inputs.iter().collect::<Vec<_>>(), &mut states)?;
             if every || step + 1 == self.inputs.len() {
-                let target = PathBuf::from(self.outputs.replace("{}", &step.to_string()));
+                let target = self.target(step);
                 let entries = results(&session, &states, self.precision)?;
                 let arrays = entries.iter().map(|(n, a)| (n.clone(), a.shape.clone())).collect();
                 write_npz(&target, &entries).map_err(|e| Error::Input(e.to_string()))?;

@@ -45,7 +45,7 @@ fn cosine(text: &str) -> Result<f64, String> {
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let recorder = Recorder::new(&args.journal, "assemble");
     let given = args.golden.as_deref().map(Golden::read).transpose()?;
-    interrupt::install()?;
+    interrupt::comes_to_rest();
     let assembly = anemoe_convert::build::assemble(&args.bundle)?;
     let reference = match given {
         Some(golden) => Some(Reference { golden, given: true }),
@@ -82,7 +82,9 @@ fn own_reference(assembly: &Assembly, ui: &Ui) -> Option<Reference> {
     match run() {
         Ok(golden) => Some(Reference { golden, given: false }),
         Err(e) => {
-            eprintln!("warning: no gates of the whole: {e:#}; give --golden, or see anemoe validate");
+            crate::ui::message(format!(
+                "warning: no gates of the whole: {e:#}; give --golden, or see anemoe validate"
+            ));
             None
         }
     }

@@ -3,6 +3,7 @@
 use super::executor::Executor;
 use super::generate::at_least_one;
 use crate::Outcome;
+use crate::files::Overwrite;
 use crate::journal::{JournalArgs, Recorder, facts};
 use crate::ui::{Table, Ui};
 use anemoe_bundle::journal::Machine;
@@ -11,7 +12,6 @@ use anemoe_runtime::engine::{Engine, ShardStats, Want};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -69,6 +69,8 @@ pub struct Args {
     /// Write the figures as lines of comma-separated values.
     #[arg(long, value_name = "F.csv")]
     csv: Option<PathBuf>,
+    #[command(flatten)]
+    overwrite: Overwrite,
     /// Show the figures beside those of an earlier run, from --save.
     #[arg(long, value_name = "F.json")]
     against: Option<PathBuf>,
@@ -242,6 +244,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         anyhow::ensure!(dir.is_dir(), "{}: there is no such folder", dir.display());
         anyhow::ensure!(!path.is_dir(), "{}: a folder, where a file is wanted", path.display());
+        let against = args.against.as_deref().unwrap_or(&args.bundle);
+        args.overwrite.output(path, &[&args.bundle, against])?;
     }
     let backend = args.executor.backend()?;
     let backend = anemoe_runtime::cpu::CpuBackend {
@@ -391,21 +395,7 @@ fn check(args: &Args, engine: &Engine) -> anyhow::Result<()> {
 
 fn read_report(path: &Path) -> anyhow::Result<Report> {
     let what = || format!("--against {}", path.display());
-    let found = std::fs::metadata(path).with_context(what)?;
-    anyhow::ensure!(
-        !found.is_dir(),
-        "--against {}: a folder, where a file of --save is wanted",
-        path.display()
-    );
-    // Devices and pipes do not tell how much they give.
-    let mut text = Vec::new();
-    let file = std::fs::File::open(path).with_context(what)?;
-    file.take(MAX_BYTES + 1).read_to_end(&mut text).with_context(what)?;
-    anyhow::ensure!(
-        text.len() as u64 <= MAX_BYTES,
-        "--against {}: more than {MAX_BYTES} bytes",
-        path.display()
-    );
+    let text = anemoe_io::read_input(path, MAX_BYTES).with_context(what)?;
     let report: Report = serde_json::from_slice(&text).with_context(what)?;
     anyhow::ensure!(
         report.schema == SCHEMA,

@@ -144,7 +144,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         ui.line(format!("note: {note}"))?;
     }
     plan::print_outliers(&plan::outliers(family, &plan, &args.options, ui)?, ui)?;
-    interrupt::install()?;
+    interrupt::comes_to_rest();
     let checkpoint = &family.opened().checkpoint;
     let mut reference = || reference(checkpoint, &plan, golden.as_ref(), ui);
     let options = gated::Options {
@@ -260,7 +260,7 @@ impl Progress {
         match event {
             gated::Event::Needs(needs) => {
                 let text = needs_line(needs);
-                self.bar.suspend(|| eprintln!("{text}"));
+                self.bar.suspend(|| ui::message(text));
             }
             gated::Event::Stage(stage) => {
                 self.bar.set_prefix(stage.name());

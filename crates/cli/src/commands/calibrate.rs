@@ -3,10 +3,11 @@
 use super::checkpoint::Reading;
 use super::text::TextArgs;
 use crate::Outcome;
+use crate::files::Overwrite;
 use crate::ui::Ui;
 use anemoe_convert::importance::Importance;
 use anemoe_gates::calibrate::moments;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Measure how much each input of each matrix matters: the mean squares of the projections' inputs over a text, each expert
@@ -25,10 +26,13 @@ pub struct Args {
     /// The file to write: an array per tensor, [inputs] or [experts, inputs].
     #[arg(short, long, value_name = "F.npz")]
     out: PathBuf,
+    #[command(flatten)]
+    overwrite: Overwrite,
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let started = Instant::now();
+    args.overwrite.output(&args.out, &[Path::new(&args.checkpoint), &args.text.text])?;
     let checkpoint = args.reading.open(&args.checkpoint)?;
     let windows = args.text.of_checkpoint(&checkpoint)?;
     let bar = ui.bar(0, "layers");

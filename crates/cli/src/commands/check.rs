@@ -13,6 +13,9 @@ use anemoe_gates::residency::{self, Options, Report, table};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+/// Largest plan report or table of outcomes that is read.
+const MAX_REPORT_BYTES: u64 = 1 << 30;
+
 /// Residency gate: predict from published measurements which ops and packages the Neural Engine will run. Exit status 1 when
 /// something is predicted elsewhere.
 #[derive(clap::Args)]
@@ -134,7 +137,8 @@ fn check(path: &Path, options: &Options, ui: &Ui) -> anyhow::Result<Report> {
 }
 
 fn read_plan(path: &Path) -> anyhow::Result<PlanReport> {
-    let text = std::fs::read(path).map_err(|e| anemoe_mlpackage::Error::io(path, e))?;
+    let text =
+        anemoe_io::read_input(path, MAX_REPORT_BYTES).map_err(|e| anemoe_mlpackage::Error::io(path, e))?;
     PlanReport::parse(&text).map_err(|what| anemoe_mlpackage::Error::invalid(path, what).into())
 }
 
@@ -369,7 +373,9 @@ fn rules(ui: &Ui) -> anyhow::Result<Outcome> {
 fn score(file: &Path, ui: &Ui) -> anyhow::Result<Outcome> {
     let text = match file.to_str() {
         Some("known") => outcomes::KNOWN.to_string(),
-        _ => std::fs::read_to_string(file).map_err(|e| anemoe_mlpackage::Error::io(file, e))?,
+        _ => {
+            anemoe_io::read_text(file, MAX_REPORT_BYTES).map_err(|e| anemoe_mlpackage::Error::io(file, e))?
+        }
     };
     let rows = outcomes::parse(&text)
         .map_err(|what| anemoe_mlpackage::Error::invalid(file, format!("table of outcomes: {what}")))?;

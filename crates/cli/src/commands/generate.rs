@@ -112,7 +112,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         "stop": stop_name(generated.stop),
         "timing": timing(&generated, load),
     }))?;
-    eprintln!("{}", summary(&generated, load));
+    crate::ui::message(summary(&generated, load));
     Ok(Outcome::Done)
 }
 

@@ -3,11 +3,12 @@
 use super::checkpoint::Reading;
 use super::generate::Prompt;
 use crate::Outcome;
+use crate::files::Overwrite;
 use crate::ui::Ui;
 use anemoe_convert::checkpoint::{Checkpoint, SideFile};
 use anemoe_gates::reference::{self, Golden, RunOptions};
 use anemoe_runtime::tokenizer::Tokenizer;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Run a checkpoint in f32, without packages or compression, and keep logits, tokens, hidden states and expert choices.
@@ -28,10 +29,13 @@ pub struct Args {
     /// The file to write.
     #[arg(short, long, value_name = "F.npz")]
     out: PathBuf,
+    #[command(flatten)]
+    overwrite: Overwrite,
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let started = Instant::now();
+    args.overwrite.output(&args.out, &[Path::new(&args.checkpoint)])?;
     let checkpoint = args.reading.open(&args.checkpoint)?;
     let prompt = args.prompt.ids(|| tokenizer(&checkpoint), bos(&checkpoint))?;
     let golden = with_bar(&checkpoint, &prompt, args.decode, ui)?;

@@ -3,6 +3,7 @@
 use super::auto::{self, Planned, QuantChoice, byte_count};
 use super::checkpoint::Reading;
 use crate::Outcome;
+use crate::files::Overwrite;
 use crate::ui::{self, Table, Ui};
 use anemoe_bundle::TokenCount;
 use anemoe_convert::family::Family;
@@ -10,7 +11,7 @@ use anemoe_convert::outliers::{self, Outlier};
 use anemoe_convert::plan::{PartKinds, Plan, PlanOptions};
 use anemoe_convert::quant::{Groups, Quant};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Show the packages that a checkpoint becomes: sizes, compression, predicted placement.
 #[derive(clap::Args)]
@@ -25,6 +26,8 @@ pub struct Args {
     /// Write the whole plan as JSON to this file.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
+    #[command(flatten)]
+    overwrite: Overwrite,
     /// Print every shard, not one of each kind.
     #[arg(long)]
     all: bool,
@@ -141,6 +144,9 @@ impl Options {
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    if let Some(out) = &args.out {
+        args.overwrite.output(out, &[Path::new(&args.checkpoint)])?;
+    }
     let Planned { family, plan, .. } = auto::plan(&args.checkpoint, &args.options, false, ui)?;
     let outliers = outliers(family.as_ref(), &plan, &args.options, ui)?;
     if let Some(path) = &args.out {

@@ -2,9 +2,10 @@
 
 use super::executor::PrecisionArg;
 use crate::Outcome;
+use crate::files::Overwrite;
 use crate::ui::Ui;
 use anemoe_runtime::predict::Prediction;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Run one Core ML package, from whatever tool, on arrays from files.
 #[derive(clap::Args)]
@@ -26,6 +27,8 @@ pub struct Args {
     /// fp16 rounds every fp16 result, as the device does; fp32 rounds nothing.
     #[arg(long, value_enum, default_value = "fp16")]
     precision: PrecisionArg,
+    #[command(flatten)]
+    overwrite: Overwrite,
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
@@ -36,6 +39,11 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         inputs: args.inputs,
         outputs: args.outputs,
     };
+    let mut inputs: Vec<&Path> = prediction.inputs.iter().map(PathBuf::as_path).collect();
+    inputs.push(&prediction.package);
+    for target in prediction.targets() {
+        args.overwrite.output(&target, &inputs)?;
+    }
     let written = prediction.run()?;
     let mut document = Vec::new();
     for file in &written {

@@ -1,11 +1,13 @@
 //! `anemoe quantize`
 
 use crate::Outcome;
+use crate::files::Overwrite;
 use crate::ui::{self, Ui};
 use anemoe_convert::checkpoint::open_safetensors;
 use anemoe_convert::quant::{Groups, Quant};
 use anemoe_convert::quantize::Metrics;
 use anemoe_convert::tensor::{CompressedTensor, Target, TensorJob, WeightOp};
+use anemoe_io::Output;
 use anemoe_npz::{Array, read_npy, read_npz, write_npy, write_npz};
 use anyhow::{Context, bail};
 use std::path::{Path, PathBuf};
@@ -46,6 +48,8 @@ pub struct Args {
     /// (decoded values).
     #[arg(short, long, value_name = "OUT")]
     out: Option<PathBuf>,
+    #[command(flatten)]
+    overwrite: Overwrite,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -129,6 +133,10 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     {
         bail!("{}: expected a name that ends in .mlpackage, .npz or .npy", out.display());
     }
+    let file = args.tensor.rfind(".safetensors:").map_or(args.tensor.as_str(), |i| &args.tensor[..i + 12]);
+    let mut inputs = vec![Path::new(file)];
+    inputs.extend(args.importance.as_deref());
+    let out = args.out.as_deref().map(|out| args.overwrite.output(out, &inputs)).transpose()?;
     let started = Instant::now();
     let loaded = load(&args.tensor)?;
     let read = started.elapsed();
@@ -153,7 +161,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     };
     let done = job.run()?;
     let started = Instant::now();
-    if let Some(out) = &args.out {
+    if let Some(out) = &out {
         write(&done, &loaded.shape, out, target)?;
     }
     let written = started.elapsed();
@@ -161,12 +169,13 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-fn write(done: &CompressedTensor, shape: &[usize], out: &Path, target: Target) -> anyhow::Result<()> {
+fn write(done: &CompressedTensor, shape: &[usize], out: &Output, target: Target) -> anyhow::Result<()> {
+    let (out, replace) = (out.path(), out.replaces());
     let array = |shape: &[usize], data: anemoe_npz::ArrayData| {
         Array::new(shape.to_vec(), data).context("an array of another size than its shape")
     };
     match out.extension().and_then(|e| e.to_str()) {
-        Some("mlpackage") => done.write_package(out, target)?,
+        Some("mlpackage") => done.write_package(out, replace, target)?,
         Some("npy") => write_npy(out, &array(shape, done.decode()?.into())?)?,
         _ => {
             let mut arrays = vec![("decoded".to_string(), array(shape, done.decode()?.into())?)];

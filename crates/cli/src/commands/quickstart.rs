@@ -58,7 +58,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         None => find_model()?,
     };
     let source = model.display().to_string();
-    let scratch = tempfile::tempdir()?;
+    let scratch = crate::files::scratch(None)?;
     let folder = match &args.out {
         Some(dir) => {
             std::fs::create_dir_all(dir).map_err(|e| anemoe_convert::Error::io(dir, e))?;

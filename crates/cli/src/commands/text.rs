@@ -3,8 +3,9 @@
 use super::golden;
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_gates::text::windows;
+use anemoe_io::PathError;
 use anemoe_runtime::tokenizer::Tokenizer;
-use anyhow::{Context, bail};
+use anyhow::bail;
 use std::path::{Path, PathBuf};
 
 /// Largest text that is read.
@@ -30,7 +31,7 @@ impl TextArgs {
         if self.context < 2 || self.max_tokens == 0 {
             bail!("--context must be at least 2 and --max-tokens at least 1");
         }
-        let ids = tokenizer.encode(&read(&self.text)?, bos)?;
+        let ids = tokenizer.encode(&read_text(&self.text)?, bos)?;
         let windows = windows(&ids, bos, self.context, self.max_tokens);
         if windows.is_empty() {
             bail!("{}: the text has no token to predict", self.text.display());
@@ -44,11 +45,8 @@ impl TextArgs {
     }
 }
 
-fn read(path: &Path) -> anyhow::Result<String> {
-    let failed = || format!("{}: cannot read the text", path.display());
-    let len = std::fs::metadata(path).with_context(failed)?.len();
-    if len > MAX_TEXT_BYTES {
-        bail!("{}: {len} bytes of text, more than {MAX_TEXT_BYTES}", path.display());
-    }
-    std::fs::read_to_string(path).with_context(failed)
+/// Reads a text file.
+pub fn read_text(path: &Path) -> anyhow::Result<String> {
+    Ok(anemoe_io::read_text(path, MAX_TEXT_BYTES)
+        .map_err(|source| PathError { path: path.into(), source })?)
 }

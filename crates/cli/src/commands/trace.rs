@@ -3,6 +3,7 @@
 use super::executor::PrecisionArg;
 use super::source::{Origin, Source};
 use crate::Outcome;
+use crate::files;
 use crate::journal::{JournalArgs, Recorder, facts};
 use crate::ui::{Table, Ui};
 use anemoe_bundle::Chain;
@@ -11,7 +12,6 @@ use anemoe_gates::integrity;
 use anemoe_gates::reference::Golden;
 use anemoe_gates::swap::{self, Swap, SwapReport, Unit};
 use anemoe_gates::trace::{self, Fidelity, Trace};
-use anyhow::Context;
 use std::path::PathBuf;
 
 /// Where a bundle leaves its reference: cosine of the residual stream behind every layer, and how wide that stream is. With
@@ -73,10 +73,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
 
 fn swaps(args: &Args, unit: UnitArg, golden: &Golden, ui: &Ui) -> anyhow::Result<SwapReport> {
     let Origin { chain, family, plan, importance } = args.source.open(&args.bundle, "--swap")?;
-    let scratch = match &args.scratch {
-        Some(dir) => tempfile::tempdir_in(dir).with_context(|| format!("--scratch {}", dir.display()))?,
-        None => tempfile::tempdir()?,
-    };
+    let scratch = files::scratch(args.scratch.as_deref())?;
     let search = swap::Search {
         family: family.as_ref(),
         plan: &plan,

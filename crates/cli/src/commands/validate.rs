@@ -2,6 +2,7 @@
 
 use super::source::{Origin, Source};
 use crate::Outcome;
+use crate::files;
 use crate::journal::{JournalArgs, Recorder, facts};
 use crate::ui::{Table, Ui};
 use anemoe_bundle::Chain;
@@ -145,10 +146,7 @@ fn probe(args: &Args, count: usize, reference: &Golden, ui: &Ui) -> anyhow::Resu
             shards.push(plan.shard(name).with_context(|| format!("--shards: no shard is named `{name}`"))?);
         }
     }
-    let scratch = match &args.scratch {
-        Some(dir) => tempfile::tempdir_in(dir).with_context(|| format!("--scratch {}", dir.display()))?,
-        None => tempfile::tempdir()?,
-    };
+    let scratch = files::scratch(args.scratch.as_deref())?;
     let site = Site {
         family: family.as_ref(),
         plan: &plan,

@@ -171,7 +171,7 @@ impl Recorder {
             Ok(event) => Some(event.id),
             Err(e) => {
                 if !self.warned.swap(true, Ordering::Relaxed) {
-                    eprintln!("warning: {e}; nothing was written down in {JOURNAL_FILE}");
+                    crate::ui::message(format!("warning: {e}; nothing was written down in {JOURNAL_FILE}"));
                 }
                 None
             }

@@ -1,24 +1,24 @@
 //! The build: every shard of a plan, once, into a bundle that is complete when its `chain.json` is there.
 //!
 //! ```text
-//! NAME.anemoe/.build/plan.json      what is being built; a rerun goes on only with an equal plan
-//!                   /lock           held while a build runs; parts of a build share it
-//!                   /lock.1of4      held while that part runs
-//!                   /host.json      record of the files beside the shards
-//!                   /SHARD.json     one record per finished shard
-//!                   /gates.1of4     what that part's gates said
-//!                   /source         where the checkpoint is, for whoever completes the bundle
-//!                   /.tmp-scratch-* FP16 forms of shards while a gate needs them
+//! NAME.anemoe/.anemoe-build/plan.json      the plan; a rerun goes on only with an equal one
+//!                          /lock           held while a build runs; parts of a build share it
+//!                          /lock.1of4      held while that part runs
+//!                          /host.json      record of the files beside the shards
+//!                          /SHARD.json     one record per finished shard
+//!                          /gates.1of4     what that part's gates said
+//!                          /source         where the checkpoint is, for whoever completes the bundle
+//!                          /.anemoe-tmp-scratch-* FP16 forms of shards while a gate needs them
 //! ```
-//! The folder `.build` goes when the bundle is complete.
+//! The folder `.anemoe-build` goes when the bundle is complete. What is temporary has a name that begins with `.anemoe-tmp-`,
+//! and nothing else is removed.
 
 mod interrupt;
-mod scratch;
 mod site;
 mod space;
 
 pub use interrupt::{check as check_interrupted, request as interrupt};
-pub use scratch::Scratch;
+pub use site::WORK_DIR;
 pub use space::{Needs, default_jobs, jobs_within};
 
 use crate::family::Family;
@@ -27,13 +27,13 @@ use crate::lower::{Stored, store_matrix, store_vector};
 use crate::plan::{Plan, PlannedShard};
 use crate::quantize::Metrics;
 use crate::{Error, Result};
-use anemoe_bundle::{CHAIN_FILE, Chain, Gates, Vectors};
+use anemoe_bundle::{Chain, Gates, Vectors};
+use anemoe_io::Scratch;
 use anemoe_mlpackage::mil::verify::verify;
 use anemoe_mlpackage::package::PackageWriter;
 use serde::{Deserialize, Serialize};
-use site::{HostRecord, Record, Site, WORK_DIR, lock_file};
+use site::{HostRecord, Record, Site};
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -229,11 +229,9 @@ impl<'a> Build<'a> {
         let record = match found {
             Some(record) => record,
             None => {
-                let path = self.package(shard);
-                if path.is_dir() {
-                    // Renamed into place, but its record was not written any more.
-                    fs::remove_dir_all(&path).map_err(|e| Error::io(&path, e))?;
-                }
+                // It may be there: renamed into place, but its record was not written any more.
+                self.site.folder.remove(shard.package_file())?;
+                let path = self.site.folder.path(shard.package_file())?;
                 let quality = write_shard(self.inputs.family, shard, self.inputs.importance, &path)?;
                 self.site.write_record(shard, &quality)?
             }
@@ -312,7 +310,8 @@ impl<'a> Build<'a> {
     /// # Errors
     /// It cannot be made.
     pub fn scratch(&self, parent: Option<&Path>) -> Result<Scratch> {
-        Scratch::new(parent.unwrap_or(&self.site.work))
+        let parent = parent.unwrap_or(&self.site.work);
+        Scratch::new(parent).map_err(|e| Error::io(parent, e))
     }
 
     /// Writes down, before it begins, that a part has no gates: whatever becomes of it, its shards were not looked at.
@@ -366,16 +365,7 @@ pub struct Assembly {
 /// The folder is not an unfinished build, a part is still being built, or a shard is missing or damaged (the error names it).
 pub fn assemble(bundle: &Path) -> Result<Assembly> {
     let started = Instant::now();
-    let work = bundle.join(WORK_DIR);
-    let plan_file = work.join("plan.json");
-    if !plan_file.is_file() {
-        let what =
-            if bundle.join(CHAIN_FILE).is_file() { "is complete already" } else { "is no unfinished build" };
-        return Err(Error::Usage(format!("{}: {what}", bundle.display())));
-    }
-    let lock = lock_file(&work.join("lock"), true, bundle)?;
-    let (plan, plan_sha256) = site::begun_plan(&plan_file)?;
-    let site = Site { bundle: bundle.to_path_buf(), work, plan_sha256, _locks: vec![lock] };
+    let (site, plan) = Site::begun(bundle)?;
     let records = site.records(&plan)?;
     let host = site.host_record(&plan)?;
     Ok(Assembly { site, plan, records, host, started })

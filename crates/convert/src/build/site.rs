@@ -9,26 +9,39 @@ use crate::{Error, Result};
 use anemoe_bundle::journal::JOURNAL_FILE;
 use anemoe_bundle::{
     CHAIN_FILE, Chain, GateResult, Gates, SHARDS_DIR, Shard, Vectors, file_sha256, package_sha256, sha256,
-    write_atomic,
 };
+use anemoe_io::{OwnedDir, TEMPORARY, Temporary, read_input};
 use anemoe_npz::Array;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Folder of an unfinished build.
-pub const WORK_DIR: &str = ".build";
+/// Folder of an unfinished build. With the plan in it, it proves that the folder around it is one of ours.
+pub const WORK_DIR: &str = ".anemoe-build";
+/// File of the plan in it, and the key by which it is known as ours.
+pub const PLAN_FILE: &str = "plan.json";
+const MARKER: &str = "anemoe_build";
+/// Version of the records of unfinished builds.
+const VERSION: u64 = 1;
+/// Largest record that is read.
+const MAX_RECORD_BYTES: u64 = 256 << 20;
+/// A file that macOS leaves in every folder that somebody looked at.
+const DS_STORE: &str = ".DS_Store";
+/// Lock of an unfinished build.
+const LOCK: &str = "lock";
+/// File of the host's embedding.
+const EMBEDDING_FILE: &str = "embed.bin";
 /// File of the host's vectors.
 const VECTORS_FILE: &str = "vectors.npz";
 /// How often, and after which time, a part asks again for a lock that another one sweeps under.
 const SWEEP_TRIES: usize = 100;
 const SWEEP_WAIT: Duration = Duration::from_millis(20);
-/// What the folder of an unfinished build becomes before it is removed.
-const DONE_DIR: &str = ".tmp-build";
+/// The name that the folder of an unfinished build gets before it is removed.
+const DONE_DIR: &str = ".anemoe-tmp-build";
 /// Where the checkpoint is.
 const SOURCE_FILE: &str = "source";
 /// Records of what the gates of parts said.
@@ -58,138 +71,232 @@ pub struct HostRecord {
 }
 
 /// Takes a lock, alone or shared.
-pub fn lock_file(path: &Path, alone: bool, bundle: &Path) -> Result<File> {
-    let file = File::create(path).map_err(|e| Error::io(path, e))?;
+pub fn lock_file(folder: &OwnedDir, name: &str, alone: bool) -> Result<File> {
+    let inside = Path::new(WORK_DIR).join(name);
+    let file = folder.lock_file(&inside)?;
     match if alone { file.try_lock() } else { file.try_lock_shared() } {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => {
-            Err(Error::Usage(format!("{}: another build is using this folder", bundle.display())))
+            Err(Error::Usage(format!("{}: another build is using this folder", folder.root().display())))
         }
-        Err(TryLockError::Error(e)) => Err(Error::io(path, e)),
+        Err(TryLockError::Error(e)) => Err(Error::io(folder.root().join(inside), e)),
     }
 }
 
 /// Shares the lock with other parts. One of them may hold it alone for the moment in which it sweeps.
-fn shared_lock(path: &Path, bundle: &Path) -> Result<File> {
+fn shared_lock(folder: &OwnedDir) -> Result<File> {
     for _ in 0..SWEEP_TRIES {
-        if let Ok(file) = lock_file(path, false, bundle) {
+        if let Ok(file) = lock_file(folder, LOCK, false) {
             return Ok(file);
         }
         std::thread::sleep(SWEEP_WAIT);
     }
-    lock_file(path, false, bundle)
+    lock_file(folder, LOCK, false)
+}
+
+/// The content of a folder that is to become a bundle.
+enum Found {
+    /// Nothing, or leftovers of killed runs.
+    Nothing,
+    /// An unfinished build, with its plan as written.
+    Unfinished(Vec<u8>),
+    /// A finished bundle.
+    Finished,
+}
+
+/// Looks at a folder without changing it.
+///
+/// # Errors
+/// The folder is a file, holds something but no bundle and no build of ours, or one of our names in it is a link.
+fn look(folder: &OwnedDir) -> Result<Found> {
+    let bundle = folder.root();
+    if bundle.symlink_metadata().is_ok() && !bundle.is_dir() {
+        return Err(Error::Usage(format!("{}: exists and is not a folder", bundle.display())));
+    }
+    let names = folder.names("")?;
+    let has = |name: &str| names.iter().any(|n| n == name);
+    let found = if has(WORK_DIR) {
+        let path = folder.path(Path::new(WORK_DIR).join(PLAN_FILE))?;
+        let text = read_input(&path, MAX_RECORD_BYTES).map_err(|e| Error::io(&path, e))?;
+        parse_plan(&path, &text)?;
+        Found::Unfinished(text)
+    } else if has(CHAIN_FILE) {
+        folder.path(CHAIN_FILE)?;
+        Chain::read(bundle)?;
+        Found::Finished
+    } else {
+        let foreign = names.iter().find(|n| !n.starts_with(TEMPORARY) && *n != DS_STORE);
+        if let Some(name) = foreign {
+            return Err(Error::Usage(format!(
+                "{}: holds `{name}`, and is neither a bundle nor an unfinished build; choose another folder",
+                bundle.display()
+            )));
+        }
+        Found::Nothing
+    };
+    // A link under one of our names is refused before anything is changed.
+    for name in SIDE_FILES.iter().chain(&[
+        WORK_DIR,
+        SHARDS_DIR,
+        CHAIN_FILE,
+        EMBEDDING_FILE,
+        VECTORS_FILE,
+        JOURNAL_FILE,
+    ]) {
+        folder.path(name)?;
+    }
+    for inside in [WORK_DIR, SHARDS_DIR] {
+        for name in folder.names(inside)?.iter().filter(|n| !n.starts_with(TEMPORARY)) {
+            folder.path(Path::new(inside).join(name))?;
+        }
+    }
+    Ok(found)
 }
 
 /// The folder that is being built, locked.
 pub struct Site {
     pub bundle: PathBuf,
     pub work: PathBuf,
+    /// Every write and deletion in the bundle.
+    pub folder: OwnedDir,
     /// Of the plan and the identity of its inputs: what ties a record to them.
     pub plan_sha256: String,
+    /// It was a finished bundle before.
+    was_finished: bool,
     /// Released when they are closed, also by a crash.
-    pub _locks: Vec<File>,
+    _locks: Vec<File>,
 }
 
 impl Site {
     pub fn open(bundle: &Path, plan: &Plan, inputs: &serde_json::Value, part: Option<Part>) -> Result<Site> {
-        let work = bundle.join(WORK_DIR);
-        let plan_file = work.join("plan.json");
-        let exists = bundle.symlink_metadata().is_ok();
-        if exists && !bundle.is_dir() {
-            return Err(Error::Usage(format!("{}: exists and is not a folder", bundle.display())));
+        let folder = OwnedDir::new(bundle);
+        let text = to_json(&serde_json::json!({MARKER: VERSION, "inputs": inputs, "plan": plan}));
+        let records = match look(&folder)? {
+            Found::Nothing => Some(Vec::new()),
+            Found::Finished => Some(finished_records(bundle, plan, inputs, part, &sha256(&text))?),
+            Found::Unfinished(found) => {
+                refuse_other_plan(bundle, &found, &text)?;
+                None
+            }
+        };
+        if let Some(records) = &records {
+            let is_new = !bundle.exists();
+            begin(&folder, &text, records).inspect_err(|_| {
+                if is_new {
+                    let _ = fs::remove_dir(bundle);
+                }
+            })?;
         }
-        if exists && bundle.join(CHAIN_FILE).exists() && !work.exists() {
-            sweep(bundle);
-            reopen(bundle, plan, inputs, part)?;
-        }
-        if exists
-            && !work.exists()
-            && fs::read_dir(bundle).map_err(|e| Error::io(bundle, e))?.next().is_some()
-        {
-            return Err(Error::Usage(format!("{}: exists and is not an unfinished build", bundle.display())));
-        }
-        let create = |dir: &Path| fs::create_dir_all(dir).map_err(|e| Error::io(dir, e));
-        create(&work)?;
-        let lock = work.join("lock");
-        let text = to_json(&serde_json::json!({"inputs": inputs, "plan": plan}));
-        let plan_sha256 = sha256(&text);
-        let mut site = Site { bundle: bundle.to_path_buf(), work, plan_sha256, _locks: Vec::new() };
+        let mut site = Site::in_folder(folder, &text);
+        site.was_finished = records.is_some_and(|records| !records.is_empty());
         match part {
             None => {
-                site._locks.push(lock_file(&lock, true, bundle)?);
-                site.sweep();
+                site._locks.push(lock_file(&site.folder, LOCK, true)?);
+                site.sweep()?;
             }
             Some(part) => {
-                let own = site.work.join(format!("lock.{}of{}", part.index, part.of));
-                site._locks.push(lock_file(&own, true, bundle)?);
+                let own = format!("{LOCK}.{}of{}", part.index, part.of);
+                site._locks.push(lock_file(&site.folder, &own, true)?);
                 site.refuse_other_parts(part)?;
                 // Nobody writes while one holds the lock alone.
-                if let Ok(alone) = lock_file(&lock, true, bundle) {
-                    site.sweep();
+                if let Ok(alone) = lock_file(&site.folder, LOCK, true) {
+                    site.sweep()?;
                     drop(alone);
                 }
-                site._locks.push(shared_lock(&lock, bundle)?);
+                site._locks.push(shared_lock(&site.folder)?);
             }
         }
-        match fs::read(&plan_file) {
-            Ok(found) if found == text => {}
-            Ok(_) => {
-                return Err(Error::Usage(format!(
-                    "{}: holds an unfinished build with other options or of another checkpoint; remove it or repeat those options",
-                    bundle.display()
-                )));
+        // Another process may have begun between the look and the lock.
+        refuse_other_plan(bundle, &site.read(PLAN_FILE)?, &text)?;
+        if let Err(e) = site.folder.create_dir(SHARDS_DIR) {
+            if part.is_none() {
+                site.tidy(true);
             }
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io(&plan_file, e)),
-            Err(_) => {
-                let started =
-                    create(&bundle.join(SHARDS_DIR)).and_then(|()| Ok(write_atomic(&plan_file, &text)?));
-                if started.is_err() && part.is_none() {
-                    site.tidy(true);
-                }
-                started?;
-            }
+            return Err(e.into());
         }
         Ok(site)
     }
 
-    /// Removes what a killed run was in the middle of writing; nobody else writes here while the lock is held.
-    fn sweep(&self) {
-        for dir in [self.bundle.clone(), self.bundle.join(SHARDS_DIR), self.work.clone()] {
-            sweep(&dir);
+    /// A site whose parts are all built, locked alone, and its plan.
+    pub fn begun(bundle: &Path) -> Result<(Site, Plan)> {
+        let folder = OwnedDir::new(bundle);
+        let text = match look(&folder)? {
+            Found::Unfinished(text) => text,
+            Found::Finished => {
+                return Err(Error::Usage(format!("{}: is complete already", bundle.display())));
+            }
+            Found::Nothing => {
+                return Err(Error::Usage(format!("{}: is no unfinished build", bundle.display())));
+            }
+        };
+        let lock = lock_file(&folder, LOCK, true)?;
+        let mut site = Site::in_folder(folder, &text);
+        site._locks.push(lock);
+        let plan = parse_plan(&site.work.join(PLAN_FILE), &text)?;
+        Ok((site, plan))
+    }
+
+    fn in_folder(folder: OwnedDir, text: &[u8]) -> Site {
+        Site {
+            bundle: folder.root().to_path_buf(),
+            work: folder.root().join(WORK_DIR),
+            folder,
+            plan_sha256: sha256(text),
+            was_finished: false,
+            _locks: Vec::new(),
         }
+    }
+
+    /// Writes a record.
+    fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        Ok(self.folder.write(Path::new(WORK_DIR).join(name), bytes)?)
+    }
+
+    /// Reads a record.
+    fn read(&self, name: &str) -> Result<Vec<u8>> {
+        let path = self.work.join(name);
+        read_input(&path, MAX_RECORD_BYTES).map_err(|e| Error::io(&path, e))
+    }
+
+    /// Removes what a killed run was in the middle of writing; nobody else writes here while the lock is held.
+    fn sweep(&self) -> Result<()> {
+        for inside in ["", SHARDS_DIR, WORK_DIR] {
+            self.folder.sweep(inside)?;
+        }
+        Ok(())
     }
 
     /// Parts of another count share out the shards differently: two of them would write the same one.
     fn refuse_other_parts(&self, part: Part) -> Result<()> {
         let suffix = format!("of{}", part.of);
-        for entry in fs::read_dir(&self.work).map_err(|e| Error::io(&self.work, e))?.flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
+        for name in self.folder.names(WORK_DIR)? {
             if name.starts_with("lock.") && !name.ends_with(&suffix) {
-                lock_file(&entry.path(), true, &self.bundle)?;
+                lock_file(&self.folder, &name, true)?;
             }
         }
         Ok(())
     }
 
-    /// After a failure: leaves finished shards unless `all` is to go, and nothing at all when there is none.
+    /// After a failure: leaves finished shards unless `all` is to go, and nothing at all when there is none. A bundle that was
+    /// finished before stays an unfinished build, which can go on.
     pub fn tidy(&self, all: bool) {
-        let shards = self.bundle.join(SHARDS_DIR);
-        let done = fs::read_dir(&shards).is_ok_and(|mut d| d.next().is_some());
-        if all || !done {
-            // What cannot be removed now is recognised as an unfinished build by the next run.
-            let _ = fs::remove_dir_all(&self.work);
-            for file in SIDE_FILES.iter().chain(&["embed.bin", VECTORS_FILE, JOURNAL_FILE]) {
-                let _ = fs::remove_file(self.bundle.join(file));
-            }
-            let _ = fs::remove_dir_all(&shards);
-            let _ = fs::remove_dir(&self.bundle);
+        let done = self.folder.names(SHARDS_DIR).is_ok_and(|names| !names.is_empty());
+        if self.was_finished || done && !all {
+            return;
         }
+        // A link that came into being meanwhile stays. The folder that proves ownership goes last but one.
+        for name in
+            SIDE_FILES.iter().chain(&[EMBEDDING_FILE, VECTORS_FILE, JOURNAL_FILE, SHARDS_DIR, WORK_DIR])
+        {
+            let _ = self.folder.remove(name);
+        }
+        let _ = fs::remove_dir(&self.bundle);
     }
 
     /// The record of a finished shard whose package is what it says.
     pub fn record(&self, shard: &PlannedShard) -> Option<Record> {
         let path = self.bundle.join(shard.package_file());
-        let text = fs::read(self.work.join(format!("{}.json", shard.name))).ok()?;
+        let text = self.read(&format!("{}.json", shard.name)).ok()?;
         let record: Record = serde_json::from_slice(&text).ok()?;
         (record.plan_sha256 == self.plan_sha256
             && path.is_dir()
@@ -254,11 +361,12 @@ impl Site {
 
     /// Completes the bundle.
     pub fn finish(&self, chain: &Chain) -> Result<()> {
+        self.folder.path(CHAIN_FILE)?;
         chain.write(&self.bundle)?;
         // At once, not file by file: half of it would look like another unfinished build.
-        let done = self.bundle.join(DONE_DIR);
-        fs::rename(&self.work, &done).map_err(|e| Error::io(&self.work, e))?;
-        fs::remove_dir_all(&done).map_err(|e| Error::io(&done, e))
+        self.folder.remove(DONE_DIR)?;
+        self.folder.rename(WORK_DIR, DONE_DIR)?;
+        Ok(self.folder.remove(DONE_DIR)?)
     }
 
     /// Writes down that a shard is finished.
@@ -271,35 +379,32 @@ impl Site {
             min_weight_cosine: quality.min_cosine,
             output_error: quality.all.output_error(),
         };
-        write_atomic(&self.work.join(format!("{}.json", shard.name)), &to_json(&record))?;
+        self.write(&format!("{}.json", shard.name), &to_json(&record))?;
         Ok(record)
     }
 
     /// Writes down where the checkpoint is, for whoever completes the bundle.
     pub fn write_source(&self, source: &Source) -> Result<()> {
-        Ok(write_atomic(&self.work.join(SOURCE_FILE), &to_json(source))?)
+        self.write(SOURCE_FILE, &to_json(source))
     }
 
     /// Where the checkpoint is, as the last build said.
     pub fn source(&self) -> Option<Source> {
-        serde_json::from_slice(&fs::read(self.work.join(SOURCE_FILE)).ok()?).ok()
+        serde_json::from_slice(&self.read(SOURCE_FILE).ok()?).ok()
     }
 
     /// Writes down what the gates of a part said.
     pub fn write_gates(&self, part: Part, gates: &Gates) -> Result<()> {
-        let name = format!("{GATES_PREFIX}{}of{}", part.index, part.of);
-        Ok(write_atomic(&self.work.join(name), &to_json(gates))?)
+        self.write(&format!("{GATES_PREFIX}{}of{}", part.index, part.of), &to_json(gates))
     }
 
     /// The worst that the gates of the parts said, and whether none of them had any. A part that said nothing was not gated.
     pub fn part_gates(&self) -> (Gates, bool) {
         let not_run =
             Gates { representative: GateResult::NotRun, full_stack: GateResult::NotRun, min_cosine: None };
-        let entries = fs::read_dir(&self.work).into_iter().flatten().flatten();
-        let names: Vec<String> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
-        let read = |name: &str| {
-            fs::read(self.work.join(name)).ok().and_then(|t| serde_json::from_slice::<Gates>(&t).ok())
-        };
+        let names = self.folder.names(WORK_DIR).unwrap_or_default();
+        let read =
+            |name: &str| self.read(name).ok().and_then(|text| serde_json::from_slice::<Gates>(&text).ok());
         let count = |name: &str| name.strip_prefix(GATES_PREFIX)?.split_once("of")?.1.parse::<usize>().ok();
         let counts: BTreeSet<usize> = names.iter().filter_map(|n| count(n)).collect();
         // Of several counts whose parts are all there, any speaks for all shards.
@@ -325,10 +430,9 @@ impl Site {
 
     /// Hashes of the checkpoint and the importances that the build began with.
     fn begun_inputs(&self) -> Result<(Option<String>, Option<String>)> {
-        let path = self.work.join("plan.json");
-        let text = fs::read(&path).map_err(|e| Error::io(&path, e))?;
-        let begun: serde_json::Value =
-            serde_json::from_slice(&text).map_err(|e| Error::invalid(&path, format!("plan: {e}")))?;
+        let path = self.work.join(PLAN_FILE);
+        let begun: serde_json::Value = serde_json::from_slice(&self.read(PLAN_FILE)?)
+            .map_err(|e| Error::invalid(&path, format!("plan: {e}")))?;
         let hash = |name: &str| begun["inputs"][name].as_str().map(str::to_string);
         Ok((hash("checkpoint"), hash("importance")))
     }
@@ -339,7 +443,7 @@ impl Site {
             let what = format!("{}: {file} is missing or changed; run part 0 again", self.bundle.display());
             Error::Usage(what)
         };
-        let text = fs::read(self.work.join(HOST_RECORD)).map_err(|_| wrong(&plan.chain.embedding.file))?;
+        let text = self.read(HOST_RECORD).map_err(|_| wrong(&plan.chain.embedding.file))?;
         let record: HostRecord =
             serde_json::from_slice(&text).map_err(|_| wrong(&plan.chain.embedding.file))?;
         let is = |file: &str, hash: &str| file_sha256(&self.bundle.join(file)).is_ok_and(|h| h == hash);
@@ -363,26 +467,26 @@ impl Site {
         }
         // First, so that a tokenizer that is wrong is found before the work.
         let files = family.opened().checkpoint.side_files()?;
+        self.folder.path(VECTORS_FILE)?;
         let vectors = write_vectors(family, &self.bundle)?;
         let embedding = self.write_embedding(family, plan)?;
         let mut hashes = Vec::new();
         for (name, file) in files {
             let bytes = file.read()?;
-            write_atomic(&self.bundle.join(name), &bytes)?;
+            self.folder.write(name, &bytes)?;
             hashes.push((name.to_string(), sha256(&bytes)));
         }
         let plan_sha256 = self.plan_sha256.clone();
         let record = HostRecord { plan_sha256, embedding, vectors, files: hashes };
-        write_atomic(&self.work.join(HOST_RECORD), &to_json(&record))?;
+        self.write(HOST_RECORD, &to_json(&record))?;
         Ok(record)
     }
 
     /// Writes the host's embedding as [`anemoe_bundle::Storage`] says, and gives the file's hash.
     fn write_embedding(&self, family: &dyn Family, plan: &Plan) -> Result<String> {
         let embedding = &plan.chain.embedding;
-        let path = self.bundle.join(&embedding.file);
-        let temporary = self.work.join("embed.tmp");
-        let file = File::create(&temporary).map_err(|e| Error::io(&temporary, e))?;
+        let path = self.folder.path(&embedding.file)?;
+        let (temporary, file) = Temporary::file(&self.work).map_err(|e| Error::io(&path, e))?;
         let mut out = BufWriter::with_capacity(1 << 20, file);
         let matrix = MatrixPlan {
             name: "embedding".into(),
@@ -394,14 +498,14 @@ impl Site {
             taps: 1,
             quant: plan.embedding,
         };
-        let failed = |e: std::io::Error| Error::io(&temporary, e);
+        let failed = |e: std::io::Error| Error::io(&path, e);
         // A row is one token's: which of its channels matter for the head says nothing here.
         let side = encode_matrix(family, &matrix, None, &mut |bytes| out.write_all(bytes).map_err(failed))?;
         let values = side.values.iter().flat_map(|v| v.to_le_bytes());
         let tail: Vec<u8> = values.chain(side.offsets.iter().map(|&o| o as u8)).collect();
         out.write_all(&tail).map_err(failed)?;
         out.flush().and_then(|()| out.get_ref().sync_all()).map_err(failed)?;
-        fs::rename(&temporary, &path).map_err(|e| Error::io(&path, e))?;
+        temporary.persist(&path).map_err(failed)?;
         Ok(file_sha256(&path)?)
     }
 }
@@ -421,9 +525,52 @@ pub fn write_vectors(family: &dyn Family, folder: &Path) -> Result<Option<String
     Ok(Some(file_sha256(&path)?))
 }
 
-/// Makes an unfinished build of a finished bundle again, if it is one of this very plan and checkpoint: then what is missing or
-/// changed can be built again, and nothing else.
-fn reopen(bundle: &Path, plan: &Plan, inputs: &serde_json::Value, part: Option<Part>) -> Result<()> {
+/// An unfinished build that began with another plan or other inputs.
+fn refuse_other_plan(bundle: &Path, found: &[u8], wanted: &[u8]) -> Result<()> {
+    if found == wanted {
+        return Ok(());
+    }
+    Err(Error::Usage(format!(
+        "{}: holds an unfinished build with other options or of another checkpoint; remove it or repeat those options",
+        bundle.display()
+    )))
+}
+
+/// Makes the folder of an unfinished build, with its plan and `records`. It is whole from the moment in which it has its name.
+fn begin(folder: &OwnedDir, text: &[u8], records: &[(String, Record)]) -> Result<()> {
+    let bundle = folder.create_dir("")?;
+    let at = |e| Error::io(&bundle, e);
+    for _ in 0..SWEEP_TRIES {
+        let made = Temporary::dir(&bundle, "").map_err(at)?;
+        let inside = OwnedDir::new(made.path());
+        let written = records
+            .iter()
+            .try_for_each(|(name, record)| inside.write(format!("{name}.json"), &to_json(record)))
+            .and_then(|()| inside.write(PLAN_FILE, text));
+        let work = folder.path(WORK_DIR)?;
+        match written.map_err(|e| e.source).and_then(|()| made.persist(&work)) {
+            Ok(()) => return Ok(()),
+            // Another part was first.
+            Err(e) if matches!(e.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists) => {
+                return Ok(());
+            }
+            // Another part took it for something that a killed run left.
+            Err(e) if e.kind() == ErrorKind::NotFound => {}
+            Err(e) => return Err(at(e)),
+        }
+    }
+    Err(Error::Usage(format!("{}: another build is using this folder", bundle.display())))
+}
+
+/// Records of a finished bundle, if it is one of this very plan and checkpoint: then what is missing or changed can be built
+/// again, and nothing else.
+fn finished_records(
+    bundle: &Path,
+    plan: &Plan,
+    inputs: &serde_json::Value,
+    part: Option<Part>,
+    plan_sha256: &str,
+) -> Result<Vec<(String, Record)>> {
     let finished = |what: &str| {
         let what = format!(
             "{}: is a finished bundle already{what}; remove it or choose another name",
@@ -453,47 +600,31 @@ fn reopen(bundle: &Path, plan: &Plan, inputs: &serde_json::Value, part: Option<P
     if !ours {
         return finished(", with other options or of another checkpoint");
     }
-    let text = to_json(&serde_json::json!({"inputs": inputs, "plan": plan}));
-    let plan_sha256 = sha256(&text);
-    // Beside its place until it is whole: half of it would lack records.
-    let work =
-        tempfile::Builder::new().prefix(".tmp-").tempdir_in(bundle).map_err(|e| Error::io(bundle, e))?;
-    for s in &chain.shards {
-        let record = Record {
-            plan_sha256: plan_sha256.clone(),
-            bytes: s.bytes,
-            sha256: s.sha256.clone(),
-            min_weight_cosine: s.min_weight_cosine,
-            output_error: s.output_error,
-        };
-        write_atomic(&work.path().join(format!("{}.json", s.name)), &to_json(&record))?;
-    }
-    write_atomic(&work.path().join("plan.json"), &text)?;
-    let place = bundle.join(WORK_DIR);
-    fs::rename(work.keep(), &place).map_err(|e| Error::io(&place, e))
+    let record = |s: &Shard| Record {
+        plan_sha256: plan_sha256.to_string(),
+        bytes: s.bytes,
+        sha256: s.sha256.clone(),
+        min_weight_cosine: s.min_weight_cosine,
+        output_error: s.output_error,
+    };
+    Ok(chain.shards.iter().map(|s| (s.name.clone(), record(s))).collect())
 }
 
-/// Removes what begins like something that was being written.
-fn sweep(dir: &Path) {
-    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        if name.starts_with(".partial-") || name.starts_with(".tmp") {
-            let _ = fs::remove_file(entry.path()).or_else(|_| fs::remove_dir_all(entry.path()));
-        }
-    }
-}
-
-/// The plan that an unfinished build began with, and its hash.
-pub fn begun_plan(path: &Path) -> Result<(Plan, String)> {
+/// The plan that an unfinished build began with.
+fn parse_plan(path: &Path, text: &[u8]) -> Result<Plan> {
     #[derive(Deserialize)]
     struct Begun {
+        #[serde(rename = "anemoe_build")]
+        version: u64,
         plan: Plan,
     }
-    let text = fs::read(path).map_err(|e| Error::io(path, e))?;
-    let begun: Begun =
-        serde_json::from_slice(&text).map_err(|e| Error::invalid(path, format!("plan: {e}")))?;
-    Ok((begun.plan, sha256(&text)))
+    let begun: Begun = serde_json::from_slice(text)
+        .map_err(|e| Error::invalid(path, format!("plan of an unfinished build: {e}")))?;
+    if begun.version != VERSION {
+        let what = format!("plan of an unfinished build: version {} where {VERSION} is read", begun.version);
+        return Err(Error::unsupported(path, what));
+    }
+    Ok(begun.plan)
 }
 
 /// The host's vectors in a chain.

@@ -7,14 +7,16 @@ mod synthetic;
 
 use crate::models::{self, Readings};
 use crate::{Error, Result};
+use anemoe_io::{open_input, read_input};
 use memmap2::Mmap;
 use serde_json::Value;
-use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// Largest `config.json` or `generation_config.json` that is read.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
+/// Largest file beside the weights that is copied into a bundle; Gemma's tokenizer has 32 MB.
+const MAX_SIDE_FILE_BYTES: u64 = 512 << 20;
 
 /// Files beside the weights that belong into a bundle.
 pub const SIDE_FILES: [&str; 3] = ["tokenizer.json", "tokenizer_config.json", "generation_config.json"];
@@ -140,7 +142,9 @@ impl SideFile {
     /// The file cannot be read.
     pub fn read(&self) -> Result<std::borrow::Cow<'_, [u8]>> {
         match self {
-            SideFile::Path(path) => Ok(std::fs::read(path).map_err(|e| Error::io(path, e))?.into()),
+            SideFile::Path(path) => {
+                Ok(read_input(path, MAX_SIDE_FILE_BYTES).map_err(|e| Error::io(path, e))?.into())
+            }
             SideFile::Bytes(bytes) => Ok(bytes.into()),
         }
     }
@@ -171,10 +175,7 @@ pub fn open_safetensors(path: &Path) -> Result<Box<dyn TensorSource>> {
 
 /// Maps a regular file.
 fn map_file(path: &Path) -> Result<Mmap> {
-    let file = File::open(path).map_err(|e| Error::io(path, e))?;
-    if !file.metadata().map_err(|e| Error::io(path, e))?.is_file() {
-        return Err(Error::invalid(path, "file: it is not a regular file"));
-    }
+    let file = open_input(path, u64::MAX).map_err(|e| Error::io(path, e))?;
     // SAFETY: the map is only read. A file that another process shortens meanwhile ends this one with a signal, as for
     // every program that maps its weights.
     #[allow(unsafe_code)]
@@ -183,11 +184,7 @@ fn map_file(path: &Path) -> Result<Mmap> {
 }
 
 fn read_json(path: &Path) -> Result<Value> {
-    let len = std::fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
-    if len > MAX_CONFIG_BYTES {
-        return Err(Error::invalid(path, format!("file: {len} bytes, more than {MAX_CONFIG_BYTES}")));
-    }
-    let text = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+    let text = read_input(path, MAX_CONFIG_BYTES).map_err(|e| Error::io(path, e))?;
     serde_json::from_slice(&text).map_err(|e| Error::invalid(path, format!("JSON: {e}")))
 }
 

@@ -33,14 +33,8 @@ impl Folder {
     pub fn open(folder: &Path) -> Result<Folder> {
         let index_path = folder.join(INDEX);
         let (names, index) = if index_path.exists() {
-            let len = std::fs::metadata(&index_path).map_err(|e| Error::io(&index_path, e))?.len();
-            if len > MAX_INDEX_BYTES {
-                return Err(Error::invalid(
-                    &index_path,
-                    format!("index: {len} bytes, more than {MAX_INDEX_BYTES}"),
-                ));
-            }
-            let text = std::fs::read(&index_path).map_err(|e| Error::io(&index_path, e))?;
+            let text =
+                anemoe_io::read_input(&index_path, MAX_INDEX_BYTES).map_err(|e| Error::io(&index_path, e))?;
             let index: Index = serde_json::from_slice(&text)
                 .map_err(|e| Error::invalid(&index_path, format!("index: {e}")))?;
             let index = index.weight_map.0;

@@ -8,6 +8,7 @@ use crate::Outcome;
 use crate::ui::Ui;
 use anemoe_bundle::CHAIN_FILE;
 use anemoe_bundle::journal::{self, Event, JOURNAL_FILE, Prose};
+use anemoe_convert::build::WORK_DIR;
 use anyhow::bail;
 use entries::Entry;
 use figures::clean;
@@ -97,7 +98,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
 /// The folder is a bundle, or will be one.
 fn expect_bundle(path: &Path) -> anyhow::Result<()> {
     let has = |name: &str| path.join(name).symlink_metadata().is_ok();
-    if has(CHAIN_FILE) || has(JOURNAL_FILE) || has(".build") {
+    if has(CHAIN_FILE) || has(JOURNAL_FILE) || has(WORK_DIR) {
         return Ok(());
     }
     bail!("{}: is no bundle: there is neither {CHAIN_FILE} nor {JOURNAL_FILE}", path.display())

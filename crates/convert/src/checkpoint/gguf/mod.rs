@@ -18,7 +18,6 @@ use memmap2::Mmap;
 use metadata::Metadata;
 use names::Role;
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -32,8 +31,8 @@ pub fn is_gguf(path: &Path) -> bool {
         return true;
     }
     let mut magic = [0; 4];
-    let regular = path.metadata().is_ok_and(|m| m.is_file());
-    regular && File::open(path).is_ok_and(|mut f| f.read_exact(&mut magic).is_ok()) && magic == *header::MAGIC
+    let opened = anemoe_io::open_input(path, u64::MAX);
+    opened.is_ok_and(|mut f| f.read_exact(&mut magic).is_ok()) && magic == *header::MAGIC
 }
 
 /// Opens a file.

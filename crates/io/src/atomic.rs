@@ -1,5 +1,6 @@
 //! Files that are either whole or absent.
 
+use crate::Temporary;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek};
 use std::path::Path;
@@ -65,18 +66,14 @@ fn replace(
         // To rename over it nobody needs to be allowed to write it.
         OpenOptions::new().write(true).open(path)?;
     }
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".tmp-");
-    // A temporary file is private by default; this one becomes an ordinary file, and the process' mask applies.
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    let mut file = builder.tempfile_in(dir)?;
-    write(file.as_file_mut())?;
+    let (temporary, mut file) = Temporary::file(dir)?;
+    write(&mut file)?;
     if let Some(found) = found {
-        file.as_file().set_permissions(found.permissions())?;
+        file.set_permissions(found.permissions())?;
     }
-    file.as_file().sync_all()?;
-    file.persist(path).map_err(|e| e.error)?;
+    file.sync_all()?;
+    drop(file);
+    temporary.persist(path)?;
     sync_dir(dir)
 }
 

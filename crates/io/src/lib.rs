@@ -1,0 +1,24 @@
+//! File access of the whole product: how a file is opened, written, replaced and removed.
+//!
+//! ```text
+//! input    open_input, read_input, read_text     regular files only, at most a stated number of bytes
+//! atomic   write_atomic                          a file is whole or absent
+//! output   Output                                nothing is overwritten unless asked for, an input never
+//! owned    OwnedDir                              writes and deletions in a folder of ours, never through a link
+//! scratch  Scratch, Temporary                    what is temporary goes at the end, after Ctrl-C too
+//! ```
+//!
+//! Tests are beside the code; they take less than a second.
+#![deny(unsafe_code)]
+
+mod atomic;
+mod input;
+mod output;
+mod owned;
+mod scratch;
+
+pub use atomic::{sync_dir, write_atomic};
+pub use input::{open_input, read_input, read_text};
+pub use output::Output;
+pub use owned::{OwnedDir, PathError};
+pub use scratch::{Scratch, TEMPORARY, Temporary, remove_all_temporary};
