@@ -76,17 +76,36 @@ pub fn sampled_sha256(path: &Path) -> Result<String> {
     Ok(hex(hasher.finalize()))
 }
 
-/// SHA-256 over every file of a directory: for each, in order of its relative path, the path, a zero byte, the file's
+/// Name of a file that macOS leaves in every folder that somebody looked at; it belongs to no package.
+const DS_STORE: &str = ".DS_Store";
+
+/// Files of a package, sorted by path.
+///
+/// # Errors
+/// A folder cannot be read.
+pub fn package_files(dir: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    walk(dir, &mut files)?;
+    files.sort();
+    Ok(files)
+}
+
+/// Bytes of all files of a package.
+///
+/// # Errors
+/// A file or folder cannot be looked at.
+pub fn package_bytes(dir: &Path) -> Result<u64> {
+    package_files(dir)?.iter().map(|file| Ok(file.metadata().map_err(|e| Error::io(file, e))?.len())).sum()
+}
+
+/// SHA-256 over every file of a package: for each, in order of its relative path, the path, a zero byte, the file's
 /// length as 8 little-endian bytes and its contents. In hexadecimal.
 ///
 /// # Errors
 /// A file cannot be read.
 pub fn package_sha256(dir: &Path) -> Result<String> {
-    let mut files = Vec::new();
-    walk(dir, &mut files)?;
-    files.sort();
     let mut hasher = Sha256::new();
-    for file in files {
+    for file in package_files(dir)? {
         let relative = file.strip_prefix(dir).unwrap_or(&file);
         let name: Vec<String> = relative.iter().map(|c| c.to_string_lossy().into_owned()).collect();
         hasher.update(name.join("/").as_bytes());
@@ -104,7 +123,7 @@ fn walk(dir: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
         // The entry's own type: a link is hashed as the file it names, never walked as a directory.
         if entry.file_type().map_err(|e| Error::io(entry.path(), e))?.is_dir() {
             walk(&entry.path(), files)?;
-        } else {
+        } else if entry.file_name() != DS_STORE {
             files.push(entry.path());
         }
     }

@@ -19,7 +19,9 @@ mod atomic;
 mod chain;
 pub mod journal;
 
-pub use atomic::{file_sha256, package_sha256, sampled_sha256, sha256, write_atomic};
+pub use atomic::{
+    file_sha256, package_bytes, package_files, package_sha256, sampled_sha256, sha256, write_atomic,
+};
 pub use chain::{
     AutoChoice, Cache, Chain, Embedding, FORMAT, GateResult, Gates, HostInput, InputBinding, ModelInfo,
     OutputBinding, Rope, RowRange, Run, Shard, ShardFunction, ShardKind, Step, Storage, TensorChoice,

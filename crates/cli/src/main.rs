@@ -1,5 +1,6 @@
 //! The `anemoe` binary: one file per sub-command.
 
+mod bundle;
 mod commands;
 mod environment;
 mod fail;

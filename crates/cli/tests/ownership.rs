@@ -225,7 +225,17 @@ fn an_interrupted_command_leaves_no_temporary_folder() {
     let commands: [&[&str]; 3] = [
         &["quickstart", "--model", models.to_str().unwrap()],
         &["trace", bundle, "--golden", golden, "--swap", "--checkpoint", checkpoint, "--no-journal"],
-        &["validate", bundle, "--golden", golden, "--probes", "9", "--checkpoint", checkpoint, "--no-journal"],
+        &[
+            "validate",
+            bundle,
+            "--golden",
+            golden,
+            "--probes",
+            "9",
+            "--checkpoint",
+            checkpoint,
+            "--no-journal",
+        ],
     ];
     for args in commands {
         let temporary = tempfile::tempdir().unwrap();

@@ -1,32 +1,185 @@
-//! Whether a bundle still holds the bytes that its contract names.
+//! Verifies that a bundle holds the bytes that its contract names, and that its chain runs.
+//!
+//! Sizes are compared always. Hashes are computed once per content and machine: the hash of a file is remembered under its
+//! device, inode, length and times, all of which change when its content does.
 
-use anemoe_bundle::{Chain, Error, file_sha256, package_sha256};
+use anemoe_bundle::{Chain, Error, file_sha256, package_bytes, package_files, package_sha256, sha256};
+use anemoe_io::{OwnedDir, read_input};
+use anemoe_runtime::cpu::CpuBackend;
+use anemoe_runtime::engine::{Engine, Want};
 use rayon::prelude::*;
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
 
-/// Hashes every package, the embedding and the host's vectors; `done` is called after each package.
+/// File of remembered hashes, one line `FINGERPRINT SHA256` each, the newest last.
+const FILE: &str = "verified.txt";
+/// Largest such file that is read; 130 bytes a line.
+const MAX_BYTES: u64 = 4 << 20;
+/// Lines that are kept.
+const MAX_LINES: usize = 16_384;
+/// A file that was changed less than this ago may change again without another time stamp: its hash is not remembered.
+const SETTLED: Duration = Duration::from_secs(2);
+
+/// How contents are verified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hashes {
+    /// By hash, unless this machine has verified this very file before.
+    Remembered,
+    /// By size alone.
+    Skipped,
+}
+
+/// Compares the sizes of all packages and of the embedding with the contract, then their hashes and that of the host's
+/// vectors; `done` is called after each package.
 ///
 /// # Errors
-/// A file is missing, or its bytes are others; the error says which.
-pub fn verify(bundle: &Path, chain: &Chain, done: impl Fn() + Sync) -> Result<(), Error> {
-    let differs = |file: &str, found: &str, wanted: &str| {
-        let path = bundle.join(file);
-        let what = format!("bytes: SHA-256 {found} where chain.json says {wanted}");
+/// A file is missing, or its size or content is another one; the error says which.
+pub fn verify(bundle: &Path, chain: &Chain, hashes: Hashes, done: impl Fn() + Sync) -> Result<(), Error> {
+    let sized = |path: &Path, found: u64, wanted: u64| {
+        let what = format!("size: {found} bytes where chain.json says {wanted}");
         if found == wanted { Ok(()) } else { Err(Error::invalid(path, what)) }
     };
-    let mut files = vec![(&chain.embedding.file, &chain.embedding.sha256)];
-    files.extend(chain.vectors.as_ref().map(|v| (&v.file, &v.sha256)));
-    for (file, wanted) in files {
-        differs(file, &file_sha256(&bundle.join(file))?, wanted)?;
+    let embedding = bundle.join(&chain.embedding.file);
+    let found = embedding.metadata().map_err(|e| Error::io(&embedding, e))?.len();
+    if let Some((elements, values, offsets)) =
+        chain.embedding.storage.layout(chain.embedding.rows, chain.embedding.cols)
+    {
+        sized(&embedding, found, elements + values + offsets)?;
     }
-    chain.shards.par_iter().try_for_each(|s| {
-        let path = bundle.join(&s.file);
+    for shard in &chain.shards {
+        let path = bundle.join(&shard.file);
         if !path.is_dir() {
             let gone = std::io::Error::new(std::io::ErrorKind::NotFound, "no such package");
             return Err(Error::io(path, gone));
         }
-        differs(&s.file, &package_sha256(&path)?, &s.sha256)?;
+        sized(&path, package_bytes(&path)?, shard.bytes)?;
+    }
+    if hashes == Hashes::Skipped {
+        return Ok(());
+    }
+    let remembered = Remembered::open();
+    let hashed = |file: &str, wanted: &str, is_package: bool| {
+        let path = bundle.join(file);
+        let print = fingerprint(&path, is_package)?;
+        if let Some((print, _)) = &print
+            && remembered.get(print).is_some_and(|known| known == wanted)
+        {
+            return Ok(None);
+        }
+        let found = if is_package { package_sha256(&path)? } else { file_sha256(&path)? };
+        if found != wanted {
+            let what = format!("bytes: SHA-256 {found} where chain.json says {wanted}");
+            return Err(Error::invalid(path, what));
+        }
+        Ok(print.filter(|(_, settled)| *settled).map(|(print, _)| (print, found)))
+    };
+    let new = Mutex::new(Vec::new());
+    let keep = |entry: Option<(String, String)>| {
+        new.lock().unwrap_or_else(PoisonError::into_inner).extend(entry);
+    };
+    keep(hashed(&chain.embedding.file, &chain.embedding.sha256, false)?);
+    if let Some(vectors) = &chain.vectors {
+        keep(hashed(&vectors.file, &vectors.sha256, false)?);
+    }
+    chain.shards.par_iter().try_for_each(|s| {
+        keep(hashed(&s.file, &s.sha256, true)?);
         done();
-        Ok(())
-    })
+        Ok::<(), Error>(())
+    })?;
+    remembered.add(new.into_inner().unwrap_or_else(PoisonError::into_inner));
+    Ok(())
+}
+
+/// Runs one call of each token count of the chain, from embedding to logits: a contract can agree with its files and still
+/// contradict the shapes of its packages.
+///
+/// # Errors
+/// A package is invalid or does not fit the chain.
+pub fn run_once(bundle: &Path) -> anemoe_runtime::Result<()> {
+    let mut engine = Engine::open(bundle, &CpuBackend::default())?;
+    engine.set_frugal(true);
+    let context = engine.chain().model.max_context;
+    let mut counts: Vec<usize> = engine.chain().tokens.iter().map(|t| t.max.min(context)).collect();
+    counts.push(1);
+    counts.sort_unstable();
+    counts.dedup();
+    for tokens in counts {
+        engine.reset();
+        engine.forward(&vec![0; tokens], Want::Last, None)?;
+    }
+    Ok(())
+}
+
+/// Identifies the content of a file or package without reading it, and tells whether the last change is long enough ago for
+/// another one to show. None where the system gives no inodes.
+fn fingerprint(path: &Path, is_package: bool) -> Result<Option<(String, bool)>, Error> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let files = if is_package { package_files(path)? } else { vec![path.to_path_buf()] };
+        let mut text = String::new();
+        let mut newest = 0;
+        for file in files {
+            let m = file.metadata().map_err(|e| Error::io(&file, e))?;
+            let name = file.strip_prefix(path).unwrap_or(Path::new("")).to_string_lossy().into_owned();
+            let times = [m.mtime(), m.mtime_nsec(), m.ctime(), m.ctime_nsec()];
+            text += &format!("{name:?} {} {} {} {times:?}\n", m.dev(), m.ino(), m.len());
+            newest = newest.max(m.ctime()).max(m.mtime());
+        }
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let settled = u64::try_from(newest).is_ok_and(|at| Duration::from_secs(at) + SETTLED < now);
+        Ok(Some((sha256(text.as_bytes()), settled)))
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = (path, is_package);
+        Ok(None)
+    }
+}
+
+/// Hashes that this machine has computed before. It is a shortcut: what cannot be read or written is computed again.
+struct Remembered {
+    folder: Option<OwnedDir>,
+    lines: Vec<(String, String)>,
+    index: BTreeMap<String, usize>,
+}
+
+impl Remembered {
+    fn open() -> Remembered {
+        let folder = cache_folder().map(|path| OwnedDir::new(&path));
+        let text = folder.as_ref().and_then(|f| read_input(&f.path(FILE).ok()?, MAX_BYTES).ok());
+        let text = String::from_utf8(text.unwrap_or_default()).unwrap_or_default();
+        let is_hash = |s: &&str| s.len() == 64 && s.bytes().all(|b| b.is_ascii_hexdigit());
+        let line = |l: &str| {
+            let (print, hash) = l.split_once(' ')?;
+            (is_hash(&print) && is_hash(&hash)).then(|| (print.to_string(), hash.to_string()))
+        };
+        let lines: Vec<(String, String)> = text.lines().filter_map(line).collect();
+        let index = lines.iter().enumerate().map(|(i, (print, _))| (print.clone(), i)).collect();
+        Remembered { folder, lines, index }
+    }
+
+    fn get(&self, print: &str) -> Option<&str> {
+        self.index.get(print).map(|&i| self.lines[i].1.as_str())
+    }
+
+    fn add(mut self, new: Vec<(String, String)>) {
+        let Some(folder) = self.folder.filter(|_| !new.is_empty()) else { return };
+        self.lines.extend(new);
+        let first = self.lines.len().saturating_sub(MAX_LINES);
+        let text: String = self.lines[first..].iter().map(|(p, h)| format!("{p} {h}\n")).collect();
+        let _ = folder.create_dir("").and_then(|_| folder.write(FILE, text.as_bytes()));
+    }
+}
+
+/// The user's folder for what can be computed again.
+fn cache_folder() -> Option<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    let base = set("XDG_CACHE_HOME").or_else(|| {
+        let below = if cfg!(target_os = "macos") { "Library/Caches" } else { ".cache" };
+        Some(set("HOME")?.join(below))
+    });
+    Some(base?.join("anemoe"))
 }

@@ -17,14 +17,7 @@ impl Tokenizer {
     /// # Errors
     /// The file cannot be read or is not a tokenizer.
     pub fn open(path: &Path) -> Result<Tokenizer> {
-        let len = std::fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
-        if len > MAX_TOKENIZER_BYTES {
-            return Err(Error::invalid(
-                path,
-                format!("tokenizer: {len} bytes, more than {MAX_TOKENIZER_BYTES}"),
-            ));
-        }
-        let text = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+        let text = anemoe_io::read_input(path, MAX_TOKENIZER_BYTES).map_err(|e| Error::io(path, e))?;
         Tokenizer::from_bytes(&text, path)
     }
 

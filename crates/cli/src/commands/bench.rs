@@ -3,6 +3,7 @@
 use super::executor::Executor;
 use super::generate::at_least_one;
 use crate::Outcome;
+use crate::bundle::Verify;
 use crate::files::Overwrite;
 use crate::journal::{JournalArgs, Recorder, facts};
 use crate::ui::{Table, Ui};
@@ -71,6 +72,8 @@ pub struct Args {
     csv: Option<PathBuf>,
     #[command(flatten)]
     overwrite: Overwrite,
+    #[command(flatten)]
+    verify: Verify,
     /// Show the figures beside those of an earlier run, from --save.
     #[arg(long, value_name = "F.json")]
     against: Option<PathBuf>,
@@ -251,6 +254,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let backend = anemoe_runtime::cpu::CpuBackend {
         options: anemoe_runtime::cpu::Options { profile: args.ops, ..backend.options },
     };
+    args.verify.open(&args.bundle, ui)?;
     let recorder = Recorder::new(&args.journal, "bench");
     let pool = Pool::global();
     let read_gb_s = anemoe_kernels::read_bandwidth(pool, MEMORY, PASSES);

@@ -1,9 +1,10 @@
 //! `anemoe check`
 
 use crate::Outcome;
+use crate::bundle::Verify;
 use crate::journal::{JournalArgs, Recorder, facts};
 use crate::ui::{self, Table, Ui};
-use anemoe_bundle::{CHAIN_FILE, Chain};
+use anemoe_bundle::CHAIN_FILE;
 use anemoe_gates::integrity;
 use anemoe_gates::residency::device::{self, Comparison, PlanReport};
 use anemoe_gates::residency::outcomes::{self, Score};
@@ -54,6 +55,8 @@ pub struct Args {
     #[arg(long, value_name = "F.tsv", conflicts_with = "path")]
     outcomes: Option<PathBuf>,
     #[command(flatten)]
+    verify: Verify,
+    #[command(flatten)]
     journal: JournalArgs,
 }
 
@@ -99,7 +102,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let options = Options { conditions, strict: args.strict, list_ops: args.ops || plan.is_some() };
     let path = args.path.unwrap_or_default();
     let recorder = Recorder::new(&args.journal, "check");
-    let mut report = check(&path, &options, ui)?;
+    let mut report = check(&path, &options, args.verify, ui)?;
     if let Some(plan) = &plan {
         device::compare(&mut report, plan);
         if !args.ops {
@@ -117,19 +120,17 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(if report.pass { Outcome::Done } else { Outcome::GateFailed })
 }
 
-fn check(path: &Path, options: &Options, ui: &Ui) -> anyhow::Result<Report> {
+fn check(path: &Path, options: &Options, verify: Verify, ui: &Ui) -> anyhow::Result<Report> {
     if path.extension().is_some_and(|e| e == "mlpackage") {
         return Ok(residency::package(path, options)?);
     }
     anyhow::ensure!(
-        path.join(CHAIN_FILE).is_file(),
+        path.join(CHAIN_FILE).symlink_metadata().is_ok(),
         "{}: neither a .mlpackage nor a bundle: no {CHAIN_FILE} in it",
         path.display()
     );
-    let chain = Chain::read(path)?;
-    let bar = ui.bar(chain.shards.len() as u64, "hashes");
-    integrity::verify(path, &chain, || bar.inc(1))?;
-    bar.finish_and_clear();
+    let chain = verify.open(path, ui)?;
+    integrity::run_once(path)?;
     let bar = ui.bar(chain.shards.len() as u64, "check");
     let report = residency::bundle(path, &chain, options, || bar.inc(1))?;
     bar.finish_and_clear();

@@ -2,6 +2,7 @@
 
 use super::executor::Executor;
 use crate::Outcome;
+use crate::bundle::Verify;
 use crate::ui::Ui;
 use anemoe_runtime::engine::Engine;
 use anemoe_runtime::generate::{GenerateOptions, Generated, Stop, generate};
@@ -42,6 +43,8 @@ pub struct Args {
     prefill_chunk: Option<usize>,
     #[command(flatten)]
     executor: Executor,
+    #[command(flatten)]
+    verify: Verify,
 }
 
 /// A prompt as text or as ids.
@@ -80,8 +83,9 @@ pub fn at_least_one(text: &str) -> Result<usize, String> {
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    let started = Instant::now();
     let backend = args.executor.backend()?;
+    args.verify.open(&args.bundle, ui)?;
+    let started = Instant::now();
     let mut engine = Engine::open(&args.bundle, &backend)?;
     let tokenizer_file = args.bundle.join("tokenizer.json");
     let prompt =

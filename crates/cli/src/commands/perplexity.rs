@@ -4,6 +4,7 @@ use super::checkpoint::Reading;
 use super::executor::PrecisionArg;
 use super::text::TextArgs;
 use crate::Outcome;
+use crate::bundle::Verify;
 use crate::ui::Ui;
 use anemoe_bundle::CHAIN_FILE;
 use anemoe_gates::text::{bundle_likelihood, checkpoint_likelihood};
@@ -28,6 +29,8 @@ pub struct Args {
     /// Of a bundle: fp32 computes in f32 on the stored weights; fp16 rounds every result, as the device does.
     #[arg(long, value_enum, default_value = "fp32")]
     precision: PrecisionArg,
+    #[command(flatten)]
+    verify: Verify,
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
@@ -37,6 +40,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         anyhow::bail!("--zaya-skip: a bundle is read as it was built");
     }
     let (windows, likelihood, seconds) = if bundle {
+        args.verify.open(path, ui)?;
         let mut engine = Engine::open(path, &CpuBackend::with(args.precision.into()))?;
         let tokenizer = Tokenizer::open(&path.join("tokenizer.json"))?;
         let windows = args.text.windows(&tokenizer, engine.chain().model.bos_token_id)?;

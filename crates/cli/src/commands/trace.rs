@@ -3,12 +3,11 @@
 use super::executor::PrecisionArg;
 use super::source::{Origin, Source};
 use crate::Outcome;
+use crate::bundle::Verify;
 use crate::files;
 use crate::journal::{JournalArgs, Recorder, facts};
 use crate::ui::{Table, Ui};
-use anemoe_bundle::Chain;
 use anemoe_bundle::journal::status;
-use anemoe_gates::integrity;
 use anemoe_gates::reference::Golden;
 use anemoe_gates::swap::{self, Swap, SwapReport, Unit};
 use anemoe_gates::trace::{self, Fidelity, Trace};
@@ -39,6 +38,8 @@ pub struct Args {
     #[command(flatten)]
     source: Source,
     #[command(flatten)]
+    verify: Verify,
+    #[command(flatten)]
     journal: JournalArgs,
 }
 
@@ -52,7 +53,7 @@ enum UnitArg {
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let golden = Golden::read(&args.golden)?;
     let recorder = Recorder::new(&args.journal, "trace");
-    integrity::verify(&args.bundle, &Chain::read(&args.bundle)?, || ())?;
+    args.verify.open(&args.bundle, ui)?;
     let found = trace::trace(&args.bundle, &golden, args.precision.into())?;
     let swaps = args.swap.map(|unit| swaps(&args, unit, &golden, ui)).transpose()?;
     let mut facts = facts::trace(&found, &args.golden);

@@ -2,14 +2,13 @@
 
 use super::source::{Origin, Source};
 use crate::Outcome;
+use crate::bundle::Verify;
 use crate::files;
 use crate::journal::{JournalArgs, Recorder, facts};
 use crate::ui::{Table, Ui};
-use anemoe_bundle::Chain;
 use anemoe_convert::plan::PlannedShard;
 use anemoe_gates::fast::{self, FastGate};
 use anemoe_gates::golden::{self, Agreement, Gate};
-use anemoe_gates::integrity;
 use anemoe_gates::probe::{self, Inputs, ProbeReport, Site};
 use anemoe_gates::reference::Golden;
 use anyhow::Context;
@@ -51,6 +50,8 @@ pub struct Args {
     #[command(flatten)]
     source: Source,
     #[command(flatten)]
+    verify: Verify,
+    #[command(flatten)]
     journal: JournalArgs,
 }
 
@@ -62,9 +63,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     );
     let reference = Golden::read(&args.golden)?;
     let recorder = Recorder::new(&args.journal, "validate");
-    let chain = Chain::read(&args.bundle)?;
+    let chain = args.verify.open(&args.bundle, ui)?;
     golden::fits(&reference, &chain).map_err(|what| anemoe_convert::Error::invalid(&args.golden, what))?;
-    integrity::verify(&args.bundle, &chain, || ())?;
     let gate = golden::gate(&args.bundle, &reference, args.min_cosine)?;
     let probes = args.probes.map(|count| probe(&args, count, &reference, ui)).transpose()?;
     let fast = args.fast.then(|| {

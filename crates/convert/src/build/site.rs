@@ -8,7 +8,8 @@ use crate::plan::{MatrixPlan, Plan, PlannedShard};
 use crate::{Error, Result};
 use anemoe_bundle::journal::JOURNAL_FILE;
 use anemoe_bundle::{
-    CHAIN_FILE, Chain, GateResult, Gates, SHARDS_DIR, Shard, Vectors, file_sha256, package_sha256, sha256,
+    CHAIN_FILE, Chain, GateResult, Gates, SHARDS_DIR, Shard, Vectors, file_sha256, package_bytes,
+    package_sha256, sha256,
 };
 use anemoe_io::{OwnedDir, TEMPORARY, Temporary, read_input};
 use anemoe_npz::Array;
@@ -374,7 +375,7 @@ impl Site {
         let path = self.bundle.join(shard.package_file());
         let record = Record {
             plan_sha256: self.plan_sha256.clone(),
-            bytes: directory_bytes(&path)?,
+            bytes: package_bytes(&path)?,
             sha256: package_sha256(&path)?,
             min_weight_cosine: quality.min_cosine,
             output_error: quality.all.output_error(),
@@ -635,14 +636,4 @@ pub fn vectors(sha256: String) -> Vectors {
 fn to_json<T: Serialize>(value: &T) -> Vec<u8> {
     // Plans and records hold only what JSON can: no maps with other keys than strings, no non-finite numbers.
     serde_json::to_vec_pretty(value).expect("plans and records are representable in JSON")
-}
-
-fn directory_bytes(dir: &Path) -> Result<u64> {
-    let mut bytes = 0;
-    for entry in fs::read_dir(dir).map_err(|e| Error::io(dir, e))? {
-        let entry = entry.map_err(|e| Error::io(dir, e))?;
-        let meta = entry.metadata().map_err(|e| Error::io(entry.path(), e))?;
-        bytes += if meta.is_dir() { directory_bytes(&entry.path())? } else { meta.len() };
-    }
-    Ok(bytes)
 }

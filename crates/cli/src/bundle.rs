@@ -1,0 +1,31 @@
+//! Opens the bundles that commands run or judge.
+
+use crate::ui::Ui;
+use anemoe_bundle::Chain;
+use anemoe_gates::integrity::{self, Hashes};
+use std::path::Path;
+
+/// How a bundle is verified before it is used.
+#[derive(clap::Args, Clone, Copy, Debug, Default)]
+pub struct Verify {
+    /// Do not compare the hashes of the bundle's files with chain.json; their sizes still are. Without this they are hashed
+    /// once on each machine, and again after a change.
+    #[arg(long)]
+    pub no_verify: bool,
+}
+
+impl Verify {
+    /// Reads the contract of a bundle and verifies its files.
+    ///
+    /// # Errors
+    /// There is no bundle, its contract is invalid, or a file is missing or another one.
+    pub fn open(self, bundle: &Path, ui: &Ui) -> anyhow::Result<Chain> {
+        let chain = Chain::read(bundle)?;
+        let hashes = if self.no_verify { Hashes::Skipped } else { Hashes::Remembered };
+        let bar = ui.bar(chain.shards.len() as u64, "hashes");
+        let verified = integrity::verify(bundle, &chain, hashes, || bar.inc(1));
+        bar.finish_and_clear();
+        verified?;
+        Ok(chain)
+    }
+}
