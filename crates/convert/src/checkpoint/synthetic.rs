@@ -28,7 +28,7 @@ pub(super) fn open(spec: &str, name: &str) -> Result<Checkpoint> {
     }
     let (mut config, limit, prefix): (_, fn(&mut serde_json::Value, usize), _) = match model {
         "gemma4-26b-a4b" => (gemma4::published_config(), gemma4::limit_layers, gemma4::PREFIXES[0]),
-        "zaya1-8b" => (zaya::published_config(), zaya::limit_layers, zaya::PREFIXES[0]),
+        ZAYA => (zaya::published_config(), zaya::limit_layers, zaya::PREFIXES[0]),
         _ => {
             return Err(Error::Usage(format!(
                 "{spec}: no synthetic model `{model}`; there are gemma4-26b-a4b and zaya1-8b"
@@ -39,7 +39,7 @@ pub(super) fn open(spec: &str, name: &str) -> Result<Checkpoint> {
         limit(&mut config, layers);
     }
     let table = match model {
-        "zaya1-8b" => zaya::tensor_table(&zaya::ZayaConfig::parse(&config, &path)?),
+        ZAYA => zaya::tensor_table(&zaya::ZayaConfig::parse(&config, &path)?),
         _ => gemma4::tensor_table(&gemma4::Gemma4Config::parse(&config, &path)?),
     };
     let mut tensors: Vec<TensorInfo> = table
@@ -53,13 +53,17 @@ pub(super) fn open(spec: &str, name: &str) -> Result<Checkpoint> {
         })
         .collect();
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
-    let source = Box::new(Synthetic { path: path.clone(), seed, tensors });
+    let source = Box::new(Synthetic { path: path.clone(), model: model.to_string(), seed, tensors });
     let readings = Readings::default();
     Ok(Checkpoint { name: spec.to_string(), path, config, generation_config: None, source, readings })
 }
 
+/// Name of the synthetic ZAYA.
+const ZAYA: &str = "zaya1-8b";
+
 struct Synthetic {
     path: PathBuf,
+    model: String,
     seed: u64,
     tensors: Vec<TensorInfo>,
 }
@@ -106,13 +110,15 @@ impl TensorSource for Synthetic {
             return Err(Error::invalid(&self.path, format!("use: elements {range:?} of tensor `{name}`")));
         }
         let base = hash(name, self.seed);
+        let (spread, pairs) = shaping(&self.model, name);
         let value = |i: u64| mix(base.wrapping_add(i.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
         if info.shape.len() < 2 {
             let mean = if name.contains("bias") { 0.0 } else { 1.0 };
             for (i, o) in (range.start..).zip(out.iter_mut()) {
+                let (i_paired, sign) = pairs.apply(i, 1);
                 // The class behind the last expert starts training at -1.
                 let skip = name.ends_with("balancing_biases") && i + 1 == info.elements();
-                *o = if skip { -1.0 } else { mean + 0.05 * normal(value(i)) };
+                *o = if skip { -1.0 } else { mean + sign * spread.bias * normal(value(i_paired)) };
             }
             return Ok(());
         }
@@ -123,11 +129,68 @@ impl TensorSource for Synthetic {
         };
         let scale = 1.0 / (inputs as f32).sqrt();
         for (i, o) in (range.start..).zip(out.iter_mut()) {
+            let (i, sign) = pairs.apply(i, inputs);
             let bits = value(i);
             let outlier = bits.wrapping_mul(0xd6e8_feb8_6659_fd93) >> 54 == 0;
-            *o = normal(bits) * if outlier { 10.0 * scale } else { scale };
+            *o = sign * spread.weight * normal(bits) * if outlier { 10.0 * scale } else { scale };
         }
         Ok(())
+    }
+}
+
+/// Factors on the deviations of a tensor.
+struct Spread {
+    /// On 1/sqrt(inputs), of a matrix.
+    weight: f32,
+    /// Deviation of a vector.
+    bias: f32,
+}
+
+/// Rows and columns that come in pairs `w, -w`.
+#[derive(Default)]
+struct Pairs {
+    rows: bool,
+    columns: bool,
+}
+
+impl Pairs {
+    /// The element whose value element `i` takes, and the sign with which it does. A vector has one column.
+    fn apply(&self, i: u64, columns: u64) -> (u64, f32) {
+        let (row, column) = (i / columns, i % columns);
+        let (odd_row, odd_column) = (self.rows && row % 2 == 1, self.columns && column % 2 == 1);
+        let at = (row - u64::from(odd_row)) * columns + column - u64::from(odd_column);
+        (at, if odd_row == odd_column { 1.0 } else { -1.0 })
+    }
+}
+
+/// Shapes the values of a tensor so that tokens are spread over the experts, as trained routers spread them.
+///
+/// Plain random weights send all tokens of ZAYA to the same experts, for two reasons. The residual stream starts with
+/// embeddings of deviation 0.02, and attention adds much larger means over all tokens: its outputs, those of the experts and
+/// the biases of the stream are made as small as the embeddings or smaller. And the activations of the router's MLP have positive means:
+/// with hidden units in pairs, gelu(a) - gelu(-a) = a, logits depend on the token alone.
+fn shaping(model: &str, name: &str) -> (Spread, Pairs) {
+    let plain = (Spread { weight: 1.0, bias: 0.05 }, Pairs::default());
+    if model != ZAYA {
+        return plain;
+    }
+    let is = |suffix: &str| name.ends_with(suffix);
+    if is("hidden_states_bias") || is("residual_bias") {
+        (Spread { bias: 0.001, ..plain.0 }, plain.1)
+    } else if is("self_attn.o_proj.weight") {
+        (Spread { weight: 1.0 / 256.0, ..plain.0 }, plain.1)
+    } else if is("mlp.experts.down_proj") {
+        (Spread { weight: 1.0 / 32.0, ..plain.0 }, plain.1)
+    } else if is("balancing_biases") {
+        (Spread { bias: 0.005, ..plain.0 }, plain.1)
+    } else if is("router_mlp.fc1.weight") || is("router_mlp.fc1.bias") || is("router_mlp.fc2.bias") {
+        (plain.0, Pairs { rows: true, columns: false })
+    } else if is("router_mlp.fc2.weight") {
+        (plain.0, Pairs { rows: true, columns: true })
+    } else if is("router_mlp.out_proj.weight") {
+        (plain.0, Pairs { rows: false, columns: true })
+    } else {
+        plain
     }
 }
 
@@ -152,6 +215,26 @@ mod tests {
         assert!((0.9..1.4).contains(&variance), "{variance}");
         let outliers = whole.iter().filter(|v| v.abs() * 2816f32.sqrt() > 4.0).count();
         assert!((1..30).contains(&outliers), "{outliers}");
+    }
+
+    #[test]
+    fn hidden_units_of_zayas_router_come_in_pairs_that_cancel() {
+        let c = Checkpoint::open("synthetic:zaya1-8b?layers=2").unwrap();
+        let read = |name: &str, range: Range<u64>| {
+            let mut values = vec![0f32; (range.end - range.start) as usize];
+            c.source.read(&format!("model.layers.1.mlp.gate.router_mlp.{name}"), range, &mut values).unwrap();
+            values
+        };
+        let negated = |v: &[f32]| v.iter().map(|v| -v).collect::<Vec<_>>();
+        let fc1 = read("fc1.weight", 0..512);
+        assert_eq!(fc1[256..], negated(&fc1[..256]));
+        let bias = read("fc1.bias", 0..256);
+        assert!(bias.chunks(2).all(|pair| pair[0] == -pair[1]));
+        let (fc2, out) = (read("fc2.weight", 512..1024), read("out_proj.weight", 256..512));
+        assert!(fc2.chunks(2).chain(out.chunks(2)).all(|pair| pair[0] == -pair[1]));
+        assert_eq!(fc2[256..], negated(&fc2[..256]));
+        // Any piece has the same values.
+        assert_eq!(read("fc2.weight", 700..703), fc2[188..191]);
     }
 
     #[test]
