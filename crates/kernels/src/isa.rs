@@ -85,12 +85,13 @@ impl Isa {
         }
     }
 
-    /// The one that is [asked for](Isa::asked_for), or the widest that this processor has.
+    /// The one that is [asked for](Isa::asked_for), or the widest that this processor has; [`Isa::Amx`], which no processor
+    /// has timed yet, only where it is asked for.
     pub fn best() -> Isa {
         static BEST: OnceLock<Isa> = OnceLock::new();
         *BEST.get_or_init(|| match Isa::asked_for() {
             Ok(Some(isa)) => isa,
-            _ => Isa::available().next_back().unwrap_or(Isa::Scalar),
+            _ => ALL.into_iter().rfind(|isa| *isa != Isa::Amx && isa.is_available()).unwrap_or(Isa::Scalar),
         })
     }
 }
