@@ -1,5 +1,5 @@
 //! Attention of one token over fp16 caches that lie one behind the other in memory, in turn with plain reading of the same
-//! memory: `cargo run --release -p anemoe-kernels --example attention -- heads=8 kv_heads=2 head_dim=128 slots=4096 layers=40 fast=1`.
+//! memory: `cargo run --release -p anemoe-kernels --example attention -- heads=8 kv_heads=2 head_dim=128 slots=4096 layers=40`.
 //! All are optional.
 
 mod common;
@@ -12,7 +12,7 @@ fn main() {
     let (heads, kv_heads, head_dim) = (number("heads", 8), number("kv_heads", 2), number("head_dim", 128));
     let (slots, layers, rounds) = (number("slots", 4096), number("layers", 40), number("rounds", 40).max(1));
     let pool = Pool::global();
-    let shape = AttentionShape { heads, kv_heads, tokens: 1, head_dim, slots, fast: number("fast", 0) != 0 };
+    let shape = AttentionShape { heads, kv_heads, tokens: 1, head_dim, slots };
     let cache = kv_heads * slots * head_dim;
     let mut halves = Halves::zeros(layers * 2 * cache);
     pool.pieces(&mut halves, 1 << 18, &|i, piece| {

@@ -4,7 +4,6 @@
 //! largest score so far, what was added before is scaled to it, and what the chunks give is put together in their order: a
 //! token's result depends neither on the other tokens nor on the number of threads.
 
-mod half_products;
 #[cfg(test)]
 mod tests;
 
@@ -71,9 +70,6 @@ pub struct AttentionShape {
     pub head_dim: usize,
     /// Slots.
     pub slots: usize,
-    /// Keys and values of fp16 may be multiplied in fp16, where the processor does that: faster, but queries and weights are
-    /// rounded to 11 bits of precision and a few products each are added with as many. Else it changes nothing.
-    pub fast: bool,
 }
 
 /// What is added to the scores: `[tokens, slots]` with slots together.
@@ -234,8 +230,6 @@ struct Scratch {
     /// Widened keys and values of a block.
     keys: Lines<[f32; LANES]>,
     values: Lines<[f32; LANES]>,
-    /// Queries of a part in fp16.
-    queries: half_products::Queries,
 }
 
 /// What the tokens of a call see, and what the parts of a call give.
@@ -383,18 +377,6 @@ impl Part<'_> {
     }
 }
 
-/// What keys and values are multiplied in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Arithmetic {
-    /// f32.
-    Singles,
-    /// fp16, see [`half_products`]; the processor has it, and both caches are of fp16.
-    Halves,
-    /// As [`Arithmetic::Halves`], without the processor's instructions.
-    #[cfg(test)]
-    Emulated,
-}
-
 /// `softmax(scale q k^T + mask) v` for each head; the cache's slots that a token's mask rules out are not read.
 ///
 /// A token's result does not depend on the other tokens or the number of threads. Gives the bytes of the
@@ -404,25 +386,6 @@ enum Arithmetic {
 /// Lengths do not fit.
 #[allow(clippy::too_many_arguments)]
 pub fn attention(
-    pool: &Pool,
-    s: &AttentionShape,
-    scale: f32,
-    q: (&[f32], HeadStrides),
-    k: &CacheView<'_>,
-    v: &CacheView<'_>,
-    mask: Option<Mask<'_>>,
-    out: (&mut [f32], HeadStrides),
-) -> u64 {
-    let halves = matches!((k.values, v.values), (CacheValues::F16(_), CacheValues::F16(_)));
-    let fast = s.fast && halves && half_products::is_native(crate::Isa::best());
-    let arithmetic = if fast { Arithmetic::Halves } else { Arithmetic::Singles };
-    attention_in(arithmetic, pool, s, scale, q, k, v, mask, out)
-}
-
-/// As [`attention`].
-#[allow(clippy::too_many_arguments)]
-fn attention_in(
-    arithmetic: Arithmetic,
     pool: &Pool,
     s: &AttentionShape,
     scale: f32,
@@ -488,13 +451,7 @@ fn attention_in(
             states: unsafe { target.0.add(c * chunk) },
         };
         let mut scratch = SCRATCH.take();
-        match (k.values, v.values) {
-            (CacheValues::F16(keys), CacheValues::F16(values)) if arithmetic != Arithmetic::Singles => {
-                let (keys, values) = (k.head(keys, kv_head), v.head(values, kv_head));
-                half_products::run(arithmetic, &part, keys, values, &mut scratch.queries);
-            }
-            _ => run(&part, k, v, &mut scratch),
-        }
+        run(&part, k, v, &mut scratch);
         SCRATCH.set(scratch);
     };
     let parts = (end - start) * s.kv_heads * groups * blocks;
@@ -565,7 +522,7 @@ fn run_on<L: Lanes>(part: &Part<'_>, k: &CacheView<'_>, v: &CacheView<'_>, scrat
         let (keys, values) = match (k.values, v.values) {
             (CacheValues::F16(keys), CacheValues::F16(values)) if part.tokens.len() == 1 => {
                 let (keys, values) = (k.head(keys, part.kv_head), v.head(values, part.kv_head));
-                block::<L, _, _>(part, &Singles, &slots, keys, values);
+                block::<L, _>(part, &slots, keys, values);
                 continue;
             }
             (CacheValues::F32(keys), CacheValues::F32(values)) => {
@@ -576,7 +533,7 @@ fn run_on<L: Lanes>(part: &Part<'_>, k: &CacheView<'_>, v: &CacheView<'_>, scrat
                 widen::<L>(part, v, seen, &mut scratch.values),
             ),
         };
-        block::<L, _, _>(part, &Singles, &slots, keys, values);
+        block::<L, _>(part, &slots, keys, values);
     }
 }
 
@@ -610,120 +567,60 @@ fn widen<'o, L: Lanes>(
     Slots { values: out.as_flattened(), first: 0usize.wrapping_sub(slots.start * stride), stride }
 }
 
-/// How inner products with keys are made and weighted values are added.
-trait Products<L: Lanes, T: Elements> {
-    /// Queries of a token's N heads; where the part has fewer, others are those of the first.
-    type Queries<'a, const N: usize>
-    where
-        Self: 'a;
-
-    fn queries<'a, const N: usize, const S: usize>(
-        &'a self,
-        part: &'a Part<'_>,
-        token: usize,
-    ) -> Self::Queries<'a, N>;
-
-    /// Inner products with S keys from slot `first` on, `[N, S]`, of which none is behind `last`: that one is repeated. Asks for
-    /// what is `next` in the same slots meanwhile.
-    fn dots<const N: usize, const S: usize>(
-        &self,
-        q: &Self::Queries<'_, N>,
-        k: Slots<T>,
-        at: (usize, usize),
-        next: Option<Slots<T>>,
-    ) -> L;
-
-    /// Adds the weighted values of a block, WIDE vectors at a time. Asks for the keys of the next block meanwhile, where there
-    /// is one token.
-    fn add_values<const G: usize, const N: usize, const WIDE: usize>(
-        &self,
-        part: &Part<'_>,
-        tokens: &Range<usize>,
-        slots: &Range<usize>,
-        weights: &Weights<G, N>,
-        v: Slots<T>,
-        k: Slots<T>,
-    );
-}
-
-/// Weights of the slots of a block that G tokens see, for N heads each.
-struct Weights<const G: usize, const N: usize> {
-    /// The first `seen` of each are there.
-    of: [[[f32; BLOCK]; N]; G],
-    /// By how much the block's largest score is below the largest so far.
-    below: [[f32; N]; G],
-    seen: [usize; G],
-}
-
 /// All heads and tokens of a part over one block.
 #[inline(always)]
-fn block<L: Lanes, T: Elements, P: Products<L, T>>(
-    part: &Part<'_>,
-    products: &P,
-    slots: &Range<usize>,
-    k: Slots<T>,
-    v: Slots<T>,
-) {
+fn block<L: Lanes, T: Elements>(part: &Part<'_>, slots: &Range<usize>, k: Slots<T>, v: Slots<T>) {
     if part.tokens.len() == 1 {
-        return tokens::<L, T, P, 1>(part, products, &part.tokens, slots, k, v);
+        return tokens::<L, T, 1>(part, &part.tokens, slots, k, v);
     }
     for first in part.tokens.clone().step_by(NEAR) {
         let some = first..part.tokens.end.min(first + NEAR);
-        tokens::<L, T, P, NEAR>(part, products, &some, slots, k, v);
+        tokens::<L, T, NEAR>(part, &some, slots, k, v);
     }
 }
 
 /// Up to G tokens, of which the same number of sums is under way at a time, whatever the number of heads.
 #[inline(always)]
-fn tokens<L: Lanes, T: Elements, P: Products<L, T>, const G: usize>(
+fn tokens<L: Lanes, T: Elements, const G: usize>(
     part: &Part<'_>,
-    products: &P,
     tokens: &Range<usize>,
     slots: &Range<usize>,
     k: Slots<T>,
     v: Slots<T>,
 ) {
     match part.heads.len() {
-        1 => heads::<L, T, P, G, 1, 16, 8>(part, products, tokens, slots, k, v),
-        2 => heads::<L, T, P, G, 2, 8, 8>(part, products, tokens, slots, k, v),
-        3 | 4 => heads::<L, T, P, G, 4, 4, 4>(part, products, tokens, slots, k, v),
-        _ => heads::<L, T, P, G, 8, 2, 2>(part, products, tokens, slots, k, v),
+        1 => heads::<L, T, G, 1, 16, 8>(part, tokens, slots, k, v),
+        2 => heads::<L, T, G, 2, 8, 8>(part, tokens, slots, k, v),
+        3 | 4 => heads::<L, T, G, 4, 4, 4>(part, tokens, slots, k, v),
+        _ => heads::<L, T, G, 8, 2, 2>(part, tokens, slots, k, v),
     }
 }
 
 /// Heads of up to G tokens over one block, of N heads those that there are; S slots' scores and WIDE vectors of values at a
 /// time. Tokens take turns every [`SLOTS`] slots, which stay in the first cache meanwhile.
 #[inline(always)]
-fn heads<
-    L: Lanes,
-    T: Elements,
-    P: Products<L, T>,
-    const G: usize,
-    const N: usize,
-    const S: usize,
-    const WIDE: usize,
->(
+fn heads<L: Lanes, T: Elements, const G: usize, const N: usize, const S: usize, const WIDE: usize>(
     part: &Part<'_>,
-    products: &P,
     tokens: &Range<usize>,
     slots: &Range<usize>,
     k: Slots<T>,
     v: Slots<T>,
 ) {
     let n = part.heads.len();
-    let mut all = Weights { of: [[[0f32; BLOCK]; N]; G], below: [[0.0; N]; G], seen: [0; G] };
+    // Weights of the slots that each token sees, for N heads: the first `counts` of each are there.
+    let (mut all, mut counts) = ([[[0f32; BLOCK]; N]; G], [0; G]);
     // One token needs no turns.
     let turn = if G == 1 { BLOCK } else { SLOTS };
     for first in slots.clone().step_by(turn) {
         let some = first..slots.end.min(first + turn);
-        for ((token, weights), seen) in tokens.clone().zip(&mut all.of).zip(&mut all.seen) {
+        for ((token, weights), seen) in tokens.clone().zip(&mut all).zip(&mut counts) {
             let mask = part.mask.map(|m| &m.values[token * m.token_stride..][..part.s.slots]);
-            let queries = products.queries::<N, S>(part, token);
+            let queries = part.queries::<N>(token);
             for run in part.runs(token, &some) {
                 let start = *seen;
                 for first in run.clone().step_by(S) {
                     let next = (G == 1).then_some(v);
-                    let sums = products.dots::<N, S>(&queries, k, (first, run.end - 1), next);
+                    let sums = dots::<L, T, N, S>(&queries, k, (first, run.end - 1), next);
                     let mut scores = [0f32; SUMS];
                     sums.mul(L::splat(part.scale)).store(&mut scores);
                     for (weights, scores) in weights.iter_mut().zip(scores.as_chunks::<S>().0) {
@@ -751,83 +648,39 @@ fn heads<
         for h in 0..n {
             // SAFETY: the part's own; dropped before the next one is made.
             let state = unsafe { part.state(part.heads.start + h, token) };
-            all.below[g][h] = weigh::<L>(&mut all.of[g][h][..all.seen[g]], state);
+            weigh::<L>(&mut all[g][h][..counts[g]], state);
         }
     }
-    products.add_values::<G, N, WIDE>(part, tokens, slots, &all, v, k);
-}
-
-/// In f32.
-struct Singles;
-
-impl<L: Lanes, T: Elements> Products<L, T> for Singles {
-    type Queries<'a, const N: usize> = [&'a [f32]; N];
-
-    #[inline(always)]
-    fn queries<'a, const N: usize, const S: usize>(
-        &'a self,
-        part: &'a Part<'_>,
-        token: usize,
-    ) -> [&'a [f32]; N] {
-        part.queries(token)
-    }
-
-    #[inline(always)]
-    fn dots<const N: usize, const S: usize>(
-        &self,
-        q: &[&[f32]; N],
-        k: Slots<T>,
-        at: (usize, usize),
-        next: Option<Slots<T>>,
-    ) -> L {
-        dots::<L, T, N, S>(q, k, at, next)
-    }
-
-    #[inline(always)]
-    fn add_values<const G: usize, const N: usize, const WIDE: usize>(
-        &self,
-        part: &Part<'_>,
-        tokens: &Range<usize>,
-        slots: &Range<usize>,
-        weights: &Weights<G, N>,
-        v: Slots<T>,
-        k: Slots<T>,
-    ) {
-        let (n, d) = (part.heads.len(), part.s.head_dim);
-        let mut added = [0; G];
-        let turn = if G == 1 { (NEAR_VALUES / d).clamp(SLOTS, BLOCK) } else { SLOTS };
-        for first in slots.clone().step_by(turn) {
-            let some = first..slots.end.min(first + turn);
-            for ((token, weights), added) in tokens.clone().zip(&weights.of).zip(&mut added) {
-                // SAFETY: the part's own heads and token, each once; dropped before the next ones are made.
-                let mut states: [Option<State<'_>>; N] = std::array::from_fn(|h| {
-                    (h < n).then(|| unsafe { part.state(part.heads.start + h, token) })
-                });
-                let next = (G == 1).then_some((k, part.end(token)));
-                for run in part.runs(token, &some) {
-                    let n = run.len();
-                    add_values::<L, T, N, WIDE>(weights, *added, v, run, &mut states, (d, next));
-                    *added += n;
-                }
+    let (d, mut added) = (part.s.head_dim, [0; G]);
+    let turn = if G == 1 { (NEAR_VALUES / d).clamp(SLOTS, BLOCK) } else { SLOTS };
+    for first in slots.clone().step_by(turn) {
+        let some = first..slots.end.min(first + turn);
+        for ((token, weights), added) in tokens.clone().zip(&all).zip(&mut added) {
+            // SAFETY: the part's own heads and token, each once; dropped before the next ones are made.
+            let mut states: [Option<State<'_>>; N] =
+                std::array::from_fn(|h| (h < n).then(|| unsafe { part.state(part.heads.start + h, token) }));
+            let next = (G == 1).then_some((k, part.end(token)));
+            for run in part.runs(token, &some) {
+                let n = run.len();
+                add_values::<L, T, N, WIDE>(weights, *added, v, run, &mut states, (d, next));
+                *added += n;
             }
         }
     }
 }
 
-/// Scores become weights against the largest score so far, to which what was added before is scaled. Gives by how much the
-/// largest of these scores is below it.
+/// Scores become weights against the largest score so far, to which what was added before is scaled.
 #[inline(always)]
-fn weigh<L: Lanes>(weights: &mut [f32], state: State<'_>) -> f32 {
+fn weigh<L: Lanes>(weights: &mut [f32], state: State<'_>) {
     if weights.is_empty() {
-        return 0.0;
+        return;
     }
-    let here = largest::<L>(weights);
-    let top = here.max(*state.top);
+    let top = largest::<L>(weights).max(*state.top);
     if top == f32::NEG_INFINITY {
         // Nothing, unless a score is NaN.
         weights.iter_mut().for_each(|w| *w = if w.is_nan() { *w } else { 0.0 });
         *state.sum += weights.iter().sum::<f32>();
-        return 0.0;
+        return;
     }
     if top > *state.top {
         let factor = (*state.top - top).exp();
@@ -838,7 +691,6 @@ fn weigh<L: Lanes>(weights: &mut [f32], state: State<'_>) -> f32 {
         }
     }
     *state.sum += exp_from::<L>(weights, top);
-    top - here
 }
 
 /// Sums that are under way at a time: of N queries with S keys.

@@ -116,7 +116,7 @@ fn functions_of_vectors_have_these_bits() {
     check("softcap", &y, 0x02e0_4f7b_43db_e5ee);
     // Of one block of slots, and of several chunks.
     for (slots, d, expected) in [(45, 88, 0xf32d_4586_baea_ecc9), (2100, 40, 0x5ac3_e228_8a6c_d3a7)] {
-        let s = AttentionShape { heads: 6, kv_heads: 2, tokens: 2, head_dim: d, slots, fast: false };
+        let s = AttentionShape { heads: 6, kv_heads: 2, tokens: 2, head_dim: d, slots };
         let values: Vec<u16> =
             noise(9, 2 * slots * d).into_iter().map(|v| half::f16::from_f32(v).to_bits()).collect();
         let values = CacheValues::F16(&values);

@@ -12,7 +12,7 @@ fn attention_is_that_of_f64_and_a_token_does_not_depend_on_others() {
         (18, 2, 19, 33, 150),
         (8, 1, 2, 48, 2500),
     ] {
-        let s = AttentionShape { heads, kv_heads, tokens, head_dim: d, slots, fast: false };
+        let s = AttentionShape { heads, kv_heads, tokens, head_dim: d, slots };
         let q = noise(1, heads * tokens * d);
         let kv = noise(2, 2 * kv_heads * slots * d);
         let halves: Vec<u16> = kv.iter().map(|v| half::f16::from_f32(*v).to_bits()).collect();
@@ -99,7 +99,7 @@ fn results_that_overlap_or_lie_outside_are_refused() {
     ] {
         assert_eq!(are_apart(heads, tokens, 4), good, "{heads:?} {tokens:?}");
     }
-    let s = AttentionShape { heads: 9, kv_heads: 9, tokens: 1, head_dim: 4, slots: 1, fast: false };
+    let s = AttentionShape { heads: 9, kv_heads: 9, tokens: 1, head_dim: 4, slots: 1 };
     let (q, kv, mut out) = ([0f32; 36], [0f32; 36], [0f32; 36]);
     let at = HeadStrides { first: 0, head: 4, token: 36 };
     let far = HeadStrides { head: 1 << 61, ..at };
@@ -138,7 +138,7 @@ fn unseen_slots_are_in_no_run() {
 #[test]
 fn many_tokens_see_what_each_sees_alone() {
     let (tokens, slots) = (75, 1000);
-    let s = AttentionShape { heads: 1, kv_heads: 1, tokens, head_dim: 1, slots, fast: false };
+    let s = AttentionShape { heads: 1, kv_heads: 1, tokens, head_dim: 1, slots };
     assert!(tokens * slots >= PARALLEL);
     let values: Vec<f32> =
         noise(7, tokens * slots).into_iter().map(|v| if v < 0.1 { -30000.0 } else { v }).collect();

@@ -179,7 +179,6 @@ fn compile_as(
             outputs: &outputs,
             states,
             skip_zero,
-            fast: options.fast,
         };
         plan = plan::plan(source);
         let Some(found) = &mut plan else { return Ok(None) };

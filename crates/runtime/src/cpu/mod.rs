@@ -52,8 +52,6 @@ pub struct Options {
     pub half_states: bool,
     /// Multiply integers of 8 bits where weights are tables or integers, see [`anemoe_kernels::Codes`], and bf16 where they are
     /// large and of fp16 or f32 and the processor has it: faster, with an error of about half a percent of a product's norm.
-    /// Attention over states that are held in fp16 is in fp16 then, where the processor has that
-    /// ([`anemoe_kernels::AttentionShape`]).
     pub fast: bool,
     /// Measure the time of every node of fused functions.
     pub profile: bool,

@@ -23,8 +23,6 @@ pub(in crate::cpu) struct Source<'a> {
     pub outputs: &'a [Place],
     pub states: Vec<Vec<usize>>,
     pub skip_zero: bool,
-    /// Attention over states of fp16 may be in fp16, see [`AttentionShape`].
-    pub fast: bool,
 }
 
 struct Builder<'a> {
@@ -41,12 +39,11 @@ struct Builder<'a> {
     /// Node and panel of the products of a value.
     products: Vec<(View, usize, usize)>,
     step: usize,
-    fast: bool,
 }
 
 /// Makes a plan; none where something is not of a fixed form, and then the steps are executed as they are.
 pub(in crate::cpu) fn plan(source: Source<'_>) -> Option<Plan> {
-    let Source { steps, constants, buffers, inputs, outputs, states, skip_zero, fast } = source;
+    let Source { steps, constants, buffers, inputs, outputs, states, skip_zero } = source;
     let (shapes, floats): (Vec<Vec<usize>>, Vec<bool>) = buffers.into_iter().unzip();
     let mut producer = vec![None; shapes.len()];
     let mut readers = vec![Vec::new(); shapes.len()];
@@ -69,7 +66,6 @@ pub(in crate::cpu) fn plan(source: Source<'_>) -> Option<Plan> {
         tensors: 0,
         products: Vec::new(),
         step: 0,
-        fast,
         states: &states,
         g,
     };
@@ -417,7 +413,7 @@ impl Builder<'_> {
         let slots = k.shape[2];
         let at = |v: &View| HeadStrides { first: v.offset, head: v.strides[1], token: v.strides[2] };
         let work = Work::Attention {
-            shape: AttentionShape { heads, kv_heads, tokens, head_dim, slots, fast: self.fast },
+            shape: AttentionShape { heads, kv_heads, tokens, head_dim, slots },
             q: (q.base, at(&q)),
             k,
             v,
