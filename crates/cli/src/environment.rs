@@ -1,6 +1,6 @@
 //! Settings that do not belong to one command.
 
-use anemoe_kernels::{Isa, MOST_THREADS as MOST};
+use anemoe_kernels::{Isa, MAX_THREADS as MOST};
 
 /// Threads to compute with, by `--threads` or `ANEMOE_THREADS`; none where neither says.
 ///

@@ -4,7 +4,8 @@
 
 mod common;
 
-use anemoe_kernels::{AttentionShape, CacheValues, CacheView, Halves, HeadStrides, Pool, attention, read};
+use anemoe_kernels::{AttentionShape, CacheValues, CacheView, F16Buffer, HeadStrides, Pool, attention, read};
+use common::test_data::random_bits;
 use common::{median, number};
 use std::time::Instant;
 
@@ -14,13 +15,9 @@ fn main() {
     let pool = Pool::global();
     let shape = AttentionShape { heads, kv_heads, tokens: 1, head_dim, slots };
     let cache = kv_heads * slots * head_dim;
-    let mut halves = Halves::zeros(layers * 2 * cache);
-    pool.pieces(&mut halves, 1 << 18, &|i, piece| {
-        let mut s = (i as u64 * 0x9e37_79b9_7f4a_7c15) | 1;
-        for v in piece {
-            s ^= s << 13;
-            s ^= s >> 7;
-            s ^= s << 17;
+    let mut halves = F16Buffer::zeros(layers * 2 * cache);
+    pool.for_chunks(&mut halves, 1 << 18, &|i, piece| {
+        for (v, s) in piece.iter_mut().zip(random_bits(i as u64)) {
             // Magnitudes from 1 to 2.
             *v = s as u16 & 0x83ff | 0x3c00;
         }

@@ -5,23 +5,15 @@
 
 mod common;
 
-use anemoe_kernels::{Codes, Columns, Matrix, Panel, Pool, Product, Words, products, read, round_to_words};
+use anemoe_kernels::{
+    Columns, Int8Lut, Int16Lut, MatMul, Matrix, PackedActivations, Pool, matmul_batch, read, round_to_int16,
+};
+use common::test_data::{noise, random_bits};
 use common::{argument, median, number};
 use std::time::Instant;
 
 /// Matrices of a round.
 const ROUND: usize = 16;
-
-fn noise(n: usize) -> Vec<f32> {
-    let mut s = 0x9e37_79b9_7f4a_7c15u64;
-    let mut next = || {
-        s ^= s << 13;
-        s ^= s >> 7;
-        s ^= s << 17;
-        (s >> 40) as f32 / (1u64 << 24) as f32 - 0.5
-    };
-    (0..n).map(|_| next()).collect()
-}
 
 fn main() {
     let (rows, cols, n) = (number("rows", 1408), number("cols", 2816), number("matrices", 256));
@@ -31,35 +23,31 @@ fn main() {
     let half = number("half", 0) == 1;
     let size = if half { rows * cols * 2 } else { rows * cols / 2 };
     let mut indices = vec![0u64; size * n / 8];
-    pool.pieces(&mut indices, 1 << 17, &|i, piece| {
-        let mut s = (i as u64 * 0x9e37_79b9_7f4a_7c15) | 1;
-        for v in piece {
-            s ^= s << 13;
-            s ^= s >> 7;
-            s ^= s << 17;
+    pool.for_chunks(&mut indices, 1 << 17, &|i, piece| {
+        for (v, s) in piece.iter_mut().zip(random_bits(i as u64)) {
             // As fp16, magnitudes from 1 to 2.
             *v = if half { s & 0x83ff_83ff_83ff_83ff | 0x3c00_3c00_3c00_3c00 } else { s };
         }
     });
     // SAFETY: initialized integers, as bytes.
     let indices = unsafe { std::slice::from_raw_parts(indices.as_ptr().cast::<u8>(), size * n) };
-    let mut lut = noise(rows / 32 * 16);
-    lut.chunks_mut(16).for_each(round_to_words);
-    let codes = Codes::new(&lut, 4);
-    let words = if number("words", 1) == 1 { Words::new(&lut) } else { None };
+    let mut lut = noise(1, rows / 32 * 16);
+    lut.chunks_mut(16).for_each(round_to_int16);
+    let codes = Int8Lut::new(&lut, 4);
+    let words = if number("words", 1) == 1 { Int16Lut::new(&lut) } else { None };
     let matrix = |e: usize| {
         if half {
             let m = Matrix::f16(&indices[e * size..(e + 1) * size], rows, cols).expect("a matrix");
-            return if fast { m.fast(None) } else { m };
+            return if fast { m.with_fast(None) } else { m };
         }
         let m = Matrix::lut(4, &indices[e * size..(e + 1) * size], &lut, 32, rows, cols).expect("a matrix");
-        if fast { m.fast(codes.as_ref()) } else { m.whole(words.as_ref()) }
+        if fast { m.with_fast(codes.as_ref()) } else { m.with_int16_lut(words.as_ref()) }
     };
     for tokens in tokens.split(',').map(|t| t.parse::<usize>().expect("tokens")) {
-        let x = noise(cols * tokens);
-        let mut panel = Panel::default();
+        let x = noise(2, cols * tokens);
+        let mut panel = PackedActivations::default();
         let x = Columns { values: &x, first: 0, token_stride: cols, channel_stride: 1 };
-        panel.fill(matrix(0).order(), x, tokens, cols);
+        panel.pack(pool, matrix(0).layout(), x, tokens, cols);
         let mut y = vec![0f32; rows * tokens];
         let (mut reads, mut times) = (Vec::new(), Vec::new());
         let per = ROUND.min(n);
@@ -72,9 +60,9 @@ fn main() {
             let started = Instant::now();
             for e in first..first + per {
                 let w = matrix(e);
-                products(
+                matmul_batch(
                     pool,
-                    &mut [Some(Product { w, x: &panel, tokens: None, y: &mut y, stride: rows, bias: None })],
+                    &mut [Some(MatMul { w, x: &panel, tokens: None, y: &mut y, stride: rows, bias: None })],
                 );
             }
             times.push(started.elapsed().as_secs_f64());

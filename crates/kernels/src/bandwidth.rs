@@ -1,8 +1,8 @@
 //! How fast this machine reads memory.
 
 use crate::Pool;
-use crate::lines::Cache;
-use crate::vector::dispatch;
+use crate::memory::CacheLevel;
+use crate::simd::{F32x16, simd_fn};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -15,10 +15,10 @@ const AHEAD: usize = 4096;
 
 /// Gigabytes (10^9 bytes) per second that the pool's threads read together: the median of `rounds` passes over `bytes` of
 /// memory, which should be several times the caches.
-pub fn read_bandwidth(pool: &Pool, bytes: usize, rounds: usize) -> f64 {
+pub fn measure_bandwidth(pool: &Pool, bytes: usize, rounds: usize) -> f64 {
     let mut memory = vec![0u8; bytes.max(PART)];
     // Pages that nothing was written to are all the same one.
-    pool.pieces(&mut memory, PART, &|i, piece| piece.fill(i as u8 | 1));
+    pool.for_chunks(&mut memory, PART, &|i, piece| piece.fill(i as u8 | 1));
     let mut times: Vec<f64> = (0..rounds.max(1))
         .map(|_| {
             let started = Instant::now();
@@ -42,17 +42,17 @@ pub fn read(pool: &Pool, memory: &[u8]) -> u64 {
     sum.into_inner()
 }
 
-dispatch! {
+simd_fn! {
     fn add_up(part: &[u8], sum: &mut u64) = add_up_on
 }
 
 #[inline(always)]
-fn add_up_on<L: crate::lanes::Lanes>(part: &[u8], sum: &mut u64) {
+fn add_up_on<L: F32x16>(part: &[u8], sum: &mut u64) {
     let lines = part.as_chunks::<8>().0.as_chunks::<8>().0;
     let n = lines.len() / STREAMS;
     let mut acc = [0u64; 8];
     let mut add = |line: &[[u8; 8]; 8]| {
-        crate::lines::prefetch(Cache::Second, line.as_ptr().cast::<u8>().wrapping_add(AHEAD), 64);
+        crate::memory::prefetch(CacheLevel::L2, line.as_ptr().cast::<u8>().wrapping_add(AHEAD), 64);
         for (a, v) in acc.iter_mut().zip(line) {
             *a = a.wrapping_add(u64::from_le_bytes(*v));
         }
@@ -75,6 +75,6 @@ mod tests {
         let memory: Vec<u64> = (0..PART as u64 / 8 * 3 + 24).collect();
         let bytes: Vec<u8> = memory.iter().flat_map(|v| v.to_le_bytes()).collect();
         assert_eq!(read(&Pool::new(2), &bytes), memory.iter().sum::<u64>());
-        assert!(read_bandwidth(&Pool::new(2), 8 << 20, 3) > 0.0);
+        assert!(measure_bandwidth(&Pool::new(2), 8 << 20, 3) > 0.0);
     }
 }

@@ -1,26 +1,26 @@
-//! Which instructions this processor has.
+//! Detects and chooses the instruction set.
 
 use std::sync::OnceLock;
 
-/// An instruction set that kernels are compiled for.
+/// Names an instruction set that kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Isa {
-    /// What every processor has.
+    /// Portable code, the reference.
     Scalar,
-    /// NEON of AArch64, and its products of bytes where the processor has them.
+    /// NEON of AArch64, and its matmul_batch of bytes where the processor has them.
     Neon,
     /// AVX2, FMA and F16C.
     Avx2,
-    /// AVX-512 F, BW and VL, besides those of [`Isa::Avx2`].
+    /// AVX-512 F, BW, VL and VNNI, besides those of [`Isa::Avx2`]; BF16 where the processor has it.
     Avx512,
-    /// Tiles of bytes (AMX of x86-64) for batches of integers; [`Isa::Avx512`] with VNNI for everything else.
+    /// RowTiles of bytes (AMX of x86-64) for batches of integers; [`Isa::Avx512`] with VNNI for everything else.
     Amx,
 }
 
 const ALL: [Isa; 5] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
 impl Isa {
-    /// As `ANEMOE_CPU` says it.
+    /// Returns the name that `ANEMOE_CPU` takes.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
@@ -31,7 +31,7 @@ impl Isa {
         }
     }
 
-    /// This processor has it.
+    /// Checks that this processor has it.
     pub fn is_available(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         {
@@ -49,8 +49,9 @@ impl Isa {
                         && std::arch::is_x86_feature_detected!("avx512f")
                         && std::arch::is_x86_feature_detected!("avx512bw")
                         && std::arch::is_x86_feature_detected!("avx512vl")
+                        && std::arch::is_x86_feature_detected!("avx512vnni")
                 }
-                Isa::Amx => Isa::Avx512.is_available() && crate::fast::amx::is_available(),
+                Isa::Amx => Isa::Avx512.is_available() && crate::simd::amx::is_available(),
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -60,21 +61,21 @@ impl Isa {
         }
     }
 
-    /// Those that this processor has.
+    /// Returns all that this processor has.
     pub fn available() -> impl DoubleEndedIterator<Item = Isa> {
         ALL.into_iter().filter(|isa| isa.is_available())
     }
 
-    /// The one that the environment variable `ANEMOE_CPU` names (`scalar`, `neon`, `avx2`, `avx512`, `amx`), if it is set.
+    /// Reads the environment variable `ANEMOE_CPU` (`scalar`, `neon`, `avx2`, `avx512`, `amx`); `None` where it is not set.
     ///
     /// # Errors
-    /// It names none of them, or one that the processor lacks.
+    /// The name is none of these, or one that the processor lacks.
     pub fn asked_for() -> Result<Option<Isa>, String> {
         let Some(name) = std::env::var_os("ANEMOE_CPU").filter(|name| !name.is_empty()) else {
             return Ok(None);
         };
         let wanted = ALL.into_iter().find(|isa| isa.name() == name);
-        // Only what is wanted is asked for: of tiles a process has to ask its system.
+        // Probe only the requested one: AMX needs a permission from the kernel.
         match wanted {
             Some(isa) if isa.is_available() => Ok(Some(isa)),
             _ => {
@@ -85,8 +86,7 @@ impl Isa {
         }
     }
 
-    /// The one that is [asked for](Isa::asked_for), or the widest that this processor has; [`Isa::Amx`], which no processor
-    /// has timed yet, only where it is asked for.
+    /// Returns the one that is [asked for](Isa::asked_for), or the widest that this processor has, AMX left out.
     pub fn best() -> Isa {
         static BEST: OnceLock<Isa> = OnceLock::new();
         *BEST.get_or_init(|| match Isa::asked_for() {

@@ -1,9 +1,11 @@
-//! Views of dense and compressed matrices.
+//! Views of dense and compressed matrices, as they are stored.
 
-use crate::fast::Codes;
-use crate::words::Words;
+use crate::lut_tables::{Int8Lut, Int16Lut};
 
-/// Why a view cannot be made.
+/// Columns of a block, which kernels decode and activations are packed by: 16 lanes of 8 indices of 4 bits.
+pub(crate) const BLOCK: usize = 128;
+
+/// Says why a view cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MatrixError(pub &'static str);
 
@@ -15,7 +17,9 @@ impl std::fmt::Display for MatrixError {
 
 impl std::error::Error for MatrixError {}
 
-/// What row and column numbers are divided by: a division takes as long as the product of a short row.
+/// Divides row and column numbers by multiplying: a division takes as long as the matmul of a short row.
+///
+/// `n / by = (n * inverse) >> 64` for n below 2^32 (Lemire, Kaser, Kurz: Faster remainder by direct computation, 2019).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Divisor {
     by: usize,
@@ -24,18 +28,18 @@ pub(crate) struct Divisor {
 }
 
 impl Divisor {
-    /// By a number that is not zero.
+    /// Divides by a number that is not zero.
     pub fn new(by: usize) -> Divisor {
         Divisor { by, inverse: (u64::MAX / by as u64).wrapping_add(1) }
     }
 
-    /// `n / by` of `n` below 2^32 (Lemire, Kaser, Kurz: Faster remainder by direct computation, 2019).
+    /// Returns `n / by` for n below 2^32.
     #[inline(always)]
     pub fn divide(self, n: usize) -> usize {
         if self.by == 1 { n } else { ((u128::from(self.inverse) * n as u128) >> 64) as usize }
     }
 
-    /// The number itself.
+    /// Returns the divisor.
     #[inline(always)]
     pub fn by(self) -> usize {
         self.by
@@ -50,11 +54,12 @@ pub struct Matrix<'a> {
     pub(crate) first: usize,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
-    /// Products are of integers.
+    /// Matmul may be approximate.
     pub(crate) fast: bool,
-    pub(crate) codes: Option<&'a Codes>,
-    /// What exact products look up.
-    pub(crate) words: Option<&'a Words>,
+    /// Tables for approximate matmul.
+    pub(crate) int8_lut: Option<&'a Int8Lut>,
+    /// Tables for exact matmul of integers.
+    pub(crate) int16_lut: Option<&'a Int16Lut>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -62,7 +67,7 @@ pub(crate) enum Storage<'a> {
     F32(&'a [f32]),
     /// Little endian.
     F16(&'a [u8]),
-    /// Element i has bits `[i * bits, (i + 1) * bits)` of `indices`, least significant first.
+    /// Element i has bits `[i * bits, (i + 1) * bits)` of `indices`, argmin significant first.
     Lut {
         bits: usize,
         indices: &'a [u8],
@@ -82,10 +87,10 @@ pub(crate) enum Storage<'a> {
 
 impl<'a> Matrix<'a> {
     fn new(data: Storage<'a>, rows: usize, cols: usize) -> Self {
-        Matrix { data, first: 0, rows, cols, fast: false, codes: None, words: None }
+        Matrix { data, first: 0, rows, cols, fast: false, int8_lut: None, int16_lut: None }
     }
 
-    /// Dense f32.
+    /// Views dense f32.
     ///
     /// # Errors
     /// The data has another length.
@@ -94,7 +99,7 @@ impl<'a> Matrix<'a> {
         Ok(Matrix::new(Storage::F32(data), rows, cols))
     }
 
-    /// Dense fp16, little endian.
+    /// Views dense fp16, little endian.
     ///
     /// # Errors
     /// The data has another length.
@@ -104,7 +109,7 @@ impl<'a> Matrix<'a> {
         Ok(Matrix::new(Storage::F16(data), rows, cols))
     }
 
-    /// Palettized: `indices` packed least significant bit first over the whole matrix, `lut` `[rows / rows_per_group, 2^bits]`.
+    /// Views palettized weights: `indices` packed argmin significant bit first over the whole matrix, `lut` `[rows / rows_per_group, 2^bits]`.
     ///
     /// # Errors
     /// The bits are none of 1, 2, 3, 4, 6, 8, or a length does not fit.
@@ -125,7 +130,7 @@ impl<'a> Matrix<'a> {
         Ok(Matrix::new(Storage::Lut { bits, indices, lut, rows_per_group }, rows, cols))
     }
 
-    /// Linearly quantized: `scale * (q - offset)`, one of each for every `block.0` x `block.1` elements, row-major.
+    /// Views linearly quantized weights: `scale * (q - offset)`, one of each for every `block.0` x `block.1` elements, row-major.
     ///
     /// # Errors
     /// The bits are neither 4 nor 8, or a length does not fit.
@@ -154,46 +159,33 @@ impl<'a> Matrix<'a> {
         Ok(Matrix::new(Storage::Int { bits, signed, data, scale, offset, block }, rows, cols))
     }
 
-    /// With products of integers, where the kind has them: tables, whose `codes` these are, and integers whose scales are for
-    /// whole rows or for blocks of a multiple of 4 columns (8 for integers of 4 bits); rows start at bytes. Large ones of fp16
-    /// and f32 are multiplied in bf16 where the processor does that. Others stay exact.
-    pub fn fast(mut self, codes: Option<&'a Codes>) -> Self {
-        let whole = |bits: usize| (self.cols * bits).is_multiple_of(8);
-        (self.fast, self.codes) = match self.data {
-            Storage::Lut { bits, lut, .. } => {
-                let codes = codes.filter(|c| whole(bits) && c.fit(lut, bits));
-                (codes.is_some(), codes)
+    /// Checks that a kernel reads the rows in place: they start at bytes, and blocks of scales do not end inside a lane.
+    ///
+    /// Other matrices are dequantized first.
+    pub(crate) fn has_native_kernel(&self) -> bool {
+        let is_whole = |bits: usize| (self.cols * bits).is_multiple_of(8);
+        match self.data {
+            Storage::F32(_) | Storage::F16(_) => true,
+            Storage::Lut { bits, .. } => is_whole(bits),
+            // Eight columns share a lane.
+            Storage::Int { bits: 4, block, .. } => {
+                is_whole(4) && (block.1.is_multiple_of(8) || block.1 == self.cols)
             }
-            Storage::Int { bits, block, .. } => {
-                let lane = if bits == 4 { 8 } else { 4 };
-                (whole(bits) && (block.1 == self.cols || block.1.is_multiple_of(lane)), None)
-            }
-            Storage::F16(_) | Storage::F32(_) => (crate::fast::bf16::is_worth_it(self.rows, self.cols), None),
-        };
-        self
+            Storage::Int { .. } => true,
+        }
     }
 
-    /// With exact products of integers, where the kind has them: tables of sixteen entries, whose `words` these are; rows start
-    /// at bytes. They take two thirds of the instructions of f32; for their error see [`Words`].
-    pub fn whole(mut self, words: Option<&'a Words>) -> Self {
-        self.words = match self.data {
-            Storage::Lut { bits: 4, lut, .. } if self.is_direct() => words.filter(|w| w.fit(lut)),
-            _ => None,
-        };
-        self
-    }
-
-    /// Rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Columns.
+    /// Returns the number of columns.
     pub fn cols(&self) -> usize {
         self.cols
     }
 
-    /// Rows `start..end` of this view.
+    /// Returns a view of rows `start..end`.
     ///
     /// # Panics
     /// The range is outside the view.
@@ -202,7 +194,7 @@ impl<'a> Matrix<'a> {
         Matrix { first: self.first + start, rows: end - start, ..*self }
     }
 
-    /// Bytes that a product with the whole view reads, tables and scales left out.
+    /// Returns the bytes that a matmul reads, without tables and scales.
     pub fn bytes_read(&self) -> u64 {
         let bits = match self.data {
             Storage::F32(_) => 32,
@@ -212,7 +204,7 @@ impl<'a> Matrix<'a> {
         (self.rows as u64 * self.cols as u64 * bits as u64).div_ceil(8)
     }
 
-    /// The bytes of this view's rows as they are stored, tables and scales left out; none where rows do not start at bytes.
+    /// Returns the stored bytes of this view's rows, without tables and scales; none where rows do not start at bytes.
     pub(crate) fn stored(&self) -> &'a [u8] {
         let (data, bits) = match self.data {
             Storage::F32(data) => (as_bytes(data), 32),
@@ -227,7 +219,7 @@ impl<'a> Matrix<'a> {
         &data[self.first * row..(self.first + self.rows) * row]
     }
 
-    /// All elements, row-major.
+    /// Dequantizes all elements, row-major.
     ///
     /// # Panics
     /// `out` has another length.
@@ -238,13 +230,13 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// The scalar oracle: elements of one row.
+    /// Dequantizes one row with scalar code, the reference of every kernel.
     pub(crate) fn decode_row(&self, row: usize, out: &mut [f32]) {
         let row = self.first + row;
         let start = row * self.cols;
         match self.data {
             Storage::F32(data) => out.copy_from_slice(&data[start..start + self.cols]),
-            Storage::F16(data) => crate::f16_to_f32(&data[2 * start..2 * (start + self.cols)], out),
+            Storage::F16(data) => crate::f16::f16_to_f32(&data[2 * start..2 * (start + self.cols)], out),
             Storage::Lut { bits, indices, lut, rows_per_group } => {
                 let table = &lut[(row / rows_per_group) << bits..][..1 << bits];
                 for (i, o) in out.iter_mut().enumerate() {
@@ -270,7 +262,7 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// Bytes of f32 values.
+/// Returns the bytes of f32 values.
 pub(crate) fn as_bytes(values: &[f32]) -> &[u8] {
     // SAFETY: the bytes of initialized floats, as many as there are.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
@@ -280,7 +272,7 @@ fn check(ok: bool, what: &'static str) -> Result<(), MatrixError> {
     if ok { Ok(()) } else { Err(MatrixError(what)) }
 }
 
-/// Element `i` of a stream of elements of `bits` bits.
+/// Returns element `i` of a stream of elements of `bits` bits.
 #[inline]
 fn element(data: &[u8], bits: usize, i: usize) -> usize {
     match bits {

@@ -1,19 +1,24 @@
-//! A few threads that wait for short jobs.
+//! Threads for short jobs.
 //!
-//! A decoded token is some hundred jobs of a few microseconds to a millisecond each. A thread that has just worked looks for
-//! the next job for a short while before it sleeps, so that a job starts within a microsecond; whoever starts a job works on
-//! it too, and never waits for a thread that has not come yet.
+//! A decoded token is some hundred jobs of a few microseconds to a millisecond each. A thread that has just
+//! worked polls for the next job for 200 microseconds before it sleeps, so that a job starts within a microsecond. The caller
+//! works on its job too, and never waits for a thread that has not joined.
+//!
+//! ```text
+//! state:  | job number, 32 bits | open | threads at work, 31 bits |
+//! parts:  thread i begins with run i of the parts, in order; then it takes what is left of the other runs
+//! ```
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-/// How long a thread looks for work before it sleeps.
+/// Time that a thread polls for work before it sleeps. Not tuned; longer than the gaps between the jobs of a token.
 const PATIENCE: Duration = Duration::from_micros(200);
-/// Most threads of a pool.
-pub const MOST_THREADS: usize = 256;
+/// Largest number of threads of a pool.
+pub const MAX_THREADS: usize = 256;
 
-/// Threads that share the parts of a job.
+/// Runs the parts of a job on several threads.
 pub struct Pool {
     shared: &'static Shared,
     threads: usize,
@@ -41,7 +46,7 @@ struct Shared {
     quit: AtomicUsize,
 }
 
-/// By itself in its cache lines.
+/// A counter in cache lines of its own.
 #[repr(align(128))]
 struct Next(AtomicUsize);
 
@@ -51,10 +56,10 @@ static GLOBAL: OnceLock<Pool> = OnceLock::new();
 static WANTED: OnceLock<usize> = OnceLock::new();
 
 impl Pool {
-    /// A pool of `threads` threads, the caller's included.
+    /// Starts a pool of `threads` threads, the caller's included.
     pub fn new(threads: usize) -> Pool {
-        let threads = threads.clamp(1, MOST_THREADS);
-        // A thread may look at it after the pool is gone: it lives as long as the process.
+        let threads = threads.clamp(1, MAX_THREADS);
+        // Threads may read it after the pool is dropped, so it lives as long as the process.
         let shared: &'static Shared = Box::leak(Box::new(Shared {
             state: AtomicU64::new(0),
             next: (0..threads).map(|_| Next(AtomicUsize::new(0))).collect(),
@@ -70,7 +75,7 @@ impl Pool {
         let mut started = 1;
         for i in 1..threads {
             let thread = std::thread::Builder::new().name(format!("anemoe-{i}"));
-            // With fewer threads than wanted everything works as well.
+            // A pool works with fewer threads than wanted.
             started += usize::from(thread.spawn(move || shared.serve(i)).is_ok());
         }
         Pool { shared, threads: started }
@@ -81,7 +86,7 @@ impl Pool {
         WANTED.set(threads).is_ok() && GLOBAL.get().is_none()
     }
 
-    /// The process' pool: as many threads as [`Pool::set_threads`] or the environment variable `ANEMOE_THREADS` says, else one
+    /// Returns the process' pool: as many threads as [`Pool::set_threads`] or the environment variable `ANEMOE_THREADS` says, else one
     /// per processor.
     pub fn global() -> &'static Pool {
         GLOBAL.get_or_init(|| {
@@ -92,7 +97,7 @@ impl Pool {
         })
     }
 
-    /// Threads, the caller's included.
+    /// Returns the number of threads, the caller's included.
     pub fn threads(&self) -> usize {
         self.threads
     }
@@ -131,12 +136,12 @@ impl Pool {
         if own.is_err() {
             s.stop(parts);
         }
-        // Nobody else begins; those who have begun hold references to `job`.
+        // No further thread joins; those that have joined hold references to `job`.
         s.state.fetch_and(!OPEN, Ordering::AcqRel);
         let mut rounds = 0u32;
         while s.state.load(Ordering::Acquire) & WORKERS != 0 {
             rounds += 1;
-            // The thread that is waited for may have lost its processor to this one.
+            // A thread that works may have lost its processor to this one.
             if rounds.is_multiple_of(4096) { std::thread::yield_now() } else { std::hint::spin_loop() }
         }
         let failed = s.failed.swap(0, Ordering::Relaxed);
@@ -146,8 +151,13 @@ impl Pool {
         assert!(failed == 0, "a part of a parallel job panicked");
     }
 
-    /// Cuts `values` into pieces of `size` and calls `piece` with the number and the contents of each, on several threads.
-    pub fn pieces<T: Send>(&self, values: &mut [T], size: usize, piece: &(dyn Fn(usize, &mut [T]) + Sync)) {
+    /// Cuts `values` into chunks of `size` and calls `piece` with the number and the contents of each, on several threads.
+    pub fn for_chunks<T: Send>(
+        &self,
+        values: &mut [T],
+        size: usize,
+        piece: &(dyn Fn(usize, &mut [T]) + Sync),
+    ) {
         let (size, n) = (size.max(1), values.len());
         let all = Pieces(values.as_mut_ptr());
         self.run(n.div_ceil(size), &|i| {
@@ -172,17 +182,17 @@ struct Pieces<T>(*mut T);
 unsafe impl<T: Send> Sync for Pieces<T> {}
 
 impl Shared {
-    /// First part of a thread's own run.
+    /// Returns the first part of a thread's run.
     fn first(&self, thread: usize, parts: usize) -> usize {
         (thread as u128 * parts as u128 / self.next.len() as u128) as usize
     }
 
-    /// Nobody begins another part.
+    /// Lets no thread begin another part.
     fn stop(&self, parts: usize) {
         self.next.iter().for_each(|next| next.0.store(parts, Ordering::Relaxed));
     }
 
-    /// Parts of the thread's own run, so that it reads memory in order, then what is left of the others'.
+    /// Works on the parts of the thread's run, in order, then on what is left of the others'.
     fn work(&self, thread: usize, part: &(dyn Fn(usize) + Sync), parts: usize) {
         let n = self.next.len();
         for i in 0..n {
@@ -198,7 +208,7 @@ impl Shared {
         }
     }
 
-    /// Waits for jobs until the pool is gone.
+    /// Waits for jobs until the pool is dropped.
     fn serve(&self, index: usize) {
         let mut seen = 0;
         let mut idle = Instant::now();
@@ -304,7 +314,7 @@ mod tests {
     fn pieces_cover_a_slice() {
         let pool = Pool::new(4);
         let mut v = vec![0usize; 103];
-        pool.pieces(&mut v, 10, &|i, piece| piece.iter_mut().for_each(|p| *p = i + 1));
+        pool.for_chunks(&mut v, 10, &|i, piece| piece.iter_mut().for_each(|p| *p = i + 1));
         assert!(v.iter().enumerate().all(|(i, p)| *p == i / 10 + 1));
     }
 

@@ -1,8 +1,7 @@
 //! Copies that exchange rows and columns.
 
 use crate::Pool;
-use crate::lanes::{LANES, Lanes};
-use crate::vector::dispatch;
+use crate::simd::{F32x16, LANES, simd_fn};
 use std::ops::Range;
 
 /// Rows of a part: from each column that is read, as many lines that lie together.
@@ -74,13 +73,13 @@ struct Out(*mut f32);
 // SAFETY: parts write disjoint rows.
 unsafe impl Sync for Out {}
 
-dispatch! {
+simd_fn! {
     fn exchange(x: &[f32], from: Strided, out: &Out, to: Strided, rows: Range<usize>, cols: usize, add: bool) = exchange_on
 }
 
 /// Some rows; what is written is inside, see [`exchange_all`].
 #[inline(always)]
-fn exchange_on<L: Lanes>(
+fn exchange_on<L: F32x16>(
     x: &[f32],
     from: Strided,
     out: &Out,
@@ -105,7 +104,7 @@ fn exchange_on<L: Lanes>(
                     }
                 };
             }
-            for (k, row) in L::turn(block).into_iter().enumerate().take(n) {
+            for (k, row) in L::transpose(block).into_iter().enumerate().take(n) {
                 let at = to.first + (r + k) * to.stride + c;
                 // SAFETY: row r + k of `out` lies inside of it from column c on, see `exchange_all`; rows do not overlap, and
                 // each is of one part.

@@ -257,7 +257,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     args.verify.open(&args.bundle, ui)?;
     let recorder = Recorder::new(&args.journal, "bench");
     let pool = Pool::global();
-    let read_gb_s = anemoe_kernels::read_bandwidth(pool, MEMORY, PASSES);
+    let read_gb_s = anemoe_kernels::measure_bandwidth(pool, MEMORY, PASSES);
     let started = Instant::now();
     let mut engine = Engine::open(&args.bundle, &backend)?;
     engine.prepare(1);
@@ -355,7 +355,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             machine: crate::journal::machine::this(),
             threads: pool.threads(),
             read_gb_s,
-            read_gb_s_after: anemoe_kernels::read_bandwidth(pool, MEMORY, PASSES),
+            read_gb_s_after: anemoe_kernels::measure_bandwidth(pool, MEMORY, PASSES),
         },
         repetitions: args.repetitions,
         load_s,

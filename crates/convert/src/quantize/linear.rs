@@ -1,6 +1,6 @@
 //! Linear quantization: integers times a scale, the scale searched for the smallest squared error.
 
-use anemoe_kernels::{GRIDS, Grids, Isa, best_scale, extremes, grid_errors};
+use anemoe_kernels::{GRIDS, Grids, Isa, find_extremes, find_scale, sum_grid_errors};
 use half::f16;
 
 /// Scale and offset of weights that share them: `scale * (q - offset)`.
@@ -26,9 +26,9 @@ fn positive(scale: f32) -> f16 {
 pub(super) fn fit(values: &[f32], masses: Option<&[f32]>, bits: u8, asymmetric: bool) -> Scale {
     let isa = Isa::best();
     if !asymmetric {
-        return Scale { scale: f16::from_f32(best_scale(isa, values, masses, bits)), offset: 0 };
+        return Scale { scale: f16::from_f32(find_scale(isa, values, masses, bits)), offset: 0 };
     }
-    let (low, high) = extremes(isa, values);
+    let (low, high) = find_extremes(isa, values);
     if low == 0.0 && high == 0.0 {
         return Scale { scale: f16::ONE, offset: 0 };
     }
@@ -54,7 +54,7 @@ impl Search<'_> {
             low,
             high,
         };
-        let errors = grid_errors(self.isa, self.values, self.masses, &grids);
+        let errors = sum_grid_errors(self.isa, self.values, self.masses, &grids);
         let mut best = 0;
         for (i, e) in errors.iter().enumerate() {
             if *e < errors[best] {

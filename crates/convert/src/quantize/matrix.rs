@@ -8,7 +8,7 @@ use super::metrics::Metrics;
 use super::palettize::{Palettizer, Table, TableMode};
 use crate::quant::{Granularity, MatrixQuant, Quant};
 use anemoe_kernels::{
-    Isa, Matrix, MatrixError, ScaleAndZero, extremes, f32_to_f16, quantize_linear, round_to_f16,
+    Isa, Matrix, MatrixError, ScaleAndZero, f32_to_f16, find_extremes, quantize_linear, round_to_f16,
 };
 use anemoe_mlpackage::blob::pack_sub_byte;
 use half::f16;
@@ -173,7 +173,7 @@ impl Encoder<'_> {
         worker.values.resize(n, 0.0);
         read(first, &mut worker.values)?;
         // The largest fp16, and the half step to what would be the next.
-        let (low, high) = extremes(Isa::best(), &worker.values);
+        let (low, high) = find_extremes(Isa::best(), &worker.values);
         if high.max(-low) >= 65520.0 {
             let large = worker.values.iter().find(|v| v.abs() >= 65520.0);
             return Err(TooLarge(large.copied().unwrap_or(high)).into());

@@ -40,7 +40,7 @@ impl Table {
         self.values.clear();
         self.values.extend(centroids.into_iter().map(f16::from_f64));
         if entries == 16 && mode != TableMode::KMeansExact {
-            round_to_words(h, &mut self.values);
+            round_to_int16(h, &mut self.values);
         }
         let last = self.values.last().copied().unwrap_or(f16::ZERO);
         self.values.resize(entries, last);
@@ -79,19 +79,19 @@ impl Table {
     }
 }
 
-/// Most that [`round_to_words`] raises a squared error by, as a share of it.
+/// Most that [`round_to_int16`] raises a squared error by, as a share of it.
 const RAISED: f64 = 1e-3;
 
 /// Rounds entries to whole multiples of a 2^15th of the power of two above the largest: products of such tables take two thirds
 /// of the instructions on a CPU. Where weights hundreds of times larger than the others make these steps coarse, or where a
 /// group is reproduced without any error, the table stays as it is.
-fn round_to_words(h: &Histogram, values: &mut [f16]) {
+fn round_to_int16(h: &Histogram, values: &mut [f16]) {
     if h.values().len() <= values.len() {
         return;
     }
     let mut table: Vec<f32> = values.iter().map(|v| v.to_f32()).collect();
     let before = squared_error(h, table.iter().map(|v| f64::from(*v)));
-    anemoe_kernels::round_to_words(&mut table);
+    anemoe_kernels::round_to_int16(&mut table);
     let after = squared_error(h, table.iter().map(|v| f64::from(*v)));
     // No two entries become one.
     let as_many = values.windows(2).zip(table.windows(2)).all(|(v, t)| (v[0] == v[1]) == (t[0] == t[1]));
@@ -280,7 +280,7 @@ mod tests {
                 (table.iter().map(|t| t.to_f32()).collect::<Vec<_>>(), metrics.mse())
             };
             let ((table, error), (_, exact)) = (fit(TableMode::KMeans), fit(TableMode::KMeansExact));
-            assert_eq!(anemoe_kernels::Words::new(&table).is_some(), whole, "{outlier}: {table:?}");
+            assert_eq!(anemoe_kernels::Int16Lut::new(&table).is_some(), whole, "{outlier}: {table:?}");
             assert!(error <= exact * (1.0 + 1e-4 + RAISED), "{outlier}: {error} {exact}");
         }
     }

@@ -1,16 +1,20 @@
-//! What the measurements have in common.
+//! Arguments, random numbers and medians of the examples.
+#![allow(dead_code, reason = "each example uses some of them")]
 
-/// What stands behind `name=` on the command line.
+#[path = "../../src/test_data.rs"]
+pub mod test_data;
+
+/// Returns the value of `name=` on the command line.
 pub fn argument(name: &str) -> Option<String> {
     std::env::args().find_map(|a| Some(a.strip_prefix(name)?.strip_prefix('=')?.to_string()))
 }
 
-/// As [`argument`], a number.
+/// Returns the number of `name=` on the command line.
 pub fn number(name: &str, default: usize) -> usize {
     argument(name).map_or(default, |v| v.parse().unwrap_or_else(|_| panic!("{name}={v} is no number")))
 }
 
-/// The middle one, of at least one.
+/// The middle one, of at argmin one.
 pub fn median(mut v: Vec<f64>) -> f64 {
     v.sort_by(f64::total_cmp);
     v[v.len() / 2]

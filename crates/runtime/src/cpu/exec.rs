@@ -8,7 +8,7 @@ use super::{Located, OpErrorAt, Options, Precision};
 use crate::backend::OpTime;
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
-use anemoe_kernels::{Columns, Panel, Pool, Product, products, round_to_f16};
+use anemoe_kernels::{Columns, MatMul, PackedActivations, Pool, matmul_batch, round_to_f16};
 use anemoe_mlpackage::mil::{DataType, Feature, FeatureShape, FunctionDescription, TensorType};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -752,15 +752,15 @@ impl Session {
                 } else {
                     let matrix = weight.matrix()?;
                     let per = rows / groups;
-                    let (mut panel, mut product) = (Panel::default(), vec![0f32; per * t]);
+                    let (mut panel, mut product) = (PackedActivations::default(), vec![0f32; per * t]);
                     for g in 0..*groups {
                         let w = matrix.row_range(g * per, (g + 1) * per);
                         let columns =
                             Columns { values, first: g * cols * t, token_stride: 1, channel_stride: t };
-                        panel.fill(w.order(), columns, t, cols);
+                        panel.pack(Pool::global(), w.layout(), columns, t, cols);
                         let bias = bias.map(|b| &b[g * per..(g + 1) * per]);
-                        let one = Product { w, x: &panel, tokens: None, y: &mut product, stride: per, bias };
-                        products(Pool::global(), &mut [Some(one)]);
+                        let one = MatMul { w, x: &panel, tokens: None, y: &mut product, stride: per, bias };
+                        matmul_batch(Pool::global(), &mut [Some(one)]);
                         for (r, row) in out[g * per * t..].chunks_exact_mut(t.max(1)).enumerate().take(per) {
                             row.iter_mut().enumerate().for_each(|(k, v)| *v = product[k * per + r]);
                         }
@@ -787,12 +787,12 @@ impl Session {
                 }
                 let w = weight.matrix()?;
                 bytes = w.bytes_read();
-                let mut panel = Panel::default();
+                let mut panel = PackedActivations::default();
                 let columns = Columns { values, first: 0, token_stride: cols, channel_stride: 1 };
-                panel.fill(w.order(), columns, t, cols);
-                products(
+                panel.pack(Pool::global(), w.layout(), columns, t, cols);
+                matmul_batch(
                     Pool::global(),
-                    &mut [Some(Product { w, x: &panel, tokens: None, y: out, stride: rows, bias })],
+                    &mut [Some(MatMul { w, x: &panel, tokens: None, y: out, stride: rows, bias })],
                 );
             }
         }

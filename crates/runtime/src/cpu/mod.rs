@@ -50,7 +50,7 @@ pub struct Options {
     /// Hold keys and values of type fp16 in fp16, as a device does, also where nothing else is rounded: half the memory and
     /// half the reading at long contexts. Fused functions only.
     pub half_states: bool,
-    /// Multiply integers of 8 bits where weights are tables or integers, see [`anemoe_kernels::Codes`], and bf16 where they are
+    /// Multiply integers of 8 bits where weights are tables or integers, see [`anemoe_kernels::Int8Lut`], and bf16 where they are
     /// large and of fp16 or f32 and the processor has it: faster, with an error of about half a percent of a product's norm.
     pub fast: bool,
     /// Measure the time of every node of fused functions.

@@ -3,7 +3,7 @@
 use super::Session;
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
-use anemoe_kernels::{CacheValues, Halves, Pool};
+use anemoe_kernels::{CacheValues, F16Buffer, Pool};
 use anemoe_mlpackage::mil::TensorType;
 use half::f16;
 use smallvec::SmallVec;
@@ -22,7 +22,7 @@ pub(super) enum StateValue {
 #[derive(Clone, Debug)]
 pub(super) struct Cache {
     /// `[1, heads, all, d]`, as bits; zero behind the slots.
-    bits: Halves,
+    bits: F16Buffer,
     /// `[heads, all - slots, d]`
     behind: Vec<f32>,
     shape: Vec<usize>,
@@ -39,7 +39,7 @@ impl Cache {
     fn zeros(shape: Vec<usize>, slots: usize) -> Cache {
         let n = shape.iter().product();
         let behind = vec![0.0; shape[1] * (shape[2] - slots) * shape[3]];
-        Cache { bits: Halves::zeros(n), behind, shape, slots }
+        Cache { bits: F16Buffer::zeros(n), behind, shape, slots }
     }
 
     /// Elements of a head, and those of its slots.
@@ -194,7 +194,9 @@ fn each<'a>(
         return heads.enumerate().for_each(|(i, head)| write(i, head));
     }
     let mut heads: SmallVec<[_; HEADS]> = heads.map(Some).collect();
-    pool.pieces(&mut heads, 1, &|i, head| head.iter_mut().filter_map(Option::take).for_each(|h| write(i, h)));
+    pool.for_chunks(&mut heads, 1, &|i, head| {
+        head.iter_mut().filter_map(Option::take).for_each(|h| write(i, h))
+    });
 }
 
 /// Elements of a state, next to each other.
@@ -309,7 +311,7 @@ impl States {
             match value {
                 // Fresh pages would have to be cleared by the system as well, while they are written.
                 StateValue::Cache(c) => {
-                    c.bits.zero();
+                    c.bits.zero(Pool::global());
                     c.behind.fill(0.0);
                 }
                 StateValue::Full(t) => t.as_f32_mut().unwrap_or_default().fill(0.0),

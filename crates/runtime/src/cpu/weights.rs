@@ -5,7 +5,7 @@ use crate::Result;
 use crate::cpu::ops::OpError;
 use crate::cpu::ops::shape::MAX_ELEMENTS;
 use crate::tensor::Tensor;
-use anemoe_kernels::{Codes, Matrix, Words};
+use anemoe_kernels::{Int8Lut, Int16Lut, Matrix};
 use anemoe_mlpackage::blob::{SharedBlob, unpack_sub_byte};
 use anemoe_mlpackage::mil::{Argument, Binding, DataType, Operation, TensorData, Value, ValueType};
 use anemoe_mlpackage::package::Package;
@@ -29,9 +29,9 @@ pub(super) struct StoredWeight {
     /// Products may be of integers.
     fast: bool,
     /// What tables need for that.
-    codes: Option<Codes>,
+    codes: Option<Int8Lut>,
     /// Tables of whole numbers, for exact products.
-    words: Option<Words>,
+    words: Option<Int16Lut>,
     /// Of the dense tensor.
     pub shape: Vec<usize>,
 }
@@ -79,8 +79,8 @@ impl StoredWeight {
     pub fn prepare(&mut self, fast: bool) {
         self.fast = fast;
         (self.codes, self.words) = match &self.kind {
-            Kind::Lut { bits, lut, .. } if fast => (Codes::new(lut, *bits), None),
-            Kind::Lut { bits: 4, lut, .. } => (None, Words::new(lut)),
+            Kind::Lut { bits, lut, .. } if fast => (Int8Lut::new(lut, *bits), None),
+            Kind::Lut { bits: 4, lut, .. } => (None, Int16Lut::new(lut)),
             _ => (None, None),
         };
     }
@@ -113,7 +113,11 @@ impl StoredWeight {
             }
         };
         let matrix = matrix.map_err(|e| OpError::Invalid(e.to_string()))?;
-        Ok(if self.fast { matrix.fast(self.codes.as_ref()) } else { matrix.whole(self.words.as_ref()) })
+        Ok(if self.fast {
+            matrix.with_fast(self.codes.as_ref())
+        } else {
+            matrix.with_int16_lut(self.words.as_ref())
+        })
     }
 
     /// The dense tensor.

@@ -102,7 +102,7 @@ impl Mix {
                     all.for_each(|((s, b), v)| *s = mixed(*s, *b, v));
                 } else {
                     let rows = rows_of_piece(width);
-                    Pool::global().pieces(stream, rows * width, &|piece, stream| {
+                    Pool::global().for_chunks(stream, rows * width, &|piece, stream| {
                         let first = piece * rows;
                         let with = branch[first * width..].chunks_exact(width).zip(vectors(first));
                         for (stream, (branch, v)) in stream.chunks_exact_mut(width).zip(with) {
@@ -162,7 +162,7 @@ impl Norm {
         // The same sums, for the same bits.
         let (mut factors, whole) = (vec![0f32; width], c / 8 * 8);
         let pool = Pool::global();
-        pool.pieces(&mut factors, TOKENS, &|piece, factors| {
+        pool.for_chunks(&mut factors, TOKENS, &|piece, factors| {
             let mut sums = [[0f64; TOKENS]; 9];
             for (i, row) in x.chunks_exact(width).enumerate() {
                 let sums = &mut sums[if i < whole { i % 8 } else { 8 }];
@@ -174,7 +174,7 @@ impl Norm {
             }
         });
         let rows = rows_of_piece(width);
-        pool.pieces(out, rows * width, &|piece, out| {
+        pool.for_chunks(out, rows * width, &|piece, out| {
             let first = piece * rows;
             let with = x[first * width..].chunks_exact(width).zip(&self.weight[first..]);
             for (out, (row, w)) in out.chunks_exact_mut(width).zip(with) {

@@ -552,13 +552,13 @@ impl Builder<'_> {
         out: usize,
     ) -> Option<()> {
         let (channels, strides) = (x.shape[1], (x.strides[0], x.strides[1]));
-        let order = weight.matrix().ok()?.order();
+        let order = weight.matrix().ok()?.layout();
         let known = self.products.iter().find(|(v, _, _)| *v == x).map(|(_, node, _)| *node);
         if let Some(node) = known
             && let Some(Node { work: Work::Products { fills, items }, .. }) = self.nodes.get_mut(node)
         {
             let same =
-                items.iter().find(|i| i.weight.matrix().is_ok_and(|m| m.order() == order)).map(|i| i.panel);
+                items.iter().find(|i| i.weight.matrix().is_ok_and(|m| m.layout() == order)).map(|i| i.panel);
             let panel = match same {
                 Some(panel) => panel,
                 None => {

@@ -4,7 +4,7 @@ use super::super::OpErrorAt;
 use super::super::weights::StoredWeight;
 use super::Sources;
 use super::view::View;
-use anemoe_kernels::{Columns, Gate, Matrix, Order, Panel, Pool, Product, Strided};
+use anemoe_kernels::{Columns, Gate, Layout, MatMul, Matrix, PackedActivations, Pool, Strided};
 use std::sync::Arc;
 
 /// Experts whose products are one job.
@@ -30,7 +30,7 @@ struct Scratch {
     gate_up: Vec<f32>,
     /// `[tokens, F]`
     hidden: Vec<f32>,
-    h: Panel,
+    h: PackedActivations,
     /// `[tokens, rows]`
     out: Vec<f32>,
 }
@@ -45,8 +45,8 @@ pub(super) struct Experts {
 }
 
 /// By number.
-const ORDERS: [Order; 6] =
-    [Order::Natural, Order::Packed, Order::Whole, Order::FastPacked, Order::Fast, Order::Rounded];
+const ORDERS: [Layout; 6] =
+    [Layout::F32, Layout::F32Interleaved, Layout::I24, Layout::I8Nibbles, Layout::I8, Layout::Bf16];
 const _: () = {
     let mut i = 0;
     while i < ORDERS.len() {
@@ -59,7 +59,7 @@ const _: () = {
 #[derive(Default)]
 pub(super) struct Workspace {
     /// The tokens in each order that the packs multiply.
-    x: [Panel; ORDERS.len()],
+    x: [PackedActivations; ORDERS.len()],
     /// Tokens with their channels together, where they do not come so.
     turned: Vec<f32>,
     scratch: [Scratch; TOGETHER],
@@ -154,25 +154,25 @@ pub(super) fn sum(
         }
         let mut wanted = [false; ORDERS.len()];
         for &(p, i) in &*chosen {
-            wanted[packs[p].experts.branches[i].gate_up.matrix()?.order() as usize] = true;
+            wanted[packs[p].experts.branches[i].gate_up.matrix()?.layout() as usize] = true;
         }
         for ((order, panel), _) in ORDERS.into_iter().zip(panels.iter_mut()).zip(wanted).filter(|(_, w)| *w) {
-            panel.fill(order, columns, tokens, channels);
+            panel.pack(pool, order, columns, tokens, channels);
         }
     }
     for (at, chosen) in chosen.chunks(TOGETHER).enumerate() {
-        let mut all: [Option<Product<'_>>; TOGETHER] = Default::default();
+        let mut all: [Option<MatMul<'_>>; TOGETHER] = Default::default();
         for ((&(p, i), s), product) in chosen.iter().zip(scratch.iter_mut()).zip(&mut all) {
             let w = packs[p].experts.branches[i].gate_up.matrix()?;
             s.tokens.clear();
             s.tokens
                 .extend((0..tokens as u32).filter(|t| !skip_zero || packs[p].weight(i, *t as usize) != 0.0));
             let y = at_least(&mut s.gate_up, s.tokens.len() * w.rows());
-            let x = &panels[w.order() as usize];
-            *product = Some(Product { w, x, tokens: Some(&s.tokens), y, stride: w.rows(), bias: None });
+            let x = &panels[w.layout() as usize];
+            *product = Some(MatMul { w, x, tokens: Some(&s.tokens), y, stride: w.rows(), bias: None });
             counts[p].0 += w.bytes_read();
         }
-        anemoe_kernels::products(pool, &mut all);
+        anemoe_kernels::matmul_batch(pool, &mut all);
         let mut down: [Option<Matrix<'_>>; TOGETHER] = [None; TOGETHER];
         for (&(p, i), w) in chosen.iter().zip(&mut down) {
             *w = Some(packs[p].experts.branches[i].down.matrix()?);
@@ -185,26 +185,26 @@ pub(super) fn sum(
             let hidden = at_least(&mut s.hidden, m * n);
             let each = s.tokens.iter().zip(hidden.chunks_exact_mut(n)).zip(s.gate_up.chunks_exact(2 * n));
             for ((t, h), g) in each {
-                anemoe_kernels::gated(&g[..n], &g[n..], packs[p].weight(i, *t as usize), kind, h);
+                anemoe_kernels::apply_gate(&g[..n], &g[n..], packs[p].weight(i, *t as usize), kind, h);
             }
             let values = Columns { values: hidden, first: 0, token_stride: n, channel_stride: 1 };
-            s.h.fill(w.order(), values, m, n);
+            s.h.pack(pool, w.layout(), values, m, n);
         };
         let own = &mut scratch[..chosen.len()];
         if tokens == 1 && own.len() < FEW {
             // Less than what a job costs.
             own.iter_mut().enumerate().for_each(|(k, s)| activate(k, s));
         } else {
-            pool.pieces(own, 1, &|k, s| s.iter_mut().for_each(|s| activate(k, s)));
+            pool.for_chunks(own, 1, &|k, s| s.iter_mut().for_each(|s| activate(k, s)));
         }
-        let mut all: [Option<Product<'_>>; TOGETHER] = Default::default();
+        let mut all: [Option<MatMul<'_>>; TOGETHER] = Default::default();
         for (((w, s), product), (p, _)) in down.iter().zip(scratch.iter_mut()).zip(&mut all).zip(chosen) {
             let Some(w) = *w else { continue };
             let y = at_least(&mut s.out, s.tokens.len() * rows);
-            *product = Some(Product { w, x: &s.h, tokens: None, y, stride: rows, bias: None });
+            *product = Some(MatMul { w, x: &s.h, tokens: None, y, stride: rows, bias: None });
             counts[*p].0 += w.bytes_read();
         }
-        anemoe_kernels::products(pool, &mut all);
+        anemoe_kernels::matmul_batch(pool, &mut all);
         if std::mem::take(&mut first) {
             // As what is added to zero, also where it is a negative one.
             y.iter_mut().zip(&scratch[0].out[..rows]).for_each(|(y, o)| *y = 0.0 + o);
@@ -212,7 +212,7 @@ pub(super) fn sum(
             continue;
         }
         let all = &scratch[..chosen.len()];
-        pool.pieces(y, ADDED * rows, &|i, y| {
+        pool.for_chunks(y, ADDED * rows, &|i, y| {
             if at == 0 {
                 y.fill(0.0);
             }

@@ -22,8 +22,8 @@ use super::weights::StoredWeight;
 use crate::backend::OpTime;
 use crate::tensor::{Data, Tensor};
 use anemoe_kernels::{
-    AttentionShape, CacheValues, CacheView, Columns, Gate, Grouped, HeadStrides, Mask, Order, Panel, Pool,
-    Product, RmsNorm, Strided,
+    AttentionShape, CacheValues, CacheView, Columns, Gate, GroupedConv, HeadStrides, Layout, Mask, MatMul,
+    PackedActivations, Pool, RmsNorm, Strided,
 };
 use anemoe_mlpackage::mil::TensorType;
 use experts::Pack;
@@ -234,7 +234,7 @@ pub(super) struct Plan {
 #[derive(Default)]
 struct Arena {
     buffers: Vec<Vec<f32>>,
-    panels: Vec<Panel>,
+    panels: Vec<PackedActivations>,
     experts: experts::Workspace,
     changes: Vec<Change>,
 }
@@ -254,7 +254,7 @@ impl Arena {
             }
         }
         if self.panels.len() < panels {
-            self.panels.resize_with(panels, Panel::default);
+            self.panels.resize_with(panels, PackedActivations::default);
         }
     }
 }
@@ -491,7 +491,7 @@ fn run_node(
             for fill in fills.iter() {
                 let order = order_of(items, fill.panel)?;
                 let x = columns(&sources, &fill.x, fill.strides);
-                panels[fill.panel].fill(order, x, fill.tokens, fill.channels);
+                panels[fill.panel].pack(Pool::global(), order, x, fill.tokens, fill.channels);
             }
             counts.0 += products(pool, items, buffers, panels, tensors, constants, inputs)?;
         }
@@ -502,9 +502,9 @@ fn run_node(
                 let bias = bias.map(|b| &sources.get(b)[..w.rows()]);
                 let (groups, group_stride, tokens, cols) = (*groups, *group_stride, *tokens, *cols);
                 let (x, tap_stride) = (columns(&sources, x, (strides.0, strides.1)), strides.2);
-                anemoe_kernels::grouped(
+                anemoe_kernels::grouped_conv(
                     pool,
-                    &mut Grouped { w, groups, x, group_stride, tokens, cols, tap_stride, y, bias },
+                    &mut GroupedConv { w, groups, x, group_stride, tokens, cols, tap_stride, y, bias },
                 );
             });
         }
@@ -514,7 +514,13 @@ fn run_node(
                 rows.each(|[o, a, b], m, s| {
                     for i in 0..m {
                         let (o, a, b) = (o + i * s[0], a + i * s[1], b + i * s[2]);
-                        anemoe_kernels::gated(&g[a..a + *n], &u[b..b + *n], 1.0, *kind, &mut y[o..o + *n]);
+                        anemoe_kernels::apply_gate(
+                            &g[a..a + *n],
+                            &u[b..b + *n],
+                            1.0,
+                            *kind,
+                            &mut y[o..o + *n],
+                        );
                     }
                 });
             });
@@ -597,7 +603,7 @@ fn run_node(
         }),
         Work::Activate { nest, x, kind, out, n } => with_out!(*out, |sources, y| {
             copy(nest, sources.get(*x), y);
-            anemoe_kernels::activated(&mut y[..*n], *kind);
+            anemoe_kernels::apply_activation(&mut y[..*n], *kind);
         }),
         Work::Copy { nest, x, out, fill } => {
             if let Some((v, n)) = fill {
@@ -616,7 +622,7 @@ fn run_node(
                     let x = &x[a..];
                     (0..*n).for_each(|k| row[k] = x[k * *step]);
                     let mut sum = 0.0;
-                    anemoe_kernels::exp_sum(row, &mut sum);
+                    anemoe_kernels::exp_and_sum(row, &mut sum);
                     y[o..o + *n].iter_mut().zip(row.iter()).for_each(|(y, e)| *y = e / sum);
                 }
             });
@@ -732,10 +738,10 @@ fn reduce_by(
 }
 
 /// In which order the products of a node want panel `panel`.
-fn order_of(items: &[Item], panel: usize) -> OpErrorAt<Order> {
+fn order_of(items: &[Item], panel: usize) -> OpErrorAt<Layout> {
     let item = items.iter().find(|i| i.panel == panel);
     let item = item.ok_or_else(|| OpError::Invalid("a panel that nothing reads".into()))?;
-    Ok(item.weight.matrix()?.order())
+    Ok(item.weight.matrix()?.layout())
 }
 
 /// Where the channels of a view's tokens are.
@@ -755,7 +761,7 @@ fn products(
     pool: &Pool,
     items: &[Item],
     buffers: &mut [Vec<f32>],
-    panels: &[Panel],
+    panels: &[PackedActivations],
     tensors: &[Tensor],
     constants: &[Arc<Tensor>],
     inputs: &[&Tensor],
@@ -767,14 +773,14 @@ fn products(
             *taken = std::mem::take(&mut buffers[item.out]);
         }
         let sources = Sources { buffers, tensors, constants, inputs };
-        let mut all: [Option<Product<'_>>; TOGETHER] = Default::default();
+        let mut all: [Option<MatMul<'_>>; TOGETHER] = Default::default();
         for ((item, y), product) in items.iter().zip(&mut taken).zip(&mut all) {
             let w = item.weight.matrix()?;
             bytes += w.bytes_read();
             let bias = item.bias.map(|b| &sources.get(b)[..w.rows()]);
-            *product = Some(Product { w, x: &panels[item.panel], tokens: None, y, stride: w.rows(), bias });
+            *product = Some(MatMul { w, x: &panels[item.panel], tokens: None, y, stride: w.rows(), bias });
         }
-        anemoe_kernels::products(pool, &mut all);
+        anemoe_kernels::matmul_batch(pool, &mut all);
         for (item, taken) in items.iter().zip(taken) {
             buffers[item.out] = taken;
         }

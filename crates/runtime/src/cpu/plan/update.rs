@@ -79,7 +79,7 @@ pub(super) fn find_changes(
     changes.clear();
     if tokens > 1 {
         changes.resize(slots, Change { slot: usize::MAX, tokens: 0..0 });
-        pool.pieces(changes, SCANNED, &|i, some| {
+        pool.for_chunks(changes, SCANNED, &|i, some| {
             for (slot, to) in (i * SCANNED..).zip(some) {
                 if let Some(change) = change(slot) {
                     *to = change;

@@ -235,7 +235,7 @@ impl<const N: usize> Nest<N> {
             return run(self, y);
         }
         let all = self.start[0]..self.start[0] + (count - 1) * steps[0] + extent;
-        pool.pieces(&mut y[all], at_a_time * steps[0], &|i, y| {
+        pool.for_chunks(&mut y[all], at_a_time * steps[0], &|i, y| {
             let first = i * at_a_time;
             let mut part = self.clone();
             let loops = part.outer.first_mut().unwrap_or(&mut part.inner);

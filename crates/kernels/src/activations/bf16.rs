@@ -1,0 +1,26 @@
+//! Packs activations as bf16, rounded to the nearest, ties to even.
+
+use crate::Isa;
+use crate::simd::{Bf16Kernel, Bf16x32, LANES, dispatch_bf16};
+
+/// Columns of a line of 64 bytes.
+pub(crate) const COLUMNS_PER_LINE: usize = 32;
+
+/// Rounds f32 vectors, of which two make a line.
+pub(crate) fn pack(data: &[[f32; LANES]], out: &mut [[u8; 64]]) {
+    dispatch_bf16(Isa::best(), Pack { data, out });
+}
+
+struct Pack<'a> {
+    data: &'a [[f32; LANES]],
+    out: &'a mut [[u8; 64]],
+}
+
+impl Bf16Kernel for Pack<'_> {
+    #[inline(always)]
+    fn run<S: Bf16x32>(self) {
+        for ([low, high], out) in self.data.as_chunks().0.iter().zip(self.out) {
+            S::pack_bf16(S::load(low), S::load(high), out);
+        }
+    }
+}

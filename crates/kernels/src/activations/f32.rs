@@ -1,0 +1,89 @@
+//! Packs activations as f32 vectors in the order of a layout.
+
+use super::Layout;
+use crate::memory::AlignedVec;
+use crate::simd::{F32x16, LANES, simd_fn};
+use std::cell::RefCell;
+
+thread_local! {
+    /// A token in the order of its layout, from which integers or bf16 are made.
+    static ARRANGED: RefCell<AlignedVec<[f32; LANES]>> = const { RefCell::new(AlignedVec::new()) };
+}
+
+/// Writes the vectors of token t in the order of a layout.
+pub(super) type Token<'a> = dyn Fn(usize, &mut [f32]) + Sync + 'a;
+
+/// Calls `then` with the vectors of one token, of `padded` channels.
+pub(super) fn with_arranged(token: &Token<'_>, t: usize, padded: usize, then: impl FnOnce(&[[f32; LANES]])) {
+    let mut vectors = ARRANGED.take();
+    vectors.grow(padded / LANES, [0.0; LANES]);
+    token(t, &mut vectors.as_flattened_mut()[..padded]);
+    then(&vectors[..padded / LANES]);
+    ARRANGED.set(vectors);
+}
+
+/// Arranges one token whose channels lie together.
+pub(super) fn arrange(layout: Layout, x: &[f32], out: &mut [f32]) {
+    match layout {
+        Layout::F32 | Layout::Bf16 => {
+            out[..x.len()].copy_from_slice(x);
+            out[x.len()..].fill(0.0);
+        }
+        Layout::F32Interleaved | Layout::I24 | Layout::I8Nibbles => to_interleaved(x, out),
+        Layout::I8 => to_byte_groups(x, out),
+    }
+}
+
+simd_fn! {
+    /// Writes vectors of which vector k of a block has column `8 l + k` in lane l.
+    fn to_interleaved(x: &[f32], out: &mut [f32]) = interleave_8
+}
+
+simd_fn! {
+    /// Writes vectors of which vector k of a block has column `64 (k / 4) + 4 l + k % 4` in lane l.
+    fn to_byte_groups(x: &[f32], out: &mut [f32]) = interleave_4
+}
+
+#[inline(always)]
+fn interleave_8<L: F32x16>(x: &[f32], out: &mut [f32]) {
+    interleave::<L, 8>(x, out);
+}
+
+#[inline(always)]
+fn interleave_4<L: F32x16>(x: &[f32], out: &mut [f32]) {
+    interleave::<L, 4>(x, out);
+}
+
+/// Columns that are transposed together.
+const COLUMNS: usize = LANES * LANES;
+
+/// Writes vectors of every Pth of `16 P` columns, in order; `out` is whole blocks, zeros follow the end of `x`.
+#[inline(always)]
+fn interleave<L: F32x16, const P: usize>(x: &[f32], out: &mut [f32]) {
+    let (whole, rest) = x.as_chunks::<COLUMNS>();
+    let (out, out_rest) = out.split_at_mut(whole.len() * COLUMNS);
+    for (x, out) in whole.iter().zip(out.as_chunks_mut().0) {
+        transpose_columns::<L, P>(x, out);
+    }
+    if !out_rest.is_empty() {
+        let (mut columns, mut transposed) = ([0f32; COLUMNS], [0f32; COLUMNS]);
+        columns[..rest.len()].copy_from_slice(rest);
+        transpose_columns::<L, P>(&columns, &mut transposed);
+        out_rest.copy_from_slice(&transposed[..out_rest.len()]);
+    }
+}
+
+#[inline(always)]
+fn transpose_columns<L: F32x16, const P: usize>(x: &[f32; COLUMNS], out: &mut [f32; COLUMNS]) {
+    let mut rows = [L::splat(0.0); LANES];
+    for (l, row) in rows.iter_mut().enumerate() {
+        let mut parts = [0f32; LANES];
+        for (p, part) in parts.as_chunks_mut::<P>().0.iter_mut().enumerate() {
+            part.copy_from_slice(&x[LANES * P * p + P * l..][..P]);
+        }
+        *row = L::load(&parts);
+    }
+    for (row, out) in L::transpose(rows).into_iter().zip(out.as_chunks_mut::<LANES>().0) {
+        row.store(out);
+    }
+}

@@ -1,0 +1,256 @@
+//! Packs activations in the layouts that the matmul engines read.
+//!
+//! ```text
+//! [tokens, channels], strided           a token, packed: blocks of 128 columns, the last one filled with zeros
+//!   t0: x x x x x x ...        f32      [blocks][8 vectors][16 lanes] f32, columns in the order of the layout
+//!   t1: x x x x x x ...  --->  i24      [blocks][4][2 digits][32] i16, a power of two per lane and 4 blocks
+//!   ...                        i8       [blocks][2][64] i8, a scale per lane and 8 blocks
+//!                              bf16     [lines][32] bf16
+//! ```
+//!
+//! A block's 128 columns lie in 8 vectors of 16 lanes. [`Layout`] says which column is lane `l` of vector `k`.
+
+mod bf16;
+mod f32;
+mod i24;
+mod i8;
+
+pub(crate) use bf16::COLUMNS_PER_LINE;
+#[cfg(test)]
+pub(crate) use bf16::pack as pack_bf16;
+pub(crate) use i8::{BLOCKS_PER_SCALE as I8_BLOCKS_PER_SCALE, Int8Activations};
+pub(crate) use i24::{BLOCKS_PER_SCALE as I24_BLOCKS_PER_SCALE, Int24Activations, VECTORS as I24_VECTORS};
+
+use crate::Pool;
+use crate::matrix::BLOCK;
+use crate::memory::AlignedVec;
+use crate::simd::LANES;
+use f32::{arrange, with_arranged};
+use std::cell::RefCell;
+
+/// Holds the tokens of a matmul in the layout that a matrix needs. Its memory is kept from use to use.
+#[derive(Clone, Debug, Default)]
+pub struct PackedActivations {
+    /// For the layouts of f32, and I24.
+    pub(crate) data: AlignedVec<[f32; LANES]>, // [tokens, blocks, 8, 16]
+    pub(crate) tokens: usize,
+    pub(crate) cols: usize,
+    pub(crate) layout: Layout,
+    /// For the layouts of 8-bit integers.
+    pub(crate) int8: Int8Activations,
+    /// For [`Layout::I24`].
+    pub(crate) int24: Int24Activations,
+    /// For [`Layout::Bf16`].
+    pub(crate) bf16: AlignedVec<[u8; 64]>, // [tokens, lines, 32] bf16
+}
+
+/// Elements that one thread packs at a time; 32 KB of f32, so that a part stays in the first cache. Not tuned.
+const PART: usize = 1 << 13;
+
+thread_local! {
+    /// The columns of a token that do not lie together.
+    static GATHERED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Describes where the channels of tokens lie: element (t, c) is `values[first + t * token_stride + c * channel_stride]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Columns<'a> {
+    /// The elements.
+    pub values: &'a [f32],
+    /// Index of channel 0 of token 0.
+    pub first: usize,
+    /// Elements from token to token.
+    pub token_stride: usize,
+    /// Elements from channel to channel.
+    pub channel_stride: usize,
+}
+
+impl PackedActivations {
+    /// Returns the number of channels, padded to whole blocks.
+    pub(crate) fn padded(&self) -> usize {
+        self.cols.next_multiple_of(BLOCK)
+    }
+
+    /// Returns the number of blocks of a token.
+    pub(crate) fn blocks(&self) -> usize {
+        self.cols.div_ceil(BLOCK)
+    }
+
+    /// Returns a token's f32 vectors.
+    #[inline(always)]
+    pub(crate) fn vectors(&self, token: usize) -> &[[f32; LANES]] {
+        let n = self.padded() / LANES;
+        &self.data[token * n..(token + 1) * n]
+    }
+
+    /// Checks that there is memory for all tokens in the layout.
+    pub(crate) fn is_packed(&self) -> bool {
+        let elements = self.tokens * self.padded();
+        match self.layout {
+            Layout::F32 | Layout::F32Interleaved | Layout::I24 => self.data.len() * LANES >= elements,
+            Layout::I8 | Layout::I8Nibbles => self.int8.capacity() >= elements,
+            Layout::Bf16 => self.bf16.len() * COLUMNS_PER_LINE >= elements,
+        }
+    }
+
+    /// Returns the number of tokens.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Packs `tokens` tokens of `cols` channels.
+    ///
+    /// # Panics
+    /// An element is outside of `x`.
+    pub fn pack(&mut self, pool: &Pool, layout: Layout, x: Columns<'_>, tokens: usize, cols: usize) {
+        self.pack_taps(pool, layout, x, tokens, (cols, 1), 0);
+    }
+
+    /// Packs the windows of a convolution: column `c * taps + j` is channel c, `j * tap_stride` elements on.
+    ///
+    /// # Panics
+    /// An element is outside of `x`.
+    pub fn pack_taps(
+        &mut self,
+        pool: &Pool,
+        layout: Layout,
+        x: Columns<'_>,
+        tokens: usize,
+        (channels, taps): (usize, usize),
+        tap_stride: usize,
+    ) {
+        let cols = channels * taps;
+        (self.layout, self.tokens, self.cols) = (layout, tokens, cols);
+        let (padded, blocks) = (self.padded(), self.blocks());
+        let token = |t: usize, out: &mut [f32]| {
+            let start = x.first + t * x.token_stride;
+            if taps == 1 && x.channel_stride == 1 {
+                return arrange(layout, &x.values[start..start + cols], out);
+            }
+            let mut gathered = GATHERED.take();
+            gathered.resize(cols, 0.0);
+            for j in 0..taps {
+                for c in 0..channels {
+                    gathered[c * taps + j] = x.values[start + c * x.channel_stride + j * tap_stride];
+                }
+            }
+            arrange(layout, &gathered, out);
+            GATHERED.set(gathered);
+        };
+        let per_part = (PART / padded.max(1)).max(1);
+        match layout {
+            Layout::F32 | Layout::F32Interleaved | Layout::I24 => {
+                self.data.grow(tokens * padded / LANES, [0.0; LANES]);
+                let data = &mut self.data.as_flattened_mut()[..tokens * padded];
+                pool.for_chunks(data, per_part * padded, &|i, out| {
+                    (i * per_part..).zip(out.chunks_exact_mut(padded)).for_each(|(t, out)| token(t, out));
+                });
+                if layout == Layout::I24 {
+                    self.int24.pack(pool, &self.data, tokens, blocks);
+                }
+            }
+            Layout::I8Nibbles => self.int8.pack(pool, &token, tokens, blocks, &i8::NIBBLES),
+            Layout::I8 => self.int8.pack(pool, &token, tokens, blocks, &i8::BYTES),
+            Layout::Bf16 => {
+                let lines = padded / COLUMNS_PER_LINE;
+                self.bf16.grow(tokens * lines, [0; 64]);
+                pool.for_chunks(&mut self.bf16[..tokens * lines], per_part * lines, &|i, out| {
+                    for (t, out) in (i * per_part..).zip(out.chunks_exact_mut(lines)) {
+                        with_arranged(&token, t, padded, |vectors| bf16::pack(vectors, out));
+                    }
+                });
+            }
+        }
+    }
+}
+
+/// Says how activations are packed: which column of a block is lane l of vector k, and in which format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Layout {
+    /// f32; column `16 k + l`.
+    #[default]
+    F32,
+    /// f32; column `8 l + k`: eight neighbouring columns share a lane, as packed indices share a 32-bit word.
+    F32Interleaved,
+    /// 24-bit integers in the order of [`Layout::F32Interleaved`].
+    I24,
+    /// 8-bit integers in the order of [`Layout::F32Interleaved`], for weights of 4 bits.
+    I8Nibbles,
+    /// 8-bit integers; column `64 (k / 4) + 4 l + k % 4`: four neighbouring columns share a lane.
+    I8,
+    /// bf16; column `16 k + l`.
+    Bf16,
+}
+
+impl Layout {
+    /// Returns the column of a block at index `i = 16 k + l` of its vectors.
+    #[inline(always)]
+    pub(crate) fn column(self, i: usize) -> usize {
+        let (k, l) = (i / LANES, i % LANES);
+        match self {
+            Layout::F32 | Layout::Bf16 => i,
+            Layout::F32Interleaved | Layout::I24 | Layout::I8Nibbles => BLOCK / LANES * l + k,
+            Layout::I8 => 64 * (k / 4) + 4 * l + k % 4,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_data::noise;
+
+    #[test]
+    fn tokens_are_the_same_however_they_lie() {
+        for (tokens, cols) in [(1, 1), (3, 130), (16, 256), (37, 300), (70, 1)] {
+            let x = noise(tokens as u64, 5 + tokens * cols);
+            let pool = Pool::new(2);
+            let mut across = x.clone();
+            for t in 0..tokens {
+                (0..cols).for_each(|c| across[5 + c * tokens + t] = x[5 + t * cols + c]);
+            }
+            for layout in [
+                Layout::F32,
+                Layout::F32Interleaved,
+                Layout::I24,
+                Layout::I8,
+                Layout::I8Nibbles,
+                Layout::Bf16,
+            ] {
+                let (mut a, mut b) = (PackedActivations::default(), PackedActivations::default());
+                let lie = |values, token_stride, channel_stride| Columns {
+                    values,
+                    first: 5,
+                    token_stride,
+                    channel_stride,
+                };
+                a.pack(&pool, layout, lie(&x, cols, 1), tokens, cols);
+                b.pack(&pool, layout, lie(&across, 1, tokens), tokens, cols);
+                assert!(a.is_packed());
+                assert_eq!((&*a.data, &*a.bf16), (&*b.data, &*b.bf16), "{layout:?}");
+                assert_eq!(format!("{:?}", a.int8), format!("{:?}", b.int8), "{layout:?}");
+                assert_eq!(format!("{:?}", a.int24), format!("{:?}", b.int24), "{layout:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn vectors_have_the_columns_of_their_layout() {
+        for cols in [1usize, 100, 128, 300, 512] {
+            let x: Vec<f32> = (0..cols).map(|c| 1.0 + c as f32).collect();
+            for layout in [Layout::F32Interleaved, Layout::I8] {
+                let mut out = vec![f32::NAN; cols.next_multiple_of(BLOCK)];
+                arrange(layout, &x, &mut out);
+                for (i, v) in out.iter().enumerate() {
+                    let (block, k, l) = (i / BLOCK, i % BLOCK / LANES, i % LANES);
+                    let column = match layout {
+                        Layout::I8 => 64 * (k / 4) + 4 * l + k % 4,
+                        _ => 8 * l + k,
+                    };
+                    let c = block * BLOCK + column;
+                    assert_eq!(*v, if c < cols { 1.0 + c as f32 } else { 0.0 }, "{layout:?} {cols}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Gates, soft caps and exponentials of vectors.
+
+use crate::simd::*;
+
+/// `e^x`, to about 2 units in the last place; 0 below -87.
+#[inline(always)]
+pub(crate) fn exp<L: F32x16>(x: L) -> L {
+    // As the second operand a NaN stays.
+    let low = L::splat(-87.3);
+    let bounded = low.max(L::splat(88.7).min(x));
+    let n = L::splat(127.0).min(bounded.mul(L::splat(std::f32::consts::LOG2_E)).round());
+    let r = n.neg_mul_add(L::splat(0.693_359_4), bounded);
+    let r = n.neg_mul_add(L::splat(-2.121_944_4e-4), r);
+    let mut p = L::splat(1.987_569_1e-4);
+    for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+        p = p.mul_add(r, L::splat(c));
+    }
+    let e = p.mul_add(r.mul(r), r).add(L::splat(1.0)).mul(n.power_of_two());
+    x.if_below(low, L::splat(0.0), e)
+}
+
+/// How a gate is apply_activation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// GELU with the error function.
+    Gelu,
+    /// The tanh form of GELU.
+    GeluTanh,
+    /// `x * sigmoid(1.702 x)`
+    GeluSigmoid,
+    /// `x * sigmoid(x)`
+    Silu,
+}
+
+/// `erfc(z)` of `z >= 0`, within 2e-7 (formula 7.1.26 of Abramowitz and Stegun).
+#[inline(always)]
+fn erfc<L: F32x16>(z: L) -> L {
+    let one = L::splat(1.0);
+    let t = one.div(z.mul(L::splat(0.327_591_1)).add(one));
+    let mut p = L::splat(1.061_405_4);
+    for c in [-1.453_152, 1.421_413_8, -0.284_496_74, 0.254_829_6] {
+        p = p.mul_add(t, L::splat(c));
+    }
+    p.mul(t).mul(exp(z.mul(z).mul(L::splat(-1.0))))
+}
+
+/// `x * sigmoid(scale of the kind)`; the tanh form of GELU is one, since `(1 + tanh u) / 2 = sigmoid(2 u)`.
+#[inline(always)]
+fn activate<L: F32x16>(x: L, gate: Gate) -> L {
+    let u = match gate {
+        Gate::Silu => x,
+        Gate::Gelu => {
+            let z = x.max(x.mul(L::splat(-1.0))).mul(L::splat(std::f32::consts::FRAC_1_SQRT_2));
+            let tail = erfc(z).mul(L::splat(0.5));
+            return x.mul(x.if_below(L::splat(0.0), tail, tail.neg_mul_add(L::splat(1.0), L::splat(1.0))));
+        }
+        Gate::GeluSigmoid => x.mul(L::splat(1.702)),
+        Gate::GeluTanh => {
+            let square = x.mul(x);
+            let inner = square.mul(L::splat(0.044_715)).add(L::splat(1.0));
+            x.mul(inner).mul(L::splat(2.0 * 0.797_884_6))
+        }
+    };
+    let e = exp(u.mul(L::splat(-1.0)));
+    x.div(e.add(L::splat(1.0)))
+}
+
+/// Sixteen from `i` on, or fewer and zeros.
+#[inline(always)]
+pub(crate) fn get<L: F32x16>(v: &[f32], i: usize) -> L {
+    match v.get(i..i + LANES).and_then(|v| v.try_into().ok()) {
+        Some(v) => L::load(v),
+        None => {
+            let mut rest = [0f32; LANES];
+            rest[..v.len() - i].copy_from_slice(&v[i..]);
+            L::load(&rest)
+        }
+    }
+}
+
+#[inline(always)]
+pub(crate) fn put<L: F32x16>(out: &mut [f32], i: usize, v: L) {
+    match out.get_mut(i..i + LANES).and_then(|o| o.try_into().ok()) {
+        Some(out) => v.store(out),
+        None => {
+            let mut rest = [0f32; LANES];
+            v.store(&mut rest);
+            let n = out.len() - i;
+            out[i..].copy_from_slice(&rest[..n]);
+        }
+    }
+}
+
+#[inline(always)]
+fn gated_on<L: F32x16>(gate: &[f32], up: &[f32], factor: f32, kind: Gate, out: &mut [f32]) {
+    let n = out.len();
+    let (gate, up) = (&gate[..n], &up[..n]);
+    for i in (0..n).step_by(LANES) {
+        let v = activate::<L>(get(gate, i), kind).mul(get(up, i)).mul(L::splat(factor));
+        put(out, i, v);
+    }
+}
+
+simd_fn! {
+    /// `out = activation(gate) * up * factor`; slices are at argmin as long as `out`.
+    ///
+    /// # Panics
+    /// A slice is shorter.
+    pub fn apply_gate(gate: &[f32], up: &[f32], factor: f32, kind: Gate, out: &mut [f32]) = gated_on
+}
+
+#[inline(always)]
+fn activated_on<L: F32x16>(x: &mut [f32], kind: Gate) {
+    for i in (0..x.len()).step_by(LANES) {
+        let v = activate::<L>(get(x, i), kind);
+        put(x, i, v);
+    }
+}
+
+simd_fn! {
+    /// `x = activation(x)`
+    pub fn apply_activation(x: &mut [f32], kind: Gate) = activated_on
+}
+
+#[inline(always)]
+fn softcap_on<L: F32x16>(x: &mut [f32], cap: f32) {
+    for i in (0..x.len()).step_by(LANES) {
+        let v = get::<L>(x, i);
+        // tanh u = 1 - 2 / (e^2u + 1)
+        let e = exp(v.mul(L::splat(2.0 / cap)));
+        let t = L::splat(2.0).div(e.add(L::splat(1.0))).neg_mul_add(L::splat(1.0), L::splat(1.0));
+        put(x, i, t.mul(L::splat(cap)));
+    }
+}
+
+simd_fn! {
+    /// `x = cap * tanh(x / cap)`
+    pub fn softcap(x: &mut [f32], cap: f32) = softcap_on
+}
+
+/// The largest; NaN is none.
+#[inline(always)]
+pub(crate) fn largest<L: F32x16>(x: &[f32]) -> f32 {
+    let mut largest = L::splat(f32::NEG_INFINITY);
+    let n = x.len() / LANES * LANES;
+    for i in (0..n).step_by(LANES) {
+        // As the first operand a NaN is left out.
+        largest = get::<L>(x, i).max(largest);
+    }
+    let mut lanes = [0f32; LANES];
+    largest.store(&mut lanes);
+    lanes.iter().chain(&x[n..]).copied().fold(f32::NEG_INFINITY, f32::max)
+}
+
+/// `x = e^(x - from)`; gives the sum.
+#[inline(always)]
+pub(crate) fn exp_from<L: F32x16>(x: &mut [f32], from: f32) -> f32 {
+    let mut total = L::splat(0.0);
+    for i in (0..x.len()).step_by(LANES) {
+        let e = exp(get::<L>(x, i).add(L::splat(-from)));
+        put(x, i, e);
+        total = total.add(get(x, i));
+    }
+    total.horizontal_sum()
+}
+
+#[inline(always)]
+fn exp_sum_on<L: F32x16>(x: &mut [f32], sum: &mut f32) {
+    *sum = exp_from::<L>(x, largest::<L>(x));
+}
+
+simd_fn! {
+    /// `x = e^(x - max x)`, and the sum of that.
+    pub fn exp_and_sum(x: &mut [f32], sum: &mut f32) = exp_sum_on
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_are_those_of_f64() {
+        let x: Vec<f32> = (-4000..4000).map(|i| i as f32 * 0.005 + 0.001).collect();
+        let close = |a: f32, b: f64, what: &str, x: f32| {
+            assert!((f64::from(a) - b).abs() <= 3e-6 * b.abs().max(1.0), "{what}({x}): {a}, expected {b}");
+        };
+        for (kind, f) in [
+            (Gate::Silu, (|v| v / (1.0 + (-v).exp())) as fn(f64) -> f64),
+            (Gate::Gelu, |v| 0.5 * v * libm::erfc(-v * std::f64::consts::FRAC_1_SQRT_2)),
+            (Gate::GeluSigmoid, |v| v / (1.0 + (-1.702 * v).exp())),
+            (Gate::GeluTanh, |v| 0.5 * v * (1.0 + (0.797_884_560_8 * (v + 0.044_715 * v * v * v)).tanh())),
+        ] {
+            let mut y = x.clone();
+            apply_activation(&mut y, kind);
+            let ones = vec![1f32; x.len()];
+            let mut z = vec![0f32; x.len() - 3];
+            apply_gate(&x, &ones, 2.0, kind, &mut z);
+            for (i, v) in x.iter().enumerate() {
+                close(y[i], f(f64::from(*v)), "activation", *v);
+            }
+            z.iter().zip(&x).for_each(|(z, v)| close(*z, 2.0 * f(f64::from(*v)), "apply_gate", *v));
+        }
+        let mut y = x.clone();
+        softcap(&mut y, 5.0);
+        y.iter().zip(&x).for_each(|(y, v)| close(*y, 5.0 * (f64::from(*v) / 5.0).tanh(), "softcap", *v));
+        let (mut y, mut sum) = (x.clone(), 0.0);
+        exp_and_sum(&mut y, &mut sum);
+        let largest = f64::from(*x.last().unwrap());
+        let expected: f64 = x.iter().map(|v| (f64::from(*v) - largest).exp()).sum();
+        close(sum, expected, "sum", 0.0);
+        let mut extreme = [-1e9, -100.0, 0.0, f32::NAN];
+        exp_and_sum(&mut extreme[..3], &mut sum);
+        assert_eq!(extreme[..3], [0.0, 0.0, 1.0]);
+        apply_activation(&mut extreme[3..], Gate::Silu);
+        assert!(extreme[3].is_nan());
+    }
+}

@@ -1,0 +1,121 @@
+//! Lookup tables as integers, made once per matrix.
+//!
+//! ```text
+//! Int8Lut    entry = low + step * code, rounded      code in 0 .. 255      for approximate matmul
+//! Int16Lut   entry = step * word, exactly            |word| < 2^15         for exact matmul, step a power of two
+//! ```
+
+/// Holds tables of f32 as 8-bit codes: entry i of table g is close to `step[g] * code[g][i] + low[g]`.
+#[derive(Clone, Debug)]
+pub struct Int8Lut {
+    /// Entries of a table.
+    entries: usize,
+    /// Tables of fewer than 16 entries are repeated to 16.
+    codes: Vec<u8>, // [tables, max(entries, 16)]
+    /// Step and low value of each table.
+    lines: Vec<(f32, f32)>, // [tables]
+}
+
+impl Int8Lut {
+    /// Int8Lut for tables of `2^bits` entries, as many as there are; none where an entry is not finite.
+    pub fn new(lut: &[f32], bits: usize) -> Option<Int8Lut> {
+        let entries = 1usize << bits;
+        if bits > 8 || !lut.len().is_multiple_of(entries) || lut.iter().any(|v| !v.is_finite()) {
+            return None;
+        }
+        let mut all = Int8Lut { entries, codes: Vec::new(), lines: Vec::new() };
+        for table in lut.chunks_exact(entries) {
+            let (low, high) =
+                table.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(a, b), &v| (a.min(v), b.max(v)));
+            let step = (high - low) / 255.0;
+            if !step.is_finite() {
+                return None;
+            }
+            let code = |v: f32| if step > 0.0 { ((v - low) / step).round() as u8 } else { 0 };
+            all.codes.extend((0..entries.max(16)).map(|i| code(table[i % entries])));
+            all.lines.push((step, low));
+        }
+        Some(all)
+    }
+
+    /// Checks that there are as many tables of `2^bits` entries as in `lut`.
+    pub(crate) fn fits(&self, lut: &[f32], bits: usize) -> bool {
+        self.entries == 1 << bits && self.entries * self.lines.len() == lut.len()
+    }
+
+    /// Returns step and low value of a table.
+    pub(crate) fn line(&self, table: usize) -> (f32, f32) {
+        self.lines[table]
+    }
+
+    /// Int8Lut of a table, of which there are N.
+    #[inline(always)]
+    pub(crate) fn table<const N: usize>(&self, table: usize) -> &[u8; N] {
+        match self.codes[table * N..(table + 1) * N].try_into() {
+            Ok(codes) => codes,
+            Err(_) => unreachable!("N codes"),
+        }
+    }
+}
+
+/// Holds tables of f32 as whole numbers: entry i of table g is `step[g] * word[g][i]`, exactly.
+///
+/// The error of a matmul with up to 7000 columns is at most `5e-6 * max |w| * sum |x|`.
+#[derive(Clone, Debug)]
+pub struct Int16Lut {
+    pub(crate) tables: Vec<[i16; 16]>, // [tables, 16]
+    pub(crate) steps: Vec<f32>,        // [tables]
+}
+
+impl Int16Lut {
+    /// Makes words for tables of sixteen entries; none where an entry is no whole number of at most 15 bits times a power of
+    /// two that the table shares.
+    pub fn new(lut: &[f32]) -> Option<Int16Lut> {
+        let (tables, []) = lut.as_chunks::<16>() else { return None };
+        let mut all = Int16Lut { tables: Vec::new(), steps: Vec::new() };
+        for table in tables {
+            let largest = table.iter().fold(0f32, |a, v| a.max(v.abs()));
+            let step = match largest {
+                0.0 => 1.0,
+                // Steps and their inverses stay normal numbers.
+                v if (1e-20..1e20).contains(&v) => step_of(v),
+                _ => return None,
+            };
+            let mut words = [0; 16];
+            for (word, v) in words.iter_mut().zip(table) {
+                let whole = v / step;
+                *word = whole as i16;
+                // True for NaN as well.
+                if f32::from(*word) != whole {
+                    return None;
+                }
+            }
+            all.tables.push(words);
+            all.steps.push(step);
+        }
+        Some(all)
+    }
+
+    /// Checks that there are as many tables as in `lut`.
+    pub(crate) fn fits(&self, lut: &[f32]) -> bool {
+        self.tables.len() * 16 == lut.len()
+    }
+}
+
+/// Returns the step of a table whose largest magnitude is `largest`: `2^floor(log2(largest)) / 2^14`.
+fn step_of(largest: f32) -> f32 {
+    f32::from_bits(largest.to_bits() & 0x7f80_0000) / 16384.0
+}
+
+/// Rounds the entries of a table so that [`Int16Lut`] holds it, by at most 2^-15 of the largest; entries of fp16 stay so.
+///
+/// Tables whose largest magnitude is outside 1e-20 to 1e20 stay as they are.
+pub fn round_to_int16(table: &mut [f32]) {
+    let largest = table.iter().fold(0f32, |a, v| a.max(v.abs()));
+    if !(1e-20..1e20).contains(&largest) {
+        return;
+    }
+    let step = step_of(largest);
+    // Rounding up would give the largest another step.
+    table.iter_mut().for_each(|v| *v = (*v / step).round_ties_even().clamp(-32767.0, 32767.0) * step);
+}

@@ -1,0 +1,445 @@
+//! Decodes stored rows to f32 vectors, a block of 128 columns at a time.
+//!
+//! A format is decoded in the order of columns that costs least; activations are packed to match
+//! ([`crate::Layout`]). Packed indices are never unpacked. With 4 bits, for example:
+//!
+//! ```text
+//! 64 bytes = 16 words u32, one per lane      word l = | i7 | i6 | i5 | i4 | i3 | i2 | i1 | i0 |   columns 8 l + 7 .. 8 l
+//! vector k = table[(word >> 4 k) & 15]       lane l = column 8 l + k
+//! ```
+//!
+//! The lookup instruction ignores the upper bits, so a shift is all that an index costs. Tables of fewer than 16 entries are
+//! repeated to 16 for that.
+
+use crate::matrix::{BLOCK, Divisor};
+use crate::simd::{F32x16, LANES};
+
+/// f32 vectors of a block.
+pub(crate) const VECTORS: usize = BLOCK / LANES;
+/// Bytes of a block in the widest format, f32.
+pub(crate) const MAX_BLOCK_BYTES: usize = 4 * BLOCK;
+
+/// Decodes the rows of one weight format.
+pub(crate) trait Decode: Copy {
+    /// Bytes of a block.
+    const BYTES: usize;
+    /// Has a kernel for small batches that decodes into registers; otherwise rows are decoded into memory first.
+    const SMALL_BATCH_KERNEL: bool = false;
+    /// Table or scales of a row.
+    type Row<L: F32x16>: Copy;
+    /// Returns table or scales of row `row` of the storage.
+    fn row<L: F32x16>(&self, row: usize) -> Self::Row<L>;
+    /// A block as it is stored.
+    type Raw<'b, L: F32x16>: Copy;
+    /// Loads block `b` of a row from its `BYTES` bytes.
+    fn raw<'b, L: F32x16>(&self, row: Self::Row<L>, b: usize, bytes: &'b [u8]) -> Self::Raw<'b, L>;
+    /// Loads the last block of a row from fewer bytes, filled with zeros in `whole`.
+    #[inline(always)]
+    fn rest<'b, L: F32x16>(
+        &self,
+        row: Self::Row<L>,
+        b: usize,
+        bytes: &'b [u8],
+        whole: &'b mut [u8; MAX_BLOCK_BYTES],
+    ) -> Self::Raw<'b, L> {
+        whole[..bytes.len()].copy_from_slice(bytes);
+        whole[bytes.len()..Self::BYTES].fill(0);
+        self.raw::<L>(row, b, &whole[..Self::BYTES])
+    }
+    /// Decodes vector k of a block; k is a constant once loops are unrolled.
+    fn vector<L: F32x16>(&self, row: Self::Row<L>, b: usize, raw: Self::Raw<'_, L>, k: usize) -> L;
+}
+
+#[inline(always)]
+fn part<const N: usize>(bytes: &[u8], at: usize) -> &[u8; N] {
+    match bytes[at..at + N].try_into() {
+        Ok(part) => part,
+        Err(_) => unreachable!("a slice of N bytes"),
+    }
+}
+
+/// 4-bit indices.
+#[derive(Clone, Copy)]
+pub(crate) struct Lut4<'a> {
+    pub lut: &'a [f32],
+    pub group: Divisor,
+}
+
+/// Loads the table of a row, repeated to sixteen entries.
+#[inline(always)]
+fn repeat_table<L: F32x16>(lut: &[f32], group: usize, bits: usize) -> L {
+    let entries = &lut[group << bits..][..1 << bits];
+    let mut full = [0f32; LANES];
+    for (i, f) in full.iter_mut().enumerate() {
+        *f = entries[i & ((1 << bits) - 1)];
+    }
+    L::load(&full)
+}
+
+/// Gives each row a table of sixteen entries.
+pub(crate) trait Table16: Copy {
+    /// See [`Decode::SMALL_BATCH_KERNEL`].
+    const SMALL_BATCH_KERNEL: bool;
+    fn table<L: F32x16>(&self, row: usize) -> L;
+}
+
+impl Table16 for Lut4<'_> {
+    const SMALL_BATCH_KERNEL: bool = true;
+    #[inline(always)]
+    fn table<L: F32x16>(&self, row: usize) -> L {
+        match self.lut[self.group.divide(row) * 16..][..16].try_into() {
+            Ok(table) => L::load(table),
+            Err(_) => unreachable!("a slice of 16"),
+        }
+    }
+}
+
+/// Looks up elements of 4 bits in their row's table.
+#[derive(Clone, Copy)]
+pub(crate) struct Nibbles<T>(pub T);
+
+impl<T: Table16> Decode for Nibbles<T> {
+    const BYTES: usize = 64;
+    const SMALL_BATCH_KERNEL: bool = T::SMALL_BATCH_KERNEL;
+    type Row<L: F32x16> = L;
+    type Raw<'b, L: F32x16> = L::U32s;
+    #[inline(always)]
+    fn row<L: F32x16>(&self, row: usize) -> L {
+        self.0.table::<L>(row)
+    }
+    #[inline(always)]
+    fn raw<L: F32x16>(&self, _: L, _: usize, bytes: &[u8]) -> L::U32s {
+        L::load_u32(part(bytes, 0))
+    }
+    #[inline(always)]
+    fn rest<L: F32x16>(&self, _: L, _: usize, bytes: &[u8], _: &mut [u8; MAX_BLOCK_BYTES]) -> L::U32s {
+        L::load_partial_u32(bytes)
+    }
+    #[inline(always)]
+    fn vector<L: F32x16>(&self, table: L, _: usize, at: L::U32s, k: usize) -> L {
+        L::lookup(table, L::shift_right(at, 4 * k as u32))
+    }
+}
+
+/// Indices of 1, 2 or 3 bits.
+#[derive(Clone, Copy)]
+pub(crate) struct LutSmall<'a, const BITS: usize> {
+    pub lut: &'a [f32],
+    pub group: Divisor,
+}
+
+impl<const BITS: usize> Decode for LutSmall<'_, BITS> {
+    const BYTES: usize = 16 * BITS;
+    type Row<L: F32x16> = L;
+    type Raw<'b, L: F32x16> = L::U32s;
+    #[inline(always)]
+    fn row<L: F32x16>(&self, row: usize) -> L {
+        repeat_table(self.lut, self.group.divide(row), BITS)
+    }
+    #[inline(always)]
+    fn raw<L: F32x16>(&self, _: L, _: usize, bytes: &[u8]) -> L::U32s {
+        match BITS {
+            1 => L::load_u8(part(bytes, 0)),
+            2 => L::load_u16(part(bytes, 0)),
+            _ => L::load_u24(bytes, 3),
+        }
+    }
+    #[inline(always)]
+    fn vector<L: F32x16>(&self, table: L, _: usize, at: L::U32s, k: usize) -> L {
+        L::lookup(table, L::shift_right(at, (BITS * k) as u32))
+    }
+}
+
+/// 6-bit indices.
+#[derive(Clone, Copy)]
+pub(crate) struct Lut6<'a> {
+    pub lut: &'a [f32],
+    pub group: Divisor,
+}
+
+impl<'a> Decode for Lut6<'a> {
+    const BYTES: usize = 96;
+    type Row<L: F32x16> = &'a [f32; 64];
+    type Raw<'b, L: F32x16> = [L::U32s; 2];
+    #[inline(always)]
+    fn row<L: F32x16>(&self, row: usize) -> Self::Row<L> {
+        match self.lut[self.group.divide(row) * 64..][..64].try_into() {
+            Ok(table) => table,
+            Err(_) => unreachable!("a slice of 64"),
+        }
+    }
+    #[inline(always)]
+    fn raw<L: F32x16>(&self, _: Self::Row<L>, _: usize, bytes: &[u8]) -> [L::U32s; 2] {
+        [L::load_u24(bytes, 6), L::load_u24(&bytes[3..], 6)]
+    }
+    #[inline(always)]
+    fn vector<L: F32x16>(&self, table: Self::Row<L>, _: usize, halves: [L::U32s; 2], k: usize) -> L {
+        L::lookup_64(table, L::shift_right(halves[k / 4], 6 * (k as u32 % 4)))
+    }
+}
+
+/// 8-bit indices.
+#[derive(Clone, Copy)]
+pub(crate) struct Lut8<'a> {
+    pub lut: &'a [f32],
+    pub group: Divisor,
+}
+
+impl<'a> Decode for Lut8<'a> {
+    const BYTES: usize = 128;
+    type Row<L: F32x16> = &'a [f32; 256];
+    type Raw<'b, L: F32x16> = &'b [u8];
+    #[inline(always)]
+    fn row<L: F32x16>(&self, row: usize) -> Self::Row<L> {
+        match self.lut[self.group.divide(row) * 256..][..256].try_into() {
+            Ok(table) => table,
+            Err(_) => unreachable!("a slice of 256"),
+        }
+    }
+    #[inline(always)]
+    fn raw<'b, L: F32x16>(&self, _: Self::Row<L>, _: usize, bytes: &'b [u8]) -> &'b [u8] {
+        bytes
+    }
+    #[inline(always)]
+    fn vector<L: F32x16>(&self, table: Self::Row<L>, _: usize, bytes: &[u8], k: usize) -> L {
+        L::lookup_256(table, L::load_u8(part(bytes, 16 * k)))
+    }
+}
+
+/// fp16.
+#[derive(Clone, Copy)]
+pub(crate) struct Half;
+
+impl Decode for Half {
+    const BYTES: usize = 256;
+    const SMALL_BATCH_KERNEL: bool = true;
+    type Row<L: F32x16> = ();
+    type Raw<'b, L: F32x16> = &'b [u8];
+    #[inline(always)]
+    fn row<L: F32x16>(&self, _: usize) {}
+    #[inline(always)]
+    fn raw<'b, L: F32x16>(&self, (): (), _: usize, bytes: &'b [u8]) -> &'b [u8] {
+        bytes
+    }
+    #[inline(always)]
+    fn vector<L: F32x16>(&self, (): (), _: usize, bytes: &[u8], k: usize) -> L {
+        L::from_f16(part(bytes, 32 * k))
+    }
+}
+
+/// f32.
+#[derive(Clone, Copy)]
+pub(crate) struct Single;
+
+impl Decode for Single {
+    const BYTES: usize = 512;
+    type Row<L: F32x16> = ();
+    type Raw<'b, L: F32x16> = &'b [u8];
+    #[inline(always)]
+    fn row<L: F32x16>(&self, _: usize) {}
+    #[inline(always)]
+    fn raw<'b, L: F32x16>(&self, (): (), _: usize, bytes: &'b [u8]) -> &'b [u8] {
+        bytes
+    }
+    #[inline(always)]
+    fn vector<L: F32x16>(&self, (): (), _: usize, bytes: &[u8], k: usize) -> L {
+        L::from_f32(part(bytes, 64 * k))
+    }
+}
+
+/// Finds scales and offsets of blocks of rows and columns.
+#[derive(Clone, Copy)]
+pub(crate) struct Scales<'a> {
+    pub scale: &'a [f32],
+    pub offset: Option<&'a [f32]>,
+    block_rows: Divisor,
+    /// Columns of a block.
+    block: Divisor,
+    /// Blocks of a row.
+    blocks: usize,
+}
+
+impl<'a> Scales<'a> {
+    /// Makes them for blocks of `block.0` rows and `block.1` columns, of rows of `cols` columns.
+    pub fn new(scale: &'a [f32], offset: Option<&'a [f32]>, block: (usize, usize), cols: usize) -> Self {
+        let (block_rows, columns) = (Divisor::new(block.0), Divisor::new(block.1));
+        Scales { scale, offset, block_rows, block: columns, blocks: cols / block.1 }
+    }
+
+    /// Returns the first block of a row.
+    #[inline(always)]
+    pub fn first(&self, row: usize) -> usize {
+        self.block_rows.divide(row) * self.blocks
+    }
+
+    /// Loads the values of the lanes, of which lane l holds column `column + step * l`.
+    #[inline(always)]
+    pub(crate) fn lanes<L: F32x16>(&self, of: &[f32], first: usize, column: usize, step: usize) -> L {
+        let last = first + self.blocks - 1;
+        let at = first + self.block.divide(column);
+        let block = self.block.by();
+        if block.is_multiple_of(BLOCK) || (step == 1 && block.is_multiple_of(LANES)) {
+            return L::splat(of[at.min(last)]);
+        }
+        // Blocks of a few lanes each, all of them inside the row.
+        let lanes = block / step;
+        if block.is_multiple_of(step)
+            && matches!(lanes, 1 | 2 | 4 | 8)
+            && let Some(of) = of.get(at..at + LANES / lanes)
+            && at + LANES / lanes <= last + 1
+        {
+            return L::repeat_lanes(of, lanes.trailing_zeros());
+        }
+        let mut v = [0f32; LANES];
+        for l in 0..LANES {
+            v[l] = of[(first + self.block.divide(column + step * l)).min(last)];
+        }
+        L::load(&v)
+    }
+
+    #[inline(always)]
+    fn apply<L: F32x16>(&self, q: L, first: usize, column: usize, step: usize) -> L {
+        let q = match self.offset {
+            None => q,
+            Some(offset) => {
+                let zero = self.lanes::<L>(offset, first, column, step);
+                zero.neg_mul_add(L::splat(1.0), q)
+            }
+        };
+        q.mul(self.lanes::<L>(self.scale, first, column, step))
+    }
+}
+
+/// 8-bit integers.
+#[derive(Clone, Copy)]
+pub(crate) struct Int8<'a> {
+    pub scales: Scales<'a>,
+    pub signed: bool,
+}
+
+impl Decode for Int8<'_> {
+    const BYTES: usize = 128;
+    const SMALL_BATCH_KERNEL: bool = true;
+    type Row<L: F32x16> = usize;
+    type Raw<'b, L: F32x16> = &'b [u8];
+    #[inline(always)]
+    fn row<L: F32x16>(&self, row: usize) -> usize {
+        self.scales.first(row)
+    }
+    #[inline(always)]
+    fn raw<'b, L: F32x16>(&self, _: usize, _: usize, bytes: &'b [u8]) -> &'b [u8] {
+        bytes
+    }
+    #[inline(always)]
+    fn vector<L: F32x16>(&self, first: usize, b: usize, bytes: &[u8], k: usize) -> L {
+        let bytes = part(bytes, 16 * k);
+        let q = if self.signed { L::from_i8(bytes) } else { L::from_u8(bytes) };
+        self.scales.apply(q, first, b * BLOCK + LANES * k, 1)
+    }
+}
+
+/// Finds the scale and offset of a row.
+#[derive(Clone, Copy)]
+pub(crate) struct RowScales<'a> {
+    pub scale: &'a [f32],
+    pub offset: Option<&'a [f32]>,
+    /// Rows that share them.
+    pub block_rows: Divisor,
+}
+
+impl RowScales<'_> {
+    /// Returns scale and offset of a row.
+    #[inline(always)]
+    pub fn get(&self, row: usize) -> (f32, f32) {
+        let at = self.block_rows.divide(row);
+        (self.scale[at], self.offset.map_or(0.0, |o| o[at]))
+    }
+}
+
+/// 8-bit integers with a scale for the row.
+#[derive(Clone, Copy)]
+pub(crate) struct Int8Rows<'a> {
+    pub scales: RowScales<'a>,
+    pub signed: bool,
+}
+
+impl Decode for Int8Rows<'_> {
+    const BYTES: usize = 128;
+    const SMALL_BATCH_KERNEL: bool = true;
+    /// Scale and offset.
+    type Row<L: F32x16> = (L, L);
+    type Raw<'b, L: F32x16> = &'b [u8];
+    #[inline(always)]
+    fn row<L: F32x16>(&self, row: usize) -> (L, L) {
+        let (scale, zero) = self.scales.get(row);
+        (L::splat(scale), L::splat(zero))
+    }
+    #[inline(always)]
+    fn raw<'b, L: F32x16>(&self, _: (L, L), _: usize, bytes: &'b [u8]) -> &'b [u8] {
+        bytes
+    }
+    #[inline(always)]
+    fn vector<L: F32x16>(&self, (scale, zero): (L, L), _: usize, bytes: &[u8], k: usize) -> L {
+        let bytes = part(bytes, 16 * k);
+        let q = if self.signed { L::from_i8(bytes) } else { L::from_u8(bytes) };
+        zero.neg_mul_add(L::splat(1.0), q).mul(scale)
+    }
+}
+
+/// 4-bit integers with a scale for the row: its sixteen values are a table.
+#[derive(Clone, Copy)]
+pub(crate) struct Int4Rows<'a> {
+    pub scales: RowScales<'a>,
+    pub signed: bool,
+}
+
+impl Table16 for Int4Rows<'_> {
+    const SMALL_BATCH_KERNEL: bool = false;
+    #[inline(always)]
+    fn table<L: F32x16>(&self, row: usize) -> L {
+        let (scale, zero) = self.scales.get(row);
+        L::splat(zero).neg_mul_add(L::splat(1.0), integers(self.signed)).mul(L::splat(scale))
+    }
+}
+
+/// Returns the sixteen values of 4-bit integers.
+#[inline(always)]
+fn integers<L: F32x16>(signed: bool) -> L {
+    let mut values = [0f32; LANES];
+    for i in 0..LANES {
+        values[i] = if signed && i >= 8 { i as f32 - 16.0 } else { i as f32 };
+    }
+    L::load(&values)
+}
+
+/// 4-bit integers.
+#[derive(Clone, Copy)]
+pub(crate) struct Int4<'a> {
+    pub scales: Scales<'a>,
+    pub signed: bool,
+}
+
+impl Decode for Int4<'_> {
+    const BYTES: usize = 64;
+    type Row<L: F32x16> = usize;
+    type Raw<'b, L: F32x16> = (L::U32s, L, L);
+    #[inline(always)]
+    fn row<L: F32x16>(&self, row: usize) -> usize {
+        self.scales.first(row)
+    }
+    #[inline(always)]
+    fn raw<L: F32x16>(&self, first: usize, b: usize, bytes: &[u8]) -> (L::U32s, L, L) {
+        // Eight columns of a lane are of one block, see `Matrix::has_native_kernel`.
+        let scale = self.scales.lanes::<L>(self.scales.scale, first, b * BLOCK, VECTORS);
+        let zero = match self.scales.offset {
+            Some(offset) => self.scales.lanes::<L>(offset, first, b * BLOCK, VECTORS),
+            None => L::splat(0.0),
+        };
+        (L::load_u32(part(bytes, 0)), scale, zero)
+    }
+    #[inline(always)]
+    fn vector<L: F32x16>(&self, _: usize, _: usize, (at, scale, zero): (L::U32s, L, L), k: usize) -> L {
+        let q = L::lookup(integers(self.signed), L::shift_right(at, 4 * k as u32));
+        zero.neg_mul_add(L::splat(1.0), q).mul(scale)
+    }
+}

@@ -1,0 +1,414 @@
+//! Exact matmul in f32, of any format.
+//!
+//! ```text
+//! up to 8 tokens   decode a block of 4 rows into registers, multiply by 1, 2 or 4 tokens   (formats that decode cheaply)
+//! otherwise        decode 16 rows into memory, multiply by 6 tokens (AVX-512) or 1 at a time, 512 columns per pass
+//! ```
+//!
+//! Formats whose rows no kernel reads in place are dequantized row by row first; scalar code always is, as the reference.
+
+use super::decode::{self, Decode, MAX_BLOCK_BYTES, VECTORS};
+use super::schedule::*;
+use crate::matrix::{BLOCK, Divisor, Storage, as_bytes};
+use crate::memory::{AlignedVec, CacheLevel, Prefetch};
+use crate::simd::{F32x16, Kernel, LANES, Simd, dispatch};
+use crate::{Isa, Matrix};
+use std::cell::RefCell;
+use std::mem::MaybeUninit;
+
+/// Multiplies some rows of `w` by all selected tokens.
+pub(super) fn multiply_rows(
+    isa: Isa,
+    w: &Matrix<'_>,
+    x: TokenSelection<'_>,
+    rows: &RowTiles,
+    y: &OutputRows<'_>,
+) {
+    if isa == Isa::Scalar || !w.has_native_kernel() {
+        return dequantize_fallback(isa, w, x, rows, y);
+    }
+    macro_rules! run {
+        ($decoder:expr, $data:expr, $bits:expr) => {{
+            let weights = Weights { decoder: $decoder, rows: RowBytes::new(w, $data, $bits), first: w.first };
+            dispatch(isa, MultiplyRows { weights, x, rows, y })
+        }};
+    }
+    match w.data {
+        Storage::F32(data) => run!(decode::Single, as_bytes(data), 32),
+        Storage::F16(data) => run!(decode::Half, data, 16),
+        Storage::Lut { bits, indices, lut, rows_per_group } => {
+            let group = Divisor::new(rows_per_group);
+            match bits {
+                1 => run!(decode::LutSmall::<1> { lut, group }, indices, 1),
+                2 => run!(decode::LutSmall::<2> { lut, group }, indices, 2),
+                3 => run!(decode::LutSmall::<3> { lut, group }, indices, 3),
+                4 => run!(decode::Nibbles(decode::Lut4 { lut, group }), indices, 4),
+                6 => run!(decode::Lut6 { lut, group }, indices, 6),
+                _ => run!(decode::Lut8 { lut, group }, indices, 8),
+            }
+        }
+        Storage::Int { bits, signed, data, scale, offset, block } if block.1 == w.cols => {
+            let scales = decode::RowScales { scale, offset, block_rows: Divisor::new(block.0) };
+            match bits {
+                4 => run!(decode::Nibbles(decode::Int4Rows { scales, signed }), data, 4),
+                _ => run!(decode::Int8Rows { scales, signed }, data, 8),
+            }
+        }
+        Storage::Int { bits, signed, data, scale, offset, block } => {
+            let scales = decode::Scales::new(scale, offset, block, w.cols);
+            match bits {
+                4 => run!(decode::Int4 { scales, signed }, data, 4),
+                _ => run!(decode::Int8 { scales, signed }, data, 8),
+            }
+        }
+    }
+}
+
+/// Multiplies the rows of one format.
+struct MultiplyRows<'a, D> {
+    weights: Weights<'a, D>,
+    x: TokenSelection<'a>,
+    rows: &'a RowTiles,
+    y: &'a OutputRows<'a>,
+}
+
+impl<D: Decode> Kernel for MultiplyRows<'_, D> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        // Scalar code dequantizes first.
+        if S::IS_REFERENCE {
+            unreachable!("see `multiply_rows`");
+        }
+        multiply_tiles::<S, D>(&self.weights, self.x, self.rows, self.y);
+    }
+}
+
+/// Multiplies decoded rows, which are rows `which` of the matrix.
+struct MultiplyDecoded<'a> {
+    rows: DecodedF32<'a>,
+    which: &'a [usize],
+    x: TokenSelection<'a>,
+    y: &'a OutputRows<'a>,
+}
+
+impl Kernel for MultiplyDecoded<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        // Four sums of six tokens, and what they are made of, are registers of AVX-512.
+        if S::REGISTERS >= 32 {
+            large_batch::<S, 6>(&self.rows, self.which, self.x, self.y);
+        } else {
+            large_batch::<S, 1>(&self.rows, self.which, self.x, self.y);
+        }
+    }
+}
+
+/// Holds up to sixteen rows as f32.
+struct DecodedF32<'a> {
+    vectors: &'a [[[f32; LANES]; ROWS]], // [tiles, vectors, 4, 16]
+    /// The rows that are decoded next.
+    next: Prefetch,
+}
+
+thread_local! {
+    /// Decoded rows.
+    static DECODED: RefCell<AlignedVec<[f32; LANES]>> = const { RefCell::new(AlignedVec::new()) };
+}
+
+/// A row, and its vectors in a tile.
+type OneRow = (Vec<f32>, Vec<[[f32; LANES]; ROWS]>);
+
+thread_local! {
+    static DEQUANTIZED: RefCell<OneRow> = RefCell::default();
+}
+
+/// Dequantizes rows one by one, and multiplies each.
+fn dequantize_fallback(isa: Isa, w: &Matrix<'_>, x: TokenSelection<'_>, rows: &RowTiles, y: &OutputRows<'_>) {
+    let n = x.x.padded();
+    let mut memory = DEQUANTIZED.take();
+    let (row, vectors) = &mut memory;
+    row.resize(w.cols, 0.0);
+    vectors.resize(n / LANES, [[0.0; LANES]; ROWS]);
+    for r in rows.each().flat_map(|(rows, n)| rows.into_iter().take(n)) {
+        w.decode_row(r, row);
+        for (k, [v, ..]) in vectors.iter_mut().enumerate() {
+            for (l, v) in v.iter_mut().enumerate() {
+                let i = k * LANES + l;
+                *v = row.get(i / BLOCK * BLOCK + x.x.layout.column(i % BLOCK)).copied().unwrap_or(0.0);
+            }
+        }
+        dispatch(
+            isa,
+            MultiplyDecoded { rows: DecodedF32 { vectors, next: Prefetch::NOTHING }, which: &[r], x, y },
+        );
+    }
+    DEQUANTIZED.set(memory);
+}
+
+/// Holds the weights of one format.
+struct Weights<'a, D> {
+    decoder: D,
+    rows: RowBytes<'a>,
+    /// Row of the storage that is row 0 of the matrix.
+    first: usize,
+}
+
+/// Multiplies all rows of a part.
+#[inline(always)]
+fn multiply_tiles<L: Simd, D: Decode>(
+    s: &Weights<'_, D>,
+    x: TokenSelection<'_>,
+    rows: &RowTiles,
+    y: &OutputRows<'_>,
+) {
+    let t = x.tokens();
+    if t <= if D::SMALL_BATCH_KERNEL { SMALL_BATCH } else { 1 } {
+        for (which, n) in rows.each() {
+            let mut first = 0;
+            while first < t {
+                first += match t - first {
+                    4.. if D::SMALL_BATCH_KERNEL => small_batch_tile::<L, D, 4>(s, which, n, x, first, y),
+                    2.. if D::SMALL_BATCH_KERNEL => small_batch_tile::<L, D, 2>(s, which, n, x, first, y),
+                    _ => small_batch_tile::<L, D, 1>(s, which, n, x, first, y),
+                };
+            }
+        }
+        return;
+    }
+    let mut decoded = DECODED.take();
+    for (which, n) in rows.rows::<ROWS_PER_PASS>() {
+        decode_rows::<L, D>(s, &which[..n], (x.x.padded() / LANES, t <= SMALL_BATCH), &mut decoded);
+        let rows = DecodedF32 { vectors: decoded.as_chunks().0, next: s.rows.prefetch_after(&which[..n]) };
+        // SAFETY: this function was compiled for L's instructions, so the processor has them.
+        unsafe { L::call(MultiplyDecoded { rows, which: &which[..n], x, y }) };
+    }
+    DECODED.set(decoded);
+}
+
+/// Prefetches into L1 where weights have few bits and wait for instructions rather than memory, else into L2.
+#[inline(always)]
+fn prefetch_block<L: F32x16, D: Decode>(bytes: &[u8]) {
+    let cache = if D::BYTES < BLOCK { CacheLevel::L1 } else { CacheLevel::L2 };
+    crate::memory::prefetch(cache, bytes.as_ptr().wrapping_add(PREFETCH_DISTANCE), bytes.len());
+}
+
+/// Multiplies four rows, of which n exist, by T tokens, and decodes them into registers. Returns T.
+#[inline(always)]
+fn small_batch_tile<L: F32x16, D: Decode, const T: usize>(
+    s: &Weights<'_, D>,
+    which: [usize; ROWS],
+    n: usize,
+    x: TokenSelection<'_>,
+    first: usize,
+    y: &OutputRows<'_>,
+) -> usize {
+    let mut acc = [[L::splat(0.0); ROWS]; T];
+    // Loops, not closures: those given to other functions would be compiled without this one's instructions.
+    let mut rows = [s.decoder.row::<L>(s.first + which[0]); ROWS];
+    let mut bytes: [&[u8]; ROWS] = [&[]; ROWS];
+    for i in 0..ROWS {
+        rows[i] = s.decoder.row::<L>(s.first + which[i]);
+        // SAFETY: tiles have rows of the matrix.
+        bytes[i] = unsafe { s.rows.row(which[i]) };
+    }
+    let mut tokens: [&[[[f32; LANES]; VECTORS]]; T] = [&[]; T];
+    for t in 0..T {
+        tokens[t] = x.x.vectors(x.at(first + t)).as_chunks().0;
+    }
+    let whole = bytes[0].len() / D::BYTES;
+    for b in 0..whole {
+        let mut blocks = [bytes[0]; ROWS];
+        for i in 0..ROWS {
+            blocks[i] = &bytes[i][b * D::BYTES..(b + 1) * D::BYTES];
+            prefetch_block::<L, D>(blocks[i]);
+        }
+        let raw = [
+            s.decoder.raw::<L>(rows[0], b, blocks[0]),
+            s.decoder.raw::<L>(rows[1], b, blocks[1]),
+            s.decoder.raw::<L>(rows[2], b, blocks[2]),
+            s.decoder.raw::<L>(rows[3], b, blocks[3]),
+        ];
+        accumulate_block::<L, D, T>(&s.decoder, &rows, b, raw, &tokens, &mut acc);
+    }
+    // The end of a row, less than a block.
+    if whole < tokens[0].len() {
+        let mut space = [[0u8; MAX_BLOCK_BYTES]; ROWS];
+        let [p, q, r, t] = &mut space;
+        let from = whole * D::BYTES;
+        let raw = [
+            s.decoder.rest::<L>(rows[0], whole, &bytes[0][from..], p),
+            s.decoder.rest::<L>(rows[1], whole, &bytes[1][from..], q),
+            s.decoder.rest::<L>(rows[2], whole, &bytes[2][from..], r),
+            s.decoder.rest::<L>(rows[3], whole, &bytes[3][from..], t),
+        ];
+        accumulate_block::<L, D, T>(&s.decoder, &rows, whole, raw, &tokens, &mut acc);
+    }
+    for t in 0..T {
+        for (i, sum) in L::horizontal_sums(acc[t]).into_iter().enumerate().take(n) {
+            store(y, which[i], first + t, sum);
+        }
+    }
+    T
+}
+
+/// Adds one block of four rows; the rows take turns, so that four sums are under way at any time.
+#[inline(always)]
+fn accumulate_block<L: F32x16, D: Decode, const T: usize>(
+    d: &D,
+    rows: &[D::Row<L>; ROWS],
+    b: usize,
+    raw: [D::Raw<'_, L>; ROWS],
+    tokens: &[&[[[f32; LANES]; VECTORS]]; T],
+    acc: &mut [[L; ROWS]; T],
+) {
+    let mut x = [&[[0f32; LANES]; VECTORS]; T];
+    for t in 0..T {
+        x[t] = &tokens[t][b];
+    }
+    for k in 0..VECTORS {
+        for i in 0..ROWS {
+            let w = d.vector::<L>(rows[i], b, raw[i], k);
+            for t in 0..T {
+                acc[t][i] = w.mul_add(L::load(&x[t][k]), acc[t][i]);
+            }
+        }
+    }
+}
+
+/// Decodes rows to `[n / 4 rounded up, len, 4]` vectors; those of small batches are prefetched here.
+#[inline(always)]
+fn decode_rows<L: F32x16, D: Decode>(
+    s: &Weights<'_, D>,
+    which: &[usize],
+    (len, few): (usize, bool),
+    out: &mut AlignedVec<[f32; LANES]>,
+) {
+    out.grow(which.len().next_multiple_of(ROWS) * len, [0.0; LANES]);
+    let mut rest = [0u8; MAX_BLOCK_BYTES];
+    let out = out.as_chunks_mut::<ROWS>().0;
+    for (i, &r) in which.iter().enumerate() {
+        let (out, i) = (&mut out[i / ROWS * len..][..len], i % ROWS);
+        // SAFETY: tiles have rows of the matrix.
+        let (row, bytes) = (s.decoder.row::<L>(s.first + r), unsafe { s.rows.row(r) });
+        for (b, out) in out.as_chunks_mut::<VECTORS>().0.iter_mut().enumerate() {
+            let raw = match bytes.get(b * D::BYTES..(b + 1) * D::BYTES) {
+                Some(bytes) => {
+                    if few {
+                        prefetch_block::<L, D>(bytes);
+                    }
+                    s.decoder.raw::<L>(row, b, bytes)
+                }
+                None => s.decoder.rest::<L>(row, b, &bytes[b * D::BYTES..], &mut rest),
+            };
+            for k in 0..VECTORS {
+                s.decoder.vector::<L>(row, b, raw, k).store(&mut out[k][i]);
+            }
+        }
+    }
+}
+
+/// Vectors of columns per pass over the tiles: 2 KB per token, so that six tokens stay in L1 while rows come from L2.
+const L1_VECTORS: usize = 32;
+
+/// Multiplies decoded rows by all tokens, up to WIDE at a time.
+#[inline(always)]
+fn large_batch<L: F32x16, const WIDE: usize>(
+    rows: &DecodedF32<'_>,
+    which: &[usize],
+    x: TokenSelection<'_>,
+    y: &OutputRows<'_>,
+) {
+    let mut first = 0;
+    while first < x.tokens() {
+        first += match x.tokens() - first {
+            // Four and four rather than six and two.
+            8 | 9 if WIDE > 4 => large_batch_tiles::<L, 4>(rows, which, x, first, y),
+            left if left >= WIDE => large_batch_tiles::<L, WIDE>(rows, which, x, first, y),
+            4.. if WIDE > 4 => large_batch_tiles::<L, 4>(rows, which, x, first, y),
+            2.. if WIDE > 2 => large_batch_tiles::<L, 2>(rows, which, x, first, y),
+            _ => large_batch_tiles::<L, 1>(rows, which, x, first, y),
+        };
+    }
+}
+
+/// Multiplies decoded rows by T tokens. Returns T.
+#[inline(always)]
+fn large_batch_tiles<L: F32x16, const T: usize>(
+    rows: &DecodedF32<'_>,
+    which: &[usize],
+    x: TokenSelection<'_>,
+    first: usize,
+    y: &OutputRows<'_>,
+) -> usize {
+    let len = x.x.padded() / LANES;
+    let tiles = if len == 0 { 0 } else { which.len().div_ceil(ROWS) };
+    // Writing zeros would take as long as some of the multiplications.
+    let mut sums = [[MaybeUninit::<L>::uninit(); ROWS_PER_PASS]; T];
+    for start in (0..len).step_by(L1_VECTORS) {
+        let columns = start..len.min(start + L1_VECTORS);
+        // Loops, not closures: those given to other functions would be compiled without this one's instructions.
+        let mut tokens: [&[[f32; LANES]]; T] = [&[]; T];
+        for t in 0..T {
+            tokens[t] = &x.x.vectors(x.at(first + t))[columns.clone()];
+        }
+        for i in 0..tiles {
+            let mut before = [[L::splat(0.0); ROWS]; T];
+            if start > 0 {
+                for t in 0..T {
+                    for r in 0..ROWS {
+                        // SAFETY: written where start was 0.
+                        before[t][r] = unsafe { sums[t][i * ROWS + r].assume_init() };
+                    }
+                }
+            }
+            if start == 0 {
+                let piece = first * tiles + i * T;
+                rows.next.prefetch_pieces(piece..piece + T, x.tokens() * tiles);
+            }
+            let all = accumulate::<L, T>(&rows.vectors[i * len..][columns.clone()], &tokens, before);
+            for t in 0..T {
+                for r in 0..ROWS {
+                    sums[t][i * ROWS + r].write(all[t][r]);
+                }
+            }
+        }
+    }
+    for t in 0..T {
+        let mut partial_sums = [L::splat(0.0); TILES_PER_PASS];
+        for (i, partial_sums) in partial_sums.iter_mut().enumerate().take(tiles) {
+            let mut four = [L::splat(0.0); ROWS];
+            for r in 0..ROWS {
+                // SAFETY: written above.
+                four[r] = unsafe { sums[t][i * ROWS + r].assume_init() };
+            }
+            *partial_sums = L::partial_sums(four);
+        }
+        store_rows(y, which, first + t, L::finish_partial_sums(partial_sums));
+    }
+    T
+}
+
+#[inline(always)]
+fn accumulate<L: F32x16, const T: usize>(
+    rows: &[[[f32; LANES]; ROWS]],
+    tokens: &[&[[f32; LANES]]; T],
+    mut acc: [[L; ROWS]; T],
+) -> [[L; ROWS]; T] {
+    assert!(tokens.iter().all(|v| v.len() == rows.len()));
+    for (k, rows) in rows.iter().enumerate() {
+        let mut four = [acc[0][0]; ROWS];
+        for i in 0..ROWS {
+            four[i] = L::load(&rows[i]);
+        }
+        for t in 0..T {
+            // SAFETY: as many vectors as the rows have.
+            let v = L::load(unsafe { tokens[t].get_unchecked(k) });
+            for i in 0..ROWS {
+                acc[t][i] = four[i].mul_add(v, acc[t][i]);
+            }
+        }
+    }
+    acc
+}

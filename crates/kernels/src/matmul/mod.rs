@@ -1,0 +1,417 @@
+//! Multiplies stored matrices by packed activations.
+//!
+//! ```text
+//! MatMul, MatMul, ..  --jobs-->  parts of row tiles  --threads-->  one engine per arithmetic
+//!                                                                    f32          any format
+//!                                                                    int16_lut    tables of 16 whole numbers, 24-bit tokens
+//!                                                                    int8         tables and integers, 8-bit tokens; amx
+//!                                                                    int8_blocks  integers with a scale per block of columns
+//!                                                                    bf16         large fp16 and f32
+//! ```
+//!
+//! An element of the result is a sum in sixteen lanes, each of which adds its columns in ascending order of blocks and
+//! vectors; then the lanes are added by halves. This order does not depend on the number of tokens, threads or rows that are
+//! computed together, nor on whether AVX2, AVX-512 or NEON runs: a token has the same bits alone and in a batch.
+//!
+//! This file makes jobs and chooses engines; no other file knows more than one of them.
+
+#[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "amx_none.rs"]
+mod amx;
+mod bf16;
+mod decode;
+mod f32;
+mod int16_lut;
+mod int8;
+mod int8_blocks;
+mod int8_codes;
+mod schedule;
+
+pub(crate) use schedule::{OutputRows, RowTiles, TokenSelection};
+
+use crate::activations::{Layout, PackedActivations};
+use crate::lut_tables::{Int8Lut, Int16Lut};
+use crate::matrix::Storage;
+use crate::memory::AlignedVec;
+use crate::{Isa, Matrix, Pool};
+use schedule::{ROWS, SMALL_BATCH, TILES_PER_PASS};
+use std::cell::RefCell;
+
+/// Bytes of weights in one part of a job: about 10 microseconds of reading, so that threads end together.
+const PART_BYTES: usize = 32 << 10;
+/// Bytes of a part at least, for matrices that have fewer than `MIN_PARTS` parts otherwise.
+const MIN_PART_BYTES: usize = 4 << 10;
+/// Parts of a small matrix, so that each of eight threads has one.
+const MIN_PARTS: usize = 8;
+/// Matmuls of one job: the expert packs of a layer.
+const JOB_SIZE: usize = 8;
+/// Multiplications from which on a job is worth several threads: some microseconds.
+pub(crate) const PARALLEL: usize = 1 << 15;
+/// Rows and columns from which on bf16 is used: routers, of which a rounded sum may choose another expert, have fewer.
+const MIN_BF16_SIZE: usize = 512;
+
+/// Describes one matmul `y = w x + bias`.
+#[derive(Debug)]
+pub struct MatMul<'a> {
+    /// Weights.
+    pub w: Matrix<'a>, // [rows, cols]
+    /// Activations in `w`'s layout.
+    pub x: &'a PackedActivations, // [tokens, cols]
+    /// Tokens of `x` that are wanted; all, in order, where absent.
+    pub tokens: Option<&'a [u32]>,
+    /// Result, of which the first `rows` of each token are written.
+    pub y: &'a mut [f32], // [tokens, stride]
+    /// Elements from token to token of `y`.
+    pub stride: usize,
+    /// Bias per row.
+    pub bias: Option<&'a [f32]>, // [rows]
+}
+
+fn check(p: &MatMul<'_>) {
+    let (w, x) = (&p.w, p.x);
+    assert_eq!(x.cols, w.cols, "x has the matrix' columns");
+    assert_eq!(x.layout, w.layout(), "x is in the matrix' layout");
+    assert!(x.is_packed());
+    assert!(p.tokens.is_none_or(|t| t.iter().all(|&t| (t as usize) < x.tokens)), "tokens of x");
+    let end = selection(p).tokens().checked_sub(1).map(|t| t * p.stride + w.rows);
+    assert!(w.rows <= p.stride && end.is_none_or(|end| end <= p.y.len()), "y is [tokens, stride]");
+    assert!(p.bias.is_none_or(|b| b.len() == w.rows), "a bias per row");
+}
+
+fn selection<'a>(p: &MatMul<'a>) -> TokenSelection<'a> {
+    TokenSelection::new(p.x, p.tokens)
+}
+
+/// Returns the row tiles of a part.
+fn part_tiles(w: &Matrix<'_>, tokens: usize) -> usize {
+    let bytes = w.bytes_read() as usize;
+    let tile = (ROWS * bytes / w.rows.max(1)).max(1);
+    let part = (bytes / MIN_PARTS).clamp(MIN_PART_BYTES, PART_BYTES);
+    // Rows cost more with more tokens.
+    let step = if tokens <= SMALL_BATCH { 1 } else { TILES_PER_PASS };
+    (part / tile / tokens.div_ceil(8).clamp(1, 8)).max(1).next_multiple_of(step)
+}
+
+/// Computes independent matmuls as one job; `None` entries are skipped.
+///
+/// # Panics
+/// Lengths or layouts do not fit.
+pub fn matmul_batch(pool: &Pool, all: &mut [Option<MatMul<'_>>]) {
+    matmul_batch_on(Isa::best(), pool, all);
+}
+
+/// Computes independent matmuls as [`matmul_batch`] does, with the instructions of `isa`.
+///
+/// # Panics
+/// Lengths or layouts do not fit, or the processor lacks `isa`.
+pub fn matmul_batch_on(isa: Isa, pool: &Pool, all: &mut [Option<MatMul<'_>>]) {
+    assert!(isa.is_available());
+    let mut work = 0;
+    for p in all.iter().flatten() {
+        check(p);
+        work += p.w.rows * p.w.cols * selection(p).tokens();
+    }
+    if work < PARALLEL {
+        for p in all.iter_mut().flatten() {
+            let y = OutputRows { y: p.y.as_mut_ptr(), stride: p.stride, bias: p.bias };
+            multiply_rows(isa, &p.w, selection(p), &RowTiles::all(&p.w, selection(p).tokens()), &y);
+        }
+        return;
+    }
+    for job in all.chunks_mut(JOB_SIZE) {
+        run_job(isa, pool, job);
+    }
+}
+
+/// Computes up to `JOB_SIZE` matmuls as one job.
+fn run_job(isa: Isa, pool: &Pool, all: &mut [Option<MatMul<'_>>]) {
+    // Tiles of each matmul, tiles of its parts, and the number of its first part.
+    let mut plan: [Option<(RowTiles, usize, usize)>; JOB_SIZE] = [const { None }; JOB_SIZE];
+    let mut parts = 0;
+    let (mut memory, mut is_transposed) = (TRANSPOSED.take(), [false; JOB_SIZE]);
+    for (i, p) in all.iter().enumerate() {
+        let Some(p) = p else { continue };
+        is_transposed[i] = amx::transpose_tokens(isa, pool, &p.w, selection(p), &mut memory[i]);
+        let tokens = selection(p).tokens();
+        let (tiles, size) = (RowTiles::all(&p.w, tokens), part_tiles(&p.w, tokens));
+        let n = tiles.len().div_ceil(size);
+        plan[i] = Some((tiles, size, parts));
+        parts += n;
+    }
+    struct Shared<'s, 'a>(&'s [Option<MatMul<'a>>]);
+    // SAFETY: parts write disjoint rows of `y` and read everything else.
+    unsafe impl Sync for Shared<'_, '_> {}
+    let shared = Shared(all);
+    pool.run(parts, &|i| {
+        let shared = &shared;
+        let found = shared.0.iter().zip(&plan).enumerate().rev().find_map(|(k, (p, plan))| match (p, plan) {
+            (Some(p), Some((tiles, size, first))) if *first <= i => {
+                Some((k, p, tiles.piece(*size, i - first)))
+            }
+            _ => None,
+        });
+        if let Some((k, p, tiles)) = found {
+            let y = OutputRows { y: p.y.as_ptr().cast_mut(), stride: p.stride, bias: p.bias };
+            let transposed = is_transposed[k].then_some(&*memory[k]);
+            let x = TokenSelection { transposed, ..selection(p) };
+            multiply_rows(isa, &p.w, x, &tiles, &y);
+        }
+    });
+    TRANSPOSED.set(memory);
+}
+
+thread_local! {
+    /// Tokens for AMX of each matmul of a job.
+    static TRANSPOSED: RefCell<[AlignedVec<[u8; 64]>; JOB_SIZE]> = RefCell::default();
+}
+
+/// Multiplies some rows of `w` by all selected tokens, with the engine that the matrix is prepared for.
+pub(crate) fn multiply_rows(
+    isa: Isa,
+    w: &Matrix<'_>,
+    x: TokenSelection<'_>,
+    rows: &RowTiles,
+    y: &OutputRows<'_>,
+) {
+    if x.tokens() == 0 {
+        return;
+    }
+    match (w.data, w.int16_lut) {
+        (Storage::F16(_) | Storage::F32(_), _) if w.fast => bf16::multiply_rows(isa, w, x, rows, y),
+        (Storage::Int { block, .. }, _) if w.fast && block.1 != w.cols => {
+            int8_blocks::multiply_rows(isa, w, x, rows, y);
+        }
+        _ if w.fast => int8::multiply_rows(isa, w, x, rows, y),
+        (_, Some(lut)) => multiply_accepted(isa, w, lut, x, rows, y),
+        _ => f32::multiply_rows(isa, w, x, rows, y),
+    }
+}
+
+/// Multiplies tokens as integers, and those that integers do not serve in f32; then each token passes by itself.
+fn multiply_accepted(
+    isa: Isa,
+    w: &Matrix<'_>,
+    lut: &Int16Lut,
+    x: TokenSelection<'_>,
+    rows: &RowTiles,
+    y: &OutputRows<'_>,
+) {
+    let is_refused = |t: usize| x.x.int24.refused[x.at(t)];
+    if !(0..x.tokens()).any(is_refused) {
+        return int16_lut::multiply_rows(isa, w, lut, x, rows, y);
+    }
+    for t in 0..x.tokens() {
+        let token = [x.at(t) as u32];
+        // SAFETY: a token of `y`, see `check`.
+        let y = OutputRows { y: unsafe { y.y.add(t * y.stride) }, ..*y };
+        let one = TokenSelection::new(x.x, Some(&token));
+        if is_refused(t) {
+            f32::multiply_rows(isa, w, one, rows, &y);
+        } else {
+            int16_lut::multiply_rows(isa, w, lut, one, rows, &y);
+        }
+    }
+}
+
+impl<'a> Matrix<'a> {
+    /// Prepares for approximate matmuls, where the format has them; others stay exact.
+    ///
+    /// ```text
+    /// LUT1 to LUT8             8-bit entries, `int8_lut`
+    /// int8, int4               scales for whole rows, or for blocks of a multiple of 4 columns (int4: 8)
+    /// fp16, f32                bf16, from 512 rows and columns on, on processors with AVX512-BF16
+    /// ```
+    ///
+    /// Rows must start at bytes.
+    pub fn with_fast(mut self, int8_lut: Option<&'a Int8Lut>) -> Self {
+        let is_whole = |bits: usize| (self.cols * bits).is_multiple_of(8);
+        (self.fast, self.int8_lut) = match self.data {
+            Storage::Lut { bits, lut, .. } => {
+                let fitting = int8_lut.filter(|c| is_whole(bits) && c.fits(lut, bits));
+                (fitting.is_some(), fitting)
+            }
+            Storage::Int { bits, block, .. } => {
+                let lane = if bits == 4 { 8 } else { 4 };
+                (is_whole(bits) && (block.1 == self.cols || block.1.is_multiple_of(lane)), None)
+            }
+            Storage::F16(_) | Storage::F32(_) => {
+                let is_large = self.rows >= MIN_BF16_SIZE && self.cols >= MIN_BF16_SIZE;
+                (is_large && crate::simd::has_bf16(Isa::best()), None)
+            }
+        };
+        self
+    }
+
+    /// Prepares for exact matmuls of integers, where the format has them: 4-bit indices, rows that start at bytes.
+    ///
+    /// They take two thirds of the instructions of f32; [`Int16Lut`] states their error.
+    pub fn with_int16_lut(mut self, lut: Option<&'a Int16Lut>) -> Self {
+        self.int16_lut = match self.data {
+            Storage::Lut { bits: 4, lut: table, .. } if self.has_native_kernel() => {
+                lut.filter(|w| w.fits(table))
+            }
+            _ => None,
+        };
+        self
+    }
+
+    /// Returns the layout of the activations that this matrix is multiplied by.
+    pub fn layout(&self) -> Layout {
+        match self.data {
+            Storage::Lut { bits: 4, .. } | Storage::Int { bits: 4, .. } if self.fast => Layout::I8Nibbles,
+            Storage::Lut { .. } | Storage::Int { .. } if self.fast => Layout::I8,
+            Storage::F16(_) | Storage::F32(_) if self.fast => Layout::Bf16,
+            _ if self.int16_lut.is_some() => Layout::I24,
+            Storage::Lut { bits, .. } if bits < 8 && self.has_native_kernel() => Layout::F32Interleaved,
+            Storage::Int { bits: 4, .. } if self.has_native_kernel() => Layout::F32Interleaved,
+            _ => Layout::F32,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_data::{bytes, cases, noise};
+    use crate::{Columns, Layout};
+    use proptest::prelude::*;
+
+    /// Calls `check` with a matrix of each kind.
+    fn each_matrix(seed: u64, rows: usize, cols: usize, mut check: impl FnMut(&str, &Matrix<'_>)) {
+        let n = rows * cols;
+        let dense = noise(seed, n);
+        check("f32", &Matrix::f32(&dense, rows, cols).unwrap());
+        let halves: Vec<u8> = dense.iter().flat_map(|&v| half::f16::from_f32(v).to_le_bytes()).collect();
+        check("f16", &Matrix::f16(&halves, rows, cols).unwrap());
+        for bits in [1, 2, 3, 4, 6, 8] {
+            let group = (1..=4).rev().find(|g| rows.is_multiple_of(*g)).unwrap();
+            let lut = noise(seed + 1, (rows / group) << bits);
+            let indices = bytes(seed + 2, (n * bits).div_ceil(8));
+            check(&format!("lut{bits}"), &Matrix::lut(bits, &indices, &lut, group, rows, cols).unwrap());
+            if bits == 4 {
+                let mut lut = lut;
+                lut.chunks_mut(16).for_each(crate::round_to_int16);
+                let words = crate::Int16Lut::new(&lut).unwrap();
+                let w = Matrix::lut(bits, &indices, &lut, group, rows, cols)
+                    .unwrap()
+                    .with_int16_lut(Some(&words));
+                assert_eq!(w.layout() == Layout::I24, cols.is_multiple_of(2));
+                check("lut4 in int16", &w);
+            }
+        }
+        for (bits, signed) in [(4, true), (4, false), (8, true), (8, false)] {
+            for most in [cols, 32, 8, 5] {
+                let block = (
+                    (1..=2).rev().find(|g| rows.is_multiple_of(*g)).unwrap(),
+                    (1..=most).rev().find(|g| cols.is_multiple_of(*g)).unwrap(),
+                );
+                let blocks = rows / block.0 * (cols / block.1);
+                let (scale, offset) = (noise(seed + 3, blocks), noise(seed + 4, blocks));
+                let data = bytes(seed + 5, (n * bits).div_ceil(8));
+                for offset in [None, Some(offset.as_slice())] {
+                    let m = Matrix::int(bits, signed, &data, &scale, offset, block, rows, cols).unwrap();
+                    check(&format!("int{bits} {signed} {block:?}"), &m);
+                }
+            }
+        }
+    }
+
+    fn run(isa: Isa, pool: &Pool, w: &Matrix<'_>, x: &[f32], t: usize, bias: Option<&[f32]>) -> Vec<f32> {
+        let mut panel = PackedActivations::default();
+        // Rubbish of an earlier use.
+        panel.pack(
+            pool,
+            Layout::F32Interleaved,
+            Columns { values: &[7.0; 900], first: 0, token_stride: 0, channel_stride: 1 },
+            9,
+            900,
+        );
+        let at = Columns { values: x, first: 0, token_stride: w.cols(), channel_stride: 1 };
+        panel.pack(pool, w.layout(), at, t, w.cols());
+        let mut y = vec![f32::NAN; t * w.rows()];
+        matmul_batch_on(
+            isa,
+            pool,
+            &mut [Some(MatMul { w: *w, x: &panel, tokens: None, y: &mut y, stride: w.rows(), bias })],
+        );
+        y
+    }
+
+    /// Any, and those that end a little behind or before a block.
+    fn columns() -> impl Strategy<Value = usize> {
+        prop_oneof![1usize..400, (1usize..4, 0usize..9).prop_map(|(blocks, more)| 128 * blocks + more - 2)]
+    }
+
+    proptest! {
+        #![proptest_config(cases())]
+        #[test]
+        fn every_kind_agrees_with_plain_arithmetic(seed in 1u64..1000, rows in 1usize..40, cols in columns(), t in prop::sample::select(vec![1usize, 2, 3, 5, 6, 7, 13])) {
+            let (one, three) = (Pool::new(1), Pool::new(3));
+            each_matrix(seed, rows, cols, |kind, w| {
+                let x = noise(seed + 9, cols * t);
+                let bias = noise(seed + 10, rows);
+                let mut dense = vec![0f32; rows * cols];
+                w.to_dense(&mut dense);
+                let mut avx2 = None;
+                for isa in Isa::available() {
+                    let y = run(isa, &one, w, &x, t, Some(&bias));
+                    for k in 0..t {
+                        for r in 0..rows {
+                            let terms = |f: fn(f64) -> f64| -> f64 {
+                                (0..cols).map(|c| f(f64::from(dense[r * cols + c]) * f64::from(x[k * cols + c]))).sum()
+                            };
+                            let exact = terms(|v| v) + f64::from(bias[r]);
+                            let error = (f64::from(y[k * rows + r]) - exact).abs();
+                            let bound = 1e-6 * (terms(f64::abs) + exact.abs()) + 1e-12;
+                            assert!(error <= bound, "{kind} {isa:?} [{rows}, {cols}] t {t}: {} for {exact}", y[k * rows + r]);
+                        }
+                        // A token by itself has the same result.
+                        let alone = run(isa, &one, w, &x[k * cols..(k + 1) * cols], 1, Some(&bias));
+                        assert_eq!(alone, &y[k * rows..(k + 1) * rows], "{kind} {isa:?} [{rows}, {cols}] t {t}");
+                    }
+                    assert_eq!(run(isa, &three, w, &x, t, Some(&bias)), y, "{kind} {isa:?}");
+                    match (isa, &avx2) {
+                        (Isa::Avx2, _) => avx2 = Some(y),
+                        (Isa::Avx512 | Isa::Amx, Some(other)) => assert_eq!(other, &y, "{isa:?} {kind}"),
+                        _ => {}
+                    }
+                }
+                // Some rows by themselves.
+                let part = w.row_range(rows / 2, rows);
+                let all = run(Isa::best(), &one, w, &x, t, None);
+                let some = run(Isa::best(), &one, &part, &x, t, None);
+                for k in 0..t {
+                    assert_eq!(&some[k * part.rows()..(k + 1) * part.rows()], &all[k * rows + rows / 2..(k + 1) * rows]);
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn threads_and_chosen_tokens_do_not_change_products() {
+        let (rows, cols, t) = (515, 700, 3);
+        let (data, other) = (noise(1, rows * cols), noise(7, rows * cols));
+        let w = Matrix::f32(&data, rows, cols).unwrap();
+        let v = Matrix::f32(&other, rows, cols).unwrap();
+        let values = noise(2, cols * t);
+        let x = Columns { values: &values, first: 0, token_stride: cols, channel_stride: 1 };
+        let mut all = PackedActivations::default();
+        all.pack(&Pool::new(1), w.layout(), x, t, cols);
+        let run = |threads| {
+            let pool = Pool::new(threads);
+            let (mut y, mut z, mut some) = (vec![0f32; rows * t], vec![0f32; rows * t], vec![0f32; rows * 2]);
+            let product = |w, y, tokens| Some(MatMul { w, x: &all, tokens, y, stride: rows, bias: None });
+            let a = product(w, y.as_mut_slice(), None);
+            let b = product(v, z.as_mut_slice(), None);
+            let c = product(v, some.as_mut_slice(), Some(&[2, 0]));
+            matmul_batch(&pool, &mut [a, None, b, c]);
+            assert_eq!(some[..rows], z[2 * rows..3 * rows]);
+            assert_eq!(some[rows..], z[..rows]);
+            (y, z)
+        };
+        let one = run(1);
+        assert!([2, 3, 8, 64].into_iter().all(|n| run(n) == one));
+    }
+}

@@ -1,0 +1,234 @@
+//! Says which rows, tokens and results a part of a job has, and in which order rows are read.
+
+use crate::Matrix;
+use crate::activations::PackedActivations;
+use crate::memory::{CacheLevel, Prefetch};
+use crate::simd::{F32x16, LANES};
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// Rows of a tile, which are computed together: four sums per token are under way, as many as hide the latency of one.
+pub(crate) const ROWS: usize = 4;
+/// Largest batch, in tokens, that decodes weights anew for each pass, in registers, instead of once into memory.
+pub(crate) const SMALL_BATCH: usize = 8;
+/// Tiles that are decoded together for larger batches: each token is read once for all of them.
+pub(crate) const TILES_PER_PASS: usize = 4;
+/// Rows of these tiles: the lanes of a vector of results.
+pub(crate) const ROWS_PER_PASS: usize = TILES_PER_PASS * ROWS;
+/// Bytes between what is read and what is prefetched, in each stream; measured on an EPYC 9004, see docs/performance.md.
+pub(crate) const PREFETCH_DISTANCE: usize = 2048;
+
+/// Orders the rows of a matrix into tiles of four.
+///
+/// ```text
+/// up to 8 tokens:  tile t = rows t, s + t, 2s + t, 3s + t    (four streams of s rows, each read in order)
+/// more tokens:     tile t = rows 4t, 4t + 1, 4t + 2, 4t + 3  (sixteen results of a token are one line)
+/// ```
+///
+/// Streams far apart keep about half as many more reads under way than neighbouring rows, which share pages and with them
+/// what the processor knows of streams: 1.2 times (integers) to 1.6 times (f32) the speed on an EPYC 9004, one token.
+#[derive(Clone, Debug)]
+pub(crate) struct RowTiles {
+    tiles: Range<usize>,
+    /// Rows from tile to tile.
+    step: usize,
+    /// Rows from row to row of a tile.
+    stream: usize,
+    /// Rows of the matrix.
+    rows: usize,
+}
+
+impl RowTiles {
+    /// Covers all rows of `w`.
+    pub fn all(w: &Matrix<'_>, tokens: usize) -> RowTiles {
+        if tokens > SMALL_BATCH {
+            return RowTiles { tiles: 0..w.rows.div_ceil(ROWS), step: ROWS, stream: 1, rows: w.rows };
+        }
+        let stream = stream(w.rows, w.bytes_read() as usize / w.rows.max(1));
+        RowTiles { tiles: 0..stream.min(w.rows), step: 1, stream, rows: w.rows }
+    }
+
+    /// Returns the number of tiles.
+    pub fn len(&self) -> usize {
+        self.tiles.len()
+    }
+
+    /// Returns piece i of `size` tiles.
+    pub fn piece(&self, size: usize, i: usize) -> RowTiles {
+        let (start, end) = (self.tiles.start + i * size, self.tiles.end);
+        RowTiles { tiles: start..(start + size).min(end), ..*self }
+    }
+
+    /// Iterates over the tiles: four rows, and how many of them exist; the others repeat the first.
+    pub fn each(&self) -> impl Iterator<Item = ([usize; ROWS], usize)> + use<> {
+        let RowTiles { tiles, step, stream, rows } = self.clone();
+        // A division would take as long as a short row.
+        let last = [stream, 2 * stream, 3 * stream];
+        tiles.map(move |t| {
+            let first = t * step;
+            let n = 1 + last.iter().filter(|&&more| first + more < rows).count();
+            (std::array::from_fn(|i| if i < n { first + i * stream } else { first }), n)
+        })
+    }
+
+    /// Iterates over N rows at a time, and how many of them exist.
+    pub fn rows<const N: usize>(&self) -> impl Iterator<Item = ([usize; N], usize)> + use<N> {
+        let all = self.clone();
+        (0..self.len().div_ceil(N / ROWS)).map(move |i| {
+            let (mut which, mut n) = ([0; N], 0);
+            for (rows, wanted) in all.piece(N / ROWS, i).each() {
+                which[n..n + wanted].copy_from_slice(&rows[..wanted]);
+                n += wanted;
+            }
+            (which, n)
+        })
+    }
+}
+
+/// Returns the rows of a stream: a quarter, padded by up to 16 so that the streams do not alias at 4 KB.
+fn stream(rows: usize, row_bytes: usize) -> usize {
+    let quarter = rows.div_ceil(ROWS);
+    // Of few rows, a few more would leave the last stream without its part.
+    let most = if quarter < 256 { 0 } else { 16 };
+    let apart =
+        |more: &usize| (1..ROWS).all(|i| (512..=3584).contains(&(i * (quarter + more) * row_bytes % 4096)));
+    quarter + (0..=most).find(apart).unwrap_or(0)
+}
+
+/// Describes where results go: element (t, r) is `y[t * stride + r]`.
+#[derive(Clone, Copy)]
+pub(crate) struct OutputRows<'a> {
+    pub y: *mut f32,
+    pub stride: usize,
+    pub bias: Option<&'a [f32]>, // [rows]
+}
+
+// SAFETY: parts of a job write disjoint rows.
+unsafe impl Sync for OutputRows<'_> {}
+
+/// Selects tokens of packed activations.
+#[derive(Clone, Copy)]
+pub(crate) struct TokenSelection<'a> {
+    pub x: &'a PackedActivations,
+    /// Their numbers; all, in order, where absent.
+    pub(super) which: Option<&'a [u32]>,
+    /// The tokens for AMX, where its tiles multiply them.
+    pub transposed: Option<&'a [[u8; 64]]>,
+}
+
+impl<'a> TokenSelection<'a> {
+    /// Selects tokens of `x`, or all.
+    pub fn new(x: &'a PackedActivations, which: Option<&'a [u32]>) -> TokenSelection<'a> {
+        TokenSelection { x, which, transposed: None }
+    }
+
+    /// Returns the number of selected tokens.
+    pub fn tokens(&self) -> usize {
+        self.which.map_or(self.x.tokens, <[u32]>::len)
+    }
+
+    /// Returns the index in `x` of a selected token.
+    #[inline(always)]
+    pub fn at(&self, token: usize) -> usize {
+        self.which.map_or(token, |which| which[token] as usize)
+    }
+}
+
+/// Stores row r of token t, with its bias.
+#[inline(always)]
+pub(crate) fn store(y: &OutputRows<'_>, r: usize, t: usize, v: f32) {
+    let v = v + y.bias.map_or(0.0, |b| b[r]);
+    // SAFETY: the token's row r lies inside of y, see `check`; no other part writes row r.
+    unsafe { *y.y.add(t * y.stride + r) = v };
+}
+
+/// Finds the stored rows of a matrix without bounds checks, which take as long as the matmul of a short row.
+#[derive(Clone, Copy)]
+pub(crate) struct RowBytes<'a> {
+    start: *const u8,
+    row_bytes: usize,
+    data: PhantomData<&'a [u8]>,
+}
+
+impl<'a> RowBytes<'a> {
+    /// Finds rows in `data`, with `bits` bits per element.
+    ///
+    /// # Panics
+    /// There are fewer rows than `w` has.
+    pub fn new(w: &Matrix<'_>, data: &'a [u8], bits: usize) -> Self {
+        let row_bytes = w.cols * bits / 8;
+        let own = &data[w.first * row_bytes..(w.first + w.rows) * row_bytes];
+        RowBytes { start: own.as_ptr(), row_bytes, data: PhantomData }
+    }
+
+    /// Returns the bytes of a row.
+    ///
+    /// # Safety
+    /// The matrix has a row `row`.
+    #[inline(always)]
+    pub unsafe fn row(&self, row: usize) -> &'a [u8] {
+        // SAFETY: `new` has seen the bytes of all rows of the matrix.
+        unsafe { std::slice::from_raw_parts(self.start.add(row * self.row_bytes), self.row_bytes) }
+    }
+
+    /// Returns the prefetch of the rows that are decoded after `rows`. Rows of streams need none: they are read ahead where
+    /// they are decoded.
+    #[inline(always)]
+    pub fn prefetch_after(&self, rows: &[usize]) -> Prefetch {
+        match rows {
+            [first, second, ..] if *second == first + 1 => {
+                let from = self.start.wrapping_add((rows[rows.len() - 1] + 1) * self.row_bytes);
+                Prefetch { from, bytes: TILES_PER_PASS * ROWS * self.row_bytes }
+            }
+            _ => Prefetch::NOTHING,
+        }
+    }
+}
+
+/// Stores rows `which` of token t, at most sixteen, with their biases.
+#[inline(always)]
+pub(crate) fn store_rows<L: F32x16>(y: &OutputRows<'_>, which: &[usize], t: usize, v: L) {
+    // Sixteen rows lie together or are of streams, where the second is as far from the first as streams are.
+    if which.len() == LANES && which[1] == which[0] + 1 && which[LANES - 1] == which[0] + LANES - 1 {
+        let bias = match y.bias {
+            Some(all) => L::load(all[which[0]..].first_chunk().expect("a bias per row")),
+            None => L::splat(0.0),
+        };
+        // SAFETY: as in `store`, for rows that lie together.
+        return v.add(bias).store(unsafe { &mut *y.y.add(t * y.stride + which[0]).cast::<[f32; LANES]>() });
+    }
+    let mut all = [0f32; LANES];
+    v.store(&mut all);
+    which.iter().zip(all).for_each(|(&r, v)| store(y, r, t, v));
+}
+
+/// Prefetches what comes `PREFETCH_DISTANCE` after some bytes of a row, into L2.
+#[inline(always)]
+pub(crate) fn prefetch_row(bytes: &[u8]) {
+    crate::memory::prefetch(CacheLevel::L2, bytes.as_ptr().wrapping_add(PREFETCH_DISTANCE), bytes.len());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streams_cover_all_rows_once_and_do_not_meet_in_caches() {
+        for (rows, row_bytes) in
+            [(1, 8), (5, 1408), (7, 64), (1408, 1408), (262_144, 1408), (4096, 2048), (999, 4096)]
+        {
+            let stream = stream(rows, row_bytes);
+            let all = RowTiles { tiles: 0..stream, step: 1, stream, rows };
+            let mut seen = vec![0; rows];
+            for (which, n) in
+                all.piece(3, 0).each().chain((1..stream.div_ceil(3)).flat_map(|i| all.piece(3, i).each()))
+            {
+                assert!(n > 0);
+                which[..n].iter().for_each(|&r| seen[r] += 1);
+            }
+            assert!(seen.iter().all(|n| *n == 1), "{rows} {row_bytes}");
+        }
+        assert_ne!(stream(262_144, 1408) * 1408 % 4096, 0);
+        assert_eq!(stream(262_144, 4096), 65_536);
+    }
+}

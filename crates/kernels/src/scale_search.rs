@@ -1,0 +1,671 @@
+//! Linear quantization: which scale (and offset) leaves the smallest squared error, and the integers for it.
+//!
+//! Sixteen grids are tried on each value at once, one per lane, so that nothing is summed across lanes.
+
+use crate::Isa;
+use crate::simd::{F32x16, LANES, ROUND, simd_fn};
+
+/// Grids that are tried together.
+pub const GRIDS: usize = LANES;
+/// Values whose errors are summed in f32 before they go to f64.
+const RUN: usize = 256;
+
+type Row = [f32; GRIDS];
+
+/// Grids `scale * (q - zero)` with integers q from `low` to `high`.
+#[derive(Clone, Copy, Debug)]
+pub struct Grids {
+    /// Positive.
+    pub scale: Row,
+    /// Of the same dimension as q.
+    pub zero: Row,
+    /// Smallest q; not below -2^21.
+    pub low: f32,
+    /// Largest q; not above 2^21.
+    pub high: f32,
+}
+
+/// Sums over weights and what they became.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ErrorSums {
+    /// Of squared errors.
+    pub error: f64,
+    /// Of weight times result.
+    pub dot: f64,
+    /// Of squared weights.
+    pub original: f64,
+    /// Of squared results.
+    pub compressed: f64,
+    /// Of importance times squared error; 0 without importance.
+    pub weighted_error: f64,
+    /// Of importance times squared weight; 0 without importance.
+    pub weighted_original: f64,
+    /// Largest magnitude of an error.
+    pub largest: f32,
+}
+
+/// The nearest positive numbers that fp16 has; 2^-24 for NaN.
+#[inline(always)]
+fn to_half<V: F32x16>(v: V) -> V {
+    // To 11 significant bits by Veltkamp's splitting, or to a multiple of 2^-24 below 2^-14.
+    let minus_one = V::splat(-1.0);
+    let c = v.mul(V::splat(8193.0));
+    let normal = c.add(c.add(v.mul(minus_one)).mul(minus_one));
+    let subnormal = v.add(V::splat(0.75)).add(V::splat(-0.75));
+    let half = v.if_below(V::splat(6.103_515_6e-5), subnormal, normal);
+    // The second operand is taken where the first is NaN.
+    half.max(V::splat(5.960_464_5e-8)).min(V::splat(65504.0))
+}
+
+/// Sum over `values` of mass times squared distance to the value's place on each grid. Without masses each counts 1.
+///
+/// # Panics
+/// Masses and values differ in number, or the processor lacks `isa`.
+pub fn sum_grid_errors(isa: Isa, values: &[f32], masses: Option<&[f32]>, grids: &Grids) -> [f64; GRIDS] {
+    assert!(masses.is_none_or(|m| m.len() == values.len()));
+    run_asymmetric_errors(isa, values, masses, grids)
+}
+
+/// The scale s for which integers times s are nearest to `values`, integers being signed numbers of `bits` bits. It is a
+/// positive number that fp16 has; 1 where all values are zero. Without masses each value counts 1.
+///
+/// # Panics
+/// Masses and values differ in number, the bits are not 2 to 8, or the processor lacks `isa`.
+pub fn find_scale(isa: Isa, values: &[f32], masses: Option<&[f32]>, bits: u8) -> f32 {
+    assert!(masses.is_none_or(|m| m.len() == values.len()));
+    assert!((2..=8).contains(&bits));
+    run_search(isa, values, masses, bits)
+}
+
+/// Smallest and largest value, 0 included.
+pub fn find_extremes(isa: Isa, values: &[f32]) -> (f32, f32) {
+    run_ends(isa, values)
+}
+
+/// A scale, and the zero that it goes with: a value is `scale * (q - zero)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScaleAndZero {
+    /// Positive.
+    pub scale: f32,
+    /// Of the same dimension as q.
+    pub zero: f32,
+}
+
+/// Integers of `values`, from `-2^(bits-1)` to `2^(bits-1) - 1`, and what that costs. Each of `grids` holds for as many of
+/// the values, one after the other.
+///
+/// # Panics
+/// Lengths differ or do not divide, the bits are not 2 to 8, or the processor lacks `isa`.
+pub fn quantize_linear(
+    isa: Isa,
+    values: &[f32],
+    importance: Option<&[f32]>,
+    grids: &[ScaleAndZero],
+    bits: u8,
+    codes: &mut [i8],
+) -> ErrorSums {
+    assert!(importance.is_none_or(|m| m.len() == values.len()));
+    assert_eq!(values.len(), codes.len());
+    assert!((2..=8).contains(&bits));
+    assert!(values.len().is_multiple_of(grids.len().max(1)));
+    run_apply(isa, values, importance, grids, bits, codes)
+}
+
+simd_fn! {
+    fn run_asymmetric_errors(isa: Isa; values: &[f32], masses: Option<&[f32]>, grids: &Grids) -> [f64; GRIDS] = asymmetric_errors
+}
+simd_fn! {
+    fn run_search(isa: Isa; values: &[f32], masses: Option<&[f32]>, bits: u8) -> f32 = search
+}
+simd_fn! {
+    fn run_ends(isa: Isa; values: &[f32]) -> (f32, f32) = ends
+}
+simd_fn! {
+    fn run_apply(isa: Isa; values: &[f32], importance: Option<&[f32]>, grids: &[ScaleAndZero], bits: u8, codes: &mut [i8]) -> ErrorSums = apply
+}
+
+/// Range of a signed integer.
+fn range(bits: u8) -> (f32, f32) {
+    let half = (1i32 << (bits - 1)) as f32;
+    (-half, half - 1.0)
+}
+
+/// The first sixteen elements.
+#[inline(always)]
+fn row(v: &[f32]) -> &Row {
+    v.first_chunk().expect("a chunk of sixteen")
+}
+
+#[inline(always)]
+fn ends<V: F32x16>(values: &[f32]) -> (f32, f32) {
+    let (mut low, mut high) = (V::splat(0.0), V::splat(0.0));
+    let chunks = values.chunks_exact(GRIDS);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        let v = V::load(row(chunk));
+        low = v.min(low);
+        high = v.max(high);
+    }
+    let (mut lows, mut highs) = ([0f32; GRIDS], [0f32; GRIDS]);
+    low.store(&mut lows);
+    high.store(&mut highs);
+    let argmin = rest.iter().chain(&lows).fold(0f32, |m, &v| m.min(v));
+    (argmin, rest.iter().chain(&highs).fold(0f32, |m, &v| m.max(v)))
+}
+
+#[inline(always)]
+fn add_to<V: F32x16>(total: &mut [f64; GRIDS], part: V) {
+    let mut lanes = [0f32; GRIDS];
+    part.store(&mut lanes);
+    for g in 0..GRIDS {
+        total[g] += f64::from(lanes[g]);
+    }
+}
+
+#[inline(always)]
+fn asymmetric_errors<V: F32x16>(values: &[f32], masses: Option<&[f32]>, grids: &Grids) -> [f64; GRIDS] {
+    let (scale, zero) = (V::load(&grids.scale), V::load(&grids.zero));
+    let inverse = V::load(&grids.scale.map(|s| 1.0 / s));
+    let minus_zero = V::load(&grids.zero.map(|z| -z));
+    let (low, high) = (V::splat(grids.low), V::splat(grids.high));
+    let mut total = [0f64; GRIDS];
+    for (i, values) in values.chunks(RUN).enumerate() {
+        let mut sum = V::splat(0.0);
+        for (j, &v) in values.iter().enumerate() {
+            let mass = V::splat(masses.map_or(1.0, |m| m[i * RUN + j]));
+            let v = V::splat(v);
+            let q = v.mul_add(inverse, zero).max(low).min(high).round().add(minus_zero);
+            let error = scale.neg_mul_add(q, v);
+            sum = error.mul(mass).mul_add(error, sum);
+        }
+        add_to(&mut total, sum);
+    }
+    total
+}
+
+/// Sums over some values: errors, matmul_batch of value and integer, squared integers.
+#[derive(Clone, Copy)]
+struct Partial<V> {
+    error: V,
+    product: V,
+    square: V,
+}
+
+impl<V: F32x16> Partial<V> {
+    const fn of(zero: V) -> Self {
+        Partial { error: zero, product: zero, square: zero }
+    }
+}
+
+/// Symmetric grids.
+#[derive(Clone, Copy)]
+struct Symmetric<V> {
+    scale: V,
+    inverse: V,
+    /// Ends of the integers' range, with ROUND added.
+    low: V,
+    high: V,
+    round: V,
+    minus_round: V,
+}
+
+impl<V: F32x16> Symmetric<V> {
+    #[inline(always)]
+    fn new(scale: V, (low, high): (f32, f32)) -> Self {
+        let inverse = V::splat(1.0).div(scale);
+        let (low, high) = (V::splat(ROUND + low), V::splat(ROUND + high));
+        Symmetric { scale, inverse, low, high, round: V::splat(ROUND), minus_round: V::splat(-ROUND) }
+    }
+
+    #[inline(always)]
+    fn one<const REFIT: bool, const MASS: bool>(&self, v: f32, mass: f32, sum: &mut Partial<V>) {
+        let v = V::splat(v);
+        // Rounded by what the sum with ROUND cannot hold; clamped before that is taken away again.
+        let q = v.mul_add(self.inverse, self.round).max(self.low).min(self.high).add(self.minus_round);
+        let e = self.scale.neg_mul_add(q, v);
+        let (we, wq) = match MASS {
+            true => (e.mul(V::splat(mass)), q.mul(V::splat(mass))),
+            false => (e, q),
+        };
+        sum.error = we.mul_add(e, sum.error);
+        if REFIT {
+            sum.product = wq.mul_add(v, sum.product);
+            sum.square = wq.mul_add(q, sum.square);
+        }
+    }
+}
+
+/// Errors on symmetric grids of at most `RUN` values, and sums for the scale that would be best on each if every value kept
+/// its integer.
+#[inline(always)]
+fn run_errors<V: F32x16, const REFIT: bool>(
+    values: &[f32],
+    masses: Option<&[f32]>,
+    grid: &Symmetric<V>,
+) -> Partial<V> {
+    // Four sums apart, so that one need not wait for the other.
+    let mut a = Partial::of(V::splat(0.0));
+    let (mut b, mut c, mut d) = (a, a, a);
+    let groups = values.chunks_exact(4);
+    let rest = groups.remainder();
+    match masses {
+        None => {
+            for g in groups {
+                grid.one::<REFIT, false>(g[0], 1.0, &mut a);
+                grid.one::<REFIT, false>(g[1], 1.0, &mut b);
+                grid.one::<REFIT, false>(g[2], 1.0, &mut c);
+                grid.one::<REFIT, false>(g[3], 1.0, &mut d);
+            }
+            for &v in rest {
+                grid.one::<REFIT, false>(v, 1.0, &mut a);
+            }
+        }
+        Some(masses) => {
+            for (g, m) in groups.zip(masses.chunks_exact(4)) {
+                grid.one::<REFIT, true>(g[0], m[0], &mut a);
+                grid.one::<REFIT, true>(g[1], m[1], &mut b);
+                grid.one::<REFIT, true>(g[2], m[2], &mut c);
+                grid.one::<REFIT, true>(g[3], m[3], &mut d);
+            }
+            for (&v, &m) in rest.iter().zip(&masses[values.len() - rest.len()..]) {
+                grid.one::<REFIT, true>(v, m, &mut a);
+            }
+        }
+    }
+    Partial {
+        error: a.error.add(b.error).add(c.error.add(d.error)),
+        product: a.product.add(b.product).add(c.product.add(d.product)),
+        square: a.square.add(b.square).add(c.square.add(d.square)),
+    }
+}
+
+/// Tries grids of these scales on all values and keeps the best if it is better than what was found. Gives the scales
+/// that would suit each grid's integers best (NaN where all are zero), and the number of the best grid.
+#[inline(always)]
+fn attempt<V: F32x16, const REFIT: bool>(
+    values: &[f32],
+    masses: Option<&[f32]>,
+    scale: V,
+    range: (f32, f32),
+    found: &mut (f32, f64),
+) -> (V, usize) {
+    let grid = Symmetric::<V>::new(scale, range);
+    let mut scales = [0f32; GRIDS];
+    if values.len() <= RUN {
+        let sums = run_errors::<V, REFIT>(values, masses, &grid);
+        let (best, error) = sums.error.argmin();
+        if f64::from(error) < found.1 {
+            scale.store(&mut scales);
+            *found = (scales[best], f64::from(error));
+        }
+        return (if REFIT { sums.product.div(sums.square) } else { scale }, best);
+    }
+    let (mut errors, mut matmul_batch, mut squares) = ([0f64; GRIDS], [0f64; GRIDS], [0f64; GRIDS]);
+    for (i, values) in values.chunks(RUN).enumerate() {
+        let masses = masses.map(|m| &m[i * RUN..][..values.len()]);
+        let sums = run_errors::<V, REFIT>(values, masses, &grid);
+        add_to(&mut errors, sums.error);
+        if REFIT {
+            add_to(&mut matmul_batch, sums.product);
+            add_to(&mut squares, sums.square);
+        }
+    }
+    let mut best = 0;
+    for g in 1..GRIDS {
+        if errors[g] < errors[best] {
+            best = g;
+        }
+    }
+    if errors[best] < found.1 {
+        scale.store(&mut scales);
+        *found = (scales[best], errors[best]);
+    }
+    if REFIT {
+        for g in 0..GRIDS {
+            scales[g] = (matmul_batch[g] / squares[g]) as f32;
+        }
+        return (V::load(&scales), best);
+    }
+    (scale, best)
+}
+
+/// Error of values, whose number the lanes divide, on one grid.
+#[inline(always)]
+fn one_error<V: F32x16>(values: &[f32], grid: &Symmetric<V>) -> f32 {
+    let mut error = V::splat(0.0);
+    for chunk in values.chunks_exact(GRIDS) {
+        let v = V::load(row(chunk));
+        let q = v.mul_add(grid.inverse, grid.round).max(grid.low).min(grid.high).add(grid.minus_round);
+        let e = grid.scale.neg_mul_add(q, v);
+        error = e.mul_add(e, error);
+    }
+    error.horizontal_sum()
+}
+
+/// Powers of a ratio, from 0 on.
+const fn powers(ratio: f32) -> Row {
+    let mut p = [1f32; GRIDS];
+    let mut g = 1;
+    while g < GRIDS {
+        p[g] = p[g - 1] * ratio;
+        g += 1;
+    }
+    p
+}
+
+/// A fall of a factor 2 in 14 steps for few bits, of 3 for many; and a wider one.
+const SMALL_BATCH: Row = powers(0.950_5);
+const MANY: Row = powers(0.924_5);
+const WIDE: Row = powers(0.74);
+/// Factors near 1.
+const NEAR: Row = {
+    let mut p = [1f32; GRIDS];
+    let mut g = 0;
+    while g < GRIDS {
+        p[g] = 1.0 + 0.011 * (7.0 - g as f32);
+        g += 1;
+    }
+    p
+};
+
+/// First all magnitudes fit; then less and less do. Then, for few bits, each candidate moves to the scale that suits its
+/// integers; for many bits, the best is refined.
+#[inline(always)]
+fn search<V: F32x16>(values: &[f32], masses: Option<&[f32]>, bits: u8) -> f32 {
+    let (lowest, highest) = ends::<V>(values);
+    let largest = highest.max(-lowest);
+    if largest == 0.0 {
+        return 1.0;
+    }
+    // Masses that are all zero say nothing.
+    let masses = masses.filter(|m| m.iter().any(|&m| m > 0.0));
+    let (low, high) = range(bits);
+    let few = bits <= 4;
+    let mut found = (1.0, f64::INFINITY);
+    // From the scale at which all just fit down, and the one at which the largest magnitude is the last integer, as without
+    // a search; that one comes last.
+    let whole = (highest / high).max(lowest / low);
+    let mut scales = if few { SMALL_BATCH } else { MANY };
+    for s in &mut scales {
+        *s *= whole;
+    }
+    let bottom = scales[GRIDS - 2];
+    scales[GRIDS - 1] = largest / high;
+    let (mut refit, mut best) =
+        attempt::<V, true>(values, masses, to_half(V::load(&scales)), (low, high), &mut found);
+    // Where few weights are far above the others, or the smallest of these scales was the best, the best may be lower. In
+    // the first case larger scales are all equally bad and the first of them came out, or already a small one did.
+    let middle = (2..11).contains(&best);
+    let limit = if few { 4.5 } else { 16.0 };
+    if best == GRIDS - 2 || !middle && crest_is_high::<V>(values, masses, largest, limit) {
+        let before = found.1;
+        let wide = to_half(V::load(&WIDE).mul(V::splat(bottom)));
+        let (lower, at) = attempt::<V, true>(values, masses, wide, (low, high), &mut found);
+        if found.1 < before {
+            (refit, best) = (lower, at);
+        }
+    }
+    if few && masses.is_none() && values.len() <= RUN && values.len().is_multiple_of(GRIDS) {
+        // Only the best moves, which takes a sixteenth of the work and finds nearly as good a scale.
+        let mut scales = [0f32; GRIDS];
+        to_half(refit).store(&mut scales);
+        let error = one_error(values, &Symmetric::<V>::new(V::splat(scales[best]), (low, high)));
+        return if f64::from(error) < found.1 { scales[best] } else { found.0 };
+    }
+    let next = if few { refit } else { V::load(&NEAR).mul(V::splat(found.0)) };
+    attempt::<V, false>(values, masses, to_half(next), (low, high), &mut found);
+    found.0
+}
+
+/// The largest magnitude is more than `limit` times the root of the mean square.
+#[inline(always)]
+fn crest_is_high<V: F32x16>(values: &[f32], masses: Option<&[f32]>, largest: f32, limit: f32) -> bool {
+    let (mut square, mut mass) = (0f64, 0f64);
+    match masses {
+        None => {
+            mass = values.len() as f64;
+            for values in values.chunks(RUN) {
+                let groups = values.chunks_exact(GRIDS);
+                square += groups.remainder().iter().map(|v| f64::from(v * v)).sum::<f64>();
+                let mut lanes = V::splat(0.0);
+                for group in groups {
+                    let v = V::load(row(group));
+                    lanes = v.mul_add(v, lanes);
+                }
+                square += f64::from(lanes.horizontal_sum());
+            }
+        }
+        Some(masses) => {
+            for (&v, &m) in values.iter().zip(masses) {
+                square += f64::from(m * v * v);
+                mass += f64::from(m);
+            }
+        }
+    }
+    let l = f64::from(largest / limit);
+    l * l * mass > square
+}
+
+#[inline(always)]
+fn apply<V: F32x16>(
+    values: &[f32],
+    importance: Option<&[f32]>,
+    grids: &[ScaleAndZero],
+    bits: u8,
+    codes: &mut [i8],
+) -> ErrorSums {
+    if values.is_empty() {
+        return ErrorSums::default();
+    }
+    let width = values.len() / grids.len();
+    let (low, high) = range(bits);
+    let (low, high) = (V::splat(low), V::splat(high));
+    let (minus_one, zero, integer_bits) = (V::splat(-1.0), V::splat(0.0), V::splat(ROUND));
+    let mut sums = ErrorSums::default();
+    let mut largest = zero;
+    let (mut error, mut dot, mut original, mut compressed) = (zero, zero, zero, zero);
+    let (mut weighted_error, mut weighted_original) = (zero, zero);
+    let mut summed = 0;
+    for (i, grid) in grids.iter().enumerate() {
+        let (inverse, zeros) = (V::splat(1.0 / grid.scale), V::splat(grid.zero));
+        let (scale, minus_zeros) = (V::splat(grid.scale), V::splat(-grid.zero));
+        for start in (i * width..(i + 1) * width).step_by(GRIDS) {
+            let n = GRIDS.min((i + 1) * width - start);
+            // A last, shorter row is filled with what becomes zero without an error.
+            let part = |from: &[f32]| match from[start..].first_chunk::<GRIDS>() {
+                Some(all) if n == GRIDS => V::load(all),
+                _ => {
+                    let mut own = [0f32; GRIDS];
+                    own[..n].copy_from_slice(&from[start..start + n]);
+                    V::load(&own)
+                }
+            };
+            let v = part(values);
+            let q = v.mul_add(inverse, zeros).max(low).min(high).round();
+            // The last bits of the sum are the integer's.
+            let mut bits = [0f32; GRIDS];
+            q.add(integer_bits).store(&mut bits);
+            let mut own = [0i8; GRIDS];
+            for g in 0..GRIDS {
+                own[g] = bits[g].to_bits() as u8 as i8;
+            }
+            match codes[start..].first_chunk_mut::<GRIDS>() {
+                Some(all) if n == GRIDS => *all = own,
+                _ => codes[start..start + n].copy_from_slice(&own[..n]),
+            }
+            let result = q.add(minus_zeros).mul(scale);
+            let e = result.mul_add(minus_one, v);
+            error = e.mul_add(e, error);
+            dot = v.mul_add(result, dot);
+            original = v.mul_add(v, original);
+            compressed = result.mul_add(result, compressed);
+            largest = largest.max(e).max(e.mul(minus_one));
+            if let Some(importance) = importance {
+                let m = part(importance);
+                weighted_error = e.mul(m).mul_add(e, weighted_error);
+                weighted_original = v.mul(m).mul_add(v, weighted_original);
+            }
+            summed += n;
+            if summed >= 4 * RUN || start + n == values.len() {
+                sums.error += f64::from(error.horizontal_sum());
+                sums.dot += f64::from(dot.horizontal_sum());
+                sums.original += f64::from(original.horizontal_sum());
+                sums.compressed += f64::from(compressed.horizontal_sum());
+                (error, dot, original, compressed) = (zero, zero, zero, zero);
+                if importance.is_some() {
+                    sums.weighted_error += f64::from(weighted_error.horizontal_sum());
+                    sums.weighted_original += f64::from(weighted_original.horizontal_sum());
+                    (weighted_error, weighted_original) = (zero, zero);
+                }
+                summed = 0;
+            }
+        }
+    }
+    let mut lanes = [0f32; GRIDS];
+    largest.store(&mut lanes);
+    sums.largest = lanes.iter().fold(0f32, |m, &e| m.max(e));
+    sums
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::f16;
+
+    fn isas() -> impl Iterator<Item = Isa> {
+        Isa::available()
+    }
+
+    fn values(n: usize) -> Vec<f32> {
+        (0..n).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.013 + (i % 7) as f32 * 0.001).collect()
+    }
+
+    #[test]
+    fn every_path_gives_the_sum_of_squares() {
+        let values = values(777);
+        let masses: Vec<f32> = (0..777).map(|i| (i % 5) as f32 * 0.5).collect();
+        let mut grids = Grids { scale: [0.0; GRIDS], zero: [0.0; GRIDS], low: -8.0, high: 7.0 };
+        for g in 0..GRIDS {
+            grids.scale[g] = 0.02 + 0.007 * g as f32;
+            grids.zero[g] = (g % 4) as f32 - 2.0;
+        }
+        for masses in [None, Some(masses.as_slice())] {
+            for g in 0..GRIDS {
+                let (s, z) = (f64::from(grids.scale[g]), f64::from(grids.zero[g]));
+                let expected: f64 = values
+                    .iter()
+                    .enumerate()
+                    .map(|(i, &v)| {
+                        let v = f64::from(v);
+                        let q = (v / s + z).round_ties_even().clamp(-8.0, 7.0);
+                        masses.map_or(1.0, |m| f64::from(m[i])) * (v - s * (q - z)).powi(2)
+                    })
+                    .sum();
+                for isa in isas() {
+                    let found = sum_grid_errors(isa, &values, masses, &grids)[g];
+                    assert!((found - expected).abs() <= 1e-4 * expected, "{isa:?}: {found} for {expected}");
+                }
+            }
+        }
+        assert_eq!(sum_grid_errors(Isa::best(), &[], None, &grids), [0.0; GRIDS]);
+    }
+
+    #[test]
+    fn every_path_finds_the_same_quality() {
+        for n in [1, 5, 16, 32, 31, 256, 704, 1000] {
+            for bits in [4, 8] {
+                let v = values(n);
+                let masses: Vec<f32> = (0..n).map(|i| (i % 5) as f32 * 0.5 + 0.1).collect();
+                for masses in [None, Some(masses.as_slice())] {
+                    let error = |isa| {
+                        let scale = find_scale(isa, &v, masses, bits);
+                        assert_eq!(f16::from_f32(scale).to_f32(), scale);
+                        let mut codes = vec![0i8; n];
+                        let grid = [ScaleAndZero { scale, zero: 0.0 }];
+                        let sums = quantize_linear(isa, &v, masses, &grid, bits, &mut codes);
+                        let own: f64 = v
+                            .iter()
+                            .zip(&codes)
+                            .map(|(v, q)| f64::from(v - scale * f32::from(*q)).powi(2))
+                            .sum();
+                        assert!((own - sums.error).abs() <= 1e-4 * own + 1e-12, "{own} {}", sums.error);
+                        if masses.is_some() { sums.weighted_error } else { sums.error }
+                    };
+                    let scalar = error(Isa::Scalar);
+                    for isa in isas() {
+                        let found = error(isa);
+                        assert!(found <= scalar * 1.02 + 1e-9, "{isa:?}, {n}, {bits}: {found} for {scalar}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn extremes_hold_zero() {
+        for isa in isas() {
+            assert_eq!(find_extremes(isa, &[]), (0.0, 0.0));
+            assert_eq!(find_extremes(isa, &[3.0; 40]), (0.0, 3.0));
+            let mut v = vec![0.5f32; 37];
+            (v[36], v[5]) = (-4.0, 9.0);
+            assert_eq!(find_extremes(isa, &v), (-4.0, 9.0));
+        }
+    }
+
+    #[test]
+    fn scales_are_numbers_of_fp16() {
+        let half = |v: f32| {
+            let mut out = [0f32; GRIDS];
+            to_half(crate::simd::Scalar::splat(v)).store(&mut out);
+            out[0]
+        };
+        for i in 0..200_000u32 {
+            let v = f32::from_bits(0x2f00_0000 + i * 4001);
+            let expected = f16::from_f32(v).to_f32().clamp(5.960_464_5e-8, 65504.0);
+            let found = half(v);
+            // Ties may go either way.
+            assert!(
+                f16::from_f32(found).to_f32() == found && (found - v).abs() <= (expected - v).abs() * 1.000_1,
+                "{v}: {found} for {expected}"
+            );
+            if v > 65504.0 {
+                break;
+            }
+        }
+        assert_eq!([half(0.0), half(f32::NAN), half(1e9)], [5.960_464_5e-8, 5.960_464_5e-8, 65504.0]);
+    }
+
+    #[test]
+    fn blocks_have_their_own_scales() {
+        let v = values(40);
+        let grids: Vec<ScaleAndZero> =
+            (0..5).map(|i| ScaleAndZero { scale: 0.05 + 0.01 * i as f32, zero: i as f32 - 2.0 }).collect();
+        for isa in isas() {
+            let mut together = vec![0i8; 40];
+            let sums = quantize_linear(isa, &v, Some(&[0.5; 40]), &grids, 4, &mut together);
+            let (mut error, mut apart) = (0.0, vec![0i8; 40]);
+            for (i, grid) in grids.iter().enumerate() {
+                let part = &mut apart[i * 8..i * 8 + 8];
+                error += quantize_linear(isa, &v[i * 8..i * 8 + 8], None, &[*grid], 4, part).error;
+            }
+            assert_eq!(together, apart, "{isa:?}");
+            assert!((sums.error - error).abs() < 1e-5 * error && sums.weighted_error < sums.error);
+        }
+    }
+
+    #[test]
+    fn sums_of_a_small_example() {
+        let importance = [1.0, 0.0, 2.0];
+        for isa in isas() {
+            let mut codes = [0i8; 3];
+            let grid = [ScaleAndZero { scale: 1.0, zero: 1.0 }];
+            let s = quantize_linear(isa, &[1.0, -2.4, 9.0], Some(&importance), &grid, 4, &mut codes);
+            assert_eq!(codes, [2, -1, 7]);
+            let close = |a: f64, b: f64| (a - b).abs() < 1e-5 * b.max(1.0);
+            assert!(close(s.error, 0.16 + 9.0) && close(s.dot, 1.0 + 4.8 + 54.0), "{s:?}");
+            assert!(close(s.original, 1.0 + 5.76 + 81.0) && close(s.compressed, 1.0 + 4.0 + 36.0));
+            assert!(close(s.weighted_error, 18.0) && close(s.weighted_original, 163.0));
+            assert_eq!(s.largest, 3.0);
+        }
+    }
+}

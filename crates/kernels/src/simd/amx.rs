@@ -1,0 +1,177 @@
+//! RowTiles of bytes of AMX: written out, since the compiler's names for these instructions are not stable.
+
+use super::LANES;
+use std::arch::x86_64::*;
+
+/// Tokens of a tile.
+pub(crate) const TILE_TOKENS: usize = 16;
+/// Vectors of 64 bytes that a tile of codes has.
+pub(crate) const TILE_VECTORS: usize = 16;
+
+/// Multiplies tiles of bytes.
+pub(crate) trait Multiply: Copy {
+    /// Prepares this thread for tiles of `tokens` tokens, at most 16.
+    ///
+    /// # Safety
+    /// The processor has the instructions.
+    unsafe fn shape(self, tokens: usize);
+    /// Sums of `a`, signed bytes of each token, times `b`, `[16, 16, 4]` bytes without signs: sum n of a token adds up bytes
+    /// 4 k + j times `b[k][n][j]`. Only the tokens that the thread is prepared for have sums.
+    ///
+    /// # Safety
+    /// The processor has the instructions, and the thread is prepared.
+    unsafe fn multiply(self, a: &[[u8; 64]; TILE_TOKENS], b: &[[u8; 64]; TILE_VECTORS], sums: &mut Sums);
+    /// The thread has no more tiles to multiply.
+    ///
+    /// # Safety
+    /// The processor has the instructions.
+    unsafe fn end(self);
+}
+
+/// Sums of a tile, each token's in a cache line of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C, align(64))]
+pub(crate) struct Sums(pub [[i32; LANES]; TILE_TOKENS]);
+
+/// Multiplies with the processor's tiles.
+#[derive(Clone, Copy)]
+pub(crate) struct Amx;
+
+/// Holds the sizes of eight tiles, as `ldtilecfg` reads them.
+#[repr(C, align(64))]
+struct Config {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+impl Multiply for Amx {
+    #[inline(always)]
+    unsafe fn shape(self, tokens: usize) {
+        // Tile 0 has sums, 1 tokens, 2 codes.
+        let mut config =
+            Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+        config.row_bytes[..3].fill(64);
+        config.rows[..3].copy_from_slice(&[tokens as u8, tokens as u8, 16]);
+        // SAFETY: 64 bytes are read; as this function's.
+        unsafe {
+            std::arch::asm!(
+                "ldtilecfg [{}]",
+                in(reg) &raw const config,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack, preserves_flags)
+            );
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn multiply(self, a: &[[u8; 64]; TILE_TOKENS], b: &[[u8; 64]; TILE_VECTORS], sums: &mut Sums) {
+        // SAFETY: as this function's; no more than 16 lines of each are read or written.
+        unsafe {
+            std::arch::asm!(
+                "tilezero tmm0",
+                "tileloadd tmm1, [{a} + {line} * 1]",
+                "tileloadd tmm2, [{b} + {line} * 1]",
+                "tdpbsud tmm0, tmm1, tmm2",
+                "tilestored [{sums} + {line} * 1], tmm0",
+                a = in(reg) a.as_ptr(),
+                b = in(reg) b.as_ptr(),
+                line = in(reg) 64usize,
+                sums = in(reg) sums.0.as_mut_ptr(),
+                out("tmm0") _, out("tmm1") _, out("tmm2") _,
+                options(nostack, preserves_flags)
+            );
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn end(self) {
+        // SAFETY: as this function's.
+        unsafe {
+            std::arch::asm!(
+                "tilerelease",
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack, preserves_flags)
+            );
+        }
+    }
+}
+
+/// Checks that the processor has tiles of bytes, that this process may use them, and that they do what [`Multiply`] says.
+pub(crate) fn is_available() -> bool {
+    static AVAILABLE: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *AVAILABLE.get_or_init(|| has_tiles() && is_permitted() && works())
+}
+
+pub(crate) fn has_tiles() -> bool {
+    const TILES_AND_BYTES: u32 = 1 << 24 | 1 << 25;
+    std::arch::is_x86_feature_detected!("avx512vnni")
+        && __cpuid(0).eax >= 7
+        && __cpuid_count(7, 0).edx & TILES_AND_BYTES == TILES_AND_BYTES
+        // The palette has three tiles of 16 rows of 64 bytes.
+        && __cpuid(0).eax >= 0x1d
+        && __cpuid_count(0x1d, 0).eax >= 1
+        && __cpuid_count(0x1d, 1).ebx & 0xffff >= 64
+        && __cpuid_count(0x1d, 1).ebx >> 16 >= 3
+        && __cpuid_count(0x1d, 1).ecx & 0xffff >= 16
+}
+
+/// Asks Linux, which keeps the tiles of a thread only for processes that want to have them.
+#[cfg(target_os = "linux")]
+pub(crate) fn is_permitted() -> bool {
+    const ARCH_PRCTL: usize = 158;
+    const REQUEST_PERMISSION: usize = 0x1023;
+    const TILE_DATA: usize = 18;
+    let done: isize;
+    // SAFETY: the call changes what this process may do, nothing in its memory; it writes the two registers and its result.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") ARCH_PRCTL => done,
+            in("rdi") REQUEST_PERMISSION,
+            in("rsi") TILE_DATA,
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack)
+        );
+    }
+    done == 0
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn is_permitted() -> bool {
+    false
+}
+
+/// Multiplies one tile and checks the sums.
+fn works() -> bool {
+    let a: [[u8; 64]; TILE_TOKENS] =
+        std::array::from_fn(|t| std::array::from_fn(|i| (t * 37 + i * 11) as u8));
+    let b: [[u8; 64]; 16] = std::array::from_fn(|k| std::array::from_fn(|i| (k * 29 + i * 7) as u8));
+    [TILE_TOKENS, 5].into_iter().all(|tokens| {
+        let mut sums = Sums([[i32::MIN; LANES]; TILE_TOKENS]);
+        let mut expected = sums;
+        multiply_plainly(tokens, &a, &b, &mut expected);
+        // SAFETY: the processor has tiles, for which `has_tiles` and `is_permitted` were asked.
+        unsafe {
+            Amx.shape(tokens);
+            Amx.multiply(&a, &b, &mut sums);
+            Amx.end();
+        }
+        sums == expected
+    })
+}
+
+/// Computes the sums of a tile of `tokens` tokens with scalar code; others stay.
+pub(crate) fn multiply_plainly(tokens: usize, a: &[[u8; 64]], b: &[[u8; 64]], sums: &mut Sums) {
+    let Sums(sums) = sums;
+    for (sums, a) in sums.iter_mut().zip(a).take(tokens) {
+        for (n, sum) in sums.iter_mut().enumerate() {
+            *sum = (0..64).map(|i| i32::from(a[i] as i8) * i32::from(b[i / 4][4 * n + i % 4])).sum();
+        }
+    }
+}

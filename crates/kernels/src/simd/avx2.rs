@@ -1,0 +1,628 @@
+//! AVX2, FMA and F16C: sixteen lanes are two registers.
+
+use super::*;
+use std::arch::x86_64::*;
+
+/// AVX2 and FMA.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2(pub(crate) __m256, pub(crate) __m256);
+
+macro_rules! both {
+    ($f:ident, $($v:expr),*) => {
+        // SAFETY: the processor has AVX2 and FMA, see the module.
+        unsafe { Avx2($f($($v.0),*), $f($($v.1),*)) }
+    };
+}
+
+/// The same for both halves. Closures would not be compiled for the instructions.
+macro_rules! pair {
+    (|$v:ident| $body:expr, $a:expr, $b:expr) => {
+        (
+            {
+                let $v = $a;
+                $body
+            },
+            {
+                let $v = $b;
+                $body
+            },
+        )
+    };
+}
+
+macro_rules! halves {
+    (|$v:ident| $body:expr, $a:expr, $b:expr) => {{
+        let (low, high) = pair!(|$v| $body, $a, $b);
+        Avx2(low, high)
+    }};
+}
+
+const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+
+/// Totals of four times eight numbers, added by halves.
+#[inline(always)]
+pub(super) fn add_lanes_by_halves(v: [__m256; 4]) -> [f32; 4] {
+    // SAFETY: the processor has AVX2, see the module; there is room for four numbers.
+    unsafe {
+        let [a, b, c, d] = v;
+        let a = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+        let b = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps::<1>(b));
+        let c = _mm_add_ps(_mm256_castps256_ps128(c), _mm256_extractf128_ps::<1>(c));
+        let d = _mm_add_ps(_mm256_castps256_ps128(d), _mm256_extractf128_ps::<1>(d));
+        let ab = _mm_add_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a));
+        let cd = _mm_add_ps(_mm_movelh_ps(c, d), _mm_movehl_ps(d, c));
+        let sums =
+            _mm_add_ps(_mm_shuffle_ps::<0b10_00_10_00>(ab, cd), _mm_shuffle_ps::<0b11_01_11_01>(ab, cd));
+        let mut out = [0f32; 4];
+        _mm_storeu_ps(out.as_mut_ptr(), sums);
+        out
+    }
+}
+
+impl F32x16 for Avx2 {
+    const REGISTERS: usize = 8;
+
+    #[inline(always)]
+    fn splat(v: f32) -> Self {
+        // SAFETY: the processor has AVX2, see the module.
+        unsafe { Avx2(_mm256_set1_ps(v), _mm256_set1_ps(v)) }
+    }
+    #[inline(always)]
+    fn load(v: &[f32; LANES]) -> Self {
+        // SAFETY: sixteen numbers are there; the processor has AVX2, see the module.
+        unsafe { Avx2(_mm256_loadu_ps(v.as_ptr()), _mm256_loadu_ps(v.as_ptr().add(8))) }
+    }
+    #[inline(always)]
+    fn store(self, out: &mut [f32; LANES]) {
+        // SAFETY: there is room for sixteen numbers; the processor has AVX2, see the module.
+        unsafe {
+            _mm256_storeu_ps(out.as_mut_ptr(), self.0);
+            _mm256_storeu_ps(out.as_mut_ptr().add(8), self.1);
+        }
+    }
+    #[inline(always)]
+    fn add(self, b: Self) -> Self {
+        both!(_mm256_add_ps, self, b)
+    }
+    #[inline(always)]
+    fn mul(self, b: Self) -> Self {
+        both!(_mm256_mul_ps, self, b)
+    }
+    #[inline(always)]
+    fn div(self, b: Self) -> Self {
+        both!(_mm256_div_ps, self, b)
+    }
+    #[inline(always)]
+    fn mul_add(self, b: Self, c: Self) -> Self {
+        both!(_mm256_fmadd_ps, self, b, c)
+    }
+    #[inline(always)]
+    fn neg_mul_add(self, b: Self, c: Self) -> Self {
+        both!(_mm256_fnmadd_ps, self, b, c)
+    }
+    #[inline(always)]
+    fn min(self, b: Self) -> Self {
+        both!(_mm256_min_ps, self, b)
+    }
+    #[inline(always)]
+    fn max(self, b: Self) -> Self {
+        both!(_mm256_max_ps, self, b)
+    }
+    #[inline(always)]
+    fn if_below(self, bound: Self, x: Self, y: Self) -> Self {
+        // SAFETY: the processor has AVX2, see the module.
+        unsafe {
+            let low = _mm256_cmp_ps::<_CMP_LT_OQ>(self.0, bound.0);
+            let high = _mm256_cmp_ps::<_CMP_LT_OQ>(self.1, bound.1);
+            Avx2(_mm256_blendv_ps(y.0, x.0, low), _mm256_blendv_ps(y.1, x.1, high))
+        }
+    }
+    #[inline(always)]
+    fn round(self) -> Self {
+        // SAFETY: the processor has AVX2, see the module.
+        unsafe { Avx2(_mm256_round_ps::<NEAREST>(self.0), _mm256_round_ps::<NEAREST>(self.1)) }
+    }
+
+    type U32s = (__m256i, __m256i);
+
+    #[inline(always)]
+    fn load_partial_u32(v: &[u8]) -> Self::U32s {
+        if let Ok(half) = <&[u8; 32]>::try_from(v) {
+            // SAFETY: 32 bytes are there; the processor has AVX2, see the module.
+            return unsafe { (_mm256_loadu_si256(half.as_ptr().cast()), _mm256_setzero_si256()) };
+        }
+        let mut whole = [0; 64];
+        whole[..v.len()].copy_from_slice(v);
+        Self::load_u32(&whole)
+    }
+    #[inline(always)]
+    fn load_u32(v: &[u8; 64]) -> Self::U32s {
+        // SAFETY: 64 bytes are there; the processor has AVX2, see the module.
+        unsafe { (_mm256_loadu_si256(v.as_ptr().cast()), _mm256_loadu_si256(v.as_ptr().add(32).cast())) }
+    }
+    #[inline(always)]
+    fn load_u16(v: &[u8; 32]) -> Self::U32s {
+        // SAFETY: 32 bytes are there; the processor has AVX2, see the module.
+        unsafe { pair!(|at| _mm256_cvtepu16_epi32(_mm_loadu_si128(v.as_ptr().add(at).cast())), 0, 16) }
+    }
+    #[inline(always)]
+    fn load_u8(v: &[u8; 16]) -> Self::U32s {
+        // SAFETY: 16 bytes are there; the processor has AVX2, see the module.
+        unsafe { pair!(|at| _mm256_cvtepu8_epi32(_mm_loadl_epi64(v.as_ptr().add(at).cast())), 0, 8) }
+    }
+    #[inline(always)]
+    fn shift_right(v: Self::U32s, bits: u32) -> Self::U32s {
+        // SAFETY: the processor has AVX2, see the module.
+        unsafe {
+            let n = _mm_cvtsi32_si128(bits as i32);
+            (_mm256_srl_epi32(v.0, n), _mm256_srl_epi32(v.1, n))
+        }
+    }
+    #[inline(always)]
+    fn from_i8(v: &[u8; 16]) -> Self {
+        // SAFETY: 16 bytes are there; the processor has AVX2, see the module.
+        unsafe {
+            halves!(
+                |at| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(v.as_ptr().add(at).cast()))),
+                0,
+                8
+            )
+        }
+    }
+    #[inline(always)]
+    fn from_u8(v: &[u8; 16]) -> Self {
+        let (a, b) = Self::load_u8(v);
+        // SAFETY: the processor has AVX2, see the module.
+        unsafe { Avx2(_mm256_cvtepi32_ps(a), _mm256_cvtepi32_ps(b)) }
+    }
+    #[inline(always)]
+    fn from_f32(v: &[u8; 64]) -> Self {
+        // SAFETY: 64 bytes are there; the processor has AVX2, see the module.
+        unsafe { Avx2(_mm256_loadu_ps(v.as_ptr().cast()), _mm256_loadu_ps(v.as_ptr().add(32).cast())) }
+    }
+    #[inline(always)]
+    fn from_f16(v: &[u8; 32]) -> Self {
+        // SAFETY: 32 bytes are there; the processor has F16C, see the module.
+        unsafe { halves!(|at| _mm256_cvtph_ps(_mm_loadu_si128(v.as_ptr().add(at).cast())), 0, 16) }
+    }
+    #[inline(always)]
+    fn lookup(table: Self, at: Self::U32s) -> Self {
+        // SAFETY: the processor has AVX2, see the module.
+        unsafe {
+            // Bit 3 of an index, moved to the sign, selects the upper half of the table.
+            halves!(
+                |i| {
+                    let upper = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(i));
+                    let (a, b) = (_mm256_permutevar8x32_ps(table.0, i), _mm256_permutevar8x32_ps(table.1, i));
+                    _mm256_blendv_ps(a, b, upper)
+                },
+                at.0,
+                at.1
+            )
+        }
+    }
+    #[inline(always)]
+    fn lookup_64(table: &[f32; 64], at: Self::U32s) -> Self {
+        // SAFETY: masked indices lie inside the table; the processor has AVX2, see the module.
+        unsafe {
+            halves!(
+                |i| _mm256_i32gather_ps::<4>(table.as_ptr(), _mm256_and_si256(i, _mm256_set1_epi32(63))),
+                at.0,
+                at.1
+            )
+        }
+    }
+    #[inline(always)]
+    fn lookup_256(table: &[f32; 256], at: Self::U32s) -> Self {
+        // SAFETY: masked indices lie inside the table; the processor has AVX2, see the module.
+        unsafe {
+            halves!(
+                |i| _mm256_i32gather_ps::<4>(table.as_ptr(), _mm256_and_si256(i, _mm256_set1_epi32(255))),
+                at.0,
+                at.1
+            )
+        }
+    }
+    #[inline(always)]
+    fn power_of_two(self) -> Self {
+        // SAFETY: the processor has AVX2, see the module.
+        unsafe {
+            halves!(
+                |v| {
+                    let biased = _mm256_add_epi32(_mm256_cvtps_epi32(v), _mm256_set1_epi32(127));
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
+                },
+                self.0,
+                self.1
+            )
+        }
+    }
+    #[inline(always)]
+    fn horizontal_sum(self) -> f32 {
+        // SAFETY: the processor has AVX2, see the module.
+        unsafe {
+            let v = _mm256_add_ps(self.0, self.1);
+            let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+        }
+    }
+    #[inline(always)]
+    fn partial_sums(v: [Self; 4]) -> Self {
+        // SAFETY: the processor has AVX2, see the module.
+        unsafe {
+            let (a, b) = (_mm256_add_ps(v[0].0, v[0].1), _mm256_add_ps(v[1].0, v[1].1));
+            let (c, d) = (_mm256_add_ps(v[2].0, v[2].1), _mm256_add_ps(v[3].0, v[3].1));
+            let (low, high) = (_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
+            let ab = _mm256_add_ps(low, high);
+            let (low, high) = (_mm256_permute2f128_ps::<0x20>(c, d), _mm256_permute2f128_ps::<0x31>(c, d));
+            Avx2(ab, _mm256_add_ps(low, high))
+        }
+    }
+    #[inline(always)]
+    fn finish_partial_sums(v: [Self; 4]) -> Self {
+        // SAFETY: the processor has AVX2, see the module.
+        unsafe {
+            // Lane 4 i + q of each half is vector i of partial_sums q.
+            let mut halves = [[v[0].0, v[1].0, v[2].0, v[3].0], [v[0].1, v[1].1, v[2].1, v[3].1]];
+            for half in &mut halves {
+                let (a, b) = (_mm256_castps_pd(half[0]), _mm256_castps_pd(half[1]));
+                let (c, d) = (_mm256_castps_pd(half[2]), _mm256_castps_pd(half[3]));
+                let (low, high) = (_mm256_unpacklo_pd(a, b), _mm256_unpackhi_pd(a, b));
+                let ab = _mm256_add_ps(_mm256_castpd_ps(low), _mm256_castpd_ps(high));
+                let (low, high) = (_mm256_unpacklo_pd(c, d), _mm256_unpackhi_pd(c, d));
+                let cd = _mm256_add_ps(_mm256_castpd_ps(low), _mm256_castpd_ps(high));
+                let even = _mm256_shuffle_ps::<0b10_00_10_00>(ab, cd);
+                half[0] = _mm256_add_ps(even, _mm256_shuffle_ps::<0b11_01_11_01>(ab, cd));
+            }
+            // Vectors 0, 2 and 1, 3 in turn.
+            let (a, b) = (halves[0][0], halves[1][0]);
+            let (even, odd) = (_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
+            let (low, high) = (_mm256_unpacklo_ps(even, odd), _mm256_unpackhi_ps(even, odd));
+            // Of partial_sums q: vectors 0 and 1 in the lower half, 2 and 3 in the upper.
+            let first = _mm256_permute4x64_pd::<0b11_01_10_00>(_mm256_castps_pd(low));
+            let second = _mm256_permute4x64_pd::<0b11_01_10_00>(_mm256_castps_pd(high));
+            Avx2(_mm256_castpd_ps(first), _mm256_castpd_ps(second))
+        }
+    }
+    #[inline(always)]
+    fn horizontal_sums(v: [Self; 4]) -> [f32; 4] {
+        // SAFETY: the processor has AVX2, see the module.
+        unsafe {
+            let [a, b, c, d] = v;
+            add_lanes_by_halves([
+                _mm256_add_ps(a.0, a.1),
+                _mm256_add_ps(b.0, b.1),
+                _mm256_add_ps(c.0, c.1),
+                _mm256_add_ps(d.0, d.1),
+            ])
+        }
+    }
+}
+
+/// How elements of BITS bits, 2, 3 or 6, become bytes: sixteen of them in each 128 bits.
+pub(super) struct Unpack {
+    /// Int16Lut of 32 bits that each 128 bits start with, of 64 elements.
+    pub(super) words: [u32; 16],
+    /// For each two elements, the two bytes of those 128 bits that they lie in.
+    pub(super) bytes: [u8; 64],
+    /// Where in these they begin.
+    pub(super) shift: [u16; 32],
+    /// That they begin at `LAST`, if multiplied by it.
+    pub(super) factor: [u16; 32],
+}
+
+/// The last bit at which two elements begin, at most.
+const fn last(bits: usize) -> usize {
+    if bits % 2 == 1 { 6 } else { 4 }
+}
+
+impl Unpack {
+    const fn new(bits: usize) -> Unpack {
+        let mut all = Unpack { words: [0; 16], bytes: [0; 64], shift: [0; 32], factor: [0; 32] };
+        let mut lane = 0;
+        while lane < 4 {
+            let start = 2 * bits * lane;
+            let mut i = 0;
+            while i < 4 {
+                let word = start / 4 + i;
+                all.words[4 * lane + i] = if word < 2 * bits { word as u32 } else { 0 };
+                i += 1;
+            }
+            let mut pair = 0;
+            while pair < 8 {
+                let bit = 2 * bits * pair + start % 4 * 8;
+                all.bytes[16 * lane + 2 * pair] = (bit / 8) as u8;
+                all.bytes[16 * lane + 2 * pair + 1] = (bit / 8 + 1) as u8;
+                all.shift[8 * lane + pair] = (bit % 8) as u16;
+                all.factor[8 * lane + pair] = 1 << (last(bits) - bit % 8);
+                pair += 1;
+            }
+            lane += 1;
+        }
+        all
+    }
+}
+
+pub(super) struct Of<const BITS: usize>;
+
+impl<const BITS: usize> Of<BITS> {
+    pub(super) const UNPACK: Unpack = Unpack::new(BITS);
+}
+
+/// Both halves.
+macro_rules! halves_of {
+    (|$($v:ident),*| $body:expr, $($a:expr),*) => {{
+        let low = { $(let $v = $a.0;)* $body };
+        let high = { $(let $v = $a.1;)* $body };
+        (low, high)
+    }};
+}
+
+/// Thirty-two elements of BITS bits.
+///
+/// # Safety
+/// There are 4 * BITS bytes, and the processor has AVX2.
+#[inline(always)]
+unsafe fn unpack_32<const BITS: usize>(v: *const u8) -> __m256i {
+    // SAFETY: 4 * BITS bytes are there, and no others are loaded; the processor has AVX2.
+    unsafe {
+        if BITS == 1 {
+            let v = _mm256_set1_epi32(v.cast::<i32>().read_unaligned());
+            // Each byte for eight elements, each of which looks at its bit.
+            let bytes =
+                _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
+            let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+            let set = _mm256_cmpeq_epi8(_mm256_and_si256(_mm256_shuffle_epi8(v, bytes), bit), bit);
+            return _mm256_and_si256(set, _mm256_set1_epi8(1));
+        }
+        let how = &Of::<BITS>::UNPACK;
+        let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+        let mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(BITS as i32), lanes);
+        let v = _mm256_maskload_epi32(v.cast(), mask);
+        let v = _mm256_permutevar8x32_epi32(v, _mm256_loadu_si256(how.words.as_ptr().cast()));
+        let v = _mm256_shuffle_epi8(v, _mm256_loadu_si256(how.bytes.as_ptr().cast()));
+        let v = _mm256_mullo_epi16(v, _mm256_loadu_si256(how.factor.as_ptr().cast()));
+        let v = _mm256_srl_epi16(v, _mm_cvtsi32_si128(last(BITS) as i32));
+        let element = (1i16 << BITS) - 1;
+        let first = _mm256_and_si256(v, _mm256_set1_epi16(element));
+        let second = _mm256_sll_epi16(v, _mm_cvtsi32_si128(8 - BITS as i32));
+        _mm256_or_si256(first, _mm256_and_si256(second, _mm256_set1_epi16(element << 8)))
+    }
+}
+
+impl U8x64 for Avx2 {
+    type Bytes = (__m256i, __m256i);
+    type Sums = (__m256i, __m256i);
+    #[inline(always)]
+    fn load_bytes(v: &[u8; 64]) -> Self::Bytes {
+        Self::load_u32(v)
+    }
+    #[inline(always)]
+    fn load_partial_bytes(v: &[u8]) -> Self::Bytes {
+        Self::load_partial_u32(v)
+    }
+    #[inline(always)]
+    fn load_byte_table(v: &[u8; 16]) -> Self::Bytes {
+        // SAFETY: 16 bytes are there; the processor has AVX2, see the module of lanes.
+        unsafe {
+            let v = _mm256_broadcastsi128_si256(_mm_loadu_si128(v.as_ptr().cast()));
+            (v, v)
+        }
+    }
+    #[inline(always)]
+    fn xor_bytes(v: Self::Bytes, bits: u8) -> Self::Bytes {
+        // SAFETY: the processor has AVX2.
+        unsafe { halves_of!(|v| _mm256_xor_si256(v, _mm256_set1_epi8(bits as i8)), v) }
+    }
+    #[inline(always)]
+    fn split_nibbles(v: Self::Bytes) -> (Self::Bytes, Self::Bytes) {
+        // SAFETY: the processor has AVX2.
+        unsafe {
+            let low = _mm256_set1_epi8(15);
+            (
+                halves_of!(|v| _mm256_and_si256(v, low), v),
+                halves_of!(|v| _mm256_and_si256(_mm256_srli_epi16::<4>(v), low), v),
+            )
+        }
+    }
+    #[inline(always)]
+    fn lookup_bytes_16(table: Self::Bytes, at: Self::Bytes) -> Self::Bytes {
+        // SAFETY: the processor has AVX2.
+        unsafe { halves_of!(|table, at| _mm256_shuffle_epi8(table, at), table, at) }
+    }
+    #[inline(always)]
+    fn unpack<const BITS: usize>(v: &[u8]) -> Self::Bytes {
+        assert!(v.len() >= 8 * BITS && matches!(BITS, 1 | 2 | 3 | 6));
+        // SAFETY: twice 4 * BITS bytes are there; the processor has AVX2.
+        unsafe { (unpack_32::<BITS>(v.as_ptr()), unpack_32::<BITS>(v.as_ptr().add(4 * BITS))) }
+    }
+    #[inline(always)]
+    fn lookup_bytes_64(table: &[u8; 64], at: Self::Bytes) -> Self::Bytes {
+        // SAFETY: four times 16 bytes are there; the processor has AVX2.
+        unsafe {
+            let p = table.as_ptr();
+            let a = _mm256_broadcastsi128_si256(_mm_loadu_si128(p.cast()));
+            let b = _mm256_broadcastsi128_si256(_mm_loadu_si128(p.add(16).cast()));
+            let c = _mm256_broadcastsi128_si256(_mm_loadu_si128(p.add(32).cast()));
+            let d = _mm256_broadcastsi128_si256(_mm_loadu_si128(p.add(48).cast()));
+            halves_of!(
+                |at| {
+                    // Bits 4 and 5, moved to the highest.
+                    let (fourth, fifth) = (_mm256_slli_epi16::<3>(at), _mm256_slli_epi16::<2>(at));
+                    let low =
+                        _mm256_blendv_epi8(_mm256_shuffle_epi8(a, at), _mm256_shuffle_epi8(b, at), fourth);
+                    let high =
+                        _mm256_blendv_epi8(_mm256_shuffle_epi8(c, at), _mm256_shuffle_epi8(d, at), fourth);
+                    _mm256_blendv_epi8(low, high, fifth)
+                },
+                at
+            )
+        }
+    }
+    #[inline(always)]
+    fn store_bytes(v: Self::Bytes, out: &mut [u8; 64]) {
+        // SAFETY: there is room for 64 bytes; the processor has AVX2.
+        unsafe {
+            _mm256_storeu_si256(out.as_mut_ptr().cast(), v.0);
+            _mm256_storeu_si256(out.as_mut_ptr().add(32).cast(), v.1);
+        }
+    }
+    #[inline(always)]
+    fn zero_sums() -> Self::Sums {
+        // SAFETY: the processor has AVX2.
+        unsafe { (_mm256_setzero_si256(), _mm256_setzero_si256()) }
+    }
+    #[inline(always)]
+    fn dot_u8i8(sums: Self::Sums, codes: Self::Bytes, x: &[u8; 64]) -> Self::Sums {
+        let x = Self::load_bytes(x);
+        // Bytes of even and of odd places by themselves, since sums of two matmul_batch can be more than 16 bits hold.
+        // SAFETY: the processor has AVX2.
+        unsafe {
+            halves_of!(
+                |sums, codes, x| {
+                    let even = _mm256_madd_epi16(
+                        _mm256_and_si256(codes, _mm256_set1_epi16(255)),
+                        _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(x)),
+                    );
+                    let odd = _mm256_madd_epi16(_mm256_srli_epi16::<8>(codes), _mm256_srai_epi16::<8>(x));
+                    _mm256_add_epi32(sums, _mm256_add_epi32(even, odd))
+                },
+                sums,
+                codes,
+                x
+            )
+        }
+    }
+    #[inline(always)]
+    fn sums_to_f32(v: Self::Sums) -> Self {
+        // SAFETY: the processor has AVX2.
+        let (low, high) = unsafe { halves_of!(|v| _mm256_cvtepi32_ps(v), v) };
+        Avx2(low, high)
+    }
+    #[inline(always)]
+    fn pack_i8(v: [Self; 4], out: &mut [u8; 64]) {
+        // SAFETY: the processor has AVX2.
+        let all = unsafe {
+            let byte = _mm256_set1_epi32(255);
+            let [a, b, c, d] = v;
+            halves_of!(
+                |a, b, c, d| {
+                    let a = _mm256_and_si256(_mm256_cvtps_epi32(a), byte);
+                    let b = _mm256_slli_epi32::<8>(_mm256_and_si256(_mm256_cvtps_epi32(b), byte));
+                    let c = _mm256_slli_epi32::<16>(_mm256_and_si256(_mm256_cvtps_epi32(c), byte));
+                    let d = _mm256_slli_epi32::<24>(_mm256_cvtps_epi32(d));
+                    _mm256_or_si256(_mm256_or_si256(a, b), _mm256_or_si256(c, d))
+                },
+                a,
+                b,
+                c,
+                d
+            )
+        };
+        Self::store_bytes(all, out);
+    }
+}
+
+impl I16x32 for Avx2 {
+    /// The lower and the upper bytes of the words, twice each.
+    type Table = (__m256i, __m256i);
+    #[inline(always)]
+    fn load_i16_table(table: &[i16; 16]) -> Self::Table {
+        // SAFETY: sixteen words are there; the processor has AVX2, see the module of lanes.
+        unsafe {
+            let v = _mm256_loadu_si256(table.as_ptr().cast());
+            let apart = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+                0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15,
+            ));
+            let v = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_shuffle_epi8(v, apart));
+            (_mm256_permute2x128_si256::<0x00>(v, v), _mm256_permute2x128_si256::<0x11>(v, v))
+        }
+    }
+    #[inline(always)]
+    fn lookup_i16<const J: usize>((low, high): Self::Table, at: Self::Bytes) -> Self::Bytes {
+        // SAFETY: the processor has AVX2.
+        unsafe {
+            halves_of!(
+                |at| {
+                    let at = if J.is_multiple_of(2) { at } else { _mm256_srli_epi16::<4>(at) };
+                    let at = _mm256_and_si256(at, _mm256_set1_epi8(15));
+                    let (low, high) = (_mm256_shuffle_epi8(low, at), _mm256_shuffle_epi8(high, at));
+                    let byte = _mm256_set1_epi16(255);
+                    if J < 2 {
+                        _mm256_or_si256(_mm256_and_si256(low, byte), _mm256_slli_epi16::<8>(high))
+                    } else {
+                        _mm256_or_si256(_mm256_srli_epi16::<8>(low), _mm256_andnot_si256(byte, high))
+                    }
+                },
+                at
+            )
+        }
+    }
+    #[inline(always)]
+    fn dot_i16(sums: Self::Sums, w: Self::Bytes, x: &[u8; 64]) -> Self::Sums {
+        let x = <Self as U8x64>::load_bytes(x);
+        // SAFETY: the processor has AVX2.
+        unsafe { halves_of!(|sums, w, x| _mm256_add_epi32(sums, _mm256_madd_epi16(w, x)), sums, w, x) }
+    }
+    #[inline(always)]
+    fn split_digits(even: Self, odd: Self, out: &mut [[u8; 64]; 2]) {
+        // SAFETY: the processor has AVX2.
+        let (upper, lower) = unsafe {
+            let half = _mm256_set1_epi32(2048);
+            let sums = halves_of!(
+                |even, odd| (
+                    _mm256_add_epi32(_mm256_cvtps_epi32(even), half),
+                    _mm256_add_epi32(_mm256_cvtps_epi32(odd), half)
+                ),
+                even,
+                odd
+            );
+            let upper = halves_of!(
+                |v| _mm256_blend_epi16::<0xaa>(_mm256_srai_epi32::<12>(v.0), _mm256_slli_epi32::<4>(v.1)),
+                sums
+            );
+            let rest = _mm256_set1_epi32(4095);
+            let lower = halves_of!(
+                |v| {
+                    let even = _mm256_sub_epi32(_mm256_and_si256(v.0, rest), half);
+                    let odd = _mm256_sub_epi32(_mm256_and_si256(v.1, rest), half);
+                    _mm256_blend_epi16::<0xaa>(even, _mm256_slli_epi32::<16>(odd))
+                },
+                sums
+            );
+            (upper, lower)
+        };
+        <Self as U8x64>::store_bytes(upper, &mut out[0]);
+        <Self as U8x64>::store_bytes(lower, &mut out[1]);
+    }
+    #[inline(always)]
+    fn exponent_scales(self) -> (Self, Self) {
+        // SAFETY: the processor has AVX2.
+        unsafe {
+            let bits = halves_of!(
+                |v| {
+                    let bits = _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32(0x7f80_0000));
+                    _mm256_max_epi32(bits, _mm256_set1_epi32(MIN_EXPONENT as i32))
+                },
+                self
+            );
+            let inverse = halves_of!(
+                |v| _mm256_castsi256_ps(_mm256_sub_epi32(_mm256_set1_epi32(INVERSE_EXPONENT as i32), v)),
+                bits
+            );
+            let step = halves_of!(
+                |v| _mm256_castsi256_ps(_mm256_sub_epi32(v, _mm256_set1_epi32(STEP_EXPONENT as i32))),
+                bits
+            );
+            (Avx2(inverse.0, inverse.1), Avx2(step.0, step.1))
+        }
+    }
+}
+
+impl Simd for Avx2 {
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
+        kernel.run::<Self>()
+    }
+}

@@ -1,0 +1,382 @@
+//! Vectors of one instruction set behind common traits, and the one place that chooses the instruction set.
+//!
+//! ```text
+//! trait     holds                 adds
+//! F32x16    16 f32 lanes          arithmetic, table lookups, horizontal sums
+//! U8x64     64 bytes              lookups of 8-bit codes, u8 x i8 dot matmul_batch
+//! I16x32    32 words              lookups of 16-bit words, i16 x i16 dot matmul_batch
+//! Simd      all of these          `call`: compiles a [`Kernel`] for the instruction set
+//! Bf16x32   32 bf16               bf16 dot matmul_batch (AVX512-BF16 only, and the scalar reference)
+//! ```
+//!
+//! A value of a vector type exists only inside a function that was entered through [`dispatch`] or [`Simd::call`], after
+//! the processor was asked for the instructions. The SAFETY lines of the backends rely on that.
+
+use crate::Isa;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
+pub(crate) mod scalar;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use scalar::Scalar;
+
+/// Number of lanes.
+pub(crate) const LANES: usize = 16;
+
+/// Rounds to the nearest integer when it is added and subtracted, ties to even, for magnitudes below 2^22: 1.5 * 2^23.
+pub(crate) const ROUND: f32 = 12_582_912.0;
+
+/// Sixteen numbers.
+pub(crate) trait F32x16: Copy {
+    /// Values that registers hold at a time.
+    const REGISTERS: usize;
+    /// Is the scalar reference.
+    const IS_REFERENCE: bool = false;
+
+    fn splat(v: f32) -> Self;
+    fn load(v: &[f32; LANES]) -> Self;
+    fn store(self, out: &mut [f32; LANES]);
+    fn add(self, b: Self) -> Self;
+    fn mul(self, b: Self) -> Self;
+    fn div(self, b: Self) -> Self;
+    /// `self * b + c`
+    fn mul_add(self, b: Self, c: Self) -> Self;
+    /// `c - self * b`
+    fn neg_mul_add(self, b: Self, c: Self) -> Self;
+    fn min(self, b: Self) -> Self;
+    fn max(self, b: Self) -> Self;
+    /// To the nearest integer, ties to even; magnitudes below 2^22.
+    fn round(self) -> Self;
+
+    /// `x` where `self < bound`, else `y`.
+    fn if_below(self, bound: Self, x: Self, y: Self) -> Self;
+
+    /// Sixteen unsigned integers.
+    type U32s: Copy;
+
+    /// Little endian.
+    fn load_u32(v: &[u8; 64]) -> Self::U32s;
+    /// As [`F32x16::ints`], from at most 64 bytes and zeros.
+    #[inline(always)]
+    fn load_partial_u32(v: &[u8]) -> Self::U32s {
+        let mut whole = [0; 64];
+        whole[..v.len()].copy_from_slice(v);
+        Self::load_u32(&whole)
+    }
+    fn load_u16(v: &[u8; 32]) -> Self::U32s;
+    fn load_u8(v: &[u8; 16]) -> Self::U32s;
+    fn shift_right(v: Self::U32s, bits: u32) -> Self::U32s;
+    /// Signed integers as numbers.
+    fn from_i8(v: &[u8; 16]) -> Self;
+    fn from_u8(v: &[u8; 16]) -> Self;
+    /// Little endian f32.
+    fn from_f32(v: &[u8; 64]) -> Self;
+    /// Little endian fp16.
+    fn from_f16(v: &[u8; 32]) -> Self;
+    /// `table[i & 15]` for each of `at`.
+    fn lookup(table: Self, at: Self::U32s) -> Self;
+    /// `table[i & 63]` for each of `at`.
+    fn lookup_64(table: &[f32; 64], at: Self::U32s) -> Self;
+    /// `table[i & 255]` for each of `at`.
+    fn lookup_256(table: &[f32; 256], at: Self::U32s) -> Self;
+    /// `2^self` for integers from -126 to 127.
+    fn power_of_two(self) -> Self;
+
+    /// Little endian integers of 24 bits, each `stride` bytes behind the one before; the last one's four bytes are inside.
+    #[inline(always)]
+    fn load_u24(v: &[u8], stride: usize) -> Self::U32s {
+        let mut wide = [0u8; 64];
+        for (l, out) in wide.chunks_exact_mut(4).enumerate() {
+            out[..3].copy_from_slice(&v[l * stride..l * stride + 3]);
+        }
+        Self::load_u32(&wide)
+    }
+
+    /// Lane l is `v[l >> shift]`, of which there are enough.
+    #[inline(always)]
+    fn repeat_lanes(v: &[f32], shift: u32) -> Self {
+        let mut lanes = [0f32; LANES];
+        for (l, lane) in lanes.iter_mut().enumerate() {
+            *lane = v[l >> shift];
+        }
+        Self::load(&lanes)
+    }
+
+    /// The totals of four; each is [`F32x16::total`].
+    #[inline(always)]
+    fn horizontal_sums(v: [Self; 4]) -> [f32; 4] {
+        v.map(Self::horizontal_sum)
+    }
+
+    /// Lane 4 i + l is what lanes l, l + 4, l + 8 and l + 12 of vector i are together, added by halves.
+    #[inline(always)]
+    fn partial_sums(v: [Self; 4]) -> Self {
+        let mut all = [0f32; LANES];
+        for (v, out) in v.into_iter().zip(all.as_chunks_mut::<4>().0) {
+            let mut lanes = [0f32; LANES];
+            v.store(&mut lanes);
+            for l in 0..4 {
+                out[l] = (lanes[l] + lanes[l + 8]) + (lanes[l + 4] + lanes[l + 12]);
+            }
+        }
+        Self::load(&all)
+    }
+
+    /// The totals of sixteen vectors, of which [`F32x16::partial_sums`] has made four: lane 4 q + i is vector i of those in `v[q]`.
+    #[inline(always)]
+    fn finish_partial_sums(v: [Self; 4]) -> Self {
+        let mut all = [0f32; LANES];
+        for (v, out) in v.into_iter().zip(all.as_chunks_mut::<4>().0) {
+            let mut lanes = [0f32; LANES];
+            v.store(&mut lanes);
+            for (out, l) in out.iter_mut().zip(lanes.as_chunks::<4>().0) {
+                *out = (l[0] + l[2]) + (l[1] + l[3]);
+            }
+        }
+        Self::load(&all)
+    }
+
+    /// Lane i of vector j is lane j of vector i.
+    #[inline(always)]
+    fn transpose(v: [Self; LANES]) -> [Self; LANES] {
+        let mut from = [[0f32; LANES]; LANES];
+        for (v, from) in v.into_iter().zip(&mut from) {
+            v.store(from);
+        }
+        let mut turned = v;
+        for (i, turned) in turned.iter_mut().enumerate() {
+            let mut to = [0f32; LANES];
+            for (to, from) in to.iter_mut().zip(&from) {
+                *to = from[i];
+            }
+            *turned = Self::load(&to);
+        }
+        turned
+    }
+
+    /// The first of the smallest lanes, and its number. No lane is NaN.
+    #[inline(always)]
+    fn argmin(self) -> (usize, f32) {
+        let mut v = [0f32; LANES];
+        self.store(&mut v);
+        let mut best = 0;
+        for g in 1..LANES {
+            if v[g] < v[best] {
+                best = g;
+            }
+        }
+        (best, v[best])
+    }
+
+    /// The sum of all lanes, by halves.
+    #[inline(always)]
+    fn horizontal_sum(self) -> f32 {
+        let mut v = [0f32; LANES];
+        self.store(&mut v);
+        for width in [8, 4, 2, 1] {
+            for g in 0..width {
+                v[g] += v[g + width];
+            }
+        }
+        v[0]
+    }
+}
+
+/// Sixty-four bytes with the instructions of one [`Isa`].
+pub(crate) trait U8x64: F32x16 {
+    type Bytes: Copy;
+    /// Sixteen sums.
+    type Sums: Copy;
+    /// Multiplies several tokens together; with few registers their sums would be stored and loaded again.
+    const MULTIPLIES_SEVERAL_TOKENS: bool = true;
+    fn load_bytes(v: &[u8; 64]) -> Self::Bytes;
+    /// At most 64, and zeros.
+    #[inline(always)]
+    fn load_partial_bytes(v: &[u8]) -> Self::Bytes {
+        let mut whole = [0; 64];
+        whole[..v.len()].copy_from_slice(v);
+        Self::load_bytes(&whole)
+    }
+    /// Four times the same sixteen.
+    fn load_byte_table(v: &[u8; 16]) -> Self::Bytes;
+    /// Some bits of each byte turned.
+    fn xor_bytes(v: Self::Bytes, bits: u8) -> Self::Bytes;
+    /// The lower and the upper four bits of each byte.
+    fn split_nibbles(v: Self::Bytes) -> (Self::Bytes, Self::Bytes);
+    /// `table[i]` for each byte, all below 16.
+    fn lookup_bytes_16(table: Self::Bytes, at: Self::Bytes) -> Self::Bytes;
+    fn store_bytes(v: Self::Bytes, out: &mut [u8; 64]);
+    /// Sixty-four elements of `BITS` bits, argmin significant first, from `8 * BITS` bytes.
+    #[inline(always)]
+    fn unpack<const BITS: usize>(v: &[u8]) -> Self::Bytes {
+        let mut out = [0; 64];
+        for (v, out) in v.chunks_exact(BITS).zip(out.as_chunks_mut::<8>().0) {
+            let all = v.iter().rev().fold(0u64, |all, b| all << 8 | u64::from(*b));
+            for (i, o) in out.iter_mut().enumerate() {
+                *o = (all >> (BITS * i)) as u8 & ((1 << BITS) - 1);
+            }
+        }
+        Self::load_bytes(&out)
+    }
+    /// `table[i]` for each byte, all below 64.
+    #[inline(always)]
+    fn lookup_bytes_64(table: &[u8; 64], at: Self::Bytes) -> Self::Bytes {
+        let mut all = [0; 64];
+        Self::store_bytes(at, &mut all);
+        Self::load_bytes(&all.map(|i| table[usize::from(i & 63)]))
+    }
+    /// `table[i]` for each byte.
+    #[inline(always)]
+    fn lookup_bytes_256(table: &[u8; 256], at: Self::Bytes) -> Self::Bytes {
+        let mut all = [0; 64];
+        Self::store_bytes(at, &mut all);
+        Self::load_bytes(&all.map(|i| table[usize::from(i)]))
+    }
+    fn zero_sums() -> Self::Sums;
+    /// Adds to sum l the matmul_batch of bytes `4 l .. 4 l + 4`, of which `codes` has no signs and `x` has.
+    fn dot_u8i8(sums: Self::Sums, codes: Self::Bytes, x: &[u8; 64]) -> Self::Sums;
+    fn sums_to_f32(v: Self::Sums) -> Self;
+    /// Byte `4 l + j` is lane l of `v[j]`, a number from -127 to 127, to the nearest integer with ties to even.
+    fn pack_i8(v: [Self; 4], out: &mut [u8; 64]);
+}
+
+/// Int16Lut of 16 bits with the instructions of one [`Isa`], as bytes.
+pub(crate) trait I16x32: U8x64 {
+    /// A table of sixteen words.
+    type Table: Copy;
+    fn load_i16_table(table: &[i16; 16]) -> Self::Table;
+    /// For each sixteen bits of `at` what their Jth four bits stand for.
+    fn lookup_i16<const J: usize>(table: Self::Table, at: Self::Bytes) -> Self::Bytes;
+    /// Adds to sum l the matmul_batch of words `2 l` and `2 l + 1`, with the instruction for that where the processor has it.
+    fn dot_i16(sums: Self::Sums, w: Self::Bytes, x: &[u8; 64]) -> Self::Sums;
+    /// Whole numbers of magnitudes up to 2^23, rounded to the nearest with ties to even, as `4096 upper + lower`: words `2 l`
+    /// are lane l of `even`, words `2 l + 1` of `odd`.
+    fn split_digits(even: Self, odd: Self, out: &mut [[u8; 64]; 2]);
+    /// For each lane, not negative, `2^(22 - e)` and `2^(e - 22)` where `2^e <= v < 2^(e + 1)`; any powers for zero. No lane is
+    /// below 2^-104 otherwise, or not finite.
+    fn exponent_scales(self) -> (Self, Self);
+}
+
+/// Exponents, as the bits of f32: of 2^-104, of what a scale and its inverse are together, and of 2^22.
+pub(crate) const MIN_EXPONENT: u32 = 23 << 23;
+pub(crate) const INVERSE_EXPONENT: u32 = (254 + 22) << 23;
+pub(crate) const STEP_EXPONENT: u32 = 22 << 23;
+
+/// AlignedVec of bf16 with the instructions of one [`Isa`].
+pub(crate) trait Bf16x32: F32x16 {
+    /// Thirty-two as bf16, to the nearest, ties to even.
+    fn pack_bf16(low: Self, high: Self, out: &mut [u8; 64]);
+    /// Adds to lane l the matmul_batch of numbers `2 l + 1` and `2 l`.
+    fn dot_bf16(sums: Self, w: &[u8; 64], x: &[u8; 64]) -> Self;
+}
+
+/// All vectors of one instruction set.
+pub(crate) trait Simd: I16x32 {
+    /// Runs a kernel as a function of its own that is compiled for the instruction set.
+    ///
+    /// One function for all kinds of weights would take a compiler minutes.
+    ///
+    /// # Safety
+    /// The processor has the instructions.
+    unsafe fn call<K: Kernel>(kernel: K) -> K::Output;
+}
+
+/// A computation that is written once and compiled for each instruction set.
+pub(crate) trait Kernel {
+    type Output;
+    /// Multiplies bytes: NEON then takes the fastest of its three dot matmul_batch.
+    #[cfg_attr(not(target_arch = "aarch64"), expect(dead_code, reason = "one dot product elsewhere"))]
+    const INT8: bool = false;
+    /// Computes; always inlined, so that it is compiled with the caller's instructions.
+    fn run<S: Simd>(self) -> Self::Output;
+}
+
+/// Runs a kernel with the instructions of `isa`, which the processor has.
+///
+/// This and [`dispatch_bf16`] are the only places that match on an instruction set.
+pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
+    assert!(isa.is_available());
+    // SAFETY: the processor has the instructions, as asserted.
+    unsafe {
+        match isa {
+            Isa::Scalar => Scalar::call(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => avx2::Avx2::call(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 | Isa::Amx => avx512::Avx512::call(kernel),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => neon::call_fastest(kernel),
+            _ => unreachable!("asserted above"),
+        }
+    }
+}
+
+/// A [`Kernel`] of bf16.
+pub(crate) trait Bf16Kernel {
+    /// See [`Kernel::run`].
+    fn run<S: Bf16x32>(self);
+}
+
+/// Runs a kernel with the bf16 instructions of `isa`, or with scalar code that gives the same bits.
+pub(crate) fn dispatch_bf16<K: Bf16Kernel>(isa: Isa, kernel: K) {
+    #[cfg(target_arch = "x86_64")]
+    if has_bf16(isa) {
+        // SAFETY: the processor has the instructions.
+        return unsafe { avx512::call_bf16(kernel) };
+    }
+    let _ = isa;
+    kernel.run::<Scalar>();
+}
+
+/// The processor multiplies bf16 with the instructions of `isa`.
+pub(crate) fn has_bf16(isa: Isa) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return isa >= Isa::Avx512 && std::arch::is_x86_feature_detected!("avx512bf16");
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = isa;
+        false
+    }
+}
+
+/// The arguments of a function as a [`Kernel`], see [`simd_fn`].
+pub(crate) struct Args<T, F>(pub T, pub std::marker::PhantomData<F>);
+
+/// Defines a function that runs a generic one with the instructions of [`Isa::best`], or of an argument `isa`.
+macro_rules! simd_fn {
+    ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $out:ty)? = $generic:ident) => {
+        $(#[$doc])*
+        $vis fn $name($($arg: $ty),*) $(-> $out)? {
+            $crate::simd::simd_fn!(@call $crate::Isa::best(), ($($arg: $ty),*), ($($out)?), $generic)
+        }
+    };
+    ($(#[$doc:meta])* $vis:vis fn $name:ident($isa:ident: Isa; $($arg:ident: $ty:ty),* $(,)?) $(-> $out:ty)? = $generic:ident) => {
+        $(#[$doc])*
+        $vis fn $name($isa: $crate::Isa, $($arg: $ty),*) $(-> $out)? {
+            $crate::simd::simd_fn!(@call $isa, ($($arg: $ty),*), ($($out)?), $generic)
+        }
+    };
+    (@output) => { () };
+    (@output $out:ty) => { $out };
+    (@call $isa:expr, ($($arg:ident: $ty:ty),*), ($($out:ty)?), $generic:ident) => {{
+        struct Name;
+        impl $crate::simd::Kernel for $crate::simd::Args<($($ty,)*), Name> {
+            type Output = $crate::simd::simd_fn!(@output $($out)?);
+            #[inline(always)]
+            fn run<S: $crate::simd::Simd>(self) -> Self::Output {
+                let ($($arg,)*) = self.0;
+                $generic::<S>($($arg),*)
+            }
+        }
+        $crate::simd::dispatch($isa, $crate::simd::Args(($($arg,)*), std::marker::PhantomData::<Name>))
+    }};
+}
+pub(crate) use simd_fn;

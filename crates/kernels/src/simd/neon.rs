@@ -1,0 +1,623 @@
+//! NEON, which every AArch64 processor has, and its three ways to multiply bytes.
+
+use super::*;
+use std::arch::aarch64::*;
+use std::arch::{asm, is_aarch64_feature_detected};
+use std::array::from_fn;
+use std::marker::PhantomData;
+
+/// Sixteen numbers in four registers. `D` says how bytes are multiplied, see the module of matmul_batch of integers.
+#[derive(Clone, Copy)]
+pub(crate) struct Neon<D = Widening>(pub(crate) [float32x4_t; 4], PhantomData<D>);
+
+impl<D> Neon<D> {
+    #[inline(always)]
+    pub(crate) fn of(v: [float32x4_t; 4]) -> Self {
+        Neon(v, PhantomData)
+    }
+}
+
+/// The same for all four registers.
+macro_rules! each {
+    ($f:ident, $($v:expr),*) => {{
+        // SAFETY: the processor has NEON.
+        Neon::of(from_fn(|i| unsafe { $f($($v.0[i]),*) }))
+    }};
+}
+
+/// Sixteen integers: byte j of each in register j, so that what a lookup looks at is one register.
+pub(crate) type Planes = [uint8x16_t; 4];
+
+#[inline(always)]
+fn zeros() -> uint8x16_t {
+    // SAFETY: the processor has NEON.
+    unsafe { vdupq_n_u8(0) }
+}
+
+/// The bytes of sixteen numbers, byte j of each in register j.
+#[inline(always)]
+fn planes(v: [float32x4_t; 4]) -> Planes {
+    // SAFETY: the processor has NEON.
+    unsafe {
+        let [a, b, c, d] = v.map(|v| vreinterpretq_u8_f32(v));
+        let (even, more_even) = (vuzp1q_u8(a, b), vuzp1q_u8(c, d));
+        let (odd, more_odd) = (vuzp2q_u8(a, b), vuzp2q_u8(c, d));
+        [
+            vuzp1q_u8(even, more_even),
+            vuzp1q_u8(odd, more_odd),
+            vuzp2q_u8(even, more_even),
+            vuzp2q_u8(odd, more_odd),
+        ]
+    }
+}
+
+/// The sixteen numbers whose byte j is in register j.
+#[inline(always)]
+fn numbers(v: Planes) -> [float32x4_t; 4] {
+    // SAFETY: the processor has NEON.
+    unsafe {
+        let [a, b, c, d] = v;
+        let pairs = |a, b| (vreinterpretq_u16_u8(a), vreinterpretq_u16_u8(b));
+        let (low, high) = pairs(vzip1q_u8(a, b), vzip1q_u8(c, d));
+        let (upper_low, upper_high) = pairs(vzip2q_u8(a, b), vzip2q_u8(c, d));
+        [
+            vreinterpretq_f32_u16(vzip1q_u16(low, high)),
+            vreinterpretq_f32_u16(vzip2q_u16(low, high)),
+            vreinterpretq_f32_u16(vzip1q_u16(upper_low, upper_high)),
+            vreinterpretq_f32_u16(vzip2q_u16(upper_low, upper_high)),
+        ]
+    }
+}
+
+/// Numbers 0 to 7 and 8 to 15.
+#[inline(always)]
+fn from_i16<D>(low: int16x8_t, high: int16x8_t) -> Neon<D> {
+    // SAFETY: the processor has NEON.
+    unsafe {
+        Neon::of([
+            vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))),
+            vcvtq_f32_s32(vmovl_high_s16(low)),
+            vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))),
+            vcvtq_f32_s32(vmovl_high_s16(high)),
+        ])
+    }
+}
+
+impl<D: Copy> F32x16 for Neon<D> {
+    const REGISTERS: usize = 8;
+
+    #[inline(always)]
+    fn splat(v: f32) -> Self {
+        // SAFETY: the processor has NEON.
+        Neon::of([unsafe { vdupq_n_f32(v) }; 4])
+    }
+    #[inline(always)]
+    fn load(v: &[f32; LANES]) -> Self {
+        // SAFETY: sixteen numbers are there; the processor has NEON.
+        Neon::of(from_fn(|i| unsafe { vld1q_f32(v.as_ptr().add(4 * i)) }))
+    }
+    #[inline(always)]
+    fn store(self, out: &mut [f32; LANES]) {
+        for i in 0..4 {
+            // SAFETY: there is room for sixteen numbers; the processor has NEON.
+            unsafe { vst1q_f32(out.as_mut_ptr().add(4 * i), self.0[i]) };
+        }
+    }
+    #[inline(always)]
+    fn add(self, b: Self) -> Self {
+        each!(vaddq_f32, self, b)
+    }
+    #[inline(always)]
+    fn mul(self, b: Self) -> Self {
+        each!(vmulq_f32, self, b)
+    }
+    #[inline(always)]
+    fn div(self, b: Self) -> Self {
+        each!(vdivq_f32, self, b)
+    }
+    #[inline(always)]
+    fn mul_add(self, b: Self, c: Self) -> Self {
+        each!(vfmaq_f32, c, self, b)
+    }
+    #[inline(always)]
+    fn neg_mul_add(self, b: Self, c: Self) -> Self {
+        each!(vfmsq_f32, c, self, b)
+    }
+    #[inline(always)]
+    fn min(self, b: Self) -> Self {
+        // The instruction for minima takes a NaN of either operand; here the second is taken.
+        self.if_below(b, self, b)
+    }
+    #[inline(always)]
+    fn max(self, b: Self) -> Self {
+        b.if_below(self, self, b)
+    }
+    #[inline(always)]
+    fn round(self) -> Self {
+        each!(vrndnq_f32, self)
+    }
+    #[inline(always)]
+    fn if_below(self, bound: Self, x: Self, y: Self) -> Self {
+        let below = |i: usize| {
+            // SAFETY: the processor has NEON.
+            unsafe { vbslq_f32(vcltq_f32(self.0[i], bound.0[i]), x.0[i], y.0[i]) }
+        };
+        Neon::of(from_fn(below))
+    }
+
+    type U32s = Planes;
+
+    #[inline(always)]
+    fn load_u32(v: &[u8; 64]) -> Planes {
+        // SAFETY: 64 bytes are there; the processor has NEON.
+        let v = unsafe { vld4q_u8(v.as_ptr()) };
+        [v.0, v.1, v.2, v.3]
+    }
+    #[inline(always)]
+    fn load_u16(v: &[u8; 32]) -> Planes {
+        // SAFETY: 32 bytes are there; the processor has NEON.
+        let v = unsafe { vld2q_u8(v.as_ptr()) };
+        [v.0, v.1, zeros(), zeros()]
+    }
+    #[inline(always)]
+    fn load_u8(v: &[u8; 16]) -> Planes {
+        // SAFETY: 16 bytes are there; the processor has NEON.
+        [unsafe { vld1q_u8(v.as_ptr()) }, zeros(), zeros(), zeros()]
+    }
+    #[inline(always)]
+    fn load_u24(v: &[u8], stride: usize) -> Planes {
+        const N: usize = 3 * LANES;
+        match stride {
+            3 => {
+                let v = &v[..N];
+                // SAFETY: 48 bytes are there; the processor has NEON.
+                let v = unsafe { vld3q_u8(v.as_ptr()) };
+                [v.0, v.1, v.2, zeros()]
+            }
+            6 => {
+                // Each second triple of 31: the first and the last sixteen of them.
+                let v = &v[..N + 15 * 3];
+                // SAFETY: 93 bytes are there, of which the last 48 are loaded again; the processor has NEON.
+                unsafe {
+                    let (a, b) = (vld3q_u8(v.as_ptr()), vld3q_u8(v.as_ptr().add(15 * 3)));
+                    let every_second = |a: uint8x16_t, b: uint8x16_t| {
+                        vcombine_u8(vget_low_u8(vuzp1q_u8(a, a)), vget_low_u8(vuzp2q_u8(b, b)))
+                    };
+                    [every_second(a.0, b.0), every_second(a.1, b.1), every_second(a.2, b.2), zeros()]
+                }
+            }
+            _ => unreachable!("integers beside each other or every second of them"),
+        }
+    }
+    #[inline(always)]
+    fn shift_right(v: Planes, bits: u32) -> Planes {
+        let (whole, bits) = ((bits / 8) as usize, (bits % 8) as i8);
+        let at = |j: usize| v.get(j).copied().unwrap_or_else(zeros);
+        // SAFETY: the processor has NEON. Shifts to the left by eight or by negative numbers, to the right, give what they say.
+        from_fn(|j| unsafe {
+            let low = vshlq_u8(at(j + whole), vdupq_n_s8(-bits));
+            vorrq_u8(low, vshlq_u8(at(j + whole + 1), vdupq_n_s8(8 - bits)))
+        })
+    }
+    #[inline(always)]
+    fn from_i8(v: &[u8; 16]) -> Self {
+        // SAFETY: 16 bytes are there; the processor has NEON.
+        unsafe {
+            let v = vld1q_s8(v.as_ptr().cast());
+            from_i16(vmovl_s8(vget_low_s8(v)), vmovl_high_s8(v))
+        }
+    }
+    #[inline(always)]
+    fn from_u8(v: &[u8; 16]) -> Self {
+        // SAFETY: 16 bytes are there; the processor has NEON.
+        unsafe {
+            let v = vld1q_u8(v.as_ptr());
+            let (low, high) = (vmovl_u8(vget_low_u8(v)), vmovl_high_u8(v));
+            from_i16(vreinterpretq_s16_u16(low), vreinterpretq_s16_u16(high))
+        }
+    }
+    #[inline(always)]
+    fn from_f32(v: &[u8; 64]) -> Self {
+        // SAFETY: 64 bytes are there, which may lie anywhere; the processor has NEON.
+        Neon::of(from_fn(|i| unsafe { vreinterpretq_f32_u8(vld1q_u8(v.as_ptr().add(16 * i))) }))
+    }
+    #[inline(always)]
+    fn from_f16(v: &[u8; 32]) -> Self {
+        // SAFETY: 32 bytes are there; the processor has NEON.
+        Neon::of(from_fn(|i| unsafe { vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(v.as_ptr().add(8 * i)))) }))
+    }
+    // A lookup finds bytes: those of sixteen numbers' first bytes, then of their second and so on, which costs less than
+    // lookups of whole numbers by the places of their bytes.
+    #[inline(always)]
+    fn lookup(table: Self, at: Planes) -> Self {
+        // SAFETY: the processor has NEON.
+        unsafe {
+            let at = vandq_u8(at[0], vdupq_n_u8(15));
+            Neon::of(numbers(planes(table.0).map(|bytes| vqtbl1q_u8(bytes, at))))
+        }
+    }
+    #[inline(always)]
+    fn lookup_64(table: &[f32; 64], at: Planes) -> Self {
+        // SAFETY: all four loads lie inside the table; the processor has NEON.
+        unsafe {
+            let at = vandq_u8(at[0], vdupq_n_u8(63));
+            let [a, b, c, d] = from_fn(|i| vld4q_u8(table.as_ptr().add(16 * i).cast()));
+            Neon::of(numbers([
+                vqtbl4q_u8(uint8x16x4_t(a.0, b.0, c.0, d.0), at),
+                vqtbl4q_u8(uint8x16x4_t(a.1, b.1, c.1, d.1), at),
+                vqtbl4q_u8(uint8x16x4_t(a.2, b.2, c.2, d.2), at),
+                vqtbl4q_u8(uint8x16x4_t(a.3, b.3, c.3, d.3), at),
+            ]))
+        }
+    }
+    #[inline(always)]
+    fn lookup_256(table: &[f32; 256], at: Planes) -> Self {
+        let mut each = [0u8; LANES];
+        // SAFETY: there is room for 16 bytes; the processor has NEON.
+        unsafe { vst1q_u8(each.as_mut_ptr(), at[0]) };
+        Self::load(&each.map(|i| table[usize::from(i)]))
+    }
+    #[inline(always)]
+    fn power_of_two(self) -> Self {
+        let power = |i: usize| {
+            // SAFETY: the processor has NEON.
+            unsafe {
+                let biased = vaddq_s32(vcvtnq_s32_f32(self.0[i]), vdupq_n_s32(127));
+                vreinterpretq_f32_s32(vshlq_n_s32::<23>(biased))
+            }
+        };
+        Neon::of(from_fn(power))
+    }
+    #[inline(always)]
+    fn horizontal_sum(self) -> f32 {
+        // SAFETY: the processor has NEON.
+        unsafe {
+            let v = quarter(self.0);
+            vpadds_f32(vadd_f32(vget_low_f32(v), vget_high_f32(v)))
+        }
+    }
+    #[inline(always)]
+    fn partial_sums(v: [Self; 4]) -> Self {
+        Neon::of(v.map(|v| quarter(v.0)))
+    }
+    #[inline(always)]
+    fn finish_partial_sums(v: [Self; 4]) -> Self {
+        Neon::of(v.map(|v| add_lanes_by_halves(v.0)))
+    }
+    #[inline(always)]
+    fn horizontal_sums(v: [Self; 4]) -> [f32; 4] {
+        let mut out = [0f32; 4];
+        // SAFETY: the processor has NEON; there is room for four numbers.
+        unsafe { vst1q_f32(out.as_mut_ptr(), add_lanes_by_halves(v.map(|v| quarter(v.0)))) };
+        out
+    }
+}
+
+/// Totals of four times four numbers, added by halves.
+#[inline(always)]
+fn add_lanes_by_halves(v: [float32x4_t; 4]) -> float32x4_t {
+    // SAFETY: the processor has NEON.
+    unsafe {
+        let [a, b, c, d] = v.map(|v| vreinterpretq_f64_f32(v));
+        let halves = |a, b| {
+            let (low, high) = (vzip1q_f64(a, b), vzip2q_f64(a, b));
+            vaddq_f32(vreinterpretq_f32_f64(low), vreinterpretq_f32_f64(high))
+        };
+        vpaddq_f32(halves(a, b), halves(c, d))
+    }
+}
+
+/// Sixteen lanes added to eight, these to four.
+#[inline(always)]
+fn quarter(v: [float32x4_t; 4]) -> float32x4_t {
+    // SAFETY: the processor has NEON.
+    unsafe { vaddq_f32(vaddq_f32(v[0], v[2]), vaddq_f32(v[1], v[3])) }
+}
+
+/// How bytes are multiplied.
+///
+/// Values with one that the processor lacks do not exist: that is what the SAFETY lines of [`Dots::dot`] rely on.
+pub(crate) trait Dots: Copy {
+    /// Adds to each sum the matmul_batch of four bytes, of which `codes` has no signs and `x`, above -128, has.
+    fn dot(sums: int32x4_t, codes: uint8x16_t, x: int8x16_t) -> int32x4_t;
+}
+
+/// What every processor can do.
+#[derive(Clone, Copy)]
+pub(crate) struct Widening;
+
+/// Products of bytes that all have signs.
+#[derive(Clone, Copy)]
+pub(crate) struct SignedDots;
+
+/// Products of bytes of which one has no sign.
+#[derive(Clone, Copy)]
+pub(crate) struct MixedDots;
+
+/// A code as a number with a sign, 128 less.
+#[inline(always)]
+fn signed(codes: uint8x16_t) -> int8x16_t {
+    // SAFETY: the processor has NEON.
+    unsafe { vreinterpretq_s8_u8(veorq_u8(codes, vdupq_n_u8(0x80))) }
+}
+
+impl Dots for Widening {
+    #[inline(always)]
+    fn dot(sums: int32x4_t, codes: uint8x16_t, x: int8x16_t) -> int32x4_t {
+        // A sum of two matmul_batch of at most 128 * 127 is just what 16 bits hold.
+        // SAFETY: the processor has NEON.
+        unsafe {
+            let signed = signed(codes);
+            let pairs = vpaddq_s16(vmull_s8(vget_low_s8(signed), vget_low_s8(x)), vmull_high_s8(signed, x));
+            // 128 times x, once for all rows.
+            let rest = vshlq_n_s32::<7>(vpaddlq_s16(vpaddlq_s8(x)));
+            vpadalq_s16(vaddq_s32(sums, rest), pairs)
+        }
+    }
+}
+
+// The intrinsics are not stable. Assembly names the extension, since functions are compiled for all processors.
+
+impl Dots for SignedDots {
+    #[inline(always)]
+    fn dot(mut sums: int32x4_t, codes: uint8x16_t, x: int8x16_t) -> int32x4_t {
+        // SAFETY: the processor has `dotprod`, which `rows_on` asks for.
+        unsafe {
+            let rest = vshlq_n_s32::<7>(vpaddlq_s16(vpaddlq_s8(x)));
+            asm!(
+                ".arch_extension dotprod",
+                "sdot {sums:v}.4s, {codes:v}.16b, {x:v}.16b",
+                sums = inout(vreg) sums,
+                codes = in(vreg) signed(codes),
+                x = in(vreg) x,
+                options(pure, nomem, nostack, preserves_flags)
+            );
+            vaddq_s32(sums, rest)
+        }
+    }
+}
+
+impl Dots for MixedDots {
+    #[inline(always)]
+    fn dot(mut sums: int32x4_t, codes: uint8x16_t, x: int8x16_t) -> int32x4_t {
+        // SAFETY: the processor has `i8mm`, which `rows_on` asks for.
+        unsafe {
+            asm!(
+                ".arch_extension i8mm",
+                "usdot {sums:v}.4s, {codes:v}.16b, {x:v}.16b",
+                sums = inout(vreg) sums,
+                codes = in(vreg) codes,
+                x = in(vreg) x,
+                options(pure, nomem, nostack, preserves_flags)
+            );
+        }
+        sums
+    }
+}
+
+/// How eight elements of BITS bits, which are BITS bytes, become words of 16 bits.
+struct Of<const BITS: usize>;
+
+impl<const BITS: usize> Of<BITS> {
+    /// For each element the two bytes that it lies in.
+    const BYTES: [u8; 16] = {
+        let mut bytes = [0; 16];
+        let mut i = 0;
+        while i < 16 {
+            bytes[i] = (BITS * (i / 2) / 8 + i % 2) as u8;
+            i += 1;
+        }
+        bytes
+    };
+    /// How far they are shifted to the left, or by negative numbers to the right, so that it comes first.
+    const SHIFT: [i16; 8] = {
+        let mut shift = [0; 8];
+        let mut i = 0;
+        while i < 8 {
+            shift[i] = -((BITS * i % 8) as i16);
+            i += 1;
+        }
+        shift
+    };
+}
+
+impl<D: Dots> U8x64 for Neon<D> {
+    type Bytes = [uint8x16_t; 4];
+    type Sums = [int32x4_t; 4];
+    /// Sums of four rows with one token are half of all registers.
+    const MULTIPLIES_SEVERAL_TOKENS: bool = false;
+    #[inline(always)]
+    fn load_bytes(v: &[u8; 64]) -> Self::Bytes {
+        // SAFETY: 64 bytes are there; the processor has NEON.
+        from_fn(|i| unsafe { vld1q_u8(v.as_ptr().add(16 * i)) })
+    }
+    #[inline(always)]
+    fn load_byte_table(v: &[u8; 16]) -> Self::Bytes {
+        // SAFETY: 16 bytes are there; the processor has NEON.
+        [unsafe { vld1q_u8(v.as_ptr()) }; 4]
+    }
+    #[inline(always)]
+    fn xor_bytes(v: Self::Bytes, bits: u8) -> Self::Bytes {
+        // SAFETY: the processor has NEON.
+        v.map(|v| unsafe { veorq_u8(v, vdupq_n_u8(bits)) })
+    }
+    #[inline(always)]
+    fn split_nibbles(v: Self::Bytes) -> (Self::Bytes, Self::Bytes) {
+        // SAFETY: the processor has NEON.
+        unsafe { (v.map(|v| vandq_u8(v, vdupq_n_u8(15))), v.map(|v| vshrq_n_u8::<4>(v))) }
+    }
+    #[inline(always)]
+    fn lookup_bytes_16(table: Self::Bytes, at: Self::Bytes) -> Self::Bytes {
+        // SAFETY: the processor has NEON.
+        at.map(|at| unsafe { vqtbl1q_u8(table[0], at) })
+    }
+    #[inline(always)]
+    fn unpack<const BITS: usize>(v: &[u8]) -> Self::Bytes {
+        assert!(v.len() >= 8 * BITS && matches!(BITS, 1 | 2 | 3 | 6));
+        let v = v.as_ptr();
+        // SAFETY: 8 * BITS bytes are there, and no others are loaded; the processor has NEON.
+        unsafe {
+            let half = |at| vcombine_u8(vld1_u8(v.add(at)), vdup_n_u8(0));
+            let none = vdupq_n_u8(0);
+            let (a, b, c) = match BITS {
+                1 => (half(0), none, none),
+                2 => (vld1q_u8(v), none, none),
+                3 => (vld1q_u8(v), half(16), none),
+                _ => (vld1q_u8(v), vld1q_u8(v.add(16)), vld1q_u8(v.add(32))),
+            };
+            // Behind the last byte a lookup finds zeros.
+            let find = |at| match BITS {
+                1 | 2 => vqtbl1q_u8(a, at),
+                3 => vqtbl2q_u8(uint8x16x2_t(a, b), at),
+                _ => vqtbl3q_u8(uint8x16x3_t(a, b, c), at),
+            };
+            let (first, shift) =
+                (vld1q_u8(Of::<BITS>::BYTES.as_ptr()), vld1q_s16(Of::<BITS>::SHIFT.as_ptr()));
+            let eight = |i: usize| {
+                let words = vreinterpretq_u16_u8(find(vaddq_u8(first, vdupq_n_u8((BITS * i) as u8))));
+                vreinterpretq_u8_u16(vshlq_u16(words, shift))
+            };
+            let element = vdupq_n_u8((1 << BITS) - 1);
+            from_fn(|i| vandq_u8(vuzp1q_u8(eight(2 * i), eight(2 * i + 1)), element))
+        }
+    }
+    #[inline(always)]
+    fn lookup_bytes_64(table: &[u8; 64], at: Self::Bytes) -> Self::Bytes {
+        // SAFETY: 64 bytes are there; the processor has NEON.
+        at.map(|at| unsafe { vqtbl4q_u8(vld1q_u8_x4(table.as_ptr()), at) })
+    }
+    #[inline(always)]
+    fn lookup_bytes_256(table: &[u8; 256], at: Self::Bytes) -> Self::Bytes {
+        // SAFETY: four times 64 bytes are there; the processor has NEON.
+        at.map(|at| unsafe {
+            let mut found = vqtbl4q_u8(vld1q_u8_x4(table.as_ptr()), at);
+            for first in [64, 128, 192] {
+                // What the part does not have is left as it is.
+                let at = vsubq_u8(at, vdupq_n_u8(first));
+                found = vqtbx4q_u8(found, vld1q_u8_x4(table.as_ptr().add(usize::from(first))), at);
+            }
+            found
+        })
+    }
+    #[inline(always)]
+    fn store_bytes(v: Self::Bytes, out: &mut [u8; 64]) {
+        for i in 0..4 {
+            // SAFETY: there is room for 64 bytes; the processor has NEON.
+            unsafe { vst1q_u8(out.as_mut_ptr().add(16 * i), v[i]) };
+        }
+    }
+    #[inline(always)]
+    fn zero_sums() -> Self::Sums {
+        // SAFETY: the processor has NEON.
+        [unsafe { vdupq_n_s32(0) }; 4]
+    }
+    #[inline(always)]
+    fn dot_u8i8(sums: Self::Sums, codes: Self::Bytes, x: &[u8; 64]) -> Self::Sums {
+        let x = Self::load_bytes(x);
+        // SAFETY: the processor has NEON.
+        from_fn(|i| D::dot(sums[i], codes[i], unsafe { vreinterpretq_s8_u8(x[i]) }))
+    }
+    #[inline(always)]
+    fn sums_to_f32(v: Self::Sums) -> Self {
+        // SAFETY: the processor has NEON.
+        Neon::of(v.map(|v| unsafe { vcvtq_f32_s32(v) }))
+    }
+    #[inline(always)]
+    fn pack_i8(v: [Self; 4], out: &mut [u8; 64]) {
+        // The lowest byte of each integer.
+        let bytes = |v: Self| {
+            // SAFETY: the processor has NEON.
+            unsafe {
+                let [a, b, c, d] = v.0.map(|v| vreinterpretq_s16_s32(vcvtnq_s32_f32(v)));
+                let (low, high) = (vuzp1q_s16(a, b), vuzp1q_s16(c, d));
+                vuzp1q_u8(vreinterpretq_u8_s16(low), vreinterpretq_u8_s16(high))
+            }
+        };
+        let [a, b, c, d] = v.map(bytes);
+        // SAFETY: there is room for 64 bytes; the processor has NEON.
+        unsafe { vst4q_u8(out.as_mut_ptr(), uint8x16x4_t(a, b, c, d)) };
+    }
+}
+
+impl<D: Dots> I16x32 for Neon<D> {
+    /// The lower and the upper bytes of the words.
+    type Table = (uint8x16_t, uint8x16_t);
+    #[inline(always)]
+    fn load_i16_table(table: &[i16; 16]) -> Self::Table {
+        // SAFETY: sixteen words are there; the processor has NEON.
+        let both = unsafe { vld2q_u8(table.as_ptr().cast()) };
+        (both.0, both.1)
+    }
+    #[inline(always)]
+    fn lookup_i16<const J: usize>((low, high): Self::Table, at: Self::Bytes) -> Self::Bytes {
+        // SAFETY: the processor has NEON.
+        at.map(|at| unsafe {
+            let at = if J.is_multiple_of(2) { vandq_u8(at, vdupq_n_u8(15)) } else { vshrq_n_u8::<4>(at) };
+            let (low, high) = (vqtbl1q_u8(low, at), vqtbl1q_u8(high, at));
+            if J < 2 { vtrn1q_u8(low, high) } else { vtrn2q_u8(low, high) }
+        })
+    }
+    #[inline(always)]
+    fn dot_i16(sums: Self::Sums, w: Self::Bytes, x: &[u8; 64]) -> Self::Sums {
+        let x = <Self as U8x64>::load_bytes(x);
+        // SAFETY: the processor has NEON.
+        from_fn(|i| unsafe {
+            let (w, x) = (vreinterpretq_s16_u8(w[i]), vreinterpretq_s16_u8(x[i]));
+            let low = vmull_s16(vget_low_s16(w), vget_low_s16(x));
+            vaddq_s32(sums[i], vpaddq_s32(low, vmull_high_s16(w, x)))
+        })
+    }
+    #[inline(always)]
+    fn split_digits(even: Self, odd: Self, out: &mut [[u8; 64]; 2]) {
+        for i in 0..4 {
+            // SAFETY: there is room for twice 64 bytes; the processor has NEON.
+            unsafe {
+                let (even, odd) = (vcvtnq_s32_f32(even.0[i]), vcvtnq_s32_f32(odd.0[i]));
+                let upper = |v| vshrq_n_s32::<12>(vaddq_s32(v, vdupq_n_s32(2048)));
+                let (a, b) = (upper(even), upper(odd));
+                let lower = |v, upper| vsubq_s32(v, vshlq_n_s32::<12>(upper));
+                let words = [(a, b), (lower(even, a), lower(odd, b))];
+                for (out, (even, odd)) in out.iter_mut().zip(words) {
+                    let words = vtrn1q_s16(vreinterpretq_s16_s32(even), vreinterpretq_s16_s32(odd));
+                    vst1q_u8(out.as_mut_ptr().add(16 * i), vreinterpretq_u8_s16(words));
+                }
+            }
+        }
+    }
+    #[inline(always)]
+    fn exponent_scales(self) -> (Self, Self) {
+        // SAFETY: the processor has NEON.
+        unsafe {
+            let bits = self.0.map(|v| {
+                let bits = vandq_u32(vreinterpretq_u32_f32(v), vdupq_n_u32(0x7f80_0000));
+                vmaxq_u32(bits, vdupq_n_u32(MIN_EXPONENT))
+            });
+            let inverse = bits.map(|v| vreinterpretq_f32_u32(vsubq_u32(vdupq_n_u32(INVERSE_EXPONENT), v)));
+            let step = bits.map(|v| vreinterpretq_f32_u32(vsubq_u32(v, vdupq_n_u32(STEP_EXPONENT))));
+            (Neon::of(inverse), Neon::of(step))
+        }
+    }
+}
+
+impl<D: Dots> Simd for Neon<D> {
+    unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
+        kernel.run::<Self>()
+    }
+}
+
+/// Runs a kernel with the fastest dot matmul_batch of bytes that this processor has, where it needs them.
+///
+/// # Safety
+/// The processor has NEON.
+pub(super) unsafe fn call_fastest<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: the processor has NEON, and the dot matmul_batch that are chosen.
+    unsafe {
+        if K::INT8 && is_aarch64_feature_detected!("i8mm") {
+            Neon::<MixedDots>::call(kernel)
+        } else if K::INT8 && is_aarch64_feature_detected!("dotprod") {
+            Neon::<SignedDots>::call(kernel)
+        } else {
+            Neon::<Widening>::call(kernel)
+        }
+    }
+}

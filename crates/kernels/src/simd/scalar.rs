@@ -1,0 +1,285 @@
+//! Portable scalar code, the reference that every instruction set is tested against.
+
+use super::*;
+
+/// What every processor can do.
+#[derive(Clone, Copy)]
+pub(crate) struct Scalar([f32; LANES]);
+
+impl Scalar {
+    #[inline(always)]
+    fn with(self, b: Self, f: impl Fn(f32, f32) -> f32) -> Self {
+        let mut out = self.0;
+        for (o, b) in out.iter_mut().zip(b.0) {
+            *o = f(*o, b);
+        }
+        Scalar(out)
+    }
+}
+
+impl F32x16 for Scalar {
+    const REGISTERS: usize = 8;
+    const IS_REFERENCE: bool = true;
+
+    #[inline(always)]
+    fn splat(v: f32) -> Self {
+        Scalar([v; LANES])
+    }
+    #[inline(always)]
+    fn load(v: &[f32; LANES]) -> Self {
+        Scalar(*v)
+    }
+    #[inline(always)]
+    fn store(self, out: &mut [f32; LANES]) {
+        *out = self.0;
+    }
+    #[inline(always)]
+    fn add(self, b: Self) -> Self {
+        self.with(b, |a, b| a + b)
+    }
+    #[inline(always)]
+    fn mul(self, b: Self) -> Self {
+        self.with(b, |a, b| a * b)
+    }
+    #[inline(always)]
+    fn div(self, b: Self) -> Self {
+        self.with(b, |a, b| a / b)
+    }
+    #[inline(always)]
+    fn mul_add(self, b: Self, c: Self) -> Self {
+        self.mul(b).add(c)
+    }
+    #[inline(always)]
+    fn neg_mul_add(self, b: Self, c: Self) -> Self {
+        c.with(self.mul(b), |c, p| c - p)
+    }
+    #[inline(always)]
+    fn min(self, b: Self) -> Self {
+        self.with(b, |a, b| if a < b { a } else { b })
+    }
+    #[inline(always)]
+    fn max(self, b: Self) -> Self {
+        self.with(b, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    fn if_below(self, bound: Self, x: Self, y: Self) -> Self {
+        let mut out = y.0;
+        for g in 0..LANES {
+            out[g] = if self.0[g] < bound.0[g] { x.0[g] } else { y.0[g] };
+        }
+        Scalar(out)
+    }
+    #[inline(always)]
+    fn round(self) -> Self {
+        let mut out = self.0;
+        for o in &mut out {
+            *o = *o + ROUND - ROUND;
+        }
+        Scalar(out)
+    }
+
+    type U32s = [u32; LANES];
+
+    #[inline(always)]
+    fn load_u32(v: &[u8; 64]) -> Self::U32s {
+        std::array::from_fn(|l| u32::from_le_bytes([v[4 * l], v[4 * l + 1], v[4 * l + 2], v[4 * l + 3]]))
+    }
+    #[inline(always)]
+    fn load_u16(v: &[u8; 32]) -> Self::U32s {
+        std::array::from_fn(|l| u32::from(u16::from_le_bytes([v[2 * l], v[2 * l + 1]])))
+    }
+    #[inline(always)]
+    fn load_u8(v: &[u8; 16]) -> Self::U32s {
+        v.map(u32::from)
+    }
+    #[inline(always)]
+    fn shift_right(v: Self::U32s, bits: u32) -> Self::U32s {
+        v.map(|i| i >> bits)
+    }
+    #[inline(always)]
+    fn from_i8(v: &[u8; 16]) -> Self {
+        Scalar(v.map(|b| f32::from(b as i8)))
+    }
+    #[inline(always)]
+    fn from_u8(v: &[u8; 16]) -> Self {
+        Scalar(v.map(f32::from))
+    }
+    #[inline(always)]
+    fn from_f32(v: &[u8; 64]) -> Self {
+        Scalar(Self::load_u32(v).map(f32::from_bits))
+    }
+    #[inline(always)]
+    fn from_f16(v: &[u8; 32]) -> Self {
+        Scalar(std::array::from_fn(|l| half::f16::from_le_bytes([v[2 * l], v[2 * l + 1]]).to_f32()))
+    }
+    #[inline(always)]
+    fn lookup(table: Self, at: Self::U32s) -> Self {
+        Scalar(at.map(|i| table.0[(i & 15) as usize]))
+    }
+    #[inline(always)]
+    fn lookup_64(table: &[f32; 64], at: Self::U32s) -> Self {
+        Scalar(at.map(|i| table[(i & 63) as usize]))
+    }
+    #[inline(always)]
+    fn lookup_256(table: &[f32; 256], at: Self::U32s) -> Self {
+        Scalar(at.map(|i| table[(i & 255) as usize]))
+    }
+    #[inline(always)]
+    fn power_of_two(self) -> Self {
+        Scalar(self.0.map(|v| f32::from_bits(((v as i32 + 127) as u32) << 23)))
+    }
+}
+
+impl U8x64 for Scalar {
+    type Bytes = [u8; 64];
+    type Sums = [i32; LANES];
+    const MULTIPLIES_SEVERAL_TOKENS: bool = false;
+    #[inline(always)]
+    fn load_bytes(v: &[u8; 64]) -> [u8; 64] {
+        *v
+    }
+    #[inline(always)]
+    fn load_byte_table(v: &[u8; 16]) -> [u8; 64] {
+        std::array::from_fn(|i| v[i % 16])
+    }
+    #[inline(always)]
+    fn xor_bytes(v: [u8; 64], bits: u8) -> [u8; 64] {
+        v.map(|b| b ^ bits)
+    }
+    #[inline(always)]
+    fn split_nibbles(v: [u8; 64]) -> ([u8; 64], [u8; 64]) {
+        (v.map(|b| b & 15), v.map(|b| b >> 4))
+    }
+    #[inline(always)]
+    fn lookup_bytes_16(table: [u8; 64], at: [u8; 64]) -> [u8; 64] {
+        at.map(|i| table[usize::from(i & 15)])
+    }
+    #[inline(always)]
+    fn store_bytes(v: [u8; 64], out: &mut [u8; 64]) {
+        *out = v;
+    }
+    #[inline(always)]
+    fn zero_sums() -> Self::Sums {
+        [0; LANES]
+    }
+    #[inline(always)]
+    fn dot_u8i8(mut sums: Self::Sums, codes: [u8; 64], x: &[u8; 64]) -> Self::Sums {
+        for i in 0..64 {
+            sums[i / 4] += i32::from(codes[i]) * i32::from(x[i] as i8);
+        }
+        sums
+    }
+    #[inline(always)]
+    fn sums_to_f32(v: Self::Sums) -> Self {
+        Scalar::load(&v.map(|s| s as f32))
+    }
+    #[inline(always)]
+    fn pack_i8(v: [Self; 4], out: &mut [u8; 64]) {
+        for (j, v) in v.into_iter().enumerate() {
+            let mut lanes = [0f32; LANES];
+            v.round().store(&mut lanes);
+            for (l, v) in lanes.into_iter().enumerate() {
+                out[4 * l + j] = v as i32 as u8;
+            }
+        }
+    }
+}
+
+impl I16x32 for Scalar {
+    type Table = [i16; 16];
+    #[inline(always)]
+    fn load_i16_table(table: &[i16; 16]) -> [i16; 16] {
+        *table
+    }
+    #[inline(always)]
+    fn lookup_i16<const J: usize>(table: [i16; 16], at: [u8; 64]) -> [u8; 64] {
+        let mut out = [0; 64];
+        for (at, out) in at.as_chunks::<2>().0.iter().zip(out.as_chunks_mut::<2>().0) {
+            *out = table[usize::from(u16::from_le_bytes(*at) >> (4 * J) & 15)].to_le_bytes();
+        }
+        out
+    }
+    #[inline(always)]
+    fn dot_i16(mut sums: [i32; LANES], w: [u8; 64], x: &[u8; 64]) -> [i32; LANES] {
+        let word = |of: &[u8; 64], i: usize| i32::from(i16::from_le_bytes([of[2 * i], of[2 * i + 1]]));
+        for i in 0..2 * LANES {
+            sums[i / 2] += word(&w, i) * word(x, i);
+        }
+        sums
+    }
+    #[inline(always)]
+    fn split_digits(even: Self, odd: Self, out: &mut [[u8; 64]; 2]) {
+        for (i, v) in [even, odd].into_iter().enumerate() {
+            let mut lanes = [0f32; LANES];
+            v.store(&mut lanes);
+            for (l, v) in lanes.into_iter().enumerate() {
+                let q = v.round_ties_even() as i32;
+                let upper = q.wrapping_add(2048) >> 12;
+                for (out, word) in out.iter_mut().zip([upper, q - (upper << 12)]) {
+                    out[4 * l + 2 * i..4 * l + 2 * i + 2].copy_from_slice(&(word as i16).to_le_bytes());
+                }
+            }
+        }
+    }
+    #[inline(always)]
+    fn exponent_scales(self) -> (Self, Self) {
+        let mut lanes = [0f32; LANES];
+        self.store(&mut lanes);
+        let exponents = lanes.map(|v| (v.to_bits() & 0x7f80_0000).max(MIN_EXPONENT));
+        (
+            Scalar::load(&exponents.map(|e| f32::from_bits(INVERSE_EXPONENT - e))),
+            Scalar::load(&exponents.map(|e| f32::from_bits(e - STEP_EXPONENT))),
+        )
+    }
+}
+
+/// To the nearest, ties to even; what is not a number stays so, and what is below the normal numbers is zero.
+#[inline(always)]
+pub(crate) fn bf16_bits(v: f32) -> u16 {
+    let bits = v.to_bits();
+    let (sign, magnitude) = (bits & 0x8000_0000, bits & 0x7fff_ffff);
+    let rounded = match magnitude {
+        m if m > 0x7f80_0000 => m | 0x0040_0000,
+        m if m < 0x0080_0000 => 0,
+        m => m + 0x7fff + (m >> 16 & 1),
+    };
+    ((sign | rounded) >> 16) as u16
+}
+
+/// Zero where it is below the normal numbers.
+#[inline(always)]
+fn normal(v: f32) -> f32 {
+    if v.is_subnormal() { 0f32.copysign(v) } else { v }
+}
+
+impl Bf16x32 for Scalar {
+    #[inline(always)]
+    fn pack_bf16(low: Self, high: Self, out: &mut [u8; 64]) {
+        let mut all = [[0f32; LANES]; 2];
+        low.store(&mut all[0]);
+        high.store(&mut all[1]);
+        for (v, out) in all.as_flattened().iter().zip(out.as_chunks_mut::<2>().0) {
+            *out = bf16_bits(*v).to_le_bytes();
+        }
+    }
+    #[inline(always)]
+    fn dot_bf16(sums: Self, w: &[u8; 64], x: &[u8; 64]) -> Self {
+        let number = |of: &[u8; 64], i: usize| {
+            normal(f32::from_bits(u32::from(u16::from_le_bytes([of[2 * i], of[2 * i + 1]])) << 16))
+        };
+        let mut lanes = [0f32; LANES];
+        sums.store(&mut lanes);
+        for (l, sum) in lanes.iter_mut().enumerate() {
+            for i in [2 * l + 1, 2 * l] {
+                *sum = normal(number(w, i).mul_add(number(x, i), normal(*sum)));
+            }
+        }
+        Scalar::load(&lanes)
+    }
+}
+
+impl Simd for Scalar {
+    unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
+        kernel.run::<Self>()
+    }
+}

@@ -1,0 +1,223 @@
+use super::*;
+use crate::activations::I8_BLOCKS_PER_SCALE as BLOCKS_PER_SCALE;
+use crate::test_data::{bytes, noise};
+
+fn lanes<L: F32x16>(v: L) -> [f32; LANES] {
+    let mut out = [0f32; LANES];
+    v.store(&mut out);
+    out
+}
+
+/// Checks that bits are the same, where they are not NaN.
+#[track_caller]
+fn same(what: &str, found: &[f32], expected: &[f32]) {
+    let equal = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+    assert!(found.iter().zip(expected).all(equal), "{what}: {found:?} for {expected:?}");
+}
+
+/// Every function gives what [`Scalar`] gives, but matmul_batch are not rounded before they are added to.
+fn check<L: F32x16>() {
+    let noise: Vec<f32> = noise(1, 48 * 20).into_iter().map(|v| v * 40.0).collect();
+    let mut special = [0.0, -0.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1.0, -3.0, 1e-40].repeat(6);
+    special.rotate_left(3);
+    special[..LANES].reverse();
+    for v in noise.chunks_exact(48).chain([special.as_slice()]) {
+        let at = |i: usize| -> &[f32; LANES] { v[LANES * i..][..LANES].try_into().unwrap() };
+        let (a, b, c) = (at(0), at(1), at(2));
+        let by =
+            |f: fn(f32, f32, f32) -> f32| -> [f32; LANES] { std::array::from_fn(|l| f(a[l], b[l], c[l])) };
+        let (x, y, z) = (L::load(a), L::load(b), L::load(c));
+        let (p, q, r) = (Scalar::load(a), Scalar::load(b), Scalar::load(c));
+        same("add", &lanes(x.add(y)), &lanes(p.add(q)));
+        same("mul", &lanes(x.mul(y)), &lanes(p.mul(q)));
+        same("div", &lanes(x.div(y)), &lanes(p.div(q)));
+        same("min", &lanes(x.min(y)), &lanes(p.min(q)));
+        same("max", &lanes(x.max(y)), &lanes(p.max(q)));
+        same("if_below", &lanes(x.if_below(y, z, x)), &lanes(p.if_below(q, r, p)));
+        same("mul_add", &lanes(x.mul_add(y, z)), &by(|a, b, c| a.mul_add(b, c)));
+        same("neg_mul_add", &lanes(x.neg_mul_add(y, z)), &by(|a, b, c| (-a).mul_add(b, c)));
+        same("total", &[x.horizontal_sum()], &[p.horizontal_sum()]);
+        same("totals", &L::horizontal_sums([x, y, z, y]), &Scalar::horizontal_sums([p, q, r, q]));
+        let mut vectors = [x; LANES];
+        for (i, v) in vectors.iter_mut().enumerate() {
+            let mut rotated = [a, b, c][i % 3].to_owned();
+            rotated.rotate_left(i);
+            *v = L::load(&rotated);
+        }
+        let mut partial_sums = [x; 4];
+        for (partial_sums, v) in partial_sums.iter_mut().zip(vectors.as_chunks::<4>().0) {
+            *partial_sums = L::partial_sums(*v);
+        }
+        same(
+            "finish_partial_sums",
+            &lanes(L::finish_partial_sums(partial_sums)),
+            &vectors.map(L::horizontal_sum),
+        );
+        for (i, turned) in L::transpose(vectors).into_iter().enumerate() {
+            let column: [f32; LANES] = std::array::from_fn(|j| lanes(vectors[j])[i]);
+            same("turn", &lanes(turned), &column);
+        }
+        if v.iter().all(|v| v.is_finite()) {
+            let zero = [0f32; LANES];
+            same("round", &lanes(x.round().add(L::load(&zero))), &by(|a, _, _| a.round_ties_even() + 0.0));
+            assert_eq!(x.argmin(), p.argmin());
+        }
+    }
+    let halves = [0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 3.49, 1e6, -4e6].map(|v| (v, f32::round_ties_even(v)));
+    for (v, expected) in halves {
+        assert_eq!(lanes(L::splat(v).round()), [expected; LANES]);
+    }
+    for first in (-126..=112).step_by(2) {
+        let powers = std::array::from_fn(|l| (first + l as i32) as f32);
+        same("power", &lanes(L::load(&powers).power_of_two()), &powers.map(f32::exp2));
+    }
+}
+
+/// Returns the lowest bytes of integers.
+fn lowest<L: F32x16>(v: L::U32s) -> [f32; LANES] {
+    lanes(L::lookup_256(&std::array::from_fn(|i| i as f32), v))
+}
+
+fn check_conversions<L: F32x16>() {
+    let data = bytes(2, 512);
+    let (table, small): ([f32; 64], [f32; LANES]) =
+        (noise(3, 64).try_into().unwrap(), noise(4, LANES).try_into().unwrap());
+    for first in 0..100 {
+        let data = &data[first..];
+        macro_rules! alike {
+            ($name:literal, $of:ident, $bytes:expr) => {{
+                let (v, expected) = (L::$of($bytes), Scalar::$of($bytes));
+                for bits in 0..29 {
+                    let (v, expected) = (L::shift_right(v, bits), Scalar::shift_right(expected, bits));
+                    same($name, &lowest::<L>(v), &lowest::<Scalar>(expected));
+                    same($name, &lanes(L::lookup_64(&table, v)), &lanes(Scalar::lookup_64(&table, expected)));
+                    let found = lanes(L::lookup(L::load(&small), v));
+                    same($name, &found, &lanes(Scalar::lookup(Scalar::load(&small), expected)));
+                }
+            }};
+        }
+        alike!("load_u32", load_u32, data.first_chunk().unwrap());
+        alike!("load_partial_u32", load_partial_u32, &data[..first.min(64)]);
+        alike!("load_u16", load_u16, data.first_chunk().unwrap());
+        alike!("load_u8", load_u8, data.first_chunk().unwrap());
+        for stride in [3, 6] {
+            let data = &data[..stride * 15 + 3];
+            let (v, expected) = (L::load_u24(data, stride), Scalar::load_u24(data, stride));
+            for bits in 0..24 {
+                let (v, expected) = (L::shift_right(v, bits), Scalar::shift_right(expected, bits));
+                same("load_u24", &lowest::<L>(v), &lowest::<Scalar>(expected));
+            }
+        }
+        let short = data.first_chunk().unwrap();
+        same("from_i8", &lanes(L::from_i8(short)), &lanes(Scalar::from_i8(short)));
+        same("from_u8", &lanes(L::from_u8(short)), &lanes(Scalar::from_u8(short)));
+        let halves = data.first_chunk().unwrap();
+        same("from_f16", &lanes(L::from_f16(halves)), &lanes(Scalar::from_f16(halves)));
+        let numbers = data.first_chunk().unwrap();
+        same("from_f32", &lanes(L::from_f32(numbers)), &lanes(Scalar::from_f32(numbers)));
+    }
+}
+
+/// Returns some bytes as they are stored.
+fn put<L: U8x64>(v: L::Bytes) -> [u8; 64] {
+    let mut out = [0; 64];
+    L::store_bytes(v, &mut out);
+    out
+}
+
+/// Checks that every function gives what [`Scalar`] gives.
+fn check_bytes<L: U8x64>() {
+    let data = bytes(1, 64 * 200);
+    let (chunks, _) = data.as_chunks::<64>();
+    let table: &[u8; 16] = data.first_chunk().unwrap();
+    let (table_64, table_256) = (chunks[1], data.last_chunk().unwrap());
+    for v in chunks {
+        let (found, expected) = (L::load_bytes(v), Scalar::load_bytes(v));
+        assert_eq!(put::<L>(found), *v);
+        for bits in [0, 0x80, 0x88] {
+            assert_eq!(put::<L>(L::xor_bytes(found, bits)), Scalar::xor_bytes(expected, bits));
+        }
+        let ((a, b), (c, d)) = (L::split_nibbles(found), Scalar::split_nibbles(expected));
+        assert_eq!((put::<L>(a), put::<L>(b)), (c, d));
+        assert_eq!(
+            put::<L>(L::lookup_bytes_16(L::load_byte_table(table), a)),
+            Scalar::lookup_bytes_16(Scalar::load_byte_table(table), c)
+        );
+        assert_eq!(put::<L>(L::unpack::<1>(&v[..8])), Scalar::unpack::<1>(&v[..8]));
+        assert_eq!(put::<L>(L::unpack::<2>(&v[..16])), Scalar::unpack::<2>(&v[..16]));
+        assert_eq!(put::<L>(L::unpack::<3>(&v[..24])), Scalar::unpack::<3>(&v[..24]));
+        let (at, expected_at) = (L::unpack::<6>(&v[..48]), Scalar::unpack::<6>(&v[..48]));
+        assert_eq!(put::<L>(at), expected_at);
+        assert_eq!(
+            put::<L>(L::lookup_bytes_64(&table_64, at)),
+            Scalar::lookup_bytes_64(&table_64, expected_at)
+        );
+        assert_eq!(
+            put::<L>(L::lookup_bytes_256(table_256, found)),
+            Scalar::lookup_bytes_256(table_256, expected)
+        );
+    }
+    for n in 0..=64 {
+        let v = &chunks[0][..n];
+        assert_eq!(put::<L>(L::load_partial_bytes(v)), Scalar::load_partial_bytes(v));
+    }
+    let sums = |v: L::Sums| {
+        let mut out = [0f32; LANES];
+        L::sums_to_f32(v).store(&mut out);
+        out.map(|v| v as i32)
+    };
+    let (mut found, mut expected) = (L::zero_sums(), Scalar::zero_sums());
+    let mut extreme = [[255u8; 64], [0; 64], [128; 64], [127; 64]].into_iter().cycle();
+    for (i, pair) in chunks.chunks_exact(2).enumerate() {
+        // Not more than a float holds, and the numbers that 8 bits with a sign have, but for the lowest.
+        if i % BLOCKS_PER_SCALE == 0 {
+            (found, expected) = (L::zero_sums(), Scalar::zero_sums());
+        }
+        let x = pair[1].map(|b| if b == 0x80 { 0x81 } else { b });
+        let ends = [0x81u8, 127][i % 2];
+        for (codes, x) in [(pair[0], x), (extreme.next().unwrap(), [ends; 64])] {
+            found = L::dot_u8i8(found, L::load_bytes(&codes), &x);
+            expected = Scalar::dot_u8i8(expected, Scalar::load_bytes(&codes), &x);
+            assert_eq!(sums(found), expected, "{codes:?} times {x:?}");
+        }
+    }
+    let values: Vec<f32> = noise(2, 64 * 50).into_iter().map(|v| (v * 508.0).round() * 0.5).collect();
+    for v in values.chunks_exact(64) {
+        let at = |j: usize| -> &[f32; LANES] { v[LANES * j..][..LANES].try_into().unwrap() };
+        let (mut found, mut expected) = ([0; 64], [0; 64]);
+        L::pack_i8([0, 1, 2, 3].map(|j| L::load(at(j))), &mut found);
+        Scalar::pack_i8([0, 1, 2, 3].map(|j| Scalar::load(at(j))), &mut expected);
+        assert_eq!(found, expected);
+    }
+}
+
+struct Check;
+
+impl Kernel for Check {
+    type Output = ();
+    const INT8: bool = true;
+    fn run<S: Simd>(self) {
+        if !S::IS_REFERENCE {
+            check::<S>();
+        }
+        check_conversions::<S>();
+        check_bytes::<S>();
+    }
+}
+
+#[test]
+fn every_instruction_set_gives_the_bits_of_scalar_code() {
+    for isa in Isa::available() {
+        dispatch(isa, Check);
+    }
+}
+
+/// Checks NEON's slower dot products of bytes, which [`dispatch`] does not choose where there are faster ones.
+#[cfg(target_arch = "aarch64")]
+#[test]
+fn every_dot_product_of_neon_gives_the_bits_of_scalar_code() {
+    check_bytes::<neon::Neon<neon::Widening>>();
+    if std::arch::is_aarch64_feature_detected!("dotprod") {
+        check_bytes::<neon::Neon<neon::SignedDots>>();
+    }
+}
