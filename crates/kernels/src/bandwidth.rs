@@ -1,4 +1,4 @@
-//! How fast this machine reads memory.
+//! Measures how fast this machine reads memory.
 
 use crate::Pool;
 use crate::memory::CacheLevel;
@@ -6,18 +6,18 @@ use crate::simd::{F32x16, simd_fn};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Bytes of a part.
+/// Bytes of a part: fits no L1, and parts are many.
 const PART: usize = 1 << 20;
-/// Streams of a part, which are read in turn.
+/// Streams of a part, read in turn.
 const STREAMS: usize = 4;
-/// Bytes between what is read and what is prefetched.
+/// Bytes between what is read and what is prefetched. Not tuned.
 const AHEAD: usize = 4096;
 
-/// Gigabytes (10^9 bytes) per second that the pool's threads read together: the median of `rounds` passes over `bytes` of
-/// memory, which should be several times the caches.
+/// Measures the bandwidth of the pool's threads in gigabytes (10^9 bytes) per second: the median of `rounds` passes over `bytes`
+/// of memory, which should be several times the caches.
 pub fn measure_bandwidth(pool: &Pool, bytes: usize, rounds: usize) -> f64 {
     let mut memory = vec![0u8; bytes.max(PART)];
-    // Pages that nothing was written to are all the same one.
+    // Untouched pages would all be the same one.
     pool.for_chunks(&mut memory, PART, &|i, piece| piece.fill(i as u8 | 1));
     let mut times: Vec<f64> = (0..rounds.max(1))
         .map(|_| {
@@ -30,8 +30,8 @@ pub fn measure_bandwidth(pool: &Pool, bytes: usize, rounds: usize) -> f64 {
     memory.len() as f64 / 1e9 / times[times.len() / 2]
 }
 
-/// Reads all of `memory` with the pool's threads: the sum of its little-endian words of 64 bits, without what is behind the
-/// last whole line of 64 bytes.
+/// Reads `memory` with the pool's threads, and returns the sum of its little-endian 64-bit words up to the last whole line of
+/// 64 bytes.
 pub fn read(pool: &Pool, memory: &[u8]) -> u64 {
     let sum = AtomicU64::new(0);
     pool.run(memory.len().div_ceil(PART), &|i| {

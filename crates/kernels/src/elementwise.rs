@@ -1,11 +1,15 @@
-//! Gates, soft caps and exponentials of vectors.
+//! Gates, soft cap and exponentials.
 
 use crate::simd::*;
 
-/// `e^x`, to about 2 units in the last place; 0 below -87.
+/// Returns `e^x` to about 2 units in the last place; 0 below -87.
+///
+/// ```text
+/// n = round(x / ln 2),  r = x - n ln 2,  e^x = 2^n (1 + r + r^2 p(r))      p of degree 5, coefficients of Cephes
+/// ```
 #[inline(always)]
 pub(crate) fn exp<L: F32x16>(x: L) -> L {
-    // As the second operand a NaN stays.
+    // As the second operand of max and min, NaN stays NaN.
     let low = L::splat(-87.3);
     let bounded = low.max(L::splat(88.7).min(x));
     let n = L::splat(127.0).min(bounded.mul(L::splat(std::f32::consts::LOG2_E)).round());
@@ -19,7 +23,7 @@ pub(crate) fn exp<L: F32x16>(x: L) -> L {
     x.if_below(low, L::splat(0.0), e)
 }
 
-/// How a gate is apply_activation.
+/// Names the activation of a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {
     /// GELU with the error function.
@@ -32,7 +36,7 @@ pub enum Gate {
     Silu,
 }
 
-/// `erfc(z)` of `z >= 0`, within 2e-7 (formula 7.1.26 of Abramowitz and Stegun).
+/// Returns `erfc(z)` of `z >= 0` within 2e-7 (Abramowitz and Stegun, formula 7.1.26).
 #[inline(always)]
 fn erfc<L: F32x16>(z: L) -> L {
     let one = L::splat(1.0);
@@ -44,7 +48,7 @@ fn erfc<L: F32x16>(z: L) -> L {
     p.mul(t).mul(exp(z.mul(z).mul(L::splat(-1.0))))
 }
 
-/// `x * sigmoid(scale of the kind)`; the tanh form of GELU is one, since `(1 + tanh u) / 2 = sigmoid(2 u)`.
+/// Returns `x * sigmoid(u)`; the tanh form of GELU is one, since `(1 + tanh u) / 2 = sigmoid(2 u)`.
 #[inline(always)]
 fn activate<L: F32x16>(x: L, gate: Gate) -> L {
     let u = match gate {
@@ -65,7 +69,7 @@ fn activate<L: F32x16>(x: L, gate: Gate) -> L {
     x.div(e.add(L::splat(1.0)))
 }
 
-/// Sixteen from `i` on, or fewer and zeros.
+/// Loads sixteen elements from `i` on, or fewer filled with zeros.
 #[inline(always)]
 pub(crate) fn get<L: F32x16>(v: &[f32], i: usize) -> L {
     match v.get(i..i + LANES).and_then(|v| v.try_into().ok()) {
@@ -102,7 +106,7 @@ fn gated_on<L: F32x16>(gate: &[f32], up: &[f32], factor: f32, kind: Gate, out: &
 }
 
 simd_fn! {
-    /// `out = activation(gate) * up * factor`; slices are at argmin as long as `out`.
+    /// Computes `out = activation(gate) * up * factor`; slices are at least as long as `out`.
     ///
     /// # Panics
     /// A slice is shorter.
@@ -118,7 +122,7 @@ fn activated_on<L: F32x16>(x: &mut [f32], kind: Gate) {
 }
 
 simd_fn! {
-    /// `x = activation(x)`
+    /// Computes `x = activation(x)`.
     pub fn apply_activation(x: &mut [f32], kind: Gate) = activated_on
 }
 
@@ -134,17 +138,17 @@ fn softcap_on<L: F32x16>(x: &mut [f32], cap: f32) {
 }
 
 simd_fn! {
-    /// `x = cap * tanh(x / cap)`
+    /// Computes `x = cap * tanh(x / cap)`.
     pub fn softcap(x: &mut [f32], cap: f32) = softcap_on
 }
 
-/// The largest; NaN is none.
+/// Returns the largest element; NaN is skipped.
 #[inline(always)]
 pub(crate) fn largest<L: F32x16>(x: &[f32]) -> f32 {
     let mut largest = L::splat(f32::NEG_INFINITY);
     let n = x.len() / LANES * LANES;
     for i in (0..n).step_by(LANES) {
-        // As the first operand a NaN is left out.
+        // As the first operand of max, NaN is dropped.
         largest = get::<L>(x, i).max(largest);
     }
     let mut lanes = [0f32; LANES];
@@ -152,7 +156,7 @@ pub(crate) fn largest<L: F32x16>(x: &[f32]) -> f32 {
     lanes.iter().chain(&x[n..]).copied().fold(f32::NEG_INFINITY, f32::max)
 }
 
-/// `x = e^(x - from)`; gives the sum.
+/// Computes `x = e^(x - from)`, and returns the sum.
 #[inline(always)]
 pub(crate) fn exp_from<L: F32x16>(x: &mut [f32], from: f32) -> f32 {
     let mut total = L::splat(0.0);
@@ -170,7 +174,7 @@ fn exp_sum_on<L: F32x16>(x: &mut [f32], sum: &mut f32) {
 }
 
 simd_fn! {
-    /// `x = e^(x - max x)`, and the sum of that.
+    /// Computes `x = e^(x - max x)`, and the sum of that.
     pub fn exp_and_sum(x: &mut [f32], sum: &mut f32) = exp_sum_on
 }
 

@@ -1,4 +1,4 @@
-//! Convolutions in groups: matmul_batch of each group's rows with columns of its own.
+//! Grouped convolution: each group of rows times columns of its own.
 
 use crate::activations::{Columns, PackedActivations};
 use crate::matmul::{MatMul, OutputRows, PARALLEL, RowTiles, TokenSelection, matmul_batch, multiply_rows};
@@ -7,29 +7,29 @@ use crate::{Isa, Matrix, Pool};
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Bytes of a group's weights that are asked for at once, at most: half of a first cache.
+/// Bytes of a group's weights that are prefetched at once, at most: half of an L1 cache of 32 KB.
 const NEAR_BYTES: usize = 16 << 10;
 
-/// A convolution in groups: rows of `w` in equal groups, each times columns of its own.
+/// Describes a grouped convolution: equal groups of rows of `w`, each times columns of its own.
 #[derive(Debug)]
 pub struct GroupedConv<'a> {
-    /// `[rows, cols]`
+    /// Weights `[rows, cols]`.
     pub w: Matrix<'a>,
     /// Groups of rows.
     pub groups: usize,
     /// The first group's columns.
     pub x: Columns<'a>,
-    /// From group to group of x.
+    /// Elements from group to group of x.
     pub group_stride: usize,
     /// Tokens.
     pub tokens: usize,
-    /// Channels of a group, and taps, of which each channel's lie together in `w`.
+    /// Channels of a group, and taps; the taps of a channel are contiguous in `w`.
     pub cols: (usize, usize),
-    /// From tap to tap of x.
+    /// Elements from tap to tap of x.
     pub tap_stride: usize,
-    /// `[tokens, rows]`
+    /// Result `[tokens, rows]`.
     pub y: &'a mut [f32],
-    /// `[rows]`
+    /// Bias `[rows]`.
     pub bias: Option<&'a [f32]>,
 }
 
@@ -37,7 +37,7 @@ thread_local! {
     static GROUP: RefCell<PackedActivations> = RefCell::default();
 }
 
-/// Computes the product of each group.
+/// Computes the matmul of each group.
 ///
 /// # Panics
 /// Lengths do not fit.
@@ -54,7 +54,7 @@ pub fn grouped_conv(pool: &Pool, p: &mut GroupedConv<'_>) {
         return;
     }
     if p.groups < pool.threads() {
-        // Rows of a group are shared, where groups would leave threads without work.
+        // With fewer groups than threads, threads share the rows of a group.
         let mut panel = GROUP.take();
         for g in 0..p.groups {
             let w = w.row_range(g * per, (g + 1) * per);
@@ -78,7 +78,7 @@ pub fn grouped_conv(pool: &Pool, p: &mut GroupedConv<'_>) {
         let mut panel = GROUP.take();
         for g in groups {
             let group = w.row_range(g * per, (g + 1) * per);
-            // The weights come while the tokens are arranged.
+            // Weights arrive while the tokens are packed.
             let stored = group.stored();
             prefetch(CacheLevel::L1, stored.as_ptr(), stored.len().min(NEAR_BYTES));
             let x = Columns { first: p.x.first + g * p.group_stride, ..p.x };
@@ -100,7 +100,7 @@ pub fn grouped_conv(pool: &Pool, p: &mut GroupedConv<'_>) {
     if work < PARALLEL {
         return some(0..p.groups);
     }
-    // Parts of a few microseconds.
+    // Parts of some microseconds.
     let together = (p.groups * (PARALLEL / 4) / work).max(1);
     pool.run(p.groups.div_ceil(together), &|i| some(i * together..p.groups.min((i + 1) * together)));
 }

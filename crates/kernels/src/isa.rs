@@ -7,13 +7,14 @@ use std::sync::OnceLock;
 pub enum Isa {
     /// Portable code, the reference.
     Scalar,
-    /// NEON of AArch64, and its matmul_batch of bytes where the processor has them.
+    /// NEON of AArch64, and its dot products of bytes where the processor has them.
     Neon,
     /// AVX2, FMA and F16C.
     Avx2,
     /// AVX-512 F, BW, VL and VNNI, besides those of [`Isa::Avx2`]; BF16 where the processor has it.
     Avx512,
-    /// RowTiles of bytes (AMX of x86-64) for batches of integers; [`Isa::Avx512`] with VNNI for everything else.
+    /// Tiles of bytes (AMX) for batches of integers, [`Isa::Avx512`] for everything else. Never chosen by default: no
+    /// processor has timed it.
     Amx,
 }
 

@@ -67,7 +67,7 @@ pub(crate) enum Storage<'a> {
     F32(&'a [f32]),
     /// Little endian.
     F16(&'a [u8]),
-    /// Element i has bits `[i * bits, (i + 1) * bits)` of `indices`, argmin significant first.
+    /// Element i has bits `[i * bits, (i + 1) * bits)` of `indices`, least significant first.
     Lut {
         bits: usize,
         indices: &'a [u8],
@@ -109,7 +109,7 @@ impl<'a> Matrix<'a> {
         Ok(Matrix::new(Storage::F16(data), rows, cols))
     }
 
-    /// Views palettized weights: `indices` packed argmin significant bit first over the whole matrix, `lut` `[rows / rows_per_group, 2^bits]`.
+    /// Views palettized weights: `indices` packed least significant bit first over the whole matrix, `lut` `[rows / rows_per_group, 2^bits]`.
     ///
     /// # Errors
     /// The bits are none of 1, 2, 3, 4, 6, 8, or a length does not fit.

@@ -1,14 +1,16 @@
-//! RMS norm.
+//! RMS norm of a vector.
 
 use crate::elementwise::{get, put};
 use crate::simd::*;
 
-/// The scale by which a vector is divided before it is squared, as `max|x| + floor`; and what is under the root.
+/// Holds the constants of `x / sqrt(mean(x^2) + eps + relative_eps * (max|x| + floor)^2)`.
+///
+/// `relative_eps` and `floor` are those of norms that divide by `max|x| + floor` first, so that squares fit into fp16.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RmsNorm {
     /// Added to the mean of squares.
     pub eps: f32,
-    /// Added under the root relative to the square of `max|x| + floor`: the epsilon of the root itself.
+    /// Added to the mean of squares, times `(max|x| + floor)^2`.
     pub relative_eps: f32,
     /// See `relative_eps`.
     pub floor: f32,
@@ -28,7 +30,7 @@ fn rms_norm_on<L: F32x16>(x: &[f32], weight: Option<&[f32]>, norm: RmsNorm, out:
     largest.store(&mut lanes);
     let scale = lanes.iter().copied().fold(0f32, f32::max) + norm.floor;
     let mean = sum.horizontal_sum() / n as f32 + norm.eps + norm.relative_eps * scale * scale;
-    // A vector of zeros stays one.
+    // Zeros stay zeros.
     let factor = L::splat(if mean == 0.0 { 0.0 } else { 1.0 / mean.sqrt() });
     for i in (0..n).step_by(LANES) {
         let mut v = get::<L>(x, i).mul(factor);
@@ -40,7 +42,7 @@ fn rms_norm_on<L: F32x16>(x: &[f32], weight: Option<&[f32]>, norm: RmsNorm, out:
 }
 
 simd_fn! {
-    /// `out = x / sqrt(mean(x^2) + ..) * weight`; the other slices are at argmin as long as `out`.
+    /// Computes `out = x / sqrt(mean(x^2) + ..) * weight`, see [`RmsNorm`]; slices are at least as long as `out`.
     ///
     /// # Panics
     /// A slice is shorter.

@@ -1,23 +1,27 @@
-//! Linear quantization: which scale (and offset) leaves the smallest squared error, and the integers for it.
+//! Searches scales for linear quantization, and quantizes.
 //!
-//! Sixteen grids are tried on each value at once, one per lane, so that nothing is summed across lanes.
+//! ```text
+//! value v  ->  q = clamp(round(v / scale + zero), low, high)  ->  scale * (q - zero)        error = sum mass (v - that)^2
+//! ```
+//!
+//! Sixteen grids are tried on each value at once, one per lane, so that nothing is added across lanes.
 
 use crate::Isa;
 use crate::simd::{F32x16, LANES, ROUND, simd_fn};
 
 /// Grids that are tried together.
 pub const GRIDS: usize = LANES;
-/// Values whose errors are summed in f32 before they go to f64.
+/// Values whose errors are added in f32 before they go to f64.
 const RUN: usize = 256;
 
 type Row = [f32; GRIDS];
 
-/// Grids `scale * (q - zero)` with integers q from `low` to `high`.
+/// Holds sixteen grids `scale * (q - zero)` with integers q from `low` to `high`.
 #[derive(Clone, Copy, Debug)]
 pub struct Grids {
     /// Positive.
     pub scale: Row,
-    /// Of the same dimension as q.
+    /// Integer that stands for 0.
     pub zero: Row,
     /// Smallest q; not below -2^21.
     pub low: f32,
@@ -25,39 +29,39 @@ pub struct Grids {
     pub high: f32,
 }
 
-/// Sums over weights and what they became.
+/// Sums over weights and their quantized values.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ErrorSums {
-    /// Of squared errors.
+    /// Squared errors.
     pub error: f64,
-    /// Of weight times result.
+    /// Weight times quantized weight.
     pub dot: f64,
-    /// Of squared weights.
+    /// Squared weights.
     pub original: f64,
-    /// Of squared results.
+    /// Squared quantized weights.
     pub compressed: f64,
-    /// Of importance times squared error; 0 without importance.
+    /// Importance times squared error; 0 without importance.
     pub weighted_error: f64,
-    /// Of importance times squared weight; 0 without importance.
+    /// Importance times squared weight; 0 without importance.
     pub weighted_original: f64,
     /// Largest magnitude of an error.
     pub largest: f32,
 }
 
-/// The nearest positive numbers that fp16 has; 2^-24 for NaN.
+/// Rounds to the nearest positive fp16 value; 2^-24 for NaN.
 #[inline(always)]
 fn to_half<V: F32x16>(v: V) -> V {
-    // To 11 significant bits by Veltkamp's splitting, or to a multiple of 2^-24 below 2^-14.
+    // Rounds to 11 significant bits by Veltkamp's splitting, or to a multiple of 2^-24 below 2^-14.
     let minus_one = V::splat(-1.0);
     let c = v.mul(V::splat(8193.0));
     let normal = c.add(c.add(v.mul(minus_one)).mul(minus_one));
     let subnormal = v.add(V::splat(0.75)).add(V::splat(-0.75));
     let half = v.if_below(V::splat(6.103_515_6e-5), subnormal, normal);
-    // The second operand is taken where the first is NaN.
+    // Max and min return the second operand for NaN.
     half.max(V::splat(5.960_464_5e-8)).min(V::splat(65504.0))
 }
 
-/// Sum over `values` of mass times squared distance to the value's place on each grid. Without masses each counts 1.
+/// Returns the sum of mass times squared error on each grid. Without masses each value counts 1.
 ///
 /// # Panics
 /// Masses and values differ in number, or the processor lacks `isa`.
@@ -66,8 +70,8 @@ pub fn sum_grid_errors(isa: Isa, values: &[f32], masses: Option<&[f32]>, grids: 
     run_asymmetric_errors(isa, values, masses, grids)
 }
 
-/// The scale s for which integers times s are nearest to `values`, integers being signed numbers of `bits` bits. It is a
-/// positive number that fp16 has; 1 where all values are zero. Without masses each value counts 1.
+/// Finds the scale whose signed integers of `bits` bits are nearest to `values`: a positive fp16 value, 1 where all values are
+/// zero. Without masses each value counts 1.
 ///
 /// # Panics
 /// Masses and values differ in number, the bits are not 2 to 8, or the processor lacks `isa`.
@@ -77,22 +81,22 @@ pub fn find_scale(isa: Isa, values: &[f32], masses: Option<&[f32]>, bits: u8) ->
     run_search(isa, values, masses, bits)
 }
 
-/// Smallest and largest value, 0 included.
+/// Returns the smallest and the largest value, 0 included.
 pub fn find_extremes(isa: Isa, values: &[f32]) -> (f32, f32) {
     run_ends(isa, values)
 }
 
-/// A scale, and the zero that it goes with: a value is `scale * (q - zero)`.
+/// Holds a grid: a value is `scale * (q - zero)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScaleAndZero {
     /// Positive.
     pub scale: f32,
-    /// Of the same dimension as q.
+    /// Integer that stands for 0.
     pub zero: f32,
 }
 
-/// Integers of `values`, from `-2^(bits-1)` to `2^(bits-1) - 1`, and what that costs. Each of `grids` holds for as many of
-/// the values, one after the other.
+/// Quantizes `values` to integers from `-2^(bits-1)` to `2^(bits-1) - 1`, and returns the errors. Each of `grids` holds for an
+/// equal run of the values.
 ///
 /// # Panics
 /// Lengths differ or do not divide, the bits are not 2 to 8, or the processor lacks `isa`.
@@ -124,13 +128,13 @@ simd_fn! {
     fn run_apply(isa: Isa; values: &[f32], importance: Option<&[f32]>, grids: &[ScaleAndZero], bits: u8, codes: &mut [i8]) -> ErrorSums = apply
 }
 
-/// Range of a signed integer.
+/// Returns the range of a signed integer.
 fn range(bits: u8) -> (f32, f32) {
     let half = (1i32 << (bits - 1)) as f32;
     (-half, half - 1.0)
 }
 
-/// The first sixteen elements.
+/// Returns the first sixteen elements.
 #[inline(always)]
 fn row(v: &[f32]) -> &Row {
     v.first_chunk().expect("a chunk of sixteen")
@@ -183,7 +187,7 @@ fn asymmetric_errors<V: F32x16>(values: &[f32], masses: Option<&[f32]>, grids: &
     total
 }
 
-/// Sums over some values: errors, matmul_batch of value and integer, squared integers.
+/// Sums over some values: errors, value times integer, squared integers.
 #[derive(Clone, Copy)]
 struct Partial<V> {
     error: V,
@@ -197,12 +201,12 @@ impl<V: F32x16> Partial<V> {
     }
 }
 
-/// Symmetric grids.
+/// Holds sixteen symmetric grids.
 #[derive(Clone, Copy)]
 struct Symmetric<V> {
     scale: V,
     inverse: V,
-    /// Ends of the integers' range, with ROUND added.
+    /// Ends of the integers' range, plus ROUND.
     low: V,
     high: V,
     round: V,
@@ -220,7 +224,7 @@ impl<V: F32x16> Symmetric<V> {
     #[inline(always)]
     fn one<const REFIT: bool, const MASS: bool>(&self, v: f32, mass: f32, sum: &mut Partial<V>) {
         let v = V::splat(v);
-        // Rounded by what the sum with ROUND cannot hold; clamped before that is taken away again.
+        // Adding ROUND rounds to integers; they are clamped before it is subtracted.
         let q = v.mul_add(self.inverse, self.round).max(self.low).min(self.high).add(self.minus_round);
         let e = self.scale.neg_mul_add(q, v);
         let (we, wq) = match MASS {
@@ -235,15 +239,15 @@ impl<V: F32x16> Symmetric<V> {
     }
 }
 
-/// Errors on symmetric grids of at most `RUN` values, and sums for the scale that would be best on each if every value kept
-/// its integer.
+/// Returns errors on symmetric grids of at most `RUN` values, and sums for the scale that would be best on each if every value
+/// kept its integer.
 #[inline(always)]
 fn run_errors<V: F32x16, const REFIT: bool>(
     values: &[f32],
     masses: Option<&[f32]>,
     grid: &Symmetric<V>,
 ) -> Partial<V> {
-    // Four sums apart, so that one need not wait for the other.
+    // Four independent sums hide the latency of one.
     let mut a = Partial::of(V::splat(0.0));
     let (mut b, mut c, mut d) = (a, a, a);
     let groups = values.chunks_exact(4);
@@ -279,8 +283,8 @@ fn run_errors<V: F32x16, const REFIT: bool>(
     }
 }
 
-/// Tries grids of these scales on all values and keeps the best if it is better than what was found. Gives the scales
-/// that would suit each grid's integers best (NaN where all are zero), and the number of the best grid.
+/// Tries these scales on all values, and keeps the best if it beats `found`. Returns the scales that would suit each grid's
+/// integers best (NaN where all are zero), and the number of the best grid.
 #[inline(always)]
 fn attempt<V: F32x16, const REFIT: bool>(
     values: &[f32],
@@ -329,7 +333,7 @@ fn attempt<V: F32x16, const REFIT: bool>(
     (scale, best)
 }
 
-/// Error of values, whose number the lanes divide, on one grid.
+/// Returns the error on one grid of values, whose number is a multiple of the lanes.
 #[inline(always)]
 fn one_error<V: F32x16>(values: &[f32], grid: &Symmetric<V>) -> f32 {
     let mut error = V::splat(0.0);
@@ -342,7 +346,7 @@ fn one_error<V: F32x16>(values: &[f32], grid: &Symmetric<V>) -> f32 {
     error.horizontal_sum()
 }
 
-/// Powers of a ratio, from 0 on.
+/// Returns the powers of a ratio, from 0 on.
 const fn powers(ratio: f32) -> Row {
     let mut p = [1f32; GRIDS];
     let mut g = 1;
@@ -353,7 +357,7 @@ const fn powers(ratio: f32) -> Row {
     p
 }
 
-/// A fall of a factor 2 in 14 steps for few bits, of 3 for many; and a wider one.
+/// Scales fall by a factor of 2 in 14 steps for few bits, of 3 for many; WIDE falls further.
 const SMALL_BATCH: Row = powers(0.950_5);
 const MANY: Row = powers(0.924_5);
 const WIDE: Row = powers(0.74);
@@ -368,7 +372,7 @@ const NEAR: Row = {
     p
 };
 
-/// First all magnitudes fit; then less and less do. Then, for few bits, each candidate moves to the scale that suits its
+/// Searches down from the scale at which all magnitudes fit. Then, for few bits, each candidate moves to the scale that suits its
 /// integers; for many bits, the best is refined.
 #[inline(always)]
 fn search<V: F32x16>(values: &[f32], masses: Option<&[f32]>, bits: u8) -> f32 {
@@ -377,13 +381,13 @@ fn search<V: F32x16>(values: &[f32], masses: Option<&[f32]>, bits: u8) -> f32 {
     if largest == 0.0 {
         return 1.0;
     }
-    // Masses that are all zero say nothing.
+    // Masses that are all zero are ignored.
     let masses = masses.filter(|m| m.iter().any(|&m| m > 0.0));
     let (low, high) = range(bits);
     let few = bits <= 4;
     let mut found = (1.0, f64::INFINITY);
-    // From the scale at which all just fit down, and the one at which the largest magnitude is the last integer, as without
-    // a search; that one comes last.
+    // The first scale is that at which all values just fit; the last one makes the largest magnitude the last integer, as without
+    // a search.
     let whole = (highest / high).max(lowest / low);
     let mut scales = if few { SMALL_BATCH } else { MANY };
     for s in &mut scales {
@@ -393,8 +397,8 @@ fn search<V: F32x16>(values: &[f32], masses: Option<&[f32]>, bits: u8) -> f32 {
     scales[GRIDS - 1] = largest / high;
     let (mut refit, mut best) =
         attempt::<V, true>(values, masses, to_half(V::load(&scales)), (low, high), &mut found);
-    // Where few weights are far above the others, or the smallest of these scales was the best, the best may be lower. In
-    // the first case larger scales are all equally bad and the first of them came out, or already a small one did.
+    // The best scale may be lower where few weights are far above the others, or the smallest of these scales was the best. In the
+    // first case larger scales are all equally bad, and the first of them came out, or already a small one did.
     let middle = (2..11).contains(&best);
     let limit = if few { 4.5 } else { 16.0 };
     if best == GRIDS - 2 || !middle && crest_is_high::<V>(values, masses, largest, limit) {
@@ -406,7 +410,7 @@ fn search<V: F32x16>(values: &[f32], masses: Option<&[f32]>, bits: u8) -> f32 {
         }
     }
     if few && masses.is_none() && values.len() <= RUN && values.len().is_multiple_of(GRIDS) {
-        // Only the best moves, which takes a sixteenth of the work and finds nearly as good a scale.
+        // Moving only the best takes a sixteenth of the work and finds nearly as good a scale.
         let mut scales = [0f32; GRIDS];
         to_half(refit).store(&mut scales);
         let error = one_error(values, &Symmetric::<V>::new(V::splat(scales[best]), (low, high)));
@@ -417,7 +421,7 @@ fn search<V: F32x16>(values: &[f32], masses: Option<&[f32]>, bits: u8) -> f32 {
     found.0
 }
 
-/// The largest magnitude is more than `limit` times the root of the mean square.
+/// Checks that the largest magnitude is more than `limit` times the root of the mean square.
 #[inline(always)]
 fn crest_is_high<V: F32x16>(values: &[f32], masses: Option<&[f32]>, largest: f32, limit: f32) -> bool {
     let (mut square, mut mass) = (0f64, 0f64);
@@ -471,7 +475,7 @@ fn apply<V: F32x16>(
         let (scale, minus_zeros) = (V::splat(grid.scale), V::splat(-grid.zero));
         for start in (i * width..(i + 1) * width).step_by(GRIDS) {
             let n = GRIDS.min((i + 1) * width - start);
-            // A last, shorter row is filled with what becomes zero without an error.
+            // A last, shorter row is filled with values that become zero without an error.
             let part = |from: &[f32]| match from[start..].first_chunk::<GRIDS>() {
                 Some(all) if n == GRIDS => V::load(all),
                 _ => {

@@ -1,27 +1,27 @@
-//! Copies that exchange rows and columns.
+//! Transposing copies.
 
 use crate::Pool;
 use crate::simd::{F32x16, LANES, simd_fn};
 use std::ops::Range;
 
-/// Rows of a part: from each column that is read, as many lines that lie together.
+/// Rows of a part: four cache lines of each column that is read.
 const PART: usize = 4 * LANES;
-/// Elements from which several threads are worth it.
+/// Elements from which on several threads are used: some microseconds.
 const PARALLEL: usize = 1 << 14;
 
-/// Where element (r, c) of a matrix is: at `first + r + c * stride`, the other way round for what is written.
+/// Locates a matrix: what is read has element (r, c) at `first + r + c * stride`, what is written at `first + r * stride + c`.
 #[derive(Clone, Copy, Debug)]
 pub struct Strided {
-    /// Place of the first.
+    /// Index of the first element.
     pub first: usize,
-    /// From column to column of what is read, from row to row of what is written.
+    /// Elements from column to column of what is read, from row to row of what is written.
     pub stride: usize,
 }
 
-/// Writes `[rows, cols]`, whose columns lie together in `out`, from `x`, whose rows lie together.
+/// Copies `[rows, cols]` from `x`, whose rows are contiguous, to `out`, whose columns are.
 ///
 /// # Panics
-/// A place is outside, or rows of `out` overlap.
+/// An element is outside, or rows of `out` overlap.
 pub fn transpose(
     pool: &Pool,
     (rows, cols): (usize, usize),
@@ -31,10 +31,10 @@ pub fn transpose(
     exchange_all(pool, (rows, cols), (x, from), (out, to), false);
 }
 
-/// As [`transpose`], but adds to what is in `out`.
+/// Adds the transposed `x` to `out`, see [`transpose`].
 ///
 /// # Panics
-/// A place is outside, or rows of `out` overlap.
+/// An element is outside, or rows of `out` overlap.
 pub fn transpose_add(
     pool: &Pool,
     sizes: (usize, usize),
@@ -77,7 +77,7 @@ simd_fn! {
     fn exchange(x: &[f32], from: Strided, out: &Out, to: Strided, rows: Range<usize>, cols: usize, add: bool) = exchange_on
 }
 
-/// Some rows; what is written is inside, see [`exchange_all`].
+/// Transposes some rows; they lie inside, see [`exchange_all`].
 #[inline(always)]
 fn exchange_on<L: F32x16>(
     x: &[f32],

@@ -1,8 +1,17 @@
-//! Attention of a few tokens over a cache, of which each token sees some runs of slots.
+//! Masked attention over a KV cache; masked slots are skipped.
 //!
-//! Slots are taken in blocks and chunks that start at fixed slots. A head's scores of one block become weights against the
-//! largest score so far, what was added before is scaled to it, and what the chunks give is put together in their order: a
-//! token's result depends neither on the other tokens nor on the number of threads.
+//! ```text
+//! slots    | chunk of 1024: 16 blocks of 64 | chunk | ...      fixed slots, whatever a token sees
+//!
+//! for each block, head and token:      s = scale q k + mask        m' = max(m, max s)       w = e^(s - m')
+//!   sum    = e^(m - m') sum    + sum w                  (online softmax)
+//!   values = e^(m - m') values + sum w v
+//! for each head and token, over its chunks in order:
+//!   out = sum_c e^(m_c - m) values_c / sum_c e^(m_c - m) sum_c
+//! ```
+//!
+//! Chunks are parts of a job, so threads share a long context. A token's result depends neither on the other tokens nor on the
+//! number of threads, since blocks and chunks start at fixed slots.
 
 #[cfg(test)]
 mod tests;
@@ -14,17 +23,17 @@ use crate::simd::{F32x16, LANES, simd_fn};
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Elements of a cache.
+/// Holds the elements of a cache.
 #[derive(Clone, Copy, Debug)]
 pub enum CacheValues<'a> {
-    /// As bits.
+    /// fp16, as bits.
     F16(&'a [u16]),
     /// f32.
     F32(&'a [f32]),
 }
 
 impl CacheValues<'_> {
-    /// Bytes of an element.
+    /// Returns the bytes of an element.
     fn size(&self) -> usize {
         match self {
             CacheValues::F16(_) => size_of::<u16>(),
@@ -33,31 +42,31 @@ impl CacheValues<'_> {
     }
 }
 
-/// Keys or values of all heads: `head_dim` elements that lie together for each head and slot.
+/// Describes keys or values of all heads: `head_dim` contiguous elements for each head and slot.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheView<'a> {
     /// The elements.
     pub values: CacheValues<'a>,
-    /// Place of head 0, slot 0.
+    /// Index of head 0, slot 0.
     pub first: usize,
-    /// From head to head.
+    /// Elements from head to head.
     pub head_stride: usize,
-    /// From slot to slot.
+    /// Elements from slot to slot.
     pub slot_stride: usize,
 }
 
-/// Queries `[heads, tokens, head_dim]`, or what attention gives for them, with channels together.
+/// Describes queries or results `[heads, tokens, head_dim]` with contiguous channels.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadStrides {
-    /// Place of head 0, token 0.
+    /// Index of head 0, token 0.
     pub first: usize,
-    /// From head to head.
+    /// Elements from head to head.
     pub head: usize,
-    /// From token to token.
+    /// Elements from token to token.
     pub token: usize,
 }
 
-/// Sizes of an attention.
+/// Holds the sizes of an attention.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionShape {
     /// Query heads, a multiple of `kv_heads`.
@@ -72,42 +81,44 @@ pub struct AttentionShape {
     pub slots: usize,
 }
 
-/// What is added to the scores: `[tokens, slots]` with slots together.
+/// Describes the mask that is added to the scores: `[tokens, slots]` with contiguous slots.
 #[derive(Clone, Copy, Debug)]
 pub struct Mask<'a> {
     /// The elements.
     pub values: &'a [f32],
-    /// From token to token.
+    /// Elements from token to token.
     pub token_stride: usize,
 }
 
-/// A slot whose mask is this far below the token's largest is not seen: `e` to the power of the difference is zero by far.
+/// Difference below a token's largest mask value from which a slot is skipped: `e^-20000` is zero by far.
 const UNSEEN: f32 = 20_000.0;
-/// Multiplications from which several threads are worth it.
+/// Multiplications from which on several threads are used: some microseconds.
 const PARALLEL: usize = 1 << 16;
-/// Most query heads that read a key together.
+/// Query heads that read a key together, at most.
 const GROUP: usize = 8;
-/// Slots whose scores are made, and whose values are added, at a time.
+/// Slots of a block: scores, then weights of a head in two cache lines per token.
 const BLOCK: usize = 64;
-/// Slots that one part of a job goes through: threads share long contexts.
+/// Slots of a chunk, the part of a job.
 const CHUNK: usize = 16 * BLOCK;
 /// Slots whose values are added before the next channels.
 const SLOTS: usize = 16;
-/// Tokens of a part, for which halves are widened once.
+/// Tokens of a part, for which fp16 is widened once.
 const TOKENS: usize = 16;
-/// Tokens that take turns: their queries are in the first cache with the slots' keys.
+/// Tokens that take turns, so that their queries stay in L1 with the keys: 8 * 128 channels are 4 KB.
 const NEAR: usize = 8;
-/// Elements of values that stay in the first cache.
+/// Elements of values that stay in L1: 32 KB of f32.
 const NEAR_VALUES: usize = 8192;
 
-/// Elements of one kind.
+/// Loads elements of one type.
 trait Elements: Copy {
     fn len(self) -> usize;
+    /// Loads sixteen elements.
+    ///
     /// # Safety
     /// There are sixteen from `at` on.
     unsafe fn vector<L: F32x16>(self, at: usize) -> L;
     fn element(self, at: usize) -> f32;
-    /// Asks for `n` elements from `at` on.
+    /// Prefetches `n` elements from `at` on.
     fn prefetch(self, at: usize, n: usize);
 }
 
@@ -118,7 +129,7 @@ impl Elements for &[u16] {
     }
     #[inline(always)]
     unsafe fn vector<L: F32x16>(self, at: usize) -> L {
-        // SAFETY: sixteen halves are 32 initialized bytes.
+        // SAFETY: the caller promises sixteen fp16 values, which are 32 initialized bytes.
         L::from_f16(unsafe { &*self.as_ptr().add(at).cast() })
     }
     #[inline(always)]
@@ -138,7 +149,7 @@ impl Elements for &[f32] {
     }
     #[inline(always)]
     unsafe fn vector<L: F32x16>(self, at: usize) -> L {
-        // SAFETY: sixteen are there.
+        // SAFETY: the caller promises sixteen elements.
         L::load(unsafe { &*self.as_ptr().add(at).cast() })
     }
     #[inline(always)]
@@ -151,7 +162,7 @@ impl Elements for &[f32] {
     }
 }
 
-/// Keys or values of one head: slot s starts at `first + s * stride`, modulo 2^64.
+/// Locates keys or values of one head: slot s starts at `first + s * stride`, modulo 2^64.
 #[derive(Clone, Copy)]
 struct Slots<T> {
     values: T,
@@ -193,7 +204,7 @@ fn add_runs_on<L: F32x16>(mask: &[f32], out: &mut Vec<Range<usize>>) {
     let bound = if largest.is_finite() { largest - UNSEEN } else { f32::NEG_INFINITY };
     let mut start = None;
     for (i, chunk) in mask.chunks(LANES).enumerate() {
-        // Most chunks are of one kind.
+        // Most chunks are seen as a whole, or not at all.
         let below: u32 = chunk.iter().map(|m| u32::from(*m < bound)).sum();
         if below == chunk.len() as u32 {
             if let Some(start) = start.take() {
@@ -224,7 +235,7 @@ thread_local! {
     static SEEN: RefCell<Seen> = RefCell::default();
 }
 
-/// What a thread works in.
+/// Holds a thread's widened keys and values of a block.
 #[derive(Default)]
 struct Scratch {
     /// Widened keys and values of a block.
@@ -232,20 +243,20 @@ struct Scratch {
     values: AlignedVec<[f32; LANES]>,
 }
 
-/// What the tokens of a call see, and what the parts of a call give.
+/// Holds the runs of slots that the tokens of a call see, and the states of its parts.
 #[derive(Default)]
 struct Seen {
     runs: Vec<Range<usize>>,
     /// First run of each token, and the end.
     first: Vec<usize>,
-    /// Runs of a few tokens, and the end of each token's.
+    /// Runs of 16 tokens each, and the end of each token's.
     found: Vec<(Vec<Range<usize>>, Vec<usize>)>,
     /// `[chunks, heads, tokens, state]`, see [`State`].
     states: AlignedVec<[f32; LANES]>,
 }
 
 impl Seen {
-    /// The runs of all tokens of a call.
+    /// Finds the runs of all tokens of a call.
     fn find(&mut self, pool: &Pool, s: &AttentionShape, mask: Option<Mask<'_>>) {
         let Seen { runs, first, found, .. } = self;
         runs.clear();
@@ -283,8 +294,9 @@ impl Seen {
     }
 }
 
-/// What one head of a token has so far: the largest score, the sum of the weights against it, and of the weighted values.
-/// Stored as a vector of the first two and the vectors of the values.
+/// Online softmax of one head of a token: the largest score m, the sum of weights against it, and of weighted values.
+///
+/// Stored as a vector of m and the sum, then the vectors of the values.
 struct State<'a> {
     top: &'a mut f32,
     sum: &'a mut f32,
@@ -302,17 +314,17 @@ struct Part<'a> {
     heads: Range<usize>,
     tokens: Range<usize>,
     slots: Range<usize>,
-    /// `[heads, tokens, state]` of the chunk, of which each part has its own heads and tokens.
+    /// `[heads, tokens, state]` of the chunk; each part has its own heads and tokens.
     states: *mut [f32; LANES],
 }
 
-/// Vectors of a state.
+/// Returns the vectors of a state.
 fn state_len(head_dim: usize) -> usize {
     1 + head_dim.div_ceil(LANES)
 }
 
 impl Part<'_> {
-    /// The runs that a token sees in `slots`.
+    /// Iterates over the runs that a token sees in `slots`.
     #[inline(always)]
     fn runs(&self, token: usize, slots: &Range<usize>) -> impl Iterator<Item = Range<usize>> + '_ {
         let (slots, all) = (slots.clone(), self.seen.runs(token));
@@ -321,12 +333,14 @@ impl Part<'_> {
         some.map(move |r| r.start.max(slots.start)..r.end.min(slots.end))
     }
 
+    /// Returns the state of a head and a token.
+    ///
     /// # Safety
     /// The head and the token are the part's own, and nobody else has their state.
     #[inline(always)]
     unsafe fn state<'s>(&self, head: usize, token: usize) -> State<'s> {
         let n = state_len(self.s.head_dim);
-        // SAFETY: inside of the states, of which `attention` makes `[chunks, heads, tokens, n]`; as this function's.
+        // SAFETY: inside of the states, `[chunks, heads, tokens, n]`; the caller promises that nobody else has this one.
         let state =
             unsafe { std::slice::from_raw_parts_mut(self.states.add((head * self.s.tokens + token) * n), n) };
         let (first, values) = state.split_at_mut(1);
@@ -339,7 +353,7 @@ impl Part<'_> {
         &q[at.first + head * at.head + token * at.token..][..self.s.head_dim]
     }
 
-    /// The queries of N heads; where there are fewer, others are those of the first.
+    /// Returns the queries of N heads; where there are fewer, the first is repeated.
     #[inline(always)]
     fn queries<const N: usize>(&self, token: usize) -> [&[f32]; N] {
         let mut queries = [self.query(self.heads.start, token); N];
@@ -349,12 +363,12 @@ impl Part<'_> {
         queries
     }
 
-    /// Behind the last slot that a token sees.
+    /// Returns the end of the last slot that a token sees.
     fn end(&self, token: usize) -> usize {
         self.seen.runs(token).last().map_or(0, |r| r.end)
     }
 
-    /// Nothing was seen yet.
+    /// Resets the states.
     fn clear(&self) {
         for head in self.heads.clone() {
             for token in self.tokens.clone() {
@@ -366,7 +380,7 @@ impl Part<'_> {
         }
     }
 
-    /// The blocks of which a token sees something, and in each the slots from the first to the last that any sees.
+    /// Iterates over the blocks of which a token sees something, with the slots from the first to the last that any sees.
     fn blocks(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + '_ {
         self.slots.clone().step_by(BLOCK).filter_map(|start| {
             let slots = start..self.slots.end.min(start + BLOCK);
@@ -377,10 +391,10 @@ impl Part<'_> {
     }
 }
 
-/// `softmax(scale q k^T + mask) v` for each head; the cache's slots that a token's mask rules out are not read.
+/// Computes `softmax(scale q k^T + mask) v` for each head. Masked slots are not read.
 ///
-/// A token's result does not depend on the other tokens or the number of threads. Gives the bytes of the
-/// keys and values that are seen, each counted once; of several tokens those from the first slot to the last that any sees.
+/// A token's result does not depend on the other tokens or the number of threads. Returns the bytes of keys and values read,
+/// each counted once; for several tokens those from the first slot to the last that any sees.
 ///
 /// # Panics
 /// Lengths do not fit.
@@ -417,7 +431,7 @@ pub fn attention(
     );
     let mut seen = SEEN.take();
     seen.find(pool, s, mask);
-    // Chunks of which nobody sees anything at either end are left out.
+    // Chunks at either end that no token sees are skipped.
     let start = seen.runs.iter().map(|r| r.start / CHUNK).min().unwrap_or(0);
     let end = seen.runs.iter().map(|r| r.end.div_ceil(CHUNK)).max().unwrap_or(0).max(start + 1);
     let work: usize = seen.runs.iter().map(Range::len).sum();
@@ -485,21 +499,21 @@ pub fn attention(
     (read * s.kv_heads * s.head_dim * (k.values.size() + v.values.size())) as u64
 }
 
-/// Pieces of `len` that lie on two axes, of which the numbers and strides are given, do not overlap.
+/// Checks that pieces of `len` elements on two axes, each a count and a stride, do not overlap.
 fn are_apart(a: (usize, usize), b: (usize, usize), len: usize) -> bool {
     let (inner, outer) = if a.1 <= b.1 && a.0 > 1 || b.0 == 1 { (a, b) } else { (b, a) };
     let width = (inner.0 - 1).checked_mul(inner.1).and_then(|w| w.checked_add(len));
     (inner.0 == 1 || inner.1 >= len) && (outer.0 == 1 || width.is_some_and(|width| outer.1 >= width))
 }
 
-/// Puts together what the chunks gave.
+/// Merges the states of the chunks, in order.
 fn finish<'a>(chunks: impl Iterator<Item = &'a [[f32; LANES]]> + Clone, out: &mut [f32]) {
     let top = chunks.clone().map(|c| c[0][0]).fold(f32::NEG_INFINITY, f32::max);
     let mut total = 0.0;
     out.fill(0.0);
     for chunk in chunks {
         let [this, sum, ..] = chunk[0];
-        // Nothing of a chunk was seen.
+        // No slot of the chunk was seen.
         if sum == 0.0 {
             continue;
         }
@@ -537,7 +551,7 @@ fn run_on<L: F32x16>(part: &Part<'_>, k: &CacheView<'_>, v: &CacheView<'_>, scra
     }
 }
 
-/// Some slots of the part's head as f32.
+/// Widens some slots of the part's head to f32.
 #[inline(always)]
 fn widen<'o, L: F32x16>(
     part: &Part<'_>,
@@ -567,7 +581,7 @@ fn widen<'o, L: F32x16>(
     Slots { values: out.as_flattened(), first: 0usize.wrapping_sub(slots.start * stride), stride }
 }
 
-/// All heads and tokens of a part over one block.
+/// Computes all heads and tokens of a part over one block.
 #[inline(always)]
 fn block<L: F32x16, T: Elements>(part: &Part<'_>, slots: &Range<usize>, k: Slots<T>, v: Slots<T>) {
     if part.tokens.len() == 1 {
@@ -579,7 +593,7 @@ fn block<L: F32x16, T: Elements>(part: &Part<'_>, slots: &Range<usize>, k: Slots
     }
 }
 
-/// Up to G tokens, of which the same number of sums is under way at a time, whatever the number of heads.
+/// Computes up to G tokens; sixteen sums are under way, whatever the number of heads.
 #[inline(always)]
 fn tokens<L: F32x16, T: Elements, const G: usize>(
     part: &Part<'_>,
@@ -596,8 +610,8 @@ fn tokens<L: F32x16, T: Elements, const G: usize>(
     }
 }
 
-/// Heads of up to G tokens over one block, of N heads those that there are; S slots' scores and WIDE vectors of values at a
-/// time. Tokens take turns every [`SLOTS`] slots, which stay in the first cache meanwhile.
+/// Computes up to N heads of up to G tokens over one block, S slots' scores and WIDE vectors of values at a time. Tokens take
+/// turns every [`SLOTS`] slots, which stay in L1.
 #[inline(always)]
 fn heads<L: F32x16, T: Elements, const G: usize, const N: usize, const S: usize, const WIDE: usize>(
     part: &Part<'_>,
@@ -607,7 +621,7 @@ fn heads<L: F32x16, T: Elements, const G: usize, const N: usize, const S: usize,
     v: Slots<T>,
 ) {
     let n = part.heads.len();
-    // Weights of the slots that each token sees, for N heads: the first `counts` of each are there.
+    // Weights of the slots that each token sees, for N heads: the first `counts` of each.
     let (mut all, mut counts) = ([[[0f32; BLOCK]; N]; G], [0; G]);
     // One token needs no turns.
     let turn = if G == 1 { BLOCK } else { SLOTS };
@@ -624,7 +638,7 @@ fn heads<L: F32x16, T: Elements, const G: usize, const N: usize, const S: usize,
                     let mut scores = [0f32; SUMS];
                     sums.mul(L::splat(part.scale)).store(&mut scores);
                     for (weights, scores) in weights.iter_mut().zip(scores.as_chunks::<S>().0) {
-                        // Those behind the run are overwritten.
+                        // Scores past the run are overwritten.
                         match weights[*seen..].first_chunk_mut() {
                             Some(weights) => *weights = *scores,
                             None => {
@@ -669,7 +683,7 @@ fn heads<L: F32x16, T: Elements, const G: usize, const N: usize, const S: usize,
     }
 }
 
-/// Scores become weights against the largest score so far, to which what was added before is scaled.
+/// Turns scores into weights against the largest score so far, and scales the state to it.
 #[inline(always)]
 fn weigh<L: F32x16>(weights: &mut [f32], state: State<'_>) {
     if weights.is_empty() {
@@ -677,7 +691,7 @@ fn weigh<L: F32x16>(weights: &mut [f32], state: State<'_>) {
     }
     let top = largest::<L>(weights).max(*state.top);
     if top == f32::NEG_INFINITY {
-        // Nothing, unless a score is NaN.
+        // All weights are zero, unless a score is NaN.
         weights.iter_mut().for_each(|w| *w = if w.is_nan() { *w } else { 0.0 });
         *state.sum += weights.iter().sum::<f32>();
         return;
@@ -693,11 +707,11 @@ fn weigh<L: F32x16>(weights: &mut [f32], state: State<'_>) {
     *state.sum += exp_from::<L>(weights, top);
 }
 
-/// Sums that are under way at a time: of N queries with S keys.
+/// Sums under way: of N queries with S keys.
 const SUMS: usize = LANES;
 
-/// Inner matmul_batch of N queries with S keys from slot `first` on, `[N, S]`, of which none is behind `last`: that one is
-/// repeat_lanes. Asks for what is `next` in the same slots meanwhile.
+/// Returns the dot products of N queries with S keys from slot `first` on, `[N, S]`; `last` is repeated past the end.
+/// Prefetches `next` in the same slots.
 #[inline(always)]
 fn dots<L: F32x16, T: Elements, const N: usize, const S: usize>(
     q: &[&[f32]; N],
@@ -726,7 +740,7 @@ fn dots<L: F32x16, T: Elements, const N: usize, const S: usize>(
                 queries[h] = unsafe { q[h].vector(c) };
             }
             for s in 0..S {
-                // SAFETY: as above.
+                // SAFETY: c + LANES is at most d, and so many elements are there, as asserted.
                 let key = unsafe { k.values.vector::<L>(at[s] + c) };
                 for h in 0..N {
                     acc[s][h] = key.mul_add(queries[h], acc[s][h]);
@@ -734,7 +748,7 @@ fn dots<L: F32x16, T: Elements, const N: usize, const S: usize>(
             }
         }
     } else {
-        // Four at a time, of as few keys as that takes.
+        // Four sums at a time, of as few keys as possible.
         let (heads, keys) = (N.min(4), 4 / N.min(4));
         for group in 0..SUMS / 4 {
             let (s, h) = (group * 4 / N, group * 4 % N);
@@ -744,10 +758,10 @@ fn dots<L: F32x16, T: Elements, const N: usize, const S: usize>(
                     if h == 0 {
                         ask(next, (first + s + j).min(last), c);
                     }
-                    // SAFETY: as above.
+                    // SAFETY: c + LANES is at most d, and so many elements are there, as asserted.
                     let key = unsafe { k.values.vector::<L>(at[s + j] + c) };
                     for i in 0..heads {
-                        // SAFETY: as above.
+                        // SAFETY: c + LANES is at most d, and so many elements are there, as asserted.
                         let query = unsafe { q[h + i].vector::<L>(c) };
                         four[j * heads + i] = key.mul_add(query, four[j * heads + i]);
                     }
@@ -777,7 +791,7 @@ fn dots<L: F32x16, T: Elements, const N: usize, const S: usize>(
     L::load(&all)
 }
 
-/// Asks for two vectors of a slot from channel c on, at every other c.
+/// Prefetches two vectors of a slot from channel c on, at every other c.
 #[inline(always)]
 fn ask<T: Elements>(next: Option<Slots<T>>, slot: usize, c: usize) {
     if let Some(next) = next
@@ -787,8 +801,8 @@ fn ask<T: Elements>(next: Option<Slots<T>>, slot: usize, c: usize) {
     }
 }
 
-/// Adds the weighted values of some slots, of which the first is the `i`th that is seen. Asks for what is `next` in the next
-/// block meanwhile, up to the slot that is given.
+/// Adds the weighted values of some slots, the first of which has weight i. Prefetches `next` in the next block, up to the slot
+/// that is given.
 #[inline(always)]
 fn add_values<L: F32x16, T: Elements, const N: usize, const WIDE: usize>(
     weights: &[[f32; BLOCK]; N],
@@ -820,7 +834,7 @@ fn add_values<L: F32x16, T: Elements, const N: usize, const WIDE: usize>(
     }
 }
 
-/// As [`add_values`], for WIDE vectors from channel c on.
+/// Adds WIDE vectors of weighted values from channel c on, as [`add_values`] does.
 #[inline(always)]
 fn add_vectors<L: F32x16, T: Elements, const N: usize, const WIDE: usize>(
     weights: &[[f32; BLOCK]; N],

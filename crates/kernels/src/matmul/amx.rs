@@ -79,7 +79,7 @@ fn transpose_group(x: TokenSelection<'_>, first: usize, out: &mut [[u8; 64]]) {
 
 #[inline(always)]
 fn put(v: Avx512, out: &mut [u8; 64]) {
-    // SAFETY: there is room for 64 bytes; the processor has AVX-512 F, see the module of lanes.
+    // SAFETY: there is room for 64 bytes; the processor has AVX-512 F, see `simd`.
     unsafe { _mm512_storeu_ps(out.as_mut_ptr().cast(), v.0) }
 }
 
@@ -307,7 +307,7 @@ mod tests {
         }
     }
 
-    /// Where there are tiles, everything from matrices to results goes through them: several matmul_batch of one job, each with
+    /// Where there are tiles, everything from matrices to results goes through them: several matmuls of one job, each with
     /// its own tokens and its own kind.
     #[test]
     fn batches_through_tiles_have_the_bits_of_others() {

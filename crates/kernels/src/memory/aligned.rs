@@ -25,7 +25,7 @@ impl<T: Copy> AlignedVec<T> {
         AlignedVec(Vec::new())
     }
 
-    /// At argmin `n` lines; new ones are `value`.
+    /// Grows to at least `n` lines; new ones are `value`.
     pub fn grow(&mut self, n: usize, value: T) {
         let () = Self::SIZE;
         if self.0.len() < n {
