@@ -1,192 +1,113 @@
-//! fp16 to f32 and rounding.
+//! Converts slices between fp16 and f32.
+//!
+//! The slice functions of the `half` crate, with F16C, reach 0.2 to 0.45 times the speed from 256 values on, and 0.06 to 0.1
+//! times for rounding in place (EPYC 9004, 2026-11).
 
-use crate::Isa;
-use half::f16;
+use crate::simd::{F32x16, LANES, simd_fn};
 
-/// Converts little-endian fp16 values. `out` is half as long as `bytes`.
-pub fn f16_to_f32(bytes: &[u8], out: &mut [f32]) {
-    assert_eq!(bytes.len(), out.len() * 2);
-    #[cfg(target_arch = "x86_64")]
-    if Isa::best() >= Isa::Avx2 {
-        // SAFETY: the processor has F16C and AVX2.
-        unsafe { x86::f16_to_f32(bytes, out) };
-        return;
-    }
-    #[cfg(target_arch = "aarch64")]
-    if Isa::best() == Isa::Neon {
-        neon::f16_to_f32(bytes, out);
-        return;
-    }
-    f16_to_f32_scalar(bytes, out);
+simd_fn! {
+    /// Converts little-endian fp16 values.
+    ///
+    /// # Panics
+    /// `out` is not half as long as `bytes`.
+    pub fn f16_to_f32(bytes: &[u8], out: &mut [f32]) = widen
 }
 
-/// Converts fp16 values from bits. Both slices are of one length.
+/// Converts fp16 values from bits.
+///
+/// # Panics
+/// The slices differ in length.
 pub fn f16_bits_to_f32(bits: &[u16], out: &mut [f32]) {
-    // SAFETY: the bytes of initialized integers, as many as there are; halves are stored as this processor stores integers.
+    // SAFETY: the bytes of initialized integers, as many as there are.
     let bytes = unsafe { std::slice::from_raw_parts(bits.as_ptr().cast(), size_of_val(bits)) };
-    if cfg!(target_endian = "little") {
-        return f16_to_f32(bytes, out);
+    const { assert!(cfg!(target_endian = "little")) };
+    f16_to_f32(bytes, out);
+}
+
+simd_fn! {
+    /// Rounds values to fp16, as bits; ties to even, values out of range become infinite.
+    ///
+    /// # Panics
+    /// The slices differ in length.
+    pub fn f32_to_f16(values: &[f32], out: &mut [u16]) = narrow
+}
+
+simd_fn! {
+    /// Rounds every value to the nearest fp16 value, ties to even; values out of range become infinite.
+    pub fn round_to_f16(values: &mut [f32]) = round
+}
+
+#[inline(always)]
+fn widen<L: F32x16>(bytes: &[u8], out: &mut [f32]) {
+    assert_eq!(bytes.len(), 2 * out.len());
+    let (whole, rest) = bytes.as_chunks::<{ 2 * LANES }>();
+    let (out, out_rest) = out.as_chunks_mut::<LANES>();
+    for (v, out) in whole.iter().zip(out) {
+        L::from_f16(v).store(out);
     }
-    assert_eq!(bits.len(), out.len());
-    for (o, b) in out.iter_mut().zip(bits) {
-        *o = f16::from_bits(*b).to_f32();
+    if !rest.is_empty() {
+        let (mut v, mut last) = ([0; 2 * LANES], [0.0; LANES]);
+        v[..rest.len()].copy_from_slice(rest);
+        L::from_f16(&v).store(&mut last);
+        out_rest.copy_from_slice(&last[..out_rest.len()]);
     }
 }
 
-fn f16_to_f32_scalar(bytes: &[u8], out: &mut [f32]) {
-    for (o, b) in out.iter_mut().zip(bytes.chunks_exact(2)) {
-        *o = f16::from_le_bytes([b[0], b[1]]).to_f32();
-    }
-}
-
-/// Rounds values to fp16, as bits; ties to even, too large ones become infinite. Both slices are of one length.
-pub fn f32_to_f16(values: &[f32], out: &mut [u16]) {
+#[inline(always)]
+fn narrow<L: F32x16>(values: &[f32], out: &mut [u16]) {
     assert_eq!(values.len(), out.len());
-    #[cfg(target_arch = "x86_64")]
-    if Isa::best() >= Isa::Avx2 {
-        // SAFETY: the processor has F16C and AVX2.
-        unsafe { x86::f32_to_f16(values, out) };
-        return;
-    }
-    #[cfg(target_arch = "aarch64")]
-    if Isa::best() == Isa::Neon {
-        neon::f32_to_f16(values, out);
-        return;
-    }
-    f32_to_f16_scalar(values, out);
-}
-
-fn f32_to_f16_scalar(values: &[f32], out: &mut [u16]) {
-    for (o, v) in out.iter_mut().zip(values) {
-        *o = f16::from_f32(*v).to_bits();
+    for (values, out) in values.chunks(LANES).zip(out.chunks_mut(LANES)) {
+        let mut bytes = [0; 2 * LANES];
+        load::<L>(values).to_f16(&mut bytes);
+        for (out, bytes) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+            *out = u16::from_le_bytes(*bytes);
+        }
     }
 }
 
-/// Rounds every value to the nearest fp16 value, ties to even; too large ones become infinite.
-pub fn round_to_f16(values: &mut [f32]) {
-    #[cfg(target_arch = "x86_64")]
-    if Isa::best() >= Isa::Avx2 {
-        // SAFETY: the processor has F16C and AVX2.
-        unsafe { x86::round_to_f16(values) };
-        return;
-    }
-    #[cfg(target_arch = "aarch64")]
-    if Isa::best() == Isa::Neon {
-        neon::round_to_f16(values);
-        return;
-    }
-    round_scalar(values);
-}
-
-fn round_scalar(values: &mut [f32]) {
-    for v in values {
-        *v = f16::from_f32(*v).to_f32();
+#[inline(always)]
+fn round<L: F32x16>(values: &mut [f32]) {
+    for values in values.chunks_mut(LANES) {
+        let mut bytes = [0; 2 * LANES];
+        load::<L>(values).to_f16(&mut bytes);
+        let rounded = L::from_f16(&bytes);
+        match values.try_into() {
+            Ok(values) => rounded.store(values),
+            Err(_) => {
+                let mut last = [0.0; LANES];
+                rounded.store(&mut last);
+                values.copy_from_slice(&last[..values.len()]);
+            }
+        }
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use std::arch::x86_64::*;
-
-    /// # Safety
-    /// The processor has AVX2 and F16C; the slices are of one length.
-    #[target_feature(enable = "avx2,f16c")]
-    pub unsafe fn f32_to_f16(values: &[f32], out: &mut [u16]) {
-        let n = out.len() / 8 * 8;
-        for i in (0..n).step_by(8) {
-            // SAFETY: 8 floats and 8 halves from i lie inside the slices, since i + 8 <= n.
-            unsafe {
-                let v = _mm256_loadu_ps(values.as_ptr().add(i));
-                let h = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
-                _mm_storeu_si128(out.as_mut_ptr().add(i).cast(), h);
-            }
+/// Loads at most sixteen values, filled with zeros.
+#[inline(always)]
+fn load<L: F32x16>(values: &[f32]) -> L {
+    match values.try_into() {
+        Ok(values) => L::load(values),
+        Err(_) => {
+            let mut last = [0.0; LANES];
+            last[..values.len()].copy_from_slice(values);
+            L::load(&last)
         }
-        super::f32_to_f16_scalar(&values[n..], &mut out[n..]);
-    }
-
-    /// # Safety
-    /// The processor has AVX2 and F16C.
-    #[target_feature(enable = "avx2,f16c")]
-    pub unsafe fn f16_to_f32(bytes: &[u8], out: &mut [f32]) {
-        let n = out.len() / 8 * 8;
-        for i in (0..n).step_by(8) {
-            // SAFETY: 16 bytes from 2 i and 8 floats from i lie inside the slices, since i + 8 <= n.
-            unsafe {
-                let h = _mm_loadu_si128(bytes.as_ptr().add(2 * i).cast());
-                _mm256_storeu_ps(out.as_mut_ptr().add(i), _mm256_cvtph_ps(h));
-            }
-        }
-        super::f16_to_f32_scalar(&bytes[2 * n..], &mut out[n..]);
-    }
-
-    /// # Safety
-    /// The processor has AVX2 and F16C.
-    #[target_feature(enable = "avx2,f16c")]
-    pub unsafe fn round_to_f16(values: &mut [f32]) {
-        let n = values.len() / 8 * 8;
-        for i in (0..n).step_by(8) {
-            // SAFETY: 8 floats from i lie inside the slice, since i + 8 <= n.
-            unsafe {
-                let p = values.as_mut_ptr().add(i);
-                let h = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm256_loadu_ps(p));
-                _mm256_storeu_ps(p, _mm256_cvtph_ps(h));
-            }
-        }
-        super::round_scalar(&mut values[n..]);
-    }
-}
-
-#[cfg(target_arch = "aarch64")]
-mod neon {
-    use std::arch::aarch64::*;
-
-    pub fn f32_to_f16(values: &[f32], out: &mut [u16]) {
-        let n = values.len().min(out.len()) / 4 * 4;
-        for i in (0..n).step_by(4) {
-            // SAFETY: 4 floats and 4 halves from i lie inside the slices, since i + 4 <= n; the processor has NEON.
-            unsafe {
-                let h = vcvt_f16_f32(vld1q_f32(values.as_ptr().add(i)));
-                vst1_u16(out.as_mut_ptr().add(i), vreinterpret_u16_f16(h));
-            }
-        }
-        super::f32_to_f16_scalar(&values[n..], &mut out[n..]);
-    }
-
-    pub fn f16_to_f32(bytes: &[u8], out: &mut [f32]) {
-        let n = out.len().min(bytes.len() / 2) / 4 * 4;
-        for i in (0..n).step_by(4) {
-            // SAFETY: 8 bytes from 2 i and 4 floats from i lie inside the slices, since i + 4 <= n; the processor has NEON.
-            unsafe {
-                let h = vreinterpret_f16_u8(vld1_u8(bytes.as_ptr().add(2 * i)));
-                vst1q_f32(out.as_mut_ptr().add(i), vcvt_f32_f16(h));
-            }
-        }
-        super::f16_to_f32_scalar(&bytes[2 * n..], &mut out[n..]);
-    }
-
-    pub fn round_to_f16(values: &mut [f32]) {
-        let n = values.len() / 4 * 4;
-        for i in (0..n).step_by(4) {
-            // SAFETY: 4 floats from i lie inside the slice, since i + 4 <= n; the processor has NEON.
-            unsafe {
-                let p = values.as_mut_ptr().add(i);
-                vst1q_f32(p, vcvt_f32_f16(vcvt_f16_f32(vld1q_f32(p))));
-            }
-        }
-        super::round_scalar(&mut values[n..]);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use half::f16;
 
     #[test]
     fn every_fp16_value_converts_as_the_scalar_code_does() {
         let bytes: Vec<u8> = (0..=u16::MAX).flat_map(|c| c.to_le_bytes()).collect();
         let (mut a, mut b) = (vec![0f32; 65536], vec![0f32; 65536]);
         f16_to_f32(&bytes, &mut a);
-        f16_to_f32_scalar(&bytes, &mut b);
+        for (b, bits) in b.iter_mut().zip(0..=u16::MAX) {
+            *b = f16::from_bits(bits).to_f32();
+        }
         let same =
             |a: &[f32]| a.iter().zip(&b).all(|(x, y)| x.to_bits() == y.to_bits() || x.is_nan() && y.is_nan());
         assert!(same(&a));
@@ -211,10 +132,10 @@ mod tests {
         let mut scalar = v.clone();
         let (mut a, mut b) = (vec![0u16; 9], vec![0u16; 9]);
         f32_to_f16(&v, &mut a);
-        f32_to_f16_scalar(&v, &mut b);
+        b.iter_mut().zip(&v).for_each(|(b, v)| *b = f16::from_f32(*v).to_bits());
         assert_eq!(a, b);
         round_to_f16(&mut v);
-        round_scalar(&mut scalar);
+        scalar.iter_mut().for_each(|v| *v = f16::from_f32(*v).to_f32());
         assert_eq!(v, scalar);
         assert_eq!(&v[..5], &[1.0, 1.0 + 2f32.powi(-9), 65504.0, f32::INFINITY, f32::NEG_INFINITY]);
         assert_eq!(v[5], 0.0);

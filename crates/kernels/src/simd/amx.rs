@@ -1,4 +1,4 @@
-//! RowTiles of bytes of AMX: written out, since the compiler's names for these instructions are not stable.
+//! Tiles of bytes of AMX, as inline assembly: the intrinsics are not stable.
 
 use super::LANES;
 use std::arch::x86_64::*;
@@ -15,20 +15,20 @@ pub(crate) trait Multiply: Copy {
     /// # Safety
     /// The processor has the instructions.
     unsafe fn shape(self, tokens: usize);
-    /// Sums of `a`, signed bytes of each token, times `b`, `[16, 16, 4]` bytes without signs: sum n of a token adds up bytes
-    /// 4 k + j times `b[k][n][j]`. Only the tokens that the thread is prepared for have sums.
+    /// Multiplies `a`, signed bytes `[tokens, 64]`, by `b`, unsigned bytes `[16, 16, 4]`: sum n of a token is
+    /// `sum(a[4 k + j] * b[k][n][j])`. Only the tokens that the thread is prepared for have sums.
     ///
     /// # Safety
     /// The processor has the instructions, and the thread is prepared.
     unsafe fn multiply(self, a: &[[u8; 64]; TILE_TOKENS], b: &[[u8; 64]; TILE_VECTORS], sums: &mut Sums);
-    /// The thread has no more tiles to multiply.
+    /// Releases the tiles.
     ///
     /// # Safety
     /// The processor has the instructions.
     unsafe fn end(self);
 }
 
-/// Sums of a tile, each token's in a cache line of its own.
+/// Holds the sums of a tile, each token's in a cache line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(64))]
 pub(crate) struct Sums(pub [[i32; LANES]; TILE_TOKENS]);
@@ -50,7 +50,7 @@ struct Config {
 impl Multiply for Amx {
     #[inline(always)]
     unsafe fn shape(self, tokens: usize) {
-        // Tile 0 has sums, 1 tokens, 2 codes.
+        // Tile 0 holds sums, 1 tokens, 2 codes.
         let mut config =
             Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
         config.row_bytes[..3].fill(64);
@@ -120,7 +120,7 @@ pub(crate) fn has_tiles() -> bool {
         && __cpuid_count(0x1d, 1).ecx & 0xffff >= 16
 }
 
-/// Asks Linux, which keeps the tiles of a thread only for processes that want to have them.
+/// Asks Linux for permission: it saves the tiles of a thread only for processes that requested them.
 #[cfg(target_os = "linux")]
 pub(crate) fn is_permitted() -> bool {
     const ARCH_PRCTL: usize = 158;

@@ -3,18 +3,18 @@
 use super::*;
 use std::arch::x86_64::*;
 
-/// AVX2 and FMA.
+/// Sixteen lanes in two registers.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2(pub(crate) __m256, pub(crate) __m256);
 
 macro_rules! both {
     ($f:ident, $($v:expr),*) => {
-        // SAFETY: the processor has AVX2 and FMA, see the module.
+        // SAFETY: the processor has AVX2 and FMA, see `simd`.
         unsafe { Avx2($f($($v.0),*), $f($($v.1),*)) }
     };
 }
 
-/// The same for both halves. Closures would not be compiled for the instructions.
+/// Evaluates an expression for both halves; a closure would not be compiled with the instructions.
 macro_rules! pair {
     (|$v:ident| $body:expr, $a:expr, $b:expr) => {
         (
@@ -39,7 +39,7 @@ macro_rules! halves {
 
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
-/// Totals of four times eight numbers, added by halves.
+/// Returns the sums of four times eight lanes, added by halves.
 #[inline(always)]
 pub(super) fn add_lanes_by_halves(v: [__m256; 4]) -> [f32; 4] {
     // SAFETY: the processor has AVX2, see the module; there is room for four numbers.
@@ -64,17 +64,17 @@ impl F32x16 for Avx2 {
 
     #[inline(always)]
     fn splat(v: f32) -> Self {
-        // SAFETY: the processor has AVX2, see the module.
+        // SAFETY: the processor has AVX2, see `simd`.
         unsafe { Avx2(_mm256_set1_ps(v), _mm256_set1_ps(v)) }
     }
     #[inline(always)]
     fn load(v: &[f32; LANES]) -> Self {
-        // SAFETY: sixteen numbers are there; the processor has AVX2, see the module.
+        // SAFETY: sixteen numbers are there; the processor has AVX2, see `simd`.
         unsafe { Avx2(_mm256_loadu_ps(v.as_ptr()), _mm256_loadu_ps(v.as_ptr().add(8))) }
     }
     #[inline(always)]
     fn store(self, out: &mut [f32; LANES]) {
-        // SAFETY: there is room for sixteen numbers; the processor has AVX2, see the module.
+        // SAFETY: there is room for sixteen numbers; the processor has AVX2, see `simd`.
         unsafe {
             _mm256_storeu_ps(out.as_mut_ptr(), self.0);
             _mm256_storeu_ps(out.as_mut_ptr().add(8), self.1);
@@ -110,7 +110,7 @@ impl F32x16 for Avx2 {
     }
     #[inline(always)]
     fn if_below(self, bound: Self, x: Self, y: Self) -> Self {
-        // SAFETY: the processor has AVX2, see the module.
+        // SAFETY: the processor has AVX2, see `simd`.
         unsafe {
             let low = _mm256_cmp_ps::<_CMP_LT_OQ>(self.0, bound.0);
             let high = _mm256_cmp_ps::<_CMP_LT_OQ>(self.1, bound.1);
@@ -119,7 +119,7 @@ impl F32x16 for Avx2 {
     }
     #[inline(always)]
     fn round(self) -> Self {
-        // SAFETY: the processor has AVX2, see the module.
+        // SAFETY: the processor has AVX2, see `simd`.
         unsafe { Avx2(_mm256_round_ps::<NEAREST>(self.0), _mm256_round_ps::<NEAREST>(self.1)) }
     }
 
@@ -128,7 +128,7 @@ impl F32x16 for Avx2 {
     #[inline(always)]
     fn load_partial_u32(v: &[u8]) -> Self::U32s {
         if let Ok(half) = <&[u8; 32]>::try_from(v) {
-            // SAFETY: 32 bytes are there; the processor has AVX2, see the module.
+            // SAFETY: 32 bytes are there; the processor has AVX2, see `simd`.
             return unsafe { (_mm256_loadu_si256(half.as_ptr().cast()), _mm256_setzero_si256()) };
         }
         let mut whole = [0; 64];
@@ -137,22 +137,22 @@ impl F32x16 for Avx2 {
     }
     #[inline(always)]
     fn load_u32(v: &[u8; 64]) -> Self::U32s {
-        // SAFETY: 64 bytes are there; the processor has AVX2, see the module.
+        // SAFETY: 64 bytes are there; the processor has AVX2, see `simd`.
         unsafe { (_mm256_loadu_si256(v.as_ptr().cast()), _mm256_loadu_si256(v.as_ptr().add(32).cast())) }
     }
     #[inline(always)]
     fn load_u16(v: &[u8; 32]) -> Self::U32s {
-        // SAFETY: 32 bytes are there; the processor has AVX2, see the module.
+        // SAFETY: 32 bytes are there; the processor has AVX2, see `simd`.
         unsafe { pair!(|at| _mm256_cvtepu16_epi32(_mm_loadu_si128(v.as_ptr().add(at).cast())), 0, 16) }
     }
     #[inline(always)]
     fn load_u8(v: &[u8; 16]) -> Self::U32s {
-        // SAFETY: 16 bytes are there; the processor has AVX2, see the module.
+        // SAFETY: 16 bytes are there; the processor has AVX2, see `simd`.
         unsafe { pair!(|at| _mm256_cvtepu8_epi32(_mm_loadl_epi64(v.as_ptr().add(at).cast())), 0, 8) }
     }
     #[inline(always)]
     fn shift_right(v: Self::U32s, bits: u32) -> Self::U32s {
-        // SAFETY: the processor has AVX2, see the module.
+        // SAFETY: the processor has AVX2, see `simd`.
         unsafe {
             let n = _mm_cvtsi32_si128(bits as i32);
             (_mm256_srl_epi32(v.0, n), _mm256_srl_epi32(v.1, n))
@@ -160,7 +160,7 @@ impl F32x16 for Avx2 {
     }
     #[inline(always)]
     fn from_i8(v: &[u8; 16]) -> Self {
-        // SAFETY: 16 bytes are there; the processor has AVX2, see the module.
+        // SAFETY: 16 bytes are there; the processor has AVX2, see `simd`.
         unsafe {
             halves!(
                 |at| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(v.as_ptr().add(at).cast()))),
@@ -172,22 +172,31 @@ impl F32x16 for Avx2 {
     #[inline(always)]
     fn from_u8(v: &[u8; 16]) -> Self {
         let (a, b) = Self::load_u8(v);
-        // SAFETY: the processor has AVX2, see the module.
+        // SAFETY: the processor has AVX2, see `simd`.
         unsafe { Avx2(_mm256_cvtepi32_ps(a), _mm256_cvtepi32_ps(b)) }
     }
     #[inline(always)]
     fn from_f32(v: &[u8; 64]) -> Self {
-        // SAFETY: 64 bytes are there; the processor has AVX2, see the module.
+        // SAFETY: 64 bytes are there; the processor has AVX2, see `simd`.
         unsafe { Avx2(_mm256_loadu_ps(v.as_ptr().cast()), _mm256_loadu_ps(v.as_ptr().add(32).cast())) }
     }
     #[inline(always)]
     fn from_f16(v: &[u8; 32]) -> Self {
-        // SAFETY: 32 bytes are there; the processor has F16C, see the module.
+        // SAFETY: 32 bytes are there; the processor has F16C, see `simd`.
         unsafe { halves!(|at| _mm256_cvtph_ps(_mm_loadu_si128(v.as_ptr().add(at).cast())), 0, 16) }
     }
     #[inline(always)]
+    fn to_f16(self, out: &mut [u8; 32]) {
+        // SAFETY: there is room for 32 bytes; the processor has F16C, see `simd`.
+        unsafe {
+            let (low, high) = pair!(|v| _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v), self.0, self.1);
+            _mm_storeu_si128(out.as_mut_ptr().cast(), low);
+            _mm_storeu_si128(out.as_mut_ptr().add(16).cast(), high);
+        }
+    }
+    #[inline(always)]
     fn lookup(table: Self, at: Self::U32s) -> Self {
-        // SAFETY: the processor has AVX2, see the module.
+        // SAFETY: the processor has AVX2, see `simd`.
         unsafe {
             // Bit 3 of an index, moved to the sign, selects the upper half of the table.
             halves!(
@@ -203,7 +212,7 @@ impl F32x16 for Avx2 {
     }
     #[inline(always)]
     fn lookup_64(table: &[f32; 64], at: Self::U32s) -> Self {
-        // SAFETY: masked indices lie inside the table; the processor has AVX2, see the module.
+        // SAFETY: masked indices lie inside the table; the processor has AVX2, see `simd`.
         unsafe {
             halves!(
                 |i| _mm256_i32gather_ps::<4>(table.as_ptr(), _mm256_and_si256(i, _mm256_set1_epi32(63))),
@@ -214,7 +223,7 @@ impl F32x16 for Avx2 {
     }
     #[inline(always)]
     fn lookup_256(table: &[f32; 256], at: Self::U32s) -> Self {
-        // SAFETY: masked indices lie inside the table; the processor has AVX2, see the module.
+        // SAFETY: masked indices lie inside the table; the processor has AVX2, see `simd`.
         unsafe {
             halves!(
                 |i| _mm256_i32gather_ps::<4>(table.as_ptr(), _mm256_and_si256(i, _mm256_set1_epi32(255))),
@@ -225,7 +234,7 @@ impl F32x16 for Avx2 {
     }
     #[inline(always)]
     fn power_of_two(self) -> Self {
-        // SAFETY: the processor has AVX2, see the module.
+        // SAFETY: the processor has AVX2, see `simd`.
         unsafe {
             halves!(
                 |v| {
@@ -239,7 +248,7 @@ impl F32x16 for Avx2 {
     }
     #[inline(always)]
     fn horizontal_sum(self) -> f32 {
-        // SAFETY: the processor has AVX2, see the module.
+        // SAFETY: the processor has AVX2, see `simd`.
         unsafe {
             let v = _mm256_add_ps(self.0, self.1);
             let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
@@ -249,7 +258,7 @@ impl F32x16 for Avx2 {
     }
     #[inline(always)]
     fn partial_sums(v: [Self; 4]) -> Self {
-        // SAFETY: the processor has AVX2, see the module.
+        // SAFETY: the processor has AVX2, see `simd`.
         unsafe {
             let (a, b) = (_mm256_add_ps(v[0].0, v[0].1), _mm256_add_ps(v[1].0, v[1].1));
             let (c, d) = (_mm256_add_ps(v[2].0, v[2].1), _mm256_add_ps(v[3].0, v[3].1));
@@ -261,9 +270,9 @@ impl F32x16 for Avx2 {
     }
     #[inline(always)]
     fn finish_partial_sums(v: [Self; 4]) -> Self {
-        // SAFETY: the processor has AVX2, see the module.
+        // SAFETY: the processor has AVX2, see `simd`.
         unsafe {
-            // Lane 4 i + q of each half is vector i of partial_sums q.
+            // Lane 4 i + q of each half: vector i of `v[q]`.
             let mut halves = [[v[0].0, v[1].0, v[2].0, v[3].0], [v[0].1, v[1].1, v[2].1, v[3].1]];
             for half in &mut halves {
                 let (a, b) = (_mm256_castps_pd(half[0]), _mm256_castps_pd(half[1]));
@@ -275,11 +284,11 @@ impl F32x16 for Avx2 {
                 let even = _mm256_shuffle_ps::<0b10_00_10_00>(ab, cd);
                 half[0] = _mm256_add_ps(even, _mm256_shuffle_ps::<0b11_01_11_01>(ab, cd));
             }
-            // Vectors 0, 2 and 1, 3 in turn.
+            // Vectors 0, 2 and 1, 3 interleaved.
             let (a, b) = (halves[0][0], halves[1][0]);
             let (even, odd) = (_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
             let (low, high) = (_mm256_unpacklo_ps(even, odd), _mm256_unpackhi_ps(even, odd));
-            // Of partial_sums q: vectors 0 and 1 in the lower half, 2 and 3 in the upper.
+            // Of `v[q]`: vectors 0 and 1 in the lower half, 2 and 3 in the upper.
             let first = _mm256_permute4x64_pd::<0b11_01_10_00>(_mm256_castps_pd(low));
             let second = _mm256_permute4x64_pd::<0b11_01_10_00>(_mm256_castps_pd(high));
             Avx2(_mm256_castpd_ps(first), _mm256_castpd_ps(second))
@@ -287,7 +296,7 @@ impl F32x16 for Avx2 {
     }
     #[inline(always)]
     fn horizontal_sums(v: [Self; 4]) -> [f32; 4] {
-        // SAFETY: the processor has AVX2, see the module.
+        // SAFETY: the processor has AVX2, see `simd`.
         unsafe {
             let [a, b, c, d] = v;
             add_lanes_by_halves([
@@ -300,19 +309,26 @@ impl F32x16 for Avx2 {
     }
 }
 
-/// How elements of BITS bits, 2, 3 or 6, become bytes: sixteen of them in each 128 bits.
+/// Says how elements of 2, 3 or 6 bits become bytes, sixteen of them in each 128 bits.
+///
+/// ```text
+/// move words      the 128 bits start at the word in which their first element begins
+/// move bytes      each pair of elements gets the two bytes that it lies in
+/// shift           the pair begins at bit 0 (AVX-512: by `shift`; AVX2: times `factor`, then by a constant)
+/// mask            element 0 to the low byte, element 1, shifted, to the high byte
+/// ```
 pub(super) struct Unpack {
-    /// Int16Lut of 32 bits that each 128 bits start with, of 64 elements.
+    /// First word of 32 bits of each 128 bits, and the three after it.
     pub(super) words: [u32; 16],
-    /// For each two elements, the two bytes of those 128 bits that they lie in.
+    /// The two bytes of each pair of elements.
     pub(super) bytes: [u8; 64],
-    /// Where in these they begin.
+    /// The bit at which each pair begins.
     pub(super) shift: [u16; 32],
-    /// That they begin at `LAST`, if multiplied by it.
+    /// The factor by which each pair begins at bit [`last`].
     pub(super) factor: [u16; 32],
 }
 
-/// The last bit at which two elements begin, at most.
+/// Returns the largest bit at which a pair of elements begins.
 const fn last(bits: usize) -> usize {
     if bits % 2 == 1 { 6 } else { 4 }
 }
@@ -350,7 +366,7 @@ impl<const BITS: usize> Of<BITS> {
     pub(super) const UNPACK: Unpack = Unpack::new(BITS);
 }
 
-/// Both halves.
+/// Evaluates an expression for both halves.
 macro_rules! halves_of {
     (|$($v:ident),*| $body:expr, $($a:expr),*) => {{
         let low = { $(let $v = $a.0;)* $body };
@@ -359,7 +375,7 @@ macro_rules! halves_of {
     }};
 }
 
-/// Thirty-two elements of BITS bits.
+/// Unpacks thirty-two elements of BITS bits.
 ///
 /// # Safety
 /// There are 4 * BITS bytes, and the processor has AVX2.
@@ -369,7 +385,7 @@ unsafe fn unpack_32<const BITS: usize>(v: *const u8) -> __m256i {
     unsafe {
         if BITS == 1 {
             let v = _mm256_set1_epi32(v.cast::<i32>().read_unaligned());
-            // Each byte for eight elements, each of which looks at its bit.
+            // Each byte serves eight elements, each of which tests its bit.
             let bytes =
                 _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
             let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
@@ -404,7 +420,7 @@ impl U8x64 for Avx2 {
     }
     #[inline(always)]
     fn load_byte_table(v: &[u8; 16]) -> Self::Bytes {
-        // SAFETY: 16 bytes are there; the processor has AVX2, see the module of lanes.
+        // SAFETY: 16 bytes are there; the processor has AVX2, see `simd`.
         unsafe {
             let v = _mm256_broadcastsi128_si256(_mm_loadu_si128(v.as_ptr().cast()));
             (v, v)
@@ -448,7 +464,7 @@ impl U8x64 for Avx2 {
             let d = _mm256_broadcastsi128_si256(_mm_loadu_si128(p.add(48).cast()));
             halves_of!(
                 |at| {
-                    // Bits 4 and 5, moved to the highest.
+                    // Bits 4 and 5, moved to the sign.
                     let (fourth, fifth) = (_mm256_slli_epi16::<3>(at), _mm256_slli_epi16::<2>(at));
                     let low =
                         _mm256_blendv_epi8(_mm256_shuffle_epi8(a, at), _mm256_shuffle_epi8(b, at), fourth);
@@ -476,7 +492,7 @@ impl U8x64 for Avx2 {
     #[inline(always)]
     fn dot_u8i8(sums: Self::Sums, codes: Self::Bytes, x: &[u8; 64]) -> Self::Sums {
         let x = Self::load_bytes(x);
-        // Bytes of even and of odd places by themselves, since sums of two matmul_batch can be more than 16 bits hold.
+        // Even and odd bytes apart: a sum of two products can exceed 16 bits.
         // SAFETY: the processor has AVX2.
         unsafe {
             halves_of!(
@@ -525,11 +541,11 @@ impl U8x64 for Avx2 {
 }
 
 impl I16x32 for Avx2 {
-    /// The lower and the upper bytes of the words, twice each.
+    /// The lower and the upper bytes of the words, repeated twice.
     type Table = (__m256i, __m256i);
     #[inline(always)]
     fn load_i16_table(table: &[i16; 16]) -> Self::Table {
-        // SAFETY: sixteen words are there; the processor has AVX2, see the module of lanes.
+        // SAFETY: sixteen words are there; the processor has AVX2, see `simd`.
         unsafe {
             let v = _mm256_loadu_si256(table.as_ptr().cast());
             let apart = _mm256_broadcastsi128_si256(_mm_setr_epi8(

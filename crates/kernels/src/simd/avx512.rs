@@ -5,18 +5,18 @@ use super::*;
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-/// AVX-512 F, BW, VL and VNNI.
+/// Sixteen lanes in one register.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512(pub(crate) __m512);
 
-/// The upper eight of sixteen.
+/// Returns the upper eight of sixteen lanes.
 #[inline(always)]
 fn upper(v: __m512) -> __m256 {
-    // SAFETY: the processor has AVX-512 F, see the module.
+    // SAFETY: the processor has AVX-512 F, see `simd`.
     unsafe { _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(v))) }
 }
 
-/// A mask of the first n bytes of 64, all of them where n is more.
+/// Returns a mask of the first n bytes, at most 64.
 #[inline(always)]
 pub(crate) fn first_bytes(n: usize) -> u64 {
     if n < 64 { (1 << n) - 1 } else { u64::MAX }
@@ -27,57 +27,57 @@ impl F32x16 for Avx512 {
 
     #[inline(always)]
     fn splat(v: f32) -> Self {
-        // SAFETY: the processor has AVX-512 F, see the module.
+        // SAFETY: the processor has AVX-512 F, see `simd`.
         unsafe { Avx512(_mm512_set1_ps(v)) }
     }
     #[inline(always)]
     fn load(v: &[f32; LANES]) -> Self {
-        // SAFETY: sixteen numbers are there; the processor has AVX-512 F, see the module.
+        // SAFETY: sixteen numbers are there; the processor has AVX-512 F, see `simd`.
         unsafe { Avx512(_mm512_loadu_ps(v.as_ptr())) }
     }
     #[inline(always)]
     fn store(self, out: &mut [f32; LANES]) {
-        // SAFETY: there is room for sixteen numbers; the processor has AVX-512 F, see the module.
+        // SAFETY: there is room for sixteen numbers; the processor has AVX-512 F, see `simd`.
         unsafe { _mm512_storeu_ps(out.as_mut_ptr(), self.0) }
     }
     #[inline(always)]
     fn add(self, b: Self) -> Self {
-        // SAFETY: the processor has AVX-512 F, see the module.
+        // SAFETY: the processor has AVX-512 F, see `simd`.
         unsafe { Avx512(_mm512_add_ps(self.0, b.0)) }
     }
     #[inline(always)]
     fn mul(self, b: Self) -> Self {
-        // SAFETY: the processor has AVX-512 F, see the module.
+        // SAFETY: the processor has AVX-512 F, see `simd`.
         unsafe { Avx512(_mm512_mul_ps(self.0, b.0)) }
     }
     #[inline(always)]
     fn div(self, b: Self) -> Self {
-        // SAFETY: the processor has AVX-512 F, see the module.
+        // SAFETY: the processor has AVX-512 F, see `simd`.
         unsafe { Avx512(_mm512_div_ps(self.0, b.0)) }
     }
     #[inline(always)]
     fn mul_add(self, b: Self, c: Self) -> Self {
-        // SAFETY: the processor has AVX-512 F, see the module.
+        // SAFETY: the processor has AVX-512 F, see `simd`.
         unsafe { Avx512(_mm512_fmadd_ps(self.0, b.0, c.0)) }
     }
     #[inline(always)]
     fn neg_mul_add(self, b: Self, c: Self) -> Self {
-        // SAFETY: the processor has AVX-512 F, see the module.
+        // SAFETY: the processor has AVX-512 F, see `simd`.
         unsafe { Avx512(_mm512_fnmadd_ps(self.0, b.0, c.0)) }
     }
     #[inline(always)]
     fn min(self, b: Self) -> Self {
-        // SAFETY: the processor has AVX-512 F, see the module.
+        // SAFETY: the processor has AVX-512 F, see `simd`.
         unsafe { Avx512(_mm512_min_ps(self.0, b.0)) }
     }
     #[inline(always)]
     fn max(self, b: Self) -> Self {
-        // SAFETY: the processor has AVX-512 F, see the module.
+        // SAFETY: the processor has AVX-512 F, see `simd`.
         unsafe { Avx512(_mm512_max_ps(self.0, b.0)) }
     }
     #[inline(always)]
     fn if_below(self, bound: Self, x: Self, y: Self) -> Self {
-        // SAFETY: the processor has AVX-512 F, see the module.
+        // SAFETY: the processor has AVX-512 F, see `simd`.
         unsafe {
             let below = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, bound.0);
             Avx512(_mm512_mask_blend_ps(below, y.0, x.0))
@@ -86,7 +86,7 @@ impl F32x16 for Avx512 {
     #[inline(always)]
     fn repeat_lanes(v: &[f32], shift: u32) -> Self {
         assert!(v.len() >= LANES >> shift);
-        // SAFETY: so many numbers are there, and no others are loaded; the processor has AVX-512 F, see the module.
+        // SAFETY: so many numbers are there, and no others are loaded; the processor has AVX-512 F, see `simd`.
         unsafe {
             let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
             let at = _mm512_srl_epi32(lanes, _mm_cvtsi32_si128(shift as i32));
@@ -96,7 +96,7 @@ impl F32x16 for Avx512 {
     }
     #[inline(always)]
     fn argmin(self) -> (usize, f32) {
-        // SAFETY: the processor has AVX-512 F, see the module.
+        // SAFETY: the processor has AVX-512 F, see `simd`.
         let (mask, argmin) = unsafe {
             let argmin = _mm512_reduce_min_ps(self.0);
             (_mm512_cmp_ps_mask::<_CMP_LE_OQ>(self.0, _mm512_set1_ps(argmin)), argmin)
@@ -105,12 +105,12 @@ impl F32x16 for Avx512 {
     }
     #[inline(always)]
     fn horizontal_sum(self) -> f32 {
-        // SAFETY: the processor has AVX-512 F, see the module.
+        // SAFETY: the processor has AVX-512 F, see `simd`.
         unsafe { Avx2(_mm512_castps512_ps256(self.0), upper(self.0)).horizontal_sum() }
     }
     #[inline(always)]
     fn round(self) -> Self {
-        // SAFETY: the processor has AVX-512 F, see the module.
+        // SAFETY: the processor has AVX-512 F, see `simd`.
         unsafe { Avx512(_mm512_roundscale_ps::<_MM_FROUND_TO_NEAREST_INT>(self.0)) }
     }
 
@@ -118,70 +118,78 @@ impl F32x16 for Avx512 {
 
     #[inline(always)]
     fn load_partial_u32(v: &[u8]) -> Self::U32s {
-        // SAFETY: as many bytes as there are, 64 at most, are read; the processor has AVX-512 BW, see the module.
+        // SAFETY: as many bytes as there are, 64 at most, are read; the processor has AVX-512 BW, see `simd`.
         unsafe { _mm512_maskz_loadu_epi8(first_bytes(v.len()), v.as_ptr().cast()) }
     }
     #[inline(always)]
     fn load_u32(v: &[u8; 64]) -> Self::U32s {
-        // SAFETY: 64 bytes are there; the processor has AVX-512 F, see the module.
+        // SAFETY: 64 bytes are there; the processor has AVX-512 F, see `simd`.
         unsafe { _mm512_loadu_si512(v.as_ptr().cast()) }
     }
     #[inline(always)]
     fn load_u16(v: &[u8; 32]) -> Self::U32s {
-        // SAFETY: 32 bytes are there; the processor has AVX-512 F, see the module.
+        // SAFETY: 32 bytes are there; the processor has AVX-512 F, see `simd`.
         unsafe { _mm512_cvtepu16_epi32(_mm256_loadu_si256(v.as_ptr().cast())) }
     }
     #[inline(always)]
     fn load_u8(v: &[u8; 16]) -> Self::U32s {
-        // SAFETY: 16 bytes are there; the processor has AVX-512 F, see the module.
+        // SAFETY: 16 bytes are there; the processor has AVX-512 F, see `simd`.
         unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(v.as_ptr().cast())) }
     }
     #[inline(always)]
     fn shift_right(v: Self::U32s, bits: u32) -> Self::U32s {
-        // SAFETY: the processor has AVX-512 F, see the module.
+        // SAFETY: the processor has AVX-512 F, see `simd`.
         unsafe { _mm512_srl_epi32(v, _mm_cvtsi32_si128(bits as i32)) }
     }
     #[inline(always)]
     fn from_i8(v: &[u8; 16]) -> Self {
-        // SAFETY: 16 bytes are there; the processor has AVX-512 F, see the module.
+        // SAFETY: 16 bytes are there; the processor has AVX-512 F, see `simd`.
         unsafe { Avx512(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(v.as_ptr().cast())))) }
     }
     #[inline(always)]
     fn from_u8(v: &[u8; 16]) -> Self {
-        // SAFETY: the processor has AVX-512 F, see the module.
+        // SAFETY: the processor has AVX-512 F, see `simd`.
         unsafe { Avx512(_mm512_cvtepi32_ps(Self::load_u8(v))) }
     }
     #[inline(always)]
     fn from_f32(v: &[u8; 64]) -> Self {
-        // SAFETY: 64 bytes are there; the processor has AVX-512 F, see the module.
+        // SAFETY: 64 bytes are there; the processor has AVX-512 F, see `simd`.
         unsafe { Avx512(_mm512_loadu_ps(v.as_ptr().cast())) }
     }
     #[inline(always)]
     fn from_f16(v: &[u8; 32]) -> Self {
-        // SAFETY: 32 bytes are there; the processor has AVX-512 F, see the module.
+        // SAFETY: 32 bytes are there; the processor has AVX-512 F, see `simd`.
         unsafe { Avx512(_mm512_cvtph_ps(_mm256_loadu_si256(v.as_ptr().cast()))) }
     }
     #[inline(always)]
+    fn to_f16(self, out: &mut [u8; 32]) {
+        // SAFETY: there is room for 32 bytes; the processor has AVX-512 F, see `simd`.
+        unsafe {
+            let v = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0);
+            _mm256_storeu_si256(out.as_mut_ptr().cast(), v);
+        }
+    }
+    #[inline(always)]
     fn lookup(table: Self, at: Self::U32s) -> Self {
-        // The instruction looks at the lowest four bits alone.
-        // SAFETY: the processor has AVX-512 F, see the module.
+        // The instruction ignores all but the lowest four bits.
+        // SAFETY: the processor has AVX-512 F, see `simd`.
         unsafe { Avx512(_mm512_permutexvar_ps(at, table.0)) }
     }
     #[inline(always)]
     fn lookup_64(table: &[f32; 64], at: Self::U32s) -> Self {
-        // SAFETY: all four loads lie inside the table; the processor has AVX-512 F, see the module.
+        // SAFETY: all four loads lie inside the table; the processor has AVX-512 F, see `simd`.
         unsafe {
             let p = table.as_ptr();
             let (a, b) = (_mm512_loadu_ps(p), _mm512_loadu_ps(p.add(16)));
             let (c, d) = (_mm512_loadu_ps(p.add(32)), _mm512_loadu_ps(p.add(48)));
-            // Each looks at the lowest five bits alone.
+            // Each ignores all but the lowest five bits.
             let (low, high) = (_mm512_permutex2var_ps(a, at, b), _mm512_permutex2var_ps(c, at, d));
             Avx512(_mm512_mask_blend_ps(_mm512_test_epi32_mask(at, _mm512_set1_epi32(32)), low, high))
         }
     }
     #[inline(always)]
     fn lookup_256(table: &[f32; 256], at: Self::U32s) -> Self {
-        // SAFETY: masked indices lie inside the table; the processor has AVX-512 F, see the module.
+        // SAFETY: masked indices lie inside the table; the processor has AVX-512 F, see `simd`.
         unsafe {
             let at = _mm512_and_si512(at, _mm512_set1_epi32(255));
             Avx512(_mm512_i32gather_ps::<4>(at, table.as_ptr()))
@@ -189,7 +197,7 @@ impl F32x16 for Avx512 {
     }
     #[inline(always)]
     fn power_of_two(self) -> Self {
-        // SAFETY: the processor has AVX-512 F, see the module.
+        // SAFETY: the processor has AVX-512 F, see `simd`.
         unsafe {
             let biased = _mm512_add_epi32(_mm512_cvtps_epi32(self.0), _mm512_set1_epi32(127));
             Avx512(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased)))
@@ -197,9 +205,9 @@ impl F32x16 for Avx512 {
     }
     #[inline(always)]
     fn transpose(v: [Self; LANES]) -> [Self; LANES] {
-        // SAFETY: the processor has AVX-512 F, see the module.
+        // SAFETY: the processor has AVX-512 F, see `simd`.
         unsafe {
-            // Of each four rows, columns c, 4 + c, 8 + c and 12 + c in the four parts of `fours[.. + c]`.
+            // `fours[g + c]`: columns c, 4 + c, 8 + c and 12 + c of rows g to g + 3.
             let mut fours = v;
             for g in (0..LANES).step_by(4) {
                 let [a, b, c, d] = [v[g].0, v[g + 1].0, v[g + 2].0, v[g + 3].0];
@@ -215,7 +223,7 @@ impl F32x16 for Avx512 {
             let mut turned = v;
             for c in 0..4 {
                 let [p, q, r, s] = [fours[c].0, fours[4 + c].0, fours[8 + c].0, fours[12 + c].0];
-                // Parts 0 and 2, and parts 1 and 3.
+                // Parts 0 and 2, then parts 1 and 3.
                 let (even, even_2) = (_mm512_shuffle_f32x4::<0x88>(p, q), _mm512_shuffle_f32x4::<0x88>(r, s));
                 let (odd, odd_2) = (_mm512_shuffle_f32x4::<0xdd>(p, q), _mm512_shuffle_f32x4::<0xdd>(r, s));
                 turned[c].0 = _mm512_shuffle_f32x4::<0x88>(even, even_2);
@@ -228,7 +236,7 @@ impl F32x16 for Avx512 {
     }
     #[inline(always)]
     fn partial_sums(v: [Self; 4]) -> Self {
-        // SAFETY: the processor has AVX-512 F, see the module.
+        // SAFETY: the processor has AVX-512 F, see `simd`.
         unsafe {
             let [a, b, c, d] = [v[0].0, v[1].0, v[2].0, v[3].0];
             let ab = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
@@ -239,7 +247,7 @@ impl F32x16 for Avx512 {
     }
     #[inline(always)]
     fn finish_partial_sums(v: [Self; 4]) -> Self {
-        // SAFETY: the processor has AVX-512 F, see the module.
+        // SAFETY: the processor has AVX-512 F, see `simd`.
         unsafe {
             let (a, b) = (_mm512_castps_pd(v[0].0), _mm512_castps_pd(v[1].0));
             let (c, d) = (_mm512_castps_pd(v[2].0), _mm512_castps_pd(v[3].0));
@@ -249,14 +257,14 @@ impl F32x16 for Avx512 {
             let cd = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
             let even = _mm512_shuffle_ps::<0b10_00_10_00>(ab, cd);
             let sums = _mm512_add_ps(even, _mm512_shuffle_ps::<0b11_01_11_01>(ab, cd));
-            // The total of vector i of partial_sums q is lane 4 i + q.
+            // The sum of vector i of `v[q]` is in lane 4 i + q.
             let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
             Avx512(_mm512_permutexvar_ps(order, sums))
         }
     }
     #[inline(always)]
     fn horizontal_sums(v: [Self; 4]) -> [f32; 4] {
-        // SAFETY: the processor has AVX-512 F, see the module.
+        // SAFETY: the processor has AVX-512 F, see `simd`.
         unsafe {
             let [a, b, c, d] = v;
             add_lanes_by_halves([
@@ -274,7 +282,7 @@ impl U8x64 for Avx512 {
     type Sums = __m512i;
     #[inline(always)]
     fn load_bytes(v: &[u8; 64]) -> __m512i {
-        // SAFETY: 64 bytes are there; the processor has AVX-512 F, see the module of lanes.
+        // SAFETY: 64 bytes are there; the processor has AVX-512 F, see `simd`.
         unsafe { _mm512_loadu_si512(v.as_ptr().cast()) }
     }
     #[inline(always)]
@@ -332,7 +340,7 @@ impl U8x64 for Avx512 {
             let b = _mm512_broadcast_i32x4(_mm_loadu_si128(p.add(16).cast()));
             let c = _mm512_broadcast_i32x4(_mm_loadu_si128(p.add(32).cast()));
             let d = _mm512_broadcast_i32x4(_mm_loadu_si128(p.add(48).cast()));
-            // A lookup sees the lowest four bits, and that the highest is zero.
+            // A lookup sees the lowest four bits, and the highest, which is zero.
             let upper = _mm512_and_si512(at, _mm512_set1_epi8(0x30));
             let is_b = _mm512_cmpeq_epi8_mask(upper, _mm512_set1_epi8(0x10));
             let is_c = _mm512_cmpeq_epi8_mask(upper, _mm512_set1_epi8(0x20));
@@ -343,7 +351,7 @@ impl U8x64 for Avx512 {
     }
     #[inline(always)]
     fn lookup_bytes_256(table: &[u8; 256], at: __m512i) -> __m512i {
-        // Int8Lut are looked up two at a time, as words of 16 bits.
+        // Entries are looked up two at a time, as words of 16 bits.
         // SAFETY: four times 64 bytes are there; the processor has AVX-512 F and BW.
         unsafe {
             let p = table.as_ptr();
@@ -380,7 +388,7 @@ impl U8x64 for Avx512 {
     }
     #[inline(always)]
     fn dot_u8i8(sums: __m512i, codes: __m512i, x: &[u8; 64]) -> __m512i {
-        // SAFETY: 64 bytes are there; the processor has AVX-512 VNNI, which `Isa::for_bytes` asks for.
+        // SAFETY: 64 bytes are there; the processor has AVX-512 VNNI, which `Isa::Avx512` needs.
         unsafe { _mm512_dpbusd_epi32(sums, codes, _mm512_loadu_si512(x.as_ptr().cast())) }
     }
     #[inline(always)]
@@ -404,8 +412,8 @@ impl U8x64 for Avx512 {
     }
 }
 
-/// `_mm512_dpwssd_epi32`, which compilers take apart into a product and a sum, for a shorter chain: half as many instructions
-/// again, where it is their number that counts.
+/// Multiplies and adds words with `vpdpwssd`. For `_mm512_dpwssd_epi32` the compiler emits `vpmaddwd` and `vpaddd`, half as many
+/// instructions again.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 fn dot_native(mut sums: __m512i, w: __m512i, x: __m512i) -> __m512i {
@@ -426,8 +434,8 @@ impl I16x32 for Avx512 {
     type Table = __m512i;
     #[inline(always)]
     fn load_i16_table(table: &[i16; 16]) -> __m512i {
-        // Twice, since a lookup sees five bits.
-        // SAFETY: sixteen words are there; the processor has AVX-512 F, see the module of lanes.
+        // Repeated twice: a lookup sees five bits.
+        // SAFETY: sixteen words are there; the processor has AVX-512 F, see `simd`.
         unsafe { _mm512_broadcast_i64x4(_mm256_loadu_si256(table.as_ptr().cast())) }
     }
     #[inline(always)]
@@ -458,11 +466,11 @@ impl I16x32 for Avx512 {
             let (even, odd) = (_mm512_cvtps_epi32(even.0), _mm512_cvtps_epi32(odd.0));
             let half = _mm512_set1_epi32(2048);
             let (a, b) = (_mm512_add_epi32(even, half), _mm512_add_epi32(odd, half));
-            // Int16Lut of even places from one, of odd places from the other; what else is in them is cut off.
+            // Even words from one, odd words from the other; the blend drops the other bits.
             let places = 0xaaaa_aaaa;
             let upper =
                 _mm512_mask_blend_epi16(places, _mm512_srai_epi32::<12>(a), _mm512_slli_epi32::<4>(b));
-            // The lowest twelve bits are the lower word and a half.
+            // The lowest twelve bits are the low digit plus 2048.
             let lower_even = _mm512_sub_epi32(_mm512_and_si512(a, _mm512_set1_epi32(4095)), half);
             let lower_odd = _mm512_sub_epi32(_mm512_and_si512(b, _mm512_set1_epi32(4095)), half);
             let lower = _mm512_mask_blend_epi16(places, lower_even, _mm512_slli_epi32::<16>(lower_odd));
@@ -486,7 +494,7 @@ impl I16x32 for Avx512 {
 impl Bf16x32 for Avx512 {
     #[inline(always)]
     fn pack_bf16(low: Self, high: Self, out: &mut [u8; 64]) {
-        // SAFETY: there is room for 64 bytes; the processor has AVX-512 BF16, which `is_native` asks for.
+        // SAFETY: there is room for 64 bytes; the processor has AVX-512 BF16, which `has_bf16` asks for.
         unsafe {
             let both = _mm512_cvtne2ps_pbh(high.0, low.0);
             out.as_mut_ptr().cast::<__m512bh>().write_unaligned(both);
@@ -494,7 +502,7 @@ impl Bf16x32 for Avx512 {
     }
     #[inline(always)]
     fn dot_bf16(sums: Self, w: &[u8; 64], x: &[u8; 64]) -> Self {
-        // SAFETY: 64 bytes are there; the processor has AVX-512 BF16, which `is_native` asks for.
+        // SAFETY: 64 bytes are there; the processor has AVX-512 BF16, which `has_bf16` asks for.
         unsafe {
             let w = w.as_ptr().cast::<__m512bh>().read_unaligned();
             let x = x.as_ptr().cast::<__m512bh>().read_unaligned();

@@ -3,10 +3,10 @@
 //! ```text
 //! trait     holds                 adds
 //! F32x16    16 f32 lanes          arithmetic, table lookups, horizontal sums
-//! U8x64     64 bytes              lookups of 8-bit codes, u8 x i8 dot matmul_batch
-//! I16x32    32 words              lookups of 16-bit words, i16 x i16 dot matmul_batch
+//! U8x64     64 bytes              lookups of 8-bit codes, u8 x i8 dot products
+//! I16x32    32 words              lookups of 16-bit words, i16 x i16 dot products
 //! Simd      all of these          `call`: compiles a [`Kernel`] for the instruction set
-//! Bf16x32   32 bf16               bf16 dot matmul_batch (AVX512-BF16 only, and the scalar reference)
+//! Bf16x32   32 bf16               bf16 dot products (AVX512-BF16 only, and the scalar reference)
 //! ```
 //!
 //! A value of a vector type exists only inside a function that was entered through [`dispatch`] or [`Simd::call`], after
@@ -31,12 +31,12 @@ pub(crate) use scalar::Scalar;
 /// Number of lanes.
 pub(crate) const LANES: usize = 16;
 
-/// Rounds to the nearest integer when it is added and subtracted, ties to even, for magnitudes below 2^22: 1.5 * 2^23.
+/// Rounds to the nearest integer where it is added and subtracted, ties to even, for magnitudes below 2^22: 1.5 * 2^23.
 pub(crate) const ROUND: f32 = 12_582_912.0;
 
-/// Sixteen numbers.
+/// Sixteen f32 lanes.
 pub(crate) trait F32x16: Copy {
-    /// Values that registers hold at a time.
+    /// Vectors of 16 lanes that the registers hold.
     const REGISTERS: usize;
     /// Is the scalar reference.
     const IS_REFERENCE: bool = false;
@@ -47,24 +47,24 @@ pub(crate) trait F32x16: Copy {
     fn add(self, b: Self) -> Self;
     fn mul(self, b: Self) -> Self;
     fn div(self, b: Self) -> Self;
-    /// `self * b + c`
+    /// Returns `self * b + c`, rounded once (scalar code: twice).
     fn mul_add(self, b: Self, c: Self) -> Self;
-    /// `c - self * b`
+    /// Returns `c - self * b`, rounded once (scalar code: twice).
     fn neg_mul_add(self, b: Self, c: Self) -> Self;
     fn min(self, b: Self) -> Self;
     fn max(self, b: Self) -> Self;
-    /// To the nearest integer, ties to even; magnitudes below 2^22.
+    /// Rounds to the nearest integer, ties to even, for magnitudes below 2^22.
     fn round(self) -> Self;
 
-    /// `x` where `self < bound`, else `y`.
+    /// Returns `x` where `self < bound`, else `y`.
     fn if_below(self, bound: Self, x: Self, y: Self) -> Self;
 
-    /// Sixteen unsigned integers.
+    /// Sixteen unsigned integers of 32 bits.
     type U32s: Copy;
 
-    /// Little endian.
+    /// Loads little-endian words.
     fn load_u32(v: &[u8; 64]) -> Self::U32s;
-    /// As [`F32x16::ints`], from at most 64 bytes and zeros.
+    /// Loads at most 64 bytes, filled with zeros.
     #[inline(always)]
     fn load_partial_u32(v: &[u8]) -> Self::U32s {
         let mut whole = [0; 64];
@@ -74,23 +74,25 @@ pub(crate) trait F32x16: Copy {
     fn load_u16(v: &[u8; 32]) -> Self::U32s;
     fn load_u8(v: &[u8; 16]) -> Self::U32s;
     fn shift_right(v: Self::U32s, bits: u32) -> Self::U32s;
-    /// Signed integers as numbers.
+    /// Converts signed bytes.
     fn from_i8(v: &[u8; 16]) -> Self;
     fn from_u8(v: &[u8; 16]) -> Self;
-    /// Little endian f32.
+    /// Loads little-endian f32.
     fn from_f32(v: &[u8; 64]) -> Self;
-    /// Little endian fp16.
+    /// Converts little-endian fp16.
     fn from_f16(v: &[u8; 32]) -> Self;
-    /// `table[i & 15]` for each of `at`.
+    /// Rounds to little-endian fp16, ties to even; values out of range become infinite.
+    fn to_f16(self, out: &mut [u8; 32]);
+    /// Returns `table[i & 15]` for each i.
     fn lookup(table: Self, at: Self::U32s) -> Self;
-    /// `table[i & 63]` for each of `at`.
+    /// Returns `table[i & 63]` for each i.
     fn lookup_64(table: &[f32; 64], at: Self::U32s) -> Self;
-    /// `table[i & 255]` for each of `at`.
+    /// Returns `table[i & 255]` for each i.
     fn lookup_256(table: &[f32; 256], at: Self::U32s) -> Self;
-    /// `2^self` for integers from -126 to 127.
+    /// Returns `2^self`, for integers from -126 to 127.
     fn power_of_two(self) -> Self;
 
-    /// Little endian integers of 24 bits, each `stride` bytes behind the one before; the last one's four bytes are inside.
+    /// Loads little-endian integers of 24 bits, `stride` bytes apart; the four bytes of the last one lie inside `v`.
     #[inline(always)]
     fn load_u24(v: &[u8], stride: usize) -> Self::U32s {
         let mut wide = [0u8; 64];
@@ -100,7 +102,7 @@ pub(crate) trait F32x16: Copy {
         Self::load_u32(&wide)
     }
 
-    /// Lane l is `v[l >> shift]`, of which there are enough.
+    /// Returns `v[l >> shift]` in lane l.
     #[inline(always)]
     fn repeat_lanes(v: &[f32], shift: u32) -> Self {
         let mut lanes = [0f32; LANES];
@@ -110,13 +112,13 @@ pub(crate) trait F32x16: Copy {
         Self::load(&lanes)
     }
 
-    /// The totals of four; each is [`F32x16::total`].
+    /// Returns the horizontal sums of four vectors.
     #[inline(always)]
     fn horizontal_sums(v: [Self; 4]) -> [f32; 4] {
         v.map(Self::horizontal_sum)
     }
 
-    /// Lane 4 i + l is what lanes l, l + 4, l + 8 and l + 12 of vector i are together, added by halves.
+    /// Adds sixteen lanes to four: lane `4 i + l` is `(v[i][l] + v[i][l + 8]) + (v[i][l + 4] + v[i][l + 12])`.
     #[inline(always)]
     fn partial_sums(v: [Self; 4]) -> Self {
         let mut all = [0f32; LANES];
@@ -130,7 +132,7 @@ pub(crate) trait F32x16: Copy {
         Self::load(&all)
     }
 
-    /// The totals of sixteen vectors, of which [`F32x16::partial_sums`] has made four: lane 4 q + i is vector i of those in `v[q]`.
+    /// Finishes the horizontal sums of sixteen vectors from four [`F32x16::partial_sums`]: lane `4 q + i` is that of vector i of `v[q]`.
     #[inline(always)]
     fn finish_partial_sums(v: [Self; 4]) -> Self {
         let mut all = [0f32; LANES];
@@ -144,7 +146,7 @@ pub(crate) trait F32x16: Copy {
         Self::load(&all)
     }
 
-    /// Lane i of vector j is lane j of vector i.
+    /// Transposes: lane i of vector j becomes lane j of vector i.
     #[inline(always)]
     fn transpose(v: [Self; LANES]) -> [Self; LANES] {
         let mut from = [[0f32; LANES]; LANES];
@@ -162,7 +164,7 @@ pub(crate) trait F32x16: Copy {
         turned
     }
 
-    /// The first of the smallest lanes, and its number. No lane is NaN.
+    /// Returns the number of the first smallest lane, and its value. No lane is NaN.
     #[inline(always)]
     fn argmin(self) -> (usize, f32) {
         let mut v = [0f32; LANES];
@@ -176,7 +178,7 @@ pub(crate) trait F32x16: Copy {
         (best, v[best])
     }
 
-    /// The sum of all lanes, by halves.
+    /// Adds all lanes by halves: 16 to 8 to 4 to 2 to 1.
     #[inline(always)]
     fn horizontal_sum(self) -> f32 {
         let mut v = [0f32; LANES];
@@ -190,31 +192,31 @@ pub(crate) trait F32x16: Copy {
     }
 }
 
-/// Sixty-four bytes with the instructions of one [`Isa`].
+/// Sixty-four bytes, and sixteen i32 sums of their products.
 pub(crate) trait U8x64: F32x16 {
     type Bytes: Copy;
-    /// Sixteen sums.
+    /// Sixteen i32 sums.
     type Sums: Copy;
     /// Multiplies several tokens together; with few registers their sums would be stored and loaded again.
     const MULTIPLIES_SEVERAL_TOKENS: bool = true;
     fn load_bytes(v: &[u8; 64]) -> Self::Bytes;
-    /// At most 64, and zeros.
+    /// Loads at most 64 bytes, filled with zeros.
     #[inline(always)]
     fn load_partial_bytes(v: &[u8]) -> Self::Bytes {
         let mut whole = [0; 64];
         whole[..v.len()].copy_from_slice(v);
         Self::load_bytes(&whole)
     }
-    /// Four times the same sixteen.
+    /// Repeats sixteen bytes four times.
     fn load_byte_table(v: &[u8; 16]) -> Self::Bytes;
-    /// Some bits of each byte turned.
+    /// Flips these bits of each byte.
     fn xor_bytes(v: Self::Bytes, bits: u8) -> Self::Bytes;
-    /// The lower and the upper four bits of each byte.
+    /// Splits each byte into its lower and its upper four bits.
     fn split_nibbles(v: Self::Bytes) -> (Self::Bytes, Self::Bytes);
-    /// `table[i]` for each byte, all below 16.
+    /// Returns `table[i]` for each byte i below 16.
     fn lookup_bytes_16(table: Self::Bytes, at: Self::Bytes) -> Self::Bytes;
     fn store_bytes(v: Self::Bytes, out: &mut [u8; 64]);
-    /// Sixty-four elements of `BITS` bits, argmin significant first, from `8 * BITS` bytes.
+    /// Unpacks sixty-four elements of `BITS` bits, least significant first, from `8 * BITS` bytes.
     #[inline(always)]
     fn unpack<const BITS: usize>(v: &[u8]) -> Self::Bytes {
         let mut out = [0; 64];
@@ -226,14 +228,14 @@ pub(crate) trait U8x64: F32x16 {
         }
         Self::load_bytes(&out)
     }
-    /// `table[i]` for each byte, all below 64.
+    /// Returns `table[i]` for each byte i below 64.
     #[inline(always)]
     fn lookup_bytes_64(table: &[u8; 64], at: Self::Bytes) -> Self::Bytes {
         let mut all = [0; 64];
         Self::store_bytes(at, &mut all);
         Self::load_bytes(&all.map(|i| table[usize::from(i & 63)]))
     }
-    /// `table[i]` for each byte.
+    /// Returns `table[i]` for each byte i.
     #[inline(always)]
     fn lookup_bytes_256(table: &[u8; 256], at: Self::Bytes) -> Self::Bytes {
         let mut all = [0; 64];
@@ -241,40 +243,40 @@ pub(crate) trait U8x64: F32x16 {
         Self::load_bytes(&all.map(|i| table[usize::from(i)]))
     }
     fn zero_sums() -> Self::Sums;
-    /// Adds to sum l the matmul_batch of bytes `4 l .. 4 l + 4`, of which `codes` has no signs and `x` has.
+    /// Adds `codes[j] * x[j]` for the four bytes `4 l .. 4 l + 4` to sum l; codes are unsigned, `x` signed and above -128.
     fn dot_u8i8(sums: Self::Sums, codes: Self::Bytes, x: &[u8; 64]) -> Self::Sums;
     fn sums_to_f32(v: Self::Sums) -> Self;
-    /// Byte `4 l + j` is lane l of `v[j]`, a number from -127 to 127, to the nearest integer with ties to even.
+    /// Rounds numbers from -127 to 127 to bytes, ties to even: byte `4 l + j` is lane l of `v[j]`.
     fn pack_i8(v: [Self; 4], out: &mut [u8; 64]);
 }
 
-/// Int16Lut of 16 bits with the instructions of one [`Isa`], as bytes.
+/// Thirty-two words of 16 bits, held as bytes.
 pub(crate) trait I16x32: U8x64 {
-    /// A table of sixteen words.
+    /// A lookup table of sixteen words.
     type Table: Copy;
     fn load_i16_table(table: &[i16; 16]) -> Self::Table;
-    /// For each sixteen bits of `at` what their Jth four bits stand for.
+    /// Looks up bits `4 J .. 4 J + 4` of each word of `at`.
     fn lookup_i16<const J: usize>(table: Self::Table, at: Self::Bytes) -> Self::Bytes;
-    /// Adds to sum l the matmul_batch of words `2 l` and `2 l + 1`, with the instruction for that where the processor has it.
+    /// Adds `w[2 l] * x[2 l] + w[2 l + 1] * x[2 l + 1]`, of words, to sum l.
     fn dot_i16(sums: Self::Sums, w: Self::Bytes, x: &[u8; 64]) -> Self::Sums;
-    /// Whole numbers of magnitudes up to 2^23, rounded to the nearest with ties to even, as `4096 upper + lower`: words `2 l`
-    /// are lane l of `even`, words `2 l + 1` of `odd`.
+    /// Rounds to integers q, |q| <= 2^23, and splits them: `q = 4096 * out[0] + out[1]`. Words `2 l` are lane l of `even`, words
+    /// `2 l + 1` of `odd`.
     fn split_digits(even: Self, odd: Self, out: &mut [[u8; 64]; 2]);
-    /// For each lane, not negative, `2^(22 - e)` and `2^(e - 22)` where `2^e <= v < 2^(e + 1)`; any powers for zero. No lane is
-    /// below 2^-104 otherwise, or not finite.
+    /// Returns `2^(22 - e)` and `2^(e - 22)` for lanes `2^e <= v < 2^(e + 1)`, any powers for zero. Other lanes are 2^-104 or
+    /// more, and finite.
     fn exponent_scales(self) -> (Self, Self);
 }
 
-/// Exponents, as the bits of f32: of 2^-104, of what a scale and its inverse are together, and of 2^22.
+/// Exponents as the bits of f32: of 2^-104, of the product of a scale and its inverse, and of 2^22.
 pub(crate) const MIN_EXPONENT: u32 = 23 << 23;
 pub(crate) const INVERSE_EXPONENT: u32 = (254 + 22) << 23;
 pub(crate) const STEP_EXPONENT: u32 = 22 << 23;
 
-/// AlignedVec of bf16 with the instructions of one [`Isa`].
+/// Thirty-two bf16 in a line of 64 bytes.
 pub(crate) trait Bf16x32: F32x16 {
-    /// Thirty-two as bf16, to the nearest, ties to even.
+    /// Rounds thirty-two numbers to bf16, ties to even.
     fn pack_bf16(low: Self, high: Self, out: &mut [u8; 64]);
-    /// Adds to lane l the matmul_batch of numbers `2 l + 1` and `2 l`.
+    /// Adds `w[2 l + 1] * x[2 l + 1]`, then `w[2 l] * x[2 l]`, to lane l.
     fn dot_bf16(sums: Self, w: &[u8; 64], x: &[u8; 64]) -> Self;
 }
 
@@ -292,7 +294,7 @@ pub(crate) trait Simd: I16x32 {
 /// A computation that is written once and compiled for each instruction set.
 pub(crate) trait Kernel {
     type Output;
-    /// Multiplies bytes: NEON then takes the fastest of its three dot matmul_batch.
+    /// Multiplies bytes: NEON then takes the fastest of its three dot products.
     #[cfg_attr(not(target_arch = "aarch64"), expect(dead_code, reason = "one dot product elsewhere"))]
     const INT8: bool = false;
     /// Computes; always inlined, so that it is compiled with the caller's instructions.
@@ -303,7 +305,8 @@ pub(crate) trait Kernel {
 ///
 /// This and [`dispatch_bf16`] are the only places that match on an instruction set.
 pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
-    assert!(isa.is_available());
+    // The usual case takes one load.
+    assert!(isa == Isa::best() || isa.is_available());
     // SAFETY: the processor has the instructions, as asserted.
     unsafe {
         match isa {
@@ -336,7 +339,7 @@ pub(crate) fn dispatch_bf16<K: Bf16Kernel>(isa: Isa, kernel: K) {
     kernel.run::<Scalar>();
 }
 
-/// The processor multiplies bf16 with the instructions of `isa`.
+/// Checks that the processor multiplies bf16 with the instructions of `isa`.
 pub(crate) fn has_bf16(isa: Isa) -> bool {
     #[cfg(target_arch = "x86_64")]
     return isa >= Isa::Avx512 && std::arch::is_x86_feature_detected!("avx512bf16");
@@ -347,7 +350,7 @@ pub(crate) fn has_bf16(isa: Isa) -> bool {
     }
 }
 
-/// The arguments of a function as a [`Kernel`], see [`simd_fn`].
+/// Holds the arguments of a function as a [`Kernel`], see [`simd_fn`].
 pub(crate) struct Args<T, F>(pub T, pub std::marker::PhantomData<F>);
 
 /// Defines a function that runs a generic one with the instructions of [`Isa::best`], or of an argument `isa`.

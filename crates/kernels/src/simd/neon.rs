@@ -6,7 +6,7 @@ use std::arch::{asm, is_aarch64_feature_detected};
 use std::array::from_fn;
 use std::marker::PhantomData;
 
-/// Sixteen numbers in four registers. `D` says how bytes are multiplied, see the module of matmul_batch of integers.
+/// Sixteen lanes in four registers. `D` multiplies bytes, see [`Dots`].
 #[derive(Clone, Copy)]
 pub(crate) struct Neon<D = Widening>(pub(crate) [float32x4_t; 4], PhantomData<D>);
 
@@ -17,7 +17,7 @@ impl<D> Neon<D> {
     }
 }
 
-/// The same for all four registers.
+/// Applies an intrinsic to all four registers.
 macro_rules! each {
     ($f:ident, $($v:expr),*) => {{
         // SAFETY: the processor has NEON.
@@ -25,7 +25,7 @@ macro_rules! each {
     }};
 }
 
-/// Sixteen integers: byte j of each in register j, so that what a lookup looks at is one register.
+/// Sixteen integers, byte j of each in register j: a lookup reads one register.
 pub(crate) type Planes = [uint8x16_t; 4];
 
 #[inline(always)]
@@ -34,7 +34,7 @@ fn zeros() -> uint8x16_t {
     unsafe { vdupq_n_u8(0) }
 }
 
-/// The bytes of sixteen numbers, byte j of each in register j.
+/// Splits sixteen numbers into planes: byte j of each in register j.
 #[inline(always)]
 fn planes(v: [float32x4_t; 4]) -> Planes {
     // SAFETY: the processor has NEON.
@@ -51,7 +51,7 @@ fn planes(v: [float32x4_t; 4]) -> Planes {
     }
 }
 
-/// The sixteen numbers whose byte j is in register j.
+/// Joins planes to sixteen numbers.
 #[inline(always)]
 fn numbers(v: Planes) -> [float32x4_t; 4] {
     // SAFETY: the processor has NEON.
@@ -69,7 +69,7 @@ fn numbers(v: Planes) -> [float32x4_t; 4] {
     }
 }
 
-/// Numbers 0 to 7 and 8 to 15.
+/// Converts integers 0 to 7 and 8 to 15.
 #[inline(always)]
 fn from_i16<D>(low: int16x8_t, high: int16x8_t) -> Neon<D> {
     // SAFETY: the processor has NEON.
@@ -125,7 +125,7 @@ impl<D: Copy> F32x16 for Neon<D> {
     }
     #[inline(always)]
     fn min(self, b: Self) -> Self {
-        // The instruction for minima takes a NaN of either operand; here the second is taken.
+        // The instruction returns NaN for NaN of either operand; here the second operand is returned.
         self.if_below(b, self, b)
     }
     #[inline(always)]
@@ -175,7 +175,7 @@ impl<D: Copy> F32x16 for Neon<D> {
                 [v.0, v.1, v.2, zeros()]
             }
             6 => {
-                // Each second triple of 31: the first and the last sixteen of them.
+                // Every second triple of 31: the first and the last sixteen of them.
                 let v = &v[..N + 15 * 3];
                 // SAFETY: 93 bytes are there, of which the last 48 are loaded again; the processor has NEON.
                 unsafe {
@@ -226,8 +226,15 @@ impl<D: Copy> F32x16 for Neon<D> {
         // SAFETY: 32 bytes are there; the processor has NEON.
         Neon::of(from_fn(|i| unsafe { vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(v.as_ptr().add(8 * i)))) }))
     }
-    // A lookup finds bytes: those of sixteen numbers' first bytes, then of their second and so on, which costs less than
-    // lookups of whole numbers by the places of their bytes.
+    #[inline(always)]
+    fn to_f16(self, out: &mut [u8; 32]) {
+        for i in 0..4 {
+            // SAFETY: there is room for 32 bytes; the processor has NEON.
+            unsafe { vst1_u8(out.as_mut_ptr().add(8 * i), vreinterpret_u8_f16(vcvt_f16_f32(self.0[i]))) };
+        }
+    }
+    // Looks up the first bytes of sixteen numbers, then their second bytes and so on. That costs less than lookups of whole numbers
+    // by the indices of their bytes.
     #[inline(always)]
     fn lookup(table: Self, at: Planes) -> Self {
         // SAFETY: the processor has NEON.
@@ -293,7 +300,7 @@ impl<D: Copy> F32x16 for Neon<D> {
     }
 }
 
-/// Totals of four times four numbers, added by halves.
+/// Returns the sums of four times four numbers, added by halves.
 #[inline(always)]
 fn add_lanes_by_halves(v: [float32x4_t; 4]) -> float32x4_t {
     // SAFETY: the processor has NEON.
@@ -307,34 +314,34 @@ fn add_lanes_by_halves(v: [float32x4_t; 4]) -> float32x4_t {
     }
 }
 
-/// Sixteen lanes added to eight, these to four.
+/// Adds sixteen lanes to eight, these to four.
 #[inline(always)]
 fn quarter(v: [float32x4_t; 4]) -> float32x4_t {
     // SAFETY: the processor has NEON.
     unsafe { vaddq_f32(vaddq_f32(v[0], v[2]), vaddq_f32(v[1], v[3])) }
 }
 
-/// How bytes are multiplied.
+/// Multiplies bytes.
 ///
 /// Values with one that the processor lacks do not exist: that is what the SAFETY lines of [`Dots::dot`] rely on.
 pub(crate) trait Dots: Copy {
-    /// Adds to each sum the matmul_batch of four bytes, of which `codes` has no signs and `x`, above -128, has.
+    /// Adds the products of four bytes to each sum; codes are unsigned, `x` signed and above -128.
     fn dot(sums: int32x4_t, codes: uint8x16_t, x: int8x16_t) -> int32x4_t;
 }
 
-/// What every processor can do.
+/// Multiplies with widening multiplications, which every processor has.
 #[derive(Clone, Copy)]
 pub(crate) struct Widening;
 
-/// Products of bytes that all have signs.
+/// Multiplies with `sdot`: signed times signed.
 #[derive(Clone, Copy)]
 pub(crate) struct SignedDots;
 
-/// Products of bytes of which one has no sign.
+/// Multiplies with `usdot`: unsigned times signed.
 #[derive(Clone, Copy)]
 pub(crate) struct MixedDots;
 
-/// A code as a number with a sign, 128 less.
+/// Returns codes as signed numbers, 128 less.
 #[inline(always)]
 fn signed(codes: uint8x16_t) -> int8x16_t {
     // SAFETY: the processor has NEON.
@@ -344,24 +351,24 @@ fn signed(codes: uint8x16_t) -> int8x16_t {
 impl Dots for Widening {
     #[inline(always)]
     fn dot(sums: int32x4_t, codes: uint8x16_t, x: int8x16_t) -> int32x4_t {
-        // A sum of two matmul_batch of at most 128 * 127 is just what 16 bits hold.
+        // A sum of two products of at most 128 * 127 just fits into 16 bits.
         // SAFETY: the processor has NEON.
         unsafe {
             let signed = signed(codes);
             let pairs = vpaddq_s16(vmull_s8(vget_low_s8(signed), vget_low_s8(x)), vmull_high_s8(signed, x));
-            // 128 times x, once for all rows.
+            // 128 x, which the signed codes lack.
             let rest = vshlq_n_s32::<7>(vpaddlq_s16(vpaddlq_s8(x)));
             vpadalq_s16(vaddq_s32(sums, rest), pairs)
         }
     }
 }
 
-// The intrinsics are not stable. Assembly names the extension, since functions are compiled for all processors.
+// The intrinsics are not stable. Assembly names the extension, since functions are compiled for every processor.
 
 impl Dots for SignedDots {
     #[inline(always)]
     fn dot(mut sums: int32x4_t, codes: uint8x16_t, x: int8x16_t) -> int32x4_t {
-        // SAFETY: the processor has `dotprod`, which `rows_on` asks for.
+        // SAFETY: the processor has `dotprod`, which `call_fastest` asks for.
         unsafe {
             let rest = vshlq_n_s32::<7>(vpaddlq_s16(vpaddlq_s8(x)));
             asm!(
@@ -380,7 +387,7 @@ impl Dots for SignedDots {
 impl Dots for MixedDots {
     #[inline(always)]
     fn dot(mut sums: int32x4_t, codes: uint8x16_t, x: int8x16_t) -> int32x4_t {
-        // SAFETY: the processor has `i8mm`, which `rows_on` asks for.
+        // SAFETY: the processor has `i8mm`, which `call_fastest` asks for.
         unsafe {
             asm!(
                 ".arch_extension i8mm",
@@ -395,11 +402,11 @@ impl Dots for MixedDots {
     }
 }
 
-/// How eight elements of BITS bits, which are BITS bytes, become words of 16 bits.
+/// Says how eight elements of BITS bits, BITS bytes, become words of 16 bits.
 struct Of<const BITS: usize>;
 
 impl<const BITS: usize> Of<BITS> {
-    /// For each element the two bytes that it lies in.
+    /// The two bytes of each element.
     const BYTES: [u8; 16] = {
         let mut bytes = [0; 16];
         let mut i = 0;
@@ -409,7 +416,7 @@ impl<const BITS: usize> Of<BITS> {
         }
         bytes
     };
-    /// How far they are shifted to the left, or by negative numbers to the right, so that it comes first.
+    /// Left shift, negative for right, by which each element comes first.
     const SHIFT: [i16; 8] = {
         let mut shift = [0; 8];
         let mut i = 0;
@@ -424,7 +431,7 @@ impl<const BITS: usize> Of<BITS> {
 impl<D: Dots> U8x64 for Neon<D> {
     type Bytes = [uint8x16_t; 4];
     type Sums = [int32x4_t; 4];
-    /// Sums of four rows with one token are half of all registers.
+    /// Sums of four rows with one token fill half of the registers.
     const MULTIPLIES_SEVERAL_TOKENS: bool = false;
     #[inline(always)]
     fn load_bytes(v: &[u8; 64]) -> Self::Bytes {
@@ -465,7 +472,7 @@ impl<D: Dots> U8x64 for Neon<D> {
                 3 => (vld1q_u8(v), half(16), none),
                 _ => (vld1q_u8(v), vld1q_u8(v.add(16)), vld1q_u8(v.add(32))),
             };
-            // Behind the last byte a lookup finds zeros.
+            // A lookup finds zeros past the last byte.
             let find = |at| match BITS {
                 1 | 2 => vqtbl1q_u8(a, at),
                 3 => vqtbl2q_u8(uint8x16x2_t(a, b), at),
@@ -492,7 +499,7 @@ impl<D: Dots> U8x64 for Neon<D> {
         at.map(|at| unsafe {
             let mut found = vqtbl4q_u8(vld1q_u8_x4(table.as_ptr()), at);
             for first in [64, 128, 192] {
-                // What the part does not have is left as it is.
+                // Bytes outside this quarter of the table keep their value.
                 let at = vsubq_u8(at, vdupq_n_u8(first));
                 found = vqtbx4q_u8(found, vld1q_u8_x4(table.as_ptr().add(usize::from(first))), at);
             }
@@ -524,7 +531,7 @@ impl<D: Dots> U8x64 for Neon<D> {
     }
     #[inline(always)]
     fn pack_i8(v: [Self; 4], out: &mut [u8; 64]) {
-        // The lowest byte of each integer.
+        // Takes the lowest byte of each integer.
         let bytes = |v: Self| {
             // SAFETY: the processor has NEON.
             unsafe {
@@ -605,12 +612,12 @@ impl<D: Dots> Simd for Neon<D> {
     }
 }
 
-/// Runs a kernel with the fastest dot matmul_batch of bytes that this processor has, where it needs them.
+/// Runs a kernel with the fastest dot products of bytes that this processor has, where it needs them.
 ///
 /// # Safety
 /// The processor has NEON.
 pub(super) unsafe fn call_fastest<K: Kernel>(kernel: K) -> K::Output {
-    // SAFETY: the processor has NEON, and the dot matmul_batch that are chosen.
+    // SAFETY: the processor has NEON, and the dot products that are chosen.
     unsafe {
         if K::INT8 && is_aarch64_feature_detected!("i8mm") {
             Neon::<MixedDots>::call(kernel)

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What every processor can do.
+/// Sixteen lanes as an array.
 #[derive(Clone, Copy)]
 pub(crate) struct Scalar([f32; LANES]);
 
@@ -111,6 +111,12 @@ impl F32x16 for Scalar {
     #[inline(always)]
     fn from_f16(v: &[u8; 32]) -> Self {
         Scalar(std::array::from_fn(|l| half::f16::from_le_bytes([v[2 * l], v[2 * l + 1]]).to_f32()))
+    }
+    #[inline(always)]
+    fn to_f16(self, out: &mut [u8; 32]) {
+        for (v, out) in self.0.into_iter().zip(out.as_chunks_mut::<2>().0) {
+            *out = half::f16::from_f32(v).to_le_bytes();
+        }
     }
     #[inline(always)]
     fn lookup(table: Self, at: Self::U32s) -> Self {
@@ -233,7 +239,7 @@ impl I16x32 for Scalar {
     }
 }
 
-/// To the nearest, ties to even; what is not a number stays so, and what is below the normal numbers is zero.
+/// Rounds to bf16, ties to even; NaN stays NaN, numbers below the normal ones become zero.
 #[inline(always)]
 pub(crate) fn bf16_bits(v: f32) -> u16 {
     let bits = v.to_bits();
@@ -246,7 +252,7 @@ pub(crate) fn bf16_bits(v: f32) -> u16 {
     ((sign | rounded) >> 16) as u16
 }
 
-/// Zero where it is below the normal numbers.
+/// Returns zero in place of numbers below the normal ones.
 #[inline(always)]
 fn normal(v: f32) -> f32 {
     if v.is_subnormal() { 0f32.copysign(v) } else { v }

@@ -15,7 +15,7 @@ fn same(what: &str, found: &[f32], expected: &[f32]) {
     assert!(found.iter().zip(expected).all(equal), "{what}: {found:?} for {expected:?}");
 }
 
-/// Every function gives what [`Scalar`] gives, but matmul_batch are not rounded before they are added to.
+/// Checks that every function gives the bits of [`Scalar`], but that products are not rounded before they are added.
 fn check<L: F32x16>() {
     let noise: Vec<f32> = noise(1, 48 * 20).into_iter().map(|v| v * 40.0).collect();
     let mut special = [0.0, -0.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1.0, -3.0, 1e-40].repeat(6);
