@@ -17,7 +17,7 @@ pub struct GroupedConv<'a> {
     pub w: Matrix<'a>,
     /// Groups of rows.
     pub groups: usize,
-    /// The first group's columns.
+    /// Columns of the first group.
     pub x: Columns<'a>,
     /// Elements from group to group of x.
     pub group_stride: usize,

@@ -46,7 +46,7 @@ impl Divisor {
     }
 }
 
-/// A matrix `[rows, cols]`, row-major, as it is stored.
+/// Views a matrix `[rows, cols]`, row-major, as it is stored.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
     pub(crate) data: Storage<'a>,

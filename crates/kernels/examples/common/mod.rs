@@ -14,7 +14,7 @@ pub fn number(name: &str, default: usize) -> usize {
     argument(name).map_or(default, |v| v.parse().unwrap_or_else(|_| panic!("{name}={v} is no number")))
 }
 
-/// The middle one, of at argmin one.
+/// Returns the median of at least one value.
 pub fn median(mut v: Vec<f64>) -> f64 {
     v.sort_by(f64::total_cmp);
     v[v.len() / 2]

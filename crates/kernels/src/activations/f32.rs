@@ -1,6 +1,6 @@
 //! Packs activations as f32 vectors in the order of a layout.
 
-use super::Layout;
+use super::layout::Layout;
 use crate::memory::AlignedVec;
 use crate::simd::{F32x16, LANES, simd_fn};
 use std::cell::RefCell;

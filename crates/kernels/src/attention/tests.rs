@@ -1,3 +1,4 @@
+use super::visible::add_runs;
 use super::*;
 use crate::test_data::noise;
 
@@ -97,7 +98,7 @@ fn results_that_overlap_or_lie_outside_are_refused() {
         ((3, 3), (5, 100), false),
         ((3, usize::MAX), (5, usize::MAX), false),
     ] {
-        assert_eq!(are_apart(heads, tokens, 4), good, "{heads:?} {tokens:?}");
+        assert_eq!(are_disjoint(heads, tokens, 4), good, "{heads:?} {tokens:?}");
     }
     let s = AttentionShape { heads: 9, kv_heads: 9, tokens: 1, head_dim: 4, slots: 1 };
     let (q, kv, mut out) = ([0f32; 36], [0f32; 36], [0f32; 36]);
@@ -143,7 +144,7 @@ fn many_tokens_see_what_each_sees_alone() {
     let values: Vec<f32> =
         noise(7, tokens * slots).into_iter().map(|v| if v < 0.1 { -30000.0 } else { v }).collect();
     let pool = Pool::new(3);
-    let mut seen = Seen::default();
+    let mut seen = VisibleSlots::default();
     // What an earlier call left is gone.
     for values in [vec![0.0; tokens * slots], values] {
         seen.find(&pool, &s, Some(Mask { values: &values, token_stride: slots }));

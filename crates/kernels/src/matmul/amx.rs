@@ -226,7 +226,7 @@ mod tests {
     use crate::{Columns, Layout, MatMul, PackedActivations, matmul_batch_on};
     use std::cell::Cell;
 
-    /// What tiles do, for processors without them. Knows how many tokens it was prepared for, 0 at the end.
+    /// Does what tiles do, for processors without them. Knows how many tokens it was prepared for, 0 at the end.
     #[derive(Clone, Copy)]
     struct Loops<'a>(&'a Cell<usize>);
 
@@ -307,7 +307,7 @@ mod tests {
         }
     }
 
-    /// Where there are tiles, everything from matrices to results goes through them: several matmuls of one job, each with
+    /// Checks everything from matrices to results where there are tiles: several matmuls of one job, each with
     /// its own tokens and its own kind.
     #[test]
     fn batches_through_tiles_have_the_bits_of_others() {

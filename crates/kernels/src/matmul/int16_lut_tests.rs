@@ -102,7 +102,7 @@ fn the_largest_sums_do_not_overflow() {
     }
 }
 
-/// The root of the mean square of the errors, over that of the results.
+/// Returns the root of the mean square of the errors, over that of the results.
 fn error(w: &Matrix<'_>, x: &[f32]) -> f64 {
     let mut dense = vec![0f32; w.rows * w.cols];
     w.to_dense(&mut dense);

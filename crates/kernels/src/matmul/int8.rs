@@ -436,7 +436,7 @@ mod tests {
         }
     }
 
-    /// The error as a share of the norm, which random signs average to.
+    /// Checks the error as a share of the norm, since random signs average out.
     #[test]
     fn the_error_of_a_product_is_below_one_percent() {
         let (rows, cols) = (256, 2816);

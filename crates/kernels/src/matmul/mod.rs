@@ -339,7 +339,7 @@ mod tests {
         y
     }
 
-    /// Any, and those that end a little behind or before a block.
+    /// Generates any number of columns, and numbers that end a little before or after a block.
     fn columns() -> impl Strategy<Value = usize> {
         prop_oneof![1usize..400, (1usize..4, 0usize..9).prop_map(|(blocks, more)| 128 * blocks + more - 2)]
     }

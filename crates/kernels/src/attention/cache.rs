@@ -1,0 +1,155 @@
+//! Views of a KV cache, queries and masks.
+
+use crate::memory::CacheLevel;
+use crate::simd::F32x16;
+
+/// Holds the elements of a cache.
+#[derive(Clone, Copy, Debug)]
+pub enum CacheValues<'a> {
+    /// fp16, as bits.
+    F16(&'a [u16]),
+    /// f32.
+    F32(&'a [f32]),
+}
+
+impl CacheValues<'_> {
+    /// Returns the bytes of an element.
+    pub(super) fn size(&self) -> usize {
+        match self {
+            CacheValues::F16(_) => size_of::<u16>(),
+            CacheValues::F32(_) => size_of::<f32>(),
+        }
+    }
+}
+
+/// Describes keys or values of all heads: `head_dim` contiguous elements for each head and slot.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheView<'a> {
+    /// The elements.
+    pub values: CacheValues<'a>,
+    /// Index of head 0, slot 0.
+    pub first: usize,
+    /// CacheElements from head to head.
+    pub head_stride: usize,
+    /// CacheElements from slot to slot.
+    pub slot_stride: usize,
+}
+
+/// Describes queries or results `[heads, tokens, head_dim]` with contiguous channels.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadStrides {
+    /// Index of head 0, token 0.
+    pub first: usize,
+    /// CacheElements from head to head.
+    pub head: usize,
+    /// CacheElements from token to token.
+    pub token: usize,
+}
+
+/// Holds the sizes of an attention.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionShape {
+    /// Query heads, a multiple of `kv_heads`.
+    pub heads: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Tokens.
+    pub tokens: usize,
+    /// Channels of a head.
+    pub head_dim: usize,
+    /// SlotView.
+    pub slots: usize,
+}
+
+/// Describes the mask that is added to the scores: `[tokens, slots]` with contiguous slots.
+#[derive(Clone, Copy, Debug)]
+pub struct Mask<'a> {
+    /// The elements.
+    pub values: &'a [f32],
+    /// CacheElements from token to token.
+    pub token_stride: usize,
+}
+
+/// Loads elements of one type.
+pub(super) trait CacheElements: Copy {
+    fn len(self) -> usize;
+    /// Loads sixteen elements.
+    ///
+    /// # Safety
+    /// There are sixteen from `at` on.
+    unsafe fn vector<L: F32x16>(self, at: usize) -> L;
+    fn element(self, at: usize) -> f32;
+    /// Prefetches `n` elements from `at` on.
+    fn prefetch(self, at: usize, n: usize);
+}
+
+impl CacheElements for &[u16] {
+    #[inline(always)]
+    fn len(self) -> usize {
+        self.len()
+    }
+    #[inline(always)]
+    unsafe fn vector<L: F32x16>(self, at: usize) -> L {
+        // SAFETY: the caller promises sixteen fp16 values, which are 32 initialized bytes.
+        L::from_f16(unsafe { &*self.as_ptr().add(at).cast() })
+    }
+    #[inline(always)]
+    fn element(self, at: usize) -> f32 {
+        half::f16::from_bits(self[at]).to_f32()
+    }
+    #[inline(always)]
+    fn prefetch(self, at: usize, n: usize) {
+        crate::memory::prefetch(CacheLevel::L2, self.as_ptr().wrapping_add(at).cast(), 2 * n);
+    }
+}
+
+impl CacheElements for &[f32] {
+    #[inline(always)]
+    fn len(self) -> usize {
+        self.len()
+    }
+    #[inline(always)]
+    unsafe fn vector<L: F32x16>(self, at: usize) -> L {
+        // SAFETY: the caller promises sixteen elements.
+        L::load(unsafe { &*self.as_ptr().add(at).cast() })
+    }
+    #[inline(always)]
+    fn element(self, at: usize) -> f32 {
+        self[at]
+    }
+    #[inline(always)]
+    fn prefetch(self, at: usize, n: usize) {
+        crate::memory::prefetch(CacheLevel::L2, self.as_ptr().wrapping_add(at).cast(), 4 * n);
+    }
+}
+
+/// Locates keys or values of one head: slot s starts at `first + s * stride`, modulo 2^64.
+#[derive(Clone, Copy)]
+pub(super) struct SlotView<T> {
+    pub(super) values: T,
+    pub(super) first: usize,
+    pub(super) stride: usize,
+}
+
+impl<T> SlotView<T> {
+    #[inline(always)]
+    pub(super) fn at(&self, slot: usize) -> usize {
+        self.first.wrapping_add(slot * self.stride)
+    }
+}
+
+impl CacheView<'_> {
+    pub(super) fn head<T>(&self, values: T, head: usize) -> SlotView<T> {
+        SlotView { values, first: self.first + head * self.head_stride, stride: self.slot_stride }
+    }
+
+    pub(super) fn check(&self, s: &AttentionShape) {
+        let len = match self.values {
+            CacheValues::F16(v) => v.len(),
+            CacheValues::F32(v) => v.len(),
+        };
+        let end =
+            self.first + (s.kv_heads - 1) * self.head_stride + (s.slots - 1) * self.slot_stride + s.head_dim;
+        assert!(end <= len, "heads and slots lie inside the cache");
+    }
+}

@@ -1,0 +1,108 @@
+//! One part of an attention: some heads and tokens over one chunk, and their online softmax.
+
+use super::cache::{AttentionShape, HeadStrides, Mask};
+use super::visible::VisibleSlots;
+use crate::simd::LANES;
+use std::ops::Range;
+
+/// SlotView of a block: scores, then weights of a head in two cache lines per token.
+pub(super) const BLOCK: usize = 64;
+/// SlotView of a chunk, the part of a job.
+pub(super) const CHUNK: usize = 16 * BLOCK;
+
+/// Online softmax of one head of a token: the largest score m, the sum of weights against it, and of weighted values.
+///
+/// Stored as a vector of m and the sum, then the vectors of the values.
+pub(super) struct SoftmaxState<'a> {
+    pub(super) top: &'a mut f32,
+    pub(super) sum: &'a mut f32,
+    pub(super) values: &'a mut [f32],
+}
+
+/// One part of a call: some heads of a key/value head, some tokens, one chunk.
+pub(super) struct ChunkJob<'a> {
+    pub(super) s: &'a AttentionShape,
+    pub(super) scale: f32,
+    pub(super) q: (&'a [f32], HeadStrides),
+    pub(super) mask: Option<Mask<'a>>,
+    pub(super) seen: &'a VisibleSlots,
+    pub(super) kv_head: usize,
+    pub(super) heads: Range<usize>,
+    pub(super) tokens: Range<usize>,
+    pub(super) slots: Range<usize>,
+    /// `[heads, tokens, state]` of the chunk; each part has its own heads and tokens.
+    pub(super) states: *mut [f32; LANES],
+}
+
+/// Returns the vectors of a state.
+pub(super) fn state_len(head_dim: usize) -> usize {
+    1 + head_dim.div_ceil(LANES)
+}
+
+impl ChunkJob<'_> {
+    /// Iterates over the runs that a token sees in `slots`.
+    #[inline(always)]
+    pub(super) fn runs(&self, token: usize, slots: &Range<usize>) -> impl Iterator<Item = Range<usize>> + '_ {
+        let (slots, all) = (slots.clone(), self.seen.runs(token));
+        let from = all.partition_point(|r| r.end <= slots.start);
+        let some = all[from..].iter().take_while(move |r| r.start < slots.end);
+        some.map(move |r| r.start.max(slots.start)..r.end.min(slots.end))
+    }
+
+    /// Returns the state of a head and a token.
+    ///
+    /// # Safety
+    /// The head and the token are the part's own, and nobody else has their state.
+    #[inline(always)]
+    pub(super) unsafe fn state<'s>(&self, head: usize, token: usize) -> SoftmaxState<'s> {
+        let n = state_len(self.s.head_dim);
+        // SAFETY: inside of the states, `[chunks, heads, tokens, n]`; the caller promises that nobody else has this one.
+        let state =
+            unsafe { std::slice::from_raw_parts_mut(self.states.add((head * self.s.tokens + token) * n), n) };
+        let (first, values) = state.split_at_mut(1);
+        let (top, sum) = first[0].split_at_mut(1);
+        SoftmaxState { top: &mut top[0], sum: &mut sum[0], values: values.as_flattened_mut() }
+    }
+
+    pub(super) fn query(&self, head: usize, token: usize) -> &[f32] {
+        let (q, at) = self.q;
+        &q[at.first + head * at.head + token * at.token..][..self.s.head_dim]
+    }
+
+    /// Returns the queries of N heads; where there are fewer, the first is repeated.
+    #[inline(always)]
+    pub(super) fn queries<const N: usize>(&self, token: usize) -> [&[f32]; N] {
+        let mut queries = [self.query(self.heads.start, token); N];
+        for (h, query) in queries.iter_mut().enumerate().take(self.heads.len()) {
+            *query = self.query(self.heads.start + h, token);
+        }
+        queries
+    }
+
+    /// Returns the end of the last slot that a token sees.
+    pub(super) fn end(&self, token: usize) -> usize {
+        self.seen.runs(token).last().map_or(0, |r| r.end)
+    }
+
+    /// Resets the states.
+    pub(super) fn clear(&self) {
+        for head in self.heads.clone() {
+            for token in self.tokens.clone() {
+                // SAFETY: the part's own; dropped at once.
+                let state = unsafe { self.state(head, token) };
+                (*state.top, *state.sum) = (f32::NEG_INFINITY, 0.0);
+                state.values.fill(0.0);
+            }
+        }
+    }
+
+    /// Iterates over the blocks of which a token sees something, with the slots from the first to the last that any sees.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + '_ {
+        self.slots.clone().step_by(BLOCK).filter_map(|start| {
+            let slots = start..self.slots.end.min(start + BLOCK);
+            let seen = self.tokens.clone().flat_map(|t| self.runs(t, &slots));
+            let (low, high) = seen.fold((usize::MAX, 0), |(a, b), r| (a.min(r.start), b.max(r.end)));
+            (low < high).then_some((slots, low..high))
+        })
+    }
+}

@@ -1,0 +1,104 @@
+//! Finds the slots that each token sees.
+
+use super::cache::{AttentionShape, Mask};
+use crate::Pool;
+use crate::elementwise::largest;
+use crate::memory::AlignedVec;
+use crate::simd::{F32x16, LANES, simd_fn};
+use std::ops::Range;
+
+/// Multiplications from which on several threads are used: some microseconds.
+pub(super) const PARALLEL: usize = 1 << 16;
+/// Tokens of a part, for which fp16 is widened once.
+pub(super) const TOKENS_PER_JOB: usize = 16;
+
+/// Difference below a token's largest mask value from which a slot is skipped: `e^-20000` is zero by far.
+const MASK_CUTOFF: f32 = 20_000.0;
+
+simd_fn! {
+    /// Appends the runs of slots that a token sees.
+    pub(super) fn add_runs(mask: &[f32], out: &mut Vec<Range<usize>>) = add_runs_simd
+}
+
+#[inline(always)]
+fn add_runs_simd<L: F32x16>(mask: &[f32], out: &mut Vec<Range<usize>>) {
+    let largest = largest::<L>(mask);
+    let bound = if largest.is_finite() { largest - MASK_CUTOFF } else { f32::NEG_INFINITY };
+    let mut start = None;
+    for (i, chunk) in mask.chunks(LANES).enumerate() {
+        // Most chunks are seen as a whole, or not at all.
+        let below: u32 = chunk.iter().map(|m| u32::from(*m < bound)).sum();
+        if below == chunk.len() as u32 {
+            if let Some(start) = start.take() {
+                out.push(start..i * LANES);
+            }
+        } else if below == 0 {
+            start.get_or_insert(i * LANES);
+        } else {
+            for (j, m) in chunk.iter().enumerate() {
+                match (*m < bound, start) {
+                    (true, Some(s)) => {
+                        out.push(s..i * LANES + j);
+                        start = None;
+                    }
+                    (false, None) => start = Some(i * LANES + j),
+                    _ => {}
+                }
+            }
+        }
+    }
+    if let Some(start) = start {
+        out.push(start..mask.len());
+    }
+}
+
+/// Holds the runs of slots that the tokens of a call see, and the states of its parts.
+#[derive(Default)]
+pub(super) struct VisibleSlots {
+    pub(super) runs: Vec<Range<usize>>,
+    /// First run of each token, and the end.
+    pub(super) first: Vec<usize>,
+    /// Runs of 16 tokens each, and the end of each token's.
+    found: Vec<(Vec<Range<usize>>, Vec<usize>)>,
+    /// `[chunks, heads, tokens, state]`, see [`SoftmaxState`].
+    pub(super) states: AlignedVec<[f32; LANES]>,
+}
+
+impl VisibleSlots {
+    /// Finds the runs of all tokens of a call.
+    pub(super) fn find(&mut self, pool: &Pool, s: &AttentionShape, mask: Option<Mask<'_>>) {
+        let VisibleSlots { runs, first, found, .. } = self;
+        runs.clear();
+        first.clear();
+        first.push(0);
+        let add = |tokens: Range<usize>, runs: &mut Vec<Range<usize>>, first: &mut Vec<usize>| {
+            for token in tokens {
+                match mask {
+                    Some(m) => add_runs(&m.values[token * m.token_stride..][..s.slots], runs),
+                    None => runs.push(0..s.slots),
+                }
+                first.push(runs.len());
+            }
+        };
+        if mask.is_none() || s.tokens * s.slots < PARALLEL {
+            return add(0..s.tokens, runs, first);
+        }
+        let n = s.tokens.div_ceil(TOKENS_PER_JOB);
+        found.resize_with(found.len().max(n), Default::default);
+        pool.for_chunks(&mut found[..n], 1, &|i, found| {
+            for (runs, ends) in found {
+                runs.clear();
+                ends.clear();
+                add(i * TOKENS_PER_JOB..s.tokens.min((i + 1) * TOKENS_PER_JOB), runs, ends);
+            }
+        });
+        for (some, ends) in &found[..n] {
+            first.extend(ends.iter().map(|end| runs.len() + end));
+            runs.extend_from_slice(some);
+        }
+    }
+
+    pub(super) fn runs(&self, token: usize) -> &[Range<usize>] {
+        &self.runs[self.first[token]..self.first[token + 1]]
+    }
+}
