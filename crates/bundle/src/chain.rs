@@ -551,7 +551,7 @@ impl Chain {
             format: u32,
         }
         let version: Version =
-            serde_json::from_slice(&text).map_err(|e| Error::invalid(&path, format!("chain: {e}")))?;
+            anemoe_files::json::parse(&text).map_err(|e| Error::invalid(&path, format!("chain: {e}")))?;
         if version.format != FORMAT {
             return Err(Error::invalid(
                 &path,

@@ -1,4 +1,6 @@
-//! Files that are either whole or absent.
+//! Files that are either whole or absent, and JSON without ambiguity.
+
+pub mod json;
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek};

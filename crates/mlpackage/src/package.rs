@@ -253,7 +253,7 @@ impl Package {
         check_extension(path)?;
         let manifest_path = path.join(MANIFEST);
         let text = read_limited(&manifest_path, MAX_MANIFEST_BYTES)?;
-        let manifest: Manifest = serde_json::from_slice(&text)
+        let manifest: Manifest = anemoe_files::json::parse(&text)
             .map_err(|e| Error::invalid(&manifest_path, format!("manifest: {e}")))?;
         check_version(&manifest.version).map_err(|what| Error::invalid(&manifest_path, what))?;
         for (id, item) in &manifest.items {

@@ -406,7 +406,7 @@ fn read_report(path: &Path) -> anyhow::Result<Report> {
         "--against {}: more than {MAX_BYTES} bytes",
         path.display()
     );
-    let report: Report = serde_json::from_slice(&text).with_context(what)?;
+    let report: Report = anemoe_files::json::parse(&text).with_context(what)?;
     anyhow::ensure!(
         report.schema == SCHEMA,
         "--against {}: schema {} where this version reads {SCHEMA}",

@@ -190,7 +190,7 @@ impl Site {
     pub fn record(&self, shard: &PlannedShard) -> Option<Record> {
         let path = self.bundle.join(shard.package_file());
         let text = fs::read(self.work.join(format!("{}.json", shard.name))).ok()?;
-        let record: Record = serde_json::from_slice(&text).ok()?;
+        let record: Record = anemoe_files::json::parse(&text).ok()?;
         (record.plan_sha256 == self.plan_sha256
             && path.is_dir()
             && package_sha256(&path).is_ok_and(|hash| hash == record.sha256))
@@ -282,7 +282,7 @@ impl Site {
 
     /// Where the checkpoint is, as the last build said.
     pub fn source(&self) -> Option<Source> {
-        serde_json::from_slice(&fs::read(self.work.join(SOURCE_FILE)).ok()?).ok()
+        anemoe_files::json::parse(&fs::read(self.work.join(SOURCE_FILE)).ok()?).ok()
     }
 
     /// Writes down what the gates of a part said.
@@ -298,7 +298,7 @@ impl Site {
         let entries = fs::read_dir(&self.work).into_iter().flatten().flatten();
         let names: Vec<String> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
         let read = |name: &str| {
-            fs::read(self.work.join(name)).ok().and_then(|t| serde_json::from_slice::<Gates>(&t).ok())
+            fs::read(self.work.join(name)).ok().and_then(|t| anemoe_files::json::parse::<Gates>(&t).ok())
         };
         let count = |name: &str| name.strip_prefix(GATES_PREFIX)?.split_once("of")?.1.parse::<usize>().ok();
         let counts: BTreeSet<usize> = names.iter().filter_map(|n| count(n)).collect();
@@ -328,7 +328,7 @@ impl Site {
         let path = self.work.join("plan.json");
         let text = fs::read(&path).map_err(|e| Error::io(&path, e))?;
         let begun: serde_json::Value =
-            serde_json::from_slice(&text).map_err(|e| Error::invalid(&path, format!("plan: {e}")))?;
+            anemoe_files::json::parse(&text).map_err(|e| Error::invalid(&path, format!("plan: {e}")))?;
         let hash = |name: &str| begun["inputs"][name].as_str().map(str::to_string);
         Ok((hash("checkpoint"), hash("importance")))
     }
@@ -341,7 +341,7 @@ impl Site {
         };
         let text = fs::read(self.work.join(HOST_RECORD)).map_err(|_| wrong(&plan.chain.embedding.file))?;
         let record: HostRecord =
-            serde_json::from_slice(&text).map_err(|_| wrong(&plan.chain.embedding.file))?;
+            anemoe_files::json::parse(&text).map_err(|_| wrong(&plan.chain.embedding.file))?;
         let is = |file: &str, hash: &str| file_sha256(&self.bundle.join(file)).is_ok_and(|h| h == hash);
         if !is(&plan.chain.embedding.file, &record.embedding) {
             return Err(wrong(&plan.chain.embedding.file));
@@ -492,7 +492,7 @@ pub fn begun_plan(path: &Path) -> Result<(Plan, String)> {
     }
     let text = fs::read(path).map_err(|e| Error::io(path, e))?;
     let begun: Begun =
-        serde_json::from_slice(&text).map_err(|e| Error::invalid(path, format!("plan: {e}")))?;
+        anemoe_files::json::parse(&text).map_err(|e| Error::invalid(path, format!("plan: {e}")))?;
     Ok((begun.plan, sha256(&text)))
 }
 

@@ -188,7 +188,7 @@ fn read_json(path: &Path) -> Result<Value> {
         return Err(Error::invalid(path, format!("file: {len} bytes, more than {MAX_CONFIG_BYTES}")));
     }
     let text = std::fs::read(path).map_err(|e| Error::io(path, e))?;
-    serde_json::from_slice(&text).map_err(|e| Error::invalid(path, format!("JSON: {e}")))
+    anemoe_files::json::parse(&text).map_err(|e| Error::invalid(path, format!("JSON: {e}")))
 }
 
 /// Element type of a checkpoint tensor. The types of GGML keep a fixed number of consecutive elements of a row in a block
