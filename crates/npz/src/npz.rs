@@ -12,7 +12,7 @@ use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipArchive, ZipWriter};
 
 /// All arrays of an archive may take this many bytes, or [`MAX_EXPANSION`] times the archive where that is more.
-const MIN_LIMIT: u64 = 1 << 30;
+const MIN_LIMIT: u64 = 64 << 20;
 /// Numbers that were computed hardly compress; a hundred times is far beyond them.
 const MAX_EXPANSION: u64 = 100;
 
@@ -20,9 +20,17 @@ const MAX_EXPANSION: u64 = 100;
 ///
 /// # Errors
 /// The file cannot be read, is no zip file, holds something that is no array or the same name twice, expands to more than
-/// 1 GiB and 100 times its own length, or an array is wrong or of an element type that is not implemented.
+/// 64 MiB and 100 times its own length, or an array is wrong or of an element type that is not implemented.
 pub fn read_npz(path: &Path) -> Result<BTreeMap<String, Array>> {
-    read_limited(path, MIN_LIMIT)
+    read_npz_within(path, 0)
+}
+
+/// As [`read_npz`], for a caller who has use for `wanted` bytes: the arrays may take as many, however little the file has.
+///
+/// # Errors
+/// As [`read_npz`]; the archive may also expand to `wanted` bytes.
+pub fn read_npz_within(path: &Path, wanted: u64) -> Result<BTreeMap<String, Array>> {
+    read_limited(path, wanted.max(MIN_LIMIT))
 }
 
 fn read_limited(path: &Path, min_limit: u64) -> Result<BTreeMap<String, Array>> {
@@ -54,7 +62,8 @@ fn read_limited(path: &Path, min_limit: u64) -> Result<BTreeMap<String, Array>> 
         // Also several entries over the same bytes of the archive cannot add up to more.
         total = total.saturating_add(bytes);
         if total > limit {
-            let what = format!("size: with it the archive expands to {total} bytes, more than {limit}");
+            let what =
+                format!("size: with it the archive of {length} bytes expands to {total}, more than {limit}");
             return Err(invalid(what).at(path, &subject));
         }
         let array = read_array(&mut entry, bytes).map_err(|e| e.at(path, &subject))?;
@@ -299,7 +308,7 @@ mod tests {
         assert!(place.invalid(&bytes).contains("are claimed"));
         let mut bytes = place.archive(&[("a.npy", &array)], CompressionMethod::Deflated);
         patch(&mut bytes, 22, 24, &size);
-        assert!(place.invalid(&bytes).contains("the archive expands to 4294967292 bytes"));
+        assert!(place.invalid(&bytes).contains("expands to 4294967292, more than 67108864"));
     }
 
     /// A deflated stream that ends long before the length that both headers claim, below the archive's limit.
@@ -308,9 +317,9 @@ mod tests {
         let place = Place::new();
         let mut array = npy(&ones(4));
         let at = array.windows(4).position(|w| w == b"(4,)").unwrap();
-        array[at..at + 13].copy_from_slice(b"(200000000,)}");
+        array[at..at + 12].copy_from_slice(b"(10000000,)}");
         let mut bytes = place.archive(&[("a.npy", &array)], CompressionMethod::Deflated);
-        patch(&mut bytes, 22, 24, &(800_000_128u32).to_le_bytes());
+        patch(&mut bytes, 22, 24, &(40_000_128u32).to_le_bytes());
         assert!(place.invalid(&bytes).contains("array `a.npy`: data:"));
     }
 
@@ -322,9 +331,25 @@ mod tests {
         assert!(read_limited(&place.file(), 2 << 20).is_ok());
         let err = read_limited(&place.file(), 1 << 20).unwrap_err().to_string();
         assert!(
-            err.contains("array `zeros.npy`: size: with it the archive expands to 1048704 bytes"),
+            err.contains("array `zeros.npy`: size: with it the archive of ")
+                && err.contains(" bytes expands to 1048704, more than 1048576"),
             "{err}"
         );
+    }
+
+    /// 80 MB of zeros in 80 kB are more than a file of that size may be, unless a caller has use for them.
+    #[test]
+    fn a_bomb_that_a_caller_has_use_for() {
+        let place = Place::new();
+        let n = 80_000_000;
+        let zeros = Array::new(vec![n], vec![0u8; n]).unwrap();
+        write_npz_compressed(&place.file(), &[("zeros".to_string(), zeros)]).unwrap();
+        let length = std::fs::metadata(place.file()).unwrap().len();
+        assert!(length < 200_000, "{length}");
+        let err = read_npz(&place.file()).unwrap_err().to_string();
+        assert!(err.contains(&format!("{length} bytes expands to 80000128, more than 67108864")), "{err}");
+        assert_eq!(read_npz_within(&place.file(), 80_000_128).unwrap()["zeros"].data.len(), n);
+        assert!(read_npz_within(&place.file(), 80_000_127).is_err());
     }
 
     #[test]
