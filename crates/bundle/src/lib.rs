@@ -22,8 +22,8 @@ pub mod journal;
 pub use atomic::{file_sha256, package_sha256, sampled_sha256, sha256, write_atomic};
 pub use chain::{
     AutoChoice, Cache, Chain, Embedding, FORMAT, GateResult, Gates, HostInput, InputBinding, ModelInfo,
-    OutputBinding, Rope, RowRange, Run, Shard, ShardFunction, ShardKind, Step, Storage, TensorChoice,
-    TokenCount, UniformResult, Vectors, When,
+    OutputBinding, Rope, RowRange, Run, SOFTCAPPING, Shard, ShardFunction, ShardKind, Step, Storage,
+    TensorChoice, TokenCount, UniformResult, Vectors, When,
 };
 
 use std::path::PathBuf;

@@ -36,7 +36,7 @@ pub fn contain<T>(call: impl FnOnce() -> T) -> Result<T, String> {
     CAUGHT.set(outer);
     result.map_err(|payload| match payload.downcast::<Refusal>() {
         Ok(refusal) => refusal.0,
-        Err(panic) => format!("the tokenizers library panicked: {}", message(panic.as_ref())),
+        Err(panic) => format!("the tokenizers library failed: {}", message(panic.as_ref())),
     })
 }
 
@@ -53,7 +53,7 @@ mod tests {
     #[test]
     fn panics_become_their_messages() {
         assert_eq!(contain(|| 7), Ok(7));
-        let panicked = |what: &str| format!("the tokenizers library panicked: {what}");
+        let panicked = |what: &str| format!("the tokenizers library failed: {what}");
         assert_eq!(contain(|| panic!("one")), Err::<(), _>(panicked("one")));
         assert_eq!(contain(|| contain(|| panic!("{}", 2)).unwrap_err()), Ok(panicked("2")));
         assert_eq!(contain(|| refuse("three".into())), Err::<(), _>("three".into()));
