@@ -340,7 +340,7 @@ fn damaged_tokenizers() {
                 "\"continuing_subword_prefix\": \"####\"",
                 1,
             ),
-            "the tokenizers library failed",
+            "has no `continuing_subword_prefix` `####`",
         ),
         (
             good.replacen("\"special_tokens\": {", "\"special_tokens\": {}, \"none\": {", 1),

@@ -59,15 +59,40 @@ pub fn check_part(value: &Value) -> Result<(), String> {
             Value::Array(values) => values.iter().try_for_each(|v| walk(v, depth + 1)),
             Value::Object(map) => map.iter().try_for_each(|(key, v)| match (key.as_str(), v) {
                 ("Regex", Value::String(regex)) => check_regex(regex),
-                ("precompiled_charsmap", Value::String(table)) if table.len() > MAX_TABLE_BYTES => {
-                    Err(format!("`{key}`: {} bytes of base64, more than {MAX_TABLE_BYTES}", table.len()))
-                }
+                ("precompiled_charsmap", Value::String(table)) => check_table(table),
                 _ => walk(v, depth + 1),
             }),
             _ => Ok(()),
         }
     }
     walk(value, 0)
+}
+
+/// Refuses a table of replacements that claims more than it has: its first four bytes are the length of the part behind them.
+fn check_table(table: &str) -> Result<(), String> {
+    let what = "`precompiled_charsmap`";
+    if table.len() > MAX_TABLE_BYTES {
+        return Err(format!("{what}: {} bytes of base64, more than {MAX_TABLE_BYTES}", table.len()));
+    }
+    let digit = |b: u8| match b {
+        b'A'..=b'Z' => Some(b - b'A'),
+        b'a'..=b'z' => Some(b - b'a' + 26),
+        b'0'..=b'9' => Some(b - b'0' + 52),
+        b'+' => Some(62),
+        b'/' => Some(63),
+        _ => None,
+    };
+    // Six digits are 36 bits, most significant first.
+    let digits: Option<Vec<u8>> = table.bytes().take(6).map(digit).collect();
+    let Some(digits) = digits.filter(|d| d.len() == 6) else {
+        return Err(format!("{what}: not the base64 of a table"));
+    };
+    let bits = digits.iter().fold(0u64, |bits, d| bits << 6 | u64::from(*d));
+    let claimed = ((bits >> 4) as u32).swap_bytes();
+    match table.len() / 4 * 3 {
+        bytes if claimed as usize <= bytes => Ok(()),
+        bytes => Err(format!("{what}: a table of {claimed} bytes in {bytes}")),
+    }
 }
 
 fn check_regex(regex: &str) -> Result<(), String> {

@@ -43,6 +43,53 @@ struct Parts {
     post_processor: Value,
     #[serde(default)]
     decoder: Value,
+    #[serde(default)]
+    model: ModelHead,
+}
+
+/// What a model has besides its vocabulary.
+#[derive(Default, Deserialize)]
+struct ModelHead {
+    #[serde(default)]
+    continuing_subword_prefix: Value,
+}
+
+/// Merges of a BPE model, in both forms.
+#[derive(Deserialize)]
+struct Merging {
+    model: Merges,
+}
+
+#[derive(Deserialize)]
+struct Merges {
+    #[serde(default)]
+    merges: Vec<Merge>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Merge {
+    Pair(String, String),
+    Text(String),
+}
+
+/// Refuses merges whose second token is shorter than the prefix that the library cuts off, or is cut inside a character: it
+/// does not look.
+fn check_merges(text: &[u8], prefix: &str) -> std::result::Result<(), String> {
+    let Merging { model } = serde_json::from_slice(text).map_err(|e| format!("model: {e}"))?;
+    for merge in &model.merges {
+        let second = match merge {
+            Merge::Pair(_, second) => second,
+            Merge::Text(both) => both.split_once(' ').map_or("", |(_, second)| second),
+        };
+        if !second.is_char_boundary(prefix.len()) {
+            let (second, prefix) = (second.escape_debug(), prefix.escape_debug());
+            return Err(format!(
+                "model: a merge ends with `{second}`, which has no `continuing_subword_prefix` `{prefix}`"
+            ));
+        }
+    }
+    Ok(())
 }
 
 impl Tokenizer {
@@ -110,6 +157,9 @@ fn load(text: &[u8]) -> std::result::Result<Inner, String> {
         ("decoder", &parts.decoder),
     ] {
         bounded::check_part(value).map_err(in_part(part))?;
+    }
+    if let Some(prefix) = parts.model.continuing_subword_prefix.as_str().filter(|p| !p.is_empty()) {
+        check_merges(text, prefix)?;
     }
     let mut inner: Inner = called(|| Ok(serde_json::from_slice(text)?))?;
     inner.with_padding(None);

@@ -378,6 +378,13 @@ fn parts_that_the_library_panics_at_are_errors() {
     let b = json!({"Sequence": {"id": "B", "type_id": 0}});
     let bos = json!({"SpecialToken": {"id": "<bos>", "type_id": 0}});
     let bos_of = |ids: Vec<u32>, tokens: usize| json!({"<bos>": {"id": "<bos>", "ids": ids, "tokens": vec!["<bos>"; tokens]}});
+    let mut cut_merge = byte_level_bpe();
+    cut_merge["model"]["vocab"]["東"] = json!(10);
+    cut_merge["model"]["merges"] = json!([["a", "東"]]);
+    cut_merge["model"]["continuing_subword_prefix"] = json!("x");
+    let table = |text: &str| {
+        with(byte_level_bpe(), "/normalizer", json!({"type": "Precompiled", "precompiled_charsmap": text}))
+    };
     let mut deep = json!({"type": "NFC"});
     for _ in 0..20 {
         deep = json!({"type": "Sequence", "normalizers": [deep]});
@@ -389,7 +396,14 @@ fn parts_that_the_library_panics_at_are_errors() {
         (template(json!([a, b]), json!({})), "has a second text"),
         (template(json!([a, a, a, a, a]), json!({})), "repeat a text 5 times"),
         (template(json!([bos, a]), bos_of(vec![1; 5000], 5000)), "add 5000 tokens"),
-        (with(byte_level_bpe(), "/model/continuing_subword_prefix", json!("####")), "library failed"),
+        (
+            with(byte_level_bpe(), "/model/continuing_subword_prefix", json!("####")),
+            "a merge ends with `n`, which has no `continuing_subword_prefix` `####`",
+        ),
+        (cut_merge, "a merge ends with `東`, which has no `continuing_subword_prefix` `x`"),
+        (table("/////w=="), "a table of 4294967295 bytes in 6"),
+        (table("BAAA"), "not the base64 of a table"),
+        (table("BAAAAAAAAAAA東"), "tokenizer: "),
         (with(byte_level_bpe(), "/decoder", json!(7)), "did not match"),
         (with(byte_level_bpe(), "/normalizer", deep), "normalizer: nested more than 16 deep"),
         (
