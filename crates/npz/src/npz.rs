@@ -3,6 +3,7 @@
 use crate::header::Refused;
 use crate::npy::{PIECE, ReadError, check, read_array, write_array, write_atomic};
 use crate::{Array, Error, Result};
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
@@ -106,8 +107,10 @@ fn write(path: &Path, entries: &[(String, Array)], method: CompressionMethod) ->
         }
         check(array).map_err(wrong)?;
     }
-    write_atomic(path, |file| {
-        let mut zip = ZipWriter::new(BufWriter::with_capacity(PIECE, file));
+    let failure = RefCell::new(None);
+    let written = write_atomic(path, |file| {
+        let sink = Sink { file, failure: &failure };
+        let mut zip = ZipWriter::new(BufWriter::with_capacity(PIECE, sink));
         for (name, array) in entries {
             // An entry that may pass 4 GiB says so before it is written.
             let bytes = array.data.len() as u64 * array.data.dtype().bytes() as u64;
@@ -120,7 +123,48 @@ fn write(path: &Path, entries: &[(String, Array)], method: CompressionMethod) ->
             write_array(&mut zip, array)?;
         }
         zip.finish()?.flush()
-    })
+    });
+    match failure.take() {
+        Some(source) => Err(Error::io(path, source)),
+        None => written,
+    }
+}
+
+/// A file that keeps its first error, which the zip library wraps, and takes no more writes: the library would try again
+/// when it is dropped, and print that it failed.
+struct Sink<'a> {
+    file: &'a mut File,
+    failure: &'a RefCell<Option<io::Error>>,
+}
+
+impl Sink<'_> {
+    /// The result of a file operation; `done` where one has failed before.
+    fn attempt<T>(&mut self, done: T, call: impl FnOnce(&mut File) -> io::Result<T>) -> io::Result<T> {
+        if self.failure.borrow().is_some() {
+            return Ok(done);
+        }
+        call(self.file).map_err(|e| {
+            let kind = e.kind();
+            self.failure.replace(Some(e));
+            kind.into()
+        })
+    }
+}
+
+impl Write for Sink<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.attempt(bytes.len(), |file| file.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.attempt((), Write::flush)
+    }
+}
+
+impl Seek for Sink<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.attempt(0, |file| file.seek(to))
+    }
 }
 
 /// Number of consecutive entries of the central directory that starts at `start` (APPNOTE 4.3.12).
@@ -350,6 +394,23 @@ mod tests {
         assert!(err.contains(&format!("{length} bytes expands to 80000128, more than 67108864")), "{err}");
         assert_eq!(read_npz_within(&place.file(), 80_000_128).unwrap()["zeros"].data.len(), n);
         assert!(read_npz_within(&place.file(), 80_000_127).is_err());
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_full_disk_is_named_as_the_system_does() {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let failure = RefCell::new(None);
+        let mut file = full;
+        let mut sink = Sink { file: &mut file, failure: &failure };
+        assert_eq!(sink.write(b"x").unwrap_err().kind(), io::ErrorKind::StorageFull);
+        assert_eq!(sink.write(b"more").unwrap(), 4);
+        assert_eq!(sink.seek(SeekFrom::End(0)).unwrap(), 0);
+        assert_eq!(failure.take().unwrap().raw_os_error(), Some(28));
+        for write in [write_npz, write_npz_compressed] {
+            let e = write(Path::new("/dev/full"), &[("a".to_string(), ones(2_000_000))]).unwrap_err();
+            assert_eq!(e.to_string(), "/dev/full: No space left on device (os error 28)");
+        }
     }
 
     #[test]
