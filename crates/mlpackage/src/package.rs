@@ -86,7 +86,8 @@ impl PackageWriter {
             .map_err(|e| Error::io(target, e))?;
         let weights = directory.path().join(DATA).join(AUTHOR).join(WEIGHTS_DIR);
         fs::create_dir_all(&weights).map_err(|e| Error::io(&weights, e))?;
-        let weights = BlobWriter::new(weights.join(WEIGHTS_FILE));
+        let shown = target.join(DATA).join(AUTHOR).join(WEIGHTS_DIR).join(WEIGHTS_FILE);
+        let weights = BlobWriter::named(weights.join(WEIGHTS_FILE), shown);
         Ok(PackageWriter { target: target.to_path_buf(), overwrite, directory, weights })
     }
 
@@ -102,21 +103,16 @@ impl PackageWriter {
     pub fn finish(self, model: &Model) -> Result<PackageInfo> {
         let PackageWriter { target, overwrite, directory, weights } = self;
         let root = directory.path();
-        let data = root.join(DATA).join(AUTHOR);
         let bytes = spec::encode(model)?;
         let weight_bytes = weights.finish()?;
-        if weight_bytes.is_none() {
-            let empty = data.join(WEIGHTS_DIR);
-            fs::remove_dir(&empty).map_err(|e| Error::io(&empty, e))?;
-        }
-        write_synced(&data.join(MODEL_FILE), &bytes)?;
-        write_synced(&root.join(MANIFEST), manifest(&bytes, weight_bytes.is_some()).as_bytes())?;
-        for dir in [data.join(WEIGHTS_DIR), data, root.join(DATA), root.to_path_buf()] {
-            if dir.is_dir() {
-                sync_dir(&dir)?;
-            }
-        }
-        make_readable(root)?;
+        // Users know the name that the package will have.
+        write_files(root, &bytes, weight_bytes.is_some()).map_err(|e| match e {
+            Error::Io { path, source } => match path.strip_prefix(root) {
+                Ok(inside) => Error::io(target.join(inside), source),
+                Err(_) => Error::io(path, source),
+            },
+            e => e,
+        })?;
         let aside = if overwrite && target.exists() {
             let parent = target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
             let aside = tempfile::tempdir_in(parent).map_err(|e| Error::io(&target, e))?;
@@ -133,6 +129,23 @@ impl PackageWriter {
         sync_dir(parent)?;
         Ok(PackageInfo { model_bytes: bytes.len() as u64, weight_bytes: weight_bytes.unwrap_or(0) })
     }
+}
+
+/// Writes what lies beside the weights, and flushes every folder.
+fn write_files(root: &Path, model: &[u8], has_weights: bool) -> Result<()> {
+    let data = root.join(DATA).join(AUTHOR);
+    if !has_weights {
+        let empty = data.join(WEIGHTS_DIR);
+        fs::remove_dir(&empty).map_err(|e| Error::io(&empty, e))?;
+    }
+    write_synced(&data.join(MODEL_FILE), model)?;
+    write_synced(&root.join(MANIFEST), manifest(model, has_weights).as_bytes())?;
+    for dir in [data.join(WEIGHTS_DIR), data, root.join(DATA), root.to_path_buf()] {
+        if dir.is_dir() {
+            sync_dir(&dir)?;
+        }
+    }
+    make_readable(root)
 }
 
 fn check_extension(path: &Path) -> Result<()> {
