@@ -52,7 +52,11 @@ enum UnitArg {
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let golden = Golden::read(&args.golden)?;
     let recorder = Recorder::new(&args.journal, "trace");
-    integrity::verify(&args.bundle, &Chain::read(&args.bundle)?, || ())?;
+    let chain = Chain::read(&args.bundle)?;
+    let unfit = |what: String| anemoe_convert::Error::invalid(&args.golden, what);
+    trace::fits(&golden, &chain).map_err(unfit)?;
+    anemoe_gates::golden::fits(&golden, &chain).map_err(unfit)?;
+    integrity::verify(&args.bundle, &chain, || ())?;
     let found = trace::trace(&args.bundle, &golden, args.precision.into())?;
     let swaps = args.swap.map(|unit| swaps(&args, unit, &golden, ui)).transpose()?;
     let mut facts = facts::trace(&found, &args.golden);
