@@ -12,6 +12,7 @@ use crate::{Error, Result};
 use bounded::{BoundedDecoder, BoundedNormalizer};
 use contain::contain;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use tokenizers::models::ModelWrapper;
@@ -69,7 +70,7 @@ struct Merges {
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Merge {
-    Pair(String, String),
+    Pair((IgnoredAny, String)),
     Text(String),
 }
 
@@ -79,7 +80,7 @@ fn check_merges(text: &[u8], prefix: &str) -> std::result::Result<(), String> {
     let Merging { model } = serde_json::from_slice(text).map_err(|e| format!("model: {e}"))?;
     for merge in &model.merges {
         let second = match merge {
-            Merge::Pair(_, second) => second,
+            Merge::Pair((_, second)) => second,
             Merge::Text(both) => both.split_once(' ').map_or("", |(_, second)| second),
         };
         if !second.is_char_boundary(prefix.len()) {
