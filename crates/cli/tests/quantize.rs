@@ -276,7 +276,7 @@ fn wrong_importance_text_and_goals() {
         (&typo, "no tensor of that name"),
         (&short, "shape [5]"),
         (&negative, "expected a number from 0"),
-        (&partial, "importance: no array for `layers.0.experts.down_proj`, "),
+        (&partial, "importance: no array for `embed_tokens.weight`, "),
         (&not_npz, "not.npz"),
     ] {
         refused(&["build", text(&tiny), "-o", text(&out), "--importance", text(path)], &[says]);
