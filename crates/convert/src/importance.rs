@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 ///
 /// The file is an `.npz` with one array per tensor, named as in the checkpoint without its prefix (for instance
 /// `layers.0.self_attn.q_proj.weight`): `[input channels]`, or `[experts, input channels]` where a tensor holds the
-/// matrices of many experts.
+/// matrices of many experts. Tensors without an array count every input the same; `build` wants one for every projection.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Importance {
     path: PathBuf,
@@ -90,7 +90,8 @@ impl Importance {
             1..=NAMED => {}
             n => list += &format!(" and {} more", n - NAMED),
         }
-        let what = format!("importance: no array for {list}; `anemoe calibrate` writes one for every tensor");
+        let what =
+            format!("importance: no array for {list}; `anemoe calibrate` writes one for every projection");
         Err(Error::invalid(&self.path, what))
     }
 

@@ -411,7 +411,7 @@ pub fn print(report: &GatedReport, out: &Path, all: usize, ui: &Ui) -> anyhow::R
     Ok(())
 }
 
-/// Reads importances: one array for every tensor that the plan compresses, and none of others.
+/// Reads importances: one array for every projection that the plan compresses, and none of others.
 pub fn read_importance(path: &Path, plan: &Plan) -> anyhow::Result<Importance> {
     let importance = Importance::read(path)?;
     let known: BTreeSet<&str> =
@@ -425,7 +425,8 @@ pub fn read_importance(path: &Path, plan: &Plan) -> anyhow::Result<Importance> {
         .shards
         .iter()
         .flat_map(|s| &s.matrices)
-        .filter(|m| m.quant.kind != MatrixQuant::FP16.kind)
+        // Convolutions over several tokens see inputs that no calibration counts.
+        .filter(|m| m.quant.kind != MatrixQuant::FP16.kind && m.taps == 1)
         .map(|m| m.tensor.as_str())
         .collect();
     importance.check_complete(compressed)?;
