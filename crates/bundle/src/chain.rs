@@ -3,6 +3,7 @@
 use crate::{CHAIN_FILE, Error, Result, write_atomic};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::path::{Component, Path, PathBuf};
 
 /// Version of the contract that this crate writes and reads.
@@ -13,6 +14,10 @@ const MAX_CHAIN_BYTES: u64 = 256 << 20;
 
 /// No size in a chain is larger, so that products of two of them stay in range.
 const MAX_SIZE: usize = 1 << 24;
+/// Caps of logits, see [`ModelInfo::final_logit_softcapping`]. Published ones are 30 and 50.
+pub const SOFTCAPPING: RangeInclusive<f32> = 0.1..=1e6;
+/// Factors of an embedding; published ones are roots of its width.
+const EMBEDDING_SCALE: RangeInclusive<f32> = 1e-6..=1e6;
 
 /// Most rows that a shard carries from call to call: the reach of a short convolution.
 const MAX_CARRY: usize = 1 << 10;
@@ -547,7 +552,7 @@ impl Chain {
             format: u32,
         }
         let version: Version =
-            serde_json::from_slice(&text).map_err(|e| Error::invalid(&path, format!("chain: {e}")))?;
+            anemoe_io::json::parse(&text).map_err(|e| Error::invalid(&path, format!("chain: {e}")))?;
         if version.format != FORMAT {
             return Err(Error::invalid(
                 &path,
@@ -597,6 +602,16 @@ impl Chain {
                 self.embedding.rows, self.embedding.cols, m.vocab_size, m.hidden_size
             ));
         }
+        if let Some(cap) = m.final_logit_softcapping.filter(|cap| !SOFTCAPPING.contains(cap)) {
+            let (least, most) = (SOFTCAPPING.start(), SOFTCAPPING.end());
+            return Err(format!(
+                "model: final_logit_softcapping is {cap:e}, expected a number from {least} to {most}"
+            ));
+        }
+        if !EMBEDDING_SCALE.contains(&self.embedding.scale) {
+            let (scale, least, most) = (self.embedding.scale, EMBEDDING_SCALE.start(), EMBEDDING_SCALE.end());
+            return Err(format!("embedding: scale is {scale:e}, expected a number from {least} to {most}"));
+        }
         inside(&self.embedding.file).map_err(|e| format!("embedding: {e}"))?;
         if let Some(vectors) = &self.vectors {
             inside(&vectors.file).map_err(|e| format!("vectors: {e}"))?;
@@ -616,6 +631,9 @@ impl Chain {
                     rope.width,
                     rope.inv_freq.len()
                 ));
+            }
+            if let Some(f) = rope.inv_freq.iter().find(|f| !(0.0..=1.0).contains(*f)) {
+                return Err(format!("rope `{name}`: a frequency of {f:e}, expected numbers from 0 to 1"));
             }
         }
         for (name, cache) in &self.caches {
@@ -684,8 +702,11 @@ impl Chain {
                 }
                 written.insert(register);
             }
-            Step::Route { logits, weights, top_k, .. } => {
+            Step::Route { logits, weights, top_k, scale, bias, .. } => {
                 read(logits, written)?;
+                if let Some(v) = scale.iter().chain(bias).flatten().find(|v| !v.is_finite()) {
+                    return Err(format!("route to `{weights}`: scale or bias {v}, expected finite numbers"));
+                }
                 if *top_k == 0 {
                     return Err(format!("route to `{weights}`: top_k is 0"));
                 }
@@ -700,7 +721,7 @@ impl Chain {
             }
             Step::Normalize { from, to, vector, eps } => {
                 read(from, written)?;
-                if self.vectors.is_none() || !eps.is_finite() || *eps < 0.0 {
+                if self.vectors.is_none() || !(0.0..1.0).contains(eps) {
                     return Err(format!("norm of `{from}`: vector `{vector}` or eps {eps} cannot be"));
                 }
                 written.insert(to);

@@ -24,8 +24,8 @@ pub use atomic::{
 };
 pub use chain::{
     AutoChoice, Cache, Chain, Embedding, FORMAT, GateResult, Gates, HostInput, InputBinding, ModelInfo,
-    OutputBinding, Rope, RowRange, Run, Shard, ShardFunction, ShardKind, Step, Storage, TensorChoice,
-    TokenCount, UniformResult, Vectors, When,
+    OutputBinding, Rope, RowRange, Run, SOFTCAPPING, Shard, ShardFunction, ShardKind, Step, Storage,
+    TensorChoice, TokenCount, UniformResult, Vectors, When,
 };
 
 use std::path::PathBuf;

@@ -174,5 +174,8 @@ fn classify(e: &anyhow::Error) -> Kind {
             };
         }
     }
-    ("usage", None)
+    match e.chain().any(|cause| cause.is::<std::io::Error>()) {
+        true => ("io", None),
+        false => ("usage", None),
+    }
 }

@@ -666,7 +666,7 @@ impl Plan {
     /// The file cannot be read or is not a plan.
     pub fn read(path: &Path) -> Result<Plan> {
         let text = anemoe_io::read_input(path, MAX_PLAN_BYTES).map_err(|e| Error::io(path, e))?;
-        serde_json::from_slice(&text).map_err(|e| Error::invalid(path, format!("plan: {e}")))
+        anemoe_io::json::parse(&text).map_err(|e| Error::invalid(path, format!("plan: {e}")))
     }
 }
 

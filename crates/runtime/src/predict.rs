@@ -4,13 +4,15 @@ use crate::cpu::{CpuPackage, Options, Precision, Session, States};
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
 use anemoe_mlpackage::mil::{DataType, Feature, FeatureShape};
-use anemoe_npz::{Array, ArrayData, read_npz, write_npz};
+use anemoe_npz::{Array, ArrayData, read_npz_within, write_npz};
 use half::f16;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Prefix of a state's key in an archive.
 const STATE: &str = "state:";
+/// Most bytes that a function's inputs and states justify in an archive of any length; a longer archive may hold more.
+const MAX_JUSTIFIED: u64 = 1 << 30;
 
 /// A run of a package over several sets of inputs, in order, with states carried over.
 #[derive(Clone, Debug)]
@@ -61,19 +63,36 @@ impl Prediction {
         let every = self.outputs.contains("{}");
         let mut written = Vec::new();
         for (step, path) in self.inputs.iter().enumerate() {
-            let arrays = read_npz(path).map_err(|e| Error::Input(e.to_string()))?;
+            let arrays = read_npz_within(path, justified(&session))?;
             let inputs = bind(&session, &mut states, arrays, path)?;
             session.run(&inputs.iter().collect::<Vec<_>>(), &mut states)?;
             if every || step + 1 == self.inputs.len() {
                 let target = self.target(step);
                 let entries = results(&session, &states, self.precision)?;
                 let arrays = entries.iter().map(|(n, a)| (n.clone(), a.shape.clone())).collect();
-                write_npz(&target, &entries).map_err(|e| Error::Input(e.to_string()))?;
+                write_npz(&target, &entries)?;
                 written.push(Written { path: target, arrays });
             }
         }
         Ok(written)
     }
+}
+
+/// Bytes that arrays of a function's inputs and states may take: numbers of 8 bytes, and their headers.
+fn justified(session: &Session) -> u64 {
+    const HEADER: u64 = 1 << 10;
+    let elements = |shape: &[u64]| shape.iter().fold(1, |n: u64, &d| n.saturating_mul(d));
+    let bytes = session.inputs().iter().chain(session.states()).map(|f| {
+        let elements = match &f.shape {
+            FeatureShape::Fixed(shape) => elements(shape),
+            FeatureShape::Enumerated(all) => all.iter().map(|s| elements(s)).max().unwrap_or(0),
+            // What the upper ends would allow is more than anyone sends.
+            FeatureShape::Range { default, .. } => elements(default),
+            FeatureShape::Dynamic => 0,
+        };
+        elements.saturating_mul(8).saturating_add(HEADER)
+    });
+    bytes.fold(0, u64::saturating_add).min(MAX_JUSTIFIED)
 }
 
 /// Inputs in the session's order; states are set.

@@ -400,7 +400,7 @@ fn check(args: &Args, engine: &Engine) -> anyhow::Result<()> {
 fn read_report(path: &Path) -> anyhow::Result<Report> {
     let what = || format!("--against {}", path.display());
     let text = anemoe_io::read_input(path, MAX_BYTES).with_context(what)?;
-    let report: Report = serde_json::from_slice(&text).with_context(what)?;
+    let report: Report = anemoe_io::json::parse(&text).with_context(what)?;
     anyhow::ensure!(
         report.schema == SCHEMA,
         "--against {}: schema {} where this version reads {SCHEMA}",

@@ -14,6 +14,7 @@ use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::importance::Importance;
 use anemoe_convert::models::Readings;
 use anemoe_convert::plan::Plan;
+use anemoe_convert::quant::MatrixQuant;
 use anemoe_gates::gated::{self, GatedReport, Stage};
 use anemoe_gates::golden::{self as gates, MIN_COSINE};
 use anemoe_gates::reference::Golden;
@@ -410,7 +411,7 @@ pub fn print(report: &GatedReport, out: &Path, all: usize, ui: &Ui) -> anyhow::R
     Ok(())
 }
 
-/// Reads importances, all of which must be of tensors that the plan compresses.
+/// Reads importances: one array for every projection that the plan compresses, and none of others.
 pub fn read_importance(path: &Path, plan: &Plan) -> anyhow::Result<Importance> {
     let importance = Importance::read(path)?;
     let known: BTreeSet<&str> =
@@ -419,6 +420,16 @@ pub fn read_importance(path: &Path, plan: &Plan) -> anyhow::Result<Importance> {
     for m in plan.shards.iter().flat_map(|s| &s.matrices) {
         importance.of(m)?;
     }
+    // A set: a tensor of many experts has a matrix for each.
+    let compressed: BTreeSet<&str> = plan
+        .shards
+        .iter()
+        .flat_map(|s| &s.matrices)
+        // Convolutions over several tokens see inputs that no calibration counts.
+        .filter(|m| m.quant.kind != MatrixQuant::FP16.kind && m.taps == 1)
+        .map(|m| m.tensor.as_str())
+        .collect();
+    importance.check_complete(compressed)?;
     Ok(importance)
 }
 

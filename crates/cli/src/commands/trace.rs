@@ -53,7 +53,10 @@ enum UnitArg {
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let golden = Golden::read(&args.golden)?;
     let recorder = Recorder::new(&args.journal, "trace");
-    args.verify.open(&args.bundle, ui)?;
+    let chain = args.verify.open(&args.bundle, ui)?;
+    let unfit = |what: String| anemoe_convert::Error::invalid(&args.golden, what);
+    trace::fits(&golden, &chain).map_err(unfit)?;
+    anemoe_gates::golden::fits(&golden, &chain).map_err(unfit)?;
     let found = trace::trace(&args.bundle, &golden, args.precision.into())?;
     let swaps = args.swap.map(|unit| swaps(&args, unit, &golden, ui)).transpose()?;
     let mut facts = facts::trace(&found, &args.golden);

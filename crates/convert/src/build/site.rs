@@ -298,7 +298,7 @@ impl Site {
     pub fn record(&self, shard: &PlannedShard) -> Option<Record> {
         let path = self.bundle.join(shard.package_file());
         let text = self.read(&format!("{}.json", shard.name)).ok()?;
-        let record: Record = serde_json::from_slice(&text).ok()?;
+        let record: Record = anemoe_io::json::parse(&text).ok()?;
         (record.plan_sha256 == self.plan_sha256
             && path.is_dir()
             && package_sha256(&path).is_ok_and(|hash| hash == record.sha256))
@@ -391,7 +391,7 @@ impl Site {
 
     /// Where the checkpoint is, as the last build said.
     pub fn source(&self) -> Option<Source> {
-        serde_json::from_slice(&self.read(SOURCE_FILE).ok()?).ok()
+        anemoe_io::json::parse(&self.read(SOURCE_FILE).ok()?).ok()
     }
 
     /// Writes down what the gates of a part said.
@@ -405,7 +405,7 @@ impl Site {
             Gates { representative: GateResult::NotRun, full_stack: GateResult::NotRun, min_cosine: None };
         let names = self.folder.names(WORK_DIR).unwrap_or_default();
         let read =
-            |name: &str| self.read(name).ok().and_then(|text| serde_json::from_slice::<Gates>(&text).ok());
+            |name: &str| self.read(name).ok().and_then(|text| anemoe_io::json::parse::<Gates>(&text).ok());
         let count = |name: &str| name.strip_prefix(GATES_PREFIX)?.split_once("of")?.1.parse::<usize>().ok();
         let counts: BTreeSet<usize> = names.iter().filter_map(|n| count(n)).collect();
         // Of several counts whose parts are all there, any speaks for all shards.
@@ -432,7 +432,7 @@ impl Site {
     /// Hashes of the checkpoint and the importances that the build began with.
     fn begun_inputs(&self) -> Result<(Option<String>, Option<String>)> {
         let path = self.work.join(PLAN_FILE);
-        let begun: serde_json::Value = serde_json::from_slice(&self.read(PLAN_FILE)?)
+        let begun: serde_json::Value = anemoe_io::json::parse(&self.read(PLAN_FILE)?)
             .map_err(|e| Error::invalid(&path, format!("plan: {e}")))?;
         let hash = |name: &str| begun["inputs"][name].as_str().map(str::to_string);
         Ok((hash("checkpoint"), hash("importance")))
@@ -446,7 +446,7 @@ impl Site {
         };
         let text = self.read(HOST_RECORD).map_err(|_| wrong(&plan.chain.embedding.file))?;
         let record: HostRecord =
-            serde_json::from_slice(&text).map_err(|_| wrong(&plan.chain.embedding.file))?;
+            anemoe_io::json::parse(&text).map_err(|_| wrong(&plan.chain.embedding.file))?;
         let is = |file: &str, hash: &str| file_sha256(&self.bundle.join(file)).is_ok_and(|h| h == hash);
         if !is(&plan.chain.embedding.file, &record.embedding) {
             return Err(wrong(&plan.chain.embedding.file));
@@ -619,7 +619,7 @@ fn parse_plan(path: &Path, text: &[u8]) -> Result<Plan> {
         version: u64,
         plan: Plan,
     }
-    let begun: Begun = serde_json::from_slice(text)
+    let begun: Begun = anemoe_io::json::parse(text)
         .map_err(|e| Error::invalid(path, format!("plan of an unfinished build: {e}")))?;
     if begun.version != VERSION {
         let what = format!("plan of an unfinished build: version {} where {VERSION} is read", begun.version);

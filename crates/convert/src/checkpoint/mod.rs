@@ -185,7 +185,7 @@ fn map_file(path: &Path) -> Result<Mmap> {
 
 fn read_json(path: &Path) -> Result<Value> {
     let text = read_input(path, MAX_CONFIG_BYTES).map_err(|e| Error::io(path, e))?;
-    serde_json::from_slice(&text).map_err(|e| Error::invalid(path, format!("JSON: {e}")))
+    anemoe_io::json::parse(&text).map_err(|e| Error::invalid(path, format!("JSON: {e}")))
 }
 
 /// Element type of a checkpoint tensor. The types of GGML keep a fixed number of consecutive elements of a row in a block
