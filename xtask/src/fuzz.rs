@@ -83,7 +83,9 @@ pub fn run(mut options: Options) -> Passed {
         println!("{}", row(target.name, &done));
         all.push((target.name, done));
     }
-    println!("\n| target | executions | executions/s | coverage | features | faults |\n|---|---|---|---|---|---|");
+    println!(
+        "\n| target | executions | executions/s | coverage | features | faults |\n|---|---|---|---|---|---|"
+    );
     let mut total = Done::default();
     for (name, done) in &all {
         println!("{}", row(name, done));

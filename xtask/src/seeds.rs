@@ -61,7 +61,9 @@ impl Seeds<'_> {
 
     fn packages(&self) -> Done {
         let tests = root().join("crates/runtime/tests");
-        for (name, package) in packages(&tests.join("interop"))?.into_iter().chain(packages(&tests.join("suite"))?) {
+        for (name, package) in
+            packages(&tests.join("interop"))?.into_iter().chain(packages(&tests.join("suite"))?)
+        {
             let data = package.join("Data/com.apple.CoreML");
             let model = fs::read(data.join("model.mlmodel"))?;
             let weights = fs::read(data.join("weights/weight.bin")).unwrap_or_default();
@@ -179,7 +181,11 @@ impl Seeds<'_> {
             let mut lines = text.lines().filter(|l| !l.starts_with('#'));
             let headings = lines.next().ok_or("a table with headings")?;
             for (i, rows) in lines.collect::<Vec<_>>().chunks(3).enumerate() {
-                self.add("outcomes", &format!("{name}-{i}"), format!("{headings}\n{}\n", rows.join("\n")).as_bytes())?;
+                self.add(
+                    "outcomes",
+                    &format!("{name}-{i}"),
+                    format!("{headings}\n{}\n", rows.join("\n")).as_bytes(),
+                )?;
             }
         }
         let op = |name: &str, device: &str| json!({"name": name, "type": "ios18.mul", "preferred": device, "supported": ["ane", "cpu"], "cost": 0.5});
@@ -213,9 +219,14 @@ pub fn tokenizer(tokens: u64) -> Result<Value, Box<dyn Error>> {
     let vocab = vocab.clone();
     let known = |m: &Value| {
         let parts: Option<Vec<&str>> = (0..2).map(|i| m[i].as_str()).collect();
-        parts.is_some_and(|p| vocab.contains_key(p[0]) && vocab.contains_key(p[1]) && vocab.contains_key(&p.concat()))
+        parts.is_some_and(|p| {
+            vocab.contains_key(p[0]) && vocab.contains_key(p[1]) && vocab.contains_key(&p.concat())
+        })
     };
     t["model"]["merges"].as_array_mut().ok_or("merges")?.retain(known);
-    t["added_tokens"].as_array_mut().ok_or("added tokens")?.retain(|a| a["id"].as_u64().is_some_and(|id| id < tokens));
+    t["added_tokens"]
+        .as_array_mut()
+        .ok_or("added tokens")?
+        .retain(|a| a["id"].as_u64().is_some_and(|id| id < tokens));
     Ok(t)
 }
