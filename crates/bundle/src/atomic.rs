@@ -2,7 +2,6 @@
 
 use crate::{Error, Result};
 use sha2::{Digest, Sha256};
-use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
@@ -15,7 +14,7 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
 }
 
 fn hash_into(path: &Path, hasher: &mut Sha256) -> Result<()> {
-    let mut file = File::open(path).map_err(|e| Error::io(path, e))?;
+    let mut file = anemoe_files::open(path).map_err(|e| Error::io(path, e))?;
     let mut buf = vec![0u8; 1 << 20];
     loop {
         let n = file.read(&mut buf).map_err(|e| Error::io(path, e))?;
@@ -59,7 +58,7 @@ const BLOCK: usize = 4096;
 pub fn sampled_sha256(path: &Path) -> Result<String> {
     use std::io::{Read, Seek, SeekFrom};
     let failed = |e| Error::io(path, e);
-    let mut file = std::fs::File::open(path).map_err(failed)?;
+    let mut file = anemoe_files::open(path).map_err(failed)?;
     let len = file.metadata().map_err(failed)?.len();
     if len <= WHOLE {
         return file_sha256(path);

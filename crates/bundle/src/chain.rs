@@ -545,7 +545,7 @@ impl Chain {
         if len > MAX_CHAIN_BYTES {
             return Err(Error::invalid(&path, format!("chain: {len} bytes, more than {MAX_CHAIN_BYTES}")));
         }
-        let text = std::fs::read(&path).map_err(|e| Error::io(&path, e))?;
+        let text = anemoe_files::read(&path).map_err(|e| Error::io(&path, e))?;
         #[derive(Deserialize)]
         struct Version {
             format: u32,

@@ -1,5 +1,6 @@
 //! Errors as the user and other programs see them.
 
+use crate::ui::printable;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -48,7 +49,7 @@ pub fn report(e: &anyhow::Error, json: bool) -> ExitCode {
         );
         return ExitCode::from(crate::interrupt::STATUS);
     }
-    let _ = writeln!(std::io::stderr(), "error: {message}");
+    let _ = writeln!(std::io::stderr(), "error: {}", printable(&message));
     ExitCode::from(INVALID)
 }
 

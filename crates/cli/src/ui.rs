@@ -2,6 +2,7 @@
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
+use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
 
 /// How results and progress are shown.
@@ -20,7 +21,7 @@ impl Ui {
         if self.json {
             return Ok(());
         }
-        writeln!(io::stdout(), "{}", text.as_ref())
+        writeln!(io::stdout(), "{}", printable(text.as_ref()))
     }
 
     /// Prints part of a line at once.
@@ -58,6 +59,15 @@ impl Ui {
         bar.set_prefix(what.to_string());
         bar
     }
+}
+
+/// Text in which control characters are escapes, so that a name in a file cannot steer a terminal.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    let steers = |c: char| c.is_control() && c != '\n' && c != '\t';
+    if !text.contains(steers) {
+        return text.into();
+    }
+    text.chars().map(|c| if steers(c) { c.escape_default().to_string() } else { c.to_string() }).collect()
 }
 
 /// A table of text columns: the first to the left, the others to the right.
@@ -127,4 +137,15 @@ pub fn count(n: u64) -> String {
         out.push(c);
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::printable;
+
+    #[test]
+    fn control_characters_are_shown_as_escapes() {
+        assert_eq!(printable("plain: a/b\tc\nd"), "plain: a/b\tc\nd");
+        assert_eq!(printable("\u{1b}[31m\u{7}\u{9b}é"), "\\u{1b}[31m\\u{7}\\u{9b}é");
+    }
 }

@@ -662,7 +662,7 @@ impl Plan {
     /// # Errors
     /// The file cannot be read or is not a plan.
     pub fn read(path: &Path) -> Result<Plan> {
-        let text = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+        let text = anemoe_files::read(path).map_err(|e| Error::io(path, e))?;
         serde_json::from_slice(&text).map_err(|e| Error::invalid(path, format!("plan: {e}")))
     }
 }

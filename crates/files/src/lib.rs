@@ -1,7 +1,7 @@
-//! Files that are either whole or absent.
+//! Files that are either whole or absent, and files that end.
 
 use std::fs::{File, Metadata, OpenOptions};
-use std::io::{self, Seek};
+use std::io::{self, Read, Seek};
 use std::path::Path;
 
 /// Lets `write` fill a new file beside `path`, flushes it to disk and renames it into place. A link stays one, and what it names
@@ -30,6 +30,42 @@ pub fn write_atomic(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>
         };
     }
     replace(path, found.as_ref(), write)
+}
+
+/// Opens a file to read it. Pipes and devices are refused: one may wait for ever, the other may never end, and neither tells its
+/// length.
+///
+/// # Errors
+/// The file cannot be opened, or is a pipe, a socket or a device.
+pub fn open(path: &Path) -> io::Result<File> {
+    let found = path.metadata()?;
+    if !found.is_file() && !found.is_dir() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    File::open(path)
+}
+
+/// Reads a file of which [`open`] says that it ends.
+///
+/// # Errors
+/// As [`open`], or the file cannot be read.
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open(path)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Reads what a user named, which may be a pipe or a device, up to a number of bytes.
+///
+/// # Errors
+/// It cannot be read, or has more bytes.
+pub fn read_limited(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > limit {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("more than {limit} bytes")));
+    }
+    Ok(bytes)
 }
 
 /// Flushes a folder's entries to disk, where the system can: elsewhere a rename is as durable as it makes it.
@@ -147,6 +183,23 @@ mod tests {
         symlink("round", at("round")).unwrap();
         put(&at("round"), "x").unwrap_err();
         assert_eq!(names(&at("other")), [PathBuf::from("f")]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_may_not_end_is_read_up_to_a_limit_or_not_at_all() {
+        let zero = Path::new("/dev/zero");
+        let err = read(zero).unwrap_err();
+        assert_eq!((err.kind(), err.to_string()), (io::ErrorKind::InvalidInput, "not a regular file".into()));
+        assert_eq!(read_limited(zero, 100).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        let dir = tempfile::tempdir().unwrap();
+        let (path, link) = (dir.path().join("f"), dir.path().join("link"));
+        put(&path, "text").unwrap();
+        std::os::unix::fs::symlink("f", &link).unwrap();
+        assert_eq!((read(&link).unwrap(), read_limited(&link, 4).unwrap()), (b"text".into(), b"text".into()));
+        assert!(read_limited(&path, 3).is_err() && read(dir.path()).is_err());
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(read(&link).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[cfg(unix)]

@@ -242,7 +242,7 @@ impl BlobFile {
     }
 
     fn map(path: &Path, to_run: bool) -> Result<BlobFile> {
-        let file = File::open(path).map_err(|e| Error::io(path, e))?;
+        let file = anemoe_files::open(path).map_err(|e| Error::io(path, e))?;
         // SAFETY: the map is only read. A file that another process shortens meanwhile ends this one with a signal, as for
         // every program that maps its weights.
         #[allow(unsafe_code)]

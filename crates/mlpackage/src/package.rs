@@ -421,7 +421,7 @@ fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>> {
     if len > limit {
         return Err(Error::invalid(path, format!("file: {len} bytes, more than {limit}")));
     }
-    fs::read(path).map_err(|e| Error::io(path, e))
+    anemoe_files::read(path).map_err(|e| Error::io(path, e))
 }
 
 /// Format 1.0.x is read; a newer one is not.

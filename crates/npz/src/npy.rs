@@ -16,7 +16,7 @@ pub(crate) const PIECE: usize = 1 << 20;
 /// The file cannot be read, is no `.npy` file, is shorter or longer than its header says, or has an element type that is
 /// not implemented.
 pub fn read_npy(path: &Path) -> Result<Array> {
-    let file = File::open(path).map_err(|e| Error::io(path, e))?;
+    let file = anemoe_files::open(path).map_err(|e| Error::io(path, e))?;
     let length = file.metadata().map_err(|e| Error::io(path, e))?.len();
     read_array(&mut BufReader::new(file), length).map_err(|e| e.at(path, ""))
 }

@@ -26,7 +26,7 @@ pub fn read_npz(path: &Path) -> Result<BTreeMap<String, Array>> {
 }
 
 fn read_limited(path: &Path, min_limit: u64) -> Result<BTreeMap<String, Array>> {
-    let file = File::open(path).map_err(|e| Error::io(path, e))?;
+    let file = anemoe_files::open(path).map_err(|e| Error::io(path, e))?;
     let length = file.metadata().map_err(|e| Error::io(path, e))?.len();
     let limit = length.saturating_mul(MAX_EXPANSION).max(min_limit);
     let mut archive = ZipArchive::new(BufReader::new(&file)).map_err(|e| zip_error(e).at(path, ""))?;

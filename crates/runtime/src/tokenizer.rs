@@ -24,7 +24,7 @@ impl Tokenizer {
                 format!("tokenizer: {len} bytes, more than {MAX_TOKENIZER_BYTES}"),
             ));
         }
-        let text = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+        let text = anemoe_files::read(path).map_err(|e| Error::io(path, e))?;
         Tokenizer::from_bytes(&text, path)
     }
 

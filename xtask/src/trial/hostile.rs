@@ -4,6 +4,7 @@ use super::cases::Case;
 use super::mutate::{self, Format, format};
 use super::process::make_fifo;
 use super::random::Random;
+use super::snapshot::is_unfinished;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -86,12 +87,16 @@ pub fn damage(case: &Case, class: Class, folder: &Path, r: &mut Random) -> io::R
     Ok(done)
 }
 
-/// Every file below `in`, sorted, as paths from the scratch folder.
+/// Every file below `in`, sorted, but for what was planted there.
 fn input_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
     fn walk(path: &Path, all: &mut Vec<PathBuf>) -> io::Result<()> {
         for entry in fs::read_dir(path)? {
-            let entry = entry?;
-            if entry.file_type()?.is_dir() { walk(&entry.path(), all)? } else { all.push(entry.path()) }
+            let path = entry?.path();
+            if path.is_dir() {
+                walk(&path, all)?;
+            } else if path.is_file() && !path.file_name().is_some_and(is_unfinished) {
+                all.push(path);
+            }
         }
         Ok(())
     }
@@ -138,6 +143,8 @@ fn files(folder: &Path, done: &mut Damaged, r: &mut Random) -> io::Result<()> {
     let path = parent.unwrap_or(&file).to_path_buf();
     let aside = folder.join("aside");
     fs::rename(&path, &aside)?;
+    // A text may come from a pipe, and whoever reads it waits for the other end.
+    let waits = ["text.txt", "known.tsv", "report.json"].iter().any(|name| path.ends_with(name));
     let what = match r.below(15) {
         0 | 1 => "missing",
         2 => {
@@ -156,7 +163,7 @@ fn files(folder: &Path, done: &mut Damaged, r: &mut Random) -> io::Result<()> {
             symlink(&path, &path)?;
             "a link to the link"
         }
-        6 => {
+        6 if !waits => {
             make_fifo(&path)?;
             "a pipe"
         }
@@ -305,7 +312,7 @@ fn output(case: &Case, folder: &Path, done: &mut Damaged, r: &mut Random) -> io:
         return Ok(());
     };
     let path = folder.join(output);
-    let what = match r.below(10) {
+    let what = match r.below(9) {
         0 => {
             fs::create_dir(&path)?;
             fs::write(path.join("KEEP"), "keep")?;
@@ -343,17 +350,13 @@ fn output(case: &Case, folder: &Path, done: &mut Damaged, r: &mut Random) -> io:
             fs::set_permissions(folder.join("out"), fs::Permissions::from_mode(0o555))?;
             "in a folder that cannot be written"
         }
-        8 => {
+        _ => {
             for arg in &mut done.args {
                 if arg.to_str() == Some(output) {
                     *arg = format!("no/such/{output}").into();
                 }
             }
             "in a folder that is missing"
-        }
-        _ => {
-            make_fifo(&path)?;
-            "a pipe"
         }
     };
     done.what = format!("{output} is {what}");

@@ -37,27 +37,30 @@ pub fn run(mut options: Options) -> Passed {
         return Err("trial takes options only".into());
     }
     let base = Base::new(Path::new(&binary), keep)?;
-    let mut passed = true;
-    if let Some(n) = interrupts {
-        passed &= interrupt::run(&base.binary, &base.scratch, n, seed, keep)?;
-    }
-    if runs.is_some() || interrupts.is_none() {
-        let cases: Vec<&Case> =
-            CASES.iter().filter(|c| only.as_ref().is_none_or(|o| o == c.command)).collect();
-        if cases.is_empty() {
-            return Err("--only: no such command".into());
+    let passed = (|| -> Passed {
+        let mut passed = true;
+        if let Some(n) = interrupts {
+            passed &= interrupt::run(&base.binary, &base.scratch, n, seed, keep)?;
         }
-        let pool = Pool::make(&base.scratch.join("pool"), &base.binary)?;
-        let trial = Trial { binary: &base.binary, pool: &pool, scratch: &base.scratch, cases, keep };
-        passed &= all(&trial, seed, runs.unwrap_or(1000), jobs)?;
-    }
+        if runs.is_some() || interrupts.is_none() {
+            let is_chosen = |c: &&Case| only.as_ref().is_none_or(|o| o == c.command);
+            let cases: Vec<&Case> = CASES.iter().filter(is_chosen).collect();
+            if cases.is_empty() {
+                return Err("--only: no such command".into());
+            }
+            let pool = Pool::make(&base.scratch.join("pool"), &base.binary)?;
+            let trial = Trial { binary: &base.binary, pool: &pool, scratch: &base.scratch, cases, keep };
+            passed &= all(&trial, seed, runs.unwrap_or(1000), jobs)?;
+        }
+        Ok(passed)
+    })();
     if keep {
         println!("kept: {}", base.scratch.display());
     } else {
         fs::remove_dir_all(&base.scratch)?;
         fs::remove_dir_all(base.binary.parent().ok_or("a folder")?)?;
     }
-    Ok(passed)
+    passed
 }
 
 /// Folders of a trial that `nobody` can read: one for the binary, one in memory for the runs.

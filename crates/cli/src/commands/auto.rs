@@ -13,7 +13,7 @@ use anemoe_convert::plan::Plan;
 use anemoe_convert::quant::Quant;
 use anemoe_gates::auto::{Goal, MAX_WHOLE, Search, choose};
 use anemoe_gates::text::windows;
-use anyhow::{Context, bail};
+use anyhow::bail;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -156,8 +156,7 @@ fn tokens(
             let (text, name) = match file {
                 None => (TEXT.to_string(), "a built-in text".to_string()),
                 Some(path) => {
-                    let text = std::fs::read_to_string(path)
-                        .with_context(|| format!("{}: cannot read the text", path.display()))?;
+                    let text = super::text::read(path)?;
                     let name = path.file_name().map(|n| n.to_string_lossy().into_owned());
                     (text, name.unwrap_or_default())
                 }

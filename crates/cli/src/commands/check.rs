@@ -11,7 +11,11 @@ use anemoe_gates::residency::rule::{Chip, Conditions, Evidence, Target, Units, V
 use anemoe_gates::residency::verdict::{OpCounts, PackageReport, Reason};
 use anemoe_gates::residency::{self, Options, Report, table};
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
+
+/// Longest plan report and table of outcomes that are read.
+const MAX_REPORT_BYTES: u64 = 256 << 20;
 
 /// Residency gate: predict from published measurements which ops and packages the Neural Engine will run. Exit status 1 when
 /// something is predicted elsewhere.
@@ -134,7 +138,8 @@ fn check(path: &Path, options: &Options, ui: &Ui) -> anyhow::Result<Report> {
 }
 
 fn read_plan(path: &Path) -> anyhow::Result<PlanReport> {
-    let text = std::fs::read(path).map_err(|e| anemoe_mlpackage::Error::io(path, e))?;
+    let text = anemoe_files::read_limited(path, MAX_REPORT_BYTES)
+        .map_err(|e| anemoe_mlpackage::Error::io(path, e))?;
     PlanReport::parse(&text).map_err(|what| anemoe_mlpackage::Error::invalid(path, what).into())
 }
 
@@ -369,7 +374,11 @@ fn rules(ui: &Ui) -> anyhow::Result<Outcome> {
 fn score(file: &Path, ui: &Ui) -> anyhow::Result<Outcome> {
     let text = match file.to_str() {
         Some("known") => outcomes::KNOWN.to_string(),
-        _ => std::fs::read_to_string(file).map_err(|e| anemoe_mlpackage::Error::io(file, e))?,
+        _ => anemoe_files::read_limited(file, MAX_REPORT_BYTES)
+            .and_then(|text| {
+                String::from_utf8(text).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
+            })
+            .map_err(|e| anemoe_mlpackage::Error::io(file, e))?,
     };
     let rows = outcomes::parse(&text)
         .map_err(|what| anemoe_mlpackage::Error::invalid(file, format!("table of outcomes: {what}")))?;

@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use std::path::{Path, PathBuf};
 
 /// Largest text that is read.
-const MAX_TEXT_BYTES: u64 = 1 << 30;
+const MAX_TEXT_BYTES: u64 = 256 << 20;
 
 /// What text is read, and in which pieces.
 #[derive(clap::Args, Clone, Debug)]
@@ -44,11 +44,9 @@ impl TextArgs {
     }
 }
 
-fn read(path: &Path) -> anyhow::Result<String> {
+/// Reads a text, which may come from a pipe.
+pub fn read(path: &Path) -> anyhow::Result<String> {
     let failed = || format!("{}: cannot read the text", path.display());
-    let len = std::fs::metadata(path).with_context(failed)?.len();
-    if len > MAX_TEXT_BYTES {
-        bail!("{}: {len} bytes of text, more than {MAX_TEXT_BYTES}", path.display());
-    }
-    std::fs::read_to_string(path).with_context(failed)
+    let text = anemoe_files::read_limited(path, MAX_TEXT_BYTES).with_context(failed)?;
+    String::from_utf8(text).with_context(failed)
 }

@@ -9,7 +9,6 @@ use crate::models::{self, Readings};
 use crate::{Error, Result};
 use memmap2::Mmap;
 use serde_json::Value;
-use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -140,7 +139,7 @@ impl SideFile {
     /// The file cannot be read.
     pub fn read(&self) -> Result<std::borrow::Cow<'_, [u8]>> {
         match self {
-            SideFile::Path(path) => Ok(std::fs::read(path).map_err(|e| Error::io(path, e))?.into()),
+            SideFile::Path(path) => Ok(anemoe_files::read(path).map_err(|e| Error::io(path, e))?.into()),
             SideFile::Bytes(bytes) => Ok(bytes.into()),
         }
     }
@@ -171,7 +170,7 @@ pub fn open_safetensors(path: &Path) -> Result<Box<dyn TensorSource>> {
 
 /// Maps a regular file.
 fn map_file(path: &Path) -> Result<Mmap> {
-    let file = File::open(path).map_err(|e| Error::io(path, e))?;
+    let file = anemoe_files::open(path).map_err(|e| Error::io(path, e))?;
     if !file.metadata().map_err(|e| Error::io(path, e))?.is_file() {
         return Err(Error::invalid(path, "file: it is not a regular file"));
     }
@@ -187,7 +186,7 @@ fn read_json(path: &Path) -> Result<Value> {
     if len > MAX_CONFIG_BYTES {
         return Err(Error::invalid(path, format!("file: {len} bytes, more than {MAX_CONFIG_BYTES}")));
     }
-    let text = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+    let text = anemoe_files::read(path).map_err(|e| Error::io(path, e))?;
     serde_json::from_slice(&text).map_err(|e| Error::invalid(path, format!("JSON: {e}")))
 }
 

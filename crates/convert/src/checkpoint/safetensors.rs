@@ -40,7 +40,7 @@ impl Folder {
                     format!("index: {len} bytes, more than {MAX_INDEX_BYTES}"),
                 ));
             }
-            let text = std::fs::read(&index_path).map_err(|e| Error::io(&index_path, e))?;
+            let text = anemoe_files::read(&index_path).map_err(|e| Error::io(&index_path, e))?;
             let index: Index = serde_json::from_slice(&text)
                 .map_err(|e| Error::invalid(&index_path, format!("index: {e}")))?;
             let index = index.weight_map.0;

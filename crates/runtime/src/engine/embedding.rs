@@ -25,7 +25,7 @@ impl EmbeddingFile {
     /// Opens the file and checks its length.
     pub fn open(bundle: &Path, info: &Embedding) -> Result<EmbeddingFile> {
         let path = bundle.join(&info.file);
-        let file = File::open(&path).map_err(|e| Error::io(&path, e))?;
+        let file = anemoe_files::open(&path).map_err(|e| Error::io(&path, e))?;
         let layout = info.storage.layout(info.rows, info.cols);
         let (elements, values, offsets) = layout.ok_or_else(|| {
             Error::invalid(&path, format!("embedding: {:?} does not fit its rows and columns", info.storage))
