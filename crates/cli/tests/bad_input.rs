@@ -347,3 +347,42 @@ fn errors_are_documents_with_json() {
     let v = json(2, &["plan", "synthetic:gemma4-26b-a4b", "--quant", "nonsense"]);
     assert_eq!(v["error"]["kind"], "usage");
 }
+
+/// A device in a checkpoint's place of a file is refused at once: it would fill the memory.
+#[cfg(unix)]
+#[test]
+fn a_device_where_a_file_should_be() {
+    for name in ["config.json", "generation_config.json", "model.safetensors"] {
+        let d = Damaged::new();
+        fs::remove_file(d.model().join(name)).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", d.model().join(name)).unwrap();
+        d.refused(&[name, "not a regular file"]);
+    }
+}
+
+/// A path that is no UTF-8 stands in documents with the bytes replaced.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_name_that_is_no_text() {
+    use std::os::unix::ffi::OsStrExt;
+    let dir = tempfile::tempdir().unwrap();
+    let bundle = dir.path().join(std::ffi::OsStr::from_bytes(b"\xff.anemoe"));
+    for make in [false, true] {
+        if make {
+            fs::create_dir(&bundle).unwrap();
+        }
+        let (code, out, err) = finish(anemoe(&["journal", "show", "--json"]).arg(&bundle).output().unwrap());
+        let value: serde_json::Value =
+            serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}\n{out}\n{err}"));
+        assert!(value.to_string().contains("\u{fffd}.anemoe"), "{value}");
+        assert_eq!(code, if value.get("error").is_some() { 2 } else { 0 }, "{err}");
+    }
+}
+
+/// A name in a message cannot steer the terminal.
+#[test]
+fn escape_sequences_in_a_name() {
+    let (code, out, err) = common::run(&["inspect", "no/\u{1b}[31m"]);
+    assert_eq!(code, 2);
+    assert!(err.contains("\\u{1b}[31m") && !(out + &err).contains('\u{1b}'), "{err:?}");
+}

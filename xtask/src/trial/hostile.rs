@@ -356,6 +356,8 @@ fn output(case: &Case, folder: &Path, done: &mut Damaged, r: &mut Random) -> io:
                     *arg = format!("no/such/{output}").into();
                 }
             }
+            // A command may make it, or refuse.
+            done.allowed.push("no".into());
             "in a folder that is missing"
         }
     };
