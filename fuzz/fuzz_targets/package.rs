@@ -9,8 +9,7 @@ use libfuzzer_sys::fuzz_target;
 fuzz_target!(|input: &[u8]| {
     let files = anemoe_fuzz::files(input);
     let file = |i: usize| files.get(i).copied();
-    let path =
-        anemoe_fuzz::write_package(file(0).unwrap_or_default(), file(1).unwrap_or_default(), file(2));
+    let path = anemoe_fuzz::write_package(file(0).unwrap_or_default(), file(1).unwrap_or_default(), file(2));
     let Ok(package) = Package::open(&path) else { return };
     let _ = verify::verify(package.model());
     for function in package.model().program.functions.values() {

@@ -185,7 +185,7 @@ fn files(folder: &Path, done: &mut Damaged, r: &mut Random) -> io::Result<()> {
         }
         11 => {
             fs::rename(&aside, &path)?;
-            fs::set_permissions(&path, fs::Permissions::from_mode(0))?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o000))?;
             "unreadable"
         }
         12 => {

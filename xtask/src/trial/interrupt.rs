@@ -121,12 +121,12 @@ pub fn run(binary: &Path, scratch: &Path, builds: u64, seed: u64, keep: bool) ->
     }
     let mut outcomes = Vec::new();
     for i in 0..builds {
-        let mut r = Random::new(seed.wrapping_add(i));
+        let seed = seed.wrapping_add(i);
+        let mut r = Random::new(seed);
         let gates = r.once_in(3);
         let (reference, seconds) = &references[usize::from(gates)];
-        let folder = scratch.join(format!("killed-{}", seed.wrapping_add(i)));
-        let outcome = one(binary, &folder, gates, (reference, *seconds), &mut r)
-            .map(|o| Outcome { seed: seed.wrapping_add(i), ..o })?;
+        let folder = scratch.join(format!("killed-{seed}"));
+        let outcome = Outcome { seed, ..one(binary, &folder, gates, (reference, *seconds), &mut r)? };
         for what in &outcome.violations {
             eprintln!("seed {}: {}: {what}", outcome.seed, outcome.foreign.name());
         }
@@ -298,27 +298,33 @@ fn unlike(reference: &Snapshot, found: &Snapshot) -> Vec<String> {
     all
 }
 
+/// Builds with one kind of foreign things.
+#[derive(Default)]
+struct Row<'a> {
+    builds: u64,
+    kills: usize,
+    ends: BTreeMap<&'a str, u64>,
+    broken: Vec<&'a Outcome>,
+}
+
 fn report(outcomes: &[Outcome]) -> bool {
-    let mut rows: BTreeMap<Foreign, (u64, usize, BTreeMap<&str, u64>, Vec<&Outcome>)> = BTreeMap::new();
+    let mut rows: BTreeMap<Foreign, Row<'_>> = BTreeMap::new();
     for o in outcomes {
         let row = rows.entry(o.foreign).or_default();
-        row.0 += 1;
-        row.1 += o.kills;
-        *row.2.entry(&o.end).or_default() += 1;
-        if !o.violations.is_empty() {
-            row.3.push(o);
-        }
+        row.builds += 1;
+        row.kills += o.kills;
+        *row.ends.entry(&o.end).or_default() += 1;
+        row.broken.extend((!o.violations.is_empty()).then_some(o));
     }
     println!("| planted | builds | kills | end | with violations |\n|---|---|---|---|---|");
-    for (foreign, (builds, kills, ends, broken)) in &rows {
-        let ends: Vec<String> = ends.iter().map(|(e, n)| format!("{e}: {n}")).collect();
-        println!("| {} | {builds} | {kills} | {} | {} |", foreign.name(), ends.join(", "), broken.len());
+    for (foreign, row) in &rows {
+        let ends: Vec<String> = row.ends.iter().map(|(e, n)| format!("{e}: {n}")).collect();
+        let (builds, kills, broken) = (row.builds, row.kills, row.broken.len());
+        println!("| {} | {builds} | {kills} | {} | {broken} |", foreign.name(), ends.join(", "));
     }
-    for (foreign, (_, _, _, broken)) in &rows {
-        for o in broken.iter().take(3) {
-            let when = if o.early { "before the first run" } else { "after the first kill" };
-            println!("- seed {}: {}, {when}: {}", o.seed, foreign.name(), o.violations.join("; "));
-        }
+    for o in rows.values().flat_map(|row| row.broken.iter().take(3)) {
+        let when = if o.early { "before the first run" } else { "after the first kill" };
+        println!("- seed {}: {}, {when}: {}", o.seed, o.foreign.name(), o.violations.join("; "));
     }
-    rows.values().all(|row| row.3.is_empty())
+    rows.values().all(|row| row.broken.is_empty())
 }
