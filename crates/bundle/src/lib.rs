@@ -28,7 +28,7 @@ pub use chain::{
     TensorChoice, TokenCount, UniformResult, Vectors, When,
 };
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Name of the contract in a bundle.
 pub const CHAIN_FILE: &str = "chain.json";
@@ -58,6 +58,14 @@ pub enum Error {
         /// What is wrong and what was expected.
         what: String,
     },
+}
+
+/// Writes a path into JSON as text. Bytes that are no UTF-8 become U+FFFD: JSON has no form for them.
+///
+/// # Errors
+/// The serializer's.
+pub fn lossy_path<S: serde::Serializer>(path: &Path, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    serializer.collect_str(&path.display())
 }
 
 impl Error {

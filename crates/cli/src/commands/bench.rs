@@ -88,6 +88,7 @@ pub struct Args {
 struct Report {
     schema: u32,
     version: String,
+    #[serde(serialize_with = "anemoe_bundle::lossy_path")]
     bundle: PathBuf,
     source: String,
     /// `exact`, or `fast` where products are of integers and bf16; and what is not as it is by default.
@@ -113,6 +114,7 @@ struct Report {
 /// An earlier run beside this one.
 #[derive(Serialize, Deserialize)]
 struct Against {
+    #[serde(serialize_with = "anemoe_bundle::lossy_path")]
     file: PathBuf,
     /// What else was not the same.
     differs: Vec<String>,

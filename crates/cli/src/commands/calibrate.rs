@@ -43,7 +43,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let tokens: usize = windows.iter().map(Vec::len).sum();
     let seconds = started.elapsed().as_secs_f64();
     ui.document(&serde_json::json!({
-        "path": args.out, "tensors": found.len(), "tokens": tokens, "windows": windows.len(), "seconds": seconds,
+        "path": args.out.to_string_lossy(), "tensors": found.len(), "tokens": tokens, "windows": windows.len(), "seconds": seconds,
     }))?;
     ui.line(format!(
         "{}: inputs of {} tensors over {tokens} tokens, in {seconds:.1} s",

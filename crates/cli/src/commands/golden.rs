@@ -41,7 +41,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let golden = with_bar(&checkpoint, &prompt, args.decode, ui)?;
     golden.write(&args.out)?;
     ui.document(&serde_json::json!({
-        "path": args.out, "prompt_ids": golden.prompt_ids, "decode_tokens": golden.decode_tokens,
+        "path": args.out.to_string_lossy(), "prompt_ids": golden.prompt_ids, "decode_tokens": golden.decode_tokens,
         "seconds": started.elapsed().as_secs_f64(),
     }))?;
     ui.line(format!(

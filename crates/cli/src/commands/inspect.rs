@@ -8,7 +8,7 @@ use anemoe_convert::inspect::{self, CheckpointReport};
 use anemoe_mlpackage::mil::{Feature, FeatureShape};
 use anemoe_mlpackage::package::Package;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Show what a checkpoint, a bundle or a .mlpackage holds.
 #[derive(clap::Args)]
@@ -155,7 +155,7 @@ fn package(path: &Path, text: bool, ui: &Ui) -> anyhow::Result<()> {
         );
     }
     ui.document(&serde_json::json!({
-        "path": PathBuf::from(path), "specification_version": model.specification_version,
+        "path": path, "specification_version": model.specification_version,
         "default_function": model.default_function, "functions": functions, "bytes": package.total_bytes(),
     }))?;
     ui.line(format!(

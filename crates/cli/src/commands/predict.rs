@@ -49,7 +49,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     for file in &written {
         let arrays: serde_json::Map<String, serde_json::Value> =
             file.arrays.iter().map(|(name, shape)| (name.clone(), serde_json::json!(shape))).collect();
-        document.push(serde_json::json!({"path": file.path, "arrays": arrays}));
+        document.push(serde_json::json!({"path": file.path.to_string_lossy(), "arrays": arrays}));
         let list: Vec<String> = file.arrays.iter().map(|(name, shape)| format!("{name} {shape:?}")).collect();
         ui.line(format!("{}: {}", file.path.display(), list.join(", ")))?;
     }

@@ -225,7 +225,7 @@ fn report(
         "weights": weights, "seconds": seconds, "weights_per_s": rate, "read_s": read_s, "write_s": write_s,
         "mse": mse, "relative_mse": relative, "cosine": cosine, "max_error": max_error,
         "output_error": args.importance.as_ref().map(|_| m.output_error()),
-        "bytes": done.bytes(), "bits_per_weight": bits, "note": note, "out": args.out,
+        "bytes": done.bytes(), "bits_per_weight": bits, "note": note, "out": args.out.as_ref().map(|p| p.to_string_lossy()),
     }))?;
     ui.line(format!("{}  {:?}  {}", loaded.name, loaded.shape, done.quant))?;
     if let Some(note) = note {

@@ -59,6 +59,7 @@ pub enum Event<'a> {
 #[derive(Clone, Debug, Serialize)]
 pub struct BuildReport {
     /// The bundle.
+    #[serde(serialize_with = "anemoe_bundle::lossy_path")]
     pub bundle: PathBuf,
     /// Shards in all.
     pub shards: usize,

@@ -76,7 +76,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<()> {
         }
     }
     ui.document(&serde_json::json!({
-        "a": args.a, "b": args.b, "options": options, "figures": rows, "remarks": remarks,
+        "a": args.a.to_string_lossy(), "b": args.b.to_string_lossy(), "options": options, "figures": rows, "remarks": remarks,
     }))?;
     ui.line(format!("a: {}\nb: {}\n", args.a.display(), args.b.display()))?;
     if options.is_empty() {

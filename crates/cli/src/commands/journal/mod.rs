@@ -120,6 +120,7 @@ fn find<'a>(entries: &'a [Entry], wanted: &str, bundle: &Path) -> anyhow::Result
 /// What `--json` prints.
 #[derive(serde::Serialize)]
 struct Document<'a> {
+    #[serde(serialize_with = "anemoe_bundle::lossy_path")]
     bundle: &'a Path,
     /// The last line was cut off.
     torn: bool,
@@ -235,7 +236,9 @@ fn add(args: AddArgs, ui: &Ui) -> anyhow::Result<()> {
     let version = env!("CARGO_PKG_VERSION").into();
     let event = journal::append(&args.bundle, Event { of, version, prose, ..Event::new("note", "") })?;
     let entry = event.of.as_ref().unwrap_or(&event.id);
-    ui.document(&serde_json::json!({"bundle": args.bundle, "entry": entry, "event": event}))?;
+    ui.document(
+        &serde_json::json!({"bundle": args.bundle.to_string_lossy(), "entry": entry, "event": event}),
+    )?;
     ui.line(format!("added to entry {entry}"))?;
     Ok(())
 }
