@@ -12,6 +12,7 @@
 //! ```
 //! The folder `.build` goes when the bundle is complete.
 
+mod differences;
 mod interrupt;
 mod scratch;
 mod site;

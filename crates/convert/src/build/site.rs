@@ -1,5 +1,6 @@
 //! The folder that is being built: locks, records of what is finished, and the files beside the shards.
 
+use super::differences::differences;
 use super::{Part, Quality, Source};
 use crate::checkpoint::SIDE_FILES;
 use crate::family::Family;
@@ -133,10 +134,13 @@ impl Site {
         }
         match fs::read(&plan_file) {
             Ok(found) if found == text => {}
-            Ok(_) => {
+            Ok(found) => {
+                let found: serde_json::Value = serde_json::from_slice(&found).unwrap_or_default();
+                let begun = (&found["plan"]["chain"], &found["inputs"]);
                 return Err(Error::Usage(format!(
-                    "{}: holds an unfinished build with other options or of another checkpoint; remove it or repeat those options",
-                    bundle.display()
+                    "{}: holds an unfinished build with other options or of another checkpoint ({}); remove it or repeat those options",
+                    bundle.display(),
+                    differences(begun, (&to_value(&plan.chain), inputs))
                 )));
             }
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io(&plan_file, e)),
@@ -451,7 +455,9 @@ fn reopen(bundle: &Path, plan: &Plan, inputs: &serde_json::Value, part: Option<P
         && same("checkpoint", &chain.checkpoint_sha256)
         && same("importance", &chain.importance);
     if !ours {
-        return finished(", with other options or of another checkpoint");
+        let built = serde_json::json!({"checkpoint": chain.checkpoint_sha256, "importance": chain.importance});
+        let differs = differences((&to_value(&chain), &built), (&to_value(&plan.chain), inputs));
+        return finished(&format!(", with other options or of another checkpoint ({differs})"));
     }
     let text = to_json(&serde_json::json!({"inputs": inputs, "plan": plan}));
     let plan_sha256 = sha256(&text);
@@ -504,6 +510,10 @@ pub fn vectors(sha256: String) -> Vectors {
 fn to_json<T: Serialize>(value: &T) -> Vec<u8> {
     // Plans and records hold only what JSON can: no maps with other keys than strings, no non-finite numbers.
     serde_json::to_vec_pretty(value).expect("plans and records are representable in JSON")
+}
+
+fn to_value(chain: &Chain) -> serde_json::Value {
+    serde_json::to_value(chain).unwrap_or_default()
 }
 
 fn directory_bytes(dir: &Path) -> Result<u64> {
