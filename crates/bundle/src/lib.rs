@@ -26,12 +26,21 @@ pub use chain::{
     TokenCount, UniformResult, Vectors, When,
 };
 
-use std::path::PathBuf;
+use serde::Serializer;
+use std::path::{Path, PathBuf};
 
 /// Name of the contract in a bundle.
 pub const CHAIN_FILE: &str = "chain.json";
 /// Folder of the packages in a bundle.
 pub const SHARDS_DIR: &str = "shards";
+
+/// Serializes a path as text for people: what is not UTF-8 in it is replaced, where serde would refuse it.
+///
+/// # Errors
+/// The serializer's.
+pub fn path_text<P: AsRef<Path>, S: Serializer>(path: &P, s: S) -> std::result::Result<S::Ok, S::Error> {
+    s.collect_str(&path.as_ref().display())
+}
 
 /// Result of this crate's fallible operations.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -53,7 +53,7 @@ pub fn report(e: &anyhow::Error, json: bool) -> ExitCode {
 }
 
 fn print_json(kind: &str, message: &str, path: Option<PathBuf>) {
-    let document = serde_json::json!({"error": {"kind": kind, "message": message, "path": path}});
+    let document = serde_json::json!({"error": {"kind": kind, "message": message, "path": path.map(|p| p.display().to_string())}});
     let _ = writeln!(std::io::stdout(), "{document}");
 }
 

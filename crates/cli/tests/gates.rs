@@ -88,7 +88,7 @@ fn a_bad_kind_stops_before_the_other_shards() {
     let (code, out, _) = run(&args);
     assert_eq!(code, 1);
     for says in
-        ["gate FAILED: quality of one shard of each sort", "other 9 shards were not built", "--skip-gates"]
+        ["gate FAILED: quality of the representative shards", "other 9 shards were not built", "--skip-gates"]
     {
         assert!(out.contains(says), "{says}: {out}");
     }

@@ -1,8 +1,8 @@
 //! Recognizes what lies at a path, for messages to users who named the wrong thing.
 
 use crate::checkpoint::is_gguf;
+use anemoe_bundle::CHAIN_FILE;
 use anemoe_bundle::journal::JOURNAL_FILE;
-use anemoe_bundle::{CHAIN_FILE, SHARDS_DIR};
 use std::path::{Path, PathBuf};
 
 /// Most entries of a folder that are looked at, and most checkpoints that are listed.
@@ -52,7 +52,7 @@ impl Place {
         if has(CHAIN_FILE) {
             return Place::Bundle;
         }
-        if has(".build") || has(JOURNAL_FILE) || has(SHARDS_DIR) {
+        if has(".build") || has(JOURNAL_FILE) {
             return Place::Unfinished;
         }
         if ends("mlpackage") || has("Manifest.json") {
@@ -94,6 +94,48 @@ impl Place {
 /// Lists paths in one line.
 pub fn list(paths: &[PathBuf]) -> String {
     paths.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// Writes paths into JSON: as text, or as a list of bytes where they are not UTF-8.
+pub mod lossless {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use std::path::{Path, PathBuf};
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Written {
+        Text(PathBuf),
+        #[cfg(unix)]
+        Bytes(Vec<u8>),
+    }
+
+    /// Writes a path.
+    ///
+    /// # Errors
+    /// The serializer's.
+    pub fn serialize<S: Serializer>(path: &Path, s: S) -> Result<S::Ok, S::Error> {
+        #[cfg(unix)]
+        if path.to_str().is_none() {
+            use std::os::unix::ffi::OsStrExt;
+            return path.as_os_str().as_bytes().serialize(s);
+        }
+        s.collect_str(&path.display())
+    }
+
+    /// Reads a path.
+    ///
+    /// # Errors
+    /// It is neither a text nor a list of bytes.
+    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<PathBuf, D::Error> {
+        Ok(match Written::deserialize(d)? {
+            Written::Text(path) => path,
+            #[cfg(unix)]
+            Written::Bytes(bytes) => {
+                use std::os::unix::ffi::OsStringExt;
+                std::ffi::OsString::from_vec(bytes).into()
+            }
+        })
+    }
 }
 
 #[cfg(test)]

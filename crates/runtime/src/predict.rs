@@ -7,6 +7,7 @@ use anemoe_mlpackage::mil::{DataType, Feature, FeatureShape};
 use anemoe_npz::{Array, ArrayData, read_npz, write_npz};
 use half::f16;
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 /// Prefix of a state's key in an archive.
@@ -24,7 +25,7 @@ pub struct Prediction {
     /// One archive per step: an array per input, and `state:NAME` to start a state from.
     pub inputs: Vec<PathBuf>,
     /// Where outputs go; `{}` becomes the step. Without it only the last step is written.
-    pub outputs: String,
+    pub outputs: PathBuf,
 }
 
 /// What was written.
@@ -46,14 +47,14 @@ impl Prediction {
         let options = Options { precision: self.precision, ..Options::default() };
         let mut session = package.session(self.function.as_deref(), options)?;
         let mut states = States::new(&session);
-        let every = self.outputs.contains("{}");
+        let every = self.outputs.to_string_lossy().contains("{}");
         let mut written = Vec::new();
         for (step, path) in self.inputs.iter().enumerate() {
             let arrays = read_npz(path).map_err(|e| Error::Input(e.to_string()))?;
             let inputs = bind(&session, &mut states, arrays, path)?;
             session.run(&inputs.iter().collect::<Vec<_>>(), &mut states)?;
             if every || step + 1 == self.inputs.len() {
-                let target = PathBuf::from(self.outputs.replace("{}", &step.to_string()));
+                let target = numbered(&self.outputs, step);
                 let entries = results(&session, &states, self.precision)?;
                 let arrays = entries.iter().map(|(n, a)| (n.clone(), a.shape.clone())).collect();
                 write_npz(&target, &entries).map_err(|e| Error::Input(e.to_string()))?;
@@ -141,4 +142,12 @@ fn to_array(t: &Tensor, dtype: DataType, precision: Precision) -> Array {
         Data::Str(_) => ArrayData::I32(Vec::new()),
     };
     Array { shape: t.shape.clone(), data }
+}
+/// Puts the step's number for `{}`. A part of a path that is not UTF-8 stays as it is.
+fn numbered(outputs: &Path, step: usize) -> PathBuf {
+    let number = |part: &OsStr| match part.to_str() {
+        Some(text) => text.replace("{}", &step.to_string()).into(),
+        None => part.to_os_string(),
+    };
+    outputs.components().map(|c| number(c.as_os_str())).collect()
 }

@@ -61,7 +61,10 @@ fn settings((chain, inputs): (&Value, &Value)) -> BTreeMap<&'static str, String>
     }
     let skip = &chain["readings"]["zaya_skip"];
     all.insert("--zaya-skip", value(skip));
-    all.insert("--importance", inputs["importance"].as_str().map_or("none".into(), |h| format!("of SHA-256 {h}")));
+    all.insert(
+        "--importance",
+        inputs["importance"].as_str().map_or("none".into(), |h| format!("of SHA-256 {h}")),
+    );
     all.insert("the checkpoint", value(&inputs["checkpoint"]));
     all.insert("the version of anemoe:", value(&chain["generator"]));
     all

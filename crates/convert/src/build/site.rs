@@ -455,7 +455,8 @@ fn reopen(bundle: &Path, plan: &Plan, inputs: &serde_json::Value, part: Option<P
         && same("checkpoint", &chain.checkpoint_sha256)
         && same("importance", &chain.importance);
     if !ours {
-        let built = serde_json::json!({"checkpoint": chain.checkpoint_sha256, "importance": chain.importance});
+        let built =
+            serde_json::json!({"checkpoint": chain.checkpoint_sha256, "importance": chain.importance});
         let differs = differences((&to_value(&chain), &built), (&to_value(&plan.chain), inputs));
         return finished(&format!(", with other options or of another checkpoint ({differs})"));
     }

@@ -17,12 +17,14 @@ const JOB_BYTES: u64 = 64 << 20;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Needs {
     /// The bundle's folder.
+    #[serde(serialize_with = "anemoe_bundle::path_text")]
     pub bundle: PathBuf,
     /// Bytes that are still to be written there.
     pub bundle_bytes: u64,
     /// Bytes that its disk has left.
     pub bundle_free: u64,
-    /// Folder of what gates need for a while.
+    /// Folder of the gates' temporary files.
+    #[serde(serialize_with = "anemoe_bundle::path_text")]
     pub scratch: PathBuf,
     /// Bytes of that.
     pub scratch_bytes: u64,
@@ -67,7 +69,7 @@ impl Needs {
             let needed = self.bundle_bytes + self.scratch_bytes;
             if needed > self.bundle_free {
                 return short(
-                    "the bundle, with what its gates need for a while,",
+                    "the bundle with the temporary files of its gates",
                     &self.bundle,
                     needed,
                     self.bundle_free,
@@ -80,7 +82,7 @@ impl Needs {
         }
         if self.scratch_bytes > self.scratch_free {
             return short(
-                "what the gates need for a while",
+                "the folder of the gates' temporary files",
                 &self.scratch,
                 self.scratch_bytes,
                 self.scratch_free,

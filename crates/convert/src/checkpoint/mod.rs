@@ -131,7 +131,9 @@ fn not_a_checkpoint(path: &Path) -> Error {
             let what = "no such file or folder; a checkpoint is a Hugging Face folder, a .gguf file or synthetic:NAME";
             return Error::io(path, std::io::Error::new(std::io::ErrorKind::NotFound, what));
         }
-        Place::Bundle | Place::Unfinished => "a bundle is what `anemoe build` writes; give its checkpoint".into(),
+        Place::Bundle | Place::Unfinished => {
+            "a bundle is what `anemoe build` writes; give its checkpoint".into()
+        }
         Place::Package => "give the checkpoint, or look at the package with `anemoe inspect`".into(),
         Place::Safetensors => "give the folder that holds it beside config.json".into(),
         Place::Checkpoints(found) => format!("give one of the checkpoints in it: {}", place::list(found)),

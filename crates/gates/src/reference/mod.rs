@@ -94,7 +94,8 @@ pub fn open<'a>(checkpoint: &'a Checkpoint, probe: Option<&'a Probe>) -> Result<
         Some("zaya") => Ok(Box::new(ZayaForward::open(checkpoint, probe)?)),
         other => {
             let what = format!(
-                "model_type {other:?} in a reference run; implemented are gemma4, gemma4_text and zaya"
+                "model_type `{}` in a golden; implemented are gemma4, gemma4_text and zaya",
+                other.unwrap_or_default()
             );
             Err(Error::unsupported(checkpoint.config_path(), what))
         }
