@@ -16,7 +16,7 @@ use std::process::ExitCode;
 #[derive(Parser)]
 #[command(name = "anemoe", version, arg_required_else_help = true, max_term_width = 110)]
 #[command(
-    after_help = "Examples:\n  anemoe quickstart\n  anemoe build models/small-gemma4 -o small.anemoe\n  anemoe generate small.anemoe --prompt 'def main():'\n\nanemoe COMMAND --help says more about a command."
+    after_help = "Examples:\n  anemoe quickstart\n  anemoe build models/small-gemma4 -o my.anemoe\n  anemoe generate my.anemoe --prompt 'def main():'\n\nanemoe COMMAND --help says more about a command."
 )]
 struct Cli {
     /// Print one JSON document on standard output; progress and messages go to standard error.

@@ -21,7 +21,7 @@ use std::path::PathBuf;
 /// Exit status 1 when one fails.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Example:\n  anemoe build models/small-gemma4 -o small.anemoe --shard 0/2\n  anemoe build models/small-gemma4 -o small.anemoe --shard 1/2\n  anemoe assemble small.anemoe"
+    after_help = "Example:\n  anemoe build models/small-gemma4 -o parts.anemoe --shard 0/2\n  anemoe build models/small-gemma4 -o parts.anemoe --shard 1/2\n  anemoe assemble parts.anemoe"
 )]
 pub struct Args {
     /// The bundle's folder.

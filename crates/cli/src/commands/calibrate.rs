@@ -14,7 +14,7 @@ use std::time::Instant;
 /// An input matters by its mean square over a text, for each expert by itself. `build --importance` weighs errors with it.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Example:\n  anemoe calibrate models/small-gemma4 --text notes.txt -o importance.npz\n  anemoe build models/small-gemma4 -o small.anemoe --quant lut4 --importance importance.npz"
+    after_help = "Example:\n  anemoe calibrate models/small-gemma4 --text notes.txt -o importance.npz\n  anemoe build models/small-gemma4 -o weighted.anemoe --quant lut4 --importance importance.npz"
 )]
 pub struct Args {
     /// A Hugging Face folder or a .gguf file.
