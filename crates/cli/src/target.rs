@@ -21,7 +21,7 @@ pub fn expect_bundle(path: &Path) -> anyhow::Result<()> {
 /// Accepts a bundle that is finished or unfinished.
 ///
 /// # Errors
-/// As [`expect_bundle`].
+/// The path is anything else.
 pub fn expect_begun_bundle(path: &Path) -> anyhow::Result<()> {
     match Place::at(path) {
         Place::Bundle | Place::Unfinished => Ok(()),
@@ -32,6 +32,12 @@ pub fn expect_begun_bundle(path: &Path) -> anyhow::Result<()> {
 fn not_a_bundle(path: &Path, place: &Place) -> Error {
     let name = quoted(path);
     let next = match place {
+        Place::Nothing if path.to_str().is_some_and(|p| p.starts_with("synthetic:")) => {
+            let what = format!(
+                "bundle: this names a synthetic model; build it first: anemoe build {name} -o NAME.anemoe"
+            );
+            return Error::invalid(path, what);
+        }
         Place::Nothing => {
             let what = format!("no such file or folder; `anemoe build CHECKPOINT -o {name}` makes a bundle");
             return Error::io(path, io::Error::new(io::ErrorKind::NotFound, what));

@@ -68,6 +68,11 @@ fn a_path_that_is_no_bundle_is_named_with_the_next_command() {
         assert_eq!(v["error"]["path"], path);
         assert!(v["error"]["message"].as_str().unwrap().contains(says[0]), "{v}");
     }
+    let synthetic = "synthetic:zaya1-8b?layers=1";
+    refused(
+        &["generate", synthetic, "--prompt-ids", "1"],
+        &["anemoe build 'synthetic:zaya1-8b?layers=1' -o"],
+    );
     let begun = at("begun");
     refused(&["inspect", text(&begun)], &["an unfinished bundle"]);
     refused(&["perplexity", text(&begun), "--text", text(&at("notes.txt"))], &["an unfinished bundle"]);
@@ -303,6 +308,12 @@ fn a_failed_validation_names_the_next_command() {
     let (code, out, _) = run(&["validate", text(&bundle), "--golden", text(&golden), "--min-cosine", "1"]);
     assert_eq!(code, 1, "{out}");
     assert!(out.contains("next: anemoe trace '") && out.contains("my bundle' --golden "), "{out}");
+    // So does a build that fails there.
+    let (model, out) = (fixture("tiny-gemma4-moe"), dir.path().join("c"));
+    let args = ["build", text(&model), "-o", text(&out), "--tokens", "1", "--golden", text(&golden)];
+    let (code, said, _) = run(&args);
+    assert_eq!(code, 1, "{said}");
+    assert!(said.contains("next: anemoe trace ") && said.contains("golden.npz shows"), "{said}");
     // So does the journal, with a path that a shell takes as it is.
     let (_, out, _) = run(&["journal", text(&bundle)]);
     assert!(out.contains("my bundle' --entry "), "{out}");

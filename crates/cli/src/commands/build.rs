@@ -223,7 +223,7 @@ fn gate_cosine(options: &Options) -> f64 {
     if options.quant == QuantChoice::Auto { asked.min(MIN_COSINE) } else { asked }
 }
 
-/// The reference run of the gates: the file's, with hidden states where it lacks them, or one of the gates' own prompt.
+/// Gives the golden of the gates: the file's, with hidden states where it lacks them, or a run of the gates' own prompt.
 pub fn reference(
     checkpoint: &Checkpoint,
     plan: &Plan,
@@ -325,7 +325,7 @@ pub fn print(
     let placed = |found: &residency::Report| {
         let v = found.verdicts;
         let small = found.packages.iter().filter(|p| p.too_small).count();
-        format!("{}, {}", verdict(found.pass), check::devices(v.ane, v.unknown, v.not_ane, small))
+        format!("{}: {}", verdict(found.pass), check::devices(v.ane, v.unknown, v.not_ane, small))
     };
     if let Some(found) = &r.residency {
         ui.line(format!(
@@ -359,19 +359,18 @@ pub fn print(
         let ties = v.wrong_choices.iter().filter(|c| c.near_tie).count();
         let said = if report.full_stack.undecided.is_some() { "undecided" } else { verdict(gate.pass) };
         ui.line(format!(
-            "  logits: {said}, lowest cosine {:.6} (at least {} wanted), {equal} of {} greedy tokens equal, {} choices differ, \
-             {ties} of them near ties",
+            "  logits: {said}, lowest cosine {:.6} (at least {} wanted), {equal} of {} greedy tokens equal, choices that \
+             differ: {}, of which {ties} near ties",
             v.min_cosine,
             v.threshold,
             v.expected_ids.len(),
             v.wrong_choices.len()
         ))?;
         if let Some(nats) = report.full_stack.undecided {
-            let than_chance = if nats < 0.0 { "worse than chance" } else { "better than chance" };
             ui.line(format!(
-                "  this model predicts the text {:.2} nats per token {than_chance}: its weights are random, or it has not learned \
+                "  this model predicts the text {}: its weights are random, or it has not learned \
                  such text; its logits say nothing about quality. --golden compares it with a reference all the same",
-                nats.abs()
+                against_chance(nats)
             ))?;
         }
     }
@@ -431,6 +430,11 @@ pub fn print(
     Ok(())
 }
 
+/// Says how much better than chance a model is, in nats per token, which may be less than nothing.
+fn against_chance(nats: f64) -> String {
+    format!("{:.2} nats per token {} than chance", nats.abs(), if nats < 0.0 { "worse" } else { "better" })
+}
+
 /// Reads importances, all of which must be of tensors that the plan compresses.
 pub fn read_importance(path: &Path, plan: &Plan) -> anyhow::Result<Importance> {
     let importance = Importance::read(path)?;
@@ -474,6 +478,12 @@ mod tests {
         for wrong in ["4/3", "0/0", "0", "-1/3", "1/", "/3", "a/b", "1/2/3", "", "0/100001"] {
             assert!(share(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn less_than_chance_is_worse() {
+        assert_eq!(against_chance(0.3), "0.30 nats per token better than chance");
+        assert_eq!(against_chance(-5.02), "5.02 nats per token worse than chance");
     }
 
     #[test]

@@ -145,7 +145,7 @@ pub fn print(report: &Report, ui: &Ui) -> std::io::Result<()> {
         let mut cells: Vec<String> = p.kind.iter().cloned().collect();
         cells.extend([p.functions.len().to_string(), p.weight_bytes.map(ui::bytes).unwrap_or_default()]);
         cells.extend(counts(&p.ops));
-        cells.push(if p.too_small { "CPU: small, fine".into() } else { p.verdict.name().to_string() });
+        cells.push(if p.too_small && !report.strict { "CPU: small, fine".into() } else { p.verdict.name().to_string() });
         match known.get(&cells) {
             Some(&i) => rows[i].1 += 1,
             None => {
@@ -176,11 +176,12 @@ pub fn print(report: &Report, ui: &Ui) -> std::io::Result<()> {
         (true, 1..) if report.device.is_none() => "pass, but NOT DECIDED for all",
         (true, _) => "pass",
     };
-    let small = report.packages.iter().filter(|p| p.too_small).count();
+    let small = report.packages.iter().filter(|p| p.too_small && !report.strict).count();
     ui.line(format!(
-        "{verdict}: {n} {}{}",
+        "{verdict}: {n} {}, predicted: {}{}",
+        if n == 1 { "package" } else { "packages" },
         devices(v.ane, v.unknown, v.not_ane, small),
-        if report.strict { " (strict: unknown fails)" } else { "" }
+        if report.strict { " (strict: unknown fails, and so does small)" } else { "" }
     ))?;
     ui.line(
         "predicted from measurements that others published (anemoe check --rules); only a Mac can measure",
@@ -190,7 +191,6 @@ pub fn print(report: &Report, ui: &Ui) -> std::io::Result<()> {
 /// Counts packages by their predicted devices, in words.
 pub fn devices(ane: u64, unknown: u64, not_ane: u64, small: usize) -> String {
     let small = small as u64;
-    let all = ane + unknown + not_ane;
     let mut said = vec![format!("{ane} on the Neural Engine")];
     if unknown > 0 {
         said.push(format!("{unknown} unknown"));
@@ -201,7 +201,7 @@ pub fn devices(ane: u64, unknown: u64, not_ane: u64, small: usize) -> String {
     if small > 0 {
         said.push(format!("{small} too small for it to matter (they run on the CPU, which is fine)"));
     }
-    format!("{} predicted: {}", if all == 1 { "package" } else { "packages" }, said.join(", "))
+    said.join(", ")
 }
 
 fn counts(ops: &OpCounts) -> [String; 5] {

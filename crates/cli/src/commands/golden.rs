@@ -53,7 +53,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// A reference run with hidden states and choices of experts, under a bar.
+/// Makes a golden with hidden states and choices of experts, under a bar.
 pub fn with_bar(
     checkpoint: &Checkpoint,
     prompt: &[u32],
