@@ -327,7 +327,7 @@ fn too_little_room_is_refused_before_anything_is_written() {
     assert_eq!(std::fs::read_dir(&disk).unwrap().count(), 0);
     std::fs::write(disk.join("full"), vec![1; (2 << 20) - 4096]).unwrap();
     std::fs::remove_dir_all(&other).unwrap();
-    refused(&[&args[..], &[text(&disk)]].concat(), &["gates need", "left"]);
+    refused(&[&args[..], &[text(&disk)]].concat(), &["the temporary files of the gates need", "left"]);
     assert!(!other.exists());
 }
 

@@ -145,7 +145,11 @@ pub fn print(report: &Report, ui: &Ui) -> std::io::Result<()> {
         let mut cells: Vec<String> = p.kind.iter().cloned().collect();
         cells.extend([p.functions.len().to_string(), p.weight_bytes.map(ui::bytes).unwrap_or_default()]);
         cells.extend(counts(&p.ops));
-        cells.push(if p.too_small && !report.strict { "CPU: small, fine".into() } else { p.verdict.name().to_string() });
+        cells.push(if p.too_small && !report.strict {
+            "CPU: small, fine".into()
+        } else {
+            p.verdict.name().to_string()
+        });
         match known.get(&cells) {
             Some(&i) => rows[i].1 += 1,
             None => {

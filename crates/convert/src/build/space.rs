@@ -59,9 +59,9 @@ impl Needs {
     pub fn check(&self) -> Result<()> {
         let short = |what: &str, path: &Path, needed: u64, free: u64| {
             let what = format!(
-                "{what} needs {needed} bytes ({:.2} GB), and its disk has {free} left ({:.2} GB)",
-                needed as f64 / 1e9,
-                free as f64 / 1e9
+                "{what} {:.1} MB, and its disk has {:.1} MB left",
+                needed as f64 / 1e6,
+                free as f64 / 1e6
             );
             Err(Error::Room { path: path.to_path_buf(), what })
         };
@@ -69,7 +69,7 @@ impl Needs {
             let needed = self.bundle_bytes + self.scratch_bytes;
             if needed > self.bundle_free {
                 return short(
-                    "the bundle with the temporary files of its gates",
+                    "the bundle with the temporary files of its gates needs",
                     &self.bundle,
                     needed,
                     self.bundle_free,
@@ -78,11 +78,11 @@ impl Needs {
             return Ok(());
         }
         if self.bundle_bytes > self.bundle_free {
-            return short("the bundle", &self.bundle, self.bundle_bytes, self.bundle_free);
+            return short("the bundle needs", &self.bundle, self.bundle_bytes, self.bundle_free);
         }
         if self.scratch_bytes > self.scratch_free {
             return short(
-                "the folder of the gates' temporary files",
+                "the temporary files of the gates need",
                 &self.scratch,
                 self.scratch_bytes,
                 self.scratch_free,
