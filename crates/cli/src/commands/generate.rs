@@ -19,10 +19,10 @@ use std::time::{Duration, Instant};
     after_help = "Examples:\n  anemoe generate small.anemoe --prompt 'def main():' --max-new 40\n  anemoe generate small.anemoe -p 'def main():' -n 40 --temperature 0.7 --top-k 40\n  anemoe generate small.anemoe --prompt-file code.py\n  anemoe generate small.anemoe --prompt - < code.py"
 )]
 pub struct Args {
-    /// The bundle.
+    /// The bundle, unless -m names it.
     #[arg(required_unless_present = "model")]
     bundle: Option<PathBuf>,
-    /// The bundle, as an option.
+    /// The bundle, as an option instead.
     #[arg(short, long, value_name = "BUNDLE", conflicts_with = "bundle")]
     model: Option<PathBuf>,
     #[command(flatten)]
