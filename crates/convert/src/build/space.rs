@@ -59,7 +59,7 @@ impl Needs {
     pub fn check(&self) -> Result<()> {
         let short = |what: &str, path: &Path, needed: u64, free: u64| {
             let what = format!(
-                "{what} {:.1} MB, and its disk has {:.1} MB left",
+                "{what} {needed} bytes ({:.1} MB), and its disk has {free} left ({:.1} MB)",
                 needed as f64 / 1e6,
                 free as f64 / 1e6
             );
@@ -160,7 +160,7 @@ mod tests {
         let e = needs((11, 10), (5, 10), false).check().unwrap_err().to_string();
         assert!(e.starts_with("b: the bundle needs 11"), "{e}");
         let e = needs((5, 10), (11, 10), false).check().unwrap_err().to_string();
-        assert!(e.starts_with("s: what the gates need"), "{e}");
+        assert!(e.starts_with("s: the temporary files of the gates need"), "{e}");
     }
 
     #[test]
