@@ -270,6 +270,21 @@ pub enum Storage {
     },
 }
 
+impl std::fmt::Display for Storage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Storage::Fp16 => f.write_str("fp16"),
+            Storage::Lut { bits, rows_per_table } => {
+                write!(f, "lut{bits} with {rows_per_table} rows per table")
+            }
+            Storage::Int { bits, block_rows, block_cols, offsets } => {
+                let and = if *offsets { " and offset" } else { "" };
+                write!(f, "int{bits} with a scale{and} per block of [{block_rows}, {block_cols}]")
+            }
+        }
+    }
+}
+
 impl Storage {
     /// Bits of an element.
     pub const fn bits(self) -> u8 {
@@ -617,7 +632,7 @@ impl Chain {
             inside(&vectors.file).map_err(|e| format!("vectors: {e}"))?;
         }
         if self.embedding.storage.layout(self.embedding.rows, self.embedding.cols).is_none() {
-            return Err(format!("embedding: {:?} does not fit its rows and columns", self.embedding.storage));
+            return Err(format!("embedding: {} does not fit its rows and columns", self.embedding.storage));
         }
         if self.tokens.is_empty()
             || self.tokens.iter().any(|t| t.min == 0 || t.min > t.max || t.max > 1 << 16)
@@ -735,7 +750,10 @@ impl Chain {
                 let shard =
                     self.shard(&run.shard).ok_or_else(|| format!("no shard is named `{}`", run.shard))?;
                 if !shard.functions.iter().any(|f| f.unit == run.unit) {
-                    return Err(format!("shard `{}` has no function for unit {:?}", run.shard, run.unit));
+                    return Err(match &run.unit {
+                        Some(unit) => format!("shard `{}` has no function for unit `{unit}`", run.shard),
+                        None => format!("shard `{}` has no function without a unit", run.shard),
+                    });
                 }
                 if let Some(when) = &run.when {
                     read(&when.register, written)?;

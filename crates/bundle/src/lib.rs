@@ -28,12 +28,21 @@ pub use chain::{
     TensorChoice, TokenCount, UniformResult, Vectors, When,
 };
 
+use serde::Serializer;
 use std::path::{Path, PathBuf};
 
 /// Name of the contract in a bundle.
 pub const CHAIN_FILE: &str = "chain.json";
 /// Folder of the packages in a bundle.
 pub const SHARDS_DIR: &str = "shards";
+
+/// Serializes a path as text for people: what is not UTF-8 in it is replaced, where serde would refuse it.
+///
+/// # Errors
+/// The serializer's.
+pub fn path_text<P: AsRef<Path>, S: Serializer>(path: &P, s: S) -> std::result::Result<S::Ok, S::Error> {
+    s.collect_str(&path.as_ref().display())
+}
 
 /// Result of this crate's fallible operations.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -58,14 +67,6 @@ pub enum Error {
         /// What is wrong and what was expected.
         what: String,
     },
-}
-
-/// Writes a path into JSON as text. Bytes that are no UTF-8 become U+FFFD: JSON has no form for them.
-///
-/// # Errors
-/// The serializer's.
-pub fn lossy_path<S: serde::Serializer>(path: &Path, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-    serializer.collect_str(&path.display())
 }
 
 impl Error {

@@ -64,8 +64,7 @@ pub fn interrupted(json: bool) {
 }
 
 fn print_json(kind: &str, message: &str, path: Option<PathBuf>) {
-    let path = path.as_ref().map(|p| p.to_string_lossy());
-    let document = serde_json::json!({"error": {"kind": kind, "message": message, "path": path}});
+    let document = serde_json::json!({"error": {"kind": kind, "message": message, "path": path.map(|p| p.display().to_string())}});
     let _ = writeln!(std::io::stdout(), "{document}");
 }
 

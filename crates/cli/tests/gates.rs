@@ -88,7 +88,7 @@ fn a_bad_kind_stops_before_the_other_shards() {
     let (code, out, _) = run(&args);
     assert_eq!(code, 1);
     for says in
-        ["gate FAILED: quality of one shard of each sort", "other 9 shards were not built", "--skip-gates"]
+        ["gate FAILED: quality of the representative shards", "other 9 shards were not built", "--skip-gates"]
     {
         assert!(out.contains(says), "{says}: {out}");
     }
@@ -326,7 +326,7 @@ fn too_little_room_is_refused_before_anything_is_written() {
     assert_eq!(std::fs::read_dir(&disk).unwrap().count(), 0);
     std::fs::write(disk.join("full"), vec![1; (2 << 20) - 4096]).unwrap();
     std::fs::remove_dir_all(&other).unwrap();
-    refused(&[&args[..], &[text(&disk)]].concat(), &["gates need", "left"]);
+    refused(&[&args[..], &[text(&disk)]].concat(), &["the temporary files of the gates need", "left"]);
     assert!(!other.exists());
 }
 

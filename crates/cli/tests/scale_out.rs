@@ -185,7 +185,7 @@ fn parts_that_cannot_be() {
     }
     refused(&arguments(&bundle, &model, &["--shard", "3"]), &["SLURM_ARRAY_TASK_ID"]);
     assert!(!bundle.exists());
-    refused(&["assemble", dir.path().to_str().unwrap()], &["no unfinished build"]);
+    refused(&["assemble", dir.path().to_str().unwrap()], &["an empty folder"]);
     // Another plan in the same folder.
     let (code, _, err) = run(&arguments(&bundle, &model, &["--shard", "0/2"]));
     assert_eq!(code, 0, "{err}");

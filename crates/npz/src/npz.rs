@@ -196,6 +196,10 @@ fn zip_error(e: ZipError) -> ReadError {
         ZipError::UnsupportedArchive(what) => {
             ReadError::Refused(Refused::Unsupported(format!("zip archive: {what}")))
         }
+        // The reader says so in the words of the zip format.
+        ZipError::InvalidArchive(what) if what.contains("EOCD") => {
+            invalid("file: it is not a zip archive, as .npz files are, or its end is missing")
+        }
         e => invalid(format!("zip archive: {e}")),
     }
 }

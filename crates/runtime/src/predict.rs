@@ -7,6 +7,7 @@ use anemoe_mlpackage::mil::{DataType, Feature, FeatureShape};
 use anemoe_npz::{Array, ArrayData, read_npz_within, write_npz};
 use half::f16;
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 /// Prefix of a state's key in an archive.
@@ -26,7 +27,7 @@ pub struct Prediction {
     /// One archive per step: an array per input, and `state:NAME` to start a state from.
     pub inputs: Vec<PathBuf>,
     /// Where outputs go; `{}` becomes the step. Without it only the last step is written.
-    pub outputs: String,
+    pub outputs: PathBuf,
 }
 
 /// What was written.
@@ -41,14 +42,10 @@ pub struct Written {
 impl Prediction {
     /// Archives that [`Prediction::run`] writes, in order.
     pub fn targets(&self) -> Vec<PathBuf> {
-        let every = self.outputs.contains("{}");
+        let every = self.outputs.to_string_lossy().contains("{}");
         let steps =
             if every { 0..self.inputs.len() } else { self.inputs.len().saturating_sub(1)..self.inputs.len() };
-        steps.map(|step| self.target(step)).collect()
-    }
-
-    fn target(&self, step: usize) -> PathBuf {
-        PathBuf::from(self.outputs.replace("{}", &step.to_string()))
+        steps.map(|step| numbered(&self.outputs, step)).collect()
     }
 
     /// Runs every step and writes outputs and states.
@@ -60,14 +57,14 @@ impl Prediction {
         let options = Options { precision: self.precision, ..Options::default() };
         let mut session = package.session(self.function.as_deref(), options)?;
         let mut states = States::new(&session);
-        let every = self.outputs.contains("{}");
+        let every = self.outputs.to_string_lossy().contains("{}");
         let mut written = Vec::new();
         for (step, path) in self.inputs.iter().enumerate() {
             let arrays = read_npz_within(path, justified(&session))?;
             let inputs = bind(&session, &mut states, arrays, path)?;
             session.run(&inputs.iter().collect::<Vec<_>>(), &mut states)?;
             if every || step + 1 == self.inputs.len() {
-                let target = self.target(step);
+                let target = numbered(&self.outputs, step);
                 let entries = results(&session, &states, self.precision)?;
                 let arrays = entries.iter().map(|(n, a)| (n.clone(), a.shape.clone())).collect();
                 write_npz(&target, &entries)?;
@@ -172,4 +169,12 @@ fn to_array(t: &Tensor, dtype: DataType, precision: Precision) -> Array {
         Data::Str(_) => ArrayData::I32(Vec::new()),
     };
     Array { shape: t.shape.clone(), data }
+}
+/// Puts the step's number for `{}`. A part of a path that is not UTF-8 stays as it is.
+fn numbered(outputs: &Path, step: usize) -> PathBuf {
+    let number = |part: &OsStr| match part.to_str() {
+        Some(text) => text.replace("{}", &step.to_string()).into(),
+        None => part.to_os_string(),
+    };
+    outputs.components().map(|c| number(c.as_os_str())).collect()
 }

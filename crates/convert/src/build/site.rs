@@ -1,5 +1,6 @@
 //! The folder that is being built: locks, records of what is finished, and the files beside the shards.
 
+use super::differences::differences;
 use super::{Part, Quality, Source};
 use crate::checkpoint::SIDE_FILES;
 use crate::family::Family;
@@ -531,8 +532,14 @@ fn refuse_other_plan(bundle: &Path, found: &[u8], wanted: &[u8]) -> Result<()> {
     if found == wanted {
         return Ok(());
     }
+    let [found, wanted] =
+        [found, wanted].map(|text| anemoe_io::json::parse(text).unwrap_or(serde_json::Value::Null));
+    let differs = differences(
+        (&found["plan"]["chain"], &found["inputs"]),
+        (&wanted["plan"]["chain"], &wanted["inputs"]),
+    );
     Err(Error::Usage(format!(
-        "{}: holds an unfinished build with other options or of another checkpoint; remove it or repeat those options",
+        "{}: holds an unfinished build with other options or of another checkpoint ({differs}); remove it or repeat those options",
         bundle.display()
     )))
 }
@@ -599,7 +606,10 @@ fn finished_records(
         && same("checkpoint", &chain.checkpoint_sha256)
         && same("importance", &chain.importance);
     if !ours {
-        return finished(", with other options or of another checkpoint");
+        let built =
+            serde_json::json!({"checkpoint": chain.checkpoint_sha256, "importance": chain.importance});
+        let differs = differences((&to_value(&chain), &built), (&to_value(&plan.chain), inputs));
+        return finished(&format!(", with other options or of another checkpoint ({differs})"));
     }
     let record = |s: &Shard| Record {
         plan_sha256: plan_sha256.to_string(),
@@ -636,4 +646,8 @@ pub fn vectors(sha256: String) -> Vectors {
 fn to_json<T: Serialize>(value: &T) -> Vec<u8> {
     // Plans and records hold only what JSON can: no maps with other keys than strings, no non-finite numbers.
     serde_json::to_vec_pretty(value).expect("plans and records are representable in JSON")
+}
+
+fn to_value(chain: &Chain) -> serde_json::Value {
+    serde_json::to_value(chain).unwrap_or_default()
 }

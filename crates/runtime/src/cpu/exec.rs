@@ -511,7 +511,7 @@ impl Session {
             FeatureShape::Dynamic => true,
         };
         if !fits {
-            return wrong(format!("shape {:?}, expected {:?}", input.shape, feature.shape));
+            return wrong(format!("shape {:?}, expected {}", input.shape, feature.shape));
         }
         match (&input.data, feature.dtype.is_float()) {
             (Data::F32(_), true) | (Data::I32(_), false) => Ok(()),

@@ -273,7 +273,8 @@ fn rope(k: &Keys<'_>, full: bool, head_dim: usize) -> Result<(f64, usize)> {
             Ok((theta, 2 * ((factor * head_dim as f64 / 2.0) as usize)))
         }
         other => Err(k.unsupported(format!(
-            "`{place}` has rope_type {other:?} or a partial_rotary_factor; implemented are default and proportional"
+            "`{place}` has rope_type `{}` or a partial_rotary_factor; implemented are default and proportional",
+            other.unwrap_or("default")
         ))),
     }
 }
