@@ -78,6 +78,7 @@ fn killed(expected: &[(PathBuf, Vec<u8>)], bundle: &Path, more: &[&str], most: u
         .map(|(name, _)| name)
         .collect();
     assert!(differing.is_empty(), "after {kills} kills: {differing:?}");
+    #[allow(clippy::disallowed_macros)] // a test's own words
     eprintln!("{kills} kills, {finished} builds were faster");
 }
 

@@ -113,7 +113,7 @@ fn lines_and_files_have_a_limit() {
     refused(&long, "line 3");
     let file = File::create(dir.path().join(JOURNAL_FILE)).unwrap();
     file.set_len(MAX_JOURNAL_BYTES + 1).unwrap();
-    assert!(read(dir.path()).unwrap_err().to_string().contains("more than 16777216"));
+    assert!(read(dir.path()).unwrap_err().to_string().contains("more than the 16777216"));
     assert!(append(dir.path(), note("x")).unwrap_err().to_string().contains("more than 16777216"));
     // One event less than a full file, and a full one.
     let line = [&bytes[..], &vec![b'\n'; MAX_JOURNAL_BYTES as usize - bytes.len()]].concat();
