@@ -82,7 +82,8 @@ fn own_reference(assembly: &Assembly, ui: &Ui) -> Option<Reference> {
     match run() {
         Ok(golden) => Some(Reference { golden, given: false }),
         Err(e) => {
-            eprintln!("warning: no gates of the whole: {e:#}; give --golden, or see anemoe validate");
+            let e = crate::ui::printable(&format!("{e:#}")).into_owned();
+            eprintln!("warning: no gates of the whole: {e}; give --golden, or see anemoe validate");
             None
         }
     }

@@ -171,6 +171,7 @@ impl Recorder {
             Ok(event) => Some(event.id),
             Err(e) => {
                 if !self.warned.swap(true, Ordering::Relaxed) {
+                    let e = crate::ui::printable(&e.to_string()).into_owned();
                     eprintln!("warning: {e}; nothing was written down in {JOURNAL_FILE}");
                 }
                 None
