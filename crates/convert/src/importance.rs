@@ -25,12 +25,11 @@ impl Importance {
     /// The file is no `.npz`, or an array is of another rank, is not made of numbers, or holds one that is negative or not
     /// finite.
     pub fn read(path: &Path) -> Result<Importance> {
-        let mut all = Importance {
-            path: path.to_path_buf(),
-            moments: BTreeMap::new(),
-            sha256: anemoe_bundle::file_sha256(path)?,
-        };
-        for (name, array) in anemoe_npz::read_npz(path)? {
+        // The archive first: what is none is refused before all of it is read for its hash.
+        let arrays = anemoe_npz::read_npz(path)?;
+        let sha256 = anemoe_bundle::file_sha256(path)?;
+        let mut all = Importance { path: path.to_path_buf(), moments: BTreeMap::new(), sha256 };
+        for (name, array) in arrays {
             let invalid = |what: String| Error::invalid(path, format!("importance `{name}`: {what}"));
             let values = array.to_f32();
             if let Some(i) = values.iter().position(|v| !v.is_finite() || *v < 0.0) {

@@ -80,6 +80,16 @@ fn a_torn_last_line_is_tolerated_and_mended() {
 }
 
 #[test]
+fn an_append_behind_a_whole_event_and_zeros_is_read_back() {
+    let (dir, mut bytes) = two();
+    bytes.pop();
+    bytes.extend([0; 40]);
+    fs::write(dir.path().join(JOURNAL_FILE), bytes).unwrap();
+    append(dir.path(), note("third")).unwrap();
+    assert_eq!(read(dir.path()).unwrap().events.len(), 3);
+}
+
+#[test]
 fn garbage_is_named_by_its_line() {
     let (_dir, bytes) = two();
     let with = |tail: &str| [&bytes[..], tail.as_bytes()].concat();
