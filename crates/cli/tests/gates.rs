@@ -1,4 +1,6 @@
 //! Gated builds: what fails, fails early; what is interrupted goes on; what is wrong is named.
+// Remarks of tests go to standard error.
+#![allow(clippy::disallowed_macros)]
 
 mod common;
 

@@ -1,4 +1,6 @@
 //! The journal of a bundle, with the built binary.
+// Remarks of tests go to standard error.
+#![allow(clippy::disallowed_macros)]
 
 mod common;
 

@@ -1,4 +1,6 @@
 //! Builds that are killed, repeated, and spread over processes.
+// Remarks of tests go to standard error.
+#![allow(clippy::disallowed_macros)]
 
 mod common;
 
@@ -78,7 +80,6 @@ fn killed(expected: &[(PathBuf, Vec<u8>)], bundle: &Path, more: &[&str], most: u
         .map(|(name, _)| name)
         .collect();
     assert!(differing.is_empty(), "after {kills} kills: {differing:?}");
-    #[allow(clippy::disallowed_macros)] // a test's own words
     eprintln!("{kills} kills, {finished} builds were faster");
 }
 
