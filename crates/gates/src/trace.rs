@@ -60,10 +60,10 @@ impl Fidelity {
     }
 }
 
-/// Whether a reference run has the residual stream of a bundle's layers.
+/// Checks that a reference run has the residual stream of a bundle's layers.
 ///
 /// # Errors
-/// What is missing or does not fit.
+/// An array is missing or does not fit; the text says which.
 pub fn fits(golden: &Golden, chain: &Chain) -> std::result::Result<(), String> {
     let (layers, hidden) = (chain.model.num_layers, chain.model.hidden_size);
     let states = &golden.hidden_states;

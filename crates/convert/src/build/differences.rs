@@ -41,7 +41,7 @@ pub fn differences(old: (&Value, &Value), new: (&Value, &Value)) -> String {
     }
 }
 
-/// What a user chose for a build, by option.
+/// Lists the choices of a build by option.
 fn settings((chain, inputs): (&Value, &Value)) -> BTreeMap<&'static str, String> {
     let options = &chain["options"];
     let at = |place: &str| options.pointer(place).unwrap_or(&Value::Null);
