@@ -98,7 +98,7 @@ def main():
             ours, theirs = [], []
             mse = lambda v: float(np.mean((np.asarray(v, np.float32).reshape(w.shape) - w.astype(np.float32)) ** 2, dtype=np.float64))
             for _ in range(arguments.runs):
-                out = subprocess.run([arguments.anemoe, "quantize", file, "--json", *flags, "-o", decoded],
+                out = subprocess.run([arguments.anemoe, "quantize", file, "--json", "--force", *flags, "-o", decoded],
                                      capture_output=True, text=True, check=True)
                 ours.append(json.loads(out.stdout)["seconds"])
                 out = subprocess.run([sys.executable, __file__, "--child", name, file, theirs_file],

@@ -70,7 +70,7 @@ def check(path, anemoe, functions_wanted):
                 outputs, state = checker.run(inputs, function, "fp16", state)
                 states = {"state:" + name: np.array(value) for name, value in state.items()}
                 expected.append({**{k: np.array(v) for k, v in outputs.items()}, **states})
-            command = [anemoe, "predict", path, "--function", function, "--precision", "fp16"]
+            command = [anemoe, "predict", path, "--function", function, "--precision", "fp16", "--force"]
             command += [argument for file in files for argument in ("--inputs", file)]
             command += ["--outputs", os.path.join(scratch, "out{}.npz")]
             run = subprocess.run(command, capture_output=True, text=True)

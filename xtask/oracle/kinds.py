@@ -77,7 +77,7 @@ def main():
                             problems += [text for level, _, text in evaluator.R.items if level == "ERROR"]
                             inputs, outputs = os.path.join(scratch, "in.npz"), os.path.join(scratch, "y.npz")
                             np.savez(inputs, x=x)
-                            run = subprocess.run([anemoe, "predict", package, "--inputs", inputs, "--outputs", outputs], capture_output=True, text=True)
+                            run = subprocess.run([anemoe, "predict", package, "--inputs", inputs, "--outputs", outputs, "--force"], capture_output=True, text=True)
                             if run.returncode != 0:
                                 problems.append(run.stderr.strip())
                             elif not np.allclose(np.load(outputs)["y"].astype(float), expected.astype(float), rtol=1e-2, atol=2e-3):

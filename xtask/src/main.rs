@@ -1,31 +1,52 @@
-//! Regenerates checked-in code: `cargo run -p xtask -- proto`.
+//! Tasks of the repository: checked-in code, fuzz targets, trials of the built binary.
 
-use std::path::Path;
+mod fuzz;
+mod options;
+mod proto;
+mod seeds;
+mod trial;
+
+#[path = "../../crates/convert/tests/common/mod.rs"]
+mod files;
+
+use options::Options;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
+const USAGE: &str = "usage: cargo xtask TASK
+  proto                       writes crates/mlpackage/src/proto/generated.rs
+  fuzz [TARGET..]             runs fuzz targets; docs/fuzzing.md
+       [--seconds N] [--runs N] [--sanitizer none|address] [--seed-only]
+  trial --anemoe PATH         runs the binary on damaged and hostile inputs; docs/fuzzing.md
+       [--runs N] [--seed S] [--jobs J] [--keep] [--only COMMAND] [--interrupt N]";
+
+/// Result of a task: whether it passed.
+type Passed = Result<bool, Box<dyn std::error::Error>>;
+
+/// The root of the repository.
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).parent().map(PathBuf::from).unwrap_or_default()
+}
+
+fn run() -> Passed {
+    let mut args = std::env::args().skip(1);
+    let task = args.next().ok_or(USAGE)?;
+    let options = Options::parse(args)?;
+    match task.as_str() {
+        "proto" => proto::write(),
+        "fuzz" => fuzz::run(options),
+        "trial" => trial::run(options),
+        _ => Err(USAGE.into()),
+    }
+}
+
 fn main() -> ExitCode {
-    let result = match std::env::args().nth(1).as_deref() {
-        Some("proto") => proto(),
-        _ => Err("usage: cargo run -p xtask -- proto".into()),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
+    match run() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
         Err(e) => {
             eprintln!("error: {e}");
             ExitCode::from(2)
         }
     }
-}
-
-/// `crates/mlpackage/proto/coreml.proto` to `crates/mlpackage/src/proto/generated.rs`, without a protoc.
-fn proto() -> Result<(), Box<dyn std::error::Error>> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/mlpackage");
-    let descriptors = protox::compile([root.join("proto/coreml.proto")], [root.join("proto")])?;
-    let out = std::env::temp_dir().join(format!("anemoe-proto-{}", std::process::id()));
-    std::fs::create_dir_all(&out)?;
-    // Sorted maps: the same model always has the same bytes.
-    prost_build::Config::new().btree_map(["."]).out_dir(&out).compile_fds(descriptors)?;
-    std::fs::copy(out.join("coreml.rs"), root.join("src/proto/generated.rs"))?;
-    std::fs::remove_dir_all(out)?;
-    Ok(())
 }

@@ -3,6 +3,7 @@
 use crate::{CHAIN_FILE, Error, Result, write_atomic};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::path::{Component, Path, PathBuf};
 
 /// Version of the contract that this crate writes and reads.
@@ -13,6 +14,10 @@ const MAX_CHAIN_BYTES: u64 = 256 << 20;
 
 /// No size in a chain is larger, so that products of two of them stay in range.
 const MAX_SIZE: usize = 1 << 24;
+/// Caps of logits, see [`ModelInfo::final_logit_softcapping`]. Published ones are 30 and 50.
+pub const SOFTCAPPING: RangeInclusive<f32> = 0.1..=1e6;
+/// Factors of an embedding; published ones are roots of its width.
+const EMBEDDING_SCALE: RangeInclusive<f32> = 1e-6..=1e6;
 
 /// Most rows that a shard carries from call to call: the reach of a short convolution.
 const MAX_CARRY: usize = 1 << 10;
@@ -263,6 +268,21 @@ pub enum Storage {
         /// There are offsets.
         offsets: bool,
     },
+}
+
+impl std::fmt::Display for Storage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Storage::Fp16 => f.write_str("fp16"),
+            Storage::Lut { bits, rows_per_table } => {
+                write!(f, "lut{bits} with {rows_per_table} rows per table")
+            }
+            Storage::Int { bits, block_rows, block_cols, offsets } => {
+                let and = if *offsets { " and offset" } else { "" };
+                write!(f, "int{bits} with a scale{and} per block of [{block_rows}, {block_cols}]")
+            }
+        }
+    }
 }
 
 impl Storage {
@@ -547,7 +567,7 @@ impl Chain {
             format: u32,
         }
         let version: Version =
-            serde_json::from_slice(&text).map_err(|e| Error::invalid(&path, format!("chain: {e}")))?;
+            anemoe_io::json::parse(&text).map_err(|e| Error::invalid(&path, format!("chain: {e}")))?;
         if version.format != FORMAT {
             return Err(Error::invalid(
                 &path,
@@ -597,12 +617,22 @@ impl Chain {
                 self.embedding.rows, self.embedding.cols, m.vocab_size, m.hidden_size
             ));
         }
+        if let Some(cap) = m.final_logit_softcapping.filter(|cap| !SOFTCAPPING.contains(cap)) {
+            let (least, most) = (SOFTCAPPING.start(), SOFTCAPPING.end());
+            return Err(format!(
+                "model: final_logit_softcapping is {cap:e}, expected a number from {least} to {most}"
+            ));
+        }
+        if !EMBEDDING_SCALE.contains(&self.embedding.scale) {
+            let (scale, least, most) = (self.embedding.scale, EMBEDDING_SCALE.start(), EMBEDDING_SCALE.end());
+            return Err(format!("embedding: scale is {scale:e}, expected a number from {least} to {most}"));
+        }
         inside(&self.embedding.file).map_err(|e| format!("embedding: {e}"))?;
         if let Some(vectors) = &self.vectors {
             inside(&vectors.file).map_err(|e| format!("vectors: {e}"))?;
         }
         if self.embedding.storage.layout(self.embedding.rows, self.embedding.cols).is_none() {
-            return Err(format!("embedding: {:?} does not fit its rows and columns", self.embedding.storage));
+            return Err(format!("embedding: {} does not fit its rows and columns", self.embedding.storage));
         }
         if self.tokens.is_empty()
             || self.tokens.iter().any(|t| t.min == 0 || t.min > t.max || t.max > 1 << 16)
@@ -616,6 +646,9 @@ impl Chain {
                     rope.width,
                     rope.inv_freq.len()
                 ));
+            }
+            if let Some(f) = rope.inv_freq.iter().find(|f| !(0.0..=1.0).contains(*f)) {
+                return Err(format!("rope `{name}`: a frequency of {f:e}, expected numbers from 0 to 1"));
             }
         }
         for (name, cache) in &self.caches {
@@ -684,8 +717,11 @@ impl Chain {
                 }
                 written.insert(register);
             }
-            Step::Route { logits, weights, top_k, .. } => {
+            Step::Route { logits, weights, top_k, scale, bias, .. } => {
                 read(logits, written)?;
+                if let Some(v) = scale.iter().chain(bias).flatten().find(|v| !v.is_finite()) {
+                    return Err(format!("route to `{weights}`: scale or bias {v}, expected finite numbers"));
+                }
                 if *top_k == 0 {
                     return Err(format!("route to `{weights}`: top_k is 0"));
                 }
@@ -700,7 +736,7 @@ impl Chain {
             }
             Step::Normalize { from, to, vector, eps } => {
                 read(from, written)?;
-                if self.vectors.is_none() || !eps.is_finite() || *eps < 0.0 {
+                if self.vectors.is_none() || !(0.0..1.0).contains(eps) {
                     return Err(format!("norm of `{from}`: vector `{vector}` or eps {eps} cannot be"));
                 }
                 written.insert(to);
@@ -714,7 +750,10 @@ impl Chain {
                 let shard =
                     self.shard(&run.shard).ok_or_else(|| format!("no shard is named `{}`", run.shard))?;
                 if !shard.functions.iter().any(|f| f.unit == run.unit) {
-                    return Err(format!("shard `{}` has no function for unit {:?}", run.shard, run.unit));
+                    return Err(match &run.unit {
+                        Some(unit) => format!("shard `{}` has no function for unit `{unit}`", run.shard),
+                        None => format!("shard `{}` has no function without a unit", run.shard),
+                    });
                 }
                 if let Some(when) = &run.when {
                     read(&when.register, written)?;

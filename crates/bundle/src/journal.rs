@@ -201,10 +201,10 @@ struct Fault {
 }
 
 fn parse_line(line: &[u8]) -> std::result::Result<Event, Fault> {
-    // Some file systems leave zeros where data had not arrived when the power went.
-    let end = line.iter().rposition(|&b| b != 0).map_or(0, |i| i + 1);
+    // Some file systems leave zeros where data had not arrived when the power went; an append behind them ends the line.
+    let end = line.iter().rposition(|&b| b != 0 && !b.is_ascii_whitespace()).map_or(0, |i| i + 1);
     let line = &line[..end];
-    let value: Value = serde_json::from_slice(line).map_err(|e| {
+    let value: Value = anemoe_io::json::parse(line).map_err(|e| {
         let torn = e.is_eof() && line.trim_ascii_start().first().is_none_or(|&b| b == b'{');
         let text = e.to_string();
         let what = text.split(" at line ").next().unwrap_or(&text);

@@ -24,16 +24,25 @@ pub use atomic::{
 };
 pub use chain::{
     AutoChoice, Cache, Chain, Embedding, FORMAT, GateResult, Gates, HostInput, InputBinding, ModelInfo,
-    OutputBinding, Rope, RowRange, Run, Shard, ShardFunction, ShardKind, Step, Storage, TensorChoice,
-    TokenCount, UniformResult, Vectors, When,
+    OutputBinding, Rope, RowRange, Run, SOFTCAPPING, Shard, ShardFunction, ShardKind, Step, Storage,
+    TensorChoice, TokenCount, UniformResult, Vectors, When,
 };
 
-use std::path::PathBuf;
+use serde::Serializer;
+use std::path::{Path, PathBuf};
 
 /// Name of the contract in a bundle.
 pub const CHAIN_FILE: &str = "chain.json";
 /// Folder of the packages in a bundle.
 pub const SHARDS_DIR: &str = "shards";
+
+/// Serializes a path as text for people: what is not UTF-8 in it is replaced, where serde would refuse it.
+///
+/// # Errors
+/// The serializer's.
+pub fn path_text<P: AsRef<Path>, S: Serializer>(path: &P, s: S) -> std::result::Result<S::Ok, S::Error> {
+    s.collect_str(&path.as_ref().display())
+}
 
 /// Result of this crate's fallible operations.
 pub type Result<T> = std::result::Result<T, Error>;

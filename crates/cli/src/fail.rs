@@ -64,7 +64,7 @@ pub fn interrupted(json: bool) {
 }
 
 fn print_json(kind: &str, message: &str, path: Option<PathBuf>) {
-    let document = serde_json::json!({"error": {"kind": kind, "message": message, "path": path}});
+    let document = serde_json::json!({"error": {"kind": kind, "message": message, "path": path.map(|p| p.display().to_string())}});
     let _ = writeln!(std::io::stdout(), "{document}");
 }
 
@@ -174,5 +174,8 @@ fn classify(e: &anyhow::Error) -> Kind {
             };
         }
     }
-    ("usage", None)
+    match e.chain().any(|cause| cause.is::<std::io::Error>()) {
+        true => ("io", None),
+        false => ("usage", None),
+    }
 }

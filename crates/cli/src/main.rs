@@ -7,14 +7,19 @@ mod fail;
 mod files;
 mod interrupt;
 mod journal;
+mod shell;
+mod target;
 mod ui;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::process::ExitCode;
 
-/// Mixture-of-Experts language models on the Apple Neural Engine, and on any CPU.
+/// Takes Mixture-of-Experts language models to the Apple Neural Engine, and to any CPU.
 #[derive(Parser)]
 #[command(name = "anemoe", version, arg_required_else_help = true, max_term_width = 110)]
+#[command(
+    after_help = "Examples:\n  anemoe quickstart\n  anemoe build models/small-gemma4 -o my.anemoe\n  anemoe generate my.anemoe --prompt 'def main():'\n\nanemoe COMMAND --help says more about a command."
+)]
 struct Cli {
     /// Print one JSON document on standard output; progress and messages go to standard error.
     #[arg(long, global = true)]

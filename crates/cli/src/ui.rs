@@ -21,7 +21,7 @@ impl Ui {
         if self.json {
             return Ok(());
         }
-        writeln!(io::stdout(), "{}", printable(text.as_ref()))
+        writeln!(io::stdout(), "{}", printable(text.as_ref())).map_err(of_stdout)
     }
 
     /// Prints part of a line at once.
@@ -30,16 +30,15 @@ impl Ui {
             return Ok(());
         }
         let mut out = io::stdout();
-        out.write_all(printable(text).as_bytes())?;
-        out.flush()
+        out.write_all(printable(text).as_bytes()).and_then(|()| out.flush()).map_err(of_stdout)
     }
 
     /// Prints the result for programs.
     pub fn document<T: Serialize>(&self, value: &T) -> anyhow::Result<()> {
         if self.json {
             let mut out = io::stdout().lock();
-            serde_json::to_writer_pretty(&mut out, value).map_err(io::Error::from)?;
-            writeln!(out)?;
+            let written = serde_json::to_writer_pretty(&mut out, value).map_err(io::Error::from);
+            written.and_then(|()| writeln!(out)).map_err(of_stdout)?;
         }
         Ok(())
     }
@@ -98,6 +97,11 @@ impl Write for LogWriter {
     fn flush(&mut self) -> io::Result<()> {
         io::stderr().flush()
     }
+}
+
+/// Says that an error is that of standard output, which has no path.
+fn of_stdout(e: io::Error) -> io::Error {
+    io::Error::new(e.kind(), format!("standard output: {e}"))
 }
 
 /// A table of text columns: the first to the left, the others to the right.

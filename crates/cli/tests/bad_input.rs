@@ -264,6 +264,28 @@ fn damaged_bundles() {
     generate_refused(&bundle, "1", &["99"]);
     write(&chain.replacen("\"top_k\": 2", "\"top_k\": 2000", 1));
     generate_refused(&bundle, "1", &["top_k"]);
+    for (good, bad, says) in [
+        (
+            "\"final_logit_softcapping\": 30.0",
+            "\"final_logit_softcapping\": 1e-40",
+            "final_logit_softcapping is ",
+        ),
+        (
+            "\"final_logit_softcapping\": 30.0",
+            "\"final_logit_softcapping\": 1e30",
+            "final_logit_softcapping is 1e30",
+        ),
+        ("\"scale\": 8.0", "\"scale\": 1e30", "embedding: scale is 1e30"),
+        ("\"format\": 1", "\"format\": 1, \"format\": 1", "key `format` is there twice"),
+        ("\"top_k\": 2", "\"top_k\": 2, \"top_k\": 1", "key `top_k` is there twice"),
+    ] {
+        assert!(chain.contains(good), "{good}");
+        write(&chain.replacen(good, bad, 1));
+        generate_refused(&bundle, "1", &["chain.json", says]);
+    }
+    let frequencies = chain.find("\"inv_freq\"").unwrap();
+    write(&format!("{}{}", &chain[..frequencies], chain[frequencies..].replacen("1.0", "1e9", 1)));
+    generate_refused(&bundle, "1", &["chain.json", "expected numbers from 0 to 1"]);
     write(&chain);
     let embed = bundle.join("embed.bin");
     let bytes = fs::read(&embed).unwrap();
@@ -272,6 +294,69 @@ fn damaged_bundles() {
     fs::write(&embed, bytes).unwrap();
     fs::remove_dir_all(bundle.join("shards/L02.attn.mlpackage")).unwrap();
     generate_refused(&bundle, "1", &["L02.attn.mlpackage"]);
+}
+
+/// JSON objects in which a key is there twice mean one thing to one program and another to the next.
+#[test]
+fn keys_that_are_there_twice() {
+    for (file, good, bad, key) in [
+        ("config.json", "\"hidden_size\": 64", "\"hidden_size\": 32, \"hidden_size\": 64", "hidden_size"),
+        ("generation_config.json", "", "{\"eos_token_id\": 1, \"eos_token_id\": 2}", "eos_token_id"),
+        ("model.safetensors.index.json", "", "{\"weight_map\": {\"a\": \"b\", \"a\": \"c\"}}", "a"),
+    ] {
+        let d = Damaged::new();
+        let path = d.model().join(file);
+        let text = match good {
+            "" => bad.to_string(),
+            _ => {
+                let text = fs::read_to_string(&path).unwrap();
+                assert!(text.contains(good), "{text}");
+                text.replacen(good, bad, 1)
+            }
+        };
+        fs::write(&path, text).unwrap();
+        d.refused(&[file, &format!("key `{key}` is there twice")]);
+    }
+}
+
+/// Tokenizers that are cut off, that the library panics at, and that make gigabytes of a letter.
+#[test]
+fn damaged_tokenizers() {
+    let (_dir, bundle) = bundle();
+    let good = fs::read_to_string(fixture("../models/small-gemma4").join("tokenizer.json")).unwrap();
+    let doubling = r#"{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}"#;
+    let doubling = format!("{{\"type\": \"Sequence\", \"normalizers\": [{}]}}", vec![doubling; 26].join(","));
+    let normalizer = good.find("\"normalizer\": ").map(|at| at + "\"normalizer\": ".len()).unwrap();
+    let end = normalizer
+        + good[normalizer..]
+            .find('}')
+            .map(|at| at + good[normalizer + at + 1..].find('}').unwrap() + 2)
+            .unwrap();
+    let decoder = good.find("\"decoder\"").unwrap();
+    for (text, says) in [
+        (good[..decoder + 40].to_string(), "EOF"),
+        (format!("{}{doubling}{}", &good[..normalizer], &good[end..]), "step Replace makes"),
+        (
+            good.replacen(
+                "\"continuing_subword_prefix\": null",
+                "\"continuing_subword_prefix\": \"####\"",
+                1,
+            ),
+            "has no `continuing_subword_prefix` `####`",
+        ),
+        (
+            good.replacen("\"special_tokens\": {", "\"special_tokens\": {}, \"none\": {", 1),
+            "not among `special_tokens`",
+        ),
+    ] {
+        assert_ne!(text, good, "{says}");
+        fs::write(bundle.join("tokenizer.json"), text).unwrap();
+        let v = json(2, &["generate", bundle.to_str().unwrap(), "--prompt", "a aaa", "--max-new", "1"]);
+        let message = v["error"]["message"].as_str().unwrap();
+        assert!(message.contains("tokenizer.json") && message.contains(says), "{message}");
+        assert_eq!(v["error"]["kind"], "invalid");
+        assert!(v["error"]["path"].as_str().unwrap().ends_with("tokenizer.json"));
+    }
 }
 
 /// A blob offset that lies, blobs that overlap, a protobuf without end, a weight file that is cut off.
@@ -346,4 +431,19 @@ fn errors_are_documents_with_json() {
     assert!(v["error"]["message"].is_string() && v["error"]["kind"].is_string(), "{v}");
     let v = json(2, &["plan", "synthetic:gemma4-26b-a4b", "--quant", "nonsense"]);
     assert_eq!(v["error"]["kind"], "usage");
+}
+
+/// Standard output has no path, and the error says what it is.
+#[cfg(target_os = "linux")]
+#[test]
+fn standard_output_that_is_full() {
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let model = fixture("tiny-gemma4-moe");
+    for json in [&[][..], &["--json"]] {
+        let out = full.try_clone().unwrap();
+        let mut command = anemoe(&["inspect", model.to_str().unwrap()]);
+        let (code, _, err) = finish(command.args(json).stdout(out).output().unwrap());
+        assert_eq!(code, 2, "{err}");
+        assert!(err.contains("standard output: No space left on device"), "{err}");
+    }
 }

@@ -224,7 +224,7 @@ fn tables_of_outcomes_are_scored() {
 fn bad_input_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let nothing = dir.path().join("nothing");
-    refused(&["check", text(&nothing)], &["neither", "nothing"]);
+    refused(&["check", text(&nothing)], &["no such file or folder", "nothing"]);
     refused(&["check", text(&dir.path().join("x.mlpackage"))], &["x.mlpackage"]);
     refused(&["check"], &["PATH"]);
     refused(&["check", "p.mlpackage", "--chip", "z80"], &["z80"]);

@@ -1,4 +1,6 @@
 //! The journal of a bundle, with the built binary.
+// Remarks of tests go to standard error.
+#![allow(clippy::disallowed_macros)]
 
 mod common;
 
@@ -139,7 +141,7 @@ fn people_add_what_commands_cannot_know() {
     refused(&["journal", "add", b], &["--lesson"]);
     refused(&["journal", "add", b, "--lesson", " "], &["no text"]);
     refused(&["journal", "add", b, "--lesson", "x", "--entry", "zzz"], &["zzz names no entry", first]);
-    refused(&["journal", "add", text(dir.path()), "--lesson", "x"], &["is no bundle"]);
+    refused(&["journal", "add", text(dir.path()), "--lesson", "x"], &["a folder of another kind"]);
     refused(&["journal", b, "--entry", ""], &["names several"]);
     refused(&["journal"], &["BUNDLE"]);
     refused(&["journal", b, "add", b, "--lesson", "x"], &["a bundle comes behind"]);
@@ -390,5 +392,5 @@ fn two_bundles_side_by_side() {
     let d = json(0, &["journal", "diff", x, y]);
     assert!(d["remarks"].to_string().contains("newest validate was of another chain.json"), "{d}");
     assert!(!d["figures"].to_string().contains("validate: lowest cosine"), "{d}");
-    refused(&["journal", "diff", x, text(dir.path())], &["is no bundle"]);
+    refused(&["journal", "diff", x, text(dir.path())], &["a folder of another kind"]);
 }

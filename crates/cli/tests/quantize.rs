@@ -269,12 +269,14 @@ fn wrong_importance_text_and_goals() {
     let typo = write("typo.npz", "layers.0.self_attn.q_prj.weight", vec![64], 1.0);
     let short = write("short.npz", q, vec![5], 1.0);
     let negative = write("negative.npz", q, vec![64], -1.0);
+    let partial = write("partial.npz", q, vec![64], 1.0);
     let not_npz = dir.path().join("not.npz");
     std::fs::write(&not_npz, b"PK\x03\x04 nonsense").unwrap();
     for (path, says) in [
         (&typo, "no tensor of that name"),
         (&short, "shape [5]"),
         (&negative, "expected a number from 0"),
+        (&partial, "importance: no array for `embed_tokens.weight`, "),
         (&not_npz, "not.npz"),
     ] {
         refused(&["build", text(&tiny), "-o", text(&out), "--importance", text(path)], &[says]);

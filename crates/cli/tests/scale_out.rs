@@ -1,4 +1,6 @@
 //! Builds that are killed, repeated, and spread over processes.
+// Remarks of tests go to standard error.
+#![allow(clippy::disallowed_macros)]
 
 mod common;
 
@@ -37,7 +39,6 @@ fn killed(expected: &[(PathBuf, Vec<u8>)], bundle: &Path, more: &[&str], most: u
     let complete = || {
         let complete = bundle.join("chain.json").exists() && !bundle.join(".anemoe-build").exists();
         if complete {
-            // A kill while the folder of the build is removed leaves some of it, which the next command removes.
             refused(&arguments(bundle, &model, &["--max-context", "64"]), &["finished bundle"]);
         }
         complete
@@ -61,15 +62,17 @@ fn killed(expected: &[(PathBuf, Vec<u8>)], bundle: &Path, more: &[&str], most: u
             }
             None => kills += 1,
         }
-        // What looks finished is finished.
+        // What looks finished is finished. A kill while the folder of the build is removed leaves some of it, under a name that
+        // readers pass over and the next build of this bundle removes.
         if complete() {
-            assert!(contents(bundle) == expected, "after {kills} kills");
+            let mut found = contents(bundle);
+            found.retain(|(name, _)| !name.starts_with(".anemoe-tmp-build"));
+            assert!(found == expected, "after {kills} kills");
             std::fs::remove_dir_all(bundle).unwrap();
         }
     }
-    if !complete() {
-        json(0, &arguments(bundle, &model, more));
-    }
+    complete();
+    json(0, &arguments(bundle, &model, more));
     let found = contents(bundle);
     let differing: Vec<&PathBuf> = found
         .iter()
@@ -185,7 +188,7 @@ fn parts_that_cannot_be() {
     }
     refused(&arguments(&bundle, &model, &["--shard", "3"]), &["SLURM_ARRAY_TASK_ID"]);
     assert!(!bundle.exists());
-    refused(&["assemble", dir.path().to_str().unwrap()], &["no unfinished build"]);
+    refused(&["assemble", dir.path().to_str().unwrap()], &["an empty folder"]);
     // Another plan in the same folder.
     let (code, _, err) = run(&arguments(&bundle, &model, &["--shard", "0/2"]));
     assert_eq!(code, 0, "{err}");

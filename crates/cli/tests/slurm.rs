@@ -1,4 +1,6 @@
 //! The job scripts on a real Slurm of one node, where it is installed.
+// Remarks of tests go to standard error.
+#![allow(clippy::disallowed_macros)]
 
 use std::path::Path;
 use std::process::Command;

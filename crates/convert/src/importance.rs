@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 ///
 /// The file is an `.npz` with one array per tensor, named as in the checkpoint without its prefix (for instance
 /// `layers.0.self_attn.q_proj.weight`): `[input channels]`, or `[experts, input channels]` where a tensor holds the
-/// matrices of many experts. Tensors without an array count every input the same.
+/// matrices of many experts. Tensors without an array count every input the same; `build` wants one for every projection.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Importance {
     path: PathBuf,
@@ -25,12 +25,11 @@ impl Importance {
     /// The file is no `.npz`, or an array is of another rank, is not made of numbers, or holds one that is negative or not
     /// finite.
     pub fn read(path: &Path) -> Result<Importance> {
-        let mut all = Importance {
-            path: path.to_path_buf(),
-            moments: BTreeMap::new(),
-            sha256: anemoe_bundle::file_sha256(path)?,
-        };
-        for (name, array) in anemoe_npz::read_npz(path)? {
+        // The archive first: what is none is refused before all of it is read for its hash.
+        let arrays = anemoe_npz::read_npz(path)?;
+        let sha256 = anemoe_bundle::file_sha256(path)?;
+        let mut all = Importance { path: path.to_path_buf(), moments: BTreeMap::new(), sha256 };
+        for (name, array) in arrays {
             let invalid = |what: String| Error::invalid(path, format!("importance `{name}`: {what}"));
             let values = array.to_f32();
             if let Some(i) = values.iter().position(|v| !v.is_finite() || *v < 0.0) {
@@ -74,6 +73,25 @@ impl Importance {
                 format!("importance `{name}`: the checkpoint has no tensor of that name"),
             )),
         }
+    }
+
+    /// Checks that every tensor of `wanted` has an array.
+    ///
+    /// # Errors
+    /// Some have none; the error names the first of them.
+    pub fn check_complete<'a>(&self, wanted: impl IntoIterator<Item = &'a str>) -> Result<()> {
+        const NAMED: usize = 4;
+        let missing: Vec<&str> =
+            wanted.into_iter().filter(|name| !self.moments.contains_key(*name)).collect();
+        let mut list = missing.iter().take(NAMED).map(|n| format!("`{n}`")).collect::<Vec<_>>().join(", ");
+        match missing.len() {
+            0 => return Ok(()),
+            1..=NAMED => {}
+            n => list += &format!(" and {} more", n - NAMED),
+        }
+        let what =
+            format!("importance: no array for {list}; `anemoe calibrate` writes one for every projection");
+        Err(Error::invalid(&self.path, what))
     }
 
     /// Moments of a matrix's inputs, `[cols]`, where they are known.
@@ -149,6 +167,11 @@ mod tests {
         assert!(all.of(&matrix("e", 24, 4, 3)).is_err());
         let err = all.of(&matrix("q", 0, 5, 3)).unwrap_err().to_string();
         assert!(err.contains("importance `q`") && err.contains("3 inputs"), "{err}");
+        all.check_complete(["e", "q"]).unwrap();
+        let err = all.check_complete(["a", "e", "b"]).unwrap_err().to_string();
+        assert!(err.contains("i.npz") && err.contains("no array for `a`, `b`;"), "{err}");
+        let err = all.check_complete(["1", "2", "3", "4", "5", "6"]).unwrap_err().to_string();
+        assert!(err.contains("`4` and 2 more"), "{err}");
         let err = all.check_names(|n| n == "q").unwrap_err().to_string();
         assert!(err.contains("no tensor"), "{err}");
     }

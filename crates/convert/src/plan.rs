@@ -521,10 +521,10 @@ fn storage(quant: MatrixQuant, rows: usize, cols: usize) -> Storage {
 /// models in the same 1x1-convolution form on an M4 Max; whatever has none is `unknown`, never a guess.
 fn predict(kind: ShardKind, matrices: &[MatrixPlan], bytes: u64) -> (&'static str, &'static str) {
     if bytes >= 2 << 30 {
-        return ("not_ane", "weights of 2 GiB or more: above the largest program that was seen on the ANE");
+        return ("not_ane", "weights of 2147 MB or more: above the largest program that was seen on the ANE");
     }
     if bytes < 4 << 20 {
-        return ("unknown", "smaller than 4 MiB: Core ML often prefers another device for small programs");
+        return ("unknown", "smaller than 4.2 MB: Core ML often prefers another device for small programs");
     }
     let only = |wanted: fn(Quant) -> bool| {
         matrices.iter().all(|m| m.quant.kind == Quant::Fp16 || wanted(m.quant.kind))
@@ -543,7 +543,7 @@ fn predict(kind: ShardKind, matrices: &[MatrixPlan], bytes: u64) -> (&'static st
             ("ane", "attention shards in int8-tensor (5.3 and 33 to 47 MB) were all on the ANE")
         }
         ShardKind::Experts | ShardKind::ExpertsCombine if fp16 => {
-            ("ane", "packs of 16 experts in fp16 (182 and 216 MiB) were all on the ANE")
+            ("ane", "packs of 16 experts in fp16 (191 and 226 MB) were all on the ANE")
         }
         ShardKind::Experts | ShardKind::ExpertsCombine if lut4 => {
             ("ane", "packs of 16 experts in lut4, group 32 (46 and 54 MB) were all on the ANE")
@@ -580,10 +580,11 @@ impl Plan {
     pub fn complete(&mut self) -> Result<()> {
         if let Some(s) = self.shards.iter().find(|s| s.bytes > self.options.max_shard_mb << 20) {
             return Err(Error::Usage(format!(
-                "shard {} would hold {} MiB of weights, more than --max-shard-mb {}: choose fewer experts per shard",
+                "shard {} would hold {:.1} MB of weights, and --max-shard-mb {} (MiB) allows {:.1} MB: choose fewer experts per shard",
                 s.name,
-                s.bytes >> 20,
-                self.options.max_shard_mb
+                s.bytes as f64 / 1e6,
+                self.options.max_shard_mb,
+                (self.options.max_shard_mb << 20) as f64 / 1e6
             )));
         }
         self.totals.recount(&self.shards);
@@ -666,7 +667,7 @@ impl Plan {
     /// The file cannot be read or is not a plan.
     pub fn read(path: &Path) -> Result<Plan> {
         let text = anemoe_io::read_input(path, MAX_PLAN_BYTES).map_err(|e| Error::io(path, e))?;
-        serde_json::from_slice(&text).map_err(|e| Error::invalid(path, format!("plan: {e}")))
+        anemoe_io::json::parse(&text).map_err(|e| Error::invalid(path, format!("plan: {e}")))
     }
 }
 

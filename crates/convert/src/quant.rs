@@ -1,5 +1,6 @@
 //! Compression kinds as the command line names them.
 
+use crate::nearest::nearest;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -46,6 +47,47 @@ impl Granularity {
             Granularity::Block => 4,
         }
     }
+}
+
+/// Kinds that are suggested for mistyped ones.
+const NAMES: [&str; 22] = [
+    "fp16",
+    "int8-tensor",
+    "int8-tensor-asymmetric",
+    "int8-channel",
+    "int8-channel-asymmetric",
+    "int4-block",
+    "int4-block-asymmetric",
+    "lut1",
+    "lut2",
+    "lut3",
+    "lut4",
+    "lut6",
+    "lut8",
+    "lut4-uniform",
+    "lut6-uniform",
+    "lut8-uniform",
+    "lut4-tensor",
+    "lut6-tensor",
+    "lut8-tensor",
+    "lut4-uniform-tensor",
+    "lut6-uniform-tensor",
+    "lut8-uniform-tensor",
+];
+
+/// Finds the kind that is nearest to one of another tool.
+fn foreign_name(text: &str) -> Option<&'static str> {
+    Some(match text.to_lowercase().as_str() {
+        "f16" | "float16" | "half" | "none" => "fp16",
+        "int4" | "q4" | "q4_0" | "4bit" | "w4" => "int4-block",
+        "q4_1" => "int4-block-asymmetric",
+        "int8" | "q8" | "q8_0" | "8bit" | "w8" => "int8-channel",
+        "q4_k" | "q4_k_m" | "q4_k_s" | "iq4_nl" | "nf4" => "lut4",
+        "q6_k" => "lut6",
+        "q3_k" | "q3_k_m" | "q3_k_s" => "lut3",
+        "q2_k" => "lut2",
+        _ => return None,
+    })
 }
 
 /// Numbers of bits that Core ML has index types for.
@@ -124,9 +166,11 @@ impl FromStr for Quant {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let unknown = || {
+            let meant = foreign_name(text).or_else(|| nearest(text, NAMES));
+            let question = meant.map(|name| format!("did you mean `{name}`? ")).unwrap_or_default();
             format!(
-                "unknown compression kind `{text}`: expected fp16, int8-tensor, int8-channel or int4-block with -asymmetric as an \
-                 option, or lut{{1,2,3,4,6,8}} with -uniform and -tensor as options"
+                "unknown compression kind `{text}`: {question}expected fp16, int8-tensor, int8-channel or int4-block with \
+                 -asymmetric as an option, or lut{{1,2,3,4,6,8}} with -uniform and -tensor as options"
             )
         };
         if text == "fp16" {
@@ -304,6 +348,11 @@ mod tests {
             ("lut", "unknown"),
             ("lut44", "unknown"),
             ("", "unknown"),
+            ("LUT4", "did you mean `lut4`?"),
+            ("int4", "did you mean `int4-block`?"),
+            ("q4_0", "did you mean `int4-block`?"),
+            ("Q8_0", "did you mean `int8-channel`?"),
+            ("lut4-unifrom", "did you mean `lut4-uniform`?"),
         ] {
             let err = text.parse::<Quant>().unwrap_err();
             assert!(err.contains(says), "{text}: {err}");

@@ -97,7 +97,12 @@ impl TensorJob<'_> {
             (WeightOp::Linear, [outer @ .., i]) if !outer.is_empty() => (outer.iter().product(), *i, 1),
             (WeightOp::MatMul, [i, o]) => (*o, *i, 1),
             _ => {
-                return usage(format!("shape {:?} is not that of a weight of {:?}", self.shape, self.op));
+                let op = match self.op {
+                    WeightOp::Conv => "conv, [out, in, kernel..]",
+                    WeightOp::Linear => "linear, [out, in]",
+                    WeightOp::MatMul => "matmul, [in, out]",
+                };
+                return usage(format!("shape {:?} is not that of a weight of {op}", self.shape));
             }
         };
         if rows * cols == 0 {

@@ -296,7 +296,17 @@ fn metadata_that_is_impossible_or_not_implemented() {
         (with("gemma4.attention.head_count", &|g, k| g.i32s(k, &[4, 4, 4, 4, 4, 8])), "layers differ"),
         (with("gemma4.attention.head_count_kv", &|g, k| g.i32s(k, &[2, 2, 2])), "has 3 values, expected 6"),
         (with("gemma4.attention.head_count_kv", &|g, k| g.i32s(k, &[2, 2, 2, 2, 2, -1])), "has -1"),
-        (with("gemma4.attention.layer_norm_rms_epsilon", &|g, k| g.f32(k, f32::NAN)), "rms_norm_eps"),
+        (
+            with("gemma4.attention.layer_norm_rms_epsilon", &|g, k| g.f32(k, f32::NAN)),
+            "`gemma4.attention.layer_norm_rms_epsilon` is NaN, expected a finite number",
+        ),
+        (with("gemma4.attention.layer_norm_rms_epsilon", &|g, k| g.f32(k, 1e-40)), "rms_norm_eps"),
+        (with("gemma4.final_logit_softcapping", &|g, k| g.f32(k, f32::NAN)), "softcapping` is NaN"),
+        (with("gemma4.final_logit_softcapping", &|g, k| g.f32(k, f32::INFINITY)), "softcapping` is inf"),
+        (with("gemma4.final_logit_softcapping", &|g, k| g.f32(k, 1e-40)), "`final_logit_softcapping` is "),
+        (with("gemma4.attn_logit_softcapping", &|g, k| g.f32(k, f32::NAN)), "softcapping` is NaN"),
+        (with("gemma4.rope.freq_base", &|g, k| g.f32(k, f32::INFINITY)), "freq_base` is inf"),
+        (with("gemma4.rope.freq_base_swa", &|g, k| g.f32(k, 3e38)), "rope_theta` is "),
     ] {
         assert!(found.contains("tiny.gguf: ") && found.contains(says), "{found}");
     }

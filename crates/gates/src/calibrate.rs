@@ -46,7 +46,7 @@ mod tests {
     #[test]
     fn every_projection_is_seen() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny-gemma4-moe");
-        let checkpoint = Checkpoint::open(&path.display().to_string()).unwrap();
+        let checkpoint = Checkpoint::open(&path).unwrap();
         let mut ticks = 0;
         let windows = [vec![2, 7, 19, 33], vec![2, 5]];
         let found = moments(&checkpoint, &windows, &mut || ticks += 1).unwrap();

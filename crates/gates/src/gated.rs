@@ -65,12 +65,12 @@ impl Stage {
     /// For people.
     pub const fn name(self) -> &'static str {
         match self {
-            Stage::Representatives => "one shard of each sort",
-            Stage::RepresentativeResidency => "placement of one shard of each sort",
-            Stage::Reference => "reference run in f32",
-            Stage::RepresentativeProbes => "quality of one shard of each sort",
+            Stage::Representatives => "representative shards",
+            Stage::RepresentativeResidency => "predicted device of the representative shards",
+            Stage::Reference => "golden, the checkpoint in f32",
+            Stage::RepresentativeProbes => "quality of the representative shards",
             Stage::Shards => "all shards",
-            Stage::Residency => "placement of all shards",
+            Stage::Residency => "predicted device of all shards",
             Stage::Golden => "logits and tokens of the whole",
         }
     }
@@ -234,7 +234,12 @@ fn stages(
     let (bundle, vectors) = build.vectors(scratch.path())?;
     let chain = Chain { vectors, ..build.draft(0..0) };
     let site = Site { family: build.family(), plan, chain: &chain, bundle, scratch: scratch.path() };
-    let inputs = Inputs { count: options.probes, seed: options.seed, real: Some(&golden), bos: options.bos };
+    let inputs = Inputs {
+        count: options.probes,
+        seed: options.seed,
+        real: Some(&golden),
+        bos: options.bos.filter(|_| options.reference_given),
+    };
     let package = |s: &PlannedShard| build.package(s);
     let found = probe::probe(&site, &sorts, &package, &inputs, options.min_cosine, &mut |_| ())?;
     drop(scratch);

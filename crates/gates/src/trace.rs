@@ -2,6 +2,7 @@
 
 use crate::golden::cosine;
 use crate::reference::Golden;
+use anemoe_bundle::Chain;
 use anemoe_runtime::cpu::{CpuBackend, Precision};
 use anemoe_runtime::engine::{Engine, Want};
 use anemoe_runtime::{Error, Result};
@@ -59,24 +60,30 @@ impl Fidelity {
     }
 }
 
+/// Checks that a reference run has the residual stream of a bundle's layers.
+///
+/// # Errors
+/// An array is missing or does not fit; the text says which.
+pub fn fits(golden: &Golden, chain: &Chain) -> std::result::Result<(), String> {
+    let (layers, hidden) = (chain.model.num_layers, chain.model.hidden_size);
+    let states = &golden.hidden_states;
+    if states.is_empty() {
+        return Err("array `hidden_states`: it is missing; `anemoe golden` records it".into());
+    }
+    if states.len() != layers + 1 || states.iter().flatten().any(|h| h.len() != hidden) {
+        return Err(format!("array `hidden_states`: it is not of {layers} layers of width {hidden}"));
+    }
+    Ok(())
+}
+
 /// Runs the golden's prompt in one call and compares the stream between layers.
 ///
 /// # Errors
 /// The golden has no hidden states or is of another model, or the bundle is wrong.
 pub fn trace(bundle: &Path, golden: &Golden, precision: Precision) -> Result<Trace> {
     let mut engine = Engine::open(bundle, &CpuBackend::with(precision))?;
-    let (layers, hidden) = (engine.chain().model.num_layers, engine.chain().model.hidden_size);
+    fits(golden, engine.chain()).map_err(|what| Error::Input(format!("golden file: {what}")))?;
     let states = &golden.hidden_states;
-    if states.is_empty() {
-        return Err(Error::Input(
-            "the golden file has no `hidden_states`; `anemoe golden` records them".into(),
-        ));
-    }
-    if states.len() != layers + 1 || states.iter().flatten().any(|h| h.len() != hidden) {
-        return Err(Error::Input(format!(
-            "the golden file's `hidden_states` are not those of {layers} layers of width {hidden}"
-        )));
-    }
     let exact = run(&mut engine, golden)?;
     let f32_stream = engine.chain().vectors.is_some();
     let mut rounded = Vec::new();

@@ -5,6 +5,7 @@
 //! atomic   write_atomic                          a file is whole or absent
 //! output   Output                                nothing is overwritten unless asked for, an input never
 //! owned    OwnedDir                              writes and deletions in a folder of ours, never through a link
+//! json     parse                                 objects with every key once
 //! scratch  Scratch, Temporary                    what is temporary goes at the end, after Ctrl-C too
 //! ```
 //!
@@ -13,6 +14,7 @@
 
 mod atomic;
 mod input;
+pub mod json;
 mod output;
 mod owned;
 mod scratch;

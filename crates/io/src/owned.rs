@@ -11,7 +11,7 @@ use std::path::{Component, Path, PathBuf};
 pub struct PathError {
     /// The file or folder.
     pub path: PathBuf,
-    /// What the system said, or why it was not asked.
+    /// The system's error, or the reason why the system was not asked.
     pub source: io::Error,
 }
 

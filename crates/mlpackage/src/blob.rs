@@ -47,6 +47,8 @@ const BLOB_TYPES: [(DataType, u32); 17] = [
 /// Writes blobs one after the other, each in as many pieces as wanted.
 pub struct BlobWriter {
     path: PathBuf,
+    /// The file's name in errors.
+    shown: PathBuf,
     /// Created with the first blob: a package without blobs has no weight file.
     file: Option<File>,
     /// What is not written yet, less than [`BUFFER`] bytes.
@@ -64,7 +66,13 @@ struct OpenBlob {
 impl BlobWriter {
     /// A writer for the file `path`, which is created with the first blob.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        BlobWriter { path: path.into(), file: None, pending: Vec::new(), position: 0, count: 0, open: None }
+        let path = path.into();
+        BlobWriter::named(path.clone(), path)
+    }
+
+    /// As [`BlobWriter::new`], for a file that will be moved to `shown`: errors name it so.
+    pub(crate) fn named(path: PathBuf, shown: PathBuf) -> Self {
+        BlobWriter { path, shown, file: None, pending: Vec::new(), position: 0, count: 0, open: None }
     }
 
     /// Blobs begun so far.
@@ -76,7 +84,7 @@ impl BlobWriter {
         let file = match &mut self.file {
             Some(file) => file,
             None => {
-                let file = File::create_new(&self.path).map_err(|e| Error::io(&self.path, e))?;
+                let file = File::create_new(&self.path).map_err(|e| Error::io(&self.shown, e))?;
                 self.pending.reserve_exact(BUFFER);
                 self.file.insert(file)
             }
@@ -88,7 +96,7 @@ impl BlobWriter {
             self.pending.extend_from_slice(now);
             bytes = later;
             if self.pending.len() == BUFFER {
-                file.write_all(&self.pending).map_err(|e| Error::io(&self.path, e))?;
+                file.write_all(&self.pending).map_err(|e| Error::io(&self.shown, e))?;
                 self.pending.clear();
             }
         }
@@ -101,13 +109,13 @@ impl BlobWriter {
     /// The type cannot be stored, the last blob was not ended, or writing fails.
     pub fn begin(&mut self, dtype: DataType, count: u64) -> Result<u64> {
         if self.open.is_some() {
-            return Err(Error::invalid(&self.path, "use: a blob is begun before the last one is ended"));
+            return Err(Error::invalid(&self.shown, "use: a blob is begun before the last one is ended"));
         }
         let code = BLOB_TYPES.iter().find(|(t, _)| *t == dtype).map(|(_, c)| *c);
         let code = code.ok_or_else(|| Error::Unsupported(format!("{dtype} in weight storage")))?;
         let size = dtype.packed_bytes(count);
         let size =
-            size.ok_or_else(|| Error::invalid(&self.path, format!("use: a blob of {count} elements")))?;
+            size.ok_or_else(|| Error::invalid(&self.shown, format!("use: a blob of {count} elements")))?;
         if self.position == 0 {
             self.put(&[0; UNIT as usize])?;
         }
@@ -147,7 +155,7 @@ impl BlobWriter {
     pub fn end(&mut self) -> Result<u64> {
         match self.open.take() {
             Some(OpenBlob { metadata, remaining: 0 }) => Ok(metadata),
-            _ => Err(Error::invalid(&self.path, "use: fewer bytes than the blob was begun with")),
+            _ => Err(Error::invalid(&self.shown, "use: fewer bytes than the blob was begun with")),
         }
     }
 
@@ -167,7 +175,7 @@ impl BlobWriter {
     /// A blob was not ended, or writing fails.
     pub fn finish(mut self) -> Result<Option<u64>> {
         if self.open.is_some() {
-            return Err(Error::invalid(&self.path, "use: the last blob was not ended"));
+            return Err(Error::invalid(&self.shown, "use: the last blob was not ended"));
         }
         let Some(mut file) = self.file.take() else { return Ok(None) };
         let mut header = self.count.to_le_bytes().to_vec();
@@ -177,7 +185,7 @@ impl BlobWriter {
             .and_then(|()| file.seek(SeekFrom::Start(0)))
             .and_then(|_| file.write_all(&header))
             .and_then(|()| file.sync_all());
-        done.map_err(|e| Error::io(&self.path, e))?;
+        done.map_err(|e| Error::io(&self.shown, e))?;
         Ok(Some(self.position))
     }
 }

@@ -91,7 +91,8 @@ impl PackageWriter {
         let directory = Temporary::dir(parent, ".mlpackage").map_err(|e| Error::io(target, e))?;
         let weights = directory.path().join(DATA).join(AUTHOR).join(WEIGHTS_DIR);
         fs::create_dir_all(&weights).map_err(|e| Error::io(&weights, e))?;
-        let weights = BlobWriter::new(weights.join(WEIGHTS_FILE));
+        let shown = target.join(DATA).join(AUTHOR).join(WEIGHTS_DIR).join(WEIGHTS_FILE);
+        let weights = BlobWriter::named(weights.join(WEIGHTS_FILE), shown);
         Ok(PackageWriter { target: target.to_path_buf(), overwrite, directory, weights })
     }
 
@@ -107,21 +108,16 @@ impl PackageWriter {
     pub fn finish(self, model: &Model) -> Result<PackageInfo> {
         let PackageWriter { target, overwrite, directory, weights } = self;
         let root = directory.path().to_path_buf();
-        let data = root.join(DATA).join(AUTHOR);
         let bytes = spec::encode(model)?;
         let weight_bytes = weights.finish()?;
-        if weight_bytes.is_none() {
-            let empty = data.join(WEIGHTS_DIR);
-            fs::remove_dir(&empty).map_err(|e| Error::io(&empty, e))?;
-        }
-        write_synced(&data.join(MODEL_FILE), &bytes)?;
-        write_synced(&root.join(MANIFEST), manifest(&bytes, weight_bytes.is_some()).as_bytes())?;
-        for dir in [data.join(WEIGHTS_DIR), data, root.join(DATA), root.clone()] {
-            if dir.is_dir() {
-                sync_dir(&dir)?;
-            }
-        }
-        make_readable(&root)?;
+        // Users know the name that the package will have.
+        write_files(&root, &bytes, weight_bytes.is_some()).map_err(|e| match e {
+            Error::Io { path, source } => match path.strip_prefix(&root) {
+                Ok(inside) => Error::io(target.join(inside), source),
+                Err(_) => Error::io(path, source),
+            },
+            e => e,
+        })?;
         let aside = if overwrite && target.exists() {
             let parent = target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
             let aside = Temporary::dir(parent, "").map_err(|e| Error::io(&target, e))?;
@@ -136,6 +132,23 @@ impl PackageWriter {
         sync_dir(parent)?;
         Ok(PackageInfo { model_bytes: bytes.len() as u64, weight_bytes: weight_bytes.unwrap_or(0) })
     }
+}
+
+/// Writes what lies beside the weights, and flushes every folder.
+fn write_files(root: &Path, model: &[u8], has_weights: bool) -> Result<()> {
+    let data = root.join(DATA).join(AUTHOR);
+    if !has_weights {
+        let empty = data.join(WEIGHTS_DIR);
+        fs::remove_dir(&empty).map_err(|e| Error::io(&empty, e))?;
+    }
+    write_synced(&data.join(MODEL_FILE), model)?;
+    write_synced(&root.join(MANIFEST), manifest(model, has_weights).as_bytes())?;
+    for dir in [data.join(WEIGHTS_DIR), data, root.join(DATA), root.to_path_buf()] {
+        if dir.is_dir() {
+            sync_dir(&dir)?;
+        }
+    }
+    make_readable(root)
 }
 
 fn check_extension(path: &Path) -> Result<()> {
@@ -256,7 +269,7 @@ impl Package {
         check_extension(path)?;
         let manifest_path = path.join(MANIFEST);
         let text = read_limited(&manifest_path, MAX_MANIFEST_BYTES)?;
-        let manifest: Manifest = serde_json::from_slice(&text)
+        let manifest: Manifest = anemoe_io::json::parse(&text)
             .map_err(|e| Error::invalid(&manifest_path, format!("manifest: {e}")))?;
         check_version(&manifest.version).map_err(|what| Error::invalid(&manifest_path, what))?;
         for (id, item) in &manifest.items {

@@ -5,7 +5,8 @@
 //! NumPy's `numpy.lib.format`.
 //!
 //! A file is never believed: nothing is allocated from a size that a header claims before the file is known to hold as
-//! many bytes, and what a compressed archive may grow to is bounded by its own length.
+//! many bytes, and what a compressed archive may grow to is bounded by its own length,
+//! or by what its reader has use for.
 #![deny(unsafe_code)]
 
 mod array;
@@ -15,7 +16,7 @@ mod npz;
 
 pub use array::{Array, ArrayData, DType};
 pub use npy::{read_npy, write_npy};
-pub use npz::{read_npz, write_npz, write_npz_compressed};
+pub use npz::{read_npz, read_npz_within, write_npz, write_npz_compressed};
 
 use std::path::PathBuf;
 

@@ -3,6 +3,7 @@
 use crate::header::Refused;
 use crate::npy::{PIECE, ReadError, check, read_array, write_array, write_atomic};
 use crate::{Array, Error, Result};
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
@@ -12,7 +13,7 @@ use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipArchive, ZipWriter};
 
 /// All arrays of an archive may take this many bytes, or [`MAX_EXPANSION`] times the archive where that is more.
-const MIN_LIMIT: u64 = 1 << 30;
+const MIN_LIMIT: u64 = 64 << 20;
 /// Numbers that were computed hardly compress; a hundred times is far beyond them.
 const MAX_EXPANSION: u64 = 100;
 
@@ -20,9 +21,17 @@ const MAX_EXPANSION: u64 = 100;
 ///
 /// # Errors
 /// The file cannot be read, is no zip file, holds something that is no array or the same name twice, expands to more than
-/// 1 GiB and 100 times its own length, or an array is wrong or of an element type that is not implemented.
+/// 64 MiB and 100 times its own length, or an array is wrong or of an element type that is not implemented.
 pub fn read_npz(path: &Path) -> Result<BTreeMap<String, Array>> {
-    read_limited(path, MIN_LIMIT)
+    read_npz_within(path, 0)
+}
+
+/// As [`read_npz`], for a caller who has use for `wanted` bytes: the arrays may take as many, however little the file has.
+///
+/// # Errors
+/// As [`read_npz`]; the archive may also expand to `wanted` bytes.
+pub fn read_npz_within(path: &Path, wanted: u64) -> Result<BTreeMap<String, Array>> {
+    read_limited(path, wanted.max(MIN_LIMIT))
 }
 
 fn read_limited(path: &Path, min_limit: u64) -> Result<BTreeMap<String, Array>> {
@@ -54,7 +63,8 @@ fn read_limited(path: &Path, min_limit: u64) -> Result<BTreeMap<String, Array>> 
         // Also several entries over the same bytes of the archive cannot add up to more.
         total = total.saturating_add(bytes);
         if total > limit {
-            let what = format!("size: with it the archive expands to {total} bytes, more than {limit}");
+            let what =
+                format!("size: with it the archive of {length} bytes expands to {total}, more than {limit}");
             return Err(invalid(what).at(path, &subject));
         }
         let array = read_array(&mut entry, bytes).map_err(|e| e.at(path, &subject))?;
@@ -97,8 +107,10 @@ fn write(path: &Path, entries: &[(String, Array)], method: CompressionMethod) ->
         }
         check(array).map_err(wrong)?;
     }
-    write_atomic(path, |file| {
-        let mut zip = ZipWriter::new(BufWriter::with_capacity(PIECE, file));
+    let failure = RefCell::new(None);
+    let written = write_atomic(path, |file| {
+        let sink = Sink { file, failure: &failure };
+        let mut zip = ZipWriter::new(BufWriter::with_capacity(PIECE, sink));
         for (name, array) in entries {
             // An entry that may pass 4 GiB says so before it is written.
             let bytes = array.data.len() as u64 * array.data.dtype().bytes() as u64;
@@ -111,7 +123,48 @@ fn write(path: &Path, entries: &[(String, Array)], method: CompressionMethod) ->
             write_array(&mut zip, array)?;
         }
         zip.finish()?.flush()
-    })
+    });
+    match failure.take() {
+        Some(source) => Err(Error::io(path, source)),
+        None => written,
+    }
+}
+
+/// A file that keeps its first error, which the zip library wraps, and takes no more writes: the library would try again
+/// when it is dropped, and print that it failed.
+struct Sink<'a> {
+    file: &'a mut File,
+    failure: &'a RefCell<Option<io::Error>>,
+}
+
+impl Sink<'_> {
+    /// The result of a file operation; `done` where one has failed before.
+    fn attempt<T>(&mut self, done: T, call: impl FnOnce(&mut File) -> io::Result<T>) -> io::Result<T> {
+        if self.failure.borrow().is_some() {
+            return Ok(done);
+        }
+        call(self.file).map_err(|e| {
+            let kind = e.kind();
+            self.failure.replace(Some(e));
+            kind.into()
+        })
+    }
+}
+
+impl Write for Sink<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.attempt(bytes.len(), |file| file.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.attempt((), Write::flush)
+    }
+}
+
+impl Seek for Sink<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.attempt(0, |file| file.seek(to))
+    }
 }
 
 /// Number of consecutive entries of the central directory that starts at `start` (APPNOTE 4.3.12).
@@ -142,6 +195,10 @@ fn zip_error(e: ZipError) -> ReadError {
         ZipError::Io(e) => io::Error::into(e),
         ZipError::UnsupportedArchive(what) => {
             ReadError::Refused(Refused::Unsupported(format!("zip archive: {what}")))
+        }
+        // The reader says so in the words of the zip format.
+        ZipError::InvalidArchive(what) if what.contains("EOCD") => {
+            invalid("file: it is not a zip archive, as .npz files are, or its end is missing")
         }
         e => invalid(format!("zip archive: {e}")),
     }
@@ -299,7 +356,7 @@ mod tests {
         assert!(place.invalid(&bytes).contains("are claimed"));
         let mut bytes = place.archive(&[("a.npy", &array)], CompressionMethod::Deflated);
         patch(&mut bytes, 22, 24, &size);
-        assert!(place.invalid(&bytes).contains("the archive expands to 4294967292 bytes"));
+        assert!(place.invalid(&bytes).contains("expands to 4294967292, more than 67108864"));
     }
 
     /// A deflated stream that ends long before the length that both headers claim, below the archive's limit.
@@ -308,9 +365,9 @@ mod tests {
         let place = Place::new();
         let mut array = npy(&ones(4));
         let at = array.windows(4).position(|w| w == b"(4,)").unwrap();
-        array[at..at + 13].copy_from_slice(b"(200000000,)}");
+        array[at..at + 12].copy_from_slice(b"(10000000,)}");
         let mut bytes = place.archive(&[("a.npy", &array)], CompressionMethod::Deflated);
-        patch(&mut bytes, 22, 24, &(800_000_128u32).to_le_bytes());
+        patch(&mut bytes, 22, 24, &(40_000_128u32).to_le_bytes());
         assert!(place.invalid(&bytes).contains("array `a.npy`: data:"));
     }
 
@@ -322,9 +379,42 @@ mod tests {
         assert!(read_limited(&place.file(), 2 << 20).is_ok());
         let err = read_limited(&place.file(), 1 << 20).unwrap_err().to_string();
         assert!(
-            err.contains("array `zeros.npy`: size: with it the archive expands to 1048704 bytes"),
+            err.contains("array `zeros.npy`: size: with it the archive of ")
+                && err.contains(" bytes expands to 1048704, more than 1048576"),
             "{err}"
         );
+    }
+
+    /// 80 MB of zeros in 80 kB are more than a file of that size may be, unless a caller has use for them.
+    #[test]
+    fn a_bomb_that_a_caller_has_use_for() {
+        let place = Place::new();
+        let n = 80_000_000;
+        let zeros = Array::new(vec![n], vec![0u8; n]).unwrap();
+        write_npz_compressed(&place.file(), &[("zeros".to_string(), zeros)]).unwrap();
+        let length = std::fs::metadata(place.file()).unwrap().len();
+        assert!(length < 200_000, "{length}");
+        let err = read_npz(&place.file()).unwrap_err().to_string();
+        assert!(err.contains(&format!("{length} bytes expands to 80000128, more than 67108864")), "{err}");
+        assert_eq!(read_npz_within(&place.file(), 80_000_128).unwrap()["zeros"].data.len(), n);
+        assert!(read_npz_within(&place.file(), 80_000_127).is_err());
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_full_disk_is_named_as_the_system_does() {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let failure = RefCell::new(None);
+        let mut file = full;
+        let mut sink = Sink { file: &mut file, failure: &failure };
+        assert_eq!(sink.write(b"x").unwrap_err().kind(), io::ErrorKind::StorageFull);
+        assert_eq!(sink.write(b"more").unwrap(), 4);
+        assert_eq!(sink.seek(SeekFrom::End(0)).unwrap(), 0);
+        assert_eq!(failure.take().unwrap().raw_os_error(), Some(28));
+        for write in [write_npz, write_npz_compressed] {
+            let e = write(Path::new("/dev/full"), &[("a".to_string(), ones(2_000_000))]).unwrap_err();
+            assert_eq!(e.to_string(), "/dev/full: No space left on device (os error 28)");
+        }
     }
 
     #[test]

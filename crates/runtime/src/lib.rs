@@ -9,6 +9,7 @@ pub mod cpu;
 pub mod engine;
 pub mod error;
 pub mod generate;
+mod memory;
 pub mod predict;
 pub mod sampler;
 pub mod tensor;

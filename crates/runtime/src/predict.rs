@@ -4,13 +4,16 @@ use crate::cpu::{CpuPackage, Options, Precision, Session, States};
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
 use anemoe_mlpackage::mil::{DataType, Feature, FeatureShape};
-use anemoe_npz::{Array, ArrayData, read_npz, write_npz};
+use anemoe_npz::{Array, ArrayData, read_npz_within, write_npz};
 use half::f16;
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 /// Prefix of a state's key in an archive.
 const STATE: &str = "state:";
+/// Most bytes that a function's inputs and states justify in an archive of any length; a longer archive may hold more.
+const MAX_JUSTIFIED: u64 = 1 << 30;
 
 /// A run of a package over several sets of inputs, in order, with states carried over.
 #[derive(Clone, Debug)]
@@ -24,7 +27,7 @@ pub struct Prediction {
     /// One archive per step: an array per input, and `state:NAME` to start a state from.
     pub inputs: Vec<PathBuf>,
     /// Where outputs go; `{}` becomes the step. Without it only the last step is written.
-    pub outputs: String,
+    pub outputs: PathBuf,
 }
 
 /// What was written.
@@ -39,14 +42,10 @@ pub struct Written {
 impl Prediction {
     /// Archives that [`Prediction::run`] writes, in order.
     pub fn targets(&self) -> Vec<PathBuf> {
-        let every = self.outputs.contains("{}");
+        let every = self.outputs.to_string_lossy().contains("{}");
         let steps =
             if every { 0..self.inputs.len() } else { self.inputs.len().saturating_sub(1)..self.inputs.len() };
-        steps.map(|step| self.target(step)).collect()
-    }
-
-    fn target(&self, step: usize) -> PathBuf {
-        PathBuf::from(self.outputs.replace("{}", &step.to_string()))
+        steps.map(|step| numbered(&self.outputs, step)).collect()
     }
 
     /// Runs every step and writes outputs and states.
@@ -58,22 +57,39 @@ impl Prediction {
         let options = Options { precision: self.precision, ..Options::default() };
         let mut session = package.session(self.function.as_deref(), options)?;
         let mut states = States::new(&session);
-        let every = self.outputs.contains("{}");
+        let every = self.outputs.to_string_lossy().contains("{}");
         let mut written = Vec::new();
         for (step, path) in self.inputs.iter().enumerate() {
-            let arrays = read_npz(path).map_err(|e| Error::Input(e.to_string()))?;
+            let arrays = read_npz_within(path, justified(&session))?;
             let inputs = bind(&session, &mut states, arrays, path)?;
             session.run(&inputs.iter().collect::<Vec<_>>(), &mut states)?;
             if every || step + 1 == self.inputs.len() {
-                let target = self.target(step);
+                let target = numbered(&self.outputs, step);
                 let entries = results(&session, &states, self.precision)?;
                 let arrays = entries.iter().map(|(n, a)| (n.clone(), a.shape.clone())).collect();
-                write_npz(&target, &entries).map_err(|e| Error::Input(e.to_string()))?;
+                write_npz(&target, &entries)?;
                 written.push(Written { path: target, arrays });
             }
         }
         Ok(written)
     }
+}
+
+/// Bytes that arrays of a function's inputs and states may take: numbers of 8 bytes, and their headers.
+fn justified(session: &Session) -> u64 {
+    const HEADER: u64 = 1 << 10;
+    let elements = |shape: &[u64]| shape.iter().fold(1, |n: u64, &d| n.saturating_mul(d));
+    let bytes = session.inputs().iter().chain(session.states()).map(|f| {
+        let elements = match &f.shape {
+            FeatureShape::Fixed(shape) => elements(shape),
+            FeatureShape::Enumerated(all) => all.iter().map(|s| elements(s)).max().unwrap_or(0),
+            // What the upper ends would allow is more than anyone sends.
+            FeatureShape::Range { default, .. } => elements(default),
+            FeatureShape::Dynamic => 0,
+        };
+        elements.saturating_mul(8).saturating_add(HEADER)
+    });
+    bytes.fold(0, u64::saturating_add).min(MAX_JUSTIFIED)
 }
 
 /// Inputs in the session's order; states are set.
@@ -153,4 +169,12 @@ fn to_array(t: &Tensor, dtype: DataType, precision: Precision) -> Array {
         Data::Str(_) => ArrayData::I32(Vec::new()),
     };
     Array { shape: t.shape.clone(), data }
+}
+/// Puts the step's number for `{}`. A part of a path that is not UTF-8 stays as it is.
+fn numbered(outputs: &Path, step: usize) -> PathBuf {
+    let number = |part: &OsStr| match part.to_str() {
+        Some(text) => text.replace("{}", &step.to_string()).into(),
+        None => part.to_os_string(),
+    };
+    outputs.components().map(|c| number(c.as_os_str())).collect()
 }

@@ -80,6 +80,16 @@ fn a_torn_last_line_is_tolerated_and_mended() {
 }
 
 #[test]
+fn an_append_behind_a_whole_event_and_zeros_is_read_back() {
+    let (dir, mut bytes) = two();
+    bytes.pop();
+    bytes.extend([0; 40]);
+    fs::write(dir.path().join(JOURNAL_FILE), bytes).unwrap();
+    append(dir.path(), note("third")).unwrap();
+    assert_eq!(read(dir.path()).unwrap().events.len(), 3);
+}
+
+#[test]
 fn garbage_is_named_by_its_line() {
     let (_dir, bytes) = two();
     let with = |tail: &str| [&bytes[..], tail.as_bytes()].concat();
@@ -113,7 +123,7 @@ fn lines_and_files_have_a_limit() {
     refused(&long, "line 3");
     let file = File::create(dir.path().join(JOURNAL_FILE)).unwrap();
     file.set_len(MAX_JOURNAL_BYTES + 1).unwrap();
-    assert!(read(dir.path()).unwrap_err().to_string().contains("more than 16777216"));
+    assert!(read(dir.path()).unwrap_err().to_string().contains("more than the 16777216"));
     assert!(append(dir.path(), note("x")).unwrap_err().to_string().contains("more than 16777216"));
     // One event less than a full file, and a full one.
     let line = [&bytes[..], &vec![b'\n'; MAX_JOURNAL_BYTES as usize - bytes.len()]].concat();

@@ -5,6 +5,7 @@ use super::{auto, build, golden};
 use crate::Outcome;
 use crate::interrupt;
 use crate::journal::{JournalArgs, Recorder, facts};
+use crate::target::expect_begun_bundle;
 use crate::ui::Ui;
 use anemoe_bundle::journal::status;
 use anemoe_convert::build::Assembly;
@@ -14,17 +15,19 @@ use anemoe_gates::residency;
 use anyhow::Context;
 use std::path::PathBuf;
 
-/// Complete a bundle whose parts were built with `build --shard`: every shard is there and has the hash of its record. Then come
-/// the gates of the whole, as in a build by one process; exit status 1 when one fails.
+/// Complete a bundle whose parts were built with `build --shard`.
+///
+/// Every shard has to be there and to have the hash of its record. Then come the gates of the whole, as in a build by one process.
+/// Exit status 1 when one fails.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Example:\n  anemoe build models/small-gemma4 -o small.anemoe --shard 0/2\n  anemoe build models/small-gemma4 -o small.anemoe --shard 1/2\n  anemoe assemble small.anemoe"
+    after_help = "Example:\n  anemoe build models/small-gemma4 -o parts.anemoe --shard 0/2\n  anemoe build models/small-gemma4 -o parts.anemoe --shard 1/2\n  anemoe assemble parts.anemoe"
 )]
 pub struct Args {
     /// The bundle's folder.
     bundle: PathBuf,
-    /// Reference run for the gates of the whole, from `anemoe golden` or Hugging Face transformers [default: a run in f32 of the
-    /// parts' checkpoint, where it still is].
+    /// Golden for the gates of the whole, from `anemoe golden` or Hugging Face transformers [default: a run in f32 of the parts'
+    /// checkpoint, where it still is].
     #[arg(long, value_name = "F.npz", conflicts_with = "skip_gates")]
     golden: Option<PathBuf>,
     /// Cosine that the logits must reach at every position and step [default: that of the parts].
@@ -45,6 +48,7 @@ fn cosine(text: &str) -> Result<f64, String> {
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let recorder = Recorder::new(&args.journal, "assemble");
     let given = args.golden.as_deref().map(Golden::read).transpose()?;
+    expect_begun_bundle(&args.bundle)?;
     interrupt::comes_to_rest();
     let assembly = anemoe_convert::build::assemble(&args.bundle)?;
     let reference = match given {
@@ -62,7 +66,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         recorder.end(&args.bundle, status, facts::build(built, &args.bundle, None));
     }
     ui.document(&report)?;
-    build::print(&report, &args.bundle, 0, ui)?;
+    build::print(&report, &args.bundle, args.golden.as_deref(), 0, ui)?;
     Ok(if report.pass { Outcome::Done } else { Outcome::GateFailed })
 }
 
@@ -74,7 +78,7 @@ fn own_reference(assembly: &Assembly, ui: &Ui) -> Option<Reference> {
         let zaya_skip = source.zaya_skip.map(|s| s.parse()).transpose().map_err(anyhow::Error::msg)?;
         let checkpoint = Reading { zaya_skip }.open(&source.checkpoint)?;
         if assembly.chain()?.checkpoint_sha256.as_ref() != Some(&checkpoint.fingerprint()?) {
-            anyhow::bail!("{}: is not what the parts were built from any more", source.checkpoint);
+            anyhow::bail!("{}: is not what the parts were built from any more", source.checkpoint.display());
         }
         let (prompt, decode) = auto::gate_prompt(&checkpoint, assembly.plan())?;
         Ok::<_, anyhow::Error>(golden::with_bar(&checkpoint, &prompt, decode, ui)?)

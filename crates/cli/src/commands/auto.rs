@@ -15,7 +15,7 @@ use anemoe_convert::quant::Quant;
 use anemoe_gates::auto::{Goal, MAX_WHOLE, Search, choose};
 use anemoe_gates::text::windows;
 use anyhow::bail;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// Text that models are run on where the user gives none.
@@ -72,7 +72,7 @@ pub struct Planned {
 }
 
 /// Opens a checkpoint and plans it. With `gated`, `--min-cosine` is what gates want, too.
-pub fn plan(spec: &str, options: &Options, gated: bool, ui: &Ui) -> anyhow::Result<Planned> {
+pub fn plan(spec: &Path, options: &Options, gated: bool, ui: &Ui) -> anyhow::Result<Planned> {
     let auto = options.quant == QuantChoice::Auto;
     for (given, name) in [
         (options.min_cosine.is_some() && !gated, "--min-cosine"),

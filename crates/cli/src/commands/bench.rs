@@ -6,6 +6,7 @@ use crate::Outcome;
 use crate::bundle::Verify;
 use crate::files::Overwrite;
 use crate::journal::{JournalArgs, Recorder, facts};
+use crate::target::expect_bundle;
 use crate::ui::{Table, Ui};
 use anemoe_bundle::journal::Machine;
 use anemoe_kernels::Pool;
@@ -28,14 +29,16 @@ const GAUGE: usize = 256 << 20;
 /// Operations in the table.
 const MOST_OPS: usize = 24;
 
-/// Measure a bundle on this machine: loading, prefill, decode at several context lengths, with the bytes that are read beside
-/// the bandwidth of the memory.
+/// Measure the speed of a bundle on this machine.
+///
+/// Measures loading, prefill, and decode at several context lengths, and shows the bytes that are read beside the bandwidth of the
+/// memory.
 ///
 /// Tokens are random, so that each one goes to other experts. In front of a decode the context is filled with noise, since
 /// the time does not depend on what is in it. Figures are medians.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  anemoe bench small.anemoe\n  anemoe bench small.anemoe --context 64,4096 --fast\n  anemoe bench small.anemoe --save a.json\n  anemoe bench small.anemoe --against a.json"
+    after_help = "Examples:\n  anemoe bench small.anemoe\n  anemoe bench small.anemoe --context 64,1024 --fast\n  anemoe bench small.anemoe --save a.json\n  anemoe bench small.anemoe --against a.json"
 )]
 pub struct Args {
     /// The bundle.
@@ -43,7 +46,7 @@ pub struct Args {
     /// Prompt lengths; 0 for none.
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "64")]
     prefill: Vec<usize>,
-    /// Contexts in which tokens are decoded.
+    /// Contexts in which tokens are decoded; the bundle's own limit is that of `build --max-context`.
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "64")]
     context: Vec<usize>,
     /// Tokens decoded in each context; 0 for none.
@@ -88,6 +91,7 @@ pub struct Args {
 struct Report {
     schema: u32,
     version: String,
+    #[serde(serialize_with = "anemoe_bundle::path_text")]
     bundle: PathBuf,
     source: String,
     /// `exact`, or `fast` where products are of integers and bf16; and what is not as it is by default.
@@ -113,6 +117,7 @@ struct Report {
 /// An earlier run beside this one.
 #[derive(Serialize, Deserialize)]
 struct Against {
+    #[serde(serialize_with = "anemoe_bundle::path_text")]
     file: PathBuf,
     /// What else was not the same.
     differs: Vec<String>,
@@ -254,6 +259,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let backend = anemoe_runtime::cpu::CpuBackend {
         options: anemoe_runtime::cpu::Options { profile: args.ops, ..backend.options },
     };
+    expect_bundle(&args.bundle)?;
     args.verify.open(&args.bundle, ui)?;
     let recorder = Recorder::new(&args.journal, "bench");
     let pool = Pool::global();
@@ -400,7 +406,7 @@ fn check(args: &Args, engine: &Engine) -> anyhow::Result<()> {
 fn read_report(path: &Path) -> anyhow::Result<Report> {
     let what = || format!("--against {}", path.display());
     let text = anemoe_io::read_input(path, MAX_BYTES).with_context(what)?;
-    let report: Report = serde_json::from_slice(&text).with_context(what)?;
+    let report: Report = anemoe_io::json::parse(&text).with_context(what)?;
     anyhow::ensure!(
         report.schema == SCHEMA,
         "--against {}: schema {} where this version reads {SCHEMA}",

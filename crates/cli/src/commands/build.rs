@@ -7,6 +7,7 @@ use super::{check, golden, validate};
 use crate::Outcome;
 use crate::interrupt;
 use crate::journal::{JournalArgs, Recorder, facts};
+use crate::shell::quoted;
 use crate::ui::{self, Ui};
 use anemoe_bundle::journal::status;
 use anemoe_convert::build::{self, Build, BuildReport, Event, Needs, Part, Source};
@@ -14,6 +15,7 @@ use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::importance::Importance;
 use anemoe_convert::models::Readings;
 use anemoe_convert::plan::Plan;
+use anemoe_convert::quant::MatrixQuant;
 use anemoe_gates::gated::{self, GatedReport, Stage};
 use anemoe_gates::golden::{self as gates, MIN_COSINE};
 use anemoe_gates::reference::Golden;
@@ -24,16 +26,19 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Build a bundle of Core ML packages from a checkpoint: first one shard of each sort, which has to pass two gates (placement
-/// on the Neural Engine as predicted, quality against FP16), then the others, then the same for the whole. Exit status 1 when
-/// a gate fails. A build that was interrupted goes on where it stopped.
+/// Build a bundle of Core ML packages from a checkpoint, and check it.
+///
+/// A shard is one package. Shards that differ only in their weights are a group, and one of each group, its representative, is
+/// built first. The representatives have to pass two gates: the Neural Engine is predicted to run them, and they compute nearly
+/// what their FP16 form computes. Then the other shards are built, and the whole has to pass the same. Exit status 1 when a gate
+/// fails. A build that was interrupted goes on where it stopped.
 #[derive(clap::Args)]
 #[command(
     after_help = "Example:\n  anemoe build models/small-gemma4 -o small.anemoe --quant lut4 --attn-quant lut6 --head-quant lut6"
 )]
 pub struct Args {
     /// A Hugging Face folder, a .gguf file, or synthetic:NAME?seed=N&layers=N.
-    checkpoint: String,
+    checkpoint: PathBuf,
     /// The bundle to write.
     #[arg(short, long, value_name = "BUNDLE")]
     out: PathBuf,
@@ -42,23 +47,23 @@ pub struct Args {
     /// Shards that are built at a time [default: one per processor, at most 8, within half of the free memory].
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     jobs: Option<usize>,
-    /// Most MiB of memory for shards that are built at a time: fewer of them where they would need more.
+    /// Most memory for shards that are built at a time, in MiB (1 MiB is 1.05 MB): fewer at a time where they would need more.
     #[arg(long, value_name = "MiB", value_parser = mebibytes)]
     max_memory: Option<u64>,
     /// Build without gates; chain.json says that they were skipped.
     #[arg(long)]
     skip_gates: bool,
-    /// Reference run for the gates, from `anemoe golden` or Hugging Face transformers [default: a run in f32 of a built-in
-    /// text].
+    /// Golden for the gates: a run of the checkpoint in f32, from `anemoe golden` or Hugging Face transformers [default: such a run
+    /// on a built-in text].
     #[arg(long, value_name = "F.npz")]
     golden: Option<PathBuf>,
-    /// Random probes of a shard, besides the prompt's hidden states.
+    /// Probes (random test vectors) per representative, besides the values that the prompt gives before its layer.
     #[arg(long, value_name = "N", default_value_t = probe::PROBES)]
     probes: usize,
-    /// Seed of the random probes.
+    /// Seed of the probes.
     #[arg(long, value_name = "N", default_value_t = probe::SEED)]
     probe_seed: u64,
-    /// Folder for FP16 forms of shards while the gates need them [default: in the unfinished bundle].
+    /// Folder for temporary files of the gates, the FP16 forms of shards [default: in the unfinished bundle].
     #[arg(long, value_name = "DIR")]
     scratch: Option<PathBuf>,
     /// Build only every N-th shard from the I-th on, beside other processes that build the others into the same folder (I from
@@ -194,21 +199,22 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         },
     );
     ui.document(&report)?;
-    print(&report, &args.out, all, ui)?;
+    print(&report, &args.out, args.golden.as_deref(), all, ui)?;
     if let (Some(part), true) = (part, report.pass) {
-        ui.line(format!("part {}/{} is done; anemoe assemble completes the bundle", part.index, part.of))?;
+        ui.line(format!(
+            "part {}/{} is done; anemoe assemble {} completes the bundle",
+            part.index,
+            part.of,
+            quoted(&args.out)
+        ))?;
     }
     Ok(if report.pass { Outcome::Done } else { Outcome::GateFailed })
 }
 
 /// Where the checkpoint is, for a process that starts elsewhere.
-fn source(spec: &str, readings: &Readings) -> Source {
-    let path = Path::new(spec);
-    let checkpoint = if path.exists() {
-        std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf()).to_string_lossy().into_owned()
-    } else {
-        spec.to_string()
-    };
+fn source(spec: &Path, readings: &Readings) -> Source {
+    let absolute = spec.exists().then(|| std::path::absolute(spec).ok()).flatten();
+    let checkpoint = absolute.unwrap_or_else(|| spec.to_path_buf());
     Source { checkpoint, zaya_skip: readings.zaya_skip.map(|s| s.name().to_string()) }
 }
 
@@ -218,7 +224,7 @@ fn gate_cosine(options: &Options) -> f64 {
     if options.quant == QuantChoice::Auto { asked.min(MIN_COSINE) } else { asked }
 }
 
-/// The reference run of the gates: the file's, with hidden states where it lacks them, or one of the gates' own prompt.
+/// Gives the golden of the gates: the file's, with hidden states where it lacks them, or a run of the gates' own prompt.
 pub fn reference(
     checkpoint: &Checkpoint,
     plan: &Plan,
@@ -294,10 +300,10 @@ fn needs_line(needs: &Needs) -> String {
     let mut line = format!("{}: needs {}", bundle.display(), ui::bytes(*bundle_bytes));
     match (*scratch_bytes, *same_disk) {
         (0, _) => {}
-        (n, true) => line += &format!(", and {} for a while", ui::bytes(n)),
+        (n, true) => line += &format!(", and {} of temporary files", ui::bytes(n)),
         (n, false) => {
             line += &format!(
-                ", and {} for a while in {} ({} free)",
+                ", and {} of temporary files in {} ({} free)",
                 ui::bytes(n),
                 scratch.display(),
                 ui::bytes(*scratch_free)
@@ -308,23 +314,26 @@ fn needs_line(needs: &Needs) -> String {
 }
 
 /// The gates and the build for people.
-pub fn print(report: &GatedReport, out: &Path, all: usize, ui: &Ui) -> anyhow::Result<()> {
+pub fn print(
+    report: &GatedReport,
+    out: &Path,
+    golden: Option<&Path>,
+    all: usize,
+    ui: &Ui,
+) -> anyhow::Result<()> {
     let r = &report.representative;
     let verdict = |pass: bool| if pass { "pass" } else { "FAIL" };
     let placed = |found: &residency::Report| {
         let v = found.verdicts;
         let small = found.packages.iter().filter(|p| p.too_small).count();
-        format!(
-            "{}, predicted {} ane, {} unknown, {} not_ane ({small} too small for it to matter)",
-            verdict(found.pass),
-            v.ane,
-            v.unknown,
-            v.not_ane
-        )
+        format!("{}: {}", verdict(found.pass), check::devices(v.ane, v.unknown, v.not_ane, small))
     };
     if let Some(found) = &r.residency {
-        ui.line(format!("one shard of each sort ({}):", r.shards.join(", ")))?;
-        ui.line(format!("  placement: {}", placed(found)))?;
+        ui.line(format!(
+            "representative shards, one of each group that differs only in weights ({}):",
+            r.shards.join(", ")
+        ))?;
+        ui.line(format!("  predicted device: {}", placed(found)))?;
     }
     if let Some(found) = &r.probes {
         let lowest = found.shards.iter().min_by(|a, b| a.median_cosine.total_cmp(&b.median_cosine));
@@ -343,7 +352,7 @@ pub fn print(report: &GatedReport, out: &Path, all: usize, ui: &Ui) -> anyhow::R
     }
     if let Some(found) = &report.full_stack.residency {
         ui.line("the whole:")?;
-        ui.line(format!("  placement: {}", placed(found)))?;
+        ui.line(format!("  predicted device: {}", placed(found)))?;
     }
     if let Some(gate) = &report.full_stack.golden {
         let v = &gate.exact;
@@ -351,8 +360,8 @@ pub fn print(report: &GatedReport, out: &Path, all: usize, ui: &Ui) -> anyhow::R
         let ties = v.wrong_choices.iter().filter(|c| c.near_tie).count();
         let said = if report.full_stack.undecided.is_some() { "undecided" } else { verdict(gate.pass) };
         ui.line(format!(
-            "  logits: {said}, lowest cosine {:.6} (at least {} wanted), {equal} of {} greedy tokens equal, {} choices differ, \
-             {ties} of them near ties",
+            "  logits: {said}, lowest cosine {:.6} (at least {} wanted), {equal} of {} greedy tokens equal, choices that \
+             differ: {}, of which {ties} near ties",
             v.min_cosine,
             v.threshold,
             v.expected_ids.len(),
@@ -360,8 +369,9 @@ pub fn print(report: &GatedReport, out: &Path, all: usize, ui: &Ui) -> anyhow::R
         ))?;
         if let Some(nats) = report.full_stack.undecided {
             ui.line(format!(
-                "  this model predicts a text {nats:.2} nats per token better than chance: its weights are random or the text \
-                 is none to it, and its logits tell nothing of quality; --golden holds it to a reference all the same"
+                "  this model predicts the text {}: its weights are random, or it has not learned \
+                 such text; its logits say nothing about quality. --golden compares it with a reference all the same",
+                against_chance(nats)
             ))?;
         }
     }
@@ -393,9 +403,20 @@ pub fn print(report: &GatedReport, out: &Path, all: usize, ui: &Ui) -> anyhow::R
         (Some(built), Some(stage)) => {
             ui.line(summary(built))?;
             ui.line(format!(
-                "gate FAILED: {}; the bundle is complete, and chain.json says so: see anemoe check, validate and trace",
+                "gate FAILED: {}; the bundle is complete, and chain.json says that the gate failed",
                 stage.name()
             ))?;
+            let name = quoted(out);
+            ui.line(match (stage, golden) {
+                (Stage::Golden, Some(golden)) => {
+                    format!("next: anemoe trace {name} --golden {} shows which layer loses how much", quoted(golden))
+                }
+                (Stage::Golden, None) => format!(
+                    "next: anemoe golden CHECKPOINT --prompt TEXT -o golden.npz, then anemoe trace {name} --golden golden.npz shows \
+                     which layer loses how much"
+                ),
+                _ => format!("next: anemoe check {name} shows why"),
+            })?;
         }
         (None, failed) => {
             ui.line(format!(
@@ -403,14 +424,19 @@ pub fn print(report: &GatedReport, out: &Path, all: usize, ui: &Ui) -> anyhow::R
                  --skip-gates go on",
                 failed.map_or("a stage", Stage::name),
                 all.saturating_sub(r.shards.len()),
-                out.display()
+                quoted(out)
             ))?;
         }
     }
     Ok(())
 }
 
-/// Reads importances, all of which must be of tensors that the plan compresses.
+/// Says how much better than chance a model is, in nats per token, which may be less than nothing.
+fn against_chance(nats: f64) -> String {
+    format!("{:.2} nats per token {} than chance", nats.abs(), if nats < 0.0 { "worse" } else { "better" })
+}
+
+/// Reads importances: one array for every projection that the plan compresses, and none of others.
 pub fn read_importance(path: &Path, plan: &Plan) -> anyhow::Result<Importance> {
     let importance = Importance::read(path)?;
     let known: BTreeSet<&str> =
@@ -419,6 +445,16 @@ pub fn read_importance(path: &Path, plan: &Plan) -> anyhow::Result<Importance> {
     for m in plan.shards.iter().flat_map(|s| &s.matrices) {
         importance.of(m)?;
     }
+    // A set: a tensor of many experts has a matrix for each.
+    let compressed: BTreeSet<&str> = plan
+        .shards
+        .iter()
+        .flat_map(|s| &s.matrices)
+        // Convolutions over several tokens see inputs that no calibration counts.
+        .filter(|m| m.quant.kind != MatrixQuant::FP16.kind && m.taps == 1)
+        .map(|m| m.tensor.as_str())
+        .collect();
+    importance.check_complete(compressed)?;
     Ok(importance)
 }
 
@@ -453,6 +489,12 @@ mod tests {
         for wrong in ["4/3", "0/0", "0", "-1/3", "1/", "/3", "a/b", "1/2/3", "", "0/100001"] {
             assert!(share(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn less_than_chance_is_worse() {
+        assert_eq!(against_chance(0.3), "0.30 nats per token better than chance");
+        assert_eq!(against_chance(-5.02), "5.02 nats per token worse than chance");
     }
 
     #[test]

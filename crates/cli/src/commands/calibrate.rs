@@ -10,15 +10,16 @@ use anemoe_gates::calibrate::moments;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Measure how much each input of each matrix matters: the mean squares of the projections' inputs over a text, each expert
-/// by itself. `build --importance` weighs errors with them.
+/// Measure how much each input of each matrix matters, for `build --importance`.
+///
+/// An input matters by its mean square over a text, for each expert by itself. `build --importance` weighs errors with it.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Example:\n  anemoe calibrate models/small-gemma4 --text notes.txt -o importance.npz\n  anemoe build models/small-gemma4 -o small.anemoe --quant lut4 --importance importance.npz"
+    after_help = "Example:\n  anemoe calibrate models/small-gemma4 --text notes.txt -o importance.npz\n  anemoe build models/small-gemma4 -o weighted.anemoe --quant lut4 --importance importance.npz"
 )]
 pub struct Args {
     /// A Hugging Face folder or a .gguf file.
-    checkpoint: String,
+    checkpoint: PathBuf,
     #[command(flatten)]
     reading: Reading,
     #[command(flatten)]
@@ -43,7 +44,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let tokens: usize = windows.iter().map(Vec::len).sum();
     let seconds = started.elapsed().as_secs_f64();
     ui.document(&serde_json::json!({
-        "path": args.out, "tensors": found.len(), "tokens": tokens, "windows": windows.len(), "seconds": seconds,
+        "path": args.out.display().to_string(), "tensors": found.len(), "tokens": tokens, "windows": windows.len(), "seconds": seconds,
     }))?;
     ui.line(format!(
         "{}: inputs of {} tensors over {tokens} tokens, in {seconds:.1} s",

@@ -3,6 +3,7 @@
 use crate::Outcome;
 use crate::bundle::Verify;
 use crate::journal::{JournalArgs, Recorder, facts};
+use crate::target::expect_bundle;
 use crate::ui::{self, Table, Ui};
 use anemoe_bundle::CHAIN_FILE;
 use anemoe_gates::integrity;
@@ -17,8 +18,10 @@ use std::path::{Path, PathBuf};
 /// Largest plan report or table of outcomes that is read.
 const MAX_REPORT_BYTES: u64 = 1 << 30;
 
-/// Residency gate: predict from published measurements which ops and packages the Neural Engine will run. Exit status 1 when
-/// something is predicted elsewhere.
+/// Predict which packages the Neural Engine will run.
+///
+/// This is the residency gate: a package is resident when the Neural Engine runs all of its operations. Predictions follow rules
+/// from published measurements. Exit status 1 when a package that is not small is predicted elsewhere.
 #[derive(clap::Args)]
 #[command(
     after_help = "Example:\n  anemoe check small.anemoe\n  anemoe check shard.mlpackage --ops\n  anemoe check --rules"
@@ -33,7 +36,7 @@ pub struct Args {
     /// Devices that Core ML may choose from.
     #[arg(long, value_enum, default_value = "cpu-and-ne")]
     units: UnitsArg,
-    /// Chip, for the few rules that depend on it: m1 to m5, a14 to a19.
+    /// Chip, for the few rules that depend on it: m1 to m5, a11 to a19.
     #[arg(long, value_name = "CHIP", value_parser = chip)]
     chip: Option<Chip>,
     /// Fail on `unknown` too.
@@ -73,7 +76,7 @@ enum UnitsArg {
 }
 
 fn chip(text: &str) -> Result<Chip, String> {
-    Chip::parse(text).ok_or_else(|| format!("`{text}` is not a chip such as m4 or a17"))
+    Chip::parse(text).ok_or_else(|| format!("`{text}` is not a known chip: {}", Chip::names()))
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
@@ -124,11 +127,7 @@ fn check(path: &Path, options: &Options, verify: Verify, ui: &Ui) -> anyhow::Res
     if path.extension().is_some_and(|e| e == "mlpackage") {
         return Ok(residency::package(path, options)?);
     }
-    anyhow::ensure!(
-        path.join(CHAIN_FILE).symlink_metadata().is_ok(),
-        "{}: neither a .mlpackage nor a bundle: no {CHAIN_FILE} in it",
-        path.display()
-    );
+    expect_bundle(path)?;
     let chain = verify.open(path, ui)?;
     integrity::run_once(path)?;
     let bar = ui.bar(chain.shards.len() as u64, "check");
@@ -151,7 +150,11 @@ pub fn print(report: &Report, ui: &Ui) -> std::io::Result<()> {
         let mut cells: Vec<String> = p.kind.iter().cloned().collect();
         cells.extend([p.functions.len().to_string(), p.weight_bytes.map(ui::bytes).unwrap_or_default()]);
         cells.extend(counts(&p.ops));
-        cells.push(p.verdict.name().into());
+        cells.push(if p.too_small && !report.strict {
+            "CPU: small, fine".into()
+        } else {
+            p.verdict.name().to_string()
+        });
         match known.get(&cells) {
             Some(&i) => rows[i].1 += 1,
             None => {
@@ -177,24 +180,37 @@ pub fn print(report: &Report, ui: &Ui) -> std::io::Result<()> {
     }
     let v = &report.verdicts;
     let n = report.packages.len();
-    let packages = if n == 1 { "package" } else { "packages" };
     let verdict = match (report.pass, v.unknown) {
         (false, _) => "FAIL",
         (true, 1..) if report.device.is_none() => "pass, but NOT DECIDED for all",
         (true, _) => "pass",
     };
-    let small = report.packages.iter().filter(|p| p.too_small).count();
+    let small = report.packages.iter().filter(|p| p.too_small && !report.strict).count();
     ui.line(format!(
-        "{verdict}: {n} {packages}, predicted {} ane, {} unknown, {} not_ane{}{}",
-        v.ane,
-        v.unknown,
-        v.not_ane,
-        if small > 0 { format!(", {small} of them too small for it to matter") } else { String::new() },
-        if report.strict { " (strict: unknown fails)" } else { "" }
+        "{verdict}: {n} {}, predicted: {}{}",
+        if n == 1 { "package" } else { "packages" },
+        devices(v.ane, v.unknown, v.not_ane, small),
+        if report.strict { " (strict: unknown fails, and so does small)" } else { "" }
     ))?;
     ui.line(
         "predicted from measurements that others published (anemoe check --rules); only a Mac can measure",
     )
+}
+
+/// Counts packages by their predicted devices, in words.
+pub fn devices(ane: u64, unknown: u64, not_ane: u64, small: usize) -> String {
+    let small = small as u64;
+    let mut said = vec![format!("{ane} on the Neural Engine")];
+    if unknown > 0 {
+        said.push(format!("{unknown} unknown"));
+    }
+    if not_ane > small {
+        said.push(format!("{} elsewhere", not_ane - small));
+    }
+    if small > 0 {
+        said.push(format!("{small} too small for it to matter (they run on the CPU, which is fine)"));
+    }
+    said.join(", ")
 }
 
 fn counts(ops: &OpCounts) -> [String; 5] {
@@ -229,6 +245,7 @@ fn print_reasons(report: &Report, ui: &Ui) -> std::io::Result<()> {
         packages: 0,
         ops: 0,
     }));
+    let mut sources = Sources::default();
     for (heading, list) in [("why", reasons), ("warnings, which decide nothing", warnings)] {
         if list.is_empty() {
             continue;
@@ -241,12 +258,46 @@ fn print_reasons(report: &Report, ui: &Ui) -> std::io::Result<()> {
             if !r.advice.is_empty() {
                 ui.line(format!("      change: {}", r.advice))?;
             }
-            for e in r.evidence {
-                ui.line(format!("      {}", evidence(e)))?;
+            if !r.evidence.is_empty() {
+                ui.line(format!("      measured: {}", sources.notes(r.evidence)))?;
             }
         }
     }
+    sources.print(ui)?;
     ui.line("")
+}
+
+/// Sources of evidence as numbered notes, each once.
+#[derive(Default)]
+struct Sources(Vec<String>);
+
+impl Sources {
+    /// Gives the marks of these sources: `[1] [2]`.
+    fn notes(&mut self, found: &[Evidence]) -> String {
+        let mut mark = |e: &Evidence| {
+            let text = evidence(e);
+            let known = self.0.iter().position(|t| *t == text);
+            let i = known.unwrap_or_else(|| {
+                self.0.push(text);
+                self.0.len() - 1
+            });
+            format!("[{}]", i + 1)
+        };
+        found.iter().map(&mut mark).collect::<Vec<_>>().join(" ")
+    }
+
+    fn print(&self, ui: &Ui) -> std::io::Result<()> {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        ui.line(
+            "\nsources (A: several measurements agree; B: one careful measurement; C: a claim, or contradictions):",
+        )?;
+        for (i, text) in self.0.iter().enumerate() {
+            ui.line(format!("  [{}] {text}", i + 1))?;
+        }
+        Ok(())
+    }
 }
 
 /// A rule with all places that it applies to.
@@ -356,6 +407,7 @@ fn rules(ui: &Ui) -> anyhow::Result<Outcome> {
         })
         .collect();
     ui.document(&serde_json::json!({"rules": all}))?;
+    let mut sources = Sources::default();
     for r in table::all() {
         let severity = format!("{:?}", r.severity).to_lowercase();
         let question = format!("{:?}", r.question).to_lowercase();
@@ -364,10 +416,11 @@ fn rules(ui: &Ui) -> anyhow::Result<Outcome> {
         if !r.advice.is_empty() {
             ui.line(format!("    change: {}", r.advice))?;
         }
-        for e in r.evidence {
-            ui.line(format!("    {}", evidence(e)))?;
+        if !r.evidence.is_empty() {
+            ui.line(format!("    measured: {}", sources.notes(r.evidence)))?;
         }
     }
+    sources.print(ui)?;
     Ok(Outcome::Done)
 }
 

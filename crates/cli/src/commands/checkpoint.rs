@@ -2,6 +2,7 @@
 
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::models::{Readings, ZayaSkip};
+use std::path::Path;
 
 /// Ways to read a checkpoint where those who run it differ.
 #[derive(clap::Args, Clone, Copy, Debug, Default)]
@@ -14,11 +15,11 @@ pub struct Reading {
 
 impl Reading {
     /// Opens a checkpoint to be read this way.
-    pub fn open(self, spec: &str) -> anyhow::Result<Checkpoint> {
+    pub fn open(self, spec: &Path) -> anyhow::Result<Checkpoint> {
         let checkpoint = Checkpoint::open(spec)?;
         let zaya = checkpoint.config.get("model_type").is_some_and(|t| t == "zaya");
         if self.zaya_skip.is_some() && !zaya {
-            anyhow::bail!("--zaya-skip: {spec} is not a ZAYA checkpoint");
+            anyhow::bail!("--zaya-skip: {} is not a ZAYA checkpoint", spec.display());
         }
         Ok(checkpoint.with_readings(Readings { zaya_skip: self.zaya_skip }))
     }

@@ -3,35 +3,43 @@
 use super::executor::Executor;
 use crate::Outcome;
 use crate::bundle::Verify;
+use crate::target::expect_bundle;
 use crate::ui::Ui;
 use anemoe_runtime::engine::Engine;
 use anemoe_runtime::generate::{GenerateOptions, Generated, Stop, generate};
 use anemoe_runtime::sampler::Sampling;
 use anemoe_runtime::tokenizer::{TextStream, Tokenizer};
 use anyhow::Context;
-use std::path::PathBuf;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Continue a prompt.
 #[derive(clap::Args)]
-#[command(after_help = "Example:\n  anemoe generate small.anemoe --prompt 'def main():' --max-new 40")]
+#[command(
+    after_help = "Examples:\n  anemoe generate small.anemoe --prompt 'def main():' --max-new 40\n  anemoe generate small.anemoe -p 'def main():' -n 40 --temperature 0.7 --top-k 40\n  anemoe generate small.anemoe --prompt-file code.py\n  anemoe generate small.anemoe --prompt - < code.py"
+)]
 pub struct Args {
-    /// The bundle.
-    bundle: PathBuf,
+    /// The bundle, unless -m names it.
+    #[arg(required_unless_present = "model")]
+    bundle: Option<PathBuf>,
+    /// The bundle, as an option instead.
+    #[arg(short, long, value_name = "BUNDLE", conflicts_with = "bundle")]
+    model: Option<PathBuf>,
     #[command(flatten)]
     prompt: Prompt,
     /// Most new tokens.
-    #[arg(long, value_name = "N", default_value_t = 128)]
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 128)]
     max_new: usize,
     /// Divides the logits; 0 always takes the most probable token.
     #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
     temperature: f32,
-    /// Only the N most probable tokens; 0 for all.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    top_k: usize,
-    /// Only the most probable tokens that together reach this probability.
-    #[arg(long, value_name = "P", default_value_t = 1.0)]
-    top_p: f32,
+    /// Draw among the N most probable tokens only; 0 for all. Needs --temperature.
+    #[arg(long, value_name = "N")]
+    top_k: Option<usize>,
+    /// Draw among the most probable tokens only that together reach this probability. Needs --temperature.
+    #[arg(long, value_name = "P")]
+    top_p: Option<f32>,
     /// Starts the random sequence.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -51,11 +59,14 @@ pub struct Args {
 #[derive(clap::Args, Clone)]
 #[group(required = true, multiple = false)]
 pub struct Prompt {
-    /// Text, tokenized with the model's tokenizer.
-    #[arg(long, value_name = "TEXT")]
+    /// Text, tokenized with the model's tokenizer; - reads it from standard input.
+    #[arg(short, long, value_name = "TEXT")]
     prompt: Option<String>,
+    /// File that holds the text, in UTF-8. The end of its last line does not count, as for standard input.
+    #[arg(long, value_name = "F")]
+    prompt_file: Option<PathBuf>,
     /// Token ids, for instance 2,42,7.
-    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    #[arg(long, value_name = "IDS", value_delimiter = ',', value_parser = token_id)]
     prompt_ids: Option<Vec<u32>>,
 }
 
@@ -66,16 +77,62 @@ impl Prompt {
         tokenizer: impl FnOnce() -> anyhow::Result<Tokenizer>,
         bos: Option<u32>,
     ) -> anyhow::Result<Vec<u32>> {
-        match (&self.prompt_ids, &self.prompt) {
-            (Some(ids), _) => Ok(ids.clone()),
-            (None, Some(text)) => {
-                let tokenizer = tokenizer()
-                    .context("a text prompt needs the model's tokenizer; give --prompt-ids instead")?;
-                Ok(tokenizer.encode(text, bos)?)
-            }
-            (None, None) => anyhow::bail!("give --prompt or --prompt-ids"),
+        if let Some(ids) = &self.prompt_ids {
+            return Ok(ids.clone());
+        }
+        let text = match (&self.prompt, &self.prompt_file) {
+            (Some(text), _) if text == "-" => bounded_text(std::io::stdin().lock(), "standard input")?,
+            (Some(text), _) => text.clone(),
+            (None, Some(path)) => text_of(path)?,
+            (None, None) => anyhow::bail!("give --prompt, --prompt-file or --prompt-ids"),
+        };
+        let tokenizer =
+            tokenizer().context("a text prompt needs the model's tokenizer; give --prompt-ids instead")?;
+        Ok(tokenizer.encode(&text, bos)?)
+    }
+}
+
+/// Longest prompt from a file or from standard input, in bytes: far beyond any context.
+const MAX_PROMPT: u64 = 16_000_000;
+
+fn text_of(path: &Path) -> anyhow::Result<String> {
+    let what = || format!("--prompt-file {}", path.display());
+    let found = std::fs::metadata(path).with_context(what)?;
+    anyhow::ensure!(found.is_file(), "{}: not a regular file; --prompt - reads standard input", what());
+    bounded_text(std::fs::File::open(path).with_context(what)?, &what())
+}
+
+fn bounded_text(source: impl Read, what: &str) -> anyhow::Result<String> {
+    let mut bytes = Vec::new();
+    source.take(MAX_PROMPT + 1).read_to_end(&mut bytes).with_context(|| what.to_string())?;
+    let room = bytes.len() as u64 <= MAX_PROMPT;
+    anyhow::ensure!(room, "{what}: the prompt has more than {} MB", MAX_PROMPT / 1_000_000);
+    let Ok(mut text) = String::from_utf8(bytes) else { anyhow::bail!("{what}: the prompt is not UTF-8") };
+    if text.ends_with('\n') {
+        text.pop();
+        if text.ends_with('\r') {
+            text.pop();
         }
     }
+    anyhow::ensure!(!text.is_empty(), "{what}: the prompt is empty");
+    Ok(text)
+}
+
+fn token_id(text: &str) -> Result<u32, String> {
+    let text = text.trim();
+    text.parse().map_err(|_| format!("`{text}` is not a token id: a number from 0 on"))
+}
+
+/// Refuses limits on random choices where nothing is chosen at random.
+fn check_sampling(args: &Args) -> anyhow::Result<()> {
+    let limits = [("--top-k", args.top_k.is_some_and(|k| k > 0)), ("--top-p", args.top_p.is_some())];
+    if let Some((name, _)) = limits.iter().find(|(_, given)| *given).filter(|_| args.temperature == 0.0) {
+        anyhow::bail!(
+            "{name} has no effect without --temperature: at 0, the default, the most probable token is always taken; \
+             add for instance --temperature 0.7"
+        );
+    }
+    Ok(())
 }
 
 pub fn at_least_one(text: &str) -> Result<usize, String> {
@@ -83,11 +140,14 @@ pub fn at_least_one(text: &str) -> Result<usize, String> {
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    check_sampling(&args)?;
     let backend = args.executor.backend()?;
-    args.verify.open(&args.bundle, ui)?;
+    let bundle = args.bundle.as_ref().or(args.model.as_ref()).context("give the bundle")?;
+    expect_bundle(bundle)?;
+    args.verify.open(bundle, ui)?;
     let started = Instant::now();
-    let mut engine = Engine::open(&args.bundle, &backend)?;
-    let tokenizer_file = args.bundle.join("tokenizer.json");
+    let mut engine = Engine::open(bundle, &backend)?;
+    let tokenizer_file = bundle.join("tokenizer.json");
     let prompt =
         args.prompt.ids(|| Ok(Tokenizer::open(&tokenizer_file)?), engine.chain().model.bos_token_id)?;
     // For the prompt, and for the tokens behind it.
@@ -100,8 +160,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         max_new: args.max_new,
         sampling: Sampling {
             temperature: args.temperature,
-            top_k: args.top_k,
-            top_p: args.top_p,
+            top_k: args.top_k.unwrap_or(0),
+            top_p: args.top_p.unwrap_or(1.0),
             seed: args.seed,
         },
         ignore_eos: args.ignore_eos,

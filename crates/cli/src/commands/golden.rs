@@ -11,14 +11,17 @@ use anemoe_runtime::tokenizer::Tokenizer;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Run a checkpoint in f32, without packages or compression, and keep logits, tokens, hidden states and expert choices.
+/// Run a checkpoint in f32, as the reference that bundles are compared with.
+///
+/// The file, called the golden, holds logits, tokens, the values between the layers (hidden states) and the choices of experts.
+/// Neither packages nor compression take part.
 #[derive(clap::Args)]
 #[command(
     after_help = "Example:\n  anemoe golden models/small-gemma4 --prompt-ids 2,926,871 --decode 16 -o golden.npz"
 )]
 pub struct Args {
     /// A Hugging Face folder, a .gguf file, or synthetic:NAME?seed=N&layers=N.
-    checkpoint: String,
+    checkpoint: PathBuf,
     #[command(flatten)]
     reading: Reading,
     #[command(flatten)]
@@ -41,7 +44,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let golden = with_bar(&checkpoint, &prompt, args.decode, ui)?;
     golden.write(&args.out)?;
     ui.document(&serde_json::json!({
-        "path": args.out, "prompt_ids": golden.prompt_ids, "decode_tokens": golden.decode_tokens,
+        "path": args.out.display().to_string(), "prompt_ids": golden.prompt_ids, "decode_tokens": golden.decode_tokens,
         "seconds": started.elapsed().as_secs_f64(),
     }))?;
     ui.line(format!(
@@ -54,14 +57,14 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// A reference run with hidden states and choices of experts, under a bar.
+/// Makes a golden with hidden states and choices of experts, under a bar.
 pub fn with_bar(
     checkpoint: &Checkpoint,
     prompt: &[u32],
     decode: usize,
     ui: &Ui,
 ) -> anemoe_convert::Result<Golden> {
-    let bar = ui.bar(1, "reference run, layers");
+    let bar = ui.bar(1, "golden, layers");
     let options = RunOptions { hidden: true, routing: true };
     let golden = reference::run_with_progress(checkpoint, prompt, decode, options, &mut |done, total| {
         bar.set_length(total as u64);

@@ -1,11 +1,13 @@
 //! `anemoe inspect`
 
 use crate::Outcome;
+use crate::target::expect_bundle;
 use crate::ui::{self, Table, Ui};
 use anemoe_bundle::{CHAIN_FILE, Chain};
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::inspect::{self, CheckpointReport};
-use anemoe_mlpackage::mil::{Feature, FeatureShape};
+use anemoe_convert::place::Place;
+use anemoe_mlpackage::mil::Feature;
 use anemoe_mlpackage::package::Package;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,7 +19,7 @@ use std::path::{Path, PathBuf};
 )]
 pub struct Args {
     /// A checkpoint (folder, .gguf file or synthetic:NAME), a bundle, or a .mlpackage.
-    path: String,
+    path: PathBuf,
     /// Every tensor of a checkpoint.
     #[arg(long)]
     tensors: bool,
@@ -27,13 +29,15 @@ pub struct Args {
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    let path = Path::new(&args.path);
+    let path = args.path.as_path();
     if path.extension().is_some_and(|e| e == "mlpackage") {
         package(path, args.text, ui)?;
     } else if path.join(CHAIN_FILE).is_file() {
         bundle(path, ui)?;
+    } else if Place::at(path) == Place::Unfinished {
+        expect_bundle(path)?;
     } else {
-        let report = inspect::checkpoint(Checkpoint::open(&args.path)?)?;
+        let report = inspect::checkpoint(Checkpoint::open(path)?)?;
         ui.document(&report)?;
         checkpoint(&report, args.tensors, ui)?;
     }
@@ -115,22 +119,6 @@ fn bundle(path: &Path, ui: &Ui) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn shape(f: &Feature) -> String {
-    match &f.shape {
-        FeatureShape::Fixed(s) => format!("{s:?}"),
-        FeatureShape::Range { ranges, .. } => {
-            let bound = |(low, high): &(u64, Option<u64>)| match high {
-                Some(high) if low == high => low.to_string(),
-                Some(high) => format!("{low}..{high}"),
-                None => format!("{low}.."),
-            };
-            format!("[{}]", ranges.iter().map(bound).collect::<Vec<_>>().join(", "))
-        }
-        FeatureShape::Enumerated(all) => format!("one of {all:?}"),
-        FeatureShape::Dynamic => "dynamic".into(),
-    }
-}
-
 fn package(path: &Path, text: bool, ui: &Ui) -> anyhow::Result<()> {
     let package = Package::open(path)?;
     let model = package.model();
@@ -142,8 +130,7 @@ fn package(path: &Path, text: bool, ui: &Ui) -> anyhow::Result<()> {
             *ops.entry(op.op_type.as_str()).or_default() += 1;
         }
         let list = |features: &[Feature]| -> Vec<serde_json::Value> {
-            let one =
-                |f: &Feature| serde_json::json!({"name": f.name, "dtype": f.dtype.name(), "shape": shape(f)});
+            let one = |f: &Feature| serde_json::json!({"name": f.name, "dtype": f.dtype.name(), "shape": f.shape.to_string()});
             features.iter().map(one).collect()
         };
         functions.insert(
@@ -155,7 +142,7 @@ fn package(path: &Path, text: bool, ui: &Ui) -> anyhow::Result<()> {
         );
     }
     ui.document(&serde_json::json!({
-        "path": PathBuf::from(path), "specification_version": model.specification_version,
+        "path": path.display().to_string(), "specification_version": model.specification_version,
         "default_function": model.default_function, "functions": functions, "bytes": package.total_bytes(),
     }))?;
     ui.line(format!(
@@ -176,7 +163,7 @@ fn package(path: &Path, text: bool, ui: &Ui) -> anyhow::Result<()> {
             [("input", &described.inputs), ("output", &described.outputs), ("state", &described.states)]
         {
             for f in features {
-                ui.line(format!("  {what:6} {} {} {}", f.name, f.dtype, shape(f)))?;
+                ui.line(format!("  {what:6} {} {} {}", f.name, f.dtype, f.shape))?;
             }
         }
         let mut ops: BTreeMap<&str, u64> = BTreeMap::new();

@@ -5,23 +5,24 @@ use super::executor::PrecisionArg;
 use super::text::TextArgs;
 use crate::Outcome;
 use crate::bundle::Verify;
+use crate::target::expect_bundle;
 use crate::ui::Ui;
-use anemoe_bundle::CHAIN_FILE;
+use anemoe_convert::place::Place;
 use anemoe_gates::text::{bundle_likelihood, checkpoint_likelihood};
 use anemoe_runtime::cpu::CpuBackend;
 use anemoe_runtime::engine::Engine;
 use anemoe_runtime::tokenizer::Tokenizer;
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Instant;
 
-/// How well a bundle, or a checkpoint in f32, predicts a text.
+/// Measure how well a bundle, or a checkpoint in f32, predicts a text.
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  anemoe perplexity small.anemoe --text notes.txt\n  anemoe perplexity models/small-gemma4 --text notes.txt"
 )]
 pub struct Args {
     /// A bundle, or a checkpoint: a Hugging Face folder or a .gguf file.
-    model: String,
+    model: PathBuf,
     #[command(flatten)]
     reading: Reading,
     #[command(flatten)]
@@ -34,8 +35,13 @@ pub struct Args {
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    let path = Path::new(&args.model);
-    let bundle = path.join(CHAIN_FILE).is_file();
+    let path = args.model.as_path();
+    let bundle = match Place::at(path) {
+        Place::Bundle => true,
+        // Says what completes it.
+        Place::Unfinished => return expect_bundle(path).map(|()| Outcome::Done),
+        _ => false,
+    };
     if bundle && args.reading.zaya_skip.is_some() {
         anyhow::bail!("--zaya-skip: a bundle is read as it was built");
     }
@@ -61,7 +67,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let rate = likelihood.tokens as f64 / seconds.max(1e-9);
     let mean = likelihood.nll / likelihood.tokens as f64;
     ui.document(&serde_json::json!({
-        "model": args.model, "kind": if bundle { "bundle" } else { "checkpoint" },
+        "model": path.display().to_string(), "kind": if bundle { "bundle" } else { "checkpoint" },
         "perplexity": likelihood.perplexity(), "nll": mean, "tokens": likelihood.tokens, "windows": windows.len(),
         "context": args.text.context, "seconds": seconds, "tok_s": rate,
     }))?;

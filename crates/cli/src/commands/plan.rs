@@ -13,14 +13,14 @@ use anemoe_convert::quant::{Groups, Quant};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Show the packages that a checkpoint becomes: sizes, compression, predicted placement.
+/// Show the packages that a checkpoint becomes: sizes, compression, predicted device.
 #[derive(clap::Args)]
 #[command(
     after_help = "Example:\n  anemoe plan synthetic:gemma4-26b-a4b --quant lut4 --experts-per-shard 16"
 )]
 pub struct Args {
     /// A Hugging Face folder, a .gguf file, or synthetic:NAME?seed=N&layers=N.
-    checkpoint: String,
+    checkpoint: PathBuf,
     #[command(flatten)]
     options: Options,
     /// Write the whole plan as JSON to this file.
@@ -93,7 +93,7 @@ pub struct Options {
     /// Positions that the caches hold [default: 2048, or the model's limit where that is less].
     #[arg(long, value_name = "N")]
     pub max_context: Option<usize>,
-    /// Most MiB of weights in a package.
+    /// Most weights in a package, in MiB (1 MiB is 1.05 MB).
     #[arg(long, value_name = "MiB", default_value_t = 1900)]
     pub max_shard_mb: u64,
     /// Do not look for outliers. It takes reading every weight whose kind has one step for a whole tensor (int8-tensor).
@@ -225,7 +225,6 @@ pub fn print(plan: &Plan, all: bool, ui: &Ui) -> std::io::Result<()> {
             kinds.join(", "),
             ui::count(s.weights),
             format!("{:.2}", s.bytes as f64 / 1e6),
-            format!("{:.2}", s.bytes as f64 / (1u64 << 20) as f64),
             s.verdict.clone(),
         ];
         match known.get(&cells).filter(|_| !all) {
@@ -238,7 +237,7 @@ pub fn print(plan: &Plan, all: bool, ui: &Ui) -> std::io::Result<()> {
     }
     ui.line(format!("{}  {}", plan.family, plan.source))?;
     let mut table =
-        Table::new(&["shard", "count", "kind", "functions", "quant", "weights", "MB", "MiB", "predicted"]);
+        Table::new(&["shard", "count", "kind", "functions", "quant", "weights", "MB", "predicted"]);
     for (name, n, cells) in rows {
         let mut row = vec![name, n.to_string()];
         row.extend(cells);
@@ -265,5 +264,5 @@ pub fn print(plan: &Plan, all: bool, ui: &Ui) -> std::io::Result<()> {
     for note in &plan.notes {
         ui.line(format!("note: {note}"))?;
     }
-    ui.line("predicted: from the nearest shard that was measured on a Mac; `unknown` where none was")
+    ui.line("predicted device: from the nearest shard that was measured on a Mac; `unknown` where none was. A shard is one package.")
 }

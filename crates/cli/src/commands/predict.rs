@@ -20,7 +20,7 @@ pub struct Args {
     inputs: Vec<PathBuf>,
     /// Archive to write; {} becomes the number of the step, without it only the last step is written.
     #[arg(long, value_name = "OUT{}.npz")]
-    outputs: String,
+    outputs: PathBuf,
     /// Function to run [default: the package's own].
     #[arg(long, value_name = "NAME")]
     function: Option<String>,
@@ -49,7 +49,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     for file in &written {
         let arrays: serde_json::Map<String, serde_json::Value> =
             file.arrays.iter().map(|(name, shape)| (name.clone(), serde_json::json!(shape))).collect();
-        document.push(serde_json::json!({"path": file.path, "arrays": arrays}));
+        document.push(serde_json::json!({"path": file.path.display().to_string(), "arrays": arrays}));
         let list: Vec<String> = file.arrays.iter().map(|(name, shape)| format!("{name} {shape:?}")).collect();
         ui.line(format!("{}: {}", file.path.display(), list.join(", ")))?;
     }

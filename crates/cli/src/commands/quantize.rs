@@ -4,6 +4,7 @@ use crate::Outcome;
 use crate::files::Overwrite;
 use crate::ui::{self, Ui};
 use anemoe_convert::checkpoint::open_safetensors;
+use anemoe_convert::nearest::did_you_mean;
 use anemoe_convert::quant::{Groups, Quant};
 use anemoe_convert::quantize::Metrics;
 use anemoe_convert::tensor::{CompressedTensor, Target, TensorJob, WeightOp};
@@ -20,7 +21,7 @@ use std::time::Instant;
 )]
 pub struct Args {
     /// F.npy, or F.safetensors with :TENSOR where it holds several.
-    tensor: String,
+    tensor: PathBuf,
     /// Compression: fp16, int8-tensor, int8-channel, int4-block (each integer kind also with -asymmetric), or
     /// lut{1,2,3,4,6,8} with -uniform and -tensor as options.
     #[arg(long, value_name = "KIND", default_value = "lut4")]
@@ -72,26 +73,41 @@ struct Loaded {
     values: Vec<f32>,
 }
 
-fn load(spec: &str) -> anyhow::Result<Loaded> {
-    const SAFETENSORS: &str = ".safetensors";
-    if spec.ends_with(".npy") {
-        let array = read_npy(Path::new(spec))?;
+/// Splits F.safetensors:TENSOR.
+fn file_and_tensor(spec: &Path) -> (PathBuf, Option<String>) {
+    const MARK: &[u8] = b".safetensors:";
+    let bytes = spec.as_os_str().as_encoded_bytes();
+    let Some(i) = bytes.windows(MARK.len()).rposition(|w| w == MARK) else { return (spec.into(), None) };
+    let (file, tensor) = (&bytes[..i + MARK.len() - 1], &bytes[i + MARK.len()..]);
+    #[cfg(unix)]
+    let file = <std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(file);
+    #[cfg(not(unix))]
+    let file = String::from_utf8_lossy(file).into_owned();
+    (file.into(), Some(String::from_utf8_lossy(tensor).into_owned()))
+}
+
+fn load(spec: &Path) -> anyhow::Result<Loaded> {
+    if spec.extension().is_some_and(|e| e == "npy") {
+        let array = read_npy(spec)?;
         let values = array.to_f32();
-        return Ok(Loaded { name: spec.into(), shape: array.shape, values });
+        return Ok(Loaded { name: spec.display().to_string(), shape: array.shape, values });
     }
-    let (file, tensor) = match spec.rfind(".safetensors:") {
-        Some(i) => (&spec[..i + SAFETENSORS.len()], Some(&spec[i + SAFETENSORS.len() + 1..])),
-        None if spec.ends_with(SAFETENSORS) => (spec, None),
-        None => bail!("{spec}: expected F.npy, or F.safetensors with :TENSOR"),
-    };
-    let source = open_safetensors(Path::new(file))?;
-    let info = match (tensor, source.tensors()) {
+    let (path, tensor) = file_and_tensor(spec);
+    let file = path.display();
+    if path.extension().is_none_or(|e| e != "safetensors") {
+        bail!("{file}: expected F.npy, or F.safetensors with :TENSOR");
+    }
+    let source = open_safetensors(&path)?;
+    let info = match (tensor.as_deref(), source.tensors()) {
         (None, [only]) => only,
         (None, all) => {
             let names: Vec<&str> = all.iter().take(5).map(|t| t.name.as_str()).collect();
             bail!("{file}: holds {} tensors, name one with :TENSOR ({}, ..)", all.len(), names.join(", "))
         }
-        (Some(name), _) => source.info(name).with_context(|| format!("{file}: no tensor `{name}`"))?,
+        (Some(name), all) => source.info(name).with_context(|| {
+            let names = all.iter().map(|t| t.name.as_str());
+            format!("{file}: no tensor `{name}`{}", did_you_mean(name, names))
+        })?,
     };
     let n = info.elements();
     let mut values = vec![0f32; usize::try_from(n)?];
@@ -133,8 +149,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     {
         bail!("{}: expected a name that ends in .mlpackage, .npz or .npy", out.display());
     }
-    let file = args.tensor.rfind(".safetensors:").map_or(args.tensor.as_str(), |i| &args.tensor[..i + 12]);
-    let mut inputs = vec![Path::new(file)];
+    let (file, _) = file_and_tensor(&args.tensor);
+    let mut inputs: Vec<&Path> = vec![&file];
     inputs.extend(args.importance.as_deref());
     let out = args.out.as_deref().map(|out| args.overwrite.output(out, &inputs)).transpose()?;
     let started = Instant::now();
@@ -225,7 +241,8 @@ fn report(
         "weights": weights, "seconds": seconds, "weights_per_s": rate, "read_s": read_s, "write_s": write_s,
         "mse": mse, "relative_mse": relative, "cosine": cosine, "max_error": max_error,
         "output_error": args.importance.as_ref().map(|_| m.output_error()),
-        "bytes": done.bytes(), "bits_per_weight": bits, "note": note, "out": args.out,
+        "bytes": done.bytes(), "bits_per_weight": bits, "note": note,
+        "out": args.out.as_ref().map(|p| p.display().to_string()),
     }))?;
     ui.line(format!("{}  {:?}  {}", loaded.name, loaded.shape, done.quant))?;
     if let Some(note) = note {

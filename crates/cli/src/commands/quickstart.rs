@@ -20,7 +20,7 @@ use anemoe_runtime::tokenizer::Tokenizer;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The whole story on the small model of the repository: plan, build, residency, golden gate, text, speed.
+/// Plan, build, check and run the small model of the repository.
 #[derive(clap::Args)]
 #[command(after_help = "Example:\n  anemoe quickstart --prompt 'def read_file(path):'")]
 pub struct Args {
@@ -57,7 +57,6 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         Some(dir) => dir,
         None => find_model()?,
     };
-    let source = model.display().to_string();
     let scratch = crate::files::scratch(None)?;
     let folder = match &args.out {
         Some(dir) => {
@@ -73,7 +72,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let mut report = None;
     for quant in [Quant::Fp16, lut4] {
         let main = quant == lut4;
-        let family = models::open(Checkpoint::open(&source)?)?;
+        let family = models::open(Checkpoint::open(&model)?)?;
         let plan =
             family.plan(&PlanOptions { quant, max_context: Some(CONTEXT), ..PlanOptions::default() })?;
         if main {
@@ -92,13 +91,15 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         let load = started.elapsed();
         if main {
             ui.line(build::summary(&built))?;
-            ui.line("\n3. Residency: which ops the Neural Engine will run, as predicted\n")?;
+            ui.line("\n3. Residency: which operations the Neural Engine will run, as predicted\n")?;
             let recorder = Recorder::new(&journal, "check");
             let checked = residency::bundle(&bundle, engine.chain(), &residency::Options::default(), || {})?;
             recorder.gate(&bundle, checked.pass, facts::residency(&checked));
             check::print(&checked, ui)?;
             report = Some(checked);
-            ui.line("\n4. Golden gate: logits against the f32 reference, after each token\n")?;
+            ui.line(
+                "\n4. Golden gate: logits against the golden, the checkpoint run in f32, after each token\n",
+            )?;
         }
         let recorder = Recorder::new(&journal, "validate");
         let gate = golden::gate(&bundle, &reference, golden::MIN_COSINE)?;
@@ -172,7 +173,9 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             })
         })
         .collect();
-    ui.document(&serde_json::json!({"model": source, "runs": document, "residency": report}))?;
+    ui.document(
+        &serde_json::json!({"model": model.display().to_string(), "runs": document, "residency": report}),
+    )?;
     Ok(if runs.iter().all(|r| r.gate.pass) { Outcome::Done } else { Outcome::GateFailed })
 }
 

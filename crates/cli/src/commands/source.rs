@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 pub struct Source {
     /// The checkpoint that the bundle was built from.
     #[arg(long, value_name = "CHECKPOINT")]
-    pub checkpoint: Option<String>,
+    pub checkpoint: Option<PathBuf>,
     /// The importances that it was built with, where it was.
     #[arg(long, value_name = "F.npz", requires = "checkpoint")]
     pub importance: Option<PathBuf>,
@@ -45,7 +45,8 @@ impl Source {
             && *hash != family.fingerprint()?
         {
             bail!(
-                "--checkpoint {spec}: is not what {} was built from: its contents differ",
+                "--checkpoint {}: is not what {} was built from: its contents differ",
+                spec.display(),
                 bundle.display()
             );
         }

@@ -9,7 +9,7 @@ use anyhow::bail;
 use std::path::{Path, PathBuf};
 
 /// Largest text that is read.
-const MAX_TEXT_BYTES: u64 = 1 << 30;
+const MAX_TEXT_BYTES: u64 = 256 << 20;
 
 /// What text is read, and in which pieces.
 #[derive(clap::Args, Clone, Debug)]

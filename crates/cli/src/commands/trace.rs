@@ -6,6 +6,7 @@ use crate::Outcome;
 use crate::bundle::Verify;
 use crate::files;
 use crate::journal::{JournalArgs, Recorder, facts};
+use crate::target::expect_bundle;
 use crate::ui::{Table, Ui};
 use anemoe_bundle::journal::status;
 use anemoe_gates::reference::Golden;
@@ -13,8 +14,10 @@ use anemoe_gates::swap::{self, Swap, SwapReport, Unit};
 use anemoe_gates::trace::{self, Fidelity, Trace};
 use std::path::PathBuf;
 
-/// Where a bundle leaves its reference: cosine of the residual stream behind every layer, and how wide that stream is. With
-/// --swap, which compression costs most, and why.
+/// Show behind which layer a bundle leaves its golden, and why.
+///
+/// The values that flow from layer to layer (the residual stream) are compared with those of the golden, by cosine. With --swap,
+/// parts are put back to FP16 one after the other, which shows the compression that costs most.
 #[derive(clap::Args)]
 #[command(
     after_help = "Example:\n  anemoe trace small.anemoe --golden models/small-gemma4/golden.npz\n  anemoe trace small.anemoe --golden models/small-gemma4/golden.npz --swap --checkpoint models/small-gemma4"
@@ -22,7 +25,7 @@ use std::path::PathBuf;
 pub struct Args {
     /// The bundle.
     bundle: PathBuf,
-    /// Reference run with hidden states, from `anemoe golden` or Hugging Face transformers.
+    /// Golden with the values between the layers (hidden states), from `anemoe golden` or Hugging Face transformers.
     #[arg(long, value_name = "F.npz")]
     golden: PathBuf,
     /// fp32 computes in f32 on the stored weights; fp16 rounds every result, as the device does.
@@ -32,7 +35,7 @@ pub struct Args {
     /// model in all layers.
     #[arg(long, value_enum, num_args = 0..=1, default_missing_value = "each", requires = "checkpoint")]
     swap: Option<UnitArg>,
-    /// Folder for shards that stand in for a while [default: that of temporary files].
+    /// Folder for the FP16 shards, which are removed behind the run [default: that of temporary files].
     #[arg(long, value_name = "DIR", requires = "swap")]
     scratch: Option<PathBuf>,
     #[command(flatten)]
@@ -51,9 +54,13 @@ enum UnitArg {
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    expect_bundle(&args.bundle)?;
     let golden = Golden::read(&args.golden)?;
     let recorder = Recorder::new(&args.journal, "trace");
-    args.verify.open(&args.bundle, ui)?;
+    let chain = args.verify.open(&args.bundle, ui)?;
+    let unfit = |what: String| anemoe_convert::Error::invalid(&args.golden, what);
+    trace::fits(&golden, &chain).map_err(unfit)?;
+    anemoe_gates::golden::fits(&golden, &chain).map_err(unfit)?;
     let found = trace::trace(&args.bundle, &golden, args.precision.into())?;
     let swaps = args.swap.map(|unit| swaps(&args, unit, &golden, ui)).transpose()?;
     let mut facts = facts::trace(&found, &args.golden);
@@ -173,7 +180,7 @@ fn print(t: &Trace, ui: &Ui) -> std::io::Result<()> {
     }
     table.print(ui)?;
     ui.line(
-        "stream / change: length of the stream over what the layer changed, at most; fp16 keeps 11 bits",
+        "stream: the values that flow from layer to layer; stream / change: their length over what the layer changed, at most; fp16 keeps 11 bits",
     )?;
     if t.f32_stream {
         ui.line("the host keeps this stream in f32; the columns `stream in fp16` show what rounding it would cost")?;

@@ -5,7 +5,10 @@ use crate::Outcome;
 use crate::bundle::Verify;
 use crate::files;
 use crate::journal::{JournalArgs, Recorder, facts};
+use crate::shell::quoted;
+use crate::target::expect_bundle;
 use crate::ui::{Table, Ui};
+use anemoe_convert::nearest::did_you_mean;
 use anemoe_convert::plan::PlannedShard;
 use anemoe_gates::fast::{self, FastGate};
 use anemoe_gates::golden::{self, Agreement, Gate};
@@ -15,8 +18,10 @@ use anyhow::Context;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-/// Golden gate: logits and greedy tokens of a bundle against a reference run; with --probes, its shards against FP16. Exit
-/// status 1 when it fails.
+/// Compare a bundle with the golden, the checkpoint run in f32.
+///
+/// The golden gate compares logits and greedy tokens. With --probes, shards are compared with their FP16 forms, too. Exit status 1
+/// when something differs too much.
 #[derive(clap::Args)]
 #[command(
     after_help = "Example:\n  anemoe validate small.anemoe --golden models/small-gemma4/golden.npz\n  anemoe validate small.anemoe --golden models/small-gemma4/golden.npz --probes 8 --checkpoint models/small-gemma4"
@@ -24,23 +29,23 @@ use std::path::PathBuf;
 pub struct Args {
     /// The bundle.
     bundle: PathBuf,
-    /// Reference run, from `anemoe golden` or Hugging Face transformers.
+    /// Golden: a run of the checkpoint in f32, from `anemoe golden` or Hugging Face transformers.
     #[arg(long, value_name = "F.npz")]
     golden: PathBuf,
     /// Cosine that the logits must reach at every position and step.
     #[arg(long, value_name = "X", default_value_t = golden::MIN_COSINE)]
     min_cosine: f64,
-    /// Also probe one shard of each sort: this many random vectors of length 1, and the golden's prompt as hidden
-    /// states before the shard's layer.
+    /// Also probe shards, that is compare them with their FP16 forms on test inputs: this many random vectors of length 1, and
+    /// the values that the golden's prompt gives before the shard's layer. Of shards that differ only in weights, one is probed.
     #[arg(long, value_name = "N", requires = "checkpoint")]
     probes: Option<usize>,
     /// Seed of the random probes.
     #[arg(long, value_name = "N", default_value_t = probe::SEED, requires = "probes")]
     seed: u64,
-    /// Probe these shards (or `all`) instead of one of each sort.
+    /// Probe these shards, or `all`.
     #[arg(long, value_name = "NAME,..", value_delimiter = ',', requires = "probes")]
     shards: Vec<String>,
-    /// Folder for FP16 forms of shards while probes need them [default: that of temporary files].
+    /// Folder for the FP16 forms of shards, which are removed behind the probes [default: that of temporary files].
     #[arg(long, value_name = "DIR", requires = "probes")]
     scratch: Option<PathBuf>,
     /// Also hold the fast products of `generate --fast` to the exact ones, on the golden's prompt and continuation: median
@@ -61,6 +66,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         "--min-cosine {} is not a cosine: between -1 and 1",
         args.min_cosine
     );
+    expect_bundle(&args.bundle)?;
     let reference = Golden::read(&args.golden)?;
     let recorder = Recorder::new(&args.journal, "validate");
     let chain = args.verify.open(&args.bundle, ui)?;
@@ -97,6 +103,13 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         ui.line("")?;
         print_fast(fast, ui)?;
     }
+    if !gate.pass {
+        ui.line(format!(
+            "next: anemoe trace {} --golden {} shows which layer loses how much",
+            quoted(&args.bundle),
+            quoted(&args.golden)
+        ))?;
+    }
     Ok(if pass { Outcome::Done } else { Outcome::GateFailed })
 }
 
@@ -114,7 +127,7 @@ fn print_fast(f: &FastGate, ui: &Ui) -> std::io::Result<()> {
     }
     let behind: Vec<String> = f.stream.iter().map(|c| format!("{c:.6}")).collect();
     ui.line(format!(
-        "residual stream, lowest cosine before the layers and behind each: {}",
+        "values between the layers (residual stream), lowest cosine before the first layer and behind each: {}",
         behind.join(" ")
     ))?;
     ui.line(format!(
@@ -143,7 +156,10 @@ fn probe(args: &Args, count: usize, reference: &Golden, ui: &Ui) -> anyhow::Resu
         shards.extend(&plan.shards);
     } else {
         for name in &args.shards {
-            shards.push(plan.shard(name).with_context(|| format!("--shards: no shard is named `{name}`"))?);
+            let names = plan.shards.iter().map(|s| s.name.as_str());
+            shards.push(plan.shard(name).with_context(|| {
+                format!("--shards: no shard is named `{name}`{}", did_you_mean(name, names))
+            })?);
         }
     }
     let scratch = files::scratch(args.scratch.as_deref())?;
@@ -196,7 +212,7 @@ pub fn print_probes(report: &ProbeReport, ui: &Ui) -> std::io::Result<()> {
         ui.line(format!("warning: {warning}"))?;
     }
     ui.line(format!(
-        "{}: {} shards against {}; {} random probes of length 1 (seed {}) and the prompt's hidden states; \
+        "{}: {} shards against {}; {} random probes of length 1 (seed {}) and what the prompt gives; \
          median of at least {} wanted",
         if report.pass { "pass" } else { "FAIL" },
         report.shards.len(),

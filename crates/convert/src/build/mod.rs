@@ -13,6 +13,7 @@
 //! The folder `.anemoe-build` goes when the bundle is complete. What is temporary has a name that begins with `.anemoe-tmp-`,
 //! and nothing else is removed.
 
+mod differences;
 mod interrupt;
 mod site;
 mod space;
@@ -59,6 +60,7 @@ pub enum Event<'a> {
 #[derive(Clone, Debug, Serialize)]
 pub struct BuildReport {
     /// The bundle.
+    #[serde(serialize_with = "anemoe_bundle::path_text")]
     pub bundle: PathBuf,
     /// Shards in all.
     pub shards: usize,
@@ -87,8 +89,9 @@ pub struct Part {
 /// Where a checkpoint is, and how it is read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Source {
-    /// An absolute path, or what stands for one.
-    pub checkpoint: String,
+    /// An absolute path, or the name of a synthetic model.
+    #[serde(with = "crate::place::lossless")]
+    pub checkpoint: PathBuf,
     /// See [`crate::models::Readings`].
     pub zaya_skip: Option<String>,
 }

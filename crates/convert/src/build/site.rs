@@ -1,5 +1,6 @@
 //! The folder that is being built: locks, records of what is finished, and the files beside the shards.
 
+use super::differences::differences;
 use super::{Part, Quality, Source};
 use crate::checkpoint::SIDE_FILES;
 use crate::family::Family;
@@ -298,7 +299,7 @@ impl Site {
     pub fn record(&self, shard: &PlannedShard) -> Option<Record> {
         let path = self.bundle.join(shard.package_file());
         let text = self.read(&format!("{}.json", shard.name)).ok()?;
-        let record: Record = serde_json::from_slice(&text).ok()?;
+        let record: Record = anemoe_io::json::parse(&text).ok()?;
         (record.plan_sha256 == self.plan_sha256
             && path.is_dir()
             && package_sha256(&path).is_ok_and(|hash| hash == record.sha256))
@@ -391,7 +392,7 @@ impl Site {
 
     /// Where the checkpoint is, as the last build said.
     pub fn source(&self) -> Option<Source> {
-        serde_json::from_slice(&self.read(SOURCE_FILE).ok()?).ok()
+        anemoe_io::json::parse(&self.read(SOURCE_FILE).ok()?).ok()
     }
 
     /// Writes down what the gates of a part said.
@@ -405,7 +406,7 @@ impl Site {
             Gates { representative: GateResult::NotRun, full_stack: GateResult::NotRun, min_cosine: None };
         let names = self.folder.names(WORK_DIR).unwrap_or_default();
         let read =
-            |name: &str| self.read(name).ok().and_then(|text| serde_json::from_slice::<Gates>(&text).ok());
+            |name: &str| self.read(name).ok().and_then(|text| anemoe_io::json::parse::<Gates>(&text).ok());
         let count = |name: &str| name.strip_prefix(GATES_PREFIX)?.split_once("of")?.1.parse::<usize>().ok();
         let counts: BTreeSet<usize> = names.iter().filter_map(|n| count(n)).collect();
         // Of several counts whose parts are all there, any speaks for all shards.
@@ -432,7 +433,7 @@ impl Site {
     /// Hashes of the checkpoint and the importances that the build began with.
     fn begun_inputs(&self) -> Result<(Option<String>, Option<String>)> {
         let path = self.work.join(PLAN_FILE);
-        let begun: serde_json::Value = serde_json::from_slice(&self.read(PLAN_FILE)?)
+        let begun: serde_json::Value = anemoe_io::json::parse(&self.read(PLAN_FILE)?)
             .map_err(|e| Error::invalid(&path, format!("plan: {e}")))?;
         let hash = |name: &str| begun["inputs"][name].as_str().map(str::to_string);
         Ok((hash("checkpoint"), hash("importance")))
@@ -446,7 +447,7 @@ impl Site {
         };
         let text = self.read(HOST_RECORD).map_err(|_| wrong(&plan.chain.embedding.file))?;
         let record: HostRecord =
-            serde_json::from_slice(&text).map_err(|_| wrong(&plan.chain.embedding.file))?;
+            anemoe_io::json::parse(&text).map_err(|_| wrong(&plan.chain.embedding.file))?;
         let is = |file: &str, hash: &str| file_sha256(&self.bundle.join(file)).is_ok_and(|h| h == hash);
         if !is(&plan.chain.embedding.file, &record.embedding) {
             return Err(wrong(&plan.chain.embedding.file));
@@ -531,8 +532,14 @@ fn refuse_other_plan(bundle: &Path, found: &[u8], wanted: &[u8]) -> Result<()> {
     if found == wanted {
         return Ok(());
     }
+    let [found, wanted] =
+        [found, wanted].map(|text| anemoe_io::json::parse(text).unwrap_or(serde_json::Value::Null));
+    let differs = differences(
+        (&found["plan"]["chain"], &found["inputs"]),
+        (&wanted["plan"]["chain"], &wanted["inputs"]),
+    );
     Err(Error::Usage(format!(
-        "{}: holds an unfinished build with other options or of another checkpoint; remove it or repeat those options",
+        "{}: holds an unfinished build with other options or of another checkpoint ({differs}); remove it or repeat those options",
         bundle.display()
     )))
 }
@@ -599,7 +606,10 @@ fn finished_records(
         && same("checkpoint", &chain.checkpoint_sha256)
         && same("importance", &chain.importance);
     if !ours {
-        return finished(", with other options or of another checkpoint");
+        let built =
+            serde_json::json!({"checkpoint": chain.checkpoint_sha256, "importance": chain.importance});
+        let differs = differences((&to_value(&chain), &built), (&to_value(&plan.chain), inputs));
+        return finished(&format!(", with other options or of another checkpoint ({differs})"));
     }
     let record = |s: &Shard| Record {
         plan_sha256: plan_sha256.to_string(),
@@ -619,7 +629,7 @@ fn parse_plan(path: &Path, text: &[u8]) -> Result<Plan> {
         version: u64,
         plan: Plan,
     }
-    let begun: Begun = serde_json::from_slice(text)
+    let begun: Begun = anemoe_io::json::parse(text)
         .map_err(|e| Error::invalid(path, format!("plan of an unfinished build: {e}")))?;
     if begun.version != VERSION {
         let what = format!("plan of an unfinished build: version {} where {VERSION} is read", begun.version);
@@ -636,4 +646,8 @@ pub fn vectors(sha256: String) -> Vectors {
 fn to_json<T: Serialize>(value: &T) -> Vec<u8> {
     // Plans and records hold only what JSON can: no maps with other keys than strings, no non-finite numbers.
     serde_json::to_vec_pretty(value).expect("plans and records are representable in JSON")
+}
+
+fn to_value(chain: &Chain) -> serde_json::Value {
+    serde_json::to_value(chain).unwrap_or_default()
 }

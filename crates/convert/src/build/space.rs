@@ -17,12 +17,14 @@ const JOB_BYTES: u64 = 64 << 20;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Needs {
     /// The bundle's folder.
+    #[serde(serialize_with = "anemoe_bundle::path_text")]
     pub bundle: PathBuf,
     /// Bytes that are still to be written there.
     pub bundle_bytes: u64,
     /// Bytes that its disk has left.
     pub bundle_free: u64,
-    /// Folder of what gates need for a while.
+    /// Folder of the gates' temporary files.
+    #[serde(serialize_with = "anemoe_bundle::path_text")]
     pub scratch: PathBuf,
     /// Bytes of that.
     pub scratch_bytes: u64,
@@ -57,9 +59,9 @@ impl Needs {
     pub fn check(&self) -> Result<()> {
         let short = |what: &str, path: &Path, needed: u64, free: u64| {
             let what = format!(
-                "{what} needs {needed} bytes ({:.2} GB), and its disk has {free} left ({:.2} GB)",
-                needed as f64 / 1e9,
-                free as f64 / 1e9
+                "{what} {needed} bytes ({:.1} MB), and its disk has {free} left ({:.1} MB)",
+                needed as f64 / 1e6,
+                free as f64 / 1e6
             );
             Err(Error::Room { path: path.to_path_buf(), what })
         };
@@ -67,7 +69,7 @@ impl Needs {
             let needed = self.bundle_bytes + self.scratch_bytes;
             if needed > self.bundle_free {
                 return short(
-                    "the bundle, with what its gates need for a while,",
+                    "the bundle with the temporary files of its gates needs",
                     &self.bundle,
                     needed,
                     self.bundle_free,
@@ -76,11 +78,11 @@ impl Needs {
             return Ok(());
         }
         if self.bundle_bytes > self.bundle_free {
-            return short("the bundle", &self.bundle, self.bundle_bytes, self.bundle_free);
+            return short("the bundle needs", &self.bundle, self.bundle_bytes, self.bundle_free);
         }
         if self.scratch_bytes > self.scratch_free {
             return short(
-                "what the gates need for a while",
+                "the temporary files of the gates need",
                 &self.scratch,
                 self.scratch_bytes,
                 self.scratch_free,
@@ -158,7 +160,7 @@ mod tests {
         let e = needs((11, 10), (5, 10), false).check().unwrap_err().to_string();
         assert!(e.starts_with("b: the bundle needs 11"), "{e}");
         let e = needs((5, 10), (11, 10), false).check().unwrap_err().to_string();
-        assert!(e.starts_with("s: what the gates need"), "{e}");
+        assert!(e.starts_with("s: the temporary files of the gates need"), "{e}");
     }
 
     #[test]

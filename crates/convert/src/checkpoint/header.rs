@@ -7,9 +7,8 @@
 use super::Dtype;
 use crate::Error;
 use serde::Deserialize;
-use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
+use serde::de::{Deserializer, MapAccess, Visitor};
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry as MapEntry;
 use std::fmt;
 use std::ops::Range;
 use std::path::Path;
@@ -71,7 +70,7 @@ pub fn parse(file: &[u8]) -> Result<Vec<Placed>, Refused> {
         let there = file.len() - LENGTH_BYTES;
         return invalid(format!("safetensors header: a length of {length} bytes, but only {there} follow"));
     };
-    let header: Header = match serde_json::from_slice(json) {
+    let header: Header = match anemoe_io::json::parse(json) {
         Ok(header) => header,
         Err(e) => return invalid(format!("safetensors header: {e}")),
     };
@@ -174,52 +173,13 @@ impl<'de> Deserialize<'de> for Header {
                     if name == "__metadata__" {
                         map.next_value::<BTreeMap<String, String>>()?;
                     } else {
-                        insert_once(&mut tensors, name, &mut map)?;
+                        tensors.insert(name, map.next_value()?);
                     }
                 }
                 Ok(Header(tensors))
             }
         }
         d.deserialize_map(Tensors)
-    }
-}
-
-/// A map from JSON in which no key may be twice; parsers of JSON otherwise keep the last.
-pub struct Unique<V>(pub BTreeMap<String, V>);
-
-impl<'de, V: Deserialize<'de>> Deserialize<'de> for Unique<V> {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        struct Keys<V>(std::marker::PhantomData<V>);
-        impl<'de, V: Deserialize<'de>> Visitor<'de> for Keys<V> {
-            type Value = Unique<V>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Unique<V>, A::Error> {
-                let mut found = BTreeMap::new();
-                while let Some(name) = map.next_key::<String>()? {
-                    insert_once(&mut found, name, &mut map)?;
-                }
-                Ok(Unique(found))
-            }
-        }
-        d.deserialize_map(Keys(std::marker::PhantomData))
-    }
-}
-
-fn insert_once<'de, V: Deserialize<'de>, A: MapAccess<'de>>(
-    found: &mut BTreeMap<String, V>,
-    name: String,
-    map: &mut A,
-) -> Result<(), A::Error> {
-    match found.entry(name) {
-        MapEntry::Occupied(e) => Err(A::Error::custom(format!("tensor `{}` is there twice", e.key()))),
-        MapEntry::Vacant(e) => {
-            e.insert(map.next_value()?);
-            Ok(())
-        }
     }
 }
 
@@ -292,9 +252,7 @@ mod tests {
     #[test]
     fn a_name_that_is_there_twice() {
         let entry = r#"{"dtype":"F32","shape":[1],"data_offsets":[0,4]}"#;
-        assert!(refused(&format!(r#"{{"a":{entry},"a":{entry}}}"#), 4).contains("tensor `a` is there twice"));
-        assert!(serde_json::from_str::<Unique<u8>>(r#"{"a":1,"b":1}"#).is_ok());
-        assert!(serde_json::from_str::<Unique<u8>>(r#"{"a":1,"a":1}"#).is_err());
+        assert!(refused(&format!(r#"{{"a":{entry},"a":{entry}}}"#), 4).contains("key `a` is there twice"));
     }
 
     #[test]

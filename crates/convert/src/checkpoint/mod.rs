@@ -6,12 +6,15 @@ mod safetensors;
 mod synthetic;
 
 use crate::models::{self, Readings};
+use crate::place::{self, Place};
 use crate::{Error, Result};
 use anemoe_io::{open_input, read_input};
 use memmap2::Mmap;
 use serde_json::Value;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+
+pub use gguf::is_gguf;
 
 /// Largest `config.json` or `generation_config.json` that is read.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
@@ -42,20 +45,16 @@ impl Checkpoint {
     ///
     /// # Errors
     /// A file is missing or wrong, or there is no such synthetic model.
-    pub fn open(spec: &str) -> Result<Checkpoint> {
-        if let Some(name) = spec.strip_prefix("synthetic:") {
+    pub fn open(spec: impl AsRef<Path>) -> Result<Checkpoint> {
+        let path = spec.as_ref().to_path_buf();
+        if let Some((spec, name)) = path.to_str().and_then(|s| Some((s, s.strip_prefix("synthetic:")?))) {
             return synthetic::open(spec, name);
         }
-        let path = PathBuf::from(spec);
-        if !path.is_dir() {
-            if gguf::is_gguf(&path) {
-                return gguf::open(&path);
-            }
-            let e = std::io::Error::new(
-                std::io::ErrorKind::NotFound,
-                "no such folder; a checkpoint is a Hugging Face folder or a .gguf file",
-            );
-            return Err(Error::io(path, e));
+        if !path.is_dir() && is_gguf(&path) {
+            return gguf::open(&path);
+        }
+        if !path.join("config.json").exists() {
+            return Err(not_a_checkpoint(&path));
         }
         let config = read_json(&path.join("config.json"))?;
         let generation = path.join("generation_config.json");
@@ -126,6 +125,30 @@ impl Checkpoint {
     }
 }
 
+/// Says what lies at a path where a checkpoint was expected, and what to do next.
+fn not_a_checkpoint(path: &Path) -> Error {
+    let place = Place::at(path);
+    let next = match &place {
+        Place::Nothing => {
+            let what = "no such file or folder; a checkpoint is a Hugging Face folder, a .gguf file or synthetic:NAME";
+            return Error::io(path, std::io::Error::new(std::io::ErrorKind::NotFound, what));
+        }
+        Place::Bundle | Place::Unfinished => {
+            "a bundle is what `anemoe build` writes; give its checkpoint".into()
+        }
+        Place::Package => "give the checkpoint, or look at the package with `anemoe inspect`".into(),
+        Place::Safetensors => "give the folder that holds it beside config.json".into(),
+        Place::Checkpoints(found) => format!("give one of the checkpoints in it: {}", place::list(found)),
+        // The folder has one by now, or it cannot be read.
+        Place::Checkpoint | Place::Gguf => "it cannot be read".into(),
+        Place::File => "a checkpoint is a Hugging Face folder, a .gguf file or synthetic:NAME".into(),
+        Place::EmptyFolder | Place::Folder => {
+            "a checkpoint in the Hugging Face layout has a config.json; there is none".into()
+        }
+    };
+    Error::invalid(path, format!("checkpoint: this is {}; {next}", place.name()))
+}
+
 /// A file that belongs into a bundle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SideFile {
@@ -185,7 +208,7 @@ fn map_file(path: &Path) -> Result<Mmap> {
 
 fn read_json(path: &Path) -> Result<Value> {
     let text = read_input(path, MAX_CONFIG_BYTES).map_err(|e| Error::io(path, e))?;
-    serde_json::from_slice(&text).map_err(|e| Error::invalid(path, format!("JSON: {e}")))
+    anemoe_io::json::parse(&text).map_err(|e| Error::invalid(path, format!("JSON: {e}")))
 }
 
 /// Element type of a checkpoint tensor. The types of GGML keep a fixed number of consecutive elements of a row in a block

@@ -1,7 +1,7 @@
 //! Hugging Face folders: one `model.safetensors`, or many behind an index.
 
 use super::gguf::dequantize::dequantize;
-use super::header::{self, Placed, Unique};
+use super::header::{self, Placed};
 use super::{SideFile, TensorInfo, TensorSource, check_finite, map_file};
 use crate::{Error, Result};
 use memmap2::Mmap;
@@ -25,7 +25,7 @@ pub struct Folder {
 
 #[derive(Deserialize)]
 struct Index {
-    weight_map: Unique<String>,
+    weight_map: BTreeMap<String, String>,
 }
 
 impl Folder {
@@ -35,9 +35,9 @@ impl Folder {
         let (names, index) = if index_path.exists() {
             let text =
                 anemoe_io::read_input(&index_path, MAX_INDEX_BYTES).map_err(|e| Error::io(&index_path, e))?;
-            let index: Index = serde_json::from_slice(&text)
+            let index: Index = anemoe_io::json::parse(&text)
                 .map_err(|e| Error::invalid(&index_path, format!("index: {e}")))?;
-            let index = index.weight_map.0;
+            let index = index.weight_map;
             let names: BTreeSet<String> = index.values().cloned().collect();
             (names, Some(index))
         } else {
@@ -46,11 +46,18 @@ impl Folder {
         let mut files = Vec::new();
         let mut found: BTreeMap<String, (TensorInfo, usize, usize)> = BTreeMap::new();
         for name in &names {
+            let tensor = || index.iter().flatten().find(|(_, file)| *file == name).map_or("", |(t, _)| t);
+            let wrong = |what: &str| {
+                let what =
+                    format!("index: tensor `{}`: file name `{}` {what}", tensor(), name.escape_debug());
+                Error::invalid(&index_path, what)
+            };
+            // The library of paths drops `.` and slashes at the end.
+            if matches!(name.rsplit('/').next(), None | Some("" | "." | "..")) {
+                return Err(wrong("names no file"));
+            }
             if !Path::new(name).components().all(|c| matches!(c, Component::Normal(_))) {
-                return Err(Error::invalid(
-                    &index_path,
-                    format!("index: file name `{name}` leaves the folder"),
-                ));
+                return Err(wrong("leaves the folder"));
             }
             let path = folder.join(name);
             let (map, tensors) = map(&path)?;
@@ -264,15 +271,28 @@ mod tests {
     fn an_index_with_a_tensor_twice() {
         let e = Example::new();
         e.index(r#"{"a":"one.safetensors","a":"one.safetensors","b":"two.safetensors"}"#);
-        assert!(e.refused().contains("tensor `a` is there twice"));
+        assert!(e.refused().contains("key `a` is there twice"));
     }
 
     #[test]
     fn an_index_that_leaves_the_folder() {
         let e = Example::new();
-        for file in ["../one.safetensors", "/etc/passwd", "a/../../b", "."] {
+        for file in ["../one.safetensors", "/etc/passwd", "a/../../b"] {
             e.index(&format!(r#"{{"a":"{file}","b":"two.safetensors"}}"#));
             assert!(e.refused().contains("leaves the folder"), "{file}");
+        }
+    }
+
+    #[test]
+    fn an_index_with_an_entry_that_names_no_file() {
+        let e = Example::new();
+        for file in ["", ".", "..", "folder/", "folder/."] {
+            e.index(&format!(r#"{{"a":"{file}","b":"two.safetensors"}}"#));
+            let said = e.refused();
+            assert!(
+                said.contains(INDEX) && said.contains("tensor `a`") && said.contains("names no file"),
+                "{said}"
+            );
         }
     }
 

@@ -2,11 +2,18 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::{Error, Result};
+use anemoe_bundle::SOFTCAPPING;
 use serde_json::{Map, Value};
 use std::path::Path;
 
 /// Largest size that any dimension may have; products of two fit 64 bits.
 const MAX_SIZE: u64 = 1 << 24;
+/// Smallest epsilon; published ones are from 1e-8 to 1e-5.
+const MIN_EPSILON: f64 = 1e-20;
+/// Largest epsilon.
+const MAX_EPSILON: f64 = 0.1;
+/// Largest base of rotary frequencies; published ones are up to 1e7.
+const MAX_THETA: f64 = 1e12;
 
 /// One object of a configuration, and the file that errors name.
 pub struct Keys<'a> {
@@ -52,11 +59,23 @@ impl Keys<'_> {
     /// An epsilon that f32 holds.
     pub fn epsilon(&self, key: &str) -> Result<f32> {
         let n = self.number(key)?.ok_or_else(|| self.invalid(format!("`{key}` is missing")))?;
-        let eps = n as f32;
-        if !eps.is_normal() || eps >= 1.0 {
-            return Err(self.invalid(format!("`{key}` is {n}, expected a small positive number")));
+        if !(MIN_EPSILON..=MAX_EPSILON).contains(&n) {
+            let (least, most) = (MIN_EPSILON, MAX_EPSILON);
+            return Err(
+                self.invalid(format!("`{key}` is {n:e}, expected a number from {least:e} to {most:e}"))
+            );
         }
-        Ok(eps)
+        Ok(n as f32)
+    }
+
+    /// `cap` of `cap * tanh(logits / cap)`, where there is one.
+    pub fn softcapping(&self, key: &str) -> Result<Option<f32>> {
+        let Some(n) = self.number(key)? else { return Ok(None) };
+        if !SOFTCAPPING.contains(&(n as f32)) {
+            let (least, most) = (SOFTCAPPING.start(), SOFTCAPPING.end());
+            return Err(self.invalid(format!("`{key}` is {n:e}, expected a number from {least} to {most}")));
+        }
+        Ok(Some(n as f32))
     }
 
     /// A base of rotary frequencies: none of them turns faster than a radian per position.
@@ -64,8 +83,8 @@ impl Keys<'_> {
         let wrong = |what: &str| self.invalid(format!("`{place}.rope_theta` {what}"));
         match self.number("rope_theta")? {
             None => Err(wrong("is missing")),
-            Some(theta) if theta >= 1.0 => Ok(theta),
-            Some(theta) => Err(wrong(&format!("is {theta}, expected at least 1"))),
+            Some(theta) if (1.0..=MAX_THETA).contains(&theta) => Ok(theta),
+            Some(theta) => Err(wrong(&format!("is {theta:e}, expected a number from 1 to {MAX_THETA:e}"))),
         }
     }
 

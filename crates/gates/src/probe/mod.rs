@@ -146,8 +146,8 @@ fn warnings(inputs: &Inputs<'_>, median: f64) -> Vec<String> {
     let Some(golden) = inputs.real else { return warnings };
     if inputs.bos.is_some() && golden.prompt_ids.first().copied() == inputs.bos {
         warnings.push(
-            "the prompt begins with the token that starts a text: the stream of that token is unlike any other, and what \
-             its cosine says holds for no other position"
+            "the prompt begins with the token that starts a text: the values behind that token are unlike any \
+             other's, and its cosine says nothing about other positions"
                 .into(),
         );
     }
@@ -334,7 +334,7 @@ fn tokens<'a>(
         let states = golden.hidden_states.get(boundary).filter(|s| s.len() == golden.prompt_ids.len());
         let states = states.filter(|s| s.iter().all(|h| h.len() == model.hidden_size)).ok_or_else(|| {
             Error::Usage(format!(
-                "the reference run has no `hidden_states` of {} layers of width {} for its prompt",
+                "the golden has no `hidden_states` of {} layers of width {} for its prompt",
                 model.num_layers, model.hidden_size
             ))
         })?;
@@ -354,7 +354,7 @@ fn tokens<'a>(
 
 fn no_seed(shard: &PlannedShard, register: &str) -> Error {
     Error::Usage(format!(
-        "a probe of shard {} needs `{register}` of the layer before: the reference run has no `router_states`",
+        "the test of shard {} needs `{register}` of the layer before: the golden has no `router_states`",
         shard.name
     ))
 }

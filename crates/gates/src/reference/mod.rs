@@ -94,7 +94,8 @@ pub fn open<'a>(checkpoint: &'a Checkpoint, probe: Option<&'a Probe>) -> Result<
         Some("zaya") => Ok(Box::new(ZayaForward::open(checkpoint, probe)?)),
         other => {
             let what = format!(
-                "model_type {other:?} in a reference run; implemented are gemma4, gemma4_text and zaya"
+                "model_type `{}` in a golden; implemented are gemma4, gemma4_text and zaya",
+                other.unwrap_or_default()
             );
             Err(Error::unsupported(checkpoint.config_path(), what))
         }
@@ -194,7 +195,7 @@ mod tests {
     /// Prompt and greedy continuation of a golden file, against a run of its checkpoint.
     fn agrees_with_transformers(name: &str) {
         let golden = Golden::read(&Path::new(&folder(name)).join("golden.npz")).unwrap();
-        agrees(&golden, &Checkpoint::open(&folder(name)).unwrap());
+        agrees(&golden, &Checkpoint::open(folder(name)).unwrap());
     }
 
     fn agrees(golden: &Golden, checkpoint: &Checkpoint) {
@@ -242,7 +243,7 @@ mod tests {
 
     fn skipping(skip: ZayaSkip) -> Checkpoint {
         let readings = Readings { zaya_skip: Some(skip) };
-        Checkpoint::open(&folder("fixtures/tiny-zaya-skip")).unwrap().with_readings(readings)
+        Checkpoint::open(folder("fixtures/tiny-zaya-skip")).unwrap().with_readings(readings)
     }
 
     #[test]
@@ -268,7 +269,7 @@ mod tests {
     fn zaya_remembers_what_transformers_does() {
         let path = Path::new(&folder("fixtures/tiny-zaya")).join("golden.npz");
         let (golden, arrays) = (Golden::read(&path).unwrap(), read_npz(&path).unwrap());
-        let checkpoint = Checkpoint::open(&folder("fixtures/tiny-zaya")).unwrap();
+        let checkpoint = Checkpoint::open(folder("fixtures/tiny-zaya")).unwrap();
         // The whole prompt at once, and in pieces.
         for pieces in [vec![24], vec![1, 3, 4, 7, 9]] {
             let mut model = open(&checkpoint, None).unwrap();
@@ -296,7 +297,7 @@ mod tests {
 
     #[test]
     fn prompts_that_do_not_fit() {
-        let checkpoint = Checkpoint::open(&folder("fixtures/tiny-gemma4-moe")).unwrap();
+        let checkpoint = Checkpoint::open(folder("fixtures/tiny-gemma4-moe")).unwrap();
         let refused =
             |ids: &[u32], n| run(&checkpoint, ids, n, RunOptions::default()).unwrap_err().to_string();
         assert!(refused(&[], 1).contains("no tokens"));
@@ -307,7 +308,7 @@ mod tests {
 
     #[test]
     fn nothing_is_recorded_unless_asked_for() {
-        let checkpoint = Checkpoint::open(&folder("fixtures/tiny-gemma4-moe")).unwrap();
+        let checkpoint = Checkpoint::open(folder("fixtures/tiny-gemma4-moe")).unwrap();
         let mut ticks = Vec::new();
         let options = RunOptions::default();
         let golden =

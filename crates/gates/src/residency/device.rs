@@ -89,7 +89,7 @@ impl PlanReport {
     /// # Errors
     /// It is not JSON of this [`FORMAT`]; the message says where.
     pub fn parse(text: &[u8]) -> Result<PlanReport, String> {
-        let report: PlanReport = serde_json::from_slice(text).map_err(|e| format!("plan report: {e}"))?;
+        let report: PlanReport = anemoe_io::json::parse(text).map_err(|e| format!("plan report: {e}"))?;
         if report.format != FORMAT {
             return Err(format!("plan report: format {}, {FORMAT} is read", report.format));
         }

@@ -108,6 +108,17 @@ pub struct Chip {
 }
 
 impl Chip {
+    /// Numbers of Mac chips that rules know of.
+    pub const MAC: std::ops::RangeInclusive<u32> = 1..=5;
+    /// Numbers of iPhone chips that rules know of.
+    pub const IPHONE: std::ops::RangeInclusive<u32> = 11..=19;
+
+    /// Lists all known names.
+    pub fn names() -> String {
+        let all = Chip::MAC.map(|n| format!("m{n}")).chain(Chip::IPHONE.map(|n| format!("a{n}")));
+        all.collect::<Vec<_>>().join(", ")
+    }
+
     /// Reads `m4`, `M3 Max`, `A19 Pro`.
     pub fn parse(text: &str) -> Option<Chip> {
         let text = text.trim();
@@ -119,8 +130,9 @@ impl Chip {
         let digits: String = text[1..].chars().take_while(char::is_ascii_digit).collect();
         let rest = &text[1 + digits.len()..];
         let number = digits.parse().ok()?;
-        let plausible = if mac { (1..=9).contains(&number) } else { (11..=29).contains(&number) };
-        (plausible && (rest.is_empty() || rest.starts_with(' '))).then_some(Chip { mac, number })
+        let known = if mac { Chip::MAC } else { Chip::IPHONE };
+        (known.contains(&number) && (rest.is_empty() || rest.starts_with(' ')))
+            .then_some(Chip { mac, number })
     }
 
     /// From A16 and M4 on, for which wider extents are reported.

@@ -62,6 +62,27 @@ pub enum FeatureShape {
     Dynamic,
 }
 
+impl fmt::Display for FeatureShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FeatureShape::Fixed(shape) => write!(f, "{shape:?}"),
+            FeatureShape::Range { ranges, .. } => {
+                let bound = |(low, high): &(u64, Option<u64>)| match high {
+                    Some(high) if low == high => low.to_string(),
+                    Some(high) => format!("{low}..{high}"),
+                    None => format!("{low}.."),
+                };
+                write!(f, "[{}]", ranges.iter().map(bound).collect::<Vec<_>>().join(", "))
+            }
+            FeatureShape::Enumerated(all) => {
+                let all: Vec<String> = all.iter().map(|shape| format!("{shape:?}")).collect();
+                write!(f, "one of {}", all.join(", "))
+            }
+            FeatureShape::Dynamic => f.write_str("dynamic"),
+        }
+    }
+}
+
 /// A MIL program.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Program {

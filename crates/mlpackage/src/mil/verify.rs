@@ -166,7 +166,7 @@ impl Verifier {
             }
         };
         if !ok {
-            self.error(&feature.name, format!("described as {:?}, its type is {ty}", feature.shape));
+            self.error(&feature.name, format!("described as {}, its type is {ty}", feature.shape));
         }
     }
 

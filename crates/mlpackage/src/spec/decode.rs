@@ -225,8 +225,9 @@ fn array_type(array: pb::ArrayFeatureType) -> Found<(DataType, FeatureShape)> {
             let bound =
                 |s: &pb::array_feature_type::SizeRange| (s.lower_bound, u64::try_from(s.upper_bound).ok());
             let ranges: Vec<(u64, Option<u64>)> = r.size_ranges.iter().map(bound).collect();
-            if let Some((low, high)) = ranges.iter().find(|(low, high)| high.is_some_and(|h| h < *low)) {
-                return Err(format!("range from {low} to {high:?}"));
+            let reversed = |(low, high): &(u64, Option<u64>)| Some((*low, high.filter(|h| h < low)?));
+            if let Some((low, high)) = ranges.iter().find_map(reversed) {
+                return Err(format!("range from {low} to {high}"));
             }
             FeatureShape::Range { default, ranges }
         }

@@ -4,11 +4,12 @@
 //! one of a few buffers, reused as soon as its last reader is done.
 
 use super::exec::{Guard, Operand, Place, Projection, Session, Step, Work};
-use super::ops::shape::MAX_ELEMENTS;
+use super::ops::shape::{MAX_ELEMENTS, with_limit};
 use super::ops::{self, OpContext, OpError};
 use super::plan::{self, Source};
 use super::weights::{Constant, Operands, StoredWeight, const_value, constexpr, located, to_f16};
 use super::{Located, Options, Precision};
+use crate::memory::Allowance;
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
 use anemoe_mlpackage::mil::{
@@ -48,6 +49,28 @@ struct Compiler<'a> {
     apart: bool,
     /// Type of each buffer, where it is one of fixed shape; kept for a plan.
     buffer_types: Vec<Option<TensorType>>,
+    /// Most bytes that each buffer has held, as far as shapes are known.
+    buffer_bytes: Vec<u64>,
+    allowance: Allowance,
+    /// Bytes of constants.
+    held: u64,
+    /// Operation and bytes of the largest result.
+    largest: (String, u64),
+}
+
+/// Bytes of a value of this type in memory, where its shape is known; 0 otherwise.
+fn bytes_of(ty: &TensorType) -> u64 {
+    let element = if ty.dtype == DataType::Bool { 1 } else { 4 };
+    match ty.shape() {
+        Some(shape) => shape.into_iter().fold(element, u64::saturating_mul),
+        None => 0,
+    }
+}
+
+/// Bytes of a tensor in memory.
+fn tensor_bytes(t: &Tensor) -> u64 {
+    let element = if t.as_bool().is_some() { 1 } else { 4 };
+    (t.len() as u64).saturating_mul(element)
 }
 
 /// Compiles a function to a plan where that is possible, else to steps.
@@ -58,11 +81,18 @@ pub(super) fn compile(
     described: &FunctionDescription,
     options: Options,
 ) -> Result<Session> {
+    let inputs = body.inputs.iter().filter_map(|i| match &i.ty {
+        ValueType::Tensor(ty) => Some(bytes_of(ty)),
+        _ => None,
+    });
+    let allowance = Allowance::new(package.total_bytes(), inputs.fold(0, u64::saturating_add));
     let planned = options.fuse && options.precision == Precision::Fp32 && is_fixed(&body.block);
-    if planned && let Some(session) = compile_as(package, function, body, described, options, true)? {
+    if planned
+        && let Some(session) = compile_as(package, function, body, described, options, allowance, true)?
+    {
         return Ok(session);
     }
-    let session = compile_as(package, function, body, described, options, false)?;
+    let session = compile_as(package, function, body, described, options, allowance, false)?;
     session.ok_or_else(|| Error::unsupported(package.path(), format!("function `{function}`")))
 }
 
@@ -81,6 +111,7 @@ fn compile_as(
     body: &Function,
     described: &FunctionDescription,
     options: Options,
+    allowance: Allowance,
     apart: bool,
 ) -> Result<Option<Session>> {
     let mut c = Compiler {
@@ -97,6 +128,10 @@ fn compile_as(
         depth: 0,
         apart,
         buffer_types: Vec::new(),
+        buffer_bytes: Vec::new(),
+        allowance,
+        held: 0,
+        largest: (String::new(), 0),
     };
     let mut uses = BTreeMap::new();
     count_uses(&body.block, &mut uses);
@@ -143,7 +178,7 @@ fn compile_as(
     if described.inputs.len() + c.states.len() != body.inputs.len() {
         return Err(wrong("an input of the function is not described".into()));
     }
-    let mut steps = c.block(&body.block)?;
+    let mut steps = with_limit(allowance.elements_beside(0), || c.block(&body.block))?;
     let mut outputs = Vec::new();
     for feature in &described.outputs {
         if !body.block.outputs.contains(&feature.name) {
@@ -156,6 +191,7 @@ fn compile_as(
     }
     let state_types = c.states.iter().map(|s| c.types.get(s).and_then(ValueType::tensor).cloned());
     let state_types: Option<Vec<TensorType>> = state_types.collect();
+    let state_bytes = state_types.iter().flatten().map(bytes_of).fold(0, u64::saturating_add);
     let mut plan = None;
     if apart {
         let shape = |ty: &Option<TensorType>| {
@@ -182,11 +218,15 @@ fn compile_as(
         };
         plan = plan::plan(source);
         let Some(found) = &mut plan else { return Ok(None) };
+        c.check_memory(found.bytes(), state_bytes).map_err(wrong)?;
         if options.profile {
             found.profile();
         }
         c.buffers = 0;
         c.constants.clear();
+    } else {
+        let values = c.buffer_bytes.iter().copied().fold(0, u64::saturating_add);
+        c.check_memory(values, state_bytes).map_err(wrong)?;
     }
     let guards =
         if options.skip_zero { find_guards(&steps, &outputs) } else { (Vec::new(), vec![None; steps.len()]) };
@@ -194,6 +234,7 @@ fn compile_as(
         package.path().to_path_buf(),
         function.to_string(),
         options,
+        allowance,
         described.clone(),
         input_places,
         outputs,
@@ -232,7 +273,26 @@ impl Compiler<'_> {
     fn new_buffer(&mut self, ty: Option<&TensorType>) -> usize {
         self.buffers += 1;
         self.buffer_types.push(ty.cloned());
+        self.buffer_bytes.push(ty.map_or(0, bytes_of));
         self.buffers - 1
+    }
+
+    /// Refuses a function whose states, constants and values together take more than is allowed.
+    fn check_memory(&self, values: u64, states: u64) -> std::result::Result<(), String> {
+        let all = values.saturating_add(states).saturating_add(self.held);
+        let largest = match &self.largest {
+            (op, bytes) if *bytes > 0 => format!("; the largest result, {bytes} bytes, is that of {op}"),
+            _ => String::new(),
+        };
+        let held = self.held;
+        let what = format!("values of {values} bytes, states of {states} and constants of {held}");
+        self.allowance.check(&what, all).map_err(|what| format!("{what}{largest}"))
+    }
+
+    /// Counts the bytes of a constant.
+    fn hold(&mut self, t: &Tensor) -> std::result::Result<(), String> {
+        self.held = self.held.saturating_add(tensor_bytes(t));
+        self.allowance.check("constants up to here", self.held)
     }
 
     fn take_buffer(&mut self, ty: Option<&TensorType>) -> usize {
@@ -240,7 +300,10 @@ impl Compiler<'_> {
             return self.new_buffer(ty);
         }
         match self.free.pop() {
-            Some(b) if self.depth == 0 => b,
+            Some(b) if self.depth == 0 => {
+                self.buffer_bytes[b] = self.buffer_bytes[b].max(ty.map_or(0, bytes_of));
+                b
+            }
             Some(b) => {
                 self.free.push(b);
                 self.new_buffer(ty)
@@ -266,6 +329,7 @@ impl Compiler<'_> {
             }
             Some(Known::Constant(Constant::Stored(w))) => {
                 let t = w.to_dense().map_err(|e| format!("`{name}`: {e}"))?;
+                self.hold(&t)?;
                 let place = self.constant(Arc::new(t));
                 self.names.insert(name.into(), Known::Place(place));
                 Ok(place)
@@ -349,6 +413,9 @@ impl Compiler<'_> {
                     return Err(invalid("a const without `val` or output".into()));
                 };
                 let constant = located(at, const_value(self.package, value))?;
+                if let Constant::Dense(t) = &constant {
+                    self.hold(t).map_err(invalid)?;
+                }
                 self.names.insert(output.name.clone(), Known::Constant(constant));
                 self.types.insert(output.name.clone(), output.ty.clone());
                 Ok(())
@@ -370,6 +437,9 @@ impl Compiler<'_> {
                     )));
                 }
                 for (output, constant) in op.outputs.iter().zip(constants) {
+                    if let Constant::Dense(t) = &constant {
+                        self.hold(t).map_err(invalid)?;
+                    }
                     self.names.insert(output.name.clone(), Known::Constant(constant));
                     self.types.insert(output.name.clone(), output.ty.clone());
                 }
@@ -495,6 +565,7 @@ impl Compiler<'_> {
             return Err(at.error(OpError::Invalid("no output".into())));
         }
         let types = self.output_types(op, at)?;
+        self.check_results(&types, at)?;
         if let Some(projection) = self.projection(op) {
             let x = self.named(op, "x", at)?;
             let x = self.operand_place(&x).map_err(|what| at.error(OpError::Invalid(what)))?;
@@ -516,8 +587,14 @@ impl Compiler<'_> {
         let constant = |p: &Place| matches!(p, Place::Constant(_));
         let folds = inputs.iter().all(|o| constant(&o.place)) && values.iter().all(constant);
         let small = types.iter().all(|t| t.elements().is_none_or(|n| n <= MAX_FOLDED as u64));
-        if folds && small {
-            let results = located(at, self.fold(op, kernel, &inputs, &values, &types))?;
+        let bytes = types.iter().map(bytes_of).fold(self.held, u64::saturating_add);
+        if folds && small && bytes <= self.allowance.bytes {
+            let left = self.allowance.elements_beside(self.held);
+            let results = with_limit(left, || self.fold(op, kernel, &inputs, &values, &types));
+            let results = located(at, results)?;
+            for t in &results {
+                self.hold(t).map_err(|what| at.error(OpError::Invalid(what)))?;
+            }
             for (output, t) in op.outputs.iter().zip(results) {
                 self.names.insert(output.name.clone(), Known::Constant(Constant::Dense(Arc::new(t))));
                 self.types.insert(output.name.clone(), output.ty.clone());
@@ -538,6 +615,19 @@ impl Compiler<'_> {
         let outputs = self.define(op);
         let work = Work::Kernel { kernel, inputs, values, outputs };
         steps.push(Step::typed(at, work, types));
+        Ok(())
+    }
+
+    /// Refuses a result that alone takes more than is allowed, and remembers the largest.
+    fn check_results(&mut self, types: &[TensorType], at: &Located<'_>) -> Result<()> {
+        for ty in types {
+            let bytes = bytes_of(ty);
+            let checked = self.allowance.check(&format!("a result of type {ty}"), bytes);
+            checked.map_err(|what| at.error(OpError::Invalid(what)))?;
+            if bytes > self.largest.1 {
+                self.largest = (format!("op `{}` (operation `{}`)", at.op_type, at.name), bytes);
+            }
+        }
         Ok(())
     }
 

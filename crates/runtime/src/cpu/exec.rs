@@ -1,11 +1,13 @@
 //! Runs compiled steps.
 
+use super::ops::shape::{count, with_limit};
 use super::ops::{Kernel, OpContext, OpError};
 use super::plan::Plan;
 use super::states::{StateValue, States};
 use super::weights::StoredWeight;
 use super::{Located, OpErrorAt, Options, Precision};
 use crate::backend::OpTime;
+use crate::memory::Allowance;
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
 use anemoe_kernels::{Columns, MatMul, PackedActivations, Pool, matmul_batch, round_to_f16};
@@ -207,6 +209,8 @@ pub struct Session {
     /// Copies of outputs that are states or constants.
     output_copies: BTreeMap<usize, Tensor>,
     stats: SessionStats,
+    /// Bytes that a run may take; of a function whose shapes come with its inputs, those of the last run.
+    allowance: Allowance,
     /// Runs instead of the steps, where there is one.
     plan: Option<Plan>,
 }
@@ -241,6 +245,7 @@ impl Session {
         path: PathBuf,
         function: String,
         options: Options,
+        allowance: Allowance,
         described: FunctionDescription,
         inputs: Vec<(usize, TensorType)>,
         outputs: Vec<Place>,
@@ -269,6 +274,7 @@ impl Session {
             ordered_as: None,
             output_copies: BTreeMap::new(),
             stats: SessionStats::default(),
+            allowance,
             plan: None,
         }
     }
@@ -326,6 +332,8 @@ impl Session {
         if self.plan.is_some() {
             return self.run_plan(inputs, states);
         }
+        let bytes = inputs.iter().map(|t| t.len() as u64 * 4).fold(0, u64::saturating_add);
+        self.allowance = self.allowance.with_inputs(bytes);
         for (i, input) in inputs.iter().enumerate() {
             let (buffer, ty) = (self.inputs[i].0, self.inputs[i].1.clone());
             let shape: Vec<usize> = if ty.rank() == 0 { vec![] } else { input.shape.clone() };
@@ -418,6 +426,7 @@ impl Session {
 
     fn run_plan(&mut self, inputs: &[&Tensor], states: &mut States) -> Result<()> {
         let Some(plan) = &mut self.plan else { return Ok(()) };
+        let limit = self.allowance.elements_beside(0);
         let hold = |values: &mut [StateValue]| {
             values.iter_mut().zip(&self.caches).for_each(|(value, cache)| value.hold(*cache));
         };
@@ -429,7 +438,7 @@ impl Session {
                 self.ordered_as = Some(states.names.clone());
             }
             hold(&mut states.values);
-            plan.run(inputs, &mut states.values)
+            with_limit(limit, || plan.run(inputs, &mut states.values))
         } else {
             // The states move in for the run, and out again whatever happens.
             let mut places = Vec::new();
@@ -440,7 +449,7 @@ impl Session {
             let mut values: Vec<StateValue> =
                 places.iter().map(|&i| std::mem::take(&mut states.values[i])).collect();
             hold(&mut values);
-            let result = plan.run(inputs, &mut values);
+            let result = with_limit(limit, || plan.run(inputs, &mut values));
             places.iter().zip(values).for_each(|(&i, value)| states.values[i] = value);
             result
         };
@@ -502,7 +511,7 @@ impl Session {
             FeatureShape::Dynamic => true,
         };
         if !fits {
-            return wrong(format!("shape {:?}, expected {:?}", input.shape, feature.shape));
+            return wrong(format!("shape {:?}, expected {}", input.shape, feature.shape));
         }
         match (&input.data, feature.dtype.is_float()) {
             (Data::F32(_), true) | (Data::I32(_), false) => Ok(()),
@@ -582,7 +591,11 @@ impl Session {
     }
 
     fn step(&mut self, step: &Step) -> Result<()> {
-        let done = self.work(step);
+        // What a kernel makes is known when it runs; what its result took before is in its hands.
+        let writes = step.writes();
+        let held = self.buffers.iter().enumerate().filter(|(b, _)| !writes.contains(b));
+        let held = held.map(|(_, t)| t.len() as u64 * 4).fold(0, u64::saturating_add);
+        let done = with_limit(self.allowance.elements_beside(held), || self.work(step));
         self.stats.steps += 1;
         match done {
             Ok(done) => done,
@@ -741,6 +754,7 @@ impl Session {
                 let t: usize = x.shape[2..].iter().product();
                 let mut shape = x.shape.clone();
                 shape[1] = rows;
+                count(&shape)?;
                 if bias.is_some_and(|b| b.len() != rows) {
                     return Err(OpError::Invalid(format!("bias of another length than {rows} outputs")));
                 }
@@ -781,6 +795,7 @@ impl Session {
                 if let Some(last) = shape.last_mut() {
                     *last = rows;
                 }
+                count(&shape)?;
                 let out = y.reset_f32(&shape);
                 if bias.is_some_and(|b| b.len() != rows) {
                     return Err(OpError::Invalid(format!("bias of another length than {rows} outputs")));

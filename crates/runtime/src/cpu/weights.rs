@@ -3,7 +3,7 @@
 use super::{Located, OpErrorAt};
 use crate::Result;
 use crate::cpu::ops::OpError;
-use crate::cpu::ops::shape::MAX_ELEMENTS;
+use crate::cpu::ops::shape::count;
 use crate::tensor::Tensor;
 use anemoe_kernels::{Int8Lut, Int16Lut, Matrix};
 use anemoe_mlpackage::blob::{SharedBlob, unpack_sub_byte};
@@ -214,9 +214,9 @@ fn shape_of(value: &Value) -> OpErrorAt<Vec<usize>> {
     let shape: Option<Vec<usize>> =
         ty.shape().map(|s| s.into_iter().map(|d| usize::try_from(d).unwrap_or(usize::MAX)).collect());
     let shape = shape.ok_or_else(|| OpError::Invalid(format!("a constant of type {ty}")))?;
-    match shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)) {
-        Some(n) if n <= MAX_ELEMENTS => Ok(shape),
-        _ => Err(OpError::Invalid(format!("a constant of type {ty} is too large"))),
+    match count(&shape) {
+        Ok(_) => Ok(shape),
+        Err(_) => Err(OpError::Invalid(format!("a constant of type {ty} is too large"))),
     }
 }
 
@@ -470,8 +470,7 @@ fn lookup(
     if vector > 1 {
         out_shape[axis] = out_shape[axis].checked_mul(vector).ok_or_else(wrong)?;
     }
-    let total = out_shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|&n| n <= MAX_ELEMENTS);
-    let mut out = vec![0f32; total.ok_or_else(wrong)?];
+    let mut out = vec![0f32; count(&out_shape)?];
     let (own, target) = (strides(shape), strides(&out_shape));
     let groups = strides(&lut_shape[..k]);
     for (i, &index) in indices.iter().enumerate() {
@@ -575,10 +574,7 @@ fn packed_shape(o: &Operands<'_>) -> OpErrorAt<Vec<usize>> {
     let t = o.dense("shape")?;
     let v = t.as_i32().ok_or_else(|| OpError::Invalid("parameter `shape` must be integers".into()))?;
     let shape: Option<Vec<usize>> = v.iter().map(|&d| usize::try_from(d).ok()).collect();
-    let fits = |s: &Vec<usize>| {
-        s.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).is_some_and(|n| n <= MAX_ELEMENTS)
-    };
-    shape.filter(fits).ok_or_else(|| OpError::Invalid(format!("parameter `shape` is {v:?}")))
+    shape.filter(|s| count(s).is_ok()).ok_or_else(|| OpError::Invalid(format!("parameter `shape` is {v:?}")))
 }
 
 fn lut_ios16(o: &Operands<'_>) -> OpErrorAt<Tensor> {

@@ -28,7 +28,7 @@ impl EmbeddingFile {
         let file = anemoe_io::open_input(&path, u64::MAX).map_err(|e| Error::io(&path, e))?;
         let layout = info.storage.layout(info.rows, info.cols);
         let (elements, values, offsets) = layout.ok_or_else(|| {
-            Error::invalid(&path, format!("embedding: {:?} does not fit its rows and columns", info.storage))
+            Error::invalid(&path, format!("embedding: {} does not fit its rows and columns", info.storage))
         })?;
         let expected = elements + values + offsets;
         let found = file.metadata().map_err(|e| Error::io(&path, e))?.len();
@@ -36,7 +36,7 @@ impl EmbeddingFile {
             return Err(Error::invalid(
                 &path,
                 format!(
-                    "embedding: {found} bytes where [{}, {}] as {:?} takes {expected}",
+                    "embedding: {found} bytes where [{}, {}] in {} takes {expected}",
                     info.rows, info.cols, info.storage
                 ),
             ));

@@ -59,13 +59,6 @@ pub struct ShardStats {
 /// Sees the residual stream of `n` tokens before layer `i` (first argument), and behind the last one: `[1, C, 1, T >= n]`.
 pub type Watch<'a> = dyn FnMut(usize, &Tensor, usize) + 'a;
 
-/// Bytes that this system could give to a program, cached files included.
-fn free_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-}
-
 /// A loaded bundle with its caches.
 pub struct Engine {
     bundle: PathBuf,
@@ -235,7 +228,7 @@ impl Engine {
     /// wants to wait.
     pub fn populate(&self) -> Option<JoinHandle<()>> {
         let bytes: u64 = self.chain.shards.iter().map(|s| s.bytes).sum();
-        if free_memory().is_none_or(|free| free < bytes) {
+        if crate::memory::free_memory().is_none_or(|free| free < bytes) {
             return None;
         }
         let jobs: Vec<_> = self.packages.iter().filter_map(|p| p.populate()).collect();

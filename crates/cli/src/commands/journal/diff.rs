@@ -3,6 +3,7 @@
 use super::entries::machine;
 use super::figures::{self, Unit, clean};
 use crate::journal::{Facts, facts};
+use crate::target::expect_begun_bundle;
 use crate::ui::{Table, Ui};
 use anemoe_bundle::journal::{self, Event, status};
 use anemoe_bundle::{CHAIN_FILE, Chain, file_sha256};
@@ -12,8 +13,9 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::path::{Path, PathBuf};
 
-/// Compare the newest figures of two bundles: sizes, compression, gates, times; options that differ come first. Works without a
-/// journal, from what `chain.json` says.
+/// Compare the newest figures of two bundles: sizes, compression, gates, times.
+///
+/// Options that differ come first, each once. Works without a journal, from what `chain.json` says.
 #[derive(clap::Args)]
 #[command(after_help = "Example:\n  anemoe journal diff fp16.anemoe lut4.anemoe")]
 pub struct Args {
@@ -39,6 +41,7 @@ struct Side {
 /// An option or a condition that is not the same.
 #[derive(Serialize)]
 struct Differing {
+    /// The first kind of event that has it.
     kind: String,
     option: String,
     a: Option<Value>,
@@ -76,7 +79,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<()> {
         }
     }
     ui.document(&serde_json::json!({
-        "a": args.a, "b": args.b, "options": options, "figures": rows, "remarks": remarks,
+        "a": args.a.display().to_string(), "b": args.b.display().to_string(), "options": options, "figures": rows, "remarks": remarks,
     }))?;
     ui.line(format!("a: {}\nb: {}\n", args.a.display(), args.b.display()))?;
     if options.is_empty() {
@@ -115,7 +118,7 @@ fn cell(value: Option<&Value>, unit: Unit) -> String {
 
 impl Side {
     fn of(path: &Path) -> anyhow::Result<Side> {
-        super::expect_bundle(path)?;
+        expect_begun_bundle(path)?;
         let events = journal::read(path)?.events;
         let mut side = Side::default();
         let chain_file = path.join(CHAIN_FILE);
@@ -230,7 +233,9 @@ fn differing(a: &Side, b: &Side) -> Vec<Differing> {
             all
         };
         for (option, x, y) in joined(conditions(a), conditions(b)) {
-            if x != y {
+            // The gates of a build have its options.
+            let known = found.iter().any(|d: &Differing| d.option == option && d.a == x && d.b == y);
+            if x != y && !known {
                 found.push(Differing { kind: kind.clone(), option, a: x, b: y });
             }
         }

@@ -5,16 +5,16 @@ mod entries;
 mod figures;
 
 use crate::Outcome;
+use crate::shell::quoted;
+use crate::target::expect_begun_bundle;
 use crate::ui::Ui;
-use anemoe_bundle::CHAIN_FILE;
-use anemoe_bundle::journal::{self, Event, JOURNAL_FILE, Prose};
-use anemoe_convert::build::WORK_DIR;
+use anemoe_bundle::journal::{self, Event, Prose};
 use anyhow::bail;
 use entries::Entry;
 use figures::clean;
 use std::path::{Path, PathBuf};
 
-/// What was done to a bundle and what came out of it: shown as entries, added to, compared with another bundle's.
+/// Show, add to and compare what was done to bundles and what came out of it.
 #[derive(clap::Args)]
 #[command(
     subcommand_negates_reqs = true,
@@ -95,15 +95,6 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// The folder is a bundle, or will be one.
-fn expect_bundle(path: &Path) -> anyhow::Result<()> {
-    let has = |name: &str| path.join(name).symlink_metadata().is_ok();
-    if has(CHAIN_FILE) || has(JOURNAL_FILE) || has(WORK_DIR) {
-        return Ok(());
-    }
-    bail!("{}: is no bundle: there is neither {CHAIN_FILE} nor {JOURNAL_FILE}", path.display())
-}
-
 fn find<'a>(entries: &'a [Entry], wanted: &str, bundle: &Path) -> anyhow::Result<&'a Entry> {
     let has = |e: &&Entry| e.events.iter().any(|e| e.id.starts_with(wanted));
     let found: Vec<&Entry> = entries.iter().filter(has).collect();
@@ -120,6 +111,7 @@ fn find<'a>(entries: &'a [Entry], wanted: &str, bundle: &Path) -> anyhow::Result
 /// What `--json` prints.
 #[derive(serde::Serialize)]
 struct Document<'a> {
+    #[serde(serialize_with = "anemoe_bundle::path_text")]
     bundle: &'a Path,
     /// The last line was cut off.
     torn: bool,
@@ -127,7 +119,7 @@ struct Document<'a> {
 }
 
 fn show(args: ShowArgs, ui: &Ui) -> anyhow::Result<()> {
-    expect_bundle(&args.bundle)?;
+    expect_begun_bundle(&args.bundle)?;
     let journal = journal::read(&args.bundle)?;
     let mut entries = entries::entries(journal.events);
     if let Some(wanted) = &args.entry {
@@ -149,7 +141,11 @@ fn show(args: ShowArgs, ui: &Ui) -> anyhow::Result<()> {
     }
     let bare = |e: &Entry| e.lesson.is_empty() || e.next.is_empty() || e.intent.is_empty();
     if let Some(last) = entries.last().filter(|e| bare(e)) {
-        ui.line(format!("\nTo write the rest: anemoe journal add {name} --entry {} --lesson TEXT", last.id))?;
+        ui.line(format!(
+            "\nTo write the rest: anemoe journal add {} --entry {} --lesson TEXT",
+            quoted(&args.bundle),
+            last.id
+        ))?;
     }
     Ok(())
 }
@@ -212,7 +208,7 @@ fn wrapped(text: &str) -> String {
 }
 
 fn add(args: AddArgs, ui: &Ui) -> anyhow::Result<()> {
-    expect_bundle(&args.bundle)?;
+    expect_begun_bundle(&args.bundle)?;
     let p = args.prose;
     let prose = Prose {
         intent: p.intent,
@@ -235,7 +231,9 @@ fn add(args: AddArgs, ui: &Ui) -> anyhow::Result<()> {
     let version = env!("CARGO_PKG_VERSION").into();
     let event = journal::append(&args.bundle, Event { of, version, prose, ..Event::new("note", "") })?;
     let entry = event.of.as_ref().unwrap_or(&event.id);
-    ui.document(&serde_json::json!({"bundle": args.bundle, "entry": entry, "event": event}))?;
+    ui.document(
+        &serde_json::json!({"bundle": args.bundle.display().to_string(), "entry": entry, "event": event}),
+    )?;
     ui.line(format!("added to entry {entry}"))?;
     Ok(())
 }

@@ -181,7 +181,7 @@ fn rotary_factor(m: Metadata<'_>, divisors: &[f32], head_dim: u64) -> Result<f64
         return Err(Error::invalid(m.path, what));
     }
     let rotating = divisors.iter().take_while(|d| **d == 1.0).count();
-    if let Some(d) = divisors[rotating..].iter().find(|d| **d < NO_ROTATION) {
+    if let Some(d) = divisors[rotating..].iter().find(|d| d.is_nan() || **d < NO_ROTATION) {
         return Err(refused(format!("divisor {d}; implemented are ones, then {NO_ROTATION:e} and more")));
     }
     if rotating == 0 {

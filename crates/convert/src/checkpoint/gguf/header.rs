@@ -391,16 +391,27 @@ fn places(c: &mut Cursor<'_>, tensors: u64, alignment: u64) -> Result<Vec<Placed
             }
         }
     }
+    // Tensors cover the data, as in GGML's own reader: a type or a shape that is not the tensor's leaves a gap.
     let mut order: Vec<&Placed> = out.iter().collect();
     order.sort_by_key(|t| t.bytes.start);
-    for pair in order.windows(2) {
-        if pair[1].bytes.start < pair[0].bytes.end {
-            let by = pair[0].bytes.end - pair[1].bytes.start;
+    let (mut end, mut before) = (0u64, "the header");
+    for tensor in order {
+        let (at, next) = (tensor.bytes.start as u64 - start, end.next_multiple_of(alignment));
+        let name = &tensor.name;
+        if at < end {
+            let by = end - at;
+            return invalid(format!("tensor `{name}`: it overlaps `{before}` by {by} bytes"));
+        }
+        if at != next {
+            let (gap, padding) = (at - end, next - end);
             return invalid(format!(
-                "tensor `{}`: it overlaps `{}` by {by} bytes",
-                pair[1].name, pair[0].name
+                "tensor `{name}`: {gap} bytes between it and `{before}`, expected {padding} of padding"
             ));
         }
+        (end, before) = (tensor.bytes.end as u64 - start, name);
+    }
+    if data > end.next_multiple_of(alignment) {
+        return invalid(format!("file: {} bytes behind `{before}`, the last tensor", data - end));
     }
     Ok(out)
 }
@@ -622,6 +633,41 @@ mod tests {
         let mut g = example();
         g.tensors[2].offset = Some(64);
         assert!(refused(&g).contains("tensor `end`: it overlaps `two` by 70 bytes"));
+    }
+
+    #[test]
+    fn tensors_that_leave_a_gap() {
+        // A tensor in f16 that lies there in f32: before another one, and as the last.
+        for (at, says) in [
+            (0, "tensor `two`: 32 bytes between it and `one`, expected 0 of padding"),
+            (2, "file: 32 bytes behind `end`, the last tensor"),
+        ] {
+            let mut g = Gguf::new();
+            g.tensor("one", &[16], 0, vec![0; 64]);
+            g.tensor("two", &[32], 8, vec![1; 34]);
+            g.tensor("end", &[16], 0, vec![0; 64]);
+            parse(&g.write()).unwrap();
+            g.tensors[at].kind = 1;
+            let file = g.write();
+            assert!(refused_bytes(&file).contains(says), "{}", refused_bytes(&file));
+        }
+        let mut g = example();
+        g.tensors[0].offset = Some(32);
+        g.tensors[1].offset = Some(64);
+        g.tensors[2].offset = Some(192);
+        let mut file = g.write();
+        file.resize(file.len() + 64, 0);
+        assert!(refused_bytes(&file).contains("tensor `one`: 32 bytes between it and `the header`"));
+        // Padding behind the last tensor, as other writers have it.
+        let mut g = example();
+        g.tensors[2].data.truncate(60);
+        g.tensors[2].ne = vec![15];
+        let mut file = g.write();
+        parse(&file).unwrap();
+        file.resize(file.len() + 4, 0);
+        parse(&file).unwrap();
+        file.push(0);
+        assert!(refused_bytes(&file).contains("5 bytes behind `end`"));
     }
 
     #[test]

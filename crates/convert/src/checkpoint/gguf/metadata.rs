@@ -52,10 +52,12 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    /// A number of floating point.
+    /// A finite number of floating point.
     pub fn number(&self, key: &str) -> Result<Option<f64>> {
         let Some(found) = self.values.get(key) else { return Ok(None) };
         match self.scalar(key).and_then(|v| float(v.kind, self.bytes(v))) {
+            // JSON, which it becomes, has no word for others.
+            Some(n) if !n.is_finite() => Err(self.invalid(key, format!("is {n}, expected a finite number"))),
             Some(n) => Ok(Some(n)),
             None => self.wrong(key, found, "f32"),
         }

@@ -96,7 +96,7 @@ impl Gemma4Config {
             moe_intermediate_size: k.size("moe_intermediate_size")?,
             rms_norm_eps: eps,
             vocab_size,
-            final_logit_softcapping: k.number("final_logit_softcapping")?.map(|n| n as f32),
+            final_logit_softcapping: k.softcapping("final_logit_softcapping")?,
             max_position_embeddings: k.size("max_position_embeddings")?,
             bos_token_id: k.tokens("bos_token_id", vocab_size)?.first().copied(),
             eos_token_ids: k.tokens("eos_token_id", vocab_size)?,
@@ -273,7 +273,8 @@ fn rope(k: &Keys<'_>, full: bool, head_dim: usize) -> Result<(f64, usize)> {
             Ok((theta, 2 * ((factor * head_dim as f64 / 2.0) as usize)))
         }
         other => Err(k.unsupported(format!(
-            "`{place}` has rope_type {other:?} or a partial_rotary_factor; implemented are default and proportional"
+            "`{place}` has rope_type `{}` or a partial_rotary_factor; implemented are default and proportional",
+            other.unwrap_or("default")
         ))),
     }
 }
@@ -453,6 +454,17 @@ mod tests {
             ("hidden_size", json!("2816")),
             ("top_k_experts", json!(129)),
             ("rms_norm_eps", json!(0)),
+            ("rms_norm_eps", json!(1e-40)),
+            ("rms_norm_eps", json!(0.5)),
+            ("final_logit_softcapping", json!(0)),
+            ("final_logit_softcapping", json!(1e-40)),
+            ("final_logit_softcapping", json!(1e300)),
+            ("final_logit_softcapping", json!(-30)),
+            ("final_logit_softcapping", json!("30")),
+            (
+                "rope_parameters",
+                json!({"sliding_attention": {"rope_theta": 1e300}, "full_attention": {"rope_theta": 1e4}}),
+            ),
             ("head_dim", json!(255)),
             ("layer_types", json!([1])),
             ("bos_token_id", json!("2")),

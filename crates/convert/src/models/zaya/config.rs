@@ -280,6 +280,9 @@ mod tests {
             ("eos_token_id", json!(262272)),
             ("layer_types", json!("hybrid")),
             ("rope_parameters", json!({"hybrid": {"rope_theta": 0}})),
+            ("rope_parameters", json!({"hybrid": {"rope_theta": 1e300}})),
+            ("rms_norm_eps", json!(1e-40)),
+            ("rms_norm_eps", json!(1)),
             ("rope_parameters", json!({"hybrid": {"rope_theta": 1e4, "partial_rotary_factor": 2.0}})),
             ("rope_parameters", json!({"hybrid": {"rope_theta": 1e4, "partial_rotary_factor": 0.001}})),
         ] {

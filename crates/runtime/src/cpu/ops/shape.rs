@@ -1,9 +1,27 @@
 //! Shapes, strides and broadcasting.
 
 use super::{OpError, OpResult};
+use std::cell::Cell;
 
 /// Largest number of elements that a result may have: 4 GiB of f32.
 pub(in crate::cpu) const MAX_ELEMENTS: usize = 1 << 30;
+
+thread_local! {
+    /// Elements that a result may have now.
+    static LIMIT: Cell<usize> = const { Cell::new(MAX_ELEMENTS) };
+}
+
+/// Runs `call`, in which results have at most `elements`.
+pub(in crate::cpu) fn with_limit<T>(elements: usize, call: impl FnOnce() -> T) -> T {
+    struct Restore(usize);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            LIMIT.set(self.0);
+        }
+    }
+    let _restore = Restore(LIMIT.replace(elements.min(MAX_ELEMENTS)));
+    call()
+}
 
 /// An [`OpError::Invalid`].
 pub(super) fn invalid<T>(what: impl Into<String>) -> OpResult<T> {
@@ -16,9 +34,14 @@ pub(super) fn unsupported<T>(what: impl Into<String>) -> OpResult<T> {
 }
 
 /// Number of elements, refused when it is unreasonable.
-pub(super) fn count(shape: &[usize]) -> OpResult<usize> {
-    let n = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|&n| n <= MAX_ELEMENTS);
-    n.ok_or_else(|| OpError::Invalid(format!("a result of shape {shape:?} is too large")))
+pub(in crate::cpu) fn count(shape: &[usize]) -> OpResult<usize> {
+    let limit = LIMIT.get();
+    let n = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|&n| n <= limit);
+    n.ok_or_else(|| {
+        OpError::Invalid(format!(
+            "a result of shape {shape:?} is too large: {limit} elements are left for it"
+        ))
+    })
 }
 
 /// Row-major strides.

@@ -374,6 +374,20 @@ impl Plan {
         Ok(())
     }
 
+    /// Bytes of what a run works in: buffers, results of kernels, and outputs.
+    pub fn bytes(&self) -> u64 {
+        let kernels = self.nodes.iter().filter_map(|node| match &node.work {
+            Work::Kernel(call) => Some(call.types.iter().filter_map(TensorType::elements)),
+            _ => None,
+        });
+        let outputs = self.outputs.iter().map(|(_, view, _)| view.shape.iter().product::<usize>() as u64);
+        let buffers = self.sizes.iter().map(|n| *n as u64);
+        buffers
+            .chain(kernels.flatten())
+            .chain(outputs)
+            .fold(0, |sum, n| n.saturating_mul(4).saturating_add(sum))
+    }
+
     /// Of each state, the slots that may be held in fp16; none where it has to be in f32.
     pub fn caches(&self) -> &[Option<usize>] {
         &self.caches

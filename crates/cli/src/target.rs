@@ -1,0 +1,89 @@
+//! Checks that a path is a bundle before a command opens it, and says what it is instead.
+
+use crate::shell::quoted;
+use anemoe_bundle::journal::{self, status};
+use anemoe_bundle::{CHAIN_FILE, Error};
+use anemoe_convert::place::{Place, list};
+use std::io;
+use std::path::Path;
+
+/// Accepts a finished bundle.
+///
+/// # Errors
+/// The path is anything else. The message names what it is and the next command.
+pub fn expect_bundle(path: &Path) -> anyhow::Result<()> {
+    match Place::at(path) {
+        Place::Bundle => Ok(()),
+        place => Err(not_a_bundle(path, &place).into()),
+    }
+}
+
+/// Accepts a bundle that is finished or unfinished.
+///
+/// # Errors
+/// The path is anything else.
+pub fn expect_begun_bundle(path: &Path) -> anyhow::Result<()> {
+    match Place::at(path) {
+        Place::Bundle | Place::Unfinished => Ok(()),
+        place => Err(not_a_bundle(path, &place).into()),
+    }
+}
+
+fn not_a_bundle(path: &Path, place: &Place) -> Error {
+    let name = quoted(path);
+    let next = match place {
+        Place::Nothing if path.to_str().is_some_and(|p| p.starts_with("synthetic:")) => {
+            let what = format!(
+                "bundle: this names a synthetic model; build it first: anemoe build {name} -o NAME.anemoe"
+            );
+            return Error::invalid(path, what);
+        }
+        Place::Nothing => {
+            let what = format!("no such file or folder; `anemoe build CHECKPOINT -o {name}` makes a bundle");
+            return Error::io(path, io::Error::new(io::ErrorKind::NotFound, what));
+        }
+        Place::Checkpoint | Place::Gguf => {
+            let stem = path.file_stem().filter(|_| *place == Place::Gguf).or(path.file_name());
+            let out = stem.map_or_else(|| "model".into(), |s| quoted(Path::new(s)));
+            format!("build it first: anemoe build {name} -o {out}.anemoe")
+        }
+        Place::Unfinished => return Error::invalid(path, format!("bundle: {}", unfinished(path))),
+        Place::Package => {
+            format!("look at it with `anemoe inspect {name}`, run it with `anemoe predict {name}`")
+        }
+        Place::Safetensors => {
+            "build the checkpoint whose folder holds it: anemoe build FOLDER -o NAME.anemoe".into()
+        }
+        Place::Checkpoints(found) => {
+            format!("build one of them: anemoe build CHECKPOINT -o NAME.anemoe ({})", list(found))
+        }
+        Place::EmptyFolder => format!("fill it: anemoe build CHECKPOINT -o {name}"),
+        Place::File | Place::Folder | Place::Bundle => {
+            format!("there is no {CHAIN_FILE}; `anemoe build CHECKPOINT -o NAME.anemoe` makes a bundle")
+        }
+    };
+    Error::invalid(path, format!("bundle: this is {}; {next}", place.name()))
+}
+
+/// Says why a build has not finished, as far as its journal tells, and what completes it.
+fn unfinished(path: &Path) -> String {
+    let name = quoted(path);
+    let events = journal::read(path).map(|j| j.events).unwrap_or_default();
+    let newest = events.iter().rev().find(|e| e.kind == "build");
+    if let Some(failed) = newest.filter(|e| e.status == status::FAIL) {
+        let gate = failed.facts.get("failed").and_then(|v| v.as_str()).unwrap_or("a gate");
+        return format!(
+            "this is an unfinished bundle, whose build stopped because a gate failed ({gate}); see `anemoe journal {name}`, \
+             then build with other options, or go on by the same build command with --skip-gates"
+        );
+    }
+    if newest.is_some_and(|e| e.facts.get("part").is_some_and(|p| !p.is_null())) {
+        return format!(
+            "this is an unfinished bundle, which is built in parts; when all parts are built: anemoe assemble {name}"
+        );
+    }
+    format!(
+        "this is an unfinished bundle; repeat its build command, which goes on where it stopped (`anemoe journal {name}` \
+         shows the options)"
+    )
+}

@@ -1,0 +1,120 @@
+//! Options in which a build differs from the one that a folder holds.
+
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// Options of the command line by their places in the JSON form of [`crate::plan::PlanOptions`].
+const NAMES: [(&str, &str); 14] = [
+    ("/quant", "--quant"),
+    ("/parts/attention", "--attn-quant"),
+    ("/parts/experts", "--expert-quant"),
+    ("/parts/dense_mlp", "--mlp-quant"),
+    ("/parts/router", "--router-quant"),
+    ("/parts/head", "--head-quant"),
+    ("/parts/embedding", "--embed-quant"),
+    ("/groups/rows", "--group-size"),
+    ("/groups/block", "--block-size"),
+    ("/experts_per_shard", "--experts-per-shard"),
+    ("/ffn_shards", "--ffn-shards"),
+    ("/tokens", "--tokens"),
+    ("/max_context", "--max-context"),
+    ("/max_shard_mb", "--max-shard-mb"),
+];
+
+/// Lists what differs between two builds as `--option old value, now new value`. A build is a chain and its inputs (hashes of
+/// the checkpoint and of the importances), all as JSON.
+pub fn differences(old: (&Value, &Value), new: (&Value, &Value)) -> String {
+    let (old, new) = (settings(old), settings(new));
+    let all: Vec<String> = new
+        .iter()
+        .filter_map(|(name, now)| {
+            let was = old.get(name)?;
+            (was != now).then(|| match *name {
+                "the checkpoint" => "the checkpoint's contents".to_string(),
+                _ => format!("{name} {was}, now {now}"),
+            })
+        })
+        .collect();
+    match all.is_empty() {
+        true => "no option differs, but its chain does: another version of anemoe wrote it".into(),
+        false => all.join("; "),
+    }
+}
+
+/// Lists the choices of a build by option.
+fn settings((chain, inputs): (&Value, &Value)) -> BTreeMap<&'static str, String> {
+    let options = &chain["options"];
+    let at = |place: &str| options.pointer(place).unwrap_or(&Value::Null);
+    let mut all: BTreeMap<&'static str, String> =
+        NAMES.iter().map(|(place, name)| (*name, value(at(place)))).collect();
+    if let Some(goal) = chain["auto"]["goal"].as_str() {
+        all.insert("--quant", format!("auto ({goal})"));
+    }
+    if options.is_null() {
+        // An older version wrote it.
+        all.clear();
+        all.insert("--max-context", value(&chain["model"]["max_context"]));
+        all.insert("--tokens", value(&chain["tokens"]));
+    } else if at("/max_context").is_null() {
+        let context = value(&chain["model"]["max_context"]);
+        all.insert("--max-context", context);
+    }
+    let skip = &chain["readings"]["zaya_skip"];
+    all.insert("--zaya-skip", value(skip));
+    all.insert(
+        "--importance",
+        inputs["importance"].as_str().map_or("none".into(), |h| format!("of SHA-256 {h}")),
+    );
+    all.insert("the checkpoint", value(&inputs["checkpoint"]));
+    all.insert("the version of anemoe:", value(&chain["generator"]));
+    all
+}
+
+/// A value as on the command line.
+fn value(value: &Value) -> String {
+    match value {
+        Value::Null => "(default)".into(),
+        Value::String(text) => text.clone(),
+        Value::Array(all) => all.iter().map(self::value).collect::<Vec<_>>().join(","),
+        Value::Object(range) => match (range.get("min"), range.get("max")) {
+            (Some(min), Some(max)) if min == max => min.to_string(),
+            (Some(min), Some(max)) => format!("{min}..{max}"),
+            _ => value.to_string(),
+        },
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn differing_options_are_listed_with_both_values() {
+        let chain = |quant: &str, head: Value, tokens: Value| {
+            json!({
+                "generator": "anemoe 1", "model": {"max_context": 2048},
+                "options": {"quant": quant, "parts": {"head": head}, "tokens": tokens, "max_context": null},
+            })
+        };
+        let one = json!([{"min": 1, "max": 1}]);
+        let a = chain("lut4", "lut6".into(), one.clone());
+        let b = chain("fp16", Value::Null, json!([{"min": 1, "max": 4}]));
+        let inputs = json!({"checkpoint": "aa", "importance": null});
+        assert_eq!(
+            differences((&a, &inputs), (&b, &inputs)),
+            "--head-quant lut6, now (default); --quant lut4, now fp16; --tokens 1, now 1..4"
+        );
+        let other = json!({"checkpoint": "bb", "importance": "cc"});
+        assert_eq!(
+            differences((&a, &inputs), (&a, &other)),
+            "--importance none, now of SHA-256 cc; the checkpoint's contents"
+        );
+        assert!(differences((&a, &inputs), (&a, &inputs)).contains("another version"));
+        // A chosen value that is the default is none that differs.
+        let mut c = a.clone();
+        c["options"]["max_context"] = 2048.into();
+        assert!(differences((&a, &inputs), (&c, &inputs)).contains("no option differs"));
+    }
+}

@@ -1,0 +1,181 @@
+//! Recognizes what lies at a path, for messages to users who named the wrong thing.
+
+use crate::checkpoint::is_gguf;
+use anemoe_bundle::CHAIN_FILE;
+use anemoe_bundle::journal::JOURNAL_FILE;
+use std::path::{Path, PathBuf};
+
+/// Most entries of a folder that are looked at, and most checkpoints that are listed.
+const MAX_ENTRIES: usize = 1000;
+const MAX_LISTED: usize = 20;
+
+/// Kind of thing at a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Nothing.
+    Nothing,
+    /// A finished bundle.
+    Bundle,
+    /// A bundle whose build did not finish.
+    Unfinished,
+    /// A Core ML package.
+    Package,
+    /// A checkpoint in the Hugging Face layout.
+    Checkpoint,
+    /// A GGUF file.
+    Gguf,
+    /// A `.safetensors` file by itself.
+    Safetensors,
+    /// Another file.
+    File,
+    /// A folder with nothing in it.
+    EmptyFolder,
+    /// A folder that holds checkpoints, sorted.
+    Checkpoints(Vec<PathBuf>),
+    /// Another folder.
+    Folder,
+}
+
+impl Place {
+    /// Looks at a path. What cannot be read counts as a plain file or folder.
+    pub fn at(path: &Path) -> Place {
+        let has = |name: &str| path.join(name).symlink_metadata().is_ok();
+        let ends = |end: &str| path.extension().is_some_and(|e| e.eq_ignore_ascii_case(end));
+        if !path.is_dir() {
+            return match path.symlink_metadata() {
+                Err(_) => Place::Nothing,
+                Ok(_) if is_gguf(path) => Place::Gguf,
+                Ok(_) if ends("safetensors") => Place::Safetensors,
+                Ok(_) => Place::File,
+            };
+        }
+        if has(CHAIN_FILE) {
+            return Place::Bundle;
+        }
+        if has(crate::build::WORK_DIR) || has(JOURNAL_FILE) {
+            return Place::Unfinished;
+        }
+        if ends("mlpackage") || has("Manifest.json") {
+            return Place::Package;
+        }
+        if has("config.json") {
+            return Place::Checkpoint;
+        }
+        let Ok(entries) = std::fs::read_dir(path) else { return Place::Folder };
+        let mut entries: Vec<PathBuf> =
+            entries.take(MAX_ENTRIES).filter_map(|e| Some(e.ok()?.path())).collect();
+        if entries.is_empty() {
+            return Place::EmptyFolder;
+        }
+        entries.retain(|p| p.join("config.json").is_file() || (p.is_file() && is_gguf(p)));
+        entries.sort();
+        entries.truncate(MAX_LISTED);
+        if entries.is_empty() { Place::Folder } else { Place::Checkpoints(entries) }
+    }
+
+    /// Names the kind: `a GGUF file`.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Place::Nothing => "nothing",
+            Place::Bundle => "a finished bundle",
+            Place::Unfinished => "an unfinished bundle",
+            Place::Package => "a .mlpackage",
+            Place::Checkpoint => "a Hugging Face checkpoint",
+            Place::Gguf => "a GGUF file",
+            Place::Safetensors => "a .safetensors file by itself",
+            Place::File => "a file of another kind",
+            Place::EmptyFolder => "an empty folder",
+            Place::Checkpoints(_) => "a folder of checkpoints",
+            Place::Folder => "a folder of another kind",
+        }
+    }
+}
+
+/// Lists paths in one line.
+pub fn list(paths: &[PathBuf]) -> String {
+    paths.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// Writes paths into JSON: as text, or as a list of bytes where they are not UTF-8.
+pub mod lossless {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use std::path::{Path, PathBuf};
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Written {
+        Text(PathBuf),
+        #[cfg(unix)]
+        Bytes(Vec<u8>),
+    }
+
+    /// Writes a path.
+    ///
+    /// # Errors
+    /// The serializer's.
+    pub fn serialize<S: Serializer>(path: &Path, s: S) -> Result<S::Ok, S::Error> {
+        #[cfg(unix)]
+        if path.to_str().is_none() {
+            use std::os::unix::ffi::OsStrExt;
+            return path.as_os_str().as_bytes().serialize(s);
+        }
+        s.collect_str(&path.display())
+    }
+
+    /// Reads a path.
+    ///
+    /// # Errors
+    /// It is neither a text nor a list of bytes.
+    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<PathBuf, D::Error> {
+        Ok(match Written::deserialize(d)? {
+            Written::Text(path) => path,
+            #[cfg(unix)]
+            Written::Bytes(bytes) => {
+                use std::os::unix::ffi::OsStringExt;
+                std::ffi::OsString::from_vec(bytes).into()
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn every_kind_is_recognized() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| Place::at(&dir.path().join(name));
+        let file = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        for (name, text) in [
+            ("bundle/chain.json", "{}"),
+            ("begun/.anemoe-build/plan.json", "{}"),
+            ("one.mlpackage/Manifest.json", "{}"),
+            ("models/b/config.json", "{}"),
+            ("models/a.gguf", "GGUF"),
+            ("models/notes.txt", "x"),
+            ("other/notes.txt", "x"),
+            ("w.safetensors", "x"),
+        ] {
+            file(name, text);
+        }
+        fs::create_dir(dir.path().join("empty")).unwrap();
+        assert_eq!(at("none"), Place::Nothing);
+        assert_eq!(at("bundle"), Place::Bundle);
+        assert_eq!(at("begun"), Place::Unfinished);
+        assert_eq!(at("one.mlpackage"), Place::Package);
+        assert_eq!(at("models/b"), Place::Checkpoint);
+        assert_eq!(at("models/a.gguf"), Place::Gguf);
+        assert_eq!(at("w.safetensors"), Place::Safetensors);
+        assert_eq!(at("other/notes.txt"), Place::File);
+        assert_eq!(at("empty"), Place::EmptyFolder);
+        assert_eq!(at("other"), Place::Folder);
+        let models = dir.path().join("models");
+        assert_eq!(at("models"), Place::Checkpoints(vec![models.join("a.gguf"), models.join("b")]));
+    }
+}

@@ -1,0 +1,422 @@
+//! Steps of a tokenizer, bounded by the text that they are given.
+//!
+//! ```text
+//! text -> normalizer steps -> pre-tokenizer -> model -> post-processor -> ids
+//! ids -> tokens -> decoder steps -> text
+//! ```
+//! Every step of a chain may make a text longer, and a chain multiplies: 26 steps that double a text make 67 million
+//! characters of one. Normalizers and decoders are measured before every step; pre-tokenizers and post-processors, whose
+//! steps have few forms, are judged when they are loaded.
+
+use super::contain::refuse;
+use serde::{Deserialize, Deserializer, de::Error as _};
+use serde_json::Value;
+use tokenizers::decoders::DecoderWrapper;
+use tokenizers::normalizers::NormalizerWrapper;
+use tokenizers::normalizers::replace::Replace;
+use tokenizers::tokenizer::pattern::Pattern;
+use tokenizers::utils::SysRegex;
+use tokenizers::{Decoder, NormalizedString, Normalizer};
+
+/// A chain may make a text this many times as long. Metaspace makes 3 bytes of a space, NFKC up to 11 bytes of one.
+const MAX_GROWTH: usize = 16;
+/// A chain may add this many bytes to a short text.
+const MAX_ADDED: usize = 64 << 10;
+/// Steps of a chain; published tokenizers have up to 10.
+const MAX_STEPS: usize = 64;
+/// Arrays and objects inside each other in a chain: a sequence in a sequence has 4.
+const MAX_DEPTH: usize = 16;
+/// Bytes of a regular expression; published ones have up to 5 thousand.
+const MAX_REGEX_BYTES: usize = 64 << 10;
+/// Product of the counts `{n}` of a regular expression, which copy what they count.
+const MAX_REGEX_COUNTS: u64 = 10_000;
+/// Bytes of a table of replacements in base64; published ones have 320 thousand.
+const MAX_TABLE_BYTES: usize = 4 << 20;
+/// Times that a post-processor may repeat a text, and times that a pre-tokenizer may lengthen it.
+const MAX_REPEATS: u64 = 4;
+const MAX_PRE_GROWTH: u64 = 64;
+/// Tokens that a post-processor may add.
+const MAX_ADDED_TOKENS: u64 = 4096;
+/// Longest word that a WordPiece model may search: its time grows with the cube. The format's default is 100.
+pub const MAX_WORD_CHARS: usize = 1000;
+
+/// Longest text that a chain may make of `bytes` bytes.
+fn limit(bytes: usize) -> usize {
+    bytes.saturating_mul(MAX_GROWTH).saturating_add(MAX_ADDED)
+}
+
+fn too_long(step: &str, bytes: usize, limit: usize) -> String {
+    format!("step {step} makes {bytes} bytes or more of the text, more than {limit}")
+}
+
+/// Refuses a part of a tokenizer that is nested deeply, or whose regular expressions would be compiled to much.
+pub fn check_part(value: &Value) -> Result<(), String> {
+    fn walk(value: &Value, depth: usize) -> Result<(), String> {
+        if depth > MAX_DEPTH {
+            return Err(format!("nested more than {MAX_DEPTH} deep"));
+        }
+        match value {
+            Value::Array(values) => values.iter().try_for_each(|v| walk(v, depth + 1)),
+            Value::Object(map) => map.iter().try_for_each(|(key, v)| match (key.as_str(), v) {
+                ("Regex", Value::String(regex)) => check_regex(regex),
+                ("precompiled_charsmap", Value::String(table)) => check_table(table),
+                _ => walk(v, depth + 1),
+            }),
+            _ => Ok(()),
+        }
+    }
+    walk(value, 0)
+}
+
+/// Refuses a table of replacements that claims more than it has: its first four bytes are the length of the part behind them.
+fn check_table(table: &str) -> Result<(), String> {
+    let what = "`precompiled_charsmap`";
+    if table.len() > MAX_TABLE_BYTES {
+        return Err(format!("{what}: {} bytes of base64, more than {MAX_TABLE_BYTES}", table.len()));
+    }
+    let digit = |b: u8| match b {
+        b'A'..=b'Z' => Some(b - b'A'),
+        b'a'..=b'z' => Some(b - b'a' + 26),
+        b'0'..=b'9' => Some(b - b'0' + 52),
+        b'+' => Some(62),
+        b'/' => Some(63),
+        _ => None,
+    };
+    // Six digits are 36 bits, most significant first.
+    let digits: Option<Vec<u8>> = table.bytes().take(6).map(digit).collect();
+    let Some(digits) = digits.filter(|d| d.len() == 6) else {
+        return Err(format!("{what}: not the base64 of a table"));
+    };
+    let bits = digits.iter().fold(0u64, |bits, d| bits << 6 | u64::from(*d));
+    let claimed = ((bits >> 4) as u32).swap_bytes();
+    match table.len() / 4 * 3 {
+        bytes if claimed as usize <= bytes => Ok(()),
+        bytes => Err(format!("{what}: a table of {claimed} bytes in {bytes}")),
+    }
+}
+
+fn check_regex(regex: &str) -> Result<(), String> {
+    if regex.len() > MAX_REGEX_BYTES {
+        return Err(format!("a regular expression of {} bytes, more than {MAX_REGEX_BYTES}", regex.len()));
+    }
+    let mut product = 1u64;
+    for (at, _) in regex.match_indices('{') {
+        // `\x{20AC}` and `\u{20AC}` are characters.
+        if regex[..at].ends_with("\\x") || regex[..at].ends_with("\\u") || regex[..at].ends_with("\\U") {
+            continue;
+        }
+        let inside = regex[at + 1..].split('}').next().unwrap_or_default();
+        let counts = inside.split(',').filter_map(|n| match n.trim() {
+            n if n.is_empty() || n.bytes().any(|b| !b.is_ascii_digit()) => None,
+            n => Some(n.parse::<u64>().unwrap_or(u64::MAX)),
+        });
+        product = product.saturating_mul(counts.max().unwrap_or(1).max(1));
+    }
+    match product {
+        0..=MAX_REGEX_COUNTS => Ok(()),
+        _ => Err(format!("the counts of a regular expression multiply to more than {MAX_REGEX_COUNTS}")),
+    }
+}
+
+/// Name of a step in its file.
+fn type_name(value: &Value) -> String {
+    value["type"].as_str().unwrap_or("without a type").to_string()
+}
+
+/// Pattern and content of a replacement: what it makes of a text is known without making it.
+pub(super) struct Replacement {
+    regex: SysRegex,
+    content: usize,
+    /// `content` bytes replace one or more, or stand between two characters.
+    least: usize,
+}
+
+impl Replacement {
+    pub(super) fn of(replace: &Replace) -> Result<Replacement, String> {
+        let value = serde_json::to_value(replace).map_err(|e| e.to_string())?;
+        let (text, least) = match (value["pattern"]["String"].as_str(), value["pattern"]["Regex"].as_str()) {
+            (Some(text), _) => (regex_of(text), text.len()),
+            (_, Some(regex)) => (regex.to_string(), 0),
+            _ => return Err("a replacement without a pattern".into()),
+        };
+        let regex = SysRegex::new(&text).map_err(|e| e.to_string())?;
+        Ok(Replacement { regex, content: replace.content.len(), least })
+    }
+
+    /// Bytes that it may make of `bytes` bytes at most.
+    pub(super) fn worst(&self, bytes: usize) -> usize {
+        match self.least {
+            0 => bytes.saturating_add(bytes.saturating_add(1).saturating_mul(self.content)),
+            least => bytes.saturating_add((bytes / least).saturating_mul(self.content)),
+        }
+    }
+
+    /// Bytes that it makes of `text`.
+    pub(super) fn exact(&self, text: &str) -> Result<usize, String> {
+        let pieces = (&self.regex).find_matches(text).map_err(|e| e.to_string())?;
+        let length = |((start, end), found): &((usize, usize), bool)| match found {
+            true => self.content,
+            false => end - start,
+        };
+        Ok(pieces.iter().map(length).fold(0, usize::saturating_add))
+    }
+}
+
+/// A pattern that matches `text` itself.
+fn regex_of(text: &str) -> String {
+    let mut out = String::new();
+    for c in text.chars() {
+        if c.is_ascii() && !c.is_ascii_alphanumeric() && !c.is_ascii_whitespace() && !c.is_ascii_control() {
+            out.push('\\');
+        }
+        out.push(c);
+    }
+    out
+}
+
+struct NormalizerStep {
+    name: String,
+    normalizer: NormalizerWrapper,
+    replacement: Option<Replacement>,
+}
+
+impl NormalizerStep {
+    fn new(normalizer: NormalizerWrapper) -> Result<NormalizerStep, String> {
+        let name = type_name(&serde_json::to_value(&normalizer).map_err(|e| e.to_string())?);
+        let replacement = match &normalizer {
+            NormalizerWrapper::Replace(replace) => Some(Replacement::of(replace)?),
+            _ => None,
+        };
+        Ok(NormalizerStep { name, normalizer, replacement })
+    }
+
+    /// Bytes of the result, or more than `limit` where there would be more.
+    fn measure(&self, text: &str, limit: usize) -> Result<usize, String> {
+        use NormalizerWrapper::*;
+        // Times that a byte becomes, and bytes of text that are tried at a time.
+        let (growth, piece) = match &self.normalizer {
+            Replace(_) => {
+                let replacement = self.replacement.as_ref().ok_or("a replacement without a pattern")?;
+                return match replacement.worst(text.len()) {
+                    worst if worst <= limit => Ok(worst),
+                    _ => replacement.exact(text),
+                };
+            }
+            Prepend(prepend) => return Ok(text.len().saturating_add(prepend.prepend.len())),
+            StripNormalizer(_) | StripAccents(_) | Nmt(_) => return Ok(text.len()),
+            ByteLevel(_) => (2, 4096),
+            // `İ` of 2 bytes becomes `i̇` of 3.
+            Lowercase(_) => (2, 4096),
+            NFC(_) | NFD(_) => (3, 4096),
+            BertNormalizer(_) => (9, 4096),
+            // U+FDFA of 3 bytes becomes 33.
+            NFKC(_) | NFKD(_) => (11, 4096),
+            // Any character may become any text.
+            Precompiled(_) => (usize::MAX, 16),
+            // Taken apart when it was loaded.
+            Sequence(_) => return Err("a sequence in a chain".into()),
+        };
+        let worst = text.len().saturating_mul(growth);
+        if worst <= limit {
+            return Ok(worst);
+        }
+        let (mut rest, mut bytes) = (text, 0usize);
+        while !rest.is_empty() && bytes <= limit {
+            let end = rest.char_indices().map(|(at, c)| at + c.len_utf8()).find(|end| *end >= piece);
+            let (one, others) = rest.split_at(end.unwrap_or(rest.len()));
+            let mut made = NormalizedString::from(one);
+            self.normalizer.normalize(&mut made).map_err(|e| e.to_string())?;
+            bytes = bytes.saturating_add(made.len());
+            rest = others;
+        }
+        Ok(bytes)
+    }
+}
+
+/// Normalizers one after the other, each measured before it runs.
+pub struct BoundedNormalizer {
+    steps: Vec<NormalizerStep>,
+}
+
+impl<'de> Deserialize<'de> for BoundedNormalizer {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        fn add(normalizer: NormalizerWrapper, steps: &mut Vec<NormalizerStep>) -> Result<(), String> {
+            if let NormalizerWrapper::Sequence(sequence) = normalizer {
+                return sequence.into_iter().try_for_each(|n| add(n, steps));
+            }
+            steps.push(NormalizerStep::new(normalizer)?);
+            check_steps(steps.len())
+        }
+        let mut steps = Vec::new();
+        add(NormalizerWrapper::deserialize(deserializer)?, &mut steps).map_err(D::Error::custom)?;
+        Ok(BoundedNormalizer { steps })
+    }
+}
+
+fn check_steps(steps: usize) -> Result<(), String> {
+    match steps {
+        0..=MAX_STEPS => Ok(()),
+        _ => Err(format!("more than {MAX_STEPS} steps")),
+    }
+}
+
+impl BoundedNormalizer {
+    fn run(&self, text: &mut NormalizedString) -> Result<(), String> {
+        let limit = limit(text.len());
+        for step in &self.steps {
+            let bytes = step.measure(text.get(), limit)?;
+            if bytes > limit {
+                return Err(too_long(&step.name, bytes, limit));
+            }
+            step.normalizer.normalize(text).map_err(|e| format!("step {}: {e}", step.name))?;
+        }
+        Ok(())
+    }
+}
+
+impl Normalizer for BoundedNormalizer {
+    /// Normalizes `text`. A refusal unwinds to [`contain`](super::contain::contain): the library drops errors of normalizers.
+    fn normalize(&self, text: &mut NormalizedString) -> tokenizers::Result<()> {
+        self.run(text).unwrap_or_else(|what| refuse(format!("normalizer: {what}")));
+        Ok(())
+    }
+}
+
+struct DecoderStep {
+    name: String,
+    decoder: DecoderWrapper,
+    replacement: Option<Replacement>,
+}
+
+/// Decoders one after the other, each measured before it runs.
+pub struct BoundedDecoder {
+    steps: Vec<DecoderStep>,
+}
+
+impl<'de> Deserialize<'de> for BoundedDecoder {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        fn add(decoder: DecoderWrapper, steps: &mut Vec<DecoderStep>) -> Result<(), String> {
+            if let DecoderWrapper::Sequence(sequence) = &decoder {
+                return sequence.get_decoders().iter().try_for_each(|d| add(d.clone(), steps));
+            }
+            let name = type_name(&serde_json::to_value(&decoder).map_err(|e| e.to_string())?);
+            let replacement = match &decoder {
+                DecoderWrapper::Replace(replace) => Some(Replacement::of(replace)?),
+                _ => None,
+            };
+            steps.push(DecoderStep { name, decoder, replacement });
+            check_steps(steps.len())
+        }
+        // The library expects any value here; anything else is an error of the text.
+        let value = Value::deserialize(deserializer)?;
+        let decoder: DecoderWrapper = serde_json::from_value(value).map_err(D::Error::custom)?;
+        let mut steps = Vec::new();
+        add(decoder, &mut steps).map_err(D::Error::custom)?;
+        Ok(BoundedDecoder { steps })
+    }
+}
+
+impl Decoder for BoundedDecoder {
+    fn decode_chain(&self, mut tokens: Vec<String>) -> tokenizers::Result<Vec<String>> {
+        let bytes = |tokens: &[String]| tokens.iter().map(String::len).sum::<usize>();
+        let limit = limit(bytes(&tokens));
+        for step in &self.steps {
+            let mut made = bytes(&tokens);
+            if let Some(replacement) = &step.replacement {
+                made = tokens.iter().map(|t| replacement.worst(t.len())).fold(0, usize::saturating_add);
+                if made > limit {
+                    made = 0;
+                    for token in &tokens {
+                        made = made.saturating_add(replacement.exact(token)?);
+                    }
+                }
+            }
+            if made <= limit {
+                // Every other decoder adds a space to a character or a token at most.
+                tokens = step.decoder.decode_chain(tokens)?;
+                made = bytes(&tokens);
+            }
+            if made > limit {
+                return Err(format!("decoder: {}", too_long(&step.name, made, limit)).into());
+            }
+        }
+        Ok(tokens)
+    }
+}
+
+/// Steps of a part in the library's own form, sequences taken apart.
+fn steps<'a>(value: &'a Value, list: &str, out: &mut Vec<&'a Value>) {
+    match value[list].as_array() {
+        Some(inner) => inner.iter().for_each(|v| steps(v, list, out)),
+        None => out.push(value),
+    }
+}
+
+/// Refuses a pre-tokenizer that may make a text much longer; `value` is the library's own form.
+pub fn check_pre_tokenizer(value: &Value) -> Result<(), String> {
+    let mut all = Vec::new();
+    steps(value, "pretokenizers", &mut all);
+    check_steps(all.len())?;
+    let mut growth = 1u64;
+    for step in all {
+        growth = growth.saturating_mul(match step["type"].as_str() {
+            // Two bytes for each, and a space before each word.
+            Some("ByteLevel") => 4,
+            // Four bytes for a space, and four before each word.
+            Some("Metaspace") => 8,
+            _ => 1,
+        });
+        if step["type"] == "FixedLength" && step["length"] == 0 {
+            return Err("FixedLength: pieces of length 0".into());
+        }
+    }
+    match growth {
+        0..=MAX_PRE_GROWTH => Ok(()),
+        _ => Err(format!("its steps may make a text {growth} times as long, more than {MAX_PRE_GROWTH}")),
+    }
+}
+
+/// Refuses a post-processor that repeats a text, adds many tokens or names tokens that it does not have; `value` is the
+/// library's own form.
+pub fn check_post_processor(value: &Value) -> Result<(), String> {
+    let mut all = Vec::new();
+    steps(value, "processors", &mut all);
+    check_steps(all.len())?;
+    let (mut repeats, mut added) = (1u64, 0u64);
+    for step in all.into_iter().filter(|step| step["type"] == "TemplateProcessing") {
+        let tokens = &step["special_tokens"];
+        for template in ["single", "pair"] {
+            let (mut sequences, mut ids) = (0, 0);
+            for piece in step[template].as_array().into_iter().flatten() {
+                let Some(id) = piece["SpecialToken"]["id"].as_str() else {
+                    if template == "single" && piece["Sequence"]["id"] != "A" {
+                        return Err("template `single` has a second text".into());
+                    }
+                    sequences += 1;
+                    continue;
+                };
+                let lengths = ["ids", "tokens"].map(|list| tokens[id][list].as_array().map(Vec::len));
+                ids += match lengths {
+                    [Some(ids), Some(tokens)] if ids == tokens => ids as u64,
+                    _ => {
+                        return Err(format!(
+                            "template `{template}` has the token `{}`, which is not among `special_tokens`",
+                            id.escape_debug()
+                        ));
+                    }
+                };
+            }
+            if template == "single" {
+                repeats = repeats.saturating_mul(sequences);
+                added = added.saturating_add(ids);
+            }
+        }
+    }
+    if repeats > MAX_REPEATS {
+        return Err(format!("its templates repeat a text {repeats} times, more than {MAX_REPEATS}"));
+    }
+    if added > MAX_ADDED_TOKENS {
+        return Err(format!("its templates add {added} tokens, more than {MAX_ADDED_TOKENS}"));
+    }
+    Ok(())
+}

@@ -1,0 +1,216 @@
+//! The tokenizer of a bundle.
+//!
+//! A `tokenizer.json` is a program: a chain of replacements, regular expressions and templates, which the `tokenizers`
+//! library runs. It is checked when it is loaded, its steps are bounded while they run, and panics of the library are errors.
+
+mod bounded;
+mod contain;
+#[cfg(test)]
+mod mutations;
+
+use crate::{Error, Result};
+use bounded::{BoundedDecoder, BoundedNormalizer};
+use contain::contain;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use tokenizers::models::ModelWrapper;
+use tokenizers::{PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl};
+
+/// Largest `tokenizer.json` that is read; Gemma's is about 32 MB.
+const MAX_TOKENIZER_BYTES: u64 = 512 << 20;
+
+type Inner =
+    TokenizerImpl<ModelWrapper, BoundedNormalizer, PreTokenizerWrapper, PostProcessorWrapper, BoundedDecoder>;
+
+/// Text to ids and back, as `tokenizer.json` says.
+///
+/// The whole text is tokenized, and nothing is added to fill it up: `truncation` and `padding` of the file are for training
+/// and are not used.
+pub struct Tokenizer {
+    inner: Inner,
+    path: PathBuf,
+}
+
+/// The parts of a `tokenizer.json` that are looked at before the library has it.
+#[derive(Deserialize)]
+struct Parts {
+    #[serde(default)]
+    normalizer: Value,
+    #[serde(default)]
+    pre_tokenizer: Value,
+    #[serde(default)]
+    post_processor: Value,
+    #[serde(default)]
+    decoder: Value,
+    #[serde(default)]
+    model: ModelHead,
+}
+
+/// What a model has besides its vocabulary.
+#[derive(Default, Deserialize)]
+struct ModelHead {
+    #[serde(default)]
+    continuing_subword_prefix: Value,
+}
+
+/// Merges of a BPE model, in both forms.
+#[derive(Deserialize)]
+struct Merging {
+    model: Merges,
+}
+
+#[derive(Deserialize)]
+struct Merges {
+    #[serde(default)]
+    merges: Vec<Merge>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Merge {
+    Pair((IgnoredAny, String)),
+    Text(String),
+}
+
+/// Refuses merges whose second token is shorter than the prefix that the library cuts off, or is cut inside a character: it
+/// does not look.
+fn check_merges(text: &[u8], prefix: &str) -> std::result::Result<(), String> {
+    let Merging { model } = serde_json::from_slice(text).map_err(|e| format!("model: {e}"))?;
+    for merge in &model.merges {
+        let second = match merge {
+            Merge::Pair((_, second)) => second,
+            Merge::Text(both) => both.split_once(' ').map_or("", |(_, second)| second),
+        };
+        if !second.is_char_boundary(prefix.len()) {
+            let (second, prefix) = (second.escape_debug(), prefix.escape_debug());
+            return Err(format!(
+                "model: a merge ends with `{second}`, which has no `continuing_subword_prefix` `{prefix}`"
+            ));
+        }
+    }
+    Ok(())
+}
+
+impl Tokenizer {
+    /// Reads a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// The file cannot be read, or as [`Tokenizer::from_bytes`].
+    pub fn open(path: &Path) -> Result<Tokenizer> {
+        let text = anemoe_io::read_input(path, MAX_TOKENIZER_BYTES).map_err(|e| Error::io(path, e))?;
+        Tokenizer::from_bytes(&text, path)
+    }
+
+    /// From the text of a `tokenizer.json`; `path` names it in errors.
+    ///
+    /// # Errors
+    /// The text is not a tokenizer, or one of its parts may make a text much longer.
+    pub fn from_bytes(text: &[u8], path: &Path) -> Result<Tokenizer> {
+        let inner = load(text).map_err(|what| Error::invalid(path, format!("tokenizer: {what}")))?;
+        Ok(Tokenizer { inner, path: path.to_path_buf() })
+    }
+
+    /// Ids of `text`, special tokens recognised, started by `bos` where the tokenizer itself does not add it.
+    ///
+    /// # Errors
+    /// The tokenizer fails at the text, or makes it much longer.
+    pub fn encode(&self, text: &str, bos: Option<u32>) -> Result<Vec<u32>> {
+        let encoding = called(|| self.inner.encode(text, true))
+            .map_err(|e| Error::invalid(&self.path, format!("tokenizer: cannot encode the text: {e}")))?;
+        let mut ids = encoding.get_ids().to_vec();
+        if let Some(bos) = bos.filter(|bos| ids.first() != Some(bos)) {
+            ids.insert(0, bos);
+        }
+        Ok(ids)
+    }
+
+    /// Text of `ids`, special tokens left out.
+    ///
+    /// # Errors
+    /// The tokenizer fails at the ids, or makes much text of them.
+    pub fn decode(&self, ids: &[u32]) -> Result<String> {
+        called(|| self.inner.decode(ids, true))
+            .map_err(|e| Error::invalid(&self.path, format!("tokenizer: cannot decode tokens: {e}")))
+    }
+}
+
+/// Calls the library: its errors and its panics as text.
+fn called<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> std::result::Result<T, String> {
+    contain(call)?.map_err(|e| e.to_string())
+}
+
+fn load(text: &[u8]) -> std::result::Result<Inner, String> {
+    let parts: Parts = anemoe_io::json::parse(text).map_err(|e| e.to_string())?;
+    let in_part = |part: &'static str| move |what: String| format!("{part}: {what}");
+    for (part, value) in [
+        ("normalizer", &parts.normalizer),
+        ("pre_tokenizer", &parts.pre_tokenizer),
+        ("post_processor", &parts.post_processor),
+        ("decoder", &parts.decoder),
+    ] {
+        bounded::check_part(value).map_err(in_part(part))?;
+    }
+    if let Some(prefix) = parts.model.continuing_subword_prefix.as_str().filter(|p| !p.is_empty()) {
+        check_merges(text, prefix)?;
+    }
+    let mut inner: Inner = called(|| Ok(serde_json::from_slice(text)?))?;
+    inner.with_padding(None);
+    called(|| inner.with_truncation(None).map(|_| ()))?;
+    // In the library's own form every step says its type.
+    if let Some(part) = inner.get_pre_tokenizer() {
+        let value = serde_json::to_value(part).map_err(|e| e.to_string())?;
+        bounded::check_pre_tokenizer(&value).map_err(in_part("pre_tokenizer"))?;
+    }
+    if let Some(part) = inner.get_post_processor() {
+        let value = serde_json::to_value(part).map_err(|e| e.to_string())?;
+        bounded::check_post_processor(&value).map_err(in_part("post_processor"))?;
+    }
+    if let ModelWrapper::WordPiece(model) = inner.get_model()
+        && model.max_input_chars_per_word > bounded::MAX_WORD_CHARS
+    {
+        let (n, max) = (model.max_input_chars_per_word, bounded::MAX_WORD_CHARS);
+        return Err(format!("model: `max_input_chars_per_word` is {n}, more than {max}"));
+    }
+    Ok(inner)
+}
+
+/// Text that grows token by token. A character whose bytes are spread over tokens appears with its last one.
+pub struct TextStream<'a> {
+    tokenizer: &'a Tokenizer,
+    ids: Vec<u32>,
+    /// Tokens whose text is settled; those behind are decoded again with every token, since a decoder may join them.
+    settled: usize,
+    shown: usize,
+}
+
+impl<'a> TextStream<'a> {
+    /// A stream that continues `prompt`, whose text is not repeated.
+    pub fn new(tokenizer: &'a Tokenizer, prompt: &[u32]) -> Result<Self> {
+        // A few tokens of context decide whether the first new token starts with a space.
+        let ids = prompt[prompt.len().saturating_sub(4)..].to_vec();
+        let shown = tokenizer.decode(&ids)?.len();
+        Ok(TextStream { tokenizer, ids, settled: 0, shown })
+    }
+
+    /// Adds a token and returns the text that it settles; empty while a character is incomplete.
+    ///
+    /// # Errors
+    /// The tokenizer refuses the ids.
+    pub fn push(&mut self, id: u32) -> Result<String> {
+        self.ids.push(id);
+        let text = self.tokenizer.decode(&self.ids[self.settled..])?;
+        if text.ends_with('\u{fffd}') || !text.is_char_boundary(self.shown.min(text.len())) {
+            return Ok(String::new());
+        }
+        let new = text.get(self.shown..).unwrap_or_default().to_string();
+        self.shown = text.len();
+        if self.ids.len() - self.settled > 32 {
+            // Keeps the cost per token constant; the last tokens stay as context.
+            self.settled = self.ids.len() - 4;
+            self.shown = self.tokenizer.decode(&self.ids[self.settled..])?.len();
+        }
+        Ok(new)
+    }
+}

@@ -1,0 +1,25 @@
+//! Safetensors: one file, or an index with up to three files behind it.
+#![no_main]
+
+use anemoe_convert::checkpoint::{Checkpoint, open_safetensors};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|input: &[u8]| {
+    let files = anemoe_fuzz::files(input);
+    if let [one] = files[..] {
+        let path = anemoe_fuzz::write("m.safetensors", one);
+        if let Ok(source) = open_safetensors(&path) {
+            anemoe_fuzz::read_tensors(source.as_ref());
+        }
+        return;
+    }
+    anemoe_fuzz::write("m/config.json", b"{}");
+    anemoe_fuzz::write("m/model.safetensors.index.json", files[0]);
+    for (i, bytes) in files[1..].iter().enumerate().take(3) {
+        anemoe_fuzz::write(&format!("m/{i}.safetensors"), bytes);
+    }
+    let path = anemoe_fuzz::folder().join("m");
+    if let Ok(checkpoint) = Checkpoint::open(path.to_str().expect("a name in UTF-8")) {
+        anemoe_fuzz::read_tensors(checkpoint.source.as_ref());
+    }
+});

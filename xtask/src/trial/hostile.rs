@@ -1,0 +1,366 @@
+//! Classes of damage, and how each is done to the inputs of a case.
+
+use super::cases::Case;
+use super::mutate::{self, Format, format};
+use super::process::make_fifo;
+use super::random::Random;
+use super::snapshot::is_unfinished;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+/// What is done to a case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Class {
+    /// Bytes of a file, whatever they mean.
+    Bytes,
+    /// The structure of a file: lengths, counts, types, values.
+    Structure,
+    /// Files that are missing, or folders, links, pipes and devices in their place.
+    Files,
+    /// Names with escape sequences and bytes that are no text.
+    Names,
+    /// Values of options.
+    Options,
+    /// What lies where the output goes.
+    Output,
+}
+
+impl Class {
+    /// All classes.
+    pub const ALL: [Class; 6] =
+        [Class::Bytes, Class::Structure, Class::Files, Class::Names, Class::Options, Class::Output];
+
+    /// Name in tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Class::Bytes => "bytes",
+            Class::Structure => "structure",
+            Class::Files => "files",
+            Class::Names => "names",
+            Class::Options => "options",
+            Class::Output => "output",
+        }
+    }
+
+    /// A class; damage to contents is most of it.
+    pub fn choose(r: &mut Random) -> Class {
+        match r.below(20) {
+            0..5 => Class::Bytes,
+            5..13 => Class::Structure,
+            13..16 => Class::Files,
+            16 => Class::Names,
+            17..19 => Class::Options,
+            _ => Class::Output,
+        }
+    }
+}
+
+/// A case that was damaged.
+pub struct Damaged {
+    /// In words.
+    pub what: String,
+    /// Arguments of the run.
+    pub args: Vec<OsString>,
+    /// Paths beside the case's own that may be created or changed.
+    pub allowed: Vec<PathBuf>,
+    /// The inputs are small, so that little memory has to do.
+    pub is_small: bool,
+}
+
+/// Damages the inputs in `folder/in`, the outputs in `folder/out`, or the arguments.
+pub fn damage(case: &Case, class: Class, folder: &Path, r: &mut Random) -> io::Result<Damaged> {
+    let mut args: Vec<OsString> = vec![case.command.into()];
+    args.extend(case.args.split(' ').map(OsString::from));
+    let mut done = Damaged { what: String::new(), args, allowed: Vec::new(), is_small: true };
+    match class {
+        Class::Bytes | Class::Structure => contents(class, folder, &mut done, r)?,
+        Class::Files => files(folder, &mut done, r)?,
+        Class::Names => names(case, folder, &mut done, r)?,
+        Class::Options => options(case, &mut done, r),
+        Class::Output => output(case, folder, &mut done, r)?,
+    }
+    Ok(done)
+}
+
+/// Every file below `in`, sorted, but for what was planted there.
+fn input_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    fn walk(path: &Path, all: &mut Vec<PathBuf>) -> io::Result<()> {
+        for entry in fs::read_dir(path)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                walk(&path, all)?;
+            } else if path.is_file() && !path.file_name().is_some_and(is_unfinished) {
+                all.push(path);
+            }
+        }
+        Ok(())
+    }
+    let mut all = Vec::new();
+    walk(&folder.join("in"), &mut all)?;
+    all.sort();
+    Ok(all)
+}
+
+/// A file, every format as likely as another.
+fn choose_file(folder: &Path, r: &mut Random) -> io::Result<PathBuf> {
+    let mut formats: BTreeMap<Format, Vec<PathBuf>> = BTreeMap::new();
+    for file in input_files(folder)? {
+        formats.entry(format(&file)).or_default().push(file);
+    }
+    let keys: Vec<Format> = formats.keys().copied().collect();
+    let files = &formats[r.pick(&keys)];
+    Ok(r.pick(files).clone())
+}
+
+fn contents(class: Class, folder: &Path, done: &mut Damaged, r: &mut Random) -> io::Result<()> {
+    let path = choose_file(folder, r)?;
+    let mut file = fs::read(&path)?;
+    let times = 1 + r.below(3);
+    for _ in 0..times {
+        match class {
+            Class::Bytes => mutate::bytes(&mut file, r),
+            _ => mutate::structure(&mut file, format(&path), r),
+        }
+    }
+    fs::write(&path, file)?;
+    done.what = format!("{} of {}, {times} times", class.name(), relative(folder, &path));
+    Ok(())
+}
+
+fn relative(folder: &Path, path: &Path) -> String {
+    path.strip_prefix(folder).unwrap_or(path).display().to_string()
+}
+
+fn files(folder: &Path, done: &mut Damaged, r: &mut Random) -> io::Result<()> {
+    let file = choose_file(folder, r)?;
+    // Sometimes the folder that the file is in, but not `in` itself.
+    let parent = file.parent().filter(|p| *p != folder.join("in") && r.once_in(4));
+    let path = parent.unwrap_or(&file).to_path_buf();
+    let aside = folder.join("aside");
+    fs::rename(&path, &aside)?;
+    // A text may come from a pipe, and whoever reads it waits for the other end.
+    let waits = ["text.txt", "known.tsv", "report.json"].iter().any(|name| path.ends_with(name));
+    let what = match r.below(15) {
+        0 | 1 => "missing",
+        2 => {
+            fs::create_dir(&path)?;
+            "a folder"
+        }
+        3 => {
+            symlink(&aside, &path)?;
+            "a link to itself elsewhere"
+        }
+        4 => {
+            symlink("no/such/file", &path)?;
+            "a link to nothing"
+        }
+        5 => {
+            symlink(&path, &path)?;
+            "a link to the link"
+        }
+        6 if !waits => {
+            make_fifo(&path)?;
+            "a pipe"
+        }
+        7 => {
+            symlink("/dev/zero", &path)?;
+            "a link to /dev/zero"
+        }
+        8 => {
+            symlink("/dev/full", &path)?;
+            "a link to /dev/full"
+        }
+        9 => {
+            symlink("/dev/null", &path)?;
+            "a link to /dev/null"
+        }
+        10 => {
+            symlink("/dev/urandom", &path)?;
+            "a link to /dev/urandom"
+        }
+        11 => {
+            fs::rename(&aside, &path)?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o000))?;
+            "unreadable"
+        }
+        12 => {
+            File::create(&path)?;
+            "an empty file"
+        }
+        13 => {
+            // A hole: much to read, nothing on the disk.
+            File::create(&path)?.set_len(4 << 30)?;
+            done.is_small = false;
+            "4 GiB of zeros"
+        }
+        _ => {
+            symlink("../..", &path)?;
+            "a link to a folder above"
+        }
+    };
+    done.what = format!("{} is {what}", relative(folder, &path));
+    Ok(())
+}
+
+/// Gives an input a hostile name.
+fn names(case: &Case, folder: &Path, done: &mut Damaged, r: &mut Random) -> io::Result<()> {
+    let input = *r.pick(case.inputs);
+    let ending = input.rsplit_once('.').map_or(String::new(), |(_, e)| format!(".{e}"));
+    let hostile: [&[u8]; 9] = [
+        b"a\x1b[31mred\x1b[0m",
+        b"a\nb\r",
+        b"\xff\xfe\x80",
+        b"a b'\"$(x)`",
+        "\u{202e}olleh\u{2066}".as_bytes(),
+        b"\x07\x08\x7f",
+        b"--help",
+        b"a:b:c",
+        b"\xc2\x9b31m",
+    ];
+    let mut name = r.pick(&hostile).to_vec();
+    name.extend(ending.as_bytes());
+    let name = OsString::from_vec(name);
+    fs::rename(folder.join("in").join(input), folder.join("in").join(&name))?;
+    let (old, new) =
+        (format!("in/{input}").into_bytes(), Path::new("in").join(&name).into_os_string().into_vec());
+    for arg in &mut done.args {
+        let text = arg.clone().into_vec();
+        if text.starts_with(&old) {
+            *arg = OsString::from_vec([&new[..], &text[old.len()..]].concat());
+        }
+    }
+    if case.output.is_some_and(|o| o.starts_with("in/")) {
+        done.allowed.push(PathBuf::from(OsString::from_vec(new.clone())).join("journal.jsonl"));
+        if case.command == "assemble" {
+            done.allowed.push(PathBuf::from(OsString::from_vec(new)));
+        }
+    } else if matches!(case.command, "bench" | "check") {
+        done.allowed.push(PathBuf::from(OsString::from_vec(new)).join("journal.jsonl"));
+    }
+    // Half of them are broken too, so that the name stands in a message.
+    if r.once_in(2) {
+        contents(Class::Bytes, folder, done, r)?;
+    }
+    done.what = format!("{input} is named {name:?}; {}", done.what);
+    Ok(())
+}
+
+/// Gives an option a hostile value, or adds one.
+fn options(case: &Case, done: &mut Damaged, r: &mut Random) {
+    let edge = r.edge().to_string();
+    let values = [
+        "0",
+        "1",
+        "2",
+        "-1",
+        "",
+        "nan",
+        "inf",
+        "1e309",
+        "0.5",
+        "4294967296",
+        "18446744073709551615",
+        "99999999999999999999999",
+        "\u{1b}[31m",
+        "1,1",
+        "4,1",
+        "1,,2",
+        "1..0",
+        "1..99999999999",
+        "0/0",
+        "3/2",
+        "1/1",
+        "lut4",
+        "auto",
+        "int4-block",
+        "lut1-tensor",
+        "in",
+        "/dev/full",
+        "/dev/zero",
+        "no/such",
+        "1GiB",
+        "main",
+        "fp32",
+        &edge,
+    ];
+    let value = *r.pick(&values);
+    let options: Vec<usize> = (2..done.args.len())
+        .filter(|&i| done.args[i - 1].to_str().is_some_and(|a| a.starts_with("--")))
+        .filter(|&i| done.args[i].to_str().is_some_and(|a| !a.contains('/')))
+        .collect();
+    if case.options.is_empty() || (!options.is_empty() && r.once_in(3)) {
+        match options.is_empty() {
+            true => done.args.push(value.into()),
+            false => done.args[*r.pick(&options)] = value.into(),
+        }
+    } else {
+        done.args.push((*r.pick(case.options)).into());
+        done.args.push(value.into());
+    }
+    done.what = format!("arguments {:?}", &done.args[1..]);
+}
+
+/// Puts something where the output goes.
+fn output(case: &Case, folder: &Path, done: &mut Damaged, r: &mut Random) -> io::Result<()> {
+    let Some(output) = case.output.filter(|o| o.starts_with("out/")) else {
+        done.what = "nothing".into();
+        return Ok(());
+    };
+    let path = folder.join(output);
+    let what = match r.below(9) {
+        0 => {
+            fs::create_dir(&path)?;
+            fs::write(path.join("KEEP"), "keep")?;
+            "a folder with a file"
+        }
+        1 => {
+            fs::write(&path, "keep")?;
+            "a file"
+        }
+        2 => {
+            symlink("no/such/file", &path)?;
+            "a link to nothing"
+        }
+        3 => {
+            symlink("/dev/full", &path)?;
+            "a link to /dev/full"
+        }
+        4 => {
+            symlink("/dev/null", &path)?;
+            "a link to /dev/null"
+        }
+        5 => {
+            symlink(&path, &path)?;
+            "a link to itself"
+        }
+        6 => {
+            fs::create_dir(folder.join("elsewhere"))?;
+            fs::write(folder.join("elsewhere/KEEP"), "keep")?;
+            symlink("../elsewhere", &path)?;
+            // Through a link, the folder behind it is the one that was named.
+            done.allowed.push("elsewhere".into());
+            "a link to a folder"
+        }
+        7 => {
+            fs::set_permissions(folder.join("out"), fs::Permissions::from_mode(0o555))?;
+            "in a folder that cannot be written"
+        }
+        _ => {
+            for arg in &mut done.args {
+                if arg.to_str() == Some(output) {
+                    *arg = format!("no/such/{output}").into();
+                }
+            }
+            // A command may make it, or refuse.
+            done.allowed.push("no".into());
+            "in a folder that is missing"
+        }
+    };
+    done.what = format!("{output} is {what}");
+    Ok(())
+}

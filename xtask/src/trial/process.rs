@@ -1,0 +1,127 @@
+//! One run of the binary: without rights, with limits, and with its peak memory.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// `nobody`, by its usual number.
+pub const NOBODY: u32 = 65534;
+
+/// Bytes of memory at which a run is ended before it harms the machine.
+const END_BYTES: u64 = 3 << 30;
+/// Bytes that a run may write into one file.
+const FILE_BYTES: u64 = 1 << 30;
+
+/// What a run did.
+#[derive(Clone, Debug)]
+pub struct Ran {
+    pub status: ExitStatus,
+    /// It was ended: by its time or by its memory.
+    pub ended: Option<&'static str>,
+    pub stdout: Vec<u8>,
+    pub stderr: Vec<u8>,
+    pub peak_bytes: u64,
+    pub seconds: f64,
+}
+
+/// Signals to send while it runs: after this time, this one.
+pub type Interrupt = (Duration, i32);
+
+/// Whether runs are made as `nobody`: only root can.
+pub fn drops_rights() -> bool {
+    // SAFETY: the call has no arguments and no effect.
+    unsafe { libc::geteuid() == 0 }
+}
+
+/// Runs a binary in a folder. `logs` is a folder for its output.
+pub fn run(
+    binary: &Path,
+    args: &[OsString],
+    folder: &Path,
+    logs: &Path,
+    limit: Duration,
+    interrupt: Option<Interrupt>,
+) -> io::Result<Ran> {
+    let (out, err) = (logs.join("stdout"), logs.join("stderr"));
+    let mut command = Command::new(binary);
+    command.args(args).current_dir(folder).stdin(Stdio::null());
+    command.stdout(File::create(&out)?).stderr(File::create(&err)?);
+    let tmp = folder.join("tmp");
+    command.env_clear().env("TMPDIR", &tmp).env("HOME", &tmp).env("LANG", "C.UTF-8");
+    if drops_rights() {
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    // SAFETY: between fork and exec, setrlimit is safe to call, and the closure does nothing else.
+    unsafe {
+        command.pre_exec(|| {
+            let limit = libc::rlimit { rlim_cur: FILE_BYTES, rlim_max: FILE_BYTES };
+            match libc::setrlimit(libc::RLIMIT_FSIZE, &limit) {
+                0 => Ok(()),
+                _ => Err(io::Error::last_os_error()),
+            }
+        })
+    };
+    let start = Instant::now();
+    let pid = command.spawn()?.id() as libc::pid_t;
+    let mut interrupt = interrupt;
+    let mut ended = None;
+    let (status, usage) = loop {
+        let mut status = 0;
+        // SAFETY: `rusage` is made of numbers, for which zeros are values.
+        let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+        // SAFETY: the child was started here and nobody else waits for it; both pointers are to values of this frame.
+        match unsafe { libc::wait4(pid, &mut status, libc::WNOHANG, &mut usage) } {
+            0 => {}
+            n if n == pid => break (ExitStatus::from_raw(status), usage),
+            _ => return Err(io::Error::last_os_error()),
+        }
+        let since = start.elapsed();
+        if let Some((after, signal)) = interrupt
+            && since >= after
+        {
+            send(pid, signal);
+            interrupt = None;
+        }
+        let resident = resident_bytes(pid);
+        if ended.is_none() && (since > limit || resident > END_BYTES) {
+            ended = Some(if resident > END_BYTES { "memory" } else { "time" });
+            send(pid, libc::SIGKILL);
+        }
+        std::thread::sleep(if since < Duration::from_millis(20) {
+            Duration::from_micros(200)
+        } else {
+            Duration::from_millis(2)
+        });
+    };
+    let seconds = start.elapsed().as_secs_f64();
+    // Linux counts KiB, macOS bytes.
+    let unit = if cfg!(target_os = "macos") { 1 } else { 1024 };
+    let peak_bytes = usage.ru_maxrss as u64 * unit;
+    Ok(Ran { status, ended, stdout: fs::read(out)?, stderr: fs::read(err)?, peak_bytes, seconds })
+}
+
+fn send(pid: libc::pid_t, signal: i32) {
+    // SAFETY: the child was not waited for yet, so the number is its own. A failure means that it has ended.
+    unsafe { libc::kill(pid, signal) };
+}
+
+/// Resident memory of a process; 0 where the system has no `/proc`.
+fn resident_bytes(pid: libc::pid_t) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
+    text.split(' ').nth(1).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) * 4096
+}
+
+/// Makes a named pipe.
+pub fn make_fifo(path: &Path) -> io::Result<()> {
+    use std::os::unix::ffi::OsStrExt;
+    let name = std::ffi::CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: the name ends with a zero and lives until the call returns.
+    match unsafe { libc::mkfifo(name.as_ptr(), 0o666) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
