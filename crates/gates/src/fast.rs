@@ -2,7 +2,7 @@
 
 use crate::golden::{NEAR_TIE, cosine};
 use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
-use anemoe_runtime::engine::{Engine, Want};
+use anemoe_runtime::model::{Logits, Model};
 use anemoe_runtime::sampler::argmax;
 use anemoe_runtime::{Error, Result};
 use serde::Serialize;
@@ -62,17 +62,18 @@ pub fn compare(bundle: &Path, ids: &[u32], threshold: f64) -> Result<FastGate> {
     let run = |fast| {
         // Fast ones as `generate` runs them, with states in fp16.
         let options = Options { precision: Precision::Fp32, fast, half_states: fast, ..Options::default() };
-        let mut engine = Engine::open(bundle, &CpuBackend { options })?;
+        let model = Model::open(bundle, &CpuBackend { options })?;
         // `[layers + 1]`, each `[tokens, channels]`
         let mut stream: Vec<Vec<Vec<f32>>> = Vec::new();
-        let logits = engine.forward_watched(ids, Want::All, None, &mut |layer, hidden, n| {
+        let mut sequence = model.sequence();
+        let logits = model.append_watched(&mut sequence, ids, Logits::All, None, &mut |layer, hidden| {
             let width = hidden.shape.last().copied().unwrap_or(1).max(1);
             let values = hidden.as_f32().unwrap_or_default();
             if stream.len() <= layer {
                 stream.resize(layer + 1, Vec::new());
             }
             stream[layer]
-                .extend((0..n).map(|t| values.chunks_exact(width).map(|c| c[t]).collect::<Vec<f32>>()));
+                .extend((0..width).map(|t| values.chunks_exact(width).map(|c| c[t]).collect::<Vec<f32>>()));
         })?;
         Ok::<_, Error>((logits, stream))
     };

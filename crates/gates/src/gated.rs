@@ -13,7 +13,7 @@ use crate::{Error, Result};
 use anemoe_bundle::{Chain, GateResult, Gates};
 use anemoe_convert::build::{self, Assembly, Build, BuildReport, Needs};
 use anemoe_convert::plan::PlannedShard;
-use anemoe_runtime::engine::Engine;
+use anemoe_runtime::model::Model;
 use serde::Serialize;
 use std::path::Path;
 
@@ -285,9 +285,9 @@ fn full_stack(
     let placed = residency::bundle(bundle, chain, wanted.residency, || ())?;
     on_event(Event::Stage(Stage::Golden));
     let open = |backend: &anemoe_runtime::cpu::CpuBackend| {
-        let mut engine = Engine::with_chain(bundle, chain.clone(), backend, &|s| bundle.join(&s.file))?;
-        engine.set_frugal(chain.shards.iter().map(|s| s.bytes).sum::<u64>() > FRUGAL);
-        Ok(engine)
+        let mut model = Model::with_chain(bundle, chain.clone(), backend, &|s| bundle.join(&s.file))?;
+        model.set_low_memory(chain.shards.iter().map(|s| s.bytes).sum::<u64>() > FRUGAL);
+        Ok(model)
     };
     build::check_interrupted()?;
     let gate = golden::gate_with(&open, wanted.golden, wanted.min_cosine)?;

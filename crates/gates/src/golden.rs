@@ -4,7 +4,7 @@ use crate::reference::Golden;
 use crate::text::log_sum_exp;
 use anemoe_bundle::Chain;
 use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
-use anemoe_runtime::engine::{Engine, Want};
+use anemoe_runtime::model::{Logits, Model};
 use anemoe_runtime::sampler::argmax;
 use anemoe_runtime::{Error, Result};
 use serde::Serialize;
@@ -54,15 +54,15 @@ pub struct Rounded {
 /// # Errors
 /// The bundle is wrong, or as [`validate`].
 pub fn gate(bundle: &Path, golden: &Golden, threshold: f64) -> Result<Gate> {
-    gate_with(&|backend| Engine::open(bundle, backend), golden, threshold)
+    gate_with(&|backend| Model::open(bundle, backend), golden, threshold)
 }
 
-/// As [`gate`], for an engine that is opened in another way.
+/// Runs the golden gate on models that `open` opens.
 ///
 /// # Errors
 /// As [`gate`].
 pub fn gate_with(
-    open: &dyn Fn(&CpuBackend) -> Result<Engine>,
+    open: &dyn Fn(&CpuBackend) -> Result<Model>,
     golden: &Golden,
     threshold: f64,
 ) -> Result<Gate> {
@@ -242,16 +242,16 @@ pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
 ///
 /// # Errors
 /// The golden does not fit the bundle (vocabulary, context), or a package fails.
-pub fn validate(engine: &mut Engine, golden: &Golden, threshold: f64) -> Result<Validation> {
-    let vocab = engine.chain().model.vocab_size;
+pub fn validate(model: &Model, golden: &Golden, threshold: f64) -> Result<Validation> {
+    let vocab = model.chain().model.vocab_size;
     let fits = |row: &[f32]| row.len() == vocab;
     if golden.prompt_ids.is_empty() || !golden.logits_full.iter().all(|r| fits(r)) {
         return Err(Error::Input(format!(
             "the golden file's logits are not for a vocabulary of {vocab} tokens"
         )));
     }
-    engine.reset();
-    let prompt = engine.forward(&golden.prompt_ids, Want::All, None)?;
+    let mut sequence = model.sequence();
+    let prompt = model.append(&mut sequence, &golden.prompt_ids, Logits::All, None)?;
     let positions: Vec<Position> = prompt
         .iter()
         .zip(&golden.logits_full)
@@ -267,10 +267,10 @@ pub fn validate(engine: &mut Engine, golden: &Golden, threshold: f64) -> Result<
             decode.push(DecodeStep { step, agreement: Agreement::of(&logits, reference) });
         }
         choices.push(argmax(&logits) as u32);
-        if engine.position() == engine.chain().model.max_context {
+        if sequence.position() == model.chain().model.max_context {
             break;
         }
-        logits = engine.forward(&[expected], Want::Last, None)?.pop().unwrap_or_default();
+        logits = model.append(&mut sequence, &[expected], Logits::Last, None)?.pop().unwrap_or_default();
     }
     if let Some(reference) = golden.next_token_logits.get(golden.decode_tokens.len()) {
         let step = golden.decode_tokens.len();
@@ -288,7 +288,7 @@ pub fn validate(engine: &mut Engine, golden: &Golden, threshold: f64) -> Result<
         })
         .collect();
     let tokens_match = choices == expected_ids;
-    let generated_ids = if tokens_match { choices } else { greedy(engine, golden, &prompt)? };
+    let generated_ids = if tokens_match { choices } else { greedy(model, golden, &prompt)? };
     let all: Vec<Agreement> =
         positions.iter().map(|p| p.agreement).chain(decode.iter().map(|d| d.agreement)).collect();
     let min_cosine = all.iter().map(|a| a.cosine).fold(1.0, f64::min);
@@ -318,15 +318,15 @@ fn lead(row: &[f32]) -> f32 {
     row.get(best).map_or(0.0, |v| v - second)
 }
 
-fn greedy(engine: &mut Engine, golden: &Golden, prompt: &[Vec<f32>]) -> Result<Vec<u32>> {
-    engine.reset();
-    engine.forward(&golden.prompt_ids, Want::Nothing, None)?;
+fn greedy(model: &Model, golden: &Golden, prompt: &[Vec<f32>]) -> Result<Vec<u32>> {
+    let mut sequence = model.sequence();
+    model.append(&mut sequence, &golden.prompt_ids, Logits::None, None)?;
     let mut logits = prompt.last().cloned().unwrap_or_default();
     let mut ids = Vec::new();
-    while ids.len() < golden.decode_tokens.len() && engine.position() < engine.chain().model.max_context {
+    while ids.len() < golden.decode_tokens.len() && sequence.position() < model.chain().model.max_context {
         let id = argmax(&logits) as u32;
         ids.push(id);
-        logits = engine.forward(&[id], Want::Last, None)?.pop().unwrap_or_default();
+        logits = model.append(&mut sequence, &[id], Logits::Last, None)?.pop().unwrap_or_default();
     }
     Ok(ids)
 }

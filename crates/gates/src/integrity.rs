@@ -6,7 +6,7 @@
 use anemoe_bundle::{Chain, Error, file_sha256, package_bytes, package_files, package_sha256, sha256};
 use anemoe_io::{OwnedDir, read_input};
 use anemoe_runtime::cpu::CpuBackend;
-use anemoe_runtime::engine::{Engine, Want};
+use anemoe_runtime::model::{Logits, Model};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -98,16 +98,17 @@ pub fn verify(bundle: &Path, chain: &Chain, hashes: Hashes, done: impl Fn() + Sy
 /// # Errors
 /// A package is invalid or does not fit the chain.
 pub fn run_once(bundle: &Path) -> anemoe_runtime::Result<()> {
-    let mut engine = Engine::open(bundle, &CpuBackend::default())?;
-    engine.set_frugal(true);
-    let context = engine.chain().model.max_context;
-    let mut counts: Vec<usize> = engine.chain().tokens.iter().map(|t| t.max.min(context)).collect();
+    let mut model = Model::open(bundle, &CpuBackend::default())?;
+    model.set_low_memory(true);
+    let context = model.chain().model.max_context;
+    let mut counts: Vec<usize> = model.chain().tokens.iter().map(|t| t.max.min(context)).collect();
     counts.push(1);
     counts.sort_unstable();
     counts.dedup();
+    let mut sequence = model.sequence();
     for tokens in counts {
-        engine.reset();
-        engine.forward(&vec![0; tokens], Want::Last, None)?;
+        sequence.clear();
+        model.append(&mut sequence, &vec![0; tokens], Logits::Last, None)?;
     }
     Ok(())
 }

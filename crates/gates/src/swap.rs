@@ -13,7 +13,7 @@ use anemoe_convert::plan::{MatrixPlan, Plan, PlannedShard};
 use anemoe_convert::quant::{MatrixQuant, Quant};
 use anemoe_io::Temporary;
 use anemoe_runtime::cpu::CpuBackend;
-use anemoe_runtime::engine::Engine;
+use anemoe_runtime::model::Model;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -185,8 +185,8 @@ fn run(s: &Search<'_>, stand_ins: &BTreeMap<String, PathBuf>) -> Result<Validati
     let package = |shard: &anemoe_bundle::Shard| {
         stand_ins.get(&shard.name).cloned().unwrap_or_else(|| s.bundle.join(&shard.file))
     };
-    let mut engine = Engine::with_chain(s.bundle, s.chain.clone(), &CpuBackend::default(), &package)?;
-    Ok(validate(&mut engine, s.golden, 0.0)?)
+    let model = Model::with_chain(s.bundle, s.chain.clone(), &CpuBackend::default(), &package)?;
+    Ok(validate(&model, s.golden, 0.0)?)
 }
 
 /// How a matrix suffers by its kind.

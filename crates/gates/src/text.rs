@@ -2,7 +2,7 @@
 
 use crate::reference::{self, Probe, RunOptions};
 use anemoe_convert::checkpoint::Checkpoint;
-use anemoe_runtime::engine::{Engine, Want};
+use anemoe_runtime::model::{Logits, Model};
 use serde::Serialize;
 
 /// Negative log-likelihood of a text.
@@ -110,18 +110,18 @@ pub fn each_window(
 /// # Errors
 /// A token or a window does not fit the bundle, or a package fails.
 pub fn bundle_likelihood(
-    engine: &mut Engine,
+    model: &Model,
     windows: &[Vec<u32>],
     progress: &mut dyn FnMut(),
 ) -> anemoe_runtime::Result<Likelihood> {
     let mut total = Likelihood::default();
+    let mut sequence = model.sequence();
     for window in windows {
-        engine.reset();
-        let logits = engine.forward(window, Want::All, None)?;
+        sequence.clear();
+        let logits = model.append(&mut sequence, window, Logits::All, None)?;
         total.add(window, &logits);
         progress();
     }
-    engine.reset();
     Ok(total)
 }
 

@@ -4,7 +4,7 @@ use crate::golden::cosine;
 use crate::reference::Golden;
 use anemoe_bundle::Chain;
 use anemoe_runtime::cpu::{CpuBackend, Precision};
-use anemoe_runtime::engine::{Engine, Want};
+use anemoe_runtime::model::{Logits, Model};
 use anemoe_runtime::{Error, Result};
 use serde::Serialize;
 use std::path::Path;
@@ -81,15 +81,15 @@ pub fn fits(golden: &Golden, chain: &Chain) -> std::result::Result<(), String> {
 /// # Errors
 /// The golden has no hidden states or is of another model, or the bundle is wrong.
 pub fn trace(bundle: &Path, golden: &Golden, precision: Precision) -> Result<Trace> {
-    let mut engine = Engine::open(bundle, &CpuBackend::with(precision))?;
-    fits(golden, engine.chain()).map_err(|what| Error::Input(format!("golden file: {what}")))?;
+    let mut model = Model::open(bundle, &CpuBackend::with(precision))?;
+    fits(golden, model.chain()).map_err(|what| Error::Input(format!("golden file: {what}")))?;
     let states = &golden.hidden_states;
-    let exact = run(&mut engine, golden)?;
-    let f32_stream = engine.chain().vectors.is_some();
+    let exact = run(&model, golden)?;
+    let f32_stream = model.chain().vectors.is_some();
     let mut rounded = Vec::new();
     if f32_stream {
-        engine.set_fp16_stream(true);
-        rounded = run(&mut engine, golden)?;
+        model.set_fp16_stream(true);
+        rounded = run(&model, golden)?;
     }
     let layers = exact
         .into_iter()
@@ -125,25 +125,31 @@ fn change(before: &[Vec<f32>], after: &[Vec<f32>]) -> f32 {
 }
 
 /// Cosine of the stream at each boundary and position.
-fn run(engine: &mut Engine, golden: &Golden) -> Result<Vec<Vec<f64>>> {
-    engine.reset();
+fn run(model: &Model, golden: &Golden) -> Result<Vec<Vec<f64>>> {
+    let mut sequence = model.sequence();
     let states = &golden.hidden_states;
     let mut cosines: Vec<Vec<f64>> = vec![Vec::new(); states.len()];
     let mut wrong = false;
-    engine.forward_watched(&golden.prompt_ids, Want::Nothing, None, &mut |boundary, stream, n| {
-        let width = stream.shape.last().copied().unwrap_or(0);
-        let (Some(values), Some(found)) = (stream.as_f32(), cosines.get_mut(boundary)) else {
-            wrong = true;
-            return;
-        };
-        for t in 0..n {
-            let own: Vec<f32> = values.iter().skip(t).step_by(width).copied().collect();
-            match states[boundary].get(found.len()) {
-                Some(expected) => found.push(cosine(&own, expected)),
-                None => wrong = true,
+    model.append_watched(
+        &mut sequence,
+        &golden.prompt_ids,
+        Logits::None,
+        None,
+        &mut |boundary, stream| {
+            let width = stream.shape.last().copied().unwrap_or(0);
+            let (Some(values), Some(found)) = (stream.as_f32(), cosines.get_mut(boundary)) else {
+                wrong = true;
+                return;
+            };
+            for t in 0..width {
+                let own: Vec<f32> = values.iter().skip(t).step_by(width).copied().collect();
+                match states[boundary].get(found.len()) {
+                    Some(expected) => found.push(cosine(&own, expected)),
+                    None => wrong = true,
+                }
             }
-        }
-    })?;
+        },
+    )?;
     if wrong || cosines.iter().any(|c| c.len() != golden.prompt_ids.len()) {
         return Err(Error::Input("the bundle's chain does not show a stream between its layers".into()));
     }
@@ -180,17 +186,19 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         for name in ["tiny-zaya", "tiny-gemma4-moe"] {
             let golden = Golden::read(&fixture(name).join("golden.npz")).unwrap();
-            let mut engine = Engine::open(&bundle(name, dir.path()), &CpuBackend::default()).unwrap();
-            let whole = engine.forward(&golden.prompt_ids, Want::All, None).unwrap();
-            let after = engine.forward(&[7, 8], Want::All, None).unwrap();
+            let model = Model::open(&bundle(name, dir.path()), &CpuBackend::default()).unwrap();
+            let mut sequence = model.sequence();
+            let whole = model.append(&mut sequence, &golden.prompt_ids, Logits::All, None).unwrap();
+            let after = model.append(&mut sequence, &[7, 8], Logits::All, None).unwrap();
             for pieces in [vec![1; 24], vec![3; 8], vec![4; 6], vec![7, 7, 7, 3], vec![1, 4, 2, 9, 3, 5]] {
-                engine.reset();
+                sequence.clear();
                 let (mut at, mut logits) = (0, Vec::new());
                 for n in &pieces {
-                    logits.extend(engine.forward(&golden.prompt_ids[at..at + n], Want::All, None).unwrap());
+                    let ids = &golden.prompt_ids[at..at + n];
+                    logits.extend(model.append(&mut sequence, ids, Logits::All, None).unwrap());
                     at += n;
                 }
-                logits.extend(engine.forward(&[7, 8], Want::All, Some(1)).unwrap());
+                logits.extend(model.append(&mut sequence, &[7, 8], Logits::All, Some(1)).unwrap());
                 assert_eq!(logits.len(), 26);
                 for (i, (a, b)) in logits.iter().zip(whole.iter().chain(&after)).enumerate() {
                     let cosine = cosine(a, b);

@@ -6,7 +6,7 @@ use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::models;
 use anemoe_convert::plan::PlanOptions;
 use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
-use anemoe_runtime::engine::{Engine, Want};
+use anemoe_runtime::model::{Logits, Model};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,14 +59,15 @@ fn a_token_allocates_its_logits_and_nothing_else() {
                 fast,
                 ..Options::default()
             };
-            let mut engine = Engine::open(&out, &CpuBackend { options }).unwrap();
+            let model = Model::open(&out, &CpuBackend { options }).unwrap();
+            let mut sequence = model.sequence();
             for id in 0..20 {
-                engine.forward(&[id], Want::Last, None).unwrap();
+                model.append(&mut sequence, &[id], Logits::Last, None).unwrap();
             }
             let mut counts = Vec::new();
             for id in 0..21 {
                 let before = ALLOCATIONS.load(Ordering::Relaxed);
-                let logits = engine.forward(&[id], Want::Last, None).unwrap();
+                let logits = model.append(&mut sequence, &[id], Logits::Last, None).unwrap();
                 counts.push(ALLOCATIONS.load(Ordering::Relaxed) - before);
                 assert_eq!(logits.len(), 1);
             }

@@ -7,7 +7,7 @@ use anemoe_convert::models;
 use anemoe_convert::plan::PlanOptions;
 use anemoe_convert::quant::Quant;
 use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
-use anemoe_runtime::engine::{Engine, Want};
+use anemoe_runtime::model::{Logits, Model};
 use std::path::Path;
 
 fn cosine(a: &[f32], b: &[f32]) -> f64 {
@@ -36,11 +36,10 @@ fn fused_bundles_compute_what_their_steps_do() {
             build(family.as_ref(), &family.plan(&options).unwrap(), None, &out, 2, &|_| ()).unwrap();
             let open = |fuse| {
                 let options = Options { precision: Precision::Fp32, fuse, ..Options::default() };
-                Engine::open(&out, &CpuBackend { options }).unwrap()
+                Model::open(&out, &CpuBackend { options }).unwrap()
             };
-            let (mut fused, mut plain) = (open(true), open(false));
-            let whole = fused.forward(&ids, Want::All, None).unwrap();
-            let expected = plain.forward(&ids, Want::All, None).unwrap();
+            let all = |model: &Model| model.append(&mut model.sequence(), &ids, Logits::All, None).unwrap();
+            let (whole, expected) = (all(&open(true)), all(&open(false)));
             for (i, (a, b)) in whole.iter().zip(&expected).enumerate() {
                 let cosine = cosine(a, b);
                 assert!(cosine >= 0.99999, "{name} {quant}, row {i}: {cosine}");
@@ -48,8 +47,8 @@ fn fused_bundles_compute_what_their_steps_do() {
             for (fast, half_states) in [(false, false), (false, true), (true, false), (true, true)] {
                 let what = format!("{name} {quant}, fast {fast}, caches in fp16 {half_states}");
                 let options = Options { precision: Precision::Fp32, fast, half_states, ..Options::default() };
-                let mut engine = Engine::open(&out, &CpuBackend { options }).unwrap();
-                let own = engine.forward(&ids, Want::All, None).unwrap();
+                let model = Model::open(&out, &CpuBackend { options }).unwrap();
+                let own = all(&model);
                 if half_states && !fast {
                     let mut cosines: Vec<_> = own.iter().zip(&whole).map(|(a, b)| cosine(a, b)).collect();
                     cosines.sort_by(f64::total_cmp);
@@ -59,8 +58,8 @@ fn fused_bundles_compute_what_their_steps_do() {
                     assert_ne!(own, whole, "{what}");
                 }
                 for chunk in [1, 3, 4] {
-                    engine.reset();
-                    let pieces = engine.forward(&ids, Want::All, Some(chunk)).unwrap();
+                    let mut sequence = model.sequence();
+                    let pieces = model.append(&mut sequence, &ids, Logits::All, Some(chunk)).unwrap();
                     assert!(pieces == own, "{what}: calls of {chunk} tokens change bits");
                 }
             }

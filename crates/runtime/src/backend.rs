@@ -1,9 +1,24 @@
-//! What an engine needs of whatever runs a package.
+//! Interface between the model runner and what executes packages.
+//!
+//! ```text
+//! Backend --open--> Package --prepare--> Function --run(inputs, States)--> outputs
+//! ```
+//! Packages and functions do not change while they run, so that threads and sequences share them; what a sequence leaves behind
+//! is in its [`States`].
 
-use crate::Result;
 use crate::tensor::Tensor;
+use crate::{Error, Result};
+use smallvec::SmallVec;
+use std::any::Any;
 use std::path::Path;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Inline capacity for the inputs of a call and the terms of a sum.
+pub(crate) const MANY: usize = 16;
+
+/// Time of each term of a sum.
+pub type Times = SmallVec<[Duration; MANY]>;
 
 /// Opens packages, several at once.
 pub trait Backend: Sync {
@@ -11,64 +26,36 @@ pub trait Backend: Sync {
     ///
     /// # Errors
     /// The package is invalid, or uses something that this backend lacks.
-    fn open(&self, path: &Path) -> Result<Box<dyn BackendPackage>>;
+    fn open(&self, path: &Path) -> Result<Box<dyn Package>>;
 }
 
-/// One opened package: its functions share weights, and calls of all of them share one set of states.
-pub trait BackendPackage: Send {
-    /// Prepares a function; the same name gives the same function again.
+/// An opened package: functions that share weights, and states that they share by name.
+pub trait Package: Send + Sync {
+    /// Prepares a function as it is declared; the same name gives the same function again.
     ///
     /// # Errors
     /// There is no such function, or it uses something that this backend lacks.
-    fn prepare(&mut self, function: &str) -> Result<FunctionId>;
+    fn prepare(&self, function: &str) -> Result<Arc<dyn Function>>;
 
-    /// Input names of a prepared function, in the order of [`BackendPackage::run`].
-    fn inputs(&self, function: FunctionId) -> &[String];
-
-    /// Output names of a prepared function, in the order of [`BackendPackage::output`].
-    fn outputs(&self, function: FunctionId) -> &[String];
-
-    /// Runs a prepared function on `inputs`; states carry over from call to call.
+    /// Prepares a function that is declared for `declared` tokens for calls of `tokens`. `None` where the backend runs functions
+    /// only as they are declared; callers fill such calls up.
     ///
     /// # Errors
-    /// An input has the wrong shape or type, or the function fails.
-    fn run(&mut self, function: FunctionId, inputs: &[&Tensor]) -> Result<()>;
-
-    /// An output of the last call of a prepared function.
-    fn output(&self, function: FunctionId, index: usize) -> &Tensor;
-
-    /// A prepared function that is a sum of experts, which [`crate::cpu::add_experts`] can add up with others'; none where it
-    /// is anything else.
-    fn experts(&self, function: FunctionId) -> Option<&crate::cpu::Session> {
-        let _ = function;
-        None
+    /// As [`Package::prepare`].
+    fn prepare_for(
+        &self,
+        function: &str,
+        declared: usize,
+        tokens: usize,
+    ) -> Result<Option<Arc<dyn Function>>> {
+        let _ = (function, declared, tokens);
+        Ok(None)
     }
 
-    /// Counts a run by [`crate::cpu::add_experts`].
-    fn count(&mut self, function: FunctionId, counts: (u64, u64), time: Duration) {
-        let _ = (function, counts, time);
-    }
+    /// States of a new sequence, all zero.
+    fn new_states(&self) -> Box<dyn States>;
 
-    /// Gives memory that the next call may use for an output.
-    fn lend(&mut self, function: FunctionId, index: usize, memory: Tensor) {
-        let _ = (function, index, memory);
-    }
-
-    /// Moves an output of the last call out.
-    fn take(&mut self, function: FunctionId, index: usize) -> Tensor {
-        self.output(function, index).clone()
-    }
-
-    /// Sets every state to zero.
-    fn reset(&mut self);
-
-    /// Fills every state with noise, as if tokens had been in it: for measurements. False where that is not possible.
-    fn fill_states(&mut self, seed: u64) -> bool {
-        let _ = seed;
-        false
-    }
-
-    /// What maps all of the package's weights, for another thread; see [`crate::engine::Engine::populate`].
+    /// A job that maps all of the package's weights, for another thread; see [`crate::model::Model::populate`].
     fn populate(&self) -> Option<Box<dyn FnOnce() + Send>> {
         None
     }
@@ -83,8 +70,126 @@ pub trait BackendPackage: Send {
         Vec::new()
     }
 
-    /// Lets go of memory that the next call gets back by itself, where there is such; the last call's outputs go with it.
-    fn release(&mut self) {}
+    /// Frees memory that the next call gets back by itself, where there is such.
+    fn release(&self) {}
+}
+
+/// A prepared function.
+pub trait Function: Any + Send + Sync {
+    /// Input names, in the order of [`Function::run`].
+    fn inputs(&self) -> &[String];
+
+    /// Output names, in the order of [`Function::run`].
+    fn outputs(&self) -> &[String];
+
+    /// The function reads or writes states.
+    fn has_states(&self) -> bool;
+
+    /// Runs the function and writes its results to `outputs`, whose memory is used again where it is large enough.
+    ///
+    /// # Errors
+    /// An input has the wrong shape or type, `states` are another backend's, or the function fails.
+    fn run(&self, inputs: &[&Tensor], states: &mut dyn States, outputs: &mut Vec<Tensor>) -> Result<()>;
+
+    /// Adds the only result of each term to `sum`, term by term in order. The terms' functions have no states, and the first
+    /// one is this function. Gives the time of each.
+    ///
+    /// # Errors
+    /// As [`Function::run`], or a result has another shape than `sum`.
+    fn run_sum(&self, terms: &[Term<'_>], sum: &mut Tensor) -> Result<Times> {
+        run_each(terms, sum)
+    }
+}
+
+/// A function and its inputs, as one term of a sum.
+pub struct Term<'a> {
+    /// The function.
+    pub function: &'a dyn Function,
+    /// Its inputs.
+    pub inputs: &'a [&'a Tensor],
+}
+
+/// Runs the terms of a sum one after the other.
+pub(crate) fn run_each(terms: &[Term<'_>], sum: &mut Tensor) -> Result<Times> {
+    let mut outputs = Vec::new();
+    let mut times = Times::new();
+    for term in terms {
+        let started = Instant::now();
+        term.function.run(term.inputs, &mut NoStates, &mut outputs)?;
+        let (Some(values), Some(sum)) = (outputs.first().and_then(Tensor::as_f32), sum.as_f32_mut()) else {
+            return Err(Error::Input("a sum of what is no float tensor".into()));
+        };
+        if sum.len() != values.len() {
+            return Err(Error::Input(format!("{} elements added to {}", values.len(), sum.len())));
+        }
+        sum.iter_mut().zip(values).for_each(|(a, b)| *a += b);
+        times.push(started.elapsed());
+    }
+    Ok(times)
+}
+
+/// Values that a sequence carries from call to call in one package.
+pub trait States: Any + Send + Sync {
+    /// A copy.
+    ///
+    /// # Errors
+    /// The backend cannot read states.
+    fn fork(&self) -> Result<Box<dyn States>>;
+
+    /// Sets every state to zero.
+    fn clear(&mut self);
+
+    /// Undoes the last `tokens` tokens. Rows of caches may stay, callers mask them; what is carried from call to call has to be
+    /// what it was. False where the states cannot tell, and then they may be those of no sequence.
+    ///
+    /// # Errors
+    /// The backend fails.
+    fn rewind(&mut self, tokens: usize) -> Result<bool> {
+        let _ = tokens;
+        Ok(false)
+    }
+
+    /// Appends the states to `out`, in a form that [`States::restore`] of the same backend reads.
+    ///
+    /// # Errors
+    /// The backend cannot read states.
+    fn save(&self, out: &mut Vec<u8>) -> Result<()>;
+
+    /// Takes states from the front of `bytes`, which moves behind them.
+    ///
+    /// # Errors
+    /// The bytes are no states of this package.
+    fn restore(&mut self, bytes: &mut &[u8]) -> Result<()>;
+
+    /// Fills every state with noise, as if tokens had been in it: for measurements. False where that is not possible.
+    fn fill_with_noise(&mut self, seed: u64) -> bool {
+        let _ = seed;
+        false
+    }
+}
+
+/// States of functions that have none.
+#[derive(Clone, Copy, Debug)]
+pub struct NoStates;
+
+impl States for NoStates {
+    fn fork(&self) -> Result<Box<dyn States>> {
+        Ok(Box::new(NoStates))
+    }
+
+    fn clear(&mut self) {}
+
+    fn rewind(&mut self, _: usize) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn save(&self, _: &mut Vec<u8>) -> Result<()> {
+        Ok(())
+    }
+
+    fn restore(&mut self, _: &mut &[u8]) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// Time that an operation, or several that were fused into it, has taken.
@@ -97,7 +202,3 @@ pub struct OpTime {
     /// In all calls.
     pub time: Duration,
 }
-
-/// A prepared function of one package.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct FunctionId(pub usize);

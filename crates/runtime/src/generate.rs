@@ -1,6 +1,6 @@
 //! Prompt in, tokens out.
 
-use crate::engine::{Engine, Want};
+use crate::model::{Logits, Model, Sequence};
 use crate::sampler::{Sampler, Sampling};
 use crate::{Error, Result};
 use std::time::{Duration, Instant};
@@ -55,12 +55,13 @@ impl Generated {
     }
 }
 
-/// Continues `prompt`. `on_token` sees each new token as soon as it is chosen and may end it by returning false.
+/// Continues `prompt` in `sequence`, which is cleared first. `on_token` sees each new token as soon as it is chosen and may end it by returning false.
 ///
 /// # Errors
 /// The prompt is empty, holds an id outside the vocabulary, or is longer than the context; a package fails.
 pub fn generate(
-    engine: &mut Engine,
+    model: &Model,
+    sequence: &mut Sequence,
     prompt: &[u32],
     options: &GenerateOptions,
     mut on_token: impl FnMut(u32) -> bool,
@@ -69,20 +70,20 @@ pub fn generate(
         return Err(Error::Input("the prompt is empty: give at least one token".into()));
     }
     options.sampling.check().map_err(Error::Input)?;
-    let max_context = engine.chain().model.max_context;
+    let max_context = model.chain().model.max_context;
     if prompt.len() > max_context {
         return Err(Error::Input(format!(
             "the prompt has {} tokens, the context holds {max_context}: build with a larger --max-context",
             prompt.len()
         )));
     }
-    engine.reset();
+    sequence.clear();
     let mut sampler = Sampler::new(options.sampling.clone());
     let started = Instant::now();
     for tokens in [options.prefill_chunk.unwrap_or(usize::MAX).min(prompt.len()), 1] {
-        engine.prepare(tokens);
+        model.prepare(tokens);
     }
-    let mut logits = engine.forward(prompt, Want::Last, options.prefill_chunk)?;
+    let mut logits = model.append(sequence, prompt, Logits::Last, options.prefill_chunk)?;
     let prefill = started.elapsed();
     let mut ids = Vec::new();
     let mut decode = Duration::ZERO;
@@ -92,7 +93,7 @@ pub fn generate(
         }
         let row = logits.last().ok_or_else(|| Error::Input("no logits".into()))?;
         let id = sampler.next(row) as u32;
-        if !options.ignore_eos && engine.chain().model.eos_token_ids.contains(&id) {
+        if !options.ignore_eos && model.chain().model.eos_token_ids.contains(&id) {
             break Stop::EndToken(id);
         }
         ids.push(id);
@@ -102,13 +103,13 @@ pub fn generate(
         if ids.len() == options.max_new {
             break Stop::MaxNew;
         }
-        if engine.position() == max_context {
+        if sequence.position() == max_context {
             break Stop::ContextFull;
         }
         let started = Instant::now();
-        logits = engine.forward(&[id], Want::Last, None)?;
+        logits = model.append(sequence, &[id], Logits::Last, None)?;
         decode += started.elapsed();
     };
-    let decode_tokens = engine.position() - prompt.len();
+    let decode_tokens = sequence.position() - prompt.len();
     Ok(Generated { ids, stop, prefill_tokens: prompt.len(), prefill, decode_tokens, decode })
 }

@@ -1,15 +1,15 @@
 //! Runs Core ML packages on a CPU, and bundles of them as language models.
 //!
-//! [`cpu`] executes one package; [`engine`] runs a bundle's chain of them on any [`backend`]; [`generate()`](generate::generate)
+//! [`cpu`] executes one package; [`model`] runs a bundle's chain of them on any [`backend`]; [`generate()`](generate::generate)
 //! continues a prompt.
 #![deny(unsafe_code)]
 
 pub mod backend;
 pub mod cpu;
-pub mod engine;
 pub mod error;
 pub mod generate;
 mod memory;
+pub mod model;
 pub mod predict;
 pub mod sampler;
 pub mod tensor;

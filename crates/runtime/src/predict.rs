@@ -1,6 +1,6 @@
 //! One package on arrays from files.
 
-use crate::cpu::{CpuPackage, Options, Precision, Session, States};
+use crate::cpu::{CompiledFunction, CpuPackage, Options, Precision, States};
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
 use anemoe_mlpackage::mil::{DataType, Feature, FeatureShape};
@@ -55,17 +55,18 @@ impl Prediction {
     pub fn run(&self) -> Result<Vec<Written>> {
         let package = CpuPackage::open(&self.package)?;
         let options = Options { precision: self.precision, ..Options::default() };
-        let mut session = package.session(self.function.as_deref(), options)?;
-        let mut states = States::new(&session);
+        let function = package.compile(self.function.as_deref(), options)?;
+        let mut states = States::new(&function);
+        let mut outputs = Vec::new();
         let every = self.outputs.to_string_lossy().contains("{}");
         let mut written = Vec::new();
         for (step, path) in self.inputs.iter().enumerate() {
-            let arrays = read_npz_within(path, justified(&session))?;
-            let inputs = bind(&session, &mut states, arrays, path)?;
-            session.run(&inputs.iter().collect::<Vec<_>>(), &mut states)?;
+            let arrays = read_npz_within(path, justified(&function))?;
+            let inputs = bind(&function, &mut states, arrays, path)?;
+            function.run(&inputs.iter().collect::<Vec<_>>(), &mut states, &mut outputs)?;
             if every || step + 1 == self.inputs.len() {
                 let target = numbered(&self.outputs, step);
-                let entries = results(&session, &states, self.precision)?;
+                let entries = results(&function, &outputs, &states, self.precision);
                 let arrays = entries.iter().map(|(n, a)| (n.clone(), a.shape.clone())).collect();
                 write_npz(&target, &entries)?;
                 written.push(Written { path: target, arrays });
@@ -76,10 +77,10 @@ impl Prediction {
 }
 
 /// Bytes that arrays of a function's inputs and states may take: numbers of 8 bytes, and their headers.
-fn justified(session: &Session) -> u64 {
+fn justified(function: &CompiledFunction) -> u64 {
     const HEADER: u64 = 1 << 10;
     let elements = |shape: &[u64]| shape.iter().fold(1, |n: u64, &d| n.saturating_mul(d));
-    let bytes = session.inputs().iter().chain(session.states()).map(|f| {
+    let bytes = function.inputs().iter().chain(function.states()).map(|f| {
         let elements = match &f.shape {
             FeatureShape::Fixed(shape) => elements(shape),
             FeatureShape::Enumerated(all) => all.iter().map(|s| elements(s)).max().unwrap_or(0),
@@ -92,18 +93,18 @@ fn justified(session: &Session) -> u64 {
     bytes.fold(0, u64::saturating_add).min(MAX_JUSTIFIED)
 }
 
-/// Inputs in the session's order; states are set.
+/// Binds arrays to a function's inputs, in its order, and sets states.
 pub fn bind(
-    session: &Session,
+    function: &CompiledFunction,
     states: &mut States,
     mut arrays: BTreeMap<String, Array>,
     path: &Path,
 ) -> Result<Vec<Tensor>> {
     let wrong = |what: String| Error::invalid(path, format!("inputs: {what}"));
     let mut inputs = Vec::new();
-    for feature in session.inputs() {
+    for feature in function.inputs() {
         let array = arrays.remove(&feature.name).ok_or_else(|| {
-            let names: Vec<&str> = session.inputs().iter().map(|f| f.name.as_str()).collect();
+            let names: Vec<&str> = function.inputs().iter().map(|f| f.name.as_str()).collect();
             wrong(format!("no array `{}`; the function takes {}", feature.name, names.join(", ")))
         })?;
         inputs.push(
@@ -143,18 +144,23 @@ fn to_tensor(array: Array, feature: &Feature) -> std::result::Result<Tensor, Str
     Ok(Tensor::i32(&shape, ints))
 }
 
-/// Outputs and states of a session's last run, in the types of the package's description.
-pub fn results(session: &Session, states: &States, precision: Precision) -> Result<Vec<(String, Array)>> {
+/// Names the outputs of a function's run and its states, in the types of the package's description.
+pub fn results(
+    function: &CompiledFunction,
+    outputs: &[Tensor],
+    states: &States,
+    precision: Precision,
+) -> Vec<(String, Array)> {
     let mut entries = Vec::new();
-    for (i, feature) in session.outputs().iter().enumerate() {
-        entries.push((feature.name.clone(), to_array(session.output(i), feature.dtype, precision)));
+    for (feature, output) in function.outputs().iter().zip(outputs) {
+        entries.push((feature.name.clone(), to_array(output, feature.dtype, precision)));
     }
     for name in states.names() {
         if let Some(value) = states.get(name) {
             entries.push((format!("{STATE}{name}"), to_array(&value, DataType::Float16, precision)));
         }
     }
-    Ok(entries)
+    entries
 }
 
 fn to_array(t: &Tensor, dtype: DataType, precision: Precision) -> Array {

@@ -54,18 +54,18 @@ fn run(
     let package =
         CpuPackage::open(&case.join(format!("{name}.mlpackage"))).unwrap_or_else(|e| panic!("{label}: {e}"));
     let options = Options { precision, fuse, ..Options::default() };
-    let mut session = package.session(function, options).unwrap_or_else(|e| panic!("{label}: {e}"));
-    let mut states = States::new(&session);
+    let function = package.compile(function, options).unwrap_or_else(|e| panic!("{label}: {e}"));
+    let (mut states, mut outputs) = (States::new(&function), Vec::new());
     let mut problems = Vec::new();
     for (inputs, expected) in steps {
         let path = case.join(inputs);
-        let inputs = bind(&session, &mut states, read_npz(&path).unwrap(), &path)
+        let inputs = bind(&function, &mut states, read_npz(&path).unwrap(), &path)
             .unwrap_or_else(|e| panic!("{label}: {e}"));
-        session
-            .run(&inputs.iter().collect::<Vec<_>>(), &mut states)
+        function
+            .run(&inputs.iter().collect::<Vec<_>>(), &mut states, &mut outputs)
             .unwrap_or_else(|e| panic!("{label}: {e}"));
         let found: BTreeMap<String, Array> =
-            results(&session, &states, precision).unwrap().into_iter().collect();
+            results(&function, &outputs, &states, precision).into_iter().collect();
         for (key, value) in read_npz(&case.join(expected)).unwrap() {
             let Some(got) = found.get(&key) else {
                 problems.push(format!("{label}: no output `{key}`"));

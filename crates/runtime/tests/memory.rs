@@ -49,9 +49,9 @@ fn refusals(path: &Path, input: &Tensor) -> Vec<String> {
         for fuse in [false, true] {
             let run = || -> anemoe_runtime::Result<()> {
                 let options = Options { precision, fuse, ..Options::default() };
-                let mut session = CpuPackage::open(path)?.session(None, options)?;
-                let mut states = States::new(&session);
-                session.run(&[input], &mut states)
+                let function = CpuPackage::open(path)?.compile(None, options)?;
+                let mut states = States::new(&function);
+                function.run(&[input], &mut states, &mut Vec::new()).map(|_| ())
             };
             said.push(run().expect_err("a refusal").to_string());
         }
@@ -212,9 +212,9 @@ fn results_of_shapes_that_come_with_inputs_are_bounded() {
     f.output(&y).unwrap();
     let program = model(Opset::CoreML8, vec![("main".into(), f.finish().unwrap())], "main").unwrap();
     PackageWriter::create(&path).unwrap().finish(&program).unwrap();
-    let mut session = CpuPackage::open(&path).unwrap().session(None, Options::default()).unwrap();
-    let mut states = States::new(&session);
-    let mut run = |n: usize| session.run(&[&Tensor::f32(&[1, n], vec![1.0; n])], &mut states);
+    let function = CpuPackage::open(&path).unwrap().compile(None, Options::default()).unwrap();
+    let (mut states, mut outputs) = (States::new(&function), Vec::new());
+    let mut run = |n: usize| function.run(&[&Tensor::f32(&[1, n], vec![1.0; n])], &mut states, &mut outputs);
     run(100).unwrap();
     let said = run(20_000).unwrap_err().to_string();
     assert!(said.contains("op `matmul`") && said.contains("[20000, 20000] is too large"), "{said}");

@@ -33,12 +33,12 @@ fn a_product_whose_size_the_weight_does_not_tell_is_computed() {
         writer.finish(&program).unwrap();
         for skip_zero in [false, true] {
             let package = CpuPackage::open(&path).unwrap();
-            let mut session = package.session(None, Options { skip_zero, ..Options::default() }).unwrap();
-            let mut states = States::new(&session);
+            let function = package.compile(None, Options { skip_zero, ..Options::default() }).unwrap();
+            let (mut states, mut outputs) = (States::new(&function), Vec::new());
             let y = Tensor::f32(&shape, vec![1.0; shape.iter().product()]);
-            session.run(&[&y, &Tensor::f32(&[1], vec![0.0])], &mut states).unwrap();
-            assert_eq!(session.output(0).shape, shape, "{skip_zero}");
-            assert!(session.output(0).as_f32().unwrap().iter().all(|v| *v == 0.0));
+            function.run(&[&y, &Tensor::f32(&[1], vec![0.0])], &mut states, &mut outputs).unwrap();
+            assert_eq!(outputs[0].shape, shape, "{skip_zero}");
+            assert!(outputs[0].as_f32().unwrap().iter().all(|v| *v == 0.0));
         }
     }
 }
@@ -66,9 +66,9 @@ fn write(dir: &Path, scalar: bool, change: impl FnOnce(&mut Model)) -> PathBuf {
 fn error_of(path: &Path, fuse: bool, x: &Tensor) -> String {
     let backend = CpuBackend { options: Options { fuse, ..Options::default() } };
     let run = || -> anemoe_runtime::Result<()> {
-        let mut package = backend.open(path)?;
+        let package = backend.open(path)?;
         let function = package.prepare("main")?;
-        package.run(function, &[x])
+        function.run(&[x], package.new_states().as_mut(), &mut Vec::new())
     };
     run().unwrap_err().to_string()
 }

@@ -3,7 +3,7 @@
 use anemoe_mlpackage::mil::builder::{ConvParams, FunctionBuilder, GeluMode, Var, model};
 use anemoe_mlpackage::mil::{DataType, Opset, TensorType, Value};
 use anemoe_mlpackage::package::PackageWriter;
-use anemoe_runtime::cpu::{CpuPackage, Options, SessionStats, States};
+use anemoe_runtime::cpu::{CpuPackage, FunctionStats, Options, States};
 use anemoe_runtime::tensor::Tensor;
 use half::f16;
 use std::path::{Path, PathBuf};
@@ -60,15 +60,15 @@ fn write(dir: &Path, ranged: bool) -> PathBuf {
     path
 }
 
-fn run(path: &Path, skip_zero: bool, tokens: usize, routing: &[f32]) -> (Vec<f32>, SessionStats) {
+fn run(path: &Path, skip_zero: bool, tokens: usize, routing: &[f32]) -> (Vec<f32>, FunctionStats) {
     let package = CpuPackage::open(path).unwrap();
-    let mut session = package.session(None, Options { skip_zero, ..Options::default() }).unwrap();
-    let mut states = States::new(&session);
+    let function = package.compile(None, Options { skip_zero, ..Options::default() }).unwrap();
+    let (mut states, mut outputs) = (States::new(&function), Vec::new());
     let y: Vec<f32> = (0..HIDDEN as usize * tokens).map(|i| (i as f32 * 0.7).sin()).collect();
     let y = Tensor::f32(&[1, HIDDEN as usize, 1, tokens], y);
     let routing = Tensor::f32(&[1, EXPERTS, 1, tokens], routing.to_vec());
-    session.run(&[&y, &routing], &mut states).unwrap();
-    (session.output(0).as_f32().unwrap().to_vec(), session.stats())
+    function.run(&[&y, &routing], &mut states, &mut outputs).unwrap();
+    (outputs[0].as_f32().unwrap().to_vec(), function.stats())
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn an_op_that_is_missing_is_named() {
     std::fs::write(&file, anemoe_mlpackage::spec::encode(&m).unwrap()).unwrap();
     let package = CpuPackage::open(&path).unwrap();
     let message =
-        package.session(None, Options::default()).err().expect("lstm is not implemented").to_string();
+        package.compile(None, Options::default()).err().expect("lstm is not implemented").to_string();
     for part in ["fixed.mlpackage", "unsupported", "`lstm`", "e0_gelu"] {
         assert!(message.contains(part), "{message}");
     }

@@ -10,7 +10,7 @@ use crate::target::expect_bundle;
 use crate::ui::{Table, Ui};
 use anemoe_bundle::journal::Machine;
 use anemoe_kernels::Pool;
-use anemoe_runtime::engine::{Engine, ShardStats, Want};
+use anemoe_runtime::model::{Logits, Model, ShardStats};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -265,14 +265,15 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let pool = Pool::global();
     let read_gb_s = anemoe_kernels::measure_bandwidth(pool, MEMORY, PASSES);
     let started = Instant::now();
-    let mut engine = Engine::open(&args.bundle, &backend)?;
-    engine.prepare(1);
-    let mapped = engine.populate();
+    let model = Model::open(&args.bundle, &backend)?;
+    model.prepare(1);
+    let mut sequence = model.sequence();
+    let mapped = model.populate();
     let load_s = started.elapsed().as_secs_f64();
-    check(&args, &engine)?;
+    check(&args, &model)?;
     let mut tokens =
-        Tokens { state: args.seed.wrapping_mul(2) | 1, vocabulary: engine.chain().model.vocab_size };
-    engine.forward(&tokens.some(1), Want::Last, None)?;
+        Tokens { state: args.seed.wrapping_mul(2) | 1, vocabulary: model.chain().model.vocab_size };
+    model.append(&mut sequence, &tokens.some(1), Logits::Last, None)?;
     let first_token_s = started.elapsed().as_secs_f64();
     // What is measured from here on is not what a first minute is like.
     if let Some(mapped) = mapped {
@@ -287,20 +288,20 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let gauge = Gauge::new();
     let (mut kinds, mut shards, mut ops) = (Vec::new(), Vec::new(), Vec::new());
     for &context in contexts {
-        let before = engine.shard_stats();
+        let before = model.shard_stats();
         let mut bytes = 0.0;
         let (mut reads, mut shares) = (Vec::new(), Vec::new());
         let seconds = median(args.repetitions, &bar, || {
-            engine.pretend(context, args.seed)?;
+            model.fill_with_noise(&mut sequence, context, args.seed)?;
             let first = gauge.gb_s(pool);
             let ids = tokens.some(args.decode);
-            let read = bytes_read(&engine);
+            let read = bytes_read(&model);
             let started = Instant::now();
             for id in ids {
-                engine.forward(&[id], Want::Last, None)?;
+                model.append(&mut sequence, &[id], Logits::Last, None)?;
             }
             let elapsed = started.elapsed();
-            bytes = (bytes_read(&engine) - read) as f64;
+            bytes = (bytes_read(&model) - read) as f64;
             // Other work on a machine comes and goes: what memory gives is measured close by.
             let read = (first + gauge.gb_s(pool)) / 2.0;
             reads.push(read);
@@ -324,29 +325,29 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         });
         if kinds.is_empty() {
             let all = (args.repetitions + 1) * args.decode;
-            (kinds, shards, ops) = parts(&engine, &before, all);
+            (kinds, shards, ops) = parts(&model, &before, all);
         }
     }
     drop(gauge);
     let mut prefills = Vec::new();
     for n in prefill {
-        let before = engine.shard_stats();
+        let before = model.shard_stats();
         let mut bytes = 0.0;
         let seconds = median(args.repetitions, &bar, || {
-            engine.reset();
+            sequence.clear();
             let ids = tokens.some(n);
-            let read = bytes_read(&engine);
+            let read = bytes_read(&model);
             let started = Instant::now();
-            engine.forward(&ids, Want::Last, args.prefill_chunk)?;
+            model.append(&mut sequence, &ids, Logits::Last, args.prefill_chunk)?;
             let elapsed = started.elapsed();
-            bytes = (bytes_read(&engine) - read) as f64;
+            bytes = (bytes_read(&model) - read) as f64;
             Ok(elapsed)
         })?;
         let gb = bytes / 1e9;
         prefills.push(Prefill { tokens: n, seconds, tok_s: n as f64 / seconds, gb, gb_s: gb / seconds });
         // Of the first prompt where nothing is decoded.
         if kinds.is_empty() {
-            (kinds, shards, ops) = parts(&engine, &before, (args.repetitions + 1) * n);
+            (kinds, shards, ops) = parts(&model, &before, (args.repetitions + 1) * n);
         }
     }
     bar.finish_and_clear();
@@ -355,7 +356,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         schema: SCHEMA,
         version: env!("CARGO_PKG_VERSION").into(),
         bundle: args.bundle.clone(),
-        source: engine.chain().source.clone(),
+        source: model.chain().source.clone(),
         mode: args.executor.mode(),
         machine: MachineReport {
             machine: crate::journal::machine::this(),
@@ -391,8 +392,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-fn check(args: &Args, engine: &Engine) -> anyhow::Result<()> {
-    let room = engine.chain().model.max_context;
+fn check(args: &Args, model: &Model) -> anyhow::Result<()> {
+    let room = model.chain().model.max_context;
     let longest =
         args.prefill.iter().copied().chain(args.context.iter().map(|c| c.saturating_add(args.decode))).max();
     let longest = longest.unwrap_or(0);
@@ -483,13 +484,13 @@ impl Gauge {
     }
 }
 
-fn bytes_read(engine: &Engine) -> u64 {
-    engine.shard_stats().iter().map(|s| s.bytes_read).sum()
+fn bytes_read(model: &Model) -> u64 {
+    model.shard_stats().iter().map(|s| s.bytes_read).sum()
 }
 
 /// What shards and operations have done since `before`, for each of `tokens` tokens.
-fn parts(engine: &Engine, before: &[ShardStats], tokens: usize) -> (Vec<Part>, Vec<Part>, Vec<OpPart>) {
-    let after = engine.shard_stats();
+fn parts(model: &Model, before: &[ShardStats], tokens: usize) -> (Vec<Part>, Vec<Part>, Vec<OpPart>) {
+    let after = model.shard_stats();
     let all: f64 = after.iter().zip(before).map(|(a, b)| (a.time - b.time).as_secs_f64()).sum();
     let n = tokens.max(1) as f64;
     let part = |name: String, calls: u64, seconds: f64, bytes: u64| Part {
@@ -503,7 +504,7 @@ fn parts(engine: &Engine, before: &[ShardStats], tokens: usize) -> (Vec<Part>, V
     let mut shards = Vec::new();
     let mut kinds: BTreeMap<&str, (u64, f64, u64)> = BTreeMap::new();
     let mut ops: BTreeMap<String, f64> = BTreeMap::new();
-    for ((a, b), shard) in after.iter().zip(before).zip(&engine.chain().shards) {
+    for ((a, b), shard) in after.iter().zip(before).zip(&model.chain().shards) {
         let (calls, seconds) = (a.calls - b.calls, (a.time - b.time).as_secs_f64());
         let bytes = a.bytes_read - b.bytes_read;
         let kind = kinds.entry(shard.kind.name()).or_default();

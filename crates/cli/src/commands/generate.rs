@@ -5,8 +5,8 @@ use crate::Outcome;
 use crate::bundle::Verify;
 use crate::target::expect_bundle;
 use crate::ui::Ui;
-use anemoe_runtime::engine::Engine;
 use anemoe_runtime::generate::{GenerateOptions, Generated, Stop, generate};
+use anemoe_runtime::model::Model;
 use anemoe_runtime::sampler::Sampling;
 use anemoe_runtime::tokenizer::{TextStream, Tokenizer};
 use anyhow::Context;
@@ -146,14 +146,14 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     expect_bundle(bundle)?;
     args.verify.open(bundle, ui)?;
     let started = Instant::now();
-    let mut engine = Engine::open(bundle, &backend)?;
+    let model = Model::open(bundle, &backend)?;
     let tokenizer_file = bundle.join("tokenizer.json");
     let prompt =
-        args.prompt.ids(|| Ok(Tokenizer::open(&tokenizer_file)?), engine.chain().model.bos_token_id)?;
+        args.prompt.ids(|| Ok(Tokenizer::open(&tokenizer_file)?), model.chain().model.bos_token_id)?;
     // For the prompt, and for the tokens behind it.
-    engine.prepare(args.prefill_chunk.unwrap_or(usize::MAX).min(prompt.len()));
-    engine.prepare(1);
-    drop(engine.populate());
+    model.prepare(args.prefill_chunk.unwrap_or(usize::MAX).min(prompt.len()));
+    model.prepare(1);
+    drop(model.populate());
     let load = started.elapsed();
     let tokenizer = tokenizer_file.exists().then(|| Tokenizer::open(&tokenizer_file)).transpose()?;
     let options = GenerateOptions {
@@ -167,7 +167,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         ignore_eos: args.ignore_eos,
         prefill_chunk: args.prefill_chunk,
     };
-    let generated = stream(&mut engine, &prompt, &options, tokenizer.as_ref(), ui)?;
+    let generated = stream(&model, &prompt, &options, tokenizer.as_ref(), ui)?;
     let text = tokenizer.as_ref().map(|t| t.decode(&generated.ids)).transpose()?;
     ui.document(&serde_json::json!({
         "prompt_ids": prompt,
@@ -182,7 +182,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
 
 /// Generates, printing text (or ids, without a tokenizer) as it comes.
 pub fn stream(
-    engine: &mut Engine,
+    model: &Model,
     prompt: &[u32],
     options: &GenerateOptions,
     tokenizer: Option<&Tokenizer>,
@@ -191,7 +191,7 @@ pub fn stream(
     let mut text = tokenizer.map(|t| TextStream::new(t, prompt)).transpose()?;
     let mut failure: Option<anyhow::Error> = None;
     let mut first = true;
-    let generated = generate(engine, prompt, options, |id| {
+    let generated = generate(model, &mut model.sequence(), prompt, options, |id| {
         let piece = match &mut text {
             Some(text) => text.push(id).map_err(anyhow::Error::from),
             None => Ok(if first { id.to_string() } else { format!(",{id}") }),

@@ -10,7 +10,7 @@ use crate::ui::Ui;
 use anemoe_convert::place::Place;
 use anemoe_gates::text::{bundle_likelihood, checkpoint_likelihood};
 use anemoe_runtime::cpu::CpuBackend;
-use anemoe_runtime::engine::Engine;
+use anemoe_runtime::model::Model;
 use anemoe_runtime::tokenizer::Tokenizer;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -47,12 +47,12 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     }
     let (windows, likelihood, seconds) = if bundle {
         args.verify.open(path, ui)?;
-        let mut engine = Engine::open(path, &CpuBackend::with(args.precision.into()))?;
+        let model = Model::open(path, &CpuBackend::with(args.precision.into()))?;
         let tokenizer = Tokenizer::open(&path.join("tokenizer.json"))?;
-        let windows = args.text.windows(&tokenizer, engine.chain().model.bos_token_id)?;
+        let windows = args.text.windows(&tokenizer, model.chain().model.bos_token_id)?;
         let bar = ui.bar(windows.len() as u64, "windows");
         let started = Instant::now();
-        let likelihood = bundle_likelihood(&mut engine, &windows, &mut || bar.inc(1));
+        let likelihood = bundle_likelihood(&model, &windows, &mut || bar.inc(1));
         bar.finish_and_clear();
         (windows, likelihood?, started.elapsed().as_secs_f64())
     } else {

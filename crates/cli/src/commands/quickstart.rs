@@ -13,8 +13,8 @@ use anemoe_gates::golden::{self, Gate};
 use anemoe_gates::reference::Golden;
 use anemoe_gates::residency;
 use anemoe_runtime::cpu::CpuBackend;
-use anemoe_runtime::engine::Engine;
 use anemoe_runtime::generate::{GenerateOptions, Generated};
+use anemoe_runtime::model::Model;
 use anemoe_runtime::sampler::Sampling;
 use anemoe_runtime::tokenizer::Tokenizer;
 use std::path::{Path, PathBuf};
@@ -87,13 +87,13 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         let built = anemoe_convert::build::build(family.as_ref(), &plan, None, &bundle, 1, &|_| ())?;
         recorder.end(&bundle, status::DONE, facts::build(&built, &bundle, None));
         let started = Instant::now();
-        let mut engine = Engine::open(&bundle, &CpuBackend::default())?;
+        let loaded = Model::open(&bundle, &CpuBackend::default())?;
         let load = started.elapsed();
         if main {
             ui.line(build::summary(&built))?;
             ui.line("\n3. Residency: which operations the Neural Engine will run, as predicted\n")?;
             let recorder = Recorder::new(&journal, "check");
-            let checked = residency::bundle(&bundle, engine.chain(), &residency::Options::default(), || {})?;
+            let checked = residency::bundle(&bundle, loaded.chain(), &residency::Options::default(), || {})?;
             recorder.gate(&bundle, checked.pass, facts::residency(&checked));
             check::print(&checked, ui)?;
             report = Some(checked);
@@ -109,18 +109,18 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             ui.line("\n5. Text\n")?;
         }
         let tokenizer = Tokenizer::open(&bundle.join("tokenizer.json"))?;
-        let prompt = tokenizer.encode(&args.prompt, engine.chain().model.bos_token_id)?;
+        let prompt = tokenizer.encode(&args.prompt, loaded.chain().model.bos_token_id)?;
         // Sampled: so small a model repeats itself when it always takes the most probable token.
         let sampling = Sampling { temperature: 0.7, top_k: 40, top_p: 0.95, seed: 3 };
         let options =
             GenerateOptions { max_new: args.max_new, sampling, ignore_eos: true, prefill_chunk: None };
-        engine.warm_up(1)?;
-        engine.warm_up(prompt.len())?;
+        loaded.prepare(1);
+        loaded.prepare(prompt.len());
         let generated = if main {
             ui.part(&args.prompt)?;
-            generate::stream(&mut engine, &prompt, &options, Some(&tokenizer), ui)?
+            generate::stream(&loaded, &prompt, &options, Some(&tokenizer), ui)?
         } else {
-            anemoe_runtime::generate::generate(&mut engine, &prompt, &options, |_| true)?
+            anemoe_runtime::generate::generate(&loaded, &mut loaded.sequence(), &prompt, &options, |_| true)?
         };
         runs.push(Run {
             quant,

@@ -14,7 +14,7 @@ use anemoe_convert::build::write_shard;
 use anemoe_convert::family::Family;
 use anemoe_convert::plan::{Plan, PlannedShard};
 use anemoe_runtime::cpu::CpuBackend;
-use anemoe_runtime::engine::Engine;
+use anemoe_runtime::model::{Model, Registers};
 use segment::{Segment, segment};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -204,8 +204,8 @@ fn one(
     let backend = CpuBackend::default();
     let of_twin = |s: &Shard| twin_path(site, &s.name);
     let of_own = |s: &Shard| if s.name == shard.name { package.to_path_buf() } else { of_twin(s) };
-    let mut twin = Engine::with_chain(site.bundle, segment.chain.clone(), &backend, &of_twin)?;
-    let mut own = Engine::with_chain(site.bundle, segment.chain.clone(), &backend, &of_own)?;
+    let twin = Model::with_chain(site.bundle, segment.chain.clone(), &backend, &of_twin)?;
+    let own = Model::with_chain(site.bundle, segment.chain.clone(), &backend, &of_own)?;
 
     let mut found = ShardProbes {
         shard: shard.name.clone(),
@@ -220,14 +220,14 @@ fn one(
         probes: Vec::new(),
     };
     for (name, tokens) in tokens(site, shard, &segment, inputs)? {
-        twin.reset();
-        own.reset();
+        let (mut of_twin, mut of_own) = (twin.sequence(), own.sequence());
         let mut positions = Vec::new();
         for token in tokens.iter().take(segment.chain.model.max_context) {
             let registers: Vec<(&str, &[f32])> = token.iter().map(|(n, v)| (*n, v.as_slice())).collect();
-            twin.step_from(&registers)?;
-            own.step_from(&registers)?;
-            positions.push(compare(&segment.outputs, &twin, &own, &mut found.not_finite));
+            let mut read = |left: Registers<'_>| values(&segment.outputs, &left);
+            let expected = twin.step_from(&mut of_twin, &registers, &mut read)?;
+            let own = own.step_from(&mut of_own, &registers, &mut read)?;
+            positions.push(compare(&expected, &own, &mut found.not_finite));
         }
         found.probes.push(ProbeResult { probe: name, positions });
     }
@@ -243,19 +243,21 @@ fn one(
     Ok(found)
 }
 
+/// Values of the registers `outputs`.
+fn values(outputs: &[String], registers: &Registers<'_>) -> Vec<Vec<f32>> {
+    let of = |name: &String| registers.get(name).and_then(|t| t.as_f32()).unwrap_or_default().to_vec();
+    outputs.iter().map(of).collect()
+}
+
 /// Lowest cosine of the shard's results; None where the twin gives nothing but zeros.
-fn compare(outputs: &[String], twin: &Engine, own: &Engine, not_finite: &mut usize) -> Option<f64> {
-    let values = |engine: &Engine, name: &str| -> Vec<f32> {
-        engine.register(name).and_then(|t| t.as_f32()).unwrap_or_default().to_vec()
-    };
+fn compare(expected: &[Vec<f32>], own: &[Vec<f32>], not_finite: &mut usize) -> Option<f64> {
     let mut lowest: Option<f64> = None;
-    for name in outputs {
-        let (expected, own) = (values(twin, name), values(own, name));
-        if !own.iter().chain(&expected).all(|v| v.is_finite()) {
+    for (expected, own) in expected.iter().zip(own) {
+        if !own.iter().chain(expected).all(|v| v.is_finite()) {
             *not_finite += 1;
         }
         if expected.iter().any(|&v| v != 0.0) {
-            let c = cosine(&own, &expected);
+            let c = cosine(own, expected);
             lowest = Some(lowest.map_or(c, |l| l.min(c)));
         }
     }

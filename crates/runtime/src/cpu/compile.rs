@@ -3,7 +3,9 @@
 //! Constants are decoded or left as stored, what depends on constants alone is computed once, and every other value gets
 //! one of a few buffers, reused as soon as its last reader is done.
 
-use super::exec::{Guard, Operand, Place, Projection, Session, Step, Work};
+use super::function::{Code, CompiledFunction};
+use super::interpreter::Interpreter;
+use super::ir::{Guard, Operand, Place, Projection, Step, Work};
 use super::ops::shape::{MAX_ELEMENTS, with_limit};
 use super::ops::{self, OpContext, OpError};
 use super::plan::{self, Source};
@@ -17,7 +19,7 @@ use anemoe_mlpackage::mil::{
 };
 use anemoe_mlpackage::package::Package;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// Results larger than this are not computed at load even when they could be: they would be kept for good.
 const MAX_FOLDED: usize = 1 << 24;
@@ -80,7 +82,7 @@ pub(super) fn compile(
     body: &Function,
     described: &FunctionDescription,
     options: Options,
-) -> Result<Session> {
+) -> Result<CompiledFunction> {
     let inputs = body.inputs.iter().filter_map(|i| match &i.ty {
         ValueType::Tensor(ty) => Some(bytes_of(ty)),
         _ => None,
@@ -88,12 +90,12 @@ pub(super) fn compile(
     let allowance = Allowance::new(package.total_bytes(), inputs.fold(0, u64::saturating_add));
     let planned = options.fuse && options.precision == Precision::Fp32 && is_fixed(&body.block);
     if planned
-        && let Some(session) = compile_as(package, function, body, described, options, allowance, true)?
+        && let Some(compiled) = compile_as(package, function, body, described, options, allowance, true)?
     {
-        return Ok(session);
+        return Ok(compiled);
     }
-    let session = compile_as(package, function, body, described, options, allowance, false)?;
-    session.ok_or_else(|| Error::unsupported(package.path(), format!("function `{function}`")))
+    let compiled = compile_as(package, function, body, described, options, allowance, false)?;
+    compiled.ok_or_else(|| Error::unsupported(package.path(), format!("function `{function}`")))
 }
 
 /// No control flow, and every shape is known.
@@ -104,7 +106,7 @@ fn is_fixed(block: &Block) -> bool {
     })
 }
 
-/// With `apart`, a session with a plan, if there can be one.
+/// With `apart`, a function with a plan, if there can be one.
 fn compile_as(
     package: &Arc<Package>,
     function: &str,
@@ -113,7 +115,7 @@ fn compile_as(
     options: Options,
     allowance: Allowance,
     apart: bool,
-) -> Result<Option<Session>> {
+) -> Result<Option<CompiledFunction>> {
     let mut c = Compiler {
         package,
         function,
@@ -178,7 +180,7 @@ fn compile_as(
     if described.inputs.len() + c.states.len() != body.inputs.len() {
         return Err(wrong("an input of the function is not described".into()));
     }
-    let mut steps = with_limit(allowance.elements_beside(0), || c.block(&body.block))?;
+    let steps = with_limit(allowance.elements_beside(0), || c.block(&body.block))?;
     let mut outputs = Vec::new();
     for feature in &described.outputs {
         if !body.block.outputs.contains(&feature.name) {
@@ -192,8 +194,7 @@ fn compile_as(
     let state_types = c.states.iter().map(|s| c.types.get(s).and_then(ValueType::tensor).cloned());
     let state_types: Option<Vec<TensorType>> = state_types.collect();
     let state_bytes = state_types.iter().flatten().map(bytes_of).fold(0, u64::saturating_add);
-    let mut plan = None;
-    if apart {
+    let code = if apart {
         let shape = |ty: &Option<TensorType>| {
             let ty = ty.as_ref()?;
             let shape =
@@ -206,48 +207,53 @@ fn compile_as(
         let states = state_types.iter().flatten().map(|ty| shape(&Some(ty.clone())).map(|(shape, _)| shape));
         let Some(states) = states.collect::<Option<Vec<_>>>() else { return Ok(None) };
         let inputs: Vec<usize> = input_places.iter().map(|(b, _)| *b).collect();
-        let (constants, skip_zero) = (c.constants.as_slice(), options.skip_zero);
         let source = Source {
-            steps: std::mem::take(&mut steps),
-            constants,
+            steps,
+            constants: &c.constants,
             buffers,
             inputs: &inputs,
             outputs: &outputs,
             states,
-            skip_zero,
+            skip_zero: options.skip_zero,
         };
-        plan = plan::plan(source);
-        let Some(found) = &mut plan else { return Ok(None) };
-        c.check_memory(found.bytes(), state_bytes).map_err(wrong)?;
+        let Some(mut plan) = plan::plan(source) else { return Ok(None) };
+        c.check_memory(plan.bytes(), state_bytes).map_err(wrong)?;
         if options.profile {
-            found.profile();
+            plan.profile();
         }
-        c.buffers = 0;
-        c.constants.clear();
+        Code::Plan(plan)
     } else {
         let values = c.buffer_bytes.iter().copied().fold(0, u64::saturating_add);
         c.check_memory(values, state_bytes).map_err(wrong)?;
-    }
-    let guards =
-        if options.skip_zero { find_guards(&steps, &outputs) } else { (Vec::new(), vec![None; steps.len()]) };
-    let session = Session::new(
+        let (guards, guard_of) = match options.skip_zero {
+            true => find_guards(&steps, &outputs),
+            false => (Vec::new(), vec![None; steps.len()]),
+        };
+        Code::Steps(Interpreter {
+            path: package.path().to_path_buf(),
+            function: function.to_string(),
+            options,
+            allowance,
+            inputs: input_places.clone(),
+            outputs,
+            buffers: c.buffers,
+            constants: c.constants,
+            steps,
+            guards,
+            guard_of,
+            spare: Mutex::default(),
+        })
+    };
+    Ok(Some(CompiledFunction::new(
         package.path().to_path_buf(),
         function.to_string(),
         options,
         allowance,
         described.clone(),
-        input_places,
-        outputs,
-        c.states.clone().into_iter().zip(state_types.unwrap_or_default()).collect(),
-        c.buffers,
-        c.constants,
-        steps,
-        guards,
-    );
-    Ok(Some(match plan {
-        Some(plan) => session.with_plan(plan),
-        None => session,
-    }))
+        input_places.into_iter().map(|(_, ty)| ty).collect(),
+        c.states.into_iter().zip(state_types.unwrap_or_default()).collect(),
+        code,
+    )))
 }
 
 /// Counts readers of every name, in nested blocks too.

@@ -1,10 +1,11 @@
 //! Values that outlive a call: caches and states of convolutions.
 
-use super::Session;
+use super::CompiledFunction;
+use crate::backend;
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
 use anemoe_kernels::{CacheValues, F16Buffer, Pool};
-use anemoe_mlpackage::mil::TensorType;
+use anemoe_mlpackage::mil::{DataType, TensorType};
 use half::f16;
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -31,6 +32,8 @@ pub(super) struct Cache {
 
 /// Elements that change between fp16 and f32 together.
 const SOME: usize = 64;
+/// Dimensions of a state.
+const MAX_RANK: usize = 8;
 /// Heads of keys and values of most models.
 const HEADS: usize = 16;
 
@@ -244,10 +247,10 @@ pub struct States {
 }
 
 impl States {
-    /// The states of a session, all zero.
-    pub fn new(session: &Session) -> States {
+    /// The states of a function, all zero.
+    pub fn new(function: &CompiledFunction) -> States {
         let mut states = States::default();
-        for ((name, ty), cache) in session.states.iter().zip(&session.caches) {
+        for ((name, ty), cache) in function.states.iter().zip(&function.caches) {
             states.add(name, ty, *cache);
         }
         states
@@ -260,8 +263,8 @@ impl States {
     }
 
     /// Adds the states of another function of the same package; those of equal name are shared.
-    pub(super) fn adopt(&mut self, session: &Session) -> std::result::Result<(), String> {
-        for ((name, ty), cache) in session.states.iter().zip(&session.caches) {
+    pub(super) fn adopt(&mut self, function: &CompiledFunction) -> std::result::Result<(), String> {
+        for ((name, ty), cache) in function.states.iter().zip(&function.caches) {
             match self.names.iter().position(|n| n == name) {
                 None => self.add(name, ty, *cache),
                 Some(i) if self.types[i] == *ty => {}
@@ -305,8 +308,8 @@ impl States {
         Ok(())
     }
 
-    /// All zero again.
-    pub fn reset(&mut self) {
+    /// Sets every state to zero.
+    pub fn clear(&mut self) {
         for value in &mut self.values {
             match value {
                 // Fresh pages would have to be cleared by the system as well, while they are written.
@@ -319,8 +322,8 @@ impl States {
         }
     }
 
-    /// Noise between -0.5 and 0.5.
-    pub(super) fn fill(&mut self, seed: u64) {
+    /// Fills every state with noise between -0.5 and 0.5.
+    fn fill_with_noise(&mut self, seed: u64) {
         let mut s = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let mut row = vec![0f32; 1024];
         for value in &mut self.values {
@@ -338,6 +341,98 @@ impl States {
             }
         }
     }
+}
+
+/// First byte of a saved state: all in f32, or slots in fp16 and rows behind them in f32.
+const FULL: u8 = 0;
+const CACHE: u8 = 1;
+
+impl backend::States for States {
+    fn fork(&self) -> Result<Box<dyn backend::States>> {
+        Ok(Box::new(self.clone()))
+    }
+
+    fn clear(&mut self) {
+        States::clear(self);
+    }
+
+    fn save(&self, out: &mut Vec<u8>) -> Result<()> {
+        let number = |out: &mut Vec<u8>, n: usize| out.extend((n as u64).to_le_bytes());
+        number(out, self.names.len());
+        for ((name, ty), value) in self.names.iter().zip(&self.types).zip(&self.values) {
+            number(out, name.len());
+            out.extend(name.as_bytes());
+            out.push(ty.dtype as u8);
+            number(out, value.shape().len());
+            value.shape().iter().for_each(|&n| number(out, n));
+            let f32s = |out: &mut Vec<u8>, v: &[f32]| out.extend(v.iter().flat_map(|v| v.to_le_bytes()));
+            match value {
+                StateValue::Full(t) => {
+                    out.push(FULL);
+                    f32s(out, t.as_f32().unwrap_or_default());
+                }
+                StateValue::Cache(c) => {
+                    out.push(CACHE);
+                    number(out, c.slots);
+                    out.extend(c.bits.iter().flat_map(|b| b.to_le_bytes()));
+                    f32s(out, &c.behind);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn restore(&mut self, bytes: &mut &[u8]) -> Result<()> {
+        let read = read_states(bytes);
+        *self =
+            read.ok_or_else(|| Error::Input("saved sequence: its states are cut short or wrong".into()))?;
+        Ok(())
+    }
+
+    fn fill_with_noise(&mut self, seed: u64) -> bool {
+        States::fill_with_noise(self, seed);
+        true
+    }
+}
+
+/// Reads what [`backend::States::save`] wrote; none where it ends early or says something impossible.
+fn read_states(bytes: &mut &[u8]) -> Option<States> {
+    fn number(bytes: &mut &[u8]) -> Option<usize> {
+        usize::try_from(u64::from_le_bytes(bytes.split_off(..8)?.try_into().ok()?)).ok()
+    }
+    fn f32s(bytes: &mut &[u8], n: usize) -> Option<Vec<f32>> {
+        let part = bytes.split_off(..n.checked_mul(4)?)?;
+        Some(part.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect())
+    }
+    let mut states = States::default();
+    for _ in 0..number(bytes)? {
+        let length = number(bytes)?;
+        let name = String::from_utf8(bytes.split_off(..length)?.to_vec()).ok()?;
+        let dtype = *bytes.split_off_first()?;
+        let dtype = [DataType::Float16, DataType::Float32].into_iter().find(|d| *d as u8 == dtype)?;
+        let rank = number(bytes).filter(|rank| *rank <= MAX_RANK)?;
+        let shape: Vec<usize> = (0..rank).map(|_| number(bytes)).collect::<Option<_>>()?;
+        let n = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
+        let value = match *bytes.split_off_first()? {
+            FULL => StateValue::Full(Tensor { data: Data::F32(f32s(bytes, n)?), shape: shape.clone() }),
+            CACHE => {
+                let slots = number(bytes)?;
+                let &[1, heads, rows, d] = shape.as_slice() else { return None };
+                let bits = bytes.split_off(..n.checked_mul(2)?)?;
+                let behind = f32s(bytes, heads.checked_mul(rows.checked_sub(slots)?)?.checked_mul(d)?)?;
+                let mut cache = Cache::zeros(shape.clone(), slots);
+                let bits = bits.as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b));
+                cache.bits.iter_mut().zip(bits).for_each(|(to, from)| *to = from);
+                cache.behind = behind;
+                StateValue::Cache(cache)
+            }
+            _ => return None,
+        };
+        Arc::make_mut(&mut states.names).push(name);
+        states.types.push(TensorType::fixed(dtype, &shape.iter().map(|&d| d as u64).collect::<Vec<_>>()));
+        states.values.push(value);
+    }
+    Some(states)
 }
 
 #[cfg(test)]

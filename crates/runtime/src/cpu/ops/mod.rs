@@ -15,7 +15,7 @@ mod tensor_operation;
 mod tensor_transformation;
 
 use crate::tensor::{Data, Tensor};
-use anemoe_mlpackage::mil::TensorType;
+use anemoe_mlpackage::mil::{DataType, TensorType};
 
 /// Why a kernel did not run. The executor adds the op's name and the file.
 #[derive(Debug, thiserror::Error)]
@@ -188,4 +188,21 @@ pub fn kernel(op_type: &str) -> Option<Kernel> {
             tensor_transformation::resize,
         _ => return None,
     })
+}
+
+/// Refuses a kernel's result that has another type than declared.
+pub(super) fn check_result(t: &Tensor, ty: &TensorType) -> OpResult {
+    let fits = t.rank() == ty.rank()
+        && t.shape.iter().zip(&ty.dims).all(|(&d, declared)| declared.fixed().is_none_or(|n| n == d as u64));
+    let kind = match &t.data {
+        Data::F32(_) => ty.dtype.is_float(),
+        Data::I32(_) => ty.dtype.is_int(),
+        Data::Bool(_) => ty.dtype == DataType::Bool,
+        Data::Str(_) => ty.dtype == DataType::String,
+    };
+    if fits && kind {
+        Ok(())
+    } else {
+        Err(OpError::Invalid(format!("a result of shape {:?}, declared is {ty}", t.shape)))
+    }
 }

@@ -1,6 +1,6 @@
 //! From steps to nodes.
 
-use super::super::exec::{Place, Projection, Step, Work as StepWork};
+use super::super::ir::{Place, Projection, Step, Work as StepWork};
 use super::super::weights::StoredWeight;
 use super::experts::{Branch, Experts};
 use super::patterns::{Fused, Graph};
@@ -88,7 +88,7 @@ pub(in crate::cpu) fn plan(source: Source<'_>) -> Option<Plan> {
         let view = b.place(place)?;
         let dense = dense_strides(&view.shape);
         let nest = Nest::new(&view.shape, [&dense, &view.strides], [0, view.offset]);
-        results.push((nest, view, Tensor::default()));
+        results.push((nest, view));
     }
     let Builder { mut nodes, sizes, panels, tensors, .. } = b;
     let caches = caches(&nodes, &states);
@@ -97,15 +97,12 @@ pub(in crate::cpu) fn plan(source: Source<'_>) -> Option<Plan> {
         nodes,
         sizes,
         panels,
-        tensors: vec![Tensor::default(); tensors],
+        tensors,
         constants: constants.to_vec(),
         caches,
         outputs: results,
         skip_zero,
         times: Vec::new(),
-        steps: 0,
-        skipped: 0,
-        bytes_read: 0,
     })
 }
 
@@ -819,14 +816,7 @@ impl Builder<'_> {
         rows[axis] = 1;
         let nest = Nest::new(&rows, [&out.strides, &x.strides], [0, x.offset]);
         let (n, to) = (x.shape[axis], buffer_of(&out));
-        self.push(Work::Softmax {
-            rows: nest,
-            n,
-            step: x.strides[axis],
-            x: x.base,
-            out: to,
-            row: vec![0.0; n],
-        });
+        self.push(Work::Softmax { rows: nest, n, step: x.strides[axis], x: x.base, out: to });
         self.define(out)
     }
 
@@ -962,12 +952,11 @@ impl Builder<'_> {
             let dense = dense_strides(&view.shape);
             let nest = Nest::new(&view.shape, [&dense, &view.strides], [0, view.offset]);
             let shape = view.shape.clone();
-            (!nest.is_too_deep()).then(|| Operand::Copied {
-                nest,
-                x: view.base,
-                shape,
-                copy: Tensor::default(),
-            })
+            if nest.is_too_deep() {
+                return None;
+            }
+            b.tensors += 1;
+            Some(Operand::Copied { nest, x: view.base, shape, copy: b.tensors - 1 })
         };
         let mut bound = Vec::new();
         for input in inputs {
@@ -1033,12 +1022,12 @@ fn buffer_of(view: &View) -> usize {
 }
 
 /// Gives buffers whose times of use do not overlap the same memory; returns the sizes.
-fn assign(nodes: &mut [Node], sizes: &[usize], results: &mut [(Nest<2>, View, Tensor)]) -> Vec<usize> {
+fn assign(nodes: &mut [Node], sizes: &[usize], results: &mut [(Nest<2>, View)]) -> Vec<usize> {
     let mut last = vec![0; sizes.len()];
     for (i, node) in nodes.iter_mut().enumerate() {
         node.work.each_buffer(&mut |b| last[*b] = i);
     }
-    for (_, view, _) in results.iter() {
+    for (_, view) in results.iter() {
         if let Base::Buffer(b) = view.base {
             last[b] = usize::MAX;
         }
@@ -1062,7 +1051,7 @@ fn assign(nodes: &mut [Node], sizes: &[usize], results: &mut [(Nest<2>, View, Te
             *b = slot;
         });
     }
-    for (_, view, _) in results.iter_mut() {
+    for (_, view) in results.iter_mut() {
         if let Base::Buffer(b) = &mut view.base {
             *b = to[*b].unwrap_or(0);
         }

@@ -2,8 +2,8 @@
 
 use super::super::OpErrorAt;
 use super::super::weights::StoredWeight;
-use super::Sources;
 use super::view::View;
+use super::{Counts, Sources};
 use anemoe_kernels::{Columns, Gate, Layout, MatMul, Matrix, PackedActivations, Pool, Strided};
 use std::sync::Arc;
 
@@ -124,7 +124,7 @@ pub(super) fn sum(
     y: &mut [f32],
     skip_zero: bool,
     workspace: &mut Workspace,
-    counts: &mut [(u64, u64)],
+    counts: &mut [Counts],
 ) -> OpErrorAt<()> {
     let Some(Pack { experts: Experts { tokens, rows, x, .. }, .. }) = packs.first() else { return Ok(()) };
     let (tokens, rows) = (*tokens, *rows);
@@ -135,7 +135,7 @@ pub(super) fn sum(
         for i in 0..pack.experts.branches.len() {
             match !skip_zero || (0..tokens).any(|t| pack.weight(i, t) != 0.0) {
                 true => chosen.push((p, i)),
-                false => counts.1 += 1,
+                false => counts.skipped += 1,
             }
         }
     }
@@ -170,7 +170,7 @@ pub(super) fn sum(
             let y = at_least(&mut s.gate_up, s.tokens.len() * w.rows());
             let x = &panels[w.layout() as usize];
             *product = Some(MatMul { w, x, tokens: Some(&s.tokens), y, stride: w.rows(), bias: None });
-            counts[p].0 += w.bytes_read();
+            counts[p].bytes_read += w.bytes_read();
         }
         anemoe_kernels::matmul_batch(pool, &mut all);
         let mut down: [Option<Matrix<'_>>; TOGETHER] = [None; TOGETHER];
@@ -202,7 +202,7 @@ pub(super) fn sum(
             let Some(w) = *w else { continue };
             let y = at_least(&mut s.out, s.tokens.len() * rows);
             *product = Some(MatMul { w, x: &s.h, tokens: None, y, stride: rows, bias: None });
-            counts[*p].0 += w.bytes_read();
+            counts[*p].bytes_read += w.bytes_read();
         }
         anemoe_kernels::matmul_batch(pool, &mut all);
         if std::mem::take(&mut first) {

@@ -29,7 +29,9 @@ use anemoe_mlpackage::mil::TensorType;
 use experts::Pack;
 use smallvec::SmallVec;
 use std::cell::RefCell;
+use std::ops::AddAssign;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use update::{Change, find_changes, update};
 use view::{Base, Nest, View};
@@ -153,7 +155,6 @@ enum Work {
         step: usize,
         x: Base,
         out: usize,
-        row: Vec<f32>,
     },
     Reduce {
         kind: Reduction,
@@ -200,7 +201,13 @@ struct KernelCall {
 
 enum Operand {
     Whole(Base),
-    Copied { nest: Nest<2>, x: Base, shape: Vec<usize>, copy: Tensor },
+    /// A view that is no dense tensor, and the number of the arena's tensor to which it is copied.
+    Copied {
+        nest: Nest<2>,
+        x: Base,
+        shape: Vec<usize>,
+        copy: usize,
+    },
 }
 
 struct Node {
@@ -216,18 +223,32 @@ pub(super) struct Plan {
     /// Elements of each buffer.
     sizes: Vec<usize>,
     panels: usize,
-    tensors: Vec<Tensor>,
+    /// Results of kernels, and copies of what they read.
+    tensors: usize,
     constants: Vec<Arc<Tensor>>,
     /// Of each state, the slots that may be held in fp16.
     caches: Vec<Option<usize>>,
-    /// Copies of the function's results.
-    outputs: Vec<(Nest<2>, View, Tensor)>,
+    /// The function's results.
+    outputs: Vec<(Nest<2>, View)>,
     skip_zero: bool,
-    /// Time of each node; empty where nothing is measured.
-    times: Vec<Duration>,
-    pub steps: u64,
-    pub skipped: u64,
+    /// Nanoseconds that each node took; empty where nothing is measured.
+    times: Vec<AtomicU64>,
+}
+
+/// Work that a run did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Bytes of weights, keys and values read.
     pub bytes_read: u64,
+    /// Experts that were left out because no token chose them.
+    pub skipped: u64,
+}
+
+impl AddAssign for Counts {
+    fn add_assign(&mut self, other: Counts) {
+        self.bytes_read += other.bytes_read;
+        self.skipped += other.skipped;
+    }
 }
 
 /// What the nodes of a call work in. Nothing in it outlives the call, so the plans of a thread share one.
@@ -235,16 +256,24 @@ pub(super) struct Plan {
 struct Arena {
     buffers: Vec<Vec<f32>>,
     panels: Vec<PackedActivations>,
+    tensors: Vec<Tensor>,
     experts: experts::Workspace,
     changes: Vec<Change>,
+    /// A row of softmax.
+    row: Vec<f32>,
 }
 
 thread_local! {
     static ARENA: RefCell<Arena> = RefCell::default();
 }
 
+/// Frees what this thread's calls work in; the next one makes it anew.
+pub(super) fn release_memory() {
+    drop(ARENA.take());
+}
+
 impl Arena {
-    fn reserve(&mut self, sizes: &[usize], panels: usize) {
+    fn reserve(&mut self, sizes: &[usize], panels: usize, tensors: usize) {
         if self.buffers.len() < sizes.len() {
             self.buffers.resize_with(sizes.len(), Vec::new);
         }
@@ -255,6 +284,9 @@ impl Arena {
         }
         if self.panels.len() < panels {
             self.panels.resize_with(panels, PackedActivations::default);
+        }
+        if self.tensors.len() < tensors {
+            self.tensors.resize_with(tensors, Tensor::default);
         }
     }
 }
@@ -302,13 +334,13 @@ fn copy(nest: &Nest<2>, x: &[f32], out: &mut [f32]) {
 pub(super) fn add_experts(
     calls: &[(&Plan, &[&Tensor])],
     sum: &mut Tensor,
-    counts: &mut [(u64, u64)],
+    counts: &mut [Counts],
 ) -> OpErrorAt<bool> {
     let pool = Pool::global();
     let mut packs: SmallVec<[_; super::MANY]> = SmallVec::new();
     for (plan, inputs) in calls {
         let Some(experts) = plan.experts() else { return Ok(false) };
-        let sources = Sources { buffers: &[], tensors: &plan.tensors, constants: &plan.constants, inputs };
+        let sources = Sources { buffers: &[], tensors: &[], constants: &plan.constants, inputs };
         packs.push(Pack { experts, sources });
     }
     if !experts::are_alike(&packs) {
@@ -317,7 +349,7 @@ pub(super) fn add_experts(
     let (tokens, rows) = packs[0].experts.result();
     let Some(sum) = sum.as_f32_mut().filter(|sum| sum.len() == tokens * rows) else { return Ok(false) };
     let mut arena = ARENA.take();
-    arena.reserve(&[tokens * rows], 0);
+    arena.reserve(&[tokens * rows], 0, 0);
     let Arena { buffers, experts: workspace, .. } = &mut arena;
     let own = &mut buffers[0][..tokens * rows];
     let done = experts::sum(pool, &packs, own, calls[0].0.skip_zero, workspace, counts);
@@ -332,36 +364,43 @@ pub(super) fn add_experts(
 }
 
 impl Plan {
-    /// Runs the function on inputs that were checked; `states` in the function's order.
-    pub fn run(&mut self, inputs: &[&Tensor], states: &mut [StateValue]) -> Result<(), (OpError, usize)> {
+    /// Runs the function on inputs that were checked; `states` are in the function's order. Writes results to `outputs`, as many
+    /// as the function has, and keeps their allocations.
+    ///
+    /// # Errors
+    /// A node fails; its index is given.
+    pub fn run(
+        &self,
+        inputs: &[&Tensor],
+        states: &mut [StateValue],
+        outputs: &mut [Tensor],
+    ) -> Result<Counts, (OpError, usize)> {
         let mut arena = ARENA.take();
-        arena.reserve(&self.sizes, self.panels);
-        let result = self.run_in(&mut arena, inputs, states);
+        arena.reserve(&self.sizes, self.panels, self.tensors);
+        let result = self.run_in(&mut arena, inputs, states, outputs);
         ARENA.set(arena);
         result
     }
 
     fn run_in(
-        &mut self,
+        &self,
         arena: &mut Arena,
         inputs: &[&Tensor],
         states: &mut [StateValue],
-    ) -> Result<(), (OpError, usize)> {
-        let Plan { nodes, tensors, constants, .. } = self;
-        let mut counts = (0, 0);
-        for (at, node) in nodes.iter_mut().enumerate() {
+        outputs: &mut [Tensor],
+    ) -> Result<Counts, (OpError, usize)> {
+        let mut counts = Counts::default();
+        for (at, node) in self.nodes.iter().enumerate() {
             let started = (!self.times.is_empty()).then(Instant::now);
-            run_node(&mut node.work, arena, tensors, constants, inputs, states, self.skip_zero, &mut counts)
+            run_node(&node.work, arena, &self.constants, inputs, states, self.skip_zero, &mut counts)
                 .map_err(|e| (e, at))?;
             if let Some(started) = started {
-                self.times[at] += started.elapsed();
+                self.add_time(at, started.elapsed());
             }
         }
-        self.steps += nodes.len() as u64;
-        self.bytes_read += counts.0;
-        self.skipped += counts.1;
-        let sources = Sources { buffers: &arena.buffers, tensors, constants, inputs };
-        for (nest, view, out) in &mut self.outputs {
+        let Arena { buffers, tensors, .. } = arena;
+        let sources = Sources { buffers, tensors, constants: &self.constants, inputs };
+        for ((nest, view), out) in self.outputs.iter().zip(outputs) {
             match (view.base, sources.tensor(view.base)) {
                 (Base::State(s), _) => copy_state(nest, &states[s], out.reset_f32(&view.shape)),
                 (_, Some(Tensor { data: Data::I32(v), .. })) => out.reset_i32(&view.shape).copy_from_slice(v),
@@ -371,7 +410,13 @@ impl Plan {
                 (base, _) => copy(nest, sources.get(base), out.reset_f32(&view.shape)),
             }
         }
-        Ok(())
+        Ok(counts)
+    }
+
+    fn add_time(&self, node: usize, time: Duration) {
+        if let Some(sum) = self.times.get(node) {
+            sum.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        }
     }
 
     /// Bytes of what a run works in: buffers, results of kernels, and outputs.
@@ -380,7 +425,7 @@ impl Plan {
             Work::Kernel(call) => Some(call.types.iter().filter_map(TensorType::elements)),
             _ => None,
         });
-        let outputs = self.outputs.iter().map(|(_, view, _)| view.shape.iter().product::<usize>() as u64);
+        let outputs = self.outputs.iter().map(|(_, view)| view.shape.iter().product::<usize>() as u64);
         let buffers = self.sizes.iter().map(|n| *n as u64);
         buffers
             .chain(kernels.flatten())
@@ -400,7 +445,7 @@ impl Plan {
 
     /// The experts, where the function gives their sum `[1, channels, 1, tokens]` and does nothing else.
     fn experts(&self) -> Option<&experts::Experts> {
-        let ([Node { work: Work::Experts(e), .. }], [(_, view, _)]) =
+        let ([Node { work: Work::Experts(e), .. }], [(_, view)]) =
             (self.nodes.as_slice(), self.outputs.as_slice())
         else {
             return None;
@@ -412,44 +457,22 @@ impl Plan {
         (whole && in_order).then_some(e)
     }
 
-    /// Counts a run of its only node.
-    pub fn count(&mut self, (bytes, skipped): (u64, u64), time: Duration) {
-        self.steps += 1;
-        self.bytes_read += bytes;
-        self.skipped += skipped;
-        if let [first, ..] = self.times.as_mut_slice() {
-            *first += time;
-        }
-    }
-
-    /// A result of the last run.
-    pub fn output(&self, index: usize) -> &Tensor {
-        &self.outputs[index].2
-    }
-
-    /// As [`Plan::output`]; whatever is there is overwritten by the next run.
-    pub fn output_mut(&mut self, index: usize) -> &mut Tensor {
-        &mut self.outputs[index].2
-    }
-
-    /// Frees what the next run makes anew; the outputs of the last one go with it.
-    pub fn release(&mut self) {
-        drop(ARENA.take());
-        self.tensors.iter_mut().for_each(|t| *t = Tensor::default());
-        self.outputs.iter_mut().for_each(|(_, _, t)| *t = Tensor::default());
+    /// Adds the time of a run of its only node by [`add_experts`].
+    pub fn add_experts_time(&self, time: Duration) {
+        self.add_time(0, time);
     }
 
     /// Measures the time of each node from now on.
     pub fn profile(&mut self) {
-        self.times = vec![Duration::ZERO; self.nodes.len()];
+        self.times = self.nodes.iter().map(|_| AtomicU64::new(0)).collect();
     }
 
     /// Time by operation.
     pub fn op_times(&self) -> Vec<OpTime> {
-        let of = |(node, time): (&Node, &Duration)| OpTime {
+        let of = |(node, time): (&Node, &AtomicU64)| OpTime {
             op_type: node.op_type.clone(),
             name: node.name.clone(),
-            time: *time,
+            time: Duration::from_nanos(time.load(Ordering::Relaxed)),
         };
         self.nodes.iter().zip(&self.times).map(of).collect()
     }
@@ -479,17 +502,16 @@ fn copy_state(nest: &Nest<2>, state: &StateValue, out: &mut [f32]) {
 
 #[allow(clippy::too_many_arguments)]
 fn run_node(
-    work: &mut Work,
+    work: &Work,
     arena: &mut Arena,
-    tensors: &mut [Tensor],
     constants: &[Arc<Tensor>],
     inputs: &[&Tensor],
     states: &mut [StateValue],
     skip_zero: bool,
-    counts: &mut (u64, u64),
+    counts: &mut Counts,
 ) -> OpErrorAt<()> {
     let pool = Pool::global();
-    let Arena { buffers, panels, experts: workspace, changes } = arena;
+    let Arena { buffers, panels, tensors, experts: workspace, changes, row } = arena;
     macro_rules! with_out {
         ($out:expr, |$sources:ident, $y:ident| $body:expr) => {{
             let mut taken = std::mem::take(&mut buffers[$out]);
@@ -507,11 +529,11 @@ fn run_node(
                 let x = columns(&sources, &fill.x, fill.strides);
                 panels[fill.panel].pack(Pool::global(), order, x, fill.tokens, fill.channels);
             }
-            counts.0 += products(pool, items, buffers, panels, tensors, constants, inputs)?;
+            counts.bytes_read += products(pool, items, buffers, panels, tensors, constants, inputs)?;
         }
         Work::Grouped { x, tokens, cols, strides, weight, groups, group_stride, bias, out } => {
             let w = weight.matrix()?;
-            counts.0 += w.bytes_read();
+            counts.bytes_read += w.bytes_read();
             with_out!(*out, |sources, y| {
                 let bias = bias.map(|b| &sources.get(b)[..w.rows()]);
                 let (groups, group_stride, tokens, cols) = (*groups, *group_stride, *tokens, *cols);
@@ -585,7 +607,8 @@ fn run_node(
             let m = Mask { values: &sources.get(mask.0.base)[mask.0.offset..], token_stride: mask.1 };
             let (k, v) = (cache(k), cache(v));
             let q = (sources.get(q.0), q.1);
-            counts.0 += anemoe_kernels::attention(pool, shape, 1.0, q, &k, &v, Some(m), (&mut taken, out.1));
+            counts.bytes_read +=
+                anemoe_kernels::attention(pool, shape, 1.0, q, &k, &v, Some(m), (&mut taken, out.1));
             buffers[out.0] = taken;
         }
         Work::Update { state, new, keep, place, tail, as_before } => {
@@ -597,10 +620,9 @@ fn run_node(
         }
         Work::Experts(e) => {
             with_out!(e.out, |sources, y| {
-                let mut own = [(0, 0)];
+                let mut own = [Counts::default()];
                 experts::sum(pool, &[Pack { experts: e, sources }], y, skip_zero, workspace, &mut own)?;
-                counts.0 += own[0].0;
-                counts.1 += own[0].1;
+                *counts += own[0];
             });
         }
         Work::Binary { f, nest, x, y: other, out } => {
@@ -628,8 +650,9 @@ fn run_node(
                 base => copy(nest, sources.get(*base), y),
             });
         }
-        Work::Softmax { rows, n, step, x, out, row } => with_out!(*out, |sources, y| {
+        Work::Softmax { rows, n, step, x, out } => with_out!(*out, |sources, y| {
             let x = sources.get(*x);
+            row.resize(*n, 0.0);
             rows.each(|[o, a], m, s| {
                 for i in 0..m {
                     let (o, a) = (o + i * s[0], a + i * s[1]);
@@ -673,23 +696,26 @@ fn run_node(
             }
         }
         Work::Kernel(call) => {
+            let operands = || call.inputs.iter().map(|(_, o)| o).chain(&call.values);
+            for operand in operands() {
+                if let Operand::Copied { nest, x, shape, copy: to } = operand {
+                    let mut taken = std::mem::take(&mut tensors[*to]);
+                    let sources = Sources { buffers, tensors, constants, inputs };
+                    match x {
+                        Base::State(s) => copy_state(nest, &states[*s], taken.reset_f32(shape)),
+                        base => copy(nest, sources.get(*base), taken.reset_f32(shape)),
+                    }
+                    tensors[*to] = taken;
+                }
+            }
             let mut results: Vec<Tensor> =
                 call.outputs.iter().map(|&t| std::mem::take(&mut tensors[t])).collect();
             let sources = Sources { buffers, tensors, constants, inputs };
-            let operands = call.inputs.iter_mut().map(|(_, o)| o).chain(&mut call.values);
-            for operand in operands {
-                if let Operand::Copied { nest, x, shape, copy: to } = operand {
-                    match x {
-                        Base::State(s) => copy_state(nest, &states[*s], to.reset_f32(shape)),
-                        base => copy(nest, sources.get(*base), to.reset_f32(shape)),
-                    }
-                }
-            }
             let get = |o| match o {
                 &Operand::Whole(base) => {
                     sources.tensor(base).ok_or_else(|| OpError::Invalid("no tensor".into()))
                 }
-                Operand::Copied { copy, .. } => Ok(copy),
+                Operand::Copied { copy, .. } => Ok(&sources.tensors[*copy]),
             };
             let bound: Vec<(&str, &Tensor)> =
                 call.inputs.iter().map(|(n, o)| Ok((n.as_str(), get(o)?))).collect::<OpErrorAt<_>>()?;
@@ -698,7 +724,7 @@ fn run_node(
                 OpContext { op: &call.op_type, inputs: &bound, values: &values, outputs: &call.types };
             (call.kernel)(&context, &mut results)?;
             for ((&t, result), ty) in call.outputs.iter().zip(results).zip(&call.types) {
-                super::exec::check_result(&result, ty)?;
+                super::ops::check_result(&result, ty)?;
                 tensors[t] = result;
             }
         }

@@ -3,7 +3,7 @@
 //! A pattern is found by what is computed, whoever wrote the program, and it stands for its operations only if nothing else
 //! reads what they compute in between.
 
-use super::super::exec::{Place, Projection, Step, Work};
+use super::super::ir::{Place, Projection, Step, Work};
 use crate::tensor::Tensor;
 use anemoe_kernels::{Gate, RmsNorm};
 use std::collections::BTreeMap;

@@ -1,0 +1,294 @@
+//! A compiled function, and its inputs as they are checked.
+
+use super::interpreter::Interpreter;
+use super::plan::{Counts, Plan};
+use super::states::{StateValue, States};
+use super::{Located, Options};
+use crate::backend::OpTime;
+use crate::memory::Allowance;
+use crate::tensor::{Data, Tensor};
+use crate::{Error, Result};
+use anemoe_mlpackage::mil::{DataType, Feature, FeatureShape, FunctionDescription, TensorType};
+use smallvec::SmallVec;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Work done since a function was compiled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FunctionStats {
+    /// Experts and products left out because they were multiplied by zero.
+    pub skipped: u64,
+    /// Bytes of weights that products read; of fused functions also those of keys and values that attention sees.
+    pub bytes_read: u64,
+}
+
+/// How a function runs.
+pub(super) enum Code {
+    /// Fused nodes over planned buffers.
+    Plan(Plan),
+    /// Instructions one after the other.
+    Steps(Interpreter),
+}
+
+/// A compiled function. It does not change when it runs: threads and sequences share it.
+pub struct CompiledFunction {
+    path: PathBuf,
+    name: String,
+    described: FunctionDescription,
+    input_names: Vec<String>,
+    output_names: Vec<String>,
+    /// Types of the inputs in the program, in the order of the description.
+    inputs: Vec<TensorType>,
+    pub(super) states: Vec<(String, TensorType)>,
+    /// Of each state, the slots that are held in fp16; none where it is in f32.
+    pub(super) caches: Vec<Option<usize>>,
+    /// Bytes that a run may take.
+    allowance: Allowance,
+    code: Code,
+    skipped: AtomicU64,
+    bytes_read: AtomicU64,
+}
+
+/// Adds to `sum`, `[1, channels, 1, tokens]`, the results of functions of several packages that are sums of experts, as one
+/// job. Writes to `counts` the work of each. False, and nothing has been done, where they are anything else, or do not read
+/// the same.
+///
+/// # Errors
+/// As [`CompiledFunction::run`].
+pub fn add_experts(
+    calls: &[(&CompiledFunction, &[&Tensor])],
+    sum: &mut Tensor,
+    counts: &mut [Counts],
+) -> Result<bool> {
+    let mut plans: SmallVec<[_; super::MANY]> = SmallVec::new();
+    for (function, inputs) in calls {
+        function.check_inputs(inputs)?;
+        let Code::Plan(plan) = &function.code else { return Ok(false) };
+        plans.push((plan, *inputs));
+    }
+    super::plan::add_experts(&plans, sum, counts).map_err(|e| {
+        let Some((function, _)) = calls.first() else { return Error::Input("no calls".into()) };
+        let (op_type, name) = plans[0].0.describe(0);
+        Located { path: &function.path, function: &function.name, op_type, name }.error(e)
+    })
+}
+
+impl CompiledFunction {
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn new(
+        path: PathBuf,
+        name: String,
+        options: Options,
+        allowance: Allowance,
+        described: FunctionDescription,
+        inputs: Vec<TensorType>,
+        states: Vec<(String, TensorType)>,
+        code: Code,
+    ) -> CompiledFunction {
+        let mut caches = vec![None; states.len()];
+        if let Code::Plan(plan) = &code
+            && options.holds_halves()
+        {
+            for ((cache, found), (_, ty)) in caches.iter_mut().zip(plan.caches()).zip(&states) {
+                *cache = found.filter(|_| ty.dtype == DataType::Float16);
+            }
+        }
+        let names = |features: &[Feature]| features.iter().map(|f| f.name.clone()).collect();
+        CompiledFunction {
+            path,
+            name,
+            input_names: names(&described.inputs),
+            output_names: names(&described.outputs),
+            described,
+            inputs,
+            states,
+            caches,
+            allowance,
+            code,
+            skipped: AtomicU64::new(0),
+            bytes_read: AtomicU64::new(0),
+        }
+    }
+
+    /// Names of the inputs, in order.
+    pub(super) fn input_names(&self) -> &[String] {
+        &self.input_names
+    }
+
+    /// Names of the outputs, in order.
+    pub(super) fn output_names(&self) -> &[String] {
+        &self.output_names
+    }
+
+    /// Frees memory that the next run makes anew.
+    pub(super) fn release(&self) {
+        if let Code::Steps(steps) = &self.code {
+            steps.release();
+        }
+    }
+
+    /// Inputs, in the order of [`CompiledFunction::run`].
+    pub fn inputs(&self) -> &[Feature] {
+        &self.described.inputs
+    }
+
+    /// Outputs, in the order of [`CompiledFunction::run`].
+    pub fn outputs(&self) -> &[Feature] {
+        &self.described.outputs
+    }
+
+    /// States.
+    pub fn states(&self) -> &[Feature] {
+        &self.described.states
+    }
+
+    /// The package.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Counters since compiling.
+    pub fn stats(&self) -> FunctionStats {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        FunctionStats { skipped: read(&self.skipped), bytes_read: read(&self.bytes_read) }
+    }
+
+    /// Time by operation since compiling; none unless [`Options::profile`] is set and the function is fused.
+    pub fn op_times(&self) -> Vec<OpTime> {
+        match &self.code {
+            Code::Plan(plan) => plan.op_times(),
+            Code::Steps(_) => Vec::new(),
+        }
+    }
+
+    /// Runs the function and writes its results to `outputs`, whose memory is kept where it is large enough. `states` holds at
+    /// least the function's states.
+    ///
+    /// # Errors
+    /// An input has the wrong shape or type, a state is missing, or an operation fails on these shapes.
+    pub fn run(&self, inputs: &[&Tensor], states: &mut States, outputs: &mut Vec<Tensor>) -> Result<Counts> {
+        self.check_inputs(inputs)?;
+        outputs.resize_with(self.described.outputs.len(), Tensor::default);
+        let places: SmallVec<[usize; 2]> = self
+            .states
+            .iter()
+            .map(|(name, _)| {
+                let i = states.names.iter().position(|n| n == name);
+                i.ok_or_else(|| Error::Input(format!("state `{name}` is missing")))
+            })
+            .collect::<Result<_>>()?;
+        // The states move in for the run, and out again whatever happens.
+        let mut values: SmallVec<[StateValue; 2]> =
+            places.iter().map(|&i| std::mem::take(&mut states.values[i])).collect();
+        let result = match &self.code {
+            Code::Plan(plan) => {
+                values.iter_mut().zip(&self.caches).for_each(|(value, cache)| value.hold(*cache));
+                let limit = self.allowance.elements_beside(0);
+                let run = || plan.run(inputs, &mut values, outputs);
+                super::ops::shape::with_limit(limit, run).map_err(|(e, node)| {
+                    let (op_type, name) = plan.describe(node);
+                    Located { path: &self.path, function: &self.name, op_type, name }.error(e)
+                })
+            }
+            Code::Steps(steps) => {
+                let mut tensors: Vec<Tensor> = values.drain(..).map(StateValue::into_tensor).collect();
+                let result = steps.run(inputs, &mut tensors, outputs);
+                values.extend(tensors.into_iter().map(StateValue::Full));
+                result
+            }
+        };
+        places.iter().zip(values).for_each(|(&i, value)| states.values[i] = value);
+        if let Ok(counts) = &result {
+            self.count(*counts);
+        }
+        result
+    }
+
+    /// Adds to the counters.
+    fn count(&self, counts: Counts) {
+        self.skipped.fetch_add(counts.skipped, Ordering::Relaxed);
+        self.bytes_read.fetch_add(counts.bytes_read, Ordering::Relaxed);
+    }
+
+    /// Adds a run by [`add_experts`] to the counters.
+    pub fn count_experts(&self, counts: Counts, time: Duration) {
+        self.count(counts);
+        if let Code::Plan(plan) = &self.code {
+            plan.add_experts_time(time);
+        }
+    }
+
+    /// The function is a sum of experts and nothing else, which [`add_experts`] can add up with others'.
+    pub fn is_experts(&self) -> bool {
+        matches!(&self.code, Code::Plan(plan) if plan.is_experts())
+    }
+
+    fn check_inputs(&self, inputs: &[&Tensor]) -> Result<()> {
+        if inputs.len() != self.inputs.len() {
+            return Err(Error::Input(format!(
+                "{}: {} inputs given, function `{}` has {}",
+                self.path.display(),
+                inputs.len(),
+                self.name,
+                self.inputs.len()
+            )));
+        }
+        for (feature, input) in self.described.inputs.iter().zip(inputs) {
+            self.check_input(feature, input)?;
+            if input.len() != input.shape.iter().product::<usize>() {
+                return Err(Error::Input(format!(
+                    "{}: input `{}`: {} elements of shape {:?}",
+                    self.path.display(),
+                    feature.name,
+                    input.len(),
+                    input.shape
+                )));
+            }
+        }
+        // The program's own types, which a description may contradict or leave open. A plan's places are theirs.
+        for ((feature, input), ty) in self.described.inputs.iter().zip(inputs).zip(&self.inputs) {
+            let fits = match ty.dims.as_slice() {
+                [] => input.shape.iter().product::<usize>() == 1,
+                _ if matches!(self.code, Code::Steps(_)) => true,
+                dims => {
+                    let own = dims.iter().map(|d| d.fixed().map(|n| n as usize));
+                    own.eq(input.shape.iter().map(|n| Some(*n)))
+                }
+            };
+            if !fits {
+                return Err(Error::Input(format!(
+                    "{}: input `{}`: shape {:?}, where function `{}` takes {ty}",
+                    self.path.display(),
+                    feature.name,
+                    input.shape,
+                    self.name
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_input(&self, feature: &Feature, input: &Tensor) -> Result<()> {
+        let wrong = |what: String| {
+            Err(Error::Input(format!("{}: input `{}`: {what}", self.path.display(), feature.name)))
+        };
+        let shape = || input.shape.iter().map(|&d| d as u64);
+        let fits = match &feature.shape {
+            FeatureShape::Fixed(s) => shape().eq(s.iter().copied()),
+            FeatureShape::Enumerated(all) => all.iter().any(|s| shape().eq(s.iter().copied())),
+            FeatureShape::Range { ranges, .. } => {
+                shape().len() == ranges.len()
+                    && shape().zip(ranges).all(|(d, (low, high))| d >= *low && high.is_none_or(|h| d <= h))
+            }
+            FeatureShape::Dynamic => true,
+        };
+        if !fits {
+            return wrong(format!("shape {:?}, expected {}", input.shape, feature.shape));
+        }
+        match (&input.data, feature.dtype.is_float()) {
+            (Data::F32(_), true) | (Data::I32(_), false) => Ok(()),
+            _ => wrong(format!("elements of another type than {}", feature.dtype)),
+        }
+    }
+}

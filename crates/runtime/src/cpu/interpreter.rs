@@ -1,0 +1,401 @@
+//! Runs instructions one after the other: functions with control flow or shapes that come with their inputs, and every function
+//! whose results are rounded to fp16.
+
+use super::ir::{Guard, Place, Projection, Step, Work};
+use super::ops::shape::{count, with_limit};
+use super::ops::{OpContext, OpError, check_result};
+use super::plan::Counts;
+use super::{Located, OpErrorAt, Options, Precision};
+use crate::memory::Allowance;
+use crate::tensor::{Data, Tensor};
+use crate::{Error, Result};
+use anemoe_kernels::{Columns, MatMul, PackedActivations, Pool, matmul_batch, round_to_f16};
+use anemoe_mlpackage::mil::{DataType, TensorType};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Rounds of a loop before it is taken for endless.
+const MAX_ROUNDS: usize = 1 << 20;
+
+/// Instructions of a function, and what they read that no run changes.
+pub(super) struct Interpreter {
+    pub path: PathBuf,
+    pub function: String,
+    pub options: Options,
+    /// Bytes that a run may take, but for what its inputs add.
+    pub allowance: Allowance,
+    /// Buffer and type of each input.
+    pub inputs: Vec<(usize, TensorType)>,
+    pub outputs: Vec<Place>,
+    /// Number of buffers.
+    pub buffers: usize,
+    pub constants: Vec<Arc<Tensor>>,
+    pub steps: Vec<Step>,
+    pub guards: Vec<Guard>,
+    /// Guard of each step.
+    pub guard_of: Vec<Option<usize>>,
+    /// Memory of runs that ended, for the next ones.
+    pub spare: Mutex<Vec<Buffers>>,
+}
+
+/// Values of a run.
+#[derive(Default)]
+pub(super) struct Buffers {
+    values: Vec<Tensor>,
+    /// Set for values that are known to be all zero.
+    zero: Vec<bool>,
+}
+
+/// A run of a function.
+struct Run<'a> {
+    program: &'a Interpreter,
+    buffers: Vec<Tensor>,
+    zero: Vec<bool>,
+    state_values: &'a mut [Tensor],
+    allowance: Allowance,
+    counts: Counts,
+}
+
+impl Interpreter {
+    /// Runs the function on inputs that were checked; `states` are in the function's order. Writes results to `outputs`.
+    ///
+    /// # Errors
+    /// An instruction fails, or would take more memory than its inputs justify.
+    pub fn run(&self, inputs: &[&Tensor], states: &mut [Tensor], outputs: &mut [Tensor]) -> Result<Counts> {
+        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let Buffers { mut values, mut zero } = spare.unwrap_or_default();
+        values.resize_with(self.buffers, Tensor::default);
+        zero.resize(self.buffers, false);
+        let bytes = inputs.iter().map(|t| t.len() as u64 * 4).fold(0, u64::saturating_add);
+        let mut run = Run {
+            program: self,
+            buffers: values,
+            zero,
+            state_values: states,
+            allowance: self.allowance.with_inputs(bytes),
+            counts: Counts::default(),
+        };
+        let result = run.take_inputs(inputs).and_then(|()| run.steps());
+        if result.is_ok() {
+            for (place, out) in self.outputs.iter().zip(outputs) {
+                super::ops::copy_tensor(run.place(*place), out);
+            }
+        }
+        let counts = run.counts;
+        let buffers = Buffers { values: run.buffers, zero: run.zero };
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(buffers);
+        result.map(|()| counts)
+    }
+
+    /// Frees the memory of runs that ended.
+    pub fn release(&self) {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+impl Run<'_> {
+    fn take_inputs(&mut self, inputs: &[&Tensor]) -> Result<()> {
+        for ((buffer, ty), input) in self.program.inputs.iter().zip(inputs) {
+            let shape: &[usize] = if ty.rank() == 0 { &[] } else { &input.shape };
+            let target = &mut self.buffers[*buffer];
+            match &input.data {
+                Data::F32(v) => {
+                    let out = target.reset_f32(shape);
+                    out.copy_from_slice(v);
+                    if ty.dtype == DataType::Float16 && self.program.options.precision == Precision::Fp16 {
+                        round_to_f16(out);
+                    }
+                }
+                Data::I32(v) => target.reset_i32(shape).copy_from_slice(v),
+                Data::Bool(v) => target.reset_bool(shape).copy_from_slice(v),
+                Data::Str(_) => return Err(Error::Input("a string input".into())),
+            }
+            self.zero[*buffer] = false;
+        }
+        Ok(())
+    }
+
+    fn steps(&mut self) -> Result<()> {
+        let steps = &self.program.steps;
+        let mut skip: Vec<Option<bool>> = vec![None; self.program.guards.len()];
+        for (i, step) in steps.iter().enumerate() {
+            if let Some(g) = self.program.guard_of.get(i).copied().flatten() {
+                let guard = &self.program.guards[g];
+                let all_zero = *skip[g].get_or_insert_with(|| {
+                    let zero = |v: &[f32]| v.iter().all(|&x| x == 0.0);
+                    self.buffers[guard.weight].as_f32().is_some_and(zero)
+                        && self.product_shape(&steps[guard.product], guard.weight).is_some()
+                });
+                if all_zero && i != guard.product {
+                    self.counts.skipped += 1;
+                    continue;
+                }
+                if all_zero && let Some(shape) = self.product_shape(step, guard.weight) {
+                    self.counts.skipped += 1;
+                    let out = guard.out;
+                    self.buffers[out].reset_f32(&shape).fill(0.0);
+                    self.zero[out] = true;
+                    continue;
+                }
+            }
+            self.step(step)?;
+        }
+        Ok(())
+    }
+
+    /// Shape of a product whose other factor was not computed: its declared type, with sizes of the tokens' axis from the
+    /// weight that was. None where that may be less than the other factor's.
+    fn product_shape(&self, step: &Step, weight: usize) -> Option<Vec<usize>> {
+        let ty = step.types.first()?;
+        let known = &self.buffers[weight].shape;
+        // A single token; otherwise a weight of size 1 may be that of all tokens.
+        let single = || {
+            self.program.inputs.iter().all(|(buffer, ty)| {
+                let sizes = ty.dims.iter().zip(&self.buffers[*buffer].shape);
+                ty.rank() == self.buffers[*buffer].shape.len()
+                    && sizes.into_iter().all(|(dim, n)| dim.fixed().is_some() || *n == 1)
+            })
+        };
+        (0..ty.rank())
+            .map(|i| match ty.dims[i].fixed() {
+                Some(n) => Some(n as usize),
+                None => (known.len() + i)
+                    .checked_sub(ty.rank())
+                    .and_then(|k| known.get(k).copied())
+                    .filter(|n| *n != 1 || single()),
+            })
+            .collect()
+    }
+
+    fn place(&self, place: Place) -> &Tensor {
+        match place {
+            Place::Constant(i) => &self.program.constants[i],
+            Place::Buffer(i) => &self.buffers[i],
+            Place::State(i) => &self.state_values[i],
+        }
+    }
+
+    fn step(&mut self, step: &Step) -> Result<()> {
+        // What a kernel makes is known when it runs; what its result took before is in its hands.
+        let writes = step.writes();
+        let held = self.buffers.iter().enumerate().filter(|(b, _)| !writes.contains(b));
+        let held = held.map(|(_, t)| t.len() as u64 * 4).fold(0, u64::saturating_add);
+        let done = with_limit(self.allowance.elements_beside(held), || self.work(step));
+        match done {
+            Ok(done) => done,
+            Err(e) => {
+                let at = Located {
+                    path: &self.program.path,
+                    function: &self.program.function,
+                    op_type: &step.op_type,
+                    name: &step.name,
+                };
+                Err(at.error(e))
+            }
+        }
+    }
+
+    /// An operation's own error inside, a nested step's error (already located) outside.
+    fn work(&mut self, step: &Step) -> OpErrorAt<Result<()>> {
+        match &step.work {
+            Work::Kernel { kernel, inputs, values, outputs } => {
+                let mut results: Vec<Tensor> =
+                    outputs.iter().map(|&b| std::mem::take(&mut self.buffers[b])).collect();
+                let bound: Vec<(&str, &Tensor)> =
+                    inputs.iter().map(|o| (o.param.as_str(), self.place(o.place))).collect();
+                let listed: Vec<&Tensor> = values.iter().map(|&p| self.place(p)).collect();
+                let context =
+                    OpContext { op: &step.op_type, inputs: &bound, values: &listed, outputs: &step.types };
+                kernel(&context, &mut results)?;
+                for ((&b, mut result), ty) in outputs.iter().zip(results).zip(&step.types) {
+                    check_result(&result, ty)?;
+                    self.round(&mut result, ty);
+                    self.buffers[b] = result;
+                    self.zero[b] = false;
+                }
+            }
+            Work::Project { projection, x, bias, to } => {
+                let mut y = std::mem::take(&mut self.buffers[*to]);
+                let known_zero =
+                    matches!(x, Place::Buffer(b) if self.zero[*b]) && self.program.options.skip_zero;
+                let bytes = self.project(projection, *x, *bias, known_zero, &mut y)?;
+                self.counts.bytes_read += bytes;
+                if let Some(ty) = step.types.first() {
+                    check_result(&y, ty)?;
+                    self.round(&mut y, ty);
+                }
+                self.buffers[*to] = y;
+                self.zero[*to] = known_zero && bias.is_none();
+            }
+            Work::Copy { from, to } => {
+                let mut t = std::mem::take(&mut self.buffers[*to]);
+                let source = self.place(*from);
+                super::ops::copy_tensor(source, &mut t);
+                self.buffers[*to] = t;
+                self.zero[*to] = false;
+            }
+            Work::WriteState { state, data } => {
+                let mut value = std::mem::take(&mut self.state_values[*state]);
+                let source = match data {
+                    // Written with itself.
+                    Place::State(s) if s == state => {
+                        self.state_values[*state] = value;
+                        return Ok(Ok(()));
+                    }
+                    _ => self.place(*data),
+                };
+                if source.shape != value.shape {
+                    let message =
+                        format!("a state of shape {:?} written with {:?}", value.shape, source.shape);
+                    self.state_values[*state] = value;
+                    return Err(OpError::Invalid(message));
+                }
+                super::ops::copy_tensor(source, &mut value);
+                self.state_values[*state] = value;
+            }
+            Work::Cond { pred, yes, no, outputs } => {
+                let chosen = self.flag(*pred)?;
+                let (steps, results) = if chosen { yes } else { no };
+                for step in steps {
+                    if let Err(e) = self.step(step) {
+                        return Ok(Err(e));
+                    }
+                }
+                self.assign(results, outputs);
+            }
+            Work::While { initial, variables, cond, body } => {
+                self.assign(initial, variables);
+                for round in 0.. {
+                    if round == MAX_ROUNDS {
+                        return Err(OpError::Invalid(format!("a loop of more than {MAX_ROUNDS} rounds")));
+                    }
+                    for step in &cond.0 {
+                        if let Err(e) = self.step(step) {
+                            return Ok(Err(e));
+                        }
+                    }
+                    if !self.flag(cond.1[0])? {
+                        break;
+                    }
+                    for step in &body.0 {
+                        if let Err(e) = self.step(step) {
+                            return Ok(Err(e));
+                        }
+                    }
+                    self.assign(&body.1, variables);
+                }
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    fn flag(&self, place: Place) -> OpErrorAt<bool> {
+        let value = self.place(place).as_bool().and_then(|v| v.first().copied());
+        value.ok_or_else(|| OpError::Invalid("a condition that is not bool".into()))
+    }
+
+    /// Copies values to buffers, all at once: a value may be another's old buffer.
+    fn assign(&mut self, from: &[Place], to: &[usize]) {
+        let values: Vec<Tensor> = from.iter().map(|&p| self.place(p).clone()).collect();
+        for (&b, value) in to.iter().zip(values) {
+            self.buffers[b] = value;
+            self.zero[b] = false;
+        }
+    }
+
+    fn round(&self, t: &mut Tensor, ty: &TensorType) {
+        if ty.dtype == DataType::Float16
+            && self.program.options.precision == Precision::Fp16
+            && let Data::F32(v) = &mut t.data
+        {
+            round_to_f16(v);
+        }
+    }
+
+    /// A product with a stored weight; gives the bytes of weights that it read.
+    fn project(
+        &self,
+        projection: &Projection,
+        x: Place,
+        bias: Option<Place>,
+        known_zero: bool,
+        y: &mut Tensor,
+    ) -> OpErrorAt<u64> {
+        let x = self.place(x);
+        let values =
+            x.as_f32().ok_or_else(|| OpError::Invalid("parameter `x` must be a float tensor".into()))?;
+        let bias = bias.map(|b| self.place(b));
+        let bias = bias.and_then(Tensor::as_f32);
+        let mut bytes = 0;
+        match projection {
+            Projection::Conv { weight, groups, .. } => {
+                let (rows, cols) = (weight.rows(), weight.cols());
+                if x.rank() < 3 || x.shape[0] != 1 || x.shape[1] != cols * groups {
+                    return Err(OpError::Invalid(format!(
+                        "input of shape {:?} for {cols} channels in {groups} groups",
+                        x.shape
+                    )));
+                }
+                let t: usize = x.shape[2..].iter().product();
+                let mut shape = x.shape.clone();
+                shape[1] = rows;
+                count(&shape)?;
+                if bias.is_some_and(|b| b.len() != rows) {
+                    return Err(OpError::Invalid(format!("bias of another length than {rows} outputs")));
+                }
+                let out = y.reset_f32(&shape);
+                if known_zero {
+                    for (r, row) in out.chunks_exact_mut(t.max(1)).enumerate() {
+                        row.fill(bias.map_or(0.0, |b| b[r]));
+                    }
+                } else {
+                    let matrix = weight.matrix()?;
+                    let per = rows / groups;
+                    let (mut panel, mut product) = (PackedActivations::default(), vec![0f32; per * t]);
+                    for g in 0..*groups {
+                        let w = matrix.row_range(g * per, (g + 1) * per);
+                        let columns =
+                            Columns { values, first: g * cols * t, token_stride: 1, channel_stride: t };
+                        panel.pack(Pool::global(), w.layout(), columns, t, cols);
+                        let bias = bias.map(|b| &b[g * per..(g + 1) * per]);
+                        let one = MatMul { w, x: &panel, tokens: None, y: &mut product, stride: per, bias };
+                        matmul_batch(Pool::global(), &mut [Some(one)]);
+                        for (r, row) in out[g * per * t..].chunks_exact_mut(t.max(1)).enumerate().take(per) {
+                            row.iter_mut().enumerate().for_each(|(k, v)| *v = product[k * per + r]);
+                        }
+                    }
+                    bytes = matrix.bytes_read();
+                }
+            }
+            Projection::Linear { weight } => {
+                let (rows, cols) = (weight.rows(), weight.cols());
+                if x.shape.last() != Some(&cols) {
+                    return Err(OpError::Invalid(format!(
+                        "input of shape {:?} for {cols} features",
+                        x.shape
+                    )));
+                }
+                let t = values.len() / cols.max(1);
+                let mut shape = x.shape.clone();
+                if let Some(last) = shape.last_mut() {
+                    *last = rows;
+                }
+                count(&shape)?;
+                let out = y.reset_f32(&shape);
+                if bias.is_some_and(|b| b.len() != rows) {
+                    return Err(OpError::Invalid(format!("bias of another length than {rows} outputs")));
+                }
+                let w = weight.matrix()?;
+                bytes = w.bytes_read();
+                let mut panel = PackedActivations::default();
+                let columns = Columns { values, first: 0, token_stride: cols, channel_stride: 1 };
+                panel.pack(Pool::global(), w.layout(), columns, t, cols);
+                matmul_batch(
+                    Pool::global(),
+                    &mut [Some(MatMul { w, x: &panel, tokens: None, y: out, stride: rows, bias })],
+                );
+            }
+        }
+        Ok(bytes)
+    }
+}

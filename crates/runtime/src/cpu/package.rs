@@ -1,0 +1,200 @@
+//! Packages on the CPU: functions compiled when they are first asked for.
+
+use super::function::{CompiledFunction, add_experts};
+use super::plan::Counts;
+use super::{MANY, Options, Precision, States, compile};
+use crate::backend::{self, Backend, Function, OpTime, Term, Times};
+use crate::tensor::Tensor;
+use crate::{Error, Result};
+use anemoe_mlpackage::package::{Package, Weights};
+use smallvec::{SmallVec, smallvec};
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// An opened package whose functions are compiled one by one, for callers that run single packages.
+#[derive(Clone)]
+pub struct CpuPackage {
+    package: Arc<Package>,
+}
+
+impl CpuPackage {
+    /// Opens a package.
+    ///
+    /// # Errors
+    /// It is missing or invalid.
+    pub fn open(path: &Path) -> Result<CpuPackage> {
+        Ok(CpuPackage { package: Arc::new(Package::open(path)?) })
+    }
+
+    /// The package.
+    pub fn package(&self) -> &Package {
+        &self.package
+    }
+
+    /// Compiles a function; the default one when none is named.
+    ///
+    /// # Errors
+    /// There is no such function, or it uses an operation or a form that is not implemented (named in the error).
+    pub fn compile(&self, function: Option<&str>, options: Options) -> Result<CompiledFunction> {
+        let model = self.package.model();
+        let name = function.unwrap_or(&model.default_function);
+        let described = model.functions.iter().find(|f| f.name == name);
+        let (Some(body), Some(described)) = (model.program.functions.get(name), described) else {
+            let known: Vec<&str> = model.functions.iter().map(|f| f.name.as_str()).collect();
+            return Err(Error::invalid(
+                self.package.path(),
+                format!("use: no function `{name}`; there is {}", known.join(", ")),
+            ));
+        };
+        compile::compile(&self.package, name, body, described, options)
+    }
+}
+
+/// Runs packages on this machine's CPU.
+#[derive(Clone, Copy, Debug)]
+pub struct CpuBackend {
+    /// How functions are executed.
+    pub options: Options,
+}
+
+impl Default for CpuBackend {
+    /// Weights as stored, everything else in f32: the CPU's own way.
+    fn default() -> Self {
+        CpuBackend::with(Precision::Fp32)
+    }
+}
+
+impl CpuBackend {
+    /// Runs with this rounding of results.
+    pub fn with(precision: Precision) -> Self {
+        CpuBackend { options: Options { precision, ..Options::default() } }
+    }
+}
+
+impl Backend for CpuBackend {
+    fn open(&self, path: &Path) -> Result<Box<dyn backend::Package>> {
+        // Fails early if this is no package.
+        Package::open_to_run(path, &[], &Weights::default())?;
+        Ok(Box::new(LoadedPackage {
+            weights: Mutex::default(),
+            path: path.to_path_buf(),
+            options: self.options,
+            functions: Mutex::default(),
+        }))
+    }
+}
+
+/// A package whose functions are compiled when they are first asked for.
+struct LoadedPackage {
+    /// Mapped for the functions that are compiled.
+    weights: Mutex<Weights>,
+    path: PathBuf,
+    options: Options,
+    /// Compiled functions by name.
+    functions: Mutex<BTreeMap<String, Arc<CompiledFunction>>>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl LoadedPackage {
+    /// Reads the program of a function. Programs take more memory than what is made of them, so each is read when it is needed
+    /// and not kept.
+    fn read(&self, function: &str) -> Result<CpuPackage> {
+        let weights = locked(&self.weights).clone();
+        let package = Package::open_to_run(&self.path, &[function], &weights)?;
+        locked(&self.weights).adopt(package.weights());
+        Ok(CpuPackage { package: Arc::new(package) })
+    }
+}
+
+impl backend::Package for LoadedPackage {
+    fn prepare(&self, function: &str) -> Result<Arc<dyn Function>> {
+        if let Some(found) = locked(&self.functions).get(function) {
+            return Ok(found.clone());
+        }
+        let compiled = Arc::new(self.read(function)?.compile(Some(function), self.options)?);
+        Ok(locked(&self.functions).entry(function.to_string()).or_insert(compiled).clone())
+    }
+
+    fn new_states(&self) -> Box<dyn backend::States> {
+        Box::new(States::default())
+    }
+
+    fn populate(&self) -> Option<Box<dyn FnOnce() + Send>> {
+        let weights = locked(&self.weights).clone();
+        Some(Box::new(move || weights.populate()))
+    }
+
+    fn bytes_read(&self) -> u64 {
+        locked(&self.functions).values().map(|f| f.stats().bytes_read).sum()
+    }
+
+    fn op_times(&self) -> Vec<OpTime> {
+        locked(&self.functions).values().flat_map(|f| f.op_times()).collect()
+    }
+
+    fn release(&self) {
+        locked(&self.weights).release();
+        locked(&self.functions).values().for_each(|f| f.release());
+        super::plan::release_memory();
+    }
+}
+
+impl Function for CompiledFunction {
+    fn inputs(&self) -> &[String] {
+        self.input_names()
+    }
+
+    fn outputs(&self) -> &[String] {
+        self.output_names()
+    }
+
+    fn has_states(&self) -> bool {
+        !self.states().is_empty()
+    }
+
+    fn run(
+        &self,
+        inputs: &[&Tensor],
+        states: &mut dyn backend::States,
+        outputs: &mut Vec<Tensor>,
+    ) -> Result<()> {
+        let mut none = States::default();
+        let states: &mut dyn Any = states;
+        let states = match states.downcast_mut::<States>() {
+            Some(states) => states,
+            None if !self.has_states() => &mut none,
+            None => return Err(Error::Input("states of another backend".into())),
+        };
+        states.adopt(self).map_err(|what| Error::invalid(self.path(), what))?;
+        CompiledFunction::run(self, inputs, states, outputs).map(|_| ())
+    }
+
+    fn run_sum(&self, terms: &[Term<'_>], sum: &mut Tensor) -> Result<Times> {
+        let started = Instant::now();
+        let calls: Option<SmallVec<[(&CompiledFunction, &[&Tensor]); MANY]>> = terms
+            .iter()
+            .map(|term| {
+                let function: &dyn Any = term.function;
+                Some((function.downcast_ref::<CompiledFunction>()?, term.inputs))
+            })
+            .collect();
+        let Some(calls) = calls else { return backend::run_each(terms, sum) };
+        let mut counts: SmallVec<[Counts; MANY]> = smallvec![Counts::default(); calls.len()];
+        if !add_experts(&calls, sum, &mut counts)? {
+            return backend::run_each(terms, sum);
+        }
+        let (time, all) = (started.elapsed(), counts.iter().map(|c| c.bytes_read).sum::<u64>());
+        let share = |bytes: u64| if all > 0 { bytes as f64 / all as f64 } else { 1.0 / calls.len() as f64 };
+        let times: Times = counts.iter().map(|c| time.mul_f64(share(c.bytes_read))).collect();
+        for ((function, _), (counts, time)) in calls.iter().zip(counts.iter().zip(&times)) {
+            function.count_experts(*counts, *time);
+        }
+        Ok(times)
+    }
+}

@@ -1,0 +1,427 @@
+//! One package call of a chain: registers in, function, registers out.
+//!
+//! ```text
+//! registers [1, C, 1, M] --columns of the piece, rows, fill-up--> inputs [1, C', 1, T] --function--> outputs --columns--> registers
+//! ```
+//! A piece is the tokens of one call: all of the pass where the function has no states, those of one sequence where it has.
+
+use super::host;
+use crate::backend::{Function, MANY, Package, States, Term, Times};
+use crate::tensor::Tensor;
+use crate::{Error, Result};
+use anemoe_bundle::{CHAIN_FILE, RowRange, TokenCount};
+use smallvec::SmallVec;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+
+use super::program::pick;
+
+/// A value that a call reads.
+#[derive(Clone, Copy)]
+pub(super) enum Source {
+    Register { index: usize, rows: Option<RowRange>, rescale: bool },
+    Host(usize),
+}
+
+/// The register that takes an output.
+#[derive(Clone, Copy)]
+pub(super) struct Sink {
+    pub register: usize,
+    /// Rows that are written, and the rows of the whole register.
+    pub rows: Option<(RowRange, usize)>,
+    pub accumulate: bool,
+}
+
+/// A call of a package, by names; what they mean in a function is found when it is prepared.
+pub(super) struct Call {
+    shard: String,
+    /// Layer of the shard.
+    pub layer: Option<usize>,
+    pub package: usize,
+    pub when: Option<(usize, RowRange)>,
+    inputs: BTreeMap<String, Source>,
+    outputs: BTreeMap<String, Sink>,
+    /// Names of the functions by the tokens for which they are declared.
+    functions: BTreeMap<TokenCount, String>,
+    /// Prepared functions by the tokens of a call, few of them.
+    prepared: RwLock<Vec<(usize, Arc<Prepared>)>>,
+    has_states: OnceLock<bool>,
+}
+
+/// A function that is ready for calls of so many tokens.
+pub(super) struct Prepared {
+    pub function: Arc<dyn Function>,
+    /// In the order of the function's inputs.
+    inputs: Vec<Source>,
+    /// In the order of the function's outputs.
+    outputs: Vec<Sink>,
+    /// Tokens of the function's own call: those of the piece, or more, and then the piece is filled up.
+    pub width: usize,
+}
+
+/// Tokens of one call among those of the pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    /// First column.
+    pub first: usize,
+    /// Columns.
+    pub tokens: usize,
+    /// Sequence of the pass, where the function has states.
+    pub sequence: Option<usize>,
+}
+
+/// Memory of calls.
+#[derive(Default)]
+pub(super) struct Scratch {
+    /// Of each input: a copy of some rows or columns of a register, and the call takes it.
+    copies: Vec<(Tensor, bool)>,
+    /// Of each term of a sum.
+    terms: Vec<Vec<(Tensor, bool)>>,
+    outputs: Vec<Tensor>,
+}
+
+/// Host inputs of a piece, filled for `width` tokens when they are asked for.
+pub(super) trait HostValues {
+    /// Fills host inputs for a piece of a call that is `width` tokens wide.
+    fn fill(&mut self, piece: Piece, inputs: &[usize], width: usize);
+    /// A host input, as filled last for the piece's sequence.
+    fn get(&self, piece: Piece, input: usize) -> &Tensor;
+}
+
+impl Call {
+    #[allow(clippy::too_many_arguments)]
+    pub fn new(
+        shard: String,
+        layer: Option<usize>,
+        package: usize,
+        when: Option<(usize, RowRange)>,
+        inputs: BTreeMap<String, Source>,
+        outputs: BTreeMap<String, Sink>,
+        functions: BTreeMap<TokenCount, String>,
+    ) -> Call {
+        let (prepared, has_states) = (RwLock::default(), OnceLock::new());
+        Call { shard, layer, package, when, inputs, outputs, functions, prepared, has_states }
+    }
+
+    /// Both add to one register, which they do not read, of one layer.
+    pub fn is_like(&self, other: &Call) -> bool {
+        let sum = |c: &Call| match c.outputs.values().collect::<Vec<_>>().as_slice() {
+            [Sink { register, rows: None, accumulate: true }] => Some(*register),
+            _ => None,
+        };
+        let reads = |c: &Call, register: usize| {
+            let is = |s: &Source| matches!(s, Source::Register { index, .. } if *index == register);
+            c.inputs.values().any(is) || c.when.as_ref().is_some_and(|(when, _)| *when == register)
+        };
+        let (Some(own), Some(others)) = (sum(self), sum(other)) else { return false };
+        own == others && self.layer == other.layer && !reads(self, own) && !reads(other, own)
+    }
+
+    fn contradiction(&self, bundle: &Path, what: String) -> Error {
+        Error::invalid(bundle.join(CHAIN_FILE), format!("chain: shard `{}`: {what}", self.shard))
+    }
+
+    /// The function has states, so that each sequence needs a call of its own.
+    ///
+    /// # Errors
+    /// As [`Call::prepare`].
+    pub fn has_states(&self, package: &dyn Package, bundle: &Path) -> Result<bool> {
+        if let Some(known) = self.has_states.get() {
+            return Ok(*known);
+        }
+        let with_host = self.inputs.values().any(|s| matches!(s, Source::Host(_)));
+        let found = with_host || self.prepare(package, 1, bundle)?.function.has_states();
+        Ok(*self.has_states.get_or_init(|| found))
+    }
+
+    /// Prepares the function for pieces of at most `tokens` tokens. Where the backend runs functions only as they are declared,
+    /// that may be one for fewer tokens, and the piece has to be cut.
+    ///
+    /// # Errors
+    /// The package has no such function, it is invalid, or its inputs and outputs are not those of the chain.
+    pub fn prepare(&self, package: &dyn Package, tokens: usize, bundle: &Path) -> Result<Arc<Prepared>> {
+        let find =
+            |all: &[(usize, Arc<Prepared>)]| all.iter().find(|(n, _)| *n == tokens).map(|(_, p)| p.clone());
+        if let Some(found) = find(&self.prepared.read().unwrap_or_else(PoisonError::into_inner)) {
+            return Ok(found);
+        }
+        let (function, width) = self.choose(package, tokens)?;
+        let wrong = |what: String| self.contradiction(bundle, what);
+        let mut inputs = Vec::new();
+        for name in function.inputs() {
+            let source = self.inputs.get(name);
+            inputs.push(*source.ok_or_else(|| wrong(format!("nothing is bound to input `{name}`")))?);
+        }
+        if inputs.len() != self.inputs.len() {
+            let (bound, has) = (self.inputs.len(), inputs.len());
+            return Err(wrong(format!("{bound} inputs are bound, the function has {has}")));
+        }
+        let mut outputs = Vec::new();
+        for name in function.outputs() {
+            let sink = self.outputs.get(name);
+            outputs.push(*sink.ok_or_else(|| wrong(format!("output `{name}` goes nowhere")))?);
+        }
+        if outputs.len() != self.outputs.len() {
+            let (bound, has) = (self.outputs.len(), outputs.len());
+            return Err(wrong(format!("{bound} outputs are bound, the function has {has}")));
+        }
+        let prepared = Arc::new(Prepared { function, inputs, outputs, width });
+        let mut all = self.prepared.write().unwrap_or_else(PoisonError::into_inner);
+        Ok(find(&all).unwrap_or_else(|| {
+            all.push((tokens, prepared.clone()));
+            prepared
+        }))
+    }
+
+    /// The function for `tokens` tokens and the width of its calls: a declared one, else one that the backend makes for exactly
+    /// these, else the cheapest declared one.
+    fn choose(&self, package: &dyn Package, tokens: usize) -> Result<(Arc<dyn Function>, usize)> {
+        let exact = self.functions.iter().find(|(c, _)| c.min <= tokens && tokens <= c.max);
+        if let Some((_, name)) = exact {
+            return Ok((package.prepare(name)?, tokens));
+        }
+        let fixed = || self.functions.iter().filter(|(c, _)| c.min == c.max);
+        // A function of many tokens says more about where they lie than one of a single token.
+        let larger = fixed().find(|(c, _)| c.max > tokens).or_else(|| fixed().next_back());
+        if let Some((count, name)) = larger
+            && let Some(function) = package.prepare_for(name, count.max, tokens)?
+        {
+            return Ok((function, tokens));
+        }
+        let counts: Vec<TokenCount> = self.functions.keys().copied().collect();
+        let count = pick(&counts, tokens);
+        let width = if count.min == count.max { count.max } else { tokens.min(count.max) };
+        match self.functions.get(&count) {
+            Some(name) => Ok((package.prepare(name)?, width)),
+            None => Err(Error::Input(format!("shard `{}` has no function", self.shard))),
+        }
+    }
+
+    /// Runs a piece: gathers its inputs from registers of `all` columns and host values, and scatters its outputs.
+    ///
+    /// # Errors
+    /// A register does not fit, or the function fails.
+    #[allow(clippy::too_many_arguments)]
+    pub fn run(
+        &self,
+        prepared: &Prepared,
+        piece: Piece,
+        all: usize,
+        registers: &mut [Tensor],
+        host: &mut dyn HostValues,
+        states: &mut dyn States,
+        scratch: &mut Scratch,
+        bundle: &Path,
+    ) -> Result<()> {
+        let wrong = |what: String| self.contradiction(bundle, what);
+        let Scratch { copies, outputs, .. } = scratch;
+        prepared.fill_host(piece, host);
+        prepared.gather(piece, all, copies, registers).map_err(wrong)?;
+        {
+            let operands = prepared.operands(piece, copies, registers, host);
+            prepared.function.run(&operands, states, outputs)?;
+        }
+        for (sink, output) in prepared.outputs.iter().zip(outputs) {
+            scatter(output, sink, piece, prepared.width, all, registers).map_err(wrong)?;
+        }
+        Ok(())
+    }
+}
+
+/// Adds up the results of calls that are alike and have no states, as one job where the backend can. Gives the time of each.
+///
+/// # Errors
+/// As [`Call::run`].
+pub(super) fn run_sum(
+    calls: &[(&Call, Arc<Prepared>)],
+    tokens: usize,
+    registers: &mut [Tensor],
+    scratch: &mut Scratch,
+    bundle: &Path,
+) -> Result<Times> {
+    let piece = Piece { first: 0, tokens, sequence: None };
+    scratch.terms.resize_with(scratch.terms.len().max(calls.len()), Vec::new);
+    for ((call, prepared), copies) in calls.iter().zip(&mut scratch.terms) {
+        let gathered = prepared.gather(piece, tokens, copies, registers);
+        gathered.map_err(|what| call.contradiction(bundle, what))?;
+    }
+    let Some((_, first)) = calls.first() else { return Ok(Times::new()) };
+    let Some(target) = first.outputs.first() else { return Ok(Times::new()) };
+    let mut sum = std::mem::take(&mut registers[target.register]);
+    let times = {
+        let inputs: SmallVec<[Operands<'_>; MANY]> = calls
+            .iter()
+            .zip(&scratch.terms)
+            .map(|((_, prepared), copies)| prepared.operands(piece, copies, registers, &NoHost))
+            .collect();
+        let terms: SmallVec<[Term<'_>; MANY]> = calls
+            .iter()
+            .zip(&inputs)
+            .map(|((_, prepared), inputs)| Term { function: prepared.function.as_ref(), inputs })
+            .collect();
+        first.function.run_sum(&terms, &mut sum)
+    };
+    registers[target.register] = sum;
+    times
+}
+
+/// Calls of a sum read registers alone.
+struct NoHost;
+
+impl HostValues for NoHost {
+    fn fill(&mut self, _: Piece, _: &[usize], _: usize) {}
+
+    fn get(&self, _: Piece, _: usize) -> &Tensor {
+        const { &Tensor { shape: Vec::new(), data: crate::tensor::Data::F32(Vec::new()) } }
+    }
+}
+
+type Operands<'a> = SmallVec<[&'a Tensor; MANY]>;
+
+impl Prepared {
+    /// The call takes the tokens as they are: none are filled up.
+    pub fn is_exact(&self, tokens: usize) -> bool {
+        self.width == tokens
+    }
+
+    /// Inputs are registers alone.
+    pub fn reads_registers(&self) -> bool {
+        self.inputs.iter().all(|s| matches!(s, Source::Register { .. }))
+    }
+
+    fn fill_host(&self, piece: Piece, host: &mut dyn HostValues) {
+        let inputs = self.inputs.iter().filter_map(|s| match s {
+            Source::Host(i) => Some(*i),
+            Source::Register { .. } => None,
+        });
+        let inputs: SmallVec<[usize; MANY]> = inputs.collect();
+        host.fill(piece, &inputs, self.width);
+    }
+
+    /// Copies inputs that are some rows or columns of a register, or a register in another scale.
+    fn gather(
+        &self,
+        piece: Piece,
+        all: usize,
+        copies: &mut Vec<(Tensor, bool)>,
+        registers: &[Tensor],
+    ) -> std::result::Result<(), String> {
+        copies.resize_with(copies.len().max(self.inputs.len()), Default::default);
+        let whole = piece.first == 0 && piece.tokens == all && self.width == all;
+        for (source, (copy, taken)) in self.inputs.iter().zip(copies.iter_mut()) {
+            *taken = false;
+            let Source::Register { index, rows, rescale } = source else { continue };
+            let register = &registers[*index];
+            let values = register.as_f32().unwrap_or_default();
+            let has = register.shape.last().copied().unwrap_or(0);
+            if has != all {
+                return Err(format!("a register of shape {:?}, where {all} tokens are run", register.shape));
+            }
+            if rows.is_some() || !whole {
+                let rows = match rows {
+                    Some(rows) => rows.start..rows.start + rows.count,
+                    None => 0..values.len() / all.max(1),
+                };
+                let part = values.get(rows.start * all..rows.end * all);
+                let part = part.ok_or_else(|| {
+                    format!("rows {}.. of a register of shape {:?}", rows.start, register.shape)
+                })?;
+                let to = copy.reset_f32(&[1, rows.len(), 1, self.width]);
+                if whole {
+                    to.copy_from_slice(part);
+                } else {
+                    let columns = piece.first..piece.first + piece.tokens;
+                    copy_columns(part, all, columns, to, self.width);
+                }
+                *taken = true;
+            }
+            if *rescale && host::is_large(if *taken { copy.as_f32().unwrap_or_default() } else { values }) {
+                if !*taken {
+                    copy.reset_f32(&register.shape).copy_from_slice(values);
+                    *taken = true;
+                }
+                host::rescale(copy.as_f32_mut().unwrap_or_default(), self.width);
+            }
+        }
+        Ok(())
+    }
+
+    /// Inputs of the call, behind [`Prepared::gather`].
+    fn operands<'a>(
+        &self,
+        piece: Piece,
+        copies: &'a [(Tensor, bool)],
+        registers: &'a [Tensor],
+        host: &'a dyn HostValues,
+    ) -> Operands<'a> {
+        let each = self.inputs.iter().zip(copies).map(|(source, (copy, taken))| match source {
+            _ if *taken => copy,
+            Source::Register { index, .. } => &registers[*index],
+            Source::Host(index) => host.get(piece, *index),
+        });
+        each.collect()
+    }
+}
+
+/// Copies `columns` of rows of `width` to the front of rows of `to_width`, and zeros behind them.
+fn copy_columns(from: &[f32], width: usize, columns: Range<usize>, to: &mut [f32], to_width: usize) {
+    let n = columns.len();
+    for (from, to) in from.chunks_exact(width.max(1)).zip(to.chunks_exact_mut(to_width.max(1))) {
+        to[..n].copy_from_slice(&from[columns.clone()]);
+        to[n..].fill(0.0);
+    }
+}
+
+/// Writes an output, `[1, rows, 1, width]`, to the columns of its piece in a register of `all` columns.
+fn scatter(
+    output: &mut Tensor,
+    sink: &Sink,
+    piece: Piece,
+    width: usize,
+    all: usize,
+    registers: &mut [Tensor],
+) -> std::result::Result<(), String> {
+    let register = &mut registers[sink.register];
+    let has = output.shape.last().copied().unwrap_or(0);
+    let Some(values) = output.as_f32().filter(|_| has == width && width > 0) else {
+        return Err(format!("an output of shape {:?}, where {width} tokens were run", output.shape));
+    };
+    let whole = piece.first == 0 && piece.tokens == all && width == all;
+    if whole && sink.rows.is_none() && !sink.accumulate {
+        std::mem::swap(register, output);
+        return Ok(());
+    }
+    let count = values.len() / width;
+    let (first, rows) = match sink.rows {
+        Some((range, _)) if range.count != count => {
+            return Err(format!("an output of shape {:?}, not {} rows", output.shape, range.count));
+        }
+        Some((range, rows)) => (range.start, rows),
+        None => (0, count),
+    };
+    let own = piece.first..piece.first + piece.tokens;
+    if sink.accumulate {
+        let sum = register.as_f32_mut().filter(|sum| sum.len() == rows * all && first == 0 && rows == count);
+        let sum = sum.ok_or("an output does not fit the register that it is added to")?;
+        if whole {
+            sum.iter_mut().zip(values).for_each(|(a, b)| *a += b);
+            return Ok(());
+        }
+        for (to, from) in sum.chunks_exact_mut(all).zip(values.chunks_exact(width)) {
+            to[own.clone()].iter_mut().zip(from).for_each(|(a, b)| *a += b);
+        }
+        return Ok(());
+    }
+    let to = register.reset_f32(&[1, rows, 1, all]);
+    let to = &mut to[first * all..(first + count) * all];
+    if whole {
+        to.copy_from_slice(values);
+        return Ok(());
+    }
+    for (to, from) in to.chunks_exact_mut(all).zip(values.chunks_exact(width)) {
+        to[own.clone()].copy_from_slice(&from[..piece.tokens]);
+    }
+    Ok(())
+}

@@ -1,0 +1,546 @@
+//! Passes of tokens through the layers and the head.
+
+use super::call::{Call, HostValues, Piece, Prepared, Scratch, run_sum};
+use super::embedding::EmbeddingFile;
+use super::host::{self, Ranking};
+use super::program::{Op, Program};
+use super::{Logits, Model, Registers, Sequence, locked};
+use crate::backend::{MANY, NoStates};
+use crate::tensor::Tensor;
+use crate::{Error, Result};
+use anemoe_bundle::{CHAIN_FILE, Chain, HostInput};
+use smallvec::SmallVec;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Observes the residual stream `[1, C, 1, T]` of a pass before layer `i` (first argument), and behind the last one.
+pub type Watch<'a> = dyn FnMut(usize, &Tensor) + 'a;
+
+/// Sequences of a pass up to which nothing is allocated for them.
+const FEW: usize = 8;
+
+/// One sequence of a batch, and its next tokens.
+pub struct Request<'a> {
+    /// The sequence that grows.
+    pub sequence: &'a mut Sequence,
+    /// Its next tokens.
+    pub ids: &'a [u32],
+    /// Tokens whose logits are wanted.
+    pub logits: Logits,
+}
+
+/// Tokens of one sequence in a pass.
+struct Part<'a> {
+    sequence: &'a mut Sequence,
+    ids: &'a [u32],
+    /// First column of the pass.
+    first: usize,
+}
+
+/// Memory of a pass.
+#[derive(Default)]
+pub(super) struct Workspace {
+    registers: Vec<Tensor>,
+    /// Host inputs of the body, and of the head.
+    host: [Vec<HostValue>; 2],
+    wanted: Vec<usize>,
+    ranking: Ranking,
+    scratch: Scratch,
+    /// A token's embedding, and what the head reads.
+    row: Vec<f32>,
+    column: Tensor,
+    /// Number of the pass: host inputs of an earlier one are filled anew.
+    pass: u64,
+}
+
+/// A host input, for each sequence of the pass.
+#[derive(Default)]
+struct HostValue {
+    of_sequence: Vec<(Tensor, Filled)>,
+}
+
+/// Pass, piece and width for which a host input was filled.
+type Filled = Option<(u64, Piece, usize)>;
+
+/// Host inputs of a pass.
+struct Host<'a, 'p> {
+    model: &'a Chain,
+    inputs: &'a [HostInput],
+    values: &'a mut [HostValue],
+    parts: &'a [Part<'p>],
+    pass: u64,
+}
+
+impl HostValues for Host<'_, '_> {
+    fn fill(&mut self, piece: Piece, inputs: &[usize], width: usize) {
+        let sequence = piece.sequence.unwrap_or(0);
+        let Some(part) = self.parts.get(sequence) else { return };
+        for &input in inputs {
+            let all = &mut self.values[input].of_sequence;
+            all.resize_with(all.len().max(sequence + 1), Default::default);
+            let (value, filled) = &mut all[sequence];
+            if *filled != Some((self.pass, piece, width)) {
+                let first = part.sequence.position() + piece.first - part.first;
+                host::fill(value, &self.inputs[input], self.model, first, piece.tokens, width);
+                *filled = Some((self.pass, piece, width));
+            }
+        }
+    }
+
+    fn get(&self, piece: Piece, input: usize) -> &Tensor {
+        &self.values[input].of_sequence[piece.sequence.unwrap_or(0)].0
+    }
+}
+
+impl Program {
+    /// Most tokens of one pass.
+    pub fn most(&self) -> usize {
+        self.counts.iter().map(|c| c.max).max().unwrap_or(1)
+    }
+}
+
+impl Model {
+    /// Appends tokens to several sequences at once and gives the logits that are wanted: of each request, one row of
+    /// `vocab_size` per token.
+    ///
+    /// # Errors
+    /// An id is outside the vocabulary, a context is full, a sequence is another model's or there twice; nothing has been
+    /// appended then. A package fails; then the sequences of its pass have to be cleared.
+    pub fn forward(&self, requests: &mut [Request<'_>]) -> Result<Vec<Vec<Vec<f32>>>> {
+        let mut logits = vec![Vec::new(); requests.len()];
+        self.run(requests, None, &mut |_, _| (), &mut |request, row| logits[request].push(row))?;
+        Ok(logits)
+    }
+
+    /// Appends `ids` to one sequence and gives the logits that are wanted, one row of `vocab_size` per token.
+    ///
+    /// `chunk` limits the tokens of one pass; the result does not depend on it.
+    ///
+    /// # Errors
+    /// As [`Model::forward`].
+    pub fn append(
+        &self,
+        sequence: &mut Sequence,
+        ids: &[u32],
+        logits: Logits,
+        chunk: Option<usize>,
+    ) -> Result<Vec<Vec<f32>>> {
+        self.append_watched(sequence, ids, logits, chunk, &mut |_, _| ())
+    }
+
+    /// Appends `ids` as [`Model::append`] does, and shows the residual stream between layers.
+    ///
+    /// # Errors
+    /// As [`Model::forward`].
+    pub fn append_watched(
+        &self,
+        sequence: &mut Sequence,
+        ids: &[u32],
+        logits: Logits,
+        chunk: Option<usize>,
+        watch: &mut Watch<'_>,
+    ) -> Result<Vec<Vec<f32>>> {
+        let mut rows = Vec::new();
+        let mut requests = [Request { sequence, ids, logits }];
+        self.run(&mut requests, chunk, watch, &mut |_, row| rows.push(row))?;
+        Ok(rows)
+    }
+
+    /// Appends one token whose registers are given: `hidden` in place of an embedding, and what else the steps read before they
+    /// write it. Shows `read` the registers that the steps leave.
+    ///
+    /// # Errors
+    /// The context is full, a register is not one of the chain's, or a package fails.
+    pub fn step_from<T>(
+        &self,
+        sequence: &mut Sequence,
+        registers: &[(&str, &[f32])],
+        read: &mut dyn FnMut(Registers<'_>) -> T,
+    ) -> Result<T> {
+        self.check(sequence)?;
+        let max = self.chain.model.max_context;
+        if sequence.position() >= max {
+            return Err(Error::Input(format!("context of {max} tokens is full")));
+        }
+        let mut workspace = self.workspace();
+        for (name, values) in registers {
+            let index = self.names.find(name);
+            let index =
+                index.ok_or_else(|| self.contradiction(format!("no step has a register `{name}`")))?;
+            workspace.registers[index].reset_f32(&[1, values.len(), 1, 1]).copy_from_slice(values);
+        }
+        // The id stands for the token in the count alone.
+        let mut parts = [Part { sequence, ids: &[0], first: 0 }];
+        parts[0].sequence.is_broken = true;
+        self.execute(false, &mut parts, 1, &mut workspace, &mut |_, _| ())?;
+        let [Part { sequence, .. }] = parts;
+        sequence.is_broken = false;
+        sequence.push_unknown(1);
+        let found = read(Registers { names: &self.names, values: &workspace.registers });
+        locked(&self.workspaces).push(workspace);
+        Ok(found)
+    }
+
+    /// Memory for a pass.
+    fn workspace(&self) -> Box<Workspace> {
+        let mut workspace = locked(&self.workspaces).pop().unwrap_or_default();
+        workspace.registers.resize_with(self.names.len(), Tensor::default);
+        for (values, program) in workspace.host.iter_mut().zip([&self.body, &self.head]) {
+            values.resize_with(program.host.len(), HostValue::default);
+        }
+        workspace
+    }
+
+    /// Refuses requests of which nothing could be run, or not all.
+    fn check_requests(&self, requests: &[Request<'_>]) -> Result<()> {
+        let model = &self.chain.model;
+        for request in requests {
+            self.check(request.sequence)?;
+            if let Some(id) = request.ids.iter().find(|&&id| id as usize >= model.vocab_size) {
+                return Err(Error::Input(format!(
+                    "token id {id} is outside the vocabulary of {} tokens",
+                    model.vocab_size
+                )));
+            }
+            let position = request.sequence.position();
+            if request.ids.len() > model.max_context - position.min(model.max_context) {
+                return Err(Error::Input(format!(
+                    "context of {} tokens is full: {position} tokens are in it and {} more were given; build with a larger --max-context",
+                    model.max_context,
+                    request.ids.len()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs requests in passes of as many tokens as one call takes, or `chunk`. Gives each row of logits to `out`, with the
+    /// number of its request.
+    fn run(
+        &self,
+        requests: &mut [Request<'_>],
+        chunk: Option<usize>,
+        watch: &mut Watch<'_>,
+        out: &mut dyn FnMut(usize, Vec<f32>),
+    ) -> Result<()> {
+        self.check_requests(requests)?;
+        let limit = chunk.unwrap_or(usize::MAX).clamp(1, self.body.most());
+        let mut done: SmallVec<[usize; FEW]> = requests.iter().map(|_| 0).collect();
+        let mut workspace = self.workspace();
+        loop {
+            let mut room = limit;
+            let mut parts: SmallVec<[Part<'_>; FEW]> = SmallVec::new();
+            let mut rows: SmallVec<[(usize, usize); FEW]> = SmallVec::new();
+            for (i, (request, done)) in requests.iter_mut().zip(&mut done).enumerate() {
+                let left = request.ids.len() - *done;
+                let n = left.min(room);
+                if n == 0 {
+                    continue;
+                }
+                let first = limit - room;
+                let ids = &request.ids[*done..*done + n];
+                parts.push(Part { sequence: request.sequence, ids, first });
+                let wanted = match request.logits {
+                    Logits::All => first..first + n,
+                    Logits::Last if n == left => first + n - 1..first + n,
+                    _ => 0..0,
+                };
+                rows.extend(wanted.map(|column| (i, column)));
+                *done += n;
+                room -= n;
+            }
+            if parts.is_empty() {
+                locked(&self.workspaces).push(workspace);
+                return Ok(());
+            }
+            parts.iter_mut().for_each(|part| part.sequence.is_broken = true);
+            self.pass(&mut parts, limit - room, &mut workspace, watch)?;
+            self.read_logits(&rows, &mut workspace, out)?;
+            for part in &mut parts {
+                let sequence = &mut *part.sequence;
+                sequence.is_broken = false;
+                sequence.ids.extend_from_slice(part.ids);
+                sequence.highest = sequence.highest.max(sequence.position());
+            }
+        }
+    }
+
+    /// One pass of `tokens` tokens through the layers; register `hidden` holds the result.
+    fn pass(
+        &self,
+        parts: &mut [Part<'_>],
+        tokens: usize,
+        workspace: &mut Workspace,
+        watch: &mut Watch<'_>,
+    ) -> Result<()> {
+        self.embed(parts, tokens, workspace)?;
+        self.execute(false, parts, tokens, workspace, watch)
+    }
+
+    /// Fills register `hidden`, `[1, hidden_size, 1, tokens]`, with scaled embeddings.
+    fn embed(&self, parts: &[Part<'_>], tokens: usize, workspace: &mut Workspace) -> Result<()> {
+        let mut embedding = locked(&self.embedding);
+        let embedding = match embedding.take() {
+            Some(open) => embedding.insert(open),
+            None => embedding.insert(EmbeddingFile::open(&self.bundle, &self.chain.embedding)?),
+        };
+        let cols = self.chain.embedding.cols;
+        let row = &mut workspace.row;
+        row.resize(cols, 0.0);
+        let out = workspace.registers[self.hidden].reset_f32(&[1, cols, 1, tokens]);
+        for part in parts {
+            for (t, &id) in part.ids.iter().enumerate() {
+                embedding.row(id as usize, row)?;
+                for (c, v) in row.iter().enumerate() {
+                    out[c * tokens + part.first + t] = *v;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Computes the logits of columns of register `hidden`, each with the number of its request.
+    fn read_logits(
+        &self,
+        columns: &[(usize, usize)],
+        workspace: &mut Workspace,
+        out: &mut dyn FnMut(usize, Vec<f32>),
+    ) -> Result<()> {
+        if columns.is_empty() {
+            return Ok(());
+        }
+        // The head reads a register of its own while this one is read.
+        let column = std::mem::take(&mut workspace.column);
+        let hidden = std::mem::replace(&mut workspace.registers[self.hidden], column);
+        let done = self.logits_of(&hidden, columns, workspace, out);
+        workspace.column = std::mem::replace(&mut workspace.registers[self.hidden], hidden);
+        done
+    }
+
+    fn logits_of(
+        &self,
+        hidden: &Tensor,
+        columns: &[(usize, usize)],
+        workspace: &mut Workspace,
+        out: &mut dyn FnMut(usize, Vec<f32>),
+    ) -> Result<()> {
+        let (channels, vocabulary) = (self.chain.model.hidden_size, self.chain.model.vocab_size);
+        let wrong = || self.contradiction(format!("the layers leave a stream of shape {:?}", hidden.shape));
+        let (&[1, rows, 1, tokens], Some(values)) = (hidden.shape.as_slice(), hidden.as_f32()) else {
+            return Err(wrong());
+        };
+        if rows != channels || columns.iter().any(|(_, column)| *column >= tokens) {
+            return Err(wrong());
+        }
+        for columns in columns.chunks(self.head.most()) {
+            let n = columns.len();
+            let read = workspace.registers[self.hidden].reset_f32(&[1, channels, 1, n]);
+            for (row, values) in read.chunks_exact_mut(n).zip(values.chunks_exact(tokens)) {
+                row.iter_mut().zip(columns).for_each(|(v, (_, column))| *v = values[*column]);
+            }
+            self.execute(true, &mut [], n, workspace, &mut |_, _| ())?;
+            let logits = &workspace.registers[self.logits];
+            let rows = logits.as_f32().unwrap_or_default();
+            if logits.shape != [1, vocabulary, 1, n] {
+                return Err(
+                    self.contradiction(format!("head: logits {:?} for {vocabulary} tokens", logits.shape))
+                );
+            }
+            for (t, (request, _)) in columns.iter().enumerate() {
+                let mut row = match n {
+                    1 => rows.to_vec(),
+                    _ => rows.chunks_exact(n).map(|all| all[t]).collect(),
+                };
+                if let Some(cap) = self.chain.model.final_logit_softcapping {
+                    anemoe_kernels::softcap(&mut row, cap);
+                }
+                out(*request, row);
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the layers, or the head, on registers of `tokens` columns.
+    fn execute(
+        &self,
+        head: bool,
+        parts: &mut [Part<'_>],
+        tokens: usize,
+        workspace: &mut Workspace,
+        watch: &mut Watch<'_>,
+    ) -> Result<()> {
+        let program = if head { &self.head } else { &self.body };
+        workspace.pass += 1;
+        let mut layers = 0;
+        for op in &program.steps {
+            let registers = &mut workspace.registers;
+            let wrong = |what: String| Error::invalid(self.bundle.join(CHAIN_FILE), what);
+            match op {
+                Op::Zero { register, channels } => {
+                    registers[*register].reset_f32(&[1, *channels, 1, tokens]).fill(0.0);
+                }
+                Op::Route { logits, weights, routing } => {
+                    let mut target = std::mem::take(&mut registers[*weights]);
+                    let routed =
+                        host::route(&registers[*logits], &mut target, routing, &mut workspace.ranking);
+                    registers[*weights] = target;
+                    routed.map_err(wrong)?;
+                }
+                Op::Residual { stream, branch, mix } => {
+                    let mut target = std::mem::take(&mut registers[*stream]);
+                    let mixed = mix.apply(&mut target, branch.map(|b| &registers[b]));
+                    if self.fp16_stream
+                        && let Some(values) = target.as_f32_mut()
+                    {
+                        anemoe_kernels::round_to_f16(values);
+                    }
+                    registers[*stream] = target;
+                    mixed.map_err(wrong)?;
+                }
+                Op::Normalize { from, to, norm } => {
+                    let mut target = std::mem::take(&mut registers[*to]);
+                    let done = norm.apply(&registers[*from], &mut target);
+                    registers[*to] = target;
+                    done.map_err(wrong)?;
+                }
+                Op::AddScaled { register, from, weights, row } => {
+                    let mut target = std::mem::take(&mut registers[*register]);
+                    let added = host::add_scaled(&mut target, &registers[*from], &registers[*weights], *row);
+                    registers[*register] = target;
+                    added.map_err(wrong)?;
+                }
+                Op::Calls(calls) => {
+                    if calls[0].layer == Some(layers) {
+                        watch(layers, &registers[self.hidden]);
+                        layers += 1;
+                    }
+                    self.calls(calls, head, parts, tokens, workspace)?;
+                }
+            }
+        }
+        if !head {
+            watch(layers, &workspace.registers[self.hidden]);
+        }
+        Ok(())
+    }
+
+    /// Runs those of `calls` whose experts are chosen.
+    fn calls(
+        &self,
+        calls: &[Call],
+        head: bool,
+        parts: &mut [Part<'_>],
+        tokens: usize,
+        workspace: &mut Workspace,
+    ) -> Result<()> {
+        let Workspace { registers, wanted, .. } = workspace;
+        wanted.clear();
+        for (i, call) in calls.iter().enumerate() {
+            let zero = call.when.as_ref().is_some_and(|(register, rows)| {
+                let v = registers[*register].as_f32().unwrap_or_default();
+                let range = rows.start * tokens..(rows.start + rows.count) * tokens;
+                v.get(range).is_some_and(|v| v.iter().all(|&x| x == 0.0))
+            });
+            if !zero {
+                wanted.push(i);
+            }
+        }
+        locked(&self.stats).all.skipped += (calls.len() - wanted.len()) as u64;
+        // A sum is one job even where only one term is left, so that its order is that of other calls.
+        if calls.len() > 1 && !wanted.is_empty() && !self.low_memory && self.sum(calls, tokens, workspace)? {
+            return Ok(());
+        }
+        for k in 0..workspace.wanted.len() {
+            let call = &calls[workspace.wanted[k]];
+            self.call(call, head, parts, tokens, workspace)?;
+            if self.low_memory {
+                self.packages[call.package].release();
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs calls that add to one register as one job. False, and nothing has been done, where they have states or take more
+    /// tokens than there are.
+    fn sum(&self, calls: &[Call], tokens: usize, workspace: &mut Workspace) -> Result<bool> {
+        let mut terms: SmallVec<[(&Call, Arc<Prepared>); MANY]> = SmallVec::new();
+        for &i in &workspace.wanted {
+            let (call, package) = (&calls[i], self.packages[calls[i].package].as_ref());
+            if call.has_states(package, &self.bundle)? {
+                return Ok(false);
+            }
+            let prepared = call.prepare(package, tokens, &self.bundle)?;
+            if !prepared.is_exact(tokens) || !prepared.reads_registers() {
+                return Ok(false);
+            }
+            terms.push((call, prepared));
+        }
+        let Workspace { registers, scratch, .. } = workspace;
+        let times = run_sum(&terms, tokens, registers, scratch, &self.bundle)?;
+        for ((call, _), time) in terms.iter().zip(times) {
+            self.count(call.package, time);
+        }
+        Ok(true)
+    }
+
+    fn count(&self, package: usize, time: Duration) {
+        let mut counters = locked(&self.stats);
+        counters.all.in_packages += time;
+        counters.all.calls += 1;
+        counters.shards[package].0 += 1;
+        counters.shards[package].1 += time;
+    }
+
+    /// Runs one call: once over all tokens, or once per sequence where the function has states, and in pieces where the backend
+    /// has functions for fewer tokens only.
+    fn call(
+        &self,
+        call: &Call,
+        head: bool,
+        parts: &mut [Part<'_>],
+        tokens: usize,
+        workspace: &mut Workspace,
+    ) -> Result<()> {
+        let package = self.packages[call.package].as_ref();
+        let Workspace { registers, scratch, host, pass, .. } = workspace;
+        let program = if head { &self.head } else { &self.body };
+        let (values, pass) = (&mut host[usize::from(head)], *pass);
+        if !call.has_states(package, &self.bundle)? {
+            let mut host = Host { model: &self.chain, inputs: &program.host, values, parts: &[], pass };
+            let mut first = 0;
+            while first < tokens {
+                let prepared = call.prepare(package, tokens - first, &self.bundle)?;
+                let n = prepared.width.min(tokens - first);
+                let piece = Piece { first, tokens: n, sequence: None };
+                let started = Instant::now();
+                let all = (&mut NoStates, &mut *scratch);
+                call.run(&prepared, piece, tokens, registers, &mut host, all.0, all.1, &self.bundle)?;
+                self.count(call.package, started.elapsed());
+                first += n;
+            }
+            return Ok(());
+        }
+        for i in 0..parts.len() {
+            let (mut first, end) = (parts[i].first, parts[i].first + parts[i].ids.len());
+            // The states leave the sequence while host inputs read its position.
+            let mut states =
+                std::mem::replace(&mut parts[i].sequence.states[call.package], Box::new(NoStates));
+            let mut host = Host { model: &self.chain, inputs: &program.host, values, parts, pass };
+            let mut ran = Ok(());
+            while first < end && ran.is_ok() {
+                let started = Instant::now();
+                ran = call.prepare(package, end - first, &self.bundle).and_then(|prepared| {
+                    let n = prepared.width.min(end - first);
+                    let piece = Piece { first, tokens: n, sequence: Some(i) };
+                    first += n;
+                    let states = states.as_mut();
+                    call.run(&prepared, piece, tokens, registers, &mut host, states, scratch, &self.bundle)
+                });
+                self.count(call.package, started.elapsed());
+            }
+            parts[i].sequence.states[call.package] = states;
+            ran?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,293 @@
+//! What the host computes between package calls: rotary rows, masks, cache placement, expert choice.
+
+use crate::tensor::Tensor;
+use anemoe_bundle::{Cache, Chain, HostInput, Rope};
+
+/// Added to the score of a slot that a token does not see: far below any score, and finite in fp16 with a score added.
+const MASKED: f32 = -30_000.0;
+
+/// Fills `out` for `n` tokens at positions `first..` in a call of `width` tokens.
+pub(super) fn fill(out: &mut Tensor, input: &HostInput, chain: &Chain, first: usize, n: usize, width: usize) {
+    // `Chain::read` has checked that the names exist.
+    match input {
+        HostInput::RopeCos(name) => rope_rows(out, &chain.ropes[name], first, width, false),
+        HostInput::RopeSin(name) => rope_rows(out, &chain.ropes[name], first, width, true),
+        HostInput::Mask(name) => mask_rows(out, &chain.caches[name], first, n, width),
+        HostInput::Place(name) => {
+            let slots = chain.caches[name].slots;
+            let v = out.reset_f32(&[1, 1, slots, width]);
+            v.fill(0.0);
+            for t in 0..n {
+                v[(first + t) % slots * width + t] = 1.0;
+            }
+        }
+        HostInput::Keep(name) => {
+            let slots = chain.caches[name].slots;
+            let v = out.reset_f32(&[1, 1, slots, 1]);
+            v.fill(1.0);
+            for t in 0..n {
+                v[(first + t) % slots] = 0.0;
+            }
+        }
+        HostInput::Carry(rows) => carry_rows(out, *rows, n, width),
+    }
+}
+
+/// `[1, 1, rows, rows + width]`: of the old rows and the call's `n` own tokens the newest; tokens that only fill the call up
+/// are left out.
+fn carry_rows(out: &mut Tensor, rows: usize, n: usize, width: usize) {
+    let v = out.reset_f32(&[1, 1, rows, rows + width]);
+    v.fill(0.0);
+    for r in 0..rows {
+        v[r * (rows + width) + n + r] = 1.0;
+    }
+}
+
+/// `[1, 1, width, rope.width]`; sines are negated in the first half.
+fn rope_rows(out: &mut Tensor, rope: &Rope, first: usize, width: usize, sine: bool) {
+    let half = rope.inv_freq.len();
+    let v = out.reset_f32(&[1, 1, width, rope.width]);
+    for (t, row) in v.chunks_exact_mut(rope.width.max(1)).enumerate() {
+        for (c, inv_freq) in rope.inv_freq.iter().enumerate() {
+            // In f64: at position 10^5 an f32 angle is off by 0.004 radians.
+            let (sin, cos) = ((first + t) as f64 * inv_freq).sin_cos();
+            (row[c], row[half + c]) = if sine { (-sin as f32, sin as f32) } else { (cos as f32, cos as f32) };
+        }
+        row[2 * half..].fill(if sine { 0.0 } else { 1.0 });
+    }
+}
+
+/// `[1, 1, width, slots]`: which slots each token sees after the call's own `n` tokens are written.
+fn mask_rows(out: &mut Tensor, cache: &Cache, first: usize, n: usize, width: usize) {
+    let slots = cache.slots;
+    let v = out.reset_f32(&[1, 1, width, slots]);
+    v.fill(MASKED);
+    let newest = first + n - 1;
+    for (t, row) in v.chunks_exact_mut(slots).enumerate().take(n) {
+        let position = first + t;
+        let oldest = cache.window.map_or(0, |w| (position + 1).saturating_sub(w));
+        // Of a ring only the newest `slots` positions are still there.
+        let oldest = oldest.max((newest + 1).saturating_sub(slots));
+        for p in oldest..=position {
+            row[p % slots] = 0.0;
+        }
+    }
+    // Tokens that only fill the call up see one slot: a row without any would mean all of them.
+    for row in v.chunks_exact_mut(slots).skip(n) {
+        row[first % slots] = 0.0;
+    }
+}
+
+/// How experts are chosen and weighted.
+pub(super) struct Routing {
+    pub top_k: usize,
+    pub scale: Option<Vec<f32>>,
+    pub bias: Option<Vec<f32>>,
+    pub over_all: bool,
+}
+
+/// What [`route`] works in.
+#[derive(Default)]
+pub(super) struct Ranking {
+    order: Vec<usize>,
+    exps: Vec<f32>,
+}
+
+/// Chooses each token's `top_k` most probable classes, of equals the one with the lowest index.
+pub(super) fn route(
+    logits: &Tensor,
+    weights: &mut Tensor,
+    r: &Routing,
+    ranking: &mut Ranking,
+) -> Result<(), String> {
+    let (&[1, classes, 1, width], Some(x)) = (logits.shape.as_slice(), logits.as_f32()) else {
+        return Err(format!("route: logits of shape {:?}, expected [1, experts, 1, tokens]", logits.shape));
+    };
+    let misfit = |v: &Option<Vec<f32>>| v.as_ref().is_some_and(|v| v.len() != classes);
+    if r.top_k > classes || misfit(&r.scale) || misfit(&r.bias) {
+        return Err(format!("route: top_k {}, scale or bias do not fit {classes} classes", r.top_k));
+    }
+    let out = weights.reset_f32(&[1, classes, 1, width]);
+    out.fill(0.0);
+    let Ranking { order, exps } = ranking;
+    exps.resize(classes, 0.0);
+    for t in 0..width {
+        let logit = |e: usize| x[e * width + t];
+        let max = (0..classes).map(logit).fold(f32::NEG_INFINITY, f32::max);
+        exps.iter_mut().enumerate().for_each(|(e, v)| *v = (logit(e) - max).exp());
+        let all: f32 = exps.iter().sum();
+        order.clear();
+        order.extend(0..classes);
+        match &r.bias {
+            // The order of logits is that of probabilities, and exact.
+            None => order.sort_unstable_by(|&a, &b| logit(b).total_cmp(&logit(a)).then(a.cmp(&b))),
+            Some(bias) => {
+                let score = |e: usize| exps[e] / all + bias[e];
+                order.sort_unstable_by(|&a, &b| score(b).total_cmp(&score(a)).then(a.cmp(&b)));
+            }
+        }
+        let chosen = &order[..r.top_k];
+        let total = if r.over_all { all } else { chosen.iter().map(|&e| exps[e]).sum() };
+        for &e in chosen {
+            out[e * width + t] = exps[e] / total * r.scale.as_ref().map_or(1.0, |s| s[e]);
+        }
+    }
+    Ok(())
+}
+
+/// `to += from * weights[row]`, each token by itself.
+pub(super) fn add_scaled(to: &mut Tensor, from: &Tensor, weights: &Tensor, row: usize) -> Result<(), String> {
+    let width = weights.shape.last().copied().unwrap_or(0);
+    let shapes = || format!("add: row {row} of {:?} to {:?} from {:?}", weights.shape, to.shape, from.shape);
+    let fits = width > 0 && to.shape == from.shape && to.shape.last() == Some(&width);
+    let w = weights.as_f32().and_then(|w| w.get(row * width..(row + 1) * width));
+    let (Some(w), true) = (w, fits) else { return Err(shapes()) };
+    if w.iter().all(|&w| w == 0.0) {
+        return Ok(());
+    }
+    let (Some(x), Some(sum)) = (from.as_f32(), to.as_f32_mut()) else {
+        return Err("add: registers that are not of floats".into());
+    };
+    for (sum, x) in sum.chunks_exact_mut(width).zip(x.chunks_exact(width)) {
+        for ((s, x), w) in sum.iter_mut().zip(x).zip(w) {
+            *s += x * w;
+        }
+    }
+    Ok(())
+}
+
+/// Largest value that a function is given as it is: what is computed from it (a sum of two, a product with a norm's weight)
+/// has room in fp16.
+const LARGEST: f32 = 16_384.0;
+
+/// Some value is above [`LARGEST`].
+pub(super) fn is_large(values: &[f32]) -> bool {
+    let mut lanes = [0f32; 16];
+    let (chunks, rest) = values.as_chunks::<16>();
+    for chunk in chunks {
+        lanes.iter_mut().zip(chunk).for_each(|(m, v)| *m = m.max(v.abs()));
+    }
+    lanes.iter().copied().chain(rest.iter().map(|v| v.abs())).any(|m| m > LARGEST)
+}
+
+/// Divides tokens (columns of `[C, width]`) whose largest value is above [`LARGEST`] by a power of two, so that no digit
+/// is lost.
+pub(super) fn rescale(values: &mut [f32], width: usize) {
+    for t in 0..width {
+        let largest = values.iter().skip(t).step_by(width).fold(0f32, |m, v| m.max(v.abs()));
+        if largest > LARGEST && largest.is_finite() {
+            let factor = (-(largest / LARGEST).log2().ceil()).exp2();
+            values.iter_mut().skip(t).step_by(width).for_each(|v| *v *= factor);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn visible(cache: &Cache, first: usize, n: usize, width: usize) -> Vec<Vec<usize>> {
+        let mut out = Tensor::default();
+        mask_rows(&mut out, cache, first, n, width);
+        let v = out.as_f32().unwrap();
+        v.chunks(cache.slots).map(|r| (0..r.len()).filter(|&s| r[s] == 0.0).collect()).collect()
+    }
+
+    #[test]
+    fn a_window_sees_its_last_positions_through_the_ring() {
+        let ring = Cache { slots: 8, window: Some(3) };
+        assert_eq!(visible(&ring, 0, 2, 4), vec![vec![0], vec![0, 1], vec![0], vec![0]]);
+        assert_eq!(visible(&ring, 8, 3, 3), vec![vec![0, 6, 7], vec![0, 1, 7], vec![0, 1, 2]]);
+    }
+
+    #[test]
+    fn a_full_cache_is_causal() {
+        let full = Cache { slots: 8, window: None };
+        assert_eq!(visible(&full, 2, 2, 2), vec![vec![0, 1, 2], vec![0, 1, 2, 3]]);
+    }
+
+    #[test]
+    fn rotary_rows_turn_a_pair_by_its_angle() {
+        let rope = Rope { width: 4, inv_freq: vec![0.5, 0.0] };
+        let (mut cos, mut sin) = (Tensor::default(), Tensor::default());
+        rope_rows(&mut cos, &rope, 3, 1, false);
+        rope_rows(&mut sin, &rope, 3, 1, true);
+        let (c, s) = (1.5f32.cos(), 1.5f32.sin());
+        let close = |a: &[f32], b: [f32; 4]| a.iter().zip(b).all(|(x, y)| (x - y).abs() < 1e-6);
+        assert!(close(cos.as_f32().unwrap(), [c, 1.0, c, 1.0]), "{cos:?}");
+        assert!(close(sin.as_f32().unwrap(), [-s, 0.0, s, 0.0]), "{sin:?}");
+    }
+
+    #[test]
+    fn channels_behind_the_pairs_stay() {
+        let rope = Rope { width: 5, inv_freq: vec![0.5, 0.25] };
+        let (mut cos, mut sin) = (Tensor::default(), Tensor::default());
+        rope_rows(&mut cos, &rope, 3, 2, false);
+        rope_rows(&mut sin, &rope, 3, 2, true);
+        for row in 0..2 {
+            assert_eq!((cos.as_f32().unwrap()[5 * row + 4], sin.as_f32().unwrap()[5 * row + 4]), (1.0, 0.0));
+        }
+    }
+
+    #[test]
+    fn the_newest_rows_are_carried() {
+        let chain = |n, width| {
+            let mut out = Tensor::default();
+            carry_rows(&mut out, 2, n, width);
+            let v = out.as_f32().unwrap();
+            v.chunks(2 + width).map(|r| r.iter().position(|&x| x == 1.0).unwrap()).collect::<Vec<_>>()
+        };
+        // Of rows [old 0, old 1, new 0, new 1, ..].
+        assert_eq!(chain(1, 1), [1, 2]);
+        assert_eq!(chain(4, 4), [4, 5]);
+        assert_eq!(chain(1, 4), [1, 2]);
+        assert_eq!(chain(3, 4), [3, 4]);
+    }
+
+    fn routing(top_k: usize) -> Routing {
+        Routing { top_k, scale: None, bias: None, over_all: false }
+    }
+
+    #[test]
+    fn routing_weights_are_a_softmax_of_the_chosen() {
+        let logits = Tensor::f32(&[1, 4, 1, 2], vec![1.0, 0.0, 3.0, 5.0, 2.0, 5.0, -1.0, 4.0]);
+        let mut weights = Tensor::default();
+        let scaled = Routing { scale: Some(vec![1.0, 2.0, 10.0, 1.0]), ..routing(2) };
+        route(&logits, &mut weights, &scaled, &mut Ranking::default()).unwrap();
+        let w = weights.as_f32().unwrap();
+        let p = 1.0 / (1.0 + (-1.0f32).exp());
+        let expected = [0.0, 0.0, 2.0 * p, 1.0, 10.0 * (1.0 - p), 5.0, 0.0, 0.0];
+        assert!(w.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-5), "{w:?}");
+        assert!(route(&logits, &mut weights, &routing(5), &mut Ranking::default()).is_err());
+        let short = Routing { bias: Some(vec![0.0]), ..routing(1) };
+        assert!(route(&logits, &mut weights, &short, &mut Ranking::default()).is_err());
+    }
+
+    #[test]
+    fn a_bias_changes_the_choice_but_not_the_weight() {
+        // Probabilities 0.2, 0.5, 0.3.
+        let logits = Tensor::f32(&[1, 3, 1, 1], vec![0.2f32.ln(), 0.5f32.ln(), 0.3f32.ln()]);
+        let mut weights = Tensor::default();
+        let biased = Routing { bias: Some(vec![0.0, -0.25, 0.0]), over_all: true, ..routing(1) };
+        route(&logits, &mut weights, &biased, &mut Ranking::default()).unwrap();
+        let w = weights.as_f32().unwrap();
+        assert!(w[0] == 0.0 && w[1] == 0.0 && (w[2] - 0.3).abs() < 1e-6, "{w:?}");
+    }
+
+    #[test]
+    fn a_row_of_weights_scales_what_is_added() {
+        let mut sum = Tensor::f32(&[1, 2, 1, 2], vec![1.0, 2.0, 3.0, 4.0]);
+        let from = Tensor::f32(&[1, 2, 1, 2], vec![1.0, 1.0, 2.0, 2.0]);
+        let weights = Tensor::f32(&[1, 2, 1, 2], vec![9.0, 9.0, 0.5, 0.0]);
+        add_scaled(&mut sum, &from, &weights, 1).unwrap();
+        assert_eq!(sum.as_f32().unwrap(), [1.5, 2.0, 4.0, 4.0]);
+        assert!(add_scaled(&mut sum, &from, &weights, 2).is_err());
+    }
+
+    #[test]
+    fn only_large_tokens_are_rescaled() {
+        let mut v = [1.0, 100_000.0, 3.0, 1.0];
+        rescale(&mut v, 2);
+        assert_eq!(v, [1.0, 12_500.0, 3.0, 0.125]);
+    }
+}

@@ -1,0 +1,291 @@
+//! Runs a bundle: a [`Model`] that does not change, and [`Sequence`]s to which it appends tokens.
+//!
+//! ```text
+//! Model: chain, packages, prepared functions, embedding      Sequence: tokens, states of each package
+//! forward(batch of (sequence, its next tokens, logits wanted)):
+//!   functions without states run once over the tokens of all sequences, so that weights are read once,
+//!   functions with states once per sequence
+//! ```
+
+mod call;
+mod embedding;
+mod forward;
+mod host;
+mod program;
+mod sequence;
+mod vectors;
+
+pub use forward::{Request, Watch};
+pub use sequence::Sequence;
+
+use crate::backend::{Backend, OpTime, Package};
+use crate::tensor::Tensor;
+use crate::{Error, Result};
+use anemoe_bundle::{CHAIN_FILE, Chain, Shard};
+use anemoe_kernels::Pool;
+use call::Call;
+use embedding::EmbeddingFile;
+use forward::Workspace;
+use program::{Names, Op, Program};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use vectors::Vectors;
+
+/// Tokens whose logits a pass computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Logits {
+    /// None: the tokens only fill the caches.
+    None,
+    /// The last token.
+    Last,
+    /// Every token.
+    All,
+}
+
+/// Time and calls since the model was opened.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ModelStats {
+    /// Package calls.
+    pub calls: u64,
+    /// Calls left out because no expert of the pack was chosen.
+    pub skipped: u64,
+    /// Time inside packages.
+    pub in_packages: Duration,
+}
+
+/// Time and calls of one shard since the model was opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShardStats {
+    /// Its name in the chain.
+    pub shard: String,
+    /// Calls.
+    pub calls: u64,
+    /// Time in them, copies of inputs and outputs included.
+    pub time: Duration,
+    /// Bytes of weights and caches read, where the backend knows.
+    pub bytes_read: u64,
+    /// Time by operation, where the backend measures it.
+    pub ops: Vec<OpTime>,
+}
+
+/// A loaded bundle. It does not change when it runs: threads share it, and any number of sequences.
+pub struct Model {
+    /// Number of this model in the process, by which it knows its sequences.
+    number: u64,
+    bundle: PathBuf,
+    chain: Chain,
+    packages: Vec<Box<dyn Package>>,
+    /// Opened when it is first needed.
+    embedding: Mutex<Option<EmbeddingFile>>,
+    body: Program,
+    head: Program,
+    names: Names,
+    hidden: usize,
+    logits: usize,
+    fp16_stream: bool,
+    low_memory: bool,
+    stats: Mutex<Counters>,
+    /// Memory of passes that ended, for the next ones.
+    workspaces: Mutex<Vec<Box<Workspace>>>,
+}
+
+/// Counters since opening.
+struct Counters {
+    all: ModelStats,
+    /// Calls and time of each package.
+    shards: Vec<(u64, Duration)>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Model {
+    /// Opens a bundle. Functions are prepared when they are first needed.
+    ///
+    /// # Errors
+    /// The bundle or one of its packages is missing, invalid, or does not fit `chain.json`.
+    pub fn open(bundle: &Path, backend: &dyn Backend) -> Result<Model> {
+        let chain = Chain::read(bundle)?;
+        let model = Model::with_chain(bundle, chain, backend, &|shard| bundle.join(&shard.file))?;
+        *locked(&model.embedding) = Some(EmbeddingFile::open(bundle, &model.chain.embedding)?);
+        Ok(model)
+    }
+
+    /// Opens packages under a contract of one's own: one that is not written yet, a part of one, or one whose packages are
+    /// elsewhere. `package` gives the path of a shard's package; files beside the shards are those of `bundle`, the embedding
+    /// when it is first needed.
+    ///
+    /// # Errors
+    /// As [`Model::open`].
+    pub fn with_chain(
+        bundle: &Path,
+        chain: Chain,
+        backend: &dyn Backend,
+        package: &dyn Fn(&Shard) -> PathBuf,
+    ) -> Result<Model> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let files: Vec<PathBuf> = chain.shards.iter().map(package).collect();
+        let opened: Vec<Mutex<_>> = files.iter().map(|_| Mutex::new(None)).collect();
+        Pool::global().run(files.len(), &|i| {
+            let package = backend.open(&files[i]);
+            *locked(&opened[i]) = Some(package);
+        });
+        let mut packages = Vec::new();
+        let mut index = BTreeMap::new();
+        for (shard, opened) in chain.shards.iter().zip(opened) {
+            index.insert(shard.name.clone(), packages.len());
+            let opened = opened.into_inner().unwrap_or_else(PoisonError::into_inner);
+            packages.push(
+                opened.ok_or_else(|| Error::Input(format!("shard `{}` was not opened", shard.name)))??,
+            );
+        }
+        let mut names = Names::default();
+        let hidden = names.index("hidden");
+        let vectors = Vectors::open(bundle, chain.vectors.as_ref())?;
+        let body = Program::resolve(bundle, &chain, &chain.steps, &index, &vectors, &mut names)?;
+        let head = Program::resolve(bundle, &chain, &chain.head, &index, &vectors, &mut names)?;
+        let logits = names.index("logits");
+        Ok(Model {
+            number: NUMBER.fetch_add(1, Ordering::Relaxed),
+            bundle: bundle.to_path_buf(),
+            stats: Mutex::new(Counters {
+                all: ModelStats::default(),
+                shards: vec![(0, Duration::ZERO); packages.len()],
+            }),
+            packages,
+            embedding: Mutex::default(),
+            body,
+            head,
+            hidden,
+            logits,
+            fp16_stream: false,
+            low_memory: false,
+            workspaces: Mutex::default(),
+            names,
+            chain,
+        })
+    }
+
+    /// The contract.
+    pub fn chain(&self) -> &Chain {
+        &self.chain
+    }
+
+    /// The bundle's folder.
+    pub fn bundle(&self) -> &Path {
+        &self.bundle
+    }
+
+    /// Bytes that tell this bundle from others: a hash of its contract.
+    pub(super) fn identity(&self) -> Vec<u8> {
+        let text = serde_json::to_vec(&self.chain).unwrap_or_default();
+        anemoe_bundle::sha256(&text).into_bytes()
+    }
+
+    /// Counters since opening.
+    pub fn stats(&self) -> ModelStats {
+        locked(&self.stats).all
+    }
+
+    /// Time and calls of each shard since opening.
+    pub fn shard_stats(&self) -> Vec<ShardStats> {
+        let counters = locked(&self.stats);
+        let all = self.chain.shards.iter().zip(&counters.shards).zip(&self.packages);
+        all.map(|((shard, &(calls, time)), package)| ShardStats {
+            shard: shard.name.clone(),
+            calls,
+            time,
+            bytes_read: package.bytes_read(),
+            ops: package.op_times(),
+        })
+        .collect()
+    }
+
+    /// Rounds the residual stream to fp16 whenever the host has changed it, to show what that costs.
+    pub fn set_fp16_stream(&mut self, on: bool) {
+        self.fp16_stream = on;
+    }
+
+    /// Frees a package's weights and intermediate values after each call, so that resident memory stays small however large the
+    /// bundle is. They come back with the next call, which takes time.
+    pub fn set_low_memory(&mut self, on: bool) {
+        self.low_memory = on;
+    }
+
+    /// Prepares the functions for calls of `tokens` tokens, and for the logits of one, on several threads; otherwise each is
+    /// prepared when it is first needed. Functions that cannot be prepared say so then.
+    pub fn prepare(&self, tokens: usize) {
+        let mut wanted: Vec<Vec<(&Call, usize)>> = vec![Vec::new(); self.packages.len()];
+        for (program, tokens) in [(&self.body, tokens.max(1)), (&self.head, 1)] {
+            let tokens = tokens.min(program.most());
+            for step in &program.steps {
+                let Op::Calls(calls) = step else { continue };
+                calls.iter().for_each(|call| wanted[call.package].push((call, tokens)));
+            }
+        }
+        Pool::global().run(wanted.len(), &|i| {
+            let package = self.packages[i].as_ref();
+            let prepare =
+                |(call, tokens): &(&Call, usize)| call.prepare(package, *tokens, &self.bundle).is_ok();
+            let _ = wanted[i].iter().all(prepare);
+        });
+    }
+
+    /// Maps all weights in the background, so that reading one for the first time does not stop at every few pages. Does
+    /// nothing where the machine's free memory does not hold them, or does not say what it has. Gives the thread, for callers
+    /// that want to wait.
+    pub fn populate(&self) -> Option<JoinHandle<()>> {
+        let bytes: u64 = self.chain.shards.iter().map(|s| s.bytes).sum();
+        if crate::memory::free_memory().is_none_or(|free| free < bytes) {
+            return None;
+        }
+        let jobs: Vec<_> = self.packages.iter().filter_map(|p| p.populate()).collect();
+        let map = move || jobs.into_iter().for_each(|job| job());
+        // Without a thread, pages are mapped as they are read.
+        std::thread::Builder::new().name("anemoe-map".into()).spawn(map).ok()
+    }
+
+    /// Fills the caches of a sequence with noise for `tokens` tokens: for measurements of time, which does not depend on them.
+    ///
+    /// # Errors
+    /// The context holds fewer, or the backend cannot write states.
+    pub fn fill_with_noise(&self, sequence: &mut Sequence, tokens: usize, seed: u64) -> Result<()> {
+        let room = self.chain.model.max_context;
+        if tokens > room {
+            return Err(Error::Input(format!("a context of {tokens} tokens, where the bundle holds {room}")));
+        }
+        sequence.clear();
+        // States come into being with the first token.
+        self.append(sequence, &[0], Logits::None, None)?;
+        sequence.clear();
+        for (i, states) in sequence.states.iter_mut().enumerate() {
+            if !states.fill_with_noise(seed + i as u64) {
+                return Err(Error::Input("this backend cannot write states".into()));
+            }
+        }
+        sequence.push_unknown(tokens);
+        Ok(())
+    }
+
+    fn contradiction(&self, what: String) -> Error {
+        Error::invalid(self.bundle.join(CHAIN_FILE), what)
+    }
+}
+
+/// Registers as a pass left them.
+pub struct Registers<'a> {
+    names: &'a Names,
+    values: &'a [Tensor],
+}
+
+impl Registers<'_> {
+    /// A register by its name in the chain: `[1, channels, 1, tokens]`.
+    pub fn get(&self, name: &str) -> Option<&Tensor> {
+        self.values.get(self.names.find(name)?)
+    }
+}

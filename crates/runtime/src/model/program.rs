@@ -1,0 +1,195 @@
+//! Steps of a chain with names resolved to indices.
+
+use super::call::{Call, Sink, Source};
+use super::host::Routing;
+use super::vectors::{Mix, Norm, Vectors};
+use crate::{Error, Result};
+use anemoe_bundle::{CHAIN_FILE, Chain, HostInput, InputBinding, OutputBinding, Step, TokenCount};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Cost of one more token in a call, as a share of a call for one, on a device whose time goes into reading weights. It decides
+/// between one padded call and several small ones.
+const COST_PER_TOKEN: f64 = 0.05;
+
+/// Picks the function to call for `n` tokens that are left: the one that is cheapest per token.
+pub(super) fn pick(counts: &[TokenCount], n: usize) -> TokenCount {
+    let per_token = |c: &TokenCount| {
+        let width = if c.min == c.max { c.max } else { n.min(c.max) };
+        (1.0 + COST_PER_TOKEN * width as f64) / n.min(c.max) as f64
+    };
+    let best = counts.iter().copied().min_by(|a, b| per_token(a).total_cmp(&per_token(b)));
+    best.unwrap_or(TokenCount { min: 1, max: 1 })
+}
+
+/// The `steps` or the `head` of a chain.
+pub(super) struct Program {
+    pub steps: Vec<Op>,
+    /// Token counts for which every package has a function.
+    pub counts: Vec<TokenCount>,
+    /// Host inputs in use.
+    pub host: Vec<HostInput>,
+}
+
+pub(super) enum Op {
+    Zero {
+        register: usize,
+        channels: usize,
+    },
+    Route {
+        logits: usize,
+        weights: usize,
+        routing: Routing,
+    },
+    Residual {
+        stream: usize,
+        branch: Option<usize>,
+        mix: Mix,
+    },
+    Normalize {
+        from: usize,
+        to: usize,
+        norm: Norm,
+    },
+    AddScaled {
+        register: usize,
+        from: usize,
+        weights: usize,
+        row: usize,
+    },
+    /// Calls that follow each other; several where each adds to one register, that none of them reads.
+    Calls(Vec<Call>),
+}
+
+/// Register names to indices.
+#[derive(Default)]
+pub(super) struct Names(BTreeMap<String, usize>);
+
+impl Names {
+    pub fn index(&mut self, name: &str) -> usize {
+        let next = self.0.len();
+        *self.0.entry(name.to_string()).or_insert(next)
+    }
+
+    pub fn find(&self, name: &str) -> Option<usize> {
+        self.0.get(name).copied()
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+impl Program {
+    pub fn resolve(
+        bundle: &Path,
+        chain: &Chain,
+        steps: &[Step],
+        packages: &BTreeMap<String, usize>,
+        vectors: &Vectors,
+        names: &mut Names,
+    ) -> Result<Program> {
+        let mut host: Vec<HostInput> = Vec::new();
+        let mut counts: Option<Vec<TokenCount>> = None;
+        let mut ops = Vec::new();
+        // Registers that are written in pieces are as large as all of the pieces.
+        let mut sizes: BTreeMap<&str, usize> = BTreeMap::new();
+        for step in steps {
+            if let Step::Run(run) = step {
+                for OutputBinding { register, rows, .. } in run.outputs.values() {
+                    let end = rows.map_or(0, |r| r.start.saturating_add(r.count));
+                    let size = sizes.entry(register).or_default();
+                    *size = end.max(*size);
+                }
+            }
+        }
+        for step in steps {
+            ops.push(match step {
+                Step::Zero { register, channels } => {
+                    Op::Zero { register: names.index(register), channels: *channels }
+                }
+                Step::Route { logits, weights, top_k, scale, bias, over_all } => Op::Route {
+                    logits: names.index(logits),
+                    weights: names.index(weights),
+                    routing: Routing {
+                        top_k: *top_k,
+                        scale: scale.clone(),
+                        bias: bias.clone(),
+                        over_all: *over_all,
+                    },
+                },
+                Step::Residual { stream, branch, vectors: name } => Op::Residual {
+                    stream: names.index(stream),
+                    branch: branch.as_ref().map(|b| names.index(b)),
+                    mix: vectors.mix(name, branch.is_some())?,
+                },
+                Step::Normalize { from, to, vector, eps } => Op::Normalize {
+                    from: names.index(from),
+                    to: names.index(to),
+                    norm: vectors.norm(vector, *eps)?,
+                },
+                Step::AddScaled { register, from, weights, row } => Op::AddScaled {
+                    register: names.index(register),
+                    from: names.index(from),
+                    weights: names.index(weights),
+                    row: *row,
+                },
+                Step::Run(run) => {
+                    // `Chain::read` has checked that the shard exists.
+                    let package = packages[&run.shard];
+                    let functions: BTreeMap<TokenCount, String> = chain.shards[package]
+                        .functions
+                        .iter()
+                        .filter(|f| f.unit == run.unit)
+                        .map(|f| (f.tokens, f.name.clone()))
+                        .collect();
+                    counts = Some(match counts {
+                        None => functions.keys().copied().collect(),
+                        Some(c) => c.into_iter().filter(|c| functions.contains_key(c)).collect(),
+                    });
+                    let mut source = |input: &InputBinding| match input {
+                        InputBinding::Register { name, rows, rescale } => {
+                            Source::Register { index: names.index(name), rows: *rows, rescale: *rescale }
+                        }
+                        InputBinding::Host(input) => {
+                            let known = host.iter().position(|h| h == input);
+                            Source::Host(known.unwrap_or_else(|| {
+                                host.push(input.clone());
+                                host.len() - 1
+                            }))
+                        }
+                    };
+                    let inputs = run.inputs.iter().map(|(k, v)| (k.clone(), source(v))).collect();
+                    let outputs = run
+                        .outputs
+                        .iter()
+                        .map(|(name, output)| {
+                            let rows = output.rows.map(|r| (r, sizes[output.register.as_str()]));
+                            let register = names.index(&output.register);
+                            (name.clone(), Sink { register, rows, accumulate: output.accumulate })
+                        })
+                        .collect();
+                    let when = run.when.as_ref().map(|w| (names.index(&w.register), w.rows));
+                    let layer = chain.shards[package].layer;
+                    let shard = run.shard.clone();
+                    Op::Calls(vec![Call::new(shard, layer, package, when, inputs, outputs, functions)])
+                }
+            });
+        }
+        let mut steps: Vec<Op> = Vec::new();
+        for op in ops {
+            match (steps.last_mut(), op) {
+                (Some(Op::Calls(before)), Op::Calls(next)) if next.iter().all(|n| n.is_like(&before[0])) => {
+                    before.extend(next);
+                }
+                (_, op) => steps.push(op),
+            }
+        }
+        let counts = counts.unwrap_or_default();
+        if !counts.iter().any(|c| c.min == 1) {
+            let what = "chain: the shards have no function for one token in common";
+            return Err(Error::invalid(bundle.join(CHAIN_FILE), what));
+        }
+        Ok(Program { steps, counts, host })
+    }
+}

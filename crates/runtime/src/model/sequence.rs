@@ -1,0 +1,201 @@
+//! What one sequence of tokens leaves behind: its states, and the tokens themselves.
+
+use super::Model;
+use crate::backend::States;
+use crate::{Error, Result};
+use anemoe_bundle::Cache;
+use std::collections::BTreeMap;
+
+/// Token of a position that was given by registers or filled with noise, so that it cannot be run again.
+const UNKNOWN: u32 = u32::MAX;
+/// First bytes of a saved sequence.
+const MAGIC: &[u8; 20] = b"anemoe sequence v1\0\0";
+
+/// One sequence of tokens in a [`Model`]: its position and one set of states per package. Making one is cheap; the memory of
+/// its states comes with its first token.
+pub struct Sequence {
+    /// Number of the model that it belongs to.
+    pub(super) model: u64,
+    pub(super) states: Vec<Box<dyn States>>,
+    /// Every token so far.
+    pub(super) ids: Vec<u32>,
+    /// The end of the highest position whose row is in the caches, also of tokens that were cut off since.
+    pub(super) highest: usize,
+    /// A call failed half-way, and its states are those of no sequence.
+    pub(super) is_broken: bool,
+}
+
+impl Sequence {
+    /// Tokens so far.
+    pub fn position(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// Forgets all tokens.
+    pub fn clear(&mut self) {
+        self.states.iter_mut().for_each(|s| s.clear());
+        self.ids.clear();
+        (self.highest, self.is_broken) = (0, false);
+    }
+
+    /// A copy that goes its own way from here, for instance behind a prompt that several answers share.
+    ///
+    /// # Errors
+    /// The backend cannot read states.
+    pub fn fork(&self) -> Result<Sequence> {
+        Ok(Sequence {
+            model: self.model,
+            states: self.states.iter().map(|s| s.fork()).collect::<Result<_>>()?,
+            ids: self.ids.clone(),
+            highest: self.highest,
+            is_broken: self.is_broken,
+        })
+    }
+
+    /// Notes a token that was given by its registers.
+    pub(super) fn push_unknown(&mut self, tokens: usize) {
+        self.ids.extend(std::iter::repeat_n(UNKNOWN, tokens));
+        self.highest = self.highest.max(self.ids.len());
+    }
+
+    /// Rows of ring caches from `position - window` on are those of the sequence's own tokens, and not of tokens cut off since.
+    pub(super) fn has_rows_before(&self, position: usize, caches: &BTreeMap<String, Cache>) -> bool {
+        caches.values().all(|cache| {
+            let seen = cache.window.map_or(position, |w| position.min(w.saturating_sub(1)));
+            // The row of a position is overwritten by that of the position `slots` later.
+            let oldest = position - seen;
+            seen == 0 || self.highest <= oldest + cache.slots
+        })
+    }
+
+    /// Bytes from which [`Model::restore`] makes the same sequence again, in this version of the program.
+    ///
+    /// # Errors
+    /// The backend cannot read states, or an earlier call failed half-way.
+    pub fn save(&self, model: &Model) -> Result<Vec<u8>> {
+        model.check(self)?;
+        let mut out = MAGIC.to_vec();
+        out.extend(model.identity());
+        for n in [self.ids.len(), self.highest, self.states.len()] {
+            out.extend((n as u64).to_le_bytes());
+        }
+        self.ids.iter().for_each(|id| out.extend(id.to_le_bytes()));
+        for states in &self.states {
+            states.save(&mut out)?;
+        }
+        Ok(out)
+    }
+}
+
+impl Model {
+    /// Refuses a sequence of another model, and one whose states a failed call left half-way.
+    pub(super) fn check(&self, sequence: &Sequence) -> Result<()> {
+        if sequence.model != self.number {
+            return Err(Error::Input("a sequence of another model".into()));
+        }
+        if sequence.is_broken {
+            return Err(Error::Input("a call of this sequence failed: clear it first".into()));
+        }
+        Ok(())
+    }
+
+    /// Makes an empty sequence.
+    pub fn sequence(&self) -> Sequence {
+        Sequence {
+            model: self.number,
+            states: self.packages.iter().map(|p| p.new_states()).collect(),
+            ids: Vec::with_capacity(self.chain.model.max_context.min(1 << 12)),
+            highest: 0,
+            is_broken: false,
+        }
+    }
+
+    /// Cuts a sequence back to its first `length` tokens. Tokens of the last call go at once; before it, ring caches and rows
+    /// that layers carry from call to call may lack what is needed, and then the tokens that stay are run again. Either way
+    /// the sequence is bit for bit what it was after those tokens.
+    ///
+    /// # Errors
+    /// The sequence is shorter, or tokens that have to run again were given by registers; nothing has changed then. A package
+    /// fails.
+    pub fn truncate(&self, sequence: &mut Sequence, length: usize) -> Result<()> {
+        self.check(sequence)?;
+        let position = sequence.position();
+        if length > position {
+            return Err(Error::Input(format!("a sequence of {position} tokens cut back to {length}")));
+        }
+        if length == position {
+            return Ok(());
+        }
+        if length == 0 {
+            sequence.clear();
+            return Ok(());
+        }
+        if sequence.has_rows_before(length, &self.chain.caches) {
+            let mut all = true;
+            sequence.is_broken = true;
+            for states in &mut sequence.states {
+                all &= states.rewind(position - length)?;
+            }
+            sequence.is_broken = false;
+            if all {
+                sequence.ids.truncate(length);
+                return Ok(());
+            }
+            // Some states are cut back and some are not, so that all have to be made anew.
+            sequence.is_broken = true;
+        }
+        if sequence.ids[..length].contains(&UNKNOWN) {
+            return Err(Error::Input("tokens that were given by registers cannot be run again".into()));
+        }
+        let ids = sequence.ids[..length].to_vec();
+        sequence.clear();
+        self.append(sequence, &ids, super::Logits::None, None).map(|_| ())
+    }
+
+    /// Makes a sequence from the bytes of [`Sequence::save`].
+    ///
+    /// # Errors
+    /// The bytes are no sequence of this model, or end early.
+    pub fn restore(&self, bytes: &[u8]) -> Result<Sequence> {
+        let wrong = |what: &str| Error::Input(format!("saved sequence: {what}"));
+        let mut rest = bytes;
+        let magic = rest.split_off(..MAGIC.len()).ok_or_else(|| wrong("it ends early"))?;
+        if magic != MAGIC {
+            return Err(wrong("it does not begin as one of this version"));
+        }
+        let identity = self.identity();
+        if rest.split_off(..identity.len()) != Some(identity.as_slice()) {
+            return Err(wrong("it is of another bundle"));
+        }
+        let mut number = || {
+            let bytes = rest.split_off(..8).and_then(|b| b.try_into().ok());
+            bytes.map(u64::from_le_bytes).and_then(|n| usize::try_from(n).ok())
+        };
+        let (Some(length), Some(highest), Some(states)) = (number(), number(), number()) else {
+            return Err(wrong("it ends early"));
+        };
+        let most = self.chain.model.max_context;
+        if length > most || highest > most || length > highest {
+            return Err(wrong("its lengths do not fit each other or the context"));
+        }
+        if states != self.packages.len() {
+            return Err(wrong("it has states of another number of packages"));
+        }
+        let mut sequence = self.sequence();
+        let ids = rest.split_off(..4 * length).ok_or_else(|| wrong("it ends early"))?;
+        let ids = ids.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b));
+        sequence.ids.extend(ids);
+        let vocabulary = self.chain.model.vocab_size;
+        if sequence.ids.iter().any(|&id| id as usize >= vocabulary && id != UNKNOWN) {
+            return Err(wrong("a token is outside the vocabulary"));
+        }
+        for states in &mut sequence.states {
+            states.restore(&mut rest)?;
+        }
+        if !rest.is_empty() {
+            return Err(wrong("there is something behind its end"));
+        }
+        sequence.highest = highest;
+        Ok(sequence)
+    }
+}
