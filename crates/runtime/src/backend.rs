@@ -10,6 +10,7 @@ use crate::tensor::Tensor;
 use crate::{Error, Result};
 use smallvec::SmallVec;
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,18 +38,20 @@ pub trait Package: Send + Sync {
     /// There is no such function, or it uses something that this backend lacks.
     fn prepare(&self, function: &str) -> Result<Arc<dyn Function>>;
 
-    /// Prepares a function that is declared for `declared` tokens for calls of `tokens`. `None` where the backend runs functions
-    /// only as they are declared; callers fill such calls up.
+    /// Prepares a function that is declared for `declared` tokens, or more from there on, for calls of `tokens`. `axes` names the
+    /// axis of the tokens of each input that has any. `None` where the backend runs functions only as they are declared;
+    /// callers fill such calls up.
     ///
     /// # Errors
     /// As [`Package::prepare`].
     fn prepare_for(
         &self,
         function: &str,
+        axes: &BTreeMap<String, usize>,
         declared: usize,
         tokens: usize,
     ) -> Result<Option<Arc<dyn Function>>> {
-        let _ = (function, declared, tokens);
+        let _ = (function, axes, declared, tokens);
         Ok(None)
     }
 
@@ -85,7 +88,7 @@ pub trait Function: Any + Send + Sync {
     /// The function reads or writes states.
     fn has_states(&self) -> bool;
 
-    /// Runs the function and writes its results to `outputs`, whose memory is used again where it is large enough.
+    /// Runs the function and writes its results to the first of `outputs`, whose memory is used again where it is large enough.
     ///
     /// # Errors
     /// An input has the wrong shape or type, `states` are another backend's, or the function fails.

@@ -162,14 +162,14 @@ impl CompiledFunction {
         }
     }
 
-    /// Runs the function and writes its results to `outputs`, whose memory is kept where it is large enough. `states` holds at
-    /// least the function's states.
+    /// Runs the function and writes its results to the first of `outputs`, whose memory is kept where it is large enough.
+    /// `states` holds at least the function's states.
     ///
     /// # Errors
     /// An input has the wrong shape or type, a state is missing, or an operation fails on these shapes.
     pub fn run(&self, inputs: &[&Tensor], states: &mut States, outputs: &mut Vec<Tensor>) -> Result<Counts> {
         self.check_inputs(inputs)?;
-        outputs.resize_with(self.described.outputs.len(), Tensor::default);
+        outputs.resize_with(outputs.len().max(self.described.outputs.len()), Tensor::default);
         let places: SmallVec<[usize; 2]> = self
             .states
             .iter()

@@ -14,6 +14,7 @@ pub mod ops;
 mod package;
 mod plan;
 mod states;
+mod tokens;
 mod weights;
 
 pub use function::{CompiledFunction, FunctionStats};

@@ -2,10 +2,12 @@
 
 use super::function::{CompiledFunction, add_experts};
 use super::plan::Counts;
+use super::tokens::{describe, resize};
 use super::{MANY, Options, Precision, States, compile};
-use crate::backend::{self, Backend, Function, OpTime, Term, Times};
+use crate::backend::{self, Backend, OpTime, Term, Times};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
+use anemoe_mlpackage::mil::{Function, FunctionDescription};
 use anemoe_mlpackage::package::{Package, Weights};
 use smallvec::{SmallVec, smallvec};
 use std::any::Any;
@@ -39,6 +41,12 @@ impl CpuPackage {
     /// # Errors
     /// There is no such function, or it uses an operation or a form that is not implemented (named in the error).
     pub fn compile(&self, function: Option<&str>, options: Options) -> Result<CompiledFunction> {
+        let (body, described) = self.function(function)?;
+        compile::compile(&self.package, &described.name, body, described, options)
+    }
+
+    /// The program and the description of a function, the default one when none is named.
+    fn function(&self, function: Option<&str>) -> Result<(&Function, &FunctionDescription)> {
         let model = self.package.model();
         let name = function.unwrap_or(&model.default_function);
         let described = model.functions.iter().find(|f| f.name == name);
@@ -49,7 +57,7 @@ impl CpuPackage {
                 format!("use: no function `{name}`; there is {}", known.join(", ")),
             ));
         };
-        compile::compile(&self.package, name, body, described, options)
+        Ok((body, described))
     }
 }
 
@@ -93,8 +101,8 @@ struct LoadedPackage {
     weights: Mutex<Weights>,
     path: PathBuf,
     options: Options,
-    /// Compiled functions by name.
-    functions: Mutex<BTreeMap<String, Arc<CompiledFunction>>>,
+    /// Compiled functions by name, and number of tokens where they are made for that.
+    functions: Mutex<BTreeMap<(String, Option<usize>), Arc<CompiledFunction>>>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -113,12 +121,33 @@ impl LoadedPackage {
 }
 
 impl backend::Package for LoadedPackage {
-    fn prepare(&self, function: &str) -> Result<Arc<dyn Function>> {
-        if let Some(found) = locked(&self.functions).get(function) {
+    fn prepare(&self, function: &str) -> Result<Arc<dyn backend::Function>> {
+        let key = (function.to_string(), None);
+        if let Some(found) = locked(&self.functions).get(&key) {
             return Ok(found.clone());
         }
         let compiled = Arc::new(self.read(function)?.compile(Some(function), self.options)?);
-        Ok(locked(&self.functions).entry(function.to_string()).or_insert(compiled).clone())
+        Ok(locked(&self.functions).entry(key).or_insert(compiled).clone())
+    }
+
+    fn prepare_for(
+        &self,
+        function: &str,
+        axes: &BTreeMap<String, usize>,
+        declared: usize,
+        tokens: usize,
+    ) -> Result<Option<Arc<dyn backend::Function>>> {
+        let key = (function.to_string(), Some(tokens));
+        if let Some(found) = locked(&self.functions).get(&key) {
+            return Ok(Some(found.clone()));
+        }
+        let package = self.read(function)?;
+        let (body, described) = package.function(Some(function))?;
+        let Ok(resized) = resize(body, described, axes, declared, tokens) else { return Ok(None) };
+        let described = describe(&resized.function, described);
+        let compiled =
+            compile::compile(&package.package, function, &resized.function, &described, self.options)?;
+        Ok(Some(locked(&self.functions).entry(key).or_insert(Arc::new(compiled)).clone()))
     }
 
     fn new_states(&self) -> Box<dyn backend::States> {
@@ -145,7 +174,7 @@ impl backend::Package for LoadedPackage {
     }
 }
 
-impl Function for CompiledFunction {
+impl backend::Function for CompiledFunction {
     fn inputs(&self) -> &[String] {
         self.input_names()
     }

@@ -8,7 +8,6 @@ use anemoe_kernels::{CacheValues, F16Buffer, Pool};
 use anemoe_mlpackage::mil::{DataType, TensorType};
 use half::f16;
 use smallvec::SmallVec;
-use std::sync::Arc;
 
 /// The value of a state.
 #[derive(Clone, Debug)]
@@ -241,7 +240,7 @@ impl StatePiece<'_> {
 /// Values that outlive a call.
 #[derive(Clone, Debug, Default)]
 pub struct States {
-    pub(super) names: Arc<Vec<String>>,
+    pub(super) names: Vec<String>,
     types: Vec<TensorType>,
     pub(super) values: Vec<StateValue>,
 }
@@ -257,7 +256,7 @@ impl States {
     }
 
     fn add(&mut self, name: &str, ty: &TensorType, cache: Option<usize>) {
-        Arc::make_mut(&mut self.names).push(name.to_string());
+        self.names.push(name.to_string());
         self.types.push(ty.clone());
         self.values.push(StateValue::zero(ty, cache));
     }
@@ -428,7 +427,7 @@ fn read_states(bytes: &mut &[u8]) -> Option<States> {
             }
             _ => return None,
         };
-        Arc::make_mut(&mut states.names).push(name);
+        states.names.push(name);
         states.types.push(TensorType::fixed(dtype, &shape.iter().map(|&d| d as u64).collect::<Vec<_>>()));
         states.values.push(value);
     }

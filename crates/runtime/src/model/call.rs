@@ -45,6 +45,8 @@ pub(super) struct Call {
     outputs: BTreeMap<String, Sink>,
     /// Names of the functions by the tokens for which they are declared.
     functions: BTreeMap<TokenCount, String>,
+    /// Axis of the tokens of each input that has any.
+    axes: BTreeMap<String, usize>,
     /// Prepared functions by the tokens of a call, few of them.
     prepared: RwLock<Vec<(usize, Arc<Prepared>)>>,
     has_states: OnceLock<bool>,
@@ -100,9 +102,10 @@ impl Call {
         inputs: BTreeMap<String, Source>,
         outputs: BTreeMap<String, Sink>,
         functions: BTreeMap<TokenCount, String>,
+        axes: BTreeMap<String, usize>,
     ) -> Call {
         let (prepared, has_states) = (RwLock::default(), OnceLock::new());
-        Call { shard, layer, package, when, inputs, outputs, functions, prepared, has_states }
+        Call { shard, layer, package, when, inputs, outputs, functions, axes, prepared, has_states }
     }
 
     /// Both add to one register, which they do not read, of one layer.
@@ -178,17 +181,23 @@ impl Call {
     /// The function for `tokens` tokens and the width of its calls: a declared one, else one that the backend makes for exactly
     /// these, else the cheapest declared one.
     fn choose(&self, package: &dyn Package, tokens: usize) -> Result<(Arc<dyn Function>, usize)> {
-        let exact = self.functions.iter().find(|(c, _)| c.min <= tokens && tokens <= c.max);
-        if let Some((_, name)) = exact {
+        let holds = |c: &TokenCount| c.min <= tokens && tokens <= c.max;
+        let exact = self.functions.iter().find(|(c, _)| holds(c));
+        if let Some((count, name)) = exact
+            && count.min == count.max
+        {
             return Ok((package.prepare(name)?, tokens));
         }
-        let fixed = || self.functions.iter().filter(|(c, _)| c.min == c.max);
-        // A function of many tokens says more about where they lie than one of a single token.
-        let larger = fixed().find(|(c, _)| c.max > tokens).or_else(|| fixed().next_back());
-        if let Some((count, name)) = larger
-            && let Some(function) = package.prepare_for(name, count.max, tokens)?
+        // A function of many tokens says more about where they lie than one of a single token, and one of a fixed shape runs
+        // faster than one of a range.
+        let larger = || self.functions.iter().find(|(c, _)| c.max > tokens);
+        if let Some((count, name)) = exact.or_else(larger).or_else(|| self.functions.iter().next_back())
+            && let Some(function) = package.prepare_for(name, &self.axes, count.min, tokens)?
         {
             return Ok((function, tokens));
+        }
+        if let Some((_, name)) = exact {
+            return Ok((package.prepare(name)?, tokens));
         }
         let counts: Vec<TokenCount> = self.functions.keys().copied().collect();
         let count = pick(&counts, tokens);

@@ -8,7 +8,7 @@ use super::{Logits, Model, Registers, Sequence, locked};
 use crate::backend::{MANY, NoStates};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
-use anemoe_bundle::{CHAIN_FILE, Chain, HostInput};
+use anemoe_bundle::{CHAIN_FILE, Cache, Chain, HostInput};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -92,11 +92,28 @@ impl HostValues for Host<'_, '_> {
     }
 }
 
+/// Most tokens of a pass, where no function is declared for more. Backends that run functions only as they are declared cut a
+/// pass into pieces.
+const MOST: usize = 64;
+
 impl Program {
     /// Most tokens of one pass.
     pub fn most(&self) -> usize {
-        self.counts.iter().map(|c| c.max).max().unwrap_or(1)
+        self.counts.iter().map(|c| c.max).max().unwrap_or(1).max(MOST)
     }
+}
+
+/// Most tokens that a call may append at `position`, so that the rows that its first token sees are not overwritten by its last
+/// one: a ring of `slots` rows holds the newest positions, and a token sees `window` of them.
+fn most_in_rings(chain: &Chain, position: usize) -> usize {
+    let most = |cache: &Cache| {
+        let ahead = cache.slots.saturating_sub(position);
+        match cache.window {
+            Some(window) => ahead.max((cache.slots + 1).saturating_sub(window)).max(1),
+            None => ahead.max(1),
+        }
+    };
+    chain.caches.values().map(most).min().unwrap_or(usize::MAX)
 }
 
 impl Model {
@@ -233,7 +250,7 @@ impl Model {
             let mut rows: SmallVec<[(usize, usize); FEW]> = SmallVec::new();
             for (i, (request, done)) in requests.iter_mut().zip(&mut done).enumerate() {
                 let left = request.ids.len() - *done;
-                let n = left.min(room);
+                let n = left.min(room).min(most_in_rings(&self.chain, request.sequence.position()));
                 if n == 0 {
                     continue;
                 }

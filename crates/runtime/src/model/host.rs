@@ -33,6 +33,15 @@ pub(super) fn fill(out: &mut Tensor, input: &HostInput, chain: &Chain, first: us
     }
 }
 
+/// Axis of a host input on which tokens lie; none where it has one value for all of them.
+pub(super) fn token_axis(input: &HostInput) -> Option<usize> {
+    match input {
+        HostInput::RopeCos(_) | HostInput::RopeSin(_) | HostInput::Mask(_) => Some(2),
+        HostInput::Place(_) | HostInput::Carry(_) => Some(3),
+        HostInput::Keep(_) => None,
+    }
+}
+
 /// `[1, 1, rows, rows + width]`: of the old rows and the call's `n` own tokens the newest; tokens that only fill the call up
 /// are left out.
 fn carry_rows(out: &mut Tensor, rows: usize, n: usize, width: usize) {

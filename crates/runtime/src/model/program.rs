@@ -1,7 +1,7 @@
 //! Steps of a chain with names resolved to indices.
 
 use super::call::{Call, Sink, Source};
-use super::host::Routing;
+use super::host::{self, Routing};
 use super::vectors::{Mix, Norm, Vectors};
 use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, Chain, HostInput, InputBinding, OutputBinding, Step, TokenCount};
@@ -89,7 +89,7 @@ impl Program {
         vectors: &Vectors,
         names: &mut Names,
     ) -> Result<Program> {
-        let mut host: Vec<HostInput> = Vec::new();
+        let mut host_inputs: Vec<HostInput> = Vec::new();
         let mut counts: Option<Vec<TokenCount>> = None;
         let mut ops = Vec::new();
         // Registers that are written in pieces are as large as all of the pieces.
@@ -152,14 +152,24 @@ impl Program {
                             Source::Register { index: names.index(name), rows: *rows, rescale: *rescale }
                         }
                         InputBinding::Host(input) => {
-                            let known = host.iter().position(|h| h == input);
+                            let known = host_inputs.iter().position(|h| h == input);
                             Source::Host(known.unwrap_or_else(|| {
-                                host.push(input.clone());
-                                host.len() - 1
+                                host_inputs.push(input.clone());
+                                host_inputs.len() - 1
                             }))
                         }
                     };
-                    let inputs = run.inputs.iter().map(|(k, v)| (k.clone(), source(v))).collect();
+                    let inputs: BTreeMap<String, Source> =
+                        run.inputs.iter().map(|(k, v)| (k.clone(), source(v))).collect();
+                    let axes = inputs.iter().filter_map(|(name, source)| {
+                        let axis = match source {
+                            // [1, C, 1, T]
+                            Source::Register { .. } => Some(3),
+                            Source::Host(i) => host::token_axis(&host_inputs[*i]),
+                        };
+                        Some((name.clone(), axis?))
+                    });
+                    let axes = axes.collect();
                     let outputs = run
                         .outputs
                         .iter()
@@ -172,7 +182,7 @@ impl Program {
                     let when = run.when.as_ref().map(|w| (names.index(&w.register), w.rows));
                     let layer = chain.shards[package].layer;
                     let shard = run.shard.clone();
-                    Op::Calls(vec![Call::new(shard, layer, package, when, inputs, outputs, functions)])
+                    Op::Calls(vec![Call::new(shard, layer, package, when, inputs, outputs, functions, axes)])
                 }
             });
         }
@@ -190,6 +200,6 @@ impl Program {
             let what = "chain: the shards have no function for one token in common";
             return Err(Error::invalid(bundle.join(CHAIN_FILE), what));
         }
-        Ok(Program { steps, counts, host })
+        Ok(Program { steps, counts, host: host_inputs })
     }
 }

@@ -1,0 +1,460 @@
+//! Makes functions for other numbers of tokens than they were written for.
+//!
+//! ```text
+//! function for T0 tokens, the axis of each input on which they lie, T1
+//!   --> every type inferred again; constants that hold T0 (shapes of reshapes) replaced
+//! ```
+//! A fixed shape is a promise to the Neural Engine. The operations of a layer treat tokens alike, so that a function for T0
+//! tokens says how T1 are computed. Every value has its tokens on one axis of size `fixed + per_token * T`, found by comparing
+//! its old with its new shape. Operations that could mean something else with another size on that axis are refused.
+
+use anemoe_mlpackage::mil::ops::{self, Context, Operand};
+use anemoe_mlpackage::mil::{
+    Argument, Binding, Dim, FeatureShape, Function, FunctionDescription, Operation, TensorType, Value,
+    ValueType,
+};
+use std::collections::BTreeMap;
+
+/// Tokens of a value: axis `axis` has the size `fixed + per_token * T`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::cpu) struct TokenAxis {
+    pub axis: usize,
+    pub per_token: u64,
+    pub fixed: u64,
+}
+
+/// A function for another number of tokens.
+pub(in crate::cpu) struct Resized {
+    pub function: Function,
+    /// Token axes of its values and inputs; values without tokens are left out.
+    pub axes: BTreeMap<String, TokenAxis>,
+}
+
+/// A value, in the function as written and in the new one.
+struct Known {
+    old: ValueType,
+    new: ValueType,
+    /// Of constants.
+    value: Option<Value>,
+}
+
+/// Elementwise operations of two operands.
+const BINARY: [&str; 8] = ["add", "sub", "mul", "real_div", "maximum", "minimum", "pow", "floor_div"];
+/// Operations that take any size on the token axis and treat each token alike, besides those that are checked by name.
+const TOKENWISE: [&str; 31] = [
+    "relu",
+    "relu6",
+    "sigmoid",
+    "tanh",
+    "silu",
+    "gelu",
+    "exp",
+    "abs",
+    "sqrt",
+    "rsqrt",
+    "square",
+    "clip",
+    "erf",
+    "softplus",
+    "cast",
+    "identity",
+    "inverse",
+    "log",
+    "sign",
+    "floor",
+    "ceil",
+    "round",
+    "softmax",
+    "conv",
+    "linear",
+    "matmul",
+    "transpose",
+    "expand_dims",
+    "squeeze",
+    "pad",
+    "concat",
+];
+/// Reductions and norms, which must not go over tokens.
+const OVER_AXES: [&str; 8] = [
+    "reduce_max",
+    "reduce_mean",
+    "reduce_min",
+    "reduce_sum",
+    "reduce_sum_square",
+    "reduce_l2_norm",
+    "layer_norm",
+    "reduce_prod",
+];
+
+/// Rewrites `function`, written for `from` tokens, or for a range that begins there, for `to` tokens. `axes` names the axis of
+/// the tokens of each input that has any.
+///
+/// # Errors
+/// An operation may mean something else with another number of tokens; the text names it.
+pub(in crate::cpu) fn resize(
+    function: &Function,
+    described: &FunctionDescription,
+    axes: &BTreeMap<String, usize>,
+    from: usize,
+    to: usize,
+) -> Result<Resized, String> {
+    let counts = (from as u64, to as u64);
+    let is_ranged = function.inputs.iter().any(|i| i.ty.tensor().is_some_and(|t| t.shape().is_none()));
+    let mut scope: BTreeMap<String, Known> = BTreeMap::new();
+    let mut new = function.clone();
+    for input in &mut new.inputs {
+        let old = input.ty.clone();
+        if let (ValueType::Tensor(ty), Some(&axis)) = (&mut input.ty, axes.get(&input.name)) {
+            let name = &input.name;
+            let dim = ty.dims.get_mut(axis).ok_or_else(|| format!("input `{name}` has no axis {axis}"))?;
+            *dim = match *dim {
+                Dim::Fixed(n) => {
+                    let fixed = n.checked_sub(counts.0);
+                    let fixed =
+                        fixed.ok_or_else(|| format!("input `{name}`: {n} on the axis of {from} tokens"))?;
+                    Dim::Fixed(fixed + counts.1)
+                }
+                // The default of a range is that of its lowest number of tokens.
+                Dim::Unknown => {
+                    let feature = described.inputs.iter().find(|f| f.name == *name);
+                    let default = match feature.map(|f| &f.shape) {
+                        Some(FeatureShape::Range { default, .. }) => default.get(axis).copied(),
+                        _ => None,
+                    };
+                    let fixed = default.and_then(|n| n.checked_sub(counts.0));
+                    Dim::Fixed(
+                        fixed.ok_or_else(|| format!("input `{name}` has no size for its tokens"))? + counts.1,
+                    )
+                }
+            };
+        }
+        if input.ty.tensor().is_some_and(|t| t.shape().is_none()) {
+            return Err(format!("input `{}` has more than one size that is not fixed", input.name));
+        }
+        scope.insert(input.name.clone(), Known { old, new: input.ty.clone(), value: None });
+    }
+    for op in &mut new.block.operations {
+        operation(op, &mut scope, counts, is_ranged)
+            .map_err(|what| format!("operation `{}`: {what}", op.name()))?;
+    }
+    let axes =
+        scope.iter().filter_map(|(name, known)| Some((name.clone(), token_axis(known, counts)?))).collect();
+    Ok(Resized { function: new, axes })
+}
+
+/// The axis on which a value's tokens lie; none where nothing depends on their number.
+fn token_axis(known: &Known, (from, to): (u64, u64)) -> Option<TokenAxis> {
+    let (old, new) = (known.old.tensor()?.shape()?, known.new.tensor()?.shape()?);
+    let axis = (0..old.len()).find(|&i| old[i] != new[i])?;
+    let (tokens, size) = (from.abs_diff(to), old[axis].abs_diff(new[axis]));
+    let per_token = size.checked_div(tokens)?;
+    Some(TokenAxis { axis, per_token, fixed: old[axis].checked_sub(per_token * from)? })
+}
+
+/// Rewrites one operation.
+fn operation(
+    op: &mut Operation,
+    scope: &mut BTreeMap<String, Known>,
+    counts: (u64, u64),
+    is_ranged: bool,
+) -> Result<(), String> {
+    if op.op_type == "const" {
+        for output in &op.outputs {
+            let value = op.attributes.get("val").cloned();
+            let ty = output.ty.clone();
+            scope.insert(output.name.clone(), Known { old: ty.clone(), new: ty, value });
+        }
+        return Ok(());
+    }
+    if !op.blocks.is_empty() {
+        return Err("it has blocks".into());
+    }
+    let names = || op.inputs.values().flat_map(|Argument(bindings)| bindings).filter_map(name_of);
+    let mut changed: Vec<(String, TokenAxis)> = Vec::new();
+    for name in names() {
+        let known = scope.get(name).ok_or_else(|| format!("`{name}` is used before it is defined"))?;
+        if known.old != known.new {
+            let axis = token_axis(known, counts).or(is_ranged.then_some(TokenAxis {
+                axis: 0,
+                per_token: 1,
+                fixed: 0,
+            }));
+            changed
+                .push((name.to_string(), axis.ok_or_else(|| format!("tokens of `{name}` are on no axis"))?));
+        }
+    }
+    let unchanged =
+        changed.is_empty() && op.outputs.iter().all(|o| o.ty.tensor().is_none_or(|t| t.shape().is_some()));
+    if unchanged || op.op_type.starts_with("constexpr_") {
+        for output in &op.outputs {
+            let ty = output.ty.clone();
+            scope.insert(output.name.clone(), Known { old: ty.clone(), new: ty, value: None });
+        }
+        return Ok(());
+    }
+    if !is_ranged {
+        adapt(op, scope, &changed, counts)?;
+    }
+    let types = infer(op, scope)?;
+    if types.len() != op.outputs.len() {
+        return Err(format!("{} results where {} are inferred", op.outputs.len(), types.len()));
+    }
+    for (output, ty) in op.outputs.iter_mut().zip(types) {
+        let old = std::mem::replace(&mut output.ty, ty);
+        let (Some(before), Some(after)) = (old.tensor(), output.ty.tensor()) else {
+            return Err("a result that is no tensor".into());
+        };
+        let one_axis = before.rank() == after.rank()
+            && after.shape().is_some()
+            && (is_ranged || before.dims.iter().zip(&after.dims).filter(|(a, b)| a != b).count() <= 1);
+        if before.dtype != after.dtype || !one_axis {
+            return Err(format!("a result of type {after}, where {before} was"));
+        }
+        scope.insert(output.name.clone(), Known { old, new: output.ty.clone(), value: None });
+    }
+    Ok(())
+}
+
+fn name_of(binding: &Binding) -> Option<&str> {
+    match binding {
+        Binding::Name(name) => Some(name),
+        Binding::Value(_) => None,
+    }
+}
+
+fn infer(op: &Operation, scope: &BTreeMap<String, Known>) -> Result<Vec<ValueType>, String> {
+    if op.op_type == "write_state" {
+        let data =
+            op.inputs.get("data").and_then(|a| a.0.first()).and_then(name_of).and_then(|n| scope.get(n));
+        return match data {
+            Some(known) if known.old == known.new => Ok(Vec::new()),
+            _ => Err("a state would be of another shape".into()),
+        };
+    }
+    let def = ops::op(&op.op_type).ok_or("its type is not known")?;
+    let mut context = Context::default();
+    for (param, Argument(bindings)) in &op.inputs {
+        let operands = bindings.iter().map(|binding| match binding {
+            Binding::Value(v) => Some(Operand { ty: &v.ty, value: Some(v) }),
+            Binding::Name(name) => scope.get(name).map(|k| Operand { ty: &k.new, value: k.value.as_ref() }),
+        });
+        context.bind(param, operands.collect::<Option<_>>().ok_or("an operand is not defined")?);
+    }
+    def.infer(&context)
+}
+
+/// Integers of a constant operand.
+fn ints(op: &Operation, param: &str, scope: &BTreeMap<String, Known>) -> Option<Vec<i32>> {
+    let value = match op.inputs.get(param)?.0.first()? {
+        Binding::Value(value) => value,
+        Binding::Name(name) => scope.get(name)?.value.as_ref()?,
+    };
+    value.as_ints().map(<[i32]>::to_vec)
+}
+
+/// Flags of a constant operand.
+fn flags(op: &Operation, param: &str, scope: &BTreeMap<String, Known>) -> Option<Vec<bool>> {
+    let value = match op.inputs.get(param)?.0.first()? {
+        Binding::Value(value) => value,
+        Binding::Name(name) => scope.get(name)?.value.as_ref()?,
+    };
+    match value.tensor_data()? {
+        anemoe_mlpackage::mil::TensorData::Bools(v) => Some(v.clone()),
+        _ => None,
+    }
+}
+
+fn argument<'a>(op: &'a Operation, param: &str) -> Option<&'a str> {
+    op.inputs.get(param).and_then(|a| a.0.first()).and_then(name_of)
+}
+
+/// Replaces constants of an operation that hold the number of tokens, and refuses operations for which another number may mean
+/// something else.
+fn adapt(
+    op: &mut Operation,
+    scope: &BTreeMap<String, Known>,
+    changed: &[(String, TokenAxis)],
+    counts: (u64, u64),
+) -> Result<(), String> {
+    let axis_of = |name: &str| changed.iter().find(|(n, _)| n == name).map(|(_, axis)| *axis);
+    let of_x = argument(op, "x").and_then(axis_of);
+    let rank_of = |name: &str| scope.get(name).and_then(|k| k.old.tensor()).map_or(0, TensorType::rank);
+    let other = || Err(format!("`{}` may mean something else with another number of tokens", op.op_type));
+    match op.op_type.as_str() {
+        binary if BINARY.contains(&binary) => {
+            let (Some(x), Some(y)) = (argument(op, "x"), argument(op, "y")) else { return Ok(()) };
+            let from_end = |name: &str| Some(rank_of(name) - axis_of(name)?.axis);
+            match (from_end(x), from_end(y)) {
+                (Some(a), Some(b)) if a != b => {
+                    outer_product(op, (x.to_string(), a), (y.to_string(), b), counts)
+                }
+                _ => Ok(()),
+            }
+        }
+        "reshape" => {
+            let (Some(axis), Some(x)) = (of_x, argument(op, "x")) else { return other() };
+            let shape = |t: Option<&TensorType>| t.and_then(TensorType::shape);
+            let (Some(before), Some(output)) =
+                (scope.get(x).and_then(|k| shape(k.old.tensor())), op.outputs.first())
+            else {
+                return other();
+            };
+            let Some(result) = shape(output.ty.tensor()) else { return other() };
+            let new = reshaped(&before, axis, &result, counts)?;
+            let new: Option<Vec<i32>> = new.into_iter().map(|n| i32::try_from(n).ok()).collect();
+            let value = Value::int32s(&new.ok_or("a size above 2^31")?);
+            op.inputs.insert("shape".into(), Argument(vec![Binding::Value(value)]));
+            Ok(())
+        }
+        "slice_by_size" => {
+            let (Some(axis), Some(begin), Some(mut size)) =
+                (of_x, ints(op, "begin", scope), ints(op, "size", scope))
+            else {
+                return other();
+            };
+            let (Some(b), Some(s)) = (begin.get(axis.axis), size.get_mut(axis.axis)) else { return other() };
+            let before = axis.fixed + axis.per_token * counts.0;
+            // To the end, said in either way.
+            let to_end = *b >= 0 && (*s == -1 || i64::from(*b) + i64::from(*s) == before as i64);
+            if !to_end {
+                return other();
+            }
+            *s = -1;
+            let value = Value::int32s(&size);
+            op.inputs.insert("size".into(), Argument(vec![Binding::Value(value)]));
+            Ok(())
+        }
+        "slice_by_index" => {
+            let (Some(axis), Some(begin), Some(end)) =
+                (of_x, ints(op, "begin", scope), ints(op, "end", scope))
+            else {
+                return other();
+            };
+            let flag = |param: &str| {
+                flags(op, param, scope).and_then(|v| v.get(axis.axis).copied()).unwrap_or(false)
+            };
+            let from_front = flag("begin_mask") || begin.get(axis.axis).is_some_and(|b| *b >= 0);
+            let from_end = flag("end_mask") || end.get(axis.axis).is_some_and(|e| *e < 0);
+            let forward = ints(op, "stride", scope).is_none_or(|s| s.get(axis.axis) == Some(&1));
+            if from_front && from_end && forward && !flag("squeeze_mask") { Ok(()) } else { other() }
+        }
+        "split" => {
+            let (Some(axis), Some(x)) = (of_x, argument(op, "x")) else { return other() };
+            let along = ints(op, "axis", scope).and_then(|v| v.first().copied());
+            let along = along.and_then(|a| super::super::ops_axis(a, rank_of(x)));
+            if along.is_some_and(|a| a != axis.axis) { Ok(()) } else { other() }
+        }
+        over if OVER_AXES.contains(&over) => {
+            let (Some(axis), Some(x), Some(axes)) = (of_x, argument(op, "x"), ints(op, "axes", scope)) else {
+                return other();
+            };
+            let rank = rank_of(x);
+            let all: Option<Vec<usize>> = axes.iter().map(|&a| super::super::ops_axis(a, rank)).collect();
+            if all.is_some_and(|all| !all.contains(&axis.axis)) { Ok(()) } else { other() }
+        }
+        "softmax" => {
+            let (Some(axis), Some(x)) = (of_x, argument(op, "x")) else { return other() };
+            let along = ints(op, "axis", scope).and_then(|v| v.first().copied()).unwrap_or(-1);
+            let along = super::super::ops_axis(along, rank_of(x));
+            if along.is_some_and(|a| a != axis.axis) { Ok(()) } else { other() }
+        }
+        "write_state" | "read_state" | "select" => Ok(()),
+        tokenwise if TOKENWISE.contains(&tokenwise) => Ok(()),
+        _ => other(),
+    }
+}
+
+/// Turns the product of a column and a row for one token, `[.., S, 1] * [.., 1, D]`, into the sum over tokens of such products: a
+/// matrix product.
+fn outer_product(
+    op: &mut Operation,
+    (x, x_axis): (String, usize),
+    (y, y_axis): (String, usize),
+    counts: (u64, u64),
+) -> Result<(), String> {
+    let (column, row) = match (x_axis, y_axis) {
+        (1, 2) => (x, y),
+        (2, 1) => (y, x),
+        _ => return Err("its operands have their tokens on different axes".into()),
+    };
+    if op.op_type != "mul" || counts.0 != 1 {
+        return Err("its operands have their tokens on different axes".into());
+    }
+    op.op_type = "matmul".into();
+    op.inputs.clear();
+    for (param, binding) in [
+        ("x", Binding::Name(column)),
+        ("y", Binding::Name(row)),
+        ("transpose_x", Binding::Value(Value::bool(false))),
+        ("transpose_y", Binding::Value(Value::bool(false))),
+    ] {
+        op.inputs.insert(param.into(), Argument(vec![binding]));
+    }
+    Ok(())
+}
+
+/// The new shape of a reshape of `before`, whose tokens are on `axis`, to what was `result`.
+///
+/// A reshape keeps the order of elements. So tokens that are `stride` elements apart stay so, and the axis of the result that
+/// holds this stride has them.
+fn reshaped(
+    before: &[u64],
+    axis: TokenAxis,
+    result: &[u64],
+    (from, to): (u64, u64),
+) -> Result<Vec<u64>, String> {
+    let behind = |shape: &[u64], i: usize| shape[i + 1..].iter().product::<u64>();
+    let stride = behind(before, axis.axis);
+    let old_size = before[axis.axis];
+    let new_size = axis.fixed + axis.per_token * to;
+    let mut new = result.to_vec();
+    if axis.per_token == 1 || axis.fixed > 0 {
+        // The whole axis again, of equal ones the one in the same place.
+        let whole = (0..result.len()).filter(|&i| result[i] == old_size && behind(result, i) == stride);
+        if let Some(i) = whole.min_by_key(|i| i.abs_diff(axis.axis)) {
+            new[i] = new_size;
+            return Ok(new);
+        }
+    }
+    if axis.fixed > 0 {
+        return Err("an axis that holds more than tokens is split or joined".into());
+    }
+    // Tokens lie innermost on their axis.
+    let holds = |i: &usize| {
+        let (size, inner) = (result[*i], behind(result, *i));
+        inner > 0
+            && stride % inner == 0
+            && size >= stride / inner * from
+            && size % (stride / inner * from) == 0
+    };
+    // With one token several axes may hold it: an axis of one element is its own, then one that it lies innermost on.
+    let best = (0..result.len())
+        .filter(holds)
+        .min_by_key(|&i| (result[i] != from, behind(result, i) != stride, i.abs_diff(axis.axis)));
+    let Some(i) = best else { return Err(format!("tokens of {before:?} are on no axis of {result:?}")) };
+    new[i] = result[i] / from * to;
+    let elements = |shape: &[u64]| shape.iter().product::<u64>();
+    if elements(&new) * from != elements(before) * to {
+        return Err(format!("{before:?} to {result:?} loses tokens"));
+    }
+    Ok(new)
+}
+
+/// Describes a rewritten function: shapes of inputs and outputs are those of its program.
+pub(in crate::cpu) fn describe(function: &Function, described: &FunctionDescription) -> FunctionDescription {
+    let mut new = described.clone();
+    let operations = || function.block.operations.iter().flat_map(|op| &op.outputs);
+    for (features, is_input) in [(&mut new.inputs, true), (&mut new.outputs, false)] {
+        for feature in features {
+            let named = match is_input {
+                true => function.inputs.iter().find(|i| i.name == feature.name),
+                false => operations().find(|o| o.name == feature.name),
+            };
+            if let Some(shape) = named.and_then(|n| n.ty.tensor()?.shape()).filter(|shape| !shape.is_empty())
+            {
+                feature.shape = FeatureShape::Fixed(shape);
+            }
+        }
+    }
+    new
+}
