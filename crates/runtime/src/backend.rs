@@ -11,6 +11,7 @@ use crate::{Error, Result};
 use smallvec::SmallVec;
 use std::any::Any;
 use std::collections::BTreeMap;
+use std::ops::AddAssign;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -63,9 +64,9 @@ pub trait Package: Send + Sync {
         None
     }
 
-    /// Bytes of weights and caches read since opening, where that is known.
-    fn bytes_read(&self) -> u64 {
-        0
+    /// Work done since opening, as far as it is known.
+    fn counts(&self) -> Counts {
+        Counts::default()
     }
 
     /// Time by operation since opening, where it is measured.
@@ -192,6 +193,25 @@ impl States for NoStates {
 
     fn restore(&mut self, _: &mut &[u8]) -> Result<()> {
         Ok(())
+    }
+}
+
+/// Work that calls did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Bytes of weights, keys and values read.
+    pub bytes_read: u64,
+    /// Experts that ran.
+    pub experts: u64,
+    /// Experts, or products where functions run step by step, that were left out because they are multiplied by zero.
+    pub skipped: u64,
+}
+
+impl AddAssign for Counts {
+    fn add_assign(&mut self, other: Counts) {
+        self.bytes_read += other.bytes_read;
+        self.experts += other.experts;
+        self.skipped += other.skipped;
     }
 }
 

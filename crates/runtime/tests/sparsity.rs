@@ -3,7 +3,7 @@
 use anemoe_mlpackage::mil::builder::{ConvParams, FunctionBuilder, GeluMode, Var, model};
 use anemoe_mlpackage::mil::{DataType, Opset, TensorType, Value};
 use anemoe_mlpackage::package::PackageWriter;
-use anemoe_runtime::cpu::{CpuPackage, FunctionStats, Options, States};
+use anemoe_runtime::cpu::{Counts, CpuPackage, Options, States};
 use anemoe_runtime::tensor::Tensor;
 use half::f16;
 use std::path::{Path, PathBuf};
@@ -60,7 +60,7 @@ fn write(dir: &Path, ranged: bool) -> PathBuf {
     path
 }
 
-fn run(path: &Path, skip_zero: bool, tokens: usize, routing: &[f32]) -> (Vec<f32>, FunctionStats) {
+fn run(path: &Path, skip_zero: bool, tokens: usize, routing: &[f32]) -> (Vec<f32>, Counts) {
     let package = CpuPackage::open(path).unwrap();
     let function = package.compile(None, Options { skip_zero, ..Options::default() }).unwrap();
     let (mut states, mut outputs) = (States::new(&function), Vec::new());
@@ -68,7 +68,7 @@ fn run(path: &Path, skip_zero: bool, tokens: usize, routing: &[f32]) -> (Vec<f32
     let y = Tensor::f32(&[1, HIDDEN as usize, 1, tokens], y);
     let routing = Tensor::f32(&[1, EXPERTS, 1, tokens], routing.to_vec());
     function.run(&[&y, &routing], &mut states, &mut outputs).unwrap();
-    (outputs[0].as_f32().unwrap().to_vec(), function.stats())
+    (outputs[0].as_f32().unwrap().to_vec(), function.counts())
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::target::expect_bundle;
 use crate::ui::{Table, Ui};
 use anemoe_bundle::journal::Machine;
 use anemoe_kernels::Pool;
-use anemoe_runtime::model::{Logits, Model, ShardStats};
+use anemoe_runtime::model::{Logits, Model, Request, Sequence, ShardStats};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -52,6 +52,9 @@ pub struct Args {
     /// Tokens decoded in each context; 0 for none.
     #[arg(long, value_name = "N", default_value_t = 32)]
     decode: usize,
+    /// Also decode in so many sequences at once, in the first context.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = at_least_one)]
+    sequences: Vec<usize>,
     /// Times that each is measured.
     #[arg(long, value_name = "N", default_value = "3", value_parser = at_least_one)]
     repetitions: usize,
@@ -104,6 +107,9 @@ struct Report {
     first_token_s: f64,
     prefill: Vec<Prefill>,
     decode: Vec<Decode>,
+    /// With --sequences.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    batches: Vec<Batch>,
     /// Shards of one kind together, while decoding in the first context.
     kinds: Vec<Part>,
     shards: Vec<Part>,
@@ -164,6 +170,12 @@ impl Decode {
     }
 }
 
+impl Batch {
+    fn name(&self) -> String {
+        format!("{} sequences at {}", self.sequences, self.context)
+    }
+}
+
 impl Prefill {
     fn name(&self) -> String {
         format!("prefill {}", self.tokens)
@@ -174,7 +186,8 @@ impl Report {
     /// Tokens per second of each measurement.
     fn speeds(&self) -> Vec<(String, f64)> {
         let decode = self.decode.iter().map(|d| (d.name(), d.tok_s));
-        decode.chain(self.prefill.iter().map(|p| (p.name(), p.tok_s))).collect()
+        let batches = self.batches.iter().map(|b| (b.name(), b.tok_s));
+        decode.chain(batches).chain(self.prefill.iter().map(|p| (p.name(), p.tok_s))).collect()
     }
 }
 
@@ -196,6 +209,30 @@ struct Prefill {
     /// Gigabytes of weights and caches read.
     gb: f64,
     gb_s: f64,
+    /// Different experts that a layer ran in a call, on average; absent without experts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    distinct_experts: Option<f64>,
+}
+
+/// Several sequences that take a token each in every pass.
+#[derive(Serialize, Deserialize)]
+struct Batch {
+    sequences: usize,
+    context: usize,
+    /// Tokens of each sequence.
+    tokens: usize,
+    seconds: f64,
+    /// Of all sequences together.
+    tok_s: f64,
+    tok_s_per_sequence: f64,
+    /// Speed of all together over that of one sequence, where one was measured too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    over_one: Option<f64>,
+    gb_per_token: f64,
+    gb_s: f64,
+    /// Different experts that a layer ran in a pass, on average; absent without experts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    distinct_experts: Option<f64>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -282,7 +319,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
 
     let prefill: Vec<usize> = args.prefill.iter().copied().filter(|&n| n > 0).collect();
     let contexts: &[usize] = if args.decode > 0 { &args.context } else { &[] };
-    let steps = (prefill.len() + contexts.len()) * (args.repetitions + 1);
+    let batched: &[usize] = if args.decode > 0 { &args.sequences } else { &[] };
+    let steps = (prefill.len() + contexts.len() + batched.len()) * (args.repetitions + 1);
     let bar = ui.bar(steps as u64, "runs");
     let mut decodes = Vec::new();
     let gauge = Gauge::new();
@@ -329,22 +367,32 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         }
     }
     drop(gauge);
+    let batches = batches(&args, batched, &model, &mut tokens, &bar)?;
     let mut prefills = Vec::new();
     for n in prefill {
         let before = model.shard_stats();
-        let mut bytes = 0.0;
+        let (mut bytes, mut experts) = (0.0, None);
+        let passes = n.div_ceil(model.most_tokens(args.prefill_chunk));
         let seconds = median(args.repetitions, &bar, || {
             sequence.clear();
             let ids = tokens.some(n);
-            let read = bytes_read(&model);
+            let (read, before) = (bytes_read(&model), model.shard_stats());
             let started = Instant::now();
             model.append(&mut sequence, &ids, Logits::Last, args.prefill_chunk)?;
             let elapsed = started.elapsed();
             bytes = (bytes_read(&model) - read) as f64;
+            experts = distinct_experts(&model, &before, passes);
             Ok(elapsed)
         })?;
         let gb = bytes / 1e9;
-        prefills.push(Prefill { tokens: n, seconds, tok_s: n as f64 / seconds, gb, gb_s: gb / seconds });
+        prefills.push(Prefill {
+            tokens: n,
+            seconds,
+            tok_s: n as f64 / seconds,
+            gb,
+            gb_s: gb / seconds,
+            distinct_experts: experts,
+        });
         // Of the first prompt where nothing is decoded.
         if kinds.is_empty() {
             (kinds, shards, ops) = parts(&model, &before, (args.repetitions + 1) * n);
@@ -369,6 +417,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         first_token_s,
         prefill: prefills,
         decode: decodes,
+        batches,
         kinds,
         shards,
         ops,
@@ -485,7 +534,72 @@ impl Gauge {
 }
 
 fn bytes_read(model: &Model) -> u64 {
-    model.shard_stats().iter().map(|s| s.bytes_read).sum()
+    model.shard_stats().iter().map(|s| s.counts.bytes_read).sum()
+}
+
+/// Different experts that a layer ran in a pass since `before`, on average over layers with experts.
+fn distinct_experts(model: &Model, before: &[ShardStats], passes: usize) -> Option<f64> {
+    let mut layers = BTreeMap::<Option<usize>, u64>::new();
+    for ((now, before), shard) in model.shard_stats().iter().zip(before).zip(&model.chain().shards) {
+        let ran = now.counts.experts - before.counts.experts;
+        if ran > 0 {
+            *layers.entry(shard.layer).or_default() += ran;
+        }
+    }
+    let all: u64 = layers.values().sum();
+    (passes > 0 && !layers.is_empty()).then(|| all as f64 / (layers.len() * passes) as f64)
+}
+
+/// Decodes in so many sequences at once, each of `counts`.
+fn batches(
+    args: &Args,
+    counts: &[usize],
+    model: &Model,
+    tokens: &mut Tokens,
+    bar: &indicatif::ProgressBar,
+) -> anyhow::Result<Vec<Batch>> {
+    let context = args.context.first().copied().unwrap_or(0);
+    let mut batches: Vec<Batch> = Vec::new();
+    for &n in counts {
+        let mut sequences: Vec<Sequence> = (0..n).map(|_| model.sequence()).collect();
+        let (mut bytes, mut experts) = (0.0, None);
+        let seconds = median(args.repetitions, bar, || {
+            for (i, sequence) in sequences.iter_mut().enumerate() {
+                model.fill_with_noise(sequence, context, args.seed + i as u64)?;
+            }
+            let ids: Vec<Vec<u32>> = (0..args.decode).map(|_| tokens.some(n)).collect();
+            let (read, before) = (bytes_read(model), model.shard_stats());
+            let started = Instant::now();
+            for ids in &ids {
+                let mut requests: Vec<Request<'_>> = sequences
+                    .iter_mut()
+                    .zip(ids.chunks(1))
+                    .map(|(sequence, ids)| Request { sequence, ids, logits: Logits::Last })
+                    .collect();
+                model.forward(&mut requests)?;
+            }
+            let elapsed = started.elapsed();
+            bytes = (bytes_read(model) - read) as f64;
+            experts = distinct_experts(model, &before, args.decode);
+            Ok(elapsed)
+        })?;
+        let all = (n * args.decode) as f64;
+        let tok_s = all / seconds;
+        let one = batches.iter().find(|b| b.sequences == 1).map(|b| b.tok_s);
+        batches.push(Batch {
+            sequences: n,
+            context,
+            tokens: args.decode,
+            seconds,
+            tok_s,
+            tok_s_per_sequence: tok_s / n as f64,
+            over_one: one.map(|one| tok_s / one),
+            gb_per_token: bytes / all / 1e9,
+            gb_s: bytes / 1e9 / seconds,
+            distinct_experts: experts,
+        });
+    }
+    Ok(batches)
 }
 
 /// What shards and operations have done since `before`, for each of `tokens` tokens.
@@ -506,7 +620,7 @@ fn parts(model: &Model, before: &[ShardStats], tokens: usize) -> (Vec<Part>, Vec
     let mut ops: BTreeMap<String, f64> = BTreeMap::new();
     for ((a, b), shard) in after.iter().zip(before).zip(&model.chain().shards) {
         let (calls, seconds) = (a.calls - b.calls, (a.time - b.time).as_secs_f64());
-        let bytes = a.bytes_read - b.bytes_read;
+        let bytes = a.counts.bytes_read - b.counts.bytes_read;
         let kind = kinds.entry(shard.kind.name()).or_default();
         *kind = (kind.0 + calls, kind.1 + seconds, kind.2 + bytes);
         shards.push(part(shard.name.clone(), calls, seconds, bytes));
@@ -579,6 +693,11 @@ fn csv(report: &Report) -> String {
         add("decode", &d.context, d.gb_s, "GB/s");
         add("decode", &d.context, d.share_of_bandwidth, "share of bandwidth");
     }
+    for b in &report.batches {
+        add("sequences", &b.sequences, b.tok_s, "tok/s");
+        add("sequences", &b.sequences, b.tok_s_per_sequence, "tok/s each");
+        add("sequences", &b.sequences, b.gb_per_token, "GB/token");
+    }
     for (what, parts) in [("kind", &report.kinds), ("shard", &report.shards)] {
         for p in parts {
             add(what, &p.name, p.ms_per_token, "ms/token");
@@ -640,6 +759,19 @@ fn print(report: &Report, shards: bool, ui: &Ui) -> anyhow::Result<()> {
         beside(&mut cells);
         table.row(cells);
     }
+    for b in &report.batches {
+        let mut cells = vec![
+            b.name(),
+            format!("{:.2}", b.tok_s),
+            format!("{:.2}", b.seconds * 1e3 / (b.sequences * b.tokens) as f64),
+            format!("{:.4}", b.gb_per_token),
+            format!("{:.1}", b.gb_s),
+            format!("{:.0} %", 100.0 * b.gb_s / m.read_gb_s),
+            "-".into(),
+        ];
+        beside(&mut cells);
+        table.row(cells);
+    }
     for p in &report.prefill {
         let mut cells = vec![
             p.name(),
@@ -654,6 +786,16 @@ fn print(report: &Report, shards: bool, ui: &Ui) -> anyhow::Result<()> {
         table.row(cells);
     }
     table.print(ui)?;
+    for b in &report.batches {
+        let over = b.over_one.map_or(String::new(), |x| format!(", {x:.2} times one sequence"));
+        ui.line(format!("{}: {:.2} tok/s each{over}", b.name(), b.tok_s_per_sequence))?;
+    }
+    let batches = report.batches.iter().map(|b| (b.name(), b.distinct_experts));
+    for (name, experts) in report.prefill.iter().map(|p| (p.name(), p.distinct_experts)).chain(batches) {
+        if let Some(experts) = experts {
+            ui.line(format!("{name}: {experts:.1} different experts in a layer and call"))?;
+        }
+    }
     if let Some(against) = report.against.as_ref().filter(|a| !a.differs.is_empty()) {
         ui.line(format!("earlier, of {}: {}", against.file.display(), against.differs.join("; ")))?;
     }

@@ -1,10 +1,10 @@
 //! A compiled function, and its inputs as they are checked.
 
 use super::interpreter::Interpreter;
-use super::plan::{Counts, Plan};
+use super::plan::Plan;
 use super::states::{StateValue, States};
 use super::{Located, Options};
-use crate::backend::OpTime;
+use crate::backend::{Counts, OpTime};
 use crate::memory::Allowance;
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
@@ -13,15 +13,6 @@ use smallvec::SmallVec;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-
-/// Work done since a function was compiled.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FunctionStats {
-    /// Experts and products left out because they were multiplied by zero.
-    pub skipped: u64,
-    /// Bytes of weights that products read; of fused functions also those of keys and values that attention sees.
-    pub bytes_read: u64,
-}
 
 /// How a function runs.
 pub(super) enum Code {
@@ -46,8 +37,9 @@ pub struct CompiledFunction {
     /// Bytes that a run may take.
     allowance: Allowance,
     code: Code,
-    skipped: AtomicU64,
     bytes_read: AtomicU64,
+    experts: AtomicU64,
+    skipped: AtomicU64,
 }
 
 /// Adds to `sum`, `[1, channels, 1, tokens]`, the results of functions of several packages that are sums of experts, as one
@@ -106,8 +98,9 @@ impl CompiledFunction {
             caches,
             allowance,
             code,
-            skipped: AtomicU64::new(0),
             bytes_read: AtomicU64::new(0),
+            experts: AtomicU64::new(0),
+            skipped: AtomicU64::new(0),
         }
     }
 
@@ -148,10 +141,14 @@ impl CompiledFunction {
         &self.path
     }
 
-    /// Counters since compiling.
-    pub fn stats(&self) -> FunctionStats {
+    /// Work done since compiling.
+    pub fn counts(&self) -> Counts {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        FunctionStats { skipped: read(&self.skipped), bytes_read: read(&self.bytes_read) }
+        Counts {
+            bytes_read: read(&self.bytes_read),
+            experts: read(&self.experts),
+            skipped: read(&self.skipped),
+        }
     }
 
     /// Time by operation since compiling; none unless [`Options::profile`] is set and the function is fused.
@@ -207,8 +204,9 @@ impl CompiledFunction {
 
     /// Adds to the counters.
     fn count(&self, counts: Counts) {
-        self.skipped.fetch_add(counts.skipped, Ordering::Relaxed);
         self.bytes_read.fetch_add(counts.bytes_read, Ordering::Relaxed);
+        self.experts.fetch_add(counts.experts, Ordering::Relaxed);
+        self.skipped.fetch_add(counts.skipped, Ordering::Relaxed);
     }
 
     /// Adds a run by [`add_experts`] to the counters.

@@ -4,8 +4,8 @@
 use super::ir::{Guard, Place, Projection, Step, Work};
 use super::ops::shape::{count, with_limit};
 use super::ops::{OpContext, OpError, check_result};
-use super::plan::Counts;
 use super::{Located, OpErrorAt, Options, Precision};
+use crate::backend::Counts;
 use crate::memory::Allowance;
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};

@@ -17,9 +17,8 @@ mod states;
 mod tokens;
 mod weights;
 
-pub use function::{CompiledFunction, FunctionStats};
+pub use function::CompiledFunction;
 pub use package::{CpuBackend, CpuPackage};
-pub use plan::Counts;
 pub use states::States;
 
 use crate::Error;

@@ -1,10 +1,9 @@
 //! Packages on the CPU: functions compiled when they are first asked for.
 
 use super::function::{CompiledFunction, add_experts};
-use super::plan::Counts;
 use super::tokens::{describe, resize};
 use super::{MANY, Options, Precision, States, compile};
-use crate::backend::{self, Backend, OpTime, Term, Times};
+use crate::backend::{self, Backend, Counts, OpTime, Term, Times};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_mlpackage::mil::{Function, FunctionDescription};
@@ -159,8 +158,10 @@ impl backend::Package for LoadedPackage {
         Some(Box::new(move || weights.populate()))
     }
 
-    fn bytes_read(&self) -> u64 {
-        locked(&self.functions).values().map(|f| f.stats().bytes_read).sum()
+    fn counts(&self) -> Counts {
+        let mut all = Counts::default();
+        locked(&self.functions).values().for_each(|f| all += f.counts());
+        all
     }
 
     fn op_times(&self) -> Vec<OpTime> {

@@ -198,6 +198,11 @@ impl Model {
         Ok(found)
     }
 
+    /// Most tokens of one pass, where callers limit it to `chunk`.
+    pub fn most_tokens(&self, chunk: Option<usize>) -> usize {
+        chunk.unwrap_or(usize::MAX).clamp(1, self.body.most())
+    }
+
     /// Memory for a pass.
     fn workspace(&self) -> Box<Workspace> {
         let mut workspace = locked(&self.workspaces).pop().unwrap_or_default();
@@ -241,7 +246,7 @@ impl Model {
         out: &mut dyn FnMut(usize, Vec<f32>),
     ) -> Result<()> {
         self.check_requests(requests)?;
-        let limit = chunk.unwrap_or(usize::MAX).clamp(1, self.body.most());
+        let limit = self.most_tokens(chunk);
         let mut done: SmallVec<[usize; FEW]> = requests.iter().map(|_| 0).collect();
         let mut workspace = self.workspace();
         loop {

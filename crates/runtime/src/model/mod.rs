@@ -18,7 +18,7 @@ mod vectors;
 pub use forward::{Request, Watch};
 pub use sequence::Sequence;
 
-use crate::backend::{Backend, OpTime, Package};
+use crate::backend::{Backend, Counts, OpTime, Package};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, Chain, Shard};
@@ -66,8 +66,8 @@ pub struct ShardStats {
     pub calls: u64,
     /// Time in them, copies of inputs and outputs included.
     pub time: Duration,
-    /// Bytes of weights and caches read, where the backend knows.
-    pub bytes_read: u64,
+    /// Work done, as far as the backend knows it.
+    pub counts: Counts,
     /// Time by operation, where the backend measures it.
     pub ops: Vec<OpTime>,
 }
@@ -200,7 +200,7 @@ impl Model {
             shard: shard.name.clone(),
             calls,
             time,
-            bytes_read: package.bytes_read(),
+            counts: package.counts(),
             ops: package.op_times(),
         })
         .collect()

@@ -2,8 +2,9 @@
 
 use super::super::OpErrorAt;
 use super::super::weights::StoredWeight;
+use super::Sources;
 use super::view::View;
-use super::{Counts, Sources};
+use crate::backend::Counts;
 use anemoe_kernels::{Columns, Gate, Layout, MatMul, Matrix, PackedActivations, Pool, Strided};
 use std::sync::Arc;
 
@@ -203,6 +204,7 @@ pub(super) fn sum(
             let y = at_least(&mut s.out, s.tokens.len() * rows);
             *product = Some(MatMul { w, x: &s.h, tokens: None, y, stride: rows, bias: None });
             counts[*p].bytes_read += w.bytes_read();
+            counts[*p].experts += 1;
         }
         anemoe_kernels::matmul_batch(pool, &mut all);
         if std::mem::take(&mut first) {

@@ -19,7 +19,7 @@ use super::OpErrorAt;
 use super::ops::{Kernel, OpContext, OpError};
 use super::states::StateValue;
 use super::weights::StoredWeight;
-use crate::backend::OpTime;
+use crate::backend::{Counts, OpTime};
 use crate::tensor::{Data, Tensor};
 use anemoe_kernels::{
     AttentionShape, CacheValues, CacheView, Columns, Gate, GroupedConv, HeadStrides, Layout, Mask, MatMul,
@@ -29,7 +29,6 @@ use anemoe_mlpackage::mil::TensorType;
 use experts::Pack;
 use smallvec::SmallVec;
 use std::cell::RefCell;
-use std::ops::AddAssign;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -233,22 +232,6 @@ pub(super) struct Plan {
     skip_zero: bool,
     /// Nanoseconds that each node took; empty where nothing is measured.
     times: Vec<AtomicU64>,
-}
-
-/// Work that a run did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Bytes of weights, keys and values read.
-    pub bytes_read: u64,
-    /// Experts that were left out because no token chose them.
-    pub skipped: u64,
-}
-
-impl AddAssign for Counts {
-    fn add_assign(&mut self, other: Counts) {
-        self.bytes_read += other.bytes_read;
-        self.skipped += other.skipped;
-    }
 }
 
 /// What the nodes of a call work in. Nothing in it outlives the call, so the plans of a thread share one.
