@@ -161,7 +161,14 @@ fn a_sequence_that_was_cut_back_is_one_that_went_there() {
                     at += n;
                 }
                 model.append(&mut sequence, &more[..9], Logits::None, None).unwrap();
+                let before = model.stats().calls;
+                model.truncate(&mut sequence, 54).unwrap();
                 model.truncate(&mut sequence, 50).unwrap();
+                assert_eq!(
+                    model.stats().calls,
+                    before,
+                    "{name}: tokens of the last call go without running others"
+                );
                 model.truncate(&mut sequence, length).unwrap();
                 assert_eq!(sequence.position(), length);
                 let mut direct = model.sequence();

@@ -3,7 +3,8 @@
 use anemoe_mlpackage::mil::builder::{ConvParams, FunctionBuilder, GeluMode, Var, model};
 use anemoe_mlpackage::mil::{DataType, Opset, TensorType, Value};
 use anemoe_mlpackage::package::PackageWriter;
-use anemoe_runtime::cpu::{Counts, CpuPackage, Options, States};
+use anemoe_runtime::backend::Counts;
+use anemoe_runtime::cpu::{CpuPackage, Options, States};
 use anemoe_runtime::tensor::Tensor;
 use half::f16;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,6 @@
 //! A compiled function, and its inputs as they are checked.
 
+use super::carry::Carry;
 use super::interpreter::Interpreter;
 use super::plan::Plan;
 use super::states::{StateValue, States};
@@ -37,6 +38,7 @@ pub struct CompiledFunction {
     /// Bytes that a run may take.
     allowance: Allowance,
     code: Code,
+    carry: Carry,
     bytes_read: AtomicU64,
     experts: AtomicU64,
     skipped: AtomicU64,
@@ -98,10 +100,31 @@ impl CompiledFunction {
             caches,
             allowance,
             code,
+            carry: Carry::Unknown,
             bytes_read: AtomicU64::new(0),
             experts: AtomicU64::new(0),
             skipped: AtomicU64::new(0),
         }
+    }
+
+    /// Says what the function carries; outputs that callers do not know of get no names.
+    pub(super) fn set_carry(&mut self, carry: Carry) {
+        self.output_names.truncate(self.described.outputs.len() - carry.outputs());
+        self.carry = carry;
+    }
+
+    /// Rows or values that the function carries from call to call.
+    pub(super) fn carry(&self) -> &Carry {
+        &self.carry
+    }
+
+    /// All that the function writes to its states are slots of caches.
+    pub(super) fn holds_slots_alone(&self) -> bool {
+        let Code::Plan(plan) = &self.code else { return self.states.is_empty() };
+        let whole = |slots: &Option<usize>, ty: &TensorType| {
+            slots.is_some_and(|n| ty.dims.get(2).and_then(|d| d.fixed()) == Some(n as u64))
+        };
+        plan.caches().iter().zip(&self.states).all(|(slots, (_, ty))| whole(slots, ty))
     }
 
     /// Names of the inputs, in order.

@@ -1,5 +1,6 @@
 //! Packages on the CPU: functions compiled when they are first asked for.
 
+use super::carry::Carry;
 use super::function::{CompiledFunction, add_experts};
 use super::tokens::{describe, resize};
 use super::{MANY, Options, Precision, States, compile};
@@ -125,8 +126,10 @@ impl backend::Package for LoadedPackage {
         if let Some(found) = locked(&self.functions).get(&key) {
             return Ok(found.clone());
         }
-        let compiled = Arc::new(self.read(function)?.compile(Some(function), self.options)?);
-        Ok(locked(&self.functions).entry(key).or_insert(compiled).clone())
+        let package = self.read(function)?;
+        let (body, described) = package.function(Some(function))?;
+        let compiled = Carry::compile(&package.package, body, described, self.options)?;
+        Ok(locked(&self.functions).entry(key).or_insert(Arc::new(compiled)).clone())
     }
 
     fn prepare_for(
@@ -144,8 +147,7 @@ impl backend::Package for LoadedPackage {
         let (body, described) = package.function(Some(function))?;
         let Ok(resized) = resize(body, described, axes, declared, tokens) else { return Ok(None) };
         let described = describe(&resized.function, described);
-        let compiled =
-            compile::compile(&package.package, function, &resized.function, &described, self.options)?;
+        let compiled = Carry::compile(&package.package, &resized.function, &described, self.options)?;
         Ok(Some(locked(&self.functions).entry(key).or_insert(Arc::new(compiled)).clone()))
     }
 
@@ -202,7 +204,10 @@ impl backend::Function for CompiledFunction {
             None => return Err(Error::Input("states of another backend".into())),
         };
         states.adopt(self).map_err(|what| Error::invalid(self.path(), what))?;
-        CompiledFunction::run(self, inputs, states, outputs).map(|_| ())
+        states.carried.forget();
+        CompiledFunction::run(self, inputs, states, outputs)?;
+        self.carry().keep(inputs, outputs, states);
+        Ok(())
     }
 
     fn run_sum(&self, terms: &[Term<'_>], sum: &mut Tensor) -> Result<Times> {

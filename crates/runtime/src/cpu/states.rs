@@ -1,6 +1,7 @@
 //! Values that outlive a call: caches and states of convolutions.
 
 use super::CompiledFunction;
+use super::carry::LastCall;
 use crate::backend;
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
@@ -243,6 +244,7 @@ pub struct States {
     pub(super) names: Vec<String>,
     types: Vec<TensorType>,
     pub(super) values: Vec<StateValue>,
+    pub(super) carried: LastCall,
 }
 
 impl States {
@@ -309,6 +311,7 @@ impl States {
 
     /// Sets every state to zero.
     pub fn clear(&mut self) {
+        self.carried.forget();
         for value in &mut self.values {
             match value {
                 // Fresh pages would have to be cleared by the system as well, while they are written.
@@ -353,6 +356,10 @@ impl backend::States for States {
 
     fn clear(&mut self) {
         States::clear(self);
+    }
+
+    fn rewind(&mut self, tokens: usize) -> Result<bool> {
+        self.cut_back(tokens)
     }
 
     fn save(&self, out: &mut Vec<u8>) -> Result<()> {

@@ -1,5 +1,8 @@
-//! What the executor knows of tokens in a function: on which axes they lie, and how the function looks for other numbers of them.
+//! What the executor knows of tokens in a function: on which axes they lie, how the function looks for other numbers of them, and
+//! what it carries from call to call.
 
+mod carried;
 mod resize;
 
+pub(super) use carried::{Carried, carried};
 pub(super) use resize::{describe, resize};

@@ -1,0 +1,141 @@
+//! Rows that a layer carries from call to call beside its cache, and how they were after fewer tokens of a call.
+//!
+//! ```text
+//! window  [.., R + T, d] = the R rows carried so far, then one for each of the T tokens of the call
+//! carried [.., R, d]     = matmul(selection, window), rows n.. of it for n tokens
+//! state                  = concat(cache, tail(carried))
+//! ```
+//! A call keeps its window. For k of its n tokens the rows carried are those from k on, and `tail` makes them rows of the state.
+
+use anemoe_mlpackage::mil::{Argument, Binding};
+use anemoe_mlpackage::mil::{
+    Block, Feature, FeatureShape, Function, FunctionDescription, NamedType, Operation, TensorType, ValueType,
+};
+use std::collections::BTreeSet;
+
+/// Rows that a function carries, by names of its values.
+pub(in crate::cpu) struct CarriedRows {
+    /// Input that selects the rows.
+    pub selection: String,
+    /// Value that holds the rows before and those of the call.
+    pub window: String,
+    /// Rows that are carried.
+    pub rows: usize,
+    /// State that they are a part of, and the first of its rows that are theirs.
+    pub state: String,
+    pub first: usize,
+    /// The function from carried rows to rows of the state, and its description.
+    pub tail: Function,
+    pub described: FunctionDescription,
+}
+
+/// State that a function writes.
+pub(in crate::cpu) enum Carried {
+    /// Slots of caches alone, as far as the program says.
+    Nothing,
+    Rows(Box<CarriedRows>),
+    /// Something else.
+    Unknown,
+}
+
+fn names(op: &Operation) -> impl Iterator<Item = &str> {
+    op.inputs.values().flat_map(|Argument(bindings)| bindings).filter_map(|b| match b {
+        Binding::Name(name) => Some(name.as_str()),
+        Binding::Value(_) => None,
+    })
+}
+
+fn argument<'a>(op: &'a Operation, param: &str) -> Option<&'a str> {
+    match op.inputs.get(param)?.0.first()? {
+        Binding::Name(name) => Some(name),
+        Binding::Value(_) => None,
+    }
+}
+
+/// Finds the rows that `function` carries.
+pub(in crate::cpu) fn carried(function: &Function) -> Carried {
+    let operations = &function.block.operations;
+    let is_write = |op: &&Operation| op.op_type == "write_state";
+    let mut writes = operations.iter().filter(is_write);
+    let (Some(write), None) = (writes.next(), writes.next()) else {
+        return if operations.iter().any(|op| is_write(&op)) { Carried::Unknown } else { Carried::Nothing };
+    };
+    let by = |name: &str| operations.iter().find(|op| op.outputs.iter().any(|o| o.name == name));
+    let data = argument(write, "data").and_then(by);
+    match data {
+        Some(concat) if concat.op_type == "concat" => {
+            rows(function, write, concat).map_or(Carried::Unknown, |rows| Carried::Rows(Box::new(rows)))
+        }
+        _ => Carried::Nothing,
+    }
+}
+
+fn rows(function: &Function, write: &Operation, concat: &Operation) -> Option<CarriedRows> {
+    let operations = &function.block.operations;
+    let by = |name: &str| operations.iter().position(|op| op.outputs.iter().any(|o| o.name == name));
+    let shape = |name: &str| -> Option<Vec<u64>> {
+        let output = operations.get(by(name)?)?.outputs.iter().find(|o| o.name == name)?;
+        output.ty.tensor()?.shape()
+    };
+    let input =
+        |name: &str| function.inputs.iter().find(|i| i.name == name && matches!(i.ty, ValueType::Tensor(_)));
+    let [Binding::Name(slots), Binding::Name(tail)] = concat.inputs.get("values")?.0.as_slice() else {
+        return None;
+    };
+    let whole = concat.outputs.first()?.ty.tensor()?.shape()?;
+    let (slots, rows_of_tail) = (shape(slots)?, shape(tail)?);
+    if slots.len() != 4 || rows_of_tail.len() != 4 || whole.get(2) != Some(&(slots[2] + rows_of_tail[2])) {
+        return None;
+    }
+    // Backwards from the tail to the product with the selection.
+    let (mut inside, mut product) = (BTreeSet::new(), None);
+    let mut open = vec![tail.as_str()];
+    while let Some(name) = open.pop() {
+        let at = by(name)?;
+        let op = &operations[at];
+        let selects = op.op_type == "matmul" && argument(op, "x").is_some_and(|x| input(x).is_some());
+        if selects {
+            if product.replace(at).is_some_and(|other| other != at) {
+                return None;
+            }
+        } else if inside.insert(at) {
+            open.extend(names(op));
+        }
+    }
+    let product = &operations[product?];
+    let (selection, window) = (argument(product, "x")?, argument(product, "y")?);
+    let of_selection = input(selection)?.ty.tensor()?.shape()?;
+    let (result, window_shape) = (product.outputs.first()?, shape(window)?);
+    let result_shape = result.ty.tensor()?.shape()?;
+    let &[1, 1, rows, all] = of_selection.as_slice() else { return None };
+    let fits = window_shape.len() == 4 && window_shape[2] == all && result_shape[2] == rows && rows <= all;
+    if !fits {
+        return None;
+    }
+    let feature = |name: &str, ty: &TensorType| {
+        let shape = FeatureShape::Fixed(ty.shape()?);
+        Some(Feature { name: name.to_string(), dtype: ty.dtype, shape })
+    };
+    let tail_type = operations[by(tail)?].outputs.iter().find(|o| o.name == *tail)?.ty.tensor()?.clone();
+    let described = FunctionDescription {
+        name: "tail".into(),
+        inputs: vec![feature(&result.name, result.ty.tensor()?)?],
+        outputs: vec![feature(tail, &tail_type)?],
+        states: Vec::new(),
+    };
+    let block = Block {
+        inputs: Vec::new(),
+        operations: inside.into_iter().map(|i| operations[i].clone()).collect(),
+        outputs: vec![tail.clone()],
+    };
+    let inputs = vec![NamedType { name: result.name.clone(), ty: result.ty.clone() }];
+    Some(CarriedRows {
+        selection: selection.to_string(),
+        window: window.to_string(),
+        rows: usize::try_from(rows).ok()?,
+        state: argument(write, "input")?.to_string(),
+        first: usize::try_from(slots[2]).ok()?,
+        tail: Function { inputs, opset: function.opset, block },
+        described,
+    })
+}
