@@ -1,4 +1,4 @@
-//! The residency gate says of a plan what it says of the packages that are built from it. Takes about 15 s on 2 cores.
+//! The residency gate says of a plan what it says of the packages that are built from it. Takes about 30 s on 2 busy cores.
 
 use anemoe_bundle::{Chain, TokenCount};
 use anemoe_convert::build::build;
