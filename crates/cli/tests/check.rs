@@ -170,6 +170,43 @@ fn a_report_of_a_mac_is_joined_and_decides() {
     assert!(out.contains("the plan says unknown"), "{out}");
 }
 
+/// A plan says of each shard what the check says of its package.
+#[test]
+fn plans_have_the_verdicts_of_their_bundles() {
+    let dir = tempfile::tempdir().unwrap();
+    let bundle = dir.path().join("b");
+    for model in
+        ["tiny-gemma4-moe", "tiny-gemma4-moe-text", "tiny-zaya", "tiny-zaya-legacy", "tiny-zaya-skip"]
+    {
+        for options in [
+            &["--quant", "fp16"][..],
+            &["--quant", "int4-block", "--tokens", "1,4"],
+            &["--quant", "int8-tensor", "--token-range", "1..4"],
+            &["--experts-per-shard", "1"],
+            &["--ffn-shards", "2"],
+        ] {
+            let model = fixture(model);
+            let mut args = vec!["plan", text(&model)];
+            args.extend(options);
+            let planned = json(0, &args);
+            build(&model, &bundle, options);
+            let (_, checked) = check(&bundle, &[]);
+            let verdicts = |v: &Value| -> Vec<(Value, Value)> {
+                v.as_array().unwrap().iter().map(|s| (s["name"].clone(), s["verdict"].clone())).collect()
+            };
+            assert_eq!(verdicts(&planned["shards"]), verdicts(&checked["packages"]), "{args:?}");
+            for (shard, package) in
+                planned["shards"].as_array().unwrap().iter().zip(checked["packages"].as_array().unwrap())
+            {
+                let reason = shard["verdict_reason"].as_str().unwrap();
+                let rule = package["reasons"][0]["rule"].as_str().unwrap();
+                assert!(reason.starts_with(rule), "{shard} {rule}");
+            }
+            std::fs::remove_dir_all(&bundle).unwrap();
+        }
+    }
+}
+
 #[test]
 fn options_change_what_is_predicted() {
     let path = interop().into_iter().find(|p| p.ends_with("kv_cache_torch_f16.mlpackage")).unwrap();

@@ -14,6 +14,7 @@ pub mod nearest;
 pub mod outliers;
 pub mod place;
 pub mod plan;
+pub mod program;
 pub mod quant;
 pub mod quantize;
 pub mod tensor;

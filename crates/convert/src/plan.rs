@@ -260,10 +260,6 @@ pub struct PlannedShard {
     pub weights: u64,
     /// Bytes of its weights: matrices, tables and fp16 vectors.
     pub bytes: u64,
-    /// Predicted placement: `ane`, `not_ane` or `unknown`.
-    pub verdict: String,
-    /// Why the verdict.
-    pub verdict_reason: String,
     /// Matrices in the order in which they are stored.
     pub matrices: Vec<MatrixPlan>,
     /// Vectors in the order in which they are stored, behind the matrices.
@@ -415,8 +411,6 @@ impl PlannedShard {
             quant: BTreeMap::new(),
             weights: 0,
             bytes: 0,
-            verdict: String::new(),
-            verdict_reason: String::new(),
             matrices,
             vectors,
             experts: None,
@@ -483,7 +477,7 @@ impl PlannedShard {
         self.bytes + self.functions.len() as u64 * (FUNCTION_PROGRAM_BYTES + per_matrix)
     }
 
-    /// Counts weights and bytes and predicts placement, after a change of a matrix.
+    /// Counts weights and bytes, after a change of a matrix.
     fn recount(&mut self) {
         let vector_weights: u64 = self.vectors.iter().map(VectorPlan::weights).sum();
         self.weights = vector_weights + self.matrices.iter().map(MatrixPlan::weights).sum::<u64>();
@@ -499,9 +493,6 @@ impl PlannedShard {
                 kinds.push_str(&kind);
             }
         }
-        let (verdict, reason) = predict(self.kind, &self.matrices, self.bytes);
-        self.verdict = verdict.into();
-        self.verdict_reason = reason.into();
     }
 }
 
@@ -514,44 +505,6 @@ fn storage(quant: MatrixQuant, rows: usize, cols: usize) -> Storage {
             let (block_rows, block_cols) = quant.block(rows, cols);
             Storage::Int { bits: granularity.bits(), block_rows, block_cols, offsets: asymmetric }
         }
-    }
-}
-
-/// Placement of the nearest measured neighbour of a shard, where there is one. The neighbours are shards of the same two
-/// models in the same 1x1-convolution form on an M4 Max; whatever has none is `unknown`, never a guess.
-fn predict(kind: ShardKind, matrices: &[MatrixPlan], bytes: u64) -> (&'static str, &'static str) {
-    if bytes >= 2 << 30 {
-        return ("not_ane", "weights of 2147 MB or more: above the largest program that was seen on the ANE");
-    }
-    if bytes < 4 << 20 {
-        return ("unknown", "smaller than 4.2 MB: Core ML often prefers another device for small programs");
-    }
-    let only = |wanted: fn(Quant) -> bool| {
-        matrices.iter().all(|m| m.quant.kind == Quant::Fp16 || wanted(m.quant.kind))
-    };
-    let fp16 = only(|_| false);
-    let lut4 = only(|k| matches!(k, Quant::Lut { bits: 4, per_tensor: false, .. }));
-    let int8 = only(|k| k == Quant::Int { granularity: Granularity::Tensor, asymmetric: false });
-    match kind {
-        ShardKind::Moe if lut4 => {
-            ("ane", "40 MoE shards of 16 experts in lut4, group 32 (101 MB) were all on the ANE")
-        }
-        ShardKind::Moe if int8 && !fp16 => {
-            ("ane", "40 MoE shards of 16 experts in int8-tensor (202 MB) were all on the ANE")
-        }
-        ShardKind::Attention if int8 && !fp16 => {
-            ("ane", "attention shards in int8-tensor (5.3 and 33 to 47 MB) were all on the ANE")
-        }
-        ShardKind::Experts | ShardKind::ExpertsCombine if fp16 => {
-            ("ane", "packs of 16 experts in fp16 (191 and 226 MB) were all on the ANE")
-        }
-        ShardKind::Experts | ShardKind::ExpertsCombine if lut4 => {
-            ("ane", "packs of 16 experts in lut4, group 32 (46 and 54 MB) were all on the ANE")
-        }
-        ShardKind::Attention if fp16 => ("ane", "30 attention shards in fp16 were all on the ANE"),
-        ShardKind::Attention => ("unknown", "no attention shard with tables was measured"),
-        ShardKind::Head => ("unknown", "no head slice of this width was measured"),
-        _ => ("unknown", "no shard of this compression was measured"),
     }
 }
 

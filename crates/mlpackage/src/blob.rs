@@ -119,9 +119,9 @@ impl BlobWriter {
         if self.position == 0 {
             self.put(&[0; UNIT as usize])?;
         }
-        let fill = self.position.next_multiple_of(UNIT) - self.position;
+        let metadata = metadata_offset(self.position);
+        let fill = metadata - self.position;
         self.put(&[0; UNIT as usize][..fill as usize])?;
-        let metadata = self.position;
         let unused_bits = size * 8 - count * dtype.bits() as u64;
         let mut head = Vec::with_capacity(UNIT as usize);
         head.extend(SENTINEL.to_le_bytes());
@@ -187,6 +187,34 @@ impl BlobWriter {
             .and_then(|()| file.sync_all());
         done.map_err(|e| Error::io(&self.shown, e))?;
         Ok(Some(self.position))
+    }
+}
+
+/// Gives the offset of a blob's metadata in a file that ends at `position` before it.
+fn metadata_offset(position: u64) -> u64 {
+    position.max(UNIT).next_multiple_of(UNIT)
+}
+
+/// Computes the offsets that a [`BlobWriter`] gives its blobs, without their data.
+#[derive(Debug, Default)]
+pub struct BlobOffsets {
+    /// Length of the file so far.
+    position: u64,
+}
+
+impl BlobOffsets {
+    /// Gives the offset of the next blob, of `count` elements.
+    ///
+    /// # Errors
+    /// The file would have more bytes than a file can.
+    pub fn append(&mut self, dtype: DataType, count: u64) -> Result<u64> {
+        let metadata = metadata_offset(self.position);
+        let end = dtype.packed_bytes(count).and_then(|size| (metadata + UNIT).checked_add(size));
+        // Files are shorter than 2^63 bytes.
+        let end = end.filter(|&end| end <= i64::MAX as u64);
+        self.position =
+            end.ok_or_else(|| Error::Unsupported(format!("a blob of {count} elements of {dtype}")))?;
+        Ok(metadata)
     }
 }
 
@@ -471,9 +499,12 @@ mod tests {
             let path = dir.path().join("weight.bin");
             let mut writer = BlobWriter::new(&path);
             let mut written = Vec::new();
+            let mut planned = BlobOffsets::default();
             for (i, (count, dtype)) in sizes.iter().enumerate() {
                 let bytes: Vec<u8> = (0..dtype.packed_bytes(*count as u64).unwrap()).map(|k| (k as u8).wrapping_mul(31) ^ i as u8).collect();
-                written.push((writer.append(*dtype, *count as u64, &bytes).unwrap(), *dtype, *count as u64, bytes));
+                let offset = writer.append(*dtype, *count as u64, &bytes).unwrap();
+                prop_assert_eq!(planned.append(*dtype, *count as u64).unwrap(), offset);
+                written.push((offset, *dtype, *count as u64, bytes));
             }
             let len = writer.finish().unwrap().unwrap();
             let file = BlobFile::open(&path).unwrap();

@@ -150,11 +150,7 @@ pub fn print(report: &Report, ui: &Ui) -> std::io::Result<()> {
         let mut cells: Vec<String> = p.kind.iter().cloned().collect();
         cells.extend([p.functions.len().to_string(), p.weight_bytes.map(ui::bytes).unwrap_or_default()]);
         cells.extend(counts(&p.ops));
-        cells.push(if p.too_small && !report.strict {
-            "CPU: small, fine".into()
-        } else {
-            p.verdict.name().to_string()
-        });
+        cells.push(device_label(p, report.strict).into());
         match known.get(&cells) {
             Some(&i) => rows[i].1 += 1,
             None => {
@@ -195,6 +191,11 @@ pub fn print(report: &Report, ui: &Ui) -> std::io::Result<()> {
     ui.line(
         "predicted from measurements that others published (anemoe check --rules); only a Mac can measure",
     )
+}
+
+/// Names the predicted device of a package, for tables.
+pub fn device_label(p: &PackageReport, strict: bool) -> &'static str {
+    if p.too_small && !strict { "CPU: small, fine" } else { p.verdict.name() }
 }
 
 /// Counts packages by their predicted devices, in words.

@@ -1,6 +1,7 @@
 //! `anemoe plan`
 
 use super::auto::{self, Planned, QuantChoice, byte_count};
+use super::check;
 use super::checkpoint::Reading;
 use crate::Outcome;
 use crate::files::Overwrite;
@@ -10,6 +11,7 @@ use anemoe_convert::family::Family;
 use anemoe_convert::outliers::{self, Outlier};
 use anemoe_convert::plan::{PartKinds, Plan, PlanOptions};
 use anemoe_convert::quant::{Groups, Quant};
+use anemoe_gates::residency::{self, Report};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -149,13 +151,14 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     }
     let Planned { family, plan, .. } = auto::plan(&args.checkpoint, &args.options, false, ui)?;
     let outliers = outliers(family.as_ref(), &plan, &args.options, ui)?;
+    let placement = residency::plan(family.as_ref(), &plan, &residency::Options::default())?;
     if let Some(path) = &args.out {
-        let mut text = serde_json::to_vec_pretty(&plan)?;
+        let mut text = serde_json::to_vec_pretty(&full_document(&plan, &placement)?)?;
         text.push(b'\n');
         anemoe_bundle::write_atomic(path, &text)?;
     }
-    ui.document(&document(&plan, &outliers))?;
-    print(&plan, args.all, ui)?;
+    ui.document(&document(&plan, &placement, &outliers))?;
+    print(&plan, &placement, args.all, ui)?;
     print_outliers(&outliers, ui)?;
     Ok(Outcome::Done)
 }
@@ -192,16 +195,29 @@ pub fn print_outliers(outliers: &[Outlier], ui: &Ui) -> std::io::Result<()> {
     }
 }
 
-/// What `--json` prints: the plan without its matrices and its chain, which `--out` writes.
-fn document(plan: &Plan, outliers: &[Outlier]) -> serde_json::Value {
+/// The document that `--out` writes: the plan, and the predicted device of each shard.
+fn full_document(plan: &Plan, placement: &Report) -> anyhow::Result<serde_json::Value> {
+    // By its text: as a value, a number of 32 bits would get the digits of 64.
+    let mut document: serde_json::Value = serde_json::from_slice(&serde_json::to_vec(plan)?)?;
+    let shards = document["shards"].as_array_mut().into_iter().flatten();
+    for (shard, p) in shards.zip(&placement.packages) {
+        shard["verdict"] = p.verdict.name().into();
+        shard["verdict_reason"] = p.deciding_rule().into();
+    }
+    Ok(document)
+}
+
+/// The document that `--json` prints: the plan without its matrices and its chain, which `--out` writes.
+fn document(plan: &Plan, placement: &Report, outliers: &[Outlier]) -> serde_json::Value {
     let shards: Vec<serde_json::Value> = plan
         .shards
         .iter()
-        .map(|s| {
+        .zip(&placement.packages)
+        .map(|(s, p)| {
             let functions: Vec<&str> = s.functions.iter().map(|f| f.name.as_str()).collect();
             serde_json::json!({
                 "name": s.name, "kind": s.kind, "layer": s.layer, "functions": functions, "quant": s.quant,
-                "weights": s.weights, "bytes": s.bytes, "verdict": s.verdict, "verdict_reason": s.verdict_reason,
+                "weights": s.weights, "bytes": s.bytes, "verdict": p.verdict, "verdict_reason": p.deciding_rule(),
             })
         })
         .collect();
@@ -213,10 +229,10 @@ fn document(plan: &Plan, outliers: &[Outlier]) -> serde_json::Value {
 }
 
 /// The table for people: equal shards of different layers in one row, unless `all`.
-pub fn print(plan: &Plan, all: bool, ui: &Ui) -> std::io::Result<()> {
+pub fn print(plan: &Plan, placement: &Report, all: bool, ui: &Ui) -> std::io::Result<()> {
     let mut rows: Vec<(String, usize, Vec<String>)> = Vec::new();
     let mut known: BTreeMap<Vec<String>, usize> = BTreeMap::new();
-    for s in &plan.shards {
+    for (s, p) in plan.shards.iter().zip(&placement.packages) {
         let mut kinds: Vec<&str> = s.quant.values().map(String::as_str).collect();
         kinds.dedup();
         let cells = vec![
@@ -225,7 +241,7 @@ pub fn print(plan: &Plan, all: bool, ui: &Ui) -> std::io::Result<()> {
             kinds.join(", "),
             ui::count(s.weights),
             format!("{:.2}", s.bytes as f64 / 1e6),
-            s.verdict.clone(),
+            check::device_label(p, placement.strict).into(),
         ];
         match known.get(&cells).filter(|_| !all) {
             Some(&i) => rows[i].1 += 1,
@@ -264,5 +280,7 @@ pub fn print(plan: &Plan, all: bool, ui: &Ui) -> std::io::Result<()> {
     for note in &plan.notes {
         ui.line(format!("note: {note}"))?;
     }
-    ui.line("predicted device: from the nearest shard that was measured on a Mac; `unknown` where none was. A shard is one package.")
+    ui.line(
+        "predicted device: by the rules of `anemoe check`, which gives the built packages the same; a shard is one package",
+    )
 }

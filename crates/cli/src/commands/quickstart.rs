@@ -77,7 +77,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             family.plan(&PlanOptions { quant, max_context: Some(CONTEXT), ..PlanOptions::default() })?;
         if main {
             ui.line("\n1. Plan\n")?;
-            plan::print(&plan, false, ui)?;
+            let placement = residency::plan(family.as_ref(), &plan, &residency::Options::default())?;
+            plan::print(&plan, &placement, false, ui)?;
             ui.line("\n2. Build\n")?;
         }
         let bundle = folder.join(format!("{quant}.anemoe"));

@@ -26,11 +26,11 @@ use crate::family::Family;
 use crate::importance::Importance;
 use crate::lower::{Stored, store_matrix, store_vector};
 use crate::plan::{Plan, PlannedShard};
+use crate::program::lower_shard;
 use crate::quantize::Metrics;
 use crate::{Error, Result};
 use anemoe_bundle::{Chain, Gates, Vectors};
 use anemoe_io::Scratch;
-use anemoe_mlpackage::mil::verify::verify;
 use anemoe_mlpackage::package::PackageWriter;
 use serde::{Deserialize, Serialize};
 use site::{HostRecord, Record, Site};
@@ -477,18 +477,6 @@ pub fn write_shard(
     for vector in &shard.vectors {
         store_vector(writer.weights(), family, vector, &mut stored)?;
     }
-    let mut functions = Vec::new();
-    for function in &shard.functions {
-        functions.push((function.name.clone(), family.lower(shard, function, &stored)?));
-    }
-    let default = shard.functions.first().map(|f| f.name.clone()).unwrap_or_default();
-    let model = anemoe_mlpackage::mil::builder::model(crate::lower::OPSET, functions, &default)?;
-    // A fault of the lowering, caught before anything is written that a compiler would refuse.
-    if let Some(finding) = verify(&model).first() {
-        return Err(
-            anemoe_mlpackage::Error::InvalidProgram(format!("shard {}: {finding}", shard.name)).into()
-        );
-    }
-    writer.finish(&model)?;
+    writer.finish(&lower_shard(family, shard, &stored)?)?;
     Ok(quality)
 }

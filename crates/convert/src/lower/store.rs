@@ -2,11 +2,11 @@
 
 use crate::family::Family;
 use crate::importance::Importance;
-use crate::plan::{MatrixPlan, VectorPlan};
+use crate::plan::{MatrixPlan, PlannedShard, VectorPlan};
 use crate::quant::{Granularity, Quant};
 use crate::quantize::{Encoder, Metrics, Side, TooLarge};
 use crate::{Error, Result};
-use anemoe_mlpackage::blob::{BlobWriter, pack_sub_byte};
+use anemoe_mlpackage::blob::{BlobOffsets, BlobWriter, pack_sub_byte};
 use anemoe_mlpackage::mil::builder::{FunctionBuilder, Var};
 use anemoe_mlpackage::mil::{DataType, Value};
 use half::f16;
@@ -46,6 +46,34 @@ pub enum StoredMatrix {
 }
 
 impl Stored {
+    /// Describes the weights of a shard before it is written: types, shapes and offsets of blobs as in its package, and no
+    /// data. Vectors too short for the weight file are zeros.
+    ///
+    /// # Errors
+    /// The weight file would have more bytes than a file can.
+    pub fn from_plan(shard: &PlannedShard) -> Result<Stored> {
+        let mut blobs = BlobOffsets::default();
+        let mut place = |dtype: DataType, dims: &[u64], is_blob: bool| -> Result<Value> {
+            let count: u64 = dims.iter().product();
+            if is_blob || count >= BLOB_ELEMENTS {
+                return Ok(Value::blob(dtype, dims, blobs.append(dtype, count)?));
+            }
+            Ok(Value::bytes(dtype, dims, vec![0; dtype.packed_bytes(count).unwrap_or(0) as usize]))
+        };
+        let mut stored = Stored::default();
+        for plan in &shard.matrices {
+            let kind = plan.quant.kind;
+            let elements = place(element_type(kind), &plan.dims(), true)?;
+            let dims = side_dims(plan);
+            let matrix = StoredMatrix::from_operands(kind, elements, |dtype| place(dtype, &dims, false))?;
+            stored.matrices.insert(plan.name.clone(), matrix);
+        }
+        for plan in &shard.vectors {
+            stored.vectors.insert(plan.name.clone(), place(DataType::Float16, &plan.dims, false)?);
+        }
+        Ok(stored)
+    }
+
     pub(super) fn matrix(&self, name: &str) -> anemoe_mlpackage::Result<&StoredMatrix> {
         let missing = || anemoe_mlpackage::Error::InvalidProgram(format!("no matrix `{name}` is stored"));
         self.matrices.get(name).ok_or_else(missing)
@@ -69,7 +97,35 @@ pub fn element_type(kind: Quant) -> DataType {
     }
 }
 
+/// Gives the dimensions of a matrix's tables or scales.
+fn side_dims(plan: &MatrixPlan) -> Vec<u64> {
+    let (groups, blocks) = plan.quant.parts(plan.rows, plan.cols);
+    let mut dims = vec![groups as u64, blocks as u64, 1, 1];
+    if let Quant::Lut { bits, .. } = plan.quant.kind {
+        dims.extend([1 << bits, 1]);
+    }
+    dims
+}
+
 impl StoredMatrix {
+    /// Joins the elements of a matrix with its tables, or with its scales and offsets. `place` stores those of a type: fp16
+    /// for tables and scales, the type of the elements for offsets.
+    fn from_operands(
+        kind: Quant,
+        elements: Value,
+        mut place: impl FnMut(DataType) -> Result<Value>,
+    ) -> Result<StoredMatrix> {
+        Ok(match kind {
+            Quant::Fp16 => StoredMatrix::Dense(elements),
+            Quant::Lut { .. } => StoredMatrix::Lut { indices: elements, lut: place(DataType::Float16)? },
+            Quant::Int { asymmetric, .. } => {
+                let scale = place(DataType::Float16)?;
+                let offset = asymmetric.then(|| place(element_type(kind))).transpose()?;
+                StoredMatrix::Int { data: elements, scale, offset }
+            }
+        })
+    }
+
     /// Operands for packed elements, which `elements` refers to, and for their tables or scales, which are of the dimensions
     /// `dims` and go to the weight file where they are large.
     ///
@@ -83,26 +139,16 @@ impl StoredMatrix {
         values: &[f16],
         offsets: &[i8],
     ) -> Result<StoredMatrix> {
-        let mut place = |dtype: DataType, bytes: Vec<u8>| -> Result<Value> {
+        StoredMatrix::from_operands(kind, elements, |dtype| {
+            let bytes: Vec<u8> = match dtype {
+                DataType::Float16 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+                _ => pack_sub_byte(&offsets.iter().map(|&o| o as u8).collect::<Vec<_>>(), dtype.bits()),
+            };
             let count: u64 = dims.iter().product();
             if count < BLOB_ELEMENTS {
                 return Ok(Value::bytes(dtype, dims, bytes));
             }
             Ok(Value::blob(dtype, dims, blobs.append(dtype, count, &bytes)?))
-        };
-        let bytes = || values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
-        Ok(match kind {
-            Quant::Fp16 => StoredMatrix::Dense(elements),
-            Quant::Lut { .. } => {
-                StoredMatrix::Lut { indices: elements, lut: place(DataType::Float16, bytes())? }
-            }
-            Quant::Int { asymmetric, granularity } => {
-                let scale = place(DataType::Float16, bytes())?;
-                let codes: Vec<u8> = offsets.iter().map(|&o| o as u8).collect();
-                let packed = pack_sub_byte(&codes, usize::from(granularity.bits()));
-                let offset = asymmetric.then(|| place(element_type(kind), packed)).transpose()?;
-                StoredMatrix::Int { data: elements, scale, offset }
-            }
         })
     }
 
@@ -180,11 +226,7 @@ pub fn store_matrix(
     let side = encode_matrix(family, plan, importance, &mut |bytes| Ok(blobs.write(bytes)?))?;
     blobs.end()?;
     let elements = Value::blob(dtype, &plan.dims(), offset);
-    let (groups, blocks) = plan.quant.parts(plan.rows, plan.cols);
-    let mut dims = vec![groups as u64, blocks as u64, 1, 1];
-    if let Quant::Lut { bits, .. } = plan.quant.kind {
-        dims.extend([1 << bits, 1]);
-    }
+    let dims = side_dims(plan);
     let matrix = StoredMatrix::new(blobs, plan.quant.kind, elements, &dims, &side.values, &side.offsets)?;
     stored.matrices.insert(plan.name.clone(), matrix);
     Ok(side.metrics)

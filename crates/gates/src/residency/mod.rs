@@ -1,9 +1,10 @@
 //! Residency: will the Neural Engine run a package? Rules over its programs, from published measurements.
 //!
 //! ```text
-//! .mlpackage --analyze--> Graph --\
-//! a row of measurements --outcomes-> Graph --table of rules--> verdicts with reasons
-//! plan report of a Mac --device--------------------------------> joined with them
+//! .mlpackage --------------------analyze--> Graph --\
+//! a plan --lower without weights-analyze--> Graph --+
+//! a row of measurements ---------outcomes-> Graph --table of rules--> verdicts with reasons
+//! plan report of a Mac --device---------------------------------------> joined with them
 //! ```
 //!
 //! Three questions are kept apart: can the ANE take an op, will Core ML prefer it there, will the program load. Every answer is
@@ -22,10 +23,14 @@ use crate::residency::device::Comparison;
 use crate::residency::rule::{BundleFacts, Conditions, Matcher, PackageFacts, Verdict};
 use crate::residency::verdict::{Judge, OpCounts, PackageReport, Reason};
 use anemoe_bundle::Chain;
+use anemoe_convert::family::Family;
+use anemoe_convert::plan::{Plan, PlannedShard};
+use anemoe_convert::program::lower_without_weights;
 use anemoe_mlpackage::mil::Model;
 use anemoe_mlpackage::package::Package;
 use rayon::prelude::*;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// How to check.
@@ -126,6 +131,36 @@ pub fn bundle(
         bytes: chain.shards.iter().map(|s| s.bytes).sum(),
     };
     Ok(summary(packages?, bundle, &judge, options))
+}
+
+/// Checks the packages that a plan makes, before any is built: over their programs, lowered without weights. Of shards of one
+/// sort the first is lowered, and the reasons of all name its ops.
+///
+/// # Errors
+/// A shard cannot be lowered.
+pub fn plan(family: &dyn Family, plan: &Plan, options: &Options) -> crate::Result<Report> {
+    let judge = Judge::new(options.conditions);
+    let sorts: Vec<String> = plan.shards.iter().map(PlannedShard::sort).collect();
+    let mut first: BTreeMap<&str, &PlannedShard> = BTreeMap::new();
+    for (sort, shard) in sorts.iter().zip(&plan.shards) {
+        first.entry(sort).or_insert(shard);
+    }
+    let judged = first.into_par_iter().map(|(sort, shard)| {
+        let program = lower_without_weights(family, shard)?;
+        Ok((sort, judge.package(&shard.name, &facts(&program), options.list_ops)))
+    });
+    let judged = judged.collect::<crate::Result<BTreeMap<&str, PackageReport>>>()?;
+    let packages = sorts.iter().zip(&plan.shards).map(|(sort, shard)| PackageReport {
+        name: shard.name.clone(),
+        kind: Some(shard.kind.name().into()),
+        ..judged[sort.as_str()].clone()
+    });
+    let packages = packages.collect();
+    let bundle = BundleFacts {
+        packages: plan.shards.len() as u64,
+        bytes: plan.shards.iter().map(PlannedShard::package_bytes).sum(),
+    };
+    Ok(summary(packages, bundle, &judge, options))
 }
 
 fn summary(packages: Vec<PackageReport>, bundle: BundleFacts, judge: &Judge, options: &Options) -> Report {

@@ -136,6 +136,18 @@ pub struct PackageReport {
     pub warnings: Vec<Reason>,
 }
 
+impl PackageReport {
+    /// Names the rule that decides, with its text: the one that weighs most against the ANE, or the one that speaks for it.
+    pub fn deciding_rule(&self) -> String {
+        let against = self.reasons.first().map(|r| (r.rule, r.text.as_str()));
+        let support = || self.functions.iter().find_map(|f| f.support).map(|id| (id, ""));
+        let Some((id, found)) = against.or_else(support) else { return String::new() };
+        // The table's words hold for all packages of a sort; those of a reason may name an op of one of them.
+        let text = table::all().find(|rule| rule.id == id).map_or(found, |rule| rule.text);
+        format!("{id}: {text}")
+    }
+}
+
 /// The table, cut to what a run needs.
 pub struct Judge {
     conditions: Conditions,
