@@ -6,9 +6,11 @@ use anemoe_convert::build::build;
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::models;
 use anemoe_convert::plan::PlanOptions;
+use anemoe_runtime::backend::{Backend, Function, Package, States};
 use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
 use anemoe_runtime::model::{Logits, Model, Request, Sequence};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Both families, with sliding windows and rings, and with rows that are carried from call to call.
 const MODELS: [&str; 2] = ["tiny-gemma4-moe", "tiny-zaya"];
@@ -122,6 +124,74 @@ fn sequences_of_a_batch_do_not_know_of_each_other() {
                     );
                     at[s] += counts[s];
                 }
+            }
+            // One pass for all: functions with states are called once, too. And what it leaves can be cut back.
+            let passes = |model: &Model| model.stats().calls + model.stats().skipped;
+            let before = passes(&model);
+            alone(&model, &[7]);
+            let of_one = passes(&model) - before;
+            let mut requests: Vec<Request<'_>> = sequences
+                .iter_mut()
+                .map(|sequence| Request { sequence, ids: &[7, 8, 9], logits: Logits::Last })
+                .collect();
+            let before = passes(&model);
+            model.forward(&mut requests).unwrap();
+            assert_eq!(passes(&model) - before, of_one, "{name}");
+            for (sequence, ids) in sequences.iter_mut().zip(&all) {
+                model.truncate(sequence, 41).unwrap();
+                let whole: Vec<u32> = ids.iter().copied().chain([7, 3, 90, 17]).collect();
+                assert!(after(&model, sequence) == alone(&model, &whole)[41..], "{name}");
+            }
+        }
+    }
+}
+
+/// A backend that runs functions only as they are declared, as a Neural Engine does.
+struct AsDeclared(CpuBackend);
+
+struct Declared(Box<dyn Package>);
+
+impl Backend for AsDeclared {
+    fn open(&self, path: &Path) -> anemoe_runtime::Result<Box<dyn Package>> {
+        Ok(Box::new(Declared(self.0.open(path)?)))
+    }
+}
+
+impl Package for Declared {
+    fn prepare(&self, function: &str) -> anemoe_runtime::Result<Arc<dyn Function>> {
+        self.0.prepare(function)
+    }
+
+    fn new_states(&self) -> Box<dyn States> {
+        self.0.new_states()
+    }
+}
+
+#[test]
+fn declared_functions_are_filled_up_and_repeated() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in MODELS {
+        for functions in [fixed(&[1]), fixed(&[1, 4]), fixed(&[1, 16]), vec![TokenCount { min: 1, max: 8 }]] {
+            let out = bundle(dir.path(), name, &functions);
+            let model = open(&out, false);
+            let declared = Model::open(&out, &AsDeclared(CpuBackend::default())).unwrap();
+            let all: Vec<Vec<u32>> = (0..2).map(|s| ids(s, 37)).collect();
+            let want: Vec<_> = all.iter().map(|ids| alone(&model, ids)).collect();
+            let mut sequences = [declared.sequence(), declared.sequence()];
+            let mut requests: Vec<Request<'_>> = sequences
+                .iter_mut()
+                .zip(&all)
+                .map(|(sequence, ids)| Request { sequence, ids, logits: Logits::All })
+                .collect();
+            let got = declared.forward(&mut requests).unwrap();
+            let cosine = |a: &[f32], b: &[f32]| {
+                let dot = |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(p, q)| f64::from(p * q)).sum::<f64>();
+                dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+            };
+            // A range runs step by step, which rounds otherwise.
+            let is_fixed = functions.iter().all(|t| t.min == t.max);
+            for (got, want) in got.iter().flatten().zip(want.iter().flatten()) {
+                assert!(got == want || !is_fixed && cosine(got, want) > 0.9999, "{name} {functions:?}");
             }
         }
     }

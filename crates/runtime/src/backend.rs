@@ -11,7 +11,7 @@ use crate::{Error, Result};
 use smallvec::SmallVec;
 use std::any::Any;
 use std::collections::BTreeMap;
-use std::ops::AddAssign;
+use std::ops::{AddAssign, Range};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -53,6 +53,21 @@ pub trait Package: Send + Sync {
         tokens: usize,
     ) -> Result<Option<Arc<dyn Function>>> {
         let _ = (function, axes, declared, tokens);
+        Ok(None)
+    }
+
+    /// Prepares a function with states for calls that hold tokens of several sequences, of any number each; `declared` and `axes`
+    /// are those of [`Package::prepare_for`]. `None` where the backend runs sequences one by one.
+    ///
+    /// # Errors
+    /// As [`Package::prepare`].
+    fn prepare_batch(
+        &self,
+        function: &str,
+        axes: &BTreeMap<String, usize>,
+        declared: usize,
+    ) -> Result<Option<Arc<dyn BatchFunction>>> {
+        let _ = (function, axes, declared);
         Ok(None)
     }
 
@@ -103,6 +118,36 @@ pub trait Function: Any + Send + Sync {
     fn run_sum(&self, terms: &[Term<'_>], sum: &mut Tensor) -> Result<Times> {
         run_each(terms, sum)
     }
+}
+
+/// A function with states that runs for several sequences at once.
+pub trait BatchFunction: Send + Sync {
+    /// Input names, in the order of [`BatchFunction::run`].
+    fn inputs(&self) -> &[String];
+
+    /// Output names, in the order of [`BatchFunction::run`].
+    fn outputs(&self) -> &[String];
+
+    /// Runs the function for the tokens of all `parts`, ranges one behind the other, each of the sequence whose `states` have
+    /// the same number. Writes its results, for all tokens, to the first of `outputs`.
+    ///
+    /// # Errors
+    /// As [`Function::run`].
+    fn run(
+        &self,
+        inputs: &[BatchInput<'_>],
+        parts: &[Range<usize>],
+        states: &mut [&mut dyn States],
+        outputs: &mut Vec<Tensor>,
+    ) -> Result<()>;
+}
+
+/// An input of a [`BatchFunction`].
+pub enum BatchInput<'a> {
+    /// For the tokens of all sequences.
+    Shared(&'a Tensor),
+    /// One for each sequence.
+    Own(&'a [&'a Tensor]),
 }
 
 /// A function and its inputs, as one term of a sum.

@@ -1,10 +1,11 @@
 //! Packages on the CPU: functions compiled when they are first asked for.
 
+use super::batch::StagedFunction;
 use super::carry::Carry;
 use super::function::{CompiledFunction, add_experts};
-use super::tokens::{describe, resize};
+use super::tokens::{describe, resize, stages};
 use super::{MANY, Options, Precision, States, compile};
-use crate::backend::{self, Backend, Counts, OpTime, Term, Times};
+use crate::backend::{self, Backend, BatchFunction, Counts, OpTime, Term, Times};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_mlpackage::mil::{Function, FunctionDescription};
@@ -91,6 +92,7 @@ impl Backend for CpuBackend {
             path: path.to_path_buf(),
             options: self.options,
             functions: Mutex::default(),
+            staged: Mutex::default(),
         }))
     }
 }
@@ -103,6 +105,8 @@ struct LoadedPackage {
     options: Options,
     /// Compiled functions by name, and number of tokens where they are made for that.
     functions: Mutex<BTreeMap<(String, Option<usize>), Arc<CompiledFunction>>>,
+    /// Functions in stages, for batches, by name; none where a function has no stages.
+    staged: Mutex<BTreeMap<String, Option<Arc<StagedFunction>>>>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -110,6 +114,13 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl LoadedPackage {
+    /// Every function that was compiled so far.
+    fn compiled(&self) -> Vec<Arc<CompiledFunction>> {
+        let mut all: Vec<Arc<CompiledFunction>> = locked(&self.functions).values().cloned().collect();
+        all.extend(locked(&self.staged).values().flatten().flat_map(|staged| staged.compiled()));
+        all
+    }
+
     /// Reads the program of a function. Programs take more memory than what is made of them, so each is read when it is needed
     /// and not kept.
     fn read(&self, function: &str) -> Result<CpuPackage> {
@@ -151,6 +162,28 @@ impl backend::Package for LoadedPackage {
         Ok(Some(locked(&self.functions).entry(key).or_insert(Arc::new(compiled)).clone()))
     }
 
+    fn prepare_batch(
+        &self,
+        function: &str,
+        axes: &BTreeMap<String, usize>,
+        declared: usize,
+    ) -> Result<Option<Arc<dyn BatchFunction>>> {
+        let found = locked(&self.staged).get(function).cloned();
+        let staged = match found {
+            Some(found) => found,
+            None => {
+                let package = self.read(function)?;
+                let (body, described) = package.function(Some(function))?;
+                let made = stages(body, described, axes, declared).and_then(|stages| {
+                    let package = package.package.clone();
+                    StagedFunction::new(package, self.options, described.clone(), stages)
+                });
+                locked(&self.staged).entry(function.to_string()).or_insert(made.map(Arc::new)).clone()
+            }
+        };
+        Ok(staged.map(|staged| staged as Arc<dyn BatchFunction>))
+    }
+
     fn new_states(&self) -> Box<dyn backend::States> {
         Box::new(States::default())
     }
@@ -162,17 +195,17 @@ impl backend::Package for LoadedPackage {
 
     fn counts(&self) -> Counts {
         let mut all = Counts::default();
-        locked(&self.functions).values().for_each(|f| all += f.counts());
+        self.compiled().iter().for_each(|f| all += f.counts());
         all
     }
 
     fn op_times(&self) -> Vec<OpTime> {
-        locked(&self.functions).values().flat_map(|f| f.op_times()).collect()
+        self.compiled().iter().flat_map(|f| f.op_times()).collect()
     }
 
     fn release(&self) {
         locked(&self.weights).release();
-        locked(&self.functions).values().for_each(|f| f.release());
+        self.compiled().iter().for_each(|f| f.release());
         super::plan::release_memory();
     }
 }

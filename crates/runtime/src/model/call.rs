@@ -6,7 +6,7 @@
 //! A piece is the tokens of one call: all of the pass where the function has no states, those of one sequence where it has.
 
 use super::host;
-use crate::backend::{Function, MANY, Package, States, Term, Times};
+use crate::backend::{BatchFunction, BatchInput, Function, MANY, Package, States, Term, Times};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, RowRange, TokenCount};
@@ -50,6 +50,14 @@ pub(super) struct Call {
     /// Prepared functions by the tokens of a call, few of them.
     prepared: RwLock<Vec<(usize, Arc<Prepared>)>>,
     has_states: OnceLock<bool>,
+    batch: OnceLock<Option<Arc<PreparedBatch>>>,
+}
+
+/// A function that is ready for tokens of several sequences.
+pub(super) struct PreparedBatch {
+    function: Arc<dyn BatchFunction>,
+    inputs: Vec<Source>,
+    outputs: Vec<Sink>,
 }
 
 /// A function that is ready for calls of so many tokens.
@@ -104,8 +112,8 @@ impl Call {
         functions: BTreeMap<TokenCount, String>,
         axes: BTreeMap<String, usize>,
     ) -> Call {
-        let (prepared, has_states) = (RwLock::default(), OnceLock::new());
-        Call { shard, layer, package, when, inputs, outputs, functions, axes, prepared, has_states }
+        let (prepared, has_states, batch) = (RwLock::default(), OnceLock::new(), OnceLock::new());
+        Call { shard, layer, package, when, inputs, outputs, functions, axes, prepared, has_states, batch }
     }
 
     /// Both add to one register, which they do not read, of one layer.
@@ -151,31 +159,59 @@ impl Call {
             return Ok(found);
         }
         let (function, width) = self.choose(package, tokens)?;
-        let wrong = |what: String| self.contradiction(bundle, what);
-        let mut inputs = Vec::new();
-        for name in function.inputs() {
-            let source = self.inputs.get(name);
-            inputs.push(*source.ok_or_else(|| wrong(format!("nothing is bound to input `{name}`")))?);
-        }
-        if inputs.len() != self.inputs.len() {
-            let (bound, has) = (self.inputs.len(), inputs.len());
-            return Err(wrong(format!("{bound} inputs are bound, the function has {has}")));
-        }
-        let mut outputs = Vec::new();
-        for name in function.outputs() {
-            let sink = self.outputs.get(name);
-            outputs.push(*sink.ok_or_else(|| wrong(format!("output `{name}` goes nowhere")))?);
-        }
-        if outputs.len() != self.outputs.len() {
-            let (bound, has) = (self.outputs.len(), outputs.len());
-            return Err(wrong(format!("{bound} outputs are bound, the function has {has}")));
-        }
+        let (inputs, outputs) = self.bind(function.inputs(), function.outputs(), bundle)?;
         let prepared = Arc::new(Prepared { function, inputs, outputs, width });
         let mut all = self.prepared.write().unwrap_or_else(PoisonError::into_inner);
         Ok(find(&all).unwrap_or_else(|| {
             all.push((tokens, prepared.clone()));
             prepared
         }))
+    }
+
+    /// Sources and sinks of a function's inputs and outputs.
+    fn bind(&self, inputs: &[String], outputs: &[String], bundle: &Path) -> Result<(Vec<Source>, Vec<Sink>)> {
+        let wrong = |what: String| self.contradiction(bundle, what);
+        let mut sources = Vec::new();
+        for name in inputs {
+            let source = self.inputs.get(name);
+            sources.push(*source.ok_or_else(|| wrong(format!("nothing is bound to input `{name}`")))?);
+        }
+        if sources.len() != self.inputs.len() {
+            let (bound, has) = (self.inputs.len(), sources.len());
+            return Err(wrong(format!("{bound} inputs are bound, the function has {has}")));
+        }
+        let mut sinks = Vec::new();
+        for name in outputs {
+            let sink = self.outputs.get(name);
+            sinks.push(*sink.ok_or_else(|| wrong(format!("output `{name}` goes nowhere")))?);
+        }
+        if sinks.len() != self.outputs.len() {
+            let (bound, has) = (self.outputs.len(), sinks.len());
+            return Err(wrong(format!("{bound} outputs are bound, the function has {has}")));
+        }
+        Ok((sources, sinks))
+    }
+
+    /// Prepares the function for tokens of several sequences at once; none where the backend runs them one by one.
+    ///
+    /// # Errors
+    /// As [`Call::prepare`].
+    pub fn prepare_batch(&self, package: &dyn Package, bundle: &Path) -> Result<Option<Arc<PreparedBatch>>> {
+        if let Some(found) = self.batch.get() {
+            return Ok(found.clone());
+        }
+        let made = match self.functions.iter().next_back() {
+            Some((count, name)) => package.prepare_batch(name, &self.axes, count.min)?,
+            None => None,
+        };
+        let made = match made {
+            Some(function) => {
+                let (inputs, outputs) = self.bind(function.inputs(), function.outputs(), bundle)?;
+                Some(Arc::new(PreparedBatch { function, inputs, outputs }))
+            }
+            None => None,
+        };
+        Ok(self.batch.get_or_init(|| made).clone())
     }
 
     /// The function for `tokens` tokens and the width of its calls: a declared one, else one that the backend makes for exactly
@@ -309,7 +345,6 @@ impl Prepared {
         host.fill(piece, &inputs, self.width);
     }
 
-    /// Copies inputs that are some rows or columns of a register, or a register in another scale.
     fn gather(
         &self,
         piece: Piece,
@@ -317,44 +352,7 @@ impl Prepared {
         copies: &mut Vec<(Tensor, bool)>,
         registers: &[Tensor],
     ) -> std::result::Result<(), String> {
-        copies.resize_with(copies.len().max(self.inputs.len()), Default::default);
-        let whole = piece.first == 0 && piece.tokens == all && self.width == all;
-        for (source, (copy, taken)) in self.inputs.iter().zip(copies.iter_mut()) {
-            *taken = false;
-            let Source::Register { index, rows, rescale } = source else { continue };
-            let register = &registers[*index];
-            let values = register.as_f32().unwrap_or_default();
-            let has = register.shape.last().copied().unwrap_or(0);
-            if has != all {
-                return Err(format!("a register of shape {:?}, where {all} tokens are run", register.shape));
-            }
-            if rows.is_some() || !whole {
-                let rows = match rows {
-                    Some(rows) => rows.start..rows.start + rows.count,
-                    None => 0..values.len() / all.max(1),
-                };
-                let part = values.get(rows.start * all..rows.end * all);
-                let part = part.ok_or_else(|| {
-                    format!("rows {}.. of a register of shape {:?}", rows.start, register.shape)
-                })?;
-                let to = copy.reset_f32(&[1, rows.len(), 1, self.width]);
-                if whole {
-                    to.copy_from_slice(part);
-                } else {
-                    let columns = piece.first..piece.first + piece.tokens;
-                    copy_columns(part, all, columns, to, self.width);
-                }
-                *taken = true;
-            }
-            if *rescale && host::is_large(if *taken { copy.as_f32().unwrap_or_default() } else { values }) {
-                if !*taken {
-                    copy.reset_f32(&register.shape).copy_from_slice(values);
-                    *taken = true;
-                }
-                host::rescale(copy.as_f32_mut().unwrap_or_default(), self.width);
-            }
-        }
-        Ok(())
+        gather(&self.inputs, self.width, piece, all, copies, registers)
     }
 
     /// Inputs of the call, behind [`Prepared::gather`].
@@ -371,6 +369,110 @@ impl Prepared {
             Source::Host(index) => host.get(piece, *index),
         });
         each.collect()
+    }
+}
+
+/// Copies inputs that are some rows or columns of a register, or a register in another scale, for a call of `width` tokens.
+fn gather(
+    inputs: &[Source],
+    width: usize,
+    piece: Piece,
+    all: usize,
+    copies: &mut Vec<(Tensor, bool)>,
+    registers: &[Tensor],
+) -> std::result::Result<(), String> {
+    copies.resize_with(copies.len().max(inputs.len()), Default::default);
+    let whole = piece.first == 0 && piece.tokens == all && width == all;
+    for (source, (copy, taken)) in inputs.iter().zip(copies.iter_mut()) {
+        *taken = false;
+        let Source::Register { index, rows, rescale } = source else { continue };
+        let register = &registers[*index];
+        let values = register.as_f32().unwrap_or_default();
+        let has = register.shape.last().copied().unwrap_or(0);
+        if has != all {
+            return Err(format!("a register of shape {:?}, where {all} tokens are run", register.shape));
+        }
+        if rows.is_some() || !whole {
+            let rows = match rows {
+                Some(rows) => rows.start..rows.start + rows.count,
+                None => 0..values.len() / all.max(1),
+            };
+            let part = values.get(rows.start * all..rows.end * all);
+            let part = part.ok_or_else(|| {
+                format!("rows {}.. of a register of shape {:?}", rows.start, register.shape)
+            })?;
+            let to = copy.reset_f32(&[1, rows.len(), 1, width]);
+            if whole {
+                to.copy_from_slice(part);
+            } else {
+                let columns = piece.first..piece.first + piece.tokens;
+                copy_columns(part, all, columns, to, width);
+            }
+            *taken = true;
+        }
+        if *rescale && host::is_large(if *taken { copy.as_f32().unwrap_or_default() } else { values }) {
+            if !*taken {
+                copy.reset_f32(&register.shape).copy_from_slice(values);
+                *taken = true;
+            }
+            host::rescale(copy.as_f32_mut().unwrap_or_default(), width);
+        }
+    }
+    Ok(())
+}
+
+impl PreparedBatch {
+    /// Runs the function for the pieces of all sequences of a pass of `all` tokens.
+    ///
+    /// # Errors
+    /// A register does not fit, or the function fails.
+    #[allow(clippy::too_many_arguments)]
+    pub fn run(
+        &self,
+        call: &Call,
+        pieces: &[Piece],
+        all: usize,
+        registers: &mut [Tensor],
+        host: &mut dyn HostValues,
+        states: &mut [&mut dyn States],
+        scratch: &mut Scratch,
+        bundle: &Path,
+    ) -> Result<()> {
+        let wrong = |what: String| call.contradiction(bundle, what);
+        let Scratch { copies, outputs, .. } = scratch;
+        let of_host = |s: &Source| match s {
+            Source::Host(i) => Some(*i),
+            Source::Register { .. } => None,
+        };
+        let wanted: SmallVec<[usize; MANY]> = self.inputs.iter().filter_map(of_host).collect();
+        pieces.iter().for_each(|piece| host.fill(*piece, &wanted, piece.tokens));
+        let whole = Piece { first: 0, tokens: all, sequence: None };
+        gather(&self.inputs, all, whole, all, copies, registers).map_err(wrong)?;
+        {
+            let host = &*host;
+            let own: Vec<Vec<&Tensor>> = self
+                .inputs
+                .iter()
+                .map(|s| of_host(s).map_or(Vec::new(), |i| pieces.iter().map(|p| host.get(*p, i)).collect()))
+                .collect();
+            let inputs: Vec<BatchInput<'_>> = self
+                .inputs
+                .iter()
+                .zip(copies.iter())
+                .zip(&own)
+                .map(|((source, (copy, taken)), own)| match source {
+                    _ if *taken => BatchInput::Shared(copy),
+                    Source::Register { index, .. } => BatchInput::Shared(&registers[*index]),
+                    Source::Host(_) => BatchInput::Own(own),
+                })
+                .collect();
+            let parts: Vec<Range<usize>> = pieces.iter().map(|p| p.first..p.first + p.tokens).collect();
+            self.function.run(&inputs, &parts, states, outputs)?;
+        }
+        for (sink, output) in self.outputs.iter().zip(outputs) {
+            scatter(output, sink, whole, all, all, registers).map_err(wrong)?;
+        }
+        Ok(())
     }
 }
 

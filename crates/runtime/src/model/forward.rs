@@ -5,7 +5,7 @@ use super::embedding::EmbeddingFile;
 use super::host::{self, Ranking};
 use super::program::{Op, Program};
 use super::{Logits, Model, Registers, Sequence, locked};
-use crate::backend::{MANY, NoStates};
+use crate::backend::{MANY, NoStates, States};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, Cache, Chain, HostInput};
@@ -541,6 +541,31 @@ impl Model {
                 first += n;
             }
             return Ok(());
+        }
+        if parts.len() > 1
+            && let Some(batch) = call.prepare_batch(package, &self.bundle)?
+        {
+            let started = Instant::now();
+            let pieces: SmallVec<[Piece; FEW]> = parts
+                .iter()
+                .enumerate()
+                .map(|(i, p)| Piece { first: p.first, tokens: p.ids.len(), sequence: Some(i) })
+                .collect();
+            // The states leave their sequences while host inputs read positions.
+            let mut taken: SmallVec<[Box<dyn States>; FEW]> = parts
+                .iter_mut()
+                .map(|p| std::mem::replace(&mut p.sequence.states[call.package], Box::new(NoStates)))
+                .collect();
+            let mut host = Host { model: &self.chain, inputs: &program.host, values, parts, pass };
+            let mut states: SmallVec<[&mut dyn States; FEW]> = taken.iter_mut().map(|s| s.as_mut()).collect();
+            let bundle = &self.bundle;
+            let ran = batch.run(call, &pieces, tokens, registers, &mut host, &mut states, scratch, bundle);
+            drop(states);
+            for (part, states) in parts.iter_mut().zip(taken) {
+                part.sequence.states[call.package] = states;
+            }
+            self.count(call.package, started.elapsed());
+            return ran;
         }
         for i in 0..parts.len() {
             let (mut first, end) = (parts[i].first, parts[i].first + parts[i].ids.len());

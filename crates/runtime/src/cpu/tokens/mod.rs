@@ -3,6 +3,8 @@
 
 mod carried;
 mod resize;
+mod stages;
 
 pub(super) use carried::{Carried, carried};
 pub(super) use resize::{describe, resize};
+pub(super) use stages::{Stage, Stages, WRITTEN_FOR, stages};

@@ -1,0 +1,292 @@
+//! Functions with states, run for several sequences at once.
+
+use super::carry::Carry;
+use super::function::CompiledFunction;
+use super::tokens::{Stage, Stages, WRITTEN_FOR, describe, resize};
+use super::{Options, States};
+use crate::backend::{self, BatchInput};
+use crate::tensor::Tensor;
+use crate::{Error, Result};
+use anemoe_mlpackage::mil::FunctionDescription;
+use anemoe_mlpackage::package::Package;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A value of a batch: an input of the whole function, or an output of a stage.
+#[derive(Clone, Copy)]
+enum From {
+    Input(usize),
+    Stage(usize, usize),
+}
+
+/// A stage, its compiled functions by their numbers of tokens, and where its inputs come from.
+struct Compiled {
+    stage: Stage,
+    functions: Mutex<BTreeMap<usize, Arc<CompiledFunction>>>,
+    inputs: Vec<From>,
+    /// Axis of the tokens of each input; none where each sequence has its own.
+    input_axes: Vec<Option<usize>>,
+    output_axes: Vec<usize>,
+}
+
+/// A function in stages: before the states, once per sequence, and behind them.
+pub(super) struct StagedFunction {
+    package: Arc<Package>,
+    options: Options,
+    described: FunctionDescription,
+    input_names: Vec<String>,
+    output_names: Vec<String>,
+    axes: BTreeMap<String, usize>,
+    stages: [Option<Compiled>; 3],
+    outputs: Vec<From>,
+    spare: Mutex<Vec<Box<Values>>>,
+}
+
+/// Outputs of the stages, each for all tokens of the batch, and memory of single calls.
+#[derive(Default)]
+struct Values {
+    stages: [Vec<Tensor>; 3],
+    inputs: Vec<Tensor>,
+    outputs: Vec<Tensor>,
+}
+
+/// Copies `count` entries of `axis` of one tensor, from `first` on, to entries `to_first` on of another one, which has `width`.
+fn copy_entries(
+    from: &Tensor,
+    axis: usize,
+    first: usize,
+    count: usize,
+    (to, to_first, width): (&mut Tensor, usize, usize),
+) -> Option<()> {
+    let has = *from.shape.get(axis)?;
+    let values = from.as_f32()?;
+    let inner: usize = from.shape[axis + 1..].iter().product();
+    if to.shape.len() != from.shape.len() || to.shape[axis] != width || to.as_f32().is_none() {
+        let mut shape = from.shape.clone();
+        shape[axis] = width;
+        to.reset_f32(&shape);
+    } else {
+        let same = (0..from.shape.len()).all(|i| i == axis || to.shape[i] == from.shape[i]);
+        if !same {
+            let mut shape = from.shape.clone();
+            shape[axis] = width;
+            to.reset_f32(&shape);
+        }
+    }
+    let out = to.as_f32_mut()?;
+    let n = count * inner;
+    let rows = values.chunks_exact((has * inner).max(1)).zip(out.chunks_exact_mut((width * inner).max(1)));
+    for (from, to) in rows {
+        to[to_first * inner..to_first * inner + n]
+            .copy_from_slice(from.get(first * inner..first * inner + n)?);
+    }
+    Some(())
+}
+
+impl StagedFunction {
+    /// Prepares the stages of a function; each is compiled for the numbers of tokens that come.
+    pub fn new(
+        package: Arc<Package>,
+        options: Options,
+        described: FunctionDescription,
+        stages: Stages,
+    ) -> Option<StagedFunction> {
+        let Stages { before, each, after, axes } = stages;
+        let mut made: BTreeMap<String, From> = BTreeMap::new();
+        for (i, input) in described.inputs.iter().enumerate() {
+            made.insert(input.name.clone(), From::Input(i));
+        }
+        let mut compiled = Vec::new();
+        for (number, stage) in [before, Some(each), after].into_iter().enumerate() {
+            let Some(stage) = stage else {
+                compiled.push(None);
+                continue;
+            };
+            let from = |f: &anemoe_mlpackage::mil::Feature| made.get(&f.name).copied();
+            let inputs = stage.described.inputs.iter().map(from).collect::<Option<Vec<_>>>()?;
+            let axis = |f: &anemoe_mlpackage::mil::Feature| axes.get(&f.name).copied();
+            let input_axes: Vec<Option<usize>> = stage.described.inputs.iter().map(axis).collect();
+            let output_axes = stage.described.outputs.iter().map(axis).collect::<Option<Vec<_>>>()?;
+            for (i, output) in stage.described.outputs.iter().enumerate() {
+                made.insert(output.name.clone(), From::Stage(number, i));
+            }
+            let functions = Mutex::default();
+            compiled.push(Some(Compiled { stage, functions, inputs, input_axes, output_axes }));
+        }
+        let outputs =
+            described.outputs.iter().map(|f| made.get(&f.name).copied()).collect::<Option<Vec<_>>>()?;
+        let names =
+            |features: &[anemoe_mlpackage::mil::Feature]| features.iter().map(|f| f.name.clone()).collect();
+        Some(StagedFunction {
+            package,
+            options,
+            input_names: names(&described.inputs),
+            output_names: names(&described.outputs),
+            described,
+            axes,
+            stages: compiled.try_into().ok()?,
+            outputs,
+            spare: Mutex::default(),
+        })
+    }
+
+    /// Functions that the stages were compiled to so far.
+    pub fn compiled(&self) -> Vec<Arc<CompiledFunction>> {
+        let of = |c: &Compiled| {
+            c.functions.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect::<Vec<_>>()
+        };
+        self.stages.iter().flatten().flat_map(of).collect()
+    }
+
+    /// The function of a stage for so many tokens.
+    fn function(&self, compiled: &Compiled, tokens: usize) -> Result<Arc<CompiledFunction>> {
+        let functions = || compiled.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = functions().get(&tokens) {
+            return Ok(found.clone());
+        }
+        let Stage { function, described } = &compiled.stage;
+        let wrong = |what: String| {
+            Error::unsupported(self.package.path(), format!("function `{}`: {what}", described.name))
+        };
+        let resized = resize(function, described, &self.axes, WRITTEN_FOR, tokens).map_err(wrong)?;
+        let described = describe(&resized.function, described);
+        let made = Carry::compile(&self.package, &resized.function, &described, self.options)?;
+        Ok(functions().entry(tokens).or_insert(Arc::new(made)).clone())
+    }
+
+    fn wrong(&self, what: &str) -> Error {
+        Error::invalid(self.package.path(), format!("function `{}`: {what}", self.described.name))
+    }
+
+    /// Runs a stage once over all tokens.
+    fn run_whole(
+        &self,
+        number: usize,
+        all: usize,
+        inputs: &[BatchInput<'_>],
+        parts: &[Range<usize>],
+        values: &mut Values,
+    ) -> Result<()> {
+        let Some(compiled) = &self.stages[number] else { return Ok(()) };
+        let function = self.function(compiled, all)?;
+        let Values { stages, inputs: copies, .. } = values;
+        copies.resize_with(copies.len().max(compiled.inputs.len()), Tensor::default);
+        for ((from, axis), copy) in compiled.inputs.iter().zip(&compiled.input_axes).zip(copies.iter_mut()) {
+            // What each sequence has for itself is put together.
+            if let From::Input(i) = from
+                && let BatchInput::Own(own) = &inputs[*i]
+            {
+                let axis = axis.ok_or_else(|| self.wrong("a value of one sequence for all of them"))?;
+                for (part, own) in parts.iter().zip(*own) {
+                    let to = (&mut *copy, part.start, all);
+                    copy_entries(own, axis, 0, part.len(), to)
+                        .ok_or_else(|| self.wrong("an input of another shape"))?;
+                }
+            }
+        }
+        let mut outputs = std::mem::take(&mut stages[number]);
+        let operands: Vec<&Tensor> = compiled
+            .inputs
+            .iter()
+            .zip(copies.iter())
+            .map(|(from, copy)| match from {
+                From::Stage(stage, i) => &stages[*stage][*i],
+                From::Input(i) => match &inputs[*i] {
+                    BatchInput::Shared(t) => *t,
+                    BatchInput::Own(_) => copy,
+                },
+            })
+            .collect();
+        let done = CompiledFunction::run(&function, &operands, &mut States::default(), &mut outputs);
+        stages[number] = outputs;
+        done.map(|_| ())
+    }
+
+    /// Runs the stage of the states for one sequence.
+    fn run_part(
+        &self,
+        compiled: &Compiled,
+        (part, number): (&Range<usize>, usize),
+        all: usize,
+        inputs: &[BatchInput<'_>],
+        states: &mut dyn backend::States,
+        values: &mut Values,
+    ) -> Result<()> {
+        let function = self.function(compiled, part.len())?;
+        let Values { stages, inputs: copies, outputs } = values;
+        copies.resize_with(copies.len().max(compiled.inputs.len()), Tensor::default);
+        let shared = |from: &From| match from {
+            From::Stage(stage, i) => Some(&stages[*stage][*i]),
+            From::Input(i) => match &inputs[*i] {
+                BatchInput::Shared(t) => Some(*t),
+                BatchInput::Own(_) => None,
+            },
+        };
+        for ((from, axis), copy) in compiled.inputs.iter().zip(&compiled.input_axes).zip(copies.iter_mut()) {
+            let Some(whole) = shared(from) else { continue };
+            let axis = axis.ok_or_else(|| self.wrong("a value of all sequences for one of them"))?;
+            let to = (copy, 0, part.len());
+            copy_entries(whole, axis, part.start, part.len(), to)
+                .ok_or_else(|| self.wrong("a value of another shape"))?;
+        }
+        let operands: Vec<&Tensor> = compiled
+            .inputs
+            .iter()
+            .zip(copies.iter())
+            .map(|(from, copy)| match from {
+                From::Input(i) => match &inputs[*i] {
+                    BatchInput::Own(own) => own[number],
+                    BatchInput::Shared(_) => copy,
+                },
+                From::Stage(..) => copy,
+            })
+            .collect();
+        backend::Function::run(function.as_ref(), &operands, states, outputs)?;
+        let results = &mut stages[1];
+        results.resize_with(results.len().max(compiled.output_axes.len()), Tensor::default);
+        for ((axis, output), result) in compiled.output_axes.iter().zip(outputs.iter()).zip(results) {
+            let to = (result, part.start, all);
+            copy_entries(output, *axis, 0, part.len(), to)
+                .ok_or_else(|| self.wrong("a result of another shape"))?;
+        }
+        Ok(())
+    }
+}
+
+impl backend::BatchFunction for StagedFunction {
+    fn inputs(&self) -> &[String] {
+        &self.input_names
+    }
+
+    fn outputs(&self) -> &[String] {
+        &self.output_names
+    }
+
+    fn run(
+        &self,
+        inputs: &[BatchInput<'_>],
+        parts: &[Range<usize>],
+        states: &mut [&mut dyn backend::States],
+        outputs: &mut Vec<Tensor>,
+    ) -> Result<()> {
+        let all = parts.last().map_or(0, |p| p.end);
+        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut values = spare.unwrap_or_default();
+        self.run_whole(0, all, inputs, parts, &mut values)?;
+        let Some(each) = &self.stages[1] else { return Err(self.wrong("no stage for its states")) };
+        for (i, (part, states)) in parts.iter().zip(states.iter_mut()).enumerate() {
+            self.run_part(each, (part, i), all, inputs, *states, &mut values)?;
+        }
+        self.run_whole(2, all, inputs, parts, &mut values)?;
+        outputs.resize_with(outputs.len().max(self.outputs.len()), Tensor::default);
+        for (from, output) in self.outputs.iter().zip(outputs.iter_mut()) {
+            match from {
+                From::Stage(stage, i) => std::mem::swap(&mut values.stages[*stage][*i], output),
+                From::Input(_) => return Err(self.wrong("an output that is an input")),
+            }
+        }
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(values);
+        Ok(())
+    }
+}

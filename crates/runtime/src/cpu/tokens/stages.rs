@@ -1,0 +1,176 @@
+//! Cuts a function with states into what treats every token alike and what belongs to one sequence.
+//!
+//! ```text
+//! before: projections of all tokens, once ----> each: caches and attention, once per sequence ----> after: projections, once
+//! ```
+//! Weights are in the first and the last stage, which run once for the tokens of all sequences of a batch.
+
+use super::resize::{TokenAxis, resize};
+use anemoe_mlpackage::mil::{
+    Argument, Binding, Block, Dim, Feature, FeatureShape, Function, FunctionDescription, NamedType,
+    Operation, ValueType,
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Tokens for which stages are written.
+pub(in crate::cpu) const WRITTEN_FOR: usize = 2;
+
+/// A stage of a function, written for [`WRITTEN_FOR`] tokens.
+pub(in crate::cpu) struct Stage {
+    pub function: Function,
+    pub described: FunctionDescription,
+}
+
+/// A function in three stages; the first and the last may be missing.
+pub(in crate::cpu) struct Stages {
+    pub before: Option<Stage>,
+    pub each: Stage,
+    pub after: Option<Stage>,
+    /// Axis of the tokens of each input and of each value that goes from stage to stage.
+    pub axes: BTreeMap<String, usize>,
+}
+
+fn names(op: &Operation) -> impl Iterator<Item = &str> {
+    op.inputs.values().flat_map(|Argument(bindings)| bindings).filter_map(|b| match b {
+        Binding::Name(name) => Some(name.as_str()),
+        Binding::Value(_) => None,
+    })
+}
+
+/// The operation may look at neighbours of a token: a convolution of more than one tap.
+fn has_taps(op: &Operation, shapes: &BTreeMap<&str, &ValueType>) -> bool {
+    let weight = op.inputs.get("weight").and_then(|a| a.0.first());
+    let ty = match weight {
+        Some(Binding::Name(name)) => shapes.get(name.as_str()).and_then(|ty| ty.tensor()),
+        Some(Binding::Value(value)) => value.ty.tensor(),
+        None => None,
+    };
+    op.op_type == "conv" && ty.is_none_or(|ty| ty.dims.iter().skip(2).any(|d| *d != Dim::Fixed(1)))
+}
+
+/// Cuts `function`, written for `declared` tokens or a range from there on. None where it has no states, or where a value that would
+/// go from stage to stage has no axis of its own for tokens.
+pub(in crate::cpu) fn stages(
+    function: &Function,
+    described: &FunctionDescription,
+    axes: &BTreeMap<String, usize>,
+    declared: usize,
+) -> Option<Stages> {
+    let base = resize(function, described, axes, declared, WRITTEN_FOR).ok()?.function;
+    let of_values = resize(&base, described, axes, WRITTEN_FOR, WRITTEN_FOR + 1).ok()?.axes;
+    let is_pure = |axis: &TokenAxis| axis.per_token == 1 && axis.fixed == 0;
+    let operations = &base.block.operations;
+    let mut types: BTreeMap<&str, &ValueType> =
+        base.inputs.iter().map(|i| (i.name.as_str(), &i.ty)).collect();
+    types.extend(operations.iter().flat_map(|op| &op.outputs).map(|o| (o.name.as_str(), &o.ty)));
+
+    // Values that depend on nothing but constants, and those that belong to one sequence.
+    let (mut constant, mut own) = (BTreeSet::new(), BTreeSet::new());
+    for input in &base.inputs {
+        if !of_values.get(&input.name).is_some_and(is_pure) {
+            own.insert(input.name.as_str());
+        }
+    }
+    let mut makes: BTreeMap<&str, usize> = BTreeMap::new();
+    for (i, op) in operations.iter().enumerate() {
+        let is_constant = op.op_type != "read_state" && names(op).all(|name| constant.contains(name));
+        for output in &op.outputs {
+            makes.insert(&output.name, i);
+            if is_constant {
+                constant.insert(output.name.as_str());
+            } else if !of_values.get(&output.name).is_some_and(is_pure) {
+                own.insert(output.name.as_str());
+            }
+        }
+    }
+    let is_constant = |op: &Operation| {
+        op.outputs.iter().all(|o| constant.contains(o.name.as_str())) && !op.outputs.is_empty()
+    };
+    let mixes = |op: &Operation| {
+        !is_constant(op)
+            && (names(op).chain(op.outputs.iter().map(|o| o.name.as_str())).any(|n| own.contains(n))
+                || has_taps(op, &types))
+    };
+    // Behind a mixing operation; and of those the ones before another.
+    let n = operations.len();
+    let (mut behind, mut ahead) = (vec![false; n], vec![false; n]);
+    for (i, op) in operations.iter().enumerate() {
+        behind[i] = mixes(op) || names(op).filter_map(|name| makes.get(name)).any(|&m| behind[m]);
+    }
+    for (i, op) in operations.iter().enumerate().rev() {
+        ahead[i] |= mixes(op);
+        if ahead[i] {
+            names(op).filter_map(|name| makes.get(name)).for_each(|&m| ahead[m] = true);
+        }
+    }
+    if !operations.iter().any(mixes) {
+        return None;
+    }
+    let stage_of = |i: usize| match (behind[i], ahead[i]) {
+        (false, _) => 0,
+        (true, true) => 1,
+        (true, false) => 2,
+    };
+    let mut stages = Vec::new();
+    let mut axes: BTreeMap<String, usize> = axes.iter().map(|(name, axis)| (name.clone(), *axis)).collect();
+    for wanted in 0..3 {
+        let inside: BTreeSet<usize> =
+            (0..n).filter(|&i| stage_of(i) == wanted && !is_constant(&operations[i])).collect();
+        if inside.is_empty() {
+            stages.push(None);
+            continue;
+        }
+        // Constants that are read inside, and what they are made of.
+        let mut all = inside.clone();
+        let mut open: Vec<&str> = inside.iter().flat_map(|&i| names(&operations[i])).collect();
+        while let Some(name) = open.pop() {
+            if constant.contains(name) && makes.get(name).is_some_and(|&m| all.insert(m)) {
+                open.extend(names(&operations[makes[name]]));
+            }
+        }
+        let made = |name: &str| makes.get(name).is_some_and(|m| all.contains(m));
+        let read: BTreeSet<&str> =
+            inside.iter().flat_map(|&i| names(&operations[i])).filter(|name| !made(name)).collect();
+        let outside = |name: &str| {
+            base.block.outputs.iter().any(|o| o == name)
+                || (0..n).any(|i| !all.contains(&i) && names(&operations[i]).any(|other| other == name))
+        };
+        let results = || inside.iter().flat_map(|&i| &operations[i].outputs);
+        let written: Vec<&NamedType> = results().filter(|o| outside(&o.name)).collect();
+        for name in read.iter().copied().chain(written.iter().map(|o| o.name.as_str())) {
+            let is_input = base.inputs.iter().any(|i| i.name == name);
+            match of_values.get(name).filter(|axis| is_pure(axis)) {
+                Some(axis) => drop(axes.insert(name.to_string(), axis.axis)),
+                None if is_input => {}
+                None => return None,
+            }
+        }
+        let feature = |name: &str, ty: &ValueType| {
+            let ty = ty.tensor()?;
+            Some(Feature { name: name.into(), dtype: ty.dtype, shape: FeatureShape::Fixed(ty.shape()?) })
+        };
+        let inputs: Vec<NamedType> = read
+            .iter()
+            .map(|name| Some(NamedType { name: (*name).into(), ty: (*types.get(name)?).clone() }))
+            .collect::<Option<_>>()?;
+        let of = |state: bool| {
+            let some = inputs.iter().filter(move |i| matches!(i.ty, ValueType::State(_)) == state);
+            some.map(|i| feature(&i.name, &i.ty)).collect::<Option<Vec<_>>>()
+        };
+        let described = FunctionDescription {
+            name: described.name.clone(),
+            inputs: of(false)?,
+            outputs: written.iter().map(|o| feature(&o.name, &o.ty)).collect::<Option<_>>()?,
+            states: of(true)?,
+        };
+        let block = Block {
+            inputs: Vec::new(),
+            operations: all.into_iter().map(|i| operations[i].clone()).collect(),
+            outputs: written.into_iter().map(|o| o.name.clone()).collect(),
+        };
+        stages.push(Some(Stage { function: Function { inputs, opset: base.opset, block }, described }));
+    }
+    let mut stages = stages.into_iter();
+    let (before, each, after) = (stages.next()?, stages.next()??, stages.next()?);
+    Some(Stages { before, each, after, axes })
+}
