@@ -391,7 +391,20 @@ fn places(c: &mut Cursor<'_>, tensors: u64, alignment: u64) -> Result<Vec<Placed
             }
         }
     }
-    // Tensors cover the data, as in GGML's own reader: a type or a shape that is not the tensor's leaves a gap.
+    // Tensors cover the data, as in GGML's own reader: a type or a shape that is not the tensor's leaves a gap. One that is
+    // shorter than the alignment leaves values in the padding, which llama.cpp and gguf-py fill with zeros.
+    let padding = |from: u64, to: u64, before: &str| {
+        let bytes = &c.file[(start + from) as usize..((start + to) as usize).min(c.file.len())];
+        match bytes.iter().position(|b| *b != 0) {
+            None => Ok(()),
+            Some(i) => invalid(format!(
+                "tensor `{before}`: byte {i} of the {} of padding behind it is {:#04x}, expected 0: its type or its shape is \
+                 another one",
+                bytes.len(),
+                bytes[i]
+            )),
+        }
+    };
     let mut order: Vec<&Placed> = out.iter().collect();
     order.sort_by_key(|t| t.bytes.start);
     let (mut end, mut before) = (0u64, "the header");
@@ -408,11 +421,13 @@ fn places(c: &mut Cursor<'_>, tensors: u64, alignment: u64) -> Result<Vec<Placed
                 "tensor `{name}`: {gap} bytes between it and `{before}`, expected {padding} of padding"
             ));
         }
+        padding(end, at, before)?;
         (end, before) = (tensor.bytes.end as u64 - start, name);
     }
     if data > end.next_multiple_of(alignment) {
         return invalid(format!("file: {} bytes behind `{before}`, the last tensor", data - end));
     }
+    padding(end, data, before)?;
     Ok(out)
 }
 
@@ -668,6 +683,28 @@ mod tests {
         parse(&file).unwrap();
         file.push(0);
         assert!(refused_bytes(&file).contains("5 bytes behind `end`"));
+    }
+
+    #[test]
+    fn padding_that_holds_values() {
+        // One f32 that is said to be f16: before another tensor, and as the last.
+        for (at, name) in [(0, "one"), (1, "end")] {
+            let mut g = Gguf::new();
+            g.tensor("one", &[1], 0, 1f32.to_le_bytes().to_vec());
+            g.tensor("end", &[1], 0, 1f32.to_le_bytes().to_vec());
+            for len in [0, 32] {
+                let mut file = g.write();
+                file.resize(file.len().next_multiple_of(len.max(1)), 0);
+                parse(&file).unwrap();
+                g.tensors[at].kind = 1;
+                let mut file = g.write();
+                file.resize(file.len().next_multiple_of(len.max(1)), 0);
+                let what = refused_bytes(&file);
+                let says = format!("tensor `{name}`: byte 0 of the ");
+                assert!(what.contains(&says) && what.contains("is 0x80, expected 0"), "{what}");
+                g.tensors[at].kind = 0;
+            }
+        }
     }
 
     #[test]
