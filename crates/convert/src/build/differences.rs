@@ -66,6 +66,7 @@ fn settings((chain, inputs): (&Value, &Value)) -> BTreeMap<&'static str, String>
         inputs["importance"].as_str().map_or("none".into(), |h| format!("of SHA-256 {h}")),
     );
     all.insert("the checkpoint", value(&inputs["checkpoint"]));
+    all.insert("the model family:", value(&chain["family"]));
     all.insert("the version of anemoe:", value(&chain["generator"]));
     all
 }
