@@ -176,7 +176,7 @@ fn one(
         }
         match (ran.ended, ran.status.code(), ran.status.signal()) {
             (Some(why), _, _) => violations.push(format!("ended by its {why}")),
-            (_, Some(0 | 2 | 130), _) => {}
+            (_, Some(0 | 2 | 129 | 130 | 143), _) => {}
             (_, _, Some(found)) if !last && found == signal => {}
             _ => violations.push(format!("{}", ran.status)),
         }
