@@ -41,6 +41,15 @@ impl Source {
             None => None,
         };
         let family = models::open(Reading { zaya_skip }.open(spec)?)?;
+        if chain.family != family.name() {
+            bail!(
+                "--checkpoint {}: is of the family {}, and {} of {}",
+                spec.display(),
+                family.name(),
+                bundle.display(),
+                chain.family
+            );
+        }
         if let Some(hash) = &chain.checkpoint_sha256
             && *hash != family.fingerprint()?
         {
