@@ -65,6 +65,6 @@ mod tests {
             did_you_mean("a.0", names),
             "; so begin 4 names: a.0.mlp.down, a.0.mlp.gate, a.0.mlp.up, .."
         );
-        assert_eq!(did_you_mean("", names), "");
+        assert_eq!(did_you_mean("a.0.m", names), "");
     }
 }

@@ -43,10 +43,10 @@ impl Source {
         let family = models::open(Reading { zaya_skip }.open(spec)?)?;
         if chain.family != family.name() {
             bail!(
-                "--checkpoint {}: is of the family {}, and {} of {}",
+                "--checkpoint {}: is not what {} was built from: it is of the family {}, not {}",
                 spec.display(),
-                family.name(),
                 bundle.display(),
+                family.name(),
                 chain.family
             );
         }

@@ -13,14 +13,14 @@ use std::path::Path;
 
 type Result<T> = std::result::Result<T, PathError>;
 
-/// Lists the files beside the shards.
-pub fn files() -> impl Iterator<Item = &'static str> {
-    SIDE_FILES.into_iter().chain([CHAIN_FILE, EMBEDDING_FILE, VECTORS_FILE, JOURNAL_FILE])
+/// Lists the files beside the shards that a run may read.
+fn files() -> impl Iterator<Item = &'static str> {
+    SIDE_FILES.into_iter().chain([CHAIN_FILE, EMBEDDING_FILE, VECTORS_FILE])
 }
 
 /// Lists the names that a bundle's folder gives to files and folders of ours.
 pub fn bundle_names() -> impl Iterator<Item = &'static str> {
-    files().chain([SHARDS_DIR, WORK_DIR])
+    files().chain([JOURNAL_FILE, SHARDS_DIR, WORK_DIR])
 }
 
 /// Tells whether a build has written, in the folder of an unfinished build, the file of this name; `shards` are the names of

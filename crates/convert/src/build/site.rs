@@ -7,6 +7,7 @@ use crate::family::Family;
 use crate::lower::encode_matrix;
 use crate::plan::{MatrixPlan, Plan, PlannedShard};
 use crate::{Error, Result};
+use anemoe_bundle::journal::JOURNAL_FILE;
 use anemoe_bundle::{
     CHAIN_FILE, Chain, GateResult, Gates, SHARDS_DIR, Shard, Vectors, file_sha256, package_bytes,
     package_sha256, sha256,
@@ -121,6 +122,7 @@ fn look(folder: &OwnedDir) -> Result<Found> {
     let names = folder.names("")?;
     let has = |name: &str| names.iter().any(|n| n == name);
     layout::check(folder, [])?;
+    folder.expect(JOURNAL_FILE, false)?;
     let work = folder.path(WORK_DIR)?;
     let found = if work.join(PLAN_FILE).symlink_metadata().is_ok() {
         let path = folder.expect(Path::new(WORK_DIR).join(PLAN_FILE), false)?;
@@ -294,7 +296,7 @@ impl Site {
             return;
         }
         // What others put there meanwhile stays. The folder that proves ownership goes last but one.
-        for name in layout::files().filter(|name| *name != CHAIN_FILE) {
+        for name in layout::bundle_names().filter(|name| ![CHAIN_FILE, SHARDS_DIR, WORK_DIR].contains(name)) {
             let _ = self.folder.remove(name);
         }
         for name in &self.shards {

@@ -20,6 +20,9 @@ use std::ops::Range;
 pub const MAGIC: &[u8; 4] = b"GGUF";
 /// Alignment of the data where the file does not name one.
 const ALIGNMENT: u64 = 32;
+/// Largest alignment in bytes, that of the largest page of memory; all padding is looked at.
+const MAX_ALIGNMENT: u64 = 64 << 10;
+/// Key that names the alignment.
 const ALIGNMENT_KEY: &str = "general.alignment";
 /// Longest key, from the format's description.
 const MAX_KEY_BYTES: usize = 65535;
@@ -280,8 +283,10 @@ fn alignment(file: &[u8], values: &BTreeMap<String, Stored>) -> Result<u64> {
         return invalid(format!("key `{ALIGNMENT_KEY}`: it is a {}, expected u32", value.kind.name()));
     };
     match u32::from_le_bytes(*bytes) {
-        n if n.is_power_of_two() => Ok(u64::from(n)),
-        n => invalid(format!("key `{ALIGNMENT_KEY}`: it is {n}, expected a power of two")),
+        n if n.is_power_of_two() && u64::from(n) <= MAX_ALIGNMENT => Ok(u64::from(n)),
+        n => invalid(format!(
+            "key `{ALIGNMENT_KEY}`: it is {n}, expected a power of two up to {MAX_ALIGNMENT}"
+        )),
     }
 }
 
@@ -394,7 +399,8 @@ fn places(c: &mut Cursor<'_>, tensors: u64, alignment: u64) -> Result<Vec<Placed
     // Tensors cover the data, as in GGML's own reader: a type or a shape that is not the tensor's leaves a gap. One that is
     // shorter than the alignment leaves values in the padding, which llama.cpp and gguf-py fill with zeros.
     let padding = |from: u64, to: u64, before: &str| {
-        let bytes = &c.file[(start + from) as usize..((start + to) as usize).min(c.file.len())];
+        // A file without tensors may end before its data would begin.
+        let bytes = c.file.get((start + from) as usize..(start + to) as usize).unwrap_or_default();
         match bytes.iter().position(|b| *b != 0) {
             None => Ok(()),
             Some(i) => invalid(format!(
@@ -751,7 +757,7 @@ mod tests {
 
     #[test]
     fn an_alignment_that_is_none() {
-        for n in [0, 3, 48, u32::MAX] {
+        for n in [0, 3, 48, 1 << 17, 1 << 31, u32::MAX] {
             let mut g = example();
             g.u32("general.alignment", n);
             let what = refused(&g);
@@ -761,8 +767,8 @@ mod tests {
         g.text("general.alignment", "32");
         assert!(refused(&g).contains("it is a string, expected u32"));
         let mut g = example();
-        g.alignment = 1 << 31;
-        g.u32("general.alignment", 1 << 31);
+        g.alignment = 1 << 16;
+        g.u32("general.alignment", 1 << 16);
         for tensor in &mut g.tensors {
             tensor.offset = Some(0);
         }
