@@ -80,7 +80,11 @@ fn not_a_bundle(path: &Path, place: &Place) -> Error {
         Place::EmptyFolder => format!("fill it: anemoe build CHECKPOINT -o {name}"),
         Place::File if path.file_name() == Some(CHAIN_FILE.as_ref()) => {
             let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            format!("give the folder of the bundle: {}", quoted(folder))
+            let what = format!(
+                "bundle: this is the contract of a bundle; give the folder of the bundle: {}",
+                quoted(folder)
+            );
+            return Error::invalid(path, what);
         }
         Place::File | Place::Folder | Place::Bundle => {
             format!("there is no {CHAIN_FILE}; `anemoe build CHECKPOINT -o NAME.anemoe` makes a bundle")
