@@ -82,6 +82,7 @@ impl Prompt {
         }
         let text = match (&self.prompt, &self.prompt_file) {
             (Some(text), _) if text == "-" => bounded_text(std::io::stdin().lock(), "standard input")?,
+            (Some(text), _) if text.is_empty() => anyhow::bail!("--prompt: the prompt is empty"),
             (Some(text), _) => text.clone(),
             (None, Some(path)) => text_of(path)?,
             (None, None) => anyhow::bail!("give --prompt, --prompt-file or --prompt-ids"),
@@ -97,9 +98,12 @@ const MAX_PROMPT: u64 = 16_000_000;
 
 fn text_of(path: &Path) -> anyhow::Result<String> {
     let what = || format!("--prompt-file {}", path.display());
+    if path == Path::new("-") && !path.exists() {
+        anyhow::bail!("{}: there is no file of this name; --prompt - reads standard input", what());
+    }
     let found = std::fs::metadata(path).with_context(what)?;
     anyhow::ensure!(found.is_file(), "{}: not a regular file; --prompt - reads standard input", what());
-    bounded_text(std::fs::File::open(path).with_context(what)?, &what())
+    bounded_text(anemoe_io::open_input(path, u64::MAX).with_context(what)?, &what())
 }
 
 fn bounded_text(source: impl Read, what: &str) -> anyhow::Result<String> {
@@ -133,6 +137,12 @@ fn check_sampling(args: &Args) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// Reads a number of a list; blanks beside it do not count.
+pub fn count(text: &str) -> Result<usize, String> {
+    let text = text.trim();
+    text.parse().map_err(|_| format!("`{text}` is not a whole number from 0 on"))
 }
 
 pub fn at_least_one(text: &str) -> Result<usize, String> {
