@@ -40,7 +40,7 @@ pub(super) struct StagedFunction {
     axes: BTreeMap<String, usize>,
     stages: [Option<CompiledStage>; 3],
     outputs: Vec<ValueOrigin>,
-    spare: Mutex<Vec<Box<StageValues>>>,
+    spare: Mutex<Vec<StageValues>>,
 }
 
 /// Outputs of the stages, each for all tokens of the batch, and memory of single calls.

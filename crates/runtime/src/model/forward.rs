@@ -204,7 +204,7 @@ impl Model {
     }
 
     /// Memory for a pass.
-    fn workspace(&self) -> Box<PassWorkspace> {
+    fn workspace(&self) -> PassWorkspace {
         let mut workspace = locked(&self.workspaces).pop().unwrap_or_default();
         workspace.registers.resize_with(self.names.len(), Tensor::default);
         for (values, program) in workspace.host.iter_mut().zip([&self.body, &self.head]) {

@@ -90,7 +90,7 @@ pub struct Model {
     low_memory: bool,
     stats: Mutex<Counters>,
     /// Memory of passes that ended, for the next ones.
-    workspaces: Mutex<Vec<Box<PassWorkspace>>>,
+    workspaces: Mutex<Vec<PassWorkspace>>,
 }
 
 /// Counters since opening.
