@@ -83,12 +83,13 @@ fn drafts_change_no_token() {
                             assert_eq!(made.decode_tokens, max_new - 1, "{what}");
                             let report = made.speculation.unwrap();
                             assert!(report.accepted <= report.drafted);
-                            drafted += report.drafted;
+                            // The controller's depend on the time that passes take.
+                            drafted += if mode == Mode::Ngram { report.drafted } else { 0 };
                         }
                     }
                 }
             }
-            assert!(drafted > 1000, "{name}: {drafted}");
+            assert!(drafted > 500, "{name}: {drafted}");
         }
     }
 }
