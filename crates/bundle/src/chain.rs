@@ -656,6 +656,7 @@ impl Chain {
             let needed = cache
                 .window
                 .map_or(m.max_context, |w| (w.saturating_add(self.max_tokens() - 1)).min(m.max_context));
+            let needed = needed.max(1);
             if cache.slots < needed || cache.slots > m.max_context.next_multiple_of(32) {
                 return Err(format!(
                     "cache `{name}`: {} slots where at least {needed} are needed",

@@ -188,14 +188,19 @@ pub trait States: Any + Send + Sync {
     /// Sets every state to zero.
     fn clear(&mut self);
 
-    /// Undoes the last `tokens` tokens. Rows of caches may stay, callers mask them; what is carried from call to call has to be
-    /// what it was. False where the states cannot tell, and then they may be those of no sequence.
+    /// The last `tokens` tokens can be undone by [`States::rewind`].
+    fn can_rewind(&self, tokens: usize) -> bool {
+        let _ = tokens;
+        false
+    }
+
+    /// Undoes the last `tokens` tokens. Rows of caches may stay, callers mask them; what is carried from call to call is what it
+    /// was.
     ///
     /// # Errors
-    /// The backend fails.
-    fn rewind(&mut self, tokens: usize) -> Result<bool> {
-        let _ = tokens;
-        Ok(false)
+    /// [`States::can_rewind`] says no, or the backend fails.
+    fn rewind(&mut self, tokens: usize) -> Result<()> {
+        Err(Error::Input(format!("states that cannot undo {tokens} tokens")))
     }
 
     /// Appends the states to `out`, in a form that [`States::restore`] of the same backend reads.
@@ -228,8 +233,12 @@ impl States for NoStates {
 
     fn clear(&mut self) {}
 
-    fn rewind(&mut self, _: usize) -> Result<bool> {
-        Ok(true)
+    fn can_rewind(&self, _: usize) -> bool {
+        true
+    }
+
+    fn rewind(&mut self, _: usize) -> Result<()> {
+        Ok(())
     }
 
     fn save(&self, _: &mut Vec<u8>) -> Result<()> {

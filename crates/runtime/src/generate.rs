@@ -89,7 +89,7 @@ pub fn generate(
     let mut drafter = Drafter::new(options.speculation.clone());
     let started = Instant::now();
     for tokens in [options.prefill_chunk.unwrap_or(usize::MAX).min(prompt.len()), 1] {
-        model.prepare(tokens);
+        model.prepare(tokens, Logits::Last);
     }
     let mut logits = model.append(sequence, prompt, Logits::Last, options.prefill_chunk)?;
     let prefill = started.elapsed();
@@ -150,6 +150,7 @@ pub fn generate(
             return Err(Error::Input("no logits".into()));
         };
         let room = (max_context - sequence.position() - 1).min(options.max_new - ids.len() - 1);
+        let room = if options.speculation.mode == Mode::Off { 0 } else { model.most_to_undo(sequence, room) };
         draft.clear();
         draft.push(last);
         draft.extend_from_slice(drafter.draft(room));

@@ -302,7 +302,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let read_gb_s = anemoe_kernels::measure_bandwidth(pool, MEMORY, PASSES);
     let started = Instant::now();
     let model = Model::open(&args.bundle, &backend)?;
-    model.prepare(1);
+    model.prepare(1, Logits::Last);
     let mut sequence = model.sequence();
     let mapped = model.populate();
     let load_s = started.elapsed().as_secs_f64();

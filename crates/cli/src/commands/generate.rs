@@ -6,7 +6,7 @@ use crate::bundle::Verify;
 use crate::target::expect_bundle;
 use crate::ui::Ui;
 use anemoe_runtime::generate::{GenerateOptions, Generated, Stop, generate};
-use anemoe_runtime::model::Model;
+use anemoe_runtime::model::{Logits, MOST_UNDONE, Model};
 use anemoe_runtime::sampler::Sampling;
 use anemoe_runtime::speculate::{Corpus, Mode, Speculation, SpeculationReport};
 use anemoe_runtime::tokenizer::{TextStream, Tokenizer};
@@ -66,7 +66,7 @@ pub struct Speculate {
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = When::Off)]
     speculate: When,
     /// Most tokens of a draft.
-    #[arg(long, value_name = "N", default_value = "8", value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value = "8", value_parser = draft_length)]
     draft_max: usize,
     /// Fewest tokens that have to repeat.
     #[arg(long, value_name = "N", default_value = "2", value_parser = at_least_one)]
@@ -77,6 +77,15 @@ pub struct Speculate {
     /// Text from which tokens are drafted too.
     #[arg(long, value_name = "F")]
     ngram_corpus: Option<PathBuf>,
+}
+
+fn draft_length(text: &str) -> Result<usize, String> {
+    let n = at_least_one(text)?;
+    if n > MOST_UNDONE {
+        Err(format!("{n} is more than {MOST_UNDONE}, the most tokens of a draft"))
+    } else {
+        Ok(n)
+    }
 }
 
 /// When drafts are made.
@@ -224,10 +233,10 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let prompt =
         args.prompt.ids(|| Ok(Tokenizer::open(&tokenizer_file)?), model.chain().model.bos_token_id)?;
     // For the prompt, and for the tokens behind it.
-    model.prepare(args.prefill_chunk.unwrap_or(usize::MAX).min(prompt.len()));
-    model.prepare(1);
+    model.prepare(args.prefill_chunk.unwrap_or(usize::MAX).min(prompt.len()), Logits::Last);
+    model.prepare(1, Logits::Last);
     if args.speculate.speculate != When::Off {
-        (2..=args.speculate.draft_max + 1).for_each(|tokens| model.prepare(tokens));
+        (2..=args.speculate.draft_max + 1).for_each(|tokens| model.prepare(tokens, Logits::All));
     }
     drop(model.populate());
     let load = started.elapsed();

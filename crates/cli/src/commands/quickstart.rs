@@ -14,7 +14,7 @@ use anemoe_gates::reference::Golden;
 use anemoe_gates::residency;
 use anemoe_runtime::cpu::CpuBackend;
 use anemoe_runtime::generate::{GenerateOptions, Generated};
-use anemoe_runtime::model::Model;
+use anemoe_runtime::model::{Logits, Model};
 use anemoe_runtime::sampler::Sampling;
 use anemoe_runtime::speculate::Speculation;
 use anemoe_runtime::tokenizer::Tokenizer;
@@ -121,8 +121,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             prefill_chunk: None,
             speculation: Speculation::default(),
         };
-        loaded.prepare(1);
-        loaded.prepare(prompt.len());
+        loaded.prepare(1, Logits::Last);
+        loaded.prepare(prompt.len(), Logits::Last);
         let generated = if main {
             ui.part(&args.prompt)?;
             generate::stream(&loaded, &prompt, &options, Some(&tokenizer), ui)?

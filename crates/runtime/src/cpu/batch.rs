@@ -116,6 +116,9 @@ impl StagedFunction {
         }
         let outputs =
             described.outputs.iter().map(|f| made.get(&f.name).copied()).collect::<Option<Vec<_>>>()?;
+        if outputs.iter().any(|from: &ValueOrigin| matches!(from, ValueOrigin::Input(_))) {
+            return None;
+        }
         let names =
             |features: &[anemoe_mlpackage::mil::Feature]| features.iter().map(|f| f.name.clone()).collect();
         Some(StagedFunction {

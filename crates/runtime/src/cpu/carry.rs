@@ -91,6 +91,13 @@ impl Carry {
         let shape = window.shape().map_or(FeatureShape::Dynamic, FeatureShape::Fixed);
         described.outputs.push(Feature { name: found.window.clone(), dtype: window.dtype, shape });
         let mut compiled = compile::compile(package, name, &more, &described, options)?;
+        if compiled.slots_of(&found.state) != Some(found.first) {
+            // Rows before the carried ones are more than slots of a cache.
+            described.outputs.pop();
+            let mut compiled = compile::compile(package, name, body, &described, options)?;
+            compiled.set_carry(Carry::Unknown);
+            return Ok(compiled);
+        }
         let tail = compile::compile(package, name, &found.tail, &found.described, options)?;
         let (rows, state, first, output) =
             (found.rows, found.state, found.first, described.outputs.len() - 1);
@@ -140,6 +147,11 @@ impl fmt::Debug for LastCall {
 }
 
 impl LastCall {
+    /// What the call left says how its last `tokens` tokens are undone.
+    pub fn holds(&self, tokens: usize) -> bool {
+        self.is_nothing || self.rows.is_some() && self.tokens.is_some_and(|left| tokens <= left)
+    }
+
     /// Forgets the last call, as another one begins.
     pub fn forget(&mut self) {
         (self.tokens, self.is_nothing) = (None, false);

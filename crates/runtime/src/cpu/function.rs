@@ -118,6 +118,13 @@ impl CompiledFunction {
         &self.carry
     }
 
+    /// Rows of a state that are slots of a cache, written by updates alone; none where the function runs step by step.
+    pub(super) fn slots_of(&self, state: &str) -> Option<usize> {
+        let Executable::Plan(plan) = &self.code else { return None };
+        let i = self.states.iter().position(|(name, _)| name == state)?;
+        plan.caches().get(i).copied().flatten()
+    }
+
     /// All that the function writes to its states are slots of caches.
     pub(super) fn holds_slots_alone(&self) -> bool {
         let Executable::Plan(plan) = &self.code else { return self.states.is_empty() };

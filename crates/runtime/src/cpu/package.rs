@@ -164,7 +164,9 @@ impl backend::Package for LoadedPackage {
         let (body, described) = package.function(Some(function))?;
         let Ok(resized) = resize(body, described, axes, declared, tokens) else { return Ok(None) };
         let described = describe(&resized.function, described);
-        let compiled = Carry::compile(&package.package, &resized.function, &described, self.options)?;
+        // What cannot be compiled for these tokens runs as it is declared.
+        let compiled = Carry::compile(&package.package, &resized.function, &described, self.options);
+        let Ok(compiled) = compiled else { return Ok(None) };
         Ok(Some(locked(&self.functions).entry(key).or_insert(Arc::new(compiled)).clone()))
     }
 
@@ -243,9 +245,15 @@ impl backend::Function for CompiledFunction {
             None => return Err(Error::Input("states of another backend".into())),
         };
         states.adopt(self).map_err(|what| Error::invalid(self.path(), what))?;
+        if !self.has_states() {
+            return CompiledFunction::run(self, inputs, states, outputs).map(|_| ());
+        }
         states.carried.forget();
         CompiledFunction::run(self, inputs, states, outputs)?;
-        self.carry().keep(inputs, outputs, states);
+        // Of several functions with states of their own, none knows what the others carry.
+        if self.states().len() == states.names().len() {
+            self.carry().keep(inputs, outputs, states);
+        }
         Ok(())
     }
 

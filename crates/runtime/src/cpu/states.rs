@@ -358,8 +358,15 @@ impl backend::States for States {
         States::clear(self);
     }
 
-    fn rewind(&mut self, tokens: usize) -> Result<bool> {
-        self.cut_back(tokens)
+    fn can_rewind(&self, tokens: usize) -> bool {
+        self.values.is_empty() || self.carried.holds(tokens)
+    }
+
+    fn rewind(&mut self, tokens: usize) -> Result<()> {
+        match self.cut_back(tokens)? {
+            true => Ok(()),
+            false => Err(Error::Input(format!("states that cannot undo {tokens} tokens"))),
+        }
     }
 
     fn save(&self, out: &mut Vec<u8>) -> Result<()> {

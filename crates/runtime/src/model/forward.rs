@@ -542,6 +542,9 @@ impl Model {
             }
             return Ok(());
         }
+        if parts.is_empty() {
+            return Err(self.contradiction("head: a function with states or inputs of the host".into()));
+        }
         if parts.len() > 1
             && let Some(batch) = call.prepare_batch(package, &self.bundle)?
         {

@@ -16,7 +16,7 @@ mod sequence;
 mod vectors;
 
 pub use forward::{LayerObserver, Request};
-pub use sequence::Sequence;
+pub use sequence::{MOST_UNDONE, Sequence};
 
 use crate::backend::{Backend, Counts, OpTime, Package};
 use crate::tensor::Tensor;
@@ -217,11 +217,12 @@ impl Model {
         self.low_memory = on;
     }
 
-    /// Prepares the functions for calls of `tokens` tokens, and for the logits of one, on several threads; otherwise each is
-    /// prepared when it is first needed. Functions that cannot be prepared say so then.
-    pub fn prepare(&self, tokens: usize) {
+    /// Prepares the functions for calls of `tokens` tokens, and for their logits or those of one, on several threads; otherwise
+    /// each is prepared when it is first needed. Functions that cannot be prepared say so then.
+    pub fn prepare(&self, tokens: usize, logits: Logits) {
+        let of_head = if logits == Logits::All { tokens.max(1) } else { 1 };
         let mut wanted: Vec<Vec<(&Call, usize)>> = vec![Vec::new(); self.packages.len()];
-        for (program, tokens) in [(&self.body, tokens.max(1)), (&self.head, 1)] {
+        for (program, tokens) in [(&self.body, tokens.max(1)), (&self.head, of_head)] {
             let tokens = tokens.min(program.most());
             for step in &program.steps {
                 let ChainOp::Calls(calls) = step else { continue };

@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 
 /// Token of a position that was given by registers or filled with noise, so that it cannot be run again.
 const UNKNOWN: u32 = u32::MAX;
+/// Most tokens of a pass that can be undone one by one.
+pub const MOST_UNDONE: usize = 31;
 /// First bytes of a saved sequence.
 const MAGIC: &[u8; 20] = b"anemoe sequence v1\0\0";
 
@@ -130,19 +132,15 @@ impl Model {
             sequence.clear();
             return Ok(());
         }
-        if sequence.has_rows_before(length, &self.chain.caches) {
-            let mut all = true;
+        let undone = position - length;
+        let can = sequence.has_rows_before(length, &self.chain.caches)
+            && sequence.states.iter().all(|states| states.can_rewind(undone));
+        if can {
             sequence.is_broken = true;
-            for states in &mut sequence.states {
-                all &= states.rewind(position - length)?;
-            }
+            sequence.states.iter_mut().try_for_each(|states| states.rewind(undone))?;
             sequence.is_broken = false;
-            if all {
-                sequence.ids.truncate(length);
-                return Ok(());
-            }
-            // Some states are cut back and some are not, so that all have to be made anew.
-            sequence.is_broken = true;
+            sequence.ids.truncate(length);
+            return Ok(());
         }
         if sequence.ids[..length].contains(&UNKNOWN) {
             return Err(Error::Input("tokens that were given by registers cannot be run again".into()));
@@ -150,6 +148,22 @@ impl Model {
         let ids = sequence.ids[..length].to_vec();
         sequence.clear();
         self.append(sequence, &ids, super::Logits::None, None).map(|_| ())
+    }
+
+    /// Most tokens, `most` at most, that a pass may append behind one more token so that [`Model::truncate`] cuts them off again
+    /// without running others. 0 where the states do not say, as behind a long pass.
+    pub fn most_to_undo(&self, sequence: &Sequence, most: usize) -> usize {
+        if !sequence.states.iter().all(|states| states.can_rewind(1)) {
+            return 0;
+        }
+        let length = sequence.position() + 1;
+        // As in `has_rows_before`, with the rows of all appended tokens in the rings.
+        let room = |cache: &Cache| {
+            let seen = cache.window.map_or(length, |w| length.min(w.saturating_sub(1)));
+            (length - seen + cache.slots).saturating_sub(length)
+        };
+        let rings = self.chain.caches.values().map(room).min().unwrap_or(most);
+        most.min(rings).min(MOST_UNDONE)
     }
 
     /// Makes a sequence from the bytes of [`Sequence::save`].

@@ -147,9 +147,15 @@ impl Controller {
 
     /// Notes a pass over one token and `drafted` more, behind a match of `matched` tokens.
     pub fn note(&mut self, matched: usize, drafted: usize, accepted: usize, seconds: f64) {
-        let Some(known) = self.seconds.get_mut(drafted) else { return };
-        *known = Some(known.map_or(seconds, |was| was + NEWEST * (seconds - was)));
-        self.calls[drafted] += 1;
+        let (Some(known), Some(calls)) = (self.seconds.get_mut(drafted), self.calls.get_mut(drafted)) else {
+            return;
+        };
+        *calls += 1;
+        // The first pass of a width makes room for its values.
+        let is_first = *calls == 1;
+        if !is_first {
+            *known = Some(known.map_or(seconds, |was| was + NEWEST * (seconds - was)));
+        }
         self.elapsed += seconds;
         if drafted == 0 {
             return;
@@ -157,7 +163,7 @@ impl Controller {
         self.verifier_calls += 1;
         self.drafted += drafted as u64;
         self.accepted += accepted as u64;
-        if let Some(one) = self.seconds[0] {
+        if let Some(one) = self.seconds[0].filter(|_| !is_first) {
             self.lost = (self.lost + seconds - one * (accepted + 1) as f64).max(-CREDIT * one);
         }
         let b = bucket(matched);

@@ -13,6 +13,7 @@ mod ngrams;
 pub use controller::{Controller, SpeculationReport, break_even};
 pub use ngrams::{Corpus, Ngrams};
 
+use crate::model::MOST_UNDONE;
 use std::sync::Arc;
 
 /// When to draft.
@@ -56,6 +57,9 @@ impl Speculation {
     pub fn check(&self) -> Result<(), String> {
         if self.draft_max == 0 || self.ngram_min == 0 {
             return Err("a draft and a match have at least one token".into());
+        }
+        if self.draft_max > MOST_UNDONE {
+            return Err(format!("drafts of {} tokens, where {MOST_UNDONE} are the most", self.draft_max));
         }
         if self.ngram_min > self.ngram_max {
             return Err(format!("matches of {} to {} tokens", self.ngram_min, self.ngram_max));
@@ -104,17 +108,20 @@ impl Drafter {
         }
         let own = self.ngrams.longest_match();
         let other = self.corpus.as_ref().map_or((0, &[][..]), |c| c.longest_match());
-        let (length, next) = if other.0 > own.0 { other } else { own };
+        let (length, next) = if other.0 > own.0 && !other.1.is_empty() { other } else { own };
         self.matched = length.min(self.options.ngram_max);
         if self.matched < self.options.ngram_min || next.is_empty() {
             return &[];
         }
-        let most = most.min(next.len());
         let n = match self.options.mode {
             Mode::Auto => self.controller.choose(self.matched, most),
             _ => most,
         };
-        self.draft.extend_from_slice(&next[..n]);
+        self.draft.extend(next.iter().take(n));
+        // A text that goes on as it repeats.
+        for i in next.len()..n {
+            self.draft.push(self.draft[i - next.len()]);
+        }
         &self.draft
     }
 

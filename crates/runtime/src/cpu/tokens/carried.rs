@@ -108,7 +108,10 @@ fn rows(function: &Function, write: &Operation, concat: &Operation) -> Option<Ca
     let (result, window_shape) = (product.outputs.first()?, shape(window)?);
     let result_shape = result.ty.tensor()?.shape()?;
     let &[1, 1, rows, all] = of_selection.as_slice() else { return None };
-    let fits = window_shape.len() == 4 && window_shape[2] == all && result_shape[2] == rows && rows <= all;
+    let fits = window_shape.len() == 4
+        && window_shape[2] == all
+        && result_shape.get(2) == Some(&rows)
+        && rows <= all;
     if !fits {
         return None;
     }

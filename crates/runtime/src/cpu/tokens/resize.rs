@@ -99,6 +99,9 @@ pub(in crate::cpu) fn resize(
     to: usize,
 ) -> Result<Resized, String> {
     let counts = (from as u64, to as u64);
+    if from == 0 || to == 0 {
+        return Err(format!("{from} tokens, and {to}"));
+    }
     let is_ranged = function.inputs.iter().any(|i| i.ty.tensor().is_some_and(|t| t.shape().is_none()));
     let mut scope: BTreeMap<String, ResizedValue> = BTreeMap::new();
     let mut new = function.clone();
@@ -403,6 +406,9 @@ fn reshaped(
     result: &[u64],
     (from, to): (u64, u64),
 ) -> Result<Vec<u64>, String> {
+    if before.contains(&0) || result.contains(&0) {
+        return Err("a shape without elements".into());
+    }
     let behind = |shape: &[u64], i: usize| shape[i + 1..].iter().product::<u64>();
     let stride = behind(before, axis.axis);
     let old_size = before[axis.axis];
