@@ -1,6 +1,7 @@
 //! `chain.json`: the execution contract of a bundle.
 
 use crate::{CHAIN_FILE, Error, Result, write_atomic};
+use anemoe_io::json;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -567,15 +568,15 @@ impl Chain {
             format: u32,
         }
         let version: Version =
-            anemoe_io::json::parse(&text).map_err(|e| Error::invalid(&path, format!("chain: {e}")))?;
+            json::parse(&text).map_err(|e| Error::invalid(&path, format!("chain: {e}")))?;
         if version.format != FORMAT {
             return Err(Error::invalid(
                 &path,
                 format!("chain: format {} where this version reads {FORMAT}", version.format),
             ));
         }
-        let chain: Chain =
-            serde_json::from_slice(&text).map_err(|e| Error::invalid(&path, format!("chain: {e}")))?;
+        let chain: Chain = serde_json::from_slice(&text)
+            .map_err(|e| Error::invalid(&path, format!("chain: {}", json::Error::from(e))))?;
         chain.check().map_err(|what| Error::invalid(&path, format!("chain: {what}")))?;
         Ok(chain)
     }
@@ -661,6 +662,9 @@ impl Chain {
                     cache.slots
                 ));
             }
+        }
+        if self.steps.is_empty() {
+            return Err("steps: none, so that nothing leads from a token to its logits".into());
         }
         let mut names = BTreeSet::new();
         for shard in &self.shards {

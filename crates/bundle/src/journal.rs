@@ -211,7 +211,8 @@ fn parse_line(line: &[u8]) -> std::result::Result<Event, Fault> {
         Fault { torn, what: format!("{what}, at character {}", e.column()) }
     })?;
     let fault = |what: String| Fault { torn: false, what };
-    let event: Event = serde_json::from_value(value).map_err(|e| fault(e.to_string()))?;
+    let event: Event =
+        serde_json::from_value(value).map_err(|e| fault(anemoe_io::json::Error::from(e).to_string()))?;
     event.check().map_err(fault)?;
     Ok(event)
 }

@@ -64,6 +64,7 @@ fn main() -> ExitCode {
     let matches = command.try_get_matches_from_mut(std::env::args_os());
     let cli = match matches.and_then(|m| {
         journal::remember(&command, &m);
+        files::remember(&command, &m);
         Cli::from_arg_matches(&m).map_err(|e| e.format(&mut command))
     }) {
         Ok(cli) => cli,

@@ -2,7 +2,7 @@
 
 use crate::shell::quoted;
 use anemoe_bundle::journal::{self, status};
-use anemoe_bundle::{CHAIN_FILE, Error};
+use anemoe_bundle::{CHAIN_FILE, Error, SHARDS_DIR};
 use anemoe_convert::place::{Place, list};
 use std::io;
 use std::path::Path;
@@ -27,6 +27,26 @@ pub fn expect_begun_bundle(path: &Path) -> anyhow::Result<()> {
         Place::Bundle | Place::Unfinished => Ok(()),
         place => Err(not_a_bundle(path, &place).into()),
     }
+}
+
+/// Accepts a .mlpackage, or a path where nothing is known of another kind.
+///
+/// # Errors
+/// The path is a bundle, a checkpoint or a file.
+pub fn expect_package(path: &Path) -> anyhow::Result<()> {
+    let name = quoted(path);
+    let place = Place::at(path);
+    let next = match &place {
+        Place::Bundle => format!(
+            "its packages are the folders in {}; anemoe generate {name} runs the whole",
+            quoted(&path.join(SHARDS_DIR))
+        ),
+        Place::Unfinished => unfinished(path),
+        Place::Checkpoint | Place::Gguf => format!("build it first: anemoe build {name} -o NAME.anemoe"),
+        Place::Package | Place::Nothing => return Ok(()),
+        _ => "give the folder of a package, whose name ends in .mlpackage".into(),
+    };
+    Err(Error::invalid(path, format!("package: this is {}; {next}", place.name())).into())
 }
 
 fn not_a_bundle(path: &Path, place: &Place) -> Error {
@@ -58,6 +78,14 @@ fn not_a_bundle(path: &Path, place: &Place) -> Error {
             format!("build one of them: anemoe build CHECKPOINT -o NAME.anemoe ({})", list(found))
         }
         Place::EmptyFolder => format!("fill it: anemoe build CHECKPOINT -o {name}"),
+        Place::File if path.file_name() == Some(CHAIN_FILE.as_ref()) => {
+            let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            let what = format!(
+                "bundle: this is the contract of a bundle; give the folder of the bundle: {}",
+                quoted(folder)
+            );
+            return Error::invalid(path, what);
+        }
         Place::File | Place::Folder | Place::Bundle => {
             format!("there is no {CHAIN_FILE}; `anemoe build CHECKPOINT -o NAME.anemoe` makes a bundle")
         }

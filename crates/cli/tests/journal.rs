@@ -374,10 +374,10 @@ fn two_bundles_side_by_side() {
     write(&a, [8.0, 0.99, 0.98]);
     write(&b, [10.0, 0.97, 0.96]);
     let d = json(0, &["journal", "diff", x, y]);
-    assert_eq!(row(&d, "bench: decode tok s")["ratio"], 1.25);
+    assert_eq!(row(&d, "bench: decode tok/s")["ratio"], 1.25);
     assert_eq!(row(&d, "gate representative: lowest cosine")["b"], 0.97);
     assert_eq!(row(&d, "gate full_stack: lowest cosine")["a"], 0.98);
-    assert!(succeed(&["journal", x]).contains("decode tok s 8"));
+    assert!(succeed(&["journal", x]).contains("decode tok/s 8"));
 
     // Without a journal, what chain.json says.
     fs::remove_file(a.join("journal.jsonl")).unwrap();

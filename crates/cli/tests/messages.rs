@@ -35,6 +35,7 @@ fn a_path_that_is_no_bundle_is_named_with_the_next_command() {
     fs::write(at("notes.txt"), "x").unwrap();
     fs::create_dir(at("empty")).unwrap();
     fs::create_dir_all(at("begun/.anemoe-build")).unwrap();
+    fs::write(at("begun/.anemoe-build/plan.json"), "{}").unwrap();
     let package = bundle.join("shards/L00.attn.mlpackage");
     let cases: [(PathBuf, &[&str]); 8] = [
         (

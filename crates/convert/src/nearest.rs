@@ -9,9 +9,20 @@ pub fn nearest<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -> Op
     distances.filter(|(d, _)| *d <= most).min_by_key(|(d, _)| *d).map(|(_, name)| name)
 }
 
-/// Adds `; did you mean NAME?` to a message, where a known name is close.
+/// Most names that are listed for a beginning.
+const MAX_LISTED: usize = 3;
+
+/// Adds `; did you mean NAME?` to a message, where a known name is close; or the first names in the group `wanted`, whose names
+/// go on with a dot.
 pub fn did_you_mean<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -> String {
-    nearest(wanted, known).map(|name| format!("; did you mean `{name}`?")).unwrap_or_default()
+    let known: Vec<&str> = known.into_iter().collect();
+    let in_group = |name: &&str| name.strip_prefix(wanted).is_some_and(|rest| rest.starts_with('.'));
+    let group: Vec<&str> = known.iter().copied().filter(in_group).collect();
+    match group.len() {
+        0 => nearest(wanted, known).map(|name| format!("; did you mean `{name}`?")).unwrap_or_default(),
+        1..=MAX_LISTED => format!("; so begin: {}", group.join(", ")),
+        n => format!("; so begin {n} names: {}, ..", group[..MAX_LISTED].join(", ")),
+    }
 }
 
 /// Counts the letters to insert, delete or replace (Levenshtein distance).
@@ -48,5 +59,12 @@ mod tests {
         }
         assert_eq!(did_you_mean("lut5", ["lut4"]), "; did you mean `lut4`?");
         assert_eq!(did_you_mean("x", ["lut4"]), "");
+        let names = ["a.0.mlp.down", "a.0.mlp.gate", "a.0.mlp.up", "a.0.norm", "b"];
+        assert_eq!(did_you_mean("a.0.mlp", names), "; so begin: a.0.mlp.down, a.0.mlp.gate, a.0.mlp.up");
+        assert_eq!(
+            did_you_mean("a.0", names),
+            "; so begin 4 names: a.0.mlp.down, a.0.mlp.gate, a.0.mlp.up, .."
+        );
+        assert_eq!(did_you_mean("a.0.m", names), "");
     }
 }

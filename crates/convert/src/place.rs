@@ -52,7 +52,8 @@ impl Place {
         if has(CHAIN_FILE) {
             return Place::Bundle;
         }
-        if has(crate::build::WORK_DIR) || has(JOURNAL_FILE) {
+        let plan = Path::new(crate::build::WORK_DIR).join(crate::build::PLAN_FILE);
+        if path.join(plan).symlink_metadata().is_ok() || has(JOURNAL_FILE) {
             return Place::Unfinished;
         }
         if ends("mlpackage") || has("Manifest.json") {
@@ -89,6 +90,26 @@ impl Place {
             Place::Folder => "a folder of another kind",
         }
     }
+}
+
+/// Names the bundle or package whose file a path is or would be: `the bundle small.anemoe`. Links are followed. Files of other
+/// names that lie in a bundle belong to nobody.
+pub fn owner(path: &Path) -> Option<String> {
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let new = || Some(folder.canonicalize().ok()?.join(path.file_name()?));
+    let file = path.canonicalize().ok().or_else(new)?;
+    for folder in file.ancestors().skip(1) {
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        if name.ends_with(".mlpackage") && folder.join("Manifest.json").exists() {
+            return Some(format!("the package {name}"));
+        }
+        let is_bundle = [CHAIN_FILE, crate::build::WORK_DIR].iter().any(|n| folder.join(n).exists());
+        let inside = file.strip_prefix(folder).ok()?.components().next()?.as_os_str().to_str();
+        if is_bundle && inside.is_some_and(|name| crate::build::bundle_names().any(|n| n == name)) {
+            return Some(format!("the bundle {name}"));
+        }
+    }
+    None
 }
 
 /// Lists paths in one line.
@@ -142,6 +163,28 @@ pub mod lossless {
 mod tests {
     use super::*;
     use std::fs;
+
+    #[test]
+    fn files_of_bundles_and_packages_have_an_owner() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir_all(at("b.anemoe/shards/x.mlpackage/Data")).unwrap();
+        fs::write(at("b.anemoe/chain.json"), "{}").unwrap();
+        fs::write(at("b.anemoe/shards/x.mlpackage/Manifest.json"), "{}").unwrap();
+        for name in ["chain.json", "embed.bin", "tokenizer.json", "journal.jsonl", "shards/foo"] {
+            assert_eq!(owner(&at("b.anemoe").join(name)).as_deref(), Some("the bundle b.anemoe"), "{name}");
+        }
+        let inside = at("b.anemoe/shards/x.mlpackage/Data/a.npz");
+        assert_eq!(owner(&inside).as_deref(), Some("the package x.mlpackage"));
+        for name in ["b.anemoe/golden.npz", "chain.json", "no/such/folder/f", "b.anemoe"] {
+            assert_eq!(owner(&at(name)), None, "{name}");
+        }
+        #[cfg(unix)]
+        {
+            std::os::unix::fs::symlink(at("b.anemoe/chain.json"), at("link")).unwrap();
+            assert_eq!(owner(&at("link")).as_deref(), Some("the bundle b.anemoe"));
+        }
+    }
 
     #[test]
     fn every_kind_is_recognized() {

@@ -589,8 +589,9 @@ impl Plan {
                 "does not say the options that it was built with: an older version wrote it".into(),
             ));
         }
-        let options: PlanOptions = serde_json::from_value(chain.options.clone())
-            .map_err(|e| wrong(format!("the options that it was built with: {e}")))?;
+        let options: PlanOptions = serde_json::from_value(chain.options.clone()).map_err(|e| {
+            wrong(format!("the options that it was built with: {}", anemoe_io::json::Error::from(e)))
+        })?;
         let mut plan = family.plan(&options)?;
         if let Some(choice) = &chain.auto {
             let kinds: std::result::Result<BTreeMap<_, _>, String> = choice

@@ -78,7 +78,9 @@ const NAMES: [&str; 22] = [
 /// Finds the kind that is nearest to one of another tool.
 fn foreign_name(text: &str) -> Option<&'static str> {
     Some(match text.to_lowercase().as_str() {
-        "f16" | "float16" | "half" | "none" => "fp16",
+        "f16" | "float16" | "half" | "none" | "bf16" | "bfloat16" | "fp32" | "f32" | "float32" | "float" => {
+            "fp16"
+        }
         "int4" | "q4" | "q4_0" | "4bit" | "w4" => "int4-block",
         "q4_1" => "int4-block-asymmetric",
         "int8" | "q8" | "q8_0" | "8bit" | "w8" => "int8-channel",

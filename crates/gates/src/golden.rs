@@ -66,7 +66,7 @@ pub fn gate_with(
     golden: &Golden,
     threshold: f64,
 ) -> Result<Gate> {
-    let run = |options, threshold| validate(&mut open(&CpuBackend { options })?, golden, threshold);
+    let run = |options, threshold| validate(&open(&CpuBackend { options })?, golden, threshold);
     let exact =
         run(Options { precision: Precision::Fp32, skip_zero: true, ..Options::default() }, threshold)?;
     // The device computes what it multiplies by zero, and zero times an overflow is not a number.

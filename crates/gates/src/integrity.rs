@@ -4,10 +4,15 @@
 //! device, inode, length and times, all of which change when its content does.
 
 use anemoe_bundle::{Chain, Error, file_sha256, package_bytes, package_files, package_sha256, sha256};
-use anemoe_io::{OwnedDir, read_input};
+use anemoe_convert::build;
+use anemoe_convert::checkpoint::SIDE_FILES;
+use anemoe_convert::models::token_ids;
+use anemoe_io::{OwnedDir, json, read_input};
 use anemoe_runtime::cpu::CpuBackend;
 use anemoe_runtime::model::{Logits, Model};
+use anemoe_runtime::tokenizer::Tokenizer;
 use rayon::prelude::*;
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -17,6 +22,12 @@ use std::time::{Duration, SystemTime};
 const FILE: &str = "verified.txt";
 /// Largest such file that is read; 130 bytes a line.
 const MAX_BYTES: u64 = 4 << 20;
+/// Largest file of the host's vectors: a few values per channel and layer.
+const MAX_VECTORS_BYTES: u64 = 1 << 30;
+/// Files beside the shards that are more than text, and the largest of the others that is read.
+const TOKENIZER: &str = "tokenizer.json";
+const GENERATION: &str = "generation_config.json";
+const MAX_SIDE_BYTES: u64 = 16 << 20;
 /// Lines that are kept.
 const MAX_LINES: usize = 16_384;
 /// A file that was changed less than this ago may change again without another time stamp: its hash is not remembered.
@@ -41,7 +52,20 @@ pub fn verify(bundle: &Path, chain: &Chain, hashes: Hashes, done: impl Fn() + Sy
         let what = format!("size: {found} bytes where chain.json says {wanted}");
         if found == wanted { Ok(()) } else { Err(Error::invalid(path, what)) }
     };
-    let embedding = bundle.join(&chain.embedding.file);
+    let refused = |e: anemoe_io::PathError| Error::io(e.path, e.source);
+    let folder = OwnedDir::new(bundle);
+    build::check_layout(&folder, chain.shards.iter().map(|s| s.file.as_str())).map_err(refused)?;
+    let embedding = folder.expect(&chain.embedding.file, false).map_err(refused)?;
+    if let Some(vectors) = &chain.vectors {
+        let path = folder.expect(&vectors.file, false).map_err(refused)?;
+        // That it is missing is said where it is hashed or read.
+        let found = path.metadata().map_or(0, |m| m.len());
+        if found > MAX_VECTORS_BYTES {
+            let what =
+                format!("size: {found} bytes, and the host's vectors have at most {MAX_VECTORS_BYTES}");
+            return Err(Error::invalid(path, what));
+        }
+    }
     let found = embedding.metadata().map_err(|e| Error::io(&embedding, e))?.len();
     if let Some((elements, values, offsets)) =
         chain.embedding.storage.layout(chain.embedding.rows, chain.embedding.cols)
@@ -109,6 +133,36 @@ pub fn run_once(bundle: &Path) -> anemoe_runtime::Result<()> {
     for tokens in counts {
         sequence.clear();
         model.append(&mut sequence, &vec![0; tokens], Logits::Last, None)?;
+    }
+    Ok(())
+}
+
+/// Opens the files beside the shards that a run reads or that were copied for one: the tokenizer as `generate` does, the others
+/// as JSON. Tokens that end a text are those of `chain.json`: others in `generation_config.json` would not take effect.
+///
+/// # Errors
+/// A file is damaged, or names tokens that end a text and that the contract does not have.
+pub fn check_side_files(bundle: &Path, chain: &Chain) -> anemoe_runtime::Result<()> {
+    for name in SIDE_FILES {
+        let path = bundle.join(name);
+        if path.symlink_metadata().is_err() {
+            continue;
+        }
+        if name == TOKENIZER {
+            Tokenizer::open(&path)?;
+            continue;
+        }
+        let text = read_input(&path, MAX_SIDE_BYTES).map_err(|e| Error::io(&path, e))?;
+        let invalid = |what: String| Error::invalid(&path, what);
+        let value: Value = json::parse(&text).map_err(|e| invalid(format!("JSON: {e}")))?;
+        let known = &chain.model.eos_token_ids;
+        if name == GENERATION
+            && let Some(id) = token_ids(value.get("eos_token_id")).iter().find(|id| !known.contains(id))
+        {
+            let what =
+                format!("eos_token_id: {id} ends a text here, and chain.json, which decides, has {known:?}");
+            return Err(invalid(what).into());
+        }
     }
     Ok(())
 }

@@ -151,7 +151,9 @@ fn run(model: &Model, golden: &Golden) -> Result<Vec<Vec<f64>>> {
         },
     )?;
     if wrong || cosines.iter().any(|c| c.len() != golden.prompt_ids.len()) {
-        return Err(Error::Input("the bundle's chain does not show a stream between its layers".into()));
+        return Err(Error::Input(
+            "the bundle's chain does not show the hidden state between its layers".into(),
+        ));
     }
     Ok(cosines)
 }

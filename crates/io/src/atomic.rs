@@ -1,17 +1,18 @@
 //! Files that are either whole or absent.
 
 use crate::Temporary;
+use crate::input::not_regular;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek};
 use std::path::Path;
 
 /// Lets `write` fill a new file beside `path`, flushes it to disk and renames it into place. A link stays one, and what it names
-/// is replaced; a file that is replaced hands its permissions on. Devices, pipes and what lies in `/dev` and `/proc` are
-/// written to, from a temporary file.
+/// is replaced; a file that is replaced hands its permissions on. Only names in `/dev` and `/proc` may stand for something
+/// else than a regular file (`/dev/null`, `/dev/stdout`): those are written to, from a temporary file.
 ///
 /// # Errors
-/// `path` is a folder or a file that must not be written, its folder does not exist, or any file operation fails; nothing
-/// half-written stays behind, but in a device or a pipe.
+/// `path` is no regular file or one that must not be written, its folder does not exist, or any file operation fails; nothing
+/// half-written stays behind, but in what lies in `/dev` and `/proc`.
 pub fn write_atomic(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
     let found = match path.metadata() {
         Ok(found) => Some(found),
@@ -20,7 +21,8 @@ pub fn write_atomic(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>
     };
     match &found {
         Some(found) if found.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
-        Some(found) if !found.is_file() || is_of_system(path) => return through(path, write),
+        Some(found) if may_be_special(path, found) => return through(path, write),
+        Some(found) if !found.is_file() => return Err(not_regular(found)),
         _ => {}
     }
     if path.is_symlink() {
@@ -45,9 +47,27 @@ pub fn sync_dir(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Names there stand for what somebody has open, and a new file would not be what they have.
-fn is_of_system(path: &Path) -> bool {
-    cfg!(unix) && ["/dev", "/proc"].iter().any(|dir| path.starts_with(dir))
+/// Tells whether the system owns the name and lends it to something that need not be a regular file: a device in `/dev`, or
+/// what somebody has open (`/dev/fd/3`), for which a new file would be another one. A pipe by a name of its own is neither: to
+/// open it waits for a reader.
+pub(crate) fn may_be_special(path: &Path, found: &Metadata) -> bool {
+    let below = |dirs: &[&str]| dirs.iter().any(|dir| path.starts_with(dir));
+    cfg!(unix)
+        && (below(&["/dev/fd", "/dev/stdout", "/dev/stderr", "/proc"])
+            || below(&["/dev"]) && (found.is_file() || is_device(found)))
+}
+
+fn is_device(found: &Metadata) -> bool {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::FileTypeExt;
+        found.file_type().is_char_device()
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = found;
+        false
+    }
 }
 
 fn folder(path: &Path) -> &Path {
@@ -148,7 +168,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn devices_are_written_to() {
+    fn devices_are_written_to_by_their_own_names_only() {
         use std::os::unix::fs::FileTypeExt;
         let null = Path::new("/dev/null");
         put(null, "gone").unwrap();
@@ -156,9 +176,24 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let link = dir.path().join("null");
         std::os::unix::fs::symlink(null, &link).unwrap();
-        put(&link, "gone").unwrap();
+        let e = put(&link, "gone").unwrap_err().to_string();
+        assert!(e.starts_with("a device, where a regular file"), "{e}");
         assert!(link.is_symlink() && null.metadata().unwrap().file_type().is_char_device());
         #[cfg(target_os = "linux")]
         assert_eq!(put(Path::new("/dev/full"), "x").unwrap_err().kind(), io::ErrorKind::StorageFull);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn pipes_are_refused_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&pipe, &link).unwrap();
+        for path in [&pipe, &link] {
+            let e = put(path, "x").unwrap_err().to_string();
+            assert!(e.starts_with("a pipe, where a regular file"), "{e}");
+        }
     }
 }

@@ -17,7 +17,7 @@ pub fn open_input(path: &Path, limit: u64) -> io::Result<File> {
     let file = options.open(path)?;
     let found = file.metadata()?;
     if !found.is_file() {
-        return Err(invalid(format!("{}, where a regular file is expected", kind_name(&found))));
+        return Err(not_regular(&found));
     }
     if found.len() > limit {
         return Err(too_long(found.len(), limit));
@@ -46,6 +46,11 @@ pub fn read_input(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
 pub fn read_text(path: &Path, limit: u64) -> io::Result<String> {
     String::from_utf8(read_input(path, limit)?)
         .map_err(|e| invalid(format!("not UTF-8 text, from byte {} on", e.utf8_error().valid_up_to())))
+}
+
+/// Says what something is that should be a regular file.
+pub(crate) fn not_regular(found: &Metadata) -> io::Error {
+    invalid(format!("{}, where a regular file is expected", kind_name(found)))
 }
 
 fn invalid(what: String) -> io::Error {

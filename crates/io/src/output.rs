@@ -1,9 +1,14 @@
 //! Outputs that a user names: nothing is overwritten unless asked for, and an input never is.
 
+use crate::atomic::may_be_special;
+use crate::input::not_regular;
 use crate::write_atomic;
-use std::fs::File;
+use std::fs::{self, File, Metadata};
 use std::io;
 use std::path::{Path, PathBuf};
+
+/// Most entries of a folder that are compared with an output; a checkpoint has hundreds.
+const MAX_ENTRIES: usize = 100_000;
 
 /// A file or package that a command is to write.
 #[derive(Clone, Debug)]
@@ -13,21 +18,31 @@ pub struct Output {
 }
 
 impl Output {
-    /// Checks, before any work is done, that `path` may be written: it does not exist, or `force` is given and it neither is
-    /// one of `inputs` nor lies in one that is a folder. Devices and pipes may always be written.
+    /// Checks, before any work is done, that `path` may be written: it does not exist, or `force` is given, it is a regular
+    /// file or a package, and it neither is one of `inputs` nor lies in one that is a folder. What `/dev` and `/proc` name may
+    /// always be written, as by [`write_atomic`].
     ///
     /// # Errors
-    /// It exists and `force` is not given, or it belongs to one of `inputs` under this or another name.
+    /// It exists and `force` is not given, it is a pipe, a socket or a device, or it belongs to one of `inputs` under this or
+    /// another name.
     pub fn new(path: &Path, force: bool, inputs: &[&Path]) -> io::Result<Output> {
         let output = Output { path: path.to_path_buf(), force };
         let Ok(found) = path.symlink_metadata() else { return Ok(output) };
-        if let Some(input) = inputs.iter().find(|input| is_same_file(path, input) || is_below(path, input)) {
+        if let Some(input) = inputs.iter().find(|input| is_same_file(path, input) || is_in(path, input)) {
             let what =
                 format!("it exists and belongs to an input ({}); choose another name", input.display());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
-        let special = path.metadata().is_ok_and(|m| !m.is_file() && !m.is_dir());
-        if !force && !special {
+        let target = path.metadata().ok();
+        if let Some(target) = &target {
+            if !target.is_file() && may_be_special(path, target) {
+                return Ok(output);
+            }
+            if !target.is_file() && !target.is_dir() {
+                return Err(not_regular(target));
+            }
+        }
+        if !force {
             let what = if found.is_symlink() { "a link of this name exists" } else { "it exists already" };
             let what = format!("{what}; give --force to replace it");
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
@@ -57,20 +72,54 @@ impl Output {
 
 /// Both names lead to one file or folder.
 fn is_same_file(a: &Path, b: &Path) -> bool {
+    match (a.metadata(), b.metadata()) {
+        (Ok(of_a), Ok(of_b)) => is_one(a, &of_a, b, &of_b),
+        _ => false,
+    }
+}
+
+fn is_one(a: &Path, of_a: &Metadata, b: &Path, of_b: &Metadata) -> bool {
     #[cfg(unix)]
     {
         use std::os::unix::fs::MetadataExt;
-        if let (Ok(a), Ok(b)) = (a.metadata(), b.metadata()) {
-            return (a.dev(), a.ino()) == (b.dev(), b.ino());
-        }
+        let _ = (a, b);
+        (of_a.dev(), of_a.ino()) == (of_b.dev(), of_b.ino())
     }
-    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+    #[cfg(not(unix))]
+    {
+        let _ = (of_a, of_b);
+        matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+    }
 }
 
-/// The file lies in the folder or in one below it.
-fn is_below(path: &Path, folder: &Path) -> bool {
-    folder.is_dir()
-        && matches!((path.canonicalize(), folder.canonicalize()), (Ok(p), Ok(f)) if p.starts_with(&f))
+/// The file lies in the folder or in one below it, or a link there leads to it: downloaded checkpoints are folders of links.
+fn is_in(path: &Path, folder: &Path) -> bool {
+    if !folder.is_dir() {
+        return false;
+    }
+    if matches!((path.canonicalize(), folder.canonicalize()), (Ok(p), Ok(f)) if p.starts_with(&f)) {
+        return true;
+    }
+    let Ok(of_path) = path.metadata() else { return false };
+    let mut folders = vec![folder.to_path_buf()];
+    let mut seen = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let inside = entry.path();
+            seen += 1;
+            if seen > MAX_ENTRIES {
+                return false;
+            }
+            // A folder behind a link is compared, not walked: links may go round.
+            if entry.file_type().is_ok_and(|t| t.is_dir()) {
+                folders.push(inside.clone());
+            }
+            if inside.metadata().is_ok_and(|m| is_one(path, &of_path, &inside, &m)) {
+                return true;
+            }
+        }
+    }
+    false
 }
 
 #[cfg(test)]
@@ -118,5 +167,34 @@ mod tests {
     #[test]
     fn devices_may_be_written() {
         Output::new(Path::new("/dev/null"), false, &[]).unwrap().write(|_| Ok(())).unwrap();
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn pipes_are_refused_with_and_without_force() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        for force in [false, true] {
+            let e = Output::new(&pipe, force, &[]).unwrap_err().to_string();
+            assert!(e.starts_with("a pipe, where"), "{e}");
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn files_behind_the_links_of_an_input_folder_are_inputs() {
+        let dir = tempfile::tempdir().unwrap();
+        let blob = dir.path().join("blob");
+        fs::write(&blob, "weights").unwrap();
+        let snapshot = dir.path().join("snapshot/sub");
+        fs::create_dir_all(&snapshot).unwrap();
+        std::os::unix::fs::symlink("../../blob", snapshot.join("model.safetensors")).unwrap();
+        std::os::unix::fs::symlink("..", snapshot.join("round")).unwrap();
+        let snapshot = dir.path().join("snapshot");
+        let e = Output::new(&blob, true, &[&snapshot]).unwrap_err().to_string();
+        assert!(e.contains("belongs to an input"), "{e}");
+        fs::write(dir.path().join("other"), "x").unwrap();
+        Output::new(&dir.path().join("other"), true, &[&snapshot]).unwrap();
     }
 }

@@ -1,5 +1,6 @@
 //! A folder that the product owns, such as a bundle.
 
+use crate::input::not_regular;
 use crate::{TEMPORARY, sync_dir, write_atomic};
 use std::fmt;
 use std::fs;
@@ -22,6 +23,12 @@ impl fmt::Display for PathError {
 }
 
 impl std::error::Error for PathError {}
+
+/// Says why a link in an owned folder is refused.
+fn link() -> io::Error {
+    let what = "a link, and links in a bundle are not followed; put the file or folder itself there";
+    io::Error::new(io::ErrorKind::InvalidInput, what)
+}
 
 type Result<T> = std::result::Result<T, PathError>;
 
@@ -62,12 +69,26 @@ impl OwnedDir {
             };
             path.push(name);
             if path.is_symlink() {
-                let what = "a link, and nothing is written or removed through links in a bundle; put the file or \
-                            folder itself there";
-                return Err(failed(&path)(io::Error::new(io::ErrorKind::InvalidInput, what)));
+                return Err(failed(&path)(link()));
             }
         }
         Ok(path)
+    }
+
+    /// The path of `inside`, which is absent or a regular file, or a folder where `folder` is set.
+    ///
+    /// # Errors
+    /// As [`OwnedDir::path`], or it is something else.
+    pub fn expect(&self, inside: impl AsRef<Path>, folder: bool) -> Result<PathBuf> {
+        let path = self.path(inside)?;
+        match path.symlink_metadata() {
+            Ok(found) if folder && !found.is_dir() => {
+                let what = "exists and is not a folder";
+                Err(failed(&path)(io::Error::new(io::ErrorKind::InvalidInput, what)))
+            }
+            Ok(found) if !folder && !found.is_file() => Err(failed(&path)(not_regular(&found))),
+            _ => Ok(path),
+        }
     }
 
     /// Creates a folder and those above it.
@@ -226,7 +247,7 @@ mod tests {
         std::os::unix::fs::symlink(other.join("f"), owned.root().join("f")).unwrap();
         let refused = |r: Result<()>| {
             let e = r.unwrap_err().to_string();
-            assert!(e.contains(": a link, and nothing is written"), "{e}");
+            assert!(e.contains(": a link, and links in a bundle"), "{e}");
         };
         refused(owned.sweep("shards"));
         refused(owned.write("shards/f", b"y"));

@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
@@ -81,6 +82,10 @@ impl PackageWriter {
             if !is_package {
                 return Err(Error::invalid(target, "output: it exists and is not a package"));
             }
+            if let Some(foreign) = foreign_entry(target).map_err(|e| Error::io(target, e))? {
+                let what = "output: this lies in a package that is to be replaced, and is no part of it; move it away";
+                return Err(Error::invalid(foreign, what));
+            }
         }
         Self::start(target, true)
     }
@@ -132,6 +137,46 @@ impl PackageWriter {
         sync_dir(parent)?;
         Ok(PackageInfo { model_bytes: bytes.len() as u64, weight_bytes: weight_bytes.unwrap_or(0) })
     }
+}
+
+/// Finds something in the folder of a package that [`PackageWriter`] does not write: another name, a link, or a file where a
+/// folder belongs. The file that macOS leaves where somebody looked does not count. To remove the folder loses nothing else.
+///
+/// # Errors
+/// A folder cannot be read.
+pub fn foreign_entry(package: &Path) -> io::Result<Option<PathBuf>> {
+    // By depth: the names, and the one that is a folder.
+    let levels: [(&[&str], &str); 4] = [
+        (&[MANIFEST, DATA], DATA),
+        (&[AUTHOR], AUTHOR),
+        (&[MODEL_FILE, WEIGHTS_DIR], WEIGHTS_DIR),
+        (&[WEIGHTS_FILE], ""),
+    ];
+    let mut dir = package.to_path_buf();
+    if !dir.symlink_metadata()?.is_dir() {
+        return Ok(Some(dir));
+    }
+    for (names, folder) in levels {
+        let mut next = None;
+        for entry in fs::read_dir(&dir)? {
+            let entry = entry?;
+            let (name, kind) = (entry.file_name(), entry.file_type()?);
+            let known = names.iter().any(|n| name == *n) || name == ".DS_Store";
+            let is_folder = !folder.is_empty() && name == *folder;
+            let right = if is_folder { kind.is_dir() } else { kind.is_file() };
+            if !known || !right {
+                return Ok(Some(entry.path()));
+            }
+            if is_folder {
+                next = Some(entry.path());
+            }
+        }
+        match next {
+            Some(path) => dir = path,
+            None => break,
+        }
+    }
+    Ok(None)
 }
 
 /// Writes what lies beside the weights, and flushes every folder.
@@ -470,6 +515,33 @@ mod tests {
         let y = f.mul("y", &x, &w)?;
         f.output(&y)?;
         writer.finish(&model(Opset::CoreML8, vec![("main".into(), f.finish()?)], "main")?)
+    }
+
+    #[test]
+    fn what_the_writer_does_not_write_is_found() {
+        let (dir, path) = sample();
+        assert_eq!(foreign_entry(&path).unwrap(), None);
+        fs::write(path.join("Data/.DS_Store"), "x").unwrap();
+        assert_eq!(foreign_entry(&path).unwrap(), None);
+        for name in ["notes.txt", "Data/x", "Data/com.apple.CoreML/weights/other.bin"] {
+            fs::write(path.join(name), "x").unwrap();
+            assert_eq!(foreign_entry(&path).unwrap(), Some(path.join(name)));
+            // Nor is it lost with a package that is replaced.
+            let e = PackageWriter::replace(&path).err().unwrap().to_string();
+            assert!(e.contains("move it away"), "{e}");
+            fs::remove_file(path.join(name)).unwrap();
+        }
+        fs::create_dir(path.join(".git")).unwrap();
+        assert_eq!(foreign_entry(&path).unwrap(), Some(path.join(".git")));
+        fs::remove_dir(path.join(".git")).unwrap();
+        #[cfg(unix)]
+        {
+            fs::rename(path.join(MANIFEST), dir.path().join("m")).unwrap();
+            std::os::unix::fs::symlink(dir.path().join("m"), path.join(MANIFEST)).unwrap();
+            assert_eq!(foreign_entry(&path).unwrap(), Some(path.join(MANIFEST)));
+        }
+        fs::write(dir.path().join("f.mlpackage"), "x").unwrap();
+        assert!(foreign_entry(&dir.path().join("f.mlpackage")).unwrap().is_some());
     }
 
     fn sample() -> (tempfile::TempDir, PathBuf) {

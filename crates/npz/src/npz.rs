@@ -3,7 +3,7 @@
 use crate::header::Refused;
 use crate::npy::{PIECE, ReadError, check, read_array, write_array, write_atomic};
 use crate::{Array, Error, Result};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
@@ -16,6 +16,15 @@ use zip::{CompressionMethod, ZipArchive, ZipWriter};
 const MIN_LIMIT: u64 = 64 << 20;
 /// Numbers that were computed hardly compress; a hundred times is far beyond them.
 const MAX_EXPANSION: u64 = 100;
+
+/// Signature of the record at the end of an archive, the bytes of that record, and the most of a comment behind it
+/// (APPNOTE 4.3.16).
+const END: &[u8] = b"PK\x05\x06";
+const END_BYTES: u64 = 22;
+const MAX_COMMENT_BYTES: u64 = u16::MAX as u64;
+/// Most bytes that are read to find the arrays; the list of a million arrays has 64 MB. The zip reader would otherwise look for
+/// its end in all of a file, however long.
+const MAX_LIST_BYTES: u64 = 64 << 20;
 
 /// Reads every array of a `.npz` file, by name (without `.npy`).
 ///
@@ -38,7 +47,16 @@ fn read_limited(path: &Path, min_limit: u64) -> Result<BTreeMap<String, Array>> 
     let file = anemoe_io::open_input(path, u64::MAX).map_err(|e| Error::io(path, e))?;
     let length = file.metadata().map_err(|e| Error::io(path, e))?.len();
     let limit = length.saturating_mul(MAX_EXPANSION).max(min_limit);
-    let mut archive = ZipArchive::new(BufReader::new(&file)).map_err(|e| zip_error(e).at(path, ""))?;
+    if !has_end(&file, length).map_err(|e| Error::io(path, e))? {
+        return Err(no_archive().at(path, ""));
+    }
+    let left = Cell::new(MAX_LIST_BYTES);
+    let reader = BufReader::new(Budget { file: &file, left: &left });
+    let mut archive = ZipArchive::new(reader).map_err(|e| match left.get() {
+        0 => no_archive().at(path, ""),
+        _ => zip_error(e).at(path, ""),
+    })?;
+    left.set(u64::MAX);
     // The zip reader keeps one entry of each name, without a word about others.
     let listed =
         directory_entries(&file, archive.central_directory_start()).map_err(|e| Error::io(path, e))?;
@@ -73,6 +91,40 @@ fn read_limited(path: &Path, min_limit: u64) -> Result<BTreeMap<String, Array>> 
         }
     }
     Ok(arrays)
+}
+
+/// Looks for the signature of an archive's end where it can be: so close to the end of the file that a comment fits behind it.
+fn has_end(mut file: &File, length: u64) -> io::Result<bool> {
+    file.seek(SeekFrom::Start(length.saturating_sub(END_BYTES + MAX_COMMENT_BYTES)))?;
+    let mut tail = Vec::new();
+    file.take(END_BYTES + MAX_COMMENT_BYTES).read_to_end(&mut tail)?;
+    file.rewind()?;
+    Ok(tail.windows(END.len()).any(|w| w == END))
+}
+
+/// A file of which no more than so many bytes are read.
+struct Budget<'a> {
+    file: &'a File,
+    left: &'a Cell<u64>,
+}
+
+impl Read for Budget<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let left = self.left.get();
+        if left == 0 && !out.is_empty() {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let room = usize::try_from(left).unwrap_or(usize::MAX).min(out.len());
+        let n = self.file.read(&mut out[..room])?;
+        self.left.set(left - n as u64);
+        Ok(n)
+    }
+}
+
+impl Seek for Budget<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.file.seek(to)
+    }
 }
 
 /// Writes a `.npz` file whose arrays are stored as they are, like `numpy.savez`: beside `path` first, then renamed into
@@ -190,6 +242,10 @@ fn invalid(what: impl Into<String>) -> ReadError {
     ReadError::Refused(Refused::Invalid(what.into()))
 }
 
+fn no_archive() -> ReadError {
+    invalid("file: it is not a zip archive, as .npz files are, or its end is missing")
+}
+
 fn zip_error(e: ZipError) -> ReadError {
     match e {
         ZipError::Io(e) => io::Error::into(e),
@@ -197,9 +253,7 @@ fn zip_error(e: ZipError) -> ReadError {
             ReadError::Refused(Refused::Unsupported(format!("zip archive: {what}")))
         }
         // The reader says so in the words of the zip format.
-        ZipError::InvalidArchive(what) if what.contains("EOCD") => {
-            invalid("file: it is not a zip archive, as .npz files are, or its end is missing")
-        }
+        ZipError::InvalidArchive(what) if what.contains("EOCD") => no_archive(),
         e => invalid(format!("zip archive: {e}")),
     }
 }
@@ -305,6 +359,34 @@ mod tests {
         for n in 0..bytes.len() {
             place.invalid(&bytes[..n]);
         }
+    }
+
+    #[test]
+    fn a_long_file_is_not_searched_for_an_end() {
+        let place = Place::new();
+        let end = |directory: u32| {
+            // One entry, in a directory of 46 bytes at an offset where there is none.
+            let mut end = b"PK\x05\x06\0\0\0\0\x01\0\x01\0\x2e\0\0\0".to_vec();
+            end.extend(directory.to_le_bytes());
+            end.extend([0, 0]);
+            end
+        };
+        for tail in [vec![], end(0), end(u32::MAX - 1)] {
+            let mut file = File::create(place.file()).unwrap();
+            file.set_len(40 << 30).unwrap();
+            file.seek(SeekFrom::End(0)).unwrap();
+            file.write_all(&tail).unwrap();
+            let started = std::time::Instant::now();
+            let e = read_npz(&place.file()).unwrap_err().to_string();
+            assert!(e.contains("not a zip archive"), "{e}");
+            assert!(started.elapsed().as_secs() < 5);
+        }
+        // A comment may follow the end.
+        let mut bytes = place.archive(&[("a.npy", &npy(&ones(3)))], CompressionMethod::Stored);
+        let at = bytes.len() - 2;
+        bytes[at..].copy_from_slice(&u16::MAX.to_le_bytes());
+        bytes.resize(bytes.len() + usize::from(u16::MAX), b'x');
+        assert_eq!(place.read(&bytes).unwrap()["a"], ones(3));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use crate::model::{Logits, Model, Sequence};
 use crate::sampler::{Sampler, Sampling};
+use crate::speculate::{Drafter, Mode, Speculation, SpeculationReport};
 use crate::{Error, Result};
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,8 @@ pub struct GenerateOptions {
     pub ignore_eos: bool,
     /// Most tokens of one prefill call.
     pub prefill_chunk: Option<usize>,
+    /// Drafts of several tokens at a time.
+    pub speculation: Speculation,
 }
 
 /// Why generation ended.
@@ -42,10 +45,12 @@ pub struct Generated {
     pub prefill_tokens: usize,
     /// Time for the prompt, first logits included.
     pub prefill: Duration,
-    /// Tokens that went through the model one by one.
+    /// Tokens that went through the model behind the prompt.
     pub decode_tokens: usize,
     /// Time for them.
     pub decode: Duration,
+    /// Figures of drafts, where any may be made.
+    pub speculation: Option<SpeculationReport>,
 }
 
 impl Generated {
@@ -55,7 +60,8 @@ impl Generated {
     }
 }
 
-/// Continues `prompt` in `sequence`, which is cleared first. `on_token` sees each new token as soon as it is chosen and may end it by returning false.
+/// Continues `prompt` in `sequence`, which is cleared first. `on_token` sees each new token as soon as it is chosen and may end it
+/// by returning false. With speculation the tokens are the same, and come several at a time.
 ///
 /// # Errors
 /// The prompt is empty, holds an id outside the vocabulary, or is longer than the context; a package fails.
@@ -70,6 +76,7 @@ pub fn generate(
         return Err(Error::Input("the prompt is empty: give at least one token".into()));
     }
     options.sampling.check().map_err(Error::Input)?;
+    options.speculation.check().map_err(Error::Input)?;
     let max_context = model.chain().model.max_context;
     if prompt.len() > max_context {
         return Err(Error::Input(format!(
@@ -79,37 +86,80 @@ pub fn generate(
     }
     sequence.clear();
     let mut sampler = Sampler::new(options.sampling.clone());
+    let mut drafter = Drafter::new(options.speculation.clone());
     let started = Instant::now();
     for tokens in [options.prefill_chunk.unwrap_or(usize::MAX).min(prompt.len()), 1] {
         model.prepare(tokens);
     }
     let mut logits = model.append(sequence, prompt, Logits::Last, options.prefill_chunk)?;
     let prefill = started.elapsed();
-    let mut ids = Vec::new();
-    let mut decode = Duration::ZERO;
+    prompt.iter().for_each(|&id| drafter.push(id));
+    let mut ids: Vec<u32> = Vec::new();
+    let mut draft: Vec<u32> = Vec::new();
+    // Of all passes behind the prompt, and of the last one.
+    let (mut decode, mut time) = (Duration::ZERO, Duration::ZERO);
     let stop = loop {
-        if ids.len() == options.max_new {
-            break Stop::MaxNew;
+        // Rows of logits choose tokens as long as each agrees with the draft that the next row stands behind.
+        let before = ids.len();
+        let mut stop = None;
+        for (i, row) in logits.iter().enumerate() {
+            if ids.len() == options.max_new {
+                stop = Some(Stop::MaxNew);
+                break;
+            }
+            let id = sampler.next(row) as u32;
+            if !options.ignore_eos && model.chain().model.eos_token_ids.contains(&id) {
+                stop = Some(Stop::EndToken(id));
+                break;
+            }
+            ids.push(id);
+            drafter.push(id);
+            if !on_token(id) {
+                stop = Some(Stop::Caller);
+                break;
+            }
+            if ids.len() == options.max_new {
+                stop = Some(Stop::MaxNew);
+                break;
+            }
+            if draft.get(i) != Some(&id) {
+                break;
+            }
         }
-        let row = logits.last().ok_or_else(|| Error::Input("no logits".into()))?;
-        let id = sampler.next(row) as u32;
-        if !options.ignore_eos && model.chain().model.eos_token_ids.contains(&id) {
-            break Stop::EndToken(id);
+        // All new tokens but the last one, which no pass has seen; an end token is not among them.
+        let seen = match stop {
+            Some(Stop::EndToken(_)) => ids.len() - before,
+            _ => (ids.len() - before).saturating_sub(1),
+        };
+        if seen < draft.len() {
+            let started = Instant::now();
+            model.truncate(sequence, sequence.position() - draft.len() + seen)?;
+            time += started.elapsed();
         }
-        ids.push(id);
-        if !on_token(id) {
-            break Stop::Caller;
+        decode += time;
+        if time > Duration::ZERO {
+            drafter.note(time.as_secs_f64(), draft.len(), seen);
         }
-        if ids.len() == options.max_new {
-            break Stop::MaxNew;
+        if let Some(stop) = stop {
+            break stop;
         }
         if sequence.position() == max_context {
             break Stop::ContextFull;
         }
+        let Some(&last) = ids.last() else {
+            return Err(Error::Input("no logits".into()));
+        };
+        let room = (max_context - sequence.position() - 1).min(options.max_new - ids.len() - 1);
+        draft.clear();
+        draft.push(last);
+        draft.extend_from_slice(drafter.draft(room));
+        let wanted = if draft.len() > 1 { Logits::All } else { Logits::Last };
         let started = Instant::now();
-        logits = model.append(sequence, &[id], Logits::Last, None)?;
-        decode += started.elapsed();
+        logits = model.append(sequence, &draft, wanted, None)?;
+        time = started.elapsed();
+        draft.remove(0);
     };
     let decode_tokens = sequence.position() - prompt.len();
-    Ok(Generated { ids, stop, prefill_tokens: prompt.len(), prefill, decode_tokens, decode })
+    let speculation = (options.speculation.mode != Mode::Off).then(|| drafter.controller.report());
+    Ok(Generated { ids, stop, prefill_tokens: prompt.len(), prefill, decode_tokens, decode, speculation })
 }

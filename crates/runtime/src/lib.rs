@@ -12,6 +12,7 @@ mod memory;
 pub mod model;
 pub mod predict;
 pub mod sampler;
+pub mod speculate;
 pub mod tensor;
 pub mod tokenizer;
 

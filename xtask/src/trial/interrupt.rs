@@ -47,12 +47,12 @@ impl Foreign {
     fn name(self) -> &'static str {
         match self {
             Foreign::Nothing => "nothing",
-            Foreign::WorkFolder => "a foreign .build folder",
+            Foreign::WorkFolder => "a foreign folder in .anemoe-build",
             Foreign::Backup => "a .tmp_backup folder in the bundle",
             Foreign::ShardsLink => "shards is a link to another folder",
             Foreign::ShardsFiles => "foreign .partial-x and .tmpfoo in shards",
             Foreign::Beside => "foreign .tmp files beside the bundle",
-            Foreign::WorkLink => ".build is a link to another folder",
+            Foreign::WorkLink => ".anemoe-build is a link to another folder",
         }
     }
 
@@ -77,7 +77,7 @@ impl Foreign {
         };
         match self {
             Foreign::Nothing => Ok(Vec::new()),
-            Foreign::WorkFolder => Ok(vec![keep(bundle.join(".build/mine/KEEP"))?]),
+            Foreign::WorkFolder => Ok(vec![keep(bundle.join(".anemoe-build/mine/KEEP"))?]),
             Foreign::Backup => Ok(vec![keep(bundle.join(".tmp_backup/KEEP"))?]),
             Foreign::ShardsLink => link("shards"),
             Foreign::ShardsFiles => {
@@ -92,7 +92,7 @@ impl Foreign {
                     keep(out.join(".tmp-b"))?,
                 ])
             }
-            Foreign::WorkLink => link(".build"),
+            Foreign::WorkLink => link(".anemoe-build"),
         }
     }
 }
@@ -176,7 +176,7 @@ fn one(
         }
         match (ran.ended, ran.status.code(), ran.status.signal()) {
             (Some(why), _, _) => violations.push(format!("ended by its {why}")),
-            (_, Some(0 | 2 | 130), _) => {}
+            (_, Some(0 | 2 | 129 | 130 | 143), _) => {}
             (_, _, Some(found)) if !last && found == signal => {}
             _ => violations.push(format!("{}", ran.status)),
         }
@@ -238,7 +238,11 @@ fn names_it(message: &str, kept: &[PathBuf], early: bool) -> bool {
     if early && message.contains(BUNDLE) {
         return true;
     }
-    let words = [".build", ".tmp_backup", "shards", ".partial-x", ".tmpfoo", BEHIND];
+    let words = [".anemoe-build", ".tmp_backup", "shards", ".partial-x", ".tmpfoo", BEHIND];
+    // A link is named itself, not what lies behind it.
+    if message.contains("a link") && [".anemoe-build", "shards"].iter().any(|w| message.contains(w)) {
+        return true;
+    }
     kept.iter().any(|k| {
         let text = k.to_string_lossy();
         words.iter().any(|w| text.contains(w) && message.contains(w))

@@ -122,7 +122,7 @@ fn judge(ran: &Ran, is_json: bool, is_small: bool) -> Vec<String> {
     let stderr = String::from_utf8_lossy(&ran.stderr);
     match (ran.ended, ran.status.code()) {
         (Some(why), _) => found.push(format!("ended by its {why}")),
-        (None, Some(0 | 1 | 2 | 130)) => {}
+        (None, Some(0 | 1 | 2 | 129 | 130 | 143)) => {}
         (None, Some(code)) => found.push(format!("exit status {code}")),
         (None, None) => found.push(status(ran)),
     }

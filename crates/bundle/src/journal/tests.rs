@@ -96,7 +96,7 @@ fn garbage_is_named_by_its_line() {
     refused(&with("garbage\n"), "line 3: expected value, at character 1");
     refused(&with("garbage"), "line 3");
     refused(&with("{\"id\":\n{}\n"), "line 3: EOF");
-    refused(&with("{}\n"), "line 3: missing field");
+    refused(&with("{}\n"), "line 3: key `id` is missing");
     refused(&with("[1]"), "line 3");
     refused(b"\xff\xfe\x00", "line 1");
     refused(&with("{\"id\":\"a\",\"time\":\"yesterday\",\"kind\":\"note\"}\n"), "line 3");

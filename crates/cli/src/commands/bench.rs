@@ -1,7 +1,7 @@
 //! `anemoe bench`
 
 use super::executor::Executor;
-use super::generate::at_least_one;
+use super::generate::{at_least_one, count};
 use crate::Outcome;
 use crate::bundle::Verify;
 use crate::files::Overwrite;
@@ -44,10 +44,10 @@ pub struct Args {
     /// The bundle.
     bundle: PathBuf,
     /// Prompt lengths; 0 for none.
-    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "64")]
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "64", value_parser = count)]
     prefill: Vec<usize>,
     /// Contexts in which tokens are decoded; the bundle's own limit is that of `build --max-context`.
-    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "64")]
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "64", value_parser = count)]
     context: Vec<usize>,
     /// Tokens decoded in each context; 0 for none.
     #[arg(long, value_name = "N", default_value_t = 32)]
@@ -289,8 +289,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         anyhow::ensure!(dir.is_dir(), "{}: there is no such folder", dir.display());
         anyhow::ensure!(!path.is_dir(), "{}: a folder, where a file is wanted", path.display());
-        let against = args.against.as_deref().unwrap_or(&args.bundle);
-        args.overwrite.output(path, &[&args.bundle, against])?;
+        args.overwrite.output(path)?;
     }
     let backend = args.executor.backend()?;
     let backend = anemoe_runtime::cpu::CpuBackend {

@@ -7,7 +7,7 @@ use crate::files::Overwrite;
 use crate::ui::Ui;
 use anemoe_convert::importance::Importance;
 use anemoe_gates::calibrate::moments;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 /// Measure how much each input of each matrix matters, for `build --importance`.
@@ -33,7 +33,7 @@ pub struct Args {
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let started = Instant::now();
-    args.overwrite.output(&args.out, &[Path::new(&args.checkpoint), &args.text.text])?;
+    args.overwrite.output(&args.out)?;
     let checkpoint = args.reading.open(&args.checkpoint)?;
     let windows = args.text.of_checkpoint(&checkpoint)?;
     let bar = ui.bar(0, "layers");

@@ -130,6 +130,7 @@ fn check(path: &Path, options: &Options, verify: Verify, ui: &Ui) -> anyhow::Res
     expect_bundle(path)?;
     let chain = verify.open(path, ui)?;
     integrity::run_once(path)?;
+    integrity::check_side_files(path, &chain)?;
     let bar = ui.bar(chain.shards.len() as u64, "check");
     let report = residency::bundle(path, &chain, options, || bar.inc(1))?;
     bar.finish_and_clear();

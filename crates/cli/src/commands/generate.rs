@@ -8,6 +8,7 @@ use crate::ui::Ui;
 use anemoe_runtime::generate::{GenerateOptions, Generated, Stop, generate};
 use anemoe_runtime::model::Model;
 use anemoe_runtime::sampler::Sampling;
+use anemoe_runtime::speculate::{Corpus, Mode, Speculation, SpeculationReport};
 use anemoe_runtime::tokenizer::{TextStream, Tokenizer};
 use anyhow::Context;
 use std::io::Read;
@@ -50,9 +51,71 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     prefill_chunk: Option<usize>,
     #[command(flatten)]
+    speculate: Speculate,
+    #[command(flatten)]
     executor: Executor,
     #[command(flatten)]
     verify: Verify,
+}
+
+/// Drafts from repetitions. Tokens stay the same, whatever is drafted.
+#[derive(clap::Args, Clone)]
+pub struct Speculate {
+    /// Draft tokens from what repeats, and verify several in one pass: `ngram` wherever something repeats, `auto` where it pays
+    /// as measured, `off` never.
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = When::Off)]
+    speculate: When,
+    /// Most tokens of a draft.
+    #[arg(long, value_name = "N", default_value = "8", value_parser = at_least_one)]
+    draft_max: usize,
+    /// Fewest tokens that have to repeat.
+    #[arg(long, value_name = "N", default_value = "2", value_parser = at_least_one)]
+    ngram_min: usize,
+    /// Most tokens of a repetition that count.
+    #[arg(long, value_name = "N", default_value = "24", value_parser = at_least_one)]
+    ngram_max: usize,
+    /// Text from which tokens are drafted too.
+    #[arg(long, value_name = "F")]
+    ngram_corpus: Option<PathBuf>,
+}
+
+/// When drafts are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum When {
+    Off,
+    Ngram,
+    Auto,
+}
+
+impl Speculate {
+    /// The options; `tokenizer` reads the corpus.
+    fn options(&self, tokenizer: Option<&Tokenizer>) -> anyhow::Result<Speculation> {
+        let corpus = match &self.ngram_corpus {
+            None => None,
+            Some(path) => {
+                let tokenizer = tokenizer.context("--ngram-corpus needs the model's tokenizer")?;
+                let text = bounded_text(
+                    anemoe_io::open_input(path, MAX_PROMPT)
+                        .with_context(|| format!("--ngram-corpus {}", path.display()))?,
+                    &format!("--ngram-corpus {}", path.display()),
+                )?;
+                Some(std::sync::Arc::new(Corpus::new(&tokenizer.encode(&text, None)?)))
+            }
+        };
+        let options = Speculation {
+            mode: match self.speculate {
+                When::Off => Mode::Off,
+                When::Ngram => Mode::Ngram,
+                When::Auto => Mode::Auto,
+            },
+            draft_max: self.draft_max,
+            ngram_min: self.ngram_min,
+            ngram_max: self.ngram_max,
+            corpus,
+        };
+        options.check().map_err(|what| anyhow::anyhow!("--ngram-min, --ngram-max: {what}"))?;
+        Ok(options)
+    }
 }
 
 /// A prompt as text or as ids.
@@ -82,6 +145,7 @@ impl Prompt {
         }
         let text = match (&self.prompt, &self.prompt_file) {
             (Some(text), _) if text == "-" => bounded_text(std::io::stdin().lock(), "standard input")?,
+            (Some(text), _) if text.is_empty() => anyhow::bail!("--prompt: the prompt is empty"),
             (Some(text), _) => text.clone(),
             (None, Some(path)) => text_of(path)?,
             (None, None) => anyhow::bail!("give --prompt, --prompt-file or --prompt-ids"),
@@ -97,9 +161,12 @@ const MAX_PROMPT: u64 = 16_000_000;
 
 fn text_of(path: &Path) -> anyhow::Result<String> {
     let what = || format!("--prompt-file {}", path.display());
+    if path == Path::new("-") && !path.exists() {
+        anyhow::bail!("{}: there is no file of this name; --prompt - reads standard input", what());
+    }
     let found = std::fs::metadata(path).with_context(what)?;
     anyhow::ensure!(found.is_file(), "{}: not a regular file; --prompt - reads standard input", what());
-    bounded_text(std::fs::File::open(path).with_context(what)?, &what())
+    bounded_text(anemoe_io::open_input(path, u64::MAX).with_context(what)?, &what())
 }
 
 fn bounded_text(source: impl Read, what: &str) -> anyhow::Result<String> {
@@ -135,6 +202,12 @@ fn check_sampling(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Reads a number of a list; blanks beside it do not count.
+pub fn count(text: &str) -> Result<usize, String> {
+    let text = text.trim();
+    text.parse().map_err(|_| format!("`{text}` is not a whole number from 0 on"))
+}
+
 pub fn at_least_one(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|n| *n > 0).ok_or_else(|| format!("`{text}` is not a number from 1 on"))
 }
@@ -153,6 +226,9 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     // For the prompt, and for the tokens behind it.
     model.prepare(args.prefill_chunk.unwrap_or(usize::MAX).min(prompt.len()));
     model.prepare(1);
+    if args.speculate.speculate != When::Off {
+        (2..=args.speculate.draft_max + 1).for_each(|tokens| model.prepare(tokens));
+    }
     drop(model.populate());
     let load = started.elapsed();
     let tokenizer = tokenizer_file.exists().then(|| Tokenizer::open(&tokenizer_file)).transpose()?;
@@ -166,6 +242,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         },
         ignore_eos: args.ignore_eos,
         prefill_chunk: args.prefill_chunk,
+        speculation: args.speculate.options(tokenizer.as_ref())?,
     };
     let generated = stream(&model, &prompt, &options, tokenizer.as_ref(), ui)?;
     let text = tokenizer.as_ref().map(|t| t.decode(&generated.ids)).transpose()?;
@@ -175,8 +252,12 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         "text": text,
         "stop": stop_name(generated.stop),
         "timing": timing(&generated, load),
+        "speculation": generated.speculation.as_ref().map(figures),
     }))?;
     crate::ui::message(summary(&generated, load));
+    if let Some(report) = &generated.speculation {
+        crate::ui::message(drafts(report));
+    }
     Ok(Outcome::Done)
 }
 
@@ -222,6 +303,42 @@ pub fn timing(g: &Generated, load: Duration) -> serde_json::Value {
         "decode_s": g.decode.as_secs_f64(),
         "decode_tok_s": g.tokens_per_second(),
     })
+}
+
+/// Figures of drafts, for JSON.
+fn figures(r: &SpeculationReport) -> serde_json::Value {
+    let passes = r
+        .passes
+        .iter()
+        .map(|(tokens, ms, calls)| serde_json::json!({"tokens": tokens, "ms_per_call": ms, "calls": calls}));
+    let break_even = r.break_even.iter().map(|(k, a)| serde_json::json!({"drafted": k, "acceptance": a}));
+    serde_json::json!({
+        "verifier_calls": r.verifier_calls,
+        "drafted": r.drafted,
+        "accepted": r.accepted,
+        "fallbacks": r.fallbacks,
+        "acceptance": r.acceptance,
+        "passes": passes.collect::<Vec<_>>(),
+        "break_even": break_even.collect::<Vec<_>>(),
+    })
+}
+
+/// Figures of drafts, in one line each.
+fn drafts(r: &SpeculationReport) -> String {
+    let passes = r.passes.iter().map(|(tokens, ms, calls)| format!("{tokens}: {ms:.1} ms ({calls})"));
+    let break_even = r.break_even.iter().map(|(k, a)| format!("{k}: {a:.2}"));
+    format!(
+        "drafts: {} of {} tokens accepted ({:.0} %) in {} passes, {} passes without\n\
+         tokens of a pass, its time and how many: {}\n\
+         drafted tokens, and the acceptance that pays for them: {}",
+        r.accepted,
+        r.drafted,
+        100.0 * r.acceptance,
+        r.verifier_calls,
+        r.fallbacks,
+        passes.collect::<Vec<_>>().join(", "),
+        break_even.collect::<Vec<_>>().join(", ")
+    )
 }
 
 fn stop_name(stop: Stop) -> &'static str {

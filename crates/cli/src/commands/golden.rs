@@ -8,7 +8,7 @@ use crate::ui::Ui;
 use anemoe_convert::checkpoint::{Checkpoint, SideFile};
 use anemoe_gates::reference::{self, Golden, RunOptions};
 use anemoe_runtime::tokenizer::Tokenizer;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 /// Run a checkpoint in f32, as the reference that bundles are compared with.
@@ -38,7 +38,7 @@ pub struct Args {
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let started = Instant::now();
-    args.overwrite.output(&args.out, &[Path::new(&args.checkpoint)])?;
+    args.overwrite.output(&args.out)?;
     let checkpoint = args.reading.open(&args.checkpoint)?;
     let prompt = args.prompt.ids(|| tokenizer(&checkpoint), bos(&checkpoint))?;
     let golden = with_bar(&checkpoint, &prompt, args.decode, ui)?;

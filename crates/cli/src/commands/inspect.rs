@@ -3,13 +3,15 @@
 use crate::Outcome;
 use crate::target::expect_bundle;
 use crate::ui::{self, Table, Ui};
-use anemoe_bundle::{CHAIN_FILE, Chain};
+use anemoe_bundle::Chain;
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::inspect::{self, CheckpointReport};
 use anemoe_convert::place::Place;
+use anemoe_io::PathError;
 use anemoe_mlpackage::mil::Feature;
 use anemoe_mlpackage::package::Package;
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Show what a checkpoint, a bundle or a .mlpackage holds.
@@ -30,16 +32,22 @@ pub struct Args {
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let path = args.path.as_path();
-    if path.extension().is_some_and(|e| e == "mlpackage") {
-        package(path, args.text, ui)?;
-    } else if path.join(CHAIN_FILE).is_file() {
-        bundle(path, ui)?;
-    } else if Place::at(path) == Place::Unfinished {
-        expect_bundle(path)?;
-    } else {
-        let report = inspect::checkpoint(Checkpoint::open(path)?)?;
-        ui.document(&report)?;
-        checkpoint(&report, args.tensors, ui)?;
+    let is_synthetic = path.to_str().is_some_and(|p| p.starts_with("synthetic:"));
+    match Place::at(path) {
+        Place::Nothing if !is_synthetic => {
+            let what = "no such file or folder; inspect takes a checkpoint (a Hugging Face folder, a .gguf file or \
+                        synthetic:NAME), a bundle or a .mlpackage";
+            let source = io::Error::new(io::ErrorKind::NotFound, what);
+            return Err(PathError { path: path.into(), source }.into());
+        }
+        _ if path.extension().is_some_and(|e| e == "mlpackage") => package(path, args.text, ui)?,
+        Place::Bundle => bundle(path, ui)?,
+        Place::Unfinished => expect_bundle(path)?,
+        _ => {
+            let report = inspect::checkpoint(Checkpoint::open(path)?)?;
+            ui.document(&report)?;
+            checkpoint(&report, args.tensors, ui)?;
+        }
     }
     Ok(Outcome::Done)
 }

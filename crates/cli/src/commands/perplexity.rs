@@ -72,10 +72,11 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         "context": args.text.context, "seconds": seconds, "tok_s": rate,
     }))?;
     ui.line(format!(
-        "perplexity {:.4} ({mean:.5} nats per token) over {} tokens in {} windows of at most {}; {rate:.0} tok/s",
+        "perplexity {:.4} ({mean:.5} nats per token) over {} tokens in {} {} of at most {}; {rate:.0} tok/s",
         likelihood.perplexity(),
         likelihood.tokens,
         windows.len(),
+        if windows.len() == 1 { "window" } else { "windows" },
         args.text.context
     ))?;
     Ok(Outcome::Done)

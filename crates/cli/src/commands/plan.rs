@@ -3,6 +3,7 @@
 use super::auto::{self, Planned, QuantChoice, byte_count};
 use super::check;
 use super::checkpoint::Reading;
+use super::generate::count;
 use crate::Outcome;
 use crate::files::Overwrite;
 use crate::ui::{self, Table, Ui};
@@ -13,7 +14,7 @@ use anemoe_convert::plan::{PartKinds, Plan, PlanOptions};
 use anemoe_convert::quant::{Groups, Quant};
 use anemoe_gates::residency::{self, Report};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Show the packages that a checkpoint becomes: sizes, compression, predicted device.
 #[derive(clap::Args)]
@@ -87,7 +88,7 @@ pub struct Options {
     #[arg(long, value_name = "N")]
     pub ffn_shards: Option<usize>,
     /// Token counts for which each package has a function.
-    #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_value = "1,64")]
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_value = "1,64", value_parser = count)]
     pub tokens: Vec<usize>,
     /// One function for a range of token counts instead, for instance 1..4.
     #[arg(long, value_name = "MIN..MAX", conflicts_with = "tokens", value_parser = token_range)]
@@ -147,7 +148,7 @@ impl Options {
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     if let Some(out) = &args.out {
-        args.overwrite.output(out, &[Path::new(&args.checkpoint)])?;
+        args.overwrite.output(out)?;
     }
     let Planned { family, plan, .. } = auto::plan(&args.checkpoint, &args.options, false, ui)?;
     let outliers = outliers(family.as_ref(), &plan, &args.options, ui)?;

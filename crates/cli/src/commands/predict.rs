@@ -3,9 +3,10 @@
 use super::executor::PrecisionArg;
 use crate::Outcome;
 use crate::files::Overwrite;
+use crate::target::expect_package;
 use crate::ui::Ui;
 use anemoe_runtime::predict::Prediction;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Run one Core ML package, from whatever tool, on arrays from files.
 #[derive(clap::Args)]
@@ -32,6 +33,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    expect_package(&args.package)?;
     let prediction = Prediction {
         package: args.package,
         function: args.function,
@@ -39,10 +41,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         inputs: args.inputs,
         outputs: args.outputs,
     };
-    let mut inputs: Vec<&Path> = prediction.inputs.iter().map(PathBuf::as_path).collect();
-    inputs.push(&prediction.package);
     for target in prediction.targets() {
-        args.overwrite.output(&target, &inputs)?;
+        args.overwrite.output(&target)?;
     }
     let written = prediction.run()?;
     let mut document = Vec::new();

@@ -150,9 +150,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         bail!("{}: expected a name that ends in .mlpackage, .npz or .npy", out.display());
     }
     let (file, _) = file_and_tensor(&args.tensor);
-    let mut inputs: Vec<&Path> = vec![&file];
-    inputs.extend(args.importance.as_deref());
-    let out = args.out.as_deref().map(|out| args.overwrite.output(out, &inputs)).transpose()?;
+    let out = args.out.as_deref().map(|out| args.overwrite.output_beside(out, &[&file])).transpose()?;
     let started = Instant::now();
     let loaded = load(&args.tensor)?;
     let read = started.elapsed();

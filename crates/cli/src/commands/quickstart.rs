@@ -16,6 +16,7 @@ use anemoe_runtime::cpu::CpuBackend;
 use anemoe_runtime::generate::{GenerateOptions, Generated};
 use anemoe_runtime::model::Model;
 use anemoe_runtime::sampler::Sampling;
+use anemoe_runtime::speculate::Speculation;
 use anemoe_runtime::tokenizer::Tokenizer;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -113,8 +114,13 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         let prompt = tokenizer.encode(&args.prompt, loaded.chain().model.bos_token_id)?;
         // Sampled: so small a model repeats itself when it always takes the most probable token.
         let sampling = Sampling { temperature: 0.7, top_k: 40, top_p: 0.95, seed: 3 };
-        let options =
-            GenerateOptions { max_new: args.max_new, sampling, ignore_eos: true, prefill_chunk: None };
+        let options = GenerateOptions {
+            max_new: args.max_new,
+            sampling,
+            ignore_eos: true,
+            prefill_chunk: None,
+            speculation: Speculation::default(),
+        };
         loaded.prepare(1);
         loaded.prepare(prompt.len());
         let generated = if main {

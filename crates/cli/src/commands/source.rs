@@ -41,6 +41,15 @@ impl Source {
             None => None,
         };
         let family = models::open(Reading { zaya_skip }.open(spec)?)?;
+        if chain.family != family.name() {
+            bail!(
+                "--checkpoint {}: is not what {} was built from: it is of the family {}, not {}",
+                spec.display(),
+                bundle.display(),
+                family.name(),
+                chain.family
+            );
+        }
         if let Some(hash) = &chain.checkpoint_sha256
             && *hash != family.fingerprint()?
         {

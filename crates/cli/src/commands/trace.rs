@@ -16,7 +16,7 @@ use std::path::PathBuf;
 
 /// Show behind which layer a bundle leaves its golden, and why.
 ///
-/// The values that flow from layer to layer (the residual stream) are compared with those of the golden, by cosine. With --swap,
+/// The values that flow from layer to layer (the hidden state) are compared with those of the golden, by cosine. With --swap,
 /// parts are put back to FP16 one after the other, which shows the compression that costs most.
 #[derive(clap::Args)]
 #[command(
@@ -156,9 +156,9 @@ fn print_swaps(report: &SwapReport, ui: &Ui) -> std::io::Result<()> {
 fn print(t: &Trace, ui: &Ui) -> std::io::Result<()> {
     let mut columns = vec!["behind", "lowest cosine", "at", "mean"];
     if t.f32_stream {
-        columns.extend(["lowest, stream in fp16", "at"]);
+        columns.extend(["lowest, state in fp16", "at"]);
     }
-    columns.extend(["largest value", "rms", "stream / change"]);
+    columns.extend(["largest value", "rms", "state / change"]);
     let mut table = Table::new(&columns);
     for l in &t.layers {
         let name = match l.boundary {
@@ -180,10 +180,12 @@ fn print(t: &Trace, ui: &Ui) -> std::io::Result<()> {
     }
     table.print(ui)?;
     ui.line(
-        "stream: the values that flow from layer to layer; stream / change: their length over what the layer changed, at most; fp16 keeps 11 bits",
+        "state: the hidden state, the values that flow from layer to layer; state / change: its length over what the layer changed, at most; fp16 keeps 11 bits",
     )?;
     if t.f32_stream {
-        ui.line("the host keeps this stream in f32; the columns `stream in fp16` show what rounding it would cost")?;
+        ui.line(
+            "the host keeps this state in f32; the columns `state in fp16` show what rounding it would cost",
+        )?;
     }
     Ok(())
 }

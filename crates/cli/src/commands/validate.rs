@@ -127,7 +127,7 @@ fn print_fast(f: &FastGate, ui: &Ui) -> std::io::Result<()> {
     }
     let behind: Vec<String> = f.stream.iter().map(|c| format!("{c:.6}")).collect();
     ui.line(format!(
-        "values between the layers (residual stream), lowest cosine before the first layer and behind each: {}",
+        "values between the layers (hidden state), lowest cosine before the first layer and behind each: {}",
         behind.join(" ")
     ))?;
     ui.line(format!(

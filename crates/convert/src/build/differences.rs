@@ -24,6 +24,10 @@ const NAMES: [(&str, &str); 14] = [
 /// Lists what differs between two builds as `--option old value, now new value`. A build is a chain and its inputs (hashes of
 /// the checkpoint and of the importances), all as JSON.
 pub fn differences(old: (&Value, &Value), new: (&Value, &Value)) -> String {
+    let [was, now] = [old.0, new.0].map(|chain| value(&chain["family"]));
+    if was != now {
+        return format!("a model of the family {was}, now {now}");
+    }
     let (old, new) = (settings(old), settings(new));
     let all: Vec<String> = new
         .iter()
@@ -112,6 +116,11 @@ mod tests {
             "--importance none, now of SHA-256 cc; the checkpoint's contents"
         );
         assert!(differences((&a, &inputs), (&a, &inputs)).contains("another version"));
+        let mut zaya = b.clone();
+        zaya["family"] = "zaya".into();
+        let mut gemma = a.clone();
+        gemma["family"] = "gemma4".into();
+        assert_eq!(differences((&gemma, &inputs), (&zaya, &other)), "a model of the family gemma4, now zaya");
         // A chosen value that is the default is none that differs.
         let mut c = a.clone();
         c["options"]["max_context"] = 2048.into();

@@ -10,16 +10,18 @@
 //!                          /source         where the checkpoint is, for whoever completes the bundle
 //!                          /.anemoe-tmp-scratch-* FP16 forms of shards while a gate needs them
 //! ```
-//! The folder `.anemoe-build` goes when the bundle is complete. What is temporary has a name that begins with `.anemoe-tmp-`,
-//! and nothing else is removed.
+//! The folder `.anemoe-build` goes when the bundle is complete, unless others put something into it. What is temporary has a
+//! name that begins with `.anemoe-tmp-`; that and what a build wrote are removed, and nothing else.
 
 mod differences;
 mod interrupt;
+mod layout;
 mod site;
 mod space;
 
 pub use interrupt::{check as check_interrupted, request as interrupt};
-pub use site::WORK_DIR;
+pub use layout::{bundle_names, check as check_layout};
+pub use site::{PLAN_FILE, WORK_DIR};
 pub use space::{Needs, default_jobs, jobs_within};
 
 use crate::family::Family;
@@ -233,7 +235,7 @@ impl<'a> Build<'a> {
             Some(record) => record,
             None => {
                 // It may be there: renamed into place, but its record was not written any more.
-                self.site.folder.remove(shard.package_file())?;
+                self.site.remove_package(&shard.package_file())?;
                 let path = self.site.folder.path(shard.package_file())?;
                 let quality = write_shard(self.inputs.family, shard, self.inputs.importance, &path)?;
                 self.site.write_record(shard, &quality)?

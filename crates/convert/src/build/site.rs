@@ -1,8 +1,8 @@
 //! The folder that is being built: locks, records of what is finished, and the files beside the shards.
 
 use super::differences::differences;
+use super::layout;
 use super::{Part, Quality, Source};
-use crate::checkpoint::SIDE_FILES;
 use crate::family::Family;
 use crate::lower::encode_matrix;
 use crate::plan::{MatrixPlan, Plan, PlannedShard};
@@ -16,7 +16,7 @@ use anemoe_io::{OwnedDir, TEMPORARY, Temporary, read_input};
 use anemoe_npz::Array;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, TryLockError};
 use std::io::{BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -34,22 +34,22 @@ const MAX_RECORD_BYTES: u64 = 256 << 20;
 /// A file that macOS leaves in every folder that somebody looked at.
 const DS_STORE: &str = ".DS_Store";
 /// Lock of an unfinished build.
-const LOCK: &str = "lock";
+pub(super) const LOCK: &str = "lock";
 /// File of the host's embedding.
-const EMBEDDING_FILE: &str = "embed.bin";
+pub(super) const EMBEDDING_FILE: &str = "embed.bin";
 /// File of the host's vectors.
-const VECTORS_FILE: &str = "vectors.npz";
+pub(super) const VECTORS_FILE: &str = "vectors.npz";
 /// How often, and after which time, a part asks again for a lock that another one sweeps under.
 const SWEEP_TRIES: usize = 100;
 const SWEEP_WAIT: Duration = Duration::from_millis(20);
 /// The name that the folder of an unfinished build gets before it is removed.
 const DONE_DIR: &str = ".anemoe-tmp-build";
 /// Where the checkpoint is.
-const SOURCE_FILE: &str = "source";
+pub(super) const SOURCE_FILE: &str = "source";
 /// Records of what the gates of parts said.
-const GATES_PREFIX: &str = "gates.";
+pub(super) const GATES_PREFIX: &str = "gates.";
 /// Record of the files beside the shards, in the folder of an unfinished build.
-const HOST_RECORD: &str = "host.json";
+pub(super) const HOST_RECORD: &str = "host.json";
 
 /// A finished shard.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -70,6 +70,9 @@ pub struct HostRecord {
     pub vectors: Option<String>,
     /// With their hashes.
     pub files: Vec<(String, String)>,
+    /// Lengths of all files by name: a file of another one is not read.
+    #[serde(default)]
+    lengths: BTreeMap<String, u64>,
 }
 
 /// Takes a lock, alone or shared.
@@ -100,8 +103,8 @@ fn shared_lock(folder: &OwnedDir) -> Result<File> {
 enum Found {
     /// Nothing, or leftovers of killed runs.
     Nothing,
-    /// An unfinished build, with its plan as written.
-    Unfinished(Vec<u8>),
+    /// An unfinished build, with its plan as written and the names of its shards.
+    Unfinished(Vec<u8>, Vec<String>),
     /// A finished bundle.
     Finished,
 }
@@ -109,7 +112,8 @@ enum Found {
 /// Looks at a folder without changing it.
 ///
 /// # Errors
-/// The folder is a file, holds something but no bundle and no build of ours, or one of our names in it is a link.
+/// The folder is a file, holds something but no bundle and no build of ours, or something under one of our names in it is not
+/// ours.
 fn look(folder: &OwnedDir) -> Result<Found> {
     let bundle = folder.root();
     if bundle.symlink_metadata().is_ok() && !bundle.is_dir() {
@@ -117,15 +121,24 @@ fn look(folder: &OwnedDir) -> Result<Found> {
     }
     let names = folder.names("")?;
     let has = |name: &str| names.iter().any(|n| n == name);
-    let found = if has(WORK_DIR) {
-        let path = folder.path(Path::new(WORK_DIR).join(PLAN_FILE))?;
+    layout::check(folder, [])?;
+    folder.expect(JOURNAL_FILE, false)?;
+    let work = folder.path(WORK_DIR)?;
+    let found = if work.join(PLAN_FILE).symlink_metadata().is_ok() {
+        let path = folder.expect(Path::new(WORK_DIR).join(PLAN_FILE), false)?;
         let text = read_input(&path, MAX_RECORD_BYTES).map_err(|e| Error::io(&path, e))?;
-        parse_plan(&path, &text)?;
-        Found::Unfinished(text)
+        let plan = parse_plan(&path, &text)?;
+        Found::Unfinished(text, plan.shards.into_iter().map(|s| s.name).collect())
     } else if has(CHAIN_FILE) {
-        folder.path(CHAIN_FILE)?;
-        Chain::read(bundle)?;
+        let chain = Chain::read(bundle)?;
+        layout::check(folder, chain.shards.iter().map(|s| s.file.as_str()))?;
         Found::Finished
+    } else if has(WORK_DIR) {
+        return Err(Error::Usage(format!(
+            "{}: holds no {PLAN_FILE}, without which it is no unfinished build; remove this folder, or choose another name for \
+             the bundle",
+            work.display()
+        )));
     } else {
         let foreign = names.iter().find(|n| !n.starts_with(TEMPORARY) && *n != DS_STORE);
         if let Some(name) = foreign {
@@ -136,23 +149,16 @@ fn look(folder: &OwnedDir) -> Result<Found> {
         }
         Found::Nothing
     };
-    // A link under one of our names is refused before anything is changed.
-    for name in SIDE_FILES.iter().chain(&[
-        WORK_DIR,
-        SHARDS_DIR,
-        CHAIN_FILE,
-        EMBEDDING_FILE,
-        VECTORS_FILE,
-        JOURNAL_FILE,
-    ]) {
-        folder.path(name)?;
-    }
-    for inside in [WORK_DIR, SHARDS_DIR] {
-        for name in folder.names(inside)?.iter().filter(|n| !n.starts_with(TEMPORARY)) {
-            folder.path(Path::new(inside).join(name))?;
-        }
+    if let Found::Unfinished(_, shards) = &found {
+        layout::check_records(folder, shards)?;
+        shards.iter().try_for_each(|name| layout::check_package(folder, &package_file(name)))?;
     }
     Ok(found)
+}
+
+/// The path of a shard's package in the bundle.
+fn package_file(shard: &str) -> String {
+    format!("{SHARDS_DIR}/{shard}.mlpackage")
 }
 
 /// The folder that is being built, locked.
@@ -163,6 +169,8 @@ pub struct Site {
     pub folder: OwnedDir,
     /// Of the plan and the identity of its inputs: what ties a record to them.
     pub plan_sha256: String,
+    /// Names of the shards.
+    shards: Vec<String>,
     /// It was a finished bundle before.
     was_finished: bool,
     /// Released when they are closed, also by a crash.
@@ -176,7 +184,7 @@ impl Site {
         let records = match look(&folder)? {
             Found::Nothing => Some(Vec::new()),
             Found::Finished => Some(finished_records(bundle, plan, inputs, part, &sha256(&text))?),
-            Found::Unfinished(found) => {
+            Found::Unfinished(found, _) => {
                 refuse_other_plan(bundle, &found, &text)?;
                 None
             }
@@ -189,7 +197,7 @@ impl Site {
                 }
             })?;
         }
-        let mut site = Site::in_folder(folder, &text);
+        let mut site = Site::in_folder(folder, &text, plan);
         site.was_finished = records.is_some_and(|records| !records.is_empty());
         match part {
             None => {
@@ -223,7 +231,7 @@ impl Site {
     pub fn begun(bundle: &Path) -> Result<(Site, Plan)> {
         let folder = OwnedDir::new(bundle);
         let text = match look(&folder)? {
-            Found::Unfinished(text) => text,
+            Found::Unfinished(text, _) => text,
             Found::Finished => {
                 return Err(Error::Usage(format!("{}: is complete already", bundle.display())));
             }
@@ -232,18 +240,19 @@ impl Site {
             }
         };
         let lock = lock_file(&folder, LOCK, true)?;
-        let mut site = Site::in_folder(folder, &text);
+        let plan = parse_plan(&bundle.join(WORK_DIR).join(PLAN_FILE), &text)?;
+        let mut site = Site::in_folder(folder, &text, &plan);
         site._locks.push(lock);
-        let plan = parse_plan(&site.work.join(PLAN_FILE), &text)?;
         Ok((site, plan))
     }
 
-    fn in_folder(folder: OwnedDir, text: &[u8]) -> Site {
+    fn in_folder(folder: OwnedDir, text: &[u8], plan: &Plan) -> Site {
         Site {
             bundle: folder.root().to_path_buf(),
             work: folder.root().join(WORK_DIR),
             folder,
             plan_sha256: sha256(text),
+            shards: plan.shards.iter().map(|s| s.name.clone()).collect(),
             was_finished: false,
             _locks: Vec::new(),
         }
@@ -282,17 +291,45 @@ impl Site {
     /// After a failure: leaves finished shards unless `all` is to go, and nothing at all when there is none. A bundle that was
     /// finished before stays an unfinished build, which can go on.
     pub fn tidy(&self, all: bool) {
-        let done = self.folder.names(SHARDS_DIR).is_ok_and(|names| !names.is_empty());
+        let done = self.shards.iter().any(|name| self.bundle.join(package_file(name)).exists());
         if self.was_finished || done && !all {
             return;
         }
-        // A link that came into being meanwhile stays. The folder that proves ownership goes last but one.
-        for name in
-            SIDE_FILES.iter().chain(&[EMBEDDING_FILE, VECTORS_FILE, JOURNAL_FILE, SHARDS_DIR, WORK_DIR])
-        {
+        // What others put there meanwhile stays. The folder that proves ownership goes last but one.
+        for name in layout::bundle_names().filter(|name| ![CHAIN_FILE, SHARDS_DIR, WORK_DIR].contains(name)) {
             let _ = self.folder.remove(name);
         }
+        for name in &self.shards {
+            let _ = self.remove_package(&package_file(name));
+        }
+        let _ = self.folder.sweep(SHARDS_DIR);
+        let _ = fs::remove_dir(self.bundle.join(SHARDS_DIR));
+        let _ = self.remove_records();
         let _ = fs::remove_dir(&self.bundle);
+    }
+
+    /// Removes a package, unless something lies in it that is no part of it.
+    pub fn remove_package(&self, file: &str) -> Result<()> {
+        layout::check_package(&self.folder, file)?;
+        Ok(self.folder.remove(file)?)
+    }
+
+    /// Removes the records, and their folder where nothing else is in it.
+    fn remove_records(&self) -> Result<()> {
+        let names = self.folder.names(WORK_DIR)?;
+        if names.iter().all(|name| layout::is_record(name, &self.shards)) {
+            // At once, not file by file: half of it would look like another unfinished build.
+            self.folder.remove(DONE_DIR)?;
+            self.folder.rename(WORK_DIR, DONE_DIR)?;
+            return Ok(self.folder.remove(DONE_DIR)?);
+        }
+        // Without a plan it is no unfinished build any more.
+        self.folder.remove(Path::new(WORK_DIR).join(PLAN_FILE))?;
+        self.folder.sweep(WORK_DIR)?;
+        for name in names.iter().filter(|name| layout::is_record(name, &self.shards)) {
+            self.folder.remove(Path::new(WORK_DIR).join(name))?;
+        }
+        Ok(())
     }
 
     /// The record of a finished shard whose package is what it says.
@@ -302,6 +339,7 @@ impl Site {
         let record: Record = anemoe_io::json::parse(&text).ok()?;
         (record.plan_sha256 == self.plan_sha256
             && path.is_dir()
+            && package_bytes(&path).is_ok_and(|bytes| bytes == record.bytes)
             && package_sha256(&path).is_ok_and(|hash| hash == record.sha256))
         .then_some(record)
     }
@@ -365,10 +403,7 @@ impl Site {
     pub fn finish(&self, chain: &Chain) -> Result<()> {
         self.folder.path(CHAIN_FILE)?;
         chain.write(&self.bundle)?;
-        // At once, not file by file: half of it would look like another unfinished build.
-        self.folder.remove(DONE_DIR)?;
-        self.folder.rename(WORK_DIR, DONE_DIR)?;
-        Ok(self.folder.remove(DONE_DIR)?)
+        self.remove_records()
     }
 
     /// Writes down that a shard is finished.
@@ -448,7 +483,12 @@ impl Site {
         let text = self.read(HOST_RECORD).map_err(|_| wrong(&plan.chain.embedding.file))?;
         let record: HostRecord =
             anemoe_io::json::parse(&text).map_err(|_| wrong(&plan.chain.embedding.file))?;
-        let is = |file: &str, hash: &str| file_sha256(&self.bundle.join(file)).is_ok_and(|h| h == hash);
+        let is = |file: &str, hash: &str| {
+            let path = self.bundle.join(file);
+            let length = record.lengths.get(file);
+            let same = |m: fs::Metadata| length.is_none_or(|n| *n == m.len());
+            path.metadata().is_ok_and(same) && file_sha256(&path).is_ok_and(|h| h == hash)
+        };
         if !is(&plan.chain.embedding.file, &record.embedding) {
             return Err(wrong(&plan.chain.embedding.file));
         }
@@ -479,7 +519,12 @@ impl Site {
             hashes.push((name.to_string(), sha256(&bytes)));
         }
         let plan_sha256 = self.plan_sha256.clone();
-        let record = HostRecord { plan_sha256, embedding, vectors, files: hashes };
+        let names = hashes.iter().map(|(name, _)| name.as_str());
+        let names =
+            names.chain([plan.chain.embedding.file.as_str()]).chain(vectors.as_ref().map(|_| VECTORS_FILE));
+        let length = |name: &str| Some((name.to_string(), self.bundle.join(name).metadata().ok()?.len()));
+        let lengths = names.filter_map(length).collect();
+        let record = HostRecord { plan_sha256, embedding, vectors, files: hashes, lengths };
         self.write(HOST_RECORD, &to_json(&record))?;
         Ok(record)
     }
@@ -558,9 +603,17 @@ fn begin(folder: &OwnedDir, text: &[u8], records: &[(String, Record)]) -> Result
         let work = folder.path(WORK_DIR)?;
         match written.map_err(|e| e.source).and_then(|()| made.persist(&work)) {
             Ok(()) => return Ok(()),
-            // Another part was first.
             Err(e) if matches!(e.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists) => {
-                return Ok(());
+                if work.join(PLAN_FILE).exists() {
+                    // Another part was first.
+                    return Ok(());
+                }
+                // Something of others lies there. The plan comes last: it makes the folder an unfinished build.
+                let inside = OwnedDir::new(&work);
+                for (name, record) in records {
+                    inside.write(format!("{name}.json"), &to_json(record))?;
+                }
+                return Ok(inside.write(PLAN_FILE, text)?);
             }
             // Another part took it for something that a killed run left.
             Err(e) if e.kind() == ErrorKind::NotFound => {}

@@ -58,7 +58,8 @@ impl Checkpoint {
         }
         let config = read_json(&path.join("config.json"))?;
         let generation = path.join("generation_config.json");
-        let generation_config = generation.exists().then(|| read_json(&generation)).transpose()?;
+        let generation_config =
+            generation.symlink_metadata().is_ok().then(|| read_json(&generation)).transpose()?;
         let source = Box::new(safetensors::Folder::open(&path)?);
         let name = own_name(&path)?;
         let readings = Readings::default();

@@ -129,7 +129,8 @@ impl TensorSource for Folder {
 
     fn side_file(&self, name: &str) -> Result<Option<SideFile>> {
         let path = self.path.join(name);
-        Ok(path.is_file().then_some(SideFile::Path(path)))
+        // A pipe or a broken link is refused when it is read, not taken for a file that is not there.
+        Ok(path.symlink_metadata().is_ok().then_some(SideFile::Path(path)))
     }
 
     fn read(&self, name: &str, range: Range<u64>, out: &mut [f32]) -> Result<()> {

@@ -127,8 +127,8 @@ pub fn eos_token_ids(checkpoint: &Checkpoint, own: &[u32]) -> Vec<u32> {
     ids
 }
 
-/// One id or a list of them.
-fn token_ids(value: Option<&Value>) -> Vec<u32> {
+/// Reads one id or a list of them.
+pub fn token_ids(value: Option<&Value>) -> Vec<u32> {
     let id = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
     match value {
         Some(Value::Array(list)) => list.iter().filter_map(id).collect(),

@@ -7,6 +7,7 @@ mod opened;
 mod table;
 pub mod zaya;
 
+pub use keys::token_ids;
 pub use opened::{Opened, prefix};
 pub use table::{Part, TensorRow, check_tensors};
 

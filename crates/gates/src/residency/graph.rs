@@ -170,11 +170,6 @@ impl Graph {
         self.op_count.unwrap_or(self.ops.len() as u64)
     }
 
-    /// Megabytes of 10^6, where known.
-    pub fn megabytes(&self) -> Option<f64> {
-        self.weight_bytes.map(|b| b as f64 / 1e6)
-    }
-
     /// Whether every weight is stored in a form that was seen on the ANE in layer graphs.
     pub fn forms_seen(&self) -> bool {
         self.weights.iter().all(|w| match &w.form {

@@ -50,8 +50,12 @@ const ATTENTION: (u64, u64) = (1 << 20, 1 << 21);
 /// Longest axis that a search for the largest element stays for.
 const SEARCH: u64 = 2048;
 
-fn mb(bytes: u64) -> String {
-    format!("{:.1} MB", bytes as f64 / 1e6)
+/// Writes a size in kB or MB.
+pub(super) fn size(bytes: u64) -> String {
+    match bytes {
+        0..=999_999 => format!("{:.1} kB", bytes as f64 / 1e3),
+        _ => format!("{:.1} MB", bytes as f64 / 1e6),
+    }
 }
 
 fn types_of(op: &Op, wanted: impl Fn(DataType) -> bool) -> Option<DataType> {
@@ -338,13 +342,13 @@ fn blocks(g: &Graph) -> Option<(u64, u64)> {
 pub(super) fn blocks_small(g: &Graph, _: &Conditions) -> Option<Hit> {
     let (bits, bytes) = blocks(g)?;
     let limit = if bits <= 4 { BLOCK_BYTES } else { BLOCK8_BYTES };
-    (bytes < limit).then(|| Hit { detail: format!("int{bits} per block, {}", mb(bytes)), advice: None })
+    (bytes < limit).then(|| Hit { detail: format!("int{bits} per block, {}", size(bytes)), advice: None })
 }
 
 pub(super) fn blocks_large(g: &Graph, _: &Conditions) -> Option<Hit> {
     let (bits, bytes) = blocks(g)?;
     let limit = if bits <= 4 { BLOCK_BYTES } else { BLOCK8_BYTES };
-    (bytes >= limit).then(|| Hit { detail: format!("int{bits} per block, {}", mb(bytes)), advice: None })
+    (bytes >= limit).then(|| Hit { detail: format!("int{bits} per block, {}", size(bytes)), advice: None })
 }
 
 // States and flexible shapes
@@ -467,13 +471,13 @@ pub(super) fn few_small(g: &Graph, _: &Conditions) -> Option<Hit> {
     let bytes = g.weight_bytes?;
     let shallow = g.matrices().all(|(_, c)| c.depth.is_none_or(|k| k < LONE_FP16.1));
     (few(g) && g.is_fp16() && shallow && few_positions(g) && bytes <= FEW_OPS_BYTES.0)
-        .then(|| Hit { detail: format!("{} ops, {}", g.at_least_ops(), mb(bytes)), advice: None })
+        .then(|| Hit { detail: format!("{} ops, {}", g.at_least_ops(), size(bytes)), advice: None })
 }
 
 pub(super) fn few_large(g: &Graph, _: &Conditions) -> Option<Hit> {
     let bytes = g.weight_bytes?;
     (few(g) && g.is_fp16() && bytes >= FEW_OPS_BYTES.1)
-        .then(|| Hit { detail: format!("{} ops, {}", g.at_least_ops(), mb(bytes)), advice: None })
+        .then(|| Hit { detail: format!("{} ops, {}", g.at_least_ops(), size(bytes)), advice: None })
 }
 
 pub(super) fn few_int8_convs(g: &Graph, _: &Conditions) -> Option<Hit> {
@@ -481,13 +485,13 @@ pub(super) fn few_int8_convs(g: &Graph, _: &Conditions) -> Option<Hit> {
     let convs = g.matrices().all(|(op, _)| op.op_type == "conv");
     let stored = g.weights.iter().filter(|w| w.bytes >= SMALL_CONSTANT).all(|w| int8(&w.form));
     (few(g) && convs && stored && bytes >= LAYER_BYTES)
-        .then(|| Hit { detail: format!("{} ops, {}", g.at_least_ops(), mb(bytes)), advice: None })
+        .then(|| Hit { detail: format!("{} ops, {}", g.at_least_ops(), size(bytes)), advice: None })
 }
 
 pub(super) fn tiny(g: &Graph, _: &Conditions) -> Option<Hit> {
     let bytes = g.weight_bytes?;
     (bytes <= TINY_BYTES && g.positions.is_none_or(|p| p < MANY_POSITIONS))
-        .then(|| Hit { detail: format!("{} of weights", mb(bytes)), advice: None })
+        .then(|| Hit { detail: format!("{} of weights", size(bytes)), advice: None })
 }
 
 pub(super) fn trivial(g: &Graph, _: &Conditions) -> Option<Hit> {
@@ -520,7 +524,7 @@ pub(super) fn layer_graph(g: &Graph, c: &Conditions) -> Option<Hit> {
     };
     let lost_to_gpu = c.units == Units::All && few_positions(g);
     (layers(g) && g.forms_seen() && !lost_to_gpu && bytes >= least)
-        .then(|| Hit { detail: format!("{} ops, {}", g.at_least_ops(), mb(bytes)), advice: None })
+        .then(|| Hit { detail: format!("{} ops, {}", g.at_least_ops(), size(bytes)), advice: None })
 }
 
 pub(super) fn many_positions(g: &Graph, _: &Conditions) -> Option<Hit> {
@@ -535,7 +539,7 @@ pub(super) fn gpu_decodes(g: &Graph, c: &Conditions) -> Option<Hit> {
 
 pub(super) fn gpu_large(g: &Graph, c: &Conditions) -> Option<Hit> {
     let bytes = g.weight_bytes?;
-    (c.units == Units::All && bytes >= HEAD_BYTES.0).then(|| Hit { detail: mb(bytes), advice: None })
+    (c.units == Units::All && bytes >= HEAD_BYTES.0).then(|| Hit { detail: size(bytes), advice: None })
 }
 
 pub(super) fn gpu_int8(g: &Graph, c: &Conditions) -> Option<Hit> {
@@ -565,7 +569,7 @@ fn parts(bytes: u64, limit: u64) -> Option<String> {
 
 pub(super) fn program_size(p: &PackageFacts, _: &Conditions) -> Option<Hit> {
     let bytes = p.weight_bytes.filter(|&b| b > PROGRAM_BYTES)?;
-    Some(Hit { detail: mb(bytes), advice: parts(bytes, PROGRAM_BYTES) })
+    Some(Hit { detail: size(bytes), advice: parts(bytes, PROGRAM_BYTES) })
 }
 
 fn head(p: &PackageFacts) -> Option<u64> {
@@ -575,24 +579,24 @@ fn head(p: &PackageFacts) -> Option<u64> {
 
 pub(super) fn head_fails(p: &PackageFacts, _: &Conditions) -> Option<Hit> {
     let bytes = head(p).filter(|&b| (HEAD_BYTES.1..=PROGRAM_BYTES).contains(&b))?;
-    Hit::new(mb(bytes))
+    Hit::new(size(bytes))
 }
 
 pub(super) fn head_risk(p: &PackageFacts, _: &Conditions) -> Option<Hit> {
     let bytes = head(p).filter(|&b| b > HEAD_BYTES.0 && b < HEAD_BYTES.1)?;
-    Hit::new(mb(bytes))
+    Hit::new(size(bytes))
 }
 
 pub(super) fn iphone_size(p: &PackageFacts, c: &Conditions) -> Option<Hit> {
     let bytes = p.weight_bytes.filter(|&b| c.target == Target::Iphone && b > IPHONE_BYTES.1)?;
-    Some(Hit { detail: mb(bytes), advice: parts(bytes, IPHONE_BYTES.0) })
+    Some(Hit { detail: size(bytes), advice: parts(bytes, IPHONE_BYTES.0) })
 }
 
 pub(super) fn iphone_margin(p: &PackageFacts, c: &Conditions) -> Option<Hit> {
     let bytes = p
         .weight_bytes
         .filter(|&b| c.target == Target::Iphone && b > IPHONE_BYTES.0 && b <= IPHONE_BYTES.1)?;
-    Some(Hit { detail: mb(bytes), advice: parts(bytes, IPHONE_BYTES.0) })
+    Some(Hit { detail: size(bytes), advice: parts(bytes, IPHONE_BYTES.0) })
 }
 
 pub(super) fn iphone_states(p: &PackageFacts, c: &Conditions) -> Option<Hit> {
@@ -638,17 +642,17 @@ pub(super) fn programs(b: &BundleFacts, _: &Conditions) -> Option<Hit> {
 // Laws that are quoted and do not hold
 
 pub(super) fn below_14(p: &PackageFacts, _: &Conditions) -> Option<Hit> {
-    p.weight_bytes.filter(|&b| (TINY_BYTES + 1..14_000_000).contains(&b)).and_then(|b| Hit::new(mb(b)))
+    p.weight_bytes.filter(|&b| (TINY_BYTES + 1..14_000_000).contains(&b)).and_then(|b| Hit::new(size(b)))
 }
 
 pub(super) fn below_50(p: &PackageFacts, _: &Conditions) -> Option<Hit> {
-    p.weight_bytes.filter(|&b| (14_000_000..50_000_000).contains(&b)).and_then(|b| Hit::new(mb(b)))
+    p.weight_bytes.filter(|&b| (14_000_000..50_000_000).contains(&b)).and_then(|b| Hit::new(size(b)))
 }
 
 pub(super) fn above_96(p: &PackageFacts, _: &Conditions) -> Option<Hit> {
-    p.weight_bytes.filter(|&b| (100_663_297..=262_144_000).contains(&b)).and_then(|b| Hit::new(mb(b)))
+    p.weight_bytes.filter(|&b| (100_663_297..=262_144_000).contains(&b)).and_then(|b| Hit::new(size(b)))
 }
 
 pub(super) fn above_250(p: &PackageFacts, _: &Conditions) -> Option<Hit> {
-    p.weight_bytes.filter(|&b| b > 262_144_000 && b <= PROGRAM_BYTES).and_then(|b| Hit::new(mb(b)))
+    p.weight_bytes.filter(|&b| b > 262_144_000 && b <= PROGRAM_BYTES).and_then(|b| Hit::new(size(b)))
 }

@@ -119,7 +119,7 @@ impl Chip {
         all.collect::<Vec<_>>().join(", ")
     }
 
-    /// Reads `m4`, `M3 Max`, `A19 Pro`.
+    /// Reads `m4`, `M3 Max`, `m3max`, `A19 Pro`.
     pub fn parse(text: &str) -> Option<Chip> {
         let text = text.trim();
         let mac = match text.chars().next()?.to_ascii_lowercase() {
@@ -131,8 +131,9 @@ impl Chip {
         let rest = &text[1 + digits.len()..];
         let number = digits.parse().ok()?;
         let known = if mac { Chip::MAC } else { Chip::IPHONE };
-        (known.contains(&number) && (rest.is_empty() || rest.starts_with(' ')))
-            .then_some(Chip { mac, number })
+        let size = rest.trim_start_matches([' ', '-', '_']).to_ascii_lowercase();
+        let is_size = ["", "pro", "max", "ultra"].contains(&size.as_str());
+        (known.contains(&number) && (is_size || rest.starts_with(' '))).then_some(Chip { mac, number })
     }
 
     /// From A16 and M4 on, for which wider extents are reported.

@@ -629,12 +629,17 @@ fn advice_has_the_figures_of_the_case() {
 
 #[test]
 fn chips_are_read_and_others_refused() {
-    for (text, mac, number) in
-        [("m4", true, 4), ("M3 Max", true, 3), ("A19 Pro", false, 19), (" M1 ", true, 1)]
-    {
+    for (text, mac, number) in [
+        ("m4", true, 4),
+        ("M3 Max", true, 3),
+        ("A19 Pro", false, 19),
+        (" M1 ", true, 1),
+        ("m3max", true, 3),
+        ("a17-pro", false, 17),
+    ] {
         assert_eq!(Chip::parse(text), Some(Chip { mac, number }), "{text}");
     }
-    for text in ["", "m", "m0", "a4", "x86", "m4max", "macOS 26", "é"] {
+    for text in ["", "m", "m0", "a4", "x86", "m4fast", "macOS 26", "é"] {
         assert_eq!(Chip::parse(text), None, "{text}");
     }
 }

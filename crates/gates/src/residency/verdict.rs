@@ -1,6 +1,7 @@
 //! From rules that apply to verdicts: per op, per function, per package.
 
 use super::graph::{Graph, Op};
+use super::matchers;
 use super::rule::{Conditions, Evidence, Hit, Matcher, PackageFacts, Question, Rule, Severity, Verdict};
 use super::table;
 use serde::Serialize;
@@ -359,7 +360,7 @@ fn no_sighting(op: &Op, g: &Graph) -> Reason {
 }
 
 fn no_neighbour(g: &Graph) -> Reason {
-    let bytes = g.megabytes().map_or("of unknown size".into(), |mb| format!("{mb:.1} MB"));
+    let bytes = g.weight_bytes.map_or("of unknown size".into(), matchers::size);
     Reason {
         rule: NO_NEIGHBOUR,
         question: Question::Preferred,

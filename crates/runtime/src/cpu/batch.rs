@@ -15,16 +15,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// A value of a batch: an input of the whole function, or an output of a stage.
 #[derive(Clone, Copy)]
-enum From {
+enum ValueOrigin {
     Input(usize),
     Stage(usize, usize),
 }
 
 /// A stage, its compiled functions by their numbers of tokens, and where its inputs come from.
-struct Compiled {
+struct CompiledStage {
     stage: Stage,
     functions: Mutex<BTreeMap<usize, Arc<CompiledFunction>>>,
-    inputs: Vec<From>,
+    inputs: Vec<ValueOrigin>,
     /// Axis of the tokens of each input; none where each sequence has its own.
     input_axes: Vec<Option<usize>>,
     output_axes: Vec<usize>,
@@ -38,14 +38,14 @@ pub(super) struct StagedFunction {
     input_names: Vec<String>,
     output_names: Vec<String>,
     axes: BTreeMap<String, usize>,
-    stages: [Option<Compiled>; 3],
-    outputs: Vec<From>,
-    spare: Mutex<Vec<Box<Values>>>,
+    stages: [Option<CompiledStage>; 3],
+    outputs: Vec<ValueOrigin>,
+    spare: Mutex<Vec<StageValues>>,
 }
 
 /// Outputs of the stages, each for all tokens of the batch, and memory of single calls.
 #[derive(Default)]
-struct Values {
+struct StageValues {
     stages: [Vec<Tensor>; 3],
     inputs: Vec<Tensor>,
     outputs: Vec<Tensor>,
@@ -93,9 +93,9 @@ impl StagedFunction {
         stages: Stages,
     ) -> Option<StagedFunction> {
         let Stages { before, each, after, axes } = stages;
-        let mut made: BTreeMap<String, From> = BTreeMap::new();
+        let mut made: BTreeMap<String, ValueOrigin> = BTreeMap::new();
         for (i, input) in described.inputs.iter().enumerate() {
-            made.insert(input.name.clone(), From::Input(i));
+            made.insert(input.name.clone(), ValueOrigin::Input(i));
         }
         let mut compiled = Vec::new();
         for (number, stage) in [before, Some(each), after].into_iter().enumerate() {
@@ -109,10 +109,10 @@ impl StagedFunction {
             let input_axes: Vec<Option<usize>> = stage.described.inputs.iter().map(axis).collect();
             let output_axes = stage.described.outputs.iter().map(axis).collect::<Option<Vec<_>>>()?;
             for (i, output) in stage.described.outputs.iter().enumerate() {
-                made.insert(output.name.clone(), From::Stage(number, i));
+                made.insert(output.name.clone(), ValueOrigin::Stage(number, i));
             }
             let functions = Mutex::default();
-            compiled.push(Some(Compiled { stage, functions, inputs, input_axes, output_axes }));
+            compiled.push(Some(CompiledStage { stage, functions, inputs, input_axes, output_axes }));
         }
         let outputs =
             described.outputs.iter().map(|f| made.get(&f.name).copied()).collect::<Option<Vec<_>>>()?;
@@ -133,14 +133,14 @@ impl StagedFunction {
 
     /// Functions that the stages were compiled to so far.
     pub fn compiled(&self) -> Vec<Arc<CompiledFunction>> {
-        let of = |c: &Compiled| {
+        let of = |c: &CompiledStage| {
             c.functions.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect::<Vec<_>>()
         };
         self.stages.iter().flatten().flat_map(of).collect()
     }
 
     /// The function of a stage for so many tokens.
-    fn function(&self, compiled: &Compiled, tokens: usize) -> Result<Arc<CompiledFunction>> {
+    fn function(&self, compiled: &CompiledStage, tokens: usize) -> Result<Arc<CompiledFunction>> {
         let functions = || compiled.functions.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = functions().get(&tokens) {
             return Ok(found.clone());
@@ -166,15 +166,15 @@ impl StagedFunction {
         all: usize,
         inputs: &[BatchInput<'_>],
         parts: &[Range<usize>],
-        values: &mut Values,
+        values: &mut StageValues,
     ) -> Result<()> {
         let Some(compiled) = &self.stages[number] else { return Ok(()) };
         let function = self.function(compiled, all)?;
-        let Values { stages, inputs: copies, .. } = values;
+        let StageValues { stages, inputs: copies, .. } = values;
         copies.resize_with(copies.len().max(compiled.inputs.len()), Tensor::default);
         for ((from, axis), copy) in compiled.inputs.iter().zip(&compiled.input_axes).zip(copies.iter_mut()) {
             // What each sequence has for itself is put together.
-            if let From::Input(i) = from
+            if let ValueOrigin::Input(i) = from
                 && let BatchInput::Own(own) = &inputs[*i]
             {
                 let axis = axis.ok_or_else(|| self.wrong("a value of one sequence for all of them"))?;
@@ -191,8 +191,8 @@ impl StagedFunction {
             .iter()
             .zip(copies.iter())
             .map(|(from, copy)| match from {
-                From::Stage(stage, i) => &stages[*stage][*i],
-                From::Input(i) => match &inputs[*i] {
+                ValueOrigin::Stage(stage, i) => &stages[*stage][*i],
+                ValueOrigin::Input(i) => match &inputs[*i] {
                     BatchInput::Shared(t) => *t,
                     BatchInput::Own(_) => copy,
                 },
@@ -206,19 +206,19 @@ impl StagedFunction {
     /// Runs the stage of the states for one sequence.
     fn run_part(
         &self,
-        compiled: &Compiled,
+        compiled: &CompiledStage,
         (part, number): (&Range<usize>, usize),
         all: usize,
         inputs: &[BatchInput<'_>],
         states: &mut dyn backend::States,
-        values: &mut Values,
+        values: &mut StageValues,
     ) -> Result<()> {
         let function = self.function(compiled, part.len())?;
-        let Values { stages, inputs: copies, outputs } = values;
+        let StageValues { stages, inputs: copies, outputs } = values;
         copies.resize_with(copies.len().max(compiled.inputs.len()), Tensor::default);
-        let shared = |from: &From| match from {
-            From::Stage(stage, i) => Some(&stages[*stage][*i]),
-            From::Input(i) => match &inputs[*i] {
+        let shared = |from: &ValueOrigin| match from {
+            ValueOrigin::Stage(stage, i) => Some(&stages[*stage][*i]),
+            ValueOrigin::Input(i) => match &inputs[*i] {
                 BatchInput::Shared(t) => Some(*t),
                 BatchInput::Own(_) => None,
             },
@@ -235,11 +235,11 @@ impl StagedFunction {
             .iter()
             .zip(copies.iter())
             .map(|(from, copy)| match from {
-                From::Input(i) => match &inputs[*i] {
+                ValueOrigin::Input(i) => match &inputs[*i] {
                     BatchInput::Own(own) => own[number],
                     BatchInput::Shared(_) => copy,
                 },
-                From::Stage(..) => copy,
+                ValueOrigin::Stage(..) => copy,
             })
             .collect();
         backend::Function::run(function.as_ref(), &operands, states, outputs)?;
@@ -282,8 +282,8 @@ impl backend::BatchFunction for StagedFunction {
         outputs.resize_with(outputs.len().max(self.outputs.len()), Tensor::default);
         for (from, output) in self.outputs.iter().zip(outputs.iter_mut()) {
             match from {
-                From::Stage(stage, i) => std::mem::swap(&mut values.stages[*stage][*i], output),
-                From::Input(_) => return Err(self.wrong("an output that is an input")),
+                ValueOrigin::Stage(stage, i) => std::mem::swap(&mut values.stages[*stage][*i], output),
+                ValueOrigin::Input(_) => return Err(self.wrong("an output that is an input")),
             }
         }
         self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(values);

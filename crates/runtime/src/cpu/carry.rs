@@ -21,13 +21,13 @@ pub(super) enum Carry {
     /// Nothing: whatever was in a call, its rows can stay and be masked.
     Nothing,
     /// Rows of a window, which the function gives as its last output, after those of its description.
-    Rows(Arc<Rows>),
+    Rows(Arc<CarriedWindow>),
     /// Something that only running tokens again brings back.
     Unknown,
 }
 
 /// Rows that are carried, see [`super::tokens`].
-pub(super) struct Rows {
+pub(super) struct CarriedWindow {
     /// Number of the input that selects the rows.
     selection: usize,
     /// Rows that are carried.
@@ -44,7 +44,7 @@ pub(super) struct Rows {
 /// What the last call left.
 #[derive(Clone, Default)]
 pub(super) struct LastCall {
-    rows: Option<Arc<Rows>>,
+    rows: Option<Arc<CarriedWindow>>,
     /// Rows carried before the call, and those of its tokens.
     window: Tensor,
     /// Tokens of the call that are still there; none where the window is another call's.
@@ -94,7 +94,14 @@ impl Carry {
         let tail = compile::compile(package, name, &found.tail, &found.described, options)?;
         let (rows, state, first, output) =
             (found.rows, found.state, found.first, described.outputs.len() - 1);
-        compiled.set_carry(Carry::Rows(Arc::new(Rows { selection, rows, state, first, output, tail })));
+        compiled.set_carry(Carry::Rows(Arc::new(CarriedWindow {
+            selection,
+            rows,
+            state,
+            first,
+            output,
+            tail,
+        })));
         Ok(compiled)
     }
 

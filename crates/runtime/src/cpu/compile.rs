@@ -3,12 +3,12 @@
 //! Constants are decoded or left as stored, what depends on constants alone is computed once, and every other value gets
 //! one of a few buffers, reused as soon as its last reader is done.
 
-use super::function::{Code, CompiledFunction};
+use super::function::{CompiledFunction, Executable};
 use super::interpreter::Interpreter;
-use super::ir::{Guard, Operand, Place, Projection, Step, Work};
+use super::ir::{Instr, InstrKind, ParamRef, Projection, ValueRef, ZeroSkip};
 use super::ops::shape::{MAX_ELEMENTS, with_limit};
 use super::ops::{self, OpContext, OpError};
-use super::plan::{self, Source};
+use super::plan::{self, PlanInput};
 use super::weights::{Constant, Operands, StoredWeight, const_value, constexpr, located, to_f16};
 use super::{Located, Options, Precision};
 use crate::memory::Allowance;
@@ -26,16 +26,16 @@ const MAX_FOLDED: usize = 1 << 24;
 
 /// What a name stands for.
 #[derive(Clone)]
-enum Known {
+enum Definition {
     Constant(Constant),
-    Place(Place),
+    ValueRef(ValueRef),
 }
 
 struct Compiler<'a> {
     package: &'a Arc<Package>,
     function: &'a str,
     options: Options,
-    names: BTreeMap<String, Known>,
+    names: BTreeMap<String, Definition>,
     types: BTreeMap<String, ValueType>,
     constants: Vec<Arc<Tensor>>,
     states: Vec<String>,
@@ -48,7 +48,7 @@ struct Compiler<'a> {
     /// Depth of nested blocks: inside them buffers are not reused, since a loop's body runs again.
     depth: usize,
     /// Every value gets a buffer of its own, for a plan.
-    apart: bool,
+    unique_buffers: bool,
     /// Type of each buffer, where it is one of fixed shape; kept for a plan.
     buffer_types: Vec<Option<TensorType>>,
     /// Most bytes that each buffer has held, as far as shapes are known.
@@ -106,7 +106,7 @@ fn is_fixed(block: &Block) -> bool {
     })
 }
 
-/// With `apart`, a function with a plan, if there can be one.
+/// With `unique_buffers`, a function with a plan, if there can be one.
 fn compile_as(
     package: &Arc<Package>,
     function: &str,
@@ -114,7 +114,7 @@ fn compile_as(
     described: &FunctionDescription,
     options: Options,
     allowance: Allowance,
-    apart: bool,
+    unique_buffers: bool,
 ) -> Result<Option<CompiledFunction>> {
     let mut c = Compiler {
         package,
@@ -128,7 +128,7 @@ fn compile_as(
         free: Vec::new(),
         uses: BTreeMap::new(),
         depth: 0,
-        apart,
+        unique_buffers,
         buffer_types: Vec::new(),
         buffer_bytes: Vec::new(),
         allowance,
@@ -145,7 +145,7 @@ fn compile_as(
             return Err(wrong(format!("two inputs are named `{}`", input.name)));
         }
         let place = match &input.ty {
-            ValueType::Tensor(ty) => Place::Buffer(c.new_buffer(Some(ty))),
+            ValueType::Tensor(ty) => ValueRef::Buffer(c.new_buffer(Some(ty))),
             ValueType::State(ty) => {
                 if ty.elements().is_none_or(|n| n > MAX_ELEMENTS as u64) {
                     return Err(wrong(format!(
@@ -154,7 +154,7 @@ fn compile_as(
                     )));
                 }
                 c.states.push(input.name.clone());
-                Place::State(c.states.len() - 1)
+                ValueRef::State(c.states.len() - 1)
             }
             other => {
                 return Err(Error::unsupported(
@@ -165,11 +165,11 @@ fn compile_as(
         };
         // Inputs stay until the end: the same buffer takes the next call's input.
         *c.uses.entry(input.name.clone()).or_default() += 1;
-        c.names.insert(input.name.clone(), Known::Place(place));
+        c.names.insert(input.name.clone(), Definition::ValueRef(place));
         c.types.insert(input.name.clone(), input.ty.clone());
     }
     for feature in &described.inputs {
-        let Some(Known::Place(Place::Buffer(b))) = c.names.get(&feature.name) else {
+        let Some(Definition::ValueRef(ValueRef::Buffer(b))) = c.names.get(&feature.name) else {
             return Err(wrong(format!("described input `{}` is not an input of the function", feature.name)));
         };
         let Some(ValueType::Tensor(ty)) = c.types.get(&feature.name) else {
@@ -194,7 +194,7 @@ fn compile_as(
     let state_types = c.states.iter().map(|s| c.types.get(s).and_then(ValueType::tensor).cloned());
     let state_types: Option<Vec<TensorType>> = state_types.collect();
     let state_bytes = state_types.iter().flatten().map(bytes_of).fold(0, u64::saturating_add);
-    let code = if apart {
+    let code = if unique_buffers {
         let shape = |ty: &Option<TensorType>| {
             let ty = ty.as_ref()?;
             let shape =
@@ -207,7 +207,7 @@ fn compile_as(
         let states = state_types.iter().flatten().map(|ty| shape(&Some(ty.clone())).map(|(shape, _)| shape));
         let Some(states) = states.collect::<Option<Vec<_>>>() else { return Ok(None) };
         let inputs: Vec<usize> = input_places.iter().map(|(b, _)| *b).collect();
-        let source = Source {
+        let source = PlanInput {
             steps,
             constants: &c.constants,
             buffers,
@@ -221,7 +221,7 @@ fn compile_as(
         if options.profile {
             plan.profile();
         }
-        Code::Plan(plan)
+        Executable::Plan(plan)
     } else {
         let values = c.buffer_bytes.iter().copied().fold(0, u64::saturating_add);
         c.check_memory(values, state_bytes).map_err(wrong)?;
@@ -229,7 +229,7 @@ fn compile_as(
             true => find_guards(&steps, &outputs),
             false => (Vec::new(), vec![None; steps.len()]),
         };
-        Code::Steps(Interpreter {
+        Executable::Steps(Interpreter {
             path: package.path().to_path_buf(),
             function: function.to_string(),
             options,
@@ -302,7 +302,7 @@ impl Compiler<'_> {
     }
 
     fn take_buffer(&mut self, ty: Option<&TensorType>) -> usize {
-        if self.apart {
+        if self.unique_buffers {
             return self.new_buffer(ty);
         }
         match self.free.pop() {
@@ -318,26 +318,26 @@ impl Compiler<'_> {
         }
     }
 
-    fn constant(&mut self, t: Arc<Tensor>) -> Place {
+    fn constant(&mut self, t: Arc<Tensor>) -> ValueRef {
         self.constants.push(t);
-        Place::Constant(self.constants.len() - 1)
+        ValueRef::Constant(self.constants.len() - 1)
     }
 
     /// Where a value can be read; a stored weight is decoded first.
-    fn operand_place(&mut self, name: &str) -> std::result::Result<Place, String> {
+    fn operand_place(&mut self, name: &str) -> std::result::Result<ValueRef, String> {
         match self.names.get(name).cloned() {
             None => Err(format!("`{name}` is used before it is defined")),
-            Some(Known::Place(p)) => Ok(p),
-            Some(Known::Constant(Constant::Dense(t))) => {
+            Some(Definition::ValueRef(p)) => Ok(p),
+            Some(Definition::Constant(Constant::Dense(t))) => {
                 let place = self.constant(t);
-                self.names.insert(name.into(), Known::Place(place));
+                self.names.insert(name.into(), Definition::ValueRef(place));
                 Ok(place)
             }
-            Some(Known::Constant(Constant::Stored(w))) => {
+            Some(Definition::Constant(Constant::Stored(w))) => {
                 let t = w.to_dense().map_err(|e| format!("`{name}`: {e}"))?;
                 self.hold(&t)?;
                 let place = self.constant(Arc::new(t));
-                self.names.insert(name.into(), Known::Place(place));
+                self.names.insert(name.into(), Definition::ValueRef(place));
                 Ok(place)
             }
         }
@@ -345,13 +345,13 @@ impl Compiler<'_> {
 
     fn constant_named(&self, name: &str) -> Option<Constant> {
         match self.names.get(name)? {
-            Known::Constant(c) => Some(c.clone()),
-            Known::Place(Place::Constant(i)) => Some(Constant::Dense(self.constants[*i].clone())),
-            Known::Place(_) => None,
+            Definition::Constant(c) => Some(c.clone()),
+            Definition::ValueRef(ValueRef::Constant(i)) => Some(Constant::Dense(self.constants[*i].clone())),
+            Definition::ValueRef(_) => None,
         }
     }
 
-    fn block(&mut self, block: &Block) -> Result<Vec<Step>> {
+    fn block(&mut self, block: &Block) -> Result<Vec<Instr>> {
         let mut steps = Vec::new();
         for (i, op) in block.operations.iter().enumerate() {
             let at = Located {
@@ -382,7 +382,7 @@ impl Compiler<'_> {
             let left = self.uses.entry(name.to_string()).or_default();
             *left = left.saturating_sub(n);
             if *left == 0
-                && let Some(Known::Place(Place::Buffer(b))) = self.names.get(name)
+                && let Some(Definition::ValueRef(ValueRef::Buffer(b))) = self.names.get(name)
             {
                 self.free.push(*b);
             }
@@ -393,7 +393,7 @@ impl Compiler<'_> {
         let mut buffers = Vec::new();
         for output in &op.outputs {
             let b = self.take_buffer(output.ty.tensor());
-            self.names.insert(output.name.clone(), Known::Place(Place::Buffer(b)));
+            self.names.insert(output.name.clone(), Definition::ValueRef(ValueRef::Buffer(b)));
             self.types.insert(output.name.clone(), output.ty.clone());
             buffers.push(b);
         }
@@ -405,7 +405,7 @@ impl Compiler<'_> {
         op: &Operation,
         later: &[Operation],
         at: &Located<'_>,
-        steps: &mut Vec<Step>,
+        steps: &mut Vec<Instr>,
     ) -> Result<()> {
         let invalid = |what: String| at.error(OpError::Invalid(what));
         for output in &op.outputs {
@@ -422,7 +422,7 @@ impl Compiler<'_> {
                 if let Constant::Dense(t) = &constant {
                     self.hold(t).map_err(invalid)?;
                 }
-                self.names.insert(output.name.clone(), Known::Constant(constant));
+                self.names.insert(output.name.clone(), Definition::Constant(constant));
                 self.types.insert(output.name.clone(), output.ty.clone());
                 Ok(())
             }
@@ -446,7 +446,7 @@ impl Compiler<'_> {
                     if let Constant::Dense(t) = &constant {
                         self.hold(t).map_err(invalid)?;
                     }
-                    self.names.insert(output.name.clone(), Known::Constant(constant));
+                    self.names.insert(output.name.clone(), Definition::Constant(constant));
                     self.types.insert(output.name.clone(), output.ty.clone());
                 }
                 Ok(())
@@ -456,7 +456,7 @@ impl Compiler<'_> {
                 let state = self.state_operand(op, at)?;
                 let data = self.named(op, "data", at)?;
                 let data = self.operand_place(&data).map_err(invalid)?;
-                steps.push(Step::new(at, Work::WriteState { state, data }));
+                steps.push(Instr::new(at, InstrKind::WriteState { state, data }));
                 Ok(())
             }
             "cond" => self.cond(op, at, steps),
@@ -477,7 +477,7 @@ impl Compiler<'_> {
     fn state_operand(&self, op: &Operation, at: &Located<'_>) -> Result<usize> {
         let name = self.named(op, "input", at)?;
         match self.names.get(&name) {
-            Some(Known::Place(Place::State(i))) => Ok(*i),
+            Some(Definition::ValueRef(ValueRef::State(i))) => Ok(*i),
             _ => Err(at.error(OpError::Invalid(format!("`{name}` is not a state")))),
         }
     }
@@ -488,7 +488,7 @@ impl Compiler<'_> {
         op: &Operation,
         later: &[Operation],
         at: &Located<'_>,
-        steps: &mut Vec<Step>,
+        steps: &mut Vec<Instr>,
     ) -> Result<()> {
         let state = self.state_operand(op, at)?;
         let Some(output) = op.outputs.first() else {
@@ -514,17 +514,17 @@ impl Compiler<'_> {
         let readers: usize = later.iter().filter(|op| mentions(op)).count();
         let is_output = self.uses.get(&output.name).copied().unwrap_or(0) > readers && first_write.is_some();
         if safe && self.depth == 0 && !is_output {
-            self.names.insert(output.name.clone(), Known::Place(Place::State(state)));
+            self.names.insert(output.name.clone(), Definition::ValueRef(ValueRef::State(state)));
             self.types.insert(output.name.clone(), output.ty.clone());
         } else {
             let out = self.define(op);
-            steps.push(Step::new(at, Work::Copy { from: Place::State(state), to: out[0] }));
+            steps.push(Instr::new(at, InstrKind::Copy { from: ValueRef::State(state), to: out[0] }));
         }
         Ok(())
     }
 
     /// Operands by parameter. Variadic parameters go into the second list.
-    fn operands(&mut self, op: &Operation, at: &Located<'_>) -> Result<(Vec<Operand>, Vec<Place>)> {
+    fn operands(&mut self, op: &Operation, at: &Located<'_>) -> Result<(Vec<ParamRef>, Vec<ValueRef>)> {
         let (mut inputs, mut values) = (Vec::new(), Vec::new());
         for (param, Argument(bindings)) in &op.inputs {
             let variadic = matches!(
@@ -549,7 +549,7 @@ impl Compiler<'_> {
                 if variadic {
                     values.push(place)
                 } else {
-                    inputs.push(Operand { param: param.clone(), place })
+                    inputs.push(ParamRef { param: param.clone(), place })
                 }
             }
         }
@@ -564,7 +564,7 @@ impl Compiler<'_> {
         op.outputs.iter().map(tensor).collect()
     }
 
-    fn kernel(&mut self, op: &Operation, at: &Located<'_>, steps: &mut Vec<Step>) -> Result<()> {
+    fn kernel(&mut self, op: &Operation, at: &Located<'_>, steps: &mut Vec<Instr>) -> Result<()> {
         let kernel = ops::kernel(&op.op_type)
             .ok_or_else(|| at.error(OpError::Unsupported("the operation is not implemented".into())))?;
         if op.outputs.is_empty() {
@@ -586,11 +586,11 @@ impl Compiler<'_> {
                 None => None,
             };
             let out = self.define(op);
-            steps.push(Step::typed(at, Work::Project { projection, x, bias, to: out[0] }, types));
+            steps.push(Instr::typed(at, InstrKind::Project { projection, x, bias, to: out[0] }, types));
             return Ok(());
         }
         let (inputs, values) = self.operands(op, at)?;
-        let constant = |p: &Place| matches!(p, Place::Constant(_));
+        let constant = |p: &ValueRef| matches!(p, ValueRef::Constant(_));
         let folds = inputs.iter().all(|o| constant(&o.place)) && values.iter().all(constant);
         let small = types.iter().all(|t| t.elements().is_none_or(|n| n <= MAX_FOLDED as u64));
         let bytes = types.iter().map(bytes_of).fold(self.held, u64::saturating_add);
@@ -602,7 +602,7 @@ impl Compiler<'_> {
                 self.hold(t).map_err(|what| at.error(OpError::Invalid(what)))?;
             }
             for (output, t) in op.outputs.iter().zip(results) {
-                self.names.insert(output.name.clone(), Known::Constant(Constant::Dense(Arc::new(t))));
+                self.names.insert(output.name.clone(), Definition::Constant(Constant::Dense(Arc::new(t))));
                 self.types.insert(output.name.clone(), output.ty.clone());
             }
             return Ok(());
@@ -614,13 +614,13 @@ impl Compiler<'_> {
         {
             let v: Vec<i32> = shape.iter().map(|&d| i32::try_from(d).unwrap_or(i32::MAX)).collect();
             let t = Tensor::i32(&[v.len()], v);
-            self.names.insert(op.outputs[0].name.clone(), Known::Constant(Constant::Dense(Arc::new(t))));
+            self.names.insert(op.outputs[0].name.clone(), Definition::Constant(Constant::Dense(Arc::new(t))));
             self.types.insert(op.outputs[0].name.clone(), op.outputs[0].ty.clone());
             return Ok(());
         }
         let outputs = self.define(op);
-        let work = Work::Kernel { kernel, inputs, values, outputs };
-        steps.push(Step::typed(at, work, types));
+        let work = InstrKind::Kernel { kernel, inputs, values, outputs };
+        steps.push(Instr::typed(at, work, types));
         Ok(())
     }
 
@@ -641,12 +641,12 @@ impl Compiler<'_> {
         &self,
         op: &Operation,
         kernel: ops::Kernel,
-        inputs: &[Operand],
-        values: &[Place],
+        inputs: &[ParamRef],
+        values: &[ValueRef],
         types: &[TensorType],
     ) -> std::result::Result<Vec<Tensor>, OpError> {
-        let get = |p: &Place| match p {
-            Place::Constant(i) => self.constants[*i].as_ref(),
+        let get = |p: &ValueRef| match p {
+            ValueRef::Constant(i) => self.constants[*i].as_ref(),
             _ => unreachable!("only constants are folded"),
         };
         let bound: Vec<(&str, &Tensor)> = inputs.iter().map(|o| (o.param.as_str(), get(&o.place))).collect();
@@ -718,7 +718,7 @@ impl Compiler<'_> {
                     Some(Binding::Value(_)) => true,
                     None => false,
                 };
-                let tapped = self.apart && shape.len() == 4 && shape[2] == 1 && undilated && !same;
+                let tapped = self.unique_buffers && shape.len() == 4 && shape[2] == 1 && undilated && !same;
                 let ones = ints("strides").is_none_or(|s| s.iter().all(|&v| v == 1));
                 let unpadded = ints("pad").is_none_or(|p| p.iter().all(|&v| v == 0));
                 let groups = ints("groups").and_then(|g| g.first().copied()).unwrap_or(1);
@@ -756,28 +756,29 @@ impl Compiler<'_> {
         block: &Block,
         inputs: &[usize],
         at: &Located<'_>,
-    ) -> Result<(Vec<Step>, Vec<Place>)> {
+    ) -> Result<(Vec<Instr>, Vec<ValueRef>)> {
         if block.inputs.len() != inputs.len() {
             return Err(at.error(OpError::Invalid(format!("a block with {} inputs", block.inputs.len()))));
         }
         // What a block defines is known only in it; another block may use the same names.
         let outside = (self.names.clone(), self.types.clone());
         for (input, &buffer) in block.inputs.iter().zip(inputs) {
-            if self.names.insert(input.name.clone(), Known::Place(Place::Buffer(buffer))).is_some() {
+            if self.names.insert(input.name.clone(), Definition::ValueRef(ValueRef::Buffer(buffer))).is_some()
+            {
                 return Err(at.error(OpError::Invalid(format!("`{}` is defined twice", input.name))));
             }
             self.types.insert(input.name.clone(), input.ty.clone());
         }
         self.depth += 1;
         let steps = self.block(block)?;
-        let results: std::result::Result<Vec<Place>, String> =
+        let results: std::result::Result<Vec<ValueRef>, String> =
             block.outputs.iter().map(|n| self.operand_place(n)).collect();
         self.depth -= 1;
         (self.names, self.types) = outside;
         Ok((steps, results.map_err(|what| at.error(OpError::Invalid(what)))?))
     }
 
-    fn cond(&mut self, op: &Operation, at: &Located<'_>, steps: &mut Vec<Step>) -> Result<()> {
+    fn cond(&mut self, op: &Operation, at: &Located<'_>, steps: &mut Vec<Instr>) -> Result<()> {
         let pred = self.named(op, "pred", at)?;
         let pred = self.operand_place(&pred).map_err(|what| at.error(OpError::Invalid(what)))?;
         let [yes, no] = op.blocks.as_slice() else {
@@ -788,11 +789,11 @@ impl Compiler<'_> {
             return Err(at.error(OpError::Invalid("branches with other numbers of results".into())));
         }
         let outputs = self.define(op);
-        steps.push(Step::new(at, Work::Cond { pred, yes, no, outputs }));
+        steps.push(Instr::new(at, InstrKind::Cond { pred, yes, no, outputs }));
         Ok(())
     }
 
-    fn while_loop(&mut self, op: &Operation, at: &Located<'_>, steps: &mut Vec<Step>) -> Result<()> {
+    fn while_loop(&mut self, op: &Operation, at: &Located<'_>, steps: &mut Vec<Instr>) -> Result<()> {
         let Some(Argument(bindings)) = op.inputs.get("loop_vars") else {
             return Err(at.error(OpError::Invalid("required parameter `loop_vars` is missing".into())));
         };
@@ -821,7 +822,7 @@ impl Compiler<'_> {
         if cond.1.len() != 1 || body.1.len() != variables.len() {
             return Err(at.error(OpError::Invalid("the loop's blocks have other numbers of results".into())));
         }
-        steps.push(Step::new(at, Work::While { initial, variables, cond, body }));
+        steps.push(Instr::new(at, InstrKind::While { initial, variables, cond, body }));
         Ok(())
     }
 }
@@ -830,7 +831,7 @@ impl Compiler<'_> {
 /// when `w` is all zero, they can be left out. Gives the guards, and the guard of each step.
 ///
 /// Buffers are reused, so readers are found by walking the steps in order: a read belongs to the last write before it.
-fn find_guards(steps: &[Step], outputs: &[Place]) -> (Vec<Guard>, Vec<Option<usize>>) {
+fn find_guards(steps: &[Instr], outputs: &[ValueRef]) -> (Vec<ZeroSkip>, Vec<Option<usize>>) {
     let mut writer: BTreeMap<usize, usize> = BTreeMap::new();
     // For each step, the steps that produce its operands; for each, the steps that read its results.
     let mut producers: Vec<Vec<usize>> = vec![Vec::new(); steps.len()];
@@ -849,18 +850,18 @@ fn find_guards(steps: &[Step], outputs: &[Place]) -> (Vec<Guard>, Vec<Option<usi
     }
     let mut escapes = vec![false; steps.len()];
     for place in outputs {
-        if let Place::Buffer(b) = place
+        if let ValueRef::Buffer(b) = place
             && let Some(&w) = writer.get(b)
         {
             escapes[w] = true;
         }
     }
-    let mut guards: Vec<Guard> = Vec::new();
+    let mut guards: Vec<ZeroSkip> = Vec::new();
     let mut guard_of: Vec<Option<usize>> = vec![None; steps.len()];
     for (m, step) in steps.iter().enumerate() {
         let Some((x, y, out)) = step.product() else { continue };
         for (value, weight) in [(x, y), (y, x)] {
-            let (Place::Buffer(vb), Place::Buffer(wb)) = (value, weight) else { continue };
+            let (ValueRef::Buffer(vb), ValueRef::Buffer(wb)) = (value, weight) else { continue };
             let (Some(&v), weight_step) = (sources[m].get(&vb), sources[m].get(&wb).copied()) else {
                 continue;
             };
@@ -893,7 +894,7 @@ fn find_guards(steps: &[Step], outputs: &[Place]) -> (Vec<Guard>, Vec<Option<usi
             let intact = !between.iter().any(|s| s.writes().contains(&wb));
             if known_before && worth && free && intact && step.scales(value, weight) {
                 let index = guards.len();
-                guards.push(Guard { weight: wb, product: m, out });
+                guards.push(ZeroSkip { weight: wb, product: m, out });
                 region.iter().chain([&m]).for_each(|&s| guard_of[s] = Some(index));
                 break;
             }

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How a function runs.
-pub(super) enum Code {
+pub(super) enum Executable {
     /// Fused nodes over planned buffers.
     Plan(Plan),
     /// Instructions one after the other.
@@ -37,7 +37,7 @@ pub struct CompiledFunction {
     pub(super) caches: Vec<Option<usize>>,
     /// Bytes that a run may take.
     allowance: Allowance,
-    code: Code,
+    code: Executable,
     carry: Carry,
     bytes_read: AtomicU64,
     experts: AtomicU64,
@@ -58,7 +58,7 @@ pub fn add_experts(
     let mut plans: SmallVec<[_; super::MANY]> = SmallVec::new();
     for (function, inputs) in calls {
         function.check_inputs(inputs)?;
-        let Code::Plan(plan) = &function.code else { return Ok(false) };
+        let Executable::Plan(plan) = &function.code else { return Ok(false) };
         plans.push((plan, *inputs));
     }
     super::plan::add_experts(&plans, sum, counts).map_err(|e| {
@@ -78,10 +78,10 @@ impl CompiledFunction {
         described: FunctionDescription,
         inputs: Vec<TensorType>,
         states: Vec<(String, TensorType)>,
-        code: Code,
+        code: Executable,
     ) -> CompiledFunction {
         let mut caches = vec![None; states.len()];
-        if let Code::Plan(plan) = &code
+        if let Executable::Plan(plan) = &code
             && options.holds_halves()
         {
             for ((cache, found), (_, ty)) in caches.iter_mut().zip(plan.caches()).zip(&states) {
@@ -120,7 +120,7 @@ impl CompiledFunction {
 
     /// All that the function writes to its states are slots of caches.
     pub(super) fn holds_slots_alone(&self) -> bool {
-        let Code::Plan(plan) = &self.code else { return self.states.is_empty() };
+        let Executable::Plan(plan) = &self.code else { return self.states.is_empty() };
         let whole = |slots: &Option<usize>, ty: &TensorType| {
             slots.is_some_and(|n| ty.dims.get(2).and_then(|d| d.fixed()) == Some(n as u64))
         };
@@ -139,7 +139,7 @@ impl CompiledFunction {
 
     /// Frees memory that the next run makes anew.
     pub(super) fn release(&self) {
-        if let Code::Steps(steps) = &self.code {
+        if let Executable::Steps(steps) = &self.code {
             steps.release();
         }
     }
@@ -177,8 +177,8 @@ impl CompiledFunction {
     /// Time by operation since compiling; none unless [`Options::profile`] is set and the function is fused.
     pub fn op_times(&self) -> Vec<OpTime> {
         match &self.code {
-            Code::Plan(plan) => plan.op_times(),
-            Code::Steps(_) => Vec::new(),
+            Executable::Plan(plan) => plan.op_times(),
+            Executable::Steps(_) => Vec::new(),
         }
     }
 
@@ -202,7 +202,7 @@ impl CompiledFunction {
         let mut values: SmallVec<[StateValue; 2]> =
             places.iter().map(|&i| std::mem::take(&mut states.values[i])).collect();
         let result = match &self.code {
-            Code::Plan(plan) => {
+            Executable::Plan(plan) => {
                 values.iter_mut().zip(&self.caches).for_each(|(value, cache)| value.hold(*cache));
                 let limit = self.allowance.elements_beside(0);
                 let run = || plan.run(inputs, &mut values, outputs);
@@ -211,7 +211,7 @@ impl CompiledFunction {
                     Located { path: &self.path, function: &self.name, op_type, name }.error(e)
                 })
             }
-            Code::Steps(steps) => {
+            Executable::Steps(steps) => {
                 let mut tensors: Vec<Tensor> = values.drain(..).map(StateValue::into_tensor).collect();
                 let result = steps.run(inputs, &mut tensors, outputs);
                 values.extend(tensors.into_iter().map(StateValue::Full));
@@ -235,14 +235,14 @@ impl CompiledFunction {
     /// Adds a run by [`add_experts`] to the counters.
     pub fn count_experts(&self, counts: Counts, time: Duration) {
         self.count(counts);
-        if let Code::Plan(plan) = &self.code {
+        if let Executable::Plan(plan) = &self.code {
             plan.add_experts_time(time);
         }
     }
 
     /// The function is a sum of experts and nothing else, which [`add_experts`] can add up with others'.
     pub fn is_experts(&self) -> bool {
-        matches!(&self.code, Code::Plan(plan) if plan.is_experts())
+        matches!(&self.code, Executable::Plan(plan) if plan.is_experts())
     }
 
     fn check_inputs(&self, inputs: &[&Tensor]) -> Result<()> {
@@ -271,7 +271,7 @@ impl CompiledFunction {
         for ((feature, input), ty) in self.described.inputs.iter().zip(inputs).zip(&self.inputs) {
             let fits = match ty.dims.as_slice() {
                 [] => input.shape.iter().product::<usize>() == 1,
-                _ if matches!(self.code, Code::Steps(_)) => true,
+                _ if matches!(self.code, Executable::Steps(_)) => true,
                 dims => {
                     let own = dims.iter().map(|d| d.fixed().map(|n| n as usize));
                     own.eq(input.shape.iter().map(|n| Some(*n)))

@@ -1,7 +1,7 @@
 //! Runs instructions one after the other: functions with control flow or shapes that come with their inputs, and every function
 //! whose results are rounded to fp16.
 
-use super::ir::{Guard, Place, Projection, Step, Work};
+use super::ir::{Instr, InstrKind, Projection, ValueRef, ZeroSkip};
 use super::ops::shape::{count, with_limit};
 use super::ops::{OpContext, OpError, check_result};
 use super::{Located, OpErrorAt, Options, Precision};
@@ -26,13 +26,13 @@ pub(super) struct Interpreter {
     pub allowance: Allowance,
     /// Buffer and type of each input.
     pub inputs: Vec<(usize, TensorType)>,
-    pub outputs: Vec<Place>,
+    pub outputs: Vec<ValueRef>,
     /// Number of buffers.
     pub buffers: usize,
     pub constants: Vec<Arc<Tensor>>,
-    pub steps: Vec<Step>,
-    pub guards: Vec<Guard>,
-    /// Guard of each step.
+    pub steps: Vec<Instr>,
+    pub guards: Vec<ZeroSkip>,
+    /// Zero skip of each step.
     pub guard_of: Vec<Option<usize>>,
     /// Memory of runs that ended, for the next ones.
     pub spare: Mutex<Vec<Buffers>>,
@@ -47,7 +47,7 @@ pub(super) struct Buffers {
 }
 
 /// A run of a function.
-struct Run<'a> {
+struct Execution<'a> {
     program: &'a Interpreter,
     buffers: Vec<Tensor>,
     zero: Vec<bool>,
@@ -67,7 +67,7 @@ impl Interpreter {
         values.resize_with(self.buffers, Tensor::default);
         zero.resize(self.buffers, false);
         let bytes = inputs.iter().map(|t| t.len() as u64 * 4).fold(0, u64::saturating_add);
-        let mut run = Run {
+        let mut run = Execution {
             program: self,
             buffers: values,
             zero,
@@ -93,7 +93,7 @@ impl Interpreter {
     }
 }
 
-impl Run<'_> {
+impl Execution<'_> {
     fn take_inputs(&mut self, inputs: &[&Tensor]) -> Result<()> {
         for ((buffer, ty), input) in self.program.inputs.iter().zip(inputs) {
             let shape: &[usize] = if ty.rank() == 0 { &[] } else { &input.shape };
@@ -145,7 +145,7 @@ impl Run<'_> {
 
     /// Shape of a product whose other factor was not computed: its declared type, with sizes of the tokens' axis from the
     /// weight that was. None where that may be less than the other factor's.
-    fn product_shape(&self, step: &Step, weight: usize) -> Option<Vec<usize>> {
+    fn product_shape(&self, step: &Instr, weight: usize) -> Option<Vec<usize>> {
         let ty = step.types.first()?;
         let known = &self.buffers[weight].shape;
         // A single token; otherwise a weight of size 1 may be that of all tokens.
@@ -167,15 +167,15 @@ impl Run<'_> {
             .collect()
     }
 
-    fn place(&self, place: Place) -> &Tensor {
+    fn place(&self, place: ValueRef) -> &Tensor {
         match place {
-            Place::Constant(i) => &self.program.constants[i],
-            Place::Buffer(i) => &self.buffers[i],
-            Place::State(i) => &self.state_values[i],
+            ValueRef::Constant(i) => &self.program.constants[i],
+            ValueRef::Buffer(i) => &self.buffers[i],
+            ValueRef::State(i) => &self.state_values[i],
         }
     }
 
-    fn step(&mut self, step: &Step) -> Result<()> {
+    fn step(&mut self, step: &Instr) -> Result<()> {
         // What a kernel makes is known when it runs; what its result took before is in its hands.
         let writes = step.writes();
         let held = self.buffers.iter().enumerate().filter(|(b, _)| !writes.contains(b));
@@ -196,9 +196,9 @@ impl Run<'_> {
     }
 
     /// An operation's own error inside, a nested step's error (already located) outside.
-    fn work(&mut self, step: &Step) -> OpErrorAt<Result<()>> {
+    fn work(&mut self, step: &Instr) -> OpErrorAt<Result<()>> {
         match &step.work {
-            Work::Kernel { kernel, inputs, values, outputs } => {
+            InstrKind::Kernel { kernel, inputs, values, outputs } => {
                 let mut results: Vec<Tensor> =
                     outputs.iter().map(|&b| std::mem::take(&mut self.buffers[b])).collect();
                 let bound: Vec<(&str, &Tensor)> =
@@ -214,10 +214,10 @@ impl Run<'_> {
                     self.zero[b] = false;
                 }
             }
-            Work::Project { projection, x, bias, to } => {
+            InstrKind::Project { projection, x, bias, to } => {
                 let mut y = std::mem::take(&mut self.buffers[*to]);
                 let known_zero =
-                    matches!(x, Place::Buffer(b) if self.zero[*b]) && self.program.options.skip_zero;
+                    matches!(x, ValueRef::Buffer(b) if self.zero[*b]) && self.program.options.skip_zero;
                 let bytes = self.project(projection, *x, *bias, known_zero, &mut y)?;
                 self.counts.bytes_read += bytes;
                 if let Some(ty) = step.types.first() {
@@ -227,18 +227,18 @@ impl Run<'_> {
                 self.buffers[*to] = y;
                 self.zero[*to] = known_zero && bias.is_none();
             }
-            Work::Copy { from, to } => {
+            InstrKind::Copy { from, to } => {
                 let mut t = std::mem::take(&mut self.buffers[*to]);
                 let source = self.place(*from);
                 super::ops::copy_tensor(source, &mut t);
                 self.buffers[*to] = t;
                 self.zero[*to] = false;
             }
-            Work::WriteState { state, data } => {
+            InstrKind::WriteState { state, data } => {
                 let mut value = std::mem::take(&mut self.state_values[*state]);
                 let source = match data {
                     // Written with itself.
-                    Place::State(s) if s == state => {
+                    ValueRef::State(s) if s == state => {
                         self.state_values[*state] = value;
                         return Ok(Ok(()));
                     }
@@ -253,7 +253,7 @@ impl Run<'_> {
                 super::ops::copy_tensor(source, &mut value);
                 self.state_values[*state] = value;
             }
-            Work::Cond { pred, yes, no, outputs } => {
+            InstrKind::Cond { pred, yes, no, outputs } => {
                 let chosen = self.flag(*pred)?;
                 let (steps, results) = if chosen { yes } else { no };
                 for step in steps {
@@ -263,7 +263,7 @@ impl Run<'_> {
                 }
                 self.assign(results, outputs);
             }
-            Work::While { initial, variables, cond, body } => {
+            InstrKind::While { initial, variables, cond, body } => {
                 self.assign(initial, variables);
                 for round in 0.. {
                     if round == MAX_ROUNDS {
@@ -289,13 +289,13 @@ impl Run<'_> {
         Ok(Ok(()))
     }
 
-    fn flag(&self, place: Place) -> OpErrorAt<bool> {
+    fn flag(&self, place: ValueRef) -> OpErrorAt<bool> {
         let value = self.place(place).as_bool().and_then(|v| v.first().copied());
         value.ok_or_else(|| OpError::Invalid("a condition that is not bool".into()))
     }
 
     /// Copies values to buffers, all at once: a value may be another's old buffer.
-    fn assign(&mut self, from: &[Place], to: &[usize]) {
+    fn assign(&mut self, from: &[ValueRef], to: &[usize]) {
         let values: Vec<Tensor> = from.iter().map(|&p| self.place(p).clone()).collect();
         for (&b, value) in to.iter().zip(values) {
             self.buffers[b] = value;
@@ -316,8 +316,8 @@ impl Run<'_> {
     fn project(
         &self,
         projection: &Projection,
-        x: Place,
-        bias: Option<Place>,
+        x: ValueRef,
+        bias: Option<ValueRef>,
         known_zero: bool,
         y: &mut Tensor,
     ) -> OpErrorAt<u64> {

@@ -8,15 +8,15 @@ use std::sync::Arc;
 
 /// Where a value is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum ValueRef {
     Constant(usize),
     Buffer(usize),
     State(usize),
 }
 
-pub(super) struct Operand {
+pub(super) struct ParamRef {
     pub param: String,
-    pub place: Place,
+    pub place: ValueRef,
 }
 
 /// A product with a stored weight.
@@ -28,87 +28,87 @@ pub(super) enum Projection {
     Linear { weight: Arc<StoredWeight> },
 }
 
-type Nested = (Vec<Step>, Vec<Place>);
+type Nested = (Vec<Instr>, Vec<ValueRef>);
 
-pub(super) enum Work {
-    Kernel { kernel: Kernel, inputs: Vec<Operand>, values: Vec<Place>, outputs: Vec<usize> },
-    Project { projection: Projection, x: Place, bias: Option<Place>, to: usize },
-    Copy { from: Place, to: usize },
-    WriteState { state: usize, data: Place },
-    Cond { pred: Place, yes: Nested, no: Nested, outputs: Vec<usize> },
-    While { initial: Vec<Place>, variables: Vec<usize>, cond: Nested, body: Nested },
+pub(super) enum InstrKind {
+    Kernel { kernel: Kernel, inputs: Vec<ParamRef>, values: Vec<ValueRef>, outputs: Vec<usize> },
+    Project { projection: Projection, x: ValueRef, bias: Option<ValueRef>, to: usize },
+    Copy { from: ValueRef, to: usize },
+    WriteState { state: usize, data: ValueRef },
+    Cond { pred: ValueRef, yes: Nested, no: Nested, outputs: Vec<usize> },
+    While { initial: Vec<ValueRef>, variables: Vec<usize>, cond: Nested, body: Nested },
 }
 
 /// One step, with the operation that it comes from.
-pub(super) struct Step {
+pub(super) struct Instr {
     pub op_type: String,
     pub name: String,
     pub types: Vec<TensorType>,
-    pub work: Work,
+    pub work: InstrKind,
 }
 
 /// Steps that are left out when `weight` is all zero.
-pub(super) struct Guard {
+pub(super) struct ZeroSkip {
     /// Buffer of the small factor.
     pub weight: usize,
-    /// Step that multiplies by it, whose result is zero then.
+    /// Instruction that multiplies by it, whose result is zero then.
     pub product: usize,
     /// Buffer of that result.
     pub out: usize,
 }
 
-impl Step {
-    pub fn new(at: &Located<'_>, work: Work) -> Step {
-        Step::typed(at, work, Vec::new())
+impl Instr {
+    pub fn new(at: &Located<'_>, work: InstrKind) -> Instr {
+        Instr::typed(at, work, Vec::new())
     }
 
-    pub fn typed(at: &Located<'_>, work: Work, types: Vec<TensorType>) -> Step {
-        Step { op_type: at.op_type.to_string(), name: at.name.to_string(), types, work }
+    pub fn typed(at: &Located<'_>, work: InstrKind, types: Vec<TensorType>) -> Instr {
+        Instr { op_type: at.op_type.to_string(), name: at.name.to_string(), types, work }
     }
 
     /// Buffers that the step reads.
     pub fn reads(&self) -> Vec<usize> {
-        let mut places: Vec<Place> = Vec::new();
+        let mut places: Vec<ValueRef> = Vec::new();
         match &self.work {
-            Work::Kernel { inputs, values, .. } => {
+            InstrKind::Kernel { inputs, values, .. } => {
                 places.extend(inputs.iter().map(|o| o.place));
                 places.extend(values);
             }
-            Work::Project { x, bias, .. } => {
+            InstrKind::Project { x, bias, .. } => {
                 places.push(*x);
                 places.extend(bias);
             }
-            Work::Copy { from, .. } => places.push(*from),
-            Work::WriteState { data, .. } => places.push(*data),
-            Work::Cond { pred, yes, no, .. } => {
+            InstrKind::Copy { from, .. } => places.push(*from),
+            InstrKind::WriteState { data, .. } => places.push(*data),
+            InstrKind::Cond { pred, yes, no, .. } => {
                 places.push(*pred);
                 for (steps, results) in [yes, no] {
                     places.extend(results);
-                    places.extend(steps.iter().flat_map(|s| s.reads()).map(Place::Buffer));
+                    places.extend(steps.iter().flat_map(|s| s.reads()).map(ValueRef::Buffer));
                 }
             }
-            Work::While { initial, cond, body, .. } => {
+            InstrKind::While { initial, cond, body, .. } => {
                 places.extend(initial);
                 for (steps, results) in [cond, body] {
                     places.extend(results);
-                    places.extend(steps.iter().flat_map(|s| s.reads()).map(Place::Buffer));
+                    places.extend(steps.iter().flat_map(|s| s.reads()).map(ValueRef::Buffer));
                 }
             }
         }
-        places.into_iter().filter_map(|p| if let Place::Buffer(b) = p { Some(b) } else { None }).collect()
+        places.into_iter().filter_map(|p| if let ValueRef::Buffer(b) = p { Some(b) } else { None }).collect()
     }
 
     /// Buffers that the step writes.
     pub fn writes(&self) -> Vec<usize> {
         match &self.work {
-            Work::Kernel { outputs, .. } => outputs.clone(),
-            Work::Project { to, .. } | Work::Copy { to, .. } => vec![*to],
-            Work::WriteState { .. } => vec![],
-            Work::Cond { outputs, yes, no, .. } => {
+            InstrKind::Kernel { outputs, .. } => outputs.clone(),
+            InstrKind::Project { to, .. } | InstrKind::Copy { to, .. } => vec![*to],
+            InstrKind::WriteState { .. } => vec![],
+            InstrKind::Cond { outputs, yes, no, .. } => {
                 let inner = yes.0.iter().chain(&no.0).flat_map(|s| s.writes());
                 outputs.iter().copied().chain(inner).collect()
             }
-            Work::While { variables, cond, body, .. } => {
+            InstrKind::While { variables, cond, body, .. } => {
                 let inner = cond.0.iter().chain(&body.0).flat_map(|s| s.writes());
                 variables.iter().copied().chain(inner).collect()
             }
@@ -116,34 +116,34 @@ impl Step {
     }
 
     /// A kernel's operand.
-    pub fn argument(&self, param: &str) -> Option<Place> {
+    pub fn argument(&self, param: &str) -> Option<ValueRef> {
         match &self.work {
-            Work::Kernel { inputs, .. } => inputs.iter().find(|o| o.param == param).map(|o| o.place),
+            InstrKind::Kernel { inputs, .. } => inputs.iter().find(|o| o.param == param).map(|o| o.place),
             _ => None,
         }
     }
 
     /// A kernel's variadic operands.
-    pub fn values(&self) -> &[Place] {
+    pub fn values(&self) -> &[ValueRef] {
         match &self.work {
-            Work::Kernel { values, .. } => values,
+            InstrKind::Kernel { values, .. } => values,
             _ => &[],
         }
     }
 
     /// Leaving the step out has no effect but on its results.
     pub fn is_pure(&self) -> bool {
-        matches!(self.work, Work::Kernel { .. } | Work::Project { .. })
+        matches!(self.work, InstrKind::Kernel { .. } | InstrKind::Project { .. })
     }
 
     pub fn is_projection(&self) -> bool {
-        matches!(self.work, Work::Project { .. })
+        matches!(self.work, InstrKind::Project { .. })
     }
 
     /// Factors and result of a product.
-    pub fn product(&self) -> Option<(Place, Place, usize)> {
+    pub fn product(&self) -> Option<(ValueRef, ValueRef, usize)> {
         match &self.work {
-            Work::Kernel { inputs, outputs, .. } if self.op_type == "mul" => {
+            InstrKind::Kernel { inputs, outputs, .. } if self.op_type == "mul" => {
                 let of = |param: &str| inputs.iter().find(|o| o.param == param).map(|o| o.place);
                 Some((of("x")?, of("y")?, *outputs.first()?))
             }
@@ -153,7 +153,7 @@ impl Step {
 
     /// The result has the shape of `value`, and `weight` only repeats: whether its type says so is not known here, so the
     /// check is made when the product runs. Only fp16 and fp32 results qualify.
-    pub fn scales(&self, value: Place, weight: Place) -> bool {
+    pub fn scales(&self, value: ValueRef, weight: ValueRef) -> bool {
         value != weight && self.types.first().is_some_and(|t| t.dtype.is_float())
     }
 }

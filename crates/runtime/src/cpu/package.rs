@@ -97,6 +97,12 @@ impl Backend for CpuBackend {
     }
 }
 
+/// Name of a function, and its number of tokens where it is made for that.
+type FunctionKey = (String, Option<usize>);
+
+/// A compiled function and its inputs.
+type CompiledTerm<'a> = (&'a CompiledFunction, &'a [&'a Tensor]);
+
 /// A package whose functions are compiled when they are first asked for.
 struct LoadedPackage {
     /// Mapped for the functions that are compiled.
@@ -104,7 +110,7 @@ struct LoadedPackage {
     path: PathBuf,
     options: Options,
     /// Compiled functions by name, and number of tokens where they are made for that.
-    functions: Mutex<BTreeMap<(String, Option<usize>), Arc<CompiledFunction>>>,
+    functions: Mutex<BTreeMap<FunctionKey, Arc<CompiledFunction>>>,
     /// Functions in stages, for batches, by name; none where a function has no stages.
     staged: Mutex<BTreeMap<String, Option<Arc<StagedFunction>>>>,
 }
@@ -245,7 +251,7 @@ impl backend::Function for CompiledFunction {
 
     fn run_sum(&self, terms: &[Term<'_>], sum: &mut Tensor) -> Result<Times> {
         let started = Instant::now();
-        let calls: Option<SmallVec<[(&CompiledFunction, &[&Tensor]); MANY]>> = terms
+        let calls: Option<SmallVec<[CompiledTerm<'_>; MANY]>> = terms
             .iter()
             .map(|term| {
                 let function: &dyn Any = term.function;

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 /// The value of a state.
 #[derive(Clone, Debug)]
 pub(super) enum StateValue {
-    Cache(Cache),
+    Cache(HalfCache),
     Full(Tensor),
 }
 
@@ -21,7 +21,7 @@ pub(super) enum StateValue {
 /// the call's own tokens. The latter go past it from call to call: rounded, they would make what a token gives depend on how
 /// a prompt is cut into calls.
 #[derive(Clone, Debug)]
-pub(super) struct Cache {
+pub(super) struct HalfCache {
     /// `[1, heads, all, d]`, as bits; zero behind the slots.
     bits: F16Buffer,
     /// `[heads, all - slots, d]`
@@ -37,12 +37,12 @@ const MAX_RANK: usize = 8;
 /// Heads of keys and values of most models.
 const HEADS: usize = 16;
 
-impl Cache {
+impl HalfCache {
     /// Zeros. `shape` is `[1, heads, all, d]`, with as many slots or more.
-    fn zeros(shape: Vec<usize>, slots: usize) -> Cache {
+    fn zeros(shape: Vec<usize>, slots: usize) -> HalfCache {
         let n = shape.iter().product();
         let behind = vec![0.0; shape[1] * (shape[2] - slots) * shape[3]];
-        Cache { bits: F16Buffer::zeros(n), behind, shape, slots }
+        HalfCache { bits: F16Buffer::zeros(n), behind, shape, slots }
     }
 
     /// Elements of a head, and those of its slots.
@@ -55,7 +55,7 @@ impl Cache {
         let mut behind = self.behind.as_mut_slice();
         self.bits.chunks_exact_mut(all.max(1)).map(move |bits| {
             let own = behind.split_off_mut(..all - slots).unwrap_or_default();
-            StatePiece::Cache { bits, behind: own }
+            StatePiece::HalfCache { bits, behind: own }
         })
     }
 
@@ -95,7 +95,7 @@ impl StateValue {
     fn zero(ty: &TensorType, cache: Option<usize>) -> StateValue {
         let shape: Vec<usize> = ty.dims.iter().map(|d| d.fixed().unwrap_or(0) as usize).collect();
         match cache {
-            Some(slots) => StateValue::Cache(Cache::zeros(shape, slots)),
+            Some(slots) => StateValue::Cache(HalfCache::zeros(shape, slots)),
             None => StateValue::Full(Tensor { data: Data::F32(vec![0.0; shape.iter().product()]), shape }),
         }
     }
@@ -129,7 +129,7 @@ impl StateValue {
         let t = std::mem::take(self).into_tensor();
         *self = match cache {
             Some(slots) => {
-                let mut value = StateValue::Cache(Cache::zeros(t.shape.clone(), slots));
+                let mut value = StateValue::Cache(HalfCache::zeros(t.shape.clone(), slots));
                 value.set(0, t.as_f32().unwrap_or_default());
                 value
             }
@@ -205,7 +205,7 @@ fn each<'a>(
 /// Elements of a state, next to each other.
 pub(super) enum StatePiece<'a> {
     /// Of a head; the last bits belong to what is behind the slots, and say nothing.
-    Cache {
+    HalfCache {
         bits: &'a mut [u16],
         behind: &'a mut [f32],
     },
@@ -215,7 +215,7 @@ pub(super) enum StatePiece<'a> {
 impl StatePiece<'_> {
     pub fn get(&self, i: usize) -> f32 {
         match self {
-            StatePiece::Cache { bits, behind } => match i.checked_sub(bits.len() - behind.len()) {
+            StatePiece::HalfCache { bits, behind } => match i.checked_sub(bits.len() - behind.len()) {
                 Some(i) => behind[i],
                 None => f16::from_bits(bits[i]).to_f32(),
             },
@@ -226,7 +226,7 @@ impl StatePiece<'_> {
     /// Sets elements from `first` on.
     pub fn set(&mut self, first: usize, values: &[f32]) {
         match self {
-            StatePiece::Cache { bits, behind } => {
+            StatePiece::HalfCache { bits, behind } => {
                 let slots = bits.len() - behind.len();
                 let (halves, others) = values.split_at(slots.saturating_sub(first).min(values.len()));
                 anemoe_kernels::f32_to_f16(halves, &mut bits[first..first + halves.len()]);
@@ -426,7 +426,7 @@ fn read_states(bytes: &mut &[u8]) -> Option<States> {
                 let &[1, heads, rows, d] = shape.as_slice() else { return None };
                 let bits = bytes.split_off(..n.checked_mul(2)?)?;
                 let behind = f32s(bytes, heads.checked_mul(rows.checked_sub(slots)?)?.checked_mul(d)?)?;
-                let mut cache = Cache::zeros(shape.clone(), slots);
+                let mut cache = HalfCache::zeros(shape.clone(), slots);
                 let bits = bits.as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b));
                 cache.bits.iter_mut().zip(bits).for_each(|(to, from)| *to = from);
                 cache.behind = behind;
@@ -482,7 +482,7 @@ mod tests {
         let shape = vec![1, heads, rows, d];
         let n = heads * rows * d;
         for (first, count) in [(0, n), (3, 10), (17, 30), (n - 1, 1), (5, 0)] {
-            let mut value = StateValue::Cache(Cache::zeros(shape.clone(), slots));
+            let mut value = StateValue::Cache(HalfCache::zeros(shape.clone(), slots));
             let new: Vec<f32> = (0..count).map(|i| 0.1 + i as f32).collect();
             value.set(first, &new);
             let mut want = vec![0.0; n];

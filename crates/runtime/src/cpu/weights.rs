@@ -25,7 +25,7 @@ pub(super) enum Constant {
 /// A weight tensor that kernels can read as it is stored.
 pub(super) struct StoredWeight {
     elements: Elements,
-    kind: Kind,
+    kind: Encoding,
     /// Products may be of integers.
     fast: bool,
     /// What tables need for that.
@@ -43,7 +43,7 @@ enum Elements {
     Dense(Arc<Tensor>),
 }
 
-enum Kind {
+enum Encoding {
     F32,
     F16,
     /// Tables as f32, in order of their groups of rows.
@@ -62,7 +62,7 @@ enum Kind {
 }
 
 impl StoredWeight {
-    fn new(package: &Package, data: &Value, kind: Kind, shape: Vec<usize>) -> OpErrorAt<StoredWeight> {
+    fn new(package: &Package, data: &Value, kind: Encoding, shape: Vec<usize>) -> OpErrorAt<StoredWeight> {
         let blob = package.shared_blob(data).map_err(|e| OpError::Invalid(e.to_string()))?;
         let elements = Elements::Blob(blob);
         Ok(StoredWeight { elements, kind, fast: false, codes: None, words: None, shape })
@@ -72,15 +72,15 @@ impl StoredWeight {
     pub fn dense(tensor: Arc<Tensor>) -> StoredWeight {
         let shape = tensor.shape.clone();
         let elements = Elements::Dense(tensor);
-        StoredWeight { elements, kind: Kind::F32, fast: false, codes: None, words: None, shape }
+        StoredWeight { elements, kind: Encoding::F32, fast: false, codes: None, words: None, shape }
     }
 
     /// Makes what exact or fast products look up; until then products are exact, of f32.
     pub fn prepare(&mut self, fast: bool) {
         self.fast = fast;
         (self.codes, self.words) = match &self.kind {
-            Kind::Lut { bits, lut, .. } if fast => (Int8Lut::new(lut, *bits), None),
-            Kind::Lut { bits: 4, lut, .. } => (None, Int16Lut::new(lut)),
+            Encoding::Lut { bits, lut, .. } if fast => (Int8Lut::new(lut, *bits), None),
+            Encoding::Lut { bits: 4, lut, .. } => (None, Int16Lut::new(lut)),
             _ => (None, None),
         };
     }
@@ -103,12 +103,12 @@ impl StoredWeight {
             Elements::Dense(t) => (&[] as &[u8], t.as_f32().unwrap_or_default()),
         };
         let matrix = match &self.kind {
-            Kind::F32 => Matrix::f32(values, rows, cols),
-            Kind::F16 => Matrix::f16(data, rows, cols),
-            Kind::Lut { bits, lut, rows_per_group } => {
+            Encoding::F32 => Matrix::f32(values, rows, cols),
+            Encoding::F16 => Matrix::f16(data, rows, cols),
+            Encoding::Lut { bits, lut, rows_per_group } => {
                 Matrix::lut(*bits, data, lut, *rows_per_group, rows, cols)
             }
-            Kind::Int { bits, signed, scale, offset, block } => {
+            Encoding::Int { bits, signed, scale, offset, block } => {
                 Matrix::int(*bits, *signed, data, scale, offset.as_deref(), *block, rows, cols)
             }
         };
@@ -225,7 +225,7 @@ pub(super) fn const_value(package: &Arc<Package>, value: &Value) -> OpErrorAt<Co
     let shape = shape_of(value)?;
     let stays = value.ty.tensor().is_some_and(|t| t.dtype == DataType::Float16) && shape.len() >= 2;
     if stays && package.blob(value).is_ok() {
-        let weight = StoredWeight::new(package, value, Kind::F16, shape)?;
+        let weight = StoredWeight::new(package, value, Encoding::F16, shape)?;
         return Ok(Constant::Stored(Arc::new(weight)));
     }
     Ok(Constant::Dense(Arc::new(dense_value(package, value)?)))
@@ -367,7 +367,7 @@ fn stored_lut(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
     if k < 2 || !by_rows || lut_shape[0] == 0 || shape[0] % lut_shape[0] != 0 {
         return Ok(None);
     }
-    let kind = Kind::Lut { bits: dtype.bits(), lut, rows_per_group: shape[0] / lut_shape[0] };
+    let kind = Encoding::Lut { bits: dtype.bits(), lut, rows_per_group: shape[0] / lut_shape[0] };
     StoredWeight::new(o.package, indices, kind, shape).map(Some)
 }
 
@@ -396,7 +396,7 @@ fn stored_int(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
     }
     let further: usize = shape[2..].iter().product();
     let block = (shape[0] / scale_shape[0], shape[1] / scale_shape[1] * further);
-    let kind = Kind::Int { bits, signed, scale, offset: offset.map(|(_, v)| v), block };
+    let kind = Encoding::Int { bits, signed, scale, offset: offset.map(|(_, v)| v), block };
     StoredWeight::new(o.package, data, kind, shape).map(Some)
 }
 
@@ -423,7 +423,8 @@ fn stored_affine(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
     let (Some(scale), Some(zero)) = (all(scale), all(zero)) else { return Ok(None) };
     let offset = zero.iter().any(|&z| z != 0.0).then_some(zero);
     let block = (shape[0] / rows, shape[1..].iter().product());
-    StoredWeight::new(o.package, data, Kind::Int { bits: 8, signed, scale, offset, block }, shape).map(Some)
+    StoredWeight::new(o.package, data, Encoding::Int { bits: 8, signed, scale, offset, block }, shape)
+        .map(Some)
 }
 
 /// One table, and indices packed in a blob of bytes.
@@ -434,7 +435,7 @@ fn stored_lut_ios16(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
     let weight = StoredWeight::new(
         o.package,
         packed,
-        Kind::Lut { bits, lut, rows_per_group: shape.first().copied().unwrap_or(1) },
+        Encoding::Lut { bits, lut, rows_per_group: shape.first().copied().unwrap_or(1) },
         shape,
     )?;
     Ok((weight.shape.len() >= 2 && weight.matrix().is_ok()).then_some(weight))

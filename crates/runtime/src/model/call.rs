@@ -20,14 +20,14 @@ use super::program::pick;
 
 /// A value that a call reads.
 #[derive(Clone, Copy)]
-pub(super) enum Source {
+pub(super) enum InputSource {
     Register { index: usize, rows: Option<RowRange>, rescale: bool },
     Host(usize),
 }
 
 /// The register that takes an output.
 #[derive(Clone, Copy)]
-pub(super) struct Sink {
+pub(super) struct OutputSink {
     pub register: usize,
     /// Rows that are written, and the rows of the whole register.
     pub rows: Option<(RowRange, usize)>,
@@ -41,8 +41,8 @@ pub(super) struct Call {
     pub layer: Option<usize>,
     pub package: usize,
     pub when: Option<(usize, RowRange)>,
-    inputs: BTreeMap<String, Source>,
-    outputs: BTreeMap<String, Sink>,
+    inputs: BTreeMap<String, InputSource>,
+    outputs: BTreeMap<String, OutputSink>,
     /// Names of the functions by the tokens for which they are declared.
     functions: BTreeMap<TokenCount, String>,
     /// Axis of the tokens of each input that has any.
@@ -56,17 +56,17 @@ pub(super) struct Call {
 /// A function that is ready for tokens of several sequences.
 pub(super) struct PreparedBatch {
     function: Arc<dyn BatchFunction>,
-    inputs: Vec<Source>,
-    outputs: Vec<Sink>,
+    inputs: Vec<InputSource>,
+    outputs: Vec<OutputSink>,
 }
 
 /// A function that is ready for calls of so many tokens.
 pub(super) struct Prepared {
     pub function: Arc<dyn Function>,
     /// In the order of the function's inputs.
-    inputs: Vec<Source>,
+    inputs: Vec<InputSource>,
     /// In the order of the function's outputs.
-    outputs: Vec<Sink>,
+    outputs: Vec<OutputSink>,
     /// Tokens of the function's own call: those of the piece, or more, and then the piece is filled up.
     pub width: usize,
 }
@@ -84,7 +84,7 @@ pub(super) struct Piece {
 
 /// Memory of calls.
 #[derive(Default)]
-pub(super) struct Scratch {
+pub(super) struct CallScratch {
     /// Of each input: a copy of some rows or columns of a register, and the call takes it.
     copies: Vec<(Tensor, bool)>,
     /// Of each term of a sum.
@@ -107,8 +107,8 @@ impl Call {
         layer: Option<usize>,
         package: usize,
         when: Option<(usize, RowRange)>,
-        inputs: BTreeMap<String, Source>,
-        outputs: BTreeMap<String, Sink>,
+        inputs: BTreeMap<String, InputSource>,
+        outputs: BTreeMap<String, OutputSink>,
         functions: BTreeMap<TokenCount, String>,
         axes: BTreeMap<String, usize>,
     ) -> Call {
@@ -119,11 +119,11 @@ impl Call {
     /// Both add to one register, which they do not read, of one layer.
     pub fn is_like(&self, other: &Call) -> bool {
         let sum = |c: &Call| match c.outputs.values().collect::<Vec<_>>().as_slice() {
-            [Sink { register, rows: None, accumulate: true }] => Some(*register),
+            [OutputSink { register, rows: None, accumulate: true }] => Some(*register),
             _ => None,
         };
         let reads = |c: &Call, register: usize| {
-            let is = |s: &Source| matches!(s, Source::Register { index, .. } if *index == register);
+            let is = |s: &InputSource| matches!(s, InputSource::Register { index, .. } if *index == register);
             c.inputs.values().any(is) || c.when.as_ref().is_some_and(|(when, _)| *when == register)
         };
         let (Some(own), Some(others)) = (sum(self), sum(other)) else { return false };
@@ -142,7 +142,7 @@ impl Call {
         if let Some(known) = self.has_states.get() {
             return Ok(*known);
         }
-        let with_host = self.inputs.values().any(|s| matches!(s, Source::Host(_)));
+        let with_host = self.inputs.values().any(|s| matches!(s, InputSource::Host(_)));
         let found = with_host || self.prepare(package, 1, bundle)?.function.has_states();
         Ok(*self.has_states.get_or_init(|| found))
     }
@@ -169,7 +169,12 @@ impl Call {
     }
 
     /// Sources and sinks of a function's inputs and outputs.
-    fn bind(&self, inputs: &[String], outputs: &[String], bundle: &Path) -> Result<(Vec<Source>, Vec<Sink>)> {
+    fn bind(
+        &self,
+        inputs: &[String],
+        outputs: &[String],
+        bundle: &Path,
+    ) -> Result<(Vec<InputSource>, Vec<OutputSink>)> {
         let wrong = |what: String| self.contradiction(bundle, what);
         let mut sources = Vec::new();
         for name in inputs {
@@ -257,11 +262,11 @@ impl Call {
         registers: &mut [Tensor],
         host: &mut dyn HostValues,
         states: &mut dyn States,
-        scratch: &mut Scratch,
+        scratch: &mut CallScratch,
         bundle: &Path,
     ) -> Result<()> {
         let wrong = |what: String| self.contradiction(bundle, what);
-        let Scratch { copies, outputs, .. } = scratch;
+        let CallScratch { copies, outputs, .. } = scratch;
         prepared.fill_host(piece, host);
         prepared.gather(piece, all, copies, registers).map_err(wrong)?;
         {
@@ -283,7 +288,7 @@ pub(super) fn run_sum(
     calls: &[(&Call, Arc<Prepared>)],
     tokens: usize,
     registers: &mut [Tensor],
-    scratch: &mut Scratch,
+    scratch: &mut CallScratch,
     bundle: &Path,
 ) -> Result<Times> {
     let piece = Piece { first: 0, tokens, sequence: None };
@@ -333,13 +338,13 @@ impl Prepared {
 
     /// Inputs are registers alone.
     pub fn reads_registers(&self) -> bool {
-        self.inputs.iter().all(|s| matches!(s, Source::Register { .. }))
+        self.inputs.iter().all(|s| matches!(s, InputSource::Register { .. }))
     }
 
     fn fill_host(&self, piece: Piece, host: &mut dyn HostValues) {
         let inputs = self.inputs.iter().filter_map(|s| match s {
-            Source::Host(i) => Some(*i),
-            Source::Register { .. } => None,
+            InputSource::Host(i) => Some(*i),
+            InputSource::Register { .. } => None,
         });
         let inputs: SmallVec<[usize; MANY]> = inputs.collect();
         host.fill(piece, &inputs, self.width);
@@ -365,8 +370,8 @@ impl Prepared {
     ) -> Operands<'a> {
         let each = self.inputs.iter().zip(copies).map(|(source, (copy, taken))| match source {
             _ if *taken => copy,
-            Source::Register { index, .. } => &registers[*index],
-            Source::Host(index) => host.get(piece, *index),
+            InputSource::Register { index, .. } => &registers[*index],
+            InputSource::Host(index) => host.get(piece, *index),
         });
         each.collect()
     }
@@ -374,7 +379,7 @@ impl Prepared {
 
 /// Copies inputs that are some rows or columns of a register, or a register in another scale, for a call of `width` tokens.
 fn gather(
-    inputs: &[Source],
+    inputs: &[InputSource],
     width: usize,
     piece: Piece,
     all: usize,
@@ -385,7 +390,7 @@ fn gather(
     let whole = piece.first == 0 && piece.tokens == all && width == all;
     for (source, (copy, taken)) in inputs.iter().zip(copies.iter_mut()) {
         *taken = false;
-        let Source::Register { index, rows, rescale } = source else { continue };
+        let InputSource::Register { index, rows, rescale } = source else { continue };
         let register = &registers[*index];
         let values = register.as_f32().unwrap_or_default();
         let has = register.shape.last().copied().unwrap_or(0);
@@ -435,14 +440,14 @@ impl PreparedBatch {
         registers: &mut [Tensor],
         host: &mut dyn HostValues,
         states: &mut [&mut dyn States],
-        scratch: &mut Scratch,
+        scratch: &mut CallScratch,
         bundle: &Path,
     ) -> Result<()> {
         let wrong = |what: String| call.contradiction(bundle, what);
-        let Scratch { copies, outputs, .. } = scratch;
-        let of_host = |s: &Source| match s {
-            Source::Host(i) => Some(*i),
-            Source::Register { .. } => None,
+        let CallScratch { copies, outputs, .. } = scratch;
+        let of_host = |s: &InputSource| match s {
+            InputSource::Host(i) => Some(*i),
+            InputSource::Register { .. } => None,
         };
         let wanted: SmallVec<[usize; MANY]> = self.inputs.iter().filter_map(of_host).collect();
         pieces.iter().for_each(|piece| host.fill(*piece, &wanted, piece.tokens));
@@ -462,8 +467,8 @@ impl PreparedBatch {
                 .zip(&own)
                 .map(|((source, (copy, taken)), own)| match source {
                     _ if *taken => BatchInput::Shared(copy),
-                    Source::Register { index, .. } => BatchInput::Shared(&registers[*index]),
-                    Source::Host(_) => BatchInput::Own(own),
+                    InputSource::Register { index, .. } => BatchInput::Shared(&registers[*index]),
+                    InputSource::Host(_) => BatchInput::Own(own),
                 })
                 .collect();
             let parts: Vec<Range<usize>> = pieces.iter().map(|p| p.first..p.first + p.tokens).collect();
@@ -488,7 +493,7 @@ fn copy_columns(from: &[f32], width: usize, columns: Range<usize>, to: &mut [f32
 /// Writes an output, `[1, rows, 1, width]`, to the columns of its piece in a register of `all` columns.
 fn scatter(
     output: &mut Tensor,
-    sink: &Sink,
+    sink: &OutputSink,
     piece: Piece,
     width: usize,
     all: usize,

@@ -1,9 +1,9 @@
 //! Passes of tokens through the layers and the head.
 
-use super::call::{Call, HostValues, Piece, Prepared, Scratch, run_sum};
+use super::call::{Call, CallScratch, HostValues, Piece, Prepared, run_sum};
 use super::embedding::EmbeddingFile;
 use super::host::{self, Ranking};
-use super::program::{Op, Program};
+use super::program::{ChainOp, ChainProgram};
 use super::{Logits, Model, Registers, Sequence, locked};
 use crate::backend::{MANY, NoStates, States};
 use crate::tensor::Tensor;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Observes the residual stream `[1, C, 1, T]` of a pass before layer `i` (first argument), and behind the last one.
-pub type Watch<'a> = dyn FnMut(usize, &Tensor) + 'a;
+pub type LayerObserver<'a> = dyn FnMut(usize, &Tensor) + 'a;
 
 /// Sequences of a pass up to which nothing is allocated for them.
 const FEW: usize = 8;
@@ -30,7 +30,7 @@ pub struct Request<'a> {
 }
 
 /// Tokens of one sequence in a pass.
-struct Part<'a> {
+struct PassPart<'a> {
     sequence: &'a mut Sequence,
     ids: &'a [u32],
     /// First column of the pass.
@@ -39,13 +39,13 @@ struct Part<'a> {
 
 /// Memory of a pass.
 #[derive(Default)]
-pub(super) struct Workspace {
+pub(super) struct PassWorkspace {
     registers: Vec<Tensor>,
     /// Host inputs of the body, and of the head.
     host: [Vec<HostValue>; 2],
     wanted: Vec<usize>,
     ranking: Ranking,
-    scratch: Scratch,
+    scratch: CallScratch,
     /// A token's embedding, and what the head reads.
     row: Vec<f32>,
     column: Tensor,
@@ -67,7 +67,7 @@ struct Host<'a, 'p> {
     model: &'a Chain,
     inputs: &'a [HostInput],
     values: &'a mut [HostValue],
-    parts: &'a [Part<'p>],
+    parts: &'a [PassPart<'p>],
     pass: u64,
 }
 
@@ -96,7 +96,7 @@ impl HostValues for Host<'_, '_> {
 /// pass into pieces.
 const MOST: usize = 64;
 
-impl Program {
+impl ChainProgram {
     /// Most tokens of one pass.
     pub fn most(&self) -> usize {
         self.counts.iter().map(|c| c.max).max().unwrap_or(1).max(MOST)
@@ -155,7 +155,7 @@ impl Model {
         ids: &[u32],
         logits: Logits,
         chunk: Option<usize>,
-        watch: &mut Watch<'_>,
+        watch: &mut LayerObserver<'_>,
     ) -> Result<Vec<Vec<f32>>> {
         let mut rows = Vec::new();
         let mut requests = [Request { sequence, ids, logits }];
@@ -187,10 +187,10 @@ impl Model {
             workspace.registers[index].reset_f32(&[1, values.len(), 1, 1]).copy_from_slice(values);
         }
         // The id stands for the token in the count alone.
-        let mut parts = [Part { sequence, ids: &[0], first: 0 }];
+        let mut parts = [PassPart { sequence, ids: &[0], first: 0 }];
         parts[0].sequence.is_broken = true;
         self.execute(false, &mut parts, 1, &mut workspace, &mut |_, _| ())?;
-        let [Part { sequence, .. }] = parts;
+        let [PassPart { sequence, .. }] = parts;
         sequence.is_broken = false;
         sequence.push_unknown(1);
         let found = read(Registers { names: &self.names, values: &workspace.registers });
@@ -204,7 +204,7 @@ impl Model {
     }
 
     /// Memory for a pass.
-    fn workspace(&self) -> Box<Workspace> {
+    fn workspace(&self) -> PassWorkspace {
         let mut workspace = locked(&self.workspaces).pop().unwrap_or_default();
         workspace.registers.resize_with(self.names.len(), Tensor::default);
         for (values, program) in workspace.host.iter_mut().zip([&self.body, &self.head]) {
@@ -242,7 +242,7 @@ impl Model {
         &self,
         requests: &mut [Request<'_>],
         chunk: Option<usize>,
-        watch: &mut Watch<'_>,
+        watch: &mut LayerObserver<'_>,
         out: &mut dyn FnMut(usize, Vec<f32>),
     ) -> Result<()> {
         self.check_requests(requests)?;
@@ -251,7 +251,7 @@ impl Model {
         let mut workspace = self.workspace();
         loop {
             let mut room = limit;
-            let mut parts: SmallVec<[Part<'_>; FEW]> = SmallVec::new();
+            let mut parts: SmallVec<[PassPart<'_>; FEW]> = SmallVec::new();
             let mut rows: SmallVec<[(usize, usize); FEW]> = SmallVec::new();
             for (i, (request, done)) in requests.iter_mut().zip(&mut done).enumerate() {
                 let left = request.ids.len() - *done;
@@ -261,7 +261,7 @@ impl Model {
                 }
                 let first = limit - room;
                 let ids = &request.ids[*done..*done + n];
-                parts.push(Part { sequence: request.sequence, ids, first });
+                parts.push(PassPart { sequence: request.sequence, ids, first });
                 let wanted = match request.logits {
                     Logits::All => first..first + n,
                     Logits::Last if n == left => first + n - 1..first + n,
@@ -290,17 +290,17 @@ impl Model {
     /// One pass of `tokens` tokens through the layers; register `hidden` holds the result.
     fn pass(
         &self,
-        parts: &mut [Part<'_>],
+        parts: &mut [PassPart<'_>],
         tokens: usize,
-        workspace: &mut Workspace,
-        watch: &mut Watch<'_>,
+        workspace: &mut PassWorkspace,
+        watch: &mut LayerObserver<'_>,
     ) -> Result<()> {
         self.embed(parts, tokens, workspace)?;
         self.execute(false, parts, tokens, workspace, watch)
     }
 
     /// Fills register `hidden`, `[1, hidden_size, 1, tokens]`, with scaled embeddings.
-    fn embed(&self, parts: &[Part<'_>], tokens: usize, workspace: &mut Workspace) -> Result<()> {
+    fn embed(&self, parts: &[PassPart<'_>], tokens: usize, workspace: &mut PassWorkspace) -> Result<()> {
         let mut embedding = locked(&self.embedding);
         let embedding = match embedding.take() {
             Some(open) => embedding.insert(open),
@@ -325,7 +325,7 @@ impl Model {
     fn read_logits(
         &self,
         columns: &[(usize, usize)],
-        workspace: &mut Workspace,
+        workspace: &mut PassWorkspace,
         out: &mut dyn FnMut(usize, Vec<f32>),
     ) -> Result<()> {
         if columns.is_empty() {
@@ -343,7 +343,7 @@ impl Model {
         &self,
         hidden: &Tensor,
         columns: &[(usize, usize)],
-        workspace: &mut Workspace,
+        workspace: &mut PassWorkspace,
         out: &mut dyn FnMut(usize, Vec<f32>),
     ) -> Result<()> {
         let (channels, vocabulary) = (self.chain.model.hidden_size, self.chain.model.vocab_size);
@@ -386,10 +386,10 @@ impl Model {
     fn execute(
         &self,
         head: bool,
-        parts: &mut [Part<'_>],
+        parts: &mut [PassPart<'_>],
         tokens: usize,
-        workspace: &mut Workspace,
-        watch: &mut Watch<'_>,
+        workspace: &mut PassWorkspace,
+        watch: &mut LayerObserver<'_>,
     ) -> Result<()> {
         let program = if head { &self.head } else { &self.body };
         workspace.pass += 1;
@@ -398,17 +398,17 @@ impl Model {
             let registers = &mut workspace.registers;
             let wrong = |what: String| Error::invalid(self.bundle.join(CHAIN_FILE), what);
             match op {
-                Op::Zero { register, channels } => {
+                ChainOp::Zero { register, channels } => {
                     registers[*register].reset_f32(&[1, *channels, 1, tokens]).fill(0.0);
                 }
-                Op::Route { logits, weights, routing } => {
+                ChainOp::Route { logits, weights, routing } => {
                     let mut target = std::mem::take(&mut registers[*weights]);
                     let routed =
                         host::route(&registers[*logits], &mut target, routing, &mut workspace.ranking);
                     registers[*weights] = target;
                     routed.map_err(wrong)?;
                 }
-                Op::Residual { stream, branch, mix } => {
+                ChainOp::Residual { stream, branch, mix } => {
                     let mut target = std::mem::take(&mut registers[*stream]);
                     let mixed = mix.apply(&mut target, branch.map(|b| &registers[b]));
                     if self.fp16_stream
@@ -419,19 +419,19 @@ impl Model {
                     registers[*stream] = target;
                     mixed.map_err(wrong)?;
                 }
-                Op::Normalize { from, to, norm } => {
+                ChainOp::Normalize { from, to, norm } => {
                     let mut target = std::mem::take(&mut registers[*to]);
                     let done = norm.apply(&registers[*from], &mut target);
                     registers[*to] = target;
                     done.map_err(wrong)?;
                 }
-                Op::AddScaled { register, from, weights, row } => {
+                ChainOp::AddScaled { register, from, weights, row } => {
                     let mut target = std::mem::take(&mut registers[*register]);
                     let added = host::add_scaled(&mut target, &registers[*from], &registers[*weights], *row);
                     registers[*register] = target;
                     added.map_err(wrong)?;
                 }
-                Op::Calls(calls) => {
+                ChainOp::Calls(calls) => {
                     if calls[0].layer == Some(layers) {
                         watch(layers, &registers[self.hidden]);
                         layers += 1;
@@ -451,11 +451,11 @@ impl Model {
         &self,
         calls: &[Call],
         head: bool,
-        parts: &mut [Part<'_>],
+        parts: &mut [PassPart<'_>],
         tokens: usize,
-        workspace: &mut Workspace,
+        workspace: &mut PassWorkspace,
     ) -> Result<()> {
-        let Workspace { registers, wanted, .. } = workspace;
+        let PassWorkspace { registers, wanted, .. } = workspace;
         wanted.clear();
         for (i, call) in calls.iter().enumerate() {
             let zero = call.when.as_ref().is_some_and(|(register, rows)| {
@@ -484,7 +484,7 @@ impl Model {
 
     /// Runs calls that add to one register as one job. False, and nothing has been done, where they have states or take more
     /// tokens than there are.
-    fn sum(&self, calls: &[Call], tokens: usize, workspace: &mut Workspace) -> Result<bool> {
+    fn sum(&self, calls: &[Call], tokens: usize, workspace: &mut PassWorkspace) -> Result<bool> {
         let mut terms: SmallVec<[(&Call, Arc<Prepared>); MANY]> = SmallVec::new();
         for &i in &workspace.wanted {
             let (call, package) = (&calls[i], self.packages[calls[i].package].as_ref());
@@ -497,7 +497,7 @@ impl Model {
             }
             terms.push((call, prepared));
         }
-        let Workspace { registers, scratch, .. } = workspace;
+        let PassWorkspace { registers, scratch, .. } = workspace;
         let times = run_sum(&terms, tokens, registers, scratch, &self.bundle)?;
         for ((call, _), time) in terms.iter().zip(times) {
             self.count(call.package, time);
@@ -519,12 +519,12 @@ impl Model {
         &self,
         call: &Call,
         head: bool,
-        parts: &mut [Part<'_>],
+        parts: &mut [PassPart<'_>],
         tokens: usize,
-        workspace: &mut Workspace,
+        workspace: &mut PassWorkspace,
     ) -> Result<()> {
         let package = self.packages[call.package].as_ref();
-        let Workspace { registers, scratch, host, pass, .. } = workspace;
+        let PassWorkspace { registers, scratch, host, pass, .. } = workspace;
         let program = if head { &self.head } else { &self.body };
         let (values, pass) = (&mut host[usize::from(head)], *pass);
         if !call.has_states(package, &self.bundle)? {

@@ -15,7 +15,7 @@ mod program;
 mod sequence;
 mod vectors;
 
-pub use forward::{Request, Watch};
+pub use forward::{LayerObserver, Request};
 pub use sequence::Sequence;
 
 use crate::backend::{Backend, Counts, OpTime, Package};
@@ -25,15 +25,15 @@ use anemoe_bundle::{CHAIN_FILE, Chain, Shard};
 use anemoe_kernels::Pool;
 use call::Call;
 use embedding::EmbeddingFile;
-use forward::Workspace;
-use program::{Names, Op, Program};
+use forward::PassWorkspace;
+use program::{ChainOp, ChainProgram, Names};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use vectors::Vectors;
+use vectors::VectorFile;
 
 /// Tokens whose logits a pass computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,8 +81,8 @@ pub struct Model {
     packages: Vec<Box<dyn Package>>,
     /// Opened when it is first needed.
     embedding: Mutex<Option<EmbeddingFile>>,
-    body: Program,
-    head: Program,
+    body: ChainProgram,
+    head: ChainProgram,
     names: Names,
     hidden: usize,
     logits: usize,
@@ -90,7 +90,7 @@ pub struct Model {
     low_memory: bool,
     stats: Mutex<Counters>,
     /// Memory of passes that ended, for the next ones.
-    workspaces: Mutex<Vec<Box<Workspace>>>,
+    workspaces: Mutex<Vec<PassWorkspace>>,
 }
 
 /// Counters since opening.
@@ -146,9 +146,9 @@ impl Model {
         }
         let mut names = Names::default();
         let hidden = names.index("hidden");
-        let vectors = Vectors::open(bundle, chain.vectors.as_ref())?;
-        let body = Program::resolve(bundle, &chain, &chain.steps, &index, &vectors, &mut names)?;
-        let head = Program::resolve(bundle, &chain, &chain.head, &index, &vectors, &mut names)?;
+        let vectors = VectorFile::open(bundle, chain.vectors.as_ref())?;
+        let body = ChainProgram::resolve(bundle, &chain, &chain.steps, &index, &vectors, &mut names)?;
+        let head = ChainProgram::resolve(bundle, &chain, &chain.head, &index, &vectors, &mut names)?;
         let logits = names.index("logits");
         Ok(Model {
             number: NUMBER.fetch_add(1, Ordering::Relaxed),
@@ -224,7 +224,7 @@ impl Model {
         for (program, tokens) in [(&self.body, tokens.max(1)), (&self.head, 1)] {
             let tokens = tokens.min(program.most());
             for step in &program.steps {
-                let Op::Calls(calls) = step else { continue };
+                let ChainOp::Calls(calls) = step else { continue };
                 calls.iter().for_each(|call| wanted[call.package].push((call, tokens)));
             }
         }

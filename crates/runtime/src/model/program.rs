@@ -1,8 +1,8 @@
 //! Steps of a chain with names resolved to indices.
 
-use super::call::{Call, Sink, Source};
+use super::call::{Call, InputSource, OutputSink};
 use super::host::{self, Routing};
-use super::vectors::{Mix, Norm, Vectors};
+use super::vectors::{Mix, Norm, VectorFile};
 use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, Chain, HostInput, InputBinding, OutputBinding, Step, TokenCount};
 use std::collections::BTreeMap;
@@ -23,15 +23,15 @@ pub(super) fn pick(counts: &[TokenCount], n: usize) -> TokenCount {
 }
 
 /// The `steps` or the `head` of a chain.
-pub(super) struct Program {
-    pub steps: Vec<Op>,
+pub(super) struct ChainProgram {
+    pub steps: Vec<ChainOp>,
     /// Token counts for which every package has a function.
     pub counts: Vec<TokenCount>,
     /// Host inputs in use.
     pub host: Vec<HostInput>,
 }
 
-pub(super) enum Op {
+pub(super) enum ChainOp {
     Zero {
         register: usize,
         channels: usize,
@@ -80,15 +80,15 @@ impl Names {
     }
 }
 
-impl Program {
+impl ChainProgram {
     pub fn resolve(
         bundle: &Path,
         chain: &Chain,
         steps: &[Step],
         packages: &BTreeMap<String, usize>,
-        vectors: &Vectors,
+        vectors: &VectorFile,
         names: &mut Names,
-    ) -> Result<Program> {
+    ) -> Result<ChainProgram> {
         let mut host_inputs: Vec<HostInput> = Vec::new();
         let mut counts: Option<Vec<TokenCount>> = None;
         let mut ops = Vec::new();
@@ -106,9 +106,9 @@ impl Program {
         for step in steps {
             ops.push(match step {
                 Step::Zero { register, channels } => {
-                    Op::Zero { register: names.index(register), channels: *channels }
+                    ChainOp::Zero { register: names.index(register), channels: *channels }
                 }
-                Step::Route { logits, weights, top_k, scale, bias, over_all } => Op::Route {
+                Step::Route { logits, weights, top_k, scale, bias, over_all } => ChainOp::Route {
                     logits: names.index(logits),
                     weights: names.index(weights),
                     routing: Routing {
@@ -118,17 +118,17 @@ impl Program {
                         over_all: *over_all,
                     },
                 },
-                Step::Residual { stream, branch, vectors: name } => Op::Residual {
+                Step::Residual { stream, branch, vectors: name } => ChainOp::Residual {
                     stream: names.index(stream),
                     branch: branch.as_ref().map(|b| names.index(b)),
                     mix: vectors.mix(name, branch.is_some())?,
                 },
-                Step::Normalize { from, to, vector, eps } => Op::Normalize {
+                Step::Normalize { from, to, vector, eps } => ChainOp::Normalize {
                     from: names.index(from),
                     to: names.index(to),
                     norm: vectors.norm(vector, *eps)?,
                 },
-                Step::AddScaled { register, from, weights, row } => Op::AddScaled {
+                Step::AddScaled { register, from, weights, row } => ChainOp::AddScaled {
                     register: names.index(register),
                     from: names.index(from),
                     weights: names.index(weights),
@@ -149,23 +149,23 @@ impl Program {
                     });
                     let mut source = |input: &InputBinding| match input {
                         InputBinding::Register { name, rows, rescale } => {
-                            Source::Register { index: names.index(name), rows: *rows, rescale: *rescale }
+                            InputSource::Register { index: names.index(name), rows: *rows, rescale: *rescale }
                         }
                         InputBinding::Host(input) => {
                             let known = host_inputs.iter().position(|h| h == input);
-                            Source::Host(known.unwrap_or_else(|| {
+                            InputSource::Host(known.unwrap_or_else(|| {
                                 host_inputs.push(input.clone());
                                 host_inputs.len() - 1
                             }))
                         }
                     };
-                    let inputs: BTreeMap<String, Source> =
+                    let inputs: BTreeMap<String, InputSource> =
                         run.inputs.iter().map(|(k, v)| (k.clone(), source(v))).collect();
                     let axes = inputs.iter().filter_map(|(name, source)| {
                         let axis = match source {
                             // [1, C, 1, T]
-                            Source::Register { .. } => Some(3),
-                            Source::Host(i) => host::token_axis(&host_inputs[*i]),
+                            InputSource::Register { .. } => Some(3),
+                            InputSource::Host(i) => host::token_axis(&host_inputs[*i]),
                         };
                         Some((name.clone(), axis?))
                     });
@@ -176,20 +176,24 @@ impl Program {
                         .map(|(name, output)| {
                             let rows = output.rows.map(|r| (r, sizes[output.register.as_str()]));
                             let register = names.index(&output.register);
-                            (name.clone(), Sink { register, rows, accumulate: output.accumulate })
+                            (name.clone(), OutputSink { register, rows, accumulate: output.accumulate })
                         })
                         .collect();
                     let when = run.when.as_ref().map(|w| (names.index(&w.register), w.rows));
                     let layer = chain.shards[package].layer;
                     let shard = run.shard.clone();
-                    Op::Calls(vec![Call::new(shard, layer, package, when, inputs, outputs, functions, axes)])
+                    ChainOp::Calls(vec![Call::new(
+                        shard, layer, package, when, inputs, outputs, functions, axes,
+                    )])
                 }
             });
         }
-        let mut steps: Vec<Op> = Vec::new();
+        let mut steps: Vec<ChainOp> = Vec::new();
         for op in ops {
             match (steps.last_mut(), op) {
-                (Some(Op::Calls(before)), Op::Calls(next)) if next.iter().all(|n| n.is_like(&before[0])) => {
+                (Some(ChainOp::Calls(before)), ChainOp::Calls(next))
+                    if next.iter().all(|n| n.is_like(&before[0])) =>
+                {
                     before.extend(next);
                 }
                 (_, op) => steps.push(op),
@@ -200,6 +204,6 @@ impl Program {
             let what = "chain: the shards have no function for one token in common";
             return Err(Error::invalid(bundle.join(CHAIN_FILE), what));
         }
-        Ok(Program { steps, counts, host: host_inputs })
+        Ok(ChainProgram { steps, counts, host: host_inputs })
     }
 }

@@ -19,20 +19,20 @@ fn rows_of_piece(width: usize) -> usize {
 }
 
 /// The named vectors of a bundle.
-pub(super) struct Vectors {
+pub(super) struct VectorFile {
     bundle: PathBuf,
     file: PathBuf,
     arrays: BTreeMap<String, Array>,
 }
 
-impl Vectors {
-    pub fn open(bundle: &Path, file: Option<&File>) -> Result<Vectors> {
+impl VectorFile {
+    pub fn open(bundle: &Path, file: Option<&File>) -> Result<VectorFile> {
         let path = file.map_or_else(|| bundle.join(CHAIN_FILE), |f| bundle.join(&f.file));
         let arrays = match file {
             Some(_) => read_npz(&path)?,
             None => BTreeMap::new(),
         };
-        Ok(Vectors { bundle: bundle.to_path_buf(), file: path, arrays })
+        Ok(VectorFile { bundle: bundle.to_path_buf(), file: path, arrays })
     }
 
     fn vector(&self, name: String) -> Result<Vec<f32>> {

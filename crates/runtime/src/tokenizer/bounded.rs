@@ -398,6 +398,12 @@ pub fn check_post_processor(value: &Value) -> Result<(), String> {
                 let lengths = ["ids", "tokens"].map(|list| tokens[id][list].as_array().map(Vec::len));
                 ids += match lengths {
                     [Some(ids), Some(tokens)] if ids == tokens => ids as u64,
+                    [Some(ids), Some(tokens)] => {
+                        return Err(format!(
+                            "`special_tokens` has {ids} `ids` and {tokens} `tokens` for `{}`, expected as many of both",
+                            id.escape_debug()
+                        ));
+                    }
                     _ => {
                         return Err(format!(
                             "template `{template}` has the token `{}`, which is not among `special_tokens`",

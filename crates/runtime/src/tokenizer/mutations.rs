@@ -392,7 +392,7 @@ fn parts_that_the_library_panics_at_are_errors() {
     let regex = |regex: &str| json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false});
     let cases = [
         (template(json!([bos, a]), json!({})), "`<bos>`, which is not among `special_tokens`"),
-        (template(json!([bos, a]), bos_of(vec![1, 2], 1)), "`<bos>`, which is not among"),
+        (template(json!([bos, a]), bos_of(vec![1, 2], 1)), "has 2 `ids` and 1 `tokens` for `<bos>`"),
         (template(json!([a, b]), json!({})), "has a second text"),
         (template(json!([a, a, a, a, a]), json!({})), "repeat a text 5 times"),
         (template(json!([bos, a]), bos_of(vec![1; 5000], 5000)), "add 5000 tokens"),

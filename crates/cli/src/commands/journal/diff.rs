@@ -1,7 +1,7 @@
 //! `anemoe journal diff`: the figures of two bundles side by side.
 
 use super::entries::machine;
-use super::figures::{self, Unit, clean};
+use super::figures::{self, Unit};
 use crate::journal::{Facts, facts};
 use crate::target::expect_begun_bundle;
 use crate::ui::{Table, Ui};
@@ -87,7 +87,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<()> {
     } else {
         let mut table = Table::new(&["differing option", "a", "b"]);
         for o in &options {
-            let name = clean(&format!("{}: {}", o.kind, o.option));
+            let name = format!("{}: {}", o.kind, o.option);
             table.row(vec![name, cell(o.a.as_ref(), Unit::Plain), cell(o.b.as_ref(), Unit::Plain)]);
         }
         table.print(ui)?;
@@ -103,7 +103,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<()> {
         };
         let ratio = r.ratio.map_or_else(String::new, |x| format!("{x:.4}"));
         let (a, b) = (cell(r.a.as_ref(), r.unit), cell(r.b.as_ref(), r.unit));
-        table.row(vec![clean(&r.figure), a, b, difference, ratio]);
+        table.row(vec![r.figure.clone(), a, b, difference, ratio]);
     }
     table.print(ui)?;
     for remark in remarks {
@@ -113,7 +113,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<()> {
 }
 
 fn cell(value: Option<&Value>, unit: Unit) -> String {
-    value.map_or_else(|| "-".into(), |v| clean(&figures::text(v, unit)).replace('\n', " "))
+    value.map_or_else(|| "-".into(), |v| figures::text(v, unit).replace('\n', " "))
 }
 
 impl Side {

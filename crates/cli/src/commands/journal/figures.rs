@@ -91,7 +91,16 @@ pub fn known(path: &str) -> (String, Unit) {
         p if p.ends_with("seconds") || p.ends_with("_s") && !p.ends_with("tok_s") => Unit::Seconds,
         _ => Unit::Plain,
     };
-    (path.replace('_', " ").replace('.', ": "), unit)
+    let mut name = path.replace('_', " ").replace('.', ": ");
+    for (end, said) in
+        [("tok s", "tok/s"), ("tok s each", "tok/s each"), ("gb s", "GB/s"), ("gb per token", "GB per token")]
+    {
+        if let Some(front) = name.strip_suffix(end).filter(|f| f.is_empty() || f.ends_with(' ')) {
+            name = format!("{front}{said}");
+            break;
+        }
+    }
+    (name, unit)
 }
 
 /// Every figure by its path: members of objects, no lists but of plain values, no hashes.
@@ -143,6 +152,9 @@ pub fn real(x: f64, unit: Unit) -> String {
         Unit::Nats => format!("{x:.5}"),
         Unit::Share => format!("{:.1} %", 100.0 * x),
         Unit::Seconds => format!("{x:.2}"),
+        Unit::Count if x == x.trunc() && x.abs() < 1e15 => {
+            format!("{}{}", if x < 0.0 { "-" } else { "" }, ui::count(x.abs() as u64))
+        }
         // Figures of a run, not digits of a float.
         Unit::Count | Unit::Plain if x == x.trunc() && x.abs() < 1e15 => format!("{x:.0}"),
         // What was asked is shown as it was asked.
@@ -153,11 +165,6 @@ pub fn real(x: f64, unit: Unit) -> String {
             format!("{x:.digits$}")
         }
     }
-}
-
-/// Text of a journal on a terminal: no control characters, which could come from a bundle of somebody else.
-pub fn clean(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
 }
 
 #[cfg(test)]
@@ -179,7 +186,7 @@ mod tests {
                 format!("{name} {}", text(v, unit))
             })
             .collect();
-        assert_eq!(lines, ["ops ANE 1,200", "list 1, 2", "watts 4.5", "decode tok s 9.25"]);
+        assert_eq!(lines, ["ops ANE 1,200", "list 1, 2", "watts 4.5", "decode tok/s 9.25"]);
     }
 
     #[test]
@@ -192,6 +199,7 @@ mod tests {
         assert_eq!(real(0.999999, Unit::Plain), "0.999999");
         assert_eq!(real(1.0 / 3e7, Unit::Plain), "3.333e-8");
         assert_eq!(real(1.0 / 3.0, Unit::Plain), "0.33333");
-        assert_eq!(clean("a\u{1b}[2J\nb"), "a\u{fffd}[2J\nb");
+        assert_eq!(real(-1_234_567.0, Unit::Count), "-1,234,567");
+        assert_eq!(known("decode.16.read_gb_s").0, "decode: 16: read GB/s");
     }
 }

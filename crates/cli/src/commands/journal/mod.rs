@@ -11,7 +11,6 @@ use crate::ui::Ui;
 use anemoe_bundle::journal::{self, Event, Prose};
 use anyhow::bail;
 use entries::Entry;
-use figures::clean;
 use std::path::{Path, PathBuf};
 
 /// Show, add to and compare what was done to bundles and what came out of it.
@@ -175,7 +174,7 @@ fn print(entry: &Entry, ui: &Ui) -> std::io::Result<()> {
             ui.line(if heading == "Surprise" { "(none)" } else { "(nothing written)" })?;
         }
         for line in lines {
-            ui.line(wrapped(&clean(line)))?;
+            ui.line(wrapped(line))?;
         }
     }
     Ok(())

@@ -20,6 +20,9 @@ use std::ops::Range;
 pub const MAGIC: &[u8; 4] = b"GGUF";
 /// Alignment of the data where the file does not name one.
 const ALIGNMENT: u64 = 32;
+/// Largest alignment in bytes, that of the largest page of memory; all padding is looked at.
+const MAX_ALIGNMENT: u64 = 64 << 10;
+/// Key that names the alignment.
 const ALIGNMENT_KEY: &str = "general.alignment";
 /// Longest key, from the format's description.
 const MAX_KEY_BYTES: usize = 65535;
@@ -280,8 +283,10 @@ fn alignment(file: &[u8], values: &BTreeMap<String, Stored>) -> Result<u64> {
         return invalid(format!("key `{ALIGNMENT_KEY}`: it is a {}, expected u32", value.kind.name()));
     };
     match u32::from_le_bytes(*bytes) {
-        n if n.is_power_of_two() => Ok(u64::from(n)),
-        n => invalid(format!("key `{ALIGNMENT_KEY}`: it is {n}, expected a power of two")),
+        n if n.is_power_of_two() && u64::from(n) <= MAX_ALIGNMENT => Ok(u64::from(n)),
+        n => invalid(format!(
+            "key `{ALIGNMENT_KEY}`: it is {n}, expected a power of two up to {MAX_ALIGNMENT}"
+        )),
     }
 }
 
@@ -391,7 +396,21 @@ fn places(c: &mut Cursor<'_>, tensors: u64, alignment: u64) -> Result<Vec<Placed
             }
         }
     }
-    // Tensors cover the data, as in GGML's own reader: a type or a shape that is not the tensor's leaves a gap.
+    // Tensors cover the data, as in GGML's own reader: a type or a shape that is not the tensor's leaves a gap. One that is
+    // shorter than the alignment leaves values in the padding, which llama.cpp and gguf-py fill with zeros.
+    let padding = |from: u64, to: u64, before: &str| {
+        // A file without tensors may end before its data would begin.
+        let bytes = c.file.get((start + from) as usize..(start + to) as usize).unwrap_or_default();
+        match bytes.iter().position(|b| *b != 0) {
+            None => Ok(()),
+            Some(i) => invalid(format!(
+                "tensor `{before}`: byte {i} of the {} of padding behind it is {:#04x}, expected 0: its type or its shape is \
+                 another one",
+                bytes.len(),
+                bytes[i]
+            )),
+        }
+    };
     let mut order: Vec<&Placed> = out.iter().collect();
     order.sort_by_key(|t| t.bytes.start);
     let (mut end, mut before) = (0u64, "the header");
@@ -408,11 +427,13 @@ fn places(c: &mut Cursor<'_>, tensors: u64, alignment: u64) -> Result<Vec<Placed
                 "tensor `{name}`: {gap} bytes between it and `{before}`, expected {padding} of padding"
             ));
         }
+        padding(end, at, before)?;
         (end, before) = (tensor.bytes.end as u64 - start, name);
     }
     if data > end.next_multiple_of(alignment) {
         return invalid(format!("file: {} bytes behind `{before}`, the last tensor", data - end));
     }
+    padding(end, data, before)?;
     Ok(out)
 }
 
@@ -671,6 +692,28 @@ mod tests {
     }
 
     #[test]
+    fn padding_that_holds_values() {
+        // One f32 that is said to be f16: before another tensor, and as the last.
+        for (at, name) in [(0, "one"), (1, "end")] {
+            let mut g = Gguf::new();
+            g.tensor("one", &[1], 0, 1f32.to_le_bytes().to_vec());
+            g.tensor("end", &[1], 0, 1f32.to_le_bytes().to_vec());
+            for len in [0, 32] {
+                let mut file = g.write();
+                file.resize(file.len().next_multiple_of(len.max(1)), 0);
+                parse(&file).unwrap();
+                g.tensors[at].kind = 1;
+                let mut file = g.write();
+                file.resize(file.len().next_multiple_of(len.max(1)), 0);
+                let what = refused_bytes(&file);
+                let says = format!("tensor `{name}`: byte 0 of the ");
+                assert!(what.contains(&says) && what.contains("is 0x80, expected 0"), "{what}");
+                g.tensors[at].kind = 0;
+            }
+        }
+    }
+
+    #[test]
     fn a_type_that_is_not_read() {
         for (number, says) in [(10, "10 (q2_K)"), (4, "4;"), (99, "99;"), (u32::MAX, "4294967295;")] {
             let mut g = example();
@@ -714,7 +757,7 @@ mod tests {
 
     #[test]
     fn an_alignment_that_is_none() {
-        for n in [0, 3, 48, u32::MAX] {
+        for n in [0, 3, 48, 1 << 17, 1 << 31, u32::MAX] {
             let mut g = example();
             g.u32("general.alignment", n);
             let what = refused(&g);
@@ -724,8 +767,8 @@ mod tests {
         g.text("general.alignment", "32");
         assert!(refused(&g).contains("it is a string, expected u32"));
         let mut g = example();
-        g.alignment = 1 << 31;
-        g.u32("general.alignment", 1 << 31);
+        g.alignment = 1 << 16;
+        g.u32("general.alignment", 1 << 16);
         for tensor in &mut g.tensors {
             tensor.offset = Some(0);
         }

@@ -452,7 +452,7 @@ impl Family for Zaya {
             ZayaSkip::Zero => "nothing, as in transformers",
         };
         let mut facts = vec![
-            "the residual stream, its scales and its norms stay in f32 on the host: shards take the normalized stream as fp16 \
+            "the hidden state, its scales and its norms stay in f32 on the host: shards take it normalized as fp16 \
              and give back what is added to it; the head norms it itself, and a token above 16384 is divided by a power of two \
              before that"
                 .into(),

@@ -1,26 +1,26 @@
 //! From steps to nodes.
 
-use super::super::ir::{Place, Projection, Step, Work as StepWork};
+use super::super::ir::{Instr, InstrKind, Projection, ValueRef};
 use super::super::weights::StoredWeight;
 use super::experts::{Branch, Experts};
 use super::patterns::{Fused, Graph};
 use super::update::caches;
-use super::view::{Base, Nest, View, dense_strides};
-use super::{Binary, Fill, Item, KernelCall, Node, Operand, Plan, Reduction, Unary, Work};
+use super::view::{Base, StridedLoops, View, dense_strides};
+use super::{Binary, Fill, Item, KernelCall, KernelOperand, Node, NodeKind, Plan, Reduction, Unary};
 use crate::tensor::{Data, Tensor};
 use anemoe_kernels::{AttentionShape, HeadStrides};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// What a plan is made from: a function's steps, in which every buffer is written once.
-pub(in crate::cpu) struct Source<'a> {
-    pub steps: Vec<Step>,
+pub(in crate::cpu) struct PlanInput<'a> {
+    pub steps: Vec<Instr>,
     pub constants: &'a [Arc<Tensor>],
     /// Shape of each buffer, and whether it holds floats.
     pub buffers: Vec<(Vec<usize>, bool)>,
     /// Buffer of each input.
     pub inputs: &'a [usize],
-    pub outputs: &'a [Place],
+    pub outputs: &'a [ValueRef],
     pub states: Vec<Vec<usize>>,
     pub skip_zero: bool,
 }
@@ -42,8 +42,8 @@ struct Builder<'a> {
 }
 
 /// Makes a plan; none where something is not of a fixed form, and then the steps are executed as they are.
-pub(in crate::cpu) fn plan(source: Source<'_>) -> Option<Plan> {
-    let Source { steps, constants, buffers, inputs, outputs, states, skip_zero } = source;
+pub(in crate::cpu) fn plan(source: PlanInput<'_>) -> Option<Plan> {
+    let PlanInput { steps, constants, buffers, inputs, outputs, states, skip_zero } = source;
     let (shapes, floats): (Vec<Vec<usize>>, Vec<bool>) = buffers.into_iter().unzip();
     let mut producer = vec![None; shapes.len()];
     let mut readers = vec![Vec::new(); shapes.len()];
@@ -52,7 +52,7 @@ pub(in crate::cpu) fn plan(source: Source<'_>) -> Option<Plan> {
         step.reads().into_iter().for_each(|b| readers[b].push(i));
     }
     for place in outputs {
-        if let Place::Buffer(b) = place {
+        if let ValueRef::Buffer(b) = place {
             readers[*b].push(usize::MAX);
         }
     }
@@ -87,7 +87,7 @@ pub(in crate::cpu) fn plan(source: Source<'_>) -> Option<Plan> {
     for &place in outputs {
         let view = b.place(place)?;
         let dense = dense_strides(&view.shape);
-        let nest = Nest::new(&view.shape, [&dense, &view.strides], [0, view.offset]);
+        let nest = StridedLoops::new(&view.shape, [&dense, &view.strides], [0, view.offset]);
         results.push((nest, view));
     }
     let Builder { mut nodes, sizes, panels, tensors, .. } = b;
@@ -114,7 +114,7 @@ impl Builder<'_> {
         let mut take = |root: usize, f: Fused, steps: Vec<usize>, inside: &mut Vec<bool>| {
             // A state that is read inside must not be written before the root reads it.
             let first = steps.iter().copied().min().unwrap_or(root);
-            let written = |s: usize| matches!(self.g.steps[s].work, StepWork::WriteState { .. });
+            let written = |s: usize| matches!(self.g.steps[s].work, InstrKind::WriteState { .. });
             if steps.iter().chain([&root]).any(|&s| inside[s]) || (first..root).any(written) {
                 return;
             }
@@ -129,7 +129,7 @@ impl Builder<'_> {
                 continue;
             }
             let state = match &self.g.steps[root].work {
-                StepWork::WriteState { state, .. } => self.states[*state].as_slice(),
+                InstrKind::WriteState { state, .. } => self.states[*state].as_slice(),
                 _ => &[],
             };
             let update = self.g.update(root, state);
@@ -155,29 +155,29 @@ impl Builder<'_> {
         (fused, inside)
     }
 
-    fn push(&mut self, work: Work) {
+    fn push(&mut self, work: NodeKind) {
         let step = &self.g.steps[self.step];
         self.nodes.push(Node { work, op_type: step.op_type.clone(), name: step.name.clone() });
     }
 
-    fn place(&self, place: Place) -> Option<View> {
+    fn place(&self, place: ValueRef) -> Option<View> {
         match place {
-            Place::Buffer(b) => self.views[b].clone(),
-            Place::Constant(c) => Some(View::dense(Base::Constant(c), &self.g.constants[c].shape)),
-            Place::State(s) => Some(View::dense(Base::State(s), &self.states[s])),
+            ValueRef::Buffer(b) => self.views[b].clone(),
+            ValueRef::Constant(c) => Some(View::dense(Base::Constant(c), &self.g.constants[c].shape)),
+            ValueRef::State(s) => Some(View::dense(Base::State(s), &self.states[s])),
         }
     }
 
-    fn is_float(&self, place: Place) -> bool {
+    fn is_float(&self, place: ValueRef) -> bool {
         match place {
-            Place::Buffer(b) => self.floats[b],
-            Place::Constant(c) => matches!(self.g.constants[c].data, Data::F32(_)),
-            Place::State(_) => true,
+            ValueRef::Buffer(b) => self.floats[b],
+            ValueRef::Constant(c) => matches!(self.g.constants[c].data, Data::F32(_)),
+            ValueRef::State(_) => true,
         }
     }
 
     /// A float operand that is not a state.
-    fn float(&mut self, place: Place) -> Option<View> {
+    fn float(&mut self, place: ValueRef) -> Option<View> {
         let view = self.place(place).filter(|_| self.is_float(place))?;
         Some(self.out_of_state(view))
     }
@@ -213,9 +213,9 @@ impl Builder<'_> {
     /// A copy with `last` as the innermost dimension.
     fn copied(&mut self, view: &View, order: &[usize]) -> View {
         let out = self.allocate(&view.shape, order);
-        let nest = Nest::new(&view.shape, [&out.strides, &view.strides], [0, view.offset]);
+        let nest = StridedLoops::new(&view.shape, [&out.strides, &view.strides], [0, view.offset]);
         let to = buffer_of(&out);
-        self.push(Work::Copy { nest, x: view.base, out: to, fill: None });
+        self.push(NodeKind::Copy { nest, x: view.base, out: to, fill: None });
         out
     }
 
@@ -238,7 +238,7 @@ impl Builder<'_> {
     }
 
     /// The view, or a copy of it, in which the elements along `axis` lie together.
-    fn together(&mut self, view: View, axis: usize) -> View {
+    fn make_contiguous(&mut self, view: View, axis: usize) -> View {
         let view = self.out_of_state(view);
         if view.shape[axis] == 1 || view.strides[axis] == 1 {
             return view;
@@ -265,7 +265,7 @@ impl Builder<'_> {
         match f {
             Fused::Norm { x, axis, norm, weight } => {
                 let view = self.float(*x)?;
-                let x = self.together(view, *axis);
+                let x = self.make_contiguous(view, *axis);
                 let mut order = Self::order(&x);
                 order.retain(|d| d != axis);
                 order.push(*axis);
@@ -273,8 +273,8 @@ impl Builder<'_> {
                 let mut rows = x.shape.clone();
                 rows[*axis] = 1;
                 let weight = weight.map(|w| self.place(w).map(|v| v.base));
-                let work = Work::Norm {
-                    rows: Nest::new(&rows, [&out.strides, &x.strides], [0, x.offset]),
+                let work = NodeKind::Norm {
+                    rows: StridedLoops::new(&rows, [&out.strides, &x.strides], [0, x.offset]),
                     n: x.shape[*axis],
                     x: x.base,
                     weight: match weight {
@@ -290,9 +290,9 @@ impl Builder<'_> {
             Fused::Rotate { x, cos, sin, half } => {
                 let view = self.float(*x)?;
                 let last = view.rank().checked_sub(1)?;
-                let x = self.together(view, last);
+                let x = self.make_contiguous(view, last);
                 let (cos, sin) = (self.float(*cos)?, self.float(*sin)?);
-                let (cos, sin) = (self.together(cos, last), self.together(sin, last));
+                let (cos, sin) = (self.make_contiguous(cos, last), self.make_contiguous(sin, last));
                 let mut order = Self::order(&x);
                 order.retain(|d| *d != last);
                 order.push(last);
@@ -305,25 +305,43 @@ impl Builder<'_> {
                 let mut rows = x.shape.clone();
                 rows[last] = 1;
                 let start = [0, x.offset, cos.offset, sin.offset];
-                let rows = Nest::new(&rows, [&out.strides, &x.strides, &c, &s], start);
+                let rows = StridedLoops::new(&rows, [&out.strides, &x.strides, &c, &s], start);
                 let (half, to) = (*half, buffer_of(&out));
-                self.push(Work::Rotate { rows, half, n, x: x.base, cos: cos.base, sin: sin.base, out: to });
+                self.push(NodeKind::Rotate {
+                    rows,
+                    half,
+                    n,
+                    x: x.base,
+                    cos: cos.base,
+                    sin: sin.base,
+                    out: to,
+                });
                 self.define(out)
             }
             Fused::Gated { gate, up, kind } => {
                 let (gate, up) = (self.float(*gate)?, self.float(*up)?);
                 let axis = *Self::order(&gate).last()?;
-                let (gate, up) = (self.together(gate, axis), self.together(up, axis));
+                let (gate, up) = (self.make_contiguous(gate, axis), self.make_contiguous(up, axis));
                 let mut order = Self::order(&gate);
                 order.retain(|d| *d != axis);
                 order.push(axis);
                 let out = self.allocate(&gate.shape, &order);
                 let mut rows = gate.shape.clone();
                 rows[axis] = 1;
-                let nest =
-                    Nest::new(&rows, [&out.strides, &gate.strides, &up.strides], [0, gate.offset, up.offset]);
+                let nest = StridedLoops::new(
+                    &rows,
+                    [&out.strides, &gate.strides, &up.strides],
+                    [0, gate.offset, up.offset],
+                );
                 let (n, to) = (gate.shape[axis], buffer_of(&out));
-                self.push(Work::Gated { rows: nest, n, gate: gate.base, up: up.base, kind: *kind, out: to });
+                self.push(NodeKind::Gated {
+                    rows: nest,
+                    n,
+                    gate: gate.base,
+                    up: up.base,
+                    kind: *kind,
+                    out: to,
+                });
                 self.define(out)
             }
             Fused::Experts { branches } => self.experts(branches),
@@ -336,13 +354,13 @@ impl Builder<'_> {
                 };
                 self.before_write(*state);
                 let before = self.nodes.iter().rev().find_map(|node| match &node.work {
-                    Work::Update { new: other, keep: k, place: p, .. } => {
+                    NodeKind::Update { new: other, keep: k, place: p, .. } => {
                         Some(other.shape[2] == new.shape[2] && (k, p) == (&keep, &place))
                     }
                     _ => None,
                 });
                 let as_before = before.unwrap_or(false);
-                let work = Work::Update { state: *state, new, keep, place, tail, as_before };
+                let work = NodeKind::Update { state: *state, new, keep, place, tail, as_before };
                 self.push(work);
                 Some(())
             }
@@ -362,7 +380,7 @@ impl Builder<'_> {
 
     fn weight_of(&self, step: usize) -> Option<Arc<StoredWeight>> {
         match &self.g.steps[step].work {
-            StepWork::Project {
+            InstrKind::Project {
                 projection: Projection::Conv { weight, .. } | Projection::Linear { weight },
                 ..
             } => weight.matrix().is_ok().then(|| weight.clone()),
@@ -390,26 +408,30 @@ impl Builder<'_> {
             all.push(Branch { gate_up, down, weight, kind: b.kind });
         }
         let out = self.allocate(&shape, &[0, 2, 3, 1]);
-        self.push(Work::Experts(Box::new(Experts::new(x, all, tokens, shape[1], buffer_of(&out)))));
+        self.push(NodeKind::Experts(Box::new(Experts::new(x, all, tokens, shape[1], buffer_of(&out)))));
         self.define(out)
     }
 
-    fn attention(&mut self, (q, k, v, mask): (Place, Place, Place, Place), kv_heads: usize) -> Option<()> {
+    fn attention(
+        &mut self,
+        (q, k, v, mask): (ValueRef, ValueRef, ValueRef, ValueRef),
+        kv_heads: usize,
+    ) -> Option<()> {
         let (_, shape) = self.result()?;
         let &[1, heads, tokens, head_dim] = shape.as_slice() else { return None };
         let view = self.float(q)?;
-        let q = self.together(view, 3);
+        let q = self.make_contiguous(view, 3);
         let cache = |b: &mut Self, place| {
             let v = b.place(place).filter(|_| b.is_float(place))?;
-            Some(if v.strides[3] == 1 || v.shape[3] == 1 { v } else { b.together(v, 3) })
+            Some(if v.strides[3] == 1 || v.shape[3] == 1 { v } else { b.make_contiguous(v, 3) })
         };
         let (k, v) = (cache(self, k)?, cache(self, v)?);
         let view = self.float(mask)?;
-        let mask = self.together(view, 3);
+        let mask = self.make_contiguous(view, 3);
         let out = self.allocate(&shape, &[0, 2, 1, 3]);
         let slots = k.shape[2];
         let at = |v: &View| HeadStrides { first: v.offset, head: v.strides[1], token: v.strides[2] };
-        let work = Work::Attention {
+        let work = NodeKind::Attention {
             shape: AttentionShape { heads, kv_heads, tokens, head_dim, slots },
             q: (q.base, at(&q)),
             k,
@@ -424,36 +446,36 @@ impl Builder<'_> {
     fn single(&mut self) -> Option<()> {
         let step = &self.g.steps[self.step];
         match &step.work {
-            StepWork::Cond { .. } | StepWork::While { .. } => None,
-            StepWork::Copy { from, .. } => {
+            InstrKind::Cond { .. } | InstrKind::While { .. } => None,
+            InstrKind::Copy { from, .. } => {
                 let view = self.place(*from)?;
                 let copy = self.out_of_state(view);
                 self.define(copy)
             }
-            StepWork::WriteState { state, data } => {
+            InstrKind::WriteState { state, data } => {
                 let (state, data) = (*state, *data);
-                if data == Place::State(state) {
+                if data == ValueRef::State(state) {
                     return Some(());
                 }
                 let x = self.float(data)?;
                 self.before_write(state);
                 let shape = self.states[state].clone();
-                let nest = Nest::new(&shape, [&dense_strides(&shape), &x.strides], [0, x.offset]);
+                let nest = StridedLoops::new(&shape, [&dense_strides(&shape), &x.strides], [0, x.offset]);
                 if x.shape != shape {
                     return None;
                 }
-                self.push(Work::WriteState { state, nest, x: x.base });
+                self.push(NodeKind::WriteState { state, nest, x: x.base });
                 Some(())
             }
-            StepWork::Project { projection, x, bias, .. } => self.project(projection, *x, *bias),
-            StepWork::Kernel { .. } => match self.native() {
+            InstrKind::Project { projection, x, bias, .. } => self.project(projection, *x, *bias),
+            InstrKind::Kernel { .. } => match self.native() {
                 Some(()) => Some(()),
                 None => self.kernel(),
             },
         }
     }
 
-    fn project(&mut self, projection: &Projection, x: Place, bias: Option<Place>) -> Option<()> {
+    fn project(&mut self, projection: &Projection, x: ValueRef, bias: Option<ValueRef>) -> Option<()> {
         let (_, shape) = self.result()?;
         let (weight, groups, taps) = match projection {
             Projection::Conv { weight, groups, taps } => (weight.clone(), *groups, *taps),
@@ -468,7 +490,7 @@ impl Builder<'_> {
             Projection::Linear { .. } => rank - 1,
         };
         let channels = cols / taps;
-        let view = if taps == 1 { self.together(x, axis) } else { x };
+        let view = if taps == 1 { self.make_contiguous(x, axis) } else { x };
         // All dimensions but the channels', as one.
         let others: Vec<usize> = (0..rank).filter(|&d| d != axis).collect();
         let mut tokens_view = view.transposed(&others.iter().copied().chain([axis]).collect::<Vec<_>>());
@@ -517,7 +539,7 @@ impl Builder<'_> {
         if groups > 1 || taps > 1 {
             let group_stride = channels * strides.1;
             let (x, cols) = (flattened, (channels, taps));
-            self.push(Work::Grouped {
+            self.push(NodeKind::Grouped {
                 x,
                 tokens,
                 cols,
@@ -552,7 +574,7 @@ impl Builder<'_> {
         let order = weight.matrix().ok()?.layout();
         let known = self.products.iter().find(|(v, _, _)| *v == x).map(|(_, node, _)| *node);
         if let Some(node) = known
-            && let Some(Node { work: Work::Products { fills, items }, .. }) = self.nodes.get_mut(node)
+            && let Some(Node { work: NodeKind::Products { fills, items }, .. }) = self.nodes.get_mut(node)
         {
             let same =
                 items.iter().find(|i| i.weight.matrix().is_ok_and(|m| m.layout() == order)).map(|i| i.panel);
@@ -571,7 +593,7 @@ impl Builder<'_> {
         let panel = self.new_panel();
         self.products.push((x.clone(), self.nodes.len(), panel));
         let fills = vec![Fill { panel, x, tokens, channels, strides }];
-        self.push(Work::Products { fills, items: vec![Item { weight, panel, out, bias }] });
+        self.push(NodeKind::Products { fills, items: vec![Item { weight, panel, out, bias }] });
         Some(())
     }
 
@@ -654,14 +676,14 @@ impl Builder<'_> {
                 return None;
             }
             if let Some(place) = step.argument("squeeze_mask") {
-                let Place::Constant(c) = place else { return None };
+                let ValueRef::Constant(c) = place else { return None };
                 if self.g.constants[c].as_bool()?.iter().any(|&s| s) {
                     return None;
                 }
             }
         }
         let masked: Vec<bool> = match step.argument("begin_mask") {
-            Some(Place::Constant(c)) if op == "slice_by_index" => self.g.constants[c].as_bool()?.to_vec(),
+            Some(ValueRef::Constant(c)) if op == "slice_by_index" => self.g.constants[c].as_bool()?.to_vec(),
             Some(_) if op == "slice_by_index" => return None,
             _ => vec![false; x.rank()],
         };
@@ -703,8 +725,8 @@ impl Builder<'_> {
         let mut begin = 0;
         for part in &parts {
             let to = out.sliced(axis, begin, part.shape[axis]);
-            let nest = Nest::new(&part.shape, [&to.strides, &part.strides], [to.offset, part.offset]);
-            self.push(Work::Copy { nest, x: part.base, out: buffer_of(&out), fill: None });
+            let nest = StridedLoops::new(&part.shape, [&to.strides, &part.strides], [to.offset, part.offset]);
+            self.push(NodeKind::Copy { nest, x: part.base, out: buffer_of(&out), fill: None });
             begin += part.shape[axis];
         }
         self.define(out)
@@ -714,7 +736,7 @@ impl Builder<'_> {
         let step = &self.g.steps[self.step];
         let x = self.argument("x")?;
         let step_mode = step.argument("mode");
-        if let Some(Place::Constant(c)) = step_mode {
+        if let Some(ValueRef::Constant(c)) = step_mode {
             let Data::Str(mode) = &self.g.constants[c].data else { return None };
             if mode.first()? != "constant" {
                 return None;
@@ -725,7 +747,7 @@ impl Builder<'_> {
         let pad = self.g.ints(step.argument("pad"))?.to_vec();
         let value = match step.argument("constant_val") {
             None => 0.0,
-            Some(Place::Constant(c)) => *self.g.constants[c].as_f32()?.first()?,
+            Some(ValueRef::Constant(c)) => *self.g.constants[c].as_f32()?.first()?,
             Some(_) => return None,
         };
         let (_, shape) = self.result()?;
@@ -745,8 +767,8 @@ impl Builder<'_> {
             }
             to = to.sliced(d, before, x.shape[d]);
         }
-        let nest = Nest::new(&x.shape, [&to.strides, &x.strides], [to.offset, x.offset]);
-        self.push(Work::Copy { nest, x: x.base, out: buffer_of(&out), fill: Some((value, out.len())) });
+        let nest = StridedLoops::new(&x.shape, [&to.strides, &x.strides], [to.offset, x.offset]);
+        self.push(NodeKind::Copy { nest, x: x.base, out: buffer_of(&out), fill: Some((value, out.len())) });
         self.define(out)
     }
 
@@ -784,12 +806,12 @@ impl Builder<'_> {
         xv.shape[x_last] = 1;
         (yv.shape[y_last], yv.shape[y_last - 1]) = (1, 1);
         let (xs, ys) = (xv.broadcast(&rows)?, yv.broadcast(&rows)?);
-        let nest = Nest::new(&rows, [&out.strides, &xs, &ys], [0, x.offset, y.offset]);
+        let nest = StridedLoops::new(&rows, [&out.strides, &xs, &ys], [0, x.offset, y.offset]);
         let to = buffer_of(&out);
         if k == 0 || n == 0 || nest.is_too_deep() {
             return None;
         }
-        self.push(Work::MatMul {
+        self.push(NodeKind::MatMul {
             rows: nest,
             sizes: (k, n),
             strides: (xk, yk, yn),
@@ -814,9 +836,9 @@ impl Builder<'_> {
         let out = self.allocate(&x.shape, &order);
         let mut rows = x.shape.clone();
         rows[axis] = 1;
-        let nest = Nest::new(&rows, [&out.strides, &x.strides], [0, x.offset]);
+        let nest = StridedLoops::new(&rows, [&out.strides, &x.strides], [0, x.offset]);
         let (n, to) = (x.shape[axis], buffer_of(&out));
-        self.push(Work::Softmax { rows: nest, n, step: x.strides[axis], x: x.base, out: to });
+        self.push(NodeKind::Softmax { rows: nest, n, step: x.strides[axis], x: x.base, out: to });
         self.define(out)
     }
 
@@ -845,16 +867,22 @@ impl Builder<'_> {
             "reduce_min" => Reduction::Min,
             _ => Reduction::Sum,
         };
-        let rows = Nest::new(&kept, [&out.strides, &x.strides], [0, x.offset]);
-        let inner = Nest::new(&inner, [&x.strides], [0]);
+        let rows = StridedLoops::new(&kept, [&out.strides, &x.strides], [0, x.offset]);
+        let inner = StridedLoops::new(&inner, [&x.strides], [0]);
         let to = buffer_of(&out);
-        self.push(Work::Reduce { kind, rows, inner, n, x: x.base, out: to });
+        self.push(NodeKind::Reduce { kind, rows, inner, n, x: x.base, out: to });
         let view = if keep { out } else { out.reshaped(&shape)? };
         self.define(view)
     }
 
     fn binary(&mut self, op: &str) -> Option<()> {
-        fn run(nest: &Nest<3>, out: &mut [f32], x: &[f32], y: &[f32], f: impl Fn(f32, f32) -> f32 + Copy) {
+        fn run(
+            nest: &StridedLoops<3>,
+            out: &mut [f32],
+            x: &[f32],
+            y: &[f32],
+            f: impl Fn(f32, f32) -> f32 + Copy,
+        ) {
             nest.each(|[o, a, b], n, s| match s {
                 [1, 1, 1] => {
                     let (x, y) = (&x[a..a + n], &y[b..b + n]);
@@ -888,12 +916,12 @@ impl Builder<'_> {
             let at = |v: &View| (d + v.rank()).checked_sub(shape.len()).map_or(1, |i| v.shape[i]);
             shape[d] == at(&x).max(at(&y)) || shape[d] == 0
         });
-        let nest = Nest::new(&shape, [&out.strides, &xs, &ys], [0, x.offset, y.offset]);
+        let nest = StridedLoops::new(&shape, [&out.strides, &xs, &ys], [0, x.offset, y.offset]);
         if !broadcast || nest.is_too_deep() {
             return None;
         }
         let to = buffer_of(&out);
-        self.push(Work::Binary { f, nest, x: x.base, y: y.base, out: to });
+        self.push(NodeKind::Binary { f, nest, x: x.base, y: y.base, out: to });
         self.define(out)
     }
 
@@ -910,12 +938,12 @@ impl Builder<'_> {
         };
         let x = self.argument("x")?;
         let out = self.allocate(&x.shape, &Self::order(&x));
-        let nest = Nest::new(&x.shape, [&out.strides, &x.strides], [0, x.offset]);
+        let nest = StridedLoops::new(&x.shape, [&out.strides, &x.strides], [0, x.offset]);
         let to = buffer_of(&out);
         if nest.is_too_deep() {
             return None;
         }
-        self.push(Work::Unary { f, nest, x: x.base, out: to });
+        self.push(NodeKind::Unary { f, nest, x: x.base, out: to });
         self.define(out)
     }
 
@@ -923,12 +951,12 @@ impl Builder<'_> {
         let kind = self.g.activation(self.step)?;
         let x = self.argument("x")?;
         let out = self.allocate(&x.shape, &Self::order(&x));
-        let nest = Nest::new(&x.shape, [&out.strides, &x.strides], [0, x.offset]);
+        let nest = StridedLoops::new(&x.shape, [&out.strides, &x.strides], [0, x.offset]);
         if nest.is_too_deep() {
             return None;
         }
         let (to, n) = (buffer_of(&out), out.len());
-        self.push(Work::Activate { nest, x: x.base, kind, out: to, n });
+        self.push(NodeKind::Activate { nest, x: x.base, kind, out: to, n });
         self.define(out)
     }
 
@@ -936,27 +964,27 @@ impl Builder<'_> {
     fn kernel(&mut self) -> Option<()> {
         let steps = self.g.steps;
         let step = &steps[self.step];
-        let StepWork::Kernel { kernel, inputs, values, outputs } = &step.work else { return None };
-        let operand = |b: &mut Self, place: Place| -> Option<Operand> {
+        let InstrKind::Kernel { kernel, inputs, values, outputs } = &step.work else { return None };
+        let operand = |b: &mut Self, place: ValueRef| -> Option<KernelOperand> {
             let view = b.place(place)?;
             if matches!(view.base, Base::Tensor(_) | Base::Constant(_) | Base::Input(_))
                 && view.offset == 0
                 && view.is_dense()
                 && b.whole(&view, place)
             {
-                return Some(Operand::Whole(view.base));
+                return Some(KernelOperand::Whole(view.base));
             }
             if !b.is_float(place) {
                 return None;
             }
             let dense = dense_strides(&view.shape);
-            let nest = Nest::new(&view.shape, [&dense, &view.strides], [0, view.offset]);
+            let nest = StridedLoops::new(&view.shape, [&dense, &view.strides], [0, view.offset]);
             let shape = view.shape.clone();
             if nest.is_too_deep() {
                 return None;
             }
             b.tensors += 1;
-            Some(Operand::Copied { nest, x: view.base, shape, copy: b.tensors - 1 })
+            Some(KernelOperand::Copied { nest, x: view.base, shape, copy: b.tensors - 1 })
         };
         let mut bound = Vec::new();
         for input in inputs {
@@ -972,7 +1000,7 @@ impl Builder<'_> {
             tensors.push(self.tensors - 1);
             self.views[b] = Some(View::dense(Base::Tensor(self.tensors - 1), &self.g.shapes[b]));
         }
-        self.push(Work::Kernel(Box::new(KernelCall {
+        self.push(NodeKind::Kernel(Box::new(KernelCall {
             kernel: *kernel,
             op_type: step.op_type.clone(),
             inputs: bound,
@@ -984,14 +1012,14 @@ impl Builder<'_> {
     }
 
     /// The view is all of what it is a view of, under the same shape.
-    fn whole(&self, view: &View, place: Place) -> bool {
+    fn whole(&self, view: &View, place: ValueRef) -> bool {
         match place {
-            Place::Constant(_) => true,
-            Place::Buffer(b) => {
+            ValueRef::Constant(_) => true,
+            ValueRef::Buffer(b) => {
                 let own = match view.base {
                     // Defined by a kernel or an input and not looked at otherwise since.
                     Base::Tensor(_) => self.g.producer[b].is_some_and(|p| {
-                        matches!(self.g.steps[p].work, StepWork::Kernel { .. })
+                        matches!(self.g.steps[p].work, InstrKind::Kernel { .. })
                             && !matches!(
                                 self.g.steps[p].op_type.as_str(),
                                 "reshape"
@@ -1009,7 +1037,7 @@ impl Builder<'_> {
                 };
                 own && view.shape == self.g.shapes[b]
             }
-            Place::State(_) => false,
+            ValueRef::State(_) => false,
         }
     }
 }
@@ -1022,7 +1050,7 @@ fn buffer_of(view: &View) -> usize {
 }
 
 /// Gives buffers whose times of use do not overlap the same memory; returns the sizes.
-fn assign(nodes: &mut [Node], sizes: &[usize], results: &mut [(Nest<2>, View)]) -> Vec<usize> {
+fn assign(nodes: &mut [Node], sizes: &[usize], results: &mut [(StridedLoops<2>, View)]) -> Vec<usize> {
     let mut last = vec![0; sizes.len()];
     for (i, node) in nodes.iter_mut().enumerate() {
         node.work.each_buffer(&mut |b| last[*b] = i);
@@ -1059,7 +1087,7 @@ fn assign(nodes: &mut [Node], sizes: &[usize], results: &mut [(Nest<2>, View)]) 
     slots.into_iter().map(|s| s.0).collect()
 }
 
-impl Work {
+impl NodeKind {
     /// Every buffer that the node reads or writes.
     fn each_buffer(&mut self, f: &mut dyn FnMut(&mut usize)) {
         fn base(b: &mut Base, f: &mut dyn FnMut(&mut usize)) {
@@ -1068,62 +1096,62 @@ impl Work {
             }
         }
         match self {
-            Work::Products { fills, items } => {
+            NodeKind::Products { fills, items } => {
                 fills.iter_mut().for_each(|x| base(&mut x.x.base, f));
                 for i in items {
                     f(&mut i.out);
                     i.bias.iter_mut().for_each(|b| base(b, f));
                 }
             }
-            Work::Grouped { x, bias, out, .. } => {
+            NodeKind::Grouped { x, bias, out, .. } => {
                 base(&mut x.base, f);
                 bias.iter_mut().for_each(|b| base(b, f));
                 f(out);
             }
-            Work::Gated { gate, up, out, .. } => {
+            NodeKind::Gated { gate, up, out, .. } => {
                 base(gate, f);
                 base(up, f);
                 f(out);
             }
-            Work::Norm { x, weight, out, .. } => {
+            NodeKind::Norm { x, weight, out, .. } => {
                 base(x, f);
                 weight.iter_mut().for_each(|b| base(b, f));
                 f(out);
             }
-            Work::Rotate { x, cos, sin, out, .. } => {
+            NodeKind::Rotate { x, cos, sin, out, .. } => {
                 [x, cos, sin].into_iter().for_each(|b| base(b, f));
                 f(out);
             }
-            Work::Attention { q, k, v, mask, out, .. } => {
+            NodeKind::Attention { q, k, v, mask, out, .. } => {
                 [&mut q.0, &mut k.base, &mut v.base, &mut mask.0.base].into_iter().for_each(|b| base(b, f));
                 f(&mut out.0);
             }
-            Work::Update { new, keep, place, tail, .. } => {
+            NodeKind::Update { new, keep, place, tail, .. } => {
                 [new, keep, place].into_iter().chain(tail).for_each(|v| base(&mut v.base, f));
             }
-            Work::Experts(e) => {
+            NodeKind::Experts(e) => {
                 base(&mut e.x.base, f);
                 e.branches.iter_mut().for_each(|b| base(&mut b.weight.base, f));
                 f(&mut e.out);
             }
-            Work::Binary { x, y, out, .. } | Work::MatMul { x, y, out, .. } => {
+            NodeKind::Binary { x, y, out, .. } | NodeKind::MatMul { x, y, out, .. } => {
                 base(x, f);
                 base(y, f);
                 f(out);
             }
-            Work::Unary { x, out, .. }
-            | Work::Activate { x, out, .. }
-            | Work::Copy { x, out, .. }
-            | Work::Softmax { x, out, .. }
-            | Work::Reduce { x, out, .. } => {
+            NodeKind::Unary { x, out, .. }
+            | NodeKind::Activate { x, out, .. }
+            | NodeKind::Copy { x, out, .. }
+            | NodeKind::Softmax { x, out, .. }
+            | NodeKind::Reduce { x, out, .. } => {
                 base(x, f);
                 f(out);
             }
-            Work::WriteState { x, .. } => base(x, f),
-            Work::Kernel(call) => {
+            NodeKind::WriteState { x, .. } => base(x, f),
+            NodeKind::Kernel(call) => {
                 for operand in call.inputs.iter_mut().map(|(_, o)| o).chain(&mut call.values) {
                     match operand {
-                        Operand::Whole(b) | Operand::Copied { x: b, .. } => base(b, f),
+                        KernelOperand::Whole(b) | KernelOperand::Copied { x: b, .. } => base(b, f),
                     }
                 }
             }

@@ -2,7 +2,7 @@
 
 use super::super::OpErrorAt;
 use super::super::weights::StoredWeight;
-use super::Sources;
+use super::NodeInputs;
 use super::view::View;
 use crate::backend::Counts;
 use anemoe_kernels::{Columns, Gate, Layout, MatMul, Matrix, PackedActivations, Pool, Strided};
@@ -25,7 +25,7 @@ pub(super) struct Branch {
 
 /// What one expert needs while it runs.
 #[derive(Default)]
-struct Scratch {
+struct ExpertScratch {
     tokens: Vec<u32>,
     /// `[tokens, 2 F]`
     gate_up: Vec<f32>,
@@ -58,12 +58,12 @@ const _: () = {
 
 /// What experts need while they run.
 #[derive(Default)]
-pub(super) struct Workspace {
+pub(super) struct ExpertWorkspace {
     /// The tokens in each order that the packs multiply.
     x: [PackedActivations; ORDERS.len()],
     /// Tokens with their channels together, where they do not come so.
     turned: Vec<f32>,
-    scratch: [Scratch; TOGETHER],
+    scratch: [ExpertScratch; TOGETHER],
     /// Which of the packs, and which of its experts.
     chosen: Vec<(usize, usize)>,
 }
@@ -71,7 +71,7 @@ pub(super) struct Workspace {
 /// Experts of one function with what they read.
 pub(super) struct Pack<'a> {
     pub experts: &'a Experts,
-    pub sources: Sources<'a>,
+    pub sources: NodeInputs<'a>,
 }
 
 impl Pack<'_> {
@@ -124,12 +124,12 @@ pub(super) fn sum(
     packs: &[Pack<'_>],
     y: &mut [f32],
     skip_zero: bool,
-    workspace: &mut Workspace,
+    workspace: &mut ExpertWorkspace,
     counts: &mut [Counts],
 ) -> OpErrorAt<()> {
     let Some(Pack { experts: Experts { tokens, rows, x, .. }, .. }) = packs.first() else { return Ok(()) };
     let (tokens, rows) = (*tokens, *rows);
-    let Workspace { x: panels, turned, scratch, chosen } = workspace;
+    let ExpertWorkspace { x: panels, turned, scratch, chosen } = workspace;
     let y = &mut y[..tokens * rows];
     chosen.clear();
     for (p, (pack, counts)) in packs.iter().zip(counts.iter_mut()).enumerate() {
@@ -178,7 +178,7 @@ pub(super) fn sum(
         for (&(p, i), w) in chosen.iter().zip(&mut down) {
             *w = Some(packs[p].experts.branches[i].down.matrix()?);
         }
-        let activate = |k: usize, s: &mut Scratch| {
+        let activate = |k: usize, s: &mut ExpertScratch| {
             let Some(w) = down[k] else { return };
             let (p, i) = chosen[k];
             let kind = packs[p].experts.branches[i].kind;
@@ -225,7 +225,7 @@ pub(super) fn sum(
 }
 
 /// Adds what experts gave to tokens `first..` of the result, in the order of the experts, whatever threads there are.
-fn add(experts: &[Scratch], y: &mut [f32], first: u32, rows: usize) {
+fn add(experts: &[ExpertScratch], y: &mut [f32], first: u32, rows: usize) {
     let end = first + (y.len() / rows.max(1)) as u32;
     for s in experts {
         let (from, to) = (s.tokens.partition_point(|t| *t < first), s.tokens.partition_point(|t| *t < end));

@@ -33,12 +33,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use update::{Change, find_changes, update};
-use view::{Base, Nest, View};
+use view::{Base, StridedLoops, View};
 
-pub(super) use build::{Source, plan};
+pub(super) use build::{PlanInput, plan};
 
 type Unary = fn(f32) -> f32;
-type Binary = fn(&Nest<3>, &mut [f32], &[f32], &[f32]);
+type Binary = fn(&StridedLoops<3>, &mut [f32], &[f32], &[f32]);
 
 /// A product in a node.
 struct Item {
@@ -58,7 +58,7 @@ struct Fill {
     strides: (usize, usize),
 }
 
-enum Work {
+enum NodeKind {
     Products {
         fills: Vec<Fill>,
         items: Vec<Item>,
@@ -78,7 +78,7 @@ enum Work {
         out: usize,
     },
     Gated {
-        rows: Nest<3>,
+        rows: StridedLoops<3>,
         n: usize,
         gate: Base,
         up: Base,
@@ -86,7 +86,7 @@ enum Work {
         out: usize,
     },
     Norm {
-        rows: Nest<2>,
+        rows: StridedLoops<2>,
         n: usize,
         x: Base,
         weight: Option<Base>,
@@ -94,7 +94,7 @@ enum Work {
         out: usize,
     },
     Rotate {
-        rows: Nest<4>,
+        rows: StridedLoops<4>,
         half: usize,
         n: usize,
         x: Base,
@@ -122,19 +122,19 @@ enum Work {
     Experts(Box<experts::Experts>),
     Binary {
         f: Binary,
-        nest: Nest<3>,
+        nest: StridedLoops<3>,
         x: Base,
         y: Base,
         out: usize,
     },
     Unary {
         f: Unary,
-        nest: Nest<2>,
+        nest: StridedLoops<2>,
         x: Base,
         out: usize,
     },
     Activate {
-        nest: Nest<2>,
+        nest: StridedLoops<2>,
         x: Base,
         kind: Gate,
         out: usize,
@@ -142,14 +142,14 @@ enum Work {
         n: usize,
     },
     Copy {
-        nest: Nest<2>,
+        nest: StridedLoops<2>,
         x: Base,
         out: usize,
         /// Of so many elements, before.
         fill: Option<(f32, usize)>,
     },
     Softmax {
-        rows: Nest<2>,
+        rows: StridedLoops<2>,
         n: usize,
         step: usize,
         x: Base,
@@ -157,14 +157,14 @@ enum Work {
     },
     Reduce {
         kind: Reduction,
-        rows: Nest<2>,
-        inner: Nest<1>,
+        rows: StridedLoops<2>,
+        inner: StridedLoops<1>,
         n: usize,
         x: Base,
         out: usize,
     },
     MatMul {
-        rows: Nest<3>,
+        rows: StridedLoops<3>,
         sizes: (usize, usize),
         strides: (usize, usize, usize),
         x: Base,
@@ -173,7 +173,7 @@ enum Work {
     },
     WriteState {
         state: usize,
-        nest: Nest<2>,
+        nest: StridedLoops<2>,
         x: Base,
     },
     Kernel(Box<KernelCall>),
@@ -192,17 +192,17 @@ struct KernelCall {
     kernel: Kernel,
     op_type: String,
     /// Parameters; views that are not dense tensors are copied first.
-    inputs: Vec<(String, Operand)>,
-    values: Vec<Operand>,
+    inputs: Vec<(String, KernelOperand)>,
+    values: Vec<KernelOperand>,
     outputs: Vec<usize>,
     types: Vec<TensorType>,
 }
 
-enum Operand {
+enum KernelOperand {
     Whole(Base),
     /// A view that is no dense tensor, and the number of the arena's tensor to which it is copied.
     Copied {
-        nest: Nest<2>,
+        nest: StridedLoops<2>,
         x: Base,
         shape: Vec<usize>,
         copy: usize,
@@ -210,7 +210,7 @@ enum Operand {
 }
 
 struct Node {
-    work: Work,
+    work: NodeKind,
     /// Operation that it is or ends with, for errors and times.
     op_type: String,
     name: String,
@@ -228,7 +228,7 @@ pub(super) struct Plan {
     /// Of each state, the slots that may be held in fp16.
     caches: Vec<Option<usize>>,
     /// The function's results.
-    outputs: Vec<(Nest<2>, View)>,
+    outputs: Vec<(StridedLoops<2>, View)>,
     skip_zero: bool,
     /// Nanoseconds that each node took; empty where nothing is measured.
     times: Vec<AtomicU64>,
@@ -240,7 +240,7 @@ struct Arena {
     buffers: Vec<Vec<f32>>,
     panels: Vec<PackedActivations>,
     tensors: Vec<Tensor>,
-    experts: experts::Workspace,
+    experts: experts::ExpertWorkspace,
     changes: Vec<Change>,
     /// A row of softmax.
     row: Vec<f32>,
@@ -275,14 +275,14 @@ impl Arena {
 }
 
 /// What nodes read.
-struct Sources<'a> {
+struct NodeInputs<'a> {
     buffers: &'a [Vec<f32>],
     tensors: &'a [Tensor],
     constants: &'a [Arc<Tensor>],
     inputs: &'a [&'a Tensor],
 }
 
-impl<'a> Sources<'a> {
+impl<'a> NodeInputs<'a> {
     fn tensor(&self, base: Base) -> Option<&'a Tensor> {
         match base {
             Base::Tensor(i) => Some(&self.tensors[i]),
@@ -300,7 +300,7 @@ impl<'a> Sources<'a> {
     }
 }
 
-fn copy(nest: &Nest<2>, x: &[f32], out: &mut [f32]) {
+fn copy(nest: &StridedLoops<2>, x: &[f32], out: &mut [f32]) {
     if let Some(e) = nest.exchange() {
         return anemoe_kernels::transpose(Pool::global(), e.sizes, (x, e.from), (out, e.to));
     }
@@ -323,7 +323,7 @@ pub(super) fn add_experts(
     let mut packs: SmallVec<[_; super::MANY]> = SmallVec::new();
     for (plan, inputs) in calls {
         let Some(experts) = plan.experts() else { return Ok(false) };
-        let sources = Sources { buffers: &[], tensors: &[], constants: &plan.constants, inputs };
+        let sources = NodeInputs { buffers: &[], tensors: &[], constants: &plan.constants, inputs };
         packs.push(Pack { experts, sources });
     }
     if !experts::are_alike(&packs) {
@@ -382,7 +382,7 @@ impl Plan {
             }
         }
         let Arena { buffers, tensors, .. } = arena;
-        let sources = Sources { buffers, tensors, constants: &self.constants, inputs };
+        let sources = NodeInputs { buffers, tensors, constants: &self.constants, inputs };
         for ((nest, view), out) in self.outputs.iter().zip(outputs) {
             match (view.base, sources.tensor(view.base)) {
                 (Base::State(s), _) => copy_state(nest, &states[s], out.reset_f32(&view.shape)),
@@ -405,7 +405,7 @@ impl Plan {
     /// Bytes of what a run works in: buffers, results of kernels, and outputs.
     pub fn bytes(&self) -> u64 {
         let kernels = self.nodes.iter().filter_map(|node| match &node.work {
-            Work::Kernel(call) => Some(call.types.iter().filter_map(TensorType::elements)),
+            NodeKind::Kernel(call) => Some(call.types.iter().filter_map(TensorType::elements)),
             _ => None,
         });
         let outputs = self.outputs.iter().map(|(_, view)| view.shape.iter().product::<usize>() as u64);
@@ -428,7 +428,7 @@ impl Plan {
 
     /// The experts, where the function gives their sum `[1, channels, 1, tokens]` and does nothing else.
     fn experts(&self) -> Option<&experts::Experts> {
-        let ([Node { work: Work::Experts(e), .. }], [(_, view)]) =
+        let ([Node { work: NodeKind::Experts(e), .. }], [(_, view)]) =
             (self.nodes.as_slice(), self.outputs.as_slice())
         else {
             return None;
@@ -469,7 +469,7 @@ impl Plan {
 /// Elements of a state that are read at a time.
 const SOME: usize = 64;
 
-fn copy_state(nest: &Nest<2>, state: &StateValue, out: &mut [f32]) {
+fn copy_state(nest: &StridedLoops<2>, state: &StateValue, out: &mut [f32]) {
     match state {
         StateValue::Cache(cache) => nest.each(|[o, i], n, s| {
             let mut values = [0f32; SOME];
@@ -485,7 +485,7 @@ fn copy_state(nest: &Nest<2>, state: &StateValue, out: &mut [f32]) {
 
 #[allow(clippy::too_many_arguments)]
 fn run_node(
-    work: &Work,
+    work: &NodeKind,
     arena: &mut Arena,
     constants: &[Arc<Tensor>],
     inputs: &[&Tensor],
@@ -499,14 +499,14 @@ fn run_node(
         ($out:expr, |$sources:ident, $y:ident| $body:expr) => {{
             let mut taken = std::mem::take(&mut buffers[$out]);
             let $y = &mut taken;
-            let $sources = Sources { buffers, tensors, constants, inputs };
+            let $sources = NodeInputs { buffers, tensors, constants, inputs };
             $body;
             buffers[$out] = taken;
         }};
     }
     match work {
-        Work::Products { fills, items } => {
-            let sources = Sources { buffers, tensors, constants, inputs };
+        NodeKind::Products { fills, items } => {
+            let sources = NodeInputs { buffers, tensors, constants, inputs };
             for fill in fills.iter() {
                 let order = order_of(items, fill.panel)?;
                 let x = columns(&sources, &fill.x, fill.strides);
@@ -514,7 +514,7 @@ fn run_node(
             }
             counts.bytes_read += products(pool, items, buffers, panels, tensors, constants, inputs)?;
         }
-        Work::Grouped { x, tokens, cols, strides, weight, groups, group_stride, bias, out } => {
+        NodeKind::Grouped { x, tokens, cols, strides, weight, groups, group_stride, bias, out } => {
             let w = weight.matrix()?;
             counts.bytes_read += w.bytes_read();
             with_out!(*out, |sources, y| {
@@ -527,7 +527,7 @@ fn run_node(
                 );
             });
         }
-        Work::Gated { rows, n, gate, up, kind, out } => with_out!(*out, |sources, y| {
+        NodeKind::Gated { rows, n, gate, up, kind, out } => with_out!(*out, |sources, y| {
             let (g, u) = (sources.get(*gate), sources.get(*up));
             rows.split(pool, y, *n, &|rows, y| {
                 rows.each(|[o, a, b], m, s| {
@@ -544,7 +544,7 @@ fn run_node(
                 });
             });
         }),
-        Work::Norm { rows, n, x, weight, norm, out } => with_out!(*out, |sources, y| {
+        NodeKind::Norm { rows, n, x, weight, norm, out } => with_out!(*out, |sources, y| {
             let (x, weight) = (sources.get(*x), weight.map(|w| sources.get(w)));
             rows.split(pool, y, *n, &|rows, y| {
                 rows.each(|[o, a], m, s| {
@@ -555,7 +555,7 @@ fn run_node(
                 });
             });
         }),
-        Work::Rotate { rows, half, n, x, cos, sin, out } => with_out!(*out, |sources, y| {
+        NodeKind::Rotate { rows, half, n, x, cos, sin, out } => with_out!(*out, |sources, y| {
             let (x, cos, sin) = (sources.get(*x), sources.get(*cos), sources.get(*sin));
             let (half, n) = (*half, *n);
             rows.split(pool, y, n, &|rows, y| {
@@ -577,9 +577,9 @@ fn run_node(
                 });
             });
         }),
-        Work::Attention { shape, q, k, v, mask, out } => {
+        NodeKind::Attention { shape, q, k, v, mask, out } => {
             let mut taken = std::mem::take(&mut buffers[out.0]);
-            let sources = Sources { buffers, tensors, constants, inputs };
+            let sources = NodeInputs { buffers, tensors, constants, inputs };
             let cache = |v: &View| {
                 let values = match v.base {
                     Base::State(s) => states[s].values(),
@@ -594,37 +594,37 @@ fn run_node(
                 anemoe_kernels::attention(pool, shape, 1.0, q, &k, &v, Some(m), (&mut taken, out.1));
             buffers[out.0] = taken;
         }
-        Work::Update { state, new, keep, place, tail, as_before } => {
-            let sources = Sources { buffers, tensors, constants, inputs };
+        NodeKind::Update { state, new, keep, place, tail, as_before } => {
+            let sources = NodeInputs { buffers, tensors, constants, inputs };
             if !*as_before {
                 find_changes(pool, &sources, (keep, place), new.shape[2], changes);
             }
             update(pool, &mut states[*state], &sources, (new, keep, place, tail.as_ref()), changes);
         }
-        Work::Experts(e) => {
+        NodeKind::Experts(e) => {
             with_out!(e.out, |sources, y| {
                 let mut own = [Counts::default()];
                 experts::sum(pool, &[Pack { experts: e, sources }], y, skip_zero, workspace, &mut own)?;
                 *counts += own[0];
             });
         }
-        Work::Binary { f, nest, x, y: other, out } => {
+        NodeKind::Binary { f, nest, x, y: other, out } => {
             with_out!(*out, |sources, y| {
                 let (x, other) = (sources.get(*x), sources.get(*other));
                 nest.split(pool, y, 1, &|nest, y| f(nest, y, x, other));
             });
         }
-        Work::Unary { f, nest, x, out } => with_out!(*out, |sources, y| {
+        NodeKind::Unary { f, nest, x, out } => with_out!(*out, |sources, y| {
             let x = sources.get(*x);
             nest.split(pool, y, 1, &|nest, y| {
                 nest.each(|[o, a], n, s| (0..n).for_each(|k| y[o + k * s[0]] = f(x[a + k * s[1]])));
             });
         }),
-        Work::Activate { nest, x, kind, out, n } => with_out!(*out, |sources, y| {
+        NodeKind::Activate { nest, x, kind, out, n } => with_out!(*out, |sources, y| {
             copy(nest, sources.get(*x), y);
             anemoe_kernels::apply_activation(&mut y[..*n], *kind);
         }),
-        Work::Copy { nest, x, out, fill } => {
+        NodeKind::Copy { nest, x, out, fill } => {
             if let Some((v, n)) = fill {
                 buffers[*out][..*n].fill(*v);
             }
@@ -633,7 +633,7 @@ fn run_node(
                 base => copy(nest, sources.get(*base), y),
             });
         }
-        Work::Softmax { rows, n, step, x, out } => with_out!(*out, |sources, y| {
+        NodeKind::Softmax { rows, n, step, x, out } => with_out!(*out, |sources, y| {
             let x = sources.get(*x);
             row.resize(*n, 0.0);
             rows.each(|[o, a], m, s| {
@@ -647,11 +647,11 @@ fn run_node(
                 }
             });
         }),
-        Work::Reduce { kind, rows, inner, n, x, out } => with_out!(*out, |sources, y| {
+        NodeKind::Reduce { kind, rows, inner, n, x, out } => with_out!(*out, |sources, y| {
             let x = sources.get(*x);
             rows.split_by(pool, y, (1, *n), &|rows, y| reduce(*kind, rows, inner, *n, x, y));
         }),
-        Work::MatMul { rows, sizes: (k, n), strides: (xk, yk, yn), x, y: other, out } => {
+        NodeKind::MatMul { rows, sizes: (k, n), strides: (xk, yk, yn), x, y: other, out } => {
             with_out!(*out, |sources, y| {
                 let (x, w) = (sources.get(*x), sources.get(*other));
                 // Each row of the result by itself.
@@ -670,20 +670,20 @@ fn run_node(
                 });
             });
         }
-        Work::WriteState { state, nest, x } => {
-            let sources = Sources { buffers, tensors, constants, inputs };
+        NodeKind::WriteState { state, nest, x } => {
+            let sources = NodeInputs { buffers, tensors, constants, inputs };
             let x = sources.get(*x);
             // Those that are written whole are no caches, see `caches`.
             if let StateValue::Full(t) = &mut states[*state] {
                 copy(nest, x, t.as_f32_mut().unwrap_or_default());
             }
         }
-        Work::Kernel(call) => {
+        NodeKind::Kernel(call) => {
             let operands = || call.inputs.iter().map(|(_, o)| o).chain(&call.values);
             for operand in operands() {
-                if let Operand::Copied { nest, x, shape, copy: to } = operand {
+                if let KernelOperand::Copied { nest, x, shape, copy: to } = operand {
                     let mut taken = std::mem::take(&mut tensors[*to]);
-                    let sources = Sources { buffers, tensors, constants, inputs };
+                    let sources = NodeInputs { buffers, tensors, constants, inputs };
                     match x {
                         Base::State(s) => copy_state(nest, &states[*s], taken.reset_f32(shape)),
                         base => copy(nest, sources.get(*base), taken.reset_f32(shape)),
@@ -693,12 +693,12 @@ fn run_node(
             }
             let mut results: Vec<Tensor> =
                 call.outputs.iter().map(|&t| std::mem::take(&mut tensors[t])).collect();
-            let sources = Sources { buffers, tensors, constants, inputs };
+            let sources = NodeInputs { buffers, tensors, constants, inputs };
             let get = |o| match o {
-                &Operand::Whole(base) => {
+                &KernelOperand::Whole(base) => {
                     sources.tensor(base).ok_or_else(|| OpError::Invalid("no tensor".into()))
                 }
-                Operand::Copied { copy, .. } => Ok(&sources.tensors[*copy]),
+                KernelOperand::Copied { copy, .. } => Ok(&sources.tensors[*copy]),
             };
             let bound: Vec<(&str, &Tensor)> =
                 call.inputs.iter().map(|(n, o)| Ok((n.as_str(), get(o)?))).collect::<OpErrorAt<_>>()?;
@@ -716,7 +716,14 @@ fn run_node(
 }
 
 /// Each row's elements, of which there are n, in the order of `inner`.
-fn reduce(kind: Reduction, rows: &Nest<2>, inner: &Nest<1>, n: usize, x: &[f32], y: &mut [f32]) {
+fn reduce(
+    kind: Reduction,
+    rows: &StridedLoops<2>,
+    inner: &StridedLoops<1>,
+    n: usize,
+    x: &[f32],
+    y: &mut [f32],
+) {
     let sum = |a: f32, b: f32| a + b;
     match kind {
         Reduction::Max => reduce_by(rows, inner, x, y, f32::NEG_INFINITY, f32::max),
@@ -734,8 +741,8 @@ const BESIDE: usize = 8;
 
 #[inline(always)]
 fn reduce_by(
-    rows: &Nest<2>,
-    inner: &Nest<1>,
+    rows: &StridedLoops<2>,
+    inner: &StridedLoops<1>,
     x: &[f32],
     y: &mut [f32],
     first: f32,
@@ -769,7 +776,7 @@ fn order_of(items: &[Item], panel: usize) -> OpErrorAt<Layout> {
 
 /// Where the channels of a view's tokens are.
 fn columns<'a>(
-    sources: &Sources<'a>,
+    sources: &NodeInputs<'a>,
     x: &View,
     (token_stride, channel_stride): (usize, usize),
 ) -> Columns<'a> {
@@ -795,7 +802,7 @@ fn products(
         for (item, taken) in items.iter().zip(&mut taken) {
             *taken = std::mem::take(&mut buffers[item.out]);
         }
-        let sources = Sources { buffers, tensors, constants, inputs };
+        let sources = NodeInputs { buffers, tensors, constants, inputs };
         let mut all: [Option<MatMul<'_>>; TOGETHER] = Default::default();
         for ((item, y), product) in items.iter().zip(&mut taken).zip(&mut all) {
             let w = item.weight.matrix()?;

@@ -3,7 +3,7 @@
 //! A pattern is found by what is computed, whoever wrote the program, and it stands for its operations only if nothing else
 //! reads what they compute in between.
 
-use super::super::ir::{Place, Projection, Step, Work};
+use super::super::ir::{Instr, InstrKind, Projection, ValueRef};
 use crate::tensor::Tensor;
 use anemoe_kernels::{Gate, RmsNorm};
 use std::collections::BTreeMap;
@@ -11,11 +11,11 @@ use std::sync::Arc;
 
 /// Steps in which every buffer is written once, and who reads what.
 pub(super) struct Graph<'a> {
-    pub steps: &'a [Step],
+    pub steps: &'a [Instr],
     pub constants: &'a [Arc<Tensor>],
     /// Shape of each buffer.
     pub shapes: &'a [Vec<usize>],
-    /// Step that writes each buffer.
+    /// Instruction that writes each buffer.
     pub producer: Vec<Option<usize>>,
     /// Steps that read each buffer, with repetition; `usize::MAX` for the function's results.
     pub readers: Vec<Vec<usize>>,
@@ -24,21 +24,21 @@ pub(super) struct Graph<'a> {
 /// What a step stands for, with the steps before it that it replaces.
 pub(super) enum Fused {
     Norm {
-        x: Place,
+        x: ValueRef,
         axis: usize,
         norm: RmsNorm,
-        weight: Option<Place>,
+        weight: Option<ValueRef>,
     },
     /// `x cos + swapped sin`, where the first two pieces of `half` channels are swapped.
     Rotate {
-        x: Place,
-        cos: Place,
-        sin: Place,
+        x: ValueRef,
+        cos: ValueRef,
+        sin: ValueRef,
         half: usize,
     },
     Gated {
-        gate: Place,
-        up: Place,
+        gate: ValueRef,
+        up: ValueRef,
         kind: Gate,
     },
     Experts {
@@ -46,50 +46,51 @@ pub(super) enum Fused {
     },
     /// Result `[1, heads, T, head_dim]`.
     Attention {
-        q: Place,
-        k: Place,
-        v: Place,
-        mask: Place,
+        q: ValueRef,
+        k: ValueRef,
+        v: ValueRef,
+        mask: ValueRef,
         kv_heads: usize,
     },
     Update {
         state: usize,
-        new: Place,
-        keep: Place,
-        place: Place,
-        tail: Option<Place>,
+        new: ValueRef,
+        keep: ValueRef,
+        place: ValueRef,
+        tail: Option<ValueRef>,
     },
 }
 
 /// One gated MLP times a weight per token.
 #[derive(Clone)]
 pub(super) struct Branch {
-    pub x: Place,
-    /// Step of the projection to gate and up.
+    pub x: ValueRef,
+    /// Instruction of the projection to gate and up.
     pub gate_up: usize,
-    /// Step of the projection down.
+    /// Instruction of the projection down.
     pub down: usize,
-    pub weight: Place,
+    pub weight: ValueRef,
     pub kind: Gate,
 }
 
 type Found = Option<(Fused, Vec<usize>)>;
 
 impl Graph<'_> {
-    fn step(&self, place: Place) -> Option<usize> {
+    fn step(&self, place: ValueRef) -> Option<usize> {
         match place {
-            Place::Buffer(b) => self.producer[b],
+            ValueRef::Buffer(b) => self.producer[b],
             _ => None,
         }
     }
 
     /// The step that computes `place` by operation `op`.
-    fn by(&self, place: Place, op: &str) -> Option<usize> {
-        self.step(place)
-            .filter(|&s| self.steps[s].op_type == op && matches!(self.steps[s].work, Work::Kernel { .. }))
+    fn by(&self, place: ValueRef, op: &str) -> Option<usize> {
+        self.step(place).filter(|&s| {
+            self.steps[s].op_type == op && matches!(self.steps[s].work, InstrKind::Kernel { .. })
+        })
     }
 
-    fn arg(&self, step: usize, name: &str) -> Option<Place> {
+    fn arg(&self, step: usize, name: &str) -> Option<ValueRef> {
         self.steps[step].argument(name)
     }
 
@@ -97,17 +98,17 @@ impl Graph<'_> {
         self.steps[step].writes().first().copied()
     }
 
-    fn shape(&self, place: Place) -> Option<&[usize]> {
+    fn shape(&self, place: ValueRef) -> Option<&[usize]> {
         match place {
-            Place::Buffer(b) => Some(&self.shapes[b]),
-            Place::Constant(c) => Some(&self.constants[c].shape),
-            Place::State(_) => None,
+            ValueRef::Buffer(b) => Some(&self.shapes[b]),
+            ValueRef::Constant(c) => Some(&self.constants[c].shape),
+            ValueRef::State(_) => None,
         }
     }
 
-    fn number(&self, place: Place) -> Option<f32> {
+    fn number(&self, place: ValueRef) -> Option<f32> {
         match place {
-            Place::Constant(c) => match self.constants[c].as_f32()? {
+            ValueRef::Constant(c) => match self.constants[c].as_f32()? {
                 [v] => Some(*v),
                 _ => None,
             },
@@ -115,17 +116,17 @@ impl Graph<'_> {
         }
     }
 
-    pub fn ints(&self, place: Option<Place>) -> Option<&[i32]> {
+    pub fn ints(&self, place: Option<ValueRef>) -> Option<&[i32]> {
         match place? {
-            Place::Constant(c) => self.constants[c].as_i32(),
+            ValueRef::Constant(c) => self.constants[c].as_i32(),
             _ => None,
         }
     }
 
-    pub fn flag(&self, place: Option<Place>, default: bool) -> Option<bool> {
+    pub fn flag(&self, place: Option<ValueRef>, default: bool) -> Option<bool> {
         match place {
             None => Some(default),
-            Some(Place::Constant(c)) => self.constants[c].as_bool()?.first().copied(),
+            Some(ValueRef::Constant(c)) => self.constants[c].as_bool()?.first().copied(),
             Some(_) => None,
         }
     }
@@ -135,7 +136,7 @@ impl Graph<'_> {
     }
 
     /// Operands of a commutative operation, both ways.
-    fn both(&self, step: usize) -> Vec<(Place, Place)> {
+    fn both(&self, step: usize) -> Vec<(ValueRef, ValueRef)> {
         match (self.arg(step, "x"), self.arg(step, "y")) {
             (Some(x), Some(y)) => vec![(x, y), (y, x)],
             _ => Vec::new(),
@@ -151,7 +152,7 @@ impl Graph<'_> {
     }
 
     /// A reduction over one axis that stays: its axis and operand.
-    fn reduction(&self, place: Place, op: &str) -> Option<(usize, usize, Place)> {
+    fn reduction(&self, place: ValueRef, op: &str) -> Option<(usize, usize, ValueRef)> {
         let s = self.by(place, op)?;
         let x = self.arg(s, "x")?;
         let rank = self.shape(x)?.len();
@@ -160,7 +161,7 @@ impl Graph<'_> {
         Some((s, self.axis(axis, rank)?, x)).filter(|_| keep)
     }
 
-    fn square_of(&self, place: Place) -> Option<(usize, Place)> {
+    fn square_of(&self, place: ValueRef) -> Option<(usize, ValueRef)> {
         if let Some(s) = self.by(place, "mul") {
             let (x, y) = (self.arg(s, "x")?, self.arg(s, "y")?);
             return (x == y).then_some((s, x));
@@ -183,7 +184,7 @@ impl Graph<'_> {
             inside.push(r);
             let root_eps = self.arg(r, "epsilon").map_or(Some(1e-12), |e| self.number(e))?;
             let under = self.arg(r, "x")?;
-            let mean = |place: Place| -> Option<(usize, usize, usize)> {
+            let mean = |place: ValueRef| -> Option<(usize, usize, usize)> {
                 let (m, axis, squares) = self.reduction(place, "reduce_mean")?;
                 let (s, x) = self.square_of(squares)?;
                 (x == scaled).then_some((m, s, axis))
@@ -230,7 +231,7 @@ impl Graph<'_> {
     }
 
     /// `x / (max|x| + floor)`: x, the divisor, the floor.
-    fn scaled(&self, place: Place, axis: usize) -> Option<(Place, Place, f32, Vec<usize>)> {
+    fn scaled(&self, place: ValueRef, axis: usize) -> Option<(ValueRef, ValueRef, f32, Vec<usize>)> {
         let d = self.by(place, "real_div")?;
         let (x, scale) = (self.arg(d, "x")?, self.arg(d, "y")?);
         let sum = self.by(scale, "add")?;
@@ -243,7 +244,7 @@ impl Graph<'_> {
     }
 
     /// The product behind a norm with a vector along its axis.
-    pub fn weighted(&self, root: usize, axis: usize) -> Option<(usize, Place)> {
+    pub fn weighted(&self, root: usize, axis: usize) -> Option<(usize, ValueRef)> {
         let b = self.out(root)?;
         let &[reader] = self.readers[b].as_slice() else { return None };
         let step = self.steps.get(reader)?;
@@ -256,7 +257,7 @@ impl Graph<'_> {
             let shape = self.shape(w)?;
             let along =
                 (0..shape.len()).all(|i| shape[i] == 1 || (i + rank == axis + shape.len() && shape[i] == n));
-            let fits = x == Place::Buffer(b) && matches!(w, Place::Constant(_)) && along;
+            let fits = x == ValueRef::Buffer(b) && matches!(w, ValueRef::Constant(_)) && along;
             (fits && shape.iter().product::<usize>() == n).then_some((reader, w))
         })
     }
@@ -281,7 +282,7 @@ impl Graph<'_> {
                 }
                 let parts = self.steps[split].writes();
                 let order: Option<Vec<usize>> =
-                    pieces.iter().map(|p| parts.iter().position(|b| *p == Place::Buffer(*b))).collect();
+                    pieces.iter().map(|p| parts.iter().position(|b| *p == ValueRef::Buffer(*b))).collect();
                 let axis = self.ints(self.arg(split, "axis"))?.first()?;
                 let x = self.arg(split, "x")?;
                 let half = *self.shapes[parts[0]].last()?;
@@ -297,7 +298,7 @@ impl Graph<'_> {
         })
     }
 
-    fn gate_of(&self, place: Place) -> Option<(usize, Gate, Place)> {
+    fn gate_of(&self, place: ValueRef) -> Option<(usize, Gate, ValueRef)> {
         let s = self.step(place)?;
         Some((s, self.activation(s)?, self.arg(s, "x")?))
     }
@@ -308,7 +309,7 @@ impl Graph<'_> {
             "silu" => Some(Gate::Silu),
             "gelu" => {
                 let Some(mode) = self.arg(step, "mode") else { return Some(Gate::Gelu) };
-                let Place::Constant(c) = mode else { return None };
+                let ValueRef::Constant(c) = mode else { return None };
                 let crate::tensor::Data::Str(mode) = &self.constants[c].data else { return None };
                 match mode.first()?.as_str() {
                     "EXACT" => Some(Gate::Gelu),
@@ -336,8 +337,9 @@ impl Graph<'_> {
 
     /// A projection of what is multiplied by one weight per token: `W_down (gated * w)` with both halves of `W_gate_up x`.
     fn branch(&self, down: usize) -> Option<(Branch, Vec<usize>)> {
-        let Work::Project { projection: Projection::Conv { groups: 1, taps: 1, .. }, x, bias: None, .. } =
-            &self.steps[down].work
+        let InstrKind::Project {
+            projection: Projection::Conv { groups: 1, taps: 1, .. }, x, bias: None, ..
+        } = &self.steps[down].work
         else {
             return None;
         };
@@ -353,11 +355,11 @@ impl Graph<'_> {
             let split = self.by(gate, "split")?;
             let parts = self.steps[split].writes();
             let halves =
-                matches!(parts.as_slice(), [a, b] if gate == Place::Buffer(*a) && up == Place::Buffer(*b));
+                matches!(parts.as_slice(), [a, b] if gate == ValueRef::Buffer(*a) && up == ValueRef::Buffer(*b));
             let axis = self.ints(self.arg(split, "axis"))?.first()?;
             let equal = self.shape(gate)? == self.shape(up)?;
             let gate_up = self.step(self.arg(split, "x")?)?;
-            let Work::Project {
+            let InstrKind::Project {
                 projection: Projection::Conv { groups: 1, taps: 1, .. },
                 x: input,
                 bias: None,
@@ -381,7 +383,7 @@ impl Graph<'_> {
                 sums.insert(i, (vec![branch], inside));
                 continue;
             }
-            let Work::Kernel { .. } = &step.work else { continue };
+            let InstrKind::Kernel { .. } = &step.work else { continue };
             let (Some(x), Some(y)) = (self.arg(i, "x"), self.arg(i, "y")) else { continue };
             let (Some(a), Some(b)) = (self.step(x), self.step(y)) else { continue };
             let only_here = |s: usize| self.closed(&[s], i);
@@ -402,7 +404,7 @@ impl Graph<'_> {
     }
 
     /// Through a reshape, if there is one.
-    fn before_reshape(&self, place: Place, inside: &mut Vec<usize>) -> Option<Place> {
+    fn before_reshape(&self, place: ValueRef, inside: &mut Vec<usize>) -> Option<ValueRef> {
         match self.by(place, "reshape") {
             Some(s) => {
                 inside.push(s);
@@ -460,7 +462,7 @@ impl Graph<'_> {
 
     /// `state = state * keep + new placed`, and rows behind it that are written whole.
     pub fn update(&self, root: usize, state_shape: &[usize]) -> Found {
-        let Work::WriteState { state, data } = &self.steps[root].work else { return None };
+        let InstrKind::WriteState { state, data } = &self.steps[root].work else { return None };
         let &[1, rows, all, d] = state_shape else { return None };
         let mut inside = Vec::new();
         let (updated, tail) = match self.by(*data, "concat") {
@@ -490,7 +492,7 @@ impl Graph<'_> {
             };
             inside.extend([k, p]);
             let (_, keep) = self.both(k).into_iter().find(|(old, _)| match (old, tail) {
-                (Place::State(s), None) => s == state,
+                (ValueRef::State(s), None) => s == state,
                 (old, Some(_)) => self.is_start_of(*old, *state, slots, &mut inside),
                 _ => false,
             })?;
@@ -515,11 +517,11 @@ impl Graph<'_> {
     }
 
     /// `old` is the state's first `slots` rows.
-    fn is_start_of(&self, old: Place, state: usize, slots: usize, inside: &mut Vec<usize>) -> bool {
+    fn is_start_of(&self, old: ValueRef, state: usize, slots: usize, inside: &mut Vec<usize>) -> bool {
         let Some(s) = self.by(old, "slice_by_size") else { return false };
         let zeros = self.ints(self.arg(s, "begin")).is_some_and(|b| b.iter().all(|&v| v == 0));
         let fits = self.shape(old).is_some_and(|o| o.get(2) == Some(&slots));
-        let found = self.arg(s, "x") == Some(Place::State(state)) && zeros && fits;
+        let found = self.arg(s, "x") == Some(ValueRef::State(state)) && zeros && fits;
         if found {
             inside.push(s);
         }

@@ -1,7 +1,7 @@
 //! Slots of a state that a call changes, in place: which ones, and what is written there.
 
 use super::view::{Base, View};
-use super::{Node, Sources, Work};
+use super::{Node, NodeInputs, NodeKind};
 use crate::cpu::states::{StatePiece, StateValue};
 use anemoe_kernels::Pool;
 use std::cell::RefCell;
@@ -32,16 +32,16 @@ pub(super) fn caches(nodes: &[Node], states: &[Vec<usize>]) -> Vec<Option<usize>
     let mut others = vec![false; states.len()];
     for node in nodes {
         match &node.work {
-            Work::Update { state, keep, .. } => {
+            NodeKind::Update { state, keep, .. } => {
                 let own = keep.shape[2];
                 others[*state] |= slots[*state].replace(own).is_some_and(|before| before != own);
             }
-            Work::WriteState { state, .. } => others[*state] = true,
+            NodeKind::WriteState { state, .. } => others[*state] = true,
             _ => {}
         }
     }
     for node in nodes {
-        let Work::Attention { k, v, .. } = &node.work else { continue };
+        let NodeKind::Attention { k, v, .. } = &node.work else { continue };
         for view in [k, v] {
             let Base::State(s) = view.base else { continue };
             let Some(slots) = slots[s] else { continue };
@@ -58,7 +58,7 @@ pub(super) fn caches(nodes: &[Node], states: &[Vec<usize>]) -> Vec<Option<usize>
 /// tokens]`, goes there.
 pub(super) fn find_changes(
     pool: &Pool,
-    sources: &Sources<'_>,
+    sources: &NodeInputs<'_>,
     (keep, place): (&View, &View),
     tokens: usize,
     changes: &mut Vec<Change>,
@@ -109,7 +109,7 @@ pub(super) fn find_changes(
 pub(super) fn update(
     pool: &Pool,
     state: &mut StateValue,
-    sources: &Sources<'_>,
+    sources: &NodeInputs<'_>,
     (new, keep, place, tail): (&View, &View, &View, Option<&View>),
     changes: &[Change],
 ) {
@@ -184,7 +184,7 @@ mod tests {
                 strides: strides.to_vec(),
             };
             let buffers = [keep.clone(), place.clone(), turned];
-            let sources = Sources { buffers: &buffers, tensors: &[], constants: &[], inputs: &[] };
+            let sources = NodeInputs { buffers: &buffers, tensors: &[], constants: &[], inputs: &[] };
             let keeps = view(0, [1, 1, slots, 1], [slots, slots, 1, 1]);
             let want = expected(&keep, &place, tokens);
             assert!(!want.is_empty());

@@ -137,15 +137,15 @@ impl View {
 /// Loops over equally shaped operands: dimensions of size 1 left out, joined where all strides allow, sorted so that the
 /// first operand is walked in order.
 #[derive(Clone, Debug)]
-pub(super) struct Nest<const N: usize> {
+pub(super) struct StridedLoops<const N: usize> {
     /// Outer loops.
     outer: Vec<(usize, [usize; N])>,
     inner: (usize, [usize; N]),
     start: [usize; N],
 }
 
-impl<const N: usize> Nest<N> {
-    pub fn new(shape: &[usize], strides: [&[usize]; N], start: [usize; N]) -> Nest<N> {
+impl<const N: usize> StridedLoops<N> {
+    pub fn new(shape: &[usize], strides: [&[usize]; N], start: [usize; N]) -> StridedLoops<N> {
         let mut dims: Vec<(usize, [usize; N])> = (0..shape.len())
             .filter(|&i| shape[i] != 1)
             .map(|i| (shape[i], std::array::from_fn(|k| strides[k][i])))
@@ -160,7 +160,7 @@ impl<const N: usize> Nest<N> {
         }
         let inner = joined.pop().unwrap_or((1, [1; N]));
         let empty = shape.contains(&0);
-        Nest { outer: joined, inner: if empty { (0, inner.1) } else { inner }, start }
+        StridedLoops { outer: joined, inner: if empty { (0, inner.1) } else { inner }, start }
     }
 
     /// Calls `row` with the first place of each operand, the number of elements and the step of each.
@@ -205,17 +205,23 @@ impl<const N: usize> Nest<N> {
 
     /// Calls `run` with these loops and `y`, whose elements are the first operand's, or with pieces of both on several threads
     /// where there are many elements; `row` elements are written from each place on.
-    pub fn split(&self, pool: &Pool, y: &mut [f32], row: usize, run: &(dyn Fn(&Nest<N>, &mut [f32]) + Sync)) {
+    pub fn split(
+        &self,
+        pool: &Pool,
+        y: &mut [f32],
+        row: usize,
+        run: &(dyn Fn(&StridedLoops<N>, &mut [f32]) + Sync),
+    ) {
         self.split_by(pool, y, (row, row), run);
     }
 
-    /// As [`Nest::split`], where as many elements as the second of `row` are read for each place.
+    /// As [`StridedLoops::split`], where as many elements as the second of `row` are read for each place.
     pub fn split_by(
         &self,
         pool: &Pool,
         y: &mut [f32],
         (row, read): (usize, usize),
-        run: &(dyn Fn(&Nest<N>, &mut [f32]) + Sync),
+        run: &(dyn Fn(&StridedLoops<N>, &mut [f32]) + Sync),
     ) {
         if self.inner.0 == 0 || self.outer.iter().any(|(n, _)| *n == 0) {
             return;
@@ -248,7 +254,7 @@ impl<const N: usize> Nest<N> {
         });
     }
 
-    /// More loops than [`Nest::each`] has counters for.
+    /// More loops than [`StridedLoops::each`] has counters for.
     pub fn is_too_deep(&self) -> bool {
         self.outer.len() > 16
     }
@@ -262,7 +268,7 @@ pub(super) struct Exchange {
     pub to: Strided,
 }
 
-impl Nest<2> {
+impl StridedLoops<2> {
     /// Where the nest is one: goes through rows and columns, of which the columns of the first operand lie together, and the
     /// rows of the second.
     pub fn exchange(&self) -> Option<Exchange> {
@@ -308,8 +314,8 @@ mod tests {
             ([1, 20000, 1, 0], [1, 1, 1, 1]),
         ] {
             let x = View::dense(Base::Buffer(0), &shape);
-            let nest = Nest::new(&shape, [&out, &x.strides], [7, 0]);
-            let write = |nest: &Nest<2>, y: &mut [f32]| {
+            let nest = StridedLoops::new(&shape, [&out, &x.strides], [7, 0]);
+            let write = |nest: &StridedLoops<2>, y: &mut [f32]| {
                 nest.each(|[o, a], n, s| (0..n).for_each(|k| y[o + k * s[0]] = (a + k * s[1]) as f32));
             };
             let last = (0..4).map(|d| shape[d].saturating_sub(1) * out[d]).sum::<usize>();
@@ -362,13 +368,13 @@ mod tests {
         let v = View::dense(Base::Buffer(0), &[2, 3, 1, 4]);
         let turned = v.transposed(&[3, 2, 0, 1]);
         let out = dense_strides(&turned.shape);
-        let nest = Nest::new(&turned.shape, [&out, &turned.strides], [0, 0]);
+        let nest = StridedLoops::new(&turned.shape, [&out, &turned.strides], [0, 0]);
         let mut seen = [usize::MAX; 24];
         nest.each(|[o, x], n, s| (0..n).for_each(|i| seen[o + i * s[0]] = x + i * s[1]));
         assert!((0..24).all(|i| seen[i] == at(&turned, i)));
         let mut rows = 0;
-        Nest::new(&[5, 7], [&[7, 1], &[7, 1]], [0, 0]).each(|_, n, _| rows += n);
+        StridedLoops::new(&[5, 7], [&[7, 1], &[7, 1]], [0, 0]).each(|_, n, _| rows += n);
         assert_eq!(rows, 35);
-        Nest::new(&[5, 0], [&[0, 1]], [0]).each(|_, _, _| panic!("nothing to visit"));
+        StridedLoops::new(&[5, 0], [&[0, 1]], [0]).each(|_, _, _| panic!("nothing to visit"));
     }
 }

@@ -31,7 +31,7 @@ pub(in crate::cpu) struct Resized {
 }
 
 /// A value, in the function as written and in the new one.
-struct Known {
+struct ResizedValue {
     old: ValueType,
     new: ValueType,
     /// Of constants.
@@ -100,7 +100,7 @@ pub(in crate::cpu) fn resize(
 ) -> Result<Resized, String> {
     let counts = (from as u64, to as u64);
     let is_ranged = function.inputs.iter().any(|i| i.ty.tensor().is_some_and(|t| t.shape().is_none()));
-    let mut scope: BTreeMap<String, Known> = BTreeMap::new();
+    let mut scope: BTreeMap<String, ResizedValue> = BTreeMap::new();
     let mut new = function.clone();
     for input in &mut new.inputs {
         let old = input.ty.clone();
@@ -131,7 +131,7 @@ pub(in crate::cpu) fn resize(
         if input.ty.tensor().is_some_and(|t| t.shape().is_none()) {
             return Err(format!("input `{}` has more than one size that is not fixed", input.name));
         }
-        scope.insert(input.name.clone(), Known { old, new: input.ty.clone(), value: None });
+        scope.insert(input.name.clone(), ResizedValue { old, new: input.ty.clone(), value: None });
     }
     for op in &mut new.block.operations {
         operation(op, &mut scope, counts, is_ranged)
@@ -143,7 +143,7 @@ pub(in crate::cpu) fn resize(
 }
 
 /// The axis on which a value's tokens lie; none where nothing depends on their number.
-fn token_axis(known: &Known, (from, to): (u64, u64)) -> Option<TokenAxis> {
+fn token_axis(known: &ResizedValue, (from, to): (u64, u64)) -> Option<TokenAxis> {
     let (old, new) = (known.old.tensor()?.shape()?, known.new.tensor()?.shape()?);
     let axis = (0..old.len()).find(|&i| old[i] != new[i])?;
     let (tokens, size) = (from.abs_diff(to), old[axis].abs_diff(new[axis]));
@@ -154,7 +154,7 @@ fn token_axis(known: &Known, (from, to): (u64, u64)) -> Option<TokenAxis> {
 /// Rewrites one operation.
 fn operation(
     op: &mut Operation,
-    scope: &mut BTreeMap<String, Known>,
+    scope: &mut BTreeMap<String, ResizedValue>,
     counts: (u64, u64),
     is_ranged: bool,
 ) -> Result<(), String> {
@@ -162,7 +162,7 @@ fn operation(
         for output in &op.outputs {
             let value = op.attributes.get("val").cloned();
             let ty = output.ty.clone();
-            scope.insert(output.name.clone(), Known { old: ty.clone(), new: ty, value });
+            scope.insert(output.name.clone(), ResizedValue { old: ty.clone(), new: ty, value });
         }
         return Ok(());
     }
@@ -188,7 +188,7 @@ fn operation(
     if unchanged || op.op_type.starts_with("constexpr_") {
         for output in &op.outputs {
             let ty = output.ty.clone();
-            scope.insert(output.name.clone(), Known { old: ty.clone(), new: ty, value: None });
+            scope.insert(output.name.clone(), ResizedValue { old: ty.clone(), new: ty, value: None });
         }
         return Ok(());
     }
@@ -210,7 +210,7 @@ fn operation(
         if before.dtype != after.dtype || !one_axis {
             return Err(format!("a result of type {after}, where {before} was"));
         }
-        scope.insert(output.name.clone(), Known { old, new: output.ty.clone(), value: None });
+        scope.insert(output.name.clone(), ResizedValue { old, new: output.ty.clone(), value: None });
     }
     Ok(())
 }
@@ -222,7 +222,7 @@ fn name_of(binding: &Binding) -> Option<&str> {
     }
 }
 
-fn infer(op: &Operation, scope: &BTreeMap<String, Known>) -> Result<Vec<ValueType>, String> {
+fn infer(op: &Operation, scope: &BTreeMap<String, ResizedValue>) -> Result<Vec<ValueType>, String> {
     if op.op_type == "write_state" {
         let data =
             op.inputs.get("data").and_then(|a| a.0.first()).and_then(name_of).and_then(|n| scope.get(n));
@@ -244,7 +244,7 @@ fn infer(op: &Operation, scope: &BTreeMap<String, Known>) -> Result<Vec<ValueTyp
 }
 
 /// Integers of a constant operand.
-fn ints(op: &Operation, param: &str, scope: &BTreeMap<String, Known>) -> Option<Vec<i32>> {
+fn ints(op: &Operation, param: &str, scope: &BTreeMap<String, ResizedValue>) -> Option<Vec<i32>> {
     let value = match op.inputs.get(param)?.0.first()? {
         Binding::Value(value) => value,
         Binding::Name(name) => scope.get(name)?.value.as_ref()?,
@@ -253,7 +253,7 @@ fn ints(op: &Operation, param: &str, scope: &BTreeMap<String, Known>) -> Option<
 }
 
 /// Flags of a constant operand.
-fn flags(op: &Operation, param: &str, scope: &BTreeMap<String, Known>) -> Option<Vec<bool>> {
+fn flags(op: &Operation, param: &str, scope: &BTreeMap<String, ResizedValue>) -> Option<Vec<bool>> {
     let value = match op.inputs.get(param)?.0.first()? {
         Binding::Value(value) => value,
         Binding::Name(name) => scope.get(name)?.value.as_ref()?,
@@ -272,7 +272,7 @@ fn argument<'a>(op: &'a Operation, param: &str) -> Option<&'a str> {
 /// something else.
 fn adapt(
     op: &mut Operation,
-    scope: &BTreeMap<String, Known>,
+    scope: &BTreeMap<String, ResizedValue>,
     changed: &[(String, TokenAxis)],
     counts: (u64, u64),
 ) -> Result<(), String> {

@@ -1,0 +1,78 @@
+//! Names of ours in a bundle, and what may lie under them. Other names are others': they are left alone.
+
+use super::site::{
+    EMBEDDING_FILE, GATES_PREFIX, HOST_RECORD, LOCK, PLAN_FILE, SOURCE_FILE, VECTORS_FILE, WORK_DIR,
+};
+use crate::checkpoint::SIDE_FILES;
+use anemoe_bundle::journal::JOURNAL_FILE;
+use anemoe_bundle::{CHAIN_FILE, SHARDS_DIR};
+use anemoe_io::{OwnedDir, PathError, TEMPORARY};
+use anemoe_mlpackage::package::foreign_entry;
+use std::io::{Error, ErrorKind};
+use std::path::Path;
+
+type Result<T> = std::result::Result<T, PathError>;
+
+/// Lists the files beside the shards that a run may read.
+fn files() -> impl Iterator<Item = &'static str> {
+    SIDE_FILES.into_iter().chain([CHAIN_FILE, EMBEDDING_FILE, VECTORS_FILE])
+}
+
+/// Lists the names that a bundle's folder gives to files and folders of ours.
+pub fn bundle_names() -> impl Iterator<Item = &'static str> {
+    files().chain([JOURNAL_FILE, SHARDS_DIR, WORK_DIR])
+}
+
+/// Tells whether a build has written, in the folder of an unfinished build, the file of this name; `shards` are the names of
+/// its shards.
+pub fn is_record(name: &str, shards: &[String]) -> bool {
+    [PLAN_FILE, HOST_RECORD, SOURCE_FILE, LOCK].contains(&name)
+        || name.starts_with(&format!("{LOCK}."))
+        || name.starts_with(GATES_PREFIX)
+        || name.starts_with(TEMPORARY)
+        || name.strip_suffix(".json").is_some_and(|shard| shards.iter().any(|s| s == shard))
+}
+
+/// Refuses links, pipes and everything else under a name of ours in a bundle that is not what we put there. `packages` are
+/// paths in the bundle.
+///
+/// # Errors
+/// There is such a thing; the error names it.
+pub fn check<'a>(folder: &OwnedDir, packages: impl IntoIterator<Item = &'a str>) -> Result<()> {
+    for name in files() {
+        folder.expect(name, false)?;
+    }
+    for name in [SHARDS_DIR, WORK_DIR] {
+        folder.expect(name, true)?;
+    }
+    packages.into_iter().try_for_each(|package| check_package(folder, package))
+}
+
+/// As [`check`], for the records of an unfinished build.
+///
+/// # Errors
+/// As [`check`].
+pub fn check_records(folder: &OwnedDir, shards: &[String]) -> Result<()> {
+    for name in folder.names(WORK_DIR)?.iter().filter(|n| !n.starts_with(TEMPORARY) && is_record(n, shards)) {
+        folder.expect(Path::new(WORK_DIR).join(name), false)?;
+    }
+    Ok(())
+}
+
+/// Refuses a package that holds something else than a build writes.
+///
+/// # Errors
+/// As [`check`].
+pub fn check_package(folder: &OwnedDir, package: &str) -> Result<()> {
+    let path = folder.expect(package, true)?;
+    let foreign = match foreign_entry(&path) {
+        Ok(None) => return Ok(()),
+        Ok(Some(foreign)) => foreign,
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(source) => return Err(PathError { path, source }),
+    };
+    let inside = foreign.strip_prefix(folder.root()).unwrap_or(&foreign);
+    folder.expect(inside, foreign.is_dir())?;
+    let what = "lies in a package and is no part of it; move it away";
+    Err(PathError { path: foreign, source: Error::new(ErrorKind::InvalidInput, what) })
+}

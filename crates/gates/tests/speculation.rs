@@ -1,0 +1,117 @@
+//! Drafts change no token: generation with them gives what plain decoding gives, at any temperature.
+
+use anemoe_bundle::TokenCount;
+use anemoe_convert::build::build;
+use anemoe_convert::checkpoint::Checkpoint;
+use anemoe_convert::models;
+use anemoe_convert::plan::PlanOptions;
+use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
+use anemoe_runtime::generate::{GenerateOptions, generate};
+use anemoe_runtime::model::Model;
+use anemoe_runtime::sampler::Sampling;
+use anemoe_runtime::speculate::{Corpus, Mode, Speculation};
+use std::path::Path;
+use std::sync::Arc;
+
+fn open(dir: &Path, name: &str, half_states: bool) -> Model {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name);
+    let out = dir.join(name);
+    if !out.exists() {
+        let family = models::open(Checkpoint::open(fixture.to_str().unwrap()).unwrap()).unwrap();
+        let tokens = [1, 64].map(|n| TokenCount { min: n, max: n }).to_vec();
+        let options = PlanOptions { quant: "lut4".parse().unwrap(), tokens, ..PlanOptions::default() };
+        build(family.as_ref(), &family.plan(&options).unwrap(), None, &out, 2, &|_| ()).unwrap();
+    }
+    let options = Options { precision: Precision::Fp32, half_states, ..Options::default() };
+    Model::open(&out, &CpuBackend { options }).unwrap()
+}
+
+fn prompt(kind: usize) -> Vec<u32> {
+    match kind {
+        // Random, periodic, and one token again and again.
+        0 => (0..30).map(|i| (i * i * 31 + i * 17 + 5) % 120).collect(),
+        1 => (0..48).map(|i| (i % 7) * 13 + 3).collect(),
+        _ => vec![9; 20],
+    }
+}
+
+#[test]
+fn drafts_change_no_token() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["tiny-gemma4-moe", "tiny-zaya"] {
+        for half_states in [false, true] {
+            let model = open(dir.path(), name, half_states);
+            let mut drafted = 0;
+            for kind in 0..3 {
+                let prompt = prompt(kind);
+                for temperature in [0.0, 0.8] {
+                    let sampling = Sampling { temperature, top_k: 0, top_p: 1.0, seed: 11 };
+                    let run = |speculation: Speculation, max_new: usize| {
+                        let options = GenerateOptions {
+                            max_new,
+                            sampling: sampling.clone(),
+                            ignore_eos: true,
+                            prefill_chunk: None,
+                            speculation,
+                        };
+                        let mut sequence = model.sequence();
+                        let mut seen = Vec::new();
+                        let made = generate(&model, &mut sequence, &prompt, &options, |id| {
+                            seen.push(id);
+                            true
+                        })
+                        .unwrap();
+                        assert_eq!(seen, made.ids);
+                        assert_eq!(sequence.position(), prompt.len() + made.decode_tokens);
+                        made
+                    };
+                    let plain = run(Speculation::default(), 60);
+                    let corpus = Some(Arc::new(Corpus::new(&plain.ids)));
+                    for (mode, draft_max, corpus) in [
+                        (Mode::Ngram, 1, None),
+                        (Mode::Ngram, 3, None),
+                        (Mode::Ngram, 8, None),
+                        (Mode::Ngram, 20, corpus.clone()),
+                        (Mode::Auto, 8, corpus),
+                    ] {
+                        let s =
+                            Speculation { mode, draft_max, ngram_min: 1, corpus, ..Speculation::default() };
+                        for max_new in [60, 7] {
+                            let made = run(s.clone(), max_new);
+                            let what = format!("{name}, prompt {kind}, temperature {temperature}, {s:?}");
+                            assert_eq!(made.ids, plain.ids[..max_new], "{what}");
+                            assert_eq!(made.decode_tokens, max_new - 1, "{what}");
+                            let report = made.speculation.unwrap();
+                            assert!(report.accepted <= report.drafted);
+                            drafted += report.drafted;
+                        }
+                    }
+                }
+            }
+            assert!(drafted > 1000, "{name}: {drafted}");
+        }
+    }
+}
+
+#[test]
+fn a_text_that_is_known_takes_few_passes() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = open(dir.path(), "tiny-zaya", true);
+    let options = |speculation| GenerateOptions {
+        max_new: 80,
+        sampling: Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 },
+        ignore_eos: true,
+        prefill_chunk: None,
+        speculation,
+    };
+    let mut sequence = model.sequence();
+    let off = options(Speculation::default());
+    let plain = generate(&model, &mut sequence, &prompt(0), &off, |_| true).unwrap();
+    let whole: Vec<u32> = prompt(0).into_iter().chain(plain.ids.iter().copied()).collect();
+    let corpus = Some(Arc::new(Corpus::new(&whole)));
+    let speculation = Speculation { mode: Mode::Ngram, corpus, ..Speculation::default() };
+    let made = generate(&model, &mut sequence, &prompt(0), &options(speculation), |_| true).unwrap();
+    assert_eq!(made.ids, plain.ids);
+    let report = made.speculation.unwrap();
+    assert!(report.acceptance > 0.8 && report.verifier_calls <= 16, "{report:?}");
+}
