@@ -1,7 +1,8 @@
-//! Tasks of the repository: checked-in code, fuzz targets, trials of the built binary.
+//! Tasks of the repository: checked-in code and plots, fuzz targets, trials of the built binary.
 
 mod fuzz;
 mod options;
+mod plots;
 mod proto;
 mod seeds;
 mod trial;
@@ -15,6 +16,7 @@ use std::process::ExitCode;
 
 const USAGE: &str = "usage: cargo xtask TASK
   proto                       writes crates/mlpackage/src/proto/generated.rs
+  plots                       draws docs/plots from docs/results.json
   fuzz [TARGET..]             runs fuzz targets; docs/fuzzing.md
        [--seconds N] [--runs N] [--sanitizer none|address] [--seed-only]
   trial --anemoe PATH         runs the binary on damaged and hostile inputs; docs/fuzzing.md
@@ -34,6 +36,7 @@ fn run() -> Passed {
     let options = Options::parse(args)?;
     match task.as_str() {
         "proto" => proto::write(),
+        "plots" => plots::write(),
         "fuzz" => fuzz::run(options),
         "trial" => trial::run(options),
         _ => Err(USAGE.into()),

@@ -1,4 +1,4 @@
-//! What the spine asks of a model family; everything else is the family's own.
+//! Interface between the pipeline and a model family.
 
 use crate::Result;
 use crate::lower::Stored;

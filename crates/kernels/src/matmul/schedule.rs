@@ -15,7 +15,7 @@ pub(crate) const SMALL_BATCH: usize = 8;
 pub(crate) const TILES_PER_PASS: usize = 4;
 /// Rows of these tiles: the lanes of a vector of results.
 pub(crate) const ROWS_PER_PASS: usize = TILES_PER_PASS * ROWS;
-/// Bytes between what is read and what is prefetched, in each stream; measured on an EPYC 9004, see docs/performance.md.
+/// Bytes between what is read and what is prefetched, in each stream; measured on an EPYC 9004, see docs/results.md.
 pub(crate) const PREFETCH_DISTANCE: usize = 2048;
 
 /// Orders the rows of a matrix into tiles of four.
