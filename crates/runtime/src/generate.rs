@@ -91,6 +91,10 @@ pub fn generate(
     for tokens in [options.prefill_chunk.unwrap_or(usize::MAX).min(prompt.len()), 1] {
         model.prepare(tokens, Logits::Last);
     }
+    // What is compiled while drafts are measured would count as their time.
+    if options.speculation.mode != Mode::Off {
+        (2..=options.speculation.draft_max + 1).for_each(|tokens| model.prepare(tokens, Logits::All));
+    }
     let mut logits = model.append(sequence, prompt, Logits::Last, options.prefill_chunk)?;
     let prefill = started.elapsed();
     prompt.iter().for_each(|&id| drafter.push(id));

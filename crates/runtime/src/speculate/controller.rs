@@ -151,11 +151,7 @@ impl Controller {
             return;
         };
         *calls += 1;
-        // The first pass of a width makes room for its values.
-        let is_first = *calls == 1;
-        if !is_first {
-            *known = Some(known.map_or(seconds, |was| was + NEWEST * (seconds - was)));
-        }
+        *known = Some(known.map_or(seconds, |was| was + NEWEST * (seconds - was)));
         self.elapsed += seconds;
         if drafted == 0 {
             return;
@@ -163,7 +159,7 @@ impl Controller {
         self.verifier_calls += 1;
         self.drafted += drafted as u64;
         self.accepted += accepted as u64;
-        if let Some(one) = self.seconds[0].filter(|_| !is_first) {
+        if let Some(one) = self.seconds[0] {
             self.lost = (self.lost + seconds - one * (accepted + 1) as f64).max(-CREDIT * one);
         }
         let b = bucket(matched);
