@@ -26,14 +26,14 @@ fuzz_target!(|input: &[u8]| {
         return;
     }
     for precision in [Precision::Fp16, Precision::Fp32] {
-        let Ok(mut session) = package.session(None, Options { precision, ..Options::default() }) else {
+        let Ok(function) = package.compile(None, Options { precision, ..Options::default() }) else {
             return;
         };
-        let inputs: Option<Vec<Tensor>> = session.inputs().iter().map(input_of).collect();
+        let inputs: Option<Vec<Tensor>> = function.inputs().iter().map(input_of).collect();
         let Some(inputs) = inputs else { return };
-        let mut states = States::new(&session);
+        let (mut states, mut outputs) = (States::new(&function), Vec::new());
         for _ in 0..2 {
-            if session.run(&inputs.iter().collect::<Vec<_>>(), &mut states).is_err() {
+            if function.run(&inputs.iter().collect::<Vec<_>>(), &mut states, &mut outputs).is_err() {
                 break;
             }
         }
