@@ -222,7 +222,7 @@ struct Batch {
     /// Tokens of each sequence.
     tokens: usize,
     seconds: f64,
-    /// Of all sequences together.
+    /// Tokens per second of all sequences together.
     tok_s: f64,
     tok_s_per_sequence: f64,
     /// Speed of all together over that of one sequence, where one was measured too.

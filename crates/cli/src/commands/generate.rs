@@ -88,7 +88,7 @@ fn draft_length(text: &str) -> Result<usize, String> {
     }
 }
 
-/// When drafts are made.
+/// Condition for drafts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum When {
     Off,

@@ -1,4 +1,4 @@
-//! What a call leaves for a sequence that is cut back into it.
+//! Keeps of a call what cuts a sequence back into it.
 
 use super::compile;
 use super::function::CompiledFunction;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// take much memory, and calls that are cut back are short.
 const MOST: usize = 32;
 
-/// What a function carries from call to call besides slots of caches.
+/// Values that a function carries from call to call besides slots of caches.
 pub(super) enum Carry {
     /// Nothing: whatever was in a call, its rows can stay and be masked.
     Nothing,
@@ -41,7 +41,7 @@ pub(super) struct CarriedWindow {
     tail: CompiledFunction,
 }
 
-/// What the last call left.
+/// The rows that the last call left.
 #[derive(Clone, Default)]
 pub(super) struct LastCall {
     rows: Option<Arc<CarriedWindow>>,
@@ -147,7 +147,7 @@ impl fmt::Debug for LastCall {
 }
 
 impl LastCall {
-    /// What the call left says how its last `tokens` tokens are undone.
+    /// Tells that the last `tokens` tokens of the call can be undone.
     pub fn holds(&self, tokens: usize) -> bool {
         self.is_nothing || self.rows.is_some() && self.tokens.is_some_and(|left| tokens <= left)
     }

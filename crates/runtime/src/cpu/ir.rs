@@ -6,7 +6,7 @@ use super::weights::StoredWeight;
 use anemoe_mlpackage::mil::TensorType;
 use std::sync::Arc;
 
-/// Where a value is.
+/// A value: a constant, a buffer or a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ValueRef {
     Constant(usize),

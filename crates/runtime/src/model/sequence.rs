@@ -1,4 +1,4 @@
-//! What one sequence of tokens leaves behind: its states, and the tokens themselves.
+//! Holds one sequence: its tokens, and the states that they left.
 
 use super::Model;
 use crate::backend::States;

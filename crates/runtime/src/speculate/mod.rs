@@ -16,7 +16,7 @@ pub use ngrams::{Corpus, Ngrams};
 use crate::model::MOST_UNDONE;
 use std::sync::Arc;
 
-/// When to draft.
+/// Condition for drafts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Mode {
     /// Never.
@@ -24,14 +24,14 @@ pub enum Mode {
     Off,
     /// Whenever there is a match.
     Ngram,
-    /// Where measured times and acceptance say that it pays.
+    /// Only if it pays by measured times and acceptance.
     Auto,
 }
 
 /// How drafts are made.
 #[derive(Clone, Debug)]
 pub struct Speculation {
-    /// When to draft.
+    /// Condition for drafts.
     pub mode: Mode,
     /// Most tokens of a draft.
     pub draft_max: usize,

@@ -27,7 +27,7 @@ struct State {
 #[derive(Clone, Debug)]
 struct Automaton {
     states: Vec<State>,
-    /// By state and token.
+    /// The state behind a state and a token.
     next: HashMap<(u32, u32), u32>,
     last: u32,
     ids: Vec<u32>,

@@ -1,5 +1,5 @@
-//! What the executor knows of tokens in a function: on which axes they lie, how the function looks for other numbers of them, and
-//! what it carries from call to call.
+//! Follows tokens through a function: the axes on which they lie, the function for other numbers of them, its stages, and the rows
+//! that it carries from call to call.
 
 mod carried;
 mod resize;
