@@ -380,18 +380,14 @@ fn metadata_with_wrong_bytes() {
     g.texts("tokenizer.ggml.merges", &["a b"]);
     g.i32s("tokenizer.ggml.token_type", &[3, 1, 1, 1, 4]);
     g.text("tokenizer.ggml.model", "gemma4");
-    let mut bits = 1u64;
-    let mut random = |n: usize| {
-        bits = bits.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (bits >> 33) as usize % n
-    };
+    let mut random = anemoe_io::Random::new(1);
     let file = Written::new(&g);
     let whole = g.write();
     let keys = Gguf { tensors: Vec::new(), ..g }.head().len();
     for _ in 0..300 {
         let mut bytes = whole.clone();
-        for _ in 0..1 + random(3) {
-            let (at, byte) = (random(keys), random(256) as u8);
+        for _ in 0..1 + random.below(3) {
+            let (at, byte) = (random.below(keys), random.below(256) as u8);
             bytes[at] = byte;
         }
         std::fs::write(file.path(), bytes).unwrap();

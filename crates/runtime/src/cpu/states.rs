@@ -326,19 +326,13 @@ impl States {
 
     /// Fills every state with noise between -0.5 and 0.5.
     fn fill_with_noise(&mut self, seed: u64) {
-        let mut s = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut random = anemoe_io::Random::new(seed);
         let mut row = vec![0f32; 1024];
         for value in &mut self.values {
             let n = value.shape().iter().product::<usize>();
             for first in (0..n).step_by(row.len()) {
                 let row = &mut row[..1024.min(n - first)];
-                for v in row.iter_mut() {
-                    // Xorshift.
-                    s ^= s << 13;
-                    s ^= s >> 7;
-                    s ^= s << 17;
-                    *v = (s >> 40) as f32 / (1u64 << 24) as f32 - 0.5;
-                }
+                row.fill_with(|| random.uniform() as f32 - 0.5);
                 value.set(first, row);
             }
         }
