@@ -338,7 +338,9 @@ impl CompressedTensor {
                 let lut = Value::fp16_tensor(&[self.side.values.len() as u64], &self.side.values);
                 let shape: Vec<u8> = dims.iter().flat_map(|&d| (d as u32).to_le_bytes()).collect();
                 let shape = Value::bytes(DataType::UInt32, &[dims.len() as u64], shape);
-                f.constexpr_lut_to_dense_ios16("weight", indices, lut, shape)?
+                // One table for indices that are packed into bytes, and the shape of the weight.
+                let args = vec![("indices", indices.into()), ("lut", lut.into()), ("shape", shape.into())];
+                f.single("constexpr_lut_to_dense", "weight", args)?
             }
             Quant::Int { granularity, .. } => {
                 let offset = blobs.append(DataType::Int8, n, packed)?;
@@ -351,7 +353,13 @@ impl CompressedTensor {
                 zeros.resize(self.side.values.len(), 0);
                 let zero_point = Value::bytes(DataType::Int8, scale_dims, zeros);
                 let axis = if self.op == WeightOp::MatMul { 1 } else { 0 };
-                f.constexpr_affine_dequantize("weight", data, zero_point, scale, Value::int32(axis))?
+                let args = vec![
+                    ("quantized_data", data.into()),
+                    ("zero_point", zero_point.into()),
+                    ("scale", scale.into()),
+                    ("axis", axis.into()),
+                ];
+                f.single("constexpr_affine_dequantize", "weight", args)?
             }
         })
     }

@@ -18,9 +18,7 @@ fn write(dir: &Path, ranged: bool) -> PathBuf {
     let mut writer = PackageWriter::create(&path).unwrap();
     let mut random = anemoe_io::Random::new(1);
     let mut weight = |rows: u64, cols: u64| {
-        let values = (0..rows * cols).flat_map(|_| {
-            f16::from_f64(random.uniform() - 0.5).to_le_bytes()
-        });
+        let values = (0..rows * cols).flat_map(|_| f16::from_f64(random.uniform() - 0.5).to_le_bytes());
         let bytes: Vec<u8> = values.collect();
         let offset = writer.weights().append(DataType::Float16, rows * cols, &bytes).unwrap();
         Value::blob(DataType::Float16, &[rows, cols, 1, 1], offset)

@@ -308,8 +308,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let mapped = model.populate();
     let load_s = started.elapsed().as_secs_f64();
     check(&args, &model)?;
-    let mut tokens =
-        Tokens { random: Random::new(args.seed), vocabulary: model.chain().model.vocab_size };
+    let mut tokens = Tokens { random: Random::new(args.seed), vocabulary: model.chain().model.vocab_size };
     model.append(&mut sequence, &tokens.some(1), Logits::Last, None)?;
     let first_token_s = started.elapsed().as_secs_f64();
     // What is measured from here on is not what a first minute is like.

@@ -4,9 +4,8 @@
 //! issue 2127), so the builder does the same.
 
 mod methods;
-mod more_methods;
 
-pub use methods::{ConvParams, GeluMode, PoolParams, SliceParams};
+pub use methods::{ConvParams, GeluMode, SliceParams};
 
 use super::names;
 use super::ops::{self, Context, Default as OpDefault, Operand, Presence};
@@ -63,6 +62,8 @@ pub enum Arg {
     Vars(Vec<Var>),
     /// A constant; the builder makes a `const` operation of it, or writes it in place for `constexpr_*`.
     Value(Value),
+    /// Nothing: an optional parameter that is left out.
+    Absent,
 }
 
 impl From<&Var> for Arg {
@@ -81,6 +82,30 @@ impl From<&[&Var]> for Arg {
     fn from(v: &[&Var]) -> Self {
         Arg::Vars(v.iter().map(|&v| v.clone()).collect())
     }
+}
+
+impl<T: Into<Arg>> From<Option<T>> for Arg {
+    fn from(v: Option<T>) -> Self {
+        v.map_or(Arg::Absent, Into::into)
+    }
+}
+
+/// Constants as arguments.
+macro_rules! constants {
+    ($($ty:ty, $value:path);* $(;)?) => {$(
+        impl From<$ty> for Arg {
+            fn from(v: $ty) -> Self {
+                Arg::Value($value(v))
+            }
+        }
+    )*};
+}
+
+constants! {
+    bool, Value::bool;
+    i32, Value::int32;
+    &[i32], Value::int32s;
+    &str, Value::string;
 }
 
 /// One function under construction.
@@ -231,6 +256,7 @@ impl FunctionBuilder {
                 Arg::Var(v) => drop(bound.insert(param, vec![v])),
                 Arg::Vars(v) if known.variadic => drop(bound.insert(param, v)),
                 Arg::Vars(_) => return Err(fail(format!("parameter `{param}` takes one value"))),
+                Arg::Absent => {}
                 Arg::Value(v) if in_place => drop(literal.insert(param, v)),
                 Arg::Value(v) => {
                     let var = self.constant(&format!("{name}_{param}_0"), v)?;
@@ -295,8 +321,11 @@ impl FunctionBuilder {
         Ok(outputs)
     }
 
-    /// An operation with one result.
-    fn single(&mut self, op_type: &str, name: &str, args: Vec<(&'static str, Arg)>) -> Result<Var> {
+    /// Any operation of the op table that has one result; see [`FunctionBuilder::op`].
+    ///
+    /// # Errors
+    /// As [`FunctionBuilder::op`], or the operation has several results.
+    pub fn single(&mut self, op_type: &str, name: &str, args: Vec<(&'static str, Arg)>) -> Result<Var> {
         let mut outputs = self.op(op_type, name, args)?;
         match (outputs.pop(), outputs.is_empty()) {
             (Some(v), true) => Ok(v),
