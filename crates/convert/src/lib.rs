@@ -4,7 +4,6 @@
 pub mod auto;
 pub mod build;
 pub mod checkpoint;
-pub mod error;
 pub mod family;
 pub mod importance;
 pub mod inspect;
@@ -19,4 +18,4 @@ pub mod quant;
 pub mod quantize;
 pub mod tensor;
 
-pub use error::{Error, Result};
+pub use anemoe_io::{Error, Result};

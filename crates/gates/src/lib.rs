@@ -3,7 +3,6 @@
 
 pub mod auto;
 pub mod calibrate;
-mod error;
 pub mod fast;
 pub mod gated;
 pub mod golden;
@@ -15,4 +14,4 @@ pub mod swap;
 pub mod text;
 pub mod trace;
 
-pub use error::{Error, Result};
+pub use anemoe_io::{Error, Result};

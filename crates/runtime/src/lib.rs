@@ -6,7 +6,6 @@
 
 pub mod backend;
 pub mod cpu;
-pub mod error;
 pub mod generate;
 mod memory;
 pub mod model;
@@ -16,4 +15,4 @@ pub mod speculate;
 pub mod tensor;
 pub mod tokenizer;
 
-pub use error::{Error, Result};
+pub use anemoe_io::{Error, Result};

@@ -237,7 +237,7 @@ pub fn reference(
     let (prompt, decode) = match given {
         Some(golden) => (golden.prompt_ids.clone(), 0),
         None => {
-            auto::gate_prompt(checkpoint, plan).map_err(|e| anemoe_gates::Error::Usage(format!("{e:#}")))?
+            auto::gate_prompt(checkpoint, plan).map_err(|e| anemoe_gates::Error::usage(format!("{e:#}")))?
         }
     };
     let own = golden::with_bar(checkpoint, &prompt, decode, ui)?;

@@ -16,12 +16,12 @@ pub(super) fn open(spec: &str, name: &str) -> Result<Checkpoint> {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
         let number: u64 = value
             .parse()
-            .map_err(|_| Error::Usage(format!("{spec}: `{pair}` is not of the form seed=N or layers=N")))?;
+            .map_err(|_| Error::usage(format!("{spec}: `{pair}` is not of the form seed=N or layers=N")))?;
         match key {
             "seed" => seed = number,
             "layers" if (1..=1000).contains(&number) => layers = Some(number as usize),
             _ => {
-                return Err(Error::Usage(format!(
+                return Err(Error::usage(format!(
                     "{spec}: `{pair}`: expected seed=N, or layers=N from 1 to 1000"
                 )));
             }
@@ -31,7 +31,7 @@ pub(super) fn open(spec: &str, name: &str) -> Result<Checkpoint> {
         "gemma4-26b-a4b" => (gemma4::published_config(), gemma4::limit_layers, gemma4::PREFIXES[0]),
         ZAYA => (zaya::published_config(), zaya::limit_layers, zaya::PREFIXES[0]),
         _ => {
-            return Err(Error::Usage(format!(
+            return Err(Error::usage(format!(
                 "{spec}: no synthetic model `{model}`; there are gemma4-26b-a4b and zaya1-8b"
             )));
         }

@@ -242,7 +242,7 @@ impl Head {
         let hidden = l.input("hidden", &[1, self.hidden as u64, 1, 0], Some(3))?;
         let x = l.rms_norm_weighted("final_norm", &hidden, RmsNorm { axis: 1, eps: self.eps })?;
         let logits = l.project("logits", &x, "logits")?;
-        Ok(l.finish(&[&logits])?)
+        l.finish(&[&logits])
     }
 }
 
@@ -280,5 +280,5 @@ pub fn chain(family: &str, opened: &Opened, model: ModelInfo, scale: f32, option
 
 /// A shard that is none of the model's: a fault of the caller.
 pub fn not_ours(shard: &PlannedShard) -> Error {
-    Error::Usage(format!("shard {} is not one of this model's", shard.name))
+    Error::usage(format!("shard {} is not one of this model's", shard.name))
 }

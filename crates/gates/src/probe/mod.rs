@@ -269,7 +269,7 @@ fn segment_of(plan: &Plan, chain: &Chain, shard: &PlannedShard) -> Result<Segmen
     // A plan's chain has no shards yet: what steps ask of them is their functions.
     let known = Chain { shards: plan.shards.iter().map(PlannedShard::draft).collect(), ..chain.clone() };
     segment(&known, &shard.name)
-        .ok_or_else(|| Error::Usage(format!("no step of the chain runs shard {}", shard.name)))
+        .ok_or_else(|| Error::usage(format!("no step of the chain runs shard {}", shard.name)))
 }
 
 /// Whether a reference run recorded what probes of this plan's shards need.
@@ -336,7 +336,7 @@ fn tokens<'a>(
     if let Some(golden) = inputs.real {
         let states = golden.hidden_states.get(boundary).filter(|s| s.len() == golden.prompt_ids.len());
         let states = states.filter(|s| s.iter().all(|h| h.len() == model.hidden_size)).ok_or_else(|| {
-            Error::Usage(format!(
+            Error::usage(format!(
                 "the golden has no `hidden_states` of {} layers of width {} for its prompt",
                 model.num_layers, model.hidden_size
             ))
@@ -356,7 +356,7 @@ fn tokens<'a>(
 }
 
 fn no_seed(shard: &PlannedShard, register: &str) -> Error {
-    Error::Usage(format!(
+    Error::usage(format!(
         "the test of shard {} needs `{register}` of the layer before: the golden has no `router_states`",
         shard.name
     ))

@@ -297,9 +297,9 @@ impl States {
     pub fn set(&mut self, name: &str, value: Tensor) -> Result<()> {
         let i = self.names.iter().position(|n| n == name);
         let i =
-            i.ok_or_else(|| Error::Input(format!("no state `{name}`; there is {}", self.names.join(", "))))?;
+            i.ok_or_else(|| Error::input(format!("no state `{name}`; there is {}", self.names.join(", "))))?;
         if value.shape != self.values[i].shape() || value.as_f32().is_none() {
-            return Err(Error::Input(format!(
+            return Err(Error::input(format!(
                 "state `{name}`: a value of shape {:?}, expected {:?}",
                 value.shape,
                 self.values[i].shape()
@@ -359,7 +359,7 @@ impl backend::States for States {
     fn rewind(&mut self, tokens: usize) -> Result<()> {
         match self.cut_back(tokens)? {
             true => Ok(()),
-            false => Err(Error::Input(format!("states that cannot undo {tokens} tokens"))),
+            false => Err(Error::input(format!("states that cannot undo {tokens} tokens"))),
         }
     }
 
@@ -391,8 +391,7 @@ impl backend::States for States {
 
     fn restore(&mut self, bytes: &mut &[u8]) -> Result<()> {
         let read = read_states(bytes);
-        *self =
-            read.ok_or_else(|| Error::Input("saved sequence: its states are cut short or wrong".into()))?;
+        *self = read.ok_or_else(|| Error::input("saved sequence: its states are cut short or wrong"))?;
         Ok(())
     }
 
