@@ -24,11 +24,12 @@ pub use atomic::{
 };
 pub use chain::{
     AutoChoice, Cache, Chain, Embedding, FORMAT, GateResult, Gates, HostInput, InputBinding, ModelInfo,
-    OutputBinding, Rope, RowRange, Run, SOFTCAPPING, Shard, ShardFunction, ShardKind, Step, Storage,
-    TensorChoice, TokenCount, UniformResult, Vectors, When,
+    OutputBinding, Rope, RowRange, Run, SOFTCAPPING, Shard, ShardFunction, ShardKind, Step, TensorChoice,
+    TokenCount, UniformResult, Vectors, When,
 };
 
 pub use anemoe_io::{Error, Result};
+pub use anemoe_kernels::WeightFormat;
 use serde::Serializer;
 use std::path::Path;
 

@@ -223,11 +223,6 @@ pub fn bytes(groups: &[Group], choice: &Choice) -> u64 {
     groups.iter().zip(choice).map(|(g, &i)| g.candidates[i].bytes).sum()
 }
 
-/// Loss that is expected of a choice.
-pub fn expected_loss(groups: &[Group], choice: &Choice) -> f64 {
-    groups.iter().zip(choice).map(|(g, &i)| g.sensitivity * g.candidates[i].error).sum()
-}
-
 /// The most exact choice of the path that fits, and then whatever single steps still do.
 ///
 /// # Errors
@@ -330,6 +325,11 @@ pub fn apply(plan: &mut Plan, kinds: &BTreeMap<(String, String), Quant>) -> Resu
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    /// Loss that is expected of a choice.
+    fn expected_loss(groups: &[Group], choice: &Choice) -> f64 {
+        groups.iter().zip(choice).map(|(g, &i)| g.sensitivity * g.candidates[i].error).sum()
+    }
 
     fn group(sensitivity: f64, candidates: &[(u64, f64)]) -> Group {
         let candidates = candidates

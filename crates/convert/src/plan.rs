@@ -3,7 +3,7 @@
 use crate::family::Family;
 use crate::quant::{Granularity, Groups, MatrixQuant, Quant};
 use crate::{Error, Result};
-use anemoe_bundle::{Chain, Shard, ShardFunction, ShardKind, Storage, TokenCount};
+use anemoe_bundle::{Chain, Shard, ShardFunction, ShardKind, TokenCount};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -496,18 +496,6 @@ impl PlannedShard {
     }
 }
 
-/// How the host's embedding lies in its file.
-fn storage(quant: MatrixQuant, rows: usize, cols: usize) -> Storage {
-    match quant.kind {
-        Quant::Fp16 => Storage::Fp16,
-        Quant::Lut { bits, .. } => Storage::Lut { bits, rows_per_table: quant.group },
-        Quant::Int { granularity, asymmetric } => {
-            let (block_rows, block_cols) = quant.block(rows, cols);
-            Storage::Int { bits: granularity.bits(), block_rows, block_cols, offsets: asymmetric }
-        }
-    }
-}
-
 impl Totals {
     /// Counts the bytes of packages again.
     pub fn recount(&mut self, shards: &[PlannedShard]) {
@@ -545,7 +533,7 @@ impl Plan {
         let (rows, cols) = (self.chain.embedding.rows, self.chain.embedding.cols);
         self.embedding = self.options.resolve("embedding", rows, cols);
         self.totals.embedding_bytes = self.embedding.bytes(rows, cols);
-        self.chain.embedding.storage = storage(self.embedding, rows, cols);
+        self.chain.embedding.storage = self.embedding.format(rows, cols);
         // A search takes what suits a tensor; nothing was asked for it.
         let searched = self.chain.auto.is_some();
         let mut notes: BTreeMap<String, usize> = BTreeMap::new();

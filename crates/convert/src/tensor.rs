@@ -1,6 +1,6 @@
 //! One tensor by itself: compressed, measured, and written as a package with the one operation that uses it.
 
-use crate::lower::{StoredMatrix, element_type};
+use crate::lower::{add_constant, element_type, join_operands};
 use crate::quant::{Granularity, Groups, MatrixQuant, Quant};
 use crate::quantize::{Encoder, Side, TooLarge};
 use crate::{Error, Result};
@@ -312,9 +312,14 @@ impl CompressedTensor {
         let offset = blobs.append(dtype, self.rows as u64 * self.cols as u64, packed)?;
         let elements = Value::blob(dtype, dims, offset);
         let side_dims: Vec<u64> = self.side_dims().iter().map(|&d| d as u64).collect();
-        let (values, offsets) = (self.side_values(), self.side_offsets());
-        let stored = StoredMatrix::new(blobs, self.quant.kind, elements, &side_dims, &values, &offsets)?;
-        stored.constant(f, "weight")
+        let side = Side {
+            values: self.side_values(),
+            offsets: self.side_offsets(),
+            metrics: self.side.metrics.clone(),
+        };
+        let format = self.quant.format(self.rows, self.cols);
+        let stored = join_operands(blobs, format, elements, &side_dims, &side)?;
+        add_constant(f, "weight", &stored)
     }
 
     fn weight_ios16(

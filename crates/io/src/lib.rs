@@ -5,6 +5,7 @@
 //! atomic   write_atomic                          a file is whole or absent
 //! output   Output                                nothing is overwritten unless asked for, an input never
 //! owned    OwnedDir                              writes and deletions in a folder of ours, never through a link
+//! memory   free_memory, peak_memory              what the system tells
 //! random   Random                                one generator, the same bits on every machine
 //! error    Error, Kind                           why something was refused
 //! json     parse                                 objects with every key once
@@ -18,6 +19,7 @@ mod atomic;
 mod error;
 mod input;
 pub mod json;
+mod memory;
 mod output;
 mod owned;
 mod random;
@@ -26,6 +28,7 @@ mod scratch;
 pub use atomic::{sync_dir, write_atomic};
 pub use error::{Error, Kind, Result};
 pub use input::{open_input, read_input, read_text};
+pub use memory::{free_memory, peak_memory};
 pub use output::Output;
 pub use owned::OwnedDir;
 pub use random::Random;

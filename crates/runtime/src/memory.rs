@@ -8,19 +8,14 @@
 //! take most for their weights: at 262144 slots about 200 times those of a layer in LUT4, several times over where
 //! operations run step by step.
 
+use anemoe_io::free_memory;
+
 /// Bytes that any function may take.
 const FLOOR: u64 = 1 << 30;
 /// Bytes for each byte of inputs, as f32 or int32.
 const PER_INPUT: u64 = 256;
 /// Bytes for each byte of the package's files.
 const PER_FILE: u64 = 1024;
-
-/// Bytes that this system could give to a program, cached files included; Linux tells.
-pub(crate) fn free_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-}
 
 /// Bytes that a function may take for states, constants and values together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

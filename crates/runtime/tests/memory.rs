@@ -68,13 +68,6 @@ fn types(dims: &[u64], dtype: DataType) -> [TensorType; 3] {
     ]
 }
 
-#[cfg(target_os = "linux")]
-fn peak_memory() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|l| l.starts_with("VmHWM")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
-}
-
 #[test]
 fn results_that_nothing_justifies_are_refused() {
     use DataType::{Float32, Int32};
@@ -180,7 +173,10 @@ fn results_that_nothing_justifies_are_refused() {
         }
     }
     #[cfg(target_os = "linux")]
-    assert!(peak_memory() < 3 << 29, "{} bytes", peak_memory());
+    {
+        let peak = anemoe_io::peak_memory().unwrap();
+        assert!(peak < 3 << 29, "{peak} bytes");
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::Facts;
 use anemoe_bundle::journal::status;
-use anemoe_bundle::{Chain, Storage, file_sha256};
+use anemoe_bundle::{Chain, file_sha256};
 use anemoe_convert::build::BuildReport;
 use anemoe_convert::plan::Plan;
 use anemoe_gates::fast::FastGate;
@@ -46,7 +46,7 @@ pub fn bundle(path: &Path, chain: &Chain) -> Facts {
     }
     let mut kinds: BTreeMap<&str, String> =
         kinds.into_iter().map(|(part, k)| (part, k.into_iter().collect::<Vec<_>>().join(", "))).collect();
-    kinds.insert("embedding", storage(chain.embedding.storage));
+    kinds.insert("embedding", chain.embedding.storage.name());
     let lowest = chain.shards.iter().min_by(|a, b| a.min_weight_cosine.total_cmp(&b.min_weight_cosine));
     let lowest = lowest.filter(|s| measured(s.min_weight_cosine).is_some());
     let tokens: Vec<String> = chain
@@ -80,14 +80,6 @@ pub fn fast(gate: &FastGate) -> Facts {
         "median_cosine": gate.median_cosine,
         "differing_tokens": gate.differing.len(),
     }))
-}
-
-fn storage(storage: Storage) -> String {
-    match storage {
-        Storage::Fp16 => "fp16".into(),
-        Storage::Lut { bits, .. } => format!("lut{bits}"),
-        Storage::Int { bits, .. } => format!("int{bits}"),
-    }
 }
 
 /// What a build is to do.

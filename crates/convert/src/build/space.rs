@@ -120,20 +120,13 @@ fn same_disk(_: &Path, _: &Path) -> bool {
 /// free.
 pub fn default_jobs() -> usize {
     let processors = std::thread::available_parallelism().map_or(1, |n| n.get().min(8));
-    jobs_within(processors, free_memory().map(|bytes| bytes / 2))
+    jobs_within(processors, anemoe_io::free_memory().map(|bytes| bytes / 2))
 }
 
 /// At most `jobs`, as many as a memory budget allows, and at least one.
 pub fn jobs_within(jobs: usize, budget: Option<u64>) -> usize {
     let fit = budget.map_or(usize::MAX, |bytes| usize::try_from(bytes / JOB_BYTES).unwrap_or(usize::MAX));
     jobs.min(fit).max(1)
-}
-
-/// Bytes of memory that could be had, where the system says so.
-fn free_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
 }
 
 #[cfg(test)]

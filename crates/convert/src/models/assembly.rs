@@ -10,7 +10,7 @@ use crate::quant::MatrixQuant;
 use crate::{Error, Result};
 use anemoe_bundle::{
     Chain, Embedding, FORMAT, InputBinding, ModelInfo, OutputBinding, RowRange, Run, ShardFunction,
-    ShardKind, Step, Storage, TokenCount,
+    ShardKind, Step, TokenCount, WeightFormat,
 };
 use anemoe_mlpackage::mil::builder::BuiltFunction;
 use std::collections::BTreeMap;
@@ -264,7 +264,7 @@ pub fn chain(family: &str, opened: &Opened, model: ModelInfo, scale: f32, option
             rows: model.vocab_size,
             cols: model.hidden_size,
             scale,
-            storage: Storage::Fp16,
+            storage: WeightFormat::Fp16,
             sha256: String::new(),
         },
         model,

@@ -8,7 +8,7 @@ use super::metrics::Metrics;
 use super::palettize::{Palettizer, Table, TableMode};
 use crate::quant::{Granularity, MatrixQuant, Quant};
 use anemoe_kernels::{
-    Isa, Matrix, MatrixError, ScaleAndZero, f32_to_f16, find_extremes, quantize_linear, round_to_f16,
+    Isa, Matrix, MatrixError, ScaleAndZero, Weight, f32_to_f16, find_extremes, quantize_linear, round_to_f16,
 };
 use anemoe_mlpackage::blob::pack_sub_byte;
 use half::f16;
@@ -325,23 +325,14 @@ impl Encoder<'_> {
         let mut out = vec![0f32; self.rows * self.cols];
         let values: Vec<f32> = side.values.iter().map(|v| v.to_f32()).collect();
         let offsets: Vec<f32> = side.offsets.iter().map(|&o| f32::from(o)).collect();
-        let matrix = match self.quant.kind {
-            Quant::Fp16 => Matrix::f16(packed, self.rows, self.cols)?,
-            Quant::Lut { bits, .. } => {
-                Matrix::lut(usize::from(bits), packed, &values, self.quant.group, self.rows, self.cols)?
-            }
-            Quant::Int { granularity, asymmetric } => Matrix::int(
-                usize::from(granularity.bits()),
-                true,
-                packed,
-                &values,
-                asymmetric.then_some(offsets.as_slice()),
-                self.quant.block(self.rows, self.cols),
-                self.rows,
-                self.cols,
-            )?,
+        let format = self.quant.format(self.rows, self.cols);
+        let weight = Weight {
+            format,
+            elements: packed,
+            values: format.has_values().then_some(values.as_slice()),
+            offsets: format.has_offsets().then_some(offsets.as_slice()),
         };
-        matrix.to_dense(&mut out);
+        Matrix::new(weight, self.rows, self.cols)?.to_dense(&mut out);
         if matches!(self.quant.kind, Quant::Int { .. }) {
             // The program's weights are fp16, so are the products of integers and scales.
             round_to_f16(&mut out);

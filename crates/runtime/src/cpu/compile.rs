@@ -334,7 +334,7 @@ impl Compiler<'_> {
                 Ok(place)
             }
             Some(Definition::Constant(Constant::Stored(w))) => {
-                let t = w.to_dense().map_err(|e| format!("`{name}`: {e}"))?;
+                let t = w.to_dense();
                 self.hold(&t)?;
                 let place = self.constant(Arc::new(t));
                 self.names.insert(name.into(), Definition::ValueRef(place));
@@ -676,7 +676,7 @@ impl Compiler<'_> {
         };
         let weight = match self.constant_named(name) {
             Some(Constant::Stored(weight)) => weight,
-            Some(Constant::Dense(t)) if t.as_f32().is_some() => Arc::new(StoredWeight::dense(t)),
+            Some(Constant::Dense(t)) if t.as_f32().is_some() => Arc::new(StoredWeight::dense(t).ok()?),
             _ => return None,
         };
         // A product of constants is one, and is computed here; kernels of the op library say what is wrong with no elements.

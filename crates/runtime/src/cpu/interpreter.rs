@@ -349,7 +349,7 @@ impl Execution<'_> {
                         row.fill(bias.map_or(0.0, |b| b[r]));
                     }
                 } else {
-                    let matrix = weight.matrix()?;
+                    let matrix = weight.matrix();
                     let per = rows / groups;
                     let (mut panel, mut product) = (PackedActivations::default(), vec![0f32; per * t]);
                     for g in 0..*groups {
@@ -385,7 +385,7 @@ impl Execution<'_> {
                 if bias.is_some_and(|b| b.len() != rows) {
                     return Err(OpError::Invalid(format!("bias of another length than {rows} outputs")));
                 }
-                let w = weight.matrix()?;
+                let w = weight.matrix();
                 bytes = w.bytes_read();
                 let mut panel = PackedActivations::default();
                 let columns = Columns { values, first: 0, token_stride: cols, channel_stride: 1 };

@@ -5,7 +5,7 @@ use crate::Result;
 use crate::cpu::ops::OpError;
 use crate::cpu::ops::shape::count;
 use crate::tensor::Tensor;
-use anemoe_kernels::{Int8Lut, Int16Lut, Matrix};
+use anemoe_kernels::{Matrix, OwnedMatrix, Weight, WeightFormat, f32_bytes};
 use anemoe_mlpackage::blob::{SharedBlob, unpack_sub_byte};
 use anemoe_mlpackage::mil::{Argument, Binding, DataType, Operation, TensorData, Value, ValueType};
 use anemoe_mlpackage::package::Package;
@@ -22,109 +22,81 @@ pub(super) enum Constant {
     Stored(Arc<StoredWeight>),
 }
 
-/// A weight tensor that kernels can read as it is stored.
+/// A weight tensor that kernels read as it is stored.
 pub(super) struct StoredWeight {
-    elements: Elements,
-    kind: Encoding,
-    /// Products may be of integers.
-    fast: bool,
-    /// What tables need for that.
-    codes: Option<Int8Lut>,
-    /// Tables of whole numbers, for exact products.
-    words: Option<Int16Lut>,
-    /// Of the dense tensor.
+    matrix: OwnedMatrix<Elements>,
+    /// Shape of the dense tensor; the first dimension counts rows, all others columns.
     pub shape: Vec<usize>,
 }
 
 enum Elements {
     /// In the mapped package.
     Blob(SharedBlob),
-    /// Decoded, of a kind that kernels do not read as it is stored.
+    /// Decoded, of a format that kernels do not read as it is stored.
     Dense(Arc<Tensor>),
 }
 
-enum Encoding {
-    F32,
-    F16,
-    /// Tables as f32, in order of their groups of rows.
-    Lut {
-        bits: usize,
-        lut: Vec<f32>,
-        rows_per_group: usize,
-    },
-    Int {
-        bits: usize,
-        signed: bool,
-        scale: Vec<f32>,
-        offset: Option<Vec<f32>>,
-        block: (usize, usize),
-    },
+impl AsRef<[u8]> for Elements {
+    fn as_ref(&self) -> &[u8] {
+        match self {
+            Elements::Blob(blob) => blob.data(),
+            Elements::Dense(t) => f32_bytes(t.as_f32().unwrap_or_default()),
+        }
+    }
 }
 
 impl StoredWeight {
-    fn new(package: &Package, data: &Value, kind: Encoding, shape: Vec<usize>) -> OpErrorAt<StoredWeight> {
-        let blob = package.shared_blob(data).map_err(|e| OpError::Invalid(e.to_string()))?;
-        let elements = Elements::Blob(blob);
-        Ok(StoredWeight { elements, kind, fast: false, codes: None, words: None, shape })
+    fn new(weight: Weight<Elements, Vec<f32>>, shape: Vec<usize>) -> OpErrorAt<StoredWeight> {
+        let (rows, cols) = (shape.first().copied().unwrap_or(1), shape.iter().skip(1).product());
+        let matrix =
+            OwnedMatrix::new(weight, rows, cols).map_err(|e| OpError::Invalid(format!("matrix: {e}")))?;
+        Ok(StoredWeight { matrix, shape })
     }
 
-    /// Of f32 elements.
-    pub fn dense(tensor: Arc<Tensor>) -> StoredWeight {
+    /// Makes a weight whose elements stay in the package, with its tables or scales and its offsets.
+    fn mapped(
+        package: &Package,
+        data: &Value,
+        format: WeightFormat,
+        (values, offsets): (Option<Vec<f32>>, Option<Vec<f32>>),
+        shape: Vec<usize>,
+    ) -> OpErrorAt<StoredWeight> {
+        let blob = package.shared_blob(data).map_err(|e| OpError::Invalid(e.to_string()))?;
+        StoredWeight::new(Weight { format, elements: Elements::Blob(blob), values, offsets }, shape)
+    }
+
+    /// Makes a weight of f32 elements.
+    pub fn dense(tensor: Arc<Tensor>) -> OpErrorAt<StoredWeight> {
         let shape = tensor.shape.clone();
-        let elements = Elements::Dense(tensor);
-        StoredWeight { elements, kind: Encoding::F32, fast: false, codes: None, words: None, shape }
+        let (format, elements) = (WeightFormat::F32, Elements::Dense(tensor));
+        StoredWeight::new(Weight { format, elements, values: None, offsets: None }, shape)
     }
 
     /// Makes what exact or fast products look up; until then products are exact, of f32.
     pub fn prepare(&mut self, fast: bool) {
-        self.fast = fast;
-        (self.codes, self.words) = match &self.kind {
-            Encoding::Lut { bits, lut, .. } if fast => (Int8Lut::new(lut, *bits), None),
-            Encoding::Lut { bits: 4, lut, .. } => (None, Int16Lut::new(lut)),
-            _ => (None, None),
-        };
+        self.matrix.prepare(fast);
     }
 
     /// Rows: the first dimension; columns: all others.
     pub fn rows(&self) -> usize {
-        self.shape.first().copied().unwrap_or(1)
+        self.matrix().rows()
     }
 
     /// Elements of a row.
     pub fn cols(&self) -> usize {
-        self.shape.iter().skip(1).product()
+        self.matrix().cols()
     }
 
     /// A view for kernels.
-    pub fn matrix(&self) -> std::result::Result<Matrix<'_>, OpError> {
-        let (rows, cols) = (self.rows(), self.cols());
-        let (data, values) = match &self.elements {
-            Elements::Blob(blob) => (blob.data(), &[] as &[f32]),
-            Elements::Dense(t) => (&[] as &[u8], t.as_f32().unwrap_or_default()),
-        };
-        let matrix = match &self.kind {
-            Encoding::F32 => Matrix::f32(values, rows, cols),
-            Encoding::F16 => Matrix::f16(data, rows, cols),
-            Encoding::Lut { bits, lut, rows_per_group } => {
-                Matrix::lut(*bits, data, lut, *rows_per_group, rows, cols)
-            }
-            Encoding::Int { bits, signed, scale, offset, block } => {
-                Matrix::int(*bits, *signed, data, scale, offset.as_deref(), *block, rows, cols)
-            }
-        };
-        let matrix = matrix.map_err(|e| OpError::Invalid(e.to_string()))?;
-        Ok(if self.fast {
-            matrix.with_fast(self.codes.as_ref())
-        } else {
-            matrix.with_int16_lut(self.words.as_ref())
-        })
+    pub fn matrix(&self) -> Matrix<'_> {
+        self.matrix.view()
     }
 
     /// The dense tensor.
-    pub fn to_dense(&self) -> std::result::Result<Tensor, OpError> {
+    pub fn to_dense(&self) -> Tensor {
         let mut out = Tensor::default();
-        self.matrix()?.to_dense(out.reset_f32(&self.shape));
-        Ok(out)
+        self.matrix().to_dense(out.reset_f32(&self.shape));
+        out
     }
 }
 
@@ -202,7 +174,7 @@ impl Constant {
     pub fn to_tensor(&self) -> OpErrorAt<Tensor> {
         match self {
             Constant::Dense(t) => Ok(t.as_ref().clone()),
-            Constant::Stored(w) => w.to_dense(),
+            Constant::Stored(w) => Ok(w.to_dense()),
         }
     }
 }
@@ -225,7 +197,7 @@ pub(super) fn const_value(package: &Arc<Package>, value: &Value) -> OpErrorAt<Co
     let shape = shape_of(value)?;
     let stays = value.ty.tensor().is_some_and(|t| t.dtype == DataType::Float16) && shape.len() >= 2;
     if stays && package.blob(value).is_ok() {
-        let weight = StoredWeight::new(package, value, Encoding::F16, shape)?;
+        let weight = StoredWeight::mapped(package, value, WeightFormat::Fp16, (None, None), shape)?;
         return Ok(Constant::Stored(Arc::new(weight)));
     }
     Ok(Constant::Dense(Arc::new(dense_value(package, value)?)))
@@ -367,8 +339,9 @@ fn stored_lut(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
     if k < 2 || !by_rows || lut_shape[0] == 0 || shape[0] % lut_shape[0] != 0 {
         return Ok(None);
     }
-    let kind = Encoding::Lut { bits: dtype.bits(), lut, rows_per_group: shape[0] / lut_shape[0] };
-    StoredWeight::new(o.package, indices, kind, shape).map(Some)
+    let (bits, rows_per_table) = (dtype.bits() as u8, shape[0] / lut_shape[0]);
+    let format = WeightFormat::Lut { bits, rows_per_table };
+    StoredWeight::mapped(o.package, indices, format, (Some(lut), None), shape).map(Some)
 }
 
 /// Scales per block of rows and of the second axis over integers in a blob.
@@ -395,9 +368,15 @@ fn stored_int(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
         return Err(OpError::Invalid("offset and scale of different shapes".into()));
     }
     let further: usize = shape[2..].iter().product();
-    let block = (shape[0] / scale_shape[0], shape[1] / scale_shape[1] * further);
-    let kind = Encoding::Int { bits, signed, scale, offset: offset.map(|(_, v)| v), block };
-    StoredWeight::new(o.package, data, kind, shape).map(Some)
+    let format = WeightFormat::Int {
+        bits,
+        signed,
+        block_rows: shape[0] / scale_shape[0],
+        block_cols: shape[1] / scale_shape[1] * further,
+        offsets: offset.is_some(),
+    };
+    let values = (Some(scale), offset.map(|(_, v)| v));
+    StoredWeight::mapped(o.package, data, format, values, shape).map(Some)
 }
 
 /// One scale and zero point for all, or of each row.
@@ -422,9 +401,14 @@ fn stored_affine(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
     };
     let (Some(scale), Some(zero)) = (all(scale), all(zero)) else { return Ok(None) };
     let offset = zero.iter().any(|&z| z != 0.0).then_some(zero);
-    let block = (shape[0] / rows, shape[1..].iter().product());
-    StoredWeight::new(o.package, data, Encoding::Int { bits: 8, signed, scale, offset, block }, shape)
-        .map(Some)
+    let format = WeightFormat::Int {
+        bits: 8,
+        signed,
+        block_rows: shape[0] / rows,
+        block_cols: shape[1..].iter().product(),
+        offsets: offset.is_some(),
+    };
+    StoredWeight::mapped(o.package, data, format, (Some(scale), offset), shape).map(Some)
 }
 
 /// One table, and indices packed in a blob of bytes.
@@ -432,13 +416,12 @@ fn stored_lut_ios16(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
     let Some((packed, DataType::UInt8)) = o.blob("indices") else { return Ok(None) };
     let (shape, (_, lut)) = (packed_shape(o)?, o.floats("lut")?);
     let bits = lut_bits(&lut)?;
-    let weight = StoredWeight::new(
-        o.package,
-        packed,
-        Encoding::Lut { bits, lut, rows_per_group: shape.first().copied().unwrap_or(1) },
-        shape,
-    )?;
-    Ok((weight.shape.len() >= 2 && weight.matrix().is_ok()).then_some(weight))
+    if shape.len() < 2 {
+        return Ok(None);
+    }
+    let format = WeightFormat::Lut { bits: bits as u8, rows_per_table: shape[0] };
+    // With bytes to spare it is decoded, where that is refused or not.
+    Ok(StoredWeight::mapped(o.package, packed, format, (Some(lut), None), shape).ok())
 }
 
 fn lut_bits(lut: &[f32]) -> OpErrorAt<usize> {

@@ -242,7 +242,7 @@ impl Model {
     /// that want to wait.
     pub fn populate(&self) -> Option<JoinHandle<()>> {
         let bytes: u64 = self.chain.shards.iter().map(|s| s.bytes).sum();
-        if crate::memory::free_memory().is_none_or(|free| free < bytes) {
+        if anemoe_io::free_memory().is_none_or(|free| free < bytes) {
             return None;
         }
         let jobs: Vec<_> = self.packages.iter().filter_map(|p| p.populate()).collect();

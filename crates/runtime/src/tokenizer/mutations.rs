@@ -194,13 +194,6 @@ fn mutate(value: &mut Value, random: &mut Random) {
     }
 }
 
-#[cfg(target_os = "linux")]
-fn peak_memory() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|l| l.starts_with("VmHWM")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
-}
-
 #[test]
 fn mutations_are_errors_or_tokenizers() {
     let seeds = [small_bpe(), byte_level_bpe(), word_piece(), unigram()];
@@ -230,7 +223,10 @@ fn mutations_are_errors_or_tokenizers() {
         }
     }
     #[cfg(target_os = "linux")]
-    assert!(peak_memory() < 1 << 30, "{} bytes", peak_memory());
+    {
+        let peak = anemoe_io::peak_memory().unwrap();
+        assert!(peak < 1 << 30, "{peak} bytes");
+    }
     assert!(
         refused > 500 && refused < 1800,
         "{refused} refused, {caught} of them for a panic of the library"

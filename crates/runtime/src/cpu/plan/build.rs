@@ -383,7 +383,7 @@ impl Builder<'_> {
             InstrKind::Project {
                 projection: Projection::Conv { weight, .. } | Projection::Linear { weight },
                 ..
-            } => weight.matrix().is_ok().then(|| weight.clone()),
+            } => Some(weight.clone()),
             _ => None,
         }
     }
@@ -481,7 +481,7 @@ impl Builder<'_> {
             Projection::Conv { weight, groups, taps } => (weight.clone(), *groups, *taps),
             Projection::Linear { weight } => (weight.clone(), 1, 1),
         };
-        let matrix = weight.matrix().ok()?;
+        let matrix = weight.matrix();
         let (rows, cols) = (matrix.rows(), matrix.cols());
         let x = self.float(x)?;
         let rank = x.rank();
@@ -571,13 +571,12 @@ impl Builder<'_> {
         out: usize,
     ) -> Option<()> {
         let (channels, strides) = (x.shape[1], (x.strides[0], x.strides[1]));
-        let order = weight.matrix().ok()?.layout();
+        let order = weight.matrix().layout();
         let known = self.products.iter().find(|(v, _, _)| *v == x).map(|(_, node, _)| *node);
         if let Some(node) = known
             && let Some(Node { work: NodeKind::Products { fills, items }, .. }) = self.nodes.get_mut(node)
         {
-            let same =
-                items.iter().find(|i| i.weight.matrix().is_ok_and(|m| m.layout() == order)).map(|i| i.panel);
+            let same = items.iter().find(|i| i.weight.matrix().layout() == order).map(|i| i.panel);
             let panel = match same {
                 Some(panel) => panel,
                 None => {

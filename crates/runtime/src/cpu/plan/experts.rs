@@ -155,7 +155,7 @@ pub(super) fn sum(
         }
         let mut wanted = [false; ORDERS.len()];
         for &(p, i) in &*chosen {
-            wanted[packs[p].experts.branches[i].gate_up.matrix()?.layout() as usize] = true;
+            wanted[packs[p].experts.branches[i].gate_up.matrix().layout() as usize] = true;
         }
         for ((order, panel), _) in ORDERS.into_iter().zip(panels.iter_mut()).zip(wanted).filter(|(_, w)| *w) {
             panel.pack(pool, order, columns, tokens, channels);
@@ -164,7 +164,7 @@ pub(super) fn sum(
     for (at, chosen) in chosen.chunks(TOGETHER).enumerate() {
         let mut all: [Option<MatMul<'_>>; TOGETHER] = Default::default();
         for ((&(p, i), s), product) in chosen.iter().zip(scratch.iter_mut()).zip(&mut all) {
-            let w = packs[p].experts.branches[i].gate_up.matrix()?;
+            let w = packs[p].experts.branches[i].gate_up.matrix();
             s.tokens.clear();
             s.tokens
                 .extend((0..tokens as u32).filter(|t| !skip_zero || packs[p].weight(i, *t as usize) != 0.0));
@@ -176,7 +176,7 @@ pub(super) fn sum(
         anemoe_kernels::matmul_batch(pool, &mut all);
         let mut down: [Option<Matrix<'_>>; TOGETHER] = [None; TOGETHER];
         for (&(p, i), w) in chosen.iter().zip(&mut down) {
-            *w = Some(packs[p].experts.branches[i].down.matrix()?);
+            *w = Some(packs[p].experts.branches[i].down.matrix());
         }
         let activate = |k: usize, s: &mut ExpertScratch| {
             let Some(w) = down[k] else { return };

@@ -515,7 +515,7 @@ fn run_node(
             counts.bytes_read += products(pool, items, buffers, panels, tensors, constants, inputs)?;
         }
         NodeKind::Grouped { x, tokens, cols, strides, weight, groups, group_stride, bias, out } => {
-            let w = weight.matrix()?;
+            let w = weight.matrix();
             counts.bytes_read += w.bytes_read();
             with_out!(*out, |sources, y| {
                 let bias = bias.map(|b| &sources.get(b)[..w.rows()]);
@@ -771,7 +771,7 @@ fn reduce_by(
 fn order_of(items: &[Item], panel: usize) -> OpErrorAt<Layout> {
     let item = items.iter().find(|i| i.panel == panel);
     let item = item.ok_or_else(|| OpError::Invalid("a panel that nothing reads".into()))?;
-    Ok(item.weight.matrix()?.layout())
+    Ok(item.weight.matrix().layout())
 }
 
 /// Where the channels of a view's tokens are.
@@ -805,7 +805,7 @@ fn products(
         let sources = NodeInputs { buffers, tensors, constants, inputs };
         let mut all: [Option<MatMul<'_>>; TOGETHER] = Default::default();
         for ((item, y), product) in items.iter().zip(&mut taken).zip(&mut all) {
-            let w = item.weight.matrix()?;
+            let w = item.weight.matrix();
             bytes += w.bytes_read();
             let bias = item.bias.map(|b| &sources.get(b)[..w.rows()]);
             *product = Some(MatMul { w, x: &panels[item.panel], tokens: None, y, stride: w.rows(), bias });
