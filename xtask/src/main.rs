@@ -1,10 +1,13 @@
-//! Tasks of the repository: checked-in code and plots, fuzz targets, trials of the built binary.
+//! Tasks of the repository: checks of the sources, checked-in code and plots, fuzz targets, trials of the built binary.
 
+mod cycles;
 mod fuzz;
+mod names;
 mod options;
 mod plots;
 mod proto;
 mod seeds;
+mod source;
 mod trial;
 
 #[path = "../../crates/convert/tests/common/mod.rs"]
@@ -15,6 +18,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 const USAGE: &str = "usage: cargo xtask TASK
+  cycles [CRATE..]            lists files of a crate that use each other
+  names                       lists types and files of one name
   proto                       writes crates/mlpackage/src/proto/generated.rs
   plots                       draws docs/plots from docs/results.json
   fuzz [TARGET..]             runs fuzz targets; docs/fuzzing.md
@@ -35,6 +40,8 @@ fn run() -> Passed {
     let task = args.next().ok_or(USAGE)?;
     let options = Options::parse(args)?;
     match task.as_str() {
+        "cycles" => cycles::check(&options.finish()?),
+        "names" => names::check(),
         "proto" => proto::write(),
         "plots" => plots::write(),
         "fuzz" => fuzz::run(options),
