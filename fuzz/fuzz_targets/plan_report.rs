@@ -1,7 +1,8 @@
 //! Plan reports of a Mac, as `check --report` reads them.
 #![no_main]
 
-use anemoe_gates::residency::device::{self, PlanReport};
+use anemoe_gates::residency::compare::compare;
+use anemoe_gates::residency::device::PlanReport;
 use anemoe_gates::residency::{self, Options, Report};
 use libfuzzer_sys::fuzz_target;
 use std::path::Path;
@@ -16,6 +17,6 @@ fuzz_target!(|input: &[u8]| {
     });
     let Ok(report) = PlanReport::parse(input) else { return };
     let mut checked = checked.clone();
-    device::compare(&mut checked, &report);
+    compare(&mut checked, &report);
     let _ = serde_json::to_vec(&checked).expect("a report is written");
 });

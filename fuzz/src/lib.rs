@@ -136,9 +136,9 @@ pub fn config(text: &[u8], fixtures: &[&str]) {
             config: value.clone(),
             generation_config: None,
             source: Box::new(shapes.clone()),
-            readings: Default::default(),
+            variants: Default::default(),
         };
-        if let Ok(checkpoint) = models::adapt(checkpoint) {
+        if let Ok(checkpoint) = models::normalize_layout(checkpoint) {
             plan(checkpoint);
         }
     }

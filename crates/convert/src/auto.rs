@@ -5,9 +5,9 @@
 //! choice; ordered by what a byte buys, their steps form one path from the smallest model to the most exact, and every best
 //! choice under a limit is a prefix of it.
 
-use crate::family::Family;
 use crate::importance::Importance;
 use crate::lower::encode_matrix;
+use crate::models::Family;
 use crate::plan::{MatrixPlan, Plan};
 use crate::quant::{Granularity, Groups, MatrixQuant, Quant};
 use crate::quantize::{Encoder, Metrics};
@@ -93,7 +93,7 @@ pub fn measure(
             let mut metrics = Metrics::default();
             for m in &parts {
                 let m = MatrixPlan { quant: resolve(m), ..m.clone() };
-                metrics.merge(&encode_matrix(family, &m, importance, &mut |_| Ok(()))?.metrics);
+                metrics.merge(&encode_matrix(family.opened(), &m, importance, &mut |_| Ok(()))?.metrics);
             }
             candidates.push(Candidate { kind, bytes, error: metrics.output_error() });
         }
@@ -126,7 +126,7 @@ pub fn decoded(
         let quant = MatrixQuant::resolve(kind, groups, m.rows, m.cols);
         let m = MatrixPlan { quant, ..m.clone() };
         let mut packed = Vec::new();
-        let side = encode_matrix(family, &m, importance, &mut |b| {
+        let side = encode_matrix(family.opened(), &m, importance, &mut |b| {
             packed.extend_from_slice(b);
             Ok(())
         })?;

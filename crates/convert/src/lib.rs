@@ -5,7 +5,6 @@ pub mod auto;
 pub mod build;
 pub mod checkpoint;
 pub mod error;
-pub mod family;
 pub mod importance;
 pub mod inspect;
 pub mod lower;
@@ -18,5 +17,6 @@ pub mod program;
 pub mod quant;
 pub mod quantize;
 pub mod tensor;
+pub mod variants;
 
 pub use error::{Error, Result};

@@ -1,8 +1,8 @@
 //! The MIL program of a shard: each of its functions, lowered over weights that are written or only planned.
 
 use crate::Result;
-use crate::family::Family;
 use crate::lower::{OPSET, Stored};
+use crate::models::Family;
 use crate::plan::PlannedShard;
 use anemoe_mlpackage::mil::Model;
 use anemoe_mlpackage::mil::builder::model;

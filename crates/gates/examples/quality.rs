@@ -4,9 +4,9 @@
 
 use anemoe_convert::auto::{KINDS, decoded, matrices};
 use anemoe_convert::checkpoint::Checkpoint;
-use anemoe_convert::family::Family;
 use anemoe_convert::importance::Importance;
 use anemoe_convert::models;
+use anemoe_convert::models::Family;
 use anemoe_convert::plan::{Plan, PlanOptions};
 use anemoe_convert::quant::{Groups, Quant};
 use anemoe_gates::auto::{Goal, Search, choose_each};
@@ -111,8 +111,8 @@ fn main() -> Result<()> {
 
 /// Prints both tables for a checkpoint, measured on `test`, calibrated on `calibration`.
 fn run(checkpoint: &str, calibration: &Path, test: &Path) -> Result<()> {
-    let source = Checkpoint::open(checkpoint)?;
-    let family = models::open(Checkpoint::open(checkpoint)?)?;
+    let source = models::load(checkpoint)?;
+    let family = models::open(models::load(checkpoint)?)?;
     let plan = family.plan(&PlanOptions::default())?;
     let tokenizer = Tokenizer::open(&Path::new(checkpoint).join("tokenizer.json"))?;
     let bos = plan.chain.model.bos_token_id;

@@ -5,9 +5,9 @@ use crate::reference::Golden;
 use crate::{Error, Result};
 use anemoe_bundle::Chain;
 use anemoe_convert::build::write_shard;
-use anemoe_convert::family::Family;
 use anemoe_convert::importance::Importance;
 use anemoe_convert::lower::encode_matrix;
+use anemoe_convert::models::Family;
 use anemoe_convert::outliers::{Outlier, Spread};
 use anemoe_convert::plan::{MatrixPlan, Plan, PlannedShard};
 use anemoe_convert::quant::{MatrixQuant, Quant};
@@ -191,7 +191,7 @@ fn run(s: &Search<'_>, stand_ins: &BTreeMap<String, PathBuf>) -> Result<Validati
 
 /// How a matrix suffers by its kind.
 fn look(s: &Search<'_>, shard: &PlannedShard, m: &MatrixPlan) -> Result<Worst> {
-    let error = encode_matrix(s.family, m, s.importance, &mut |_| Ok(()))?.metrics.relative_mse();
+    let error = encode_matrix(s.family.opened(), m, s.importance, &mut |_| Ok(()))?.metrics.relative_mse();
     let spread = Spread::of(s.family, m)?;
     let outlier = Outlier::of(shard, m, spread);
     let cause = match &outlier {

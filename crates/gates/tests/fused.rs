@@ -2,7 +2,6 @@
 
 use anemoe_bundle::TokenCount;
 use anemoe_convert::build::build;
-use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::models;
 use anemoe_convert::plan::PlanOptions;
 use anemoe_convert::quant::Quant;
@@ -22,7 +21,7 @@ fn fused_bundles_compute_what_their_steps_do() {
     for name in ["tiny-gemma4-moe", "tiny-gemma4-moe-text", "tiny-zaya", "tiny-zaya-legacy", "tiny-zaya-skip"]
     {
         let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name);
-        let family = models::open(Checkpoint::open(fixture.to_str().unwrap()).unwrap()).unwrap();
+        let family = models::open(models::load(fixture.to_str().unwrap()).unwrap()).unwrap();
         for (i, (quant, per_shard)) in
             [("fp16", None), ("lut4", None), ("int8-tensor", Some(1)), ("int4-block", Some(2))]
                 .into_iter()

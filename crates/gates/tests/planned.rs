@@ -2,9 +2,8 @@
 
 use anemoe_bundle::{Chain, TokenCount};
 use anemoe_convert::build::build;
-use anemoe_convert::checkpoint::Checkpoint;
-use anemoe_convert::family::Family;
 use anemoe_convert::models;
+use anemoe_convert::models::Family;
 use anemoe_convert::plan::{Plan, PlanOptions};
 use anemoe_convert::program::lower_without_weights;
 use anemoe_gates::residency::rule::{Conditions, Target, Units, Verdict};
@@ -14,7 +13,7 @@ use anemoe_mlpackage::package::Package;
 use std::path::{Path, PathBuf};
 
 fn open(checkpoint: &str) -> Box<dyn Family> {
-    models::open(Checkpoint::open(checkpoint).unwrap()).unwrap()
+    models::open(models::load(checkpoint).unwrap()).unwrap()
 }
 
 fn fixture(name: &str) -> Box<dyn Family> {

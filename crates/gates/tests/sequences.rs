@@ -3,7 +3,6 @@
 
 use anemoe_bundle::TokenCount;
 use anemoe_convert::build::build;
-use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::models;
 use anemoe_convert::plan::PlanOptions;
 use anemoe_runtime::backend::{Backend, Function, Package, States};
@@ -17,7 +16,7 @@ const MODELS: [&str; 2] = ["tiny-gemma4-moe", "tiny-zaya"];
 
 fn bundle(dir: &Path, name: &str, tokens: &[TokenCount]) -> PathBuf {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name);
-    let family = models::open(Checkpoint::open(fixture.to_str().unwrap()).unwrap()).unwrap();
+    let family = models::open(models::load(fixture.to_str().unwrap()).unwrap()).unwrap();
     let options = PlanOptions {
         quant: "lut4".parse().unwrap(),
         tokens: tokens.to_vec(),

@@ -13,9 +13,9 @@ use anemoe_bundle::journal::status;
 use anemoe_convert::build::{self, Build, BuildReport, Event, Needs, Part, Source};
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::importance::Importance;
-use anemoe_convert::models::Readings;
 use anemoe_convert::plan::Plan;
 use anemoe_convert::quant::MatrixQuant;
+use anemoe_convert::variants::Variants;
 use anemoe_gates::gated::{self, GatedReport, Stage};
 use anemoe_gates::golden::{self as gates, MIN_COSINE};
 use anemoe_gates::reference::Golden;
@@ -168,7 +168,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let build = Build::begin(family, &plan, importance.as_ref(), &args.out, part)?;
     let part_name = part.map(|p| format!("{}/{}", p.index, p.of));
     recorder.begin(&args.out, facts::begun(&plan, part_name.clone()));
-    build.remember(&source(&args.checkpoint, &checkpoint.readings))?;
+    build.remember(&source(&args.checkpoint, &checkpoint.variants))?;
     let all = plan.shards.len();
     let progress = Progress::new(&plan, build.own(), ui);
     let report = gated::run(build, options, &|event| progress.on(event));
@@ -212,10 +212,10 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
 }
 
 /// Where the checkpoint is, for a process that starts elsewhere.
-fn source(spec: &Path, readings: &Readings) -> Source {
+fn source(spec: &Path, variants: &Variants) -> Source {
     let absolute = spec.exists().then(|| std::path::absolute(spec).ok()).flatten();
     let checkpoint = absolute.unwrap_or_else(|| spec.to_path_buf());
-    Source { checkpoint, zaya_skip: readings.zaya_skip.map(|s| s.name().to_string()) }
+    Source { checkpoint, zaya_skip: variants.zaya_skip.map(|s| s.name().to_string()) }
 }
 
 /// The cosine that gates want. What a search aims at is measured on another text, so its own aim is no gate's.

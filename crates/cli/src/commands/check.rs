@@ -7,11 +7,12 @@ use crate::target::expect_bundle;
 use crate::ui::{self, Table, Ui};
 use anemoe_bundle::CHAIN_FILE;
 use anemoe_gates::integrity;
-use anemoe_gates::residency::device::{self, Comparison, PlanReport};
+use anemoe_gates::residency::compare::compare;
+use anemoe_gates::residency::device::PlanReport;
 use anemoe_gates::residency::outcomes::{self, Score};
 use anemoe_gates::residency::rule::{Chip, Conditions, Evidence, Target, Units, Verdict};
 use anemoe_gates::residency::verdict::{OpCounts, PackageReport, Reason};
-use anemoe_gates::residency::{self, Options, Report, table};
+use anemoe_gates::residency::{self, Comparison, Options, Report, table};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -107,7 +108,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let recorder = Recorder::new(&args.journal, "check");
     let mut report = check(&path, &options, args.verify, ui)?;
     if let Some(plan) = &plan {
-        device::compare(&mut report, plan);
+        compare(&mut report, plan);
         if !args.ops {
             report.packages.iter_mut().flat_map(|p| &mut p.functions).for_each(|f| f.op_list.clear());
         }

@@ -1,7 +1,9 @@
 //! How commands open checkpoints.
 
 use anemoe_convert::checkpoint::Checkpoint;
-use anemoe_convert::models::{Readings, ZayaSkip};
+
+use anemoe_convert::models;
+use anemoe_convert::variants::{Variants, ZayaSkip};
 use std::path::Path;
 
 /// Ways to read a checkpoint where those who run it differ.
@@ -16,11 +18,11 @@ pub struct Reading {
 impl Reading {
     /// Opens a checkpoint to be read this way.
     pub fn open(self, spec: &Path) -> anyhow::Result<Checkpoint> {
-        let checkpoint = Checkpoint::open(spec)?;
+        let checkpoint = models::load(spec)?;
         let zaya = checkpoint.config.get("model_type").is_some_and(|t| t == "zaya");
         if self.zaya_skip.is_some() && !zaya {
             anyhow::bail!("--zaya-skip: {} is not a ZAYA checkpoint", spec.display());
         }
-        Ok(checkpoint.with_readings(Readings { zaya_skip: self.zaya_skip }))
+        Ok(checkpoint.with_variants(Variants { zaya_skip: self.zaya_skip }))
     }
 }

@@ -4,8 +4,8 @@ use crate::Outcome;
 use crate::target::expect_bundle;
 use crate::ui::{self, Table, Ui};
 use anemoe_bundle::Chain;
-use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::inspect::{self, CheckpointReport};
+use anemoe_convert::models;
 use anemoe_convert::place::Place;
 use anemoe_io::PathError;
 use anemoe_mlpackage::mil::Feature;
@@ -44,7 +44,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         Place::Bundle => bundle(path, ui)?,
         Place::Unfinished => expect_bundle(path)?,
         _ => {
-            let report = inspect::checkpoint(Checkpoint::open(path)?)?;
+            let report = inspect::checkpoint(models::load(path)?)?;
             ui.document(&report)?;
             checkpoint(&report, args.tensors, ui)?;
         }

@@ -8,7 +8,7 @@ use crate::Outcome;
 use crate::files::Overwrite;
 use crate::ui::{self, Table, Ui};
 use anemoe_bundle::TokenCount;
-use anemoe_convert::family::Family;
+use anemoe_convert::models::Family;
 use anemoe_convert::outliers::{self, Outlier};
 use anemoe_convert::plan::{PartKinds, Plan, PlanOptions};
 use anemoe_convert::quant::{Groups, Quant};

@@ -5,7 +5,6 @@ use crate::Outcome;
 use crate::journal::{JournalArgs, Recorder, facts};
 use crate::ui::{self, Table, Ui};
 use anemoe_bundle::journal::status;
-use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::models;
 use anemoe_convert::plan::PlanOptions;
 use anemoe_convert::quant::Quant;
@@ -73,7 +72,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let mut report = None;
     for quant in [Quant::Fp16, lut4] {
         let main = quant == lut4;
-        let family = models::open(Checkpoint::open(&model)?)?;
+        let family = models::open(models::load(&model)?)?;
         let plan =
             family.plan(&PlanOptions { quant, max_context: Some(CONTEXT), ..PlanOptions::default() })?;
         if main {

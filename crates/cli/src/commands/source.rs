@@ -3,10 +3,11 @@
 use super::build::read_importance;
 use super::checkpoint::Reading;
 use anemoe_bundle::Chain;
-use anemoe_convert::family::Family;
 use anemoe_convert::importance::Importance;
-use anemoe_convert::models::{self, ZayaSkip};
+use anemoe_convert::models;
+use anemoe_convert::models::Family;
 use anemoe_convert::plan::Plan;
+use anemoe_convert::variants::ZayaSkip;
 use anyhow::{Context, bail};
 use std::path::{Path, PathBuf};
 
@@ -59,7 +60,7 @@ impl Source {
                 bundle.display()
             );
         }
-        let plan = Plan::of_bundle(family.as_ref(), bundle, &chain)?;
+        let plan = models::replan(family.as_ref(), bundle, &chain)?;
         let importance = self.importance.as_deref().map(|path| read_importance(path, &plan)).transpose()?;
         if importance.as_ref().map(Importance::sha256) != chain.importance.as_deref() {
             match &chain.importance {

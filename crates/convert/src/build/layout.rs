@@ -1,8 +1,5 @@
 //! Names of ours in a bundle, and what may lie under them. Other names are others': they are left alone.
 
-use super::site::{
-    EMBEDDING_FILE, GATES_PREFIX, HOST_RECORD, LOCK, PLAN_FILE, SOURCE_FILE, VECTORS_FILE, WORK_DIR,
-};
 use crate::checkpoint::SIDE_FILES;
 use anemoe_bundle::journal::JOURNAL_FILE;
 use anemoe_bundle::{CHAIN_FILE, SHARDS_DIR};
@@ -10,6 +7,23 @@ use anemoe_io::{OwnedDir, PathError, TEMPORARY};
 use anemoe_mlpackage::package::foreign_entry;
 use std::io::{Error, ErrorKind};
 use std::path::Path;
+
+/// Folder of an unfinished build. With the plan in it, it proves that the folder around it is one of ours.
+pub const WORK_DIR: &str = ".anemoe-build";
+/// File of the plan in it.
+pub const PLAN_FILE: &str = "plan.json";
+/// Lock of an unfinished build.
+pub const LOCK: &str = "lock";
+/// File of the host's embedding.
+pub const EMBEDDING_FILE: &str = "embed.bin";
+/// File of the host's vectors.
+pub const VECTORS_FILE: &str = "vectors.npz";
+/// Where the checkpoint is.
+pub const SOURCE_FILE: &str = "source";
+/// Records of what the gates of parts said.
+pub const GATES_PREFIX: &str = "gates.";
+/// Record of the files beside the shards, in the folder of an unfinished build.
+pub const HOST_RECORD: &str = "host.json";
 
 type Result<T> = std::result::Result<T, PathError>;
 

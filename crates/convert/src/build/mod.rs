@@ -16,17 +16,18 @@
 mod differences;
 mod interrupt;
 mod layout;
+mod record;
 mod site;
 mod space;
 
 pub use interrupt::{check as check_interrupted, request as interrupt};
-pub use layout::{bundle_names, check as check_layout};
-pub use site::{PLAN_FILE, WORK_DIR};
+pub use layout::{PLAN_FILE, WORK_DIR, bundle_names, check as check_layout};
+pub use record::{Part, Quality, Source};
 pub use space::{Needs, default_jobs, jobs_within};
 
-use crate::family::Family;
 use crate::importance::Importance;
 use crate::lower::{Stored, store_matrix, store_vector};
+use crate::models::Family;
 use crate::plan::{Plan, PlannedShard};
 use crate::program::lower_shard;
 use crate::quantize::Metrics;
@@ -34,7 +35,7 @@ use crate::{Error, Result};
 use anemoe_bundle::{Chain, Gates, Vectors};
 use anemoe_io::Scratch;
 use anemoe_mlpackage::package::PackageWriter;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use site::{HostRecord, Record, Site};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -77,25 +78,6 @@ pub struct BuildReport {
     /// What the gates said, where this build had any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gates: Option<Gates>,
-}
-
-/// One of several processes that build a bundle together: every `of`-th shard from `index` on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
-    /// From 0; below `of`.
-    pub index: usize,
-    /// Number of parts.
-    pub of: usize,
-}
-
-/// Where a checkpoint is, and how it is read.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Source {
-    /// An absolute path, or the name of a synthetic model.
-    #[serde(with = "crate::place::lossless")]
-    pub checkpoint: PathBuf,
-    /// See [`crate::models::Readings`].
-    pub zaya_skip: Option<String>,
 }
 
 /// A build under way. One orchestrator takes its steps in order:
@@ -445,15 +427,6 @@ impl Inputs<'_> {
     }
 }
 
-/// How far the matrices of a shard are from the originals.
-#[derive(Clone, Copy, Debug)]
-pub struct Quality {
-    /// Lowest cosine between a matrix and its compressed form.
-    pub min_cosine: f64,
-    /// Over all matrices that are compressed.
-    pub all: Metrics,
-}
-
 /// Writes the package of one shard.
 ///
 /// # Errors
@@ -464,12 +437,13 @@ pub fn write_shard(
     importance: Option<&Importance>,
     path: &Path,
 ) -> Result<Quality> {
+    let checkpoint = family.opened();
     let mut writer = PackageWriter::create(path)?;
     let mut stored = Stored::default();
     let mut quality = Quality { min_cosine: 1.0, all: Metrics::default() };
     for matrix in &shard.matrices {
         interrupt::check()?;
-        let metrics = store_matrix(writer.weights(), family, matrix, importance, &mut stored)?;
+        let metrics = store_matrix(writer.weights(), checkpoint, matrix, importance, &mut stored)?;
         // Plain fp16 has no figures.
         if metrics.count > 0 {
             quality.min_cosine = quality.min_cosine.min(metrics.cosine());
@@ -477,7 +451,7 @@ pub fn write_shard(
         }
     }
     for vector in &shard.vectors {
-        store_vector(writer.weights(), family, vector, &mut stored)?;
+        store_vector(writer.weights(), checkpoint, vector, &mut stored)?;
     }
     writer.finish(&lower_shard(family, shard, &stored)?)?;
     Ok(quality)

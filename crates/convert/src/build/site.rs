@@ -1,10 +1,10 @@
 //! The folder that is being built: locks, records of what is finished, and the files beside the shards.
 
 use super::differences::differences;
-use super::layout;
-use super::{Part, Quality, Source};
-use crate::family::Family;
+use super::layout::{self, GATES_PREFIX, HOST_RECORD, LOCK, PLAN_FILE, SOURCE_FILE, VECTORS_FILE, WORK_DIR};
+use super::record::{Part, Quality, Source};
 use crate::lower::encode_matrix;
+use crate::models::Family;
 use crate::plan::{MatrixPlan, Plan, PlannedShard};
 use crate::{Error, Result};
 use anemoe_bundle::journal::JOURNAL_FILE;
@@ -22,10 +22,7 @@ use std::io::{BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Folder of an unfinished build. With the plan in it, it proves that the folder around it is one of ours.
-pub const WORK_DIR: &str = ".anemoe-build";
-/// File of the plan in it, and the key by which it is known as ours.
-pub const PLAN_FILE: &str = "plan.json";
+/// Key by which a plan's file is known as ours.
 const MARKER: &str = "anemoe_build";
 /// Version of the records of unfinished builds.
 const VERSION: u64 = 1;
@@ -33,23 +30,11 @@ const VERSION: u64 = 1;
 const MAX_RECORD_BYTES: u64 = 256 << 20;
 /// A file that macOS leaves in every folder that somebody looked at.
 const DS_STORE: &str = ".DS_Store";
-/// Lock of an unfinished build.
-pub(super) const LOCK: &str = "lock";
-/// File of the host's embedding.
-pub(super) const EMBEDDING_FILE: &str = "embed.bin";
-/// File of the host's vectors.
-pub(super) const VECTORS_FILE: &str = "vectors.npz";
 /// How often, and after which time, a part asks again for a lock that another one sweeps under.
 const SWEEP_TRIES: usize = 100;
 const SWEEP_WAIT: Duration = Duration::from_millis(20);
 /// The name that the folder of an unfinished build gets before it is removed.
 const DONE_DIR: &str = ".anemoe-tmp-build";
-/// Where the checkpoint is.
-pub(super) const SOURCE_FILE: &str = "source";
-/// Records of what the gates of parts said.
-pub(super) const GATES_PREFIX: &str = "gates.";
-/// Record of the files beside the shards, in the folder of an unfinished build.
-pub(super) const HOST_RECORD: &str = "host.json";
 
 /// A finished shard.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -547,7 +532,8 @@ impl Site {
         };
         let failed = |e: std::io::Error| Error::io(&path, e);
         // A row is one token's: which of its channels matter for the head says nothing here.
-        let side = encode_matrix(family, &matrix, None, &mut |bytes| out.write_all(bytes).map_err(failed))?;
+        let side =
+            encode_matrix(family.opened(), &matrix, None, &mut |bytes| out.write_all(bytes).map_err(failed))?;
         let values = side.values.iter().flat_map(|v| v.to_le_bytes());
         let tail: Vec<u8> = values.chain(side.offsets.iter().map(|&o| o as u8)).collect();
         out.write_all(&tail).map_err(failed)?;

@@ -1,7 +1,7 @@
 //! What the plans of all families are put together from: names of functions, bindings, head slices.
 
-use crate::family::Family;
 use crate::lower::{Lowering, RmsNorm, Stored};
+use crate::models::Family;
 use crate::models::opened::Opened;
 use crate::plan::{
     MAX_HEAD_WEIGHTS, MatrixPlan, Packing, Plan, PlanOptions, PlannedShard, Totals, VectorPlan,

@@ -11,7 +11,7 @@ use crate::reference::Golden;
 use crate::{Error, Result};
 use anemoe_bundle::{Chain, Shard, ShardKind};
 use anemoe_convert::build::write_shard;
-use anemoe_convert::family::Family;
+use anemoe_convert::models::Family;
 use anemoe_convert::plan::{Plan, PlannedShard};
 use anemoe_runtime::cpu::CpuBackend;
 use anemoe_runtime::model::{Model, Registers};

@@ -2,10 +2,10 @@
 //!
 //! `N(x) = x / sqrt(mean(x^2) + eps)`; a norm's weight multiplies directly. `T` are the tokens of this pass.
 
+use super::forward::{Forward, Limits, Pass, RunOptions};
 use super::math::{add, add_scaled, attend, gated, gelu_tanh, rms_norm, rope, scaled, softmax, top_k};
 use super::probe::Probe;
 use super::weights::{Layer, Rows, Weights};
-use super::{Forward, Limits, Pass, RunOptions};
 use anemoe_convert::Result;
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::models::gemma4::{Gemma4Config, PREFIXES};

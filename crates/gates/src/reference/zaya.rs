@@ -2,16 +2,17 @@
 //!
 //! `N(x) = x / sqrt(mean(x^2) + eps)`; a norm's weight multiplies directly. `T` are the tokens of this pass.
 
+use super::forward::{Forward, Limits, Pass, RunOptions, State};
 use super::math::{
     add, add_scaled, attend, gated, gelu_exact, l2_norm, rms_norm, rope, scaled, silu, softmax,
 };
 use super::probe::Probe;
 use super::weights::{Layer, Rows, Weights};
-use super::{Forward, Limits, Pass, RunOptions, State};
 use anemoe_convert::Result;
 use anemoe_convert::checkpoint::Checkpoint;
+use anemoe_convert::models::prefix;
 use anemoe_convert::models::zaya::{PREFIXES, ZayaConfig};
-use anemoe_convert::models::{ZayaSkip, prefix};
+use anemoe_convert::variants::ZayaSkip;
 use std::collections::{BTreeMap, VecDeque};
 
 /// What a layer remembers.
@@ -51,7 +52,7 @@ impl<'a> ZayaForward<'a> {
         let config = ZayaConfig::parse(&checkpoint.config, &checkpoint.config_path())?;
         let prefix = prefix(checkpoint, &PREFIXES)?;
         let weights = Weights { source: checkpoint.source.as_ref(), prefix, probe };
-        let skip = checkpoint.readings.zaya_skip.unwrap_or_default();
+        let skip = checkpoint.variants.zaya_skip.unwrap_or_default();
         Ok(ZayaForward { memories: empty(&config), config, skip, weights })
     }
 }

@@ -11,25 +11,28 @@
 //! a prediction; `unknown` stands where evidence is missing or contradicts itself. `docs/residency.md` has the figures.
 
 pub mod analyze;
+pub mod compare;
 pub mod device;
 pub mod graph;
 mod matchers;
 pub mod outcomes;
+mod report;
 pub mod rule;
 pub mod table;
 pub mod verdict;
 
-use crate::residency::device::Comparison;
+pub use report::{Comparison, Report, Verdicts};
+
+use crate::residency::report::passes;
 use crate::residency::rule::{BundleFacts, Conditions, Matcher, PackageFacts, Verdict};
-use crate::residency::verdict::{Judge, OpCounts, PackageReport, Reason};
+use crate::residency::verdict::{Judge, OpCounts, PackageReport};
 use anemoe_bundle::Chain;
-use anemoe_convert::family::Family;
+use anemoe_convert::models::Family;
 use anemoe_convert::plan::{Plan, PlannedShard};
 use anemoe_convert::program::lower_without_weights;
 use anemoe_mlpackage::mil::Model;
 use anemoe_mlpackage::package::Package;
 use rayon::prelude::*;
-use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -42,49 +45,6 @@ pub struct Options {
     pub strict: bool,
     /// List every op.
     pub list_ops: bool,
-}
-
-/// What a check found.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Report {
-    /// No package, and no op of one, is predicted off the ANE, save packages that are too small to matter. With `strict`, all
-    /// packages are predicted on it.
-    pub pass: bool,
-    /// `unknown` fails too.
-    pub strict: bool,
-    /// What the packages will meet.
-    pub conditions: Conditions,
-    /// Packages per verdict.
-    pub verdicts: Verdicts,
-    /// Ops of all packages.
-    pub ops: OpCounts,
-    /// The packages.
-    pub packages: Vec<PackageReport>,
-    /// What concerns the packages together, and decides nothing.
-    pub warnings: Vec<Reason>,
-    /// What a Mac's plan report says about them.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub device: Option<Comparison>,
-}
-
-/// Packages per verdict.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Verdicts {
-    /// Predicted on the ANE.
-    pub ane: u64,
-    /// Predicted elsewhere, in whole or in part.
-    pub not_ane: u64,
-    /// Not decided.
-    pub unknown: u64,
-}
-
-/// Whether a package passes by its prediction.
-fn passes(p: &PackageReport, strict: bool) -> bool {
-    match p.verdict {
-        Verdict::Ane => true,
-        Verdict::Unknown => !strict,
-        Verdict::NotAne => p.too_small && !strict,
-    }
 }
 
 /// Facts of a model. Weight data is not read.

@@ -46,7 +46,7 @@ pub fn open(path: &Path) -> Result<Checkpoint> {
         config,
         generation_config,
         source: Box::new(source),
-        readings: Default::default(),
+        variants: Default::default(),
     })
 }
 

@@ -146,11 +146,6 @@ impl Gemma4Config {
         (0..d / 2).map(frequency).collect()
     }
 
-    /// Parameters of the text model; the tied embedding counts once.
-    pub fn parameters(&self) -> u64 {
-        super::tensor_table(self).iter().map(|r| r.elements()).sum()
-    }
-
     /// Parameters of one expert.
     pub fn expert_parameters(&self) -> u64 {
         3 * self.hidden_size as u64 * self.moe_intermediate_size as u64

@@ -1,13 +1,13 @@
 //! Gemma 4 MoE as shards: what goes into which package, and the program of each.
 
 use super::Gemma4;
-use crate::family::{Family, Sizes};
 use crate::lower::{Activation, Attention, HeadNorm, Lowering, RmsNorm, Stored};
 use crate::models::assembly::{
     self, Head, Unit, calls, functions, named, not_ours, output, packing_of, register, rows_of, tensor,
     unit_name,
 };
 use crate::models::opened::Opened;
+use crate::models::{Family, Sizes};
 use crate::plan::{Packing, Plan, PlanOptions, PlannedShard, VectorPlan};
 use crate::{Error, Result};
 use anemoe_bundle::{

@@ -50,3 +50,10 @@ pub fn tensor_table(c: &Gemma4Config) -> Vec<TensorRow> {
     }
     rows
 }
+
+impl Gemma4Config {
+    /// Parameters of the text model; the tied embedding counts once.
+    pub fn parameters(&self) -> u64 {
+        tensor_table(self).iter().map(|r| r.elements()).sum()
+    }
+}

@@ -135,11 +135,6 @@ impl ZayaConfig {
         (0..self.rotary_dim / 2).map(|c| self.rope_theta.powf(-((2 * c) as f64) / d)).collect()
     }
 
-    /// Parameters; the tied embedding counts once.
-    pub fn parameters(&self) -> u64 {
-        super::tensor_table(self).iter().map(|r| r.elements()).sum()
-    }
-
     /// Parameters of one expert.
     pub fn expert_parameters(&self) -> u64 {
         3 * self.hidden_size as u64 * self.moe_intermediate_size as u64

@@ -24,7 +24,7 @@ pub fn is_legacy(checkpoint: &Checkpoint) -> bool {
 /// # Errors
 /// A configuration key is missing or asks for something that is not implemented; a tensor is missing (an expert's is named),
 /// superfluous or of another shape.
-pub fn adapt(checkpoint: Checkpoint) -> Result<Checkpoint> {
+pub fn normalize_layout(checkpoint: Checkpoint) -> Result<Checkpoint> {
     let path = checkpoint.config_path();
     let config = config(&checkpoint.config, &path)?;
     let parsed = ZayaConfig::parse(&config, &path)?;

@@ -6,14 +6,14 @@ mod shards;
 mod table;
 
 pub use config::{ZayaConfig, limit_layers, published_config};
-pub use legacy::{adapt, is_legacy};
+pub use legacy::{is_legacy, normalize_layout};
 pub use table::tensor_table;
 
 use super::keys::eos_token_ids;
 use super::opened::Opened;
 use crate::Result;
 use crate::checkpoint::Checkpoint;
-use crate::models::ZayaSkip;
+use crate::variants::ZayaSkip;
 
 /// An opened ZAYA checkpoint.
 pub struct Zaya {
@@ -35,7 +35,7 @@ impl Zaya {
     pub fn open(checkpoint: Checkpoint) -> Result<Zaya> {
         let config = ZayaConfig::parse(&checkpoint.config, &checkpoint.config_path())?;
         let eos_token_ids = eos_token_ids(&checkpoint, &config.eos_token_ids);
-        let skip = checkpoint.readings.zaya_skip.unwrap_or_default();
+        let skip = checkpoint.variants.zaya_skip.unwrap_or_default();
         // A copy of the tied embedding may be there.
         let opened = Opened::new(checkpoint, &PREFIXES, &tensor_table(&config), |n| n == "lm_head.weight")?;
         Ok(Zaya { config, opened, skip, eos_token_ids })

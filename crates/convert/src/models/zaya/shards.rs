@@ -1,15 +1,16 @@
 //! ZAYA as shards: what goes into which package, the program of each, and what the host does between them.
 
 use super::Zaya;
-use crate::family::{Family, Sizes};
 use crate::lower::{Activation, Attention, CCA_HISTORY, Lowering, RmsNorm, Stored};
+use crate::models::Opened;
 use crate::models::assembly::{
     self, Head, Unit, calls, functions, named, normalized, not_ours, output, packing_of, register, rows_of,
     tensor, unit_name,
 };
-use crate::models::{Opened, ZayaSkip};
+use crate::models::{Family, Sizes};
 use crate::plan::{MatrixPlan, Packing, Plan, PlanOptions, PlannedShard, VectorPlan};
 use crate::quant::{Granularity, Quant};
+use crate::variants::ZayaSkip;
 use crate::{Error, Result};
 use anemoe_bundle::{
     Cache, Chain, HostInput, InputBinding, ModelInfo, OutputBinding, Rope, RowRange, Run, ShardFunction,

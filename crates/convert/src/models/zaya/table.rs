@@ -97,3 +97,10 @@ pub fn rows(c: &ZayaConfig) -> Vec<(TensorRow, Legacy)> {
     }
     rows
 }
+
+impl ZayaConfig {
+    /// Parameters; the tied embedding counts once.
+    pub fn parameters(&self) -> u64 {
+        tensor_table(self).iter().map(|r| r.elements()).sum()
+    }
+}

@@ -1,8 +1,8 @@
 //! Interface between the pipeline and a model family.
 
+use super::Opened;
 use crate::Result;
 use crate::lower::Stored;
-use crate::models::Opened;
 use crate::plan::{Plan, PlanOptions, PlannedShard};
 use anemoe_bundle::ShardFunction;
 use anemoe_mlpackage::mil::builder::BuiltFunction;

@@ -1,7 +1,8 @@
 //! Models of the real shapes whose weights are computed instead of read, so that full-size work needs no download.
 
-use super::{Checkpoint, Dtype, TensorInfo, TensorSource};
-use crate::models::{Readings, gemma4, zaya};
+use super::{gemma4, zaya};
+use crate::checkpoint::{Checkpoint, Dtype, TensorInfo, TensorSource};
+use crate::variants::Variants;
 use crate::{Error, Result};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -54,8 +55,8 @@ pub(super) fn open(spec: &str, name: &str) -> Result<Checkpoint> {
         .collect();
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
     let source = Box::new(Synthetic { path: path.clone(), model: model.to_string(), seed, tensors });
-    let readings = Readings::default();
-    Ok(Checkpoint { name: spec.to_string(), path, config, generation_config: None, source, readings })
+    let variants = Variants::default();
+    Ok(Checkpoint { name: spec.to_string(), path, config, generation_config: None, source, variants })
 }
 
 /// Name of the synthetic ZAYA.
@@ -197,17 +198,18 @@ fn shaping(model: &str, name: &str) -> (Spread, Pairs) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::models::load;
 
     #[test]
     fn any_piece_has_the_same_values() {
-        let c = Checkpoint::open("synthetic:gemma4-26b-a4b?seed=3&layers=1").unwrap();
+        let c = load("synthetic:gemma4-26b-a4b?seed=3&layers=1").unwrap();
         let name = "model.language_model.layers.0.self_attn.q_proj.weight";
         let mut whole = vec![0f32; 10_000];
         c.source.read(name, 500..10_500, &mut whole).unwrap();
         let mut part = vec![0f32; 7];
         c.source.read(name, 4_321..4_328, &mut part).unwrap();
         assert_eq!(part, whole[3_821..3_828]);
-        let other = Checkpoint::open("synthetic:gemma4-26b-a4b?seed=4&layers=1").unwrap();
+        let other = load("synthetic:gemma4-26b-a4b?seed=4&layers=1").unwrap();
         other.source.read(name, 4_321..4_328, &mut part).unwrap();
         assert_ne!(part, whole[3_821..3_828]);
         // Deviation 1/sqrt(2816), and outliers of ten times that.
@@ -219,7 +221,7 @@ mod tests {
 
     #[test]
     fn hidden_units_of_zayas_router_come_in_pairs_that_cancel() {
-        let c = Checkpoint::open("synthetic:zaya1-8b?layers=2").unwrap();
+        let c = load("synthetic:zaya1-8b?layers=2").unwrap();
         let read = |name: &str, range: Range<u64>| {
             let mut values = vec![0f32; (range.end - range.start) as usize];
             c.source.read(&format!("model.layers.1.mlp.gate.router_mlp.{name}"), range, &mut values).unwrap();
@@ -245,7 +247,7 @@ mod tests {
             "synthetic:gemma4-26b-a4b?speed=1",
             "synthetic:gemma4-26b-a4b?seed",
         ] {
-            let err = Checkpoint::open(spec).err().unwrap().to_string();
+            let err = load(spec).err().unwrap().to_string();
             assert!(err.starts_with("synthetic:gemma"), "{err}");
         }
     }
