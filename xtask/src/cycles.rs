@@ -4,14 +4,15 @@
 //! one that names their items does. Code for tests does not count.
 
 use crate::source::{self, Crate, Reference};
+use crate::task::{Passed, root};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Items by the file that uses them and the file that declares them.
 type Edges = BTreeMap<usize, BTreeMap<usize, Vec<String>>>;
 
 /// Prints every cycle; passes when there is none in the crates named, or in all.
-pub fn check(crates: &[String]) -> crate::Passed {
-    let all = source::read_workspace(&crate::root())?;
+pub fn check(crates: &[String]) -> Passed {
+    let all = source::read_workspace(&root())?;
     if let Some(unknown) = crates.iter().find(|name| !all.iter().any(|c| c.name == **name)) {
         return Err(format!("{unknown}: no such crate").into());
     }

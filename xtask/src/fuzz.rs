@@ -1,7 +1,8 @@
 //! Runs fuzz targets in turn and prints what they did.
 
 use crate::options::Options;
-use crate::{Passed, root, seeds};
+use crate::seeds;
+use crate::task::{Passed, root};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

@@ -8,14 +8,15 @@ mod plots;
 mod proto;
 mod seeds;
 mod source;
+mod task;
 mod trial;
 
 #[path = "../../crates/convert/tests/common/mod.rs"]
 mod files;
 
 use options::Options;
-use std::path::PathBuf;
 use std::process::ExitCode;
+use task::Passed;
 
 const USAGE: &str = "usage: cargo xtask TASK
   cycles [CRATE..]            lists files of a crate that use each other
@@ -26,14 +27,6 @@ const USAGE: &str = "usage: cargo xtask TASK
        [--seconds N] [--runs N] [--sanitizer none|address] [--seed-only]
   trial --anemoe PATH         runs the binary on damaged and hostile inputs; docs/fuzzing.md
        [--runs N] [--seed S] [--jobs J] [--keep] [--only COMMAND] [--interrupt N]";
-
-/// Result of a task: whether it passed.
-type Passed = Result<bool, Box<dyn std::error::Error>>;
-
-/// The root of the repository.
-fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).parent().map(PathBuf::from).unwrap_or_default()
-}
 
 fn run() -> Passed {
     let mut args = std::env::args().skip(1);

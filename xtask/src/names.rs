@@ -4,6 +4,7 @@
 //! `names.allow` with its reason; what stands there without need is listed too. Code for tests does not count.
 
 use crate::source::{self, Declared};
+use crate::task::{Passed, root};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Names that are meant to be in several places, with reasons.
@@ -12,10 +13,10 @@ const ALLOWED: &str = include_str!("names.allow");
 const COMMON: [&str; 4] = ["lib", "main", "error", "tests"];
 
 /// Prints names with several meanings; passes when all are allowed.
-pub fn check() -> crate::Passed {
+pub fn check() -> Passed {
     let mut types: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let mut modules: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
-    for read in source::read_workspace(&crate::root())? {
+    for read in source::read_workspace(&root())? {
         for module in &read.modules {
             let place = format!("{}/{}", read.name, read.files[module.file].display());
             for (name, _) in module.declared.iter().filter(|(_, d)| **d == Declared::VisibleType) {

@@ -1,6 +1,6 @@
 //! Protocol buffers of Core ML as Rust.
 
-use crate::{Passed, root};
+use crate::task::{Passed, root};
 
 /// Compiles `crates/mlpackage/proto/coreml.proto` to `crates/mlpackage/src/proto/generated.rs`, without a protoc.
 pub fn write() -> Passed {

@@ -1,7 +1,7 @@
 //! First inputs of fuzz targets, made from fixtures, tests and libraries of the repository.
 
 use crate::files::tiny::{self, as_f32, gguf_of};
-use crate::root;
+use crate::task::root;
 use anemoe_bundle::journal::{self, Event};
 use anemoe_convert::importance::Importance;
 use anemoe_convert::models;

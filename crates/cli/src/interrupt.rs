@@ -1,6 +1,5 @@
 //! Signals: Ctrl-C keeps what is finished and removes what is temporary; a limit of file sizes is an error like any other.
 
-use crate::fail;
 use anemoe_convert::build;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
@@ -18,11 +17,12 @@ static RESTS: AtomicBool = AtomicBool::new(false);
 static STATUS: AtomicU8 = AtomicU8::new(BY_CTRL_C);
 
 /// Installs the handlers. Ctrl-C, the signal of schedulers (SIGTERM) and that of a closed terminal (SIGHUP, unless it is
-/// ignored as under `nohup`) end the process with [`status`], once a build has come to rest and temporary files are removed.
+/// ignored as under `nohup`) end the process with [`status`], once a build has come to rest and temporary files are removed;
+/// `last_words` tells the user.
 ///
 /// # Errors
 /// The system refuses a handler.
-pub fn install(json: bool) -> anyhow::Result<()> {
+pub fn install(last_words: impl Fn() + Send + 'static) -> anyhow::Result<()> {
     #[cfg(unix)]
     {
         use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
@@ -36,23 +36,23 @@ pub fn install(json: bool) -> anyhow::Result<()> {
         std::thread::Builder::new().name("signals".into()).spawn(move || {
             if let Some(signal) = signals.forever().next() {
                 STATUS.store(u8::try_from(128 + signal).unwrap_or(BY_CTRL_C), Ordering::Relaxed);
-                end(json);
+                end(&last_words);
             }
         })?;
     }
     #[cfg(not(unix))]
-    ctrlc::set_handler(move || end(json))?;
+    ctrlc::set_handler(move || end(&last_words))?;
     Ok(())
 }
 
 /// Ends the process.
-fn end(json: bool) {
+fn end(last_words: &dyn Fn()) {
     build::interrupt();
     if RESTS.load(Ordering::Relaxed) {
         std::thread::sleep(PATIENCE);
     }
     anemoe_io::remove_all_temporary();
-    fail::interrupted(json);
+    last_words();
     std::process::exit(i32::from(status()));
 }
 

@@ -3,7 +3,8 @@
 use super::process;
 use super::snapshot::copy;
 use crate::files::tiny::{self, as_f32, gguf_of};
-use crate::{root, seeds};
+use crate::seeds;
+use crate::task::root;
 use anemoe_npz::{Array, write_npy};
 use std::error::Error;
 use std::ffi::OsString;

@@ -123,7 +123,7 @@ fn contents(class: Class, folder: &Path, done: &mut Damaged, r: &mut Random) -> 
     let times = 1 + r.below(3);
     for _ in 0..times {
         match class {
-            Class::Bytes => mutate::bytes(&mut file, r),
+            Class::Bytes => mutate::damage_bytes(&mut file, r),
             _ => mutate::structure(&mut file, format(&path), r),
         }
     }

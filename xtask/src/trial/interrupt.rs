@@ -3,7 +3,7 @@
 use super::process;
 use super::random::Random;
 use super::snapshot::{self, Entry, Snapshot};
-use crate::{Passed, root};
+use crate::task::{Passed, root};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;

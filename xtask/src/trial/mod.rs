@@ -9,8 +9,8 @@ mod process;
 mod random;
 mod snapshot;
 
-use crate::Passed;
 use crate::options::Options;
+use crate::task::Passed;
 use cases::{CASES, Case, Pool};
 use hostile::Class;
 use one::{Outcome, Trial};

@@ -1,10 +1,11 @@
 //! `anemoe assemble`
 
-use super::checkpoint::Reading;
-use super::{auto, build, golden};
-use crate::Outcome;
+use crate::args::reading::Reading;
 use crate::interrupt;
 use crate::journal::{JournalArgs, Recorder, facts};
+use crate::outcome::Outcome;
+use crate::reference::{gate_prompt, with_bar};
+use crate::show::build::print;
 use crate::target::expect_begun_bundle;
 use crate::ui::Ui;
 use anemoe_bundle::journal::status;
@@ -66,7 +67,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         recorder.end(&args.bundle, status, facts::build(built, &args.bundle, None));
     }
     ui.document(&report)?;
-    build::print(&report, &args.bundle, args.golden.as_deref(), 0, ui)?;
+    print(&report, &args.bundle, args.golden.as_deref(), 0, ui)?;
     Ok(if report.pass { Outcome::Done } else { Outcome::GateFailed })
 }
 
@@ -80,8 +81,8 @@ fn own_reference(assembly: &Assembly, ui: &Ui) -> Option<Reference> {
         if assembly.chain()?.checkpoint_sha256.as_ref() != Some(&checkpoint.fingerprint()?) {
             anyhow::bail!("{}: is not what the parts were built from any more", source.checkpoint.display());
         }
-        let (prompt, decode) = auto::gate_prompt(&checkpoint, assembly.plan())?;
-        Ok::<_, anyhow::Error>(golden::with_bar(&checkpoint, &prompt, decode, ui)?)
+        let (prompt, decode) = gate_prompt(&checkpoint, assembly.plan())?;
+        Ok::<_, anyhow::Error>(with_bar(&checkpoint, &prompt, decode, ui)?)
     };
     match run() {
         Ok(golden) => Some(Reference { golden, given: false }),

@@ -1,11 +1,11 @@
 //! `anemoe bench`
 
-use super::executor::Executor;
-use super::generate::{at_least_one, count};
-use crate::Outcome;
+use crate::args::executor::ExecutorArgs;
+use crate::args::numbers::{at_least_one, count};
 use crate::bundle::Verify;
 use crate::files::Overwrite;
 use crate::journal::{JournalArgs, Recorder, facts};
+use crate::outcome::Outcome;
 use crate::target::expect_bundle;
 use crate::ui::{Table, Ui};
 use anemoe_bundle::journal::Machine;
@@ -84,7 +84,7 @@ pub struct Args {
     #[arg(long, value_name = "F.json")]
     against: Option<PathBuf>,
     #[command(flatten)]
-    executor: Executor,
+    executor: ExecutorArgs,
     #[command(flatten)]
     journal: JournalArgs,
 }

@@ -1,6 +1,6 @@
 //! `anemoe inspect`
 
-use crate::Outcome;
+use crate::outcome::Outcome;
 use crate::target::expect_bundle;
 use crate::ui::{self, Table, Ui};
 use anemoe_bundle::Chain;

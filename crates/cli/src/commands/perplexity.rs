@@ -1,10 +1,10 @@
 //! `anemoe perplexity`
 
-use super::checkpoint::Reading;
-use super::executor::PrecisionArg;
-use super::text::TextArgs;
-use crate::Outcome;
+use crate::args::executor::PrecisionArg;
+use crate::args::reading::Reading;
+use crate::args::text_windows::TextArgs;
 use crate::bundle::Verify;
+use crate::outcome::Outcome;
 use crate::target::expect_bundle;
 use crate::ui::Ui;
 use anemoe_convert::place::Place;

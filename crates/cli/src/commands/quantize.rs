@@ -1,7 +1,7 @@
 //! `anemoe quantize`
 
-use crate::Outcome;
 use crate::files::Overwrite;
+use crate::outcome::Outcome;
 use crate::ui::{self, Ui};
 use anemoe_convert::checkpoint::open_safetensors;
 use anemoe_convert::nearest::did_you_mean;

@@ -1,8 +1,11 @@
 //! `anemoe quickstart`
 
-use super::{build, check, generate, plan};
-use crate::Outcome;
+use super::generate;
 use crate::journal::{JournalArgs, Recorder, facts};
+use crate::outcome::Outcome;
+use crate::show;
+use crate::show::build::summary;
+use crate::show::gates::print_golden;
 use crate::ui::{self, Table, Ui};
 use anemoe_bundle::journal::status;
 use anemoe_convert::models;
@@ -78,7 +81,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         if main {
             ui.line("\n1. Plan\n")?;
             let placement = residency::plan(family.as_ref(), &plan, &residency::Options::default())?;
-            plan::print(&plan, &placement, false, ui)?;
+            show::plan::print(&plan, &placement, false, ui)?;
             ui.line("\n2. Build\n")?;
         }
         let bundle = folder.join(format!("{quant}.anemoe"));
@@ -91,12 +94,12 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         let loaded = Model::open(&bundle, &CpuBackend::default())?;
         let load = started.elapsed();
         if main {
-            ui.line(build::summary(&built))?;
+            ui.line(summary(&built))?;
             ui.line("\n3. Residency: which operations the Neural Engine will run, as predicted\n")?;
             let recorder = Recorder::new(&journal, "check");
             let checked = residency::bundle(&bundle, loaded.chain(), &residency::Options::default(), || {})?;
             recorder.gate(&bundle, checked.pass, facts::residency(&checked));
-            check::print(&checked, ui)?;
+            show::residency::print(&checked, ui)?;
             report = Some(checked);
             ui.line(
                 "\n4. Golden gate: logits against the golden, the checkpoint run in f32, after each token\n",
@@ -106,7 +109,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         let gate = golden::gate(&bundle, &reference, golden::MIN_COSINE)?;
         recorder.gate(&bundle, gate.pass, facts::validation(&gate, Some(&model.join("golden.npz"))));
         if main {
-            super::validate::print(&gate, ui)?;
+            print_golden(&gate, ui)?;
             ui.line("\n5. Text\n")?;
         }
         let tokenizer = Tokenizer::open(&bundle.join("tokenizer.json"))?;

@@ -1,11 +1,11 @@
 //! `anemoe trace`
 
-use super::executor::PrecisionArg;
-use super::source::{Origin, Source};
-use crate::Outcome;
+use crate::args::executor::PrecisionArg;
+use crate::args::origin::{Origin, OriginArgs};
 use crate::bundle::Verify;
 use crate::files;
 use crate::journal::{JournalArgs, Recorder, facts};
+use crate::outcome::Outcome;
 use crate::target::expect_bundle;
 use crate::ui::{Table, Ui};
 use anemoe_bundle::journal::status;
@@ -39,7 +39,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR", requires = "swap")]
     scratch: Option<PathBuf>,
     #[command(flatten)]
-    source: Source,
+    source: OriginArgs,
     #[command(flatten)]
     verify: Verify,
     #[command(flatten)]

@@ -1,6 +1,7 @@
 //! Changes of JSON: values of other types and sizes, keys that are missing or there twice, text that is no JSON.
 
 use super::super::random::Random;
+use super::bytes::damage_bytes;
 use serde_json::{Map, Value, json};
 
 /// Marks a key that is written under the name behind it, so that a name is there twice.
@@ -8,7 +9,7 @@ const TWICE: &str = "@twice@";
 
 /// Changes a document, or what is written of it.
 pub fn edit(text: &mut Vec<u8>, r: &mut Random) {
-    let Ok(mut value) = serde_json::from_slice::<Value>(text) else { return super::bytes(text, r) };
+    let Ok(mut value) = serde_json::from_slice::<Value>(text) else { return damage_bytes(text, r) };
     if r.once_in(8) {
         return spoil(text, r);
     }

@@ -1,8 +1,11 @@
 //! Damage to files: by bytes, and by the structure of their format.
 
+mod bytes;
 mod json;
 mod protobuf;
 mod tensors;
+
+pub use bytes::damage_bytes;
 
 use super::random::Random;
 use std::path::Path;
@@ -36,42 +39,6 @@ pub fn format(path: &Path) -> Format {
     }
 }
 
-/// Cuts, flips, overwrites, removes, repeats or adds bytes.
-pub fn bytes(file: &mut Vec<u8>, r: &mut Random) {
-    let n = file.len();
-    // Heads decide more than data: half of all places are in the first kilobyte.
-    let at = if r.once_in(2) { r.below(n.min(1024)) } else { r.below(n) };
-    let len = 1 + r.below(64.min(n - at.min(n)).max(1));
-    let end = (at + len).min(n);
-    match r.below(8) {
-        0 => file.truncate(at),
-        1 => file.truncate(n.saturating_sub(1 + r.below(16))),
-        2 => {
-            let more = 1 + r.below(64);
-            file.extend((0..more).map(|_| r.bits() as u8));
-        }
-        3 if n > 0 => file[at] ^= 1 << r.below(8),
-        4 => file[at..end].fill(*r.pick(&[0, 0xff, 0x7f, 0x80, b' '])),
-        5 => {
-            file.drain(at..end);
-        }
-        6 => {
-            let piece = file[at..end].to_vec();
-            file.splice(at..at, piece);
-        }
-        _ => number(file, at, r),
-    }
-}
-
-/// Overwrites 4 or 8 bytes with a number at which readers fail.
-fn number(file: &mut [u8], at: usize, r: &mut Random) {
-    let value = r.edge().to_le_bytes();
-    let width = *r.pick(&[1, 2, 4, 8]);
-    for (to, from) in file.iter_mut().skip(at).zip(&value[..width]) {
-        *to = *from;
-    }
-}
-
 /// Changes the structure of a file.
 pub fn structure(file: &mut Vec<u8>, format: Format, r: &mut Random) {
     match format {
@@ -91,7 +58,7 @@ pub fn structure(file: &mut Vec<u8>, format: Format, r: &mut Random) {
 fn lines(file: &mut Vec<u8>, r: &mut Random) {
     let mut lines: Vec<Vec<u8>> = file.split_inclusive(|&b| b == b'\n').map(<[u8]>::to_vec).collect();
     if lines.is_empty() {
-        return bytes(file, r);
+        return damage_bytes(file, r);
     }
     let i = r.below(lines.len());
     match r.below(4) {
@@ -126,7 +93,7 @@ fn cells(file: &mut Vec<u8>, r: &mut Random) {
     let ends: Vec<usize> =
         file.iter().enumerate().filter(|(_, b)| b"\t\n ".contains(b)).map(|(i, _)| i).collect();
     if ends.len() < 2 {
-        return bytes(file, r);
+        return damage_bytes(file, r);
     }
     let i = r.below(ends.len() - 1);
     let hostile: [&[u8]; 9] =

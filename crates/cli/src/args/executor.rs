@@ -20,7 +20,7 @@ impl From<PrecisionArg> for Precision {
 
 /// How packages are executed.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Executor {
+pub struct ExecutorArgs {
     /// fp32 computes in f32 on the stored weights; fp16 rounds every result, as the device does, and is slow.
     #[arg(long, value_enum, default_value = "fp32")]
     precision: PrecisionArg,
@@ -36,7 +36,7 @@ pub struct Executor {
     states: PrecisionArg,
 }
 
-impl Executor {
+impl ExecutorArgs {
     /// In words: `exact` or `fast`, and what is not as it is by default.
     pub fn mode(&self) -> String {
         let mut mode = String::from(if self.fast { "fast" } else { "exact" });

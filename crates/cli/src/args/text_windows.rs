@@ -1,6 +1,6 @@
 //! Text from a file as windows of tokens, for the commands that measure models on text.
 
-use super::golden;
+use super::checkpoint_text::{bos, tokenizer};
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_gates::text::windows;
 use anemoe_io::PathError;
@@ -41,7 +41,7 @@ impl TextArgs {
 
     /// As [`TextArgs::windows`] with a checkpoint's tokenizer.
     pub fn of_checkpoint(&self, checkpoint: &Checkpoint) -> anyhow::Result<Vec<Vec<u32>>> {
-        self.windows(&golden::tokenizer(checkpoint)?, golden::bos(checkpoint))
+        self.windows(&tokenizer(checkpoint)?, bos(checkpoint))
     }
 }
 

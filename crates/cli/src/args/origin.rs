@@ -1,11 +1,10 @@
 //! The checkpoint that a bundle was built from.
 
-use super::build::read_importance;
-use super::checkpoint::Reading;
+use super::planning::read_importance;
+use super::reading::Reading;
 use anemoe_bundle::Chain;
 use anemoe_convert::importance::Importance;
-use anemoe_convert::models;
-use anemoe_convert::models::Family;
+use anemoe_convert::models::{self, Family};
 use anemoe_convert::plan::Plan;
 use anemoe_convert::variants::ZayaSkip;
 use anyhow::{Context, bail};
@@ -13,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 /// Where a bundle came from, for questions that its packages alone cannot answer.
 #[derive(clap::Args, Clone)]
-pub struct Source {
+pub struct OriginArgs {
     /// The checkpoint that the bundle was built from.
     #[arg(long, value_name = "CHECKPOINT")]
     pub checkpoint: Option<PathBuf>,
@@ -30,7 +29,7 @@ pub struct Origin {
     pub importance: Option<Importance>,
 }
 
-impl Source {
+impl OriginArgs {
     /// Opens the checkpoint as the bundle's build read it, and plans it again.
     pub fn open(&self, bundle: &Path, what_for: &str) -> anyhow::Result<Origin> {
         let chain = Chain::read(bundle)?;
