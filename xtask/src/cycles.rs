@@ -3,7 +3,7 @@
 //! A file uses another when it names one of its items. A `mod.rs` that declares and re-exports modules does not use them;
 //! one that names their items does. Code for tests does not count.
 
-use crate::source::{self, Crate, Reference};
+use crate::module_tree::{self, Crate, ItemUse};
 use crate::task::{Passed, root};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -12,13 +12,13 @@ type Edges = BTreeMap<usize, BTreeMap<usize, Vec<String>>>;
 
 /// Prints every cycle; passes when there is none in the crates named, or in all.
 pub fn check(crates: &[String]) -> Passed {
-    let all = source::read_workspace(&root())?;
+    let all = module_tree::read_workspace(&root())?;
     if let Some(unknown) = crates.iter().find(|name| !all.iter().any(|c| c.name == **name)) {
         return Err(format!("{unknown}: no such crate").into());
     }
     let mut count = 0;
     for read in all.iter().filter(|c| crates.is_empty() || crates.contains(&c.name)) {
-        let edges = edges(&source::find_references(read));
+        let edges = edges(&module_tree::find_references(read));
         for cycle in find_cycles(&edges) {
             println!("{}: {}", read.name, describe(read, &edges, &cycle));
             count += 1;
@@ -31,7 +31,7 @@ pub fn check(crates: &[String]) -> Passed {
     Ok(count == 0)
 }
 
-fn edges(references: &[Reference]) -> Edges {
+fn edges(references: &[ItemUse]) -> Edges {
     let mut edges = Edges::new();
     for reference in references {
         let items = edges.entry(reference.from).or_default().entry(reference.to).or_default();
@@ -102,7 +102,7 @@ mod tests {
             std::fs::write(path, text).unwrap();
         }
         let read = Crate::read(folder.path()).unwrap();
-        let edges = edges(&source::find_references(&read));
+        let edges = edges(&module_tree::find_references(&read));
         find_cycles(&edges).iter().map(|cycle| describe(&read, &edges, cycle)).collect()
     }
 

@@ -2,19 +2,19 @@
 
 mod cycles;
 mod fuzz;
+mod module_tree;
 mod names;
 mod options;
 mod plots;
-mod proto;
+mod protobuf_code;
 mod seeds;
-mod source;
 mod task;
 mod trial;
 
 #[path = "../../crates/convert/tests/common/mod.rs"]
 mod files;
 
-use options::Options;
+use options::TaskOptions;
 use std::process::ExitCode;
 use task::Passed;
 
@@ -31,11 +31,11 @@ const USAGE: &str = "usage: cargo xtask TASK
 fn run() -> Passed {
     let mut args = std::env::args().skip(1);
     let task = args.next().ok_or(USAGE)?;
-    let options = Options::parse(args)?;
+    let options = TaskOptions::parse(args)?;
     match task.as_str() {
         "cycles" => cycles::check(&options.finish()?),
         "names" => names::check(),
-        "proto" => proto::write(),
+        "proto" => protobuf_code::write(),
         "plots" => plots::write(),
         "fuzz" => fuzz::run(options),
         "trial" => trial::run(options),

@@ -3,7 +3,7 @@
 //! Lists types that more than one file declares and modules that more than one crate has. What is meant so stands in
 //! `names.allow` with its reason; what stands there without need is listed too. Code for tests does not count.
 
-use crate::source::{self, Declared};
+use crate::module_tree::{self, Declared};
 use crate::task::{Passed, root};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ const COMMON: [&str; 4] = ["lib", "main", "error", "tests"];
 pub fn check() -> Passed {
     let mut types: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let mut modules: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
-    for read in source::read_workspace(&root())? {
+    for read in module_tree::read_workspace(&root())? {
         for module in &read.modules {
             let place = format!("{}/{}", read.name, read.files[module.file].display());
             for (name, _) in module.declared.iter().filter(|(_, d)| **d == Declared::VisibleType) {

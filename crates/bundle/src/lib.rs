@@ -15,17 +15,17 @@
 //! the next, and where the host chooses experts.
 #![deny(unsafe_code)]
 
-mod atomic;
 mod chain;
+mod hash;
 pub mod journal;
 
-pub use atomic::{
-    file_sha256, package_bytes, package_files, package_sha256, sampled_sha256, sha256, write_atomic,
-};
 pub use chain::{
     AutoChoice, Cache, Chain, Embedding, FORMAT, GateResult, Gates, HostInput, InputBinding, ModelInfo,
     OutputBinding, Rope, RowRange, Run, SOFTCAPPING, Shard, ShardFunction, ShardKind, Step, Storage,
     TensorChoice, TokenCount, UniformResult, Vectors, When,
+};
+pub use hash::{
+    file_sha256, package_bytes, package_files, package_sha256, sampled_sha256, sha256, write_atomic,
 };
 
 use serde::Serializer;

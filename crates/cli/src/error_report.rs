@@ -49,7 +49,7 @@ pub fn report(e: &anyhow::Error, json: bool) -> ExitCode {
     }
     if kind == INTERRUPTED {
         ui::message("interrupted; what is finished stays, and the same command goes on from there");
-        return ExitCode::from(crate::interrupt::status());
+        return ExitCode::from(crate::signals::status());
     }
     ui::message(format!("error: {message}"));
     ExitCode::from(INVALID)

@@ -6,12 +6,12 @@ mod commands;
 mod environment;
 mod error_report;
 mod files;
-mod interrupt;
-mod journal;
+mod gate_reference;
 mod outcome;
-mod reference;
+mod recorder;
 mod shell;
 mod show;
+mod signals;
 mod target;
 mod ui;
 
@@ -60,7 +60,7 @@ fn main() -> ExitCode {
     let mut command = Cli::command();
     let matches = command.try_get_matches_from_mut(std::env::args_os());
     let cli = match matches.and_then(|m| {
-        journal::remember(&command, &m);
+        recorder::remember(&command, &m);
         files::remember(&command, &m);
         Cli::from_arg_matches(&m).map_err(|e| e.format(&mut command))
     }) {
@@ -75,7 +75,7 @@ fn main() -> ExitCode {
         )
         .init();
     let json = cli.json;
-    if let Err(e) = interrupt::install(move || error_report::interrupted(json)) {
+    if let Err(e) = signals::install(move || error_report::interrupted(json)) {
         return error_report::report(&e, cli.json);
     }
     let threads = match environment::instructions().and_then(|()| environment::threads(cli.threads)) {

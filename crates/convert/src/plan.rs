@@ -460,8 +460,8 @@ impl PlannedShard {
         shard
     }
 
-    /// What it has in common with shards of the same sort in other layers: what one of them shows holds for all.
-    pub fn sort(&self) -> String {
+    /// Text that shards of one type share: what one of them shows holds for all.
+    pub fn signature(&self) -> String {
         let matrices: Vec<_> =
             self.matrices.iter().map(|m| (&m.part, m.rows, m.cols, m.taps, m.quant)).collect();
         let vectors: Vec<_> = self.vectors.iter().map(|v| &v.dims).collect();

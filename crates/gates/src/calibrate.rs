@@ -1,7 +1,7 @@
 //! Importance of every projection's inputs over a text.
 
+use crate::perplexity::each_window;
 use crate::reference::Probe;
-use crate::text::each_window;
 use anemoe_convert::Result;
 use anemoe_convert::checkpoint::Checkpoint;
 use std::collections::BTreeMap;

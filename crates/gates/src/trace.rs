@@ -1,6 +1,6 @@
 //! The fidelity trace: where a bundle leaves its reference, layer by layer, and how wide the residual stream is there.
 
-use crate::golden::cosine;
+use crate::golden_gate::cosine;
 use crate::reference::Golden;
 use anemoe_bundle::Chain;
 use anemoe_runtime::cpu::{CpuBackend, Precision};

@@ -10,8 +10,8 @@
 #![deny(unsafe_code)]
 
 mod array;
-mod header;
 mod npy;
+mod npy_header;
 mod npz;
 
 pub use array::{Array, ArrayData, DType};

@@ -8,7 +8,7 @@ pub mod backend;
 pub mod cpu;
 pub mod error;
 pub mod generate;
-mod memory;
+mod memory_limit;
 pub mod model;
 pub mod predict;
 pub mod sampler;

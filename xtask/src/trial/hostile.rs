@@ -1,7 +1,7 @@
 //! Classes of damage, and how each is done to the inputs of a case.
 
 use super::cases::Case;
-use super::mutate::{self, Format, format};
+use super::mutate::{self, FileFormat, format};
 use super::process::make_fifo;
 use super::random::Random;
 use super::snapshot::is_unfinished;
@@ -108,11 +108,11 @@ fn input_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
 
 /// A file, every format as likely as another.
 fn choose_file(folder: &Path, r: &mut Random) -> io::Result<PathBuf> {
-    let mut formats: BTreeMap<Format, Vec<PathBuf>> = BTreeMap::new();
+    let mut formats: BTreeMap<FileFormat, Vec<PathBuf>> = BTreeMap::new();
     for file in input_files(folder)? {
         formats.entry(format(&file)).or_default().push(file);
     }
-    let keys: Vec<Format> = formats.keys().copied().collect();
+    let keys: Vec<FileFormat> = formats.keys().copied().collect();
     let files = &formats[r.pick(&keys)];
     Ok(r.pick(files).clone())
 }

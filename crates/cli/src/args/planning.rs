@@ -12,8 +12,8 @@ use anemoe_convert::models::{self, Family};
 use anemoe_convert::outliers::{self, Outlier};
 use anemoe_convert::plan::{PartKinds, Plan, PlanOptions};
 use anemoe_convert::quant::{Groups, MatrixQuant, Quant};
-use anemoe_gates::auto::{Goal, MAX_WHOLE, Search, choose};
-use anemoe_gates::text::windows;
+use anemoe_gates::auto::{Goal, KindSearch, MAX_WHOLE, choose};
+use anemoe_gates::perplexity::windows;
 use anyhow::bail;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -210,7 +210,7 @@ pub fn plan_checkpoint(
         };
         let checkpoint = options.reading.open(spec)?;
         let (windows, text) = tokens(&checkpoint, &plan, options.auto_text.as_ref())?;
-        let search = Search {
+        let search = KindSearch {
             checkpoint: &checkpoint,
             family: family.as_ref(),
             importance: importance.as_ref(),

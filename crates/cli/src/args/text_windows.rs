@@ -2,7 +2,7 @@
 
 use super::checkpoint_text::{bos, tokenizer};
 use anemoe_convert::checkpoint::Checkpoint;
-use anemoe_gates::text::windows;
+use anemoe_gates::perplexity::windows;
 use anemoe_io::PathError;
 use anemoe_runtime::tokenizer::Tokenizer;
 use anyhow::bail;

@@ -4,8 +4,8 @@ use crate::args::executor::ExecutorArgs;
 use crate::args::numbers::{at_least_one, count};
 use crate::bundle::Verify;
 use crate::files::Overwrite;
-use crate::journal::{JournalArgs, Recorder, facts};
 use crate::outcome::Outcome;
+use crate::recorder::{JournalArgs, Recorder, facts};
 use crate::target::expect_bundle;
 use crate::ui::{Table, Ui};
 use anemoe_bundle::journal::Machine;
@@ -406,7 +406,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         source: model.chain().source.clone(),
         mode: args.executor.mode(),
         machine: MachineReport {
-            machine: crate::journal::machine::this(),
+            machine: crate::recorder::machine::this(),
             threads: pool.threads(),
             read_gb_s,
             read_gb_s_after: anemoe_kernels::measure_bandwidth(pool, MEMORY, PASSES),
@@ -655,7 +655,7 @@ fn memory() -> Memory {
     Memory { own_bytes: None, mapped_bytes: None }
 }
 
-fn event(report: &Report) -> crate::journal::Facts {
+fn event(report: &Report) -> crate::recorder::Facts {
     let mut facts = facts::of(serde_json::json!({
         "mode": report.mode,
         "threads": report.machine.threads,

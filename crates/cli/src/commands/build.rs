@@ -3,20 +3,20 @@
 use crate::args::checkpoint_text::bos;
 use crate::args::numbers::at_least_one;
 use crate::args::planning::{PlanArgs, PlannedCheckpoint, QuantChoice, find_outliers, plan_checkpoint};
-use crate::interrupt;
-use crate::journal::{JournalArgs, Recorder, facts};
+use crate::gate_reference::reference;
 use crate::outcome::Outcome;
-use crate::reference::reference;
+use crate::recorder::{JournalArgs, Recorder, facts};
 use crate::shell::quoted;
-use crate::show::build::print;
-use crate::show::plan::print_outliers;
+use crate::show::build_report::print;
+use crate::show::plan_table::print_outliers;
+use crate::signals;
 use crate::ui::{self, Ui};
 use anemoe_bundle::journal::status;
-use anemoe_convert::build::{self, Build, Event, Needs, Part, Source};
+use anemoe_convert::build::{self, Build, BuildEvent, BuildPart, CheckpointOrigin, Needs};
 use anemoe_convert::plan::Plan;
 use anemoe_convert::variants::Variants;
-use anemoe_gates::gated::{self, Stage};
-use anemoe_gates::golden::{self as gates, MIN_COSINE};
+use anemoe_gates::gated::{self, GateStage};
+use anemoe_gates::golden_gate::{self as gates, MIN_COSINE};
 use anemoe_gates::reference::Golden;
 use anemoe_gates::{probe, residency};
 use anyhow::{Context, bail};
@@ -105,7 +105,7 @@ fn share(text: &str) -> Result<Share, String> {
 }
 
 impl Share {
-    fn part(self, variable: impl Fn(&str) -> Option<String>) -> anyhow::Result<Part> {
+    fn part(self, variable: impl Fn(&str) -> Option<String>) -> anyhow::Result<BuildPart> {
         let index = match self.index {
             Some(index) => index,
             None => {
@@ -126,7 +126,7 @@ impl Share {
                 index
             }
         };
-        Ok(Part { index: index % self.of, of: self.of })
+        Ok(BuildPart { index: index % self.of, of: self.of })
     }
 }
 
@@ -148,16 +148,16 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         ui.line(format!("note: {note}"))?;
     }
     print_outliers(&find_outliers(family, &plan, &args.options, ui)?, ui)?;
-    interrupt::comes_to_rest();
-    let checkpoint = &family.opened().checkpoint;
+    signals::comes_to_rest();
+    let checkpoint = &family.checked_checkpoint().checkpoint;
     let mut reference = || reference(checkpoint, &plan, golden.as_ref(), ui);
-    let options = gated::Options {
+    let options = gated::GateOptions {
         jobs,
         skip_gates: args.skip_gates,
         min_cosine: gate_cosine(&args.options),
         probes: args.probes,
         seed: args.probe_seed,
-        residency: residency::Options::default(),
+        residency: residency::CheckOptions::default(),
         scratch: args.scratch.as_deref(),
         bos: bos(checkpoint),
         reference_given: golden.is_some(),
@@ -192,9 +192,9 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         status,
         match &report.build {
             Some(built) => facts::build(built, &args.out, part_name),
-            None => {
-                facts::of(serde_json::json!({"part": part_name, "failed": report.failed.map(Stage::name)}))
-            }
+            None => facts::of(
+                serde_json::json!({"part": part_name, "failed": report.failed.map(GateStage::name)}),
+            ),
         },
     );
     ui.document(&report)?;
@@ -211,10 +211,10 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
 }
 
 /// Where the checkpoint is, for a process that starts elsewhere.
-fn source(spec: &Path, variants: &Variants) -> Source {
+fn source(spec: &Path, variants: &Variants) -> CheckpointOrigin {
     let absolute = spec.exists().then(|| std::path::absolute(spec).ok()).flatten();
     let checkpoint = absolute.unwrap_or_else(|| spec.to_path_buf());
-    Source { checkpoint, zaya_skip: variants.zaya_skip.map(|s| s.name().to_string()) }
+    CheckpointOrigin { checkpoint, zaya_skip: variants.zaya_skip.map(|s| s.name().to_string()) }
 }
 
 /// The cosine that gates want. What a search aims at is measured on another text, so its own aim is no gate's.
@@ -238,18 +238,18 @@ impl Progress {
         Progress { bar, shards: AtomicUsize::new(0), of: own.len(), weights }
     }
 
-    fn on(&self, event: gated::Event<'_>) {
+    fn on(&self, event: gated::GatedEvent<'_>) {
         match event {
-            gated::Event::Needs(needs) => {
+            gated::GatedEvent::Needs(needs) => {
                 let text = needs_line(needs);
                 self.bar.suspend(|| ui::message(text));
             }
-            gated::Event::Stage(stage) => {
+            gated::GatedEvent::Stage(stage) => {
                 self.bar.set_prefix(stage.name());
                 tracing::info!(stage = stage.name(), "stage");
             }
-            gated::Event::Build(event) => {
-                let Event::ShardDone { shard, bytes, elapsed, reused } = event;
+            gated::GatedEvent::Build(event) => {
+                let BuildEvent::ShardDone { shard, bytes, elapsed, reused } = event;
                 let done = self.shards.fetch_add(1, Ordering::Relaxed) + 1;
                 if reused {
                     // What an earlier run did says nothing of this one's rate.
@@ -297,9 +297,9 @@ mod tests {
     fn parts_count_from_zero_or_from_one() {
         let none = |_: &str| None;
         let part = |text: &str| share(text).unwrap().part(none).unwrap();
-        assert_eq!(part("0/3"), Part { index: 0, of: 3 });
-        assert_eq!(part("2/3"), Part { index: 2, of: 3 });
-        assert_eq!(part("3/3"), Part { index: 0, of: 3 });
+        assert_eq!(part("0/3"), BuildPart { index: 0, of: 3 });
+        assert_eq!(part("2/3"), BuildPart { index: 2, of: 3 });
+        assert_eq!(part("3/3"), BuildPart { index: 0, of: 3 });
         for wrong in ["4/3", "0/0", "0", "-1/3", "1/", "/3", "a/b", "1/2/3", "", "0/100001"] {
             assert!(share(wrong).is_err(), "{wrong}");
         }
@@ -309,7 +309,7 @@ mod tests {
     fn schedulers_tell_the_index() {
         for name in ARRAY_INDICES {
             let set = |wanted: &str| (wanted == name).then(|| "5".to_string());
-            assert_eq!(share("8").unwrap().part(set).unwrap(), Part { index: 5, of: 8 });
+            assert_eq!(share("8").unwrap().part(set).unwrap(), BuildPart { index: 5, of: 8 });
             assert!(share("4").unwrap().part(set).unwrap_err().to_string().contains(name));
         }
         assert!(share("4").unwrap().part(|_| None).unwrap_err().to_string().contains("SLURM_ARRAY_TASK_ID"));

@@ -1,9 +1,9 @@
 //! `anemoe check`
 
 use crate::bundle::Verify;
-use crate::journal::{JournalArgs, Recorder, facts};
 use crate::outcome::Outcome;
-use crate::show::residency::{Sources, print, print_ops};
+use crate::recorder::{JournalArgs, Recorder, facts};
+use crate::show::placement::{Sources, print, print_ops};
 use crate::target::expect_bundle;
 use crate::ui::{Table, Ui};
 use anemoe_bundle::CHAIN_FILE;
@@ -11,8 +11,8 @@ use anemoe_gates::integrity;
 use anemoe_gates::residency::compare::compare;
 use anemoe_gates::residency::device::PlanReport;
 use anemoe_gates::residency::outcomes::{self, Score};
-use anemoe_gates::residency::rule::{Chip, Conditions, Target, Units};
-use anemoe_gates::residency::{self, Options, Report, table};
+use anemoe_gates::residency::rule::{Chip, Conditions, DeviceTarget, Units};
+use anemoe_gates::residency::{self, CheckOptions, Report, rules as rule_list};
 use std::path::{Path, PathBuf};
 
 /// Largest plan report or table of outcomes that is read.
@@ -92,8 +92,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     );
     let conditions = Conditions {
         target: match args.target {
-            TargetArg::Mac => Target::Mac,
-            TargetArg::Iphone => Target::Iphone,
+            TargetArg::Mac => DeviceTarget::Mac,
+            TargetArg::Iphone => DeviceTarget::Iphone,
         },
         units: match args.units {
             UnitsArg::CpuAndNe => Units::CpuAndNe,
@@ -102,7 +102,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         chip: args.chip,
     };
     let plan = args.report.as_deref().map(read_plan).transpose()?;
-    let options = Options { conditions, strict: args.strict, list_ops: args.ops || plan.is_some() };
+    let options = CheckOptions { conditions, strict: args.strict, list_ops: args.ops || plan.is_some() };
     let path = args.path.unwrap_or_default();
     let recorder = Recorder::new(&args.journal, "check");
     let mut report = check(&path, &options, args.verify, ui)?;
@@ -123,7 +123,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(if report.pass { Outcome::Done } else { Outcome::GateFailed })
 }
 
-fn check(path: &Path, options: &Options, verify: Verify, ui: &Ui) -> anyhow::Result<Report> {
+fn check(path: &Path, options: &CheckOptions, verify: Verify, ui: &Ui) -> anyhow::Result<Report> {
     if path.extension().is_some_and(|e| e == "mlpackage") {
         return Ok(residency::package(path, options)?);
     }
@@ -144,7 +144,7 @@ fn read_plan(path: &Path) -> anyhow::Result<PlanReport> {
 }
 
 fn rules(ui: &Ui) -> anyhow::Result<Outcome> {
-    let all: Vec<serde_json::Value> = table::all()
+    let all: Vec<serde_json::Value> = rule_list::all()
         .map(|r| {
             serde_json::json!({
                 "rule": r.id, "question": r.question, "severity": r.severity, "verdict": r.verdict, "matches": r.scope(),
@@ -154,7 +154,7 @@ fn rules(ui: &Ui) -> anyhow::Result<Outcome> {
         .collect();
     ui.document(&serde_json::json!({"rules": all}))?;
     let mut sources = Sources::default();
-    for r in table::all() {
+    for r in rule_list::all() {
         let severity = format!("{:?}", r.severity).to_lowercase();
         let question = format!("{:?}", r.question).to_lowercase();
         ui.line(format!("{} [{question}, {severity}, {}]: {}", r.id, r.verdict.name(), r.text))?;

@@ -3,7 +3,7 @@
 use crate::args::planning::{PlanArgs, PlannedCheckpoint, find_outliers, plan_checkpoint};
 use crate::files::Overwrite;
 use crate::outcome::Outcome;
-use crate::show::plan::{print, print_outliers};
+use crate::show::plan_table::{print, print_outliers};
 use crate::ui::Ui;
 use anemoe_convert::outliers::Outlier;
 use anemoe_convert::plan::Plan;
@@ -36,7 +36,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     }
     let PlannedCheckpoint { family, plan, .. } = plan_checkpoint(&args.checkpoint, &args.options, false, ui)?;
     let outliers = find_outliers(family.as_ref(), &plan, &args.options, ui)?;
-    let placement = residency::plan(family.as_ref(), &plan, &residency::Options::default())?;
+    let placement = residency::plan(family.as_ref(), &plan, &residency::CheckOptions::default())?;
     if let Some(path) = &args.out {
         let mut text = serde_json::to_vec_pretty(&full_document(&plan, &placement)?)?;
         text.push(b'\n');

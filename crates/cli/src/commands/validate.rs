@@ -3,18 +3,18 @@
 use crate::args::origin::{Origin, OriginArgs};
 use crate::bundle::Verify;
 use crate::files;
-use crate::journal::{JournalArgs, Recorder, facts};
+use crate::gate_reference::reference;
 use crate::outcome::Outcome;
-use crate::reference::reference;
+use crate::recorder::{JournalArgs, Recorder, facts};
 use crate::shell::quoted;
-use crate::show::gates::{print_fast, print_golden, print_probes};
+use crate::show::gate_results::{print_fast, print_golden, print_probes};
 use crate::target::expect_bundle;
 use crate::ui::Ui;
 use anemoe_convert::nearest::did_you_mean;
 use anemoe_convert::plan::PlannedShard;
-use anemoe_gates::fast;
-use anemoe_gates::golden;
-use anemoe_gates::probe::{self, Inputs, ProbeReport, Site};
+use anemoe_gates::golden_gate;
+use anemoe_gates::int8_gate;
+use anemoe_gates::probe::{self, Inputs, ProbeContext, ProbeReport};
 use anemoe_gates::reference::Golden;
 use anyhow::Context;
 use std::collections::BTreeSet;
@@ -35,7 +35,7 @@ pub struct Args {
     #[arg(long, value_name = "F.npz")]
     golden: PathBuf,
     /// Cosine that the logits must reach at every position and step.
-    #[arg(long, value_name = "X", default_value_t = golden::MIN_COSINE)]
+    #[arg(long, value_name = "X", default_value_t = golden_gate::MIN_COSINE)]
     min_cosine: f64,
     /// Also probe shards, that is compare them with their FP16 forms on test inputs: this many random vectors of length 1, and
     /// the values that the golden's prompt gives before the shard's layer. Of shards that differ only in weights, one is probed.
@@ -72,13 +72,14 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let expected = Golden::read(&args.golden)?;
     let recorder = Recorder::new(&args.journal, "validate");
     let chain = args.verify.open(&args.bundle, ui)?;
-    golden::fits(&expected, &chain).map_err(|what| anemoe_convert::Error::invalid(&args.golden, what))?;
-    let gate = golden::gate(&args.bundle, &expected, args.min_cosine)?;
+    golden_gate::fits(&expected, &chain)
+        .map_err(|what| anemoe_convert::Error::invalid(&args.golden, what))?;
+    let gate = golden_gate::gate(&args.bundle, &expected, args.min_cosine)?;
     let probes = args.probes.map(|count| probe(&args, count, &expected, ui)).transpose()?;
     let fast = args.fast.then(|| {
         let ids: Vec<u32> = expected.prompt_ids.iter().chain(&expected.decode_tokens).copied().collect();
         let room = chain.model.max_context.min(ids.len());
-        fast::compare(&args.bundle, &ids[..room], fast::MIN_COSINE)
+        int8_gate::compare(&args.bundle, &ids[..room], int8_gate::MIN_COSINE)
     });
     let fast = fast.transpose()?;
     let pass = fast.as_ref().is_none_or(|f| f.pass) && gate.pass && probes.as_ref().is_none_or(|p| p.pass);
@@ -118,12 +119,12 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
 /// Probes shards of the bundle.
 fn probe(args: &Args, count: usize, expected: &Golden, ui: &Ui) -> anyhow::Result<ProbeReport> {
     let Origin { chain, family, plan, .. } = args.source.open(&args.bundle, "--probes")?;
-    let checkpoint = &family.opened().checkpoint;
+    let checkpoint = &family.checked_checkpoint().checkpoint;
     let golden = reference(checkpoint, &plan, Some(expected), ui)?;
     let mut seen = BTreeSet::new();
     let mut shards: Vec<&PlannedShard> = Vec::new();
     if args.shards.is_empty() {
-        shards.extend(plan.shards.iter().filter(|s| seen.insert(s.sort())));
+        shards.extend(plan.shards.iter().filter(|s| seen.insert(s.signature())));
     } else if args.shards == ["all"] {
         shards.extend(&plan.shards);
     } else {
@@ -135,7 +136,7 @@ fn probe(args: &Args, count: usize, expected: &Golden, ui: &Ui) -> anyhow::Resul
         }
     }
     let scratch = files::scratch(args.scratch.as_deref())?;
-    let site = Site {
+    let site = ProbeContext {
         family: family.as_ref(),
         plan: &plan,
         chain: &chain,

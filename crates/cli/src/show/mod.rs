@@ -1,6 +1,6 @@
 //! What commands print for people.
 
-pub mod build;
-pub mod gates;
-pub mod plan;
-pub mod residency;
+pub mod build_report;
+pub mod gate_results;
+pub mod placement;
+pub mod plan_table;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 /// One of several processes that build a bundle together: every `of`-th shard from `index` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct BuildPart {
     /// From 0; below `of`.
     pub index: usize,
     /// Number of parts.
@@ -15,9 +15,9 @@ pub struct Part {
 
 /// Where a checkpoint is, and how it is read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Source {
+pub struct CheckpointOrigin {
     /// An absolute path, or the name of a synthetic model.
-    #[serde(with = "crate::place::lossless")]
+    #[serde(with = "crate::path_kind::lossless")]
     pub checkpoint: PathBuf,
     /// See [`crate::variants::Variants`].
     pub zaya_skip: Option<String>,

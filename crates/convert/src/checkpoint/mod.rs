@@ -1,9 +1,9 @@
 //! Checkpoints: named tensors that are read in pieces, and the configuration beside them.
 
 mod gguf;
-mod header;
 mod open;
 mod safetensors;
+mod safetensors_header;
 
 use crate::variants::Variants;
 use crate::{Error, Result};

@@ -1,7 +1,7 @@
 //! Opens what a path names: a folder, a GGUF file, or one `.safetensors` file.
 
 use super::{Checkpoint, TensorSource, gguf, own_name, safetensors};
-use crate::place::{self, Place};
+use crate::path_kind::{self, PathKind};
 use crate::variants::Variants;
 use crate::{Error, Result};
 use anemoe_io::read_input;
@@ -33,22 +33,24 @@ pub fn open_checkpoint(path: &Path) -> Result<Checkpoint> {
 
 /// Says what lies at a path where a checkpoint was expected, and what to do next.
 fn not_a_checkpoint(path: &Path) -> Error {
-    let place = Place::at(path);
+    let place = PathKind::at(path);
     let next = match &place {
-        Place::Nothing => {
+        PathKind::Nothing => {
             let what = "no such file or folder; a checkpoint is a Hugging Face folder, a .gguf file or synthetic:NAME";
             return Error::io(path, std::io::Error::new(std::io::ErrorKind::NotFound, what));
         }
-        Place::Bundle | Place::Unfinished => {
+        PathKind::Bundle | PathKind::Unfinished => {
             "a bundle is what `anemoe build` writes; give its checkpoint".into()
         }
-        Place::Package => "give the checkpoint, or look at the package with `anemoe inspect`".into(),
-        Place::Safetensors => "give the folder that holds it beside config.json".into(),
-        Place::Checkpoints(found) => format!("give one of the checkpoints in it: {}", place::list(found)),
+        PathKind::Package => "give the checkpoint, or look at the package with `anemoe inspect`".into(),
+        PathKind::Safetensors => "give the folder that holds it beside config.json".into(),
+        PathKind::Checkpoints(found) => {
+            format!("give one of the checkpoints in it: {}", path_kind::list(found))
+        }
         // The folder has one by now, or it cannot be read.
-        Place::Checkpoint | Place::Gguf => "it cannot be read".into(),
-        Place::File => "a checkpoint is a Hugging Face folder, a .gguf file or synthetic:NAME".into(),
-        Place::EmptyFolder | Place::Folder => {
+        PathKind::Checkpoint | PathKind::Gguf => "it cannot be read".into(),
+        PathKind::File => "a checkpoint is a Hugging Face folder, a .gguf file or synthetic:NAME".into(),
+        PathKind::EmptyFolder | PathKind::Folder => {
             "a checkpoint in the Hugging Face layout has a config.json; there is none".into()
         }
     };

@@ -1,7 +1,7 @@
 //! Matrices and vectors of a shard, read from the checkpoint and written to the package in pieces.
 
 use crate::importance::Importance;
-use crate::models::Opened;
+use crate::models::CheckedCheckpoint;
 use crate::plan::{MatrixPlan, PlannedShard, VectorPlan};
 use crate::quant::{Granularity, Quant};
 use crate::quantize::{Encoder, Metrics, Side, TooLarge};
@@ -193,7 +193,7 @@ impl From<TooLarge> for Failed {
 /// # Errors
 /// The checkpoint cannot be read or holds a value that fp16 cannot, the importances do not fit, or writing fails.
 pub fn encode_matrix(
-    checkpoint: &Opened,
+    checkpoint: &CheckedCheckpoint,
     plan: &MatrixPlan,
     importance: Option<&Importance>,
     write: &mut dyn FnMut(&[u8]) -> Result<()>,
@@ -216,7 +216,7 @@ pub fn encode_matrix(
 /// As [`encode_matrix`].
 pub fn store_matrix(
     blobs: &mut BlobWriter,
-    checkpoint: &Opened,
+    checkpoint: &CheckedCheckpoint,
     plan: &MatrixPlan,
     importance: Option<&Importance>,
     stored: &mut Stored,
@@ -238,7 +238,7 @@ pub fn store_matrix(
 /// As [`store_matrix`].
 pub fn store_vector(
     blobs: &mut BlobWriter,
-    checkpoint: &Opened,
+    checkpoint: &CheckedCheckpoint,
     plan: &VectorPlan,
     stored: &mut Stored,
 ) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Interface between the pipeline and a model family.
 
-use super::Opened;
+use super::CheckedCheckpoint;
 use crate::Result;
 use crate::lower::Stored;
 use crate::plan::{Plan, PlanOptions, PlannedShard};
@@ -51,20 +51,20 @@ pub trait Family: Send + Sync {
     -> Result<BuiltFunction>;
 
     /// The checkpoint.
-    fn opened(&self) -> &Opened;
+    fn checked_checkpoint(&self) -> &CheckedCheckpoint;
 
     /// Reads elements of a tensor, named as in the plan (without the checkpoint's prefix), as f32.
     ///
     /// # Errors
     /// The file cannot be read, or a value is NaN or infinite.
     fn read(&self, tensor: &str, range: Range<u64>, out: &mut [f32]) -> Result<()> {
-        self.opened().read(tensor, range, out)
+        self.checked_checkpoint().read(tensor, range, out)
     }
 
     /// Changes when the checkpoint's files do, or the way they are read, so that a build does not go on with another
     /// checkpoint's shards.
     fn fingerprint(&self) -> Result<String> {
-        self.opened().checkpoint.fingerprint()
+        self.checked_checkpoint().checkpoint.fingerprint()
     }
 
     /// Vectors that the chain's host steps name, in f32.

@@ -1,20 +1,20 @@
 //! One file or folder per `model_type`, and the registry.
 
-mod assembly;
+mod chain_builder;
+mod checked;
 mod family;
 pub mod gemma4;
 mod keys;
-mod opened;
 mod replan;
 mod synthetic;
-mod table;
+mod tensor_table;
 pub mod zaya;
 
+pub use checked::{CheckedCheckpoint, prefix};
 pub use family::{Family, Sizes};
 pub use keys::token_ids;
-pub use opened::{Opened, prefix};
 pub use replan::replan;
-pub use table::{Part, TensorRow, check_tensors};
+pub use tensor_table::{ModelPart, TensorRow, check_tensors};
 
 use crate::checkpoint::{Checkpoint, open_checkpoint};
 use crate::{Error, Result};

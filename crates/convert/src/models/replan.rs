@@ -1,7 +1,7 @@
 //! Makes the plan of a finished bundle again.
 
 use super::Family;
-use crate::auto::apply;
+use crate::kind_search::apply;
 use crate::plan::{Plan, PlanOptions};
 use crate::quant::Quant;
 use crate::{Error, Result};

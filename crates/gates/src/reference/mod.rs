@@ -4,18 +4,18 @@
 //! against it. It is written to be read, not to be fast; still a model of any size runs, because weights are read block
 //! by block and never kept.
 
-mod forward;
 mod gemma4;
 mod golden;
 mod math;
 mod probe;
-mod weights;
+mod reference_model;
+mod tensor_reader;
 mod zaya;
 
-pub use forward::{Forward, Limits, Pass, RunOptions, State};
 pub use golden::Golden;
 pub use probe::{InputMoments, Probe};
-pub use weights::HEAD;
+pub use reference_model::{Forward, LayerState, Limits, Pass, RunOptions};
+pub use tensor_reader::HEAD;
 
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::{Error, Result};

@@ -1,6 +1,6 @@
 //! From a MIL program to [`Graph`]s. Weight data is never read: sizes and compression follow from types.
 
-use super::graph::{Contraction, Form, Grain, Graph, Op, Shapes, State, Weight};
+use super::graph::{Contraction, Form, Grain, Graph, GraphState, Op, Shapes, Weight};
 use anemoe_mlpackage::mil::{
     Argument, Binding, Block, DataType, Dim, FeatureShape, Function, FunctionDescription, Model, Operation,
     TensorData, TensorType, Value, ValueData, ValueType,
@@ -82,7 +82,9 @@ impl<'a> Walker<'a> {
                 Known { ty: &input.ty, origin: Origin::Data, value: None, weight: None, from_state: false },
             );
             if let ValueType::State(ty) = &input.ty {
-                graph.states.push(State { name: input.name.clone(), dims: ty.shape().unwrap_or_default() });
+                graph
+                    .states
+                    .push(GraphState { name: input.name.clone(), dims: ty.shape().unwrap_or_default() });
             }
         }
         graph.shapes = described.map_or(Shapes::Fixed, shapes);

@@ -18,7 +18,7 @@ mod matchers;
 pub mod outcomes;
 mod report;
 pub mod rule;
-pub mod table;
+pub mod rules;
 pub mod verdict;
 
 pub use report::{Comparison, Report, Verdicts};
@@ -29,7 +29,7 @@ use crate::residency::verdict::{Judge, OpCounts, PackageReport};
 use anemoe_bundle::Chain;
 use anemoe_convert::models::Family;
 use anemoe_convert::plan::{Plan, PlannedShard};
-use anemoe_convert::program::lower_without_weights;
+use anemoe_convert::shard_program::lower_without_weights;
 use anemoe_mlpackage::mil::Model;
 use anemoe_mlpackage::package::Package;
 use rayon::prelude::*;
@@ -38,7 +38,7 @@ use std::path::Path;
 
 /// How to check.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Options {
+pub struct CheckOptions {
     /// What the packages will meet.
     pub conditions: Conditions,
     /// `unknown` fails too.
@@ -57,7 +57,7 @@ pub fn facts(model: &Model) -> PackageFacts {
 ///
 /// # Errors
 /// It is missing or invalid.
-pub fn package(path: &Path, options: &Options) -> Result<Report, anemoe_mlpackage::Error> {
+pub fn package(path: &Path, options: &CheckOptions) -> Result<Report, anemoe_mlpackage::Error> {
     let package = Package::open(path)?;
     let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     let judge = Judge::new(options.conditions);
@@ -73,7 +73,7 @@ pub fn package(path: &Path, options: &Options) -> Result<Report, anemoe_mlpackag
 pub fn bundle(
     path: &Path,
     chain: &Chain,
-    options: &Options,
+    options: &CheckOptions,
     done: impl Fn() + Sync,
 ) -> Result<Report, anemoe_mlpackage::Error> {
     let judge = Judge::new(options.conditions);
@@ -94,26 +94,26 @@ pub fn bundle(
 }
 
 /// Checks the packages that a plan makes, before any is built: over their programs, lowered without weights. Of shards of one
-/// sort the first is lowered, and the reasons of all name its ops.
+/// type the first is lowered, and the reasons of all name its ops.
 ///
 /// # Errors
 /// A shard cannot be lowered.
-pub fn plan(family: &dyn Family, plan: &Plan, options: &Options) -> crate::Result<Report> {
+pub fn plan(family: &dyn Family, plan: &Plan, options: &CheckOptions) -> crate::Result<Report> {
     let judge = Judge::new(options.conditions);
-    let sorts: Vec<String> = plan.shards.iter().map(PlannedShard::sort).collect();
+    let signatures: Vec<String> = plan.shards.iter().map(PlannedShard::signature).collect();
     let mut first: BTreeMap<&str, &PlannedShard> = BTreeMap::new();
-    for (sort, shard) in sorts.iter().zip(&plan.shards) {
-        first.entry(sort).or_insert(shard);
+    for (signature, shard) in signatures.iter().zip(&plan.shards) {
+        first.entry(signature).or_insert(shard);
     }
-    let judged = first.into_par_iter().map(|(sort, shard)| {
+    let judged = first.into_par_iter().map(|(signature, shard)| {
         let program = lower_without_weights(family, shard)?;
-        Ok((sort, judge.package(&shard.name, &facts(&program), options.list_ops)))
+        Ok((signature, judge.package(&shard.name, &facts(&program), options.list_ops)))
     });
     let judged = judged.collect::<crate::Result<BTreeMap<&str, PackageReport>>>()?;
-    let packages = sorts.iter().zip(&plan.shards).map(|(sort, shard)| PackageReport {
+    let packages = signatures.iter().zip(&plan.shards).map(|(signature, shard)| PackageReport {
         name: shard.name.clone(),
         kind: Some(shard.kind.name().into()),
-        ..judged[sort.as_str()].clone()
+        ..judged[signature.as_str()].clone()
     });
     let packages = packages.collect();
     let bundle = BundleFacts {
@@ -123,7 +123,12 @@ pub fn plan(family: &dyn Family, plan: &Plan, options: &Options) -> crate::Resul
     Ok(summary(packages, bundle, &judge, options))
 }
 
-fn summary(packages: Vec<PackageReport>, bundle: BundleFacts, judge: &Judge, options: &Options) -> Report {
+fn summary(
+    packages: Vec<PackageReport>,
+    bundle: BundleFacts,
+    judge: &Judge,
+    options: &CheckOptions,
+) -> Report {
     let mut ops = OpCounts::default();
     let mut verdicts = Verdicts::default();
     for p in &packages {
@@ -134,7 +139,7 @@ fn summary(packages: Vec<PackageReport>, bundle: BundleFacts, judge: &Judge, opt
             Verdict::Unknown => verdicts.unknown += 1,
         }
     }
-    let warnings = table::all()
+    let warnings = rules::all()
         .filter_map(|rule| match rule.matcher {
             Matcher::Bundle(matches) => {
                 matches(&bundle, judge.conditions()).map(|hit| verdict::reason(rule, "", None, hit))

@@ -1,7 +1,7 @@
 //! MIL, the Model Intermediate Language: owned types, independent of protobuf.
 
 pub mod builder;
-mod names;
+mod identifiers;
 pub mod ops;
 mod program;
 pub mod text;

@@ -3,7 +3,7 @@
 use super::ops::{self, Context, Operand};
 use super::{
     Argument, Binding, Block, DataType, Dim, Feature, FeatureShape, Function, FunctionDescription, Model,
-    Operation, Opset, TensorType, Value, ValueData, ValueType, names,
+    Operation, Opset, TensorType, Value, ValueData, ValueType, identifiers,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -90,7 +90,7 @@ impl Verifier {
     }
 
     fn check_name(&mut self, place: &str, name: &str) {
-        if let Err(what) = names::check(name) {
+        if let Err(what) = identifiers::check(name) {
             self.error(place, what);
         }
     }

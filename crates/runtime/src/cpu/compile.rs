@@ -11,7 +11,7 @@ use super::ops::{self, OpContext, OpError};
 use super::plan::{self, PlanInput};
 use super::weights::{Constant, Operands, StoredWeight, const_value, constexpr, located, to_f16};
 use super::{Located, Options, Precision};
-use crate::memory::Allowance;
+use crate::memory_limit::Allowance;
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
 use anemoe_mlpackage::mil::{

@@ -6,7 +6,7 @@ use super::plan::Plan;
 use super::states::{StateValue, States};
 use super::{Located, Options};
 use crate::backend::{Counts, OpTime};
-use crate::memory::Allowance;
+use crate::memory_limit::Allowance;
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
 use anemoe_mlpackage::mil::{DataType, Feature, FeatureShape, FunctionDescription, TensorType};

@@ -6,7 +6,7 @@ use super::ops::shape::{count, with_limit};
 use super::ops::{OpContext, OpError, check_result};
 use super::{Located, OpErrorAt, Options, Precision};
 use crate::backend::Counts;
-use crate::memory::Allowance;
+use crate::memory_limit::Allowance;
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
 use anemoe_kernels::{Columns, MatMul, PackedActivations, Pool, matmul_batch, round_to_f16};

@@ -9,7 +9,7 @@ use crate::backend::{self, Backend, BatchFunction, Counts, OpTime, Term, Times};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_mlpackage::mil::{Function, FunctionDescription};
-use anemoe_mlpackage::package::{Package, Weights};
+use anemoe_mlpackage::package::{Package, WeightFiles};
 use smallvec::{SmallVec, smallvec};
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -86,7 +86,7 @@ impl CpuBackend {
 impl Backend for CpuBackend {
     fn open(&self, path: &Path) -> Result<Box<dyn backend::Package>> {
         // Fails early if this is no package.
-        Package::open_to_run(path, &[], &Weights::default())?;
+        Package::open_to_run(path, &[], &WeightFiles::default())?;
         Ok(Box::new(LoadedPackage {
             weights: Mutex::default(),
             path: path.to_path_buf(),
@@ -106,7 +106,7 @@ type CompiledTerm<'a> = (&'a CompiledFunction, &'a [&'a Tensor]);
 /// A package whose functions are compiled when they are first asked for.
 struct LoadedPackage {
     /// Mapped for the functions that are compiled.
-    weights: Mutex<Weights>,
+    weights: Mutex<WeightFiles>,
     path: PathBuf,
     options: Options,
     /// Compiled functions by name, and number of tokens where they are made for that.

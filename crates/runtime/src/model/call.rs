@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-use super::program::pick;
+use super::chain_program::pick;
 
 /// A value that a call reads.
 #[derive(Clone, Copy)]

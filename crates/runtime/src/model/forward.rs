@@ -1,9 +1,9 @@
 //! Passes of tokens through the layers and the head.
 
 use super::call::{Call, CallScratch, HostValues, Piece, Prepared, run_sum};
+use super::chain_program::{ChainOp, ChainProgram};
 use super::embedding::EmbeddingFile;
 use super::host::{self, Ranking};
-use super::program::{ChainOp, ChainProgram};
 use super::{Logits, Model, Registers, Sequence, locked};
 use crate::backend::{MANY, NoStates, States};
 use crate::tensor::Tensor;

@@ -8,10 +8,10 @@
 //! ```
 
 mod call;
+mod chain_program;
 mod embedding;
 mod forward;
 mod host;
-mod program;
 mod sequence;
 mod vectors;
 
@@ -24,9 +24,9 @@ use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, Chain, Shard};
 use anemoe_kernels::Pool;
 use call::Call;
+use chain_program::{ChainOp, ChainProgram, Names};
 use embedding::EmbeddingFile;
 use forward::PassWorkspace;
-use program::{ChainOp, ChainProgram, Names};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -242,7 +242,7 @@ impl Model {
     /// that want to wait.
     pub fn populate(&self) -> Option<JoinHandle<()>> {
         let bytes: u64 = self.chain.shards.iter().map(|s| s.bytes).sum();
-        if crate::memory::free_memory().is_none_or(|free| free < bytes) {
+        if crate::memory_limit::free_memory().is_none_or(|free| free < bytes) {
             return None;
         }
         let jobs: Vec<_> = self.packages.iter().filter_map(|p| p.populate()).collect();

@@ -1,7 +1,7 @@
 //! Damage to files: by bytes, and by the structure of their format.
 
 mod bytes;
-mod json;
+mod json_values;
 mod protobuf;
 mod tensors;
 
@@ -12,7 +12,7 @@ use std::path::Path;
 
 /// Format of a file, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Format {
+pub enum FileFormat {
     Json,
     JsonLines,
     Safetensors,
@@ -25,32 +25,32 @@ pub enum Format {
 }
 
 /// The format of a file.
-pub fn format(path: &Path) -> Format {
+pub fn format(path: &Path) -> FileFormat {
     match path.extension().and_then(|e| e.to_str()).unwrap_or_default() {
-        "json" => Format::Json,
-        "jsonl" => Format::JsonLines,
-        "safetensors" => Format::Safetensors,
-        "gguf" => Format::Gguf,
-        "npy" => Format::Npy,
-        "npz" => Format::Npz,
-        "mlmodel" => Format::Protobuf,
-        "bin" if path.ends_with("weights/weight.bin") => Format::Weights,
-        _ => Format::Other,
+        "json" => FileFormat::Json,
+        "jsonl" => FileFormat::JsonLines,
+        "safetensors" => FileFormat::Safetensors,
+        "gguf" => FileFormat::Gguf,
+        "npy" => FileFormat::Npy,
+        "npz" => FileFormat::Npz,
+        "mlmodel" => FileFormat::Protobuf,
+        "bin" if path.ends_with("weights/weight.bin") => FileFormat::Weights,
+        _ => FileFormat::Other,
     }
 }
 
 /// Changes the structure of a file.
-pub fn structure(file: &mut Vec<u8>, format: Format, r: &mut Random) {
+pub fn structure(file: &mut Vec<u8>, format: FileFormat, r: &mut Random) {
     match format {
-        Format::Json => json::edit(file, r),
-        Format::JsonLines => lines(file, r),
-        Format::Safetensors => tensors::safetensors(file, r),
-        Format::Gguf => tensors::gguf(file, r),
-        Format::Npy => tensors::npy(file, r),
-        Format::Npz => tensors::npz(file, r),
-        Format::Protobuf => *file = protobuf::edit(file, r),
-        Format::Weights => blobs(file, r),
-        Format::Other => cells(file, r),
+        FileFormat::Json => json_values::edit(file, r),
+        FileFormat::JsonLines => lines(file, r),
+        FileFormat::Safetensors => tensors::safetensors(file, r),
+        FileFormat::Gguf => tensors::gguf(file, r),
+        FileFormat::Npy => tensors::npy(file, r),
+        FileFormat::Npz => tensors::npz(file, r),
+        FileFormat::Protobuf => *file = protobuf::edit(file, r),
+        FileFormat::Weights => blobs(file, r),
+        FileFormat::Other => cells(file, r),
     }
 }
 
@@ -68,7 +68,7 @@ fn lines(file: &mut Vec<u8>, r: &mut Random) {
         }
         _ => {
             let mut line = lines[i].clone();
-            json::edit(&mut line, r);
+            json_values::edit(&mut line, r);
             line.push(b'\n');
             lines[i] = line;
         }

@@ -2,7 +2,7 @@
 
 use super::super::random::Random;
 use super::bytes::{damage_bytes, overwrite_number};
-use super::json;
+use super::json_values;
 use crate::files::gguf::Gguf;
 use crate::files::tiny::{self, as_f32, gguf_of};
 use serde_json::{Value, json};
@@ -49,11 +49,11 @@ pub fn safetensors(file: &mut Vec<u8>, r: &mut Random) {
                 let start = entry["data_offsets"][0].as_u64().unwrap_or(0);
                 entry["data_offsets"][0] = json!(start ^ 1 << r.below(12));
             }
-            _ => json::change(entry, r),
+            _ => json_values::change(entry, r),
         },
-        _ => json::change(&mut header, r),
+        _ => json_values::change(&mut header, r),
     }
-    let header = json::write(&header);
+    let header = json_values::write(&header);
     let mut out = (header.len() as u64).to_le_bytes().to_vec();
     out.extend(header);
     out.extend(&file[8 + length..]);

@@ -1,6 +1,6 @@
 //! Values of keys, typed.
 
-use super::header::{Cursor, Kind, Stored};
+use super::header::{Cursor, Kind, StoredValue};
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,7 +10,7 @@ use std::path::Path;
 pub struct Metadata<'a> {
     pub path: &'a Path,
     pub file: &'a [u8],
-    pub values: &'a BTreeMap<String, Stored>,
+    pub values: &'a BTreeMap<String, StoredValue>,
 }
 
 impl<'a> Metadata<'a> {
@@ -29,16 +29,16 @@ impl<'a> Metadata<'a> {
         value.ok_or_else(|| self.invalid(key, "is missing"))
     }
 
-    fn wrong<T>(&self, key: &str, found: &Stored, expected: &str) -> Result<T> {
+    fn wrong<T>(&self, key: &str, found: &StoredValue, expected: &str) -> Result<T> {
         let array = if found.array.is_some() { "array of " } else { "" };
         Err(self.invalid(key, format!("is of type {array}{}, expected {expected}", found.kind.name())))
     }
 
-    fn bytes(&self, found: &Stored) -> &'a [u8] {
+    fn bytes(&self, found: &StoredValue) -> &'a [u8] {
         &self.file[found.bytes.clone()]
     }
 
-    fn scalar(&self, key: &str) -> Option<&'a Stored> {
+    fn scalar(&self, key: &str) -> Option<&'a StoredValue> {
         self.values.get(key).filter(|v| v.array.is_none())
     }
 

@@ -2,7 +2,7 @@
 //! transformers.
 
 use super::config::ZayaConfig;
-use super::table::{Legacy, rows};
+use super::tensor_table::{Legacy, rows};
 use crate::checkpoint::{Checkpoint, SideFile, TensorInfo, TensorSource};
 use crate::models::keys::Keys;
 use crate::{Error, Result};

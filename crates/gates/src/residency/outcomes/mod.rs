@@ -12,7 +12,7 @@ mod row_facts;
 pub use row::Row;
 
 use super::rule::{Verdict, family_of};
-use super::table;
+use super::rules;
 use super::verdict::Judge;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -115,7 +115,7 @@ pub fn judge(rows: &[Row]) -> Vec<Judged> {
 
 fn judge_row(row: &Row, without: Option<&str>) -> Judged {
     let read = read::row(row);
-    let rules = table::all().filter(|r| without.is_none_or(|f| r.stands_without(f)));
+    let rules = rules::all().filter(|r| without.is_none_or(|f| r.stands_without(f)));
     let report = Judge::with_rules(read.conditions, rules).package(&row.id, &read.facts, false);
     let mut deciding: BTreeSet<&'static str> =
         report.reasons.iter().filter(|r| r.verdict == report.verdict).map(|r| r.rule).collect();

@@ -1,6 +1,6 @@
 //! Reads a row as the rules take it.
 
-use super::super::rule::{Chip, Conditions, PackageFacts, Target, Units};
+use super::super::rule::{Chip, Conditions, DeviceTarget, PackageFacts, Units};
 use super::rebuild;
 use super::row::Row;
 use super::row_facts::{Sketch, Words};
@@ -49,7 +49,7 @@ fn conditions(row: &Row, around: &Words) -> Conditions {
     let phone = chip_text.contains("iphone") || chip.is_some_and(|c| !c.mac);
     let all = around.has_pair("units", "all") || around.has("units=all") || around.has("computeunits.all");
     Conditions {
-        target: if phone { Target::Iphone } else { Target::Mac },
+        target: if phone { DeviceTarget::Iphone } else { DeviceTarget::Mac },
         units: if all { Units::All } else { Units::CpuAndNe },
         chip,
     }

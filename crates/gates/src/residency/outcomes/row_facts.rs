@@ -1,7 +1,7 @@
 //! Facts of a graph, found in the words of a row.
 
-use super::super::graph::{Contraction, Form, Grain, Graph, Op, Shapes, State, Weight};
-use super::super::table;
+use super::super::graph::{Contraction, Form, Grain, Graph, GraphState, Op, Shapes, Weight};
+use super::super::rules;
 use super::row::Row;
 use anemoe_mlpackage::mil::{DataType, TensorType};
 
@@ -173,7 +173,7 @@ pub struct Sketch {
     /// Shapes of the inputs.
     pub shapes: Shapes,
     /// States.
-    pub states: Vec<State>,
+    pub states: Vec<GraphState>,
     /// Op types that are named and that rules look for.
     pub named: Vec<String>,
     /// Number of ops, where it is stated.
@@ -416,7 +416,7 @@ fn form(quant: &str) -> Form {
     }
 }
 
-fn states(shape: &Words, everywhere: &Words) -> Vec<State> {
+fn states(shape: &Words, everywhere: &Words) -> Vec<GraphState> {
     let stateless = shape.any(&["stateless"]) || everywhere.any(&["stateless", "non-stateful"]);
     let says = shape
         .words
@@ -431,11 +431,11 @@ fn states(shape: &Words, everywhere: &Words) -> Vec<State> {
     } else {
         everywhere.before(&["mlstate", "mlstates", "states", "statetypes"]).unwrap_or(1)
     };
-    (0..count.min(64)).map(|i| State { name: format!("state{i}"), dims: Vec::new() }).collect()
+    (0..count.min(64)).map(|i| GraphState { name: format!("state{i}"), dims: Vec::new() }).collect()
 }
 
 /// The upper bound of a range. Beside a state, whose size is fixed, only the tokens of a decoding step can vary: those are few.
-fn range(words: &Words, states: &[State]) -> Option<u64> {
+fn range(words: &Words, states: &[GraphState]) -> Option<u64> {
     let bound = words.words.iter().find_map(|w| number(w.split_once("..")?.1.trim_end_matches(']')));
     bound.or((!states.is_empty()).then_some(4))
 }
@@ -491,7 +491,7 @@ fn lone(words: &Words) -> Option<&'static str> {
 fn named(words: &Words) -> Vec<String> {
     // These are words of English, or of model names, before they are ops.
     const WORDS: [&str; 5] = ["mod", "shape", "cond", "tan", "rnn"];
-    let mut found: Vec<String> = table::off_the_ane()
+    let mut found: Vec<String> = rules::off_the_ane()
         .filter(|op| !WORDS.contains(op) && words.affirms(op))
         .map(str::to_string)
         .collect();

@@ -8,7 +8,7 @@ mod more_methods;
 
 pub use methods::{ConvParams, GeluMode, PoolParams, SliceParams};
 
-use super::names;
+use super::identifiers;
 use super::ops::{self, Context, Default as OpDefault, Operand, Presence};
 use super::{
     Argument, Binding, Block, DataType, Dim, Feature, FeatureShape, Function, FunctionDescription, Model,
@@ -116,7 +116,7 @@ impl FunctionBuilder {
     }
 
     fn claim(&mut self, name: &str) -> Result<()> {
-        names::check(name).map_err(Error::InvalidProgram)?;
+        identifiers::check(name).map_err(Error::InvalidProgram)?;
         if !self.names.insert(name.to_string()) {
             return Err(Error::InvalidProgram(format!("the name `{name}` is used twice")));
         }

@@ -1,12 +1,12 @@
 //! Results of the quality gates for people.
 
 use crate::ui::{Table, Ui};
-use anemoe_gates::fast::FastGate;
-use anemoe_gates::golden::{Agreement, Gate};
+use anemoe_gates::golden_gate::{Agreement, GoldenGate};
+use anemoe_gates::int8_gate::Int8Gate;
 use anemoe_gates::probe::ProbeReport;
 
 /// Fast products for people.
-pub fn print_fast(f: &FastGate, ui: &Ui) -> std::io::Result<()> {
+pub fn print_fast(f: &Int8Gate, ui: &Ui) -> std::io::Result<()> {
     for d in &f.differing {
         ui.line(format!(
             "position {}: fast, token {} is the most probable instead of {}, whose logit leads by {:.3}{}",
@@ -78,7 +78,7 @@ pub fn print_probes(report: &ProbeReport, ui: &Ui) -> std::io::Result<()> {
 }
 
 /// The golden gate for people.
-pub fn print_golden(gate: &Gate, ui: &Ui) -> std::io::Result<()> {
+pub fn print_golden(gate: &GoldenGate, ui: &Ui) -> std::io::Result<()> {
     let v = &gate.exact;
     let mut table = Table::new(&["after", "cosine", "KL, nats", "same top token"]);
     let mut row = |name: String, a: &Agreement| {

@@ -1,20 +1,20 @@
 //! A checkpoint that was checked against a family's tensor table.
 
-use super::{Part, TensorRow, check_tensors};
+use super::{ModelPart, TensorRow, check_tensors};
 use crate::checkpoint::Checkpoint;
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// A checkpoint and the prefix of its tensors' names.
-pub struct Opened {
+pub struct CheckedCheckpoint {
     /// The checkpoint.
     pub checkpoint: Checkpoint,
     prefix: &'static str,
-    parts: BTreeMap<String, Part>,
+    parts: BTreeMap<String, ModelPart>,
 }
 
-impl Opened {
+impl CheckedCheckpoint {
     /// Finds the prefix by `embed_tokens.weight` and checks every tensor's name, shape and type.
     ///
     /// # Errors
@@ -24,11 +24,11 @@ impl Opened {
         prefixes: &[&'static str],
         table: &[TensorRow],
         skip: impl Fn(&str) -> bool,
-    ) -> Result<Opened> {
+    ) -> Result<CheckedCheckpoint> {
         let prefix = prefix(&checkpoint, prefixes)?;
         check_tensors(checkpoint.source.as_ref(), prefix, table, skip)?;
         let parts = table.iter().map(|r| (format!("{prefix}{}", r.name), r.part)).collect();
-        Ok(Opened { checkpoint, prefix, parts })
+        Ok(CheckedCheckpoint { checkpoint, prefix, parts })
     }
 
     /// Reads elements of a tensor named without the checkpoint's prefix.
@@ -42,7 +42,7 @@ impl Opened {
     /// Reads a vector of `n` elements.
     ///
     /// # Errors
-    /// As [`Opened::read`].
+    /// As [`CheckedCheckpoint::read`].
     pub fn vector(&self, name: &str, n: usize) -> Result<Vec<f32>> {
         let mut out = vec![0f32; n];
         self.read(name, 0..n as u64, &mut out)?;
@@ -56,7 +56,7 @@ impl Opened {
     }
 
     /// Part of the model of every tensor, by its full name.
-    pub fn parts(&self) -> &BTreeMap<String, Part> {
+    pub fn parts(&self) -> &BTreeMap<String, ModelPart> {
         &self.parts
     }
 }

@@ -2,7 +2,7 @@
 
 use super::process;
 use super::random::Random;
-use super::snapshot::{self, Entry, Snapshot};
+use super::snapshot::{self, Snapshot, SnapshotEntry};
 use crate::task::{Passed, root};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -195,8 +195,8 @@ fn one(
                     // Either the link was written through, or a folder has taken its place.
                     let behind = snapshot::take(&folder.join(BEHIND))?;
                     let is_kept = |p: &Path| kept.iter().any(|k| *k == Path::new(BEHIND).join(p));
-                    if matches!(found.get(Path::new("shards")), Some(Entry::Link(_))) {
-                        found.insert("shards".into(), Entry::Folder);
+                    if matches!(found.get(Path::new("shards")), Some(SnapshotEntry::Link(_))) {
+                        found.insert("shards".into(), SnapshotEntry::Folder);
                         let all = behind.into_iter().filter(|(p, _)| !is_kept(p));
                         found.extend(all.map(|(p, e)| (Path::new("shards").join(p), e)));
                     }
@@ -283,8 +283,8 @@ fn build(
 
 /// How a bundle differs from another, but for the journal.
 fn unlike(reference: &Snapshot, found: &Snapshot) -> Vec<String> {
-    let same = |a: &Entry, b: &Entry| match (a, b) {
-        (Entry::File { hash: a, .. }, Entry::File { hash: b, .. }) => a == b,
+    let same = |a: &SnapshotEntry, b: &SnapshotEntry| match (a, b) {
+        (SnapshotEntry::File { hash: a, .. }, SnapshotEntry::File { hash: b, .. }) => a == b,
         _ => a == b,
     };
     let mut all = Vec::new();

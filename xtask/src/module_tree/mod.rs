@@ -3,7 +3,7 @@
 mod paths;
 mod tree;
 
-pub use paths::{Reference, find_references};
+pub use paths::{ItemUse, find_references};
 pub use tree::{Crate, Declared};
 
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! The CPU's fast products against its exact ones.
 
-use crate::golden::{NEAR_TIE, cosine};
+use crate::golden_gate::{NEAR_TIE, cosine};
 use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
 use anemoe_runtime::model::{Logits, Model};
 use anemoe_runtime::sampler::argmax;
@@ -9,16 +9,16 @@ use serde::Serialize;
 use std::path::Path;
 
 /// Cosine to the exact logits that the median of all positions must reach. A close choice of an expert that an error of any size
-/// turns the other way costs a few positions, as in [`crate::golden::Rounded`].
+/// turns the other way costs a few positions, as in [`crate::golden_gate::Rounded`].
 pub const MIN_COSINE: f64 = 0.999;
 
 /// Cosine that every position must reach.
-const LOWEST: f64 = crate::golden::MIN_COSINE;
+const LOWEST: f64 = crate::golden_gate::MIN_COSINE;
 
 /// What products of integers change.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct FastGate {
-    /// The median reaches the threshold, every position [`crate::golden::MIN_COSINE`], and tokens differ at near ties alone.
+pub struct Int8Gate {
+    /// The median reaches the threshold, every position [`crate::golden_gate::MIN_COSINE`], and tokens differ at near ties alone.
     pub pass: bool,
     /// The threshold.
     pub threshold: f64,
@@ -55,7 +55,7 @@ pub struct Differing {
 ///
 /// # Errors
 /// The bundle is wrong, there are no ids, or they do not fit into its vocabulary and context.
-pub fn compare(bundle: &Path, ids: &[u32], threshold: f64) -> Result<FastGate> {
+pub fn compare(bundle: &Path, ids: &[u32], threshold: f64) -> Result<Int8Gate> {
     if ids.is_empty() {
         return Err(Error::Input("no tokens to compare".into()));
     }
@@ -100,7 +100,7 @@ pub fn compare(bundle: &Path, ids: &[u32], threshold: f64) -> Result<FastGate> {
     }
     cosines.sort_by(f64::total_cmp);
     let (lowest, median) = (cosines[0], cosines[cosines.len() / 2]);
-    Ok(FastGate {
+    Ok(Int8Gate {
         pass: median >= threshold && lowest >= LOWEST.min(threshold) && differing.iter().all(|d| d.near_tie),
         threshold,
         min_cosine: lowest,

@@ -1,10 +1,10 @@
 //! Gated builds for people.
 
-use super::{gates, residency};
+use super::{gate_results, placement};
 use crate::shell::quoted;
 use crate::ui::{self, Ui};
 use anemoe_convert::build::BuildReport;
-use anemoe_gates::gated::{GatedReport, Stage};
+use anemoe_gates::gated::{GateStage, GatedReport};
 use anemoe_gates::residency::Report;
 use std::path::Path;
 
@@ -21,7 +21,7 @@ pub fn print(
     let placed = |found: &Report| {
         let v = found.verdicts;
         let small = found.packages.iter().filter(|p| p.too_small).count();
-        format!("{}: {}", verdict(found.pass), residency::devices(v.ane, v.unknown, v.not_ane, small))
+        format!("{}: {}", verdict(found.pass), placement::devices(v.ane, v.unknown, v.not_ane, small))
     };
     if let Some(found) = &r.residency {
         ui.line(format!(
@@ -71,24 +71,24 @@ pub fn print(
         }
     }
     match report.failed {
-        Some(Stage::RepresentativeResidency) => {
+        Some(GateStage::RepresentativeResidency) => {
             if let Some(found) = &r.residency {
-                residency::print(found, ui)?;
+                placement::print(found, ui)?;
             }
         }
-        Some(Stage::RepresentativeProbes) => {
+        Some(GateStage::RepresentativeProbes) => {
             if let Some(found) = &r.probes {
-                gates::print_probes(found, ui)?;
+                gate_results::print_probes(found, ui)?;
             }
         }
-        Some(Stage::Residency) => {
+        Some(GateStage::Residency) => {
             if let Some(found) = &report.full_stack.residency {
-                residency::print(found, ui)?;
+                placement::print(found, ui)?;
             }
         }
-        Some(Stage::Golden) => {
+        Some(GateStage::Golden) => {
             if let Some(gate) = &report.full_stack.golden {
-                gates::print_golden(gate, ui)?;
+                gate_results::print_golden(gate, ui)?;
             }
         }
         _ => {}
@@ -103,10 +103,10 @@ pub fn print(
             ))?;
             let name = quoted(out);
             ui.line(match (stage, golden) {
-                (Stage::Golden, Some(golden)) => {
+                (GateStage::Golden, Some(golden)) => {
                     format!("next: anemoe trace {name} --golden {} shows which layer loses how much", quoted(golden))
                 }
-                (Stage::Golden, None) => format!(
+                (GateStage::Golden, None) => format!(
                     "next: anemoe golden CHECKPOINT --prompt TEXT -o golden.npz, then anemoe trace {name} --golden golden.npz shows \
                      which layer loses how much"
                 ),
@@ -117,7 +117,7 @@ pub fn print(
             ui.line(format!(
                 "gate FAILED: {}; the other {} shards were not built. For other options remove {} first; the same ones and \
                  --skip-gates go on",
-                failed.map_or("a stage", Stage::name),
+                failed.map_or("a stage", GateStage::name),
                 all.saturating_sub(r.shards.len()),
                 quoted(out)
             ))?;

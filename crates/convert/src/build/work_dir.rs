@@ -1,8 +1,10 @@
 //! The folder that is being built: locks, records of what is finished, and the files beside the shards.
 
+use super::bundle_layout::{
+    self, GATES_PREFIX, HOST_RECORD, LOCK, PLAN_FILE, SOURCE_FILE, VECTORS_FILE, WORK_DIR,
+};
 use super::differences::differences;
-use super::layout::{self, GATES_PREFIX, HOST_RECORD, LOCK, PLAN_FILE, SOURCE_FILE, VECTORS_FILE, WORK_DIR};
-use super::record::{Part, Quality, Source};
+use super::record::{BuildPart, CheckpointOrigin, Quality};
 use crate::lower::encode_matrix;
 use crate::models::Family;
 use crate::plan::{MatrixPlan, Plan, PlannedShard};
@@ -39,7 +41,7 @@ const DONE_DIR: &str = ".anemoe-tmp-build";
 /// A finished shard.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// See [`Site::plan_sha256`].
+    /// See [`WorkDir::plan_sha256`].
     plan_sha256: String,
     pub bytes: u64,
     pub sha256: String,
@@ -106,7 +108,7 @@ fn look(folder: &OwnedDir) -> Result<Found> {
     }
     let names = folder.names("")?;
     let has = |name: &str| names.iter().any(|n| n == name);
-    layout::check(folder, [])?;
+    bundle_layout::check(folder, [])?;
     folder.expect(JOURNAL_FILE, false)?;
     let work = folder.path(WORK_DIR)?;
     let found = if work.join(PLAN_FILE).symlink_metadata().is_ok() {
@@ -116,7 +118,7 @@ fn look(folder: &OwnedDir) -> Result<Found> {
         Found::Unfinished(text, plan.shards.into_iter().map(|s| s.name).collect())
     } else if has(CHAIN_FILE) {
         let chain = Chain::read(bundle)?;
-        layout::check(folder, chain.shards.iter().map(|s| s.file.as_str()))?;
+        bundle_layout::check(folder, chain.shards.iter().map(|s| s.file.as_str()))?;
         Found::Finished
     } else if has(WORK_DIR) {
         return Err(Error::Usage(format!(
@@ -135,8 +137,8 @@ fn look(folder: &OwnedDir) -> Result<Found> {
         Found::Nothing
     };
     if let Found::Unfinished(_, shards) = &found {
-        layout::check_records(folder, shards)?;
-        shards.iter().try_for_each(|name| layout::check_package(folder, &package_file(name)))?;
+        bundle_layout::check_records(folder, shards)?;
+        shards.iter().try_for_each(|name| bundle_layout::check_package(folder, &package_file(name)))?;
     }
     Ok(found)
 }
@@ -147,7 +149,7 @@ fn package_file(shard: &str) -> String {
 }
 
 /// The folder that is being built, locked.
-pub struct Site {
+pub struct WorkDir {
     pub bundle: PathBuf,
     pub work: PathBuf,
     /// Every write and deletion in the bundle.
@@ -162,8 +164,13 @@ pub struct Site {
     _locks: Vec<File>,
 }
 
-impl Site {
-    pub fn open(bundle: &Path, plan: &Plan, inputs: &serde_json::Value, part: Option<Part>) -> Result<Site> {
+impl WorkDir {
+    pub fn open(
+        bundle: &Path,
+        plan: &Plan,
+        inputs: &serde_json::Value,
+        part: Option<BuildPart>,
+    ) -> Result<WorkDir> {
         let folder = OwnedDir::new(bundle);
         let text = to_json(&serde_json::json!({MARKER: VERSION, "inputs": inputs, "plan": plan}));
         let records = match look(&folder)? {
@@ -182,7 +189,7 @@ impl Site {
                 }
             })?;
         }
-        let mut site = Site::in_folder(folder, &text, plan);
+        let mut site = WorkDir::in_folder(folder, &text, plan);
         site.was_finished = records.is_some_and(|records| !records.is_empty());
         match part {
             None => {
@@ -213,7 +220,7 @@ impl Site {
     }
 
     /// A site whose parts are all built, locked alone, and its plan.
-    pub fn begun(bundle: &Path) -> Result<(Site, Plan)> {
+    pub fn begun(bundle: &Path) -> Result<(WorkDir, Plan)> {
         let folder = OwnedDir::new(bundle);
         let text = match look(&folder)? {
             Found::Unfinished(text, _) => text,
@@ -226,13 +233,13 @@ impl Site {
         };
         let lock = lock_file(&folder, LOCK, true)?;
         let plan = parse_plan(&bundle.join(WORK_DIR).join(PLAN_FILE), &text)?;
-        let mut site = Site::in_folder(folder, &text, &plan);
+        let mut site = WorkDir::in_folder(folder, &text, &plan);
         site._locks.push(lock);
         Ok((site, plan))
     }
 
-    fn in_folder(folder: OwnedDir, text: &[u8], plan: &Plan) -> Site {
-        Site {
+    fn in_folder(folder: OwnedDir, text: &[u8], plan: &Plan) -> WorkDir {
+        WorkDir {
             bundle: folder.root().to_path_buf(),
             work: folder.root().join(WORK_DIR),
             folder,
@@ -263,7 +270,7 @@ impl Site {
     }
 
     /// Parts of another count share out the shards differently: two of them would write the same one.
-    fn refuse_other_parts(&self, part: Part) -> Result<()> {
+    fn refuse_other_parts(&self, part: BuildPart) -> Result<()> {
         let suffix = format!("of{}", part.of);
         for name in self.folder.names(WORK_DIR)? {
             if name.starts_with("lock.") && !name.ends_with(&suffix) {
@@ -281,7 +288,9 @@ impl Site {
             return;
         }
         // What others put there meanwhile stays. The folder that proves ownership goes last but one.
-        for name in layout::bundle_names().filter(|name| ![CHAIN_FILE, SHARDS_DIR, WORK_DIR].contains(name)) {
+        for name in
+            bundle_layout::bundle_names().filter(|name| ![CHAIN_FILE, SHARDS_DIR, WORK_DIR].contains(name))
+        {
             let _ = self.folder.remove(name);
         }
         for name in &self.shards {
@@ -295,14 +304,14 @@ impl Site {
 
     /// Removes a package, unless something lies in it that is no part of it.
     pub fn remove_package(&self, file: &str) -> Result<()> {
-        layout::check_package(&self.folder, file)?;
+        bundle_layout::check_package(&self.folder, file)?;
         Ok(self.folder.remove(file)?)
     }
 
     /// Removes the records, and their folder where nothing else is in it.
     fn remove_records(&self) -> Result<()> {
         let names = self.folder.names(WORK_DIR)?;
-        if names.iter().all(|name| layout::is_record(name, &self.shards)) {
+        if names.iter().all(|name| bundle_layout::is_record(name, &self.shards)) {
             // At once, not file by file: half of it would look like another unfinished build.
             self.folder.remove(DONE_DIR)?;
             self.folder.rename(WORK_DIR, DONE_DIR)?;
@@ -311,7 +320,7 @@ impl Site {
         // Without a plan it is no unfinished build any more.
         self.folder.remove(Path::new(WORK_DIR).join(PLAN_FILE))?;
         self.folder.sweep(WORK_DIR)?;
-        for name in names.iter().filter(|name| layout::is_record(name, &self.shards)) {
+        for name in names.iter().filter(|name| bundle_layout::is_record(name, &self.shards)) {
             self.folder.remove(Path::new(WORK_DIR).join(name))?;
         }
         Ok(())
@@ -406,17 +415,17 @@ impl Site {
     }
 
     /// Writes down where the checkpoint is, for whoever completes the bundle.
-    pub fn write_source(&self, source: &Source) -> Result<()> {
+    pub fn write_source(&self, source: &CheckpointOrigin) -> Result<()> {
         self.write(SOURCE_FILE, &to_json(source))
     }
 
     /// Where the checkpoint is, as the last build said.
-    pub fn source(&self) -> Option<Source> {
+    pub fn source(&self) -> Option<CheckpointOrigin> {
         anemoe_io::json::parse(&self.read(SOURCE_FILE).ok()?).ok()
     }
 
     /// Writes down what the gates of a part said.
-    pub fn write_gates(&self, part: Part, gates: &Gates) -> Result<()> {
+    pub fn write_gates(&self, part: BuildPart, gates: &Gates) -> Result<()> {
         self.write(&format!("{GATES_PREFIX}{}of{}", part.index, part.of), &to_json(gates))
     }
 
@@ -493,7 +502,7 @@ impl Site {
             return Ok(record);
         }
         // First, so that a tokenizer that is wrong is found before the work.
-        let files = family.opened().checkpoint.side_files()?;
+        let files = family.checked_checkpoint().checkpoint.side_files()?;
         self.folder.path(VECTORS_FILE)?;
         let vectors = write_vectors(family, &self.bundle)?;
         let embedding = self.write_embedding(family, plan)?;
@@ -532,8 +541,9 @@ impl Site {
         };
         let failed = |e: std::io::Error| Error::io(&path, e);
         // A row is one token's: which of its channels matter for the head says nothing here.
-        let side =
-            encode_matrix(family.opened(), &matrix, None, &mut |bytes| out.write_all(bytes).map_err(failed))?;
+        let side = encode_matrix(family.checked_checkpoint(), &matrix, None, &mut |bytes| {
+            out.write_all(bytes).map_err(failed)
+        })?;
         let values = side.values.iter().flat_map(|v| v.to_le_bytes());
         let tail: Vec<u8> = values.chain(side.offsets.iter().map(|&o| o as u8)).collect();
         out.write_all(&tail).map_err(failed)?;
@@ -615,7 +625,7 @@ fn finished_records(
     bundle: &Path,
     plan: &Plan,
     inputs: &serde_json::Value,
-    part: Option<Part>,
+    part: Option<BuildPart>,
     plan_sha256: &str,
 ) -> Result<Vec<(String, Record)>> {
     let finished = |what: &str| {

@@ -5,13 +5,13 @@ use anemoe_bundle::journal::status;
 use anemoe_bundle::{Chain, Storage, file_sha256};
 use anemoe_convert::build::BuildReport;
 use anemoe_convert::plan::Plan;
-use anemoe_gates::fast::FastGate;
+use anemoe_gates::ablation::AblationReport;
 use anemoe_gates::gated::GatedReport;
-use anemoe_gates::golden::{Agreement, Choice, Gate};
+use anemoe_gates::golden_gate::{Agreement, Choice, GoldenGate};
+use anemoe_gates::int8_gate::Int8Gate;
 use anemoe_gates::probe::ProbeReport;
 use anemoe_gates::residency::Report;
 use anemoe_gates::residency::rule::Verdict;
-use anemoe_gates::swap::SwapReport;
 use anemoe_gates::trace::Trace;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -73,7 +73,7 @@ pub fn bundle(path: &Path, chain: &Chain) -> Facts {
 }
 
 /// Fast products held to exact ones.
-pub fn fast(gate: &FastGate) -> Facts {
+pub fn fast(gate: &Int8Gate) -> Facts {
     of(json!({
         "pass": gate.pass,
         "min_cosine": gate.min_cosine,
@@ -117,7 +117,7 @@ fn choices(list: &[Choice]) -> Value {
 }
 
 /// The golden gate.
-pub fn validation(gate: &Gate, golden: Option<&Path>) -> Facts {
+pub fn validation(gate: &GoldenGate, golden: Option<&Path>) -> Facts {
     let v = &gate.exact;
     let all: Vec<Agreement> =
         v.positions.iter().map(|p| p.agreement).chain(v.decode.iter().map(|d| d.agreement)).collect();
@@ -196,7 +196,7 @@ pub fn gates(report: &GatedReport, golden: Option<&Path>) -> Vec<(&'static str, 
 }
 
 /// What replacing parts by FP16 gains.
-pub fn swaps(report: &SwapReport) -> Value {
+pub fn swaps(report: &AblationReport) -> Value {
     let first = report.swaps.first();
     json!({
         "baseline": report.baseline,

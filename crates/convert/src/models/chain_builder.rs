@@ -1,8 +1,8 @@
 //! What the plans of all families are put together from: names of functions, bindings, head slices.
 
-use crate::lower::{Lowering, RmsNorm, Stored};
+use crate::lower::{Lowering, NormShape, Stored};
 use crate::models::Family;
-use crate::models::opened::Opened;
+use crate::models::checked::CheckedCheckpoint;
 use crate::plan::{
     MAX_HEAD_WEIGHTS, MatrixPlan, Packing, Plan, PlanOptions, PlannedShard, Totals, VectorPlan,
 };
@@ -21,7 +21,7 @@ use std::ops::Range;
 const MAX_HEAD_TOKENS: usize = 16;
 
 /// One kind of function of a package of experts: its name without the token count, its experts, and what it does besides.
-pub struct Unit<R> {
+pub struct ExpertUnit<R> {
     /// Nothing where the package has one kind of function.
     pub name: Option<String>,
     /// Experts that it computes.
@@ -154,7 +154,7 @@ pub fn plan(
     };
     let mut plan = Plan {
         family: family.name().into(),
-        source: family.opened().checkpoint.name.clone(),
+        source: family.checked_checkpoint().checkpoint.name.clone(),
         options: options.clone(),
         shards,
         totals,
@@ -176,7 +176,7 @@ pub fn packing_of(shard: &PlannedShard) -> Result<(usize, Packing)> {
 }
 
 /// A final norm and an output matrix `[vocab, hidden]` that is the embedding too.
-pub struct Head {
+pub struct OutputHead {
     /// Width of the residual stream.
     pub hidden: usize,
     /// Rows of the matrix.
@@ -189,7 +189,7 @@ pub struct Head {
     pub eps: f32,
 }
 
-impl Head {
+impl OutputHead {
     /// Slices of equally many rows, small enough for the ANE.
     pub fn shards(&self, options: &PlanOptions) -> Vec<PlannedShard> {
         let (h, vocab) = (self.hidden, self.vocab);
@@ -240,19 +240,25 @@ impl Head {
     pub fn lower(&self, tokens: TokenCount, stored: &Stored) -> Result<BuiltFunction> {
         let mut l = Lowering::new(stored, tokens);
         let hidden = l.input("hidden", &[1, self.hidden as u64, 1, 0], Some(3))?;
-        let x = l.rms_norm_weighted("final_norm", &hidden, RmsNorm { axis: 1, eps: self.eps })?;
+        let x = l.rms_norm_weighted("final_norm", &hidden, NormShape { axis: 1, eps: self.eps })?;
         let logits = l.project("logits", &x, "logits")?;
         Ok(l.finish(&[&logits])?)
     }
 }
 
 /// A chain without steps. `scale` is that of the embedding.
-pub fn chain(family: &str, opened: &Opened, model: ModelInfo, scale: f32, options: &PlanOptions) -> Chain {
+pub fn chain(
+    family: &str,
+    checkpoint: &CheckedCheckpoint,
+    model: ModelInfo,
+    scale: f32,
+    options: &PlanOptions,
+) -> Chain {
     Chain {
         format: FORMAT,
         generator: concat!("anemoe ", env!("CARGO_PKG_VERSION")).into(),
         family: family.into(),
-        source: opened.checkpoint.name.clone(),
+        source: checkpoint.checkpoint.name.clone(),
         checkpoint_sha256: None,
         readings: BTreeMap::new(),
         options: serde_json::Value::Null,

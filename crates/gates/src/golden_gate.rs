@@ -1,7 +1,7 @@
 //! The golden gate: a bundle against the reference run of its checkpoint.
 
+use crate::perplexity::log_sum_exp;
 use crate::reference::Golden;
-use crate::text::log_sum_exp;
 use anemoe_bundle::Chain;
 use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
 use anemoe_runtime::model::{Logits, Model};
@@ -19,7 +19,7 @@ pub const NEAR_TIE: f32 = 0.5;
 
 /// What the gate found.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Gate {
+pub struct GoldenGate {
     /// Both runs pass.
     pub pass: bool,
     /// With results in f32: what compression and the form of the programs change.
@@ -53,7 +53,7 @@ pub struct Rounded {
 ///
 /// # Errors
 /// The bundle is wrong, or as [`validate`].
-pub fn gate(bundle: &Path, golden: &Golden, threshold: f64) -> Result<Gate> {
+pub fn gate(bundle: &Path, golden: &Golden, threshold: f64) -> Result<GoldenGate> {
     gate_with(&|backend| Model::open(bundle, backend), golden, threshold)
 }
 
@@ -65,7 +65,7 @@ pub fn gate_with(
     open: &dyn Fn(&CpuBackend) -> Result<Model>,
     golden: &Golden,
     threshold: f64,
-) -> Result<Gate> {
+) -> Result<GoldenGate> {
     let run = |options, threshold| validate(&open(&CpuBackend { options })?, golden, threshold);
     let exact =
         run(Options { precision: Precision::Fp32, skip_zero: true, ..Options::default() }, threshold)?;
@@ -87,7 +87,7 @@ pub fn gate_with(
         wrong_choices: rounded.wrong_choices,
         tokens_match: rounded.tokens_match,
     };
-    Ok(Gate { pass: exact.ok && fp16.pass, exact, fp16 })
+    Ok(GoldenGate { pass: exact.ok && fp16.pass, exact, fp16 })
 }
 
 /// Whether a reference run can be held against a bundle.

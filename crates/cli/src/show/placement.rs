@@ -196,11 +196,11 @@ impl<'a> Folded<'a> {
 }
 
 fn severity(r: &Reason) -> &'static str {
-    use anemoe_gates::residency::rule::Severity;
+    use anemoe_gates::residency::rule::RuleSeverity;
     match r.severity {
-        Severity::Hard => "hard",
-        Severity::Soft => "soft",
-        Severity::Warning => "warning",
+        RuleSeverity::Hard => "hard",
+        RuleSeverity::Soft => "soft",
+        RuleSeverity::Warning => "warning",
     }
 }
 

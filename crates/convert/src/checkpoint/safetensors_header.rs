@@ -22,7 +22,7 @@ const MAX_RANK: usize = 8;
 
 /// A tensor's description, checked.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Placed {
+pub struct HeaderTensor {
     pub name: String,
     pub dtype: Dtype,
     pub shape: Vec<u64>,
@@ -32,27 +32,27 @@ pub struct Placed {
 
 /// Why a file was refused.
 #[derive(Debug, PartialEq)]
-pub enum Refused {
+pub enum RefusedFile {
     Invalid(String),
     Unsupported(String),
 }
 
-impl Refused {
+impl RefusedFile {
     /// The error for the file at `path`.
     pub fn at(self, path: &Path) -> Error {
         match self {
-            Refused::Invalid(what) => Error::invalid(path, what),
-            Refused::Unsupported(what) => Error::unsupported(path, what),
+            RefusedFile::Invalid(what) => Error::invalid(path, what),
+            RefusedFile::Unsupported(what) => Error::unsupported(path, what),
         }
     }
 }
 
-fn invalid<T>(what: String) -> Result<T, Refused> {
-    Err(Refused::Invalid(what))
+fn invalid<T>(what: String) -> Result<T, RefusedFile> {
+    Err(RefusedFile::Invalid(what))
 }
 
 /// Checks a whole file and gives its tensors in the order of their data.
-pub fn parse(file: &[u8]) -> Result<Vec<Placed>, Refused> {
+pub fn parse(file: &[u8]) -> Result<Vec<HeaderTensor>, RefusedFile> {
     let Some(length) = file.first_chunk::<LENGTH_BYTES>() else {
         return invalid(format!(
             "safetensors header: the file has {} bytes, expected at least {LENGTH_BYTES}",
@@ -94,7 +94,7 @@ pub fn parse(file: &[u8]) -> Result<Vec<Placed>, Refused> {
             other => {
                 let what =
                     format!("tensor `{name}`: dtype {}, expected BF16, F16 or F32", other.escape_debug());
-                return Err(Refused::Unsupported(what));
+                return Err(RefusedFile::Unsupported(what));
             }
         };
         if entry.shape.len() > MAX_RANK {
@@ -115,7 +115,7 @@ pub fn parse(file: &[u8]) -> Result<Vec<Placed>, Refused> {
         }
         // Both are within the file.
         let bytes = data_start + start as usize..data_start + end as usize;
-        tensors.push(Placed { name, dtype, shape: entry.shape, bytes });
+        tensors.push(HeaderTensor { name, dtype, shape: entry.shape, bytes });
     }
 
     // An empty tensor comes before the one that starts where it does.
@@ -198,8 +198,8 @@ mod tests {
 
     fn refused(json: &str, data: usize) -> String {
         match parse(&file(json, data)).unwrap_err() {
-            Refused::Invalid(what) => what,
-            Refused::Unsupported(what) => panic!("unsupported {what}"),
+            RefusedFile::Invalid(what) => what,
+            RefusedFile::Unsupported(what) => panic!("unsupported {what}"),
         }
     }
 
@@ -227,7 +227,7 @@ mod tests {
         for length in [4u64 << 30, u64::MAX, MAX_HEADER_BYTES + 1] {
             let mut bytes = file("{}", 0);
             bytes[..8].copy_from_slice(&length.to_le_bytes());
-            let Err(Refused::Invalid(what)) = parse(&bytes) else { panic!("{length}") };
+            let Err(RefusedFile::Invalid(what)) = parse(&bytes) else { panic!("{length}") };
             assert!(what.contains("header") && what.contains(&length.to_string()), "{what}");
         }
     }
@@ -237,7 +237,10 @@ mod tests {
         for json in ["", "hello", "{\"a\":", "[1]", "\u{fffd}{"] {
             assert!(refused(json, 0).starts_with("safetensors header: "), "{json}");
         }
-        assert!(matches!(parse(&[&2u64.to_le_bytes()[..], b"\xff\xfe"].concat()), Err(Refused::Invalid(_))));
+        assert!(matches!(
+            parse(&[&2u64.to_le_bytes()[..], b"\xff\xfe"].concat()),
+            Err(RefusedFile::Invalid(_))
+        ));
     }
 
     #[test]
@@ -296,7 +299,7 @@ mod tests {
     fn other_dtypes_are_unsupported() {
         for dtype in ["I64", "F8_E4M3", "nonsense"] {
             let json = format!(r#"{{"a":{{"dtype":"{dtype}","shape":[1],"data_offsets":[0,4]}}}}"#);
-            let Err(Refused::Unsupported(what)) = parse(&file(&json, 4)) else { panic!("{dtype}") };
+            let Err(RefusedFile::Unsupported(what)) = parse(&file(&json, 4)) else { panic!("{dtype}") };
             assert!(what.contains("`a`") && what.contains(dtype), "{what}");
         }
     }

@@ -1,6 +1,6 @@
 //! Plans for people.
 
-use super::residency::device_label;
+use super::placement::device_label;
 use crate::ui::{self, Table, Ui};
 use anemoe_bundle::AutoChoice;
 use anemoe_convert::outliers::Outlier;

@@ -25,7 +25,7 @@ pub enum WeightOp {
 
 /// Systems that a package is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum SystemTarget {
     /// iOS16 and macOS 13: tables and scales per tensor or channel.
     IOS16,
     /// iOS18 and macOS 15.
@@ -239,8 +239,8 @@ impl CompressedTensor {
     ///
     /// # Errors
     /// The target's format lacks the kind, the rank is none that the operation takes in a package, or writing fails.
-    pub fn write_package(&self, path: &Path, replace: bool, target: Target) -> Result<()> {
-        if target == Target::IOS16
+    pub fn write_package(&self, path: &Path, replace: bool, target: SystemTarget) -> Result<()> {
+        if target == SystemTarget::IOS16
             && let Some(why) = self.quant.kind.refused_by_ios16()
         {
             return Err(Error::Usage(format!("{} for iOS16: {why}", self.quant.kind)));
@@ -252,8 +252,8 @@ impl CompressedTensor {
             )));
         }
         let opset = match target {
-            Target::IOS16 => Opset::CoreML6,
-            Target::IOS18 => Opset::CoreML8,
+            SystemTarget::IOS16 => Opset::CoreML6,
+            SystemTarget::IOS18 => Opset::CoreML8,
         };
         let dims: Vec<u64> = self.shape.iter().map(|&d| d as u64).collect();
         let mut writer = if replace { PackageWriter::replace(path)? } else { PackageWriter::create(path)? };
@@ -267,8 +267,8 @@ impl CompressedTensor {
         };
         let mut f = FunctionBuilder::new(opset);
         let weight = match target {
-            Target::IOS18 => self.weight_ios18(&mut writer, &mut f, &dims, &packed)?,
-            Target::IOS16 => self.weight_ios16(&mut writer, &mut f, &dims, &packed)?,
+            SystemTarget::IOS18 => self.weight_ios18(&mut writer, &mut f, &dims, &packed)?,
+            SystemTarget::IOS16 => self.weight_ios16(&mut writer, &mut f, &dims, &packed)?,
         };
         let (channels, kernel) = (self.cols / self.spatial, dims.get(2..).unwrap_or_default());
         let y = match self.op {

@@ -11,7 +11,7 @@ const MAX_LISTED: usize = 20;
 
 /// Kind of thing at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum PathKind {
     /// Nothing.
     Nothing,
     /// A finished bundle.
@@ -36,58 +36,58 @@ pub enum Place {
     Folder,
 }
 
-impl Place {
+impl PathKind {
     /// Looks at a path. What cannot be read counts as a plain file or folder.
-    pub fn at(path: &Path) -> Place {
+    pub fn at(path: &Path) -> PathKind {
         let has = |name: &str| path.join(name).symlink_metadata().is_ok();
         let ends = |end: &str| path.extension().is_some_and(|e| e.eq_ignore_ascii_case(end));
         if !path.is_dir() {
             return match path.symlink_metadata() {
-                Err(_) => Place::Nothing,
-                Ok(_) if is_gguf(path) => Place::Gguf,
-                Ok(_) if ends("safetensors") => Place::Safetensors,
-                Ok(_) => Place::File,
+                Err(_) => PathKind::Nothing,
+                Ok(_) if is_gguf(path) => PathKind::Gguf,
+                Ok(_) if ends("safetensors") => PathKind::Safetensors,
+                Ok(_) => PathKind::File,
             };
         }
         if has(CHAIN_FILE) {
-            return Place::Bundle;
+            return PathKind::Bundle;
         }
         let plan = Path::new(crate::build::WORK_DIR).join(crate::build::PLAN_FILE);
         if path.join(plan).symlink_metadata().is_ok() || has(JOURNAL_FILE) {
-            return Place::Unfinished;
+            return PathKind::Unfinished;
         }
         if ends("mlpackage") || has("Manifest.json") {
-            return Place::Package;
+            return PathKind::Package;
         }
         if has("config.json") {
-            return Place::Checkpoint;
+            return PathKind::Checkpoint;
         }
-        let Ok(entries) = std::fs::read_dir(path) else { return Place::Folder };
+        let Ok(entries) = std::fs::read_dir(path) else { return PathKind::Folder };
         let mut entries: Vec<PathBuf> =
             entries.take(MAX_ENTRIES).filter_map(|e| Some(e.ok()?.path())).collect();
         if entries.is_empty() {
-            return Place::EmptyFolder;
+            return PathKind::EmptyFolder;
         }
         entries.retain(|p| p.join("config.json").is_file() || (p.is_file() && is_gguf(p)));
         entries.sort();
         entries.truncate(MAX_LISTED);
-        if entries.is_empty() { Place::Folder } else { Place::Checkpoints(entries) }
+        if entries.is_empty() { PathKind::Folder } else { PathKind::Checkpoints(entries) }
     }
 
     /// Names the kind: `a GGUF file`.
     pub fn name(&self) -> &'static str {
         match self {
-            Place::Nothing => "nothing",
-            Place::Bundle => "a finished bundle",
-            Place::Unfinished => "an unfinished bundle",
-            Place::Package => "a .mlpackage",
-            Place::Checkpoint => "a Hugging Face checkpoint",
-            Place::Gguf => "a GGUF file",
-            Place::Safetensors => "a .safetensors file by itself",
-            Place::File => "a file of another kind",
-            Place::EmptyFolder => "an empty folder",
-            Place::Checkpoints(_) => "a folder of checkpoints",
-            Place::Folder => "a folder of another kind",
+            PathKind::Nothing => "nothing",
+            PathKind::Bundle => "a finished bundle",
+            PathKind::Unfinished => "an unfinished bundle",
+            PathKind::Package => "a .mlpackage",
+            PathKind::Checkpoint => "a Hugging Face checkpoint",
+            PathKind::Gguf => "a GGUF file",
+            PathKind::Safetensors => "a .safetensors file by itself",
+            PathKind::File => "a file of another kind",
+            PathKind::EmptyFolder => "an empty folder",
+            PathKind::Checkpoints(_) => "a folder of checkpoints",
+            PathKind::Folder => "a folder of another kind",
         }
     }
 }
@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn every_kind_is_recognized() {
         let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| Place::at(&dir.path().join(name));
+        let at = |name: &str| PathKind::at(&dir.path().join(name));
         let file = |name: &str, text: &str| {
             let path = dir.path().join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -208,17 +208,17 @@ mod tests {
             file(name, text);
         }
         fs::create_dir(dir.path().join("empty")).unwrap();
-        assert_eq!(at("none"), Place::Nothing);
-        assert_eq!(at("bundle"), Place::Bundle);
-        assert_eq!(at("begun"), Place::Unfinished);
-        assert_eq!(at("one.mlpackage"), Place::Package);
-        assert_eq!(at("models/b"), Place::Checkpoint);
-        assert_eq!(at("models/a.gguf"), Place::Gguf);
-        assert_eq!(at("w.safetensors"), Place::Safetensors);
-        assert_eq!(at("other/notes.txt"), Place::File);
-        assert_eq!(at("empty"), Place::EmptyFolder);
-        assert_eq!(at("other"), Place::Folder);
+        assert_eq!(at("none"), PathKind::Nothing);
+        assert_eq!(at("bundle"), PathKind::Bundle);
+        assert_eq!(at("begun"), PathKind::Unfinished);
+        assert_eq!(at("one.mlpackage"), PathKind::Package);
+        assert_eq!(at("models/b"), PathKind::Checkpoint);
+        assert_eq!(at("models/a.gguf"), PathKind::Gguf);
+        assert_eq!(at("w.safetensors"), PathKind::Safetensors);
+        assert_eq!(at("other/notes.txt"), PathKind::File);
+        assert_eq!(at("empty"), PathKind::EmptyFolder);
+        assert_eq!(at("other"), PathKind::Folder);
         let models = dir.path().join("models");
-        assert_eq!(at("models"), Place::Checkpoints(vec![models.join("a.gguf"), models.join("b")]));
+        assert_eq!(at("models"), PathKind::Checkpoints(vec![models.join("a.gguf"), models.join("b")]));
     }
 }

@@ -22,15 +22,15 @@ pub struct Header {
 
 /// Why a header was refused.
 #[derive(Debug, PartialEq)]
-pub enum Refused {
+pub enum RefusedArray {
     Invalid(String),
     Unsupported(String),
 }
 
-type Parsed<T> = Result<T, Refused>;
+type Parsed<T> = Result<T, RefusedArray>;
 
 fn invalid<T>(what: impl Into<String>) -> Parsed<T> {
-    Err(Refused::Invalid(what.into()))
+    Err(RefusedArray::Invalid(what.into()))
 }
 
 impl Header {
@@ -60,7 +60,7 @@ impl Header {
         if p.at != text.len() {
             return invalid(format!("header: text after the dictionary, at byte {}", p.at));
         }
-        let missing = |key| Refused::Invalid(format!("header: no key `{key}`"));
+        let missing = |key| RefusedArray::Invalid(format!("header: no key `{key}`"));
         Ok(Header {
             dtype: dtype.ok_or_else(|| missing("descr"))?,
             fortran_order: fortran_order.ok_or_else(|| missing("fortran_order"))?,
@@ -150,7 +150,7 @@ impl<'a> Parser<'a> {
     fn descr(&mut self) -> Parsed<DType> {
         self.skip_space();
         if self.peek() == Some(b'[') {
-            return Err(Refused::Unsupported(
+            return Err(RefusedArray::Unsupported(
                 "structured dtype; implemented are plain numbers and bools".into(),
             ));
         }
@@ -163,9 +163,9 @@ impl<'a> Parser<'a> {
         match DType::ALL.iter().find(|t| t.descr().as_bytes()[1..] == *kind) {
             // The order of one byte means nothing.
             Some(&dtype) if order == b'<' || dtype.bytes() == 1 => Ok(dtype),
-            Some(_) if order == b'>' => Err(Refused::Unsupported(format!("big-endian dtype `{name}`"))),
+            Some(_) if order == b'>' => Err(RefusedArray::Unsupported(format!("big-endian dtype `{name}`"))),
             Some(_) => invalid(format!("header: dtype `{name}` has no byte order")),
-            None => Err(Refused::Unsupported(format!(
+            None => Err(RefusedArray::Unsupported(format!(
                 "dtype `{name}`; implemented are f2, f4, f8, i1 to i8, u1 to u8 and b1"
             ))),
         }
@@ -217,7 +217,9 @@ impl<'a> Parser<'a> {
         }
         // Python 2 wrote long integers this way.
         self.at += usize::from(self.peek() == Some(b'L'));
-        value.ok_or_else(|| Refused::Invalid(format!("header: the dimension at byte {start} is too large")))
+        value.ok_or_else(|| {
+            RefusedArray::Invalid(format!("header: the dimension at byte {start} is too large"))
+        })
     }
 }
 
@@ -287,12 +289,12 @@ mod tests {
             ("{'descr': '', 'fortran_order': False, 'shape': ()}", "byte order"),
         ] {
             match parse(text) {
-                Err(Refused::Invalid(what)) => assert!(what.contains(says), "{text}: {what}"),
+                Err(RefusedArray::Invalid(what)) => assert!(what.contains(says), "{text}: {what}"),
                 other => panic!("{text}: {other:?}"),
             }
         }
         let many = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({})}}", "1,".repeat(65));
-        assert!(matches!(parse(&many), Err(Refused::Invalid(w)) if w.contains("64 dimensions")));
+        assert!(matches!(parse(&many), Err(RefusedArray::Invalid(w)) if w.contains("64 dimensions")));
     }
 
     #[test]
@@ -307,7 +309,7 @@ mod tests {
         ] {
             let text = format!("{{'descr': {descr}, 'fortran_order': False, 'shape': (), }}");
             match parse(&text) {
-                Err(Refused::Unsupported(what)) => assert!(what.contains(says), "{what}"),
+                Err(RefusedArray::Unsupported(what)) => assert!(what.contains(says), "{what}"),
                 other => panic!("{text}: {other:?}"),
             }
         }

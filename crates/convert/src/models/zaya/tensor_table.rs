@@ -1,7 +1,7 @@
 //! Every tensor of ZAYA, and where the original layout of the same network has it.
 
 use super::config::ZayaConfig;
-use crate::models::{Part, TensorRow};
+use crate::models::{ModelPart, TensorRow};
 
 /// Where a tensor is in the original layout, whose half-layers 2i and 2i + 1 are the attention and the MoE of layer i.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,12 +19,12 @@ pub fn tensor_table(c: &ZayaConfig) -> Vec<TensorRow> {
 
 /// The tensor table with both names of each tensor.
 pub fn rows(c: &ZayaConfig) -> Vec<(TensorRow, Legacy)> {
-    use Part::*;
+    use ModelPart::*;
     let (h, d, r) = (c.hidden_size, c.head_dim, c.router_hidden_size);
     let (q, kv) = (c.q_size(), c.kv_size());
     let (e, f, classes) = (c.num_experts, c.moe_intermediate_size, c.classes());
     let mut rows = Vec::new();
-    let mut add = |layer: Option<usize>, part: Part, name: String, legacy: Legacy, shape: &[usize]| {
+    let mut add = |layer: Option<usize>, part: ModelPart, name: String, legacy: Legacy, shape: &[usize]| {
         let shape = shape.iter().map(|&n| n as u64).collect();
         rows.push((TensorRow { name, shape, part, layer }, legacy));
     };
@@ -36,7 +36,7 @@ pub fn rows(c: &ZayaConfig) -> Vec<(TensorRow, Legacy)> {
         add(None, Norms, format!("input_hidden_states_{name}"), legacy, &[h]);
     }
     for l in 0..c.num_hidden_layers {
-        let mut row = |part: Part, half: usize, name: &str, legacy: &str, shape: &[usize]| {
+        let mut row = |part: ModelPart, half: usize, name: &str, legacy: &str, shape: &[usize]| {
             let legacy = Legacy::Whole(format!("layers.{}.{legacy}", 2 * l + half));
             add(Some(l), part, format!("layers.{l}.{name}"), legacy, shape);
         };

@@ -1,15 +1,15 @@
 //! Every tensor of the text model.
 
 use super::config::Gemma4Config;
-use crate::models::{Part, TensorRow};
+use crate::models::{ModelPart, TensorRow};
 
 /// The tensor table: names without prefix, shapes, parts. Linear weights are `[out, in]`.
 pub fn tensor_table(c: &Gemma4Config) -> Vec<TensorRow> {
-    use Part::*;
+    use ModelPart::*;
     let h = c.hidden_size;
     let (e, f, i) = (c.num_experts, c.moe_intermediate_size, c.intermediate_size);
     let mut rows = Vec::new();
-    let mut add = |layer: Option<usize>, part: Part, name: String, shape: &[usize]| {
+    let mut add = |layer: Option<usize>, part: ModelPart, name: String, shape: &[usize]| {
         rows.push(TensorRow { name, shape: shape.iter().map(|&n| n as u64).collect(), part, layer });
     };
     add(None, Embedding, "embed_tokens.weight".into(), &[c.vocab_size, h]);
@@ -17,8 +17,9 @@ pub fn tensor_table(c: &Gemma4Config) -> Vec<TensorRow> {
     for l in 0..c.num_hidden_layers {
         let d = c.head_dim(l);
         let (q, kv) = (c.num_attention_heads * d, c.kv_heads(l) * d);
-        let mut row =
-            |part: Part, name: &str, shape: &[usize]| add(Some(l), part, format!("layers.{l}.{name}"), shape);
+        let mut row = |part: ModelPart, name: &str, shape: &[usize]| {
+            add(Some(l), part, format!("layers.{l}.{name}"), shape)
+        };
         row(Attention, "self_attn.q_proj.weight", &[q, h]);
         row(Attention, "self_attn.k_proj.weight", &[kv, h]);
         if !c.k_eq_v(l) {

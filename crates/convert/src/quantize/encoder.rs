@@ -3,9 +3,9 @@
 //! result.
 
 use super::histogram::{Histogram, order};
-use super::linear::{self, Scale};
+use super::integers::{self, Scale};
 use super::metrics::Metrics;
-use super::palettize::{Palettizer, Table, TableMode};
+use super::palettize::{LutTable, Palettizer, TableMode};
 use crate::quant::{Granularity, MatrixQuant, Quant};
 use anemoe_kernels::{
     Isa, Matrix, MatrixError, ScaleAndZero, f32_to_f16, find_extremes, quantize_linear, round_to_f16,
@@ -77,7 +77,7 @@ type Unit = (Vec<u8>, Side);
 /// What kinds with one table or scale for everything learn from a first pass.
 enum Survey {
     None,
-    Table(Box<Table>),
+    Table(Box<LutTable>),
     Scale(Scale),
 }
 
@@ -227,14 +227,14 @@ impl Encoder<'_> {
         all.collect();
         match self.quant.kind {
             Quant::Lut { bits, .. } => {
-                let mut table = Table::new();
+                let mut table = LutTable::new();
                 table.fit(&all, bits, self.mode(), &mut side.metrics);
                 side.values.extend_from_slice(&table.values);
                 Ok(Survey::Table(Box::new(table)))
             }
             Quant::Int { asymmetric, granularity } => {
                 let masses: Vec<f32> = (0..all.values().len()).map(|i| all.mass(i) as f32).collect();
-                let scale = linear::fit(all.values(), Some(&masses), granularity.bits(), asymmetric);
+                let scale = integers::fit(all.values(), Some(&masses), granularity.bits(), asymmetric);
                 side.values.push(scale.scale);
                 if asymmetric {
                     side.offsets.push(scale.offset);
@@ -289,7 +289,7 @@ impl Encoder<'_> {
                         let scale = match survey {
                             Survey::Scale(scale) => *scale,
                             _ => {
-                                let scale = linear::fit(values, importance, bits, asymmetric);
+                                let scale = integers::fit(values, importance, bits, asymmetric);
                                 side.values.push(scale.scale);
                                 if asymmetric {
                                     side.offsets.push(scale.offset);

@@ -1,6 +1,6 @@
 //! Interface between the reference run and the models that it runs.
 
-use super::weights::Rows;
+use super::tensor_reader::Rows;
 use anemoe_convert::Result;
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ pub struct Pass {
 
 /// What a layer remembers besides keys and values.
 #[derive(Clone, Debug, PartialEq)]
-pub struct State {
+pub struct LayerState {
     /// Its dimensions.
     pub shape: Vec<usize>,
     /// Row-major.
@@ -61,7 +61,7 @@ pub trait Forward {
     fn forward(&mut self, tokens: &[u32], options: RunOptions, tick: &mut dyn FnMut()) -> Result<Pass>;
 
     /// What the layers remember besides keys and values, under the names that transformers' goldens have.
-    fn states(&self) -> BTreeMap<&'static str, Vec<State>> {
+    fn states(&self) -> BTreeMap<&'static str, Vec<LayerState>> {
         BTreeMap::new()
     }
 }

@@ -6,7 +6,7 @@ use syn::visit::{self, Visit};
 
 /// A use of an item by another file of the crate.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Reference {
+pub struct ItemUse {
     /// The file that uses it.
     pub from: usize,
     /// The file that declares it.
@@ -16,7 +16,7 @@ pub struct Reference {
 }
 
 /// All uses between files. A re-export is none: its user uses the file that declares the item.
-pub fn find_references(read: &Crate) -> Vec<Reference> {
+pub fn find_references(read: &Crate) -> Vec<ItemUse> {
     let mut found = Vec::new();
     for (index, module) in read.modules.iter().enumerate() {
         let mut walk = Walk { paths: module.private_imports.clone(), scopes: Module::default() };
@@ -35,7 +35,7 @@ pub fn find_references(read: &Crate) -> Vec<Reference> {
                 _ => macro_name(&full).and_then(|name| Some((*read.macros.get(name)?, format!("{name}!")))),
             };
             if let Some((to, item)) = to.filter(|(to, _)| *to != module.file) {
-                found.push(Reference { from: module.file, to, item });
+                found.push(ItemUse { from: module.file, to, item });
             }
         }
     }

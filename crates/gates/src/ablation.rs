@@ -1,6 +1,6 @@
 //! Which compression costs most: a bundle with one part of a layer after the other in FP16.
 
-use crate::golden::{Validation, validate};
+use crate::golden_gate::{Validation, validate};
 use crate::reference::Golden;
 use crate::{Error, Result};
 use anemoe_bundle::Chain;
@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 /// What is replaced at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unit {
+pub enum AblationUnit {
     /// One part of one layer.
     Each,
     /// A part in all layers.
@@ -30,7 +30,7 @@ pub enum Unit {
 }
 
 /// What a search needs.
-pub struct Search<'a> {
+pub struct AblationContext<'a> {
     /// The checkpoint.
     pub family: &'a dyn Family,
     /// The plan that the bundle was built from.
@@ -66,7 +66,7 @@ impl From<&Validation> for Figures {
 
 /// What a bundle gains by one replacement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Swap {
+pub struct Ablation {
     /// Layer, from 0; absent for the head, and where a part was replaced in all layers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layer: Option<usize>,
@@ -112,11 +112,11 @@ pub struct Worst {
 
 /// What a search found.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct SwapReport {
+pub struct AblationReport {
     /// The bundle as it is.
     pub baseline: Figures,
     /// Replacements, the one that gains most first.
-    pub swaps: Vec<Swap>,
+    pub swaps: Vec<Ablation>,
 }
 
 /// Matrices that are replaced together, by shard.
@@ -127,16 +127,20 @@ type Group = (Option<usize>, Option<String>);
 ///
 /// # Errors
 /// The bundle is not of this checkpoint, the golden does not fit it, nothing in it is compressed, or a shard cannot be written.
-pub fn search(s: &Search<'_>, unit: Unit, progress: &mut dyn FnMut(usize, usize)) -> Result<SwapReport> {
+pub fn search(
+    s: &AblationContext<'_>,
+    unit: AblationUnit,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<AblationReport> {
     let mut groups: BTreeMap<Group, BTreeSet<&str>> = BTreeMap::new();
     let compressed = |m: &&MatrixPlan| m.quant.kind != Quant::Fp16;
     for shard in &s.plan.shards {
         for m in shard.matrices.iter().filter(compressed) {
             let group = match unit {
-                Unit::Each => (shard.layer, Some(m.part.clone())),
-                Unit::Part => (None, Some(m.part.clone())),
+                AblationUnit::Each => (shard.layer, Some(m.part.clone())),
+                AblationUnit::Part => (None, Some(m.part.clone())),
                 // The head is of no layer.
-                Unit::Layer => (shard.layer, shard.layer.is_none().then(|| m.part.clone())),
+                AblationUnit::Layer => (shard.layer, shard.layer.is_none().then(|| m.part.clone())),
             };
             groups.entry(group).or_default().insert(&shard.name);
         }
@@ -173,15 +177,15 @@ pub fn search(s: &Search<'_>, unit: Unit, progress: &mut dyn FnMut(usize, usize)
         let figures = Figures::from(&run(s, &stand_ins)?);
         let gain_kl = baseline.mean_kl - figures.mean_kl;
         let Some(worst) = worst else { continue };
-        swaps.push(Swap { layer, part, kinds: kinds.into_iter().collect(), figures, gain_kl, worst });
+        swaps.push(Ablation { layer, part, kinds: kinds.into_iter().collect(), figures, gain_kl, worst });
     }
     progress(total, total);
     swaps.sort_by(|a, b| b.gain_kl.total_cmp(&a.gain_kl));
-    Ok(SwapReport { baseline, swaps })
+    Ok(AblationReport { baseline, swaps })
 }
 
 /// The golden's prompt and continuation through the bundle, with other packages for some shards.
-fn run(s: &Search<'_>, stand_ins: &BTreeMap<String, PathBuf>) -> Result<Validation> {
+fn run(s: &AblationContext<'_>, stand_ins: &BTreeMap<String, PathBuf>) -> Result<Validation> {
     let package = |shard: &anemoe_bundle::Shard| {
         stand_ins.get(&shard.name).cloned().unwrap_or_else(|| s.bundle.join(&shard.file))
     };
@@ -190,8 +194,10 @@ fn run(s: &Search<'_>, stand_ins: &BTreeMap<String, PathBuf>) -> Result<Validati
 }
 
 /// How a matrix suffers by its kind.
-fn look(s: &Search<'_>, shard: &PlannedShard, m: &MatrixPlan) -> Result<Worst> {
-    let error = encode_matrix(s.family.opened(), m, s.importance, &mut |_| Ok(()))?.metrics.relative_mse();
+fn look(s: &AblationContext<'_>, shard: &PlannedShard, m: &MatrixPlan) -> Result<Worst> {
+    let error = encode_matrix(s.family.checked_checkpoint(), m, s.importance, &mut |_| Ok(()))?
+        .metrics
+        .relative_mse();
     let spread = Spread::of(s.family, m)?;
     let outlier = Outlier::of(shard, m, spread);
     let cause = match &outlier {

@@ -93,7 +93,9 @@ pub fn measure(
             let mut metrics = Metrics::default();
             for m in &parts {
                 let m = MatrixPlan { quant: resolve(m), ..m.clone() };
-                metrics.merge(&encode_matrix(family.opened(), &m, importance, &mut |_| Ok(()))?.metrics);
+                metrics.merge(
+                    &encode_matrix(family.checked_checkpoint(), &m, importance, &mut |_| Ok(()))?.metrics,
+                );
             }
             candidates.push(Candidate { kind, bytes, error: metrics.output_error() });
         }
@@ -126,7 +128,7 @@ pub fn decoded(
         let quant = MatrixQuant::resolve(kind, groups, m.rows, m.cols);
         let m = MatrixPlan { quant, ..m.clone() };
         let mut packed = Vec::new();
-        let side = encode_matrix(family.opened(), &m, importance, &mut |b| {
+        let side = encode_matrix(family.checked_checkpoint(), &m, importance, &mut |b| {
             packed.extend_from_slice(b);
             Ok(())
         })?;

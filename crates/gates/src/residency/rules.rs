@@ -7,10 +7,10 @@
 use super::matchers as m;
 use super::rule::Matcher::{Bundle, Graph, Op, Package, Types};
 use super::rule::Question::{Admissible, Loads, Preferred};
-use super::rule::Severity::{Hard, Soft, Warning};
+use super::rule::RuleSeverity::{Hard, Soft, Warning};
 use super::rule::Strength::{A, B, C};
 use super::rule::Verdict::{Ane, NotAne, Unknown};
-use super::rule::{Evidence, Matcher, Question, Rule, Severity, Strength, Verdict};
+use super::rule::{Evidence, Matcher, Question, Rule, RuleSeverity, Strength, Verdict};
 
 const fn e(
     source: &'static str,
@@ -26,7 +26,7 @@ const fn e(
 const fn rule(
     id: &'static str,
     question: Question,
-    severity: Severity,
+    severity: RuleSeverity,
     verdict: Verdict,
     matcher: Matcher,
     text: &'static str,

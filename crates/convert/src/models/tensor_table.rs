@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// Part of a model that a tensor belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Part {
+pub enum ModelPart {
     /// Attention projections and their norms.
     Attention,
     /// Choice of experts.
@@ -23,16 +23,16 @@ pub enum Part {
     Embedding,
 }
 
-impl Part {
+impl ModelPart {
     /// As in reports.
     pub const fn name(self) -> &'static str {
         match self {
-            Part::Attention => "attention",
-            Part::Router => "router",
-            Part::Experts => "experts",
-            Part::DenseMlp => "dense_mlp",
-            Part::Norms => "norms",
-            Part::Embedding => "embedding",
+            ModelPart::Attention => "attention",
+            ModelPart::Router => "router",
+            ModelPart::Experts => "experts",
+            ModelPart::DenseMlp => "dense_mlp",
+            ModelPart::Norms => "norms",
+            ModelPart::Embedding => "embedding",
         }
     }
 }
@@ -45,7 +45,7 @@ pub struct TensorRow {
     /// Shape, outermost first.
     pub shape: Vec<u64>,
     /// Part of the model.
-    pub part: Part,
+    pub part: ModelPart,
     /// Layer, where it belongs to one.
     pub layer: Option<usize>,
 }

@@ -17,13 +17,13 @@ pub type Rows = Vec<Vec<f32>>;
 pub const HEAD: &str = "lm_head.weight";
 
 /// The checkpoint's tensors, named without its prefix.
-pub struct Weights<'a> {
+pub struct TensorReader<'a> {
     pub source: &'a dyn TensorSource,
     pub prefix: &'a str,
     pub probe: Option<&'a Probe>,
 }
 
-impl<'a> Weights<'a> {
+impl<'a> TensorReader<'a> {
     /// The full name, once the tensor is there and has this shape.
     fn check(&self, name: &str, shape: &[usize]) -> Result<String> {
         let name = format!("{}{name}", self.prefix);
@@ -56,12 +56,12 @@ impl<'a> Weights<'a> {
     }
 
     /// A matrix that makes up a whole tensor.
-    pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Matrix<'a>> {
+    pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<StreamedMatrix<'a>> {
         self.part(name, name, &[rows, cols], 0, (rows, cols))
     }
 
     /// The output head where it shares the embedding's tensor: stand-ins for it have a name of their own.
-    pub fn head(&self, name: &str, rows: usize, cols: usize) -> Result<Matrix<'a>> {
+    pub fn head(&self, name: &str, rows: usize, cols: usize) -> Result<StreamedMatrix<'a>> {
         self.part(name, HEAD, &[rows, cols], 0, (rows, cols))
     }
 
@@ -72,8 +72,8 @@ impl<'a> Weights<'a> {
         shape: &[usize],
         index: usize,
         (rows, cols): (usize, usize),
-    ) -> Result<Matrix<'a>> {
-        Ok(Matrix {
+    ) -> Result<StreamedMatrix<'a>> {
+        Ok(StreamedMatrix {
             source: self.source,
             full_name: self.check(name, shape)?,
             values: self.probe.and_then(|p| p.replaced.get(replaced).cloned()),
@@ -89,7 +89,7 @@ impl<'a> Weights<'a> {
 
 /// The tensors of one layer.
 pub struct Layer<'a, 'w> {
-    pub weights: &'w Weights<'a>,
+    pub weights: &'w TensorReader<'a>,
     pub l: usize,
 }
 
@@ -102,7 +102,7 @@ impl<'a> Layer<'a, '_> {
         self.weights.tensor(&format!("layers.{}.{name}", self.l), shape)
     }
 
-    pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Matrix<'a>> {
+    pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<StreamedMatrix<'a>> {
         self.weights.matrix(&format!("layers.{}.{name}", self.l), rows, cols)
     }
 
@@ -114,14 +114,14 @@ impl<'a> Layer<'a, '_> {
         expert: usize,
         rows: usize,
         cols: usize,
-    ) -> Result<Matrix<'a>> {
+    ) -> Result<StreamedMatrix<'a>> {
         let name = format!("layers.{}.{name}", self.l);
         self.weights.part(&name, &name, &[experts, rows, cols], expert, (rows, cols))
     }
 }
 
 /// A matrix `[rows, cols]` that stays in its file, or one that stands in for it.
-pub struct Matrix<'a> {
+pub struct StreamedMatrix<'a> {
     source: &'a dyn TensorSource,
     probe: Option<&'a Probe>,
     /// The whole tensor's stand-in.
@@ -137,7 +137,7 @@ pub struct Matrix<'a> {
     cols: usize,
 }
 
-impl Matrix<'_> {
+impl StreamedMatrix<'_> {
     fn read(&self, first_row: usize, out: &mut [f32]) -> Result<()> {
         let from = (self.index * self.rows + first_row) * self.cols;
         match &self.values {
@@ -162,7 +162,7 @@ impl Matrix<'_> {
         self.product(x)
     }
 
-    /// As [`Matrix::times`]; a probe sees each `x` times its scale.
+    /// As [`StreamedMatrix::times`]; a probe sees each `x` times its scale.
     pub fn times_scaled(&self, x: &[Vec<f32>], scales: &[f32]) -> Result<Rows> {
         self.observe(x, Some(scales));
         self.product(x)
