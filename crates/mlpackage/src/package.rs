@@ -245,7 +245,7 @@ fn manifest(model: &[u8], weights: bool) -> String {
     let root = id(MODEL_FILE);
     let mut items = BTreeMap::from([(root.clone(), entry(MODEL_FILE, "CoreML Model Specification"))]);
     if weights {
-        items.insert(id(WEIGHTS_DIR), entry(WEIGHTS_DIR, "CoreML Model WeightFiles"));
+        items.insert(id(WEIGHTS_DIR), entry(WEIGHTS_DIR, "CoreML Model Weights"));
     }
     let manifest = serde_json::json!({
         "fileFormatVersion": "1.0.0",
