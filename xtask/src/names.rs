@@ -1,6 +1,6 @@
 //! `cargo xtask names`: one name, one meaning.
 //!
-//! Lists types that more than one file declares and modules that more than one crate has. What is meant so stands in
+//! Lists visible types that more than one file declares, and modules that more than one crate has. What is meant so stands in
 //! `names.allow` with its reason; what stands there without need is listed too. Code for tests does not count.
 
 use crate::module_tree::{self, Declared};
@@ -11,6 +11,10 @@ use std::collections::{BTreeMap, BTreeSet};
 const ALLOWED: &str = include_str!("names.allow");
 /// Modules that every crate may have.
 const COMMON: [&str; 4] = ["lib", "main", "error", "tests"];
+/// Folder of the sub-commands: its files are named as users type them.
+const COMMANDS: &str = "commands";
+/// Type of every sub-command's arguments.
+const ARGUMENTS: &str = "Args";
 
 /// Prints names with several meanings; passes when all are allowed.
 pub fn check() -> Passed {
@@ -19,7 +23,9 @@ pub fn check() -> Passed {
     for read in module_tree::read_workspace(&root())? {
         for module in &read.modules {
             let place = format!("{}/{}", read.name, read.files[module.file].display());
-            for (name, _) in module.declared.iter().filter(|(_, d)| **d == Declared::VisibleType) {
+            let is_command = read.files[module.file].starts_with(COMMANDS);
+            let visible = module.declared.iter().filter(|(_, d)| **d == Declared::VisibleType);
+            for (name, _) in visible.filter(|(name, _)| !(is_command && *name == ARGUMENTS)) {
                 types.entry(name.clone()).or_default().insert(place.clone());
             }
         }
@@ -30,7 +36,7 @@ pub fn check() -> Passed {
                 stem => stem,
             };
             let name = name.map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-            if !COMMON.contains(&name.as_str()) {
+            if !COMMON.contains(&name.as_str()) && !file.starts_with(COMMANDS) {
                 let place = format!("{}/{}", read.name, file.display());
                 modules.entry(name).or_default().insert(read.name.clone(), place);
             }

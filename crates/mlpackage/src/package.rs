@@ -1,7 +1,7 @@
 //! The `.mlpackage` directory.
 
 use crate::blob::{Blob, BlobFile, BlobWriter, SharedBlob};
-use crate::mil::{Argument, Binding, Block, Model, TensorData, Value, ValueData, ValueType};
+use crate::mil::{Argument, Binding, Block, MlModel, TensorData, Value, ValueData, ValueType};
 use crate::{Error, Result, spec};
 use anemoe_io::Temporary;
 use serde::Deserialize;
@@ -110,7 +110,7 @@ impl PackageWriter {
     ///
     /// # Errors
     /// The model cannot be represented, or a file operation fails; nothing stays behind then.
-    pub fn finish(self, model: &Model) -> Result<PackageInfo> {
+    pub fn finish(self, model: &MlModel) -> Result<PackageInfo> {
         let PackageWriter { target, overwrite, directory, weights } = self;
         let root = directory.path().to_path_buf();
         let bytes = spec::encode(model)?;
@@ -281,7 +281,7 @@ impl WeightFiles {
 /// An opened package: its model, and its weight files mapped.
 pub struct Package {
     path: PathBuf,
-    model: Model,
+    model: MlModel,
     weights: WeightFiles,
     total_bytes: u64,
 }
@@ -383,7 +383,7 @@ impl Package {
     }
 
     /// The model.
-    pub fn model(&self) -> &Model {
+    pub fn model(&self) -> &MlModel {
         &self.model
     }
 

@@ -2,7 +2,7 @@
 //! are and how far results may be off.
 
 use anemoe_npz::{Array, read_npz};
-use anemoe_runtime::cpu::{CpuPackage, Options, Precision, States};
+use anemoe_runtime::cpu::{CpuPackage, CpuStates, Options, Precision};
 use anemoe_runtime::predict::{bind, results};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -55,7 +55,7 @@ fn run(
         CpuPackage::open(&case.join(format!("{name}.mlpackage"))).unwrap_or_else(|e| panic!("{label}: {e}"));
     let options = Options { precision, fuse, ..Options::default() };
     let function = package.compile(function, options).unwrap_or_else(|e| panic!("{label}: {e}"));
-    let (mut states, mut outputs) = (States::new(&function), Vec::new());
+    let (mut states, mut outputs) = (CpuStates::new(&function), Vec::new());
     let mut problems = Vec::new();
     for (inputs, expected) in steps {
         let path = case.join(inputs);

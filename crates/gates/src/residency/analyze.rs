@@ -2,7 +2,7 @@
 
 use super::graph::{Contraction, Form, Grain, Graph, GraphState, Op, Shapes, Weight};
 use anemoe_mlpackage::mil::{
-    Argument, Binding, Block, DataType, Dim, FeatureShape, Function, FunctionDescription, Model, Operation,
+    Argument, Binding, Block, DataType, Dim, FeatureShape, Function, FunctionDescription, MlModel, Operation,
     TensorData, TensorType, Value, ValueData, ValueType,
 };
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -11,7 +11,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 const VOCABULARY: u64 = 32_000;
 
 /// The functions of a model, and the bytes of weights that they store together.
-pub fn model(model: &Model) -> (Vec<Graph>, u64) {
+pub fn model(model: &MlModel) -> (Vec<Graph>, u64) {
     let mut shared = HashSet::new();
     let mut total = 0u64;
     let graphs = model

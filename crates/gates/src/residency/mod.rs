@@ -30,7 +30,7 @@ use anemoe_bundle::Chain;
 use anemoe_convert::models::Family;
 use anemoe_convert::plan::{Plan, PlannedShard};
 use anemoe_convert::shard_program::lower_without_weights;
-use anemoe_mlpackage::mil::Model;
+use anemoe_mlpackage::mil::MlModel;
 use anemoe_mlpackage::package::Package;
 use rayon::prelude::*;
 use std::collections::BTreeMap;
@@ -48,7 +48,7 @@ pub struct CheckOptions {
 }
 
 /// Facts of a model. Weight data is not read.
-pub fn facts(model: &Model) -> PackageFacts {
+pub fn facts(model: &MlModel) -> PackageFacts {
     let (graphs, weight_bytes) = analyze::model(model);
     PackageFacts { weight_bytes: Some(weight_bytes), graphs }
 }

@@ -7,7 +7,7 @@ use super::rule::{
 use super::verdict::{Judge, NO_NEIGHBOUR, NO_SIGHTING, PackageReport};
 use super::{facts, rules};
 use anemoe_mlpackage::mil::builder::{ConvParams, FunctionBuilder, SliceParams, model};
-use anemoe_mlpackage::mil::{DataType, Model, Opset, TensorType, Value};
+use anemoe_mlpackage::mil::{DataType, MlModel, Opset, TensorType, Value};
 use std::collections::BTreeSet;
 
 const F16: DataType = DataType::Float16;
@@ -459,7 +459,7 @@ fn rows_of_the_table_are_complete() {
 /// A function of two 1x1 convolutions with glue between, as a package would hold it.
 fn small_model(
     change: impl FnOnce(&mut FunctionBuilder, &mut Vec<anemoe_mlpackage::mil::builder::Var>),
-) -> Model {
+) -> MlModel {
     let mut f = FunctionBuilder::new(Opset::CoreML8);
     let x = f.input("x", TensorType::fixed(F16, &[1, 2048, 1, 1])).unwrap();
     let w = f.constant("w", Value::blob(F16, &[2048, 2048, 1, 1], 64)).unwrap();

@@ -10,7 +10,7 @@ mod value;
 pub mod verify;
 
 pub use program::{
-    Argument, Binding, Block, Feature, FeatureShape, Function, FunctionDescription, Model, NamedType,
+    Argument, Binding, Block, Feature, FeatureShape, Function, FunctionDescription, MlModel, NamedType,
     Operation, Opset, Program,
 };
 pub use types::{DataType, Dim, TensorType, ValueType};

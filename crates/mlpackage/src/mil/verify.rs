@@ -2,7 +2,7 @@
 
 use super::ops::{self, Context, Operand};
 use super::{
-    Argument, Binding, Block, DataType, Dim, Feature, FeatureShape, Function, FunctionDescription, Model,
+    Argument, Binding, Block, DataType, Dim, Feature, FeatureShape, Function, FunctionDescription, MlModel,
     Operation, Opset, TensorType, Value, ValueData, ValueType, identifiers,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,7 +38,7 @@ impl fmt::Display for Finding {
 }
 
 /// All findings of a model.
-pub fn verify(model: &Model) -> Vec<Finding> {
+pub fn verify(model: &MlModel) -> Vec<Finding> {
     let mut v = Verifier { findings: Vec::new(), function: String::new() };
     let newest = model.program.functions.values().map(|f| f.opset.specification_version()).max().unwrap_or(0);
     if newest > model.specification_version {

@@ -3,7 +3,7 @@
 use super::carry::Carry;
 use super::function::CompiledFunction;
 use super::tokens::{Stage, Stages, WRITTEN_FOR, describe, resize};
-use super::{Options, States};
+use super::{CpuStates, Options};
 use crate::backend::{self, BatchInput};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
@@ -201,7 +201,7 @@ impl StagedFunction {
                 },
             })
             .collect();
-        let done = CompiledFunction::run(&function, &operands, &mut States::default(), &mut outputs);
+        let done = CompiledFunction::run(&function, &operands, &mut CpuStates::default(), &mut outputs);
         stages[number] = outputs;
         done.map(|_| ())
     }
@@ -213,7 +213,7 @@ impl StagedFunction {
         (part, number): (&Range<usize>, usize),
         all: usize,
         inputs: &[BatchInput<'_>],
-        states: &mut dyn backend::States,
+        states: &mut dyn backend::SequenceStates,
         values: &mut StageValues,
     ) -> Result<()> {
         let function = self.function(compiled, part.len())?;
@@ -245,7 +245,7 @@ impl StagedFunction {
                 ValueOrigin::Stage(..) => copy,
             })
             .collect();
-        backend::Function::run(function.as_ref(), &operands, states, outputs)?;
+        backend::BackendFunction::run(function.as_ref(), &operands, states, outputs)?;
         let results = &mut stages[1];
         results.resize_with(results.len().max(compiled.output_axes.len()), Tensor::default);
         for ((axis, output), result) in compiled.output_axes.iter().zip(outputs.iter()).zip(results) {
@@ -270,7 +270,7 @@ impl backend::BatchFunction for StagedFunction {
         &self,
         inputs: &[BatchInput<'_>],
         parts: &[Range<usize>],
-        states: &mut [&mut dyn backend::States],
+        states: &mut [&mut dyn backend::SequenceStates],
         outputs: &mut Vec<Tensor>,
     ) -> Result<()> {
         let all = parts.last().map_or(0, |p| p.end);

@@ -3,7 +3,7 @@
 use super::carry::Carry;
 use super::interpreter::Interpreter;
 use super::plan::Plan;
-use super::states::{StateValue, States};
+use super::states::{CpuStates, StateValue};
 use super::{Located, Options};
 use crate::backend::{Counts, OpTime};
 use crate::memory_limit::Allowance;
@@ -194,7 +194,12 @@ impl CompiledFunction {
     ///
     /// # Errors
     /// An input has the wrong shape or type, a state is missing, or an operation fails on these shapes.
-    pub fn run(&self, inputs: &[&Tensor], states: &mut States, outputs: &mut Vec<Tensor>) -> Result<Counts> {
+    pub fn run(
+        &self,
+        inputs: &[&Tensor],
+        states: &mut CpuStates,
+        outputs: &mut Vec<Tensor>,
+    ) -> Result<Counts> {
         self.check_inputs(inputs)?;
         outputs.resize_with(outputs.len().max(self.described.outputs.len()), Tensor::default);
         let places: SmallVec<[usize; 2]> = self

@@ -21,7 +21,7 @@ mod weights;
 
 pub use function::CompiledFunction;
 pub use package::{CpuBackend, CpuPackage};
-pub use states::States;
+pub use states::CpuStates;
 
 use crate::Error;
 use ops::OpError;

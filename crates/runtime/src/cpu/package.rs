@@ -4,7 +4,7 @@ use super::batch::StagedFunction;
 use super::carry::Carry;
 use super::function::{CompiledFunction, add_experts};
 use super::tokens::{describe, resize, stages};
-use super::{MANY, Options, Precision, States, compile};
+use super::{CpuStates, MANY, Options, Precision, compile};
 use crate::backend::{self, Backend, BatchFunction, Counts, OpTime, Term, Times};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
@@ -84,7 +84,7 @@ impl CpuBackend {
 }
 
 impl Backend for CpuBackend {
-    fn open(&self, path: &Path) -> Result<Box<dyn backend::Package>> {
+    fn open(&self, path: &Path) -> Result<Box<dyn backend::BackendPackage>> {
         // Fails early if this is no package.
         Package::open_to_run(path, &[], &WeightFiles::default())?;
         Ok(Box::new(LoadedPackage {
@@ -137,8 +137,8 @@ impl LoadedPackage {
     }
 }
 
-impl backend::Package for LoadedPackage {
-    fn prepare(&self, function: &str) -> Result<Arc<dyn backend::Function>> {
+impl backend::BackendPackage for LoadedPackage {
+    fn prepare(&self, function: &str) -> Result<Arc<dyn backend::BackendFunction>> {
         let key = (function.to_string(), None);
         if let Some(found) = locked(&self.functions).get(&key) {
             return Ok(found.clone());
@@ -155,7 +155,7 @@ impl backend::Package for LoadedPackage {
         axes: &BTreeMap<String, usize>,
         declared: usize,
         tokens: usize,
-    ) -> Result<Option<Arc<dyn backend::Function>>> {
+    ) -> Result<Option<Arc<dyn backend::BackendFunction>>> {
         let key = (function.to_string(), Some(tokens));
         if let Some(found) = locked(&self.functions).get(&key) {
             return Ok(Some(found.clone()));
@@ -192,8 +192,8 @@ impl backend::Package for LoadedPackage {
         Ok(staged.map(|staged| staged as Arc<dyn BatchFunction>))
     }
 
-    fn new_states(&self) -> Box<dyn backend::States> {
-        Box::new(States::default())
+    fn new_states(&self) -> Box<dyn backend::SequenceStates> {
+        Box::new(CpuStates::default())
     }
 
     fn populate(&self) -> Option<Box<dyn FnOnce() + Send>> {
@@ -218,7 +218,7 @@ impl backend::Package for LoadedPackage {
     }
 }
 
-impl backend::Function for CompiledFunction {
+impl backend::BackendFunction for CompiledFunction {
     fn inputs(&self) -> &[String] {
         self.input_names()
     }
@@ -234,12 +234,12 @@ impl backend::Function for CompiledFunction {
     fn run(
         &self,
         inputs: &[&Tensor],
-        states: &mut dyn backend::States,
+        states: &mut dyn backend::SequenceStates,
         outputs: &mut Vec<Tensor>,
     ) -> Result<()> {
-        let mut none = States::default();
+        let mut none = CpuStates::default();
         let states: &mut dyn Any = states;
-        let states = match states.downcast_mut::<States>() {
+        let states = match states.downcast_mut::<CpuStates>() {
             Some(states) => states,
             None if !self.has_states() => &mut none,
             None => return Err(Error::Input("states of another backend".into())),

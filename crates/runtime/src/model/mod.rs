@@ -18,7 +18,7 @@ mod vectors;
 pub use forward::{LayerObserver, Request};
 pub use sequence::{MOST_UNDONE, Sequence};
 
-use crate::backend::{Backend, Counts, OpTime, Package};
+use crate::backend::{Backend, BackendPackage, Counts, OpTime};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, Chain, Shard};
@@ -78,7 +78,7 @@ pub struct Model {
     number: u64,
     bundle: PathBuf,
     chain: Chain,
-    packages: Vec<Box<dyn Package>>,
+    packages: Vec<Box<dyn BackendPackage>>,
     /// Opened when it is first needed.
     embedding: Mutex<Option<EmbeddingFile>>,
     body: ChainProgram,

@@ -11,7 +11,7 @@ pub use methods::{ConvParams, GeluMode, PoolParams, SliceParams};
 use super::identifiers;
 use super::ops::{self, Context, Default as OpDefault, Operand, Presence};
 use super::{
-    Argument, Binding, Block, DataType, Dim, Feature, FeatureShape, Function, FunctionDescription, Model,
+    Argument, Binding, Block, DataType, Dim, Feature, FeatureShape, Function, FunctionDescription, MlModel,
     NamedType, Operation, Opset, Program, TensorType, Value, ValueType,
 };
 use crate::{Error, Result};
@@ -349,7 +349,11 @@ fn default_value(default: &OpDefault, dtype: DataType) -> Value {
 ///
 /// # Errors
 /// There is no function, or a feature has no representable type.
-pub fn model(opset: Opset, functions: Vec<(String, BuiltFunction)>, default_function: &str) -> Result<Model> {
+pub fn model(
+    opset: Opset,
+    functions: Vec<(String, BuiltFunction)>,
+    default_function: &str,
+) -> Result<MlModel> {
     let mut program = Program::default();
     let mut described = Vec::new();
     for (name, built) in functions {
@@ -359,7 +363,7 @@ pub fn model(opset: Opset, functions: Vec<(String, BuiltFunction)>, default_func
     if !program.functions.contains_key(default_function) {
         return Err(Error::InvalidProgram(format!("no function is named `{default_function}`")));
     }
-    Ok(Model {
+    Ok(MlModel {
         specification_version: opset.specification_version(),
         functions: described,
         default_function: default_function.into(),
