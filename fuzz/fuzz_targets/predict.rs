@@ -2,7 +2,7 @@
 #![no_main]
 
 use anemoe_mlpackage::mil::FeatureShape;
-use anemoe_runtime::cpu::{CpuPackage, Options, Precision, CpuStates};
+use anemoe_runtime::cpu::{CpuPackage, CpuStates, Options, Precision};
 use anemoe_runtime::tensor::Tensor;
 use libfuzzer_sys::fuzz_target;
 use std::sync::Once;
