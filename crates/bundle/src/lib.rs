@@ -13,6 +13,10 @@
 //! A chain says what a host does for one pass over T tokens, without naming a model family: which packages run in which
 //! order, which of their inputs the host computes (rotary rows, masks, cache positions), which values flow from one to
 //! the next, and where the host chooses experts.
+//!
+//! # Tests
+//! Journals survive torn lines, garbage and several writers; hashes of packages depend on names and contents alone.
+//! `cargo test -p anemoe-bundle` runs for 2 seconds on two busy cores, besides the compilation.
 #![deny(unsafe_code)]
 
 mod chain;

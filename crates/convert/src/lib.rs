@@ -1,4 +1,10 @@
 //! Checkpoints to Core ML shards: models, plan, quantization, lowering.
+//!
+//! # Tests
+//! Kinds have the bytes and errors that they claim, against plain searches and exact optima; both layouts of a family are one checkpoint,
+//! `synthetic:` models have their published sizes; every damaged checkpoint or configuration is refused by key, tensor and element.
+//! `tests/` opens fixtures, the rest is beside the code.
+//! `cargo test -p anemoe-convert` runs for 10 seconds on two busy cores, besides the compilation.
 #![deny(unsafe_code)]
 
 pub mod build;

@@ -1,4 +1,9 @@
 //! Golden references, and the gates that a build has to pass.
+//!
+//! # Tests
+//! The reference agrees with goldens of Hugging Face transformers; sequences have the same bits alone, in a batch, behind forks and cuts; a plan and
+//! its build get the same verdict; rules score as stated on published outcomes.
+//! `cargo test -p anemoe-gates` runs for 2 minutes on two busy cores, besides the compilation.
 #![deny(unsafe_code)]
 
 pub mod ablation;
