@@ -32,8 +32,9 @@ pub use hash::{
     file_sha256, package_bytes, package_files, package_sha256, sampled_sha256, sha256, write_atomic,
 };
 
+pub use anemoe_io::{Error, Result};
 use serde::Serializer;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Name of the contract in a bundle.
 pub const CHAIN_FILE: &str = "chain.json";
@@ -46,41 +47,4 @@ pub const SHARDS_DIR: &str = "shards";
 /// The serializer's.
 pub fn path_text<P: AsRef<Path>, S: Serializer>(path: &P, s: S) -> std::result::Result<S::Ok, S::Error> {
     s.collect_str(&path.as_ref().display())
-}
-
-/// Result of this crate's fallible operations.
-pub type Result<T> = std::result::Result<T, Error>;
-
-/// Why a bundle was refused.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The operating system refused a file operation.
-    #[error("{}: {source}", path.display())]
-    Io {
-        /// File or directory concerned.
-        path: PathBuf,
-        /// What the system said.
-        #[source]
-        source: std::io::Error,
-    },
-    /// A file of the bundle breaks its format.
-    #[error("{}: invalid {what}", path.display())]
-    Invalid {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong and what was expected.
-        what: String,
-    },
-}
-
-impl Error {
-    /// An [`Error::Io`] for `path`.
-    pub fn io(path: impl Into<PathBuf>, source: std::io::Error) -> Self {
-        Error::Io { path: path.into(), source }
-    }
-
-    /// An [`Error::Invalid`] for `path`.
-    pub fn invalid(path: impl Into<PathBuf>, what: impl Into<String>) -> Self {
-        Error::Invalid { path: path.into(), what: what.into() }
-    }
 }

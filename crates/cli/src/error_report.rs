@@ -1,6 +1,7 @@
 //! Errors as the user and other programs see them.
 
 use crate::ui;
+use anemoe_io::Kind;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -71,111 +72,24 @@ fn print_json(kind: &str, message: &str, path: Option<PathBuf>) {
 /// Kind of an error that is none.
 const INTERRUPTED: &str = "interrupted";
 
-/// `io`, `invalid`, `unsupported`, `input`, `usage` or `interrupted`, and the file concerned.
-type Kind = (&'static str, Option<PathBuf>);
-
-fn owned(path: &Path) -> Option<PathBuf> {
-    Some(path.to_path_buf())
-}
-
-/// `io` where the system refused, `invalid` where a file is not what it should be.
-fn of_system(source: &std::io::Error, path: &Path) -> Kind {
-    match source.kind() {
-        ErrorKind::InvalidData | ErrorKind::InvalidInput if source.raw_os_error().is_none() => {
-            ("invalid", owned(path))
-        }
-        _ => ("io", owned(path)),
-    }
-}
-
-fn of_package(e: &anemoe_mlpackage::Error) -> Kind {
-    use anemoe_mlpackage::Error as E;
-    match e {
-        E::Io { path, source } => of_system(source, path),
-        E::InvalidFile { path, .. } => ("invalid", owned(path)),
-        E::Unsupported(_) => ("unsupported", None),
-        _ => ("invalid", None),
-    }
-}
-
-fn of_bundle(e: &anemoe_bundle::Error) -> Kind {
-    use anemoe_bundle::Error as E;
-    match e {
-        E::Io { path, source } => of_system(source, path),
-        E::Invalid { path, .. } => ("invalid", owned(path)),
-    }
-}
-
-fn of_npz(e: &anemoe_npz::Error) -> Kind {
-    use anemoe_npz::Error as E;
-    match e {
-        E::Io { path, source } => of_system(source, path),
-        E::Invalid { path, .. } => ("invalid", owned(path)),
-        E::Unsupported { path, .. } => ("unsupported", owned(path)),
-    }
-}
-
-fn of_convert(e: &anemoe_convert::Error) -> Kind {
-    use anemoe_convert::Error as E;
-    match e {
-        E::Io { path, source } => of_system(source, path),
-        E::Room { path, .. } => ("io", owned(path)),
-        E::Invalid { path, .. } => ("invalid", owned(path)),
-        E::Unsupported { path, .. } => ("unsupported", owned(path)),
-        E::Usage(_) => ("usage", None),
-        E::Interrupted => (INTERRUPTED, None),
-        E::Package(e) => of_package(e),
-        E::Bundle(e) => of_bundle(e),
-        E::Npz(e) => of_npz(e),
-    }
-}
-
-fn of_runtime(e: &anemoe_runtime::Error) -> Kind {
-    use anemoe_runtime::Error as E;
-    match e {
-        E::Io { path, source } => of_system(source, path),
-        E::Invalid { path, .. } => ("invalid", owned(path)),
-        E::Unsupported { path, .. } => ("unsupported", owned(path)),
-        E::Input(_) => ("input", None),
-        E::Package(e) => of_package(e),
-        E::Bundle(e) => of_bundle(e),
-        E::Npz(e) => of_npz(e),
-    }
-}
-
-fn classify(e: &anyhow::Error) -> Kind {
-    for cause in e.chain() {
-        if let Some(e) = cause.downcast_ref::<anemoe_io::PathError>() {
-            return of_system(&e.source, &e.path);
-        }
-        if let Some(e) = cause.downcast_ref::<anemoe_mlpackage::Error>() {
-            return of_package(e);
-        }
-        if let Some(e) = cause.downcast_ref::<anemoe_bundle::Error>() {
-            return of_bundle(e);
-        }
-        if let Some(e) = cause.downcast_ref::<anemoe_npz::Error>() {
-            return of_npz(e);
-        }
-        if let Some(e) = cause.downcast_ref::<anemoe_convert::Error>() {
-            return of_convert(e);
-        }
-        if let Some(e) = cause.downcast_ref::<anemoe_runtime::Error>() {
-            return of_runtime(e);
-        }
-        if let Some(e) = cause.downcast_ref::<anemoe_gates::Error>() {
-            use anemoe_gates::Error as E;
-            return match e {
-                E::Io { path, source } => of_system(source, path),
-                E::Usage(_) => ("usage", None),
-                E::Convert(e) => of_convert(e),
-                E::Runtime(e) => of_runtime(e),
-                E::Package(e) => of_package(e),
-            };
-        }
-    }
-    match e.chain().any(|cause| cause.is::<std::io::Error>()) {
-        true => ("io", None),
-        false => ("usage", None),
-    }
+/// Gives `io`, `invalid`, `unsupported`, `input`, `usage` or `interrupted`, and the file concerned.
+fn classify(e: &anyhow::Error) -> (&'static str, Option<PathBuf>) {
+    let Some(e) = e.chain().find_map(|cause| cause.downcast_ref::<anemoe_io::Error>()) else {
+        let is_io = e.chain().any(|cause| cause.is::<std::io::Error>());
+        return (if is_io { "io" } else { "usage" }, None);
+    };
+    // Where the system was not asked, as the file is not what it should be.
+    let is_refused = |e: &std::io::Error| {
+        matches!(e.kind(), ErrorKind::InvalidData | ErrorKind::InvalidInput) && e.raw_os_error().is_none()
+    };
+    let kind = match e.kind() {
+        Kind::Io if e.io_error().is_some_and(is_refused) => "invalid",
+        Kind::Io | Kind::Room => "io",
+        Kind::Invalid => "invalid",
+        Kind::Unsupported => "unsupported",
+        Kind::Input => "input",
+        Kind::Usage => "usage",
+        Kind::Interrupted => INTERRUPTED,
+    };
+    (kind, e.path().map(Path::to_path_buf))
 }

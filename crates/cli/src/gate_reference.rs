@@ -51,7 +51,7 @@ pub fn reference(
     }
     let (prompt, decode) = match given {
         Some(golden) => (golden.prompt_ids.clone(), 0),
-        None => gate_prompt(checkpoint, plan).map_err(|e| anemoe_gates::Error::Usage(format!("{e:#}")))?,
+        None => gate_prompt(checkpoint, plan).map_err(|e| anemoe_gates::Error::usage(format!("{e:#}")))?,
     };
     let own = with_bar(checkpoint, &prompt, decode, ui)?;
     Ok(match given {

@@ -103,9 +103,7 @@ pub fn measure(
         progress(done, total);
     }
     if groups.is_empty() {
-        return Err(Error::Usage(
-            "--quant auto has nothing to choose: every part has a kind of its own".into(),
-        ));
+        return Err(Error::usage("--quant auto has nothing to choose: every part has a kind of its own"));
     }
     Ok(groups)
 }
@@ -133,7 +131,7 @@ pub fn decoded(
             Ok(())
         })?;
         let encoder = Encoder { rows: m.rows, cols: m.cols, quant, exact: false, importance: None };
-        values.extend(encoder.decode(&packed, &side).map_err(|e| Error::Usage(e.to_string()))?);
+        values.extend(encoder.decode(&packed, &side).map_err(|e| Error::usage(e.to_string()))?);
         bytes += m.bytes();
     }
     Ok((values, bytes))
@@ -240,7 +238,7 @@ pub fn within(groups: &[Group], limit: u64) -> Result<Choice> {
     let path = path(groups);
     let smallest = bytes(groups, &path[0]);
     let Some(at) = path.iter().rposition(|c| bytes(groups, c) <= limit) else {
-        return Err(Error::Usage(format!(
+        return Err(Error::usage(format!(
             "--max-bytes {limit}: the smallest choice needs {smallest} bytes for its matrices"
         )));
     };

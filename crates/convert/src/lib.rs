@@ -9,7 +9,6 @@
 
 pub mod build;
 pub mod checkpoint;
-pub mod error;
 pub mod importance;
 pub mod inspect;
 pub mod kind_search;
@@ -25,4 +24,4 @@ pub mod quantize;
 pub mod shard_program;
 pub mod variants;
 
-pub use error::{Error, Result};
+pub use anemoe_io::{Error, Result};

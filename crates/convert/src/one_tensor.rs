@@ -88,7 +88,7 @@ impl TensorJob<'_> {
     /// The shape does not fit the operation, the importances do not fit the input channels, or a value is not finite or
     /// does not fit fp16.
     pub fn run(&self) -> Result<CompressedTensor> {
-        let usage = |what: String| Err(Error::Usage(format!("tensor `{}`: {what}", self.name)));
+        let usage = |what: String| Err(Error::usage(format!("tensor `{}`: {what}", self.name)));
         let (rows, cols, spatial) = match (self.op, self.shape) {
             (WeightOp::Conv, [o, i, kernel @ ..]) if !kernel.is_empty() && kernel.len() <= 3 => {
                 let spatial: usize = kernel.iter().product();
@@ -148,7 +148,7 @@ impl TensorJob<'_> {
                 packed.extend_from_slice(bytes);
                 Ok::<(), TooLarge>(())
             })
-            .map_err(|e| Error::Usage(format!("tensor `{}`: {e}", self.name)))?;
+            .map_err(|e| Error::usage(format!("tensor `{}`: {e}", self.name)))?;
         let elapsed = started.elapsed();
         Ok(CompressedTensor {
             rows,
@@ -177,7 +177,7 @@ impl CompressedTensor {
     pub fn decode(&self) -> Result<Vec<f16>> {
         let (rows, cols) = (self.rows, self.cols);
         let encoder = Encoder { rows, cols, quant: self.quant, exact: false, importance: None };
-        let dense = encoder.decode(&self.packed, &self.side).map_err(|e| Error::Usage(e.to_string()))?;
+        let dense = encoder.decode(&self.packed, &self.side).map_err(|e| Error::usage(e.to_string()))?;
         let dense: Vec<f16> = dense.into_iter().map(f16::from_f32).collect();
         Ok(match self.op {
             WeightOp::MatMul => transpose(&dense, rows, cols),
@@ -243,10 +243,10 @@ impl CompressedTensor {
         if target == SystemTarget::IOS16
             && let Some(why) = self.quant.kind.refused_by_ios16()
         {
-            return Err(Error::Usage(format!("{} for iOS16: {why}", self.quant.kind)));
+            return Err(Error::usage(format!("{} for iOS16: {why}", self.quant.kind)));
         }
         if self.op == WeightOp::Linear && self.shape.len() > 2 {
-            return Err(Error::Usage(format!(
+            return Err(Error::usage(format!(
                 "shape {:?}: a linear operation's weight has two axes",
                 self.shape
             )));
@@ -294,7 +294,7 @@ impl CompressedTensor {
         f.output(&y)?;
         let model = model(opset, vec![("main".to_string(), f.finish()?)], "main")?;
         if let Some(finding) = verify(&model).first() {
-            return Err(anemoe_mlpackage::Error::InvalidProgram(finding.to_string()).into());
+            return Err(Error::invalid_program(finding.to_string()));
         }
         writer.finish(&model)?;
         Ok(())
@@ -314,7 +314,7 @@ impl CompressedTensor {
         let side_dims: Vec<u64> = self.side_dims().iter().map(|&d| d as u64).collect();
         let (values, offsets) = (self.side_values(), self.side_offsets());
         let stored = StoredMatrix::new(blobs, self.quant.kind, elements, &side_dims, &values, &offsets)?;
-        Ok(stored.constant(f, "weight")?)
+        stored.constant(f, "weight")
     }
 
     fn weight_ios16(
@@ -338,7 +338,9 @@ impl CompressedTensor {
                 let lut = Value::fp16_tensor(&[self.side.values.len() as u64], &self.side.values);
                 let shape: Vec<u8> = dims.iter().flat_map(|&d| (d as u32).to_le_bytes()).collect();
                 let shape = Value::bytes(DataType::UInt32, &[dims.len() as u64], shape);
-                f.constexpr_lut_to_dense_ios16("weight", indices, lut, shape)?
+                // One table for indices that are packed into bytes, and the shape of the weight.
+                let args = vec![("indices", indices.into()), ("lut", lut.into()), ("shape", shape.into())];
+                f.single("constexpr_lut_to_dense", "weight", args)?
             }
             Quant::Int { granularity, .. } => {
                 let offset = blobs.append(DataType::Int8, n, packed)?;
@@ -351,7 +353,13 @@ impl CompressedTensor {
                 zeros.resize(self.side.values.len(), 0);
                 let zero_point = Value::bytes(DataType::Int8, scale_dims, zeros);
                 let axis = if self.op == WeightOp::MatMul { 1 } else { 0 };
-                f.constexpr_affine_dequantize("weight", data, zero_point, scale, Value::int32(axis))?
+                let args = vec![
+                    ("quantized_data", data.into()),
+                    ("zero_point", zero_point.into()),
+                    ("scale", scale.into()),
+                    ("axis", axis.into()),
+                ];
+                f.single("constexpr_affine_dequantize", "weight", args)?
             }
         })
     }

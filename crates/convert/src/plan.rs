@@ -93,9 +93,9 @@ impl PlanOptions {
     /// Checks what does not depend on the model.
     ///
     /// # Errors
-    /// [`Error::Usage`] naming the option.
+    /// [`Kind::Usage`](anemoe_io::Kind::Usage) naming the option.
     pub fn check(&self) -> Result<()> {
-        let usage = |text: String| Err(Error::Usage(text));
+        let usage = |text: String| Err(Error::usage(text));
         if self.groups.rows == 0 {
             return usage("--group-size must be at least 1".into());
         }
@@ -172,11 +172,11 @@ impl PlanOptions {
     /// How `experts` experts are packed.
     ///
     /// # Errors
-    /// [`Error::Usage`] when the option does not divide the number of experts.
+    /// [`Kind::Usage`](anemoe_io::Kind::Usage) when the option does not divide the number of experts.
     pub fn packing(&self, experts: usize) -> Result<Packing> {
         let divides = |option: &str, n: usize| {
             if n == 0 || n > experts || !experts.is_multiple_of(n) {
-                Err(Error::Usage(format!("{option} {n} does not divide the {experts} experts of a layer")))
+                Err(Error::usage(format!("{option} {n} does not divide the {experts} experts of a layer")))
             } else {
                 Ok(n)
             }
@@ -201,10 +201,10 @@ impl PlanOptions {
     /// Positions that the caches hold for a model that was trained on `limit`.
     ///
     /// # Errors
-    /// [`Error::Usage`] when more are asked than the model has.
+    /// [`Kind::Usage`](anemoe_io::Kind::Usage) when more are asked than the model has.
     pub fn context(&self, limit: usize) -> Result<usize> {
         match self.max_context {
-            Some(n) if n > limit => Err(Error::Usage(format!(
+            Some(n) if n > limit => Err(Error::usage(format!(
                 "--max-context {n} is more than the model's max_position_embeddings {limit}"
             ))),
             Some(n) => Ok(n),
@@ -528,10 +528,10 @@ impl Plan {
     /// Fills what follows from the shards and the options: sums, notes, and how the chain stores the embedding.
     ///
     /// # Errors
-    /// [`Error::Usage`] when a shard is larger than the options allow.
+    /// [`Kind::Usage`](anemoe_io::Kind::Usage) when a shard is larger than the options allow.
     pub fn complete(&mut self) -> Result<()> {
         if let Some(s) = self.shards.iter().find(|s| s.bytes > self.options.max_shard_mb << 20) {
-            return Err(Error::Usage(format!(
+            return Err(Error::usage(format!(
                 "shard {} would hold {:.1} MB of weights, and --max-shard-mb {} (MiB) allows {:.1} MB: choose fewer experts per shard",
                 s.name,
                 s.bytes as f64 / 1e6,

@@ -1,9 +1,9 @@
 //! The MIL program of a shard: each of its functions, lowered over weights that are written or only planned.
 
-use crate::Result;
 use crate::lower::{OPSET, Stored};
 use crate::models::Family;
 use crate::plan::PlannedShard;
+use crate::{Error, Result};
 use anemoe_mlpackage::mil::MlModel;
 use anemoe_mlpackage::mil::builder::model;
 use anemoe_mlpackage::mil::verify::verify;
@@ -22,7 +22,7 @@ pub fn lower_shard(family: &dyn Family, shard: &PlannedShard, stored: &Stored) -
     // Caught before anything is written that a compiler would refuse.
     if let Some(finding) = verify(&model).first() {
         let what = format!("shard {}: {finding}", shard.name);
-        return Err(anemoe_mlpackage::Error::InvalidProgram(what).into());
+        return Err(Error::invalid_program(what));
     }
     Ok(model)
 }

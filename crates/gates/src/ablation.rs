@@ -146,7 +146,7 @@ pub fn search(
         }
     }
     if groups.is_empty() {
-        return Err(Error::Usage(format!("{}: every matrix is fp16 already", s.bundle.display())));
+        return Err(Error::usage(format!("{}: every matrix is fp16 already", s.bundle.display())));
     }
     let total = groups.len();
     let baseline = Figures::from(&run(s, &BTreeMap::new())?);
@@ -155,8 +155,7 @@ pub fn search(
         progress(done, total);
         let replaced =
             |m: &MatrixPlan| m.quant.kind != Quant::Fp16 && part.as_ref().is_none_or(|part| *part == m.part);
-        let folder =
-            Temporary::dir(s.scratch, "").map_err(|source| Error::Io { path: s.scratch.into(), source })?;
+        let folder = Temporary::dir(s.scratch, "").map_err(|source| Error::io(s.scratch, source))?;
         let mut stand_ins = BTreeMap::new();
         let mut kinds = BTreeSet::new();
         let mut worst: Option<Worst> = None;
@@ -190,7 +189,7 @@ fn run(s: &AblationContext<'_>, stand_ins: &BTreeMap<String, PathBuf>) -> Result
         stand_ins.get(&shard.name).cloned().unwrap_or_else(|| s.bundle.join(&shard.file))
     };
     let model = Model::with_chain(s.bundle, s.chain.clone(), &CpuBackend::default(), &package)?;
-    Ok(validate(&model, s.golden, 0.0)?)
+    validate(&model, s.golden, 0.0)
 }
 
 /// How a matrix suffers by its kind.

@@ -140,7 +140,7 @@ pub fn choose(
     progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<AutoChoice> {
     let mut found = choose_each(search, plan, &[goal], progress)?;
-    let (choice, kinds) = found.pop().ok_or_else(|| Error::Usage("no goal".into()))?;
+    let (choice, kinds) = found.pop().ok_or_else(|| Error::usage("no goal"))?;
     plan.chain.auto = Some(choice.clone());
     kind_search::apply(plan, &kinds)?;
     Ok(choice)
@@ -161,7 +161,7 @@ pub fn choose_each(
 ) -> Result<Vec<(AutoChoice, Kinds)>> {
     let whole = plan.totals.params <= MAX_WHOLE && !search.windows.is_empty();
     if !whole && goals.iter().any(|g| matches!(g, Goal::MinCosine(_))) {
-        return Err(Error::Usage(format!(
+        return Err(Error::usage(format!(
             "--quant auto with --min-cosine runs the whole model many times, which is done up to {MAX_WHOLE} parameters; \
              this one has {}: give --max-bytes",
             plan.totals.params
@@ -271,7 +271,7 @@ fn smallest(
     let top = path.len() - 1;
     let mut best = (path[top].clone(), model.of_choice(groups, &path[top])?);
     if best.1.min < wanted {
-        return Err(Error::Usage(format!(
+        return Err(Error::usage(format!(
             "--min-cosine {wanted}: the most exact kinds reach {:.6} over the text",
             best.1.min
         )));

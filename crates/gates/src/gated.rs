@@ -5,11 +5,11 @@
 //!              -> all shards -> placement of all -> logits and tokens of the whole -> chain.json
 //! ```
 
+use crate::Result;
 use crate::golden_gate::{self, GoldenGate};
 use crate::probe::{self, Inputs, ProbeContext, ProbeReport};
 use crate::reference::Golden;
 use crate::residency::{self, Report};
-use crate::{Error, Result};
 use anemoe_bundle::{Chain, GateResult, Gates};
 use anemoe_convert::build::{self, Assembly, Build, BuildReport, Needs};
 use anemoe_convert::plan::PlannedShard;
@@ -177,9 +177,7 @@ pub fn run(
         // Finished shards stay: the build can go on, without its gates if need be.
         Ok((report, None)) => Ok(report),
         Err(e) => {
-            if let Error::Convert(e) = &e {
-                build.abandon(e);
-            }
+            build.abandon(&e);
             Err(e)
         }
     }

@@ -246,7 +246,7 @@ pub fn validate(model: &Model, golden: &Golden, threshold: f64) -> Result<Valida
     let vocab = model.chain().model.vocab_size;
     let fits = |row: &[f32]| row.len() == vocab;
     if golden.prompt_ids.is_empty() || !golden.logits_full.iter().all(|r| fits(r)) {
-        return Err(Error::Input(format!(
+        return Err(Error::input(format!(
             "the golden file's logits are not for a vocabulary of {vocab} tokens"
         )));
     }

@@ -57,7 +57,7 @@ pub struct Differing {
 /// The bundle is wrong, there are no ids, or they do not fit into its vocabulary and context.
 pub fn compare(bundle: &Path, ids: &[u32], threshold: f64) -> Result<Int8Gate> {
     if ids.is_empty() {
-        return Err(Error::Input("no tokens to compare".into()));
+        return Err(Error::input("no tokens to compare"));
     }
     let run = |fast| {
         // Fast ones as `generate` runs them, with states in fp16.

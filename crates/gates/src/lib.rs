@@ -9,7 +9,6 @@
 pub mod ablation;
 pub mod auto;
 pub mod calibrate;
-mod error;
 pub mod gated;
 pub mod golden_gate;
 pub mod int8_gate;
@@ -20,4 +19,4 @@ pub mod reference;
 pub mod residency;
 pub mod trace;
 
-pub use error::{Error, Result};
+pub use anemoe_io::{Error, Result};

@@ -86,13 +86,13 @@ pub fn each_window(
     let limits = model.limits();
     for window in windows {
         if let Some(id) = window.iter().find(|&&id| id as usize >= limits.vocab) {
-            return Err(anemoe_convert::Error::Usage(format!(
+            return Err(anemoe_convert::Error::usage(format!(
                 "token {id} is not in the vocabulary of {} tokens",
                 limits.vocab
             )));
         }
         if window.len() > limits.positions {
-            return Err(anemoe_convert::Error::Usage(format!(
+            return Err(anemoe_convert::Error::usage(format!(
                 "windows of {} tokens exceed the model's {} positions",
                 window.len(),
                 limits.positions

@@ -82,7 +82,7 @@ pub fn fits(golden: &Golden, chain: &Chain) -> std::result::Result<(), String> {
 /// The golden has no hidden states or is of another model, or the bundle is wrong.
 pub fn trace(bundle: &Path, golden: &Golden, precision: Precision) -> Result<Trace> {
     let mut model = Model::open(bundle, &CpuBackend::with(precision))?;
-    fits(golden, model.chain()).map_err(|what| Error::Input(format!("golden file: {what}")))?;
+    fits(golden, model.chain()).map_err(|what| Error::input(format!("golden file: {what}")))?;
     let states = &golden.hidden_states;
     let exact = run(&model, golden)?;
     let f32_stream = model.chain().vectors.is_some();
@@ -151,9 +151,7 @@ fn run(model: &Model, golden: &Golden) -> Result<Vec<Vec<f64>>> {
         },
     )?;
     if wrong || cosines.iter().any(|c| c.len() != golden.prompt_ids.len()) {
-        return Err(Error::Input(
-            "the bundle's chain does not show the hidden state between its layers".into(),
-        ));
+        return Err(Error::input("the bundle's chain does not show the hidden state between its layers"));
     }
     Ok(cosines)
 }

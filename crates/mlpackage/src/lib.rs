@@ -16,10 +16,9 @@
 #![deny(unsafe_code)]
 
 pub mod blob;
-pub mod error;
 pub mod mil;
 pub mod package;
 mod proto;
 pub mod spec;
 
-pub use error::{Error, Result};
+pub use anemoe_io::{Error, Result};

@@ -116,12 +116,11 @@ impl PackageWriter {
         let bytes = spec::encode(model)?;
         let weight_bytes = weights.finish()?;
         // Users know the name that the package will have.
-        write_files(&root, &bytes, weight_bytes.is_some()).map_err(|e| match e {
-            Error::Io { path, source } => match path.strip_prefix(&root) {
-                Ok(inside) => Error::io(target.join(inside), source),
-                Err(_) => Error::io(path, source),
-            },
-            e => e,
+        write_files(&root, &bytes, weight_bytes.is_some()).map_err(|e| {
+            e.map_path(|path| match path.strip_prefix(&root) {
+                Ok(inside) => target.join(inside),
+                Err(_) => path,
+            })
         })?;
         let aside = if overwrite && target.exists() {
             let parent = target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));

@@ -171,10 +171,10 @@ pub(crate) fn run_each(terms: &[Term<'_>], sum: &mut Tensor) -> Result<Times> {
         let started = Instant::now();
         term.function.run(term.inputs, &mut NoStates, &mut outputs)?;
         let (Some(values), Some(sum)) = (outputs.first().and_then(Tensor::as_f32), sum.as_f32_mut()) else {
-            return Err(Error::Input("a sum of what is no float tensor".into()));
+            return Err(Error::input("a sum of what is no float tensor"));
         };
         if sum.len() != values.len() {
-            return Err(Error::Input(format!("{} elements added to {}", values.len(), sum.len())));
+            return Err(Error::input(format!("{} elements added to {}", values.len(), sum.len())));
         }
         sum.iter_mut().zip(values).for_each(|(a, b)| *a += b);
         times.push(started.elapsed());
@@ -205,7 +205,7 @@ pub trait SequenceStates: Any + Send + Sync {
     /// # Errors
     /// [`SequenceStates::can_rewind`] says no, or the backend fails.
     fn rewind(&mut self, tokens: usize) -> Result<()> {
-        Err(Error::Input(format!("states that cannot undo {tokens} tokens")))
+        Err(Error::input(format!("states that cannot undo {tokens} tokens")))
     }
 
     /// Appends the states to `out`, in a form that [`SequenceStates::restore`] of the same backend reads.

@@ -11,7 +11,6 @@
 
 pub mod backend;
 pub mod cpu;
-pub mod error;
 pub mod generate;
 mod memory_limit;
 pub mod model;
@@ -21,4 +20,4 @@ pub mod speculate;
 pub mod tensor;
 pub mod tokenizer;
 
-pub use error::{Error, Result};
+pub use anemoe_io::{Error, Result};

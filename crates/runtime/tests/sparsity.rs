@@ -16,12 +16,9 @@ const EXPERTS: usize = 3;
 fn write(dir: &Path, ranged: bool) -> PathBuf {
     let path = dir.join(if ranged { "ranged.mlpackage" } else { "fixed.mlpackage" });
     let mut writer = PackageWriter::create(&path).unwrap();
-    let mut seed = 1u32;
+    let mut random = anemoe_io::Random::new(1);
     let mut weight = |rows: u64, cols: u64| {
-        let values = (0..rows * cols).flat_map(|_| {
-            seed = seed.wrapping_mul(1664525).wrapping_add(1013904223);
-            f16::from_f32((seed >> 8) as f32 / (1 << 24) as f32 - 0.5).to_le_bytes()
-        });
+        let values = (0..rows * cols).flat_map(|_| f16::from_f64(random.uniform() - 0.5).to_le_bytes());
         let bytes: Vec<u8> = values.collect();
         let offset = writer.weights().append(DataType::Float16, rows * cols, &bytes).unwrap();
         Value::blob(DataType::Float16, &[rows, cols, 1, 1], offset)

@@ -1,27 +1,23 @@
 //! Random choices that a seed decides.
 
-/// SplitMix64 (Steele, Lea and Flood, 2014).
+/// Draws what trials choose.
 #[derive(Clone, Debug)]
-pub struct Random(u64);
+pub struct Random(anemoe_io::Random);
 
 impl Random {
     /// A generator whose numbers depend on the seed alone.
     pub fn new(seed: u64) -> Random {
-        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d)
+        Random(anemoe_io::Random::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d))
     }
 
     /// 64 random bits.
     pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.bits()
     }
 
     /// A number below `n`; 0 where there is none.
     pub fn below(&mut self, n: usize) -> usize {
-        if n == 0 { 0 } else { (self.bits() % n as u64) as usize }
+        self.0.below(n)
     }
 
     /// True once in `n` times.

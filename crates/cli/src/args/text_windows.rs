@@ -3,7 +3,7 @@
 use super::checkpoint_text::{bos, tokenizer};
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_gates::perplexity::windows;
-use anemoe_io::PathError;
+use anemoe_io::Error;
 use anemoe_runtime::tokenizer::Tokenizer;
 use anyhow::bail;
 use std::path::{Path, PathBuf};
@@ -47,6 +47,5 @@ impl TextArgs {
 
 /// Reads a text file.
 pub fn read_text(path: &Path) -> anyhow::Result<String> {
-    Ok(anemoe_io::read_text(path, MAX_TEXT_BYTES)
-        .map_err(|source| PathError { path: path.into(), source })?)
+    Ok(anemoe_io::read_text(path, MAX_TEXT_BYTES).map_err(|source| Error::io(path, source))?)
 }

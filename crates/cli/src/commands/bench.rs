@@ -9,6 +9,7 @@ use crate::recorder::{JournalArgs, Recorder, facts};
 use crate::target::expect_bundle;
 use crate::ui::{Table, Ui};
 use anemoe_bundle::journal::Machine;
+use anemoe_io::Random;
 use anemoe_kernels::Pool;
 use anemoe_runtime::model::{Logits, Model, Request, Sequence, ShardStats};
 use anyhow::Context;
@@ -307,8 +308,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let mapped = model.populate();
     let load_s = started.elapsed().as_secs_f64();
     check(&args, &model)?;
-    let mut tokens =
-        Tokens { state: args.seed.wrapping_mul(2) | 1, vocabulary: model.chain().model.vocab_size };
+    let mut tokens = Tokens { random: Random::new(args.seed), vocabulary: model.chain().model.vocab_size };
     model.append(&mut sequence, &tokens.some(1), Logits::Last, None)?;
     let first_token_s = started.elapsed().as_secs_f64();
     // What is measured from here on is not what a first minute is like.
@@ -474,20 +474,13 @@ fn read_report(path: &Path) -> anyhow::Result<Report> {
 
 /// Random tokens.
 struct Tokens {
-    state: u64,
+    random: Random,
     vocabulary: usize,
 }
 
 impl Tokens {
     fn some(&mut self, n: usize) -> Vec<u32> {
-        let mut next = || {
-            // Xorshift.
-            self.state ^= self.state << 13;
-            self.state ^= self.state >> 7;
-            self.state ^= self.state << 17;
-            ((self.state >> 11) % self.vocabulary.max(1) as u64) as u32
-        };
-        (0..n).map(|_| next()).collect()
+        (0..n).map(|_| self.random.below(self.vocabulary) as u32).collect()
     }
 }
 

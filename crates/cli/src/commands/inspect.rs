@@ -7,7 +7,7 @@ use anemoe_bundle::Chain;
 use anemoe_convert::inspect::{self, CheckpointReport};
 use anemoe_convert::models;
 use anemoe_convert::path_kind::PathKind;
-use anemoe_io::PathError;
+use anemoe_io::Error;
 use anemoe_mlpackage::mil::Feature;
 use anemoe_mlpackage::package::Package;
 use std::collections::BTreeMap;
@@ -38,7 +38,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             let what = "no such file or folder; inspect takes a checkpoint (a Hugging Face folder, a .gguf file or \
                         synthetic:NAME), a bundle or a .mlpackage";
             let source = io::Error::new(io::ErrorKind::NotFound, what);
-            return Err(PathError { path: path.into(), source }.into());
+            return Err(Error::io(path, source).into());
         }
         _ if path.extension().is_some_and(|e| e == "mlpackage") => package(path, args.text, ui)?,
         PathKind::Bundle => bundle(path, ui)?,

@@ -1,9 +1,10 @@
 //! Names of ours in a bundle, and what may lie under them. Other names are others': they are left alone.
 
+use crate::Result;
 use crate::checkpoint::SIDE_FILES;
 use anemoe_bundle::journal::JOURNAL_FILE;
 use anemoe_bundle::{CHAIN_FILE, SHARDS_DIR};
-use anemoe_io::{OwnedDir, PathError, TEMPORARY};
+use anemoe_io::{OwnedDir, TEMPORARY};
 use anemoe_mlpackage::package::foreign_entry;
 use std::io::{Error, ErrorKind};
 use std::path::Path;
@@ -24,8 +25,6 @@ pub const SOURCE_FILE: &str = "source";
 pub const GATES_PREFIX: &str = "gates.";
 /// Record of the files beside the shards, in the folder of an unfinished build.
 pub const HOST_RECORD: &str = "host.json";
-
-type Result<T> = std::result::Result<T, PathError>;
 
 /// Lists the files beside the shards that a run may read.
 fn files() -> impl Iterator<Item = &'static str> {
@@ -83,10 +82,10 @@ pub fn check_package(folder: &OwnedDir, package: &str) -> Result<()> {
         Ok(None) => return Ok(()),
         Ok(Some(foreign)) => foreign,
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
-        Err(source) => return Err(PathError { path, source }),
+        Err(source) => return Err(crate::Error::io(path, source)),
     };
     let inside = foreign.strip_prefix(folder.root()).unwrap_or(&foreign);
     folder.expect(inside, foreign.is_dir())?;
     let what = "lies in a package and is no part of it; move it away";
-    Err(PathError { path: foreign, source: Error::new(ErrorKind::InvalidInput, what) })
+    Err(crate::Error::io(foreign, Error::new(ErrorKind::InvalidInput, what)))
 }

@@ -33,11 +33,11 @@ use crate::quantize::Metrics;
 use crate::shard_program::lower_shard;
 use crate::{Error, Result};
 use anemoe_bundle::{Chain, Gates, Vectors};
-use anemoe_io::Scratch;
+use anemoe_io::{Kind, Scratch, TEMPORARY};
 use anemoe_mlpackage::package::PackageWriter;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -244,7 +244,7 @@ impl<'a> Build<'a> {
             Some(host) if records.len() == self.plan.shards.len() => {
                 self.site.chain(self.plan, &records, host)
             }
-            _ => Err(Error::Usage(format!("{}: not every shard is built", self.bundle().display()))),
+            _ => Err(Error::usage(format!("{}: not every shard is built", self.bundle().display()))),
         }
     }
 
@@ -284,15 +284,11 @@ impl<'a> Build<'a> {
     pub fn abandon(self, e: &Error) {
         // A part leaves alone what others have done.
         if self.part.is_none() {
-            let resumable = matches!(
-                e,
-                Error::Io { .. }
-                    | Error::Package(_)
-                    | Error::Bundle(_)
-                    | Error::Room { .. }
-                    | Error::Interrupted
-            );
-            self.site.tidy(!resumable);
+            // What this build wrote itself, shards or files of a gate, says nothing of the checkpoint.
+            let is_temporary = |part: Component| part.as_os_str().to_string_lossy().starts_with(TEMPORARY);
+            let ours = |path: &Path| path.starts_with(self.bundle()) || path.components().any(is_temporary);
+            let is_refused = matches!(e.kind(), Kind::Invalid | Kind::Unsupported);
+            self.site.tidy(is_refused && e.path().is_some_and(|path| !ours(path)));
         }
     }
 

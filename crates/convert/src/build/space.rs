@@ -55,7 +55,7 @@ impl Needs {
     }
 
     /// # Errors
-    /// [`Error::Room`] when there is not enough of it.
+    /// [`Kind::Room`](anemoe_io::Kind::Room) when there is not enough of it.
     pub fn check(&self) -> Result<()> {
         let short = |what: &str, path: &Path, needed: u64, free: u64| {
             let what = format!(
@@ -63,7 +63,7 @@ impl Needs {
                 needed as f64 / 1e6,
                 free as f64 / 1e6
             );
-            Err(Error::Room { path: path.to_path_buf(), what })
+            Err(Error::room(path, what))
         };
         if self.same_disk {
             let needed = self.bundle_bytes + self.scratch_bytes;

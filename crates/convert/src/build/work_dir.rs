@@ -69,7 +69,7 @@ pub fn lock_file(folder: &OwnedDir, name: &str, alone: bool) -> Result<File> {
     match if alone { file.try_lock() } else { file.try_lock_shared() } {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => {
-            Err(Error::Usage(format!("{}: another build is using this folder", folder.root().display())))
+            Err(Error::usage(format!("{}: another build is using this folder", folder.root().display())))
         }
         Err(TryLockError::Error(e)) => Err(Error::io(folder.root().join(inside), e)),
     }
@@ -104,7 +104,7 @@ enum Found {
 fn look(folder: &OwnedDir) -> Result<Found> {
     let bundle = folder.root();
     if bundle.symlink_metadata().is_ok() && !bundle.is_dir() {
-        return Err(Error::Usage(format!("{}: exists and is not a folder", bundle.display())));
+        return Err(Error::usage(format!("{}: exists and is not a folder", bundle.display())));
     }
     let names = folder.names("")?;
     let has = |name: &str| names.iter().any(|n| n == name);
@@ -121,7 +121,7 @@ fn look(folder: &OwnedDir) -> Result<Found> {
         bundle_layout::check(folder, chain.shards.iter().map(|s| s.file.as_str()))?;
         Found::Finished
     } else if has(WORK_DIR) {
-        return Err(Error::Usage(format!(
+        return Err(Error::usage(format!(
             "{}: holds no {PLAN_FILE}, without which it is no unfinished build; remove this folder, or choose another name for \
              the bundle",
             work.display()
@@ -129,7 +129,7 @@ fn look(folder: &OwnedDir) -> Result<Found> {
     } else {
         let foreign = names.iter().find(|n| !n.starts_with(TEMPORARY) && *n != DS_STORE);
         if let Some(name) = foreign {
-            return Err(Error::Usage(format!(
+            return Err(Error::usage(format!(
                 "{}: holds `{name}`, and is neither a bundle nor an unfinished build; choose another folder",
                 bundle.display()
             )));
@@ -214,7 +214,7 @@ impl WorkDir {
             if part.is_none() {
                 site.tidy(true);
             }
-            return Err(e.into());
+            return Err(e);
         }
         Ok(site)
     }
@@ -225,10 +225,10 @@ impl WorkDir {
         let text = match look(&folder)? {
             Found::Unfinished(text, _) => text,
             Found::Finished => {
-                return Err(Error::Usage(format!("{}: is complete already", bundle.display())));
+                return Err(Error::usage(format!("{}: is complete already", bundle.display())));
             }
             Found::Nothing => {
-                return Err(Error::Usage(format!("{}: is no unfinished build", bundle.display())));
+                return Err(Error::usage(format!("{}: is no unfinished build", bundle.display())));
             }
         };
         let lock = lock_file(&folder, LOCK, true)?;
@@ -252,7 +252,7 @@ impl WorkDir {
 
     /// Writes a record.
     fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
-        Ok(self.folder.write(Path::new(WORK_DIR).join(name), bytes)?)
+        self.folder.write(Path::new(WORK_DIR).join(name), bytes)
     }
 
     /// Reads a record.
@@ -305,7 +305,7 @@ impl WorkDir {
     /// Removes a package, unless something lies in it that is no part of it.
     pub fn remove_package(&self, file: &str) -> Result<()> {
         bundle_layout::check_package(&self.folder, file)?;
-        Ok(self.folder.remove(file)?)
+        self.folder.remove(file)
     }
 
     /// Removes the records, and their folder where nothing else is in it.
@@ -315,7 +315,7 @@ impl WorkDir {
             // At once, not file by file: half of it would look like another unfinished build.
             self.folder.remove(DONE_DIR)?;
             self.folder.rename(WORK_DIR, DONE_DIR)?;
-            return Ok(self.folder.remove(DONE_DIR)?);
+            return self.folder.remove(DONE_DIR);
         }
         // Without a plan it is no unfinished build any more.
         self.folder.remove(Path::new(WORK_DIR).join(PLAN_FILE))?;
@@ -363,7 +363,7 @@ impl WorkDir {
                 list("are not built", &absent),
                 list("are missing or have other bytes than their records", &changed),
             ];
-            return Err(Error::Usage(format!(
+            return Err(Error::usage(format!(
                 "{}: {}; run the parts that lack them again",
                 self.bundle.display(),
                 lists.into_iter().flatten().collect::<Vec<_>>().join(", ")
@@ -472,7 +472,7 @@ impl WorkDir {
     pub fn host_record(&self, plan: &Plan) -> Result<HostRecord> {
         let wrong = |file: &str| {
             let what = format!("{}: {file} is missing or changed; run part 0 again", self.bundle.display());
-            Error::Usage(what)
+            Error::usage(what)
         };
         let text = self.read(HOST_RECORD).map_err(|_| wrong(&plan.chain.embedding.file))?;
         let record: HostRecord =
@@ -549,7 +549,7 @@ impl WorkDir {
         out.write_all(&tail).map_err(failed)?;
         out.flush().and_then(|()| out.get_ref().sync_all()).map_err(failed)?;
         temporary.persist(&path).map_err(failed)?;
-        Ok(file_sha256(&path)?)
+        file_sha256(&path)
     }
 }
 
@@ -579,7 +579,7 @@ fn refuse_other_plan(bundle: &Path, found: &[u8], wanted: &[u8]) -> Result<()> {
         (&found["plan"]["chain"], &found["inputs"]),
         (&wanted["plan"]["chain"], &wanted["inputs"]),
     );
-    Err(Error::Usage(format!(
+    Err(Error::usage(format!(
         "{}: holds an unfinished build with other options or of another checkpoint ({differs}); remove it or repeat those options",
         bundle.display()
     )))
@@ -597,7 +597,7 @@ fn begin(folder: &OwnedDir, text: &[u8], records: &[(String, Record)]) -> Result
             .try_for_each(|(name, record)| inside.write(format!("{name}.json"), &to_json(record)))
             .and_then(|()| inside.write(PLAN_FILE, text));
         let work = folder.path(WORK_DIR)?;
-        match written.map_err(|e| e.source).and_then(|()| made.persist(&work)) {
+        match written.map_err(std::io::Error::from).and_then(|()| made.persist(&work)) {
             Ok(()) => return Ok(()),
             Err(e) if matches!(e.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists) => {
                 if work.join(PLAN_FILE).exists() {
@@ -609,14 +609,14 @@ fn begin(folder: &OwnedDir, text: &[u8], records: &[(String, Record)]) -> Result
                 for (name, record) in records {
                     inside.write(format!("{name}.json"), &to_json(record))?;
                 }
-                return Ok(inside.write(PLAN_FILE, text)?);
+                return inside.write(PLAN_FILE, text);
             }
             // Another part took it for something that a killed run left.
             Err(e) if e.kind() == ErrorKind::NotFound => {}
             Err(e) => return Err(at(e)),
         }
     }
-    Err(Error::Usage(format!("{}: another build is using this folder", bundle.display())))
+    Err(Error::usage(format!("{}: another build is using this folder", bundle.display())))
 }
 
 /// Records of a finished bundle, if it is one of this very plan and checkpoint: then what is missing or changed can be built
@@ -633,7 +633,7 @@ fn finished_records(
             "{}: is a finished bundle already{what}; remove it or choose another name",
             bundle.display()
         );
-        Err(Error::Usage(what))
+        Err(Error::usage(what))
     };
     if part.is_some() {
         return finished("");

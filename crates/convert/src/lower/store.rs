@@ -75,12 +75,12 @@ impl Stored {
     }
 
     pub(super) fn matrix(&self, name: &str) -> anemoe_mlpackage::Result<&StoredMatrix> {
-        let missing = || anemoe_mlpackage::Error::InvalidProgram(format!("no matrix `{name}` is stored"));
+        let missing = || anemoe_mlpackage::Error::invalid_program(format!("no matrix `{name}` is stored"));
         self.matrices.get(name).ok_or_else(missing)
     }
 
     pub(super) fn vector(&self, name: &str) -> anemoe_mlpackage::Result<Value> {
-        let missing = || anemoe_mlpackage::Error::InvalidProgram(format!("no vector `{name}` is stored"));
+        let missing = || anemoe_mlpackage::Error::invalid_program(format!("no vector `{name}` is stored"));
         self.vectors.get(name).cloned().ok_or_else(missing)
     }
 }
@@ -223,7 +223,7 @@ pub fn store_matrix(
 ) -> Result<Metrics> {
     let dtype = element_type(plan.quant.kind);
     let offset = blobs.begin(dtype, plan.weights())?;
-    let side = encode_matrix(checkpoint, plan, importance, &mut |bytes| Ok(blobs.write(bytes)?))?;
+    let side = encode_matrix(checkpoint, plan, importance, &mut |bytes| blobs.write(bytes))?;
     blobs.end()?;
     let elements = Value::blob(dtype, &plan.dims(), offset);
     let dims = side_dims(plan);

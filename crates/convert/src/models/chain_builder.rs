@@ -242,7 +242,7 @@ impl OutputHead {
         let hidden = l.input("hidden", &[1, self.hidden as u64, 1, 0], Some(3))?;
         let x = l.rms_norm_weighted("final_norm", &hidden, NormShape { axis: 1, eps: self.eps })?;
         let logits = l.project("logits", &x, "logits")?;
-        Ok(l.finish(&[&logits])?)
+        l.finish(&[&logits])
     }
 }
 
@@ -286,5 +286,5 @@ pub fn chain(
 
 /// A shard that is none of the model's: a fault of the caller.
 pub fn not_ours(shard: &PlannedShard) -> Error {
-    Error::Usage(format!("shard {} is not one of this model's", shard.name))
+    Error::usage(format!("shard {} is not one of this model's", shard.name))
 }

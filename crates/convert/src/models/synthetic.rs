@@ -4,6 +4,7 @@ use super::{gemma4, zaya};
 use crate::checkpoint::{Checkpoint, Dtype, TensorInfo, TensorSource};
 use crate::variants::Variants;
 use crate::{Error, Result};
+use anemoe_io::Random;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -16,12 +17,12 @@ pub(super) fn open(spec: &str, name: &str) -> Result<Checkpoint> {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
         let number: u64 = value
             .parse()
-            .map_err(|_| Error::Usage(format!("{spec}: `{pair}` is not of the form seed=N or layers=N")))?;
+            .map_err(|_| Error::usage(format!("{spec}: `{pair}` is not of the form seed=N or layers=N")))?;
         match key {
             "seed" => seed = number,
             "layers" if (1..=1000).contains(&number) => layers = Some(number as usize),
             _ => {
-                return Err(Error::Usage(format!(
+                return Err(Error::usage(format!(
                     "{spec}: `{pair}`: expected seed=N, or layers=N from 1 to 1000"
                 )));
             }
@@ -31,7 +32,7 @@ pub(super) fn open(spec: &str, name: &str) -> Result<Checkpoint> {
         "gemma4-26b-a4b" => (gemma4::published_config(), gemma4::limit_layers, gemma4::PREFIXES[0]),
         ZAYA => (zaya::published_config(), zaya::limit_layers, zaya::PREFIXES[0]),
         _ => {
-            return Err(Error::Usage(format!(
+            return Err(Error::usage(format!(
                 "{spec}: no synthetic model `{model}`; there are gemma4-26b-a4b and zaya1-8b"
             )));
         }
@@ -75,14 +76,6 @@ fn hash(text: &str, seed: u64) -> u64 {
         .fold(seed ^ 0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
-/// The finalizer of SplitMix64: 64 well-mixed bits for each counter.
-#[inline(always)]
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
 /// Nearly normal, of mean 0 and deviation 1: four uniform 16-bit numbers added (Irwin-Hall).
 #[inline(always)]
 fn normal(bits: u64) -> f32 {
@@ -110,16 +103,15 @@ impl TensorSource for Synthetic {
         {
             return Err(Error::invalid(&self.path, format!("use: elements {range:?} of tensor `{name}`")));
         }
-        let base = hash(name, self.seed);
+        let random = Random::new(hash(name, self.seed));
         let (spread, pairs) = shaping(&self.model, name);
-        let value = |i: u64| mix(base.wrapping_add(i.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
         if info.shape.len() < 2 {
             let mean = if name.contains("bias") { 0.0 } else { 1.0 };
             for (i, o) in (range.start..).zip(out.iter_mut()) {
                 let (i_paired, sign) = pairs.apply(i, 1);
                 // The class behind the last expert starts training at -1.
                 let skip = name.ends_with("balancing_biases") && i + 1 == info.elements();
-                *o = if skip { -1.0 } else { mean + sign * spread.bias * normal(value(i_paired)) };
+                *o = if skip { -1.0 } else { mean + sign * spread.bias * normal(random.bits_at(i_paired)) };
             }
             return Ok(());
         }
@@ -131,7 +123,7 @@ impl TensorSource for Synthetic {
         let scale = 1.0 / (inputs as f32).sqrt();
         for (i, o) in (range.start..).zip(out.iter_mut()) {
             let (i, sign) = pairs.apply(i, inputs);
-            let bits = value(i);
+            let bits = random.bits_at(i);
             let outlier = bits.wrapping_mul(0xd6e8_feb8_6659_fd93) >> 54 == 0;
             *o = sign * spread.weight * normal(bits) * if outlier { 10.0 * scale } else { scale };
         }

@@ -13,6 +13,7 @@ use anemoe_bundle::{Chain, Shard, ShardKind};
 use anemoe_convert::build::write_shard;
 use anemoe_convert::models::Family;
 use anemoe_convert::plan::{Plan, PlannedShard};
+use anemoe_io::Random;
 use anemoe_runtime::cpu::CpuBackend;
 use anemoe_runtime::model::{Model, Registers};
 use segment::{Segment, segment};
@@ -268,7 +269,7 @@ fn segment_of(plan: &Plan, chain: &Chain, shard: &PlannedShard) -> Result<Segmen
     // A plan's chain has no shards yet: what steps ask of them is their functions.
     let known = Chain { shards: plan.shards.iter().map(PlannedShard::draft).collect(), ..chain.clone() };
     segment(&known, &shard.name)
-        .ok_or_else(|| Error::Usage(format!("no step of the chain runs shard {}", shard.name)))
+        .ok_or_else(|| Error::usage(format!("no step of the chain runs shard {}", shard.name)))
 }
 
 /// Whether a reference run recorded what probes of this plan's shards need.
@@ -323,19 +324,19 @@ fn tokens<'a>(
     let boundary = shard.layer.unwrap_or(model.num_layers);
     let seed_width = inputs.real.and_then(|g| g.router_states.first()?.first()).map(Vec::len);
     let mut all = Vec::new();
-    let mut random = Random(inputs.seed);
+    let mut random = Random::new(inputs.seed);
     for probe in 0..inputs.count {
-        let mut token: Token<'a> = vec![("hidden", random.unit(model.hidden_size))];
+        let mut token: Token<'a> = vec![("hidden", unit_vector(&mut random, model.hidden_size))];
         for seed in &segment.seeds {
             let width = seed_width.ok_or_else(|| no_seed(shard, seed))?;
-            token.push((seed, random.unit(width)));
+            token.push((seed, unit_vector(&mut random, width)));
         }
         all.push((format!("random {probe}"), vec![token]));
     }
     if let Some(golden) = inputs.real {
         let states = golden.hidden_states.get(boundary).filter(|s| s.len() == golden.prompt_ids.len());
         let states = states.filter(|s| s.iter().all(|h| h.len() == model.hidden_size)).ok_or_else(|| {
-            Error::Usage(format!(
+            Error::usage(format!(
                 "the golden has no `hidden_states` of {} layers of width {} for its prompt",
                 model.num_layers, model.hidden_size
             ))
@@ -355,35 +356,23 @@ fn tokens<'a>(
 }
 
 fn no_seed(shard: &PlannedShard, register: &str) -> Error {
-    Error::Usage(format!(
+    Error::usage(format!(
         "the test of shard {} needs `{register}` of the layer before: the golden has no `router_states`",
         shard.name
     ))
 }
 
-/// SplitMix64, and normal deviates of it by Box and Muller: the same on every machine.
-struct Random(u64);
-
-impl Random {
-    /// Above 0, up to 1.
-    fn uniform(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (((z ^ (z >> 31)) >> 11) as f64 + 1.0) / (1u64 << 53) as f64
-    }
-
-    /// A vector of length 1, in a direction that is uniform on the sphere.
-    fn unit(&mut self, n: usize) -> Vec<f32> {
-        let mut normal = || {
-            let radius = libm::sqrt(-2.0 * libm::log(self.uniform()));
-            radius * libm::cos(std::f64::consts::TAU * self.uniform())
-        };
-        let v: Vec<f64> = (0..n).map(|_| normal()).collect();
-        let length = v.iter().map(|x| x * x).sum::<f64>().sqrt().max(f64::MIN_POSITIVE);
-        v.iter().map(|x| (x / length) as f32).collect()
-    }
+/// Draws a vector of length 1, in a direction that is uniform on the sphere: normal deviates by Box and Muller.
+fn unit_vector(random: &mut Random, n: usize) -> Vec<f32> {
+    // Above 0, up to 1; exact, as both are multiples of 2^-53.
+    let mut uniform = || random.uniform() + 1.0 / (1u64 << 53) as f64;
+    let mut normal = || {
+        let radius = libm::sqrt(-2.0 * libm::log(uniform()));
+        radius * libm::cos(std::f64::consts::TAU * uniform())
+    };
+    let v: Vec<f64> = (0..n).map(|_| normal()).collect();
+    let length = v.iter().map(|x| x * x).sum::<f64>().sqrt().max(f64::MIN_POSITIVE);
+    v.iter().map(|x| (x / length) as f32).collect()
 }
 
 #[cfg(test)]
@@ -392,15 +381,15 @@ mod tests {
 
     #[test]
     fn random_directions_are_the_same_everywhere_and_of_length_one() {
-        let mut random = Random(SEED);
-        let first = random.unit(64);
+        let mut random = Random::new(SEED);
+        let first = unit_vector(&mut random, 64);
         // The first deviates of SplitMix64 from 1, by Box and Muller: fixed for good, since figures are compared over time.
-        let again = Random(SEED).unit(64);
+        let again = unit_vector(&mut Random::new(SEED), 64);
         assert_eq!(first, again);
-        assert_ne!(first, random.unit(64));
-        assert_ne!(first, Random(SEED + 1).unit(64));
+        assert_ne!(first, unit_vector(&mut random, 64));
+        assert_ne!(first, unit_vector(&mut Random::new(SEED + 1), 64));
         for _ in 0..32 {
-            let v = random.unit(2816);
+            let v = unit_vector(&mut random, 2816);
             assert!((norm(&v) - 1.0).abs() < 1e-6);
             // No direction is preferred: the mean is within 5 deviations of 0.
             let mean = v.iter().map(|&x| f64::from(x)).sum::<f64>() / 2816.0;

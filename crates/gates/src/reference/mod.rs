@@ -70,14 +70,14 @@ pub fn run_with_progress(
     let mut model = open(checkpoint, None)?;
     let Limits { vocab, positions: limit, layers } = model.limits();
     if prompt_ids.is_empty() {
-        return Err(Error::Usage("the prompt has no tokens".into()));
+        return Err(Error::usage("the prompt has no tokens"));
     }
     if let Some(id) = prompt_ids.iter().find(|&&id| id as usize >= vocab) {
-        return Err(Error::Usage(format!("prompt token {id} is not in the vocabulary of {vocab} tokens")));
+        return Err(Error::usage(format!("prompt token {id} is not in the vocabulary of {vocab} tokens")));
     }
     if prompt_ids.len().checked_add(decode_n).is_none_or(|n| n > limit) {
         let prompt = prompt_ids.len();
-        return Err(Error::Usage(format!(
+        return Err(Error::usage(format!(
             "{prompt} prompt tokens and {decode_n} more exceed the model's {limit} positions"
         )));
     }

@@ -67,7 +67,7 @@ impl Reader<'_> {
 
     fn model(&self, model: Outline, wanted: Option<&[&str]>) -> Result<MlModel> {
         let Some(program) = model.ml_program else {
-            return Err(Error::Unsupported(format!(
+            return Err(Error::unsupported_here(format!(
                 "{}: not an ML Program model (specification version {}): neural networks, pipelines and classical models \
                  are not read",
                 self.path.display(),
@@ -155,7 +155,7 @@ impl Reader<'_> {
                 .array_type
                 .ok_or_else(|| self.invalid(format!("{place}: a state without an array type")))?,
             Some(_) => {
-                return Err(Error::Unsupported(format!(
+                return Err(Error::unsupported_here(format!(
                     "{}: {place} is not a multi-array (images, strings, numbers and dictionaries are not read)",
                     self.path.display()
                 )));

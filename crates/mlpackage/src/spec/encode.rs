@@ -18,13 +18,13 @@ pub fn encode(model: &MlModel) -> Result<Vec<u8>> {
     let described: Vec<&str> = model.functions.iter().map(|f| f.name.as_str()).collect();
     for name in &described {
         if !model.program.functions.contains_key(*name) {
-            return Err(Error::InvalidProgram(format!(
+            return Err(Error::invalid_program(format!(
                 "the description names function `{name}`, the program has none"
             )));
         }
     }
     if described.len() != model.program.functions.len() {
-        return Err(Error::InvalidProgram("the description leaves out a function of the program".into()));
+        return Err(Error::invalid_program("the description leaves out a function of the program"));
     }
     let mut description = pb::ModelDescription { metadata: metadata(&model.metadata), ..Default::default() };
     match model.functions.as_slice() {
@@ -90,7 +90,7 @@ fn features(features: &[Feature], state: bool) -> Result<Vec<pb::FeatureDescript
     for f in features {
         let data_type =
             FEATURE_TYPES.iter().find(|(t, _)| *t == f.dtype).map(|(_, n)| *n).ok_or_else(|| {
-                Error::InvalidProgram(format!(
+                Error::invalid_program(format!(
                     "feature `{}` has type {}, which features cannot have",
                     f.name, f.dtype
                 ))

@@ -62,7 +62,7 @@ pub fn add_experts(
         plans.push((plan, *inputs));
     }
     super::plan::add_experts(&plans, sum, counts).map_err(|e| {
-        let Some((function, _)) = calls.first() else { return Error::Input("no calls".into()) };
+        let Some((function, _)) = calls.first() else { return Error::input("no calls") };
         let (op_type, name) = plans[0].0.describe(0);
         Located { path: &function.path, function: &function.name, op_type, name }.error(e)
     })
@@ -207,7 +207,7 @@ impl CompiledFunction {
             .iter()
             .map(|(name, _)| {
                 let i = states.names.iter().position(|n| n == name);
-                i.ok_or_else(|| Error::Input(format!("state `{name}` is missing")))
+                i.ok_or_else(|| Error::input(format!("state `{name}` is missing")))
             })
             .collect::<Result<_>>()?;
         // The states move in for the run, and out again whatever happens.
@@ -259,7 +259,7 @@ impl CompiledFunction {
 
     fn check_inputs(&self, inputs: &[&Tensor]) -> Result<()> {
         if inputs.len() != self.inputs.len() {
-            return Err(Error::Input(format!(
+            return Err(Error::input(format!(
                 "{}: {} inputs given, function `{}` has {}",
                 self.path.display(),
                 inputs.len(),
@@ -270,7 +270,7 @@ impl CompiledFunction {
         for (feature, input) in self.described.inputs.iter().zip(inputs) {
             self.check_input(feature, input)?;
             if input.len() != input.shape.iter().product::<usize>() {
-                return Err(Error::Input(format!(
+                return Err(Error::input(format!(
                     "{}: input `{}`: {} elements of shape {:?}",
                     self.path.display(),
                     feature.name,
@@ -290,7 +290,7 @@ impl CompiledFunction {
                 }
             };
             if !fits {
-                return Err(Error::Input(format!(
+                return Err(Error::input(format!(
                     "{}: input `{}`: shape {:?}, where function `{}` takes {ty}",
                     self.path.display(),
                     feature.name,
@@ -304,7 +304,7 @@ impl CompiledFunction {
 
     fn check_input(&self, feature: &Feature, input: &Tensor) -> Result<()> {
         let wrong = |what: String| {
-            Err(Error::Input(format!("{}: input `{}`: {what}", self.path.display(), feature.name)))
+            Err(Error::input(format!("{}: input `{}`: {what}", self.path.display(), feature.name)))
         };
         let shape = || input.shape.iter().map(|&d| d as u64);
         let fits = match &feature.shape {

@@ -108,7 +108,7 @@ impl Execution<'_> {
                 }
                 Data::I32(v) => target.reset_i32(shape).copy_from_slice(v),
                 Data::Bool(v) => target.reset_bool(shape).copy_from_slice(v),
-                Data::Str(_) => return Err(Error::Input("a string input".into())),
+                Data::Str(_) => return Err(Error::input("a string input")),
             }
             self.zero[*buffer] = false;
         }

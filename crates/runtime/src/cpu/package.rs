@@ -242,7 +242,7 @@ impl backend::BackendFunction for CompiledFunction {
         let states = match states.downcast_mut::<CpuStates>() {
             Some(states) => states,
             None if !self.has_states() => &mut none,
-            None => return Err(Error::Input("states of another backend".into())),
+            None => return Err(Error::input("states of another backend")),
         };
         states.adopt(self).map_err(|what| Error::invalid(self.path(), what))?;
         if !self.has_states() {

@@ -297,9 +297,9 @@ impl CpuStates {
     pub fn set(&mut self, name: &str, value: Tensor) -> Result<()> {
         let i = self.names.iter().position(|n| n == name);
         let i =
-            i.ok_or_else(|| Error::Input(format!("no state `{name}`; there is {}", self.names.join(", "))))?;
+            i.ok_or_else(|| Error::input(format!("no state `{name}`; there is {}", self.names.join(", "))))?;
         if value.shape != self.values[i].shape() || value.as_f32().is_none() {
-            return Err(Error::Input(format!(
+            return Err(Error::input(format!(
                 "state `{name}`: a value of shape {:?}, expected {:?}",
                 value.shape,
                 self.values[i].shape()
@@ -326,19 +326,13 @@ impl CpuStates {
 
     /// Fills every state with noise between -0.5 and 0.5.
     fn fill_with_noise(&mut self, seed: u64) {
-        let mut s = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut random = anemoe_io::Random::new(seed);
         let mut row = vec![0f32; 1024];
         for value in &mut self.values {
             let n = value.shape().iter().product::<usize>();
             for first in (0..n).step_by(row.len()) {
                 let row = &mut row[..1024.min(n - first)];
-                for v in row.iter_mut() {
-                    // Xorshift.
-                    s ^= s << 13;
-                    s ^= s >> 7;
-                    s ^= s << 17;
-                    *v = (s >> 40) as f32 / (1u64 << 24) as f32 - 0.5;
-                }
+                row.fill_with(|| random.uniform() as f32 - 0.5);
                 value.set(first, row);
             }
         }
@@ -365,7 +359,7 @@ impl backend::SequenceStates for CpuStates {
     fn rewind(&mut self, tokens: usize) -> Result<()> {
         match self.cut_back(tokens)? {
             true => Ok(()),
-            false => Err(Error::Input(format!("states that cannot undo {tokens} tokens"))),
+            false => Err(Error::input(format!("states that cannot undo {tokens} tokens"))),
         }
     }
 
@@ -397,8 +391,7 @@ impl backend::SequenceStates for CpuStates {
 
     fn restore(&mut self, bytes: &mut &[u8]) -> Result<()> {
         let read = read_states(bytes);
-        *self =
-            read.ok_or_else(|| Error::Input("saved sequence: its states are cut short or wrong".into()))?;
+        *self = read.ok_or_else(|| Error::input("saved sequence: its states are cut short or wrong"))?;
         Ok(())
     }
 

@@ -260,7 +260,7 @@ impl Call {
         let width = if count.min == count.max { count.max } else { tokens.min(count.max) };
         match self.functions.get(&count) {
             Some(name) => Ok((package.prepare(name)?, width)),
-            None => Err(Error::Input(format!("shard `{}` has no function", self.shard))),
+            None => Err(Error::input(format!("shard `{}` has no function", self.shard))),
         }
     }
 

@@ -177,7 +177,7 @@ impl Model {
         self.check(sequence)?;
         let max = self.chain.model.max_context;
         if sequence.position() >= max {
-            return Err(Error::Input(format!("context of {max} tokens is full")));
+            return Err(Error::input(format!("context of {max} tokens is full")));
         }
         let mut workspace = self.workspace();
         for (name, values) in registers {
@@ -219,14 +219,14 @@ impl Model {
         for request in requests {
             self.check(request.sequence)?;
             if let Some(id) = request.ids.iter().find(|&&id| id as usize >= model.vocab_size) {
-                return Err(Error::Input(format!(
+                return Err(Error::input(format!(
                     "token id {id} is outside the vocabulary of {} tokens",
                     model.vocab_size
                 )));
             }
             let position = request.sequence.position();
             if request.ids.len() > model.max_context - position.min(model.max_context) {
-                return Err(Error::Input(format!(
+                return Err(Error::input(format!(
                     "context of {} tokens is full: {position} tokens are in it and {} more were given; build with a larger --max-context",
                     model.max_context,
                     request.ids.len()

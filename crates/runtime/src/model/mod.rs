@@ -141,7 +141,7 @@ impl Model {
             index.insert(shard.name.clone(), packages.len());
             let opened = opened.into_inner().unwrap_or_else(PoisonError::into_inner);
             packages.push(
-                opened.ok_or_else(|| Error::Input(format!("shard `{}` was not opened", shard.name)))??,
+                opened.ok_or_else(|| Error::input(format!("shard `{}` was not opened", shard.name)))??,
             );
         }
         let mut names = Names::default();
@@ -258,7 +258,7 @@ impl Model {
     pub fn fill_with_noise(&self, sequence: &mut Sequence, tokens: usize, seed: u64) -> Result<()> {
         let room = self.chain.model.max_context;
         if tokens > room {
-            return Err(Error::Input(format!("a context of {tokens} tokens, where the bundle holds {room}")));
+            return Err(Error::input(format!("a context of {tokens} tokens, where the bundle holds {room}")));
         }
         sequence.clear();
         // States come into being with the first token.
@@ -266,7 +266,7 @@ impl Model {
         sequence.clear();
         for (i, states) in sequence.states.iter_mut().enumerate() {
             if !states.fill_with_noise(seed + i as u64) {
-                return Err(Error::Input("this backend cannot write states".into()));
+                return Err(Error::input("this backend cannot write states"));
             }
         }
         sequence.push_unknown(tokens);

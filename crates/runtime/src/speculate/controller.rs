@@ -206,14 +206,10 @@ mod tests {
     /// pass over T tokens costs `cost(T)`.
     fn speedup(a: f64, cost: impl Fn(usize) -> f64, tokens: usize) -> f64 {
         let mut c = Controller::new(8);
-        let (mut seed, mut made, mut seconds) = (7u64, 0, 0.0);
-        let mut random = || {
-            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (seed >> 33) as f64 / (1u64 << 31) as f64
-        };
+        let (mut random, mut made, mut seconds) = (anemoe_io::Random::new(7), 0, 0.0);
         while made < tokens {
             let k = c.choose(4, 8);
-            let accepted = (0..k).take_while(|_| random() < a).count();
+            let accepted = (0..k).take_while(|_| random.uniform() < a).count();
             c.note(4, k, accepted, cost(k + 1));
             (made, seconds) = (made + accepted + 1, seconds + cost(k + 1));
         }

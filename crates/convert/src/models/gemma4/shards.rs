@@ -312,7 +312,7 @@ impl Gemma4 {
         let router_input = l.scale_by("router_input", &unit)?;
         let router_logits = l.project("router_logits", &router_input, "router_logits")?;
         let expert_input = l.scale_by("expert_input", &unit)?;
-        Ok(l.finish(&[&attended, &expert_input, &router_logits])?)
+        l.finish(&[&attended, &expert_input, &router_logits])
     }
 
     fn lower_experts(
@@ -334,8 +334,8 @@ impl Gemma4 {
             sum = Some(l.experts(name, &y, &weights, &experts, Activation::GeluTanh)?);
         }
         if !unit.role.0 {
-            let sum = sum.ok_or_else(|| Error::Usage("a pack without experts".into()))?;
-            return Ok(l.finish(&[&sum])?);
+            let sum = sum.ok_or_else(|| Error::usage("a pack without experts"))?;
+            return l.finish(&[&sum]);
         }
         let norm = NormShape { axis: 1, eps: c.rms_norm_eps };
         let hidden = l.input("hidden", &[1, h, 1, 0], Some(3))?;
@@ -355,7 +355,7 @@ impl Gemma4 {
         let both = l.rms_norm_weighted("post_feedforward_norm", &both, norm)?;
         let stream = l.f().add("stream", &hidden, &both)?;
         let out = l.scale_by("hidden_out", &stream)?;
-        Ok(l.finish(&[&out])?)
+        l.finish(&[&out])
     }
 }
 

@@ -323,7 +323,7 @@ impl Zaya {
         let (keys, values) = l.update_cache(&cache, (&k, &all.v), Some(&all.tail), &at, &shape)?;
         let context = l.attend(&q, &keys, &values, &at, &shape)?;
         let attended = l.project("attended", &context, "o_proj")?;
-        Ok(l.finish(&[&attended])?)
+        l.finish(&[&attended])
     }
 
     /// Logits over the classes, and the state for the next layer's router, from the normalized stream.
@@ -363,11 +363,11 @@ impl Zaya {
             let routing = l.input("routing", &[1, experts.len() as u64, 1, 0], Some(3))?;
             let weights = l.routing_weights(&routing, experts.len())?;
             let sum = l.experts("experts_out", &x, &weights, &experts, Activation::Silu)?;
-            return Ok(l.finish(&[&sum])?);
+            return l.finish(&[&sum]);
         }
         let (logits, state) = self.route(&mut l, &x, layer)?;
         if unit.role == Role::Router {
-            return Ok(l.finish(&[&logits, &state])?);
+            return l.finish(&[&logits, &state]);
         }
         let probabilities = l.f().softmax("router_probabilities", &logits, 1)?;
         let routing = l.top_1("routing_weight", &probabilities, "balancing_biases", c.classes())?;
@@ -381,7 +381,7 @@ impl Zaya {
                 l.f().add("experts_out", &sum, &kept)?
             }
         };
-        Ok(l.finish(&[&out, &state])?)
+        l.finish(&[&out, &state])
     }
 
     /// What scales and shifts the stream and a branch where they meet: `(branch + b) g + (stream + b') g'`.
@@ -441,7 +441,7 @@ impl Family for Zaya {
         options.check()?;
         let c = &self.config;
         if options.parts.dense_mlp.is_some() {
-            return Err(Error::Usage("--mlp-quant: zaya has no MLP that every token meets".into()));
+            return Err(Error::usage("--mlp-quant: zaya has no MLP that every token meets"));
         }
         let (options, attention) = attention_kind(options);
         let options = &options;

@@ -154,7 +154,7 @@ fn attention(s: &Sketch, dims: [u64; 4]) -> Result<FunctionBuilder> {
     let ty = TensorType::fixed(m.dtype(), &dims);
     let (q, k) = (m.f.input("q", ty.clone())?, m.f.input("k", ty.clone())?);
     let v = m.f.input("v", ty)?;
-    let y = m.f.scaled_dot_product_attention("y", (&q, &k, &v), None)?;
+    let y = m.f.scaled_dot_product_attention("y", &q, &k, &v, None)?;
     m.f.output(&y)?;
     Ok(m.f)
 }
