@@ -7,15 +7,17 @@ use super::function::{CompiledFunction, Executable};
 use super::interpreter::Interpreter;
 use super::ir::{Instr, InstrKind, ParamRef, Projection, ValueRef, ZeroSkip};
 use super::ops::shape::{MAX_ELEMENTS, with_limit};
+use super::convolution::Convolution;
+use super::ops::window::WindowParams;
 use super::ops::{self, OpContext, OpError};
 use super::plan::{self, PlanInput};
 use super::weights::{Constant, Operands, StoredWeight, const_value, constexpr, located, to_f16};
-use super::{Located, Options, Precision};
+use super::{Located, OpErrorAt, Options, Precision};
 use crate::memory::Allowance;
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
 use anemoe_mlpackage::mil::{
-    Argument, Binding, Block, DataType, Dim, Function, FunctionDescription, Operation, TensorType, ValueType,
+    Argument, Binding, Block, DataType, Function, FunctionDescription, Operation, TensorType, ValueType,
 };
 use anemoe_mlpackage::package::Package;
 use std::collections::BTreeMap;
@@ -572,8 +574,10 @@ impl Compiler<'_> {
         }
         let types = self.output_types(op, at)?;
         self.check_results(&types, at)?;
-        if let Some(projection) = self.projection(op) {
-            let x = self.named(op, "x", at)?;
+        if let Some((projection, x, prepared)) = located(at, self.projection(op))? {
+            self.held = self.held.saturating_add(prepared);
+            let checked = self.allowance.check("constants up to here", self.held);
+            checked.map_err(|what| at.error(OpError::Invalid(what)))?;
             let x = self.operand_place(&x).map_err(|what| at.error(OpError::Invalid(what)))?;
             let bias = match op.inputs.get("bias").and_then(|a| a.0.first()) {
                 Some(Binding::Name(name)) => {
@@ -663,91 +667,91 @@ impl Compiler<'_> {
         Ok(out)
     }
 
-    /// A product with a constant that kernels can read as it is stored: 1x1 convolution, linear, matmul with a constant
-    /// right side `[O, I]` transposed.
-    fn projection(&self, op: &Operation) -> Option<Projection> {
-        let weight_param = match op.op_type.as_str() {
-            "conv" | "linear" => "weight",
-            "matmul" => "y",
-            _ => return None,
+    /// A product with a constant, prepared once; its other operand; and the bytes that were made of the constant. None where the op library has to say what is wrong, or
+    /// where both are constants, which are folded.
+    fn projection(&self, op: &Operation) -> OpErrorAt<Option<(Projection, String, u64)>> {
+        let constant = |param: &str| match op.inputs.get(param).and_then(|a| a.0.first()) {
+            Some(Binding::Name(name)) => match self.constant_named(name)? {
+                Constant::Stored(weight) => Some(weight),
+                Constant::Dense(t) => t.as_f32().is_some().then(|| Arc::new(StoredWeight::dense(t))),
+            },
+            _ => None,
         };
-        let Some(Binding::Name(name)) = op.inputs.get(weight_param).and_then(|a| a.0.first()) else {
-            return None;
+        let value = |param: &str| match op.inputs.get(param).and_then(|a| a.0.first()) {
+            Some(Binding::Name(x)) if self.constant_named(x).is_none() => Some(x.clone()),
+            _ => None,
         };
-        let weight = match self.constant_named(name) {
-            Some(Constant::Stored(weight)) => weight,
-            Some(Constant::Dense(t)) if t.as_f32().is_some() => Arc::new(StoredWeight::dense(t)),
-            _ => return None,
-        };
-        // A product of constants is one, and is computed here; kernels of the op library say what is wrong with no elements.
-        let x = match op.inputs.get("x").and_then(|a| a.0.first()) {
-            Some(Binding::Name(x)) if self.constant_named(x).is_none() => x.clone(),
-            _ => return None,
-        };
-        if weight.shape.contains(&0) {
-            return None;
-        }
-        let ints = |param: &str| -> Option<Vec<i32>> {
-            match op.inputs.get(param)?.0.first()? {
-                Binding::Name(n) => self.constant_named(n)?.to_tensor().ok()?.as_i32().map(<[i32]>::to_vec),
-                Binding::Value(v) => v.as_ints().map(<[i32]>::to_vec),
-            }
-        };
-        let flag = |param: &str| match op.inputs.get(param).and_then(|a| a.0.first()) {
-            Some(Binding::Name(n)) => self
-                .constant_named(n)
-                .and_then(|c| c.to_tensor().ok())
-                .and_then(|t| t.as_bool().and_then(|v| v.first().copied()))
-                .unwrap_or(false),
-            Some(Binding::Value(v)) => v.as_bool().unwrap_or(false),
-            None => false,
-        };
-        let shape = &weight.shape;
-        let projection = match op.op_type.as_str() {
+        let rank = |x: &str| self.types.get(x).and_then(ValueType::tensor).map_or(0, TensorType::rank);
+        let has_elements = |w: &Arc<StoredWeight>| !w.shape.contains(&0);
+        match op.op_type.as_str() {
             "conv" => {
-                let plain = shape.len() >= 3 && shape[2..].iter().all(|&k| k == 1);
-                // A plan gathers the taps of a row of tokens.
-                let undilated = ints("dilations").is_none_or(|d| d.iter().all(|&v| v == 1));
-                let same = match op.inputs.get("pad_type").and_then(|a| a.0.first()) {
-                    Some(Binding::Name(n)) => match self.constant_named(n) {
-                        Some(Constant::Dense(t)) => {
-                            !matches!(&t.data, Data::Str(s) if s.iter().all(|s| s == "valid" || s == "custom"))
-                        }
-                        _ => true,
-                    },
-                    Some(Binding::Value(_)) => true,
-                    None => false,
+                let (Some(weight), Some(x)) = (constant("weight").filter(has_elements), value("x")) else {
+                    return Ok(None);
                 };
-                let tapped = self.unique_buffers && shape.len() == 4 && shape[2] == 1 && undilated && !same;
-                let ones = ints("strides").is_none_or(|s| s.iter().all(|&v| v == 1));
-                let unpadded = ints("pad").is_none_or(|p| p.iter().all(|&v| v == 0));
-                let groups = ints("groups").and_then(|g| g.first().copied()).unwrap_or(1);
-                let groups = usize::try_from(groups).ok().filter(|&g| g > 0 && shape[0] % g == 0);
-                match groups {
-                    Some(groups) if (plain || tapped) && ones && unpadded => {
-                        let taps = shape[2..].iter().product();
-                        Projection::Conv { weight, groups, taps }
-                    }
-                    _ => return None,
+                let fits = (3..=5).contains(&weight.shape.len()) && rank(&x) == weight.shape.len();
+                let parameters = self.constant_parameters(op, &["x", "weight", "bias"]);
+                let (true, Some(parameters)) = (fits, parameters) else { return Ok(None) };
+                let inputs: Vec<(&str, &Tensor)> =
+                    parameters.iter().map(|(name, t)| (name.as_str(), t)).collect();
+                let c = OpContext { op: "conv", inputs: &inputs, values: &[], outputs: &[] };
+                let groups = usize::try_from(c.int("groups", 1)?).unwrap_or(0);
+                if groups == 0 || weight.rows() % groups != 0 {
+                    return Ok(None);
                 }
+                let params = WindowParams::new(&c, &weight.shape[2..], true)?;
+                let conv = Convolution::new(weight, groups, params)?;
+                let prepared = conv.prepared_bytes();
+                Ok(Some((Projection::Conv(Arc::new(conv)), x, prepared)))
             }
-            "linear" if shape.len() == 2 => Projection::Linear { weight },
-            "matmul" if shape.len() == 2 && flag("transpose_y") && !flag("transpose_x") => {
-                Projection::Linear { weight }
+            "linear" => match (constant("weight").filter(has_elements), value("x")) {
+                (Some(weight), Some(x)) if weight.shape.len() == 2 && rank(&x) >= 1 => {
+                    Ok(Some((Projection::Linear { weight, input: 1, output: 1 }, x, 0)))
+                }
+                _ => Ok(None),
+            },
+            "matmul" => {
+                let Some(parameters) = self.constant_parameters(op, &["x", "y"]) else { return Ok(None) };
+                let flag = |name: &str| {
+                    let found = parameters.iter().find(|(n, _)| n == name);
+                    found.and_then(|(_, t)| t.as_bool()?.first().copied()).unwrap_or(false)
+                };
+                let (tx, ty) = (flag("transpose_x"), flag("transpose_y"));
+                let is_matrix = |w: &Arc<StoredWeight>| has_elements(w) && w.shape.len() == 2;
+                let right = (constant("y").filter(is_matrix), value("x"));
+                let left = (constant("x").filter(is_matrix), value("y"));
+                // Rows of a weight are outputs: those of a right operand that is transposed, or of a left one that is not.
+                let (weight, x, rows_first, input, output) = match (right, left) {
+                    ((Some(w), Some(x)), _) => (w, x, ty, if tx { 2 } else { 1 }, 1),
+                    (_, (Some(w), Some(y))) => (w, y, !tx, if ty { 1 } else { 2 }, 2),
+                    _ => return Ok(None),
+                };
+                if rank(&x) < 2 {
+                    return Ok(None);
+                }
+                if rows_first {
+                    return Ok(Some((Projection::Linear { weight, input, output }, x, 0)));
+                }
+                let weight = Arc::new(weight.transposed()?);
+                let prepared = weight.owned_bytes();
+                Ok(Some((Projection::Linear { weight, input, output }, x, prepared)))
             }
-            _ => return None,
-        };
-        let rank = self.types.get(&x).and_then(ValueType::tensor).map_or(0, TensorType::rank);
-        let fits = match &projection {
-            // Several images in one batch go the plain way.
-            Projection::Conv { .. } => {
-                let batch =
-                    self.types.get(&x).and_then(ValueType::tensor).and_then(|t| t.dims.first().copied());
-                rank >= 3 && batch == Some(Dim::Fixed(1))
-            }
-            Projection::Linear { .. } => rank >= 1 && (op.op_type == "linear" || rank >= 2),
-        };
-        fits.then_some(projection)
+            _ => Ok(None),
+        }
+    }
+
+    /// Parameters of an operation but for some; none where one is not a constant.
+    fn constant_parameters(&self, op: &Operation, without: &[&str]) -> Option<Vec<(String, Tensor)>> {
+        let others = op.inputs.iter().filter(|(name, _)| !without.contains(&name.as_str()));
+        others
+            .map(|(name, Argument(bindings))| {
+                let constant = match bindings.as_slice() {
+                    [Binding::Name(n)] => self.constant_named(n)?,
+                    [Binding::Value(v)] => const_value(self.package, v).ok()?,
+                    _ => return None,
+                };
+                Some((name.clone(), constant.to_tensor().ok()?))
+            })
+            .collect()
     }
 
     /// Steps of a nested block, and where its results are.

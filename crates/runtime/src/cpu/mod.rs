@@ -9,6 +9,7 @@
 mod batch;
 mod carry;
 mod compile;
+mod convolution;
 mod function;
 mod interpreter;
 mod ir;

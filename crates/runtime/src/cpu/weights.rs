@@ -41,6 +41,8 @@ enum Elements {
     Blob(SharedBlob),
     /// Decoded, of a kind that kernels do not read as it is stored.
     Dense(Arc<Tensor>),
+    /// Rearranged, in the format of the blob.
+    Owned(Vec<u8>),
 }
 
 enum Encoding {
@@ -100,6 +102,7 @@ impl StoredWeight {
         let (rows, cols) = (self.rows(), self.cols());
         let (data, values) = match &self.elements {
             Elements::Blob(blob) => (blob.data(), &[] as &[f32]),
+            Elements::Owned(bytes) => (bytes.as_slice(), &[] as &[f32]),
             Elements::Dense(t) => (&[] as &[u8], t.as_f32().unwrap_or_default()),
         };
         let matrix = match &self.kind {
@@ -118,6 +121,55 @@ impl StoredWeight {
         } else {
             matrix.with_int16_lut(self.words.as_ref())
         })
+    }
+
+    /// Bytes that do not lie in the package.
+    pub fn owned_bytes(&self) -> u64 {
+        match &self.elements {
+            Elements::Blob(_) => 0,
+            Elements::Dense(t) => t.len() as u64 * 4,
+            Elements::Owned(bytes) => bytes.len() as u64,
+        }
+    }
+
+    /// The same weight with columns `[taps, channels]` instead of `[channels, taps]`; none where it is compressed.
+    pub fn with_taps_first(&self, taps: usize) -> Option<StoredWeight> {
+        let (rows, cols) = (self.rows(), self.cols());
+        let channels = cols / taps.max(1);
+        self.rearranged(vec![rows, cols], |i| {
+            let (row, column) = (i / cols, i % cols);
+            row * cols + column % channels * taps + column / channels
+        })
+    }
+
+    /// The transposed matrix; a compressed one is decoded.
+    pub fn transposed(&self) -> OpErrorAt<StoredWeight> {
+        let (rows, cols) = (self.rows(), self.cols());
+        if let Some(weight) = self.rearranged(vec![cols, rows], |i| i % rows * cols + i / rows) {
+            return Ok(weight);
+        }
+        let dense = self.to_dense()?;
+        let values = dense.as_f32().unwrap_or_default();
+        let turned = (0..values.len()).map(|i| values[i % rows * cols + i / rows]).collect();
+        Ok(StoredWeight::dense(Arc::new(Tensor::f32(&[cols, rows], turned))))
+    }
+
+    /// The weight whose element i is element `from(i)` of this one; none where it is compressed.
+    fn rearranged(&self, shape: Vec<usize>, from: impl Fn(usize) -> usize) -> Option<StoredWeight> {
+        let (elements, kind) = match (&self.kind, &self.elements) {
+            (Encoding::F32, Elements::Dense(t)) => {
+                let values = t.as_f32()?;
+                let values = (0..values.len()).map(|i| values[from(i)]).collect();
+                (Elements::Dense(Arc::new(Tensor::f32(&shape, values))), Encoding::F32)
+            }
+            (Encoding::F16, Elements::Blob(blob)) => {
+                let halves = blob.data().as_chunks::<2>().0;
+                let bytes = (0..halves.len()).flat_map(|i| halves[from(i)]).collect();
+                (Elements::Owned(bytes), Encoding::F16)
+            }
+            _ => return None,
+        };
+        Some(StoredWeight { elements, kind, fast: self.fast, codes: None, words: None, shape })
     }
 
     /// The dense tensor.

@@ -13,6 +13,7 @@ mod scatter_gather;
 pub(super) mod shape;
 mod tensor_operation;
 mod tensor_transformation;
+pub(super) mod window;
 
 use crate::tensor::{Data, Tensor};
 use anemoe_mlpackage::mil::{DataType, TensorType};

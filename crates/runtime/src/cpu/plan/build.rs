@@ -380,10 +380,8 @@ impl Builder<'_> {
 
     fn weight_of(&self, step: usize) -> Option<Arc<StoredWeight>> {
         match &self.g.steps[step].work {
-            InstrKind::Project {
-                projection: Projection::Conv { weight, .. } | Projection::Linear { weight },
-                ..
-            } => weight.matrix().is_ok().then(|| weight.clone()),
+            InstrKind::Project { projection: Projection::Conv(conv), .. } => Some(conv.weight().clone()),
+            InstrKind::Project { projection: Projection::Linear { weight, .. }, .. } => Some(weight.clone()),
             _ => None,
         }
     }
@@ -476,84 +474,77 @@ impl Builder<'_> {
     }
 
     fn project(&mut self, projection: &Projection, x: ValueRef, bias: Option<ValueRef>) -> Option<()> {
-        let (_, shape) = self.result()?;
-        let (weight, groups, taps) = match projection {
-            Projection::Conv { weight, groups, taps } => (weight.clone(), *groups, *taps),
-            Projection::Linear { weight } => (weight.clone(), 1, 1),
-        };
-        let matrix = weight.matrix().ok()?;
-        let (rows, cols) = (matrix.rows(), matrix.cols());
         let x = self.float(x)?;
-        let rank = x.rank();
-        let axis = match projection {
-            Projection::Conv { .. } => 1,
-            Projection::Linear { .. } => rank - 1,
-        };
-        let channels = cols / taps;
-        let view = if taps == 1 { self.make_contiguous(x, axis) } else { x };
-        // All dimensions but the channels', as one.
-        let others: Vec<usize> = (0..rank).filter(|&d| d != axis).collect();
-        let mut tokens_view = view.transposed(&others.iter().copied().chain([axis]).collect::<Vec<_>>());
-        if tokens_view.shape.last() != Some(&(channels * groups)) || (taps > 1 && rank != 4) {
-            return None;
-        }
-        if taps > 1 {
-            *tokens_view.shape.get_mut(2)? -= taps - 1;
-        }
-        let tokens: usize = tokens_view.shape[..rank - 1].iter().product();
-        let flat = [tokens, channels * groups];
-        let flattened = match tokens_view.reshaped(&flat) {
-            Some(v) => v,
-            None if taps == 1 => {
-                let copy = self.copied(&tokens_view, &(0..rank).collect::<Vec<_>>());
-                copy.reshaped(&flat)?
+        match projection {
+            Projection::Conv(conv) if conv.is_matmul() => {
+                let weight = conv.weight().clone();
+                let bias = self.bias(bias, weight.rows())?;
+                self.tokenwise(x, weight, bias, (1, 1))
             }
-            None => return None,
-        };
-        let tap_stride = if taps > 1 { view.strides[3] } else { 0 };
-        let expected: Vec<usize> = match projection {
-            Projection::Conv { .. } if taps > 1 => {
-                vec![view.shape[0], rows, view.shape[2], view.shape[3] + 1 - taps]
-            }
-            _ => (0..rank).map(|d| if d == axis { rows } else { view.shape[d] }).collect(),
-        };
-        if expected != shape
-            || (axis == 1 && matches!(projection, Projection::Conv { .. }) && view.shape[0] != 1)
-        {
-            return None;
-        }
-        let bias = match bias {
-            None => None,
-            Some(b) => {
-                let v = self.float(b)?;
-                if v.len() != rows || !v.is_dense() || v.offset != 0 {
+            Projection::Conv(conv) => {
+                let (window, expected) = conv.over(&x.shape).ok()?;
+                let (_, shape) = self.result()?;
+                if expected != shape {
                     return None;
                 }
-                Some(v.base)
+                let bias = self.bias(bias, shape[1])?;
+                let x = if conv.wants_channels_last() { self.make_contiguous(x, 1) } else { x };
+                let order: Vec<usize> = (0..shape.len()).filter(|&d| d != 1).chain([1]).collect();
+                let out = self.allocate(&shape, &order);
+                let (conv, to) = (conv.clone(), buffer_of(&out));
+                self.push(NodeKind::Conv { conv, window, x, bias, out: to });
+                self.define(out)
+            }
+            Projection::Linear { weight, input, output } => {
+                let axes = (x.rank().checked_sub(*input)?, x.rank().checked_sub(*output)?);
+                let bias = self.bias(bias, weight.rows())?;
+                self.tokenwise(x, weight.clone(), bias, axes)
+            }
+        }
+    }
+
+    /// Where a bias of `rows` elements is; none inside where there is none.
+    fn bias(&mut self, bias: Option<ValueRef>, rows: usize) -> Option<Option<Base>> {
+        let Some(bias) = bias else { return Some(None) };
+        let v = self.float(bias)?;
+        (v.len() == rows && v.is_dense() && v.offset == 0).then_some(Some(v.base))
+    }
+
+    /// A matmul of every token of x, whose channels are on one axis, and those of the result on another.
+    fn tokenwise(
+        &mut self,
+        x: View,
+        weight: Arc<StoredWeight>,
+        bias: Option<Base>,
+        (axis, to_axis): (usize, usize),
+    ) -> Option<()> {
+        let (_, shape) = self.result()?;
+        let (rank, rows, cols) = (x.rank(), weight.rows(), weight.cols());
+        if x.shape.get(axis) != Some(&cols) {
+            return None;
+        }
+        let view = self.make_contiguous(x, axis);
+        // All dimensions but the channels', as one.
+        let others: Vec<usize> = (0..rank).filter(|&d| d != axis).collect();
+        let tokens_view = view.transposed(&others.iter().copied().chain([axis]).collect::<Vec<_>>());
+        let tokens: usize = tokens_view.shape[..rank - 1].iter().product();
+        let flattened = match tokens_view.reshaped(&[tokens, cols]) {
+            Some(v) => v,
+            None => {
+                let copy = self.copied(&tokens_view, &(0..rank).collect::<Vec<_>>());
+                copy.reshaped(&[tokens, cols])?
             }
         };
-        let order: Vec<usize> = others.iter().copied().chain([axis]).collect();
-        let out = self.allocate(&shape, &order);
-        let strides = (flattened.strides[0], flattened.strides[1], tap_stride);
-        let to = buffer_of(&out);
-        if groups > 1 || taps > 1 {
-            let group_stride = channels * strides.1;
-            let (x, cols) = (flattened, (channels, taps));
-            self.push(NodeKind::Grouped {
-                x,
-                tokens,
-                cols,
-                strides,
-                weight,
-                groups,
-                group_stride,
-                bias,
-                out: to,
-            });
-            return self.define(out);
+        let dense: Vec<usize> = others.iter().map(|&d| view.shape[d]).chain([rows]).collect();
+        let mut perm: Vec<usize> = (0..rank - 1).collect();
+        perm.insert(to_axis, rank - 1);
+        let out = self.allocate_dense(&dense);
+        let result = out.transposed(&perm);
+        if result.shape != shape {
+            return None;
         }
-        self.add_product(flattened, tokens, weight, bias, to)?;
-        self.define(out)
+        self.add_product(flattened, tokens, weight, bias, buffer_of(&out))?;
+        self.define(result)
     }
 
     fn new_panel(&mut self) -> usize {
@@ -1103,7 +1094,7 @@ impl NodeKind {
                     i.bias.iter_mut().for_each(|b| base(b, f));
                 }
             }
-            NodeKind::Grouped { x, bias, out, .. } => {
+            NodeKind::Conv { x, bias, out, .. } => {
                 base(&mut x.base, f);
                 bias.iter_mut().for_each(|b| base(b, f));
                 f(out);

@@ -335,18 +335,23 @@ impl Graph<'_> {
         })
     }
 
+    /// Input of a convolution that is a matmul of tokens, without a bias.
+    fn tokenwise(&self, step: usize) -> Option<ValueRef> {
+        match &self.steps[step].work {
+            InstrKind::Project { projection: Projection::Conv(conv), x, bias: None, .. } if conv.is_matmul() => {
+                Some(*x)
+            }
+            _ => None,
+        }
+    }
+
     /// A projection of what is multiplied by one weight per token: `W_down (gated * w)` with both halves of `W_gate_up x`.
     fn branch(&self, down: usize) -> Option<(Branch, Vec<usize>)> {
-        let InstrKind::Project {
-            projection: Projection::Conv { groups: 1, taps: 1, .. }, x, bias: None, ..
-        } = &self.steps[down].work
-        else {
-            return None;
-        };
-        let product = self.by(*x, "mul")?;
+        let x = self.tokenwise(down)?;
+        let product = self.by(x, "mul")?;
         self.both(product).into_iter().find_map(|(hidden, weight)| {
             let shape = self.shape(weight)?;
-            let tokens = *self.shape(*x)?.last()?;
+            let tokens = *self.shape(x)?.last()?;
             if shape != [1, 1, 1, tokens] {
                 return None;
             }
@@ -359,17 +364,9 @@ impl Graph<'_> {
             let axis = self.ints(self.arg(split, "axis"))?.first()?;
             let equal = self.shape(gate)? == self.shape(up)?;
             let gate_up = self.step(self.arg(split, "x")?)?;
-            let InstrKind::Project {
-                projection: Projection::Conv { groups: 1, taps: 1, .. },
-                x: input,
-                bias: None,
-                ..
-            } = &self.steps[gate_up].work
-            else {
-                return None;
-            };
+            let input = self.tokenwise(gate_up)?;
             inside.extend([product, m, split, gate_up]);
-            let branch = Branch { x: *input, gate_up, down, weight, kind };
+            let branch = Branch { x: input, gate_up, down, weight, kind };
             (halves && equal && self.axis(*axis, 4)? == 1 && self.closed(&inside, down))
                 .then_some((branch, inside))
         })
