@@ -3,11 +3,11 @@
 //! Constants are decoded or left as stored, what depends on constants alone is computed once, and every other value gets
 //! one of a few buffers, reused as soon as its last reader is done.
 
+use super::convolution::Convolution;
 use super::function::{CompiledFunction, Executable};
 use super::interpreter::Interpreter;
 use super::ir::{Instr, InstrKind, ParamRef, Projection, ValueRef, ZeroSkip};
 use super::ops::shape::{MAX_ELEMENTS, with_limit};
-use super::convolution::Convolution;
 use super::ops::window::WindowParams;
 use super::ops::{self, OpContext, OpError};
 use super::plan::{self, PlanInput};
@@ -90,7 +90,7 @@ pub(super) fn compile(
         _ => None,
     });
     let allowance = Allowance::new(package.total_bytes(), inputs.fold(0, u64::saturating_add));
-    let planned = options.fuse && options.precision == Precision::Fp32 && is_fixed(&body.block);
+    let planned = options.fuse && is_fixed(&body.block);
     if planned
         && let Some(compiled) = compile_as(package, function, body, described, options, allowance, true)?
     {
@@ -202,7 +202,7 @@ fn compile_as(
             let shape =
                 ty.shape()?.into_iter().map(|d| usize::try_from(d).ok()).collect::<Option<Vec<_>>>()?;
             let n = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
-            (n <= MAX_ELEMENTS && shape.len() <= 8).then(|| (shape, ty.dtype.is_float()))
+            (n <= MAX_ELEMENTS && shape.len() <= 8).then_some((shape, ty.dtype))
         };
         let buffers: Option<Vec<_>> = c.buffer_types.iter().map(shape).collect();
         let Some(buffers) = buffers else { return Ok(None) };
@@ -217,6 +217,7 @@ fn compile_as(
             outputs: &outputs,
             states,
             skip_zero: options.skip_zero,
+            round: options.precision == Precision::Fp16,
         };
         let Some(mut plan) = plan::plan(source) else { return Ok(None) };
         c.check_memory(plan.bytes(), state_bytes).map_err(wrong)?;

@@ -52,8 +52,7 @@ impl Convolution {
         }
         if channels == 1 && groups == weight.rows() {
             let dense = weight.to_dense()?;
-            let (values, mut turned) =
-                (dense.as_f32().unwrap_or_default(), vec![0.0; dense.len()]);
+            let (values, mut turned) = (dense.as_f32().unwrap_or_default(), vec![0.0; dense.len()]);
             for (c, values) in values.chunks_exact(taps.max(1)).enumerate() {
                 values.iter().enumerate().for_each(|(tap, v)| turned[tap * groups + c] = *v);
             }
@@ -107,13 +106,7 @@ impl Convolution {
     }
 
     /// Computes `[batch * positions, rows]`; gives the bytes of weights that were read.
-    pub fn run(
-        &self,
-        window: &Window,
-        x: Image<'_>,
-        y: &mut [f32],
-        bias: Option<&[f32]>,
-    ) -> OpErrorAt<u64> {
+    pub fn run(&self, window: &Window, x: Image<'_>, y: &mut [f32], bias: Option<&[f32]>) -> OpErrorAt<u64> {
         let pool = Pool::global();
         if let Form::Depthwise(w) = &self.form {
             depthwise_conv(pool, &mut DepthwiseConv { w, window, x, y, bias });
@@ -139,9 +132,16 @@ impl Convolution {
         let (mut turned, mut y) = IMAGES.take();
         let image = if self.wants_channels_last() && n > 1 && channels > 1 {
             turned.resize(batch * n * channels, 0.0);
-            for (x, turned) in x.chunks_exact((n * channels).max(1)).zip(turned.chunks_exact_mut(n * channels)) {
+            for (x, turned) in
+                x.chunks_exact((n * channels).max(1)).zip(turned.chunks_exact_mut(n * channels))
+            {
                 let from = Strided { first: 0, stride: n };
-                transpose(Pool::global(), (n, channels), (x, from), (turned, Strided { first: 0, stride: channels }));
+                transpose(
+                    Pool::global(),
+                    (n, channels),
+                    (x, from),
+                    (turned, Strided { first: 0, stride: channels }),
+                );
             }
             let [_, h, w] = window.size;
             let strides = [n * channels, 1, h * w * channels, w * channels, channels];

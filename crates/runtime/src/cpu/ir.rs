@@ -24,7 +24,11 @@ pub(super) struct ParamRef {
 pub(super) enum Projection {
     Conv(Arc<Convolution>),
     /// A matmul with `[O, I]`: axes of x and of the result that have the features, counted from the end.
-    Linear { weight: Arc<StoredWeight>, input: usize, output: usize },
+    Linear {
+        weight: Arc<StoredWeight>,
+        input: usize,
+        output: usize,
+    },
 }
 
 type Nested = (Vec<Instr>, Vec<ValueRef>);

@@ -15,6 +15,9 @@ mod tensor_operation;
 mod tensor_transformation;
 pub(super) mod window;
 
+pub(super) use elementwise_unary::activation;
+pub(super) use linear::dot;
+
 use crate::tensor::{Data, Tensor};
 use anemoe_mlpackage::mil::{DataType, TensorType};
 

@@ -2,6 +2,7 @@
 
 use super::super::ir::{Instr, InstrKind, Projection, ValueRef};
 use super::super::weights::StoredWeight;
+use super::super::weights::to_f16;
 use super::experts::{Branch, Experts};
 use super::patterns::{Fused, Graph};
 use super::update::caches;
@@ -9,6 +10,7 @@ use super::view::{Base, StridedLoops, View, dense_strides};
 use super::{Binary, Fill, Item, KernelCall, KernelOperand, Node, NodeKind, Plan, Reduction, Unary};
 use crate::tensor::{Data, Tensor};
 use anemoe_kernels::{AttentionShape, HeadStrides};
+use anemoe_mlpackage::mil::{DataType, TensorType};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -16,19 +18,23 @@ use std::sync::Arc;
 pub(in crate::cpu) struct PlanInput<'a> {
     pub steps: Vec<Instr>,
     pub constants: &'a [Arc<Tensor>],
-    /// Shape of each buffer, and whether it holds floats.
-    pub buffers: Vec<(Vec<usize>, bool)>,
+    /// Shape and type of each buffer.
+    pub buffers: Vec<(Vec<usize>, DataType)>,
     /// Buffer of each input.
     pub inputs: &'a [usize],
     pub outputs: &'a [ValueRef],
     pub states: Vec<Vec<usize>>,
     pub skip_zero: bool,
+    /// Round every result of type fp16.
+    pub round: bool,
 }
 
 struct Builder<'a> {
     g: Graph<'a>,
     states: &'a [Vec<usize>],
-    floats: Vec<bool>,
+    /// Type of each buffer of the steps.
+    types: &'a [DataType],
+    round: bool,
     /// Of each buffer of the steps, once it is there.
     views: Vec<Option<View>>,
     nodes: Vec<Node>,
@@ -43,8 +49,8 @@ struct Builder<'a> {
 
 /// Makes a plan; none where something is not of a fixed form, and then the steps are executed as they are.
 pub(in crate::cpu) fn plan(source: PlanInput<'_>) -> Option<Plan> {
-    let PlanInput { steps, constants, buffers, inputs, outputs, states, skip_zero } = source;
-    let (shapes, floats): (Vec<Vec<usize>>, Vec<bool>) = buffers.into_iter().unzip();
+    let PlanInput { steps, constants, buffers, inputs, outputs, states, skip_zero, round } = source;
+    let (shapes, types): (Vec<Vec<usize>>, Vec<DataType>) = buffers.into_iter().unzip();
     let mut producer = vec![None; shapes.len()];
     let mut readers = vec![Vec::new(); shapes.len()];
     for (i, step) in steps.iter().enumerate() {
@@ -59,7 +65,8 @@ pub(in crate::cpu) fn plan(source: PlanInput<'_>) -> Option<Plan> {
     let g = Graph { steps: &steps, constants, shapes: &shapes, producer, readers };
     let mut b = Builder {
         views: vec![None; shapes.len()],
-        floats,
+        types: &types,
+        round,
         nodes: Vec::new(),
         sizes: Vec::new(),
         panels: 0,
@@ -70,7 +77,9 @@ pub(in crate::cpu) fn plan(source: PlanInput<'_>) -> Option<Plan> {
         g,
     };
     for (i, &buffer) in inputs.iter().enumerate() {
-        b.views[buffer] = Some(View::dense(Base::Input(i), &shapes[buffer]));
+        let view = View::dense(Base::Input(i), &shapes[buffer]);
+        b.views[buffer] =
+            Some(if round && types[buffer] == DataType::Float16 { b.rounded_input(&view) } else { view });
     }
     let (fused, inside) = b.fuse();
     for i in 0..steps.len() {
@@ -102,6 +111,7 @@ pub(in crate::cpu) fn plan(source: PlanInput<'_>) -> Option<Plan> {
         caches,
         outputs: results,
         skip_zero,
+        round,
         times: Vec::new(),
     })
 }
@@ -121,8 +131,11 @@ impl Builder<'_> {
             steps.into_iter().for_each(|s| inside[s] = true);
             fused.insert(root, f);
         };
-        for (root, (f, steps)) in self.g.experts() {
-            take(root, f, steps, &mut inside);
+        let halves = |root: usize, steps: &[usize]| !self.round || self.are_halves(root, steps);
+        for (root, (f, steps)) in self.g.experts(self.round) {
+            if halves(root, &steps) {
+                take(root, f, steps, &mut inside);
+            }
         }
         for root in 0..n {
             if inside[root] {
@@ -134,7 +147,11 @@ impl Builder<'_> {
             };
             let update = self.g.update(root, state);
             if let Some((f, steps)) = update.or_else(|| self.g.attention(root)) {
-                take(root, f, steps, &mut inside);
+                if halves(root, &steps) {
+                    take(root, f, steps, &mut inside);
+                }
+            } else if self.round {
+                // Others compute without rounding.
             } else if let Some((Fused::Norm { x, axis, norm, .. }, mut steps)) = self.g.norm(root) {
                 match self.g.weighted(root, axis) {
                     Some((product, weight)) => {
@@ -157,7 +174,62 @@ impl Builder<'_> {
 
     fn push(&mut self, work: NodeKind) {
         let step = &self.g.steps[self.step];
-        self.nodes.push(Node { work, op_type: step.op_type.clone(), name: step.name.clone() });
+        let (op_type, name) = (step.op_type.clone(), step.name.clone());
+        self.nodes.push(Node { work, round: Vec::new(), op_type, name });
+    }
+
+    /// A node that computes the step's result into a new buffer.
+    fn push_result(&mut self, work: NodeKind, buffer: usize) {
+        self.push(work);
+        let node = self.nodes.len() - 1;
+        self.round_result(node, buffer);
+    }
+
+    /// Rounds the step's result behind `node`, where it is rounded.
+    fn round_result(&mut self, node: usize, buffer: usize) {
+        let is_half = |ty: &TensorType| ty.dtype == DataType::Float16;
+        if self.round && self.g.steps[self.step].types.first().is_some_and(is_half) {
+            self.nodes[node].round.push((buffer, self.sizes[buffer]));
+        }
+    }
+
+    /// A rounded copy of an input.
+    fn rounded_input(&mut self, view: &View) -> View {
+        let out = self.allocate_dense(&view.shape);
+        let nest = StridedLoops::new(&view.shape, [&out.strides, &view.strides], [0, view.offset]);
+        let to = buffer_of(&out);
+        let work = NodeKind::Copy { nest, x: view.base, out: to, fill: None };
+        let round = vec![(to, self.sizes[to])];
+        self.nodes.push(Node { work, round, op_type: "input".into(), name: String::new() });
+        out
+    }
+
+    /// Every result of these steps is of type fp16.
+    fn are_halves(&self, root: usize, steps: &[usize]) -> bool {
+        let all = steps.iter().chain([&root]).flat_map(|&s| &self.g.steps[s].types);
+        all.into_iter().all(|ty| ty.dtype == DataType::Float16)
+    }
+
+    /// The value needs no rounding to fp16.
+    fn is_rounded(&self, place: ValueRef) -> bool {
+        match place {
+            ValueRef::Buffer(b) => self.types[b] == DataType::Float16,
+            ValueRef::Constant(c) => {
+                let values = self.g.constants[c].as_f32().unwrap_or_default();
+                values.iter().all(|v| v.is_nan() || to_f16(*v) == *v)
+            }
+            ValueRef::State(_) => true,
+        }
+    }
+
+    /// The step's result is rounded, and an operand that it takes over is not.
+    fn moves_unrounded(&self) -> bool {
+        let step = &self.g.steps[self.step];
+        let InstrKind::Kernel { inputs, values, .. } = &step.work else { return false };
+        let operands = inputs.iter().map(|o| &o.place).chain(values);
+        self.round
+            && step.types.iter().any(|ty| ty.dtype == DataType::Float16)
+            && operands.copied().any(|p| self.is_float(p) && !self.is_rounded(p))
     }
 
     fn place(&self, place: ValueRef) -> Option<View> {
@@ -170,7 +242,7 @@ impl Builder<'_> {
 
     fn is_float(&self, place: ValueRef) -> bool {
         match place {
-            ValueRef::Buffer(b) => self.floats[b],
+            ValueRef::Buffer(b) => self.types[b].is_float(),
             ValueRef::Constant(c) => matches!(self.g.constants[c].data, Data::F32(_)),
             ValueRef::State(_) => true,
         }
@@ -492,7 +564,7 @@ impl Builder<'_> {
                 let order: Vec<usize> = (0..shape.len()).filter(|&d| d != 1).chain([1]).collect();
                 let out = self.allocate(&shape, &order);
                 let (conv, to) = (conv.clone(), buffer_of(&out));
-                self.push(NodeKind::Conv { conv, window, x, bias, out: to });
+                self.push_result(NodeKind::Conv { conv, window, x, bias, out: to }, to);
                 self.define(out)
             }
             Projection::Linear { weight, input, output } => {
@@ -579,12 +651,13 @@ impl Builder<'_> {
                 }
             };
             items.push(Item { weight, panel, out, bias });
+            self.round_result(node, out);
             return Some(());
         }
         let panel = self.new_panel();
         self.products.push((x.clone(), self.nodes.len(), panel));
         let fills = vec![Fill { panel, x, tokens, channels, strides }];
-        self.push(NodeKind::Products { fills, items: vec![Item { weight, panel, out, bias }] });
+        self.push_result(NodeKind::Products { fills, items: vec![Item { weight, panel, out, bias }] }, out);
         Some(())
     }
 
@@ -593,6 +666,14 @@ impl Builder<'_> {
         let step = &self.g.steps[self.step];
         let op = step.op_type.clone();
         match op.as_str() {
+            // The op library's order of sums, and its functions.
+            "matmul" | "softmax" | "silu" | "gelu" if self.round => None,
+            "reshape" | "expand_dims" | "squeeze" | "identity" | "transpose" | "split" | "slice_by_size"
+            | "slice_by_index" | "concat" | "pad"
+                if self.moves_unrounded() =>
+            {
+                None
+            }
             "reshape" | "expand_dims" | "squeeze" | "identity" => {
                 let x = self.argument("x")?;
                 let (_, shape) = self.result()?;
@@ -861,7 +942,7 @@ impl Builder<'_> {
         let rows = StridedLoops::new(&kept, [&out.strides, &x.strides], [0, x.offset]);
         let inner = StridedLoops::new(&inner, [&x.strides], [0]);
         let to = buffer_of(&out);
-        self.push(NodeKind::Reduce { kind, rows, inner, n, x: x.base, out: to });
+        self.push_result(NodeKind::Reduce { kind, rows, inner, n, x: x.base, out: to }, to);
         let view = if keep { out } else { out.reshaped(&shape)? };
         self.define(view)
     }
@@ -912,7 +993,7 @@ impl Builder<'_> {
             return None;
         }
         let to = buffer_of(&out);
-        self.push(NodeKind::Binary { f, nest, x: x.base, y: y.base, out: to });
+        self.push_result(NodeKind::Binary { f, nest, x: x.base, y: y.base, out: to }, to);
         self.define(out)
     }
 
@@ -934,7 +1015,7 @@ impl Builder<'_> {
         if nest.is_too_deep() {
             return None;
         }
-        self.push(NodeKind::Unary { f, nest, x: x.base, out: to });
+        self.push_result(NodeKind::Unary { f, nest, x: x.base, out: to }, to);
         self.define(out)
     }
 
@@ -1069,6 +1150,7 @@ fn assign(nodes: &mut [Node], sizes: &[usize], results: &mut [(StridedLoops<2>, 
             });
             *b = slot;
         });
+        node.round.iter_mut().for_each(|(b, _)| *b = to[*b].unwrap_or(0));
     }
     for (_, view) in results.iter_mut() {
         if let Base::Buffer(b) = &mut view.base {

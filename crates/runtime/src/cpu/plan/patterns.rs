@@ -338,7 +338,9 @@ impl Graph<'_> {
     /// Input of a convolution that is a matmul of tokens, without a bias.
     fn tokenwise(&self, step: usize) -> Option<ValueRef> {
         match &self.steps[step].work {
-            InstrKind::Project { projection: Projection::Conv(conv), x, bias: None, .. } if conv.is_matmul() => {
+            InstrKind::Project { projection: Projection::Conv(conv), x, bias: None, .. }
+                if conv.is_matmul() =>
+            {
                 Some(*x)
             }
             _ => None,
@@ -372,8 +374,8 @@ impl Graph<'_> {
         })
     }
 
-    /// Sums of branches, by the step that gives each sum.
-    pub fn experts(&self) -> BTreeMap<usize, (Fused, Vec<usize>)> {
+    /// Sums of branches, by the step that gives each sum. With `in_order` sums of one branch more each time, and no others.
+    pub fn experts(&self, in_order: bool) -> BTreeMap<usize, (Fused, Vec<usize>)> {
         let mut sums: BTreeMap<usize, (Vec<Branch>, Vec<usize>)> = BTreeMap::new();
         for (i, step) in self.steps.iter().enumerate() {
             if let Some((branch, inside)) = self.branch(i) {
@@ -387,6 +389,11 @@ impl Graph<'_> {
             let input = |s: usize| sums.get(&s).map(|(b, _)| b[0].x);
             let same = input(a).is_some() && input(a) == input(b) && self.shape(x) == self.shape(y);
             if step.op_type == "add" && a != b && same && only_here(a) && only_here(b) {
+                let count = |s: usize| sums.get(&s).map_or(0, |(branches, _)| branches.len());
+                let (a, b) = if in_order && count(a) < count(b) { (b, a) } else { (a, b) };
+                if in_order && count(b) > 1 {
+                    continue;
+                }
                 let (Some((mut branches, mut inside)), Some(right)) = (sums.remove(&a), sums.remove(&b))
                 else {
                     continue;

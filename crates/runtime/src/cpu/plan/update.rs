@@ -131,7 +131,14 @@ pub(super) fn update(
                 kept => (0..d).for_each(|c| row[c] = state.get(slot * d + c) * kept),
             }
             if round {
-                add_rounded(&mut row, tokens.clone().map(|t| (at(slot, t), new.offset + h * new.strides[1] + t * new.strides[2])), values, new.strides[3]);
+                add_rounded(
+                    &mut row,
+                    tokens
+                        .clone()
+                        .map(|t| (at(slot, t), new.offset + h * new.strides[1] + t * new.strides[2])),
+                    values,
+                    new.strides[3],
+                );
                 state.set(slot * d, &row);
                 continue;
             }
@@ -166,12 +173,7 @@ pub(super) fn update(
 
 /// Adds rows of `values`, each times a factor, to `row`, and rounds both parts and their sum to fp16; rows are given by factor
 /// and first element.
-fn add_rounded(
-    row: &mut [f32],
-    rows: impl Iterator<Item = (f32, usize)>,
-    values: &[f32],
-    step: usize,
-) {
+fn add_rounded(row: &mut [f32], rows: impl Iterator<Item = (f32, usize)>, values: &[f32], step: usize) {
     let mut placed = PLACED.take();
     placed.clear();
     placed.resize(row.len(), 0.0);
