@@ -77,7 +77,7 @@ fn visible(mask: &[f32]) -> Vec<usize> {
     let largest = mask.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let bound = if largest.is_finite() { largest - MASK_CUTOFF } else { f32::NEG_INFINITY };
     // NaN is seen.
-    mask.iter().enumerate().filter(|(_, m)| !(**m < bound)).map(|(slot, _)| slot).collect()
+    mask.iter().enumerate().filter(|(_, m)| **m >= bound || m.is_nan()).map(|(slot, _)| slot).collect()
 }
 
 /// Attention with each of its results rounded: scores, masked scores, probabilities, and what they give. Masked slots are not
