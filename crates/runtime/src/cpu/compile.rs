@@ -3,16 +3,18 @@
 //! Constants are decoded or left as stored, what depends on constants alone is computed once, and every other value gets
 //! one of a few buffers, reused as soon as its last reader is done.
 
-use super::convolution::Convolution;
+mod projection;
+mod zero_skip;
+
 use super::function::{CompiledFunction, Executable};
 use super::interpreter::Interpreter;
-use super::ir::{Instr, InstrKind, ParamRef, Projection, ValueRef, ZeroSkip};
+use super::ir::{Instr, InstrKind, ParamRef, ValueRef};
 use super::ops::shape::{MAX_ELEMENTS, with_limit};
-use super::ops::window::WindowParams;
 use super::ops::{self, OpContext, OpError};
 use super::plan::{self, PlanInput};
-use super::weights::{Constant, Operands, StoredWeight, const_value, constexpr, located, to_f16};
-use super::{Located, OpErrorAt, Options, Precision};
+use super::shapes::{ShapePlans, follows_from_shapes};
+use super::weights::{Constant, Operands, const_value, constexpr, located, to_f16};
+use super::{Located, Options, Precision};
 use crate::memory::Allowance;
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
@@ -22,6 +24,7 @@ use anemoe_mlpackage::mil::{
 use anemoe_mlpackage::package::Package;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use zero_skip::find_guards;
 
 /// Results larger than this are not computed at load even when they could be: they would be kept for good.
 const MAX_FOLDED: usize = 1 << 24;
@@ -85,19 +88,53 @@ pub(super) fn compile(
     described: &FunctionDescription,
     options: Options,
 ) -> Result<CompiledFunction> {
+    let allowance = Allowance::new(package.total_bytes(), input_bytes(body));
+    let planned = options.fuse && is_fixed(&body.block);
+    if planned
+        && let Some(compiled) =
+            compile_as(package, function, body, described, options, allowance, Target::Plan)?
+    {
+        return Ok(compiled);
+    }
+    let compiled = compile_as(package, function, body, described, options, allowance, Target::Steps)?;
+    let mut compiled =
+        compiled.ok_or_else(|| Error::unsupported(package.path(), format!("function `{function}`")))?;
+    let has_blocks = body.block.operations.iter().any(|op| !op.blocks.is_empty());
+    if options.fuse && !has_blocks && !is_fixed(&body.block) {
+        compiled.set_shape_plans(ShapePlans::new(package, body, described, options));
+    }
+    Ok(compiled)
+}
+
+/// Compiles a function whose shapes were found by a run to a plan, if its shapes do not depend on what is in its inputs.
+pub(super) fn compile_for_shapes(
+    package: &Arc<Package>,
+    body: &Function,
+    described: &FunctionDescription,
+    options: Options,
+) -> Result<Option<CompiledFunction>> {
+    if !is_fixed(&body.block) {
+        return Ok(None);
+    }
+    let allowance = Allowance::new(package.total_bytes(), input_bytes(body));
+    compile_as(package, &described.name, body, described, options, allowance, Target::PlanOfShapes)
+}
+
+/// What a function is compiled to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Target {
+    Plan,
+    /// A plan, where all shapes follow from those of the inputs.
+    PlanOfShapes,
+    Steps,
+}
+
+fn input_bytes(body: &Function) -> u64 {
     let inputs = body.inputs.iter().filter_map(|i| match &i.ty {
         ValueType::Tensor(ty) => Some(bytes_of(ty)),
         _ => None,
     });
-    let allowance = Allowance::new(package.total_bytes(), inputs.fold(0, u64::saturating_add));
-    let planned = options.fuse && is_fixed(&body.block);
-    if planned
-        && let Some(compiled) = compile_as(package, function, body, described, options, allowance, true)?
-    {
-        return Ok(compiled);
-    }
-    let compiled = compile_as(package, function, body, described, options, allowance, false)?;
-    compiled.ok_or_else(|| Error::unsupported(package.path(), format!("function `{function}`")))
+    inputs.fold(0, u64::saturating_add)
 }
 
 /// No control flow, and every shape is known.
@@ -108,7 +145,7 @@ fn is_fixed(block: &Block) -> bool {
     })
 }
 
-/// With `unique_buffers`, a function with a plan, if there can be one.
+/// The function as what is wanted; none where there can be no plan.
 fn compile_as(
     package: &Arc<Package>,
     function: &str,
@@ -116,8 +153,9 @@ fn compile_as(
     described: &FunctionDescription,
     options: Options,
     allowance: Allowance,
-    unique_buffers: bool,
+    target: Target,
 ) -> Result<Option<CompiledFunction>> {
+    let unique_buffers = target != Target::Steps;
     let mut c = Compiler {
         package,
         function,
@@ -183,6 +221,9 @@ fn compile_as(
         return Err(wrong("an input of the function is not described".into()));
     }
     let steps = with_limit(allowance.elements_beside(0), || c.block(&body.block))?;
+    if target == Target::PlanOfShapes && !steps.iter().all(follows_from_shapes) {
+        return Ok(None);
+    }
     let mut outputs = Vec::new();
     for feature in &described.outputs {
         if !body.block.outputs.contains(&feature.name) {
@@ -363,7 +404,11 @@ impl Compiler<'_> {
                 op_type: &op.op_type,
                 name: op.name(),
             };
+            let before = steps.len();
             self.operation(op, &block.operations[i + 1..], &at, &mut steps)?;
+            if let Some(step) = steps.get_mut(before) {
+                step.results = op.outputs.iter().map(|o| o.name.clone()).collect();
+            }
             self.release(op);
         }
         Ok(steps)
@@ -668,93 +713,6 @@ impl Compiler<'_> {
         Ok(out)
     }
 
-    /// A product with a constant, prepared once; its other operand; and the bytes that were made of the constant. None where the op library has to say what is wrong, or
-    /// where both are constants, which are folded.
-    fn projection(&self, op: &Operation) -> OpErrorAt<Option<(Projection, String, u64)>> {
-        let constant = |param: &str| match op.inputs.get(param).and_then(|a| a.0.first()) {
-            Some(Binding::Name(name)) => match self.constant_named(name)? {
-                Constant::Stored(weight) => Some(weight),
-                Constant::Dense(t) => t.as_f32().is_some().then(|| Arc::new(StoredWeight::dense(t))),
-            },
-            _ => None,
-        };
-        let value = |param: &str| match op.inputs.get(param).and_then(|a| a.0.first()) {
-            Some(Binding::Name(x)) if self.constant_named(x).is_none() => Some(x.clone()),
-            _ => None,
-        };
-        let rank = |x: &str| self.types.get(x).and_then(ValueType::tensor).map_or(0, TensorType::rank);
-        let has_elements = |w: &Arc<StoredWeight>| !w.shape.contains(&0);
-        match op.op_type.as_str() {
-            "conv" => {
-                let (Some(weight), Some(x)) = (constant("weight").filter(has_elements), value("x")) else {
-                    return Ok(None);
-                };
-                let fits = (3..=5).contains(&weight.shape.len()) && rank(&x) == weight.shape.len();
-                let parameters = self.constant_parameters(op, &["x", "weight", "bias"]);
-                let (true, Some(parameters)) = (fits, parameters) else { return Ok(None) };
-                let inputs: Vec<(&str, &Tensor)> =
-                    parameters.iter().map(|(name, t)| (name.as_str(), t)).collect();
-                let c = OpContext { op: "conv", inputs: &inputs, values: &[], outputs: &[] };
-                let groups = usize::try_from(c.int("groups", 1)?).unwrap_or(0);
-                if groups == 0 || weight.rows() % groups != 0 {
-                    return Ok(None);
-                }
-                let params = WindowParams::new(&c, &weight.shape[2..], true)?;
-                let conv = Convolution::new(weight, groups, params)?;
-                let prepared = conv.prepared_bytes();
-                Ok(Some((Projection::Conv(Arc::new(conv)), x, prepared)))
-            }
-            "linear" => match (constant("weight").filter(has_elements), value("x")) {
-                (Some(weight), Some(x)) if weight.shape.len() == 2 && rank(&x) >= 1 => {
-                    Ok(Some((Projection::Linear { weight, input: 1, output: 1 }, x, 0)))
-                }
-                _ => Ok(None),
-            },
-            "matmul" => {
-                let Some(parameters) = self.constant_parameters(op, &["x", "y"]) else { return Ok(None) };
-                let flag = |name: &str| {
-                    let found = parameters.iter().find(|(n, _)| n == name);
-                    found.and_then(|(_, t)| t.as_bool()?.first().copied()).unwrap_or(false)
-                };
-                let (tx, ty) = (flag("transpose_x"), flag("transpose_y"));
-                let is_matrix = |w: &Arc<StoredWeight>| has_elements(w) && w.shape.len() == 2;
-                let right = (constant("y").filter(is_matrix), value("x"));
-                let left = (constant("x").filter(is_matrix), value("y"));
-                // Rows of a weight are outputs: those of a right operand that is transposed, or of a left one that is not.
-                let (weight, x, rows_first, input, output) = match (right, left) {
-                    ((Some(w), Some(x)), _) => (w, x, ty, if tx { 2 } else { 1 }, 1),
-                    (_, (Some(w), Some(y))) => (w, y, !tx, if ty { 1 } else { 2 }, 2),
-                    _ => return Ok(None),
-                };
-                if rank(&x) < 2 {
-                    return Ok(None);
-                }
-                if rows_first {
-                    return Ok(Some((Projection::Linear { weight, input, output }, x, 0)));
-                }
-                let weight = Arc::new(weight.transposed()?);
-                let prepared = weight.owned_bytes();
-                Ok(Some((Projection::Linear { weight, input, output }, x, prepared)))
-            }
-            _ => Ok(None),
-        }
-    }
-
-    /// Parameters of an operation but for some; none where one is not a constant.
-    fn constant_parameters(&self, op: &Operation, without: &[&str]) -> Option<Vec<(String, Tensor)>> {
-        let others = op.inputs.iter().filter(|(name, _)| !without.contains(&name.as_str()));
-        others
-            .map(|(name, Argument(bindings))| {
-                let constant = match bindings.as_slice() {
-                    [Binding::Name(n)] => self.constant_named(n)?,
-                    [Binding::Value(v)] => const_value(self.package, v).ok()?,
-                    _ => return None,
-                };
-                Some((name.clone(), constant.to_tensor().ok()?))
-            })
-            .collect()
-    }
-
     /// Steps of a nested block, and where its results are.
     fn nested(
         &mut self,
@@ -830,80 +788,4 @@ impl Compiler<'_> {
         steps.push(Instr::new(at, InstrKind::While { initial, variables, cond, body }));
         Ok(())
     }
-}
-
-/// Finds products `a * w` whose factor `w` is much smaller than `a`, where the steps that compute `a` serve nothing else:
-/// when `w` is all zero, they can be left out. Gives the guards, and the guard of each step.
-///
-/// Buffers are reused, so readers are found by walking the steps in order: a read belongs to the last write before it.
-fn find_guards(steps: &[Instr], outputs: &[ValueRef]) -> (Vec<ZeroSkip>, Vec<Option<usize>>) {
-    let mut writer: BTreeMap<usize, usize> = BTreeMap::new();
-    // For each step, the steps that produce its operands; for each, the steps that read its results.
-    let mut producers: Vec<Vec<usize>> = vec![Vec::new(); steps.len()];
-    let mut readers: Vec<Vec<usize>> = vec![Vec::new(); steps.len()];
-    // Producer of each operand by buffer, at the time of the step.
-    let mut sources: Vec<BTreeMap<usize, usize>> = vec![BTreeMap::new(); steps.len()];
-    for (i, step) in steps.iter().enumerate() {
-        for b in step.reads() {
-            if let Some(&w) = writer.get(&b) {
-                producers[i].push(w);
-                readers[w].push(i);
-                sources[i].insert(b, w);
-            }
-        }
-        writer.extend(step.writes().into_iter().map(|b| (b, i)));
-    }
-    let mut escapes = vec![false; steps.len()];
-    for place in outputs {
-        if let ValueRef::Buffer(b) = place
-            && let Some(&w) = writer.get(b)
-        {
-            escapes[w] = true;
-        }
-    }
-    let mut guards: Vec<ZeroSkip> = Vec::new();
-    let mut guard_of: Vec<Option<usize>> = vec![None; steps.len()];
-    for (m, step) in steps.iter().enumerate() {
-        let Some((x, y, out)) = step.product() else { continue };
-        for (value, weight) in [(x, y), (y, x)] {
-            let (ValueRef::Buffer(vb), ValueRef::Buffer(wb)) = (value, weight) else { continue };
-            let (Some(&v), weight_step) = (sources[m].get(&vb), sources[m].get(&wb).copied()) else {
-                continue;
-            };
-            // Steps whose results only lead to this product, by way of `value`.
-            let mut region = vec![v];
-            let mut grown = true;
-            let only_here = |s: usize, region: &[usize]| {
-                !escapes[s] && readers[s].iter().all(|r| *r == m || region.contains(r)) && steps[s].is_pure()
-            };
-            if weight_step == Some(v) || !only_here(v, &region) {
-                continue;
-            }
-            while grown {
-                grown = false;
-                for i in 0..region.len() {
-                    for &p in &producers[region[i]] {
-                        if Some(p) != weight_step && !region.contains(&p) && only_here(p, &region) {
-                            region.push(p);
-                            grown = true;
-                        }
-                    }
-                }
-            }
-            let first = region.iter().copied().min().unwrap_or(m);
-            let known_before = weight_step.is_none_or(|w| w < first);
-            let worth = region.iter().any(|&s| steps[s].is_projection());
-            let free = region.iter().all(|&s| guard_of[s].is_none());
-            // The weight's buffer must still hold it when the first step of the region runs.
-            let between = steps.get(weight_step.map_or(0, |w| w + 1)..first).unwrap_or_default();
-            let intact = !between.iter().any(|s| s.writes().contains(&wb));
-            if known_before && worth && free && intact && step.scales(value, weight) {
-                let index = guards.len();
-                guards.push(ZeroSkip { weight: wb, product: m, out });
-                region.iter().chain([&m]).for_each(|&s| guard_of[s] = Some(index));
-                break;
-            }
-        }
-    }
-    (guards, guard_of)
 }

@@ -60,7 +60,7 @@ impl Convolution {
         }
         let rearranged = if channels >= MIN_CHANNELS { weight.with_taps_first(taps) } else { None };
         let (weight, form) = match rearranged {
-            Some(weight) => (Arc::new(weight), Form::TapsFirst),
+            Some(weight) => (weight, Form::TapsFirst),
             None => (weight, Form::Stored),
         };
         Ok(Convolution { weight, groups, params, form })

@@ -4,6 +4,7 @@
 use super::ir::{Instr, InstrKind, Projection, ValueRef, ZeroSkip};
 use super::ops::shape::{count, with_limit};
 use super::ops::{OpContext, OpError, check_result};
+use super::shapes::Shapes;
 use super::{Located, OpErrorAt, Options, Precision};
 use crate::backend::Counts;
 use crate::memory::Allowance;
@@ -64,6 +65,20 @@ impl Interpreter {
     /// # Errors
     /// An instruction fails, or would take more memory than its inputs justify.
     pub fn run(&self, inputs: &[&Tensor], states: &mut [Tensor], outputs: &mut [Tensor]) -> Result<Counts> {
+        self.run_traced(inputs, states, outputs, None)
+    }
+
+    /// Runs the function and writes the shapes of all values to `shapes`.
+    ///
+    /// # Errors
+    /// As [`Interpreter::run`].
+    pub fn run_traced(
+        &self,
+        inputs: &[&Tensor],
+        states: &mut [Tensor],
+        outputs: &mut [Tensor],
+        shapes: Option<&mut Shapes>,
+    ) -> Result<Counts> {
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let Buffers { mut values, mut zero } = spare.unwrap_or_default();
         values.resize_with(self.buffers, Tensor::default);
@@ -77,7 +92,7 @@ impl Interpreter {
             allowance: self.allowance.with_inputs(bytes),
             counts: Counts::default(),
         };
-        let result = run.take_inputs(inputs).and_then(|()| run.steps());
+        let result = run.take_inputs(inputs).and_then(|()| run.steps(shapes));
         if result.is_ok() {
             for (place, out) in self.outputs.iter().zip(outputs) {
                 super::ops::copy_tensor(run.place(*place), out);
@@ -117,7 +132,7 @@ impl Execution<'_> {
         Ok(())
     }
 
-    fn steps(&mut self) -> Result<()> {
+    fn steps(&mut self, mut shapes: Option<&mut Shapes>) -> Result<()> {
         let steps = &self.program.steps;
         let mut skip: Vec<Option<bool>> = vec![None; self.program.guards.len()];
         for (i, step) in steps.iter().enumerate() {
@@ -128,6 +143,7 @@ impl Execution<'_> {
                     self.buffers[guard.weight].as_f32().is_some_and(zero)
                         && self.product_shape(&steps[guard.product], guard.weight).is_some()
                 });
+                let all_zero = all_zero && shapes.is_none();
                 if all_zero && i != guard.product {
                     self.counts.skipped += 1;
                     continue;
@@ -141,6 +157,11 @@ impl Execution<'_> {
                 }
             }
             self.step(step)?;
+            if let Some(shapes) = &mut shapes {
+                for (name, buffer) in step.results.iter().zip(step.writes()) {
+                    shapes.insert(name.clone(), self.buffers[buffer].shape.clone());
+                }
+            }
         }
         Ok(())
     }

@@ -47,6 +47,8 @@ pub(super) struct Instr {
     pub op_type: String,
     pub name: String,
     pub types: Vec<TensorType>,
+    /// Names of the results.
+    pub results: Vec<String>,
     pub work: InstrKind,
 }
 
@@ -66,7 +68,7 @@ impl Instr {
     }
 
     pub fn typed(at: &Located<'_>, work: InstrKind, types: Vec<TensorType>) -> Instr {
-        Instr { op_type: at.op_type.to_string(), name: at.name.to_string(), types, work }
+        Instr { op_type: at.op_type.to_string(), name: at.name.to_string(), types, results: Vec::new(), work }
     }
 
     /// Buffers that the step reads.

@@ -16,6 +16,8 @@ mod ir;
 pub mod ops;
 mod package;
 mod plan;
+pub(crate) mod recent;
+mod shapes;
 mod states;
 mod tokens;
 mod weights;

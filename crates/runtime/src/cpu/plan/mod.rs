@@ -6,8 +6,9 @@
 //!                                   --run-------> one node after the other; nothing is looked up by name
 //! ```
 //! Tokens lie one after the other with their channels together, whatever the axis order of the program says, so that a token
-//! goes through the same code by itself and in a batch. Results are not rounded: with [`super::Precision::Fp16`], with shapes
-//! known only when they come, and with control flow, functions are executed step by step instead.
+//! goes through the same code by itself and in a batch. With [`super::Precision::Fp16`] nodes round what they compute, and give
+//! the bits of their operations one after the other. With shapes known only when they come, see [`super::shapes`]; functions
+//! with control flow are executed step by step instead.
 
 mod build;
 mod experts;
