@@ -43,6 +43,11 @@ fn fused_bundles_compute_what_their_steps_do() {
                 let cosine = cosine(a, b);
                 assert!(cosine >= 0.99999, "{name} {quant}, row {i}: {cosine}");
             }
+            let rounded = |fuse| {
+                let options = Options { precision: Precision::Fp16, fuse, ..Options::default() };
+                all(&Model::open(&out, &CpuBackend { options }).unwrap())
+            };
+            assert!(rounded(true) == rounded(false), "{name} {quant}: other bits in fp16");
             for (fast, half_states) in [(false, false), (false, true), (true, false), (true, true)] {
                 let what = format!("{name} {quant}, fast {fast}, caches in fp16 {half_states}");
                 let options = Options { precision: Precision::Fp32, fast, half_states, ..Options::default() };

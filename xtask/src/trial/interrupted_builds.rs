@@ -1,7 +1,7 @@
 //! Builds that are killed and continued, with foreign files, folders and links in and beside the bundle.
 
+use super::choices::Choices;
 use super::process;
-use super::random::Random;
 use super::snapshot::{self, Snapshot, SnapshotEntry};
 use crate::task::{Passed, root};
 use std::collections::BTreeMap;
@@ -122,7 +122,7 @@ pub fn run(binary: &Path, scratch: &Path, builds: u64, seed: u64, keep: bool) ->
     let mut outcomes = Vec::new();
     for i in 0..builds {
         let seed = seed.wrapping_add(i);
-        let mut r = Random::new(seed);
+        let mut r = Choices::new(seed);
         let gates = r.once_in(3);
         let (reference, seconds) = &references[usize::from(gates)];
         let folder = scratch.join(format!("killed-{seed}"));
@@ -143,7 +143,7 @@ fn one(
     folder: &Path,
     gates: bool,
     (reference, seconds): (&Snapshot, f64),
-    r: &mut Random,
+    r: &mut Choices,
 ) -> io::Result<Outcome> {
     let foreign = *r.pick(&FOREIGN);
     let early = r.once_in(2);

@@ -1,12 +1,12 @@
 //! Runs the built binary on damaged, lying and hostile inputs, and checks what it leaves.
 
 mod cases;
+mod choices;
 mod hostile;
 mod interrupted_builds;
 mod mutate;
 mod one;
 mod process;
-mod random;
 mod snapshot;
 
 use crate::options::TaskOptions;

@@ -1,9 +1,9 @@
 //! One run of a trial, from its seed to what it broke.
 
 use super::cases::{Case, InputPool, allowed};
+use super::choices::Choices;
 use super::hostile::{Class, damage};
 use super::process::{self, Ran};
-use super::random::Random;
 use super::snapshot;
 use std::ffi::OsString;
 use std::fs;
@@ -44,7 +44,7 @@ pub struct TrialOutcome {
 impl Trial<'_> {
     /// Makes the run of a seed.
     pub fn run(&self, seed: u64) -> io::Result<TrialOutcome> {
-        let mut r = Random::new(seed);
+        let mut r = Choices::new(seed);
         let mut case = *r.pick(&self.cases);
         if case.command == "bench" && !r.once_in(BENCH_ONCE_IN) {
             case = *r.pick(&self.cases);

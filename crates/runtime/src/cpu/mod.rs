@@ -9,12 +9,15 @@
 mod batch;
 mod carry;
 mod compile;
+mod convolution;
 mod function;
 mod interpreter;
 mod ir;
 pub mod ops;
 mod package;
 mod plan;
+pub(crate) mod recent;
+mod shapes;
 mod states;
 mod tokens;
 mod weights;

@@ -3,6 +3,7 @@
 use super::batch::StagedFunction;
 use super::carry::Carry;
 use super::function::{CompiledFunction, add_experts};
+use super::recent::Recent;
 use super::tokens::{describe, resize, stages};
 use super::{CpuStates, MANY, Options, Precision, compile};
 use crate::backend::{self, Backend, BatchFunction, Counts, OpTime, Term, Times};
@@ -92,13 +93,15 @@ impl Backend for CpuBackend {
             path: path.to_path_buf(),
             options: self.options,
             functions: Mutex::default(),
+            resized: Mutex::new(Recent::new(KEPT)),
+            gone: Mutex::default(),
             staged: Mutex::default(),
         }))
     }
 }
 
-/// Name of a function, and its number of tokens where it is made for that.
-type FunctionKey = (String, Option<usize>);
+/// Functions made for numbers of tokens that are kept: a pass has up to 64 tokens, and most have one of a few numbers.
+pub(super) const KEPT: usize = 32;
 
 /// A compiled function and its inputs.
 type CompiledTerm<'a> = (&'a CompiledFunction, &'a [&'a Tensor]);
@@ -109,8 +112,12 @@ struct LoadedPackage {
     weights: Mutex<WeightFiles>,
     path: PathBuf,
     options: Options,
-    /// Compiled functions by name, and number of tokens where they are made for that.
-    functions: Mutex<BTreeMap<FunctionKey, Arc<CompiledFunction>>>,
+    /// Compiled functions by name.
+    functions: Mutex<BTreeMap<String, Arc<CompiledFunction>>>,
+    /// Functions made for numbers of tokens, by name and number.
+    resized: Mutex<Recent<(String, usize), Arc<CompiledFunction>>>,
+    /// Work of those that are no longer kept.
+    gone: Mutex<Counts>,
     /// Functions in stages, for batches, by name; none where a function has no stages.
     staged: Mutex<BTreeMap<String, Option<Arc<StagedFunction>>>>,
 }
@@ -123,6 +130,7 @@ impl LoadedPackage {
     /// Every function that was compiled so far.
     fn compiled(&self) -> Vec<Arc<CompiledFunction>> {
         let mut all: Vec<Arc<CompiledFunction>> = locked(&self.functions).values().cloned().collect();
+        all.extend(locked(&self.resized).values().cloned());
         all.extend(locked(&self.staged).values().flatten().flat_map(|staged| staged.compiled()));
         all
     }
@@ -139,14 +147,13 @@ impl LoadedPackage {
 
 impl backend::BackendPackage for LoadedPackage {
     fn prepare(&self, function: &str) -> Result<Arc<dyn backend::BackendFunction>> {
-        let key = (function.to_string(), None);
-        if let Some(found) = locked(&self.functions).get(&key) {
+        if let Some(found) = locked(&self.functions).get(function) {
             return Ok(found.clone());
         }
         let package = self.read(function)?;
         let (body, described) = package.function(Some(function))?;
         let compiled = Carry::compile(&package.package, body, described, self.options)?;
-        Ok(locked(&self.functions).entry(key).or_insert(Arc::new(compiled)).clone())
+        Ok(locked(&self.functions).entry(function.to_string()).or_insert(Arc::new(compiled)).clone())
     }
 
     fn prepare_for(
@@ -156,8 +163,8 @@ impl backend::BackendPackage for LoadedPackage {
         declared: usize,
         tokens: usize,
     ) -> Result<Option<Arc<dyn backend::BackendFunction>>> {
-        let key = (function.to_string(), Some(tokens));
-        if let Some(found) = locked(&self.functions).get(&key) {
+        let key = (function.to_string(), tokens);
+        if let Some(found) = locked(&self.resized).get(&key) {
             return Ok(Some(found.clone()));
         }
         let package = self.read(function)?;
@@ -167,7 +174,15 @@ impl backend::BackendPackage for LoadedPackage {
         // What cannot be compiled for these tokens runs as it is declared.
         let compiled = Carry::compile(&package.package, &resized.function, &described, self.options);
         let Ok(compiled) = compiled else { return Ok(None) };
-        Ok(Some(locked(&self.functions).entry(key).or_insert(Arc::new(compiled)).clone()))
+        let mut resized = locked(&self.resized);
+        if let Some(found) = resized.get(&key) {
+            return Ok(Some(found.clone()));
+        }
+        let compiled = Arc::new(compiled);
+        if let Some(gone) = resized.insert(key, compiled.clone()) {
+            *locked(&self.gone) += gone.counts();
+        }
+        Ok(Some(compiled))
     }
 
     fn prepare_batch(
@@ -202,7 +217,8 @@ impl backend::BackendPackage for LoadedPackage {
     }
 
     fn counts(&self) -> Counts {
-        let mut all = Counts::default();
+        let mut all = *locked(&self.gone);
+        locked(&self.staged).values().flatten().for_each(|staged| all += staged.gone());
         self.compiled().iter().for_each(|f| all += f.counts());
         all
     }

@@ -20,6 +20,9 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use super::chain_program::pick;
 
+/// Numbers of tokens for which a call keeps its function.
+const KEPT: usize = 32;
+
 /// A value that a call reads.
 #[derive(Clone, Copy)]
 pub(super) enum InputSource {
@@ -49,7 +52,7 @@ pub(super) struct Call {
     functions: BTreeMap<TokenCount, String>,
     /// Axis of the tokens of each input that has any.
     axes: BTreeMap<String, usize>,
-    /// Prepared functions by the tokens of a call, few of them.
+    /// Prepared functions by the tokens of a call, up to [`KEPT`], the oldest first.
     prepared: RwLock<Vec<(usize, Arc<Prepared>)>>,
     has_states: OnceLock<bool>,
     batch: OnceLock<Option<Arc<PreparedBatch>>>,
@@ -170,6 +173,9 @@ impl Call {
         let prepared = Arc::new(Prepared { function, inputs, outputs, width });
         let mut all = self.prepared.write().unwrap_or_else(PoisonError::into_inner);
         Ok(find(&all).unwrap_or_else(|| {
+            if all.len() >= KEPT {
+                all.remove(0);
+            }
             all.push((tokens, prepared.clone()));
             prepared
         }))

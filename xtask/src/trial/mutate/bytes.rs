@@ -1,9 +1,9 @@
 //! Damage by bytes.
 
-use super::super::random::Random;
+use super::super::choices::Choices;
 
 /// Cuts, flips, overwrites, removes, repeats or adds bytes.
-pub fn damage_bytes(file: &mut Vec<u8>, r: &mut Random) {
+pub fn damage_bytes(file: &mut Vec<u8>, r: &mut Choices) {
     let n = file.len();
     // Heads decide more than data: half of all places are in the first kilobyte.
     let at = if r.once_in(2) { r.below(n.min(1024)) } else { r.below(n) };
@@ -30,7 +30,7 @@ pub fn damage_bytes(file: &mut Vec<u8>, r: &mut Random) {
 }
 
 /// Overwrites 4 or 8 bytes with a number at which readers fail.
-pub fn overwrite_number(file: &mut [u8], at: usize, r: &mut Random) {
+pub fn overwrite_number(file: &mut [u8], at: usize, r: &mut Choices) {
     let value = r.edge().to_le_bytes();
     let width = *r.pick(&[1, 2, 4, 8]);
     for (to, from) in file.iter_mut().skip(at).zip(&value[..width]) {

@@ -1,6 +1,6 @@
 //! Changes of JSON: values of other types and sizes, keys that are missing or there twice, text that is no JSON.
 
-use super::super::random::Random;
+use super::super::choices::Choices;
 use super::bytes::damage_bytes;
 use serde_json::{Map, Value, json};
 
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 const TWICE: &str = "@twice@";
 
 /// Changes a document, or what is written of it.
-pub fn edit(text: &mut Vec<u8>, r: &mut Random) {
+pub fn edit(text: &mut Vec<u8>, r: &mut Choices) {
     let Ok(mut value) = serde_json::from_slice::<Value>(text) else { return damage_bytes(text, r) };
     if r.once_in(8) {
         return spoil(text, r);
@@ -25,7 +25,7 @@ pub fn write(value: &Value) -> Vec<u8> {
 }
 
 /// Changes a random place of a document.
-pub fn change(value: &mut Value, r: &mut Random) {
+pub fn change(value: &mut Value, r: &mut Choices) {
     let n = count(value);
     let mut at = r.below(n);
     visit(value, &mut at, &mut |value| alter(value, r));
@@ -53,7 +53,7 @@ fn visit(value: &mut Value, at: &mut usize, then: &mut dyn FnMut(&mut Value)) ->
     }
 }
 
-fn alter(value: &mut Value, r: &mut Random) {
+fn alter(value: &mut Value, r: &mut Choices) {
     match value {
         Value::Object(all) if !all.is_empty() && !r.once_in(6) => keys(all, r),
         Value::Array(all) if !all.is_empty() && !r.once_in(6) => {
@@ -85,7 +85,7 @@ fn alter(value: &mut Value, r: &mut Random) {
     }
 }
 
-fn keys(all: &mut Map<String, Value>, r: &mut Random) {
+fn keys(all: &mut Map<String, Value>, r: &mut Choices) {
     let names: Vec<String> = all.keys().cloned().collect();
     let (name, other) = (r.pick(&names).clone(), r.pick(&names).clone());
     match r.below(6) {
@@ -115,7 +115,7 @@ fn keys(all: &mut Map<String, Value>, r: &mut Random) {
 }
 
 /// A value that is seldom expected.
-fn hostile(r: &mut Random) -> Value {
+fn hostile(r: &mut Choices) -> Value {
     match r.below(20) {
         0 => Value::Null,
         1 => json!(r.once_in(2)),
@@ -141,7 +141,7 @@ fn hostile(r: &mut Random) -> Value {
 }
 
 /// Changes the text so that it may be JSON no longer.
-fn spoil(text: &mut Vec<u8>, r: &mut Random) {
+fn spoil(text: &mut Vec<u8>, r: &mut Choices) {
     let digits: Vec<usize> =
         text.iter().enumerate().filter(|(_, b)| b.is_ascii_digit()).map(|(i, _)| i).collect();
     let at = if digits.is_empty() { r.below(text.len()) } else { *r.pick(&digits) };

@@ -7,7 +7,7 @@ mod tensors;
 
 pub use bytes::damage_bytes;
 
-use super::random::Random;
+use super::choices::Choices;
 use std::path::Path;
 
 /// Format of a file, by its name.
@@ -40,7 +40,7 @@ pub fn format(path: &Path) -> FileFormat {
 }
 
 /// Changes the structure of a file.
-pub fn structure(file: &mut Vec<u8>, format: FileFormat, r: &mut Random) {
+pub fn structure(file: &mut Vec<u8>, format: FileFormat, r: &mut Choices) {
     match format {
         FileFormat::Json => json_values::edit(file, r),
         FileFormat::JsonLines => lines(file, r),
@@ -55,7 +55,7 @@ pub fn structure(file: &mut Vec<u8>, format: FileFormat, r: &mut Random) {
 }
 
 /// Changes a line, or the order of lines.
-fn lines(file: &mut Vec<u8>, r: &mut Random) {
+fn lines(file: &mut Vec<u8>, r: &mut Choices) {
     let mut lines: Vec<Vec<u8>> = file.split_inclusive(|&b| b == b'\n').map(<[u8]>::to_vec).collect();
     if lines.is_empty() {
         return damage_bytes(file, r);
@@ -77,7 +77,7 @@ fn lines(file: &mut Vec<u8>, r: &mut Random) {
 }
 
 /// Changes the header of a weight file or the metadata of a blob, which start at multiples of 64 bytes.
-fn blobs(file: &mut [u8], r: &mut Random) {
+fn blobs(file: &mut [u8], r: &mut Choices) {
     let units = file.len() / 64;
     let unit = if r.once_in(4) { 0 } else { r.below(units) };
     // Count and version of the file; sentinel, type, size, offset and unused bits of a blob.
@@ -89,7 +89,7 @@ fn blobs(file: &mut [u8], r: &mut Random) {
 }
 
 /// Changes a cell of a table or a word of a text.
-fn cells(file: &mut Vec<u8>, r: &mut Random) {
+fn cells(file: &mut Vec<u8>, r: &mut Choices) {
     let ends: Vec<usize> =
         file.iter().enumerate().filter(|(_, b)| b"\t\n ".contains(b)).map(|(i, _)| i).collect();
     if ends.len() < 2 {

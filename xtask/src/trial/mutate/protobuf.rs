@@ -1,6 +1,6 @@
 //! Changes of protocol buffers, without their schema: fields of other values, missing, repeated, swapped or cut.
 
-use super::super::random::Random;
+use super::super::choices::Choices;
 use super::bytes::damage_bytes;
 
 /// A field as it is in the file.
@@ -12,7 +12,7 @@ struct Field {
 }
 
 /// Changes one field, at any depth. Lengths around it follow, but for once in ten times.
-pub fn edit(message: &[u8], r: &mut Random) -> Vec<u8> {
+pub fn edit(message: &[u8], r: &mut Choices) -> Vec<u8> {
     let Some(mut fields) = parse(message).filter(|f| !f.is_empty()) else {
         let mut bytes = message.to_vec();
         damage_bytes(&mut bytes, r);
@@ -79,7 +79,7 @@ fn parse(mut rest: &[u8]) -> Option<Vec<Field>> {
     Some(fields)
 }
 
-fn write(fields: &[Field], r: &mut Random) -> Vec<u8> {
+fn write(fields: &[Field], r: &mut Choices) -> Vec<u8> {
     let mut out = Vec::new();
     for field in fields {
         out.extend(varint(field.number << 3 | u64::from(field.wire)));

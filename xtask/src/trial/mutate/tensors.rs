@@ -1,6 +1,6 @@
 //! Changes of files of tensors: lies about types, shapes, places and lengths, and values that are no numbers.
 
-use super::super::random::Random;
+use super::super::choices::Choices;
 use super::bytes::{damage_bytes, overwrite_number};
 use super::json_values;
 use crate::files::gguf::Gguf;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::io::{Cursor, Read, Write};
 
 /// Changes the header of a safetensors file, or its length.
-pub fn safetensors(file: &mut Vec<u8>, r: &mut Random) {
+pub fn safetensors(file: &mut Vec<u8>, r: &mut Choices) {
     let length = file.first_chunk().map_or(0, |n| u64::from_le_bytes(*n)) as usize;
     let header = file.get(8..8usize.saturating_add(length)).map(serde_json::from_slice::<Value>);
     let Some(Ok(mut header)) = header else { return damage_bytes(file, r) };
@@ -61,7 +61,7 @@ pub fn safetensors(file: &mut Vec<u8>, r: &mut Random) {
 }
 
 /// Writes the tiny model as a GGUF file with wrong counts, types, places, keys or values.
-pub fn gguf(file: &mut Vec<u8>, r: &mut Random) {
+pub fn gguf(file: &mut Vec<u8>, r: &mut Choices) {
     if r.once_in(3) {
         let head = r.below(file.len().min(8192));
         let at = *r.pick(&[4, 8, 16, 24, head]);
@@ -105,7 +105,7 @@ pub fn gguf(file: &mut Vec<u8>, r: &mut Random) {
 }
 
 /// Changes the header of an array, or its values.
-pub fn npy(file: &mut Vec<u8>, r: &mut Random) {
+pub fn npy(file: &mut Vec<u8>, r: &mut Choices) {
     let length = file.get(8..10).map_or(0, |n| usize::from(n[0]) | usize::from(n[1]) << 8);
     let data = 10 + length;
     if data > file.len() || r.once_in(6) {
@@ -148,7 +148,7 @@ pub fn npy(file: &mut Vec<u8>, r: &mut Random) {
 }
 
 /// Writes an archive again with an array that is changed, missing, or under another name.
-pub fn npz(file: &mut Vec<u8>, r: &mut Random) {
+pub fn npz(file: &mut Vec<u8>, r: &mut Choices) {
     if r.once_in(4) {
         // The directory is at the end.
         let at = file.len().saturating_sub(1 + r.below(256));

@@ -42,9 +42,9 @@ fn invalid<T>(what: String) -> Result<T> {
     Err(RefusedFile::Invalid(what))
 }
 
-/// Kind of a value, in the format's numbering.
+/// ValueKind of a value, in the format's numbering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ValueKind {
     U8,
     I8,
     U16,
@@ -60,9 +60,9 @@ pub enum Kind {
     F64,
 }
 
-impl Kind {
-    fn from_number(n: u32) -> Option<Kind> {
-        use Kind::*;
+impl ValueKind {
+    fn from_number(n: u32) -> Option<ValueKind> {
+        use ValueKind::*;
         let all = [U8, I8, U16, I16, U32, I32, F32, Bool, Text, Array, U64, I64, F64];
         all.get(n as usize).copied()
     }
@@ -70,30 +70,30 @@ impl Kind {
     /// Bytes of a value; strings and arrays have lengths of their own.
     pub const fn bytes(self) -> Option<usize> {
         match self {
-            Kind::U8 | Kind::I8 | Kind::Bool => Some(1),
-            Kind::U16 | Kind::I16 => Some(2),
-            Kind::U32 | Kind::I32 | Kind::F32 => Some(4),
-            Kind::U64 | Kind::I64 | Kind::F64 => Some(8),
-            Kind::Text | Kind::Array => None,
+            ValueKind::U8 | ValueKind::I8 | ValueKind::Bool => Some(1),
+            ValueKind::U16 | ValueKind::I16 => Some(2),
+            ValueKind::U32 | ValueKind::I32 | ValueKind::F32 => Some(4),
+            ValueKind::U64 | ValueKind::I64 | ValueKind::F64 => Some(8),
+            ValueKind::Text | ValueKind::Array => None,
         }
     }
 
     /// As in messages.
     pub const fn name(self) -> &'static str {
         match self {
-            Kind::U8 => "u8",
-            Kind::I8 => "i8",
-            Kind::U16 => "u16",
-            Kind::I16 => "i16",
-            Kind::U32 => "u32",
-            Kind::I32 => "i32",
-            Kind::F32 => "f32",
-            Kind::Bool => "bool",
-            Kind::Text => "string",
-            Kind::Array => "array",
-            Kind::U64 => "u64",
-            Kind::I64 => "i64",
-            Kind::F64 => "f64",
+            ValueKind::U8 => "u8",
+            ValueKind::I8 => "i8",
+            ValueKind::U16 => "u16",
+            ValueKind::I16 => "i16",
+            ValueKind::U32 => "u32",
+            ValueKind::I32 => "i32",
+            ValueKind::F32 => "f32",
+            ValueKind::Bool => "bool",
+            ValueKind::Text => "string",
+            ValueKind::Array => "array",
+            ValueKind::U64 => "u64",
+            ValueKind::I64 => "i64",
+            ValueKind::F64 => "f64",
         }
     }
 }
@@ -102,7 +102,7 @@ impl Kind {
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredValue {
     /// Of the value, or of each value of an array.
-    pub kind: Kind,
+    pub kind: ValueKind,
     /// Values of an array.
     pub array: Option<usize>,
     /// The bytes, without an array's kind and length but with those of the strings in it.
@@ -183,22 +183,22 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    fn kind(&mut self, what: &str) -> Result<Kind> {
+    fn kind(&mut self, what: &str) -> Result<ValueKind> {
         let n = self.u32(what)?;
-        match Kind::from_number(n) {
+        match ValueKind::from_number(n) {
             Some(kind) => Ok(kind),
             None => invalid(format!("{what}: values of kind {n}, expected 0 to 12")),
         }
     }
 
     /// Passes over a value.
-    fn value(&mut self, kind: Kind, what: &str, depth: u32) -> Result<StoredValue> {
+    fn value(&mut self, kind: ValueKind, what: &str, depth: u32) -> Result<StoredValue> {
         if let Some(n) = kind.bytes() {
             let start = self.at;
             self.take(n as u64, what)?;
             return Ok(StoredValue { kind, array: None, bytes: start..self.at });
         }
-        if kind == Kind::Text {
+        if kind == ValueKind::Text {
             let n = self.string(what)?.len();
             return Ok(StoredValue { kind, array: None, bytes: self.at - n..self.at });
         }
@@ -208,7 +208,7 @@ impl<'a> Cursor<'a> {
         let of = self.kind(what)?;
         let len = self.u64(what)?;
         // Of a string its length is there at least, of an array its kind and length.
-        let least = of.bytes().unwrap_or(if of == Kind::Text { 8 } else { 12 }) as u64;
+        let least = of.bytes().unwrap_or(if of == ValueKind::Text { 8 } else { 12 }) as u64;
         if len > self.left() / least {
             let (of, left) = (of.name(), self.left());
             return invalid(format!("{what}: an array of {len} {of} values, but only {left} bytes follow"));
@@ -277,7 +277,7 @@ fn values(c: &mut Cursor<'_>, keys: u64) -> Result<BTreeMap<String, StoredValue>
 
 fn alignment(file: &[u8], values: &BTreeMap<String, StoredValue>) -> Result<u64> {
     let Some(value) = values.get(ALIGNMENT_KEY) else { return Ok(ALIGNMENT) };
-    let (Kind::U32, None, Some(bytes)) =
+    let (ValueKind::U32, None, Some(bytes)) =
         (value.kind, value.array, file[value.bytes.clone()].first_chunk::<4>())
     else {
         return invalid(format!("key `{ALIGNMENT_KEY}`: it is a {}, expected u32", value.kind.name()));
@@ -497,9 +497,9 @@ mod tests {
             let head = parse(&file).unwrap();
             assert_eq!(head.values.len(), 7);
             let text = &head.values["general.architecture"];
-            assert_eq!((text.kind, &file[text.bytes.clone()]), (Kind::Text, &b"none"[..]));
+            assert_eq!((text.kind, &file[text.bytes.clone()]), (ValueKind::Text, &b"none"[..]));
             let numbers = &head.values["a.numbers"];
-            assert_eq!((numbers.kind, numbers.array, numbers.bytes.len()), (Kind::I32, Some(2), 8));
+            assert_eq!((numbers.kind, numbers.array, numbers.bytes.len()), (ValueKind::I32, Some(2), 8));
             let two = &head.tensors[1];
             assert_eq!((two.name.as_str(), two.dtype, &two.shape[..]), ("two", Dtype::Q8_0, &[3, 32][..]));
             assert_eq!(file[two.bytes.clone()], vec![1; 102]);

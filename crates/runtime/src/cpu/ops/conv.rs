@@ -1,96 +1,12 @@
-//! Convolutions and pools over 1 to 3 spatial axes.
+//! Convolutions with weights that are computed, transposed convolutions, and pools, over 1 to 3 spatial axes.
 
-use super::shape::{count, invalid, strides, unsupported};
+use super::shape::{count, invalid, strides};
+use super::window::{WindowParams, per_axis};
 use super::{OpContext, OpError, OpResult};
+use crate::cpu::convolution::{dense_image, to_channels_first};
 use crate::tensor::Tensor;
-
-/// Most pairs of a kernel's tap and an output position; a list of them is kept.
-const MAX_TAPS: usize = 1 << 27;
-
-/// Windows over the spatial axes.
-struct Window {
-    kernel: Vec<usize>,
-    strides: Vec<usize>,
-    dilations: Vec<usize>,
-    before: Vec<usize>,
-    after: Vec<usize>,
-}
-
-/// Positive integers, one per spatial axis; ones when absent.
-fn per_axis(c: &OpContext<'_>, name: &str, n: usize) -> OpResult<Vec<usize>> {
-    match c.ints(name)? {
-        None => Ok(vec![1; n]),
-        Some(v) => {
-            let v: Option<Vec<usize>> =
-                v.iter().map(|&x| usize::try_from(x).ok().filter(|&x| x > 0)).collect();
-            v.filter(|v| v.len() == n).ok_or_else(|| {
-                OpError::Invalid(format!("parameter `{name}`: expected {n} positive integers"))
-            })
-        }
-    }
-}
-
-impl Window {
-    fn new(c: &OpContext<'_>, spatial: &[usize], kernel: &[usize], dilated: bool) -> OpResult<Window> {
-        let n = spatial.len();
-        let strides = per_axis(c, "strides", n)?;
-        let dilations = if dilated { per_axis(c, "dilations", n)? } else { vec![1; n] };
-        if kernel.contains(&0) {
-            return invalid("a kernel of size 0");
-        }
-        let (mut before, mut after) = (vec![0; n], vec![0; n]);
-        match c.str("pad_type", "valid")? {
-            "valid" => {}
-            "custom" => {
-                let pad = c.ints("pad")?.unwrap_or(&[]);
-                let pad: Option<Vec<usize>> = pad.iter().map(|&p| usize::try_from(p).ok()).collect();
-                let pad = pad.filter(|p| p.len() == 2 * n);
-                let pad = pad.ok_or_else(|| {
-                    OpError::Invalid(format!("parameter `pad`: expected {} integers", 2 * n))
-                })?;
-                for i in 0..n {
-                    (before[i], after[i]) = (pad[2 * i], pad[2 * i + 1]);
-                }
-            }
-            same @ ("same" | "same_lower") => {
-                for i in 0..n {
-                    let reach = (kernel[i] - 1) * dilations[i] + 1;
-                    let needed = (spatial[i].div_ceil(strides[i]).max(1) - 1) * strides[i] + reach;
-                    let total = needed.saturating_sub(spatial[i]);
-                    (before[i], after[i]) = (total / 2, total - total / 2);
-                    if same == "same_lower" {
-                        std::mem::swap(&mut before[i], &mut after[i]);
-                    }
-                }
-            }
-            other => return invalid(format!("pad_type `{other}`")),
-        }
-        Ok(Window { kernel: kernel.to_vec(), strides, dilations, before, after })
-    }
-
-    fn output(&self, spatial: &[usize], ceil: bool) -> OpResult<Vec<usize>> {
-        (0..spatial.len())
-            .map(|i| {
-                let reach = (self.kernel[i] - 1) * self.dilations[i] + 1;
-                let room = (spatial[i] + self.before[i] + self.after[i]).checked_sub(reach);
-                let room = room
-                    .ok_or_else(|| OpError::Invalid(format!("a kernel of reach {reach} over {spatial:?}")))?;
-                let mut n = room / self.strides[i] + 1;
-                if ceil && room % self.strides[i] != 0 && n * self.strides[i] < spatial[i] + self.before[i] {
-                    n += 1;
-                }
-                Ok(n)
-            })
-            .collect()
-    }
-
-    /// Where a tap of a window lies, if inside the input.
-    #[inline]
-    fn input(&self, axis: usize, out: usize, tap: usize, size: usize) -> Option<usize> {
-        let at = (out * self.strides[axis] + tap * self.dilations[axis]).checked_sub(self.before[axis])?;
-        (at < size).then_some(at)
-    }
-}
+use anemoe_kernels::{Conv, Matrix, Pool, Window};
+use std::ops::Range;
 
 /// Calls `f` with each multi-index of `shape`.
 fn each_index(shape: &[usize], mut f: impl FnMut(&[usize])) {
@@ -129,47 +45,18 @@ pub(super) fn conv(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     if bias.is_some_and(|b| b.len() != outputs) {
         return invalid(format!("bias for {outputs} output channels"));
     }
-    let spatial = &xs[2..];
-    let window = Window::new(c, spatial, &ws[2..], true)?;
-    let out_spatial = window.output(spatial, false)?;
+    let (window, spatial) = WindowParams::new(c, &ws[2..], true)?.over(&xs[2..], false)?;
     let mut shape = vec![batch, outputs];
-    shape.extend(&out_spatial);
+    shape.extend(spatial);
     count(&shape)?;
     let y = out[0].reset_f32(&shape);
-    let (in_size, out_size, taps): (usize, usize, usize) =
-        (spatial.iter().product(), out_spatial.iter().product(), ws[2..].iter().product());
-    let in_strides = strides(spatial);
-    if taps.saturating_mul(out_size) > MAX_TAPS {
-        return unsupported(format!("a kernel of {taps} taps over {out_size} positions"));
-    }
-    // For each tap, where each output position reads: shared by all channels.
-    let mut reads: Vec<Vec<Option<usize>>> = Vec::with_capacity(taps);
-    each_index(&ws[2..], |tap| {
-        let mut places = Vec::with_capacity(out_size);
-        each_index(&out_spatial, |o| {
-            let at = |i: usize| window.input(i, o[i], tap[i], spatial[i]).map(|p| p * in_strides[i]);
-            places.push((0..o.len()).try_fold(0, |sum, i| at(i).map(|p| sum + p)));
-        });
-        reads.push(places);
-    });
-    let per_out = outputs / groups;
-    for (n, y) in y.chunks_exact_mut((outputs * out_size).max(1)).enumerate() {
-        for (o, y) in y.chunks_exact_mut(out_size.max(1)).enumerate() {
-            y.fill(bias.map_or(0.0, |b| b[o]));
-            let first = o / per_out * per_group;
-            for i in 0..per_group {
-                let x = &x[(n * channels + first + i) * in_size..][..in_size];
-                for (tap, places) in reads.iter().enumerate() {
-                    let v = w[(o * per_group + i) * taps + tap];
-                    for (y, place) in y.iter_mut().zip(places) {
-                        if let Some(p) = place {
-                            *y += v * x[*p];
-                        }
-                    }
-                }
-            }
-        }
-    }
+    let cols = per_group * window.taps();
+    let w = Matrix::f32(w, outputs, cols).map_err(|e| OpError::Invalid(e.to_string()))?;
+    let x = dense_image(&window, (batch, channels), x);
+    let mut tokens = vec![0.0; y.len()];
+    let mut job = Conv { w, groups, taps_first: false, window: &window, x, y: &mut tokens, bias };
+    anemoe_kernels::conv(Pool::global(), &mut job);
+    to_channels_first(&window, outputs, &tokens, y);
     Ok(())
 }
 
@@ -270,43 +157,74 @@ pub(super) fn pool(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     }
     let spatial = &xs[2..];
     let kernel = per_axis(c, "kernel_sizes", spatial.len())?;
-    let window = Window::new(c, spatial, &kernel, false)?;
-    let out_spatial = window.output(spatial, c.bool("ceil_mode", false)?)?;
+    let params = WindowParams::new(c, &kernel, false)?;
+    let (window, out_spatial) = params.over(spatial, c.bool("ceil_mode", false)?)?;
     let exclude = c.bool("exclude_padding_from_average", false)?;
     let mut shape = xs[..2].to_vec();
     shape.extend(&out_spatial);
     count(&shape)?;
     let y = out[0].reset_f32(&shape);
-    let (in_size, out_size): (usize, usize) = (spatial.iter().product(), out_spatial.iter().product());
-    let in_strides = strides(spatial);
-    for (plane, y) in y.chunks_exact_mut(out_size.max(1)).enumerate() {
-        let x = &x[plane * in_size..][..in_size];
-        let mut position = 0;
-        each_index(&out_spatial, |o| {
-            let (mut max, mut sum, mut square, mut n, mut padded) =
-                (f32::NEG_INFINITY, 0.0f32, 0.0f32, 0usize, 0usize);
-            each_index(&kernel, |tap| {
-                let at = |i: usize| window.input(i, o[i], tap[i], spatial[i]).map(|p| p * in_strides[i]);
-                // With ceil_mode a window may reach beyond the padding, which does not count as padding.
-                let counts = (0..o.len()).all(|i| {
-                    o[i] * window.strides[i] + tap[i] < spatial[i] + window.before[i] + window.after[i]
-                });
-                padded += usize::from(counts);
-                if let Some(p) = (0..o.len()).try_fold(0, |sum, i| at(i).map(|v| sum + v)) {
-                    let v = x[p];
-                    max = max.max(v);
-                    sum += v;
-                    square += v * v;
-                    n += 1;
-                }
-            });
-            y[position] = match c.op {
-                "max_pool" => max,
-                "l2_pool" => square.sqrt(),
-                _ => sum / (if exclude { n } else { padded }).max(1) as f32,
-            };
-            position += 1;
-        });
+    let (in_size, out_size) = (spatial.iter().product::<usize>(), window.positions());
+    if y.is_empty() {
+        return Ok(());
     }
+    let skip = 3 - spatial.len();
+    // Elements that count for an average on each axis. With ceil_mode a window may reach beyond the padding, which does not.
+    let counted = |axis: usize, index: usize| match axis.checked_sub(skip) {
+        Some(axis) if !exclude => params.padded_taps(axis, index, spatial[axis]),
+        _ => window.inside(axis, index).len(),
+    };
+    let op = c.op;
+    Pool::global().for_chunks(y, out_size, &|plane, y| {
+        let x = &x[plane * in_size..][..in_size];
+        each_window(&window, |position, index, inside| {
+            let pooled = match op {
+                "max_pool" => fold_window(&window, index, inside, x, f32::NEG_INFINITY, f32::max),
+                "l2_pool" => fold_window(&window, index, inside, x, 0.0, |a, v| a + v * v).sqrt(),
+                _ => {
+                    let n = (0..3).map(|axis| counted(axis, index[axis])).fold(1, usize::saturating_mul);
+                    fold_window(&window, index, inside, x, 0.0, |a, v| a + v) / n.max(1) as f32
+                }
+            };
+            y[position] = pooled;
+        });
+    });
     Ok(())
+}
+
+/// Calls `f` with every position, its indices, and the taps of its window that lie inside.
+fn each_window(window: &Window, mut f: impl FnMut(usize, [usize; 3], &[Range<usize>; 3])) {
+    let inside: [Vec<Range<usize>>; 3] =
+        std::array::from_fn(|axis| (0..window.out[axis]).map(|i| window.inside(axis, i)).collect());
+    let [d, h, w] = window.out;
+    for position in 0..d * h * w {
+        let index = [position / (h * w), position / w % h, position % w];
+        let ranges = std::array::from_fn(|axis| inside[axis][index[axis]].clone());
+        f(position, index, &ranges);
+    }
+}
+
+/// Folds what a window of a plane reads.
+#[inline(always)]
+fn fold_window(
+    window: &Window,
+    index: [usize; 3],
+    inside: &[Range<usize>; 3],
+    x: &[f32],
+    first: f32,
+    f: impl Fn(f32, f32) -> f32,
+) -> f32 {
+    let [_, h, w] = window.size;
+    let mut value = first;
+    for i in inside[0].clone() {
+        for j in inside[1].clone() {
+            let row = (window.at(0, index[0], i) * h + window.at(1, index[1], j)) * w;
+            let from = row + if inside[2].is_empty() { 0 } else { window.at(2, index[2], inside[2].start) };
+            // Pools are not dilated.
+            for v in &x[from..from + inside[2].len()] {
+                value = f(value, *v);
+            }
+        }
+    }
+    value
 }

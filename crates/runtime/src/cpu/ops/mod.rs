@@ -13,6 +13,10 @@ mod scatter_gather;
 pub(super) mod shape;
 mod tensor_operation;
 mod tensor_transformation;
+pub(super) mod window;
+
+pub(super) use elementwise_unary::activation;
+pub(super) use linear::dot;
 
 use crate::tensor::{Data, Tensor};
 use anemoe_mlpackage::mil::{DataType, TensorType};

@@ -1,13 +1,13 @@
-//! Random choices that a seed decides.
+//! Choices choices that a seed decides.
 
 /// Draws what trials choose.
 #[derive(Clone, Debug)]
-pub struct Random(anemoe_io::Random);
+pub struct Choices(anemoe_io::Random);
 
-impl Random {
+impl Choices {
     /// A generator whose numbers depend on the seed alone.
-    pub fn new(seed: u64) -> Random {
-        Random(anemoe_io::Random::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d))
+    pub fn new(seed: u64) -> Choices {
+        Choices(anemoe_io::Random::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d))
     }
 
     /// 64 random bits.
