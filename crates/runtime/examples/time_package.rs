@@ -4,7 +4,7 @@
 //! With `ops` it prints the time of each operation too. `benches/coremltools_models.py` runs it in turn with torch.
 
 use anemoe_npz::{read_npz, write_npz};
-use anemoe_runtime::cpu::{CpuPackage, Options, Precision, States};
+use anemoe_runtime::cpu::{CpuPackage, CpuStates, Options, Precision};
 use anemoe_runtime::predict::{bind, results};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,7 +21,7 @@ fn main() -> Result<(), AnyError> {
     let precision = if has("fp16") { Precision::Fp16 } else { Precision::Fp32 };
     let options = Options { precision, profile: has("ops"), ..Options::default() };
     let function = CpuPackage::open(Path::new(package))?.compile(None, options)?;
-    let mut states = States::new(&function);
+    let mut states = CpuStates::new(&function);
     let path = Path::new(inputs);
     let inputs = bind(&function, &mut states, read_npz(path)?, path)?;
     let inputs: Vec<_> = inputs.iter().collect();

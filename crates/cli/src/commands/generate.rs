@@ -122,6 +122,7 @@ impl Speculate {
             ngram_min: self.ngram_min,
             ngram_max: self.ngram_max,
             corpus,
+            replay: None,
         };
         options.check().map_err(|what| anyhow::anyhow!("--ngram-min, --ngram-max: {what}"))?;
         Ok(options)
@@ -254,7 +255,11 @@ fn figures(r: &SpeculationReport) -> serde_json::Value {
 /// Figures of drafts, in one line each.
 fn drafts(r: &SpeculationReport) -> String {
     let passes = r.passes.iter().map(|(tokens, ms, calls)| format!("{tokens}: {ms:.1} ms ({calls})"));
-    let break_even = r.break_even.iter().map(|(k, a)| format!("{k}: {a:.2}"));
+    let break_even = r.break_even.iter().map(|(k, a)| match a {
+        Some(a) => format!("{k}: {a:.2}"),
+        None => format!("{k}: never"),
+    });
+    let break_even: Vec<String> = break_even.collect();
     format!(
         "drafts: {} of {} tokens accepted ({:.0} %) in {} passes, {} passes without\n\
          tokens of a pass, its time and how many: {}\n\
@@ -265,7 +270,11 @@ fn drafts(r: &SpeculationReport) -> String {
         r.verifier_calls,
         r.fallbacks,
         passes.collect::<Vec<_>>().join(", "),
-        break_even.collect::<Vec<_>>().join(", ")
+        if break_even.is_empty() {
+            "no draft was measured beside a pass for one".into()
+        } else {
+            break_even.join(", ")
+        }
     )
 }
 
