@@ -683,18 +683,24 @@ fn run_node(
             with_out!(*out, |sources, y| {
                 let (x, w) = (sources.get(*x), sources.get(*other));
                 // Each row of the result by itself.
-                rows.each(|[o, a, b], m, s| {
-                    for i in 0..m {
-                        let (o, a, b) = (o + i * s[0], a + i * s[1], b + i * s[2]);
-                        let y = &mut y[o..o + *n];
-                        y.fill(0.0);
-                        for c in 0..*k {
-                            let (v, w) = (x[a + c * *xk], &w[b + c * *yk..]);
-                            if v != 0.0 || !w[0].is_finite() {
-                                y.iter_mut().enumerate().for_each(|(j, y)| *y += v * w[j * *yn]);
+                rows.split_by(pool, y, (*n, *k * *n), &|rows, y| {
+                    rows.each(|[o, a, b], m, s| {
+                        for i in 0..m {
+                            let (o, a, b) = (o + i * s[0], a + i * s[1], b + i * s[2]);
+                            let y = &mut y[o..o + *n];
+                            y.fill(0.0);
+                            for c in 0..*k {
+                                let (v, w) = (x[a + c * *xk], &w[b + c * *yk..]);
+                                if v == 0.0 && w[0].is_finite() {
+                                    continue;
+                                }
+                                match *yn {
+                                    1 => y.iter_mut().zip(w).for_each(|(y, w)| *y += v * w),
+                                    yn => y.iter_mut().enumerate().for_each(|(j, y)| *y += v * w[j * yn]),
+                                }
                             }
                         }
-                    }
+                    });
                 });
             });
         }

@@ -210,6 +210,8 @@ impl Builder<'_> {
         if self.g.flag(ty, false)? {
             y = turn(&y);
         }
+        let last = y.rank() - 1;
+        let y = self.make_contiguous(y, last);
         let (k, n) = (x.shape[x.rank() - 1], y.shape[y.rank() - 1]);
         if y.shape[y.rank() - 2] != k || shape[rank - 1] != n || shape[rank - 2] != x.shape[x.rank() - 2] {
             return None;
