@@ -13,19 +13,23 @@
 //! A chain says what a host does for one pass over T tokens, without naming a model family: which packages run in which
 //! order, which of their inputs the host computes (rotary rows, masks, cache positions), which values flow from one to
 //! the next, and where the host chooses experts.
+//!
+//! # Tests
+//! Journals survive torn lines, garbage and several writers; hashes of packages depend on names and contents alone.
+//! `cargo test -p anemoe-bundle` runs for 2 seconds on two busy cores, besides the compilation.
 #![deny(unsafe_code)]
 
-mod atomic;
 mod chain;
+mod hash;
 pub mod journal;
 
-pub use atomic::{
-    file_sha256, package_bytes, package_files, package_sha256, sampled_sha256, sha256, write_atomic,
-};
 pub use chain::{
     AutoChoice, Cache, Chain, Embedding, FORMAT, GateResult, Gates, HostInput, InputBinding, ModelInfo,
     OutputBinding, Rope, RowRange, Run, SOFTCAPPING, Shard, ShardFunction, ShardKind, Step, TensorChoice,
     TokenCount, UniformResult, Vectors, When,
+};
+pub use hash::{
+    file_sha256, package_bytes, package_files, package_sha256, sampled_sha256, sha256, write_atomic,
 };
 
 pub use anemoe_io::{Error, Result};

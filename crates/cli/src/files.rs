@@ -1,6 +1,6 @@
 //! Files that commands write, and folders for intermediate results.
 
-use anemoe_convert::place;
+use anemoe_convert::path_kind;
 use anemoe_io::{Error, Output, Scratch};
 use clap::{ArgMatches, Command, ValueHint};
 use std::io;
@@ -62,7 +62,7 @@ impl Overwrite {
         let named = INPUTS.get().into_iter().flatten().map(PathBuf::as_path);
         let inputs: Vec<&Path> = inputs.iter().copied().chain(named).collect();
         let output = Output::new(path, self.force, &inputs).map_err(failed)?;
-        if let Some(owner) = place::owner(path) {
+        if let Some(owner) = path_kind::owner(path) {
             let what = format!("this is a file of {owner}; choose another name");
             return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, what)).into());
         }

@@ -1,6 +1,6 @@
 //! Outliers: single weights so large that one step for a whole tensor is too coarse for all others.
 
-use crate::family::Family;
+use crate::models::Family;
 use crate::plan::{MatrixPlan, Plan, PlannedShard};
 use crate::quant::{Granularity, Quant};
 use crate::{Error, Result};

@@ -1,6 +1,5 @@
 //! The plan: which packages a checkpoint becomes, what each holds and how it is compressed.
 
-use crate::family::Family;
 use crate::quant::{Granularity, Groups, MatrixQuant, Quant};
 use crate::{Error, Result};
 use anemoe_bundle::{Chain, Shard, ShardFunction, ShardKind, TokenCount};
@@ -461,8 +460,8 @@ impl PlannedShard {
         shard
     }
 
-    /// What it has in common with shards of the same sort in other layers: what one of them shows holds for all.
-    pub fn sort(&self) -> String {
+    /// Text that shards of one type share: what one of them shows holds for all.
+    pub fn signature(&self) -> String {
         let matrices: Vec<_> =
             self.matrices.iter().map(|m| (&m.part, m.rows, m.cols, m.taps, m.quant)).collect();
         let vectors: Vec<_> = self.vectors.iter().map(|v| &v.dims).collect();
@@ -563,39 +562,6 @@ impl Plan {
             *shard = shard.requantized(&choose);
         }
         self.complete()
-    }
-
-    /// The plan that a bundle was built from, made again from its checkpoint.
-    ///
-    /// # Errors
-    /// The bundle does not say its options (older versions did not), or it is of another checkpoint.
-    pub fn of_bundle(family: &dyn Family, bundle: &Path, chain: &Chain) -> Result<Plan> {
-        let path = bundle.join(anemoe_bundle::CHAIN_FILE);
-        let wrong = |what: String| Error::invalid(&path, format!("chain: {what}"));
-        if chain.options.is_null() {
-            return Err(wrong(
-                "does not say the options that it was built with: an older version wrote it".into(),
-            ));
-        }
-        let options: PlanOptions = serde_json::from_value(chain.options.clone()).map_err(|e| {
-            wrong(format!("the options that it was built with: {}", anemoe_io::json::Error::from(e)))
-        })?;
-        let mut plan = family.plan(&options)?;
-        if let Some(choice) = &chain.auto {
-            let kinds: std::result::Result<BTreeMap<_, _>, String> = choice
-                .tensors
-                .iter()
-                .map(|t| Ok(((t.tensor.clone(), t.part.clone()), t.kind.parse::<Quant>()?)))
-                .collect();
-            crate::auto::apply(&mut plan, &kinds.map_err(wrong)?)?;
-            plan.chain.auto = chain.auto.clone();
-        }
-        let own = plan.shards.iter().map(|s| (&s.name, s.kind, s.weights, &s.quant));
-        if !own.eq(chain.shards.iter().map(|s| (&s.name, s.kind, s.weights, &s.quant))) {
-            let what = format!("its shards are not those of the checkpoint {}", plan.source);
-            return Err(wrong(what));
-        }
-        Ok(plan)
     }
 
     /// The shard named `name`.

@@ -54,7 +54,7 @@ impl Written {
     }
 
     fn open(&self) -> Result<Checkpoint, Error> {
-        Checkpoint::open(self.path().to_str().unwrap())
+        models::load(self.path().to_str().unwrap())
     }
 
     fn error(&self) -> Error {
@@ -83,7 +83,7 @@ fn unsupported(g: &Gguf) -> String {
 #[test]
 fn every_tensor_is_that_of_the_folder() {
     let folder = repository("fixtures/tiny-gemma4-moe");
-    let folder = Checkpoint::open(folder.to_str().unwrap()).unwrap();
+    let folder = models::load(folder.to_str().unwrap()).unwrap();
     let rounded = |v: &f32| f16::from_f32(*v).to_f32();
     for (options, dtype) in [(FUSED, Dtype::F32), (UNFUSED, Dtype::F16)] {
         let file = Written::new(&tiny(options));
@@ -109,7 +109,7 @@ fn every_tensor_is_that_of_the_folder() {
 fn the_plan_is_that_of_the_folder() {
     let folder = repository("fixtures/tiny-gemma4-moe");
     let plan = |path: &Path| {
-        let family = models::open(Checkpoint::open(path.to_str().unwrap()).unwrap()).unwrap();
+        let family = models::open(models::load(path.to_str().unwrap()).unwrap()).unwrap();
         serde_json::to_value(family.plan(&PlanOptions::default()).unwrap()).unwrap()
     };
     let rename = |mut plan: Value| {
@@ -363,7 +363,7 @@ fn pairs_that_rotate() {
 
 #[test]
 fn files_that_are_not_there_or_not_files() {
-    assert!(Checkpoint::open("no/such.gguf").err().unwrap().kind() == Kind::Io);
+    assert!(models::load("no/such.gguf").err().unwrap().kind() == Kind::Io);
     let file = Written::new(&tiny(FUSED));
     std::fs::write(file.path(), b"").unwrap();
     assert!(file.error().to_string().contains("GGUF header"));

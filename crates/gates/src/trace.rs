@@ -1,6 +1,6 @@
 //! The fidelity trace: where a bundle leaves its reference, layer by layer, and how wide the residual stream is there.
 
-use crate::golden::cosine;
+use crate::golden_gate::cosine;
 use crate::reference::Golden;
 use anemoe_bundle::Chain;
 use anemoe_runtime::cpu::{CpuBackend, Precision};
@@ -161,7 +161,6 @@ mod tests {
     use super::*;
     use anemoe_bundle::TokenCount;
     use anemoe_convert::build::build;
-    use anemoe_convert::checkpoint::Checkpoint;
     use anemoe_convert::models;
     use anemoe_convert::plan::PlanOptions;
     use anemoe_convert::quant::Quant;
@@ -172,7 +171,7 @@ mod tests {
     }
 
     fn bundle(name: &str, dir: &Path) -> PathBuf {
-        let family = models::open(Checkpoint::open(fixture(name).to_str().unwrap()).unwrap()).unwrap();
+        let family = models::open(models::load(fixture(name).to_str().unwrap()).unwrap()).unwrap();
         let tokens = [1, 3, 4, 32].map(|n| TokenCount { min: n, max: n }).to_vec();
         let options = PlanOptions { quant: Quant::Fp16, tokens, ..PlanOptions::default() };
         let out = dir.join(name);

@@ -298,6 +298,21 @@ impl<D: AsRef<[u8]>> OwnedMatrix<D> {
         self.int16_lut = int16.filter(|_| takes_int16);
     }
 
+    /// Returns the format.
+    pub fn format(&self) -> WeightFormat {
+        self.weight.format
+    }
+
+    /// Returns whether [`OwnedMatrix::prepare`] made approximate matmuls.
+    pub fn is_fast(&self) -> bool {
+        self.fast
+    }
+
+    /// Returns the packed elements.
+    pub fn elements(&self) -> &D {
+        &self.weight.elements
+    }
+
     /// Views the matrix.
     pub fn view(&self) -> Matrix<'_> {
         let weight = borrow(&self.weight);

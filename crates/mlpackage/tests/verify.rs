@@ -2,7 +2,7 @@
 
 use anemoe_mlpackage::mil::builder::{Arg, BuiltFunction, ConvParams, FunctionBuilder, Var, model};
 use anemoe_mlpackage::mil::verify::{Severity, verify};
-use anemoe_mlpackage::mil::{Argument, Binding, DataType, Model, Opset, TensorType, Value, ValueType};
+use anemoe_mlpackage::mil::{Argument, Binding, DataType, MlModel, Opset, TensorType, Value, ValueType};
 use anemoe_mlpackage::package::Package;
 use anemoe_mlpackage::spec;
 use half::f16;
@@ -64,7 +64,7 @@ fn function() -> BuiltFunction {
     f.finish().unwrap()
 }
 
-fn sample() -> Model {
+fn sample() -> MlModel {
     model(Opset::CoreML8, vec![("main".into(), function())], "main").unwrap()
 }
 
@@ -78,7 +78,7 @@ fn what_the_builder_makes_is_legal() {
 }
 
 /// Changes the sample and expects an error that says this.
-fn refused(says: &str, change: impl FnOnce(&mut Model)) {
+fn refused(says: &str, change: impl FnOnce(&mut MlModel)) {
     let mut m = sample();
     change(&mut m);
     let findings = verify(&m);
@@ -89,7 +89,7 @@ fn refused(says: &str, change: impl FnOnce(&mut Model)) {
     );
 }
 
-fn op<'a>(m: &'a mut Model, name: &str) -> &'a mut anemoe_mlpackage::mil::Operation {
+fn op<'a>(m: &'a mut MlModel, name: &str) -> &'a mut anemoe_mlpackage::mil::Operation {
     let ops = &mut m.program.functions.get_mut("main").unwrap().block.operations;
     ops.iter_mut().find(|op| op.outputs.first().is_some_and(|o| o.name == name)).unwrap()
 }

@@ -7,11 +7,15 @@
 //! A file is never believed: nothing is allocated from a size that a header claims before the file is known to hold as
 //! many bytes, and what a compressed archive may grow to is bounded by its own length,
 //! or by what its reader has use for.
+//!
+//! # Tests
+//! What is written is read, in every version and order; every damaged, lying or bloated file is an error that names the array. Beside the code.
+//! `cargo test -p anemoe-npz` runs for 4 seconds on two busy cores, besides the compilation.
 #![deny(unsafe_code)]
 
 mod array;
-mod header;
 mod npy;
+mod npy_header;
 mod npz;
 
 pub use array::{Array, ArrayData, DType};

@@ -1,7 +1,7 @@
 //! Archives of arrays: a zip file with one `.npy` file for each.
 
-use crate::header::Refused;
 use crate::npy::{PIECE, ReadError, check, read_array, write_array, write_atomic};
+use crate::npy_header::RefusedArray;
 use crate::{Array, Error, Result};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -238,7 +238,7 @@ fn directory_entries(file: &File, start: u64) -> io::Result<usize> {
 }
 
 fn invalid(what: impl Into<String>) -> ReadError {
-    ReadError::Refused(Refused::Invalid(what.into()))
+    ReadError::RefusedArray(RefusedArray::Invalid(what.into()))
 }
 
 fn no_archive() -> ReadError {
@@ -249,7 +249,7 @@ fn zip_error(e: ZipError) -> ReadError {
     match e {
         ZipError::Io(e) => io::Error::into(e),
         ZipError::UnsupportedArchive(what) => {
-            ReadError::Refused(Refused::Unsupported(format!("zip archive: {what}")))
+            ReadError::RefusedArray(RefusedArray::Unsupported(format!("zip archive: {what}")))
         }
         // The reader says so in the words of the zip format.
         ZipError::InvalidArchive(what) if what.contains("EOCD") => no_archive(),

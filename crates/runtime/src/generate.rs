@@ -157,7 +157,7 @@ pub fn generate(
         let room = if options.speculation.mode == Mode::Off { 0 } else { model.most_to_undo(sequence, room) };
         draft.clear();
         draft.push(last);
-        draft.extend_from_slice(drafter.draft(room));
+        draft.extend_from_slice(drafter.draft(ids.len(), room));
         let wanted = if draft.len() > 1 { Logits::All } else { Logits::Last };
         let started = Instant::now();
         logits = model.append(sequence, &draft, wanted, None)?;

@@ -5,7 +5,7 @@ use anemoe_mlpackage::mil::{
     Argument, Binding, DataType, Dim, NamedType, Operation, Opset, TensorType, Value,
 };
 use anemoe_mlpackage::package::PackageWriter;
-use anemoe_runtime::cpu::{CpuPackage, Options, Precision, States};
+use anemoe_runtime::cpu::{CpuPackage, CpuStates, Options, Precision};
 use anemoe_runtime::tensor::Tensor;
 use std::path::{Path, PathBuf};
 
@@ -50,7 +50,7 @@ fn refusals(path: &Path, input: &Tensor) -> Vec<String> {
             let run = || -> anemoe_runtime::Result<()> {
                 let options = Options { precision, fuse, ..Options::default() };
                 let function = CpuPackage::open(path)?.compile(None, options)?;
-                let mut states = States::new(&function);
+                let mut states = CpuStates::new(&function);
                 function.run(&[input], &mut states, &mut Vec::new()).map(|_| ())
             };
             said.push(run().expect_err("a refusal").to_string());
@@ -209,7 +209,7 @@ fn results_of_shapes_that_come_with_inputs_are_bounded() {
     let program = model(Opset::CoreML8, vec![("main".into(), f.finish().unwrap())], "main").unwrap();
     PackageWriter::create(&path).unwrap().finish(&program).unwrap();
     let function = CpuPackage::open(&path).unwrap().compile(None, Options::default()).unwrap();
-    let (mut states, mut outputs) = (States::new(&function), Vec::new());
+    let (mut states, mut outputs) = (CpuStates::new(&function), Vec::new());
     let mut run = |n: usize| function.run(&[&Tensor::f32(&[1, n], vec![1.0; n])], &mut states, &mut outputs);
     run(100).unwrap();
     let said = run(20_000).unwrap_err().to_string();

@@ -35,18 +35,18 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// Of `build`, whose gates write the FP16 forms of the shards `twins` into `scratch`, or into the unfinished bundle.
+    /// Of `build`, whose gates write the FP16 forms of the shards `references` into `scratch`, or into the unfinished bundle.
     ///
     /// # Errors
     /// A disk does not say how much room it has.
-    pub fn of(build: &Build<'_>, twins: &[&PlannedShard], scratch: Option<&Path>) -> Result<Needs> {
+    pub fn of(build: &Build<'_>, references: &[&PlannedShard], scratch: Option<&Path>) -> Result<Needs> {
         let bundle = build.bundle().to_path_buf();
         let scratch = scratch.unwrap_or(&bundle).to_path_buf();
         let (on_bundle, on_scratch) = (existing(&bundle), existing(&scratch));
         Ok(Needs {
             bundle_bytes: build.bytes_to_write() + MARGIN,
             bundle_free: free(&on_bundle)?,
-            scratch_bytes: twins.iter().map(|s| s.in_fp16().package_bytes()).sum(),
+            scratch_bytes: references.iter().map(|s| s.in_fp16().package_bytes()).sum(),
             scratch_free: free(&on_scratch)?,
             same_disk: same_disk(&on_bundle, &on_scratch),
             bundle,

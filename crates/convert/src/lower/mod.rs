@@ -12,7 +12,7 @@ mod store;
 
 pub use attention::{Attention, HeadNorm, PositionInputs};
 pub use cca::CCA_HISTORY;
-pub use norm::RmsNorm;
+pub use norm::NormShape;
 pub use store::{
     Stored, StoredMatrix, add_constant, element_type, encode_matrix, join_operands, store_matrix,
     store_vector,

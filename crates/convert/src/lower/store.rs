@@ -1,7 +1,7 @@
 //! Matrices and vectors of a shard, read from the checkpoint and written to the package in pieces.
 
-use crate::family::Family;
 use crate::importance::Importance;
+use crate::models::CheckedCheckpoint;
 use crate::plan::{MatrixPlan, PlannedShard, VectorPlan};
 use crate::quant::Quant;
 use crate::quantize::{Encoder, Metrics, Side, TooLarge};
@@ -166,7 +166,7 @@ impl From<TooLarge> for Failed {
 /// # Errors
 /// The checkpoint cannot be read or holds a value that fp16 cannot, the importances do not fit, or writing fails.
 pub fn encode_matrix(
-    family: &dyn Family,
+    checkpoint: &CheckedCheckpoint,
     plan: &MatrixPlan,
     importance: Option<&Importance>,
     write: &mut dyn FnMut(&[u8]) -> Result<()>,
@@ -175,11 +175,11 @@ pub fn encode_matrix(
     let encoder = Encoder { rows: plan.rows, cols: plan.cols, quant: plan.quant, exact: false, importance };
     let read = |first: usize, out: &mut [f32]| {
         let start = plan.offset + first as u64 * plan.cols as u64;
-        family.read(&plan.tensor, start..start + out.len() as u64, out).map_err(Failed::Read)
+        checkpoint.read(&plan.tensor, start..start + out.len() as u64, out).map_err(Failed::Read)
     };
     encoder.run(&read, &mut |bytes| write(bytes).map_err(Failed::Read)).map_err(|e| match e {
         Failed::Read(e) => e,
-        Failed::TooLarge(e) => family.opened().refuse(&plan.tensor, plan.offset, &e.to_string()),
+        Failed::TooLarge(e) => checkpoint.refuse(&plan.tensor, plan.offset, &e.to_string()),
     })
 }
 
@@ -189,14 +189,14 @@ pub fn encode_matrix(
 /// As [`encode_matrix`].
 pub fn store_matrix(
     blobs: &mut BlobWriter,
-    family: &dyn Family,
+    checkpoint: &CheckedCheckpoint,
     plan: &MatrixPlan,
     importance: Option<&Importance>,
     stored: &mut Stored,
 ) -> Result<Metrics> {
     let dtype = element_type(plan.quant.kind);
     let offset = blobs.begin(dtype, plan.weights())?;
-    let side = encode_matrix(family, plan, importance, &mut |bytes| blobs.write(bytes))?;
+    let side = encode_matrix(checkpoint, plan, importance, &mut |bytes| blobs.write(bytes))?;
     blobs.end()?;
     let elements = Value::blob(dtype, &plan.dims(), offset);
     let dims = side_dims(plan);
@@ -211,18 +211,18 @@ pub fn store_matrix(
 /// As [`store_matrix`].
 pub fn store_vector(
     blobs: &mut BlobWriter,
-    family: &dyn Family,
+    checkpoint: &CheckedCheckpoint,
     plan: &VectorPlan,
     stored: &mut Stored,
 ) -> Result<()> {
     let n = plan.weights();
     let (first, of) = plan.every;
     let mut values = vec![0f32; n as usize * of];
-    family.read(&plan.tensor, 0..n * of as u64, &mut values)?;
+    checkpoint.read(&plan.tensor, 0..n * of as u64, &mut values)?;
     let mut values: Vec<f32> = values.into_iter().skip(first).step_by(of).collect();
     values.iter_mut().for_each(|v| *v *= plan.scale);
     let mut halves = Vec::new();
-    to_f16(&values, &mut halves).map_err(|e| family.opened().refuse(&plan.tensor, 0, &e.to_string()))?;
+    to_f16(&values, &mut halves).map_err(|e| checkpoint.refuse(&plan.tensor, 0, &e.to_string()))?;
     let value = if n >= BLOB_ELEMENTS {
         let bytes: Vec<u8> = halves.iter().flat_map(|v| v.to_le_bytes()).collect();
         Value::blob(DataType::Float16, &plan.dims, blobs.append(DataType::Float16, n, &bytes)?)

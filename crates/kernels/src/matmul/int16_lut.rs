@@ -109,8 +109,11 @@ fn multiply_tiles<L: Simd>(s: &Weights<'_>, rows: &RowTiles, y: &OutputRows<'_>)
             let mut t = 0;
             while t < tokens {
                 t += match tokens - t {
+                    // Sums of R rows and T tokens in two digits: sixteen registers. A lookup serves T tokens.
+                    4.. if L::REGISTERS >= 32 => small_batch_tile::<L, { ROWS / 2 }, 4>(s, (which, n), t, y),
+                    3 if L::REGISTERS >= 32 => small_batch_tile::<L, { ROWS / 2 }, 3>(s, (which, n), t, y),
+                    2 if L::REGISTERS >= 32 => small_batch_tile::<L, ROWS, 2>(s, (which, n), t, y),
                     // Sums of four rows are all registers that others have.
-                    2.. if L::REGISTERS >= 32 => small_batch_tile::<L, ROWS, 2>(s, (which, n), t, y),
                     _ if L::REGISTERS >= 32 => small_batch_tile::<L, ROWS, 1>(s, (which, n), t, y),
                     _ => small_batch_tile::<L, { ROWS / 2 }, 1>(s, (which, n), t, y),
                 };

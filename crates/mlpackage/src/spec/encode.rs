@@ -2,7 +2,7 @@
 
 use super::{DATA_TYPES, FEATURE_TYPES};
 use crate::mil::{
-    Argument, Binding, Block, DataType, Dim, Feature, FeatureShape, Function, Immediate, Model, NamedType,
+    Argument, Binding, Block, DataType, Dim, Feature, FeatureShape, Function, Immediate, MlModel, NamedType,
     Operation, TensorData, TensorType, Value, ValueData, ValueType,
 };
 use crate::proto as pb;
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 ///
 /// # Errors
 /// A feature has a type that features cannot have, or the description and the program name different functions.
-pub fn encode(model: &Model) -> Result<Vec<u8>> {
+pub fn encode(model: &MlModel) -> Result<Vec<u8>> {
     let described: Vec<&str> = model.functions.iter().map(|f| f.name.as_str()).collect();
     for name in &described {
         if !model.program.functions.contains_key(*name) {

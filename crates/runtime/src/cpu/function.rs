@@ -3,10 +3,11 @@
 use super::carry::Carry;
 use super::interpreter::Interpreter;
 use super::plan::Plan;
-use super::states::{StateValue, States};
+use super::shapes::{ShapePlans, Shapes};
+use super::states::{CpuStates, StateValue};
 use super::{Located, Options};
 use crate::backend::{Counts, OpTime};
-use crate::memory::Allowance;
+use crate::memory_limit::Allowance;
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
 use anemoe_mlpackage::mil::{DataType, Feature, FeatureShape, FunctionDescription, TensorType};
@@ -38,6 +39,8 @@ pub struct CompiledFunction {
     /// Bytes that a run may take.
     allowance: Allowance,
     code: Executable,
+    /// Plans for shapes that come with the inputs.
+    shape_plans: Option<ShapePlans>,
     carry: Carry,
     bytes_read: AtomicU64,
     experts: AtomicU64,
@@ -100,11 +103,27 @@ impl CompiledFunction {
             caches,
             allowance,
             code,
+            shape_plans: None,
             carry: Carry::Unknown,
             bytes_read: AtomicU64::new(0),
             experts: AtomicU64::new(0),
             skipped: AtomicU64::new(0),
         }
+    }
+
+    /// Makes plans for the shapes that come.
+    pub(super) fn set_shape_plans(&mut self, plans: ShapePlans) {
+        self.shape_plans = Some(plans);
+    }
+
+    /// Shapes of all values of a run on copies of states.
+    fn trace(&self, steps: &Interpreter, inputs: &[&Tensor], states: &CpuStates) -> Option<Shapes> {
+        let value = |(name, _): &(String, TensorType)| states.get(name);
+        let mut values: Vec<Tensor> = self.states.iter().map(value).collect::<Option<_>>()?;
+        let mut outputs = vec![Tensor::default(); self.described.outputs.len()];
+        let mut shapes = Shapes::new();
+        steps.run_traced(inputs, &mut values, &mut outputs, Some(&mut shapes)).ok()?;
+        Some(shapes)
     }
 
     /// Says what the function carries; outputs that callers do not know of get no names.
@@ -194,8 +213,22 @@ impl CompiledFunction {
     ///
     /// # Errors
     /// An input has the wrong shape or type, a state is missing, or an operation fails on these shapes.
-    pub fn run(&self, inputs: &[&Tensor], states: &mut States, outputs: &mut Vec<Tensor>) -> Result<Counts> {
+    pub fn run(
+        &self,
+        inputs: &[&Tensor],
+        states: &mut CpuStates,
+        outputs: &mut Vec<Tensor>,
+    ) -> Result<Counts> {
         self.check_inputs(inputs)?;
+        if let (Some(plans), Executable::Steps(steps)) = (&self.shape_plans, &self.code)
+            && let Some(plan) = plans.find(inputs, || self.trace(steps, inputs, states))
+        {
+            let result = plan.run(inputs, states, outputs);
+            if let Ok(counts) = &result {
+                self.count(*counts);
+            }
+            return result;
+        }
         outputs.resize_with(outputs.len().max(self.described.outputs.len()), Tensor::default);
         let places: SmallVec<[usize; 2]> = self
             .states

@@ -240,17 +240,17 @@ impl StatePiece<'_> {
 
 /// Values that outlive a call.
 #[derive(Clone, Debug, Default)]
-pub struct States {
+pub struct CpuStates {
     pub(super) names: Vec<String>,
     types: Vec<TensorType>,
     pub(super) values: Vec<StateValue>,
     pub(super) carried: LastCall,
 }
 
-impl States {
+impl CpuStates {
     /// The states of a function, all zero.
-    pub fn new(function: &CompiledFunction) -> States {
-        let mut states = States::default();
+    pub fn new(function: &CompiledFunction) -> CpuStates {
+        let mut states = CpuStates::default();
         for ((name, ty), cache) in function.states.iter().zip(&function.caches) {
             states.add(name, ty, *cache);
         }
@@ -343,13 +343,13 @@ impl States {
 const FULL: u8 = 0;
 const CACHE: u8 = 1;
 
-impl backend::States for States {
-    fn fork(&self) -> Result<Box<dyn backend::States>> {
+impl backend::SequenceStates for CpuStates {
+    fn fork(&self) -> Result<Box<dyn backend::SequenceStates>> {
         Ok(Box::new(self.clone()))
     }
 
     fn clear(&mut self) {
-        States::clear(self);
+        CpuStates::clear(self);
     }
 
     fn can_rewind(&self, tokens: usize) -> bool {
@@ -396,13 +396,13 @@ impl backend::States for States {
     }
 
     fn fill_with_noise(&mut self, seed: u64) -> bool {
-        States::fill_with_noise(self, seed);
+        CpuStates::fill_with_noise(self, seed);
         true
     }
 }
 
-/// Reads what [`backend::States::save`] wrote; none where it ends early or says something impossible.
-fn read_states(bytes: &mut &[u8]) -> Option<States> {
+/// Reads what [`backend::SequenceStates::save`] wrote; none where it ends early or says something impossible.
+fn read_states(bytes: &mut &[u8]) -> Option<CpuStates> {
     fn number(bytes: &mut &[u8]) -> Option<usize> {
         usize::try_from(u64::from_le_bytes(bytes.split_off(..8)?.try_into().ok()?)).ok()
     }
@@ -410,7 +410,7 @@ fn read_states(bytes: &mut &[u8]) -> Option<States> {
         let part = bytes.split_off(..n.checked_mul(4)?)?;
         Some(part.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect())
     }
-    let mut states = States::default();
+    let mut states = CpuStates::default();
     for _ in 0..number(bytes)? {
         let length = number(bytes)?;
         let name = String::from_utf8(bytes.split_off(..length)?.to_vec()).ok()?;

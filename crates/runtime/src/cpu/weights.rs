@@ -11,7 +11,21 @@ use anemoe_mlpackage::mil::{Argument, Binding, DataType, Operation, TensorData, 
 use anemoe_mlpackage::package::Package;
 use half::{bf16, f16};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// What a rearranged weight was made of, and how: its columns, and their taps, or it was transposed.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Rearrangement {
+    /// Address and bytes.
+    blob: (usize, usize),
+    cols: usize,
+    taps: Option<usize>,
+    fast: bool,
+}
+
+/// Rearranged weights that functions hold. The blob keeps its address from being another's.
+static REARRANGED: Mutex<BTreeMap<Rearrangement, (SharedBlob, Weak<StoredWeight>)>> =
+    Mutex::new(BTreeMap::new());
 
 /// A constant value of a program.
 #[derive(Clone)]
@@ -34,6 +48,8 @@ enum Elements {
     Blob(SharedBlob),
     /// Decoded, of a format that kernels do not read as it is stored.
     Dense(Arc<Tensor>),
+    /// Rearranged, in the format of the blob.
+    Owned(Vec<u8>),
 }
 
 impl AsRef<[u8]> for Elements {
@@ -41,6 +57,7 @@ impl AsRef<[u8]> for Elements {
         match self {
             Elements::Blob(blob) => blob.data(),
             Elements::Dense(t) => f32_bytes(t.as_f32().unwrap_or_default()),
+            Elements::Owned(bytes) => bytes,
         }
     }
 }
@@ -90,6 +107,88 @@ impl StoredWeight {
     /// A view for kernels.
     pub fn matrix(&self) -> Matrix<'_> {
         self.matrix.view()
+    }
+
+    /// Bytes that do not lie in the package.
+    pub fn owned_bytes(&self) -> u64 {
+        match self.matrix.elements() {
+            Elements::Blob(_) => 0,
+            Elements::Dense(t) => t.len() as u64 * 4,
+            Elements::Owned(bytes) => bytes.len() as u64,
+        }
+    }
+
+    /// The same weight with columns `[taps, channels]` instead of `[channels, taps]`; none where it is compressed.
+    pub fn with_taps_first(&self, taps: usize) -> Option<Arc<StoredWeight>> {
+        let (rows, cols) = (self.rows(), self.cols());
+        let channels = cols / taps.max(1);
+        self.shared(Some(taps), || {
+            self.rearranged(vec![rows, cols], |i| {
+                let (row, column) = (i / cols, i % cols);
+                row * cols + column % channels * taps + column / channels
+            })
+        })
+    }
+
+    /// The transposed matrix; a compressed one is decoded.
+    pub fn transposed(&self) -> OpErrorAt<Arc<StoredWeight>> {
+        let (rows, cols) = (self.rows(), self.cols());
+        let made = self.shared(None, || self.rearranged(vec![cols, rows], |i| i % rows * cols + i / rows));
+        if let Some(weight) = made {
+            return Ok(weight);
+        }
+        let dense = self.to_dense();
+        let values = dense.as_f32().unwrap_or_default();
+        let turned = (0..values.len()).map(|i| values[i % rows * cols + i / rows]).collect();
+        Ok(Arc::new(StoredWeight::dense(Arc::new(Tensor::f32(&[cols, rows], turned)))?))
+    }
+
+    /// What `make` gives, or what it gave to another function that reads the same blob: functions of a package, and of other
+    /// numbers of tokens, share their weights.
+    fn shared(
+        &self,
+        taps: Option<usize>,
+        make: impl FnOnce() -> Option<StoredWeight>,
+    ) -> Option<Arc<StoredWeight>> {
+        let Elements::Blob(blob) = self.matrix.elements() else { return make().map(Arc::new) };
+        let key = Rearrangement {
+            blob: (blob.data().as_ptr() as usize, blob.data().len()),
+            cols: self.cols(),
+            taps,
+            fast: self.matrix.is_fast(),
+        };
+        let all = || REARRANGED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, made)) =
+            all().get(&key).and_then(|(blob, made)| Some((blob.clone(), made.upgrade()?)))
+        {
+            return Some(made);
+        }
+        let made = Arc::new(make()?);
+        let mut all = all();
+        all.retain(|_, (_, made)| made.strong_count() > 0);
+        all.insert(key, (blob.clone(), Arc::downgrade(&made)));
+        Some(made)
+    }
+
+    /// The weight whose element i is element `from(i)` of this one; none where it is compressed.
+    fn rearranged(&self, shape: Vec<usize>, from: impl Fn(usize) -> usize) -> Option<StoredWeight> {
+        let format = self.matrix.format();
+        let elements = match (format, self.matrix.elements()) {
+            (WeightFormat::F32, Elements::Dense(t)) => {
+                let values = t.as_f32()?;
+                let values = (0..values.len()).map(|i| values[from(i)]).collect();
+                Elements::Dense(Arc::new(Tensor::f32(&shape, values)))
+            }
+            (WeightFormat::Fp16, Elements::Blob(blob)) => {
+                let halves = blob.data().as_chunks::<2>().0;
+                Elements::Owned((0..halves.len()).flat_map(|i| halves[from(i)]).collect())
+            }
+            _ => return None,
+        };
+        let weight = Weight { format, elements, values: None, offsets: None };
+        let mut made = StoredWeight::new(weight, shape).ok()?;
+        made.prepare(self.matrix.is_fast());
+        Some(made)
     }
 
     /// The dense tensor.

@@ -1,11 +1,11 @@
 //! Passes of tokens through the layers and the head.
 
 use super::call::{Call, CallScratch, HostValues, Piece, Prepared, run_sum};
+use super::chain_program::{ChainOp, ChainProgram};
 use super::embedding::EmbeddingFile;
 use super::host::{self, Ranking};
-use super::program::{ChainOp, ChainProgram};
 use super::{Logits, Model, Registers, Sequence, locked};
-use crate::backend::{MANY, NoStates, States};
+use crate::backend::{MANY, NoStates, SequenceStates};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, Cache, Chain, HostInput};
@@ -555,12 +555,13 @@ impl Model {
                 .map(|(i, p)| Piece { first: p.first, tokens: p.ids.len(), sequence: Some(i) })
                 .collect();
             // The states leave their sequences while host inputs read positions.
-            let mut taken: SmallVec<[Box<dyn States>; FEW]> = parts
+            let mut taken: SmallVec<[Box<dyn SequenceStates>; FEW]> = parts
                 .iter_mut()
                 .map(|p| std::mem::replace(&mut p.sequence.states[call.package], Box::new(NoStates)))
                 .collect();
             let mut host = Host { model: &self.chain, inputs: &program.host, values, parts, pass };
-            let mut states: SmallVec<[&mut dyn States; FEW]> = taken.iter_mut().map(|s| s.as_mut()).collect();
+            let mut states: SmallVec<[&mut dyn SequenceStates; FEW]> =
+                taken.iter_mut().map(|s| s.as_mut()).collect();
             let bundle = &self.bundle;
             let ran = batch.run(call, &pieces, tokens, registers, &mut host, &mut states, scratch, bundle);
             drop(states);

@@ -8,25 +8,25 @@
 //! ```
 
 mod call;
+mod chain_program;
 mod embedding;
 mod forward;
 mod host;
-mod program;
 mod sequence;
 mod vectors;
 
 pub use forward::{LayerObserver, Request};
 pub use sequence::{MOST_UNDONE, Sequence};
 
-use crate::backend::{Backend, Counts, OpTime, Package};
+use crate::backend::{Backend, BackendPackage, Counts, OpTime};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, Chain, Shard};
 use anemoe_kernels::Pool;
 use call::Call;
+use chain_program::{ChainOp, ChainProgram, Names};
 use embedding::EmbeddingFile;
 use forward::PassWorkspace;
-use program::{ChainOp, ChainProgram, Names};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -78,7 +78,7 @@ pub struct Model {
     number: u64,
     bundle: PathBuf,
     chain: Chain,
-    packages: Vec<Box<dyn Package>>,
+    packages: Vec<Box<dyn BackendPackage>>,
     /// Opened when it is first needed.
     embedding: Mutex<Option<EmbeddingFile>>,
     body: ChainProgram,

@@ -1,7 +1,7 @@
 //! Holds one sequence: its tokens, and the states that they left.
 
 use super::Model;
-use crate::backend::States;
+use crate::backend::SequenceStates;
 use crate::{Error, Result};
 use anemoe_bundle::Cache;
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ const MAGIC: &[u8; 20] = b"anemoe sequence v1\0\0";
 pub struct Sequence {
     /// Number of the model that it belongs to.
     pub(super) model: u64,
-    pub(super) states: Vec<Box<dyn States>>,
+    pub(super) states: Vec<Box<dyn SequenceStates>>,
     /// Every token so far.
     pub(super) ids: Vec<u32>,
     /// The end of the highest position whose row is in the caches, also of tokens that were cut off since.

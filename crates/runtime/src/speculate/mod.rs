@@ -41,11 +41,13 @@ pub struct Speculation {
     pub ngram_max: usize,
     /// Tokens that drafts may come from besides the sequence's own.
     pub corpus: Option<Arc<Corpus>>,
+    /// For measurements: the token to draft at each place behind the prompt, in place of what repeats.
+    pub replay: Option<Arc<Vec<u32>>>,
 }
 
 impl Default for Speculation {
     fn default() -> Self {
-        Speculation { mode: Mode::Off, draft_max: 8, ngram_min: 2, ngram_max: 24, corpus: None }
+        Speculation { mode: Mode::Off, draft_max: 8, ngram_min: 2, ngram_max: 24, corpus: None, replay: None }
     }
 }
 
@@ -99,16 +101,21 @@ impl Drafter {
         }
     }
 
-    /// Tokens that may come next, `most` at most, and none where a pass over them would not pay.
-    pub fn draft(&mut self, most: usize) -> &[u32] {
+    /// Tokens that may come next behind `generated` ones, `most` at most, and none where a pass over them would not pay.
+    pub fn draft(&mut self, generated: usize, most: usize) -> &[u32] {
         self.draft.clear();
         let most = most.min(self.options.draft_max);
         if self.options.mode == Mode::Off || most == 0 {
             return &[];
         }
-        let own = self.ngrams.longest_match();
-        let other = self.corpus.as_ref().map_or((0, &[][..]), |c| c.longest_match());
-        let (length, next) = if other.0 > own.0 && !other.1.is_empty() { other } else { own };
+        let (length, next) = match &self.options.replay {
+            Some(tokens) => (self.options.ngram_max, tokens.get(generated..).unwrap_or_default()),
+            None => {
+                let own = self.ngrams.longest_match();
+                let other = self.corpus.as_ref().map_or((0, &[][..]), |c| c.longest_match());
+                if other.0 > own.0 && !other.1.is_empty() { other } else { own }
+            }
+        };
         self.matched = length.min(self.options.ngram_max);
         if self.matched < self.options.ngram_min || next.is_empty() {
             return &[];

@@ -2,7 +2,7 @@
 
 use super::super::graph::{Form, Grain, Shapes};
 use super::super::rule::PackageFacts;
-use super::read::Sketch;
+use super::row_facts::Sketch;
 use anemoe_mlpackage::Result;
 use anemoe_mlpackage::mil::builder::{ConvParams, FunctionBuilder, Var, model};
 use anemoe_mlpackage::mil::{DataType, Opset, TensorType, Value};

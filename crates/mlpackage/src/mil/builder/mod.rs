@@ -7,10 +7,10 @@ mod methods;
 
 pub use methods::{ConvParams, GeluMode, SliceParams};
 
-use super::names;
+use super::identifiers;
 use super::ops::{self, Context, Default as OpDefault, Operand, Presence};
 use super::{
-    Argument, Binding, Block, DataType, Dim, Feature, FeatureShape, Function, FunctionDescription, Model,
+    Argument, Binding, Block, DataType, Dim, Feature, FeatureShape, Function, FunctionDescription, MlModel,
     NamedType, Operation, Opset, Program, TensorType, Value, ValueType,
 };
 use crate::{Error, Result};
@@ -141,7 +141,7 @@ impl FunctionBuilder {
     }
 
     fn claim(&mut self, name: &str) -> Result<()> {
-        names::check(name).map_err(Error::invalid_program)?;
+        identifiers::check(name).map_err(Error::invalid_program)?;
         if !self.names.insert(name.to_string()) {
             return Err(Error::invalid_program(format!("the name `{name}` is used twice")));
         }
@@ -374,7 +374,11 @@ fn default_value(default: &OpDefault, dtype: DataType) -> Value {
 ///
 /// # Errors
 /// There is no function, or a feature has no representable type.
-pub fn model(opset: Opset, functions: Vec<(String, BuiltFunction)>, default_function: &str) -> Result<Model> {
+pub fn model(
+    opset: Opset,
+    functions: Vec<(String, BuiltFunction)>,
+    default_function: &str,
+) -> Result<MlModel> {
     let mut program = Program::default();
     let mut described = Vec::new();
     for (name, built) in functions {
@@ -384,7 +388,7 @@ pub fn model(opset: Opset, functions: Vec<(String, BuiltFunction)>, default_func
     if !program.functions.contains_key(default_function) {
         return Err(Error::invalid_program(format!("no function is named `{default_function}`")));
     }
-    Ok(Model {
+    Ok(MlModel {
         specification_version: opset.specification_version(),
         functions: described,
         default_function: default_function.into(),

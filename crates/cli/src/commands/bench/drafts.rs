@@ -1,0 +1,131 @@
+//! Measures passes over drafts, and decoding with drafts beside plain decoding.
+
+use super::measure::{Bench, bytes_read, distinct_experts, middle};
+use super::report::{DraftPass, Drafts};
+use anemoe_runtime::generate::{GenerateOptions, Generated, generate};
+use anemoe_runtime::model::{Logits, Model};
+use anemoe_runtime::sampler::Sampling;
+use anemoe_runtime::speculate::{Mode, Speculation, SpeculationReport, break_even};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Passes of each length in a repetition.
+const EACH: usize = 4;
+
+/// Measurements of passes over `tokens` tokens.
+#[derive(Default)]
+struct Passes {
+    tokens: usize,
+    seconds: Vec<f64>,
+    /// Seconds over those of one token, measured in turn.
+    over_one: Vec<f64>,
+    bytes: f64,
+    experts: Option<f64>,
+}
+
+impl Bench<'_> {
+    /// Runs passes over several tokens with logits of each, in turn with passes over one.
+    pub fn verify(&mut self) -> anyhow::Result<Vec<DraftPass>> {
+        let Bench { args, model, sequence, tokens, bar, .. } = self;
+        let counts = std::iter::once(1).chain(args.verify_tokens.iter().copied().filter(|&n| n > 0));
+        let mut passes: Vec<Passes> = counts.map(|tokens| Passes { tokens, ..Passes::default() }).collect();
+        if passes.len() == 1 {
+            return Ok(Vec::new());
+        }
+        let context = args.context.first().copied().unwrap_or(0);
+        passes.iter().for_each(|p| model.prepare(p.tokens, Logits::All));
+        for i in 0..=args.repetitions {
+            let mut one = 0.0;
+            for p in &mut passes {
+                model.fill_with_noise(sequence, context, args.seed)?;
+                let (read, before) = (bytes_read(model), model.shard_stats());
+                let mut seconds = 0.0;
+                for _ in 0..EACH {
+                    let ids = tokens.some(p.tokens);
+                    let started = Instant::now();
+                    model.append(sequence, &ids, Logits::All, None)?;
+                    seconds += started.elapsed().as_secs_f64() / EACH as f64;
+                    model.truncate(sequence, context)?;
+                }
+                one = if p.tokens == 1 { seconds } else { one };
+                // The first repetition reads what no other has read.
+                if i > 0 {
+                    p.seconds.push(seconds);
+                    p.over_one.push(seconds / one);
+                    p.bytes = (bytes_read(model) - read) as f64 / EACH as f64;
+                    p.experts = distinct_experts(model, &before, EACH);
+                }
+            }
+            bar.inc(1);
+        }
+        let one = passes[0].bytes;
+        let report = |p: &mut Passes| {
+            let (seconds, over_one) = (middle(&mut p.seconds).max(1e-9), middle(&mut p.over_one));
+            DraftPass {
+                tokens: p.tokens,
+                context,
+                ms: seconds * 1e3,
+                over_one,
+                bytes_over_one: if one > 0.0 { p.bytes / one } else { 0.0 },
+                gb: p.bytes / 1e9,
+                gb_s: p.bytes / 1e9 / seconds,
+                distinct_experts: p.experts,
+                break_even: break_even(over_one, p.tokens - 1),
+            }
+        };
+        Ok(passes[1..].iter_mut().map(report).collect())
+    }
+
+    /// Decodes with drafts that are right with each probability of --drafts, in turn with plain decoding.
+    pub fn drafts(&mut self) -> anyhow::Result<Vec<Drafts>> {
+        let wanted = self.args.drafts.clone();
+        wanted.into_iter().map(|planted| self.drafts_of(planted)).collect()
+    }
+
+    fn drafts_of(&mut self, planted: f64) -> anyhow::Result<Drafts> {
+        let Bench { args, model, tokens, bar, .. } = self;
+        let context = args.context.first().copied().unwrap_or(0).max(1);
+        let prompt = tokens.some(context);
+        let plain = run(model, &prompt, args.decode, Speculation::default())?;
+        let mut speeds = (Vec::new(), Vec::new(), Vec::new());
+        let mut report: Option<SpeculationReport> = None;
+        for i in 0..=args.repetitions {
+            let replay = Some(Arc::new(tokens.mistaken(&plain.ids, planted)));
+            let with = run(
+                model,
+                &prompt,
+                args.decode,
+                Speculation { mode: Mode::Auto, replay, ..Speculation::default() },
+            )?;
+            anyhow::ensure!(with.ids == plain.ids, "drafts changed the tokens");
+            let without = run(model, &prompt, args.decode, Speculation::default())?;
+            bar.inc(1);
+            // Caches and pages are as they will be from the second repetition on.
+            if i > 0 {
+                let (with_s, plain_s) = (with.tokens_per_second(), without.tokens_per_second());
+                speeds.0.push(with_s);
+                speeds.1.push(plain_s);
+                speeds.2.push(with_s / plain_s);
+                report = with.speculation;
+            }
+        }
+        let counts = report.unwrap_or_default();
+        Ok(Drafts {
+            planted,
+            tokens: args.decode,
+            plain_tok_s: middle(&mut speeds.1),
+            tok_s: middle(&mut speeds.0),
+            gain: middle(&mut speeds.2),
+            verifier_calls: counts.verifier_calls,
+            drafted: counts.drafted,
+            accepted: counts.accepted,
+            fallbacks: counts.fallbacks,
+        })
+    }
+}
+
+fn run(model: &Model, prompt: &[u32], max_new: usize, speculation: Speculation) -> anyhow::Result<Generated> {
+    let sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
+    let options = GenerateOptions { max_new, sampling, ignore_eos: true, prefill_chunk: None, speculation };
+    Ok(generate(model, &mut model.sequence(), prompt, &options, |_| true)?)
+}

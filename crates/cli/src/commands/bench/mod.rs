@@ -1,0 +1,235 @@
+//! `anemoe bench`
+
+mod dispatch;
+mod drafts;
+mod measure;
+mod report;
+mod show;
+
+use crate::args::executor::ExecutorArgs;
+use crate::args::numbers::{at_least_one, count};
+use crate::bundle::Verify;
+use crate::files::Overwrite;
+use crate::outcome::Outcome;
+use crate::recorder::{JournalArgs, Recorder};
+use crate::target::expect_bundle;
+use crate::ui::Ui;
+use anemoe_convert::quant::Quant;
+use anemoe_kernels::Pool;
+use anemoe_runtime::model::{Logits, MOST_UNDONE, Model};
+use measure::{Bench, Tokens, memory};
+use report::{Against, BenchReport, MachineReport, SCHEMA, csv, event, read_report};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Bytes that are read to measure bandwidth.
+const MEMORY: usize = 512 << 20;
+/// Times that they are read.
+const PASSES: usize = 5;
+
+/// Measure the speed of a bundle on this machine.
+///
+/// Measures loading, prefill, and decode at several context lengths, and shows the bytes that are read beside the bandwidth of the
+/// memory.
+///
+/// Tokens are random, so that each one goes to other experts. In front of a decode the context is filled with noise, since
+/// the time does not depend on what is in it. Figures are medians.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  anemoe bench small.anemoe\n  anemoe bench small.anemoe --context 64,1024 --fast\n  anemoe bench small.anemoe --save a.json\n  anemoe bench small.anemoe --against a.json\n  anemoe bench small.anemoe --drafts 0,0.8\n  anemoe bench 'synthetic:zaya1-8b?layers=2' --dispatch"
+)]
+pub struct Args {
+    /// The bundle; with --dispatch a checkpoint.
+    bundle: PathBuf,
+    /// Prompt lengths; 0 for none.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "64", value_parser = count)]
+    prefill: Vec<usize>,
+    /// Contexts in which tokens are decoded; the bundle's own limit is that of `build --max-context`.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "64", value_parser = count)]
+    context: Vec<usize>,
+    /// Tokens decoded in each context; 0 for none.
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    decode: usize,
+    /// Also decode in so many sequences at once, in the first context.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = at_least_one)]
+    sequences: Vec<usize>,
+    /// Also time passes over so many tokens of one sequence, as drafts are verified, beside passes over one; 0 for none.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "2,4,8", value_parser = verified)]
+    verify_tokens: Vec<usize>,
+    /// Also decode with drafts of which each token is right with this probability, beside plain decoding: 0.8 of four in five, 0
+    /// for the worst text.
+    #[arg(long, value_name = "P,..", value_delimiter = ',', value_parser = probability)]
+    drafts: Vec<f64>,
+    /// Build a checkpoint with so many experts per shard, one bundle for each number in a temporary folder, and decode with them
+    /// in turn: calls and bytes for a token, and its time. Without numbers: 1,2,4,8,16.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', num_args = 0..=1, require_equals = true,
+        default_missing_value = "1,2,4,8,16", value_parser = at_least_one,
+        conflicts_with_all = ["sequences", "drafts", "against", "csv", "shards", "ops"])]
+    dispatch: Vec<usize>,
+    /// For --dispatch: compression, as `build --quant`.
+    #[arg(long, value_name = "KIND", default_value = "lut4", requires = "dispatch")]
+    quant: Quant,
+    /// Times that each is measured.
+    #[arg(long, value_name = "N", default_value = "3", value_parser = at_least_one)]
+    repetitions: usize,
+    /// Most tokens of one prefill call.
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    prefill_chunk: Option<usize>,
+    /// Start of the random tokens.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Also show each shard.
+    #[arg(long)]
+    shards: bool,
+    /// Also measure each operation of fused functions, which takes a little time itself.
+    #[arg(long)]
+    ops: bool,
+    /// Write the figures as JSON.
+    #[arg(long, value_name = "F.json")]
+    save: Option<PathBuf>,
+    /// Write the figures as lines of comma-separated values.
+    #[arg(long, value_name = "F.csv")]
+    csv: Option<PathBuf>,
+    #[command(flatten)]
+    overwrite: Overwrite,
+    #[command(flatten)]
+    verify: Verify,
+    /// Show the figures beside those of an earlier run, from --save.
+    #[arg(long, value_name = "F.json")]
+    against: Option<PathBuf>,
+    #[command(flatten)]
+    executor: ExecutorArgs,
+    #[command(flatten)]
+    journal: JournalArgs,
+}
+
+/// Reads a number of tokens that a pass over a draft may have; 0 for none.
+fn verified(text: &str) -> Result<usize, String> {
+    let n = count(text)?;
+    if n == 1 || n > MOST_UNDONE + 1 {
+        return Err(format!("{n} tokens, where a pass over a draft has 2 to {}", MOST_UNDONE + 1));
+    }
+    Ok(n)
+}
+
+/// Reads a probability.
+fn probability(text: &str) -> Result<f64, String> {
+    let p: Option<f64> = text.trim().parse().ok();
+    p.filter(|p| (0.0..=1.0).contains(p)).ok_or_else(|| format!("`{text}` is not a probability from 0 to 1"))
+}
+
+pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    let earlier = args.against.as_deref().map(read_report).transpose()?;
+    check_outputs(&args)?;
+    let backend = args.executor.backend()?;
+    let backend = anemoe_runtime::cpu::CpuBackend {
+        options: anemoe_runtime::cpu::Options { profile: args.ops, ..backend.options },
+    };
+    if !args.dispatch.is_empty() {
+        return dispatch::run(&args, &backend, ui);
+    }
+    expect_bundle(&args.bundle)?;
+    args.verify.open(&args.bundle, ui)?;
+    let recorder = Recorder::new(&args.journal, "bench");
+    let pool = Pool::global();
+    let read_gb_s = anemoe_kernels::measure_bandwidth(pool, MEMORY, PASSES);
+    let started = Instant::now();
+    let model = Model::open(&args.bundle, &backend)?;
+    model.prepare(1, Logits::Last);
+    let mut sequence = model.sequence();
+    let mapped = model.populate();
+    let load_s = started.elapsed().as_secs_f64();
+    check(&args, &model)?;
+    let mut tokens = Tokens::new(args.seed, model.chain().model.vocab_size);
+    model.append(&mut sequence, &tokens.some(1), Logits::Last, None)?;
+    let first_token_s = started.elapsed().as_secs_f64();
+    // What is measured from here on is not what a first minute is like.
+    if let Some(mapped) = mapped {
+        let _ = mapped.join();
+    }
+
+    let mut bench = Bench::new(&args, &model, sequence, tokens, pool, ui);
+    let decode = bench.decodes()?;
+    let batches = bench.batches()?;
+    let verify = bench.verify()?;
+    let drafts = bench.drafts()?;
+    let prefill = bench.prefills()?;
+    let (kinds, shards, ops) = bench.finish();
+    let mut report = BenchReport {
+        schema: SCHEMA,
+        version: env!("CARGO_PKG_VERSION").into(),
+        bundle: args.bundle.clone(),
+        source: model.chain().source.clone(),
+        mode: args.executor.mode(),
+        machine: MachineReport {
+            machine: crate::recorder::machine::this(),
+            threads: pool.threads(),
+            read_gb_s,
+            read_gb_s_after: anemoe_kernels::measure_bandwidth(pool, MEMORY, PASSES),
+        },
+        repetitions: args.repetitions,
+        load_s,
+        first_token_s,
+        prefill,
+        decode,
+        batches,
+        verify,
+        drafts,
+        kinds,
+        shards,
+        ops,
+        memory: memory(),
+        against: None,
+    };
+    recorder.end(&args.bundle, "", event(&report));
+    let (saved, lines) = (serde_json::to_vec_pretty(&report)?, csv(&report));
+    report.against = args.against.as_deref().zip(earlier).map(|(file, e)| Against::new(file, &report, &e));
+    ui.document(&report)?;
+    show::print(&report, args.shards, ui)?;
+    if args.ops && report.ops.is_empty() {
+        ui.line("operations: only those of fused functions are measured, and none is fused here")?;
+    }
+    // Behind what is shown, which is not lost then where a file cannot be written.
+    for (path, bytes) in [(&args.save, saved.as_slice()), (&args.csv, lines.as_bytes())] {
+        if let Some(path) = path {
+            anemoe_bundle::write_atomic(path, bytes)?;
+        }
+    }
+    Ok(Outcome::Done)
+}
+
+/// Refuses outputs that cannot be written, before anything is measured.
+fn check_outputs(args: &Args) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        args.save.is_none() || args.save != args.csv,
+        "--save and --csv name the same file: it would hold one of them"
+    );
+    for path in [&args.save, &args.csv].into_iter().flatten() {
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        anyhow::ensure!(dir.is_dir(), "{}: there is no such folder", dir.display());
+        anyhow::ensure!(!path.is_dir(), "{}: a folder, where a file is wanted", path.display());
+        args.overwrite.output(path)?;
+    }
+    Ok(())
+}
+
+fn check(args: &Args, model: &Model) -> anyhow::Result<()> {
+    let room = model.chain().model.max_context;
+    let verified = args.verify_tokens.iter().copied().max().unwrap_or(0);
+    let first = args.context.first().copied().unwrap_or(0);
+    let behind = args.context.iter().map(|c| c.saturating_add(args.decode));
+    let longest = args.prefill.iter().copied().chain(behind).max().unwrap_or(0);
+    let drafts = if args.drafts.is_empty() { 0 } else { first.max(1).saturating_add(args.decode) };
+    let longest = longest.max(drafts);
+    let longest = if verified > 0 { longest.max(first.saturating_add(verified)) } else { longest };
+    anyhow::ensure!(
+        args.drafts.is_empty() || args.decode > 1,
+        "--drafts measures decoding: --decode {} leaves nothing to draft",
+        args.decode
+    );
+    anyhow::ensure!(
+        longest <= room,
+        "{longest} tokens are asked for, and the bundle's context holds {room}: build with a larger --max-context"
+    );
+    Ok(())
+}

@@ -1,0 +1,328 @@
+//! Figures of `anemoe bench`: the JSON document, the CSV lines, and an earlier run beside them.
+
+use crate::recorder::facts;
+use anemoe_bundle::journal::Machine;
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// Version of the document.
+pub(super) const SCHEMA: u32 = 1;
+/// Most bytes of a document that is compared with.
+const MAX_BYTES: u64 = 64 << 20;
+
+/// What was measured.
+#[derive(Serialize, Deserialize)]
+pub(super) struct BenchReport {
+    pub schema: u32,
+    pub version: String,
+    #[serde(serialize_with = "anemoe_bundle::path_text")]
+    pub bundle: PathBuf,
+    pub source: String,
+    /// `exact`, or `fast` where products are of integers and bf16; and what is not as it is by default.
+    pub mode: String,
+    pub machine: MachineReport,
+    pub repetitions: usize,
+    /// Seconds to open the bundle.
+    pub load_s: f64,
+    /// Seconds from the start to the first token's logits.
+    pub first_token_s: f64,
+    pub prefill: Vec<PrefillSpeed>,
+    pub decode: Vec<DecodeSpeed>,
+    /// With --sequences.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub batches: Vec<Batch>,
+    /// Passes over drafts, beside one over one token; with --verify.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub verify: Vec<DraftPass>,
+    /// Decoding with drafts beside plain decoding; with --drafts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub drafts: Vec<Drafts>,
+    /// Shards of one kind together, while decoding in the first context.
+    pub kinds: Vec<Part>,
+    pub shards: Vec<Part>,
+    pub ops: Vec<OpPart>,
+    pub memory: Memory,
+    /// With --against.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub against: Option<Against>,
+}
+
+/// An earlier run beside this one.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Against {
+    #[serde(serialize_with = "anemoe_bundle::path_text")]
+    pub file: PathBuf,
+    /// What else was not the same.
+    pub differs: Vec<String>,
+    /// Measurements of both.
+    pub beside: Vec<Beside>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct Beside {
+    /// For instance `decode at 64`.
+    pub what: String,
+    pub earlier_tok_s: f64,
+    /// This run's speed over the earlier one's.
+    pub ratio: f64,
+}
+
+impl Against {
+    pub fn new(file: &Path, now: &BenchReport, earlier: &BenchReport) -> Against {
+        let of = |r: &BenchReport| {
+            let m = &r.machine;
+            [
+                ("model", r.source.clone()),
+                ("version", r.version.clone()),
+                ("mode", r.mode.clone()),
+                ("threads", m.threads.to_string()),
+                ("processor", m.machine.cpu.clone().unwrap_or_default()),
+                ("instructions", m.machine.isa.clone().unwrap_or_default()),
+            ]
+        };
+        let differs = of(now).into_iter().zip(of(earlier)).filter(|(now, was)| now.1 != was.1);
+        let differs = differs.map(|((what, now), (_, was))| format!("{what} `{was}`, now `{now}`")).collect();
+        let was = earlier.speeds();
+        let both = now.speeds().into_iter().filter_map(|(what, tok_s)| {
+            let earlier_tok_s = was.iter().find(|(w, _)| *w == what)?.1;
+            Some(Beside { what, earlier_tok_s, ratio: tok_s / earlier_tok_s })
+        });
+        Against { file: file.to_path_buf(), differs, beside: both.collect() }
+    }
+}
+
+impl DecodeSpeed {
+    pub fn name(&self) -> String {
+        format!("decode at {}", self.context)
+    }
+}
+
+impl Batch {
+    pub fn name(&self) -> String {
+        format!("{} sequences at {}", self.sequences, self.context)
+    }
+}
+
+impl PrefillSpeed {
+    pub fn name(&self) -> String {
+        format!("prefill {}", self.tokens)
+    }
+}
+
+impl BenchReport {
+    /// Tokens per second of each measurement.
+    pub fn speeds(&self) -> Vec<(String, f64)> {
+        let decode = self.decode.iter().map(|d| (d.name(), d.tok_s));
+        let batches = self.batches.iter().map(|b| (b.name(), b.tok_s));
+        decode.chain(batches).chain(self.prefill.iter().map(|p| (p.name(), p.tok_s))).collect()
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct MachineReport {
+    #[serde(flatten)]
+    pub machine: Machine,
+    pub threads: usize,
+    /// Gigabytes per second that all threads read together, before and after the rest.
+    pub read_gb_s: f64,
+    pub read_gb_s_after: f64,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct PrefillSpeed {
+    pub tokens: usize,
+    pub seconds: f64,
+    pub tok_s: f64,
+    /// Gigabytes of weights and caches read.
+    pub gb: f64,
+    pub gb_s: f64,
+    /// Different experts that a layer ran in a call, on average; absent without experts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub distinct_experts: Option<f64>,
+}
+
+/// Several sequences that take a token each in every pass.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Batch {
+    pub sequences: usize,
+    pub context: usize,
+    /// Tokens of each sequence.
+    pub tokens: usize,
+    pub seconds: f64,
+    /// Tokens per second of all sequences together.
+    pub tok_s: f64,
+    pub tok_s_per_sequence: f64,
+    /// Speed of all together over that of one sequence, where one was measured too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub over_one: Option<f64>,
+    pub gb_per_token: f64,
+    pub gb_s: f64,
+    /// Different experts that a layer ran in a pass, on average; absent without experts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub distinct_experts: Option<f64>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct DecodeSpeed {
+    pub context: usize,
+    pub tokens: usize,
+    pub seconds: f64,
+    pub tok_s: f64,
+    pub ms_per_token: f64,
+    /// Gigabytes of weights and caches read for a token.
+    pub gb_per_token: f64,
+    pub gb_s: f64,
+    /// Gigabytes per second that all threads read beside it.
+    pub read_gb_s: f64,
+    /// Median over the repetitions, each beside its own reading.
+    pub share_of_bandwidth: f64,
+    /// Tokens per second if nothing took time but reading these bytes.
+    pub ceiling_tok_s: f64,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct Part {
+    pub name: String,
+    pub calls: u64,
+    pub ms_per_token: f64,
+    pub share: f64,
+    pub gb_per_token: f64,
+    pub gb_s: f64,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct OpPart {
+    pub op: String,
+    pub ms_per_token: f64,
+    pub share: f64,
+}
+
+/// Resident memory behind the last measurement, where the system tells.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Memory {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub own_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mapped_bytes: Option<u64>,
+}
+
+pub(super) fn read_report(path: &Path) -> anyhow::Result<BenchReport> {
+    let what = || format!("--against {}", path.display());
+    let text = anemoe_io::read_input(path, MAX_BYTES).with_context(what)?;
+    let report: BenchReport = anemoe_io::json::parse(&text).with_context(what)?;
+    anyhow::ensure!(
+        report.schema == SCHEMA,
+        "--against {}: schema {} where this version reads {SCHEMA}",
+        path.display(),
+        report.schema
+    );
+    for (measured, tok_s) in report.speeds() {
+        anyhow::ensure!(
+            tok_s.is_finite() && tok_s > 0.0,
+            "--against {}: {measured}: {tok_s} tokens per second",
+            path.display()
+        );
+    }
+    Ok(report)
+}
+
+pub(super) fn event(report: &BenchReport) -> crate::recorder::Facts {
+    let mut facts = facts::of(serde_json::json!({
+        "mode": report.mode,
+        "threads": report.machine.threads,
+        "read_gb_s": report.machine.read_gb_s,
+        "load_s": report.load_s,
+        "first_token_s": report.first_token_s,
+    }));
+    for p in &report.prefill {
+        facts.insert(format!("prefill_{}_tok_s", p.tokens), p.tok_s.into());
+    }
+    for d in &report.decode {
+        facts.insert(format!("decode_at_{}_tok_s", d.context), d.tok_s.into());
+        facts.insert(format!("decode_at_{}_gb_s", d.context), d.gb_s.into());
+    }
+    facts
+}
+
+pub(super) fn csv(report: &BenchReport) -> String {
+    let mut lines = vec!["what,size,figure,unit".to_string()];
+    let mut add = |what: &str, size: &dyn std::fmt::Display, figure: f64, unit: &str| {
+        // Names hold no quotes: they are of shards and operations.
+        lines.push(format!("{what},{size},{figure},{unit}"));
+    };
+    add("read bandwidth", &"", report.machine.read_gb_s, "GB/s");
+    add("load", &"", report.load_s, "s");
+    add("first token", &"", report.first_token_s, "s");
+    for p in &report.prefill {
+        add("prefill", &p.tokens, p.tok_s, "tok/s");
+        add("prefill", &p.tokens, p.gb_s, "GB/s");
+    }
+    for d in &report.decode {
+        add("decode", &d.context, d.tok_s, "tok/s");
+        add("decode", &d.context, d.gb_per_token, "GB/token");
+        add("decode", &d.context, d.gb_s, "GB/s");
+        add("decode", &d.context, d.share_of_bandwidth, "share of bandwidth");
+    }
+    for b in &report.batches {
+        add("sequences", &b.sequences, b.tok_s, "tok/s");
+        add("sequences", &b.sequences, b.tok_s_per_sequence, "tok/s each");
+        add("sequences", &b.sequences, b.gb_per_token, "GB/token");
+    }
+    for v in &report.verify {
+        add("verify", &v.tokens, v.ms, "ms/pass");
+        add("verify", &v.tokens, v.over_one, "times a pass of one");
+        add("verify", &v.tokens, v.bytes_over_one, "times its bytes");
+    }
+    for d in &report.drafts {
+        add("drafts", &d.planted, d.tok_s, "tok/s");
+        add("drafts", &d.planted, d.gain, "times plain decoding");
+    }
+    for (what, parts) in [("kind", &report.kinds), ("shard", &report.shards)] {
+        for p in parts {
+            add(what, &p.name, p.ms_per_token, "ms/token");
+            add(what, &p.name, p.gb_s, "GB/s");
+        }
+    }
+    for o in &report.ops {
+        add("op", &o.op, o.ms_per_token, "ms/token");
+    }
+    lines.push(String::new());
+    lines.join("\n")
+}
+
+/// A pass over several tokens of one sequence with logits of each, as drafts are verified.
+#[derive(Serialize, Deserialize)]
+pub(super) struct DraftPass {
+    pub tokens: usize,
+    pub context: usize,
+    pub ms: f64,
+    /// t(T) / t(1), by times measured in turn.
+    pub over_one: f64,
+    /// Bytes read by such a pass over those of a pass for one token.
+    pub bytes_over_one: f64,
+    pub gb: f64,
+    pub gb_s: f64,
+    /// Different experts that a layer ran in a pass, on average; absent without experts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub distinct_experts: Option<f64>,
+    /// Acceptance of each drafted token from which `T - 1` of them pay; absent where none does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub break_even: Option<f64>,
+}
+
+/// Decoding with drafts that are accepted with a planted probability, beside plain decoding.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Drafts {
+    /// Probability that a drafted token is the right one.
+    pub planted: f64,
+    pub tokens: usize,
+    pub plain_tok_s: f64,
+    pub tok_s: f64,
+    /// Speed over that of plain decoding: the median of pairs measured in turn.
+    pub gain: f64,
+    pub verifier_calls: u64,
+    pub drafted: u64,
+    pub accepted: u64,
+    pub fallbacks: u64,
+}
