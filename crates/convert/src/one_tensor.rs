@@ -315,7 +315,7 @@ impl CompressedTensor {
         let side = Side {
             values: self.side_values(),
             offsets: self.side_offsets(),
-            metrics: self.side.metrics.clone(),
+            metrics: self.side.metrics,
         };
         let format = self.quant.format(self.rows, self.cols);
         let stored = join_operands(blobs, format, elements, &side_dims, &side)?;

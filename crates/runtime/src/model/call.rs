@@ -18,7 +18,19 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-use super::chain_program::pick;
+/// Cost of one more token in a call, as a share of a call for one, on a device whose time goes into reading weights. It decides
+/// between one padded call and several small ones.
+const COST_PER_TOKEN: f64 = 0.05;
+
+/// Picks the function to call for `n` tokens that are left: the one that is cheapest per token.
+fn pick(counts: &[TokenCount], n: usize) -> TokenCount {
+    let per_token = |c: &TokenCount| {
+        let width = if c.min == c.max { c.max } else { n.min(c.max) };
+        (1.0 + COST_PER_TOKEN * width as f64) / n.min(c.max) as f64
+    };
+    let best = counts.iter().copied().min_by(|a, b| per_token(a).total_cmp(&per_token(b)));
+    best.unwrap_or(TokenCount { min: 1, max: 1 })
+}
 
 /// Numbers of tokens for which a call keeps its function.
 const KEPT: usize = 32;

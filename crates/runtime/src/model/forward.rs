@@ -1,10 +1,12 @@
 //! Passes of tokens through the layers and the head.
 
-use super::call::{Call, CallScratch, HostValues, Piece, Prepared, run_sum};
+use super::call::{Call, HostValues, Piece, Prepared, run_sum};
 use super::chain_program::{ChainOp, ChainProgram};
 use super::embedding::EmbeddingFile;
-use super::host::{self, Ranking};
-use super::{Logits, Model, Registers, Sequence, locked};
+use super::host;
+use super::sequence::Sequence;
+use super::workspace::{HostValue, PassWorkspace};
+use super::{Logits, Model, Registers, locked};
 use crate::backend::{MANY, NoStates, SequenceStates};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
@@ -36,31 +38,6 @@ struct PassPart<'a> {
     /// First column of the pass.
     first: usize,
 }
-
-/// Memory of a pass.
-#[derive(Default)]
-pub(super) struct PassWorkspace {
-    registers: Vec<Tensor>,
-    /// Host inputs of the body, and of the head.
-    host: [Vec<HostValue>; 2],
-    wanted: Vec<usize>,
-    ranking: Ranking,
-    scratch: CallScratch,
-    /// A token's embedding, and what the head reads.
-    row: Vec<f32>,
-    column: Tensor,
-    /// Number of the pass: host inputs of an earlier one are filled anew.
-    pass: u64,
-}
-
-/// A host input, for each sequence of the pass.
-#[derive(Default)]
-struct HostValue {
-    of_sequence: Vec<(Tensor, Filled)>,
-}
-
-/// Pass, piece and width for which a host input was filled.
-type Filled = Option<(u64, Piece, usize)>;
 
 /// Host inputs of a pass.
 struct Host<'a, 'p> {

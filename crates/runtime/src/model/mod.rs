@@ -14,6 +14,7 @@ mod forward;
 mod host;
 mod sequence;
 mod vectors;
+mod workspace;
 
 pub use forward::{LayerObserver, Request};
 pub use sequence::{MOST_UNDONE, Sequence};
@@ -26,7 +27,6 @@ use anemoe_kernels::Pool;
 use call::Call;
 use chain_program::{ChainOp, ChainProgram, Names};
 use embedding::EmbeddingFile;
-use forward::PassWorkspace;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,6 +34,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use vectors::VectorFile;
+use workspace::PassWorkspace;
 
 /// Tokens whose logits a pass computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -249,28 +250,6 @@ impl Model {
         let map = move || jobs.into_iter().for_each(|job| job());
         // Without a thread, pages are mapped as they are read.
         std::thread::Builder::new().name("anemoe-map".into()).spawn(map).ok()
-    }
-
-    /// Fills the caches of a sequence with noise for `tokens` tokens: for measurements of time, which does not depend on them.
-    ///
-    /// # Errors
-    /// The context holds fewer, or the backend cannot write states.
-    pub fn fill_with_noise(&self, sequence: &mut Sequence, tokens: usize, seed: u64) -> Result<()> {
-        let room = self.chain.model.max_context;
-        if tokens > room {
-            return Err(Error::input(format!("a context of {tokens} tokens, where the bundle holds {room}")));
-        }
-        sequence.clear();
-        // States come into being with the first token.
-        self.append(sequence, &[0], Logits::None, None)?;
-        sequence.clear();
-        for (i, states) in sequence.states.iter_mut().enumerate() {
-            if !states.fill_with_noise(seed + i as u64) {
-                return Err(Error::input("this backend cannot write states"));
-            }
-        }
-        sequence.push_unknown(tokens);
-        Ok(())
     }
 
     fn contradiction(&self, what: String) -> Error {

@@ -1,6 +1,6 @@
 //! Holds one sequence: its tokens, and the states that they left.
 
-use super::Model;
+use super::{Logits, Model};
 use crate::backend::SequenceStates;
 use crate::{Error, Result};
 use anemoe_bundle::Cache;
@@ -90,6 +90,28 @@ impl Sequence {
 }
 
 impl Model {
+    /// Fills the caches of a sequence with noise for `tokens` tokens: for measurements of time, which does not depend on them.
+    ///
+    /// # Errors
+    /// The context holds fewer, or the backend cannot write states.
+    pub fn fill_with_noise(&self, sequence: &mut Sequence, tokens: usize, seed: u64) -> Result<()> {
+        let room = self.chain.model.max_context;
+        if tokens > room {
+            return Err(Error::input(format!("a context of {tokens} tokens, where the bundle holds {room}")));
+        }
+        sequence.clear();
+        // States come into being with the first token.
+        self.append(sequence, &[0], Logits::None, None)?;
+        sequence.clear();
+        for (i, states) in sequence.states.iter_mut().enumerate() {
+            if !states.fill_with_noise(seed + i as u64) {
+                return Err(Error::input("this backend cannot write states"));
+            }
+        }
+        sequence.push_unknown(tokens);
+        Ok(())
+    }
+
     /// Refuses a sequence of another model, and one whose states a failed call left half-way.
     pub(super) fn check(&self, sequence: &Sequence) -> Result<()> {
         if sequence.model != self.number {
@@ -147,7 +169,7 @@ impl Model {
         }
         let ids = sequence.ids[..length].to_vec();
         sequence.clear();
-        self.append(sequence, &ids, super::Logits::None, None).map(|_| ())
+        self.append(sequence, &ids, Logits::None, None).map(|_| ())
     }
 
     /// Most tokens, `most` at most, that a pass may append behind one more token so that [`Model::truncate`] cuts them off again
