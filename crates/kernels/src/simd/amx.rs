@@ -1,6 +1,6 @@
 //! Tiles of bytes of AMX, as inline assembly: the intrinsics are not stable.
 
-use super::LANES;
+use super::traits::LANES;
 use std::arch::x86_64::*;
 
 /// Tokens of a tile.

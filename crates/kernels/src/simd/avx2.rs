@@ -1,6 +1,6 @@
 //! AVX2, FMA and F16C: sixteen lanes are two registers.
 
-use super::*;
+use super::traits::*;
 use std::arch::x86_64::*;
 
 /// Sixteen lanes in two registers.

@@ -1,7 +1,7 @@
 //! AVX-512 F, BW, VL and VNNI, and BF16 where the processor has it.
 
 use super::avx2::{Avx2, Of, add_lanes_by_halves};
-use super::*;
+use super::traits::*;
 use std::arch::asm;
 use std::arch::x86_64::*;
 

@@ -1,6 +1,6 @@
 //! NEON, which every AArch64 processor has, and its three ways to multiply bytes.
 
-use super::*;
+use super::traits::*;
 use std::arch::aarch64::*;
 use std::arch::{asm, is_aarch64_feature_detected};
 use std::array::from_fn;

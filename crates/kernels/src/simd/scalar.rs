@@ -1,6 +1,6 @@
 //! Portable scalar code, the reference that every instruction set is tested against.
 
-use super::*;
+use super::traits::*;
 
 /// Sixteen lanes as an array.
 #[derive(Clone, Copy)]

@@ -1,0 +1,280 @@
+//! Vector traits that every backend implements, and the kernels that are written with them.
+
+/// Number of lanes.
+pub(crate) const LANES: usize = 16;
+
+/// Rounds to the nearest integer where it is added and subtracted, ties to even, for magnitudes below 2^22: 1.5 * 2^23.
+pub(crate) const ROUND: f32 = 12_582_912.0;
+
+/// Sixteen f32 lanes.
+pub(crate) trait F32x16: Copy {
+    /// Vectors of 16 lanes that the registers hold.
+    const REGISTERS: usize;
+    /// Is the scalar reference.
+    const IS_REFERENCE: bool = false;
+
+    fn splat(v: f32) -> Self;
+    fn load(v: &[f32; LANES]) -> Self;
+    fn store(self, out: &mut [f32; LANES]);
+    fn add(self, b: Self) -> Self;
+    fn mul(self, b: Self) -> Self;
+    fn div(self, b: Self) -> Self;
+    /// Returns `self * b + c`, rounded once (scalar code: twice).
+    fn mul_add(self, b: Self, c: Self) -> Self;
+    /// Returns `c - self * b`, rounded once (scalar code: twice).
+    fn neg_mul_add(self, b: Self, c: Self) -> Self;
+    fn min(self, b: Self) -> Self;
+    fn max(self, b: Self) -> Self;
+    /// Rounds to the nearest integer, ties to even, for magnitudes below 2^22.
+    fn round(self) -> Self;
+
+    /// Returns `x` where `self < bound`, else `y`.
+    fn if_below(self, bound: Self, x: Self, y: Self) -> Self;
+
+    /// Sixteen unsigned integers of 32 bits.
+    type U32s: Copy;
+
+    /// Loads little-endian words.
+    fn load_u32(v: &[u8; 64]) -> Self::U32s;
+    /// Loads at most 64 bytes, filled with zeros.
+    #[inline(always)]
+    fn load_partial_u32(v: &[u8]) -> Self::U32s {
+        let mut whole = [0; 64];
+        whole[..v.len()].copy_from_slice(v);
+        Self::load_u32(&whole)
+    }
+    fn load_u16(v: &[u8; 32]) -> Self::U32s;
+    fn load_u8(v: &[u8; 16]) -> Self::U32s;
+    fn shift_right(v: Self::U32s, bits: u32) -> Self::U32s;
+    /// Converts signed bytes.
+    fn from_i8(v: &[u8; 16]) -> Self;
+    fn from_u8(v: &[u8; 16]) -> Self;
+    /// Loads little-endian f32.
+    fn from_f32(v: &[u8; 64]) -> Self;
+    /// Converts little-endian fp16.
+    fn from_f16(v: &[u8; 32]) -> Self;
+    /// Rounds to little-endian fp16, ties to even; values out of range become infinite.
+    fn to_f16(self, out: &mut [u8; 32]);
+    /// Returns `table[i & 15]` for each i.
+    fn lookup(table: Self, at: Self::U32s) -> Self;
+    /// Returns `table[i & 63]` for each i.
+    fn lookup_64(table: &[f32; 64], at: Self::U32s) -> Self;
+    /// Returns `table[i & 255]` for each i.
+    fn lookup_256(table: &[f32; 256], at: Self::U32s) -> Self;
+    /// Returns `2^self`, for integers from -126 to 127.
+    fn power_of_two(self) -> Self;
+
+    /// Loads little-endian integers of 24 bits, `stride` bytes apart; the four bytes of the last one lie inside `v`.
+    #[inline(always)]
+    fn load_u24(v: &[u8], stride: usize) -> Self::U32s {
+        let mut wide = [0u8; 64];
+        for (l, out) in wide.chunks_exact_mut(4).enumerate() {
+            out[..3].copy_from_slice(&v[l * stride..l * stride + 3]);
+        }
+        Self::load_u32(&wide)
+    }
+
+    /// Returns `v[l >> shift]` in lane l.
+    #[inline(always)]
+    fn repeat_lanes(v: &[f32], shift: u32) -> Self {
+        let mut lanes = [0f32; LANES];
+        for (l, lane) in lanes.iter_mut().enumerate() {
+            *lane = v[l >> shift];
+        }
+        Self::load(&lanes)
+    }
+
+    /// Returns the horizontal sums of four vectors.
+    #[inline(always)]
+    fn horizontal_sums(v: [Self; 4]) -> [f32; 4] {
+        v.map(Self::horizontal_sum)
+    }
+
+    /// Adds sixteen lanes to four: lane `4 i + l` is `(v[i][l] + v[i][l + 8]) + (v[i][l + 4] + v[i][l + 12])`.
+    #[inline(always)]
+    fn partial_sums(v: [Self; 4]) -> Self {
+        let mut all = [0f32; LANES];
+        for (v, out) in v.into_iter().zip(all.as_chunks_mut::<4>().0) {
+            let mut lanes = [0f32; LANES];
+            v.store(&mut lanes);
+            for l in 0..4 {
+                out[l] = (lanes[l] + lanes[l + 8]) + (lanes[l + 4] + lanes[l + 12]);
+            }
+        }
+        Self::load(&all)
+    }
+
+    /// Finishes the horizontal sums of sixteen vectors from four [`F32x16::partial_sums`]: lane `4 q + i` is that of vector i of `v[q]`.
+    #[inline(always)]
+    fn finish_partial_sums(v: [Self; 4]) -> Self {
+        let mut all = [0f32; LANES];
+        for (v, out) in v.into_iter().zip(all.as_chunks_mut::<4>().0) {
+            let mut lanes = [0f32; LANES];
+            v.store(&mut lanes);
+            for (out, l) in out.iter_mut().zip(lanes.as_chunks::<4>().0) {
+                *out = (l[0] + l[2]) + (l[1] + l[3]);
+            }
+        }
+        Self::load(&all)
+    }
+
+    /// Transposes: lane i of vector j becomes lane j of vector i.
+    #[inline(always)]
+    fn transpose(v: [Self; LANES]) -> [Self; LANES] {
+        let mut from = [[0f32; LANES]; LANES];
+        for (v, from) in v.into_iter().zip(&mut from) {
+            v.store(from);
+        }
+        let mut turned = v;
+        for (i, turned) in turned.iter_mut().enumerate() {
+            let mut to = [0f32; LANES];
+            for (to, from) in to.iter_mut().zip(&from) {
+                *to = from[i];
+            }
+            *turned = Self::load(&to);
+        }
+        turned
+    }
+
+    /// Returns the number of the first smallest lane, and its value. No lane is NaN.
+    #[inline(always)]
+    fn argmin(self) -> (usize, f32) {
+        let mut v = [0f32; LANES];
+        self.store(&mut v);
+        let mut best = 0;
+        for g in 1..LANES {
+            if v[g] < v[best] {
+                best = g;
+            }
+        }
+        (best, v[best])
+    }
+
+    /// Adds all lanes by halves: 16 to 8 to 4 to 2 to 1.
+    #[inline(always)]
+    fn horizontal_sum(self) -> f32 {
+        let mut v = [0f32; LANES];
+        self.store(&mut v);
+        for width in [8, 4, 2, 1] {
+            for g in 0..width {
+                v[g] += v[g + width];
+            }
+        }
+        v[0]
+    }
+}
+
+/// Sixty-four bytes, and sixteen i32 sums of their products.
+pub(crate) trait U8x64: F32x16 {
+    type Bytes: Copy;
+    /// Sixteen i32 sums.
+    type Sums: Copy;
+    /// Multiplies several tokens together; with few registers their sums would be stored and loaded again.
+    const MULTIPLIES_SEVERAL_TOKENS: bool = true;
+    fn load_bytes(v: &[u8; 64]) -> Self::Bytes;
+    /// Loads at most 64 bytes, filled with zeros.
+    #[inline(always)]
+    fn load_partial_bytes(v: &[u8]) -> Self::Bytes {
+        let mut whole = [0; 64];
+        whole[..v.len()].copy_from_slice(v);
+        Self::load_bytes(&whole)
+    }
+    /// Repeats sixteen bytes four times.
+    fn load_byte_table(v: &[u8; 16]) -> Self::Bytes;
+    /// Flips these bits of each byte.
+    fn xor_bytes(v: Self::Bytes, bits: u8) -> Self::Bytes;
+    /// Splits each byte into its lower and its upper four bits.
+    fn split_nibbles(v: Self::Bytes) -> (Self::Bytes, Self::Bytes);
+    /// Returns `table[i]` for each byte i below 16.
+    fn lookup_bytes_16(table: Self::Bytes, at: Self::Bytes) -> Self::Bytes;
+    fn store_bytes(v: Self::Bytes, out: &mut [u8; 64]);
+    /// Unpacks sixty-four elements of `BITS` bits, least significant first, from `8 * BITS` bytes.
+    #[inline(always)]
+    fn unpack<const BITS: usize>(v: &[u8]) -> Self::Bytes {
+        let mut out = [0; 64];
+        for (v, out) in v.chunks_exact(BITS).zip(out.as_chunks_mut::<8>().0) {
+            let all = v.iter().rev().fold(0u64, |all, b| all << 8 | u64::from(*b));
+            for (i, o) in out.iter_mut().enumerate() {
+                *o = (all >> (BITS * i)) as u8 & ((1 << BITS) - 1);
+            }
+        }
+        Self::load_bytes(&out)
+    }
+    /// Returns `table[i]` for each byte i below 64.
+    #[inline(always)]
+    fn lookup_bytes_64(table: &[u8; 64], at: Self::Bytes) -> Self::Bytes {
+        let mut all = [0; 64];
+        Self::store_bytes(at, &mut all);
+        Self::load_bytes(&all.map(|i| table[usize::from(i & 63)]))
+    }
+    /// Returns `table[i]` for each byte i.
+    #[inline(always)]
+    fn lookup_bytes_256(table: &[u8; 256], at: Self::Bytes) -> Self::Bytes {
+        let mut all = [0; 64];
+        Self::store_bytes(at, &mut all);
+        Self::load_bytes(&all.map(|i| table[usize::from(i)]))
+    }
+    fn zero_sums() -> Self::Sums;
+    /// Adds `codes[j] * x[j]` for the four bytes `4 l .. 4 l + 4` to sum l; codes are unsigned, `x` signed and above -128.
+    fn dot_u8i8(sums: Self::Sums, codes: Self::Bytes, x: &[u8; 64]) -> Self::Sums;
+    fn sums_to_f32(v: Self::Sums) -> Self;
+    /// Rounds numbers from -127 to 127 to bytes, ties to even: byte `4 l + j` is lane l of `v[j]`.
+    fn pack_i8(v: [Self; 4], out: &mut [u8; 64]);
+}
+
+/// Thirty-two words of 16 bits, held as bytes.
+pub(crate) trait I16x32: U8x64 {
+    /// A lookup table of sixteen words.
+    type Table: Copy;
+    fn load_i16_table(table: &[i16; 16]) -> Self::Table;
+    /// Looks up bits `4 J .. 4 J + 4` of each word of `at`.
+    fn lookup_i16<const J: usize>(table: Self::Table, at: Self::Bytes) -> Self::Bytes;
+    /// Adds `w[2 l] * x[2 l] + w[2 l + 1] * x[2 l + 1]`, of words, to sum l.
+    fn dot_i16(sums: Self::Sums, w: Self::Bytes, x: &[u8; 64]) -> Self::Sums;
+    /// Rounds to integers q, |q| <= 2^23, and splits them: `q = 4096 * out[0] + out[1]`. Words `2 l` are lane l of `even`, words
+    /// `2 l + 1` of `odd`.
+    fn split_digits(even: Self, odd: Self, out: &mut [[u8; 64]; 2]);
+    /// Returns `2^(22 - e)` and `2^(e - 22)` for lanes `2^e <= v < 2^(e + 1)`, any powers for zero. Other lanes are 2^-104 or
+    /// more, and finite.
+    fn exponent_scales(self) -> (Self, Self);
+}
+
+/// Exponents as the bits of f32: of 2^-104, of the product of a scale and its inverse, and of 2^22.
+pub(crate) const MIN_EXPONENT: u32 = 23 << 23;
+pub(crate) const INVERSE_EXPONENT: u32 = (254 + 22) << 23;
+pub(crate) const STEP_EXPONENT: u32 = 22 << 23;
+
+/// Thirty-two bf16 in a line of 64 bytes.
+pub(crate) trait Bf16x32: F32x16 {
+    /// Rounds thirty-two numbers to bf16, ties to even.
+    fn pack_bf16(low: Self, high: Self, out: &mut [u8; 64]);
+    /// Adds `w[2 l + 1] * x[2 l + 1]`, then `w[2 l] * x[2 l]`, to lane l.
+    fn dot_bf16(sums: Self, w: &[u8; 64], x: &[u8; 64]) -> Self;
+}
+
+/// All vectors of one instruction set.
+pub(crate) trait Simd: I16x32 {
+    /// Runs a kernel as a function of its own that is compiled for the instruction set.
+    ///
+    /// One function for all kinds of weights would take a compiler minutes.
+    ///
+    /// # Safety
+    /// The processor has the instructions.
+    unsafe fn call<K: Kernel>(kernel: K) -> K::Output;
+}
+
+/// A computation that is written once and compiled for each instruction set.
+pub(crate) trait Kernel {
+    type Output;
+    /// Multiplies bytes: NEON then takes the fastest of its three dot products.
+    #[cfg_attr(not(target_arch = "aarch64"), expect(dead_code, reason = "one dot product elsewhere"))]
+    const INT8: bool = false;
+    /// Computes; always inlined, so that it is compiled with the caller's instructions.
+    fn run<S: Simd>(self) -> Self::Output;
+}
+
+/// A [`Kernel`] of bf16.
+pub(crate) trait Bf16Kernel {
+    /// See [`Kernel::run`].
+    fn run<S: Bf16x32>(self);
+}
