@@ -1,6 +1,6 @@
 //! Decodes with each number of experts per call: `anemoe bench --dispatch`.
 
-use super::Args;
+use super::args::Args;
 use super::measure::{Tokens, bytes_read, middle};
 use crate::outcome::Outcome;
 use crate::ui::{Table, Ui};

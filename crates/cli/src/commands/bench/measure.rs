@@ -1,6 +1,6 @@
 //! Measurements of `anemoe bench`.
 
-use super::Args;
+use super::args::Args;
 use super::report::{Batch, DecodeSpeed, Memory, OpPart, Part, PrefillSpeed};
 use crate::ui::Ui;
 use anemoe_io::Random;
