@@ -1,8 +1,7 @@
 //! Functions with states, run for several sequences at once.
 
-use super::carry::Carry;
+use super::compile::compile_with_carry;
 use super::function::CompiledFunction;
-use super::package::KEPT;
 use super::recent::Recent;
 use super::tokens::{Stage, Stages, WRITTEN_FOR, describe, resize};
 use super::{CpuStates, Options};
@@ -14,6 +13,9 @@ use anemoe_mlpackage::package::Package;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
+
+/// Functions made for numbers of tokens that are kept: a pass has up to 64 tokens, and most have one of a few numbers.
+pub(super) const KEPT: usize = 32;
 
 /// A value of a batch: an input of the whole function, or an output of a stage.
 #[derive(Clone, Copy)]
@@ -159,7 +161,7 @@ impl StagedFunction {
         };
         let resized = resize(function, described, &self.axes, WRITTEN_FOR, tokens).map_err(wrong)?;
         let described = describe(&resized.function, described);
-        let made = Carry::compile(&self.package, &resized.function, &described, self.options)?;
+        let made = compile_with_carry(&self.package, &resized.function, &described, self.options)?;
         let mut functions = functions();
         if let Some(found) = functions.get(&tokens) {
             return Ok(found.clone());

@@ -3,18 +3,22 @@
 //! Constants are decoded or left as stored, what depends on constants alone is computed once, and every other value gets
 //! one of a few buffers, reused as soon as its last reader is done.
 
+mod carry;
 mod projection;
 mod zero_skip;
+
+pub(super) use carry::compile_with_carry;
 
 use super::function::{CompiledFunction, Executable};
 use super::interpreter::Interpreter;
 use super::ir::{Instr, InstrKind, ParamRef, ValueRef};
+use super::located::Located;
 use super::ops::shape::{MAX_ELEMENTS, with_limit};
 use super::ops::{self, OpContext, OpError};
 use super::plan::{self, PlanInput};
 use super::shapes::{ShapePlans, follows_from_shapes};
 use super::weights::{Constant, Operands, const_value, constexpr, located, to_f16};
-use super::{Located, Options, Precision};
+use super::{Options, Precision};
 use crate::memory_limit::Allowance;
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
@@ -101,13 +105,13 @@ pub(super) fn compile(
         compiled.ok_or_else(|| Error::unsupported(package.path(), format!("function `{function}`")))?;
     let has_blocks = body.block.operations.iter().any(|op| !op.blocks.is_empty());
     if options.fuse && !has_blocks && !is_fixed(&body.block) {
-        compiled.set_shape_plans(ShapePlans::new(package, body, described, options));
+        compiled.set_shape_plans(ShapePlans::new(package, body, described, options, compile_for_shapes));
     }
     Ok(compiled)
 }
 
 /// Compiles a function whose shapes were found by a run to a plan, if its shapes do not depend on what is in its inputs.
-pub(super) fn compile_for_shapes(
+fn compile_for_shapes(
     package: &Arc<Package>,
     body: &Function,
     described: &FunctionDescription,

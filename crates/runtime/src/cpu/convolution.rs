@@ -8,7 +8,8 @@
 //! other                 [taps, channels]       conv          windows are copies of neighbouring channels
 //! ```
 
-use super::OpErrorAt;
+use super::located::OpErrorAt;
+use super::ops::image::{dense_image, to_channels_first};
 use super::ops::window::WindowParams;
 use super::ops::{OpError, OpResult};
 use super::weights::StoredWeight;
@@ -154,25 +155,5 @@ impl Convolution {
         to_channels_first(window, rows, &y, out);
         IMAGES.set((turned, y));
         bytes
-    }
-}
-
-/// An image `[batch, channels, spatial..]`, row-major.
-pub(super) fn dense_image<'a>(
-    window: &Window,
-    (batch, channels): (usize, usize),
-    values: &'a [f32],
-) -> Image<'a> {
-    let [d, h, w] = window.size;
-    Image { values, first: 0, batch, channels, strides: [channels * d * h * w, d * h * w, h * w, w, 1] }
-}
-
-/// Writes `[batch * positions, rows]` as `[batch, rows, positions]`.
-pub(super) fn to_channels_first(window: &Window, rows: usize, y: &[f32], out: &mut [f32]) {
-    let positions = window.positions();
-    let one = (positions * rows).max(1);
-    for (y, out) in y.chunks_exact(one).zip(out.chunks_exact_mut(one)) {
-        let (from, to) = (Strided { first: 0, stride: rows }, Strided { first: 0, stride: positions });
-        transpose(Pool::global(), (rows, positions), (y, from), (out, to));
     }
 }

@@ -1,11 +1,13 @@
 //! A compiled function, and its inputs as they are checked.
 
+use super::Options;
 use super::carry::Carry;
 use super::interpreter::Interpreter;
+use super::located::Located;
 use super::plan::Plan;
 use super::shapes::{ShapePlans, Shapes};
-use super::states::{CpuStates, StateValue};
-use super::{Located, Options};
+use super::state_value::StateValue;
+use super::states::CpuStates;
 use crate::backend::{Counts, OpTime};
 use crate::memory_limit::Allowance;
 use crate::tensor::{Data, Tensor};
@@ -33,14 +35,14 @@ pub struct CompiledFunction {
     output_names: Vec<String>,
     /// Types of the inputs in the program, in the order of the description.
     inputs: Vec<TensorType>,
-    pub(super) states: Vec<(String, TensorType)>,
+    states: Vec<(String, TensorType)>,
     /// Of each state, the slots that are held in fp16; none where it is in f32.
-    pub(super) caches: Vec<Option<usize>>,
+    caches: Vec<Option<usize>>,
     /// Bytes that a run may take.
     allowance: Allowance,
     code: Executable,
     /// Plans for shapes that come with the inputs.
-    shape_plans: Option<ShapePlans>,
+    shape_plans: Option<ShapePlans<CompiledFunction>>,
     carry: Carry,
     bytes_read: AtomicU64,
     experts: AtomicU64,
@@ -112,7 +114,7 @@ impl CompiledFunction {
     }
 
     /// Makes plans for the shapes that come.
-    pub(super) fn set_shape_plans(&mut self, plans: ShapePlans) {
+    pub(super) fn set_shape_plans(&mut self, plans: ShapePlans<CompiledFunction>) {
         self.shape_plans = Some(plans);
     }
 
@@ -351,5 +353,33 @@ impl CompiledFunction {
             (Data::F32(_), true) | (Data::I32(_), false) => Ok(()),
             _ => wrong(format!("elements of another type than {}", feature.dtype)),
         }
+    }
+}
+
+impl CpuStates {
+    /// The states of a function, all zero.
+    pub fn new(function: &CompiledFunction) -> CpuStates {
+        let mut states = CpuStates::default();
+        for ((name, ty), cache) in function.states.iter().zip(&function.caches) {
+            states.add(name, ty, *cache);
+        }
+        states
+    }
+
+    /// Adds the states of another function of the same package; those of equal name are shared.
+    pub(super) fn adopt(&mut self, function: &CompiledFunction) -> std::result::Result<(), String> {
+        for ((name, ty), cache) in function.states.iter().zip(&function.caches) {
+            match self.names.iter().position(|n| n == name) {
+                None => self.add(name, ty, *cache),
+                Some(i) if self.types[i] == *ty => {}
+                Some(i) => {
+                    return Err(format!(
+                        "state `{name}` has type {ty} in one function and {} in another",
+                        self.types[i]
+                    ));
+                }
+            }
+        }
+        Ok(())
     }
 }

@@ -2,10 +2,11 @@
 //! whose results are rounded to fp16.
 
 use super::ir::{Instr, InstrKind, Projection, ValueRef, ZeroSkip};
+use super::located::{Located, OpErrorAt};
 use super::ops::shape::{count, with_limit};
 use super::ops::{OpContext, OpError, check_result};
 use super::shapes::Shapes;
-use super::{Located, OpErrorAt, Options, Precision};
+use super::{Options, Precision};
 use crate::backend::Counts;
 use crate::memory_limit::Allowance;
 use crate::tensor::{Data, Tensor};

@@ -1,7 +1,7 @@
 //! Instructions that a function compiles to, over numbered values.
 
-use super::Located;
 use super::convolution::Convolution;
+use super::located::Located;
 use super::ops::Kernel;
 use super::weights::StoredWeight;
 use anemoe_mlpackage::mil::TensorType;

@@ -13,11 +13,13 @@ mod convolution;
 mod function;
 mod interpreter;
 mod ir;
+mod located;
 pub mod ops;
 mod package;
 mod plan;
 pub(crate) mod recent;
 mod shapes;
+mod state_value;
 mod states;
 mod tokens;
 mod weights;
@@ -25,10 +27,6 @@ mod weights;
 pub use function::CompiledFunction;
 pub use package::{CpuBackend, CpuPackage};
 pub use states::CpuStates;
-
-use crate::Error;
-use ops::OpError;
-use std::path::Path;
 
 pub(crate) use crate::backend::MANY;
 
@@ -77,27 +75,6 @@ impl Default for Options {
             half_states: false,
             fast: false,
             profile: false,
-        }
-    }
-}
-
-/// Result of something that happens inside an operation.
-type OpErrorAt<T> = std::result::Result<T, OpError>;
-
-/// Where an operation is, for errors.
-pub(crate) struct Located<'a> {
-    path: &'a Path,
-    function: &'a str,
-    op_type: &'a str,
-    name: &'a str,
-}
-
-impl Located<'_> {
-    fn error(&self, e: OpError) -> Error {
-        let at = format!("op `{}` (operation `{}` of function `{}`)", self.op_type, self.name, self.function);
-        match e {
-            OpError::Invalid(what) => Error::invalid(self.path, format!("{at}: {what}")),
-            OpError::Unsupported(what) => Error::unsupported(self.path, format!("{at}: {what}")),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Packages on the CPU: functions compiled when they are first asked for.
 
-use super::batch::StagedFunction;
-use super::carry::Carry;
+use super::batch::{KEPT, StagedFunction};
+use super::compile::compile_with_carry;
 use super::function::{CompiledFunction, add_experts};
 use super::recent::Recent;
 use super::tokens::{describe, resize, stages};
@@ -100,9 +100,6 @@ impl Backend for CpuBackend {
     }
 }
 
-/// Functions made for numbers of tokens that are kept: a pass has up to 64 tokens, and most have one of a few numbers.
-pub(super) const KEPT: usize = 32;
-
 /// A compiled function and its inputs.
 type CompiledTerm<'a> = (&'a CompiledFunction, &'a [&'a Tensor]);
 
@@ -152,7 +149,7 @@ impl backend::BackendPackage for LoadedPackage {
         }
         let package = self.read(function)?;
         let (body, described) = package.function(Some(function))?;
-        let compiled = Carry::compile(&package.package, body, described, self.options)?;
+        let compiled = compile_with_carry(&package.package, body, described, self.options)?;
         Ok(locked(&self.functions).entry(function.to_string()).or_insert(Arc::new(compiled)).clone())
     }
 
@@ -172,7 +169,7 @@ impl backend::BackendPackage for LoadedPackage {
         let Ok(resized) = resize(body, described, axes, declared, tokens) else { return Ok(None) };
         let described = describe(&resized.function, described);
         // What cannot be compiled for these tokens runs as it is declared.
-        let compiled = Carry::compile(&package.package, &resized.function, &described, self.options);
+        let compiled = compile_with_carry(&package.package, &resized.function, &described, self.options);
         let Ok(compiled) = compiled else { return Ok(None) };
         let mut resized = locked(&self.resized);
         if let Some(found) = resized.get(&key) {
@@ -268,7 +265,7 @@ impl backend::BackendFunction for CompiledFunction {
         CompiledFunction::run(self, inputs, states, outputs)?;
         // Of several functions with states of their own, none knows what the others carry.
         if self.states().len() == states.names().len() {
-            self.carry().keep(inputs, outputs, states);
+            self.carry().keep(inputs, outputs, &mut states.carried);
         }
         Ok(())
     }

@@ -7,10 +7,9 @@
 //! A shape that depends on what is in a value, and not on shapes alone, may be another in the next call: then there is no plan.
 
 use super::Options;
-use super::compile;
-use super::function::CompiledFunction;
 use super::ir::{Instr, InstrKind, ValueRef};
 use super::recent::Recent;
+use crate::Result;
 use crate::tensor::Tensor;
 use anemoe_mlpackage::mil::{Dim, FeatureShape, Function, FunctionDescription, TensorType, ValueType};
 use anemoe_mlpackage::package::Package;
@@ -74,14 +73,18 @@ type InputShapes = Vec<Vec<usize>>;
 /// Shapes of values by name.
 pub(super) type Shapes = BTreeMap<String, Vec<usize>>;
 
-/// A function whose shapes come with its inputs, and its plans.
-pub(super) struct ShapePlans {
+/// Compiles a function of known shapes to a plan; none where there can be no plan.
+type Compile<F> = fn(&Arc<Package>, &Function, &FunctionDescription, Options) -> Result<Option<F>>;
+
+/// A function whose shapes come with its inputs, and its plans, compiled to `F`.
+pub(super) struct ShapePlans<F> {
     package: Arc<Package>,
     body: Function,
     described: FunctionDescription,
     options: Options,
+    compile: Compile<F>,
     /// By the shapes of the inputs; none where there can be no plan.
-    plans: Mutex<Recent<InputShapes, Option<Arc<CompiledFunction>>>>,
+    plans: Mutex<Recent<InputShapes, Option<Arc<F>>>>,
 }
 
 /// The shape of the step's result follows from shapes and constants.
@@ -101,30 +104,28 @@ fn fixed(ty: &mut ValueType, shape: &[usize]) {
     }
 }
 
-impl ShapePlans {
+impl<F> ShapePlans<F> {
     /// Plans of a function without control flow.
     pub fn new(
         package: &Arc<Package>,
         body: &Function,
         described: &FunctionDescription,
         options: Options,
-    ) -> ShapePlans {
+        compile: Compile<F>,
+    ) -> ShapePlans<F> {
         let plans = Mutex::new(Recent::new(KEPT));
         ShapePlans {
             package: package.clone(),
             body: body.clone(),
             described: described.clone(),
             options,
+            compile,
             plans,
         }
     }
 
     /// The plan for inputs of these shapes; `trace` says the shapes of all values, where they are new.
-    pub fn find(
-        &self,
-        inputs: &[&Tensor],
-        trace: impl FnOnce() -> Option<Shapes>,
-    ) -> Option<Arc<CompiledFunction>> {
+    pub fn find(&self, inputs: &[&Tensor], trace: impl FnOnce() -> Option<Shapes>) -> Option<Arc<F>> {
         let plans = || self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         let key: InputShapes = inputs.iter().map(|t| t.shape.clone()).collect();
         if let Some(found) = plans().get(&key) {
@@ -135,7 +136,7 @@ impl ShapePlans {
         made
     }
 
-    fn compile(&self, inputs: &[Vec<usize>], shapes: &Shapes) -> Option<CompiledFunction> {
+    fn compile(&self, inputs: &[Vec<usize>], shapes: &Shapes) -> Option<F> {
         let (mut body, mut described) = (self.body.clone(), self.described.clone());
         for (feature, shape) in described.inputs.iter_mut().zip(inputs) {
             let input = body.inputs.iter_mut().find(|i| i.name == feature.name)?;
@@ -150,6 +151,6 @@ impl ShapePlans {
                 fixed(&mut output.ty, shape);
             }
         }
-        compile::compile_for_shapes(&self.package, &body, &described, self.options).ok().flatten()
+        (self.compile)(&self.package, &body, &described, self.options).ok().flatten()
     }
 }

@@ -1,283 +1,31 @@
-//! Values that outlive a call: caches and states of convolutions.
+//! States of a sequence: values that outlive a call.
 
-use super::CompiledFunction;
 use super::carry::LastCall;
+use super::state_value::{HalfCache, StateValue};
 use crate::backend;
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
-use anemoe_kernels::{CacheValues, F16Buffer, Pool};
+use anemoe_kernels::Pool;
 use anemoe_mlpackage::mil::{DataType, TensorType};
-use half::f16;
-use smallvec::SmallVec;
 
-/// The value of a state.
-#[derive(Clone, Debug)]
-pub(super) enum StateValue {
-    Cache(HalfCache),
-    Full(Tensor),
-}
-
-/// Keys and values, of each head `slots` rows in fp16, and rows behind them in f32. Attention reads the former, also those of
-/// the call's own tokens. The latter go past it from call to call: rounded, they would make what a token gives depend on how
-/// a prompt is cut into calls.
-#[derive(Clone, Debug)]
-pub(super) struct HalfCache {
-    /// `[1, heads, all, d]`, as bits; zero behind the slots.
-    bits: F16Buffer,
-    /// `[heads, all - slots, d]`
-    behind: Vec<f32>,
-    shape: Vec<usize>,
-    slots: usize,
-}
-
-/// Elements that change between fp16 and f32 together.
-const SOME: usize = 64;
 /// Dimensions of a state.
 const MAX_RANK: usize = 8;
-/// Heads of keys and values of most models.
-const HEADS: usize = 16;
-
-impl HalfCache {
-    /// Zeros. `shape` is `[1, heads, all, d]`, with as many slots or more.
-    fn zeros(shape: Vec<usize>, slots: usize) -> HalfCache {
-        let n = shape.iter().product();
-        let behind = vec![0.0; shape[1] * (shape[2] - slots) * shape[3]];
-        HalfCache { bits: F16Buffer::zeros(n), behind, shape, slots }
-    }
-
-    /// Elements of a head, and those of its slots.
-    fn head(&self) -> (usize, usize) {
-        (self.shape[2] * self.shape[3], self.slots * self.shape[3])
-    }
-
-    fn heads(&mut self) -> impl Iterator<Item = StatePiece<'_>> {
-        let (all, slots) = self.head();
-        let mut behind = self.behind.as_mut_slice();
-        self.bits.chunks_exact_mut(all.max(1)).map(move |bits| {
-            let own = behind.split_off_mut(..all - slots).unwrap_or_default();
-            StatePiece::HalfCache { bits, behind: own }
-        })
-    }
-
-    /// Elements `first`, `first + step` and so on.
-    pub fn read(&self, first: usize, step: usize, out: &mut [f32]) {
-        let (all, slots) = self.head();
-        let (head, at) = (first / all.max(1), first % all.max(1));
-        let last = at + out.len().saturating_sub(1) * step;
-        if self.behind.is_empty() || last < slots {
-            let mut halves = [0; SOME];
-            for (k, out) in out.chunks_mut(SOME).enumerate() {
-                let halves = &mut halves[..out.len()];
-                halves
-                    .iter_mut()
-                    .enumerate()
-                    .for_each(|(i, h)| *h = self.bits[first + (k * SOME + i) * step]);
-                anemoe_kernels::f16_bits_to_f32(halves, out);
-            }
-        } else if at >= slots && last < all {
-            let behind = &self.behind[head * (all - slots) + at - slots..];
-            out.iter_mut().enumerate().for_each(|(k, v)| *v = behind[k * step]);
-        } else {
-            for (k, v) in out.iter_mut().enumerate() {
-                self.read(first + k * step, 0, std::slice::from_mut(v));
-            }
-        }
-    }
-}
-
-impl Default for StateValue {
-    fn default() -> Self {
-        StateValue::Full(Tensor::default())
-    }
-}
-
-impl StateValue {
-    fn zero(ty: &TensorType, cache: Option<usize>) -> StateValue {
-        let shape: Vec<usize> = ty.dims.iter().map(|d| d.fixed().unwrap_or(0) as usize).collect();
-        match cache {
-            Some(slots) => StateValue::Cache(HalfCache::zeros(shape, slots)),
-            None => StateValue::Full(Tensor { data: Data::F32(vec![0.0; shape.iter().product()]), shape }),
-        }
-    }
-
-    fn shape(&self) -> &[usize] {
-        match self {
-            StateValue::Cache(c) => &c.shape,
-            StateValue::Full(t) => &t.shape,
-        }
-    }
-
-    fn to_tensor(&self) -> Tensor {
-        match self {
-            StateValue::Cache(c) => {
-                let mut values = vec![0.0; c.bits.len()];
-                let parts = values.chunks_mut(c.shape[3].max(1)).enumerate();
-                parts.for_each(|(i, row)| c.read(i * c.shape[3], 1, row));
-                Tensor::f32(&c.shape, values)
-            }
-            StateValue::Full(t) => t.clone(),
-        }
-    }
-
-    /// As a plan takes it: with so many slots in fp16, or as a tensor of f32.
-    pub fn hold(&mut self, cache: Option<usize>) {
-        match (&*self, cache) {
-            (StateValue::Cache(c), Some(slots)) if c.slots == slots => return,
-            (StateValue::Full(_), None) => return,
-            _ => {}
-        }
-        let t = std::mem::take(self).into_tensor();
-        *self = match cache {
-            Some(slots) => {
-                let mut value = StateValue::Cache(HalfCache::zeros(t.shape.clone(), slots));
-                value.set(0, t.as_f32().unwrap_or_default());
-                value
-            }
-            None => StateValue::Full(t),
-        };
-    }
-
-    /// Elements for a kernel; of those in fp16 the slots.
-    pub fn values(&self) -> CacheValues<'_> {
-        match self {
-            StateValue::Cache(c) => CacheValues::F16(&c.bits),
-            StateValue::Full(t) => CacheValues::F32(t.as_f32().unwrap_or_default()),
-        }
-    }
-
-    /// Sets elements from `first` on.
-    fn set(&mut self, first: usize, values: &[f32]) {
-        match self {
-            StateValue::Cache(c) => {
-                let (all, _) = c.head();
-                let (mut at, mut values) = (first % all.max(1), values);
-                for mut head in c.heads().skip(first / all.max(1)) {
-                    let (own, others) = values.split_at(values.len().min(all - at));
-                    head.set(at, own);
-                    (at, values) = (0, others);
-                    if values.is_empty() {
-                        break;
-                    }
-                }
-            }
-            StateValue::Full(t) => {
-                StatePiece::Full(t.as_f32_mut().unwrap_or_default()).set(first, values);
-            }
-        }
-    }
-
-    /// Calls `write` with each head, on several threads where `parallel` says so; the state is `[1, heads, slots, d]`.
-    pub fn heads(&mut self, pool: &Pool, parallel: bool, write: &(dyn Fn(usize, StatePiece<'_>) + Sync)) {
-        match self {
-            StateValue::Cache(c) => each(pool, parallel, c.heads(), write),
-            StateValue::Full(t) => {
-                let size = t.shape.get(2..).map_or(0, |s| s.iter().product());
-                let values = t.as_f32_mut().unwrap_or_default();
-                each(pool, parallel, values.chunks_exact_mut(size.max(1)).map(StatePiece::Full), write);
-            }
-        }
-    }
-
-    /// Steps work on tensors.
-    pub fn into_tensor(self) -> Tensor {
-        match self {
-            StateValue::Full(t) => t,
-            cache => cache.to_tensor(),
-        }
-    }
-}
-
-fn each<'a>(
-    pool: &Pool,
-    parallel: bool,
-    heads: impl Iterator<Item = StatePiece<'a>>,
-    write: &(dyn Fn(usize, StatePiece<'_>) + Sync),
-) {
-    if !parallel {
-        return heads.enumerate().for_each(|(i, head)| write(i, head));
-    }
-    let mut heads: SmallVec<[_; HEADS]> = heads.map(Some).collect();
-    pool.for_chunks(&mut heads, 1, &|i, head| {
-        head.iter_mut().filter_map(Option::take).for_each(|h| write(i, h))
-    });
-}
-
-/// Elements of a state, next to each other.
-pub(super) enum StatePiece<'a> {
-    /// Of a head; the last bits belong to what is behind the slots, and say nothing.
-    HalfCache {
-        bits: &'a mut [u16],
-        behind: &'a mut [f32],
-    },
-    Full(&'a mut [f32]),
-}
-
-impl StatePiece<'_> {
-    pub fn get(&self, i: usize) -> f32 {
-        match self {
-            StatePiece::HalfCache { bits, behind } => match i.checked_sub(bits.len() - behind.len()) {
-                Some(i) => behind[i],
-                None => f16::from_bits(bits[i]).to_f32(),
-            },
-            StatePiece::Full(values) => values[i],
-        }
-    }
-
-    /// Sets elements from `first` on.
-    pub fn set(&mut self, first: usize, values: &[f32]) {
-        match self {
-            StatePiece::HalfCache { bits, behind } => {
-                let slots = bits.len() - behind.len();
-                let (halves, others) = values.split_at(slots.saturating_sub(first).min(values.len()));
-                anemoe_kernels::f32_to_f16(halves, &mut bits[first..first + halves.len()]);
-                let at = (first + halves.len()).saturating_sub(slots);
-                behind[at..at + others.len()].copy_from_slice(others);
-            }
-            StatePiece::Full(all) => all[first..first + values.len()].copy_from_slice(values),
-        }
-    }
-}
 
 /// Values that outlive a call.
 #[derive(Clone, Debug, Default)]
 pub struct CpuStates {
     pub(super) names: Vec<String>,
-    types: Vec<TensorType>,
+    pub(super) types: Vec<TensorType>,
     pub(super) values: Vec<StateValue>,
     pub(super) carried: LastCall,
 }
 
 impl CpuStates {
-    /// The states of a function, all zero.
-    pub fn new(function: &CompiledFunction) -> CpuStates {
-        let mut states = CpuStates::default();
-        for ((name, ty), cache) in function.states.iter().zip(&function.caches) {
-            states.add(name, ty, *cache);
-        }
-        states
-    }
-
-    fn add(&mut self, name: &str, ty: &TensorType, cache: Option<usize>) {
+    /// Adds a state of zeros.
+    pub(super) fn add(&mut self, name: &str, ty: &TensorType, cache: Option<usize>) {
         self.names.push(name.to_string());
         self.types.push(ty.clone());
         self.values.push(StateValue::zero(ty, cache));
-    }
-
-    /// Adds the states of another function of the same package; those of equal name are shared.
-    pub(super) fn adopt(&mut self, function: &CompiledFunction) -> std::result::Result<(), String> {
-        for ((name, ty), cache) in function.states.iter().zip(&function.caches) {
-            match self.names.iter().position(|n| n == name) {
-                None => self.add(name, ty, *cache),
-                Some(i) if self.types[i] == *ty => {}
-                Some(i) => {
-                    return Err(format!(
-                        "state `{name}` has type {ty} in one function and {} in another",
-                        self.types[i]
-                    ));
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Names, in order.
@@ -322,6 +70,42 @@ impl CpuStates {
                 StateValue::Full(t) => t.as_f32_mut().unwrap_or_default().fill(0.0),
             }
         }
+    }
+
+    /// Undoes `tokens` tokens; false where what the last call left does not say how.
+    ///
+    /// # Errors
+    /// The rows cannot be computed.
+    fn cut_back(&mut self, tokens: usize) -> Result<bool> {
+        let LastCall { rows, window, tokens: left, is_nothing } = &mut self.carried;
+        if *is_nothing || self.values.is_empty() {
+            return Ok(true);
+        }
+        let (Some(rows), Some(left)) = (rows, left) else { return Ok(false) };
+        let (Some(stay), &[1, heads, all, d]) = (left.checked_sub(tokens), window.shape.as_slice()) else {
+            return Ok(false);
+        };
+        let state = self.names.iter().position(|n| *n == rows.state);
+        let (Some(state), Some(values)) = (state, window.as_f32().filter(|_| stay + rows.rows <= all)) else {
+            return Ok(false);
+        };
+        let mut carried = Tensor::default();
+        let to = carried.reset_f32(&[1, heads, rows.rows, d]);
+        for (to, head) in
+            to.chunks_exact_mut((rows.rows * d).max(1)).zip(values.chunks_exact((all * d).max(1)))
+        {
+            to.copy_from_slice(&head[stay * d..(stay + rows.rows) * d]);
+        }
+        let mut outputs = Vec::new();
+        rows.tail.run(&[&carried], &mut CpuStates::default(), &mut outputs)?;
+        let Some(Tensor { shape, .. }) = outputs.first() else { return Ok(false) };
+        let (&[1, _, n, d], Some(tail)) = (shape.as_slice(), outputs[0].as_f32()) else { return Ok(false) };
+        let first = rows.first * d;
+        self.values[state].heads(Pool::global(), false, &|h, mut piece| {
+            piece.set(first, &tail[h * n * d..(h + 1) * n * d]);
+        });
+        *left = stay;
+        Ok(true)
     }
 
     /// Fills every state with noise between -0.5 and 0.5.
@@ -439,59 +223,4 @@ fn read_states(bytes: &mut &[u8]) -> Option<CpuStates> {
         states.values.push(value);
     }
     Some(states)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// As it is held: fp16 up to the slots.
-    fn expected(values: &[f32], [rows, slots, d]: [usize; 3]) -> Vec<f32> {
-        let rounded = |v: f32| f16::from_f32(v).to_f32();
-        let held = values.iter().enumerate();
-        held.map(|(i, v)| if i / d % rows < slots { rounded(*v) } else { *v }).collect()
-    }
-
-    #[test]
-    fn caches_round_their_slots_and_nothing_behind_them() {
-        for [heads, rows, slots, d] in [[3, 7, 5, 4], [2, 4, 4, 70], [1, 3, 0, 5], [2, 2, 2, 0], [0, 3, 1, 2]]
-        {
-            let shape = [1, heads, rows, d];
-            let n = shape.iter().product::<usize>();
-            let values: Vec<f32> = (0..n).map(|i| (i as f32).sin()).collect();
-            let want = expected(&values, [rows, slots, d]);
-            let mut value = StateValue::Full(Tensor::f32(&shape, values));
-            value.hold(Some(slots));
-            assert_eq!(value.to_tensor(), Tensor::f32(&shape, want.clone()));
-            let StateValue::Cache(cache) = &value else { panic!() };
-            for (first, step) in [(0, 1), (1, 3), (d / 2, d.max(1)), (slots * d, 1)] {
-                let count = n.saturating_sub(first).div_ceil(step);
-                let mut read = vec![f32::NAN; count];
-                cache.read(first, step, &mut read);
-                let own: Vec<f32> = want.iter().skip(first).step_by(step).copied().collect();
-                assert_eq!(read, own, "{shape:?} from {first} by {step}");
-            }
-            value.hold(None);
-            assert_eq!(value.into_tensor(), Tensor::f32(&shape, want));
-        }
-    }
-
-    #[test]
-    fn pieces_of_caches_are_written_across_the_last_slot_and_the_last_row() {
-        let [heads, rows, slots, d] = [3, 5, 2, 4];
-        let shape = vec![1, heads, rows, d];
-        let n = heads * rows * d;
-        for (first, count) in [(0, n), (3, 10), (17, 30), (n - 1, 1), (5, 0)] {
-            let mut value = StateValue::Cache(HalfCache::zeros(shape.clone(), slots));
-            let new: Vec<f32> = (0..count).map(|i| 0.1 + i as f32).collect();
-            value.set(first, &new);
-            let mut want = vec![0.0; n];
-            want[first..first + count].copy_from_slice(&new);
-            let want = expected(&want, [rows, slots, d]);
-            assert_eq!(value.to_tensor(), Tensor::f32(&shape, want.clone()));
-            value.heads(Pool::global(), true, &|h, head| {
-                (0..rows * d).for_each(|i| assert_eq!(head.get(i), want[h * rows * d + i]));
-            });
-        }
-    }
 }

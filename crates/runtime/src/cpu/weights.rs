@@ -1,6 +1,6 @@
 //! Constants of a program: dense tensors, or matrices that stay compressed in the mapped package.
 
-use super::{Located, OpErrorAt};
+use super::located::{Located, OpErrorAt};
 use crate::Result;
 use crate::cpu::ops::OpError;
 use crate::cpu::ops::shape::count;

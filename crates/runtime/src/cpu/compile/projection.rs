@@ -1,8 +1,8 @@
 //! Products with constants, prepared once.
 
-use super::super::OpErrorAt;
 use super::super::convolution::Convolution;
 use super::super::ir::Projection;
+use super::super::located::OpErrorAt;
 use super::super::ops::OpContext;
 use super::super::ops::window::WindowParams;
 use super::super::weights::{Constant, StoredWeight, const_value};

@@ -1,7 +1,7 @@
 //! Ops on pairs of elements, with NumPy broadcasting.
 
+use super::operands::{OpContext, OpError, OpResult};
 use super::shape::{broadcast_shape, count, invalid, unsupported, zip_broadcast};
-use super::{OpContext, OpError, OpResult};
 use crate::tensor::{Data, Tensor};
 
 pub(super) fn arithmetic(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {

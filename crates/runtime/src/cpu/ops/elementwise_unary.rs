@@ -1,7 +1,7 @@
 //! Ops on each element of one tensor: unary functions, activations, casts.
 
+use super::operands::{OpContext, OpError, OpResult};
 use super::shape::{count, invalid, unsupported};
-use super::{OpContext, OpError, OpResult};
 use crate::tensor::{Data, Tensor};
 use anemoe_kernels::{Gate, Pool};
 use anemoe_mlpackage::mil::DataType;

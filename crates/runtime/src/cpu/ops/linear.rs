@@ -1,7 +1,7 @@
 //! Contractions over dense tensors.
 
+use super::operands::{OpContext, OpError, OpResult};
 use super::shape::{broadcast_shape, broadcast_strides, count, for_each_row, invalid, unsupported};
-use super::{OpContext, OpError, OpResult};
 use crate::tensor::Tensor;
 use anemoe_kernels::Pool;
 

@@ -5,8 +5,10 @@
 
 mod elementwise_binary;
 mod elementwise_unary;
+pub(super) mod image;
 pub(super) mod linear;
 mod normalization;
+mod operands;
 mod reduction;
 mod scatter_gather;
 pub(super) mod shape;
@@ -17,104 +19,10 @@ pub(super) mod window;
 
 pub(super) use elementwise_unary::activation;
 pub(super) use linear::dot;
+pub use operands::{Kernel, OpContext, OpError, OpResult};
 
 use crate::tensor::{Data, Tensor};
 use anemoe_mlpackage::mil::{DataType, TensorType};
-
-/// Why a kernel did not run. The executor adds the op's name and the file.
-#[derive(Debug, thiserror::Error)]
-pub enum OpError {
-    /// The operands break the op's definition.
-    #[error("{0}")]
-    Invalid(String),
-    /// The operands are legal, but this form is not implemented.
-    #[error("unsupported: {0}")]
-    Unsupported(String),
-}
-
-/// Result of a kernel.
-pub type OpResult<T = ()> = Result<T, OpError>;
-
-/// Operands of one call.
-pub struct OpContext<'a> {
-    /// Op type, for instance `reduce_sum`; families of ops share one kernel.
-    pub op: &'a str,
-    /// Operands by parameter name. Optional parameters that the program omits are absent; the kernel uses the op
-    /// definition's default.
-    pub inputs: &'a [(&'a str, &'a Tensor)],
-    /// Operands of a variadic parameter (`values` of `concat` and `stack`), in order; empty otherwise.
-    pub values: &'a [&'a Tensor],
-    /// Declared types of the outputs; unknown dimensions are resolved by the kernel.
-    pub outputs: &'a [TensorType],
-}
-
-/// A kernel writes every output (see [`Tensor::reset_f32`] and its siblings).
-pub type Kernel = fn(&OpContext<'_>, &mut [Tensor]) -> OpResult;
-
-impl<'a> OpContext<'a> {
-    /// An optional operand.
-    pub fn get(&self, name: &str) -> Option<&'a Tensor> {
-        self.inputs.iter().find(|(n, _)| *n == name).map(|(_, t)| *t)
-    }
-
-    /// A required operand.
-    pub fn arg(&self, name: &str) -> OpResult<&'a Tensor> {
-        self.get(name).ok_or_else(|| OpError::Invalid(format!("required parameter `{name}` is missing")))
-    }
-
-    /// A required float operand's shape and elements.
-    pub fn f32s(&self, name: &str) -> OpResult<(&'a [usize], &'a [f32])> {
-        let t = self.arg(name)?;
-        let v = t
-            .as_f32()
-            .ok_or_else(|| OpError::Invalid(format!("parameter `{name}` must be a float tensor")))?;
-        Ok((&t.shape, v))
-    }
-
-    /// An optional integer vector or scalar.
-    pub fn ints(&self, name: &str) -> OpResult<Option<&'a [i32]>> {
-        match self.get(name) {
-            None => Ok(None),
-            Some(t) => t
-                .as_i32()
-                .map(Some)
-                .ok_or_else(|| OpError::Invalid(format!("parameter `{name}` must be an integer tensor"))),
-        }
-    }
-
-    /// An optional integer scalar, or `default`.
-    pub fn int(&self, name: &str, default: i32) -> OpResult<i32> {
-        Ok(self.ints(name)?.and_then(|v| v.first().copied()).unwrap_or(default))
-    }
-
-    /// An optional float scalar, or `default`.
-    pub fn float(&self, name: &str, default: f32) -> OpResult<f32> {
-        match self.get(name) {
-            None => Ok(default),
-            Some(Tensor { data: Data::F32(v), .. }) if v.len() == 1 => Ok(v[0]),
-            Some(Tensor { data: Data::I32(v), .. }) if v.len() == 1 => Ok(v[0] as f32),
-            Some(_) => Err(OpError::Invalid(format!("parameter `{name}` must be a number"))),
-        }
-    }
-
-    /// An optional bool scalar, or `default`.
-    pub fn bool(&self, name: &str, default: bool) -> OpResult<bool> {
-        match self.get(name) {
-            None => Ok(default),
-            Some(Tensor { data: Data::Bool(v), .. }) if v.len() == 1 => Ok(v[0]),
-            Some(_) => Err(OpError::Invalid(format!("parameter `{name}` must be a bool"))),
-        }
-    }
-
-    /// An optional string, or `default`.
-    pub fn str(&self, name: &str, default: &'a str) -> OpResult<&'a str> {
-        match self.get(name) {
-            None => Ok(default),
-            Some(Tensor { data: Data::Str(v), .. }) if v.len() == 1 => Ok(&v[0]),
-            Some(_) => Err(OpError::Invalid(format!("parameter `{name}` must be a string"))),
-        }
-    }
-}
 
 /// Makes `to` equal to `from`, keeping its allocation.
 pub(super) fn copy_tensor(from: &Tensor, to: &mut Tensor) {

@@ -1,7 +1,7 @@
 //! Normalizations.
 
+use super::operands::{OpContext, OpResult};
 use super::shape::{invalid, unsupported};
-use super::{OpContext, OpResult};
 use crate::tensor::Tensor;
 use anemoe_kernels::Pool;
 

@@ -1,7 +1,7 @@
 //! Reductions over axes.
 
+use super::operands::{OpContext, OpError, OpResult};
 use super::shape::{for_each_row, invalid, strides, unsupported};
-use super::{OpContext, OpError, OpResult};
 use crate::tensor::{Data, Tensor};
 
 /// Axes as flags.

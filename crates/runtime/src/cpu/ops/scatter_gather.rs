@@ -1,7 +1,7 @@
 //! Looking elements up and putting them in place.
 
+use super::operands::{OpContext, OpError, OpResult};
 use super::shape::{around, count, invalid, strides, unsupported};
-use super::{OpContext, OpError, OpResult};
 use crate::tensor::{Data, Tensor};
 
 /// An index into `n` elements, counted from the end when negative.

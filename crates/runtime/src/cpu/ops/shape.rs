@@ -1,6 +1,6 @@
 //! Shapes, strides and broadcasting.
 
-use super::{OpError, OpResult};
+use super::operands::{OpError, OpResult};
 use std::cell::Cell;
 
 /// Largest number of elements that a result may have: 4 GiB of f32.

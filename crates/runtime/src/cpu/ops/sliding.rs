@@ -1,9 +1,9 @@
 //! Convolutions with weights that are computed, transposed convolutions, and pools, over 1 to 3 spatial axes.
 
+use super::image::{dense_image, to_channels_first};
+use super::operands::{OpContext, OpError, OpResult};
 use super::shape::{count, invalid, strides};
 use super::window::{WindowParams, per_axis};
-use super::{OpContext, OpError, OpResult};
-use crate::cpu::convolution::{dense_image, to_channels_first};
 use crate::tensor::Tensor;
 use anemoe_kernels::{Conv, Matrix, Pool, Window};
 use std::ops::Range;

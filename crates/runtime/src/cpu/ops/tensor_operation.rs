@@ -1,7 +1,7 @@
 //! Making, ordering, joining and padding tensors.
 
+use super::operands::{OpContext, OpError, OpResult};
 use super::shape::{around, broadcast_strides, count, for_each_row, invalid, strides, unsupported};
-use super::{OpContext, OpError, OpResult};
 use crate::tensor::{Data, Tensor};
 use anemoe_mlpackage::mil::DataType;
 

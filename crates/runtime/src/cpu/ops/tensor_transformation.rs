@@ -1,9 +1,9 @@
 //! Reshaping, slicing and moving elements.
 
 use super::elementwise_unary::copy;
+use super::operands::{OpContext, OpError, OpResult};
 use super::shape::{count, invalid, strides, unsupported};
 use super::tensor_operation::rearrange;
-use super::{OpContext, OpError, OpResult};
 use crate::tensor::{Data, Tensor};
 
 pub(super) fn reshape(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {

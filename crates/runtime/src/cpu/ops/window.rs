@@ -1,7 +1,7 @@
 //! Windows of convolutions and pools over 1 to 3 spatial axes.
 
+use super::operands::{OpContext, OpError, OpResult};
 use super::shape::invalid;
-use super::{OpContext, OpError, OpResult};
 use anemoe_kernels::Window;
 
 /// What is added around the input.

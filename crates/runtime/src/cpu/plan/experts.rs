@@ -1,8 +1,8 @@
 //! A sum of gated MLPs, each times a weight per token: only those with a weight are read, and only for their tokens.
 
-use super::super::OpErrorAt;
+use super::super::located::OpErrorAt;
 use super::super::weights::StoredWeight;
-use super::NodeInputs;
+use super::inputs::NodeInputs;
 use super::rounded;
 use super::view::View;
 use crate::backend::Counts;

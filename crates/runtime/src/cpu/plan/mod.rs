@@ -12,25 +12,28 @@
 
 mod build;
 mod experts;
+mod inputs;
+mod nodes;
 mod patterns;
+mod reduction;
 mod rounded;
 mod update;
 mod view;
 
-use super::OpErrorAt;
-use super::convolution::Convolution;
+use super::located::OpErrorAt;
 use super::ops::window::image_strides;
-use super::ops::{Kernel, OpContext, OpError};
-use super::states::StateValue;
-use super::weights::StoredWeight;
+use super::ops::{OpContext, OpError};
+use super::state_value::StateValue;
 use crate::backend::{Counts, OpTime};
 use crate::tensor::{Data, Tensor};
 use anemoe_kernels::{
-    AttentionShape, CacheValues, CacheView, Columns, Gate, HeadStrides, Image, Layout, Mask, MatMul,
-    PackedActivations, Pool, RmsNorm, Strided, Window,
+    CacheValues, CacheView, Columns, Image, Layout, Mask, MatMul, PackedActivations, Pool, Strided,
 };
 use anemoe_mlpackage::mil::{DataType, TensorType};
 use experts::Pack;
+use inputs::NodeInputs;
+use nodes::{Item, KernelOperand, Node, NodeKind};
+use reduction::reduce;
 use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -40,180 +43,6 @@ use update::{Change, find_changes, update};
 use view::{Base, StridedLoops, View};
 
 pub(super) use build::{PlanInput, plan};
-
-type Unary = fn(f32) -> f32;
-type Binary = fn(&StridedLoops<3>, &mut [f32], &[f32], &[f32]);
-
-/// A product in a node.
-struct Item {
-    weight: Arc<StoredWeight>,
-    panel: usize,
-    out: usize,
-    bias: Option<Base>,
-}
-
-/// A panel and where it is filled from.
-struct Fill {
-    panel: usize,
-    x: View,
-    tokens: usize,
-    channels: usize,
-    /// Strides of tokens and channels.
-    strides: (usize, usize),
-}
-
-enum NodeKind {
-    Products {
-        fills: Vec<Fill>,
-        items: Vec<Item>,
-    },
-    Conv {
-        conv: Arc<Convolution>,
-        window: Window,
-        x: View,
-        bias: Option<Base>,
-        out: usize,
-    },
-    Gated {
-        rows: StridedLoops<3>,
-        n: usize,
-        gate: Base,
-        up: Base,
-        kind: Gate,
-        out: usize,
-    },
-    Norm {
-        rows: StridedLoops<2>,
-        n: usize,
-        x: Base,
-        weight: Option<Base>,
-        norm: RmsNorm,
-        out: usize,
-    },
-    Rotate {
-        rows: StridedLoops<4>,
-        half: usize,
-        n: usize,
-        x: Base,
-        cos: Base,
-        sin: Base,
-        out: usize,
-    },
-    Attention {
-        shape: AttentionShape,
-        q: (Base, HeadStrides),
-        k: View,
-        v: View,
-        mask: (View, usize),
-        out: (usize, HeadStrides),
-    },
-    Update {
-        state: usize,
-        new: View,
-        keep: View,
-        place: View,
-        tail: Option<View>,
-        /// The same slots change as in the update before.
-        as_before: bool,
-    },
-    Experts(Box<experts::Experts>),
-    Binary {
-        f: Binary,
-        nest: StridedLoops<3>,
-        x: Base,
-        y: Base,
-        out: usize,
-    },
-    Unary {
-        f: Unary,
-        nest: StridedLoops<2>,
-        x: Base,
-        out: usize,
-    },
-    Activate {
-        nest: StridedLoops<2>,
-        x: Base,
-        kind: Gate,
-        out: usize,
-        /// Elements.
-        n: usize,
-    },
-    Copy {
-        nest: StridedLoops<2>,
-        x: Base,
-        out: usize,
-        /// Of so many elements, before.
-        fill: Option<(f32, usize)>,
-    },
-    Softmax {
-        rows: StridedLoops<2>,
-        n: usize,
-        step: usize,
-        x: Base,
-        out: usize,
-    },
-    Reduce {
-        kind: Reduction,
-        rows: StridedLoops<2>,
-        inner: StridedLoops<1>,
-        n: usize,
-        x: Base,
-        out: usize,
-    },
-    MatMul {
-        rows: StridedLoops<3>,
-        sizes: (usize, usize),
-        strides: (usize, usize, usize),
-        x: Base,
-        y: Base,
-        out: usize,
-    },
-    WriteState {
-        state: usize,
-        nest: StridedLoops<2>,
-        x: Base,
-    },
-    Kernel(Box<KernelCall>),
-}
-
-#[derive(Clone, Copy)]
-enum Reduction {
-    Max,
-    Min,
-    Sum,
-    Mean,
-}
-
-/// A kernel of the op library on dense tensors.
-struct KernelCall {
-    kernel: Kernel,
-    op_type: String,
-    /// Parameters; views that are not dense tensors are copied first.
-    inputs: Vec<(String, KernelOperand)>,
-    values: Vec<KernelOperand>,
-    outputs: Vec<usize>,
-    types: Vec<TensorType>,
-}
-
-enum KernelOperand {
-    Whole(Base),
-    /// A view that is no dense tensor, and the number of the arena's tensor to which it is copied.
-    Copied {
-        nest: StridedLoops<2>,
-        x: Base,
-        shape: Vec<usize>,
-        copy: usize,
-    },
-}
-
-struct Node {
-    work: NodeKind,
-    /// Buffers whose results are rounded to fp16, and their elements.
-    round: Vec<(usize, usize)>,
-    /// Operation that it is or ends with, for errors and times.
-    op_type: String,
-    name: String,
-}
 
 /// A function, ready to run.
 pub(super) struct Plan {
@@ -269,32 +98,6 @@ impl Arena {
         }
         if self.tensors.len() < tensors {
             self.tensors.resize_with(tensors, Tensor::default);
-        }
-    }
-}
-
-/// What nodes read.
-struct NodeInputs<'a> {
-    buffers: &'a [Vec<f32>],
-    tensors: &'a [Tensor],
-    constants: &'a [Arc<Tensor>],
-    inputs: &'a [&'a Tensor],
-}
-
-impl<'a> NodeInputs<'a> {
-    fn tensor(&self, base: Base) -> Option<&'a Tensor> {
-        match base {
-            Base::Tensor(i) => Some(&self.tensors[i]),
-            Base::Constant(i) => Some(&self.constants[i]),
-            Base::Input(i) => Some(self.inputs[i]),
-            Base::Buffer(_) | Base::State(_) => None,
-        }
-    }
-
-    fn get(&self, base: Base) -> &'a [f32] {
-        match base {
-            Base::Buffer(i) => &self.buffers[i],
-            _ => self.tensor(base).and_then(Tensor::as_f32).unwrap_or_default(),
         }
     }
 }
@@ -754,58 +557,6 @@ fn run_node(
         }
     }
     Ok(())
-}
-
-/// Each row's elements, of which there are n, in the order of `inner`.
-fn reduce(
-    kind: Reduction,
-    rows: &StridedLoops<2>,
-    inner: &StridedLoops<1>,
-    n: usize,
-    x: &[f32],
-    y: &mut [f32],
-) {
-    let sum = |a: f32, b: f32| a + b;
-    match kind {
-        Reduction::Max => reduce_by(rows, inner, x, y, f32::NEG_INFINITY, f32::max),
-        Reduction::Min => reduce_by(rows, inner, x, y, f32::INFINITY, f32::min),
-        Reduction::Sum => reduce_by(rows, inner, x, y, 0.0, sum),
-        Reduction::Mean => {
-            reduce_by(rows, inner, x, y, 0.0, sum);
-            rows.each(|[o, _], m, s| (0..m).for_each(|i| y[o + i * s[0]] /= n as f32));
-        }
-    }
-}
-
-/// Rows that lie beside each other are worth one pass for each element.
-const BESIDE: usize = 8;
-
-#[inline(always)]
-fn reduce_by(
-    rows: &StridedLoops<2>,
-    inner: &StridedLoops<1>,
-    x: &[f32],
-    y: &mut [f32],
-    first: f32,
-    f: impl Fn(f32, f32) -> f32 + Copy,
-) {
-    rows.each(|[o, a], m, s| {
-        let x = &x[a..];
-        if *s == [1, 1] && m >= BESIDE {
-            let y = &mut y[o..o + m];
-            y.fill(first);
-            return inner.each(|[a], n, s| {
-                for k in 0..n {
-                    y.iter_mut().zip(&x[a + k * s[0]..][..m]).for_each(|(y, x)| *y = f(*y, *x));
-                }
-            });
-        }
-        for i in 0..m {
-            let (x, mut v) = (&x[i * s[1]..], first);
-            inner.each(|[a], n, s| (0..n).for_each(|k| v = f(v, x[a + k * s[0]])));
-            y[o + i * s[0]] = v;
-        }
-    });
 }
 
 /// In which order the products of a node want panel `panel`.

@@ -1,7 +1,7 @@
 //! What fused nodes compute where every result is rounded to fp16: the bits of the operations one after the other.
 
 use super::super::ops::{activation, dot};
-use super::Reduction;
+use super::reduction::Reduction;
 use super::view::StridedLoops;
 use anemoe_kernels::{AttentionShape, CacheValues, CacheView, Gate, HeadStrides, Mask, Pool, round_to_f16};
 use std::cell::RefCell;

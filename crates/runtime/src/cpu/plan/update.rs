@@ -1,8 +1,9 @@
 //! Slots of a state that a call changes, in place: which ones, and what is written there.
 
+use super::inputs::NodeInputs;
+use super::nodes::{Node, NodeKind};
 use super::view::{Base, View};
-use super::{Node, NodeInputs, NodeKind};
-use crate::cpu::states::{StatePiece, StateValue};
+use crate::cpu::state_value::{StatePiece, StateValue};
 use anemoe_kernels::Pool;
 use std::cell::RefCell;
 use std::ops::Range;

@@ -1,7 +1,7 @@
 //! Memory of the values of a plan.
 
+use super::super::nodes::{KernelOperand, Node, NodeKind};
 use super::super::view::{Base, StridedLoops, View};
-use super::super::{KernelOperand, Node, NodeKind};
 
 /// Gives buffers whose times of use do not overlap the same memory; returns the sizes.
 pub(super) fn assign(

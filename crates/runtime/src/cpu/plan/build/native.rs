@@ -1,8 +1,9 @@
 //! Operations that are views, and those with loops of their own.
 
 use super::super::super::ir::ValueRef;
+use super::super::nodes::{Binary, NodeKind, Unary};
+use super::super::reduction::Reduction;
 use super::super::view::{Base, StridedLoops, View};
-use super::super::{Binary, NodeKind, Reduction, Unary};
 use super::{Builder, buffer_of};
 use crate::tensor::Data;
 

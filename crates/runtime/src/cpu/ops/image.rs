@@ -1,0 +1,23 @@
+//! Images that convolutions read, and their results in the order of tensors.
+
+use anemoe_kernels::{Image, Pool, Strided, Window, transpose};
+
+/// An image `[batch, channels, spatial..]`, row-major.
+pub(in crate::cpu) fn dense_image<'a>(
+    window: &Window,
+    (batch, channels): (usize, usize),
+    values: &'a [f32],
+) -> Image<'a> {
+    let [d, h, w] = window.size;
+    Image { values, first: 0, batch, channels, strides: [channels * d * h * w, d * h * w, h * w, w, 1] }
+}
+
+/// Writes `[batch * positions, rows]` as `[batch, rows, positions]`.
+pub(in crate::cpu) fn to_channels_first(window: &Window, rows: usize, y: &[f32], out: &mut [f32]) {
+    let positions = window.positions();
+    let one = (positions * rows).max(1);
+    for (y, out) in y.chunks_exact(one).zip(out.chunks_exact_mut(one)) {
+        let (from, to) = (Strided { first: 0, stride: rows }, Strided { first: 0, stride: positions });
+        transpose(Pool::global(), (rows, positions), (y, from), (out, to));
+    }
+}

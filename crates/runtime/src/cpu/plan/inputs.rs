@@ -1,0 +1,31 @@
+//! Values that nodes read.
+
+use super::view::Base;
+use crate::tensor::Tensor;
+use std::sync::Arc;
+
+/// What nodes read.
+pub(super) struct NodeInputs<'a> {
+    pub buffers: &'a [Vec<f32>],
+    pub tensors: &'a [Tensor],
+    pub constants: &'a [Arc<Tensor>],
+    pub inputs: &'a [&'a Tensor],
+}
+
+impl<'a> NodeInputs<'a> {
+    pub fn tensor(&self, base: Base) -> Option<&'a Tensor> {
+        match base {
+            Base::Tensor(i) => Some(&self.tensors[i]),
+            Base::Constant(i) => Some(&self.constants[i]),
+            Base::Input(i) => Some(self.inputs[i]),
+            Base::Buffer(_) | Base::State(_) => None,
+        }
+    }
+
+    pub fn get(&self, base: Base) -> &'a [f32] {
+        match base {
+            Base::Buffer(i) => &self.buffers[i],
+            _ => self.tensor(base).and_then(Tensor::as_f32).unwrap_or_default(),
+        }
+    }
+}

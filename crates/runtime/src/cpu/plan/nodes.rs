@@ -1,0 +1,177 @@
+//! Nodes of a plan, and what they read and write.
+
+use super::super::convolution::Convolution;
+use super::super::ops::Kernel;
+use super::super::weights::StoredWeight;
+use super::experts::Experts;
+use super::reduction::Reduction;
+use super::view::{Base, StridedLoops, View};
+use anemoe_kernels::{AttentionShape, Gate, HeadStrides, RmsNorm, Window};
+use anemoe_mlpackage::mil::TensorType;
+use std::sync::Arc;
+
+pub(super) type Unary = fn(f32) -> f32;
+pub(super) type Binary = fn(&StridedLoops<3>, &mut [f32], &[f32], &[f32]);
+
+/// A product in a node.
+pub(super) struct Item {
+    pub weight: Arc<StoredWeight>,
+    pub panel: usize,
+    pub out: usize,
+    pub bias: Option<Base>,
+}
+
+/// A panel and where it is filled from.
+pub(super) struct Fill {
+    pub panel: usize,
+    pub x: View,
+    pub tokens: usize,
+    pub channels: usize,
+    /// Strides of tokens and channels.
+    pub strides: (usize, usize),
+}
+
+pub(super) enum NodeKind {
+    Products {
+        fills: Vec<Fill>,
+        items: Vec<Item>,
+    },
+    Conv {
+        conv: Arc<Convolution>,
+        window: Window,
+        x: View,
+        bias: Option<Base>,
+        out: usize,
+    },
+    Gated {
+        rows: StridedLoops<3>,
+        n: usize,
+        gate: Base,
+        up: Base,
+        kind: Gate,
+        out: usize,
+    },
+    Norm {
+        rows: StridedLoops<2>,
+        n: usize,
+        x: Base,
+        weight: Option<Base>,
+        norm: RmsNorm,
+        out: usize,
+    },
+    Rotate {
+        rows: StridedLoops<4>,
+        half: usize,
+        n: usize,
+        x: Base,
+        cos: Base,
+        sin: Base,
+        out: usize,
+    },
+    Attention {
+        shape: AttentionShape,
+        q: (Base, HeadStrides),
+        k: View,
+        v: View,
+        mask: (View, usize),
+        out: (usize, HeadStrides),
+    },
+    Update {
+        state: usize,
+        new: View,
+        keep: View,
+        place: View,
+        tail: Option<View>,
+        /// The same slots change as in the update before.
+        as_before: bool,
+    },
+    Experts(Box<Experts>),
+    Binary {
+        f: Binary,
+        nest: StridedLoops<3>,
+        x: Base,
+        y: Base,
+        out: usize,
+    },
+    Unary {
+        f: Unary,
+        nest: StridedLoops<2>,
+        x: Base,
+        out: usize,
+    },
+    Activate {
+        nest: StridedLoops<2>,
+        x: Base,
+        kind: Gate,
+        out: usize,
+        /// Elements.
+        n: usize,
+    },
+    Copy {
+        nest: StridedLoops<2>,
+        x: Base,
+        out: usize,
+        /// Of so many elements, before.
+        fill: Option<(f32, usize)>,
+    },
+    Softmax {
+        rows: StridedLoops<2>,
+        n: usize,
+        step: usize,
+        x: Base,
+        out: usize,
+    },
+    Reduce {
+        kind: Reduction,
+        rows: StridedLoops<2>,
+        inner: StridedLoops<1>,
+        n: usize,
+        x: Base,
+        out: usize,
+    },
+    MatMul {
+        rows: StridedLoops<3>,
+        sizes: (usize, usize),
+        strides: (usize, usize, usize),
+        x: Base,
+        y: Base,
+        out: usize,
+    },
+    WriteState {
+        state: usize,
+        nest: StridedLoops<2>,
+        x: Base,
+    },
+    Kernel(Box<KernelCall>),
+}
+
+/// A kernel of the op library on dense tensors.
+pub(super) struct KernelCall {
+    pub kernel: Kernel,
+    pub op_type: String,
+    /// Parameters; views that are not dense tensors are copied first.
+    pub inputs: Vec<(String, KernelOperand)>,
+    pub values: Vec<KernelOperand>,
+    pub outputs: Vec<usize>,
+    pub types: Vec<TensorType>,
+}
+
+pub(super) enum KernelOperand {
+    Whole(Base),
+    /// A view that is no dense tensor, and the number of the arena's tensor to which it is copied.
+    Copied {
+        nest: StridedLoops<2>,
+        x: Base,
+        shape: Vec<usize>,
+        copy: usize,
+    },
+}
+
+pub(super) struct Node {
+    pub work: NodeKind,
+    /// Buffers whose results are rounded to fp16, and their elements.
+    pub round: Vec<(usize, usize)>,
+    /// Operation that it is or ends with, for errors and times.
+    pub op_type: String,
+    pub name: String,
+}
