@@ -312,11 +312,8 @@ impl CompressedTensor {
         let offset = blobs.append(dtype, self.rows as u64 * self.cols as u64, packed)?;
         let elements = Value::blob(dtype, dims, offset);
         let side_dims: Vec<u64> = self.side_dims().iter().map(|&d| d as u64).collect();
-        let side = Side {
-            values: self.side_values(),
-            offsets: self.side_offsets(),
-            metrics: self.side.metrics,
-        };
+        let side =
+            Side { values: self.side_values(), offsets: self.side_offsets(), metrics: self.side.metrics };
         let format = self.quant.format(self.rows, self.cols);
         let stored = join_operands(blobs, format, elements, &side_dims, &side)?;
         add_constant(f, "weight", &stored)
