@@ -1,7 +1,7 @@
 //! Package folders: manifest, model and weights, with everything that `check` does.
 #![no_main]
 
-use anemoe_gates::residency::{self, Options};
+use anemoe_gates::residency::{self, CheckOptions};
 use anemoe_mlpackage::mil::{ValueData, verify};
 use anemoe_mlpackage::package::Package;
 use libfuzzer_sys::fuzz_target;
@@ -19,6 +19,6 @@ fuzz_target!(|input: &[u8]| {
             }
         }
     }
-    let options = Options { conditions: Default::default(), strict: true, list_ops: true };
+    let options = CheckOptions { conditions: Default::default(), strict: true, list_ops: true };
     let _ = residency::package(&path, &options);
 });

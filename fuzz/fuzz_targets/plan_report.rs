@@ -1,8 +1,9 @@
 //! Plan reports of a Mac, as `check --report` reads them.
 #![no_main]
 
-use anemoe_gates::residency::device::{self, PlanReport};
-use anemoe_gates::residency::{self, Options, Report};
+use anemoe_gates::residency::compare::compare;
+use anemoe_gates::residency::device::PlanReport;
+use anemoe_gates::residency::{self, CheckOptions, Report};
 use libfuzzer_sys::fuzz_target;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -11,11 +12,11 @@ fuzz_target!(|input: &[u8]| {
     static CHECKED: OnceLock<Report> = OnceLock::new();
     let checked = CHECKED.get_or_init(|| {
         let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/runtime/tests/interop");
-        let options = Options { conditions: Default::default(), strict: false, list_ops: true };
+        let options = CheckOptions { conditions: Default::default(), strict: false, list_ops: true };
         residency::package(&tests.join("functions_s/functions_s.mlpackage"), &options).expect("a fixture")
     });
     let Ok(report) = PlanReport::parse(input) else { return };
     let mut checked = checked.clone();
-    device::compare(&mut checked, &report);
+    compare(&mut checked, &report);
     let _ = serde_json::to_vec(&checked).expect("a report is written");
 });

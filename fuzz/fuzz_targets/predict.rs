@@ -2,7 +2,7 @@
 #![no_main]
 
 use anemoe_mlpackage::mil::FeatureShape;
-use anemoe_runtime::cpu::{CpuPackage, Options, Precision, States};
+use anemoe_runtime::cpu::{CpuPackage, CpuStates, Options, Precision};
 use anemoe_runtime::tensor::Tensor;
 use libfuzzer_sys::fuzz_target;
 use std::sync::Once;
@@ -31,7 +31,7 @@ fuzz_target!(|input: &[u8]| {
         };
         let inputs: Option<Vec<Tensor>> = function.inputs().iter().map(input_of).collect();
         let Some(inputs) = inputs else { return };
-        let (mut states, mut outputs) = (States::new(&function), Vec::new());
+        let (mut states, mut outputs) = (CpuStates::new(&function), Vec::new());
         for _ in 0..2 {
             if function.run(&inputs.iter().collect::<Vec<_>>(), &mut states, &mut outputs).is_err() {
                 break;

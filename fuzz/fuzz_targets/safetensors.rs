@@ -1,7 +1,9 @@
 //! Safetensors: one file, or an index with up to three files behind it.
 #![no_main]
 
-use anemoe_convert::checkpoint::{Checkpoint, open_safetensors};
+use anemoe_convert::checkpoint::open_safetensors;
+
+use anemoe_convert::models;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {
@@ -19,7 +21,7 @@ fuzz_target!(|input: &[u8]| {
         anemoe_fuzz::write(&format!("m/{i}.safetensors"), bytes);
     }
     let path = anemoe_fuzz::folder().join("m");
-    if let Ok(checkpoint) = Checkpoint::open(path.to_str().expect("a name in UTF-8")) {
+    if let Ok(checkpoint) = models::load(path.to_str().expect("a name in UTF-8")) {
         anemoe_fuzz::read_tensors(checkpoint.source.as_ref());
     }
 });

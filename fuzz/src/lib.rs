@@ -3,7 +3,7 @@
 use anemoe_convert::checkpoint::{Checkpoint, TensorInfo, TensorSource};
 use anemoe_convert::models;
 use anemoe_convert::plan::PlanOptions;
-use anemoe_mlpackage::mil::{Block, Model};
+use anemoe_mlpackage::mil::{Block, MlModel};
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -136,16 +136,16 @@ pub fn config(text: &[u8], fixtures: &[&str]) {
             config: value.clone(),
             generation_config: None,
             source: Box::new(shapes.clone()),
-            readings: Default::default(),
+            variants: Default::default(),
         };
-        if let Ok(checkpoint) = models::adapt(checkpoint) {
+        if let Ok(checkpoint) = models::normalize_layout(checkpoint) {
             plan(checkpoint);
         }
     }
 }
 
 /// Elements of every value that a program computes; nothing where a type leaves one open.
-pub fn elements(model: &Model) -> Option<u64> {
+pub fn elements(model: &MlModel) -> Option<u64> {
     fn of(block: &Block) -> Option<u64> {
         let mut sum = 0u64;
         for op in &block.operations {

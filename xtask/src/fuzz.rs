@@ -1,14 +1,15 @@
 //! Runs fuzz targets in turn and prints what they did.
 
-use crate::options::Options;
-use crate::{Passed, root, seeds};
+use crate::options::TaskOptions;
+use crate::seeds;
+use crate::task::{Passed, root};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
 /// A fuzz target and its limits.
-pub struct Target {
+pub struct FuzzTarget {
     pub name: &'static str,
     /// Longest input, in bytes: a little more than the longest seed.
     max_len: usize,
@@ -16,12 +17,12 @@ pub struct Target {
     rss_mb: usize,
 }
 
-const fn target(name: &'static str, max_len: usize, rss_mb: usize) -> Target {
-    Target { name, max_len, rss_mb }
+const fn target(name: &'static str, max_len: usize, rss_mb: usize) -> FuzzTarget {
+    FuzzTarget { name, max_len, rss_mb }
 }
 
 /// All targets of `fuzz/`.
-pub const TARGETS: [Target; 16] = [
+pub const TARGETS: [FuzzTarget; 16] = [
     target("chain", 32 << 10, 512),
     target("config_gemma4", 4 << 10, 512),
     target("config_zaya", 4 << 10, 512),
@@ -56,7 +57,7 @@ struct Done {
 }
 
 /// The task.
-pub fn run(mut options: Options) -> Passed {
+pub fn run(mut options: TaskOptions) -> Passed {
     let seconds = options.number("seconds")?;
     let runs = options.number("runs")?;
     let sanitizer = options.text("sanitizer").unwrap_or_else(|| "none".into());
@@ -65,7 +66,7 @@ pub fn run(mut options: Options) -> Passed {
     if let Some(name) = names.iter().find(|n| !TARGETS.iter().any(|t| t.name == **n)) {
         return Err(format!("no fuzz target `{name}`").into());
     }
-    let chosen: Vec<&Target> =
+    let chosen: Vec<&FuzzTarget> =
         TARGETS.iter().filter(|t| names.is_empty() || names.iter().any(|n| n == t.name)).collect();
 
     let folder = root().join("fuzz");
@@ -107,7 +108,7 @@ fn row(name: &str, d: &Done) -> String {
 /// Runs a target until its time or its executions are spent; a fault ends libFuzzer, so it is started again.
 fn fuzz(
     folder: &Path,
-    target: &Target,
+    target: &FuzzTarget,
     sanitizer: &str,
     (seconds, runs): (u64, u64),
     scratch: &Path,
@@ -159,7 +160,7 @@ fn fuzz(
     Ok(done)
 }
 
-fn build(folder: &Path, target: &Target, sanitizer: &str) -> Result<(), Box<dyn std::error::Error>> {
+fn build(folder: &Path, target: &FuzzTarget, sanitizer: &str) -> Result<(), Box<dyn std::error::Error>> {
     let status = cargo(folder).args(["build", "--sanitizer", sanitizer, target.name]).status()?;
     if status.success() {
         return Ok(());

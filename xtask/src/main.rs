@@ -1,20 +1,26 @@
-//! Tasks of the repository: checked-in code and plots, fuzz targets, trials of the built binary.
+//! Tasks of the repository: checks of the sources, checked-in code and plots, fuzz targets, trials of the built binary.
 
+mod cycles;
 mod fuzz;
+mod module_tree;
+mod names;
 mod options;
 mod plots;
-mod proto;
+mod protobuf_code;
 mod seeds;
+mod task;
 mod trial;
 
 #[path = "../../crates/convert/tests/common/mod.rs"]
 mod files;
 
-use options::Options;
-use std::path::PathBuf;
+use options::TaskOptions;
 use std::process::ExitCode;
+use task::Passed;
 
 const USAGE: &str = "usage: cargo xtask TASK
+  cycles [CRATE..]            lists files of a crate that use each other
+  names                       lists types and files of one name
   proto                       writes crates/mlpackage/src/proto/generated.rs
   plots                       draws docs/plots from docs/results.json
   fuzz [TARGET..]             runs fuzz targets; docs/fuzzing.md
@@ -22,20 +28,14 @@ const USAGE: &str = "usage: cargo xtask TASK
   trial --anemoe PATH         runs the binary on damaged and hostile inputs; docs/fuzzing.md
        [--runs N] [--seed S] [--jobs J] [--keep] [--only COMMAND] [--interrupt N]";
 
-/// Result of a task: whether it passed.
-type Passed = Result<bool, Box<dyn std::error::Error>>;
-
-/// The root of the repository.
-fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).parent().map(PathBuf::from).unwrap_or_default()
-}
-
 fn run() -> Passed {
     let mut args = std::env::args().skip(1);
     let task = args.next().ok_or(USAGE)?;
-    let options = Options::parse(args)?;
+    let options = TaskOptions::parse(args)?;
     match task.as_str() {
-        "proto" => proto::write(),
+        "cycles" => cycles::check(&options.finish()?),
+        "names" => names::check(),
+        "proto" => protobuf_code::write(),
         "plots" => plots::write(),
         "fuzz" => fuzz::run(options),
         "trial" => trial::run(options),

@@ -5,17 +5,17 @@ use std::collections::BTreeMap;
 /// Options that take no value.
 const FLAGS: [&str; 2] = ["keep", "seed-only"];
 
-/// Parsed arguments. A task takes what it knows; [`Options::finish`] refuses the rest.
+/// Parsed arguments. A task takes what it knows; [`TaskOptions::finish`] refuses the rest.
 #[derive(Debug, Default)]
-pub struct Options {
+pub struct TaskOptions {
     values: BTreeMap<String, String>,
     words: Vec<String>,
 }
 
-impl Options {
+impl TaskOptions {
     /// Splits arguments.
-    pub fn parse(args: impl Iterator<Item = String>) -> Result<Options, String> {
-        let mut options = Options::default();
+    pub fn parse(args: impl Iterator<Item = String>) -> Result<TaskOptions, String> {
+        let mut options = TaskOptions::default();
         let mut args = args;
         while let Some(arg) = args.next() {
             let Some(name) = arg.strip_prefix("--") else {

@@ -5,7 +5,7 @@
 //! points   [label, x, [y or null for each series]], y on a logarithmic axis
 //! ```
 
-use crate::{Passed, root};
+use crate::task::{Passed, root};
 use serde_json::Value;
 use std::error::Error;
 use std::fs;

@@ -1,9 +1,8 @@
 //! First inputs of fuzz targets, made from fixtures, tests and libraries of the repository.
 
 use crate::files::tiny::{self, as_f32, gguf_of};
-use crate::root;
+use crate::task::root;
 use anemoe_bundle::journal::{self, Event};
-use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::importance::Importance;
 use anemoe_convert::models;
 use anemoe_convert::plan::PlanOptions;
@@ -141,7 +140,7 @@ impl Seeds<'_> {
     fn bundle_files(&self) -> Done {
         for name in FIXTURES {
             let path = root().join("fixtures").join(name);
-            let checkpoint = Checkpoint::open(path.to_str().ok_or("a path in UTF-8")?)?;
+            let checkpoint = models::load(path.to_str().ok_or("a path in UTF-8")?)?;
             let family = models::open(checkpoint)?;
             let chain = family.plan(&PlanOptions::default())?.chain;
             self.add("chain", name, &serde_json::to_vec(&chain)?)?;

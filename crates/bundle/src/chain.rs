@@ -2,6 +2,7 @@
 
 use crate::{CHAIN_FILE, Error, Result, write_atomic};
 use anemoe_io::json;
+use anemoe_kernels::WeightFormat;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -205,9 +206,10 @@ pub struct Embedding {
     pub cols: usize,
     /// Multiplied to a row in f32; the product is rounded to fp16.
     pub scale: f32,
-    /// How the rows are stored.
+    /// How the rows are stored: packed elements (padded to a whole byte), then tables or scales in fp16, then offsets in int8, a
+    /// byte each.
     #[serde(default)]
-    pub storage: Storage,
+    pub storage: WeightFormat,
     /// SHA-256 of the file.
     pub sha256: String,
 }
@@ -241,80 +243,6 @@ pub struct Rope {
     pub width: usize,
     /// Radians per position; 0 leaves a pair as it is.
     pub inv_freq: Vec<f64>,
-}
-
-/// How a matrix lies in a file of its own: packed elements (least significant bit first, padded to a whole byte), then tables
-/// or scales in fp16, then offsets in int8, a byte each.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Storage {
-    /// fp16 elements.
-    #[default]
-    Fp16,
-    /// Indices into tables of `2^bits` values.
-    Lut {
-        /// 1, 2, 3, 4, 6 or 8.
-        bits: u8,
-        /// Rows that share a table.
-        rows_per_table: usize,
-    },
-    /// Signed integers; a value is `scale * (q - offset)`.
-    Int {
-        /// 4 or 8.
-        bits: u8,
-        /// Rows that share a scale.
-        block_rows: usize,
-        /// Columns that share a scale.
-        block_cols: usize,
-        /// There are offsets.
-        offsets: bool,
-    },
-}
-
-impl std::fmt::Display for Storage {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Storage::Fp16 => f.write_str("fp16"),
-            Storage::Lut { bits, rows_per_table } => {
-                write!(f, "lut{bits} with {rows_per_table} rows per table")
-            }
-            Storage::Int { bits, block_rows, block_cols, offsets } => {
-                let and = if *offsets { " and offset" } else { "" };
-                write!(f, "int{bits} with a scale{and} per block of [{block_rows}, {block_cols}]")
-            }
-        }
-    }
-}
-
-impl Storage {
-    /// Bits of an element.
-    pub const fn bits(self) -> u8 {
-        match self {
-            Storage::Fp16 => 16,
-            Storage::Lut { bits, .. } | Storage::Int { bits, .. } => bits,
-        }
-    }
-
-    /// Bytes of the elements, fp16 values and offsets of a matrix; None when the storage does not fit it.
-    pub fn layout(self, rows: usize, cols: usize) -> Option<(u64, u64, u64)> {
-        let elements =
-            (rows as u64).checked_mul(cols as u64)?.checked_mul(u64::from(self.bits()))?.div_ceil(8);
-        let divides = |n: usize, by: usize| by > 0 && n.is_multiple_of(by);
-        match self {
-            Storage::Fp16 => Some((elements, 0, 0)),
-            Storage::Lut { bits, rows_per_table } => {
-                let fits = matches!(bits, 1 | 2 | 3 | 4 | 6 | 8) && divides(rows, rows_per_table);
-                fits.then(|| (elements, ((rows / rows_per_table) as u64) << (bits + 1), 0))
-            }
-            Storage::Int { bits, block_rows, block_cols, offsets } => {
-                let fits = matches!(bits, 4 | 8) && divides(rows, block_rows) && divides(cols, block_cols);
-                fits.then(|| {
-                    let blocks = (rows / block_rows) as u64 * (cols / block_cols) as u64;
-                    (elements, 2 * blocks, if offsets { blocks } else { 0 })
-                })
-            }
-        }
-    }
 }
 
 /// A ring of cache slots: position p lives in slot p mod `slots`.

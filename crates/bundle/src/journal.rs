@@ -3,7 +3,7 @@
 //! The only file of a bundle with times in it, and the only one that grows: nothing that runs a bundle reads it, and two bundles
 //! are compared without it. Kinds, states and fields that this version does not know are kept as they are.
 
-use crate::atomic::hex;
+use crate::hash::hex;
 use crate::{Error, Result};
 use jiff::{Timestamp, Unit};
 use serde::{Deserialize, Serialize};

@@ -13,23 +13,29 @@
 //! A chain says what a host does for one pass over T tokens, without naming a model family: which packages run in which
 //! order, which of their inputs the host computes (rotary rows, masks, cache positions), which values flow from one to
 //! the next, and where the host chooses experts.
+//!
+//! # Tests
+//! Journals survive torn lines, garbage and several writers; hashes of packages depend on names and contents alone.
+//! `cargo test -p anemoe-bundle` runs for 2 seconds on two busy cores, besides the compilation.
 #![deny(unsafe_code)]
 
-mod atomic;
 mod chain;
+mod hash;
 pub mod journal;
 
-pub use atomic::{
-    file_sha256, package_bytes, package_files, package_sha256, sampled_sha256, sha256, write_atomic,
-};
 pub use chain::{
     AutoChoice, Cache, Chain, Embedding, FORMAT, GateResult, Gates, HostInput, InputBinding, ModelInfo,
-    OutputBinding, Rope, RowRange, Run, SOFTCAPPING, Shard, ShardFunction, ShardKind, Step, Storage,
-    TensorChoice, TokenCount, UniformResult, Vectors, When,
+    OutputBinding, Rope, RowRange, Run, SOFTCAPPING, Shard, ShardFunction, ShardKind, Step, TensorChoice,
+    TokenCount, UniformResult, Vectors, When,
+};
+pub use hash::{
+    file_sha256, package_bytes, package_files, package_sha256, sampled_sha256, sha256, write_atomic,
 };
 
+pub use anemoe_io::{Error, Result};
+pub use anemoe_kernels::WeightFormat;
 use serde::Serializer;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Name of the contract in a bundle.
 pub const CHAIN_FILE: &str = "chain.json";
@@ -42,41 +48,4 @@ pub const SHARDS_DIR: &str = "shards";
 /// The serializer's.
 pub fn path_text<P: AsRef<Path>, S: Serializer>(path: &P, s: S) -> std::result::Result<S::Ok, S::Error> {
     s.collect_str(&path.as_ref().display())
-}
-
-/// Result of this crate's fallible operations.
-pub type Result<T> = std::result::Result<T, Error>;
-
-/// Why a bundle was refused.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The operating system refused a file operation.
-    #[error("{}: {source}", path.display())]
-    Io {
-        /// File or directory concerned.
-        path: PathBuf,
-        /// What the system said.
-        #[source]
-        source: std::io::Error,
-    },
-    /// A file of the bundle breaks its format.
-    #[error("{}: invalid {what}", path.display())]
-    Invalid {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong and what was expected.
-        what: String,
-    },
-}
-
-impl Error {
-    /// An [`Error::Io`] for `path`.
-    pub fn io(path: impl Into<PathBuf>, source: std::io::Error) -> Self {
-        Error::Io { path: path.into(), source }
-    }
-
-    /// An [`Error::Invalid`] for `path`.
-    pub fn invalid(path: impl Into<PathBuf>, what: impl Into<String>) -> Self {
-        Error::Invalid { path: path.into(), what: what.into() }
-    }
 }

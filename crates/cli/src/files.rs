@@ -1,7 +1,7 @@
 //! Files that commands write, and folders for intermediate results.
 
-use anemoe_convert::place;
-use anemoe_io::{Output, PathError, Scratch};
+use anemoe_convert::path_kind;
+use anemoe_io::{Error, Output, Scratch};
 use clap::{ArgMatches, Command, ValueHint};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -58,11 +58,11 @@ impl Overwrite {
     /// # Errors
     /// As [`Overwrite::output`].
     pub fn output_beside(self, path: &Path, inputs: &[&Path]) -> anyhow::Result<Output> {
-        let failed = |source| PathError { path: path.into(), source };
+        let failed = |source| Error::io(path, source);
         let named = INPUTS.get().into_iter().flatten().map(PathBuf::as_path);
         let inputs: Vec<&Path> = inputs.iter().copied().chain(named).collect();
         let output = Output::new(path, self.force, &inputs).map_err(failed)?;
-        if let Some(owner) = place::owner(path) {
+        if let Some(owner) = path_kind::owner(path) {
             let what = format!("this is a file of {owner}; choose another name");
             return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, what)).into());
         }
@@ -78,7 +78,7 @@ impl Overwrite {
 pub fn scratch(folder: Option<&Path>) -> anyhow::Result<Scratch> {
     let system = std::env::temp_dir();
     let folder = folder.unwrap_or(&system);
-    Ok(Scratch::new(folder).map_err(|source| PathError { path: folder.into(), source })?)
+    Ok(Scratch::new(folder).map_err(|source| Error::io(folder, source))?)
 }
 
 #[cfg(test)]

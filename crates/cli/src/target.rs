@@ -3,7 +3,7 @@
 use crate::shell::quoted;
 use anemoe_bundle::journal::{self, status};
 use anemoe_bundle::{CHAIN_FILE, Error, SHARDS_DIR};
-use anemoe_convert::place::{Place, list};
+use anemoe_convert::path_kind::{PathKind, list};
 use std::io;
 use std::path::Path;
 
@@ -12,8 +12,8 @@ use std::path::Path;
 /// # Errors
 /// The path is anything else. The message names what it is and the next command.
 pub fn expect_bundle(path: &Path) -> anyhow::Result<()> {
-    match Place::at(path) {
-        Place::Bundle => Ok(()),
+    match PathKind::at(path) {
+        PathKind::Bundle => Ok(()),
         place => Err(not_a_bundle(path, &place).into()),
     }
 }
@@ -23,8 +23,8 @@ pub fn expect_bundle(path: &Path) -> anyhow::Result<()> {
 /// # Errors
 /// The path is anything else.
 pub fn expect_begun_bundle(path: &Path) -> anyhow::Result<()> {
-    match Place::at(path) {
-        Place::Bundle | Place::Unfinished => Ok(()),
+    match PathKind::at(path) {
+        PathKind::Bundle | PathKind::Unfinished => Ok(()),
         place => Err(not_a_bundle(path, &place).into()),
     }
 }
@@ -35,50 +35,52 @@ pub fn expect_begun_bundle(path: &Path) -> anyhow::Result<()> {
 /// The path is a bundle, a checkpoint or a file.
 pub fn expect_package(path: &Path) -> anyhow::Result<()> {
     let name = quoted(path);
-    let place = Place::at(path);
+    let place = PathKind::at(path);
     let next = match &place {
-        Place::Bundle => format!(
+        PathKind::Bundle => format!(
             "its packages are the folders in {}; anemoe generate {name} runs the whole",
             quoted(&path.join(SHARDS_DIR))
         ),
-        Place::Unfinished => unfinished(path),
-        Place::Checkpoint | Place::Gguf => format!("build it first: anemoe build {name} -o NAME.anemoe"),
-        Place::Package | Place::Nothing => return Ok(()),
+        PathKind::Unfinished => unfinished(path),
+        PathKind::Checkpoint | PathKind::Gguf => {
+            format!("build it first: anemoe build {name} -o NAME.anemoe")
+        }
+        PathKind::Package | PathKind::Nothing => return Ok(()),
         _ => "give the folder of a package, whose name ends in .mlpackage".into(),
     };
     Err(Error::invalid(path, format!("package: this is {}; {next}", place.name())).into())
 }
 
-fn not_a_bundle(path: &Path, place: &Place) -> Error {
+fn not_a_bundle(path: &Path, place: &PathKind) -> Error {
     let name = quoted(path);
     let next = match place {
-        Place::Nothing if path.to_str().is_some_and(|p| p.starts_with("synthetic:")) => {
+        PathKind::Nothing if path.to_str().is_some_and(|p| p.starts_with("synthetic:")) => {
             let what = format!(
                 "bundle: this names a synthetic model; build it first: anemoe build {name} -o NAME.anemoe"
             );
             return Error::invalid(path, what);
         }
-        Place::Nothing => {
+        PathKind::Nothing => {
             let what = format!("no such file or folder; `anemoe build CHECKPOINT -o {name}` makes a bundle");
             return Error::io(path, io::Error::new(io::ErrorKind::NotFound, what));
         }
-        Place::Checkpoint | Place::Gguf => {
-            let stem = path.file_stem().filter(|_| *place == Place::Gguf).or(path.file_name());
+        PathKind::Checkpoint | PathKind::Gguf => {
+            let stem = path.file_stem().filter(|_| *place == PathKind::Gguf).or(path.file_name());
             let out = stem.map_or_else(|| "model".into(), |s| quoted(Path::new(s)));
             format!("build it first: anemoe build {name} -o {out}.anemoe")
         }
-        Place::Unfinished => return Error::invalid(path, format!("bundle: {}", unfinished(path))),
-        Place::Package => {
+        PathKind::Unfinished => return Error::invalid(path, format!("bundle: {}", unfinished(path))),
+        PathKind::Package => {
             format!("look at it with `anemoe inspect {name}`, run it with `anemoe predict {name}`")
         }
-        Place::Safetensors => {
+        PathKind::Safetensors => {
             "build the checkpoint whose folder holds it: anemoe build FOLDER -o NAME.anemoe".into()
         }
-        Place::Checkpoints(found) => {
+        PathKind::Checkpoints(found) => {
             format!("build one of them: anemoe build CHECKPOINT -o NAME.anemoe ({})", list(found))
         }
-        Place::EmptyFolder => format!("fill it: anemoe build CHECKPOINT -o {name}"),
-        Place::File if path.file_name() == Some(CHAIN_FILE.as_ref()) => {
+        PathKind::EmptyFolder => format!("fill it: anemoe build CHECKPOINT -o {name}"),
+        PathKind::File if path.file_name() == Some(CHAIN_FILE.as_ref()) => {
             let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
             let what = format!(
                 "bundle: this is the contract of a bundle; give the folder of the bundle: {}",
@@ -86,7 +88,7 @@ fn not_a_bundle(path: &Path, place: &Place) -> Error {
             );
             return Error::invalid(path, what);
         }
-        Place::File | Place::Folder | Place::Bundle => {
+        PathKind::File | PathKind::Folder | PathKind::Bundle => {
             format!("there is no {CHAIN_FILE}; `anemoe build CHECKPOINT -o NAME.anemoe` makes a bundle")
         }
     };

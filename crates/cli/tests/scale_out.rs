@@ -34,7 +34,7 @@ fn whole(dir: &Path, model: &str) -> Vec<(PathBuf, Vec<u8>)> {
 /// Kills a build so many times, at moments up to `longest` behind its start, and lets it go on each time.
 fn killed(expected: &[(PathBuf, Vec<u8>)], bundle: &Path, more: &[&str], most: usize, longest: Duration) {
     let model = fixture("tiny-zaya");
-    let mut seed = 7u64;
+    let mut random = anemoe_io::Random::new(7);
     let (mut kills, mut finished) = (0, 0);
     let complete = || {
         let complete = bundle.join("chain.json").exists() && !bundle.join(".anemoe-build").exists();
@@ -50,8 +50,7 @@ fn killed(expected: &[(PathBuf, Vec<u8>)], bundle: &Path, more: &[&str], most: u
             .spawn()
             .unwrap();
         // From before the first shard to behind the last one.
-        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        std::thread::sleep(Duration::from_micros((seed >> 33) % longest.as_micros() as u64));
+        std::thread::sleep(Duration::from_micros(random.below(longest.as_micros() as usize) as u64));
         let ended = child.try_wait().unwrap();
         let _ = child.kill();
         child.wait().unwrap();

@@ -58,7 +58,7 @@ impl Importance {
             })?;
             arrays.push((name.clone(), array));
         }
-        Ok(anemoe_npz::write_npz(path, &arrays)?)
+        anemoe_npz::write_npz(path, &arrays)
     }
 
     /// Checks that every name is that of a tensor of the model.

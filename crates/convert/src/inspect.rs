@@ -75,7 +75,7 @@ pub fn checkpoint(checkpoint: Checkpoint) -> Result<CheckpointReport> {
         skipped: Vec::new(),
         remarks: family.remarks()?,
     };
-    let parts = family.opened().parts();
+    let parts = family.checked_checkpoint().parts();
     for info in infos {
         let Some(part) = parts.get(&info.name) else {
             report.skipped.push(info.name);

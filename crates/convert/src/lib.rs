@@ -1,22 +1,27 @@
 //! Checkpoints to Core ML shards: models, plan, quantization, lowering.
+//!
+//! # Tests
+//! Kinds have the bytes and errors that they claim, against plain searches and exact optima; both layouts of a family are one checkpoint,
+//! `synthetic:` models have their published sizes; every damaged checkpoint or configuration is refused by key, tensor and element.
+//! `tests/` opens fixtures, the rest is beside the code.
+//! `cargo test -p anemoe-convert` runs for 10 seconds on two busy cores, besides the compilation.
 #![deny(unsafe_code)]
 
-pub mod auto;
 pub mod build;
 pub mod checkpoint;
-pub mod error;
-pub mod family;
 pub mod importance;
 pub mod inspect;
+pub mod kind_search;
 pub mod lower;
 pub mod models;
 pub mod nearest;
+pub mod one_tensor;
 pub mod outliers;
-pub mod place;
+pub mod path_kind;
 pub mod plan;
-pub mod program;
 pub mod quant;
 pub mod quantize;
-pub mod tensor;
+pub mod shard_program;
+pub mod variants;
 
-pub use error::{Error, Result};
+pub use anemoe_io::{Error, Result};

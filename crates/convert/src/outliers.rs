@@ -1,6 +1,6 @@
 //! Outliers: single weights so large that one step for a whole tensor is too coarse for all others.
 
-use crate::family::Family;
+use crate::models::Family;
 use crate::plan::{MatrixPlan, Plan, PlannedShard};
 use crate::quant::{Granularity, Quant};
 use crate::{Error, Result};
@@ -146,7 +146,7 @@ pub fn find(family: &dyn Family, plan: &Plan, progress: &mut dyn FnMut(u64)) -> 
         let spread = Spread::of(family, m)?;
         if !spread.largest.is_finite() || !spread.mean.is_finite() {
             let what = "holds a value that is not a finite number";
-            return Err(Error::Usage(format!("tensor `{}` {what}", m.tensor)));
+            return Err(Error::usage(format!("tensor `{}` {what}", m.tensor)));
         }
         found.extend(Outlier::of(shard, m, spread));
         progress(m.weights());

@@ -1,9 +1,8 @@
 //! The plan: which packages a checkpoint becomes, what each holds and how it is compressed.
 
-use crate::family::Family;
 use crate::quant::{Granularity, Groups, MatrixQuant, Quant};
 use crate::{Error, Result};
-use anemoe_bundle::{Chain, Shard, ShardFunction, ShardKind, Storage, TokenCount};
+use anemoe_bundle::{Chain, Shard, ShardFunction, ShardKind, TokenCount};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -94,9 +93,9 @@ impl PlanOptions {
     /// Checks what does not depend on the model.
     ///
     /// # Errors
-    /// [`Error::Usage`] naming the option.
+    /// [`Kind::Usage`](anemoe_io::Kind::Usage) naming the option.
     pub fn check(&self) -> Result<()> {
-        let usage = |text: String| Err(Error::Usage(text));
+        let usage = |text: String| Err(Error::usage(text));
         if self.groups.rows == 0 {
             return usage("--group-size must be at least 1".into());
         }
@@ -173,11 +172,11 @@ impl PlanOptions {
     /// How `experts` experts are packed.
     ///
     /// # Errors
-    /// [`Error::Usage`] when the option does not divide the number of experts.
+    /// [`Kind::Usage`](anemoe_io::Kind::Usage) when the option does not divide the number of experts.
     pub fn packing(&self, experts: usize) -> Result<Packing> {
         let divides = |option: &str, n: usize| {
             if n == 0 || n > experts || !experts.is_multiple_of(n) {
-                Err(Error::Usage(format!("{option} {n} does not divide the {experts} experts of a layer")))
+                Err(Error::usage(format!("{option} {n} does not divide the {experts} experts of a layer")))
             } else {
                 Ok(n)
             }
@@ -202,10 +201,10 @@ impl PlanOptions {
     /// Positions that the caches hold for a model that was trained on `limit`.
     ///
     /// # Errors
-    /// [`Error::Usage`] when more are asked than the model has.
+    /// [`Kind::Usage`](anemoe_io::Kind::Usage) when more are asked than the model has.
     pub fn context(&self, limit: usize) -> Result<usize> {
         match self.max_context {
-            Some(n) if n > limit => Err(Error::Usage(format!(
+            Some(n) if n > limit => Err(Error::usage(format!(
                 "--max-context {n} is more than the model's max_position_embeddings {limit}"
             ))),
             Some(n) => Ok(n),
@@ -461,8 +460,8 @@ impl PlannedShard {
         shard
     }
 
-    /// What it has in common with shards of the same sort in other layers: what one of them shows holds for all.
-    pub fn sort(&self) -> String {
+    /// Text that shards of one type share: what one of them shows holds for all.
+    pub fn signature(&self) -> String {
         let matrices: Vec<_> =
             self.matrices.iter().map(|m| (&m.part, m.rows, m.cols, m.taps, m.quant)).collect();
         let vectors: Vec<_> = self.vectors.iter().map(|v| &v.dims).collect();
@@ -496,18 +495,6 @@ impl PlannedShard {
     }
 }
 
-/// How the host's embedding lies in its file.
-fn storage(quant: MatrixQuant, rows: usize, cols: usize) -> Storage {
-    match quant.kind {
-        Quant::Fp16 => Storage::Fp16,
-        Quant::Lut { bits, .. } => Storage::Lut { bits, rows_per_table: quant.group },
-        Quant::Int { granularity, asymmetric } => {
-            let (block_rows, block_cols) = quant.block(rows, cols);
-            Storage::Int { bits: granularity.bits(), block_rows, block_cols, offsets: asymmetric }
-        }
-    }
-}
-
 impl Totals {
     /// Counts the bytes of packages again.
     pub fn recount(&mut self, shards: &[PlannedShard]) {
@@ -529,10 +516,10 @@ impl Plan {
     /// Fills what follows from the shards and the options: sums, notes, and how the chain stores the embedding.
     ///
     /// # Errors
-    /// [`Error::Usage`] when a shard is larger than the options allow.
+    /// [`Kind::Usage`](anemoe_io::Kind::Usage) when a shard is larger than the options allow.
     pub fn complete(&mut self) -> Result<()> {
         if let Some(s) = self.shards.iter().find(|s| s.bytes > self.options.max_shard_mb << 20) {
-            return Err(Error::Usage(format!(
+            return Err(Error::usage(format!(
                 "shard {} would hold {:.1} MB of weights, and --max-shard-mb {} (MiB) allows {:.1} MB: choose fewer experts per shard",
                 s.name,
                 s.bytes as f64 / 1e6,
@@ -545,7 +532,7 @@ impl Plan {
         let (rows, cols) = (self.chain.embedding.rows, self.chain.embedding.cols);
         self.embedding = self.options.resolve("embedding", rows, cols);
         self.totals.embedding_bytes = self.embedding.bytes(rows, cols);
-        self.chain.embedding.storage = storage(self.embedding, rows, cols);
+        self.chain.embedding.storage = self.embedding.format(rows, cols);
         // A search takes what suits a tensor; nothing was asked for it.
         let searched = self.chain.auto.is_some();
         let mut notes: BTreeMap<String, usize> = BTreeMap::new();
@@ -575,39 +562,6 @@ impl Plan {
             *shard = shard.requantized(&choose);
         }
         self.complete()
-    }
-
-    /// The plan that a bundle was built from, made again from its checkpoint.
-    ///
-    /// # Errors
-    /// The bundle does not say its options (older versions did not), or it is of another checkpoint.
-    pub fn of_bundle(family: &dyn Family, bundle: &Path, chain: &Chain) -> Result<Plan> {
-        let path = bundle.join(anemoe_bundle::CHAIN_FILE);
-        let wrong = |what: String| Error::invalid(&path, format!("chain: {what}"));
-        if chain.options.is_null() {
-            return Err(wrong(
-                "does not say the options that it was built with: an older version wrote it".into(),
-            ));
-        }
-        let options: PlanOptions = serde_json::from_value(chain.options.clone()).map_err(|e| {
-            wrong(format!("the options that it was built with: {}", anemoe_io::json::Error::from(e)))
-        })?;
-        let mut plan = family.plan(&options)?;
-        if let Some(choice) = &chain.auto {
-            let kinds: std::result::Result<BTreeMap<_, _>, String> = choice
-                .tensors
-                .iter()
-                .map(|t| Ok(((t.tensor.clone(), t.part.clone()), t.kind.parse::<Quant>()?)))
-                .collect();
-            crate::auto::apply(&mut plan, &kinds.map_err(wrong)?)?;
-            plan.chain.auto = chain.auto.clone();
-        }
-        let own = plan.shards.iter().map(|s| (&s.name, s.kind, s.weights, &s.quant));
-        if !own.eq(chain.shards.iter().map(|s| (&s.name, s.kind, s.weights, &s.quant))) {
-            let what = format!("its shards are not those of the checkpoint {}", plan.source);
-            return Err(wrong(what));
-        }
-        Ok(plan)
     }
 
     /// The shard named `name`.

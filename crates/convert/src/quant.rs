@@ -1,6 +1,7 @@
 //! Compression kinds as the command line names them.
 
 use crate::nearest::nearest;
+use anemoe_bundle::WeightFormat;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -91,9 +92,6 @@ fn foreign_name(text: &str) -> Option<&'static str> {
         _ => return None,
     })
 }
-
-/// Numbers of bits that Core ML has index types for.
-pub const LUT_BITS: [u8; 6] = [1, 2, 3, 4, 6, 8];
 
 impl Quant {
     /// k-means tables per group of rows.
@@ -274,6 +272,22 @@ impl MatrixQuant {
             Quant::Int { granularity: Granularity::Channel, .. } => (1, cols),
             Quant::Int { granularity: Granularity::Block, .. } => (1, self.group),
             Quant::Lut { .. } => (self.group, cols),
+        }
+    }
+
+    /// Returns how a matrix of `rows` x `cols` is stored.
+    pub fn format(&self, rows: usize, cols: usize) -> WeightFormat {
+        let (block_rows, block_cols) = self.block(rows, cols);
+        match self.kind {
+            Quant::Fp16 => WeightFormat::Fp16,
+            Quant::Lut { bits, .. } => WeightFormat::Lut { bits, rows_per_table: block_rows },
+            Quant::Int { granularity, asymmetric } => WeightFormat::Int {
+                bits: granularity.bits(),
+                signed: true,
+                block_rows,
+                block_cols,
+                offsets: asymmetric,
+            },
         }
     }
 

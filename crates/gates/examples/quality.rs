@@ -2,18 +2,18 @@
 //!
 //!     cargo run --release -p anemoe-gates --example quality -- models/small-gemma4 CALIBRATION.txt TEST.txt
 
-use anemoe_convert::auto::{KINDS, decoded, matrices};
 use anemoe_convert::checkpoint::Checkpoint;
-use anemoe_convert::family::Family;
 use anemoe_convert::importance::Importance;
+use anemoe_convert::kind_search::{KINDS, decoded, matrices};
 use anemoe_convert::models;
+use anemoe_convert::models::Family;
 use anemoe_convert::plan::{Plan, PlanOptions};
 use anemoe_convert::quant::{Groups, Quant};
-use anemoe_gates::auto::{Goal, Search, choose_each};
+use anemoe_gates::auto::{Goal, KindSearch, choose_each};
 use anemoe_gates::calibrate::moments;
-use anemoe_gates::golden::cosine;
+use anemoe_gates::golden_gate::cosine;
+use anemoe_gates::perplexity::{Likelihood, windows};
 use anemoe_gates::reference::{self, HEAD, Probe, RunOptions};
-use anemoe_gates::text::{Likelihood, windows};
 use anemoe_runtime::tokenizer::Tokenizer;
 use anyhow::{Context, Result};
 use std::path::Path;
@@ -111,8 +111,8 @@ fn main() -> Result<()> {
 
 /// Prints both tables for a checkpoint, measured on `test`, calibrated on `calibration`.
 fn run(checkpoint: &str, calibration: &Path, test: &Path) -> Result<()> {
-    let source = Checkpoint::open(checkpoint)?;
-    let family = models::open(Checkpoint::open(checkpoint)?)?;
+    let source = models::load(checkpoint)?;
+    let family = models::open(models::load(checkpoint)?)?;
     let plan = family.plan(&PlanOptions::default())?;
     let tokenizer = Tokenizer::open(&Path::new(checkpoint).join("tokenizer.json"))?;
     let bos = plan.chain.model.bos_token_id;
@@ -153,7 +153,7 @@ fn run(checkpoint: &str, calibration: &Path, test: &Path) -> Result<()> {
         }
     }
     println!("\n| choice | bytes | min cosine | 1 - mean cosine | perplexity |\n|---|---|---|---|---|");
-    let search = Search {
+    let search = KindSearch {
         checkpoint: &source,
         family: family.as_ref(),
         importance: None,

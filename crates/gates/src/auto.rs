@@ -1,13 +1,13 @@
 //! `--quant auto`: kinds per tensor from errors that are measured, on tensors and on the whole model.
 
-use crate::golden::{cosine, divergence};
+use crate::golden_gate::{cosine, divergence};
+use crate::perplexity::each_window;
 use crate::reference::{HEAD, Probe};
-use crate::text::each_window;
 use anemoe_bundle::{AutoChoice, UniformResult};
-use anemoe_convert::auto::{self, Choice, Group, KINDS};
 use anemoe_convert::checkpoint::Checkpoint;
-use anemoe_convert::family::Family;
 use anemoe_convert::importance::Importance;
+use anemoe_convert::kind_search::{self, Choice, Group, KINDS};
+use anemoe_convert::models::Family;
 use anemoe_convert::plan::{MatrixPlan, Plan};
 use anemoe_convert::quant::Quant;
 use anemoe_convert::{Error, Result};
@@ -38,7 +38,7 @@ impl std::fmt::Display for Goal {
 }
 
 /// What a search works on.
-pub struct Search<'a> {
+pub struct KindSearch<'a> {
     /// The checkpoint, to be run in f32.
     pub checkpoint: &'a Checkpoint,
     /// The same, to be compressed.
@@ -64,7 +64,7 @@ struct Distance {
 
 /// A whole model that is run with compressed weights.
 struct Whole<'a, 'b> {
-    search: &'a Search<'a>,
+    search: &'a KindSearch<'a>,
     matrices: BTreeMap<(String, String), Vec<MatrixPlan>>,
     plan: &'a Plan,
     reference: Vec<Vec<f32>>,
@@ -92,7 +92,7 @@ impl Whole<'_, '_> {
             return Ok(Some(found.clone()));
         }
         let key = (groups[group].tensor.clone(), groups[group].part.clone());
-        let (values, _) = auto::decoded(
+        let (values, _) = kind_search::decoded(
             self.search.family,
             &self.matrices[&key],
             kind,
@@ -134,15 +134,15 @@ impl Whole<'_, '_> {
 /// # Errors
 /// The goal cannot be reached, or cannot be measured on a model of this size; the checkpoint cannot be read.
 pub fn choose(
-    search: &Search<'_>,
+    search: &KindSearch<'_>,
     plan: &mut Plan,
     goal: Goal,
     progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<AutoChoice> {
     let mut found = choose_each(search, plan, &[goal], progress)?;
-    let (choice, kinds) = found.pop().ok_or_else(|| Error::Usage("no goal".into()))?;
+    let (choice, kinds) = found.pop().ok_or_else(|| Error::usage("no goal"))?;
     plan.chain.auto = Some(choice.clone());
-    auto::apply(plan, &kinds)?;
+    kind_search::apply(plan, &kinds)?;
     Ok(choice)
 }
 
@@ -154,22 +154,23 @@ pub type Kinds = BTreeMap<(String, String), Quant>;
 /// # Errors
 /// As [`choose`].
 pub fn choose_each(
-    search: &Search<'_>,
+    search: &KindSearch<'_>,
     plan: &Plan,
     goals: &[Goal],
     progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<Vec<(AutoChoice, Kinds)>> {
     let whole = plan.totals.params <= MAX_WHOLE && !search.windows.is_empty();
     if !whole && goals.iter().any(|g| matches!(g, Goal::MinCosine(_))) {
-        return Err(Error::Usage(format!(
+        return Err(Error::usage(format!(
             "--quant auto with --min-cosine runs the whole model many times, which is done up to {MAX_WHOLE} parameters; \
              this one has {}: give --max-bytes",
             plan.totals.params
         )));
     }
-    let mut groups = auto::measure(search.family, plan, search.importance, !whole, &mut |done, total| {
-        progress("tensors", done, total);
-    })?;
+    let mut groups =
+        kind_search::measure(search.family, plan, search.importance, !whole, &mut |done, total| {
+            progress("tensors", done, total);
+        })?;
     let measured_on = match whole {
         true => format!(
             "{}: the whole model in f32 on {} tokens, each tensor's share from {PROBE_KIND}",
@@ -182,18 +183,18 @@ pub fn choose_each(
         |groups: &[Group], goal: Goal, choice: &Choice, distance: Option<Distance>, uniform| AutoChoice {
             goal: goal.to_string(),
             measured_on: measured_on.clone(),
-            bytes: auto::bytes(groups, choice),
+            bytes: kind_search::bytes(groups, choice),
             min_cosine: distance.map(|d| d.min),
             mean_cosine: distance.map(|d| d.mean),
-            tensors: auto::explain(groups, choice),
+            tensors: kind_search::explain(groups, choice),
             uniform,
         };
     let mut all = Vec::new();
     if !whole {
         for &goal in goals {
             let Goal::MaxBytes(limit) = goal else { unreachable!("refused above") };
-            let choice = auto::within(&groups, limit)?;
-            let kinds = auto::kinds(&groups, &choice);
+            let choice = kind_search::within(&groups, limit)?;
+            let kinds = kind_search::kinds(&groups, &choice);
             all.push((found(&groups, goal, &choice, None, Vec::new()), kinds));
         }
         return Ok(all);
@@ -206,7 +207,7 @@ pub fn choose_each(
     };
     let mut model = Whole {
         search,
-        matrices: auto::matrices(plan),
+        matrices: kind_search::matrices(plan),
         plan,
         reference: Vec::new(),
         decoded: BTreeMap::new(),
@@ -227,12 +228,12 @@ pub fn choose_each(
         };
         let result = |(choice, d, kind): &Uniform| UniformResult {
             kind: kind.to_string(),
-            bytes: auto::bytes(&groups, choice),
+            bytes: kind_search::bytes(&groups, choice),
             min_cosine: d.min,
             mean_cosine: d.mean,
         };
         let uniform = uniform.iter().map(result).collect();
-        let kinds = auto::kinds(&groups, &choice);
+        let kinds = kind_search::kinds(&groups, &choice);
         all.push((found(&groups, goal, &choice, Some(distance), uniform), kinds));
     }
     Ok(all)
@@ -266,11 +267,11 @@ fn smallest(
     wanted: f64,
     uniform: &[Uniform],
 ) -> Result<(Choice, Distance)> {
-    let path = auto::path(groups);
+    let path = kind_search::path(groups);
     let top = path.len() - 1;
     let mut best = (path[top].clone(), model.of_choice(groups, &path[top])?);
     if best.1.min < wanted {
-        return Err(Error::Usage(format!(
+        return Err(Error::usage(format!(
             "--min-cosine {wanted}: the most exact kinds reach {:.6} over the text",
             best.1.min
         )));
@@ -288,7 +289,7 @@ fn smallest(
         }
     }
     for (choice, d, _) in uniform {
-        if d.min >= wanted && auto::bytes(groups, choice) < auto::bytes(groups, &best.0) {
+        if d.min >= wanted && kind_search::bytes(groups, choice) < kind_search::bytes(groups, &best.0) {
             best = (choice.clone(), *d);
         }
     }
@@ -302,10 +303,10 @@ fn best_within(
     limit: u64,
     uniform: &[Uniform],
 ) -> Result<(Choice, Distance)> {
-    let choice = auto::within(groups, limit)?;
+    let choice = kind_search::within(groups, limit)?;
     let mut best = (choice.clone(), model.of_choice(groups, &choice)?);
     for (choice, d, _) in uniform {
-        if auto::bytes(groups, choice) <= limit && d.loss < best.1.loss {
+        if kind_search::bytes(groups, choice) <= limit && d.loss < best.1.loss {
             best = (choice.clone(), *d);
         }
     }

@@ -1,7 +1,7 @@
 //! Importance of every projection's inputs over a text.
 
+use crate::perplexity::each_window;
 use crate::reference::Probe;
-use crate::text::each_window;
 use anemoe_convert::Result;
 use anemoe_convert::checkpoint::Checkpoint;
 use std::collections::BTreeMap;
@@ -41,12 +41,13 @@ pub fn moments(checkpoint: &Checkpoint, windows: &[Vec<u32>], progress: &mut dyn
 #[cfg(test)]
 mod tests {
     use super::*;
+    use anemoe_convert::models;
     use std::path::Path;
 
     #[test]
     fn every_projection_is_seen() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny-gemma4-moe");
-        let checkpoint = Checkpoint::open(&path).unwrap();
+        let checkpoint = models::load(&path).unwrap();
         let mut ticks = 0;
         let windows = [vec![2, 7, 19, 33], vec![2, 5]];
         let found = moments(&checkpoint, &windows, &mut || ticks += 1).unwrap();

@@ -5,11 +5,11 @@
 //!              -> all shards -> placement of all -> logits and tokens of the whole -> chain.json
 //! ```
 
-use crate::golden::{self, Gate};
-use crate::probe::{self, Inputs, ProbeReport, Site};
+use crate::Result;
+use crate::golden_gate::{self, GoldenGate};
+use crate::probe::{self, Inputs, ProbeContext, ProbeReport};
 use crate::reference::Golden;
 use crate::residency::{self, Report};
-use crate::{Error, Result};
 use anemoe_bundle::{Chain, GateResult, Gates};
 use anemoe_convert::build::{self, Assembly, Build, BuildReport, Needs};
 use anemoe_convert::plan::PlannedShard;
@@ -18,7 +18,7 @@ use serde::Serialize;
 use std::path::Path;
 
 /// What is asked of a build.
-pub struct Options<'a> {
+pub struct GateOptions<'a> {
     /// Shards that are built at a time.
     pub jobs: usize,
     /// No gates: they are recorded as skipped.
@@ -30,7 +30,7 @@ pub struct Options<'a> {
     /// Their seed.
     pub seed: u64,
     /// For the residency gate.
-    pub residency: residency::Options,
+    pub residency: residency::CheckOptions,
     /// Folder for FP16 forms of shards, where it is not to be the bundle's.
     pub scratch: Option<&'a Path>,
     /// The token that starts a text.
@@ -44,7 +44,7 @@ pub struct Options<'a> {
 /// Where a build is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Stage {
+pub enum GateStage {
     /// One shard of each sort is built.
     Representatives,
     /// Their placement is predicted.
@@ -61,29 +61,29 @@ pub enum Stage {
     Golden,
 }
 
-impl Stage {
+impl GateStage {
     /// For people.
     pub const fn name(self) -> &'static str {
         match self {
-            Stage::Representatives => "representative shards",
-            Stage::RepresentativeResidency => "predicted device of the representative shards",
-            Stage::Reference => "golden, the checkpoint in f32",
-            Stage::RepresentativeProbes => "quality of the representative shards",
-            Stage::Shards => "all shards",
-            Stage::Residency => "predicted device of all shards",
-            Stage::Golden => "logits and tokens of the whole",
+            GateStage::Representatives => "representative shards",
+            GateStage::RepresentativeResidency => "predicted device of the representative shards",
+            GateStage::Reference => "golden, the checkpoint in f32",
+            GateStage::RepresentativeProbes => "quality of the representative shards",
+            GateStage::Shards => "all shards",
+            GateStage::Residency => "predicted device of all shards",
+            GateStage::Golden => "logits and tokens of the whole",
         }
     }
 }
 
 /// What happens during a gated build.
-pub enum Event<'a> {
+pub enum GatedEvent<'a> {
     /// What it will need, before anything is written.
     Needs(&'a Needs),
     /// A stage begins.
-    Stage(Stage),
+    Stage(GateStage),
     /// Of the build itself.
-    Build(build::Event<'a>),
+    Build(build::BuildEvent<'a>),
 }
 
 /// What a gated build did.
@@ -93,7 +93,7 @@ pub struct GatedReport {
     pub pass: bool,
     /// The gate that failed. One of the whole leaves a complete bundle, one of the representatives an unfinished build.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub failed: Option<Stage>,
+    pub failed: Option<GateStage>,
     /// The finished build, or part of one.
     #[serde(flatten)]
     pub build: Option<BuildReport>,
@@ -127,7 +127,7 @@ pub struct FullStackGates {
     pub residency: Option<Report>,
     /// Logits and tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub golden: Option<Gate>,
+    pub golden: Option<GoldenGate>,
     /// What they are held to decides nothing, see [`GateResult::Undecided`]. Then this is how much better than chance the model
     /// predicts the prompt, in nats per token.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -152,7 +152,7 @@ impl GatedReport {
         }
     }
 
-    fn fails(mut self, stage: Stage) -> GatedReport {
+    fn fails(mut self, stage: GateStage) -> GatedReport {
         (self.pass, self.failed) = (false, Some(stage));
         self
     }
@@ -165,8 +165,8 @@ impl GatedReport {
 /// fails is no error.
 pub fn run(
     build: Build<'_>,
-    options: Options<'_>,
-    on_event: &(dyn Fn(Event<'_>) + Sync),
+    options: GateOptions<'_>,
+    on_event: &(dyn Fn(GatedEvent<'_>) + Sync),
 ) -> Result<GatedReport> {
     let mut build = build;
     match stages(&mut build, options, on_event) {
@@ -177,9 +177,7 @@ pub fn run(
         // Finished shards stay: the build can go on, without its gates if need be.
         Ok((report, None)) => Ok(report),
         Err(e) => {
-            if let Error::Convert(e) = &e {
-                build.abandon(e);
-            }
+            build.abandon(&e);
             Err(e)
         }
     }
@@ -188,16 +186,16 @@ pub fn run(
 /// All stages but the last; without gates where the build must not be completed.
 fn stages(
     build: &mut Build<'_>,
-    options: Options<'_>,
-    on_event: &(dyn Fn(Event<'_>) + Sync),
+    options: GateOptions<'_>,
+    on_event: &(dyn Fn(GatedEvent<'_>) + Sync),
 ) -> Result<(GatedReport, Option<Gates>)> {
-    let on_build = |e: build::Event<'_>| on_event(Event::Build(e));
+    let on_build = |e: build::BuildEvent<'_>| on_event(GatedEvent::Build(e));
     let plan = build.plan();
     let representatives = build.representatives();
     let sorts: Vec<&PlannedShard> = representatives.iter().map(|&i| &plan.shards[i]).collect();
-    let twins = if options.skip_gates { Vec::new() } else { probe::twins(plan, &sorts)? };
-    let needs = Needs::of(build, &twins, options.scratch)?;
-    on_event(Event::Needs(&needs));
+    let references = if options.skip_gates { Vec::new() } else { probe::fp16_references(plan, &sorts)? };
+    let needs = Needs::of(build, &references, options.scratch)?;
+    on_event(GatedEvent::Needs(&needs));
     needs.check()?;
     let mut report = GatedReport::new(Some(needs));
     build.host_files()?;
@@ -209,31 +207,31 @@ fn stages(
     };
     if options.skip_gates {
         build.note_skipped()?;
-        on_event(Event::Stage(Stage::Shards));
+        on_event(GatedEvent::Stage(GateStage::Shards));
         build.shards(&build.own(), options.jobs, &on_build)?;
         return Ok((report, Some(Gates::skipped())));
     }
 
     // One that cannot be made is found before the work.
     let scratch = build.scratch(options.scratch)?;
-    on_event(Event::Stage(Stage::Representatives));
+    on_event(GatedEvent::Stage(GateStage::Representatives));
     build.shards(&representatives, options.jobs, &on_build)?;
     report.representative.shards = sorts.iter().map(|s| s.name.clone()).collect();
-    on_event(Event::Stage(Stage::RepresentativeResidency));
+    on_event(GatedEvent::Stage(GateStage::RepresentativeResidency));
     let draft = build.draft(representatives.iter().copied());
     let found = residency::bundle(build.bundle(), &draft, &options.residency, || ())?;
     let pass = found.pass;
     report.representative.residency = Some(found);
     if !pass {
-        return Ok((report.fails(Stage::RepresentativeResidency), None));
+        return Ok((report.fails(GateStage::RepresentativeResidency), None));
     }
 
-    on_event(Event::Stage(Stage::Reference));
+    on_event(GatedEvent::Stage(GateStage::Reference));
     let golden = (options.reference)()?;
-    on_event(Event::Stage(Stage::RepresentativeProbes));
+    on_event(GatedEvent::Stage(GateStage::RepresentativeProbes));
     let (bundle, vectors) = build.vectors(scratch.path())?;
     let chain = Chain { vectors, ..build.draft(0..0) };
-    let site = Site { family: build.family(), plan, chain: &chain, bundle, scratch: scratch.path() };
+    let site = ProbeContext { family: build.family(), plan, chain: &chain, bundle, scratch: scratch.path() };
     let inputs = Inputs {
         count: options.probes,
         seed: options.seed,
@@ -246,10 +244,10 @@ fn stages(
     let pass = found.pass;
     report.representative.probes = Some(found);
     if !pass {
-        return Ok((report.fails(Stage::RepresentativeProbes), None));
+        return Ok((report.fails(GateStage::RepresentativeProbes), None));
     }
 
-    on_event(Event::Stage(Stage::Shards));
+    on_event(GatedEvent::Stage(GateStage::Shards));
     build.shards(&build.own(), options.jobs, &on_build)?;
     if is_part {
         return Ok((report, Some(gates(GateResult::Passed, GateResult::NotRun))));
@@ -266,7 +264,7 @@ fn stages(
 
 /// What the whole is held to.
 struct Wanted<'a> {
-    residency: &'a residency::Options,
+    residency: &'a residency::CheckOptions,
     golden: &'a Golden,
     /// The user's.
     given: bool,
@@ -279,27 +277,27 @@ fn full_stack(
     bundle: &Path,
     chain: &Chain,
     wanted: &Wanted<'_>,
-    on_event: &(dyn Fn(Event<'_>) + Sync),
+    on_event: &(dyn Fn(GatedEvent<'_>) + Sync),
 ) -> Result<(GatedReport, GateResult)> {
-    on_event(Event::Stage(Stage::Residency));
+    on_event(GatedEvent::Stage(GateStage::Residency));
     let placed = residency::bundle(bundle, chain, wanted.residency, || ())?;
-    on_event(Event::Stage(Stage::Golden));
+    on_event(GatedEvent::Stage(GateStage::Golden));
     let open = |backend: &anemoe_runtime::cpu::CpuBackend| {
         let mut model = Model::with_chain(bundle, chain.clone(), backend, &|s| bundle.join(&s.file))?;
         model.set_low_memory(chain.shards.iter().map(|s| s.bytes).sum::<u64>() > FRUGAL);
         Ok(model)
     };
     build::check_interrupted()?;
-    let gate = golden::gate_with(&open, wanted.golden, wanted.min_cosine)?;
+    let gate = golden_gate::gate_with(&open, wanted.golden, wanted.min_cosine)?;
     build::check_interrupted()?;
-    let learned = golden::better_than_chance(wanted.golden).unwrap_or(0.0);
+    let learned = golden_gate::better_than_chance(wanted.golden).unwrap_or(0.0);
     // A result that is no number is wrong whatever the model has learned.
     let undecided = !gate.pass && !wanted.given && learned < LEARNED && gate.fp16.not_finite.is_empty();
     let (result, failed) = match (placed.pass, gate.pass) {
-        (false, _) => (GateResult::Failed, Some(Stage::Residency)),
+        (false, _) => (GateResult::Failed, Some(GateStage::Residency)),
         (true, true) => (GateResult::Passed, None),
         (true, false) if undecided => (GateResult::Undecided, None),
-        (true, false) => (GateResult::Failed, Some(Stage::Golden)),
+        (true, false) => (GateResult::Failed, Some(GateStage::Golden)),
     };
     report.full_stack = FullStackGates {
         residency: Some(placed),
@@ -316,7 +314,7 @@ fn full_stack(
 }
 
 /// What a completed bundle is held to.
-pub struct Reference {
+pub struct GateReference {
     /// The run.
     pub golden: Golden,
     /// The user's; it decides whatever the model is.
@@ -330,16 +328,16 @@ pub struct Reference {
 /// The reference does not fit, or a file cannot be written.
 pub fn assemble(
     assembly: Assembly,
-    reference: Option<&Reference>,
-    residency: &residency::Options,
+    reference: Option<&GateReference>,
+    residency: &residency::CheckOptions,
     min_cosine: Option<f64>,
-    on_event: &(dyn Fn(Event<'_>) + Sync),
+    on_event: &(dyn Fn(GatedEvent<'_>) + Sync),
 ) -> Result<GatedReport> {
     let mut report = GatedReport::new(None);
     let (mut gates, none_had) = assembly.part_gates();
-    let min_cosine = min_cosine.or(gates.min_cosine).unwrap_or(golden::MIN_COSINE);
+    let min_cosine = min_cosine.or(gates.min_cosine).unwrap_or(golden_gate::MIN_COSINE);
     match reference {
-        Some(Reference { golden, given }) => {
+        Some(GateReference { golden, given }) => {
             let wanted = Wanted { residency, golden, given: *given, min_cosine };
             (report, gates.full_stack) =
                 full_stack(report, assembly.bundle(), &assembly.chain()?, &wanted, on_event)?;

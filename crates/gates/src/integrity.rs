@@ -52,12 +52,11 @@ pub fn verify(bundle: &Path, chain: &Chain, hashes: Hashes, done: impl Fn() + Sy
         let what = format!("size: {found} bytes where chain.json says {wanted}");
         if found == wanted { Ok(()) } else { Err(Error::invalid(path, what)) }
     };
-    let refused = |e: anemoe_io::PathError| Error::io(e.path, e.source);
     let folder = OwnedDir::new(bundle);
-    build::check_layout(&folder, chain.shards.iter().map(|s| s.file.as_str())).map_err(refused)?;
-    let embedding = folder.expect(&chain.embedding.file, false).map_err(refused)?;
+    build::check_layout(&folder, chain.shards.iter().map(|s| s.file.as_str()))?;
+    let embedding = folder.expect(&chain.embedding.file, false)?;
     if let Some(vectors) = &chain.vectors {
-        let path = folder.expect(&vectors.file, false).map_err(refused)?;
+        let path = folder.expect(&vectors.file, false)?;
         // That it is missing is said where it is hashed or read.
         let found = path.metadata().map_or(0, |m| m.len());
         if found > MAX_VECTORS_BYTES {
@@ -161,7 +160,7 @@ pub fn check_side_files(bundle: &Path, chain: &Chain) -> anemoe_runtime::Result<
         {
             let what =
                 format!("eos_token_id: {id} ends a text here, and chain.json, which decides, has {known:?}");
-            return Err(invalid(what).into());
+            return Err(invalid(what));
         }
     }
     Ok(())

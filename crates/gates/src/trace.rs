@@ -1,6 +1,6 @@
 //! The fidelity trace: where a bundle leaves its reference, layer by layer, and how wide the residual stream is there.
 
-use crate::golden::cosine;
+use crate::golden_gate::cosine;
 use crate::reference::Golden;
 use anemoe_bundle::Chain;
 use anemoe_runtime::cpu::{CpuBackend, Precision};
@@ -82,7 +82,7 @@ pub fn fits(golden: &Golden, chain: &Chain) -> std::result::Result<(), String> {
 /// The golden has no hidden states or is of another model, or the bundle is wrong.
 pub fn trace(bundle: &Path, golden: &Golden, precision: Precision) -> Result<Trace> {
     let mut model = Model::open(bundle, &CpuBackend::with(precision))?;
-    fits(golden, model.chain()).map_err(|what| Error::Input(format!("golden file: {what}")))?;
+    fits(golden, model.chain()).map_err(|what| Error::input(format!("golden file: {what}")))?;
     let states = &golden.hidden_states;
     let exact = run(&model, golden)?;
     let f32_stream = model.chain().vectors.is_some();
@@ -151,9 +151,7 @@ fn run(model: &Model, golden: &Golden) -> Result<Vec<Vec<f64>>> {
         },
     )?;
     if wrong || cosines.iter().any(|c| c.len() != golden.prompt_ids.len()) {
-        return Err(Error::Input(
-            "the bundle's chain does not show the hidden state between its layers".into(),
-        ));
+        return Err(Error::input("the bundle's chain does not show the hidden state between its layers"));
     }
     Ok(cosines)
 }
@@ -163,7 +161,6 @@ mod tests {
     use super::*;
     use anemoe_bundle::TokenCount;
     use anemoe_convert::build::build;
-    use anemoe_convert::checkpoint::Checkpoint;
     use anemoe_convert::models;
     use anemoe_convert::plan::PlanOptions;
     use anemoe_convert::quant::Quant;
@@ -174,7 +171,7 @@ mod tests {
     }
 
     fn bundle(name: &str, dir: &Path) -> PathBuf {
-        let family = models::open(Checkpoint::open(fixture(name).to_str().unwrap()).unwrap()).unwrap();
+        let family = models::open(models::load(fixture(name).to_str().unwrap()).unwrap()).unwrap();
         let tokens = [1, 3, 4, 32].map(|n| TokenCount { min: n, max: n }).to_vec();
         let options = PlanOptions { quant: Quant::Fp16, tokens, ..PlanOptions::default() };
         let out = dir.join(name);

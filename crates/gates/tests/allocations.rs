@@ -2,7 +2,6 @@
 
 use anemoe_bundle::TokenCount;
 use anemoe_convert::build::build;
-use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::models;
 use anemoe_convert::plan::PlanOptions;
 use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
@@ -41,7 +40,7 @@ fn a_token_allocates_its_logits_and_nothing_else() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["tiny-gemma4-moe", "tiny-zaya"] {
         let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name);
-        let family = models::open(Checkpoint::open(fixture.to_str().unwrap()).unwrap()).unwrap();
+        let family = models::open(models::load(fixture.to_str().unwrap()).unwrap()).unwrap();
         let tokens = [1, 8].map(|n| TokenCount { min: n, max: n }).to_vec();
         let options = PlanOptions {
             quant: "lut4".parse().unwrap(),

@@ -2,7 +2,6 @@
 
 use anemoe_bundle::TokenCount;
 use anemoe_convert::build::build;
-use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::models;
 use anemoe_convert::plan::PlanOptions;
 use anemoe_convert::quant::Quant;
@@ -22,7 +21,7 @@ fn fused_bundles_compute_what_their_steps_do() {
     for name in ["tiny-gemma4-moe", "tiny-gemma4-moe-text", "tiny-zaya", "tiny-zaya-legacy", "tiny-zaya-skip"]
     {
         let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name);
-        let family = models::open(Checkpoint::open(fixture.to_str().unwrap()).unwrap()).unwrap();
+        let family = models::open(models::load(fixture.to_str().unwrap()).unwrap()).unwrap();
         for (i, (quant, per_shard)) in
             [("fp16", None), ("lut4", None), ("int8-tensor", Some(1)), ("int4-block", Some(2))]
                 .into_iter()
@@ -44,6 +43,11 @@ fn fused_bundles_compute_what_their_steps_do() {
                 let cosine = cosine(a, b);
                 assert!(cosine >= 0.99999, "{name} {quant}, row {i}: {cosine}");
             }
+            let rounded = |fuse| {
+                let options = Options { precision: Precision::Fp16, fuse, ..Options::default() };
+                all(&Model::open(&out, &CpuBackend { options }).unwrap())
+            };
+            assert!(rounded(true) == rounded(false), "{name} {quant}: other bits in fp16");
             for (fast, half_states) in [(false, false), (false, true), (true, false), (true, true)] {
                 let what = format!("{name} {quant}, fast {fast}, caches in fp16 {half_states}");
                 let options = Options { precision: Precision::Fp32, fast, half_states, ..Options::default() };

@@ -2,19 +2,18 @@
 
 use anemoe_bundle::{Chain, TokenCount};
 use anemoe_convert::build::build;
-use anemoe_convert::checkpoint::Checkpoint;
-use anemoe_convert::family::Family;
 use anemoe_convert::models;
+use anemoe_convert::models::Family;
 use anemoe_convert::plan::{Plan, PlanOptions};
-use anemoe_convert::program::lower_without_weights;
-use anemoe_gates::residency::rule::{Conditions, Target, Units, Verdict};
+use anemoe_convert::shard_program::lower_without_weights;
+use anemoe_gates::residency::rule::{Conditions, DeviceTarget, Units, Verdict};
 use anemoe_gates::residency::verdict::{PackageReport, Reason};
-use anemoe_gates::residency::{self, Options, facts};
+use anemoe_gates::residency::{self, CheckOptions, facts};
 use anemoe_mlpackage::package::Package;
 use std::path::{Path, PathBuf};
 
 fn open(checkpoint: &str) -> Box<dyn Family> {
-    models::open(Checkpoint::open(checkpoint).unwrap()).unwrap()
+    models::open(models::load(checkpoint).unwrap()).unwrap()
 }
 
 fn fixture(name: &str) -> Box<dyn Family> {
@@ -75,7 +74,7 @@ fn same_facts(family: &dyn Family, plan: &Plan, bundle: &Path) {
 #[test]
 fn plans_are_judged_as_their_packages_are() {
     let dir = tempfile::tempdir().unwrap();
-    let iphone = Conditions { target: Target::Iphone, ..Conditions::default() };
+    let iphone = Conditions { target: DeviceTarget::Iphone, ..Conditions::default() };
     let all_units = Conditions { units: Units::All, ..Conditions::default() };
     for name in ["tiny-gemma4-moe", "tiny-zaya"] {
         let family = fixture(name);
@@ -86,7 +85,7 @@ fn plans_are_judged_as_their_packages_are() {
             same_facts(family.as_ref(), &plan, &bundle);
             let chain = Chain::read(&bundle).unwrap();
             for conditions in [Conditions::default(), iphone, all_units] {
-                let options = Options { conditions, ..Options::default() };
+                let options = CheckOptions { conditions, ..CheckOptions::default() };
                 let planned = residency::plan(family.as_ref(), &plan, &options).unwrap();
                 let built = residency::bundle(&bundle, &chain, &options, || ()).unwrap();
                 let what = format!("{name}, options {i}, {conditions:?}");
@@ -120,7 +119,7 @@ fn measured_shards_are_predicted_where_they_were_seen() {
     ] {
         let family = open(model);
         let plan = family.plan(&quantized(kind)).unwrap();
-        let report = residency::plan(family.as_ref(), &plan, &Options::default()).unwrap();
+        let report = residency::plan(family.as_ref(), &plan, &CheckOptions::default()).unwrap();
         let seen = report.packages.iter().filter(|p| p.verdict == Verdict::Ane);
         assert_eq!(seen.count(), layers, "{model} {kind}");
         assert!(report.pass, "{model} {kind}");

@@ -3,10 +3,9 @@
 
 use anemoe_bundle::TokenCount;
 use anemoe_convert::build::build;
-use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::models;
 use anemoe_convert::plan::PlanOptions;
-use anemoe_runtime::backend::{Backend, Function, Package, States};
+use anemoe_runtime::backend::{Backend, BackendFunction, BackendPackage, SequenceStates};
 use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
 use anemoe_runtime::model::{Logits, Model, Request, Sequence};
 use std::path::{Path, PathBuf};
@@ -17,7 +16,7 @@ const MODELS: [&str; 2] = ["tiny-gemma4-moe", "tiny-zaya"];
 
 fn bundle(dir: &Path, name: &str, tokens: &[TokenCount]) -> PathBuf {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name);
-    let family = models::open(Checkpoint::open(fixture.to_str().unwrap()).unwrap()).unwrap();
+    let family = models::open(models::load(fixture.to_str().unwrap()).unwrap()).unwrap();
     let options = PlanOptions {
         quant: "lut4".parse().unwrap(),
         tokens: tokens.to_vec(),
@@ -149,20 +148,20 @@ fn sequences_of_a_batch_do_not_know_of_each_other() {
 /// A backend that runs functions only as they are declared, as a Neural Engine does.
 struct AsDeclared(CpuBackend);
 
-struct Declared(Box<dyn Package>);
+struct Declared(Box<dyn BackendPackage>);
 
 impl Backend for AsDeclared {
-    fn open(&self, path: &Path) -> anemoe_runtime::Result<Box<dyn Package>> {
+    fn open(&self, path: &Path) -> anemoe_runtime::Result<Box<dyn BackendPackage>> {
         Ok(Box::new(Declared(self.0.open(path)?)))
     }
 }
 
-impl Package for Declared {
-    fn prepare(&self, function: &str) -> anemoe_runtime::Result<Arc<dyn Function>> {
+impl BackendPackage for Declared {
+    fn prepare(&self, function: &str) -> anemoe_runtime::Result<Arc<dyn BackendFunction>> {
         self.0.prepare(function)
     }
 
-    fn new_states(&self) -> Box<dyn States> {
+    fn new_states(&self) -> Box<dyn SequenceStates> {
         self.0.new_states()
     }
 }

@@ -2,7 +2,6 @@
 
 use anemoe_bundle::TokenCount;
 use anemoe_convert::build::build;
-use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::models;
 use anemoe_convert::plan::PlanOptions;
 use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
@@ -17,7 +16,7 @@ fn open(dir: &Path, name: &str, counts: &[usize], half_states: bool) -> Model {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name);
     let out = dir.join(format!("{name}-{}", counts.len()));
     if !out.exists() {
-        let family = models::open(Checkpoint::open(fixture.to_str().unwrap()).unwrap()).unwrap();
+        let family = models::open(models::load(fixture.to_str().unwrap()).unwrap()).unwrap();
         let tokens = counts.iter().map(|&n| TokenCount { min: n, max: n }).collect();
         let options = PlanOptions { quant: "lut4".parse().unwrap(), tokens, ..PlanOptions::default() };
         build(family.as_ref(), &family.plan(&options).unwrap(), None, &out, 2, &|_| ()).unwrap();

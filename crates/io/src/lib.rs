@@ -1,10 +1,13 @@
-//! File access of the whole product: how a file is opened, written, replaced and removed.
+//! What every crate stands on: how a file is opened, written, replaced and removed, and random numbers.
 //!
 //! ```text
 //! input    open_input, read_input, read_text     regular files only, at most a stated number of bytes
 //! atomic   write_atomic                          a file is whole or absent
 //! output   Output                                nothing is overwritten unless asked for, an input never
 //! owned    OwnedDir                              writes and deletions in a folder of ours, never through a link
+//! memory   free_memory, peak_memory              what the system tells
+//! random   Random                                one generator, the same bits on every machine
+//! error    Error, Kind                           why something was refused
 //! json     parse                                 objects with every key once
 //! scratch  Scratch, Temporary                    what is temporary goes at the end, after Ctrl-C too
 //! ```
@@ -13,14 +16,20 @@
 #![deny(unsafe_code)]
 
 mod atomic;
+mod error;
 mod input;
 pub mod json;
+mod memory;
 mod output;
 mod owned;
+mod random;
 mod scratch;
 
 pub use atomic::{sync_dir, write_atomic};
+pub use error::{Error, Kind, Result};
 pub use input::{open_input, read_input, read_text};
+pub use memory::{free_memory, peak_memory};
 pub use output::Output;
-pub use owned::{OwnedDir, PathError};
+pub use owned::OwnedDir;
+pub use random::Random;
 pub use scratch::{Scratch, TEMPORARY, Temporary, remove_all_temporary};

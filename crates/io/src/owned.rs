@@ -1,28 +1,10 @@
 //! A folder that the product owns, such as a bundle.
 
 use crate::input::not_regular;
-use crate::{TEMPORARY, sync_dir, write_atomic};
-use std::fmt;
+use crate::{Error, Result, TEMPORARY, sync_dir, write_atomic};
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Component, Path, PathBuf};
-
-/// A file operation that failed, with the path concerned.
-#[derive(Debug)]
-pub struct PathError {
-    /// The file or folder.
-    pub path: PathBuf,
-    /// The system's error, or the reason why the system was not asked.
-    pub source: io::Error,
-}
-
-impl fmt::Display for PathError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.path.display(), self.source)
-    }
-}
-
-impl std::error::Error for PathError {}
 
 /// Says why a link in an owned folder is refused.
 fn link() -> io::Error {
@@ -30,11 +12,9 @@ fn link() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, what)
 }
 
-type Result<T> = std::result::Result<T, PathError>;
-
-fn failed(path: &Path) -> impl FnOnce(io::Error) -> PathError {
+fn failed(path: &Path) -> impl FnOnce(io::Error) -> Error {
     let path = path.to_path_buf();
-    move |source| PathError { path, source }
+    move |source| Error::io(path, source)
 }
 
 /// A folder in which every write and every deletion goes through this type. None of them follows a link below the folder:

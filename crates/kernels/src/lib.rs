@@ -5,11 +5,12 @@
 //! simd/          vectors of one instruction set behind common traits; the only dispatch
 //! memory/        aligned vectors, fp16 buffers in large pages, prefetching
 //! pool           threads for jobs of microseconds
-//! matrix         views of dense and compressed weights         lut_tables   tables as integers
+//! weight_format  formats of stored weights, and their operands
+//! matrix         views of weights                              lut_tables   tables as integers
 //! activations/   packs tokens as f32, int8, int24 or bf16
 //! matmul/        jobs and schedule; one engine per arithmetic: f32, int16_lut, int8, bf16, amx
 //! attention/     masked attention over a KV cache
-//! elementwise, rms_norm, grouped_conv, transpose, scale_search, f16, bandwidth
+//! elementwise, rms_norm, conv, transpose, scale_search, f16, bandwidth
 //! ```
 //!
 //! This is the only crate besides the Core ML backend with unsafe code; everything public is safe.
@@ -26,9 +27,9 @@
 mod activations;
 mod attention;
 mod bandwidth;
+mod conv;
 mod elementwise;
 mod f16;
-mod grouped_conv;
 mod isa;
 mod lut_tables;
 mod matmul;
@@ -41,17 +42,18 @@ mod simd;
 #[cfg(test)]
 mod test_data;
 mod transpose;
+mod weight_format;
 
 pub use activations::{Columns, Layout, PackedActivations};
 pub use attention::{AttentionShape, CacheValues, CacheView, HeadStrides, Mask, attention};
 pub use bandwidth::{measure_bandwidth, read};
+pub use conv::{Conv, DepthwiseConv, Image, Window, conv, depthwise_conv};
 pub use elementwise::{Gate, apply_activation, apply_gate, exp_and_sum, softcap};
 pub use f16::{f16_bits_to_f32, f16_to_f32, f32_to_f16, round_to_f16};
-pub use grouped_conv::{GroupedConv, grouped_conv};
 pub use isa::Isa;
 pub use lut_tables::{Int8Lut, Int16Lut, round_to_int16};
 pub use matmul::{MatMul, matmul_batch, matmul_batch_on};
-pub use matrix::{Matrix, MatrixError};
+pub use matrix::{Matrix, MatrixError, OwnedMatrix, f32_bytes};
 pub use memory::F16Buffer;
 pub use pool::{MAX_THREADS, Pool};
 pub use rms_norm::{RmsNorm, rms_norm};
@@ -59,3 +61,4 @@ pub use scale_search::{
     ErrorSums, GRIDS, Grids, ScaleAndZero, find_extremes, find_scale, quantize_linear, sum_grid_errors,
 };
 pub use transpose::{Strided, transpose, transpose_add};
+pub use weight_format::{Weight, WeightFormat};

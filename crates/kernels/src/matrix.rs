@@ -1,6 +1,7 @@
 //! Views of dense and compressed matrices, as they are stored.
 
 use crate::lut_tables::{Int8Lut, Int16Lut};
+use crate::weight_format::{Weight, WeightFormat};
 
 /// Columns of a block, which kernels decode and activations are packed by: 16 lanes of 8 indices of 4 bits.
 pub(crate) const BLOCK: usize = 128;
@@ -49,7 +50,7 @@ impl Divisor {
 /// Views a matrix `[rows, cols]`, row-major, as it is stored.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
-    pub(crate) data: Storage<'a>,
+    pub(crate) weight: Weight<&'a [u8], &'a [f32]>,
     /// Row of the storage that is row 0 here.
     pub(crate) first: usize,
     pub(crate) rows: usize,
@@ -62,32 +63,27 @@ pub struct Matrix<'a> {
     pub(crate) int16_lut: Option<&'a Int16Lut>,
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Storage<'a> {
-    F32(&'a [f32]),
-    /// Little endian.
-    F16(&'a [u8]),
-    /// Element i has bits `[i * bits, (i + 1) * bits)` of `indices`, least significant first.
-    Lut {
-        bits: usize,
-        indices: &'a [u8],
-        lut: &'a [f32],
-        rows_per_group: usize,
-    },
-    /// `scale * (q - offset)` with one of each per block; 4-bit elements packed like indices.
-    Int {
-        bits: usize,
-        signed: bool,
-        data: &'a [u8],
-        scale: &'a [f32],
-        offset: Option<&'a [f32]>,
-        block: (usize, usize),
-    },
-}
-
 impl<'a> Matrix<'a> {
-    fn new(data: Storage<'a>, rows: usize, cols: usize) -> Self {
-        Matrix { data, first: 0, rows, cols, fast: false, int8_lut: None, int16_lut: None }
+    /// Views a weight as a matrix.
+    ///
+    /// # Errors
+    /// The format does not fit the matrix, or an operand has another length.
+    pub fn new(
+        weight: Weight<&'a [u8], &'a [f32]>,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Matrix<'a>, MatrixError> {
+        let fits = |n: usize, expected: u64| n as u64 == expected;
+        let (elements, values) = weight
+            .format
+            .lengths(rows, cols)
+            .filter(|_| !weight.format.has_values() || rows.max(cols) <= u32::MAX as usize)
+            .ok_or(MatrixError("the format does not fit the rows and columns"))?;
+        check(fits(weight.elements.len(), elements), "length of the elements")?;
+        check(fits(weight.values.map_or(0, <[f32]>::len), values), "length of the tables or scales")?;
+        let offsets = if weight.format.has_offsets() { values } else { 0 };
+        check(fits(weight.offsets.map_or(0, <[f32]>::len), offsets), "length of the offsets")?;
+        Ok(Matrix { weight, first: 0, rows, cols, fast: false, int8_lut: None, int16_lut: None })
     }
 
     /// Views dense f32.
@@ -95,8 +91,7 @@ impl<'a> Matrix<'a> {
     /// # Errors
     /// The data has another length.
     pub fn f32(data: &'a [f32], rows: usize, cols: usize) -> Result<Self, MatrixError> {
-        check(rows.checked_mul(cols) == Some(data.len()), "f32 matrix: length of the data")?;
-        Ok(Matrix::new(Storage::F32(data), rows, cols))
+        Matrix::dense(WeightFormat::F32, f32_bytes(data), rows, cols)
     }
 
     /// Views dense fp16, little endian.
@@ -104,30 +99,32 @@ impl<'a> Matrix<'a> {
     /// # Errors
     /// The data has another length.
     pub fn f16(data: &'a [u8], rows: usize, cols: usize) -> Result<Self, MatrixError> {
-        let bytes = rows.checked_mul(cols).and_then(|n| n.checked_mul(2));
-        check(bytes == Some(data.len()), "fp16 matrix: length of the data")?;
-        Ok(Matrix::new(Storage::F16(data), rows, cols))
+        Matrix::dense(WeightFormat::Fp16, data, rows, cols)
     }
 
-    /// Views palettized weights: `indices` packed least significant bit first over the whole matrix, `lut` `[rows / rows_per_group, 2^bits]`.
+    fn dense(
+        format: WeightFormat,
+        elements: &'a [u8],
+        rows: usize,
+        cols: usize,
+    ) -> Result<Self, MatrixError> {
+        Matrix::new(Weight { format, elements, values: None, offsets: None }, rows, cols)
+    }
+
+    /// Views palettized weights: indices of `bits` bits, and tables `[rows / rows_per_table, 2^bits]`.
     ///
     /// # Errors
     /// The bits are none of 1, 2, 3, 4, 6, 8, or a length does not fit.
     pub fn lut(
         bits: usize,
-        indices: &'a [u8],
+        elements: &'a [u8],
         lut: &'a [f32],
-        rows_per_group: usize,
+        rows_per_table: usize,
         rows: usize,
         cols: usize,
     ) -> Result<Self, MatrixError> {
-        check([1, 2, 3, 4, 6, 8].contains(&bits), "lut matrix: bits")?;
-        let bytes = rows.checked_mul(cols).and_then(|n| n.checked_mul(bits)).map(|b| b.div_ceil(8));
-        check(bytes == Some(indices.len()), "lut matrix: length of the indices")?;
-        check(rows.max(cols) <= u32::MAX as usize, "lut matrix: rows or columns")?;
-        check(rows_per_group > 0 && rows.is_multiple_of(rows_per_group), "lut matrix: rows per group")?;
-        check(lut.len() == (rows / rows_per_group) << bits, "lut matrix: length of the tables")?;
-        Ok(Matrix::new(Storage::Lut { bits, indices, lut, rows_per_group }, rows, cols))
+        let format = WeightFormat::Lut { bits: u8::try_from(bits).unwrap_or(0), rows_per_table };
+        Matrix::new(Weight { format, elements, values: Some(lut), offsets: None }, rows, cols)
     }
 
     /// Views linearly quantized weights: `scale * (q - offset)`, one of each for every `block.0` x `block.1` elements, row-major.
@@ -138,40 +135,35 @@ impl<'a> Matrix<'a> {
     pub fn int(
         bits: usize,
         signed: bool,
-        data: &'a [u8],
+        elements: &'a [u8],
         scale: &'a [f32],
-        offset: Option<&'a [f32]>,
-        block: (usize, usize),
+        offsets: Option<&'a [f32]>,
+        (block_rows, block_cols): (usize, usize),
         rows: usize,
         cols: usize,
     ) -> Result<Self, MatrixError> {
-        check(bits == 4 || bits == 8, "int matrix: bits")?;
-        let bytes = rows.checked_mul(cols).and_then(|n| n.checked_mul(bits)).map(|b| b.div_ceil(8));
-        check(bytes == Some(data.len()), "int matrix: length of the data")?;
-        check(rows.max(cols) <= u32::MAX as usize, "int matrix: rows or columns")?;
-        let fits = block.0 > 0 && block.1 > 0 && rows.is_multiple_of(block.0) && cols.is_multiple_of(block.1);
-        check(fits, "int matrix: blocks")?;
-        let blocks = rows / block.0 * (cols / block.1);
-        check(
-            scale.len() == blocks && offset.is_none_or(|o| o.len() == blocks),
-            "int matrix: length of the scales",
-        )?;
-        Ok(Matrix::new(Storage::Int { bits, signed, data, scale, offset, block }, rows, cols))
+        let bits = u8::try_from(bits).unwrap_or(0);
+        let format = WeightFormat::Int { bits, signed, block_rows, block_cols, offsets: offsets.is_some() };
+        Matrix::new(Weight { format, elements, values: Some(scale), offsets }, rows, cols)
+    }
+
+    /// Returns the tables or scales; empty for dense weights.
+    pub(crate) fn values(&self) -> &'a [f32] {
+        self.weight.values.unwrap_or_default()
     }
 
     /// Checks that a kernel reads the rows in place: they start at bytes, and blocks of scales do not end inside a lane.
     ///
     /// Other matrices are dequantized first.
     pub(crate) fn has_native_kernel(&self) -> bool {
-        let is_whole = |bits: usize| (self.cols * bits).is_multiple_of(8);
-        match self.data {
-            Storage::F32(_) | Storage::F16(_) => true,
-            Storage::Lut { bits, .. } => is_whole(bits),
+        match self.weight.format {
+            WeightFormat::F32 | WeightFormat::Fp16 => true,
+            WeightFormat::Lut { .. } => self.starts_rows_at_bytes(),
             // Eight columns share a lane.
-            Storage::Int { bits: 4, block, .. } => {
-                is_whole(4) && (block.1.is_multiple_of(8) || block.1 == self.cols)
+            WeightFormat::Int { bits: 4, block_cols, .. } => {
+                self.starts_rows_at_bytes() && (block_cols.is_multiple_of(8) || block_cols == self.cols)
             }
-            Storage::Int { .. } => true,
+            WeightFormat::Int { .. } => true,
         }
     }
 
@@ -194,29 +186,28 @@ impl<'a> Matrix<'a> {
         Matrix { first: self.first + start, rows: end - start, ..*self }
     }
 
+    /// Returns the bits of an element.
+    fn bits(&self) -> usize {
+        usize::from(self.weight.format.bits())
+    }
+
+    /// Returns whether every row starts at a byte.
+    pub(crate) fn starts_rows_at_bytes(&self) -> bool {
+        (self.cols * self.bits()).is_multiple_of(8)
+    }
+
     /// Returns the bytes that a matmul reads, without tables and scales.
     pub fn bytes_read(&self) -> u64 {
-        let bits = match self.data {
-            Storage::F32(_) => 32,
-            Storage::F16(_) => 16,
-            Storage::Lut { bits, .. } | Storage::Int { bits, .. } => bits,
-        };
-        (self.rows as u64 * self.cols as u64 * bits as u64).div_ceil(8)
+        (self.rows as u64 * self.cols as u64 * self.bits() as u64).div_ceil(8)
     }
 
     /// Returns the stored bytes of this view's rows, without tables and scales; none where rows do not start at bytes.
     pub(crate) fn stored(&self) -> &'a [u8] {
-        let (data, bits) = match self.data {
-            Storage::F32(data) => (as_bytes(data), 32),
-            Storage::F16(data) => (data, 16),
-            Storage::Lut { bits, indices, .. } => (indices, bits),
-            Storage::Int { bits, data, .. } => (data, bits),
-        };
-        if !(self.cols * bits).is_multiple_of(8) {
+        if !self.starts_rows_at_bytes() {
             return &[];
         }
-        let row = self.cols * bits / 8;
-        &data[self.first * row..(self.first + self.rows) * row]
+        let row = self.cols * self.bits() / 8;
+        &self.weight.elements[self.first * row..(self.first + self.rows) * row]
     }
 
     /// Dequantizes all elements, row-major.
@@ -234,21 +225,25 @@ impl<'a> Matrix<'a> {
     pub(crate) fn decode_row(&self, row: usize, out: &mut [f32]) {
         let row = self.first + row;
         let start = row * self.cols;
-        match self.data {
-            Storage::F32(data) => out.copy_from_slice(&data[start..start + self.cols]),
-            Storage::F16(data) => crate::f16::f16_to_f32(&data[2 * start..2 * (start + self.cols)], out),
-            Storage::Lut { bits, indices, lut, rows_per_group } => {
-                let table = &lut[(row / rows_per_group) << bits..][..1 << bits];
+        let (elements, values) = (self.weight.elements, self.values());
+        match self.weight.format {
+            WeightFormat::F32 => {
+                let row = &elements.as_chunks::<4>().0[start..start + self.cols];
+                out.iter_mut().zip(row).for_each(|(o, &b)| *o = f32::from_ne_bytes(b));
+            }
+            WeightFormat::Fp16 => crate::f16::f16_to_f32(&elements[2 * start..2 * (start + self.cols)], out),
+            WeightFormat::Lut { bits, rows_per_table } => {
+                let table = &values[(row / rows_per_table) << bits..][..1 << bits];
                 for (i, o) in out.iter_mut().enumerate() {
-                    *o = table[element(indices, bits, start + i)];
+                    *o = table[element(elements, bits, start + i)];
                 }
             }
-            Storage::Int { bits, signed, data, scale, offset, block } => {
-                let base = row / block.0 * (self.cols / block.1);
-                for (b, piece) in out.chunks_exact_mut(block.1).enumerate() {
-                    let (s, z) = (scale[base + b], offset.map_or(0.0, |o| o[base + b]));
+            WeightFormat::Int { bits, signed, block_rows, block_cols, .. } => {
+                let base = row / block_rows * (self.cols / block_cols);
+                for (b, piece) in out.chunks_exact_mut(block_cols).enumerate() {
+                    let (s, z) = (values[base + b], self.weight.offsets.map_or(0.0, |o| o[base + b]));
                     for (i, o) in piece.iter_mut().enumerate() {
-                        let q = element(data, bits, start + b * block.1 + i);
+                        let q = element(elements, bits, start + b * block_cols + i);
                         let q = match (signed, bits) {
                             (false, _) => q as f32,
                             (true, 8) => f32::from(q as u8 as i8),
@@ -262,8 +257,90 @@ impl<'a> Matrix<'a> {
     }
 }
 
+/// Holds a matrix together with what stores it: checked when it is made, viewed at every matmul.
+#[derive(Debug)]
+pub struct OwnedMatrix<D> {
+    weight: Weight<D, Vec<f32>>,
+    /// Bytes of the elements.
+    bytes: usize,
+    rows: usize,
+    cols: usize,
+    fast: bool,
+    int8_lut: Option<Int8Lut>,
+    int16_lut: Option<Int16Lut>,
+}
+
+impl<D: AsRef<[u8]>> OwnedMatrix<D> {
+    /// Holds a weight as a matrix; matmuls are exact, of f32, until [`OwnedMatrix::prepare`].
+    ///
+    /// # Errors
+    /// As [`Matrix::new`].
+    pub fn new(weight: Weight<D, Vec<f32>>, rows: usize, cols: usize) -> Result<Self, MatrixError> {
+        let bytes = weight.elements.as_ref().len();
+        Matrix::new(borrow(&weight), rows, cols)?;
+        Ok(OwnedMatrix { weight, bytes, rows, cols, fast: false, int8_lut: None, int16_lut: None })
+    }
+
+    /// Makes what approximate (`fast`) or exact matmuls look up, where the format has it.
+    pub fn prepare(&mut self, fast: bool) {
+        let lut = self.weight.values.as_deref().unwrap_or_default();
+        let (int8, int16) = match self.weight.format {
+            WeightFormat::Lut { bits, .. } if fast => (Int8Lut::new(lut, usize::from(bits)), None),
+            WeightFormat::Lut { bits: 4, .. } => (None, Int16Lut::new(lut)),
+            _ => (None, None),
+        };
+        let plain = Matrix { fast: false, int8_lut: None, int16_lut: None, ..self.view() };
+        let view = if fast { plain.with_fast(int8.as_ref()) } else { plain.with_int16_lut(int16.as_ref()) };
+        let (is_fast, takes_int8, takes_int16) =
+            (view.fast, view.int8_lut.is_some(), view.int16_lut.is_some());
+        self.fast = is_fast;
+        self.int8_lut = int8.filter(|_| takes_int8);
+        self.int16_lut = int16.filter(|_| takes_int16);
+    }
+
+    /// Returns the format.
+    pub fn format(&self) -> WeightFormat {
+        self.weight.format
+    }
+
+    /// Returns whether [`OwnedMatrix::prepare`] made approximate matmuls.
+    pub fn is_fast(&self) -> bool {
+        self.fast
+    }
+
+    /// Returns the packed elements.
+    pub fn elements(&self) -> &D {
+        &self.weight.elements
+    }
+
+    /// Views the matrix.
+    pub fn view(&self) -> Matrix<'_> {
+        let weight = borrow(&self.weight);
+        // The other lengths cannot change: they are of vectors that nothing else sees.
+        assert_eq!(weight.elements.len(), self.bytes, "the bytes of a weight have changed");
+        Matrix {
+            weight,
+            first: 0,
+            rows: self.rows,
+            cols: self.cols,
+            fast: self.fast,
+            int8_lut: self.int8_lut.as_ref(),
+            int16_lut: self.int16_lut.as_ref(),
+        }
+    }
+}
+
+fn borrow<D: AsRef<[u8]>>(weight: &Weight<D, Vec<f32>>) -> Weight<&[u8], &[f32]> {
+    Weight {
+        format: weight.format,
+        elements: weight.elements.as_ref(),
+        values: weight.values.as_deref(),
+        offsets: weight.offsets.as_deref(),
+    }
+}
+
 /// Returns the bytes of f32 values.
-pub(crate) fn as_bytes(values: &[f32]) -> &[u8] {
+pub fn f32_bytes(values: &[f32]) -> &[u8] {
     // SAFETY: the bytes of initialized floats, as many as there are.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
@@ -274,11 +351,12 @@ fn check(ok: bool, what: &'static str) -> Result<(), MatrixError> {
 
 /// Returns element `i` of a stream of elements of `bits` bits.
 #[inline]
-fn element(data: &[u8], bits: usize, i: usize) -> usize {
+fn element(data: &[u8], bits: u8, i: usize) -> usize {
     match bits {
         8 => usize::from(data[i]),
         4 => usize::from(data[i / 2] >> (i % 2 * 4) & 15),
         _ => {
+            let bits = usize::from(bits);
             let at = i * bits;
             let low = u16::from(data[at / 8]);
             let high = if at % 8 + bits > 8 { u16::from(data[at / 8 + 1]) << 8 } else { 0 };

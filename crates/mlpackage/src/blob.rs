@@ -112,7 +112,7 @@ impl BlobWriter {
             return Err(Error::invalid(&self.shown, "use: a blob is begun before the last one is ended"));
         }
         let code = BLOB_TYPES.iter().find(|(t, _)| *t == dtype).map(|(_, c)| *c);
-        let code = code.ok_or_else(|| Error::Unsupported(format!("{dtype} in weight storage")))?;
+        let code = code.ok_or_else(|| Error::unsupported_here(format!("{dtype} in weight storage")))?;
         let size = dtype.packed_bytes(count);
         let size =
             size.ok_or_else(|| Error::invalid(&self.shown, format!("use: a blob of {count} elements")))?;
@@ -213,7 +213,7 @@ impl BlobOffsets {
         // Files are shorter than 2^63 bytes.
         let end = end.filter(|&end| end <= i64::MAX as u64);
         self.position =
-            end.ok_or_else(|| Error::Unsupported(format!("a blob of {count} elements of {dtype}")))?;
+            end.ok_or_else(|| Error::unsupported_here(format!("a blob of {count} elements of {dtype}")))?;
         Ok(metadata)
     }
 }

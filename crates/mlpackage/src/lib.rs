@@ -8,13 +8,17 @@
 //! mil::Program --spec--> protobuf --package--> NAME.mlpackage/Data/com.apple.CoreML/model.mlmodel
 //! weights      --blob----------------------->                                     /weights/weight.bin
 //! ```
+//!
+//! # Tests
+//! Packages of coremltools pass the verifier and come back from a writing unchanged; equal packages have equal bytes; every broken
+//! package, weight file or program is refused by what is wrong in it.
+//! `cargo test -p anemoe-mlpackage` runs for 4 seconds on two busy cores, besides the compilation.
 #![deny(unsafe_code)]
 
 pub mod blob;
-pub mod error;
 pub mod mil;
 pub mod package;
 mod proto;
 pub mod spec;
 
-pub use error::{Error, Result};
+pub use anemoe_io::{Error, Result};

@@ -1,7 +1,7 @@
 //! The `.mlpackage` directory.
 
 use crate::blob::{Blob, BlobFile, BlobWriter, SharedBlob};
-use crate::mil::{Argument, Binding, Block, Model, TensorData, Value, ValueData, ValueType};
+use crate::mil::{Argument, Binding, Block, MlModel, TensorData, Value, ValueData, ValueType};
 use crate::{Error, Result, spec};
 use anemoe_io::Temporary;
 use serde::Deserialize;
@@ -110,18 +110,17 @@ impl PackageWriter {
     ///
     /// # Errors
     /// The model cannot be represented, or a file operation fails; nothing stays behind then.
-    pub fn finish(self, model: &Model) -> Result<PackageInfo> {
+    pub fn finish(self, model: &MlModel) -> Result<PackageInfo> {
         let PackageWriter { target, overwrite, directory, weights } = self;
         let root = directory.path().to_path_buf();
         let bytes = spec::encode(model)?;
         let weight_bytes = weights.finish()?;
         // Users know the name that the package will have.
-        write_files(&root, &bytes, weight_bytes.is_some()).map_err(|e| match e {
-            Error::Io { path, source } => match path.strip_prefix(&root) {
-                Ok(inside) => Error::io(target.join(inside), source),
-                Err(_) => Error::io(path, source),
-            },
-            e => e,
+        write_files(&root, &bytes, weight_bytes.is_some()).map_err(|e| {
+            e.map_path(|path| match path.strip_prefix(&root) {
+                Ok(inside) => target.join(inside),
+                Err(_) => path,
+            })
         })?;
         let aside = if overwrite && target.exists() {
             let parent = target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -257,16 +256,16 @@ fn manifest(model: &[u8], weights: bool) -> String {
 
 /// Mapped weight files, by the name that blob values use.
 #[derive(Clone, Default)]
-pub struct Weights(BTreeMap<String, Arc<BlobFile>>);
+pub struct WeightFiles(BTreeMap<String, Arc<BlobFile>>);
 
-impl Weights {
+impl WeightFiles {
     /// See [`BlobFile::release`].
     pub fn release(&self) {
         self.0.values().for_each(|w| w.release());
     }
 
     /// Adds those of `others` that are not here.
-    pub fn adopt(&mut self, others: &Weights) {
+    pub fn adopt(&mut self, others: &WeightFiles) {
         for (name, file) in &others.0 {
             self.0.entry(name.clone()).or_insert_with(|| file.clone());
         }
@@ -281,8 +280,8 @@ impl Weights {
 /// An opened package: its model, and its weight files mapped.
 pub struct Package {
     path: PathBuf,
-    model: Model,
-    weights: Weights,
+    model: MlModel,
+    weights: WeightFiles,
     total_bytes: u64,
 }
 
@@ -298,7 +297,7 @@ impl Package {
     /// # Errors
     /// A file is missing or wrong, or the model is not an ML Program.
     pub fn open(path: &Path) -> Result<Package> {
-        Package::open_with(path, None, &Weights::default())
+        Package::open_with(path, None, &WeightFiles::default())
     }
 
     /// As [`Package::open`], to run those of its functions that are `wanted`: the others are not looked at, and no function is
@@ -306,11 +305,11 @@ impl Package {
     ///
     /// # Errors
     /// As [`Package::open`].
-    pub fn open_to_run(path: &Path, wanted: &[&str], mapped: &Weights) -> Result<Package> {
+    pub fn open_to_run(path: &Path, wanted: &[&str], mapped: &WeightFiles) -> Result<Package> {
         Package::open_with(path, Some(wanted), mapped)
     }
 
-    fn open_with(path: &Path, wanted: Option<&[&str]>, mapped: &Weights) -> Result<Package> {
+    fn open_with(path: &Path, wanted: Option<&[&str]>, mapped: &WeightFiles) -> Result<Package> {
         check_extension(path)?;
         let manifest_path = path.join(MANIFEST);
         let text = read_limited(&manifest_path, MAX_MANIFEST_BYTES)?;
@@ -333,7 +332,7 @@ impl Package {
         let bytes = read_limited(&model_path, MAX_MODEL_BYTES)?;
         let model = spec::decode_some(&bytes, &model_path, wanted)?;
         let mut package =
-            Package { path: path.to_path_buf(), model, weights: Weights::default(), total_bytes: 0 };
+            Package { path: path.to_path_buf(), model, weights: WeightFiles::default(), total_bytes: 0 };
         let open = if wanted.is_some() { BlobFile::open_to_run } else { BlobFile::open };
         package.open_weights(&model_path, mapped, &open)?;
         package.total_bytes =
@@ -344,7 +343,7 @@ impl Package {
     fn open_weights(
         &mut self,
         model_path: &Path,
-        mapped: &Weights,
+        mapped: &WeightFiles,
         open: &dyn Fn(&Path) -> Result<BlobFile>,
     ) -> Result<()> {
         let mut values = Vec::new();
@@ -378,12 +377,12 @@ impl Package {
                 )));
             }
         }
-        self.weights = Weights(weights);
+        self.weights = WeightFiles(weights);
         Ok(())
     }
 
     /// The model.
-    pub fn model(&self) -> &Model {
+    pub fn model(&self) -> &MlModel {
         &self.model
     }
 
@@ -398,7 +397,7 @@ impl Package {
     }
 
     /// The weight files.
-    pub fn weights(&self) -> &Weights {
+    pub fn weights(&self) -> &WeightFiles {
         &self.weights
     }
 
@@ -619,17 +618,17 @@ mod tests {
         writer.finish(&model(Opset::CoreML8, functions, "whole").unwrap()).unwrap();
         assert!(Package::open(&path).unwrap_err().to_string().contains("broken"));
         let names = |p: &Package| p.model().program.functions.keys().cloned().collect::<Vec<_>>();
-        let none = Package::open_to_run(&path, &[], &Weights::default()).unwrap();
+        let none = Package::open_to_run(&path, &[], &WeightFiles::default()).unwrap();
         assert!(names(&none).is_empty() && none.weights().0.is_empty() && none.model().functions.len() == 2);
-        let whole = Package::open_to_run(&path, &["whole", "other"], &Weights::default()).unwrap();
+        let whole = Package::open_to_run(&path, &["whole", "other"], &WeightFiles::default()).unwrap();
         assert_eq!(names(&whole), ["whole"]);
         // A file that is mapped is not mapped again.
         let again = Package::open_to_run(&path, &["whole"], whole.weights()).unwrap();
         assert!(whole.weights().0.iter().zip(&again.weights().0).all(|(a, b)| Arc::ptr_eq(a.1, b.1)));
-        let mut all = Weights::default();
+        let mut all = WeightFiles::default();
         all.adopt(whole.weights());
         assert_eq!(all.0.len(), 1);
-        let broken = Package::open_to_run(&path, &["broken"], &Weights::default()).unwrap_err();
+        let broken = Package::open_to_run(&path, &["broken"], &WeightFiles::default()).unwrap_err();
         assert!(broken.to_string().contains("no blob"), "{broken}");
     }
 

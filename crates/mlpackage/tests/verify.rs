@@ -1,8 +1,8 @@
 //! The verifier: packages of coremltools pass, programs with one thing wrong do not.
 
-use anemoe_mlpackage::mil::builder::{Arg, BuiltFunction, ConvParams, FunctionBuilder, model};
+use anemoe_mlpackage::mil::builder::{Arg, BuiltFunction, ConvParams, FunctionBuilder, Var, model};
 use anemoe_mlpackage::mil::verify::{Severity, verify};
-use anemoe_mlpackage::mil::{Argument, Binding, DataType, Model, Opset, TensorType, Value, ValueType};
+use anemoe_mlpackage::mil::{Argument, Binding, DataType, MlModel, Opset, TensorType, Value, ValueType};
 use anemoe_mlpackage::package::Package;
 use anemoe_mlpackage::spec;
 use half::f16;
@@ -64,7 +64,7 @@ fn function() -> BuiltFunction {
     f.finish().unwrap()
 }
 
-fn sample() -> Model {
+fn sample() -> MlModel {
     model(Opset::CoreML8, vec![("main".into(), function())], "main").unwrap()
 }
 
@@ -78,7 +78,7 @@ fn what_the_builder_makes_is_legal() {
 }
 
 /// Changes the sample and expects an error that says this.
-fn refused(says: &str, change: impl FnOnce(&mut Model)) {
+fn refused(says: &str, change: impl FnOnce(&mut MlModel)) {
     let mut m = sample();
     change(&mut m);
     let findings = verify(&m);
@@ -89,7 +89,7 @@ fn refused(says: &str, change: impl FnOnce(&mut Model)) {
     );
 }
 
-fn op<'a>(m: &'a mut Model, name: &str) -> &'a mut anemoe_mlpackage::mil::Operation {
+fn op<'a>(m: &'a mut MlModel, name: &str) -> &'a mut anemoe_mlpackage::mil::Operation {
     let ops = &mut m.program.functions.get_mut("main").unwrap().block.operations;
     ops.iter_mut().find(|op| op.outputs.first().is_some_and(|o| o.name == name)).unwrap()
 }
@@ -185,31 +185,58 @@ fn text_shows_constants_where_they_are_used() {
     assert!(!text.contains(" const("));
 }
 
-/// One method for each op of the table; control flow, which has blocks, is only read.
+/// Every op of the table is built by its name; control flow, which has blocks, is only read.
 #[test]
 fn other_ops_are_built_with_their_types() {
+    /// Builds an op and gives the shape of its last result.
+    macro_rules! shape {
+        ($f:ident.$op:ident($($param:ident = $value:expr),*)) => {{
+            let name = stringify!($op);
+            let args = vec![$((stringify!($param), Arg::from($value))),*];
+            $f.op(name, &format!("{name}_0"), args).map(|results| {
+                let dims = results.last().unwrap().dims().iter();
+                dims.map(|d| d.fixed().unwrap()).collect::<Vec<_>>()
+            })
+        }};
+    }
     let mut f = FunctionBuilder::new(Opset::CoreML8);
     let x = f.input("x", fp16(&[1, 4, 6, 6])).unwrap();
     let i = f.input("i", TensorType::fixed(DataType::Int32, &[3])).unwrap();
     let one = f.constant("one", Value::fp16(f16::ONE)).unwrap();
-    let shape = |v: &anemoe_mlpackage::mil::builder::Var| {
-        v.dims().iter().map(|d| d.fixed().unwrap()).collect::<Vec<_>>()
-    };
-    assert_eq!(shape(&f.depth_to_space("a", &x, 2).unwrap()), [1, 1, 12, 12]);
-    assert_eq!(shape(&f.sliding_windows("b", &x, 3, 3, 2).unwrap()), [1, 4, 6, 2, 3]);
-    assert_eq!(shape(&f.one_hot("c", &i, &one, &one, 5, -1).unwrap()), [3, 5]);
-    assert_eq!(shape(&f.gather("d", &x, &i, 1).unwrap()), [1, 3, 6, 6]);
-    assert_eq!(shape(&f.einsum("e", &[&x, &x], "nchw,nchv->ncwv").unwrap()), [1, 4, 6, 6]);
-    assert_eq!(shape(&f.crop("g", &x, &[1, 2], &[0, 1]).unwrap()), [1, 4, 3, 5]);
-    assert_eq!(shape(&f.space_to_batch("h", &x, &[2, 3], &[0, 0, 0, 0]).unwrap()), [6, 4, 3, 2]);
-    assert_eq!(shape(&f.fill("j", &[2, 2], Value::fp16(f16::ONE)).unwrap()), [2, 2]);
-    assert_eq!(shape(&f.upsample_nearest_neighbor("k", &x, 2, 3).unwrap()), [1, 4, 12, 18]);
-    assert_eq!(shape(&f.resize_bilinear("l", &x, 3, 9, "ALIGN_CORNERS").unwrap()), [1, 4, 3, 9]);
+    let ints = |v: &[i32]| Value::int32s(v);
+    assert_eq!(shape!(f.depth_to_space(x = &x, block_size = 2)).unwrap(), [1, 1, 12, 12]);
+    assert_eq!(shape!(f.sliding_windows(x = &x, axis = 3, size = 3, stride = 2)).unwrap(), [1, 4, 6, 2, 3]);
+    let one_hot = shape!(f.one_hot(indices = &i, on_value = &one, off_value = &one, one_hot_vector_size = 5));
+    assert_eq!(one_hot.unwrap(), [3, 5]);
+    assert_eq!(shape!(f.gather(x = &x, indices = &i, axis = 1)).unwrap(), [1, 3, 6, 6]);
+    let both: &[&Var] = &[&x, &x];
+    assert_eq!(shape!(f.einsum(values = both, equation = "nchw,nchv->ncwv")).unwrap(), [1, 4, 6, 6]);
+    let cropped = shape!(f.crop(x = &x, crop_height = ints(&[1, 2]), crop_width = ints(&[0, 1])));
+    assert_eq!(cropped.unwrap(), [1, 4, 3, 5]);
+    let batches = shape!(f.space_to_batch(x = &x, block_shape = ints(&[2, 3]), paddings = ints(&[0; 4])));
+    assert_eq!(batches.unwrap(), [6, 4, 3, 2]);
+    assert_eq!(shape!(f.fill(shape = ints(&[2, 2]), value = Value::fp16(f16::ONE))).unwrap(), [2, 2]);
+    let upsampled =
+        shape!(f.upsample_nearest_neighbor(x = &x, scale_factor_height = 2, scale_factor_width = 3));
+    assert_eq!(upsampled.unwrap(), [1, 4, 12, 18]);
+    let resized = shape!(f.resize_bilinear(x = &x, target_size_height = 3, target_size_width = 9));
+    assert_eq!(resized.unwrap(), [1, 4, 3, 9]);
     let w = f.constant("w", Value::fp16_tensor(&[4, 2, 2, 2], &[f16::ONE; 32])).unwrap();
-    assert_eq!(shape(&f.conv_transpose("m", &x, &w, None, &[2, 2], 1).unwrap()), [1, 2, 12, 12]);
-    assert_eq!(shape(&f.topk("o", &x, 3, 2).unwrap()[1]), [1, 4, 3, 6]);
-    let flat = f.flatten2d("p", &x, 2).unwrap();
-    assert_eq!(shape(&f.reshape_like("q", &flat, &[&x], &[0], &[0], &[true]).unwrap()), [1, 4, 6, 6]);
-    assert!(f.scatter("r", &x, &i, &x, 1, "add").is_ok());
-    assert!(f.resize_nearest_neighbor("s", &i, 1, 1).is_err());
+    let transposed = shape!(f.conv_transpose(x = &x, weight = &w, strides = ints(&[2, 2])));
+    assert_eq!(transposed.unwrap(), [1, 2, 12, 12]);
+    assert_eq!(shape!(f.topk(x = &x, k = 3, axis = 2)).unwrap(), [1, 4, 3, 6]);
+    let flat = f.single("flatten2d", "flat", vec![("x", (&x).into()), ("axis", 2.into())]).unwrap();
+    let like: &[&Var] = &[&x];
+    let mask = Value::bools(&[true]);
+    let back = shape!(f.reshape_like(
+        x = &flat,
+        ref_tensors = like,
+        begins = ints(&[0]),
+        ends = ints(&[0]),
+        end_masks = mask
+    ));
+    assert_eq!(back.unwrap(), [1, 4, 6, 6]);
+    assert!(shape!(f.scatter(data = &x, indices = &i, updates = &x, axis = 1)).is_ok());
+    let refused = shape!(f.resize_nearest_neighbor(x = &i, target_size_height = 1, target_size_width = 1));
+    assert!(refused.is_err());
 }

@@ -7,54 +7,19 @@
 //! A file is never believed: nothing is allocated from a size that a header claims before the file is known to hold as
 //! many bytes, and what a compressed archive may grow to is bounded by its own length,
 //! or by what its reader has use for.
+//!
+//! # Tests
+//! What is written is read, in every version and order; every damaged, lying or bloated file is an error that names the array. Beside the code.
+//! `cargo test -p anemoe-npz` runs for 4 seconds on two busy cores, besides the compilation.
 #![deny(unsafe_code)]
 
 mod array;
-mod header;
 mod npy;
+mod npy_header;
 mod npz;
 
 pub use array::{Array, ArrayData, DType};
 pub use npy::{read_npy, write_npy};
 pub use npz::{read_npz, read_npz_within, write_npz, write_npz_compressed};
 
-use std::path::PathBuf;
-
-/// Result of this crate's operations.
-pub type Result<T> = std::result::Result<T, Error>;
-
-/// Why a file was not read or written.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The operating system refused a file operation.
-    #[error("{}: {source}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The file, or an array to be written, breaks the format's rules.
-    #[error("{}: invalid {what}", path.display())]
-    Invalid {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong and what was expected; names the array.
-        what: String,
-    },
-    /// Well formed, but not implemented here.
-    #[error("{}: unsupported {what}", path.display())]
-    Unsupported {
-        /// The file.
-        path: PathBuf,
-        /// What is not implemented; names the array.
-        what: String,
-    },
-}
-
-impl Error {
-    fn io(path: impl Into<PathBuf>, source: std::io::Error) -> Self {
-        Error::Io { path: path.into(), source }
-    }
-}
+pub use anemoe_io::{Error, Result};

@@ -1,7 +1,7 @@
 //! Archives of arrays: a zip file with one `.npy` file for each.
 
-use crate::header::Refused;
 use crate::npy::{PIECE, ReadError, check, read_array, write_array, write_atomic};
+use crate::npy_header::RefusedArray;
 use crate::{Array, Error, Result};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -148,8 +148,7 @@ pub fn write_npz_compressed(path: &Path, entries: &[(String, Array)]) -> Result<
 fn write(path: &Path, entries: &[(String, Array)], method: CompressionMethod) -> Result<()> {
     let mut names = BTreeSet::new();
     for (name, array) in entries {
-        let wrong =
-            |what| Error::Invalid { path: path.to_path_buf(), what: format!("array `{name}`: {what}") };
+        let wrong = |what| Error::invalid(path, format!("array `{name}`: {what}"));
         if name.is_empty() || name.len() > 1024 || name.ends_with(".npy") || name.contains(['\0', '/', '\\'])
         {
             return Err(wrong("name: expected 1 to 1024 bytes without slashes and without `.npy`".into()));
@@ -239,7 +238,7 @@ fn directory_entries(file: &File, start: u64) -> io::Result<usize> {
 }
 
 fn invalid(what: impl Into<String>) -> ReadError {
-    ReadError::Refused(Refused::Invalid(what.into()))
+    ReadError::RefusedArray(RefusedArray::Invalid(what.into()))
 }
 
 fn no_archive() -> ReadError {
@@ -250,7 +249,7 @@ fn zip_error(e: ZipError) -> ReadError {
     match e {
         ZipError::Io(e) => io::Error::into(e),
         ZipError::UnsupportedArchive(what) => {
-            ReadError::Refused(Refused::Unsupported(format!("zip archive: {what}")))
+            ReadError::RefusedArray(RefusedArray::Unsupported(format!("zip archive: {what}")))
         }
         // The reader says so in the words of the zip format.
         ZipError::InvalidArchive(what) if what.contains("EOCD") => no_archive(),
@@ -262,6 +261,7 @@ fn zip_error(e: ZipError) -> ReadError {
 mod tests {
     use super::*;
     use crate::{ArrayData, DType};
+    use anemoe_io::Kind;
     use proptest::collection::vec;
     use proptest::prelude::*;
 
@@ -293,10 +293,9 @@ mod tests {
 
         /// What is said about an archive that is invalid.
         fn invalid(&self, bytes: &[u8]) -> String {
-            match self.read(bytes).unwrap_err() {
-                Error::Invalid { path, what } if path == self.file() => what,
-                other => panic!("{other}"),
-            }
+            let e = self.read(bytes).unwrap_err();
+            assert!(e.kind() == Kind::Invalid && e.path() == Some(self.file().as_path()), "{e}");
+            e.what().into()
         }
     }
 
@@ -514,7 +513,7 @@ mod tests {
         let mut bytes = place.archive(&[("a.npy", &npy(&ones(4)))], CompressionMethod::Stored);
         // bzip2
         patch(&mut bytes, 8, 10, &12u16.to_le_bytes());
-        assert!(matches!(place.read(&bytes), Err(Error::Unsupported { .. })));
+        assert!(matches!(place.read(&bytes), Err(e) if e.kind() == Kind::Unsupported));
     }
 
     fn array() -> impl Strategy<Value = Array> {

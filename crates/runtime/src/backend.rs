@@ -1,10 +1,10 @@
 //! Interface between the model runner and what executes packages.
 //!
 //! ```text
-//! Backend --open--> Package --prepare--> Function --run(inputs, States)--> outputs
+//! Backend --open--> BackendPackage --prepare--> BackendFunction --run(inputs, SequenceStates)--> outputs
 //! ```
 //! Packages and functions do not change while they run, so that threads and sequences share them; what a sequence leaves behind
-//! is in its [`States`].
+//! is in its [`SequenceStates`].
 
 use crate::tensor::Tensor;
 use crate::{Error, Result};
@@ -28,39 +28,39 @@ pub trait Backend: Sync {
     ///
     /// # Errors
     /// The package is invalid, or uses something that this backend lacks.
-    fn open(&self, path: &Path) -> Result<Box<dyn Package>>;
+    fn open(&self, path: &Path) -> Result<Box<dyn BackendPackage>>;
 }
 
 /// An opened package: functions that share weights, and states that they share by name.
-pub trait Package: Send + Sync {
+pub trait BackendPackage: Send + Sync {
     /// Prepares a function as it is declared; the same name gives the same function again.
     ///
     /// # Errors
     /// There is no such function, or it uses something that this backend lacks.
-    fn prepare(&self, function: &str) -> Result<Arc<dyn Function>>;
+    fn prepare(&self, function: &str) -> Result<Arc<dyn BackendFunction>>;
 
     /// Prepares a function that is declared for `declared` tokens, or more from there on, for calls of `tokens`. `axes` names the
     /// axis of the tokens of each input that has any. `None` where the backend runs functions only as they are declared;
     /// callers fill such calls up.
     ///
     /// # Errors
-    /// As [`Package::prepare`].
+    /// As [`BackendPackage::prepare`].
     fn prepare_for(
         &self,
         function: &str,
         axes: &BTreeMap<String, usize>,
         declared: usize,
         tokens: usize,
-    ) -> Result<Option<Arc<dyn Function>>> {
+    ) -> Result<Option<Arc<dyn BackendFunction>>> {
         let _ = (function, axes, declared, tokens);
         Ok(None)
     }
 
     /// Prepares a function with states for calls that hold tokens of several sequences, of any number each; `declared` and `axes`
-    /// are those of [`Package::prepare_for`]. `None` where the backend runs sequences one by one.
+    /// are those of [`BackendPackage::prepare_for`]. `None` where the backend runs sequences one by one.
     ///
     /// # Errors
-    /// As [`Package::prepare`].
+    /// As [`BackendPackage::prepare`].
     fn prepare_batch(
         &self,
         function: &str,
@@ -72,7 +72,7 @@ pub trait Package: Send + Sync {
     }
 
     /// States of a new sequence, all zero.
-    fn new_states(&self) -> Box<dyn States>;
+    fn new_states(&self) -> Box<dyn SequenceStates>;
 
     /// A job that maps all of the package's weights, for another thread; see [`crate::model::Model::populate`].
     fn populate(&self) -> Option<Box<dyn FnOnce() + Send>> {
@@ -94,11 +94,11 @@ pub trait Package: Send + Sync {
 }
 
 /// A prepared function.
-pub trait Function: Any + Send + Sync {
-    /// Input names, in the order of [`Function::run`].
+pub trait BackendFunction: Any + Send + Sync {
+    /// Input names, in the order of [`BackendFunction::run`].
     fn inputs(&self) -> &[String];
 
-    /// Output names, in the order of [`Function::run`].
+    /// Output names, in the order of [`BackendFunction::run`].
     fn outputs(&self) -> &[String];
 
     /// The function reads or writes states.
@@ -108,13 +108,18 @@ pub trait Function: Any + Send + Sync {
     ///
     /// # Errors
     /// An input has the wrong shape or type, `states` are another backend's, or the function fails.
-    fn run(&self, inputs: &[&Tensor], states: &mut dyn States, outputs: &mut Vec<Tensor>) -> Result<()>;
+    fn run(
+        &self,
+        inputs: &[&Tensor],
+        states: &mut dyn SequenceStates,
+        outputs: &mut Vec<Tensor>,
+    ) -> Result<()>;
 
     /// Adds the only result of each term to `sum`, term by term in order. The terms' functions have no states, and the first
     /// one is this function. Gives the time of each.
     ///
     /// # Errors
-    /// As [`Function::run`], or a result has another shape than `sum`.
+    /// As [`BackendFunction::run`], or a result has another shape than `sum`.
     fn run_sum(&self, terms: &[Term<'_>], sum: &mut Tensor) -> Result<Times> {
         run_each(terms, sum)
     }
@@ -132,12 +137,12 @@ pub trait BatchFunction: Send + Sync {
     /// the same number. Writes its results, for all tokens, to the first of `outputs`.
     ///
     /// # Errors
-    /// As [`Function::run`].
+    /// As [`BackendFunction::run`].
     fn run(
         &self,
         inputs: &[BatchInput<'_>],
         parts: &[Range<usize>],
-        states: &mut [&mut dyn States],
+        states: &mut [&mut dyn SequenceStates],
         outputs: &mut Vec<Tensor>,
     ) -> Result<()>;
 }
@@ -153,7 +158,7 @@ pub enum BatchInput<'a> {
 /// A function and its inputs, as one term of a sum.
 pub struct Term<'a> {
     /// The function.
-    pub function: &'a dyn Function,
+    pub function: &'a dyn BackendFunction,
     /// Its inputs.
     pub inputs: &'a [&'a Tensor],
 }
@@ -166,10 +171,10 @@ pub(crate) fn run_each(terms: &[Term<'_>], sum: &mut Tensor) -> Result<Times> {
         let started = Instant::now();
         term.function.run(term.inputs, &mut NoStates, &mut outputs)?;
         let (Some(values), Some(sum)) = (outputs.first().and_then(Tensor::as_f32), sum.as_f32_mut()) else {
-            return Err(Error::Input("a sum of what is no float tensor".into()));
+            return Err(Error::input("a sum of what is no float tensor"));
         };
         if sum.len() != values.len() {
-            return Err(Error::Input(format!("{} elements added to {}", values.len(), sum.len())));
+            return Err(Error::input(format!("{} elements added to {}", values.len(), sum.len())));
         }
         sum.iter_mut().zip(values).for_each(|(a, b)| *a += b);
         times.push(started.elapsed());
@@ -178,17 +183,17 @@ pub(crate) fn run_each(terms: &[Term<'_>], sum: &mut Tensor) -> Result<Times> {
 }
 
 /// Values that a sequence carries from call to call in one package.
-pub trait States: Any + Send + Sync {
+pub trait SequenceStates: Any + Send + Sync {
     /// A copy.
     ///
     /// # Errors
     /// The backend cannot read states.
-    fn fork(&self) -> Result<Box<dyn States>>;
+    fn fork(&self) -> Result<Box<dyn SequenceStates>>;
 
     /// Sets every state to zero.
     fn clear(&mut self);
 
-    /// The last `tokens` tokens can be undone by [`States::rewind`].
+    /// The last `tokens` tokens can be undone by [`SequenceStates::rewind`].
     fn can_rewind(&self, tokens: usize) -> bool {
         let _ = tokens;
         false
@@ -198,12 +203,12 @@ pub trait States: Any + Send + Sync {
     /// was.
     ///
     /// # Errors
-    /// [`States::can_rewind`] says no, or the backend fails.
+    /// [`SequenceStates::can_rewind`] says no, or the backend fails.
     fn rewind(&mut self, tokens: usize) -> Result<()> {
-        Err(Error::Input(format!("states that cannot undo {tokens} tokens")))
+        Err(Error::input(format!("states that cannot undo {tokens} tokens")))
     }
 
-    /// Appends the states to `out`, in a form that [`States::restore`] of the same backend reads.
+    /// Appends the states to `out`, in a form that [`SequenceStates::restore`] of the same backend reads.
     ///
     /// # Errors
     /// The backend cannot read states.
@@ -226,8 +231,8 @@ pub trait States: Any + Send + Sync {
 #[derive(Clone, Copy, Debug)]
 pub struct NoStates;
 
-impl States for NoStates {
-    fn fork(&self) -> Result<Box<dyn States>> {
+impl SequenceStates for NoStates {
+    fn fork(&self) -> Result<Box<dyn SequenceStates>> {
         Ok(Box::new(NoStates))
     }
 

@@ -73,13 +73,13 @@ pub fn generate(
     mut on_token: impl FnMut(u32) -> bool,
 ) -> Result<Generated> {
     if prompt.is_empty() {
-        return Err(Error::Input("the prompt is empty: give at least one token".into()));
+        return Err(Error::input("the prompt is empty: give at least one token"));
     }
-    options.sampling.check().map_err(Error::Input)?;
-    options.speculation.check().map_err(Error::Input)?;
+    options.sampling.check().map_err(Error::input)?;
+    options.speculation.check().map_err(Error::input)?;
     let max_context = model.chain().model.max_context;
     if prompt.len() > max_context {
-        return Err(Error::Input(format!(
+        return Err(Error::input(format!(
             "the prompt has {} tokens, the context holds {max_context}: build with a larger --max-context",
             prompt.len()
         )));
@@ -151,7 +151,7 @@ pub fn generate(
             break Stop::ContextFull;
         }
         let Some(&last) = ids.last() else {
-            return Err(Error::Input("no logits".into()));
+            return Err(Error::input("no logits"));
         };
         let room = (max_context - sequence.position() - 1).min(options.max_new - ids.len() - 1);
         let room = if options.speculation.mode == Mode::Off { 0 } else { model.most_to_undo(sequence, room) };

@@ -1,6 +1,6 @@
 //! One package on arrays from files.
 
-use crate::cpu::{CompiledFunction, CpuPackage, Options, Precision, States};
+use crate::cpu::{CompiledFunction, CpuPackage, CpuStates, Options, Precision};
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
 use anemoe_mlpackage::mil::{DataType, Feature, FeatureShape};
@@ -56,7 +56,7 @@ impl Prediction {
         let package = CpuPackage::open(&self.package)?;
         let options = Options { precision: self.precision, ..Options::default() };
         let function = package.compile(self.function.as_deref(), options)?;
-        let mut states = States::new(&function);
+        let mut states = CpuStates::new(&function);
         let mut outputs = Vec::new();
         let every = self.outputs.to_string_lossy().contains("{}");
         let mut written = Vec::new();
@@ -96,7 +96,7 @@ fn justified(function: &CompiledFunction) -> u64 {
 /// Binds arrays to a function's inputs, in its order, and sets states.
 pub fn bind(
     function: &CompiledFunction,
-    states: &mut States,
+    states: &mut CpuStates,
     mut arrays: BTreeMap<String, Array>,
     path: &Path,
 ) -> Result<Vec<Tensor>> {
@@ -148,7 +148,7 @@ fn to_tensor(array: Array, feature: &Feature) -> std::result::Result<Tensor, Str
 pub fn results(
     function: &CompiledFunction,
     outputs: &[Tensor],
-    states: &States,
+    states: &CpuStates,
     precision: Precision,
 ) -> Vec<(String, Array)> {
     let mut entries = Vec::new();

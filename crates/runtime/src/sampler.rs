@@ -1,5 +1,7 @@
 //! Choosing the next token.
 
+use anemoe_io::Random;
+
 /// How the next token is chosen.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
@@ -43,24 +45,15 @@ pub fn argmax(logits: &[f32]) -> usize {
 /// Draws tokens by [`Sampling`], as Hugging Face transformers does: temperature, then top-k, then top-p.
 pub struct Sampler {
     sampling: Sampling,
-    state: u64,
+    random: Random,
     order: Vec<(f32, u32)>,
 }
 
 impl Sampler {
     /// A sampler at the start of its random sequence.
     pub fn new(sampling: Sampling) -> Self {
-        let state = sampling.seed;
-        Sampler { sampling, state, order: Vec::new() }
-    }
-
-    /// SplitMix64 (Steele, Lea and Flood, 2014): one 64-bit state, equal on every machine. In [0, 1).
-    fn uniform(&mut self) -> f64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+        let random = Random::new(sampling.seed);
+        Sampler { sampling, random, order: Vec::new() }
     }
 
     /// The next token for these logits.
@@ -96,7 +89,7 @@ impl Sampler {
                 break;
             }
         }
-        let mut left = self.uniform() * kept;
+        let mut left = self.random.uniform() * kept;
         for &(v, id) in &self.order[..n] {
             left -= weight(v);
             if left < 0.0 {

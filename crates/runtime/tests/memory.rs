@@ -5,7 +5,7 @@ use anemoe_mlpackage::mil::{
     Argument, Binding, DataType, Dim, NamedType, Operation, Opset, TensorType, Value,
 };
 use anemoe_mlpackage::package::PackageWriter;
-use anemoe_runtime::cpu::{CpuPackage, Options, Precision, States};
+use anemoe_runtime::cpu::{CpuPackage, CpuStates, Options, Precision};
 use anemoe_runtime::tensor::Tensor;
 use std::path::{Path, PathBuf};
 
@@ -50,7 +50,7 @@ fn refusals(path: &Path, input: &Tensor) -> Vec<String> {
             let run = || -> anemoe_runtime::Result<()> {
                 let options = Options { precision, fuse, ..Options::default() };
                 let function = CpuPackage::open(path)?.compile(None, options)?;
-                let mut states = States::new(&function);
+                let mut states = CpuStates::new(&function);
                 function.run(&[input], &mut states, &mut Vec::new()).map(|_| ())
             };
             said.push(run().expect_err("a refusal").to_string());
@@ -66,13 +66,6 @@ fn types(dims: &[u64], dtype: DataType) -> [TensorType; 3] {
         TensorType::new(dtype, vec![Dim::Unknown; dims.len()]),
         TensorType::fixed(dtype, &vec![1; dims.len()]),
     ]
-}
-
-#[cfg(target_os = "linux")]
-fn peak_memory() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|l| l.starts_with("VmHWM")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
 }
 
 #[test]
@@ -180,7 +173,10 @@ fn results_that_nothing_justifies_are_refused() {
         }
     }
     #[cfg(target_os = "linux")]
-    assert!(peak_memory() < 3 << 29, "{} bytes", peak_memory());
+    {
+        let peak = anemoe_io::peak_memory().unwrap();
+        assert!(peak < 3 << 29, "{peak} bytes");
+    }
 }
 
 #[test]
@@ -213,7 +209,7 @@ fn results_of_shapes_that_come_with_inputs_are_bounded() {
     let program = model(Opset::CoreML8, vec![("main".into(), f.finish().unwrap())], "main").unwrap();
     PackageWriter::create(&path).unwrap().finish(&program).unwrap();
     let function = CpuPackage::open(&path).unwrap().compile(None, Options::default()).unwrap();
-    let (mut states, mut outputs) = (States::new(&function), Vec::new());
+    let (mut states, mut outputs) = (CpuStates::new(&function), Vec::new());
     let mut run = |n: usize| function.run(&[&Tensor::f32(&[1, n], vec![1.0; n])], &mut states, &mut outputs);
     run(100).unwrap();
     let said = run(20_000).unwrap_err().to_string();

@@ -1,10 +1,10 @@
 //! Programs and descriptions that contradict each other, and sizes that are known too late to leave a product out.
 
 use anemoe_mlpackage::mil::builder::{ConvParams, FunctionBuilder, model};
-use anemoe_mlpackage::mil::{DataType, FeatureShape, Model, Opset, TensorType, Value};
+use anemoe_mlpackage::mil::{DataType, FeatureShape, MlModel, Opset, TensorType, Value};
 use anemoe_mlpackage::package::PackageWriter;
 use anemoe_runtime::backend::Backend;
-use anemoe_runtime::cpu::{CpuBackend, CpuPackage, Options, States};
+use anemoe_runtime::cpu::{CpuBackend, CpuPackage, CpuStates, Options};
 use anemoe_runtime::tensor::Tensor;
 use half::f16;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ fn a_product_whose_size_the_weight_does_not_tell_is_computed() {
         for skip_zero in [false, true] {
             let package = CpuPackage::open(&path).unwrap();
             let function = package.compile(None, Options { skip_zero, ..Options::default() }).unwrap();
-            let (mut states, mut outputs) = (States::new(&function), Vec::new());
+            let (mut states, mut outputs) = (CpuStates::new(&function), Vec::new());
             let y = Tensor::f32(&shape, vec![1.0; shape.iter().product()]);
             function.run(&[&y, &Tensor::f32(&[1], vec![0.0])], &mut states, &mut outputs).unwrap();
             assert_eq!(outputs[0].shape, shape, "{skip_zero}");
@@ -44,7 +44,7 @@ fn a_product_whose_size_the_weight_does_not_tell_is_computed() {
 }
 
 /// A package of one function that adds its input `x` to its state, or to itself if it is a scalar; `change` lies about it.
-fn write(dir: &Path, scalar: bool, change: impl FnOnce(&mut Model)) -> PathBuf {
+fn write(dir: &Path, scalar: bool, change: impl FnOnce(&mut MlModel)) -> PathBuf {
     let path = dir.join("b.mlpackage");
     let writer = PackageWriter::create(&path).unwrap();
     let mut f = FunctionBuilder::new(Opset::CoreML8);

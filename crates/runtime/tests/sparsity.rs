@@ -4,7 +4,7 @@ use anemoe_mlpackage::mil::builder::{ConvParams, FunctionBuilder, GeluMode, Var,
 use anemoe_mlpackage::mil::{DataType, Opset, TensorType, Value};
 use anemoe_mlpackage::package::PackageWriter;
 use anemoe_runtime::backend::Counts;
-use anemoe_runtime::cpu::{CpuPackage, Options, States};
+use anemoe_runtime::cpu::{CpuPackage, CpuStates, Options};
 use anemoe_runtime::tensor::Tensor;
 use half::f16;
 use std::path::{Path, PathBuf};
@@ -16,12 +16,9 @@ const EXPERTS: usize = 3;
 fn write(dir: &Path, ranged: bool) -> PathBuf {
     let path = dir.join(if ranged { "ranged.mlpackage" } else { "fixed.mlpackage" });
     let mut writer = PackageWriter::create(&path).unwrap();
-    let mut seed = 1u32;
+    let mut random = anemoe_io::Random::new(1);
     let mut weight = |rows: u64, cols: u64| {
-        let values = (0..rows * cols).flat_map(|_| {
-            seed = seed.wrapping_mul(1664525).wrapping_add(1013904223);
-            f16::from_f32((seed >> 8) as f32 / (1 << 24) as f32 - 0.5).to_le_bytes()
-        });
+        let values = (0..rows * cols).flat_map(|_| f16::from_f64(random.uniform() - 0.5).to_le_bytes());
         let bytes: Vec<u8> = values.collect();
         let offset = writer.weights().append(DataType::Float16, rows * cols, &bytes).unwrap();
         Value::blob(DataType::Float16, &[rows, cols, 1, 1], offset)
@@ -64,7 +61,7 @@ fn write(dir: &Path, ranged: bool) -> PathBuf {
 fn run(path: &Path, skip_zero: bool, tokens: usize, routing: &[f32]) -> (Vec<f32>, Counts) {
     let package = CpuPackage::open(path).unwrap();
     let function = package.compile(None, Options { skip_zero, ..Options::default() }).unwrap();
-    let (mut states, mut outputs) = (States::new(&function), Vec::new());
+    let (mut states, mut outputs) = (CpuStates::new(&function), Vec::new());
     let y: Vec<f32> = (0..HIDDEN as usize * tokens).map(|i| (i as f32 * 0.7).sin()).collect();
     let y = Tensor::f32(&[1, HIDDEN as usize, 1, tokens], y);
     let routing = Tensor::f32(&[1, EXPERTS, 1, tokens], routing.to_vec());

@@ -3,7 +3,8 @@
 use super::process;
 use super::snapshot::copy;
 use crate::files::tiny::{self, as_f32, gguf_of};
-use crate::{root, seeds};
+use crate::seeds;
+use crate::task::root;
 use anemoe_npz::{Array, write_npy};
 use std::error::Error;
 use std::ffi::OsString;
@@ -299,13 +300,13 @@ pub const CASES: &[Case] = &[
 ];
 
 /// Right inputs, made once.
-pub struct Pool {
+pub struct InputPool {
     pub folder: PathBuf,
 }
 
-impl Pool {
+impl InputPool {
     /// Makes every input in a folder, with the binary where a command makes it.
-    pub fn make(folder: &Path, binary: &Path) -> Result<Pool, Box<dyn Error>> {
+    pub fn make(folder: &Path, binary: &Path) -> Result<InputPool, Box<dyn Error>> {
         fs::create_dir_all(folder.join("tmp"))?;
         let at = |name: &str| folder.join(name);
         let fixtures = root().join("fixtures");
@@ -332,7 +333,7 @@ impl Pool {
         let values: Vec<f32> = (0..64 * 64).map(|i| ((i * 37 % 101) as f32 - 50.0) / 64.0).collect();
         write_npy(&at("a.npy"), &Array { shape: vec![64, 64], data: values.into() })?;
         fs::write(at("report.json"), REPORT)?;
-        let pool = Pool { folder: folder.to_path_buf() };
+        let pool = InputPool { folder: folder.to_path_buf() };
         for command in [
             "build gemma -o gemma.anemoe --skip-gates --tokens 1,4 --quant fp16",
             "build zaya -o zaya.anemoe --skip-gates --tokens 1 --quant fp16",

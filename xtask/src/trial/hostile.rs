@@ -1,9 +1,9 @@
 //! Classes of damage, and how each is done to the inputs of a case.
 
 use super::cases::Case;
-use super::mutate::{self, Format, format};
+use super::choices::Choices;
+use super::mutate::{self, FileFormat, format};
 use super::process::make_fifo;
-use super::random::Random;
 use super::snapshot::is_unfinished;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -48,7 +48,7 @@ impl Class {
     }
 
     /// A class; damage to contents is most of it.
-    pub fn choose(r: &mut Random) -> Class {
+    pub fn choose(r: &mut Choices) -> Class {
         match r.below(20) {
             0..5 => Class::Bytes,
             5..13 => Class::Structure,
@@ -73,7 +73,7 @@ pub struct Damaged {
 }
 
 /// Damages the inputs in `folder/in`, the outputs in `folder/out`, or the arguments.
-pub fn damage(case: &Case, class: Class, folder: &Path, r: &mut Random) -> io::Result<Damaged> {
+pub fn damage(case: &Case, class: Class, folder: &Path, r: &mut Choices) -> io::Result<Damaged> {
     let mut args: Vec<OsString> = vec![case.command.into()];
     args.extend(case.args.split(' ').map(OsString::from));
     let mut done = Damaged { what: String::new(), args, allowed: Vec::new(), is_small: true };
@@ -107,23 +107,23 @@ fn input_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 /// A file, every format as likely as another.
-fn choose_file(folder: &Path, r: &mut Random) -> io::Result<PathBuf> {
-    let mut formats: BTreeMap<Format, Vec<PathBuf>> = BTreeMap::new();
+fn choose_file(folder: &Path, r: &mut Choices) -> io::Result<PathBuf> {
+    let mut formats: BTreeMap<FileFormat, Vec<PathBuf>> = BTreeMap::new();
     for file in input_files(folder)? {
         formats.entry(format(&file)).or_default().push(file);
     }
-    let keys: Vec<Format> = formats.keys().copied().collect();
+    let keys: Vec<FileFormat> = formats.keys().copied().collect();
     let files = &formats[r.pick(&keys)];
     Ok(r.pick(files).clone())
 }
 
-fn contents(class: Class, folder: &Path, done: &mut Damaged, r: &mut Random) -> io::Result<()> {
+fn contents(class: Class, folder: &Path, done: &mut Damaged, r: &mut Choices) -> io::Result<()> {
     let path = choose_file(folder, r)?;
     let mut file = fs::read(&path)?;
     let times = 1 + r.below(3);
     for _ in 0..times {
         match class {
-            Class::Bytes => mutate::bytes(&mut file, r),
+            Class::Bytes => mutate::damage_bytes(&mut file, r),
             _ => mutate::structure(&mut file, format(&path), r),
         }
     }
@@ -136,7 +136,7 @@ fn relative(folder: &Path, path: &Path) -> String {
     path.strip_prefix(folder).unwrap_or(path).display().to_string()
 }
 
-fn files(folder: &Path, done: &mut Damaged, r: &mut Random) -> io::Result<()> {
+fn files(folder: &Path, done: &mut Damaged, r: &mut Choices) -> io::Result<()> {
     let file = choose_file(folder, r)?;
     // Sometimes the folder that the file is in, but not `in` itself.
     let parent = file.parent().filter(|p| *p != folder.join("in") && r.once_in(4));
@@ -212,7 +212,7 @@ fn files(folder: &Path, done: &mut Damaged, r: &mut Random) -> io::Result<()> {
 }
 
 /// Gives an input a hostile name.
-fn names(case: &Case, folder: &Path, done: &mut Damaged, r: &mut Random) -> io::Result<()> {
+fn names(case: &Case, folder: &Path, done: &mut Damaged, r: &mut Choices) -> io::Result<()> {
     let input = *r.pick(case.inputs);
     let ending = input.rsplit_once('.').map_or(String::new(), |(_, e)| format!(".{e}"));
     let hostile: [&[u8]; 9] = [
@@ -255,7 +255,7 @@ fn names(case: &Case, folder: &Path, done: &mut Damaged, r: &mut Random) -> io::
 }
 
 /// Gives an option a hostile value, or adds one.
-fn options(case: &Case, done: &mut Damaged, r: &mut Random) {
+fn options(case: &Case, done: &mut Damaged, r: &mut Choices) {
     let edge = r.edge().to_string();
     let values = [
         "0",
@@ -310,7 +310,7 @@ fn options(case: &Case, done: &mut Damaged, r: &mut Random) {
 }
 
 /// Puts something where the output goes.
-fn output(case: &Case, folder: &Path, done: &mut Damaged, r: &mut Random) -> io::Result<()> {
+fn output(case: &Case, folder: &Path, done: &mut Damaged, r: &mut Choices) -> io::Result<()> {
     let Some(output) = case.output.filter(|o| o.starts_with("out/")) else {
         done.what = "nothing".into();
         return Ok(());

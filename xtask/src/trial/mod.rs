@@ -1,19 +1,19 @@
 //! Runs the built binary on damaged, lying and hostile inputs, and checks what it leaves.
 
 mod cases;
+mod choices;
 mod hostile;
-mod interrupt;
+mod interrupted_builds;
 mod mutate;
 mod one;
 mod process;
-mod random;
 mod snapshot;
 
-use crate::Passed;
-use crate::options::Options;
-use cases::{CASES, Case, Pool};
+use crate::options::TaskOptions;
+use crate::task::Passed;
+use cases::{CASES, Case, InputPool};
 use hostile::Class;
-use one::{Outcome, Trial};
+use one::{Trial, TrialOutcome};
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const SHOWN: usize = 4;
 
 /// The task.
-pub fn run(mut options: Options) -> Passed {
+pub fn run(mut options: TaskOptions) -> Passed {
     let binary = options.text("anemoe").ok_or("--anemoe PATH is missing")?;
     let runs = options.number("runs")?;
     let seed = options.number("seed")?.unwrap_or(1);
@@ -40,7 +40,7 @@ pub fn run(mut options: Options) -> Passed {
     let passed = (|| -> Passed {
         let mut passed = true;
         if let Some(n) = interrupts {
-            passed &= interrupt::run(&base.binary, &base.scratch, n, seed, keep)?;
+            passed &= interrupted_builds::run(&base.binary, &base.scratch, n, seed, keep)?;
         }
         if runs.is_some() || interrupts.is_none() {
             let is_chosen = |c: &&Case| only.as_ref().is_none_or(|o| o == c.command);
@@ -48,7 +48,7 @@ pub fn run(mut options: Options) -> Passed {
             if cases.is_empty() {
                 return Err("--only: no such command".into());
             }
-            let pool = Pool::make(&base.scratch.join("pool"), &base.binary)?;
+            let pool = InputPool::make(&base.scratch.join("pool"), &base.binary)?;
             let trial = Trial { binary: &base.binary, pool: &pool, scratch: &base.scratch, cases, keep };
             passed &= all(&trial, seed, runs.unwrap_or(1000), jobs)?;
         }
@@ -97,7 +97,7 @@ struct Row {
 /// Runs all seeds and prints the table and the violations.
 fn all(trial: &Trial<'_>, seed: u64, runs: u64, jobs: u64) -> Passed {
     let next = AtomicU64::new(0);
-    let outcomes = Mutex::new(Vec::<Outcome>::new());
+    let outcomes = Mutex::new(Vec::<TrialOutcome>::new());
     let failed = Mutex::new(None);
     std::thread::scope(|s| {
         for _ in 0..jobs {
@@ -137,7 +137,7 @@ fn all(trial: &Trial<'_>, seed: u64, runs: u64, jobs: u64) -> Passed {
     Ok(print_violations(&outcomes))
 }
 
-fn print_table(outcomes: &[Outcome]) {
+fn print_table(outcomes: &[TrialOutcome]) {
     let mut rows: BTreeMap<&str, Row> = BTreeMap::new();
     for o in outcomes {
         for name in [o.command, "all"] {
@@ -162,8 +162,8 @@ fn print_table(outcomes: &[Outcome]) {
 }
 
 /// Prints violations by cause; gives whether there was none.
-fn print_violations(outcomes: &[Outcome]) -> bool {
-    let mut causes: BTreeMap<(&str, String), Vec<&Outcome>> = BTreeMap::new();
+fn print_violations(outcomes: &[TrialOutcome]) -> bool {
+    let mut causes: BTreeMap<(&str, String), Vec<&TrialOutcome>> = BTreeMap::new();
     for o in outcomes {
         for what in &o.violations {
             causes.entry((o.command, one::cause(what))).or_default().push(o);

@@ -1,9 +1,9 @@
 //! One run of a trial, from its seed to what it broke.
 
-use super::cases::{Case, Pool, allowed};
+use super::cases::{Case, InputPool, allowed};
+use super::choices::Choices;
 use super::hostile::{Class, damage};
 use super::process::{self, Ran};
-use super::random::Random;
 use super::snapshot;
 use std::ffi::OsString;
 use std::fs;
@@ -23,14 +23,14 @@ const BENCH_ONCE_IN: usize = 4;
 /// What all runs share.
 pub struct Trial<'a> {
     pub binary: &'a Path,
-    pub pool: &'a Pool,
+    pub pool: &'a InputPool,
     pub scratch: &'a Path,
     pub cases: Vec<&'static Case>,
     pub keep: bool,
 }
 
 /// What a run did and broke.
-pub struct Outcome {
+pub struct TrialOutcome {
     pub seed: u64,
     pub command: &'static str,
     pub class: Class,
@@ -43,8 +43,8 @@ pub struct Outcome {
 
 impl Trial<'_> {
     /// Makes the run of a seed.
-    pub fn run(&self, seed: u64) -> io::Result<Outcome> {
-        let mut r = Random::new(seed);
+    pub fn run(&self, seed: u64) -> io::Result<TrialOutcome> {
+        let mut r = Choices::new(seed);
         let mut case = *r.pick(&self.cases);
         if case.command == "bench" && !r.once_in(BENCH_ONCE_IN) {
             case = *r.pick(&self.cases);
@@ -82,7 +82,7 @@ impl Trial<'_> {
             let _ = fs::set_permissions(folder.join("out"), fs::Permissions::from_mode(0o755));
             fs::remove_dir_all(&home)?;
         }
-        Ok(Outcome {
+        Ok(TrialOutcome {
             seed,
             command: case.command,
             class,

@@ -13,7 +13,7 @@ const COMPARED: u64 = 64 << 20;
 
 /// What lies at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Entry {
+pub enum SnapshotEntry {
     Folder,
     File { bytes: u64, hash: u64, mode: u32 },
     Link(PathBuf),
@@ -21,7 +21,7 @@ pub enum Entry {
 }
 
 /// Everything below a folder, by relative path. Links are not followed.
-pub type Snapshot = BTreeMap<PathBuf, Entry>;
+pub type Snapshot = BTreeMap<PathBuf, SnapshotEntry>;
 
 /// Reads a folder.
 pub fn take(folder: &Path) -> io::Result<Snapshot> {
@@ -37,13 +37,13 @@ fn walk(root: &Path, inside: &Path, all: &mut Snapshot) -> io::Result<()> {
         let meta = fs::symlink_metadata(&path)?;
         let found = if meta.is_dir() {
             walk(root, &name, all)?;
-            Entry::Folder
+            SnapshotEntry::Folder
         } else if meta.is_symlink() {
-            Entry::Link(fs::read_link(&path)?)
+            SnapshotEntry::Link(fs::read_link(&path)?)
         } else if meta.file_type().is_fifo() || !meta.is_file() {
-            Entry::Other
+            SnapshotEntry::Other
         } else {
-            Entry::File { bytes: meta.len(), hash: hash(&path)?, mode: meta.mode() }
+            SnapshotEntry::File { bytes: meta.len(), hash: hash(&path)?, mode: meta.mode() }
         };
         all.insert(name, found);
     }

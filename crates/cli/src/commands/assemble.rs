@@ -1,15 +1,16 @@
 //! `anemoe assemble`
 
-use super::checkpoint::Reading;
-use super::{auto, build, golden};
-use crate::Outcome;
-use crate::interrupt;
-use crate::journal::{JournalArgs, Recorder, facts};
+use crate::args::reading::Reading;
+use crate::gate_reference::{gate_prompt, with_bar};
+use crate::outcome::Outcome;
+use crate::recorder::{JournalArgs, Recorder, facts};
+use crate::show::build_report::print;
+use crate::signals;
 use crate::target::expect_begun_bundle;
 use crate::ui::Ui;
 use anemoe_bundle::journal::status;
 use anemoe_convert::build::Assembly;
-use anemoe_gates::gated::{self, Reference};
+use anemoe_gates::gated::{self, GateReference};
 use anemoe_gates::reference::Golden;
 use anemoe_gates::residency;
 use anyhow::Context;
@@ -49,14 +50,14 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let recorder = Recorder::new(&args.journal, "assemble");
     let given = args.golden.as_deref().map(Golden::read).transpose()?;
     expect_begun_bundle(&args.bundle)?;
-    interrupt::comes_to_rest();
+    signals::comes_to_rest();
     let assembly = anemoe_convert::build::assemble(&args.bundle)?;
     let reference = match given {
-        Some(golden) => Some(Reference { golden, given: true }),
+        Some(golden) => Some(GateReference { golden, given: true }),
         None if args.skip_gates || assembly.part_gates().1 => None,
         None => own_reference(&assembly, ui),
     };
-    let options = residency::Options::default();
+    let options = residency::CheckOptions::default();
     let report = gated::assemble(assembly, reference.as_ref(), &options, args.min_cosine, &|_| ())?;
     for (said, facts) in facts::gates(&report, args.golden.as_deref()) {
         recorder.also(&args.bundle, "gate", said, None, facts);
@@ -66,13 +67,13 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         recorder.end(&args.bundle, status, facts::build(built, &args.bundle, None));
     }
     ui.document(&report)?;
-    build::print(&report, &args.bundle, args.golden.as_deref(), 0, ui)?;
+    print(&report, &args.bundle, args.golden.as_deref(), 0, ui)?;
     Ok(if report.pass { Outcome::Done } else { Outcome::GateFailed })
 }
 
 /// A run of the checkpoint that the parts were built from. That it is no more where it was is no reason not to complete the
 /// bundle.
-fn own_reference(assembly: &Assembly, ui: &Ui) -> Option<Reference> {
+fn own_reference(assembly: &Assembly, ui: &Ui) -> Option<GateReference> {
     let run = || {
         let source = assembly.source().context("the parts do not say where their checkpoint is")?;
         let zaya_skip = source.zaya_skip.map(|s| s.parse()).transpose().map_err(anyhow::Error::msg)?;
@@ -80,11 +81,11 @@ fn own_reference(assembly: &Assembly, ui: &Ui) -> Option<Reference> {
         if assembly.chain()?.checkpoint_sha256.as_ref() != Some(&checkpoint.fingerprint()?) {
             anyhow::bail!("{}: is not what the parts were built from any more", source.checkpoint.display());
         }
-        let (prompt, decode) = auto::gate_prompt(&checkpoint, assembly.plan())?;
-        Ok::<_, anyhow::Error>(golden::with_bar(&checkpoint, &prompt, decode, ui)?)
+        let (prompt, decode) = gate_prompt(&checkpoint, assembly.plan())?;
+        Ok::<_, anyhow::Error>(with_bar(&checkpoint, &prompt, decode, ui)?)
     };
     match run() {
-        Ok(golden) => Some(Reference { golden, given: false }),
+        Ok(golden) => Some(GateReference { golden, given: false }),
         Err(e) => {
             crate::ui::message(format!(
                 "warning: no gates of the whole: {e:#}; give --golden, or see anemoe validate"

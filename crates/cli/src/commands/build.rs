@@ -1,28 +1,26 @@
 //! `anemoe build`
 
-use super::auto::{self, Planned, QuantChoice};
-use super::generate::at_least_one;
-use super::plan::{self, Options};
-use super::{check, golden, validate};
-use crate::Outcome;
-use crate::interrupt;
-use crate::journal::{JournalArgs, Recorder, facts};
+use crate::args::checkpoint_text::bos;
+use crate::args::numbers::at_least_one;
+use crate::args::planning::{PlanArgs, PlannedCheckpoint, QuantChoice, find_outliers, plan_checkpoint};
+use crate::gate_reference::reference;
+use crate::outcome::Outcome;
+use crate::recorder::{JournalArgs, Recorder, facts};
 use crate::shell::quoted;
+use crate::show::build_report::print;
+use crate::show::plan_table::print_outliers;
+use crate::signals;
 use crate::ui::{self, Ui};
 use anemoe_bundle::journal::status;
-use anemoe_convert::build::{self, Build, BuildReport, Event, Needs, Part, Source};
-use anemoe_convert::checkpoint::Checkpoint;
-use anemoe_convert::importance::Importance;
-use anemoe_convert::models::Readings;
+use anemoe_convert::build::{self, Build, BuildEvent, BuildPart, CheckpointOrigin, Needs};
 use anemoe_convert::plan::Plan;
-use anemoe_convert::quant::MatrixQuant;
-use anemoe_gates::gated::{self, GatedReport, Stage};
-use anemoe_gates::golden::{self as gates, MIN_COSINE};
+use anemoe_convert::variants::Variants;
+use anemoe_gates::gated::{self, GateStage};
+use anemoe_gates::golden_gate::{self as gates, MIN_COSINE};
 use anemoe_gates::reference::Golden;
 use anemoe_gates::{probe, residency};
 use anyhow::{Context, bail};
 use indicatif::ProgressBar;
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -43,7 +41,7 @@ pub struct Args {
     #[arg(short, long, value_name = "BUNDLE")]
     out: PathBuf,
     #[command(flatten)]
-    options: Options,
+    options: PlanArgs,
     /// Shards that are built at a time [default: one per processor, at most 8, within half of the free memory].
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     jobs: Option<usize>,
@@ -107,7 +105,7 @@ fn share(text: &str) -> Result<Share, String> {
 }
 
 impl Share {
-    fn part(self, variable: impl Fn(&str) -> Option<String>) -> anyhow::Result<Part> {
+    fn part(self, variable: impl Fn(&str) -> Option<String>) -> anyhow::Result<BuildPart> {
         let index = match self.index {
             Some(index) => index,
             None => {
@@ -128,12 +126,13 @@ impl Share {
                 index
             }
         };
-        Ok(Part { index: index % self.of, of: self.of })
+        Ok(BuildPart { index: index % self.of, of: self.of })
     }
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    let Planned { family, plan, importance } = auto::plan(&args.checkpoint, &args.options, true, ui)?;
+    let PlannedCheckpoint { family, plan, importance } =
+        plan_checkpoint(&args.checkpoint, &args.options, true, ui)?;
     let family = family.as_ref();
     let jobs = args.jobs.unwrap_or_else(build::default_jobs);
     let jobs = args.max_memory.map_or(jobs, |mb| build::jobs_within(jobs, Some(mb << 20)));
@@ -148,19 +147,19 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     for note in &plan.notes {
         ui.line(format!("note: {note}"))?;
     }
-    plan::print_outliers(&plan::outliers(family, &plan, &args.options, ui)?, ui)?;
-    interrupt::comes_to_rest();
-    let checkpoint = &family.opened().checkpoint;
+    print_outliers(&find_outliers(family, &plan, &args.options, ui)?, ui)?;
+    signals::comes_to_rest();
+    let checkpoint = &family.checked_checkpoint().checkpoint;
     let mut reference = || reference(checkpoint, &plan, golden.as_ref(), ui);
-    let options = gated::Options {
+    let options = gated::GateOptions {
         jobs,
         skip_gates: args.skip_gates,
         min_cosine: gate_cosine(&args.options),
         probes: args.probes,
         seed: args.probe_seed,
-        residency: residency::Options::default(),
+        residency: residency::CheckOptions::default(),
         scratch: args.scratch.as_deref(),
-        bos: golden::bos(checkpoint),
+        bos: bos(checkpoint),
         reference_given: golden.is_some(),
         reference: &mut reference,
     };
@@ -168,7 +167,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let build = Build::begin(family, &plan, importance.as_ref(), &args.out, part)?;
     let part_name = part.map(|p| format!("{}/{}", p.index, p.of));
     recorder.begin(&args.out, facts::begun(&plan, part_name.clone()));
-    build.remember(&source(&args.checkpoint, &checkpoint.readings))?;
+    build.remember(&source(&args.checkpoint, &checkpoint.variants))?;
     let all = plan.shards.len();
     let progress = Progress::new(&plan, build.own(), ui);
     let report = gated::run(build, options, &|event| progress.on(event));
@@ -193,9 +192,9 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         status,
         match &report.build {
             Some(built) => facts::build(built, &args.out, part_name),
-            None => {
-                facts::of(serde_json::json!({"part": part_name, "failed": report.failed.map(Stage::name)}))
-            }
+            None => facts::of(
+                serde_json::json!({"part": part_name, "failed": report.failed.map(GateStage::name)}),
+            ),
         },
     );
     ui.document(&report)?;
@@ -212,39 +211,16 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
 }
 
 /// Where the checkpoint is, for a process that starts elsewhere.
-fn source(spec: &Path, readings: &Readings) -> Source {
+fn source(spec: &Path, variants: &Variants) -> CheckpointOrigin {
     let absolute = spec.exists().then(|| std::path::absolute(spec).ok()).flatten();
     let checkpoint = absolute.unwrap_or_else(|| spec.to_path_buf());
-    Source { checkpoint, zaya_skip: readings.zaya_skip.map(|s| s.name().to_string()) }
+    CheckpointOrigin { checkpoint, zaya_skip: variants.zaya_skip.map(|s| s.name().to_string()) }
 }
 
 /// The cosine that gates want. What a search aims at is measured on another text, so its own aim is no gate's.
-fn gate_cosine(options: &Options) -> f64 {
+fn gate_cosine(options: &PlanArgs) -> f64 {
     let asked = options.min_cosine.unwrap_or(MIN_COSINE);
     if options.quant == QuantChoice::Auto { asked.min(MIN_COSINE) } else { asked }
-}
-
-/// Gives the golden of the gates: the file's, with hidden states where it lacks them, or a run of the gates' own prompt.
-pub fn reference(
-    checkpoint: &Checkpoint,
-    plan: &Plan,
-    given: Option<&Golden>,
-    ui: &Ui,
-) -> anemoe_gates::Result<Golden> {
-    if let Some(golden) = given.filter(|g| probe::suffices(g, plan)) {
-        return Ok(golden.clone());
-    }
-    let (prompt, decode) = match given {
-        Some(golden) => (golden.prompt_ids.clone(), 0),
-        None => {
-            auto::gate_prompt(checkpoint, plan).map_err(|e| anemoe_gates::Error::Usage(format!("{e:#}")))?
-        }
-    };
-    let own = golden::with_bar(checkpoint, &prompt, decode, ui)?;
-    Ok(match given {
-        Some(golden) => golden.with_states_of(own),
-        None => own,
-    })
 }
 
 /// What a build shows while it runs.
@@ -262,18 +238,18 @@ impl Progress {
         Progress { bar, shards: AtomicUsize::new(0), of: own.len(), weights }
     }
 
-    fn on(&self, event: gated::Event<'_>) {
+    fn on(&self, event: gated::GatedEvent<'_>) {
         match event {
-            gated::Event::Needs(needs) => {
+            gated::GatedEvent::Needs(needs) => {
                 let text = needs_line(needs);
                 self.bar.suspend(|| ui::message(text));
             }
-            gated::Event::Stage(stage) => {
+            gated::GatedEvent::Stage(stage) => {
                 self.bar.set_prefix(stage.name());
                 tracing::info!(stage = stage.name(), "stage");
             }
-            gated::Event::Build(event) => {
-                let Event::ShardDone { shard, bytes, elapsed, reused } = event;
+            gated::GatedEvent::Build(event) => {
+                let BuildEvent::ShardDone { shard, bytes, elapsed, reused } = event;
                 let done = self.shards.fetch_add(1, Ordering::Relaxed) + 1;
                 if reused {
                     // What an earlier run did says nothing of this one's rate.
@@ -313,168 +289,6 @@ fn needs_line(needs: &Needs) -> String {
     line + &format!("; {} are free", ui::bytes(*bundle_free))
 }
 
-/// The gates and the build for people.
-pub fn print(
-    report: &GatedReport,
-    out: &Path,
-    golden: Option<&Path>,
-    all: usize,
-    ui: &Ui,
-) -> anyhow::Result<()> {
-    let r = &report.representative;
-    let verdict = |pass: bool| if pass { "pass" } else { "FAIL" };
-    let placed = |found: &residency::Report| {
-        let v = found.verdicts;
-        let small = found.packages.iter().filter(|p| p.too_small).count();
-        format!("{}: {}", verdict(found.pass), check::devices(v.ane, v.unknown, v.not_ane, small))
-    };
-    if let Some(found) = &r.residency {
-        ui.line(format!(
-            "representative shards, one of each group that differs only in weights ({}):",
-            r.shards.join(", ")
-        ))?;
-        ui.line(format!("  predicted device: {}", placed(found)))?;
-    }
-    if let Some(found) = &r.probes {
-        let lowest = found.shards.iter().min_by(|a, b| a.median_cosine.total_cmp(&b.median_cosine));
-        if let Some(s) = lowest {
-            ui.line(format!(
-                "  quality: {}, lowest median cosine to FP16 {:.5} ({}), at least {} wanted",
-                verdict(found.pass),
-                s.median_cosine,
-                s.shard,
-                found.threshold
-            ))?;
-        }
-        for warning in &found.warnings {
-            ui.line(format!("  warning: {warning}"))?;
-        }
-    }
-    if let Some(found) = &report.full_stack.residency {
-        ui.line("the whole:")?;
-        ui.line(format!("  predicted device: {}", placed(found)))?;
-    }
-    if let Some(gate) = &report.full_stack.golden {
-        let v = &gate.exact;
-        let equal = v.generated_ids.iter().zip(&v.expected_ids).take_while(|(a, b)| a == b).count();
-        let ties = v.wrong_choices.iter().filter(|c| c.near_tie).count();
-        let said = if report.full_stack.undecided.is_some() { "undecided" } else { verdict(gate.pass) };
-        ui.line(format!(
-            "  logits: {said}, lowest cosine {:.6} (at least {} wanted), {equal} of {} greedy tokens equal, choices that \
-             differ: {}, of which {ties} near ties",
-            v.min_cosine,
-            v.threshold,
-            v.expected_ids.len(),
-            v.wrong_choices.len()
-        ))?;
-        if let Some(nats) = report.full_stack.undecided {
-            ui.line(format!(
-                "  this model predicts the text {}: its weights are random, or it has not learned \
-                 such text; its logits say nothing about quality. --golden compares it with a reference all the same",
-                against_chance(nats)
-            ))?;
-        }
-    }
-    match report.failed {
-        Some(Stage::RepresentativeResidency) => {
-            if let Some(found) = &r.residency {
-                check::print(found, ui)?;
-            }
-        }
-        Some(Stage::RepresentativeProbes) => {
-            if let Some(found) = &r.probes {
-                validate::print_probes(found, ui)?;
-            }
-        }
-        Some(Stage::Residency) => {
-            if let Some(found) = &report.full_stack.residency {
-                check::print(found, ui)?;
-            }
-        }
-        Some(Stage::Golden) => {
-            if let Some(gate) = &report.full_stack.golden {
-                validate::print(gate, ui)?;
-            }
-        }
-        _ => {}
-    }
-    match (&report.build, report.failed) {
-        (Some(built), None) => ui.line(summary(built))?,
-        (Some(built), Some(stage)) => {
-            ui.line(summary(built))?;
-            ui.line(format!(
-                "gate FAILED: {}; the bundle is complete, and chain.json says that the gate failed",
-                stage.name()
-            ))?;
-            let name = quoted(out);
-            ui.line(match (stage, golden) {
-                (Stage::Golden, Some(golden)) => {
-                    format!("next: anemoe trace {name} --golden {} shows which layer loses how much", quoted(golden))
-                }
-                (Stage::Golden, None) => format!(
-                    "next: anemoe golden CHECKPOINT --prompt TEXT -o golden.npz, then anemoe trace {name} --golden golden.npz shows \
-                     which layer loses how much"
-                ),
-                _ => format!("next: anemoe check {name} shows why"),
-            })?;
-        }
-        (None, failed) => {
-            ui.line(format!(
-                "gate FAILED: {}; the other {} shards were not built. For other options remove {} first; the same ones and \
-                 --skip-gates go on",
-                failed.map_or("a stage", Stage::name),
-                all.saturating_sub(r.shards.len()),
-                quoted(out)
-            ))?;
-        }
-    }
-    Ok(())
-}
-
-/// Says how much better than chance a model is, in nats per token, which may be less than nothing.
-fn against_chance(nats: f64) -> String {
-    format!("{:.2} nats per token {} than chance", nats.abs(), if nats < 0.0 { "worse" } else { "better" })
-}
-
-/// Reads importances: one array for every projection that the plan compresses, and none of others.
-pub fn read_importance(path: &Path, plan: &Plan) -> anyhow::Result<Importance> {
-    let importance = Importance::read(path)?;
-    let known: BTreeSet<&str> =
-        plan.shards.iter().flat_map(|s| &s.matrices).map(|m| m.tensor.as_str()).collect();
-    importance.check_names(|name| known.contains(name))?;
-    for m in plan.shards.iter().flat_map(|s| &s.matrices) {
-        importance.of(m)?;
-    }
-    // A set: a tensor of many experts has a matrix for each.
-    let compressed: BTreeSet<&str> = plan
-        .shards
-        .iter()
-        .flat_map(|s| &s.matrices)
-        // Convolutions over several tokens see inputs that no calibration counts.
-        .filter(|m| m.quant.kind != MatrixQuant::FP16.kind && m.taps == 1)
-        .map(|m| m.tensor.as_str())
-        .collect();
-    importance.check_complete(compressed)?;
-    Ok(importance)
-}
-
-/// One line about a finished build.
-pub fn summary(report: &BuildReport) -> String {
-    let reused = if report.reused > 0 {
-        format!(", {} of them from an earlier run", report.reused)
-    } else {
-        String::new()
-    };
-    format!(
-        "{}: {} packages{reused}, {} in {:.1} s; lowest weight cosine {:.5}",
-        report.bundle.display(),
-        report.shards,
-        ui::bytes(report.package_bytes),
-        report.seconds,
-        report.min_weight_cosine
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -483,25 +297,19 @@ mod tests {
     fn parts_count_from_zero_or_from_one() {
         let none = |_: &str| None;
         let part = |text: &str| share(text).unwrap().part(none).unwrap();
-        assert_eq!(part("0/3"), Part { index: 0, of: 3 });
-        assert_eq!(part("2/3"), Part { index: 2, of: 3 });
-        assert_eq!(part("3/3"), Part { index: 0, of: 3 });
+        assert_eq!(part("0/3"), BuildPart { index: 0, of: 3 });
+        assert_eq!(part("2/3"), BuildPart { index: 2, of: 3 });
+        assert_eq!(part("3/3"), BuildPart { index: 0, of: 3 });
         for wrong in ["4/3", "0/0", "0", "-1/3", "1/", "/3", "a/b", "1/2/3", "", "0/100001"] {
             assert!(share(wrong).is_err(), "{wrong}");
         }
     }
 
     #[test]
-    fn less_than_chance_is_worse() {
-        assert_eq!(against_chance(0.3), "0.30 nats per token better than chance");
-        assert_eq!(against_chance(-5.02), "5.02 nats per token worse than chance");
-    }
-
-    #[test]
     fn schedulers_tell_the_index() {
         for name in ARRAY_INDICES {
             let set = |wanted: &str| (wanted == name).then(|| "5".to_string());
-            assert_eq!(share("8").unwrap().part(set).unwrap(), Part { index: 5, of: 8 });
+            assert_eq!(share("8").unwrap().part(set).unwrap(), BuildPart { index: 5, of: 8 });
             assert!(share("4").unwrap().part(set).unwrap_err().to_string().contains(name));
         }
         assert!(share("4").unwrap().part(|_| None).unwrap_err().to_string().contains("SLURM_ARRAY_TASK_ID"));

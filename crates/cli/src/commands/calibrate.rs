@@ -1,9 +1,9 @@
 //! `anemoe calibrate`
 
-use super::checkpoint::Reading;
-use super::text::TextArgs;
-use crate::Outcome;
+use crate::args::reading::Reading;
+use crate::args::text_windows::TextArgs;
 use crate::files::Overwrite;
+use crate::outcome::Outcome;
 use crate::ui::Ui;
 use anemoe_convert::importance::Importance;
 use anemoe_gates::calibrate::moments;

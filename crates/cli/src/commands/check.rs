@@ -1,18 +1,18 @@
 //! `anemoe check`
 
-use crate::Outcome;
 use crate::bundle::Verify;
-use crate::journal::{JournalArgs, Recorder, facts};
+use crate::outcome::Outcome;
+use crate::recorder::{JournalArgs, Recorder, facts};
+use crate::show::placement::{Sources, print, print_ops};
 use crate::target::expect_bundle;
-use crate::ui::{self, Table, Ui};
+use crate::ui::{Table, Ui};
 use anemoe_bundle::CHAIN_FILE;
 use anemoe_gates::integrity;
-use anemoe_gates::residency::device::{self, Comparison, PlanReport};
+use anemoe_gates::residency::compare::compare;
+use anemoe_gates::residency::device::PlanReport;
 use anemoe_gates::residency::outcomes::{self, Score};
-use anemoe_gates::residency::rule::{Chip, Conditions, Evidence, Target, Units, Verdict};
-use anemoe_gates::residency::verdict::{OpCounts, PackageReport, Reason};
-use anemoe_gates::residency::{self, Options, Report, table};
-use std::collections::BTreeMap;
+use anemoe_gates::residency::rule::{Chip, Conditions, DeviceTarget, Units};
+use anemoe_gates::residency::{self, CheckOptions, Report, rules as rule_list};
 use std::path::{Path, PathBuf};
 
 /// Largest plan report or table of outcomes that is read.
@@ -92,8 +92,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     );
     let conditions = Conditions {
         target: match args.target {
-            TargetArg::Mac => Target::Mac,
-            TargetArg::Iphone => Target::Iphone,
+            TargetArg::Mac => DeviceTarget::Mac,
+            TargetArg::Iphone => DeviceTarget::Iphone,
         },
         units: match args.units {
             UnitsArg::CpuAndNe => Units::CpuAndNe,
@@ -102,12 +102,12 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         chip: args.chip,
     };
     let plan = args.report.as_deref().map(read_plan).transpose()?;
-    let options = Options { conditions, strict: args.strict, list_ops: args.ops || plan.is_some() };
+    let options = CheckOptions { conditions, strict: args.strict, list_ops: args.ops || plan.is_some() };
     let path = args.path.unwrap_or_default();
     let recorder = Recorder::new(&args.journal, "check");
     let mut report = check(&path, &options, args.verify, ui)?;
     if let Some(plan) = &plan {
-        device::compare(&mut report, plan);
+        compare(&mut report, plan);
         if !args.ops {
             report.packages.iter_mut().flat_map(|p| &mut p.functions).for_each(|f| f.op_list.clear());
         }
@@ -123,7 +123,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(if report.pass { Outcome::Done } else { Outcome::GateFailed })
 }
 
-fn check(path: &Path, options: &Options, verify: Verify, ui: &Ui) -> anyhow::Result<Report> {
+fn check(path: &Path, options: &CheckOptions, verify: Verify, ui: &Ui) -> anyhow::Result<Report> {
     if path.extension().is_some_and(|e| e == "mlpackage") {
         return Ok(residency::package(path, options)?);
     }
@@ -143,264 +143,8 @@ fn read_plan(path: &Path) -> anyhow::Result<PlanReport> {
     PlanReport::parse(&text).map_err(|what| anemoe_mlpackage::Error::invalid(path, what).into())
 }
 
-/// The result for people: a row per kind of package, then why, and what to change.
-pub fn print(report: &Report, ui: &Ui) -> std::io::Result<()> {
-    let mut rows: Vec<(&PackageReport, usize, Vec<String>)> = Vec::new();
-    let mut known: BTreeMap<Vec<String>, usize> = BTreeMap::new();
-    for p in &report.packages {
-        let mut cells: Vec<String> = p.kind.iter().cloned().collect();
-        cells.extend([p.functions.len().to_string(), p.weight_bytes.map(ui::bytes).unwrap_or_default()]);
-        cells.extend(counts(&p.ops));
-        cells.push(device_label(p, report.strict).into());
-        match known.get(&cells) {
-            Some(&i) => rows[i].1 += 1,
-            None => {
-                known.insert(cells.clone(), rows.len());
-                rows.push((p, 1, cells));
-            }
-        }
-    }
-    let kinds = report.packages.iter().any(|p| p.kind.is_some());
-    let mut headings = vec!["package", "count"];
-    headings.extend(kinds.then_some("kind"));
-    headings.extend(["functions", "weights", "ANE", "GPU", "CPU", "undecided", "no device", "predicted"]);
-    let mut table = Table::new(&headings);
-    for (p, n, cells) in rows {
-        let mut row = vec![p.name.clone(), n.to_string()];
-        row.extend(cells);
-        table.row(row);
-    }
-    table.print(ui)?;
-    print_reasons(report, ui)?;
-    if let Some(device) = &report.device {
-        print_device(device, ui)?;
-    }
-    let v = &report.verdicts;
-    let n = report.packages.len();
-    let verdict = match (report.pass, v.unknown) {
-        (false, _) => "FAIL",
-        (true, 1..) if report.device.is_none() => "pass, but NOT DECIDED for all",
-        (true, _) => "pass",
-    };
-    let small = report.packages.iter().filter(|p| p.too_small && !report.strict).count();
-    ui.line(format!(
-        "{verdict}: {n} {}, predicted: {}{}",
-        if n == 1 { "package" } else { "packages" },
-        devices(v.ane, v.unknown, v.not_ane, small),
-        if report.strict { " (strict: unknown fails, and so does small)" } else { "" }
-    ))?;
-    ui.line(
-        "predicted from measurements that others published (anemoe check --rules); only a Mac can measure",
-    )
-}
-
-/// Names the predicted device of a package, for tables.
-pub fn device_label(p: &PackageReport, strict: bool) -> &'static str {
-    if p.too_small && !strict { "CPU: small, fine" } else { p.verdict.name() }
-}
-
-/// Counts packages by their predicted devices, in words.
-pub fn devices(ane: u64, unknown: u64, not_ane: u64, small: usize) -> String {
-    let small = small as u64;
-    let mut said = vec![format!("{ane} on the Neural Engine")];
-    if unknown > 0 {
-        said.push(format!("{unknown} unknown"));
-    }
-    if not_ane > small {
-        said.push(format!("{} elsewhere", not_ane - small));
-    }
-    if small > 0 {
-        said.push(format!("{small} too small for it to matter (they run on the CPU, which is fine)"));
-    }
-    said.join(", ")
-}
-
-fn counts(ops: &OpCounts) -> [String; 5] {
-    [ops.ane, ops.gpu, ops.cpu, ops.unknown, ops.no_device].map(|n| n.to_string())
-}
-
-/// One line per rule over all packages: the same shard of thirty layers has the same reason.
-fn print_reasons(report: &Report, ui: &Ui) -> std::io::Result<()> {
-    let mut reasons: Vec<Folded<'_>> = Vec::new();
-    let mut warnings: Vec<Folded<'_>> = Vec::new();
-    for p in &report.packages {
-        for (list, found) in [(&mut reasons, &p.reasons), (&mut warnings, &p.warnings)] {
-            for r in found {
-                match list.iter_mut().find(|f| f.first.rule == r.rule) {
-                    Some(f) => f.add(p, r),
-                    None => list.push(Folded {
-                        first: r,
-                        package: &p.name,
-                        last: &p.name,
-                        packages: 1,
-                        ops: r.ops,
-                    }),
-                }
-            }
-        }
-    }
-    reasons.sort_by_key(|f| (std::cmp::Reverse(f.first.verdict), f.first.severity));
-    warnings.extend(report.warnings.iter().map(|r| Folded {
-        first: r,
-        package: "",
-        last: "",
-        packages: 0,
-        ops: 0,
-    }));
-    let mut sources = Sources::default();
-    for (heading, list) in [("why", reasons), ("warnings, which decide nothing", warnings)] {
-        if list.is_empty() {
-            continue;
-        }
-        ui.line(format!("\n{heading}:"))?;
-        for f in list {
-            let r = f.first;
-            let verdict = if heading == "why" { format!("{}, ", r.verdict.name()) } else { String::new() };
-            ui.line(format!("  {} [{verdict}{}]: {}{}", r.rule, severity(r), r.text, f.place()))?;
-            if !r.advice.is_empty() {
-                ui.line(format!("      change: {}", r.advice))?;
-            }
-            if !r.evidence.is_empty() {
-                ui.line(format!("      measured: {}", sources.notes(r.evidence)))?;
-            }
-        }
-    }
-    sources.print(ui)?;
-    ui.line("")
-}
-
-/// Sources of evidence as numbered notes, each once.
-#[derive(Default)]
-struct Sources(Vec<String>);
-
-impl Sources {
-    /// Gives the marks of these sources: `[1] [2]`.
-    fn notes(&mut self, found: &[Evidence]) -> String {
-        let mut mark = |e: &Evidence| {
-            let text = evidence(e);
-            let known = self.0.iter().position(|t| *t == text);
-            let i = known.unwrap_or_else(|| {
-                self.0.push(text);
-                self.0.len() - 1
-            });
-            format!("[{}]", i + 1)
-        };
-        found.iter().map(&mut mark).collect::<Vec<_>>().join(" ")
-    }
-
-    fn print(&self, ui: &Ui) -> std::io::Result<()> {
-        if self.0.is_empty() {
-            return Ok(());
-        }
-        ui.line(
-            "\nsources (A: several measurements agree; B: one careful measurement; C: a claim, or contradictions):",
-        )?;
-        for (i, text) in self.0.iter().enumerate() {
-            ui.line(format!("  [{}] {text}", i + 1))?;
-        }
-        Ok(())
-    }
-}
-
-/// A rule with all places that it applies to.
-struct Folded<'a> {
-    first: &'a Reason,
-    package: &'a str,
-    last: &'a str,
-    packages: u64,
-    ops: u64,
-}
-
-impl<'a> Folded<'a> {
-    fn add(&mut self, p: &'a PackageReport, r: &Reason) {
-        self.packages += u64::from(self.last != p.name);
-        self.last = &p.name;
-        self.ops += r.ops;
-    }
-
-    fn place(&self) -> String {
-        let place = [self.package, &self.first.function, &self.first.op];
-        let place = place.into_iter().filter(|s| !s.is_empty()).collect::<Vec<_>>().join(" ");
-        match (self.packages, self.ops) {
-            (0, _) => String::new(),
-            (1, 0..=1) => format!(" at {place}"),
-            (n, 0) => format!(" in {n} packages, first {place}"),
-            (1, ops) => format!(" at {ops} ops, first {place}"),
-            (n, ops) => format!(" at {ops} ops of {n} packages, first {place}"),
-        }
-    }
-}
-
-fn severity(r: &Reason) -> &'static str {
-    use anemoe_gates::residency::rule::Severity;
-    match r.severity {
-        Severity::Hard => "hard",
-        Severity::Soft => "soft",
-        Severity::Warning => "warning",
-    }
-}
-
-fn evidence(e: &Evidence) -> String {
-    let place: Vec<&str> = [e.chip, e.os].into_iter().filter(|t| !t.is_empty()).collect();
-    let place = if place.is_empty() { String::new() } else { format!(" ({})", place.join(", ")) };
-    format!("{:?}: {} [{}]{place}", e.strength, e.finding, e.source)
-}
-
-fn print_ops(report: &Report, ui: &Ui) -> std::io::Result<()> {
-    for p in &report.packages {
-        for f in &p.functions {
-            ui.line(format!("{} {}: {}", p.name, f.name, f.verdict.name()))?;
-            let mut table = Table::new(&["op", "type", "predicted", "rules"]);
-            for op in &f.op_list {
-                let rules = op.rules.join(" ");
-                table.row(vec![op.name.clone(), op.op_type.clone(), op.verdict.name().into(), rules]);
-            }
-            table.print(ui)?;
-            ui.line("")?;
-        }
-    }
-    Ok(())
-}
-
-fn print_device(c: &Comparison, ui: &Ui) -> std::io::Result<()> {
-    ui.line(format!("plan report of {}, {}, {}:", c.chip, c.os, c.compute_units))?;
-    let mut table = Table::new(&["predicted", "planned ANE", "GPU", "CPU", "no device"]);
-    for (predicted, p) in &c.confusion {
-        table.row(vec![
-            predicted.to_string(),
-            p.ane.to_string(),
-            p.gpu.to_string(),
-            p.cpu.to_string(),
-            p.none.to_string(),
-        ]);
-    }
-    table.print(ui)?;
-    ui.line(format!(
-        "{} ops joined, {} only in the packages, {} only in the report; {} of {} decided predictions agree; {} packages not in the report",
-        c.joined, c.not_in_report, c.not_in_packages, c.agreeing, c.decided, c.packages_without_plan
-    ))?;
-    for d in c.disagreements.iter().take(20) {
-        let device = d.preferred.map_or("none".into(), |p| format!("{p:?}").to_lowercase());
-        ui.line(format!(
-            "  {} {} {} ({}): predicted {}, planned {device} {}",
-            d.package,
-            d.function,
-            d.op,
-            d.op_type,
-            d.predicted.name(),
-            d.rules.join(" ")
-        ))?;
-    }
-    let says = c.verdict.map_or("nothing: none of its packages is checked here", Verdict::name);
-    ui.line(format!("the plan says {says}"))?;
-    if c.verdict == Some(Verdict::Unknown) {
-        ui.line("(no device for some ops or all: the plan API gives none when a model's deployment target is too low, and on some systems for every op)")?;
-    }
-    ui.line("")
-}
-
 fn rules(ui: &Ui) -> anyhow::Result<Outcome> {
-    let all: Vec<serde_json::Value> = table::all()
+    let all: Vec<serde_json::Value> = rule_list::all()
         .map(|r| {
             serde_json::json!({
                 "rule": r.id, "question": r.question, "severity": r.severity, "verdict": r.verdict, "matches": r.scope(),
@@ -410,7 +154,7 @@ fn rules(ui: &Ui) -> anyhow::Result<Outcome> {
         .collect();
     ui.document(&serde_json::json!({"rules": all}))?;
     let mut sources = Sources::default();
-    for r in table::all() {
+    for r in rule_list::all() {
         let severity = format!("{:?}", r.severity).to_lowercase();
         let question = format!("{:?}", r.question).to_lowercase();
         ui.line(format!("{} [{question}, {severity}, {}]: {}", r.id, r.verdict.name(), r.text))?;

@@ -1,8 +1,10 @@
 //! `anemoe generate`
 
-use super::executor::Executor;
-use crate::Outcome;
+use crate::args::executor::ExecutorArgs;
+use crate::args::numbers::at_least_one;
+use crate::args::prompt::{MAX_PROMPT, PromptArgs, bounded_text};
 use crate::bundle::Verify;
+use crate::outcome::Outcome;
 use crate::target::expect_bundle;
 use crate::ui::Ui;
 use anemoe_runtime::generate::{GenerateOptions, Generated, Stop, generate};
@@ -11,8 +13,7 @@ use anemoe_runtime::sampler::Sampling;
 use anemoe_runtime::speculate::{Corpus, Mode, Speculation, SpeculationReport};
 use anemoe_runtime::tokenizer::{TextStream, Tokenizer};
 use anyhow::Context;
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Continue a prompt.
@@ -28,7 +29,7 @@ pub struct Args {
     #[arg(short, long, value_name = "BUNDLE", conflicts_with = "bundle")]
     model: Option<PathBuf>,
     #[command(flatten)]
-    prompt: Prompt,
+    prompt: PromptArgs,
     /// Most new tokens.
     #[arg(short = 'n', long, value_name = "N", default_value_t = 128)]
     max_new: usize,
@@ -53,7 +54,7 @@ pub struct Args {
     #[command(flatten)]
     speculate: Speculate,
     #[command(flatten)]
-    executor: Executor,
+    executor: ExecutorArgs,
     #[command(flatten)]
     verify: Verify,
 }
@@ -128,78 +129,6 @@ impl Speculate {
     }
 }
 
-/// A prompt as text or as ids.
-#[derive(clap::Args, Clone)]
-#[group(required = true, multiple = false)]
-pub struct Prompt {
-    /// Text, tokenized with the model's tokenizer; - reads it from standard input.
-    #[arg(short, long, value_name = "TEXT")]
-    prompt: Option<String>,
-    /// File that holds the text, in UTF-8. The end of its last line does not count, as for standard input.
-    #[arg(long, value_name = "F")]
-    prompt_file: Option<PathBuf>,
-    /// Token ids, for instance 2,42,7.
-    #[arg(long, value_name = "IDS", value_delimiter = ',', value_parser = token_id)]
-    prompt_ids: Option<Vec<u32>>,
-}
-
-impl Prompt {
-    /// The ids; `tokenizer` opens the model's tokenizer, which only a text needs.
-    pub fn ids(
-        &self,
-        tokenizer: impl FnOnce() -> anyhow::Result<Tokenizer>,
-        bos: Option<u32>,
-    ) -> anyhow::Result<Vec<u32>> {
-        if let Some(ids) = &self.prompt_ids {
-            return Ok(ids.clone());
-        }
-        let text = match (&self.prompt, &self.prompt_file) {
-            (Some(text), _) if text == "-" => bounded_text(std::io::stdin().lock(), "standard input")?,
-            (Some(text), _) if text.is_empty() => anyhow::bail!("--prompt: the prompt is empty"),
-            (Some(text), _) => text.clone(),
-            (None, Some(path)) => text_of(path)?,
-            (None, None) => anyhow::bail!("give --prompt, --prompt-file or --prompt-ids"),
-        };
-        let tokenizer =
-            tokenizer().context("a text prompt needs the model's tokenizer; give --prompt-ids instead")?;
-        Ok(tokenizer.encode(&text, bos)?)
-    }
-}
-
-/// Longest prompt from a file or from standard input, in bytes: far beyond any context.
-const MAX_PROMPT: u64 = 16_000_000;
-
-fn text_of(path: &Path) -> anyhow::Result<String> {
-    let what = || format!("--prompt-file {}", path.display());
-    if path == Path::new("-") && !path.exists() {
-        anyhow::bail!("{}: there is no file of this name; --prompt - reads standard input", what());
-    }
-    let found = std::fs::metadata(path).with_context(what)?;
-    anyhow::ensure!(found.is_file(), "{}: not a regular file; --prompt - reads standard input", what());
-    bounded_text(anemoe_io::open_input(path, u64::MAX).with_context(what)?, &what())
-}
-
-fn bounded_text(source: impl Read, what: &str) -> anyhow::Result<String> {
-    let mut bytes = Vec::new();
-    source.take(MAX_PROMPT + 1).read_to_end(&mut bytes).with_context(|| what.to_string())?;
-    let room = bytes.len() as u64 <= MAX_PROMPT;
-    anyhow::ensure!(room, "{what}: the prompt has more than {} MB", MAX_PROMPT / 1_000_000);
-    let Ok(mut text) = String::from_utf8(bytes) else { anyhow::bail!("{what}: the prompt is not UTF-8") };
-    if text.ends_with('\n') {
-        text.pop();
-        if text.ends_with('\r') {
-            text.pop();
-        }
-    }
-    anyhow::ensure!(!text.is_empty(), "{what}: the prompt is empty");
-    Ok(text)
-}
-
-fn token_id(text: &str) -> Result<u32, String> {
-    let text = text.trim();
-    text.parse().map_err(|_| format!("`{text}` is not a token id: a number from 0 on"))
-}
-
 /// Refuses limits on random choices where nothing is chosen at random.
 fn check_sampling(args: &Args) -> anyhow::Result<()> {
     let limits = [("--top-k", args.top_k.is_some_and(|k| k > 0)), ("--top-p", args.top_p.is_some())];
@@ -210,16 +139,6 @@ fn check_sampling(args: &Args) -> anyhow::Result<()> {
         );
     }
     Ok(())
-}
-
-/// Reads a number of a list; blanks beside it do not count.
-pub fn count(text: &str) -> Result<usize, String> {
-    let text = text.trim();
-    text.parse().map_err(|_| format!("`{text}` is not a whole number from 0 on"))
-}
-
-pub fn at_least_one(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|n| *n > 0).ok_or_else(|| format!("`{text}` is not a number from 1 on"))
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {

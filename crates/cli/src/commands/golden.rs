@@ -1,13 +1,12 @@
 //! `anemoe golden`
 
-use super::checkpoint::Reading;
-use super::generate::Prompt;
-use crate::Outcome;
+use crate::args::checkpoint_text::{bos, tokenizer};
+use crate::args::prompt::PromptArgs;
+use crate::args::reading::Reading;
 use crate::files::Overwrite;
+use crate::gate_reference::with_bar;
+use crate::outcome::Outcome;
 use crate::ui::Ui;
-use anemoe_convert::checkpoint::{Checkpoint, SideFile};
-use anemoe_gates::reference::{self, Golden, RunOptions};
-use anemoe_runtime::tokenizer::Tokenizer;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -25,7 +24,7 @@ pub struct Args {
     #[command(flatten)]
     reading: Reading,
     #[command(flatten)]
-    prompt: Prompt,
+    prompt: PromptArgs,
     /// Greedy tokens behind the prompt.
     #[arg(long, value_name = "N", default_value_t = 16)]
     decode: usize,
@@ -55,36 +54,4 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         started.elapsed().as_secs_f64()
     ))?;
     Ok(Outcome::Done)
-}
-
-/// Makes a golden with hidden states and choices of experts, under a bar.
-pub fn with_bar(
-    checkpoint: &Checkpoint,
-    prompt: &[u32],
-    decode: usize,
-    ui: &Ui,
-) -> anemoe_convert::Result<Golden> {
-    let bar = ui.bar(1, "golden, layers");
-    let options = RunOptions { hidden: true, routing: true };
-    let golden = reference::run_with_progress(checkpoint, prompt, decode, options, &mut |done, total| {
-        bar.set_length(total as u64);
-        bar.set_position(done as u64);
-    });
-    bar.finish_and_clear();
-    golden
-}
-
-/// The token that starts a text.
-pub fn bos(checkpoint: &Checkpoint) -> Option<u32> {
-    let text = checkpoint.config.get("text_config").unwrap_or(&checkpoint.config);
-    text.get("bos_token_id").and_then(|v| v.as_u64()).and_then(|v| u32::try_from(v).ok())
-}
-
-/// The tokenizer beside the weights, or in them.
-pub fn tokenizer(checkpoint: &Checkpoint) -> anyhow::Result<Tokenizer> {
-    match checkpoint.side_file("tokenizer.json")? {
-        Some(SideFile::Path(path)) => Ok(Tokenizer::open(&path)?),
-        Some(SideFile::Bytes(text)) => Ok(Tokenizer::from_bytes(&text, &checkpoint.path)?),
-        None => anyhow::bail!("{}: no tokenizer", checkpoint.path.display()),
-    }
 }

@@ -1,13 +1,13 @@
 //! `anemoe inspect`
 
-use crate::Outcome;
+use crate::outcome::Outcome;
 use crate::target::expect_bundle;
 use crate::ui::{self, Table, Ui};
 use anemoe_bundle::Chain;
-use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::inspect::{self, CheckpointReport};
-use anemoe_convert::place::Place;
-use anemoe_io::PathError;
+use anemoe_convert::models;
+use anemoe_convert::path_kind::PathKind;
+use anemoe_io::Error;
 use anemoe_mlpackage::mil::Feature;
 use anemoe_mlpackage::package::Package;
 use std::collections::BTreeMap;
@@ -33,18 +33,18 @@ pub struct Args {
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let path = args.path.as_path();
     let is_synthetic = path.to_str().is_some_and(|p| p.starts_with("synthetic:"));
-    match Place::at(path) {
-        Place::Nothing if !is_synthetic => {
+    match PathKind::at(path) {
+        PathKind::Nothing if !is_synthetic => {
             let what = "no such file or folder; inspect takes a checkpoint (a Hugging Face folder, a .gguf file or \
                         synthetic:NAME), a bundle or a .mlpackage";
             let source = io::Error::new(io::ErrorKind::NotFound, what);
-            return Err(PathError { path: path.into(), source }.into());
+            return Err(Error::io(path, source).into());
         }
         _ if path.extension().is_some_and(|e| e == "mlpackage") => package(path, args.text, ui)?,
-        Place::Bundle => bundle(path, ui)?,
-        Place::Unfinished => expect_bundle(path)?,
+        PathKind::Bundle => bundle(path, ui)?,
+        PathKind::Unfinished => expect_bundle(path)?,
         _ => {
-            let report = inspect::checkpoint(Checkpoint::open(path)?)?;
+            let report = inspect::checkpoint(models::load(path)?)?;
             ui.document(&report)?;
             checkpoint(&report, args.tensors, ui)?;
         }

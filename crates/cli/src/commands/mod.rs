@@ -1,13 +1,10 @@
 //! One file per sub-command.
 
 pub mod assemble;
-pub mod auto;
 pub mod bench;
 pub mod build;
 pub mod calibrate;
 pub mod check;
-pub mod checkpoint;
-pub mod executor;
 pub mod generate;
 pub mod golden;
 pub mod inspect;
@@ -17,7 +14,5 @@ pub mod plan;
 pub mod predict;
 pub mod quantize;
 pub mod quickstart;
-pub mod source;
-pub mod text;
 pub mod trace;
 pub mod validate;

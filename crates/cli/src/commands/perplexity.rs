@@ -1,14 +1,14 @@
 //! `anemoe perplexity`
 
-use super::checkpoint::Reading;
-use super::executor::PrecisionArg;
-use super::text::TextArgs;
-use crate::Outcome;
+use crate::args::executor::PrecisionArg;
+use crate::args::reading::Reading;
+use crate::args::text_windows::TextArgs;
 use crate::bundle::Verify;
+use crate::outcome::Outcome;
 use crate::target::expect_bundle;
 use crate::ui::Ui;
-use anemoe_convert::place::Place;
-use anemoe_gates::text::{bundle_likelihood, checkpoint_likelihood};
+use anemoe_convert::path_kind::PathKind;
+use anemoe_gates::perplexity::{bundle_likelihood, checkpoint_likelihood};
 use anemoe_runtime::cpu::CpuBackend;
 use anemoe_runtime::model::Model;
 use anemoe_runtime::tokenizer::Tokenizer;
@@ -36,10 +36,10 @@ pub struct Args {
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let path = args.model.as_path();
-    let bundle = match Place::at(path) {
-        Place::Bundle => true,
+    let bundle = match PathKind::at(path) {
+        PathKind::Bundle => true,
         // Says what completes it.
-        Place::Unfinished => return expect_bundle(path).map(|()| Outcome::Done),
+        PathKind::Unfinished => return expect_bundle(path).map(|()| Outcome::Done),
         _ => false,
     };
     if bundle && args.reading.zaya_skip.is_some() {

@@ -1,8 +1,8 @@
 //! `anemoe predict`
 
-use super::executor::PrecisionArg;
-use crate::Outcome;
+use crate::args::executor::PrecisionArg;
 use crate::files::Overwrite;
+use crate::outcome::Outcome;
 use crate::target::expect_package;
 use crate::ui::Ui;
 use anemoe_runtime::predict::Prediction;

@@ -1,13 +1,13 @@
 //! `anemoe quantize`
 
-use crate::Outcome;
 use crate::files::Overwrite;
+use crate::outcome::Outcome;
 use crate::ui::{self, Ui};
 use anemoe_convert::checkpoint::open_safetensors;
 use anemoe_convert::nearest::did_you_mean;
+use anemoe_convert::one_tensor::{CompressedTensor, SystemTarget, TensorJob, WeightOp};
 use anemoe_convert::quant::{Groups, Quant};
 use anemoe_convert::quantize::Metrics;
-use anemoe_convert::tensor::{CompressedTensor, Target, TensorJob, WeightOp};
 use anemoe_io::Output;
 use anemoe_npz::{Array, read_npy, read_npz, write_npy, write_npz};
 use anyhow::{Context, bail};
@@ -136,10 +136,10 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         bail!("--group-size and --block-size must be at least 1");
     }
     let target = match args.target {
-        TargetArg::Ios16 => Target::IOS16,
-        TargetArg::Ios18 => Target::IOS18,
+        TargetArg::Ios16 => SystemTarget::IOS16,
+        TargetArg::Ios18 => SystemTarget::IOS18,
     };
-    if target == Target::IOS16
+    if target == SystemTarget::IOS16
         && let Some(why) = args.quant.refused_by_ios16()
     {
         bail!("{} for iOS16: {why}", args.quant);
@@ -183,7 +183,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-fn write(done: &CompressedTensor, shape: &[usize], out: &Output, target: Target) -> anyhow::Result<()> {
+fn write(done: &CompressedTensor, shape: &[usize], out: &Output, target: SystemTarget) -> anyhow::Result<()> {
     let (out, replace) = (out.path(), out.replaces());
     let array = |shape: &[usize], data: anemoe_npz::ArrayData| {
         Array::new(shape.to_vec(), data).context("an array of another size than its shape")

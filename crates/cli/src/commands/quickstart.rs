@@ -1,15 +1,17 @@
 //! `anemoe quickstart`
 
-use super::{build, check, generate, plan};
-use crate::Outcome;
-use crate::journal::{JournalArgs, Recorder, facts};
+use super::generate;
+use crate::outcome::Outcome;
+use crate::recorder::{JournalArgs, Recorder, facts};
+use crate::show;
+use crate::show::build_report::summary;
+use crate::show::gate_results::print_golden;
 use crate::ui::{self, Table, Ui};
 use anemoe_bundle::journal::status;
-use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::models;
 use anemoe_convert::plan::PlanOptions;
 use anemoe_convert::quant::Quant;
-use anemoe_gates::golden::{self, Gate};
+use anemoe_gates::golden_gate::{self, GoldenGate};
 use anemoe_gates::reference::Golden;
 use anemoe_gates::residency;
 use anemoe_runtime::cpu::CpuBackend;
@@ -49,7 +51,7 @@ struct Run {
     bytes: u64,
     build_s: f64,
     load: Duration,
-    gate: Gate,
+    gate: GoldenGate,
     generated: Generated,
 }
 
@@ -73,13 +75,13 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let mut report = None;
     for quant in [Quant::Fp16, lut4] {
         let main = quant == lut4;
-        let family = models::open(Checkpoint::open(&model)?)?;
+        let family = models::open(models::load(&model)?)?;
         let plan =
             family.plan(&PlanOptions { quant, max_context: Some(CONTEXT), ..PlanOptions::default() })?;
         if main {
             ui.line("\n1. Plan\n")?;
-            let placement = residency::plan(family.as_ref(), &plan, &residency::Options::default())?;
-            plan::print(&plan, &placement, false, ui)?;
+            let placement = residency::plan(family.as_ref(), &plan, &residency::CheckOptions::default())?;
+            show::plan_table::print(&plan, &placement, false, ui)?;
             ui.line("\n2. Build\n")?;
         }
         let bundle = folder.join(format!("{quant}.anemoe"));
@@ -92,22 +94,23 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         let loaded = Model::open(&bundle, &CpuBackend::default())?;
         let load = started.elapsed();
         if main {
-            ui.line(build::summary(&built))?;
+            ui.line(summary(&built))?;
             ui.line("\n3. Residency: which operations the Neural Engine will run, as predicted\n")?;
             let recorder = Recorder::new(&journal, "check");
-            let checked = residency::bundle(&bundle, loaded.chain(), &residency::Options::default(), || {})?;
+            let checked =
+                residency::bundle(&bundle, loaded.chain(), &residency::CheckOptions::default(), || {})?;
             recorder.gate(&bundle, checked.pass, facts::residency(&checked));
-            check::print(&checked, ui)?;
+            show::placement::print(&checked, ui)?;
             report = Some(checked);
             ui.line(
                 "\n4. Golden gate: logits against the golden, the checkpoint run in f32, after each token\n",
             )?;
         }
         let recorder = Recorder::new(&journal, "validate");
-        let gate = golden::gate(&bundle, &reference, golden::MIN_COSINE)?;
+        let gate = golden_gate::gate(&bundle, &reference, golden_gate::MIN_COSINE)?;
         recorder.gate(&bundle, gate.pass, facts::validation(&gate, Some(&model.join("golden.npz"))));
         if main {
-            super::validate::print(&gate, ui)?;
+            print_golden(&gate, ui)?;
             ui.line("\n5. Text\n")?;
         }
         let tokenizer = Tokenizer::open(&bundle.join("tokenizer.json"))?;

@@ -1,16 +1,16 @@
 //! `anemoe trace`
 
-use super::executor::PrecisionArg;
-use super::source::{Origin, Source};
-use crate::Outcome;
+use crate::args::executor::PrecisionArg;
+use crate::args::origin::{Origin, OriginArgs};
 use crate::bundle::Verify;
 use crate::files;
-use crate::journal::{JournalArgs, Recorder, facts};
+use crate::outcome::Outcome;
+use crate::recorder::{JournalArgs, Recorder, facts};
 use crate::target::expect_bundle;
 use crate::ui::{Table, Ui};
 use anemoe_bundle::journal::status;
+use anemoe_gates::ablation::{self, Ablation, AblationReport, AblationUnit};
 use anemoe_gates::reference::Golden;
-use anemoe_gates::swap::{self, Swap, SwapReport, Unit};
 use anemoe_gates::trace::{self, Fidelity, Trace};
 use std::path::PathBuf;
 
@@ -39,7 +39,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR", requires = "swap")]
     scratch: Option<PathBuf>,
     #[command(flatten)]
-    source: Source,
+    source: OriginArgs,
     #[command(flatten)]
     verify: Verify,
     #[command(flatten)]
@@ -60,7 +60,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let chain = args.verify.open(&args.bundle, ui)?;
     let unfit = |what: String| anemoe_convert::Error::invalid(&args.golden, what);
     trace::fits(&golden, &chain).map_err(unfit)?;
-    anemoe_gates::golden::fits(&golden, &chain).map_err(unfit)?;
+    anemoe_gates::golden_gate::fits(&golden, &chain).map_err(unfit)?;
     let found = trace::trace(&args.bundle, &golden, args.precision.into())?;
     let swaps = args.swap.map(|unit| swaps(&args, unit, &golden, ui)).transpose()?;
     let mut facts = facts::trace(&found, &args.golden);
@@ -79,10 +79,10 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-fn swaps(args: &Args, unit: UnitArg, golden: &Golden, ui: &Ui) -> anyhow::Result<SwapReport> {
+fn swaps(args: &Args, unit: UnitArg, golden: &Golden, ui: &Ui) -> anyhow::Result<AblationReport> {
     let Origin { chain, family, plan, importance } = args.source.open(&args.bundle, "--swap")?;
     let scratch = files::scratch(args.scratch.as_deref())?;
-    let search = swap::Search {
+    let search = ablation::AblationContext {
         family: family.as_ref(),
         plan: &plan,
         importance: importance.as_ref(),
@@ -92,12 +92,12 @@ fn swaps(args: &Args, unit: UnitArg, golden: &Golden, ui: &Ui) -> anyhow::Result
         scratch: scratch.path(),
     };
     let unit = match unit {
-        UnitArg::Each => Unit::Each,
-        UnitArg::Layer => Unit::Layer,
-        UnitArg::Part => Unit::Part,
+        UnitArg::Each => AblationUnit::Each,
+        UnitArg::Layer => AblationUnit::Layer,
+        UnitArg::Part => AblationUnit::Part,
     };
     let bar = ui.bar(1, "replacing by FP16");
-    let found = swap::search(&search, unit, &mut |done, total| {
+    let found = ablation::search(&search, unit, &mut |done, total| {
         bar.set_length(total as u64);
         bar.set_position(done as u64);
     });
@@ -105,8 +105,8 @@ fn swaps(args: &Args, unit: UnitArg, golden: &Golden, ui: &Ui) -> anyhow::Result
     Ok(found?)
 }
 
-fn print_swaps(report: &SwapReport, ui: &Ui) -> std::io::Result<()> {
-    let name = |s: &Swap| {
+fn print_swaps(report: &AblationReport, ui: &Ui) -> std::io::Result<()> {
+    let name = |s: &Ablation| {
         let part = s.part.as_deref();
         match (s.layer, part) {
             (Some(l), Some(part)) => format!("layer {l}, {part}"),
@@ -125,7 +125,7 @@ fn print_swaps(report: &SwapReport, ui: &Ui) -> std::io::Result<()> {
         "its error",
         "largest / mean",
     ]);
-    let row = |what: String, kinds: String, f: &swap::Figures, gain: String, worst: [String; 3]| {
+    let row = |what: String, kinds: String, f: &ablation::Figures, gain: String, worst: [String; 3]| {
         let mut row = vec![what, kinds, format!("{:.5}", f.mean_kl), gain];
         row.extend([format!("{:.6}", f.min_cosine), f.wrong_choices.to_string()]);
         row.extend(worst);

@@ -11,7 +11,7 @@ pub fn request() {
 }
 
 /// # Errors
-/// [`Error::Interrupted`] once [`request`] was called.
+/// [`Kind::Interrupted`](anemoe_io::Kind::Interrupted) once [`request`] was called.
 pub fn check() -> Result<()> {
-    if REQUESTED.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
+    if REQUESTED.load(Ordering::Relaxed) { Err(Error::interrupted()) } else { Ok(()) }
 }

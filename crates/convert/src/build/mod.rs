@@ -13,38 +13,39 @@
 //! The folder `.anemoe-build` goes when the bundle is complete, unless others put something into it. What is temporary has a
 //! name that begins with `.anemoe-tmp-`; that and what a build wrote are removed, and nothing else.
 
+mod bundle_layout;
 mod differences;
 mod interrupt;
-mod layout;
-mod site;
+mod record;
 mod space;
+mod work_dir;
 
+pub use bundle_layout::{PLAN_FILE, WORK_DIR, bundle_names, check as check_layout};
 pub use interrupt::{check as check_interrupted, request as interrupt};
-pub use layout::{bundle_names, check as check_layout};
-pub use site::{PLAN_FILE, WORK_DIR};
+pub use record::{BuildPart, CheckpointOrigin, Quality};
 pub use space::{Needs, default_jobs, jobs_within};
 
-use crate::family::Family;
 use crate::importance::Importance;
 use crate::lower::{Stored, store_matrix, store_vector};
+use crate::models::Family;
 use crate::plan::{Plan, PlannedShard};
-use crate::program::lower_shard;
 use crate::quantize::Metrics;
+use crate::shard_program::lower_shard;
 use crate::{Error, Result};
 use anemoe_bundle::{Chain, Gates, Vectors};
-use anemoe_io::Scratch;
+use anemoe_io::{Kind, Scratch, TEMPORARY};
 use anemoe_mlpackage::package::PackageWriter;
-use serde::{Deserialize, Serialize};
-use site::{HostRecord, Record, Site};
+use serde::Serialize;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+use work_dir::{HostRecord, Record, WorkDir};
 
 /// What happens during a build, for progress bars and logs.
 #[derive(Clone, Debug)]
-pub enum Event<'a> {
+pub enum BuildEvent<'a> {
     /// A shard is done; `reused` when an earlier run had built it.
     ShardDone {
         /// The shard.
@@ -79,32 +80,13 @@ pub struct BuildReport {
     pub gates: Option<Gates>,
 }
 
-/// One of several processes that build a bundle together: every `of`-th shard from `index` on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
-    /// From 0; below `of`.
-    pub index: usize,
-    /// Number of parts.
-    pub of: usize,
-}
-
-/// Where a checkpoint is, and how it is read.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Source {
-    /// An absolute path, or the name of a synthetic model.
-    #[serde(with = "crate::place::lossless")]
-    pub checkpoint: PathBuf,
-    /// See [`crate::models::Readings`].
-    pub zaya_skip: Option<String>,
-}
-
 /// A build under way. One orchestrator takes its steps in order:
 /// [`Build::begin`], [`Build::host_files`], [`Build::shards`] (once or more), [`Build::finish`].
 pub struct Build<'a> {
     inputs: Inputs<'a>,
     plan: &'a Plan,
-    site: Site,
-    part: Option<Part>,
+    site: WorkDir,
+    part: Option<BuildPart>,
     host: Option<HostRecord>,
     /// Of shards that are finished, by index.
     records: Mutex<BTreeMap<usize, Record>>,
@@ -124,11 +106,11 @@ impl<'a> Build<'a> {
         plan: &'a Plan,
         importance: Option<&'a Importance>,
         bundle: &Path,
-        part: Option<Part>,
+        part: Option<BuildPart>,
     ) -> Result<Build<'a>> {
         let started = Instant::now();
         let inputs = Inputs { family, importance };
-        let site = Site::open(bundle, plan, &inputs.identity()?, part)?;
+        let site = WorkDir::open(bundle, plan, &inputs.identity()?, part)?;
         let (records, reused) = (Mutex::default(), AtomicUsize::new(0));
         Ok(Build { inputs, plan, site, part, host: None, records, reused, started })
     }
@@ -137,7 +119,7 @@ impl<'a> Build<'a> {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn remember(&self, source: &Source) -> Result<()> {
+    pub fn remember(&self, source: &CheckpointOrigin) -> Result<()> {
         self.site.write_source(source)
     }
 
@@ -167,10 +149,10 @@ impl<'a> Build<'a> {
         (index..self.plan.shards.len()).step_by(of).collect()
     }
 
-    /// Of those, the first of each sort.
+    /// Of those, the first of each type.
     pub fn representatives(&self) -> Vec<usize> {
         let mut seen = std::collections::BTreeSet::new();
-        self.own().into_iter().filter(|&i| seen.insert(self.plan.shards[i].sort())).collect()
+        self.own().into_iter().filter(|&i| seen.insert(self.plan.shards[i].signature())).collect()
     }
 
     /// Bytes of own shards that are not built yet, and of the files beside them.
@@ -182,7 +164,7 @@ impl<'a> Build<'a> {
         if embedding.is_file() {
             return missing;
         }
-        let files = self.inputs.family.opened().checkpoint.side_files().unwrap_or_default();
+        let files = self.inputs.family.checked_checkpoint().checkpoint.side_files().unwrap_or_default();
         missing + self.plan.totals.embedding_bytes + files.iter().map(|(_, f)| f.bytes()).sum::<u64>()
     }
 
@@ -201,7 +183,12 @@ impl<'a> Build<'a> {
     ///
     /// # Errors
     /// The checkpoint is wrong, a file cannot be written, or [`interrupt`] was called. Finished shards stay; nothing half-written does.
-    pub fn shards(&self, which: &[usize], jobs: usize, on_event: &(dyn Fn(Event<'_>) + Sync)) -> Result<()> {
+    pub fn shards(
+        &self,
+        which: &[usize],
+        jobs: usize,
+        on_event: &(dyn Fn(BuildEvent<'_>) + Sync),
+    ) -> Result<()> {
         let next = AtomicUsize::new(0);
         let failure: Mutex<Option<Error>> = Mutex::new(None);
         let failed = || locked(&failure).is_some();
@@ -222,7 +209,7 @@ impl<'a> Build<'a> {
     }
 
     /// One shard: known to be finished, found finished, or built.
-    fn shard(&self, index: usize, on_event: &(dyn Fn(Event<'_>) + Sync)) -> Result<()> {
+    fn shard(&self, index: usize, on_event: &(dyn Fn(BuildEvent<'_>) + Sync)) -> Result<()> {
         if locked(&self.records).contains_key(&index) {
             return Ok(());
         }
@@ -242,7 +229,7 @@ impl<'a> Build<'a> {
             }
         };
         self.reused.fetch_add(usize::from(reused), Ordering::Relaxed);
-        on_event(Event::ShardDone { shard, bytes: record.bytes, elapsed: started.elapsed(), reused });
+        on_event(BuildEvent::ShardDone { shard, bytes: record.bytes, elapsed: started.elapsed(), reused });
         locked(&self.records).insert(index, record);
         Ok(())
     }
@@ -257,7 +244,7 @@ impl<'a> Build<'a> {
             Some(host) if records.len() == self.plan.shards.len() => {
                 self.site.chain(self.plan, &records, host)
             }
-            _ => Err(Error::Usage(format!("{}: not every shard is built", self.bundle().display()))),
+            _ => Err(Error::usage(format!("{}: not every shard is built", self.bundle().display()))),
         }
     }
 
@@ -268,9 +255,9 @@ impl<'a> Build<'a> {
     pub fn vectors<'s>(&'s self, scratch: &'s Path) -> Result<(&'s Path, Option<Vectors>)> {
         let (folder, hash) = match &self.host {
             Some(host) => (self.bundle(), host.vectors.clone()),
-            None => (scratch, site::write_vectors(self.inputs.family, scratch)?),
+            None => (scratch, work_dir::write_vectors(self.inputs.family, scratch)?),
         };
-        Ok((folder, hash.map(site::vectors)))
+        Ok((folder, hash.map(work_dir::vectors)))
     }
 
     /// The contract as far as it is known before the shards are built, with those of `which`.
@@ -297,15 +284,11 @@ impl<'a> Build<'a> {
     pub fn abandon(self, e: &Error) {
         // A part leaves alone what others have done.
         if self.part.is_none() {
-            let resumable = matches!(
-                e,
-                Error::Io { .. }
-                    | Error::Package(_)
-                    | Error::Bundle(_)
-                    | Error::Room { .. }
-                    | Error::Interrupted
-            );
-            self.site.tidy(!resumable);
+            // What this build wrote itself, shards or files of a gate, says nothing of the checkpoint.
+            let is_temporary = |part: Component| part.as_os_str().to_string_lossy().starts_with(TEMPORARY);
+            let ours = |path: &Path| path.starts_with(self.bundle()) || path.components().any(is_temporary);
+            let is_refused = matches!(e.kind(), Kind::Invalid | Kind::Unsupported);
+            self.site.tidy(is_refused && e.path().is_some_and(|path| !ours(path)));
         }
     }
 
@@ -343,7 +326,7 @@ pub fn build(
     importance: Option<&Importance>,
     bundle: &Path,
     jobs: usize,
-    on_event: &(dyn Fn(Event<'_>) + Sync),
+    on_event: &(dyn Fn(BuildEvent<'_>) + Sync),
 ) -> Result<BuildReport> {
     let mut build = Build::begin(family, plan, importance, bundle, None)?;
     match build.host_files().and_then(|()| build.shards(&build.own(), jobs, on_event)) {
@@ -357,7 +340,7 @@ pub fn build(
 
 /// A bundle whose parts are all built, not yet complete.
 pub struct Assembly {
-    site: Site,
+    site: WorkDir,
     plan: Plan,
     records: Vec<Record>,
     host: HostRecord,
@@ -370,7 +353,7 @@ pub struct Assembly {
 /// The folder is not an unfinished build, a part is still being built, or a shard is missing or damaged (the error names it).
 pub fn assemble(bundle: &Path) -> Result<Assembly> {
     let started = Instant::now();
-    let (site, plan) = Site::begun(bundle)?;
+    let (site, plan) = WorkDir::begun(bundle)?;
     let records = site.records(&plan)?;
     let host = site.host_record(&plan)?;
     Ok(Assembly { site, plan, records, host, started })
@@ -396,7 +379,7 @@ impl Assembly {
     }
 
     /// Where the checkpoint was, for the one who built the last part.
-    pub fn source(&self) -> Option<Source> {
+    pub fn source(&self) -> Option<CheckpointOrigin> {
         self.site.source()
     }
 
@@ -445,15 +428,6 @@ impl Inputs<'_> {
     }
 }
 
-/// How far the matrices of a shard are from the originals.
-#[derive(Clone, Copy, Debug)]
-pub struct Quality {
-    /// Lowest cosine between a matrix and its compressed form.
-    pub min_cosine: f64,
-    /// Over all matrices that are compressed.
-    pub all: Metrics,
-}
-
 /// Writes the package of one shard.
 ///
 /// # Errors
@@ -464,12 +438,13 @@ pub fn write_shard(
     importance: Option<&Importance>,
     path: &Path,
 ) -> Result<Quality> {
+    let checkpoint = family.checked_checkpoint();
     let mut writer = PackageWriter::create(path)?;
     let mut stored = Stored::default();
     let mut quality = Quality { min_cosine: 1.0, all: Metrics::default() };
     for matrix in &shard.matrices {
         interrupt::check()?;
-        let metrics = store_matrix(writer.weights(), family, matrix, importance, &mut stored)?;
+        let metrics = store_matrix(writer.weights(), checkpoint, matrix, importance, &mut stored)?;
         // Plain fp16 has no figures.
         if metrics.count > 0 {
             quality.min_cosine = quality.min_cosine.min(metrics.cosine());
@@ -477,7 +452,7 @@ pub fn write_shard(
         }
     }
     for vector in &shard.vectors {
-        store_vector(writer.weights(), family, vector, &mut stored)?;
+        store_vector(writer.weights(), checkpoint, vector, &mut stored)?;
     }
     writer.finish(&lower_shard(family, shard, &stored)?)?;
     Ok(quality)

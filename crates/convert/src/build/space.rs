@@ -35,18 +35,18 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// Of `build`, whose gates write the FP16 forms of the shards `twins` into `scratch`, or into the unfinished bundle.
+    /// Of `build`, whose gates write the FP16 forms of the shards `references` into `scratch`, or into the unfinished bundle.
     ///
     /// # Errors
     /// A disk does not say how much room it has.
-    pub fn of(build: &Build<'_>, twins: &[&PlannedShard], scratch: Option<&Path>) -> Result<Needs> {
+    pub fn of(build: &Build<'_>, references: &[&PlannedShard], scratch: Option<&Path>) -> Result<Needs> {
         let bundle = build.bundle().to_path_buf();
         let scratch = scratch.unwrap_or(&bundle).to_path_buf();
         let (on_bundle, on_scratch) = (existing(&bundle), existing(&scratch));
         Ok(Needs {
             bundle_bytes: build.bytes_to_write() + MARGIN,
             bundle_free: free(&on_bundle)?,
-            scratch_bytes: twins.iter().map(|s| s.in_fp16().package_bytes()).sum(),
+            scratch_bytes: references.iter().map(|s| s.in_fp16().package_bytes()).sum(),
             scratch_free: free(&on_scratch)?,
             same_disk: same_disk(&on_bundle, &on_scratch),
             bundle,
@@ -55,7 +55,7 @@ impl Needs {
     }
 
     /// # Errors
-    /// [`Error::Room`] when there is not enough of it.
+    /// [`Kind::Room`](anemoe_io::Kind::Room) when there is not enough of it.
     pub fn check(&self) -> Result<()> {
         let short = |what: &str, path: &Path, needed: u64, free: u64| {
             let what = format!(
@@ -63,7 +63,7 @@ impl Needs {
                 needed as f64 / 1e6,
                 free as f64 / 1e6
             );
-            Err(Error::Room { path: path.to_path_buf(), what })
+            Err(Error::room(path, what))
         };
         if self.same_disk {
             let needed = self.bundle_bytes + self.scratch_bytes;
@@ -120,20 +120,13 @@ fn same_disk(_: &Path, _: &Path) -> bool {
 /// free.
 pub fn default_jobs() -> usize {
     let processors = std::thread::available_parallelism().map_or(1, |n| n.get().min(8));
-    jobs_within(processors, free_memory().map(|bytes| bytes / 2))
+    jobs_within(processors, anemoe_io::free_memory().map(|bytes| bytes / 2))
 }
 
 /// At most `jobs`, as many as a memory budget allows, and at least one.
 pub fn jobs_within(jobs: usize, budget: Option<u64>) -> usize {
     let fit = budget.map_or(usize::MAX, |bytes| usize::try_from(bytes / JOB_BYTES).unwrap_or(usize::MAX));
     jobs.min(fit).max(1)
-}
-
-/// Bytes of memory that could be had, where the system says so.
-fn free_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
 }
 
 #[cfg(test)]

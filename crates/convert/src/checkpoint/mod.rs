@@ -1,12 +1,11 @@
 //! Checkpoints: named tensors that are read in pieces, and the configuration beside them.
 
 mod gguf;
-mod header;
+mod open;
 mod safetensors;
-mod synthetic;
+mod safetensors_header;
 
-use crate::models::{self, Readings};
-use crate::place::{self, Place};
+use crate::variants::Variants;
 use crate::{Error, Result};
 use anemoe_io::{open_input, read_input};
 use memmap2::Mmap;
@@ -15,9 +14,8 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 pub use gguf::is_gguf;
+pub use open::{open_checkpoint, open_safetensors};
 
-/// Largest `config.json` or `generation_config.json` that is read.
-const MAX_CONFIG_BYTES: u64 = 16 << 20;
 /// Largest file beside the weights that is copied into a bundle; Gemma's tokenizer has 32 MB.
 const MAX_SIDE_FILE_BYTES: u64 = 512 << 20;
 
@@ -37,35 +35,10 @@ pub struct Checkpoint {
     /// The tensors.
     pub source: Box<dyn TensorSource>,
     /// Where readers differ.
-    pub readings: Readings,
+    pub variants: Variants,
 }
 
 impl Checkpoint {
-    /// Opens a Hugging Face folder, a GGUF file, or `synthetic:NAME?seed=N&layers=N`.
-    ///
-    /// # Errors
-    /// A file is missing or wrong, or there is no such synthetic model.
-    pub fn open(spec: impl AsRef<Path>) -> Result<Checkpoint> {
-        let path = spec.as_ref().to_path_buf();
-        if let Some((spec, name)) = path.to_str().and_then(|s| Some((s, s.strip_prefix("synthetic:")?))) {
-            return synthetic::open(spec, name);
-        }
-        if !path.is_dir() && is_gguf(&path) {
-            return gguf::open(&path);
-        }
-        if !path.join("config.json").exists() {
-            return Err(not_a_checkpoint(&path));
-        }
-        let config = read_json(&path.join("config.json"))?;
-        let generation = path.join("generation_config.json");
-        let generation_config =
-            generation.symlink_metadata().is_ok().then(|| read_json(&generation)).transpose()?;
-        let source = Box::new(safetensors::Folder::open(&path)?);
-        let name = own_name(&path)?;
-        let readings = Readings::default();
-        models::adapt(Checkpoint { name, path, config, generation_config, source, readings })
-    }
-
     /// SHA-256 over what it holds: configuration, tensor files (their names and contents, of large ones samples), the files
     /// beside them, and how they are read. Wherever it lies, and however its path is written.
     ///
@@ -89,15 +62,15 @@ impl Checkpoint {
             parts.push(format!("{name} {}", anemoe_bundle::sha256(&file.read()?)));
         }
         // Saying what is so anyway makes no other checkpoint.
-        let skip = self.readings.zaya_skip.unwrap_or_default();
+        let skip = self.variants.zaya_skip.unwrap_or_default();
         parts.push(format!("zaya skip {}", skip.name()));
         Ok(anemoe_bundle::sha256(parts.join("\n").as_bytes()))
     }
 
     /// The same checkpoint, read in another way.
     #[must_use]
-    pub fn with_readings(self, readings: Readings) -> Checkpoint {
-        Checkpoint { readings, ..self }
+    pub fn with_variants(self, variants: Variants) -> Checkpoint {
+        Checkpoint { variants, ..self }
     }
 
     /// The file that [`Checkpoint::config`] is from, for messages.
@@ -124,30 +97,6 @@ impl Checkpoint {
         }
         Ok(files)
     }
-}
-
-/// Says what lies at a path where a checkpoint was expected, and what to do next.
-fn not_a_checkpoint(path: &Path) -> Error {
-    let place = Place::at(path);
-    let next = match &place {
-        Place::Nothing => {
-            let what = "no such file or folder; a checkpoint is a Hugging Face folder, a .gguf file or synthetic:NAME";
-            return Error::io(path, std::io::Error::new(std::io::ErrorKind::NotFound, what));
-        }
-        Place::Bundle | Place::Unfinished => {
-            "a bundle is what `anemoe build` writes; give its checkpoint".into()
-        }
-        Place::Package => "give the checkpoint, or look at the package with `anemoe inspect`".into(),
-        Place::Safetensors => "give the folder that holds it beside config.json".into(),
-        Place::Checkpoints(found) => format!("give one of the checkpoints in it: {}", place::list(found)),
-        // The folder has one by now, or it cannot be read.
-        Place::Checkpoint | Place::Gguf => "it cannot be read".into(),
-        Place::File => "a checkpoint is a Hugging Face folder, a .gguf file or synthetic:NAME".into(),
-        Place::EmptyFolder | Place::Folder => {
-            "a checkpoint in the Hugging Face layout has a config.json; there is none".into()
-        }
-    };
-    Error::invalid(path, format!("checkpoint: this is {}; {next}", place.name()))
 }
 
 /// A file that belongs into a bundle.
@@ -189,14 +138,6 @@ fn own_name(path: &Path) -> Result<String> {
     Ok(name.unwrap_or_else(|| path.display().to_string()))
 }
 
-/// Opens one `.safetensors` file by itself.
-///
-/// # Errors
-/// The file cannot be read or breaks the format.
-pub fn open_safetensors(path: &Path) -> Result<Box<dyn TensorSource>> {
-    Ok(Box::new(safetensors::Folder::single(path)?))
-}
-
 /// Maps a regular file.
 fn map_file(path: &Path) -> Result<Mmap> {
     let file = open_input(path, u64::MAX).map_err(|e| Error::io(path, e))?;
@@ -205,11 +146,6 @@ fn map_file(path: &Path) -> Result<Mmap> {
     #[allow(unsafe_code)]
     let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io(path, e))?;
     Ok(map)
-}
-
-fn read_json(path: &Path) -> Result<Value> {
-    let text = read_input(path, MAX_CONFIG_BYTES).map_err(|e| Error::io(path, e))?;
-    anemoe_io::json::parse(&text).map_err(|e| Error::invalid(path, format!("JSON: {e}")))
 }
 
 /// Element type of a checkpoint tensor. The types of GGML keep a fixed number of consecutive elements of a row in a block

@@ -1,7 +1,7 @@
 //! Hugging Face folders: one `model.safetensors`, or many behind an index.
 
 use super::gguf::dequantize::dequantize;
-use super::header::{self, Placed};
+use super::safetensors_header::{self, HeaderTensor};
 use super::{SideFile, TensorInfo, TensorSource, check_finite, map_file};
 use crate::{Error, Result};
 use memmap2::Mmap;
@@ -110,8 +110,8 @@ type Mapped = (Mmap, Vec<(TensorInfo, usize)>);
 
 fn map(path: &Path) -> Result<Mapped> {
     let map = map_file(path)?;
-    let placed = header::parse(&map).map_err(|e| e.at(path))?;
-    let info = |Placed { name, dtype, shape, bytes }| {
+    let placed = safetensors_header::parse(&map).map_err(|e| e.at(path))?;
+    let info = |HeaderTensor { name, dtype, shape, bytes }| {
         let info = TensorInfo { name, dtype, shape, bytes: bytes.len() as u64, file: path.to_path_buf() };
         (info, bytes.start)
     };

@@ -1,6 +1,6 @@
 //! Grouped-query attention over a key/value cache that is one Core ML state.
 
-use super::{Lowering, RmsNorm};
+use super::{Lowering, NormShape};
 use anemoe_mlpackage::Result;
 use anemoe_mlpackage::mil::builder::Var;
 use anemoe_mlpackage::mil::{DataType, TensorType, Value};
@@ -25,9 +25,9 @@ pub struct Attention {
 #[derive(Clone, Copy, Debug)]
 pub enum HeadNorm {
     /// RMS norm over the head's channels, times the stored vector.
-    Weighted(RmsNorm),
+    Weighted(NormShape),
     /// RMS norm over the head's channels.
-    Unit(RmsNorm),
+    Unit(NormShape),
 }
 
 /// What the host gives to every attention shard, besides the hidden state.
@@ -40,7 +40,7 @@ pub struct PositionInputs {
 }
 
 /// The state of an attention layer and what it held before the call.
-pub struct Cache {
+pub struct LayerCache {
     state: Var,
     pub(super) old: Var,
 }
@@ -123,10 +123,10 @@ impl Lowering<'_> {
     }
 
     /// The cache before this call.
-    pub fn read_cache(&mut self, shape: &Attention) -> Result<Cache> {
+    pub fn read_cache(&mut self, shape: &Attention) -> Result<LayerCache> {
         let state = self.f().state("kv_cache", shape.state_type())?;
         let old = self.f().read_state("kv_old", &state)?;
-        Ok(Cache { state, old })
+        Ok(LayerCache { state, old })
     }
 
     /// Writes the new keys and values `[1, kv_heads, T, head_dim]`, and a new tail `[1, 2 kv_heads, tail, padded head_dim]`
@@ -136,7 +136,7 @@ impl Lowering<'_> {
     /// and 1. Slice bounds are constant, and nothing is gathered, scattered or compared.
     pub fn update_cache(
         &mut self,
-        cache: &Cache,
+        cache: &LayerCache,
         (k, v): (&Var, &Var),
         tail: Option<&Var>,
         at: &PositionInputs,

@@ -1,8 +1,8 @@
 //! Compressed convolutional attention (CCA, ZAYA): queries and keys go through two short causal convolutions, half of the
 //! values are those of the token before.
 
-use super::attention::Cache;
-use super::{Attention, Lowering, RmsNorm};
+use super::attention::LayerCache;
+use super::{Attention, Lowering, NormShape};
 use anemoe_mlpackage::Result;
 use anemoe_mlpackage::mil::builder::{ConvParams, SliceParams, Var};
 
@@ -55,7 +55,7 @@ impl Lowering<'_> {
     }
 
     /// What the layer remembers of the last [`CCA_HISTORY`] tokens: `[1, history_heads, 2, head_dim]`.
-    fn read_history(&mut self, cache: &Cache, shape: &Attention) -> Result<Var> {
+    fn read_history(&mut self, cache: &LayerCache, shape: &Attention) -> Result<Var> {
         let (heads, rows, d) =
             (2 * shape.kv_heads as i32, shape.history_rows() as i32, shape.head_dim as i32);
         let pairs = heads * rows / CCA_HISTORY as i32;
@@ -94,7 +94,13 @@ impl Lowering<'_> {
     /// With `u` the projected `[q; k]`: `d_t = w0 u_{t-1} + w1 u_t + b` per channel, then a convolution of kernel 2 within
     /// each head on `d_{t-1}` and `d_t`. The history starts as zeros of `u`, which makes `d_{-1}` the depthwise bias, as the
     /// padding before both convolutions does. Depthwise is done by products: depthwise convolutions were seen off the ANE.
-    pub fn compress(&mut self, x: &Var, cache: &Cache, carry: &Var, shape: &Attention) -> Result<Compressed> {
+    pub fn compress(
+        &mut self,
+        x: &Var,
+        cache: &LayerCache,
+        carry: &Var,
+        shape: &Attention,
+    ) -> Result<Compressed> {
         let (nq, nk, d) = (shape.heads, shape.kv_heads, shape.head_dim);
         let t = self.tokens_or_inferred();
         let q = self.project("q_proj", x, "q_proj")?;
@@ -151,7 +157,7 @@ impl Lowering<'_> {
         let q = self.f().add("q_mixed", &mixed[0], &q_mean)?;
         let k = self.f().add("k_mixed", &mixed[1], &k_mean)?;
         // sqrt(head_dim) x / |x| is an RMS norm without an epsilon.
-        let norm = RmsNorm { axis: 3, eps: 0.0 };
+        let norm = NormShape { axis: 3, eps: 0.0 };
         let q = self.rms_norm("q_norm", &q, norm)?;
         let k = self.rms_norm_weighted("k_norm", &k, norm)?;
 

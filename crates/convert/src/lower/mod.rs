@@ -12,8 +12,11 @@ mod store;
 
 pub use attention::{Attention, HeadNorm, PositionInputs};
 pub use cca::CCA_HISTORY;
-pub use norm::RmsNorm;
-pub use store::{Stored, StoredMatrix, element_type, encode_matrix, store_matrix, store_vector};
+pub use norm::NormShape;
+pub use store::{
+    Stored, StoredMatrix, add_constant, element_type, encode_matrix, join_operands, store_matrix,
+    store_vector,
+};
 
 use anemoe_bundle::TokenCount;
 use anemoe_mlpackage::Result;
@@ -85,7 +88,7 @@ impl<'a> Lowering<'a> {
 
     /// A stored matrix as a dense fp16 convolution weight `[rows, cols, 1, 1]`.
     fn matrix(&mut self, name: &str) -> Result<Var> {
-        self.stored.matrix(name)?.constant(&mut self.f, name)
+        add_constant(&mut self.f, name, self.stored.matrix(name)?)
     }
 
     /// A projection: the stored matrix `stored_weight` as a 1x1 convolution on `[1, cols, 1, T]`.

@@ -48,6 +48,6 @@ impl Lowering<'_> {
                 }
             });
         }
-        sum.ok_or_else(|| anemoe_mlpackage::Error::InvalidProgram("a pack without experts".into()))
+        sum.ok_or_else(|| anemoe_mlpackage::Error::invalid_program("a pack without experts"))
     }
 }

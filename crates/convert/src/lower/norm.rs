@@ -15,7 +15,7 @@ const RSQRT_EPSILON: f32 = 1.2e-7;
 
 /// `x / sqrt(mean(x^2) + eps)` over one axis.
 #[derive(Clone, Copy, Debug)]
-pub struct RmsNorm {
+pub struct NormShape {
     /// Axis of the mean.
     pub axis: i32,
     /// The model's epsilon; 0 makes this the L2 norm times the square root of the axis' length.
@@ -27,7 +27,7 @@ impl Lowering<'_> {
     ///
     /// A square overflows fp16 from 256 on, and the model's epsilon (1e-6) is subnormal there. So `x` is first divided by
     /// s = max|x| + 0.001, which cancels: x / sqrt(mean(x^2) + eps) = (x/s) / sqrt(mean((x/s)^2) + (sqrt(eps)/s)^2).
-    pub fn rms_norm(&mut self, name: &str, x: &Var, norm: RmsNorm) -> Result<Var> {
+    pub fn rms_norm(&mut self, name: &str, x: &Var, norm: NormShape) -> Result<Var> {
         let n = |part: &str| format!("{name}_{part}");
         let f = self.f();
         let magnitude = f.abs(&n("abs"), x)?;
@@ -50,7 +50,7 @@ impl Lowering<'_> {
     }
 
     /// Normalizes `x` and multiplies by the stored vector `name_weight`.
-    pub fn rms_norm_weighted(&mut self, name: &str, x: &Var, norm: RmsNorm) -> Result<Var> {
+    pub fn rms_norm_weighted(&mut self, name: &str, x: &Var, norm: NormShape) -> Result<Var> {
         let normed = self.rms_norm(&format!("{name}_unit"), x, norm)?;
         self.scale_by(name, &normed)
     }

@@ -1,11 +1,13 @@
 //! Matrices and vectors of a shard, read from the checkpoint and written to the package in pieces.
 
-use crate::family::Family;
 use crate::importance::Importance;
+use crate::models::CheckedCheckpoint;
 use crate::plan::{MatrixPlan, PlannedShard, VectorPlan};
-use crate::quant::{Granularity, Quant};
+use crate::quant::Quant;
 use crate::quantize::{Encoder, Metrics, Side, TooLarge};
 use crate::{Error, Result};
+use anemoe_bundle::WeightFormat;
+use anemoe_kernels::Weight;
 use anemoe_mlpackage::blob::{BlobOffsets, BlobWriter, pack_sub_byte};
 use anemoe_mlpackage::mil::builder::{FunctionBuilder, Var};
 use anemoe_mlpackage::mil::{DataType, Value};
@@ -22,28 +24,9 @@ pub struct Stored {
     vectors: BTreeMap<String, Value>,
 }
 
-/// A weight of an operation, whose axes are those of the operation.
-#[derive(Clone, Debug)]
-pub enum StoredMatrix {
-    /// fp16.
-    Dense(Value),
-    /// Operands of `constexpr_lut_to_dense`.
-    Lut {
-        /// Of the weight's shape.
-        indices: Value,
-        /// The weight's rank and two more axes: groups per axis, `2^bits`, 1; fp16.
-        lut: Value,
-    },
-    /// Operands of `constexpr_blockwise_shift_scale`.
-    Int {
-        /// Of the weight's shape.
-        data: Value,
-        /// Of the weight's rank: blocks per axis; fp16.
-        scale: Value,
-        /// As `scale`, of the type of `data`.
-        offset: Option<Value>,
-    },
-}
+/// A weight of an operation, whose axes are those of the operation. Tables have two axes more than the weight, `2^bits` and 1;
+/// tables and scales are fp16, offsets of the type of the elements.
+pub type StoredMatrix = Weight<Value, Value>;
 
 impl Stored {
     /// Describes the weights of a shard before it is written: types, shapes and offsets of blobs as in its package, and no
@@ -62,10 +45,13 @@ impl Stored {
         };
         let mut stored = Stored::default();
         for plan in &shard.matrices {
-            let kind = plan.quant.kind;
-            let elements = place(element_type(kind), &plan.dims(), true)?;
-            let dims = side_dims(plan);
-            let matrix = StoredMatrix::from_operands(kind, elements, |dtype| place(dtype, &dims, false))?;
+            let (dtype, dims) = (element_type(plan.quant.kind), side_dims(plan));
+            let elements = place(dtype, &plan.dims(), true)?;
+            let mut side = |dtype| place(dtype, &dims, false);
+            let format = plan.quant.format(plan.rows, plan.cols);
+            let values = if format.has_values() { Some(side(DataType::Float16)?) } else { None };
+            let offsets = if format.has_offsets() { Some(side(dtype)?) } else { None };
+            let matrix = Weight { format, elements, values, offsets };
             stored.matrices.insert(plan.name.clone(), matrix);
         }
         for plan in &shard.vectors {
@@ -75,12 +61,12 @@ impl Stored {
     }
 
     pub(super) fn matrix(&self, name: &str) -> anemoe_mlpackage::Result<&StoredMatrix> {
-        let missing = || anemoe_mlpackage::Error::InvalidProgram(format!("no matrix `{name}` is stored"));
+        let missing = || anemoe_mlpackage::Error::invalid_program(format!("no matrix `{name}` is stored"));
         self.matrices.get(name).ok_or_else(missing)
     }
 
     pub(super) fn vector(&self, name: &str) -> anemoe_mlpackage::Result<Value> {
-        let missing = || anemoe_mlpackage::Error::InvalidProgram(format!("no vector `{name}` is stored"));
+        let missing = || anemoe_mlpackage::Error::invalid_program(format!("no vector `{name}` is stored"));
         self.vectors.get(name).cloned().ok_or_else(missing)
     }
 }
@@ -89,7 +75,7 @@ impl Stored {
 pub fn element_type(kind: Quant) -> DataType {
     match kind {
         Quant::Fp16 => DataType::Float16,
-        Quant::Int { granularity: Granularity::Block, .. } => DataType::Int4,
+        Quant::Int { .. } if kind.bits() == 4 => DataType::Int4,
         Quant::Int { .. } => DataType::Int8,
         Quant::Lut { bits, .. } => {
             DataType::uint_of_bits(usize::from(bits)).expect("bits of a kind have an index type")
@@ -107,63 +93,50 @@ fn side_dims(plan: &MatrixPlan) -> Vec<u64> {
     dims
 }
 
-impl StoredMatrix {
-    /// Joins the elements of a matrix with its tables, or with its scales and offsets. `place` stores those of a type: fp16
-    /// for tables and scales, the type of the elements for offsets.
-    fn from_operands(
-        kind: Quant,
-        elements: Value,
-        mut place: impl FnMut(DataType) -> Result<Value>,
-    ) -> Result<StoredMatrix> {
-        Ok(match kind {
-            Quant::Fp16 => StoredMatrix::Dense(elements),
-            Quant::Lut { .. } => StoredMatrix::Lut { indices: elements, lut: place(DataType::Float16)? },
-            Quant::Int { asymmetric, .. } => {
-                let scale = place(DataType::Float16)?;
-                let offset = asymmetric.then(|| place(element_type(kind))).transpose()?;
-                StoredMatrix::Int { data: elements, scale, offset }
-            }
-        })
-    }
-
-    /// Operands for packed elements, which `elements` refers to, and for their tables or scales, which are of the dimensions
-    /// `dims` and go to the weight file where they are large.
-    ///
-    /// # Errors
-    /// Writing fails.
-    pub fn new(
-        blobs: &mut BlobWriter,
-        kind: Quant,
-        elements: Value,
-        dims: &[u64],
-        values: &[f16],
-        offsets: &[i8],
-    ) -> Result<StoredMatrix> {
-        StoredMatrix::from_operands(kind, elements, |dtype| {
-            let bytes: Vec<u8> = match dtype {
-                DataType::Float16 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
-                _ => pack_sub_byte(&offsets.iter().map(|&o| o as u8).collect::<Vec<_>>(), dtype.bits()),
-            };
-            let count: u64 = dims.iter().product();
-            if count < BLOB_ELEMENTS {
-                return Ok(Value::bytes(dtype, dims, bytes));
-            }
-            Ok(Value::blob(dtype, dims, blobs.append(dtype, count, &bytes)?))
-        })
-    }
-
-    /// The operation that makes the weight of it.
-    ///
-    /// # Errors
-    /// The operands do not fit each other.
-    pub fn constant(&self, f: &mut FunctionBuilder, name: &str) -> anemoe_mlpackage::Result<Var> {
-        match self.clone() {
-            StoredMatrix::Dense(value) => f.constant(name, value),
-            StoredMatrix::Lut { indices, lut } => f.constexpr_lut_to_dense(name, indices, lut),
-            StoredMatrix::Int { data, scale, offset } => {
-                f.constexpr_blockwise_shift_scale(name, data, scale, offset)
-            }
+/// Joins packed elements, which `elements` refers to, with their tables or scales, which are of the dimensions `dims` and go to
+/// the weight file where they are large.
+///
+/// # Errors
+/// Writing fails.
+pub fn join_operands(
+    blobs: &mut BlobWriter,
+    format: WeightFormat,
+    elements: Value,
+    dims: &[u64],
+    side: &Side,
+) -> Result<StoredMatrix> {
+    let count: u64 = dims.iter().product();
+    let mut place = |dtype: DataType, bytes: Vec<u8>| {
+        if count < BLOB_ELEMENTS {
+            return Ok(Value::bytes(dtype, dims, bytes));
         }
+        Ok(Value::blob(dtype, dims, blobs.append(dtype, count, &bytes)?))
+    };
+    let mut stored = Weight { format, elements, values: None, offsets: None };
+    if format.has_values() {
+        let bytes = side.values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        stored.values = Some(place(DataType::Float16, bytes)?);
+    }
+    if format.has_offsets() {
+        let dtype = stored.elements.ty.tensor().map_or(DataType::Int8, |t| t.dtype);
+        let offsets: Vec<u8> = side.offsets.iter().map(|&o| o as u8).collect();
+        stored.offsets = Some(place(dtype, pack_sub_byte(&offsets, dtype.bits()))?);
+    }
+    Ok(stored)
+}
+
+/// Adds the operation that makes the weight of its operands.
+///
+/// # Errors
+/// The operands do not fit each other.
+pub fn add_constant(f: &mut FunctionBuilder, name: &str, stored: &StoredMatrix) -> Result<Var> {
+    let elements = stored.elements.clone();
+    match (stored.format, stored.values.clone()) {
+        (WeightFormat::Lut { .. }, Some(lut)) => f.constexpr_lut_to_dense(name, elements, lut),
+        (WeightFormat::Int { .. }, Some(scale)) => {
+            f.constexpr_blockwise_shift_scale(name, elements, scale, stored.offsets.clone())
+        }
+        _ => f.constant(name, elements),
     }
 }
 
@@ -193,7 +166,7 @@ impl From<TooLarge> for Failed {
 /// # Errors
 /// The checkpoint cannot be read or holds a value that fp16 cannot, the importances do not fit, or writing fails.
 pub fn encode_matrix(
-    family: &dyn Family,
+    checkpoint: &CheckedCheckpoint,
     plan: &MatrixPlan,
     importance: Option<&Importance>,
     write: &mut dyn FnMut(&[u8]) -> Result<()>,
@@ -202,11 +175,11 @@ pub fn encode_matrix(
     let encoder = Encoder { rows: plan.rows, cols: plan.cols, quant: plan.quant, exact: false, importance };
     let read = |first: usize, out: &mut [f32]| {
         let start = plan.offset + first as u64 * plan.cols as u64;
-        family.read(&plan.tensor, start..start + out.len() as u64, out).map_err(Failed::Read)
+        checkpoint.read(&plan.tensor, start..start + out.len() as u64, out).map_err(Failed::Read)
     };
     encoder.run(&read, &mut |bytes| write(bytes).map_err(Failed::Read)).map_err(|e| match e {
         Failed::Read(e) => e,
-        Failed::TooLarge(e) => family.opened().refuse(&plan.tensor, plan.offset, &e.to_string()),
+        Failed::TooLarge(e) => checkpoint.refuse(&plan.tensor, plan.offset, &e.to_string()),
     })
 }
 
@@ -216,18 +189,18 @@ pub fn encode_matrix(
 /// As [`encode_matrix`].
 pub fn store_matrix(
     blobs: &mut BlobWriter,
-    family: &dyn Family,
+    checkpoint: &CheckedCheckpoint,
     plan: &MatrixPlan,
     importance: Option<&Importance>,
     stored: &mut Stored,
 ) -> Result<Metrics> {
     let dtype = element_type(plan.quant.kind);
     let offset = blobs.begin(dtype, plan.weights())?;
-    let side = encode_matrix(family, plan, importance, &mut |bytes| Ok(blobs.write(bytes)?))?;
+    let side = encode_matrix(checkpoint, plan, importance, &mut |bytes| blobs.write(bytes))?;
     blobs.end()?;
     let elements = Value::blob(dtype, &plan.dims(), offset);
     let dims = side_dims(plan);
-    let matrix = StoredMatrix::new(blobs, plan.quant.kind, elements, &dims, &side.values, &side.offsets)?;
+    let matrix = join_operands(blobs, plan.quant.format(plan.rows, plan.cols), elements, &dims, &side)?;
     stored.matrices.insert(plan.name.clone(), matrix);
     Ok(side.metrics)
 }
@@ -238,18 +211,18 @@ pub fn store_matrix(
 /// As [`store_matrix`].
 pub fn store_vector(
     blobs: &mut BlobWriter,
-    family: &dyn Family,
+    checkpoint: &CheckedCheckpoint,
     plan: &VectorPlan,
     stored: &mut Stored,
 ) -> Result<()> {
     let n = plan.weights();
     let (first, of) = plan.every;
     let mut values = vec![0f32; n as usize * of];
-    family.read(&plan.tensor, 0..n * of as u64, &mut values)?;
+    checkpoint.read(&plan.tensor, 0..n * of as u64, &mut values)?;
     let mut values: Vec<f32> = values.into_iter().skip(first).step_by(of).collect();
     values.iter_mut().for_each(|v| *v *= plan.scale);
     let mut halves = Vec::new();
-    to_f16(&values, &mut halves).map_err(|e| family.opened().refuse(&plan.tensor, 0, &e.to_string()))?;
+    to_f16(&values, &mut halves).map_err(|e| checkpoint.refuse(&plan.tensor, 0, &e.to_string()))?;
     let value = if n >= BLOB_ELEMENTS {
         let bytes: Vec<u8> = halves.iter().flat_map(|v| v.to_le_bytes()).collect();
         Value::blob(DataType::Float16, &plan.dims, blobs.append(DataType::Float16, n, &bytes)?)

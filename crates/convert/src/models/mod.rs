@@ -1,20 +1,37 @@
 //! One file or folder per `model_type`, and the registry.
 
-mod assembly;
+mod chain_builder;
+mod checked;
+mod family;
 pub mod gemma4;
 mod keys;
-mod opened;
-mod table;
+mod replan;
+mod synthetic;
+mod tensor_table;
 pub mod zaya;
 
+pub use checked::{CheckedCheckpoint, prefix};
+pub use family::{Family, Sizes};
 pub use keys::token_ids;
-pub use opened::{Opened, prefix};
-pub use table::{Part, TensorRow, check_tensors};
+pub use replan::replan;
+pub use tensor_table::{ModelPart, TensorRow, check_tensors};
 
-use crate::checkpoint::Checkpoint;
-use crate::family::Family;
+use crate::checkpoint::{Checkpoint, open_checkpoint};
 use crate::{Error, Result};
-use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// Opens a Hugging Face folder, a GGUF file, or `synthetic:NAME?seed=N&layers=N`. Its tensors have the names of their family's
+/// table, whatever layout they lie in.
+///
+/// # Errors
+/// A file is missing or wrong, or there is no such synthetic model.
+pub fn load(spec: impl AsRef<Path>) -> Result<Checkpoint> {
+    let path = spec.as_ref();
+    match path.to_str().and_then(|spec| Some((spec, spec.strip_prefix("synthetic:")?))) {
+        Some((spec, name)) => synthetic::open(spec, name),
+        None => normalize_layout(open_checkpoint(path)?),
+    }
+}
 
 /// Opens the family that `config.json` names.
 ///
@@ -38,49 +55,9 @@ pub fn open(checkpoint: Checkpoint) -> Result<Box<dyn Family>> {
 ///
 /// # Errors
 /// The checkpoint does not fit that layout.
-pub fn adapt(checkpoint: Checkpoint) -> Result<Checkpoint> {
+pub fn normalize_layout(checkpoint: Checkpoint) -> Result<Checkpoint> {
     match checkpoint.config.get("model_type").and_then(|v| v.as_str()) {
-        Some("zaya") if zaya::is_legacy(&checkpoint) => zaya::adapt(checkpoint),
+        Some("zaya") if zaya::is_legacy(&checkpoint) => zaya::normalize_layout(checkpoint),
         _ => Ok(checkpoint),
-    }
-}
-
-/// How a checkpoint is read where those who run it differ.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Readings {
-    /// What ZAYA's class behind the last expert gives; the default is [`ZayaSkip::Identity`].
-    pub zaya_skip: Option<ZayaSkip>,
-}
-
-/// What a token gets that chooses ZAYA's class behind the last expert.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ZayaSkip {
-    /// Its own input times the probability, as in the original implementation.
-    #[default]
-    Identity,
-    /// Nothing, as in Hugging Face transformers.
-    Zero,
-}
-
-impl ZayaSkip {
-    /// As on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            ZayaSkip::Identity => "identity",
-            ZayaSkip::Zero => "zero",
-        }
-    }
-}
-
-impl std::str::FromStr for ZayaSkip {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        match text {
-            "identity" => Ok(ZayaSkip::Identity),
-            "zero" => Ok(ZayaSkip::Zero),
-            _ => Err(format!("`{text}` is neither identity nor zero")),
-        }
     }
 }

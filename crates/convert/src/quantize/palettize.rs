@@ -17,16 +17,16 @@ pub enum TableMode {
 }
 
 /// A table for one histogram, and the entry of every code that occurs in it.
-pub(super) struct Table {
+pub(super) struct LutTable {
     /// `2^bits` values, ascending; a group with fewer distinct values repeats the last.
     pub values: Vec<f16>,
     /// Entry by ordered code.
     index: Vec<u8>,
 }
 
-impl Table {
-    pub fn new() -> Table {
-        Table { values: Vec::new(), index: vec![0; 1 << 16] }
+impl LutTable {
+    pub fn new() -> LutTable {
+        LutTable { values: Vec::new(), index: vec![0; 1 << 16] }
     }
 
     /// Chooses the table for `h` and adds the errors to `metrics`.
@@ -166,7 +166,7 @@ pub struct Palettizer {
     bits: u8,
     mode: TableMode,
     histogram: Histogram,
-    table: Table,
+    table: LutTable,
 }
 
 impl Palettizer {
@@ -176,7 +176,7 @@ impl Palettizer {
     /// The bits are out of range.
     pub fn new(bits: u8, mode: TableMode) -> Self {
         assert!((1..=8).contains(&bits));
-        Palettizer { bits, mode, histogram: Histogram::default(), table: Table::new() }
+        Palettizer { bits, mode, histogram: Histogram::default(), table: LutTable::new() }
     }
 
     /// Palettizes a group of finite weights in rows: their table of `2^bits` values, ascending (a group with fewer distinct

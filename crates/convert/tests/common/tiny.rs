@@ -3,6 +3,7 @@
 
 use super::gguf::Gguf;
 use anemoe_convert::checkpoint::Checkpoint;
+use anemoe_convert::models;
 use serde_json::Value;
 use std::path::Path;
 
@@ -58,7 +59,7 @@ pub fn read(checkpoint: &Checkpoint, name: &str) -> Vec<f32> {
 
 /// Metadata and tensors of a checkpoint in its published layout, with its tokenizer where it has one.
 pub fn gguf_of(folder: &Path, options: Options) -> Gguf {
-    let checkpoint = Checkpoint::open(folder.to_str().unwrap()).unwrap();
+    let checkpoint = models::load(folder.to_str().unwrap()).unwrap();
     let mut g = Gguf::new();
     metadata(&mut g, &checkpoint.config["text_config"]);
     if let Ok(text) = std::fs::read(folder.join("tokenizer.json")) {

@@ -1,4 +1,4 @@
-//! Shard probes: a shard against its FP16 twin on inputs that are stated, so that a fault shows before hours are spent on
+//! Shard probes: a shard against its FP16 reference on inputs that are stated, so that a fault shows before hours are spent on
 //! the other shards.
 //!
 //! A probe is the residual stream of some tokens before the shard's layer. What stands between the stream and the shard (for a
@@ -6,13 +6,14 @@
 
 mod segment;
 
-use crate::golden::cosine;
+use crate::golden_gate::cosine;
 use crate::reference::Golden;
 use crate::{Error, Result};
 use anemoe_bundle::{Chain, Shard, ShardKind};
 use anemoe_convert::build::write_shard;
-use anemoe_convert::family::Family;
+use anemoe_convert::models::Family;
 use anemoe_convert::plan::{Plan, PlannedShard};
+use anemoe_io::Random;
 use anemoe_runtime::cpu::CpuBackend;
 use anemoe_runtime::model::{Model, Registers};
 use segment::{Segment, segment};
@@ -45,7 +46,7 @@ pub struct Inputs<'a> {
 }
 
 /// What shards are made from, and where they are.
-pub struct Site<'a> {
+pub struct ProbeContext<'a> {
     /// The checkpoint.
     pub family: &'a dyn Family,
     /// The plan of the shards.
@@ -54,7 +55,7 @@ pub struct Site<'a> {
     pub chain: &'a Chain,
     /// Folder of the bundle, for the files beside the shards.
     pub bundle: &'a Path,
-    /// Folder for FP16 twins. They stay there: the next shard of the same layer may need one again.
+    /// Folder for FP16 references. They stay there: the next shard of the same layer may need one again.
     pub scratch: &'a Path,
 }
 
@@ -94,7 +95,7 @@ pub struct ShardProbes {
     pub mean_cosine: f64,
     /// Positions in the statistics.
     pub counted: usize,
-    /// Positions where the twin gives zero: the token chose none of the shard's experts. They are not in the statistics.
+    /// Positions where the FP16 reference gives zero: the token chose none of the shard's experts. They are not in the statistics.
     pub no_active_expert: usize,
     /// Positions whose result is not a number, or overflows.
     pub not_finite: usize,
@@ -115,9 +116,9 @@ pub struct ProbeResult {
 /// Probes shards of a plan, whose packages `package` finds.
 ///
 /// # Errors
-/// The reference does not fit the model, the checkpoint cannot be read, a twin cannot be written, or a package is wrong.
+/// The reference does not fit the model, the checkpoint cannot be read, an FP16 reference cannot be written, or a package is wrong.
 pub fn probe(
-    site: &Site<'_>,
+    site: &ProbeContext<'_>,
     shards: &[&PlannedShard],
     package: &dyn Fn(&PlannedShard) -> PathBuf,
     inputs: &Inputs<'_>,
@@ -167,7 +168,7 @@ fn warnings(inputs: &Inputs<'_>, median: f64) -> Vec<String> {
 const SAMPLE: usize = 64;
 
 /// Median length of the embeddings, of some that are spread over the vocabulary.
-fn typical_norm(site: &Site<'_>) -> Result<f64> {
+fn typical_norm(site: &ProbeContext<'_>) -> Result<f64> {
     let embedding = &site.chain.embedding;
     let (rows, cols) = (embedding.rows, embedding.cols);
     let mut norms = Vec::new();
@@ -189,7 +190,7 @@ fn norm(v: &[f32]) -> f64 {
 type Token<'a> = Vec<(&'a str, Vec<f32>)>;
 
 fn one(
-    site: &Site<'_>,
+    site: &ProbeContext<'_>,
     shard: &PlannedShard,
     package: &Path,
     inputs: &Inputs<'_>,
@@ -198,13 +199,13 @@ fn one(
     let segment = segment_of(site.plan, site.chain, shard)?;
     for s in &segment.chain.shards {
         if let Some(planned) = site.plan.shard(&s.name) {
-            twin(site, planned)?;
+            write_fp16(site, planned)?;
         }
     }
     let backend = CpuBackend::default();
-    let of_twin = |s: &Shard| twin_path(site, &s.name);
-    let of_own = |s: &Shard| if s.name == shard.name { package.to_path_buf() } else { of_twin(s) };
-    let twin = Model::with_chain(site.bundle, segment.chain.clone(), &backend, &of_twin)?;
+    let of_fp16 = |s: &Shard| fp16_path(site, &s.name);
+    let of_own = |s: &Shard| if s.name == shard.name { package.to_path_buf() } else { of_fp16(s) };
+    let fp16 = Model::with_chain(site.bundle, segment.chain.clone(), &backend, &of_fp16)?;
     let own = Model::with_chain(site.bundle, segment.chain.clone(), &backend, &of_own)?;
 
     let mut found = ShardProbes {
@@ -220,12 +221,12 @@ fn one(
         probes: Vec::new(),
     };
     for (name, tokens) in tokens(site, shard, &segment, inputs)? {
-        let (mut of_twin, mut of_own) = (twin.sequence(), own.sequence());
+        let (mut of_fp16, mut of_own) = (fp16.sequence(), own.sequence());
         let mut positions = Vec::new();
         for token in tokens.iter().take(segment.chain.model.max_context) {
             let registers: Vec<(&str, &[f32])> = token.iter().map(|(n, v)| (*n, v.as_slice())).collect();
             let mut read = |left: Registers<'_>| values(&segment.outputs, &left);
-            let expected = twin.step_from(&mut of_twin, &registers, &mut read)?;
+            let expected = fp16.step_from(&mut of_fp16, &registers, &mut read)?;
             let own = own.step_from(&mut of_own, &registers, &mut read)?;
             positions.push(compare(&expected, &own, &mut found.not_finite));
         }
@@ -249,7 +250,7 @@ fn values(outputs: &[String], registers: &Registers<'_>) -> Vec<Vec<f32>> {
     outputs.iter().map(of).collect()
 }
 
-/// Lowest cosine of the shard's results; None where the twin gives nothing but zeros.
+/// Lowest cosine of the shard's results; None where the FP16 reference gives nothing but zeros.
 fn compare(expected: &[Vec<f32>], own: &[Vec<f32>], not_finite: &mut usize) -> Option<f64> {
     let mut lowest: Option<f64> = None;
     for (expected, own) in expected.iter().zip(own) {
@@ -268,7 +269,7 @@ fn segment_of(plan: &Plan, chain: &Chain, shard: &PlannedShard) -> Result<Segmen
     // A plan's chain has no shards yet: what steps ask of them is their functions.
     let known = Chain { shards: plan.shards.iter().map(PlannedShard::draft).collect(), ..chain.clone() };
     segment(&known, &shard.name)
-        .ok_or_else(|| Error::Usage(format!("no step of the chain runs shard {}", shard.name)))
+        .ok_or_else(|| Error::usage(format!("no step of the chain runs shard {}", shard.name)))
 }
 
 /// Whether a reference run recorded what probes of this plan's shards need.
@@ -287,7 +288,7 @@ fn reads_router_state(step: &anemoe_bundle::Step) -> bool {
 ///
 /// # Errors
 /// A shard is none of the plan's.
-pub fn twins<'a>(plan: &'a Plan, shards: &[&PlannedShard]) -> Result<Vec<&'a PlannedShard>> {
+pub fn fp16_references<'a>(plan: &'a Plan, shards: &[&PlannedShard]) -> Result<Vec<&'a PlannedShard>> {
     let mut names = std::collections::BTreeSet::new();
     for shard in shards {
         names.extend(segment_of(plan, &plan.chain, shard)?.chain.shards.into_iter().map(|s| s.name));
@@ -295,25 +296,25 @@ pub fn twins<'a>(plan: &'a Plan, shards: &[&PlannedShard]) -> Result<Vec<&'a Pla
     Ok(plan.shards.iter().filter(|s| names.contains(&s.name)).collect())
 }
 
-fn twin_path(site: &Site<'_>, name: &str) -> PathBuf {
+fn fp16_path(site: &ProbeContext<'_>, name: &str) -> PathBuf {
     site.scratch.join(format!("{name}.fp16.mlpackage"))
 }
 
 /// Writes the FP16 form of a shard, unless it is there.
-fn twin(site: &Site<'_>, shard: &PlannedShard) -> Result<()> {
-    let path = twin_path(site, &shard.name);
+fn write_fp16(site: &ProbeContext<'_>, shard: &PlannedShard) -> Result<()> {
+    let path = fp16_path(site, &shard.name);
     if !path.is_dir() {
         // Probes go token by token.
-        let mut twin = shard.in_fp16();
-        twin.functions.retain(|f| f.tokens.min == 1);
-        write_shard(site.family, &twin, None, &path)?;
+        let mut fp16 = shard.in_fp16();
+        fp16.functions.retain(|f| f.tokens.min == 1);
+        write_shard(site.family, &fp16, None, &path)?;
     }
     Ok(())
 }
 
 /// The probes of a shard, by name.
 fn tokens<'a>(
-    site: &Site<'_>,
+    site: &ProbeContext<'_>,
     shard: &PlannedShard,
     segment: &'a Segment,
     inputs: &Inputs<'_>,
@@ -323,19 +324,19 @@ fn tokens<'a>(
     let boundary = shard.layer.unwrap_or(model.num_layers);
     let seed_width = inputs.real.and_then(|g| g.router_states.first()?.first()).map(Vec::len);
     let mut all = Vec::new();
-    let mut random = Random(inputs.seed);
+    let mut random = Random::new(inputs.seed);
     for probe in 0..inputs.count {
-        let mut token: Token<'a> = vec![("hidden", random.unit(model.hidden_size))];
+        let mut token: Token<'a> = vec![("hidden", unit_vector(&mut random, model.hidden_size))];
         for seed in &segment.seeds {
             let width = seed_width.ok_or_else(|| no_seed(shard, seed))?;
-            token.push((seed, random.unit(width)));
+            token.push((seed, unit_vector(&mut random, width)));
         }
         all.push((format!("random {probe}"), vec![token]));
     }
     if let Some(golden) = inputs.real {
         let states = golden.hidden_states.get(boundary).filter(|s| s.len() == golden.prompt_ids.len());
         let states = states.filter(|s| s.iter().all(|h| h.len() == model.hidden_size)).ok_or_else(|| {
-            Error::Usage(format!(
+            Error::usage(format!(
                 "the golden has no `hidden_states` of {} layers of width {} for its prompt",
                 model.num_layers, model.hidden_size
             ))
@@ -355,35 +356,23 @@ fn tokens<'a>(
 }
 
 fn no_seed(shard: &PlannedShard, register: &str) -> Error {
-    Error::Usage(format!(
+    Error::usage(format!(
         "the test of shard {} needs `{register}` of the layer before: the golden has no `router_states`",
         shard.name
     ))
 }
 
-/// SplitMix64, and normal deviates of it by Box and Muller: the same on every machine.
-struct Random(u64);
-
-impl Random {
-    /// Above 0, up to 1.
-    fn uniform(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (((z ^ (z >> 31)) >> 11) as f64 + 1.0) / (1u64 << 53) as f64
-    }
-
-    /// A vector of length 1, in a direction that is uniform on the sphere.
-    fn unit(&mut self, n: usize) -> Vec<f32> {
-        let mut normal = || {
-            let radius = libm::sqrt(-2.0 * libm::log(self.uniform()));
-            radius * libm::cos(std::f64::consts::TAU * self.uniform())
-        };
-        let v: Vec<f64> = (0..n).map(|_| normal()).collect();
-        let length = v.iter().map(|x| x * x).sum::<f64>().sqrt().max(f64::MIN_POSITIVE);
-        v.iter().map(|x| (x / length) as f32).collect()
-    }
+/// Draws a vector of length 1, in a direction that is uniform on the sphere: normal deviates by Box and Muller.
+fn unit_vector(random: &mut Random, n: usize) -> Vec<f32> {
+    // Above 0, up to 1; exact, as both are multiples of 2^-53.
+    let mut uniform = || random.uniform() + 1.0 / (1u64 << 53) as f64;
+    let mut normal = || {
+        let radius = libm::sqrt(-2.0 * libm::log(uniform()));
+        radius * libm::cos(std::f64::consts::TAU * uniform())
+    };
+    let v: Vec<f64> = (0..n).map(|_| normal()).collect();
+    let length = v.iter().map(|x| x * x).sum::<f64>().sqrt().max(f64::MIN_POSITIVE);
+    v.iter().map(|x| (x / length) as f32).collect()
 }
 
 #[cfg(test)]
@@ -392,15 +381,15 @@ mod tests {
 
     #[test]
     fn random_directions_are_the_same_everywhere_and_of_length_one() {
-        let mut random = Random(SEED);
-        let first = random.unit(64);
+        let mut random = Random::new(SEED);
+        let first = unit_vector(&mut random, 64);
         // The first deviates of SplitMix64 from 1, by Box and Muller: fixed for good, since figures are compared over time.
-        let again = Random(SEED).unit(64);
+        let again = unit_vector(&mut Random::new(SEED), 64);
         assert_eq!(first, again);
-        assert_ne!(first, random.unit(64));
-        assert_ne!(first, Random(SEED + 1).unit(64));
+        assert_ne!(first, unit_vector(&mut random, 64));
+        assert_ne!(first, unit_vector(&mut Random::new(SEED + 1), 64));
         for _ in 0..32 {
-            let v = random.unit(2816);
+            let v = unit_vector(&mut random, 2816);
             assert!((norm(&v) - 1.0).abs() < 1e-6);
             // No direction is preferred: the mean is within 5 deviations of 0.
             let mean = v.iter().map(|&x| f64::from(x)).sum::<f64>() / 2816.0;

@@ -4,8 +4,8 @@
 
 use super::math::{add, add_scaled, attend, gated, gelu_tanh, rms_norm, rope, scaled, softmax, top_k};
 use super::probe::Probe;
-use super::weights::{Layer, Rows, Weights};
-use super::{Forward, Limits, Pass, RunOptions};
+use super::reference_model::{Forward, Limits, Pass, RunOptions};
+use super::tensor_reader::{Layer, Rows, TensorReader};
 use anemoe_convert::Result;
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::models::gemma4::{Gemma4Config, PREFIXES};
@@ -22,7 +22,7 @@ struct Cache {
 /// A model and the state of its context.
 pub struct Gemma4Forward<'a> {
     config: Gemma4Config,
-    weights: Weights<'a>,
+    weights: TensorReader<'a>,
     caches: Vec<Cache>,
 }
 
@@ -33,7 +33,7 @@ impl<'a> Gemma4Forward<'a> {
         let prefix = prefix(checkpoint, &PREFIXES)?;
         let source = checkpoint.source.as_ref();
         let caches = (0..config.num_hidden_layers).map(|_| Cache::default()).collect();
-        Ok(Gemma4Forward { config, weights: Weights { source, prefix, probe }, caches })
+        Ok(Gemma4Forward { config, weights: TensorReader { source, prefix, probe }, caches })
     }
 }
 

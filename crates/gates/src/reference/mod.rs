@@ -8,81 +8,19 @@ mod gemma4;
 mod golden;
 mod math;
 mod probe;
-mod weights;
+mod reference_model;
+mod tensor_reader;
 mod zaya;
 
 pub use golden::Golden;
 pub use probe::{InputMoments, Probe};
-pub use weights::HEAD;
+pub use reference_model::{Forward, LayerState, Limits, Pass, RunOptions};
+pub use tensor_reader::HEAD;
 
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::{Error, Result};
 use gemma4::Gemma4Forward;
-use std::collections::BTreeMap;
-use weights::Rows;
 use zaya::ZayaForward;
-
-/// What a reference run records besides logits and tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RunOptions {
-    /// The residual stream before the first layer and after each one, for the prompt.
-    pub hidden: bool,
-    /// The experts that each layer chose for each prompt token, and what a router hands to the next layer's.
-    pub routing: bool,
-}
-
-/// What a pass gives.
-#[derive(Clone, Debug, Default)]
-pub struct Pass {
-    /// `[T, vocab_size]`
-    pub logits: Rows,
-    /// `[layers + 1, T, hidden_size]`, or empty.
-    pub hidden_states: Vec<Rows>,
-    /// `[layers, T, top_k]`, or empty.
-    pub router_index: Vec<Vec<Vec<u32>>>,
-    /// `[layers, T, router_hidden_size]`, or empty: also where routers have no state.
-    pub router_states: Vec<Rows>,
-}
-
-/// What a layer remembers besides keys and values.
-#[derive(Clone, Debug, PartialEq)]
-pub struct State {
-    /// Its dimensions.
-    pub shape: Vec<usize>,
-    /// Row-major.
-    pub values: Vec<f32>,
-}
-
-/// Sizes that a run must respect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Tokens of the vocabulary.
-    pub vocab: usize,
-    /// Positions of a context.
-    pub positions: usize,
-    /// Layers.
-    pub layers: usize,
-}
-
-/// A model with the state of its context.
-pub trait Forward {
-    /// Its sizes.
-    fn limits(&self) -> Limits;
-
-    /// Empties the context.
-    fn reset(&mut self);
-
-    /// Appends tokens to the context; `tick` is called after each layer.
-    ///
-    /// # Errors
-    /// A weight cannot be read, has another shape than its configuration says or is not finite.
-    fn forward(&mut self, tokens: &[u32], options: RunOptions, tick: &mut dyn FnMut()) -> Result<Pass>;
-
-    /// What the layers remember besides keys and values, under the names that transformers' goldens have.
-    fn states(&self) -> BTreeMap<&'static str, Vec<State>> {
-        BTreeMap::new()
-    }
-}
 
 /// Opens a checkpoint with an empty context.
 ///
@@ -132,14 +70,14 @@ pub fn run_with_progress(
     let mut model = open(checkpoint, None)?;
     let Limits { vocab, positions: limit, layers } = model.limits();
     if prompt_ids.is_empty() {
-        return Err(Error::Usage("the prompt has no tokens".into()));
+        return Err(Error::usage("the prompt has no tokens"));
     }
     if let Some(id) = prompt_ids.iter().find(|&&id| id as usize >= vocab) {
-        return Err(Error::Usage(format!("prompt token {id} is not in the vocabulary of {vocab} tokens")));
+        return Err(Error::usage(format!("prompt token {id} is not in the vocabulary of {vocab} tokens")));
     }
     if prompt_ids.len().checked_add(decode_n).is_none_or(|n| n > limit) {
         let prompt = prompt_ids.len();
-        return Err(Error::Usage(format!(
+        return Err(Error::usage(format!(
             "{prompt} prompt tokens and {decode_n} more exceed the model's {limit} positions"
         )));
     }
@@ -177,7 +115,8 @@ pub fn run_with_progress(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anemoe_convert::models::{Readings, ZayaSkip};
+    use anemoe_convert::models;
+    use anemoe_convert::variants::{Variants, ZayaSkip};
     use anemoe_npz::read_npz;
     use std::path::Path;
 
@@ -195,7 +134,7 @@ mod tests {
     /// Prompt and greedy continuation of a golden file, against a run of its checkpoint.
     fn agrees_with_transformers(name: &str) {
         let golden = Golden::read(&Path::new(&folder(name)).join("golden.npz")).unwrap();
-        agrees(&golden, &Checkpoint::open(folder(name)).unwrap());
+        agrees(&golden, &models::load(folder(name)).unwrap());
     }
 
     fn agrees(golden: &Golden, checkpoint: &Checkpoint) {
@@ -242,8 +181,8 @@ mod tests {
     }
 
     fn skipping(skip: ZayaSkip) -> Checkpoint {
-        let readings = Readings { zaya_skip: Some(skip) };
-        Checkpoint::open(folder("fixtures/tiny-zaya-skip")).unwrap().with_readings(readings)
+        let variants = Variants { zaya_skip: Some(skip) };
+        models::load(folder("fixtures/tiny-zaya-skip")).unwrap().with_variants(variants)
     }
 
     #[test]
@@ -269,7 +208,7 @@ mod tests {
     fn zaya_remembers_what_transformers_does() {
         let path = Path::new(&folder("fixtures/tiny-zaya")).join("golden.npz");
         let (golden, arrays) = (Golden::read(&path).unwrap(), read_npz(&path).unwrap());
-        let checkpoint = Checkpoint::open(folder("fixtures/tiny-zaya")).unwrap();
+        let checkpoint = models::load(folder("fixtures/tiny-zaya")).unwrap();
         // The whole prompt at once, and in pieces.
         for pieces in [vec![24], vec![1, 3, 4, 7, 9]] {
             let mut model = open(&checkpoint, None).unwrap();
@@ -297,7 +236,7 @@ mod tests {
 
     #[test]
     fn prompts_that_do_not_fit() {
-        let checkpoint = Checkpoint::open(folder("fixtures/tiny-gemma4-moe")).unwrap();
+        let checkpoint = models::load(folder("fixtures/tiny-gemma4-moe")).unwrap();
         let refused =
             |ids: &[u32], n| run(&checkpoint, ids, n, RunOptions::default()).unwrap_err().to_string();
         assert!(refused(&[], 1).contains("no tokens"));
@@ -308,7 +247,7 @@ mod tests {
 
     #[test]
     fn nothing_is_recorded_unless_asked_for() {
-        let checkpoint = Checkpoint::open(folder("fixtures/tiny-gemma4-moe")).unwrap();
+        let checkpoint = models::load(folder("fixtures/tiny-gemma4-moe")).unwrap();
         let mut ticks = Vec::new();
         let options = RunOptions::default();
         let golden =

@@ -6,12 +6,13 @@ use super::math::{
     add, add_scaled, attend, gated, gelu_exact, l2_norm, rms_norm, rope, scaled, silu, softmax,
 };
 use super::probe::Probe;
-use super::weights::{Layer, Rows, Weights};
-use super::{Forward, Limits, Pass, RunOptions, State};
+use super::reference_model::{Forward, LayerState, Limits, Pass, RunOptions};
+use super::tensor_reader::{Layer, Rows, TensorReader};
 use anemoe_convert::Result;
 use anemoe_convert::checkpoint::Checkpoint;
+use anemoe_convert::models::prefix;
 use anemoe_convert::models::zaya::{PREFIXES, ZayaConfig};
-use anemoe_convert::models::{ZayaSkip, prefix};
+use anemoe_convert::variants::ZayaSkip;
 use std::collections::{BTreeMap, VecDeque};
 
 /// What a layer remembers.
@@ -30,7 +31,7 @@ struct Memory {
 pub struct ZayaForward<'a> {
     config: ZayaConfig,
     skip: ZayaSkip,
-    weights: Weights<'a>,
+    weights: TensorReader<'a>,
     memories: Vec<Memory>,
 }
 
@@ -50,8 +51,8 @@ impl<'a> ZayaForward<'a> {
     pub fn open(checkpoint: &'a Checkpoint, probe: Option<&'a Probe>) -> Result<Self> {
         let config = ZayaConfig::parse(&checkpoint.config, &checkpoint.config_path())?;
         let prefix = prefix(checkpoint, &PREFIXES)?;
-        let weights = Weights { source: checkpoint.source.as_ref(), prefix, probe };
-        let skip = checkpoint.readings.zaya_skip.unwrap_or_default();
+        let weights = TensorReader { source: checkpoint.source.as_ref(), prefix, probe };
+        let skip = checkpoint.variants.zaya_skip.unwrap_or_default();
         Ok(ZayaForward { memories: empty(&config), config, skip, weights })
     }
 }
@@ -102,13 +103,13 @@ impl Forward for ZayaForward<'_> {
         Ok(pass)
     }
 
-    fn states(&self) -> BTreeMap<&'static str, Vec<State>> {
+    fn states(&self) -> BTreeMap<&'static str, Vec<LayerState>> {
         let conv = |m: &Memory| {
             // [channels, 2], as transformers keeps it.
             let values = m.window[0].iter().zip(&m.window[1]).flat_map(|(a, b)| [*a, *b]).collect();
-            State { shape: vec![m.window[0].len(), 2], values }
+            LayerState { shape: vec![m.window[0].len(), 2], values }
         };
-        let delayed = |m: &Memory| State { shape: vec![m.delayed.len()], values: m.delayed.clone() };
+        let delayed = |m: &Memory| LayerState { shape: vec![m.delayed.len()], values: m.delayed.clone() };
         BTreeMap::from([
             ("cca_conv_state", self.memories.iter().map(conv).collect()),
             ("cca_delayed_v_state", self.memories.iter().map(delayed).collect()),

@@ -1,8 +1,8 @@
 //! From a MIL program to [`Graph`]s. Weight data is never read: sizes and compression follow from types.
 
-use super::graph::{Contraction, Form, Grain, Graph, Op, Shapes, State, Weight};
+use super::graph::{Contraction, Form, Grain, Graph, GraphState, Op, Shapes, Weight};
 use anemoe_mlpackage::mil::{
-    Argument, Binding, Block, DataType, Dim, FeatureShape, Function, FunctionDescription, Model, Operation,
+    Argument, Binding, Block, DataType, Dim, FeatureShape, Function, FunctionDescription, MlModel, Operation,
     TensorData, TensorType, Value, ValueData, ValueType,
 };
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -11,7 +11,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 const VOCABULARY: u64 = 32_000;
 
 /// The functions of a model, and the bytes of weights that they store together.
-pub fn model(model: &Model) -> (Vec<Graph>, u64) {
+pub fn model(model: &MlModel) -> (Vec<Graph>, u64) {
     let mut shared = HashSet::new();
     let mut total = 0u64;
     let graphs = model
@@ -82,7 +82,9 @@ impl<'a> Walker<'a> {
                 Known { ty: &input.ty, origin: Origin::Data, value: None, weight: None, from_state: false },
             );
             if let ValueType::State(ty) = &input.ty {
-                graph.states.push(State { name: input.name.clone(), dims: ty.shape().unwrap_or_default() });
+                graph
+                    .states
+                    .push(GraphState { name: input.name.clone(), dims: ty.shape().unwrap_or_default() });
             }
         }
         graph.shapes = described.map_or(Shapes::Fixed, shapes);

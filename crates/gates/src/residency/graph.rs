@@ -29,7 +29,7 @@ pub struct Graph {
     /// Shapes of the inputs.
     pub shapes: Shapes,
     /// Dimensions of each state; empty dimensions where they are not known.
-    pub states: Vec<State>,
+    pub states: Vec<GraphState>,
     /// It ends in, or holds, the projection to a vocabulary.
     pub vocabulary_head: bool,
     /// It joins other shards: norms, sums, a router, and no attention or pack of its own.
@@ -50,7 +50,7 @@ pub enum Shapes {
 
 /// A state of the function.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct State {
+pub struct GraphState {
     /// Name.
     pub name: String,
     /// Dimensions, outermost first.

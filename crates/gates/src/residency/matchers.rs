@@ -2,7 +2,7 @@
 //! the rule's evidence.
 
 use super::graph::{Form, Grain, Graph, Op, SMALL_CONSTANT, Shapes, Weight};
-use super::rule::{BundleFacts, Conditions, Hit, PackageFacts, Target, Units};
+use super::rule::{BundleFacts, Conditions, DeviceTarget, Hit, PackageFacts, Units};
 use anemoe_mlpackage::mil::DataType;
 
 /// Deepest sum that every chip takes.
@@ -213,11 +213,11 @@ fn quantizes(op: &Op) -> bool {
 }
 
 pub(super) fn activations_iphone(op: &Op, _: &Graph, c: &Conditions) -> Option<Hit> {
-    (quantizes(op) && c.target == Target::Iphone).then(Hit::default)
+    (quantizes(op) && c.target == DeviceTarget::Iphone).then(Hit::default)
 }
 
 pub(super) fn activations_mac(op: &Op, _: &Graph, c: &Conditions) -> Option<Hit> {
-    (quantizes(op) && c.target == Target::Mac).then(Hit::default)
+    (quantizes(op) && c.target == DeviceTarget::Mac).then(Hit::default)
 }
 
 pub(super) fn loose_update(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {
@@ -588,24 +588,24 @@ pub(super) fn head_risk(p: &PackageFacts, _: &Conditions) -> Option<Hit> {
 }
 
 pub(super) fn iphone_size(p: &PackageFacts, c: &Conditions) -> Option<Hit> {
-    let bytes = p.weight_bytes.filter(|&b| c.target == Target::Iphone && b > IPHONE_BYTES.1)?;
+    let bytes = p.weight_bytes.filter(|&b| c.target == DeviceTarget::Iphone && b > IPHONE_BYTES.1)?;
     Some(Hit { detail: size(bytes), advice: parts(bytes, IPHONE_BYTES.0) })
 }
 
 pub(super) fn iphone_margin(p: &PackageFacts, c: &Conditions) -> Option<Hit> {
     let bytes = p
         .weight_bytes
-        .filter(|&b| c.target == Target::Iphone && b > IPHONE_BYTES.0 && b <= IPHONE_BYTES.1)?;
+        .filter(|&b| c.target == DeviceTarget::Iphone && b > IPHONE_BYTES.0 && b <= IPHONE_BYTES.1)?;
     Some(Hit { detail: size(bytes), advice: parts(bytes, IPHONE_BYTES.0) })
 }
 
 pub(super) fn iphone_states(p: &PackageFacts, c: &Conditions) -> Option<Hit> {
     let dual = p.graphs.iter().any(|g| g.states.len() > 1 && g.positions.is_some_and(|n| n > 1));
-    (c.target == Target::Iphone && p.graphs.len() > 1 && dual).then(Hit::default)
+    (c.target == DeviceTarget::Iphone && p.graphs.len() > 1 && dual).then(Hit::default)
 }
 
 fn most_layers(p: &PackageFacts, c: &Conditions) -> Option<u64> {
-    p.graphs.iter().filter_map(|g| g.layers).max().filter(|_| c.target == Target::Iphone)
+    p.graphs.iter().filter_map(|g| g.layers).max().filter(|_| c.target == DeviceTarget::Iphone)
 }
 
 pub(super) fn iphone_layers(p: &PackageFacts, c: &Conditions) -> Option<Hit> {

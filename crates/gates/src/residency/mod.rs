@@ -11,31 +11,34 @@
 //! a prediction; `unknown` stands where evidence is missing or contradicts itself. `docs/residency.md` has the figures.
 
 pub mod analyze;
+pub mod compare;
 pub mod device;
 pub mod graph;
 mod matchers;
 pub mod outcomes;
+mod report;
 pub mod rule;
-pub mod table;
+pub mod rules;
 pub mod verdict;
 
-use crate::residency::device::Comparison;
+pub use report::{Comparison, Report, Verdicts};
+
+use crate::residency::report::passes;
 use crate::residency::rule::{BundleFacts, Conditions, Matcher, PackageFacts, Verdict};
-use crate::residency::verdict::{Judge, OpCounts, PackageReport, Reason};
+use crate::residency::verdict::{Judge, OpCounts, PackageReport};
 use anemoe_bundle::Chain;
-use anemoe_convert::family::Family;
+use anemoe_convert::models::Family;
 use anemoe_convert::plan::{Plan, PlannedShard};
-use anemoe_convert::program::lower_without_weights;
-use anemoe_mlpackage::mil::Model;
+use anemoe_convert::shard_program::lower_without_weights;
+use anemoe_mlpackage::mil::MlModel;
 use anemoe_mlpackage::package::Package;
 use rayon::prelude::*;
-use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
 
 /// How to check.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Options {
+pub struct CheckOptions {
     /// What the packages will meet.
     pub conditions: Conditions,
     /// `unknown` fails too.
@@ -44,51 +47,8 @@ pub struct Options {
     pub list_ops: bool,
 }
 
-/// What a check found.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Report {
-    /// No package, and no op of one, is predicted off the ANE, save packages that are too small to matter. With `strict`, all
-    /// packages are predicted on it.
-    pub pass: bool,
-    /// `unknown` fails too.
-    pub strict: bool,
-    /// What the packages will meet.
-    pub conditions: Conditions,
-    /// Packages per verdict.
-    pub verdicts: Verdicts,
-    /// Ops of all packages.
-    pub ops: OpCounts,
-    /// The packages.
-    pub packages: Vec<PackageReport>,
-    /// What concerns the packages together, and decides nothing.
-    pub warnings: Vec<Reason>,
-    /// What a Mac's plan report says about them.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub device: Option<Comparison>,
-}
-
-/// Packages per verdict.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Verdicts {
-    /// Predicted on the ANE.
-    pub ane: u64,
-    /// Predicted elsewhere, in whole or in part.
-    pub not_ane: u64,
-    /// Not decided.
-    pub unknown: u64,
-}
-
-/// Whether a package passes by its prediction.
-fn passes(p: &PackageReport, strict: bool) -> bool {
-    match p.verdict {
-        Verdict::Ane => true,
-        Verdict::Unknown => !strict,
-        Verdict::NotAne => p.too_small && !strict,
-    }
-}
-
 /// Facts of a model. Weight data is not read.
-pub fn facts(model: &Model) -> PackageFacts {
+pub fn facts(model: &MlModel) -> PackageFacts {
     let (graphs, weight_bytes) = analyze::model(model);
     PackageFacts { weight_bytes: Some(weight_bytes), graphs }
 }
@@ -97,7 +57,7 @@ pub fn facts(model: &Model) -> PackageFacts {
 ///
 /// # Errors
 /// It is missing or invalid.
-pub fn package(path: &Path, options: &Options) -> Result<Report, anemoe_mlpackage::Error> {
+pub fn package(path: &Path, options: &CheckOptions) -> Result<Report, anemoe_mlpackage::Error> {
     let package = Package::open(path)?;
     let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     let judge = Judge::new(options.conditions);
@@ -113,7 +73,7 @@ pub fn package(path: &Path, options: &Options) -> Result<Report, anemoe_mlpackag
 pub fn bundle(
     path: &Path,
     chain: &Chain,
-    options: &Options,
+    options: &CheckOptions,
     done: impl Fn() + Sync,
 ) -> Result<Report, anemoe_mlpackage::Error> {
     let judge = Judge::new(options.conditions);
@@ -134,26 +94,26 @@ pub fn bundle(
 }
 
 /// Checks the packages that a plan makes, before any is built: over their programs, lowered without weights. Of shards of one
-/// sort the first is lowered, and the reasons of all name its ops.
+/// type the first is lowered, and the reasons of all name its ops.
 ///
 /// # Errors
 /// A shard cannot be lowered.
-pub fn plan(family: &dyn Family, plan: &Plan, options: &Options) -> crate::Result<Report> {
+pub fn plan(family: &dyn Family, plan: &Plan, options: &CheckOptions) -> crate::Result<Report> {
     let judge = Judge::new(options.conditions);
-    let sorts: Vec<String> = plan.shards.iter().map(PlannedShard::sort).collect();
+    let signatures: Vec<String> = plan.shards.iter().map(PlannedShard::signature).collect();
     let mut first: BTreeMap<&str, &PlannedShard> = BTreeMap::new();
-    for (sort, shard) in sorts.iter().zip(&plan.shards) {
-        first.entry(sort).or_insert(shard);
+    for (signature, shard) in signatures.iter().zip(&plan.shards) {
+        first.entry(signature).or_insert(shard);
     }
-    let judged = first.into_par_iter().map(|(sort, shard)| {
+    let judged = first.into_par_iter().map(|(signature, shard)| {
         let program = lower_without_weights(family, shard)?;
-        Ok((sort, judge.package(&shard.name, &facts(&program), options.list_ops)))
+        Ok((signature, judge.package(&shard.name, &facts(&program), options.list_ops)))
     });
     let judged = judged.collect::<crate::Result<BTreeMap<&str, PackageReport>>>()?;
-    let packages = sorts.iter().zip(&plan.shards).map(|(sort, shard)| PackageReport {
+    let packages = signatures.iter().zip(&plan.shards).map(|(signature, shard)| PackageReport {
         name: shard.name.clone(),
         kind: Some(shard.kind.name().into()),
-        ..judged[sort.as_str()].clone()
+        ..judged[signature.as_str()].clone()
     });
     let packages = packages.collect();
     let bundle = BundleFacts {
@@ -163,7 +123,12 @@ pub fn plan(family: &dyn Family, plan: &Plan, options: &Options) -> crate::Resul
     Ok(summary(packages, bundle, &judge, options))
 }
 
-fn summary(packages: Vec<PackageReport>, bundle: BundleFacts, judge: &Judge, options: &Options) -> Report {
+fn summary(
+    packages: Vec<PackageReport>,
+    bundle: BundleFacts,
+    judge: &Judge,
+    options: &CheckOptions,
+) -> Report {
     let mut ops = OpCounts::default();
     let mut verdicts = Verdicts::default();
     for p in &packages {
@@ -174,7 +139,7 @@ fn summary(packages: Vec<PackageReport>, bundle: BundleFacts, judge: &Judge, opt
             Verdict::Unknown => verdicts.unknown += 1,
         }
     }
-    let warnings = table::all()
+    let warnings = rules::all()
         .filter_map(|rule| match rule.matcher {
             Matcher::Bundle(matches) => {
                 matches(&bundle, judge.conditions()).map(|hit| verdict::reason(rule, "", None, hit))

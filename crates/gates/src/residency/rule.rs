@@ -18,7 +18,7 @@ pub enum Question {
 /// How much a rule weighs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Severity {
+pub enum RuleSeverity {
     /// A limit: no cost decision gets around it.
     Hard,
     /// A tendency that was measured, in a direction that context may change.
@@ -79,7 +79,7 @@ pub struct Evidence {
 /// Machine that the packages are for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Target {
+pub enum DeviceTarget {
     /// A Mac.
     #[default]
     Mac,
@@ -157,7 +157,7 @@ impl Serialize for Chip {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Conditions {
     /// Kind of machine.
-    pub target: Target,
+    pub target: DeviceTarget,
     /// Devices that Core ML may choose from.
     pub units: Units,
     /// Chip, where it is known.
@@ -220,7 +220,7 @@ pub struct Rule {
     /// Question that it answers.
     pub question: Question,
     /// Weight.
-    pub severity: Severity,
+    pub severity: RuleSeverity,
     /// What follows when it applies. A warning decides nothing, whatever stands here.
     pub verdict: Verdict,
     /// When it applies.

@@ -1,11 +1,13 @@
 //! Every rule where it applies and where it does not, and programs as a whole.
 
-use super::graph::{Contraction, Form, Grain, Graph, Op, Shapes, State, Weight};
-use super::rule::{BundleFacts, Chip, Conditions, Matcher, PackageFacts, Severity, Target, Units, Verdict};
+use super::graph::{Contraction, Form, Grain, Graph, GraphState, Op, Shapes, Weight};
+use super::rule::{
+    BundleFacts, Chip, Conditions, DeviceTarget, Matcher, PackageFacts, RuleSeverity, Units, Verdict,
+};
 use super::verdict::{Judge, NO_NEIGHBOUR, NO_SIGHTING, PackageReport};
-use super::{facts, table};
+use super::{facts, rules};
 use anemoe_mlpackage::mil::builder::{ConvParams, FunctionBuilder, SliceParams, model};
-use anemoe_mlpackage::mil::{DataType, Model, Opset, TensorType, Value};
+use anemoe_mlpackage::mil::{DataType, MlModel, Opset, TensorType, Value};
 use std::collections::BTreeSet;
 
 const F16: DataType = DataType::Float16;
@@ -15,7 +17,7 @@ fn mac() -> Conditions {
 }
 
 fn phone() -> Conditions {
-    Conditions { target: Target::Iphone, ..mac() }
+    Conditions { target: DeviceTarget::Iphone, ..mac() }
 }
 
 fn all_units() -> Conditions {
@@ -110,7 +112,7 @@ fn few(op_type: &str, depths: &[u64], form: Form, bytes: u64) -> PackageFacts {
 
 fn states(widths: &[u64]) -> PackageFacts {
     changed(layers(100_000_000), |g| {
-        g.states = widths.iter().map(|&w| State { name: "s".into(), dims: vec![1, 4, 64, w] }).collect();
+        g.states = widths.iter().map(|&w| GraphState { name: "s".into(), dims: vec![1, 4, 64, w] }).collect();
     })
 }
 
@@ -386,14 +388,14 @@ fn every_rule_applies_where_it_should_and_only_there() {
         } else {
             seen_to_not.insert(id)
         };
-        let rule = table::find(id).unwrap_or_else(|| panic!("no rule {id}"));
-        if applies && rule.severity != Severity::Warning && rule.verdict != Verdict::Ane {
+        let rule = rules::find(id).unwrap_or_else(|| panic!("no rule {id}"));
+        if applies && rule.severity != RuleSeverity::Warning && rule.verdict != Verdict::Ane {
             assert!(report.verdict >= rule.verdict, "{id} does not decide: {report:#?}");
             let reason = report.reasons.iter().find(|r| r.rule == id).unwrap();
             assert!(!reason.text.is_empty(), "{id}");
         }
     }
-    for rule in table::all() {
+    for rule in rules::all() {
         if matches!(rule.matcher, Matcher::Types(_) | Matcher::Bundle(_)) {
             continue;
         }
@@ -405,7 +407,7 @@ fn every_rule_applies_where_it_should_and_only_there() {
 #[test]
 fn every_op_type_of_the_table_gets_its_verdict() {
     let mut types = BTreeSet::new();
-    for rule in table::all() {
+    for rule in rules::all() {
         let Matcher::Types(names) = rule.matcher else { continue };
         for name in names {
             assert!(types.insert(*name), "{name} is in two rows");
@@ -423,11 +425,11 @@ fn every_op_type_of_the_table_gets_its_verdict() {
 #[test]
 fn bundle_rules_warn_and_decide_nothing() {
     let said = |b: &BundleFacts, c: &Conditions| -> Vec<&str> {
-        let bundle = table::all().filter(|r| match r.matcher {
+        let bundle = rules::all().filter(|r| match r.matcher {
             Matcher::Bundle(matches) => matches(b, c).is_some(),
             _ => false,
         });
-        bundle.inspect(|r| assert_eq!(r.severity, Severity::Warning)).map(|r| r.id).collect()
+        bundle.inspect(|r| assert_eq!(r.severity, RuleSeverity::Warning)).map(|r| r.id).collect()
     };
     assert_eq!(said(&BundleFacts { packages: 20, bytes: 2_000_000_000 }, &mac()), [""; 0]);
     let large = BundleFacts { packages: 270, bytes: 13_000_000_000 };
@@ -438,7 +440,7 @@ fn bundle_rules_warn_and_decide_nothing() {
 #[test]
 fn rows_of_the_table_are_complete() {
     let mut ids = BTreeSet::new();
-    for r in table::all() {
+    for r in rules::all() {
         assert!(ids.insert(r.id), "{} twice", r.id);
         assert!(
             r.id.split_once('.').is_some_and(|(area, name)| !area.is_empty() && !name.is_empty()),
@@ -446,7 +448,7 @@ fn rows_of_the_table_are_complete() {
             r.id
         );
         assert!(!r.text.is_empty(), "{}", r.id);
-        let decides = r.severity != Severity::Warning && r.verdict != Verdict::Ane;
+        let decides = r.severity != RuleSeverity::Warning && r.verdict != Verdict::Ane;
         assert!(!decides || !r.advice.is_empty() || r.id == "weight.unstated", "{}: what to change?", r.id);
         let nothing_published = ["weight.unstated", "weight.table_vector"].contains(&r.id);
         assert!(!r.evidence.is_empty() || nothing_published, "{}: why?", r.id);
@@ -457,7 +459,7 @@ fn rows_of_the_table_are_complete() {
 /// A function of two 1x1 convolutions with glue between, as a package would hold it.
 fn small_model(
     change: impl FnOnce(&mut FunctionBuilder, &mut Vec<anemoe_mlpackage::mil::builder::Var>),
-) -> Model {
+) -> MlModel {
     let mut f = FunctionBuilder::new(Opset::CoreML8);
     let x = f.input("x", TensorType::fixed(F16, &[1, 2048, 1, 1])).unwrap();
     let w = f.constant("w", Value::blob(F16, &[2048, 2048, 1, 1], 64)).unwrap();

@@ -2,8 +2,8 @@
 
 use super::graph::{Graph, Op};
 use super::matchers;
-use super::rule::{Conditions, Evidence, Hit, Matcher, PackageFacts, Question, Rule, Severity, Verdict};
-use super::table;
+use super::rule::{Conditions, Evidence, Hit, Matcher, PackageFacts, Question, Rule, RuleSeverity, Verdict};
+use super::rules;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 
@@ -54,7 +54,7 @@ pub struct Reason {
     /// Question that it answers.
     pub question: Question,
     /// Its weight.
-    pub severity: Severity,
+    pub severity: RuleSeverity,
     /// What follows from it.
     pub verdict: Verdict,
     /// First op that it applies to; empty for a function or package as a whole.
@@ -144,7 +144,7 @@ impl PackageReport {
         let support = || self.functions.iter().find_map(|f| f.support).map(|id| (id, ""));
         let Some((id, found)) = against.or_else(support) else { return String::new() };
         // The table's words hold for all packages of a sort; those of a reason may name an op of one of them.
-        let text = table::all().find(|rule| rule.id == id).map_or(found, |rule| rule.text);
+        let text = rules::all().find(|rule| rule.id == id).map_or(found, |rule| rule.text);
         format!("{id}: {text}")
     }
 }
@@ -173,7 +173,7 @@ struct Judged {
 impl Judge {
     /// With the whole table.
     pub fn new(conditions: Conditions) -> Judge {
-        Judge::with_rules(conditions, table::all())
+        Judge::with_rules(conditions, rules::all())
     }
 
     /// With some rules only.
@@ -243,11 +243,11 @@ impl Judge {
         for rule in &self.rules {
             let Matcher::Graph(matches) = rule.matcher else { continue };
             let Some(hit) = matches(g, &self.conditions) else { continue };
-            if rule.severity != Severity::Warning && rule.verdict == Verdict::Ane {
+            if rule.severity != RuleSeverity::Warning && rule.verdict == Verdict::Ane {
                 support = support.or(Some(rule.id));
                 continue;
             }
-            to_gpu |= rule.severity != Severity::Warning && rule.id.starts_with("prefer.gpu");
+            to_gpu |= rule.severity != RuleSeverity::Warning && rule.id.starts_with("prefer.gpu");
             findings.add(rule.id, &g.function, None, || reason(rule, &g.function, None, hit));
             weigh(&mut whole, rule);
         }
@@ -314,7 +314,7 @@ impl Judge {
         });
         for (rule, hit) in by_type.chain(others) {
             judged.rules.push(rule.id);
-            let decides = rule.severity != Severity::Warning;
+            let decides = rule.severity != RuleSeverity::Warning;
             if decides {
                 known |= rule.id.starts_with("op.");
                 judged.verdict = judged.verdict.max(rule.verdict);
@@ -336,7 +336,7 @@ impl Judge {
 }
 
 fn weigh(answers: &mut [Verdict; 3], rule: &Rule) {
-    if rule.severity != Severity::Warning {
+    if rule.severity != RuleSeverity::Warning {
         let answer = &mut answers[rule.question as usize];
         *answer = (*answer).max(rule.verdict);
     }
@@ -346,7 +346,7 @@ fn no_sighting(op: &Op, g: &Graph) -> Reason {
     Reason {
         rule: NO_SIGHTING,
         question: Question::Admissible,
-        severity: Severity::Soft,
+        severity: RuleSeverity::Soft,
         verdict: Verdict::Unknown,
         op: op.name.clone(),
         op_type: op.op_type.clone(),
@@ -364,7 +364,7 @@ fn no_neighbour(g: &Graph) -> Reason {
     Reason {
         rule: NO_NEIGHBOUR,
         question: Question::Preferred,
-        severity: Severity::Soft,
+        severity: RuleSeverity::Soft,
         verdict: Verdict::Unknown,
         op: String::new(),
         op_type: String::new(),
@@ -398,7 +398,7 @@ impl Findings {
     fn split(self) -> (Vec<Reason>, Vec<Reason>) {
         let mut list: Vec<Reason> = self.list.into_iter().map(|(reason, _)| reason).collect();
         list.sort_by_key(|r| (std::cmp::Reverse(r.verdict), r.severity));
-        list.into_iter().partition(|r| r.severity != Severity::Warning)
+        list.into_iter().partition(|r| r.severity != RuleSeverity::Warning)
     }
 }
 

@@ -28,7 +28,7 @@ use crate::Pool;
 use crate::matrix::BLOCK;
 use crate::memory::AlignedVec;
 use crate::simd::LANES;
-use f32::{arrange, with_arranged};
+use f32::{Token, arrange, with_arranged};
 use std::cell::RefCell;
 
 /// Holds the tokens of a matmul in the layout that a matrix needs. Its memory is kept from use to use.
@@ -106,40 +106,47 @@ impl PackedActivations {
     /// # Panics
     /// An element is outside of `x`.
     pub fn pack(&mut self, pool: &Pool, layout: Layout, x: Columns<'_>, tokens: usize, cols: usize) {
-        self.pack_taps(pool, layout, x, tokens, (cols, 1), 0);
-    }
-
-    /// Packs the windows of a convolution: column `c * taps + j` is channel c, `j * tap_stride` elements on.
-    ///
-    /// # Panics
-    /// An element is outside of `x`.
-    pub fn pack_taps(
-        &mut self,
-        pool: &Pool,
-        layout: Layout,
-        x: Columns<'_>,
-        tokens: usize,
-        (channels, taps): (usize, usize),
-        tap_stride: usize,
-    ) {
-        let cols = channels * taps;
-        (self.layout, self.tokens, self.cols) = (layout, tokens, cols);
-        let (padded, blocks) = (self.padded(), self.blocks());
-        let token = |t: usize, out: &mut [f32]| {
+        self.pack_tokens(pool, layout, tokens, cols, &|t, out| {
             let start = x.first + t * x.token_stride;
-            if taps == 1 && x.channel_stride == 1 {
+            if x.channel_stride == 1 {
                 return arrange(layout, &x.values[start..start + cols], out);
             }
             let mut gathered = GATHERED.take();
             gathered.resize(cols, 0.0);
-            for j in 0..taps {
-                for c in 0..channels {
-                    gathered[c * taps + j] = x.values[start + c * x.channel_stride + j * tap_stride];
-                }
+            for (c, v) in gathered.iter_mut().enumerate() {
+                *v = x.values[start + c * x.channel_stride];
             }
             arrange(layout, &gathered, out);
             GATHERED.set(gathered);
-        };
+        });
+    }
+
+    /// Packs `tokens` tokens of `cols` channels, each written in order by `gather`.
+    pub(crate) fn pack_gathered(
+        &mut self,
+        pool: &Pool,
+        layout: Layout,
+        tokens: usize,
+        cols: usize,
+        gather: &(dyn Fn(usize, &mut [f32]) + Sync),
+    ) {
+        self.pack_tokens(pool, layout, tokens, cols, &|t, out| {
+            if layout == Layout::F32 {
+                gather(t, &mut out[..cols]);
+                return out[cols..].fill(0.0);
+            }
+            let mut gathered = GATHERED.take();
+            gathered.resize(cols, 0.0);
+            gather(t, &mut gathered);
+            arrange(layout, &gathered, out);
+            GATHERED.set(gathered);
+        });
+    }
+
+    /// Packs `tokens` tokens of `cols` channels; `token` writes the vectors of one, in the order of the layout.
+    fn pack_tokens(&mut self, pool: &Pool, layout: Layout, tokens: usize, cols: usize, token: &Token<'_>) {
+        (self.layout, self.tokens, self.cols) = (layout, tokens, cols);
+        let (padded, blocks) = (self.padded(), self.blocks());
         let per_part = (PART / padded.max(1)).max(1);
         match layout {
             Layout::F32 | Layout::F32Interleaved | Layout::I24 => {
@@ -152,14 +159,14 @@ impl PackedActivations {
                     self.int24.pack(pool, &self.data, tokens, blocks);
                 }
             }
-            Layout::I8Nibbles => self.int8.pack(pool, &token, tokens, blocks, &i8::NIBBLES),
-            Layout::I8 => self.int8.pack(pool, &token, tokens, blocks, &i8::BYTES),
+            Layout::I8Nibbles => self.int8.pack(pool, token, tokens, blocks, &i8::NIBBLES),
+            Layout::I8 => self.int8.pack(pool, token, tokens, blocks, &i8::BYTES),
             Layout::Bf16 => {
                 let lines = padded / COLUMNS_PER_LINE;
                 self.bf16.grow(tokens * lines, [0; 64]);
                 pool.for_chunks(&mut self.bf16[..tokens * lines], per_part * lines, &|i, out| {
                     for (t, out) in (i * per_part..).zip(out.chunks_exact_mut(lines)) {
-                        with_arranged(&token, t, padded, |vectors| bf16::pack(vectors, out));
+                        with_arranged(token, t, padded, |vectors| bf16::pack(vectors, out));
                     }
                 });
             }

@@ -11,11 +11,11 @@
 use super::int8_codes::DecodedInt8;
 use super::schedule::*;
 use crate::activations::I8_BLOCKS_PER_SCALE as BLOCKS_PER_SCALE;
-use crate::matrix::Storage;
 use crate::memory::AlignedVec;
 use crate::simd::amx::{Amx, Multiply, Sums, TILE_TOKENS as TOKENS, TILE_VECTORS as VECTORS};
 use crate::simd::avx512::Avx512;
 use crate::simd::{F32x16, LANES};
+use crate::weight_format::WeightFormat;
 use crate::{Isa, Matrix, Pool};
 use std::arch::x86_64::*;
 use std::cell::RefCell;
@@ -39,7 +39,7 @@ pub(super) fn transpose_tokens(
     out: &mut AlignedVec<[u8; 64]>,
 ) -> bool {
     // Scales per block of columns have no tiles.
-    let whole = !matches!(w.data, Storage::Int { block, .. } if block.1 != w.cols);
+    let whole = !matches!(w.weight.format, WeightFormat::Int { block_cols, .. } if block_cols != w.cols);
     let each = group_len(x.x.blocks());
     if isa != Isa::Amx || !w.fast || !whole || x.tokens() <= SMALL_BATCH || w.rows < TURNING || each == 0 {
         return false;

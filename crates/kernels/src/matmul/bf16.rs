@@ -10,9 +10,9 @@
 
 use super::schedule::*;
 use crate::activations::COLUMNS_PER_LINE as COLUMNS;
-use crate::matrix::{Storage, as_bytes};
 use crate::memory::{AlignedVec, Prefetch};
 use crate::simd::{Bf16Kernel, Bf16x32, dispatch_bf16};
+use crate::weight_format::WeightFormat;
 use crate::{Isa, Matrix};
 use std::cell::RefCell;
 
@@ -51,11 +51,7 @@ thread_local! {
 /// Multiplies all rows of a part.
 #[inline(always)]
 fn multiply_tiles<L: Bf16x32>(w: &Matrix<'_>, x: TokenSelection<'_>, rows: &RowTiles, y: &OutputRows<'_>) {
-    let (data, halves) = match w.data {
-        Storage::F16(data) => (data, true),
-        Storage::F32(data) => (as_bytes(data), false),
-        _ => unreachable!("a matrix of fp16 or f32"),
-    };
+    let (data, halves) = (w.weight.elements, w.weight.format == WeightFormat::Fp16);
     let (stored, lines) = (RowBytes::new(w, data, if halves { 16 } else { 32 }), x.x.padded() / COLUMNS);
     if x.tokens() <= SMALL_BATCH {
         for (which, n) in rows.each() {

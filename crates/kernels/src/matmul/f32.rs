@@ -9,9 +9,10 @@
 
 use super::decode::{self, Decode, MAX_BLOCK_BYTES, VECTORS};
 use super::schedule::*;
-use crate::matrix::{BLOCK, Divisor, Storage, as_bytes};
+use crate::matrix::{BLOCK, Divisor};
 use crate::memory::{AlignedVec, CacheLevel, Prefetch};
 use crate::simd::{F32x16, Kernel, LANES, Simd, dispatch};
+use crate::weight_format::WeightFormat;
 use crate::{Isa, Matrix};
 use std::cell::RefCell;
 use std::mem::MaybeUninit;
@@ -28,37 +29,39 @@ pub(super) fn multiply_rows(
         return dequantize_fallback(isa, w, x, rows, y);
     }
     macro_rules! run {
-        ($decoder:expr, $data:expr, $bits:expr) => {{
-            let weights = Weights { decoder: $decoder, rows: RowBytes::new(w, $data, $bits), first: w.first };
+        ($decoder:expr, $bits:expr) => {{
+            let stored = RowBytes::new(w, w.weight.elements, $bits);
+            let weights = Weights { decoder: $decoder, rows: stored, first: w.first };
             dispatch(isa, MultiplyRows { weights, x, rows, y })
         }};
     }
-    match w.data {
-        Storage::F32(data) => run!(decode::Single, as_bytes(data), 32),
-        Storage::F16(data) => run!(decode::Half, data, 16),
-        Storage::Lut { bits, indices, lut, rows_per_group } => {
-            let group = Divisor::new(rows_per_group);
+    let (values, offset) = (w.values(), w.weight.offsets);
+    match w.weight.format {
+        WeightFormat::F32 => run!(decode::Single, 32),
+        WeightFormat::Fp16 => run!(decode::Half, 16),
+        WeightFormat::Lut { bits, rows_per_table } => {
+            let (lut, group) = (values, Divisor::new(rows_per_table));
             match bits {
-                1 => run!(decode::LutSmall::<1> { lut, group }, indices, 1),
-                2 => run!(decode::LutSmall::<2> { lut, group }, indices, 2),
-                3 => run!(decode::LutSmall::<3> { lut, group }, indices, 3),
-                4 => run!(decode::Nibbles(decode::Lut4 { lut, group }), indices, 4),
-                6 => run!(decode::Lut6 { lut, group }, indices, 6),
-                _ => run!(decode::Lut8 { lut, group }, indices, 8),
+                1 => run!(decode::LutSmall::<1> { lut, group }, 1),
+                2 => run!(decode::LutSmall::<2> { lut, group }, 2),
+                3 => run!(decode::LutSmall::<3> { lut, group }, 3),
+                4 => run!(decode::Nibbles(decode::Lut4 { lut, group }), 4),
+                6 => run!(decode::Lut6 { lut, group }, 6),
+                _ => run!(decode::Lut8 { lut, group }, 8),
             }
         }
-        Storage::Int { bits, signed, data, scale, offset, block } if block.1 == w.cols => {
-            let scales = decode::RowScales { scale, offset, block_rows: Divisor::new(block.0) };
+        WeightFormat::Int { bits, signed, block_rows, block_cols, .. } if block_cols == w.cols => {
+            let scales = decode::RowScales { scale: values, offset, block_rows: Divisor::new(block_rows) };
             match bits {
-                4 => run!(decode::Nibbles(decode::Int4Rows { scales, signed }), data, 4),
-                _ => run!(decode::Int8Rows { scales, signed }, data, 8),
+                4 => run!(decode::Nibbles(decode::Int4Rows { scales, signed }), 4),
+                _ => run!(decode::Int8Rows { scales, signed }, 8),
             }
         }
-        Storage::Int { bits, signed, data, scale, offset, block } => {
-            let scales = decode::Scales::new(scale, offset, block, w.cols);
+        WeightFormat::Int { bits, signed, block_rows, block_cols, .. } => {
+            let scales = decode::Scales::new(values, offset, (block_rows, block_cols), w.cols);
             match bits {
-                4 => run!(decode::Int4 { scales, signed }, data, 4),
-                _ => run!(decode::Int8 { scales, signed }, data, 8),
+                4 => run!(decode::Int4 { scales, signed }, 4),
+                _ => run!(decode::Int8 { scales, signed }, 8),
             }
         }
     }

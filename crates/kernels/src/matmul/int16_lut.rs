@@ -16,9 +16,10 @@
 use super::schedule::*;
 use crate::activations::{I24_BLOCKS_PER_SCALE as BLOCKS_PER_SCALE, I24_VECTORS as VECTORS};
 use crate::lut_tables::Int16Lut;
-use crate::matrix::{BLOCK, Divisor, Storage};
+use crate::matrix::{BLOCK, Divisor};
 use crate::memory::{AlignedVec, Prefetch};
 use crate::simd::{I16x32, Kernel, LANES, Simd, dispatch};
+use crate::weight_format::WeightFormat;
 use crate::{Isa, Matrix};
 use std::cell::RefCell;
 use std::ops::Range;
@@ -39,11 +40,11 @@ pub(super) fn multiply_rows(
     rows: &RowTiles,
     y: &OutputRows<'_>,
 ) {
-    let Storage::Lut { bits: 4, indices, rows_per_group, .. } = w.data else {
+    let WeightFormat::Lut { bits: 4, rows_per_table } = w.weight.format else {
         unreachable!("tables of sixteen entries")
     };
-    let group = Divisor::new(rows_per_group);
-    let weights = Weights { rows: RowBytes::new(w, indices, 4), first: w.first, lut, group, x };
+    let group = Divisor::new(rows_per_table);
+    let weights = Weights { rows: RowBytes::new(w, w.weight.elements, 4), first: w.first, lut, group, x };
     dispatch(isa, MultiplyRows { weights, rows, y });
 }
 

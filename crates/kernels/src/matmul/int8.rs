@@ -14,9 +14,10 @@ use super::decode::RowScales;
 use super::int8_codes::*;
 use super::schedule::*;
 use crate::activations::I8_BLOCKS_PER_SCALE as BLOCKS_PER_SCALE;
-use crate::matrix::{BLOCK, Divisor, Storage};
+use crate::matrix::{BLOCK, Divisor};
 use crate::memory::AlignedVec;
 use crate::simd::{Kernel, LANES, Simd, U8x64, dispatch};
+use crate::weight_format::WeightFormat;
 use crate::{Isa, Matrix};
 use std::cell::RefCell;
 use std::ops::Range;
@@ -34,29 +35,30 @@ pub(super) fn multiply_rows(
     y: &OutputRows<'_>,
 ) {
     macro_rules! run {
-        ($format:expr, $data:expr, $bits:expr) => {{
-            let weights = Weights { rows: RowBytes::new(w, $data, $bits), w, x };
+        ($format:expr, $bits:expr) => {{
+            let weights = Weights { rows: RowBytes::new(w, w.weight.elements, $bits), w, x };
             dispatch(isa, MultiplyRows { weights, format: $format, rows, y })
         }};
     }
-    match (w.data, w.int8_lut) {
-        (Storage::Lut { bits, indices, rows_per_group, .. }, Some(lut)) => {
-            let of = TableOf { lut, group: Divisor::new(rows_per_group) };
+    match (w.weight.format, w.int8_lut) {
+        (WeightFormat::Lut { bits, rows_per_table }, Some(lut)) => {
+            let of = TableOf { lut, group: Divisor::new(rows_per_table) };
             match bits {
-                1 => run!(SmallTables::<1>(of), indices, 1),
-                2 => run!(SmallTables::<2>(of), indices, 2),
-                3 => run!(SmallTables::<3>(of), indices, 3),
-                4 => run!(Tables4(of), indices, 4),
-                6 => run!(Tables6(of), indices, 6),
-                _ => run!(Tables8(of), indices, 8),
+                1 => run!(SmallTables::<1>(of), 1),
+                2 => run!(SmallTables::<2>(of), 2),
+                3 => run!(SmallTables::<3>(of), 3),
+                4 => run!(Tables4(of), 4),
+                6 => run!(Tables6(of), 6),
+                _ => run!(Tables8(of), 8),
             }
         }
-        (Storage::Int { bits, signed, data, scale, offset, block }, _) => {
+        (WeightFormat::Int { bits, signed, block_rows, .. }, _) => {
             let (sign, excess) = (sign_bit(bits, signed), code_excess(bits, signed));
-            let scales = RowScales { scale, offset, block_rows: Divisor::new(block.0) };
+            let (scale, offset) = (w.values(), w.weight.offsets);
+            let scales = RowScales { scale, offset, block_rows: Divisor::new(block_rows) };
             match bits {
-                4 => run!(Integers { codes: Nibbles(sign * 0x11), scales, excess }, data, 4),
-                _ => run!(Integers { codes: Whole(sign), scales, excess }, data, 8),
+                4 => run!(Integers { codes: Nibbles(sign * 0x11), scales, excess }, 4),
+                _ => run!(Integers { codes: Whole(sign), scales, excess }, 8),
             }
         }
         _ => unreachable!("a matrix that has codes"),

@@ -11,8 +11,9 @@ use super::decode::Scales;
 use super::int8_codes::*;
 use super::schedule::*;
 use crate::activations::I8_BLOCKS_PER_SCALE as BLOCKS_PER_SCALE;
-use crate::matrix::{BLOCK, Storage};
+use crate::matrix::BLOCK;
 use crate::simd::{Kernel, LANES, Simd, U8x64, dispatch};
+use crate::weight_format::WeightFormat;
 use crate::{Isa, Matrix};
 
 /// Multiplies some rows of `w` by all selected tokens.
@@ -23,11 +24,11 @@ pub(super) fn multiply_rows(
     rows: &RowTiles,
     y: &OutputRows<'_>,
 ) {
-    let Storage::Int { bits, signed, data, scale, offset, block } = w.data else {
+    let WeightFormat::Int { bits, signed, block_rows, block_cols, .. } = w.weight.format else {
         unreachable!("integers with scales per block")
     };
-    let weights = Weights { rows: RowBytes::new(w, data, bits), w, x };
-    let scales = Scales::new(scale, offset, block, w.cols);
+    let weights = Weights { rows: RowBytes::new(w, w.weight.elements, usize::from(bits)), w, x };
+    let scales = Scales::new(w.values(), w.weight.offsets, (block_rows, block_cols), w.cols);
     let (sign, excess) = (sign_bit(bits, signed), code_excess(bits, signed));
     match bits {
         4 => dispatch(

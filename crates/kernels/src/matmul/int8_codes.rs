@@ -232,12 +232,12 @@ impl<C: StoredIntegers> Format for Integers<'_, C> {
 }
 
 /// Returns the sign bit of integers; flipping it adds half their range, which makes them codes without signs.
-pub(super) fn sign_bit(bits: usize, signed: bool) -> u8 {
+pub(super) fn sign_bit(bits: u8, signed: bool) -> u8 {
     if signed { 1 << (bits - 1) } else { 0 }
 }
 
 /// Returns by how much codes exceed the integers.
-pub(super) fn code_excess(bits: usize, signed: bool) -> f32 {
+pub(super) fn code_excess(bits: u8, signed: bool) -> f32 {
     f32::from(sign_bit(bits, signed))
 }
 

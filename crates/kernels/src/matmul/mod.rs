@@ -33,8 +33,8 @@ pub(crate) use schedule::{OutputRows, RowTiles, TokenSelection};
 
 use crate::activations::{Layout, PackedActivations};
 use crate::lut_tables::{Int8Lut, Int16Lut};
-use crate::matrix::Storage;
 use crate::memory::AlignedVec;
+use crate::weight_format::WeightFormat;
 use crate::{Isa, Matrix, Pool};
 use schedule::{ROWS, SMALL_BATCH, TILES_PER_PASS};
 use std::cell::RefCell;
@@ -178,9 +178,9 @@ pub(crate) fn multiply_rows(
     if x.tokens() == 0 {
         return;
     }
-    match (w.data, w.int16_lut) {
-        (Storage::F16(_) | Storage::F32(_), _) if w.fast => bf16::multiply_rows(isa, w, x, rows, y),
-        (Storage::Int { block, .. }, _) if w.fast && block.1 != w.cols => {
+    match (w.weight.format, w.int16_lut) {
+        (WeightFormat::Fp16 | WeightFormat::F32, _) if w.fast => bf16::multiply_rows(isa, w, x, rows, y),
+        (WeightFormat::Int { block_cols, .. }, _) if w.fast && block_cols != w.cols => {
             int8_blocks::multiply_rows(isa, w, x, rows, y);
         }
         _ if w.fast => int8::multiply_rows(isa, w, x, rows, y),
@@ -226,17 +226,18 @@ impl<'a> Matrix<'a> {
     ///
     /// Rows must start at bytes.
     pub fn with_fast(mut self, int8_lut: Option<&'a Int8Lut>) -> Self {
-        let is_whole = |bits: usize| (self.cols * bits).is_multiple_of(8);
-        (self.fast, self.int8_lut) = match self.data {
-            Storage::Lut { bits, lut, .. } => {
-                let fitting = int8_lut.filter(|c| is_whole(bits) && c.fits(lut, bits));
+        let is_whole = self.starts_rows_at_bytes();
+        (self.fast, self.int8_lut) = match self.weight.format {
+            WeightFormat::Lut { bits, .. } => {
+                let lut = self.values();
+                let fitting = int8_lut.filter(|c| is_whole && c.fits(lut, usize::from(bits)));
                 (fitting.is_some(), fitting)
             }
-            Storage::Int { bits, block, .. } => {
+            WeightFormat::Int { bits, block_cols, .. } => {
                 let lane = if bits == 4 { 8 } else { 4 };
-                (is_whole(bits) && (block.1 == self.cols || block.1.is_multiple_of(lane)), None)
+                (is_whole && (block_cols == self.cols || block_cols.is_multiple_of(lane)), None)
             }
-            Storage::F16(_) | Storage::F32(_) => {
+            WeightFormat::Fp16 | WeightFormat::F32 => {
                 let is_large = self.rows >= MIN_BF16_SIZE && self.cols >= MIN_BF16_SIZE;
                 (is_large && crate::simd::has_bf16(Isa::best()), None)
             }
@@ -248,9 +249,9 @@ impl<'a> Matrix<'a> {
     ///
     /// They take two thirds of the instructions of f32; [`Int16Lut`] states their error.
     pub fn with_int16_lut(mut self, lut: Option<&'a Int16Lut>) -> Self {
-        self.int16_lut = match self.data {
-            Storage::Lut { bits: 4, lut: table, .. } if self.has_native_kernel() => {
-                lut.filter(|w| w.fits(table))
+        self.int16_lut = match self.weight.format {
+            WeightFormat::Lut { bits: 4, .. } if self.has_native_kernel() => {
+                lut.filter(|w| w.fits(self.values()))
             }
             _ => None,
         };
@@ -259,13 +260,14 @@ impl<'a> Matrix<'a> {
 
     /// Returns the layout of the activations that this matrix is multiplied by.
     pub fn layout(&self) -> Layout {
-        match self.data {
-            Storage::Lut { bits: 4, .. } | Storage::Int { bits: 4, .. } if self.fast => Layout::I8Nibbles,
-            Storage::Lut { .. } | Storage::Int { .. } if self.fast => Layout::I8,
-            Storage::F16(_) | Storage::F32(_) if self.fast => Layout::Bf16,
+        use WeightFormat::{F32, Fp16, Int, Lut};
+        match self.weight.format {
+            Lut { bits: 4, .. } | Int { bits: 4, .. } if self.fast => Layout::I8Nibbles,
+            Lut { .. } | Int { .. } if self.fast => Layout::I8,
+            Fp16 | F32 if self.fast => Layout::Bf16,
             _ if self.int16_lut.is_some() => Layout::I24,
-            Storage::Lut { bits, .. } if bits < 8 && self.has_native_kernel() => Layout::F32Interleaved,
-            Storage::Int { bits: 4, .. } if self.has_native_kernel() => Layout::F32Interleaved,
+            Lut { bits, .. } if bits < 8 && self.has_native_kernel() => Layout::F32Interleaved,
+            Int { bits: 4, .. } if self.has_native_kernel() => Layout::F32Interleaved,
             _ => Layout::F32,
         }
     }

@@ -1,7 +1,7 @@
 //! MIL, the Model Intermediate Language: owned types, independent of protobuf.
 
 pub mod builder;
-mod names;
+mod identifiers;
 pub mod ops;
 mod program;
 pub mod text;
@@ -10,7 +10,7 @@ mod value;
 pub mod verify;
 
 pub use program::{
-    Argument, Binding, Block, Feature, FeatureShape, Function, FunctionDescription, Model, NamedType,
+    Argument, Binding, Block, Feature, FeatureShape, Function, FunctionDescription, MlModel, NamedType,
     Operation, Opset, Program,
 };
 pub use types::{DataType, Dim, TensorType, ValueType};

@@ -7,7 +7,7 @@ use std::fmt;
 
 /// A model as one `model.mlmodel` holds it: the program, and the description of each function's features.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Model {
+pub struct MlModel {
     /// 6 (iOS15) to 10 (iOS26); goes with the functions' opset.
     pub specification_version: i32,
     /// One description per function, in stored order. A model with the one function `main` stores it at top level.

@@ -65,19 +65,6 @@ impl DataType {
         !self.is_float() && !matches!(self, DataType::Bool | DataType::String)
     }
 
-    /// Narrower than a byte.
-    pub const fn is_sub_byte(self) -> bool {
-        matches!(
-            self,
-            DataType::UInt1
-                | DataType::UInt2
-                | DataType::UInt3
-                | DataType::UInt4
-                | DataType::Int4
-                | DataType::UInt6
-        )
-    }
-
     /// The name in MIL text and in `cast`'s `dtype` argument, for instance `fp16`.
     pub const fn name(self) -> &'static str {
         use DataType::*;
@@ -199,11 +186,6 @@ impl TensorType {
     /// Number of elements, when every dimension is known and the product fits.
     pub fn elements(&self) -> Option<u64> {
         self.dims.iter().try_fold(1u64, |n, d| n.checked_mul(d.fixed()?))
-    }
-
-    /// Same dimensions, other element type.
-    pub fn with_dtype(&self, dtype: DataType) -> Self {
-        TensorType { dtype, dims: self.dims.clone() }
     }
 }
 

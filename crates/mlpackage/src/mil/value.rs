@@ -114,16 +114,6 @@ impl Value {
         Value::bytes(DataType::Float16, dims, v.iter().flat_map(|x| x.to_le_bytes()).collect())
     }
 
-    /// An immediate fp32 tensor.
-    pub fn fp32_tensor(dims: &[u64], v: &[f32]) -> Self {
-        Value::tensor(DataType::Float32, dims, TensorData::Floats(v.to_vec()))
-    }
-
-    /// An immediate int32 tensor.
-    pub fn int32_tensor(dims: &[u64], v: &[i32]) -> Self {
-        Value::tensor(DataType::Int32, dims, TensorData::Ints(v.to_vec()))
-    }
-
     /// A reference to the blob whose metadata lies at `offset` of the package's weight file.
     pub fn blob(dtype: DataType, dims: &[u64], offset: u64) -> Self {
         Value {

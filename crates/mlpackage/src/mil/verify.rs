@@ -2,8 +2,8 @@
 
 use super::ops::{self, Context, Operand};
 use super::{
-    Argument, Binding, Block, DataType, Dim, Feature, FeatureShape, Function, FunctionDescription, Model,
-    Operation, Opset, TensorType, Value, ValueData, ValueType, names,
+    Argument, Binding, Block, DataType, Dim, Feature, FeatureShape, Function, FunctionDescription, MlModel,
+    Operation, Opset, TensorType, Value, ValueData, ValueType, identifiers,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -38,7 +38,7 @@ impl fmt::Display for Finding {
 }
 
 /// All findings of a model.
-pub fn verify(model: &Model) -> Vec<Finding> {
+pub fn verify(model: &MlModel) -> Vec<Finding> {
     let mut v = Verifier { findings: Vec::new(), function: String::new() };
     let newest = model.program.functions.values().map(|f| f.opset.specification_version()).max().unwrap_or(0);
     if newest > model.specification_version {
@@ -90,7 +90,7 @@ impl Verifier {
     }
 
     fn check_name(&mut self, place: &str, name: &str) {
-        if let Err(what) = names::check(name) {
+        if let Err(what) = identifiers::check(name) {
             self.error(place, what);
         }
     }

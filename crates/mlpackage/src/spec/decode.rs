@@ -3,7 +3,7 @@
 use super::{DATA_TYPES, FEATURE_TYPES, MAX_DEPTH, METADATA_FIELDS};
 use crate::mil::{
     Argument, Binding, Block, DataType, Dim, Feature, FeatureShape, Function, FunctionDescription, Immediate,
-    Model, NamedType, Operation, Opset, Program, TensorData, TensorType, Value, ValueData, ValueType,
+    MlModel, NamedType, Operation, Opset, Program, TensorData, TensorType, Value, ValueData, ValueType,
 };
 use crate::proto as pb;
 use crate::{Error, Result};
@@ -16,7 +16,7 @@ use std::path::Path;
 /// # Errors
 /// The bytes are not a model, the model is not an ML Program (*unsupported*), or it breaks the format's rules: the error
 /// names the function and the operation. Nesting is limited, so that no input overflows the stack.
-pub fn decode(bytes: &[u8], path: &Path) -> Result<Model> {
+pub fn decode(bytes: &[u8], path: &Path) -> Result<MlModel> {
     decode_some(bytes, path, None)
 }
 
@@ -25,7 +25,7 @@ pub fn decode(bytes: &[u8], path: &Path) -> Result<Model> {
 ///
 /// # Errors
 /// As [`decode`].
-pub fn decode_some(bytes: &[u8], path: &Path, wanted: Option<&[&str]>) -> Result<Model> {
+pub fn decode_some(bytes: &[u8], path: &Path, wanted: Option<&[&str]>) -> Result<MlModel> {
     // prost itself refuses messages nested more than 100 deep.
     let model =
         Outline::decode(bytes).map_err(|e| Error::invalid(path, format!("model specification: {e}")))?;
@@ -65,9 +65,9 @@ impl Reader<'_> {
         Error::invalid(self.path, what)
     }
 
-    fn model(&self, model: Outline, wanted: Option<&[&str]>) -> Result<Model> {
+    fn model(&self, model: Outline, wanted: Option<&[&str]>) -> Result<MlModel> {
         let Some(program) = model.ml_program else {
-            return Err(Error::Unsupported(format!(
+            return Err(Error::unsupported_here(format!(
                 "{}: not an ML Program model (specification version {}): neural networks, pipelines and classical models \
                  are not read",
                 self.path.display(),
@@ -118,7 +118,7 @@ impl Reader<'_> {
                 "description: default function `{default_function}` is not in the program"
             )));
         }
-        Ok(Model {
+        Ok(MlModel {
             specification_version: model.specification_version,
             functions: described,
             default_function,
@@ -155,7 +155,7 @@ impl Reader<'_> {
                 .array_type
                 .ok_or_else(|| self.invalid(format!("{place}: a state without an array type")))?,
             Some(_) => {
-                return Err(Error::Unsupported(format!(
+                return Err(Error::unsupported_here(format!(
                     "{}: {place} is not a multi-array (images, strings, numbers and dictionaries are not read)",
                     self.path.display()
                 )));

@@ -2,7 +2,7 @@
 
 use super::{DATA_TYPES, FEATURE_TYPES};
 use crate::mil::{
-    Argument, Binding, Block, DataType, Dim, Feature, FeatureShape, Function, Immediate, Model, NamedType,
+    Argument, Binding, Block, DataType, Dim, Feature, FeatureShape, Function, Immediate, MlModel, NamedType,
     Operation, TensorData, TensorType, Value, ValueData, ValueType,
 };
 use crate::proto as pb;
@@ -14,17 +14,17 @@ use std::collections::BTreeMap;
 ///
 /// # Errors
 /// A feature has a type that features cannot have, or the description and the program name different functions.
-pub fn encode(model: &Model) -> Result<Vec<u8>> {
+pub fn encode(model: &MlModel) -> Result<Vec<u8>> {
     let described: Vec<&str> = model.functions.iter().map(|f| f.name.as_str()).collect();
     for name in &described {
         if !model.program.functions.contains_key(*name) {
-            return Err(Error::InvalidProgram(format!(
+            return Err(Error::invalid_program(format!(
                 "the description names function `{name}`, the program has none"
             )));
         }
     }
     if described.len() != model.program.functions.len() {
-        return Err(Error::InvalidProgram("the description leaves out a function of the program".into()));
+        return Err(Error::invalid_program("the description leaves out a function of the program"));
     }
     let mut description = pb::ModelDescription { metadata: metadata(&model.metadata), ..Default::default() };
     match model.functions.as_slice() {
@@ -90,7 +90,7 @@ fn features(features: &[Feature], state: bool) -> Result<Vec<pb::FeatureDescript
     for f in features {
         let data_type =
             FEATURE_TYPES.iter().find(|(t, _)| *t == f.dtype).map(|(_, n)| *n).ok_or_else(|| {
-                Error::InvalidProgram(format!(
+                Error::invalid_program(format!(
                     "feature `{}` has type {}, which features cannot have",
                     f.name, f.dtype
                 ))

@@ -2,9 +2,11 @@
 
 use super::carry::Carry;
 use super::function::CompiledFunction;
+use super::package::KEPT;
+use super::recent::Recent;
 use super::tokens::{Stage, Stages, WRITTEN_FOR, describe, resize};
-use super::{Options, States};
-use crate::backend::{self, BatchInput};
+use super::{CpuStates, Options};
+use crate::backend::{self, BatchInput, Counts};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_mlpackage::mil::FunctionDescription;
@@ -23,7 +25,7 @@ enum ValueOrigin {
 /// A stage, its compiled functions by their numbers of tokens, and where its inputs come from.
 struct CompiledStage {
     stage: Stage,
-    functions: Mutex<BTreeMap<usize, Arc<CompiledFunction>>>,
+    functions: Mutex<Recent<usize, Arc<CompiledFunction>>>,
     inputs: Vec<ValueOrigin>,
     /// Axis of the tokens of each input; none where each sequence has its own.
     input_axes: Vec<Option<usize>>,
@@ -41,6 +43,8 @@ pub(super) struct StagedFunction {
     stages: [Option<CompiledStage>; 3],
     outputs: Vec<ValueOrigin>,
     spare: Mutex<Vec<StageValues>>,
+    /// Work of functions that are no longer kept.
+    gone: Mutex<Counts>,
 }
 
 /// Outputs of the stages, each for all tokens of the batch, and memory of single calls.
@@ -111,7 +115,7 @@ impl StagedFunction {
             for (i, output) in stage.described.outputs.iter().enumerate() {
                 made.insert(output.name.clone(), ValueOrigin::Stage(number, i));
             }
-            let functions = Mutex::default();
+            let functions = Mutex::new(Recent::new(KEPT));
             compiled.push(Some(CompiledStage { stage, functions, inputs, input_axes, output_axes }));
         }
         let outputs =
@@ -131,6 +135,7 @@ impl StagedFunction {
             stages: compiled.try_into().ok()?,
             outputs,
             spare: Mutex::default(),
+            gone: Mutex::default(),
         })
     }
 
@@ -155,7 +160,20 @@ impl StagedFunction {
         let resized = resize(function, described, &self.axes, WRITTEN_FOR, tokens).map_err(wrong)?;
         let described = describe(&resized.function, described);
         let made = Carry::compile(&self.package, &resized.function, &described, self.options)?;
-        Ok(functions().entry(tokens).or_insert(Arc::new(made)).clone())
+        let mut functions = functions();
+        if let Some(found) = functions.get(&tokens) {
+            return Ok(found.clone());
+        }
+        let made = Arc::new(made);
+        if let Some(gone) = functions.insert(tokens, made.clone()) {
+            *self.gone.lock().unwrap_or_else(PoisonError::into_inner) += gone.counts();
+        }
+        Ok(made)
+    }
+
+    /// Work of functions that are no longer kept.
+    pub fn gone(&self) -> Counts {
+        *self.gone.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn wrong(&self, what: &str) -> Error {
@@ -201,7 +219,7 @@ impl StagedFunction {
                 },
             })
             .collect();
-        let done = CompiledFunction::run(&function, &operands, &mut States::default(), &mut outputs);
+        let done = CompiledFunction::run(&function, &operands, &mut CpuStates::default(), &mut outputs);
         stages[number] = outputs;
         done.map(|_| ())
     }
@@ -213,7 +231,7 @@ impl StagedFunction {
         (part, number): (&Range<usize>, usize),
         all: usize,
         inputs: &[BatchInput<'_>],
-        states: &mut dyn backend::States,
+        states: &mut dyn backend::SequenceStates,
         values: &mut StageValues,
     ) -> Result<()> {
         let function = self.function(compiled, part.len())?;
@@ -245,7 +263,7 @@ impl StagedFunction {
                 ValueOrigin::Stage(..) => copy,
             })
             .collect();
-        backend::Function::run(function.as_ref(), &operands, states, outputs)?;
+        backend::BackendFunction::run(function.as_ref(), &operands, states, outputs)?;
         let results = &mut stages[1];
         results.resize_with(results.len().max(compiled.output_axes.len()), Tensor::default);
         for ((axis, output), result) in compiled.output_axes.iter().zip(outputs.iter()).zip(results) {
@@ -270,7 +288,7 @@ impl backend::BatchFunction for StagedFunction {
         &self,
         inputs: &[BatchInput<'_>],
         parts: &[Range<usize>],
-        states: &mut [&mut dyn backend::States],
+        states: &mut [&mut dyn backend::SequenceStates],
         outputs: &mut Vec<Tensor>,
     ) -> Result<()> {
         let all = parts.last().map_or(0, |p| p.end);

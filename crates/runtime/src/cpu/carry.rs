@@ -3,7 +3,7 @@
 use super::compile;
 use super::function::CompiledFunction;
 use super::tokens::{Carried, carried};
-use super::{Options, States};
+use super::{CpuStates, Options};
 use crate::Result;
 use crate::tensor::Tensor;
 use anemoe_kernels::Pool;
@@ -118,7 +118,7 @@ impl Carry {
     }
 
     /// Keeps what a call that ran leaves.
-    pub fn keep(&self, inputs: &[&Tensor], outputs: &mut [Tensor], states: &mut States) {
+    pub fn keep(&self, inputs: &[&Tensor], outputs: &mut [Tensor], states: &mut CpuStates) {
         let last = &mut states.carried;
         match self {
             Carry::Nothing => last.is_nothing = true,
@@ -158,7 +158,7 @@ impl LastCall {
     }
 }
 
-impl States {
+impl CpuStates {
     /// Undoes `tokens` tokens; false where what the last call left does not say how.
     ///
     /// # Errors
@@ -184,7 +184,7 @@ impl States {
             to.copy_from_slice(&head[stay * d..(stay + rows.rows) * d]);
         }
         let mut outputs = Vec::new();
-        rows.tail.run(&[&carried], &mut States::default(), &mut outputs)?;
+        rows.tail.run(&[&carried], &mut CpuStates::default(), &mut outputs)?;
         let Some(Tensor { shape, .. }) = outputs.first() else { return Ok(false) };
         let (&[1, _, n, d], Some(tail)) = (shape.as_slice(), outputs[0].as_f32()) else { return Ok(false) };
         let first = rows.first * d;

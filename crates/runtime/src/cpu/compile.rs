@@ -3,23 +3,28 @@
 //! Constants are decoded or left as stored, what depends on constants alone is computed once, and every other value gets
 //! one of a few buffers, reused as soon as its last reader is done.
 
+mod projection;
+mod zero_skip;
+
 use super::function::{CompiledFunction, Executable};
 use super::interpreter::Interpreter;
-use super::ir::{Instr, InstrKind, ParamRef, Projection, ValueRef, ZeroSkip};
+use super::ir::{Instr, InstrKind, ParamRef, ValueRef};
 use super::ops::shape::{MAX_ELEMENTS, with_limit};
 use super::ops::{self, OpContext, OpError};
 use super::plan::{self, PlanInput};
-use super::weights::{Constant, Operands, StoredWeight, const_value, constexpr, located, to_f16};
+use super::shapes::{ShapePlans, follows_from_shapes};
+use super::weights::{Constant, Operands, const_value, constexpr, located, to_f16};
 use super::{Located, Options, Precision};
-use crate::memory::Allowance;
+use crate::memory_limit::Allowance;
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
 use anemoe_mlpackage::mil::{
-    Argument, Binding, Block, DataType, Dim, Function, FunctionDescription, Operation, TensorType, ValueType,
+    Argument, Binding, Block, DataType, Function, FunctionDescription, Operation, TensorType, ValueType,
 };
 use anemoe_mlpackage::package::Package;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use zero_skip::find_guards;
 
 /// Results larger than this are not computed at load even when they could be: they would be kept for good.
 const MAX_FOLDED: usize = 1 << 24;
@@ -83,19 +88,53 @@ pub(super) fn compile(
     described: &FunctionDescription,
     options: Options,
 ) -> Result<CompiledFunction> {
+    let allowance = Allowance::new(package.total_bytes(), input_bytes(body));
+    let planned = options.fuse && is_fixed(&body.block);
+    if planned
+        && let Some(compiled) =
+            compile_as(package, function, body, described, options, allowance, Target::Plan)?
+    {
+        return Ok(compiled);
+    }
+    let compiled = compile_as(package, function, body, described, options, allowance, Target::Steps)?;
+    let mut compiled =
+        compiled.ok_or_else(|| Error::unsupported(package.path(), format!("function `{function}`")))?;
+    let has_blocks = body.block.operations.iter().any(|op| !op.blocks.is_empty());
+    if options.fuse && !has_blocks && !is_fixed(&body.block) {
+        compiled.set_shape_plans(ShapePlans::new(package, body, described, options));
+    }
+    Ok(compiled)
+}
+
+/// Compiles a function whose shapes were found by a run to a plan, if its shapes do not depend on what is in its inputs.
+pub(super) fn compile_for_shapes(
+    package: &Arc<Package>,
+    body: &Function,
+    described: &FunctionDescription,
+    options: Options,
+) -> Result<Option<CompiledFunction>> {
+    if !is_fixed(&body.block) {
+        return Ok(None);
+    }
+    let allowance = Allowance::new(package.total_bytes(), input_bytes(body));
+    compile_as(package, &described.name, body, described, options, allowance, Target::PlanOfShapes)
+}
+
+/// What a function is compiled to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Target {
+    Plan,
+    /// A plan, where all shapes follow from those of the inputs.
+    PlanOfShapes,
+    Steps,
+}
+
+fn input_bytes(body: &Function) -> u64 {
     let inputs = body.inputs.iter().filter_map(|i| match &i.ty {
         ValueType::Tensor(ty) => Some(bytes_of(ty)),
         _ => None,
     });
-    let allowance = Allowance::new(package.total_bytes(), inputs.fold(0, u64::saturating_add));
-    let planned = options.fuse && options.precision == Precision::Fp32 && is_fixed(&body.block);
-    if planned
-        && let Some(compiled) = compile_as(package, function, body, described, options, allowance, true)?
-    {
-        return Ok(compiled);
-    }
-    let compiled = compile_as(package, function, body, described, options, allowance, false)?;
-    compiled.ok_or_else(|| Error::unsupported(package.path(), format!("function `{function}`")))
+    inputs.fold(0, u64::saturating_add)
 }
 
 /// No control flow, and every shape is known.
@@ -106,7 +145,7 @@ fn is_fixed(block: &Block) -> bool {
     })
 }
 
-/// With `unique_buffers`, a function with a plan, if there can be one.
+/// The function as what is wanted; none where there can be no plan.
 fn compile_as(
     package: &Arc<Package>,
     function: &str,
@@ -114,8 +153,9 @@ fn compile_as(
     described: &FunctionDescription,
     options: Options,
     allowance: Allowance,
-    unique_buffers: bool,
+    target: Target,
 ) -> Result<Option<CompiledFunction>> {
+    let unique_buffers = target != Target::Steps;
     let mut c = Compiler {
         package,
         function,
@@ -181,6 +221,9 @@ fn compile_as(
         return Err(wrong("an input of the function is not described".into()));
     }
     let steps = with_limit(allowance.elements_beside(0), || c.block(&body.block))?;
+    if target == Target::PlanOfShapes && !steps.iter().all(follows_from_shapes) {
+        return Ok(None);
+    }
     let mut outputs = Vec::new();
     for feature in &described.outputs {
         if !body.block.outputs.contains(&feature.name) {
@@ -200,7 +243,7 @@ fn compile_as(
             let shape =
                 ty.shape()?.into_iter().map(|d| usize::try_from(d).ok()).collect::<Option<Vec<_>>>()?;
             let n = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
-            (n <= MAX_ELEMENTS && shape.len() <= 8).then(|| (shape, ty.dtype.is_float()))
+            (n <= MAX_ELEMENTS && shape.len() <= 8).then_some((shape, ty.dtype))
         };
         let buffers: Option<Vec<_>> = c.buffer_types.iter().map(shape).collect();
         let Some(buffers) = buffers else { return Ok(None) };
@@ -215,6 +258,7 @@ fn compile_as(
             outputs: &outputs,
             states,
             skip_zero: options.skip_zero,
+            round: options.precision == Precision::Fp16,
         };
         let Some(mut plan) = plan::plan(source) else { return Ok(None) };
         c.check_memory(plan.bytes(), state_bytes).map_err(wrong)?;
@@ -334,7 +378,7 @@ impl Compiler<'_> {
                 Ok(place)
             }
             Some(Definition::Constant(Constant::Stored(w))) => {
-                let t = w.to_dense().map_err(|e| format!("`{name}`: {e}"))?;
+                let t = w.to_dense();
                 self.hold(&t)?;
                 let place = self.constant(Arc::new(t));
                 self.names.insert(name.into(), Definition::ValueRef(place));
@@ -360,7 +404,11 @@ impl Compiler<'_> {
                 op_type: &op.op_type,
                 name: op.name(),
             };
+            let before = steps.len();
             self.operation(op, &block.operations[i + 1..], &at, &mut steps)?;
+            if let Some(step) = steps.get_mut(before) {
+                step.results = op.outputs.iter().map(|o| o.name.clone()).collect();
+            }
             self.release(op);
         }
         Ok(steps)
@@ -572,8 +620,10 @@ impl Compiler<'_> {
         }
         let types = self.output_types(op, at)?;
         self.check_results(&types, at)?;
-        if let Some(projection) = self.projection(op) {
-            let x = self.named(op, "x", at)?;
+        if let Some((projection, x, prepared)) = located(at, self.projection(op))? {
+            self.held = self.held.saturating_add(prepared);
+            let checked = self.allowance.check("constants up to here", self.held);
+            checked.map_err(|what| at.error(OpError::Invalid(what)))?;
             let x = self.operand_place(&x).map_err(|what| at.error(OpError::Invalid(what)))?;
             let bias = match op.inputs.get("bias").and_then(|a| a.0.first()) {
                 Some(Binding::Name(name)) => {
@@ -663,93 +713,6 @@ impl Compiler<'_> {
         Ok(out)
     }
 
-    /// A product with a constant that kernels can read as it is stored: 1x1 convolution, linear, matmul with a constant
-    /// right side `[O, I]` transposed.
-    fn projection(&self, op: &Operation) -> Option<Projection> {
-        let weight_param = match op.op_type.as_str() {
-            "conv" | "linear" => "weight",
-            "matmul" => "y",
-            _ => return None,
-        };
-        let Some(Binding::Name(name)) = op.inputs.get(weight_param).and_then(|a| a.0.first()) else {
-            return None;
-        };
-        let weight = match self.constant_named(name) {
-            Some(Constant::Stored(weight)) => weight,
-            Some(Constant::Dense(t)) if t.as_f32().is_some() => Arc::new(StoredWeight::dense(t)),
-            _ => return None,
-        };
-        // A product of constants is one, and is computed here; kernels of the op library say what is wrong with no elements.
-        let x = match op.inputs.get("x").and_then(|a| a.0.first()) {
-            Some(Binding::Name(x)) if self.constant_named(x).is_none() => x.clone(),
-            _ => return None,
-        };
-        if weight.shape.contains(&0) {
-            return None;
-        }
-        let ints = |param: &str| -> Option<Vec<i32>> {
-            match op.inputs.get(param)?.0.first()? {
-                Binding::Name(n) => self.constant_named(n)?.to_tensor().ok()?.as_i32().map(<[i32]>::to_vec),
-                Binding::Value(v) => v.as_ints().map(<[i32]>::to_vec),
-            }
-        };
-        let flag = |param: &str| match op.inputs.get(param).and_then(|a| a.0.first()) {
-            Some(Binding::Name(n)) => self
-                .constant_named(n)
-                .and_then(|c| c.to_tensor().ok())
-                .and_then(|t| t.as_bool().and_then(|v| v.first().copied()))
-                .unwrap_or(false),
-            Some(Binding::Value(v)) => v.as_bool().unwrap_or(false),
-            None => false,
-        };
-        let shape = &weight.shape;
-        let projection = match op.op_type.as_str() {
-            "conv" => {
-                let plain = shape.len() >= 3 && shape[2..].iter().all(|&k| k == 1);
-                // A plan gathers the taps of a row of tokens.
-                let undilated = ints("dilations").is_none_or(|d| d.iter().all(|&v| v == 1));
-                let same = match op.inputs.get("pad_type").and_then(|a| a.0.first()) {
-                    Some(Binding::Name(n)) => match self.constant_named(n) {
-                        Some(Constant::Dense(t)) => {
-                            !matches!(&t.data, Data::Str(s) if s.iter().all(|s| s == "valid" || s == "custom"))
-                        }
-                        _ => true,
-                    },
-                    Some(Binding::Value(_)) => true,
-                    None => false,
-                };
-                let tapped = self.unique_buffers && shape.len() == 4 && shape[2] == 1 && undilated && !same;
-                let ones = ints("strides").is_none_or(|s| s.iter().all(|&v| v == 1));
-                let unpadded = ints("pad").is_none_or(|p| p.iter().all(|&v| v == 0));
-                let groups = ints("groups").and_then(|g| g.first().copied()).unwrap_or(1);
-                let groups = usize::try_from(groups).ok().filter(|&g| g > 0 && shape[0] % g == 0);
-                match groups {
-                    Some(groups) if (plain || tapped) && ones && unpadded => {
-                        let taps = shape[2..].iter().product();
-                        Projection::Conv { weight, groups, taps }
-                    }
-                    _ => return None,
-                }
-            }
-            "linear" if shape.len() == 2 => Projection::Linear { weight },
-            "matmul" if shape.len() == 2 && flag("transpose_y") && !flag("transpose_x") => {
-                Projection::Linear { weight }
-            }
-            _ => return None,
-        };
-        let rank = self.types.get(&x).and_then(ValueType::tensor).map_or(0, TensorType::rank);
-        let fits = match &projection {
-            // Several images in one batch go the plain way.
-            Projection::Conv { .. } => {
-                let batch =
-                    self.types.get(&x).and_then(ValueType::tensor).and_then(|t| t.dims.first().copied());
-                rank >= 3 && batch == Some(Dim::Fixed(1))
-            }
-            Projection::Linear { .. } => rank >= 1 && (op.op_type == "linear" || rank >= 2),
-        };
-        fits.then_some(projection)
-    }
-
     /// Steps of a nested block, and where its results are.
     fn nested(
         &mut self,
@@ -825,80 +788,4 @@ impl Compiler<'_> {
         steps.push(Instr::new(at, InstrKind::While { initial, variables, cond, body }));
         Ok(())
     }
-}
-
-/// Finds products `a * w` whose factor `w` is much smaller than `a`, where the steps that compute `a` serve nothing else:
-/// when `w` is all zero, they can be left out. Gives the guards, and the guard of each step.
-///
-/// Buffers are reused, so readers are found by walking the steps in order: a read belongs to the last write before it.
-fn find_guards(steps: &[Instr], outputs: &[ValueRef]) -> (Vec<ZeroSkip>, Vec<Option<usize>>) {
-    let mut writer: BTreeMap<usize, usize> = BTreeMap::new();
-    // For each step, the steps that produce its operands; for each, the steps that read its results.
-    let mut producers: Vec<Vec<usize>> = vec![Vec::new(); steps.len()];
-    let mut readers: Vec<Vec<usize>> = vec![Vec::new(); steps.len()];
-    // Producer of each operand by buffer, at the time of the step.
-    let mut sources: Vec<BTreeMap<usize, usize>> = vec![BTreeMap::new(); steps.len()];
-    for (i, step) in steps.iter().enumerate() {
-        for b in step.reads() {
-            if let Some(&w) = writer.get(&b) {
-                producers[i].push(w);
-                readers[w].push(i);
-                sources[i].insert(b, w);
-            }
-        }
-        writer.extend(step.writes().into_iter().map(|b| (b, i)));
-    }
-    let mut escapes = vec![false; steps.len()];
-    for place in outputs {
-        if let ValueRef::Buffer(b) = place
-            && let Some(&w) = writer.get(b)
-        {
-            escapes[w] = true;
-        }
-    }
-    let mut guards: Vec<ZeroSkip> = Vec::new();
-    let mut guard_of: Vec<Option<usize>> = vec![None; steps.len()];
-    for (m, step) in steps.iter().enumerate() {
-        let Some((x, y, out)) = step.product() else { continue };
-        for (value, weight) in [(x, y), (y, x)] {
-            let (ValueRef::Buffer(vb), ValueRef::Buffer(wb)) = (value, weight) else { continue };
-            let (Some(&v), weight_step) = (sources[m].get(&vb), sources[m].get(&wb).copied()) else {
-                continue;
-            };
-            // Steps whose results only lead to this product, by way of `value`.
-            let mut region = vec![v];
-            let mut grown = true;
-            let only_here = |s: usize, region: &[usize]| {
-                !escapes[s] && readers[s].iter().all(|r| *r == m || region.contains(r)) && steps[s].is_pure()
-            };
-            if weight_step == Some(v) || !only_here(v, &region) {
-                continue;
-            }
-            while grown {
-                grown = false;
-                for i in 0..region.len() {
-                    for &p in &producers[region[i]] {
-                        if Some(p) != weight_step && !region.contains(&p) && only_here(p, &region) {
-                            region.push(p);
-                            grown = true;
-                        }
-                    }
-                }
-            }
-            let first = region.iter().copied().min().unwrap_or(m);
-            let known_before = weight_step.is_none_or(|w| w < first);
-            let worth = region.iter().any(|&s| steps[s].is_projection());
-            let free = region.iter().all(|&s| guard_of[s].is_none());
-            // The weight's buffer must still hold it when the first step of the region runs.
-            let between = steps.get(weight_step.map_or(0, |w| w + 1)..first).unwrap_or_default();
-            let intact = !between.iter().any(|s| s.writes().contains(&wb));
-            if known_before && worth && free && intact && step.scales(value, weight) {
-                let index = guards.len();
-                guards.push(ZeroSkip { weight: wb, product: m, out });
-                region.iter().chain([&m]).for_each(|&s| guard_of[s] = Some(index));
-                break;
-            }
-        }
-    }
-    (guards, guard_of)
 }

@@ -3,10 +3,11 @@
 use super::carry::Carry;
 use super::interpreter::Interpreter;
 use super::plan::Plan;
-use super::states::{StateValue, States};
+use super::shapes::{ShapePlans, Shapes};
+use super::states::{CpuStates, StateValue};
 use super::{Located, Options};
 use crate::backend::{Counts, OpTime};
-use crate::memory::Allowance;
+use crate::memory_limit::Allowance;
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
 use anemoe_mlpackage::mil::{DataType, Feature, FeatureShape, FunctionDescription, TensorType};
@@ -38,6 +39,8 @@ pub struct CompiledFunction {
     /// Bytes that a run may take.
     allowance: Allowance,
     code: Executable,
+    /// Plans for shapes that come with the inputs.
+    shape_plans: Option<ShapePlans>,
     carry: Carry,
     bytes_read: AtomicU64,
     experts: AtomicU64,
@@ -62,7 +65,7 @@ pub fn add_experts(
         plans.push((plan, *inputs));
     }
     super::plan::add_experts(&plans, sum, counts).map_err(|e| {
-        let Some((function, _)) = calls.first() else { return Error::Input("no calls".into()) };
+        let Some((function, _)) = calls.first() else { return Error::input("no calls") };
         let (op_type, name) = plans[0].0.describe(0);
         Located { path: &function.path, function: &function.name, op_type, name }.error(e)
     })
@@ -100,11 +103,27 @@ impl CompiledFunction {
             caches,
             allowance,
             code,
+            shape_plans: None,
             carry: Carry::Unknown,
             bytes_read: AtomicU64::new(0),
             experts: AtomicU64::new(0),
             skipped: AtomicU64::new(0),
         }
+    }
+
+    /// Makes plans for the shapes that come.
+    pub(super) fn set_shape_plans(&mut self, plans: ShapePlans) {
+        self.shape_plans = Some(plans);
+    }
+
+    /// Shapes of all values of a run on copies of states.
+    fn trace(&self, steps: &Interpreter, inputs: &[&Tensor], states: &CpuStates) -> Option<Shapes> {
+        let value = |(name, _): &(String, TensorType)| states.get(name);
+        let mut values: Vec<Tensor> = self.states.iter().map(value).collect::<Option<_>>()?;
+        let mut outputs = vec![Tensor::default(); self.described.outputs.len()];
+        let mut shapes = Shapes::new();
+        steps.run_traced(inputs, &mut values, &mut outputs, Some(&mut shapes)).ok()?;
+        Some(shapes)
     }
 
     /// Says what the function carries; outputs that callers do not know of get no names.
@@ -194,15 +213,29 @@ impl CompiledFunction {
     ///
     /// # Errors
     /// An input has the wrong shape or type, a state is missing, or an operation fails on these shapes.
-    pub fn run(&self, inputs: &[&Tensor], states: &mut States, outputs: &mut Vec<Tensor>) -> Result<Counts> {
+    pub fn run(
+        &self,
+        inputs: &[&Tensor],
+        states: &mut CpuStates,
+        outputs: &mut Vec<Tensor>,
+    ) -> Result<Counts> {
         self.check_inputs(inputs)?;
+        if let (Some(plans), Executable::Steps(steps)) = (&self.shape_plans, &self.code)
+            && let Some(plan) = plans.find(inputs, || self.trace(steps, inputs, states))
+        {
+            let result = plan.run(inputs, states, outputs);
+            if let Ok(counts) = &result {
+                self.count(*counts);
+            }
+            return result;
+        }
         outputs.resize_with(outputs.len().max(self.described.outputs.len()), Tensor::default);
         let places: SmallVec<[usize; 2]> = self
             .states
             .iter()
             .map(|(name, _)| {
                 let i = states.names.iter().position(|n| n == name);
-                i.ok_or_else(|| Error::Input(format!("state `{name}` is missing")))
+                i.ok_or_else(|| Error::input(format!("state `{name}` is missing")))
             })
             .collect::<Result<_>>()?;
         // The states move in for the run, and out again whatever happens.
@@ -254,7 +287,7 @@ impl CompiledFunction {
 
     fn check_inputs(&self, inputs: &[&Tensor]) -> Result<()> {
         if inputs.len() != self.inputs.len() {
-            return Err(Error::Input(format!(
+            return Err(Error::input(format!(
                 "{}: {} inputs given, function `{}` has {}",
                 self.path.display(),
                 inputs.len(),
@@ -265,7 +298,7 @@ impl CompiledFunction {
         for (feature, input) in self.described.inputs.iter().zip(inputs) {
             self.check_input(feature, input)?;
             if input.len() != input.shape.iter().product::<usize>() {
-                return Err(Error::Input(format!(
+                return Err(Error::input(format!(
                     "{}: input `{}`: {} elements of shape {:?}",
                     self.path.display(),
                     feature.name,
@@ -285,7 +318,7 @@ impl CompiledFunction {
                 }
             };
             if !fits {
-                return Err(Error::Input(format!(
+                return Err(Error::input(format!(
                     "{}: input `{}`: shape {:?}, where function `{}` takes {ty}",
                     self.path.display(),
                     feature.name,
@@ -299,7 +332,7 @@ impl CompiledFunction {
 
     fn check_input(&self, feature: &Feature, input: &Tensor) -> Result<()> {
         let wrong = |what: String| {
-            Err(Error::Input(format!("{}: input `{}`: {what}", self.path.display(), feature.name)))
+            Err(Error::input(format!("{}: input `{}`: {what}", self.path.display(), feature.name)))
         };
         let shape = || input.shape.iter().map(|&d| d as u64);
         let fits = match &feature.shape {

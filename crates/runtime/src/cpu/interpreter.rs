@@ -4,12 +4,15 @@
 use super::ir::{Instr, InstrKind, Projection, ValueRef, ZeroSkip};
 use super::ops::shape::{count, with_limit};
 use super::ops::{OpContext, OpError, check_result};
+use super::shapes::Shapes;
 use super::{Located, OpErrorAt, Options, Precision};
 use crate::backend::Counts;
-use crate::memory::Allowance;
+use crate::memory_limit::Allowance;
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
-use anemoe_kernels::{Columns, MatMul, PackedActivations, Pool, matmul_batch, round_to_f16};
+use anemoe_kernels::{
+    Columns, MatMul, PackedActivations, Pool, Strided, matmul_batch, round_to_f16, transpose,
+};
 use anemoe_mlpackage::mil::{DataType, TensorType};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -62,6 +65,20 @@ impl Interpreter {
     /// # Errors
     /// An instruction fails, or would take more memory than its inputs justify.
     pub fn run(&self, inputs: &[&Tensor], states: &mut [Tensor], outputs: &mut [Tensor]) -> Result<Counts> {
+        self.run_traced(inputs, states, outputs, None)
+    }
+
+    /// Runs the function and writes the shapes of all values to `shapes`.
+    ///
+    /// # Errors
+    /// As [`Interpreter::run`].
+    pub fn run_traced(
+        &self,
+        inputs: &[&Tensor],
+        states: &mut [Tensor],
+        outputs: &mut [Tensor],
+        shapes: Option<&mut Shapes>,
+    ) -> Result<Counts> {
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let Buffers { mut values, mut zero } = spare.unwrap_or_default();
         values.resize_with(self.buffers, Tensor::default);
@@ -75,7 +92,7 @@ impl Interpreter {
             allowance: self.allowance.with_inputs(bytes),
             counts: Counts::default(),
         };
-        let result = run.take_inputs(inputs).and_then(|()| run.steps());
+        let result = run.take_inputs(inputs).and_then(|()| run.steps(shapes));
         if result.is_ok() {
             for (place, out) in self.outputs.iter().zip(outputs) {
                 super::ops::copy_tensor(run.place(*place), out);
@@ -108,14 +125,14 @@ impl Execution<'_> {
                 }
                 Data::I32(v) => target.reset_i32(shape).copy_from_slice(v),
                 Data::Bool(v) => target.reset_bool(shape).copy_from_slice(v),
-                Data::Str(_) => return Err(Error::Input("a string input".into())),
+                Data::Str(_) => return Err(Error::input("a string input")),
             }
             self.zero[*buffer] = false;
         }
         Ok(())
     }
 
-    fn steps(&mut self) -> Result<()> {
+    fn steps(&mut self, mut shapes: Option<&mut Shapes>) -> Result<()> {
         let steps = &self.program.steps;
         let mut skip: Vec<Option<bool>> = vec![None; self.program.guards.len()];
         for (i, step) in steps.iter().enumerate() {
@@ -126,6 +143,7 @@ impl Execution<'_> {
                     self.buffers[guard.weight].as_f32().is_some_and(zero)
                         && self.product_shape(&steps[guard.product], guard.weight).is_some()
                 });
+                let all_zero = all_zero && shapes.is_none();
                 if all_zero && i != guard.product {
                     self.counts.skipped += 1;
                     continue;
@@ -139,6 +157,11 @@ impl Execution<'_> {
                 }
             }
             self.step(step)?;
+            if let Some(shapes) = &mut shapes {
+                for (name, buffer) in step.results.iter().zip(step.writes()) {
+                    shapes.insert(name.clone(), self.buffers[buffer].shape.clone());
+                }
+            }
         }
         Ok(())
     }
@@ -327,73 +350,66 @@ impl Execution<'_> {
         let bias = bias.map(|b| self.place(b));
         let bias = bias.and_then(Tensor::as_f32);
         let mut bytes = 0;
+        let check_bias = |rows: usize| match bias.is_some_and(|b| b.len() != rows) {
+            true => Err(OpError::Invalid(format!("bias of another length than {rows} outputs"))),
+            false => Ok(()),
+        };
         match projection {
-            Projection::Conv { weight, groups, .. } => {
-                let (rows, cols) = (weight.rows(), weight.cols());
-                if x.rank() < 3 || x.shape[0] != 1 || x.shape[1] != cols * groups {
-                    return Err(OpError::Invalid(format!(
-                        "input of shape {:?} for {cols} channels in {groups} groups",
-                        x.shape
-                    )));
-                }
-                let t: usize = x.shape[2..].iter().product();
-                let mut shape = x.shape.clone();
-                shape[1] = rows;
+            Projection::Conv(conv) => {
+                let (window, shape) = conv.over(&x.shape)?;
                 count(&shape)?;
-                if bias.is_some_and(|b| b.len() != rows) {
-                    return Err(OpError::Invalid(format!("bias of another length than {rows} outputs")));
-                }
+                check_bias(shape[1])?;
                 let out = y.reset_f32(&shape);
                 if known_zero {
-                    for (r, row) in out.chunks_exact_mut(t.max(1)).enumerate() {
-                        row.fill(bias.map_or(0.0, |b| b[r]));
+                    for (i, plane) in out.chunks_exact_mut(window.positions().max(1)).enumerate() {
+                        plane.fill(bias.map_or(0.0, |b| b[i % shape[1]]));
                     }
                 } else {
-                    let matrix = weight.matrix()?;
-                    let per = rows / groups;
-                    let (mut panel, mut product) = (PackedActivations::default(), vec![0f32; per * t]);
-                    for g in 0..*groups {
-                        let w = matrix.row_range(g * per, (g + 1) * per);
-                        let columns =
-                            Columns { values, first: g * cols * t, token_stride: 1, channel_stride: t };
-                        panel.pack(Pool::global(), w.layout(), columns, t, cols);
-                        let bias = bias.map(|b| &b[g * per..(g + 1) * per]);
-                        let one = MatMul { w, x: &panel, tokens: None, y: &mut product, stride: per, bias };
-                        matmul_batch(Pool::global(), &mut [Some(one)]);
-                        for (r, row) in out[g * per * t..].chunks_exact_mut(t.max(1)).enumerate().take(per) {
-                            row.iter_mut().enumerate().for_each(|(k, v)| *v = product[k * per + r]);
-                        }
-                    }
-                    bytes = matrix.bytes_read();
+                    bytes = conv.run_dense(&window, (x.shape[0], x.shape[1]), values, out, bias)?;
                 }
             }
-            Projection::Linear { weight } => {
+            Projection::Linear { weight, input, output } => {
                 let (rows, cols) = (weight.rows(), weight.cols());
-                if x.shape.last() != Some(&cols) {
+                let axis = x.rank().checked_sub(*input).filter(|a| x.shape[*a] == cols);
+                let Some(axis) = axis else {
                     return Err(OpError::Invalid(format!(
                         "input of shape {:?} for {cols} features",
                         x.shape
                     )));
-                }
-                let t = values.len() / cols.max(1);
+                };
+                // Tokens of a matrix are its other axis; of a vector there is one.
+                let across = (*input == 2).then(|| x.shape[axis + 1]);
                 let mut shape = x.shape.clone();
-                if let Some(last) = shape.last_mut() {
-                    *last = rows;
-                }
+                shape.remove(axis);
+                shape.insert((shape.len() + 1).saturating_sub(*output), rows);
                 count(&shape)?;
+                check_bias(rows)?;
                 let out = y.reset_f32(&shape);
-                if bias.is_some_and(|b| b.len() != rows) {
-                    return Err(OpError::Invalid(format!("bias of another length than {rows} outputs")));
-                }
-                let w = weight.matrix()?;
+                let w = weight.matrix();
                 bytes = w.bytes_read();
-                let mut panel = PackedActivations::default();
-                let columns = Columns { values, first: 0, token_stride: cols, channel_stride: 1 };
-                panel.pack(Pool::global(), w.layout(), columns, t, cols);
-                matmul_batch(
-                    Pool::global(),
-                    &mut [Some(MatMul { w, x: &panel, tokens: None, y: out, stride: rows, bias })],
-                );
+                let tokens = match (across, *output) {
+                    (None, 1) => values.len() / cols.max(1),
+                    (Some(n), _) => n,
+                    (None, _) => shape.last().copied().unwrap_or(1),
+                };
+                let (token_stride, channel_stride) = if across.is_some() { (1, tokens) } else { (cols, 1) };
+                let (mut panel, mut turned) = (PackedActivations::default(), Vec::new());
+                for (x, out) in values
+                    .chunks_exact((tokens * cols).max(1))
+                    .zip(out.chunks_exact_mut((tokens * rows).max(1)))
+                {
+                    let columns = Columns { values: x, first: 0, token_stride, channel_stride };
+                    panel.pack(Pool::global(), w.layout(), columns, tokens, cols);
+                    turned.resize(if *output == 1 { 0 } else { tokens * rows }, 0.0);
+                    let y = if *output == 1 { &mut *out } else { &mut turned };
+                    let product = MatMul { w, x: &panel, tokens: None, y, stride: rows, bias };
+                    matmul_batch(Pool::global(), &mut [Some(product)]);
+                    if *output == 2 {
+                        let (from, to) =
+                            (Strided { first: 0, stride: rows }, Strided { first: 0, stride: tokens });
+                        transpose(Pool::global(), (rows, tokens), (&turned, from), (out, to));
+                    }
+                }
             }
         }
         Ok(bytes)

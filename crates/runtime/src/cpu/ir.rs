@@ -1,6 +1,7 @@
 //! Instructions that a function compiles to, over numbered values.
 
 use super::Located;
+use super::convolution::Convolution;
 use super::ops::Kernel;
 use super::weights::StoredWeight;
 use anemoe_mlpackage::mil::TensorType;
@@ -21,11 +22,13 @@ pub(super) struct ParamRef {
 
 /// A product with a stored weight.
 pub(super) enum Projection {
-    /// 1x1 convolution on `[1, C, ..]`.
-    /// With more than one tap, `[1, taps]` kernels, which only a plan knows.
-    Conv { weight: Arc<StoredWeight>, groups: usize, taps: usize },
-    /// `x W^T` on `[.., I]`.
-    Linear { weight: Arc<StoredWeight> },
+    Conv(Arc<Convolution>),
+    /// A matmul with `[O, I]`: axes of x and of the result that have the features, counted from the end.
+    Linear {
+        weight: Arc<StoredWeight>,
+        input: usize,
+        output: usize,
+    },
 }
 
 type Nested = (Vec<Instr>, Vec<ValueRef>);
@@ -44,6 +47,8 @@ pub(super) struct Instr {
     pub op_type: String,
     pub name: String,
     pub types: Vec<TensorType>,
+    /// Names of the results.
+    pub results: Vec<String>,
     pub work: InstrKind,
 }
 
@@ -63,7 +68,7 @@ impl Instr {
     }
 
     pub fn typed(at: &Located<'_>, work: InstrKind, types: Vec<TensorType>) -> Instr {
-        Instr { op_type: at.op_type.to_string(), name: at.name.to_string(), types, work }
+        Instr { op_type: at.op_type.to_string(), name: at.name.to_string(), types, results: Vec::new(), work }
     }
 
     /// Buffers that the step reads.

@@ -9,19 +9,22 @@
 mod batch;
 mod carry;
 mod compile;
+mod convolution;
 mod function;
 mod interpreter;
 mod ir;
 pub mod ops;
 mod package;
 mod plan;
+pub(crate) mod recent;
+mod shapes;
 mod states;
 mod tokens;
 mod weights;
 
 pub use function::CompiledFunction;
 pub use package::{CpuBackend, CpuPackage};
-pub use states::States;
+pub use states::CpuStates;
 
 use crate::Error;
 use ops::OpError;

@@ -3,13 +3,14 @@
 use super::batch::StagedFunction;
 use super::carry::Carry;
 use super::function::{CompiledFunction, add_experts};
+use super::recent::Recent;
 use super::tokens::{describe, resize, stages};
-use super::{MANY, Options, Precision, States, compile};
+use super::{CpuStates, MANY, Options, Precision, compile};
 use crate::backend::{self, Backend, BatchFunction, Counts, OpTime, Term, Times};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_mlpackage::mil::{Function, FunctionDescription};
-use anemoe_mlpackage::package::{Package, Weights};
+use anemoe_mlpackage::package::{Package, WeightFiles};
 use smallvec::{SmallVec, smallvec};
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -84,21 +85,23 @@ impl CpuBackend {
 }
 
 impl Backend for CpuBackend {
-    fn open(&self, path: &Path) -> Result<Box<dyn backend::Package>> {
+    fn open(&self, path: &Path) -> Result<Box<dyn backend::BackendPackage>> {
         // Fails early if this is no package.
-        Package::open_to_run(path, &[], &Weights::default())?;
+        Package::open_to_run(path, &[], &WeightFiles::default())?;
         Ok(Box::new(LoadedPackage {
             weights: Mutex::default(),
             path: path.to_path_buf(),
             options: self.options,
             functions: Mutex::default(),
+            resized: Mutex::new(Recent::new(KEPT)),
+            gone: Mutex::default(),
             staged: Mutex::default(),
         }))
     }
 }
 
-/// Name of a function, and its number of tokens where it is made for that.
-type FunctionKey = (String, Option<usize>);
+/// Functions made for numbers of tokens that are kept: a pass has up to 64 tokens, and most have one of a few numbers.
+pub(super) const KEPT: usize = 32;
 
 /// A compiled function and its inputs.
 type CompiledTerm<'a> = (&'a CompiledFunction, &'a [&'a Tensor]);
@@ -106,11 +109,15 @@ type CompiledTerm<'a> = (&'a CompiledFunction, &'a [&'a Tensor]);
 /// A package whose functions are compiled when they are first asked for.
 struct LoadedPackage {
     /// Mapped for the functions that are compiled.
-    weights: Mutex<Weights>,
+    weights: Mutex<WeightFiles>,
     path: PathBuf,
     options: Options,
-    /// Compiled functions by name, and number of tokens where they are made for that.
-    functions: Mutex<BTreeMap<FunctionKey, Arc<CompiledFunction>>>,
+    /// Compiled functions by name.
+    functions: Mutex<BTreeMap<String, Arc<CompiledFunction>>>,
+    /// Functions made for numbers of tokens, by name and number.
+    resized: Mutex<Recent<(String, usize), Arc<CompiledFunction>>>,
+    /// Work of those that are no longer kept.
+    gone: Mutex<Counts>,
     /// Functions in stages, for batches, by name; none where a function has no stages.
     staged: Mutex<BTreeMap<String, Option<Arc<StagedFunction>>>>,
 }
@@ -123,6 +130,7 @@ impl LoadedPackage {
     /// Every function that was compiled so far.
     fn compiled(&self) -> Vec<Arc<CompiledFunction>> {
         let mut all: Vec<Arc<CompiledFunction>> = locked(&self.functions).values().cloned().collect();
+        all.extend(locked(&self.resized).values().cloned());
         all.extend(locked(&self.staged).values().flatten().flat_map(|staged| staged.compiled()));
         all
     }
@@ -137,16 +145,15 @@ impl LoadedPackage {
     }
 }
 
-impl backend::Package for LoadedPackage {
-    fn prepare(&self, function: &str) -> Result<Arc<dyn backend::Function>> {
-        let key = (function.to_string(), None);
-        if let Some(found) = locked(&self.functions).get(&key) {
+impl backend::BackendPackage for LoadedPackage {
+    fn prepare(&self, function: &str) -> Result<Arc<dyn backend::BackendFunction>> {
+        if let Some(found) = locked(&self.functions).get(function) {
             return Ok(found.clone());
         }
         let package = self.read(function)?;
         let (body, described) = package.function(Some(function))?;
         let compiled = Carry::compile(&package.package, body, described, self.options)?;
-        Ok(locked(&self.functions).entry(key).or_insert(Arc::new(compiled)).clone())
+        Ok(locked(&self.functions).entry(function.to_string()).or_insert(Arc::new(compiled)).clone())
     }
 
     fn prepare_for(
@@ -155,9 +162,9 @@ impl backend::Package for LoadedPackage {
         axes: &BTreeMap<String, usize>,
         declared: usize,
         tokens: usize,
-    ) -> Result<Option<Arc<dyn backend::Function>>> {
-        let key = (function.to_string(), Some(tokens));
-        if let Some(found) = locked(&self.functions).get(&key) {
+    ) -> Result<Option<Arc<dyn backend::BackendFunction>>> {
+        let key = (function.to_string(), tokens);
+        if let Some(found) = locked(&self.resized).get(&key) {
             return Ok(Some(found.clone()));
         }
         let package = self.read(function)?;
@@ -167,7 +174,15 @@ impl backend::Package for LoadedPackage {
         // What cannot be compiled for these tokens runs as it is declared.
         let compiled = Carry::compile(&package.package, &resized.function, &described, self.options);
         let Ok(compiled) = compiled else { return Ok(None) };
-        Ok(Some(locked(&self.functions).entry(key).or_insert(Arc::new(compiled)).clone()))
+        let mut resized = locked(&self.resized);
+        if let Some(found) = resized.get(&key) {
+            return Ok(Some(found.clone()));
+        }
+        let compiled = Arc::new(compiled);
+        if let Some(gone) = resized.insert(key, compiled.clone()) {
+            *locked(&self.gone) += gone.counts();
+        }
+        Ok(Some(compiled))
     }
 
     fn prepare_batch(
@@ -192,8 +207,8 @@ impl backend::Package for LoadedPackage {
         Ok(staged.map(|staged| staged as Arc<dyn BatchFunction>))
     }
 
-    fn new_states(&self) -> Box<dyn backend::States> {
-        Box::new(States::default())
+    fn new_states(&self) -> Box<dyn backend::SequenceStates> {
+        Box::new(CpuStates::default())
     }
 
     fn populate(&self) -> Option<Box<dyn FnOnce() + Send>> {
@@ -202,7 +217,8 @@ impl backend::Package for LoadedPackage {
     }
 
     fn counts(&self) -> Counts {
-        let mut all = Counts::default();
+        let mut all = *locked(&self.gone);
+        locked(&self.staged).values().flatten().for_each(|staged| all += staged.gone());
         self.compiled().iter().for_each(|f| all += f.counts());
         all
     }
@@ -218,7 +234,7 @@ impl backend::Package for LoadedPackage {
     }
 }
 
-impl backend::Function for CompiledFunction {
+impl backend::BackendFunction for CompiledFunction {
     fn inputs(&self) -> &[String] {
         self.input_names()
     }
@@ -234,15 +250,15 @@ impl backend::Function for CompiledFunction {
     fn run(
         &self,
         inputs: &[&Tensor],
-        states: &mut dyn backend::States,
+        states: &mut dyn backend::SequenceStates,
         outputs: &mut Vec<Tensor>,
     ) -> Result<()> {
-        let mut none = States::default();
+        let mut none = CpuStates::default();
         let states: &mut dyn Any = states;
-        let states = match states.downcast_mut::<States>() {
+        let states = match states.downcast_mut::<CpuStates>() {
             Some(states) => states,
             None if !self.has_states() => &mut none,
-            None => return Err(Error::Input("states of another backend".into())),
+            None => return Err(Error::input("states of another backend")),
         };
         states.adopt(self).map_err(|what| Error::invalid(self.path(), what))?;
         if !self.has_states() {

@@ -240,17 +240,17 @@ impl StatePiece<'_> {
 
 /// Values that outlive a call.
 #[derive(Clone, Debug, Default)]
-pub struct States {
+pub struct CpuStates {
     pub(super) names: Vec<String>,
     types: Vec<TensorType>,
     pub(super) values: Vec<StateValue>,
     pub(super) carried: LastCall,
 }
 
-impl States {
+impl CpuStates {
     /// The states of a function, all zero.
-    pub fn new(function: &CompiledFunction) -> States {
-        let mut states = States::default();
+    pub fn new(function: &CompiledFunction) -> CpuStates {
+        let mut states = CpuStates::default();
         for ((name, ty), cache) in function.states.iter().zip(&function.caches) {
             states.add(name, ty, *cache);
         }
@@ -297,9 +297,9 @@ impl States {
     pub fn set(&mut self, name: &str, value: Tensor) -> Result<()> {
         let i = self.names.iter().position(|n| n == name);
         let i =
-            i.ok_or_else(|| Error::Input(format!("no state `{name}`; there is {}", self.names.join(", "))))?;
+            i.ok_or_else(|| Error::input(format!("no state `{name}`; there is {}", self.names.join(", "))))?;
         if value.shape != self.values[i].shape() || value.as_f32().is_none() {
-            return Err(Error::Input(format!(
+            return Err(Error::input(format!(
                 "state `{name}`: a value of shape {:?}, expected {:?}",
                 value.shape,
                 self.values[i].shape()
@@ -326,19 +326,13 @@ impl States {
 
     /// Fills every state with noise between -0.5 and 0.5.
     fn fill_with_noise(&mut self, seed: u64) {
-        let mut s = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut random = anemoe_io::Random::new(seed);
         let mut row = vec![0f32; 1024];
         for value in &mut self.values {
             let n = value.shape().iter().product::<usize>();
             for first in (0..n).step_by(row.len()) {
                 let row = &mut row[..1024.min(n - first)];
-                for v in row.iter_mut() {
-                    // Xorshift.
-                    s ^= s << 13;
-                    s ^= s >> 7;
-                    s ^= s << 17;
-                    *v = (s >> 40) as f32 / (1u64 << 24) as f32 - 0.5;
-                }
+                row.fill_with(|| random.uniform() as f32 - 0.5);
                 value.set(first, row);
             }
         }
@@ -349,13 +343,13 @@ impl States {
 const FULL: u8 = 0;
 const CACHE: u8 = 1;
 
-impl backend::States for States {
-    fn fork(&self) -> Result<Box<dyn backend::States>> {
+impl backend::SequenceStates for CpuStates {
+    fn fork(&self) -> Result<Box<dyn backend::SequenceStates>> {
         Ok(Box::new(self.clone()))
     }
 
     fn clear(&mut self) {
-        States::clear(self);
+        CpuStates::clear(self);
     }
 
     fn can_rewind(&self, tokens: usize) -> bool {
@@ -365,7 +359,7 @@ impl backend::States for States {
     fn rewind(&mut self, tokens: usize) -> Result<()> {
         match self.cut_back(tokens)? {
             true => Ok(()),
-            false => Err(Error::Input(format!("states that cannot undo {tokens} tokens"))),
+            false => Err(Error::input(format!("states that cannot undo {tokens} tokens"))),
         }
     }
 
@@ -397,19 +391,18 @@ impl backend::States for States {
 
     fn restore(&mut self, bytes: &mut &[u8]) -> Result<()> {
         let read = read_states(bytes);
-        *self =
-            read.ok_or_else(|| Error::Input("saved sequence: its states are cut short or wrong".into()))?;
+        *self = read.ok_or_else(|| Error::input("saved sequence: its states are cut short or wrong"))?;
         Ok(())
     }
 
     fn fill_with_noise(&mut self, seed: u64) -> bool {
-        States::fill_with_noise(self, seed);
+        CpuStates::fill_with_noise(self, seed);
         true
     }
 }
 
-/// Reads what [`backend::States::save`] wrote; none where it ends early or says something impossible.
-fn read_states(bytes: &mut &[u8]) -> Option<States> {
+/// Reads what [`backend::SequenceStates::save`] wrote; none where it ends early or says something impossible.
+fn read_states(bytes: &mut &[u8]) -> Option<CpuStates> {
     fn number(bytes: &mut &[u8]) -> Option<usize> {
         usize::try_from(u64::from_le_bytes(bytes.split_off(..8)?.try_into().ok()?)).ok()
     }
@@ -417,7 +410,7 @@ fn read_states(bytes: &mut &[u8]) -> Option<States> {
         let part = bytes.split_off(..n.checked_mul(4)?)?;
         Some(part.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect())
     }
-    let mut states = States::default();
+    let mut states = CpuStates::default();
     for _ in 0..number(bytes)? {
         let length = number(bytes)?;
         let name = String::from_utf8(bytes.split_off(..length)?.to_vec()).ok()?;

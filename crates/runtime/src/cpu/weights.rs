@@ -5,13 +5,27 @@ use crate::Result;
 use crate::cpu::ops::OpError;
 use crate::cpu::ops::shape::count;
 use crate::tensor::Tensor;
-use anemoe_kernels::{Int8Lut, Int16Lut, Matrix};
+use anemoe_kernels::{Matrix, OwnedMatrix, Weight, WeightFormat, f32_bytes};
 use anemoe_mlpackage::blob::{SharedBlob, unpack_sub_byte};
 use anemoe_mlpackage::mil::{Argument, Binding, DataType, Operation, TensorData, Value, ValueType};
 use anemoe_mlpackage::package::Package;
 use half::{bf16, f16};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// What a rearranged weight was made of, and how: its columns, and their taps, or it was transposed.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Rearrangement {
+    /// Address and bytes.
+    blob: (usize, usize),
+    cols: usize,
+    taps: Option<usize>,
+    fast: bool,
+}
+
+/// Rearranged weights that functions hold. The blob keeps its address from being another's.
+static REARRANGED: Mutex<BTreeMap<Rearrangement, (SharedBlob, Weak<StoredWeight>)>> =
+    Mutex::new(BTreeMap::new());
 
 /// A constant value of a program.
 #[derive(Clone)]
@@ -22,109 +36,166 @@ pub(super) enum Constant {
     Stored(Arc<StoredWeight>),
 }
 
-/// A weight tensor that kernels can read as it is stored.
+/// A weight tensor that kernels read as it is stored.
 pub(super) struct StoredWeight {
-    elements: Elements,
-    kind: Encoding,
-    /// Products may be of integers.
-    fast: bool,
-    /// What tables need for that.
-    codes: Option<Int8Lut>,
-    /// Tables of whole numbers, for exact products.
-    words: Option<Int16Lut>,
-    /// Of the dense tensor.
+    matrix: OwnedMatrix<Elements>,
+    /// Shape of the dense tensor; the first dimension counts rows, all others columns.
     pub shape: Vec<usize>,
 }
 
 enum Elements {
     /// In the mapped package.
     Blob(SharedBlob),
-    /// Decoded, of a kind that kernels do not read as it is stored.
+    /// Decoded, of a format that kernels do not read as it is stored.
     Dense(Arc<Tensor>),
+    /// Rearranged, in the format of the blob.
+    Owned(Vec<u8>),
 }
 
-enum Encoding {
-    F32,
-    F16,
-    /// Tables as f32, in order of their groups of rows.
-    Lut {
-        bits: usize,
-        lut: Vec<f32>,
-        rows_per_group: usize,
-    },
-    Int {
-        bits: usize,
-        signed: bool,
-        scale: Vec<f32>,
-        offset: Option<Vec<f32>>,
-        block: (usize, usize),
-    },
+impl AsRef<[u8]> for Elements {
+    fn as_ref(&self) -> &[u8] {
+        match self {
+            Elements::Blob(blob) => blob.data(),
+            Elements::Dense(t) => f32_bytes(t.as_f32().unwrap_or_default()),
+            Elements::Owned(bytes) => bytes,
+        }
+    }
 }
 
 impl StoredWeight {
-    fn new(package: &Package, data: &Value, kind: Encoding, shape: Vec<usize>) -> OpErrorAt<StoredWeight> {
-        let blob = package.shared_blob(data).map_err(|e| OpError::Invalid(e.to_string()))?;
-        let elements = Elements::Blob(blob);
-        Ok(StoredWeight { elements, kind, fast: false, codes: None, words: None, shape })
+    fn new(weight: Weight<Elements, Vec<f32>>, shape: Vec<usize>) -> OpErrorAt<StoredWeight> {
+        let (rows, cols) = (shape.first().copied().unwrap_or(1), shape.iter().skip(1).product());
+        let matrix =
+            OwnedMatrix::new(weight, rows, cols).map_err(|e| OpError::Invalid(format!("matrix: {e}")))?;
+        Ok(StoredWeight { matrix, shape })
     }
 
-    /// Of f32 elements.
-    pub fn dense(tensor: Arc<Tensor>) -> StoredWeight {
+    /// Makes a weight whose elements stay in the package, with its tables or scales and its offsets.
+    fn mapped(
+        package: &Package,
+        data: &Value,
+        format: WeightFormat,
+        (values, offsets): (Option<Vec<f32>>, Option<Vec<f32>>),
+        shape: Vec<usize>,
+    ) -> OpErrorAt<StoredWeight> {
+        let blob = package.shared_blob(data).map_err(|e| OpError::Invalid(e.to_string()))?;
+        StoredWeight::new(Weight { format, elements: Elements::Blob(blob), values, offsets }, shape)
+    }
+
+    /// Makes a weight of f32 elements.
+    pub fn dense(tensor: Arc<Tensor>) -> OpErrorAt<StoredWeight> {
         let shape = tensor.shape.clone();
-        let elements = Elements::Dense(tensor);
-        StoredWeight { elements, kind: Encoding::F32, fast: false, codes: None, words: None, shape }
+        let (format, elements) = (WeightFormat::F32, Elements::Dense(tensor));
+        StoredWeight::new(Weight { format, elements, values: None, offsets: None }, shape)
     }
 
     /// Makes what exact or fast products look up; until then products are exact, of f32.
     pub fn prepare(&mut self, fast: bool) {
-        self.fast = fast;
-        (self.codes, self.words) = match &self.kind {
-            Encoding::Lut { bits, lut, .. } if fast => (Int8Lut::new(lut, *bits), None),
-            Encoding::Lut { bits: 4, lut, .. } => (None, Int16Lut::new(lut)),
-            _ => (None, None),
-        };
+        self.matrix.prepare(fast);
     }
 
     /// Rows: the first dimension; columns: all others.
     pub fn rows(&self) -> usize {
-        self.shape.first().copied().unwrap_or(1)
+        self.matrix().rows()
     }
 
     /// Elements of a row.
     pub fn cols(&self) -> usize {
-        self.shape.iter().skip(1).product()
+        self.matrix().cols()
     }
 
     /// A view for kernels.
-    pub fn matrix(&self) -> std::result::Result<Matrix<'_>, OpError> {
+    pub fn matrix(&self) -> Matrix<'_> {
+        self.matrix.view()
+    }
+
+    /// Bytes that do not lie in the package.
+    pub fn owned_bytes(&self) -> u64 {
+        match self.matrix.elements() {
+            Elements::Blob(_) => 0,
+            Elements::Dense(t) => t.len() as u64 * 4,
+            Elements::Owned(bytes) => bytes.len() as u64,
+        }
+    }
+
+    /// The same weight with columns `[taps, channels]` instead of `[channels, taps]`; none where it is compressed.
+    pub fn with_taps_first(&self, taps: usize) -> Option<Arc<StoredWeight>> {
         let (rows, cols) = (self.rows(), self.cols());
-        let (data, values) = match &self.elements {
-            Elements::Blob(blob) => (blob.data(), &[] as &[f32]),
-            Elements::Dense(t) => (&[] as &[u8], t.as_f32().unwrap_or_default()),
-        };
-        let matrix = match &self.kind {
-            Encoding::F32 => Matrix::f32(values, rows, cols),
-            Encoding::F16 => Matrix::f16(data, rows, cols),
-            Encoding::Lut { bits, lut, rows_per_group } => {
-                Matrix::lut(*bits, data, lut, *rows_per_group, rows, cols)
-            }
-            Encoding::Int { bits, signed, scale, offset, block } => {
-                Matrix::int(*bits, *signed, data, scale, offset.as_deref(), *block, rows, cols)
-            }
-        };
-        let matrix = matrix.map_err(|e| OpError::Invalid(e.to_string()))?;
-        Ok(if self.fast {
-            matrix.with_fast(self.codes.as_ref())
-        } else {
-            matrix.with_int16_lut(self.words.as_ref())
+        let channels = cols / taps.max(1);
+        self.shared(Some(taps), || {
+            self.rearranged(vec![rows, cols], |i| {
+                let (row, column) = (i / cols, i % cols);
+                row * cols + column % channels * taps + column / channels
+            })
         })
     }
 
+    /// The transposed matrix; a compressed one is decoded.
+    pub fn transposed(&self) -> OpErrorAt<Arc<StoredWeight>> {
+        let (rows, cols) = (self.rows(), self.cols());
+        let made = self.shared(None, || self.rearranged(vec![cols, rows], |i| i % rows * cols + i / rows));
+        if let Some(weight) = made {
+            return Ok(weight);
+        }
+        let dense = self.to_dense();
+        let values = dense.as_f32().unwrap_or_default();
+        let turned = (0..values.len()).map(|i| values[i % rows * cols + i / rows]).collect();
+        Ok(Arc::new(StoredWeight::dense(Arc::new(Tensor::f32(&[cols, rows], turned)))?))
+    }
+
+    /// What `make` gives, or what it gave to another function that reads the same blob: functions of a package, and of other
+    /// numbers of tokens, share their weights.
+    fn shared(
+        &self,
+        taps: Option<usize>,
+        make: impl FnOnce() -> Option<StoredWeight>,
+    ) -> Option<Arc<StoredWeight>> {
+        let Elements::Blob(blob) = self.matrix.elements() else { return make().map(Arc::new) };
+        let key = Rearrangement {
+            blob: (blob.data().as_ptr() as usize, blob.data().len()),
+            cols: self.cols(),
+            taps,
+            fast: self.matrix.is_fast(),
+        };
+        let all = || REARRANGED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, made)) =
+            all().get(&key).and_then(|(blob, made)| Some((blob.clone(), made.upgrade()?)))
+        {
+            return Some(made);
+        }
+        let made = Arc::new(make()?);
+        let mut all = all();
+        all.retain(|_, (_, made)| made.strong_count() > 0);
+        all.insert(key, (blob.clone(), Arc::downgrade(&made)));
+        Some(made)
+    }
+
+    /// The weight whose element i is element `from(i)` of this one; none where it is compressed.
+    fn rearranged(&self, shape: Vec<usize>, from: impl Fn(usize) -> usize) -> Option<StoredWeight> {
+        let format = self.matrix.format();
+        let elements = match (format, self.matrix.elements()) {
+            (WeightFormat::F32, Elements::Dense(t)) => {
+                let values = t.as_f32()?;
+                let values = (0..values.len()).map(|i| values[from(i)]).collect();
+                Elements::Dense(Arc::new(Tensor::f32(&shape, values)))
+            }
+            (WeightFormat::Fp16, Elements::Blob(blob)) => {
+                let halves = blob.data().as_chunks::<2>().0;
+                Elements::Owned((0..halves.len()).flat_map(|i| halves[from(i)]).collect())
+            }
+            _ => return None,
+        };
+        let weight = Weight { format, elements, values: None, offsets: None };
+        let mut made = StoredWeight::new(weight, shape).ok()?;
+        made.prepare(self.matrix.is_fast());
+        Some(made)
+    }
+
     /// The dense tensor.
-    pub fn to_dense(&self) -> std::result::Result<Tensor, OpError> {
+    pub fn to_dense(&self) -> Tensor {
         let mut out = Tensor::default();
-        self.matrix()?.to_dense(out.reset_f32(&self.shape));
-        Ok(out)
+        self.matrix().to_dense(out.reset_f32(&self.shape));
+        out
     }
 }
 
@@ -202,7 +273,7 @@ impl Constant {
     pub fn to_tensor(&self) -> OpErrorAt<Tensor> {
         match self {
             Constant::Dense(t) => Ok(t.as_ref().clone()),
-            Constant::Stored(w) => w.to_dense(),
+            Constant::Stored(w) => Ok(w.to_dense()),
         }
     }
 }
@@ -225,7 +296,7 @@ pub(super) fn const_value(package: &Arc<Package>, value: &Value) -> OpErrorAt<Co
     let shape = shape_of(value)?;
     let stays = value.ty.tensor().is_some_and(|t| t.dtype == DataType::Float16) && shape.len() >= 2;
     if stays && package.blob(value).is_ok() {
-        let weight = StoredWeight::new(package, value, Encoding::F16, shape)?;
+        let weight = StoredWeight::mapped(package, value, WeightFormat::Fp16, (None, None), shape)?;
         return Ok(Constant::Stored(Arc::new(weight)));
     }
     Ok(Constant::Dense(Arc::new(dense_value(package, value)?)))
@@ -367,8 +438,9 @@ fn stored_lut(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
     if k < 2 || !by_rows || lut_shape[0] == 0 || shape[0] % lut_shape[0] != 0 {
         return Ok(None);
     }
-    let kind = Encoding::Lut { bits: dtype.bits(), lut, rows_per_group: shape[0] / lut_shape[0] };
-    StoredWeight::new(o.package, indices, kind, shape).map(Some)
+    let (bits, rows_per_table) = (dtype.bits() as u8, shape[0] / lut_shape[0]);
+    let format = WeightFormat::Lut { bits, rows_per_table };
+    StoredWeight::mapped(o.package, indices, format, (Some(lut), None), shape).map(Some)
 }
 
 /// Scales per block of rows and of the second axis over integers in a blob.
@@ -395,9 +467,15 @@ fn stored_int(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
         return Err(OpError::Invalid("offset and scale of different shapes".into()));
     }
     let further: usize = shape[2..].iter().product();
-    let block = (shape[0] / scale_shape[0], shape[1] / scale_shape[1] * further);
-    let kind = Encoding::Int { bits, signed, scale, offset: offset.map(|(_, v)| v), block };
-    StoredWeight::new(o.package, data, kind, shape).map(Some)
+    let format = WeightFormat::Int {
+        bits,
+        signed,
+        block_rows: shape[0] / scale_shape[0],
+        block_cols: shape[1] / scale_shape[1] * further,
+        offsets: offset.is_some(),
+    };
+    let values = (Some(scale), offset.map(|(_, v)| v));
+    StoredWeight::mapped(o.package, data, format, values, shape).map(Some)
 }
 
 /// One scale and zero point for all, or of each row.
@@ -422,9 +500,14 @@ fn stored_affine(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
     };
     let (Some(scale), Some(zero)) = (all(scale), all(zero)) else { return Ok(None) };
     let offset = zero.iter().any(|&z| z != 0.0).then_some(zero);
-    let block = (shape[0] / rows, shape[1..].iter().product());
-    StoredWeight::new(o.package, data, Encoding::Int { bits: 8, signed, scale, offset, block }, shape)
-        .map(Some)
+    let format = WeightFormat::Int {
+        bits: 8,
+        signed,
+        block_rows: shape[0] / rows,
+        block_cols: shape[1..].iter().product(),
+        offsets: offset.is_some(),
+    };
+    StoredWeight::mapped(o.package, data, format, (Some(scale), offset), shape).map(Some)
 }
 
 /// One table, and indices packed in a blob of bytes.
@@ -432,13 +515,12 @@ fn stored_lut_ios16(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
     let Some((packed, DataType::UInt8)) = o.blob("indices") else { return Ok(None) };
     let (shape, (_, lut)) = (packed_shape(o)?, o.floats("lut")?);
     let bits = lut_bits(&lut)?;
-    let weight = StoredWeight::new(
-        o.package,
-        packed,
-        Encoding::Lut { bits, lut, rows_per_group: shape.first().copied().unwrap_or(1) },
-        shape,
-    )?;
-    Ok((weight.shape.len() >= 2 && weight.matrix().is_ok()).then_some(weight))
+    if shape.len() < 2 {
+        return Ok(None);
+    }
+    let format = WeightFormat::Lut { bits: bits as u8, rows_per_table: shape[0] };
+    // With bytes to spare it is decoded, where that is refused or not.
+    Ok(StoredWeight::mapped(o.package, packed, format, (Some(lut), None), shape).ok())
 }
 
 fn lut_bits(lut: &[f32]) -> OpErrorAt<usize> {

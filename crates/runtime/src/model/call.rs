@@ -6,7 +6,9 @@
 //! A piece is the tokens of one call: all of the pass where the function has no states, those of one sequence where it has.
 
 use super::host;
-use crate::backend::{BatchFunction, BatchInput, Function, MANY, Package, States, Term, Times};
+use crate::backend::{
+    BackendFunction, BackendPackage, BatchFunction, BatchInput, MANY, SequenceStates, Term, Times,
+};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, RowRange, TokenCount};
@@ -16,7 +18,10 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-use super::program::pick;
+use super::chain_program::pick;
+
+/// Numbers of tokens for which a call keeps its function.
+const KEPT: usize = 32;
 
 /// A value that a call reads.
 #[derive(Clone, Copy)]
@@ -47,7 +52,7 @@ pub(super) struct Call {
     functions: BTreeMap<TokenCount, String>,
     /// Axis of the tokens of each input that has any.
     axes: BTreeMap<String, usize>,
-    /// Prepared functions by the tokens of a call, few of them.
+    /// Prepared functions by the tokens of a call, up to [`KEPT`], the oldest first.
     prepared: RwLock<Vec<(usize, Arc<Prepared>)>>,
     has_states: OnceLock<bool>,
     batch: OnceLock<Option<Arc<PreparedBatch>>>,
@@ -62,7 +67,7 @@ pub(super) struct PreparedBatch {
 
 /// A function that is ready for calls of so many tokens.
 pub(super) struct Prepared {
-    pub function: Arc<dyn Function>,
+    pub function: Arc<dyn BackendFunction>,
     /// In the order of the function's inputs.
     inputs: Vec<InputSource>,
     /// In the order of the function's outputs.
@@ -138,7 +143,7 @@ impl Call {
     ///
     /// # Errors
     /// As [`Call::prepare`].
-    pub fn has_states(&self, package: &dyn Package, bundle: &Path) -> Result<bool> {
+    pub fn has_states(&self, package: &dyn BackendPackage, bundle: &Path) -> Result<bool> {
         if let Some(known) = self.has_states.get() {
             return Ok(*known);
         }
@@ -152,7 +157,12 @@ impl Call {
     ///
     /// # Errors
     /// The package has no such function, it is invalid, or its inputs and outputs are not those of the chain.
-    pub fn prepare(&self, package: &dyn Package, tokens: usize, bundle: &Path) -> Result<Arc<Prepared>> {
+    pub fn prepare(
+        &self,
+        package: &dyn BackendPackage,
+        tokens: usize,
+        bundle: &Path,
+    ) -> Result<Arc<Prepared>> {
         let find =
             |all: &[(usize, Arc<Prepared>)]| all.iter().find(|(n, _)| *n == tokens).map(|(_, p)| p.clone());
         if let Some(found) = find(&self.prepared.read().unwrap_or_else(PoisonError::into_inner)) {
@@ -163,6 +173,9 @@ impl Call {
         let prepared = Arc::new(Prepared { function, inputs, outputs, width });
         let mut all = self.prepared.write().unwrap_or_else(PoisonError::into_inner);
         Ok(find(&all).unwrap_or_else(|| {
+            if all.len() >= KEPT {
+                all.remove(0);
+            }
             all.push((tokens, prepared.clone()));
             prepared
         }))
@@ -201,7 +214,11 @@ impl Call {
     ///
     /// # Errors
     /// As [`Call::prepare`].
-    pub fn prepare_batch(&self, package: &dyn Package, bundle: &Path) -> Result<Option<Arc<PreparedBatch>>> {
+    pub fn prepare_batch(
+        &self,
+        package: &dyn BackendPackage,
+        bundle: &Path,
+    ) -> Result<Option<Arc<PreparedBatch>>> {
         if let Some(found) = self.batch.get() {
             return Ok(found.clone());
         }
@@ -221,7 +238,11 @@ impl Call {
 
     /// The function for `tokens` tokens and the width of its calls: a declared one, else one that the backend makes for exactly
     /// these, else the cheapest declared one.
-    fn choose(&self, package: &dyn Package, tokens: usize) -> Result<(Arc<dyn Function>, usize)> {
+    fn choose(
+        &self,
+        package: &dyn BackendPackage,
+        tokens: usize,
+    ) -> Result<(Arc<dyn BackendFunction>, usize)> {
         let holds = |c: &TokenCount| c.min <= tokens && tokens <= c.max;
         let exact = self.functions.iter().find(|(c, _)| holds(c));
         if let Some((count, name)) = exact
@@ -245,7 +266,7 @@ impl Call {
         let width = if count.min == count.max { count.max } else { tokens.min(count.max) };
         match self.functions.get(&count) {
             Some(name) => Ok((package.prepare(name)?, width)),
-            None => Err(Error::Input(format!("shard `{}` has no function", self.shard))),
+            None => Err(Error::input(format!("shard `{}` has no function", self.shard))),
         }
     }
 
@@ -261,7 +282,7 @@ impl Call {
         all: usize,
         registers: &mut [Tensor],
         host: &mut dyn HostValues,
-        states: &mut dyn States,
+        states: &mut dyn SequenceStates,
         scratch: &mut CallScratch,
         bundle: &Path,
     ) -> Result<()> {
@@ -439,7 +460,7 @@ impl PreparedBatch {
         all: usize,
         registers: &mut [Tensor],
         host: &mut dyn HostValues,
-        states: &mut [&mut dyn States],
+        states: &mut [&mut dyn SequenceStates],
         scratch: &mut CallScratch,
         bundle: &Path,
     ) -> Result<()> {

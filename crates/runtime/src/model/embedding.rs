@@ -1,7 +1,8 @@
 //! Rows of the embedding, read from the bundle's file as they are needed.
 
 use crate::{Error, Result};
-use anemoe_bundle::{Embedding, Storage};
+use anemoe_bundle::{Embedding, WeightFormat};
+use anemoe_kernels::Matrix;
 use half::f16;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -19,6 +20,8 @@ pub struct EmbeddingFile {
     /// A table, or scales; zero points.
     table: Vec<f32>,
     zeros: Vec<f32>,
+    /// The row, and what stands before it in its first byte.
+    decoded: Vec<f32>,
 }
 
 impl EmbeddingFile {
@@ -50,6 +53,7 @@ impl EmbeddingFile {
             buffer: Vec::new(),
             table: Vec::new(),
             zeros: Vec::new(),
+            decoded: Vec::new(),
         })
     }
 
@@ -72,17 +76,15 @@ impl EmbeddingFile {
 
     /// Row `row`, scaled and rounded to fp16; `out` has one element per column.
     pub fn row(&mut self, row: usize, out: &mut [f32]) -> Result<()> {
-        let (cols, scale) = (self.info.cols, self.info.scale);
-        let storage = self.info.storage;
-        let bits = usize::from(storage.bits());
-        let first_bit = row as u64 * cols as u64 * bits as u64;
-        let shift = (first_bit % 8) as usize;
+        let (cols, scale, storage) = (self.info.cols, self.info.scale, self.info.storage);
+        let bits = storage.bits();
+        // Columns that share a scale.
+        let mut block = cols;
         match storage {
-            Storage::Fp16 => {}
-            Storage::Lut { rows_per_table, .. } => {
+            WeightFormat::Lut { rows_per_table, .. } => {
                 self.read_table(((row / rows_per_table) as u64) << bits, 1 << bits)?;
             }
-            Storage::Int { block_rows, block_cols, offsets, .. } => {
+            WeightFormat::Int { block_rows, block_cols, offsets, .. } => {
                 let blocks = cols / block_cols;
                 let first = (row / block_rows * blocks) as u64;
                 self.read_table(first, blocks)?;
@@ -92,28 +94,32 @@ impl EmbeddingFile {
                     self.zeros.extend(self.buffer.iter().map(|&b| f32::from(b as i8)));
                 }
                 self.zeros.resize(blocks, 0.0);
+                block = block_cols;
             }
+            _ => {}
         }
-        self.read(first_bit / 8, (shift + cols * bits).div_ceil(8))?;
-        let (packed, table) = (self.buffer.as_slice(), self.table.as_slice());
-        let codes = (0..cols).map(|i| element(packed, shift + i * bits, bits));
-        match storage {
-            Storage::Fp16 => {
-                for (o, b) in out.iter_mut().zip(packed.chunks_exact(2)) {
-                    *o = f16::from_le_bytes([b[0], b[1]]).to_f32();
-                }
+        // Eight elements start at a byte, whatever their bits are.
+        let first = row as u64 * cols as u64;
+        let lead = (first % 8) as usize;
+        let n = lead + cols;
+        self.read(first / 8 * u64::from(bits), (n * usize::from(bits)).div_ceil(8))?;
+        self.decoded.resize(n, 0.0);
+        let packed = self.buffer.as_slice();
+        let elements = match storage {
+            WeightFormat::Lut { bits, .. } => Matrix::lut(usize::from(bits), packed, &self.table, 1, 1, n),
+            WeightFormat::Int { bits, .. } => {
+                Matrix::int(usize::from(bits), true, packed, &[1.0], None, (1, n), 1, n)
             }
-            Storage::Lut { .. } => {
-                out.iter_mut().zip(codes).for_each(|(o, code)| *o = table[usize::from(code)])
-            }
-            Storage::Int { block_cols, .. } => {
-                let unused = 8 - bits as u32;
-                let signed = |code: u8| f32::from(((code << unused) as i8) >> unused);
-                out.iter_mut().zip(codes).for_each(|(o, code)| *o = signed(code));
-                for ((block, s), z) in out.chunks_exact_mut(block_cols).zip(table).zip(&self.zeros) {
-                    // As a program's weight: rounded to fp16 before anything else.
-                    block.iter_mut().for_each(|q| *q = f16::from_f32(s * (*q - z)).to_f32());
-                }
+            _ => Matrix::f16(packed, 1, n),
+        };
+        elements
+            .map_err(|e| Error::invalid(&self.path, format!("embedding: {e}")))?
+            .to_dense(&mut self.decoded);
+        out.copy_from_slice(&self.decoded[lead..]);
+        if matches!(storage, WeightFormat::Int { .. }) {
+            for ((block, s), z) in out.chunks_exact_mut(block).zip(&self.table).zip(&self.zeros) {
+                // As a program's weight: rounded to fp16 before anything else.
+                block.iter_mut().for_each(|q| *q = f16::from_f32(s * (*q - z)).to_f32());
             }
         }
         out.iter_mut().for_each(|v| *v = f16::from_f32(*v * scale).to_f32());
@@ -121,18 +127,11 @@ impl EmbeddingFile {
     }
 }
 
-/// The `bits` bits from bit `at` on.
-fn element(packed: &[u8], at: usize, bits: usize) -> u8 {
-    let low = u16::from(packed[at / 8]);
-    let high = packed.get(at / 8 + 1).map_or(0, |&b| u16::from(b) << 8);
-    (((low | high) >> (at % 8)) & ((1 << bits) - 1)) as u8
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn open(storage: Storage, cols: usize, bytes: &[u8]) -> Result<(tempfile::TempDir, EmbeddingFile)> {
+    fn open(storage: WeightFormat, cols: usize, bytes: &[u8]) -> Result<(tempfile::TempDir, EmbeddingFile)> {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("embed.bin"), bytes).unwrap();
         let (file, sha256) = ("embed.bin".into(), String::new());
@@ -148,7 +147,7 @@ mod tests {
     fn rows_that_start_inside_a_byte() {
         let mut bytes = vec![0b10_01_11_00, 0b00_01];
         bytes.extend(half(&[0.5, 1.0, 1.5, 2.0]));
-        let (_dir, mut f) = open(Storage::Lut { bits: 2, rows_per_table: 2 }, 3, &bytes).unwrap();
+        let (_dir, mut f) = open(WeightFormat::Lut { bits: 2, rows_per_table: 2 }, 3, &bytes).unwrap();
         let mut row = [0f32; 3];
         f.row(0, &mut row).unwrap();
         assert_eq!(row, [1.0, 4.0, 2.0]);
@@ -162,7 +161,8 @@ mod tests {
         let mut bytes = vec![0xf1, 0x82];
         bytes.extend(half(&[0.5, 0.25]));
         bytes.extend([1u8, (-2i8) as u8]);
-        let storage = Storage::Int { bits: 4, block_rows: 1, block_cols: 2, offsets: true };
+        let storage =
+            WeightFormat::Int { bits: 4, signed: true, block_rows: 1, block_cols: 2, offsets: true };
         let (_dir, mut f) = open(storage, 2, &bytes).unwrap();
         let mut row = [0f32; 2];
         f.row(0, &mut row).unwrap();

@@ -1,11 +1,11 @@
 //! Passes of tokens through the layers and the head.
 
 use super::call::{Call, CallScratch, HostValues, Piece, Prepared, run_sum};
+use super::chain_program::{ChainOp, ChainProgram};
 use super::embedding::EmbeddingFile;
 use super::host::{self, Ranking};
-use super::program::{ChainOp, ChainProgram};
 use super::{Logits, Model, Registers, Sequence, locked};
-use crate::backend::{MANY, NoStates, States};
+use crate::backend::{MANY, NoStates, SequenceStates};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, Cache, Chain, HostInput};
@@ -177,7 +177,7 @@ impl Model {
         self.check(sequence)?;
         let max = self.chain.model.max_context;
         if sequence.position() >= max {
-            return Err(Error::Input(format!("context of {max} tokens is full")));
+            return Err(Error::input(format!("context of {max} tokens is full")));
         }
         let mut workspace = self.workspace();
         for (name, values) in registers {
@@ -219,14 +219,14 @@ impl Model {
         for request in requests {
             self.check(request.sequence)?;
             if let Some(id) = request.ids.iter().find(|&&id| id as usize >= model.vocab_size) {
-                return Err(Error::Input(format!(
+                return Err(Error::input(format!(
                     "token id {id} is outside the vocabulary of {} tokens",
                     model.vocab_size
                 )));
             }
             let position = request.sequence.position();
             if request.ids.len() > model.max_context - position.min(model.max_context) {
-                return Err(Error::Input(format!(
+                return Err(Error::input(format!(
                     "context of {} tokens is full: {position} tokens are in it and {} more were given; build with a larger --max-context",
                     model.max_context,
                     request.ids.len()
@@ -555,12 +555,13 @@ impl Model {
                 .map(|(i, p)| Piece { first: p.first, tokens: p.ids.len(), sequence: Some(i) })
                 .collect();
             // The states leave their sequences while host inputs read positions.
-            let mut taken: SmallVec<[Box<dyn States>; FEW]> = parts
+            let mut taken: SmallVec<[Box<dyn SequenceStates>; FEW]> = parts
                 .iter_mut()
                 .map(|p| std::mem::replace(&mut p.sequence.states[call.package], Box::new(NoStates)))
                 .collect();
             let mut host = Host { model: &self.chain, inputs: &program.host, values, parts, pass };
-            let mut states: SmallVec<[&mut dyn States; FEW]> = taken.iter_mut().map(|s| s.as_mut()).collect();
+            let mut states: SmallVec<[&mut dyn SequenceStates; FEW]> =
+                taken.iter_mut().map(|s| s.as_mut()).collect();
             let bundle = &self.bundle;
             let ran = batch.run(call, &pieces, tokens, registers, &mut host, &mut states, scratch, bundle);
             drop(states);

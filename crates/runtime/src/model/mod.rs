@@ -8,25 +8,25 @@
 //! ```
 
 mod call;
+mod chain_program;
 mod embedding;
 mod forward;
 mod host;
-mod program;
 mod sequence;
 mod vectors;
 
 pub use forward::{LayerObserver, Request};
 pub use sequence::{MOST_UNDONE, Sequence};
 
-use crate::backend::{Backend, Counts, OpTime, Package};
+use crate::backend::{Backend, BackendPackage, Counts, OpTime};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, Chain, Shard};
 use anemoe_kernels::Pool;
 use call::Call;
+use chain_program::{ChainOp, ChainProgram, Names};
 use embedding::EmbeddingFile;
 use forward::PassWorkspace;
-use program::{ChainOp, ChainProgram, Names};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -78,7 +78,7 @@ pub struct Model {
     number: u64,
     bundle: PathBuf,
     chain: Chain,
-    packages: Vec<Box<dyn Package>>,
+    packages: Vec<Box<dyn BackendPackage>>,
     /// Opened when it is first needed.
     embedding: Mutex<Option<EmbeddingFile>>,
     body: ChainProgram,
@@ -141,7 +141,7 @@ impl Model {
             index.insert(shard.name.clone(), packages.len());
             let opened = opened.into_inner().unwrap_or_else(PoisonError::into_inner);
             packages.push(
-                opened.ok_or_else(|| Error::Input(format!("shard `{}` was not opened", shard.name)))??,
+                opened.ok_or_else(|| Error::input(format!("shard `{}` was not opened", shard.name)))??,
             );
         }
         let mut names = Names::default();
@@ -242,7 +242,7 @@ impl Model {
     /// that want to wait.
     pub fn populate(&self) -> Option<JoinHandle<()>> {
         let bytes: u64 = self.chain.shards.iter().map(|s| s.bytes).sum();
-        if crate::memory::free_memory().is_none_or(|free| free < bytes) {
+        if anemoe_io::free_memory().is_none_or(|free| free < bytes) {
             return None;
         }
         let jobs: Vec<_> = self.packages.iter().filter_map(|p| p.populate()).collect();
@@ -258,7 +258,7 @@ impl Model {
     pub fn fill_with_noise(&self, sequence: &mut Sequence, tokens: usize, seed: u64) -> Result<()> {
         let room = self.chain.model.max_context;
         if tokens > room {
-            return Err(Error::Input(format!("a context of {tokens} tokens, where the bundle holds {room}")));
+            return Err(Error::input(format!("a context of {tokens} tokens, where the bundle holds {room}")));
         }
         sequence.clear();
         // States come into being with the first token.
@@ -266,7 +266,7 @@ impl Model {
         sequence.clear();
         for (i, states) in sequence.states.iter_mut().enumerate() {
             if !states.fill_with_noise(seed + i as u64) {
-                return Err(Error::Input("this backend cannot write states".into()));
+                return Err(Error::input("this backend cannot write states"));
             }
         }
         sequence.push_unknown(tokens);

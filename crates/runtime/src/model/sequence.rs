@@ -1,7 +1,7 @@
 //! Holds one sequence: its tokens, and the states that they left.
 
 use super::Model;
-use crate::backend::States;
+use crate::backend::SequenceStates;
 use crate::{Error, Result};
 use anemoe_bundle::Cache;
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ const MAGIC: &[u8; 20] = b"anemoe sequence v1\0\0";
 pub struct Sequence {
     /// Number of the model that it belongs to.
     pub(super) model: u64,
-    pub(super) states: Vec<Box<dyn States>>,
+    pub(super) states: Vec<Box<dyn SequenceStates>>,
     /// Every token so far.
     pub(super) ids: Vec<u32>,
     /// The end of the highest position whose row is in the caches, also of tokens that were cut off since.
@@ -93,10 +93,10 @@ impl Model {
     /// Refuses a sequence of another model, and one whose states a failed call left half-way.
     pub(super) fn check(&self, sequence: &Sequence) -> Result<()> {
         if sequence.model != self.number {
-            return Err(Error::Input("a sequence of another model".into()));
+            return Err(Error::input("a sequence of another model"));
         }
         if sequence.is_broken {
-            return Err(Error::Input("a call of this sequence failed: clear it first".into()));
+            return Err(Error::input("a call of this sequence failed: clear it first"));
         }
         Ok(())
     }
@@ -123,7 +123,7 @@ impl Model {
         self.check(sequence)?;
         let position = sequence.position();
         if length > position {
-            return Err(Error::Input(format!("a sequence of {position} tokens cut back to {length}")));
+            return Err(Error::input(format!("a sequence of {position} tokens cut back to {length}")));
         }
         if length == position {
             return Ok(());
@@ -143,7 +143,7 @@ impl Model {
             return Ok(());
         }
         if sequence.ids[..length].contains(&UNKNOWN) {
-            return Err(Error::Input("tokens that were given by registers cannot be run again".into()));
+            return Err(Error::input("tokens that were given by registers cannot be run again"));
         }
         let ids = sequence.ids[..length].to_vec();
         sequence.clear();
@@ -171,7 +171,7 @@ impl Model {
     /// # Errors
     /// The bytes are no sequence of this model, or end early.
     pub fn restore(&self, bytes: &[u8]) -> Result<Sequence> {
-        let wrong = |what: &str| Error::Input(format!("saved sequence: {what}"));
+        let wrong = |what: &str| Error::input(format!("saved sequence: {what}"));
         let mut rest = bytes;
         let magic = rest.split_off(..MAGIC.len()).ok_or_else(|| wrong("it ends early"))?;
         if magic != MAGIC {

@@ -270,14 +270,10 @@ mod tests {
     /// pass over T tokens costs `cost(T)`.
     fn speedup(a: f64, cost: impl Fn(usize) -> f64, tokens: usize) -> f64 {
         let mut c = Controller::new(8);
-        let (mut seed, mut made, mut seconds) = (7u64, 0, 0.0);
-        let mut random = || {
-            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (seed >> 33) as f64 / (1u64 << 31) as f64
-        };
+        let (mut random, mut made, mut seconds) = (anemoe_io::Random::new(7), 0, 0.0);
         while made < tokens {
             let k = c.choose(4, 8);
-            let accepted = (0..k).take_while(|_| random() < a).count();
+            let accepted = (0..k).take_while(|_| random.uniform() < a).count();
             c.note(4, k, accepted, cost(k + 1));
             (made, seconds) = (made + accepted + 1, seconds + cost(k + 1));
         }
@@ -300,7 +296,7 @@ mod tests {
     /// Figures of the field notes: 108 ms for one token, 483 ms for four, and what three drafted tokens would have to gain.
     #[test]
     fn the_notes_formula_is_not_the_break_even() {
-        let (one, four) = (108.1, 483.0);
+        let (one, four) = (108.1f64, 483.0f64);
         let wrong = 1.0 - one / (four / 4.0);
         assert!((wrong - 0.10).abs() < 0.01, "{wrong}");
         assert_eq!(break_even(four / one, 3), None);

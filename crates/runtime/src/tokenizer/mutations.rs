@@ -1,6 +1,7 @@
 //! Tokenizers that are broken or hostile: by hand, and by deterministic mutations of good ones.
 
 use super::*;
+use anemoe_io::Random;
 use serde_json::{Map, json};
 use std::time::{Duration, Instant};
 
@@ -116,18 +117,6 @@ fn try_all(text: &[u8]) -> Option<String> {
     said
 }
 
-/// A generator of numbers (splitmix64): the same for ever.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % n.max(1) as u64) as usize
-    }
-}
-
 /// Pointers to all values, those of the vocabulary left out but for a few.
 fn pointers(value: &Value, at: String, out: &mut Vec<String>) {
     let few = match at.ends_with("/vocab") || at.ends_with("/merges") {
@@ -205,20 +194,13 @@ fn mutate(value: &mut Value, random: &mut Random) {
     }
 }
 
-#[cfg(target_os = "linux")]
-fn peak_memory() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|l| l.starts_with("VmHWM")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
-}
-
 #[test]
 fn mutations_are_errors_or_tokenizers() {
     let seeds = [small_bpe(), byte_level_bpe(), word_piece(), unigram()];
     for seed in &seeds {
         assert_eq!(try_all(seed.to_string().as_bytes()), None);
     }
-    let mut random = Random(1);
+    let mut random = Random::new(1);
     let (mut refused, mut caught) = (0, 0);
     for i in 0..2000 {
         let mut value = seeds[i % seeds.len()].clone();
@@ -241,7 +223,10 @@ fn mutations_are_errors_or_tokenizers() {
         }
     }
     #[cfg(target_os = "linux")]
-    assert!(peak_memory() < 1 << 30, "{} bytes", peak_memory());
+    {
+        let peak = anemoe_io::peak_memory().unwrap();
+        assert!(peak < 1 << 30, "{peak} bytes");
+    }
     assert!(
         refused > 500 && refused < 1800,
         "{refused} refused, {caught} of them for a panic of the library"

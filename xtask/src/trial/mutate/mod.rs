@@ -1,15 +1,18 @@
 //! Damage to files: by bytes, and by the structure of their format.
 
-mod json;
+mod bytes;
+mod json_values;
 mod protobuf;
 mod tensors;
 
-use super::random::Random;
+pub use bytes::damage_bytes;
+
+use super::choices::Choices;
 use std::path::Path;
 
 /// Format of a file, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Format {
+pub enum FileFormat {
     Json,
     JsonLines,
     Safetensors,
@@ -22,76 +25,40 @@ pub enum Format {
 }
 
 /// The format of a file.
-pub fn format(path: &Path) -> Format {
+pub fn format(path: &Path) -> FileFormat {
     match path.extension().and_then(|e| e.to_str()).unwrap_or_default() {
-        "json" => Format::Json,
-        "jsonl" => Format::JsonLines,
-        "safetensors" => Format::Safetensors,
-        "gguf" => Format::Gguf,
-        "npy" => Format::Npy,
-        "npz" => Format::Npz,
-        "mlmodel" => Format::Protobuf,
-        "bin" if path.ends_with("weights/weight.bin") => Format::Weights,
-        _ => Format::Other,
-    }
-}
-
-/// Cuts, flips, overwrites, removes, repeats or adds bytes.
-pub fn bytes(file: &mut Vec<u8>, r: &mut Random) {
-    let n = file.len();
-    // Heads decide more than data: half of all places are in the first kilobyte.
-    let at = if r.once_in(2) { r.below(n.min(1024)) } else { r.below(n) };
-    let len = 1 + r.below(64.min(n - at.min(n)).max(1));
-    let end = (at + len).min(n);
-    match r.below(8) {
-        0 => file.truncate(at),
-        1 => file.truncate(n.saturating_sub(1 + r.below(16))),
-        2 => {
-            let more = 1 + r.below(64);
-            file.extend((0..more).map(|_| r.bits() as u8));
-        }
-        3 if n > 0 => file[at] ^= 1 << r.below(8),
-        4 => file[at..end].fill(*r.pick(&[0, 0xff, 0x7f, 0x80, b' '])),
-        5 => {
-            file.drain(at..end);
-        }
-        6 => {
-            let piece = file[at..end].to_vec();
-            file.splice(at..at, piece);
-        }
-        _ => number(file, at, r),
-    }
-}
-
-/// Overwrites 4 or 8 bytes with a number at which readers fail.
-fn number(file: &mut [u8], at: usize, r: &mut Random) {
-    let value = r.edge().to_le_bytes();
-    let width = *r.pick(&[1, 2, 4, 8]);
-    for (to, from) in file.iter_mut().skip(at).zip(&value[..width]) {
-        *to = *from;
+        "json" => FileFormat::Json,
+        "jsonl" => FileFormat::JsonLines,
+        "safetensors" => FileFormat::Safetensors,
+        "gguf" => FileFormat::Gguf,
+        "npy" => FileFormat::Npy,
+        "npz" => FileFormat::Npz,
+        "mlmodel" => FileFormat::Protobuf,
+        "bin" if path.ends_with("weights/weight.bin") => FileFormat::Weights,
+        _ => FileFormat::Other,
     }
 }
 
 /// Changes the structure of a file.
-pub fn structure(file: &mut Vec<u8>, format: Format, r: &mut Random) {
+pub fn structure(file: &mut Vec<u8>, format: FileFormat, r: &mut Choices) {
     match format {
-        Format::Json => json::edit(file, r),
-        Format::JsonLines => lines(file, r),
-        Format::Safetensors => tensors::safetensors(file, r),
-        Format::Gguf => tensors::gguf(file, r),
-        Format::Npy => tensors::npy(file, r),
-        Format::Npz => tensors::npz(file, r),
-        Format::Protobuf => *file = protobuf::edit(file, r),
-        Format::Weights => blobs(file, r),
-        Format::Other => cells(file, r),
+        FileFormat::Json => json_values::edit(file, r),
+        FileFormat::JsonLines => lines(file, r),
+        FileFormat::Safetensors => tensors::safetensors(file, r),
+        FileFormat::Gguf => tensors::gguf(file, r),
+        FileFormat::Npy => tensors::npy(file, r),
+        FileFormat::Npz => tensors::npz(file, r),
+        FileFormat::Protobuf => *file = protobuf::edit(file, r),
+        FileFormat::Weights => blobs(file, r),
+        FileFormat::Other => cells(file, r),
     }
 }
 
 /// Changes a line, or the order of lines.
-fn lines(file: &mut Vec<u8>, r: &mut Random) {
+fn lines(file: &mut Vec<u8>, r: &mut Choices) {
     let mut lines: Vec<Vec<u8>> = file.split_inclusive(|&b| b == b'\n').map(<[u8]>::to_vec).collect();
     if lines.is_empty() {
-        return bytes(file, r);
+        return damage_bytes(file, r);
     }
     let i = r.below(lines.len());
     match r.below(4) {
@@ -101,7 +68,7 @@ fn lines(file: &mut Vec<u8>, r: &mut Random) {
         }
         _ => {
             let mut line = lines[i].clone();
-            json::edit(&mut line, r);
+            json_values::edit(&mut line, r);
             line.push(b'\n');
             lines[i] = line;
         }
@@ -110,7 +77,7 @@ fn lines(file: &mut Vec<u8>, r: &mut Random) {
 }
 
 /// Changes the header of a weight file or the metadata of a blob, which start at multiples of 64 bytes.
-fn blobs(file: &mut [u8], r: &mut Random) {
+fn blobs(file: &mut [u8], r: &mut Choices) {
     let units = file.len() / 64;
     let unit = if r.once_in(4) { 0 } else { r.below(units) };
     // Count and version of the file; sentinel, type, size, offset and unused bits of a blob.
@@ -122,11 +89,11 @@ fn blobs(file: &mut [u8], r: &mut Random) {
 }
 
 /// Changes a cell of a table or a word of a text.
-fn cells(file: &mut Vec<u8>, r: &mut Random) {
+fn cells(file: &mut Vec<u8>, r: &mut Choices) {
     let ends: Vec<usize> =
         file.iter().enumerate().filter(|(_, b)| b"\t\n ".contains(b)).map(|(i, _)| i).collect();
     if ends.len() < 2 {
-        return bytes(file, r);
+        return damage_bytes(file, r);
     }
     let i = r.below(ends.len() - 1);
     let hostile: [&[u8]; 9] =

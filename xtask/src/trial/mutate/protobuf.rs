@@ -1,6 +1,7 @@
 //! Changes of protocol buffers, without their schema: fields of other values, missing, repeated, swapped or cut.
 
-use super::super::random::Random;
+use super::super::choices::Choices;
+use super::bytes::damage_bytes;
 
 /// A field as it is in the file.
 struct Field {
@@ -11,10 +12,10 @@ struct Field {
 }
 
 /// Changes one field, at any depth. Lengths around it follow, but for once in ten times.
-pub fn edit(message: &[u8], r: &mut Random) -> Vec<u8> {
+pub fn edit(message: &[u8], r: &mut Choices) -> Vec<u8> {
     let Some(mut fields) = parse(message).filter(|f| !f.is_empty()) else {
         let mut bytes = message.to_vec();
-        super::bytes(&mut bytes, r);
+        damage_bytes(&mut bytes, r);
         return bytes;
     };
     let i = r.below(fields.len());
@@ -40,7 +41,7 @@ pub fn edit(message: &[u8], r: &mut Random) -> Vec<u8> {
         4 => field.wire = *r.pick(&[0, 1, 2, 5]),
         _ => match field.wire {
             0 => field.value = varint(if r.once_in(2) { r.below(64) as u64 } else { r.edge() }),
-            2 => super::bytes(&mut field.value, r),
+            2 => damage_bytes(&mut field.value, r),
             _ => {
                 let value = if r.once_in(3) { f64::NAN.to_bits() } else { r.edge() };
                 let n = field.value.len();
@@ -78,7 +79,7 @@ fn parse(mut rest: &[u8]) -> Option<Vec<Field>> {
     Some(fields)
 }
 
-fn write(fields: &[Field], r: &mut Random) -> Vec<u8> {
+fn write(fields: &[Field], r: &mut Choices) -> Vec<u8> {
     let mut out = Vec::new();
     for field in fields {
         out.extend(varint(field.number << 3 | u64::from(field.wire)));

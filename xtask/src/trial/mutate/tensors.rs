@@ -1,17 +1,18 @@
 //! Changes of files of tensors: lies about types, shapes, places and lengths, and values that are no numbers.
 
-use super::super::random::Random;
-use super::{bytes, json, number};
+use super::super::choices::Choices;
+use super::bytes::{damage_bytes, overwrite_number};
+use super::json_values;
 use crate::files::gguf::Gguf;
 use crate::files::tiny::{self, as_f32, gguf_of};
 use serde_json::{Value, json};
 use std::io::{Cursor, Read, Write};
 
 /// Changes the header of a safetensors file, or its length.
-pub fn safetensors(file: &mut Vec<u8>, r: &mut Random) {
+pub fn safetensors(file: &mut Vec<u8>, r: &mut Choices) {
     let length = file.first_chunk().map_or(0, |n| u64::from_le_bytes(*n)) as usize;
     let header = file.get(8..8usize.saturating_add(length)).map(serde_json::from_slice::<Value>);
-    let Some(Ok(mut header)) = header else { return bytes(file, r) };
+    let Some(Ok(mut header)) = header else { return damage_bytes(file, r) };
     if r.once_in(6) {
         let value =
             if r.once_in(2) { r.edge() } else { (length as u64).wrapping_add(r.below(17) as u64) - 8 };
@@ -48,11 +49,11 @@ pub fn safetensors(file: &mut Vec<u8>, r: &mut Random) {
                 let start = entry["data_offsets"][0].as_u64().unwrap_or(0);
                 entry["data_offsets"][0] = json!(start ^ 1 << r.below(12));
             }
-            _ => json::change(entry, r),
+            _ => json_values::change(entry, r),
         },
-        _ => json::change(&mut header, r),
+        _ => json_values::change(&mut header, r),
     }
-    let header = json::write(&header);
+    let header = json_values::write(&header);
     let mut out = (header.len() as u64).to_le_bytes().to_vec();
     out.extend(header);
     out.extend(&file[8 + length..]);
@@ -60,13 +61,13 @@ pub fn safetensors(file: &mut Vec<u8>, r: &mut Random) {
 }
 
 /// Writes the tiny model as a GGUF file with wrong counts, types, places, keys or values.
-pub fn gguf(file: &mut Vec<u8>, r: &mut Random) {
+pub fn gguf(file: &mut Vec<u8>, r: &mut Choices) {
     if r.once_in(3) {
         let head = r.below(file.len().min(8192));
         let at = *r.pick(&[4, 8, 16, 24, head]);
-        return number(file, at, r);
+        return overwrite_number(file, at, r);
     }
-    let fixture = crate::root().join("fixtures/tiny-gemma4-moe");
+    let fixture = crate::task::root().join("fixtures/tiny-gemma4-moe");
     let mut g: Gguf = gguf_of(&fixture, tiny::Options { fused: r.once_in(2), encode: as_f32 });
     let (key, tensor) = (r.below(g.keys.len()), r.below(g.tensors.len()));
     let tensors = g.tensors.len();
@@ -104,12 +105,12 @@ pub fn gguf(file: &mut Vec<u8>, r: &mut Random) {
 }
 
 /// Changes the header of an array, or its values.
-pub fn npy(file: &mut Vec<u8>, r: &mut Random) {
+pub fn npy(file: &mut Vec<u8>, r: &mut Choices) {
     let length = file.get(8..10).map_or(0, |n| usize::from(n[0]) | usize::from(n[1]) << 8);
     let data = 10 + length;
     if data > file.len() || r.once_in(6) {
         let at = r.below(12);
-        return number(file, at, r);
+        return overwrite_number(file, at, r);
     }
     if r.once_in(3) && data < file.len() {
         // NaN and infinity in f32 and f64; far outside of any vocabulary as integers.
@@ -147,13 +148,13 @@ pub fn npy(file: &mut Vec<u8>, r: &mut Random) {
 }
 
 /// Writes an archive again with an array that is changed, missing, or under another name.
-pub fn npz(file: &mut Vec<u8>, r: &mut Random) {
+pub fn npz(file: &mut Vec<u8>, r: &mut Choices) {
     if r.once_in(4) {
         // The directory is at the end.
         let at = file.len().saturating_sub(1 + r.below(256));
-        return number(file, at, r);
+        return overwrite_number(file, at, r);
     }
-    let Some(mut entries) = unzip(file).filter(|e| !e.is_empty()) else { return bytes(file, r) };
+    let Some(mut entries) = unzip(file).filter(|e| !e.is_empty()) else { return damage_bytes(file, r) };
     let i = r.below(entries.len());
     let j = r.below(entries.len());
     match r.below(6) {

@@ -2,9 +2,8 @@
 
 use super::Args;
 use super::measure::{Tokens, bytes_read, middle};
-use crate::Outcome;
+use crate::outcome::Outcome;
 use crate::ui::{Table, Ui};
-use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::models;
 use anemoe_convert::plan::PlanOptions;
 use anemoe_runtime::cpu::CpuBackend;
@@ -62,7 +61,7 @@ pub(super) fn run(args: &Args, backend: &CpuBackend, ui: &Ui) -> anyhow::Result<
     let context = args.context.first().copied().unwrap_or(0);
     anyhow::ensure!(args.decode > 0, "--dispatch measures decoding: give --decode at least 1");
     let scratch = crate::files::scratch(None)?;
-    let family = models::open(Checkpoint::open(&args.bundle)?)?;
+    let family = models::open(models::load(&args.bundle)?)?;
     let (mut built, mut left_out): (Vec<Built>, Vec<LeftOut>) = (Vec::new(), Vec::new());
     let bar = ui.bar((args.dispatch.len() + args.repetitions + 1) as u64, "bundles and runs");
     for &experts in &args.dispatch {

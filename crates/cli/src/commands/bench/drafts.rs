@@ -1,7 +1,7 @@
 //! Measures passes over drafts, and decoding with drafts beside plain decoding.
 
 use super::measure::{Bench, bytes_read, distinct_experts, middle};
-use super::report::{Drafts, Verify};
+use super::report::{DraftPass, Drafts};
 use anemoe_runtime::generate::{GenerateOptions, Generated, generate};
 use anemoe_runtime::model::{Logits, Model};
 use anemoe_runtime::sampler::Sampling;
@@ -25,7 +25,7 @@ struct Passes {
 
 impl Bench<'_> {
     /// Runs passes over several tokens with logits of each, in turn with passes over one.
-    pub fn verify(&mut self) -> anyhow::Result<Vec<Verify>> {
+    pub fn verify(&mut self) -> anyhow::Result<Vec<DraftPass>> {
         let Bench { args, model, sequence, tokens, bar, .. } = self;
         let counts = std::iter::once(1).chain(args.verify_tokens.iter().copied().filter(|&n| n > 0));
         let mut passes: Vec<Passes> = counts.map(|tokens| Passes { tokens, ..Passes::default() }).collect();
@@ -61,7 +61,7 @@ impl Bench<'_> {
         let one = passes[0].bytes;
         let report = |p: &mut Passes| {
             let (seconds, over_one) = (middle(&mut p.seconds).max(1e-9), middle(&mut p.over_one));
-            Verify {
+            DraftPass {
                 tokens: p.tokens,
                 context,
                 ms: seconds * 1e3,

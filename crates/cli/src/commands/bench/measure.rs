@@ -1,8 +1,9 @@
 //! Measurements of `anemoe bench`.
 
 use super::Args;
-use super::report::{Batch, Decode, Memory, OpPart, Part, Prefill};
+use super::report::{Batch, DecodeSpeed, Memory, OpPart, Part, PrefillSpeed};
 use crate::ui::Ui;
+use anemoe_io::Random;
 use anemoe_kernels::Pool;
 use anemoe_runtime::model::{Logits, Model, Request, Sequence, ShardStats};
 use std::collections::BTreeMap;
@@ -13,31 +14,22 @@ const GAUGE: usize = 256 << 20;
 
 /// Random tokens.
 pub(super) struct Tokens {
-    state: u64,
+    random: Random,
     vocabulary: usize,
 }
 
 impl Tokens {
     pub fn new(seed: u64, vocabulary: usize) -> Tokens {
-        Tokens { state: seed.wrapping_mul(2) | 1, vocabulary }
-    }
-
-    /// Next random bits (xorshift).
-    fn bits(&mut self) -> u64 {
-        self.state ^= self.state << 13;
-        self.state ^= self.state >> 7;
-        self.state ^= self.state << 17;
-        self.state >> 11
+        Tokens { random: Random::new(seed), vocabulary }
     }
 
     pub fn some(&mut self, n: usize) -> Vec<u32> {
-        (0..n).map(|_| (self.bits() % self.vocabulary.max(1) as u64) as u32).collect()
+        (0..n).map(|_| self.random.below(self.vocabulary) as u32).collect()
     }
 
     /// `ids`, each of which is another one unless it is right, with probability `right`.
     pub fn mistaken(&mut self, ids: &[u32], right: f64) -> Vec<u32> {
-        let unit = (1u64 << 53) as f64;
-        ids.iter().map(|&id| if (self.bits() as f64) < right * unit { id } else { id ^ 1 }).collect()
+        ids.iter().map(|&id| if self.random.uniform() < right { id } else { id ^ 1 }).collect()
     }
 }
 
@@ -138,13 +130,13 @@ impl<'a> Bench<'a> {
     }
 
     /// Decodes in each context.
-    pub fn decodes(&mut self) -> anyhow::Result<Vec<Decode>> {
+    pub fn decodes(&mut self) -> anyhow::Result<Vec<DecodeSpeed>> {
         let contexts: &[usize] = if self.args.decode > 0 { &self.args.context } else { &[] };
         let gauge = Gauge::new();
         contexts.iter().map(|&context| self.decode(context, &gauge)).collect()
     }
 
-    fn decode(&mut self, context: usize, gauge: &Gauge) -> anyhow::Result<Decode> {
+    fn decode(&mut self, context: usize, gauge: &Gauge) -> anyhow::Result<DecodeSpeed> {
         let Bench { args, model, sequence, tokens, pool, bar, parts } = self;
         let before = model.shard_stats();
         let mut bytes = 0.0;
@@ -171,7 +163,7 @@ impl<'a> Bench<'a> {
         let gb_per_token = bytes / n / 1e9;
         let all = (args.repetitions + 1) * args.decode;
         parts.get_or_insert_with(|| parts_of(model, &before, all));
-        Ok(Decode {
+        Ok(DecodeSpeed {
             context,
             tokens: args.decode,
             seconds,
@@ -186,12 +178,12 @@ impl<'a> Bench<'a> {
     }
 
     /// Runs prompts of each length.
-    pub fn prefills(&mut self) -> anyhow::Result<Vec<Prefill>> {
+    pub fn prefills(&mut self) -> anyhow::Result<Vec<PrefillSpeed>> {
         let lengths = self.args.prefill.iter().filter(|&&n| n > 0);
         lengths.map(|&n| self.prefill(n)).collect()
     }
 
-    fn prefill(&mut self, n: usize) -> anyhow::Result<Prefill> {
+    fn prefill(&mut self, n: usize) -> anyhow::Result<PrefillSpeed> {
         let Bench { args, model, sequence, tokens, bar, parts, .. } = self;
         let first = model.shard_stats();
         let (mut bytes, mut experts) = (0.0, None);
@@ -210,7 +202,7 @@ impl<'a> Bench<'a> {
         let gb = bytes / 1e9;
         // Of the first prompt where nothing is decoded.
         parts.get_or_insert_with(|| parts_of(model, &first, (args.repetitions + 1) * n));
-        Ok(Prefill {
+        Ok(PrefillSpeed {
             tokens: n,
             seconds,
             tok_s: n as f64 / seconds,

@@ -6,19 +6,19 @@ mod measure;
 mod report;
 mod show;
 
-use super::executor::Executor;
-use super::generate::{at_least_one, count};
-use crate::Outcome;
+use crate::args::executor::ExecutorArgs;
+use crate::args::numbers::{at_least_one, count};
 use crate::bundle::Verify;
 use crate::files::Overwrite;
-use crate::journal::{JournalArgs, Recorder};
+use crate::outcome::Outcome;
+use crate::recorder::{JournalArgs, Recorder};
 use crate::target::expect_bundle;
 use crate::ui::Ui;
 use anemoe_convert::quant::Quant;
 use anemoe_kernels::Pool;
 use anemoe_runtime::model::{Logits, MOST_UNDONE, Model};
 use measure::{Bench, Tokens, memory};
-use report::{Against, MachineReport, Report, SCHEMA, csv, event, read_report};
+use report::{Against, BenchReport, MachineReport, SCHEMA, csv, event, read_report};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -98,7 +98,7 @@ pub struct Args {
     #[arg(long, value_name = "F.json")]
     against: Option<PathBuf>,
     #[command(flatten)]
-    executor: Executor,
+    executor: ExecutorArgs,
     #[command(flatten)]
     journal: JournalArgs,
 }
@@ -155,14 +155,14 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let drafts = bench.drafts()?;
     let prefill = bench.prefills()?;
     let (kinds, shards, ops) = bench.finish();
-    let mut report = Report {
+    let mut report = BenchReport {
         schema: SCHEMA,
         version: env!("CARGO_PKG_VERSION").into(),
         bundle: args.bundle.clone(),
         source: model.chain().source.clone(),
         mode: args.executor.mode(),
         machine: MachineReport {
-            machine: crate::journal::machine::this(),
+            machine: crate::recorder::machine::this(),
             threads: pool.threads(),
             read_gb_s,
             read_gb_s_after: anemoe_kernels::measure_bandwidth(pool, MEMORY, PASSES),

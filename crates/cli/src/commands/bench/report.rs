@@ -1,6 +1,6 @@
 //! Figures of `anemoe bench`: the JSON document, the CSV lines, and an earlier run beside them.
 
-use crate::journal::facts;
+use crate::recorder::facts;
 use anemoe_bundle::journal::Machine;
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ const MAX_BYTES: u64 = 64 << 20;
 
 /// What was measured.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Report {
+pub(super) struct BenchReport {
     pub schema: u32,
     pub version: String,
     #[serde(serialize_with = "anemoe_bundle::path_text")]
@@ -27,14 +27,14 @@ pub(super) struct Report {
     pub load_s: f64,
     /// Seconds from the start to the first token's logits.
     pub first_token_s: f64,
-    pub prefill: Vec<Prefill>,
-    pub decode: Vec<Decode>,
+    pub prefill: Vec<PrefillSpeed>,
+    pub decode: Vec<DecodeSpeed>,
     /// With --sequences.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub batches: Vec<Batch>,
     /// Passes over drafts, beside one over one token; with --verify.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub verify: Vec<Verify>,
+    pub verify: Vec<DraftPass>,
     /// Decoding with drafts beside plain decoding; with --drafts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drafts: Vec<Drafts>,
@@ -69,8 +69,8 @@ pub(super) struct Beside {
 }
 
 impl Against {
-    pub fn new(file: &Path, now: &Report, earlier: &Report) -> Against {
-        let of = |r: &Report| {
+    pub fn new(file: &Path, now: &BenchReport, earlier: &BenchReport) -> Against {
+        let of = |r: &BenchReport| {
             let m = &r.machine;
             [
                 ("model", r.source.clone()),
@@ -92,7 +92,7 @@ impl Against {
     }
 }
 
-impl Decode {
+impl DecodeSpeed {
     pub fn name(&self) -> String {
         format!("decode at {}", self.context)
     }
@@ -104,13 +104,13 @@ impl Batch {
     }
 }
 
-impl Prefill {
+impl PrefillSpeed {
     pub fn name(&self) -> String {
         format!("prefill {}", self.tokens)
     }
 }
 
-impl Report {
+impl BenchReport {
     /// Tokens per second of each measurement.
     pub fn speeds(&self) -> Vec<(String, f64)> {
         let decode = self.decode.iter().map(|d| (d.name(), d.tok_s));
@@ -130,7 +130,7 @@ pub(super) struct MachineReport {
 }
 
 #[derive(Serialize, Deserialize)]
-pub(super) struct Prefill {
+pub(super) struct PrefillSpeed {
     pub tokens: usize,
     pub seconds: f64,
     pub tok_s: f64,
@@ -164,7 +164,7 @@ pub(super) struct Batch {
 }
 
 #[derive(Serialize, Deserialize)]
-pub(super) struct Decode {
+pub(super) struct DecodeSpeed {
     pub context: usize,
     pub tokens: usize,
     pub seconds: f64,
@@ -207,10 +207,10 @@ pub(super) struct Memory {
     pub mapped_bytes: Option<u64>,
 }
 
-pub(super) fn read_report(path: &Path) -> anyhow::Result<Report> {
+pub(super) fn read_report(path: &Path) -> anyhow::Result<BenchReport> {
     let what = || format!("--against {}", path.display());
     let text = anemoe_io::read_input(path, MAX_BYTES).with_context(what)?;
-    let report: Report = anemoe_io::json::parse(&text).with_context(what)?;
+    let report: BenchReport = anemoe_io::json::parse(&text).with_context(what)?;
     anyhow::ensure!(
         report.schema == SCHEMA,
         "--against {}: schema {} where this version reads {SCHEMA}",
@@ -227,7 +227,7 @@ pub(super) fn read_report(path: &Path) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-pub(super) fn event(report: &Report) -> crate::journal::Facts {
+pub(super) fn event(report: &BenchReport) -> crate::recorder::Facts {
     let mut facts = facts::of(serde_json::json!({
         "mode": report.mode,
         "threads": report.machine.threads,
@@ -245,7 +245,7 @@ pub(super) fn event(report: &Report) -> crate::journal::Facts {
     facts
 }
 
-pub(super) fn csv(report: &Report) -> String {
+pub(super) fn csv(report: &BenchReport) -> String {
     let mut lines = vec!["what,size,figure,unit".to_string()];
     let mut add = |what: &str, size: &dyn std::fmt::Display, figure: f64, unit: &str| {
         // Names hold no quotes: they are of shards and operations.
@@ -293,7 +293,7 @@ pub(super) fn csv(report: &Report) -> String {
 
 /// A pass over several tokens of one sequence with logits of each, as drafts are verified.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Verify {
+pub(super) struct DraftPass {
     pub tokens: usize,
     pub context: usize,
     pub ms: f64,

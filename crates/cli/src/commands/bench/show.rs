@@ -1,12 +1,12 @@
 //! Tables of `anemoe bench`.
 
-use super::report::{Part, Report};
+use super::report::{BenchReport, Part};
 use crate::ui::{Table, Ui};
 
 /// Operations in the table.
 const MOST_OPS: usize = 24;
 
-pub(super) fn print(report: &Report, shards: bool, ui: &Ui) -> anyhow::Result<()> {
+pub(super) fn print(report: &BenchReport, shards: bool, ui: &Ui) -> anyhow::Result<()> {
     let m = &report.machine;
     ui.line(format!(
         "{}, {} threads, {}: reads {:.1} GB/s before, {:.1} after",
@@ -132,7 +132,7 @@ pub(super) fn print(report: &Report, shards: bool, ui: &Ui) -> anyhow::Result<()
 }
 
 /// Prints passes over several tokens of one sequence, and decoding with drafts.
-fn passes_over_drafts(report: &Report, ui: &Ui) -> anyhow::Result<()> {
+fn passes_over_drafts(report: &BenchReport, ui: &Ui) -> anyhow::Result<()> {
     if let Some(first) = report.verify.first() {
         ui.line("")?;
         let title = format!("pass over T tokens at {}", first.context);

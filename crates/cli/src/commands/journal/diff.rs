@@ -1,8 +1,8 @@
 //! `anemoe journal diff`: the figures of two bundles side by side.
 
 use super::entries::machine;
-use super::figures::{self, Unit};
-use crate::journal::{Facts, facts};
+use super::figures::{self, FigureUnit};
+use crate::recorder::{Facts, facts};
 use crate::target::expect_begun_bundle;
 use crate::ui::{Table, Ui};
 use anemoe_bundle::journal::{self, Event, status};
@@ -53,7 +53,7 @@ struct Differing {
 struct Row {
     figure: String,
     #[serde(skip)]
-    unit: Unit,
+    unit: FigureUnit,
     a: Option<Value>,
     b: Option<Value>,
     /// b - a.
@@ -88,7 +88,11 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<()> {
         let mut table = Table::new(&["differing option", "a", "b"]);
         for o in &options {
             let name = format!("{}: {}", o.kind, o.option);
-            table.row(vec![name, cell(o.a.as_ref(), Unit::Plain), cell(o.b.as_ref(), Unit::Plain)]);
+            table.row(vec![
+                name,
+                cell(o.a.as_ref(), FigureUnit::Plain),
+                cell(o.b.as_ref(), FigureUnit::Plain),
+            ]);
         }
         table.print(ui)?;
     }
@@ -112,7 +116,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn cell(value: Option<&Value>, unit: Unit) -> String {
+fn cell(value: Option<&Value>, unit: FigureUnit) -> String {
     value.map_or_else(|| "-".into(), |v| figures::text(v, unit).replace('\n', " "))
 }
 

@@ -24,7 +24,7 @@ pub struct Entry {
     /// What it was done with.
     pub setup: Vec<String>,
     /// What came out.
-    pub result: Vec<Outcome>,
+    pub result: Vec<RunOutcome>,
     /// What was noted besides.
     pub notes: Vec<String>,
     /// What facts and people say was not to be expected.
@@ -41,7 +41,7 @@ pub struct Entry {
 
 /// What came out of one run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Outcome {
+pub struct RunOutcome {
     /// Id of the event.
     pub id: String,
     /// When it was written.
@@ -153,7 +153,7 @@ fn entry(events: Vec<Event>) -> Entry {
     }
 }
 
-fn outcome(event: &Event) -> Outcome {
+fn outcome(event: &Event) -> RunOutcome {
     let figures = figures::flatten(&event.facts)
         .iter()
         .map(|(path, value)| {
@@ -161,7 +161,7 @@ fn outcome(event: &Event) -> Outcome {
             format!("{name} {}", figures::text(value, unit))
         })
         .collect();
-    Outcome {
+    RunOutcome {
         id: event.id.clone(),
         time: time(event),
         kind: event.kind.clone(),
@@ -188,7 +188,7 @@ pub fn machine(m: &Machine) -> String {
 fn options(event: &Event) -> String {
     let one = |(key, value): (&String, &Value)| {
         let name = key.replace('_', "-");
-        format!("{name} {}", figures::text(value, figures::Unit::Plain))
+        format!("{name} {}", figures::text(value, figures::FigureUnit::Plain))
     };
     event.options.iter().map(one).collect::<Vec<_>>().join(", ")
 }

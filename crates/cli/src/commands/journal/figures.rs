@@ -1,12 +1,12 @@
 //! Facts of events as lines for people: names, units, order.
 
-use crate::journal::Facts;
+use crate::recorder::Facts;
 use crate::ui;
 use serde_json::Value;
 
 /// How a figure is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unit {
+pub enum FigureUnit {
     Bytes,
     Count,
     Cosine,
@@ -17,52 +17,52 @@ pub enum Unit {
 }
 
 /// Name and unit of the facts that this version writes, by their path.
-const KNOWN: &[(&str, &str, Unit)] = &[
-    ("package_bytes", "bytes of packages", Unit::Bytes),
-    ("embedding_bytes", "bytes of the embedding", Unit::Bytes),
-    ("weights", "weights", Unit::Count),
-    ("reused", "packages from an earlier run", Unit::Count),
-    ("max_context", "context", Unit::Count),
-    ("tokens", "tokens per call", Unit::Plain),
-    ("min_weight_cosine", "lowest weight cosine", Unit::Cosine),
-    ("min_weight_cosine_shard", "shard with the lowest weight cosine", Unit::Plain),
-    ("threshold", "wanted cosine", Unit::Plain),
-    ("min_cosine", "lowest cosine", Unit::Cosine),
-    ("median_cosine", "median cosine", Unit::Cosine),
-    ("mean_kl", "mean divergence, nats", Unit::Nats),
-    ("max_kl", "largest divergence, nats", Unit::Nats),
-    ("top1_agreement", "same top token", Unit::Share),
-    ("tokens_equal", "equal greedy tokens", Unit::Count),
-    ("tokens_expected", "greedy tokens", Unit::Count),
-    ("wrong_choices", "differing choices", Unit::Count),
-    ("near_ties", "of them near ties", Unit::Count),
-    ("fp16.pass", "in fp16: pass", Unit::Plain),
-    ("fp16.threshold", "in fp16: wanted cosine", Unit::Plain),
-    ("fp16.min_cosine", "in fp16: lowest cosine", Unit::Cosine),
-    ("fp16.median_cosine", "in fp16: median cosine", Unit::Cosine),
-    ("fp16.wrong_choices", "in fp16: differing choices", Unit::Count),
-    ("fp16.not_finite", "in fp16: positions not finite", Unit::Count),
-    ("fp16.tokens_match", "in fp16: tokens match", Unit::Plain),
-    ("fast.pass", "fast: pass", Unit::Plain),
-    ("fast.min_cosine", "fast: lowest cosine to exact", Unit::Cosine),
-    ("fast.median_cosine", "fast: median cosine to exact", Unit::Cosine),
-    ("fast.differing_tokens", "fast: differing tokens", Unit::Count),
-    ("read_gb_s", "memory read, GB/s", Unit::Plain),
-    ("load_s", "load", Unit::Seconds),
-    ("first_token_s", "first token", Unit::Seconds),
-    ("verdicts.ane", "packages predicted on the ANE", Unit::Count),
-    ("verdicts.not_ane", "packages predicted elsewhere", Unit::Count),
-    ("verdicts.unknown", "packages undecided", Unit::Count),
-    ("too_small", "too small to matter", Unit::Count),
-    ("ops.ane", "ops ANE", Unit::Count),
-    ("ops.gpu", "ops GPU", Unit::Count),
-    ("ops.cpu", "ops CPU", Unit::Count),
-    ("ops.unknown", "ops undecided", Unit::Count),
-    ("ops.no_device", "ops without device", Unit::Count),
-    ("min_cosine_behind", "lowest cosine behind", Unit::Plain),
-    ("min_cosine_position", "lowest cosine at position", Unit::Count),
-    ("last_min_cosine", "lowest cosine behind the last layer", Unit::Cosine),
-    ("last_mean_cosine", "mean cosine behind the last layer", Unit::Cosine),
+const KNOWN: &[(&str, &str, FigureUnit)] = &[
+    ("package_bytes", "bytes of packages", FigureUnit::Bytes),
+    ("embedding_bytes", "bytes of the embedding", FigureUnit::Bytes),
+    ("weights", "weights", FigureUnit::Count),
+    ("reused", "packages from an earlier run", FigureUnit::Count),
+    ("max_context", "context", FigureUnit::Count),
+    ("tokens", "tokens per call", FigureUnit::Plain),
+    ("min_weight_cosine", "lowest weight cosine", FigureUnit::Cosine),
+    ("min_weight_cosine_shard", "shard with the lowest weight cosine", FigureUnit::Plain),
+    ("threshold", "wanted cosine", FigureUnit::Plain),
+    ("min_cosine", "lowest cosine", FigureUnit::Cosine),
+    ("median_cosine", "median cosine", FigureUnit::Cosine),
+    ("mean_kl", "mean divergence, nats", FigureUnit::Nats),
+    ("max_kl", "largest divergence, nats", FigureUnit::Nats),
+    ("top1_agreement", "same top token", FigureUnit::Share),
+    ("tokens_equal", "equal greedy tokens", FigureUnit::Count),
+    ("tokens_expected", "greedy tokens", FigureUnit::Count),
+    ("wrong_choices", "differing choices", FigureUnit::Count),
+    ("near_ties", "of them near ties", FigureUnit::Count),
+    ("fp16.pass", "in fp16: pass", FigureUnit::Plain),
+    ("fp16.threshold", "in fp16: wanted cosine", FigureUnit::Plain),
+    ("fp16.min_cosine", "in fp16: lowest cosine", FigureUnit::Cosine),
+    ("fp16.median_cosine", "in fp16: median cosine", FigureUnit::Cosine),
+    ("fp16.wrong_choices", "in fp16: differing choices", FigureUnit::Count),
+    ("fp16.not_finite", "in fp16: positions not finite", FigureUnit::Count),
+    ("fp16.tokens_match", "in fp16: tokens match", FigureUnit::Plain),
+    ("fast.pass", "fast: pass", FigureUnit::Plain),
+    ("fast.min_cosine", "fast: lowest cosine to exact", FigureUnit::Cosine),
+    ("fast.median_cosine", "fast: median cosine to exact", FigureUnit::Cosine),
+    ("fast.differing_tokens", "fast: differing tokens", FigureUnit::Count),
+    ("read_gb_s", "memory read, GB/s", FigureUnit::Plain),
+    ("load_s", "load", FigureUnit::Seconds),
+    ("first_token_s", "first token", FigureUnit::Seconds),
+    ("verdicts.ane", "packages predicted on the ANE", FigureUnit::Count),
+    ("verdicts.not_ane", "packages predicted elsewhere", FigureUnit::Count),
+    ("verdicts.unknown", "packages undecided", FigureUnit::Count),
+    ("too_small", "too small to matter", FigureUnit::Count),
+    ("ops.ane", "ops ANE", FigureUnit::Count),
+    ("ops.gpu", "ops GPU", FigureUnit::Count),
+    ("ops.cpu", "ops CPU", FigureUnit::Count),
+    ("ops.unknown", "ops undecided", FigureUnit::Count),
+    ("ops.no_device", "ops without device", FigureUnit::Count),
+    ("min_cosine_behind", "lowest cosine behind", FigureUnit::Plain),
+    ("min_cosine_position", "lowest cosine at position", FigureUnit::Count),
+    ("last_min_cosine", "lowest cosine behind the last layer", FigureUnit::Cosine),
+    ("last_mean_cosine", "mean cosine behind the last layer", FigureUnit::Cosine),
 ];
 
 /// Facts that are no figures: they stand in other places of an entry.
@@ -81,15 +81,15 @@ const ELSEWHERE: [&str; 11] = [
 ];
 
 /// Name and unit of a fact. One that this version does not know is called by its path.
-pub fn known(path: &str) -> (String, Unit) {
+pub fn known(path: &str) -> (String, FigureUnit) {
     if let Some((_, name, unit)) = KNOWN.iter().find(|k| k.0 == path) {
         return (name.to_string(), *unit);
     }
     let unit = match path {
-        p if p.ends_with("bytes") => Unit::Bytes,
-        p if p.ends_with("cosine") => Unit::Cosine,
-        p if p.ends_with("seconds") || p.ends_with("_s") && !p.ends_with("tok_s") => Unit::Seconds,
-        _ => Unit::Plain,
+        p if p.ends_with("bytes") => FigureUnit::Bytes,
+        p if p.ends_with("cosine") => FigureUnit::Cosine,
+        p if p.ends_with("seconds") || p.ends_with("_s") && !p.ends_with("tok_s") => FigureUnit::Seconds,
+        _ => FigureUnit::Plain,
     };
     let mut name = path.replace('_', " ").replace('.', ": ");
     for (end, said) in
@@ -110,7 +110,7 @@ pub fn flatten(facts: &Facts) -> Vec<(String, Value)> {
             Value::Object(map) => map.iter().for_each(|(k, v)| walk(&format!("{path}.{k}"), v, found)),
             Value::Array(list) if list.is_empty() || list.iter().any(|v| v.is_object() || v.is_array()) => {}
             Value::Array(list) => {
-                let texts: Vec<String> = list.iter().map(|v| text(v, Unit::Plain)).collect();
+                let texts: Vec<String> = list.iter().map(|v| text(v, FigureUnit::Plain)).collect();
                 found.push((path.into(), texts.join(", ").into()));
             }
             Value::Null => {}
@@ -126,41 +126,42 @@ pub fn flatten(facts: &Facts) -> Vec<(String, Value)> {
 }
 
 /// A value in its unit.
-pub fn text(value: &Value, unit: Unit) -> String {
+pub fn text(value: &Value, unit: FigureUnit) -> String {
     match (value, unit) {
         (Value::String(s), _) => s.clone(),
         (Value::Bool(true), _) => "yes".into(),
         (Value::Bool(false), _) => "no".into(),
-        (Value::Number(n), Unit::Bytes | Unit::Count) if n.is_u64() => {
+        (Value::Number(n), FigureUnit::Bytes | FigureUnit::Count) if n.is_u64() => {
             let n = n.as_u64().unwrap_or(0);
-            if unit == Unit::Bytes { ui::bytes(n) } else { ui::count(n) }
+            if unit == FigureUnit::Bytes { ui::bytes(n) } else { ui::count(n) }
         }
         (Value::Number(n), _) if n.is_f64() => real(n.as_f64().unwrap_or(0.0), unit),
-        (Value::Number(n), Unit::Seconds | Unit::Share | Unit::Cosine | Unit::Nats) => {
-            real(n.as_f64().unwrap_or(0.0), unit)
-        }
+        (
+            Value::Number(n),
+            FigureUnit::Seconds | FigureUnit::Share | FigureUnit::Cosine | FigureUnit::Nats,
+        ) => real(n.as_f64().unwrap_or(0.0), unit),
         (other, _) => other.to_string(),
     }
 }
 
 /// A number in its unit.
-pub fn real(x: f64, unit: Unit) -> String {
+pub fn real(x: f64, unit: FigureUnit) -> String {
     match unit {
-        Unit::Bytes if x < 0.0 => format!("-{}", ui::bytes(-x as u64)),
-        Unit::Bytes => ui::bytes(x as u64),
-        Unit::Cosine => format!("{x:.6}"),
-        Unit::Nats => format!("{x:.5}"),
-        Unit::Share => format!("{:.1} %", 100.0 * x),
-        Unit::Seconds => format!("{x:.2}"),
-        Unit::Count if x == x.trunc() && x.abs() < 1e15 => {
+        FigureUnit::Bytes if x < 0.0 => format!("-{}", ui::bytes(-x as u64)),
+        FigureUnit::Bytes => ui::bytes(x as u64),
+        FigureUnit::Cosine => format!("{x:.6}"),
+        FigureUnit::Nats => format!("{x:.5}"),
+        FigureUnit::Share => format!("{:.1} %", 100.0 * x),
+        FigureUnit::Seconds => format!("{x:.2}"),
+        FigureUnit::Count if x == x.trunc() && x.abs() < 1e15 => {
             format!("{}{}", if x < 0.0 { "-" } else { "" }, ui::count(x.abs() as u64))
         }
         // Figures of a run, not digits of a float.
-        Unit::Count | Unit::Plain if x == x.trunc() && x.abs() < 1e15 => format!("{x:.0}"),
+        FigureUnit::Count | FigureUnit::Plain if x == x.trunc() && x.abs() < 1e15 => format!("{x:.0}"),
         // What was asked is shown as it was asked.
-        Unit::Count | Unit::Plain if x.to_string().len() <= 10 => x.to_string(),
-        Unit::Count | Unit::Plain if x.abs() < 1e-4 => format!("{x:.3e}"),
-        Unit::Count | Unit::Plain => {
+        FigureUnit::Count | FigureUnit::Plain if x.to_string().len() <= 10 => x.to_string(),
+        FigureUnit::Count | FigureUnit::Plain if x.abs() < 1e-4 => format!("{x:.3e}"),
+        FigureUnit::Count | FigureUnit::Plain => {
             let digits = (5 - x.abs().log10().ceil() as i32).clamp(0, 9) as usize;
             format!("{x:.digits$}")
         }
@@ -191,15 +192,15 @@ mod tests {
 
     #[test]
     fn units() {
-        assert_eq!(text(&json!(8_400_000), Unit::Bytes), "8.4 MB");
-        assert_eq!(real(-2_000_000.0, Unit::Bytes), "-2.0 MB");
-        assert_eq!(text(&json!(0.5), Unit::Share), "50.0 %");
-        assert_eq!(text(&json!(1), Unit::Cosine), "1.000000");
-        assert_eq!(real(123456.789012, Unit::Plain), "123457");
-        assert_eq!(real(0.999999, Unit::Plain), "0.999999");
-        assert_eq!(real(1.0 / 3e7, Unit::Plain), "3.333e-8");
-        assert_eq!(real(1.0 / 3.0, Unit::Plain), "0.33333");
-        assert_eq!(real(-1_234_567.0, Unit::Count), "-1,234,567");
+        assert_eq!(text(&json!(8_400_000), FigureUnit::Bytes), "8.4 MB");
+        assert_eq!(real(-2_000_000.0, FigureUnit::Bytes), "-2.0 MB");
+        assert_eq!(text(&json!(0.5), FigureUnit::Share), "50.0 %");
+        assert_eq!(text(&json!(1), FigureUnit::Cosine), "1.000000");
+        assert_eq!(real(123456.789012, FigureUnit::Plain), "123457");
+        assert_eq!(real(0.999999, FigureUnit::Plain), "0.999999");
+        assert_eq!(real(1.0 / 3e7, FigureUnit::Plain), "3.333e-8");
+        assert_eq!(real(1.0 / 3.0, FigureUnit::Plain), "0.33333");
+        assert_eq!(real(-1_234_567.0, FigureUnit::Count), "-1,234,567");
         assert_eq!(known("decode.16.read_gb_s").0, "decode: 16: read GB/s");
     }
 }

@@ -4,7 +4,7 @@ mod diff;
 mod entries;
 mod figures;
 
-use crate::Outcome;
+use crate::outcome::Outcome;
 use crate::shell::quoted;
 use crate::target::expect_begun_bundle;
 use crate::ui::Ui;

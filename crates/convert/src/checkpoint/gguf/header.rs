@@ -11,7 +11,7 @@
 //! memory is bounded by the file's size.
 
 use super::super::Dtype;
-use super::super::header::Refused;
+use super::super::safetensors_header::RefusedFile;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::ops::Range;
@@ -36,15 +36,15 @@ const MAX_DEPTH: u32 = 4;
 const MIN_KEY_BYTES: u64 = 8 + 4 + 1;
 const MIN_TENSOR_BYTES: u64 = 8 + 4 + 4 + 8;
 
-type Result<T> = std::result::Result<T, Refused>;
+type Result<T> = std::result::Result<T, RefusedFile>;
 
 fn invalid<T>(what: String) -> Result<T> {
-    Err(Refused::Invalid(what))
+    Err(RefusedFile::Invalid(what))
 }
 
-/// Kind of a value, in the format's numbering.
+/// ValueKind of a value, in the format's numbering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ValueKind {
     U8,
     I8,
     U16,
@@ -60,9 +60,9 @@ pub enum Kind {
     F64,
 }
 
-impl Kind {
-    fn from_number(n: u32) -> Option<Kind> {
-        use Kind::*;
+impl ValueKind {
+    fn from_number(n: u32) -> Option<ValueKind> {
+        use ValueKind::*;
         let all = [U8, I8, U16, I16, U32, I32, F32, Bool, Text, Array, U64, I64, F64];
         all.get(n as usize).copied()
     }
@@ -70,39 +70,39 @@ impl Kind {
     /// Bytes of a value; strings and arrays have lengths of their own.
     pub const fn bytes(self) -> Option<usize> {
         match self {
-            Kind::U8 | Kind::I8 | Kind::Bool => Some(1),
-            Kind::U16 | Kind::I16 => Some(2),
-            Kind::U32 | Kind::I32 | Kind::F32 => Some(4),
-            Kind::U64 | Kind::I64 | Kind::F64 => Some(8),
-            Kind::Text | Kind::Array => None,
+            ValueKind::U8 | ValueKind::I8 | ValueKind::Bool => Some(1),
+            ValueKind::U16 | ValueKind::I16 => Some(2),
+            ValueKind::U32 | ValueKind::I32 | ValueKind::F32 => Some(4),
+            ValueKind::U64 | ValueKind::I64 | ValueKind::F64 => Some(8),
+            ValueKind::Text | ValueKind::Array => None,
         }
     }
 
     /// As in messages.
     pub const fn name(self) -> &'static str {
         match self {
-            Kind::U8 => "u8",
-            Kind::I8 => "i8",
-            Kind::U16 => "u16",
-            Kind::I16 => "i16",
-            Kind::U32 => "u32",
-            Kind::I32 => "i32",
-            Kind::F32 => "f32",
-            Kind::Bool => "bool",
-            Kind::Text => "string",
-            Kind::Array => "array",
-            Kind::U64 => "u64",
-            Kind::I64 => "i64",
-            Kind::F64 => "f64",
+            ValueKind::U8 => "u8",
+            ValueKind::I8 => "i8",
+            ValueKind::U16 => "u16",
+            ValueKind::I16 => "i16",
+            ValueKind::U32 => "u32",
+            ValueKind::I32 => "i32",
+            ValueKind::F32 => "f32",
+            ValueKind::Bool => "bool",
+            ValueKind::Text => "string",
+            ValueKind::Array => "array",
+            ValueKind::U64 => "u64",
+            ValueKind::I64 => "i64",
+            ValueKind::F64 => "f64",
         }
     }
 }
 
 /// Where a value is in the file.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Stored {
+pub struct StoredValue {
     /// Of the value, or of each value of an array.
-    pub kind: Kind,
+    pub kind: ValueKind,
     /// Values of an array.
     pub array: Option<usize>,
     /// The bytes, without an array's kind and length but with those of the strings in it.
@@ -111,7 +111,7 @@ pub struct Stored {
 
 /// A tensor's description, checked.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Placed {
+pub struct GgufTensor {
     pub name: String,
     pub dtype: Dtype,
     /// Outermost first.
@@ -122,10 +122,10 @@ pub struct Placed {
 
 /// What the head says.
 #[derive(Debug)]
-pub struct Head {
-    pub values: BTreeMap<String, Stored>,
+pub struct GgufHead {
+    pub values: BTreeMap<String, StoredValue>,
     /// In the order of the file.
-    pub tensors: Vec<Placed>,
+    pub tensors: Vec<GgufTensor>,
 }
 
 /// Reads forward through the file.
@@ -183,24 +183,24 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    fn kind(&mut self, what: &str) -> Result<Kind> {
+    fn kind(&mut self, what: &str) -> Result<ValueKind> {
         let n = self.u32(what)?;
-        match Kind::from_number(n) {
+        match ValueKind::from_number(n) {
             Some(kind) => Ok(kind),
             None => invalid(format!("{what}: values of kind {n}, expected 0 to 12")),
         }
     }
 
     /// Passes over a value.
-    fn value(&mut self, kind: Kind, what: &str, depth: u32) -> Result<Stored> {
+    fn value(&mut self, kind: ValueKind, what: &str, depth: u32) -> Result<StoredValue> {
         if let Some(n) = kind.bytes() {
             let start = self.at;
             self.take(n as u64, what)?;
-            return Ok(Stored { kind, array: None, bytes: start..self.at });
+            return Ok(StoredValue { kind, array: None, bytes: start..self.at });
         }
-        if kind == Kind::Text {
+        if kind == ValueKind::Text {
             let n = self.string(what)?.len();
-            return Ok(Stored { kind, array: None, bytes: self.at - n..self.at });
+            return Ok(StoredValue { kind, array: None, bytes: self.at - n..self.at });
         }
         if depth == MAX_DEPTH {
             return invalid(format!("{what}: arrays nested more than {MAX_DEPTH} deep"));
@@ -208,7 +208,7 @@ impl<'a> Cursor<'a> {
         let of = self.kind(what)?;
         let len = self.u64(what)?;
         // Of a string its length is there at least, of an array its kind and length.
-        let least = of.bytes().unwrap_or(if of == Kind::Text { 8 } else { 12 }) as u64;
+        let least = of.bytes().unwrap_or(if of == ValueKind::Text { 8 } else { 12 }) as u64;
         if len > self.left() / least {
             let (of, left) = (of.name(), self.left());
             return invalid(format!("{what}: an array of {len} {of} values, but only {left} bytes follow"));
@@ -221,12 +221,12 @@ impl<'a> Cursor<'a> {
                 self.value(of, what, depth + 1)?;
             }
         }
-        Ok(Stored { kind: of, array: Some(len as usize), bytes: start..self.at })
+        Ok(StoredValue { kind: of, array: Some(len as usize), bytes: start..self.at })
     }
 }
 
 /// Checks the head of a whole file.
-pub fn parse(file: &[u8]) -> Result<Head> {
+pub fn parse(file: &[u8]) -> Result<GgufHead> {
     let mut c = Cursor { file, at: 0 };
     let magic: [u8; 4] = c.array("GGUF header")?;
     if magic != *MAGIC {
@@ -241,9 +241,9 @@ pub fn parse(file: &[u8]) -> Result<Head> {
                 "GGUF file: big endian, version {}; read are little endian files",
                 version.swap_bytes()
             );
-            return Err(Refused::Unsupported(what));
+            return Err(RefusedFile::Unsupported(what));
         }
-        _ => return Err(Refused::Unsupported(format!("GGUF version {version}; read are 2 and 3"))),
+        _ => return Err(RefusedFile::Unsupported(format!("GGUF version {version}; read are 2 and 3"))),
     }
     let tensors = c.u64("GGUF header")?;
     let keys = c.u64("GGUF header")?;
@@ -257,10 +257,10 @@ pub fn parse(file: &[u8]) -> Result<Head> {
     let values = values(&mut c, keys)?;
     let alignment = alignment(file, &values)?;
     let tensors = places(&mut c, tensors, alignment)?;
-    Ok(Head { values, tensors })
+    Ok(GgufHead { values, tensors })
 }
 
-fn values(c: &mut Cursor<'_>, keys: u64) -> Result<BTreeMap<String, Stored>> {
+fn values(c: &mut Cursor<'_>, keys: u64) -> Result<BTreeMap<String, StoredValue>> {
     let mut values = BTreeMap::new();
     for i in 0..keys {
         let key = c.name(&format!("key {i} of {keys}"), MAX_KEY_BYTES)?.to_string();
@@ -275,9 +275,9 @@ fn values(c: &mut Cursor<'_>, keys: u64) -> Result<BTreeMap<String, Stored>> {
     Ok(values)
 }
 
-fn alignment(file: &[u8], values: &BTreeMap<String, Stored>) -> Result<u64> {
+fn alignment(file: &[u8], values: &BTreeMap<String, StoredValue>) -> Result<u64> {
     let Some(value) = values.get(ALIGNMENT_KEY) else { return Ok(ALIGNMENT) };
-    let (Kind::U32, None, Some(bytes)) =
+    let (ValueKind::U32, None, Some(bytes)) =
         (value.kind, value.array, file[value.bytes.clone()].first_chunk::<4>())
     else {
         return invalid(format!("key `{ALIGNMENT_KEY}`: it is a {}, expected u32", value.kind.name()));
@@ -334,7 +334,7 @@ fn other_type(number: u32) -> &'static str {
     }
 }
 
-fn places(c: &mut Cursor<'_>, tensors: u64, alignment: u64) -> Result<Vec<Placed>> {
+fn places(c: &mut Cursor<'_>, tensors: u64, alignment: u64) -> Result<Vec<GgufTensor>> {
     let mut found: BTreeMap<String, ()> = BTreeMap::new();
     // Offsets first: where the data starts is known behind the last description.
     let mut placed = Vec::new();
@@ -352,7 +352,7 @@ fn places(c: &mut Cursor<'_>, tensors: u64, alignment: u64) -> Result<Vec<Placed
         }
         let number = c.u32(&what)?;
         let Some(dtype) = dtype(number) else {
-            return Err(Refused::Unsupported(format!(
+            return Err(RefusedFile::Unsupported(format!(
                 "{what}: GGML type {number}{}; read are f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_K, q5_K, q6_K, iq4_nl and mxfp4",
                 other_type(number)
             )));
@@ -387,7 +387,7 @@ fn places(c: &mut Cursor<'_>, tensors: u64, alignment: u64) -> Result<Vec<Placed
         match offset.checked_add(bytes) {
             Some(end) if end <= data => {
                 let from = (start + offset) as usize;
-                out.push(Placed { name, dtype, shape, bytes: from..from + bytes as usize });
+                out.push(GgufTensor { name, dtype, shape, bytes: from..from + bytes as usize });
             }
             _ => {
                 return invalid(format!(
@@ -411,7 +411,7 @@ fn places(c: &mut Cursor<'_>, tensors: u64, alignment: u64) -> Result<Vec<Placed
             )),
         }
     };
-    let mut order: Vec<&Placed> = out.iter().collect();
+    let mut order: Vec<&GgufTensor> = out.iter().collect();
     order.sort_by_key(|t| t.bytes.start);
     let (mut end, mut before) = (0u64, "the header");
     for tensor in order {
@@ -476,15 +476,15 @@ mod tests {
 
     fn refused_bytes(file: &[u8]) -> String {
         match parse(file).unwrap_err() {
-            Refused::Invalid(what) => what,
-            Refused::Unsupported(what) => panic!("unsupported {what}"),
+            RefusedFile::Invalid(what) => what,
+            RefusedFile::Unsupported(what) => panic!("unsupported {what}"),
         }
     }
 
     fn unsupported(file: &[u8]) -> String {
         match parse(file).unwrap_err() {
-            Refused::Unsupported(what) => what,
-            Refused::Invalid(what) => panic!("invalid {what}"),
+            RefusedFile::Unsupported(what) => what,
+            RefusedFile::Invalid(what) => panic!("invalid {what}"),
         }
     }
 
@@ -497,9 +497,9 @@ mod tests {
             let head = parse(&file).unwrap();
             assert_eq!(head.values.len(), 7);
             let text = &head.values["general.architecture"];
-            assert_eq!((text.kind, &file[text.bytes.clone()]), (Kind::Text, &b"none"[..]));
+            assert_eq!((text.kind, &file[text.bytes.clone()]), (ValueKind::Text, &b"none"[..]));
             let numbers = &head.values["a.numbers"];
-            assert_eq!((numbers.kind, numbers.array, numbers.bytes.len()), (Kind::I32, Some(2), 8));
+            assert_eq!((numbers.kind, numbers.array, numbers.bytes.len()), (ValueKind::I32, Some(2), 8));
             let two = &head.tensors[1];
             assert_eq!((two.name.as_str(), two.dtype, &two.shape[..]), ("two", Dtype::Q8_0, &[3, 32][..]));
             assert_eq!(file[two.bytes.clone()], vec![1; 102]);

@@ -1,6 +1,6 @@
 //! Values of keys, typed.
 
-use super::header::{Cursor, Kind, Stored};
+use super::header::{Cursor, StoredValue, ValueKind};
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,7 +10,7 @@ use std::path::Path;
 pub struct Metadata<'a> {
     pub path: &'a Path,
     pub file: &'a [u8],
-    pub values: &'a BTreeMap<String, Stored>,
+    pub values: &'a BTreeMap<String, StoredValue>,
 }
 
 impl<'a> Metadata<'a> {
@@ -29,16 +29,16 @@ impl<'a> Metadata<'a> {
         value.ok_or_else(|| self.invalid(key, "is missing"))
     }
 
-    fn wrong<T>(&self, key: &str, found: &Stored, expected: &str) -> Result<T> {
+    fn wrong<T>(&self, key: &str, found: &StoredValue, expected: &str) -> Result<T> {
         let array = if found.array.is_some() { "array of " } else { "" };
         Err(self.invalid(key, format!("is of type {array}{}, expected {expected}", found.kind.name())))
     }
 
-    fn bytes(&self, found: &Stored) -> &'a [u8] {
+    fn bytes(&self, found: &StoredValue) -> &'a [u8] {
         &self.file[found.bytes.clone()]
     }
 
-    fn scalar(&self, key: &str) -> Option<&'a Stored> {
+    fn scalar(&self, key: &str) -> Option<&'a StoredValue> {
         self.values.get(key).filter(|v| v.array.is_none())
     }
 
@@ -67,7 +67,7 @@ impl<'a> Metadata<'a> {
     pub fn flag(&self, key: &str) -> Result<Option<bool>> {
         let Some(found) = self.values.get(key) else { return Ok(None) };
         match self.scalar(key).map(|v| (v.kind, self.bytes(v))) {
-            Some((Kind::Bool, [b])) => self.truth(key, *b).map(Some),
+            Some((ValueKind::Bool, [b])) => self.truth(key, *b).map(Some),
             _ => self.wrong(key, found, "bool"),
         }
     }
@@ -83,7 +83,7 @@ impl<'a> Metadata<'a> {
     pub fn text(&self, key: &str) -> Result<Option<&'a str>> {
         let Some(found) = self.values.get(key) else { return Ok(None) };
         match self.scalar(key) {
-            Some(v) if v.kind == Kind::Text => self.utf8(key, self.bytes(v)).map(Some),
+            Some(v) if v.kind == ValueKind::Text => self.utf8(key, self.bytes(v)).map(Some),
             _ => self.wrong(key, found, "string"),
         }
     }
@@ -97,7 +97,7 @@ impl<'a> Metadata<'a> {
     pub fn flags(&self, key: &str) -> Result<Option<Vec<bool>>> {
         let Some(found) = self.values.get(key) else { return Ok(None) };
         match (found.kind, found.array) {
-            (Kind::Bool, Some(_)) => {
+            (ValueKind::Bool, Some(_)) => {
                 let all: Result<_> = self.bytes(found).iter().map(|&b| self.truth(key, b)).collect();
                 all.map(Some)
             }
@@ -132,7 +132,7 @@ impl<'a> Metadata<'a> {
     /// An array of strings.
     pub fn texts(&self, key: &str) -> Result<Option<Vec<&'a str>>> {
         let Some(found) = self.values.get(key) else { return Ok(None) };
-        let (Kind::Text, Some(len)) = (found.kind, found.array) else {
+        let (ValueKind::Text, Some(len)) = (found.kind, found.array) else {
             return self.wrong(key, found, "array of string");
         };
         let mut cursor = Cursor { file: &self.file[..found.bytes.end], at: found.bytes.start };
@@ -147,25 +147,25 @@ impl<'a> Metadata<'a> {
 }
 
 /// `Err` of an integer below zero.
-fn integer(kind: Kind, bytes: &[u8]) -> Option<std::result::Result<u64, i64>> {
+fn integer(kind: ValueKind, bytes: &[u8]) -> Option<std::result::Result<u64, i64>> {
     let n = match (kind, bytes) {
-        (Kind::U8, [b]) => i64::from(*b),
-        (Kind::I8, [b]) => i64::from(*b as i8),
-        (Kind::U16, [a, b]) => i64::from(u16::from_le_bytes([*a, *b])),
-        (Kind::I16, [a, b]) => i64::from(i16::from_le_bytes([*a, *b])),
-        (Kind::U32, _) => i64::from(u32::from_le_bytes(*bytes.first_chunk()?)),
-        (Kind::I32, _) => i64::from(i32::from_le_bytes(*bytes.first_chunk()?)),
-        (Kind::U64, _) => return Some(Ok(u64::from_le_bytes(*bytes.first_chunk()?))),
-        (Kind::I64, _) => i64::from_le_bytes(*bytes.first_chunk()?),
+        (ValueKind::U8, [b]) => i64::from(*b),
+        (ValueKind::I8, [b]) => i64::from(*b as i8),
+        (ValueKind::U16, [a, b]) => i64::from(u16::from_le_bytes([*a, *b])),
+        (ValueKind::I16, [a, b]) => i64::from(i16::from_le_bytes([*a, *b])),
+        (ValueKind::U32, _) => i64::from(u32::from_le_bytes(*bytes.first_chunk()?)),
+        (ValueKind::I32, _) => i64::from(i32::from_le_bytes(*bytes.first_chunk()?)),
+        (ValueKind::U64, _) => return Some(Ok(u64::from_le_bytes(*bytes.first_chunk()?))),
+        (ValueKind::I64, _) => i64::from_le_bytes(*bytes.first_chunk()?),
         _ => return None,
     };
     Some(u64::try_from(n).map_err(|_| n))
 }
 
-fn float(kind: Kind, bytes: &[u8]) -> Option<f64> {
+fn float(kind: ValueKind, bytes: &[u8]) -> Option<f64> {
     match kind {
-        Kind::F32 => bytes.first_chunk().map(|b| f64::from(f32::from_le_bytes(*b))),
-        Kind::F64 => bytes.first_chunk().map(|b| f64::from_le_bytes(*b)),
+        ValueKind::F32 => bytes.first_chunk().map(|b| f64::from(f32::from_le_bytes(*b))),
+        ValueKind::F64 => bytes.first_chunk().map(|b| f64::from_le_bytes(*b)),
         _ => None,
     }
 }

@@ -4,8 +4,8 @@ mod config;
 pub(super) mod dequantize;
 mod header;
 mod metadata;
-mod names;
-mod tokenizer;
+mod tensor_names;
+mod tokenizer_files;
 #[cfg(test)]
 #[path = "../../../tests/common/gguf.rs"]
 mod writer;
@@ -13,14 +13,14 @@ mod writer;
 use super::{Checkpoint, Dtype, SideFile, TensorInfo, TensorSource, check_finite, map_file, own_name};
 use crate::{Error, Result};
 use dequantize::dequantize;
-use header::{Head, Placed};
+use header::{GgufHead, GgufTensor};
 use memmap2::Mmap;
 use metadata::Metadata;
-use names::Role;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use tensor_names::Role;
 
 /// Most elements of `rope_freqs.weight`: half a head.
 const MAX_ROPE_FREQS: u64 = 1 << 20;
@@ -46,7 +46,7 @@ pub fn open(path: &Path) -> Result<Checkpoint> {
         config,
         generation_config,
         source: Box::new(source),
-        readings: Default::default(),
+        variants: Default::default(),
     })
 }
 
@@ -72,13 +72,13 @@ enum Place {
 struct Gguf {
     path: PathBuf,
     map: Mmap,
-    head: Head,
+    head: GgufHead,
     tensors: Vec<TensorInfo>,
     places: Vec<Place>,
 }
 
 /// Maps a file and checks its head.
-fn map(path: &Path) -> Result<(Mmap, Head)> {
+fn map(path: &Path) -> Result<(Mmap, GgufHead)> {
     let map = map_file(path)?;
     let head = header::parse(&map).map_err(|e| e.at(path))?;
     Ok((map, head))
@@ -118,7 +118,7 @@ impl Gguf {
 }
 
 /// The divisors of the full layers' frequencies.
-fn rope_freqs(path: &Path, file: &[u8], tensors: &[Placed]) -> Result<Option<Vec<f32>>> {
+fn rope_freqs(path: &Path, file: &[u8], tensors: &[GgufTensor]) -> Result<Option<Vec<f32>>> {
     let Some(t) = tensors.iter().find(|t| t.name == "rope_freqs.weight") else { return Ok(None) };
     if t.dtype != Dtype::F32 || t.shape.iter().product::<u64>() > MAX_ROPE_FREQS {
         let what =
@@ -131,12 +131,12 @@ fn rope_freqs(path: &Path, file: &[u8], tensors: &[Placed]) -> Result<Option<Vec
 }
 
 /// Every tensor under its other name, sorted by it.
-fn tensors(path: &Path, placed: &[Placed]) -> Result<Vec<(TensorInfo, Place)>> {
+fn tensors(path: &Path, placed: &[GgufTensor]) -> Result<Vec<(TensorInfo, Place)>> {
     let invalid = |what: String| Error::invalid(path, what);
     let mut found: BTreeMap<String, (TensorInfo, Place)> = BTreeMap::new();
-    let mut halves: BTreeMap<String, [Option<&Placed>; 2]> = BTreeMap::new();
-    let part = |t: &Placed| Part { dtype: t.dtype, bytes: t.bytes.clone() };
-    let info = |name: &str, t: &Placed, shape: Vec<u64>, bytes: usize| TensorInfo {
+    let mut halves: BTreeMap<String, [Option<&GgufTensor>; 2]> = BTreeMap::new();
+    let part = |t: &GgufTensor| Part { dtype: t.dtype, bytes: t.bytes.clone() };
+    let info = |name: &str, t: &GgufTensor, shape: Vec<u64>, bytes: usize| TensorInfo {
         name: name.into(),
         dtype: t.dtype,
         shape,
@@ -153,7 +153,7 @@ fn tensors(path: &Path, placed: &[Placed]) -> Result<Vec<(TensorInfo, Place)>> {
             }
             _ => {}
         }
-        match names::role(&t.name) {
+        match tensor_names::role(&t.name) {
             None => {
                 let what = format!("tensor `{}`: this model has none of that name", t.name.escape_debug());
                 return Err(invalid(what));
@@ -239,8 +239,8 @@ impl TensorSource for Gguf {
 
     fn side_file(&self, name: &str) -> Result<Option<SideFile>> {
         let made = match name {
-            "tokenizer.json" => tokenizer::tokenizer(self.metadata())?,
-            "tokenizer_config.json" => tokenizer::tokenizer_config(self.metadata())?,
+            "tokenizer.json" => tokenizer_files::tokenizer(self.metadata())?,
+            "tokenizer_config.json" => tokenizer_files::tokenizer_config(self.metadata())?,
             "generation_config.json" => config::generation_config(self.metadata())?,
             _ => None,
         };

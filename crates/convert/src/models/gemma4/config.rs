@@ -146,11 +146,6 @@ impl Gemma4Config {
         (0..d / 2).map(frequency).collect()
     }
 
-    /// Parameters of the text model; the tied embedding counts once.
-    pub fn parameters(&self) -> u64 {
-        super::tensor_table(self).iter().map(|r| r.elements()).sum()
-    }
-
     /// Parameters of one expert.
     pub fn expert_parameters(&self) -> u64 {
         3 * self.hidden_size as u64 * self.moe_intermediate_size as u64
@@ -316,7 +311,7 @@ pub fn limit_layers(config: &mut Value, layers: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::models::{Part, gemma4::tensor_table};
+    use crate::models::{ModelPart, gemma4::tensor_table};
     use serde_json::Map;
 
     fn parse(config: &Value) -> Result<Gemma4Config> {
@@ -332,13 +327,13 @@ mod tests {
         let part = |layer, part| {
             table.iter().filter(|r| r.layer == layer && r.part == part).map(|r| r.elements()).sum::<u64>()
         };
-        assert_eq!(part(Some(0), Part::Attention), 34_603_520);
-        assert_eq!(part(Some(5), Part::Attention), 49_021_952);
-        assert_eq!(part(Some(0), Part::Router), 363_392);
-        assert_eq!(part(Some(0), Part::Experts), 761_266_176);
-        assert_eq!(part(Some(0), Part::DenseMlp), 17_842_176);
-        assert_eq!(part(Some(0), Part::Norms), 19_713);
-        assert_eq!(part(None, Part::Embedding), 738_197_504);
+        assert_eq!(part(Some(0), ModelPart::Attention), 34_603_520);
+        assert_eq!(part(Some(5), ModelPart::Attention), 49_021_952);
+        assert_eq!(part(Some(0), ModelPart::Router), 363_392);
+        assert_eq!(part(Some(0), ModelPart::Experts), 761_266_176);
+        assert_eq!(part(Some(0), ModelPart::DenseMlp), 17_842_176);
+        assert_eq!(part(Some(0), ModelPart::Norms), 19_713);
+        assert_eq!(part(None, ModelPart::Embedding), 738_197_504);
     }
 
     #[test]

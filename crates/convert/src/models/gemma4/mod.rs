@@ -2,13 +2,13 @@
 
 mod config;
 mod shards;
-mod table;
+mod tensor_table;
 
 pub use config::{Gemma4Config, limit_layers, published_config};
-pub use table::tensor_table;
+pub use tensor_table::tensor_table;
 
+use super::checked::CheckedCheckpoint;
 use super::keys::eos_token_ids;
-use super::opened::Opened;
 use crate::Result;
 use crate::checkpoint::Checkpoint;
 
@@ -16,7 +16,7 @@ use crate::checkpoint::Checkpoint;
 pub struct Gemma4 {
     /// Its configuration.
     pub config: Gemma4Config,
-    opened: Opened,
+    checkpoint: CheckedCheckpoint,
     eos_token_ids: Vec<u32>,
 }
 
@@ -44,7 +44,7 @@ impl Gemma4 {
     pub fn open(checkpoint: Checkpoint) -> Result<Gemma4> {
         let config = Gemma4Config::parse(&checkpoint.config, &checkpoint.config_path())?;
         let eos_token_ids = eos_token_ids(&checkpoint, &config.eos_token_ids);
-        let opened = Opened::new(checkpoint, &PREFIXES, &tensor_table(&config), is_skipped)?;
-        Ok(Gemma4 { config, opened, eos_token_ids })
+        let checkpoint = CheckedCheckpoint::new(checkpoint, &PREFIXES, &tensor_table(&config), is_skipped)?;
+        Ok(Gemma4 { config, checkpoint, eos_token_ids })
     }
 }

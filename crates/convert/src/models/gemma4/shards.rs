@@ -1,13 +1,13 @@
 //! Gemma 4 MoE as shards: what goes into which package, and the program of each.
 
 use super::Gemma4;
-use crate::family::{Family, Sizes};
-use crate::lower::{Activation, Attention, HeadNorm, Lowering, RmsNorm, Stored};
-use crate::models::assembly::{
-    self, Head, Unit, calls, functions, named, not_ours, output, packing_of, register, rows_of, tensor,
-    unit_name,
+use crate::lower::{Activation, Attention, HeadNorm, Lowering, NormShape, Stored};
+use crate::models::chain_builder::{
+    self, ExpertUnit, OutputHead, calls, functions, named, not_ours, output, packing_of, register, rows_of,
+    tensor, unit_name,
 };
-use crate::models::opened::Opened;
+use crate::models::checked::CheckedCheckpoint;
+use crate::models::{Family, Sizes};
 use crate::plan::{Packing, Plan, PlanOptions, PlannedShard, VectorPlan};
 use crate::{Error, Result};
 use anemoe_bundle::{
@@ -26,15 +26,22 @@ fn kind_name(full: bool) -> &'static str {
 }
 
 /// Which functions a pack has; the last one of a layer's packs joins its branches.
-fn units(first: usize, packing: Packing, last: bool) -> Vec<Unit<Joins>> {
+fn units(first: usize, packing: Packing, last: bool) -> Vec<ExpertUnit<Joins>> {
     if packing.per_call == packing.per_package {
-        return vec![Unit { name: None, experts: first..first + packing.per_package, role: Joins(last) }];
+        return vec![ExpertUnit {
+            name: None,
+            experts: first..first + packing.per_package,
+            role: Joins(last),
+        }];
     }
-    let unit =
-        |e: std::ops::Range<usize>| Unit { name: Some(unit_name(e.start)), experts: e, role: Joins(false) };
-    let mut units: Vec<Unit<Joins>> = calls(first, packing).map(unit).collect();
+    let unit = |e: std::ops::Range<usize>| ExpertUnit {
+        name: Some(unit_name(e.start)),
+        experts: e,
+        role: Joins(false),
+    };
+    let mut units: Vec<ExpertUnit<Joins>> = calls(first, packing).map(unit).collect();
     if last {
-        units.push(Unit { name: Some(COMBINE.into()), experts: 0..0, role: Joins(true) });
+        units.push(ExpertUnit { name: Some(COMBINE.into()), experts: 0..0, role: Joins(true) });
     }
     units
 }
@@ -65,7 +72,7 @@ impl Gemma4 {
         let (q, kv) = (c.num_attention_heads * d, c.kv_heads(layer) * d);
         let matrix = |name: &str, rows, cols| {
             let t = tensor(layer, &format!("self_attn.{name}.weight"));
-            assembly::matrix(options, name, "attention", t, 0, (rows, cols))
+            chain_builder::matrix(options, name, "attention", t, 0, (rows, cols))
         };
         let mut matrices = vec![matrix("q_proj", q, h), matrix("k_proj", kv, h)];
         if !c.k_eq_v(layer) {
@@ -73,7 +80,14 @@ impl Gemma4 {
         }
         matrices.push(matrix("o_proj", h, q));
         let router = tensor(layer, "router.proj.weight");
-        matrices.push(assembly::matrix(options, "router_logits", "router", router, 0, (c.num_experts, h)));
+        matrices.push(chain_builder::matrix(
+            options,
+            "router_logits",
+            "router",
+            router,
+            0,
+            (c.num_experts, h),
+        ));
         let channels =
             |name: &str, t: &str| VectorPlan::channels(format!("{name}_weight"), tensor(layer, t), h);
         let vectors = vec![
@@ -105,13 +119,13 @@ impl Gemma4 {
         let first = pack * packing.per_package;
         let tensors = ["experts.gate_up_proj", "experts.down_proj"].map(|t| tensor(layer, t));
         let own = first..first + packing.per_package;
-        let mut matrices = assembly::expert_matrices(options, own, (h, f), (&tensors[0], &tensors[1]));
+        let mut matrices = chain_builder::expert_matrices(options, own, (h, f), (&tensors[0], &tensors[1]));
         let mut vectors = Vec::new();
         if last {
             let i = c.intermediate_size;
             for (name, rows, cols) in [("gate_proj", i, h), ("up_proj", i, h), ("down_proj", h, i)] {
                 let t = tensor(layer, &format!("mlp.{name}.weight"));
-                matrices.push(assembly::matrix(options, name, "dense_mlp", t, 0, (rows, cols)));
+                matrices.push(chain_builder::matrix(options, name, "dense_mlp", t, 0, (rows, cols)));
             }
             for (name, t) in [
                 ("dense_input", "pre_feedforward_layernorm.weight"),
@@ -133,9 +147,9 @@ impl Gemma4 {
         shard
     }
 
-    fn head(&self) -> Head {
+    fn head(&self) -> OutputHead {
         let c = &self.config;
-        Head {
+        OutputHead {
             hidden: c.hidden_size,
             vocab: c.vocab_size,
             norm: "norm.weight",
@@ -228,7 +242,7 @@ impl Gemma4 {
             let rope = || Rope { width: shape.head_dim, inv_freq: c.inv_freq(layer) };
             ropes.entry(kind.to_string()).or_insert_with(rope);
             steps.push(self.attention_step(layer));
-            let scale = self.opened.vector(&tensor(layer, "router.per_expert_scale"), c.num_experts)?;
+            let scale = self.checkpoint.vector(&tensor(layer, "router.per_expert_scale"), c.num_experts)?;
             self.expert_steps(layer, scale, packing, &mut steps);
         }
         let model = ModelInfo {
@@ -241,8 +255,8 @@ impl Gemma4 {
             final_logit_softcapping: c.final_logit_softcapping,
         };
         let scale = (c.hidden_size as f32).sqrt();
-        let head = Head::steps(head, register("hidden"));
-        let empty = assembly::chain(self.name(), &self.opened, model, scale, options);
+        let head = OutputHead::steps(head, register("hidden"));
+        let empty = chain_builder::chain(self.name(), &self.checkpoint, model, scale, options);
         Ok(Chain { ropes, caches, steps, head, ..empty })
     }
 
@@ -262,8 +276,8 @@ impl Gemma4 {
             tail: 0,
         };
         let (h, d) = (c.hidden_size as u64, shape.head_dim);
-        let norm = RmsNorm { axis: 1, eps: c.rms_norm_eps };
-        let head_norm = RmsNorm { axis: 3, eps: c.rms_norm_eps };
+        let norm = NormShape { axis: 1, eps: c.rms_norm_eps };
+        let head_norm = NormShape { axis: 3, eps: c.rms_norm_eps };
         let mut l = Lowering::new(stored, tokens);
         let hidden = l.input("hidden", &[1, h, 1, 0], Some(3))?;
         let at = l.position_inputs(&shape)?;
@@ -298,12 +312,12 @@ impl Gemma4 {
         let router_input = l.scale_by("router_input", &unit)?;
         let router_logits = l.project("router_logits", &router_input, "router_logits")?;
         let expert_input = l.scale_by("expert_input", &unit)?;
-        Ok(l.finish(&[&attended, &expert_input, &router_logits])?)
+        l.finish(&[&attended, &expert_input, &router_logits])
     }
 
     fn lower_experts(
         &self,
-        unit: &Unit<Joins>,
+        unit: &ExpertUnit<Joins>,
         tokens: TokenCount,
         stored: &Stored,
     ) -> Result<BuiltFunction> {
@@ -320,10 +334,10 @@ impl Gemma4 {
             sum = Some(l.experts(name, &y, &weights, &experts, Activation::GeluTanh)?);
         }
         if !unit.role.0 {
-            let sum = sum.ok_or_else(|| Error::Usage("a pack without experts".into()))?;
-            return Ok(l.finish(&[&sum])?);
+            let sum = sum.ok_or_else(|| Error::usage("a pack without experts"))?;
+            return l.finish(&[&sum]);
         }
-        let norm = RmsNorm { axis: 1, eps: c.rms_norm_eps };
+        let norm = NormShape { axis: 1, eps: c.rms_norm_eps };
         let hidden = l.input("hidden", &[1, h, 1, 0], Some(3))?;
         let others = l.input("experts_in", &[1, h, 1, 0], Some(3))?;
         let experts = match sum {
@@ -341,7 +355,7 @@ impl Gemma4 {
         let both = l.rms_norm_weighted("post_feedforward_norm", &both, norm)?;
         let stream = l.f().add("stream", &hidden, &both)?;
         let out = l.scale_by("hidden_out", &stream)?;
-        Ok(l.finish(&[&out])?)
+        l.finish(&[&out])
     }
 }
 
@@ -363,7 +377,7 @@ impl Family for Gemma4 {
         }
         let head = self.head().shards(options);
         let chain = self.chain(options, context, packing, &head)?;
-        assembly::plan(self, options, shards, head, chain, Vec::new())
+        chain_builder::plan(self, options, shards, head, chain, Vec::new())
     }
 
     fn lower(
@@ -389,8 +403,8 @@ impl Family for Gemma4 {
         }
     }
 
-    fn opened(&self) -> &Opened {
-        &self.opened
+    fn checked_checkpoint(&self) -> &CheckedCheckpoint {
+        &self.checkpoint
     }
 
     fn embedding_tensor(&self) -> &str {

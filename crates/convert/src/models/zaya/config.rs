@@ -135,11 +135,6 @@ impl ZayaConfig {
         (0..self.rotary_dim / 2).map(|c| self.rope_theta.powf(-((2 * c) as f64) / d)).collect()
     }
 
-    /// Parameters; the tied embedding counts once.
-    pub fn parameters(&self) -> u64 {
-        super::tensor_table(self).iter().map(|r| r.elements()).sum()
-    }
-
     /// Parameters of one expert.
     pub fn expert_parameters(&self) -> u64 {
         3 * self.hidden_size as u64 * self.moe_intermediate_size as u64
@@ -191,7 +186,7 @@ pub fn limit_layers(config: &mut Value, layers: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::models::{Part, zaya::tensor_table};
+    use crate::models::{ModelPart, zaya::tensor_table};
 
     fn parse(config: &Value) -> Result<ZayaConfig> {
         ZayaConfig::parse(config, Path::new("config.json"))
@@ -205,13 +200,13 @@ mod tests {
         let part = |layer, part| {
             table.iter().filter(|r| r.layer == layer && r.part == part).map(|r| r.elements()).sum::<u64>()
         };
-        assert_eq!(part(Some(0), Part::Attention), 5_575_682);
+        assert_eq!(part(Some(0), ModelPart::Attention), 5_575_682);
         // The first layer has no state before it to scale.
-        assert_eq!(part(Some(0), Part::Router), 661_009 - 256);
-        assert_eq!(part(Some(1), Part::Router), 661_009);
-        assert_eq!(part(Some(0), Part::Experts), 201_326_592);
-        assert_eq!(part(Some(0), Part::Norms), 20_480);
-        assert_eq!(part(None, Part::Embedding), 537_133_056);
+        assert_eq!(part(Some(0), ModelPart::Router), 661_009 - 256);
+        assert_eq!(part(Some(1), ModelPart::Router), 661_009);
+        assert_eq!(part(Some(0), ModelPart::Experts), 201_326_592);
+        assert_eq!(part(Some(0), ModelPart::Norms), 20_480);
+        assert_eq!(part(None, ModelPart::Embedding), 537_133_056);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! transformers.
 
 use super::config::ZayaConfig;
-use super::table::{Legacy, rows};
+use super::tensor_table::{Legacy, rows};
 use crate::checkpoint::{Checkpoint, SideFile, TensorInfo, TensorSource};
 use crate::models::keys::Keys;
 use crate::{Error, Result};
@@ -24,7 +24,7 @@ pub fn is_legacy(checkpoint: &Checkpoint) -> bool {
 /// # Errors
 /// A configuration key is missing or asks for something that is not implemented; a tensor is missing (an expert's is named),
 /// superfluous or of another shape.
-pub fn adapt(checkpoint: Checkpoint) -> Result<Checkpoint> {
+pub fn normalize_layout(checkpoint: Checkpoint) -> Result<Checkpoint> {
     let path = checkpoint.config_path();
     let config = config(&checkpoint.config, &path)?;
     let parsed = ZayaConfig::parse(&config, &path)?;

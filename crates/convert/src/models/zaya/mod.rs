@@ -3,23 +3,23 @@
 mod config;
 mod legacy;
 mod shards;
-mod table;
+mod tensor_table;
 
 pub use config::{ZayaConfig, limit_layers, published_config};
-pub use legacy::{adapt, is_legacy};
-pub use table::tensor_table;
+pub use legacy::{is_legacy, normalize_layout};
+pub use tensor_table::tensor_table;
 
+use super::checked::CheckedCheckpoint;
 use super::keys::eos_token_ids;
-use super::opened::Opened;
 use crate::Result;
 use crate::checkpoint::Checkpoint;
-use crate::models::ZayaSkip;
+use crate::variants::ZayaSkip;
 
 /// An opened ZAYA checkpoint.
 pub struct Zaya {
     /// Its configuration.
     pub config: ZayaConfig,
-    opened: Opened,
+    checkpoint: CheckedCheckpoint,
     skip: ZayaSkip,
     eos_token_ids: Vec<u32>,
 }
@@ -35,9 +35,10 @@ impl Zaya {
     pub fn open(checkpoint: Checkpoint) -> Result<Zaya> {
         let config = ZayaConfig::parse(&checkpoint.config, &checkpoint.config_path())?;
         let eos_token_ids = eos_token_ids(&checkpoint, &config.eos_token_ids);
-        let skip = checkpoint.readings.zaya_skip.unwrap_or_default();
+        let skip = checkpoint.variants.zaya_skip.unwrap_or_default();
         // A copy of the tied embedding may be there.
-        let opened = Opened::new(checkpoint, &PREFIXES, &tensor_table(&config), |n| n == "lm_head.weight")?;
-        Ok(Zaya { config, opened, skip, eos_token_ids })
+        let checkpoint =
+            CheckedCheckpoint::new(checkpoint, &PREFIXES, &tensor_table(&config), |n| n == "lm_head.weight")?;
+        Ok(Zaya { config, checkpoint, skip, eos_token_ids })
     }
 }

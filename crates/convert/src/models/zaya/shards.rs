@@ -1,15 +1,16 @@
 //! ZAYA as shards: what goes into which package, the program of each, and what the host does between them.
 
 use super::Zaya;
-use crate::family::{Family, Sizes};
-use crate::lower::{Activation, Attention, CCA_HISTORY, Lowering, RmsNorm, Stored};
-use crate::models::assembly::{
-    self, Head, Unit, calls, functions, named, normalized, not_ours, output, packing_of, register, rows_of,
-    tensor, unit_name,
+use crate::lower::{Activation, Attention, CCA_HISTORY, Lowering, NormShape, Stored};
+use crate::models::CheckedCheckpoint;
+use crate::models::chain_builder::{
+    self, ExpertUnit, OutputHead, calls, functions, named, normalized, not_ours, output, packing_of,
+    register, rows_of, tensor, unit_name,
 };
-use crate::models::{Opened, ZayaSkip};
+use crate::models::{Family, Sizes};
 use crate::plan::{MatrixPlan, Packing, Plan, PlanOptions, PlannedShard, VectorPlan};
 use crate::quant::{Granularity, Quant};
+use crate::variants::ZayaSkip;
 use crate::{Error, Result};
 use anemoe_bundle::{
     Cache, Chain, HostInput, InputBinding, ModelInfo, OutputBinding, Rope, RowRange, Run, ShardFunction,
@@ -40,17 +41,25 @@ enum Role {
 
 /// Functions of one package. The first one of a layer has the router; where one call computes all experts, the router is
 /// part of it.
-fn units(pack: usize, packing: Packing, experts: usize) -> Vec<Unit<Role>> {
+fn units(pack: usize, packing: Packing, experts: usize) -> Vec<ExpertUnit<Role>> {
     let first = pack * packing.per_package;
     if packing.per_call == experts {
-        return vec![Unit { name: None, experts: 0..experts, role: Role::Whole }];
+        return vec![ExpertUnit { name: None, experts: 0..experts, role: Role::Whole }];
     }
     if pack > 0 && packing.per_call == packing.per_package {
-        return vec![Unit { name: None, experts: first..first + packing.per_package, role: Role::Experts }];
+        return vec![ExpertUnit {
+            name: None,
+            experts: first..first + packing.per_package,
+            role: Role::Experts,
+        }];
     }
-    let router = (pack == 0).then(|| Unit { name: Some(ROUTER.into()), experts: 0..0, role: Role::Router });
-    let unit =
-        |e: std::ops::Range<usize>| Unit { name: Some(unit_name(e.start)), experts: e, role: Role::Experts };
+    let router =
+        (pack == 0).then(|| ExpertUnit { name: Some(ROUTER.into()), experts: 0..0, role: Role::Router });
+    let unit = |e: std::ops::Range<usize>| ExpertUnit {
+        name: Some(unit_name(e.start)),
+        experts: e,
+        role: Role::Experts,
+    };
     router.into_iter().chain(calls(first, packing).map(unit)).collect()
 }
 
@@ -84,13 +93,13 @@ impl Zaya {
         let own = |name: &str| tensor(layer, &format!("self_attn.{name}"));
         let matrix = |name: &str, rows, cols| {
             let t = own(&format!("qkv_proj.{name}.weight"));
-            assembly::matrix(options, name, "attention", t, 0, (rows, cols))
+            chain_builder::matrix(options, name, "attention", t, 0, (rows, cols))
         };
         let conv = own("qkv_proj.conv_qk_grouped.weight");
         let grouped = MatrixPlan {
             taps: 2,
             quant: options.resolve_kernel("attention", q + kv, 2 * d, 2),
-            ..assembly::matrix(options, "conv_grouped", "attention", conv, 0, (q + kv, 2 * d))
+            ..chain_builder::matrix(options, "conv_grouped", "attention", conv, 0, (q + kv, 2 * d))
         };
         let matrices = vec![
             matrix("q_proj", q, h),
@@ -98,7 +107,7 @@ impl Zaya {
             matrix("v_proj_current", kv / 2, h),
             matrix("v_proj_delayed", kv / 2, h),
             grouped,
-            assembly::matrix(options, "o_proj", "attention", own("o_proj.weight"), 0, (h, q)),
+            chain_builder::matrix(options, "o_proj", "attention", own("o_proj.weight"), 0, (h, q)),
         ];
         let heads = ((q + kv) / d) as u64;
         let per_head = |name: &str, t: &str, every: (usize, usize)| VectorPlan {
@@ -138,7 +147,7 @@ impl Zaya {
                 ("router_fc2", "router_mlp.fc2.weight", (r, r)),
                 ("router_logits", "router_mlp.out_proj.weight", (c.classes(), r)),
             ] {
-                matrices.push(assembly::matrix(options, name, "router_mlp", gate(t), 0, dims));
+                matrices.push(chain_builder::matrix(options, name, "router_mlp", gate(t), 0, dims));
             }
             if layer > 0 {
                 vectors.push(VectorPlan::channels("router_state_scale", gate("router_states_scale"), r));
@@ -159,7 +168,7 @@ impl Zaya {
         let tensors = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"].map(|t| tensor(layer, t));
         let first = pack * packing.per_package;
         let own = first..first + packing.per_package;
-        matrices.extend(assembly::expert_matrices(options, own, (h, f), (&tensors[0], &tensors[1])));
+        matrices.extend(chain_builder::expert_matrices(options, own, (h, f), (&tensors[0], &tensors[1])));
         let kind = if pack == 0 { ShardKind::Moe } else { ShardKind::Experts };
         let mut shard = PlannedShard::new(moe_name(layer, pack, packs), kind, Some(layer), matrices, vectors);
         let names: Vec<Option<String>> =
@@ -170,9 +179,9 @@ impl Zaya {
         shard
     }
 
-    fn head(&self) -> Head {
+    fn head(&self) -> OutputHead {
         let c = &self.config;
-        Head {
+        OutputHead {
             hidden: c.hidden_size,
             vocab: c.vocab_size,
             norm: "norm.weight",
@@ -247,7 +256,7 @@ impl Zaya {
                         weights: "routing".into(),
                         top_k: 1,
                         scale: None,
-                        bias: Some(self.opened.vector(&biases, c.classes())?),
+                        bias: Some(self.checkpoint.vector(&biases, c.classes())?),
                         over_all: true,
                     });
                     steps.push(Step::Zero { register: "experts".into(), channels: c.hidden_size });
@@ -294,8 +303,8 @@ impl Zaya {
             ropes: named(vec![(KIND, rope)]),
             caches: named(vec![(KIND, cache)]),
             steps,
-            head: Head::steps(head, normalized(HIDDEN)),
-            ..assembly::chain(self.name(), &self.opened, model, 1.0, options)
+            head: OutputHead::steps(head, normalized(HIDDEN)),
+            ..chain_builder::chain(self.name(), &self.checkpoint, model, 1.0, options)
         })
     }
 
@@ -314,13 +323,13 @@ impl Zaya {
         let (keys, values) = l.update_cache(&cache, (&k, &all.v), Some(&all.tail), &at, &shape)?;
         let context = l.attend(&q, &keys, &values, &at, &shape)?;
         let attended = l.project("attended", &context, "o_proj")?;
-        Ok(l.finish(&[&attended])?)
+        l.finish(&[&attended])
     }
 
     /// Logits over the classes, and the state for the next layer's router, from the normalized stream.
     fn route(&self, l: &mut Lowering<'_>, x: &Var, layer: usize) -> Result<(Var, Var)> {
         let c = &self.config;
-        let norm = RmsNorm { axis: 1, eps: c.rms_norm_eps };
+        let norm = NormShape { axis: 1, eps: c.rms_norm_eps };
         let state = if layer == 0 {
             l.project_biased("router_state_out", x, "router_down")?
         } else {
@@ -341,7 +350,7 @@ impl Zaya {
     fn lower_moe(
         &self,
         layer: usize,
-        unit: &Unit<Role>,
+        unit: &ExpertUnit<Role>,
         tokens: TokenCount,
         stored: &Stored,
     ) -> Result<BuiltFunction> {
@@ -354,11 +363,11 @@ impl Zaya {
             let routing = l.input("routing", &[1, experts.len() as u64, 1, 0], Some(3))?;
             let weights = l.routing_weights(&routing, experts.len())?;
             let sum = l.experts("experts_out", &x, &weights, &experts, Activation::Silu)?;
-            return Ok(l.finish(&[&sum])?);
+            return l.finish(&[&sum]);
         }
         let (logits, state) = self.route(&mut l, &x, layer)?;
         if unit.role == Role::Router {
-            return Ok(l.finish(&[&logits, &state])?);
+            return l.finish(&[&logits, &state]);
         }
         let probabilities = l.f().softmax("router_probabilities", &logits, 1)?;
         let routing = l.top_1("routing_weight", &probabilities, "balancing_biases", c.classes())?;
@@ -372,19 +381,19 @@ impl Zaya {
                 l.f().add("experts_out", &sum, &kept)?
             }
         };
-        Ok(l.finish(&[&out, &state])?)
+        l.finish(&[&out, &state])
     }
 
     /// What scales and shifts the stream and a branch where they meet: `(branch + b) g + (stream + b') g'`.
     fn residual(&self, tensors: &str, name: &str, out: &mut BTreeMap<String, Vec<f32>>) -> Result<()> {
         let h = self.config.hidden_size;
-        let read = |part: &str| self.opened.vector(&format!("{tensors}.{part}"), h);
+        let read = |part: &str| self.checkpoint.vector(&format!("{tensors}.{part}"), h);
         let (branch_scale, branch_bias) = (read("hidden_states_scale")?, read("hidden_states_bias")?);
         let (scale, bias) = (read("residual_scale")?, read("residual_bias")?);
         let shift: Vec<f32> = (0..h).map(|i| branch_bias[i] * branch_scale[i] + bias[i] * scale[i]).collect();
         if let Some(i) = shift.iter().position(|v| !v.is_finite()) {
             let what = format!("element {i} becomes {} in f32 when it is scaled", shift[i]);
-            return Err(self.opened.refuse(&format!("{tensors}.hidden_states_bias"), i as u64, &what));
+            return Err(self.checkpoint.refuse(&format!("{tensors}.hidden_states_bias"), i as u64, &what));
         }
         out.insert(format!("{name}.scale"), scale);
         out.insert(format!("{name}.branch_scale"), branch_scale);
@@ -432,7 +441,7 @@ impl Family for Zaya {
         options.check()?;
         let c = &self.config;
         if options.parts.dense_mlp.is_some() {
-            return Err(Error::Usage("--mlp-quant: zaya has no MLP that every token meets".into()));
+            return Err(Error::usage("--mlp-quant: zaya has no MLP that every token meets"));
         }
         let (options, attention) = attention_kind(options);
         let options = &options;
@@ -459,7 +468,7 @@ impl Family for Zaya {
             format!("a token that chooses the class behind the last expert gets {skip}"),
         ];
         facts.extend(attention);
-        assembly::plan(self, options, shards, head, chain, facts)
+        chain_builder::plan(self, options, shards, head, chain, facts)
     }
 
     fn lower(
@@ -485,23 +494,23 @@ impl Family for Zaya {
         }
     }
 
-    fn opened(&self) -> &Opened {
-        &self.opened
+    fn checked_checkpoint(&self) -> &CheckedCheckpoint {
+        &self.checkpoint
     }
 
     fn host_vectors(&self) -> Result<BTreeMap<String, Vec<f32>>> {
         let h = self.config.hidden_size;
         let mut out = BTreeMap::new();
-        let scale = self.opened.vector("input_hidden_states_scale", h)?;
-        let bias = self.opened.vector("input_hidden_states_bias", h)?;
+        let scale = self.checkpoint.vector("input_hidden_states_scale", h)?;
+        let bias = self.checkpoint.vector("input_hidden_states_bias", h)?;
         out.insert("input.shift".into(), bias.iter().zip(&scale).map(|(b, s)| b * s).collect());
         out.insert("input.scale".into(), scale);
         for layer in 0..self.config.num_hidden_layers {
             let attention = tensor(layer, "post_attention_residual_scale");
             self.residual(&attention, &attention_name(layer), &mut out)?;
-            let norm = self.opened.vector(&tensor(layer, "input_layernorm.weight"), h)?;
+            let norm = self.checkpoint.vector(&tensor(layer, "input_layernorm.weight"), h)?;
             out.insert(format!("{}.norm", attention_name(layer)), norm);
-            let norm = self.opened.vector(&tensor(layer, "post_attention_layernorm.weight"), h)?;
+            let norm = self.checkpoint.vector(&tensor(layer, "post_attention_layernorm.weight"), h)?;
             out.insert(format!("{}.norm", moe_vectors(layer)), norm);
             let experts = tensor(layer, "post_mlp_residual_scale");
             self.residual(&experts, &moe_vectors(layer), &mut out)?;
@@ -516,7 +525,7 @@ impl Family for Zaya {
         let mut least = f32::INFINITY;
         let (mut low, mut high) = (f32::INFINITY, f32::NEG_INFINITY);
         for layer in 0..c.num_hidden_layers {
-            let all = self.opened.vector(&tensor(layer, "mlp.gate.balancing_biases"), c.classes())?;
+            let all = self.checkpoint.vector(&tensor(layer, "mlp.gate.balancing_biases"), c.classes())?;
             let (experts, skip) = all.split_at(c.num_experts);
             let needed = needed_probability(experts, skip[0]);
             if needed < 1.0 {

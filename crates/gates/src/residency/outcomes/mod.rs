@@ -6,9 +6,13 @@
 
 mod read;
 mod rebuild;
+mod row;
+mod row_facts;
+
+pub use row::Row;
 
 use super::rule::{Verdict, family_of};
-use super::table;
+use super::rules;
 use super::verdict::Judge;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,41 +20,6 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The published outcomes that the thresholds were compared with while they were written: 105 graphs, most from ane-book,
 /// emilio, larql and InferKit; compiled from the sources that the column `source` names.
 pub const KNOWN: &str = include_str!("known.tsv");
-
-/// One graph that someone measured.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Row {
-    /// Short name.
-    pub id: String,
-    /// What it is.
-    pub model: String,
-    /// Its dimensions and ops, in words.
-    pub facts: String,
-    /// Compression, in words.
-    pub quant: String,
-    /// Megabytes of weights.
-    pub mb: Option<f64>,
-    /// Token count and states, in words.
-    pub shape: String,
-    /// Machine and system.
-    pub chip: String,
-    /// Where it ran: `ANE_ALL`, `MIXED`, `CPU_ALL`, `GPU_ALL`, `COMPILE_FAIL`, `RUNTIME_FAIL`.
-    pub label: String,
-    /// Where the row comes from.
-    pub source: String,
-}
-
-impl Row {
-    /// What the verdict of the whole graph should be; `None` for a label that says nothing.
-    pub fn truth(&self) -> Option<Verdict> {
-        match self.label.as_str() {
-            "ANE_ALL" | "ANE" => Some(Verdict::Ane),
-            "MIXED" => Some(Verdict::NotAne),
-            l if l.starts_with("CPU") || l.starts_with("GPU") || l.ends_with("FAIL") => Some(Verdict::NotAne),
-            _ => None,
-        }
-    }
-}
 
 /// Reads a table: tab-separated, with a line of headings, columns by name in any order.
 ///
@@ -146,7 +115,7 @@ pub fn judge(rows: &[Row]) -> Vec<Judged> {
 
 fn judge_row(row: &Row, without: Option<&str>) -> Judged {
     let read = read::row(row);
-    let rules = table::all().filter(|r| without.is_none_or(|f| r.stands_without(f)));
+    let rules = rules::all().filter(|r| without.is_none_or(|f| r.stands_without(f)));
     let report = Judge::with_rules(read.conditions, rules).package(&row.id, &read.facts, false);
     let mut deciding: BTreeSet<&'static str> =
         report.reasons.iter().filter(|r| r.verdict == report.verdict).map(|r| r.rule).collect();

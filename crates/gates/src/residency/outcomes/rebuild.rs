@@ -2,7 +2,7 @@
 
 use super::super::graph::{Form, Grain, Shapes};
 use super::super::rule::PackageFacts;
-use super::read::Sketch;
+use super::row_facts::Sketch;
 use anemoe_mlpackage::Result;
 use anemoe_mlpackage::mil::builder::{ConvParams, FunctionBuilder, Var, model};
 use anemoe_mlpackage::mil::{DataType, Opset, TensorType, Value};
@@ -154,7 +154,7 @@ fn attention(s: &Sketch, dims: [u64; 4]) -> Result<FunctionBuilder> {
     let ty = TensorType::fixed(m.dtype(), &dims);
     let (q, k) = (m.f.input("q", ty.clone())?, m.f.input("k", ty.clone())?);
     let v = m.f.input("v", ty)?;
-    let y = m.f.scaled_dot_product_attention("y", (&q, &k, &v), None)?;
+    let y = m.f.scaled_dot_product_attention("y", &q, &k, &v, None)?;
     m.f.output(&y)?;
     Ok(m.f)
 }

@@ -2,7 +2,7 @@
 
 use super::{KNOWN, Row, judge, parse, read, score, without_family};
 use crate::residency::graph::{Form, Grain, Shapes};
-use crate::residency::rule::{Target, Units, Verdict};
+use crate::residency::rule::{DeviceTarget, Units, Verdict};
 
 /// Speech models of another project, looked at only after the rules were written.
 const SECOND: &str = include_str!("fluidaudio.tsv");
@@ -82,7 +82,7 @@ fn words_become_facts() {
         "T=1",
         "iPhone 17 Pro (A19 Pro)",
     ));
-    assert_eq!((r.conditions.target, r.conditions.chip.map(|c| c.number)), (Target::Iphone, Some(19)));
+    assert_eq!((r.conditions.target, r.conditions.chip.map(|c| c.number)), (DeviceTarget::Iphone, Some(19)));
     let op = &r.facts.graphs[0].ops[0];
     assert_eq!(op.contraction.as_ref().unwrap().depth, Some(2560));
 

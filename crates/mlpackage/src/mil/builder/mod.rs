@@ -4,14 +4,13 @@
 //! issue 2127), so the builder does the same.
 
 mod methods;
-mod more_methods;
 
-pub use methods::{ConvParams, GeluMode, PoolParams, SliceParams};
+pub use methods::{ConvParams, GeluMode, SliceParams};
 
-use super::names;
+use super::identifiers;
 use super::ops::{self, Context, Default as OpDefault, Operand, Presence};
 use super::{
-    Argument, Binding, Block, DataType, Dim, Feature, FeatureShape, Function, FunctionDescription, Model,
+    Argument, Binding, Block, DataType, Dim, Feature, FeatureShape, Function, FunctionDescription, MlModel,
     NamedType, Operation, Opset, Program, TensorType, Value, ValueType,
 };
 use crate::{Error, Result};
@@ -63,6 +62,8 @@ pub enum Arg {
     Vars(Vec<Var>),
     /// A constant; the builder makes a `const` operation of it, or writes it in place for `constexpr_*`.
     Value(Value),
+    /// Nothing: an optional parameter that is left out.
+    Absent,
 }
 
 impl From<&Var> for Arg {
@@ -81,6 +82,30 @@ impl From<&[&Var]> for Arg {
     fn from(v: &[&Var]) -> Self {
         Arg::Vars(v.iter().map(|&v| v.clone()).collect())
     }
+}
+
+impl<T: Into<Arg>> From<Option<T>> for Arg {
+    fn from(v: Option<T>) -> Self {
+        v.map_or(Arg::Absent, Into::into)
+    }
+}
+
+/// Constants as arguments.
+macro_rules! constants {
+    ($($ty:ty, $value:path);* $(;)?) => {$(
+        impl From<$ty> for Arg {
+            fn from(v: $ty) -> Self {
+                Arg::Value($value(v))
+            }
+        }
+    )*};
+}
+
+constants! {
+    bool, Value::bool;
+    i32, Value::int32;
+    &[i32], Value::int32s;
+    &str, Value::string;
 }
 
 /// One function under construction.
@@ -116,9 +141,9 @@ impl FunctionBuilder {
     }
 
     fn claim(&mut self, name: &str) -> Result<()> {
-        names::check(name).map_err(Error::InvalidProgram)?;
+        identifiers::check(name).map_err(Error::invalid_program)?;
         if !self.names.insert(name.to_string()) {
-            return Err(Error::InvalidProgram(format!("the name `{name}` is used twice")));
+            return Err(Error::invalid_program(format!("the name `{name}` is used twice")));
         }
         Ok(())
     }
@@ -151,7 +176,7 @@ impl FunctionBuilder {
         let fits =
             default.len() == ranges.len() && default.iter().zip(ranges).all(|(d, (a, b))| a <= d && d <= b);
         if !fits {
-            return Err(Error::InvalidProgram(format!(
+            return Err(Error::invalid_program(format!(
                 "input `{name}`: shape {default:?} is not in {ranges:?}"
             )));
         }
@@ -168,7 +193,7 @@ impl FunctionBuilder {
     pub fn input_enumerated(&mut self, name: &str, dtype: DataType, shapes: &[Vec<u64>]) -> Result<Var> {
         let rank = shapes.first().map_or(0, Vec::len);
         if !(2..=128).contains(&shapes.len()) || shapes.iter().any(|s| s.len() != rank) {
-            return Err(Error::InvalidProgram(format!(
+            return Err(Error::invalid_program(format!(
                 "input `{name}`: 2 to 128 shapes of one rank are expected"
             )));
         }
@@ -185,7 +210,7 @@ impl FunctionBuilder {
     /// The name is illegal or taken, the type is not fp16, or the opset has no states.
     pub fn state(&mut self, name: &str, ty: TensorType) -> Result<Var> {
         if ty.dtype != DataType::Float16 || ty.shape().is_none() || self.opset < Opset::CoreML8 {
-            return Err(Error::InvalidProgram(format!(
+            return Err(Error::invalid_program(format!(
                 "state `{name}` of {ty} in {}: fp16 of fixed shape from CoreML8 on",
                 self.opset
             )));
@@ -216,9 +241,9 @@ impl FunctionBuilder {
     /// # Errors
     /// The op is unknown, newer than the opset, or its operands do not fit.
     pub fn op(&mut self, op_type: &str, name: &str, args: Vec<(&'static str, Arg)>) -> Result<Vec<Var>> {
-        let fail = |what: String| Error::InvalidOp { op: name.into(), op_type: op_type.into(), what };
+        let fail = |what: String| Error::invalid_op(name, op_type, what);
         let def = ops::op(op_type)
-            .ok_or_else(|| Error::Unsupported(format!("operation type `{op_type}` (`{name}`)")))?;
+            .ok_or_else(|| Error::unsupported_here(format!("operation type `{op_type}` (`{name}`)")))?;
         if def.opset > self.opset {
             return Err(fail(format!("needs {}, the function has {}", def.opset, self.opset)));
         }
@@ -231,6 +256,7 @@ impl FunctionBuilder {
                 Arg::Var(v) => drop(bound.insert(param, vec![v])),
                 Arg::Vars(v) if known.variadic => drop(bound.insert(param, v)),
                 Arg::Vars(_) => return Err(fail(format!("parameter `{param}` takes one value"))),
+                Arg::Absent => {}
                 Arg::Value(v) if in_place => drop(literal.insert(param, v)),
                 Arg::Value(v) => {
                     let var = self.constant(&format!("{name}_{param}_0"), v)?;
@@ -295,16 +321,15 @@ impl FunctionBuilder {
         Ok(outputs)
     }
 
-    /// An operation with one result.
-    fn single(&mut self, op_type: &str, name: &str, args: Vec<(&'static str, Arg)>) -> Result<Var> {
+    /// Any operation of the op table that has one result; see [`FunctionBuilder::op`].
+    ///
+    /// # Errors
+    /// As [`FunctionBuilder::op`], or the operation has several results.
+    pub fn single(&mut self, op_type: &str, name: &str, args: Vec<(&'static str, Arg)>) -> Result<Var> {
         let mut outputs = self.op(op_type, name, args)?;
         match (outputs.pop(), outputs.is_empty()) {
             (Some(v), true) => Ok(v),
-            _ => Err(Error::InvalidOp {
-                op: name.into(),
-                op_type: op_type.into(),
-                what: "expected one result".into(),
-            }),
+            _ => Err(Error::invalid_op(name, op_type, "expected one result")),
         }
     }
 
@@ -315,7 +340,7 @@ impl FunctionBuilder {
     pub fn output(&mut self, var: &Var) -> Result<()> {
         let var = if var.0.fixed { self.identity(&format!("{}_out", var.name()), var)? } else { var.clone() };
         if self.outputs.iter().any(|o| o == var.name()) {
-            return Err(Error::InvalidProgram(format!("`{}` is an output twice", var.name())));
+            return Err(Error::invalid_program(format!("`{}` is an output twice", var.name())));
         }
         self.outputs.push(var.name().into());
         Ok(())
@@ -327,7 +352,7 @@ impl FunctionBuilder {
     /// It has no output.
     pub fn finish(self) -> Result<BuiltFunction> {
         if self.outputs.is_empty() {
-            return Err(Error::InvalidProgram("a function without outputs".into()));
+            return Err(Error::invalid_program("a function without outputs"));
         }
         let block = Block { inputs: Vec::new(), operations: self.operations, outputs: self.outputs };
         let function = Function { inputs: self.inputs, opset: self.opset, block };
@@ -349,7 +374,11 @@ fn default_value(default: &OpDefault, dtype: DataType) -> Value {
 ///
 /// # Errors
 /// There is no function, or a feature has no representable type.
-pub fn model(opset: Opset, functions: Vec<(String, BuiltFunction)>, default_function: &str) -> Result<Model> {
+pub fn model(
+    opset: Opset,
+    functions: Vec<(String, BuiltFunction)>,
+    default_function: &str,
+) -> Result<MlModel> {
     let mut program = Program::default();
     let mut described = Vec::new();
     for (name, built) in functions {
@@ -357,9 +386,9 @@ pub fn model(opset: Opset, functions: Vec<(String, BuiltFunction)>, default_func
         program.functions.insert(name, built.function);
     }
     if !program.functions.contains_key(default_function) {
-        return Err(Error::InvalidProgram(format!("no function is named `{default_function}`")));
+        return Err(Error::invalid_program(format!("no function is named `{default_function}`")));
     }
-    Ok(Model {
+    Ok(MlModel {
         specification_version: opset.specification_version(),
         functions: described,
         default_function: default_function.into(),
@@ -373,14 +402,14 @@ fn describe(name: &str, built: &BuiltFunction) -> Result<FunctionDescription> {
     let mut d = FunctionDescription { name: name.into(), ..Default::default() };
     for input in &f.inputs {
         let Some(ty) = input.ty.tensor() else {
-            return Err(Error::InvalidProgram(format!("input `{}` has type {}", input.name, input.ty)));
+            return Err(Error::invalid_program(format!("input `{}` has type {}", input.name, input.ty)));
         };
         let shape = match (built.flexible.get(&input.name), ty.shape()) {
             (Some(shape), _) => shape.clone(),
             // A scalar is described as one element.
             (None, Some(shape)) => FeatureShape::Fixed(if shape.is_empty() { vec![1] } else { shape }),
             (None, None) => {
-                return Err(Error::InvalidProgram(format!("input `{}` has no fixed shape", input.name)));
+                return Err(Error::invalid_program(format!("input `{}` has no fixed shape", input.name)));
             }
         };
         let feature = Feature { name: input.name.clone(), dtype: ty.dtype, shape };
@@ -389,7 +418,7 @@ fn describe(name: &str, built: &BuiltFunction) -> Result<FunctionDescription> {
     for output in &f.block.outputs {
         let produced = f.block.operations.iter().flat_map(|op| &op.outputs).find(|o| &o.name == output);
         let ty = produced.and_then(|o| o.ty.tensor()).ok_or_else(|| {
-            Error::InvalidProgram(format!("output `{output}` is not the result of an operation"))
+            Error::invalid_program(format!("output `{output}` is not the result of an operation"))
         })?;
         let shape = ty.shape().map_or(FeatureShape::Dynamic, FeatureShape::Fixed);
         d.outputs.push(Feature { name: output.clone(), dtype: ty.dtype, shape });

@@ -20,6 +20,9 @@ pub struct Context<'a> {
     blocks: Vec<Vec<ValueType>>,
 }
 
+/// Why the types of an operation do not fit.
+pub type Inferred = Result<Vec<ValueType>, String>;
+
 /// A result or what is wrong with an operand.
 pub(super) type Checked<T> = Result<T, String>;
 

@@ -1,7 +1,6 @@
 //! Types of elementwise ops, contractions, normalizations, pools, reductions, compression and control flow.
 
-use super::Inferred;
-use super::context::{Checked, Context, broadcast, product};
+use super::context::{Checked, Context, Inferred, broadcast, product};
 use crate::mil::{DataType, Dim, TensorType, ValueType};
 
 pub(super) fn one(dtype: DataType, dims: Vec<Dim>) -> Inferred {

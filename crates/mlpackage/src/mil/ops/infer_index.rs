@@ -1,7 +1,6 @@
 //! Types of ops that look elements up or put them in order.
 
-use super::Inferred;
-use super::context::{Context, normalize_axis};
+use super::context::{Context, Inferred, normalize_axis};
 use super::infer::{dtype_named, one};
 use crate::mil::{DataType, Dim, TensorType, ValueType};
 

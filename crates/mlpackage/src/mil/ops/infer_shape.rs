@@ -1,7 +1,6 @@
 //! Types of ops that move elements: reshape, slices, pads, joins.
 
-use super::Inferred;
-use super::context::{Checked, Context, normalize_axis, product};
+use super::context::{Checked, Context, Inferred, normalize_axis, product};
 use super::infer::one;
 use crate::mil::{DataType, Dim, TensorType, ValueType};
 

@@ -8,14 +8,11 @@ mod infer_index;
 mod infer_shape;
 mod table;
 
-pub use context::{Context, Operand};
+pub use context::{Context, Inferred, Operand};
 
-use crate::mil::{Opset, ValueType};
+use crate::mil::Opset;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
-
-/// Why the types of an operation do not fit.
-pub type Inferred = Result<Vec<ValueType>, String>;
 
 /// One op type.
 pub struct OpDef {

@@ -2,10 +2,10 @@
 //!
 //! A parameter is required, optional (`?`), has a default (`=`), or takes any number of values (`*`).
 
+use super::context::{Context, Inferred};
 use super::infer::*;
 use super::infer_index::*;
 use super::infer_shape::*;
-use super::{Context, Inferred};
 use crate::mil::Opset::{self, CoreML5 as iOS15, CoreML6 as iOS16, CoreML7 as iOS17, CoreML8 as iOS18};
 
 type Row = (&'static str, Opset, &'static str, fn(&Context<'_>) -> Inferred);

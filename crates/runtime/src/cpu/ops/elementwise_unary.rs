@@ -3,7 +3,18 @@
 use super::shape::{count, invalid, unsupported};
 use super::{OpContext, OpError, OpResult};
 use crate::tensor::{Data, Tensor};
+use anemoe_kernels::{Gate, Pool};
 use anemoe_mlpackage::mil::DataType;
+
+/// Elements that a thread computes at a time.
+const MAPPED: usize = 1 << 12;
+
+/// `y = f(x)` on all threads.
+fn map_all(x: &[f32], y: &mut [f32], f: &(dyn Fn(f32) -> f32 + Sync)) {
+    Pool::global().for_chunks(y, MAPPED, &|i, y| {
+        y.iter_mut().zip(&x[i * MAPPED..]).for_each(|(y, &x)| *y = f(x));
+    });
+}
 
 /// Applies the function of the op's name to a float tensor.
 pub(super) fn unary(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
@@ -13,7 +24,7 @@ pub(super) fn unary(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     }
     let (shape, x) = c.f32s("x")?;
     let y = out[0].reset_f32(shape);
-    let mut map = |f: &dyn Fn(f32) -> f32| y.iter_mut().zip(x).for_each(|(y, &x)| *y = f(x));
+    let mut map = |f: &(dyn Fn(f32) -> f32 + Sync)| map_all(x, y, f);
     match c.op {
         "abs" => map(&f32::abs),
         "acos" => map(&f32::acos),
@@ -46,7 +57,7 @@ pub(super) fn unary(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         "relu" => map(&|v| v.max(0.0)),
         "relu6" => map(&|v| v.clamp(0.0, 6.0)),
         "sigmoid" => map(&sigmoid),
-        "silu" => map(&|v| v * sigmoid(v)),
+        "silu" => map(&activation(Gate::Silu)),
         "softplus" => map(&softplus),
         "softsign" => map(&|v| v / (1.0 + v.abs())),
         _ => return unsupported(format!("unary op `{}`", c.op)),
@@ -79,7 +90,7 @@ pub(super) fn with_parameters(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult
     }
     let (shape, x) = c.f32s("x")?;
     let y = out[0].reset_f32(shape);
-    let mut map = |f: &dyn Fn(f32) -> f32| y.iter_mut().zip(x).for_each(|(y, &x)| *y = f(x));
+    let mut map = |f: &(dyn Fn(f32) -> f32 + Sync)| map_all(x, y, f);
     let required = |name: &str| c.arg(name).and_then(|_| c.float(name, 0.0));
     match c.op {
         "clamped_relu" => {
@@ -131,9 +142,9 @@ pub(super) fn with_parameters(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult
             map(&|v| if v >= a { v } else { 0.0 });
         }
         "gelu" => match c.str("mode", "EXACT")? {
-            "EXACT" => map(&|v| 0.5 * v * (1.0 + libm::erff(v * std::f32::consts::FRAC_1_SQRT_2))),
-            "TANH_APPROXIMATION" => map(&gelu_tanh),
-            "SIGMOID_APPROXIMATION" => map(&|v| v * sigmoid(1.702 * v)),
+            "EXACT" => map(&activation(Gate::Gelu)),
+            "TANH_APPROXIMATION" => map(&activation(Gate::GeluTanh)),
+            "SIGMOID_APPROXIMATION" => map(&activation(Gate::GeluSigmoid)),
             other => return invalid(format!("gelu mode `{other}`")),
         },
         _ => return unsupported(format!("op `{}`", c.op)),
@@ -179,15 +190,18 @@ pub(super) fn softmax(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         return Ok(());
     }
     if inner == 1 {
-        for (y, x) in y.chunks_exact_mut(n).zip(x.chunks_exact(n)) {
-            let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let mut sum = 0.0;
-            for (y, &x) in y.iter_mut().zip(x) {
-                *y = (x - max).exp();
-                sum += *y;
+        let rows = (MAPPED / n).max(1);
+        Pool::global().for_chunks(y, rows * n, &|i, y| {
+            for (y, x) in y.chunks_exact_mut(n).zip(x[i * rows * n..].chunks_exact(n)) {
+                let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let mut sum = 0.0;
+                for (y, &x) in y.iter_mut().zip(x) {
+                    *y = (x - max).exp();
+                    sum += *y;
+                }
+                y.iter_mut().for_each(|y| *y /= sum);
             }
-            y.iter_mut().for_each(|y| *y /= sum);
-        }
+        });
         return Ok(());
     }
     for (y, x) in y.chunks_exact_mut(n * inner).zip(x.chunks_exact(n * inner)) {
@@ -263,6 +277,16 @@ pub(super) fn convert(x: &Tensor, target: DataType, out: &mut Tensor) -> OpResul
         (Data::Bool(v), _) => out.reset_i32(shape).iter_mut().zip(v).for_each(|(o, &v)| *o = i32::from(v)),
     }
     Ok(())
+}
+
+/// An activation, one element at a time.
+pub(in crate::cpu) fn activation(kind: Gate) -> fn(f32) -> f32 {
+    match kind {
+        Gate::Gelu => |v| 0.5 * v * (1.0 + libm::erff(v * std::f32::consts::FRAC_1_SQRT_2)),
+        Gate::GeluTanh => gelu_tanh,
+        Gate::GeluSigmoid => |v| v * sigmoid(1.702 * v),
+        Gate::Silu => |v| v * sigmoid(v),
+    }
 }
 
 pub(super) fn sigmoid(v: f32) -> f32 {

@@ -3,7 +3,6 @@
 //!
 //! An op's kernel computes in f32 and does not round: the executor rounds a result to fp16 where its type is fp16.
 
-mod conv;
 mod elementwise_binary;
 mod elementwise_unary;
 pub(super) mod linear;
@@ -11,8 +10,13 @@ mod normalization;
 mod reduction;
 mod scatter_gather;
 pub(super) mod shape;
+mod sliding;
 mod tensor_operation;
 mod tensor_transformation;
+pub(super) mod window;
+
+pub(super) use elementwise_unary::activation;
+pub(super) use linear::dot;
 
 use crate::tensor::{Data, Tensor};
 use anemoe_mlpackage::mil::{DataType, TensorType};
@@ -136,9 +140,9 @@ pub fn kernel(op_type: &str) -> Option<Kernel> {
         "equal" | "not_equal" | "greater" | "greater_equal" | "less" | "less_equal" | "logical_and" | "logical_or"
         | "logical_xor" => elementwise_binary::compare,
         "select" => elementwise_binary::select,
-        "conv" => conv::conv,
-        "conv_transpose" => conv::conv_transpose,
-        "avg_pool" | "max_pool" | "l2_pool" => conv::pool,
+        "conv" => sliding::conv,
+        "conv_transpose" => sliding::conv_transpose,
+        "avg_pool" | "max_pool" | "l2_pool" => sliding::pool,
         "linear" => linear::linear,
         "matmul" => linear::matmul,
         "einsum" => linear::einsum,

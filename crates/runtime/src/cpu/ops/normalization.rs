@@ -3,6 +3,10 @@
 use super::shape::{invalid, unsupported};
 use super::{OpContext, OpResult};
 use crate::tensor::Tensor;
+use anemoe_kernels::Pool;
+
+/// Elements that a thread normalizes at a time.
+const NORMALIZED: usize = 1 << 12;
 
 pub(super) fn layer_norm(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let (shape, x) = c.f32s("x")?;
@@ -22,18 +26,16 @@ pub(super) fn layer_norm(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let epsilon = c.float("epsilon", 1e-5)?;
     let (gamma, beta) = (affine(c, "gamma", n)?, affine(c, "beta", n)?);
     let y = out[0].reset_f32(shape);
-    for (y, x) in y.chunks_exact_mut((n * inner).max(1)).zip(x.chunks_exact((n * inner).max(1))) {
-        for i in 0..inner {
-            normalize(
-                n,
-                |k| x[k * inner + i],
-                epsilon,
-                |k, v| {
-                    y[k * inner + i] = v * gamma.map_or(1.0, |g| g[k]) + beta.map_or(0.0, |b| b[k]);
-                },
-            );
+    let one = (n * inner).max(1);
+    let together = (NORMALIZED / one).max(1) * one;
+    Pool::global().for_chunks(y, together, &|part, y| {
+        for (y, x) in y.chunks_exact_mut(one).zip(x[part * together..].chunks_exact(one)) {
+            for i in 0..inner {
+                let scale = |k: usize, v: f32| v * gamma.map_or(1.0, |g| g[k]) + beta.map_or(0.0, |b| b[k]);
+                normalize(n, |k| x[k * inner + i], epsilon, |k, v| y[k * inner + i] = scale(k, v));
+            }
         }
-    }
+    });
     Ok(())
 }
 

@@ -1,14 +1,20 @@
 //! From steps to nodes.
 
+mod buffers;
+mod native;
+
 use super::super::ir::{Instr, InstrKind, Projection, ValueRef};
 use super::super::weights::StoredWeight;
+use super::super::weights::to_f16;
 use super::experts::{Branch, Experts};
 use super::patterns::{Fused, Graph};
 use super::update::caches;
 use super::view::{Base, StridedLoops, View, dense_strides};
-use super::{Binary, Fill, Item, KernelCall, KernelOperand, Node, NodeKind, Plan, Reduction, Unary};
+use super::{Fill, Item, KernelCall, KernelOperand, Node, NodeKind, Plan};
 use crate::tensor::{Data, Tensor};
 use anemoe_kernels::{AttentionShape, HeadStrides};
+use anemoe_mlpackage::mil::{DataType, TensorType};
+use buffers::assign;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -16,19 +22,23 @@ use std::sync::Arc;
 pub(in crate::cpu) struct PlanInput<'a> {
     pub steps: Vec<Instr>,
     pub constants: &'a [Arc<Tensor>],
-    /// Shape of each buffer, and whether it holds floats.
-    pub buffers: Vec<(Vec<usize>, bool)>,
+    /// Shape and type of each buffer.
+    pub buffers: Vec<(Vec<usize>, DataType)>,
     /// Buffer of each input.
     pub inputs: &'a [usize],
     pub outputs: &'a [ValueRef],
     pub states: Vec<Vec<usize>>,
     pub skip_zero: bool,
+    /// Round every result of type fp16.
+    pub round: bool,
 }
 
 struct Builder<'a> {
     g: Graph<'a>,
     states: &'a [Vec<usize>],
-    floats: Vec<bool>,
+    /// Type of each buffer of the steps.
+    types: &'a [DataType],
+    round: bool,
     /// Of each buffer of the steps, once it is there.
     views: Vec<Option<View>>,
     nodes: Vec<Node>,
@@ -43,8 +53,8 @@ struct Builder<'a> {
 
 /// Makes a plan; none where something is not of a fixed form, and then the steps are executed as they are.
 pub(in crate::cpu) fn plan(source: PlanInput<'_>) -> Option<Plan> {
-    let PlanInput { steps, constants, buffers, inputs, outputs, states, skip_zero } = source;
-    let (shapes, floats): (Vec<Vec<usize>>, Vec<bool>) = buffers.into_iter().unzip();
+    let PlanInput { steps, constants, buffers, inputs, outputs, states, skip_zero, round } = source;
+    let (shapes, types): (Vec<Vec<usize>>, Vec<DataType>) = buffers.into_iter().unzip();
     let mut producer = vec![None; shapes.len()];
     let mut readers = vec![Vec::new(); shapes.len()];
     for (i, step) in steps.iter().enumerate() {
@@ -59,7 +69,8 @@ pub(in crate::cpu) fn plan(source: PlanInput<'_>) -> Option<Plan> {
     let g = Graph { steps: &steps, constants, shapes: &shapes, producer, readers };
     let mut b = Builder {
         views: vec![None; shapes.len()],
-        floats,
+        types: &types,
+        round,
         nodes: Vec::new(),
         sizes: Vec::new(),
         panels: 0,
@@ -70,7 +81,9 @@ pub(in crate::cpu) fn plan(source: PlanInput<'_>) -> Option<Plan> {
         g,
     };
     for (i, &buffer) in inputs.iter().enumerate() {
-        b.views[buffer] = Some(View::dense(Base::Input(i), &shapes[buffer]));
+        let view = View::dense(Base::Input(i), &shapes[buffer]);
+        b.views[buffer] =
+            Some(if round && types[buffer] == DataType::Float16 { b.rounded_input(&view) } else { view });
     }
     let (fused, inside) = b.fuse();
     for i in 0..steps.len() {
@@ -102,6 +115,7 @@ pub(in crate::cpu) fn plan(source: PlanInput<'_>) -> Option<Plan> {
         caches,
         outputs: results,
         skip_zero,
+        round,
         times: Vec::new(),
     })
 }
@@ -121,8 +135,11 @@ impl Builder<'_> {
             steps.into_iter().for_each(|s| inside[s] = true);
             fused.insert(root, f);
         };
-        for (root, (f, steps)) in self.g.experts() {
-            take(root, f, steps, &mut inside);
+        let halves = |root: usize, steps: &[usize]| !self.round || self.are_halves(root, steps);
+        for (root, (f, steps)) in self.g.experts(self.round) {
+            if halves(root, &steps) {
+                take(root, f, steps, &mut inside);
+            }
         }
         for root in 0..n {
             if inside[root] {
@@ -134,7 +151,11 @@ impl Builder<'_> {
             };
             let update = self.g.update(root, state);
             if let Some((f, steps)) = update.or_else(|| self.g.attention(root)) {
-                take(root, f, steps, &mut inside);
+                if halves(root, &steps) {
+                    take(root, f, steps, &mut inside);
+                }
+            } else if self.round {
+                // Others compute without rounding.
             } else if let Some((Fused::Norm { x, axis, norm, .. }, mut steps)) = self.g.norm(root) {
                 match self.g.weighted(root, axis) {
                     Some((product, weight)) => {
@@ -157,7 +178,62 @@ impl Builder<'_> {
 
     fn push(&mut self, work: NodeKind) {
         let step = &self.g.steps[self.step];
-        self.nodes.push(Node { work, op_type: step.op_type.clone(), name: step.name.clone() });
+        let (op_type, name) = (step.op_type.clone(), step.name.clone());
+        self.nodes.push(Node { work, round: Vec::new(), op_type, name });
+    }
+
+    /// A node that computes the step's result into a new buffer.
+    fn push_result(&mut self, work: NodeKind, buffer: usize) {
+        self.push(work);
+        let node = self.nodes.len() - 1;
+        self.round_result(node, buffer);
+    }
+
+    /// Rounds the step's result behind `node`, where it is rounded.
+    fn round_result(&mut self, node: usize, buffer: usize) {
+        let is_half = |ty: &TensorType| ty.dtype == DataType::Float16;
+        if self.round && self.g.steps[self.step].types.first().is_some_and(is_half) {
+            self.nodes[node].round.push((buffer, self.sizes[buffer]));
+        }
+    }
+
+    /// A rounded copy of an input.
+    fn rounded_input(&mut self, view: &View) -> View {
+        let out = self.allocate_dense(&view.shape);
+        let nest = StridedLoops::new(&view.shape, [&out.strides, &view.strides], [0, view.offset]);
+        let to = buffer_of(&out);
+        let work = NodeKind::Copy { nest, x: view.base, out: to, fill: None };
+        let round = vec![(to, self.sizes[to])];
+        self.nodes.push(Node { work, round, op_type: "input".into(), name: String::new() });
+        out
+    }
+
+    /// Every result of these steps is of type fp16.
+    fn are_halves(&self, root: usize, steps: &[usize]) -> bool {
+        let all = steps.iter().chain([&root]).flat_map(|&s| &self.g.steps[s].types);
+        all.into_iter().all(|ty| ty.dtype == DataType::Float16)
+    }
+
+    /// The value needs no rounding to fp16.
+    fn is_rounded(&self, place: ValueRef) -> bool {
+        match place {
+            ValueRef::Buffer(b) => self.types[b] == DataType::Float16,
+            ValueRef::Constant(c) => {
+                let values = self.g.constants[c].as_f32().unwrap_or_default();
+                values.iter().all(|v| v.is_nan() || to_f16(*v) == *v)
+            }
+            ValueRef::State(_) => true,
+        }
+    }
+
+    /// The step's result is rounded, and an operand that it takes over is not.
+    fn moves_unrounded(&self) -> bool {
+        let step = &self.g.steps[self.step];
+        let InstrKind::Kernel { inputs, values, .. } = &step.work else { return false };
+        let operands = inputs.iter().map(|o| &o.place).chain(values);
+        self.round
+            && step.types.iter().any(|ty| ty.dtype == DataType::Float16)
+            && operands.copied().any(|p| self.is_float(p) && !self.is_rounded(p))
     }
 
     fn place(&self, place: ValueRef) -> Option<View> {
@@ -170,7 +246,7 @@ impl Builder<'_> {
 
     fn is_float(&self, place: ValueRef) -> bool {
         match place {
-            ValueRef::Buffer(b) => self.floats[b],
+            ValueRef::Buffer(b) => self.types[b].is_float(),
             ValueRef::Constant(c) => matches!(self.g.constants[c].data, Data::F32(_)),
             ValueRef::State(_) => true,
         }
@@ -380,10 +456,8 @@ impl Builder<'_> {
 
     fn weight_of(&self, step: usize) -> Option<Arc<StoredWeight>> {
         match &self.g.steps[step].work {
-            InstrKind::Project {
-                projection: Projection::Conv { weight, .. } | Projection::Linear { weight },
-                ..
-            } => weight.matrix().is_ok().then(|| weight.clone()),
+            InstrKind::Project { projection: Projection::Conv(conv), .. } => Some(conv.weight().clone()),
+            InstrKind::Project { projection: Projection::Linear { weight, .. }, .. } => Some(weight.clone()),
             _ => None,
         }
     }
@@ -476,84 +550,77 @@ impl Builder<'_> {
     }
 
     fn project(&mut self, projection: &Projection, x: ValueRef, bias: Option<ValueRef>) -> Option<()> {
-        let (_, shape) = self.result()?;
-        let (weight, groups, taps) = match projection {
-            Projection::Conv { weight, groups, taps } => (weight.clone(), *groups, *taps),
-            Projection::Linear { weight } => (weight.clone(), 1, 1),
-        };
-        let matrix = weight.matrix().ok()?;
-        let (rows, cols) = (matrix.rows(), matrix.cols());
         let x = self.float(x)?;
-        let rank = x.rank();
-        let axis = match projection {
-            Projection::Conv { .. } => 1,
-            Projection::Linear { .. } => rank - 1,
-        };
-        let channels = cols / taps;
-        let view = if taps == 1 { self.make_contiguous(x, axis) } else { x };
-        // All dimensions but the channels', as one.
-        let others: Vec<usize> = (0..rank).filter(|&d| d != axis).collect();
-        let mut tokens_view = view.transposed(&others.iter().copied().chain([axis]).collect::<Vec<_>>());
-        if tokens_view.shape.last() != Some(&(channels * groups)) || (taps > 1 && rank != 4) {
-            return None;
-        }
-        if taps > 1 {
-            *tokens_view.shape.get_mut(2)? -= taps - 1;
-        }
-        let tokens: usize = tokens_view.shape[..rank - 1].iter().product();
-        let flat = [tokens, channels * groups];
-        let flattened = match tokens_view.reshaped(&flat) {
-            Some(v) => v,
-            None if taps == 1 => {
-                let copy = self.copied(&tokens_view, &(0..rank).collect::<Vec<_>>());
-                copy.reshaped(&flat)?
+        match projection {
+            Projection::Conv(conv) if conv.is_matmul() => {
+                let weight = conv.weight().clone();
+                let bias = self.bias(bias, weight.rows())?;
+                self.tokenwise(x, weight, bias, (1, 1))
             }
-            None => return None,
-        };
-        let tap_stride = if taps > 1 { view.strides[3] } else { 0 };
-        let expected: Vec<usize> = match projection {
-            Projection::Conv { .. } if taps > 1 => {
-                vec![view.shape[0], rows, view.shape[2], view.shape[3] + 1 - taps]
-            }
-            _ => (0..rank).map(|d| if d == axis { rows } else { view.shape[d] }).collect(),
-        };
-        if expected != shape
-            || (axis == 1 && matches!(projection, Projection::Conv { .. }) && view.shape[0] != 1)
-        {
-            return None;
-        }
-        let bias = match bias {
-            None => None,
-            Some(b) => {
-                let v = self.float(b)?;
-                if v.len() != rows || !v.is_dense() || v.offset != 0 {
+            Projection::Conv(conv) => {
+                let (window, expected) = conv.over(&x.shape).ok()?;
+                let (_, shape) = self.result()?;
+                if expected != shape {
                     return None;
                 }
-                Some(v.base)
+                let bias = self.bias(bias, shape[1])?;
+                let x = if conv.wants_channels_last() { self.make_contiguous(x, 1) } else { x };
+                let order: Vec<usize> = (0..shape.len()).filter(|&d| d != 1).chain([1]).collect();
+                let out = self.allocate(&shape, &order);
+                let (conv, to) = (conv.clone(), buffer_of(&out));
+                self.push_result(NodeKind::Conv { conv, window, x, bias, out: to }, to);
+                self.define(out)
+            }
+            Projection::Linear { weight, input, output } => {
+                let axes = (x.rank().checked_sub(*input)?, x.rank().checked_sub(*output)?);
+                let bias = self.bias(bias, weight.rows())?;
+                self.tokenwise(x, weight.clone(), bias, axes)
+            }
+        }
+    }
+
+    /// Where a bias of `rows` elements is; none inside where there is none.
+    fn bias(&mut self, bias: Option<ValueRef>, rows: usize) -> Option<Option<Base>> {
+        let Some(bias) = bias else { return Some(None) };
+        let v = self.float(bias)?;
+        (v.len() == rows && v.is_dense() && v.offset == 0).then_some(Some(v.base))
+    }
+
+    /// A matmul of every token of x, whose channels are on one axis, and those of the result on another.
+    fn tokenwise(
+        &mut self,
+        x: View,
+        weight: Arc<StoredWeight>,
+        bias: Option<Base>,
+        (axis, to_axis): (usize, usize),
+    ) -> Option<()> {
+        let (_, shape) = self.result()?;
+        let (rank, rows, cols) = (x.rank(), weight.rows(), weight.cols());
+        if x.shape.get(axis) != Some(&cols) {
+            return None;
+        }
+        let view = self.make_contiguous(x, axis);
+        // All dimensions but the channels', as one.
+        let others: Vec<usize> = (0..rank).filter(|&d| d != axis).collect();
+        let tokens_view = view.transposed(&others.iter().copied().chain([axis]).collect::<Vec<_>>());
+        let tokens: usize = tokens_view.shape[..rank - 1].iter().product();
+        let flattened = match tokens_view.reshaped(&[tokens, cols]) {
+            Some(v) => v,
+            None => {
+                let copy = self.copied(&tokens_view, &(0..rank).collect::<Vec<_>>());
+                copy.reshaped(&[tokens, cols])?
             }
         };
-        let order: Vec<usize> = others.iter().copied().chain([axis]).collect();
-        let out = self.allocate(&shape, &order);
-        let strides = (flattened.strides[0], flattened.strides[1], tap_stride);
-        let to = buffer_of(&out);
-        if groups > 1 || taps > 1 {
-            let group_stride = channels * strides.1;
-            let (x, cols) = (flattened, (channels, taps));
-            self.push(NodeKind::Grouped {
-                x,
-                tokens,
-                cols,
-                strides,
-                weight,
-                groups,
-                group_stride,
-                bias,
-                out: to,
-            });
-            return self.define(out);
+        let dense: Vec<usize> = others.iter().map(|&d| view.shape[d]).chain([rows]).collect();
+        let mut perm: Vec<usize> = (0..rank - 1).collect();
+        perm.insert(to_axis, rank - 1);
+        let out = self.allocate_dense(&dense);
+        let result = out.transposed(&perm);
+        if result.shape != shape {
+            return None;
         }
-        self.add_product(flattened, tokens, weight, bias, to)?;
-        self.define(out)
+        self.add_product(flattened, tokens, weight, bias, buffer_of(&out))?;
+        self.define(result)
     }
 
     fn new_panel(&mut self) -> usize {
@@ -571,13 +638,12 @@ impl Builder<'_> {
         out: usize,
     ) -> Option<()> {
         let (channels, strides) = (x.shape[1], (x.strides[0], x.strides[1]));
-        let order = weight.matrix().ok()?.layout();
+        let order = weight.matrix().layout();
         let known = self.products.iter().find(|(v, _, _)| *v == x).map(|(_, node, _)| *node);
         if let Some(node) = known
             && let Some(Node { work: NodeKind::Products { fills, items }, .. }) = self.nodes.get_mut(node)
         {
-            let same =
-                items.iter().find(|i| i.weight.matrix().is_ok_and(|m| m.layout() == order)).map(|i| i.panel);
+            let same = items.iter().find(|i| i.weight.matrix().layout() == order).map(|i| i.panel);
             let panel = match same {
                 Some(panel) => panel,
                 None => {
@@ -588,376 +654,14 @@ impl Builder<'_> {
                 }
             };
             items.push(Item { weight, panel, out, bias });
+            self.round_result(node, out);
             return Some(());
         }
         let panel = self.new_panel();
         self.products.push((x.clone(), self.nodes.len(), panel));
         let fills = vec![Fill { panel, x, tokens, channels, strides }];
-        self.push(NodeKind::Products { fills, items: vec![Item { weight, panel, out, bias }] });
+        self.push_result(NodeKind::Products { fills, items: vec![Item { weight, panel, out, bias }] }, out);
         Some(())
-    }
-
-    /// Operations on views, and those with loops of their own.
-    fn native(&mut self) -> Option<()> {
-        let step = &self.g.steps[self.step];
-        let op = step.op_type.clone();
-        match op.as_str() {
-            "reshape" | "expand_dims" | "squeeze" | "identity" => {
-                let x = self.argument("x")?;
-                let (_, shape) = self.result()?;
-                let view = match x.reshaped(&shape) {
-                    Some(v) => v,
-                    None if x.len() == shape.iter().product::<usize>() => {
-                        self.copied(&x, &(0..x.rank()).collect::<Vec<_>>()).reshaped(&shape)?
-                    }
-                    None => return None,
-                };
-                self.define(view)
-            }
-            "transpose" => {
-                let x = self.view_argument("x")?;
-                let perm = self.g.ints(step.argument("perm"))?;
-                let perm: Option<Vec<usize>> = perm.iter().map(|&p| self.g.axis(p, x.rank())).collect();
-                let perm = perm.filter(|p| p.len() == x.rank())?;
-                self.define(x.transposed(&perm))
-            }
-            "split" => self.split(),
-            "slice_by_size" | "slice_by_index" => self.slice(&op),
-            "concat" => self.concat(),
-            "pad" => self.pad(),
-            "matmul" => self.matmul(),
-            "softmax" => self.softmax(),
-            "reduce_mean" | "reduce_max" | "reduce_min" | "reduce_sum" => self.reduce(&op),
-            "add" | "sub" | "mul" | "real_div" | "maximum" | "minimum" => self.binary(&op),
-            "silu" | "gelu" => self.activate(),
-            _ => self.unary(&op),
-        }
-    }
-
-    /// A float operand, also of a state.
-    fn view_argument(&self, name: &str) -> Option<View> {
-        let place = self.g.steps[self.step].argument(name)?;
-        self.place(place).filter(|_| self.is_float(place))
-    }
-
-    fn split(&mut self) -> Option<()> {
-        let step = &self.g.steps[self.step];
-        let x = self.view_argument("x")?;
-        let axis = self.g.axis(*self.g.ints(step.argument("axis"))?.first()?, x.rank())?;
-        let mut begin = 0;
-        for b in step.writes() {
-            let shape = &self.g.shapes[b];
-            let size = *shape.get(axis)?;
-            if begin + size > x.shape[axis] {
-                return None;
-            }
-            let part = x.sliced(axis, begin, size);
-            if part.shape != *shape {
-                return None;
-            }
-            self.views[b] = Some(part);
-            begin += size;
-        }
-        (begin == x.shape[axis]).then_some(())
-    }
-
-    fn slice(&mut self, op: &str) -> Option<()> {
-        let step = &self.g.steps[self.step];
-        let x = self.view_argument("x")?;
-        let (_, shape) = self.result()?;
-        let begin = self.g.ints(step.argument("begin"))?.to_vec();
-        if begin.len() != x.rank() || shape.len() != x.rank() {
-            return None;
-        }
-        if op == "slice_by_index" {
-            let unit = |v: Option<&[i32]>| v.is_none_or(|v| v.iter().all(|&s| s == 1));
-            let stride = step.argument("stride");
-            if (stride.is_some() && self.g.ints(stride).is_none()) || !unit(self.g.ints(stride)) {
-                return None;
-            }
-            if let Some(place) = step.argument("squeeze_mask") {
-                let ValueRef::Constant(c) = place else { return None };
-                if self.g.constants[c].as_bool()?.iter().any(|&s| s) {
-                    return None;
-                }
-            }
-        }
-        let masked: Vec<bool> = match step.argument("begin_mask") {
-            Some(ValueRef::Constant(c)) if op == "slice_by_index" => self.g.constants[c].as_bool()?.to_vec(),
-            Some(_) if op == "slice_by_index" => return None,
-            _ => vec![false; x.rank()],
-        };
-        let mut view = x.clone();
-        for d in 0..x.rank() {
-            let start = match (masked.get(d), begin[d]) {
-                (Some(true), _) => 0,
-                (_, b) if b < 0 => usize::try_from(i64::from(b) + x.shape[d] as i64).ok()?,
-                (_, b) => b as usize,
-            };
-            if start + shape[d] > x.shape[d] {
-                return None;
-            }
-            view = view.sliced(d, start, shape[d]);
-        }
-        // An early read of a state: what is written later must not be seen.
-        self.define(view)
-    }
-
-    fn concat(&mut self) -> Option<()> {
-        let step = &self.g.steps[self.step];
-        let (_, shape) = self.result()?;
-        let axis = self.g.axis(*self.g.ints(step.argument("axis"))?.first()?, shape.len())?;
-        if self.g.flag(step.argument("interleave"), false)? {
-            return None;
-        }
-        let values = step.values().to_vec();
-        let parts: Option<Vec<View>> = values.into_iter().map(|p| self.float(p)).collect();
-        let parts = parts?;
-        let total: usize = parts.iter().filter_map(|p| p.shape.get(axis)).sum();
-        let fits = |p: &View| {
-            p.rank() == shape.len() && (0..shape.len()).all(|d| d == axis || p.shape[d] == shape[d])
-        };
-        if total != shape[axis] || !parts.iter().all(fits) {
-            return None;
-        }
-        let order = parts.iter().max_by_key(|p| p.len()).map(Self::order)?;
-        let out = self.allocate(&shape, &order);
-        let mut begin = 0;
-        for part in &parts {
-            let to = out.sliced(axis, begin, part.shape[axis]);
-            let nest = StridedLoops::new(&part.shape, [&to.strides, &part.strides], [to.offset, part.offset]);
-            self.push(NodeKind::Copy { nest, x: part.base, out: buffer_of(&out), fill: None });
-            begin += part.shape[axis];
-        }
-        self.define(out)
-    }
-
-    fn pad(&mut self) -> Option<()> {
-        let step = &self.g.steps[self.step];
-        let x = self.argument("x")?;
-        let step_mode = step.argument("mode");
-        if let Some(ValueRef::Constant(c)) = step_mode {
-            let Data::Str(mode) = &self.g.constants[c].data else { return None };
-            if mode.first()? != "constant" {
-                return None;
-            }
-        } else if step_mode.is_some() {
-            return None;
-        }
-        let pad = self.g.ints(step.argument("pad"))?.to_vec();
-        let value = match step.argument("constant_val") {
-            None => 0.0,
-            Some(ValueRef::Constant(c)) => *self.g.constants[c].as_f32()?.first()?,
-            Some(_) => return None,
-        };
-        let (_, shape) = self.result()?;
-        let first = x.rank().checked_sub(pad.len() / 2)?;
-        if pad.len() % 2 != 0 || pad.iter().any(|&p| p < 0) {
-            return None;
-        }
-        let out = self.allocate_dense(&shape);
-        let mut to = out.clone();
-        for d in 0..x.rank() {
-            let (before, after) = match d.checked_sub(first) {
-                None => (0, 0),
-                Some(i) => (pad[2 * i] as usize, pad[2 * i + 1] as usize),
-            };
-            if shape.get(d) != Some(&(x.shape[d] + before + after)) {
-                return None;
-            }
-            to = to.sliced(d, before, x.shape[d]);
-        }
-        let nest = StridedLoops::new(&x.shape, [&to.strides, &x.strides], [to.offset, x.offset]);
-        self.push(NodeKind::Copy { nest, x: x.base, out: buffer_of(&out), fill: Some((value, out.len())) });
-        self.define(out)
-    }
-
-    fn matmul(&mut self) -> Option<()> {
-        let step = &self.g.steps[self.step];
-        let (tx, ty) = (step.argument("transpose_x"), step.argument("transpose_y"));
-        let (mut x, mut y) = (self.argument("x")?, self.argument("y")?);
-        let (_, shape) = self.result()?;
-        let rank = shape.len();
-        if rank < 2 || x.rank() < 2 || y.rank() < 2 {
-            return None;
-        }
-        let turn = |v: &View| {
-            let mut perm: Vec<usize> = (0..v.rank()).collect();
-            perm.swap(v.rank() - 1, v.rank() - 2);
-            v.transposed(&perm)
-        };
-        if self.g.flag(tx, false)? {
-            x = turn(&x);
-        }
-        if self.g.flag(ty, false)? {
-            y = turn(&y);
-        }
-        let (k, n) = (x.shape[x.rank() - 1], y.shape[y.rank() - 1]);
-        if y.shape[y.rank() - 2] != k || shape[rank - 1] != n || shape[rank - 2] != x.shape[x.rank() - 2] {
-            return None;
-        }
-        let (xk, yk, yn) = (x.strides[x.rank() - 1], y.strides[y.rank() - 2], y.strides[y.rank() - 1]);
-        let out = self.allocate_dense(&shape);
-        // Rows of the result: the columns of y are inside, its rows are summed over.
-        let mut rows = shape.clone();
-        rows[rank - 1] = 1;
-        let (mut xv, mut yv) = (x.clone(), y.clone());
-        let (x_last, y_last) = (x.rank() - 1, y.rank() - 1);
-        xv.shape[x_last] = 1;
-        (yv.shape[y_last], yv.shape[y_last - 1]) = (1, 1);
-        let (xs, ys) = (xv.broadcast(&rows)?, yv.broadcast(&rows)?);
-        let nest = StridedLoops::new(&rows, [&out.strides, &xs, &ys], [0, x.offset, y.offset]);
-        let to = buffer_of(&out);
-        if k == 0 || n == 0 || nest.is_too_deep() {
-            return None;
-        }
-        self.push(NodeKind::MatMul {
-            rows: nest,
-            sizes: (k, n),
-            strides: (xk, yk, yn),
-            x: x.base,
-            y: y.base,
-            out: to,
-        });
-        self.define(out)
-    }
-
-    fn softmax(&mut self) -> Option<()> {
-        let step = &self.g.steps[self.step];
-        let axis = match step.argument("axis") {
-            None => -1,
-            place => *self.g.ints(place)?.first()?,
-        };
-        let x = self.argument("x")?;
-        let axis = self.g.axis(axis, x.rank())?;
-        let mut order = Self::order(&x);
-        order.retain(|d| *d != axis);
-        order.push(axis);
-        let out = self.allocate(&x.shape, &order);
-        let mut rows = x.shape.clone();
-        rows[axis] = 1;
-        let nest = StridedLoops::new(&rows, [&out.strides, &x.strides], [0, x.offset]);
-        let (n, to) = (x.shape[axis], buffer_of(&out));
-        self.push(NodeKind::Softmax { rows: nest, n, step: x.strides[axis], x: x.base, out: to });
-        self.define(out)
-    }
-
-    fn reduce(&mut self, op: &str) -> Option<()> {
-        let step = &self.g.steps[self.step];
-        let axes = step.argument("axes");
-        let keep = self.g.flag(step.argument("keep_dims"), false)?;
-        let x = self.argument("x")?;
-        let axes: Vec<usize> = match axes {
-            None => (0..x.rank()).collect(),
-            place => self.g.ints(place)?.iter().map(|&a| self.g.axis(a, x.rank())).collect::<Option<_>>()?,
-        };
-        let (_, shape) = self.result()?;
-        let kept: Vec<usize> =
-            (0..x.rank()).map(|d| if axes.contains(&d) { 1 } else { x.shape[d] }).collect();
-        let out = self.allocate(&kept, &Self::order(&x));
-        let inner: Vec<usize> =
-            (0..x.rank()).map(|d| if axes.contains(&d) { x.shape[d] } else { 1 }).collect();
-        let n: usize = inner.iter().product();
-        if n == 0 {
-            return None;
-        }
-        let kind = match op {
-            "reduce_mean" => Reduction::Mean,
-            "reduce_max" => Reduction::Max,
-            "reduce_min" => Reduction::Min,
-            _ => Reduction::Sum,
-        };
-        let rows = StridedLoops::new(&kept, [&out.strides, &x.strides], [0, x.offset]);
-        let inner = StridedLoops::new(&inner, [&x.strides], [0]);
-        let to = buffer_of(&out);
-        self.push(NodeKind::Reduce { kind, rows, inner, n, x: x.base, out: to });
-        let view = if keep { out } else { out.reshaped(&shape)? };
-        self.define(view)
-    }
-
-    fn binary(&mut self, op: &str) -> Option<()> {
-        fn run(
-            nest: &StridedLoops<3>,
-            out: &mut [f32],
-            x: &[f32],
-            y: &[f32],
-            f: impl Fn(f32, f32) -> f32 + Copy,
-        ) {
-            nest.each(|[o, a, b], n, s| match s {
-                [1, 1, 1] => {
-                    let (x, y) = (&x[a..a + n], &y[b..b + n]);
-                    out[o..o + n].iter_mut().zip(x.iter().zip(y)).for_each(|(o, (a, b))| *o = f(*a, *b));
-                }
-                [1, 1, 0] => {
-                    let y = y[b];
-                    out[o..o + n].iter_mut().zip(&x[a..a + n]).for_each(|(o, a)| *o = f(*a, y));
-                }
-                _ => (0..n).for_each(|i| out[o + i * s[0]] = f(x[a + i * s[1]], y[b + i * s[2]])),
-            });
-        }
-        let f: Binary = match op {
-            "add" => |n, o, x, y| run(n, o, x, y, |a, b| a + b),
-            "sub" => |n, o, x, y| run(n, o, x, y, |a, b| a - b),
-            "mul" => |n, o, x, y| run(n, o, x, y, |a, b| a * b),
-            "real_div" => |n, o, x, y| run(n, o, x, y, |a, b| a / b),
-            "maximum" => |n, o, x, y| run(n, o, x, y, f32::max),
-            _ => |n, o, x, y| run(n, o, x, y, f32::min),
-        };
-        let (x, y) = (self.argument("x")?, self.argument("y")?);
-        let (_, shape) = self.result()?;
-        let (xs, ys) = (x.broadcast(&shape)?, y.broadcast(&shape)?);
-        let model = [&x, &y].into_iter().find(|v| v.shape == shape && !matches!(v.base, Base::Constant(_)));
-        let model = model.or_else(|| [&x, &y].into_iter().find(|v| v.shape == shape));
-        let out = match model {
-            Some(v) => self.allocate(&shape, &Self::order(v)),
-            None => self.allocate_dense(&shape),
-        };
-        let broadcast = (0..shape.len()).all(|d| {
-            let at = |v: &View| (d + v.rank()).checked_sub(shape.len()).map_or(1, |i| v.shape[i]);
-            shape[d] == at(&x).max(at(&y)) || shape[d] == 0
-        });
-        let nest = StridedLoops::new(&shape, [&out.strides, &xs, &ys], [0, x.offset, y.offset]);
-        if !broadcast || nest.is_too_deep() {
-            return None;
-        }
-        let to = buffer_of(&out);
-        self.push(NodeKind::Binary { f, nest, x: x.base, y: y.base, out: to });
-        self.define(out)
-    }
-
-    fn unary(&mut self, op: &str) -> Option<()> {
-        let f: Unary = match op {
-            "relu" => |v| v.max(0.0),
-            "abs" => f32::abs,
-            "sigmoid" => |v| 1.0 / (1.0 + (-v).exp()),
-            "tanh" => f32::tanh,
-            "exp" => f32::exp,
-            "sqrt" => f32::sqrt,
-            "square" => |v| v * v,
-            _ => return None,
-        };
-        let x = self.argument("x")?;
-        let out = self.allocate(&x.shape, &Self::order(&x));
-        let nest = StridedLoops::new(&x.shape, [&out.strides, &x.strides], [0, x.offset]);
-        let to = buffer_of(&out);
-        if nest.is_too_deep() {
-            return None;
-        }
-        self.push(NodeKind::Unary { f, nest, x: x.base, out: to });
-        self.define(out)
-    }
-
-    fn activate(&mut self) -> Option<()> {
-        let kind = self.g.activation(self.step)?;
-        let x = self.argument("x")?;
-        let out = self.allocate(&x.shape, &Self::order(&x));
-        let nest = StridedLoops::new(&x.shape, [&out.strides, &x.strides], [0, x.offset]);
-        if nest.is_too_deep() {
-            return None;
-        }
-        let (to, n) = (buffer_of(&out), out.len());
-        self.push(NodeKind::Activate { nest, x: x.base, kind, out: to, n });
-        self.define(out)
     }
 
     /// Everything else by the op library.
@@ -1046,115 +750,5 @@ fn buffer_of(view: &View) -> usize {
     match view.base {
         Base::Buffer(b) => b,
         _ => unreachable!("a view of a new buffer"),
-    }
-}
-
-/// Gives buffers whose times of use do not overlap the same memory; returns the sizes.
-fn assign(nodes: &mut [Node], sizes: &[usize], results: &mut [(StridedLoops<2>, View)]) -> Vec<usize> {
-    let mut last = vec![0; sizes.len()];
-    for (i, node) in nodes.iter_mut().enumerate() {
-        node.work.each_buffer(&mut |b| last[*b] = i);
-    }
-    for (_, view) in results.iter() {
-        if let Base::Buffer(b) = view.base {
-            last[b] = usize::MAX;
-        }
-    }
-    let mut to: Vec<Option<usize>> = vec![None; sizes.len()];
-    let mut slots: Vec<(usize, usize)> = Vec::new(); // size, last use of the present owner
-    for (i, node) in nodes.iter_mut().enumerate() {
-        node.work.each_buffer(&mut |b| {
-            let slot = *to[*b].get_or_insert_with(|| {
-                let free = |s: &(usize, usize)| s.1 < i;
-                let best = (0..slots.len())
-                    .filter(|&s| free(&slots[s]))
-                    .min_by_key(|&s| slots[s].0.abs_diff(sizes[*b]));
-                let slot = best.unwrap_or_else(|| {
-                    slots.push((0, 0));
-                    slots.len() - 1
-                });
-                slots[slot] = (slots[slot].0.max(sizes[*b]), last[*b]);
-                slot
-            });
-            *b = slot;
-        });
-    }
-    for (_, view) in results.iter_mut() {
-        if let Base::Buffer(b) = &mut view.base {
-            *b = to[*b].unwrap_or(0);
-        }
-    }
-    slots.into_iter().map(|s| s.0).collect()
-}
-
-impl NodeKind {
-    /// Every buffer that the node reads or writes.
-    fn each_buffer(&mut self, f: &mut dyn FnMut(&mut usize)) {
-        fn base(b: &mut Base, f: &mut dyn FnMut(&mut usize)) {
-            if let Base::Buffer(b) = b {
-                f(b);
-            }
-        }
-        match self {
-            NodeKind::Products { fills, items } => {
-                fills.iter_mut().for_each(|x| base(&mut x.x.base, f));
-                for i in items {
-                    f(&mut i.out);
-                    i.bias.iter_mut().for_each(|b| base(b, f));
-                }
-            }
-            NodeKind::Grouped { x, bias, out, .. } => {
-                base(&mut x.base, f);
-                bias.iter_mut().for_each(|b| base(b, f));
-                f(out);
-            }
-            NodeKind::Gated { gate, up, out, .. } => {
-                base(gate, f);
-                base(up, f);
-                f(out);
-            }
-            NodeKind::Norm { x, weight, out, .. } => {
-                base(x, f);
-                weight.iter_mut().for_each(|b| base(b, f));
-                f(out);
-            }
-            NodeKind::Rotate { x, cos, sin, out, .. } => {
-                [x, cos, sin].into_iter().for_each(|b| base(b, f));
-                f(out);
-            }
-            NodeKind::Attention { q, k, v, mask, out, .. } => {
-                [&mut q.0, &mut k.base, &mut v.base, &mut mask.0.base].into_iter().for_each(|b| base(b, f));
-                f(&mut out.0);
-            }
-            NodeKind::Update { new, keep, place, tail, .. } => {
-                [new, keep, place].into_iter().chain(tail).for_each(|v| base(&mut v.base, f));
-            }
-            NodeKind::Experts(e) => {
-                base(&mut e.x.base, f);
-                e.branches.iter_mut().for_each(|b| base(&mut b.weight.base, f));
-                f(&mut e.out);
-            }
-            NodeKind::Binary { x, y, out, .. } | NodeKind::MatMul { x, y, out, .. } => {
-                base(x, f);
-                base(y, f);
-                f(out);
-            }
-            NodeKind::Unary { x, out, .. }
-            | NodeKind::Activate { x, out, .. }
-            | NodeKind::Copy { x, out, .. }
-            | NodeKind::Softmax { x, out, .. }
-            | NodeKind::Reduce { x, out, .. } => {
-                base(x, f);
-                f(out);
-            }
-            NodeKind::WriteState { x, .. } => base(x, f),
-            NodeKind::Kernel(call) => {
-                for operand in call.inputs.iter_mut().map(|(_, o)| o).chain(&mut call.values) {
-                    match operand {
-                        KernelOperand::Whole(b) | KernelOperand::Copied { x: b, .. } => base(b, f),
-                    }
-                }
-            }
-        }
     }
 }

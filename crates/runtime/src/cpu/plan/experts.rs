@@ -3,6 +3,7 @@
 use super::super::OpErrorAt;
 use super::super::weights::StoredWeight;
 use super::NodeInputs;
+use super::rounded;
 use super::view::View;
 use crate::backend::Counts;
 use anemoe_kernels::{Columns, Gate, Layout, MatMul, Matrix, PackedActivations, Pool, Strided};
@@ -117,13 +118,22 @@ impl Experts {
     }
 }
 
+/// How experts are added up.
+#[derive(Clone, Copy)]
+pub(super) struct How {
+    /// Leave out experts without a weight.
+    pub skip_zero: bool,
+    /// Round every result to fp16, as the operations one after the other do.
+    pub round: bool,
+}
+
 /// Adds up what all experts of packs that are alike give; `y` is `[tokens, rows]`. Counts for each pack the bytes of weights
 /// that were read, and the experts that were left out.
 pub(super) fn sum(
     pool: &Pool,
     packs: &[Pack<'_>],
     y: &mut [f32],
-    skip_zero: bool,
+    How { skip_zero, round }: How,
     workspace: &mut ExpertWorkspace,
     counts: &mut [Counts],
 ) -> OpErrorAt<()> {
@@ -155,7 +165,7 @@ pub(super) fn sum(
         }
         let mut wanted = [false; ORDERS.len()];
         for &(p, i) in &*chosen {
-            wanted[packs[p].experts.branches[i].gate_up.matrix()?.layout() as usize] = true;
+            wanted[packs[p].experts.branches[i].gate_up.matrix().layout() as usize] = true;
         }
         for ((order, panel), _) in ORDERS.into_iter().zip(panels.iter_mut()).zip(wanted).filter(|(_, w)| *w) {
             panel.pack(pool, order, columns, tokens, channels);
@@ -164,7 +174,7 @@ pub(super) fn sum(
     for (at, chosen) in chosen.chunks(TOGETHER).enumerate() {
         let mut all: [Option<MatMul<'_>>; TOGETHER] = Default::default();
         for ((&(p, i), s), product) in chosen.iter().zip(scratch.iter_mut()).zip(&mut all) {
-            let w = packs[p].experts.branches[i].gate_up.matrix()?;
+            let w = packs[p].experts.branches[i].gate_up.matrix();
             s.tokens.clear();
             s.tokens
                 .extend((0..tokens as u32).filter(|t| !skip_zero || packs[p].weight(i, *t as usize) != 0.0));
@@ -176,7 +186,7 @@ pub(super) fn sum(
         anemoe_kernels::matmul_batch(pool, &mut all);
         let mut down: [Option<Matrix<'_>>; TOGETHER] = [None; TOGETHER];
         for (&(p, i), w) in chosen.iter().zip(&mut down) {
-            *w = Some(packs[p].experts.branches[i].down.matrix()?);
+            *w = Some(packs[p].experts.branches[i].down.matrix());
         }
         let activate = |k: usize, s: &mut ExpertScratch| {
             let Some(w) = down[k] else { return };
@@ -184,9 +194,16 @@ pub(super) fn sum(
             let kind = packs[p].experts.branches[i].kind;
             let (n, m) = (w.cols(), s.tokens.len());
             let hidden = at_least(&mut s.hidden, m * n);
+            if round {
+                anemoe_kernels::round_to_f16(&mut s.gate_up[..2 * m * n]);
+            }
             let each = s.tokens.iter().zip(hidden.chunks_exact_mut(n)).zip(s.gate_up.chunks_exact(2 * n));
             for ((t, h), g) in each {
-                anemoe_kernels::apply_gate(&g[..n], &g[n..], packs[p].weight(i, *t as usize), kind, h);
+                let weight = packs[p].weight(i, *t as usize);
+                match round {
+                    true => rounded::gate(&g[..n], &g[n..], weight, kind, h),
+                    false => anemoe_kernels::apply_gate(&g[..n], &g[n..], weight, kind, h),
+                }
             }
             let values = Columns { values: hidden, first: 0, token_stride: n, channel_stride: 1 };
             s.h.pack(pool, w.layout(), values, m, n);
@@ -207,10 +224,16 @@ pub(super) fn sum(
             counts[*p].experts += 1;
         }
         anemoe_kernels::matmul_batch(pool, &mut all);
-        if std::mem::take(&mut first) {
+        if round {
+            let own = &mut scratch[..chosen.len()];
+            pool.for_chunks(own, 1, &|_, s| {
+                s.iter_mut().for_each(|s| anemoe_kernels::round_to_f16(&mut s.out[..s.tokens.len() * rows]));
+            });
+        }
+        if std::mem::take(&mut first) && !round {
             // As what is added to zero, also where it is a negative one.
             y.iter_mut().zip(&scratch[0].out[..rows]).for_each(|(y, o)| *y = 0.0 + o);
-            add(&scratch[1..chosen.len()], y, 0, rows);
+            add(&scratch[1..chosen.len()], y, 0, rows, false);
             continue;
         }
         let all = &scratch[..chosen.len()];
@@ -218,14 +241,14 @@ pub(super) fn sum(
             if at == 0 {
                 y.fill(0.0);
             }
-            add(all, y, (i * ADDED) as u32, rows);
+            add(all, y, (i * ADDED) as u32, rows, round);
         });
     }
     Ok(())
 }
 
 /// Adds what experts gave to tokens `first..` of the result, in the order of the experts, whatever threads there are.
-fn add(experts: &[ExpertScratch], y: &mut [f32], first: u32, rows: usize) {
+fn add(experts: &[ExpertScratch], y: &mut [f32], first: u32, rows: usize, round: bool) {
     let end = first + (y.len() / rows.max(1)) as u32;
     for s in experts {
         let (from, to) = (s.tokens.partition_point(|t| *t < first), s.tokens.partition_point(|t| *t < end));
@@ -233,6 +256,9 @@ fn add(experts: &[ExpertScratch], y: &mut [f32], first: u32, rows: usize) {
         for (t, out) in s.tokens[from..to].iter().zip(out) {
             let y = &mut y[(*t - first) as usize * rows..][..rows];
             y.iter_mut().zip(out).for_each(|(y, o)| *y += o);
+            if round {
+                anemoe_kernels::round_to_f16(y);
+            }
         }
     }
 }

@@ -6,26 +6,30 @@
 //!                                   --run-------> one node after the other; nothing is looked up by name
 //! ```
 //! Tokens lie one after the other with their channels together, whatever the axis order of the program says, so that a token
-//! goes through the same code by itself and in a batch. Results are not rounded: with [`super::Precision::Fp16`], with shapes
-//! known only when they come, and with control flow, functions are executed step by step instead.
+//! goes through the same code by itself and in a batch. With [`super::Precision::Fp16`] nodes round what they compute, and give
+//! the bits of their operations one after the other. With shapes known only when they come, see [`super::shapes`]; functions
+//! with control flow are executed step by step instead.
 
 mod build;
 mod experts;
 mod patterns;
+mod rounded;
 mod update;
 mod view;
 
 use super::OpErrorAt;
+use super::convolution::Convolution;
+use super::ops::window::image_strides;
 use super::ops::{Kernel, OpContext, OpError};
 use super::states::StateValue;
 use super::weights::StoredWeight;
 use crate::backend::{Counts, OpTime};
 use crate::tensor::{Data, Tensor};
 use anemoe_kernels::{
-    AttentionShape, CacheValues, CacheView, Columns, Gate, GroupedConv, HeadStrides, Layout, Mask, MatMul,
-    PackedActivations, Pool, RmsNorm, Strided,
+    AttentionShape, CacheValues, CacheView, Columns, Gate, HeadStrides, Image, Layout, Mask, MatMul,
+    PackedActivations, Pool, RmsNorm, Strided, Window,
 };
-use anemoe_mlpackage::mil::TensorType;
+use anemoe_mlpackage::mil::{DataType, TensorType};
 use experts::Pack;
 use smallvec::SmallVec;
 use std::cell::RefCell;
@@ -63,17 +67,10 @@ enum NodeKind {
         fills: Vec<Fill>,
         items: Vec<Item>,
     },
-    /// A convolution in groups.
-    Grouped {
+    Conv {
+        conv: Arc<Convolution>,
+        window: Window,
         x: View,
-        tokens: usize,
-        /// Channels of a group, and taps.
-        cols: (usize, usize),
-        /// Strides of tokens, channels and taps.
-        strides: (usize, usize, usize),
-        weight: Arc<StoredWeight>,
-        groups: usize,
-        group_stride: usize,
         bias: Option<Base>,
         out: usize,
     },
@@ -211,6 +208,8 @@ enum KernelOperand {
 
 struct Node {
     work: NodeKind,
+    /// Buffers whose results are rounded to fp16, and their elements.
+    round: Vec<(usize, usize)>,
     /// Operation that it is or ends with, for errors and times.
     op_type: String,
     name: String,
@@ -230,6 +229,8 @@ pub(super) struct Plan {
     /// The function's results.
     outputs: Vec<(StridedLoops<2>, View)>,
     skip_zero: bool,
+    /// Every result of type fp16 is rounded.
+    round: bool,
     /// Nanoseconds that each node took; empty where nothing is measured.
     times: Vec<AtomicU64>,
 }
@@ -242,8 +243,6 @@ struct Arena {
     tensors: Vec<Tensor>,
     experts: experts::ExpertWorkspace,
     changes: Vec<Change>,
-    /// A row of softmax.
-    row: Vec<f32>,
 }
 
 thread_local! {
@@ -322,7 +321,8 @@ pub(super) fn add_experts(
     let pool = Pool::global();
     let mut packs: SmallVec<[_; super::MANY]> = SmallVec::new();
     for (plan, inputs) in calls {
-        let Some(experts) = plan.experts() else { return Ok(false) };
+        // Sums of several packages are not rounded, and those of one are.
+        let Some(experts) = plan.experts().filter(|_| !plan.round) else { return Ok(false) };
         let sources = NodeInputs { buffers: &[], tensors: &[], constants: &plan.constants, inputs };
         packs.push(Pack { experts, sources });
     }
@@ -335,7 +335,8 @@ pub(super) fn add_experts(
     arena.reserve(&[tokens * rows], 0, 0);
     let Arena { buffers, experts: workspace, .. } = &mut arena;
     let own = &mut buffers[0][..tokens * rows];
-    let done = experts::sum(pool, &packs, own, calls[0].0.skip_zero, workspace, counts);
+    let how = experts::How { skip_zero: calls[0].0.skip_zero, round: false };
+    let done = experts::sum(pool, &packs, own, how, workspace, counts);
     if done.is_ok() && tokens == 1 {
         sum.iter_mut().zip(own).for_each(|(a, b)| *a += *b);
     } else if done.is_ok() {
@@ -375,8 +376,12 @@ impl Plan {
         let mut counts = Counts::default();
         for (at, node) in self.nodes.iter().enumerate() {
             let started = (!self.times.is_empty()).then(Instant::now);
-            run_node(&node.work, arena, &self.constants, inputs, states, self.skip_zero, &mut counts)
-                .map_err(|e| (e, at))?;
+            let run =
+                Run { constants: &self.constants, inputs, skip_zero: self.skip_zero, round: self.round };
+            run_node(&node.work, arena, &run, states, &mut counts).map_err(|e| (e, at))?;
+            for &(buffer, n) in &node.round {
+                round(Pool::global(), &mut arena.buffers[buffer][..n]);
+            }
             if let Some(started) = started {
                 self.add_time(at, started.elapsed());
             }
@@ -483,18 +488,31 @@ fn copy_state(nest: &StridedLoops<2>, state: &StateValue, out: &mut [f32]) {
     }
 }
 
-#[allow(clippy::too_many_arguments)]
+/// Elements that a thread rounds at a time.
+const ROUNDED: usize = 1 << 14;
+
+/// Rounds to fp16 on all threads.
+fn round(pool: &Pool, values: &mut [f32]) {
+    pool.for_chunks(values, ROUNDED, &|_, values| anemoe_kernels::round_to_f16(values));
+}
+
+/// What all nodes of a run read.
+struct Run<'a> {
+    constants: &'a [Arc<Tensor>],
+    inputs: &'a [&'a Tensor],
+    skip_zero: bool,
+    round: bool,
+}
+
 fn run_node(
     work: &NodeKind,
     arena: &mut Arena,
-    constants: &[Arc<Tensor>],
-    inputs: &[&Tensor],
+    &Run { constants, inputs, skip_zero, round: is_rounded }: &Run<'_>,
     states: &mut [StateValue],
-    skip_zero: bool,
     counts: &mut Counts,
 ) -> OpErrorAt<()> {
     let pool = Pool::global();
-    let Arena { buffers, panels, tensors, experts: workspace, changes, row } = arena;
+    let Arena { buffers, panels, tensors, experts: workspace, changes } = arena;
     macro_rules! with_out {
         ($out:expr, |$sources:ident, $y:ident| $body:expr) => {{
             let mut taken = std::mem::take(&mut buffers[$out]);
@@ -514,17 +532,17 @@ fn run_node(
             }
             counts.bytes_read += products(pool, items, buffers, panels, tensors, constants, inputs)?;
         }
-        NodeKind::Grouped { x, tokens, cols, strides, weight, groups, group_stride, bias, out } => {
-            let w = weight.matrix()?;
-            counts.bytes_read += w.bytes_read();
+        NodeKind::Conv { conv, window, x, bias, out } => {
             with_out!(*out, |sources, y| {
-                let bias = bias.map(|b| &sources.get(b)[..w.rows()]);
-                let (groups, group_stride, tokens, cols) = (*groups, *group_stride, *tokens, *cols);
-                let (x, tap_stride) = (columns(&sources, x, (strides.0, strides.1)), strides.2);
-                anemoe_kernels::grouped_conv(
-                    pool,
-                    &mut GroupedConv { w, groups, x, group_stride, tokens, cols, tap_stride, y, bias },
-                );
+                let bias = bias.map(|b| &sources.get(b)[..conv.weight().rows()]);
+                let image = Image {
+                    values: sources.get(x.base),
+                    first: x.offset,
+                    batch: x.shape[0],
+                    channels: x.shape[1],
+                    strides: image_strides(&x.strides),
+                };
+                counts.bytes_read += conv.run(window, image, y, bias)?;
             });
         }
         NodeKind::Gated { rows, n, gate, up, kind, out } => with_out!(*out, |sources, y| {
@@ -590,8 +608,10 @@ fn run_node(
             let m = Mask { values: &sources.get(mask.0.base)[mask.0.offset..], token_stride: mask.1 };
             let (k, v) = (cache(k), cache(v));
             let q = (sources.get(q.0), q.1);
-            counts.bytes_read +=
-                anemoe_kernels::attention(pool, shape, 1.0, q, &k, &v, Some(m), (&mut taken, out.1));
+            counts.bytes_read += match is_rounded {
+                true => rounded::attention(pool, shape, q, &k, &v, m, (&mut taken, out.1)),
+                false => anemoe_kernels::attention(pool, shape, 1.0, q, &k, &v, Some(m), (&mut taken, out.1)),
+            };
             buffers[out.0] = taken;
         }
         NodeKind::Update { state, new, keep, place, tail, as_before } => {
@@ -599,12 +619,14 @@ fn run_node(
             if !*as_before {
                 find_changes(pool, &sources, (keep, place), new.shape[2], changes);
             }
-            update(pool, &mut states[*state], &sources, (new, keep, place, tail.as_ref()), changes);
+            let values = (new, keep, place, tail.as_ref());
+            update(pool, &mut states[*state], &sources, values, changes, is_rounded);
         }
         NodeKind::Experts(e) => {
             with_out!(e.out, |sources, y| {
                 let mut own = [Counts::default()];
-                experts::sum(pool, &[Pack { experts: e, sources }], y, skip_zero, workspace, &mut own)?;
+                let how = experts::How { skip_zero, round: is_rounded };
+                experts::sum(pool, &[Pack { experts: e, sources }], y, how, workspace, &mut own)?;
                 *counts += own[0];
             });
         }
@@ -622,7 +644,7 @@ fn run_node(
         }),
         NodeKind::Activate { nest, x, kind, out, n } => with_out!(*out, |sources, y| {
             copy(nest, sources.get(*x), y);
-            anemoe_kernels::apply_activation(&mut y[..*n], *kind);
+            pool.for_chunks(&mut y[..*n], ACTIVATED, &|_, y| anemoe_kernels::apply_activation(y, *kind));
         }),
         NodeKind::Copy { nest, x, out, fill } => {
             if let Some((v, n)) = fill {
@@ -635,38 +657,50 @@ fn run_node(
         }
         NodeKind::Softmax { rows, n, step, x, out } => with_out!(*out, |sources, y| {
             let x = sources.get(*x);
-            row.resize(*n, 0.0);
-            rows.each(|[o, a], m, s| {
-                for i in 0..m {
-                    let (o, a) = (o + i * s[0], a + i * s[1]);
-                    let x = &x[a..];
-                    (0..*n).for_each(|k| row[k] = x[k * *step]);
-                    let mut sum = 0.0;
-                    anemoe_kernels::exp_and_sum(row, &mut sum);
-                    y[o..o + *n].iter_mut().zip(row.iter()).for_each(|(y, e)| *y = e / sum);
-                }
+            rows.split(pool, y, *n, &|rows, y| {
+                rows.each(|[o, a], m, s| {
+                    for i in 0..m {
+                        let (x, y) = (&x[a + i * s[1]..], &mut y[o + i * s[0]..][..*n]);
+                        match *step {
+                            1 => y.copy_from_slice(&x[..*n]),
+                            step => y.iter_mut().enumerate().for_each(|(k, y)| *y = x[k * step]),
+                        }
+                        let mut sum = 0.0;
+                        anemoe_kernels::exp_and_sum(y, &mut sum);
+                        y.iter_mut().for_each(|y| *y /= sum);
+                    }
+                });
             });
         }),
         NodeKind::Reduce { kind, rows, inner, n, x, out } => with_out!(*out, |sources, y| {
             let x = sources.get(*x);
-            rows.split_by(pool, y, (1, *n), &|rows, y| reduce(*kind, rows, inner, *n, x, y));
+            rows.split_by(pool, y, (1, *n), &|rows, y| match is_rounded {
+                true => rounded::reduce(*kind, rows, inner, *n, x, y),
+                false => reduce(*kind, rows, inner, *n, x, y),
+            });
         }),
         NodeKind::MatMul { rows, sizes: (k, n), strides: (xk, yk, yn), x, y: other, out } => {
             with_out!(*out, |sources, y| {
                 let (x, w) = (sources.get(*x), sources.get(*other));
                 // Each row of the result by itself.
-                rows.each(|[o, a, b], m, s| {
-                    for i in 0..m {
-                        let (o, a, b) = (o + i * s[0], a + i * s[1], b + i * s[2]);
-                        let y = &mut y[o..o + *n];
-                        y.fill(0.0);
-                        for c in 0..*k {
-                            let (v, w) = (x[a + c * *xk], &w[b + c * *yk..]);
-                            if v != 0.0 || !w[0].is_finite() {
-                                y.iter_mut().enumerate().for_each(|(j, y)| *y += v * w[j * *yn]);
+                rows.split_by(pool, y, (*n, *k * *n), &|rows, y| {
+                    rows.each(|[o, a, b], m, s| {
+                        for i in 0..m {
+                            let (o, a, b) = (o + i * s[0], a + i * s[1], b + i * s[2]);
+                            let y = &mut y[o..o + *n];
+                            y.fill(0.0);
+                            for c in 0..*k {
+                                let (v, w) = (x[a + c * *xk], &w[b + c * *yk..]);
+                                if v == 0.0 && w[0].is_finite() {
+                                    continue;
+                                }
+                                match *yn {
+                                    1 => y.iter_mut().zip(w).for_each(|(y, w)| *y += v * w),
+                                    yn => y.iter_mut().enumerate().for_each(|(j, y)| *y += v * w[j * yn]),
+                                }
                             }
                         }
-                    }
+                    });
                 });
             });
         }
@@ -708,6 +742,13 @@ fn run_node(
             (call.kernel)(&context, &mut results)?;
             for ((&t, result), ty) in call.outputs.iter().zip(results).zip(&call.types) {
                 super::ops::check_result(&result, ty)?;
+                let mut result = result;
+                if is_rounded
+                    && ty.dtype == DataType::Float16
+                    && let Some(values) = result.as_f32_mut()
+                {
+                    round(pool, values);
+                }
                 tensors[t] = result;
             }
         }
@@ -771,7 +812,7 @@ fn reduce_by(
 fn order_of(items: &[Item], panel: usize) -> OpErrorAt<Layout> {
     let item = items.iter().find(|i| i.panel == panel);
     let item = item.ok_or_else(|| OpError::Invalid("a panel that nothing reads".into()))?;
-    Ok(item.weight.matrix()?.layout())
+    Ok(item.weight.matrix().layout())
 }
 
 /// Where the channels of a view's tokens are.
@@ -783,6 +824,8 @@ fn columns<'a>(
     Columns { values: sources.get(x.base), first: x.offset, token_stride, channel_stride }
 }
 
+/// Elements that a thread activates at a time.
+const ACTIVATED: usize = 1 << 12;
 /// Most products of one job.
 const TOGETHER: usize = 8;
 
@@ -805,7 +848,7 @@ fn products(
         let sources = NodeInputs { buffers, tensors, constants, inputs };
         let mut all: [Option<MatMul<'_>>; TOGETHER] = Default::default();
         for ((item, y), product) in items.iter().zip(&mut taken).zip(&mut all) {
-            let w = item.weight.matrix()?;
+            let w = item.weight.matrix();
             bytes += w.bytes_read();
             let bias = item.bias.map(|b| &sources.get(b)[..w.rows()]);
             *product = Some(MatMul { w, x: &panels[item.panel], tokens: None, y, stride: w.rows(), bias });

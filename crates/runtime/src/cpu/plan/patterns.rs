@@ -335,18 +335,25 @@ impl Graph<'_> {
         })
     }
 
+    /// Input of a convolution that is a matmul of tokens, without a bias.
+    fn tokenwise(&self, step: usize) -> Option<ValueRef> {
+        match &self.steps[step].work {
+            InstrKind::Project { projection: Projection::Conv(conv), x, bias: None, .. }
+                if conv.is_matmul() =>
+            {
+                Some(*x)
+            }
+            _ => None,
+        }
+    }
+
     /// A projection of what is multiplied by one weight per token: `W_down (gated * w)` with both halves of `W_gate_up x`.
     fn branch(&self, down: usize) -> Option<(Branch, Vec<usize>)> {
-        let InstrKind::Project {
-            projection: Projection::Conv { groups: 1, taps: 1, .. }, x, bias: None, ..
-        } = &self.steps[down].work
-        else {
-            return None;
-        };
-        let product = self.by(*x, "mul")?;
+        let x = self.tokenwise(down)?;
+        let product = self.by(x, "mul")?;
         self.both(product).into_iter().find_map(|(hidden, weight)| {
             let shape = self.shape(weight)?;
-            let tokens = *self.shape(*x)?.last()?;
+            let tokens = *self.shape(x)?.last()?;
             if shape != [1, 1, 1, tokens] {
                 return None;
             }
@@ -359,24 +366,16 @@ impl Graph<'_> {
             let axis = self.ints(self.arg(split, "axis"))?.first()?;
             let equal = self.shape(gate)? == self.shape(up)?;
             let gate_up = self.step(self.arg(split, "x")?)?;
-            let InstrKind::Project {
-                projection: Projection::Conv { groups: 1, taps: 1, .. },
-                x: input,
-                bias: None,
-                ..
-            } = &self.steps[gate_up].work
-            else {
-                return None;
-            };
+            let input = self.tokenwise(gate_up)?;
             inside.extend([product, m, split, gate_up]);
-            let branch = Branch { x: *input, gate_up, down, weight, kind };
+            let branch = Branch { x: input, gate_up, down, weight, kind };
             (halves && equal && self.axis(*axis, 4)? == 1 && self.closed(&inside, down))
                 .then_some((branch, inside))
         })
     }
 
-    /// Sums of branches, by the step that gives each sum.
-    pub fn experts(&self) -> BTreeMap<usize, (Fused, Vec<usize>)> {
+    /// Sums of branches, by the step that gives each sum. With `in_order` sums of one branch more each time, and no others.
+    pub fn experts(&self, in_order: bool) -> BTreeMap<usize, (Fused, Vec<usize>)> {
         let mut sums: BTreeMap<usize, (Vec<Branch>, Vec<usize>)> = BTreeMap::new();
         for (i, step) in self.steps.iter().enumerate() {
             if let Some((branch, inside)) = self.branch(i) {
@@ -390,6 +389,11 @@ impl Graph<'_> {
             let input = |s: usize| sums.get(&s).map(|(b, _)| b[0].x);
             let same = input(a).is_some() && input(a) == input(b) && self.shape(x) == self.shape(y);
             if step.op_type == "add" && a != b && same && only_here(a) && only_here(b) {
+                let count = |s: usize| sums.get(&s).map_or(0, |(branches, _)| branches.len());
+                let (a, b) = if in_order && count(a) < count(b) { (b, a) } else { (a, b) };
+                if in_order && count(b) > 1 {
+                    continue;
+                }
                 let (Some((mut branches, mut inside)), Some(right)) = (sums.remove(&a), sums.remove(&b))
                 else {
                     continue;

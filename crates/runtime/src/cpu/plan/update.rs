@@ -14,6 +14,8 @@ const SCANNED: usize = 256;
 
 thread_local! {
     static ROW: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    /// What is added to a row.
+    static PLACED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
 /// A slot that changes.
@@ -112,6 +114,7 @@ pub(super) fn update(
     sources: &NodeInputs<'_>,
     (new, keep, place, tail): (&View, &View, &View, Option<&View>),
     changes: &[Change],
+    round: bool,
 ) {
     let &[_, _, tokens, d] = new.shape.as_slice() else { return };
     let slots = keep.shape[2];
@@ -126,6 +129,18 @@ pub(super) fn update(
             match kept(slot) {
                 0.0 => row.fill(0.0),
                 kept => (0..d).for_each(|c| row[c] = state.get(slot * d + c) * kept),
+            }
+            if round {
+                add_rounded(
+                    &mut row,
+                    tokens
+                        .clone()
+                        .map(|t| (at(slot, t), new.offset + h * new.strides[1] + t * new.strides[2])),
+                    values,
+                    new.strides[3],
+                );
+                state.set(slot * d, &row);
+                continue;
             }
             for t in tokens.clone() {
                 let factor = at(slot, t);
@@ -154,6 +169,22 @@ pub(super) fn update(
         ROW.set(row);
     };
     state.heads(pool, tokens > 1, &write);
+}
+
+/// Adds rows of `values`, each times a factor, to `row`, and rounds both parts and their sum to fp16; rows are given by factor
+/// and first element.
+fn add_rounded(row: &mut [f32], rows: impl Iterator<Item = (f32, usize)>, values: &[f32], step: usize) {
+    let mut placed = PLACED.take();
+    placed.clear();
+    placed.resize(row.len(), 0.0);
+    for (factor, from) in rows.filter(|(factor, _)| *factor != 0.0) {
+        placed.iter_mut().enumerate().for_each(|(c, p)| *p += factor * values[from + c * step]);
+    }
+    anemoe_kernels::round_to_f16(&mut placed);
+    anemoe_kernels::round_to_f16(row);
+    row.iter_mut().zip(&placed).for_each(|(r, p)| *r += p);
+    anemoe_kernels::round_to_f16(row);
+    PLACED.set(placed);
 }
 
 #[cfg(test)]

@@ -1,0 +1,74 @@
+//! How the CPU computes, as options of the commands that run bundles.
+
+use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
+
+/// A kind of numbers; what it means for results and for states is said where it is an option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum PrecisionArg {
+    Fp16,
+    Fp32,
+}
+
+impl From<PrecisionArg> for Precision {
+    fn from(p: PrecisionArg) -> Precision {
+        match p {
+            PrecisionArg::Fp16 => Precision::Fp16,
+            PrecisionArg::Fp32 => Precision::Fp32,
+        }
+    }
+}
+
+/// How packages are executed.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ExecutorArgs {
+    /// fp32 computes in f32 on the stored weights; fp16 rounds every result, as the device does, and is slow.
+    #[arg(long, value_enum, default_value = "fp32")]
+    precision: PrecisionArg,
+    /// Multiply 8-bit integers where weights are tables or integers, and bf16 where the processor has it and weights are large
+    /// and of fp16: faster, and not exact.
+    #[arg(long)]
+    fast: bool,
+    /// Run every operation by itself instead of fused: slow, to compare with.
+    #[arg(long)]
+    no_fuse: bool,
+    /// How keys and values are kept: fp16 as on the device, or fp32 with twice the memory.
+    #[arg(long, value_enum, default_value = "fp16", value_name = "KIND")]
+    states: PrecisionArg,
+}
+
+impl ExecutorArgs {
+    /// In words: `exact` or `fast`, and what is not as it is by default.
+    pub fn mode(&self) -> String {
+        let mut mode = String::from(if self.fast { "fast" } else { "exact" });
+        if self.precision == PrecisionArg::Fp16 {
+            mode += ", every result in fp16";
+        } else if self.no_fuse {
+            mode += ", not fused";
+        } else if self.states == PrecisionArg::Fp32 {
+            mode += ", states in fp32";
+        }
+        mode
+    }
+
+    /// The backend.
+    ///
+    /// # Errors
+    /// The options contradict each other.
+    pub fn backend(&self) -> anyhow::Result<CpuBackend> {
+        let fused = self.precision == PrecisionArg::Fp32 && !self.no_fuse;
+        if self.fast && !fused {
+            anyhow::bail!(
+                "--fast goes with fused functions in fp32: leave out --no-fuse and --precision fp16"
+            );
+        }
+        Ok(CpuBackend {
+            options: Options {
+                precision: self.precision.into(),
+                fuse: !self.no_fuse,
+                half_states: self.states == PrecisionArg::Fp16,
+                fast: self.fast,
+                ..Options::default()
+            },
+        })
+    }
+}

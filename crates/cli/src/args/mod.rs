@@ -1,0 +1,10 @@
+//! Options that several commands share.
+
+pub mod checkpoint_text;
+pub mod executor;
+pub mod numbers;
+pub mod origin;
+pub mod planning;
+pub mod prompt;
+pub mod reading;
+pub mod text_windows;

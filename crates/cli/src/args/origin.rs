@@ -1,0 +1,72 @@
+//! The checkpoint that a bundle was built from.
+
+use super::planning::read_importance;
+use super::reading::Reading;
+use anemoe_bundle::Chain;
+use anemoe_convert::importance::Importance;
+use anemoe_convert::models::{self, Family};
+use anemoe_convert::plan::Plan;
+use anemoe_convert::variants::ZayaSkip;
+use anyhow::{Context, bail};
+use std::path::{Path, PathBuf};
+
+/// Where a bundle came from, for questions that its packages alone cannot answer.
+#[derive(clap::Args, Clone)]
+pub struct OriginArgs {
+    /// The checkpoint that the bundle was built from.
+    #[arg(long, value_name = "CHECKPOINT")]
+    pub checkpoint: Option<PathBuf>,
+    /// The importances that it was built with, where it was.
+    #[arg(long, value_name = "F.npz", requires = "checkpoint")]
+    pub importance: Option<PathBuf>,
+}
+
+/// A bundle with its origin.
+pub struct Origin {
+    pub chain: Chain,
+    pub family: Box<dyn Family>,
+    pub plan: Plan,
+    pub importance: Option<Importance>,
+}
+
+impl OriginArgs {
+    /// Opens the checkpoint as the bundle's build read it, and plans it again.
+    pub fn open(&self, bundle: &Path, what_for: &str) -> anyhow::Result<Origin> {
+        let chain = Chain::read(bundle)?;
+        let spec = self.checkpoint.as_deref();
+        let spec =
+            spec.with_context(|| format!("{what_for} needs --checkpoint, the one of {}", chain.source))?;
+        let zaya_skip = match chain.readings.get("zaya_skip") {
+            Some(name) => Some(name.parse::<ZayaSkip>().map_err(anyhow::Error::msg)?),
+            None => None,
+        };
+        let family = models::open(Reading { zaya_skip }.open(spec)?)?;
+        if chain.family != family.name() {
+            bail!(
+                "--checkpoint {}: is not what {} was built from: it is of the family {}, not {}",
+                spec.display(),
+                bundle.display(),
+                family.name(),
+                chain.family
+            );
+        }
+        if let Some(hash) = &chain.checkpoint_sha256
+            && *hash != family.fingerprint()?
+        {
+            bail!(
+                "--checkpoint {}: is not what {} was built from: its contents differ",
+                spec.display(),
+                bundle.display()
+            );
+        }
+        let plan = models::replan(family.as_ref(), bundle, &chain)?;
+        let importance = self.importance.as_deref().map(|path| read_importance(path, &plan)).transpose()?;
+        if importance.as_ref().map(Importance::sha256) != chain.importance.as_deref() {
+            match &chain.importance {
+                Some(hash) => bail!("--importance: the bundle was built with the file of SHA-256 {hash}"),
+                None => bail!("--importance: the bundle was built without one"),
+            }
+        }
+        Ok(Origin { chain, family, plan, importance })
+    }
+}

@@ -1,0 +1,327 @@
+//! Options that decide a plan, and `--quant auto`.
+
+use super::checkpoint_text::{TEXT, bos, spread_ids, tokenizer};
+use super::numbers::count;
+use super::reading::Reading;
+use super::text_windows::read_text;
+use crate::ui::Ui;
+use anemoe_bundle::TokenCount;
+use anemoe_convert::checkpoint::Checkpoint;
+use anemoe_convert::importance::Importance;
+use anemoe_convert::models::{self, Family};
+use anemoe_convert::outliers::{self, Outlier};
+use anemoe_convert::plan::{PartKinds, Plan, PlanOptions};
+use anemoe_convert::quant::{Groups, MatrixQuant, Quant};
+use anemoe_gates::auto::{Goal, KindSearch, MAX_WHOLE, choose};
+use anemoe_gates::perplexity::windows;
+use anyhow::bail;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// Tokens of the built-in text that models are run on, and of a window.
+const TOKENS: usize = 192;
+const WINDOW: usize = 96;
+/// Cosine that is aimed at when nothing is said: that of the golden gate.
+const MIN_COSINE: f64 = 0.97;
+
+/// Options that decide a plan, shared with `build`.
+#[derive(clap::Args, Clone)]
+pub struct PlanArgs {
+    /// Compression: fp16, int8-tensor, int8-channel, int4-block (each integer kind also with -asymmetric), or
+    /// lut{1,2,3,4,6,8} with -uniform and -tensor as options (lut4, lut6-tensor, ...); or auto: a kind per tensor,
+    /// chosen from measured errors.
+    #[arg(long, value_name = "KIND", default_value = "lut4")]
+    pub quant: QuantChoice,
+    /// For --quant auto: the fewest bytes with at least this cosine of logits. For the gates of a build: the least cosine
+    /// that passes [default: 0.97].
+    #[arg(long, value_name = "COSINE", conflicts_with = "max_bytes")]
+    pub min_cosine: Option<f64>,
+    /// For --quant auto: the least loss with at most this many bytes of matrices (6000000, 6MB, 1.5GiB).
+    #[arg(long, value_name = "BYTES", value_parser = byte_count)]
+    pub max_bytes: Option<u64>,
+    /// For --quant auto: text to run the model on, instead of a built-in one.
+    #[arg(long, value_name = "FILE")]
+    pub auto_text: Option<PathBuf>,
+    /// Second moments of the projections' inputs, from `calibrate`: errors are weighed with them.
+    #[arg(long, value_name = "F.npz")]
+    pub importance: Option<PathBuf>,
+    /// Compression of the attention projections, where it differs.
+    #[arg(long, value_name = "KIND")]
+    pub attn_quant: Option<Quant>,
+    /// Compression of the experts, where it differs.
+    #[arg(long, value_name = "KIND")]
+    pub expert_quant: Option<Quant>,
+    /// Compression of the MLP that every token meets, where it differs.
+    #[arg(long, value_name = "KIND")]
+    pub mlp_quant: Option<Quant>,
+    /// Compression of the router [default: fp16 where it is one matrix (Gemma), as the model where it is a network (ZAYA)].
+    #[arg(long, value_name = "KIND")]
+    pub router_quant: Option<Quant>,
+    /// Compression of the output head, where it differs.
+    #[arg(long, value_name = "KIND")]
+    pub head_quant: Option<Quant>,
+    /// Compression of the host's embedding [default: fp16, whatever --quant says].
+    #[arg(long, value_name = "KIND")]
+    pub embed_quant: Option<Quant>,
+    /// Output channels that share a table.
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub group_size: usize,
+    /// Input channels that share a scale in int4-block.
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub block_size: usize,
+    /// Experts that one call computes; fewer than 16 become functions of one package [default: 16].
+    #[arg(long, value_name = "N", conflicts_with = "ffn_shards")]
+    pub experts_per_shard: Option<usize>,
+    /// Packages that the experts of a layer are spread over.
+    #[arg(long, value_name = "N")]
+    pub ffn_shards: Option<usize>,
+    /// Token counts for which each package has a function.
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_value = "1,64", value_parser = count)]
+    pub tokens: Vec<usize>,
+    /// One function for a range of token counts instead, for instance 1..4.
+    #[arg(long, value_name = "MIN..MAX", conflicts_with = "tokens", value_parser = token_range)]
+    pub token_range: Option<TokenCount>,
+    /// Positions that the caches hold [default: 2048, or the model's limit where that is less].
+    #[arg(long, value_name = "N")]
+    pub max_context: Option<usize>,
+    /// Most weights in a package, in MiB (1 MiB is 1.05 MB).
+    #[arg(long, value_name = "MiB", default_value_t = 1900)]
+    pub max_shard_mb: u64,
+    /// Do not look for outliers. It takes reading every weight whose kind has one step for a whole tensor (int8-tensor).
+    #[arg(long)]
+    pub skip_outliers: bool,
+    #[command(flatten)]
+    pub reading: Reading,
+}
+
+fn token_range(text: &str) -> Result<TokenCount, String> {
+    let parsed = text.split_once("..").and_then(|(a, b)| {
+        Some(TokenCount { min: a.parse().ok()?, max: b.trim_start_matches('=').parse().ok()? })
+    });
+    parsed
+        .filter(|t| t.min >= 1 && t.min < t.max)
+        .ok_or_else(|| format!("`{text}` is not a range such as 1..4"))
+}
+
+impl PlanArgs {
+    /// As the planner takes them.
+    pub fn to_plan_options(&self) -> PlanOptions {
+        let tokens = match self.token_range {
+            Some(range) => vec![range],
+            None => self.tokens.iter().map(|&n| TokenCount { min: n, max: n }).collect(),
+        };
+        PlanOptions {
+            quant: match self.quant {
+                QuantChoice::Kind(kind) => kind,
+                QuantChoice::Auto => PlanOptions::default().quant,
+            },
+            parts: PartKinds {
+                attention: self.attn_quant,
+                experts: self.expert_quant,
+                dense_mlp: self.mlp_quant,
+                router: self.router_quant,
+                head: self.head_quant,
+                embedding: self.embed_quant,
+            },
+            defaults: PartKinds::default(),
+            groups: Groups { rows: self.group_size, block: self.block_size },
+            experts_per_shard: self.experts_per_shard,
+            ffn_shards: self.ffn_shards,
+            tokens,
+            max_context: self.max_context,
+            max_shard_mb: self.max_shard_mb,
+        }
+    }
+}
+
+/// A kind for all, or a search for one per tensor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum QuantChoice {
+    Kind(Quant),
+    Auto,
+}
+
+impl FromStr for QuantChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "auto" {
+            return Ok(QuantChoice::Auto);
+        }
+        text.parse().map(QuantChoice::Kind).map_err(|e: String| format!("{e}; or auto"))
+    }
+}
+
+/// A number of bytes, with kB, MB, GB, KiB, MiB or GiB.
+pub fn byte_count(text: &str) -> Result<u64, String> {
+    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let factor = match unit {
+        "" | "B" => 1.0,
+        "kB" => 1e3,
+        "MB" => 1e6,
+        "GB" => 1e9,
+        "KiB" => 1024.0,
+        "MiB" => 1048576.0,
+        "GiB" => 1073741824.0,
+        _ => return Err(format!("`{text}`: unknown unit `{unit}`")),
+    };
+    match number.trim().parse::<f64>() {
+        Ok(n) if n.is_finite() && n >= 1.0 => Ok((n * factor) as u64),
+        _ => Err(format!("`{text}` is not a number of bytes")),
+    }
+}
+
+/// A checkpoint, opened, with the plan that the options ask for.
+pub struct PlannedCheckpoint {
+    pub family: Box<dyn Family>,
+    pub plan: Plan,
+    pub importance: Option<Importance>,
+}
+
+/// Opens a checkpoint and plans it. With `gated`, `--min-cosine` is what gates want, too.
+pub fn plan_checkpoint(
+    spec: &Path,
+    options: &PlanArgs,
+    gated: bool,
+    ui: &Ui,
+) -> anyhow::Result<PlannedCheckpoint> {
+    let auto = options.quant == QuantChoice::Auto;
+    for (given, name) in [
+        (options.min_cosine.is_some() && !gated, "--min-cosine"),
+        (options.max_bytes.is_some(), "--max-bytes"),
+        (options.auto_text.is_some(), "--auto-text"),
+    ] {
+        if given && !auto {
+            bail!("{name} is a goal of --quant auto");
+        }
+    }
+    if let Some(c) = options.min_cosine.filter(|c| !(0.0..=1.0).contains(c)) {
+        bail!("--min-cosine {c} is not a cosine between 0 and 1");
+    }
+    let family = models::open(options.reading.open(spec)?)?;
+    let mut plan = family.plan(&options.to_plan_options())?;
+    let importance = options.importance.as_deref().map(|path| read_importance(path, &plan)).transpose()?;
+    if auto {
+        let goal = match (options.max_bytes, options.min_cosine) {
+            (Some(n), _) => Goal::MaxBytes(n),
+            (None, c) => Goal::MinCosine(c.unwrap_or(MIN_COSINE)),
+        };
+        let checkpoint = options.reading.open(spec)?;
+        let (windows, text) = tokens(&checkpoint, &plan, options.auto_text.as_ref())?;
+        let search = KindSearch {
+            checkpoint: &checkpoint,
+            family: family.as_ref(),
+            importance: importance.as_ref(),
+            windows: &windows,
+            text,
+        };
+        let bar = ui.bar(1, "choosing kinds");
+        let chosen = choose(&search, &mut plan, goal, &mut |what, done, total| {
+            bar.set_length(total as u64);
+            bar.set_position(done as u64);
+            bar.set_message(what.to_string());
+        });
+        bar.finish_and_clear();
+        chosen?;
+    }
+    Ok(PlannedCheckpoint { family, plan, importance })
+}
+
+/// Windows of tokens to run the model on, and where they come from.
+fn tokens(
+    checkpoint: &Checkpoint,
+    plan: &Plan,
+    file: Option<&PathBuf>,
+) -> anyhow::Result<(Vec<Vec<u32>>, String)> {
+    if plan.totals.params > MAX_WHOLE {
+        if let Some(path) = file {
+            bail!(
+                "--auto-text {}: models of more than {MAX_WHOLE} parameters are not run for --quant auto",
+                path.display()
+            );
+        }
+        return Ok((Vec::new(), String::new()));
+    }
+    let bos = bos(checkpoint);
+    let context = WINDOW.min(plan.chain.model.max_context);
+    match tokenizer(checkpoint) {
+        Ok(tokenizer) => {
+            let (text, name) = match file {
+                None => (TEXT.to_string(), "a built-in text".to_string()),
+                Some(path) => {
+                    let text = read_text(path)?;
+                    let name = path.file_name().map(|n| n.to_string_lossy().into_owned());
+                    (text, name.unwrap_or_default())
+                }
+            };
+            let windows = windows(&tokenizer.encode(&text, bos)?, bos, context, TOKENS);
+            if windows.is_empty() {
+                bail!("the text has no token to predict");
+            }
+            Ok((windows, name))
+        }
+        Err(e) if file.is_some() => Err(e.context("--auto-text needs the model's tokenizer")),
+        // Without a tokenizer any tokens are as good as others.
+        Err(_) => {
+            let ids = spread_ids(TOKENS, plan);
+            Ok((windows(&ids, bos, context, TOKENS), "evenly spread tokens (there is no tokenizer)".into()))
+        }
+    }
+}
+
+/// Reads importances: one array for every projection that the plan compresses, and none of others.
+pub fn read_importance(path: &Path, plan: &Plan) -> anyhow::Result<Importance> {
+    let importance = Importance::read(path)?;
+    let known: BTreeSet<&str> =
+        plan.shards.iter().flat_map(|s| &s.matrices).map(|m| m.tensor.as_str()).collect();
+    importance.check_names(|name| known.contains(name))?;
+    for m in plan.shards.iter().flat_map(|s| &s.matrices) {
+        importance.of(m)?;
+    }
+    // A set: a tensor of many experts has a matrix for each.
+    let compressed: BTreeSet<&str> = plan
+        .shards
+        .iter()
+        .flat_map(|s| &s.matrices)
+        // Convolutions over several tokens see inputs that no calibration counts.
+        .filter(|m| m.quant.kind != MatrixQuant::FP16.kind && m.taps == 1)
+        .map(|m| m.tensor.as_str())
+        .collect();
+    importance.check_complete(compressed)?;
+    Ok(importance)
+}
+
+/// Tensors that the plan's kinds would spoil. Only kinds with one step for a whole tensor are looked at: it takes reading
+/// their weights.
+pub fn find_outliers(
+    family: &dyn Family,
+    plan: &Plan,
+    options: &PlanArgs,
+    ui: &Ui,
+) -> anyhow::Result<Vec<Outlier>> {
+    if options.skip_outliers {
+        return Ok(Vec::new());
+    }
+    let weights: u64 = outliers::concerned(plan).map(|(_, m)| m.weights()).sum();
+    let bar = ui.bar(weights, "looking for outliers");
+    let found = outliers::find(family, plan, &mut |n| bar.inc(n));
+    bar.finish_and_clear();
+    Ok(found?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn byte_counts_have_units() {
+        assert_eq!(byte_count("6000000"), Ok(6_000_000));
+        assert_eq!(byte_count("1.5GB"), Ok(1_500_000_000));
+        assert_eq!(byte_count("2MiB"), Ok(2 << 20));
+        for wrong in ["", "GB", "-1", "5 apples", "nan", "inf", "0"] {
+            assert!(byte_count(wrong).is_err(), "{wrong}");
+        }
+    }
+}

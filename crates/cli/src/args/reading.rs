@@ -1,0 +1,28 @@
+//! How commands open checkpoints.
+
+use anemoe_convert::checkpoint::Checkpoint;
+
+use anemoe_convert::models;
+use anemoe_convert::variants::{Variants, ZayaSkip};
+use std::path::Path;
+
+/// Ways to read a checkpoint where those who run it differ.
+#[derive(clap::Args, Clone, Copy, Debug, Default)]
+pub struct Reading {
+    /// What a token gets that chooses ZAYA's class behind the last expert: identity (its input times the probability, as in
+    /// the original implementation) or zero (as in transformers) [default: identity].
+    #[arg(long, value_name = "identity|zero")]
+    pub zaya_skip: Option<ZayaSkip>,
+}
+
+impl Reading {
+    /// Opens a checkpoint to be read this way.
+    pub fn open(self, spec: &Path) -> anyhow::Result<Checkpoint> {
+        let checkpoint = models::load(spec)?;
+        let zaya = checkpoint.config.get("model_type").is_some_and(|t| t == "zaya");
+        if self.zaya_skip.is_some() && !zaya {
+            anyhow::bail!("--zaya-skip: {} is not a ZAYA checkpoint", spec.display());
+        }
+        Ok(checkpoint.with_variants(Variants { zaya_skip: self.zaya_skip }))
+    }
+}

@@ -1,0 +1,138 @@
+//! Results of the quality gates for people.
+
+use crate::ui::{Table, Ui};
+use anemoe_gates::golden_gate::{Agreement, GoldenGate};
+use anemoe_gates::int8_gate::Int8Gate;
+use anemoe_gates::probe::ProbeReport;
+
+/// Fast products for people.
+pub fn print_fast(f: &Int8Gate, ui: &Ui) -> std::io::Result<()> {
+    for d in &f.differing {
+        ui.line(format!(
+            "position {}: fast, token {} is the most probable instead of {}, whose logit leads by {:.3}{}",
+            d.position,
+            d.fast,
+            d.exact,
+            d.margin,
+            if d.near_tie { ": a near tie" } else { "" }
+        ))?;
+    }
+    let behind: Vec<String> = f.stream.iter().map(|c| format!("{c:.6}")).collect();
+    ui.line(format!(
+        "values between the layers (hidden state), lowest cosine before the first layer and behind each: {}",
+        behind.join(" ")
+    ))?;
+    ui.line(format!(
+        "{}: fast against exact products, median cosine of the logits {:.6} (at least {} wanted), lowest {:.6}, {} of {} positions below {}; {} tokens differ",
+        if f.pass { "pass" } else { "FAIL" },
+        f.median_cosine,
+        f.threshold,
+        f.min_cosine,
+        f.below,
+        f.positions,
+        f.threshold,
+        f.differing.len()
+    ))
+}
+
+/// The probes for people: a row per shard, and what is out of the ordinary.
+pub fn print_probes(report: &ProbeReport, ui: &Ui) -> std::io::Result<()> {
+    let mut table =
+        Table::new(&["shard", "kind", "positions", "median", "mean", "lowest", "at", "no active expert", ""]);
+    for s in &report.shards {
+        let all = s.probes.iter().flat_map(|p| p.positions.iter().enumerate().map(move |(i, c)| (p, i, c)));
+        let lowest = all.filter_map(|(p, i, c)| Some((p, i, (*c)?))).min_by(|a, b| a.2.total_cmp(&b.2));
+        let cosine = |c: f64| format!("{c:.6}");
+        table.row(vec![
+            s.shard.clone(),
+            s.kind.name().into(),
+            s.counted.to_string(),
+            cosine(s.median_cosine),
+            cosine(s.mean_cosine),
+            cosine(s.min_cosine),
+            lowest.map_or_else(String::new, |(p, i, _)| format!("{}, {i}", p.probe)),
+            s.no_active_expert.to_string(),
+            if s.pass { "pass" } else { "FAIL" }.into(),
+        ]);
+    }
+    table.print(ui)?;
+    for s in report.shards.iter().filter(|s| s.not_finite > 0) {
+        ui.line(format!("{}: {} positions are not numbers", s.shard, s.not_finite))?;
+    }
+    for s in report.shards.iter().filter(|s| s.counted == 0) {
+        ui.line(format!("{}: no probe has an active expert of it: nothing can be said", s.shard))?;
+    }
+    for warning in &report.warnings {
+        ui.line(format!("warning: {warning}"))?;
+    }
+    ui.line(format!(
+        "{}: {} shards against {}; {} random probes of length 1 (seed {}) and what the prompt gives; \
+         median of at least {} wanted",
+        if report.pass { "pass" } else { "FAIL" },
+        report.shards.len(),
+        report.against,
+        report.random_probes,
+        report.seed,
+        report.threshold
+    ))
+}
+
+/// The golden gate for people.
+pub fn print_golden(gate: &GoldenGate, ui: &Ui) -> std::io::Result<()> {
+    let v = &gate.exact;
+    let mut table = Table::new(&["after", "cosine", "KL, nats", "same top token"]);
+    let mut row = |name: String, a: &Agreement| {
+        let kl = a.kl.map_or_else(|| "not a number".into(), |kl| format!("{kl:.5}"));
+        table.row(vec![name, format!("{:.6}", a.cosine), kl, if a.top1 { "yes" } else { "no" }.into()]);
+    };
+    for p in &v.positions {
+        row(format!("prompt token {}", p.pos), &p.agreement);
+    }
+    // Steps are many and alike: the first, and the lowest of all.
+    let lowest = v.decode.iter().min_by(|a, b| a.agreement.cosine.total_cmp(&b.agreement.cosine));
+    let mut shown: Vec<_> = v.decode.first().into_iter().chain(lowest).collect();
+    shown.dedup_by_key(|d| d.step);
+    for d in shown {
+        row(format!("decode step {}", d.step), &d.agreement);
+    }
+    table.print(ui)?;
+    for c in &v.wrong_choices {
+        ui.line(format!(
+            "decode step {}: token {} instead of {}, whose logit leads by {:.3} in the reference{}",
+            c.step,
+            c.chosen,
+            c.expected,
+            c.margin,
+            if c.near_tie { ": a near tie" } else { "" }
+        ))?;
+    }
+    ui.line(format!(
+        "mean divergence {:.5} nats; the same token is the most probable in {:.1} %",
+        v.mean_kl,
+        100.0 * v.top1_agreement
+    ))?;
+    let fp16 = &gate.fp16;
+    ui.line(format!(
+        "with every result rounded to fp16, as on the device: median cosine {:.6} (at least {} wanted), lowest {:.6}, {} differing choices",
+        fp16.median_cosine,
+        fp16.threshold,
+        fp16.min_cosine,
+        fp16.wrong_choices.len()
+    ))?;
+    if let Some(first) = fp16.not_finite.first() {
+        ui.line(format!(
+            "in fp16 the logits of {} positions and steps are not numbers, first at {first}: values overflow there",
+            fp16.not_finite.len()
+        ))?;
+    }
+    let equal = v.generated_ids.iter().zip(&v.expected_ids).take_while(|(a, b)| a == b).count();
+    ui.line(format!(
+        "{}: lowest cosine {:.6} (at least {} wanted) over {} positions and {} steps; {equal} of {} greedy tokens equal",
+        if gate.pass { "pass" } else { "FAIL" },
+        v.min_cosine,
+        v.threshold,
+        v.positions.len(),
+        v.decode.len(),
+        v.expected_ids.len()
+    ))
+}

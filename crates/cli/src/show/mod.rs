@@ -1,0 +1,6 @@
+//! What commands print for people.
+
+pub mod build_report;
+pub mod gate_results;
+pub mod placement;
+pub mod plan_table;

@@ -1,0 +1,108 @@
+//! Plans for people.
+
+use super::placement::device_label;
+use crate::ui::{self, Table, Ui};
+use anemoe_bundle::AutoChoice;
+use anemoe_convert::outliers::Outlier;
+use anemoe_convert::plan::Plan;
+use anemoe_gates::residency::Report;
+use std::collections::BTreeMap;
+
+/// The table for people: equal shards of different layers in one row, unless `all`.
+pub fn print(plan: &Plan, placement: &Report, all: bool, ui: &Ui) -> std::io::Result<()> {
+    let mut rows: Vec<(String, usize, Vec<String>)> = Vec::new();
+    let mut known: BTreeMap<Vec<String>, usize> = BTreeMap::new();
+    for (s, p) in plan.shards.iter().zip(&placement.packages) {
+        let mut kinds: Vec<&str> = s.quant.values().map(String::as_str).collect();
+        kinds.dedup();
+        let cells = vec![
+            s.kind.name().to_string(),
+            s.functions.len().to_string(),
+            kinds.join(", "),
+            ui::count(s.weights),
+            format!("{:.2}", s.bytes as f64 / 1e6),
+            device_label(p, placement.strict).into(),
+        ];
+        match known.get(&cells).filter(|_| !all) {
+            Some(&i) => rows[i].1 += 1,
+            None => {
+                known.insert(cells.clone(), rows.len());
+                rows.push((s.name.clone(), 1, cells));
+            }
+        }
+    }
+    ui.line(format!("{}  {}", plan.family, plan.source))?;
+    let mut table =
+        Table::new(&["shard", "count", "kind", "functions", "quant", "weights", "MB", "predicted"]);
+    for (name, n, cells) in rows {
+        let mut row = vec![name, n.to_string()];
+        row.extend(cells);
+        table.row(row);
+    }
+    table.print(ui)?;
+    if let Some(auto) = &plan.chain.auto {
+        print_choice(auto, ui)?;
+    }
+    let t = &plan.totals;
+    ui.line(format!(
+        "{} packages ({} of layers), {} of weights, {} of embedding on the host",
+        t.shards,
+        t.layer_shards,
+        ui::bytes(t.bytes),
+        ui::bytes(t.embedding_bytes)
+    ))?;
+    ui.line(format!(
+        "{} parameters, {} active per token, {} to read per token",
+        ui::count(t.params),
+        ui::count(t.active_params_per_token),
+        ui::bytes(t.bytes_per_token)
+    ))?;
+    for note in &plan.notes {
+        ui.line(format!("note: {note}"))?;
+    }
+    ui.line(
+        "predicted device: by the rules of `anemoe check`, which gives the built packages the same; a shard is one package",
+    )
+}
+
+/// The search's result for people.
+fn print_choice(auto: &AutoChoice, ui: &Ui) -> std::io::Result<()> {
+    ui.line(format!("\nkinds chosen for {} on {}", auto.goal, auto.measured_on))?;
+    let mut table = Table::new(&["tensor", "part", "kind", "bytes", "output error", "sensitivity"]);
+    for t in &auto.tensors {
+        table.row(vec![
+            t.tensor.clone(),
+            t.part.clone(),
+            t.kind.clone(),
+            ui::bytes(t.bytes),
+            format!("{:.2e}", t.output_error),
+            format!("{:.2e}", t.sensitivity),
+        ]);
+    }
+    table.print(ui)?;
+    if let (Some(min), Some(mean)) = (auto.min_cosine, auto.mean_cosine) {
+        let mut table = Table::new(&["whole model", "bytes", "lowest cosine", "mean cosine"]);
+        table.row(vec!["auto".into(), ui::bytes(auto.bytes), format!("{min:.5}"), format!("{mean:.6}")]);
+        for u in &auto.uniform {
+            let (min, mean) = (format!("{:.5}", u.min_cosine), format!("{:.6}", u.mean_cosine));
+            table.row(vec![u.kind.clone(), ui::bytes(u.bytes), min, mean]);
+        }
+        ui.line("")?;
+        table.print(ui)?;
+    }
+    ui.line("the reason for each kind is in --json, --out and chain.json\n")
+}
+
+/// Most outliers that are printed; `--json` has all.
+const SHOWN: usize = 5;
+
+/// The warnings for people.
+pub fn print_outliers(outliers: &[Outlier], ui: &Ui) -> std::io::Result<()> {
+    for outlier in outliers.iter().take(SHOWN) {
+        ui.line(format!("warning: {outlier}"))?;
+    }
+    match outliers.len().checked_sub(SHOWN) {
+        Some(more) if more > 0 => ui.line(format!("warning: {more} more matrices have such outliers")),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,76 @@
+//! Signals: Ctrl-C keeps what is finished and removes what is temporary; a limit of file sizes is an error like any other.
+
+use anemoe_convert::build;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::time::Duration;
+
+/// Exit status of a command that Ctrl-C (SIGINT) interrupted: 128 and the signal's number, as shells count.
+const BY_CTRL_C: u8 = 130;
+
+/// How long a build may take to come to rest. Leaving sooner loses nothing that is finished: builds survive being killed.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The running command ends by itself after [`build::interrupt`].
+static RESTS: AtomicBool = AtomicBool::new(false);
+
+/// Exit status that the signal which came first asks for.
+static STATUS: AtomicU8 = AtomicU8::new(BY_CTRL_C);
+
+/// Installs the handlers. Ctrl-C, the signal of schedulers (SIGTERM) and that of a closed terminal (SIGHUP, unless it is
+/// ignored as under `nohup`) end the process with [`status`], once a build has come to rest and temporary files are removed;
+/// `last_words` tells the user.
+///
+/// # Errors
+/// The system refuses a handler.
+pub fn install(last_words: impl Fn() + Send + 'static) -> anyhow::Result<()> {
+    #[cfg(unix)]
+    {
+        use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+        // A write beyond `ulimit -f` then fails with a reason; the signal's default ends the process.
+        signal_hook::flag::register(SIGXFSZ, std::sync::Arc::default())?;
+        let mut wanted = vec![SIGINT, SIGTERM];
+        if !is_ignored(SIGHUP) {
+            wanted.push(SIGHUP);
+        }
+        let mut signals = signal_hook::iterator::Signals::new(wanted)?;
+        std::thread::Builder::new().name("signals".into()).spawn(move || {
+            if let Some(signal) = signals.forever().next() {
+                STATUS.store(u8::try_from(128 + signal).unwrap_or(BY_CTRL_C), Ordering::Relaxed);
+                end(&last_words);
+            }
+        })?;
+    }
+    #[cfg(not(unix))]
+    ctrlc::set_handler(move || end(&last_words))?;
+    Ok(())
+}
+
+/// Ends the process.
+fn end(last_words: &dyn Fn()) {
+    build::interrupt();
+    if RESTS.load(Ordering::Relaxed) {
+        std::thread::sleep(PATIENCE);
+    }
+    anemoe_io::remove_all_temporary();
+    last_words();
+    std::process::exit(i32::from(status()));
+}
+
+/// The exit status of an interrupted command.
+pub fn status() -> u8 {
+    STATUS.load(Ordering::Relaxed)
+}
+
+/// Tells whether the process was started with this signal ignored, where the system says so.
+#[cfg(unix)]
+fn is_ignored(signal: i32) -> bool {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = text.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask >> (signal - 1) & 1 == 1
+}
+
+/// Announces that the running command ends by itself soon after an interruption.
+pub fn comes_to_rest() {
+    RESTS.store(true, Ordering::Relaxed);
+}

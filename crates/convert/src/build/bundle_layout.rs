@@ -1,0 +1,91 @@
+//! Names of ours in a bundle, and what may lie under them. Other names are others': they are left alone.
+
+use crate::Result;
+use crate::checkpoint::SIDE_FILES;
+use anemoe_bundle::journal::JOURNAL_FILE;
+use anemoe_bundle::{CHAIN_FILE, SHARDS_DIR};
+use anemoe_io::{OwnedDir, TEMPORARY};
+use anemoe_mlpackage::package::foreign_entry;
+use std::io::{Error, ErrorKind};
+use std::path::Path;
+
+/// Folder of an unfinished build. With the plan in it, it proves that the folder around it is one of ours.
+pub const WORK_DIR: &str = ".anemoe-build";
+/// File of the plan in it.
+pub const PLAN_FILE: &str = "plan.json";
+/// Lock of an unfinished build.
+pub const LOCK: &str = "lock";
+/// File of the host's embedding.
+pub const EMBEDDING_FILE: &str = "embed.bin";
+/// File of the host's vectors.
+pub const VECTORS_FILE: &str = "vectors.npz";
+/// Where the checkpoint is.
+pub const SOURCE_FILE: &str = "source";
+/// Records of what the gates of parts said.
+pub const GATES_PREFIX: &str = "gates.";
+/// Record of the files beside the shards, in the folder of an unfinished build.
+pub const HOST_RECORD: &str = "host.json";
+
+/// Lists the files beside the shards that a run may read.
+fn files() -> impl Iterator<Item = &'static str> {
+    SIDE_FILES.into_iter().chain([CHAIN_FILE, EMBEDDING_FILE, VECTORS_FILE])
+}
+
+/// Lists the names that a bundle's folder gives to files and folders of ours.
+pub fn bundle_names() -> impl Iterator<Item = &'static str> {
+    files().chain([JOURNAL_FILE, SHARDS_DIR, WORK_DIR])
+}
+
+/// Tells whether a build has written, in the folder of an unfinished build, the file of this name; `shards` are the names of
+/// its shards.
+pub fn is_record(name: &str, shards: &[String]) -> bool {
+    [PLAN_FILE, HOST_RECORD, SOURCE_FILE, LOCK].contains(&name)
+        || name.starts_with(&format!("{LOCK}."))
+        || name.starts_with(GATES_PREFIX)
+        || name.starts_with(TEMPORARY)
+        || name.strip_suffix(".json").is_some_and(|shard| shards.iter().any(|s| s == shard))
+}
+
+/// Refuses links, pipes and everything else under a name of ours in a bundle that is not what we put there. `packages` are
+/// paths in the bundle.
+///
+/// # Errors
+/// There is such a thing; the error names it.
+pub fn check<'a>(folder: &OwnedDir, packages: impl IntoIterator<Item = &'a str>) -> Result<()> {
+    for name in files() {
+        folder.expect(name, false)?;
+    }
+    for name in [SHARDS_DIR, WORK_DIR] {
+        folder.expect(name, true)?;
+    }
+    packages.into_iter().try_for_each(|package| check_package(folder, package))
+}
+
+/// As [`check`], for the records of an unfinished build.
+///
+/// # Errors
+/// As [`check`].
+pub fn check_records(folder: &OwnedDir, shards: &[String]) -> Result<()> {
+    for name in folder.names(WORK_DIR)?.iter().filter(|n| !n.starts_with(TEMPORARY) && is_record(n, shards)) {
+        folder.expect(Path::new(WORK_DIR).join(name), false)?;
+    }
+    Ok(())
+}
+
+/// Refuses a package that holds something else than a build writes.
+///
+/// # Errors
+/// As [`check`].
+pub fn check_package(folder: &OwnedDir, package: &str) -> Result<()> {
+    let path = folder.expect(package, true)?;
+    let foreign = match foreign_entry(&path) {
+        Ok(None) => return Ok(()),
+        Ok(Some(foreign)) => foreign,
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(source) => return Err(crate::Error::io(path, source)),
+    };
+    let inside = foreign.strip_prefix(folder.root()).unwrap_or(&foreign);
+    folder.expect(inside, foreign.is_dir())?;
+    let what = "lies in a package and is no part of it; move it away";
+    Err(crate::Error::io(foreign, Error::new(ErrorKind::InvalidInput, what)))
+}

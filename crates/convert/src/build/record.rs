@@ -1,0 +1,33 @@
+//! What a build writes down of itself.
+
+use crate::quantize::Metrics;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// One of several processes that build a bundle together: every `of`-th shard from `index` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BuildPart {
+    /// From 0; below `of`.
+    pub index: usize,
+    /// Number of parts.
+    pub of: usize,
+}
+
+/// Where a checkpoint is, and how it is read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointOrigin {
+    /// An absolute path, or the name of a synthetic model.
+    #[serde(with = "crate::path_kind::lossless")]
+    pub checkpoint: PathBuf,
+    /// See [`crate::variants::Variants`].
+    pub zaya_skip: Option<String>,
+}
+
+/// How far the matrices of a shard are from the originals.
+#[derive(Clone, Copy, Debug)]
+pub struct Quality {
+    /// Lowest cosine between a matrix and its compressed form.
+    pub min_cosine: f64,
+    /// Over all matrices that are compressed.
+    pub all: Metrics,
+}

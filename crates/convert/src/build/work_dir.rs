@@ -1,0 +1,702 @@
+//! The folder that is being built: locks, records of what is finished, and the files beside the shards.
+
+use super::bundle_layout::{
+    self, GATES_PREFIX, HOST_RECORD, LOCK, PLAN_FILE, SOURCE_FILE, VECTORS_FILE, WORK_DIR,
+};
+use super::differences::differences;
+use super::record::{BuildPart, CheckpointOrigin, Quality};
+use crate::lower::encode_matrix;
+use crate::models::Family;
+use crate::plan::{MatrixPlan, Plan, PlannedShard};
+use crate::{Error, Result};
+use anemoe_bundle::journal::JOURNAL_FILE;
+use anemoe_bundle::{
+    CHAIN_FILE, Chain, GateResult, Gates, SHARDS_DIR, Shard, Vectors, file_sha256, package_bytes,
+    package_sha256, sha256,
+};
+use anemoe_io::{OwnedDir, TEMPORARY, Temporary, read_input};
+use anemoe_npz::Array;
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File, TryLockError};
+use std::io::{BufWriter, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Key by which a plan's file is known as ours.
+const MARKER: &str = "anemoe_build";
+/// Version of the records of unfinished builds.
+const VERSION: u64 = 1;
+/// Largest record that is read.
+const MAX_RECORD_BYTES: u64 = 256 << 20;
+/// A file that macOS leaves in every folder that somebody looked at.
+const DS_STORE: &str = ".DS_Store";
+/// How often, and after which time, a part asks again for a lock that another one sweeps under.
+const SWEEP_TRIES: usize = 100;
+const SWEEP_WAIT: Duration = Duration::from_millis(20);
+/// The name that the folder of an unfinished build gets before it is removed.
+const DONE_DIR: &str = ".anemoe-tmp-build";
+
+/// A finished shard.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// See [`WorkDir::plan_sha256`].
+    plan_sha256: String,
+    pub bytes: u64,
+    pub sha256: String,
+    pub min_weight_cosine: f64,
+    pub output_error: f64,
+}
+
+/// The files beside the shards.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HostRecord {
+    plan_sha256: String,
+    pub embedding: String,
+    pub vectors: Option<String>,
+    /// With their hashes.
+    pub files: Vec<(String, String)>,
+    /// Lengths of all files by name: a file of another one is not read.
+    #[serde(default)]
+    lengths: BTreeMap<String, u64>,
+}
+
+/// Takes a lock, alone or shared.
+pub fn lock_file(folder: &OwnedDir, name: &str, alone: bool) -> Result<File> {
+    let inside = Path::new(WORK_DIR).join(name);
+    let file = folder.lock_file(&inside)?;
+    match if alone { file.try_lock() } else { file.try_lock_shared() } {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => {
+            Err(Error::usage(format!("{}: another build is using this folder", folder.root().display())))
+        }
+        Err(TryLockError::Error(e)) => Err(Error::io(folder.root().join(inside), e)),
+    }
+}
+
+/// Shares the lock with other parts. One of them may hold it alone for the moment in which it sweeps.
+fn shared_lock(folder: &OwnedDir) -> Result<File> {
+    for _ in 0..SWEEP_TRIES {
+        if let Ok(file) = lock_file(folder, LOCK, false) {
+            return Ok(file);
+        }
+        std::thread::sleep(SWEEP_WAIT);
+    }
+    lock_file(folder, LOCK, false)
+}
+
+/// The content of a folder that is to become a bundle.
+enum Found {
+    /// Nothing, or leftovers of killed runs.
+    Nothing,
+    /// An unfinished build, with its plan as written and the names of its shards.
+    Unfinished(Vec<u8>, Vec<String>),
+    /// A finished bundle.
+    Finished,
+}
+
+/// Looks at a folder without changing it.
+///
+/// # Errors
+/// The folder is a file, holds something but no bundle and no build of ours, or something under one of our names in it is not
+/// ours.
+fn look(folder: &OwnedDir) -> Result<Found> {
+    let bundle = folder.root();
+    if bundle.symlink_metadata().is_ok() && !bundle.is_dir() {
+        return Err(Error::usage(format!("{}: exists and is not a folder", bundle.display())));
+    }
+    let names = folder.names("")?;
+    let has = |name: &str| names.iter().any(|n| n == name);
+    bundle_layout::check(folder, [])?;
+    folder.expect(JOURNAL_FILE, false)?;
+    let work = folder.path(WORK_DIR)?;
+    let found = if work.join(PLAN_FILE).symlink_metadata().is_ok() {
+        let path = folder.expect(Path::new(WORK_DIR).join(PLAN_FILE), false)?;
+        let text = read_input(&path, MAX_RECORD_BYTES).map_err(|e| Error::io(&path, e))?;
+        let plan = parse_plan(&path, &text)?;
+        Found::Unfinished(text, plan.shards.into_iter().map(|s| s.name).collect())
+    } else if has(CHAIN_FILE) {
+        let chain = Chain::read(bundle)?;
+        bundle_layout::check(folder, chain.shards.iter().map(|s| s.file.as_str()))?;
+        Found::Finished
+    } else if has(WORK_DIR) {
+        return Err(Error::usage(format!(
+            "{}: holds no {PLAN_FILE}, without which it is no unfinished build; remove this folder, or choose another name for \
+             the bundle",
+            work.display()
+        )));
+    } else {
+        let foreign = names.iter().find(|n| !n.starts_with(TEMPORARY) && *n != DS_STORE);
+        if let Some(name) = foreign {
+            return Err(Error::usage(format!(
+                "{}: holds `{name}`, and is neither a bundle nor an unfinished build; choose another folder",
+                bundle.display()
+            )));
+        }
+        Found::Nothing
+    };
+    if let Found::Unfinished(_, shards) = &found {
+        bundle_layout::check_records(folder, shards)?;
+        shards.iter().try_for_each(|name| bundle_layout::check_package(folder, &package_file(name)))?;
+    }
+    Ok(found)
+}
+
+/// The path of a shard's package in the bundle.
+fn package_file(shard: &str) -> String {
+    format!("{SHARDS_DIR}/{shard}.mlpackage")
+}
+
+/// The folder that is being built, locked.
+pub struct WorkDir {
+    pub bundle: PathBuf,
+    pub work: PathBuf,
+    /// Every write and deletion in the bundle.
+    pub folder: OwnedDir,
+    /// Of the plan and the identity of its inputs: what ties a record to them.
+    pub plan_sha256: String,
+    /// Names of the shards.
+    shards: Vec<String>,
+    /// It was a finished bundle before.
+    was_finished: bool,
+    /// Released when they are closed, also by a crash.
+    _locks: Vec<File>,
+}
+
+impl WorkDir {
+    pub fn open(
+        bundle: &Path,
+        plan: &Plan,
+        inputs: &serde_json::Value,
+        part: Option<BuildPart>,
+    ) -> Result<WorkDir> {
+        let folder = OwnedDir::new(bundle);
+        let text = to_json(&serde_json::json!({MARKER: VERSION, "inputs": inputs, "plan": plan}));
+        let records = match look(&folder)? {
+            Found::Nothing => Some(Vec::new()),
+            Found::Finished => Some(finished_records(bundle, plan, inputs, part, &sha256(&text))?),
+            Found::Unfinished(found, _) => {
+                refuse_other_plan(bundle, &found, &text)?;
+                None
+            }
+        };
+        if let Some(records) = &records {
+            let is_new = !bundle.exists();
+            begin(&folder, &text, records).inspect_err(|_| {
+                if is_new {
+                    let _ = fs::remove_dir(bundle);
+                }
+            })?;
+        }
+        let mut site = WorkDir::in_folder(folder, &text, plan);
+        site.was_finished = records.is_some_and(|records| !records.is_empty());
+        match part {
+            None => {
+                site._locks.push(lock_file(&site.folder, LOCK, true)?);
+                site.sweep()?;
+            }
+            Some(part) => {
+                let own = format!("{LOCK}.{}of{}", part.index, part.of);
+                site._locks.push(lock_file(&site.folder, &own, true)?);
+                site.refuse_other_parts(part)?;
+                // Nobody writes while one holds the lock alone.
+                if let Ok(alone) = lock_file(&site.folder, LOCK, true) {
+                    site.sweep()?;
+                    drop(alone);
+                }
+                site._locks.push(shared_lock(&site.folder)?);
+            }
+        }
+        // Another process may have begun between the look and the lock.
+        refuse_other_plan(bundle, &site.read(PLAN_FILE)?, &text)?;
+        if let Err(e) = site.folder.create_dir(SHARDS_DIR) {
+            if part.is_none() {
+                site.tidy(true);
+            }
+            return Err(e);
+        }
+        Ok(site)
+    }
+
+    /// A site whose parts are all built, locked alone, and its plan.
+    pub fn begun(bundle: &Path) -> Result<(WorkDir, Plan)> {
+        let folder = OwnedDir::new(bundle);
+        let text = match look(&folder)? {
+            Found::Unfinished(text, _) => text,
+            Found::Finished => {
+                return Err(Error::usage(format!("{}: is complete already", bundle.display())));
+            }
+            Found::Nothing => {
+                return Err(Error::usage(format!("{}: is no unfinished build", bundle.display())));
+            }
+        };
+        let lock = lock_file(&folder, LOCK, true)?;
+        let plan = parse_plan(&bundle.join(WORK_DIR).join(PLAN_FILE), &text)?;
+        let mut site = WorkDir::in_folder(folder, &text, &plan);
+        site._locks.push(lock);
+        Ok((site, plan))
+    }
+
+    fn in_folder(folder: OwnedDir, text: &[u8], plan: &Plan) -> WorkDir {
+        WorkDir {
+            bundle: folder.root().to_path_buf(),
+            work: folder.root().join(WORK_DIR),
+            folder,
+            plan_sha256: sha256(text),
+            shards: plan.shards.iter().map(|s| s.name.clone()).collect(),
+            was_finished: false,
+            _locks: Vec::new(),
+        }
+    }
+
+    /// Writes a record.
+    fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        self.folder.write(Path::new(WORK_DIR).join(name), bytes)
+    }
+
+    /// Reads a record.
+    fn read(&self, name: &str) -> Result<Vec<u8>> {
+        let path = self.work.join(name);
+        read_input(&path, MAX_RECORD_BYTES).map_err(|e| Error::io(&path, e))
+    }
+
+    /// Removes what a killed run was in the middle of writing; nobody else writes here while the lock is held.
+    fn sweep(&self) -> Result<()> {
+        for inside in ["", SHARDS_DIR, WORK_DIR] {
+            self.folder.sweep(inside)?;
+        }
+        Ok(())
+    }
+
+    /// Parts of another count share out the shards differently: two of them would write the same one.
+    fn refuse_other_parts(&self, part: BuildPart) -> Result<()> {
+        let suffix = format!("of{}", part.of);
+        for name in self.folder.names(WORK_DIR)? {
+            if name.starts_with("lock.") && !name.ends_with(&suffix) {
+                lock_file(&self.folder, &name, true)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// After a failure: leaves finished shards unless `all` is to go, and nothing at all when there is none. A bundle that was
+    /// finished before stays an unfinished build, which can go on.
+    pub fn tidy(&self, all: bool) {
+        let done = self.shards.iter().any(|name| self.bundle.join(package_file(name)).exists());
+        if self.was_finished || done && !all {
+            return;
+        }
+        // What others put there meanwhile stays. The folder that proves ownership goes last but one.
+        for name in
+            bundle_layout::bundle_names().filter(|name| ![CHAIN_FILE, SHARDS_DIR, WORK_DIR].contains(name))
+        {
+            let _ = self.folder.remove(name);
+        }
+        for name in &self.shards {
+            let _ = self.remove_package(&package_file(name));
+        }
+        let _ = self.folder.sweep(SHARDS_DIR);
+        let _ = fs::remove_dir(self.bundle.join(SHARDS_DIR));
+        let _ = self.remove_records();
+        let _ = fs::remove_dir(&self.bundle);
+    }
+
+    /// Removes a package, unless something lies in it that is no part of it.
+    pub fn remove_package(&self, file: &str) -> Result<()> {
+        bundle_layout::check_package(&self.folder, file)?;
+        self.folder.remove(file)
+    }
+
+    /// Removes the records, and their folder where nothing else is in it.
+    fn remove_records(&self) -> Result<()> {
+        let names = self.folder.names(WORK_DIR)?;
+        if names.iter().all(|name| bundle_layout::is_record(name, &self.shards)) {
+            // At once, not file by file: half of it would look like another unfinished build.
+            self.folder.remove(DONE_DIR)?;
+            self.folder.rename(WORK_DIR, DONE_DIR)?;
+            return self.folder.remove(DONE_DIR);
+        }
+        // Without a plan it is no unfinished build any more.
+        self.folder.remove(Path::new(WORK_DIR).join(PLAN_FILE))?;
+        self.folder.sweep(WORK_DIR)?;
+        for name in names.iter().filter(|name| bundle_layout::is_record(name, &self.shards)) {
+            self.folder.remove(Path::new(WORK_DIR).join(name))?;
+        }
+        Ok(())
+    }
+
+    /// The record of a finished shard whose package is what it says.
+    pub fn record(&self, shard: &PlannedShard) -> Option<Record> {
+        let path = self.bundle.join(shard.package_file());
+        let text = self.read(&format!("{}.json", shard.name)).ok()?;
+        let record: Record = anemoe_io::json::parse(&text).ok()?;
+        (record.plan_sha256 == self.plan_sha256
+            && path.is_dir()
+            && package_bytes(&path).is_ok_and(|bytes| bytes == record.bytes)
+            && package_sha256(&path).is_ok_and(|hash| hash == record.sha256))
+        .then_some(record)
+    }
+
+    /// Records of all shards, whose packages are what they say.
+    pub fn records(&self, plan: &Plan) -> Result<Vec<Record>> {
+        let records: Vec<Option<Record>> = plan.shards.par_iter().map(|s| self.record(s)).collect();
+        let missing: Vec<&str> = plan
+            .shards
+            .iter()
+            .zip(&records)
+            .filter(|(_, r)| r.is_none())
+            .map(|(s, _)| s.name.as_str())
+            .collect();
+        if !missing.is_empty() {
+            let has_record = |name: &str| self.work.join(format!("{name}.json")).is_file();
+            let (changed, absent): (Vec<&str>, Vec<&str>) =
+                missing.iter().copied().partition(|n| has_record(n));
+            let list = |what: &str, names: &[&str]| {
+                let first = names.iter().take(3).copied().collect::<Vec<_>>().join(", ");
+                let more = if names.len() > 3 { ", .." } else { "" };
+                (!names.is_empty()).then(|| {
+                    format!("{} of {} shards {what} ({first}{more})", names.len(), plan.shards.len())
+                })
+            };
+            let lists = [
+                list("are not built", &absent),
+                list("are missing or have other bytes than their records", &changed),
+            ];
+            return Err(Error::usage(format!(
+                "{}: {}; run the parts that lack them again",
+                self.bundle.display(),
+                lists.into_iter().flatten().collect::<Vec<_>>().join(", ")
+            )));
+        }
+        Ok(records.into_iter().flatten().collect())
+    }
+
+    /// The contract of the finished bundle.
+    pub fn chain(&self, plan: &Plan, records: &[Record], host: &HostRecord) -> Result<Chain> {
+        let mut chain = plan.chain.clone();
+        chain.embedding.sha256 = host.embedding.clone();
+        chain.vectors = host.vectors.clone().map(vectors);
+        (chain.checkpoint_sha256, chain.importance) = self.begun_inputs()?;
+        chain.shards = plan
+            .shards
+            .iter()
+            .zip(records)
+            .map(|(s, r)| Shard {
+                bytes: r.bytes,
+                sha256: r.sha256.clone(),
+                min_weight_cosine: r.min_weight_cosine,
+                output_error: r.output_error,
+                ..s.draft()
+            })
+            .collect();
+        Ok(chain)
+    }
+
+    /// Completes the bundle.
+    pub fn finish(&self, chain: &Chain) -> Result<()> {
+        self.folder.path(CHAIN_FILE)?;
+        chain.write(&self.bundle)?;
+        self.remove_records()
+    }
+
+    /// Writes down that a shard is finished.
+    pub fn write_record(&self, shard: &PlannedShard, quality: &Quality) -> Result<Record> {
+        let path = self.bundle.join(shard.package_file());
+        let record = Record {
+            plan_sha256: self.plan_sha256.clone(),
+            bytes: package_bytes(&path)?,
+            sha256: package_sha256(&path)?,
+            min_weight_cosine: quality.min_cosine,
+            output_error: quality.all.output_error(),
+        };
+        self.write(&format!("{}.json", shard.name), &to_json(&record))?;
+        Ok(record)
+    }
+
+    /// Writes down where the checkpoint is, for whoever completes the bundle.
+    pub fn write_source(&self, source: &CheckpointOrigin) -> Result<()> {
+        self.write(SOURCE_FILE, &to_json(source))
+    }
+
+    /// Where the checkpoint is, as the last build said.
+    pub fn source(&self) -> Option<CheckpointOrigin> {
+        anemoe_io::json::parse(&self.read(SOURCE_FILE).ok()?).ok()
+    }
+
+    /// Writes down what the gates of a part said.
+    pub fn write_gates(&self, part: BuildPart, gates: &Gates) -> Result<()> {
+        self.write(&format!("{GATES_PREFIX}{}of{}", part.index, part.of), &to_json(gates))
+    }
+
+    /// The worst that the gates of the parts said, and whether none of them had any. A part that said nothing was not gated.
+    pub fn part_gates(&self) -> (Gates, bool) {
+        let not_run =
+            Gates { representative: GateResult::NotRun, full_stack: GateResult::NotRun, min_cosine: None };
+        let names = self.folder.names(WORK_DIR).unwrap_or_default();
+        let read =
+            |name: &str| self.read(name).ok().and_then(|text| anemoe_io::json::parse::<Gates>(&text).ok());
+        let count = |name: &str| name.strip_prefix(GATES_PREFIX)?.split_once("of")?.1.parse::<usize>().ok();
+        let counts: BTreeSet<usize> = names.iter().filter_map(|n| count(n)).collect();
+        // Of several counts whose parts are all there, any speaks for all shards.
+        let said = counts.into_iter().filter_map(|of| {
+            (0..of).map(|i| read(&format!("{GATES_PREFIX}{i}of{of}"))).collect::<Option<Vec<Gates>>>()
+        });
+        let severity = |g: &Gates| match g.representative {
+            GateResult::Passed => 0,
+            GateResult::Undecided => 1,
+            GateResult::Skipped => 2,
+            GateResult::NotRun => 3,
+            GateResult::Failed => 4,
+        };
+        let worst = said.filter_map(|all| {
+            let none_had = all.iter().all(|g| g.representative == GateResult::Skipped);
+            Some((all.into_iter().max_by_key(severity)?, none_had))
+        });
+        match worst.min_by_key(|(g, _)| severity(g)) {
+            Some((worst, none_had)) => (Gates { full_stack: GateResult::NotRun, ..worst }, none_had),
+            None => (not_run, false),
+        }
+    }
+
+    /// Hashes of the checkpoint and the importances that the build began with.
+    fn begun_inputs(&self) -> Result<(Option<String>, Option<String>)> {
+        let path = self.work.join(PLAN_FILE);
+        let begun: serde_json::Value = anemoe_io::json::parse(&self.read(PLAN_FILE)?)
+            .map_err(|e| Error::invalid(&path, format!("plan: {e}")))?;
+        let hash = |name: &str| begun["inputs"][name].as_str().map(str::to_string);
+        Ok((hash("checkpoint"), hash("importance")))
+    }
+
+    /// The record of the files beside the shards, all of which are what it says.
+    pub fn host_record(&self, plan: &Plan) -> Result<HostRecord> {
+        let wrong = |file: &str| {
+            let what = format!("{}: {file} is missing or changed; run part 0 again", self.bundle.display());
+            Error::usage(what)
+        };
+        let text = self.read(HOST_RECORD).map_err(|_| wrong(&plan.chain.embedding.file))?;
+        let record: HostRecord =
+            anemoe_io::json::parse(&text).map_err(|_| wrong(&plan.chain.embedding.file))?;
+        let is = |file: &str, hash: &str| {
+            let path = self.bundle.join(file);
+            let length = record.lengths.get(file);
+            let same = |m: fs::Metadata| length.is_none_or(|n| *n == m.len());
+            path.metadata().is_ok_and(same) && file_sha256(&path).is_ok_and(|h| h == hash)
+        };
+        if !is(&plan.chain.embedding.file, &record.embedding) {
+            return Err(wrong(&plan.chain.embedding.file));
+        }
+        if let Some(hash) = record.vectors.as_ref().filter(|hash| !is(VECTORS_FILE, hash)) {
+            return Err(wrong(&format!("{VECTORS_FILE} ({hash})")));
+        }
+        match record.files.iter().find(|(file, hash)| !is(file, hash)) {
+            Some((file, _)) => Err(wrong(file)),
+            None if record.plan_sha256 != self.plan_sha256 => Err(wrong(&plan.chain.embedding.file)),
+            None => Ok(record),
+        }
+    }
+
+    /// Writes the files beside the shards, unless an earlier run has.
+    pub fn write_host(&self, family: &dyn Family, plan: &Plan) -> Result<HostRecord> {
+        if let Ok(record) = self.host_record(plan) {
+            return Ok(record);
+        }
+        // First, so that a tokenizer that is wrong is found before the work.
+        let files = family.checked_checkpoint().checkpoint.side_files()?;
+        self.folder.path(VECTORS_FILE)?;
+        let vectors = write_vectors(family, &self.bundle)?;
+        let embedding = self.write_embedding(family, plan)?;
+        let mut hashes = Vec::new();
+        for (name, file) in files {
+            let bytes = file.read()?;
+            self.folder.write(name, &bytes)?;
+            hashes.push((name.to_string(), sha256(&bytes)));
+        }
+        let plan_sha256 = self.plan_sha256.clone();
+        let names = hashes.iter().map(|(name, _)| name.as_str());
+        let names =
+            names.chain([plan.chain.embedding.file.as_str()]).chain(vectors.as_ref().map(|_| VECTORS_FILE));
+        let length = |name: &str| Some((name.to_string(), self.bundle.join(name).metadata().ok()?.len()));
+        let lengths = names.filter_map(length).collect();
+        let record = HostRecord { plan_sha256, embedding, vectors, files: hashes, lengths };
+        self.write(HOST_RECORD, &to_json(&record))?;
+        Ok(record)
+    }
+
+    /// Writes the host's embedding as [`anemoe_bundle::Storage`] says, and gives the file's hash.
+    fn write_embedding(&self, family: &dyn Family, plan: &Plan) -> Result<String> {
+        let embedding = &plan.chain.embedding;
+        let path = self.folder.path(&embedding.file)?;
+        let (temporary, file) = Temporary::file(&self.work).map_err(|e| Error::io(&path, e))?;
+        let mut out = BufWriter::with_capacity(1 << 20, file);
+        let matrix = MatrixPlan {
+            name: "embedding".into(),
+            part: "embedding".into(),
+            tensor: family.embedding_tensor().into(),
+            offset: 0,
+            rows: embedding.rows,
+            cols: embedding.cols,
+            taps: 1,
+            quant: plan.embedding,
+        };
+        let failed = |e: std::io::Error| Error::io(&path, e);
+        // A row is one token's: which of its channels matter for the head says nothing here.
+        let side = encode_matrix(family.checked_checkpoint(), &matrix, None, &mut |bytes| {
+            out.write_all(bytes).map_err(failed)
+        })?;
+        let values = side.values.iter().flat_map(|v| v.to_le_bytes());
+        let tail: Vec<u8> = values.chain(side.offsets.iter().map(|&o| o as u8)).collect();
+        out.write_all(&tail).map_err(failed)?;
+        out.flush().and_then(|()| out.get_ref().sync_all()).map_err(failed)?;
+        temporary.persist(&path).map_err(failed)?;
+        file_sha256(&path)
+    }
+}
+
+/// Writes the vectors that host steps name, where there are any, and gives the file's hash.
+pub fn write_vectors(family: &dyn Family, folder: &Path) -> Result<Option<String>> {
+    let vectors = family.host_vectors()?;
+    if vectors.is_empty() {
+        return Ok(None);
+    }
+    let arrays: Vec<(String, Array)> = vectors
+        .into_iter()
+        .filter_map(|(name, values)| Some((name, Array::new(vec![values.len()], values)?)))
+        .collect();
+    let path = folder.join(VECTORS_FILE);
+    anemoe_npz::write_npz(&path, &arrays)?;
+    Ok(Some(file_sha256(&path)?))
+}
+
+/// An unfinished build that began with another plan or other inputs.
+fn refuse_other_plan(bundle: &Path, found: &[u8], wanted: &[u8]) -> Result<()> {
+    if found == wanted {
+        return Ok(());
+    }
+    let [found, wanted] =
+        [found, wanted].map(|text| anemoe_io::json::parse(text).unwrap_or(serde_json::Value::Null));
+    let differs = differences(
+        (&found["plan"]["chain"], &found["inputs"]),
+        (&wanted["plan"]["chain"], &wanted["inputs"]),
+    );
+    Err(Error::usage(format!(
+        "{}: holds an unfinished build with other options or of another checkpoint ({differs}); remove it or repeat those options",
+        bundle.display()
+    )))
+}
+
+/// Makes the folder of an unfinished build, with its plan and `records`. It is whole from the moment in which it has its name.
+fn begin(folder: &OwnedDir, text: &[u8], records: &[(String, Record)]) -> Result<()> {
+    let bundle = folder.create_dir("")?;
+    let at = |e| Error::io(&bundle, e);
+    for _ in 0..SWEEP_TRIES {
+        let made = Temporary::dir(&bundle, "").map_err(at)?;
+        let inside = OwnedDir::new(made.path());
+        let written = records
+            .iter()
+            .try_for_each(|(name, record)| inside.write(format!("{name}.json"), &to_json(record)))
+            .and_then(|()| inside.write(PLAN_FILE, text));
+        let work = folder.path(WORK_DIR)?;
+        match written.map_err(std::io::Error::from).and_then(|()| made.persist(&work)) {
+            Ok(()) => return Ok(()),
+            Err(e) if matches!(e.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists) => {
+                if work.join(PLAN_FILE).exists() {
+                    // Another part was first.
+                    return Ok(());
+                }
+                // Something of others lies there. The plan comes last: it makes the folder an unfinished build.
+                let inside = OwnedDir::new(&work);
+                for (name, record) in records {
+                    inside.write(format!("{name}.json"), &to_json(record))?;
+                }
+                return inside.write(PLAN_FILE, text);
+            }
+            // Another part took it for something that a killed run left.
+            Err(e) if e.kind() == ErrorKind::NotFound => {}
+            Err(e) => return Err(at(e)),
+        }
+    }
+    Err(Error::usage(format!("{}: another build is using this folder", bundle.display())))
+}
+
+/// Records of a finished bundle, if it is one of this very plan and checkpoint: then what is missing or changed can be built
+/// again, and nothing else.
+fn finished_records(
+    bundle: &Path,
+    plan: &Plan,
+    inputs: &serde_json::Value,
+    part: Option<BuildPart>,
+    plan_sha256: &str,
+) -> Result<Vec<(String, Record)>> {
+    let finished = |what: &str| {
+        let what = format!(
+            "{}: is a finished bundle already{what}; remove it or choose another name",
+            bundle.display()
+        );
+        Err(Error::usage(what))
+    };
+    if part.is_some() {
+        return finished("");
+    }
+    let chain = Chain::read(bundle)?;
+    // All but what a build adds.
+    let planned = |chain: &Chain| Chain {
+        checkpoint_sha256: None,
+        importance: None,
+        gates: None,
+        vectors: None,
+        shards: Vec::new(),
+        embedding: anemoe_bundle::Embedding { sha256: String::new(), ..chain.embedding.clone() },
+        ..chain.clone()
+    };
+    let same = |name: &str, hash: &Option<String>| inputs[name].as_str() == hash.as_deref();
+    let ours = planned(&chain) == planned(&plan.chain)
+        && chain.shards.iter().map(|s| &s.name).eq(plan.shards.iter().map(|s| &s.name))
+        && same("checkpoint", &chain.checkpoint_sha256)
+        && same("importance", &chain.importance);
+    if !ours {
+        let built =
+            serde_json::json!({"checkpoint": chain.checkpoint_sha256, "importance": chain.importance});
+        let differs = differences((&to_value(&chain), &built), (&to_value(&plan.chain), inputs));
+        return finished(&format!(", with other options or of another checkpoint ({differs})"));
+    }
+    let record = |s: &Shard| Record {
+        plan_sha256: plan_sha256.to_string(),
+        bytes: s.bytes,
+        sha256: s.sha256.clone(),
+        min_weight_cosine: s.min_weight_cosine,
+        output_error: s.output_error,
+    };
+    Ok(chain.shards.iter().map(|s| (s.name.clone(), record(s))).collect())
+}
+
+/// The plan that an unfinished build began with.
+fn parse_plan(path: &Path, text: &[u8]) -> Result<Plan> {
+    #[derive(Deserialize)]
+    struct Begun {
+        #[serde(rename = "anemoe_build")]
+        version: u64,
+        plan: Plan,
+    }
+    let begun: Begun = anemoe_io::json::parse(text)
+        .map_err(|e| Error::invalid(path, format!("plan of an unfinished build: {e}")))?;
+    if begun.version != VERSION {
+        let what = format!("plan of an unfinished build: version {} where {VERSION} is read", begun.version);
+        return Err(Error::unsupported(path, what));
+    }
+    Ok(begun.plan)
+}
+
+/// The host's vectors in a chain.
+pub fn vectors(sha256: String) -> Vectors {
+    Vectors { file: VECTORS_FILE.into(), sha256 }
+}
+
+fn to_json<T: Serialize>(value: &T) -> Vec<u8> {
+    // Plans and records hold only what JSON can: no maps with other keys than strings, no non-finite numbers.
+    serde_json::to_vec_pretty(value).expect("plans and records are representable in JSON")
+}
+
+fn to_value(chain: &Chain) -> serde_json::Value {
+    serde_json::to_value(chain).unwrap_or_default()
+}

@@ -1,0 +1,71 @@
+//! Opens what a path names: a folder, a GGUF file, or one `.safetensors` file.
+
+use super::{Checkpoint, TensorSource, gguf, own_name, safetensors};
+use crate::path_kind::{self, PathKind};
+use crate::variants::Variants;
+use crate::{Error, Result};
+use anemoe_io::read_input;
+use serde_json::Value;
+use std::path::Path;
+
+/// Largest `config.json` or `generation_config.json` that is read.
+const MAX_CONFIG_BYTES: u64 = 16 << 20;
+
+/// Opens a Hugging Face folder or a GGUF file, with its tensors as they are named there.
+///
+/// # Errors
+/// A file is missing or wrong.
+pub fn open_checkpoint(path: &Path) -> Result<Checkpoint> {
+    if !path.is_dir() && gguf::is_gguf(path) {
+        return gguf::open(path);
+    }
+    if !path.join("config.json").exists() {
+        return Err(not_a_checkpoint(path));
+    }
+    let config = read_json(&path.join("config.json"))?;
+    let generation = path.join("generation_config.json");
+    let generation_config =
+        generation.symlink_metadata().is_ok().then(|| read_json(&generation)).transpose()?;
+    let source = Box::new(safetensors::Folder::open(path)?);
+    let (name, variants) = (own_name(path)?, Variants::default());
+    Ok(Checkpoint { name, path: path.to_path_buf(), config, generation_config, source, variants })
+}
+
+/// Says what lies at a path where a checkpoint was expected, and what to do next.
+fn not_a_checkpoint(path: &Path) -> Error {
+    let place = PathKind::at(path);
+    let next = match &place {
+        PathKind::Nothing => {
+            let what = "no such file or folder; a checkpoint is a Hugging Face folder, a .gguf file or synthetic:NAME";
+            return Error::io(path, std::io::Error::new(std::io::ErrorKind::NotFound, what));
+        }
+        PathKind::Bundle | PathKind::Unfinished => {
+            "a bundle is what `anemoe build` writes; give its checkpoint".into()
+        }
+        PathKind::Package => "give the checkpoint, or look at the package with `anemoe inspect`".into(),
+        PathKind::Safetensors => "give the folder that holds it beside config.json".into(),
+        PathKind::Checkpoints(found) => {
+            format!("give one of the checkpoints in it: {}", path_kind::list(found))
+        }
+        // The folder has one by now, or it cannot be read.
+        PathKind::Checkpoint | PathKind::Gguf => "it cannot be read".into(),
+        PathKind::File => "a checkpoint is a Hugging Face folder, a .gguf file or synthetic:NAME".into(),
+        PathKind::EmptyFolder | PathKind::Folder => {
+            "a checkpoint in the Hugging Face layout has a config.json; there is none".into()
+        }
+    };
+    Error::invalid(path, format!("checkpoint: this is {}; {next}", place.name()))
+}
+
+/// Opens one `.safetensors` file by itself.
+///
+/// # Errors
+/// The file cannot be read or breaks the format.
+pub fn open_safetensors(path: &Path) -> Result<Box<dyn TensorSource>> {
+    Ok(Box::new(safetensors::Folder::single(path)?))
+}
+
+fn read_json(path: &Path) -> Result<Value> {
+    let text = read_input(path, MAX_CONFIG_BYTES).map_err(|e| Error::io(path, e))?;
+    anemoe_io::json::parse(&text).map_err(|e| Error::invalid(path, format!("JSON: {e}")))
+}

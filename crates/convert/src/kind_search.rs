@@ -1,0 +1,392 @@
+//! Chooses the compression of every tensor: which kinds give the least loss for the bytes.
+//!
+//! The loss of a choice is taken as the sum, over tensors, of the relative squared error of the tensor's output times how
+//! much the model minds it. On each tensor only kinds on the lower convex hull of (bytes, loss) can be part of a best
+//! choice; ordered by what a byte buys, their steps form one path from the smallest model to the most exact, and every best
+//! choice under a limit is a prefix of it.
+
+use crate::importance::Importance;
+use crate::lower::encode_matrix;
+use crate::models::Family;
+use crate::plan::{MatrixPlan, Plan};
+use crate::quant::{Granularity, Groups, MatrixQuant, Quant};
+use crate::quantize::{Encoder, Metrics};
+use crate::{Error, Result};
+use anemoe_bundle::TensorChoice;
+use std::collections::BTreeMap;
+
+/// Kinds that are tried. `int4-block` is not among them: scales per block along the inputs gave wrong results on the ANE
+/// (reported for group 32; palettized weights of the same model were right), and so is nothing asymmetric, whose offsets
+/// no measured shard had.
+pub const KINDS: [Quant; 8] = [
+    Quant::lut(2),
+    Quant::lut(3),
+    Quant::lut(4),
+    Quant::lut(6),
+    Quant::lut(8),
+    Quant::Int { granularity: Granularity::Tensor, asymmetric: false },
+    Quant::Int { granularity: Granularity::Channel, asymmetric: false },
+    Quant::Fp16,
+];
+
+/// Weights of a tensor that are compressed to measure a kind, where all would take too long.
+const SAMPLE: u64 = 1 << 19;
+
+/// A tensor whose matrices get one kind.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Group {
+    /// Checkpoint tensor without its prefix.
+    pub tensor: String,
+    /// Part of the model.
+    pub part: String,
+    /// Kinds with their bytes and errors, in the order of [`KINDS`].
+    pub candidates: Vec<Candidate>,
+    /// Loss per unit of output error.
+    pub sensitivity: f64,
+}
+
+/// What a kind does to a tensor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Candidate {
+    /// The kind.
+    pub kind: Quant,
+    /// Bytes of all matrices of the tensor.
+    pub bytes: u64,
+    /// Relative squared error of the output.
+    pub error: f64,
+}
+
+/// Matrices of a plan by what they are: the tensor, and the part that it plays.
+pub fn matrices(plan: &Plan) -> BTreeMap<(String, String), Vec<MatrixPlan>> {
+    let mut all: BTreeMap<(String, String), Vec<MatrixPlan>> = BTreeMap::new();
+    for m in plan.shards.iter().flat_map(|s| &s.matrices) {
+        all.entry((m.tensor.clone(), m.part.clone())).or_default().push(m.clone());
+    }
+    all
+}
+
+/// Measures every kind on every tensor of a plan whose part has no kind of its own. With `sample`, large tensors are
+/// measured on some of their matrices or rows.
+///
+/// # Errors
+/// The checkpoint cannot be read, or the importances do not fit.
+pub fn measure(
+    family: &dyn Family,
+    plan: &Plan,
+    importance: Option<&Importance>,
+    sample: bool,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Vec<Group>> {
+    let mut groups = Vec::new();
+    let all = matrices(plan);
+    let (total, mut done) = (all.len(), 0);
+    for ((tensor, part), matrices) in all {
+        done += 1;
+        if is_fixed(plan, &part) {
+            continue;
+        }
+        let mut candidates = Vec::new();
+        let parts = if sample { sampled(&matrices) } else { matrices.clone() };
+        for kind in KINDS {
+            let resolve = |m: &MatrixPlan| MatrixQuant::resolve(kind, plan.options.groups, m.rows, m.cols);
+            let bytes = matrices.iter().map(|m| resolve(m).bytes(m.rows, m.cols)).sum();
+            let mut metrics = Metrics::default();
+            for m in &parts {
+                let m = MatrixPlan { quant: resolve(m), ..m.clone() };
+                metrics.merge(
+                    &encode_matrix(family.checked_checkpoint(), &m, importance, &mut |_| Ok(()))?.metrics,
+                );
+            }
+            candidates.push(Candidate { kind, bytes, error: metrics.output_error() });
+        }
+        groups.push(Group { tensor, part, candidates, sensitivity: 1.0 });
+        progress(done, total);
+    }
+    if groups.is_empty() {
+        return Err(Error::usage("--quant auto has nothing to choose: every part has a kind of its own"));
+    }
+    Ok(groups)
+}
+
+/// Values of a tensor, given by its matrices, as they come out of a kind; and the bytes that these take.
+///
+/// # Errors
+/// The checkpoint cannot be read, or the importances do not fit.
+pub fn decoded(
+    family: &dyn Family,
+    matrices: &[MatrixPlan],
+    kind: Quant,
+    groups: Groups,
+    importance: Option<&Importance>,
+) -> Result<(Vec<f32>, u64)> {
+    let mut order: Vec<&MatrixPlan> = matrices.iter().collect();
+    order.sort_by_key(|m| m.offset);
+    let (mut values, mut bytes) = (Vec::new(), 0);
+    for m in order {
+        let quant = MatrixQuant::resolve(kind, groups, m.rows, m.cols);
+        let m = MatrixPlan { quant, ..m.clone() };
+        let mut packed = Vec::new();
+        let side = encode_matrix(family.checked_checkpoint(), &m, importance, &mut |b| {
+            packed.extend_from_slice(b);
+            Ok(())
+        })?;
+        let encoder = Encoder { rows: m.rows, cols: m.cols, quant, exact: false, importance: None };
+        values.extend(encoder.decode(&packed, &side).map_err(|e| Error::usage(e.to_string()))?);
+        bytes += m.bytes();
+    }
+    Ok((values, bytes))
+}
+
+/// The user chose the part's kind, or it stays fp16 unless the user does.
+fn is_fixed(plan: &Plan, part: &str) -> bool {
+    let p = &plan.options.parts;
+    match part {
+        "attention" => p.attention.is_some(),
+        "experts" => p.experts.is_some(),
+        "dense_mlp" => p.dense_mlp.is_some(),
+        "head" => p.head.is_some(),
+        "router_mlp" => p.router.is_some(),
+        _ => true,
+    }
+}
+
+/// A few matrices of a tensor, evenly spread, or the first rows of a single large one.
+fn sampled(matrices: &[MatrixPlan]) -> Vec<MatrixPlan> {
+    let Some(first) = matrices.first() else { return Vec::new() };
+    let wanted = (SAMPLE / first.weights().max(1)).max(1) as usize;
+    let step = (matrices.len() / wanted.min(matrices.len())).max(1);
+    let mut parts: Vec<MatrixPlan> = matrices.iter().step_by(step).take(wanted).cloned().collect();
+    if let [one] = parts.as_mut_slice() {
+        let rows = (SAMPLE as usize / one.cols).max(32) / 32 * 32;
+        one.rows = one.rows.min(rows);
+    }
+    parts
+}
+
+/// A choice: for every group, the position of its kind in [`KINDS`].
+pub type Choice = Vec<usize>;
+
+/// From the smallest choice to the most exact; each differs from the one before in one tensor.
+pub fn path(groups: &[Group]) -> Vec<Choice> {
+    let mut choice: Choice = Vec::new();
+    // (loss that a byte saves, group, kind)
+    let mut steps: Vec<(f64, usize, usize)> = Vec::new();
+    for (g, group) in groups.iter().enumerate() {
+        let hull = hull(&group.candidates);
+        choice.push(hull[0]);
+        for pair in hull.windows(2) {
+            let (a, b) = (&group.candidates[pair[0]], &group.candidates[pair[1]]);
+            let slope = group.sensitivity * (a.error - b.error) / (b.bytes - a.bytes) as f64;
+            steps.push((slope, g, pair[1]));
+        }
+    }
+    // Steps of one group come in order: a hull's slopes fall. Equal ones keep the order of groups.
+    steps.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let mut all = vec![choice.clone()];
+    for (_, group, kind) in steps {
+        choice[group] = kind;
+        all.push(choice.clone());
+    }
+    all
+}
+
+/// Positions of the candidates on the lower convex hull of (bytes, error), from few bytes to many.
+fn hull(candidates: &[Candidate]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..candidates.len()).collect();
+    order.sort_by(|&a, &b| {
+        let (a, b) = (&candidates[a], &candidates[b]);
+        a.bytes.cmp(&b.bytes).then(a.error.total_cmp(&b.error))
+    });
+    let mut hull: Vec<usize> = Vec::new();
+    for i in order {
+        let c = &candidates[i];
+        if hull.last().is_some_and(|&last| candidates[last].error <= c.error) {
+            continue;
+        }
+        while let [.., a, b] = hull.as_slice() {
+            let (a, b) = (&candidates[*a], &candidates[*b]);
+            let before = (a.error - b.error) * (c.bytes - b.bytes) as f64;
+            let after = (b.error - c.error) * (b.bytes - a.bytes) as f64;
+            if before > after {
+                break;
+            }
+            hull.pop();
+        }
+        if hull.last().is_some_and(|&last| candidates[last].bytes == c.bytes) {
+            hull.pop();
+        }
+        hull.push(i);
+    }
+    hull
+}
+
+/// Bytes of a choice.
+pub fn bytes(groups: &[Group], choice: &Choice) -> u64 {
+    groups.iter().zip(choice).map(|(g, &i)| g.candidates[i].bytes).sum()
+}
+
+/// The most exact choice of the path that fits, and then whatever single steps still do.
+///
+/// # Errors
+/// Not even the smallest fits.
+pub fn within(groups: &[Group], limit: u64) -> Result<Choice> {
+    let path = path(groups);
+    let smallest = bytes(groups, &path[0]);
+    let Some(at) = path.iter().rposition(|c| bytes(groups, c) <= limit) else {
+        return Err(Error::usage(format!(
+            "--max-bytes {limit}: the smallest choice needs {smallest} bytes for its matrices"
+        )));
+    };
+    let mut choice = path[at].clone();
+    for better in &path[at + 1..] {
+        for (g, (&now, &next)) in choice.clone().iter().zip(better).enumerate() {
+            let (a, b) = (groups[g].candidates[now], groups[g].candidates[next]);
+            if b.error < a.error && bytes(groups, &choice) - a.bytes + b.bytes <= limit {
+                choice[g] = next;
+            }
+        }
+    }
+    Ok(choice)
+}
+
+/// Kinds of a choice by tensor and part.
+pub fn kinds(groups: &[Group], choice: &Choice) -> BTreeMap<(String, String), Quant> {
+    groups
+        .iter()
+        .zip(choice)
+        .map(|(g, &i)| ((g.tensor.clone(), g.part.clone()), g.candidates[i].kind))
+        .collect()
+}
+
+/// What a choice is for every tensor, and what its neighbours would cost or gain.
+pub fn explain(groups: &[Group], choice: &Choice) -> Vec<TensorChoice> {
+    groups
+        .iter()
+        .zip(choice)
+        .map(|(g, &i)| {
+            let own = &g.candidates[i];
+            let hull = hull(&g.candidates);
+            let loss = |c: &Candidate| g.sensitivity * c.error;
+            let mut reason = Vec::new();
+            let smaller = hull.iter().rev().map(|&j| &g.candidates[j]).find(|c| c.bytes < own.bytes);
+            if let Some(c) = smaller {
+                reason.push(format!(
+                    "{} would save {} bytes for {:.1e} more loss",
+                    c.kind,
+                    own.bytes - c.bytes,
+                    loss(c) - loss(own)
+                ));
+            }
+            let larger = hull.iter().map(|&j| &g.candidates[j]).find(|c| c.bytes > own.bytes);
+            if let Some(c) = larger {
+                reason.push(format!(
+                    "{} would take {:.1e} of loss away for {} more bytes",
+                    c.kind,
+                    loss(own) - loss(c),
+                    c.bytes - own.bytes
+                ));
+            }
+            let dominated = g.candidates.iter().find(|c| {
+                matches!(c.kind, Quant::Int { granularity: Granularity::Tensor, .. })
+                    && c.error > 4.0 * own.error
+                    && c.bytes >= own.bytes
+            });
+            if let Some(c) = dominated {
+                reason.push(format!(
+                    "{} would be {:.0} times as wrong and no smaller: outliers set its one scale",
+                    c.kind,
+                    c.error / own.error
+                ));
+            }
+            TensorChoice {
+                tensor: g.tensor.clone(),
+                part: g.part.clone(),
+                kind: own.kind.to_string(),
+                bytes: own.bytes,
+                output_error: own.error,
+                sensitivity: g.sensitivity,
+                reason: reason.join("; "),
+            }
+        })
+        .collect()
+}
+
+/// Gives a plan the kinds of a choice.
+///
+/// # Errors
+/// A shard becomes larger than the options allow.
+pub fn apply(plan: &mut Plan, kinds: &BTreeMap<(String, String), Quant>) -> Result<()> {
+    let groups: Groups = plan.options.groups;
+    plan.requantize(|m| {
+        let kind = kinds.get(&(m.tensor.clone(), m.part.clone()))?;
+        Some(MatrixQuant::resolve(*kind, groups, m.rows, m.cols))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Loss that is expected of a choice.
+    fn expected_loss(groups: &[Group], choice: &Choice) -> f64 {
+        groups.iter().zip(choice).map(|(g, &i)| g.sensitivity * g.candidates[i].error).sum()
+    }
+
+    fn group(sensitivity: f64, candidates: &[(u64, f64)]) -> Group {
+        let candidates = candidates
+            .iter()
+            .zip(KINDS)
+            .map(|(&(bytes, error), kind)| Candidate { kind, bytes, error })
+            .collect();
+        Group { tensor: "t".into(), part: "experts".into(), candidates, sensitivity }
+    }
+
+    #[test]
+    fn dominated_kinds_are_not_on_the_hull() {
+        let g = group(1.0, &[(1, 1.0), (2, 0.9), (3, 0.1), (4, 0.5), (5, 0.0), (5, 0.2)]);
+        assert_eq!(hull(&g.candidates), [0, 2, 4]);
+    }
+
+    #[test]
+    fn sensitive_tensors_get_bits_first() {
+        let kinds = [(2, 0.2), (3, 0.05), (4, 0.01)];
+        let groups = [group(1.0, &kinds), group(100.0, &kinds)];
+        let path = path(&groups);
+        assert_eq!(path.first(), Some(&vec![0, 0]));
+        assert_eq!(path[1], [0, 1]);
+        assert_eq!(path[2], [0, 2]);
+        assert_eq!(path.last(), Some(&vec![2, 2]));
+        assert_eq!(within(&groups, 5).unwrap(), [0, 1]);
+        assert_eq!(within(&groups, 100).unwrap(), [2, 2]);
+        assert!(within(&groups, 3).unwrap_err().to_string().contains("needs 4 bytes"));
+        let text = &explain(&groups, &vec![0, 1])[1];
+        assert!(
+            text.reason.contains("would save 1 bytes") && text.reason.contains("1 more bytes"),
+            "{text:?}"
+        );
+    }
+
+    proptest! {
+        /// Along the path bytes rise and loss falls, and no choice of the same size or less is better than one of the path by
+        /// more than its last step.
+        #[test]
+        fn the_path_is_the_convex_frontier(values in prop::collection::vec((1u64..50, 0.0f64..1.0), 12), s in 0.1f64..10.0) {
+            let groups: Vec<Group> = values.chunks(4).map(|c| group(s, c)).collect();
+            let path = path(&groups);
+            for pair in path.windows(2) {
+                prop_assert!(bytes(&groups, &pair[0]) < bytes(&groups, &pair[1]));
+                prop_assert!(expected_loss(&groups, &pair[0]) >= expected_loss(&groups, &pair[1]));
+            }
+            for choice in (0..64).map(|n| vec![n % 4, n / 4 % 4, n / 16]) {
+                let (b, l) = (bytes(&groups, &choice) as f64, expected_loss(&groups, &choice));
+                // Below every choice lies the line between two neighbours of the path.
+                for pair in path.windows(2) {
+                    let (b0, b1) = (bytes(&groups, &pair[0]) as f64, bytes(&groups, &pair[1]) as f64);
+                    let (l0, l1) = (expected_loss(&groups, &pair[0]), expected_loss(&groups, &pair[1]));
+                    prop_assert!(l + 1e-9 >= l0 + (l1 - l0) * (b - b0) / (b1 - b0));
+                }
+            }
+        }
+    }
+}

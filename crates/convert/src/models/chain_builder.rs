@@ -1,0 +1,290 @@
+//! What the plans of all families are put together from: names of functions, bindings, head slices.
+
+use crate::lower::{Lowering, NormShape, Stored};
+use crate::models::Family;
+use crate::models::checked::CheckedCheckpoint;
+use crate::plan::{
+    MAX_HEAD_WEIGHTS, MatrixPlan, Packing, Plan, PlanOptions, PlannedShard, Totals, VectorPlan,
+};
+use crate::quant::MatrixQuant;
+use crate::{Error, Result};
+use anemoe_bundle::{
+    Chain, Embedding, FORMAT, InputBinding, ModelInfo, OutputBinding, RowRange, Run, ShardFunction,
+    ShardKind, Step, TokenCount, WeightFormat,
+};
+use anemoe_mlpackage::mil::builder::BuiltFunction;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Head slices run on at most this many tokens at once: a slice of 65536 logits by 64 tokens is 8 MB of output that
+/// prefill never asks for.
+const MAX_HEAD_TOKENS: usize = 16;
+
+/// One kind of function of a package of experts: its name without the token count, its experts, and what it does besides.
+pub struct ExpertUnit<R> {
+    /// Nothing where the package has one kind of function.
+    pub name: Option<String>,
+    /// Experts that it computes.
+    pub experts: Range<usize>,
+    /// What it does besides.
+    pub role: R,
+}
+
+/// Name of the unit that computes experts from `first` on, where a package has several.
+pub fn unit_name(first: usize) -> String {
+    format!("e{first:03}")
+}
+
+/// First experts of the calls that a package of experts from `first` on is made of.
+pub fn calls(first: usize, packing: Packing) -> impl Iterator<Item = Range<usize>> {
+    (first..first + packing.per_package).step_by(packing.per_call).map(move |e| e..e + packing.per_call)
+}
+
+/// Names of functions: `main` for the only one of a package, else `t4`, `e003_t4`, `t1to4`.
+pub fn functions(units: &[Option<String>], tokens: &[TokenCount]) -> Vec<ShardFunction> {
+    let single = units.len() * tokens.len() == 1;
+    let mut functions = Vec::new();
+    for unit in units {
+        for &t in tokens {
+            let count = if t.min == t.max { format!("t{}", t.max) } else { format!("t{}to{}", t.min, t.max) };
+            let name = match unit {
+                _ if single => "main".to_string(),
+                None => count,
+                Some(unit) => format!("{unit}_{count}"),
+            };
+            functions.push(ShardFunction { name, unit: unit.clone(), tokens: t });
+        }
+    }
+    functions
+}
+
+/// A whole register as an input.
+pub fn register(name: &str) -> InputBinding {
+    InputBinding::Register { name: name.into(), rows: None, rescale: false }
+}
+
+/// A whole register as an input that is normalized at once, in any power-of-two scale.
+pub fn normalized(name: &str) -> InputBinding {
+    InputBinding::Register { name: name.into(), rows: None, rescale: true }
+}
+
+/// Some channels of a register as an input.
+pub fn rows_of(name: &str, rows: RowRange) -> InputBinding {
+    InputBinding::Register { name: name.into(), rows: Some(rows), rescale: false }
+}
+
+/// An output that replaces a register.
+pub fn output(register: &str) -> OutputBinding {
+    OutputBinding { register: register.into(), rows: None, accumulate: false }
+}
+
+/// Bindings by name.
+pub fn named<T>(pairs: Vec<(&str, T)>) -> BTreeMap<String, T> {
+    pairs.into_iter().map(|(k, v)| (k.to_string(), v)).collect()
+}
+
+/// Tensor of layer `i`.
+pub fn tensor(i: usize, name: &str) -> String {
+    format!("layers.{i}.{name}")
+}
+
+/// A matrix with the compression that the options choose for its part.
+pub fn matrix(
+    options: &PlanOptions,
+    name: &str,
+    part: &str,
+    tensor: String,
+    offset: u64,
+    (rows, cols): (usize, usize),
+) -> MatrixPlan {
+    let quant = options.resolve(part, rows, cols);
+    MatrixPlan {
+        name: format!("{name}_weight"),
+        part: part.into(),
+        tensor,
+        offset,
+        rows,
+        cols,
+        taps: 1,
+        quant,
+    }
+}
+
+/// Matrices of experts whose tensors are stacks: `gate_up` is `[experts, 2 width, hidden]`, `down` `[experts, hidden, width]`.
+pub fn expert_matrices(
+    options: &PlanOptions,
+    experts: Range<usize>,
+    (hidden, width): (usize, usize),
+    (gate_up, down): (&str, &str),
+) -> Vec<MatrixPlan> {
+    let mut matrices = Vec::with_capacity(2 * experts.len());
+    for e in experts {
+        for (name, tensor, rows, cols) in
+            [("gate_up", gate_up, 2 * width, hidden), ("down", down, hidden, width)]
+        {
+            let (name, offset) = (format!("expert_{e:03}_{name}"), (e * rows * cols) as u64);
+            matrices.push(matrix(options, &name, "experts", tensor.into(), offset, (rows, cols)));
+        }
+    }
+    matrices
+}
+
+/// The plan of a family's shards. `facts` are for people.
+pub fn plan(
+    family: &dyn Family,
+    options: &PlanOptions,
+    layers: Vec<PlannedShard>,
+    head: Vec<PlannedShard>,
+    chain: Chain,
+    facts: Vec<String>,
+) -> Result<Plan> {
+    let (sizes, layer_shards) = (family.sizes(), layers.len());
+    let mut shards = layers;
+    shards.extend(head);
+    let totals = Totals {
+        shards: shards.len(),
+        layer_shards,
+        bytes: 0,
+        embedding_bytes: 0,
+        params: sizes.parameters,
+        active_params_per_token: sizes.active_parameters(),
+        bytes_per_token: 0,
+        experts: sizes.experts,
+        experts_per_token: sizes.experts_per_token,
+    };
+    let mut plan = Plan {
+        family: family.name().into(),
+        source: family.checked_checkpoint().checkpoint.name.clone(),
+        options: options.clone(),
+        shards,
+        totals,
+        embedding: MatrixQuant::FP16,
+        facts,
+        notes: Vec::new(),
+        chain,
+    };
+    plan.complete()?;
+    Ok(plan)
+}
+
+/// How the experts of a planned shard are packed: its first one, and the packing.
+pub fn packing_of(shard: &PlannedShard) -> Result<(usize, Packing)> {
+    match (shard.experts, shard.experts_per_call) {
+        (Some((first, per_package)), Some(per_call)) => Ok((first, Packing { per_package, per_call })),
+        _ => Err(not_ours(shard)),
+    }
+}
+
+/// A final norm and an output matrix `[vocab, hidden]` that is the embedding too.
+pub struct OutputHead {
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Rows of the matrix.
+    pub vocab: usize,
+    /// Tensor of the norm's weight.
+    pub norm: &'static str,
+    /// Tensor of the matrix.
+    pub matrix: &'static str,
+    /// Of the norm.
+    pub eps: f32,
+}
+
+impl OutputHead {
+    /// Slices of equally many rows, small enough for the ANE.
+    pub fn shards(&self, options: &PlanOptions) -> Vec<PlannedShard> {
+        let (h, vocab) = (self.hidden, self.vocab);
+        let limit = MAX_HEAD_WEIGHTS.min(options.max_shard_mb << 19).max(32 * h as u64);
+        let slices = (vocab as u64 * h as u64).div_ceil(limit).max(1) as usize;
+        let rows = vocab.div_ceil(slices).next_multiple_of(32);
+        let starts: Vec<usize> = (0..vocab).step_by(rows).collect();
+        let mut tokens: Vec<TokenCount> = options
+            .tokens
+            .iter()
+            .map(|t| TokenCount {
+                min: t.min,
+                max: if t.min < t.max { t.max.min(MAX_HEAD_TOKENS) } else { t.max },
+            })
+            .filter(|t| t.max <= MAX_HEAD_TOKENS)
+            .collect();
+        tokens.dedup();
+        let shard = |(i, &start): (usize, &usize)| {
+            let n = rows.min(vocab - start);
+            let offset = start as u64 * h as u64;
+            let matrix = matrix(options, "logits", "head", self.matrix.into(), offset, (n, h));
+            let vectors = vec![VectorPlan::channels("final_norm_weight", self.norm, h)];
+            let name = format!("head.{i}of{}", starts.len());
+            let mut shard = PlannedShard::new(name, ShardKind::Head, None, vec![matrix], vectors);
+            shard.functions = functions(&[None], &tokens);
+            shard.vocab_rows = Some((start, n));
+            shard
+        };
+        starts.iter().enumerate().map(shard).collect()
+    }
+
+    /// The chain's steps for these shards.
+    pub fn steps(shards: &[PlannedShard], hidden: InputBinding) -> Vec<Step> {
+        let step = |shard: &PlannedShard| {
+            let rows = shard.vocab_rows.map(|(start, count)| RowRange { start, count });
+            Step::Run(Run {
+                shard: shard.name.clone(),
+                unit: None,
+                when: None,
+                inputs: named(vec![("hidden", hidden.clone())]),
+                outputs: named(vec![("logits", OutputBinding { rows, ..output("logits") })]),
+            })
+        };
+        shards.iter().map(step).collect()
+    }
+
+    /// The program of a slice.
+    pub fn lower(&self, tokens: TokenCount, stored: &Stored) -> Result<BuiltFunction> {
+        let mut l = Lowering::new(stored, tokens);
+        let hidden = l.input("hidden", &[1, self.hidden as u64, 1, 0], Some(3))?;
+        let x = l.rms_norm_weighted("final_norm", &hidden, NormShape { axis: 1, eps: self.eps })?;
+        let logits = l.project("logits", &x, "logits")?;
+        l.finish(&[&logits])
+    }
+}
+
+/// A chain without steps. `scale` is that of the embedding.
+pub fn chain(
+    family: &str,
+    checkpoint: &CheckedCheckpoint,
+    model: ModelInfo,
+    scale: f32,
+    options: &PlanOptions,
+) -> Chain {
+    Chain {
+        format: FORMAT,
+        generator: concat!("anemoe ", env!("CARGO_PKG_VERSION")).into(),
+        family: family.into(),
+        source: checkpoint.checkpoint.name.clone(),
+        checkpoint_sha256: None,
+        readings: BTreeMap::new(),
+        options: serde_json::Value::Null,
+        gates: None,
+        importance: None,
+        auto: None,
+        embedding: Embedding {
+            file: "embed.bin".into(),
+            rows: model.vocab_size,
+            cols: model.hidden_size,
+            scale,
+            storage: WeightFormat::Fp16,
+            sha256: String::new(),
+        },
+        model,
+        vectors: None,
+        tokens: options.tokens.clone(),
+        ropes: BTreeMap::new(),
+        caches: BTreeMap::new(),
+        steps: Vec::new(),
+        head: Vec::new(),
+        shards: Vec::new(),
+    }
+}
+
+/// A shard that is none of the model's: a fault of the caller.
+pub fn not_ours(shard: &PlannedShard) -> Error {
+    Error::usage(format!("shard {} is not one of this model's", shard.name))
+}

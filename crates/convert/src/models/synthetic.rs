@@ -1,0 +1,246 @@
+//! Models of the real shapes whose weights are computed instead of read, so that full-size work needs no download.
+
+use super::{gemma4, zaya};
+use crate::checkpoint::{Checkpoint, Dtype, TensorInfo, TensorSource};
+use crate::variants::Variants;
+use crate::{Error, Result};
+use anemoe_io::Random;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// Opens `NAME?seed=N&layers=N`.
+pub(super) fn open(spec: &str, name: &str) -> Result<Checkpoint> {
+    let path = PathBuf::from(spec);
+    let (model, query) = name.split_once('?').unwrap_or((name, ""));
+    let (mut seed, mut layers) = (0u64, None);
+    for pair in query.split('&').filter(|p| !p.is_empty()) {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let number: u64 = value
+            .parse()
+            .map_err(|_| Error::usage(format!("{spec}: `{pair}` is not of the form seed=N or layers=N")))?;
+        match key {
+            "seed" => seed = number,
+            "layers" if (1..=1000).contains(&number) => layers = Some(number as usize),
+            _ => {
+                return Err(Error::usage(format!(
+                    "{spec}: `{pair}`: expected seed=N, or layers=N from 1 to 1000"
+                )));
+            }
+        }
+    }
+    let (mut config, limit, prefix): (_, fn(&mut serde_json::Value, usize), _) = match model {
+        "gemma4-26b-a4b" => (gemma4::published_config(), gemma4::limit_layers, gemma4::PREFIXES[0]),
+        ZAYA => (zaya::published_config(), zaya::limit_layers, zaya::PREFIXES[0]),
+        _ => {
+            return Err(Error::usage(format!(
+                "{spec}: no synthetic model `{model}`; there are gemma4-26b-a4b and zaya1-8b"
+            )));
+        }
+    };
+    if let Some(layers) = layers {
+        limit(&mut config, layers);
+    }
+    let table = match model {
+        ZAYA => zaya::tensor_table(&zaya::ZayaConfig::parse(&config, &path)?),
+        _ => gemma4::tensor_table(&gemma4::Gemma4Config::parse(&config, &path)?),
+    };
+    let mut tensors: Vec<TensorInfo> = table
+        .into_iter()
+        .map(|row| TensorInfo {
+            name: format!("{prefix}{}", row.name),
+            dtype: Dtype::BF16,
+            bytes: 2 * row.elements(),
+            shape: row.shape,
+            file: path.clone(),
+        })
+        .collect();
+    tensors.sort_by(|a, b| a.name.cmp(&b.name));
+    let source = Box::new(Synthetic { path: path.clone(), model: model.to_string(), seed, tensors });
+    let variants = Variants::default();
+    Ok(Checkpoint { name: spec.to_string(), path, config, generation_config: None, source, variants })
+}
+
+/// Name of the synthetic ZAYA.
+const ZAYA: &str = "zaya1-8b";
+
+struct Synthetic {
+    path: PathBuf,
+    model: String,
+    seed: u64,
+    tensors: Vec<TensorInfo>,
+}
+
+/// FNV-1a: spreads names over 64 bits.
+fn hash(text: &str, seed: u64) -> u64 {
+    text.bytes()
+        .fold(seed ^ 0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
+/// Nearly normal, of mean 0 and deviation 1: four uniform 16-bit numbers added (Irwin-Hall).
+#[inline(always)]
+fn normal(bits: u64) -> f32 {
+    let lanes = (bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48);
+    (lanes as f32 - 131_070.0) * (1.0 / 37_837.2)
+}
+
+impl TensorSource for Synthetic {
+    fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Any range gives the same values, in whatever pieces it is read: matrices are normal with deviation
+    /// 1/sqrt(inputs) and one of 1024 weights is ten times as large; biases are near 0, other vectors near 1.
+    fn read(&self, name: &str, range: Range<u64>, out: &mut [f32]) -> Result<()> {
+        let info =
+            self.info(name).ok_or_else(|| Error::invalid(&self.path, format!("use: no tensor `{name}`")))?;
+        if range.end > info.elements()
+            || range.start > range.end
+            || range.end - range.start != out.len() as u64
+        {
+            return Err(Error::invalid(&self.path, format!("use: elements {range:?} of tensor `{name}`")));
+        }
+        let random = Random::new(hash(name, self.seed));
+        let (spread, pairs) = shaping(&self.model, name);
+        if info.shape.len() < 2 {
+            let mean = if name.contains("bias") { 0.0 } else { 1.0 };
+            for (i, o) in (range.start..).zip(out.iter_mut()) {
+                let (i_paired, sign) = pairs.apply(i, 1);
+                // The class behind the last expert starts training at -1.
+                let skip = name.ends_with("balancing_biases") && i + 1 == info.elements();
+                *o = if skip { -1.0 } else { mean + sign * spread.bias * normal(random.bits_at(i_paired)) };
+            }
+            return Ok(());
+        }
+        // A short last axis is the kernel of a convolution.
+        let inputs = match info.shape.as_slice() {
+            [.., channels, taps @ 1..=4] => channels * taps,
+            _ => info.shape.last().copied().unwrap_or(1),
+        };
+        let scale = 1.0 / (inputs as f32).sqrt();
+        for (i, o) in (range.start..).zip(out.iter_mut()) {
+            let (i, sign) = pairs.apply(i, inputs);
+            let bits = random.bits_at(i);
+            let outlier = bits.wrapping_mul(0xd6e8_feb8_6659_fd93) >> 54 == 0;
+            *o = sign * spread.weight * normal(bits) * if outlier { 10.0 * scale } else { scale };
+        }
+        Ok(())
+    }
+}
+
+/// Factors on the deviations of a tensor.
+struct Spread {
+    /// On 1/sqrt(inputs), of a matrix.
+    weight: f32,
+    /// Deviation of a vector.
+    bias: f32,
+}
+
+/// Rows and columns that come in pairs `w, -w`.
+#[derive(Default)]
+struct Pairs {
+    rows: bool,
+    columns: bool,
+}
+
+impl Pairs {
+    /// The element whose value element `i` takes, and the sign with which it does. A vector has one column.
+    fn apply(&self, i: u64, columns: u64) -> (u64, f32) {
+        let (row, column) = (i / columns, i % columns);
+        let (odd_row, odd_column) = (self.rows && row % 2 == 1, self.columns && column % 2 == 1);
+        let at = (row - u64::from(odd_row)) * columns + column - u64::from(odd_column);
+        (at, if odd_row == odd_column { 1.0 } else { -1.0 })
+    }
+}
+
+/// Shapes the values of a tensor so that tokens are spread over the experts, as trained routers spread them.
+///
+/// Plain random weights send all tokens of ZAYA to the same experts, for two reasons. The residual stream starts with
+/// embeddings of deviation 0.02, and attention adds much larger means over all tokens: its outputs, those of the experts and
+/// the biases of the stream are made as small as the embeddings or smaller. And the activations of the router's MLP have positive means:
+/// with hidden units in pairs, gelu(a) - gelu(-a) = a, logits depend on the token alone.
+fn shaping(model: &str, name: &str) -> (Spread, Pairs) {
+    let plain = (Spread { weight: 1.0, bias: 0.05 }, Pairs::default());
+    if model != ZAYA {
+        return plain;
+    }
+    let is = |suffix: &str| name.ends_with(suffix);
+    if is("hidden_states_bias") || is("residual_bias") {
+        (Spread { bias: 0.001, ..plain.0 }, plain.1)
+    } else if is("self_attn.o_proj.weight") {
+        (Spread { weight: 1.0 / 256.0, ..plain.0 }, plain.1)
+    } else if is("mlp.experts.down_proj") {
+        (Spread { weight: 1.0 / 32.0, ..plain.0 }, plain.1)
+    } else if is("balancing_biases") {
+        (Spread { bias: 0.005, ..plain.0 }, plain.1)
+    } else if is("router_mlp.fc1.weight") || is("router_mlp.fc1.bias") || is("router_mlp.fc2.bias") {
+        (plain.0, Pairs { rows: true, columns: false })
+    } else if is("router_mlp.fc2.weight") {
+        (plain.0, Pairs { rows: true, columns: true })
+    } else if is("router_mlp.out_proj.weight") {
+        (plain.0, Pairs { rows: false, columns: true })
+    } else {
+        plain
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::models::load;
+
+    #[test]
+    fn any_piece_has_the_same_values() {
+        let c = load("synthetic:gemma4-26b-a4b?seed=3&layers=1").unwrap();
+        let name = "model.language_model.layers.0.self_attn.q_proj.weight";
+        let mut whole = vec![0f32; 10_000];
+        c.source.read(name, 500..10_500, &mut whole).unwrap();
+        let mut part = vec![0f32; 7];
+        c.source.read(name, 4_321..4_328, &mut part).unwrap();
+        assert_eq!(part, whole[3_821..3_828]);
+        let other = load("synthetic:gemma4-26b-a4b?seed=4&layers=1").unwrap();
+        other.source.read(name, 4_321..4_328, &mut part).unwrap();
+        assert_ne!(part, whole[3_821..3_828]);
+        // Deviation 1/sqrt(2816), and outliers of ten times that.
+        let variance = whole.iter().map(|v| v * v).sum::<f32>() / 10_000.0 * 2816.0;
+        assert!((0.9..1.4).contains(&variance), "{variance}");
+        let outliers = whole.iter().filter(|v| v.abs() * 2816f32.sqrt() > 4.0).count();
+        assert!((1..30).contains(&outliers), "{outliers}");
+    }
+
+    #[test]
+    fn hidden_units_of_zayas_router_come_in_pairs_that_cancel() {
+        let c = load("synthetic:zaya1-8b?layers=2").unwrap();
+        let read = |name: &str, range: Range<u64>| {
+            let mut values = vec![0f32; (range.end - range.start) as usize];
+            c.source.read(&format!("model.layers.1.mlp.gate.router_mlp.{name}"), range, &mut values).unwrap();
+            values
+        };
+        let negated = |v: &[f32]| v.iter().map(|v| -v).collect::<Vec<_>>();
+        let fc1 = read("fc1.weight", 0..512);
+        assert_eq!(fc1[256..], negated(&fc1[..256]));
+        let bias = read("fc1.bias", 0..256);
+        assert!(bias.chunks(2).all(|pair| pair[0] == -pair[1]));
+        let (fc2, out) = (read("fc2.weight", 512..1024), read("out_proj.weight", 256..512));
+        assert!(fc2.chunks(2).chain(out.chunks(2)).all(|pair| pair[0] == -pair[1]));
+        assert_eq!(fc2[256..], negated(&fc2[..256]));
+        // Any piece has the same values.
+        assert_eq!(read("fc2.weight", 700..703), fc2[188..191]);
+    }
+
+    #[test]
+    fn wrong_queries_are_refused() {
+        for spec in [
+            "synthetic:gemma5",
+            "synthetic:gemma4-26b-a4b?layers=0",
+            "synthetic:gemma4-26b-a4b?speed=1",
+            "synthetic:gemma4-26b-a4b?seed",
+        ] {
+            let err = load(spec).err().unwrap().to_string();
+            assert!(err.starts_with("synthetic:gemma"), "{err}");
+        }
+    }
+}

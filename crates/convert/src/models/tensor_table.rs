@@ -1,0 +1,98 @@
+//! The declarative tensor table of a model, and the check of a checkpoint against it.
+
+use crate::checkpoint::TensorSource;
+use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Part of a model that a tensor belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ModelPart {
+    /// Attention projections and their norms.
+    Attention,
+    /// Choice of experts.
+    Router,
+    /// Experts.
+    Experts,
+    /// The MLP that every token meets.
+    DenseMlp,
+    /// Norms and scalars of layers.
+    Norms,
+    /// Embedding, which is the output head too.
+    Embedding,
+}
+
+impl ModelPart {
+    /// As in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ModelPart::Attention => "attention",
+            ModelPart::Router => "router",
+            ModelPart::Experts => "experts",
+            ModelPart::DenseMlp => "dense_mlp",
+            ModelPart::Norms => "norms",
+            ModelPart::Embedding => "embedding",
+        }
+    }
+}
+
+/// One tensor that a model has.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TensorRow {
+    /// Name without the checkpoint's prefix.
+    pub name: String,
+    /// Shape, outermost first.
+    pub shape: Vec<u64>,
+    /// Part of the model.
+    pub part: ModelPart,
+    /// Layer, where it belongs to one.
+    pub layer: Option<usize>,
+}
+
+impl TensorRow {
+    /// Number of weights.
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().product()
+    }
+}
+
+/// Checks that a checkpoint has exactly the tensors of the table, with their shapes; `skip` names those of other modalities.
+///
+/// # Errors
+/// A tensor is missing, superfluous, or of another shape; the error names it.
+pub fn check_tensors(
+    source: &dyn TensorSource,
+    prefix: &str,
+    table: &[TensorRow],
+    skip: impl Fn(&str) -> bool,
+) -> Result<()> {
+    let rows: BTreeMap<String, &TensorRow> =
+        table.iter().map(|r| (format!("{prefix}{}", r.name), r)).collect();
+    let mut extra = None;
+    for info in source.tensors() {
+        match rows.get(&info.name) {
+            Some(row) if row.shape == info.shape => {}
+            Some(row) => {
+                return Err(Error::invalid(
+                    &info.file,
+                    format!("tensor `{}`: shape {:?}, expected {:?}", info.name, info.shape, row.shape),
+                ));
+            }
+            None if skip(&info.name) => {}
+            None => extra = extra.or(Some(info)),
+        }
+    }
+    // What is missing says more than what is there instead of it.
+    if let Some((name, row)) = rows.iter().find(|(name, _)| source.info(name).is_none()) {
+        let what = format!("checkpoint: tensor `{name}` {:?} is missing", row.shape);
+        return Err(Error::invalid(source.path(), what));
+    }
+    match extra {
+        None => Ok(()),
+        Some(info) => {
+            let what = format!("tensor `{}`: this model has none of that name", info.name);
+            Err(Error::invalid(&info.file, what))
+        }
+    }
+}

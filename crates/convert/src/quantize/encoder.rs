@@ -1,0 +1,471 @@
+//! Compresses a matrix piece by piece: rows are read, quantized, packed and handed on in order, so that neither the matrix
+//! nor its compressed form has to fit in memory. Pieces are cut the same way whatever the number of threads, and so is the
+//! result.
+
+use super::histogram::{Histogram, order};
+use super::integers::{self, Scale};
+use super::metrics::Metrics;
+use super::palettize::{LutTable, Palettizer, TableMode};
+use crate::quant::{Granularity, MatrixQuant, Quant};
+use anemoe_kernels::{
+    Isa, Matrix, MatrixError, ScaleAndZero, Weight, f32_to_f16, find_extremes, quantize_linear, round_to_f16,
+};
+use anemoe_mlpackage::blob::pack_sub_byte;
+use half::f16;
+use rayon::prelude::*;
+use std::sync::Mutex;
+
+/// Weights that one thread works on at a time.
+const UNIT: usize = 1 << 16;
+/// Weights between two writes.
+const PIECE: usize = 4 << 20;
+
+/// What becomes of a matrix `[rows, cols]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Encoder<'a> {
+    /// Output channels.
+    pub rows: usize,
+    /// Input channels.
+    pub cols: usize,
+    /// The kind; its group divides.
+    pub quant: MatrixQuant,
+    /// The global optimum of k-means instead of 1e-4 from it.
+    pub exact: bool,
+    /// Second moment of every input, `[cols]`.
+    pub importance: Option<&'a [f32]>,
+}
+
+/// Tables, scales and figures of a matrix whose packed elements have been written.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Side {
+    /// `[groups, 2^bits]`, or one scale per block, row-major.
+    pub values: Vec<f16>,
+    /// One per scale, for asymmetric kinds.
+    pub offsets: Vec<i8>,
+    /// How far the result is from the original.
+    pub metrics: Metrics,
+}
+
+/// Reads whole rows from the given one on, as f32.
+pub type ReadRows<'a, E> = dyn Fn(usize, &mut [f32]) -> Result<(), E> + Sync + 'a;
+
+/// A value that fp16 cannot hold.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TooLarge(pub f32);
+
+impl std::fmt::Display for TooLarge {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} does not fit fp16", self.0)
+    }
+}
+
+/// Memory that a thread works with, kept between units.
+struct Worker {
+    /// Rounded to fp16.
+    values: Vec<f32>,
+    /// fp16 bits, or codes that are ordered as the values are.
+    bits: Vec<u16>,
+    indices: Vec<u8>,
+    codes: Vec<i8>,
+    grids: Vec<ScaleAndZero>,
+    palettizer: Option<Palettizer>,
+}
+
+/// A unit's packed elements with its tables or scales.
+type Unit = (Vec<u8>, Side);
+
+/// What kinds with one table or scale for everything learn from a first pass.
+enum Survey {
+    None,
+    Table(Box<LutTable>),
+    Scale(Scale),
+}
+
+impl Encoder<'_> {
+    /// Rows of a unit: whole groups, and whole bytes of packed elements.
+    fn unit_rows(&self) -> usize {
+        let group = match self.quant.kind {
+            Quant::Lut { per_tensor: false, .. } => self.quant.group.max(1),
+            _ => 1,
+        };
+        let unit = group * 8 / gcd(group, 8);
+        (UNIT / self.cols.max(1) / unit).max(1) * unit
+    }
+
+    fn mode(&self) -> TableMode {
+        match self.quant.kind {
+            Quant::Lut { uniform: true, .. } => TableMode::Uniform,
+            _ if self.exact => TableMode::KMeansExact,
+            _ => TableMode::KMeans,
+        }
+    }
+
+    /// Reads the matrix, once or twice, and writes its packed elements in order.
+    ///
+    /// # Errors
+    /// Of reading or writing; a value that fp16 cannot hold.
+    ///
+    /// # Panics
+    /// The importances are not one per column.
+    pub fn run<E: From<TooLarge> + Send>(
+        &self,
+        read: &ReadRows<'_, E>,
+        write: &mut dyn FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<Side, E> {
+        assert!(self.importance.is_none_or(|m| m.len() == self.cols));
+        let mut side = Side::default();
+        let workers = Mutex::new(Vec::new());
+        let survey = self.survey(read, &mut side, &workers)?;
+        let unit = self.unit_rows();
+        let per_piece = (PIECE / (unit * self.cols).max(1)).max(1);
+        let starts: Vec<usize> = (0..self.rows).step_by(unit).collect();
+        for piece in starts.chunks(per_piece) {
+            let units: Vec<Result<Unit, E>> = piece
+                .par_iter()
+                .map(|&first| {
+                    let rows = unit.min(self.rows - first);
+                    let mut worker = self.worker(&workers);
+                    let done = self
+                        .load(read, first, rows, &mut worker)
+                        .map(|()| self.encode(rows, &survey, &mut worker));
+                    give_back(&workers, worker);
+                    done
+                })
+                .collect();
+            for done in units {
+                let (bytes, part) = done?;
+                write(&bytes)?;
+                side.values.extend_from_slice(&part.values);
+                side.offsets.extend_from_slice(&part.offsets);
+                side.metrics.merge(&part.metrics);
+            }
+        }
+        Ok(side)
+    }
+
+    fn worker(&self, workers: &Mutex<Vec<Worker>>) -> Worker {
+        if let Some(worker) = workers.lock().unwrap_or_else(|p| p.into_inner()).pop() {
+            return worker;
+        }
+        let palettizer = match self.quant.kind {
+            Quant::Lut { bits, per_tensor: false, .. } => Some(Palettizer::new(bits, self.mode())),
+            _ => None,
+        };
+        Worker {
+            values: Vec::new(),
+            bits: Vec::new(),
+            indices: Vec::new(),
+            codes: Vec::new(),
+            grids: Vec::new(),
+            palettizer,
+        }
+    }
+
+    /// Reads rows and rounds them to fp16: into `values` for linear kinds, into `bits` for the others.
+    fn load<E: From<TooLarge>>(
+        &self,
+        read: &ReadRows<'_, E>,
+        first: usize,
+        rows: usize,
+        worker: &mut Worker,
+    ) -> Result<(), E> {
+        let n = rows * self.cols;
+        worker.values.resize(n, 0.0);
+        read(first, &mut worker.values)?;
+        // The largest fp16, and the half step to what would be the next.
+        let (low, high) = find_extremes(Isa::best(), &worker.values);
+        if high.max(-low) >= 65520.0 {
+            let large = worker.values.iter().find(|v| v.abs() >= 65520.0);
+            return Err(TooLarge(large.copied().unwrap_or(high)).into());
+        }
+        if matches!(self.quant.kind, Quant::Int { .. }) {
+            round_to_f16(&mut worker.values);
+        } else {
+            worker.bits.resize(n, 0);
+            f32_to_f16(&worker.values, &mut worker.bits);
+        }
+        Ok(())
+    }
+
+    /// The one table or scale of a kind per tensor.
+    fn survey<E: From<TooLarge> + Send>(
+        &self,
+        read: &ReadRows<'_, E>,
+        side: &mut Side,
+        workers: &Mutex<Vec<Worker>>,
+    ) -> Result<Survey, E> {
+        if !self.quant.kind.is_per_tensor() {
+            return Ok(Survey::None);
+        }
+        // A few large parts, each summed by one thread and then joined in order: sums of importances depend on the order.
+        let unit = self.unit_rows();
+        let units = self.rows.div_ceil(unit);
+        let per_part = units.div_ceil(32).max(1);
+        let parts: Vec<Result<Histogram, E>> = (0..units.div_ceil(per_part))
+            .into_par_iter()
+            .map(|part| {
+                let mut worker = self.worker(workers);
+                let mut h = Histogram::default();
+                for i in part * per_part..((part + 1) * per_part).min(units) {
+                    let first = i * unit;
+                    self.load(read, first, unit.min(self.rows - first), &mut worker)?;
+                    if matches!(self.quant.kind, Quant::Int { .. }) {
+                        worker.bits.resize(worker.values.len(), 0);
+                        f32_to_f16(&worker.values, &mut worker.bits);
+                    }
+                    let range = order(&mut worker.bits);
+                    h.count(&worker.bits, range, self.importance);
+                }
+                give_back(workers, worker);
+                Ok(h)
+            })
+            .collect();
+        let mut all = Histogram::default();
+        for part in parts {
+            all.join(&part?);
+        }
+        all.collect();
+        match self.quant.kind {
+            Quant::Lut { bits, .. } => {
+                let mut table = LutTable::new();
+                table.fit(&all, bits, self.mode(), &mut side.metrics);
+                side.values.extend_from_slice(&table.values);
+                Ok(Survey::Table(Box::new(table)))
+            }
+            Quant::Int { asymmetric, granularity } => {
+                let masses: Vec<f32> = (0..all.values().len()).map(|i| all.mass(i) as f32).collect();
+                let scale = integers::fit(all.values(), Some(&masses), granularity.bits(), asymmetric);
+                side.values.push(scale.scale);
+                if asymmetric {
+                    side.offsets.push(scale.offset);
+                }
+                Ok(Survey::Scale(scale))
+            }
+            Quant::Fp16 => Ok(Survey::None),
+        }
+    }
+
+    fn encode(&self, rows: usize, survey: &Survey, worker: &mut Worker) -> Unit {
+        let n = rows * self.cols;
+        let mut side = Side::default();
+        match self.quant.kind {
+            Quant::Fp16 => (worker.bits.iter().flat_map(|b| b.to_le_bytes()).collect(), side),
+            Quant::Lut { bits, .. } => {
+                worker.indices.resize(n, 0);
+                match (survey, &mut worker.palettizer) {
+                    (Survey::Table(table), _) => {
+                        order(&mut worker.bits);
+                        table.assign(&worker.bits, &mut worker.indices);
+                    }
+                    (_, Some(palettizer)) => {
+                        let size = (self.quant.group * self.cols).max(1);
+                        for (group, indices) in
+                            worker.bits.chunks_mut(size).zip(worker.indices.chunks_mut(size))
+                        {
+                            let table = palettizer.codes(group, self.importance, indices, &mut side.metrics);
+                            side.values.extend_from_slice(table);
+                        }
+                    }
+                    _ => unreachable!("tables per group have a palettizer, others a survey"),
+                }
+                (pack_sub_byte(&worker.indices, usize::from(bits)), side)
+            }
+            Quant::Int { granularity, asymmetric } => {
+                let (isa, bits) = (Isa::best(), granularity.bits());
+                worker.codes.resize(n, 0);
+                let width = match granularity {
+                    Granularity::Block => self.quant.group,
+                    Granularity::Tensor | Granularity::Channel => self.cols,
+                };
+                let width = width.max(1);
+                // Whole rows at a time, so that importances are those of the columns.
+                let cols = self.cols.max(1);
+                for (values, codes) in
+                    worker.values.chunks_exact(cols).zip(worker.codes.chunks_exact_mut(cols))
+                {
+                    worker.grids.clear();
+                    for (i, values) in values.chunks_exact(width).enumerate() {
+                        let importance = self.importance.map(|m| &m[i * width..(i + 1) * width]);
+                        let scale = match survey {
+                            Survey::Scale(scale) => *scale,
+                            _ => {
+                                let scale = integers::fit(values, importance, bits, asymmetric);
+                                side.values.push(scale.scale);
+                                if asymmetric {
+                                    side.offsets.push(scale.offset);
+                                }
+                                scale
+                            }
+                        };
+                        let zero = f32::from(scale.offset);
+                        worker.grids.push(ScaleAndZero { scale: scale.scale.to_f32(), zero });
+                    }
+                    let sums = quantize_linear(isa, values, self.importance, &worker.grids, bits, codes);
+                    side.metrics.add_sums(cols, &sums);
+                }
+                let elements = worker.codes.iter().map(|&c| c as u8);
+                let bytes = match bits {
+                    8 => elements.collect(),
+                    _ => {
+                        worker.indices.clear();
+                        worker.indices.extend(elements);
+                        pack_sub_byte(&worker.indices, usize::from(bits))
+                    }
+                };
+                (bytes, side)
+            }
+        }
+    }
+
+    /// The values that packed elements and their tables or scales stand for, `[rows, cols]`.
+    ///
+    /// # Errors
+    /// Their lengths do not fit.
+    pub fn decode(&self, packed: &[u8], side: &Side) -> Result<Vec<f32>, MatrixError> {
+        let mut out = vec![0f32; self.rows * self.cols];
+        let values: Vec<f32> = side.values.iter().map(|v| v.to_f32()).collect();
+        let offsets: Vec<f32> = side.offsets.iter().map(|&o| f32::from(o)).collect();
+        let format = self.quant.format(self.rows, self.cols);
+        let weight = Weight {
+            format,
+            elements: packed,
+            values: format.has_values().then_some(values.as_slice()),
+            offsets: format.has_offsets().then_some(offsets.as_slice()),
+        };
+        Matrix::new(weight, self.rows, self.cols)?.to_dense(&mut out);
+        if matches!(self.quant.kind, Quant::Int { .. }) {
+            // The program's weights are fp16, so are the products of integers and scales.
+            round_to_f16(&mut out);
+        }
+        Ok(out)
+    }
+}
+
+/// Leaves memory for the next unit.
+fn give_back(workers: &Mutex<Vec<Worker>>, worker: Worker) {
+    workers.lock().unwrap_or_else(|p| p.into_inner()).push(worker);
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{KINDS, weights};
+    use super::*;
+    use crate::quant::Groups;
+    use proptest::prelude::*;
+
+    const NAMES: [&str; 13] = [
+        "fp16",
+        "lut1",
+        "lut2",
+        "lut3",
+        "lut4",
+        "lut6",
+        "lut8",
+        "lut4-uniform",
+        "lut3-tensor",
+        "int8-tensor",
+        "int8-channel",
+        "int4-block",
+        "int8-channel-asymmetric",
+    ];
+
+    fn encode(encoder: &Encoder<'_>, w: &[f32]) -> (Vec<u8>, Side) {
+        let mut packed = Vec::new();
+        let cols = encoder.cols;
+        let read = |first: usize, out: &mut [f32]| {
+            out.copy_from_slice(&w[first * cols..][..out.len()]);
+            Ok::<(), TooLarge>(())
+        };
+        let side = encoder
+            .run(&read, &mut |b| {
+                packed.extend_from_slice(b);
+                Ok(())
+            })
+            .unwrap();
+        (packed, side)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// What is written decodes to values whose error is the one that the figures say, in as many bytes as planned.
+        #[test]
+        fn figures_are_those_of_the_decoded_matrix(
+            rows in 1usize..70, cols in 1usize..90, group in 1usize..40, kind in 0..KINDS, name in prop::sample::select(NAMES.to_vec()),
+            seed in 0u64..1000, weighted in any::<bool>(),
+        ) {
+            let quant: Quant = name.parse().unwrap();
+            let quant = MatrixQuant::resolve(quant, Groups { rows: group, block: group }, rows, cols);
+            let w: Vec<f32> = weights(seed, rows * cols, kind).iter().map(|&v| f16::from_f32(v).to_f32()).collect();
+            let importance: Vec<f32> = (0..cols).map(|c| (c % 7) as f32 * 0.3).collect();
+            let importance = weighted.then_some(importance.as_slice());
+            let encoder = Encoder { rows, cols, quant, exact: false, importance };
+            let (packed, side) = encode(&encoder, &w);
+            let offset_bytes = (side.offsets.len() * usize::from(quant.kind.bits())).div_ceil(8);
+            prop_assert_eq!((packed.len() + 2 * side.values.len() + offset_bytes) as u64, quant.bytes(rows, cols));
+            let decoded = encoder.decode(&packed, &side).unwrap();
+            let mse = w.iter().zip(&decoded).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>() / w.len() as f64;
+            let scale = w.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / w.len() as f64;
+            if quant.kind == Quant::Fp16 {
+                prop_assert_eq!(decoded, w);
+            } else {
+                prop_assert!((side.metrics.mse() - mse).abs() <= 2e-2 * mse + 1e-6 * scale, "{} for {}", side.metrics.mse(), mse);
+                prop_assert_eq!(side.metrics.count, (rows * cols) as u64);
+                prop_assert!(side.values.iter().all(|v| v.is_finite()));
+            }
+        }
+    }
+
+    #[test]
+    fn threads_do_not_change_the_result() {
+        let w = weights(5, 256 * 300, 1);
+        let importance: Vec<f32> = (0..300).map(|c| 0.1 + (c % 11) as f32).collect();
+        for name in NAMES {
+            let quant = MatrixQuant::resolve(name.parse().unwrap(), Groups::default(), 256, 300);
+            let encoder =
+                Encoder { rows: 256, cols: 300, quant, exact: false, importance: Some(&importance) };
+            let with = |threads: usize| {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                pool.install(|| encode(&encoder, &w))
+            };
+            assert_eq!(with(1), with(5), "{name}");
+        }
+    }
+
+    #[test]
+    fn importance_lowers_the_weighted_error() {
+        let w = weights(9, 64 * 512, 0);
+        let importance: Vec<f32> = (0..512).map(|c| if c % 16 == 0 { 100.0 } else { 0.1 }).collect();
+        for name in ["lut2", "lut4", "lut4-tensor", "int4-block", "lut6", "lut4-uniform"] {
+            let quant = MatrixQuant::resolve(name.parse().unwrap(), Groups::default(), 64, 512);
+            let encoder = Encoder { rows: 64, cols: 512, quant, exact: false, importance: Some(&importance) };
+            let plain = Encoder { importance: None, ..encoder };
+            let weighted_error = |e: &Encoder<'_>| {
+                let (packed, side) = encode(e, &w);
+                let decoded = e.decode(&packed, &side).unwrap();
+                w.iter()
+                    .zip(&decoded)
+                    .enumerate()
+                    .map(|(i, (a, b))| f64::from(importance[i % 512] * (a - b).powi(2)))
+                    .sum::<f64>()
+            };
+            let (with, without) = (weighted_error(&encoder), weighted_error(&plain));
+            assert!(with < without, "{name}: {with} for {without}");
+        }
+    }
+
+    #[test]
+    fn a_value_beyond_fp16_is_named() {
+        let quant = MatrixQuant::resolve(Quant::lut(4), Groups::default(), 32, 32);
+        let encoder = Encoder { rows: 32, cols: 32, quant, exact: false, importance: None };
+        let read = |_: usize, out: &mut [f32]| {
+            out.fill(1e6);
+            Ok::<(), TooLarge>(())
+        };
+        assert_eq!(encoder.run(&read, &mut |_| Ok(())).unwrap_err(), TooLarge(1e6));
+    }
+}

@@ -1,0 +1,43 @@
+//! How a checkpoint is read where those who run it differ.
+
+use serde::{Deserialize, Serialize};
+
+/// Choices of reading, each with a default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Variants {
+    /// What ZAYA's class behind the last expert gives; the default is [`ZayaSkip::Identity`].
+    pub zaya_skip: Option<ZayaSkip>,
+}
+
+/// What a token gets that chooses ZAYA's class behind the last expert.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ZayaSkip {
+    /// Its own input times the probability, as in the original implementation.
+    #[default]
+    Identity,
+    /// Nothing, as in Hugging Face transformers.
+    Zero,
+}
+
+impl ZayaSkip {
+    /// As on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ZayaSkip::Identity => "identity",
+            ZayaSkip::Zero => "zero",
+        }
+    }
+}
+
+impl std::str::FromStr for ZayaSkip {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text {
+            "identity" => Ok(ZayaSkip::Identity),
+            "zero" => Ok(ZayaSkip::Zero),
+            _ => Err(format!("`{text}` is neither identity nor zero")),
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Which compression costs most: a bundle with one part of a layer after the other in FP16.
+
+use crate::golden_gate::{Validation, validate};
+use crate::reference::Golden;
+use crate::{Error, Result};
+use anemoe_bundle::Chain;
+use anemoe_convert::build::write_shard;
+use anemoe_convert::importance::Importance;
+use anemoe_convert::lower::encode_matrix;
+use anemoe_convert::models::Family;
+use anemoe_convert::outliers::{Outlier, Spread};
+use anemoe_convert::plan::{MatrixPlan, Plan, PlannedShard};
+use anemoe_convert::quant::{MatrixQuant, Quant};
+use anemoe_io::Temporary;
+use anemoe_runtime::cpu::CpuBackend;
+use anemoe_runtime::model::Model;
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// What is replaced at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AblationUnit {
+    /// One part of one layer.
+    Each,
+    /// A part in all layers.
+    Part,
+    /// All parts of a layer.
+    Layer,
+}
+
+/// What a search needs.
+pub struct AblationContext<'a> {
+    /// The checkpoint.
+    pub family: &'a dyn Family,
+    /// The plan that the bundle was built from.
+    pub plan: &'a Plan,
+    /// The importances that it was built with.
+    pub importance: Option<&'a Importance>,
+    /// The bundle.
+    pub bundle: &'a Path,
+    /// Its contract.
+    pub chain: &'a Chain,
+    /// The reference run.
+    pub golden: &'a Golden,
+    /// Folder for shards that stand in for a while.
+    pub scratch: &'a Path,
+}
+
+/// How far a bundle is from its reference.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Figures {
+    /// Lowest cosine of logits.
+    pub min_cosine: f64,
+    /// Mean divergence of the next token's distribution, in nats.
+    pub mean_kl: f64,
+    /// Steps at which the bundle chooses another token.
+    pub wrong_choices: usize,
+}
+
+impl From<&Validation> for Figures {
+    fn from(v: &Validation) -> Figures {
+        Figures { min_cosine: v.min_cosine, mean_kl: v.mean_kl, wrong_choices: v.wrong_choices.len() }
+    }
+}
+
+/// What a bundle gains by one replacement.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Ablation {
+    /// Layer, from 0; absent for the head, and where a part was replaced in all layers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layer: Option<usize>,
+    /// Part of the model; absent where all of a layer were replaced.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub part: Option<String>,
+    /// Kinds that FP16 stood in for.
+    pub kinds: Vec<String>,
+    /// The bundle with it.
+    #[serde(flatten)]
+    pub figures: Figures,
+    /// Divergence that it takes away.
+    pub gain_kl: f64,
+    /// The matrix whose kind errs most.
+    pub worst: Worst,
+}
+
+/// The matrix of a replaced part whose kind errs most.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Worst {
+    /// Shard.
+    pub shard: String,
+    /// Matrix in it.
+    pub matrix: String,
+    /// Checkpoint tensor, without the checkpoint's prefix.
+    pub tensor: String,
+    /// Its kind.
+    pub kind: String,
+    /// Squared error over squares, as measured.
+    pub relative_error: f64,
+    /// Its values.
+    #[serde(flatten)]
+    pub spread: Spread,
+    /// Largest over mean magnitude.
+    pub ratio: f64,
+    /// Predicted relative squared error of INT8 with one scale per tensor.
+    pub int8_tensor_loss: f64,
+    /// An outlier spoils it.
+    pub outlier: bool,
+    /// In words.
+    pub cause: String,
+}
+
+/// What a search found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AblationReport {
+    /// The bundle as it is.
+    pub baseline: Figures,
+    /// Replacements, the one that gains most first.
+    pub swaps: Vec<Ablation>,
+}
+
+/// Matrices that are replaced together, by shard.
+type Group = (Option<usize>, Option<String>);
+
+/// Replaces one after the other and runs the reference's prompt and continuation each time. `progress` is told how many are
+/// done, of how many.
+///
+/// # Errors
+/// The bundle is not of this checkpoint, the golden does not fit it, nothing in it is compressed, or a shard cannot be written.
+pub fn search(
+    s: &AblationContext<'_>,
+    unit: AblationUnit,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<AblationReport> {
+    let mut groups: BTreeMap<Group, BTreeSet<&str>> = BTreeMap::new();
+    let compressed = |m: &&MatrixPlan| m.quant.kind != Quant::Fp16;
+    for shard in &s.plan.shards {
+        for m in shard.matrices.iter().filter(compressed) {
+            let group = match unit {
+                AblationUnit::Each => (shard.layer, Some(m.part.clone())),
+                AblationUnit::Part => (None, Some(m.part.clone())),
+                // The head is of no layer.
+                AblationUnit::Layer => (shard.layer, shard.layer.is_none().then(|| m.part.clone())),
+            };
+            groups.entry(group).or_default().insert(&shard.name);
+        }
+    }
+    if groups.is_empty() {
+        return Err(Error::usage(format!("{}: every matrix is fp16 already", s.bundle.display())));
+    }
+    let total = groups.len();
+    let baseline = Figures::from(&run(s, &BTreeMap::new())?);
+    let mut swaps = Vec::new();
+    for (done, ((layer, part), shards)) in groups.into_iter().enumerate() {
+        progress(done, total);
+        let replaced =
+            |m: &MatrixPlan| m.quant.kind != Quant::Fp16 && part.as_ref().is_none_or(|part| *part == m.part);
+        let folder = Temporary::dir(s.scratch, "").map_err(|source| Error::io(s.scratch, source))?;
+        let mut stand_ins = BTreeMap::new();
+        let mut kinds = BTreeSet::new();
+        let mut worst: Option<Worst> = None;
+        for name in shards {
+            let Some(shard) = s.plan.shard(name) else { continue };
+            for m in shard.matrices.iter().filter(|m| replaced(m)) {
+                kinds.insert(m.quant.kind.to_string());
+                let found = look(s, shard, m)?;
+                if worst.as_ref().is_none_or(|w| found.relative_error > w.relative_error) {
+                    worst = Some(found);
+                }
+            }
+            let stand_in = shard.requantized(|m| replaced(m).then_some(MatrixQuant::FP16));
+            let path = folder.path().join(format!("{name}.mlpackage"));
+            write_shard(s.family, &stand_in, s.importance, &path)?;
+            stand_ins.insert(name.to_string(), path);
+        }
+        let figures = Figures::from(&run(s, &stand_ins)?);
+        let gain_kl = baseline.mean_kl - figures.mean_kl;
+        let Some(worst) = worst else { continue };
+        swaps.push(Ablation { layer, part, kinds: kinds.into_iter().collect(), figures, gain_kl, worst });
+    }
+    progress(total, total);
+    swaps.sort_by(|a, b| b.gain_kl.total_cmp(&a.gain_kl));
+    Ok(AblationReport { baseline, swaps })
+}
+
+/// The golden's prompt and continuation through the bundle, with other packages for some shards.
+fn run(s: &AblationContext<'_>, stand_ins: &BTreeMap<String, PathBuf>) -> Result<Validation> {
+    let package = |shard: &anemoe_bundle::Shard| {
+        stand_ins.get(&shard.name).cloned().unwrap_or_else(|| s.bundle.join(&shard.file))
+    };
+    let model = Model::with_chain(s.bundle, s.chain.clone(), &CpuBackend::default(), &package)?;
+    validate(&model, s.golden, 0.0)
+}
+
+/// How a matrix suffers by its kind.
+fn look(s: &AblationContext<'_>, shard: &PlannedShard, m: &MatrixPlan) -> Result<Worst> {
+    let error = encode_matrix(s.family.checked_checkpoint(), m, s.importance, &mut |_| Ok(()))?
+        .metrics
+        .relative_mse();
+    let spread = Spread::of(s.family, m)?;
+    let outlier = Outlier::of(shard, m, spread);
+    let cause = match &outlier {
+        Some(o) => format!(
+            "an outlier of {:.3e}, {:.0} times the mean magnitude, sets the one step of {}: use int8-channel or lut4",
+            spread.largest, o.ratio, o.kind
+        ),
+        None => format!("no outlier: {} is this coarse for all of its values", m.quant.kind),
+    };
+    Ok(Worst {
+        shard: shard.name.clone(),
+        matrix: m.name.clone(),
+        tensor: m.tensor.clone(),
+        kind: m.quant.kind.to_string(),
+        relative_error: error,
+        spread,
+        ratio: spread.ratio(),
+        int8_tensor_loss: spread.int8_tensor_loss(),
+        outlier: outlier.is_some(),
+        cause,
+    })
+}

@@ -1,0 +1,373 @@
+//! The golden gate: a bundle against the reference run of its checkpoint.
+
+use crate::perplexity::log_sum_exp;
+use crate::reference::Golden;
+use anemoe_bundle::Chain;
+use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
+use anemoe_runtime::model::{Logits, Model};
+use anemoe_runtime::sampler::argmax;
+use anemoe_runtime::{Error, Result};
+use serde::Serialize;
+use std::path::Path;
+
+/// Cosine that every position and step must reach.
+pub const MIN_COSINE: f64 = 0.97;
+
+/// Where the reference's best logit leads by less than this, its choice is a near tie: the second token is at least e^-0.5,
+/// about 0.61, as probable. A cosine of 0.97 allows logits to move by more than that.
+pub const NEAR_TIE: f32 = 0.5;
+
+/// What the gate found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct GoldenGate {
+    /// Both runs pass.
+    pub pass: bool,
+    /// With results in f32: what compression and the form of the programs change.
+    #[serde(flatten)]
+    pub exact: Validation,
+    /// With every result rounded to fp16, as the device does.
+    pub fp16: Rounded,
+}
+
+/// A run whose results were rounded to fp16.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Rounded {
+    /// All logits are numbers, and the median reaches the threshold: a close choice of an expert that rounding turns the
+    /// other way costs a few positions, and is no fault of the format.
+    pub pass: bool,
+    /// Positions and steps (behind the positions) whose logits overflow or are no numbers.
+    pub not_finite: Vec<usize>,
+    /// At most [`MIN_COSINE`].
+    pub threshold: f64,
+    /// Lowest cosine of all positions and steps.
+    pub min_cosine: f64,
+    /// Median of them.
+    pub median_cosine: f64,
+    /// Steps whose choice differs from the reference's.
+    pub wrong_choices: Vec<Choice>,
+    /// The bundle's own greedy continuation equals the reference's.
+    pub tokens_match: bool,
+}
+
+/// Runs the golden's prompt and continuation through the bundle on this CPU, in f32 and rounded to fp16.
+///
+/// # Errors
+/// The bundle is wrong, or as [`validate`].
+pub fn gate(bundle: &Path, golden: &Golden, threshold: f64) -> Result<GoldenGate> {
+    gate_with(&|backend| Model::open(bundle, backend), golden, threshold)
+}
+
+/// Runs the golden gate on models that `open` opens.
+///
+/// # Errors
+/// As [`gate`].
+pub fn gate_with(
+    open: &dyn Fn(&CpuBackend) -> Result<Model>,
+    golden: &Golden,
+    threshold: f64,
+) -> Result<GoldenGate> {
+    let run = |options, threshold| validate(&open(&CpuBackend { options })?, golden, threshold);
+    let exact =
+        run(Options { precision: Precision::Fp32, skip_zero: true, ..Options::default() }, threshold)?;
+    // The device computes what it multiplies by zero, and zero times an overflow is not a number.
+    let device = Options { precision: Precision::Fp16, skip_zero: false, ..Options::default() };
+    let rounded = run(device, threshold.min(MIN_COSINE))?;
+    let all =
+        || rounded.positions.iter().map(|p| p.agreement).chain(rounded.decode.iter().map(|d| d.agreement));
+    let not_finite: Vec<usize> = all().enumerate().filter(|(_, a)| a.kl.is_none()).map(|(i, _)| i).collect();
+    let mut cosines: Vec<f64> = all().map(|a| a.cosine).collect();
+    cosines.sort_by(f64::total_cmp);
+    let median_cosine = cosines[cosines.len() / 2];
+    let fp16 = Rounded {
+        pass: not_finite.is_empty() && median_cosine >= rounded.threshold,
+        not_finite,
+        threshold: rounded.threshold,
+        min_cosine: rounded.min_cosine,
+        median_cosine,
+        wrong_choices: rounded.wrong_choices,
+        tokens_match: rounded.tokens_match,
+    };
+    Ok(GoldenGate { pass: exact.ok && fp16.pass, exact, fp16 })
+}
+
+/// Whether a reference run can be held against a bundle.
+///
+/// # Errors
+/// What does not fit: vocabulary, context, width of the hidden states.
+pub fn fits(golden: &Golden, chain: &Chain) -> std::result::Result<(), String> {
+    let model = &chain.model;
+    let mut rows = golden.logits_full.iter().chain(&golden.next_token_logits);
+    if golden.prompt_ids.is_empty() || !rows.all(|r| r.len() == model.vocab_size) {
+        return Err(format!("logits: not of a vocabulary of {} tokens, as the model's", model.vocab_size));
+    }
+    if golden.prompt_ids.len() > model.max_context {
+        let n = golden.prompt_ids.len();
+        return Err(format!("prompt: {n} tokens where the caches hold {}: --max-context", model.max_context));
+    }
+    let states = &golden.hidden_states;
+    let fit = states.iter().flatten().all(|h| h.len() == model.hidden_size);
+    if !states.is_empty() && (states.len() != model.num_layers + 1 || !fit) {
+        let (layers, width) = (model.num_layers, model.hidden_size);
+        return Err(format!("hidden_states: not of {layers} layers of width {width}, as the model's"));
+    }
+    Ok(())
+}
+
+/// How much better than chance the reference predicts its own prompt: the logarithm of the vocabulary's size less the mean
+/// surprise per token, in nats. 0 and less for random weights, whose logits then differ by chaos, not by quality; absent for a
+/// prompt of one token.
+pub fn better_than_chance(golden: &Golden) -> Option<f64> {
+    let next = golden.prompt_ids.iter().skip(1);
+    let surprise = |(row, &id): (&Vec<f32>, &u32)| Some(log_sum_exp(row) - f64::from(*row.get(id as usize)?));
+    let all: Option<Vec<f64>> = golden.logits_full.iter().zip(next).map(surprise).collect();
+    let all = all.filter(|all| !all.is_empty())?;
+    let vocab = golden.logits_full.first()?.len();
+    Some((vocab as f64).ln() - all.iter().sum::<f64>() / all.len() as f64)
+}
+
+/// What one run found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Validation {
+    /// Every cosine reaches the threshold, and after every prefix of the reference's continuation the bundle chooses the
+    /// reference's token, but for near ties.
+    #[serde(skip)]
+    pub ok: bool,
+    /// The threshold.
+    pub threshold: f64,
+    /// Lowest cosine of all positions and steps.
+    pub min_cosine: f64,
+    /// Mean divergence of the next token's distribution from the reference's, in nats.
+    pub mean_kl: f64,
+    /// Share of positions and steps where the same token is the most probable.
+    pub top1_agreement: f64,
+    /// Logits after each prompt token.
+    pub positions: Vec<Position>,
+    /// Logits after each token of the reference's continuation, which is what the bundle is fed.
+    pub decode: Vec<DecodeStep>,
+    /// Steps whose choice differs from the reference's.
+    pub wrong_choices: Vec<Choice>,
+    /// See [`NEAR_TIE`].
+    pub near_tie_margin: f32,
+    /// The bundle's own greedy continuation equals the reference's.
+    pub tokens_match: bool,
+    /// The bundle's own greedy continuation.
+    pub generated_ids: Vec<u32>,
+    /// The reference's.
+    pub expected_ids: Vec<u32>,
+}
+
+/// A step at which the bundle would choose another token than the reference.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Choice {
+    /// From 0.
+    pub step: usize,
+    /// The bundle's token.
+    pub chosen: u32,
+    /// The reference's.
+    pub expected: u32,
+    /// By how much the reference's best logit leads.
+    pub margin: f32,
+    /// The margin is below [`NEAR_TIE`].
+    pub near_tie: bool,
+}
+
+/// How the bundle's logits agree with the reference's after the same tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Agreement {
+    /// Cosine of the logits.
+    pub cosine: f64,
+    /// Divergence of the next token's distribution from the reference's, in nats; absent where the bundle's is not one.
+    pub kl: Option<f64>,
+    /// The same token is the most probable.
+    pub top1: bool,
+}
+
+impl Agreement {
+    fn of(own: &[f32], reference: &[f32]) -> Agreement {
+        let kl = Some(divergence(reference, own)).filter(|kl| kl.is_finite());
+        Agreement { cosine: cosine(own, reference), kl, top1: argmax(own) == argmax(reference) }
+    }
+}
+
+/// Logits at a prompt position.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Position {
+    /// From 0.
+    pub pos: usize,
+    /// With the reference.
+    #[serde(flatten)]
+    pub agreement: Agreement,
+}
+
+/// Logits at a decode step.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct DecodeStep {
+    /// From 0: the logits after this many tokens of the continuation.
+    pub step: usize,
+    /// With the reference.
+    #[serde(flatten)]
+    pub agreement: Agreement,
+}
+
+/// Kullback-Leibler divergence of `softmax(other)` from `softmax(reference)`, in nats.
+pub fn divergence(reference: &[f32], other: &[f32]) -> f64 {
+    let (a, b) = (log_sum_exp(reference), log_sum_exp(other));
+    let term = |(&x, &y): (&f32, &f32)| {
+        let log = f64::from(x) - a;
+        log.exp() * (log - (f64::from(y) - b))
+    };
+    reference.iter().zip(other).map(term).sum()
+}
+
+/// Cosine of two vectors in f64; two zero vectors count as equal, anything that is not a number as 0.
+pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let (mut dot, mut aa, mut bb) = (0.0f64, 0.0f64, 0.0f64);
+    for (&x, &y) in a.iter().zip(b) {
+        let (x, y) = (f64::from(x), f64::from(y));
+        dot += x * y;
+        aa += x * x;
+        bb += y * y;
+    }
+    if aa == 0.0 && bb == 0.0 {
+        return 1.0;
+    }
+    let cosine = dot / (aa.sqrt() * bb.sqrt());
+    if cosine.is_finite() { cosine } else { 0.0 }
+}
+
+/// Runs the golden's prompt and continuation through the bundle.
+///
+/// The continuation is fed as the reference has it, so that a cosine means the same at every step whatever token the
+/// bundle would have chosen. When all its choices agree, they are its own continuation too; otherwise that is generated.
+///
+/// # Errors
+/// The golden does not fit the bundle (vocabulary, context), or a package fails.
+pub fn validate(model: &Model, golden: &Golden, threshold: f64) -> Result<Validation> {
+    let vocab = model.chain().model.vocab_size;
+    let fits = |row: &[f32]| row.len() == vocab;
+    if golden.prompt_ids.is_empty() || !golden.logits_full.iter().all(|r| fits(r)) {
+        return Err(Error::input(format!(
+            "the golden file's logits are not for a vocabulary of {vocab} tokens"
+        )));
+    }
+    let mut sequence = model.sequence();
+    let prompt = model.append(&mut sequence, &golden.prompt_ids, Logits::All, None)?;
+    let positions: Vec<Position> = prompt
+        .iter()
+        .zip(&golden.logits_full)
+        .enumerate()
+        .map(|(pos, (a, b))| Position { pos, agreement: Agreement::of(a, b) })
+        .collect();
+
+    let mut decode: Vec<DecodeStep> = Vec::new();
+    let mut choices = Vec::new();
+    let mut logits = prompt.last().cloned().unwrap_or_default();
+    for (step, &expected) in golden.decode_tokens.iter().enumerate() {
+        if let Some(reference) = golden.next_token_logits.get(step) {
+            decode.push(DecodeStep { step, agreement: Agreement::of(&logits, reference) });
+        }
+        choices.push(argmax(&logits) as u32);
+        if sequence.position() == model.chain().model.max_context {
+            break;
+        }
+        logits = model.append(&mut sequence, &[expected], Logits::Last, None)?.pop().unwrap_or_default();
+    }
+    if let Some(reference) = golden.next_token_logits.get(golden.decode_tokens.len()) {
+        let step = golden.decode_tokens.len();
+        decode.push(DecodeStep { step, agreement: Agreement::of(&logits, reference) });
+    }
+    let expected_ids = golden.decode_tokens.clone();
+    let wrong_choices: Vec<Choice> = choices
+        .iter()
+        .zip(&expected_ids)
+        .enumerate()
+        .filter(|(_, (a, b))| a != b)
+        .map(|(step, (&chosen, &expected))| {
+            let margin = golden.next_token_logits.get(step).map_or(f32::INFINITY, |row| lead(row));
+            Choice { step, chosen, expected, margin, near_tie: margin < NEAR_TIE }
+        })
+        .collect();
+    let tokens_match = choices == expected_ids;
+    let generated_ids = if tokens_match { choices } else { greedy(model, golden, &prompt)? };
+    let all: Vec<Agreement> =
+        positions.iter().map(|p| p.agreement).chain(decode.iter().map(|d| d.agreement)).collect();
+    let min_cosine = all.iter().map(|a| a.cosine).fold(1.0, f64::min);
+    let share = |n: usize| n as f64 / all.len().max(1) as f64;
+    let divergences: Vec<f64> = all.iter().filter_map(|a| a.kl).collect();
+    Ok(Validation {
+        ok: min_cosine >= threshold && wrong_choices.iter().all(|c| c.near_tie),
+        threshold,
+        min_cosine,
+        mean_kl: divergences.iter().sum::<f64>() / divergences.len().max(1) as f64,
+        top1_agreement: share(all.iter().filter(|a| a.top1).count()),
+        positions,
+        decode,
+        wrong_choices,
+        near_tie_margin: NEAR_TIE,
+        tokens_match,
+        generated_ids,
+        expected_ids,
+    })
+}
+
+/// By how much the largest value leads.
+fn lead(row: &[f32]) -> f32 {
+    let best = argmax(row);
+    let second =
+        row.iter().enumerate().filter(|(i, _)| *i != best).map(|(_, v)| *v).fold(f32::NEG_INFINITY, f32::max);
+    row.get(best).map_or(0.0, |v| v - second)
+}
+
+fn greedy(model: &Model, golden: &Golden, prompt: &[Vec<f32>]) -> Result<Vec<u32>> {
+    let mut sequence = model.sequence();
+    model.append(&mut sequence, &golden.prompt_ids, Logits::None, None)?;
+    let mut logits = prompt.last().cloned().unwrap_or_default();
+    let mut ids = Vec::new();
+    while ids.len() < golden.decode_tokens.len() && sequence.position() < model.chain().model.max_context {
+        let id = argmax(&logits) as u32;
+        ids.push(id);
+        logits = model.append(&mut sequence, &[id], Logits::Last, None)?.pop().unwrap_or_default();
+    }
+    Ok(ids)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Golden, better_than_chance, cosine, divergence};
+
+    #[test]
+    fn divergence_of_known_distributions() {
+        // 1/2 1/2 against 1/4 3/4.
+        let found = divergence(&[0.0, 0.0], &[0.0, 3f32.ln()]);
+        let expected = 0.5 * 2f64.ln() + 0.5 * (2.0f64 / 3.0).ln();
+        assert!((found - expected).abs() < 1e-6, "{found} {expected}");
+        assert!(divergence(&[1.0, 5.0], &[3.0, 7.0]).abs() < 1e-6);
+    }
+
+    #[test]
+    fn chance_is_the_size_of_the_vocabulary() {
+        let golden = |logits: Vec<f32>| Golden {
+            prompt_ids: vec![0, 1, 1],
+            logits_full: vec![logits; 3],
+            next_token_logits: vec![],
+            decode_tokens: vec![],
+            hidden_states: vec![],
+            router_index: vec![],
+            router_states: vec![],
+        };
+        // Even: chance. A probability of 3/4 for the token that comes: ln 2 + ln 3/4 better. 1/4: as much worse.
+        assert!(better_than_chance(&golden(vec![0.0, 0.0])).unwrap().abs() < 1e-9);
+        let better = better_than_chance(&golden(vec![0.0, 3f32.ln()])).unwrap();
+        assert!((better - 1.5f64.ln()).abs() < 1e-6, "{better}");
+        assert!(better_than_chance(&golden(vec![3f32.ln(), 0.0])).unwrap() < 0.0);
+        assert!(better_than_chance(&Golden { prompt_ids: vec![1], ..golden(vec![0.0, 0.0]) }).is_none());
+    }
+
+    #[test]
+    fn cosine_of_extremes() {
+        assert_eq!(cosine(&[0.0, 0.0], &[0.0, 0.0]), 1.0);
+        assert_eq!(cosine(&[1.0, 0.0], &[0.0, 0.0]), 0.0);
+        assert_eq!(cosine(&[f32::NAN, 0.0], &[1.0, 0.0]), 0.0);
+        assert!((cosine(&[1.0, 2.0], &[-2.0, -4.0]) + 1.0).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,151 @@
+//! Text cut into windows, and how well a model predicts it.
+
+use crate::reference::{self, Probe, RunOptions};
+use anemoe_convert::checkpoint::Checkpoint;
+use anemoe_runtime::model::{Logits, Model};
+use serde::Serialize;
+
+/// Negative log-likelihood of a text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Likelihood {
+    /// Tokens that were predicted: all but the first of each window.
+    pub tokens: u64,
+    /// Sum over them, in nats.
+    pub nll: f64,
+}
+
+impl Likelihood {
+    /// `exp` of the mean negative log-likelihood; not a number without tokens.
+    pub fn perplexity(&self) -> f64 {
+        (self.nll / self.tokens as f64).exp()
+    }
+
+    /// Adds logits `[T, vocab]` behind the tokens of a window.
+    pub fn add(&mut self, window: &[u32], logits: &[Vec<f32>]) {
+        for (row, &next) in logits.iter().zip(&window[1..]) {
+            self.tokens += 1;
+            self.nll += log_sum_exp(row) - f64::from(row[next as usize]);
+        }
+    }
+}
+
+/// `ln(sum(exp(x)))`
+pub fn log_sum_exp(x: &[f32]) -> f64 {
+    let max = f64::from(x.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    max + x.iter().map(|&v| (f64::from(v) - max).exp()).sum::<f64>().ln()
+}
+
+/// Windows of at most `context` tokens, each started by `bos` where there is one; at most `limit` tokens of text. A last
+/// window without a token to predict is left out.
+pub fn windows(ids: &[u32], bos: Option<u32>, context: usize, limit: usize) -> Vec<Vec<u32>> {
+    let ids = match bos {
+        Some(bos) if ids.first() == Some(&bos) => &ids[1..],
+        _ => ids,
+    };
+    let ids = &ids[..ids.len().min(limit)];
+    let text = context.saturating_sub(usize::from(bos.is_some())).max(1);
+    ids.chunks(text)
+        .map(|chunk| bos.into_iter().chain(chunk.iter().copied()).collect::<Vec<u32>>())
+        .filter(|w| w.len() > 1)
+        .collect()
+}
+
+/// Likelihood of windows by a checkpoint in f32, with weights replaced as the probe says. `progress` is called after each
+/// layer of each window.
+///
+/// # Errors
+/// As [`reference::run`].
+pub fn checkpoint_likelihood(
+    checkpoint: &Checkpoint,
+    probe: Option<&Probe>,
+    windows: &[Vec<u32>],
+    progress: &mut dyn FnMut(),
+) -> anemoe_convert::Result<Likelihood> {
+    let mut total = Likelihood::default();
+    each_window(checkpoint, probe, windows, progress, &mut |window, logits| {
+        total.add(window, &logits);
+    })?;
+    Ok(total)
+}
+
+/// Takes a window and its logits `[T, vocab]`.
+pub type EachWindow<'a> = dyn FnMut(&[u32], Vec<Vec<f32>>) + 'a;
+
+/// Runs each window through a checkpoint from an empty context and hands on its logits `[T, vocab]`.
+///
+/// # Errors
+/// As [`reference::run`].
+pub fn each_window(
+    checkpoint: &Checkpoint,
+    probe: Option<&Probe>,
+    windows: &[Vec<u32>],
+    progress: &mut dyn FnMut(),
+    each: &mut EachWindow<'_>,
+) -> anemoe_convert::Result<()> {
+    let mut model = reference::open(checkpoint, probe)?;
+    let limits = model.limits();
+    for window in windows {
+        if let Some(id) = window.iter().find(|&&id| id as usize >= limits.vocab) {
+            return Err(anemoe_convert::Error::usage(format!(
+                "token {id} is not in the vocabulary of {} tokens",
+                limits.vocab
+            )));
+        }
+        if window.len() > limits.positions {
+            return Err(anemoe_convert::Error::usage(format!(
+                "windows of {} tokens exceed the model's {} positions",
+                window.len(),
+                limits.positions
+            )));
+        }
+        model.reset();
+        let pass = model.forward(window, RunOptions::default(), progress)?;
+        each(window, pass.logits);
+    }
+    Ok(())
+}
+
+/// Likelihood of windows by a bundle. `progress` is called after each window.
+///
+/// # Errors
+/// A token or a window does not fit the bundle, or a package fails.
+pub fn bundle_likelihood(
+    model: &Model,
+    windows: &[Vec<u32>],
+    progress: &mut dyn FnMut(),
+) -> anemoe_runtime::Result<Likelihood> {
+    let mut total = Likelihood::default();
+    let mut sequence = model.sequence();
+    for window in windows {
+        sequence.clear();
+        let logits = model.append(&mut sequence, window, Logits::All, None)?;
+        total.add(window, &logits);
+        progress();
+    }
+    Ok(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_start_with_bos_and_hold_the_text_once() {
+        let ids = [2, 10, 11, 12, 13, 14];
+        assert_eq!(windows(&ids, Some(2), 3, 100), [vec![2, 10, 11], vec![2, 12, 13], vec![2, 14]]);
+        assert_eq!(windows(&ids[1..], None, 2, 100), [vec![10, 11], vec![12, 13]]);
+        assert_eq!(windows(&ids, Some(2), 8, 3), [vec![2, 10, 11, 12]]);
+        assert!(windows(&[], Some(2), 8, 3).is_empty());
+    }
+
+    #[test]
+    fn likelihood_of_a_known_distribution() {
+        let mut l = Likelihood::default();
+        // Logits of 1/4 and 3/4.
+        let row = vec![0.0, 3f32.ln()];
+        l.add(&[0, 1, 0], &[row.clone(), row.clone(), row]);
+        assert_eq!(l.tokens, 2);
+        assert!((l.nll - (-(0.75f64.ln()) - 0.25f64.ln())).abs() < 1e-6);
+        assert!((l.perplexity() - (1.0 / (0.75f64 * 0.25)).sqrt()).abs() < 1e-6);
+    }
+}

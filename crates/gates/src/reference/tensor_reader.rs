@@ -1,0 +1,195 @@
+//! Weights of a reference run: read from the checkpoint as they are needed, watched and replaced by a probe.
+
+use super::math::dot;
+use super::probe::Probe;
+use anemoe_convert::checkpoint::TensorSource;
+use anemoe_convert::{Error, Result};
+use rayon::prelude::*;
+use std::sync::Arc;
+
+/// Weights that one task reads and converts at a time: 1 MiB in f32.
+const PIECE: usize = 1 << 18;
+
+/// One vector for each token of a pass.
+pub type Rows = Vec<Vec<f32>>;
+
+/// Name of the head in a probe, whatever tensor it is in the checkpoint.
+pub const HEAD: &str = "lm_head.weight";
+
+/// The checkpoint's tensors, named without its prefix.
+pub struct TensorReader<'a> {
+    pub source: &'a dyn TensorSource,
+    pub prefix: &'a str,
+    pub probe: Option<&'a Probe>,
+}
+
+impl<'a> TensorReader<'a> {
+    /// The full name, once the tensor is there and has this shape.
+    fn check(&self, name: &str, shape: &[usize]) -> Result<String> {
+        let name = format!("{}{name}", self.prefix);
+        match self.source.info(&name) {
+            None => Err(Error::invalid(
+                self.source.path(),
+                format!("checkpoint: tensor `{name}` {shape:?} is missing"),
+            )),
+            Some(info) if info.shape.iter().map(|&n| n as usize).eq(shape.iter().copied()) => Ok(name),
+            Some(info) => {
+                let what = format!("tensor `{name}`: shape {:?}, expected {shape:?}", info.shape);
+                Err(Error::invalid(&info.file, what))
+            }
+        }
+    }
+
+    pub fn vector(&self, name: &str, n: usize) -> Result<Vec<f32>> {
+        self.tensor(name, &[n])
+    }
+
+    /// A small tensor as it lies, replaced as the probe says.
+    pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        let full_name = self.check(name, shape)?;
+        if let Some(values) = self.probe.and_then(|p| p.replaced.get(name)) {
+            return Ok(values.to_vec());
+        }
+        let mut out = vec![0f32; shape.iter().product()];
+        self.source.read(&full_name, 0..out.len() as u64, &mut out)?;
+        Ok(out)
+    }
+
+    /// A matrix that makes up a whole tensor.
+    pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<StreamedMatrix<'a>> {
+        self.part(name, name, &[rows, cols], 0, (rows, cols))
+    }
+
+    /// The output head where it shares the embedding's tensor: stand-ins for it have a name of their own.
+    pub fn head(&self, name: &str, rows: usize, cols: usize) -> Result<StreamedMatrix<'a>> {
+        self.part(name, HEAD, &[rows, cols], 0, (rows, cols))
+    }
+
+    fn part(
+        &self,
+        name: &str,
+        replaced: &str,
+        shape: &[usize],
+        index: usize,
+        (rows, cols): (usize, usize),
+    ) -> Result<StreamedMatrix<'a>> {
+        Ok(StreamedMatrix {
+            source: self.source,
+            full_name: self.check(name, shape)?,
+            values: self.probe.and_then(|p| p.replaced.get(replaced).cloned()),
+            probe: self.probe,
+            name: name.to_string(),
+            parts: if shape.len() > 2 { shape[0] } else { 0 },
+            index,
+            rows,
+            cols,
+        })
+    }
+}
+
+/// The tensors of one layer.
+pub struct Layer<'a, 'w> {
+    pub weights: &'w TensorReader<'a>,
+    pub l: usize,
+}
+
+impl<'a> Layer<'a, '_> {
+    pub fn vector(&self, name: &str, n: usize) -> Result<Vec<f32>> {
+        self.weights.vector(&format!("layers.{}.{name}", self.l), n)
+    }
+
+    pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        self.weights.tensor(&format!("layers.{}.{name}", self.l), shape)
+    }
+
+    pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<StreamedMatrix<'a>> {
+        self.weights.matrix(&format!("layers.{}.{name}", self.l), rows, cols)
+    }
+
+    /// One expert's matrix of a tensor `[experts, rows, cols]`.
+    pub fn expert(
+        &self,
+        name: &str,
+        experts: usize,
+        expert: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<StreamedMatrix<'a>> {
+        let name = format!("layers.{}.{name}", self.l);
+        self.weights.part(&name, &name, &[experts, rows, cols], expert, (rows, cols))
+    }
+}
+
+/// A matrix `[rows, cols]` that stays in its file, or one that stands in for it.
+pub struct StreamedMatrix<'a> {
+    source: &'a dyn TensorSource,
+    probe: Option<&'a Probe>,
+    /// The whole tensor's stand-in.
+    values: Option<Arc<Vec<f32>>>,
+    full_name: String,
+    /// Without the checkpoint's prefix.
+    name: String,
+    /// Matrices of the tensor where it is a stack, else 0.
+    parts: usize,
+    /// Which of them this one is.
+    index: usize,
+    rows: usize,
+    cols: usize,
+}
+
+impl StreamedMatrix<'_> {
+    fn read(&self, first_row: usize, out: &mut [f32]) -> Result<()> {
+        let from = (self.index * self.rows + first_row) * self.cols;
+        match &self.values {
+            Some(values) => {
+                out.copy_from_slice(&values[from..from + out.len()]);
+                Ok(())
+            }
+            None => self.source.read(&self.full_name, from as u64..(from + out.len()) as u64, out),
+        }
+    }
+
+    /// One row.
+    pub fn row(&self, row: usize) -> Result<Vec<f32>> {
+        let mut out = vec![0f32; self.cols];
+        self.read(row, &mut out)?;
+        Ok(out)
+    }
+
+    /// `W x` for each `x` of `cols` elements.
+    pub fn times(&self, x: &[Vec<f32>]) -> Result<Rows> {
+        self.observe(x, None);
+        self.product(x)
+    }
+
+    /// As [`StreamedMatrix::times`]; a probe sees each `x` times its scale.
+    pub fn times_scaled(&self, x: &[Vec<f32>], scales: &[f32]) -> Result<Rows> {
+        self.observe(x, Some(scales));
+        self.product(x)
+    }
+
+    fn observe(&self, x: &[Vec<f32>], scales: Option<&[f32]>) {
+        if let Some(probe) = self.probe {
+            probe.observe(&self.name, self.parts, self.index, x, scales);
+        }
+    }
+
+    /// Some rows of the matrix to a task, which reads them itself.
+    fn product(&self, x: &[Vec<f32>]) -> Result<Rows> {
+        let rows_at_once = (PIECE / self.cols).max(1);
+        // [rows, T]: each task has a piece of its own.
+        let mut by_row = vec![0f32; self.rows * x.len()];
+        by_row.par_chunks_mut(rows_at_once * x.len()).enumerate().try_for_each(|(i, out)| {
+            anemoe_convert::build::check_interrupted()?;
+            let mut weights = vec![0f32; out.len() / x.len() * self.cols];
+            self.read(i * rows_at_once, &mut weights)?;
+            for (w, out) in weights.chunks_exact(self.cols).zip(out.chunks_exact_mut(x.len())) {
+                for (x, out) in x.iter().zip(out) {
+                    *out = dot(w, x);
+                }
+            }
+            Ok::<(), Error>(())
+        })?;
+        Ok((0..x.len()).map(|t| by_row.iter().skip(t).step_by(x.len()).copied().collect()).collect())
+    }
+}

@@ -1,0 +1,120 @@
+//! What a check found.
+
+use super::device::{Device, DeviceCounts};
+use super::rule::{Conditions, Verdict};
+use super::verdict::{OpCounts, PackageReport, Reason};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// What a check found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// No package, and no op of one, is predicted off the ANE, save packages that are too small to matter. With `strict`, all
+    /// packages are predicted on it.
+    pub pass: bool,
+    /// `unknown` fails too.
+    pub strict: bool,
+    /// What the packages will meet.
+    pub conditions: Conditions,
+    /// Packages per verdict.
+    pub verdicts: Verdicts,
+    /// Ops of all packages.
+    pub ops: OpCounts,
+    /// The packages.
+    pub packages: Vec<PackageReport>,
+    /// What concerns the packages together, and decides nothing.
+    pub warnings: Vec<Reason>,
+    /// What a Mac's plan report says about them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<Comparison>,
+}
+
+/// Packages per verdict.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Verdicts {
+    /// Predicted on the ANE.
+    pub ane: u64,
+    /// Predicted elsewhere, in whole or in part.
+    pub not_ane: u64,
+    /// Not decided.
+    pub unknown: u64,
+}
+
+/// Whether a package passes by its prediction.
+pub fn passes(p: &PackageReport, strict: bool) -> bool {
+    match p.verdict {
+        Verdict::Ane => true,
+        Verdict::Unknown => !strict,
+        Verdict::NotAne => p.too_small && !strict,
+    }
+}
+
+/// A package in a plan report.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PackagePlan {
+    /// Name.
+    pub name: String,
+    /// Prediction.
+    pub predicted: Verdict,
+    /// What the plan says.
+    pub measured: Verdict,
+    /// Its compute ops in the plan.
+    pub ops: DeviceCounts,
+}
+
+/// An op that is predicted on one side and planned on the other.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Disagreement {
+    /// Package.
+    pub package: String,
+    /// Function.
+    pub function: String,
+    /// Op.
+    pub op: String,
+    /// Its type.
+    #[serde(rename = "type")]
+    pub op_type: String,
+    /// Prediction.
+    pub predicted: Verdict,
+    /// Preferred device in the plan.
+    pub preferred: Option<Device>,
+    /// Devices that the plan lists for it.
+    pub supported: Vec<Device>,
+    /// Rules that say something about the op.
+    pub rules: Vec<&'static str>,
+}
+
+/// Predictions against a plan report.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Comparison {
+    /// System of the report.
+    pub os: String,
+    /// Chip of the report.
+    pub chip: String,
+    /// Compute units of the report.
+    pub compute_units: String,
+    /// Whether the plan says `ane` for every package that it has.
+    pub verdict: Option<Verdict>,
+    /// Packages by what the plan says.
+    pub verdicts: Verdicts,
+    /// Compute ops that are in both.
+    pub joined: u64,
+    /// Compute ops of the packages' functions in the report that the report lacks.
+    pub not_in_report: u64,
+    /// Ops of the report that no checked package has.
+    pub not_in_packages: u64,
+    /// Checked packages that the report says nothing about.
+    pub packages_without_plan: u64,
+    /// Where the plan puts the joined ops, by prediction: `ane`, `unknown`, `not_ane`.
+    pub confusion: BTreeMap<&'static str, DeviceCounts>,
+    /// Decided predictions that agree with the plan, of all decided predictions with a device.
+    pub agreeing: u64,
+    /// Decided predictions with a device in the plan.
+    pub decided: u64,
+    /// Packages of the report.
+    pub packages: Vec<PackagePlan>,
+    /// The first 1000 ops on which prediction and plan disagree.
+    pub disagreements: Vec<Disagreement>,
+    /// All of them.
+    pub disagreeing: u64,
+}

@@ -1,0 +1,24 @@
+//! Memory of this machine and of this process, where the system tells.
+
+/// Returns the bytes of a line `NAME:   123 kB` of a file of the proc file system.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn field(file: &str, name: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(file).ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn field(_: &str, _: &str) -> Option<u64> {
+    None
+}
+
+/// Returns the bytes that this system could give to a program, cached files included.
+pub fn free_memory() -> Option<u64> {
+    field("/proc/meminfo", "MemAvailable")
+}
+
+/// Returns the most bytes that this process has held.
+pub fn peak_memory() -> Option<u64> {
+    field("/proc/self/status", "VmHWM")
+}

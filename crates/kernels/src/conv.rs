@@ -1,0 +1,435 @@
+//! Convolution over up to three spatial axes, as matmuls of packed windows; and depthwise convolution, directly.
+//!
+//! ```text
+//! image [batch, channels, d, h, w]  --windows-->  tokens [batch * positions, cols]  --matmul per group-->  [.., rows]
+//! cols of a group = channels of the group x taps of the kernel, in the order of the weights
+//! ```
+//! Windows are packed a block of positions at a time, so that they stay in L2 until they are multiplied. A result does not
+//! depend on blocks or threads, see [`crate::matmul_batch`].
+
+use crate::activations::PackedActivations;
+use crate::elementwise::{get, put};
+use crate::matmul::{MatMul, OutputRows, PARALLEL, RowTiles, TokenSelection, matmul_batch, multiply_rows};
+use crate::memory::{CacheLevel, prefetch};
+use crate::simd::{F32x16, LANES, simd_fn};
+use crate::{Isa, Matrix, Pool};
+use std::cell::RefCell;
+use std::ops::Range;
+
+/// Bytes of a group's weights that are prefetched at once, at most: half of an L1 cache of 32 KB.
+const NEAR_BYTES: usize = 16 << 10;
+/// Bytes of packed windows that one thread multiplies at a time: a quarter of an L2 cache of 1 MB.
+const BLOCK_BYTES: usize = 256 << 10;
+/// Windows of a block at least, so that weights are decoded for many; a multiple of the six that are multiplied together.
+const MIN_BLOCK: usize = 24;
+/// Bytes of packed windows up to which threads share them and divide the rows of the weights.
+const SHARED_BYTES: usize = 1 << 20;
+/// Vectors of channels that depthwise convolution sums at a time: their sums and one factor each stay in registers.
+const DEPTHWISE_VECTORS: usize = 4;
+
+/// Describes where the windows of a convolution or a pool lie, on the axes d, h and w; those that are missing have size 1.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Input.
+    pub size: [usize; 3],
+    /// Output.
+    pub out: [usize; 3],
+    /// Taps.
+    pub kernel: [usize; 3],
+    /// Elements from window to window.
+    pub strides: [usize; 3],
+    /// Elements from tap to tap.
+    pub dilations: [usize; 3],
+    /// Zeros before the input.
+    pub before: [usize; 3],
+}
+
+impl Window {
+    /// Returns the number of taps.
+    pub fn taps(&self) -> usize {
+        self.kernel.iter().product()
+    }
+
+    /// Returns the number of windows of an image.
+    pub fn positions(&self) -> usize {
+        self.out.iter().product()
+    }
+
+    /// Splits a position into its indices.
+    fn indices(&self, position: usize) -> [usize; 3] {
+        let [_, h, w] = self.out;
+        [position / (h * w), position / w % h, position % w]
+    }
+
+    /// Returns the taps of window `index` that lie inside of the input on an axis.
+    #[inline]
+    pub fn inside(&self, axis: usize, index: usize) -> Range<usize> {
+        let (first, step) = (index * self.strides[axis], self.dilations[axis]);
+        let from = self.before[axis].saturating_sub(first).div_ceil(step);
+        let end = (self.size[axis] + self.before[axis]).saturating_sub(first).div_ceil(step);
+        from.min(self.kernel[axis])..end.min(self.kernel[axis]).max(from.min(self.kernel[axis]))
+    }
+
+    /// Returns where a tap of window `index` that lies inside reads.
+    #[inline]
+    pub fn at(&self, axis: usize, index: usize, tap: usize) -> usize {
+        index * self.strides[axis] + tap * self.dilations[axis] - self.before[axis]
+    }
+}
+
+/// Locates a batch of images: element (n, c, d, h, w) is `values[first + n * strides[0] + c * strides[1] + ..]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Image<'a> {
+    /// The elements.
+    pub values: &'a [f32],
+    /// Index of the first element.
+    pub first: usize,
+    /// Images.
+    pub batch: usize,
+    /// Channels.
+    pub channels: usize,
+    /// Elements from image to image, channel to channel, and along the axes d, h and w.
+    pub strides: [usize; 5],
+}
+
+/// Describes a convolution: equal groups of rows of `w`, each times the windows of its own channels.
+#[derive(Debug)]
+pub struct Conv<'a> {
+    /// Weights `[rows, cols]`.
+    pub w: Matrix<'a>,
+    /// Groups of rows and of channels.
+    pub groups: usize,
+    /// Columns are `[taps, channels]` instead of `[channels, taps]`.
+    pub taps_first: bool,
+    /// Windows.
+    pub window: &'a Window,
+    /// Input.
+    pub x: Image<'a>,
+    /// Result `[batch * positions, rows]`.
+    pub y: &'a mut [f32],
+    /// Bias `[rows]`.
+    pub bias: Option<&'a [f32]>,
+}
+
+thread_local! {
+    static WINDOWS: RefCell<PackedActivations> = RefCell::default();
+}
+
+/// Writes the window of `token`, of the channels of group `group`.
+fn gather(p: &Conv<'_>, group: usize, token: usize, out: &mut [f32]) {
+    let (window, x) = (p.window, &p.x);
+    let channels = x.channels / p.groups;
+    let positions = window.positions();
+    let index = window.indices(token % positions);
+    let [_, channel_stride, along @ ..] = x.strides;
+    let first = x.first + token / positions * x.strides[0] + group * channels * channel_stride;
+    let inside: [Range<usize>; 3] = std::array::from_fn(|i| window.inside(i, index[i]));
+    let [_, kh, kw] = window.kernel;
+    if (0..3).any(|i| inside[i].len() < window.kernel[i]) {
+        out.fill(0.0);
+    }
+    let taps = window.taps();
+    for d in inside[0].clone() {
+        for h in inside[1].clone() {
+            let row = first + window.at(0, index[0], d) * along[0] + window.at(1, index[1], h) * along[1];
+            let Range { start, end } = inside[2];
+            if start == end {
+                continue;
+            }
+            let step = window.dilations[2] * along[2];
+            let mut from = row + window.at(2, index[2], start) * along[2];
+            let tap = (d * kh + h) * kw + start;
+            if p.taps_first && channel_stride == 1 {
+                let out = &mut out[tap * channels..][..(end - start) * channels];
+                if step == channels {
+                    out.copy_from_slice(&x.values[from..from + out.len()]);
+                    continue;
+                }
+                for out in out.chunks_exact_mut(channels) {
+                    out.copy_from_slice(&x.values[from..from + channels]);
+                    from += step;
+                }
+                continue;
+            }
+            let (channel_step, tap_step) = if p.taps_first { (1, channels) } else { (taps, 1) };
+            for c in 0..channels {
+                let from = from + c * channel_stride;
+                let to = c * channel_step + tap * tap_step;
+                (0..end - start).for_each(|k| out[to + k * tap_step] = x.values[from + k * step]);
+            }
+        }
+    }
+}
+
+/// Computes a convolution on all threads.
+///
+/// # Panics
+/// Lengths do not fit.
+pub fn conv(pool: &Pool, p: &mut Conv<'_>) {
+    let (rows, cols, groups) = (p.w.rows, p.w.cols, p.groups);
+    assert!(groups > 0 && rows.is_multiple_of(groups), "rows in groups");
+    assert!(p.x.channels.is_multiple_of(groups), "channels in groups");
+    assert_eq!(p.x.channels / groups * p.window.taps(), cols, "columns of w");
+    let tokens = p.x.batch * p.window.positions();
+    assert!(p.y.len() >= tokens * rows && p.bias.is_none_or(|b| b.len() == rows), "y and a bias per row");
+    if tokens == 0 || rows == 0 {
+        return;
+    }
+    let per = rows / groups;
+    let bytes = cols.next_multiple_of(crate::matrix::BLOCK) * 4;
+    let block = (BLOCK_BYTES / bytes).max(MIN_BLOCK) / 6 * 6;
+    let blocks = tokens.div_ceil(block);
+    let is_shared = groups < pool.threads() && tokens * bytes <= SHARED_BYTES;
+    if is_shared || groups * blocks < pool.threads() {
+        // Threads share the rows of a group.
+        let mut packed = WINDOWS.take();
+        for g in 0..groups {
+            let w = p.w.row_range(g * per, (g + 1) * per);
+            packed.pack_gathered(pool, w.layout(), tokens, cols, &|t, out| gather(p, g, t, out));
+            let bias = p.bias.map(|b| &b[g * per..(g + 1) * per]);
+            let y = &mut p.y[g * per..];
+            matmul_batch(pool, &mut [Some(MatMul { w, x: &packed, tokens: None, y, stride: rows, bias })]);
+        }
+        WINDOWS.set(packed);
+        return;
+    }
+    let isa = Isa::best();
+    struct To(*mut f32);
+    // SAFETY: parts write disjoint rows of disjoint tokens.
+    unsafe impl Sync for To {}
+    let to = To(p.y.as_mut_ptr());
+    let p = &*p;
+    // Parts are blocks of tokens of each group, group by group.
+    let compute = |parts: Range<usize>| {
+        let to = &to;
+        let mut packed = WINDOWS.take();
+        for part in parts {
+            let (g, first) = (part / blocks, part % blocks * block);
+            let n = block.min(tokens - first);
+            let w = p.w.row_range(g * per, (g + 1) * per);
+            // Weights arrive while the windows are packed.
+            let stored = w.stored();
+            prefetch(CacheLevel::L1, stored.as_ptr(), stored.len().min(NEAR_BYTES));
+            packed.pack_gathered(pool, w.layout(), n, cols, &|t, out| gather(p, g, first + t, out));
+            let bias = p.bias.map(|b| &b[g * per..(g + 1) * per]);
+            // SAFETY: the tokens' rows of the group are below `tokens * rows`.
+            let y = OutputRows { y: unsafe { to.0.add(first * rows + g * per) }, stride: rows, bias };
+            multiply_rows(isa, &w, TokenSelection::new(&packed, None), &RowTiles::all(&w, n), &y);
+        }
+        WINDOWS.set(packed);
+    };
+    let work = (rows * cols * tokens).max(1);
+    let parts = groups * blocks;
+    if work < PARALLEL {
+        return compute(0..parts);
+    }
+    // Parts of some microseconds.
+    let together = (parts * (PARALLEL / 4) / work).max(1);
+    pool.run(parts.div_ceil(together), &|i| compute(i * together..parts.min((i + 1) * together)));
+}
+
+/// Describes a convolution of each channel with a kernel of its own.
+#[derive(Debug)]
+pub struct DepthwiseConv<'a> {
+    /// Weights `[taps, channels]`.
+    pub w: &'a [f32],
+    /// Windows.
+    pub window: &'a Window,
+    /// Input, whose channels lie together.
+    pub x: Image<'a>,
+    /// Result `[batch * positions, channels]`.
+    pub y: &'a mut [f32],
+    /// Bias `[channels]`.
+    pub bias: Option<&'a [f32]>,
+}
+
+/// Computes a depthwise convolution on all threads; taps are added in ascending order, the bias last.
+///
+/// # Panics
+/// Lengths do not fit, or channels do not lie together.
+pub fn depthwise_conv(pool: &Pool, p: &mut DepthwiseConv<'_>) {
+    let channels = p.x.channels;
+    assert!(channels == 1 || p.x.strides[1] == 1, "channels that lie together");
+    assert_eq!(p.w.len(), channels * p.window.taps(), "taps of each channel");
+    assert!(p.bias.is_none_or(|b| b.len() == channels), "a bias per channel");
+    let tokens = p.x.batch * p.window.positions();
+    let n = tokens * channels;
+    let y = &mut p.y[..n];
+    if n == 0 {
+        return;
+    }
+    let (w, window, x, bias) = (p.w, p.window, p.x, p.bias);
+    let per_part = (PARALLEL / (4 * channels * window.taps()).max(1)).max(1);
+    pool.for_chunks(y, per_part * channels, &|i, y| depthwise_tokens(w, window, x, bias, i * per_part, y));
+}
+
+simd_fn! {
+    /// Computes some tokens from `first` on.
+    fn depthwise_tokens(w: &[f32], window: &Window, x: Image<'_>, bias: Option<&[f32]>, first: usize, y: &mut [f32]) = depthwise_on
+}
+
+#[inline(always)]
+fn depthwise_on<L: F32x16>(
+    w: &[f32],
+    window: &Window,
+    x: Image<'_>,
+    bias: Option<&[f32]>,
+    first: usize,
+    y: &mut [f32],
+) {
+    const WIDE: usize = DEPTHWISE_VECTORS * LANES;
+    let (channels, positions) = (x.channels, window.positions());
+    let [_, kh, kw] = window.kernel;
+    for (t, y) in (first..).zip(y.chunks_exact_mut(channels)) {
+        let index = window.indices(t % positions);
+        let start = x.first + t / positions * x.strides[0];
+        let inside: [Range<usize>; 3] = [0, 1, 2].map(|i| window.inside(i, index[i]));
+        for c in (0..channels).step_by(WIDE) {
+            let n = (channels - c).min(WIDE);
+            let mut sums = [L::splat(0.0); DEPTHWISE_VECTORS];
+            for d in inside[0].clone() {
+                for h in inside[1].clone() {
+                    for k in inside[2].clone() {
+                        let at = start
+                            + window.at(0, index[0], d) * x.strides[2]
+                            + window.at(1, index[1], h) * x.strides[3]
+                            + window.at(2, index[2], k) * x.strides[4]
+                            + c;
+                        let x = &x.values[at..at + n];
+                        let w = &w[((d * kh + h) * kw + k) * channels + c..][..n];
+                        for (v, sum) in sums.iter_mut().enumerate().take(n.div_ceil(LANES)) {
+                            *sum = get::<L>(w, v * LANES).mul_add(get(x, v * LANES), *sum);
+                        }
+                    }
+                }
+            }
+            let y = &mut y[c..c + n];
+            for (v, sum) in sums.into_iter().enumerate().take(n.div_ceil(LANES)) {
+                let sum = match bias {
+                    Some(bias) => sum.add(get(&bias[c..c + n], v * LANES)),
+                    None => sum,
+                };
+                put(y, v * LANES, sum);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_data::{cases, noise};
+    use proptest::prelude::*;
+
+    /// One output of a convolution of dense weights, as it is defined.
+    fn expected(p: &Conv<'_>, w: &[f32], token: usize, row: usize) -> f64 {
+        let (window, x) = (p.window, &p.x);
+        let (channels, taps) = (x.channels / p.groups, window.taps());
+        let group = row / (p.w.rows / p.groups);
+        let index = window.indices(token % window.positions());
+        let mut sum = p.bias.map_or(0.0, |b| f64::from(b[row]));
+        for c in 0..channels {
+            for tap in 0..taps {
+                let [_, kh, kw] = window.kernel;
+                let tap_index = [tap / (kh * kw), tap / kw % kh, tap % kw];
+                let places: Option<Vec<usize>> = (0..3)
+                    .map(|i| {
+                        let at = index[i] * window.strides[i] + tap_index[i] * window.dilations[i];
+                        at.checked_sub(window.before[i]).filter(|at| *at < window.size[i])
+                    })
+                    .collect();
+                let Some(at) = places else { continue };
+                let column = if p.taps_first { tap * channels + c } else { c * taps + tap };
+                let from = x.first
+                    + token / window.positions() * x.strides[0]
+                    + (group * channels + c) * x.strides[1]
+                    + (0..3).map(|i| at[i] * x.strides[i + 2]).sum::<usize>();
+                sum += f64::from(w[row * p.w.cols + column]) * f64::from(x.values[from]);
+            }
+        }
+        sum
+    }
+
+    proptest! {
+        #![proptest_config(cases())]
+        #[test]
+        fn windows_of_any_form_are_multiplied(
+            seed in 1u64..1000,
+            size in prop::array::uniform3(1usize..7),
+            kernel in prop::array::uniform3(1usize..4),
+            strides in prop::array::uniform3(1usize..3),
+            dilations in prop::array::uniform3(1usize..3),
+            before in prop::array::uniform3(0usize..3),
+            after in prop::array::uniform3(0usize..3),
+            (groups, per_in, per_out) in (1usize..4, 1usize..5, 1usize..5),
+            (batch, taps_first, channels_last) in (1usize..3, any::<bool>(), any::<bool>()),
+        ) {
+            let reach = |i: usize| (kernel[i] - 1) * dilations[i] + 1;
+            prop_assume!((0..3).all(|i| size[i] + before[i] + after[i] >= reach(i)));
+            let out = std::array::from_fn(|i| (size[i] + before[i] + after[i] - reach(i)) / strides[i] + 1);
+            let window = Window { size, out, kernel, strides, dilations, before };
+            let (channels, rows, n) = (groups * per_in, groups * per_out, size.iter().product::<usize>());
+            let cols = per_in * window.taps();
+            let strides = match channels_last {
+                true => [n * channels, 1, size[1] * size[2] * channels, size[2] * channels, channels],
+                false => [n * channels, n, size[1] * size[2], size[2], 1],
+            };
+            let (dense, values, bias) = (noise(seed, rows * cols), noise(seed + 1, batch * n * channels), noise(seed + 2, rows));
+            let x = Image { values: &values, first: 0, batch, channels, strides };
+            let w = Matrix::f32(&dense, rows, cols).unwrap();
+            let tokens = batch * window.positions();
+            let run = |threads| {
+                let mut y = vec![f32::NAN; tokens * rows];
+                conv(&Pool::new(threads), &mut Conv { w, groups, taps_first, window: &window, x, y: &mut y, bias: Some(&bias) });
+                y
+            };
+            let y = run(1);
+            let mut none = [];
+            let p = Conv { w, groups, taps_first, window: &window, x, y: &mut none, bias: Some(&bias) };
+            for (i, v) in y.iter().enumerate() {
+                prop_assert!((f64::from(*v) - expected(&p, &dense, i / rows, i % rows)).abs() < 1e-4);
+            }
+            prop_assert!([2, 3].into_iter().all(|threads| run(threads) == y));
+            if channels_last {
+                let dense = noise(seed, window.taps() * channels);
+                let (mut y, mut same) = (vec![f32::NAN; tokens * channels], vec![f32::NAN; tokens * channels]);
+                let bias = noise(seed + 3, channels);
+                let own = |y| DepthwiseConv { w: &dense, window: &window, x, y, bias: Some(&bias) };
+                depthwise_conv(&Pool::new(1), &mut own(&mut y));
+                depthwise_conv(&Pool::new(3), &mut own(&mut same));
+                prop_assert_eq!(&y, &same);
+                let turned: Vec<f32> = (0..dense.len()).map(|i| dense[i % window.taps() * channels + i / window.taps()]).collect();
+                let w = Matrix::f32(&turned, channels, window.taps()).unwrap();
+                conv(&Pool::new(2), &mut Conv { w, groups: channels, taps_first: false, window: &window, x, y: &mut same, bias: Some(&bias) });
+                prop_assert!(y.iter().zip(&same).all(|(a, b)| (a - b).abs() < 1e-5));
+            }
+        }
+    }
+
+    #[test]
+    fn many_windows_are_multiplied_in_blocks() {
+        let (channels, rows, side) = (40, 24, 31);
+        let window = Window {
+            size: [1, side, side],
+            out: [1, side, side],
+            kernel: [1, 3, 3],
+            strides: [1; 3],
+            dilations: [1; 3],
+            before: [0, 1, 1],
+        };
+        let cols = channels * 9;
+        let (dense, values) = (noise(1, rows * cols), noise(2, side * side * channels));
+        let strides = [0, 1, 0, side * channels, channels];
+        let x = Image { values: &values, first: 0, batch: 1, channels, strides };
+        let w = Matrix::f32(&dense, rows, cols).unwrap();
+        let mut y = vec![f32::NAN; side * side * rows];
+        conv(
+            &Pool::new(2),
+            &mut Conv { w, groups: 1, taps_first: true, window: &window, x, y: &mut y, bias: None },
+        );
+        let p = Conv { w, groups: 1, taps_first: true, window: &window, x, y: &mut [], bias: None };
+        for (i, v) in y.iter().enumerate() {
+            assert!((f64::from(*v) - expected(&p, &dense, i / rows, i % rows)).abs() < 1e-3);
+        }
+    }
+}

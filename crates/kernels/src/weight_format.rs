@@ -1,0 +1,139 @@
+//! Formats of stored weights, declared once: as they are planned, in a program, in a file of their own, mapped, and in the
+//! view that kernels read.
+//!
+//! ```text
+//! format   elements, packed least significant bit first     values                        weight
+//! Fp16     fp16                                             none                          element
+//! F32      f32                                              none                          element
+//! Lut      indices of `bits` bits                           tables of 2^bits entries      values[table of row][index]
+//! Int      integers of `bits` bits                          scales, one per block         value * (element - offset)
+//! ```
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Says how the weights of a matrix are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum WeightFormat {
+    /// fp16 elements.
+    #[default]
+    Fp16,
+    /// f32 elements; only in memory.
+    #[serde(skip)]
+    F32,
+    /// Indices into tables of `2^bits` values.
+    Lut {
+        /// 1, 2, 3, 4, 6 or 8.
+        bits: u8,
+        /// Rows that share a table.
+        rows_per_table: usize,
+    },
+    /// Integers; a value is `scale * (q - offset)`.
+    Int {
+        /// 4 or 8.
+        bits: u8,
+        /// Integers are in two's complement, as in every file of ours.
+        #[serde(skip, default = "is_signed")]
+        signed: bool,
+        /// Rows that share a scale.
+        block_rows: usize,
+        /// Columns that share a scale.
+        block_cols: usize,
+        /// There are offsets.
+        offsets: bool,
+    },
+}
+
+fn is_signed() -> bool {
+    true
+}
+
+impl fmt::Display for WeightFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name())?;
+        match self {
+            WeightFormat::Fp16 | WeightFormat::F32 => Ok(()),
+            WeightFormat::Lut { rows_per_table, .. } => write!(f, " with {rows_per_table} rows per table"),
+            WeightFormat::Int { block_rows, block_cols, offsets, .. } => {
+                let and = if *offsets { " and offset" } else { "" };
+                write!(f, " with a scale{and} per block of [{block_rows}, {block_cols}]")
+            }
+        }
+    }
+}
+
+impl WeightFormat {
+    /// Returns the short name: `fp16`, `lut4`, `int8`.
+    pub fn name(self) -> String {
+        match self {
+            WeightFormat::Fp16 => "fp16".into(),
+            WeightFormat::F32 => "f32".into(),
+            WeightFormat::Lut { bits, .. } => format!("lut{bits}"),
+            WeightFormat::Int { bits, .. } => format!("int{bits}"),
+        }
+    }
+
+    /// Returns the bits of an element.
+    pub const fn bits(self) -> u8 {
+        match self {
+            WeightFormat::Fp16 => 16,
+            WeightFormat::F32 => 32,
+            WeightFormat::Lut { bits, .. } | WeightFormat::Int { bits, .. } => bits,
+        }
+    }
+
+    /// Returns whether elements have tables or scales.
+    pub const fn has_values(self) -> bool {
+        matches!(self, WeightFormat::Lut { .. } | WeightFormat::Int { .. })
+    }
+
+    /// Returns whether there are offsets, as many as scales.
+    pub const fn has_offsets(self) -> bool {
+        matches!(self, WeightFormat::Int { offsets: true, .. })
+    }
+
+    /// Counts the bytes of the elements, and the values: entries of all tables, or scales. None where the format does not fit
+    /// the matrix.
+    pub(crate) fn lengths(self, rows: usize, cols: usize) -> Option<(u64, u64)> {
+        let elements =
+            (rows as u64).checked_mul(cols as u64)?.checked_mul(u64::from(self.bits()))?.div_ceil(8);
+        let divides = |n: usize, by: usize| by > 0 && n.is_multiple_of(by);
+        let values = match self {
+            WeightFormat::Fp16 | WeightFormat::F32 => 0,
+            WeightFormat::Lut { bits, rows_per_table } => {
+                if !matches!(bits, 1 | 2 | 3 | 4 | 6 | 8) || !divides(rows, rows_per_table) {
+                    return None;
+                }
+                ((rows / rows_per_table) as u64).checked_mul(1 << bits)?
+            }
+            WeightFormat::Int { bits, block_rows, block_cols, .. } => {
+                if !matches!(bits, 4 | 8) || !divides(rows, block_rows) || !divides(cols, block_cols) {
+                    return None;
+                }
+                ((rows / block_rows) as u64).checked_mul((cols / block_cols) as u64)?
+            }
+        };
+        Some((elements, values))
+    }
+
+    /// Counts the bytes of elements, fp16 values and int8 offsets of a matrix in a file of its own; None when the format does
+    /// not fit it.
+    pub fn layout(self, rows: usize, cols: usize) -> Option<(u64, u64, u64)> {
+        let (elements, values) = self.lengths(rows, cols)?;
+        Some((elements, values.checked_mul(2)?, if self.has_offsets() { values } else { 0 }))
+    }
+}
+
+/// Joins the operands of a stored matrix: values of a program, parts of a mapped file, or slices.
+#[derive(Clone, Copy, Debug)]
+pub struct Weight<D, V> {
+    /// What the operands mean.
+    pub format: WeightFormat,
+    /// Packed elements.
+    pub elements: D,
+    /// Tables or scales, where the format has them.
+    pub values: Option<V>,
+    /// Offsets, where the format has them.
+    pub offsets: Option<V>,
+}

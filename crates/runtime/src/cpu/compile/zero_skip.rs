@@ -1,0 +1,80 @@
+//! Products that are zero whatever one factor is.
+
+use super::super::ir::{Instr, ValueRef, ZeroSkip};
+use std::collections::BTreeMap;
+
+/// Finds products `a * w` whose factor `w` is much smaller than `a`, where the steps that compute `a` serve nothing else:
+/// when `w` is all zero, they can be left out. Gives the guards, and the guard of each step.
+///
+/// Buffers are reused, so readers are found by walking the steps in order: a read belongs to the last write before it.
+pub(super) fn find_guards(steps: &[Instr], outputs: &[ValueRef]) -> (Vec<ZeroSkip>, Vec<Option<usize>>) {
+    let mut writer: BTreeMap<usize, usize> = BTreeMap::new();
+    // For each step, the steps that produce its operands; for each, the steps that read its results.
+    let mut producers: Vec<Vec<usize>> = vec![Vec::new(); steps.len()];
+    let mut readers: Vec<Vec<usize>> = vec![Vec::new(); steps.len()];
+    // Producer of each operand by buffer, at the time of the step.
+    let mut sources: Vec<BTreeMap<usize, usize>> = vec![BTreeMap::new(); steps.len()];
+    for (i, step) in steps.iter().enumerate() {
+        for b in step.reads() {
+            if let Some(&w) = writer.get(&b) {
+                producers[i].push(w);
+                readers[w].push(i);
+                sources[i].insert(b, w);
+            }
+        }
+        writer.extend(step.writes().into_iter().map(|b| (b, i)));
+    }
+    let mut escapes = vec![false; steps.len()];
+    for place in outputs {
+        if let ValueRef::Buffer(b) = place
+            && let Some(&w) = writer.get(b)
+        {
+            escapes[w] = true;
+        }
+    }
+    let mut guards: Vec<ZeroSkip> = Vec::new();
+    let mut guard_of: Vec<Option<usize>> = vec![None; steps.len()];
+    for (m, step) in steps.iter().enumerate() {
+        let Some((x, y, out)) = step.product() else { continue };
+        for (value, weight) in [(x, y), (y, x)] {
+            let (ValueRef::Buffer(vb), ValueRef::Buffer(wb)) = (value, weight) else { continue };
+            let (Some(&v), weight_step) = (sources[m].get(&vb), sources[m].get(&wb).copied()) else {
+                continue;
+            };
+            // Steps whose results only lead to this product, by way of `value`.
+            let mut region = vec![v];
+            let mut grown = true;
+            let only_here = |s: usize, region: &[usize]| {
+                !escapes[s] && readers[s].iter().all(|r| *r == m || region.contains(r)) && steps[s].is_pure()
+            };
+            if weight_step == Some(v) || !only_here(v, &region) {
+                continue;
+            }
+            while grown {
+                grown = false;
+                for i in 0..region.len() {
+                    for &p in &producers[region[i]] {
+                        if Some(p) != weight_step && !region.contains(&p) && only_here(p, &region) {
+                            region.push(p);
+                            grown = true;
+                        }
+                    }
+                }
+            }
+            let first = region.iter().copied().min().unwrap_or(m);
+            let known_before = weight_step.is_none_or(|w| w < first);
+            let worth = region.iter().any(|&s| steps[s].is_projection());
+            let free = region.iter().all(|&s| guard_of[s].is_none());
+            // The weight's buffer must still hold it when the first step of the region runs.
+            let between = steps.get(weight_step.map_or(0, |w| w + 1)..first).unwrap_or_default();
+            let intact = !between.iter().any(|s| s.writes().contains(&wb));
+            if known_before && worth && free && intact && step.scales(value, weight) {
+                let index = guards.len();
+                guards.push(ZeroSkip { weight: wb, product: m, out });
+                region.iter().chain([&m]).for_each(|&s| guard_of[s] = Some(index));
+                break;
+            }
+        }
+    }
+    (guards, guard_of)
+}

@@ -1,0 +1,178 @@
+//! Convolution with a constant weight, prepared once: plans and the interpreter run the same.
+//!
+//! ```text
+//! weights               columns                kernel
+//! 1 x k, unpadded       as stored              conv          (what carried rows are convolved with)
+//! compressed            as stored              conv
+//! depthwise             [taps, channels] f32   depthwise_conv
+//! other                 [taps, channels]       conv          windows are copies of neighbouring channels
+//! ```
+
+use super::OpErrorAt;
+use super::ops::window::WindowParams;
+use super::ops::{OpError, OpResult};
+use super::weights::StoredWeight;
+use anemoe_kernels::{Conv, DepthwiseConv, Image, Pool, Strided, Window, conv, depthwise_conv, transpose};
+use std::cell::RefCell;
+use std::sync::Arc;
+
+/// Channels of a group from which on copies of neighbouring channels are worth a rearranged weight.
+const MIN_CHANNELS: usize = 8;
+
+/// Columns of the weight.
+enum Form {
+    Stored,
+    TapsFirst,
+    /// `[taps, channels]`
+    Depthwise(Vec<f32>),
+}
+
+/// A convolution, ready for inputs of any size.
+pub(super) struct Convolution {
+    weight: Arc<StoredWeight>,
+    groups: usize,
+    params: WindowParams,
+    form: Form,
+}
+
+thread_local! {
+    /// An image with its channels together, and a result.
+    static IMAGES: RefCell<(Vec<f32>, Vec<f32>)> = RefCell::default();
+}
+
+impl Convolution {
+    /// Prepares a weight `[O, C / groups, taps..]`.
+    pub fn new(weight: Arc<StoredWeight>, groups: usize, params: WindowParams) -> OpErrorAt<Convolution> {
+        let (taps, channels) = (params.taps(), weight.cols() / params.taps().max(1));
+        let row = params.is_plain()
+            && params.is_undilated()
+            && params.kernel().split_last().is_some_and(|(_, rest)| rest.iter().all(|k| *k == 1));
+        if (taps == 1 && params.is_plain()) || (row && params.kernel().len() == 2) {
+            return Ok(Convolution { weight, groups, params, form: Form::Stored });
+        }
+        if channels == 1 && groups == weight.rows() {
+            let dense = weight.to_dense();
+            let (values, mut turned) = (dense.as_f32().unwrap_or_default(), vec![0.0; dense.len()]);
+            for (c, values) in values.chunks_exact(taps.max(1)).enumerate() {
+                values.iter().enumerate().for_each(|(tap, v)| turned[tap * groups + c] = *v);
+            }
+            return Ok(Convolution { weight, groups, params, form: Form::Depthwise(turned) });
+        }
+        let rearranged = if channels >= MIN_CHANNELS { weight.with_taps_first(taps) } else { None };
+        let (weight, form) = match rearranged {
+            Some(weight) => (weight, Form::TapsFirst),
+            None => (weight, Form::Stored),
+        };
+        Ok(Convolution { weight, groups, params, form })
+    }
+
+    /// A convolution of single elements, which is a matmul of tokens.
+    pub fn is_matmul(&self) -> bool {
+        self.groups == 1 && self.params.taps() == 1 && self.params.is_plain()
+    }
+
+    pub fn weight(&self) -> &Arc<StoredWeight> {
+        &self.weight
+    }
+
+    /// Bytes that were made of the stored weight.
+    pub fn prepared_bytes(&self) -> u64 {
+        match &self.form {
+            Form::Stored => 0,
+            Form::TapsFirst => self.weight.owned_bytes(),
+            Form::Depthwise(v) => v.len() as u64 * 4,
+        }
+    }
+
+    /// Reads neighbouring channels, which had better lie together.
+    pub fn wants_channels_last(&self) -> bool {
+        !matches!(self.form, Form::Stored) || self.params.taps() == 1
+    }
+
+    /// Windows over an input `[batch, channels, spatial..]`, and the shape of the result.
+    pub fn over(&self, shape: &[usize]) -> OpResult<(Window, Vec<usize>)> {
+        let (&[batch, channels, ..], rows) = (shape, self.weight.rows()) else {
+            return Err(OpError::Invalid(format!("input of shape {shape:?}")));
+        };
+        let own = self.weight.cols() / self.params.taps().max(1);
+        if own.checked_mul(self.groups) != Some(channels) {
+            return Err(OpError::Invalid(format!(
+                "input of shape {shape:?} for {own} channels in {} groups",
+                self.groups
+            )));
+        }
+        let (window, spatial) = self.params.over(&shape[2..], false)?;
+        Ok((window, [batch, rows].into_iter().chain(spatial).collect()))
+    }
+
+    /// Computes `[batch * positions, rows]`; gives the bytes of weights that were read.
+    pub fn run(&self, window: &Window, x: Image<'_>, y: &mut [f32], bias: Option<&[f32]>) -> OpErrorAt<u64> {
+        let pool = Pool::global();
+        if let Form::Depthwise(w) = &self.form {
+            depthwise_conv(pool, &mut DepthwiseConv { w, window, x, y, bias });
+            return Ok(w.len() as u64 * 4);
+        }
+        let (w, groups, taps_first) =
+            (self.weight.matrix(), self.groups, matches!(self.form, Form::TapsFirst));
+        let bytes = w.bytes_read();
+        conv(pool, &mut Conv { w, groups, taps_first, window, x, y, bias });
+        Ok(bytes)
+    }
+
+    /// Computes a dense result of a dense input `[batch, channels, spatial..]`.
+    pub fn run_dense(
+        &self,
+        window: &Window,
+        (batch, channels): (usize, usize),
+        x: &[f32],
+        out: &mut [f32],
+        bias: Option<&[f32]>,
+    ) -> OpErrorAt<u64> {
+        let (n, rows) = (window.size.iter().product::<usize>(), self.weight.rows());
+        let (mut turned, mut y) = IMAGES.take();
+        let image = if self.wants_channels_last() && n > 1 && channels > 1 {
+            turned.resize(batch * n * channels, 0.0);
+            for (x, turned) in
+                x.chunks_exact((n * channels).max(1)).zip(turned.chunks_exact_mut(n * channels))
+            {
+                let from = Strided { first: 0, stride: n };
+                transpose(
+                    Pool::global(),
+                    (n, channels),
+                    (x, from),
+                    (turned, Strided { first: 0, stride: channels }),
+                );
+            }
+            let [_, h, w] = window.size;
+            let strides = [n * channels, 1, h * w * channels, w * channels, channels];
+            Image { values: &turned, first: 0, batch, channels, strides }
+        } else {
+            dense_image(window, (batch, channels), x)
+        };
+        y.resize(out.len(), 0.0);
+        let bytes = self.run(window, image, &mut y, bias);
+        to_channels_first(window, rows, &y, out);
+        IMAGES.set((turned, y));
+        bytes
+    }
+}
+
+/// An image `[batch, channels, spatial..]`, row-major.
+pub(super) fn dense_image<'a>(
+    window: &Window,
+    (batch, channels): (usize, usize),
+    values: &'a [f32],
+) -> Image<'a> {
+    let [d, h, w] = window.size;
+    Image { values, first: 0, batch, channels, strides: [channels * d * h * w, d * h * w, h * w, w, 1] }
+}
+
+/// Writes `[batch * positions, rows]` as `[batch, rows, positions]`.
+pub(super) fn to_channels_first(window: &Window, rows: usize, y: &[f32], out: &mut [f32]) {
+    let positions = window.positions();
+    let one = (positions * rows).max(1);
+    for (y, out) in y.chunks_exact(one).zip(out.chunks_exact_mut(one)) {
+        let (from, to) = (Strided { first: 0, stride: rows }, Strided { first: 0, stride: positions });
+        transpose(Pool::global(), (rows, positions), (y, from), (out, to));
+    }
+}

@@ -1,0 +1,230 @@
+//! Convolutions with weights that are computed, transposed convolutions, and pools, over 1 to 3 spatial axes.
+
+use super::shape::{count, invalid, strides};
+use super::window::{WindowParams, per_axis};
+use super::{OpContext, OpError, OpResult};
+use crate::cpu::convolution::{dense_image, to_channels_first};
+use crate::tensor::Tensor;
+use anemoe_kernels::{Conv, Matrix, Pool, Window};
+use std::ops::Range;
+
+/// Calls `f` with each multi-index of `shape`.
+fn each_index(shape: &[usize], mut f: impl FnMut(&[usize])) {
+    if shape.contains(&0) {
+        return;
+    }
+    let mut index = vec![0; shape.len()];
+    loop {
+        f(&index);
+        let mut axis = shape.len();
+        loop {
+            if axis == 0 {
+                return;
+            }
+            axis -= 1;
+            index[axis] += 1;
+            if index[axis] < shape[axis] {
+                break;
+            }
+            index[axis] = 0;
+        }
+    }
+}
+
+pub(super) fn conv(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let ((xs, x), (ws, w)) = (c.f32s("x")?, c.f32s("weight")?);
+    if xs.len() < 3 || xs.len() > 5 || ws.len() != xs.len() {
+        return invalid(format!("input of shape {xs:?} with a weight of shape {ws:?}"));
+    }
+    let groups = usize::try_from(c.int("groups", 1)?).unwrap_or(0);
+    let (batch, channels, outputs, per_group) = (xs[0], xs[1], ws[0], ws[1]);
+    if groups == 0 || outputs % groups != 0 || per_group.checked_mul(groups) != Some(channels) {
+        return invalid(format!("{channels} channels in {groups} groups with a weight of shape {ws:?}"));
+    }
+    let bias = c.get("bias").and_then(Tensor::as_f32);
+    if bias.is_some_and(|b| b.len() != outputs) {
+        return invalid(format!("bias for {outputs} output channels"));
+    }
+    let (window, spatial) = WindowParams::new(c, &ws[2..], true)?.over(&xs[2..], false)?;
+    let mut shape = vec![batch, outputs];
+    shape.extend(spatial);
+    count(&shape)?;
+    let y = out[0].reset_f32(&shape);
+    let cols = per_group * window.taps();
+    let w = Matrix::f32(w, outputs, cols).map_err(|e| OpError::Invalid(e.to_string()))?;
+    let x = dense_image(&window, (batch, channels), x);
+    let mut tokens = vec![0.0; y.len()];
+    let mut job = Conv { w, groups, taps_first: false, window: &window, x, y: &mut tokens, bias };
+    anemoe_kernels::conv(Pool::global(), &mut job);
+    to_channels_first(&window, outputs, &tokens, y);
+    Ok(())
+}
+
+pub(super) fn conv_transpose(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let ((xs, x), (ws, w)) = (c.f32s("x")?, c.f32s("weight")?);
+    if xs.len() < 3 || xs.len() > 5 || ws.len() != xs.len() {
+        return invalid(format!("input of shape {xs:?} with a weight of shape {ws:?}"));
+    }
+    let n = xs.len() - 2;
+    let groups = usize::try_from(c.int("groups", 1)?).unwrap_or(0);
+    let (batch, channels, per_out) = (xs[0], xs[1], ws[1]);
+    if groups == 0 || channels % groups != 0 || ws[0] != channels {
+        return invalid(format!("{channels} channels in {groups} groups with a weight of shape {ws:?}"));
+    }
+    let outputs = per_out * groups;
+    let bias = c.get("bias").and_then(Tensor::as_f32);
+    if bias.is_some_and(|b| b.len() != outputs) {
+        return invalid(format!("bias for {outputs} output channels"));
+    }
+    let (step, dilations) = (per_axis(c, "strides", n)?, per_axis(c, "dilations", n)?);
+    let spatial = &xs[2..];
+    let kernel = &ws[2..];
+    let full = |i: usize| (spatial[i].max(1) - 1) * step[i] + (kernel[i].max(1) - 1) * dilations[i] + 1;
+    let mut before = vec![0usize; n];
+    let mut sizes: Vec<usize> = (0..n).map(full).collect();
+    match c.str("pad_type", "valid")? {
+        "custom" => {
+            let pad = c.ints("pad")?.unwrap_or(&[]);
+            if pad.len() != 2 * n || pad.iter().any(|&p| p < 0) {
+                return invalid(format!("parameter `pad`: expected {} integers", 2 * n));
+            }
+            for i in 0..n {
+                before[i] = pad[2 * i] as usize;
+                sizes[i] = sizes[i].saturating_sub(pad[2 * i] as usize + pad[2 * i + 1] as usize);
+            }
+        }
+        same @ ("same" | "same_lower") => {
+            for i in 0..n {
+                let size = spatial[i] * step[i];
+                let cut = sizes[i].saturating_sub(size);
+                before[i] = if same == "same" { cut / 2 } else { cut - cut / 2 };
+                sizes[i] = size;
+            }
+        }
+        _ => {}
+    }
+    if let Some(shape) = c.ints("output_shape")? {
+        let Some(tail) = shape.len().checked_sub(n).and_then(|s| shape.get(s..)) else {
+            return invalid("parameter `output_shape` is too short");
+        };
+        for i in 0..n {
+            sizes[i] =
+                usize::try_from(tail[i]).map_err(|_| OpError::Invalid("negative output_shape".into()))?;
+        }
+    }
+    let mut shape = vec![batch, outputs];
+    shape.extend(&sizes);
+    count(&shape)?;
+    let y = out[0].reset_f32(&shape);
+    let (in_size, out_size, taps): (usize, usize, usize) =
+        (spatial.iter().product(), sizes.iter().product(), kernel.iter().product());
+    let out_strides = strides(&sizes);
+    for (i, y) in y.chunks_exact_mut(out_size.max(1)).enumerate() {
+        y.fill(bias.map_or(0.0, |b| b[i % outputs]));
+    }
+    let per_in = channels / groups;
+    let mut position = 0;
+    each_index(spatial, |p| {
+        let mut tap_index = 0;
+        each_index(kernel, |tap| {
+            let at = |i: usize| {
+                let at = (p[i] * step[i] + tap[i] * dilations[i]).checked_sub(before[i])?;
+                (at < sizes[i]).then_some(at * out_strides[i])
+            };
+            if let Some(target) = (0..n).try_fold(0, |sum, i| at(i).map(|v| sum + v)) {
+                for b in 0..batch {
+                    for ch in 0..channels {
+                        let v = x[(b * channels + ch) * in_size + position];
+                        let group = ch / per_in;
+                        for o in 0..per_out {
+                            let weight = w[(ch * per_out + o) * taps + tap_index];
+                            y[(b * outputs + group * per_out + o) * out_size + target] += v * weight;
+                        }
+                    }
+                }
+            }
+            tap_index += 1;
+        });
+        position += 1;
+    });
+    Ok(())
+}
+
+pub(super) fn pool(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let (xs, x) = c.f32s("x")?;
+    if xs.len() < 3 || xs.len() > 5 {
+        return invalid(format!("input of shape {xs:?}"));
+    }
+    let spatial = &xs[2..];
+    let kernel = per_axis(c, "kernel_sizes", spatial.len())?;
+    let params = WindowParams::new(c, &kernel, false)?;
+    let (window, out_spatial) = params.over(spatial, c.bool("ceil_mode", false)?)?;
+    let exclude = c.bool("exclude_padding_from_average", false)?;
+    let mut shape = xs[..2].to_vec();
+    shape.extend(&out_spatial);
+    count(&shape)?;
+    let y = out[0].reset_f32(&shape);
+    let (in_size, out_size) = (spatial.iter().product::<usize>(), window.positions());
+    if y.is_empty() {
+        return Ok(());
+    }
+    let skip = 3 - spatial.len();
+    // Elements that count for an average on each axis. With ceil_mode a window may reach beyond the padding, which does not.
+    let counted = |axis: usize, index: usize| match axis.checked_sub(skip) {
+        Some(axis) if !exclude => params.padded_taps(axis, index, spatial[axis]),
+        _ => window.inside(axis, index).len(),
+    };
+    let op = c.op;
+    Pool::global().for_chunks(y, out_size, &|plane, y| {
+        let x = &x[plane * in_size..][..in_size];
+        each_window(&window, |position, index, inside| {
+            let pooled = match op {
+                "max_pool" => fold_window(&window, index, inside, x, f32::NEG_INFINITY, f32::max),
+                "l2_pool" => fold_window(&window, index, inside, x, 0.0, |a, v| a + v * v).sqrt(),
+                _ => {
+                    let n = (0..3).map(|axis| counted(axis, index[axis])).fold(1, usize::saturating_mul);
+                    fold_window(&window, index, inside, x, 0.0, |a, v| a + v) / n.max(1) as f32
+                }
+            };
+            y[position] = pooled;
+        });
+    });
+    Ok(())
+}
+
+/// Calls `f` with every position, its indices, and the taps of its window that lie inside.
+fn each_window(window: &Window, mut f: impl FnMut(usize, [usize; 3], &[Range<usize>; 3])) {
+    let inside: [Vec<Range<usize>>; 3] =
+        std::array::from_fn(|axis| (0..window.out[axis]).map(|i| window.inside(axis, i)).collect());
+    let [d, h, w] = window.out;
+    for position in 0..d * h * w {
+        let index = [position / (h * w), position / w % h, position % w];
+        let ranges = std::array::from_fn(|axis| inside[axis][index[axis]].clone());
+        f(position, index, &ranges);
+    }
+}
+
+/// Folds what a window of a plane reads.
+#[inline(always)]
+fn fold_window(
+    window: &Window,
+    index: [usize; 3],
+    inside: &[Range<usize>; 3],
+    x: &[f32],
+    first: f32,
+    f: impl Fn(f32, f32) -> f32,
+) -> f32 {
+    let [_, h, w] = window.size;
+    let mut value = first;
+    for i in inside[0].clone() {
+        for j in inside[1].clone() {
+            let row = (window.at(0, index[0], i) * h + window.at(1, index[1], j)) * w;
+            let from = row + if inside[2].is_empty() { 0 } else { window.at(2, index[2], inside[2].start) };
+            // Pools are not dilated.
+            for v in &x[from..from + inside[2].len()] {
+                value = f(value, *v);
+            }
+        }
+    }
+    value
+}

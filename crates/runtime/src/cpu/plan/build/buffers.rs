@@ -1,0 +1,119 @@
+//! Memory of the values of a plan.
+
+use super::super::view::{Base, StridedLoops, View};
+use super::super::{KernelOperand, Node, NodeKind};
+
+/// Gives buffers whose times of use do not overlap the same memory; returns the sizes.
+pub(super) fn assign(
+    nodes: &mut [Node],
+    sizes: &[usize],
+    results: &mut [(StridedLoops<2>, View)],
+) -> Vec<usize> {
+    let mut last = vec![0; sizes.len()];
+    for (i, node) in nodes.iter_mut().enumerate() {
+        node.work.each_buffer(&mut |b| last[*b] = i);
+    }
+    for (_, view) in results.iter() {
+        if let Base::Buffer(b) = view.base {
+            last[b] = usize::MAX;
+        }
+    }
+    let mut to: Vec<Option<usize>> = vec![None; sizes.len()];
+    let mut slots: Vec<(usize, usize)> = Vec::new(); // size, last use of the present owner
+    for (i, node) in nodes.iter_mut().enumerate() {
+        node.work.each_buffer(&mut |b| {
+            let slot = *to[*b].get_or_insert_with(|| {
+                let free = |s: &(usize, usize)| s.1 < i;
+                let best = (0..slots.len())
+                    .filter(|&s| free(&slots[s]))
+                    .min_by_key(|&s| slots[s].0.abs_diff(sizes[*b]));
+                let slot = best.unwrap_or_else(|| {
+                    slots.push((0, 0));
+                    slots.len() - 1
+                });
+                slots[slot] = (slots[slot].0.max(sizes[*b]), last[*b]);
+                slot
+            });
+            *b = slot;
+        });
+        node.round.iter_mut().for_each(|(b, _)| *b = to[*b].unwrap_or(0));
+    }
+    for (_, view) in results.iter_mut() {
+        if let Base::Buffer(b) = &mut view.base {
+            *b = to[*b].unwrap_or(0);
+        }
+    }
+    slots.into_iter().map(|s| s.0).collect()
+}
+
+impl NodeKind {
+    /// Every buffer that the node reads or writes.
+    pub(super) fn each_buffer(&mut self, f: &mut dyn FnMut(&mut usize)) {
+        fn base(b: &mut Base, f: &mut dyn FnMut(&mut usize)) {
+            if let Base::Buffer(b) = b {
+                f(b);
+            }
+        }
+        match self {
+            NodeKind::Products { fills, items } => {
+                fills.iter_mut().for_each(|x| base(&mut x.x.base, f));
+                for i in items {
+                    f(&mut i.out);
+                    i.bias.iter_mut().for_each(|b| base(b, f));
+                }
+            }
+            NodeKind::Conv { x, bias, out, .. } => {
+                base(&mut x.base, f);
+                bias.iter_mut().for_each(|b| base(b, f));
+                f(out);
+            }
+            NodeKind::Gated { gate, up, out, .. } => {
+                base(gate, f);
+                base(up, f);
+                f(out);
+            }
+            NodeKind::Norm { x, weight, out, .. } => {
+                base(x, f);
+                weight.iter_mut().for_each(|b| base(b, f));
+                f(out);
+            }
+            NodeKind::Rotate { x, cos, sin, out, .. } => {
+                [x, cos, sin].into_iter().for_each(|b| base(b, f));
+                f(out);
+            }
+            NodeKind::Attention { q, k, v, mask, out, .. } => {
+                [&mut q.0, &mut k.base, &mut v.base, &mut mask.0.base].into_iter().for_each(|b| base(b, f));
+                f(&mut out.0);
+            }
+            NodeKind::Update { new, keep, place, tail, .. } => {
+                [new, keep, place].into_iter().chain(tail).for_each(|v| base(&mut v.base, f));
+            }
+            NodeKind::Experts(e) => {
+                base(&mut e.x.base, f);
+                e.branches.iter_mut().for_each(|b| base(&mut b.weight.base, f));
+                f(&mut e.out);
+            }
+            NodeKind::Binary { x, y, out, .. } | NodeKind::MatMul { x, y, out, .. } => {
+                base(x, f);
+                base(y, f);
+                f(out);
+            }
+            NodeKind::Unary { x, out, .. }
+            | NodeKind::Activate { x, out, .. }
+            | NodeKind::Copy { x, out, .. }
+            | NodeKind::Softmax { x, out, .. }
+            | NodeKind::Reduce { x, out, .. } => {
+                base(x, f);
+                f(out);
+            }
+            NodeKind::WriteState { x, .. } => base(x, f),
+            NodeKind::Kernel(call) => {
+                for operand in call.inputs.iter_mut().map(|(_, o)| o).chain(&mut call.values) {
+                    match operand {
+                        KernelOperand::Whole(b) | KernelOperand::Copied { x: b, .. } => base(b, f),
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! What fused nodes compute where every result is rounded to fp16: the bits of the operations one after the other.
+
+use super::super::ops::{activation, dot};
+use super::Reduction;
+use super::view::StridedLoops;
+use anemoe_kernels::{AttentionShape, CacheValues, CacheView, Gate, HeadStrides, Mask, Pool, round_to_f16};
+use std::cell::RefCell;
+
+/// Difference below a token's largest mask value from which a slot is skipped, as [`anemoe_kernels::attention`] does.
+const MASK_CUTOFF: f32 = 20_000.0;
+
+/// `activation(gate) * up * factor`, each rounded.
+pub(super) fn gate(gate: &[f32], up: &[f32], factor: f32, kind: Gate, out: &mut [f32]) {
+    let f = activation(kind);
+    out.iter_mut().zip(gate).for_each(|(o, g)| *o = f(*g));
+    round_to_f16(out);
+    out.iter_mut().zip(up).for_each(|(o, u)| *o *= u);
+    round_to_f16(out);
+    out.iter_mut().for_each(|o| *o *= factor);
+    round_to_f16(out);
+}
+
+/// Each row's elements, of which there are n, in f64.
+pub(super) fn reduce(
+    kind: Reduction,
+    rows: &StridedLoops<2>,
+    inner: &StridedLoops<1>,
+    n: usize,
+    x: &[f32],
+    y: &mut [f32],
+) {
+    rows.each(|[o, a], m, s| {
+        for i in 0..m {
+            let x = &x[a + i * s[1]..];
+            let fold = |first: f64, f: fn(f64, f64) -> f64| {
+                let mut v = first;
+                inner.each(|[a], n, s| (0..n).for_each(|k| v = f(v, f64::from(x[a + k * s[0]]))));
+                v
+            };
+            let v = match kind {
+                Reduction::Max => fold(f64::NEG_INFINITY, f64::max),
+                Reduction::Min => fold(f64::INFINITY, f64::min),
+                Reduction::Sum => fold(0.0, |a, b| a + b),
+                Reduction::Mean => fold(0.0, |a, b| a + b) / n as f64,
+            };
+            y[o + i * s[0]] = v as f32;
+        }
+    });
+}
+
+#[derive(Default)]
+struct Scratch {
+    scores: Vec<f32>,
+    /// A row of keys or values where it does not lie in f32.
+    row: Vec<f32>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// A row of a cache.
+fn row<'a>(cache: &CacheView<'a>, head: usize, slot: usize, d: usize, space: &'a mut Vec<f32>) -> &'a [f32] {
+    let from = cache.first + head * cache.head_stride + slot * cache.slot_stride;
+    match cache.values {
+        CacheValues::F32(v) => &v[from..from + d],
+        CacheValues::F16(v) => {
+            space.resize(d, 0.0);
+            anemoe_kernels::f16_bits_to_f32(&v[from..from + d], space);
+            space
+        }
+    }
+}
+
+/// Slots that a token sees.
+fn visible(mask: &[f32]) -> Vec<usize> {
+    let largest = mask.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let bound = if largest.is_finite() { largest - MASK_CUTOFF } else { f32::NEG_INFINITY };
+    // NaN is seen.
+    mask.iter().enumerate().filter(|(_, m)| **m >= bound || m.is_nan()).map(|(slot, _)| slot).collect()
+}
+
+/// Attention with each of its results rounded: scores, masked scores, probabilities, and what they give. Masked slots are not
+/// read. Gives the bytes of keys and values that were read.
+pub(super) fn attention(
+    pool: &Pool,
+    shape: &AttentionShape,
+    (q, q_at): (&[f32], HeadStrides),
+    k: &CacheView<'_>,
+    v: &CacheView<'_>,
+    mask: Mask<'_>,
+    (out, out_at): (&mut [f32], HeadStrides),
+) -> u64 {
+    let AttentionShape { heads, kv_heads, tokens, head_dim: d, slots } = *shape;
+    if heads == 0 || tokens == 0 || d == 0 || kv_heads == 0 {
+        return 0;
+    }
+    let seen: Vec<Vec<usize>> =
+        (0..tokens).map(|t| visible(&mask.values[t * mask.token_stride..][..slots])).collect();
+    let mut results = vec![0.0; heads * tokens * d];
+    pool.for_chunks(&mut results, d, &|i, result| {
+        let (head, token) = (i / tokens, i % tokens);
+        let (kv_head, seen) = (head / (heads / kv_heads), &seen[token]);
+        let mask = &mask.values[token * mask.token_stride..];
+        let q = &q[q_at.first + head * q_at.head + token * q_at.token..][..d];
+        let Scratch { mut scores, row: mut space } = SCRATCH.take();
+        scores.clear();
+        scores.extend(seen.iter().map(|&slot| dot(q, row(k, kv_head, slot, d, &mut space))));
+        round_to_f16(&mut scores);
+        scores.iter_mut().zip(seen).for_each(|(s, &slot)| *s += mask[slot]);
+        round_to_f16(&mut scores);
+        let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let mut sum = 0.0;
+        for s in &mut scores {
+            *s = (*s - largest).exp();
+            sum += *s;
+        }
+        scores.iter_mut().for_each(|s| *s /= sum);
+        round_to_f16(&mut scores);
+        for (s, &slot) in scores.iter().zip(seen) {
+            let v = row(v, kv_head, slot, d, &mut space);
+            result.iter_mut().zip(v).for_each(|(r, v)| *r += s * v);
+        }
+        round_to_f16(result);
+        SCRATCH.set(Scratch { scores, row: space });
+    });
+    for (i, result) in results.chunks_exact(d).enumerate() {
+        let to = out_at.first + i / tokens * out_at.head + i % tokens * out_at.token;
+        out[to..to + d].copy_from_slice(result);
+    }
+    let size = |values: &CacheValues<'_>| match values {
+        CacheValues::F32(_) => 4,
+        CacheValues::F16(_) => 2,
+    };
+    let read = seen.iter().map(Vec::len).max().unwrap_or(0);
+    (read * kv_heads * d * (size(&k.values) + size(&v.values))) as u64
+}

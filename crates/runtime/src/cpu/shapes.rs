@@ -1,0 +1,155 @@
+//! Plans of functions whose shapes come with their inputs: one for each set of shapes.
+//!
+//! ```text
+//! new shapes    run step by step on copies of the states: the shape of every value --> types --> plan, or none
+//! known shapes  the plan
+//! ```
+//! A shape that depends on what is in a value, and not on shapes alone, may be another in the next call: then there is no plan.
+
+use super::Options;
+use super::compile;
+use super::function::CompiledFunction;
+use super::ir::{Instr, InstrKind, ValueRef};
+use super::recent::Recent;
+use crate::tensor::Tensor;
+use anemoe_mlpackage::mil::{Dim, FeatureShape, Function, FunctionDescription, TensorType, ValueType};
+use anemoe_mlpackage::package::Package;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Sets of shapes for which plans are kept.
+const KEPT: usize = 16;
+
+/// Operations whose results have shapes that follow from the shapes of their operands.
+const BY_SHAPES: &[&str] = &[
+    "add",
+    "sub",
+    "mul",
+    "real_div",
+    "floor_div",
+    "mod",
+    "maximum",
+    "minimum",
+    "pow",
+    "equal",
+    "not_equal",
+    "greater",
+    "greater_equal",
+    "less",
+    "less_equal",
+    "logical_and",
+    "logical_or",
+    "logical_xor",
+    "select",
+    "matmul",
+    "linear",
+    "conv",
+    "einsum",
+    "scaled_dot_product_attention",
+    "layer_norm",
+    "batch_norm",
+    "instance_norm",
+    "gather",
+    "gather_along_axis",
+    "gather_nd",
+    "scatter",
+    "scatter_along_axis",
+    "scatter_nd",
+    "concat",
+    "stack",
+    "reshape_like",
+    "fill_like",
+    "prelu",
+    "slice_update",
+    "clip",
+    "quantize",
+    "dequantize",
+];
+/// Operands that shapes do not depend on, or whose shapes alone matter.
+const VALUES: &[&str] = &["x", "data", "indices", "input"];
+
+/// Shapes of a function's inputs, in order.
+type InputShapes = Vec<Vec<usize>>;
+
+/// Shapes of values by name.
+pub(super) type Shapes = BTreeMap<String, Vec<usize>>;
+
+/// A function whose shapes come with its inputs, and its plans.
+pub(super) struct ShapePlans {
+    package: Arc<Package>,
+    body: Function,
+    described: FunctionDescription,
+    options: Options,
+    /// By the shapes of the inputs; none where there can be no plan.
+    plans: Mutex<Recent<InputShapes, Option<Arc<CompiledFunction>>>>,
+}
+
+/// The shape of the step's result follows from shapes and constants.
+pub(super) fn follows_from_shapes(step: &Instr) -> bool {
+    let InstrKind::Kernel { inputs, .. } = &step.work else { return true };
+    let op = step.op_type.as_str();
+    let constant = |place: ValueRef| matches!(place, ValueRef::Constant(_));
+    let others = || inputs.iter().filter(|o| !VALUES.contains(&o.param.as_str()));
+    op != "non_zero" && (BY_SHAPES.contains(&op) || others().all(|o| constant(o.place)))
+}
+
+fn fixed(ty: &mut ValueType, shape: &[usize]) {
+    if let ValueType::Tensor(TensorType { dims, .. }) = ty
+        && (!dims.is_empty() || !shape.is_empty())
+    {
+        *dims = shape.iter().map(|&d| Dim::Fixed(d as u64)).collect();
+    }
+}
+
+impl ShapePlans {
+    /// Plans of a function without control flow.
+    pub fn new(
+        package: &Arc<Package>,
+        body: &Function,
+        described: &FunctionDescription,
+        options: Options,
+    ) -> ShapePlans {
+        let plans = Mutex::new(Recent::new(KEPT));
+        ShapePlans {
+            package: package.clone(),
+            body: body.clone(),
+            described: described.clone(),
+            options,
+            plans,
+        }
+    }
+
+    /// The plan for inputs of these shapes; `trace` says the shapes of all values, where they are new.
+    pub fn find(
+        &self,
+        inputs: &[&Tensor],
+        trace: impl FnOnce() -> Option<Shapes>,
+    ) -> Option<Arc<CompiledFunction>> {
+        let plans = || self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let key: InputShapes = inputs.iter().map(|t| t.shape.clone()).collect();
+        if let Some(found) = plans().get(&key) {
+            return found.clone();
+        }
+        let made = trace().and_then(|shapes| self.compile(&key, &shapes)).map(Arc::new);
+        plans().insert(key, made.clone());
+        made
+    }
+
+    fn compile(&self, inputs: &[Vec<usize>], shapes: &Shapes) -> Option<CompiledFunction> {
+        let (mut body, mut described) = (self.body.clone(), self.described.clone());
+        for (feature, shape) in described.inputs.iter_mut().zip(inputs) {
+            let input = body.inputs.iter_mut().find(|i| i.name == feature.name)?;
+            // A scalar is described as one element.
+            if input.ty.tensor()?.rank() > 0 {
+                fixed(&mut input.ty, shape);
+            }
+            feature.shape = FeatureShape::Fixed(shape.iter().map(|&d| d as u64).collect());
+        }
+        for output in body.block.operations.iter_mut().flat_map(|op| &mut op.outputs) {
+            if let Some(shape) = shapes.get(&output.name) {
+                fixed(&mut output.ty, shape);
+            }
+        }
+        compile::compile_for_shapes(&self.package, &body, &described, self.options).ok().flatten()
+    }
+}

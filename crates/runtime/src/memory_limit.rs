@@ -1,0 +1,81 @@
+//! Memory that a function may take, by what its caller and its files bring.
+//!
+//! ```text
+//! allowed = max(1 GiB, 256 * bytes of the inputs + 1024 * bytes of the package), and at most what is free
+//! ```
+//! A program of a few kilobytes can name results of terabytes. Attention is what takes most for its inputs: of 4096 tokens
+//! with heads of 64 channels its scores are 21 times the queries, keys and values, and softmax holds several of them. Caches
+//! take most for their weights: at 262144 slots about 200 times those of a layer in LUT4, several times over where
+//! operations run step by step.
+
+use anemoe_io::free_memory;
+
+/// Bytes that any function may take.
+const FLOOR: u64 = 1 << 30;
+/// Bytes for each byte of inputs, as f32 or int32.
+const PER_INPUT: u64 = 256;
+/// Bytes for each byte of the package's files.
+const PER_FILE: u64 = 1024;
+
+/// Bytes that a function may take for states, constants and values together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Allowance {
+    /// The limit.
+    pub bytes: u64,
+    /// Bytes of the package's files.
+    files: u64,
+    /// Bytes of the inputs.
+    inputs: u64,
+}
+
+impl Allowance {
+    /// The allowance of a function of a package of `files` bytes, called with `inputs` bytes.
+    pub fn new(files: u64, inputs: u64) -> Allowance {
+        let justified = inputs.saturating_mul(PER_INPUT).saturating_add(files.saturating_mul(PER_FILE));
+        let free = if justified > FLOOR { free_memory() } else { None };
+        Allowance { bytes: justified.min(free.unwrap_or(u64::MAX)).max(FLOOR), files, inputs }
+    }
+
+    /// The same for other inputs.
+    pub fn with_inputs(self, inputs: u64) -> Allowance {
+        Allowance::new(self.files, inputs)
+    }
+
+    /// Elements of 4 bytes that are left beside `held` bytes.
+    pub fn elements_beside(self, held: u64) -> usize {
+        usize::try_from(self.bytes.saturating_sub(held) / 4).unwrap_or(usize::MAX)
+    }
+
+    /// Refuses `bytes` of `what` where they are more than allowed.
+    ///
+    /// # Errors
+    /// They are; the message says what would be.
+    pub fn check(self, what: &str, bytes: u64) -> Result<(), String> {
+        if bytes <= self.bytes {
+            return Ok(());
+        }
+        let Allowance { bytes: allowed, files, inputs } = self;
+        Err(format!(
+            "{what} would take {bytes} bytes, more than the {allowed} that inputs of {inputs} bytes, a package of {files} \
+             and the free memory allow"
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_packages_have_the_floor_and_others_what_they_bring() {
+        assert_eq!(Allowance::new(4300, 64).bytes, 1 << 30);
+        assert_eq!(Allowance::new(4300, 64).elements_beside(1 << 29), 1 << 27);
+        assert_eq!(Allowance::new(4300, 64).elements_beside(1 << 31), 0);
+        let large = Allowance::new(10 << 20, 0).bytes;
+        assert!(large > 1 << 30 || free_memory().is_some_and(|free| free < 10 << 30));
+        assert!(large <= 10 << 30);
+        assert_eq!(Allowance::new(4300, 64).with_inputs(1 << 24), Allowance::new(4300, 1 << 24));
+        let said = Allowance::new(4300, 64).check("values", u64::MAX).unwrap_err();
+        assert!(said.contains("inputs of 64 bytes, a package of 4300"), "{said}");
+    }
+}
