@@ -91,10 +91,6 @@ pub fn generate(
     for tokens in [options.prefill_chunk.unwrap_or(usize::MAX).min(prompt.len()), 1] {
         model.prepare(tokens, Logits::Last);
     }
-    // What is compiled while drafts are measured would count as their time.
-    if options.speculation.mode != Mode::Off {
-        (2..=options.speculation.draft_max + 1).for_each(|tokens| model.prepare(tokens, Logits::All));
-    }
     let mut logits = model.append(sequence, prompt, Logits::Last, options.prefill_chunk)?;
     let prefill = started.elapsed();
     prompt.iter().for_each(|&id| drafter.push(id));
@@ -157,7 +153,14 @@ pub fn generate(
         let room = if options.speculation.mode == Mode::Off { 0 } else { model.most_to_undo(sequence, room) };
         draft.clear();
         draft.push(last);
-        draft.extend_from_slice(drafter.draft(ids.len(), room));
+        draft.extend_from_slice(drafter.draft(ids.len(), room, options.max_new - ids.len()));
+        // What is prepared inside a pass would count as its time.
+        if !drafter.controller.is_prepared(draft.len() - 1) {
+            let started = Instant::now();
+            model.prepare(draft.len(), if draft.len() > 1 { Logits::All } else { Logits::Last });
+            decode += started.elapsed();
+            drafter.controller.note_prepared(draft.len() - 1, started.elapsed().as_secs_f64());
+        }
         let wanted = if draft.len() > 1 { Logits::All } else { Logits::Last };
         let started = Instant::now();
         logits = model.append(sequence, &draft, wanted, None)?;

@@ -64,7 +64,7 @@ pub struct Args {
 pub struct Speculate {
     /// Draft tokens from what repeats, and verify several in one pass: `ngram` wherever something repeats, `auto` where it pays
     /// as measured, `off` never.
-    #[arg(long, value_enum, value_name = "WHEN", default_value_t = When::Off)]
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = When::Auto)]
     speculate: When,
     /// Most tokens of a draft.
     #[arg(long, value_name = "N", default_value = "8", value_parser = draft_length)]
@@ -155,9 +155,6 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     // For the prompt, and for the tokens behind it.
     model.prepare(args.prefill_chunk.unwrap_or(usize::MAX).min(prompt.len()), Logits::Last);
     model.prepare(1, Logits::Last);
-    if args.speculate.speculate != When::Off {
-        (2..=args.speculate.draft_max + 1).for_each(|tokens| model.prepare(tokens, Logits::All));
-    }
     drop(model.populate());
     let load = started.elapsed();
     let tokenizer = tokenizer_file.exists().then(|| Tokenizer::open(&tokenizer_file)).transpose()?;

@@ -8,6 +8,10 @@
 //! ```
 //! Every k is tested, since t is concave where experts saturate: a long draft can pay where a short one does not.
 //!
+//! Drafts that are not made are followed all the same: whether the next tokens are those that it would have had costs nothing to
+//! see. So acceptance is known before anything is spent. A length that was never run has to be prepared first; that is done
+//! once what was seen says that the tokens left gain at least [`WORTH`] times the cost.
+//!
 //! A draft also has to be affordable: what drafts have cost so far, plus what this one costs if nothing of it is accepted, stays
 //! below [`SHARE`] of the time, beside [`ADVANCE`]. So the loss is bounded whatever the text is.
 
@@ -33,6 +37,15 @@ const ASSUMED_COST: f64 = 0.35;
 /// Assumed acceptance of matches in each bucket, and the number of drafted tokens that this assumption counts for.
 const ASSUMED: [f64; BUCKETS] = [0.3, 0.45, 0.55, 0.65, 0.75, 0.85, 0.9];
 const ASSUMED_WEIGHT: f64 = 4.0;
+
+/// Drafted tokens of `auto`: each length has to be prepared.
+const LENGTHS: [usize; 6] = [1, 2, 4, 8, 16, 31];
+/// Gain over cost from which a length is prepared.
+const WORTH: f64 = 2.0;
+/// Assumed cost of preparing a length, in passes for one token, until one was.
+const ASSUMED_PREPARING: f64 = 2.0;
+/// Tokens that have to be seen behind matches of one bucket before a length is prepared.
+const EVIDENCE: f64 = 4.0;
 
 /// Newest seconds of passes of one length.
 #[derive(Clone, Debug, Default)]
@@ -72,6 +85,8 @@ pub struct Controller {
     /// Times of passes by drafted tokens.
     times: Vec<Times>,
     passes: u64,
+    /// Passes in front of which there was a match.
+    matches: u64,
     /// Drafted tokens that were looked at, and those that were accepted, by length of the match; older ones count less.
     tried: [f64; BUCKETS],
     kept: [f64; BUCKETS],
@@ -80,6 +95,9 @@ pub struct Controller {
     lost: f64,
     /// Newest tokens, and their seconds; older ones count less.
     recent: (f64, f64),
+    /// Lengths whose passes are prepared, by drafted tokens, and the seconds that the last one took.
+    prepared: Vec<bool>,
+    preparing: Option<f64>,
     verifier_calls: u64,
     drafted: u64,
     accepted: u64,
@@ -143,11 +161,14 @@ impl Controller {
         Controller {
             times: vec![Times::default(); draft_max + 1],
             passes: 0,
+            matches: 0,
             tried: [0.0; BUCKETS],
             kept: [0.0; BUCKETS],
             elapsed: 0.0,
             lost: 0.0,
             recent: (0.0, 0.0),
+            prepared: (0..=draft_max).map(|drafted| drafted == 0).collect(),
+            preparing: None,
             verifier_calls: 0,
             drafted: 0,
             accepted: 0,
@@ -176,8 +197,19 @@ impl Controller {
         (self.kept[b] + ASSUMED[b] * ASSUMED_WEIGHT) / (self.tried[b] + ASSUMED_WEIGHT)
     }
 
-    /// The number of drafted tokens, `most` at most, of the pass that gains most; 0 where none does or can be afforded.
-    pub fn choose(&mut self, matched: usize, most: usize) -> usize {
+    /// Whether what was seen justifies preparing a pass that takes `time` for `tokens` tokens on average.
+    fn is_worth_preparing(&self, matched: usize, one: f64, time: f64, tokens: f64, left: usize) -> bool {
+        // Matches are this often; before any pass there is none.
+        let share = self.matches as f64 / (self.passes as f64).max(1.0);
+        let gain = (one - time / tokens) * left as f64 * share.min(1.0);
+        let cost = self.preparing.unwrap_or(ASSUMED_PREPARING * one);
+        self.tried[bucket(matched)] >= EVIDENCE && gain >= WORTH * cost
+    }
+
+    /// The number of drafted tokens, `most` at most, of the pass that gains most where `left` tokens are still wanted; 0 where
+    /// none does, can be afforded, or is worth preparing.
+    pub fn choose(&mut self, matched: usize, most: usize, left: usize) -> usize {
+        self.matches += 1;
         let most = most.min(self.times.len() - 1);
         let chosen = self.estimates(most).and_then(|times| {
             let one = times[0];
@@ -191,9 +223,13 @@ impl Controller {
             for (k, &time) in times.iter().enumerate().skip(1) {
                 survives *= self.acceptance(matched + k - 1);
                 tokens += survives;
+                if !LENGTHS.contains(&k) && k != most {
+                    continue;
+                }
                 let score = tokens - lambda * time;
                 let pays = tokens * one > time && time - one <= room;
-                if pays && best.is_none_or(|(_, most)| score > most) {
+                let ready = || self.prepared[k] || self.is_worth_preparing(matched, one, time, tokens, left);
+                if pays && best.is_none_or(|(_, most)| score > most) && ready() {
                     best = Some((k, score));
                 }
             }
@@ -206,6 +242,26 @@ impl Controller {
                 0
             }
         }
+    }
+
+    /// Whether a pass with `drafted` tokens is prepared.
+    pub fn is_prepared(&self, drafted: usize) -> bool {
+        self.prepared.get(drafted).copied().unwrap_or(true)
+    }
+
+    /// Notes that a pass with `drafted` tokens was prepared, in so many seconds.
+    pub fn note_prepared(&mut self, drafted: usize, seconds: f64) {
+        if let Some(prepared) = self.prepared.get_mut(drafted) {
+            *prepared = true;
+            self.preparing = Some(seconds);
+        }
+    }
+
+    /// Notes whether the token behind a match of `matched` tokens was the one that a draft has or would have had.
+    pub fn note_token(&mut self, matched: usize, was_right: bool) {
+        let b = bucket(matched);
+        let kept = if was_right { 1.0 } else { 0.0 };
+        (self.tried[b], self.kept[b]) = (self.tried[b] * 0.95 + 1.0, self.kept[b] * 0.95 + kept);
     }
 
     /// Notes a pass over one token and `drafted` more, behind a match of `matched` tokens.
@@ -227,9 +283,7 @@ impl Controller {
         }
         // The first that is refused is looked at, too.
         for i in 0..(accepted + 1).min(drafted) {
-            let b = bucket(matched + i);
-            let kept = if i < accepted { 1.0 } else { 0.0 };
-            (self.tried[b], self.kept[b]) = (self.tried[b] * 0.95 + 1.0, self.kept[b] * 0.95 + kept);
+            self.note_token(matched + i, i < accepted);
         }
     }
 
@@ -307,11 +361,22 @@ mod tests {
     #[test]
     fn one_disturbed_time_is_forgotten() {
         let mut c = Controller::new(1);
+        c.note_prepared(1, 0.0);
         (0..20).for_each(|_| c.note(4, 0, 0, 1.0));
         c.note(4, 1, 1, 30.0);
         c.lost = 0.0;
-        assert_eq!(c.choose(4, 1), 0);
+        assert_eq!(c.choose(4, 1, 100), 0);
         (0..70).for_each(|_| c.note(4, 0, 0, 1.0));
-        assert_eq!(c.choose(4, 1), 1);
+        assert_eq!(c.choose(4, 1, 100), 1);
+    }
+
+    #[test]
+    fn nothing_is_prepared_without_evidence() {
+        let mut c = Controller::new(8);
+        (0..20).for_each(|_| c.note(4, 0, 0, 1.0));
+        assert_eq!(c.choose(20, 8, 1000), 0, "nothing was seen behind such matches");
+        (0..8).for_each(|_| c.note_token(20, true));
+        assert_eq!(c.choose(20, 8, 2), 0, "too few tokens are left");
+        assert!(c.choose(20, 8, 1000) > 0);
     }
 }

@@ -70,6 +70,16 @@ impl Speculation {
     }
 }
 
+/// Tokens that were not drafted.
+#[derive(Default)]
+struct Followed {
+    ids: Vec<u32>,
+    /// Next of them.
+    at: usize,
+    /// Tokens of the match before the first of them.
+    matched: usize,
+}
+
 /// Drafts for one sequence, and the controller that says how many tokens of them are verified.
 pub struct Drafter {
     options: Speculation,
@@ -78,6 +88,8 @@ pub struct Drafter {
     /// Times and acceptance.
     pub controller: Controller,
     draft: Vec<u32>,
+    /// Draft that was not made, and its match: the tokens that come are compared with it.
+    followed: Followed,
     /// Tokens of the match that the draft comes from.
     matched: usize,
 }
@@ -87,13 +99,26 @@ impl Drafter {
     pub fn new(options: Speculation) -> Drafter {
         let corpus = options.corpus.clone().map(ngrams::Walk::new);
         let controller = Controller::new(options.draft_max);
-        Drafter { ngrams: Ngrams::default(), corpus, controller, draft: Vec::new(), matched: 0, options }
+        Drafter {
+            ngrams: Ngrams::default(),
+            corpus,
+            controller,
+            draft: Vec::new(),
+            followed: Followed::default(),
+            matched: 0,
+            options,
+        }
     }
 
     /// Sees the next token of the sequence.
     pub fn push(&mut self, id: u32) {
         if self.options.mode == Mode::Off {
             return;
+        }
+        let Followed { ids, at, matched } = &mut self.followed;
+        if let Some(&drafted) = ids.get(*at) {
+            self.controller.note_token(*matched + *at, drafted == id);
+            *at = if drafted == id { *at + 1 } else { ids.len() };
         }
         self.ngrams.push(id);
         if let Some(corpus) = &mut self.corpus {
@@ -102,7 +127,8 @@ impl Drafter {
     }
 
     /// Tokens that may come next behind `generated` ones, `most` at most, and none where a pass over them would not pay.
-    pub fn draft(&mut self, generated: usize, most: usize) -> &[u32] {
+    /// `left` tokens are still wanted.
+    pub fn draft(&mut self, generated: usize, most: usize, left: usize) -> &[u32] {
         self.draft.clear();
         let most = most.min(self.options.draft_max);
         if self.options.mode == Mode::Off || most == 0 {
@@ -121,9 +147,17 @@ impl Drafter {
             return &[];
         }
         let n = match self.options.mode {
-            Mode::Auto => self.controller.choose(self.matched, most),
+            Mode::Auto => self.controller.choose(self.matched, most, left),
             _ => most,
         };
+        let Followed { ids, at, matched } = &mut self.followed;
+        if n > 0 {
+            ids.clear();
+        } else if *at >= ids.len() {
+            ids.clear();
+            ids.extend(next.iter().take(most));
+            (*at, *matched) = (0, self.matched);
+        }
         self.draft.extend(next.iter().take(n));
         // A text that goes on as it repeats.
         for i in next.len()..n {
