@@ -37,7 +37,7 @@ def make_prompt(kind, texts, rng, vocabulary):
             text = a + "\n\n" + half
         else:
             text = a + "\n\n" + a[len(a) // 4: len(a) // 2]
-        return ["--prompt", text if text not in ("", "-") else "def"]
+        return ["--prompt=" + (text if text not in ("", "-") else "def")]
     return ["--prompt-ids", ",".join(map(str, ids))]
 
 

@@ -91,6 +91,7 @@ pub fn generate(
     for tokens in [options.prefill_chunk.unwrap_or(usize::MAX).min(prompt.len()), 1] {
         model.prepare(tokens, Logits::Last);
     }
+    drafter.controller.assume_preparing(model.longest_preparation().as_secs_f64());
     let mut logits = model.append(sequence, prompt, Logits::Last, options.prefill_chunk)?;
     let prefill = started.elapsed();
     prompt.iter().for_each(|&id| drafter.push(id));

@@ -1,6 +1,6 @@
 //! From a MIL program to [`Graph`]s. Weight data is never read: sizes and compression follow from types.
 
-use super::graph::{Contraction, Form, Grain, Graph, GraphState, Op, Shapes, Weight};
+use super::graph::{Contraction, Form, Grain, Graph, GraphState, GraphWeight, Op, Shapes};
 use anemoe_mlpackage::mil::{
     Argument, Binding, Block, DataType, Dim, FeatureShape, Function, FunctionDescription, MlModel, Operation,
     TensorData, TensorType, Value, ValueData, ValueType,
@@ -133,7 +133,7 @@ impl<'a> Walker<'a> {
         let (Some(value), Some(output)) = (op.attributes.get("val"), op.outputs.first()) else { return };
         let bytes = self.count(value);
         let weight = output.ty.tensor().filter(|t| t.rank() >= 1 && t.dtype.is_float()).map(|t| {
-            self.weight(Weight {
+            self.weight(GraphWeight {
                 name: output.name.clone(),
                 dims: shape(&output.ty),
                 form: Form::Dense(t.dtype),
@@ -143,7 +143,7 @@ impl<'a> Walker<'a> {
         self.define(&output.name, &output.ty, Origin::Constant, Some(value), weight, false);
     }
 
-    fn weight(&mut self, weight: Weight) -> usize {
+    fn weight(&mut self, weight: GraphWeight) -> usize {
         self.graph.weights.push(weight);
         self.graph.weights.len() - 1
     }
@@ -187,7 +187,7 @@ impl<'a> Walker<'a> {
         }
         bytes = inner.iter().fold(bytes, |n, &i| n.saturating_add(self.graph.weights[i].bytes));
         let form = self.form(op, output.ty.tensor(), &inner);
-        let weight = Weight { name: output.name.clone(), dims: shape(&output.ty), form, bytes };
+        let weight = GraphWeight { name: output.name.clone(), dims: shape(&output.ty), form, bytes };
         // What another constexpr consumed is no weight of its own any more.
         for i in inner {
             self.graph.weights[i].bytes = 0;

@@ -17,7 +17,7 @@ pub struct Graph {
     /// `const` and `constexpr_*`, which have no device.
     pub no_device: u64,
     /// Stored weights that ops use, each once.
-    pub weights: Vec<Weight>,
+    pub weights: Vec<GraphWeight>,
     /// Bytes of stored weights, where they are known.
     pub weight_bytes: Option<u64>,
     /// Products with a stored matrix; `None` in a summary that does not count them.
@@ -103,7 +103,7 @@ pub struct Contraction {
 
 /// A stored weight.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Weight {
+pub struct GraphWeight {
     /// Name of the constant.
     pub name: String,
     /// Dimensions of the dense weight.

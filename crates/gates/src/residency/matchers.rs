@@ -1,7 +1,7 @@
 //! The functions beside the table: when a rule applies. Thresholds stand here once, with the measurement they come from in
 //! the rule's evidence.
 
-use super::graph::{Form, Grain, Graph, Op, SMALL_CONSTANT, Shapes, Weight};
+use super::graph::{Form, Grain, Graph, GraphWeight, Op, SMALL_CONSTANT, Shapes};
 use super::rule::{BundleFacts, Conditions, DeviceTarget, Hit, PackageFacts, Units};
 use anemoe_mlpackage::mil::DataType;
 
@@ -62,7 +62,7 @@ fn types_of(op: &Op, wanted: impl Fn(DataType) -> bool) -> Option<DataType> {
     op.inputs.iter().chain(&op.outputs).map(|t| t.dtype).find(|&d| wanted(d))
 }
 
-fn weights<'a>(op: &Op, g: &'a Graph) -> impl Iterator<Item = &'a Weight> {
+fn weights<'a>(op: &Op, g: &'a Graph) -> impl Iterator<Item = &'a GraphWeight> {
     op.weights
         .clone()
         .into_iter()
@@ -330,7 +330,7 @@ pub(super) fn unstated_form(op: &Op, g: &Graph, _: &Conditions) -> Option<Hit> {
 }
 
 fn blocks(g: &Graph) -> Option<(u64, u64)> {
-    let blocked = |w: &&Weight| matches!(w.form, Form::Linear { grain: Grain::Block, .. });
+    let blocked = |w: &&GraphWeight| matches!(w.form, Form::Linear { grain: Grain::Block, .. });
     let bits = g.weights.iter().filter(blocked).filter_map(|w| match w.form {
         Form::Linear { bits, .. } => Some(bits),
         _ => None,

@@ -1,6 +1,6 @@
 //! Every rule where it applies and where it does not, and programs as a whole.
 
-use super::graph::{Contraction, Form, Grain, Graph, GraphState, Op, Shapes, Weight};
+use super::graph::{Contraction, Form, Grain, Graph, GraphState, GraphWeight, Op, Shapes};
 use super::rule::{
     BundleFacts, Chip, Conditions, DeviceTarget, Matcher, PackageFacts, RuleSeverity, Units, Verdict,
 };
@@ -73,8 +73,8 @@ fn extent(op_type: &str, n: u64) -> Op {
     Op { axis_extent: Some(n), ..op(op_type, &[1, 4, n]) }
 }
 
-fn stored(form: Form, bytes: u64) -> Weight {
-    Weight { name: "w".into(), dims: vec![512, 512], form, bytes }
+fn stored(form: Form, bytes: u64) -> GraphWeight {
+    GraphWeight { name: "w".into(), dims: vec![512, 512], form, bytes }
 }
 
 /// 12 ops with two products, stored as fp16.

@@ -32,7 +32,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use vectors::VectorFile;
 use workspace::PassWorkspace;
 
@@ -89,6 +89,8 @@ pub struct Model {
     logits: usize,
     fp16_stream: bool,
     low_memory: bool,
+    /// Nanoseconds of the longest preparation of functions.
+    longest_preparation: AtomicU64,
     stats: Mutex<Counters>,
     /// Memory of passes that ended, for the next ones.
     workspaces: Mutex<Vec<PassWorkspace>>,
@@ -166,6 +168,7 @@ impl Model {
             logits,
             fp16_stream: false,
             low_memory: false,
+            longest_preparation: AtomicU64::new(0),
             workspaces: Mutex::default(),
             names,
             chain,
@@ -221,6 +224,7 @@ impl Model {
     /// Prepares the functions for calls of `tokens` tokens, and for their logits or those of one, on several threads; otherwise
     /// each is prepared when it is first needed. Functions that cannot be prepared say so then.
     pub fn prepare(&self, tokens: usize, logits: Logits) {
+        let started = Instant::now();
         let of_head = if logits == Logits::All { tokens.max(1) } else { 1 };
         let mut wanted: Vec<Vec<(&Call, usize)>> = vec![Vec::new(); self.packages.len()];
         for (program, tokens) in [(&self.body, tokens.max(1)), (&self.head, of_head)] {
@@ -236,6 +240,13 @@ impl Model {
                 |(call, tokens): &(&Call, usize)| call.prepare(package, *tokens, &self.bundle).is_ok();
             let _ = wanted[i].iter().all(prepare);
         });
+        let nanoseconds = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.longest_preparation.fetch_max(nanoseconds, Ordering::Relaxed);
+    }
+
+    /// Time of the longest [`Model::prepare`] so far: about what another number of tokens costs that was never run.
+    pub fn longest_preparation(&self) -> Duration {
+        Duration::from_nanos(self.longest_preparation.load(Ordering::Relaxed))
     }
 
     /// Maps all weights in the background, so that reading one for the first time does not stop at every few pages. Does

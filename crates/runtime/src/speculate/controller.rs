@@ -18,7 +18,7 @@
 /// Share of the time that drafts may lose.
 const SHARE: f64 = 0.005;
 /// Passes for one token that drafts may lose before there was time for a share.
-const ADVANCE: f64 = 0.5;
+const ADVANCE: f64 = 0.65;
 /// Passes for one token that gains count for at most, so that old ones do not pay for long losses.
 const CREDIT: f64 = 8.0;
 /// Weight of the newest tokens in lambda.
@@ -27,13 +27,13 @@ const NEWEST: f64 = 0.05;
 const RECENT: usize = 5;
 /// Passes behind which a time that was measured fewer than [`SURE`] times is forgotten, so that one disturbed measurement does
 /// not keep a length from being tried again.
-const FORGET: u64 = 64;
+const FORGET: u64 = 512;
 /// Measurements of a pass that are enough.
 const SURE: usize = 3;
 /// Lengths of matches that share statistics: 1, 2, 3, 4 to 5, 6 to 8, 9 to 16, more.
 const BUCKETS: usize = 7;
 /// Assumed cost of each token more in a pass, as a share of a pass for one, until one was measured.
-const ASSUMED_COST: f64 = 0.35;
+const ASSUMED_COST: f64 = 0.6;
 /// Assumed acceptance of matches in each bucket, and the number of drafted tokens that this assumption counts for.
 const ASSUMED: [f64; BUCKETS] = [0.3, 0.45, 0.55, 0.65, 0.75, 0.85, 0.9];
 const ASSUMED_WEIGHT: f64 = 4.0;
@@ -41,11 +41,11 @@ const ASSUMED_WEIGHT: f64 = 4.0;
 /// Drafted tokens of `auto`: each length has to be prepared.
 const LENGTHS: [usize; 6] = [1, 2, 4, 8, 16, 31];
 /// Gain over cost from which a length is prepared.
-const WORTH: f64 = 2.0;
+const WORTH: f64 = 4.0;
 /// Assumed cost of preparing a length, in passes for one token, until one was.
 const ASSUMED_PREPARING: f64 = 2.0;
 /// Tokens that have to be seen behind matches of one bucket before a length is prepared.
-const EVIDENCE: f64 = 4.0;
+const EVIDENCE: f64 = 8.0;
 
 /// Newest seconds of passes of one length.
 #[derive(Clone, Debug, Default)]
@@ -244,6 +244,11 @@ impl Controller {
         }
     }
 
+    /// Takes preparing a length to cost so many seconds, until one was.
+    pub fn assume_preparing(&mut self, seconds: f64) {
+        self.preparing = Some(seconds);
+    }
+
     /// Whether a pass with `drafted` tokens is prepared.
     pub fn is_prepared(&self, drafted: usize) -> bool {
         self.prepared.get(drafted).copied().unwrap_or(true)
@@ -253,7 +258,8 @@ impl Controller {
     pub fn note_prepared(&mut self, drafted: usize, seconds: f64) {
         if let Some(prepared) = self.prepared.get_mut(drafted) {
             *prepared = true;
-            self.preparing = Some(seconds);
+            // One that another sequence has prepared says nothing.
+            self.preparing = Some(self.preparing.map_or(seconds, |was| was.max(seconds)));
         }
     }
 
@@ -326,8 +332,15 @@ mod tests {
         let mut c = Controller::new(8);
         let (mut random, mut made, mut seconds) = (anemoe_io::Random::new(7), 0, 0.0);
         while made < tokens {
-            let k = c.choose(4, 8);
+            let k = c.choose(4, 8, tokens - made);
+            if !c.is_prepared(k) {
+                c.note_prepared(k, 1.0);
+                seconds += 1.0;
+            }
             let accepted = (0..k).take_while(|_| random.uniform() < a).count();
+            if k == 0 {
+                c.note_token(4, random.uniform() < a);
+            }
             c.note(4, k, accepted, cost(k + 1));
             (made, seconds) = (made + accepted + 1, seconds + cost(k + 1));
         }
@@ -366,7 +379,7 @@ mod tests {
         c.note(4, 1, 1, 30.0);
         c.lost = 0.0;
         assert_eq!(c.choose(4, 1, 100), 0);
-        (0..70).for_each(|_| c.note(4, 0, 0, 1.0));
+        (0..600).for_each(|_| c.note(4, 0, 0, 1.0));
         assert_eq!(c.choose(4, 1, 100), 1);
     }
 
@@ -375,7 +388,7 @@ mod tests {
         let mut c = Controller::new(8);
         (0..20).for_each(|_| c.note(4, 0, 0, 1.0));
         assert_eq!(c.choose(20, 8, 1000), 0, "nothing was seen behind such matches");
-        (0..8).for_each(|_| c.note_token(20, true));
+        (0..16).for_each(|_| c.note_token(20, true));
         assert_eq!(c.choose(20, 8, 2), 0, "too few tokens are left");
         assert!(c.choose(20, 8, 1000) > 0);
     }

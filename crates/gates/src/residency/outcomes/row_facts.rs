@@ -1,6 +1,6 @@
 //! Facts of a graph, found in the words of a row.
 
-use super::super::graph::{Contraction, Form, Grain, Graph, GraphState, Op, Shapes, Weight};
+use super::super::graph::{Contraction, Form, Grain, Graph, GraphState, GraphWeight, Op, Shapes};
 use super::super::rules;
 use super::row::Row;
 use anemoe_mlpackage::mil::{DataType, TensorType};
@@ -297,7 +297,7 @@ impl Sketch {
             glue: self.glue,
             ..Graph::default()
         };
-        g.weights.push(Weight {
+        g.weights.push(GraphWeight {
             name: "weights".into(),
             dims: vec![],
             form: self.form.clone(),
