@@ -72,7 +72,7 @@ pub struct Event {
     /// Options of the command, defaults included.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub options: Map<String, Value>,
-    /// What was measured.
+    /// Figures of one run.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub facts: Map<String, Value>,
     /// What people wrote.

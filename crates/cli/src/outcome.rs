@@ -1,6 +1,6 @@
 //! How commands end.
 
-/// What a command ends with, besides an error.
+/// End of a command, besides an error.
 pub enum Outcome {
     /// Done, or the gate passed.
     Done,

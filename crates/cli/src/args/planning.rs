@@ -105,7 +105,7 @@ fn token_range(text: &str) -> Result<TokenCount, String> {
 }
 
 impl PlanArgs {
-    /// As the planner takes them.
+    /// Gives the options as the planner takes them.
     pub fn to_plan_options(&self) -> PlanOptions {
         let tokens = match self.token_range {
             Some(range) => vec![range],

@@ -1,4 +1,4 @@
-//! What commands print for people.
+//! Tables and lines that commands print for people.
 
 pub mod build_report;
 pub mod gate_results;

@@ -19,7 +19,7 @@ pub const LOCK: &str = "lock";
 pub const EMBEDDING_FILE: &str = "embed.bin";
 /// File of the host's vectors.
 pub const VECTORS_FILE: &str = "vectors.npz";
-/// Where the checkpoint is.
+/// File that says where the checkpoint is.
 pub const SOURCE_FILE: &str = "source";
 /// Records of what the gates of parts said.
 pub const GATES_PREFIX: &str = "gates.";

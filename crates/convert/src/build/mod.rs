@@ -149,7 +149,7 @@ impl<'a> Build<'a> {
         (index..self.plan.shards.len()).step_by(of).collect()
     }
 
-    /// Of those, the first of each type.
+    /// The first of each type among those.
     pub fn representatives(&self) -> Vec<usize> {
         let mut seen = std::collections::BTreeSet::new();
         self.own().into_iter().filter(|&i| seen.insert(self.plan.shards[i].signature())).collect()

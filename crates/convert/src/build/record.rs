@@ -1,4 +1,4 @@
-//! What a build writes down of itself.
+//! Records that a build keeps of itself.
 
 use crate::quantize::Metrics;
 use serde::{Deserialize, Serialize};

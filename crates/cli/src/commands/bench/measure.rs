@@ -99,7 +99,7 @@ pub(super) struct Bench<'a> {
     pub tokens: Tokens,
     pool: &'a Pool,
     pub bar: indicatif::ProgressBar,
-    /// Of shards by kind, of each, and of operations, in the first measurement.
+    /// Figures of shards by kind, of each, and of operations, in the first measurement.
     parts: Option<Parts>,
 }
 
@@ -266,7 +266,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// What shards and operations have done since `before`, for each of `tokens` tokens.
+/// Gives what shards and operations have done since `before`, for each of `tokens` tokens.
 fn parts_of(model: &Model, before: &[ShardStats], tokens: usize) -> Parts {
     let after = model.shard_stats();
     let all: f64 = after.iter().zip(before).map(|(a, b)| (a.time - b.time).as_secs_f64()).sum();

@@ -11,7 +11,7 @@ pub(super) const SCHEMA: u32 = 1;
 /// Most bytes of a document that is compared with.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// What was measured.
+/// Figures of one run.
 #[derive(Serialize, Deserialize)]
 pub(super) struct BenchReport {
     pub schema: u32,
@@ -53,7 +53,7 @@ pub(super) struct BenchReport {
 pub(super) struct Against {
     #[serde(serialize_with = "anemoe_bundle::path_text")]
     pub file: PathBuf,
-    /// What else was not the same.
+    /// Differences between the two runs besides their speed.
     pub differs: Vec<String>,
     /// Measurements of both.
     pub beside: Vec<Beside>,
