@@ -5,11 +5,11 @@ use serde::{Deserialize, Serialize};
 /// Choices of reading, each with a default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Variants {
-    /// What ZAYA's class behind the last expert gives; the default is [`ZayaSkip::Identity`].
+    /// Output of ZAYA's class behind the last expert; the default is [`ZayaSkip::Identity`].
     pub zaya_skip: Option<ZayaSkip>,
 }
 
-/// What a token gets that chooses ZAYA's class behind the last expert.
+/// Output for a token that chooses ZAYA's class behind the last expert.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ZayaSkip {
@@ -21,7 +21,7 @@ pub enum ZayaSkip {
 }
 
 impl ZayaSkip {
-    /// As on the command line.
+    /// Gives the name as on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             ZayaSkip::Identity => "identity",

@@ -13,7 +13,7 @@ pub struct BuildPart {
     pub of: usize,
 }
 
-/// Where a checkpoint is, and how it is read.
+/// Place of a checkpoint, and the way it is read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointOrigin {
     /// An absolute path, or the name of a synthetic model.

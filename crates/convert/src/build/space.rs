@@ -35,7 +35,7 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// Of `build`, whose gates write the FP16 forms of the shards `references` into `scratch`, or into the unfinished bundle.
+    /// Counts the needs of `build`, whose gates write the FP16 forms of the shards `references` into `scratch`, or into the unfinished bundle.
     ///
     /// # Errors
     /// A disk does not say how much room it has.

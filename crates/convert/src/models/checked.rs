@@ -42,7 +42,7 @@ impl CheckedCheckpoint {
     /// Reads a vector of `n` elements.
     ///
     /// # Errors
-    /// As [`CheckedCheckpoint::read`].
+    /// Fails as [`CheckedCheckpoint::read`] does.
     pub fn vector(&self, name: &str, n: usize) -> Result<Vec<f32>> {
         let mut out = vec![0f32; n];
         self.read(name, 0..n as u64, &mut out)?;

@@ -4,7 +4,7 @@ use super::tensor_reader::Rows;
 use anemoe_convert::Result;
 use std::collections::BTreeMap;
 
-/// What a reference run records besides logits and tokens.
+/// Records of a reference run besides logits and tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunOptions {
     /// The residual stream before the first layer and after each one, for the prompt.
@@ -13,7 +13,7 @@ pub struct RunOptions {
     pub routing: bool,
 }
 
-/// What a pass gives.
+/// Results of a pass.
 #[derive(Clone, Debug, Default)]
 pub struct Pass {
     /// `[T, vocab_size]`
