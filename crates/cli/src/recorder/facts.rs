@@ -225,6 +225,7 @@ pub fn residency(report: &Report) -> Facts {
         "verdicts": report.verdicts,
         "too_small": report.packages.iter().filter(|p| p.too_small).count(),
         "ops": report.ops,
+        "op_summary": report.summary.line,
         "rules": rules,
         "warnings": report.warnings.iter().take(MAX_LIST).map(|w| w.rule).collect::<Vec<_>>(),
         "device": device,

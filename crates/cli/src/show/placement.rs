@@ -28,12 +28,15 @@ pub fn print(report: &Report, ui: &Ui) -> std::io::Result<()> {
     headings.extend(kinds.then_some("kind"));
     headings.extend(["functions", "weights", "ANE", "GPU", "CPU", "undecided", "no device", "predicted"]);
     let mut table = Table::new(&headings);
+    let shown: Vec<(&PackageReport, usize)> = rows.iter().map(|(p, n, _)| (*p, *n)).collect();
     for (p, n, cells) in rows {
         let mut row = vec![p.name.clone(), n.to_string()];
         row.extend(cells);
         table.row(row);
     }
     table.print(ui)?;
+    print_summaries(report, &shown, ui)?;
+    print_small_functions(report, ui)?;
     print_reasons(report, ui)?;
     if let Some(device) = &report.device {
         print_device(device, ui)?;
@@ -55,6 +58,47 @@ pub fn print(report: &Report, ui: &Ui) -> std::io::Result<()> {
     ui.line(
         "predicted from measurements that others published (anemoe check --rules); only a Mac can measure",
     )
+}
+
+/// A line of ops per row of the table, and one of all.
+fn print_summaries(report: &Report, shown: &[(&PackageReport, usize)], ui: &Ui) -> std::io::Result<()> {
+    ui.line("\nops, as predicted:")?;
+    for (p, n) in shown {
+        let times = if *n > 1 { format!(" (each of {n})") } else { String::new() };
+        ui.line(format!("  {}{times}: {}", p.name, p.summary.line))?;
+    }
+    if report.packages.len() > 1 {
+        ui.line(format!("  in sum: {}", report.summary.line))?;
+    }
+    Ok(())
+}
+
+/// Functions that the CPU runs because they are tiny, in packages that others decide, and what that costs.
+fn print_small_functions(report: &Report, ui: &Ui) -> std::io::Result<()> {
+    let with: Vec<&PackageReport> =
+        report.packages.iter().filter(|p| !p.small_functions.is_empty()).collect();
+    let Some(first) = with.first() else { return Ok(()) };
+    let bytes: u64 = with.iter().flat_map(|p| &p.small_functions).map(|f| f.weight_bytes).sum();
+    let names: Vec<String> = first
+        .small_functions
+        .iter()
+        .map(|f| {
+            format!(
+                "{} ({} of {})",
+                f.name,
+                ui::bytes(f.weight_bytes),
+                ui::bytes(first.weight_bytes.unwrap_or(0))
+            )
+        })
+        .collect();
+    ui.line(format!(
+        "\ntoo small for the Neural Engine, in packages whose weights other functions hold: {} of {}{}. The CPU runs them, and \
+         reads so much in each call: {} when each is called once",
+        names.join(", "),
+        first.name,
+        if with.len() > 1 { format!(", and alike in {} more", with.len() - 1) } else { String::new() },
+        ui::bytes(bytes)
+    ))
 }
 
 /// Names the predicted device of a package, for tables.
@@ -239,6 +283,9 @@ fn print_device(c: &Comparison, ui: &Ui) -> std::io::Result<()> {
         ]);
     }
     table.print(ui)?;
+    for p in &c.packages {
+        ui.line(format!("  {}, as planned: {}", p.name, p.summary.line))?;
+    }
     ui.line(format!(
         "{} ops joined, {} only in the packages, {} only in the report; {} of {} decided predictions agree; {} packages not in the report",
         c.joined, c.not_in_report, c.not_in_packages, c.agreeing, c.decided, c.packages_without_plan

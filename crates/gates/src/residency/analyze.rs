@@ -129,7 +129,7 @@ impl<'a> Walker<'a> {
     }
 
     fn constant(&mut self, op: &'a Operation) {
-        self.graph.no_device += 1;
+        self.without_device(op);
         let (Some(value), Some(output)) = (op.attributes.get("val"), op.outputs.first()) else { return };
         let bytes = self.count(value);
         let weight = output.ty.tensor().filter(|t| t.rank() >= 1 && t.dtype.is_float()).map(|t| {
@@ -141,6 +141,10 @@ impl<'a> Walker<'a> {
             })
         });
         self.define(&output.name, &output.ty, Origin::Constant, Some(value), weight, false);
+    }
+
+    fn without_device(&mut self, op: &Operation) {
+        *self.graph.no_device.entry(op.op_type.clone()).or_default() += 1;
     }
 
     fn weight(&mut self, weight: GraphWeight) -> usize {
@@ -167,7 +171,7 @@ impl<'a> Walker<'a> {
     }
 
     fn compressed(&mut self, op: &'a Operation) {
-        self.graph.no_device += 1;
+        self.without_device(op);
         let Some(output) = op.outputs.first() else { return };
         let mut bytes = 0u64;
         for (name, value) in &op.attributes {
@@ -470,11 +474,11 @@ fn shapes(described: &FunctionDescription) -> Shapes {
             FeatureShape::Enumerated(_) | FeatureShape::Dynamic => return Shapes::Enumerated,
             FeatureShape::Range { ranges, .. } => {
                 for (low, high) in ranges.iter().filter(|(low, high)| Some(*low) != *high) {
-                    let _ = low;
-                    found = match (found, high) {
+                    let sizes = high.map(|high| high.saturating_sub((*low).max(1)).saturating_add(1));
+                    found = match (found, sizes) {
                         (Shapes::Ranged(None), _) | (_, None) => Shapes::Ranged(None),
-                        (Shapes::Ranged(Some(a)), Some(b)) => Shapes::Ranged(Some(a.max(*b))),
-                        (_, Some(b)) => Shapes::Ranged(Some(*b)),
+                        (Shapes::Ranged(Some(a)), Some(b)) => Shapes::Ranged(Some(a.max(b))),
+                        (_, Some(b)) => Shapes::Ranged(Some(b)),
                     };
                 }
             }

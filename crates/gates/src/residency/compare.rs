@@ -1,6 +1,7 @@
 //! Compares predictions with the plan report of a Mac.
 
 use super::device::{Device, DeviceCounts, FunctionPlan, PlanReport};
+use super::op_summary::OpSummary;
 use super::report::{Comparison, Disagreement, PackagePlan, Report, passes};
 use super::rule::Verdict;
 use super::verdict::{FunctionReport, PackageReport};
@@ -48,7 +49,9 @@ pub fn compare(checked: &mut Report, report: &PlanReport) {
             continue;
         };
         let mut ops = DeviceCounts::default();
+        let mut summary = OpSummary::default();
         for plan in plans {
+            count(plan, &mut summary);
             match function(package, &plan.function) {
                 Some(f) => join(&mut c, package, f, plan, &mut ops),
                 None => {
@@ -70,6 +73,7 @@ pub fn compare(checked: &mut Report, report: &PlanReport) {
             predicted: package.verdict,
             measured,
             ops,
+            summary: summary.finish(),
         });
     }
     for plan in plans.into_values().flatten() {
@@ -78,6 +82,17 @@ pub fn compare(checked: &mut Report, report: &PlanReport) {
     // A report that has nothing of these packages measured nothing.
     checked.pass = pass && c.verdict.is_some();
     checked.device = Some(c);
+}
+
+/// Counts the ops of a plan as it places them.
+fn count(plan: &FunctionPlan, summary: &mut OpSummary) {
+    for op in &plan.ops {
+        let op_type = without_opset(&op.op_type);
+        match has_no_device(op_type) {
+            true => summary.count_without_device(op_type, 1),
+            false => summary.count(op_type, op.preferred),
+        }
+    }
 }
 
 fn function<'a>(package: &'a PackageReport, name: &str) -> Option<&'a FunctionReport> {
@@ -165,6 +180,8 @@ mod tests {
             admissible: verdict,
             preferred: verdict,
             loads: verdict,
+            too_small: false,
+            weight_bytes: None,
             ops: OpCounts::default(),
             support: None,
             op_list,
@@ -174,6 +191,8 @@ mod tests {
             kind: None,
             verdict,
             too_small: false,
+            small_functions: vec![],
+            summary: OpSummary::default(),
             ops: OpCounts::default(),
             weight_bytes: None,
             functions: vec![function],
@@ -186,6 +205,7 @@ mod tests {
             conditions: Conditions::default(),
             verdicts: Verdicts::default(),
             ops: OpCounts::default(),
+            summary: OpSummary::default(),
             packages: vec![package],
             warnings: vec![],
             device: None,
@@ -219,6 +239,8 @@ mod tests {
         assert_eq!(c.confusion["ane"], DeviceCounts { ane: 1, cpu: 1, ..DeviceCounts::default() });
         assert_eq!(c.disagreements[0].op, "b");
         assert_eq!(c.verdict, Some(Verdict::NotAne));
+        let line = "conv 1/1 ane; 2 compute ops ane, 0 gpu, 2 cpu; no device: 1 constexpr_lut_to_dense";
+        assert_eq!(c.packages[0].summary.line, line);
         assert!(!r.pass);
     }
 

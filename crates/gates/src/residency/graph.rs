@@ -4,6 +4,7 @@
 //! graph (see [`super::outcomes`]) leaves the others open, so that the same rules judge both.
 
 use anemoe_mlpackage::mil::{DataType, TensorType};
+use std::collections::BTreeMap;
 
 /// One function.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -14,8 +15,8 @@ pub struct Graph {
     pub ops: Vec<Op>,
     /// Number of compute ops, where it is known.
     pub op_count: Option<u64>,
-    /// `const` and `constexpr_*`, which have no device.
-    pub no_device: u64,
+    /// `const` and `constexpr_*` by type, which have no device.
+    pub no_device: BTreeMap<String, u64>,
     /// Stored weights that ops use, each once.
     pub weights: Vec<GraphWeight>,
     /// Bytes of stored weights, where they are known.
@@ -42,7 +43,8 @@ pub enum Shapes {
     /// One shape each.
     #[default]
     Fixed,
-    /// A dimension lies in a range; the widest upper bound among ranged dimensions, `None` without bound.
+    /// A dimension lies in a range; the most sizes of a ranged dimension, `None` without bound. An input of 2 rows and one
+    /// for each of 1 to 4 tokens has 4 sizes, as the tokens have.
     Ranged(Option<u64>),
     /// A list of shapes.
     Enumerated,

@@ -29,6 +29,18 @@ const LAYER_BYTES: u64 = 4_000_000;
 const LAYER_BYTES_FP16: u64 = 2 * LAYER_BYTES;
 /// Smallest graph with tables that was measured on the ANE.
 const LUT_BYTES: u64 = 30_000_000;
+/// Largest feed-forward graphs (packs of experts, MLPs) that were measured on the ANE: in fp16 (216 MiB), with integers
+/// (227 MiB), with tables.
+const FEED_FORWARD_MOST: Largest = Largest { fp16: 226_500_000, int8: 238_000_000, lut: 101_200_000 };
+/// Largest graphs of layers with attention that were measured there. No attention of that size was measured with tables.
+const ATTENTION_MOST: Largest = Largest { fp16: 950_000_000, int8: 2_015_800_000, lut: 101_200_000 };
+/// Largest few products in fp16 that were measured there.
+const FEW_MOST: u64 = 127_000_000;
+/// A measured graph speaks for others of up to so many times its bytes. Between measurements of one form that agree, the widest
+/// step is 2.2 (tables, 46 to 101 MB), 2 (INT8, 96 to 192 MB); beyond the last one nobody looked.
+const NEAREST: u64 = 2;
+/// Packs of these sizes are said to go to the GPU: 364 and 398 MB, which may be MB or MiB.
+const DISPUTED_BYTES: (u64, u64) = (364_000_000, 417_400_000);
 /// Fewest ops that count as a layer: the context in which small depths are taken.
 const LAYER_OPS: u64 = 12;
 /// A few products in fp16: the CPU up to the first size, the ANE from the second.
@@ -41,7 +53,7 @@ const BLOCK8_BYTES: u64 = 200_000_000;
 const MANY_POSITIONS: u64 = 64;
 /// Tokens up to which a call counts as decoding.
 const FEW_POSITIONS: u64 = 8;
-/// Token ranges up to the first bound were on the ANE; wider than the second were not.
+/// Ranges of so many sizes were on the ANE; of more than the second number they were not.
 const RANGE: (u64, u64) = (4, 32);
 /// Widest softmax row that was seen on the ANE.
 const SOFTMAX: u64 = 2048;
@@ -385,7 +397,7 @@ pub(super) fn enumerated(g: &Graph, _: &Conditions) -> Option<Hit> {
 fn range(g: &Graph, wanted: impl Fn(Option<u64>) -> bool) -> Option<Hit> {
     let Shapes::Ranged(bound) = g.shapes else { return None };
     wanted(bound).then(|| Hit {
-        detail: bound.map_or("no upper bound".into(), |b| format!("up to {b}")),
+        detail: bound.map_or("no upper bound".into(), |b| format!("{b} sizes")),
         advice: None,
     })
 }
@@ -475,7 +487,7 @@ pub(super) fn few_small(g: &Graph, _: &Conditions) -> Option<Hit> {
 }
 
 pub(super) fn few_large(g: &Graph, _: &Conditions) -> Option<Hit> {
-    let bytes = g.weight_bytes?;
+    let bytes = g.weight_bytes.filter(|&b| b <= NEAREST * FEW_MOST)?;
     (few(g) && g.is_fp16() && bytes >= FEW_OPS_BYTES.1)
         .then(|| Hit { detail: format!("{} ops, {}", g.at_least_ops(), size(bytes)), advice: None })
 }
@@ -484,7 +496,7 @@ pub(super) fn few_int8_convs(g: &Graph, _: &Conditions) -> Option<Hit> {
     let bytes = g.weight_bytes?;
     let convs = g.matrices().all(|(op, _)| op.op_type == "conv");
     let stored = g.weights.iter().filter(|w| w.bytes >= SMALL_CONSTANT).all(|w| int8(&w.form));
-    (few(g) && convs && stored && bytes >= LAYER_BYTES)
+    (few(g) && convs && stored && (LAYER_BYTES..=NEAREST * FEED_FORWARD_MOST.int8).contains(&bytes))
         .then(|| Hit { detail: format!("{} ops, {}", g.at_least_ops(), size(bytes)), advice: None })
 }
 
@@ -523,8 +535,53 @@ pub(super) fn layer_graph(g: &Graph, c: &Conditions) -> Option<Hit> {
         LAYER_BYTES
     };
     let lost_to_gpu = c.units == Units::All && few_positions(g);
-    (layers(g) && g.forms_seen() && !lost_to_gpu && bytes >= least)
+    (layers(g) && g.forms_seen() && !lost_to_gpu && (least..=NEAREST * largest(g)).contains(&bytes))
         .then(|| Hit { detail: format!("{} ops, {}", g.at_least_ops(), size(bytes)), advice: None })
+}
+
+/// Bytes of the largest measured graphs, by how most of their weights are stored.
+struct Largest {
+    fp16: u64,
+    int8: u64,
+    lut: u64,
+}
+
+/// Nothing attends and nothing is kept from call to call: packs of experts, MLPs.
+fn feeds_forward(g: &Graph) -> bool {
+    let attends = |op: &Op| {
+        op.op_type == "scaled_dot_product_attention"
+            || op.contraction.as_ref().is_some_and(|c| c.between_activations)
+    };
+    // Where ops are not listed, several layers are whole ones.
+    let whole = g.matrix_count.is_none() && g.layers.is_some_and(|n| n > 1);
+    g.states.is_empty() && !g.vocabulary_head && !whole && !g.ops.iter().any(attends)
+}
+
+/// Bytes of the largest graph of this kind and form that was measured on the ANE.
+fn largest(g: &Graph) -> u64 {
+    let most = if feeds_forward(g) { FEED_FORWARD_MOST } else { ATTENTION_MOST };
+    if g.lut_bytes() > g.weight_bytes.unwrap_or(0) / 2 {
+        most.lut
+    } else if g.is_fp16() {
+        most.fp16
+    } else {
+        most.int8
+    }
+}
+
+pub(super) fn beyond_measured(g: &Graph, _: &Conditions) -> Option<Hit> {
+    let bytes = g.weight_bytes?;
+    let most = if few(g) { FEW_MOST } else { largest(g) };
+    let kind = if feeds_forward(g) { "without attention" } else { "with attention" };
+    ((layers(g) || few(g) && g.is_fp16()) && bytes > NEAREST * most).then(|| Hit {
+        detail: format!("{}, and the largest measured {kind} in this form has {}", size(bytes), size(most)),
+        advice: Some(format!("split the package below {}", size(NEAREST * most))),
+    })
+}
+
+pub(super) fn size_disputed(g: &Graph, _: &Conditions) -> Option<Hit> {
+    let bytes = g.weight_bytes.filter(|b| (DISPUTED_BYTES.0..=DISPUTED_BYTES.1).contains(b))?;
+    (layers(g) && feeds_forward(g)).then(|| Hit { detail: size(bytes), advice: None })
 }
 
 pub(super) fn many_positions(g: &Graph, _: &Conditions) -> Option<Hit> {

@@ -15,6 +15,7 @@ pub mod compare;
 pub mod device;
 pub mod graph;
 mod matchers;
+pub mod op_summary;
 pub mod outcomes;
 mod report;
 pub mod rule;
@@ -23,9 +24,10 @@ pub mod verdict;
 
 pub use report::{Comparison, Report, Verdicts};
 
+use crate::residency::op_summary::OpSummary;
 use crate::residency::report::passes;
 use crate::residency::rule::{BundleFacts, Conditions, Matcher, PackageFacts, Verdict};
-use crate::residency::verdict::{Judge, OpCounts, PackageReport};
+use crate::residency::verdict::{Judge, PackageReport};
 use anemoe_bundle::Chain;
 use anemoe_convert::models::Family;
 use anemoe_convert::plan::{Plan, PlannedShard};
@@ -129,10 +131,10 @@ fn summary(
     judge: &Judge,
     options: &CheckOptions,
 ) -> Report {
-    let mut ops = OpCounts::default();
+    let mut ops = OpSummary::default();
     let mut verdicts = Verdicts::default();
     for p in &packages {
-        ops.add(&p.ops);
+        ops.add(&p.summary);
         match p.verdict {
             Verdict::Ane => verdicts.ane += 1,
             Verdict::NotAne => verdicts.not_ane += 1,
@@ -153,7 +155,8 @@ fn summary(
         strict: options.strict,
         conditions: options.conditions,
         verdicts,
-        ops,
+        ops: ops.ops,
+        summary: ops.finish(),
         packages,
         warnings,
         device: None,

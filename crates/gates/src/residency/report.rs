@@ -1,6 +1,7 @@
 //! What a check found.
 
 use super::device::{Device, DeviceCounts};
+use super::op_summary::OpSummary;
 use super::rule::{Conditions, Verdict};
 use super::verdict::{OpCounts, PackageReport, Reason};
 use serde::Serialize;
@@ -20,6 +21,8 @@ pub struct Report {
     pub verdicts: Verdicts,
     /// Ops of all packages.
     pub ops: OpCounts,
+    /// The same in a line.
+    pub summary: OpSummary,
     /// The packages.
     pub packages: Vec<PackageReport>,
     /// What concerns the packages together, and decides nothing.
@@ -43,7 +46,7 @@ pub struct Verdicts {
 /// Whether a package passes by its prediction.
 pub fn passes(p: &PackageReport, strict: bool) -> bool {
     match p.verdict {
-        Verdict::Ane => true,
+        Verdict::Ane => !strict || p.small_functions.is_empty(),
         Verdict::Unknown => !strict,
         Verdict::NotAne => p.too_small && !strict,
     }
@@ -60,6 +63,8 @@ pub struct PackagePlan {
     pub measured: Verdict,
     /// Its compute ops in the plan.
     pub ops: DeviceCounts,
+    /// All of its ops in the plan, in a line.
+    pub summary: OpSummary,
 }
 
 /// An op that is predicted on one side and planned on the other.

@@ -309,6 +309,20 @@ fn cases() -> Vec<Case> {
         ("weight.unstated", weight(dense()), mac(), false),
         ("prefer.layer_graph", layers_of(int8(), 5_300_000), mac(), true),
         ("prefer.layer_graph", layers_of(lut(&[0], F16, 1, false), 5_300_000), mac(), false),
+        ("prefer.size_disputed", layers_of(int8(), 381_700_000), mac(), true),
+        ("prefer.size_disputed", layers_of(int8(), 363_000_000), mac(), false),
+        (
+            "prefer.size_disputed",
+            changed(states(&[64]), |g| g.weight_bytes = Some(385_000_000)),
+            mac(),
+            false,
+        ),
+        ("prefer.beyond_measured", sized(726 << 20), mac(), true),
+        ("prefer.beyond_measured", sized(450_000_000), mac(), false),
+        ("prefer.beyond_measured", layers_of(lut(&[0], F16, 1, false), 203_000_000), mac(), true),
+        ("prefer.beyond_measured", layers_of(lut(&[0], F16, 1, false), 202_000_000), mac(), false),
+        ("prefer.beyond_measured", few("conv", &[2048, 2048], dense(), 255_000_000), mac(), true),
+        ("prefer.beyond_measured", few("conv", &[2048, 2048], dense(), 254_000_000), mac(), false),
         ("prefer.many_positions", tokens(64, 4_700_000), mac(), true),
         ("prefer.many_positions", tokens(4, 4_700_000), mac(), false),
         ("prefer.lone_deep", few("linear", &[5120], dense(), 52_000_000), mac(), true),
@@ -674,4 +688,88 @@ fn sizes_without_measure_are_no_danger() {
             assert_ne!(check(&with(o.clone()), all_units()).verdict, Verdict::Ane);
         }
     }
+}
+
+/// A measured graph speaks for its neighbours, and no further; layers with attention were measured larger than packs.
+#[test]
+fn the_nearest_measured_graph_has_a_reach() {
+    let verdict = |p: &PackageFacts| check(p, mac()).verdict;
+    let attending = |bytes: u64| {
+        changed(layers(bytes), |g| g.states.push(GraphState { name: "s".into(), dims: vec![1, 4, 64, 64] }))
+    };
+    assert_eq!(verdict(&layers(450_000_000)), Verdict::Ane);
+    let far = check(&layers(726 << 20), mac());
+    assert_eq!((far.verdict, far.functions[0].support), (Verdict::Unknown, None));
+    assert!(far.reasons[0].text.contains("761.3 MB") && far.reasons[0].text.contains("226.5 MB"), "{far:#?}");
+    assert!(far.reasons[0].advice.contains("453.0 MB"), "{far:#?}");
+    assert_eq!(verdict(&attending(726 << 20)), Verdict::Ane);
+}
+
+/// Both sides of a dispute are printed, and neither wins.
+#[test]
+fn packs_of_disputed_sizes_are_unknown_with_both_sides() {
+    for mb in [364, 382, 398, 417] {
+        let p = check(&layers_of(lin(8, Grain::Tensor), mb * 1_000_000), mac());
+        assert_eq!(p.verdict, Verdict::Unknown, "{mb}");
+        let reason = p.reasons.iter().find(|r| r.rule == "prefer.size_disputed").unwrap();
+        let says = |words: &str| reason.evidence.iter().any(|e| e.finding.starts_with(words));
+        assert!(says("for the GPU") && says("for the ANE"), "{reason:?}");
+    }
+    assert_eq!(check(&layers_of(lin(8, Grain::Tensor), 300_000_000), mac()).verdict, Verdict::Ane);
+}
+
+/// Tiny functions excuse a package only where they hold its weights.
+#[test]
+fn a_tiny_function_does_not_excuse_the_others() {
+    let parts = |sizes: &[u64]| {
+        let graphs = sizes
+            .iter()
+            .enumerate()
+            .map(|(i, &bytes)| Graph { function: format!("f{i}"), ..layers(bytes).graphs.remove(0) });
+        PackageFacts { weight_bytes: Some(sizes.iter().sum()), graphs: graphs.collect() }
+    };
+    let small = |p: &PackageReport| p.small_functions.iter().map(|f| f.weight_bytes).collect::<Vec<_>>();
+    // Functions of 4 MB have no measured neighbour in fp16, those of 9 MB have.
+    let report = check(&parts(&[600_000, 4_000_000]), mac());
+    assert_eq!((report.verdict, report.too_small, small(&report)), (Verdict::Unknown, false, vec![600_000]));
+    assert!(report.deciding_rule().starts_with(NO_NEIGHBOUR), "{}", report.deciding_rule());
+    let report = check(&parts(&[600_000, 9_000_000]), mac());
+    assert_eq!((report.verdict, report.too_small, small(&report)), (Verdict::Ane, false, vec![600_000]));
+    assert!(report.deciding_rule().starts_with("prefer.layer_graph"), "{}", report.deciding_rule());
+    assert_eq!(report.summary.line, "conv 2/4 ane; 12 compute ops ane, 0 gpu, 12 cpu");
+    // All tiny, or the tiny ones hold most: the whole is excused.
+    for sizes in [&[600_000, 700_000][..], &[900_000, 900_000, 900_000, 900_000, 900_000, 4_000_000]] {
+        let report = check(&parts(sizes), mac());
+        assert_eq!((report.verdict, report.too_small), (Verdict::NotAne, true), "{sizes:?}");
+        assert!(report.small_functions.is_empty());
+    }
+    // Another reason is no excuse, whatever the size.
+    let mut off = parts(&[600_000, 9_000_000]);
+    off.graphs[1].ops.push(op("gather", &[1, 64]));
+    let report = check(&off, mac());
+    assert_eq!((report.verdict, report.too_small), (Verdict::NotAne, false));
+}
+
+/// The inputs that follow a range of tokens have as many sizes as it, also where rows stand before the first token.
+#[test]
+fn ranges_are_judged_by_their_sizes() {
+    use anemoe_mlpackage::mil::FeatureShape;
+    let shapes = |low: u64, high: Option<u64>| {
+        let mut f = FunctionBuilder::new(Opset::CoreML8);
+        let x = f.input("x", TensorType::fixed(F16, &[1, 64, 1, 1])).unwrap();
+        let y = f.mul("y", &x, &x).unwrap();
+        f.output(&y).unwrap();
+        let mut m = model(Opset::CoreML8, vec![("main".into(), f.finish().unwrap())], "main").unwrap();
+        let fixed = |n: u64| (n, Some(n));
+        m.functions[0].inputs[0].shape = FeatureShape::Range {
+            default: vec![1, 64, 1, low],
+            ranges: vec![fixed(1), fixed(64), fixed(1), (low, high)],
+        };
+        facts(&m).graphs[0].shapes
+    };
+    assert_eq!(shapes(1, Some(4)), Shapes::Ranged(Some(4)));
+    assert_eq!(shapes(3, Some(6)), Shapes::Ranged(Some(4)));
+    assert_eq!(shapes(1, Some(512)), Shapes::Ranged(Some(512)));
+    assert_eq!(shapes(0, Some(4)), Shapes::Ranged(Some(4)));
+    assert_eq!(shapes(2, None), Shapes::Ranged(None));
 }

@@ -2,6 +2,7 @@
 
 use super::graph::{Graph, Op};
 use super::matchers;
+use super::op_summary::{OpSummary, predicted_device};
 use super::rule::{Conditions, Evidence, Hit, Matcher, PackageFacts, Question, Rule, RuleSeverity, Verdict};
 use super::rules;
 use serde::Serialize;
@@ -104,6 +105,10 @@ pub struct FunctionReport {
     pub preferred: Verdict,
     /// See [`Question::Loads`].
     pub loads: Verdict,
+    /// Nothing speaks against the ANE but that the function is too small for it to matter.
+    pub too_small: bool,
+    /// Bytes of the weights that it uses, as stored.
+    pub weight_bytes: Option<u64>,
     /// Where its ops are predicted to run.
     pub ops: OpCounts,
     /// Rule that speaks for the ANE, if there is one.
@@ -111,6 +116,15 @@ pub struct FunctionReport {
     /// Every op, where that was asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub op_list: Vec<OpVerdict>,
+}
+
+/// A function that runs on the CPU because it is tiny, in a package whose weights others hold.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SmallFunction {
+    /// Name.
+    pub name: String,
+    /// Bytes of its weights, which the CPU reads in each call.
+    pub weight_bytes: u64,
 }
 
 /// One package.
@@ -121,10 +135,16 @@ pub struct PackageReport {
     /// Kind of shard, in a bundle.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
-    /// Prediction.
+    /// Prediction, of the functions that hold its weights.
     pub verdict: Verdict,
-    /// It is predicted elsewhere for the one reason that it is too small for the ANE to matter. That is no failure.
+    /// It is predicted elsewhere for the one reason that the functions that hold its weights are too small for the ANE to
+    /// matter. That is no failure.
     pub too_small: bool,
+    /// Functions that are too small to matter, where others hold the weights. They have no part in the verdict.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub small_functions: Vec<SmallFunction>,
+    /// The ops in a line.
+    pub summary: OpSummary,
     /// Where its ops are predicted to run, over all functions.
     pub ops: OpCounts,
     /// Bytes of weights as stored.
@@ -140,7 +160,8 @@ pub struct PackageReport {
 impl PackageReport {
     /// Names the rule that decides, with its text: the one that weighs most against the ANE, or the one that speaks for it.
     pub fn deciding_rule(&self) -> String {
-        let against = self.reasons.first().map(|r| (r.rule, r.text.as_str()));
+        let decides = |r: &&Reason| r.verdict == self.verdict;
+        let against = self.reasons.iter().find(decides).map(|r| (r.rule, r.text.as_str()));
         let support = || self.functions.iter().find_map(|f| f.support).map(|id| (id, ""));
         let Some((id, found)) = against.or_else(support) else { return String::new() };
         // The table's words hold for all packages of a sort; those of a reason may name an op of one of them.
@@ -207,21 +228,24 @@ impl Judge {
                 weigh(&mut whole, rule);
             }
         }
-        let functions: Vec<FunctionReport> =
-            facts.graphs.iter().map(|g| self.function(g, whole, &mut findings, list_ops)).collect();
-        let mut ops = OpCounts::default();
-        functions.iter().for_each(|f| ops.add(&f.ops));
-        let verdict = functions.iter().map(|f| f.verdict).max().unwrap_or(Verdict::Unknown);
+        let mut summary = OpSummary::default();
+        let functions: Vec<FunctionReport> = facts
+            .graphs
+            .iter()
+            .map(|g| self.function(g, whole, &mut findings, &mut summary, list_ops))
+            .collect();
+        let summary = summary.finish();
         let (reasons, warnings) = findings.split();
         let weight_bytes = facts.weight_bytes;
-        let mut against = reasons.iter().filter(|r| r.verdict == Verdict::NotAne);
-        let too_small = verdict == Verdict::NotAne && against.all(|r| TOO_SMALL.contains(&r.rule));
+        let Weighed { verdict, too_small, small_functions } = weigh_functions(&functions, weight_bytes);
         PackageReport {
             name: name.into(),
             kind: None,
             verdict,
             too_small,
-            ops,
+            small_functions,
+            ops: summary.ops,
+            summary,
             weight_bytes,
             functions,
             reasons,
@@ -234,10 +258,13 @@ impl Judge {
         g: &Graph,
         package: [Verdict; 3],
         findings: &mut Findings,
+        summary: &mut OpSummary,
         list_ops: bool,
     ) -> FunctionReport {
         // What holds for the function as a whole moves all of its ops.
         let mut whole = package;
+        let mut too_small = false;
+        let mut other_reasons = package.contains(&Verdict::NotAne);
         let mut support = None;
         let mut to_gpu = false;
         for rule in &self.rules {
@@ -250,6 +277,10 @@ impl Judge {
             to_gpu |= rule.severity != RuleSeverity::Warning && rule.id.starts_with("prefer.gpu");
             findings.add(rule.id, &g.function, None, || reason(rule, &g.function, None, hit));
             weigh(&mut whole, rule);
+            if rule.severity != RuleSeverity::Warning && rule.verdict == Verdict::NotAne {
+                let is_small = TOO_SMALL.contains(&rule.id);
+                (too_small, other_reasons) = (too_small || is_small, other_reasons || !is_small);
+            }
         }
         let mut by_op = [Verdict::Ane; 3];
         let judged: Vec<Judged> = g.ops.iter().map(|op| self.op(op, g, findings, &mut by_op)).collect();
@@ -266,16 +297,12 @@ impl Judge {
             let preferred = Question::Preferred as usize;
             whole[preferred] = whole[preferred].max(Verdict::Unknown);
         }
-        let mut ops = OpCounts { no_device: g.no_device, ..OpCounts::default() };
+        let mut own = OpSummary::default();
+        g.no_device.iter().for_each(|(op_type, n)| own.count_without_device(op_type, *n));
         let mut op_list = Vec::new();
         for (op, judged) in g.ops.iter().zip(judged) {
             let verdict = judged.verdict.max(around);
-            match verdict {
-                Verdict::Ane => ops.ane += 1,
-                Verdict::Unknown => ops.unknown += 1,
-                Verdict::NotAne if to_gpu => ops.gpu += 1,
-                Verdict::NotAne => ops.cpu += 1,
-            }
+            own.count(&op.op_type, predicted_device(verdict, to_gpu));
             if list_ops {
                 op_list.push(OpVerdict {
                     name: op.name.clone(),
@@ -290,13 +317,16 @@ impl Judge {
         answers.iter_mut().zip(by_op).for_each(|(a, b)| *a = (*a).max(b));
         let [admissible, preferred, loads] = answers;
         let verdict = worst_op.max(around);
+        summary.add(&own);
         FunctionReport {
             name: g.function.clone(),
             verdict,
             admissible,
             preferred,
             loads,
-            ops,
+            too_small: too_small && !other_reasons && worst_op != Verdict::NotAne,
+            weight_bytes: g.weight_bytes,
+            ops: own.ops,
             support,
             op_list,
         }
@@ -332,6 +362,34 @@ impl Judge {
             answers[admissible] = answers[admissible].max(Verdict::Unknown);
         }
         judged
+    }
+}
+
+/// The verdicts of a package's functions, put together.
+struct Weighed {
+    verdict: Verdict,
+    too_small: bool,
+    small_functions: Vec<SmallFunction>,
+}
+
+/// A package is what the functions are that hold its weights: tiny ones decide where they hold at least half of them.
+fn weigh_functions(functions: &[FunctionReport], weight_bytes: Option<u64>) -> Weighed {
+    let verdict = |small: bool| functions.iter().filter(|f| small || !f.too_small).map(|f| f.verdict).max();
+    let small: Vec<SmallFunction> = functions
+        .iter()
+        .filter(|f| f.too_small)
+        .map(|f| SmallFunction { name: f.name.clone(), weight_bytes: f.weight_bytes.unwrap_or(0) })
+        .collect();
+    let small_bytes = small.iter().fold(0u64, |n, f| n.saturating_add(f.weight_bytes));
+    match verdict(false) {
+        Some(verdict) if small_bytes < weight_bytes.unwrap_or(0).div_ceil(2) => {
+            Weighed { verdict, too_small: false, small_functions: small }
+        }
+        others => {
+            let verdict = verdict(true).unwrap_or(Verdict::Unknown);
+            let too_small = !small.is_empty() && others != Some(Verdict::NotAne);
+            Weighed { verdict, too_small, small_functions: Vec::new() }
+        }
     }
 }
 

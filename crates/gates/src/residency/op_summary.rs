@@ -1,0 +1,96 @@
+//! One line about the ops of a package, or of all: who runs the products, who runs the rest, what has no device.
+//!
+//! `conv 36/36 ane; 34 compute ops ane, 0 gpu, 0 cpu; no device: 44 const, 4 constexpr_lut_to_dense`
+
+use super::device::Device;
+use super::rule::Verdict;
+use super::verdict::OpCounts;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Op types of products with stored weights, which hold nearly all of the work.
+const PRODUCTS: [&str; 3] = ["conv", "conv_transpose", "linear"];
+
+/// Ops of one type.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct OnAne {
+    /// On the Neural Engine.
+    pub ane: u64,
+    /// All.
+    pub of: u64,
+}
+
+/// Counts of ops, as predicted or as a Mac planned them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct OpSummary {
+    /// For people.
+    pub line: String,
+    /// Products with stored weights, by op type.
+    pub products: BTreeMap<String, OnAne>,
+    /// All ops.
+    pub ops: OpCounts,
+    /// Ops without a device, by type.
+    pub no_device: BTreeMap<String, u64>,
+}
+
+impl OpSummary {
+    /// Counts a compute op; `place` is None where nobody knows.
+    pub fn count(&mut self, op_type: &str, place: Option<Device>) {
+        match place {
+            Some(Device::Ane) => self.ops.ane += 1,
+            Some(Device::Gpu) => self.ops.gpu += 1,
+            Some(Device::Cpu) => self.ops.cpu += 1,
+            None => self.ops.unknown += 1,
+        }
+        if PRODUCTS.contains(&op_type) {
+            let product = self.products.entry(op_type.to_string()).or_default();
+            product.ane += u64::from(place == Some(Device::Ane));
+            product.of += 1;
+        }
+    }
+
+    /// Counts ops of a type that has no device.
+    pub fn count_without_device(&mut self, op_type: &str, ops: u64) {
+        self.ops.no_device += ops;
+        *self.no_device.entry(op_type.to_string()).or_default() += ops;
+    }
+
+    /// Adds the counts of another package.
+    pub fn add(&mut self, other: &OpSummary) {
+        self.ops.add(&other.ops);
+        for (op_type, o) in &other.products {
+            let product = self.products.entry(op_type.clone()).or_default();
+            product.ane += o.ane;
+            product.of += o.of;
+        }
+        for (op_type, n) in &other.no_device {
+            *self.no_device.entry(op_type.clone()).or_default() += n;
+        }
+    }
+
+    /// Writes the line, once everything is counted.
+    pub fn finish(mut self) -> OpSummary {
+        let mut parts: Vec<String> =
+            self.products.iter().map(|(op_type, p)| format!("{op_type} {}/{} ane", p.ane, p.of)).collect();
+        let OpCounts { ane, gpu, cpu, unknown, .. } = self.ops;
+        let undecided = if unknown > 0 { format!(", {unknown} undecided") } else { String::new() };
+        parts.push(format!("{ane} compute ops ane, {gpu} gpu, {cpu} cpu{undecided}"));
+        let without: Vec<String> =
+            self.no_device.iter().map(|(op_type, n)| format!("{n} {op_type}")).collect();
+        if !without.is_empty() {
+            parts.push(format!("no device: {}", without.join(", ")));
+        }
+        self.line = parts.join("; ");
+        self
+    }
+}
+
+/// The device of an op by its prediction. What leaves the Neural Engine goes to the CPU, or to the GPU where a rule says so.
+pub fn predicted_device(verdict: Verdict, to_gpu: bool) -> Option<Device> {
+    match verdict {
+        Verdict::Ane => Some(Device::Ane),
+        Verdict::Unknown => None,
+        Verdict::NotAne if to_gpu => Some(Device::Gpu),
+        Verdict::NotAne => Some(Device::Cpu),
+    }
+}
