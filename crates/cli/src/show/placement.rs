@@ -1,8 +1,9 @@
 //! Placement for people.
 
 use crate::ui::{self, Table, Ui};
+use anemoe_gates::residency::op_summary::OpCounts;
 use anemoe_gates::residency::rule::{Evidence, Verdict};
-use anemoe_gates::residency::verdict::{OpCounts, PackageReport, Reason};
+use anemoe_gates::residency::verdict::{PackageReport, Reason};
 use anemoe_gates::residency::{Comparison, Report};
 use std::collections::BTreeMap;
 

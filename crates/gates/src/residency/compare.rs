@@ -159,8 +159,9 @@ fn join(
 mod tests {
     use super::*;
     use crate::residency::Verdicts;
+    use crate::residency::op_summary::OpCounts;
     use crate::residency::rule::Conditions;
-    use crate::residency::verdict::{OpCounts, OpVerdict};
+    use crate::residency::verdict::OpVerdict;
 
     fn checked(verdicts: &[(&str, &str, Verdict)]) -> Report {
         let op_list = verdicts

@@ -4,12 +4,42 @@
 
 use super::device::Device;
 use super::rule::Verdict;
-use super::verdict::OpCounts;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// Op types of products with stored weights, which hold nearly all of the work.
 const PRODUCTS: [&str; 3] = ["conv", "conv_transpose", "linear"];
+
+/// Where ops are predicted to run. The sum is the number of ops.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct OpCounts {
+    /// On the Neural Engine.
+    pub ane: u64,
+    /// On the GPU.
+    pub gpu: u64,
+    /// On the CPU.
+    pub cpu: u64,
+    /// `const` and `constexpr_*`.
+    pub no_device: u64,
+    /// Not decided.
+    pub unknown: u64,
+}
+
+impl OpCounts {
+    /// Adds other counts.
+    pub fn add(&mut self, o: &OpCounts) {
+        self.ane += o.ane;
+        self.gpu += o.gpu;
+        self.cpu += o.cpu;
+        self.no_device += o.no_device;
+        self.unknown += o.unknown;
+    }
+
+    /// Ops that run somewhere.
+    pub const fn compute(&self) -> u64 {
+        self.ane + self.gpu + self.cpu + self.unknown
+    }
+}
 
 /// Ops of one type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]

@@ -1,9 +1,9 @@
 //! What a check found.
 
 use super::device::{Device, DeviceCounts};
-use super::op_summary::OpSummary;
+use super::op_summary::{OpCounts, OpSummary};
 use super::rule::{Conditions, Verdict};
-use super::verdict::{OpCounts, PackageReport, Reason};
+use super::verdict::{PackageReport, Reason};
 use serde::Serialize;
 use std::collections::BTreeMap;
 

@@ -2,7 +2,7 @@
 
 use super::graph::{Graph, Op};
 use super::matchers;
-use super::op_summary::{OpSummary, predicted_device};
+use super::op_summary::{OpCounts, OpSummary, predicted_device};
 use super::rule::{Conditions, Evidence, Hit, Matcher, PackageFacts, Question, Rule, RuleSeverity, Verdict};
 use super::rules;
 use serde::Serialize;
@@ -15,37 +15,6 @@ pub const NO_NEIGHBOUR: &str = "prefer.no_neighbour";
 
 /// Rules by which a graph goes to the CPU because there is next to nothing to compute.
 const TOO_SMALL: [&str; 2] = ["prefer.tiny", "prefer.trivial"];
-
-/// Where ops are predicted to run. The sum is the number of ops.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct OpCounts {
-    /// On the Neural Engine.
-    pub ane: u64,
-    /// On the GPU.
-    pub gpu: u64,
-    /// On the CPU.
-    pub cpu: u64,
-    /// `const` and `constexpr_*`.
-    pub no_device: u64,
-    /// Not decided.
-    pub unknown: u64,
-}
-
-impl OpCounts {
-    /// Adds other counts.
-    pub fn add(&mut self, o: &OpCounts) {
-        self.ane += o.ane;
-        self.gpu += o.gpu;
-        self.cpu += o.cpu;
-        self.no_device += o.no_device;
-        self.unknown += o.unknown;
-    }
-
-    /// Ops that run somewhere.
-    pub const fn compute(&self) -> u64 {
-        self.ane + self.gpu + self.cpu + self.unknown
-    }
-}
 
 /// A rule that applied, once per op type.
 #[derive(Clone, Debug, PartialEq, Serialize)]
