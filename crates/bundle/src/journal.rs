@@ -11,12 +11,15 @@ use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Name of the journal in a bundle.
 pub const JOURNAL_FILE: &str = "journal.jsonl";
+
+/// Name of the journal of a book, a folder of experiments. It is no file of a bundle.
+pub const BOOK_FILE: &str = "book.jsonl";
 
 /// Largest journal that is read or written: an event has a kilobyte or two.
 pub const MAX_JOURNAL_BYTES: u64 = 16 << 20;
@@ -250,12 +253,32 @@ fn too_long(path: &Path, bytes: u64) -> Error {
     Error::invalid(path, format!("journal: {bytes} bytes, more than {MAX_JOURNAL_BYTES}"))
 }
 
-/// Reads the journal of a bundle; a bundle without one has an empty one.
+/// The journal in a folder: that of a book, or of a bundle.
+pub fn file_of(folder: &Path) -> PathBuf {
+    let book = folder.join(BOOK_FILE);
+    if book.symlink_metadata().is_ok() { book } else { folder.join(JOURNAL_FILE) }
+}
+
+/// Makes a folder a book, unless it is one.
+///
+/// # Errors
+/// It cannot be made.
+pub fn make_book(folder: &Path) -> Result<()> {
+    let path = folder.join(BOOK_FILE);
+    let io = |e| Error::io(&path, e);
+    std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
+    if !exists(&path)? {
+        OpenOptions::new().append(true).create(true).open(&path).map_err(io)?;
+    }
+    Ok(())
+}
+
+/// Reads the journal of a bundle or of a book; a bundle without one has an empty one.
 ///
 /// # Errors
 /// The file cannot be read or is too long, or a line is no event (the error names it). A last line that was cut off is none.
 pub fn read(bundle: &Path) -> Result<Journal> {
-    let path = bundle.join(JOURNAL_FILE);
+    let path = file_of(bundle);
     if !exists(&path)? {
         return Ok(Journal::default());
     }
@@ -269,7 +292,7 @@ pub fn read(bundle: &Path) -> Result<Journal> {
 /// # Errors
 /// The file cannot be written, would become too long, or ends with something else than an event; it is as it was then.
 pub fn append(bundle: &Path, mut event: Event) -> Result<Event> {
-    let path = bundle.join(JOURNAL_FILE);
+    let path = file_of(bundle);
     let io = |e| Error::io(&path, e);
     let invalid = |what: String| Error::invalid(&path, format!("journal: {what}"));
     if event.id.is_empty() {

@@ -123,6 +123,7 @@ mod tests {
             "predict --outputs",
             "quantize --out",
             "quickstart --out",
+            "reproduce --out",
         ];
         assert_eq!(outputs, known);
     }

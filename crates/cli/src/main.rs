@@ -10,10 +10,12 @@ mod bundle;
 mod commands;
 mod environment;
 mod error_report;
+mod experiment;
 mod files;
 mod gate_reference;
 mod outcome;
 mod recorder;
+mod registry;
 mod shell;
 mod show;
 mod signals;
@@ -22,6 +24,7 @@ mod ui;
 
 use crate::outcome::Outcome;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Takes Mixture-of-Experts language models to the Apple Neural Engine, and to any CPU.
@@ -37,6 +40,10 @@ struct Cli {
     /// Threads to compute with; the default is one per processor.
     #[arg(long, global = true, value_name = "N")]
     threads: Option<usize>,
+    /// Experiment that this is done for: its figures are held against what is expected (see `anemoe journal new`). A bundle
+    /// remembers the experiment that it was built for.
+    #[arg(long, global = true, value_name = "BOOK/ID", value_hint = clap::ValueHint::Other)]
+    experiment: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,
 }
@@ -59,6 +66,7 @@ enum Command {
     Predict(commands::predict::Args),
     Quantize(commands::quantize::Args),
     Journal(commands::journal::Args),
+    Reproduce(commands::reproduce::Args),
 }
 
 fn main() -> ExitCode {
@@ -92,7 +100,11 @@ fn main() -> ExitCode {
         anemoe_kernels::Pool::set_threads(n);
         let _ = rayon::ThreadPoolBuilder::new().num_threads(n).build_global();
     }
-    let ui = ui::Ui::new(cli.json);
+    let experiment = match recorder::experiment(cli.experiment.as_deref()) {
+        Ok(experiment) => experiment,
+        Err(e) => return error_report::report(&e, cli.json),
+    };
+    let ui = ui::Ui::new(cli.json, experiment.is_some());
     let result = match cli.command {
         Command::Quickstart(args) => commands::quickstart::run(args, &ui),
         Command::Inspect(args) => commands::inspect::run(args, &ui),
@@ -110,7 +122,11 @@ fn main() -> ExitCode {
         Command::Predict(args) => commands::predict::run(args, &ui),
         Command::Quantize(args) => commands::quantize::run(args, &ui),
         Command::Journal(args) => commands::journal::run(args, &ui),
+        Command::Reproduce(args) => commands::reproduce::run(args, &ui),
     };
+    if let Some(experiment) = experiment {
+        experiment.end(&result, ui.into_document().as_ref());
+    }
     match result {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         Ok(Outcome::GateFailed) => ExitCode::from(1),

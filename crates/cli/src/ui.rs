@@ -2,18 +2,39 @@
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
+use serde_json::Value;
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
+use std::sync::Mutex;
 
 /// How results and progress are shown.
 pub struct Ui {
     json: bool,
+    /// Nothing goes to standard output.
+    silent: bool,
+    /// Where the document is kept.
+    kept: Option<Mutex<Option<Value>>>,
 }
 
 impl Ui {
-    /// With `json`, results are one document and nothing else goes to standard output.
-    pub fn new(json: bool) -> Self {
-        Ui { json }
+    /// With `json`, results are one document and nothing else goes to standard output. With `keep`, the document is kept, too.
+    pub fn new(json: bool, keep: bool) -> Self {
+        Ui { json, silent: false, kept: keep.then(Mutex::default) }
+    }
+
+    /// A command that runs inside another one: its document is kept for [`Ui::into_document`], and nothing goes to standard output.
+    pub fn inner() -> Self {
+        Ui { json: true, silent: true, kept: Some(Mutex::default()) }
+    }
+
+    /// The document that a command gave.
+    pub fn into_document(self) -> Option<Value> {
+        self.kept.and_then(|kept| kept.into_inner().unwrap_or_else(|e| e.into_inner()))
+    }
+
+    /// Whether a document is wanted, where it takes time to make.
+    pub fn wants_document(&self) -> bool {
+        self.json || self.kept.is_some()
     }
 
     /// Prints a line of the result for people.
@@ -35,7 +56,10 @@ impl Ui {
 
     /// Prints the result for programs.
     pub fn document<T: Serialize>(&self, value: &T) -> anyhow::Result<()> {
-        if self.json {
+        if let Some(kept) = &self.kept {
+            *kept.lock().unwrap_or_else(|e| e.into_inner()) = Some(serde_json::to_value(value)?);
+        }
+        if self.json && !self.silent {
             let mut out = io::stdout().lock();
             let written = serde_json::to_writer_pretty(&mut out, value).map_err(io::Error::from);
             written.and_then(|()| writeln!(out)).map_err(of_stdout)?;
@@ -107,12 +131,19 @@ fn of_stdout(e: io::Error) -> io::Error {
 /// A table of text columns: the first to the left, the others to the right.
 pub struct Table {
     rows: Vec<Vec<String>>,
+    /// The last column holds sentences: it goes to the left.
+    ends_in_text: bool,
 }
 
 impl Table {
     /// A table with these headings.
     pub fn new(headings: &[&str]) -> Self {
-        Table { rows: vec![headings.iter().map(|h| h.to_string()).collect()] }
+        Table { rows: vec![headings.iter().map(|h| h.to_string()).collect()], ends_in_text: false }
+    }
+
+    /// A table whose last column holds sentences.
+    pub fn ending_in_text(headings: &[&str]) -> Self {
+        Table { ends_in_text: true, ..Table::new(headings) }
     }
 
     /// Adds a row of as many cells.
@@ -135,7 +166,7 @@ impl Table {
                 if c > 0 {
                     line.push_str("  ");
                 }
-                if c == 0 {
+                if c == 0 || self.ends_in_text && c + 1 == columns {
                     line.push_str(cell);
                     line.push_str(&fill);
                 } else {
@@ -146,12 +177,15 @@ impl Table {
             ui.line(line.trim_end())?;
             if i == 0 {
                 let total: usize = widths.iter().sum::<usize>() + 2 * (columns - 1);
-                ui.line("-".repeat(total))?;
+                ui.line("-".repeat(if self.ends_in_text { total.min(MAX_RULE) } else { total }))?;
             }
         }
         Ok(())
     }
 }
+
+/// Longest line under the headings of a table that ends in sentences.
+const MAX_RULE: usize = 110;
 
 /// Bytes in MB of 10^6 or GB of 10^9.
 pub fn bytes(n: u64) -> String {

@@ -14,5 +14,6 @@ pub mod plan;
 pub mod predict;
 pub mod quantize;
 pub mod quickstart;
+pub mod reproduce;
 pub mod trace;
 pub mod validate;

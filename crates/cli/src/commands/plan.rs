@@ -5,9 +5,13 @@ use crate::files::Overwrite;
 use crate::outcome::Outcome;
 use crate::show::plan_table::{print, print_outliers};
 use crate::ui::Ui;
+use anemoe_convert::models::Family;
 use anemoe_convert::outliers::Outlier;
-use anemoe_convert::plan::Plan;
+use anemoe_convert::plan::{MatrixPlan, Plan};
+use anemoe_convert::shard_program::lower_without_weights;
 use anemoe_gates::residency::{self, Report};
+use anemoe_mlpackage::mil::Block;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// Show the packages that a checkpoint becomes: sizes, compression, predicted device.
@@ -42,10 +46,42 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         text.push(b'\n');
         anemoe_bundle::write_atomic(path, &text)?;
     }
-    ui.document(&document(&plan, &placement, &outliers))?;
+    if ui.wants_document() {
+        let types = op_types(family.as_ref(), &plan)?;
+        ui.document(&document(&plan, &placement, &outliers, &types))?;
+    }
     print(&plan, &placement, args.all, ui)?;
     print_outliers(&outliers, ui)?;
     Ok(Outcome::Done)
+}
+
+/// Ops of the first function of a shard, by type.
+type OpTypes = BTreeMap<String, u64>;
+
+/// Counts the ops of every shard's first function. Shards of one type have the same.
+fn op_types(family: &dyn Family, plan: &Plan) -> anyhow::Result<Vec<OpTypes>> {
+    let mut known: BTreeMap<String, OpTypes> = BTreeMap::new();
+    let mut all = Vec::new();
+    for shard in &plan.shards {
+        let signature = shard.signature();
+        if !known.contains_key(&signature) {
+            let mut types = OpTypes::new();
+            let program = lower_without_weights(family, shard)?.program;
+            if let Some((_, function)) = program.functions.first_key_value() {
+                count_ops(&function.block, &mut types);
+            }
+            known.insert(signature.clone(), types);
+        }
+        all.push(known[&signature].clone());
+    }
+    Ok(all)
+}
+
+fn count_ops(block: &Block, types: &mut OpTypes) {
+    for op in &block.operations {
+        *types.entry(op.op_type.clone()).or_default() += 1;
+        op.blocks.iter().for_each(|b| count_ops(b, types));
+    }
 }
 
 /// The document that `--out` writes: the plan, and the predicted device of each shard.
@@ -61,16 +97,19 @@ fn full_document(plan: &Plan, placement: &Report) -> anyhow::Result<serde_json::
 }
 
 /// The document that `--json` prints: the plan without its matrices and its chain, which `--out` writes.
-fn document(plan: &Plan, placement: &Report, outliers: &[Outlier]) -> serde_json::Value {
+fn document(plan: &Plan, placement: &Report, outliers: &[Outlier], types: &[OpTypes]) -> serde_json::Value {
     let shards: Vec<serde_json::Value> = plan
         .shards
         .iter()
         .zip(&placement.packages)
-        .map(|(s, p)| {
+        .zip(types)
+        .map(|((s, p), types)| {
             let functions: Vec<&str> = s.functions.iter().map(|f| f.name.as_str()).collect();
             serde_json::json!({
                 "name": s.name, "kind": s.kind, "layer": s.layer, "functions": functions, "quant": s.quant,
                 "weights": s.weights, "bytes": s.bytes, "verdict": p.verdict, "verdict_reason": p.deciding_rule(),
+                "ops": p.functions.first().map(|f| f.ops), "op_types": types,
+                "largest_matrix": s.matrices.iter().map(MatrixPlan::weights).max(),
             })
         })
         .collect();

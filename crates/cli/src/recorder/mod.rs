@@ -5,12 +5,13 @@
 pub mod facts;
 pub mod machine;
 
+use crate::experiment::{ExperimentPath, ExperimentRun};
 use anemoe_bundle::journal::{self, Event, JOURNAL_FILE, Prose, status};
 use anemoe_bundle::{CHAIN_FILE, file_sha256};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
 use serde_json::{Map, Value};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -34,11 +35,53 @@ pub struct JournalArgs {
 }
 
 /// Arguments that say nothing about what is done: the bundle itself, and how results are shown.
-const LEFT_OUT: [&str; 10] =
-    ["json", "ops", "help", "version", "bundle", "path", "out", "intent", "note", "no_journal"];
+const LEFT_OUT: [&str; 11] =
+    ["json", "ops", "help", "version", "bundle", "path", "out", "intent", "note", "no_journal", "experiment"];
 
 /// What the command line says, defaults included; one per process, as that is.
-static GIVEN: OnceLock<(String, Map<String, Value>)> = OnceLock::new();
+static GIVEN: OnceLock<Given> = OnceLock::new();
+
+struct Given {
+    command: String,
+    options: Map<String, Value>,
+    /// The bundle that is built or looked at.
+    bundle: Option<PathBuf>,
+    no_journal: bool,
+}
+
+/// Arguments that name a bundle.
+const BUNDLES: [&str; 3] = ["out", "bundle", "path"];
+/// Commands that write into the journal of a bundle.
+const WRITERS: [&str; 6] = ["assemble", "bench", "build", "check", "trace", "validate"];
+
+/// The experiment that the command is run for: the one that is named, or that of the bundle. Its book says from now on that the
+/// command runs.
+///
+/// # Errors
+/// The one that is named is none.
+pub fn experiment(named: Option<&Path>) -> anyhow::Result<Option<ExperimentRun>> {
+    let Some(given) = GIVEN.get().filter(|g| g.command != "journal") else { return Ok(None) };
+    let bundle = given.bundle.as_ref().filter(|_| WRITERS.contains(&given.command.as_str()));
+    let remembered = || {
+        let events = journal::read(bundle?).ok()?.events;
+        let path = events.iter().rev().find_map(|e| e.options.get("experiment")?.as_str());
+        // A book that has gone elsewhere is no fault of the bundle's.
+        ExperimentPath::open(Path::new(path?)).ok()
+    };
+    let at = match named {
+        Some(path) => Some(ExperimentPath::open(path)?),
+        None if given.no_journal => None,
+        None => remembered(),
+    };
+    Ok(at.map(|at| {
+        let _ = EXPERIMENT.set(at.book.join(&at.id).display().to_string());
+        let bundle = bundle.map(|b| std::path::absolute(b).unwrap_or_else(|_| b.clone()));
+        ExperimentRun::begin(at, &given.command, bundle, given.options.clone())
+    }))
+}
+
+/// Path of the experiment that the command is run for.
+static EXPERIMENT: OnceLock<String> = OnceLock::new();
 
 /// Keeps the options of the command that runs, for its events.
 pub fn remember(command: &Command, matches: &ArgMatches) {
@@ -65,7 +108,10 @@ pub fn remember(command: &Command, matches: &ArgMatches) {
         };
         options.insert(id.into(), value);
     }
-    let _ = GIVEN.set((name.into(), options));
+    let raw = |id: &str| given.try_get_raw(id).ok().flatten()?.next().map(PathBuf::from);
+    let bundle = BUNDLES.iter().find_map(|id| raw(id));
+    let no_journal = given.try_contains_id("no_journal").unwrap_or(false) && given.get_flag("no_journal");
+    let _ = GIVEN.set(Given { command: name.into(), options, bundle, no_journal });
 }
 
 fn number(text: &str) -> Option<Value> {
@@ -153,12 +199,13 @@ impl Recorder {
         event.version = env!("CARGO_PKG_VERSION").into();
         event.machine = Some(machine::this());
         event.of = self.begun.get().cloned();
-        if let Some((command, options)) = GIVEN.get() {
+        if let Some(Given { command, options, .. }) = GIVEN.get() {
             event.options = options.clone();
             if command != kind {
                 event.options.insert("command".into(), command.clone().into());
             }
         }
+        event.options.extend(EXPERIMENT.get().map(|path| ("experiment".to_string(), path.clone().into())));
         if event.of.is_none() {
             event.prose =
                 Prose { intent: self.args.intent.clone(), note: self.args.note.clone(), ..Prose::default() };

@@ -37,8 +37,19 @@ pub fn print_fast(f: &Int8Gate, ui: &Ui) -> std::io::Result<()> {
 
 /// The probes for people: a row per shard, and what is out of the ordinary.
 pub fn print_probes(report: &ProbeReport, ui: &Ui) -> std::io::Result<()> {
-    let mut table =
-        Table::new(&["shard", "kind", "positions", "median", "mean", "lowest", "at", "no active expert", ""]);
+    let mut table = Table::new(&[
+        "shard",
+        "kind",
+        "positions",
+        "median",
+        "mean",
+        "lowest",
+        "at",
+        "branch",
+        "with residual",
+        "no active expert",
+        "",
+    ]);
     for s in &report.shards {
         let all = s.probes.iter().flat_map(|p| p.positions.iter().enumerate().map(move |(i, c)| (p, i, c)));
         let lowest = all.filter_map(|(p, i, c)| Some((p, i, (*c)?))).min_by(|a, b| a.2.total_cmp(&b.2));
@@ -51,6 +62,8 @@ pub fn print_probes(report: &ProbeReport, ui: &Ui) -> std::io::Result<()> {
             cosine(s.mean_cosine),
             cosine(s.min_cosine),
             lowest.map_or_else(String::new, |(p, i, _)| format!("{}, {i}", p.probe)),
+            s.branch.map_or_else(String::new, |c| cosine(c.mean_cosine)),
+            s.with_residual.map_or_else(String::new, |c| cosine(c.mean_cosine)),
             s.no_active_expert.to_string(),
             if s.pass { "pass" } else { "FAIL" }.into(),
         ]);

@@ -4,6 +4,7 @@
 //! A probe is the residual stream of some tokens before the shard's layer. What stands between the stream and the shard (for a
 //! pack of experts the attention of its layer, and the choice of experts) is run in FP16 for both.
 
+mod residual;
 mod segment;
 
 use crate::golden_gate::cosine;
@@ -16,6 +17,8 @@ use anemoe_convert::plan::{Plan, PlannedShard};
 use anemoe_io::Random;
 use anemoe_runtime::cpu::CpuBackend;
 use anemoe_runtime::model::{Model, Registers};
+use residual::BothCosines;
+pub use residual::CosineRange;
 use segment::{Segment, segment};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -93,6 +96,12 @@ pub struct ShardProbes {
     pub min_cosine: f64,
     /// Mean of them.
     pub mean_cosine: f64,
+    /// Of what the shard adds to the residual stream alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub branch: Option<CosineRange>,
+    /// Of the residual stream with it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub with_residual: Option<CosineRange>,
     /// Positions in the statistics.
     pub counted: usize,
     /// Positions where the FP16 reference gives zero: the token chose none of the shard's experts. They are not in the statistics.
@@ -215,11 +224,14 @@ fn one(
         median_cosine: 0.0,
         min_cosine: 0.0,
         mean_cosine: 0.0,
+        branch: None,
+        with_residual: None,
         counted: 0,
         no_active_expert: 0,
         not_finite: 0,
         probes: Vec::new(),
     };
+    let mut both = BothCosines::default();
     for (name, tokens) in tokens(site, shard, &segment, inputs)? {
         let (mut of_fp16, mut of_own) = (fp16.sequence(), own.sequence());
         let mut positions = Vec::new();
@@ -229,6 +241,10 @@ fn one(
             let expected = fp16.step_from(&mut of_fp16, &registers, &mut read)?;
             let own = own.step_from(&mut of_own, &registers, &mut read)?;
             positions.push(compare(&expected, &own, &mut found.not_finite));
+            let stream = token.iter().find(|(name, _)| *name == "hidden");
+            for (output, (expected, own)) in segment.outputs.iter().zip(expected.iter().zip(&own)) {
+                stream.iter().for_each(|(_, hidden)| both.add(output, hidden, expected, own));
+            }
         }
         found.probes.push(ProbeResult { probe: name, positions });
     }
@@ -240,6 +256,7 @@ fn one(
     found.median_cosine = cosines.get(cosines.len() / 2).copied().unwrap_or(0.0);
     found.min_cosine = cosines.first().copied().unwrap_or(0.0);
     found.mean_cosine = cosines.iter().sum::<f64>() / cosines.len().max(1) as f64;
+    (found.branch, found.with_residual) = (both.branch.range(), both.with_residual.range());
     found.pass = found.not_finite == 0 && found.counted > 0 && found.median_cosine >= threshold;
     Ok(found)
 }

@@ -1,6 +1,8 @@
 //! Entries: events that belong together, with what they say under each heading.
 
 use super::figures;
+use crate::experiment::{BEGINS, Experiment};
+use crate::registry;
 use crate::ui;
 use anemoe_bundle::journal::{Event, Machine, Prose, status};
 use serde::Serialize;
@@ -17,6 +19,9 @@ pub struct Entry {
     pub id: String,
     /// When that was written.
     pub time: String,
+    /// In a book, the experiment that it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub experiment: Option<Experiment>,
     /// What was done, in order, each kind once.
     pub kinds: Vec<String>,
     /// Why.
@@ -69,7 +74,8 @@ pub fn entries(events: Vec<Event>) -> Vec<Entry> {
     for event in events {
         let named = event.of.as_ref().and_then(|of| places.get(of).copied());
         let is_other = |intent: &String| !intents.is_empty() && !intents.contains(intent);
-        let begins = groups.is_empty() || event.prose.intent.as_ref().is_some_and(is_other);
+        let begins =
+            groups.is_empty() || event.kind == BEGINS || event.prose.intent.as_ref().is_some_and(is_other);
         let place = match named {
             Some(place) => place,
             None if begins => groups.len(),
@@ -125,7 +131,8 @@ fn entry(events: Vec<Event>) -> Entry {
     let ended: HashSet<(&str, &str)> =
         events.iter().filter_map(|e| Some((e.kind.as_str(), e.of.as_deref()?))).collect();
     let is_open = |e: &Event| e.status == status::STARTED && !ended.contains(&(&e.kind, &e.id));
-    let shown = events.iter().filter(|e| e.kind != "note" && (e.status != status::STARTED || is_open(e)));
+    let is_run = |e: &&Event| e.kind != "note" && e.kind != BEGINS;
+    let shown = events.iter().filter(is_run).filter(|e| e.status != status::STARTED || is_open(e));
     let result = shown.map(outcome).collect();
     let resumed: HashMap<&str, &Event> =
         events.iter().filter_map(|e| Some((e.facts.get("resumes")?.as_str()?, e))).collect();
@@ -133,13 +140,21 @@ fn entry(events: Vec<Event>) -> Entry {
     for event in &events {
         surprises(event, resumed.get(event.id.as_str()).copied(), is_open(event), &mut surprise);
     }
+    let experiment = Experiment::of(&events);
+    let expectations = experiment.iter().flat_map(|x| &x.expectations);
+    for e in expectations.filter(|e| e.holds == Some(false)) {
+        surprise.push(format!("expected {}, found {}", e.text, e.found_text()));
+    }
     let mut surprise = surprise.list;
     surprise.extend(prose(|p| &p.surprise));
     let mut refs = references(&events);
+    refs.extend(experiment.iter().flat_map(|x| x.replaces.iter().map(|id| format!("replaces {id}"))));
+    refs.extend(experiment.iter().flat_map(|x| x.bundles.iter().map(|b| format!("bundle {b}"))));
     refs.extend(prose(|p| &p.refs));
     Entry {
         id: events[0].id.clone(),
         time: time(&events[0]),
+        experiment,
         kinds: kinds.list,
         intent: prose(|p| &p.intent),
         setup: setup(&events),
@@ -160,6 +175,7 @@ fn outcome(event: &Event) -> RunOutcome {
             let (name, unit) = figures::known(path);
             format!("{name} {}", figures::text(value, unit))
         })
+        .chain(measured(event))
         .collect();
     RunOutcome {
         id: event.id.clone(),
@@ -169,6 +185,15 @@ fn outcome(event: &Event) -> RunOutcome {
         seconds: event.seconds,
         figures,
     }
+}
+
+/// Figures of the registry, of a run for an experiment.
+fn measured(event: &Event) -> impl Iterator<Item = String> {
+    let figures = event.facts.get("figures").and_then(Value::as_object).into_iter().flatten();
+    figures.map(|(name, x)| match (registry::find(name), x.as_f64()) {
+        (Ok(figure), Some(x)) => format!("{name} {} {}", figure.show(x), figure.unit),
+        _ => format!("{name} {x}"),
+    })
 }
 
 /// A machine in one line.

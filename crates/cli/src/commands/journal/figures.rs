@@ -66,7 +66,15 @@ const KNOWN: &[(&str, &str, FigureUnit)] = &[
 ];
 
 /// Facts that are no figures: they stand in other places of an entry.
-const ELSEWHERE: [&str; 11] = [
+const ELSEWHERE: [&str; 19] = [
+    "title",
+    "expect",
+    "replaces",
+    "bundles",
+    "bundle",
+    "state",
+    "milestone",
+    "figures",
     "family",
     "source",
     "pass",

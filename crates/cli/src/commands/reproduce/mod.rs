@@ -1,0 +1,351 @@
+//! `anemoe reproduce`
+
+#[cfg(test)]
+mod arithmetic;
+mod command;
+mod recipe;
+mod record;
+mod rows;
+
+use crate::outcome::Outcome;
+use crate::registry;
+use crate::ui::{self, Table, Ui};
+use anemoe_convert::path_kind::PathKind;
+use anyhow::{Context, bail};
+use command::GateCommand;
+use recipe::{Recipe, RecipeBuild};
+use record::{RunIdentity, RunRecord};
+use rows::{FigureRow, RowVerdict};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Run an experiment of the field notes again, or one of your own, and show its figures beside the book's.
+///
+/// A recipe names a source, ways to build it, gates in their order, and figures with where they are from. Without a checkpoint a
+/// recipe of the field notes runs on synthetic weights of the real shapes: sizes, counts and ops are those of the real model,
+/// cosines are not. Sizes and counts are of the whole model, as planned; of synthetic sources --layers are built. An interrupted
+/// run goes on where it was. Exit status 1 when a figure differs and the recipe does not say why.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  anemoe reproduce --list\n  anemoe reproduce exp-35 --dry-run\n  anemoe reproduce l0-probe --layers 1\n  anemoe reproduce exp-35 --checkpoint ZAYA1-8B\n  anemoe reproduce my-experiment.toml"
+)]
+pub struct Args {
+    /// Name of a recipe, see --list, or a file.
+    #[arg(value_name = "NAME|FILE")]
+    recipe: Option<PathBuf>,
+    /// A checkpoint instead of the recipe's source.
+    #[arg(long, value_name = "CHECKPOINT")]
+    checkpoint: Option<PathBuf>,
+    /// Layers of a synthetic source that are built [default: as many as the recipe says, mostly 1].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    layers: Option<u16>,
+    /// Only plan: nothing is built or written, and the figures that follow from shapes are shown.
+    #[arg(long)]
+    dry_run: bool,
+    /// Folder for bundles and results [default: reproduce-NAME].
+    #[arg(short, long, value_name = "DIR", conflicts_with = "dry_run")]
+    out: Option<PathBuf>,
+    /// List the recipes that come with anemoe.
+    #[arg(long, conflicts_with_all = ["recipe", "dry_run", "out", "checkpoint", "layers"])]
+    list: bool,
+    /// List the figures that recipes and expectations may name.
+    #[arg(long, conflicts_with_all = ["recipe", "dry_run", "out", "checkpoint", "layers"])]
+    figures: bool,
+}
+
+/// What `--json` prints.
+#[derive(serde::Serialize)]
+struct Reproduction<'a> {
+    recipe: &'a str,
+    title: &'a str,
+    source: &'a str,
+    pass: bool,
+    /// Rows per verdict.
+    verdicts: BTreeMap<&'static str, usize>,
+    rows: &'a [FigureRow],
+}
+
+pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    if args.list {
+        return list(ui);
+    }
+    if args.figures {
+        return figures(ui);
+    }
+    let recipe = recipe::open(&args.recipe.context("which recipe? anemoe reproduce --list")?)?;
+    let sources = recipe.builds.iter().map(|build| {
+        let named = build.source.as_deref().or(args.checkpoint.as_deref()).unwrap_or(&recipe.source);
+        let layers = args.layers.map(usize::from).filter(|_| build.source.is_none());
+        Source::new(&recipe, named, layers)
+    });
+    let sources = sources.collect::<anyhow::Result<Vec<Source>>>()?;
+    if let Some(layers) = args.layers.filter(|_| sources.iter().all(|s| !s.is_synthetic)) {
+        bail!("--layers {layers} cuts synthetic sources, and this is none: a checkpoint is built whole");
+    }
+    let folder = args.out.unwrap_or_else(|| PathBuf::from(format!("reproduce-{}", recipe.name)));
+    let run = RunIdentity {
+        version: env!("CARGO_PKG_VERSION").into(),
+        source: sources.iter().map(|s| s.built.as_str()).collect::<Vec<_>>().join(", "),
+        recipe: recipe.text.clone(),
+    };
+    let mut record = match args.dry_run {
+        true => RunRecord::in_memory(run),
+        false => RunRecord::open(&folder, run)?,
+    };
+    ui.line(format!("# {}\n\n{}\n", recipe.title, recipe.intent.trim()))?;
+    let mut reasons = BTreeMap::new();
+    for (build, source) in recipe.builds.iter().zip(&sources) {
+        let site = BuildSite { recipe: &recipe, build, source, folder: &folder, dry: args.dry_run };
+        if let Some(reason) = site.run(&mut record)? {
+            reasons.insert(build.name.as_str(), reason);
+        }
+    }
+    let synthetic: Vec<bool> = sources.iter().map(|s| s.is_synthetic).collect();
+    let rows = rows::rows(&recipe, &record, &synthetic, &reasons);
+    let pass = rows.iter().all(FigureRow::is_explained);
+    let mut verdicts = BTreeMap::new();
+    rows.iter().for_each(|r| *verdicts.entry(r.verdict.name()).or_default() += 1);
+    ui.document(&Reproduction {
+        recipe: &recipe.name,
+        title: &recipe.title,
+        source: &sources[0].planned,
+        pass,
+        verdicts,
+        rows: &rows,
+    })?;
+    print(&recipe, &sources, &rows, ui)?;
+    if !args.dry_run {
+        ui.line(format!("bundles and documents are in {}", folder.display()))?;
+    }
+    Ok(if pass { Outcome::Done } else { Outcome::GateFailed })
+}
+
+fn list(ui: &Ui) -> anyhow::Result<Outcome> {
+    let all = recipe::built_in()?;
+    let list: Vec<_> = all.iter().map(|r| serde_json::json!({"name": r.name, "title": r.title})).collect();
+    ui.document(&serde_json::json!({"recipes": list}))?;
+    let mut table = Table::ending_in_text(&["recipe", "title"]);
+    all.into_iter().for_each(|r| table.row(vec![r.name, r.title]));
+    table.print(ui)?;
+    Ok(Outcome::Done)
+}
+
+fn figures(ui: &Ui) -> anyhow::Result<Outcome> {
+    let mut table = Table::ending_in_text(&["figure", "unit", "from", "meaning"]);
+    let mut list = Vec::new();
+    for f in registry::all() {
+        let commands: Vec<&str> = f.commands().collect();
+        table.row(vec![f.name.into(), f.unit.into(), commands.join(", "), f.text.into()]);
+        list.push(serde_json::json!({"name": f.name, "unit": f.unit, "commands": commands, "text": f.text}));
+    }
+    ui.document(&serde_json::json!({"figures": list}))?;
+    table.print(ui)?;
+    Ok(Outcome::Done)
+}
+
+/// What is planned and what is built.
+struct Source {
+    planned: String,
+    /// The same, with fewer layers where it is synthetic.
+    built: String,
+    is_synthetic: bool,
+}
+
+impl Source {
+    fn new(recipe: &Recipe, path: &Path, layers: Option<usize>) -> anyhow::Result<Source> {
+        let planned = path.to_str().with_context(|| format!("{}: not UTF-8", path.display()))?.to_string();
+        let is_synthetic = planned.starts_with("synthetic:");
+        if !is_synthetic {
+            if !matches!(PathKind::at(path), PathKind::Checkpoint | PathKind::Gguf) {
+                bail!(
+                    "{planned}: no checkpoint (a Hugging Face folder or a .gguf file); the recipe {} names {}",
+                    recipe.name,
+                    recipe.source.display()
+                );
+            }
+            return Ok(Source { built: planned.clone(), planned, is_synthetic });
+        }
+        let given = planned.split(['?', '&']).any(|pair| pair.starts_with("layers="));
+        if given && layers.is_none() {
+            return Ok(Source { built: planned.clone(), planned, is_synthetic });
+        }
+        let (name, query) = planned.split_once('?').unwrap_or((&planned, ""));
+        let mut pairs: Vec<String> = query
+            .split('&')
+            .filter(|p| !p.is_empty() && !p.starts_with("layers="))
+            .map(str::to_string)
+            .collect();
+        pairs.push(format!("layers={}", layers.unwrap_or(recipe.layers)));
+        Ok(Source { built: format!("{name}?{}", pairs.join("&")), planned, is_synthetic })
+    }
+}
+
+/// One build of a recipe with its gates.
+struct BuildSite<'a> {
+    recipe: &'a Recipe,
+    build: &'a RecipeBuild,
+    source: &'a Source,
+    folder: &'a Path,
+    dry: bool,
+}
+
+impl BuildSite<'_> {
+    /// Runs the gates that bring figures, in the recipe's order, but for those that ran before. Gives a reason where not all
+    /// could be run.
+    fn run(&self, record: &mut RunRecord) -> anyhow::Result<Option<String>> {
+        let name = self.build.name.as_str();
+        for &gate in self.recipe.gates.iter().filter(|g| self.is_needed(**g)) {
+            if self.dry && gate != GateCommand::Plan {
+                return Ok(Some("--dry-run: only planned".into()));
+            }
+            if let Some(reason) = self.stopped(record, gate) {
+                return Ok(Some(reason));
+            }
+            if record.get(name, gate).is_some() {
+                continue;
+            }
+            ui::message(format!("{} {name}: {}", self.recipe.name, gate.name()));
+            let what = || format!("recipe {}, build {name}: {}", self.recipe.name, gate.name());
+            if gate.needs_golden() {
+                self.golden().with_context(what)?;
+            }
+            let (document, _) = gate.run(&self.arguments(gate)).with_context(what)?;
+            if gate == GateCommand::Plan {
+                self.check_family(&document)?;
+            }
+            record.add(name, gate, document)?;
+        }
+        Ok(None)
+    }
+
+    /// Whether a gate brings a figure of this build, or makes what such a one needs.
+    fn is_needed(&self, gate: GateCommand) -> bool {
+        let index = self.recipe.builds.iter().position(|b| b.name == self.build.name);
+        let figures = || self.recipe.figures.iter().filter(|f| Some(f.build) == index);
+        let brings = figures().any(|f| f.figure.commands().any(|c| c == gate.name()));
+        // A figure that the plan has asks for no build.
+        let beyond = figures().any(|f| !f.figure.commands().any(|c| c == GateCommand::Plan.name()));
+        match gate {
+            GateCommand::Plan => true,
+            GateCommand::Build => beyond,
+            _ => brings && beyond,
+        }
+    }
+
+    /// Why nothing can follow: the build has no bundle.
+    fn stopped(&self, record: &RunRecord, gate: GateCommand) -> Option<String> {
+        if matches!(gate, GateCommand::Plan | GateCommand::Build) {
+            return None;
+        }
+        let Some(built) = record.get(&self.build.name, GateCommand::Build) else {
+            return Some("the recipe builds nothing before this gate".into());
+        };
+        let failed = built["failed"].as_str().filter(|_| built["bundle"].is_null())?;
+        Some(format!("the build stopped at a gate: {}", failed.replace('_', " ")))
+    }
+
+    /// The recipe's family is that of the source.
+    fn check_family(&self, plan: &serde_json::Value) -> anyhow::Result<()> {
+        let found = plan["family"].as_str().unwrap_or_default();
+        match &self.recipe.family {
+            Some(wanted) if wanted != found => {
+                bail!(
+                    "{}: is of the family {found}, and the recipe {} is for {wanted}",
+                    self.source.planned,
+                    self.recipe.name
+                )
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn bundle(&self) -> String {
+        self.folder.join(format!("{}.anemoe", self.build.name)).to_string_lossy().into_owned()
+    }
+
+    /// One for each source of the recipe.
+    fn golden_file(&self) -> PathBuf {
+        let own = self.build.source.as_ref().map_or_else(String::new, |_| format!("{}.", self.build.name));
+        self.folder.join(format!("{own}golden.npz"))
+    }
+
+    fn prompt(&self) -> String {
+        let ids: Vec<String> = self.recipe.prompt_ids.iter().map(u32::to_string).collect();
+        ids.join(",")
+    }
+
+    /// Makes the golden, once for all builds.
+    fn golden(&self) -> anyhow::Result<()> {
+        let file = self.golden_file();
+        if file.is_file() {
+            return Ok(());
+        }
+        ui::message(format!("{}: golden, the checkpoint in f32", self.recipe.name));
+        let file = file.to_string_lossy().into_owned();
+        let steps = self.recipe.new_tokens.to_string();
+        let fixed = [&self.source.built, "--prompt-ids", &self.prompt(), "--decode", &steps, "-o", &file];
+        command::make_golden(&fixed.map(str::to_string))
+    }
+
+    fn arguments(&self, gate: GateCommand) -> Vec<String> {
+        let bundle = self.bundle();
+        let golden = self.golden_file().to_string_lossy().into_owned();
+        let given = [&self.recipe.options, &self.build.gates].into_iter().filter_map(|o| o.get(&gate));
+        let options: Vec<String> = given.flatten().cloned().collect();
+        let mut all: Vec<String> = match gate {
+            GateCommand::Plan => {
+                let options = self.build.options.iter().cloned();
+                std::iter::once(self.source.planned.clone()).chain(options).collect()
+            }
+            GateCommand::Build => {
+                let mut all: Vec<String> =
+                    vec![self.source.built.clone(), "-o".into(), bundle, "--intent".into()];
+                all.push(self.recipe.intent.trim().into());
+                all.extend(self.build.options.iter().cloned());
+                all
+            }
+            GateCommand::Check | GateCommand::Bench => vec![bundle],
+            GateCommand::Validate | GateCommand::Trace => vec![bundle, "--golden".into(), golden],
+            GateCommand::Generate => {
+                let new = self.recipe.new_tokens.to_string();
+                [bundle, "--prompt-ids".into(), self.prompt(), "--max-new".into(), new].into()
+            }
+        };
+        all.extend(options.iter().cloned());
+        if gate == GateCommand::Validate && options.iter().any(|o| o.starts_with("--probes")) {
+            all.extend(["--checkpoint".into(), self.source.built.clone()]);
+        }
+        all
+    }
+}
+
+fn print(recipe: &Recipe, sources: &[Source], rows: &[FigureRow], ui: &Ui) -> std::io::Result<()> {
+    let several = recipe.builds.len() > 1;
+    for (build, source) in recipe.builds.iter().zip(sources) {
+        let cut = if source.planned == source.built {
+            String::new()
+        } else {
+            format!(", built from {}", source.built)
+        };
+        ui.line(format!("{}: {}{cut}; {}", build.name, source.planned, build.options.join(" ")))?;
+    }
+    ui.line("")?;
+    let mut table = Table::ending_in_text(&["figure", "unit", "the book's", "ours", "verdict"]);
+    for r in rows {
+        let name = if several { format!("{}: {}", r.build, r.figure) } else { r.figure.into() };
+        let said = match r.why.as_str() {
+            "" => r.verdict.name().to_string(),
+            why => format!("{}: {why}", r.verdict.name()),
+        };
+        table.row(vec![name, r.unit.into(), r.book_text.clone(), r.ours_text.clone(), said]);
+    }
+    table.print(ui)?;
+    let unexplained = rows.iter().filter(|r| r.verdict == RowVerdict::Differs && !r.is_explained()).count();
+    if unexplained > 0 {
+        ui.line(format!("{unexplained} of {} figures differ, and the recipe does not say why", rows.len()))?;
+    }
+    if let Some(lesson) = &recipe.lesson {
+        ui.line(format!("\nLesson: {}", lesson.trim()))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,130 @@
+//! The table: a figure of the book, ours, and what becomes of the two.
+
+use super::command::GateCommand;
+use super::recipe::{Recipe, RecipeFigure};
+use super::record::RunRecord;
+use crate::registry::FigureNeeds;
+use serde::{Serialize, Serializer};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// What a comparison says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RowVerdict {
+    Agrees,
+    Differs,
+    NeedsMac,
+    NeedsWeights,
+    NotRun,
+}
+
+impl RowVerdict {
+    pub const fn name(self) -> &'static str {
+        match self {
+            RowVerdict::Agrees => "agrees",
+            RowVerdict::Differs => "differs",
+            RowVerdict::NeedsMac => "needs a Mac",
+            RowVerdict::NeedsWeights => "needs the real weights",
+            RowVerdict::NotRun => "not run",
+        }
+    }
+}
+
+fn verdict_name<S: Serializer>(verdict: &RowVerdict, s: S) -> Result<S::Ok, S::Error> {
+    s.serialize_str(verdict.name())
+}
+
+/// One figure of a recipe.
+#[derive(Serialize)]
+pub(super) struct FigureRow {
+    pub figure: &'static str,
+    pub unit: &'static str,
+    pub build: String,
+    pub book: Value,
+    /// Where the book's figure stands.
+    pub from: String,
+    pub ours: Option<f64>,
+    #[serde(serialize_with = "verdict_name")]
+    pub verdict: RowVerdict,
+    pub why: String,
+    #[serde(skip)]
+    pub book_text: String,
+    #[serde(skip)]
+    pub ours_text: String,
+    #[serde(skip)]
+    explained: bool,
+}
+
+impl FigureRow {
+    /// It does not differ, or the recipe says why.
+    pub fn is_explained(&self) -> bool {
+        self.verdict != RowVerdict::Differs || self.explained
+    }
+}
+
+/// Rows of a recipe, from what its commands said. `reasons` tell why a build's gates did not all run.
+pub(super) fn rows(
+    recipe: &Recipe,
+    record: &RunRecord,
+    is_synthetic: &[bool],
+    reasons: &BTreeMap<&str, String>,
+) -> Vec<FigureRow> {
+    let row = |f: &RecipeFigure| {
+        let build = recipe.builds[f.build].name.as_str();
+        let read = |gate: &GateCommand| f.figure.read(gate.name(), record.get(build, *gate)?);
+        // As the registry orders its commands: the most telling first.
+        let mut gates = recipe.gates.clone();
+        let place = |g: &GateCommand| f.figure.commands().position(|c| c == g.name());
+        gates.sort_by_key(|g| place(g).unwrap_or(usize::MAX));
+        let found = gates.iter().find_map(read);
+        let (ours, verdict, why) =
+            judge(f, found, is_synthetic[f.build], reasons.get(build).map(String::as_str));
+        FigureRow {
+            figure: f.figure.name,
+            unit: f.figure.unit,
+            build: build.into(),
+            book: f.book.to_json(),
+            from: f.from.clone(),
+            ours,
+            verdict,
+            why,
+            book_text: f.book.text().into(),
+            ours_text: ours.map_or_else(|| "-".into(), |x| f.figure.show(x)),
+            explained: f.why.is_some(),
+        }
+    };
+    recipe.figures.iter().map(row).collect()
+}
+
+fn judge(
+    f: &RecipeFigure,
+    found: Option<f64>,
+    is_synthetic: bool,
+    reason: Option<&str>,
+) -> (Option<f64>, RowVerdict, String) {
+    let why = f.why.clone().unwrap_or_default();
+    let join = |said: String| if why.is_empty() { said } else { format!("{said}; {why}") };
+    let shown = found.map(|x| format!("{} {}", f.figure.show(x), f.figure.unit));
+    // Of placement there are predictions, of speed figures of this processor.
+    let predicts = f.figure.commands().any(|c| c == GateCommand::Plan.name());
+    let here = if predicts { "predicted here" } else { "on this CPU" };
+    match (f.needs, found) {
+        // A prediction, or a figure of this processor, is none of the Neural Engine's.
+        (FigureNeeds::Mac, _) => {
+            (None, RowVerdict::NeedsMac, shown.map_or(why.clone(), |s| join(format!("{here}: {s}"))))
+        }
+        (FigureNeeds::Weights, _) if is_synthetic => (found, RowVerdict::NeedsWeights, why),
+        (_, None) => {
+            let reason = reason.unwrap_or("no gate of the recipe brought it");
+            (None, RowVerdict::NotRun, reason.into())
+        }
+        (_, Some(x)) if f.book.holds(x) => (found, RowVerdict::Agrees, String::new()),
+        (_, Some(x)) if why.is_empty() => {
+            let by = (x / f.book.value - 1.0) * 100.0;
+            let said =
+                if by.is_finite() { format!("by {by:+.1} %, not explained") } else { "not explained".into() };
+            (found, RowVerdict::Differs, said)
+        }
+        _ => (found, RowVerdict::Differs, why),
+    }
+}

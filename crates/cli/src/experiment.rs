@@ -1,0 +1,349 @@
+//! Experiments of a book: a folder with `book.jsonl`, whose events are those of a journal.
+//!
+//! ```text
+//! journal new ──> event `experiment`: id, intent, expectations        before anything is built
+//! any command with --experiment ──> event of its kind: figures, by the registry; which expectations fail
+//! journal add ──> event `note`: what people write, state, milestones, links
+//! ```
+
+use crate::outcome::Outcome;
+use crate::registry::{self, Bound, Figure};
+use crate::ui;
+use anemoe_bundle::journal::{self, BOOK_FILE, Event, Prose, status};
+use anyhow::{Context, bail};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Instant;
+
+/// Kind of the event that begins an experiment.
+pub const BEGINS: &str = "experiment";
+
+/// A figure with what it is expected to be: `shard_mb<110`.
+#[derive(Clone)]
+pub struct Expectation {
+    pub text: String,
+    pub figure: &'static Figure,
+    bound: Bound,
+}
+
+impl FromStr for Expectation {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        let end = text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(text.len());
+        let (name, bound) = text.split_at(end);
+        let figure = registry::find(name)?;
+        if bound.trim().is_empty() {
+            return Err(format!(
+                "`{text}` expects nothing: write for instance {name}<110, in {}",
+                figure.unit
+            ));
+        }
+        Ok(Expectation { text: text.into(), figure, bound: figure.bound(bound)? })
+    }
+}
+
+/// An experiment of a book, as `BOOK/ID`.
+#[derive(Clone, Debug)]
+pub struct ExperimentPath {
+    pub book: PathBuf,
+    pub id: String,
+}
+
+impl ExperimentPath {
+    /// Splits `BOOK/ID`; whether there are such is not asked.
+    ///
+    /// # Errors
+    /// It has not this form.
+    pub fn split(path: &Path) -> anyhow::Result<ExperimentPath> {
+        let id = path.file_name().and_then(|name| name.to_str());
+        let id = id.filter(|id| id.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c)));
+        let book = path.parent().filter(|p| !p.as_os_str().is_empty());
+        let (id, book) = id.zip(book).with_context(|| {
+            format!(
+                "{}: not of the form BOOK/ID, with an ID of letters, digits, `_`, `-` and `.`",
+                path.display()
+            )
+        })?;
+        Ok(ExperimentPath { book: book.into(), id: id.into() })
+    }
+
+    /// Finds an experiment that has begun.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn open(path: &Path) -> anyhow::Result<ExperimentPath> {
+        let this = ExperimentPath::split(path)?;
+        if !this.book.join(BOOK_FILE).is_file() {
+            bail!(
+                "{}: no book of experiments; `anemoe journal new {} --intent TEXT` begins one",
+                this.book.display(),
+                path.display()
+            );
+        }
+        let known: Vec<String> = ids(&journal::read(&this.book)?.events).map(str::to_string).collect();
+        if !known.contains(&this.id) {
+            bail!("{}: no experiment `{}`; there are: {}", this.book.display(), this.id, known.join(", "));
+        }
+        Ok(ExperimentPath { book: std::path::absolute(&this.book).unwrap_or(this.book), ..this })
+    }
+
+    fn events(&self) -> Vec<Event> {
+        let of = |e: &Event| e.id == self.id || e.of.as_deref() == Some(&self.id);
+        journal::read(&self.book).map(|j| j.events.into_iter().filter(of).collect()).unwrap_or_default()
+    }
+
+    /// Adds an event; that nothing can be written is only said.
+    fn append(&self, event: Event) {
+        if let Err(e) = journal::append(&self.book, Event { of: Some(self.id.clone()), ..event }) {
+            ui::message(format!("warning: {e}; nothing was written down of experiment {}", self.id));
+        }
+    }
+}
+
+/// Ids of the experiments of a book.
+pub fn ids(events: &[Event]) -> impl Iterator<Item = &str> {
+    events.iter().filter(|e| e.kind == BEGINS).map(|e| e.id.as_str())
+}
+
+/// What begins an experiment.
+pub struct NewExperiment {
+    pub intent: String,
+    pub title: Option<String>,
+    pub expect: Vec<Expectation>,
+    pub replaces: Option<String>,
+    pub bundles: Vec<PathBuf>,
+}
+
+impl NewExperiment {
+    /// Writes it down, in a book that is made where there is none.
+    ///
+    /// # Errors
+    /// The id is taken, it replaces none of the book's, or the book cannot be written.
+    pub fn begin(self, at: &ExperimentPath) -> anyhow::Result<()> {
+        journal::make_book(&at.book)?;
+        let events = journal::read(&at.book)?.events;
+        if events.iter().any(|e| e.id == at.id) {
+            bail!("{}: there is an experiment `{}` already", at.book.display(), at.id);
+        }
+        if let Some(old) = self.replaces.as_ref().filter(|old| !ids(&events).any(|id| id == *old)) {
+            let known: Vec<&str> = ids(&events).collect();
+            bail!("--replaces {old}: no such experiment; there are: {}", known.join(", "));
+        }
+        let facts = json!({"title": self.title, "replaces": self.replaces, "expect": texts(&self.expect), "bundles": self.bundles});
+        let prose = Prose { intent: Some(self.intent), ..Prose::default() };
+        let event =
+            Event { id: at.id.clone(), facts: facts_of(facts), prose, ..Event::new(BEGINS, "intent") };
+        journal::append(&at.book, event)?;
+        Ok(())
+    }
+}
+
+/// The texts of expectations, as they are stored.
+pub fn texts(expect: &[Expectation]) -> Vec<&str> {
+    expect.iter().map(|e| e.text.as_str()).collect()
+}
+
+/// Members that say something.
+pub fn facts_of(value: Value) -> Map<String, Value> {
+    let Value::Object(mut map) = value else { return Map::new() };
+    map.retain(|_, v| !v.is_null() && v.as_array().is_none_or(|a| !a.is_empty()));
+    map
+}
+
+/// A command that runs for an experiment.
+pub struct ExperimentRun {
+    at: ExperimentPath,
+    command: String,
+    bundle: Option<PathBuf>,
+    options: Map<String, Value>,
+    started: Instant,
+}
+
+impl ExperimentRun {
+    /// Writes down that a command has begun.
+    pub fn begin(
+        at: ExperimentPath,
+        command: &str,
+        bundle: Option<PathBuf>,
+        options: Map<String, Value>,
+    ) -> ExperimentRun {
+        let run = ExperimentRun { at, command: command.into(), bundle, options, started: Instant::now() };
+        run.at.append(Event { facts: run.facts(), ..Event::new(command, status::STARTED) });
+        run
+    }
+
+    fn facts(&self) -> Map<String, Value> {
+        facts_of(json!({"bundle": self.bundle}))
+    }
+
+    /// Writes down what came of it: figures of its document, and which expectations they fail.
+    pub fn end(self, result: &anyhow::Result<Outcome>, document: Option<&Value>) {
+        let mut facts = self.facts();
+        let status = match result {
+            Ok(Outcome::Done) => status::DONE,
+            Ok(Outcome::GateFailed) => status::FAIL,
+            Err(e) => {
+                facts.insert("error".into(), format!("{e:#}").into());
+                status::ERROR
+            }
+        };
+        let measured = document.map(|d| registry::measured(&self.command, d)).unwrap_or_default();
+        let figures: Map<String, Value> =
+            measured.iter().map(|(f, x)| (f.name.to_string(), (*x).into())).collect();
+        facts.extend(facts_of(json!({"figures": figures})));
+        let before = Experiment::of(&self.at.events());
+        for e in before.iter().flat_map(|x| &x.expectations) {
+            let Some((figure, found)) = measured.iter().find(|(f, _)| f.name == e.figure) else { continue };
+            let Ok(expectation) = e.text.parse::<Expectation>() else { continue };
+            let said = if expectation.bound.holds(*found) { "holds" } else { "FAILS" };
+            let found = figure.show(*found);
+            ui::message(format!("experiment {}: {}: {found} {}: {said}", self.at.id, e.text, figure.unit));
+        }
+        let seconds = Some((self.started.elapsed().as_secs_f64() * 1e3).round() / 1e3);
+        let version = env!("CARGO_PKG_VERSION").into();
+        let machine = Some(crate::recorder::machine::this());
+        let options = self.options;
+        self.at.append(Event {
+            seconds,
+            version,
+            machine,
+            options,
+            facts,
+            ..Event::new(&self.command, status)
+        });
+    }
+}
+
+/// An expectation and what became of it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CheckedExpectation {
+    pub text: String,
+    pub figure: String,
+    pub unit: &'static str,
+    /// The newest figure.
+    pub found: Option<f64>,
+    pub holds: Option<bool>,
+}
+
+impl CheckedExpectation {
+    /// The figure as people read it.
+    pub fn found_text(&self) -> String {
+        match (self.found, registry::find(&self.figure)) {
+            (Some(x), Ok(figure)) => format!("{} {}", figure.show(x), self.unit),
+            _ => "nothing yet".into(),
+        }
+    }
+}
+
+/// An experiment, from its events.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Experiment {
+    pub title: Option<String>,
+    /// `intent`, `running`, `passed`, `failed` or `dead end`.
+    pub state: String,
+    pub expectations: Vec<CheckedExpectation>,
+    pub bundles: Vec<String>,
+    pub replaces: Option<String>,
+    /// With their days.
+    pub milestones: Vec<String>,
+}
+
+/// Strings of a list, or of a member that is one.
+fn strings<'a>(events: &'a [Event], keys: &'static [&str]) -> impl Iterator<Item = &'a str> {
+    let values = events.iter().flat_map(move |e| keys.iter().filter_map(|k| e.facts.get(*k)));
+    values.flat_map(|v| match v {
+        Value::Array(list) => list.iter().filter_map(Value::as_str).collect(),
+        one => Vec::from_iter(one.as_str()),
+    })
+}
+
+impl Experiment {
+    /// Reads the events of one experiment; none where they are of something else.
+    pub fn of(events: &[Event]) -> Option<Experiment> {
+        let first = events.first().filter(|e| e.kind == BEGINS)?;
+        let fact = |key| first.facts.get(key).and_then(Value::as_str).map(str::to_string);
+        let newest = |name: &str| {
+            let found = |e: &Event| e.facts.get("figures")?.get(name)?.as_f64();
+            events.iter().rev().find_map(found)
+        };
+        // What another version knows is shown, and never held against anything.
+        let check = |text: &str| match text.parse::<Expectation>() {
+            Ok(e) => {
+                let found = newest(e.figure.name);
+                let holds = found.map(|x| e.bound.holds(x));
+                CheckedExpectation {
+                    text: e.text,
+                    figure: e.figure.name.into(),
+                    unit: e.figure.unit,
+                    found,
+                    holds,
+                }
+            }
+            Err(_) => CheckedExpectation {
+                text: text.into(),
+                figure: String::new(),
+                unit: "",
+                found: None,
+                holds: None,
+            },
+        };
+        let mut bundles: Vec<String> = Vec::new();
+        for bundle in strings(events, &["bundles", "bundle"]) {
+            if !bundles.iter().any(|b| b == bundle) {
+                bundles.push(bundle.into());
+            }
+        }
+        let milestones = events.iter().filter_map(|e| {
+            Some(format!("{}: {}", e.time.strftime("%Y-%m-%d"), e.facts.get("milestone")?.as_str()?))
+        });
+        let expectations: Vec<CheckedExpectation> = strings(events, &["expect"]).map(check).collect();
+        Some(Experiment {
+            title: fact("title"),
+            state: state(events, &expectations),
+            bundles,
+            replaces: fact("replaces"),
+            milestones: milestones.collect(),
+            expectations: dedup(expectations),
+        })
+    }
+}
+
+fn dedup(mut list: Vec<CheckedExpectation>) -> Vec<CheckedExpectation> {
+    let mut seen = std::collections::HashSet::new();
+    list.retain(|e| seen.insert(e.text.clone()));
+    list
+}
+
+/// The state: what a person said, unless a command began later; else what commands and expectations say.
+fn state(events: &[Event], expectations: &[CheckedExpectation]) -> String {
+    let said = |e: &Event| e.facts.get("state").and_then(Value::as_str).map(str::to_string);
+    let is_run = |e: &Event| e.kind != BEGINS && e.kind != "note";
+    let last_run = events.iter().rposition(is_run);
+    let spoken = events.iter().enumerate().rev().find_map(|(i, e)| Some((i, said(e)?)));
+    if let Some((i, state)) = spoken
+        && last_run.is_none_or(|run| run < i)
+    {
+        return state;
+    }
+    // The newest run of each command.
+    let mut newest: Vec<&Event> = Vec::new();
+    for e in events.iter().filter(|e| is_run(e)) {
+        newest.retain(|n| n.kind != e.kind);
+        newest.push(e);
+    }
+    let has = |wanted: &[&str]| newest.iter().any(|e| wanted.contains(&e.status.as_str()));
+    let fails = expectations.iter().any(|e| e.holds == Some(false));
+    let open = expectations.iter().any(|e| e.holds.is_none());
+    match () {
+        () if newest.is_empty() => "intent",
+        () if has(&[status::STARTED]) => "running",
+        () if fails || has(&[status::FAIL, status::ERROR]) => "failed",
+        () if open => "running",
+        () => "passed",
+    }
+    .into()
+}

@@ -1,0 +1,461 @@
+//! Figures by name: their units, and how each is read from the documents that commands print with `--json`.
+//!
+//! ```text
+//! document of plan, build, check, ... --readers--> figure --Bound--> a recipe's row, or an experiment's expectation
+//! ```
+//!
+//! A figure has one unit. Sizes are of the weights as stored; MB is 10^6 bytes, MiB 2^20.
+
+use serde_json::Value;
+
+/// One figure that commands bring.
+pub struct Figure {
+    /// Name in recipes and expectations.
+    pub name: &'static str,
+    /// Unit.
+    pub unit: &'static str,
+    /// Meaning, in one line.
+    pub text: &'static str,
+    /// What has to be there for it to mean what the name says.
+    pub needs: FigureNeeds,
+    /// Commands that bring it, the most telling first.
+    readers: &'static [(&'static str, Reader)],
+}
+
+/// What a figure needs besides a bundle.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FigureNeeds {
+    /// Nothing: it follows from shapes and options.
+    #[default]
+    Nothing,
+    /// Weights that were trained.
+    Weights,
+    /// A Neural Engine.
+    Mac,
+}
+
+/// A way from a document to a number.
+#[derive(Clone, Copy)]
+enum Reader {
+    /// The number at a JSON pointer, times a factor.
+    At(&'static str, f64),
+    /// Anything else.
+    By(fn(&Value) -> Option<f64>),
+}
+use Reader::{At, By};
+
+impl Figure {
+    /// Reads the figure from the document of `command`.
+    pub fn read(&self, command: &str, document: &Value) -> Option<f64> {
+        let (_, reader) = self.readers.iter().find(|(c, _)| *c == command)?;
+        let found = match reader {
+            At(pointer, factor) => document.pointer(pointer)?.as_f64()? * factor,
+            By(read) => read(document)?,
+        };
+        found.is_finite().then_some(found)
+    }
+
+    /// Commands that bring it, the most telling first.
+    pub fn commands(&self) -> impl Iterator<Item = &'static str> {
+        self.readers.iter().map(|(command, _)| *command)
+    }
+}
+
+/// The figure of this name.
+///
+/// # Errors
+/// There is none; the message lists all.
+pub fn find(name: &str) -> Result<&'static Figure, String> {
+    FIGURES.iter().find(|f| f.name == name).ok_or_else(|| {
+        let known: Vec<&str> = FIGURES.iter().map(|f| f.name).collect();
+        format!("no figure is named `{name}`; there are: {}", known.join(", "))
+    })
+}
+
+/// Every figure that a document of `command` holds.
+pub fn measured(command: &str, document: &Value) -> Vec<(&'static Figure, f64)> {
+    if let Some(rows) = document["rows"].as_array().filter(|_| command == "reproduce") {
+        let row = |r: &Value| Some((find(r["figure"].as_str()?).ok()?, r["ours"].as_f64()?));
+        return rows.iter().filter_map(row).collect();
+    }
+    FIGURES.iter().filter_map(|f| Some((f, f.read(command, document)?))).collect()
+}
+
+/// All figures.
+pub fn all() -> &'static [Figure] {
+    FIGURES
+}
+
+const MB: f64 = 1e6;
+const MIB: f64 = 1048576.0;
+const GB: f64 = 1e9;
+
+/// Shards of a plan, or packages of a check or of a build's gates.
+fn packages(document: &Value) -> &[Value] {
+    let places = ["/shards", "/packages", "/full_stack/residency/packages"];
+    let found = places.iter().find_map(|p| document.pointer(p)?.as_array());
+    found.map_or(&[], Vec::as_slice)
+}
+
+/// Bytes of a package's weights.
+fn weight_bytes(package: &Value) -> Option<f64> {
+    package["bytes"].as_f64().or_else(|| package["weight_bytes"].as_f64())
+}
+
+/// Kinds of shards that hold experts.
+const WITH_EXPERTS: [&str; 3] = ["experts", "experts_combine", "moe"];
+
+fn is_pack(package: &Value) -> bool {
+    package["kind"].as_str().is_some_and(|kind| WITH_EXPERTS.contains(&kind))
+}
+
+/// Packages that hold experts, in order.
+fn packs(document: &Value) -> impl Iterator<Item = &Value> {
+    packages(document).iter().filter(|p| is_pack(p))
+}
+
+fn first_pack(document: &Value) -> Option<&Value> {
+    packs(document).next()
+}
+
+fn pack_bytes(document: &Value) -> Option<f64> {
+    weight_bytes(first_pack(document)?)
+}
+
+fn largest_pack(document: &Value) -> Option<f64> {
+    packs(document).filter_map(weight_bytes).reduce(f64::max)
+}
+
+/// Sum of the bytes of packages; none where there is no package.
+fn sum<'a>(packages: impl Iterator<Item = &'a Value>) -> Option<f64> {
+    packages.filter_map(weight_bytes).reduce(|a, b| a + b)
+}
+
+/// MiB as `du` prints them: rounded up.
+fn du(bytes: f64) -> f64 {
+    (bytes / MIB).ceil()
+}
+
+fn count(packages: usize) -> Option<f64> {
+    (packages > 0).then_some(packages as f64)
+}
+
+fn kinds(document: &Value, kind: &str) -> Option<f64> {
+    count(packages(document).iter().filter(|p| p["kind"] == kind).count())
+}
+
+/// Ops of the first pack's first function, by where they run.
+fn pack_ops(document: &Value, devices: &[&str]) -> Option<f64> {
+    let pack = first_pack(document)?;
+    let ops = pack.pointer("/functions/0/ops").or_else(|| pack.get("ops"))?;
+    devices.iter().map(|d| ops[*d].as_f64()).sum()
+}
+
+const DEVICES: [&str; 4] = ["ane", "gpu", "cpu", "unknown"];
+
+/// Ops of the first pack's first function whose type has this beginning.
+fn pack_types(document: &Value, beginning: &str) -> Option<f64> {
+    let types = first_pack(document)?.get("op_types")?.as_object()?;
+    Some(types.iter().filter(|(t, _)| t.starts_with(beginning)).filter_map(|(_, n)| n.as_f64()).sum())
+}
+
+fn pack_conv(document: &Value) -> Option<f64> {
+    Some(first_pack(document)?.pointer("/op_types/conv").and_then(Value::as_f64).unwrap_or(0.0))
+}
+
+/// Packages that are predicted on the Neural Engine.
+fn predicted(document: &Value) -> Option<f64> {
+    let all = packages(document);
+    count(all.len()).map(|_| all.iter().filter(|p| p["verdict"] == "ane").count() as f64)
+}
+
+/// Probes of shards, of a build's gate or of `validate --probes`.
+fn probes(document: &Value) -> &[Value] {
+    let places = ["/representative/probes/shards", "/probes/shards"];
+    places.iter().find_map(|p| document.pointer(p)?.as_array()).map_or(&[], Vec::as_slice)
+}
+
+fn probed_packs<'a>(document: &'a Value, figure: &'a str) -> impl Iterator<Item = f64> + 'a {
+    let packs = probes(document).iter().filter(|p| is_pack(p));
+    packs.filter(|p| p["counted"].as_u64() > Some(0)).filter_map(move |p| p.pointer(figure)?.as_f64())
+}
+
+fn probed_pack(document: &Value, figure: &str) -> Option<f64> {
+    probes(document).iter().find(|p| is_pack(p))?.pointer(figure)?.as_f64()
+}
+
+/// Greedy tokens that equal the golden's from the first on.
+fn tokens_equal(document: &Value) -> Option<f64> {
+    let ids = |key: &str| document[key].as_array();
+    let equal = ids("generated_ids")?.iter().zip(ids("expected_ids")?).take_while(|(a, b)| a == b);
+    Some(equal.count() as f64)
+}
+
+fn length(document: &Value, pointer: &str) -> Option<f64> {
+    Some(document.pointer(pointer)?.as_array()?.len() as f64)
+}
+
+fn lowest(document: &Value, list: &str, figure: &str) -> Option<f64> {
+    let all = document.pointer(list)?.as_array()?;
+    all.iter().filter_map(|x| x.pointer(figure)?.as_f64()).reduce(f64::min)
+}
+
+/// Time of a pass over four tokens over that of one.
+fn verify_ratio(document: &Value) -> Option<f64> {
+    document["verify"].as_array()?.iter().find(|v| v["tokens"] == 4)?["over_one"].as_f64()
+}
+
+macro_rules! figure {
+    ($name:literal, $unit:literal, $needs:ident, $text:literal, $($command:literal => $reader:expr),+) => {
+        Figure { name: $name, unit: $unit, text: $text, needs: FigureNeeds::$needs, readers: &[$(($command, $reader)),+] }
+    };
+}
+
+const FIGURES: &[Figure] = &[
+    // Sizes and counts.
+    figure!("shards", "packages", Nothing, "packages of the model", "plan" => At("/totals/shards", 1.0), "build" => At("/shards", 1.0)),
+    figure!("layer_shards", "packages", Nothing, "packages of layers, without the head", "plan" => At("/totals/layer_shards", 1.0)),
+    figure!("attn_shards", "packages", Nothing, "attention packages", "plan" => By(|d| kinds(d, "attention")), "check" => By(|d| kinds(d, "attention"))),
+    figure!("moe_shards", "packages", Nothing, "packages that hold experts", "plan" => By(|d| count(packs(d).count())), "check" => By(|d| count(packs(d).count()))),
+    figure!("head_shards", "packages", Nothing, "slices of the head", "plan" => By(|d| kinds(d, "head")), "check" => By(|d| kinds(d, "head"))),
+    figure!("pack_mb", "MB", Nothing, "weights of the first package of experts", "check" => By(|d| pack_bytes(d).map(|b| b / MB)), "build" => By(|d| pack_bytes(d).map(|b| b / MB)), "plan" => By(|d| pack_bytes(d).map(|b| b / MB))),
+    figure!("pack_mib", "MiB", Nothing, "the same", "check" => By(|d| pack_bytes(d).map(|b| b / MIB)), "build" => By(|d| pack_bytes(d).map(|b| b / MIB)), "plan" => By(|d| pack_bytes(d).map(|b| b / MIB))),
+    figure!("shard_mb", "MB", Nothing, "weights of the largest package of experts", "check" => By(|d| largest_pack(d).map(|b| b / MB)), "build" => By(|d| largest_pack(d).map(|b| b / MB)), "plan" => By(|d| largest_pack(d).map(|b| b / MB))),
+    figure!("shard_mib", "MiB", Nothing, "the same", "check" => By(|d| largest_pack(d).map(|b| b / MIB)), "build" => By(|d| largest_pack(d).map(|b| b / MIB)), "plan" => By(|d| largest_pack(d).map(|b| b / MIB))),
+    figure!("pack_du_mib", "MiB", Nothing, "weights of the first package of experts, rounded up as du prints sizes", "check" => By(|d| pack_bytes(d).map(du)), "plan" => By(|d| pack_bytes(d).map(du))),
+    figure!("shard_du_mib", "MiB", Nothing, "the same of the largest package of experts", "check" => By(|d| largest_pack(d).map(du)), "plan" => By(|d| largest_pack(d).map(du))),
+    figure!("pack_matrix_weights", "weights", Nothing, "largest matrix of the first package of experts, which has its own tables or scales", "plan" => By(|d| first_pack(d)?.get("largest_matrix")?.as_f64())),
+    figure!("experts_gb", "GB", Nothing, "weights of all packages of experts", "plan" => By(|d| sum(packs(d)).map(|b| b / GB)), "check" => By(|d| sum(packs(d)).map(|b| b / GB))),
+    figure!("weights_gb", "GB", Nothing, "weights of all packages", "plan" => By(|d| sum(packages(d).iter()).map(|b| b / GB)), "check" => By(|d| sum(packages(d).iter()).map(|b| b / GB))),
+    figure!("bundle_mb", "MB", Nothing, "packages as files", "build" => At("/package_bytes", 1e-6)),
+    figure!("params", "weights", Nothing, "parameters of the model", "plan" => At("/totals/params", 1.0)),
+    figure!("active_params", "weights", Nothing, "parameters that a token meets", "plan" => At("/totals/active_params_per_token", 1.0)),
+    figure!("token_gb", "GB", Nothing, "weights that a token has to read", "plan" => At("/totals/bytes_per_token", 1e-9), "bench" => At("/decode/0/gb_per_token", 1.0)),
+    figure!("outlier_tensors", "tensors", Nothing, "tensors whose largest weight spoils their one scale", "plan" => By(|d| length(d, "/outliers"))),
+    // Ops and placement.
+    figure!("pack_conv_ops", "ops", Nothing, "convolutions of the first package of experts, for one token", "plan" => By(pack_conv)),
+    figure!("pack_compute_ops", "ops", Nothing, "its ops that run somewhere", "plan" => By(|d| pack_ops(d, &DEVICES)), "check" => By(|d| pack_ops(d, &DEVICES))),
+    figure!("pack_const_ops", "ops", Nothing, "its const ops", "plan" => By(|d| pack_types(d, "const").zip(pack_types(d, "constexpr_")).map(|(a, b)| a - b))),
+    figure!("pack_constexpr_ops", "ops", Nothing, "its constexpr ops, one for each compressed matrix", "plan" => By(|d| pack_types(d, "constexpr_"))),
+    figure!("pack_no_device_ops", "ops", Nothing, "its const and constexpr ops, which have no device", "plan" => By(|d| pack_ops(d, &["no_device"])), "check" => By(|d| pack_ops(d, &["no_device"]))),
+    figure!("pack_ane_ops", "ops", Mac, "its ops on the Neural Engine; here predicted", "check" => By(|d| pack_ops(d, &["ane"])), "plan" => By(|d| pack_ops(d, &["ane"]))),
+    figure!("pack_gpu_ops", "ops", Mac, "its ops on the GPU; here predicted", "check" => By(|d| pack_ops(d, &["gpu"])), "plan" => By(|d| pack_ops(d, &["gpu"]))),
+    figure!("pack_cpu_ops", "ops", Mac, "its ops on the CPU; here predicted", "check" => By(|d| pack_ops(d, &["cpu"])), "plan" => By(|d| pack_ops(d, &["cpu"]))),
+    figure!("ane_shards", "packages", Mac, "packages on the Neural Engine; here predicted", "plan" => By(predicted), "check" => By(predicted), "build" => By(predicted)),
+    // Quality.
+    figure!("min_weight_cosine", "cosine", Nothing, "lowest cosine of a compressed matrix", "build" => At("/min_weight_cosine", 1.0)),
+    figure!("probe_cosine_min", "cosine", Weights, "first probed package of experts against FP16: lowest", "validate" => By(|d| probed_pack(d, "/branch/min_cosine")), "build" => By(|d| probed_pack(d, "/branch/min_cosine"))),
+    figure!("probe_cosine_mean", "cosine", Weights, "the same: mean", "validate" => By(|d| probed_pack(d, "/branch/mean_cosine")), "build" => By(|d| probed_pack(d, "/branch/mean_cosine"))),
+    figure!("probe_stream_cosine_min", "cosine", Weights, "the same with the residual stream added: lowest", "validate" => By(|d| probed_pack(d, "/with_residual/min_cosine")), "build" => By(|d| probed_pack(d, "/with_residual/min_cosine"))),
+    figure!("probe_stream_cosine_mean", "cosine", Weights, "the same with the residual stream added: mean", "validate" => By(|d| probed_pack(d, "/with_residual/mean_cosine")), "build" => By(|d| probed_pack(d, "/with_residual/mean_cosine"))),
+    figure!("probes_zero", "probes", Weights, "probes that choose no expert of that package", "validate" => By(|d| probed_pack(d, "/no_active_expert")), "build" => By(|d| probed_pack(d, "/no_active_expert"))),
+    figure!("layer_cosine_min", "cosine", Weights, "packages of experts against FP16, residual stream added: lowest mean of a package", "validate" => By(|d| probed_packs(d, "/with_residual/mean_cosine").reduce(f64::min))),
+    figure!("layer_cosine_max", "cosine", Weights, "the same: highest mean of a package", "validate" => By(|d| probed_packs(d, "/with_residual/mean_cosine").reduce(f64::max))),
+    figure!("branch_cosine_min", "cosine", Weights, "packages of experts against FP16: lowest mean of a package", "validate" => By(|d| probed_packs(d, "/branch/mean_cosine").reduce(f64::min))),
+    figure!("stack_cosine_min", "cosine", Weights, "hidden state behind the layers against the golden: lowest", "trace" => By(|d| lowest(d, "/layers", "/fidelity/min_cosine"))),
+    figure!("stack_cosine_last", "cosine", Weights, "hidden state behind the last layer: mean", "trace" => By(|d| d["layers"].as_array()?.last()?.pointer("/fidelity/mean_cosine")?.as_f64())),
+    figure!("logit_cosine_min", "cosine", Weights, "logits against the golden: lowest of all positions and steps", "validate" => At("/min_cosine", 1.0), "build" => At("/full_stack/golden/min_cosine", 1.0)),
+    figure!("prompt_cosine_min", "cosine", Weights, "logits at the positions of the prompt: lowest", "validate" => By(|d| lowest(d, "/positions", "/cosine"))),
+    figure!("first_decode_cosine", "cosine", Weights, "logits of the first decoded token", "validate" => At("/decode/0/cosine", 1.0)),
+    figure!("mean_kl", "nats", Weights, "divergence of the next token's distribution from the golden's", "validate" => At("/mean_kl", 1.0), "build" => At("/full_stack/golden/mean_kl", 1.0)),
+    figure!("tokens_equal", "tokens", Weights, "greedy tokens that equal the golden's", "validate" => By(tokens_equal)),
+    figure!("tokens_expected", "tokens", Nothing, "greedy tokens of the golden", "validate" => By(|d| length(d, "/expected_ids"))),
+    // Generation and speed.
+    figure!("prompt_tokens", "tokens", Nothing, "tokens of the prompt", "generate" => By(|d| length(d, "/prompt_ids"))),
+    figure!("new_tokens", "tokens", Nothing, "tokens behind the prompt", "generate" => By(|d| length(d, "/generated_ids"))),
+    figure!("verifier_calls", "calls", Weights, "passes over drafts", "generate" => At("/speculation/verifier_calls", 1.0)),
+    figure!("drafted", "tokens", Weights, "drafted tokens", "generate" => At("/speculation/drafted", 1.0)),
+    figure!("accepted", "tokens", Weights, "drafted tokens that were right", "generate" => At("/speculation/accepted", 1.0)),
+    figure!("fallbacks", "calls", Weights, "passes without a draft", "generate" => At("/speculation/fallbacks", 1.0)),
+    figure!("acceptance", "%", Weights, "drafted tokens that were right, of all", "generate" => At("/speculation/acceptance", 100.0)),
+    figure!("ngram_tok_s", "tok/s", Mac, "decoding with drafts", "generate" => At("/timing/decode_tok_s", 1.0)),
+    figure!("decode_tok_s", "tok/s", Mac, "decoding, one token a pass", "bench" => At("/decode/0/tok_s", 1.0)),
+    figure!("token_ms", "ms", Mac, "a pass over one token", "bench" => At("/decode/0/ms_per_token", 1.0)),
+    figure!("verify_ratio", "times", Mac, "a pass over four tokens over one over one token", "bench" => By(verify_ratio)),
+    figure!("verify_ms", "ms", Mac, "a pass over four tokens", "bench" => By(|d| d["verify"].as_array()?.iter().find(|v| v["tokens"] == 4)?["ms"].as_f64())),
+    figure!("first_token_s", "s", Mac, "from the start to the first token", "bench" => At("/first_token_s", 1.0)),
+    figure!("build_s", "s", Nothing, "time of the build", "build" => At("/seconds", 1.0)),
+];
+
+/// Relation of a figure to a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Relation {
+    Equal,
+    About,
+    Less,
+    AtMost,
+    More,
+    AtLeast,
+}
+
+/// Signs of relations; those that begin like another one come first.
+const SIGNS: [(&str, Relation); 7] = [
+    ("<=", Relation::AtMost),
+    (">=", Relation::AtLeast),
+    ("==", Relation::Equal),
+    ("<", Relation::Less),
+    (">", Relation::More),
+    ("=", Relation::Equal),
+    ("about ", Relation::About),
+];
+
+/// Largest deviation of what is only about equal.
+const ABOUT: f64 = 0.1;
+
+/// A number that a figure is held against: `101.2`, `>=0.97`, `<110`, `about 35`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bound {
+    text: String,
+    relation: Relation,
+    pub value: f64,
+    /// Half of the last digit that is written.
+    half: f64,
+}
+
+impl Bound {
+    /// Reads a bound; a number alone wants an equal one, to the digits that are written.
+    ///
+    /// # Errors
+    /// It holds no number.
+    pub fn parse(text: &str) -> Result<Bound, String> {
+        let text = text.trim();
+        let (relation, number) = SIGNS
+            .iter()
+            .find_map(|(sign, relation)| Some((*relation, text.strip_prefix(sign)?)))
+            .unwrap_or((Relation::Equal, text));
+        let number = number.trim();
+        let wrong = || format!("`{text}` is not a number, nor <, <=, >, >=, = or `about` with one");
+        let plain = number.bytes().all(|b| b.is_ascii_digit() || b".-+eE".contains(&b));
+        let value: f64 = number.parse().ok().filter(|v: &f64| plain && v.is_finite()).ok_or_else(wrong)?;
+        let digits =
+            number.split(['e', 'E']).next().and_then(|m| m.split_once('.')).map_or(0, |(_, d)| d.len());
+        let half =
+            if value == value.trunc() && digits == 0 { 0.0 } else { 0.5 * 10f64.powi(-(digits as i32)) };
+        Ok(Bound { text: text.into(), relation, value, half })
+    }
+
+    /// Whether a figure keeps it.
+    pub fn holds(&self, found: f64) -> bool {
+        match self.relation {
+            // A whole number of a unit that is not counted is rounded, too: see `rounds`.
+            Relation::Equal => (found - self.value).abs() <= self.half * (1.0 + 1e-9),
+            Relation::About => (found - self.value).abs() <= ABOUT * self.value.abs(),
+            Relation::Less => found < self.value,
+            Relation::AtMost => found <= self.value,
+            Relation::More => found > self.value,
+            Relation::AtLeast => found >= self.value,
+        }
+    }
+
+    /// The same for a quantity that is measured, not counted: `202` holds for 201.99.
+    pub fn rounded(mut self) -> Bound {
+        if self.half == 0.0 {
+            self.half = 0.5;
+        }
+        self
+    }
+
+    /// As it was written.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// The number alone where it is to be equal, else as it was written.
+    pub fn to_json(&self) -> Value {
+        match self.relation {
+            Relation::Equal => self.value.into(),
+            _ => self.text.clone().into(),
+        }
+    }
+}
+
+/// Units of figures that are counted: they are equal or not.
+const COUNTED: [&str; 7] = ["packages", "ops", "tokens", "calls", "probes", "tensors", "weights"];
+
+impl Figure {
+    /// Reads a bound of this figure.
+    ///
+    /// # Errors
+    /// It holds no number.
+    pub fn bound(&self, text: &str) -> Result<Bound, String> {
+        let bound = Bound::parse(text)?;
+        Ok(if COUNTED.contains(&self.unit) { bound } else { bound.rounded() })
+    }
+
+    /// A value as people read it.
+    pub fn show(&self, value: f64) -> String {
+        match self.unit {
+            unit if COUNTED.contains(&unit) && value.abs() < 1e15 => {
+                let sign = if value < 0.0 { "-" } else { "" };
+                format!("{sign}{}", crate::ui::count(value.abs().round() as u64))
+            }
+            "cosine" | "nats" => format!("{value:.5}"),
+            _ if value.abs() >= 1000.0 => format!("{value:.0}"),
+            _ if value.abs() >= 1.0 => format!("{value:.2}"),
+            _ => format!("{value:.4}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_figure_has_a_name_of_its_own() {
+        let names: BTreeSet<&str> = FIGURES.iter().map(|f| f.name).collect();
+        assert_eq!(names.len(), FIGURES.len());
+        let said = find("shard_gb").err().unwrap();
+        assert!(said.contains("`shard_gb`") && said.contains("shard_mb, "), "{said}");
+    }
+
+    #[test]
+    fn bounds_hold_to_their_digits() {
+        let size = find("shard_mb").unwrap();
+        for (text, found, holds) in [
+            ("101.2", 101.249, true),
+            ("101.2", 101.26, false),
+            ("202", 201.99, true),
+            ("202", 202.6, false),
+            ("<110", 110.0, false),
+            ("<=110", 110.0, true),
+            (">8.59", 8.6, true),
+            ("about 35", 38.0, true),
+            ("about 35", 39.0, false),
+            (">= .97", 0.97, true),
+            ("-1.5", -1.5, true),
+        ] {
+            assert_eq!(size.bound(text).unwrap().holds(found), holds, "{text} {found}");
+        }
+        let counted = find("pack_conv_ops").unwrap();
+        assert!(counted.bound("36").unwrap().holds(36.0) && !counted.bound("36").unwrap().holds(36.4));
+        for wrong in ["", "<", "nan", "inf", "<inf", "1e999", "twelve", "1..2", "about", "<<1"] {
+            assert!(Bound::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn documents_give_figures() {
+        let plan = json!({
+            "totals": {"shards": 3},
+            "shards": [
+                {"kind": "attention", "bytes": 5},
+                {"kind": "moe", "bytes": 2_000_000, "op_types": {"conv": 36, "const": 44, "constexpr_lut_to_dense": 4},
+                 "ops": {"ane": 34, "gpu": 0, "cpu": 0, "unknown": 2, "no_device": 48}, "verdict": "ane"},
+            ],
+        });
+        let read = |name: &str| find(name).unwrap().read("plan", &plan);
+        assert_eq!(read("shards"), Some(3.0));
+        assert_eq!(read("shard_mb"), Some(2.0));
+        assert_eq!((read("pack_const_ops"), read("pack_constexpr_ops")), (Some(44.0), Some(4.0)));
+        assert_eq!((read("pack_compute_ops"), read("pack_no_device_ops")), (Some(36.0), Some(48.0)));
+        assert_eq!((read("head_shards"), read("decode_tok_s")), (None, None));
+        // Documents of another shape give nothing.
+        for document in [json!(null), json!([]), json!({"shards": 7}), json!({"shards": [{"kind": "moe"}]})] {
+            assert_eq!(find("shard_mb").unwrap().read("plan", &document), None, "{document}");
+        }
+    }
+}

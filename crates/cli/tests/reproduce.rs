@@ -1,0 +1,160 @@
+//! `anemoe reproduce`: recipes of the field notes, a recipe of one's own, runs that go on, wrong recipes.
+
+mod common;
+
+use common::{fixture, json, refused, run};
+use serde_json::Value;
+use std::path::Path;
+
+fn rows(document: &Value) -> Vec<(String, String, &Value)> {
+    let all = document["rows"].as_array().unwrap();
+    let text = |r: &Value, key: &str| r[key].as_str().unwrap().to_string();
+    all.iter().map(|r| (text(r, "figure"), text(r, "verdict"), r)).collect()
+}
+
+fn row<'a>(document: &'a Value, figure: &str, build: &str) -> &'a Value {
+    let all = document["rows"].as_array().unwrap();
+    all.iter()
+        .find(|r| r["figure"] == figure && r["build"] == build)
+        .unwrap_or_else(|| panic!("{figure} {build}"))
+}
+
+#[test]
+fn recipes_of_the_field_notes_agree_or_say_why() {
+    let list = json(0, &["reproduce", "--list"]);
+    let names: Vec<&str> =
+        list["recipes"].as_array().unwrap().iter().map(|r| r["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["exp-34", "exp-35", "t4.1.2", "t4.1.3", "t4.3", "exp-36", "l0-probe"]);
+    let folder = tempfile::tempdir().unwrap();
+    for name in names {
+        let output = common::anemoe(&["reproduce", name, "--dry-run", "--json"])
+            .current_dir(folder.path())
+            .output()
+            .unwrap();
+        let (code, out, err) = common::finish(output);
+        assert_eq!(code, 0, "{name}\n{out}\n{err}");
+        let document: Value = serde_json::from_str(&out).unwrap();
+        let agree = rows(&document).iter().filter(|(_, verdict, _)| verdict == "agrees").count();
+        assert!(agree >= 1, "{name}: {out}");
+        for (figure, verdict, r) in rows(&document) {
+            assert!(verdict != "differs" || r["why"].as_str().unwrap().len() > 10, "{name} {figure}");
+            assert!(
+                verdict != "needs a Mac" || r["ours"].is_null(),
+                "{name} {figure}: no figure of this machine is the Mac's"
+            );
+            assert!(!r["from"].as_str().unwrap().is_empty() && !r["unit"].as_str().unwrap().is_empty());
+        }
+    }
+    // A dry run writes nothing.
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn sizes_and_counts_of_the_book_are_ours() {
+    let l0 = json(0, &["reproduce", "L0 probe", "--dry-run"]);
+    for (figure, build, ours) in [
+        ("pack_du_mib", "lut4", 46.0),
+        ("shard_du_mib", "lut4", 54.0),
+        ("pack_du_mib", "fp16", 182.0),
+        ("shard_du_mib", "fp16", 216.0),
+        ("moe_shards", "lut4", 240.0),
+    ] {
+        let r = row(&l0, figure, build);
+        assert_eq!((r["ours"].as_f64(), r["verdict"].as_str()), (Some(ours), Some("agrees")), "{r}");
+    }
+    let e35 = json(0, &["reproduce", "exp-35", "--dry-run"]);
+    assert_eq!(row(&e35, "pack_conv_ops", "int4")["ours"], 36.0);
+    assert_eq!(row(&e35, "moe_shards", "int4")["verdict"], "agrees");
+    assert_eq!(row(&e35, "decode_tok_s", "int4")["verdict"], "needs a Mac");
+    assert_eq!(row(&e35, "probe_cosine_min", "int4")["verdict"], "needs the real weights");
+    assert_eq!(row(&e35, "new_tokens", "int4")["verdict"], "not run");
+    let t413 = json(0, &["reproduce", "t4.1.3", "--dry-run"]);
+    assert_eq!(row(&t413, "shard_du_mib", "int8")["ours"], 398.0);
+    assert_eq!(row(&t413, "pack_du_mib", "int8")["ours"], 364.0);
+}
+
+/// A recipe of the fixture's, with this text behind its figures.
+fn own(folder: &Path, more: &str) -> String {
+    let checkpoint = fixture("tiny-gemma4-moe");
+    let text = format!(
+        "title = 'tiny'\nintent = 'does it run?'\nsource = '{}'\nfamily = 'gemma4'\nprompt_ids = [2, 5, 9]\nnew_tokens = 3\n\
+         gates = ['plan', 'build', 'check', 'validate', 'trace', 'generate', 'bench']\n\
+         [options]\nbuild = ['--skip-gates']\nbench = ['--decode=2', '--context=4', '--prefill=4', '--verify-tokens=4', '--repetitions=1']\n\
+         generate = ['--ignore-eos']\n\
+         [[builds]]\nname = 'fp16'\noptions = ['--quant=fp16', '--max-context=64']\n\
+         [[builds]]\nname = 'lut4'\noptions = ['--quant=lut4', '--max-context=64']\n\
+         [[figures]]\nfigure = 'logit_cosine_min'\nunit = 'cosine'\nbook = '>=0.999'\nfrom = 'here'\n\
+         [[figures]]\nfigure = 'tokens_expected'\nunit = 'tokens'\nbook = 3\nfrom = 'here'\n\
+         [[figures]]\nfigure = 'new_tokens'\nunit = 'tokens'\nbook = 3\nfrom = 'here'\n\
+         [[figures]]\nfigure = 'decode_tok_s'\nunit = 'tok/s'\nbook = '>0'\nneeds = 'nothing'\nfrom = 'here'\n\
+         [[figures]]\nfigure = 'stack_cosine_min'\nunit = 'cosine'\nbook = '>=0.999'\nfrom = 'here'\n\
+         [[figures]]\nfigure = 'shards'\nunit = 'packages'\nbuild = 'lut4'\nbook = '>1'\nfrom = 'here'\n{more}",
+        checkpoint.display()
+    );
+    let file = folder.join("own.toml");
+    std::fs::write(&file, text).unwrap();
+    file.to_str().unwrap().into()
+}
+
+#[test]
+fn a_recipe_of_ones_own_runs_and_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = own(folder.path(), "");
+    let out = folder.path().join("out");
+    let out = out.to_str().unwrap();
+    let first = json(0, &["reproduce", &file, "-o", out]);
+    assert!(rows(&first).iter().all(|(_, verdict, _)| verdict == "agrees"), "{first:#}");
+    // A build of which only the plan is asked is not made.
+    assert!(Path::new(out).join("fp16.anemoe").is_dir() && !Path::new(out).join("lut4.anemoe").exists());
+    // Nothing runs again: the second run has the first one's figures, times included.
+    let (code, text, err) = run(&["reproduce", &file, "-o", out]);
+    assert_eq!((code, err.as_str()), (0, ""), "{text}");
+    let again = json(0, &["reproduce", &file, "-o", out]);
+    assert_eq!(again["rows"], first["rows"]);
+    // As if it had been killed behind the build, before that was written down.
+    let record = Path::new(out).join("reproduce.json");
+    let mut read: Value = serde_json::from_slice(&std::fs::read(&record).unwrap()).unwrap();
+    read["builds"]["fp16"].as_object_mut().unwrap().retain(|gate, _| gate == "plan");
+    std::fs::write(&record, read.to_string()).unwrap();
+    let resumed = json(0, &["reproduce", &file, "-o", out]);
+    assert!(rows(&resumed).iter().all(|(_, verdict, _)| verdict == "agrees"), "{resumed:#}");
+    // Another text in the same folder is another run.
+    own(folder.path(), "[[figures]]\nfigure = 'params'\nunit = 'weights'\nbook = 7\nfrom = 'nowhere'\n");
+    refused(&["reproduce", &file, "-o", out], &["a recipe with another text", "--out"]);
+    // A figure that differs without a reason fails.
+    let dry = json(1, &["reproduce", &file, "--dry-run"]);
+    assert_eq!(row(&dry, "params", "fp16")["verdict"], "differs");
+    assert_eq!(dry["pass"], false);
+}
+
+#[test]
+fn wrong_recipes_and_sources_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    refused(&["reproduce", "exp-99"], &["exp-34, exp-35", "t4.3"]);
+    refused(&["reproduce"], &["--list"]);
+    refused(
+        &["reproduce", "exp-35", "--checkpoint", "nowhere"],
+        &["nowhere", "no checkpoint", "synthetic:zaya1-8b"],
+    );
+    let gemma = fixture("tiny-gemma4-moe");
+    let gemma = gemma.to_str().unwrap();
+    refused(&["reproduce", "exp-35", "--checkpoint", gemma, "--dry-run"], &["gemma4", "zaya"]);
+    refused(&["reproduce", "exp-35", "--checkpoint", gemma, "--layers", "2"], &["--layers", "whole"]);
+    for (more, says) in [
+        ("[[figures]]\nfigure = 'shard_gb'\nunit = 'GB'\nbook = 1\nfrom = 'x'\n", "shard_mb"),
+        ("[[figures]]\nfigure = 'shard_mb'\nbook = 1\nfrom = 'x'\n", "has no unit"),
+        (
+            "[[figures]]\nfigure = 'shard_mb'\nunit = 'MB'\nbook = 1\nfrom = 'x'\ncolour = 'red'\n",
+            "unknown field `colour`",
+        ),
+        ("[[builds]]\nname = 'odd'\noptions = ['--quant=lut9']\n", "lut9"),
+    ] {
+        refused(&["reproduce", &own(folder.path(), more), "--dry-run"], &[says]);
+    }
+    std::fs::write(folder.path().join("binary.toml"), [0u8, 159, 255]).unwrap();
+    refused(&["reproduce", folder.path().join("binary.toml").to_str().unwrap()], &["binary.toml"]);
+    refused(&["reproduce", folder.path().to_str().unwrap()], &[]);
+    // A folder with something else in it is left alone.
+    let file = own(folder.path(), "");
+    refused(&["reproduce", &file, "-o", folder.path().to_str().unwrap()], &["is not empty"]);
+}
