@@ -15,7 +15,7 @@ use anyhow::bail;
 use entries::Entry;
 use std::path::{Path, PathBuf};
 
-/// Keep a book of experiments; show, add to and compare what was done to bundles and what came out of it.
+/// Keep a book of experiments, and show, add to and compare what was done to bundles.
 ///
 /// A book is a folder of experiments, each begun by `new` with its intent and what is expected, before anything is built. Commands
 /// with --experiment BOOK/ID write their figures there. A bundle has a journal of its own.

@@ -19,7 +19,7 @@ use rows::{FigureRow, RowVerdict};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Run an experiment of the field notes again, or one of your own, and show its figures beside the book's.
+/// Run an experiment of the field notes, or one of your own, beside its figures.
 ///
 /// A recipe names a source, ways to build it, gates in their order, and figures with where they are from. Without a checkpoint a
 /// recipe of the field notes runs on synthetic weights of the real shapes: sizes, counts and ops are those of the real model,
