@@ -1,13 +1,17 @@
-//! Tasks of the repository: checks of the sources, checked-in code and plots, fuzz targets, trials of the built binary.
+//! Tasks of the repository: checks of the sources, checked-in code and plots, fuzz targets, trials of the built binary, the Core ML
+//! backend away from a Mac.
 
 mod cycles;
+mod defects;
 mod fuzz;
+mod mac_check;
 mod module_tree;
 mod names;
 mod options;
 mod plots;
 mod protobuf_code;
 mod seeds;
+mod sim;
 mod task;
 mod trial;
 
@@ -25,6 +29,9 @@ const USAGE: &str = "usage: cargo xtask TASK
   plots                       draws docs/plots from docs/results.json
   fuzz [TARGET..]             runs fuzz targets; docs/fuzzing.md
        [--seconds N] [--runs N] [--sanitizer none|address] [--seed-only]
+  sim [FILTER..]              runs the Core ML backend on Linux, against a fake Core ML; docs/mac.md
+  defects [WORD..]            puts defects into that backend, one at a time, and lists those that its tests miss
+  mac-check                   type-checks the binary for macOS, on Linux
   trial --anemoe PATH         runs the binary on damaged and hostile inputs; docs/fuzzing.md
        [--runs N] [--seed S] [--jobs J] [--keep] [--only COMMAND] [--interrupt N]";
 
@@ -38,6 +45,9 @@ fn run() -> Passed {
         "proto" => protobuf_code::write(),
         "plots" => plots::write(),
         "fuzz" => fuzz::run(options),
+        "sim" => sim::run(options),
+        "defects" => defects::run(options),
+        "mac-check" => mac_check::run(options),
         "trial" => trial::run(options),
         _ => Err(USAGE.into()),
     }

@@ -72,6 +72,21 @@ pub fn gate_with(
     // The device computes what it multiplies by zero, and zero times an overflow is not a number.
     let device = Options { precision: Precision::Fp16, skip_zero: false, ..Options::default() };
     let rounded = run(device, threshold.min(MIN_COSINE))?;
+    Ok(judge(exact, rounded))
+}
+
+/// Runs the golden gate on a model that a device runs: both of its runs are the device's own.
+///
+/// # Errors
+/// As [`validate`].
+pub fn gate_on_device(model: &Model, golden: &Golden, threshold: f64) -> Result<GoldenGate> {
+    let run = validate(model, golden, threshold)?;
+    let rounded = Validation { threshold: threshold.min(MIN_COSINE), ..run.clone() };
+    Ok(judge(run, rounded))
+}
+
+/// Joins the exact run and the rounded one.
+fn judge(exact: Validation, rounded: Validation) -> GoldenGate {
     let all =
         || rounded.positions.iter().map(|p| p.agreement).chain(rounded.decode.iter().map(|d| d.agreement));
     let not_finite: Vec<usize> = all().enumerate().filter(|(_, a)| a.kl.is_none()).map(|(i, _)| i).collect();
@@ -87,7 +102,7 @@ pub fn gate_with(
         wrong_choices: rounded.wrong_choices,
         tokens_match: rounded.tokens_match,
     };
-    Ok(GoldenGate { pass: exact.ok && fp16.pass, exact, fp16 })
+    GoldenGate { pass: exact.ok && fp16.pass, exact, fp16 }
 }
 
 /// Whether a reference run can be held against a bundle.

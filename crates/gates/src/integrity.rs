@@ -229,7 +229,7 @@ impl Remembered {
 }
 
 /// The user's folder for what can be computed again.
-fn cache_folder() -> Option<PathBuf> {
+pub fn cache_folder() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
     let base = set("XDG_CACHE_HOME").or_else(|| {
         let below = if cfg!(target_os = "macos") { "Library/Caches" } else { ".cache" };

@@ -50,6 +50,12 @@ impl ExecutorArgs {
         mode
     }
 
+    /// All options are as they are by default.
+    pub fn is_default(&self) -> bool {
+        let fp32 = self.precision == PrecisionArg::Fp32 && self.states == PrecisionArg::Fp16;
+        fp32 && !self.fast && !self.no_fuse
+    }
+
     /// The backend.
     ///
     /// # Errors

@@ -7,4 +7,5 @@ pub mod origin;
 pub mod planning;
 pub mod prompt;
 pub mod reading;
+pub mod runner;
 pub mod text_windows;

@@ -3,6 +3,7 @@
 use crate::args::executor::ExecutorArgs;
 use crate::args::numbers::at_least_one;
 use crate::args::prompt::{MAX_PROMPT, PromptArgs, bounded_text};
+use crate::args::runner::RunnerArgs;
 use crate::bundle::Verify;
 use crate::outcome::Outcome;
 use crate::target::expect_bundle;
@@ -53,6 +54,8 @@ pub struct Args {
     prefill_chunk: Option<usize>,
     #[command(flatten)]
     speculate: Speculate,
+    #[command(flatten)]
+    runner: RunnerArgs,
     #[command(flatten)]
     executor: ExecutorArgs,
     #[command(flatten)]
@@ -146,9 +149,13 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let backend = args.executor.backend()?;
     let bundle = args.bundle.as_ref().or(args.model.as_ref()).context("give the bundle")?;
     expect_bundle(bundle)?;
-    args.verify.open(bundle, ui)?;
+    let chain = args.verify.open(bundle, ui)?;
+    let core_ml = args.runner.core_ml(bundle, &chain, !args.executor.is_default())?;
     let started = Instant::now();
-    let model = Model::open(bundle, &backend)?;
+    let model = match &core_ml {
+        Some(core_ml) => Model::open(bundle, core_ml)?,
+        None => Model::open(bundle, &backend)?,
+    };
     let tokenizer_file = bundle.join("tokenizer.json");
     let prompt =
         args.prompt.ids(|| Ok(Tokenizer::open(&tokenizer_file)?), model.chain().model.bos_token_id)?;

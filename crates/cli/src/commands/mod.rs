@@ -5,6 +5,7 @@ pub mod bench;
 pub mod build;
 pub mod calibrate;
 pub mod check;
+pub mod compile;
 pub mod generate;
 pub mod golden;
 pub mod inspect;

@@ -1,6 +1,7 @@
 //! `anemoe validate`
 
 use crate::args::origin::{Origin, OriginArgs};
+use crate::args::runner::RunnerArgs;
 use crate::bundle::Verify;
 use crate::files;
 use crate::gate_reference::reference;
@@ -16,6 +17,7 @@ use anemoe_gates::golden_gate;
 use anemoe_gates::int8_gate;
 use anemoe_gates::probe::{self, Inputs, ProbeContext, ProbeReport};
 use anemoe_gates::reference::Golden;
+use anemoe_runtime::model::Model;
 use anyhow::Context;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -55,6 +57,8 @@ pub struct Args {
     #[arg(long)]
     fast: bool,
     #[command(flatten)]
+    runner: RunnerArgs,
+    #[command(flatten)]
     source: OriginArgs,
     #[command(flatten)]
     verify: Verify,
@@ -74,7 +78,13 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let chain = args.verify.open(&args.bundle, ui)?;
     golden_gate::fits(&expected, &chain)
         .map_err(|what| anemoe_convert::Error::invalid(&args.golden, what))?;
-    let gate = golden_gate::gate(&args.bundle, &expected, args.min_cosine)?;
+    let gate = match args.runner.core_ml(&args.bundle, &chain, false)? {
+        Some(core_ml) => {
+            let model = Model::open(&args.bundle, &core_ml)?;
+            golden_gate::gate_on_device(&model, &expected, args.min_cosine)?
+        }
+        None => golden_gate::gate(&args.bundle, &expected, args.min_cosine)?,
+    };
     let probes = args.probes.map(|count| probe(&args, count, &expected, ui)).transpose()?;
     let fast = args.fast.then(|| {
         let ids: Vec<u32> = expected.prompt_ids.iter().chain(&expected.decode_tokens).copied().collect();

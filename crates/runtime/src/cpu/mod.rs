@@ -27,6 +27,7 @@ mod weights;
 pub use function::CompiledFunction;
 pub use package::{CpuBackend, CpuPackage};
 pub use states::CpuStates;
+pub use tokens::{Carried, CarriedRows, carried};
 
 pub(crate) use crate::backend::MANY;
 

@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 const UNKNOWN: u32 = u32::MAX;
 /// Most tokens of a pass that can be undone one by one.
 pub const MOST_UNDONE: usize = 31;
+/// Most tokens that a cut runs again behind the place where states can go back to: those of one pass.
+const MOST_RUN_AGAIN: usize = 64;
 /// First bytes of a saved sequence.
 const MAGIC: &[u8; 20] = b"anemoe sequence v1\0\0";
 
@@ -154,15 +156,25 @@ impl Model {
             sequence.clear();
             return Ok(());
         }
+        // Where a backend undoes whole calls alone, those of their tokens that stay run again.
+        let can = |back: usize| {
+            let kept = position - back;
+            sequence.has_rows_before(kept, &self.chain.caches)
+                && sequence.states.iter().all(|states| states.can_rewind(back))
+                && !sequence.ids[kept..length].contains(&UNKNOWN)
+        };
         let undone = position - length;
-        let can = sequence.has_rows_before(length, &self.chain.caches)
-            && sequence.states.iter().all(|states| states.can_rewind(undone));
-        if can {
+        let most = position.min(undone + MOST_RUN_AGAIN);
+        if let Some(back) = (undone..=most).find(|back| can(*back)) {
             sequence.is_broken = true;
-            sequence.states.iter_mut().try_for_each(|states| states.rewind(undone))?;
+            sequence.states.iter_mut().try_for_each(|states| states.rewind(back))?;
             sequence.is_broken = false;
-            sequence.ids.truncate(length);
-            return Ok(());
+            let again = sequence.ids[position - back..length].to_vec();
+            sequence.ids.truncate(position - back);
+            if again.is_empty() {
+                return Ok(());
+            }
+            return self.append(sequence, &again, Logits::None, None).map(|_| ());
         }
         if sequence.ids[..length].contains(&UNKNOWN) {
             return Err(Error::input("tokens that were given by registers cannot be run again"));

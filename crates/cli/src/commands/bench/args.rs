@@ -2,6 +2,7 @@
 
 use crate::args::executor::ExecutorArgs;
 use crate::args::numbers::{at_least_one, count};
+use crate::args::runner::RunnerArgs;
 use crate::bundle::Verify;
 use crate::files::Overwrite;
 use crate::recorder::JournalArgs;
@@ -79,6 +80,8 @@ pub struct Args {
     /// Show the figures beside those of an earlier run, from --save.
     #[arg(long, value_name = "F.json")]
     pub(super) against: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) runner: RunnerArgs,
     #[command(flatten)]
     pub(super) executor: ExecutorArgs,
     #[command(flatten)]

@@ -36,12 +36,16 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         return dispatch::run(&args, &backend, ui);
     }
     expect_bundle(&args.bundle)?;
-    args.verify.open(&args.bundle, ui)?;
+    let chain = args.verify.open(&args.bundle, ui)?;
+    let core_ml = args.runner.core_ml(&args.bundle, &chain, args.ops || !args.executor.is_default())?;
     let recorder = Recorder::new(&args.journal, "bench");
     let pool = Pool::global();
     let read_gb_s = anemoe_kernels::measure_bandwidth(pool, MEMORY, PASSES);
     let started = Instant::now();
-    let model = Model::open(&args.bundle, &backend)?;
+    let model = match &core_ml {
+        Some(core_ml) => Model::open(&args.bundle, core_ml)?,
+        None => Model::open(&args.bundle, &backend)?,
+    };
     model.prepare(1, Logits::Last);
     let mut sequence = model.sequence();
     let mapped = model.populate();
@@ -67,7 +71,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         version: env!("CARGO_PKG_VERSION").into(),
         bundle: args.bundle.clone(),
         source: model.chain().source.clone(),
-        mode: args.executor.mode(),
+        mode: if core_ml.is_some() { "coreml".into() } else { args.executor.mode() },
         machine: MachineReport {
             machine: crate::recorder::machine::this(),
             threads: pool.threads(),

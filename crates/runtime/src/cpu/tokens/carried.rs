@@ -14,7 +14,7 @@ use anemoe_mlpackage::mil::{
 use std::collections::BTreeSet;
 
 /// Rows that a function carries, by names of its values.
-pub(in crate::cpu) struct CarriedRows {
+pub struct CarriedRows {
     /// Input that selects the rows.
     pub selection: String,
     /// Value that holds the rows before and those of the call.
@@ -23,16 +23,19 @@ pub(in crate::cpu) struct CarriedRows {
     pub rows: usize,
     /// State that they are a part of, and the first of its rows that are theirs.
     pub state: String,
+    /// See `state`.
     pub first: usize,
-    /// The function from carried rows to rows of the state, and its description.
+    /// The function from carried rows to rows of the state.
     pub tail: Function,
+    /// Its description.
     pub described: FunctionDescription,
 }
 
 /// State that a function writes.
-pub(in crate::cpu) enum Carried {
+pub enum Carried {
     /// Slots of caches alone, as far as the program says.
     Nothing,
+    /// Slots of a cache, and behind them rows that go from call to call.
     Rows(Box<CarriedRows>),
     /// Something else.
     Unknown,
@@ -53,7 +56,7 @@ fn argument<'a>(op: &'a Operation, param: &str) -> Option<&'a str> {
 }
 
 /// Finds the rows that `function` carries.
-pub(in crate::cpu) fn carried(function: &Function) -> Carried {
+pub fn carried(function: &Function) -> Carried {
     let operations = &function.block.operations;
     let is_write = |op: &&Operation| op.op_type == "write_state";
     let mut writes = operations.iter().filter(is_write);

@@ -5,6 +5,6 @@ mod carried;
 mod resize;
 mod stages;
 
-pub(super) use carried::{Carried, carried};
+pub use carried::{Carried, CarriedRows, carried};
 pub(super) use resize::{describe, resize};
 pub(super) use stages::{Stage, Stages, WRITTEN_FOR, stages};

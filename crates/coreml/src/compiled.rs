@@ -1,0 +1,90 @@
+//! Places of compiled models: beside their packages, or in a cache by content, system and chip.
+//!
+//! ```text
+//! BUNDLE/shards/L00.attn.mlmodelc                        beside the package, as `xcrun coremlcompiler` writes it
+//! CACHE/BUILD-CHIP/SHA256.mlmodelc                       as `anemoe compile` writes it
+//! ```
+
+use crate::{Error, Result};
+use anemoe_bundle::Chain;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Ending of a compiled model's name.
+pub const COMPILED: &str = "mlmodelc";
+
+/// File that every compiled model has. Core ML ends the process when it is asked for the plan of what has none.
+const MARK: &str = "coremldata.bin";
+
+/// Finds the compiled models of packages.
+#[derive(Clone, Debug, Default)]
+pub struct CompiledModels {
+    /// Folder of this system and chip.
+    folder: Option<PathBuf>,
+    /// Hashes of packages, as the contract of their bundle gives them.
+    digests: BTreeMap<PathBuf, String>,
+}
+
+impl CompiledModels {
+    /// Makes the places of a bundle's models. `cache` is the folder of compiled models, `system` the one inside it that belongs
+    /// to this system and chip, see [`crate::this_system`].
+    pub fn new(bundle: &Path, chain: &Chain, cache: Option<&Path>, system: &str) -> CompiledModels {
+        let digests = chain.shards.iter().map(|s| (bundle.join(&s.file), s.sha256.clone()));
+        CompiledModels { folder: cache.map(|cache| cache.join(system)), digests: digests.collect() }
+    }
+
+    /// The place in the cache for a package; none where there is no cache or the package is not the bundle's.
+    pub fn place(&self, package: &Path) -> Option<PathBuf> {
+        let digest = self.digests.get(package)?;
+        Some(self.folder.as_ref()?.join(format!("{digest}.{COMPILED}")))
+    }
+
+    /// The compiled model of a package, where there is one.
+    pub fn find(&self, package: &Path) -> Option<PathBuf> {
+        let beside = package.with_extension(COMPILED);
+        [self.place(package), Some(beside)].into_iter().flatten().find(|path| path.join(MARK).is_file())
+    }
+
+    /// The compiled model of a package.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn expect(&self, package: &Path) -> Result<PathBuf> {
+        self.find(package).ok_or_else(|| {
+            let what =
+                "for Core ML: it is not compiled for this system and chip; `anemoe compile BUNDLE` does that";
+            Error::unsupported(package, what)
+        })
+    }
+
+    /// Every package of the bundle is compiled.
+    pub fn is_complete(&self) -> bool {
+        !self.digests.is_empty() && self.digests.keys().all(|package| self.find(package).is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn the_cache_comes_before_the_place_beside_the_package() {
+        let dir = tempfile::tempdir().unwrap();
+        let package = dir.path().join("a.mlpackage");
+        let digests = BTreeMap::from([(package.clone(), "00ff".to_string())]);
+        let models = CompiledModels { folder: Some(dir.path().join("24A-M4")), digests };
+        assert!(models.expect(&package).unwrap_err().to_string().contains("anemoe compile"));
+        assert!(!models.is_complete());
+        let beside = dir.path().join("a.mlmodelc");
+        fs::create_dir_all(&beside).unwrap();
+        assert_eq!(models.find(&package), None, "a folder without its mark");
+        fs::write(beside.join(MARK), b"").unwrap();
+        assert_eq!(models.find(&package), Some(beside));
+        let cached = models.place(&package).unwrap();
+        fs::create_dir_all(&cached).unwrap();
+        fs::write(cached.join(MARK), b"").unwrap();
+        assert_eq!(models.find(&package), Some(cached));
+        assert!(models.is_complete());
+    }
+}

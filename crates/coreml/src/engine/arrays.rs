@@ -1,0 +1,333 @@
+//! Arrays of Core ML: memory of our own that it reads and writes, and memory of its own, read by its strides.
+
+use super::failure::Failure;
+use anemoe_mlpackage::mil::DataType;
+use anemoe_runtime::tensor::{Data, Tensor};
+use block2::{RcBlock, StackBlock};
+use objc2::AnyThread;
+use objc2::rc::Retained;
+use objc2_core_ml::{MLMultiArray, MLMultiArrayDataType};
+use objc2_foundation::{NSArray, NSNumber};
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::cell::RefCell;
+use std::ffi::c_void;
+use std::ptr::NonNull;
+
+/// Bytes; the Neural Engine's rows start at multiples of it.
+const ALIGNMENT: usize = 64;
+
+/// Elements of an array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Element {
+    F16,
+    F32,
+    I32,
+}
+
+impl Element {
+    /// The elements of a feature; none for those that no function of ours has.
+    pub fn of(dtype: DataType) -> Option<Element> {
+        match dtype {
+            DataType::Float16 => Some(Element::F16),
+            DataType::Float32 => Some(Element::F32),
+            DataType::Int32 => Some(Element::I32),
+            _ => None,
+        }
+    }
+
+    fn size(self) -> usize {
+        match self {
+            Element::F16 => 2,
+            Element::F32 | Element::I32 => 4,
+        }
+    }
+
+    fn kind(self) -> MLMultiArrayDataType {
+        match self {
+            Element::F16 => MLMultiArrayDataType::Float16,
+            Element::F32 => MLMultiArrayDataType::Float32,
+            Element::I32 => MLMultiArrayDataType::Int32,
+        }
+    }
+}
+
+fn numbers(values: &[usize]) -> Retained<NSArray<NSNumber>> {
+    let values: Vec<_> = values.iter().map(|n| NSNumber::new_usize(*n)).collect();
+    NSArray::from_retained_slice(&values)
+}
+
+fn usizes(values: &NSArray<NSNumber>) -> Vec<usize> {
+    values.iter().map(|n| n.as_usize()).collect()
+}
+
+fn contiguous(shape: &[usize]) -> Vec<usize> {
+    let mut strides = vec![1; shape.len()];
+    for axis in (1..shape.len()).rev() {
+        strides[axis - 1] = strides[axis] * shape[axis];
+    }
+    strides
+}
+
+/// Visits the offset of each row, rows in order; a row is the last axis.
+fn rows(shape: &[usize], strides: &[usize], mut visit: impl FnMut(usize)) {
+    let axes = shape.len().saturating_sub(1);
+    let count: usize = shape[..axes].iter().product();
+    let mut at = vec![0; axes];
+    for _ in 0..count {
+        visit(at.iter().zip(strides).map(|(i, s)| i * s).sum());
+        for axis in (0..axes).rev() {
+            at[axis] += 1;
+            if at[axis] < shape[axis] {
+                break;
+            }
+            at[axis] = 0;
+        }
+    }
+}
+
+/// Memory of `bytes`, zeroed.
+fn memory(bytes: usize) -> (NonNull<u8>, Layout) {
+    let layout = Layout::from_size_align(bytes.max(1), ALIGNMENT);
+    let layout = layout.unwrap_or_else(|_| handle_alloc_error(Layout::new::<u8>()));
+    // SAFETY: the layout is of a byte or more.
+    let data = unsafe { alloc_zeroed(layout) };
+    (NonNull::new(data).unwrap_or_else(|| handle_alloc_error(layout)), layout)
+}
+
+/// An array over memory of ours, without gaps.
+pub(crate) struct HostArray {
+    array: Retained<MLMultiArray>,
+    /// Lives as long as `array`.
+    data: NonNull<u8>,
+    shape: Vec<usize>,
+    element: Element,
+}
+
+impl HostArray {
+    /// Zeros.
+    pub fn new(shape: &[usize], element: Element) -> Result<HostArray, Failure> {
+        let count: usize = shape.iter().product();
+        let (data, layout) = memory(count * element.size());
+        // SAFETY: the block runs once, when the array lets go of the memory that was made right above with this layout.
+        let free =
+            RcBlock::new(move |data: NonNull<c_void>| unsafe { dealloc(data.as_ptr().cast(), layout) });
+        // SAFETY: the memory is as large as the shape says, and lives until the block runs.
+        let array = unsafe {
+            MLMultiArray::initWithDataPointer_shape_dataType_strides_deallocator_error(
+                MLMultiArray::alloc(),
+                data.cast(),
+                &numbers(shape),
+                element.kind(),
+                &numbers(&contiguous(shape)),
+                Some(&free),
+            )
+        };
+        let array = array.map_err(|e| Failure::reported(&e))?;
+        Ok(HostArray { array, data, shape: shape.to_vec(), element })
+    }
+
+    /// The array.
+    pub fn array(&self) -> &Retained<MLMultiArray> {
+        &self.array
+    }
+
+    fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Copies a tensor into the array.
+    pub fn write(&mut self, tensor: &Tensor) -> Result<(), String> {
+        let n = self.len();
+        if tensor.shape != self.shape || tensor.len() != n {
+            return Err(format!("shape {:?}, expected {:?}", tensor.shape, self.shape));
+        }
+        match (&tensor.data, self.element) {
+            (Data::F32(values), Element::F16) => {
+                // SAFETY: `n` aligned elements that live as long as `self`; no prediction runs while the owner is here.
+                let to = unsafe { std::slice::from_raw_parts_mut(self.data.cast::<u16>().as_ptr(), n) };
+                anemoe_kernels::f32_to_f16(values, to);
+            }
+            (Data::F32(values), Element::F32) => {
+                // SAFETY: as above.
+                let to = unsafe { std::slice::from_raw_parts_mut(self.data.cast::<f32>().as_ptr(), n) };
+                to.copy_from_slice(values);
+            }
+            (Data::I32(values), Element::I32) => {
+                // SAFETY: as above.
+                let to = unsafe { std::slice::from_raw_parts_mut(self.data.cast::<i32>().as_ptr(), n) };
+                to.copy_from_slice(values);
+            }
+            _ => return Err(format!("elements of another type than {:?}", self.element)),
+        }
+        Ok(())
+    }
+
+    /// Copies the array into a tensor.
+    pub fn read(&self, out: &mut Tensor) -> Result<(), String> {
+        let bytes = self.len() * self.element.size();
+        // SAFETY: the memory has so many bytes; no prediction runs while the owner is here.
+        let memory = unsafe { std::slice::from_raw_parts(self.data.as_ptr(), bytes) };
+        let row = self.shape.last().copied().unwrap_or(1);
+        let mut rows = (0..self.len() / row.max(1)).map(|r| r * row);
+        copy(memory, self.element, &self.shape, 1, &mut rows, out)
+    }
+}
+
+/// Copies rows of `shape` that start at the elements `starts`, elements `step` apart, into a tensor.
+fn copy(
+    memory: &[u8],
+    element: Element,
+    shape: &[usize],
+    step: usize,
+    starts: &mut dyn Iterator<Item = usize>,
+    out: &mut Tensor,
+) -> Result<(), String> {
+    let row = shape.last().copied().unwrap_or(1);
+    let span = if row == 0 { 0 } else { (row - 1) * step + 1 };
+    let part = |start: usize| {
+        let size = element.size();
+        let part = memory.get(start * size..(start + span) * size);
+        part.ok_or_else(|| {
+            format!("a row at element {start} lies outside of an array of {} bytes", memory.len())
+        })
+    };
+    match element {
+        Element::F16 => {
+            for to in out.reset_f32(shape).chunks_exact_mut(row.max(1)) {
+                halves(part(starts.next().unwrap_or(usize::MAX / 4))?, step, to);
+            }
+        }
+        Element::F32 => {
+            for to in out.reset_f32(shape).chunks_exact_mut(row.max(1)) {
+                let words = part(starts.next().unwrap_or(usize::MAX / 8))?.as_chunks::<4>().0;
+                to.iter_mut().zip(words.iter().step_by(step)).for_each(|(v, b)| *v = f32::from_le_bytes(*b));
+            }
+        }
+        Element::I32 => {
+            for to in out.reset_i32(shape).chunks_exact_mut(row.max(1)) {
+                let words = part(starts.next().unwrap_or(usize::MAX / 8))?.as_chunks::<4>().0;
+                to.iter_mut().zip(words.iter().step_by(step)).for_each(|(v, b)| *v = i32::from_le_bytes(*b));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Elements of a row that are converted together.
+const SOME: usize = 256;
+
+/// Converts a row of fp16, elements `step` apart.
+fn halves(bytes: &[u8], step: usize, to: &mut [f32]) {
+    let words = bytes.as_chunks::<2>().0;
+    let mut bits = [0u16; SOME];
+    for (k, to) in to.chunks_mut(SOME).enumerate() {
+        let from = words[k * SOME * step..].iter().step_by(step);
+        let bits = &mut bits[..to.len()];
+        bits.iter_mut().zip(from).for_each(|(bits, word)| *bits = u16::from_le_bytes(*word));
+        anemoe_kernels::f16_bits_to_f32(bits, to);
+    }
+}
+
+/// Copies an array of Core ML's into a tensor, by its own shape and strides.
+pub(crate) fn read_array(array: &MLMultiArray, element: Element, out: &mut Tensor) -> Result<(), Failure> {
+    // SAFETY: plain getters of a living array.
+    let (shape, strides, kind) =
+        unsafe { (usizes(&array.shape()), usizes(&array.strides()), array.dataType()) };
+    if kind != element.kind() || shape.len() != strides.len() || shape.is_empty() {
+        return Err(Failure::Misfit(format!("an array of type {} and shape {shape:?}", kind.0)));
+    }
+    let mut starts = Vec::with_capacity(shape[..shape.len() - 1].iter().product());
+    rows(&shape, &strides, |start| starts.push(start));
+    let step = strides[strides.len() - 1];
+    let shared = RefCell::new((out, Err("its memory was not shown".to_string())));
+    let read = StackBlock::new(|bytes: NonNull<c_void>, size: isize| {
+        let size = usize::try_from(size).unwrap_or(0);
+        // SAFETY: Core ML shows so many bytes for as long as the block runs.
+        let memory = unsafe { std::slice::from_raw_parts(bytes.cast::<u8>().as_ptr(), size) };
+        let (out, done) = &mut *shared.borrow_mut();
+        *done = copy(memory, element, &shape, step.max(1), &mut starts.iter().copied(), out);
+    });
+    // SAFETY: the block does not outlive the call.
+    unsafe { array.getBytesWithHandler(&read) };
+    shared.into_inner().1.map_err(Failure::Misfit)
+}
+
+/// A part of a state: of each of its first two axes all, of the third the rows from `first` on.
+#[derive(Clone, Copy)]
+pub(crate) struct StatePart<'a> {
+    pub shape: &'a [usize],
+    pub first: usize,
+}
+
+impl StatePart<'_> {
+    /// Calls `visit` with the offset of each row of the part.
+    fn rows(&self, strides: &[usize], mut visit: impl FnMut(usize)) {
+        let (from, count) = match self.shape {
+            [_, _, all, _] => (self.first.min(*all), *all),
+            _ => (0, usize::MAX),
+        };
+        let mut number = 0;
+        rows(self.shape, strides, |start| {
+            if number % count >= from {
+                visit(start);
+            }
+            number += 1;
+        });
+    }
+}
+
+/// Copies rows of a state between its array and `bits`, in order without gaps. True for `write`: into the array. Runs inside a
+/// handler that shows the state.
+pub(crate) fn move_rows(
+    array: &MLMultiArray,
+    part: StatePart<'_>,
+    bits: &mut [u16],
+    write: bool,
+) -> Result<(), String> {
+    // SAFETY: plain getters of an array that lives while its handler runs.
+    let (shape, strides, kind) =
+        unsafe { (usizes(&array.shape()), usizes(&array.strides()), array.dataType()) };
+    if shape != part.shape || kind != MLMultiArrayDataType::Float16 || strides.len() != shape.len() {
+        return Err(format!("a state of type {} and shape {shape:?}, expected {:?}", kind.0, part.shape));
+    }
+    let row = shape.last().copied().unwrap_or(1);
+    let result = RefCell::new((bits, Err("its memory was not shown".to_string())));
+    let work = |bytes: NonNull<c_void>, size: isize, strides: &[usize]| {
+        let all = usize::try_from(size).unwrap_or(0) / 2;
+        // SAFETY: Core ML shows so many bytes for as long as the block runs, for reading and writing, aligned for 16 bits.
+        let memory = unsafe { std::slice::from_raw_parts_mut(bytes.cast::<u16>().as_ptr(), all) };
+        let (bits, done) = &mut *result.borrow_mut();
+        let (mut at, mut fits, step) =
+            (0, strides.len() == shape.len(), strides.last().copied().unwrap_or(1));
+        part.rows(strides, |start| {
+            let end = start + row.saturating_sub(1) * step;
+            if let (true, Some(bits)) = (fits && end < memory.len(), bits.get_mut(at..at + row)) {
+                for (i, bits) in bits.iter_mut().enumerate() {
+                    let place = &mut memory[start + i * step];
+                    if write { *place = *bits } else { *bits = *place }
+                }
+            } else {
+                fits = false;
+            }
+            at += row;
+        });
+        *done = if fits && at == bits.len() {
+            Ok(())
+        } else {
+            Err(format!("{at} elements, expected {}", bits.len()))
+        };
+    };
+    let writing = StackBlock::new(|bytes: NonNull<c_void>, size: isize, own: NonNull<NSArray<NSNumber>>| {
+        // SAFETY: Core ML's strides of the memory that it shows, for as long as the block runs.
+        work(bytes, size, &usizes(unsafe { own.as_ref() }));
+    });
+    let reading = StackBlock::new(|bytes: NonNull<c_void>, size: isize| work(bytes, size, &strides));
+    // SAFETY: the blocks do not outlive the calls.
+    unsafe {
+        match write {
+            true => array.getMutableBytesWithHandler(&writing),
+            false => array.getBytesWithHandler(&reading),
+        }
+    }
+    result.into_inner().1
+}

@@ -1,0 +1,212 @@
+//! Packages and functions, as the model runner sees them.
+
+use super::coreml_states::{CoreMlStates, StatesInfo};
+use super::failure::Failure;
+use super::interface::{Interface, UndoRule, states_of, undo_rule};
+use super::loading::{Engine, Loadable};
+use crate::settings::CoreMlSettings;
+use crate::{Error, Result};
+use anemoe_mlpackage::package::{Package, WeightFiles};
+use anemoe_runtime::backend::{Backend, BackendFunction, BackendPackage, NoStates, SequenceStates};
+use anemoe_runtime::tensor::Tensor;
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// Times that a function which others pushed out is loaded again for one call.
+const RELOADS: usize = 8;
+
+/// Runs packages on the Neural Engine.
+pub struct CoreMlBackend {
+    engine: Arc<Engine>,
+    settings: CoreMlSettings,
+}
+
+impl CoreMlBackend {
+    /// Starts Core ML.
+    ///
+    /// # Errors
+    /// The system has none, or an old one.
+    pub fn new(settings: CoreMlSettings) -> Result<CoreMlBackend> {
+        let engine = Arc::new(Engine::start(settings.max_loaded_bytes, settings.units)?);
+        Ok(CoreMlBackend { engine, settings })
+    }
+}
+
+impl Backend for CoreMlBackend {
+    fn open(&self, path: &Path) -> Result<Box<dyn BackendPackage>> {
+        let compiled = self.settings.compiled.expect(path)?;
+        let package = Package::open_to_run(path, &[], &WeightFiles::default())?;
+        let model = package.model();
+        let slots = states_of(&model.functions).map_err(|e| e.at(path, "states"))?;
+        Ok(Box::new(CoreMlPackage {
+            engine: self.engine.clone(),
+            compiled,
+            path: path.to_path_buf(),
+            has_names: model.functions.len() > 1,
+            bytes: folder_bytes(path)?,
+            states: Arc::new(StatesInfo {
+                package: path.to_path_buf(),
+                slots: slots.into(),
+                rule: OnceLock::new(),
+            }),
+            functions: Mutex::default(),
+        }))
+    }
+}
+
+/// Bytes of all files in a folder.
+fn folder_bytes(folder: &Path) -> Result<u64> {
+    let mut bytes = 0;
+    let failed = |e| Error::io(folder, e);
+    for entry in std::fs::read_dir(folder).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let about = entry.metadata().map_err(failed)?;
+        bytes += if about.is_dir() { folder_bytes(&entry.path())? } else { about.len() };
+    }
+    Ok(bytes)
+}
+
+/// A package whose functions are loaded when they are first asked for.
+struct CoreMlPackage {
+    engine: Arc<Engine>,
+    compiled: PathBuf,
+    path: PathBuf,
+    /// It has several functions, which Core ML knows by name.
+    has_names: bool,
+    bytes: u64,
+    states: Arc<StatesInfo>,
+    functions: Mutex<BTreeMap<String, Arc<CoreMlFunction>>>,
+}
+
+impl CoreMlPackage {
+    fn function(&self, name: &str) -> Result<Arc<CoreMlFunction>> {
+        let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = functions.get(name) {
+            return Ok(found.clone());
+        }
+        let package = Package::open_to_run(&self.path, &[name], &WeightFiles::default())?;
+        let model = package.model();
+        let described = model.functions.iter().find(|f| f.name == name);
+        let (Some(body), Some(described)) = (model.program.functions.get(name), described) else {
+            return Err(Error::invalid(&self.path, format!("use: no function `{name}`")));
+        };
+        let interface = Interface::of(described).map_err(|e| e.at(&self.path, name))?;
+        let rule = undo_rule(body, &interface, &self.states.slots);
+        let mut selection = None;
+        if interface.has_states {
+            if let UndoRule::Rows { selection: input, .. } = rule {
+                selection = Some(input);
+            }
+            // Functions of a package differ in their number of tokens alone.
+            let _ = self.states.rule.set(rule);
+        }
+        let function = Arc::new(CoreMlFunction {
+            inputs: interface.inputs.iter().map(|s| s.name.clone()).collect(),
+            outputs: interface.outputs.iter().map(|s| s.name.clone()).collect(),
+            selection,
+            has_states: interface.has_states,
+            engine: self.engine.clone(),
+            loadable: Loadable {
+                key: self.engine.new_key(),
+                compiled: self.compiled.clone(),
+                named: self.has_names.then(|| name.to_string()),
+                function: name.to_string(),
+                package: self.path.clone(),
+                bytes: self.bytes,
+                interface: Arc::new(interface),
+                busy: Mutex::default(),
+            },
+        });
+        functions.insert(name.to_string(), function.clone());
+        Ok(function)
+    }
+}
+
+impl BackendPackage for CoreMlPackage {
+    fn prepare(&self, function: &str) -> Result<Arc<dyn BackendFunction>> {
+        let function = self.function(function)?;
+        self.engine.load_ahead(&function.loadable)?;
+        Ok(function)
+    }
+
+    fn new_states(&self) -> Box<dyn SequenceStates> {
+        match self.states.slots.is_empty() {
+            true => Box::new(NoStates),
+            false => Box::new(CoreMlStates::new(self.engine.clone(), self.states.clone())),
+        }
+    }
+
+    fn release(&self) {
+        let functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        for function in functions.values() {
+            let key = function.loadable.key;
+            let _ = self.engine.ask(|o| o.unload(key));
+        }
+    }
+}
+
+impl Drop for CoreMlPackage {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+/// A function of a package.
+struct CoreMlFunction {
+    engine: Arc<Engine>,
+    loadable: Loadable,
+    inputs: Vec<String>,
+    outputs: Vec<String>,
+    /// Number of the input that says how many tokens a call has.
+    selection: Option<usize>,
+    has_states: bool,
+}
+
+impl CoreMlFunction {
+    /// Tokens of a call that are not there to fill it up, where that matters.
+    fn tokens(&self, inputs: &[&Tensor]) -> usize {
+        let selection = self.selection.and_then(|i| inputs.get(i)).and_then(|t| t.as_f32());
+        selection.and_then(|v| v.iter().position(|v| *v == 1.0)).unwrap_or(0)
+    }
+}
+
+impl BackendFunction for CoreMlFunction {
+    fn inputs(&self) -> &[String] {
+        &self.inputs
+    }
+
+    fn outputs(&self) -> &[String] {
+        &self.outputs
+    }
+
+    fn has_states(&self) -> bool {
+        self.has_states
+    }
+
+    fn run(
+        &self,
+        inputs: &[&Tensor],
+        states: &mut dyn SequenceStates,
+        outputs: &mut Vec<Tensor>,
+    ) -> Result<()> {
+        let Loadable { key, package, function, .. } = &self.loadable;
+        let states = match self.has_states {
+            false => None,
+            true => {
+                let states: &mut dyn Any = states;
+                let states = states.downcast_mut::<CoreMlStates>();
+                let states = states.ok_or_else(|| Error::input("states of another backend"))?;
+                Some(states.ready(self.tokens(inputs))?)
+            }
+        };
+        for _ in 0..RELOADS {
+            match self.engine.ask(|o| o.predict(*key, states, inputs, outputs)) {
+                Err(Failure::Absent) => self.engine.load(&self.loadable)?,
+                done => return done.map_err(|e| e.at(package, function)),
+            }
+        }
+        Err(Failure::Absent.at(package, function))
+    }
+}

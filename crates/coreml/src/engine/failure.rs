@@ -1,0 +1,80 @@
+//! Errors and exceptions of Core ML, as errors of ours.
+
+use crate::Error;
+use objc2::exception;
+use objc2::rc::Retained;
+use objc2::runtime::AnyObject;
+use objc2_foundation::{NSError, NSException};
+use std::panic::AssertUnwindSafe;
+use std::path::Path;
+
+/// Says why Core ML did not do what was asked.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// An `NSError`.
+    Reported { domain: String, code: isize, text: String },
+    /// An Objective-C exception.
+    Thrown { name: String, reason: String },
+    /// The function is not loaded, or not any more.
+    Absent,
+    /// Something that does not fit, found by us.
+    Misfit(String),
+    /// An error that has its path.
+    Known(Error),
+}
+
+/// Code of an execution plan that could not be built.
+const NO_PLAN: &str = "error code: -14";
+
+impl Failure {
+    /// Takes what an `NSError` says.
+    pub fn reported(error: &NSError) -> Failure {
+        Failure::Reported {
+            domain: error.domain().to_string(),
+            code: error.code(),
+            text: error.localizedDescription().to_string(),
+        }
+    }
+
+    /// Makes the error for a function of a package.
+    pub fn at(self, package: &Path, function: &str) -> Error {
+        let what = match self {
+            Failure::Known(error) => return error,
+            Failure::Absent => "it was unloaded while it was wanted; allow more --max-loaded".into(),
+            Failure::Misfit(what) => what,
+            Failure::Thrown { name, reason } => format!("exception {name}: {reason}"),
+            Failure::Reported { domain, code, text } => {
+                let hint = if code == -14 || text.contains(NO_PLAN) { hint() } else { "" };
+                format!("{domain} {code}: {text}{hint}")
+            }
+        };
+        Error::unsupported(package, format!("by Core ML on this machine: function `{function}`: {what}"))
+    }
+}
+
+/// Likely causes of -14, the most frequent first.
+fn hint() -> &'static str {
+    "; likely causes: it was compiled for another version of the system (anemoe compile), a form that this Neural Engine does \
+     not take, or too much loaded at once (--max-loaded)"
+}
+
+/// Runs `f`; an exception becomes a failure.
+pub(crate) fn caught<R>(f: impl FnOnce() -> Result<R, Failure>) -> Result<R, Failure> {
+    match exception::catch(AssertUnwindSafe(f)) {
+        Ok(result) => result,
+        Err(Some(thrown)) => Err(describe(&thrown)),
+        Err(None) => Err(Failure::Thrown { name: "nil".into(), reason: String::new() }),
+    }
+}
+
+fn describe(thrown: &Retained<exception::Exception>) -> Failure {
+    let thrown: &exception::Exception = thrown;
+    let object: &AnyObject = thrown;
+    match object.downcast_ref::<NSException>() {
+        Some(e) => Failure::Thrown {
+            name: e.name().to_string(),
+            reason: e.reason().map(|r| r.to_string()).unwrap_or_default(),
+        },
+        None => Failure::Thrown { name: format!("{thrown:?}"), reason: String::new() },
+    }
+}

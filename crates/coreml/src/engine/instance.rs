@@ -1,0 +1,199 @@
+//! A loaded function: its model, and buffers that its calls use again.
+
+use super::arrays::{HostArray, read_array};
+use super::failure::Failure;
+use super::interface::{Interface, Slot};
+use anemoe_runtime::tensor::Tensor;
+use objc2::AnyThread;
+use objc2::rc::Retained;
+use objc2::runtime::{AnyObject, ProtocolObject};
+use objc2_core_ml::{
+    MLDictionaryFeatureProvider, MLFeatureDescription, MLFeatureProvider, MLFeatureValue, MLModel,
+    MLPredictionOptions, MLState,
+};
+use objc2_foundation::{NSDictionary, NSString};
+use std::sync::Arc;
+
+/// Sets of shapes for which a function keeps buffers; one of fixed shapes has one.
+const KEPT: usize = 8;
+
+/// A loaded function.
+pub(super) struct Instance {
+    model: Retained<MLModel>,
+    interface: Arc<Interface>,
+    /// Buffers by the shapes of the inputs, the one used last at the end.
+    buffers: Vec<Buffers>,
+}
+
+/// Everything that a call of one set of shapes needs, so that it makes no array, value or dictionary.
+struct Buffers {
+    inputs: Vec<HostArray>,
+    shapes: Vec<Vec<usize>>,
+    features: Retained<MLDictionaryFeatureProvider>,
+    options: Retained<MLPredictionOptions>,
+    outputs: Vec<Output>,
+}
+
+/// An output, and the memory that Core ML is asked to write it to.
+struct Output {
+    name: Retained<NSString>,
+    backing: Option<HostArray>,
+}
+
+fn dictionary(
+    names: &[Retained<NSString>],
+    values: &[Retained<AnyObject>],
+) -> Retained<NSDictionary<NSString, AnyObject>> {
+    let names: Vec<&NSString> = names.iter().map(|n| &**n).collect();
+    NSDictionary::from_retained_objects(&names, values)
+}
+
+/// Refuses a value that Core ML does not take, with the name of its feature.
+fn check(
+    described: &NSDictionary<NSString, MLFeatureDescription>,
+    name: &NSString,
+    value: &MLFeatureValue,
+) -> Result<(), Failure> {
+    match described.objectForKey(name) {
+        // SAFETY: a plain question about two living objects.
+        Some(feature) if unsafe { feature.isAllowedValue(value) } => Ok(()),
+        Some(_) => Err(Failure::Misfit(format!(
+            "`{name}`: the compiled model takes another shape or type than the package says"
+        ))),
+        None => Err(Failure::Misfit(format!("the compiled model has no `{name}`, which the package has"))),
+    }
+}
+
+impl Buffers {
+    fn new(model: &MLModel, interface: &Interface, shapes: Vec<Vec<usize>>) -> Result<Buffers, Failure> {
+        // SAFETY: plain getters of a living model.
+        let described = unsafe { model.modelDescription() };
+        // SAFETY: as above.
+        let (takes, gives) =
+            unsafe { (described.inputDescriptionsByName(), described.outputDescriptionsByName()) };
+        let (mut inputs, mut names, mut values) = (Vec::new(), Vec::new(), Vec::new());
+        for (slot, shape) in interface.inputs.iter().zip(&shapes) {
+            let array = HostArray::new(shape, slot.element)?;
+            let name = NSString::from_str(&slot.name);
+            // SAFETY: the array has the type and shape that it says.
+            let value = unsafe { MLFeatureValue::featureValueWithMultiArray(array.array()) };
+            check(&takes, &name, &value)?;
+            values.push(Retained::into_super(Retained::into_super(value)));
+            names.push(name);
+            inputs.push(array);
+        }
+        // SAFETY: every value of the dictionary is a feature value.
+        let features = unsafe {
+            MLDictionaryFeatureProvider::initWithDictionary_error(
+                MLDictionaryFeatureProvider::alloc(),
+                &dictionary(&names, &values),
+            )
+        };
+        let features = features.map_err(|e| Failure::reported(&e))?;
+        let (mut outputs, mut names, mut backings) = (Vec::new(), Vec::new(), Vec::new());
+        for slot in &interface.outputs {
+            let name = NSString::from_str(&slot.name);
+            let mut backing = None;
+            if let Some(shape) = &slot.shape {
+                let array = HostArray::new(shape, slot.element)?;
+                // SAFETY: the array has the type and shape that it says.
+                let value = unsafe { MLFeatureValue::featureValueWithMultiArray(array.array()) };
+                check(&gives, &name, &value)?;
+                backings.push(Retained::into_super(Retained::into_super(array.array().clone())));
+                names.push(name.clone());
+                backing = Some(array);
+            }
+            outputs.push(Output { name, backing });
+        }
+        // SAFETY: a new object, and a dictionary of arrays.
+        let options = unsafe { MLPredictionOptions::new() };
+        if !names.is_empty() {
+            // SAFETY: the dictionary's values are arrays.
+            unsafe { options.setOutputBackings(&dictionary(&names, &backings)) };
+        }
+        Ok(Buffers { inputs, shapes, features, options, outputs })
+    }
+}
+
+impl Instance {
+    /// Takes a model that was loaded for a function.
+    pub fn new(model: Retained<MLModel>, interface: Arc<Interface>) -> Instance {
+        Instance { model, interface, buffers: Vec::new() }
+    }
+
+    /// States of a new sequence, all zero.
+    pub fn new_state(&self) -> Retained<MLState> {
+        // SAFETY: the model has states.
+        unsafe { self.model.newState() }
+    }
+
+    /// Moves the buffers for these inputs to the end, made if there are none.
+    fn find_buffers(&mut self, inputs: &[&Tensor]) -> Result<&mut Buffers, Failure> {
+        if inputs.len() != self.interface.inputs.len() {
+            let (has, wants) = (inputs.len(), self.interface.inputs.len());
+            return Err(Failure::Misfit(format!("{has} inputs, expected {wants}")));
+        }
+        for (slot, input) in self.interface.inputs.iter().zip(inputs) {
+            if slot.shape.as_ref().is_some_and(|shape| *shape != input.shape) {
+                let Slot { name, shape, .. } = slot;
+                return Err(Failure::Misfit(format!(
+                    "input `{name}`: shape {:?}, expected {shape:?}",
+                    input.shape
+                )));
+            }
+        }
+        let fits = |b: &Buffers| b.shapes.iter().zip(inputs).all(|(shape, input)| *shape == input.shape);
+        match self.buffers.iter().position(fits) {
+            Some(i) => self.buffers[i..].rotate_left(1),
+            None => {
+                let shapes = inputs.iter().map(|i| i.shape.clone()).collect();
+                let made = Buffers::new(&self.model, &self.interface, shapes)?;
+                if self.buffers.len() >= KEPT {
+                    self.buffers.remove(0);
+                }
+                self.buffers.push(made);
+            }
+        }
+        self.buffers.last_mut().ok_or(Failure::Absent)
+    }
+
+    /// Runs the function and writes its results to the first of `outputs`.
+    pub fn predict(
+        &mut self,
+        inputs: &[&Tensor],
+        state: Option<&MLState>,
+        outputs: &mut Vec<Tensor>,
+    ) -> Result<(), Failure> {
+        let (model, interface) = (self.model.clone(), self.interface.clone());
+        let buffers = self.find_buffers(inputs)?;
+        for ((array, input), slot) in buffers.inputs.iter_mut().zip(inputs).zip(&interface.inputs) {
+            array.write(input).map_err(|what| Failure::Misfit(format!("input `{}`: {what}", slot.name)))?;
+        }
+        let features: &ProtocolObject<dyn MLFeatureProvider> = ProtocolObject::from_ref(&*buffers.features);
+        // SAFETY: features, state and options are this model's, and one thread runs all predictions.
+        let result = unsafe {
+            match state {
+                Some(state) => {
+                    model.predictionFromFeatures_usingState_options_error(features, state, &buffers.options)
+                }
+                None => model.predictionFromFeatures_options_error(features, &buffers.options),
+            }
+        };
+        let result = result.map_err(|e| Failure::reported(&e))?;
+        outputs.resize_with(outputs.len().max(buffers.outputs.len()), Tensor::default);
+        for ((output, slot), tensor) in buffers.outputs.iter().zip(&interface.outputs).zip(outputs) {
+            // SAFETY: plain getters of a result that lives here.
+            let array =
+                unsafe { result.featureValueForName(&output.name).and_then(|value| value.multiArrayValue()) };
+            let array = array.ok_or_else(|| Failure::Misfit(format!("no array `{}` came out", slot.name)))?;
+            // Core ML may leave a backing unused; then the result is an array of its own, with strides of its own.
+            let backing =
+                output.backing.as_ref().filter(|b| Retained::as_ptr(b.array()) == Retained::as_ptr(&array));
+            match backing {
+                Some(backing) => backing.read(tensor).map_err(Failure::Misfit)?,
+                None => read_array(&array, slot.element, tensor)?,
+            }
+        }
+        Ok(())
+    }
+}

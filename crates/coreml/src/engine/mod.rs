@@ -1,0 +1,27 @@
+//! Core ML, behind the traits of `anemoe_runtime::backend`.
+//!
+//! ```text
+//! package.rs   what the model sees: packages, functions
+//!   states.rs    of a sequence: begin, fork, cut back, save
+//!   loading.rs   functions on their way in, several at once
+//!     objects.rs   everything that Core ML owns, on one thread: loaded functions, states, what goes when room is short
+//!       instance.rs  a loaded function with its buffers; one prediction
+//!         arrays.rs    memory that Core ML reads and writes
+//! owner.rs     the thread          failure.rs   NSError and exceptions
+//! ```
+
+mod arrays;
+mod coreml_package;
+mod coreml_states;
+mod failure;
+mod instance;
+mod interface;
+mod loading;
+mod objects;
+mod owner;
+mod system;
+mod translate;
+
+pub use coreml_package::CoreMlBackend;
+pub use system::this_system;
+pub use translate::compile;

@@ -1,0 +1,234 @@
+//! Everything that Core ML owns for a backend, on one thread.
+
+use super::arrays::{StatePart, move_rows};
+use super::failure::Failure;
+use super::instance::Instance;
+use super::interface::{Interface, StateSlot};
+use anemoe_runtime::tensor::Tensor;
+use block2::StackBlock;
+use objc2::rc::Retained;
+use objc2_core_ml::{MLModel, MLMultiArray, MLState};
+use objc2_foundation::NSString;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Number of a function of an opened package.
+pub(crate) type FunctionKey = u64;
+/// Number of the states of a sequence in a package.
+pub(crate) type StatesKey = u64;
+
+/// Values of states as bits of fp16, one list per state without gaps.
+pub(crate) type StateValues = Vec<Vec<u16>>;
+
+/// A part of one state.
+#[derive(Clone, Copy)]
+pub(crate) struct RowsOf<'a> {
+    pub states: &'a [StateSlot],
+    /// Number of the state.
+    pub state: usize,
+    /// First row.
+    pub first: usize,
+}
+
+/// Loaded functions, and states.
+#[derive(Default)]
+pub(crate) struct Objects {
+    functions: BTreeMap<FunctionKey, Loaded>,
+    states: BTreeMap<StatesKey, States>,
+    /// Bytes of loaded functions, and of those on their way in.
+    bytes: u64,
+    /// Counts uses.
+    clock: u64,
+}
+
+struct Loaded {
+    instance: Instance,
+    bytes: u64,
+    used: u64,
+}
+
+struct States {
+    slots: Arc<[StateSlot]>,
+    live: Option<Live>,
+    /// Values that the next call starts from.
+    saved: Option<StateValues>,
+}
+
+/// States bind to the model that made them: they go before it does.
+struct Live {
+    state: Retained<MLState>,
+    maker: FunctionKey,
+}
+
+/// Shows `work` the array of a state.
+fn with_array(
+    state: &MLState,
+    slot: &StateSlot,
+    work: &dyn Fn(&MLMultiArray) -> Result<(), String>,
+) -> Result<(), Failure> {
+    let result = RefCell::new(Err("it was not shown".to_string()));
+    let shown = StackBlock::new(|array: NonNull<MLMultiArray>| {
+        // SAFETY: the array lives while the block runs, and is not kept.
+        *result.borrow_mut() = work(unsafe { array.as_ref() });
+    });
+    // SAFETY: the block does not outlive the call.
+    unsafe { state.getMultiArrayForStateNamed_handler(&NSString::from_str(&slot.name), &shown) };
+    result.into_inner().map_err(|what| Failure::Misfit(format!("state `{}`: {what}", slot.name)))
+}
+
+fn move_all(
+    state: &MLState,
+    slots: &[StateSlot],
+    values: &mut [Vec<u16>],
+    write: bool,
+) -> Result<(), Failure> {
+    for (slot, bits) in slots.iter().zip(values) {
+        let bits = RefCell::new(bits);
+        let part = StatePart { shape: &slot.shape, first: 0 };
+        with_array(state, slot, &|array| move_rows(array, part, &mut bits.borrow_mut(), write))?;
+    }
+    Ok(())
+}
+
+impl States {
+    fn read(&self) -> Result<Option<StateValues>, Failure> {
+        let Some(live) = &self.live else { return Ok(self.saved.clone()) };
+        let mut values: StateValues = self.slots.iter().map(|s| vec![0; s.len()]).collect();
+        move_all(&live.state, &self.slots, &mut values, false)?;
+        Ok(Some(values))
+    }
+}
+
+impl Objects {
+    /// The function is loaded.
+    pub fn holds(&self, function: FunctionKey) -> bool {
+        self.functions.contains_key(&function)
+    }
+
+    /// Says whether `bytes` more fit in without anything going.
+    pub fn has_room(&self, bytes: u64, limit: Option<u64>) -> bool {
+        limit.is_none_or(|limit| self.bytes.saturating_add(bytes) <= limit)
+    }
+
+    /// Makes room for `bytes` and reserves them: the functions go that were used longest ago, those that made no states first.
+    pub fn reserve(&mut self, bytes: u64, limit: Option<u64>) -> Result<(), Failure> {
+        while !self.has_room(bytes, limit) {
+            let makers: Vec<FunctionKey> =
+                self.states.values().filter_map(|s| s.live.as_ref().map(|live| live.maker)).collect();
+            let last = self.functions.iter().min_by_key(|(key, f)| (makers.contains(key), f.used));
+            let Some(key) = last.map(|(key, _)| *key) else { break };
+            self.unload(key)?;
+        }
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    /// Gives back what was reserved for a function that did not come.
+    pub fn cancel(&mut self, bytes: u64) {
+        self.bytes = self.bytes.saturating_sub(bytes);
+    }
+
+    /// Takes a function whose bytes are reserved.
+    pub fn adopt(
+        &mut self,
+        function: FunctionKey,
+        model: Retained<MLModel>,
+        interface: Arc<Interface>,
+        bytes: u64,
+    ) {
+        self.clock += 1;
+        let loaded = Loaded { instance: Instance::new(model, interface), bytes, used: self.clock };
+        if let Some(old) = self.functions.insert(function, loaded) {
+            self.cancel(old.bytes);
+        }
+    }
+
+    /// Unloads a function. States that it made are kept as values.
+    pub fn unload(&mut self, function: FunctionKey) -> Result<(), Failure> {
+        for states in self.states.values_mut() {
+            if states.live.as_ref().is_some_and(|live| live.maker == function) {
+                states.saved = states.read()?;
+                states.live = None;
+            }
+        }
+        if let Some(gone) = self.functions.remove(&function) {
+            self.cancel(gone.bytes);
+        }
+        Ok(())
+    }
+
+    /// Runs a function, with the states of a sequence where it has any.
+    pub fn predict(
+        &mut self,
+        function: FunctionKey,
+        states: Option<StatesKey>,
+        inputs: &[&Tensor],
+        outputs: &mut Vec<Tensor>,
+    ) -> Result<(), Failure> {
+        self.clock += 1;
+        let Objects { functions, states: all, clock, .. } = self;
+        let loaded = functions.get_mut(&function).ok_or(Failure::Absent)?;
+        loaded.used = *clock;
+        let Some(key) = states else { return loaded.instance.predict(inputs, None, outputs) };
+        let states = all.get_mut(&key).ok_or(Failure::Absent)?;
+        if states.live.is_none() {
+            let state = loaded.instance.new_state();
+            if let Some(values) = &mut states.saved {
+                move_all(&state, &states.slots, values, true)?;
+            }
+            states.saved = None;
+            states.live = Some(Live { state, maker: function });
+        }
+        let state = states.live.as_ref().map(|live| &*live.state);
+        loaded.instance.predict(inputs, state, outputs)
+    }
+
+    /// Begins states, all zero or with values.
+    pub fn begin(&mut self, key: StatesKey, slots: Arc<[StateSlot]>, saved: Option<StateValues>) {
+        self.states.insert(key, States { slots, live: None, saved });
+    }
+
+    /// Forgets states.
+    pub fn end(&mut self, key: StatesKey) {
+        self.states.remove(&key);
+    }
+
+    /// Reads states; none where they are all zero.
+    pub fn values(&self, key: StatesKey) -> Result<Option<StateValues>, Failure> {
+        self.states.get(&key).map_or(Ok(None), States::read)
+    }
+
+    /// Copies rows of a state between Core ML's memory and `bits`; true for `write`: into the former.
+    pub fn move_rows(
+        &mut self,
+        key: StatesKey,
+        rows: RowsOf<'_>,
+        bits: &mut [u16],
+        write: bool,
+    ) -> Result<(), Failure> {
+        let (Some(states), Some(slot)) = (self.states.get_mut(&key), rows.states.get(rows.state)) else {
+            return Err(Failure::Absent);
+        };
+        let part = StatePart { shape: &slot.shape, first: rows.first };
+        if let Some(live) = &states.live {
+            let bits = RefCell::new(bits);
+            return with_array(&live.state, slot, &|array| {
+                move_rows(array, part, &mut bits.borrow_mut(), write)
+            });
+        }
+        let zeros = || rows.states.iter().map(|s| vec![0; s.len()]).collect();
+        let saved = states.saved.get_or_insert_with(zeros);
+        let &[_, heads, all, d] = slot.shape.as_slice() else { return Err(Failure::Absent) };
+        let own = saved.get_mut(rows.state).map(Vec::as_mut_slice).unwrap_or_default();
+        let tail = (all - rows.first.min(all)) * d;
+        for (head, bits) in
+            own.chunks_exact_mut((all * d).max(1)).zip(bits.chunks_exact_mut(tail.max(1))).take(heads)
+        {
+            let own = &mut head[all * d - tail..];
+            if write { own.copy_from_slice(bits) } else { bits.copy_from_slice(own) }
+        }
+        Ok(())
+    }
+}

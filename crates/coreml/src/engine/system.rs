@@ -1,0 +1,30 @@
+//! The system and the chip, as compiled models depend on them.
+
+/// Names this system's build and chip, as a folder: `24B83-Apple-M4`. None where the system does not say.
+pub fn this_system() -> Option<String> {
+    let (build, chip) = (text("kern.osversion")?, text("machdep.cpu.brand_string")?);
+    let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
+    Some(format!("{build}-{chip}").chars().map(plain).collect())
+}
+
+#[cfg(target_vendor = "apple")]
+fn text(name: &str) -> Option<String> {
+    let name = std::ffi::CString::new(name).ok()?;
+    let mut bytes = [0u8; 256];
+    let mut length = bytes.len();
+    // SAFETY: the buffer has the length that is given, and nothing is set.
+    let failed = unsafe {
+        libc::sysctlbyname(name.as_ptr(), bytes.as_mut_ptr().cast(), &mut length, std::ptr::null_mut(), 0)
+    };
+    if failed != 0 {
+        return None;
+    }
+    let text = bytes.get(..length)?.split(|b| *b == 0).next()?;
+    String::from_utf8(text.to_vec()).ok()
+}
+
+/// The fake has no system.
+#[cfg(not(target_vendor = "apple"))]
+fn text(name: &str) -> Option<String> {
+    Some(if name == "kern.osversion" { "sim".into() } else { "fake".into() })
+}

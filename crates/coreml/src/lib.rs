@@ -1,0 +1,28 @@
+//! Runs packages on the Apple Neural Engine, through Core ML.
+//!
+//! ```text
+//! CoreMlBackend --open--> package --prepare--> function --run--> one thread that owns every Core ML object
+//!                                                                 MLModel by function, MLState by sequence and package
+//! ```
+//! The code is compiled for Apple's systems, and for the fake Core ML of `sim/` (feature `sim`). Elsewhere
+//! [`CoreMlBackend::new`] is an error.
+//!
+//! # Tests
+//! `cargo xtask sim` runs this crate on Linux against a fake Core ML whose engine is the CPU executor; `cargo xtask mac-check`
+//! type-checks it for macOS. It has not run on a Mac yet: `docs/mac.md`.
+
+mod compiled;
+#[cfg(any(target_vendor = "apple", feature = "sim"))]
+mod engine;
+mod settings;
+#[cfg(not(any(target_vendor = "apple", feature = "sim")))]
+mod unavailable;
+
+pub use compiled::{COMPILED, CompiledModels};
+#[cfg(any(target_vendor = "apple", feature = "sim"))]
+pub use engine::{CoreMlBackend, compile, this_system};
+pub use settings::{CoreMlSettings, Units};
+#[cfg(not(any(target_vendor = "apple", feature = "sim")))]
+pub use unavailable::{CoreMlBackend, compile, this_system};
+
+pub use anemoe_io::{Error, Result};

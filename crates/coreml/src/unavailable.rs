@@ -1,0 +1,43 @@
+//! The backend where there is no Core ML.
+
+use crate::{CoreMlSettings, Error, Result};
+use anemoe_runtime::backend::{Backend, BackendPackage};
+use std::convert::Infallible;
+use std::path::{Path, PathBuf};
+
+/// Runs packages on the Neural Engine; on this system there is none.
+#[derive(Clone, Copy, Debug)]
+pub struct CoreMlBackend(Infallible);
+
+fn unavailable() -> Error {
+    Error::unsupported_here("on this system: Core ML is a part of macOS; `--backend cpu` runs everywhere")
+}
+
+impl CoreMlBackend {
+    /// Says that there is no Core ML.
+    ///
+    /// # Errors
+    /// Always.
+    pub fn new(_: CoreMlSettings) -> Result<CoreMlBackend> {
+        Err(unavailable())
+    }
+}
+
+impl Backend for CoreMlBackend {
+    fn open(&self, _: &Path) -> Result<Box<dyn BackendPackage>> {
+        match self.0 {}
+    }
+}
+
+/// Compiles a package; on this system nothing can.
+///
+/// # Errors
+/// Always.
+pub fn compile(_: &Path, _: &Path) -> Result<PathBuf> {
+    Err(unavailable())
+}
+
+/// Names this system's build and chip, as a folder; there is none.
+pub fn this_system() -> Option<String> {
+    None
+}

@@ -1,0 +1,251 @@
+//! MLMultiArray.
+
+use crate::faults::{error, raise};
+use anemoe_runtime::tensor::{Data, Tensor};
+use block2::{DynBlock, RcBlock};
+use half::f16;
+use objc2::rc::{Allocated, Retained};
+use objc2::runtime::NSObject;
+use objc2::{AnyThread, ClassType, DefinedClass, define_class, msg_send};
+use objc2_core_ml::{MLMultiArray, MLMultiArrayDataType};
+use objc2_foundation::{NSArray, NSError, NSInteger, NSNumber};
+use std::ffi::c_void;
+use std::ptr::NonNull;
+
+/// Bytes at whose multiples rows start on the Neural Engine.
+const ROW: usize = 64;
+
+pub(crate) fn register() {
+    FakeArray::class();
+}
+
+fn usizes(values: &NSArray<NSNumber>) -> Vec<usize> {
+    values.iter().map(|n| n.as_usize()).collect()
+}
+
+fn numbers(values: &[usize]) -> Retained<NSArray<NSNumber>> {
+    NSArray::from_retained_slice(&values.iter().map(|n| NSNumber::new_usize(*n)).collect::<Vec<_>>())
+}
+
+fn size_of_kind(kind: isize) -> usize {
+    match MLMultiArrayDataType(kind) {
+        MLMultiArrayDataType::Float16 => 2,
+        MLMultiArrayDataType::Float32 | MLMultiArrayDataType::Int32 => 4,
+        _ => raise(&format!("elements of type {kind}")),
+    }
+}
+
+/// Strides of rows that start at multiples of [`ROW`].
+fn padded(shape: &[usize], size: usize) -> Vec<usize> {
+    let mut strides = vec![1; shape.len()];
+    for axis in (1..shape.len()).rev() {
+        let last = axis + 1 == shape.len();
+        strides[axis - 1] =
+            strides[axis] * if last { shape[axis].next_multiple_of(ROW / size) } else { shape[axis] };
+    }
+    strides
+}
+
+/// Offsets of all elements, the last axis fastest.
+fn offsets(shape: &[usize], strides: &[usize]) -> Vec<usize> {
+    let mut all = vec![0];
+    for (n, stride) in shape.iter().zip(strides) {
+        all = all.iter().flat_map(|at| (0..*n).map(move |i| at + i * stride)).collect();
+    }
+    all
+}
+
+/// Memory of an array.
+enum Memory {
+    /// Of the array itself, in words so that it is aligned.
+    Own(Vec<u64>),
+    /// Of somebody else, who is told when the array goes.
+    Theirs(*mut u8, Option<RcBlock<dyn Fn(NonNull<c_void>)>>),
+}
+
+pub(crate) struct ArrayIvars {
+    memory: Memory,
+    shape: Vec<usize>,
+    strides: Vec<usize>,
+    kind: isize,
+}
+
+impl ArrayIvars {
+    fn bytes(&self) -> usize {
+        let last = self.shape.iter().zip(&self.strides).map(|(n, s)| n.saturating_sub(1) * s).sum::<usize>();
+        if self.shape.contains(&0) { 0 } else { (last + 1) * size_of_kind(self.kind) }
+    }
+
+    fn data(&self) -> *mut u8 {
+        match &self.memory {
+            Memory::Own(words) => words.as_ptr().cast_mut().cast(),
+            Memory::Theirs(data, _) => *data,
+        }
+    }
+
+    /// The values.
+    pub fn read(&self) -> Tensor {
+        let at = offsets(&self.shape, &self.strides);
+        let data = self.data();
+        // SAFETY: the offsets lie inside of the array's memory.
+        unsafe {
+            match MLMultiArrayDataType(self.kind) {
+                MLMultiArrayDataType::Float16 => Tensor::f32(
+                    &self.shape,
+                    at.iter().map(|o| (*data.cast::<f16>().add(*o)).to_f32()).collect(),
+                ),
+                MLMultiArrayDataType::Float32 => {
+                    Tensor::f32(&self.shape, at.iter().map(|o| *data.cast::<f32>().add(*o)).collect())
+                }
+                _ => Tensor::i32(&self.shape, at.iter().map(|o| *data.cast::<i32>().add(*o)).collect()),
+            }
+        }
+    }
+
+    /// Sets the values.
+    pub fn write(&self, tensor: &Tensor) {
+        let at = offsets(&self.shape, &self.strides);
+        let data = self.data();
+        // SAFETY: the offsets lie inside of the array's memory.
+        unsafe {
+            match (MLMultiArrayDataType(self.kind), &tensor.data) {
+                (MLMultiArrayDataType::Float16, Data::F32(v)) => {
+                    at.iter().zip(v).for_each(|(o, v)| *data.cast::<f16>().add(*o) = f16::from_f32(*v));
+                }
+                (MLMultiArrayDataType::Float32, Data::F32(v)) => {
+                    at.iter().zip(v).for_each(|(o, v)| *data.cast::<f32>().add(*o) = *v);
+                }
+                (MLMultiArrayDataType::Int32, Data::I32(v)) => {
+                    at.iter().zip(v).for_each(|(o, v)| *data.cast::<i32>().add(*o) = *v);
+                }
+                _ => raise("values of another type than the array"),
+            }
+        }
+    }
+
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    pub fn kind(&self) -> isize {
+        self.kind
+    }
+
+    /// Overwrites the memory, for those who read it too late.
+    pub fn spoil(&self) {
+        // SAFETY: so many bytes are the array's.
+        unsafe { std::ptr::write_bytes(self.data(), 0xff, self.bytes()) };
+    }
+}
+
+impl Drop for ArrayIvars {
+    fn drop(&mut self) {
+        let data = self.data();
+        match &mut self.memory {
+            Memory::Own(_) => self.spoil(),
+            Memory::Theirs(_, free) => {
+                if let (Some(free), Some(data)) = (free.take(), NonNull::new(data.cast())) {
+                    free.call((data,));
+                }
+            }
+        }
+    }
+}
+
+define_class!(
+    #[unsafe(super(NSObject))]
+    #[name = "MLMultiArray"]
+    #[ivars = ArrayIvars]
+    pub(crate) struct FakeArray;
+
+    impl FakeArray {
+        #[unsafe(method_id(initWithDataPointer:shape:dataType:strides:deallocator:error:))]
+        fn initWithDataPointer(
+            this: Allocated<Self>,
+            data: *mut c_void,
+            shape: &NSArray<NSNumber>,
+            kind: isize,
+            strides: &NSArray<NSNumber>,
+            free: *mut DynBlock<dyn Fn(NonNull<c_void>)>,
+            out: *mut *mut NSError,
+        ) -> Option<Retained<Self>> {
+            Self::borrow(this, data, usizes(shape), kind, usizes(strides), free, out)
+        }
+        #[unsafe(method(dataType))]
+        fn dataType(&self) -> isize {
+            self.ivars().kind
+        }
+        #[unsafe(method_id(shape))]
+        fn shape(&self) -> Retained<NSArray<NSNumber>> {
+            numbers(&self.ivars().shape)
+        }
+        #[unsafe(method_id(strides))]
+        fn strides(&self) -> Retained<NSArray<NSNumber>> {
+            numbers(&self.ivars().strides)
+        }
+        #[unsafe(method(getBytesWithHandler:))]
+        fn getBytes(&self, handler: &DynBlock<dyn Fn(NonNull<c_void>, NSInteger)>) {
+            let ivars = self.ivars();
+            handler.call((NonNull::new(ivars.data().cast()).unwrap(), ivars.bytes() as isize));
+        }
+        #[unsafe(method(getMutableBytesWithHandler:))]
+        fn getMutableBytes(
+            &self,
+            handler: &DynBlock<dyn Fn(NonNull<c_void>, NSInteger, NonNull<NSArray<NSNumber>>)>,
+        ) {
+            let ivars = self.ivars();
+            let strides = numbers(&ivars.strides);
+            let data = NonNull::new(ivars.data().cast()).unwrap();
+            handler.call((data, ivars.bytes() as isize, NonNull::from(&*strides)));
+        }
+    }
+);
+
+impl FakeArray {
+    fn borrow(
+        this: Allocated<Self>,
+        data: *mut c_void,
+        shape: Vec<usize>,
+        kind: isize,
+        strides: Vec<usize>,
+        free: *mut DynBlock<dyn Fn(NonNull<c_void>)>,
+        out: *mut *mut NSError,
+    ) -> Option<Retained<Self>> {
+        if shape.len() != strides.len() {
+            // SAFETY: where Cocoa wants the error.
+            unsafe { *out = error(4, "shape and strides differ in rank") };
+            return None;
+        }
+        // SAFETY: a block that lives during the call, and is copied.
+        let free = NonNull::new(free).map(|f| unsafe { f.as_ref() }.copy());
+        let memory = Memory::Theirs(data.cast(), free);
+        let this = this.set_ivars(ArrayIvars { memory, shape, strides, kind });
+        // SAFETY: the designated initializer.
+        Some(unsafe { msg_send![super(this), init] })
+    }
+
+    /// An array of Core ML's own, with padded rows.
+    pub fn result(tensor: &Tensor, kind: isize) -> Retained<Self> {
+        let (shape, size) = (tensor.shape.clone(), size_of_kind(kind));
+        let strides = padded(&shape, size);
+        let elements: usize = shape.first().map_or(1, |n| n * strides[0].max(1));
+        let memory = Memory::Own(vec![u64::MAX; (elements * size).div_ceil(8) + ROW / 8]);
+        let this = Self::alloc().set_ivars(ArrayIvars { memory, shape, strides, kind });
+        // SAFETY: the designated initializer.
+        let made: Retained<Self> = unsafe { msg_send![super(this), init] };
+        made.ivars().write(tensor);
+        made
+    }
+
+    /// The fake behind an array.
+    pub fn behind(array: &MLMultiArray) -> &Self {
+        // SAFETY: this class has the name.
+        unsafe { &*std::ptr::from_ref(array).cast() }
+    }
+
+    /// As the binding's type.
+    pub fn as_array(&self) -> &MLMultiArray {
+        // SAFETY: this class has the name.
+        unsafe { &*std::ptr::from_ref(self).cast() }
+    }
+}

@@ -1,0 +1,227 @@
+//! Values, descriptions, providers, options and configurations.
+
+use crate::arrays::FakeArray;
+use crate::faults::raise;
+use anemoe_mlpackage::mil::{DataType, Feature, FeatureShape};
+use objc2::rc::{Allocated, Retained};
+use objc2::runtime::{AnyObject, NSObject};
+use objc2::{AnyThread, ClassType, DefinedClass, Message, define_class, msg_send};
+use objc2_core_ml::{MLMultiArray, MLMultiArrayDataType};
+use objc2_foundation::{NSCopying, NSDictionary, NSError, NSSet, NSString};
+use std::cell::{Cell, RefCell};
+
+pub(crate) fn register() {
+    FakeValue::class();
+    FakeProvider::class();
+    FakeResult::class();
+    FakeOptions::class();
+    FakeConfiguration::class();
+    FakeFeature::class();
+}
+
+define_class!(
+    #[unsafe(super(NSObject))]
+    #[name = "MLFeatureValue"]
+    #[ivars = Retained<MLMultiArray>]
+    pub(crate) struct FakeValue;
+
+    impl FakeValue {
+        #[unsafe(method_id(featureValueWithMultiArray:))]
+        fn with_array(array: &MLMultiArray) -> Retained<Self> {
+            Self::new(array)
+        }
+        #[unsafe(method_id(multiArrayValue))]
+        fn multiArrayValue(&self) -> Option<Retained<MLMultiArray>> {
+            Some(self.ivars().clone())
+        }
+    }
+);
+
+impl FakeValue {
+    pub fn new(array: &MLMultiArray) -> Retained<Self> {
+        let this = Self::alloc().set_ivars(array.retain());
+        // SAFETY: the designated initializer.
+        unsafe { msg_send![super(this), init] }
+    }
+
+    pub fn array(&self) -> &FakeArray {
+        FakeArray::behind(self.ivars())
+    }
+}
+
+/// The type of an array for a feature.
+pub(crate) fn kind_of(dtype: DataType) -> isize {
+    match dtype {
+        DataType::Float16 => MLMultiArrayDataType::Float16.0,
+        DataType::Float32 => MLMultiArrayDataType::Float32.0,
+        _ => MLMultiArrayDataType::Int32.0,
+    }
+}
+
+/// An array fits a feature.
+pub(crate) fn fits(feature: &Feature, array: &FakeArray) -> bool {
+    let shape: Vec<u64> = array.ivars().shape().iter().map(|&n| n as u64).collect();
+    let has_shape = match &feature.shape {
+        FeatureShape::Fixed(fixed) => *fixed == shape,
+        FeatureShape::Enumerated(all) => all.contains(&shape),
+        FeatureShape::Range { ranges, .. } => {
+            shape.len() == ranges.len()
+                && shape
+                    .iter()
+                    .zip(ranges)
+                    .all(|(n, (low, high))| n >= low && high.is_none_or(|high| *n <= high))
+        }
+        FeatureShape::Dynamic => true,
+    };
+    has_shape && array.ivars().kind() == kind_of(feature.dtype)
+}
+
+define_class!(
+    #[unsafe(super(NSObject))]
+    #[name = "MLFeatureDescription"]
+    #[ivars = Feature]
+    pub(crate) struct FakeFeature;
+
+    impl FakeFeature {
+        #[unsafe(method(isAllowedValue:))]
+        fn isAllowed(&self, value: &FakeValue) -> bool {
+            fits(self.ivars(), value.array())
+        }
+    }
+);
+
+impl FakeFeature {
+    pub fn new(feature: &Feature) -> Retained<Self> {
+        let this = Self::alloc().set_ivars(feature.clone());
+        // SAFETY: the designated initializer.
+        unsafe { msg_send![super(this), init] }
+    }
+}
+
+type Values = Retained<NSDictionary<NSString, AnyObject>>;
+
+define_class!(
+    #[unsafe(super(NSObject))]
+    #[name = "MLDictionaryFeatureProvider"]
+    #[ivars = Values]
+    struct FakeProvider;
+
+    impl FakeProvider {
+        #[unsafe(method_id(initWithDictionary:error:))]
+        fn initWithDictionary(
+            this: Allocated<Self>,
+            values: &NSDictionary<NSString, AnyObject>,
+            _error: *mut *mut NSError,
+        ) -> Option<Retained<Self>> {
+            let this = this.set_ivars(values.retain());
+            // SAFETY: the designated initializer.
+            Some(unsafe { msg_send![super(this), init] })
+        }
+        #[unsafe(method_id(featureNames))]
+        fn featureNames(&self) -> Retained<NSSet<NSString>> {
+            NSSet::from_retained_slice(&self.ivars().keys().collect::<Vec<_>>())
+        }
+        #[unsafe(method_id(featureValueForName:))]
+        fn featureValueForName(&self, name: &NSString) -> Option<Retained<AnyObject>> {
+            self.ivars().objectForKey(name)
+        }
+    }
+);
+
+define_class!(
+    /// What a prediction gives: no class of ours makes it.
+    #[unsafe(super(NSObject))]
+    #[name = "FakePredictionResult"]
+    #[ivars = Vec<(String, Retained<FakeValue>)>]
+    pub(crate) struct FakeResult;
+
+    impl FakeResult {
+        #[unsafe(method_id(featureNames))]
+        fn featureNames(&self) -> Retained<NSSet<NSString>> {
+            let names: Vec<_> = self.ivars().iter().map(|(name, _)| NSString::from_str(name)).collect();
+            NSSet::from_retained_slice(&names)
+        }
+        #[unsafe(method_id(featureValueForName:))]
+        fn featureValueForName(&self, name: &NSString) -> Option<Retained<FakeValue>> {
+            let name = name.to_string();
+            self.ivars().iter().find(|(own, _)| *own == name).map(|(_, value)| value.clone())
+        }
+    }
+);
+
+impl FakeResult {
+    pub fn new(values: Vec<(String, Retained<FakeValue>)>) -> Retained<Self> {
+        let this = Self::alloc().set_ivars(values);
+        // SAFETY: the designated initializer.
+        unsafe { msg_send![super(this), init] }
+    }
+}
+
+define_class!(
+    #[unsafe(super(NSObject))]
+    #[name = "MLPredictionOptions"]
+    #[ivars = RefCell<Option<Values>>]
+    pub(crate) struct FakeOptions;
+
+    impl FakeOptions {
+        #[unsafe(method_id(init))]
+        fn init(this: Allocated<Self>) -> Retained<Self> {
+            let this = this.set_ivars(RefCell::new(None));
+            // SAFETY: the designated initializer.
+            unsafe { msg_send![super(this), init] }
+        }
+        #[unsafe(method(setOutputBackings:))]
+        fn set(&self, backings: &NSDictionary<NSString, AnyObject>) {
+            *self.ivars().borrow_mut() = Some(backings.copy());
+        }
+    }
+);
+
+impl FakeOptions {
+    /// The array that an output is to be written to.
+    pub fn backing(&self, name: &str) -> Option<Retained<MLMultiArray>> {
+        let backings = self.ivars().borrow();
+        let backing = backings.as_ref()?.objectForKey(&NSString::from_str(name))?;
+        Some(backing.downcast().unwrap_or_else(|other| raise(&format!("a backing is {other:?}"))))
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct ConfigurationIvars {
+    units: Cell<isize>,
+    function: RefCell<Option<String>>,
+}
+
+define_class!(
+    #[unsafe(super(NSObject))]
+    #[name = "MLModelConfiguration"]
+    #[ivars = ConfigurationIvars]
+    pub(crate) struct FakeConfiguration;
+
+    impl FakeConfiguration {
+        #[unsafe(method_id(init))]
+        fn init(this: Allocated<Self>) -> Retained<Self> {
+            let this = this.set_ivars(ConfigurationIvars { units: Cell::new(2), ..Default::default() });
+            // SAFETY: the designated initializer.
+            unsafe { msg_send![super(this), init] }
+        }
+        #[unsafe(method(setComputeUnits:))]
+        fn setComputeUnits(&self, units: isize) {
+            self.ivars().units.set(units);
+        }
+        #[unsafe(method(setFunctionName:))]
+        fn setFunctionName(&self, name: Option<&NSString>) {
+            *self.ivars().function.borrow_mut() = name.map(ToString::to_string);
+        }
+    }
+);
+
+impl FakeConfiguration {
+    pub fn function(&self) -> Option<String> {
+        self.ivars().function.borrow().clone()
+    }
+
+    pub fn units(&self) -> isize {
+        self.ivars().units.get()
+    }
+}

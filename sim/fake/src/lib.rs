@@ -1,0 +1,28 @@
+//! A fake Core ML: classes of Core ML's names, registered with the Objective-C runtime at run time, whose models run packages on the
+//! CPU executor with every result rounded to fp16.
+//!
+//! Strict where Core ML only says *undefined*: two predictions on one state at a time, a state whose model is gone, a state's memory
+//! outside of its handler. Unfriendly where Core ML may be: rows of results start at multiples of 64 bytes, completion handlers run on
+//! other threads and their objects are gone right after them, backings may stay unused.
+//!
+//! A compiled model is a folder with `coremldata.bin`, in which the path of its package stands.
+#![allow(non_snake_case)]
+
+mod arrays;
+mod faults;
+mod features;
+mod models;
+
+pub use faults::{Fault, clear_faults, plant};
+pub use models::{loaded, settle};
+
+/// Registers all classes; before anything else of Core ML is used.
+pub fn install() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    objc_sim::install();
+    ONCE.call_once(|| {
+        arrays::register();
+        features::register();
+        models::register();
+    });
+}

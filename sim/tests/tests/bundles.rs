@@ -1,0 +1,228 @@
+//! Bundles through the Core ML backend on the fake Core ML, beside the CPU backend.
+
+use anemoe_runtime::backend::{Backend, BackendFunction, BackendPackage, SequenceStates};
+use anemoe_runtime::cpu::{CpuBackend, Precision};
+use anemoe_runtime::generate::{GenerateOptions, generate};
+use anemoe_runtime::model::{Logits, Model, Request};
+use anemoe_runtime::sampler::Sampling;
+use anemoe_runtime::speculate::{Mode, Speculation};
+use fake_coreml::{Fault, plant};
+use sim_tests::{Compiled, fixed, leaves_nothing};
+use std::path::Path;
+use std::sync::Arc;
+
+const FIXTURES: [&str; 5] =
+    ["tiny-gemma4-moe", "tiny-gemma4-moe-text", "tiny-zaya", "tiny-zaya-legacy", "tiny-zaya-skip"];
+/// One with rings, one with rows that are carried from call to call.
+const FAMILIES: [&str; 2] = ["tiny-gemma4-moe", "tiny-zaya"];
+
+/// The CPU backend with functions as they are declared and every result in fp16, as the fake runs them.
+struct AsDeclared;
+
+struct Declared(Box<dyn BackendPackage>);
+
+impl Backend for AsDeclared {
+    fn open(&self, path: &Path) -> anemoe_runtime::Result<Box<dyn BackendPackage>> {
+        Ok(Box::new(Declared(CpuBackend::with(Precision::Fp16).open(path)?)))
+    }
+}
+
+impl BackendPackage for Declared {
+    fn prepare(&self, function: &str) -> anemoe_runtime::Result<Arc<dyn BackendFunction>> {
+        self.0.prepare(function)
+    }
+
+    fn new_states(&self) -> Box<dyn SequenceStates> {
+        self.0.new_states()
+    }
+}
+
+fn ids(sequence: usize, n: usize) -> Vec<u32> {
+    (0..n).map(|i| ((i * 37 + sequence * 11 + 5) % 120) as u32).collect()
+}
+
+fn greedy(model: &Model, prompt: &[u32], speculation: Speculation) -> Vec<u32> {
+    let sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
+    let options =
+        GenerateOptions { max_new: 24, sampling, ignore_eos: true, prefill_chunk: None, speculation };
+    generate(model, &mut model.sequence(), prompt, &options, |_| true).unwrap().ids
+}
+
+/// Logits of every token, `chunk` tokens a pass.
+fn logits(model: &Model, ids: &[u32], chunk: usize) -> Vec<Vec<f32>> {
+    model.append(&mut model.sequence(), ids, Logits::All, Some(chunk)).unwrap()
+}
+
+#[test]
+fn every_fixture_gives_the_tokens_of_the_cpu() {
+    for fixture in FIXTURES {
+        leaves_nothing(|| {
+            let dir = tempfile::tempdir().unwrap();
+            for (quant, tokens) in [("lut4", vec![1, 8]), ("fp16", vec![1]), ("int8-channel", vec![1, 4, 16])]
+            {
+                let inside = dir.path().join(quant);
+                std::fs::create_dir(&inside).unwrap();
+                let compiled = Compiled::new(&inside, fixture, quant, fixed(&tokens));
+                let sim = Model::open(&compiled.bundle, &compiled.backend(None)).unwrap();
+                let same = Model::open(&compiled.bundle, &AsDeclared).unwrap();
+                let (a, b) = (logits(&sim, &ids(0, 29), 29), logits(&same, &ids(0, 29), 29));
+                assert!(a == b, "{fixture} {quant} {tokens:?}: other bits");
+                let rounded = Model::open(&compiled.bundle, &CpuBackend::with(Precision::Fp16)).unwrap();
+                let prompt = ids(1, 11);
+                let want = greedy(&rounded, &prompt, Speculation::default());
+                assert_eq!(
+                    greedy(&sim, &prompt, Speculation::default()),
+                    want,
+                    "{fixture} {quant} {tokens:?}"
+                );
+            }
+        });
+    }
+}
+
+#[test]
+fn cut_forked_saved_and_batched_sequences_are_those_of_the_cpu() {
+    for fixture in FAMILIES {
+        leaves_nothing(|| {
+            let dir = tempfile::tempdir().unwrap();
+            let compiled = Compiled::new(dir.path(), fixture, "lut4", fixed(&[1, 8]));
+            let backend = compiled.backend(None);
+            let model = Model::open(&compiled.bundle, &backend).unwrap();
+            let other = Model::open(&compiled.bundle, &backend).unwrap();
+            let cpu = Model::open(&compiled.bundle, &AsDeclared).unwrap();
+            let all = ids(0, 40);
+            let want = logits(&cpu, &all, 1);
+            let mut sequence = model.sequence();
+            // Single tokens, then calls of several; cuts into a call, before it, and to its very end.
+            for (n, cut) in
+                [(20, 20), (21, 17), (33, 25), (31, 30), (32, 32), (40, 8), (24, 3), (9, 0), (12, 12)]
+            {
+                let at = sequence.position();
+                let got =
+                    model.append(&mut sequence, &all[at..n], Logits::All, Some(if n > 30 { 8 } else { 1 }));
+                assert!(got.unwrap() == want[at..n], "{fixture}: {at}..{n}");
+                model.truncate(&mut sequence, cut).unwrap();
+                let mut fork = sequence.fork().unwrap();
+                let saved = sequence.save(&model).unwrap();
+                let mut restored = other.restore(&saved).unwrap();
+                let next = &all[cut..cut + 3];
+                for (model, sequence) in [(&model, &mut fork), (&other, &mut restored)] {
+                    let got = model.append(sequence, next, Logits::All, Some(1)).unwrap();
+                    assert!(got == want[cut..cut + 3], "{fixture}: behind a cut from {n} to {cut}");
+                }
+            }
+            assert!(cpu.restore(&sequence.save(&model).unwrap()).is_err(), "states of another backend");
+            // Several sequences in one pass.
+            let mut sequences = [model.sequence(), model.sequence(), model.sequence()];
+            let tokens: Vec<Vec<u32>> = (0..3).map(|s| ids(s, 13 + s)).collect();
+            let mut requests: Vec<Request<'_>> = sequences
+                .iter_mut()
+                .zip(&tokens)
+                .map(|(sequence, ids)| Request { sequence, ids, logits: Logits::All })
+                .collect();
+            let got = model.forward(&mut requests).unwrap();
+            for (got, ids) in got.iter().zip(&tokens) {
+                assert!(*got == logits(&cpu, ids, 1), "{fixture}: a batch");
+            }
+        });
+    }
+}
+
+#[test]
+fn drafts_change_no_token() {
+    for fixture in FAMILIES {
+        leaves_nothing(|| {
+            let dir = tempfile::tempdir().unwrap();
+            let compiled = Compiled::new(dir.path(), fixture, "lut4", fixed(&[1, 8]));
+            let model = Model::open(&compiled.bundle, &compiled.backend(None)).unwrap();
+            let prompt: Vec<u32> = ids(0, 6).into_iter().cycle().take(30).collect();
+            let plain = greedy(&model, &prompt, Speculation::default());
+            let drafted = Speculation { mode: Mode::Ngram, ..Speculation::default() };
+            assert_eq!(greedy(&model, &prompt, drafted), plain, "{fixture}");
+        });
+    }
+}
+
+#[test]
+fn functions_that_do_not_fit_together_take_turns() {
+    for fixture in FAMILIES {
+        leaves_nothing(|| {
+            let dir = tempfile::tempdir().unwrap();
+            let compiled = Compiled::new(dir.path(), fixture, "lut4", fixed(&[1, 8]));
+            let cpu = Model::open(&compiled.bundle, &AsDeclared).unwrap();
+            let want = logits(&cpu, &ids(0, 23), 23);
+            let all: u64 = compiled.chain.shards.iter().map(|s| s.bytes).sum();
+            // Two of the functions, or one package at a time.
+            for limit in [all / 3, 1] {
+                let model = Model::open(&compiled.bundle, &compiled.backend(Some(limit))).unwrap();
+                model.prepare(8, Logits::Last);
+                let mut sequence = model.sequence();
+                let got = model.append(&mut sequence, &ids(0, 23), Logits::All, None).unwrap();
+                assert!(got == want, "{fixture}: {limit} bytes");
+                model.truncate(&mut sequence, 21).unwrap();
+                let got = model.append(&mut sequence, &ids(0, 23)[21..], Logits::All, None).unwrap();
+                assert!(got == want[21..], "{fixture}: {limit} bytes, behind a cut");
+                let most = if limit == 1 { 1 } else { compiled.chain.shards.len() };
+                assert!(fake_coreml::loaded() <= most, "{}: {} loaded", fixture, fake_coreml::loaded());
+            }
+        });
+    }
+}
+
+#[test]
+fn a_token_makes_no_arrays_dictionaries_or_blocks() {
+    for fixture in FAMILIES {
+        leaves_nothing(|| {
+            let dir = tempfile::tempdir().unwrap();
+            let compiled = Compiled::new(dir.path(), fixture, "lut4", fixed(&[1, 8]));
+            let model = Model::open(&compiled.bundle, &compiled.backend(None)).unwrap();
+            let mut sequence = model.sequence();
+            // Every expert has been called once.
+            for id in 0..60 {
+                model.append(&mut sequence, &[id], Logits::Last, None).unwrap();
+            }
+            let count = || {
+                let made = objc_sim::made();
+                let classes = [
+                    "MLDictionaryFeatureProvider",
+                    "MLPredictionOptions",
+                    "NSDictionary",
+                    "MLModel",
+                    "MLState",
+                ];
+                let objects: Vec<usize> =
+                    classes.iter().map(|class| made.get(*class).copied().unwrap_or(0)).collect();
+                (objects, objc_sim::COPIED.load(std::sync::atomic::Ordering::SeqCst))
+            };
+            let arrays = || objc_sim::made().get("MLMultiArray").copied().unwrap_or(0);
+            let (before, arrays_before) = (count(), arrays());
+            for id in 0..10 {
+                model.append(&mut sequence, &[id], Logits::Last, None).unwrap();
+            }
+            assert_eq!(count(), before, "{fixture}");
+            // The fake itself makes one to show a state.
+            let stateful = compiled
+                .chain
+                .shards
+                .iter()
+                .filter(|s| s.kind == anemoe_bundle::ShardKind::Attention)
+                .count();
+            let shown = if fixture.contains("zaya") { 10 * stateful } else { 0 };
+            assert_eq!(arrays() - arrays_before, shown, "{fixture}");
+        });
+    }
+}
+
+#[test]
+fn results_of_core_ml_s_own_are_read_by_their_strides() {
+    for fixture in FAMILIES {
+        leaves_nothing(|| {
+            let dir = tempfile::tempdir().unwrap();
+            let compiled = Compiled::new(dir.path(), fixture, "lut4", fixed(&[1, 8]));
+            let cpu = Model::open(&compiled.bundle, &AsDeclared).unwrap();
+            plant("mlpackage", Fault::NoBackings);
+            let model = Model::open(&compiled.bundle, &compiled.backend(None)).unwrap();
+            assert!(logits(&model, &ids(0, 21), 21) == logits(&cpu, &ids(0, 21), 21), "{fixture}");
+        });
+    }
+}

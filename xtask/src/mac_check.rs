@@ -1,0 +1,109 @@
+//! `cargo xtask mac-check`: type-checks the binary for macOS, on Linux.
+//!
+//! ```text
+//! Debian's rustc-web, with its standard libraries and sources, unpacked under target/mac-check
+//! cargo check --target aarch64-apple-darwin -Zbuild-std, with that compiler: source and compiler have to be of one version
+//! ```
+
+use crate::options::TaskOptions;
+use crate::task::{Passed, root};
+use std::ffi::OsStr;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// Target that is checked.
+const TARGET: &str = "aarch64-apple-darwin";
+/// Packages of the compiler; two others have the version in their names.
+const PACKAGES: [&str; 3] = ["rustc-web", "libstd-rust-web-dev", "rust-web-src"];
+/// Beginnings of the names of those two, which the first two depend on.
+const VERSIONED: [&str; 2] = ["libstd-rust-web-", "libLLVM"];
+/// The oldest system on which the backend runs.
+const OLDEST_SYSTEM: &str = "15.0";
+
+/// The task. It passes, and says so loudly, where the compiler cannot be had.
+pub fn run(options: TaskOptions) -> Passed {
+    options.finish()?;
+    let folder = root().join("target/mac-check");
+    let compiler = folder.join("root/usr/bin/rustc");
+    if !compiler.is_file()
+        && let Err(why) = unpack(&folder)
+    {
+        println!("mac-check: SKIPPED. Nothing was checked for macOS: {why}");
+        return Ok(true);
+    }
+    let mut command = Command::new("cargo");
+    command.args(["check", "--target", TARGET, "-Zbuild-std=std,panic_abort", "--locked"]);
+    command.args(["-p", "anemoe-coreml", "-p", "anemoe"]);
+    // What the script of this crate compiles needs Apple's compiler, and is not linked here.
+    command.args(["--config", &format!("target.{TARGET}.objc2_exception_helper_0_1.rustc-cfg=[]")]);
+    command.current_dir(root());
+    command.env("CARGO_TARGET_DIR", folder.join("build"));
+    command.env("LD_LIBRARY_PATH", folder.join("root/usr/lib/x86_64-linux-gnu"));
+    command.env("RUSTC", compiler).env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", "-Dwarnings");
+    command.env("MACOSX_DEPLOYMENT_TARGET", OLDEST_SYSTEM);
+    Ok(command.status()?.success())
+}
+
+/// Downloads and unpacks the compiler.
+fn unpack(folder: &Path) -> Result<(), String> {
+    let debs = folder.join("debs");
+    let failed = |e: std::io::Error| e.to_string();
+    if folder.exists() {
+        fs::remove_dir_all(folder).map_err(failed)?;
+    }
+    fs::create_dir_all(&debs).map_err(failed)?;
+    let mut names: Vec<String> = PACKAGES.map(String::from).to_vec();
+    let dependencies = output("apt-cache", &["depends", "rustc-web", "libstd-rust-web-dev"])?;
+    let mut of_library = Vec::new();
+    for line in dependencies.lines() {
+        let Some((_, name)) = line.split_once("Depends: ") else { continue };
+        let versioned = name
+            .strip_prefix(VERSIONED[0])
+            .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+        if versioned {
+            of_library.push(name.to_string());
+        }
+    }
+    let library = of_library.first().ok_or("apt names no libstd-rust-web of a version")?.clone();
+    let llvm = output("apt-cache", &["depends", &library])?;
+    let llvm = llvm.lines().filter_map(|l| l.split_once("Depends: ")).map(|(_, name)| name.trim());
+    let llvm =
+        llvm.filter(|name| name.to_lowercase().starts_with(&VERSIONED[1].to_lowercase())).map(String::from);
+    names.extend(of_library);
+    names.extend(llvm);
+    names.sort();
+    names.dedup();
+    let mut download = Command::new("apt-get");
+    download.arg("download").args(&names).current_dir(&debs).stdout(Stdio::null()).stderr(Stdio::null());
+    if !download.status().map_err(failed)?.success() {
+        return Err(format!("apt-get download {} failed", names.join(" ")));
+    }
+    let staging = folder.join("staging");
+    for entry in fs::read_dir(&debs).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let arguments = ["-x".as_ref(), path.as_os_str(), staging.as_os_str()];
+        let status = Command::new("dpkg").args::<[&OsStr; 3], _>(arguments).status();
+        if !status.map_err(failed)?.success() {
+            return Err(format!("dpkg -x {} failed", path.display()));
+        }
+    }
+    fs::remove_dir_all(&debs).map_err(failed)?;
+    // Of the sources, the library alone is needed: 69 MB of 434.
+    for version in fs::read_dir(staging.join("usr/src")).map_err(failed)? {
+        let version = version.map_err(failed)?.path();
+        for part in ["compiler", "src"] {
+            fs::remove_dir_all(version.join(part)).map_err(failed)?;
+        }
+    }
+    fs::rename(&staging, folder.join("root")).map_err(failed)
+}
+
+/// What a program prints.
+fn output(program: &str, arguments: &[&str]) -> Result<String, String> {
+    let output = Command::new(program).args(arguments).output().map_err(|e| format!("{program}: {e}"))?;
+    if !output.status.success() {
+        return Err(format!("{program} {} failed", arguments.join(" ")));
+    }
+    String::from_utf8(output.stdout).map_err(|e| e.to_string())
+}

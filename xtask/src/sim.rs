@@ -1,0 +1,90 @@
+//! `cargo xtask sim`: the Core ML backend on Linux, against a fake Core ML; docs/mac.md.
+
+use crate::options::TaskOptions;
+use crate::task::{Passed, root};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The crate whose published source links a framework on every system.
+const PATCHED: &str = "objc2-core-ml";
+const PATCHED_FILE: &str = "src/generated/mod.rs";
+/// That line, and what it becomes.
+const LINK: &str = "#[link(name = \"CoreML\", kind = \"framework\")]";
+const LINK_ON_APPLE: &str =
+    "#[cfg_attr(target_vendor = \"apple\", link(name = \"CoreML\", kind = \"framework\"))]";
+
+/// The task.
+pub fn run(options: TaskOptions) -> Passed {
+    let filter = options.finish()?;
+    prepare(&root())?;
+    let mut command = cargo_test(&root(), &root().join("target/sim/build"));
+    command.args(filter);
+    Ok(command.status()?.success())
+}
+
+/// The command that runs the tests of the workspace `sim` of `tree`.
+pub fn cargo_test(tree: &Path, target: &Path) -> Command {
+    let mut command = Command::new("cargo");
+    // Its settings are found from the folder in which cargo runs.
+    command.args(["test", "--workspace", "--quiet"]).current_dir(tree.join("sim"));
+    command.env("CARGO_TARGET_DIR", target);
+    command
+}
+
+/// Makes the source that the workspace `sim` of `tree` asks for.
+pub fn prepare(tree: &Path) -> Result<(), Box<dyn std::error::Error>> {
+    let source = registry_source()?;
+    let target = tree.join("target/sim").join(PATCHED);
+    let file = source.join(PATCHED_FILE);
+    let text = fs::read_to_string(&file)?;
+    if text.matches(LINK).count() != 1 {
+        let what = format!(
+            "{}: `{LINK}` is not there exactly once; the sim has to learn this version",
+            file.display()
+        );
+        return Err(what.into());
+    }
+    let text = text.replace(LINK, LINK_ON_APPLE);
+    let manifest = "Cargo.toml";
+    let is_same = |name: &str, text: &[u8]| fs::read(target.join(name)).is_ok_and(|old| old == text);
+    if is_same(PATCHED_FILE, text.as_bytes()) && is_same(manifest, &fs::read(source.join(manifest))?) {
+        return Ok(());
+    }
+    if target.exists() {
+        fs::remove_dir_all(&target)?;
+    }
+    copy_folder(&source, &target)?;
+    fs::write(target.join(PATCHED_FILE), text)?;
+    Ok(())
+}
+
+/// Folder of the published source, which cargo fetches where it is not there.
+fn registry_source() -> Result<PathBuf, Box<dyn std::error::Error>> {
+    let mut command = Command::new("cargo");
+    command.args(["metadata", "--format-version", "1", "--locked"]).current_dir(root());
+    let output = command.output()?;
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned().into());
+    }
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    let packages = metadata["packages"].as_array().into_iter().flatten();
+    let found = packages.filter(|p| p["name"] == PATCHED).find_map(|p| p["manifest_path"].as_str());
+    let folder = found.and_then(|manifest| Path::new(manifest).parent());
+    Ok(folder.ok_or_else(|| format!("cargo metadata names no {PATCHED}"))?.to_path_buf())
+}
+
+/// Copies a folder with everything in it.
+pub fn copy_folder(from: &Path, to: &Path) -> std::io::Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_folder(&entry.path(), &target)?;
+        } else {
+            fs::copy(entry.path(), target)?;
+        }
+    }
+    Ok(())
+}
