@@ -79,9 +79,9 @@ unsafe extern "C-unwind" fn description(o: Id, _: Sel) -> Id {
     Retained::autorelease_ptr(string(&format!("<{name}: {o:p}>"))).cast()
 }
 
-macro_rules! methods { ($class:expr; $($name:literal $types:literal $f:ident)*) => { $( unsafe {
+macro_rules! methods { ($class:expr; $($name:literal $types:literal $f:ident)*) => { $(
     class_addMethod($class, sel_registerName($name.as_ptr()), std::mem::transmute::<*const (), Imp>($f as *const ()), $types.as_ptr());
-} )* } }
+)* } }
 
 pub fn raise(name: &str, reason: &str) -> ! {
     let e = FakeException::make(string(name), Some(string(reason)));

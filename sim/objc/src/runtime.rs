@@ -1,5 +1,5 @@
 //! Classes, selectors, messages, reference counts, pools, exceptions.
-#![allow(non_snake_case)]
+#![allow(non_snake_case, non_upper_case_globals)]
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, CString, c_char, c_void};
