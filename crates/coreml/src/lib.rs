@@ -21,7 +21,7 @@ mod unavailable;
 pub use compiled::{COMPILED, CompiledModels};
 #[cfg(any(target_vendor = "apple", feature = "sim"))]
 pub use engine::{CoreMlBackend, compile, this_system};
-pub use settings::{CoreMlSettings, Units};
+pub use settings::{ComputeUnits, CoreMlSettings};
 #[cfg(not(any(target_vendor = "apple", feature = "sim")))]
 pub use unavailable::{CoreMlBackend, compile, this_system};
 

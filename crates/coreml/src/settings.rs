@@ -4,7 +4,7 @@ use crate::compiled::CompiledModels;
 
 /// Devices that Core ML may use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Units {
+pub enum ComputeUnits {
     /// The Neural Engine, and the CPU for what it does not take.
     #[default]
     CpuAndNeuralEngine,
@@ -21,5 +21,5 @@ pub struct CoreMlSettings {
     /// functions of a package, and memory grows with each all the same. Without a limit nothing is unloaded.
     pub max_loaded_bytes: Option<u64>,
     /// Devices.
-    pub units: Units,
+    pub units: ComputeUnits,
 }

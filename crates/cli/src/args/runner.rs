@@ -1,7 +1,7 @@
 //! Backend of the commands that run bundles, as options.
 
 use anemoe_bundle::Chain;
-use anemoe_coreml::{CompiledModels, CoreMlBackend, CoreMlSettings, Units, this_system};
+use anemoe_coreml::{CompiledModels, ComputeUnits, CoreMlBackend, CoreMlSettings, this_system};
 use anemoe_gates::integrity::cache_folder;
 use std::path::{Path, PathBuf};
 
@@ -83,8 +83,11 @@ impl RunnerArgs {
         if !asked && !compiled.is_complete() {
             return Ok(None);
         }
-        let settings =
-            CoreMlSettings { compiled, max_loaded_bytes: self.max_loaded, units: Units::CpuAndNeuralEngine };
+        let settings = CoreMlSettings {
+            compiled,
+            max_loaded_bytes: self.max_loaded,
+            units: ComputeUnits::CpuAndNeuralEngine,
+        };
         Ok(Some(CoreMlBackend::new(settings)?))
     }
 }

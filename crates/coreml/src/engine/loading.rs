@@ -4,7 +4,7 @@ use super::failure::{Failure, caught};
 use super::interface::Interface;
 use super::objects::{FunctionKey, Objects};
 use super::owner::Owner;
-use crate::settings::Units;
+use crate::settings::ComputeUnits;
 use crate::{Error, Result};
 use block2::RcBlock;
 use objc2::rc::{Retained, autoreleasepool};
@@ -61,7 +61,7 @@ pub(crate) struct Loadable {
 pub(crate) struct Engine {
     owner: Owner<Objects>,
     limit: Option<u64>,
-    units: Units,
+    units: ComputeUnits,
     keys: AtomicU64,
     loads: Mutex<usize>,
     load_ended: Condvar,
@@ -77,7 +77,7 @@ impl Engine {
     ///
     /// # Errors
     /// The system is older than states and functions of models, or has no thread left.
-    pub fn start(limit: Option<u64>, units: Units) -> Result<Engine> {
+    pub fn start(limit: Option<u64>, units: ComputeUnits) -> Result<Engine> {
         if !objc2::available!(macos = 15.0, ios = 18.0, tvos = 18.0, watchos = 11.0, visionos = 2.0, ..) {
             return Err(Error::unsupported_here(
                 "on this system: states and functions of models need macOS 15",
@@ -183,7 +183,7 @@ type Answer = std::result::Result<Handover<Retained<MLModel>>, Failure>;
 fn begin(
     compiled: &Path,
     function: Option<&str>,
-    units: Units,
+    units: ComputeUnits,
 ) -> std::result::Result<Receiver<Answer>, Failure> {
     let url = file_url(compiled)?;
     let (send, receive) = sync_channel(1);
@@ -203,8 +203,8 @@ fn begin(
     unsafe {
         let configuration = MLModelConfiguration::new();
         configuration.setComputeUnits(match units {
-            Units::CpuAndNeuralEngine => MLComputeUnits::CPUAndNeuralEngine,
-            Units::CpuOnly => MLComputeUnits::CPUOnly,
+            ComputeUnits::CpuAndNeuralEngine => MLComputeUnits::CPUAndNeuralEngine,
+            ComputeUnits::CpuOnly => MLComputeUnits::CPUOnly,
         });
         if let Some(function) = function {
             configuration.setFunctionName(Some(&NSString::from_str(function)));
