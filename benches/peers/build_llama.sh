@@ -6,7 +6,7 @@
 # SOURCE_OR_SDIST is a source folder of llama.cpp, or the llama-cpp-python sdist, which has one inside:
 #   pip download --no-binary llama-cpp-python --no-deps llama-cpp-python==0.3.36
 # OUT gets src/ (a patched copy; the source itself stays as it is), build/, and the programs asked for (llama-bench).
-# Needs cmake 3.14 and a C++17 compiler; both cmake and ninja can come from pip. JOBS, by default 2.
+# Needs cmake 3.14 and a C++17 compiler; both cmake and ninja can come from pip. JOBS, by default 2. EXAMPLES=ON for llama-lookup.
 set -euo pipefail
 if [ $# -lt 2 ]; then sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; fi
 source=$1 out=$2
@@ -46,7 +46,7 @@ generator=()
 command -v ninja >/dev/null && generator=(-G Ninja)
 cmake -S "$out/src" -B "$out/build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release \
   -DBUILD_SHARED_LIBS=OFF -DGGML_NATIVE=ON -DGGML_CPU_REPACK=ON -DGGML_OPENMP=ON -DGGML_LLAMAFILE=ON -DGGML_CCACHE=OFF \
-  -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_UI=OFF \
+  -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=${EXAMPLES:-OFF} -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_UI=OFF \
   -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TOOLS=ON
 cmake --build "$out/build" --target "${targets[@]}" -j "${JOBS:-2}"
 for target in "${targets[@]}"; do cp "$out/build/bin/$target" "$out/$target"; done
