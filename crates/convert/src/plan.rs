@@ -23,12 +23,37 @@ pub struct PlanOptions {
     pub experts_per_shard: Option<usize>,
     /// Packages that the experts of a layer are spread over; `experts / ffn_shards` experts each.
     pub ffn_shards: Option<usize>,
+    /// How the experts of a call are laid out.
+    #[serde(default, skip_serializing_if = "ExpertForm::is_separate")]
+    pub experts: ExpertForm,
     /// Token counts of one call.
     pub tokens: Vec<TokenCount>,
     /// Positions that the caches hold; the default is 2048, or the model's own limit where that is less.
     pub max_context: Option<usize>,
     /// Most bytes of a package's weights, in MB of 2^20 bytes.
     pub max_shard_mb: u64,
+}
+
+/// Layout of the experts of a call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ExpertForm {
+    /// Two convolutions for each expert.
+    #[default]
+    Separate,
+    /// Two convolutions for all: the experts' matrices stacked along their output channels, the second one in groups.
+    Bank,
+}
+
+impl ExpertForm {
+    fn is_separate(&self) -> bool {
+        *self == ExpertForm::Separate
+    }
+}
+
+/// Prefix of the matrices of a bank whose first expert is `first`.
+pub fn bank_name(first: usize) -> String {
+    format!("bank_{first:03}")
 }
 
 /// Kinds for parts of the model that are to have another than the others.
@@ -58,6 +83,7 @@ impl Default for PlanOptions {
             groups: Groups::default(),
             experts_per_shard: None,
             ffn_shards: None,
+            experts: ExpertForm::default(),
             tokens: vec![TokenCount { min: 1, max: 1 }, TokenCount { min: 64, max: 64 }],
             max_context: None,
             max_shard_mb: 1900,

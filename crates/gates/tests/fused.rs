@@ -3,7 +3,7 @@
 use anemoe_bundle::TokenCount;
 use anemoe_convert::build::build;
 use anemoe_convert::models;
-use anemoe_convert::plan::PlanOptions;
+use anemoe_convert::plan::{ExpertForm, PlanOptions};
 use anemoe_convert::quant::Quant;
 use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
 use anemoe_runtime::model::{Logits, Model};
@@ -22,15 +22,28 @@ fn fused_bundles_compute_what_their_steps_do() {
     {
         let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name);
         let family = models::open(models::load(fixture.to_str().unwrap()).unwrap()).unwrap();
-        for (i, (quant, per_shard)) in
-            [("fp16", None), ("lut4", None), ("int8-tensor", Some(1)), ("int4-block", Some(2))]
-                .into_iter()
-                .enumerate()
+        let mut separate = Vec::new();
+        for (i, (quant, per_shard, experts)) in [
+            ("fp16", None, ExpertForm::Separate),
+            ("lut4", None, ExpertForm::Separate),
+            ("int8-tensor", Some(1), ExpertForm::Separate),
+            ("int4-block", Some(2), ExpertForm::Separate),
+            ("fp16", None, ExpertForm::Bank),
+            ("int4-block", Some(2), ExpertForm::Bank),
+            ("lut4", Some(2), ExpertForm::Bank),
+        ]
+        .into_iter()
+        .enumerate()
         {
             let tokens = [1, 4, 32].map(|n| TokenCount { min: n, max: n }).to_vec();
             let quant: Quant = quant.parse().unwrap();
-            let options =
-                PlanOptions { quant, tokens, experts_per_shard: per_shard, ..PlanOptions::default() };
+            let options = PlanOptions {
+                quant,
+                tokens,
+                experts_per_shard: per_shard,
+                experts,
+                ..PlanOptions::default()
+            };
             let out = dir.path().join(format!("{name}.{i}"));
             build(family.as_ref(), &family.plan(&options).unwrap(), None, &out, 2, &|_| ()).unwrap();
             let open = |fuse| {
@@ -42,6 +55,18 @@ fn fused_bundles_compute_what_their_steps_do() {
             for (i, (a, b)) in whole.iter().zip(&expected).enumerate() {
                 let cosine = cosine(a, b);
                 assert!(cosine >= 0.99999, "{name} {quant}, row {i}: {cosine}");
+            }
+            // Where tables and scales do not depend on how rows are stacked, banks give the bits of separate experts.
+            match experts {
+                ExpertForm::Separate => separate.push((quant, per_shard, whole.clone())),
+                ExpertForm::Bank => {
+                    let same = separate.iter().find(|(q, p, _)| (*q, *p) == (quant, per_shard));
+                    assert!(
+                        same.is_none_or(|(.., bits)| *bits == whole),
+                        "{name} {quant}: banks change bits"
+                    );
+                    assert!(same.is_some() || quant == Quant::lut(4), "{quant}");
+                }
             }
             let rounded = |fuse| {
                 let options = Options { precision: Precision::Fp16, fuse, ..Options::default() };

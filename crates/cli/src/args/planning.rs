@@ -10,7 +10,7 @@ use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::importance::Importance;
 use anemoe_convert::models::{self, Family};
 use anemoe_convert::outliers::{self, Outlier};
-use anemoe_convert::plan::{PartKinds, Plan, PlanOptions};
+use anemoe_convert::plan::{ExpertForm, PartKinds, Plan, PlanOptions};
 use anemoe_convert::quant::{Groups, MatrixQuant, Quant};
 use anemoe_gates::auto::{Goal, KindSearch, MAX_WHOLE, choose};
 use anemoe_gates::perplexity::windows;
@@ -87,6 +87,9 @@ pub struct PlanArgs {
     pub max_context: Option<usize>,
     /// Most weights in a package, in MiB (1 MiB is 1.05 MB).
     #[arg(long, value_name = "MiB", default_value_t = 1900)]
+    /// How the experts of a call are laid out: two convolutions each (separate), or two for all (bank).
+    #[arg(long, value_name = "FORM", value_enum, default_value_t = ExpertFormName::Separate)]
+    pub experts: ExpertFormName,
     pub max_shard_mb: u64,
     /// Do not look for outliers. It takes reading every weight whose kind has one step for a whole tensor (int8-tensor).
     #[arg(long)]
@@ -180,6 +183,7 @@ pub struct PlannedCheckpoint {
     pub importance: Option<Importance>,
 }
 
+            experts: self.experts.into(),
 /// Opens a checkpoint and plans it. With `gated`, `--min-cosine` is what gates want, too.
 pub fn plan_checkpoint(
     spec: &Path,
@@ -187,6 +191,49 @@ pub fn plan_checkpoint(
     gated: bool,
     ui: &Ui,
 ) -> anyhow::Result<PlannedCheckpoint> {
+/// How the kinds of a plan are chosen.
+enum KindChoice {
+    One(Quant),
+    Preset(Preset),
+    Search(Goal),
+}
+
+/// Words of `--experts`.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub enum ExpertFormName {
+    /// Two convolutions for each expert.
+    Separate,
+    /// Two convolutions for all experts of a call.
+    Bank,
+}
+
+impl From<ExpertFormName> for ExpertForm {
+    fn from(name: ExpertFormName) -> ExpertForm {
+        match name {
+            ExpertFormName::Separate => ExpertForm::Separate,
+            ExpertFormName::Bank => ExpertForm::Bank,
+        }
+    }
+}
+
+/// Words of `--objective`.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub enum ObjectiveName {
+    /// Bytes of the bundle.
+    Size,
+    /// Bytes that a token reads.
+    Speed,
+}
+
+impl From<ObjectiveName> for Objective {
+    fn from(name: ObjectiveName) -> Objective {
+        match name {
+            ObjectiveName::Size => Objective::Size,
+            ObjectiveName::Speed => Objective::Speed,
+        }
+    }
+}
+
     let auto = options.quant == QuantChoice::Auto;
     for (given, name) in [
         (options.min_cosine.is_some() && !gated, "--min-cosine"),

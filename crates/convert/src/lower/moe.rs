@@ -1,25 +1,65 @@
 //! Experts as a sum of branches, each multiplied by its routing weight.
 
 use super::{Activation, Lowering};
+use crate::plan::bank_name;
 use anemoe_mlpackage::Result;
-use anemoe_mlpackage::mil::builder::Var;
+use anemoe_mlpackage::mil::builder::{ConvParams, Var};
 
 impl Lowering<'_> {
     /// Splits routing weights `[1, n, 1, T]` into n of `[1, 1, 1, T]`.
-    pub fn routing_weights(&mut self, routing: &Var, n: usize) -> Result<Vec<Var>> {
+    fn routing_weights(&mut self, routing: &Var, n: usize) -> Result<Vec<Var>> {
         match n {
             1 => Ok(vec![routing.clone()]),
             n => self.f().split("routing", routing, n, 1),
         }
     }
 
-    /// Sum over `experts` of routing weight times gated MLP: `y` is `[1, H, 1, T]`, `weights` are `[1, 1, 1, T]` in the same
-    /// order, the result `[1, H, 1, T]`.
-    ///
+    /// Sums routing weight times gated MLP over `experts`: `y` is `[1, H, 1, T]`, `routing` `[1, experts, 1, T]`, the result
+    /// `[1, H, 1, T]`. In the form in which the matrices are stored.
+    pub fn experts(
+        &mut self,
+        name: &str,
+        y: &Var,
+        routing: &Var,
+        experts: &[usize],
+        activation: Activation,
+    ) -> Result<Var> {
+        if self.is_bank(experts) {
+            return self.expert_bank(name, y, routing, experts, activation);
+        }
+        let weights = self.routing_weights(routing, experts.len())?;
+        self.separate_experts(name, y, &weights, experts, activation)
+    }
+
+    /// Sums as [`Lowering::experts`] where `routing` has one class more behind the experts, whose weight `[1, 1, 1, T]` is the
+    /// second result.
+    pub fn experts_and_skip(
+        &mut self,
+        name: &str,
+        y: &Var,
+        routing: &Var,
+        experts: &[usize],
+        activation: Activation,
+    ) -> Result<(Var, Var)> {
+        let n = experts.len();
+        if self.is_bank(experts) {
+            let parts = self.f().split_sizes("routing", routing, &[n as i32, 1], 1)?;
+            let sum = self.expert_bank(name, y, &parts[0], experts, activation)?;
+            return Ok((sum, parts[1].clone()));
+        }
+        let weights = self.routing_weights(routing, n + 1)?;
+        let sum = self.separate_experts(name, y, &weights[..n], experts, activation)?;
+        Ok((sum, weights[n].clone()))
+    }
+
+    fn is_bank(&self, experts: &[usize]) -> bool {
+        experts.first().is_some_and(|&e| self.stored.has_matrix(&format!("{}_gate_up_weight", bank_name(e))))
+    }
+
     /// One convolution pair per expert: the form in which all experts of a layer were on the ANE with tables (36 of 36
     /// convolutions of the ZAYA shard). The weight multiplies the activation before the down projection, so that a zero
     /// weight makes a zero input that an executor can see.
-    pub fn experts(
+    fn separate_experts(
         &mut self,
         name: &str,
         y: &Var,
@@ -49,5 +89,41 @@ impl Lowering<'_> {
             });
         }
         sum.ok_or_else(|| anemoe_mlpackage::Error::invalid_program("a pack without experts"))
+    }
+
+    /// Two convolutions for all experts, E of them with F channels inside:
+    ///
+    /// ```text
+    /// y [1, H, 1, T] -> conv [2FE, H] -> [E, 2F, 1, T] -> act(gate) * up * routing [E, 1, 1, T]
+    ///                -> [1, FE, 1, T] -> conv [HE, F] in E groups -> [1, E, H, T] -> sum over E
+    /// ```
+    /// The banks are those of the hand-made port (45056 x 704 for 16 experts of Gemma), which multiplied every expert's
+    /// channels with the whole bank and kept the diagonal; groups compute that diagonal alone.
+    fn expert_bank(
+        &mut self,
+        name: &str,
+        y: &Var,
+        routing: &Var,
+        experts: &[usize],
+        activation: Activation,
+    ) -> Result<Var> {
+        let prefix = bank_name(experts.first().copied().unwrap_or_default());
+        let n = |part: &str| format!("{prefix}_{part}");
+        let (e, t) = (experts.len() as i32, self.tokens_or_inferred());
+        let h = y.dims().get(1).and_then(|d| d.fixed()).unwrap_or_default() as i32;
+        let gate_up = self.project(&n("gate_up"), y, &n("gate_up"))?;
+        let wide = gate_up.dims().get(1).and_then(|d| d.fixed()).unwrap_or_default() as i32;
+        let apart = self.f().reshape(&n("apart"), &gate_up, &[e, wide / e, 1, t])?;
+        let halves = self.f().split(&n("half"), &apart, 2, 1)?;
+        let hidden = self.gated(&n("hidden"), &halves[0], &halves[1], activation)?;
+        let weights = self.f().reshape(&n("routing"), routing, &[e, 1, 1, t])?;
+        let weighted = self.f().mul(&n("weighted"), &hidden, &weights)?;
+        let joined = self.f().reshape(&n("joined"), &weighted, &[1, wide / 2, 1, t])?;
+        let weight = self.matrix(&format!("{}_weight", n("down")))?;
+        let groups = ConvParams { groups: e, ..ConvParams::default() };
+        let down = self.f().conv(&n("down"), &joined, &weight, None, groups)?;
+        let each = self.f().reshape(&n("each"), &down, &[1, e, h, t])?;
+        let sum = self.f().reduce_sum(&n("sum"), &each, &[1], true)?;
+        self.f().reshape(name, &sum, &[1, h, 1, t])
     }
 }

@@ -65,6 +65,10 @@ impl Stored {
         self.matrices.get(name).ok_or_else(missing)
     }
 
+    pub(super) fn has_matrix(&self, name: &str) -> bool {
+        self.matrices.contains_key(name)
+    }
+
     pub(super) fn vector(&self, name: &str) -> anemoe_mlpackage::Result<Value> {
         let missing = || anemoe_mlpackage::Error::invalid_program(format!("no vector `{name}` is stored"));
         self.vectors.get(name).cloned().ok_or_else(missing)

@@ -4,7 +4,8 @@ use crate::lower::{Lowering, NormShape, Stored};
 use crate::models::Family;
 use crate::models::checked::CheckedCheckpoint;
 use crate::plan::{
-    MAX_HEAD_WEIGHTS, MatrixPlan, Packing, Plan, PlanOptions, PlannedShard, Totals, VectorPlan,
+    ExpertForm, MAX_HEAD_WEIGHTS, MatrixPlan, Packing, Plan, PlanOptions, PlannedShard, Totals, VectorPlan,
+    bank_name,
 };
 use crate::quant::MatrixQuant;
 use crate::{Error, Result};
@@ -110,21 +111,30 @@ pub fn matrix(
     }
 }
 
-/// Matrices of experts whose tensors are stacks: `gate_up` is `[experts, 2 width, hidden]`, `down` `[experts, hidden, width]`.
+/// Matrices of a package's experts, from `first` on, whose tensors are stacks: `gate_up` is `[experts, 2 width, hidden]`, `down`
+/// `[experts, hidden, width]`. A bank holds the matrices of a call's experts one below the other, as the tensor does.
 pub fn expert_matrices(
     options: &PlanOptions,
-    experts: Range<usize>,
+    first: usize,
+    packing: Packing,
     (hidden, width): (usize, usize),
     (gate_up, down): (&str, &str),
 ) -> Vec<MatrixPlan> {
-    let mut matrices = Vec::with_capacity(2 * experts.len());
-    for e in experts {
+    let mut matrices = Vec::new();
+    let mut push = |prefix: String, first: usize, experts: usize| {
         for (name, tensor, rows, cols) in
             [("gate_up", gate_up, 2 * width, hidden), ("down", down, hidden, width)]
         {
-            let (name, offset) = (format!("expert_{e:03}_{name}"), (e * rows * cols) as u64);
-            matrices.push(matrix(options, &name, "experts", tensor.into(), offset, (rows, cols)));
+            let (name, offset) = (format!("{prefix}_{name}"), (first * rows * cols) as u64);
+            let shape = (experts * rows, cols);
+            matrices.push(matrix(options, &name, "experts", tensor.into(), offset, shape));
         }
+    };
+    match options.experts {
+        ExpertForm::Separate => {
+            (first..first + packing.per_package).for_each(|e| push(format!("expert_{e:03}"), e, 1));
+        }
+        ExpertForm::Bank => calls(first, packing).for_each(|c| push(bank_name(c.start), c.start, c.len())),
     }
     matrices
 }

@@ -69,7 +69,12 @@ impl Convolution {
 
     /// A convolution of single elements, which is a matmul of tokens.
     pub fn is_matmul(&self) -> bool {
-        self.groups == 1 && self.params.taps() == 1 && self.params.is_plain()
+        self.matmul_groups() == Some(1)
+    }
+
+    /// Groups of a convolution of single elements, which is a matmul of tokens for each.
+    pub fn matmul_groups(&self) -> Option<usize> {
+        (self.params.taps() == 1 && self.params.is_plain()).then_some(self.groups)
     }
 
     pub fn weight(&self) -> &Arc<StoredWeight> {

@@ -118,8 +118,8 @@ impl Gemma4 {
         let last = pack + 1 == packs;
         let first = pack * packing.per_package;
         let tensors = ["experts.gate_up_proj", "experts.down_proj"].map(|t| tensor(layer, t));
-        let own = first..first + packing.per_package;
-        let mut matrices = chain_builder::expert_matrices(options, own, (h, f), (&tensors[0], &tensors[1]));
+        let mut matrices =
+            chain_builder::expert_matrices(options, first, packing, (h, f), (&tensors[0], &tensors[1]));
         let mut vectors = Vec::new();
         if last {
             let i = c.intermediate_size;
@@ -330,8 +330,7 @@ impl Gemma4 {
             let y = l.input("expert_input", &[1, h, 1, 0], Some(3))?;
             let routing = l.input("routing", &[1, experts.len() as u64, 1, 0], Some(3))?;
             let name = if unit.role.0 { "experts_own" } else { "experts_out" };
-            let weights = l.routing_weights(&routing, experts.len())?;
-            sum = Some(l.experts(name, &y, &weights, &experts, Activation::GeluTanh)?);
+            sum = Some(l.experts(name, &y, &routing, &experts, Activation::GeluTanh)?);
         }
         if !unit.role.0 {
             let sum = sum.ok_or_else(|| Error::usage("a pack without experts"))?;

@@ -167,8 +167,13 @@ impl Zaya {
         }
         let tensors = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"].map(|t| tensor(layer, t));
         let first = pack * packing.per_package;
-        let own = first..first + packing.per_package;
-        matrices.extend(chain_builder::expert_matrices(options, own, (h, f), (&tensors[0], &tensors[1])));
+        matrices.extend(chain_builder::expert_matrices(
+            options,
+            first,
+            packing,
+            (h, f),
+            (&tensors[0], &tensors[1]),
+        ));
         let kind = if pack == 0 { ShardKind::Moe } else { ShardKind::Experts };
         let mut shard = PlannedShard::new(moe_name(layer, pack, packs), kind, Some(layer), matrices, vectors);
         let names: Vec<Option<String>> =
@@ -361,8 +366,7 @@ impl Zaya {
         let x = l.input("input", &[1, h, 1, 0], Some(3))?;
         if unit.role == Role::Experts {
             let routing = l.input("routing", &[1, experts.len() as u64, 1, 0], Some(3))?;
-            let weights = l.routing_weights(&routing, experts.len())?;
-            let sum = l.experts("experts_out", &x, &weights, &experts, Activation::Silu)?;
+            let sum = l.experts("experts_out", &x, &routing, &experts, Activation::Silu)?;
             return l.finish(&[&sum]);
         }
         let (logits, state) = self.route(&mut l, &x, layer)?;
@@ -371,8 +375,11 @@ impl Zaya {
         }
         let probabilities = l.f().softmax("router_probabilities", &logits, 1)?;
         let routing = l.top_1("routing_weight", &probabilities, "balancing_biases", c.classes())?;
-        let weights = l.routing_weights(&routing, c.classes())?;
-        let (own, skip) = weights.split_at(c.num_experts);
+        let name = match self.skip {
+            ZayaSkip::Zero => "experts_out",
+            ZayaSkip::Identity => "experts_sum",
+        };
+        let (sum, skip) = l.experts_and_skip(name, &x, &routing, &experts, Activation::Silu)?;
         let out = match self.skip {
             ZayaSkip::Zero => l.experts("experts_out", &x, own, &experts, Activation::Silu)?,
             ZayaSkip::Identity => {

@@ -95,6 +95,7 @@ impl FunctionBuilder {
         cumsum(x: &Var, axis: i32, exclusive: bool, reverse: bool),
         reduce_max(x: &Var, axes: &[i32], keep_dims: bool),
         reduce_mean(x: &Var, axes: &[i32], keep_dims: bool),
+        reduce_sum(x: &Var, axes: &[i32], keep_dims: bool),
         softmax(x: &Var, axis: i32),
         // shapes
         pad(x: &Var, pad: &[i32], constant_val: &Var),

@@ -7,7 +7,7 @@ use super::super::ir::{Instr, InstrKind, Projection, ValueRef};
 use super::super::weights::StoredWeight;
 use super::super::weights::to_f16;
 use super::Plan;
-use super::experts::{Branch, Experts};
+use super::experts::{Branch, Experts, WeightRows};
 use super::nodes::{Fill, Item, KernelCall, KernelOperand, Node, NodeKind};
 use super::patterns::{Fused, Graph};
 use super::update::caches;
@@ -471,12 +471,17 @@ impl Builder<'_> {
         let (_, shape) = self.result()?;
         let mut all = Vec::new();
         for b in branches {
-            let (gate_up, down) = (self.weight_of(b.gate_up)?, self.weight_of(b.down)?);
+            let part = |b: &Self, step, place, of| WeightRows::new(b.weight_of(step)?, place, of);
+            let (gate_up, down) = (part(self, b.gate_up, b.place, b.of)?, part(self, b.down, b.place, b.of)?);
             let weight = self.float(b.weight)?;
-            let fits = gate_up.cols() == channels
-                && weight.shape == [1, 1, 1, tokens]
-                && gate_up.rows() == 2 * down.cols()
-                && shape == [1, down.rows(), 1, tokens];
+            if weight.shape != [1, b.of, 1, tokens] {
+                return None;
+            }
+            let weight = weight.sliced(1, b.place, 1);
+            let (wide, narrow) = (gate_up.matrix(), down.matrix());
+            let fits = wide.cols() == channels
+                && wide.rows() == 2 * narrow.cols()
+                && shape == [1, narrow.rows(), 1, tokens];
             if !fits {
                 return None;
             }

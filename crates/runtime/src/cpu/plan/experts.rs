@@ -7,6 +7,7 @@ use super::rounded;
 use super::view::View;
 use crate::backend::Counts;
 use anemoe_kernels::{Columns, Gate, Layout, MatMul, Matrix, PackedActivations, Pool, Strided};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Experts whose products are one job.
@@ -16,9 +17,28 @@ const FEW: usize = 4;
 /// Tokens to which a thread adds at a time.
 const ADDED: usize = 16;
 
+/// Rows of a weight: an expert's own matrix, or its part of a bank.
+pub(super) struct WeightRows {
+    weight: Arc<StoredWeight>,
+    rows: Range<usize>,
+}
+
+impl WeightRows {
+    /// Part `place` of `of` equal ones.
+    pub fn new(weight: Arc<StoredWeight>, place: usize, of: usize) -> Option<WeightRows> {
+        let each = weight.rows().checked_div(of)?;
+        let fits = place < of && each * of == weight.rows();
+        fits.then_some(WeightRows { weight, rows: place * each..(place + 1) * each })
+    }
+
+    pub fn matrix(&self) -> Matrix<'_> {
+        self.weight.matrix().row_range(self.rows.start, self.rows.end)
+    }
+}
+
 pub(super) struct Branch {
-    pub gate_up: Arc<StoredWeight>,
-    pub down: Arc<StoredWeight>,
+    pub gate_up: WeightRows,
+    pub down: WeightRows,
     /// `[1, 1, 1, T]`
     pub weight: View,
     pub kind: Gate,

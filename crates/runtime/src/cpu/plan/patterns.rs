@@ -69,7 +69,11 @@ pub(super) struct Branch {
     pub gate_up: usize,
     /// Instruction of the projection down.
     pub down: usize,
+    /// `[1, of, 1, T]`
     pub weight: ValueRef,
+    /// Its place in matrices and weights of so many experts: 0 of 1 where they are its own.
+    pub place: usize,
+    pub of: usize,
     pub kind: Gate,
 }
 
@@ -335,16 +339,45 @@ impl Graph<'_> {
         })
     }
 
-    /// Input of a convolution that is a matmul of tokens, without a bias.
-    fn tokenwise(&self, step: usize) -> Option<ValueRef> {
+    /// Input of a convolution that is a matmul of tokens in so many groups, without a bias.
+    fn tokenwise_in(&self, step: usize, groups: usize) -> Option<ValueRef> {
         match &self.steps[step].work {
             InstrKind::Project { projection: Projection::Conv(conv), x, bias: None, .. }
-                if conv.is_matmul() =>
+                if conv.matmul_groups() == Some(groups) =>
             {
                 Some(*x)
             }
             _ => None,
         }
+    }
+
+    fn tokenwise(&self, step: usize) -> Option<ValueRef> {
+        self.tokenwise_in(step, 1)
+    }
+
+    /// The input of a reshape from one shape to another.
+    fn reshaped(
+        &self,
+        place: ValueRef,
+        from: &[usize],
+        to: &[usize],
+        inside: &mut Vec<usize>,
+    ) -> Option<ValueRef> {
+        let s = self.by(place, "reshape")?;
+        let x = self.arg(s, "x")?;
+        inside.push(s);
+        (self.shape(x)? == from && self.shape(place)? == to).then_some(x)
+    }
+
+    /// Halves of a split of axis 1: what is split, and the step.
+    fn halves(&self, gate: ValueRef, up: ValueRef) -> Option<(ValueRef, usize)> {
+        let split = self.by(gate, "split")?;
+        let parts = self.steps[split].writes();
+        let halves =
+            matches!(parts.as_slice(), [a, b] if gate == ValueRef::Buffer(*a) && up == ValueRef::Buffer(*b));
+        let axis = self.ints(self.arg(split, "axis"))?.first()?;
+        let equal = self.shape(gate)? == self.shape(up)?;
+        (halves && equal && self.axis(*axis, 4)? == 1).then_some((self.arg(split, "x")?, split))
     }
 
     /// A projection of what is multiplied by one weight per token: `W_down (gated * w)` with both halves of `W_gate_up x`.
@@ -359,18 +392,59 @@ impl Graph<'_> {
             }
             let m = self.by(hidden, "mul")?;
             let (Fused::Gated { gate, up, kind }, mut inside) = self.gated(m)? else { return None };
-            let split = self.by(gate, "split")?;
-            let parts = self.steps[split].writes();
-            let halves =
-                matches!(parts.as_slice(), [a, b] if gate == ValueRef::Buffer(*a) && up == ValueRef::Buffer(*b));
-            let axis = self.ints(self.arg(split, "axis"))?.first()?;
-            let equal = self.shape(gate)? == self.shape(up)?;
-            let gate_up = self.step(self.arg(split, "x")?)?;
+            let (both, split) = self.halves(gate, up)?;
+            let gate_up = self.step(both)?;
             let input = self.tokenwise(gate_up)?;
             inside.extend([product, m, split, gate_up]);
-            let branch = Branch { x: input, gate_up, down, weight, kind };
-            (halves && equal && self.axis(*axis, 4)? == 1 && self.closed(&inside, down))
-                .then_some((branch, inside))
+            let branch = Branch { x: input, gate_up, down, weight, place: 0, of: 1, kind };
+            self.closed(&inside, down).then_some((branch, inside))
+        })
+    }
+
+    /// Experts in banks: `sum over e of W_down_e (gated_e w_e)`, E of them with F channels inside; root is the last reshape.
+    ///
+    /// ```text
+    /// x [1, H, 1, T] -> conv [2FE, H] -> [E, 2F, 1, T] -> gated * w [E, 1, 1, T] -> [1, FE, 1, T]
+    ///                -> conv [HE, F] in E groups -> [1, E, H, T] -> reduce_sum -> [1, H, 1, T]
+    /// ```
+    fn bank(&self, root: usize) -> Option<(Vec<Branch>, Vec<usize>)> {
+        if self.steps[root].op_type != "reshape" {
+            return None;
+        }
+        let &[1, rows, 1, tokens] = self.shapes[self.out(root)?].as_slice() else { return None };
+        let mut inside = Vec::new();
+        let sum = self.by(self.arg(root, "x")?, "reduce_sum")?;
+        let each = self.arg(sum, "x")?;
+        let &[1, of, own_rows, own_tokens] = self.shape(each)? else { return None };
+        if self.ints(self.arg(sum, "axes"))? != [1] || (own_rows, own_tokens) != (rows, tokens) {
+            return None;
+        }
+        let down = self.step(self.reshaped(
+            each,
+            &[1, of * rows, 1, tokens],
+            &[1, of, rows, tokens],
+            &mut inside,
+        )?)?;
+        let joined = self.tokenwise_in(down, of)?;
+        let &[1, channels, 1, _] = self.shape(joined)? else { return None };
+        let width = channels.checked_div(of)?;
+        let weighted =
+            self.reshaped(joined, &[of, width, 1, tokens], &[1, channels, 1, tokens], &mut inside)?;
+        let product = self.by(weighted, "mul")?;
+        inside.extend([sum, down, product]);
+        self.both(product).into_iter().find_map(|(hidden, weights)| {
+            let mut inside = inside.clone();
+            let weight = self.reshaped(weights, &[1, of, 1, tokens], &[of, 1, 1, tokens], &mut inside)?;
+            let m = self.by(hidden, "mul")?;
+            let (Fused::Gated { gate, up, kind }, gated) = self.gated(m)? else { return None };
+            let (apart, split) = self.halves(gate, up)?;
+            let shapes = ([1, 2 * channels, 1, tokens], [of, 2 * width, 1, tokens]);
+            let gate_up = self.step(self.reshaped(apart, &shapes.0, &shapes.1, &mut inside)?)?;
+            let x = self.tokenwise(gate_up)?;
+            inside.extend(gated);
+            inside.extend([m, split, gate_up]);
+            let branch = |place| Branch { x, gate_up, down, weight, place, of, kind };
+            self.closed(&inside, root).then(|| ((0..of).map(branch).collect(), inside))
         })
     }
 
@@ -380,6 +454,11 @@ impl Graph<'_> {
         for (i, step) in self.steps.iter().enumerate() {
             if let Some((branch, inside)) = self.branch(i) {
                 sums.insert(i, (vec![branch], inside));
+                continue;
+            }
+            // A bank is summed at once; rounding in the order of separate experts would give other bits.
+            if let Some(bank) = if in_order { None } else { self.bank(i) } {
+                sums.insert(i, bank);
                 continue;
             }
             let InstrKind::Kernel { .. } = &step.work else { continue };
