@@ -95,7 +95,7 @@ impl Default for PlanOptions {
 pub const DEFAULT_EXPERTS_PER_PACKAGE: usize = 16;
 /// Cache positions when nothing is said: softmax rows up to 2048 wide were seen on the ANE.
 pub const DEFAULT_MAX_CONTEXT: usize = 2048;
-/// A head slice holds at most this many weights (400 MiB in fp16): slices of this size were seen on the ANE.
+/// A head slice holds at most this many weights (419 MB in fp16): slices of this size were seen on the ANE.
 pub const MAX_HEAD_WEIGHTS: u64 = 400 << 19;
 
 /// Rows of a router network that share a table, at most.
@@ -544,13 +544,13 @@ impl Plan {
     /// # Errors
     /// [`Kind::Usage`](anemoe_io::Kind::Usage) when a shard is larger than the options allow.
     pub fn complete(&mut self) -> Result<()> {
-        if let Some(s) = self.shards.iter().find(|s| s.bytes > self.options.max_shard_mb << 20) {
+        let limit = self.options.max_shard_mb.saturating_mul(1_000_000);
+        if let Some(s) = self.shards.iter().find(|s| s.bytes > limit) {
             return Err(Error::usage(format!(
-                "shard {} would hold {:.1} MB of weights, and --max-shard-mb {} (MiB) allows {:.1} MB: choose fewer experts per shard",
+                "shard {} would hold {:.1} MB of weights, and --max-shard-mb allows {} MB: choose fewer experts per shard",
                 s.name,
                 s.bytes as f64 / 1e6,
-                self.options.max_shard_mb,
-                (self.options.max_shard_mb << 20) as f64 / 1e6
+                self.options.max_shard_mb
             )));
         }
         self.totals.recount(&self.shards);

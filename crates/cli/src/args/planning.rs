@@ -85,8 +85,8 @@ pub struct PlanArgs {
     /// Positions that the caches hold [default: 2048, or the model's limit where that is less].
     #[arg(long, value_name = "N")]
     pub max_context: Option<usize>,
-    /// Most weights in a package, in MiB (1 MiB is 1.05 MB).
-    #[arg(long, value_name = "MiB", default_value_t = 1900)]
+    /// Most weights in a package, in MB.
+    #[arg(long, value_name = "MB", default_value_t = 1900)]
     /// How the experts of a call are laid out: two convolutions each (separate), or two for all (bank).
     #[arg(long, value_name = "FORM", value_enum, default_value_t = ExpertFormName::Separate)]
     pub experts: ExpertFormName,

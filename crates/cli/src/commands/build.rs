@@ -45,8 +45,8 @@ pub struct Args {
     /// Shards that are built at a time [default: one per processor, at most 8, within half of the free memory].
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     jobs: Option<usize>,
-    /// Most memory for shards that are built at a time, in MiB (1 MiB is 1.05 MB): fewer at a time where they would need more.
-    #[arg(long, value_name = "MiB", value_parser = mebibytes)]
+    /// Most memory for shards that are built at a time, in MB: fewer at a time where they would need more.
+    #[arg(long, value_name = "MB", value_parser = megabytes)]
     max_memory: Option<u64>,
     /// Build without gates; chain.json says that they were skipped.
     #[arg(long)]
@@ -86,8 +86,8 @@ const MAX_PARTS: usize = 100_000;
 /// Indices of array jobs, as their schedulers count them.
 const ARRAY_INDICES: [&str; 3] = ["SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX", "AWS_BATCH_JOB_ARRAY_INDEX"];
 
-fn mebibytes(text: &str) -> Result<u64, String> {
-    let wrong = || format!("`{text}` is not a number of MiB from 1 on");
+fn megabytes(text: &str) -> Result<u64, String> {
+    let wrong = || format!("`{text}` is not a number of MB from 1 on");
     text.parse().ok().filter(|n| (1..1 << 40).contains(n)).ok_or_else(wrong)
 }
 
@@ -135,7 +135,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         plan_checkpoint(&args.checkpoint, &args.options, true, ui)?;
     let family = family.as_ref();
     let jobs = args.jobs.unwrap_or_else(build::default_jobs);
-    let jobs = args.max_memory.map_or(jobs, |mb| build::jobs_within(jobs, Some(mb << 20)));
+    let jobs =
+        args.max_memory.map_or(jobs, |mb| build::jobs_within(jobs, Some(mb.saturating_mul(1_000_000))));
     let part = args.shard.map(|s| s.part(|name| std::env::var(name).ok())).transpose()?;
     let golden = args.golden.as_deref().map(Golden::read).transpose()?;
     if let (Some(golden), Some(path)) = (&golden, &args.golden) {
