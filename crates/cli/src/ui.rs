@@ -196,6 +196,15 @@ pub fn bytes(n: u64) -> String {
     }
 }
 
+/// A duration in the unit that suits it: `42 s`, `12 min`, `2.3 h`.
+pub fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s < 90.0 => format!("{s:.0} s"),
+        s if s < 5400.0 => format!("{:.0} min", s / 60.0),
+        s => format!("{:.1} h", s / 3600.0),
+    }
+}
+
 /// A count with thin groups of three digits.
 pub fn count(n: u64) -> String {
     let digits = n.to_string();

@@ -22,7 +22,9 @@ use anemoe_gates::{probe, residency};
 use anyhow::{Context, bail};
 use indicatif::ProgressBar;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 /// Build a bundle of Core ML packages from a checkpoint, and check it.
 ///
@@ -230,13 +232,36 @@ struct Progress {
     shards: AtomicUsize,
     of: usize,
     weights: Vec<u64>,
+    /// Start of the stage, and weights that were compressed in it by this run.
+    stage: Mutex<(Instant, u64)>,
+    /// Weights that are finished, by whatever run.
+    done: AtomicU64,
 }
 
 impl Progress {
     fn new(plan: &Plan, own: Vec<usize>, ui: &Ui) -> Progress {
         let weights: Vec<u64> = own.iter().map(|&i| plan.shards[i].weights).collect();
         let bar = ui.bar(weights.iter().sum::<u64>() / 1000, "building");
-        Progress { bar, shards: AtomicUsize::new(0), of: own.len(), weights }
+        let stage = Mutex::new((Instant::now(), 0));
+        Progress { bar, shards: AtomicUsize::new(0), of: own.len(), weights, stage, done: AtomicU64::new(0) }
+    }
+
+    /// The time that the other shards will take at the rate of the representatives; none where these were there already, or
+    /// nothing is left.
+    fn forecast(&self) -> Option<String> {
+        let (started, compressed) = *self.stage.lock().unwrap_or_else(PoisonError::into_inner);
+        let shards = self.of.checked_sub(self.shards.load(Ordering::Relaxed)).filter(|n| *n > 0)?;
+        let left = self.weights.iter().sum::<u64>().saturating_sub(self.done.load(Ordering::Relaxed));
+        let rate = compressed as f64 / started.elapsed().as_secs_f64();
+        let seconds = left as f64 / rate;
+        (seconds.is_finite() && seconds >= 1.0).then(|| {
+            format!(
+                "{shards} more shards with {} weights: about {} at {} weights per s, the rate of the representatives",
+                ui::count(left),
+                ui::duration(seconds),
+                ui::count(rate as u64)
+            )
+        })
     }
 
     fn on(&self, event: gated::GatedEvent<'_>) {
@@ -246,12 +271,23 @@ impl Progress {
                 self.bar.suspend(|| ui::message(text));
             }
             gated::GatedEvent::Stage(stage) => {
+                // Behind the representatives comes what reads no checkpoint.
+                if stage == GateStage::RepresentativeResidency
+                    && let Some(text) = self.forecast()
+                {
+                    self.bar.suspend(|| ui::message(text));
+                }
+                *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = (Instant::now(), 0);
                 self.bar.set_prefix(stage.name());
                 tracing::info!(stage = stage.name(), "stage");
             }
             gated::GatedEvent::Build(event) => {
                 let BuildEvent::ShardDone { shard, bytes, elapsed, reused } = event;
                 let done = self.shards.fetch_add(1, Ordering::Relaxed) + 1;
+                self.done.fetch_add(shard.weights, Ordering::Relaxed);
+                if !reused {
+                    self.stage.lock().unwrap_or_else(PoisonError::into_inner).1 += shard.weights;
+                }
                 if reused {
                     // What an earlier run did says nothing of this one's rate.
                     self.bar.set_length(self.bar.length().unwrap_or(0).saturating_sub(shard.weights / 1000));
