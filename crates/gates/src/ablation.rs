@@ -4,7 +4,7 @@ use crate::golden_gate::{Validation, validate};
 use crate::reference::Golden;
 use crate::{Error, Result};
 use anemoe_bundle::Chain;
-use anemoe_convert::build::write_shard;
+use anemoe_convert::build::{check_scratch, write_shard};
 use anemoe_convert::importance::Importance;
 use anemoe_convert::lower::encode_matrix;
 use anemoe_convert::models::Family;
@@ -148,27 +148,37 @@ pub fn search(
     if groups.is_empty() {
         return Err(Error::usage(format!("{}: every matrix is fp16 already", s.bundle.display())));
     }
+    let is_replaced = |m: &MatrixPlan, part: Option<&String>| {
+        m.quant.kind != Quant::Fp16 && part.is_none_or(|part| *part == m.part)
+    };
+    let stand_in = |shard: &PlannedShard, part: Option<&String>| {
+        shard.requantized(|m| is_replaced(m, part).then_some(MatrixQuant::FP16))
+    };
+    // One group's stand-ins lie there at a time.
+    let most = groups.iter().map(|((_, part), shards)| {
+        let each = shards.iter().filter_map(|name| s.plan.shard(name));
+        each.map(|shard| stand_in(shard, part.as_ref()).package_bytes()).sum::<u64>()
+    });
+    check_scratch(s.scratch, most.max().unwrap_or(0))?;
     let total = groups.len();
     let baseline = Figures::from(&run(s, &BTreeMap::new())?);
     let mut swaps = Vec::new();
     for (done, ((layer, part), shards)) in groups.into_iter().enumerate() {
         progress(done, total);
-        let replaced =
-            |m: &MatrixPlan| m.quant.kind != Quant::Fp16 && part.as_ref().is_none_or(|part| *part == m.part);
         let folder = Temporary::dir(s.scratch, "").map_err(|source| Error::io(s.scratch, source))?;
         let mut stand_ins = BTreeMap::new();
         let mut kinds = BTreeSet::new();
         let mut worst: Option<Worst> = None;
         for name in shards {
             let Some(shard) = s.plan.shard(name) else { continue };
-            for m in shard.matrices.iter().filter(|m| replaced(m)) {
+            for m in shard.matrices.iter().filter(|m| is_replaced(m, part.as_ref())) {
                 kinds.insert(m.quant.kind.to_string());
                 let found = look(s, shard, m)?;
                 if worst.as_ref().is_none_or(|w| found.relative_error > w.relative_error) {
                     worst = Some(found);
                 }
             }
-            let stand_in = shard.requantized(|m| replaced(m).then_some(MatrixQuant::FP16));
+            let stand_in = stand_in(shard, part.as_ref());
             let path = folder.path().join(format!("{name}.mlpackage"));
             write_shard(s.family, &stand_in, s.importance, &path)?;
             stand_ins.insert(name.to_string(), path);

@@ -23,7 +23,7 @@ mod work_dir;
 pub use bundle_layout::{PLAN_FILE, WORK_DIR, bundle_names, check as check_layout};
 pub use interrupt::{check as check_interrupted, request as interrupt};
 pub use record::{BuildPart, CheckpointOrigin, Quality};
-pub use space::{Needs, default_jobs, jobs_within};
+pub use space::{Needs, check_scratch, default_jobs, jobs_within};
 
 use crate::importance::Importance;
 use crate::lower::{Stored, store_matrix, store_vector};

@@ -92,6 +92,24 @@ impl Needs {
     }
 }
 
+/// Checks that a folder's disk has room for temporary files of so many bytes, before the work.
+///
+/// # Errors
+/// [`Kind::Room`](anemoe_io::Kind::Room) when there is not enough of it; a disk does not say how much it has.
+pub fn check_scratch(folder: &Path, bytes: u64) -> Result<()> {
+    let free = free(&existing(folder))?;
+    if bytes <= free {
+        return Ok(());
+    }
+    let what = format!(
+        "temporary files need {bytes} bytes ({:.1} MB), and this disk has {free} left ({:.1} MB): give a larger one with \
+         --scratch or TMPDIR",
+        bytes as f64 / 1e6,
+        free as f64 / 1e6
+    );
+    Err(Error::room(folder, what))
+}
+
 /// The nearest folder that exists.
 fn existing(path: &Path) -> PathBuf {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
@@ -154,6 +172,15 @@ mod tests {
         assert!(e.starts_with("b: the bundle needs 11"), "{e}");
         let e = needs((5, 10), (11, 10), false).check().unwrap_err().to_string();
         assert!(e.starts_with("s: the temporary files of the gates need"), "{e}");
+    }
+
+    #[test]
+    fn scratch_that_does_not_fit_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(check_scratch(dir.path(), 1 << 10).is_ok());
+        let e = check_scratch(&dir.path().join("not/there"), u64::MAX).unwrap_err();
+        assert_eq!(e.kind(), anemoe_io::Kind::Room);
+        assert!(e.to_string().contains("--scratch"), "{e}");
     }
 
     #[test]

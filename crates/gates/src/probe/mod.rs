@@ -11,7 +11,7 @@ use crate::golden_gate::cosine;
 use crate::reference::Golden;
 use crate::{Error, Result};
 use anemoe_bundle::{Chain, Shard, ShardKind};
-use anemoe_convert::build::write_shard;
+use anemoe_convert::build::{check_scratch, write_shard};
 use anemoe_convert::models::Family;
 use anemoe_convert::plan::{Plan, PlannedShard};
 use anemoe_io::Random;
@@ -134,6 +134,8 @@ pub fn probe(
     threshold: f64,
     progress: &mut dyn FnMut(&str),
 ) -> Result<ProbeReport> {
+    let references = fp16_references(site.plan, shards)?;
+    check_scratch(site.scratch, references.iter().map(|s| s.in_fp16().package_bytes()).sum())?;
     let mut found = Vec::new();
     for shard in shards {
         progress(&shard.name);
