@@ -595,6 +595,11 @@ impl Plan {
         self.shards.iter().find(|s| s.name == name)
     }
 
+    /// Bytes of all weights in packages if none were compressed.
+    pub fn fp16_bytes(&self) -> u64 {
+        self.shards.iter().map(|s| 2 * s.weights).sum()
+    }
+
     /// Reads a plan that [`Plan`]'s JSON form holds.
     ///
     /// # Errors

@@ -45,10 +45,11 @@ pub fn print(plan: &Plan, placement: &Report, all: bool, ui: &Ui) -> std::io::Re
     }
     let t = &plan.totals;
     ui.line(format!(
-        "{} packages ({} of layers), {} of weights, {} of embedding on the host",
+        "{} packages ({} of layers), {} of weights ({:.1} % of FP16), {} of embedding on the host",
         t.shards,
         t.layer_shards,
         ui::bytes(t.bytes),
+        100.0 * t.bytes as f64 / plan.fp16_bytes().max(1) as f64,
         ui::bytes(t.embedding_bytes)
     ))?;
     ui.line(format!(
