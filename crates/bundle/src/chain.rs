@@ -147,6 +147,12 @@ pub struct AutoChoice {
     pub measured_on: String,
     /// Bytes of all matrices as chosen.
     pub bytes: u64,
+    /// Bytes of matrices that a token reads on average, experts counted by how often they are chosen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes_read_per_token: Option<u64>,
+    /// Mean divergence of the next token's distribution from the uncompressed model's, in nats, where the whole model was run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mean_kl: Option<f64>,
     /// Lowest cosine of logits to those of the uncompressed model over that text, where the whole model was run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_cosine: Option<f64>,

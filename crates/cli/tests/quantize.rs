@@ -3,7 +3,7 @@
 mod common;
 
 use anemoe_npz::{Array, read_npz, write_npy, write_npz};
-use common::{anemoe, build, copy, finish, fixture, json, refused, run};
+use common::{anemoe, anemoe_as_is, build, copy, finish, fixture, json, refused, run};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -327,6 +327,34 @@ fn with_outliers(dir: &Path) -> PathBuf {
     }
     std::fs::write(&path, bytes).unwrap();
     model
+}
+
+#[test]
+fn without_a_kind_the_fewest_bytes_that_a_token_reads_are_searched_for() {
+    let tiny = fixture("tiny-gemma4-moe");
+    let planned = |args: &[&str]| {
+        let (code, out, err) = finish(anemoe_as_is(args).output().unwrap());
+        assert_eq!(code, 0, "{args:?}: {err}");
+        serde_json::from_str::<Value>(&out).unwrap()
+    };
+    let plan = planned(&["plan", text(&tiny), "--json"]);
+    let auto = &plan["auto"];
+    assert_eq!(auto["goal"], "max_kl 0.0025, for speed");
+    assert!(auto["mean_kl"].as_f64().unwrap() <= 0.0025, "{auto}");
+    let by = |objective: &str| planned(&["plan", text(&tiny), "--objective", objective, "--max-kl", "0.02", "--json"]);
+    let (size, speed) = (by("size"), by("speed"));
+    let bytes = |v: &Value, what: &str| v["auto"][what].as_u64().unwrap();
+    assert!(bytes(&speed, "bytes_read_per_token") <= bytes(&size, "bytes_read_per_token"));
+    assert!(bytes(&size, "bytes") <= bytes(&speed, "bytes"));
+    assert!(bytes(&size, "bytes_read_per_token") < bytes(&size, "bytes"), "not all experts are read");
+    // What is too large to be run gets its family's preset, and the reason.
+    let large = planned(&["plan", "synthetic:gemma4-26b-a4b?layers=1", "--json"]);
+    assert_eq!(large["options"]["parts"]["attention"], "lut6");
+    assert!(large["notes"][0].as_str().unwrap().contains("preset, lut4, attention lut6, head lut6: "), "{large}");
+    let own = planned(&["plan", "synthetic:gemma4-26b-a4b?layers=1", "--attn-quant", "fp16", "--json"]);
+    assert_eq!(own["options"]["parts"]["attention"], "fp16");
+    refused(&["plan", text(&tiny), "--quant", "auto", "--max-kl", "-1"], &["-1"]);
+    refused(&["plan", text(&tiny), "--quant", "lut4", "--objective", "speed"], &["--objective", "--quant auto"]);
 }
 
 #[test]

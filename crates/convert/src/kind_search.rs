@@ -43,6 +43,78 @@ pub struct Group {
     pub candidates: Vec<Candidate>,
     /// Loss per unit of output error.
     pub sensitivity: f64,
+    /// Share of its bytes that a token reads: 1, and for experts how often they are chosen.
+    pub read: f64,
+}
+
+/// Bytes that a search saves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Objective {
+    /// Bytes of all matrices: the size of the bundle.
+    #[default]
+    Size,
+    /// Bytes of matrices that a token reads: the time of a token where memory is what is waited for.
+    Speed,
+}
+
+impl Objective {
+    /// The word that chooses it: `size` or `speed`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Objective::Size => "size",
+            Objective::Speed => "speed",
+        }
+    }
+}
+
+impl Group {
+    /// Counted share of each byte.
+    fn share(&self, objective: Objective) -> f64 {
+        match objective {
+            Objective::Size => 1.0,
+            Objective::Speed => self.read,
+        }
+    }
+}
+
+/// Tokens that chose each expert, by layer: `chosen[layer][expert]` of `tokens`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ExpertUse {
+    /// `[layers, experts]`
+    pub chosen: Vec<Vec<u64>>,
+    /// Tokens that were counted.
+    pub tokens: u64,
+}
+
+/// Tokens' worth of the average expert that is added to each count, so that one that no token chose is not free.
+const PRIOR_TOKENS: f64 = 8.0;
+
+/// Sets what share of its bytes a token reads of each group, by the experts that tokens chose; without counts all experts are
+/// taken to be chosen equally often.
+pub fn share_reads(plan: &Plan, groups: &mut [Group], used: Option<&ExpertUse>) {
+    let average = plan.totals.experts_per_token as f64 / (plan.totals.experts as f64).max(1.0);
+    let share = |layer: Option<usize>, expert: Option<usize>| {
+        let counts = used.and_then(|u| Some((u, u.chosen.get(layer?)?.get(expert?)?)));
+        counts
+            .map_or(average, |(u, &n)| (n as f64 + PRIOR_TOKENS * average) / (u.tokens as f64 + PRIOR_TOKENS))
+    };
+    let mut sums: BTreeMap<(&str, &str), (f64, f64)> = BTreeMap::new();
+    for shard in &plan.shards {
+        for m in &shard.matrices {
+            let read = match m.part.as_str() {
+                "experts" => share(shard.layer, m.expert()),
+                _ => 1.0,
+            };
+            let (sum, weights) = sums.entry((&m.tensor, &m.part)).or_default();
+            *sum += read * m.weights() as f64;
+            *weights += m.weights() as f64;
+        }
+    }
+    for group in groups {
+        if let Some((sum, weights)) = sums.get(&(group.tensor.as_str(), group.part.as_str())) {
+            group.read = sum / weights.max(1.0);
+        }
+    }
 }
 
 /// What a kind does to a tensor.
@@ -99,7 +171,7 @@ pub fn measure(
             }
             candidates.push(Candidate { kind, bytes, error: metrics.output_error() });
         }
-        groups.push(Group { tensor, part, candidates, sensitivity: 1.0 });
+        groups.push(Group { tensor, part, candidates, sensitivity: 1.0, read: 1.0 });
         progress(done, total);
     }
     if groups.is_empty() {
@@ -167,7 +239,7 @@ fn sampled(matrices: &[MatrixPlan]) -> Vec<MatrixPlan> {
 pub type Choice = Vec<usize>;
 
 /// From the smallest choice to the most exact; each differs from the one before in one tensor.
-pub fn path(groups: &[Group]) -> Vec<Choice> {
+pub fn path(groups: &[Group], objective: Objective) -> Vec<Choice> {
     let mut choice: Choice = Vec::new();
     // (loss that a byte saves, group, kind)
     let mut steps: Vec<(f64, usize, usize)> = Vec::new();
@@ -176,7 +248,8 @@ pub fn path(groups: &[Group]) -> Vec<Choice> {
         choice.push(hull[0]);
         for pair in hull.windows(2) {
             let (a, b) = (&group.candidates[pair[0]], &group.candidates[pair[1]]);
-            let slope = group.sensitivity * (a.error - b.error) / (b.bytes - a.bytes) as f64;
+            let cost = (b.bytes - a.bytes) as f64 * group.share(objective);
+            let slope = group.sensitivity * (a.error - b.error) / cost.max(f64::MIN_POSITIVE);
             steps.push((slope, g, pair[1]));
         }
     }
@@ -220,29 +293,37 @@ fn hull(candidates: &[Candidate]) -> Vec<usize> {
     hull
 }
 
-/// Bytes of a choice.
-pub fn bytes(groups: &[Group], choice: &Choice) -> u64 {
-    groups.iter().zip(choice).map(|(g, &i)| g.candidates[i].bytes).sum()
+/// Bytes of a choice that count for an objective.
+pub fn cost(groups: &[Group], choice: &Choice, objective: Objective) -> u64 {
+    let each = groups.iter().zip(choice).map(|(g, &i)| g.candidates[i].bytes as f64 * g.share(objective));
+    each.sum::<f64>().round() as u64
 }
 
 /// The most exact choice of the path that fits, and then whatever single steps still do.
 ///
 /// # Errors
 /// Not even the smallest fits.
-pub fn within(groups: &[Group], limit: u64) -> Result<Choice> {
-    let path = path(groups);
-    let smallest = bytes(groups, &path[0]);
-    let Some(at) = path.iter().rposition(|c| bytes(groups, c) <= limit) else {
+pub fn within(groups: &[Group], limit: u64, objective: Objective) -> Result<Choice> {
+    let cost = |choice: &Choice| cost(groups, choice, objective);
+    let path = path(groups, objective);
+    let smallest = cost(&path[0]);
+    let Some(at) = path.iter().rposition(|c| cost(c) <= limit) else {
+        let what = match objective {
+            Objective::Size => "needs",
+            Objective::Speed => "reads for each token",
+        };
         return Err(Error::usage(format!(
-            "--max-bytes {limit}: the smallest choice needs {smallest} bytes for its matrices"
+            "--max-bytes {limit}: the smallest choice {what} {smallest} bytes for its matrices"
         )));
     };
     let mut choice = path[at].clone();
     for better in &path[at + 1..] {
         for (g, (&now, &next)) in choice.clone().iter().zip(better).enumerate() {
             let (a, b) = (groups[g].candidates[now], groups[g].candidates[next]);
-            if b.error < a.error && bytes(groups, &choice) - a.bytes + b.bytes <= limit {
-                choice[g] = next;
+            let mut changed = choice.clone();
+            changed[g] = next;
+            if b.error < a.error && cost(&changed) <= limit {
+                choice = changed;
             }
         }
     }
@@ -333,13 +414,17 @@ mod tests {
         groups.iter().zip(choice).map(|(g, &i)| g.sensitivity * g.candidates[i].error).sum()
     }
 
+    fn size(groups: &[Group], choice: &Choice) -> u64 {
+        cost(groups, choice, Objective::Size)
+    }
+
     fn group(sensitivity: f64, candidates: &[(u64, f64)]) -> Group {
         let candidates = candidates
             .iter()
             .zip(KINDS)
             .map(|(&(bytes, error), kind)| Candidate { kind, bytes, error })
             .collect();
-        Group { tensor: "t".into(), part: "experts".into(), candidates, sensitivity }
+        Group { tensor: "t".into(), part: "experts".into(), candidates, sensitivity, read: 1.0 }
     }
 
     #[test]
@@ -352,19 +437,32 @@ mod tests {
     fn sensitive_tensors_get_bits_first() {
         let kinds = [(2, 0.2), (3, 0.05), (4, 0.01)];
         let groups = [group(1.0, &kinds), group(100.0, &kinds)];
-        let path = path(&groups);
+        let path = path(&groups, Objective::Size);
         assert_eq!(path.first(), Some(&vec![0, 0]));
         assert_eq!(path[1], [0, 1]);
         assert_eq!(path[2], [0, 2]);
         assert_eq!(path.last(), Some(&vec![2, 2]));
-        assert_eq!(within(&groups, 5).unwrap(), [0, 1]);
-        assert_eq!(within(&groups, 100).unwrap(), [2, 2]);
-        assert!(within(&groups, 3).unwrap_err().to_string().contains("needs 4 bytes"));
+        assert_eq!(within(&groups, 5, Objective::Size).unwrap(), [0, 1]);
+        assert_eq!(within(&groups, 100, Objective::Size).unwrap(), [2, 2]);
+        assert!(within(&groups, 3, Objective::Size).unwrap_err().to_string().contains("needs 4 bytes"));
         let text = &explain(&groups, &vec![0, 1])[1];
         assert!(
             text.reason.contains("would save 1 bytes") && text.reason.contains("1 more bytes"),
             "{text:?}"
         );
+    }
+
+    #[test]
+    fn for_speed_bits_go_where_they_are_read_seldom() {
+        let kinds = [(2, 0.2), (4, 0.05)];
+        let mut groups = [group(1.0, &kinds), group(1.0, &kinds)];
+        groups[1].read = 0.125;
+        assert_eq!(path(&groups, Objective::Speed)[1], [0, 1]);
+        assert_eq!(cost(&groups, &vec![0, 1], Objective::Speed), 3, "2 and an eighth of 4, rounded");
+        assert_eq!(cost(&groups, &vec![0, 1], Objective::Size), 6);
+        assert_eq!(within(&groups, 3, Objective::Speed).unwrap(), [0, 1]);
+        let refused = within(&groups, 1, Objective::Speed).unwrap_err().to_string();
+        assert!(refused.contains("reads for each token 2 bytes"), "{refused}");
     }
 
     proptest! {
@@ -373,16 +471,16 @@ mod tests {
         #[test]
         fn the_path_is_the_convex_frontier(values in prop::collection::vec((1u64..50, 0.0f64..1.0), 12), s in 0.1f64..10.0) {
             let groups: Vec<Group> = values.chunks(4).map(|c| group(s, c)).collect();
-            let path = path(&groups);
+            let path = path(&groups, Objective::Size);
             for pair in path.windows(2) {
-                prop_assert!(bytes(&groups, &pair[0]) < bytes(&groups, &pair[1]));
+                prop_assert!(size(&groups, &pair[0]) < size(&groups, &pair[1]));
                 prop_assert!(expected_loss(&groups, &pair[0]) >= expected_loss(&groups, &pair[1]));
             }
             for choice in (0..64).map(|n| vec![n % 4, n / 4 % 4, n / 16]) {
-                let (b, l) = (bytes(&groups, &choice) as f64, expected_loss(&groups, &choice));
+                let (b, l) = (size(&groups, &choice) as f64, expected_loss(&groups, &choice));
                 // Below every choice lies the line between two neighbours of the path.
                 for pair in path.windows(2) {
-                    let (b0, b1) = (bytes(&groups, &pair[0]) as f64, bytes(&groups, &pair[1]) as f64);
+                    let (b0, b1) = (size(&groups, &pair[0]) as f64, size(&groups, &pair[1]) as f64);
                     let (l0, l1) = (expected_loss(&groups, &pair[0]), expected_loss(&groups, &pair[1]));
                     prop_assert!(l + 1e-9 >= l0 + (l1 - l0) * (b - b0) / (b1 - b0));
                 }

@@ -30,7 +30,7 @@ pub struct PlanOptions {
     pub tokens: Vec<TokenCount>,
     /// Positions that the caches hold; the default is 2048, or the model's own limit where that is less.
     pub max_context: Option<usize>,
-    /// Most bytes of a package's weights, in MB of 2^20 bytes.
+    /// Most bytes of a package's weights, in MB.
     pub max_shard_mb: u64,
 }
 
@@ -344,6 +344,11 @@ impl MatrixPlan {
     pub fn weights(&self) -> u64 {
         self.rows as u64 * self.cols as u64
     }
+
+    /// The expert that it belongs to, by its name: `expert_003_down_proj` is of expert 3.
+    pub fn expert(&self) -> Option<usize> {
+        self.name.strip_prefix("expert_")?.split('_').next()?.parse().ok()
+    }
 }
 
 /// One vector of a package, always fp16.
@@ -590,14 +595,14 @@ impl Plan {
         self.complete()
     }
 
-    /// The shard named `name`.
-    pub fn shard(&self, name: &str) -> Option<&PlannedShard> {
-        self.shards.iter().find(|s| s.name == name)
-    }
-
     /// Bytes of all weights in packages if none were compressed.
     pub fn fp16_bytes(&self) -> u64 {
         self.shards.iter().map(|s| 2 * s.weights).sum()
+    }
+
+    /// The shard named `name`.
+    pub fn shard(&self, name: &str) -> Option<&PlannedShard> {
+        self.shards.iter().find(|s| s.name == name)
     }
 
     /// Reads a plan that [`Plan`]'s JSON form holds.

@@ -4,12 +4,13 @@
 
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::importance::Importance;
+use anemoe_convert::kind_search::Objective;
 use anemoe_convert::kind_search::{KINDS, decoded, matrices};
 use anemoe_convert::models;
 use anemoe_convert::models::Family;
 use anemoe_convert::plan::{Plan, PlanOptions};
 use anemoe_convert::quant::{Groups, Quant};
-use anemoe_gates::auto::{Goal, KindSearch, choose_each};
+use anemoe_gates::auto::{Bound, Goal, KindSearch, choose_each};
 use anemoe_gates::calibrate::moments;
 use anemoe_gates::golden_gate::cosine;
 use anemoe_gates::perplexity::{Likelihood, windows};
@@ -160,7 +161,10 @@ fn run(checkpoint: &str, calibration: &Path, test: &Path) -> Result<()> {
         windows: &calibration[..calibration.len().min(6)],
         text: "the calibration text".into(),
     };
-    let goals: Vec<Goal> = uniform.iter().map(|(_, bytes, _)| Goal::MaxBytes(*bytes)).collect();
+    let goals: Vec<Goal> = uniform
+        .iter()
+        .map(|(_, bytes, _)| Goal { objective: Objective::Size, bound: Bound::MaxBytes(*bytes) })
+        .collect();
     let chosen = choose_each(&search, &plan, &goals, &mut |_, _, _| {})?;
     for ((kind, limit, f), (_, kinds)) in uniform.iter().zip(&chosen) {
         line(&kind.to_string(), *limit, f);

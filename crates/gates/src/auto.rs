@@ -2,11 +2,11 @@
 
 use crate::golden_gate::{cosine, divergence};
 use crate::perplexity::each_window;
-use crate::reference::{HEAD, Probe};
+use crate::reference::{self, HEAD, Probe, RunOptions};
 use anemoe_bundle::{AutoChoice, UniformResult};
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::importance::Importance;
-use anemoe_convert::kind_search::{self, Choice, Group, KINDS};
+use anemoe_convert::kind_search::{self, Choice, ExpertUse, Group, KINDS, Objective};
 use anemoe_convert::models::Family;
 use anemoe_convert::plan::{MatrixPlan, Plan};
 use anemoe_convert::quant::Quant;
@@ -21,18 +21,45 @@ const PROBE_KIND: Quant = Quant::lut(3);
 
 /// What a choice has to fulfil.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Goal {
+pub struct Goal {
+    /// The bytes that are saved, and that [`Bound::MaxBytes`] bounds.
+    pub objective: Objective,
+    /// What is given.
+    pub bound: Bound,
+}
+
+/// The side of the bargain that is given.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Bound {
     /// The lowest cosine of logits over the text; as few bytes as possible.
     MinCosine(f64),
-    /// Bytes of all matrices; as little loss as possible.
+    /// The mean divergence of the next token's distribution over the text, in nats; as few bytes as possible.
+    MaxKl(f64),
+    /// Bytes; as little loss as possible.
     MaxBytes(u64),
+}
+
+impl Bound {
+    /// Whether a distance satisfies a bound of quality.
+    fn admits(self, distance: Distance) -> bool {
+        match self {
+            Bound::MinCosine(c) => distance.min >= c,
+            Bound::MaxKl(nats) => distance.loss <= nats,
+            Bound::MaxBytes(_) => true,
+        }
+    }
 }
 
 impl std::fmt::Display for Goal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Goal::MinCosine(c) => write!(f, "min_cosine {c}"),
-            Goal::MaxBytes(n) => write!(f, "max_bytes {n}"),
+        match self.bound {
+            Bound::MinCosine(c) => write!(f, "min_cosine {c}")?,
+            Bound::MaxKl(nats) => write!(f, "max_kl {nats}")?,
+            Bound::MaxBytes(n) => write!(f, "max_bytes {n}")?,
+        }
+        match self.objective {
+            Objective::Size => Ok(()),
+            Objective::Speed => write!(f, ", for speed"),
         }
     }
 }
@@ -73,13 +100,38 @@ struct Whole<'a, 'b> {
 }
 
 impl Whole<'_, '_> {
-    fn logits(&mut self, probe: Option<&Probe>) -> Result<Vec<Vec<f32>>> {
+    fn logits(&mut self, probe: &Probe) -> Result<Vec<Vec<f32>>> {
         let mut rows = Vec::new();
-        each_window(self.search.checkpoint, probe, self.search.windows, &mut || {}, &mut |_, logits| {
+        let search = self.search;
+        each_window(search.checkpoint, Some(probe), search.windows, &mut || {}, &mut |_, logits| {
             rows.extend(logits);
         })?;
         (self.progress)();
         Ok(rows)
+    }
+
+    /// Runs the model as it is: keeps its logits, and counts the experts that its tokens choose.
+    fn run_reference(&mut self) -> Result<ExpertUse> {
+        let mut used = ExpertUse::default();
+        let mut model = reference::open(self.search.checkpoint, None)?;
+        for window in self.search.windows {
+            model.reset();
+            let options = RunOptions { routing: true, ..RunOptions::default() };
+            let pass = model.forward(window, options, &mut || {})?;
+            self.reference.extend(pass.logits);
+            used.tokens += window.len() as u64;
+            used.chosen.resize(pass.router_index.len(), vec![0; self.plan.totals.experts]);
+            for (counts, layer) in used.chosen.iter_mut().zip(&pass.router_index) {
+                for &expert in layer.iter().flatten() {
+                    // A token that skips its expert reads none.
+                    if let Some(n) = counts.get_mut(expert as usize) {
+                        *n += 1;
+                    }
+                }
+            }
+        }
+        (self.progress)();
+        Ok(used)
     }
 
     /// Values of a group's tensor in one kind; None in fp16.
@@ -114,7 +166,7 @@ impl Whole<'_, '_> {
                 probe.replaced.insert(name, values);
             }
         }
-        let logits = self.logits(Some(&probe))?;
+        let logits = self.logits(&probe)?;
         let cosines: Vec<f64> = logits.iter().zip(&self.reference).map(|(a, b)| cosine(a, b)).collect();
         let losses = logits.iter().zip(&self.reference).map(|(a, b)| divergence(b, a));
         Ok(Distance {
@@ -160,10 +212,10 @@ pub fn choose_each(
     progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<Vec<(AutoChoice, Kinds)>> {
     let whole = plan.totals.params <= MAX_WHOLE && !search.windows.is_empty();
-    if !whole && goals.iter().any(|g| matches!(g, Goal::MinCosine(_))) {
+    if !whole && goals.iter().any(|g| !matches!(g.bound, Bound::MaxBytes(_))) {
         return Err(Error::usage(format!(
-            "--quant auto with --min-cosine runs the whole model many times, which is done up to {MAX_WHOLE} parameters; \
-             this one has {}: give --max-bytes",
+            "--quant auto with --min-cosine or --max-kl runs the whole model many times, which is done up to {MAX_WHOLE} \
+             parameters; this one has {}: give --max-bytes",
             plan.totals.params
         )));
     }
@@ -183,7 +235,9 @@ pub fn choose_each(
         |groups: &[Group], goal: Goal, choice: &Choice, distance: Option<Distance>, uniform| AutoChoice {
             goal: goal.to_string(),
             measured_on: measured_on.clone(),
-            bytes: kind_search::bytes(groups, choice),
+            bytes: kind_search::cost(groups, choice, Objective::Size),
+            bytes_read_per_token: Some(kind_search::cost(groups, choice, Objective::Speed)),
+            mean_kl: distance.map(|d| d.loss),
             min_cosine: distance.map(|d| d.min),
             mean_cosine: distance.map(|d| d.mean),
             tensors: kind_search::explain(groups, choice),
@@ -191,9 +245,10 @@ pub fn choose_each(
         };
     let mut all = Vec::new();
     if !whole {
+        kind_search::share_reads(plan, &mut groups, None);
         for &goal in goals {
-            let Goal::MaxBytes(limit) = goal else { unreachable!("refused above") };
-            let choice = kind_search::within(&groups, limit)?;
+            let Bound::MaxBytes(limit) = goal.bound else { unreachable!("refused above") };
+            let choice = kind_search::within(&groups, limit, goal.objective)?;
             let kinds = kind_search::kinds(&groups, &choice);
             all.push((found(&groups, goal, &choice, None, Vec::new()), kinds));
         }
@@ -213,7 +268,8 @@ pub fn choose_each(
         decoded: BTreeMap::new(),
         progress: &mut tick,
     };
-    model.reference = model.logits(None)?;
+    let used = model.run_reference()?;
+    kind_search::share_reads(plan, &mut groups, Some(&used));
     sensitivities(&mut model, &mut groups)?;
     let mut uniform = Vec::new();
     for (k, kind) in KINDS.into_iter().enumerate() {
@@ -222,13 +278,13 @@ pub fn choose_each(
         uniform.push((choice, d, kind));
     }
     for &goal in goals {
-        let (choice, distance) = match goal {
-            Goal::MinCosine(wanted) => smallest(&mut model, &groups, wanted, &uniform)?,
-            Goal::MaxBytes(limit) => best_within(&mut model, &groups, limit, &uniform)?,
+        let (choice, distance) = match goal.bound {
+            Bound::MaxBytes(limit) => best_within(&mut model, &groups, limit, goal.objective, &uniform)?,
+            _ => smallest(&mut model, &groups, goal, &uniform)?,
         };
         let result = |(choice, d, kind): &Uniform| UniformResult {
             kind: kind.to_string(),
-            bytes: kind_search::bytes(&groups, choice),
+            bytes: kind_search::cost(&groups, choice, Objective::Size),
             min_cosine: d.min,
             mean_cosine: d.mean,
         };
@@ -260,36 +316,39 @@ fn sensitivities(model: &mut Whole<'_, '_>, groups: &mut [Group]) -> Result<()> 
 
 type Uniform = (Choice, Distance, Quant);
 
-/// The smallest choice that reaches a cosine.
+/// The cheapest choice that reaches a quality.
 fn smallest(
     model: &mut Whole<'_, '_>,
     groups: &[Group],
-    wanted: f64,
+    goal: Goal,
     uniform: &[Uniform],
 ) -> Result<(Choice, Distance)> {
-    let path = kind_search::path(groups);
+    let path = kind_search::path(groups, goal.objective);
     let top = path.len() - 1;
     let mut best = (path[top].clone(), model.of_choice(groups, &path[top])?);
-    if best.1.min < wanted {
-        return Err(Error::usage(format!(
-            "--min-cosine {wanted}: the most exact kinds reach {:.6} over the text",
-            best.1.min
-        )));
+    if !goal.bound.admits(best.1) {
+        let (option, reached) = match goal.bound {
+            Bound::MaxKl(nats) => (format!("--max-kl {nats}"), format!("{:.2e} nats", best.1.loss)),
+            Bound::MinCosine(c) => (format!("--min-cosine {c}"), format!("{:.6}", best.1.min)),
+            Bound::MaxBytes(n) => (format!("--max-bytes {n}"), String::new()),
+        };
+        return Err(Error::usage(format!("{option}: the most exact kinds reach {reached} over the text")));
     }
     // Losses are noisy, so this finds a place where the goal is just reached, if not the very first.
     let (mut low, mut high) = (0, top);
     while low < high {
         let mid = low.midpoint(high);
         let d = model.of_choice(groups, &path[mid])?;
-        if d.min >= wanted {
+        if goal.bound.admits(d) {
             best = (path[mid].clone(), d);
             high = mid;
         } else {
             low = mid + 1;
         }
     }
+    let cost = |choice: &Choice| kind_search::cost(groups, choice, goal.objective);
     for (choice, d, _) in uniform {
-        if d.min >= wanted && kind_search::bytes(groups, choice) < kind_search::bytes(groups, &best.0) {
+        if goal.bound.admits(*d) && cost(choice) < cost(&best.0) {
             best = (choice.clone(), *d);
         }
     }
@@ -301,12 +360,13 @@ fn best_within(
     model: &mut Whole<'_, '_>,
     groups: &[Group],
     limit: u64,
+    objective: Objective,
     uniform: &[Uniform],
 ) -> Result<(Choice, Distance)> {
-    let choice = kind_search::within(groups, limit)?;
+    let choice = kind_search::within(groups, limit, objective)?;
     let mut best = (choice.clone(), model.of_choice(groups, &choice)?);
     for (choice, d, _) in uniform {
-        if kind_search::bytes(groups, choice) <= limit && d.loss < best.1.loss {
+        if kind_search::cost(groups, choice, objective) <= limit && d.loss < best.1.loss {
             best = (choice.clone(), *d);
         }
     }

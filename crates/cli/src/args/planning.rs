@@ -8,11 +8,12 @@ use crate::ui::Ui;
 use anemoe_bundle::TokenCount;
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::importance::Importance;
-use anemoe_convert::models::{self, Family};
+use anemoe_convert::kind_search::Objective;
+use anemoe_convert::models::{self, Family, Preset};
 use anemoe_convert::outliers::{self, Outlier};
 use anemoe_convert::plan::{ExpertForm, PartKinds, Plan, PlanOptions};
 use anemoe_convert::quant::{Groups, MatrixQuant, Quant};
-use anemoe_gates::auto::{Goal, KindSearch, MAX_WHOLE, choose};
+use anemoe_gates::auto::{Bound, Goal, KindSearch, MAX_WHOLE, choose};
 use anemoe_gates::perplexity::windows;
 use anyhow::bail;
 use std::collections::BTreeSet;
@@ -22,24 +23,34 @@ use std::str::FromStr;
 /// Tokens of the built-in text that models are run on, and of a window.
 const TOKENS: usize = 192;
 const WINDOW: usize = 96;
-/// Cosine that is aimed at when nothing is said: that of the golden gate.
+/// Cosine that `--quant auto` aims at when nothing is said: that of the golden gate.
 const MIN_COSINE: f64 = 0.97;
+/// Mean divergence that is aimed at when `--quant` is not given, in nats.
+const DEFAULT_MAX_KL: f64 = 0.0025;
 
 /// Options that decide a plan, shared with `build`.
 #[derive(clap::Args, Clone)]
 pub struct PlanArgs {
     /// Compression: fp16, int8-tensor, int8-channel, int4-block (each integer kind also with -asymmetric), or
     /// lut{1,2,3,4,6,8} with -uniform and -tensor as options (lut4, lut6-tensor, ...); or auto: a kind per tensor,
-    /// chosen from measured errors.
-    #[arg(long, value_name = "KIND", default_value = "lut4")]
-    pub quant: QuantChoice,
+    /// chosen from measured errors [default: auto for speed, with a divergence that passes on texts it was not chosen on; a
+    /// preset of the family above 64 million parameters].
+    #[arg(long, value_name = "KIND")]
+    pub quant: Option<QuantChoice>,
     /// For --quant auto: the fewest bytes with at least this cosine of logits. For the gates of a build: the least cosine
     /// that passes [default: 0.97].
-    #[arg(long, value_name = "COSINE", conflicts_with = "max_bytes")]
+    #[arg(long, value_name = "COSINE", conflicts_with_all = ["max_bytes", "max_kl"])]
     pub min_cosine: Option<f64>,
+    /// For --quant auto: the fewest bytes with at most this mean divergence of the next token, in nats.
+    #[arg(long, value_name = "NATS", conflicts_with = "max_bytes")]
+    pub max_kl: Option<f64>,
     /// For --quant auto: the least loss with at most this many bytes of matrices (6000000, 6MB, 1.5GiB).
     #[arg(long, value_name = "BYTES", value_parser = byte_count)]
     pub max_bytes: Option<u64>,
+    /// For --quant auto: bytes that count, of the bundle, or those that a token reads (experts by how often they are
+    /// chosen) [default: size; speed where --quant is not given].
+    #[arg(long, value_enum)]
+    pub objective: Option<ObjectiveName>,
     /// For --quant auto: text to run the model on, instead of a built-in one.
     #[arg(long, value_name = "FILE")]
     pub auto_text: Option<PathBuf>,
@@ -76,6 +87,9 @@ pub struct PlanArgs {
     /// Packages that the experts of a layer are spread over.
     #[arg(long, value_name = "N")]
     pub ffn_shards: Option<usize>,
+    /// How the experts of a call are laid out: two convolutions each (separate), or two for all (bank).
+    #[arg(long, value_name = "FORM", value_enum, default_value_t = ExpertFormName::Separate)]
+    pub experts: ExpertFormName,
     /// Token counts for which each package has a function.
     #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_value = "1,64", value_parser = count)]
     pub tokens: Vec<usize>,
@@ -87,9 +101,6 @@ pub struct PlanArgs {
     pub max_context: Option<usize>,
     /// Most weights in a package, in MB.
     #[arg(long, value_name = "MB", default_value_t = 1900)]
-    /// How the experts of a call are laid out: two convolutions each (separate), or two for all (bank).
-    #[arg(long, value_name = "FORM", value_enum, default_value_t = ExpertFormName::Separate)]
-    pub experts: ExpertFormName,
     pub max_shard_mb: u64,
     /// Do not look for outliers. It takes reading every weight whose kind has one step for a whole tensor (int8-tensor).
     #[arg(long)]
@@ -107,33 +118,118 @@ fn token_range(text: &str) -> Result<TokenCount, String> {
         .ok_or_else(|| format!("`{text}` is not a range such as 1..4"))
 }
 
+/// A command line of these options alone.
+#[derive(clap::Parser)]
+#[command(no_binary_name = true)]
+struct PlanCommandLine {
+    #[command(flatten)]
+    options: PlanArgs,
+}
+
 impl PlanArgs {
-    /// Gives the options as the planner takes them.
-    pub fn to_plan_options(&self) -> PlanOptions {
+    /// Reads the options as from a command line.
+    ///
+    /// # Errors
+    /// The words are none of the options.
+    pub fn from_words(words: &[&str]) -> anyhow::Result<PlanArgs> {
+        use clap::Parser;
+        Ok(PlanCommandLine::try_parse_from(words)?.options)
+    }
+
+    /// Gives how kinds are chosen for a model.
+    fn kind_choice(&self, family: &dyn Family) -> KindChoice {
+        let is_whole = family.sizes().parameters <= MAX_WHOLE;
+        let wants_search = self.max_bytes.is_some()
+            || self.max_kl.is_some()
+            || self.auto_text.is_some()
+            || self.objective.is_some();
+        let (objective, bound) = match self.quant {
+            Some(QuantChoice::Kind(kind)) => return KindChoice::One(kind),
+            Some(QuantChoice::Auto) => (Objective::Size, Bound::MinCosine(MIN_COSINE)),
+            None if is_whole || wants_search => (Objective::Speed, Bound::MaxKl(DEFAULT_MAX_KL)),
+            None => return KindChoice::Preset(family.preset()),
+        };
+        let bound = match (self.max_bytes, self.max_kl, self.min_cosine) {
+            (Some(n), ..) => Bound::MaxBytes(n),
+            (_, Some(nats), _) => Bound::MaxKl(nats),
+            (_, _, Some(c)) => Bound::MinCosine(c),
+            _ => bound,
+        };
+        KindChoice::Search(Goal { objective: self.objective.map_or(objective, Objective::from), bound })
+    }
+
+    /// Gives the options as the planner takes them, with a choice of kinds.
+    fn to_plan_options(&self, choice: &KindChoice) -> PlanOptions {
+        let (quant, preset) = match choice {
+            KindChoice::One(kind) => (*kind, PartKinds::default()),
+            KindChoice::Preset(preset) => (preset.quant, preset.parts),
+            KindChoice::Search(_) => (PlanOptions::default().quant, PartKinds::default()),
+        };
         let tokens = match self.token_range {
             Some(range) => vec![range],
             None => self.tokens.iter().map(|&n| TokenCount { min: n, max: n }).collect(),
         };
         PlanOptions {
-            quant: match self.quant {
-                QuantChoice::Kind(kind) => kind,
-                QuantChoice::Auto => PlanOptions::default().quant,
-            },
+            quant,
             parts: PartKinds {
-                attention: self.attn_quant,
-                experts: self.expert_quant,
-                dense_mlp: self.mlp_quant,
-                router: self.router_quant,
-                head: self.head_quant,
-                embedding: self.embed_quant,
+                attention: self.attn_quant.or(preset.attention),
+                experts: self.expert_quant.or(preset.experts),
+                dense_mlp: self.mlp_quant.or(preset.dense_mlp),
+                router: self.router_quant.or(preset.router),
+                head: self.head_quant.or(preset.head),
+                embedding: self.embed_quant.or(preset.embedding),
             },
             defaults: PartKinds::default(),
             groups: Groups { rows: self.group_size, block: self.block_size },
             experts_per_shard: self.experts_per_shard,
             ffn_shards: self.ffn_shards,
+            experts: self.experts.into(),
             tokens,
             max_context: self.max_context,
             max_shard_mb: self.max_shard_mb,
+        }
+    }
+}
+
+/// How the kinds of a plan are chosen.
+enum KindChoice {
+    One(Quant),
+    Preset(Preset),
+    Search(Goal),
+}
+
+/// Words of `--experts`.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub enum ExpertFormName {
+    /// Two convolutions for each expert.
+    Separate,
+    /// Two convolutions for all experts of a call.
+    Bank,
+}
+
+impl From<ExpertFormName> for ExpertForm {
+    fn from(name: ExpertFormName) -> ExpertForm {
+        match name {
+            ExpertFormName::Separate => ExpertForm::Separate,
+            ExpertFormName::Bank => ExpertForm::Bank,
+        }
+    }
+}
+
+/// Words of `--objective`.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub enum ObjectiveName {
+    /// Bytes of the bundle.
+    Size,
+    /// Bytes that a token reads.
+    Speed,
+}
+
+impl From<ObjectiveName> for Objective {
+    fn from(name: ObjectiveName) -> Objective {
+        match name {
+            ObjectiveName::Size => Objective::Size,
+            ObjectiveName::Speed => Objective::Speed,
         }
     }
 }
@@ -183,7 +279,6 @@ pub struct PlannedCheckpoint {
     pub importance: Option<Importance>,
 }
 
-            experts: self.experts.into(),
 /// Opens a checkpoint and plans it. With `gated`, `--min-cosine` is what gates want, too.
 pub fn plan_checkpoint(
     spec: &Path,
@@ -191,70 +286,33 @@ pub fn plan_checkpoint(
     gated: bool,
     ui: &Ui,
 ) -> anyhow::Result<PlannedCheckpoint> {
-/// How the kinds of a plan are chosen.
-enum KindChoice {
-    One(Quant),
-    Preset(Preset),
-    Search(Goal),
-}
-
-/// Words of `--experts`.
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-pub enum ExpertFormName {
-    /// Two convolutions for each expert.
-    Separate,
-    /// Two convolutions for all experts of a call.
-    Bank,
-}
-
-impl From<ExpertFormName> for ExpertForm {
-    fn from(name: ExpertFormName) -> ExpertForm {
-        match name {
-            ExpertFormName::Separate => ExpertForm::Separate,
-            ExpertFormName::Bank => ExpertForm::Bank,
-        }
-    }
-}
-
-/// Words of `--objective`.
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-pub enum ObjectiveName {
-    /// Bytes of the bundle.
-    Size,
-    /// Bytes that a token reads.
-    Speed,
-}
-
-impl From<ObjectiveName> for Objective {
-    fn from(name: ObjectiveName) -> Objective {
-        match name {
-            ObjectiveName::Size => Objective::Size,
-            ObjectiveName::Speed => Objective::Speed,
-        }
-    }
-}
-
-    let auto = options.quant == QuantChoice::Auto;
+    let one_kind = matches!(options.quant, Some(QuantChoice::Kind(_)));
     for (given, name) in [
         (options.min_cosine.is_some() && !gated, "--min-cosine"),
+        (options.max_kl.is_some(), "--max-kl"),
         (options.max_bytes.is_some(), "--max-bytes"),
+        (options.objective.is_some(), "--objective"),
         (options.auto_text.is_some(), "--auto-text"),
     ] {
-        if given && !auto {
+        if given && one_kind {
             bail!("{name} is a goal of --quant auto");
         }
     }
     if let Some(c) = options.min_cosine.filter(|c| !(0.0..=1.0).contains(c)) {
         bail!("--min-cosine {c} is not a cosine between 0 and 1");
     }
+    if let Some(nats) = options.max_kl.filter(|nats| !(nats.is_finite() && *nats > 0.0)) {
+        bail!("--max-kl {nats} is not a positive number of nats");
+    }
     let family = models::open(options.reading.open(spec)?)?;
-    let mut plan = family.plan(&options.to_plan_options())?;
+    let choice = options.kind_choice(family.as_ref());
+    let mut plan = family.plan(&options.to_plan_options(&choice))?;
     let importance = options.importance.as_deref().map(|path| read_importance(path, &plan)).transpose()?;
-    if auto {
-        let goal = match (options.max_bytes, options.min_cosine) {
-            (Some(n), _) => Goal::MaxBytes(n),
-            (None, c) => Goal::MinCosine(c.unwrap_or(MIN_COSINE)),
-        };
+    if let KindChoice::Preset(preset) = &choice {
+        plan.facts.insert(0, preset.to_string());
+        plan.complete()?;
+    }
+    if let KindChoice::Search(goal) = choice {
         let checkpoint = options.reading.open(spec)?;
         let (windows, text) = tokens(&checkpoint, &plan, options.auto_text.as_ref())?;
         let search = KindSearch {

@@ -2,7 +2,7 @@
 
 use crate::args::checkpoint_text::bos;
 use crate::args::numbers::at_least_one;
-use crate::args::planning::{PlanArgs, PlannedCheckpoint, QuantChoice, find_outliers, plan_checkpoint};
+use crate::args::planning::{PlanArgs, PlannedCheckpoint, find_outliers, plan_checkpoint};
 use crate::gate_reference::reference;
 use crate::outcome::Outcome;
 use crate::recorder::{JournalArgs, Recorder, facts};
@@ -157,7 +157,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let options = gated::GateOptions {
         jobs,
         skip_gates: args.skip_gates,
-        min_cosine: gate_cosine(&args.options),
+        min_cosine: gate_cosine(&args.options, &plan),
         probes: args.probes,
         seed: args.probe_seed,
         residency: residency::CheckOptions::default(),
@@ -221,9 +221,9 @@ fn source(spec: &Path, variants: &Variants) -> CheckpointOrigin {
 }
 
 /// The cosine that gates want. What a search aims at is measured on another text, so its own aim is no gate's.
-fn gate_cosine(options: &PlanArgs) -> f64 {
+fn gate_cosine(options: &PlanArgs, plan: &Plan) -> f64 {
     let asked = options.min_cosine.unwrap_or(MIN_COSINE);
-    if options.quant == QuantChoice::Auto { asked.min(MIN_COSINE) } else { asked }
+    if plan.chain.auto.is_some() { asked.min(MIN_COSINE) } else { asked }
 }
 
 /// What a build shows while it runs.

@@ -1,6 +1,7 @@
 //! `anemoe quickstart`
 
 use super::generate;
+use crate::args::planning::{PlanArgs, PlannedCheckpoint, plan_checkpoint};
 use crate::outcome::Outcome;
 use crate::recorder::{JournalArgs, Recorder, facts};
 use crate::show;
@@ -8,9 +9,6 @@ use crate::show::build_report::summary;
 use crate::show::gate_results::print_golden;
 use crate::ui::{self, Table, Ui};
 use anemoe_bundle::journal::status;
-use anemoe_convert::models;
-use anemoe_convert::plan::PlanOptions;
-use anemoe_convert::quant::Quant;
 use anemoe_gates::golden_gate::{self, GoldenGate};
 use anemoe_gates::reference::Golden;
 use anemoe_gates::residency;
@@ -42,11 +40,12 @@ pub struct Args {
 }
 
 /// Positions of the caches: enough for the prompt and the text here.
-const CONTEXT: usize = 512;
+const CONTEXT: &str = "512";
 
 /// One of the two builds.
 struct Run {
-    quant: Quant,
+    /// `fp16`, or `auto` for the kinds that are chosen when nothing is said.
+    kinds: &'static str,
     bundle: PathBuf,
     bytes: u64,
     build_s: f64,
@@ -69,22 +68,19 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         None => scratch.path().to_path_buf(),
     };
     let reference = Golden::read(&model.join("golden.npz"))?;
-    let lut4 = Quant::Lut { bits: 4, uniform: false, per_tensor: false };
-
     let mut runs = Vec::new();
     let mut report = None;
-    for quant in [Quant::Fp16, lut4] {
-        let main = quant == lut4;
-        let family = models::open(models::load(&model)?)?;
-        let plan =
-            family.plan(&PlanOptions { quant, max_context: Some(CONTEXT), ..PlanOptions::default() })?;
+    for (kinds, words) in [("fp16", ["--quant", "fp16"].as_slice()), ("auto", &[])] {
+        let main = kinds == "auto";
+        let options = PlanArgs::from_words(&[&["--max-context", CONTEXT], words].concat())?;
+        let PlannedCheckpoint { family, plan, .. } = plan_checkpoint(&model, &options, false, ui)?;
         if main {
             ui.line("\n1. Plan\n")?;
             let placement = residency::plan(family.as_ref(), &plan, &residency::CheckOptions::default())?;
             show::plan_table::print(&plan, &placement, false, ui)?;
             ui.line("\n2. Build\n")?;
         }
-        let bundle = folder.join(format!("{quant}.anemoe"));
+        let bundle = folder.join(format!("{kinds}.anemoe"));
         let journal = JournalArgs::default();
         let recorder = Recorder::new(&journal, "build");
         // Its gates are shown one by one.
@@ -133,7 +129,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             anemoe_runtime::generate::generate(&loaded, &mut loaded.sequence(), &prompt, &options, |_| true)?
         };
         runs.push(Run {
-            quant,
+            kinds,
             bundle,
             bytes: built.package_bytes,
             build_s: built.seconds,
@@ -143,7 +139,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         });
     }
 
-    ui.line("\n6. FP16 and LUT4 side by side\n")?;
+    ui.line("\n6. FP16 and the chosen kinds side by side\n")?;
     let mut table = Table::new(&[
         "",
         "packages",
@@ -158,7 +154,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         let v = &run.gate.exact;
         let equal = v.generated_ids.iter().zip(&v.expected_ids).take_while(|(a, b)| a == b).count();
         table.row(vec![
-            run.quant.to_string(),
+            run.kinds.to_string(),
             ui::bytes(run.bytes),
             format!("{:.1}", run.build_s),
             format!("{:.2}", run.load.as_secs_f64()),
@@ -178,7 +174,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         .iter()
         .map(|r| {
             serde_json::json!({
-                "quant": r.quant, "bytes": r.bytes, "build_s": r.build_s, "validation": r.gate,
+                "quant": r.kinds, "bytes": r.bytes, "build_s": r.build_s, "validation": r.gate,
                 "generated_ids": r.generated.ids, "timing": generate::timing(&r.generated, r.load),
             })
         })

@@ -10,8 +10,24 @@ pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name)
 }
 
-/// The binary with these arguments.
+/// Options with which kinds are searched for.
+const GOALS: [&str; 5] = ["--quant", "--max-kl", "--max-bytes", "--auto-text", "--objective"];
+
+/// The binary with these arguments. Plans and builds that say nothing of kinds get lut4: to search for kinds takes a binary
+/// that is not optimized long.
 pub fn anemoe(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_anemoe"));
+    match args {
+        [first @ ("plan" | "build"), rest @ ..] if !rest.iter().any(|a| GOALS.contains(a)) => {
+            command.args([first, "--quant", "lut4"]).args(rest)
+        }
+        all => command.args(all),
+    };
+    command
+}
+
+/// The binary with exactly these arguments.
+pub fn anemoe_as_is(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_anemoe"));
     command.args(args);
     command

@@ -3,7 +3,8 @@
 use super::CheckedCheckpoint;
 use crate::Result;
 use crate::lower::Stored;
-use crate::plan::{Plan, PlanOptions, PlannedShard};
+use crate::plan::{PartKinds, Plan, PlanOptions, PlannedShard};
+use crate::quant::Quant;
 use anemoe_bundle::ShardFunction;
 use anemoe_mlpackage::mil::builder::BuiltFunction;
 use std::collections::BTreeMap;
@@ -29,6 +30,30 @@ impl Sizes {
     pub fn active_parameters(&self) -> u64 {
         let idle = (self.layers * (self.experts - self.experts_per_token)) as u64;
         self.parameters - idle * self.expert_parameters
+    }
+}
+
+/// Kinds for a model that is too large to be run whole while it is planned.
+#[derive(Clone, Copy, Debug)]
+pub struct Preset {
+    /// Kind of every part that is not named.
+    pub quant: Quant,
+    /// Kinds of parts that lose most for their bytes.
+    pub parts: PartKinds,
+    /// The measurement that speaks for it.
+    pub reason: &'static str,
+}
+
+impl std::fmt::Display for Preset {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let p = &self.parts;
+        let parts =
+            [("attention", p.attention), ("experts", p.experts), ("mlp", p.dense_mlp), ("head", p.head)];
+        write!(f, "kinds: the family's preset, {}", self.quant)?;
+        for (part, kind) in parts.into_iter().filter_map(|(part, kind)| Some((part, kind?))) {
+            write!(f, ", {part} {kind}")?;
+        }
+        write!(f, ": {}", self.reason)
     }
 }
 
@@ -60,6 +85,9 @@ pub trait Family: Send + Sync {
     fn read(&self, tensor: &str, range: Range<u64>, out: &mut [f32]) -> Result<()> {
         self.checked_checkpoint().read(tensor, range, out)
     }
+
+    /// Kinds that `--quant` stands for when nothing is said and the model is not run.
+    fn preset(&self) -> Preset;
 
     /// Changes when the checkpoint's files do, or the way they are read, so that a build does not go on with another
     /// checkpoint's shards.

@@ -11,7 +11,7 @@ mod tensor_table;
 pub mod zaya;
 
 pub use checked::{CheckedCheckpoint, prefix};
-pub use family::{Family, Sizes};
+pub use family::{Family, Preset, Sizes};
 pub use keys::token_ids;
 pub use replan::replan;
 pub use tensor_table::{ModelPart, TensorRow, check_tensors};

@@ -7,8 +7,9 @@ use crate::models::chain_builder::{
     tensor, unit_name,
 };
 use crate::models::checked::CheckedCheckpoint;
-use crate::models::{Family, Sizes};
-use crate::plan::{Packing, Plan, PlanOptions, PlannedShard, VectorPlan};
+use crate::models::{Family, Preset, Sizes};
+use crate::plan::{Packing, PartKinds, Plan, PlanOptions, PlannedShard, VectorPlan};
+use crate::quant::Quant;
 use crate::{Error, Result};
 use anemoe_bundle::{
     Cache, Chain, HostInput, InputBinding, ModelInfo, OutputBinding, Rope, RowRange, Run, ShardFunction,
@@ -18,6 +19,8 @@ use anemoe_mlpackage::mil::builder::BuiltFunction;
 use std::collections::BTreeMap;
 
 /// Name of the function that joins a layer's branches, where that is not part of an expert function.
+/// Measured by benches/held_out.py.
+const PRESET_REASON: &str = "these two lower the mean divergence of small-gemma4 from 0.0235 to 0.0096 nats over 16 prompts, for 22 % more bytes a token";
 const COMBINE: &str = "combine";
 
 /// A layer's kind, which names its rope and its cache in the chain.
@@ -361,6 +364,18 @@ impl Gemma4 {
 impl Family for Gemma4 {
     fn name(&self) -> &'static str {
         "gemma4"
+    }
+
+    fn preset(&self) -> Preset {
+        Preset {
+            quant: Quant::lut(4),
+            parts: PartKinds {
+                attention: Some(Quant::lut(6)),
+                head: Some(Quant::lut(6)),
+                ..PartKinds::default()
+            },
+            reason: PRESET_REASON,
+        }
     }
 
     fn plan(&self, options: &PlanOptions) -> Result<Plan> {

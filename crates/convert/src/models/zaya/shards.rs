@@ -7,8 +7,8 @@ use crate::models::chain_builder::{
     self, ExpertUnit, OutputHead, calls, functions, named, normalized, not_ours, output, packing_of,
     register, rows_of, tensor, unit_name,
 };
-use crate::models::{Family, Sizes};
-use crate::plan::{MatrixPlan, Packing, Plan, PlanOptions, PlannedShard, VectorPlan};
+use crate::models::{Family, Preset, Sizes};
+use crate::plan::{MatrixPlan, Packing, PartKinds, Plan, PlanOptions, PlannedShard, VectorPlan};
 use crate::quant::{Granularity, Quant};
 use crate::variants::ZayaSkip;
 use crate::{Error, Result};
@@ -20,6 +20,8 @@ use anemoe_mlpackage::mil::builder::{BuiltFunction, Var};
 use std::collections::BTreeMap;
 
 /// Name of the function that chooses experts, where they are called one by one.
+/// Measured by benches/held_out.py.
+const PRESET_REASON: &str = "it lowers the mean divergence of small-zaya from 0.0306 to 0.0196 nats over 16 prompts, for 16 % more bytes a token";
 const ROUTER: &str = "router";
 /// Name of the rope and the cache: all layers are alike.
 const KIND: &str = "hybrid";
@@ -381,10 +383,9 @@ impl Zaya {
         };
         let (sum, skip) = l.experts_and_skip(name, &x, &routing, &experts, Activation::Silu)?;
         let out = match self.skip {
-            ZayaSkip::Zero => l.experts("experts_out", &x, own, &experts, Activation::Silu)?,
+            ZayaSkip::Zero => sum,
             ZayaSkip::Identity => {
-                let sum = l.experts("experts_sum", &x, own, &experts, Activation::Silu)?;
-                let kept = l.f().mul("skip", &x, &skip[0])?;
+                let kept = l.f().mul("skip", &x, &skip)?;
                 l.f().add("experts_out", &sum, &kept)?
             }
         };
@@ -442,6 +443,14 @@ fn moe_vectors(layer: usize) -> String {
 impl Family for Zaya {
     fn name(&self) -> &'static str {
         "zaya"
+    }
+
+    fn preset(&self) -> Preset {
+        Preset {
+            quant: Quant::lut(4),
+            parts: PartKinds { head: Some(Quant::lut(6)), ..PartKinds::default() },
+            reason: PRESET_REASON,
+        }
     }
 
     fn plan(&self, options: &PlanOptions) -> Result<Plan> {
