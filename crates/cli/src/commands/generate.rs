@@ -67,7 +67,7 @@ pub struct Args {
 pub struct Speculate {
     /// Draft tokens from what repeats, and verify several in one pass: `ngram` wherever something repeats, `auto` where it pays
     /// as measured, `off` never.
-    #[arg(long, value_enum, value_name = "WHEN", default_value_t = When::Off)]
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = When::Auto)]
     speculate: When,
     /// Most tokens of a draft.
     #[arg(long, value_name = "N", default_value = "8", value_parser = draft_length)]
