@@ -76,10 +76,11 @@ pub fn sampled_sha256(path: &Path) -> Result<String> {
     Ok(hex(hasher.finalize()))
 }
 
-/// Name of a file that macOS leaves in every folder that somebody looked at; it belongs to no package.
-const DS_STORE: &str = ".DS_Store";
+/// Index of a package's files. Tools write it anew when they open a package, so it is not part of a package's hash.
+const MANIFEST: &str = "Manifest.json";
 
-/// Files of a package, sorted by path.
+/// Files of a package, sorted by path; without those whose names begin with a dot, which systems leave in folders that
+/// somebody looked at.
 ///
 /// # Errors
 /// A folder cannot be read.
@@ -98,8 +99,8 @@ pub fn package_bytes(dir: &Path) -> Result<u64> {
     package_files(dir)?.iter().map(|file| Ok(file.metadata().map_err(|e| Error::io(file, e))?.len())).sum()
 }
 
-/// SHA-256 over every file of a package: for each, in order of its relative path, the path, a zero byte, the file's
-/// length as 8 little-endian bytes and its contents. In hexadecimal.
+/// SHA-256 over the model and the weights of a package: for each file but the manifest, in order of its relative path, the
+/// path, a zero byte, the file's length as 8 little-endian bytes and its contents. In hexadecimal.
 ///
 /// # Errors
 /// A file cannot be read.
@@ -107,6 +108,9 @@ pub fn package_sha256(dir: &Path) -> Result<String> {
     let mut hasher = Sha256::new();
     for file in package_files(dir)? {
         let relative = file.strip_prefix(dir).unwrap_or(&file);
+        if relative == Path::new(MANIFEST) {
+            continue;
+        }
         let name: Vec<String> = relative.iter().map(|c| c.to_string_lossy().into_owned()).collect();
         hasher.update(name.join("/").as_bytes());
         hasher.update([0]);
@@ -123,7 +127,7 @@ fn walk(dir: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
         // The entry's own type: a link is hashed as the file it names, never walked as a directory.
         if entry.file_type().map_err(|e| Error::io(entry.path(), e))?.is_dir() {
             walk(&entry.path(), files)?;
-        } else if entry.file_name() != DS_STORE {
+        } else if !entry.file_name().as_encoded_bytes().starts_with(b".") {
             files.push(entry.path());
         }
     }

@@ -4,7 +4,7 @@ use crate::blob::{Blob, BlobFile, BlobWriter, SharedBlob};
 use crate::mil::{Argument, Binding, Block, MlModel, TensorData, Value, ValueData, ValueType};
 use crate::{Error, Result, spec};
 use anemoe_io::Temporary;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -251,7 +251,13 @@ fn manifest(model: &[u8], weights: bool) -> String {
         "itemInfoEntries": items,
         "rootModelIdentifier": root,
     });
-    format!("{manifest:#}\n")
+    // Four spaces, sorted keys, a final newline: as Apple's ModelPackage library rewrites it when a package is opened.
+    let mut text = Vec::new();
+    let indent = serde_json::ser::PrettyFormatter::with_indent(b"    ");
+    let mut serializer = serde_json::Serializer::with_formatter(&mut text, indent);
+    manifest.serialize(&mut serializer).expect("JSON values are written into memory");
+    text.push(b'\n');
+    String::from_utf8(text).expect("JSON is UTF-8")
 }
 
 /// Mapped weight files, by the name that blob values use.
