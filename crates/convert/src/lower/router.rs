@@ -6,24 +6,34 @@ use anemoe_mlpackage::mil::Value;
 use anemoe_mlpackage::mil::builder::Var;
 use half::f16;
 
-/// Turns a positive gap of two fp16 scores into at least 1 in two steps: the least one is 2^-24, and 2^28 of it are 16. A
-/// single factor would overflow fp16 on the largest gap (below 4).
-const STEEP: f32 = 16_384.0;
+/// Scores count as equal up to a gap of one 2^11th of the best: half a step of fp16 at most, which is what a score may differ by
+/// where one reader of it sees it rounded and another does not. From two 2^11ths on they are told apart.
+const GAPS: f32 = 2048.0;
+/// Least magnitude of the best score that gaps are related to.
+const LEAST_SCORE: f32 = 1.0e-3;
 
 impl Lowering<'_> {
     /// The probability of each token's choice, and zero for all other classes: `probabilities` and the result are
     /// `[1, classes, 1, T]`. The choice is the class with the largest probability plus the stored vector `bias`, the first
     /// of equals.
     ///
-    /// Neither `topk`, comparisons nor casts: a gap of zero is told from any other by `relu(1 - gap * 2^14)`, taken twice;
-    /// of equals the first is the one before which there is none, counted by a product with a triangle of ones. Sums,
-    /// products and relu are elementwise ops of fp16, exact on 0 and 1.
+    /// Neither `topk`, comparisons nor casts. A class is *equal* by how near its score is to the best one, g being the gap in
+    /// units of a 2^11th of the best:
+    ///
+    /// ```text
+    /// equal = 1 - relu(g - 1), at least 0      1 up to g = 1, 0 from g = 2 on
+    /// first = equal - sum of equal before it, at least 0
+    /// ```
+    /// A gap of exactly zero is not asked for: where a backend fuses the sum into one reader and rounds it for another, the best
+    /// score may miss itself by half a step of fp16, and no class would be chosen. The price: of two classes whose scores are
+    /// neighbours in fp16, the first gets a part of the choice.
     pub fn top_1(&mut self, name: &str, probabilities: &Var, bias: &str, classes: usize) -> Result<Var> {
         let n = |part: &str| format!("{name}_{part}");
         let t = self.tokens_or_inferred();
         let bias = self.vector(bias)?;
-        let steep = self.scalar(&n("steep"), STEEP)?;
+        let gaps = self.scalar(&n("gaps"), GAPS)?;
         let one = self.scalar(&n("one"), 1.0)?;
+        let least = self.scalar(&n("least"), LEAST_SCORE)?;
         let triangle: Vec<f16> = (0..classes * classes)
             .map(|i| if i % classes < i / classes { f16::ONE } else { f16::ZERO })
             .collect();
@@ -32,12 +42,13 @@ impl Lowering<'_> {
         let score = f.add(&n("score"), probabilities, &bias)?;
         let best = f.reduce_max(&n("best"), &score, &[1], true)?;
         let gap = f.sub(&n("gap"), &best, &score)?;
-        let far = f.mul(&n("far"), &gap, &steep)?;
-        let near = f.sub(&n("near"), &one, &far)?;
-        let near = f.relu(&n("near_positive"), &near)?;
-        let off = f.sub(&n("off"), &one, &near)?;
-        let far = f.mul(&n("off_far"), &off, &steep)?;
-        let equal = f.sub(&n("equal_raw"), &one, &far)?;
+        let magnitude = f.abs(&n("magnitude"), &best)?;
+        let unit = f.maximum(&n("unit"), &magnitude, &least)?;
+        let relative = f.real_div(&n("relative"), &gap, &unit)?;
+        let steps = f.mul(&n("steps"), &relative, &gaps)?;
+        let beyond = f.sub(&n("beyond"), &steps, &one)?;
+        let beyond = f.relu(&n("beyond_positive"), &beyond)?;
+        let equal = f.sub(&n("equal_raw"), &one, &beyond)?;
         let equal = f.relu(&n("equal"), &equal)?;
         // [1, classes, 1, T] as a matrix [classes, T].
         let matrix = f.reshape(&n("equal_matrix"), &equal, &[1, 1, classes as i32, t])?;
@@ -47,5 +58,45 @@ impl Lowering<'_> {
         let first = f.sub(&n("first_raw"), &equal, &before)?;
         let first = f.relu(&n("first"), &first)?;
         f.mul(name, probabilities, &first)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn rounded(v: f32) -> f32 {
+        f16::from_f32(v).to_f32()
+    }
+
+    /// What the program computes where `score` is rounded for the maximum and, if `fused`, not for the difference.
+    fn choose(scores: &[f32], fused: bool) -> Vec<f32> {
+        let best = scores.iter().copied().map(rounded).fold(f32::NEG_INFINITY, f32::max);
+        let unit = rounded(best.abs().max(rounded(LEAST_SCORE)));
+        let mut before = 0.0;
+        let each = scores.iter().map(|&s| {
+            let gap = rounded(best - if fused { s } else { rounded(s) });
+            let steps = rounded(rounded(gap / unit) * GAPS);
+            let equal = (1.0 - (steps - 1.0).max(0.0)).max(0.0);
+            let first = (equal - before).max(0.0);
+            before += equal;
+            first
+        });
+        each.collect()
+    }
+
+    proptest! {
+        /// With a score that one reader sees rounded and another does not, the choice is whole, and that of the best class where
+        /// no other is within a thousandth.
+        #[test]
+        fn a_choice_does_not_hang_on_a_gap_of_zero(scores in prop::collection::vec(0.0f32..1.0, 2..18), fused: bool) {
+            let choice = choose(&scores, fused);
+            let largest = scores.iter().copied().fold(0.0, f32::max);
+            let near: Vec<usize> = (0..scores.len()).filter(|&i| scores[i] > largest * 0.998 - 1e-6).collect();
+            let sum: f32 = choice.iter().sum();
+            prop_assert!(sum <= 1.001 && sum >= if near.len() <= 2 { 0.999 } else { 0.3 }, "{sum}");
+            prop_assert!((0..scores.len()).all(|i| choice[i] == 0.0 || near.contains(&i)), "{choice:?} of {scores:?}");
+        }
     }
 }
