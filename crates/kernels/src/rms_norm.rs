@@ -3,15 +3,18 @@
 use crate::elementwise::{get, put};
 use crate::simd::*;
 
-/// Holds the constants of `x / sqrt(mean(x^2) + eps + relative_eps * (max|x| + floor)^2)`.
+/// Holds the constants of `x / sqrt(max(mean(x^2) + eps + relative_eps * s^2, relative_least * s^2))` with `s = max|x| + floor`.
 ///
-/// `relative_eps` and `floor` are those of norms that divide by `max|x| + floor` first, so that squares fit into fp16.
+/// `relative_eps`, `relative_least` and `floor` are those of norms that divide by a multiple of s first, so that squares fit
+/// into fp16.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RmsNorm {
     /// Added to the mean of squares.
     pub eps: f32,
     /// Added to the mean of squares, times `(max|x| + floor)^2`.
     pub relative_eps: f32,
+    /// The least mean of squares, in units of `(max|x| + floor)^2`.
+    pub relative_least: f32,
     /// See `relative_eps`.
     pub floor: f32,
 }
@@ -30,6 +33,7 @@ fn rms_norm_on<L: F32x16>(x: &[f32], weight: Option<&[f32]>, norm: RmsNorm, out:
     largest.store(&mut lanes);
     let scale = lanes.iter().copied().fold(0f32, f32::max) + norm.floor;
     let mean = sum.horizontal_sum() / n as f32 + norm.eps + norm.relative_eps * scale * scale;
+    let mean = mean.max(norm.relative_least * scale * scale);
     // Zeros stay zeros.
     let factor = L::splat(if mean == 0.0 { 0.0 } else { 1.0 / mean.sqrt() });
     for i in (0..n).step_by(LANES) {
@@ -59,7 +63,7 @@ mod tests {
             let x: Vec<f32> = (0..n).map(|i| (i as f32 * 1.3).sin() * 300.0).collect();
             let w: Vec<f32> = (0..n).map(|i| i as f32 * 0.1 - 1.0).collect();
             let mut out = vec![0f32; n];
-            let norm = RmsNorm { eps: 1e-6, relative_eps: 0.0, floor: 0.0 };
+            let norm = RmsNorm { eps: 1e-6, relative_eps: 0.0, relative_least: 0.0, floor: 0.0 };
             rms_norm(&x, Some(&w), norm, &mut out);
             let mean: f64 = x.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / n as f64;
             for i in 0..n {
@@ -68,7 +72,23 @@ mod tests {
             }
         }
         let mut zero = [1f32; 5];
-        rms_norm(&[0.0; 5], None, RmsNorm { eps: 0.0, relative_eps: 0.0, floor: 0.0 }, &mut zero);
+        rms_norm(
+            &[0.0; 5],
+            None,
+            RmsNorm { eps: 0.0, relative_eps: 0.0, relative_least: 0.0, floor: 0.0 },
+            &mut zero,
+        );
         assert_eq!(zero, [0.0; 5]);
+        // One element of 1000: its square's mean is below the least one of a hundredth.
+        let mut x = [0f32; 1000];
+        x[3] = 2.0;
+        let mut out = [0f32; 1000];
+        rms_norm(
+            &x,
+            None,
+            RmsNorm { eps: 0.0, relative_eps: 0.0, relative_least: 0.01, floor: 0.0 },
+            &mut out,
+        );
+        assert_eq!(out[3], 10.0);
     }
 }

@@ -117,7 +117,12 @@ fn vector_functions_have_these_bits() {
     check("gelu", &y, 0x5496_965b_80d6_c5ca);
     apply_gate(&x, &noise(7, 1003), 0.7, Gate::Silu, &mut y);
     check("silu", &y, 0x6701_ed49_fd70_74cc);
-    rms_norm(&x, Some(&noise(8, 1003)), RmsNorm { eps: 1e-6, relative_eps: 1e-5, floor: 1e-3 }, &mut y);
+    rms_norm(
+        &x,
+        Some(&noise(8, 1003)),
+        RmsNorm { eps: 1e-6, relative_eps: 1e-5, relative_least: 0.0, floor: 1e-3 },
+        &mut y,
+    );
     check("norm", &y, 0xcb22_0444_da3b_b742);
     y.copy_from_slice(&x);
     softcap(&mut y, 7.0);

@@ -9,9 +9,17 @@ use half::f16;
 /// Keeps the scale away from zero. It cancels as long as values are not far below it; those of a trained model's stream and
 /// heads are not.
 const SCALE_FLOOR: f32 = 1.0e-3;
-/// `rsqrt` has an epsilon of its own, 0 in fp16 by default. Beside a mean of squares of at least 1/C it has no weight; for a
-/// vector of zeros it keeps the result finite.
-const RSQRT_EPSILON: f32 = 1.2e-7;
+/// Least mean of squares: that of a vector with one element besides zeros is larger (4 / 16375 for the widest that is scaled by
+/// 2), and what is below is a vector of zeros. A normal number of fp16, so that it holds where subnormal ones are flushed.
+const LEAST_MEAN: f32 = 1.0e-4;
+/// Largest finite value of fp16.
+const F16_MAX: u64 = 65_504;
+
+/// The factor by which a vector of `width` elements, of which the largest is 1, is multiplied before its squares are summed:
+/// as large as their sum allows, so that few of them are subnormal.
+fn enlargement(width: u64) -> f32 {
+    [4u64, 2].into_iter().find(|f| f * f * width < F16_MAX).unwrap_or(1) as f32
+}
 
 /// `x / sqrt(mean(x^2) + eps)` over one axis.
 #[derive(Clone, Copy, Debug)]
@@ -26,26 +34,37 @@ impl Lowering<'_> {
     /// Normalizes `x`, without a weight.
     ///
     /// A square overflows fp16 from 256 on, and the model's epsilon (1e-6) is subnormal there. So `x` is first divided by
-    /// s = max|x| + 0.001, which cancels: x / sqrt(mean(x^2) + eps) = (x/s) / sqrt(mean((x/s)^2) + (sqrt(eps)/s)^2).
+    /// `s = max|x| / f + 0.001`, which cancels, where f is 4, 2 or 1, see [`enlargement`]:
+    ///
+    /// ```text
+    /// x / sqrt(mean(x^2) + eps) = (x/s) / sqrt(max(mean((x/s)^2) + (sqrt(eps)/s)^2, 1e-4))
+    /// ```
     pub fn rms_norm(&mut self, name: &str, x: &Var, norm: NormShape) -> Result<Var> {
         let n = |part: &str| format!("{name}_{part}");
+        let axis = usize::try_from(norm.axis).unwrap_or(usize::MAX);
+        let width = x.dims().get(axis).and_then(|d| d.fixed()).unwrap_or(u64::MAX >> 8);
         let f = self.f();
+        let least = f.constant(&n("least"), Value::fp16(f16::from_f32(LEAST_MEAN)))?;
         let magnitude = f.abs(&n("abs"), x)?;
         let largest = f.reduce_max(&n("max"), &magnitude, &[norm.axis], true)?;
         let floor = f.constant(&n("floor"), Value::fp16(f16::from_f32(SCALE_FLOOR)))?;
+        let part = f.constant(&n("part"), Value::fp16(f16::from_f32(1.0 / enlargement(width))))?;
+        let largest = f.mul(&n("max_part"), &largest, &part)?;
         let scale = f.add(&n("scale"), &largest, &floor)?;
         let scaled = f.real_div(&n("scaled"), x, &scale)?;
         let square = f.mul(&n("square"), &scaled, &scaled)?;
         let mean = f.reduce_mean(&n("mean"), &square, &[norm.axis], true)?;
         if norm.eps == 0.0 {
-            let inverse = f.rsqrt(&n("inverse"), &mean, RSQRT_EPSILON)?;
+            let mean = f.maximum(&n("mean_floored"), &mean, &least)?;
+            let inverse = f.rsqrt(&n("inverse"), &mean, 0.0)?;
             return f.mul(name, &scaled, &inverse);
         }
         let root_eps = f.constant(&n("root_eps"), Value::fp16(f16::from_f32(norm.eps.sqrt())))?;
         let eps_scaled = f.real_div(&n("eps_scaled"), &root_eps, &scale)?;
         let eps_square = f.mul(&n("eps_square"), &eps_scaled, &eps_scaled)?;
         let variance = f.add(&n("variance"), &mean, &eps_square)?;
-        let inverse = f.rsqrt(&n("inverse"), &variance, RSQRT_EPSILON)?;
+        let variance = f.maximum(&n("variance_floored"), &variance, &least)?;
+        let inverse = f.rsqrt(&n("inverse"), &variance, 0.0)?;
         f.mul(name, &scaled, &inverse)
     }
 
@@ -59,5 +78,21 @@ impl Lowering<'_> {
     pub fn scale_by(&mut self, name: &str, x: &Var) -> Result<Var> {
         let weight = self.vector(&format!("{name}_weight"))?;
         self.f().mul(name, x, &weight)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_of_squares_stay_in_fp16() {
+        for (width, factor) in
+            [(128, 4.0), (2816, 4.0), (4093, 4.0), (4094, 2.0), (16_375, 2.0), (20_000, 1.0)]
+        {
+            assert_eq!(enlargement(width), factor, "{width}");
+            assert!(factor * factor * (width as f32) < F16_MAX as f32);
+            assert!(factor * factor / width as f32 > LEAST_MEAN || width > 16_375);
+        }
     }
 }

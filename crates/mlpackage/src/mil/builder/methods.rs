@@ -85,6 +85,7 @@ impl FunctionBuilder {
         gelu(x: &Var, mode: GeluMode),
         add(x: &Var, y: &Var),
         mul(x: &Var, y: &Var),
+        maximum(x: &Var, y: &Var),
         real_div(x: &Var, y: &Var),
         sub(x: &Var, y: &Var),
         // products

@@ -61,6 +61,16 @@ pub(super) enum Fused {
     },
 }
 
+/// A vector that is divided by a multiple of its largest magnitude.
+struct Scaled {
+    x: ValueRef,
+    /// The divisor.
+    scale: ValueRef,
+    factor: f32,
+    floor: f32,
+    steps: Vec<usize>,
+}
+
 /// One gated MLP times a weight per token.
 #[derive(Clone)]
 pub(super) struct Branch {
@@ -187,7 +197,13 @@ impl Graph<'_> {
             let r = self.by(inverse, "rsqrt")?;
             inside.push(r);
             let root_eps = self.arg(r, "epsilon").map_or(Some(1e-12), |e| self.number(e))?;
-            let under = self.arg(r, "x")?;
+            let (under, least) = match self.by(self.arg(r, "x")?, "maximum") {
+                Some(m) => {
+                    inside.push(m);
+                    self.both(m).into_iter().find_map(|(v, least)| Some((v, self.number(least)?)))?
+                }
+                None => (self.arg(r, "x")?, 0.0),
+            };
             let mean = |place: ValueRef| -> Option<(usize, usize, usize)> {
                 let (m, axis, squares) = self.reduction(place, "reduce_mean")?;
                 let (s, x) = self.square_of(squares)?;
@@ -203,12 +219,14 @@ impl Graph<'_> {
             };
             inside.extend(sum);
             inside.extend([m, s]);
-            let plain = RmsNorm { eps: root_eps, relative_eps: 0.0, floor: 0.0 };
+            let plain = RmsNorm { eps: root_eps, relative_eps: 0.0, relative_least: 0.0, floor: 0.0 };
             let (x, norm) = match (more, more.and_then(|v| self.number(v))) {
-                (Some(_), Some(eps)) => (scaled, RmsNorm { eps: eps + root_eps, ..plain }),
+                (Some(_), Some(eps)) if least == 0.0 => (scaled, RmsNorm { eps: eps + root_eps, ..plain }),
+                (Some(_), Some(_)) => return None,
                 (more, None) => match self.scaled(scaled, axis) {
-                    Some((x, scale, floor, steps)) => {
+                    Some(Scaled { x, scale, factor, floor, steps }) => {
                         inside.extend(steps);
+                        let unit = factor * factor;
                         let eps = match more {
                             None => 0.0,
                             // (root_eps / scale)^2
@@ -223,9 +241,10 @@ impl Graph<'_> {
                                 eps * eps
                             }
                         };
-                        (x, RmsNorm { eps, relative_eps: root_eps, floor })
+                        let (relative_eps, relative_least) = (root_eps * unit, least * unit);
+                        (x, RmsNorm { eps, relative_eps, relative_least, floor: floor / factor })
                     }
-                    None if more.is_none() => (scaled, plain),
+                    None if more.is_none() && least == 0.0 => (scaled, plain),
                     None => return None,
                 },
                 (None, Some(_)) => return None,
@@ -234,16 +253,26 @@ impl Graph<'_> {
         })
     }
 
-    /// `x / (max|x| + floor)`: x, the divisor, the floor.
-    fn scaled(&self, place: ValueRef, axis: usize) -> Option<(ValueRef, ValueRef, f32, Vec<usize>)> {
+    /// `x / (max|x| factor + floor)`, also without a factor.
+    fn scaled(&self, place: ValueRef, axis: usize) -> Option<Scaled> {
         let d = self.by(place, "real_div")?;
         let (x, scale) = (self.arg(d, "x")?, self.arg(d, "y")?);
         let sum = self.by(scale, "add")?;
         self.both(sum).into_iter().find_map(|(largest, floor)| {
             let floor = self.number(floor)?;
+            let mut steps = vec![d, sum];
+            let (largest, factor) = match self.by(largest, "mul") {
+                Some(p) => {
+                    steps.push(p);
+                    self.both(p).into_iter().find_map(|(v, factor)| Some((v, self.number(factor)?)))?
+                }
+                None => (largest, 1.0),
+            };
             let (m, of, magnitude) = self.reduction(largest, "reduce_max")?;
             let a = self.by(magnitude, "abs")?;
-            (of == axis && self.arg(a, "x")? == x).then_some((x, scale, floor, vec![d, sum, m, a]))
+            steps.extend([m, a]);
+            let fits = of == axis && self.arg(a, "x")? == x && factor > 0.0;
+            fits.then_some(Scaled { x, scale, factor, floor, steps })
         })
     }
 
