@@ -61,8 +61,8 @@ impl Attention {
 
 impl Lowering<'_> {
     /// Declares the inputs that depend on positions: rotary rows, mask and cache placement.
-    pub fn position_inputs(&mut self, shape: &Attention) -> Result<PositionInputs> {
-        let (d, s) = (shape.head_dim as u64, shape.slots as u64);
+    pub fn position_inputs(&mut self, shape: &Attention, rotary_dim: usize) -> Result<PositionInputs> {
+        let (d, s) = (rotary_dim as u64, shape.slots as u64);
         Ok(PositionInputs {
             cos: self.input("rope_cos", &[1, 1, 0, d], Some(2))?,
             sin: self.input("rope_sin", &[1, 1, 0, d], Some(2))?,
@@ -105,18 +105,21 @@ impl Lowering<'_> {
         head_dim: usize,
         at: &PositionInputs,
     ) -> Result<Var> {
+        if rotary_dim == head_dim {
+            return self.rotate_all(name, x, at);
+        }
+        // The part that turns goes by itself: two pieces of one tensor that both begin behind its first channel gave wrong
+        // elements on the M2 when they were joined (ANEForge).
+        let sizes = [rotary_dim as i32, (head_dim - rotary_dim) as i32];
+        let parts = self.f().split_sizes(&format!("{name}_part"), x, &sizes, -1)?;
+        let turned = self.rotate_all(&format!("{name}_turned"), &parts[0], at)?;
+        self.f().concat(name, &[&turned, &parts[1]], -1)
+    }
+
+    fn rotate_all(&mut self, name: &str, x: &Var, at: &PositionInputs) -> Result<Var> {
         let f = self.f();
-        let (half, rest) = ((rotary_dim / 2) as i32, (head_dim - rotary_dim) as i32);
-        let swapped = match rest {
-            0 => {
-                let halves = f.split(&format!("{name}_half"), x, 2, -1)?;
-                f.concat(&format!("{name}_swapped"), &[&halves[1], &halves[0]], -1)?
-            }
-            _ => {
-                let parts = f.split_sizes(&format!("{name}_part"), x, &[half, half, rest], -1)?;
-                f.concat(&format!("{name}_swapped"), &[&parts[1], &parts[0], &parts[2]], -1)?
-            }
-        };
+        let halves = f.split(&format!("{name}_half"), x, 2, -1)?;
+        let swapped = f.concat(&format!("{name}_swapped"), &[&halves[1], &halves[0]], -1)?;
         let straight = f.mul(&format!("{name}_cos"), x, &at.cos)?;
         let turned = f.mul(&format!("{name}_sin"), &swapped, &at.sin)?;
         f.add(name, &straight, &turned)

@@ -139,10 +139,14 @@ impl Lowering<'_> {
 
         // What the convolutions gave plus a mean of the projections: a query head's with its key head, and over a key head's
         // query heads.
-        let sizes = [nq as i32, nk as i32, (nk / 2) as i32];
-        let own = self.f().split_sizes("own_part", &own, &sizes, 1)?;
-        let own_q = self.f().split("own_q", &own[0], nk, 1)?;
-        let own_k = self.f().split("own_k", &own[1], nk, 1)?;
+        let piece = |l: &mut Self, name: &str, first: usize, heads: usize| {
+            let (begin, size) = ([0, first as i32, 0, 0], [1, heads as i32, t, d as i32]);
+            l.f().slice_by_size(name, &own, &begin, &size)
+        };
+        let own_q = piece(self, "own_queries", 0, nq)?;
+        let own_k = piece(self, "own_keys", nq, nk)?;
+        let own_q = self.f().split("own_q", &own_q, nk, 1)?;
+        let own_k = self.f().split("own_k", &own_k, nk, 1)?;
         let half = self.scalar("half", 0.5)?;
         let (mut q_means, mut k_means) = (Vec::new(), Vec::new());
         for (g, (q, k)) in own_q.iter().zip(&own_k).enumerate() {

@@ -283,7 +283,7 @@ impl Gemma4 {
         let head_norm = NormShape { axis: 3, eps: c.rms_norm_eps };
         let mut l = Lowering::new(stored, tokens);
         let hidden = l.input("hidden", &[1, h, 1, 0], Some(3))?;
-        let at = l.position_inputs(&shape)?;
+        let at = l.position_inputs(&shape, d)?;
 
         let x = l.rms_norm_weighted("input_norm", &hidden, norm)?;
         let q = l.project("q_proj", &x, "q_proj")?;

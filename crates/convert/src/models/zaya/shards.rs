@@ -303,7 +303,7 @@ impl Zaya {
             eos_token_ids: self.eos_token_ids.clone(),
             final_logit_softcapping: None,
         };
-        let rope = Rope { width: c.head_dim, inv_freq: c.inv_freq() };
+        let rope = Rope { width: c.rotary_dim, inv_freq: c.inv_freq() };
         let cache = Cache { slots: context.next_multiple_of(32), window: None };
         Ok(Chain {
             readings: named(vec![("zaya_skip", self.skip.name().to_string())]),
@@ -320,7 +320,7 @@ impl Zaya {
         let shape = self.attention_shape(slots);
         let mut l = Lowering::new(stored, tokens);
         let x = l.input("input", &[1, c.hidden_size as u64, 1, 0], Some(3))?;
-        let at = l.position_inputs(&shape)?;
+        let at = l.position_inputs(&shape, c.rotary_dim)?;
         let history = CCA_HISTORY as u64;
         let carry = l.input("carry", &[1, 1, history, history], Some(3))?;
         let cache = l.read_cache(&shape)?;
