@@ -97,6 +97,9 @@ pub const DEFAULT_EXPERTS_PER_PACKAGE: usize = 16;
 pub const DEFAULT_MAX_CONTEXT: usize = 2048;
 /// A head slice holds at most this many weights (419 MB in fp16): slices of this size were seen on the ANE.
 pub const MAX_HEAD_WEIGHTS: u64 = 400 << 19;
+/// Output channels of a head slice, at most: Core ML's validator names 1 to 65536 channels in the logs of M1 to M3; wider
+/// convolutions were seen on the ANE of M4, A18 and A19 only.
+pub const MAX_HEAD_ROWS: usize = 65_536;
 
 /// Rows of a router network that share a table, at most.
 const MAX_ROUTER_GROUP: usize = 8;

@@ -241,6 +241,10 @@ fn largest_divisor(n: usize, limit: usize) -> usize {
     (1..=limit.min(n)).rev().find(|d| n.is_multiple_of(*d)).unwrap_or(1)
 }
 
+/// Fewest rows that share a table where more are wanted: a table for every row was placed on the ANE, and its results drifted
+/// (CoreML-LLM); coremltools leaves such matrices as they are.
+const MIN_TABLE_ROWS: usize = 8;
+
 impl MatrixQuant {
     /// Plain fp16.
     pub const FP16: MatrixQuant = MatrixQuant { kind: Quant::Fp16, group: 0 };
@@ -256,6 +260,10 @@ impl MatrixQuant {
             Quant::Int { .. } => 0,
         };
         let quant = MatrixQuant { kind, group };
+        // Rows that the wanted number does not divide would get a table each, or nearly so.
+        if matches!(kind, Quant::Lut { per_tensor: false, .. }) && group < MIN_TABLE_ROWS.min(groups.rows) {
+            return MatrixQuant::FP16;
+        }
         if quant.bytes(rows, cols) < MatrixQuant::FP16.bytes(rows, cols) { quant } else { MatrixQuant::FP16 }
     }
 

@@ -203,8 +203,9 @@ impl OutputHead {
     /// Slices of equally many rows, small enough for the ANE.
     pub fn shards(&self, options: &PlanOptions) -> Vec<PlannedShard> {
         let (h, vocab) = (self.hidden, self.vocab);
-        let limit = MAX_HEAD_WEIGHTS.min(options.max_shard_mb << 19).max(32 * h as u64);
+        let limit = MAX_HEAD_WEIGHTS.min(options.max_shard_mb.saturating_mul(500_000)).max(32 * h as u64);
         let slices = (vocab as u64 * h as u64).div_ceil(limit).max(1) as usize;
+        let slices = slices.max(vocab.div_ceil(MAX_HEAD_ROWS));
         let rows = vocab.div_ceil(slices).next_multiple_of(32);
         let starts: Vec<usize> = (0..vocab).step_by(rows).collect();
         let mut tokens: Vec<TokenCount> = options
