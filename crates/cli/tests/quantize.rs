@@ -341,7 +341,9 @@ fn without_a_kind_the_fewest_bytes_that_a_token_reads_are_searched_for() {
     let auto = &plan["auto"];
     assert_eq!(auto["goal"], "max_kl 0.0025, for speed");
     assert!(auto["mean_kl"].as_f64().unwrap() <= 0.0025, "{auto}");
-    let by = |objective: &str| planned(&["plan", text(&tiny), "--objective", objective, "--max-kl", "0.02", "--json"]);
+    let by = |objective: &str| {
+        planned(&["plan", text(&tiny), "--objective", objective, "--max-kl", "0.02", "--json"])
+    };
     let (size, speed) = (by("size"), by("speed"));
     let bytes = |v: &Value, what: &str| v["auto"][what].as_u64().unwrap();
     assert!(bytes(&speed, "bytes_read_per_token") <= bytes(&size, "bytes_read_per_token"));
@@ -350,11 +352,17 @@ fn without_a_kind_the_fewest_bytes_that_a_token_reads_are_searched_for() {
     // What is too large to be run gets its family's preset, and the reason.
     let large = planned(&["plan", "synthetic:gemma4-26b-a4b?layers=1", "--json"]);
     assert_eq!(large["options"]["parts"]["attention"], "lut6");
-    assert!(large["notes"][0].as_str().unwrap().contains("preset, lut4, attention lut6, head lut6: "), "{large}");
+    assert!(
+        large["notes"][0].as_str().unwrap().contains("preset, lut4, attention lut6, head lut6: "),
+        "{large}"
+    );
     let own = planned(&["plan", "synthetic:gemma4-26b-a4b?layers=1", "--attn-quant", "fp16", "--json"]);
     assert_eq!(own["options"]["parts"]["attention"], "fp16");
     refused(&["plan", text(&tiny), "--quant", "auto", "--max-kl", "-1"], &["-1"]);
-    refused(&["plan", text(&tiny), "--quant", "lut4", "--objective", "speed"], &["--objective", "--quant auto"]);
+    refused(
+        &["plan", text(&tiny), "--quant", "lut4", "--objective", "speed"],
+        &["--objective", "--quant auto"],
+    );
 }
 
 #[test]

@@ -4,8 +4,8 @@ use crate::lower::{Lowering, NormShape, Stored};
 use crate::models::Family;
 use crate::models::checked::CheckedCheckpoint;
 use crate::plan::{
-    ExpertForm, MAX_HEAD_WEIGHTS, MatrixPlan, Packing, Plan, PlanOptions, PlannedShard, Totals, VectorPlan,
-    bank_name,
+    ExpertForm, MAX_HEAD_ROWS, MAX_HEAD_WEIGHTS, MatrixPlan, Packing, Plan, PlanOptions, PlannedShard,
+    Totals, VectorPlan, bank_name,
 };
 use crate::quant::MatrixQuant;
 use crate::{Error, Result};
