@@ -188,9 +188,6 @@ pub struct FullStackGates {
 /// Bundles of more bytes are not to be resident as a whole while they are tried.
 const FRUGAL: u64 = 1 << 30;
 
-/// A model that predicts a text by less than this better than chance, in nats per token, has not learned from any.
-const LEARNED: f64 = 0.5;
-
 impl GatedReport {
     fn new(needs: Option<Needs>) -> GatedReport {
         GatedReport {
@@ -239,7 +236,7 @@ pub fn run(
 /// All stages but the last; without gates where the build must not be completed.
 fn stages(
     build: &mut Build<'_>,
-    options: GateOptions<'_>,
+    mut options: GateOptions<'_>,
     on_event: &(dyn Fn(GatedEvent<'_>) + Sync),
 ) -> Result<(GatedReport, Option<Gates>)> {
     let on_build = |e: build::BuildEvent<'_>| on_event(GatedEvent::Build(e));
@@ -258,11 +255,8 @@ fn stages(
     let mut report = GatedReport::new(Some(needs));
     build.host_files()?;
     let is_part = build.own().len() < plan.shards.len();
-    let gates = |representative, full_stack| Gates {
-        representative,
-        full_stack,
-        min_cosine: Some(options.min_cosine),
-    };
+    let min_cosine = Some(options.min_cosine);
+    let gates = |representative, full_stack| Gates { representative, full_stack, min_cosine };
     if options.skip_gates {
         build.note_skipped()?;
         on_event(GatedEvent::Stage(GateStage::Shards));
@@ -270,6 +264,51 @@ fn stages(
         return Ok((report, Some(Gates::skipped())));
     }
 
+    let first = FirstShards { representatives, sample };
+    let golden = match first_shards(build, &mut options, first, &mut report, on_event)? {
+        Ok(golden) => golden,
+        Err(stage) => return Ok((report.fails(stage), None)),
+    };
+    on_event(GatedEvent::Stage(GateStage::Shards));
+    build.shards(&build.own(), options.jobs, &on_build)?;
+    if let Some(fault) = build.weight_fault() {
+        report.weight_fault = Some(fault);
+        return Ok((report.fails(GateStage::Shards), None));
+    }
+    if is_part {
+        return Ok((report, Some(gates(GateResult::Passed, GateResult::NotRun))));
+    }
+    let wanted = Wanted {
+        residency: &options.residency,
+        golden: &golden,
+        also: options.also,
+        given: options.reference_given,
+        min_cosine: options.min_cosine,
+    };
+    let (report, result) = full_stack(report, build.bundle(), &build.chain()?, &wanted, on_event)?;
+    Ok((report, Some(gates(GateResult::Passed, result))))
+}
+
+/// The shards that are built and looked at before the others.
+struct FirstShards {
+    /// Indices of one of each sort.
+    representatives: Vec<usize>,
+    /// Those of some layers.
+    sample: LayerSample,
+}
+
+/// The stages up to those of all shards: gives the reference run, or the gate that failed.
+fn first_shards(
+    build: &mut Build<'_>,
+    options: &mut GateOptions<'_>,
+    first: FirstShards,
+    report: &mut GatedReport,
+    on_event: &(dyn Fn(GatedEvent<'_>) + Sync),
+) -> Result<std::result::Result<Golden, GateStage>> {
+    let FirstShards { representatives, sample } = first;
+    let on_build = |e: build::BuildEvent<'_>| on_event(GatedEvent::Build(e));
+    let plan = build.plan();
+    let sorts: Vec<&PlannedShard> = representatives.iter().map(|&i| &plan.shards[i]).collect();
     // One that cannot be made is found before the work.
     let scratch = build.scratch(options.scratch)?;
     on_event(GatedEvent::Stage(GateStage::Representatives));
@@ -281,7 +320,7 @@ fn stages(
     let pass = found.pass;
     report.representative.residency = Some(found);
     if !pass {
-        return Ok((report.fails(GateStage::RepresentativeResidency), None));
+        return Ok(Err(GateStage::RepresentativeResidency));
     }
 
     on_event(GatedEvent::Stage(GateStage::Reference));
@@ -308,7 +347,7 @@ fn stages(
     let pass = found.pass;
     report.representative.probes = Some(found);
     if !pass {
-        return Ok((report.fails(GateStage::RepresentativeProbes), None));
+        return Ok(Err(GateStage::RepresentativeProbes));
     }
 
     on_event(GatedEvent::Stage(GateStage::LayerProbes));
@@ -317,30 +356,8 @@ fn stages(
     let pass = probes.as_ref().is_none_or(|p| p.pass);
     let probed = [representatives.as_slice(), &sample.indices].concat();
     report.layers = Some(LayerGates { sample, probes });
-    drop(scratch);
-    if !pass {
-        return Ok((report.fails(GateStage::LayerProbes), None));
-    }
-
-    on_event(GatedEvent::Stage(GateStage::Shards));
     build.hold_to(&probed);
-    build.shards(&build.own(), options.jobs, &on_build)?;
-    if let Some(fault) = build.weight_fault() {
-        report.weight_fault = Some(fault);
-        return Ok((report.fails(GateStage::Shards), None));
-    }
-    if is_part {
-        return Ok((report, Some(gates(GateResult::Passed, GateResult::NotRun))));
-    }
-    let wanted = Wanted {
-        residency: &options.residency,
-        golden: &golden,
-        also: options.also,
-        given: options.reference_given,
-        min_cosine: options.min_cosine,
-    };
-    let (report, result) = full_stack(report, build.bundle(), &build.chain()?, &wanted, on_event)?;
-    Ok((report, Some(gates(GateResult::Passed, result))))
+    Ok(if pass { Ok(golden) } else { Err(GateStage::LayerProbes) })
 }
 
 /// The shards whose FP16 forms lie in the scratch folder at a time: those of the representatives, and of the largest layer.
@@ -423,7 +440,8 @@ fn full_stack(
     let passes = gate.pass && also.iter().all(|g| g.gate.pass);
     let learned = golden_gate::better_than_chance(wanted.golden).unwrap_or(0.0);
     // A result that is no number is wrong whatever the model has learned.
-    let undecided = !gate.pass && !wanted.given && learned < LEARNED && gate.fp16.not_finite.is_empty();
+    let undecided =
+        !gate.pass && !wanted.given && learned < golden_gate::LEARNED && gate.fp16.not_finite.is_empty();
     let (result, failed) = match (placed.pass, passes) {
         (false, _) => (GateResult::Failed, Some(GateStage::Residency)),
         (true, true) => (GateResult::Passed, None),

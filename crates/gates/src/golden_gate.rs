@@ -17,6 +17,9 @@ pub const MIN_COSINE: f64 = 0.97;
 /// about 0.61, as probable. A cosine of 0.97 allows logits to move by more than that.
 pub const NEAR_TIE: f32 = 0.5;
 
+/// A model that predicts a text by less than this better than chance, in nats per token, has not learned from any.
+pub const LEARNED: f64 = 0.5;
+
 /// What the gate found.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GoldenGate {

@@ -13,7 +13,7 @@ pub use probe_context::ProbeContext;
 pub use residual::CosineRange;
 pub use routing::ExpertChoice;
 
-use crate::golden_gate::cosine;
+use crate::golden_gate::{LEARNED, better_than_chance, cosine};
 use crate::reference::Golden;
 use crate::{Error, Result};
 use anemoe_bundle::{Chain, Shard, ShardKind};
@@ -102,7 +102,7 @@ pub struct ShardProbes {
     pub not_finite: usize,
     /// Positions with a result that is zero in the FP16 reference and not in the shard.
     pub not_zero: Vec<ProbePlace>,
-    /// Counted positions below the threshold, the lowest first.
+    /// Counted positions below the threshold, the lowest first; without those of a prompt that decides nothing.
     pub below: Vec<ProbePlace>,
     /// Choices of the shard's own router that differ. Positions of near ties are excused: they are not counted.
     pub choices: Vec<ExpertChoice>,
@@ -161,10 +161,26 @@ pub fn probe(
     })
 }
 
+/// Name of the probe that is made of a prompt.
+const PROMPT: &str = "prompt";
+
+/// Whether a prompt's positions say anything: what attention does with the tokens of a text that a model has not learned to
+/// predict is a choice by chance. Results that are no numbers, or not zero, are wrong all the same.
+fn prompt_decides(golden: &Golden) -> bool {
+    better_than_chance(golden).is_none_or(|nats| nats >= LEARNED)
+}
+
 /// What to know about the prompt before its figures are believed.
 fn warnings(inputs: &Inputs<'_>, median: f64) -> Vec<String> {
     let mut warnings = Vec::new();
     let Some(golden) = inputs.real else { return warnings };
+    if !prompt_decides(golden) {
+        warnings.push(
+            "the model predicts the prompt little better than chance, or worse: it has not learned such text, and the cosines of \
+             the prompt's positions decide nothing"
+                .into(),
+        );
+    }
     if inputs.bos.is_some() && golden.prompt_ids.first().copied() == inputs.bos {
         warnings.push(
             "the prompt begins with the token that starts a text: the values behind that token are unlike any \
@@ -228,7 +244,9 @@ fn one(
     let router = OwnRouter::of(site, shard)?;
     let mut found = ShardProbes::new(shard);
     let (mut cosines, mut both) = (Vec::new(), BothCosines::default());
+    let decides = inputs.real.is_none_or(prompt_decides);
     for (name, tokens) in tokens(site, shard, &segment, inputs)? {
+        let threshold = if name == PROMPT && !decides { f64::NEG_INFINITY } else { threshold };
         let flips = router.as_ref().map(|r| r.flips(&tokens)).transpose()?.unwrap_or_default();
         let (mut of_fp16, mut of_own) = (fp16.sequence(), own.sequence());
         let mut positions = Vec::new();
@@ -426,7 +444,7 @@ fn tokens<'a>(
             }
             tokens.push(token);
         }
-        all.push(("prompt".into(), tokens));
+        all.push((PROMPT.into(), tokens));
     }
     Ok(all)
 }

@@ -96,7 +96,8 @@ impl OwnRouter {
         router.functions.retain(|f| f.unit == run.unit && f.tokens.min == 1);
         router.matrices =
             shard.matrices.iter().filter(|m| m.part.starts_with(ROUTER_PART)).cloned().collect();
-        let chain = router_chain(&plan, planned, &router, run);
+        let chain =
+            Chain { vectors: site.chain.vectors.clone(), ..router_chain(&plan, planned, &router, run) };
         let segment = segment(&chain, &router.name)
             .ok_or_else(|| Error::usage(format!("no step of the chain runs the router of {}", shard.name)))?;
         let at = |form: &str| site.scratch.join(format!("{}{form}.mlpackage", router.name));
