@@ -6,7 +6,7 @@ use crate::ui::{self, Ui};
 use anemoe_convert::build::BuildReport;
 use anemoe_gates::gated::{GateStage, GatedReport, LayerGates};
 use anemoe_gates::layer_sample::LayerSample;
-use anemoe_gates::probe::ProbeReport;
+use anemoe_gates::probe::{DecidingRule, ProbeReport, ShardProbes};
 use anemoe_gates::residency::Report;
 use std::path::Path;
 
@@ -156,7 +156,9 @@ pub fn print(
 /// A line about probes.
 fn print_quality(found: &ProbeReport, ui: &Ui) -> std::io::Result<()> {
     let verdict = if found.pass { "pass" } else { "FAIL" };
-    let Some(s) = found.shards.iter().min_by(|a, b| a.min_cosine.total_cmp(&b.min_cosine)) else {
+    let every = found.rule == DecidingRule::EveryPosition;
+    let deciding = |s: &ShardProbes| if every { s.min_cosine } else { s.median_cosine };
+    let Some(s) = found.shards.iter().min_by(|a, b| deciding(a).total_cmp(&deciding(b))) else {
         return Ok(());
     };
     let excused: usize = found.shards.iter().map(|s| s.excused).sum();
@@ -165,11 +167,13 @@ fn print_quality(found: &ProbeReport, ui: &Ui) -> std::io::Result<()> {
         n => format!("; {n} positions excused, where a near tie of a router chose another expert"),
     };
     ui.line(format!(
-        "  quality: {verdict}, lowest cosine to FP16 of {} shards {:.5} ({}), at least {} wanted at every position{ties}",
+        "  quality: {verdict}, lowest {}cosine to FP16 of {} shards {:.5} ({}), at least {} wanted {}{ties}",
+        if every { "" } else { "median " },
         found.shards.len(),
-        s.min_cosine,
+        deciding(s),
         s.shard,
-        found.threshold
+        found.threshold,
+        gate_results::wanted_at(found.rule)
     ))
 }
 

@@ -3,7 +3,7 @@
 use crate::ui::{Table, Ui};
 use anemoe_gates::golden_gate::{Agreement, GoldenGate, RepeatedToken};
 use anemoe_gates::int8_gate::Int8Gate;
-use anemoe_gates::probe::{ProbeReport, ShardProbes};
+use anemoe_gates::probe::{DecidingRule, ProbePlace, ProbeReport, ShardProbes};
 
 /// Fast products for people.
 pub fn print_fast(f: &Int8Gate, ui: &Ui) -> std::io::Result<()> {
@@ -86,9 +86,10 @@ pub fn print_probes(report: &ProbeReport, ui: &Ui) -> std::io::Result<()> {
     for warning in &report.warnings {
         ui.line(format!("warning: {warning}"))?;
     }
+    let wanted = wanted_at(report.rule);
     ui.line(format!(
         "{}: {} shards against {}; {} random probes of length 1 (seed {}) and what the prompt gives; \
-         every position at least {} wanted, save near ties of a router",
+         at least {} wanted {wanted}, near ties of a router left out",
         if report.pass { "pass" } else { "FAIL" },
         report.shards.len(),
         report.against,
@@ -98,16 +99,25 @@ pub fn print_probes(report: &ProbeReport, ui: &Ui) -> std::io::Result<()> {
     ))
 }
 
+/// Says where the threshold has to be reached.
+pub fn wanted_at(rule: DecidingRule) -> &'static str {
+    match rule {
+        DecidingRule::EveryPosition => "at every position",
+        DecidingRule::Median => "in the median",
+    }
+}
+
 /// Positions listed of one shard.
 const LISTED: usize = 8;
 
 /// Positions of a shard that fail, and choices of its router that differ.
 fn print_places(s: &ShardProbes, ui: &Ui) -> std::io::Result<()> {
-    for p in s.below.iter().take(LISTED) {
+    let below: &[ProbePlace] = if s.pass { &[] } else { &s.below };
+    for p in below.iter().take(LISTED) {
         let cosine = p.cosine.unwrap_or(0.0);
         ui.line(format!("{}: {}, position {}: cosine {cosine:.6}, too low", s.shard, p.probe, p.position))?;
     }
-    if s.below.len() > LISTED {
+    if below.len() > LISTED {
         ui.line(format!("{}: {} positions are too low in all", s.shard, s.below.len()))?;
     }
     for p in s.not_zero.iter().take(LISTED) {

@@ -53,13 +53,25 @@ pub struct Inputs<'a> {
     pub bos: Option<u32>,
 }
 
+/// Which positions have to reach the threshold. None of them are those where a near tie of a router chose another expert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DecidingRule {
+    /// Every one.
+    EveryPosition,
+    /// Half of them: the model has not learned to predict the prompt, and what single positions give is chance.
+    Median,
+}
+
 /// What the probes of some shards found.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ProbeReport {
     /// Every shard passes.
     pub pass: bool,
-    /// Cosine that a shard must reach at every position, save those where a near tie of its router chose another expert.
+    /// Cosine that a shard must reach.
     pub threshold: f64,
+    /// Where it must.
+    pub rule: DecidingRule,
     /// What the shards are compared with.
     pub against: &'static str,
     /// See [`Inputs::seed`].
@@ -79,8 +91,8 @@ pub struct ShardProbes {
     pub shard: String,
     /// What it computes.
     pub kind: ShardKind,
-    /// All results are numbers, those that are zero in the reference are zero, some position was counted, and each that was
-    /// reaches the threshold.
+    /// All results are numbers, those that are zero in the reference are zero, some position was counted, and each that was (or
+    /// their median, see [`DecidingRule`]) reaches the threshold.
     pub pass: bool,
     /// Of all counted positions.
     pub median_cosine: f64,
@@ -102,7 +114,7 @@ pub struct ShardProbes {
     pub not_finite: usize,
     /// Positions with a result that is zero in the FP16 reference and not in the shard.
     pub not_zero: Vec<ProbePlace>,
-    /// Counted positions below the threshold, the lowest first; without those of a prompt that decides nothing.
+    /// Counted positions below the threshold, the lowest first.
     pub below: Vec<ProbePlace>,
     /// Choices of the shard's own router that differ. Positions of near ties are excused: they are not counted.
     pub choices: Vec<ExpertChoice>,
@@ -153,6 +165,7 @@ pub fn probe(
     Ok(ProbeReport {
         pass: found.iter().all(|s| s.pass),
         threshold,
+        rule: DecidingRule::of(inputs),
         against: "fp16",
         seed: inputs.seed,
         random_probes: inputs.count,
@@ -161,23 +174,21 @@ pub fn probe(
     })
 }
 
-/// Name of the probe that is made of a prompt.
-const PROMPT: &str = "prompt";
-
-/// Whether a prompt's positions say anything: what attention does with the tokens of a text that a model has not learned to
-/// predict is a choice by chance. Results that are no numbers, or not zero, are wrong all the same.
-fn prompt_decides(golden: &Golden) -> bool {
-    better_than_chance(golden).is_none_or(|nats| nats >= LEARNED)
+impl DecidingRule {
+    fn of(inputs: &Inputs<'_>) -> DecidingRule {
+        let learned = |golden: &Golden| better_than_chance(golden).is_none_or(|nats| nats >= LEARNED);
+        if inputs.real.is_none_or(learned) { DecidingRule::EveryPosition } else { DecidingRule::Median }
+    }
 }
 
 /// What to know about the prompt before its figures are believed.
 fn warnings(inputs: &Inputs<'_>, median: f64) -> Vec<String> {
     let mut warnings = Vec::new();
     let Some(golden) = inputs.real else { return warnings };
-    if !prompt_decides(golden) {
+    if DecidingRule::of(inputs) == DecidingRule::Median {
         warnings.push(
-            "the model predicts the prompt little better than chance, or worse: it has not learned such text, and the cosines of \
-             the prompt's positions decide nothing"
+            "the model predicts the prompt little better than chance, or worse: its weights are random, or it has not learned such \
+             text; the median decides, not every position"
                 .into(),
         );
     }
@@ -244,9 +255,7 @@ fn one(
     let router = OwnRouter::of(site, shard)?;
     let mut found = ShardProbes::new(shard);
     let (mut cosines, mut both) = (Vec::new(), BothCosines::default());
-    let decides = inputs.real.is_none_or(prompt_decides);
     for (name, tokens) in tokens(site, shard, &segment, inputs)? {
-        let threshold = if name == PROMPT && !decides { f64::NEG_INFINITY } else { threshold };
         let flips = router.as_ref().map(|r| r.flips(&tokens)).transpose()?.unwrap_or_default();
         let (mut of_fp16, mut of_own) = (fp16.sequence(), own.sequence());
         let mut positions = Vec::new();
@@ -267,7 +276,7 @@ fn one(
         }
         found.probes.push(ProbeResult { probe: name, positions });
     }
-    found.finish(cosines);
+    found.finish(cosines, DecidingRule::of(inputs), threshold);
     (found.branch, found.with_residual) = (both.branch.range(), both.with_residual.range());
     Ok(found)
 }
@@ -331,15 +340,18 @@ impl ShardProbes {
     }
 
     /// Sums up, from the cosines that count.
-    fn finish(&mut self, mut cosines: Vec<f64>) {
+    fn finish(&mut self, mut cosines: Vec<f64>, rule: DecidingRule, threshold: f64) {
         cosines.sort_by(f64::total_cmp);
         self.counted = cosines.len();
         self.median_cosine = cosines.get(cosines.len() / 2).copied().unwrap_or(0.0);
         self.min_cosine = cosines.first().copied().unwrap_or(0.0);
         self.mean_cosine = cosines.iter().sum::<f64>() / cosines.len().max(1) as f64;
         self.below.sort_by(|a, b| a.cosine.unwrap_or(0.0).total_cmp(&b.cosine.unwrap_or(0.0)));
-        self.pass =
-            self.not_finite == 0 && self.not_zero.is_empty() && self.counted > 0 && self.below.is_empty();
+        let reaches = match rule {
+            DecidingRule::EveryPosition => self.below.is_empty(),
+            DecidingRule::Median => self.median_cosine >= threshold,
+        };
+        self.pass = self.not_finite == 0 && self.not_zero.is_empty() && self.counted > 0 && reaches;
     }
 }
 
@@ -444,7 +456,7 @@ fn tokens<'a>(
             }
             tokens.push(token);
         }
-        all.push((PROMPT.into(), tokens));
+        all.push(("prompt".into(), tokens));
     }
     Ok(all)
 }
@@ -479,6 +491,10 @@ mod tests {
 
     /// What each of some positions (reference, shard) makes of a shard at a threshold of 0.97.
     fn probed(positions: &[(&[f32], &[f32], Option<f64>)]) -> ShardProbes {
+        probed_by(DecidingRule::EveryPosition, positions)
+    }
+
+    fn probed_by(rule: DecidingRule, positions: &[(&[f32], &[f32], Option<f64>)]) -> ShardProbes {
         let mut found = shard();
         let mut cosines = Vec::new();
         for (i, (expected, own, margin)) in positions.iter().enumerate() {
@@ -486,7 +502,7 @@ mod tests {
             let flip = margin.map(|margin| Flip { chosen: vec![1], expected: vec![0], margin });
             cosines.extend(found.count("prompt", i, &compared, flip.as_ref(), 0.97));
         }
-        found.finish(cosines);
+        found.finish(cosines, rule, 0.97);
         found
     }
 
@@ -499,6 +515,10 @@ mod tests {
         let found = probed(&[good, good, low, good]);
         assert!(!found.pass && found.median_cosine > 0.99 && found.min_cosine < 0.97, "{found:?}");
         assert_eq!((found.below.len(), found.below[0].position), (1, 2));
+        // Of random weights half have to do; a wrong zero is wrong there, too.
+        assert!(probed_by(DecidingRule::Median, &[good, good, low, good]).pass);
+        assert!(!probed_by(DecidingRule::Median, &[low, good, low, low]).pass);
+        assert!(!probed_by(DecidingRule::Median, &[good, good, (&[0.0], &[1.0], None)]).pass);
     }
 
     #[test]
