@@ -536,6 +536,23 @@ fn every_golden_has_to_pass() {
     assert_eq!(chain(&built)["gates"]["full_stack"], "failed");
 }
 
+/// One bit a weight is too few: the same token again and again, where the reference writes a program.
+#[test]
+fn a_repeated_token_fails_by_that_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, bundle) = (fixture("../models/small-gemma4"), dir.path().join("b"));
+    let golden = model.join("golden.npz");
+    build(&model, &bundle, &["--quant", "lut1", "--tokens", "1"]);
+    let args = ["validate", text(&bundle), "--golden", text(&golden), "--min-cosine", "0.5"];
+    let v = json(1, &args);
+    let repeated = &v["repeated"];
+    let (from, times) = (repeated["from_step"].as_u64().unwrap(), repeated["times"].as_u64().unwrap());
+    assert!(times >= 8 && from + times == 48, "{repeated}");
+    assert_eq!(v["fp16"]["repeated"]["token"], repeated["token"]);
+    let (_, out, _) = run(&args);
+    assert!(out.contains("FAIL: decoding falls into one repeated token"), "{out}");
+}
+
 /// Where compression turns a router's choice, the position is excused if the choice was close, and its margin is stated.
 #[test]
 fn near_ties_of_routers_are_named() {
