@@ -75,6 +75,49 @@ pub fn print(
             ))?;
         }
     }
+    print_failed(report, ui)?;
+    match (&report.build, report.failed) {
+        (Some(built), None) => ui.line(summary(built))?,
+        (Some(built), Some(stage)) => {
+            ui.line(summary(built))?;
+            ui.line(format!(
+                "gate FAILED: {}; the bundle is complete, and chain.json says that the gate failed",
+                stage.name()
+            ))?;
+            let name = quoted(out);
+            ui.line(match (stage, golden) {
+                (GateStage::Golden, Some(golden)) => {
+                    format!("next: anemoe trace {name} --golden {} shows which layer loses how much", quoted(golden))
+                }
+                (GateStage::Golden, None) => format!(
+                    "next: anemoe golden CHECKPOINT --prompt TEXT -o golden.npz, then anemoe trace {name} --golden golden.npz shows \
+                     which layer loses how much"
+                ),
+                _ => format!("next: anemoe check {name} shows why"),
+            })?;
+        }
+        (None, failed) => {
+            let probed = report.layers.as_ref().map_or(0, |l| l.sample.shards.len());
+            let others = match failed {
+                Some(GateStage::Shards) => "the build ended there".to_string(),
+                _ => {
+                    format!("the other {} shards were not built", all.saturating_sub(r.shards.len() + probed))
+                }
+            };
+            ui.line(format!(
+                "gate FAILED: {}; {others}. For other options remove {} first; the same ones and \
+                 --skip-gates go on",
+                failed.map_or("a stage", GateStage::name),
+                quoted(out)
+            ))?;
+        }
+    }
+    Ok(())
+}
+
+/// The gate that failed, in full.
+fn print_failed(report: &GatedReport, ui: &Ui) -> std::io::Result<()> {
+    let r = &report.representative;
     match report.failed {
         Some(GateStage::RepresentativeResidency) => {
             if let Some(found) = &r.residency {
@@ -113,42 +156,6 @@ pub fn print(
             }
         }
         _ => {}
-    }
-    match (&report.build, report.failed) {
-        (Some(built), None) => ui.line(summary(built))?,
-        (Some(built), Some(stage)) => {
-            ui.line(summary(built))?;
-            ui.line(format!(
-                "gate FAILED: {}; the bundle is complete, and chain.json says that the gate failed",
-                stage.name()
-            ))?;
-            let name = quoted(out);
-            ui.line(match (stage, golden) {
-                (GateStage::Golden, Some(golden)) => {
-                    format!("next: anemoe trace {name} --golden {} shows which layer loses how much", quoted(golden))
-                }
-                (GateStage::Golden, None) => format!(
-                    "next: anemoe golden CHECKPOINT --prompt TEXT -o golden.npz, then anemoe trace {name} --golden golden.npz shows \
-                     which layer loses how much"
-                ),
-                _ => format!("next: anemoe check {name} shows why"),
-            })?;
-        }
-        (None, failed) => {
-            let probed = report.layers.as_ref().map_or(0, |l| l.sample.shards.len());
-            let others = match failed {
-                Some(GateStage::Shards) => "the build ended there".to_string(),
-                _ => {
-                    format!("the other {} shards were not built", all.saturating_sub(r.shards.len() + probed))
-                }
-            };
-            ui.line(format!(
-                "gate FAILED: {}; {others}. For other options remove {} first; the same ones and \
-                 --skip-gates go on",
-                failed.map_or("a stage", GateStage::name),
-                quoted(out)
-            ))?;
-        }
     }
     Ok(())
 }
