@@ -10,7 +10,7 @@ use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::importance::Importance;
 use anemoe_convert::models::{self, Family};
 use anemoe_convert::outliers::{self, Outlier};
-use anemoe_convert::plan::{PartKinds, Plan, PlanOptions};
+use anemoe_convert::plan::{PartKinds, Plan, PlanOptions, ScaleScope};
 use anemoe_convert::quant::{Groups, MatrixQuant, Quant};
 use anemoe_gates::auto::{Goal, KindSearch, MAX_WHOLE, choose};
 use anemoe_gates::perplexity::windows;
@@ -88,11 +88,22 @@ pub struct PlanArgs {
     /// Most weights in a package, in MiB (1 MiB is 1.05 MB).
     #[arg(long, value_name = "MiB", default_value_t = 1900)]
     pub max_shard_mb: u64,
+    /// Experts that share a scale in int8-tensor: each `matrix` has its own, or all of a package share one per `bank`, as ports
+    /// by hand have it. A bank is ruined by one outlier.
+    #[arg(long, value_enum, default_value = "matrix")]
+    pub scale_scope: ScaleScopeArg,
     /// Do not look for outliers. It takes reading every weight whose kind has one step for a whole tensor (int8-tensor).
     #[arg(long)]
     pub skip_outliers: bool,
     #[command(flatten)]
     pub reading: Reading,
+}
+
+/// What `--scale-scope` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum ScaleScopeArg {
+    Matrix,
+    Bank,
 }
 
 fn token_range(text: &str) -> Result<TokenCount, String> {
@@ -131,6 +142,10 @@ impl PlanArgs {
             tokens,
             max_context: self.max_context,
             max_shard_mb: self.max_shard_mb,
+            scale_scope: match self.scale_scope {
+                ScaleScopeArg::Matrix => ScaleScope::Matrix,
+                ScaleScopeArg::Bank => ScaleScope::Bank,
+            },
         }
     }
 }
@@ -202,6 +217,13 @@ pub fn plan_checkpoint(
     }
     let family = models::open(options.reading.open(spec)?)?;
     let mut plan = family.plan(&options.to_plan_options())?;
+    if options.scale_scope == ScaleScopeArg::Bank {
+        let shares = plan.shards.iter().flat_map(|s| &s.matrices).any(|m| m.bank);
+        anyhow::ensure!(
+            shares && !auto,
+            "--scale-scope bank: no expert has a kind with one scale; give --quant or --expert-quant int8-tensor"
+        );
+    }
     let importance = options.importance.as_deref().map(|path| read_importance(path, &plan)).transpose()?;
     if auto {
         let goal = match (options.max_bytes, options.min_cosine) {

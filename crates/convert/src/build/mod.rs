@@ -27,6 +27,7 @@ pub use record::{BuildPart, CheckpointOrigin, Quality};
 pub use space::{Needs, default_jobs, jobs_within};
 pub use weight_errors::{FAR, WeightFault};
 
+use crate::bank_scales::BankScales;
 use crate::importance::Importance;
 use crate::lower::{Stored, store_matrix, store_vector};
 use crate::models::Family;
@@ -473,9 +474,11 @@ pub fn write_shard(
     let mut stored = Stored::default();
     let mut quality = Quality { min_cosine: 1.0, all: Metrics::default(), roles: Vec::new() };
     let mut errors = Vec::new();
+    let mut banks = BankScales::default();
     for matrix in &shard.matrices {
         interrupt::check()?;
-        let metrics = store_matrix(writer.weights(), checkpoint, matrix, importance, &mut stored)?;
+        let scale = banks.of(family, shard, matrix)?;
+        let metrics = store_matrix(writer.weights(), checkpoint, matrix, importance, scale, &mut stored)?;
         // Plain fp16 has no figures.
         if metrics.count > 0 {
             quality.min_cosine = quality.min_cosine.min(metrics.cosine());

@@ -542,11 +542,12 @@ impl WorkDir {
             rows: embedding.rows,
             cols: embedding.cols,
             taps: 1,
+            bank: false,
             quant: plan.embedding,
         };
         let failed = |e: std::io::Error| Error::io(&path, e);
         // A row is one token's: which of its channels matter for the head says nothing here.
-        let side = encode_matrix(family.checked_checkpoint(), &matrix, None, &mut |bytes| {
+        let side = encode_matrix(family.checked_checkpoint(), &matrix, None, None, &mut |bytes| {
             out.write_all(bytes).map_err(failed)
         })?;
         let values = side.values.iter().flat_map(|v| v.to_le_bytes());

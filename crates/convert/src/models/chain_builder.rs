@@ -4,7 +4,7 @@ use crate::lower::{Lowering, NormShape, Stored};
 use crate::models::Family;
 use crate::models::checked::CheckedCheckpoint;
 use crate::plan::{
-    MAX_HEAD_WEIGHTS, MatrixPlan, Packing, Plan, PlanOptions, PlannedShard, Totals, VectorPlan,
+    MAX_HEAD_WEIGHTS, MatrixPlan, Packing, Plan, PlanOptions, PlannedShard, ScaleScope, Totals, VectorPlan,
 };
 use crate::quant::MatrixQuant;
 use crate::{Error, Result};
@@ -106,6 +106,7 @@ pub fn matrix(
         rows,
         cols,
         taps: 1,
+        bank: options.scale_scope == ScaleScope::Bank && part == "experts" && quant.kind.has_one_scale(),
         quant,
     }
 }
