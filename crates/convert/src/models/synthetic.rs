@@ -219,7 +219,7 @@ fn shaping(model: &str, name: &str) -> (Spread, Pairs) {
     // Branches are small beside the stream, as trained models have them: otherwise 30 layers make chaos of any rounding.
     let joins = ["post_attention_layernorm.weight", "post_feedforward_layernorm.weight"];
     if model == GEMMA_MINI && joins.iter().any(|end| name.ends_with(end)) {
-        return (Spread { bias: 0.01, mean: 0.2, ..plain.0 }, plain.1);
+        return (Spread { bias: 0.005, mean: 0.06, ..plain.0 }, plain.1);
     }
     if model != ZAYA {
         return plain;
