@@ -109,37 +109,24 @@ pub fn ids(events: &[Event]) -> impl Iterator<Item = &str> {
     events.iter().filter(|e| e.kind == BEGINS).map(|e| e.id.as_str())
 }
 
-/// What begins an experiment.
-pub struct NewExperiment {
-    pub intent: String,
-    pub title: Option<String>,
-    pub expect: Vec<Expectation>,
-    pub replaces: Option<String>,
-    pub bundles: Vec<PathBuf>,
-}
-
-impl NewExperiment {
-    /// Writes it down, in a book that is made where there is none.
-    ///
-    /// # Errors
-    /// The id is taken, it replaces none of the book's, or the book cannot be written.
-    pub fn begin(self, at: &ExperimentPath) -> anyhow::Result<()> {
-        journal::make_book(&at.book)?;
-        let events = journal::read(&at.book)?.events;
-        if events.iter().any(|e| e.id == at.id) {
-            bail!("{}: there is an experiment `{}` already", at.book.display(), at.id);
-        }
-        if let Some(old) = self.replaces.as_ref().filter(|old| !ids(&events).any(|id| id == *old)) {
-            let known: Vec<&str> = ids(&events).collect();
-            bail!("--replaces {old}: no such experiment; there are: {}", known.join(", "));
-        }
-        let facts = json!({"title": self.title, "replaces": self.replaces, "expect": texts(&self.expect), "bundles": self.bundles});
-        let prose = Prose { intent: Some(self.intent), ..Prose::default() };
-        let event =
-            Event { id: at.id.clone(), facts: facts_of(facts), prose, ..Event::new(BEGINS, "intent") };
-        journal::append(&at.book, event)?;
-        Ok(())
+/// Begins an experiment, in a book that is made where there is none. `facts` are what is expected, links, and which one it replaces.
+///
+/// # Errors
+/// The id is taken, it replaces none of the book's, or the book cannot be written.
+pub fn begin(at: &ExperimentPath, intent: String, facts: Value) -> anyhow::Result<()> {
+    journal::make_book(&at.book)?;
+    let events = journal::read(&at.book)?.events;
+    if events.iter().any(|e| e.id == at.id) {
+        bail!("{}: there is an experiment `{}` already", at.book.display(), at.id);
     }
+    if let Some(old) = facts["replaces"].as_str().filter(|old| !ids(&events).any(|id| id == *old)) {
+        let known: Vec<&str> = ids(&events).collect();
+        bail!("--replaces {old}: no such experiment; there are: {}", known.join(", "));
+    }
+    let prose = Prose { intent: Some(intent), ..Prose::default() };
+    let event = Event { id: at.id.clone(), facts: facts_of(facts), prose, ..Event::new(BEGINS, "intent") };
+    journal::append(&at.book, event)?;
+    Ok(())
 }
 
 /// The texts of expectations, as they are stored.

@@ -96,7 +96,7 @@ mod tests {
             ids
         };
         for (name, inputs) in [
-            ("bench", &["against", "bundle"][..]),
+            ("bench", &["against", "bundle", "compiled"][..]),
             ("calibrate", &["checkpoint", "text"]),
             ("golden", &["checkpoint", "prompt_file"]),
             ("plan", &["auto_text", "checkpoint", "importance"]),

@@ -5,8 +5,16 @@ use crate::ui::Ui;
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::plan::Plan;
 use anemoe_gates::auto::MAX_WHOLE;
+use anemoe_gates::gated::NamedGolden;
 use anemoe_gates::probe;
 use anemoe_gates::reference::{self, Golden, RunOptions};
+use std::path::PathBuf;
+
+/// Reads the files of `--golden`.
+pub fn read_goldens(paths: &[PathBuf]) -> anemoe_gates::Result<Vec<NamedGolden>> {
+    let read = |path: &PathBuf| Ok(NamedGolden { path: path.clone(), golden: Golden::read(path)? });
+    paths.iter().map(read).collect()
+}
 
 /// Makes a golden with hidden states and choices of experts, under a bar.
 pub fn with_bar(

@@ -201,6 +201,10 @@ fn lowest(document: &Value, list: &str, figure: &str) -> Option<f64> {
     all.iter().filter_map(|x| x.pointer(figure)?.as_f64()).reduce(f64::min)
 }
 
+fn outlier_ratio(document: &Value) -> Option<f64> {
+    document["outliers"].as_array()?.iter().filter_map(|o| o["ratio"].as_f64()).reduce(f64::max)
+}
+
 /// Time of a pass over four tokens over that of one.
 fn verify_ratio(document: &Value) -> Option<f64> {
     document["verify"].as_array()?.iter().find(|v| v["tokens"] == 4)?["over_one"].as_f64()
@@ -233,6 +237,7 @@ const FIGURES: &[Figure] = &[
     figure!("active_params", "weights", Nothing, "parameters that a token meets", "plan" => At("/totals/active_params_per_token", 1.0)),
     figure!("token_gb", "GB", Nothing, "weights that a token has to read", "plan" => At("/totals/bytes_per_token", 1e-9), "bench" => At("/decode/0/gb_per_token", 1.0)),
     figure!("outlier_tensors", "tensors", Nothing, "tensors whose largest weight spoils their one scale", "plan" => By(|d| length(d, "/outliers"))),
+    figure!("outlier_ratio", "times", Nothing, "largest weight over the mean magnitude, of the worst tensor with one scale", "plan" => By(outlier_ratio)),
     // Ops and placement.
     figure!("pack_conv_ops", "ops", Nothing, "convolutions of the first package of experts, for one token", "plan" => By(pack_conv)),
     figure!("pack_compute_ops", "ops", Nothing, "its ops that run somewhere", "plan" => By(|d| pack_ops(d, &DEVICES)), "check" => By(|d| pack_ops(d, &DEVICES))),

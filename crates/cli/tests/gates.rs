@@ -425,6 +425,171 @@ fn a_planted_outlier_is_named() {
     assert_eq!((&swap["swaps"][0]["part"], swap["swaps"].as_array().unwrap().len()), (&"experts".into(), 4));
 }
 
+/// The layer with the outlier is among the worst; and where no layer is probed, the errors of its weights end the build.
+#[test]
+fn a_matrix_far_from_its_like_stops_the_build() {
+    const TENSOR: &str = "layers.3.experts.down_proj";
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("model");
+    copied(&fixture("tiny-gemma4-moe"), &model);
+    plant(&model, &format!("model.language_model.{TENSOR}"), 64 * 32, 60.0);
+    let bundle = dir.path().join("b");
+    let mut args =
+        vec!["build", text(&model), "-o", text(&bundle), "--quant", "int8-tensor", "--tokens", "1"];
+    args.extend(["--probe-layers", "0", "--jobs", "1"]);
+    for _ in 0..2 {
+        // A rerun ends there, too.
+        let v = json(1, &args);
+        assert_eq!(v["failed"], "shards");
+        let fault = &v["weight_fault"];
+        assert_eq!((&fault["tensor"], &fault["layer"]), (&TENSOR.into(), &3.into()), "{fault}");
+        assert!(fault["error"].as_f64().unwrap() > 4.0 * fault["usual"].as_f64().unwrap(), "{fault}");
+        assert!(!bundle.join("chain.json").exists() && packages(&bundle).len() < 13);
+    }
+    let (code, out, _) = run(&args);
+    assert!(code == 1 && out.contains("weights: FAIL, L03.ffn.p0of1") && out.contains(TENSOR), "{out}");
+    let v = json(0, &[&args[..], &["--skip-gates"]].concat());
+    assert_eq!(v["shards"], 13);
+    // Looked at before, it is the worst of all.
+    let bundle = dir.path().join("probed");
+    args[3] = text(&bundle);
+    let (_, out, _) = run(&[&args[..8], &["--json"]].concat());
+    let v: Value = serde_json::from_str(&out).unwrap();
+    let worst = &v["layers"]["worst"][0];
+    assert_eq!(
+        (&worst["tensor"], &worst["layer"], &worst["whole"]),
+        (&TENSOR.into(), &3.into(), &true.into())
+    );
+    assert!(worst["ratio"].as_f64().unwrap() > 100.0);
+}
+
+#[test]
+fn some_layers_are_probed_before_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let bundle = dir.path().join("b");
+    let model = fixture("../models/small-gemma4");
+    let options = ["--quant", "lut6", "--tokens", "1", "--max-context", "64"];
+    let mut args = vec!["build", text(&model), "-o", text(&bundle)];
+    args.extend(options);
+    args.extend(["--probe-layers", "3"]);
+    let v = json(0, &args);
+    let layers = &v["layers"];
+    assert_eq!(layers["spread"], serde_json::json!([0, 2, 5]));
+    assert_eq!(layers["worst"].as_array().unwrap().len(), 3);
+    assert_eq!(layers["probes"]["pass"], true);
+    // The representatives are not probed again; a worst layer has the shard with the matrix.
+    let probed = names(&layers["probes"]["shards"], "shard");
+    assert_eq!(Value::from(probed.clone()), layers["shards"]);
+    assert!(SORTS.iter().all(|s| !probed.contains(&s.to_string())), "{probed:?}");
+    for name in ["L02.attn", "L02.ffn.p0of1", "L05.ffn.p0of1"] {
+        assert!(probed.contains(&name.to_string()), "{probed:?}");
+    }
+    for worst in layers["worst"].as_array().unwrap() {
+        let shard = worst["shard"].as_str().unwrap().to_string();
+        assert!(probed.contains(&shard) || SORTS.contains(&shard.as_str()), "{worst}");
+    }
+    let (code, out, _) = run(&[&args[..], &["-h"]].concat());
+    assert!(code == 0 && out.contains("--probe-layers"), "{out}");
+    // None are asked for.
+    let bundle = dir.path().join("none");
+    args[3] = text(&bundle);
+    *args.last_mut().unwrap() = "0";
+    let v = json(0, &args);
+    assert_eq!(v["layers"]["shards"], serde_json::json!([]));
+    assert!(v["layers"]["probes"].is_null());
+}
+
+/// One text passes and another fails: so does the bundle, whichever comes first.
+#[test]
+fn every_golden_has_to_pass() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = fixture("tiny-zaya");
+    let bundle = dir.path().join("b");
+    build(&model, &bundle, &["--quant", "fp16", "--tokens", "1"]);
+    let (good, bad) = (model.join("golden.npz"), fixture("tiny-zaya-skip").join("golden.npz"));
+    let more = dir.path().join("more.npz");
+    json(0, &["golden", text(&model), "--prompt-ids", "5,6,7,8,9", "--decode", "4", "-o", text(&more)]);
+    let all = |code: i32, goldens: &[&Path]| {
+        let mut args = vec!["validate", text(&bundle)];
+        goldens.iter().for_each(|g| args.extend(["--golden", text(g)]));
+        (json(code, &args), run(&args).1)
+    };
+    let (v, _) = all(0, &[&good, &more]);
+    assert_eq!((&v["pass"], v["goldens"].as_array().unwrap().len()), (&true.into(), 2));
+    for goldens in [[&good, &bad], [&bad, &good]] {
+        let (v, out) = all(1, &goldens.map(PathBuf::as_path));
+        assert_eq!(v["pass"], false);
+        for (found, path) in v["goldens"].as_array().unwrap().iter().zip(goldens) {
+            assert_eq!((&found["golden"], &found["pass"]), (&text(path).into(), &(path == &good).into()));
+        }
+        assert!(out.contains(&format!("--golden {} shows", text(&bad))), "{out}");
+    }
+    // One is as it was.
+    let (v, _) = all(0, &[&good]);
+    assert!(v["goldens"].is_null());
+    let built = dir.path().join("built");
+    let mut args = vec!["build", text(&model), "-o", text(&built), "--quant", "fp16", "--tokens", "1"];
+    args.extend(["--golden", text(&good), "--golden", text(&bad)]);
+    let v = json(1, &args);
+    assert_eq!((&v["failed"], &v["full_stack"]["golden"]["pass"]), (&"golden".into(), &true.into()));
+    assert_eq!(v["full_stack"]["also"][0]["pass"], false);
+    assert_eq!(chain(&built)["gates"]["full_stack"], "failed");
+}
+
+/// One bit a weight is too few: the same token again and again, where the reference writes a program.
+#[test]
+fn a_repeated_token_fails_by_that_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, bundle) = (fixture("../models/small-gemma4"), dir.path().join("b"));
+    let golden = model.join("golden.npz");
+    build(&model, &bundle, &["--quant", "lut1", "--tokens", "1"]);
+    let args = ["validate", text(&bundle), "--golden", text(&golden), "--min-cosine", "0.5"];
+    let v = json(1, &args);
+    let repeated = &v["repeated"];
+    let (from, times) = (repeated["from_step"].as_u64().unwrap(), repeated["times"].as_u64().unwrap());
+    assert!(times >= 8 && from + times == 48, "{repeated}");
+    assert_eq!(v["fp16"]["repeated"]["token"], repeated["token"]);
+    let (_, out, _) = run(&args);
+    assert!(out.contains("FAIL: decoding falls into one repeated token"), "{out}");
+}
+
+/// Where compression turns a router's choice, the position is excused if the choice was close, and its margin is stated.
+#[test]
+fn near_ties_of_routers_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = fixture("tiny-zaya");
+    let golden = model.join("golden.npz");
+    let (mut ties, mut excused) = (0, 0);
+    for more in [&[][..], &["--experts-per-shard", "1"]] {
+        let bundle = dir.path().join(format!("b{}", more.len()));
+        build(&model, &bundle, &[&["--quant", "lut3", "--tokens", "1"], more].concat());
+        let mut args =
+            vec!["validate", text(&bundle), "--golden", text(&golden), "--checkpoint", text(&model)];
+        args.extend(["--probes", "16", "--shards", "all", "--min-cosine", "0.9", "--json"]);
+        let (_, out, err) = run(&args);
+        let v: Value = serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e} {err}"));
+        for s in v["probes"]["shards"].as_array().unwrap() {
+            let choices = s["choices"].as_array().unwrap();
+            assert!(choices.is_empty() || s["kind"] == "moe", "{s}");
+            let near: Vec<&Value> = choices.iter().filter(|c| c["near_tie"] == true).collect();
+            assert_eq!(s["excused"], near.len(), "{s}");
+            assert!(near.iter().all(|c| (0.0..0.5).contains(&c["margin"].as_f64().unwrap())), "{s}");
+            let positions: usize = s["probes"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|p| p["positions"].as_array().unwrap().len())
+                .sum();
+            let rest =
+                s["no_active_expert"].as_u64().unwrap() + s["not_zero"].as_array().unwrap().len() as u64;
+            assert_eq!(s["counted"].as_u64().unwrap() + rest + near.len() as u64, positions as u64, "{s}");
+            ties += choices.len();
+            excused += near.len();
+        }
+    }
+    assert!(ties > 0 && excused > 0, "{ties} {excused}");
+}
+
 #[test]
 fn shards_are_probed_against_fp16() {
     let dir = tempfile::tempdir().unwrap();

@@ -158,3 +158,51 @@ fn wrong_recipes_and_sources_are_refused() {
     let file = own(folder.path(), "");
     refused(&["reproduce", &file, "-o", folder.path().to_str().unwrap()], &["is not empty"]);
 }
+
+/// As T4.1.3 with fewer layers: an outlier in a bank, one scale for all of it.
+#[test]
+fn one_scale_for_a_bank_is_ruined_by_an_outlier() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, out) = (folder.path().join("banks.toml"), folder.path().join("out"));
+    let mut text = String::from(
+        "title = 'banks'\nintent = 'x'\nsource = 'synthetic:gemma4-mini?layers=4&outliers=3000'\n\
+         prompt_ids = [2, 36, 563, 506]\nnew_tokens = 2\ngates = ['plan', 'build', 'validate', 'trace']\n\
+         [options]\nbuild = ['--skip-gates']\nvalidate = ['--probes=2', '--shards=all']\n",
+    );
+    let int8 = "'--quant=int8-tensor'";
+    for (name, options) in [
+        ("bank", format!("{int8}, '--scale-scope=bank'")),
+        ("matrix", int8.into()),
+        ("lut4", "'--quant=lut4'".into()),
+    ] {
+        let parts =
+            "'--attn-quant=fp16', '--mlp-quant=fp16', '--head-quant=fp16', '--tokens=1', '--max-context=32'";
+        text += &format!("[[builds]]\nname = '{name}'\noptions = [{options}, {parts}]\n");
+        for figure in ["layer_cosine_min", "branch_cosine_min", "stack_cosine_min"] {
+            text += &format!(
+                "[[figures]]\nfigure = '{figure}'\nunit = 'cosine'\nbook = '>=-1'\nneeds = 'nothing'\nbuild = '{name}'\nfrom = 'x'\n"
+            );
+        }
+    }
+    text += "[[figures]]\nfigure = 'outlier_ratio'\nunit = 'times'\nbook = '>55'\nfrom = 'x'\n";
+    std::fs::write(&file, text).unwrap();
+    let document = json(0, &["reproduce", file.to_str().unwrap(), "-o", out.to_str().unwrap()]);
+    let ours = |figure: &str, build: &str| row(&document, figure, build)["ours"].as_f64().unwrap();
+    for figure in ["branch_cosine_min", "layer_cosine_min", "stack_cosine_min"] {
+        let [bank, matrix, lut4] = ["bank", "matrix", "lut4"].map(|build| ours(figure, build));
+        assert!(bank < matrix && bank < lut4, "{figure}: {bank} {matrix} {lut4}");
+    }
+    assert!(ours("branch_cosine_min", "bank") < 0.95);
+    assert!(ours("outlier_ratio", "bank") > 100.0);
+}
+
+#[test]
+fn a_shared_scale_needs_a_kind_with_one() {
+    let source = "synthetic:gemma4-mini?layers=1";
+    refused(&["plan", source, "--scale-scope", "bank"], &["--scale-scope bank", "int8-tensor"]);
+    refused(&["plan", source, "--quant", "auto", "--scale-scope", "bank"], &["--scale-scope bank"]);
+    refused(&["plan", source, "--quant", "int8-tensor", "--scale-scope", "row"], &["bank"]);
+    let (code, out, _) = run(&["plan", source, "--quant", "int8-tensor", "--scale-scope", "bank"]);
+    assert_eq!(code, 0, "{out}");
+    assert!(out.contains("one scale for up to 262,144 weights"), "{out}");
+}

@@ -139,6 +139,7 @@ mod tests {
             rows,
             cols,
             taps: 1,
+            bank: false,
             quant: MatrixQuant::FP16,
         }
     }

@@ -166,7 +166,8 @@ pub fn measure(
             for m in &parts {
                 let m = MatrixPlan { quant: resolve(m), ..m.clone() };
                 metrics.merge(
-                    &encode_matrix(family.checked_checkpoint(), &m, importance, &mut |_| Ok(()))?.metrics,
+                    &encode_matrix(family.checked_checkpoint(), &m, importance, None, &mut |_| Ok(()))?
+                        .metrics,
                 );
             }
             candidates.push(Candidate { kind, bytes, error: metrics.output_error() });
@@ -198,11 +199,12 @@ pub fn decoded(
         let quant = MatrixQuant::resolve(kind, groups, m.rows, m.cols);
         let m = MatrixPlan { quant, ..m.clone() };
         let mut packed = Vec::new();
-        let side = encode_matrix(family.checked_checkpoint(), &m, importance, &mut |b| {
+        let side = encode_matrix(family.checked_checkpoint(), &m, importance, None, &mut |b| {
             packed.extend_from_slice(b);
             Ok(())
         })?;
-        let encoder = Encoder { rows: m.rows, cols: m.cols, quant, exact: false, importance: None };
+        let encoder =
+            Encoder { rows: m.rows, cols: m.cols, quant, exact: false, importance: None, scale: None };
         values.extend(encoder.decode(&packed, &side).map_err(|e| Error::usage(e.to_string()))?);
         bytes += m.bytes();
     }

@@ -7,6 +7,7 @@
 //! `cargo test -p anemoe-convert` runs for 10 seconds on two busy cores, besides the compilation.
 #![deny(unsafe_code)]
 
+pub mod bank_scales;
 pub mod build;
 pub mod checkpoint;
 pub mod importance;

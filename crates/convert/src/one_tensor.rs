@@ -137,7 +137,8 @@ impl TensorJob<'_> {
             _ => self.values,
         };
         let started = Instant::now();
-        let encoder = Encoder { rows, cols, quant, exact: self.exact, importance: importance.as_deref() };
+        let encoder =
+            Encoder { rows, cols, quant, exact: self.exact, importance: importance.as_deref(), scale: None };
         let mut packed = Vec::with_capacity((rows * cols * usize::from(quant.kind.bits())).div_ceil(8));
         let read = |first: usize, out: &mut [f32]| {
             out.copy_from_slice(&values[first * cols..][..out.len()]);
@@ -176,7 +177,7 @@ impl CompressedTensor {
     /// None is known: lengths always fit.
     pub fn decode(&self) -> Result<Vec<f16>> {
         let (rows, cols) = (self.rows, self.cols);
-        let encoder = Encoder { rows, cols, quant: self.quant, exact: false, importance: None };
+        let encoder = Encoder { rows, cols, quant: self.quant, exact: false, importance: None, scale: None };
         let dense = encoder.decode(&self.packed, &self.side).map_err(|e| Error::usage(e.to_string()))?;
         let dense: Vec<f16> = dense.into_iter().map(f16::from_f32).collect();
         Ok(match self.op {

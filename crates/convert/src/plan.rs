@@ -32,6 +32,26 @@ pub struct PlanOptions {
     pub max_context: Option<usize>,
     /// Most bytes of a package's weights, in MB.
     pub max_shard_mb: u64,
+    /// What shares the scale of experts whose kind has one scale per tensor.
+    #[serde(default, skip_serializing_if = "ScaleScope::is_matrix")]
+    pub scale_scope: ScaleScope,
+}
+
+/// Experts that share a scale, where their kind has one scale per tensor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScaleScope {
+    /// None: every matrix of every expert has its own.
+    #[default]
+    Matrix,
+    /// All of a package: one outlier coarsens the steps of all, as in ports by hand.
+    Bank,
+}
+
+impl ScaleScope {
+    fn is_matrix(&self) -> bool {
+        *self == ScaleScope::Matrix
+    }
 }
 
 /// Layout of the experts of a call.
@@ -87,6 +107,7 @@ impl Default for PlanOptions {
             tokens: vec![TokenCount { min: 1, max: 1 }, TokenCount { min: 64, max: 64 }],
             max_context: None,
             max_shard_mb: 1900,
+            scale_scope: ScaleScope::Matrix,
         }
     }
 }
@@ -320,6 +341,9 @@ pub struct MatrixPlan {
     /// Positions of the kernel, along the last axis.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub taps: usize,
+    /// It shares its scale with the package's other matrices of the same tensor, see [`ScaleScope::Bank`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub bank: bool,
     /// Compression.
     pub quant: MatrixQuant,
 }

@@ -108,6 +108,11 @@ impl Quant {
         }
     }
 
+    /// One scale for the whole matrix, and no offset.
+    pub const fn has_one_scale(self) -> bool {
+        matches!(self, Quant::Int { granularity: Granularity::Tensor, asymmetric: false })
+    }
+
     /// One table or scale for the whole matrix.
     pub const fn is_per_tensor(self) -> bool {
         matches!(

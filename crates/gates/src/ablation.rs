@@ -4,6 +4,7 @@ use crate::golden_gate::{Validation, validate};
 use crate::reference::Golden;
 use crate::{Error, Result};
 use anemoe_bundle::Chain;
+use anemoe_convert::bank_scales::BankScales;
 use anemoe_convert::build::{check_scratch, write_shard};
 use anemoe_convert::importance::Importance;
 use anemoe_convert::lower::encode_matrix;
@@ -204,9 +205,9 @@ fn run(s: &AblationContext<'_>, stand_ins: &BTreeMap<String, PathBuf>) -> Result
 
 /// How a matrix suffers by its kind.
 fn look(s: &AblationContext<'_>, shard: &PlannedShard, m: &MatrixPlan) -> Result<Worst> {
-    let error = encode_matrix(s.family.checked_checkpoint(), m, s.importance, &mut |_| Ok(()))?
-        .metrics
-        .relative_mse();
+    let scale = BankScales::default().of(s.family, shard, m)?;
+    let side = encode_matrix(s.family.checked_checkpoint(), m, s.importance, scale, &mut |_| Ok(()))?;
+    let error = side.metrics.relative_mse();
     let spread = Spread::of(s.family, m)?;
     let outlier = Outlier::of(shard, m, spread);
     let cause = match &outlier {

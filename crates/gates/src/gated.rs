@@ -2,20 +2,23 @@
 //!
 //! ```text
 //! room on disk -> files of the host -> one shard of each sort -> their placement -> their quality
-//!              -> all shards -> placement of all -> logits and tokens of the whole -> chain.json
+//!              -> shards of the worst and of evenly spread layers -> their quality
+//!              -> all shards, held to the errors of those -> placement of all -> logits and tokens of the whole -> chain.json
 //! ```
 
 use crate::Result;
 use crate::golden_gate::{self, GoldenGate};
+use crate::layer_sample::{self, LayerSample};
 use crate::probe::{self, Inputs, ProbeContext, ProbeReport};
 use crate::reference::Golden;
 use crate::residency::{self, Report};
 use anemoe_bundle::{Chain, GateResult, Gates};
-use anemoe_convert::build::{self, Assembly, Build, BuildReport, Needs};
-use anemoe_convert::plan::PlannedShard;
+use anemoe_convert::build::{self, Assembly, Build, BuildReport, Needs, WeightFault};
+use anemoe_convert::outliers::Outlier;
+use anemoe_convert::plan::{Plan, PlannedShard};
 use anemoe_runtime::model::Model;
 use serde::Serialize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// What is asked of a build.
 pub struct GateOptions<'a> {
@@ -23,12 +26,16 @@ pub struct GateOptions<'a> {
     pub jobs: usize,
     /// No gates: they are recorded as skipped.
     pub skip_gates: bool,
-    /// Cosine that shards (in the median of their probes) and logits (at every position and step) must reach.
+    /// Cosine that shards and logits must reach, at every position and step.
     pub min_cosine: f64,
     /// Random probes of a shard.
     pub probes: usize,
     /// Their seed.
     pub seed: u64,
+    /// Evenly spread layers that are probed before all shards are built; with 0, the worst ones are not either.
+    pub probe_layers: usize,
+    /// Outliers that are known.
+    pub outliers: &'a [Outlier],
     /// For the residency gate.
     pub residency: residency::CheckOptions,
     /// Folder for FP16 forms of shards, where it is not to be the bundle's.
@@ -39,6 +46,16 @@ pub struct GateOptions<'a> {
     pub reference_given: bool,
     /// Makes the reference run when it is needed: with hidden states, of the very checkpoint.
     pub reference: &'a mut dyn FnMut() -> Result<Golden>,
+    /// More references of the user's, which the whole has to pass, too.
+    pub also: &'a [NamedGolden],
+}
+
+/// A reference run from a file.
+pub struct NamedGolden {
+    /// The file.
+    pub path: PathBuf,
+    /// What it holds.
+    pub golden: Golden,
 }
 
 /// Where a build is.
@@ -53,6 +70,8 @@ pub enum GateStage {
     Reference,
     /// They are compared with their FP16 forms.
     RepresentativeProbes,
+    /// So are shards of the worst and of evenly spread layers.
+    LayerProbes,
     /// All shards are built.
     Shards,
     /// Placement of all.
@@ -69,6 +88,7 @@ impl GateStage {
             GateStage::RepresentativeResidency => "predicted device of the representative shards",
             GateStage::Reference => "golden, the checkpoint in f32",
             GateStage::RepresentativeProbes => "quality of the representative shards",
+            GateStage::LayerProbes => "quality of the worst and of evenly spread layers",
             GateStage::Shards => "all shards",
             GateStage::Residency => "predicted device of all shards",
             GateStage::Golden => "logits and tokens of the whole",
@@ -102,6 +122,12 @@ pub struct GatedReport {
     pub needs: Option<Needs>,
     /// Of one shard of each sort.
     pub representative: RepresentativeGates,
+    /// Of the worst and of evenly spread layers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layers: Option<LayerGates>,
+    /// The shard at which the build ended since its weights' errors are far from those of its like.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight_fault: Option<WeightFault>,
     /// Of the whole.
     pub full_stack: FullStackGates,
 }
@@ -119,6 +145,28 @@ pub struct RepresentativeGates {
     pub probes: Option<ProbeReport>,
 }
 
+/// What the gates of some layers found.
+#[derive(Debug, Default, Serialize)]
+pub struct LayerGates {
+    /// Which they are.
+    #[serde(flatten)]
+    pub sample: LayerSample,
+    /// Quality; none where the representatives are all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub probes: Option<ProbeReport>,
+}
+
+/// The golden gate with one of several references.
+#[derive(Debug, Serialize)]
+pub struct NamedGate {
+    /// The reference's file.
+    #[serde(serialize_with = "anemoe_bundle::path_text")]
+    pub golden: PathBuf,
+    /// What it found.
+    #[serde(flatten)]
+    pub gate: GoldenGate,
+}
+
 /// What the gates of the whole found.
 #[derive(Debug, Default, Serialize)]
 pub struct FullStackGates {
@@ -128,6 +176,9 @@ pub struct FullStackGates {
     /// Logits and tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub golden: Option<GoldenGate>,
+    /// The same with the other references, where there are several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub also: Vec<NamedGate>,
     /// What they are held to decides nothing, see [`GateResult::Undecided`]. Then this is how much better than chance the model
     /// predicts the prompt, in nats per token.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -137,9 +188,6 @@ pub struct FullStackGates {
 /// Bundles of more bytes are not to be resident as a whole while they are tried.
 const FRUGAL: u64 = 1 << 30;
 
-/// A model that predicts a text by less than this better than chance, in nats per token, has not learned from any.
-const LEARNED: f64 = 0.5;
-
 impl GatedReport {
     fn new(needs: Option<Needs>) -> GatedReport {
         GatedReport {
@@ -148,6 +196,8 @@ impl GatedReport {
             build: None,
             needs,
             representative: RepresentativeGates::default(),
+            layers: None,
+            weight_fault: None,
             full_stack: FullStackGates::default(),
         }
     }
@@ -186,25 +236,27 @@ pub fn run(
 /// All stages but the last; without gates where the build must not be completed.
 fn stages(
     build: &mut Build<'_>,
-    options: GateOptions<'_>,
+    mut options: GateOptions<'_>,
     on_event: &(dyn Fn(GatedEvent<'_>) + Sync),
 ) -> Result<(GatedReport, Option<Gates>)> {
     let on_build = |e: build::BuildEvent<'_>| on_event(GatedEvent::Build(e));
     let plan = build.plan();
     let representatives = build.representatives();
     let sorts: Vec<&PlannedShard> = representatives.iter().map(|&i| &plan.shards[i]).collect();
-    let references = if options.skip_gates { Vec::new() } else { probe::fp16_references(plan, &sorts)? };
+    let sample = match options.skip_gates {
+        true => LayerSample::default(),
+        false => layer_sample::choose(build, options.outliers, &representatives, options.probe_layers)?,
+    };
+    let references =
+        if options.skip_gates { Vec::new() } else { scratch_shards(plan, &sorts, &sample.indices)? };
     let needs = Needs::of(build, &references, options.scratch)?;
     on_event(GatedEvent::Needs(&needs));
     needs.check()?;
     let mut report = GatedReport::new(Some(needs));
     build.host_files()?;
     let is_part = build.own().len() < plan.shards.len();
-    let gates = |representative, full_stack| Gates {
-        representative,
-        full_stack,
-        min_cosine: Some(options.min_cosine),
-    };
+    let min_cosine = Some(options.min_cosine);
+    let gates = |representative, full_stack| Gates { representative, full_stack, min_cosine };
     if options.skip_gates {
         build.note_skipped()?;
         on_event(GatedEvent::Stage(GateStage::Shards));
@@ -212,6 +264,51 @@ fn stages(
         return Ok((report, Some(Gates::skipped())));
     }
 
+    let first = FirstShards { representatives, sample };
+    let golden = match first_shards(build, &mut options, first, &mut report, on_event)? {
+        Ok(golden) => golden,
+        Err(stage) => return Ok((report.fails(stage), None)),
+    };
+    on_event(GatedEvent::Stage(GateStage::Shards));
+    build.shards(&build.own(), options.jobs, &on_build)?;
+    if let Some(fault) = build.weight_fault() {
+        report.weight_fault = Some(fault);
+        return Ok((report.fails(GateStage::Shards), None));
+    }
+    if is_part {
+        return Ok((report, Some(gates(GateResult::Passed, GateResult::NotRun))));
+    }
+    let wanted = Wanted {
+        residency: &options.residency,
+        golden: &golden,
+        also: options.also,
+        given: options.reference_given,
+        min_cosine: options.min_cosine,
+    };
+    let (report, result) = full_stack(report, build.bundle(), &build.chain()?, &wanted, on_event)?;
+    Ok((report, Some(gates(GateResult::Passed, result))))
+}
+
+/// The shards that are built and looked at before the others.
+struct FirstShards {
+    /// Indices of one of each sort.
+    representatives: Vec<usize>,
+    /// Those of some layers.
+    sample: LayerSample,
+}
+
+/// The stages up to those of all shards: gives the reference run, or the gate that failed.
+fn first_shards(
+    build: &mut Build<'_>,
+    options: &mut GateOptions<'_>,
+    first: FirstShards,
+    report: &mut GatedReport,
+    on_event: &(dyn Fn(GatedEvent<'_>) + Sync),
+) -> Result<std::result::Result<Golden, GateStage>> {
+    let FirstShards { representatives, sample } = first;
+    let on_build = |e: build::BuildEvent<'_>| on_event(GatedEvent::Build(e));
+    let plan = build.plan();
+    let sorts: Vec<&PlannedShard> = representatives.iter().map(|&i| &plan.shards[i]).collect();
     // One that cannot be made is found before the work.
     let scratch = build.scratch(options.scratch)?;
     on_event(GatedEvent::Stage(GateStage::Representatives));
@@ -223,7 +320,7 @@ fn stages(
     let pass = found.pass;
     report.representative.residency = Some(found);
     if !pass {
-        return Ok((report.fails(GateStage::RepresentativeResidency), None));
+        return Ok(Err(GateStage::RepresentativeResidency));
     }
 
     on_event(GatedEvent::Stage(GateStage::Reference));
@@ -231,7 +328,14 @@ fn stages(
     on_event(GatedEvent::Stage(GateStage::RepresentativeProbes));
     let (bundle, vectors) = build.vectors(scratch.path())?;
     let chain = Chain { vectors, ..build.draft(0..0) };
-    let site = ProbeContext { family: build.family(), plan, chain: &chain, bundle, scratch: scratch.path() };
+    let site = ProbeContext {
+        family: build.family(),
+        plan,
+        chain: &chain,
+        bundle,
+        importance: build.importance(),
+        scratch: scratch.path(),
+    };
     let inputs = Inputs {
         count: options.probes,
         seed: options.seed,
@@ -240,32 +344,69 @@ fn stages(
     };
     let package = |s: &PlannedShard| build.package(s);
     let found = probe::probe(&site, &sorts, &package, &inputs, options.min_cosine, &mut |_| ())?;
-    drop(scratch);
     let pass = found.pass;
     report.representative.probes = Some(found);
     if !pass {
-        return Ok((report.fails(GateStage::RepresentativeProbes), None));
+        return Ok(Err(GateStage::RepresentativeProbes));
     }
 
-    on_event(GatedEvent::Stage(GateStage::Shards));
-    build.shards(&build.own(), options.jobs, &on_build)?;
-    if is_part {
-        return Ok((report, Some(gates(GateResult::Passed, GateResult::NotRun))));
+    on_event(GatedEvent::Stage(GateStage::LayerProbes));
+    build.shards(&sample.indices, options.jobs, &on_build)?;
+    let probes = probe_layers(build, &site, &sample, &inputs, options.min_cosine)?;
+    let pass = probes.as_ref().is_none_or(|p| p.pass);
+    let probed = [representatives.as_slice(), &sample.indices].concat();
+    report.layers = Some(LayerGates { sample, probes });
+    build.hold_to(&probed);
+    Ok(if pass { Ok(golden) } else { Err(GateStage::LayerProbes) })
+}
+
+/// The shards whose FP16 forms lie in the scratch folder at a time: those of the representatives, and of the largest layer.
+fn scratch_shards<'a>(
+    plan: &'a Plan,
+    sorts: &[&PlannedShard],
+    sample: &[usize],
+) -> Result<Vec<&'a PlannedShard>> {
+    let shards: Vec<&PlannedShard> = sample.iter().map(|&i| &plan.shards[i]).collect();
+    let layers = shards.chunk_by(|a, b| a.layer == b.layer).map(|l| probe::fp16_references(plan, l));
+    let layers = layers.collect::<Result<Vec<_>>>()?;
+    let bytes = |l: &Vec<&PlannedShard>| l.iter().map(|s| s.weights).sum::<u64>();
+    let mut all = probe::fp16_references(plan, sorts)?;
+    all.extend(layers.into_iter().max_by_key(bytes).unwrap_or_default());
+    Ok(all)
+}
+
+/// Probes the shards of a sample, layer by layer: the FP16 forms of one are gone before those of the next are made.
+fn probe_layers(
+    build: &Build<'_>,
+    site: &ProbeContext<'_>,
+    sample: &LayerSample,
+    inputs: &Inputs<'_>,
+    min_cosine: f64,
+) -> Result<Option<ProbeReport>> {
+    let plan = build.plan();
+    let mut report: Option<ProbeReport> = None;
+    let shards: Vec<&PlannedShard> = sample.indices.iter().map(|&i| &plan.shards[i]).collect();
+    for layer in shards.chunk_by(|a, b| a.layer == b.layer) {
+        let scratch = build.scratch(site.scratch.parent())?;
+        let site = ProbeContext { scratch: scratch.path(), ..*site };
+        let package = |s: &PlannedShard| build.package(s);
+        let found = probe::probe(&site, layer, &package, inputs, min_cosine, &mut |_| ())?;
+        match &mut report {
+            Some(report) => {
+                report.pass &= found.pass;
+                report.shards.extend(found.shards);
+            }
+            None => report = Some(found),
+        }
     }
-    let wanted = Wanted {
-        residency: &options.residency,
-        golden: &golden,
-        given: options.reference_given,
-        min_cosine: options.min_cosine,
-    };
-    let (report, result) = full_stack(report, build.bundle(), &build.chain()?, &wanted, on_event)?;
-    Ok((report, Some(gates(GateResult::Passed, result))))
+    Ok(report)
 }
 
 /// What the whole is held to.
 struct Wanted<'a> {
     residency: &'a residency::CheckOptions,
     golden: &'a Golden,
+    also: &'a [NamedGolden],
     /// The user's.
     given: bool,
     min_cosine: f64,
@@ -290,10 +431,18 @@ fn full_stack(
     build::check_interrupted()?;
     let gate = golden_gate::gate_with(&open, wanted.golden, wanted.min_cosine)?;
     build::check_interrupted()?;
+    let mut also = Vec::new();
+    for NamedGolden { path, golden } in wanted.also {
+        let gate = golden_gate::gate_with(&open, golden, wanted.min_cosine)?;
+        also.push(NamedGate { golden: path.clone(), gate });
+        build::check_interrupted()?;
+    }
+    let passes = gate.pass && also.iter().all(|g| g.gate.pass);
     let learned = golden_gate::better_than_chance(wanted.golden).unwrap_or(0.0);
     // A result that is no number is wrong whatever the model has learned.
-    let undecided = !gate.pass && !wanted.given && learned < LEARNED && gate.fp16.not_finite.is_empty();
-    let (result, failed) = match (placed.pass, gate.pass) {
+    let undecided =
+        !gate.pass && !wanted.given && learned < golden_gate::LEARNED && gate.fp16.not_finite.is_empty();
+    let (result, failed) = match (placed.pass, passes) {
         (false, _) => (GateResult::Failed, Some(GateStage::Residency)),
         (true, true) => (GateResult::Passed, None),
         (true, false) if undecided => (GateResult::Undecided, None),
@@ -302,6 +451,7 @@ fn full_stack(
     report.full_stack = FullStackGates {
         residency: Some(placed),
         golden: Some(gate),
+        also,
         undecided: undecided.then_some(learned),
     };
     Ok((
@@ -317,6 +467,8 @@ fn full_stack(
 pub struct GateReference {
     /// The run.
     pub golden: Golden,
+    /// More of the user's, which have to pass, too.
+    pub also: Vec<NamedGolden>,
     /// The user's; it decides whatever the model is.
     pub given: bool,
 }
@@ -337,8 +489,8 @@ pub fn assemble(
     let (mut gates, none_had) = assembly.part_gates();
     let min_cosine = min_cosine.or(gates.min_cosine).unwrap_or(golden_gate::MIN_COSINE);
     match reference {
-        Some(GateReference { golden, given }) => {
-            let wanted = Wanted { residency, golden, given: *given, min_cosine };
+        Some(GateReference { golden, also, given }) => {
+            let wanted = Wanted { residency, golden, also, given: *given, min_cosine };
             (report, gates.full_stack) =
                 full_stack(report, assembly.bundle(), &assembly.chain()?, &wanted, on_event)?;
             gates.min_cosine = Some(min_cosine);

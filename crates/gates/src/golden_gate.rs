@@ -17,6 +17,9 @@ pub const MIN_COSINE: f64 = 0.97;
 /// about 0.61, as probable. A cosine of 0.97 allows logits to move by more than that.
 pub const NEAR_TIE: f32 = 0.5;
 
+/// A model that predicts a text by less than this better than chance, in nats per token, has not learned from any.
+pub const LEARNED: f64 = 0.5;
+
 /// What the gate found.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GoldenGate {
@@ -47,6 +50,9 @@ pub struct Rounded {
     pub wrong_choices: Vec<Choice>,
     /// The bundle's own greedy continuation equals the reference's.
     pub tokens_match: bool,
+    /// See [`Validation::repeated`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub repeated: Option<RepeatedToken>,
 }
 
 /// Runs the golden's prompt and continuation through the bundle on this CPU, in f32 and rounded to fp16.
@@ -94,13 +100,14 @@ fn judge(exact: Validation, rounded: Validation) -> GoldenGate {
     cosines.sort_by(f64::total_cmp);
     let median_cosine = cosines[cosines.len() / 2];
     let fp16 = Rounded {
-        pass: not_finite.is_empty() && median_cosine >= rounded.threshold,
+        pass: not_finite.is_empty() && median_cosine >= rounded.threshold && rounded.repeated.is_none(),
         not_finite,
         threshold: rounded.threshold,
         min_cosine: rounded.min_cosine,
         median_cosine,
         wrong_choices: rounded.wrong_choices,
         tokens_match: rounded.tokens_match,
+        repeated: rounded.repeated,
     };
     GoldenGate { pass: exact.ok && fp16.pass, exact, fp16 }
 }
@@ -144,7 +151,7 @@ pub fn better_than_chance(golden: &Golden) -> Option<f64> {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Validation {
     /// Every cosine reaches the threshold, and after every prefix of the reference's continuation the bundle chooses the
-    /// reference's token, but for near ties.
+    /// reference's token, but for near ties; its own continuation does not fall into one token.
     #[serde(skip)]
     pub ok: bool,
     /// The threshold.
@@ -169,6 +176,38 @@ pub struct Validation {
     pub generated_ids: Vec<u32>,
     /// The reference's.
     pub expected_ids: Vec<u32>,
+    /// The bundle's own continuation falls into one token, and the reference's does not: a failure, however near the ties.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub repeated: Option<RepeatedToken>,
+}
+
+/// A token that a continuation repeats to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct RepeatedToken {
+    /// The token.
+    pub token: u32,
+    /// Step from which on there is no other.
+    pub from_step: usize,
+    /// How often it stands there.
+    pub times: usize,
+}
+
+/// A run of one token of this length at the end of a long continuation is no text; half of a short one.
+const REPEATS: usize = 8;
+
+impl RepeatedToken {
+    /// Finds that `own` ends in one token again and again, where `reference` has no run as long of any.
+    pub fn find(own: &[u32], reference: &[u32]) -> Option<RepeatedToken> {
+        let &token = own.last()?;
+        let times = own.iter().rev().take_while(|&&t| t == token).count();
+        let longest = reference.chunk_by(|a, b| a == b).map(<[u32]>::len).max().unwrap_or(0);
+        let least = own.len().div_ceil(2).clamp(2, REPEATS);
+        (times >= least && longest < least).then(|| RepeatedToken {
+            token,
+            from_step: own.len() - times,
+            times,
+        })
+    }
 }
 
 /// A step at which the bundle would choose another token than the reference.
@@ -309,8 +348,9 @@ pub fn validate(model: &Model, golden: &Golden, threshold: f64) -> Result<Valida
     let min_cosine = all.iter().map(|a| a.cosine).fold(1.0, f64::min);
     let share = |n: usize| n as f64 / all.len().max(1) as f64;
     let divergences: Vec<f64> = all.iter().filter_map(|a| a.kl).collect();
+    let repeated = RepeatedToken::find(&generated_ids, &expected_ids);
     Ok(Validation {
-        ok: min_cosine >= threshold && wrong_choices.iter().all(|c| c.near_tie),
+        ok: min_cosine >= threshold && wrong_choices.iter().all(|c| c.near_tie) && repeated.is_none(),
         threshold,
         min_cosine,
         mean_kl: divergences.iter().sum::<f64>() / divergences.len().max(1) as f64,
@@ -322,6 +362,7 @@ pub fn validate(model: &Model, golden: &Golden, threshold: f64) -> Result<Valida
         tokens_match,
         generated_ids,
         expected_ids,
+        repeated,
     })
 }
 
@@ -348,7 +389,27 @@ fn greedy(model: &Model, golden: &Golden, prompt: &[Vec<f32>]) -> Result<Vec<u32
 
 #[cfg(test)]
 mod tests {
-    use super::{Golden, better_than_chance, cosine, divergence};
+    use super::{Golden, RepeatedToken, better_than_chance, cosine, divergence};
+
+    #[test]
+    fn one_token_again_and_again_is_found() {
+        let found = |own: &[u32], reference: &[u32]| RepeatedToken::find(own, reference);
+        let two = found(&[236881, 236881], &[669, 5279]).unwrap();
+        assert_eq!((two.token, two.from_step, two.times), (236881, 0, 2));
+        // So does the reference, or it is short, or it ends.
+        assert_eq!(found(&[236881, 236881], &[669, 669]), None);
+        assert_eq!(found(&[7], &[8]), None);
+        assert_eq!(found(&[], &[]), None);
+        assert_eq!(found(&[7, 7, 7, 8], &[1, 2, 3, 4]), None);
+        // Half of a short continuation, eight of a long one.
+        assert!(found(&[1, 2, 7, 7], &[1, 2, 3, 4]).is_some() && found(&[1, 2, 3, 7, 7], &[1; 0]).is_none());
+        let long = |times: usize| [(0..48 - times as u32).collect::<Vec<_>>(), vec![99; times]].concat();
+        let text: Vec<u32> = (100..148).collect();
+        assert_eq!(found(&long(7), &text), None);
+        assert_eq!(found(&long(8), &text).map(|r| (r.from_step, r.times)), Some((40, 8)));
+        // A run in the reference, wherever, is a reason for one.
+        assert_eq!(found(&long(20), &[vec![5; 8], text].concat()), None);
+    }
 
     #[test]
     fn divergence_of_known_distributions() {

@@ -13,6 +13,7 @@ pub mod gated;
 pub mod golden_gate;
 pub mod int8_gate;
 pub mod integrity;
+pub mod layer_sample;
 pub mod perplexity;
 pub mod probe;
 pub mod reference;

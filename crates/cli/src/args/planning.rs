@@ -11,7 +11,7 @@ use anemoe_convert::importance::Importance;
 use anemoe_convert::kind_search::Objective;
 use anemoe_convert::models::{self, Family, Preset};
 use anemoe_convert::outliers::{self, Outlier};
-use anemoe_convert::plan::{ExpertForm, PartKinds, Plan, PlanOptions};
+use anemoe_convert::plan::{ExpertForm, PartKinds, Plan, PlanOptions, ScaleScope};
 use anemoe_convert::quant::{Groups, MatrixQuant, Quant};
 use anemoe_gates::auto::{Bound, Goal, KindSearch, MAX_WHOLE, choose};
 use anemoe_gates::perplexity::windows;
@@ -102,11 +102,22 @@ pub struct PlanArgs {
     /// Most weights in a package, in MB.
     #[arg(long, value_name = "MB", default_value_t = 1900)]
     pub max_shard_mb: u64,
+    /// Experts that share a scale in int8-tensor: each `matrix` has its own, or all of a package share one per `bank`, as ports
+    /// by hand have it. A bank is ruined by one outlier.
+    #[arg(long, value_enum, default_value = "matrix")]
+    pub scale_scope: ScaleScopeArg,
     /// Do not look for outliers. It takes reading every weight whose kind has one step for a whole tensor (int8-tensor).
     #[arg(long)]
     pub skip_outliers: bool,
     #[command(flatten)]
     pub reading: Reading,
+}
+
+/// What `--scale-scope` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum ScaleScopeArg {
+    Matrix,
+    Bank,
 }
 
 fn token_range(text: &str) -> Result<TokenCount, String> {
@@ -187,6 +198,10 @@ impl PlanArgs {
             tokens,
             max_context: self.max_context,
             max_shard_mb: self.max_shard_mb,
+            scale_scope: match self.scale_scope {
+                ScaleScopeArg::Matrix => ScaleScope::Matrix,
+                ScaleScopeArg::Bank => ScaleScope::Bank,
+            },
         }
     }
 }
@@ -307,6 +322,13 @@ pub fn plan_checkpoint(
     let family = models::open(options.reading.open(spec)?)?;
     let choice = options.kind_choice(family.as_ref());
     let mut plan = family.plan(&options.to_plan_options(&choice))?;
+    if options.scale_scope == ScaleScopeArg::Bank {
+        let shares = plan.shards.iter().flat_map(|s| &s.matrices).any(|m| m.bank);
+        anyhow::ensure!(
+            shares && !matches!(choice, KindChoice::Search(_)),
+            "--scale-scope bank: no expert has a kind with one scale; give --quant or --expert-quant int8-tensor"
+        );
+    }
     let importance = options.importance.as_deref().map(|path| read_importance(path, &plan)).transpose()?;
     if let KindChoice::Preset(preset) = &choice {
         plan.facts.insert(0, preset.to_string());

@@ -1,7 +1,7 @@
 //! `anemoe assemble`
 
 use crate::args::reading::Reading;
-use crate::gate_reference::{gate_prompt, with_bar};
+use crate::gate_reference::{gate_prompt, read_goldens, with_bar};
 use crate::outcome::Outcome;
 use crate::recorder::{JournalArgs, Recorder, facts};
 use crate::show::build_report::print;
@@ -11,7 +11,6 @@ use crate::ui::Ui;
 use anemoe_bundle::journal::status;
 use anemoe_convert::build::Assembly;
 use anemoe_gates::gated::{self, GateReference};
-use anemoe_gates::reference::Golden;
 use anemoe_gates::residency;
 use anyhow::Context;
 use std::path::PathBuf;
@@ -28,9 +27,9 @@ pub struct Args {
     /// The bundle's folder.
     bundle: PathBuf,
     /// Golden for the gates of the whole, from `anemoe golden` or Hugging Face transformers [default: a run in f32 of the parts'
-    /// checkpoint, where it still is].
+    /// checkpoint, where it still is]. Given several times, the whole has to pass with each.
     #[arg(long, value_name = "F.npz", conflicts_with = "skip_gates")]
-    golden: Option<PathBuf>,
+    golden: Vec<PathBuf>,
     /// Cosine that the logits must reach at every position and step [default: that of the parts].
     #[arg(long, value_name = "X", value_parser = cosine)]
     min_cosine: Option<f64>,
@@ -48,18 +47,20 @@ fn cosine(text: &str) -> Result<f64, String> {
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let recorder = Recorder::new(&args.journal, "assemble");
-    let given = args.golden.as_deref().map(Golden::read).transpose()?;
+    let mut also = read_goldens(&args.golden)?;
+    let given = (!also.is_empty()).then(|| also.remove(0).golden);
+    let first = args.golden.first().map(PathBuf::as_path);
     expect_begun_bundle(&args.bundle)?;
     signals::comes_to_rest();
     let assembly = anemoe_convert::build::assemble(&args.bundle)?;
     let reference = match given {
-        Some(golden) => Some(GateReference { golden, given: true }),
+        Some(golden) => Some(GateReference { golden, also, given: true }),
         None if args.skip_gates || assembly.part_gates().1 => None,
         None => own_reference(&assembly, ui),
     };
     let options = residency::CheckOptions::default();
     let report = gated::assemble(assembly, reference.as_ref(), &options, args.min_cosine, &|_| ())?;
-    for (said, facts) in facts::gates(&report, args.golden.as_deref()) {
+    for (said, facts) in facts::gates(&report, first) {
         recorder.also(&args.bundle, "gate", said, None, facts);
     }
     if let Some(built) = &report.build {
@@ -67,7 +68,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         recorder.end(&args.bundle, status, facts::build(built, &args.bundle, None));
     }
     ui.document(&report)?;
-    print(&report, &args.bundle, args.golden.as_deref(), 0, ui)?;
+    print(&report, &args.bundle, first, 0, ui)?;
     Ok(if report.pass { Outcome::Done } else { Outcome::GateFailed })
 }
 
@@ -85,7 +86,7 @@ fn own_reference(assembly: &Assembly, ui: &Ui) -> Option<GateReference> {
         Ok::<_, anyhow::Error>(with_bar(&checkpoint, &prompt, decode, ui)?)
     };
     match run() {
-        Ok(golden) => Some(GateReference { golden, given: false }),
+        Ok(golden) => Some(GateReference { golden, also: Vec::new(), given: false }),
         Err(e) => {
             crate::ui::message(format!(
                 "warning: no gates of the whole: {e:#}; give --golden, or see anemoe validate"

@@ -3,7 +3,7 @@
 use crate::args::checkpoint_text::bos;
 use crate::args::numbers::at_least_one;
 use crate::args::planning::{PlanArgs, PlannedCheckpoint, find_outliers, plan_checkpoint};
-use crate::gate_reference::reference;
+use crate::gate_reference::{read_goldens, reference};
 use crate::outcome::Outcome;
 use crate::recorder::{JournalArgs, Recorder, facts};
 use crate::shell::quoted;
@@ -15,10 +15,9 @@ use anemoe_bundle::journal::status;
 use anemoe_convert::build::{self, Build, BuildEvent, BuildPart, CheckpointOrigin, Needs};
 use anemoe_convert::plan::Plan;
 use anemoe_convert::variants::Variants;
-use anemoe_gates::gated::{self, GateStage};
+use anemoe_gates::gated::{self, GateStage, NamedGolden};
 use anemoe_gates::golden_gate::{self as gates, MIN_COSINE};
-use anemoe_gates::reference::Golden;
-use anemoe_gates::{probe, residency};
+use anemoe_gates::{layer_sample, probe, residency};
 use anyhow::{Context, bail};
 use indicatif::ProgressBar;
 use std::path::{Path, PathBuf};
@@ -54,12 +53,16 @@ pub struct Args {
     #[arg(long)]
     skip_gates: bool,
     /// Golden for the gates: a run of the checkpoint in f32, from `anemoe golden` or Hugging Face transformers [default: such a run
-    /// on a built-in text].
+    /// on a built-in text]. Given several times, the whole has to pass with each; shards are probed with the first.
     #[arg(long, value_name = "F.npz")]
-    golden: Option<PathBuf>,
+    golden: Vec<PathBuf>,
     /// Probes (random test vectors) per representative, besides the values that the prompt gives before its layer.
     #[arg(long, value_name = "N", default_value_t = probe::PROBES)]
     probes: usize,
+    /// Layers, evenly spread, of which shards are probed before all others are built, besides those whose weights stand out
+    /// most. 0 probes neither.
+    #[arg(long, value_name = "N", default_value_t = layer_sample::LAYERS)]
+    probe_layers: usize,
     /// Seed of the probes.
     #[arg(long, value_name = "N", default_value_t = probe::SEED)]
     probe_seed: u64,
@@ -140,17 +143,21 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let jobs =
         args.max_memory.map_or(jobs, |mb| build::jobs_within(jobs, Some(mb.saturating_mul(1_000_000))));
     let part = args.shard.map(|s| s.part(|name| std::env::var(name).ok())).transpose()?;
-    let golden = args.golden.as_deref().map(Golden::read).transpose()?;
-    if let (Some(golden), Some(path)) = (&golden, &args.golden) {
+    let mut goldens = read_goldens(&args.golden)?;
+    for NamedGolden { path, golden } in &goldens {
         gates::fits(golden, &plan.chain).map_err(|what| anemoe_convert::Error::invalid(path, what))?;
     }
+    let also = goldens.split_off(goldens.len().min(1));
+    let golden = goldens.pop().map(|g| g.golden);
+    let first = args.golden.first().map(PathBuf::as_path);
     if let Some(scratch) = &args.scratch {
         anyhow::ensure!(scratch.is_dir(), "--scratch {}: no such folder", scratch.display());
     }
     for note in &plan.notes {
         ui.line(format!("note: {note}"))?;
     }
-    print_outliers(&find_outliers(family, &plan, &args.options, ui)?, ui)?;
+    let outliers = find_outliers(family, &plan, &args.options, ui)?;
+    print_outliers(&outliers, ui)?;
     signals::comes_to_rest();
     let checkpoint = &family.checked_checkpoint().checkpoint;
     let mut reference = || reference(checkpoint, &plan, golden.as_ref(), ui);
@@ -159,12 +166,15 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         skip_gates: args.skip_gates,
         min_cosine: gate_cosine(&args.options, &plan),
         probes: args.probes,
+        probe_layers: args.probe_layers,
+        outliers: &outliers,
         seed: args.probe_seed,
         residency: residency::CheckOptions::default(),
         scratch: args.scratch.as_deref(),
         bos: bos(checkpoint),
         reference_given: golden.is_some(),
         reference: &mut reference,
+        also: &also,
     };
     let recorder = Recorder::new(&args.journal, "build");
     let build = Build::begin(family, &plan, importance.as_ref(), &args.out, part)?;
@@ -186,7 +196,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             return Err(e.into());
         }
     };
-    for (said, facts) in facts::gates(&report, args.golden.as_deref()) {
+    for (said, facts) in facts::gates(&report, first) {
         recorder.also(&args.out, "gate", said, None, facts);
     }
     let status = if report.pass { status::DONE } else { status::FAIL };
@@ -201,7 +211,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         },
     );
     ui.document(&report)?;
-    print(&report, &args.out, args.golden.as_deref(), all, ui)?;
+    print(&report, &args.out, first, all, ui)?;
     if let (Some(part), true) = (part, report.pass) {
         ui.line(format!(
             "part {}/{} is done; anemoe assemble {} completes the bundle",

@@ -3,7 +3,7 @@
 use crate::args::planning::{PlanArgs, PlannedCheckpoint, find_outliers, plan_checkpoint};
 use crate::files::Overwrite;
 use crate::outcome::Outcome;
-use crate::show::plan_table::{print, print_outliers};
+use crate::show::plan_table::{print, print_outliers, print_scales};
 use crate::ui::Ui;
 use anemoe_convert::models::Family;
 use anemoe_convert::outliers::Outlier;
@@ -51,6 +51,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         ui.document(&document(&plan, &placement, &outliers, &types))?;
     }
     print(&plan, &placement, args.all, ui)?;
+    print_scales(&plan, Some(outliers.as_slice()).filter(|_| !args.options.skip_outliers), ui)?;
     print_outliers(&outliers, ui)?;
     Ok(Outcome::Done)
 }

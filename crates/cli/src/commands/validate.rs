@@ -4,7 +4,7 @@ use crate::args::origin::{Origin, OriginArgs};
 use crate::args::runner::RunnerArgs;
 use crate::bundle::Verify;
 use crate::files;
-use crate::gate_reference::reference;
+use crate::gate_reference::{read_goldens, reference};
 use crate::outcome::Outcome;
 use crate::recorder::{JournalArgs, Recorder, facts};
 use crate::shell::quoted;
@@ -13,6 +13,7 @@ use crate::target::expect_bundle;
 use crate::ui::Ui;
 use anemoe_convert::nearest::did_you_mean;
 use anemoe_convert::plan::PlannedShard;
+use anemoe_gates::gated::{NamedGate, NamedGolden};
 use anemoe_gates::golden_gate;
 use anemoe_gates::int8_gate;
 use anemoe_gates::probe::{self, Inputs, ProbeContext, ProbeReport};
@@ -33,9 +34,10 @@ use std::path::PathBuf;
 pub struct Args {
     /// The bundle.
     bundle: PathBuf,
-    /// Golden: a run of the checkpoint in f32, from `anemoe golden` or Hugging Face transformers.
-    #[arg(long, value_name = "F.npz")]
-    golden: PathBuf,
+    /// Golden: a run of the checkpoint in f32, from `anemoe golden` or Hugging Face transformers. Given several times, the bundle
+    /// has to pass with each; shards are probed with the first.
+    #[arg(long, value_name = "F.npz", required = true)]
+    golden: Vec<PathBuf>,
     /// Cosine that the logits must reach at every position and step.
     #[arg(long, value_name = "X", default_value_t = golden_gate::MIN_COSINE)]
     min_cosine: f64,
@@ -73,28 +75,44 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         args.min_cosine
     );
     expect_bundle(&args.bundle)?;
-    let expected = Golden::read(&args.golden)?;
+    let goldens = read_goldens(&args.golden)?;
     let recorder = Recorder::new(&args.journal, "validate");
     let chain = args.verify.open(&args.bundle, ui)?;
-    golden_gate::fits(&expected, &chain)
-        .map_err(|what| anemoe_convert::Error::invalid(&args.golden, what))?;
-    let gate = match args.runner.core_ml(&args.bundle, &chain, false)? {
-        Some(core_ml) => {
-            let model = Model::open(&args.bundle, &core_ml)?;
-            golden_gate::gate_on_device(&model, &expected, args.min_cosine)?
-        }
-        None => golden_gate::gate(&args.bundle, &expected, args.min_cosine)?,
+    for NamedGolden { path, golden } in &goldens {
+        golden_gate::fits(golden, &chain).map_err(|what| anemoe_convert::Error::invalid(path, what))?;
+    }
+    let core_ml = args.runner.core_ml(&args.bundle, &chain, false)?;
+    let on_device = core_ml.map(|core_ml| Model::open(&args.bundle, &core_ml)).transpose()?;
+    let mut gates = Vec::new();
+    for NamedGolden { path, golden } in &goldens {
+        let gate = match &on_device {
+            Some(model) => golden_gate::gate_on_device(model, golden, args.min_cosine)?,
+            None => golden_gate::gate(&args.bundle, golden, args.min_cosine)?,
+        };
+        gates.push(NamedGate { golden: path.clone(), gate });
+    }
+    let [NamedGate { gate, golden: first }, others @ ..] = gates.as_slice() else {
+        anyhow::bail!("--golden: no file is given");
     };
-    let probes = args.probes.map(|count| probe(&args, count, &expected, ui)).transpose()?;
+    let expected = &goldens[0].golden;
+    let probes = args.probes.map(|count| probe(&args, count, expected, ui)).transpose()?;
     let fast = args.fast.then(|| {
         let ids: Vec<u32> = expected.prompt_ids.iter().chain(&expected.decode_tokens).copied().collect();
         let room = chain.model.max_context.min(ids.len());
         int8_gate::compare(&args.bundle, &ids[..room], int8_gate::MIN_COSINE)
     });
     let fast = fast.transpose()?;
-    let pass = fast.as_ref().is_none_or(|f| f.pass) && gate.pass && probes.as_ref().is_none_or(|p| p.pass);
-    let mut facts = facts::validation(&gate, Some(&args.golden));
-    let mut document = serde_json::to_value(&gate)?;
+    let pass = fast.as_ref().is_none_or(|f| f.pass)
+        && gates.iter().all(|g| g.gate.pass)
+        && probes.as_ref().is_none_or(|p| p.pass);
+    let mut facts = facts::validation(gate, Some(first.as_path()));
+    let mut document = serde_json::to_value(gate)?;
+    if !others.is_empty() {
+        document["pass"] = pass.into();
+        document["goldens"] = serde_json::to_value(&gates)?;
+        facts.insert("pass".into(), pass.into());
+        facts.insert("also".into(), facts::also(others));
+    }
     if let Some(probes) = &probes {
         document["pass"] = pass.into();
         document["probes"] = serde_json::to_value(probes)?;
@@ -107,7 +125,12 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     }
     recorder.gate(&args.bundle, pass, facts);
     ui.document(&document)?;
-    print_golden(&gate, ui)?;
+    for named in &gates {
+        if !others.is_empty() {
+            ui.line(format!("{}:", named.golden.display()))?;
+        }
+        print_golden(&named.gate, ui)?;
+    }
     if let Some(probes) = &probes {
         ui.line("")?;
         print_probes(probes, ui)?;
@@ -116,11 +139,11 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         ui.line("")?;
         print_fast(fast, ui)?;
     }
-    if !gate.pass {
+    if let Some(failed) = gates.iter().find(|g| !g.gate.pass) {
         ui.line(format!(
             "next: anemoe trace {} --golden {} shows which layer loses how much",
             quoted(&args.bundle),
-            quoted(&args.golden)
+            quoted(&failed.golden)
         ))?;
     }
     Ok(if pass { Outcome::Done } else { Outcome::GateFailed })
@@ -128,7 +151,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
 
 /// Probes shards of the bundle.
 fn probe(args: &Args, count: usize, expected: &Golden, ui: &Ui) -> anyhow::Result<ProbeReport> {
-    let Origin { chain, family, plan, .. } = args.source.open(&args.bundle, "--probes")?;
+    let Origin { chain, family, plan, importance } = args.source.open(&args.bundle, "--probes")?;
     let checkpoint = &family.checked_checkpoint().checkpoint;
     let golden = reference(checkpoint, &plan, Some(expected), ui)?;
     let mut seen = BTreeSet::new();
@@ -151,6 +174,7 @@ fn probe(args: &Args, count: usize, expected: &Golden, ui: &Ui) -> anyhow::Resul
         plan: &plan,
         chain: &chain,
         bundle: &args.bundle,
+        importance: importance.as_ref(),
         scratch: scratch.path(),
     };
     let inputs = Inputs { count, seed: args.seed, real: Some(&golden), bos: chain.model.bos_token_id };

@@ -6,7 +6,7 @@ use anemoe_bundle::{Chain, file_sha256};
 use anemoe_convert::build::BuildReport;
 use anemoe_convert::plan::Plan;
 use anemoe_gates::ablation::AblationReport;
-use anemoe_gates::gated::GatedReport;
+use anemoe_gates::gated::{GatedReport, NamedGate};
 use anemoe_gates::golden_gate::{Agreement, Choice, GoldenGate};
 use anemoe_gates::int8_gate::Int8Gate;
 use anemoe_gates::probe::ProbeReport;
@@ -132,6 +132,7 @@ pub fn validation(gate: &GoldenGate, golden: Option<&Path>) -> Facts {
         "tokens_expected": v.expected_ids.len(),
         "wrong_choices": v.wrong_choices.len(),
         "near_ties": v.wrong_choices.iter().filter(|c| c.near_tie).count(),
+        "repeated": v.repeated.or(gate.fp16.repeated),
         "first_wrong_choices": choices(&v.wrong_choices),
         "fp16": {
             "pass": gate.fp16.pass,
@@ -144,6 +145,15 @@ pub fn validation(gate: &GoldenGate, golden: Option<&Path>) -> Facts {
         },
         "golden": golden.map(file),
     }))
+}
+
+/// The golden gate with further references.
+pub fn also(gates: &[NamedGate]) -> Value {
+    let one = |g: &NamedGate| {
+        json!({"golden": file(&g.golden), "pass": g.gate.pass, "min_cosine": g.gate.exact.min_cosine,
+            "repeated": g.gate.exact.repeated.or(g.gate.fp16.repeated)})
+    };
+    gates.iter().map(one).collect()
 }
 
 /// Probes of shards.
@@ -160,6 +170,8 @@ pub fn probes(report: &ProbeReport) -> Facts {
         "lowest_median_cosine_shard": lowest.map(|s| &s.shard),
         "lowest_position_cosine": report.shards.iter().map(|s| s.min_cosine).reduce(f64::min),
         "no_active_expert": report.shards.iter().map(|s| s.no_active_expert).sum::<usize>(),
+        "excused_near_ties": report.shards.iter().map(|s| s.excused).sum::<usize>(),
+        "not_zero": report.shards.iter().map(|s| s.not_zero.len()).sum::<usize>(),
         "not_finite": report.shards.iter().map(|s| s.not_finite).sum::<usize>(),
     }))
 }
@@ -175,13 +187,24 @@ pub fn gates(report: &GatedReport, golden: Option<&Path>) -> Vec<(&'static str, 
     let mut all = Vec::new();
     all.extend(first.residency.as_ref().map(|r| placed("representative residency", r)));
     all.extend(first.probes.as_ref().map(|r| staged("representative quality", r.pass, probes(r))));
+    if let Some(layers) = &report.layers {
+        all.extend(layers.probes.as_ref().map(|r| staged("layer quality", r.pass, probes(r))));
+    }
+    if let Some(fault) = &report.weight_fault {
+        all.push(staged("weights", false, of(json!({"pass": false, "fault": fault}))));
+    }
     all.extend(whole.residency.as_ref().map(|r| placed("full_stack residency", r)));
     all.extend(whole.golden.as_ref().map(|gate| {
         let mut facts = validation(gate, golden);
         if let Some(nats) = whole.undecided {
             facts.insert("undecided_nats_better_than_chance".into(), nats.into());
         }
-        let (said, facts) = staged("full_stack golden", gate.pass, facts);
+        let pass = gate.pass && whole.also.iter().all(|g| g.gate.pass);
+        if !whole.also.is_empty() {
+            facts.insert("pass".into(), pass.into());
+            facts.insert("also".into(), also(&whole.also));
+        }
+        let (said, facts) = staged("full_stack golden", pass, facts);
         (if whole.undecided.is_some() { status::UNDECIDED } else { said }, facts)
     }));
     all

@@ -4,7 +4,9 @@ use super::{gate_results, placement};
 use crate::shell::quoted;
 use crate::ui::{self, Ui};
 use anemoe_convert::build::BuildReport;
-use anemoe_gates::gated::{GateStage, GatedReport};
+use anemoe_gates::gated::{GateStage, GatedReport, LayerGates};
+use anemoe_gates::layer_sample::LayerSample;
+use anemoe_gates::probe::{DecidingRule, ProbeReport, ShardProbes};
 use anemoe_gates::residency::Report;
 use std::path::Path;
 
@@ -31,19 +33,13 @@ pub fn print(
         ui.line(format!("  predicted device: {}", placed(found)))?;
     }
     if let Some(found) = &r.probes {
-        let lowest = found.shards.iter().min_by(|a, b| a.median_cosine.total_cmp(&b.median_cosine));
-        if let Some(s) = lowest {
-            ui.line(format!(
-                "  quality: {}, lowest median cosine to FP16 {:.5} ({}), at least {} wanted",
-                verdict(found.pass),
-                s.median_cosine,
-                s.shard,
-                found.threshold
-            ))?;
-        }
+        print_quality(found, ui)?;
         for warning in &found.warnings {
             ui.line(format!("  warning: {warning}"))?;
         }
+    }
+    if let Some(layers) = &report.layers {
+        print_layers(layers, ui)?;
     }
     if let Some(found) = &report.full_stack.residency {
         ui.line("the whole:")?;
@@ -62,6 +58,15 @@ pub fn print(
             v.expected_ids.len(),
             v.wrong_choices.len()
         ))?;
+        for also in &report.full_stack.also {
+            let v = &also.gate.exact;
+            ui.line(format!(
+                "  logits with {}: {}, lowest cosine {:.6}",
+                also.golden.display(),
+                verdict(also.gate.pass),
+                v.min_cosine
+            ))?;
+        }
         if let Some(nats) = report.full_stack.undecided {
             ui.line(format!(
                 "  this model predicts the text {}: its weights are random, or it has not learned \
@@ -70,29 +75,7 @@ pub fn print(
             ))?;
         }
     }
-    match report.failed {
-        Some(GateStage::RepresentativeResidency) => {
-            if let Some(found) = &r.residency {
-                placement::print(found, ui)?;
-            }
-        }
-        Some(GateStage::RepresentativeProbes) => {
-            if let Some(found) = &r.probes {
-                gate_results::print_probes(found, ui)?;
-            }
-        }
-        Some(GateStage::Residency) => {
-            if let Some(found) = &report.full_stack.residency {
-                placement::print(found, ui)?;
-            }
-        }
-        Some(GateStage::Golden) => {
-            if let Some(gate) = &report.full_stack.golden {
-                gate_results::print_golden(gate, ui)?;
-            }
-        }
-        _ => {}
-    }
+    print_failed(report, ui)?;
     match (&report.build, report.failed) {
         (Some(built), None) => ui.line(summary(built))?,
         (Some(built), Some(stage)) => {
@@ -114,16 +97,111 @@ pub fn print(
             })?;
         }
         (None, failed) => {
+            let probed = report.layers.as_ref().map_or(0, |l| l.sample.shards.len());
+            let others = match failed {
+                Some(GateStage::Shards) => "the build ended there".to_string(),
+                _ => {
+                    format!("the other {} shards were not built", all.saturating_sub(r.shards.len() + probed))
+                }
+            };
             ui.line(format!(
-                "gate FAILED: {}; the other {} shards were not built. For other options remove {} first; the same ones and \
+                "gate FAILED: {}; {others}. For other options remove {} first; the same ones and \
                  --skip-gates go on",
                 failed.map_or("a stage", GateStage::name),
-                all.saturating_sub(r.shards.len()),
                 quoted(out)
             ))?;
         }
     }
     Ok(())
+}
+
+/// The gate that failed, in full.
+fn print_failed(report: &GatedReport, ui: &Ui) -> std::io::Result<()> {
+    let r = &report.representative;
+    match report.failed {
+        Some(GateStage::RepresentativeResidency) => {
+            if let Some(found) = &r.residency {
+                placement::print(found, ui)?;
+            }
+        }
+        Some(GateStage::RepresentativeProbes) => {
+            if let Some(found) = &r.probes {
+                gate_results::print_probes(found, ui)?;
+            }
+        }
+        Some(GateStage::LayerProbes) => {
+            if let Some(found) = report.layers.as_ref().and_then(|l| l.probes.as_ref()) {
+                gate_results::print_probes(found, ui)?;
+            }
+        }
+        Some(GateStage::Shards) => {
+            if let Some(fault) = &report.weight_fault {
+                ui.line(format!(
+                    "weights: FAIL, {fault}; --head-quant and its like choose another kind for a part"
+                ))?;
+            }
+        }
+        Some(GateStage::Residency) => {
+            if let Some(found) = &report.full_stack.residency {
+                placement::print(found, ui)?;
+            }
+        }
+        Some(GateStage::Golden) => {
+            if let Some(gate) = &report.full_stack.golden {
+                gate_results::print_golden(gate, ui)?;
+            }
+            for also in report.full_stack.also.iter().filter(|g| !g.gate.pass) {
+                ui.line(format!("{}:", also.golden.display()))?;
+                gate_results::print_golden(&also.gate, ui)?;
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// A line about probes.
+fn print_quality(found: &ProbeReport, ui: &Ui) -> std::io::Result<()> {
+    let verdict = if found.pass { "pass" } else { "FAIL" };
+    let every = found.rule == DecidingRule::EveryPosition;
+    let deciding = |s: &ShardProbes| if every { s.min_cosine } else { s.median_cosine };
+    let Some(s) = found.shards.iter().min_by(|a, b| deciding(a).total_cmp(&deciding(b))) else {
+        return Ok(());
+    };
+    let excused: usize = found.shards.iter().map(|s| s.excused).sum();
+    let ties = match excused {
+        0 => String::new(),
+        n => format!("; {n} positions excused, where a near tie of a router chose another expert"),
+    };
+    ui.line(format!(
+        "  quality: {verdict}, lowest {}cosine to FP16 of {} shards {:.5} ({}), at least {} wanted {}{ties}",
+        if every { "" } else { "median " },
+        found.shards.len(),
+        deciding(s),
+        s.shard,
+        found.threshold,
+        gate_results::wanted_at(found.rule)
+    ))
+}
+
+/// The probes of the worst and of evenly spread layers.
+fn print_layers(layers: &LayerGates, ui: &Ui) -> std::io::Result<()> {
+    let LayerSample { worst, spread, .. } = &layers.sample;
+    let Some(found) = &layers.probes else { return Ok(()) };
+    let spread: Vec<String> = spread.iter().map(usize::to_string).collect();
+    ui.line(format!("layers {}, evenly spread, and those whose weights stand out most:", spread.join(", ")))?;
+    for w in worst {
+        ui.line(format!(
+            "  layer {}: {}, {} (tensor `{}`): the largest weight{} is {:.1} times the mean magnitude",
+            w.layer,
+            w.shard,
+            w.matrix,
+            w.tensor,
+            if w.whole { "" } else { " of a sample" },
+            w.ratio
+        ))?;
+    }
+    print_quality(found, ui)
 }
 
 /// Says how much better than chance a model is, in nats per token, which may be less than nothing.

@@ -1,9 +1,9 @@
 //! Results of the quality gates for people.
 
 use crate::ui::{Table, Ui};
-use anemoe_gates::golden_gate::{Agreement, GoldenGate};
+use anemoe_gates::golden_gate::{Agreement, GoldenGate, RepeatedToken};
 use anemoe_gates::int8_gate::Int8Gate;
-use anemoe_gates::probe::ProbeReport;
+use anemoe_gates::probe::{DecidingRule, ProbePlace, ProbeReport, ShardProbes};
 
 /// Fast products for people.
 pub fn print_fast(f: &Int8Gate, ui: &Ui) -> std::io::Result<()> {
@@ -48,10 +48,14 @@ pub fn print_probes(report: &ProbeReport, ui: &Ui) -> std::io::Result<()> {
         "branch",
         "with residual",
         "no active expert",
+        "near ties",
         "",
     ]);
     for s in &report.shards {
         let all = s.probes.iter().flat_map(|p| p.positions.iter().enumerate().map(move |(i, c)| (p, i, c)));
+        let excused =
+            |p: &str, i: usize| s.choices.iter().any(|c| c.near_tie && c.probe == p && c.position == i);
+        let all = all.filter(|(p, i, _)| !excused(&p.probe, *i));
         let lowest = all.filter_map(|(p, i, c)| Some((p, i, (*c)?))).min_by(|a, b| a.2.total_cmp(&b.2));
         let cosine = |c: f64| format!("{c:.6}");
         table.row(vec![
@@ -65,10 +69,14 @@ pub fn print_probes(report: &ProbeReport, ui: &Ui) -> std::io::Result<()> {
             s.branch.map_or_else(String::new, |c| cosine(c.mean_cosine)),
             s.with_residual.map_or_else(String::new, |c| cosine(c.mean_cosine)),
             s.no_active_expert.to_string(),
+            s.excused.to_string(),
             if s.pass { "pass" } else { "FAIL" }.into(),
         ]);
     }
     table.print(ui)?;
+    for s in &report.shards {
+        print_places(s, ui)?;
+    }
     for s in report.shards.iter().filter(|s| s.not_finite > 0) {
         ui.line(format!("{}: {} positions are not numbers", s.shard, s.not_finite))?;
     }
@@ -78,9 +86,10 @@ pub fn print_probes(report: &ProbeReport, ui: &Ui) -> std::io::Result<()> {
     for warning in &report.warnings {
         ui.line(format!("warning: {warning}"))?;
     }
+    let wanted = wanted_at(report.rule);
     ui.line(format!(
         "{}: {} shards against {}; {} random probes of length 1 (seed {}) and what the prompt gives; \
-         median of at least {} wanted",
+         at least {} wanted {wanted}, near ties of a router left out",
         if report.pass { "pass" } else { "FAIL" },
         report.shards.len(),
         report.against,
@@ -88,6 +97,56 @@ pub fn print_probes(report: &ProbeReport, ui: &Ui) -> std::io::Result<()> {
         report.seed,
         report.threshold
     ))
+}
+
+/// Says where the threshold has to be reached.
+pub fn wanted_at(rule: DecidingRule) -> &'static str {
+    match rule {
+        DecidingRule::EveryPosition => "at every position",
+        DecidingRule::Median => "in the median",
+    }
+}
+
+/// Positions listed of one shard.
+const LISTED: usize = 8;
+
+/// Positions of a shard that fail, and choices of its router that differ.
+fn print_places(s: &ShardProbes, ui: &Ui) -> std::io::Result<()> {
+    let below: &[ProbePlace] = if s.pass { &[] } else { &s.below };
+    for p in below.iter().take(LISTED) {
+        let cosine = p.cosine.unwrap_or(0.0);
+        ui.line(format!("{}: {}, position {}: cosine {cosine:.6}, too low", s.shard, p.probe, p.position))?;
+    }
+    if below.len() > LISTED {
+        ui.line(format!("{}: {} positions are too low in all", s.shard, s.below.len()))?;
+    }
+    for p in s.not_zero.iter().take(LISTED) {
+        ui.line(format!(
+            "{}: {}, position {}: zero in the FP16 form, and not in the shard",
+            s.shard, p.probe, p.position
+        ))?;
+    }
+    for c in &s.choices {
+        ui.line(format!(
+            "{}: {}, position {}: its router chooses {:?} instead of {:?}, whose logit leads by {:.3} in the FP16 form{}",
+            s.shard,
+            c.probe,
+            c.position,
+            c.chosen,
+            c.expected,
+            c.margin,
+            if c.near_tie { ": a near tie, excused" } else { "" }
+        ))?;
+    }
+    Ok(())
+}
+
+/// A continuation that falls into one token.
+fn repeated(r: &RepeatedToken) -> String {
+    format!(
+        "FAIL: decoding falls into one repeated token: {} from step {} on, {} times; the reference does not",
+        r.token, r.from_step, r.times
+    )
 }
 
 /// The golden gate for people.
@@ -137,6 +196,12 @@ pub fn print_golden(gate: &GoldenGate, ui: &Ui) -> std::io::Result<()> {
             "in fp16 the logits of {} positions and steps are not numbers, first at {first}: values overflow there",
             fp16.not_finite.len()
         ))?;
+    }
+    if let Some(r) = &v.repeated {
+        ui.line(repeated(r))?;
+    }
+    if let Some(r) = &fp16.repeated {
+        ui.line(format!("{} (rounded to fp16)", repeated(r)))?;
     }
     let equal = v.generated_ids.iter().zip(&v.expected_ids).take_while(|(a, b)| a == b).count();
     ui.line(format!(

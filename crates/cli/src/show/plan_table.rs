@@ -3,7 +3,7 @@
 use super::placement::device_label;
 use crate::ui::{self, Table, Ui};
 use anemoe_bundle::AutoChoice;
-use anemoe_convert::outliers::Outlier;
+use anemoe_convert::outliers::{self, Outlier};
 use anemoe_convert::plan::Plan;
 use anemoe_gates::residency::Report;
 use std::collections::BTreeMap;
@@ -96,6 +96,30 @@ fn print_choice(auto: &AutoChoice, ui: &Ui) -> std::io::Result<()> {
 
 /// Most outliers that are printed; `--json` has all.
 const SHOWN: usize = 5;
+
+/// Relative outlier from which on INT8 with one scale loses 1 %, see [`outliers::Spread::int8_tensor_loss`].
+const RATIO_LIMIT: u32 = 55;
+
+/// How many weights share a scale, beside the rule of thumb of the field notes, and what counts instead. `outliers` are absent
+/// where nobody looked for them.
+pub fn print_scales(plan: &Plan, outliers: Option<&[Outlier]>, ui: &Ui) -> std::io::Result<()> {
+    let mut scales: BTreeMap<(&str, &str, &str), u64> = BTreeMap::new();
+    for (shard, m) in outliers::concerned(plan) {
+        let own = if m.bank { "" } else { m.name.as_str() };
+        *scales.entry((&shard.name, &m.tensor, own)).or_default() += m.weights();
+    }
+    let Some(most) = scales.values().max() else { return Ok(()) };
+    let found = match outliers {
+        None => "nobody looked (--skip-outliers)".to_string(),
+        Some([]) => format!("less than {RATIO_LIMIT} everywhere"),
+        Some(all) => format!("{:.0} in the worst of them", all.iter().map(|o| o.ratio).fold(0.0, f64::max)),
+    };
+    ui.line(format!(
+        "one scale for up to {} weights. The rule of thumb of the field notes is none above 10,000,000; what counts is the \
+         largest weight over the mean magnitude, of which {RATIO_LIMIT} lose 1 %: {found}",
+        ui::count(*most)
+    ))
+}
 
 /// The warnings for people.
 pub fn print_outliers(outliers: &[Outlier], ui: &Ui) -> std::io::Result<()> {

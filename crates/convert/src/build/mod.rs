@@ -18,13 +18,16 @@ mod differences;
 mod interrupt;
 mod record;
 mod space;
+mod weight_errors;
 mod work_dir;
 
 pub use bundle_layout::{PLAN_FILE, WORK_DIR, bundle_names, check as check_layout};
 pub use interrupt::{check as check_interrupted, request as interrupt};
 pub use record::{BuildPart, CheckpointOrigin, Quality};
 pub use space::{Needs, check_scratch, default_jobs, jobs_within};
+pub use weight_errors::{FAR, WeightFault};
 
+use crate::bank_scales::BankScales;
 use crate::importance::Importance;
 use crate::lower::{Stored, store_matrix, store_vector};
 use crate::models::Family;
@@ -41,6 +44,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+use weight_errors::Usual;
 use work_dir::{HostRecord, Record, WorkDir};
 
 /// What happens during a build, for progress bars and logs.
@@ -90,6 +94,10 @@ pub struct Build<'a> {
     host: Option<HostRecord>,
     /// Of shards that are finished, by index.
     records: Mutex<BTreeMap<usize, Record>>,
+    /// Errors of weights that shards are held to, once some were probed.
+    usual: Usual,
+    /// The first shard that was found to be far from them.
+    fault: Mutex<Option<WeightFault>>,
     reused: AtomicUsize,
     started: Instant,
 }
@@ -111,8 +119,9 @@ impl<'a> Build<'a> {
         let started = Instant::now();
         let inputs = Inputs { family, importance };
         let site = WorkDir::open(bundle, plan, &inputs.identity()?, part)?;
-        let (records, reused) = (Mutex::default(), AtomicUsize::new(0));
-        Ok(Build { inputs, plan, site, part, host: None, records, reused, started })
+        let (records, usual, fault) = (Mutex::default(), Usual::default(), Mutex::default());
+        let reused = AtomicUsize::new(0);
+        Ok(Build { inputs, plan, site, part, host: None, records, usual, fault, reused, started })
     }
 
     /// Writes down where the checkpoint is, for [`Assembly::source`]; nothing of it comes into the bundle.
@@ -131,6 +140,11 @@ impl<'a> Build<'a> {
     /// What the shards are made from.
     pub fn family(&self) -> &'a dyn Family {
         self.inputs.family
+    }
+
+    /// The importances, where the weights are compressed with any.
+    pub fn importance(&self) -> Option<&'a Importance> {
+        self.inputs.importance
     }
 
     /// The bundle's folder.
@@ -191,7 +205,7 @@ impl<'a> Build<'a> {
     ) -> Result<()> {
         let next = AtomicUsize::new(0);
         let failure: Mutex<Option<Error>> = Mutex::new(None);
-        let failed = || locked(&failure).is_some();
+        let failed = || locked(&failure).is_some() || locked(&self.fault).is_some();
         std::thread::scope(|scope| {
             for _ in 0..jobs.clamp(1, which.len().max(1)) {
                 scope.spawn(|| {
@@ -206,6 +220,20 @@ impl<'a> Build<'a> {
             }
         });
         failure.into_inner().unwrap_or_else(|p| p.into_inner()).map_or(Ok(()), Err)
+    }
+
+    /// Holds the shards that are built from now on to the weights' errors of those of `probed`, which are built.
+    /// [`Build::shards`] ends at the first one that is far from them.
+    pub fn hold_to(&mut self, probed: &[usize]) {
+        let records = locked(&self.records);
+        let usual = Usual::of(probed.iter().filter_map(|i| records.get(i)).map(|r| r.roles.as_slice()));
+        drop(records);
+        self.usual = usual;
+    }
+
+    /// The shard at which [`Build::shards`] ended because its weights' errors are far from those of its like.
+    pub fn weight_fault(&self) -> Option<WeightFault> {
+        locked(&self.fault).clone()
     }
 
     /// One shard: known to be finished, found finished, or built.
@@ -229,6 +257,9 @@ impl<'a> Build<'a> {
             }
         };
         self.reused.fetch_add(usize::from(reused), Ordering::Relaxed);
+        if let Some(fault) = self.usual.fault(shard, &record.roles) {
+            locked(&self.fault).get_or_insert(fault);
+        }
         on_event(BuildEvent::ShardDone { shard, bytes: record.bytes, elapsed: started.elapsed(), reused });
         locked(&self.records).insert(index, record);
         Ok(())
@@ -441,16 +472,21 @@ pub fn write_shard(
     let checkpoint = family.checked_checkpoint();
     let mut writer = PackageWriter::create(path)?;
     let mut stored = Stored::default();
-    let mut quality = Quality { min_cosine: 1.0, all: Metrics::default() };
+    let mut quality = Quality { min_cosine: 1.0, all: Metrics::default(), roles: Vec::new() };
+    let mut errors = Vec::new();
+    let mut banks = BankScales::default();
     for matrix in &shard.matrices {
         interrupt::check()?;
-        let metrics = store_matrix(writer.weights(), checkpoint, matrix, importance, &mut stored)?;
+        let scale = banks.of(family, shard, matrix)?;
+        let metrics = store_matrix(writer.weights(), checkpoint, matrix, importance, scale, &mut stored)?;
         // Plain fp16 has no figures.
         if metrics.count > 0 {
             quality.min_cosine = quality.min_cosine.min(metrics.cosine());
             quality.all.merge(&metrics);
+            errors.push((matrix, metrics));
         }
     }
+    quality.roles = weight_errors::by_role(&errors);
     for vector in &shard.vectors {
         store_vector(writer.weights(), checkpoint, vector, &mut stored)?;
     }

@@ -1,5 +1,6 @@
 //! Records that a build keeps of itself.
 
+use super::weight_errors::RoleError;
 use crate::quantize::Metrics;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -24,10 +25,12 @@ pub struct CheckpointOrigin {
 }
 
 /// How far the matrices of a shard are from the originals.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Quality {
     /// Lowest cosine between a matrix and its compressed form.
     pub min_cosine: f64,
     /// Over all matrices that are compressed.
     pub all: Metrics,
+    /// By what the matrices do.
+    pub roles: Vec<RoleError>,
 }

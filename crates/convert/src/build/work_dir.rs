@@ -5,6 +5,7 @@ use super::bundle_layout::{
 };
 use super::differences::differences;
 use super::record::{BuildPart, CheckpointOrigin, Quality};
+use super::weight_errors::RoleError;
 use crate::lower::encode_matrix;
 use crate::models::Family;
 use crate::plan::{MatrixPlan, Plan, PlannedShard};
@@ -47,6 +48,9 @@ pub struct Record {
     pub sha256: String,
     pub min_weight_cosine: f64,
     pub output_error: f64,
+    /// Errors of its matrices; none where an older version wrote the record, or a finished bundle is repaired.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub roles: Vec<RoleError>,
 }
 
 /// The files beside the shards.
@@ -409,6 +413,7 @@ impl WorkDir {
             sha256: package_sha256(&path)?,
             min_weight_cosine: quality.min_cosine,
             output_error: quality.all.output_error(),
+            roles: quality.roles.clone(),
         };
         self.write(&format!("{}.json", shard.name), &to_json(&record))?;
         Ok(record)
@@ -537,11 +542,12 @@ impl WorkDir {
             rows: embedding.rows,
             cols: embedding.cols,
             taps: 1,
+            bank: false,
             quant: plan.embedding,
         };
         let failed = |e: std::io::Error| Error::io(&path, e);
         // A row is one token's: which of its channels matter for the head says nothing here.
-        let side = encode_matrix(family.checked_checkpoint(), &matrix, None, &mut |bytes| {
+        let side = encode_matrix(family.checked_checkpoint(), &matrix, None, None, &mut |bytes| {
             out.write_all(bytes).map_err(failed)
         })?;
         let values = side.values.iter().flat_map(|v| v.to_le_bytes());
@@ -666,6 +672,7 @@ fn finished_records(
         sha256: s.sha256.clone(),
         min_weight_cosine: s.min_weight_cosine,
         output_error: s.output_error,
+        roles: Vec::new(),
     };
     Ok(chain.shards.iter().map(|s| (s.name.clone(), record(s))).collect())
 }

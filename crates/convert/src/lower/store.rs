@@ -165,7 +165,7 @@ impl From<TooLarge> for Failed {
     }
 }
 
-/// Compresses a matrix of the plan, handing its packed elements to `write`.
+/// Compresses a matrix of the plan, with its own scales or with one that it shares, handing its packed elements to `write`.
 ///
 /// # Errors
 /// The checkpoint cannot be read or holds a value that fp16 cannot, the importances do not fit, or writing fails.
@@ -173,10 +173,12 @@ pub fn encode_matrix(
     checkpoint: &CheckedCheckpoint,
     plan: &MatrixPlan,
     importance: Option<&Importance>,
+    scale: Option<f16>,
     write: &mut dyn FnMut(&[u8]) -> Result<()>,
 ) -> Result<Side> {
     let importance = importance.map(|all| all.of(plan)).transpose()?.flatten();
-    let encoder = Encoder { rows: plan.rows, cols: plan.cols, quant: plan.quant, exact: false, importance };
+    let encoder =
+        Encoder { rows: plan.rows, cols: plan.cols, quant: plan.quant, exact: false, importance, scale };
     let read = |first: usize, out: &mut [f32]| {
         let start = plan.offset + first as u64 * plan.cols as u64;
         checkpoint.read(&plan.tensor, start..start + out.len() as u64, out).map_err(Failed::Read)
@@ -196,11 +198,12 @@ pub fn store_matrix(
     checkpoint: &CheckedCheckpoint,
     plan: &MatrixPlan,
     importance: Option<&Importance>,
+    scale: Option<f16>,
     stored: &mut Stored,
 ) -> Result<Metrics> {
     let dtype = element_type(plan.quant.kind);
     let offset = blobs.begin(dtype, plan.weights())?;
-    let side = encode_matrix(checkpoint, plan, importance, &mut |bytes| blobs.write(bytes))?;
+    let side = encode_matrix(checkpoint, plan, importance, scale, &mut |bytes| blobs.write(bytes))?;
     blobs.end()?;
     let elements = Value::blob(dtype, &plan.dims(), offset);
     let dims = side_dims(plan);

@@ -5,7 +5,7 @@ use crate::models::Family;
 use crate::models::checked::CheckedCheckpoint;
 use crate::plan::{
     ExpertForm, MAX_HEAD_ROWS, MAX_HEAD_WEIGHTS, MatrixPlan, Packing, Plan, PlanOptions, PlannedShard,
-    Totals, VectorPlan, bank_name,
+    ScaleScope, Totals, VectorPlan, bank_name,
 };
 use crate::quant::MatrixQuant;
 use crate::{Error, Result};
@@ -107,6 +107,7 @@ pub fn matrix(
         rows,
         cols,
         taps: 1,
+        bank: options.scale_scope == ScaleScope::Bank && part == "experts" && quant.kind.has_one_scale(),
         quant,
     }
 }

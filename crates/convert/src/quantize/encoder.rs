@@ -33,6 +33,8 @@ pub struct Encoder<'a> {
     pub exact: bool,
     /// Second moment of every input, `[cols]`.
     pub importance: Option<&'a [f32]>,
+    /// For integers per tensor without offset: the scale, which other matrices share.
+    pub scale: Option<f16>,
 }
 
 /// Tables, scales and figures of a matrix whose packed elements have been written.
@@ -196,6 +198,10 @@ impl Encoder<'_> {
     ) -> Result<Survey, E> {
         if !self.quant.kind.is_per_tensor() {
             return Ok(Survey::None);
+        }
+        if let (Some(scale), Quant::Int { asymmetric: false, .. }) = (self.scale, self.quant.kind) {
+            side.values.push(scale);
+            return Ok(Survey::Scale(Scale { scale, offset: 0 }));
         }
         // A few large parts, each summed by one thread and then joined in order: sums of importances depend on the order.
         let unit = self.unit_rows();
@@ -403,7 +409,7 @@ mod tests {
             let w: Vec<f32> = weights(seed, rows * cols, kind).iter().map(|&v| f16::from_f32(v).to_f32()).collect();
             let importance: Vec<f32> = (0..cols).map(|c| (c % 7) as f32 * 0.3).collect();
             let importance = weighted.then_some(importance.as_slice());
-            let encoder = Encoder { rows, cols, quant, exact: false, importance };
+            let encoder = Encoder { rows, cols, quant, exact: false, importance, scale: None };
             let (packed, side) = encode(&encoder, &w);
             let offset_bytes = (side.offsets.len() * usize::from(quant.kind.bits())).div_ceil(8);
             prop_assert_eq!((packed.len() + 2 * side.values.len() + offset_bytes) as u64, quant.bytes(rows, cols));
@@ -426,8 +432,14 @@ mod tests {
         let importance: Vec<f32> = (0..300).map(|c| 0.1 + (c % 11) as f32).collect();
         for name in NAMES {
             let quant = MatrixQuant::resolve(name.parse().unwrap(), Groups::default(), 256, 300);
-            let encoder =
-                Encoder { rows: 256, cols: 300, quant, exact: false, importance: Some(&importance) };
+            let encoder = Encoder {
+                rows: 256,
+                cols: 300,
+                quant,
+                exact: false,
+                importance: Some(&importance),
+                scale: None,
+            };
             let with = |threads: usize| {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
                 pool.install(|| encode(&encoder, &w))
@@ -442,7 +454,14 @@ mod tests {
         let importance: Vec<f32> = (0..512).map(|c| if c % 16 == 0 { 100.0 } else { 0.1 }).collect();
         for name in ["lut2", "lut4", "lut4-tensor", "int4-block", "lut6", "lut4-uniform"] {
             let quant = MatrixQuant::resolve(name.parse().unwrap(), Groups::default(), 64, 512);
-            let encoder = Encoder { rows: 64, cols: 512, quant, exact: false, importance: Some(&importance) };
+            let encoder = Encoder {
+                rows: 64,
+                cols: 512,
+                quant,
+                exact: false,
+                importance: Some(&importance),
+                scale: None,
+            };
             let plain = Encoder { importance: None, ..encoder };
             let weighted_error = |e: &Encoder<'_>| {
                 let (packed, side) = encode(e, &w);
@@ -461,7 +480,7 @@ mod tests {
     #[test]
     fn a_value_beyond_fp16_is_named() {
         let quant = MatrixQuant::resolve(Quant::lut(4), Groups::default(), 32, 32);
-        let encoder = Encoder { rows: 32, cols: 32, quant, exact: false, importance: None };
+        let encoder = Encoder { rows: 32, cols: 32, quant, exact: false, importance: None, scale: None };
         let read = |_: usize, out: &mut [f32]| {
             out.fill(1e6);
             Ok::<(), TooLarge>(())

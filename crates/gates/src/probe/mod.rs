@@ -4,21 +4,27 @@
 //! A probe is the residual stream of some tokens before the shard's layer. What stands between the stream and the shard (for a
 //! pack of experts the attention of its layer, and the choice of experts) is run in FP16 for both.
 
+mod probe_context;
 mod residual;
+mod routing;
 mod segment;
 
-use crate::golden_gate::cosine;
+pub use probe_context::ProbeContext;
+pub use residual::CosineRange;
+pub use routing::ExpertChoice;
+
+use crate::golden_gate::{LEARNED, better_than_chance, cosine};
 use crate::reference::Golden;
 use crate::{Error, Result};
 use anemoe_bundle::{Chain, Shard, ShardKind};
-use anemoe_convert::build::{check_scratch, write_shard};
-use anemoe_convert::models::Family;
+use anemoe_convert::build::check_scratch;
 use anemoe_convert::plan::{Plan, PlannedShard};
 use anemoe_io::Random;
 use anemoe_runtime::cpu::CpuBackend;
 use anemoe_runtime::model::{Model, Registers};
+use probe_context::{Token, fp16_path, write_fp16};
 use residual::BothCosines;
-pub use residual::CosineRange;
+use routing::{Flip, OwnRouter};
 use segment::{Segment, segment};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -48,18 +54,14 @@ pub struct Inputs<'a> {
     pub bos: Option<u32>,
 }
 
-/// What shards are made from, and where they are.
-pub struct ProbeContext<'a> {
-    /// The checkpoint.
-    pub family: &'a dyn Family,
-    /// The plan of the shards.
-    pub plan: &'a Plan,
-    /// The contract, or its draft.
-    pub chain: &'a Chain,
-    /// Folder of the bundle, for the files beside the shards.
-    pub bundle: &'a Path,
-    /// Folder for FP16 references. They stay there: the next shard of the same layer may need one again.
-    pub scratch: &'a Path,
+/// Which positions have to reach the threshold. None of them are those where a near tie of a router chose another expert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DecidingRule {
+    /// Every one.
+    EveryPosition,
+    /// Half of them: the model has not learned to predict the prompt, and what single positions give is chance.
+    Median,
 }
 
 /// What the probes of some shards found.
@@ -67,8 +69,10 @@ pub struct ProbeContext<'a> {
 pub struct ProbeReport {
     /// Every shard passes.
     pub pass: bool,
-    /// Median cosine that a shard must reach.
+    /// Cosine that a shard must reach.
     pub threshold: f64,
+    /// Where it must.
+    pub rule: DecidingRule,
     /// What the shards are compared with.
     pub against: &'static str,
     /// See [`Inputs::seed`].
@@ -88,7 +92,8 @@ pub struct ShardProbes {
     pub shard: String,
     /// What it computes.
     pub kind: ShardKind,
-    /// All results are numbers, some position was counted, and the median reaches the threshold.
+    /// All results are numbers, those that are zero in the reference are zero, some position was counted, and each that was (or
+    /// their median, see [`DecidingRule`]) reaches the threshold.
     pub pass: bool,
     /// Of all counted positions.
     pub median_cosine: f64,
@@ -108,8 +113,27 @@ pub struct ShardProbes {
     pub no_active_expert: usize,
     /// Positions whose result is not a number, or overflows.
     pub not_finite: usize,
+    /// Positions with a result that is zero in the FP16 reference and not in the shard.
+    pub not_zero: Vec<ProbePlace>,
+    /// Counted positions below the threshold, the lowest first.
+    pub below: Vec<ProbePlace>,
+    /// Choices of the shard's own router that differ. Positions of near ties are excused: they are not counted.
+    pub choices: Vec<ExpertChoice>,
+    /// Positions that are excused.
+    pub excused: usize,
     /// One by one.
     pub probes: Vec<ProbeResult>,
+}
+
+/// A position of a probe.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ProbePlace {
+    /// The probe.
+    pub probe: String,
+    /// Position in it.
+    pub position: usize,
+    /// Its cosine, where it has one.
+    pub cosine: Option<f64>,
 }
 
 /// One probe of one shard.
@@ -144,6 +168,7 @@ pub fn probe(
     Ok(ProbeReport {
         pass: found.iter().all(|s| s.pass),
         threshold,
+        rule: DecidingRule::of(inputs),
         against: "fp16",
         seed: inputs.seed,
         random_probes: inputs.count,
@@ -152,10 +177,24 @@ pub fn probe(
     })
 }
 
+impl DecidingRule {
+    fn of(inputs: &Inputs<'_>) -> DecidingRule {
+        let learned = |golden: &Golden| better_than_chance(golden).is_none_or(|nats| nats >= LEARNED);
+        if inputs.real.is_none_or(learned) { DecidingRule::EveryPosition } else { DecidingRule::Median }
+    }
+}
+
 /// What to know about the prompt before its figures are believed.
 fn warnings(inputs: &Inputs<'_>, median: f64) -> Vec<String> {
     let mut warnings = Vec::new();
     let Some(golden) = inputs.real else { return warnings };
+    if DecidingRule::of(inputs) == DecidingRule::Median {
+        warnings.push(
+            "the model predicts the prompt little better than chance, or worse: its weights are random, or it has not learned such \
+             text; the median decides, not every position"
+                .into(),
+        );
+    }
     if inputs.bos.is_some() && golden.prompt_ids.first().copied() == inputs.bos {
         warnings.push(
             "the prompt begins with the token that starts a text: the values behind that token are unlike any \
@@ -197,9 +236,6 @@ fn norm(v: &[f32]) -> f64 {
     v.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt()
 }
 
-/// One token: values of the register `hidden`, and of other registers that the segment needs.
-type Token<'a> = Vec<(&'a str, Vec<f32>)>;
-
 fn one(
     site: &ProbeContext<'_>,
     shard: &PlannedShard,
@@ -219,48 +255,107 @@ fn one(
     let fp16 = Model::with_chain(site.bundle, segment.chain.clone(), &backend, &of_fp16)?;
     let own = Model::with_chain(site.bundle, segment.chain.clone(), &backend, &of_own)?;
 
-    let mut found = ShardProbes {
-        shard: shard.name.clone(),
-        kind: shard.kind,
-        pass: false,
-        median_cosine: 0.0,
-        min_cosine: 0.0,
-        mean_cosine: 0.0,
-        branch: None,
-        with_residual: None,
-        counted: 0,
-        no_active_expert: 0,
-        not_finite: 0,
-        probes: Vec::new(),
-    };
-    let mut both = BothCosines::default();
+    let router = OwnRouter::of(site, shard)?;
+    let mut found = ShardProbes::new(shard);
+    let (mut cosines, mut both) = (Vec::new(), BothCosines::default());
     for (name, tokens) in tokens(site, shard, &segment, inputs)? {
+        let flips = router.as_ref().map(|r| r.flips(&tokens)).transpose()?.unwrap_or_default();
         let (mut of_fp16, mut of_own) = (fp16.sequence(), own.sequence());
         let mut positions = Vec::new();
-        for token in tokens.iter().take(segment.chain.model.max_context) {
+        for (position, token) in tokens.iter().take(segment.chain.model.max_context).enumerate() {
             let registers: Vec<(&str, &[f32])> = token.iter().map(|(n, v)| (*n, v.as_slice())).collect();
             let mut read = |left: Registers<'_>| values(&segment.outputs, &left);
             let expected = fp16.step_from(&mut of_fp16, &registers, &mut read)?;
             let own = own.step_from(&mut of_own, &registers, &mut read)?;
-            positions.push(compare(&expected, &own, &mut found.not_finite));
-            let stream = token.iter().find(|(name, _)| *name == "hidden");
+            let compared = Compared::of(&expected, &own);
+            let flip = flips.get(position).and_then(Option::as_ref);
+            let excused = found.excused;
+            cosines.extend(found.count(&name, position, &compared, flip, threshold));
+            let stream = token.iter().find(|(name, _)| *name == "hidden" && found.excused == excused);
             for (output, (expected, own)) in segment.outputs.iter().zip(expected.iter().zip(&own)) {
                 stream.iter().for_each(|(_, hidden)| both.add(output, hidden, expected, own));
             }
+            positions.push(compared.cosine);
         }
         found.probes.push(ProbeResult { probe: name, positions });
     }
-    let all = || found.probes.iter().flat_map(|p| &p.positions);
-    let mut cosines: Vec<f64> = all().flatten().copied().collect();
-    cosines.sort_by(f64::total_cmp);
-    found.no_active_expert = all().filter(|c| c.is_none()).count();
-    found.counted = cosines.len();
-    found.median_cosine = cosines.get(cosines.len() / 2).copied().unwrap_or(0.0);
-    found.min_cosine = cosines.first().copied().unwrap_or(0.0);
-    found.mean_cosine = cosines.iter().sum::<f64>() / cosines.len().max(1) as f64;
+    found.finish(cosines, DecidingRule::of(inputs), threshold);
     (found.branch, found.with_residual) = (both.branch.range(), both.with_residual.range());
-    found.pass = found.not_finite == 0 && found.counted > 0 && found.median_cosine >= threshold;
     Ok(found)
+}
+
+impl ShardProbes {
+    fn new(shard: &PlannedShard) -> ShardProbes {
+        ShardProbes {
+            shard: shard.name.clone(),
+            kind: shard.kind,
+            pass: false,
+            median_cosine: 0.0,
+            min_cosine: 0.0,
+            mean_cosine: 0.0,
+            branch: None,
+            with_residual: None,
+            counted: 0,
+            no_active_expert: 0,
+            not_finite: 0,
+            not_zero: Vec::new(),
+            below: Vec::new(),
+            choices: Vec::new(),
+            excused: 0,
+            probes: Vec::new(),
+        }
+    }
+
+    /// Takes in a position, and gives its cosine where it counts.
+    fn count(
+        &mut self,
+        probe: &str,
+        position: usize,
+        compared: &Compared,
+        flip: Option<&Flip>,
+        threshold: f64,
+    ) -> Option<f64> {
+        let cosine = compared.cosine;
+        let place = || ProbePlace { probe: probe.to_string(), position, cosine };
+        self.not_finite += usize::from(!compared.finite);
+        self.choices.extend(flip.map(|f| ExpertChoice {
+            probe: probe.to_string(),
+            position,
+            chosen: f.chosen.clone(),
+            expected: f.expected.clone(),
+            margin: f.margin,
+            near_tie: f.is_near(),
+            cosine,
+        }));
+        if compared.finite && flip.is_some_and(Flip::is_near) {
+            self.excused += 1;
+            return None;
+        }
+        if compared.not_zero {
+            self.not_zero.push(place());
+        } else if cosine.is_none() {
+            self.no_active_expert += 1;
+        }
+        if cosine.is_some_and(|c| c < threshold) {
+            self.below.push(place());
+        }
+        cosine
+    }
+
+    /// Sums up, from the cosines that count.
+    fn finish(&mut self, mut cosines: Vec<f64>, rule: DecidingRule, threshold: f64) {
+        cosines.sort_by(f64::total_cmp);
+        self.counted = cosines.len();
+        self.median_cosine = cosines.get(cosines.len() / 2).copied().unwrap_or(0.0);
+        self.min_cosine = cosines.first().copied().unwrap_or(0.0);
+        self.mean_cosine = cosines.iter().sum::<f64>() / cosines.len().max(1) as f64;
+        self.below.sort_by(|a, b| a.cosine.unwrap_or(0.0).total_cmp(&b.cosine.unwrap_or(0.0)));
+        let reaches = match rule {
+            DecidingRule::EveryPosition => self.below.is_empty(),
+            DecidingRule::Median => self.median_cosine >= threshold,
+        };
+        self.pass = self.not_finite == 0 && self.not_zero.is_empty() && self.counted > 0 && reaches;
+    }
 }
 
 /// Values of the registers `outputs`.
@@ -269,19 +364,30 @@ fn values(outputs: &[String], registers: &Registers<'_>) -> Vec<Vec<f32>> {
     outputs.iter().map(of).collect()
 }
 
-/// Lowest cosine of the shard's results; None where the FP16 reference gives nothing but zeros.
-fn compare(expected: &[Vec<f32>], own: &[Vec<f32>], not_finite: &mut usize) -> Option<f64> {
-    let mut lowest: Option<f64> = None;
-    for (expected, own) in expected.iter().zip(own) {
-        if !own.iter().chain(expected).all(|v| v.is_finite()) {
-            *not_finite += 1;
+/// The results of a shard at one position, held against those of its FP16 form.
+struct Compared {
+    /// Lowest cosine of the results; none where the FP16 form gives nothing but zeros.
+    cosine: Option<f64>,
+    /// All are numbers.
+    finite: bool,
+    /// A result is zero in the FP16 form, and not in the shard.
+    not_zero: bool,
+}
+
+impl Compared {
+    fn of(expected: &[Vec<f32>], own: &[Vec<f32>]) -> Compared {
+        let mut found = Compared { cosine: None, finite: true, not_zero: false };
+        for (expected, own) in expected.iter().zip(own) {
+            found.finite &= own.iter().chain(expected).all(|v| v.is_finite());
+            if expected.iter().any(|&v| v != 0.0) {
+                let c = cosine(own, expected);
+                found.cosine = Some(found.cosine.map_or(c, |l| l.min(c)));
+            } else {
+                found.not_zero |= own.iter().any(|&v| v != 0.0);
+            }
         }
-        if expected.iter().any(|&v| v != 0.0) {
-            let c = cosine(own, expected);
-            lowest = Some(lowest.map_or(c, |l| l.min(c)));
-        }
+        found
     }
-    lowest
 }
 
 fn segment_of(plan: &Plan, chain: &Chain, shard: &PlannedShard) -> Result<Segment> {
@@ -313,22 +419,6 @@ pub fn fp16_references<'a>(plan: &'a Plan, shards: &[&PlannedShard]) -> Result<V
         names.extend(segment_of(plan, &plan.chain, shard)?.chain.shards.into_iter().map(|s| s.name));
     }
     Ok(plan.shards.iter().filter(|s| names.contains(&s.name)).collect())
-}
-
-fn fp16_path(site: &ProbeContext<'_>, name: &str) -> PathBuf {
-    site.scratch.join(format!("{name}.fp16.mlpackage"))
-}
-
-/// Writes the FP16 form of a shard, unless it is there.
-fn write_fp16(site: &ProbeContext<'_>, shard: &PlannedShard) -> Result<()> {
-    let path = fp16_path(site, &shard.name);
-    if !path.is_dir() {
-        // Probes go token by token.
-        let mut fp16 = shard.in_fp16();
-        fp16.functions.retain(|f| f.tokens.min == 1);
-        write_shard(site.family, &fp16, None, &path)?;
-    }
-    Ok(())
 }
 
 /// The probes of a shard, by name.
@@ -397,6 +487,71 @@ fn unit_vector(random: &mut Random, n: usize) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn shard() -> ShardProbes {
+        ShardProbes::new(&PlannedShard::new("s".into(), ShardKind::Moe, Some(0), vec![], vec![]))
+    }
+
+    /// What each of some positions (reference, shard) makes of a shard at a threshold of 0.97.
+    fn probed(positions: &[(&[f32], &[f32], Option<f64>)]) -> ShardProbes {
+        probed_by(DecidingRule::EveryPosition, positions)
+    }
+
+    fn probed_by(rule: DecidingRule, positions: &[(&[f32], &[f32], Option<f64>)]) -> ShardProbes {
+        let mut found = shard();
+        let mut cosines = Vec::new();
+        for (i, (expected, own, margin)) in positions.iter().enumerate() {
+            let compared = Compared::of(&[expected.to_vec()], &[own.to_vec()]);
+            let flip = margin.map(|margin| Flip { chosen: vec![1], expected: vec![0], margin });
+            cosines.extend(found.count("prompt", i, &compared, flip.as_ref(), 0.97));
+        }
+        found.finish(cosines, rule, 0.97);
+        found
+    }
+
+    #[test]
+    fn every_position_counts_and_not_the_median() {
+        let good: (&[f32], &[f32], _) = (&[1.0, 0.0], &[1.0, 0.1], None);
+        // A cosine of 0.968.
+        let low: (&[f32], &[f32], _) = (&[1.0, 0.0], &[1.0, 0.26], None);
+        assert!(probed(&[good; 3]).pass);
+        let found = probed(&[good, good, low, good]);
+        assert!(!found.pass && found.median_cosine > 0.99 && found.min_cosine < 0.97, "{found:?}");
+        assert_eq!((found.below.len(), found.below[0].position), (1, 2));
+        // Of random weights half have to do; a wrong zero is wrong there, too.
+        assert!(probed_by(DecidingRule::Median, &[good, good, low, good]).pass);
+        assert!(!probed_by(DecidingRule::Median, &[low, good, low, low]).pass);
+        assert!(!probed_by(DecidingRule::Median, &[good, good, (&[0.0], &[1.0], None)]).pass);
+    }
+
+    #[test]
+    fn zero_in_the_reference_is_zero_in_the_shard() {
+        let good: (&[f32], &[f32], _) = (&[1.0, 0.0], &[1.0, 0.1], None);
+        let found = probed(&[good, (&[0.0, 0.0], &[0.0, -0.0], None)]);
+        assert!(found.pass && found.no_active_expert == 1 && found.counted == 1);
+        let found = probed(&[good, (&[0.0, 0.0], &[0.0, 1e-6], None)]);
+        assert!(!found.pass && found.no_active_expert == 0, "{found:?}");
+        assert_eq!(found.not_zero, [ProbePlace { probe: "prompt".into(), position: 1, cosine: None }]);
+        // One result of several.
+        let both = Compared::of(&[vec![1.0], vec![0.0]], &[vec![1.0], vec![0.5]]);
+        assert!(both.not_zero && both.cosine == Some(1.0));
+        // Nothing that counts is no pass.
+        assert!(!probed(&[(&[0.0], &[0.0], None)]).pass);
+    }
+
+    #[test]
+    fn near_ties_of_a_router_are_excused_and_named() {
+        let good: (&[f32], &[f32], _) = (&[1.0, 0.0], &[1.0, 0.1], None);
+        let other = |margin| -> (&[f32], &[f32], Option<f64>) { (&[1.0, 0.0], &[0.0, 1.0], Some(margin)) };
+        let found = probed(&[good, other(0.2)]);
+        assert!(found.pass && found.excused == 1 && found.counted == 1, "{found:?}");
+        assert!(found.choices[0].near_tie && found.choices[0].cosine == Some(0.0));
+        let found = probed(&[good, other(0.7)]);
+        assert!(!found.pass && found.excused == 0 && !found.choices[0].near_tie, "{found:?}");
+        // A choice of nothing instead of an expert, and the other way.
+        assert!(probed(&[good, (&[0.0], &[1.0], Some(0.1))]).pass);
+        assert!(!probed(&[good, (&[0.0], &[f32::NAN], Some(0.1))]).pass);
+    }
 
     #[test]
     fn random_directions_are_the_same_everywhere_and_of_length_one() {

@@ -229,21 +229,9 @@ fn setup(events: &[Event]) -> Vec<String> {
     for event in events.iter().filter(|e| !e.options.is_empty()) {
         lines.push(format!("{}: {}", event.kind, options(event)));
     }
-    // Where all ran on one machine, which is the rule, that is one line.
-    let mut places = Texts::default();
-    let mut kinds: HashMap<String, Texts> = HashMap::new();
     for event in events {
-        let Some(m) = &event.machine else { continue };
-        let place = format!("anemoe {} on {}", event.version, machine(m));
-        kinds.entry(place.clone()).or_default().push(event.kind.clone());
-        places.push(place);
-    }
-    let several = places.list.len() > 1;
-    for place in places.list {
-        match kinds.get(&place).filter(|_| several) {
-            Some(kinds) => lines.push(format!("{}: {place}", kinds.list.join(", "))),
-            None => lines.push(place),
-        }
+        let place = event.machine.as_ref().map(|m| format!("anemoe {} on {}", event.version, machine(m)));
+        place.into_iter().for_each(|place| lines.push(place));
     }
     lines.list
 }
@@ -251,18 +239,15 @@ fn setup(events: &[Event]) -> Vec<String> {
 fn references(events: &[Event]) -> Vec<String> {
     let mut found = Texts::default();
     for event in events {
-        let text = |path: &[&str]| {
-            let value = path.iter().skip(1).fold(event.facts.get(path[0]), |v, key| v?.get(key));
-            value.and_then(Value::as_str)
-        };
-        if let Some(hash) = text(&["chain_sha256"]) {
-            found.push(format!("chain.json, sha256 {hash}"));
-        }
-        if let (Some(name), Some(hash)) = (text(&["golden", "file"]), text(&["golden", "sha256"])) {
-            found.push(format!("{name}, sha256 {hash}"));
-        }
-        if let Some(hash) = text(&["importance_sha256"]) {
-            found.push(format!("importance, sha256 {hash}"));
+        let text = |v: Option<&Value>| v.and_then(Value::as_str).map(str::to_string);
+        let golden = event.facts.get("golden");
+        let name = text(golden.and_then(|g| g.get("file")));
+        for (name, hash) in [
+            (Some("chain.json".into()), text(event.facts.get("chain_sha256"))),
+            (name, text(golden.and_then(|g| g.get("sha256")))),
+            (Some("importance".into()), text(event.facts.get("importance_sha256"))),
+        ] {
+            name.zip(hash).into_iter().for_each(|(name, hash)| found.push(format!("{name}, sha256 {hash}")));
         }
     }
     found.list
@@ -270,98 +255,73 @@ fn references(events: &[Event]) -> Vec<String> {
 
 /// What the facts of an event say that was not to be expected.
 fn surprises(event: &Event, resumed: Option<&Event>, open: bool, found: &mut Texts) {
-    let fact = |key: &str| event.facts.get(key);
-    let inner = |key: &str, member: &str| fact(key).and_then(|v| v.get(member));
-    let count = |v: Option<&Value>| v.and_then(Value::as_u64).unwrap_or(0);
-    let cosine = |v: Option<&Value>| v.and_then(Value::as_f64);
+    let facts = Value::Object(event.facts.clone());
+    let number = |at: &str| facts.pointer(at).and_then(Value::as_f64);
+    let count = |at: &str| facts.pointer(at).and_then(Value::as_u64).unwrap_or(0);
+    let list = |at: &str| facts.pointer(at).and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
     let mut say = |text: String| found.push(text);
-    let kind = &event.kind;
-    let part = fact("part").and_then(Value::as_str).map(|p| format!(" of part {p}")).unwrap_or_default();
+    let part = facts["part"].as_str().map(|p| format!(" of part {p}")).unwrap_or_default();
+    let run = format!("{}{part}", event.kind);
     if event.status == status::ERROR {
-        let what = fact("error").and_then(Value::as_str).unwrap_or("no message");
-        say(format!("{kind}{part} ended by an error: {what}"));
+        say(format!("{run} ended by an error: {}", facts["error"].as_str().unwrap_or("no message")));
     }
-    if open {
-        match resumed {
-            Some(next) => say(format!(
-                "the {kind}{part} that began at {} was interrupted; the one that began at {} went on with it",
-                time(event),
-                time(next)
-            )),
-            None => say(format!(
-                "the {kind}{part} that began at {} has no end: it runs still, or was killed",
-                time(event)
-            )),
+    let began = format!("the {run} that began at {}", time(event));
+    match resumed.filter(|_| open) {
+        Some(next) => {
+            say(format!("{began} was interrupted; the one that began at {} went on with it", time(next)));
         }
+        None if open => say(format!("{began} has no end: it runs still, or was killed")),
+        None => {}
     }
     if event.status == status::FAIL {
         let mut why = Vec::new();
         for (name, own, wanted) in [
-            ("lowest cosine", cosine(fact("min_cosine")), cosine(fact("threshold"))),
-            (
-                "lowest median cosine of a shard",
-                cosine(fact("lowest_median_cosine")),
-                cosine(fact("threshold")),
-            ),
-            (
-                "median cosine in fp16",
-                cosine(inner("fp16", "median_cosine")),
-                cosine(inner("fp16", "threshold")),
-            ),
+            ("lowest cosine", "/min_cosine", "/threshold"),
+            ("lowest median cosine of a shard", "/lowest_median_cosine", "/threshold"),
+            ("median cosine in fp16", "/fp16/median_cosine", "/fp16/threshold"),
         ] {
-            if let (Some(own), Some(wanted)) = (own, wanted)
-                && own < wanted
-            {
-                why.push(format!("{name} {own:.6} where {wanted} was wanted"));
-            }
+            let below = number(own).zip(number(wanted)).filter(|(own, wanted)| own < wanted);
+            why.extend(below.map(|(own, wanted)| format!("{name} {own:.6} where {wanted} was wanted")));
         }
-        let far = count(fact("wrong_choices")).saturating_sub(count(fact("near_ties")));
+        let far = count("/wrong_choices").saturating_sub(count("/near_ties"));
         if far > 0 {
             why.push(format!("{far} differing choices that are no near ties"));
         }
-        let why = if why.is_empty() { String::new() } else { format!(": {}", why.join("; ")) };
-        say(format!("{kind} failed{why}"));
+        let colon = if why.is_empty() { "" } else { ": " };
+        say(format!("{} failed{colon}{}", event.kind, why.join("; ")));
     }
-    let overflows = count(inner("fp16", "not_finite"));
+    let overflows = count("/fp16/not_finite").max(list("/fp16/not_finite").len() as u64);
     if overflows > 0 {
         say(format!("in fp16 the logits of {overflows} positions and steps are not numbers"));
     }
-    let choices = fact("first_wrong_choices").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    let choices = list("/first_wrong_choices");
     for c in choices.iter().take(MAX_CHOICES) {
-        let number = |key| c.get(key).and_then(Value::as_u64);
-        if let (Some(step), Some(chosen), Some(expected)) =
-            (number("step"), number("chosen"), number("expected"))
-        {
-            let margin = c.get("margin").and_then(Value::as_f64);
-            let margin =
-                margin.map(|m| format!(", whose logit leads by {m:.3} in the reference")).unwrap_or_default();
-            let tie = if c.get("near_tie") == Some(&Value::Bool(true)) { ": a near tie" } else { "" };
-            say(format!("decode step {step}: token {chosen} instead of {expected}{margin}{tie}"));
-        }
+        let [step, chosen, expected] = ["step", "chosen", "expected"].map(|key| c[key].as_u64());
+        let (Some(step), Some(chosen), Some(expected)) = (step, chosen, expected) else { continue };
+        let margin = c["margin"].as_f64();
+        let margin = margin.map(|m| format!(", whose logit leads by {m:.3} in the reference"));
+        let tie = if c["near_tie"] == true { ": a near tie" } else { "" };
+        let margin = margin.unwrap_or_default();
+        say(format!("decode step {step}: token {chosen} instead of {expected}{margin}{tie}"));
     }
-    let more = count(fact("wrong_choices")).saturating_sub(choices.len().min(MAX_CHOICES) as u64);
+    let more = count("/wrong_choices").saturating_sub(choices.len().min(MAX_CHOICES) as u64);
     if more > 0 {
         say(format!("{more} more differing choices"));
     }
-    let elsewhere = count(inner("verdicts", "not_ane"));
+    let elsewhere = count("/verdicts/not_ane");
     if elsewhere > 0 {
-        let small = count(fact("too_small"));
-        let small =
-            if small > 0 { format!(", {small} of them too small for it to matter") } else { String::new() };
-        let rules: Vec<String> = fact("rules")
-            .and_then(Value::as_array)
-            .into_iter()
-            .flatten()
-            .filter(|r| r.get("verdict").is_some_and(|v| v == "not_ane"))
-            .filter_map(|r| {
-                Some(format!("{} ({} packages)", r.get("rule")?.as_str()?, count(r.get("packages"))))
-            })
-            .collect();
-        let rules = if rules.is_empty() { String::new() } else { format!(": {}", rules.join(", ")) };
-        say(format!(
-            "{elsewhere} of {} packages are predicted off the Neural Engine{small}{rules}",
-            count(fact("packages"))
-        ));
+        let small = match count("/too_small") {
+            0 => String::new(),
+            n => format!(", {n} of them too small for it to matter"),
+        };
+        let against = list("/rules").iter().filter(|r| r["verdict"] == "not_ane");
+        let named =
+            |r: &Value| Some(format!("{} ({} packages)", r["rule"].as_str()?, r["packages"].as_u64()?));
+        let rules: Vec<String> = against.filter_map(named).collect();
+        let colon = if rules.is_empty() { "" } else { ": " };
+        let of = count("/packages");
+        let rules = rules.join(", ");
+        say(format!("{elsewhere} of {of} packages are predicted off the Neural Engine{small}{colon}{rules}"));
     }
 }
 

@@ -16,99 +16,59 @@ pub enum FigureUnit {
     Plain,
 }
 
-/// Name and unit of the facts that this version writes, by their path.
-const KNOWN: &[(&str, &str, FigureUnit)] = &[
-    ("package_bytes", "bytes of packages", FigureUnit::Bytes),
-    ("embedding_bytes", "bytes of the embedding", FigureUnit::Bytes),
-    ("weights", "weights", FigureUnit::Count),
-    ("reused", "packages from an earlier run", FigureUnit::Count),
-    ("max_context", "context", FigureUnit::Count),
-    ("tokens", "tokens per call", FigureUnit::Plain),
-    ("min_weight_cosine", "lowest weight cosine", FigureUnit::Cosine),
-    ("min_weight_cosine_shard", "shard with the lowest weight cosine", FigureUnit::Plain),
-    ("threshold", "wanted cosine", FigureUnit::Plain),
-    ("min_cosine", "lowest cosine", FigureUnit::Cosine),
-    ("median_cosine", "median cosine", FigureUnit::Cosine),
-    ("mean_kl", "mean divergence, nats", FigureUnit::Nats),
-    ("max_kl", "largest divergence, nats", FigureUnit::Nats),
-    ("top1_agreement", "same top token", FigureUnit::Share),
-    ("tokens_equal", "equal greedy tokens", FigureUnit::Count),
-    ("tokens_expected", "greedy tokens", FigureUnit::Count),
-    ("wrong_choices", "differing choices", FigureUnit::Count),
-    ("near_ties", "of them near ties", FigureUnit::Count),
-    ("fp16.pass", "in fp16: pass", FigureUnit::Plain),
-    ("fp16.threshold", "in fp16: wanted cosine", FigureUnit::Plain),
-    ("fp16.min_cosine", "in fp16: lowest cosine", FigureUnit::Cosine),
-    ("fp16.median_cosine", "in fp16: median cosine", FigureUnit::Cosine),
-    ("fp16.wrong_choices", "in fp16: differing choices", FigureUnit::Count),
-    ("fp16.not_finite", "in fp16: positions not finite", FigureUnit::Count),
-    ("fp16.tokens_match", "in fp16: tokens match", FigureUnit::Plain),
-    ("fast.pass", "fast: pass", FigureUnit::Plain),
-    ("fast.min_cosine", "fast: lowest cosine to exact", FigureUnit::Cosine),
-    ("fast.median_cosine", "fast: median cosine to exact", FigureUnit::Cosine),
-    ("fast.differing_tokens", "fast: differing tokens", FigureUnit::Count),
-    ("read_gb_s", "memory read, GB/s", FigureUnit::Plain),
-    ("load_s", "load", FigureUnit::Seconds),
-    ("first_token_s", "first token", FigureUnit::Seconds),
-    ("verdicts.ane", "packages predicted on the ANE", FigureUnit::Count),
-    ("verdicts.not_ane", "packages predicted elsewhere", FigureUnit::Count),
-    ("verdicts.unknown", "packages undecided", FigureUnit::Count),
-    ("too_small", "too small to matter", FigureUnit::Count),
-    ("ops.ane", "ops ANE", FigureUnit::Count),
-    ("ops.gpu", "ops GPU", FigureUnit::Count),
-    ("ops.cpu", "ops CPU", FigureUnit::Count),
-    ("ops.unknown", "ops undecided", FigureUnit::Count),
-    ("ops.no_device", "ops without device", FigureUnit::Count),
-    ("min_cosine_behind", "lowest cosine behind", FigureUnit::Plain),
-    ("min_cosine_position", "lowest cosine at position", FigureUnit::Count),
-    ("last_min_cosine", "lowest cosine behind the last layer", FigureUnit::Cosine),
-    ("last_mean_cosine", "mean cosine behind the last layer", FigureUnit::Cosine),
+/// Facts whose names would say too little, by their path.
+const KNOWN: [(&str, &str); 12] = [
+    ("package_bytes", "bytes of packages"),
+    ("embedding_bytes", "bytes of the embedding"),
+    ("reused", "packages from an earlier run"),
+    ("tokens", "tokens per call"),
+    ("threshold", "wanted cosine"),
+    ("mean_kl", "mean divergence, nats"),
+    ("max_kl", "largest divergence, nats"),
+    ("top1_agreement", "same top token"),
+    ("wrong_choices", "differing choices"),
+    ("verdicts.ane", "packages predicted on the ANE"),
+    ("verdicts.not_ane", "packages predicted elsewhere"),
+    ("verdicts.unknown", "packages undecided"),
 ];
 
 /// Facts that are no figures: they stand in other places of an entry.
-const ELSEWHERE: [&str; 19] = [
-    "title",
-    "expect",
-    "replaces",
-    "bundles",
-    "bundle",
-    "state",
-    "milestone",
-    "figures",
-    "family",
-    "source",
-    "pass",
-    "strict",
-    "conditions",
-    "golden",
-    "rules",
-    "first_wrong_choices",
-    "chain_sha256",
-    "resumes",
-    "error",
+const ELSEWHERE: &str = "family source pass strict conditions golden rules first_wrong_choices chain_sha256 resumes \
+    error title expect replaces bundles bundle state milestone figures";
+
+/// Words of paths, and what is said instead.
+const WORDS: [(&str, &str); 8] = [
+    ("min", "lowest"),
+    ("max", "largest"),
+    ("tok s", "tok/s"),
+    ("gb s", "GB/s"),
+    ("gb per", "GB per"),
+    ("ane", "ANE"),
+    ("gpu", "GPU"),
+    ("cpu", "CPU"),
 ];
 
-/// Name and unit of a fact. One that this version does not know is called by its path.
+/// Name and unit of a fact, by its path.
 pub fn known(path: &str) -> (String, FigureUnit) {
-    if let Some((_, name, unit)) = KNOWN.iter().find(|k| k.0 == path) {
-        return (name.to_string(), *unit);
-    }
     let unit = match path {
         p if p.ends_with("bytes") => FigureUnit::Bytes,
         p if p.ends_with("cosine") => FigureUnit::Cosine,
-        p if p.ends_with("seconds") || p.ends_with("_s") && !p.ends_with("tok_s") => FigureUnit::Seconds,
-        _ => FigureUnit::Plain,
-    };
-    let mut name = path.replace('_', " ").replace('.', ": ");
-    for (end, said) in
-        [("tok s", "tok/s"), ("tok s each", "tok/s each"), ("gb s", "GB/s"), ("gb per token", "GB per token")]
-    {
-        if let Some(front) = name.strip_suffix(end).filter(|f| f.is_empty() || f.ends_with(' ')) {
-            name = format!("{front}{said}");
-            break;
+        p if p.ends_with("_kl") => FigureUnit::Nats,
+        "top1_agreement" => FigureUnit::Share,
+        p if p.ends_with("seconds") || p.ends_with("_s") && !p.ends_with("tok_s") && !p.ends_with("gb_s") => {
+            FigureUnit::Seconds
         }
+        "threshold" => FigureUnit::Plain,
+        _ => FigureUnit::Count,
+    };
+    if let Some((_, name)) = KNOWN.iter().find(|k| k.0 == path) {
+        return (name.to_string(), unit);
     }
-    (name, unit)
+    let mut name = format!(" {} ", path.replace('_', " ").replace('.', " : "));
+    for (word, said) in WORDS {
+        name = name.replace(&format!(" {word} "), &format!(" {said} "));
+    }
+    (name.replace(" : ", ": ").trim().into(), unit)
 }
 
 /// Every figure by its path: members of objects, no lists but of plain values, no hashes.
@@ -127,7 +87,7 @@ pub fn flatten(facts: &Facts) -> Vec<(String, Value)> {
         }
     }
     let mut found = Vec::new();
-    for (key, value) in facts.iter().filter(|(k, _)| !ELSEWHERE.contains(&k.as_str())) {
+    for (key, value) in facts.iter().filter(|(k, _)| !ELSEWHERE.split_whitespace().any(|e| e == *k)) {
         walk(key, value, &mut found);
     }
     found
@@ -195,7 +155,7 @@ mod tests {
                 format!("{name} {}", text(v, unit))
             })
             .collect();
-        assert_eq!(lines, ["ops ANE 1,200", "list 1, 2", "watts 4.5", "decode tok/s 9.25"]);
+        assert_eq!(lines, ["ops: ANE 1,200", "list 1, 2", "watts 4.5", "decode tok/s 9.25"]);
     }
 
     #[test]

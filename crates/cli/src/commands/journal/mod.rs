@@ -4,7 +4,7 @@ mod diff;
 mod entries;
 mod figures;
 
-use crate::experiment::{Expectation, ExperimentPath, NewExperiment, facts_of, texts};
+use crate::experiment::{self, Expectation, ExperimentPath, facts_of, texts};
 use crate::outcome::Outcome;
 use crate::shell::quoted;
 use crate::target::expect_begun_bundle;
@@ -186,14 +186,9 @@ fn new(args: NewArgs, ui: &Ui) -> anyhow::Result<()> {
     if !fits && !matches!(kind, PathKind::Checkpoints(_)) {
         bail!("{}: this is {}; a book is a folder of its own", at.book.display(), kind.name());
     }
-    let new = NewExperiment {
-        intent: args.intent,
-        title: args.title,
-        expect: args.expect,
-        replaces: args.replaces,
-        bundles: args.link,
-    };
-    new.begin(&at)?;
+    let expect = texts(&args.expect);
+    let facts = serde_json::json!({"title": args.title, "replaces": args.replaces, "expect": expect, "bundles": args.link});
+    experiment::begin(&at, args.intent, facts)?;
     ui.document(&serde_json::json!({"book": at.book.display().to_string(), "experiment": at.id}))?;
     ui.line(format!(
         "{} has begun; next: anemoe build CHECKPOINT -o BUNDLE --experiment {}",

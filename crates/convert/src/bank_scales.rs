@@ -1,0 +1,59 @@
+//! One scale for all experts of a package, as hand-made INT8 banks have it: the coarsest way there is, to show what it costs.
+
+use crate::Result;
+use crate::models::Family;
+use crate::plan::{MatrixPlan, PlannedShard};
+use half::f16;
+use rayon::prelude::*;
+use std::collections::BTreeMap;
+
+/// Last integer of 8 bits.
+const LAST: f32 = 127.0;
+
+/// Scales of the banks of a shard, by tensor: each is read when its first matrix is stored.
+#[derive(Default)]
+pub struct BankScales(BTreeMap<String, f16>);
+
+impl BankScales {
+    /// The scale that a matrix shares with the shard's other matrices of its tensor; none where it has its own.
+    ///
+    /// # Errors
+    /// The checkpoint cannot be read.
+    pub fn of(
+        &mut self,
+        family: &dyn Family,
+        shard: &PlannedShard,
+        matrix: &MatrixPlan,
+    ) -> Result<Option<f16>> {
+        if !matrix.bank || !matrix.quant.kind.has_one_scale() {
+            return Ok(None);
+        }
+        if let Some(scale) = self.0.get(&matrix.tensor) {
+            return Ok(Some(*scale));
+        }
+        let mut largest = 0f32;
+        for m in shard.matrices.iter().filter(|m| m.bank && m.tensor == matrix.tensor) {
+            largest = largest.max(largest_of(family, m)?);
+        }
+        // The largest weight is the last integer, as converters by hand choose it; never zero.
+        let scale = f16::from_f32(largest / LAST).max(f16::from_bits(1)).min(f16::MAX);
+        self.0.insert(matrix.tensor.clone(), scale);
+        Ok(Some(scale))
+    }
+}
+
+/// Weights that one task reads at a time: 4 MiB in f32.
+const PIECE: u64 = 1 << 20;
+
+/// Largest magnitude of a matrix.
+fn largest_of(family: &dyn Family, m: &MatrixPlan) -> Result<f32> {
+    let (start, end) = (m.offset, m.offset + m.weights());
+    let piece = |i: u64| {
+        let from = start + i * PIECE;
+        let to = (from + PIECE).min(end);
+        let mut values = vec![0f32; (to - from) as usize];
+        family.read(&m.tensor, from..to, &mut values)?;
+        Ok(values.iter().fold(0f32, |largest, v| largest.max(v.abs())))
+    };
+    (0..m.weights().div_ceil(PIECE)).into_par_iter().map(piece).try_reduce(|| 0.0, |a, b| Ok(a.max(b)))
+}

@@ -1,0 +1,242 @@
+//! Choices of experts inside a probe. Where a shard's own router chooses another expert than its FP16 form, everything behind
+//! the choice differs, and the cosine says nothing of the weights: the margin of the choice does.
+
+use super::probe_context::{ProbeContext, Token, fp16_path, write_fp16};
+use super::segment::{Segment, segment};
+use crate::golden_gate::NEAR_TIE;
+use crate::{Error, Result};
+use anemoe_bundle::{Chain, Run, Shard, ShardKind, Step};
+use anemoe_convert::build::write_shard;
+use anemoe_convert::plan::{Plan, PlanOptions, PlannedShard};
+use anemoe_runtime::cpu::CpuBackend;
+use anemoe_runtime::model::{Model, Registers};
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// Part of a model, by its name in plans, that chooses experts begins with this.
+const ROUTER_PART: &str = "router";
+
+/// A choice of experts that differs from that of the FP16 form.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ExpertChoice {
+    /// The probe.
+    pub probe: String,
+    /// Position in it.
+    pub position: usize,
+    /// Experts that the shard's router chooses and the FP16 form's does not.
+    pub chosen: Vec<u32>,
+    /// Experts that it leaves out.
+    pub expected: Vec<u32>,
+    /// By how much a logit of the FP16 form's router would have to rise for this choice.
+    pub margin: f64,
+    /// The margin is below [`NEAR_TIE`]: the position is excused.
+    pub near_tie: bool,
+    /// Cosine of the position, which is not in the statistics where it is excused.
+    pub cosine: Option<f64>,
+}
+
+/// The router of a shard as a package of its own, twice: as it is compressed, and in FP16. What the choice is made by can be
+/// read from it, also where the shard chooses inside.
+pub struct OwnRouter {
+    segment: Segment,
+    logits: String,
+    top_k: usize,
+    bias: Option<Vec<f32>>,
+    own: Model,
+    fp16: Model,
+}
+
+/// A choice that differs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Flip {
+    pub chosen: Vec<u32>,
+    pub expected: Vec<u32>,
+    pub margin: f64,
+}
+
+impl Flip {
+    pub fn is_near(&self) -> bool {
+        self.margin < f64::from(NEAR_TIE)
+    }
+}
+
+/// The run that gives the logits of a layer's choice, and the step that chooses.
+fn route_of(plan: &Plan, layer: usize) -> Option<(&Run, &Step)> {
+    let steps = &plan.chain.steps;
+    steps.iter().enumerate().find_map(|(i, step)| {
+        let Step::Route { logits, .. } = step else { return None };
+        let gives = |s: &Step| match s {
+            Step::Run(run) if run.outputs.values().any(|o| o.register == *logits) => Some(run.shard.clone()),
+            _ => None,
+        };
+        let at = steps[..i].iter().rposition(|s| gives(s).is_some())?;
+        let Step::Run(run) = &steps[at] else { return None };
+        (plan.shard(&run.shard)?.layer == Some(layer)).then_some((run, step))
+    })
+}
+
+impl OwnRouter {
+    /// Makes the router of a pack of experts that holds one; others get their choice from the FP16 form of another shard.
+    ///
+    /// # Errors
+    /// The checkpoint cannot be read, or a package cannot be written.
+    pub fn of(site: &ProbeContext<'_>, shard: &PlannedShard) -> Result<Option<OwnRouter>> {
+        let holds = shard.matrices.iter().any(|m| m.part.starts_with(ROUTER_PART));
+        let Some(layer) = shard.layer.filter(|_| holds && shard.kind != ShardKind::Attention) else {
+            return Ok(None);
+        };
+        // With experts called one by one, the logits leave the shard.
+        let apart = PlanOptions { experts_per_shard: Some(1), ffn_shards: None, ..site.plan.options.clone() };
+        let plan = site.family.plan(&apart)?;
+        let Some((run, Step::Route { logits, top_k, bias, .. })) = route_of(&plan, layer) else {
+            return Ok(None);
+        };
+        let Some(planned) = plan.shard(&run.shard) else { return Ok(None) };
+        let mut router = PlannedShard { name: format!("{}.router", shard.name), ..planned.clone() };
+        router.functions.retain(|f| f.unit == run.unit && f.tokens.min == 1);
+        router.matrices =
+            shard.matrices.iter().filter(|m| m.part.starts_with(ROUTER_PART)).cloned().collect();
+        let chain =
+            Chain { vectors: site.chain.vectors.clone(), ..router_chain(&plan, planned, &router, run) };
+        let segment = segment(&chain, &router.name)
+            .ok_or_else(|| Error::usage(format!("no step of the chain runs the router of {}", shard.name)))?;
+        let at = |form: &str| site.scratch.join(format!("{}{form}.mlpackage", router.name));
+        let (own, fp16) = (at(".own"), at(".fp16"));
+        for (path, shard) in [(&own, &router), (&fp16, &router.in_fp16())] {
+            if !path.is_dir() {
+                write_shard(site.family, shard, site.importance, path)?;
+            }
+        }
+        for before in segment.chain.shards.iter().filter_map(|s| site.plan.shard(&s.name)) {
+            write_fp16(site, before)?;
+        }
+        let backend = CpuBackend::default();
+        let open = |path: &PathBuf| {
+            let file =
+                |s: &Shard| if s.name == router.name { path.clone() } else { fp16_path(site, &s.name) };
+            Model::with_chain(site.bundle, segment.chain.clone(), &backend, &file)
+        };
+        let (own, fp16) = (open(&own)?, open(&fp16)?);
+        Ok(Some(OwnRouter { logits: logits.clone(), top_k: *top_k, bias: bias.clone(), own, fp16, segment }))
+    }
+
+    /// The choice at each token, where it differs.
+    ///
+    /// # Errors
+    /// A package fails.
+    pub fn flips(&self, tokens: &[Token<'_>]) -> Result<Vec<Option<Flip>>> {
+        let (mut of_fp16, mut of_own) = (self.fp16.sequence(), self.own.sequence());
+        let mut all = Vec::new();
+        for token in tokens.iter().take(self.segment.chain.model.max_context) {
+            // The steps of the router read less than those of the whole shard.
+            let registers: Vec<(&str, &[f32])> = token
+                .iter()
+                .filter(|(name, _)| *name == "hidden" || self.segment.seeds.iter().any(|s| s == name))
+                .map(|(name, values)| (*name, values.as_slice()))
+                .collect();
+            let mut read = |left: Registers<'_>| {
+                left.get(&self.logits).and_then(|t| t.as_f32()).unwrap_or_default().to_vec()
+            };
+            let expected = self.fp16.step_from(&mut of_fp16, &registers, &mut read)?;
+            let own = self.own.step_from(&mut of_own, &registers, &mut read)?;
+            all.push(flip(&expected, &own, self.bias.as_deref(), self.top_k));
+        }
+        Ok(all)
+    }
+}
+
+/// The chain of `plan` with the router in a package of its own, and without the experts behind it.
+fn router_chain(plan: &Plan, planned: &PlannedShard, router: &PlannedShard, run: &Run) -> Chain {
+    let steps = plan.chain.steps.iter().filter_map(|step| match step {
+        Step::Run(r) if r.shard == planned.name && r.unit != run.unit => None,
+        Step::Run(r) if r.shard == planned.name => {
+            Some(Step::Run(Run { shard: router.name.clone(), ..r.clone() }))
+        }
+        other => Some(other.clone()),
+    });
+    let own = |s: &PlannedShard| if s.name == planned.name { router.draft() } else { s.draft() };
+    Chain { steps: steps.collect(), shards: plan.shards.iter().map(own).collect(), ..plan.chain.clone() }
+}
+
+fn softmax(logits: &[f32]) -> Vec<f64> {
+    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let powers: Vec<f64> = logits.iter().map(|&l| f64::from(l - most).exp()).collect();
+    let sum: f64 = powers.iter().sum();
+    powers.into_iter().map(|p| p / sum).collect()
+}
+
+/// The `k` largest, the first of equals first.
+fn chosen(scores: &[f64], k: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]).then(a.cmp(&b)));
+    order.truncate(k);
+    order
+}
+
+/// How the choice by `own` logits differs from that by the `expected` ones. A bias is added to the probabilities for the choice.
+///
+/// The margin is what the logit of a class j has to rise by, all others as they are, to be chosen instead of i. A rise of ln x
+/// makes its probability p_j x / Z with Z = 1 + p_j (x - 1), and p_i / Z of the other; both scores are equal at
+/// x = (p_i + (b_i - b_j) (1 - p_j)) / (p_j (1 + b_j - b_i)). Without a bias that is the difference of the logits.
+fn flip(expected: &[f32], own: &[f32], bias: Option<&[f32]>, top_k: usize) -> Option<Flip> {
+    let b = |i: usize| bias.and_then(|b| b.get(i)).map_or(0.0, |&b| f64::from(b));
+    let p = softmax(expected);
+    let scores = |p: &[f64]| p.iter().enumerate().map(|(i, p)| p + b(i)).collect::<Vec<f64>>();
+    let right = chosen(&scores(&p), top_k);
+    let wrong = chosen(&scores(&softmax(own)), top_k);
+    let lost: Vec<usize> = right.iter().copied().filter(|i| !wrong.contains(i)).collect();
+    let gained: Vec<usize> = wrong.iter().copied().filter(|i| !right.contains(i)).collect();
+    let rise = |i: usize, j: usize| {
+        let x = (p[i] + (b(i) - b(j)) * (1.0 - p[j])) / (p[j] * (1.0 + b(j) - b(i)));
+        if x > 0.0 { x.ln() } else { f64::INFINITY }
+    };
+    let margin = lost.iter().flat_map(|&i| gained.iter().map(move |&j| (i, j))).map(|(i, j)| rise(i, j));
+    let margin = margin.reduce(|a, b| if a >= b { a } else { b })?;
+    let ids = |list: &[usize]| list.iter().map(|&i| i as u32).collect();
+    // What is no number is no tie.
+    let margin = if margin.is_nan() { f64::INFINITY } else { margin };
+    Some(Flip { chosen: ids(&gained), expected: ids(&lost), margin })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_choice_by_logits_has_their_difference_as_margin() {
+        assert_eq!(flip(&[1.0, 2.0, 0.0], &[1.9, 2.0, 0.0], None, 1), None);
+        let near = flip(&[1.8, 2.0, 0.0], &[2.1, 2.0, 0.0], None, 1).unwrap();
+        assert_eq!((near.chosen.as_slice(), near.expected.as_slice()), (&[0][..], &[1][..]));
+        assert!((near.margin - 0.2).abs() < 1e-6 && near.is_near(), "{near:?}");
+        let far = flip(&[1.0, 2.0, 0.0], &[2.1, 2.0, 0.0], None, 1).unwrap();
+        assert!((far.margin - 1.0).abs() < 1e-6 && !far.is_near(), "{far:?}");
+        // Of two, one changes; their order does not count.
+        assert_eq!(flip(&[3.0, 2.0, 0.0], &[2.0, 3.0, 0.0], None, 2), None);
+        let one = flip(&[3.0, 2.0, 1.9], &[3.0, 1.8, 1.9], None, 2).unwrap();
+        assert_eq!((one.chosen, one.expected), (vec![2], vec![1]));
+        assert!((one.margin - 0.1).abs() < 1e-6);
+    }
+
+    /// The rise that the margin names is the one at which the choice changes.
+    #[test]
+    fn a_biased_choice_changes_where_its_margin_says() {
+        let (logits, bias) = ([1.0f32, 0.4, -0.3], [-0.1f32, 0.05, 0.2]);
+        let scores =
+            |l: &[f32]| -> Vec<f64> { softmax(l).iter().zip(bias).map(|(p, b)| p + f64::from(b)).collect() };
+        assert_eq!(chosen(&scores(&logits), 1), [0]);
+        for j in [1, 2] {
+            let risen = |by: f64| {
+                let mut l = logits;
+                l[j] += by as f32;
+                l
+            };
+            let margin = flip(&logits, &risen(5.0), Some(&bias), 1).unwrap().margin;
+            assert!(margin > 0.0 && margin < 1.0, "{j}: {margin}");
+            assert_eq!(flip(&logits, &risen(margin - 1e-3), Some(&bias), 1), None, "{j}");
+            assert!(flip(&logits, &risen(margin + 1e-3), Some(&bias), 1).is_some(), "{j}");
+        }
+        // What is no number is far from any.
+        let wrong = flip(&[f32::NAN, 1.0], &[0.0, 1.0], None, 1);
+        assert!(wrong.is_none_or(|f| !f.is_near()));
+    }
+}
