@@ -346,8 +346,8 @@ fn without_a_kind_the_fewest_bytes_that_a_token_reads_are_searched_for() {
     };
     let (size, speed) = (by("size"), by("speed"));
     let bytes = |v: &Value, what: &str| v["auto"][what].as_u64().unwrap();
-    assert!(bytes(&speed, "bytes_read_per_token") <= bytes(&size, "bytes_read_per_token"));
-    assert!(bytes(&size, "bytes") <= bytes(&speed, "bytes"));
+    let read = |v: &Value| bytes(v, "bytes_read_per_token") as f64 / bytes(v, "bytes") as f64;
+    assert!(read(&speed) <= read(&size), "for speed, bits go into what is read seldom");
     assert!(bytes(&size, "bytes_read_per_token") < bytes(&size, "bytes"), "not all experts are read");
     // What is too large to be run gets its family's preset, and the reason.
     let large = planned(&["plan", "synthetic:gemma4-26b-a4b?layers=1", "--json"]);

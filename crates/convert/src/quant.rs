@@ -394,10 +394,16 @@ mod tests {
         let groups = Groups::default();
         assert_eq!(MatrixQuant::resolve(lut4, groups, 704, 2816).group, 32);
         assert_eq!(MatrixQuant::resolve(lut4, groups, 48, 64).group, 24);
-        assert_eq!(MatrixQuant::resolve(lut4, groups, 37, 4096).group, 1);
-        // 32 bytes of table for each row of 8 weights would be more than fp16.
-        let stays = MatrixQuant::resolve(lut4, groups, 37, 8);
+        // A table for every row.
+        let stays = MatrixQuant::resolve(lut4, groups, 37, 4096);
         assert_eq!(stays, MatrixQuant::FP16);
+        assert_eq!(
+            MatrixQuant::resolve(lut4, Groups { rows: 1, ..groups }, 37, 4096).group,
+            1,
+            "as asked for"
+        );
+        // 32 bytes of table for each 8 rows of 2 weights would be more than fp16.
+        assert_eq!(MatrixQuant::resolve(lut4, Groups { rows: 8, ..groups }, 8, 2), MatrixQuant::FP16);
         assert!(stays.differs_from(lut4, groups).unwrap().contains("stays fp16"));
         let shorter = MatrixQuant::resolve(lut4, groups, 48, 64).differs_from(lut4, groups);
         assert!(shorter.unwrap().contains("groups of 24 rows"));
