@@ -226,8 +226,20 @@ impl FakeArray {
 
     /// An array of Core ML's own, with padded rows.
     pub fn result(tensor: &Tensor, kind: isize) -> Retained<Self> {
+        Self::own(tensor, kind, padded(&tensor.shape, size_of_kind(kind)))
+    }
+
+    /// An array that shows a state. Rows of states fill whole multiples of [`ROW`], so that there is a gap behind each.
+    pub fn shown(tensor: &Tensor, kind: isize) -> Retained<Self> {
+        let mut wider = tensor.shape.clone();
+        if let Some(last) = wider.last_mut() {
+            *last += ROW / size_of_kind(kind);
+        }
+        Self::own(tensor, kind, padded(&wider, size_of_kind(kind)))
+    }
+
+    fn own(tensor: &Tensor, kind: isize, strides: Vec<usize>) -> Retained<Self> {
         let (shape, size) = (tensor.shape.clone(), size_of_kind(kind));
-        let strides = padded(&shape, size);
         let elements: usize = shape.first().map_or(1, |n| n * strides[0].max(1));
         let memory = Memory::Own(vec![u64::MAX; (elements * size).div_ceil(8) + ROW / 8]);
         let this = Self::alloc().set_ivars(ArrayIvars { memory, shape, strides, kind });

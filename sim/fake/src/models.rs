@@ -83,7 +83,7 @@ define_class!(
             let Some(value) = states.get(&name) else { raise(&format!("no state {name}")) };
             // Other memory for each call, spoilt after it; what was written goes back.
             autoreleasepool(|_| {
-                let view = FakeArray::result(&value, MLMultiArrayDataType::Float16.0);
+                let view = FakeArray::shown(&value, MLMultiArrayDataType::Float16.0);
                 handler.call((NonNull::from(view.as_array()),));
                 states.set(&name, view.ivars().read()).unwrap();
                 view.ivars().spoil();

@@ -36,12 +36,24 @@ fn faults_are_errors_that_name_package_function_and_cause() {
     leaves_nothing(|| {
         let dir = tempfile::tempdir().unwrap();
         let compiled = bundle(dir.path());
-        refused(&compiled, Fault::NoPlan, &["attn.mlpackage", "function `", "-14", "anemoe compile", "--max-loaded"]);
-        refused(&compiled, Fault::LoadException, &["exception NSInvalidArgumentException", "planted at load"]);
+        refused(
+            &compiled,
+            Fault::NoPlan,
+            &["attn.mlpackage", "function `", "-14", "anemoe compile", "--max-loaded"],
+        );
+        refused(
+            &compiled,
+            Fault::LoadException,
+            &["exception NSInvalidArgumentException", "planted at load"],
+        );
         refused(&compiled, Fault::NoAnswer, &["did not answer"]);
         refused(&compiled, Fault::EmptyAnswer, &["neither model nor error"]);
         refused(&compiled, Fault::Error(1), &["com.apple.CoreML 29", "0x1d"]);
-        refused(&compiled, Fault::Exception(1), &["exception NSInvalidArgumentException", "planted at predict"]);
+        refused(
+            &compiled,
+            Fault::Exception(1),
+            &["exception NSInvalidArgumentException", "planted at predict"],
+        );
     });
 }
 
@@ -88,7 +100,9 @@ fn what_is_not_compiled_or_not_a_model_is_refused() {
         let compiled = bundle(dir.path());
         let open = |models: CompiledModels| {
             let settings = CoreMlSettings { compiled: models, ..CoreMlSettings::default() };
-            Model::open(&compiled.bundle, &CoreMlBackend::new(settings).unwrap()).err().map(|e| (e.kind(), e.to_string()))
+            Model::open(&compiled.bundle, &CoreMlBackend::new(settings).unwrap())
+                .err()
+                .map(|e| (e.kind(), e.to_string()))
         };
         let (kind, error) = open(CompiledModels::default()).unwrap();
         assert!(kind == Kind::Unsupported && error.contains("anemoe compile"), "{error}");
@@ -139,7 +153,8 @@ fn inputs_that_do_not_fit_are_refused() {
         let other = compiled.bundle.join(&compiled.chain.shards[0].file);
         fs::write(place.join("coremldata.bin"), other.to_str().unwrap()).unwrap();
         let fresh = compiled.backend(None).open(&compiled.bundle.join(&shard.file)).unwrap();
-        let result = fresh.prepare(&shard.functions[0].name).map(|f| f.run(&[&right], &mut NoStates, &mut outputs));
+        let result =
+            fresh.prepare(&shard.functions[0].name).map(|f| f.run(&[&right], &mut NoStates, &mut outputs));
         let error = match result {
             Ok(ran) => ran.unwrap_err().to_string(),
             Err(e) => e.to_string(),
@@ -160,7 +175,8 @@ fn threads_share_a_model() {
             std::thread::scope(|scope| {
                 for _ in 0..4 {
                     scope.spawn(|| {
-                        let got = model.append(&mut model.sequence(), &[7, 8, 9], Logits::All, Some(1)).unwrap();
+                        let got =
+                            model.append(&mut model.sequence(), &[7, 8, 9], Logits::All, Some(1)).unwrap();
                         assert!(got == want);
                     });
                 }
