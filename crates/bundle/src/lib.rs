@@ -5,7 +5,7 @@
 //!   chain.json               the execution contract ([`Chain`])
 //!   embed.bin                [vocab_size, hidden_size] fp16, row-major, little endian
 //!   vectors.npz              f32 vectors of host steps, when there are any
-//!   tokenizer.json  tokenizer_config.json  generation_config.json     copied from the checkpoint, when it has them
+//!   tokenizer.json  tokenizer_config.json  chat_template.jinja  generation_config.json     copied from the checkpoint, when it has them
 //!   shards/NAME.mlpackage    Core ML packages
 //!   journal.jsonl            what was done to the bundle ([`journal`]); nothing that runs it reads this
 //! ```

@@ -2,16 +2,23 @@
 
 use anemoe_convert::build;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// Exit status of a command that Ctrl-C (SIGINT) interrupted: 128 and the signal's number, as shells count.
-const BY_CTRL_C: u8 = 130;
+pub const BY_CTRL_C: u8 = 130;
 
 /// How long a build may take to come to rest. Leaving sooner loses nothing that is finished: builds survive being killed.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The running command ends by itself after [`build::interrupt`].
 static RESTS: AtomicBool = AtomicBool::new(false);
+
+/// Asked first what to do at a signal.
+type Handler = Box<dyn FnMut(u8) -> bool + Send>;
+
+/// What [`handle`] installed.
+static HANDLER: Mutex<Option<Handler>> = Mutex::new(None);
 
 /// Exit status that the signal which came first asks for.
 static STATUS: AtomicU8 = AtomicU8::new(BY_CTRL_C);
@@ -34,15 +41,32 @@ pub fn install(last_words: impl Fn() + Send + 'static) -> anyhow::Result<()> {
         }
         let mut signals = signal_hook::iterator::Signals::new(wanted)?;
         std::thread::Builder::new().name("signals".into()).spawn(move || {
-            if let Some(signal) = signals.forever().next() {
-                STATUS.store(u8::try_from(128 + signal).unwrap_or(BY_CTRL_C), Ordering::Relaxed);
-                end(&last_words);
+            for signal in signals.forever() {
+                let status = u8::try_from(128 + signal).unwrap_or(BY_CTRL_C);
+                if !is_handled(status) {
+                    STATUS.store(status, Ordering::Relaxed);
+                    end(&last_words);
+                }
             }
         })?;
     }
     #[cfg(not(unix))]
-    ctrlc::set_handler(move || end(&last_words))?;
+    ctrlc::set_handler(move || {
+        if !is_handled(BY_CTRL_C) {
+            end(&last_words);
+        }
+    })?;
     Ok(())
+}
+
+/// Lets a command deal with signals itself: `handler` is given the exit status of each, [`BY_CTRL_C`] for Ctrl-C, and returns
+/// whether the process goes on.
+pub fn handle(handler: impl FnMut(u8) -> bool + Send + 'static) {
+    *HANDLER.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(handler));
+}
+
+fn is_handled(status: u8) -> bool {
+    HANDLER.lock().unwrap_or_else(PoisonError::into_inner).as_mut().is_some_and(|handler| handler(status))
 }
 
 /// Ends the process.

@@ -10,6 +10,7 @@ use anemoe_convert::models::token_ids;
 use anemoe_io::{OwnedDir, json, read_input};
 use anemoe_runtime::cpu::CpuBackend;
 use anemoe_runtime::model::{Logits, Model};
+use anemoe_runtime::chat::ChatTemplate;
 use anemoe_runtime::tokenizer::Tokenizer;
 use rayon::prelude::*;
 use serde_json::Value;
@@ -27,6 +28,7 @@ const MAX_VECTORS_BYTES: u64 = 1 << 30;
 /// Files beside the shards that are more than text, and the largest of the others that is read.
 const TOKENIZER: &str = "tokenizer.json";
 const GENERATION: &str = "generation_config.json";
+const TEMPLATE: &str = "chat_template.jinja";
 const MAX_SIDE_BYTES: u64 = 16 << 20;
 /// Lines that are kept.
 const MAX_LINES: usize = 16_384;
@@ -136,8 +138,8 @@ pub fn run_once(bundle: &Path) -> anemoe_runtime::Result<()> {
     Ok(())
 }
 
-/// Opens the files beside the shards that a run reads or that were copied for one: the tokenizer as `generate` does, the others
-/// as JSON. Tokens that end a text are those of `chain.json`: others in `generation_config.json` would not take effect.
+/// Opens the files beside the shards that a run reads or that were copied for one: the tokenizer as `generate` does, the chat
+/// template as `chat` does, the others as JSON. Tokens that end a text are those of `chain.json`: others in `generation_config.json` would not take effect.
 ///
 /// # Errors
 /// A file is damaged, or names tokens that end a text and that the contract does not have.
@@ -152,6 +154,10 @@ pub fn check_side_files(bundle: &Path, chain: &Chain) -> anemoe_runtime::Result<
             continue;
         }
         let text = read_input(&path, MAX_SIDE_BYTES).map_err(|e| Error::io(&path, e))?;
+        if name == TEMPLATE {
+            ChatTemplate::open(bundle, None)?;
+            continue;
+        }
         let invalid = |what: String| Error::invalid(&path, what);
         let value: Value = json::parse(&text).map_err(|e| invalid(format!("JSON: {e}")))?;
         let known = &chain.model.eos_token_ids;

@@ -41,7 +41,7 @@ pub struct Generated {
     pub ids: Vec<u32>,
     /// Why it ended.
     pub stop: Stop,
-    /// Prompt tokens.
+    /// Prompt tokens that were run.
     pub prefill_tokens: usize,
     /// Time for the prompt, first logits included.
     pub prefill: Duration,
@@ -70,6 +70,22 @@ pub fn generate(
     sequence: &mut Sequence,
     prompt: &[u32],
     options: &GenerateOptions,
+    on_token: impl FnMut(u32) -> bool,
+) -> Result<Generated> {
+    sequence.clear();
+    generate_behind(model, sequence, prompt, options, on_token)
+}
+
+/// Continues `prompt` as [`generate`] does, with the same tokens. The beginning that `sequence` and `prompt` share is not run
+/// again; [`Generated::prefill_tokens`] counts the others.
+///
+/// # Errors
+/// As [`generate`].
+pub fn generate_behind(
+    model: &Model,
+    sequence: &mut Sequence,
+    prompt: &[u32],
+    options: &GenerateOptions,
     mut on_token: impl FnMut(u32) -> bool,
 ) -> Result<Generated> {
     if prompt.is_empty() {
@@ -84,15 +100,22 @@ pub fn generate(
             prompt.len()
         )));
     }
-    sequence.clear();
     let mut sampler = Sampler::new(options.sampling.clone());
     let mut drafter = Drafter::new(options.speculation.clone());
     let started = Instant::now();
-    for tokens in [options.prefill_chunk.unwrap_or(usize::MAX).min(prompt.len()), 1] {
+    // The last token runs in any case: its logits choose the first new one.
+    let shared = sequence.shared_with(&prompt[..prompt.len() - 1]);
+    match shared {
+        // A sequence whose last call failed begins anew, too.
+        0 => sequence.clear(),
+        _ => model.truncate(sequence, shared)?,
+    }
+    let rest = &prompt[shared..];
+    for tokens in [options.prefill_chunk.unwrap_or(usize::MAX).min(rest.len()), 1] {
         model.prepare(tokens, Logits::Last);
     }
     drafter.controller.assume_preparing(model.longest_preparation().as_secs_f64());
-    let mut logits = model.append(sequence, prompt, Logits::Last, options.prefill_chunk)?;
+    let mut logits = model.append(sequence, rest, Logits::Last, options.prefill_chunk)?;
     let prefill = started.elapsed();
     prompt.iter().for_each(|&id| drafter.push(id));
     let mut ids: Vec<u32> = Vec::new();
@@ -170,5 +193,5 @@ pub fn generate(
     };
     let decode_tokens = sequence.position() - prompt.len();
     let speculation = (options.speculation.mode != Mode::Off).then(|| drafter.controller.report());
-    Ok(Generated { ids, stop, prefill_tokens: prompt.len(), prefill, decode_tokens, decode, speculation })
+    Ok(Generated { ids, stop, prefill_tokens: prompt.len() - shared, prefill, decode_tokens, decode, speculation })
 }

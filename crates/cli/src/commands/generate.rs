@@ -102,7 +102,7 @@ enum When {
 
 impl Speculate {
     /// The options; `tokenizer` reads the corpus.
-    fn options(&self, tokenizer: Option<&Tokenizer>) -> anyhow::Result<Speculation> {
+    pub fn options(&self, tokenizer: Option<&Tokenizer>) -> anyhow::Result<Speculation> {
         let corpus = match &self.ngram_corpus {
             None => None,
             Some(path) => {
@@ -239,7 +239,7 @@ pub fn timing(g: &Generated, load: Duration) -> serde_json::Value {
 }
 
 /// Figures of drafts, for JSON.
-fn figures(r: &SpeculationReport) -> serde_json::Value {
+pub fn figures(r: &SpeculationReport) -> serde_json::Value {
     let passes = r
         .passes
         .iter()
@@ -282,7 +282,7 @@ fn drafts(r: &SpeculationReport) -> String {
     )
 }
 
-fn stop_name(stop: Stop) -> &'static str {
+pub fn stop_name(stop: Stop) -> &'static str {
     match stop {
         Stop::EndToken(_) => "end_token",
         Stop::MaxNew => "max_new",

@@ -4,6 +4,7 @@ pub mod assemble;
 pub mod bench;
 pub mod build;
 pub mod calibrate;
+pub mod chat;
 pub mod check;
 pub mod compile;
 pub mod generate;

@@ -20,7 +20,8 @@ pub use open::{open_checkpoint, open_safetensors};
 const MAX_SIDE_FILE_BYTES: u64 = 512 << 20;
 
 /// Files beside the weights that belong into a bundle.
-pub const SIDE_FILES: [&str; 3] = ["tokenizer.json", "tokenizer_config.json", "generation_config.json"];
+pub const SIDE_FILES: [&str; 4] =
+    ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"];
 
 /// An opened checkpoint.
 pub struct Checkpoint {

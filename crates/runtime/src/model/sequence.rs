@@ -35,6 +35,14 @@ impl Sequence {
         self.ids.len()
     }
 
+    /// Tokens at the beginning that are those of `ids`; none after a call that failed.
+    pub fn shared_with(&self, ids: &[u32]) -> usize {
+        if self.is_broken {
+            return 0;
+        }
+        self.ids.iter().zip(ids).take_while(|(a, b)| a == b).count()
+    }
+
     /// Forgets all tokens.
     pub fn clear(&mut self) {
         self.states.iter_mut().for_each(|s| s.clear());
@@ -156,16 +164,7 @@ impl Model {
             sequence.clear();
             return Ok(());
         }
-        // Where a backend undoes whole calls alone, those of their tokens that stay run again.
-        let can = |back: usize| {
-            let kept = position - back;
-            sequence.has_rows_before(kept, &self.chain.caches)
-                && sequence.states.iter().all(|states| states.can_rewind(back))
-                && !sequence.ids[kept..length].contains(&UNKNOWN)
-        };
-        let undone = position - length;
-        let most = position.min(undone + MOST_RUN_AGAIN);
-        if let Some(back) = (undone..=most).find(|back| can(*back)) {
+        if let Some(back) = self.tokens_to_rewind(sequence, length) {
             sequence.is_broken = true;
             sequence.states.iter_mut().try_for_each(|states| states.rewind(back))?;
             sequence.is_broken = false;
@@ -182,6 +181,29 @@ impl Model {
         let ids = sequence.ids[..length].to_vec();
         sequence.clear();
         self.append(sequence, &ids, Logits::None, None).map(|_| ())
+    }
+
+    /// Tokens that states rewind so that `length` are left, or fewer, of which the others run again; none where states cannot.
+    fn tokens_to_rewind(&self, sequence: &Sequence, length: usize) -> Option<usize> {
+        let position = sequence.position();
+        // Where a backend undoes whole calls alone, those of their tokens that stay run again.
+        let can = |back: &usize| {
+            let kept = position - back;
+            sequence.has_rows_before(kept, &self.chain.caches)
+                && sequence.states.iter().all(|states| states.can_rewind(*back))
+                && !sequence.ids[kept..length].contains(&UNKNOWN)
+        };
+        let undone = position - length;
+        (undone..=position.min(undone + MOST_RUN_AGAIN)).find(can)
+    }
+
+    /// Tokens that [`Model::truncate`] would run again to cut a sequence back to `length`.
+    pub fn tokens_to_run_again(&self, sequence: &Sequence, length: usize) -> usize {
+        let position = sequence.position();
+        if length == 0 || length >= position {
+            return 0;
+        }
+        self.tokens_to_rewind(sequence, length).map_or(length, |back| length + back - position)
     }
 
     /// Most tokens, `most` at most, that a pass may append behind one more token so that [`Model::truncate`] cuts them off again

@@ -126,6 +126,26 @@ impl Tokenizer {
         Ok(ids)
     }
 
+    /// Ids of a text in which special tokens are written out, as chat templates write them: none is added.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_written(&self, text: &str) -> Result<Vec<u32>> {
+        let encoding = called(|| self.inner.encode(text, false))
+            .map_err(|e| Error::invalid(&self.path, format!("tokenizer: cannot encode the text: {e}")))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Tells whether a token is one of the special ones, which stand for no text.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.inner.get_added_vocabulary().is_special_token(&self.name(id))
+    }
+
+    /// The token's name in the vocabulary; empty for an id that has none.
+    pub fn name(&self, id: u32) -> String {
+        self.inner.id_to_token(id).unwrap_or_default()
+    }
+
     /// Text of `ids`, special tokens left out.
     ///
     /// # Errors

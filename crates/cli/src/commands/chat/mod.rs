@@ -1,0 +1,156 @@
+//! `anemoe chat`
+
+mod reader;
+mod session;
+mod talk;
+
+use crate::args::executor::ExecutorArgs;
+use crate::args::numbers::at_least_one;
+use crate::args::runner::RunnerArgs;
+use crate::bundle::Verify;
+use crate::commands::generate::Speculate;
+use crate::outcome::Outcome;
+use crate::target::expect_bundle;
+use crate::ui::{Ui, message};
+use anemoe_runtime::chat::{ChatTemplate, History, Overflow, SamplingDefaults};
+use anemoe_runtime::generate::GenerateOptions;
+use anemoe_runtime::model::{Logits, Model};
+use anemoe_runtime::sampler::Sampling;
+use anemoe_runtime::tokenizer::Tokenizer;
+use anyhow::Context;
+use reader::Questions;
+use std::path::PathBuf;
+use std::time::Instant;
+use talk::{Settings, Talk};
+
+/// Talk with a model.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  anemoe chat small.anemoe\n  anemoe chat small.anemoe --system 'Answer in one sentence.' --session talk.session\n  echo 'What is a hash map?' | anemoe chat small.anemoe\n\nIn the chat: a line is a question; a line that ends in \\ goes on, and \"\"\" begins and ends a question of several lines.\nCtrl-C stops an answer, Ctrl-D ends the chat, /help lists commands."
+)]
+pub struct Args {
+    bundle: PathBuf,
+    /// Text that the conversation begins with, as the system's.
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// File of a chat template (Jinja) in place of the bundle's.
+    #[arg(long, value_name = "F")]
+    chat_template: Option<PathBuf>,
+    /// File that keeps the conversation and the model's state: read at the start if it is there, written at the end.
+    #[arg(long, value_name = "F")]
+    session: Option<PathBuf>,
+    /// Most tokens of an answer.
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 1024, value_parser = at_least_one)]
+    max_new: usize,
+    /// What happens when the context is full: `slide` forgets the oldest questions and answers, and never the system prompt;
+    /// `stop` refuses the question.
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = OverflowArg::Slide)]
+    overflow: OverflowArg,
+    /// Text that ends an answer; may be given several times.
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+    /// Divides the logits; 0 always takes the most probable token [default: the model's own, else 0].
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    temperature: Option<f32>,
+    /// Draw among the N most probable tokens only; 0 for all [default: the model's own].
+    #[arg(long, value_name = "N")]
+    top_k: Option<usize>,
+    /// Draw among the most probable tokens only that together reach this probability [default: the model's own].
+    #[arg(long, value_name = "P")]
+    top_p: Option<f32>,
+    /// Starts the random sequence.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    #[command(flatten)]
+    speculate: Speculate,
+    #[command(flatten)]
+    runner: RunnerArgs,
+    #[command(flatten)]
+    executor: ExecutorArgs,
+    #[command(flatten)]
+    verify: Verify,
+}
+
+/// Way out of a full context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum OverflowArg {
+    Slide,
+    Stop,
+}
+
+impl Args {
+    /// The model's own sampling where the command line says nothing.
+    fn sampling(&self) -> anyhow::Result<Sampling> {
+        let own = SamplingDefaults::open(&self.bundle)?;
+        let own = if own.do_sample { own } else { SamplingDefaults::default() };
+        let temperature = self.temperature.or(own.temperature).unwrap_or(if own.do_sample { 1.0 } else { 0.0 });
+        let sampling = Sampling {
+            temperature,
+            top_k: self.top_k.or(own.top_k).unwrap_or(0),
+            top_p: self.top_p.or(own.top_p).unwrap_or(1.0),
+            seed: self.seed,
+        };
+        sampling.check().map_err(anyhow::Error::msg)?;
+        Ok(sampling)
+    }
+}
+
+pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    let backend = args.executor.backend()?;
+    expect_bundle(&args.bundle)?;
+    let sampling = args.sampling()?;
+    let chain = args.verify.open(&args.bundle, ui)?;
+    let core_ml = args.runner.core_ml(&args.bundle, &chain, !args.executor.is_default())?;
+    let started = Instant::now();
+    let tokenizer = Tokenizer::open(&args.bundle.join("tokenizer.json")).context("a chat needs the model's tokenizer")?;
+    let template = ChatTemplate::open(&args.bundle, args.chat_template.as_deref())?;
+    let model = match &core_ml {
+        Some(core_ml) => Model::open(&args.bundle, core_ml)?,
+        None => Model::open(&args.bundle, &backend)?,
+    };
+    model.prepare(1, Logits::Last);
+    drop(model.populate());
+    let settings = Settings {
+        options: GenerateOptions {
+            max_new: args.max_new,
+            sampling,
+            ignore_eos: false,
+            prefill_chunk: None,
+            speculation: args.speculate.options(Some(&tokenizer))?,
+        },
+        overflow: match args.overflow {
+            OverflowArg::Slide => Overflow::Slide,
+            OverflowArg::Stop => Overflow::Stop,
+        },
+        stops: args.stop.clone(),
+        session: args.session.clone(),
+    };
+    let mut talk = Talk::new(&model, &tokenizer, &template, settings, History::new(args.system.as_deref()));
+    if let Some(path) = args.session.as_deref().filter(|path| path.symlink_metadata().is_ok()) {
+        talk.load(path)?;
+        if args.system.is_some() {
+            message("--system has no effect: the session has its own beginning");
+        }
+    }
+    let mut questions = Questions::open()?;
+    if template.is_fallback() {
+        message("the bundle has no chat template: roles are written as words (--chat-template F gives one)");
+    }
+    if questions.is_terminal() {
+        message(format!("loaded in {:.1} s; /help lists commands, Ctrl-D ends", started.elapsed().as_secs_f64()));
+    }
+    while let Some(question) = questions.next()? {
+        match talk.react(&question, ui) {
+            Ok(true) => {}
+            Ok(false) => break,
+            // At a terminal the chat goes on.
+            Err(e) if questions.is_terminal() => message(format!("error: {e:#}")),
+            Err(e) => return Err(e),
+        }
+    }
+    if let Some(path) = &args.session {
+        talk.save(path)?;
+    }
+    ui.document(&talk.document())?;
+    Ok(Outcome::Done)
+}

@@ -1,0 +1,137 @@
+//! Questions from a terminal, with history and several lines, or from a pipe.
+
+use crate::args::prompt::MAX_PROMPT;
+use anyhow::Context;
+use rustyline::completion::Completer;
+use rustyline::error::ReadlineError;
+use rustyline::highlight::Highlighter;
+use rustyline::hint::Hinter;
+use rustyline::history::MemHistory;
+use rustyline::validate::{ValidationContext, ValidationResult, Validator};
+use rustyline::{Config, Editor, Helper};
+use std::io::{BufRead, IsTerminal, Read};
+
+/// Mark around a question of several lines.
+const BLOCK: &str = "\"\"\"";
+/// What a terminal shows before a question.
+const PROMPT: &str = "> ";
+
+/// Keeps a question open until its last line.
+pub struct OpenLines;
+
+impl Helper for OpenLines {}
+impl Completer for OpenLines {
+    type Candidate = String;
+}
+impl Hinter for OpenLines {
+    type Hint = String;
+}
+impl Highlighter for OpenLines {}
+impl Validator for OpenLines {
+    fn validate(&self, context: &mut ValidationContext<'_>) -> rustyline::Result<ValidationResult> {
+        Ok(match is_complete(context.input()) {
+            true => ValidationResult::Valid(None),
+            false => ValidationResult::Incomplete,
+        })
+    }
+}
+
+/// Source of questions.
+pub enum Questions {
+    /// Standard input is a terminal.
+    Terminal(Box<Editor<OpenLines, MemHistory>>),
+    /// Standard input is a file or a pipe.
+    Pipe,
+}
+
+impl Questions {
+    /// Standard input.
+    ///
+    /// # Errors
+    /// The terminal cannot be used.
+    pub fn open() -> anyhow::Result<Questions> {
+        if !std::io::stdin().is_terminal() {
+            return Ok(Questions::Pipe);
+        }
+        let config = Config::builder().auto_add_history(true).bracketed_paste(true).build();
+        let mut editor = Editor::with_history(config, MemHistory::new()).context("terminal")?;
+        editor.set_helper(Some(OpenLines));
+        Ok(Questions::Terminal(Box::new(editor)))
+    }
+
+    /// A person sits at the other end.
+    pub fn is_terminal(&self) -> bool {
+        matches!(self, Questions::Terminal(_))
+    }
+
+    /// The next question or command; none at the end.
+    ///
+    /// # Errors
+    /// Standard input cannot be read, is not UTF-8, or holds a question without end.
+    pub fn next(&mut self) -> anyhow::Result<Option<String>> {
+        match self {
+            Questions::Terminal(editor) => loop {
+                match editor.readline(PROMPT) {
+                    Ok(text) => return Ok(Some(unfolded(&text))),
+                    Err(ReadlineError::Interrupted) => crate::ui::message("(Ctrl-D or /quit ends the chat)"),
+                    Err(ReadlineError::Eof) => return Ok(None),
+                    Err(e) => return Err(anyhow::Error::new(e).context("terminal")),
+                }
+            },
+            Questions::Pipe => piped(&mut std::io::stdin().lock()),
+        }
+    }
+}
+
+/// Reads one question from a pipe.
+fn piped(source: &mut impl BufRead) -> anyhow::Result<Option<String>> {
+    let mut text = String::new();
+    let mut source = source.take(MAX_PROMPT + 1);
+    loop {
+        if source.read_line(&mut text).context("standard input")? == 0 {
+            anyhow::ensure!(text.is_empty() || is_complete(&text), "standard input ends inside {BLOCK}");
+            return Ok((!text.is_empty()).then(|| unfolded(&text)));
+        }
+        let room = text.len() as u64 <= MAX_PROMPT;
+        anyhow::ensure!(room, "standard input: a question has more than {} MB", MAX_PROMPT / 1_000_000);
+        let line = text.trim_end_matches(['\n', '\r']);
+        if is_complete(line) {
+            return Ok(Some(unfolded(line)));
+        }
+    }
+}
+
+/// Tells whether a question ends here: no `\` at the end of its last line, no block left open.
+fn is_complete(text: &str) -> bool {
+    match text.trim_start().strip_prefix(BLOCK) {
+        Some(block) => block.contains(BLOCK),
+        None => !text.ends_with('\\'),
+    }
+}
+
+/// A question without the marks that let it have several lines.
+fn unfolded(text: &str) -> String {
+    let text = text.trim();
+    if let Some(block) = text.strip_prefix(BLOCK) {
+        return block.strip_suffix(BLOCK).unwrap_or(block).trim_matches('\n').to_string();
+    }
+    text.replace("\\\r\n", "\n").replace("\\\n", "\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn questions_have_one_line_or_several() {
+        let text = "one\ntwo \\\nlines\r\n\n\"\"\"a\n\"b\"\n\"\"\"\n/stats\nlast";
+        let mut source = text.as_bytes();
+        let mut all = Vec::new();
+        while let Some(question) = piped(&mut source).unwrap() {
+            all.push(question);
+        }
+        assert_eq!(all, ["one", "two \nlines", "", "a\n\"b\"", "/stats", "last"]);
+        assert!(piped(&mut &b"\"\"\"open\n"[..]).is_err());
+        assert!(piped(&mut &b"\xff\xfe\n"[..]).is_err());
+    }
+}

@@ -1,0 +1,68 @@
+//! Files of sessions: a conversation, and the sequence that it left in the model.
+//!
+//! ```text
+//! magic | u64 bytes of JSON | JSON of the history | bytes of `Sequence::save` | SHA-256 of all before it, as 64 hex digits
+//! ```
+
+use anemoe_io::Error;
+use anemoe_runtime::chat::History;
+use anemoe_runtime::model::{Model, Sequence};
+use std::io::Write;
+use std::path::Path;
+
+const MAGIC: &[u8; 18] = b"anemoe session v1\n";
+/// Hex digits of a SHA-256.
+const DIGEST: usize = 64;
+/// Largest file that is read; the caches of a long conversation have some GB.
+const MAX_BYTES: u64 = 64 << 30;
+
+/// Writes a session; the file is whole or as it was.
+///
+/// # Errors
+/// The file cannot be written, or the backend cannot read states.
+pub fn save(path: &Path, model: &Model, sequence: &Sequence, history: &History) -> anyhow::Result<()> {
+    let json = history.to_json().to_string();
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend((json.len() as u64).to_le_bytes());
+    bytes.extend(json.as_bytes());
+    bytes.extend(sequence.save(model)?);
+    let digest = anemoe_bundle::sha256(&bytes);
+    anemoe_io::write_atomic(path, |file| {
+        file.write_all(&bytes)?;
+        file.write_all(digest.as_bytes())
+    })
+    .map_err(|e| Error::io(path, e))?;
+    Ok(())
+}
+
+/// Reads a session of this model.
+///
+/// # Errors
+/// The file cannot be read, is damaged, or is of another bundle.
+pub fn load(path: &Path, model: &Model) -> anyhow::Result<(Sequence, History)> {
+    let bytes = anemoe_io::read_input(path, MAX_BYTES).map_err(|e| Error::io(path, e))?;
+    let (sequence, history) = parse(&bytes, model).map_err(|what| Error::invalid(path, format!("session: {what}")))?;
+    Ok((sequence, history))
+}
+
+fn parse(bytes: &[u8], model: &Model) -> Result<(Sequence, History), String> {
+    if !bytes.starts_with(MAGIC) {
+        return Err("it does not begin as one of this version".into());
+    }
+    let (content, digest) = bytes.split_at_checked(bytes.len() - DIGEST.min(bytes.len())).unwrap_or_default();
+    if anemoe_bundle::sha256(content).as_bytes() != digest {
+        return Err("it is damaged: its bytes do not fit their hash".into());
+    }
+    let mut rest = content.get(MAGIC.len()..).unwrap_or_default();
+    let length = rest.split_off(..8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
+    let json = length.and_then(|n| usize::try_from(n).ok()).and_then(|n| rest.split_off(..n));
+    let json = json.ok_or("it ends early")?;
+    let json = anemoe_io::json::parse(json).map_err(|e| format!("JSON: {e}"))?;
+    let history = History::from_json(&json)?;
+    let vocabulary = model.chain().model.vocab_size;
+    if history.known.ids.iter().any(|id| *id as usize >= vocabulary) {
+        return Err("a token is outside the vocabulary".into());
+    }
+    let sequence = model.restore(rest).map_err(|e| e.to_string())?;
+    Ok((sequence, history))
+}

@@ -1,0 +1,354 @@
+//! Questions, answers and the commands of a chat.
+
+use super::session;
+use crate::commands::generate::{figures, stop_name};
+use crate::signals;
+use crate::ui::{Ui, message};
+use anemoe_runtime::chat::{ChatTemplate, History, Overflow, PromptText, StopStrings};
+use anemoe_runtime::generate::{GenerateOptions, Stop, generate_behind};
+use anemoe_runtime::model::{Logits, Model, Sequence};
+use anemoe_runtime::tokenizer::{TextStream, Tokenizer};
+use anyhow::Context;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const HELP: &str = "\
+/reset        forgets the conversation, and keeps the system prompt
+/save [FILE]  writes the conversation and the model's state to a file
+/load [FILE]  goes on from such a file
+/stats        tokens and times so far
+/help         this list
+/quit         ends the chat, as Ctrl-D does
+//...          a question that begins with /";
+
+/// Options of a chat.
+pub struct Settings {
+    /// Answers.
+    pub options: GenerateOptions,
+    /// Way out of a full context.
+    pub overflow: Overflow,
+    /// Texts that end an answer.
+    pub stops: Vec<String>,
+    /// File of `/save` and `/load` without a name.
+    pub session: Option<PathBuf>,
+}
+
+/// A conversation with a model.
+pub struct Talk<'a> {
+    model: &'a Model,
+    tokenizer: &'a Tokenizer,
+    template: &'a ChatTemplate,
+    settings: Settings,
+    history: History,
+    sequence: Sequence,
+    /// Tokens that end an answer besides the model's own.
+    ends: Vec<u32>,
+    stop: StopFlag,
+    turns: Vec<Value>,
+    totals: Totals,
+}
+
+/// Tokens and times of all turns.
+#[derive(Default)]
+struct Totals {
+    prompt: usize,
+    reused: usize,
+    prefill: Duration,
+    decoded: usize,
+    decode: Duration,
+}
+
+/// Tells an answer that Ctrl-C stops it.
+#[derive(Clone, Default)]
+struct StopFlag {
+    answering: Arc<AtomicBool>,
+    wanted: Arc<AtomicBool>,
+}
+
+impl StopFlag {
+    /// A flag that Ctrl-C raises while an answer comes.
+    fn install() -> StopFlag {
+        let flag = StopFlag::default();
+        let mine = flag.clone();
+        signals::handle(move |status| {
+            let stops = status == signals::BY_CTRL_C && mine.answering.load(Ordering::SeqCst);
+            if stops {
+                mine.wanted.store(true, Ordering::SeqCst);
+            }
+            stops
+        });
+        flag
+    }
+
+    fn set_answering(&self, on: bool) {
+        if on {
+            self.wanted.store(false, Ordering::SeqCst);
+        }
+        self.answering.store(on, Ordering::SeqCst);
+    }
+
+    fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::SeqCst)
+    }
+}
+
+/// Ends of an answer that the chat adds to those of generation.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    Interrupted,
+    StopString,
+    EndToken,
+}
+
+/// Tokens and text of an answer while it comes.
+struct Answer<'a> {
+    text: String,
+    ids: Vec<u32>,
+    stream: TextStream<'a>,
+    stops: StopStrings,
+    ended: Option<Ended>,
+}
+
+impl Answer<'_> {
+    /// Adds a token; gives the text that it lets show.
+    fn push(&mut self, id: u32) -> anemoe_runtime::Result<String> {
+        self.ids.push(id);
+        let (shown, found) = self.stops.push(&self.stream.push(id)?);
+        if found {
+            self.ended = Some(Ended::StopString);
+        }
+        self.text += &shown;
+        Ok(shown)
+    }
+}
+
+impl<'a> Talk<'a> {
+    /// A conversation that has this history, and an empty sequence.
+    pub fn new(
+        model: &'a Model,
+        tokenizer: &'a Tokenizer,
+        template: &'a ChatTemplate,
+        settings: Settings,
+        history: History,
+    ) -> Talk<'a> {
+        Talk {
+            sequence: model.sequence(),
+            ends: template.end_tokens(tokenizer),
+            stop: StopFlag::install(),
+            turns: Vec::new(),
+            totals: Totals::default(),
+            model,
+            tokenizer,
+            template,
+            settings,
+            history,
+        }
+    }
+
+    /// Answers a question or follows a command; false ends the chat.
+    ///
+    /// # Errors
+    /// The question has no room, a file cannot be used, the model fails.
+    pub fn react(&mut self, line: &str, ui: &Ui) -> anyhow::Result<bool> {
+        match line.strip_prefix('/') {
+            Some(rest) if !rest.starts_with('/') => self.command(rest),
+            Some(question) => self.turn(question, ui).map(|()| true),
+            None if line.trim().is_empty() => Ok(true),
+            None => self.turn(line, ui).map(|()| true),
+        }
+    }
+
+    fn command(&mut self, line: &str) -> anyhow::Result<bool> {
+        let (name, argument) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+        let argument = argument.trim();
+        let file = || {
+            let named = (!argument.is_empty()).then(|| PathBuf::from(argument));
+            named.or_else(|| self.settings.session.clone()).with_context(|| format!("/{name} needs the name of a file"))
+        };
+        match name {
+            "help" => message(HELP),
+            "reset" => {
+                self.history.reset();
+                self.sequence.clear();
+                message("the conversation is forgotten");
+            }
+            "save" => self.save(&file()?)?,
+            "load" => self.load(&file()?)?,
+            "stats" => message(self.stats()),
+            "quit" | "exit" | "bye" => return Ok(false),
+            _ => anyhow::bail!("there is no command /{name}; /help lists commands"),
+        }
+        Ok(true)
+    }
+
+    /// Writes the session.
+    pub fn save(&self, path: &Path) -> anyhow::Result<()> {
+        session::save(path, self.model, &self.sequence, &self.history)?;
+        message(format!("saved {} tokens to {}", self.sequence.position(), path.display()));
+        Ok(())
+    }
+
+    /// Reads a session.
+    pub fn load(&mut self, path: &Path) -> anyhow::Result<()> {
+        (self.sequence, self.history) = session::load(path, self.model)?;
+        message(format!("loaded {} tokens from {}", self.sequence.position(), path.display()));
+        Ok(())
+    }
+
+    /// Tokens and times so far.
+    fn stats(&self) -> String {
+        let t = &self.totals;
+        let rate = |n: usize, d: Duration| if n == 0 { 0.0 } else { n as f64 / d.as_secs_f64().max(1e-9) };
+        format!(
+            "{} answers; prompts {} tokens, {} of them from the turns before; {} run at {:.0} tok/s; {} decoded at {:.1} tok/s; \
+             context {} of {} tokens",
+            self.turns.len(),
+            t.prompt,
+            t.reused,
+            t.prompt - t.reused,
+            rate(t.prompt - t.reused, t.prefill),
+            t.decoded,
+            rate(t.decoded, t.decode),
+            self.sequence.position(),
+            self.model.chain().model.max_context
+        )
+    }
+
+    /// The chat, for programs.
+    pub fn document(&self) -> Value {
+        json!({"turns": self.turns, "messages": self.history.messages, "fallback_template": self.template.is_fallback()})
+    }
+
+    /// Answers one question.
+    fn turn(&mut self, question: &str, ui: &Ui) -> anyhow::Result<()> {
+        let context = self.model.chain().model.max_context;
+        // At least a quarter of the context, or all that an answer may have, stays free for it.
+        let room = context - self.settings.options.max_new.min(context / 4);
+        let overflow = self.settings.overflow;
+        let turn = self.history.ask(question, self.template, self.tokenizer, room, overflow)?;
+        if turn.dropped > 0 {
+            message(format!("the context is full: the oldest {} messages are forgotten", turn.dropped));
+        }
+        self.stop.set_answering(true);
+        let answered = self.answer(turn.prompt, ui);
+        self.stop.set_answering(false);
+        if answered.is_err() {
+            self.history.take_back();
+        }
+        answered
+    }
+
+    /// Runs the tokens of a prompt that the sequence does not begin with, but for those of the last pass. False if Ctrl-C came.
+    fn prefill(&mut self, prompt: &[u32]) -> anyhow::Result<bool> {
+        let shared = self.sequence.shared_with(&prompt[..prompt.len() - 1]);
+        match shared {
+            0 => self.sequence.clear(),
+            _ => self.model.truncate(&mut self.sequence, shared)?,
+        }
+        let pass = self.model.most_tokens(None);
+        while prompt.len() - self.sequence.position() > pass {
+            let first = self.sequence.position();
+            self.model.append(&mut self.sequence, &prompt[first..first + pass], Logits::None, None)?;
+            if self.stop.is_wanted() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn answer(&mut self, prompt: PromptText, ui: &Ui) -> anyhow::Result<()> {
+        anyhow::ensure!(!prompt.ids.is_empty(), "the prompt is empty: the chat template makes nothing of the question");
+        let reused = self.sequence.shared_with(&prompt.ids[..prompt.ids.len() - 1]);
+        let started = Instant::now();
+        if !self.prefill(&prompt.ids)? {
+            self.history.take_back();
+            message("\nstopped before the answer; the question is taken back");
+            return Ok(());
+        }
+        let mut prefill = started.elapsed();
+        let own_stops = self.template.stop_strings().iter().map(|s| s.to_string());
+        let mut answer = Answer {
+            text: String::new(),
+            ids: Vec::new(),
+            stream: TextStream::new(self.tokenizer, &prompt.ids)?,
+            stops: StopStrings::new(own_stops.chain(self.settings.stops.iter().cloned())),
+            ended: None,
+        };
+        let mut options = self.settings.options.clone();
+        // Another random sequence in every turn.
+        options.sampling.seed = options.sampling.seed.wrapping_add(self.turns.len() as u64);
+        let (ends, stop) = (&self.ends, &self.stop);
+        let mut failure: Option<anyhow::Error> = None;
+        let generated = generate_behind(self.model, &mut self.sequence, &prompt.ids, &options, |id| {
+            if ends.contains(&id) {
+                answer.ended = Some(Ended::EndToken);
+                return false;
+            }
+            let shown = answer.push(id).map_err(anyhow::Error::from);
+            if let Err(e) = shown.and_then(|text| Ok(ui.part(&text)?)) {
+                failure = Some(e);
+                return false;
+            }
+            if stop.is_wanted() && answer.ended.is_none() {
+                answer.ended = Some(Ended::Interrupted);
+            }
+            answer.ended.is_none()
+        })?;
+        if let Some(e) = failure {
+            return Err(e);
+        }
+        if answer.ended != Some(Ended::StopString) {
+            let held = answer.stops.finish();
+            ui.part(&held)?;
+            answer.text += &held;
+        }
+        ui.line("")?;
+        prefill += generated.prefill;
+        let ended = match (answer.ended, generated.stop) {
+            (Some(Ended::Interrupted), _) => "interrupted",
+            (Some(Ended::StopString), _) => "stop_string",
+            (Some(Ended::EndToken), _) => "end_token",
+            (None, stop) => stop_name(stop),
+        };
+        if generated.stop == Stop::ContextFull {
+            message("the context is full: the answer ends here");
+        }
+        let prompt_tokens = prompt.ids.len();
+        self.totals.prompt += prompt_tokens;
+        self.totals.reused += reused;
+        self.totals.prefill += prefill;
+        self.totals.decoded += generated.decode_tokens;
+        self.totals.decode += generated.decode;
+        message(format!(
+            "[prompt {prompt_tokens} tokens, {reused} of them known, {:.2} s; {} tokens, {:.1} tok/s; context {} of {}; {}]",
+            prefill.as_secs_f64(),
+            answer.ids.len(),
+            generated.tokens_per_second(),
+            self.sequence.position(),
+            self.model.chain().model.max_context,
+            ended.replace('_', " "),
+        ));
+        self.turns.push(json!({
+            "text": answer.text,
+            "generated_ids": answer.ids,
+            "stop": ended,
+            "prompt_tokens": prompt_tokens,
+            "reused_tokens": reused,
+            "timing": {
+                "prefill_tokens": prompt_tokens - reused,
+                "prefill_s": prefill.as_secs_f64(),
+                "decode_tokens": generated.decode_tokens,
+                "decode_s": generated.decode.as_secs_f64(),
+                "decode_tok_s": generated.tokens_per_second(),
+            },
+            "speculation": generated.speculation.as_ref().map(figures),
+        }));
+        // Behind a stop string, tokens are more than the text.
+        let ids = (answer.ended != Some(Ended::StopString)).then_some(answer.ids.as_slice());
+        self.history.answer(prompt, &answer.text, ids);
+        Ok(())
+    }
+}

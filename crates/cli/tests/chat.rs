@@ -1,0 +1,157 @@
+//! `anemoe chat` in a pipe, on the small model: answers, commands, sessions, full contexts, and what it refuses.
+
+mod common;
+
+use common::{anemoe, build, finish, refused};
+use serde_json::Value;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::OnceLock;
+
+/// A bundle of the small model with a short context, built once.
+fn bundle() -> &'static Path {
+    static BUNDLE: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
+    let (_, path) = BUNDLE.get_or_init(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("small.anemoe");
+        let small = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/small-gemma4");
+        build(&small, &path, &["--max-context", "256", "--no-journal"]);
+        (dir, path)
+    });
+    path
+}
+
+/// Exit status, output and messages of a chat that is given this text.
+fn chat(options: &[&str], text: &str) -> (i32, String, String) {
+    let mut args = vec!["chat", bundle().to_str().unwrap()];
+    args.extend(options);
+    let mut command = anemoe(&args);
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // A chat that is refused does not read.
+    let _ = child.stdin.take().unwrap().write_all(text.as_bytes());
+    finish(child.wait_with_output().unwrap())
+}
+
+/// The document of a chat that ends well.
+fn turns(options: &[&str], text: &str) -> Value {
+    let mut all = options.to_vec();
+    all.push("--json");
+    let (code, out, err) = chat(&all, text);
+    assert_eq!(code, 0, "{err}");
+    serde_json::from_str(&out).unwrap()
+}
+
+#[test]
+fn a_second_turn_goes_on_from_the_first() {
+    let v = turns(&["-n", "12", "--system", "Write Python."], "def main():\nimport \\\nos\n");
+    let turns = v["turns"].as_array().unwrap();
+    assert_eq!(turns.len(), 2, "{v}");
+    let number = |turn: usize, key: &str| turns[turn][key].as_u64().unwrap();
+    assert_eq!(number(0, "reused_tokens"), 0);
+    // All of the first turn but the last token, which no pass has seen.
+    let first = number(0, "prompt_tokens") + turns[0]["generated_ids"].as_array().unwrap().len() as u64;
+    assert!(number(1, "reused_tokens") >= first - 1, "{v}");
+    let roles: Vec<&str> = v["messages"].as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
+    assert_eq!(roles, ["system", "user", "assistant", "user", "assistant"]);
+    assert_eq!(v["messages"][3]["content"], "import \nos");
+    let (code, out, err) = chat(&["-n", "12", "--system", "Write Python."], "def main():\n/stats\n");
+    assert_eq!(code, 0);
+    assert_eq!(out.trim_end(), turns[0]["text"].as_str().unwrap().trim_end());
+    assert!(err.contains("tok/s") && err.contains("1 answers"), "{err}");
+}
+
+#[test]
+fn a_session_goes_on_as_if_it_had_not_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("talk.session");
+    let session = ["-n", "10", "--session", file.to_str().unwrap()];
+    let whole = turns(&["-n", "10"], "class A:\nimport re\n");
+    let first = turns(&session, "class A:\n");
+    let second = turns(&session, "import re\n");
+    assert_eq!(first["turns"][0]["generated_ids"], whole["turns"][0]["generated_ids"]);
+    assert_eq!(second["turns"][0]["generated_ids"], whole["turns"][1]["generated_ids"]);
+    assert_eq!(second["turns"][0]["reused_tokens"], whole["turns"][1]["reused_tokens"]);
+    // Damaged in any place, cut short, or something else.
+    let bytes = fs::read(&file).unwrap();
+    for at in [0, 20, 30, bytes.len() / 2, bytes.len() - 70, bytes.len() - 1] {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 1;
+        fs::write(&file, &damaged).unwrap();
+        let (code, _, err) = chat(&session, "x\n");
+        assert!(code == 2 && err.contains("talk.session") && !err.contains("panicked"), "{at}: {err}");
+    }
+    for length in [0, 10, 18, 26, 100, bytes.len() - 1] {
+        fs::write(&file, &bytes[..length]).unwrap();
+        let (code, _, err) = chat(&session, "x\n");
+        assert!(code == 2 && err.contains("talk.session"), "{length}: {err}");
+    }
+}
+
+#[test]
+fn commands_save_load_and_reset() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("s");
+    let name = file.to_str().unwrap();
+    let text = format!("a = 1\n/save {name}\n/reset\na = 1\n/load {name}\n/help\n//not a command\n/quit\nnever\n");
+    let v = turns(&["-n", "6"], &text);
+    let turns = v["turns"].as_array().unwrap();
+    assert_eq!(turns.len(), 3, "{v}");
+    assert_eq!(turns[0]["generated_ids"], turns[1]["generated_ids"]);
+    assert_eq!(turns[1]["reused_tokens"], 0);
+    assert!(turns[2]["reused_tokens"].as_u64().unwrap() > 5);
+    assert_eq!(v["messages"][2]["content"], "/not a command");
+    for (text, says) in [("/nothing\n", "no command /nothing"), ("/save\n", "/save needs"), ("/load none\n", "none")] {
+        let (code, _, err) = chat(&[], text);
+        assert!(code == 2 && err.contains(says), "{text}: {err}");
+    }
+}
+
+#[test]
+fn a_full_context_slides_or_stops() {
+    let question = "import os, sys, re, json, time\n".repeat(12);
+    let v = turns(&["-n", "30", "--system", "S"], &question);
+    assert_eq!(v["turns"].as_array().unwrap().len(), 12);
+    assert_eq!(v["messages"][0]["role"], "system");
+    assert!(v["messages"].as_array().unwrap().len() < 20, "{v}");
+    let (code, _, err) = chat(&["-n", "30", "--overflow", "stop"], &question);
+    assert!(code == 2 && err.contains("the context is full"), "{err}");
+    let (code, _, err) = chat(&["-n", "30"], &format!("{}\n", "word ".repeat(400)));
+    assert!(code == 2 && err.contains("too long for the context"), "{err}");
+}
+
+#[test]
+fn a_stop_string_ends_an_answer_and_is_not_shown() {
+    let free = turns(&["-n", "20"], "def f(x):\n");
+    let text = free["turns"][0]["text"].as_str().unwrap();
+    let middle = text.char_indices().nth(text.chars().count() / 2).unwrap().0;
+    let stop: String = text[middle..].chars().take(3).collect();
+    let v = turns(&["-n", "20", "--stop", &stop], "def f(x):\nnext\n");
+    assert_eq!(v["turns"][0]["text"], text[..text.find(&stop).unwrap()]);
+    assert_eq!(v["turns"][0]["stop"], "stop_string");
+}
+
+#[test]
+fn templates_come_from_the_bundle_or_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("t.jinja");
+    fs::write(&file, "{{ raise_exception('not today') }}").unwrap();
+    let (code, _, err) = chat(&["--chat-template", file.to_str().unwrap()], "x\n");
+    assert!(code == 2 && err.contains("not today") && err.contains("t.jinja"), "{err}");
+    fs::write(&file, "{% for").unwrap();
+    let (code, _, err) = chat(&["--chat-template", file.to_str().unwrap()], "x\n");
+    assert!(code == 2 && err.contains("chat template"), "{err}");
+    let b = bundle().to_str().unwrap();
+    refused(&["chat", b, "--temperature", "-1"], &["temperature"]);
+    refused(&["chat", b, "--top-p", "nan"], &["top-p"]);
+    refused(&["chat", b, "--session", dir.path().to_str().unwrap()], &["not a regular file"]);
+    refused(&["chat", dir.path().join("none").to_str().unwrap()], &["no such file or folder"]);
+    // Without a template of its own.
+    let plain = dir.path().join("plain.anemoe");
+    common::copy(bundle(), &plain);
+    fs::write(plain.join("tokenizer_config.json"), r#"{"bos_token": "<bos>"}"#).unwrap();
+    let (code, _, err) = common::run(&["chat", plain.to_str().unwrap(), "--no-verify", "-n", "4"]);
+    assert!(code == 0 && err.contains("no chat template"), "{err}");
+}

@@ -1,0 +1,24 @@
+//! Conversations: messages as a prompt by the model's own template, and answers that end where they should.
+//!
+//! ```text
+//! messages --ChatTemplate::render--> text --PromptText::encode--> ids --generate_behind--> answer --StopStrings--> shown
+//! ```
+//! The prompt of a later turn begins with the tokens of the turns before it, so that a sequence goes on from where it stands.
+
+mod history;
+mod prompt_text;
+mod python;
+mod sampling_defaults;
+mod stop_strings;
+mod template;
+
+pub use history::{History, Overflow, Turn};
+pub use prompt_text::PromptText;
+pub use sampling_defaults::SamplingDefaults;
+pub use stop_strings::StopStrings;
+pub use template::ChatTemplate;
+
+/// Makes a message of a role, as templates read it.
+pub fn message(role: &str, content: &str) -> serde_json::Value {
+    serde_json::json!({"role": role, "content": content})
+}

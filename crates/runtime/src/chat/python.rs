@@ -1,0 +1,89 @@
+//! Names that templates written for Python's Jinja expect: `raise_exception`, `strftime_now`, the filter `tojson`, methods of
+//! Python's strings and maps, and `True`, `False` and `None` as Python prints them.
+
+use minijinja::value::{Kwargs, Value, ValueKind};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State};
+use serde::Serialize;
+use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
+use std::io;
+
+/// Instructions that a template may run. A conversation of a thousand messages takes some 100,000; an endless loop ends.
+const MOST_STEPS: u64 = 5_000_000;
+/// Depth of macros that call each other.
+const MOST_DEPTH: usize = 200;
+
+/// An environment as Hugging Face transformers makes one for chat templates.
+pub fn environment() -> Environment<'static> {
+    let mut environment = Environment::new();
+    environment.set_trim_blocks(true);
+    environment.set_lstrip_blocks(true);
+    environment.set_auto_escape_callback(|_| AutoEscape::None);
+    environment.set_fuel(Some(MOST_STEPS));
+    environment.set_recursion_limit(MOST_DEPTH);
+    environment.set_formatter(print_value);
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.add_function("raise_exception", raise_exception);
+    environment.add_function("strftime_now", strftime_now);
+    environment.add_filter("tojson", to_json);
+    environment
+}
+
+/// Prints as Python does.
+fn print_value(out: &mut Output<'_>, state: &State<'_, '_>, value: &Value) -> Result<(), Error> {
+    match value.kind() {
+        ValueKind::Bool => out.write_str(if value.is_true() { "True" } else { "False" }).map_err(Error::from),
+        ValueKind::None => out.write_str("None").map_err(Error::from),
+        _ => minijinja::escape_formatter(out, state, value),
+    }
+}
+
+/// Ends a template with its own message.
+fn raise_exception(what: String) -> Result<Value, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, what))
+}
+
+/// The date now, in UTC.
+fn strftime_now(format: String) -> Result<String, Error> {
+    let now = jiff::Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC);
+    jiff::fmt::strtime::format(&format, &now)
+        .map_err(|e| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {e}")))
+}
+
+/// JSON with Python's blanks behind commas and colons; `indent=N` puts values on lines.
+fn to_json(value: Value, indent: Option<usize>, options: Kwargs) -> Result<String, Error> {
+    let failed = |e: String| Error::new(ErrorKind::BadSerialization, format!("tojson: {e}"));
+    let indent = options.get::<Option<usize>>("indent")?.or(indent);
+    // Accepted, and at the value that transformers uses.
+    for name in ["ensure_ascii", "sort_keys", "separators"] {
+        let _ = options.get::<Option<Value>>(name)?;
+    }
+    options.assert_all_used()?;
+    let value = serde_json::to_value(&value).map_err(|e| failed(e.to_string()))?;
+    let mut out = Vec::new();
+    let written = match indent {
+        Some(n) => {
+            let blanks = vec![b' '; n.min(16)];
+            value.serialize(&mut Serializer::with_formatter(&mut out, PrettyFormatter::with_indent(&blanks)))
+        }
+        None => value.serialize(&mut Serializer::with_formatter(&mut out, PythonFormatter)),
+    };
+    written.map_err(|e| failed(e.to_string()))?;
+    String::from_utf8(out).map_err(|e| failed(e.to_string()))
+}
+
+/// JSON on one line, as `json.dumps` writes it.
+struct PythonFormatter;
+
+impl Formatter for PythonFormatter {
+    fn begin_array_value<W: io::Write + ?Sized>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
+        out.write_all(if first { b"" } else { b", " })
+    }
+
+    fn begin_object_key<W: io::Write + ?Sized>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
+        out.write_all(if first { b"" } else { b", " })
+    }
+
+    fn begin_object_value<W: io::Write + ?Sized>(&mut self, out: &mut W) -> io::Result<()> {
+        out.write_all(b": ")
+    }
+}

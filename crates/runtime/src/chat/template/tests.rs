@@ -1,0 +1,72 @@
+use super::*;
+use serde_json::json;
+
+/// A template without configuration.
+fn template(text: &str) -> Result<ChatTemplate> {
+    let mut config = Map::new();
+    config.insert("bos_token".into(), "<s>".into());
+    ChatTemplate::new(text, &config, Path::new("t.jinja"))
+}
+
+#[test]
+fn a_template_that_is_wrong_says_where() {
+    let e = template("one\n{% for m in messages %}").err().unwrap().to_string();
+    assert!(e.contains("t.jinja") && e.contains("chat template") && e.contains("line"), "{e}");
+    let fails = |text: &str| template(text).unwrap().render(&[message("user", "x")], None, true).unwrap_err();
+    assert!(fails("{{ raise_exception('only users') }}").to_string().contains("only users (line 1)"));
+    assert!(fails("{{ messages[0].no.where }}").to_string().contains("undefined"));
+    assert!(fails("{{ messages | nofilter }}").to_string().contains("nofilter"));
+    assert!(fails("{{ strftime_now('%!') }}").to_string().contains("strftime_now"));
+}
+
+#[test]
+fn a_template_without_end_is_stopped() {
+    let endless = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}";
+    assert!(template(endless).unwrap().render(&[], None, true).is_err());
+    let deep = "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}";
+    assert!(template(deep).unwrap().render(&[], None, true).is_err());
+}
+
+#[test]
+fn answers_begin_as_the_template_writes_them_without_a_generation_prompt() {
+    let t = template("{{ bos_token }}{% for m in messages %}<a>{{ m.role }}\n{{ m.content }}<b>\n{% endfor %}").unwrap();
+    let question = [message("user", "q")];
+    assert_eq!(t.render(&question, None, true).unwrap(), "<s><a>user\nq<b>\n<a>assistant\n");
+    assert_eq!(t.render(&question, None, false).unwrap(), "<s><a>user\nq<b>\n");
+    assert_eq!(t.turn_end, "<b>\n");
+    let t = template("{% for m in messages %}{{ m.content }}|{% endfor %}{% if add_generation_prompt %}>{% endif %}").unwrap();
+    assert_eq!(t.render(&question, None, true).unwrap(), "q|>");
+}
+
+#[test]
+fn the_plain_template_writes_roles_as_words() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join(CONFIG_FILE), r#"{"bos_token": "<s>"}"#).unwrap();
+    let t = ChatTemplate::open(folder.path(), None).unwrap();
+    assert!(t.is_fallback() && t.stop_strings() == [FALLBACK_STOP]);
+    let messages = [message("system", "S"), message("user", "a"), message("assistant", "b"), message("user", "c")];
+    let text = t.render(&messages, None, true).unwrap();
+    assert_eq!(text, "<s>S\n\nUser: a\nAssistant: b\nUser: c\nAssistant:");
+}
+
+#[test]
+fn a_file_goes_before_the_bundles_templates() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let text = |file: Option<&Path>| ChatTemplate::open(folder.path(), file).and_then(|t| t.render(&[], None, false));
+    let named = json!({"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "config"}]});
+    std::fs::write(at(CONFIG_FILE), named.to_string()).unwrap();
+    assert_eq!(text(None).unwrap(), "config");
+    std::fs::write(at(TEMPLATE_FILE), "{# of the model #}jinja").unwrap();
+    assert_eq!(text(None).unwrap(), "jinja");
+    std::fs::write(at("own.jinja"), "own").unwrap();
+    assert_eq!(text(Some(&at("own.jinja"))).unwrap(), "own");
+    assert!(text(Some(&at("none.jinja"))).unwrap_err().to_string().contains("none.jinja"));
+    std::fs::remove_file(at(TEMPLATE_FILE)).unwrap();
+    for wrong in [json!({"chat_template": 3}), json!({"chat_template": [{"name": "tool_use", "template": "t"}]})] {
+        std::fs::write(at(CONFIG_FILE), wrong.to_string()).unwrap();
+        assert!(text(None).unwrap_err().to_string().contains("chat_template: neither"), "{wrong}");
+    }
+    std::fs::write(at(CONFIG_FILE), "[1]").unwrap();
+    assert!(text(None).unwrap_err().to_string().contains(CONFIG_FILE));
+}
