@@ -54,7 +54,8 @@ fn a_second_turn_goes_on_from_the_first() {
     // All of the first turn but the last token, which no pass has seen.
     let first = number(0, "prompt_tokens") + turns[0]["generated_ids"].as_array().unwrap().len() as u64;
     assert!(number(1, "reused_tokens") >= first - 1, "{v}");
-    let roles: Vec<&str> = v["messages"].as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
+    let roles: Vec<&str> =
+        v["messages"].as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
     assert_eq!(roles, ["system", "user", "assistant", "user", "assistant"]);
     assert_eq!(v["messages"][3]["content"], "import \nos");
     let (code, out, err) = chat(&["-n", "12", "--system", "Write Python."], "def main():\n/stats\n");
@@ -95,7 +96,8 @@ fn commands_save_load_and_reset() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("s");
     let name = file.to_str().unwrap();
-    let text = format!("a = 1\n/save {name}\n/reset\na = 1\n/load {name}\n/help\n//not a command\n/quit\nnever\n");
+    let text =
+        format!("a = 1\n/save {name}\n/reset\na = 1\n/load {name}\n/help\n//not a command\n/quit\nnever\n");
     let v = turns(&["-n", "6"], &text);
     let turns = v["turns"].as_array().unwrap();
     assert_eq!(turns.len(), 3, "{v}");
@@ -103,7 +105,9 @@ fn commands_save_load_and_reset() {
     assert_eq!(turns[1]["reused_tokens"], 0);
     assert!(turns[2]["reused_tokens"].as_u64().unwrap() > 5);
     assert_eq!(v["messages"][2]["content"], "/not a command");
-    for (text, says) in [("/nothing\n", "no command /nothing"), ("/save\n", "/save needs"), ("/load none\n", "none")] {
+    for (text, says) in
+        [("/nothing\n", "no command /nothing"), ("/save\n", "/save needs"), ("/load none\n", "none")]
+    {
         let (code, _, err) = chat(&[], text);
         assert!(code == 2 && err.contains(says), "{text}: {err}");
     }
@@ -146,7 +150,7 @@ fn templates_come_from_the_bundle_or_a_file() {
     let b = bundle().to_str().unwrap();
     refused(&["chat", b, "--temperature", "-1"], &["temperature"]);
     refused(&["chat", b, "--top-p", "nan"], &["top-p"]);
-    refused(&["chat", b, "--session", dir.path().to_str().unwrap()], &["not a regular file"]);
+    refused(&["chat", b, "--session", dir.path().to_str().unwrap()], &["a folder, where"]);
     refused(&["chat", dir.path().join("none").to_str().unwrap()], &["no such file or folder"]);
     // Without a template of its own.
     let plain = dir.path().join("plain.anemoe");

@@ -193,5 +193,13 @@ pub fn generate_behind(
     };
     let decode_tokens = sequence.position() - prompt.len();
     let speculation = (options.speculation.mode != Mode::Off).then(|| drafter.controller.report());
-    Ok(Generated { ids, stop, prefill_tokens: prompt.len() - shared, prefill, decode_tokens, decode, speculation })
+    Ok(Generated {
+        ids,
+        stop,
+        prefill_tokens: prompt.len() - shared,
+        prefill,
+        decode_tokens,
+        decode,
+        speculation,
+    })
 }

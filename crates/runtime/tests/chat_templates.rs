@@ -29,7 +29,10 @@ fn templates_render_as_in_transformers() {
         let answer = case["add_generation_prompt"].as_bool().unwrap();
         let rendered = template.render(messages, tools, answer);
         if rendered.as_ref().ok().map(String::as_str) != golden["text"].as_str() {
-            wrong.push(format!("{} {}: {rendered:?} and not {}", golden["template"], golden["name"], golden["text"]));
+            wrong.push(format!(
+                "{} {}: {rendered:?} and not {}",
+                golden["template"], golden["name"], golden["text"]
+            ));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

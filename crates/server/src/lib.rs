@@ -1,1 +1,20 @@
-//! Serves.
+//! Serves a bundle over HTTP, as OpenAI's API does.
+//!
+//! ```text
+//! connection ── http (async): limits, key, parameters, template, tokens ──Job──> engine (one thread): batches, samples
+//!      ^                                                                            │
+//!      └───────────────── JSON or server-sent events <──── Events through a Sink ───┘
+//! ```
+//! The engine knows nothing of HTTP, and [`http`] nothing of sequences. [`http`] is the only asynchronous code of the workspace.
+//!
+//! # Tests
+//! Beside the code: limits of parameters, sizes of chunks, buckets of histograms. `cli/tests/serve.rs` speaks HTTP with the built
+//! binary. `cargo test -p anemoe-server` runs for less than a second, besides the compilation.
+#![deny(unsafe_code)]
+
+pub mod engine;
+mod grammar;
+pub mod http;
+mod metrics;
+
+pub use anemoe_io::{Error, Result};

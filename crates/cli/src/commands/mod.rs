@@ -17,5 +17,6 @@ pub mod predict;
 pub mod quantize;
 pub mod quickstart;
 pub mod reproduce;
+pub mod serve;
 pub mod trace;
 pub mod validate;

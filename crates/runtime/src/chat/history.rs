@@ -35,7 +35,10 @@ pub struct Turn {
 impl History {
     /// A conversation that begins with a system prompt, if there is one.
     pub fn new(system: Option<&str>) -> History {
-        History { messages: system.map(|text| message("system", text)).into_iter().collect(), ..Default::default() }
+        History {
+            messages: system.map(|text| message("system", text)).into_iter().collect(),
+            ..Default::default()
+        }
     }
 
     /// Adds a question and gives the prompt of its answer. At most `room` tokens are in it: as `overflow` says, the oldest

@@ -74,7 +74,10 @@ impl ChatTemplate {
             }
             Some(template) => {
                 let text = template_text(template).ok_or_else(|| {
-                    Error::invalid(&config_path, "chat_template: neither a text nor a list with a template named `default`")
+                    Error::invalid(
+                        &config_path,
+                        "chat_template: neither a text nor a list with a template named `default`",
+                    )
                 })?;
                 ChatTemplate::new(text, &config, &config_path)
             }
@@ -157,9 +160,11 @@ impl ChatTemplate {
     fn look_around_answers(&mut self) {
         let question = [message("user", "x")];
         let answered = [message("user", "x"), message("assistant", MARK)];
-        let (Ok(open), Ok(asked), Ok(whole)) =
-            (self.run(&question, None, false), self.run(&question, None, true), self.run(&answered, None, false))
-        else {
+        let (Ok(open), Ok(asked), Ok(whole)) = (
+            self.run(&question, None, false),
+            self.run(&question, None, true),
+            self.run(&answered, None, false),
+        ) else {
             return;
         };
         let Some((before, behind)) = whole.split_once(MARK) else { return };

@@ -21,7 +21,7 @@ use anyhow::Context;
 use reader::Questions;
 use std::path::PathBuf;
 use std::time::Instant;
-use talk::{Settings, Talk};
+use talk::{ChatSettings, Talk};
 
 /// Talk with a model.
 #[derive(clap::Args)]
@@ -83,7 +83,8 @@ impl Args {
     fn sampling(&self) -> anyhow::Result<Sampling> {
         let own = SamplingDefaults::open(&self.bundle)?;
         let own = if own.do_sample { own } else { SamplingDefaults::default() };
-        let temperature = self.temperature.or(own.temperature).unwrap_or(if own.do_sample { 1.0 } else { 0.0 });
+        let temperature =
+            self.temperature.or(own.temperature).unwrap_or(if own.do_sample { 1.0 } else { 0.0 });
         let sampling = Sampling {
             temperature,
             top_k: self.top_k.or(own.top_k).unwrap_or(0),
@@ -102,7 +103,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let chain = args.verify.open(&args.bundle, ui)?;
     let core_ml = args.runner.core_ml(&args.bundle, &chain, !args.executor.is_default())?;
     let started = Instant::now();
-    let tokenizer = Tokenizer::open(&args.bundle.join("tokenizer.json")).context("a chat needs the model's tokenizer")?;
+    let tokenizer =
+        Tokenizer::open(&args.bundle.join("tokenizer.json")).context("a chat needs the model's tokenizer")?;
     let template = ChatTemplate::open(&args.bundle, args.chat_template.as_deref())?;
     let model = match &core_ml {
         Some(core_ml) => Model::open(&args.bundle, core_ml)?,
@@ -110,7 +112,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     };
     model.prepare(1, Logits::Last);
     drop(model.populate());
-    let settings = Settings {
+    let settings = ChatSettings {
         options: GenerateOptions {
             max_new: args.max_new,
             sampling,
@@ -137,7 +139,10 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         message("the bundle has no chat template: roles are written as words (--chat-template F gives one)");
     }
     if questions.is_terminal() {
-        message(format!("loaded in {:.1} s; /help lists commands, Ctrl-D ends", started.elapsed().as_secs_f64()));
+        message(format!(
+            "loaded in {:.1} s; /help lists commands, Ctrl-D ends",
+            started.elapsed().as_secs_f64()
+        ));
     }
     while let Some(question) = questions.next()? {
         match talk.react(&question, ui) {

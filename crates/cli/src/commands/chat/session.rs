@@ -41,7 +41,8 @@ pub fn save(path: &Path, model: &Model, sequence: &Sequence, history: &History) 
 /// The file cannot be read, is damaged, or is of another bundle.
 pub fn load(path: &Path, model: &Model) -> anyhow::Result<(Sequence, History)> {
     let bytes = anemoe_io::read_input(path, MAX_BYTES).map_err(|e| Error::io(path, e))?;
-    let (sequence, history) = parse(&bytes, model).map_err(|what| Error::invalid(path, format!("session: {what}")))?;
+    let (sequence, history) =
+        parse(&bytes, model).map_err(|what| Error::invalid(path, format!("session: {what}")))?;
     Ok((sequence, history))
 }
 

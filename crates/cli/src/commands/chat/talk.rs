@@ -25,7 +25,7 @@ const HELP: &str = "\
 //...          a question that begins with /";
 
 /// Options of a chat.
-pub struct Settings {
+pub struct ChatSettings {
     /// Answers.
     pub options: GenerateOptions,
     /// Way out of a full context.
@@ -41,7 +41,7 @@ pub struct Talk<'a> {
     model: &'a Model,
     tokenizer: &'a Tokenizer,
     template: &'a ChatTemplate,
-    settings: Settings,
+    settings: ChatSettings,
     history: History,
     sequence: Sequence,
     /// Tokens that end an answer besides the model's own.
@@ -131,7 +131,7 @@ impl<'a> Talk<'a> {
         model: &'a Model,
         tokenizer: &'a Tokenizer,
         template: &'a ChatTemplate,
-        settings: Settings,
+        settings: ChatSettings,
         history: History,
     ) -> Talk<'a> {
         Talk {
@@ -166,7 +166,9 @@ impl<'a> Talk<'a> {
         let argument = argument.trim();
         let file = || {
             let named = (!argument.is_empty()).then(|| PathBuf::from(argument));
-            named.or_else(|| self.settings.session.clone()).with_context(|| format!("/{name} needs the name of a file"))
+            named
+                .or_else(|| self.settings.session.clone())
+                .with_context(|| format!("/{name} needs the name of a file"))
         };
         match name {
             "help" => message(HELP),
@@ -260,7 +262,10 @@ impl<'a> Talk<'a> {
     }
 
     fn answer(&mut self, prompt: PromptText, ui: &Ui) -> anyhow::Result<()> {
-        anyhow::ensure!(!prompt.ids.is_empty(), "the prompt is empty: the chat template makes nothing of the question");
+        anyhow::ensure!(
+            !prompt.ids.is_empty(),
+            "the prompt is empty: the chat template makes nothing of the question"
+        );
         let reused = self.sequence.shared_with(&prompt.ids[..prompt.ids.len() - 1]);
         let started = Instant::now();
         if !self.prefill(&prompt.ids)? {

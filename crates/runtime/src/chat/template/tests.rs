@@ -29,12 +29,17 @@ fn a_template_without_end_is_stopped() {
 
 #[test]
 fn answers_begin_as_the_template_writes_them_without_a_generation_prompt() {
-    let t = template("{{ bos_token }}{% for m in messages %}<a>{{ m.role }}\n{{ m.content }}<b>\n{% endfor %}").unwrap();
+    let t =
+        template("{{ bos_token }}{% for m in messages %}<a>{{ m.role }}\n{{ m.content }}<b>\n{% endfor %}")
+            .unwrap();
     let question = [message("user", "q")];
     assert_eq!(t.render(&question, None, true).unwrap(), "<s><a>user\nq<b>\n<a>assistant\n");
     assert_eq!(t.render(&question, None, false).unwrap(), "<s><a>user\nq<b>\n");
     assert_eq!(t.turn_end, "<b>\n");
-    let t = template("{% for m in messages %}{{ m.content }}|{% endfor %}{% if add_generation_prompt %}>{% endif %}").unwrap();
+    let t = template(
+        "{% for m in messages %}{{ m.content }}|{% endfor %}{% if add_generation_prompt %}>{% endif %}",
+    )
+    .unwrap();
     assert_eq!(t.render(&question, None, true).unwrap(), "q|>");
 }
 
@@ -44,7 +49,8 @@ fn the_plain_template_writes_roles_as_words() {
     std::fs::write(folder.path().join(CONFIG_FILE), r#"{"bos_token": "<s>"}"#).unwrap();
     let t = ChatTemplate::open(folder.path(), None).unwrap();
     assert!(t.is_fallback() && t.stop_strings() == [FALLBACK_STOP]);
-    let messages = [message("system", "S"), message("user", "a"), message("assistant", "b"), message("user", "c")];
+    let messages =
+        [message("system", "S"), message("user", "a"), message("assistant", "b"), message("user", "c")];
     let text = t.render(&messages, None, true).unwrap();
     assert_eq!(text, "<s>S\n\nUser: a\nAssistant: b\nUser: c\nAssistant:");
 }
@@ -53,7 +59,9 @@ fn the_plain_template_writes_roles_as_words() {
 fn a_file_goes_before_the_bundles_templates() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    let text = |file: Option<&Path>| ChatTemplate::open(folder.path(), file).and_then(|t| t.render(&[], None, false));
+    let text = |file: Option<&Path>| {
+        ChatTemplate::open(folder.path(), file).and_then(|t| t.render(&[], None, false))
+    };
     let named = json!({"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "config"}]});
     std::fs::write(at(CONFIG_FILE), named.to_string()).unwrap();
     assert_eq!(text(None).unwrap(), "config");
@@ -63,7 +71,9 @@ fn a_file_goes_before_the_bundles_templates() {
     assert_eq!(text(Some(&at("own.jinja"))).unwrap(), "own");
     assert!(text(Some(&at("none.jinja"))).unwrap_err().to_string().contains("none.jinja"));
     std::fs::remove_file(at(TEMPLATE_FILE)).unwrap();
-    for wrong in [json!({"chat_template": 3}), json!({"chat_template": [{"name": "tool_use", "template": "t"}]})] {
+    for wrong in
+        [json!({"chat_template": 3}), json!({"chat_template": [{"name": "tool_use", "template": "t"}]})]
+    {
         std::fs::write(at(CONFIG_FILE), wrong.to_string()).unwrap();
         assert!(text(None).unwrap_err().to_string().contains("chat_template: neither"), "{wrong}");
     }

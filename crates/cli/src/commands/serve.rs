@@ -1,0 +1,168 @@
+//! `anemoe serve`
+
+use crate::args::executor::ExecutorArgs;
+use crate::args::numbers::at_least_one;
+use crate::args::runner::RunnerArgs;
+use crate::bundle::Verify;
+use crate::outcome::Outcome;
+use crate::signals;
+use crate::target::expect_bundle;
+use crate::ui::{Ui, message};
+use anemoe_runtime::chat::{ChatTemplate, SamplingDefaults};
+use anemoe_runtime::model::{Logits, Model};
+use anemoe_runtime::tokenizer::Tokenizer;
+use anemoe_server::engine::EngineLimits;
+use anemoe_server::http::{ServerSettings, ShutdownSwitch, serve};
+use anyhow::Context;
+use std::net::{IpAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Largest file of API keys.
+const MAX_KEYS: u64 = 1 << 20;
+
+/// Serve a model as OpenAI's API does.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  anemoe serve small.anemoe\n  anemoe serve small.anemoe --port 9000 --api-key-file keys.txt\n  curl http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'\n\nA chat page is at http://127.0.0.1:8080/. Ctrl-C lets running answers end; a second Ctrl-C does not."
+)]
+pub struct Args {
+    bundle: PathBuf,
+    /// Address to listen at; other machines reach only another one than this.
+    #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
+    host: IpAddr,
+    /// Port to listen at; 0 takes a free one.
+    #[arg(long, value_name = "N", default_value_t = 8080)]
+    port: u16,
+    /// Name of the model for clients [default: that of the bundle].
+    #[arg(long, value_name = "NAME")]
+    model_name: Option<String>,
+    /// File of API keys, one a line; without it, everybody who reaches the port may ask.
+    #[arg(long, value_name = "F")]
+    api_key_file: Option<PathBuf>,
+    /// Origin whose pages may ask, such as http://localhost:3000, or *; may be given several times.
+    #[arg(long, value_name = "ORIGIN")]
+    cors: Vec<String>,
+    /// File of a chat template (Jinja) in place of the bundle's.
+    #[arg(long, value_name = "F")]
+    chat_template: Option<PathBuf>,
+    /// Most sequences that run together.
+    #[arg(long, value_name = "N", default_value = "32", value_parser = at_least_one)]
+    max_sequences: usize,
+    /// Most requests that wait for one of them; more are refused.
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    max_queue: usize,
+    /// Sequences that are kept for prompts that begin with the same tokens.
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    prefix_cache: usize,
+    /// Most new tokens of an answer [default: what the context holds].
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    max_tokens: Option<usize>,
+    /// Most bytes of a request.
+    #[arg(long, value_name = "BYTES", default_value = "4000000", value_parser = at_least_one)]
+    max_body: usize,
+    /// Most open connections.
+    #[arg(long, value_name = "N", default_value = "512", value_parser = at_least_one)]
+    max_connections: usize,
+    /// Most seconds of a request, from its arrival to the end of its answer.
+    #[arg(long, value_name = "S", default_value = "600", value_parser = at_least_one)]
+    timeout: usize,
+    /// Seconds that a client has to send a request, and to take what it is sent.
+    #[arg(long, value_name = "S", default_value = "30", value_parser = at_least_one)]
+    client_timeout: usize,
+    /// Seconds that running answers have when the server ends.
+    #[arg(long, value_name = "S", default_value_t = 30)]
+    grace: u64,
+    #[command(flatten)]
+    runner: RunnerArgs,
+    #[command(flatten)]
+    executor: ExecutorArgs,
+    #[command(flatten)]
+    verify: Verify,
+}
+
+impl Args {
+    fn settings(&self) -> anyhow::Result<ServerSettings> {
+        let seconds = |n: usize| Duration::from_secs(n as u64);
+        Ok(ServerSettings {
+            model_id: self.model_name.clone().unwrap_or_else(|| name_of(&self.bundle)),
+            keys: self.api_key_file.as_deref().map(keys).transpose()?.unwrap_or_default(),
+            origins: self.cors.clone(),
+            engine: EngineLimits {
+                sequences: self.max_sequences,
+                queue: self.max_queue,
+                prefixes: self.prefix_cache,
+            },
+            defaults: SamplingDefaults::open(&self.bundle)?,
+            max_tokens: self.max_tokens,
+            max_body: self.max_body,
+            max_connections: self.max_connections,
+            request_timeout: seconds(self.timeout),
+            body_timeout: seconds(self.client_timeout),
+            grace: Duration::from_secs(self.grace),
+        })
+    }
+}
+
+/// The bundle's name without its ending.
+fn name_of(bundle: &Path) -> String {
+    let whole = bundle.canonicalize().unwrap_or_else(|_| bundle.to_path_buf());
+    whole.file_stem().map_or("model".into(), |n| n.to_string_lossy().into_owned())
+}
+
+/// The keys of a file; lines that begin with # are none.
+fn keys(path: &Path) -> anyhow::Result<Vec<String>> {
+    let named = || format!("--api-key-file {}", path.display());
+    let text = anemoe_io::read_text(path, MAX_KEYS).with_context(named)?;
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let keys: Vec<String> = lines.map(str::to_string).collect();
+    anyhow::ensure!(!keys.is_empty(), "{}: there is no key in it", named());
+    Ok(keys)
+}
+
+pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    let backend = args.executor.backend()?;
+    expect_bundle(&args.bundle)?;
+    let settings = args.settings()?;
+    let listener = TcpListener::bind((args.host, args.port))
+        .with_context(|| format!("cannot listen at {} port {}", args.host, args.port))?;
+    let chain = args.verify.open(&args.bundle, ui)?;
+    let core_ml = args.runner.core_ml(&args.bundle, &chain, !args.executor.is_default())?;
+    let started = Instant::now();
+    let file = args.bundle.join("tokenizer.json");
+    let tokenizer = Tokenizer::open(&file).context("a server needs the model's tokenizer")?;
+    let template = ChatTemplate::open(&args.bundle, args.chat_template.as_deref())?;
+    let model = match &core_ml {
+        Some(core_ml) => Model::open(&args.bundle, core_ml)?,
+        None => Model::open(&args.bundle, &backend)?,
+    };
+    model.prepare(1, Logits::Last);
+    drop(model.populate());
+    let stop = Arc::new(ShutdownSwitch::default());
+    let asked = Arc::clone(&stop);
+    let is_first = AtomicBool::new(true);
+    // The first signal asks for an end, the second for one at once; a third is not handled.
+    let mut left = 2;
+    signals::handle(move |_| {
+        if is_first.swap(false, Ordering::SeqCst) {
+            message("closing: running answers may end");
+        }
+        asked.stop();
+        left -= 1;
+        left >= 0
+    });
+    if template.is_fallback() {
+        message("the bundle has no chat template: roles are written as words (--chat-template F gives one)");
+    }
+    let address = listener.local_addr().context("the listener has no address")?;
+    if !args.host.is_loopback() && settings.keys.is_empty() {
+        message("warning: everybody who reaches this port may ask; --api-key-file F asks for a key");
+    }
+    let url = format!("http://{address}");
+    ui.document(&serde_json::json!({"url": url, "model": settings.model_id}))?;
+    ui.line(format!("{} at {url} (loaded in {:.1} s)", settings.model_id, started.elapsed().as_secs_f64()))?;
+    serve(settings, model, tokenizer, template, listener, &stop)?;
+    Ok(Outcome::Done)
+}

@@ -1,0 +1,87 @@
+//! The choice of a token from its row of logits.
+
+use anemoe_runtime::sampler::Sampler;
+use llguidance::Matcher;
+
+/// A chosen token.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Choice {
+    /// Its id.
+    pub id: u32,
+    /// Natural logarithm of its probability, before temperature, where it is wanted.
+    pub logprob: Option<f32>,
+    /// Most probable tokens, the first the most.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// Chooses the next token: by the sampler, among those that the grammar allows.
+///
+/// # Errors
+/// The grammar fails, or allows nothing.
+pub fn choose(
+    mut row: Vec<f32>,
+    sampler: &mut Sampler,
+    grammar: Option<&mut Matcher>,
+    logprobs: Option<usize>,
+) -> Result<Choice, String> {
+    let probabilities = logprobs.map(|most| (most, log_softmax(&row)));
+    if let Some(grammar) = grammar {
+        let mask = grammar.compute_mask_or_eos().map_err(|e| format!("grammar: {e}"))?;
+        let mut any = false;
+        for (id, logit) in row.iter_mut().enumerate() {
+            match id < mask.len() && mask.get(id) {
+                true => any = true,
+                false => *logit = f32::NEG_INFINITY,
+            }
+        }
+        if !any {
+            return Err("grammar: no token fits".into());
+        }
+    }
+    let id = sampler.next(&row) as u32;
+    let mut choice = Choice { id, logprob: None, top: Vec::new() };
+    if let Some((most, all)) = probabilities {
+        choice.logprob = all.get(id as usize).copied();
+        choice.top = largest(&all, most);
+    }
+    Ok(choice)
+}
+
+/// Logarithms of the softmax.
+fn log_softmax(row: &[f32]) -> Vec<f32> {
+    let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = row.iter().map(|v| f64::from(v - max).exp()).sum();
+    let log = sum.ln();
+    row.iter().map(|v| (f64::from(v - max) - log) as f32).collect()
+}
+
+/// The `n` largest values with their indices, the largest first.
+fn largest(values: &[f32], n: usize) -> Vec<(u32, f32)> {
+    let mut all: Vec<(u32, f32)> = values.iter().enumerate().map(|(i, v)| (i as u32, *v)).collect();
+    let descending = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+    let n = n.min(all.len());
+    if n < all.len() {
+        all.select_nth_unstable_by(n, descending);
+        all.truncate(n);
+    }
+    all.sort_unstable_by(descending);
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anemoe_runtime::sampler::Sampling;
+
+    #[test]
+    fn probabilities_are_those_of_all_tokens() {
+        let row = vec![1.0, 3.0, 2.0, -1.0];
+        let choice = choose(row, &mut Sampler::new(Sampling::GREEDY), None, Some(2)).unwrap();
+        let sum: f32 = [1.0f32, 3.0, 2.0, -1.0].iter().map(|v| v.exp()).sum();
+        assert_eq!(choice.id, 1);
+        assert!((choice.logprob.unwrap() - (3.0 - sum.ln())).abs() < 1e-6);
+        assert_eq!(choice.top.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1, 2]);
+        let none = choose(vec![0.0, 1.0], &mut Sampler::new(Sampling::GREEDY), None, None).unwrap();
+        assert_eq!(none, Choice { id: 1, ..Choice::default() });
+    }
+}

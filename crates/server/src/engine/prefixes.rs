@@ -1,0 +1,110 @@
+//! Sequences of ended answers, and of beginnings that several prompts share.
+
+use anemoe_runtime::Result;
+use anemoe_runtime::model::{Model, Sequence};
+use std::collections::VecDeque;
+
+/// Fewest tokens of a prompt that are worth looking for.
+pub const FEWEST: usize = 16;
+/// Most tokens that run again in one go where a sequence is cut back: those of a pass.
+const MOST_RUN_AGAIN: usize = 64;
+/// Prompts that are remembered to see which beginnings come again.
+const RECENT: usize = 32;
+
+/// A sequence that nobody runs.
+struct Kept {
+    sequence: Sequence,
+    ids: Vec<u32>,
+    /// The beginning of several prompts: copies of it run, and it stays.
+    is_shared: bool,
+}
+
+/// Sequences that prompts may begin with; the longest unused goes first.
+pub struct Prefixes {
+    most: usize,
+    /// The newest is the last.
+    kept: VecDeque<Kept>,
+    recent: VecDeque<Vec<u32>>,
+}
+
+/// Where a prompt goes on.
+pub struct Found {
+    /// It holds the prompt's first tokens, and none else.
+    pub sequence: Sequence,
+    /// Length at which a copy is to be kept, since another prompt parts there.
+    pub parts_at: Option<usize>,
+}
+
+fn shared(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+impl Prefixes {
+    /// Keeps at most so many sequences.
+    pub fn new(most: usize) -> Prefixes {
+        Prefixes { most, kept: VecDeque::new(), recent: VecDeque::new() }
+    }
+
+    /// Sequences that are kept.
+    pub fn len(&self) -> usize {
+        self.kept.len()
+    }
+
+    /// Finds the longest beginning of a prompt; an empty sequence where there is none.
+    ///
+    /// # Errors
+    /// States cannot be copied, or tokens that run again fail.
+    pub fn find(&mut self, model: &Model, prompt: &[u32]) -> Result<Found> {
+        let all = &prompt[..prompt.len() - 1];
+        let usable = |kept: &Kept| {
+            let n = kept.sequence.shared_with(all);
+            let fits = n >= FEWEST && model.tokens_to_run_again(&kept.sequence, n) <= MOST_RUN_AGAIN;
+            if fits { n } else { 0 }
+        };
+        let best = self.kept.iter().map(usable).enumerate().max_by_key(|(_, n)| *n).filter(|(_, n)| *n > 0);
+        let mut reused = 0;
+        let sequence = match best.and_then(|(i, n)| Some((self.kept.remove(i)?, n))) {
+            None => model.sequence(),
+            Some((kept, n)) => {
+                reused = n;
+                let mut sequence = if n == kept.sequence.position() && !kept.is_shared {
+                    kept.sequence
+                } else {
+                    let copy = kept.sequence.fork();
+                    self.kept.push_back(kept);
+                    copy?
+                };
+                model.truncate(&mut sequence, n)?;
+                sequence
+            }
+        };
+        let parts_at = self.recent.iter().map(|r| shared(r, all)).max().filter(|n| *n >= reused + 2 * FEWEST);
+        Ok(Found { sequence, parts_at: parts_at.filter(|_| self.most > 0) })
+    }
+
+    /// Remembers a prompt, to see where others part from it.
+    pub fn note(&mut self, prompt: &[u32]) {
+        if self.most == 0 {
+            return;
+        }
+        self.recent.retain(|r| shared(r, prompt) < r.len().min(prompt.len()));
+        self.recent.push_back(prompt.to_vec());
+        if self.recent.len() > RECENT {
+            self.recent.pop_front();
+        }
+    }
+
+    /// Keeps a sequence.
+    pub fn keep(&mut self, sequence: Sequence, ids: &[u32], is_shared: bool) {
+        let ids = ids[..sequence.position().min(ids.len())].to_vec();
+        if self.most == 0 || ids.len() < FEWEST {
+            return;
+        }
+        // An older one of the same tokens says no more.
+        self.kept.retain(|kept| kept.ids != ids);
+        self.kept.push_back(Kept { sequence, ids, is_shared });
+        while self.kept.len() > self.most {
+            self.kept.pop_front();
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! The engine's thread: admits jobs, runs passes, hands out tokens.
+
+use super::prefixes::{FEWEST, Prefixes};
+use super::slot::Slot;
+use super::{AnswerEvent, Choice, Failure, Job, KNOWN_TEXTS, Shared};
+use anemoe_runtime::model::{Logits, Request};
+use rayon::prelude::*;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::Instant;
+
+/// Logits of a pass from which on tokens are chosen on several threads.
+const MANY_LOGITS: usize = 1 << 16;
+/// Tokens of prompts that a pass reads at least, however many sequences decode.
+const LEAST_CHUNK: usize = 16;
+
+/// State of the thread.
+struct Scheduler<'a> {
+    shared: &'a Shared,
+    slots: Vec<Slot<'a>>,
+    queue: VecDeque<Job>,
+    prefixes: Prefixes,
+    eos: Vec<u32>,
+    context: usize,
+}
+
+/// Runs until all senders are gone and all jobs have ended.
+pub fn run(shared: &Shared, receiver: &Receiver<Job>) {
+    let model = &shared.model.chain().model;
+    let mut scheduler = Scheduler {
+        shared,
+        slots: Vec::new(),
+        queue: VecDeque::new(),
+        prefixes: Prefixes::new(shared.limits.prefixes),
+        eos: model.eos_token_ids.clone(),
+        context: model.max_context,
+    };
+    let mut is_open = true;
+    loop {
+        if scheduler.is_idle() {
+            if !is_open {
+                return;
+            }
+            match receiver.recv() {
+                Ok(job) => scheduler.queue.push_back(job),
+                Err(_) => return,
+            }
+        }
+        loop {
+            match receiver.try_recv() {
+                Ok(job) => scheduler.queue.push_back(job),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => {
+                    is_open = false;
+                    break;
+                }
+            }
+        }
+        scheduler.drop_unwanted();
+        scheduler.admit();
+        scheduler.step();
+        scheduler.collect();
+        scheduler.report();
+    }
+}
+
+impl<'a> Scheduler<'a> {
+    fn is_idle(&self) -> bool {
+        self.slots.is_empty() && self.queue.is_empty()
+    }
+
+    /// Ends jobs that nobody waits for, that are late, or that come too late.
+    fn drop_unwanted(&mut self) {
+        let now = Instant::now();
+        let is_aborted = self.shared.is_aborted.load(Ordering::SeqCst);
+        let verdict = |job: &Job| match job {
+            job if job.sink.is_gone() || is_aborted => Some(Failure::Closing),
+            job if job.deadline.is_some_and(|d| d <= now) => Some(Failure::Timeout),
+            _ => None,
+        };
+        for slot in &mut self.slots {
+            if let Some(failure) = verdict(&slot.job) {
+                slot.fail(failure);
+            }
+        }
+        let waiting = self.queue.len();
+        self.queue.retain_mut(|job| match verdict(job) {
+            Some(failure) => {
+                job.sink.send(AnswerEvent::Failed(failure));
+                false
+            }
+            None => true,
+        });
+        self.shared.jobs.fetch_sub(waiting - self.queue.len(), Ordering::SeqCst);
+        self.collect();
+    }
+
+    /// Tells whether a job's prompt begins with tokens that a slot is reading just now: then it waits for a copy of them.
+    fn waits(&mut self, job: &Job) -> bool {
+        if self.shared.limits.prefixes == 0 {
+            return false;
+        }
+        let all = &job.prompt.ids[..job.prompt.ids.len() - 1];
+        for slot in self.slots.iter_mut().filter(|slot| !slot.is_decoding()) {
+            let shared = slot.ids.iter().zip(all).take_while(|(a, b)| a == b).count();
+            if shared >= slot.sequence.position() + 2 * FEWEST && shared < slot.ids.len() {
+                slot.parts_at = Some(slot.parts_at.map_or(shared, |n| n.min(shared)));
+                return slot.parts_at == Some(shared);
+            }
+        }
+        false
+    }
+
+    /// Moves jobs from the queue to slots, first come, first served.
+    fn admit(&mut self) {
+        let mut waiting = VecDeque::new();
+        while self.slots.len() < self.shared.limits.sequences {
+            let Some(job) = self.queue.pop_front() else { break };
+            if self.waits(&job) {
+                waiting.push_back(job);
+                continue;
+            }
+            let found = self.prefixes.find(&self.shared.model, &job.prompt.ids);
+            self.prefixes.note(&job.prompt.ids);
+            let slot = found.and_then(|f| Slot::new(job, f.sequence, f.parts_at, self.shared));
+            match slot {
+                Ok(slot) => {
+                    self.shared.metrics.prompt_tokens.add(slot.ids.len() as u64);
+                    self.shared.metrics.reused_tokens.add(slot.reused as u64);
+                    self.slots.push(slot);
+                }
+                // Its sink goes with it, and that is what its receiver sees.
+                Err(e) => {
+                    tracing::error!("a job could not begin: {e}");
+                    self.shared.jobs.fetch_sub(1, Ordering::SeqCst);
+                }
+            }
+        }
+        waiting.append(&mut self.queue);
+        self.queue = waiting;
+    }
+
+    /// Tokens that each slot gets in the next pass.
+    fn shares(&self) -> Vec<usize> {
+        let decoding = self.slots.iter().filter(|s| s.is_decoding()).count();
+        let pass = self.shared.model.most_tokens(None);
+        let wanted: Vec<usize> = self
+            .slots
+            .iter()
+            .map(|slot| match slot.is_decoding() {
+                true => 0,
+                // A copy is made where a prompt parts from another.
+                false => slot.parts_at.map_or(slot.pending(), |n| n - slot.sequence.position()),
+            })
+            .collect();
+        let mut shares = share(&wanted, pass.saturating_sub(decoding).max(LEAST_CHUNK));
+        for (share, slot) in shares.iter_mut().zip(&self.slots) {
+            if slot.is_decoding() {
+                *share = 1;
+            }
+        }
+        shares
+    }
+
+    /// Runs one pass and hands out its tokens.
+    fn step(&mut self) {
+        if self.slots.is_empty() {
+            return;
+        }
+        let shares = self.shares();
+        let mut parts: Vec<(usize, &mut Slot<'a>)> =
+            self.slots.iter_mut().enumerate().filter(|(i, _)| shares[*i] > 0).collect();
+        // Streams go first: where a pass is too small for all, chunks wait and not they.
+        parts.sort_by_key(|(_, slot)| !slot.is_decoding());
+        let numbers: Vec<usize> = parts.iter().map(|(i, _)| *i).collect();
+        let mut requests: Vec<Request<'_>> =
+            parts.into_iter().map(|(i, slot)| request(slot, shares[i])).collect();
+        let tokens: usize = requests.iter().map(|r| r.ids.len()).sum();
+        let started = Instant::now();
+        let ran = self.shared.model.forward(&mut requests);
+        let metrics = &self.shared.metrics;
+        metrics.passes.add(1);
+        metrics.pass_tokens.add(tokens as u64);
+        metrics.pass_seconds.note(started.elapsed().as_secs_f64());
+        drop(requests);
+        match ran {
+            Ok(rows) => {
+                let mut of_slot: Vec<Option<Vec<f32>>> = self.slots.iter().map(|_| None).collect();
+                for (number, mut rows) in numbers.into_iter().zip(rows) {
+                    of_slot[number] = rows.pop();
+                }
+                self.hand_out(of_slot);
+            }
+            Err(e) => {
+                tracing::error!("a pass failed: {e}");
+                for slot in &mut self.slots {
+                    slot.fail(Failure::Broken(e.to_string()));
+                }
+            }
+        }
+    }
+
+    /// Chooses tokens from rows of logits, and keeps copies of prompts where others part.
+    fn hand_out(&mut self, rows: Vec<Option<Vec<f32>>>) {
+        for slot in &mut self.slots {
+            if slot.parts_at == Some(slot.sequence.position()) {
+                slot.parts_at = None;
+                match slot.sequence.fork() {
+                    Ok(copy) => self.prefixes.keep(copy, &slot.ids, true),
+                    Err(e) => tracing::warn!("states cannot be copied: {e}"),
+                }
+            }
+        }
+        let logits: usize = rows.iter().flatten().map(Vec::len).sum();
+        let choose = |(slot, row): (&mut Slot<'a>, Option<Vec<f32>>)| row.map(|row| slot.choose(row));
+        let choices: Vec<Option<Result<Choice, String>>> = if logits >= MANY_LOGITS {
+            self.slots.par_iter_mut().zip(rows).map(choose).collect()
+        } else {
+            self.slots.iter_mut().zip(rows).map(choose).collect()
+        };
+        let metrics = &self.shared.metrics;
+        for (slot, choice) in self.slots.iter_mut().zip(choices) {
+            let Some(choice) = choice else { continue };
+            let now = Instant::now();
+            match slot.newest.replace(now) {
+                None => metrics.first_token_seconds.note((now - slot.started).as_secs_f64()),
+                Some(before) => metrics.between_tokens_seconds.note((now - before).as_secs_f64()),
+            }
+            metrics.generated_tokens.add(1);
+            slot.push(choice, &self.eos, self.context);
+        }
+    }
+
+    /// Takes ended jobs out of their slots, and keeps their sequences.
+    fn collect(&mut self) {
+        let mut i = 0;
+        while i < self.slots.len() {
+            let Some(ended) = self.slots[i].ended.take() else {
+                i += 1;
+                continue;
+            };
+            let slot = self.slots.swap_remove(i);
+            self.shared.jobs.fetch_sub(1, Ordering::SeqCst);
+            if matches!(ended, Err(Failure::Broken(_))) {
+                continue;
+            }
+            if let Some(known) = slot.known() {
+                let mut all = self.shared.known();
+                all.push_back(Arc::new(known));
+                if all.len() > KNOWN_TEXTS {
+                    all.pop_front();
+                }
+            }
+            self.prefixes.keep(slot.sequence, &slot.ids, false);
+        }
+    }
+
+    fn report(&self) {
+        let metrics = &self.shared.metrics;
+        metrics.running.set(self.slots.len() as u64);
+        metrics.waiting.set(self.queue.len() as u64);
+        metrics.prefixes.set(self.prefixes.len() as u64);
+    }
+}
+
+/// The next `tokens` tokens of a slot.
+fn request<'s>(slot: &'s mut Slot<'_>, tokens: usize) -> Request<'s> {
+    let first = slot.sequence.position();
+    let is_last = first + tokens == slot.ids.len();
+    Request {
+        sequence: &mut slot.sequence,
+        ids: &slot.ids[first..first + tokens],
+        logits: if is_last { Logits::Last } else { Logits::None },
+    }
+}
+
+/// Shares `room` tokens among prompts that want so many each, oldest first: half of it for the oldest, so that it goes on, then
+/// the shortest first, so that a short prompt does not wait for a long one.
+fn share(wanted: &[usize], mut room: usize) -> Vec<usize> {
+    let mut shares = vec![0; wanted.len()];
+    let mut give = |i: usize, most: usize, room: &mut usize| {
+        let n: usize = (wanted[i] - shares[i]).min(most).min(*room);
+        shares[i] += n;
+        *room -= n;
+    };
+    let mut order: Vec<usize> = (0..wanted.len()).filter(|i| wanted[*i] > 0).collect();
+    if let Some(&oldest) = order.first() {
+        give(oldest, room.div_ceil(2), &mut room);
+    }
+    order.sort_by_key(|i| wanted[*i]);
+    for i in order {
+        give(i, usize::MAX, &mut room);
+    }
+    shares
+}
+
+#[cfg(test)]
+mod tests {
+    use super::share;
+
+    #[test]
+    fn short_prompts_do_not_wait_for_long_ones_and_the_oldest_goes_on() {
+        assert_eq!(share(&[2000, 0, 10], 64), [54, 0, 10]);
+        assert_eq!(share(&[2000, 0, 100, 30], 64), [32, 0, 2, 30]);
+        assert_eq!(share(&[0, 2000], 64), [0, 64]);
+        assert_eq!(share(&[5, 6], 64), [5, 6]);
+        assert_eq!(share(&[0, 0], 64), [0, 0]);
+        assert_eq!(share(&[], 64), [0; 0]);
+        let shares = share(&[900, 40, 40, 40, 40], 64);
+        assert_eq!((shares[0], shares.iter().sum::<usize>()), (32, 64));
+    }
+}

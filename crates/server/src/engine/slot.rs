@@ -1,0 +1,143 @@
+//! A job that runs.
+
+use super::choice::choose;
+use super::{AnswerEvent, Choice, Failure, Job, Reason, Shared, Usage};
+use anemoe_runtime::Result;
+use anemoe_runtime::chat::{PromptText, StopStrings};
+use anemoe_runtime::model::Sequence;
+use anemoe_runtime::sampler::Sampler;
+use anemoe_runtime::tokenizer::TextStream;
+use std::time::Instant;
+
+/// A job with its sequence.
+pub struct Slot<'a> {
+    /// The job.
+    pub job: Job,
+    /// Tokens that passes have seen: the first of [`Slot::ids`].
+    pub sequence: Sequence,
+    /// Prompt and answer.
+    pub ids: Vec<u32>,
+    /// Length at which a copy of the sequence is kept.
+    pub parts_at: Option<usize>,
+    /// Tokens of the prompt that were known.
+    pub reused: usize,
+    /// When the job was admitted.
+    pub started: Instant,
+    /// When the newest token came.
+    pub newest: Option<Instant>,
+    prompt: usize,
+    text: String,
+    sampler: Sampler,
+    stream: TextStream<'a>,
+    stops: StopStrings,
+    /// How it ended; None while it runs.
+    pub ended: Option<std::result::Result<Reason, Failure>>,
+}
+
+impl<'a> Slot<'a> {
+    /// A job that goes on from `sequence`, which holds the beginning of its prompt.
+    pub fn new(
+        mut job: Job,
+        sequence: Sequence,
+        parts_at: Option<usize>,
+        shared: &'a Shared,
+    ) -> Result<Slot<'a>> {
+        let stops = StopStrings::new(std::mem::take(&mut job.stops));
+        let ids = job.prompt.ids.clone();
+        Ok(Slot {
+            sampler: Sampler::new(job.sampling.clone()),
+            stream: TextStream::new(&shared.tokenizer, &ids)?,
+            reused: sequence.position(),
+            parts_at: parts_at.filter(|n| *n > sequence.position()),
+            prompt: ids.len(),
+            text: String::new(),
+            started: Instant::now(),
+            newest: None,
+            ended: None,
+            sequence,
+            ids,
+            stops,
+            job,
+        })
+    }
+
+    /// Tokens that no pass has seen.
+    pub fn pending(&self) -> usize {
+        self.ids.len() - self.sequence.position()
+    }
+
+    /// The prompt has been read.
+    pub fn is_decoding(&self) -> bool {
+        self.ids.len() > self.prompt
+    }
+
+    fn generated(&self) -> usize {
+        self.ids.len() - self.prompt
+    }
+
+    /// Chooses a token from its logits; the work that slots do side by side.
+    pub fn choose(&mut self, row: Vec<f32>) -> std::result::Result<Choice, String> {
+        choose(row, &mut self.sampler, self.job.grammar.as_mut(), self.job.logprobs)
+    }
+
+    /// Adds a chosen token, and ends the job where it says so.
+    pub fn push(&mut self, choice: std::result::Result<Choice, String>, eos: &[u32], context: usize) {
+        let choice = match choice {
+            Ok(choice) => choice,
+            Err(what) => return self.fail(Failure::Broken(what)),
+        };
+        let id = choice.id;
+        if !self.job.ignore_eos && (eos.contains(&id) || self.job.ends.contains(&id)) {
+            return self.finish(Reason::Stop);
+        }
+        if let Some(grammar) = &mut self.job.grammar
+            && let Err(e) = grammar.consume_token(id)
+        {
+            return self.fail(Failure::Broken(format!("grammar: {e}")));
+        }
+        self.ids.push(id);
+        let (text, found) = match self.stream.push(id) {
+            Ok(piece) => self.stops.push(&piece),
+            Err(e) => return self.fail(Failure::Broken(e.to_string())),
+        };
+        self.text += &text;
+        if !self.job.sink.send(AnswerEvent::Token { text, choice }) {
+            self.ended = Some(Err(Failure::Closing));
+            return;
+        }
+        if found {
+            // The tokens are more than the text now.
+            self.text.clear();
+            return self.finish(Reason::Stop);
+        }
+        if self.job.grammar.as_ref().is_some_and(|g| g.is_stopped()) {
+            return self.finish(Reason::Stop);
+        }
+        if self.generated() >= self.job.max_new || self.ids.len() > context {
+            self.finish(Reason::Length);
+        }
+    }
+
+    fn finish(&mut self, reason: Reason) {
+        let text = self.stops.finish();
+        let usage = Usage { prompt: self.prompt, reused: self.reused, generated: self.generated() };
+        self.text += &text;
+        self.job.sink.send(AnswerEvent::Finished { text, reason, usage });
+        self.ended = Some(Ok(reason));
+    }
+
+    /// Ends the job with a failure.
+    pub fn fail(&mut self, failure: Failure) {
+        self.job.sink.send(AnswerEvent::Failed(failure.clone()));
+        self.ended = Some(Err(failure));
+    }
+
+    /// Text and tokens of prompt and answer, where they fit each other.
+    pub fn known(&self) -> Option<PromptText> {
+        let whole = !self.job.prompt.text.is_empty() && !self.text.is_empty() && self.is_decoding();
+        whole.then(|| PromptText {
+            text: format!("{}{}", self.job.prompt.text, self.text),
+            ids: self.ids.clone(),
+        })
+    }
+}

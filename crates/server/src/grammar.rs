@@ -1,0 +1,75 @@
+//! Grammars of answers: JSON, by a schema or any object.
+
+use anemoe_runtime::model::Model;
+use llguidance::api::TopLevelGrammar;
+use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{Matcher, ParserFactory, token_bytes_from_tokenizer_json};
+use serde_json::{Value, json};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, OnceLock};
+
+/// Largest `tokenizer.json` that is read.
+const MAX_BYTES: u64 = 512 << 20;
+
+/// Makes matchers over a model's vocabulary, which is prepared when the first is wanted.
+#[derive(Default)]
+pub struct Grammars {
+    factory: OnceLock<Result<ParserFactory, String>>,
+}
+
+impl Grammars {
+    /// A matcher for JSON; `schema` says what it looks like.
+    ///
+    /// # Errors
+    /// The schema is wrong or not supported, or the tokenizer has no bytes of its tokens.
+    pub fn json(&self, model: &Model, schema: Value) -> Result<Matcher, String> {
+        let factory = self.factory.get_or_init(|| contained(|| factory(model)));
+        let factory = factory.as_ref().map_err(Clone::clone)?;
+        contained(|| {
+            let mut schema = schema;
+            // As models are used to write it; blanks without end are none of the answer.
+            if let Some(schema) = schema.as_object_mut() {
+                let spelling =
+                    json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
+                schema.entry("x-guidance").or_insert(spelling);
+            }
+            let parser = factory
+                .create_parser(TopLevelGrammar::from_json_schema(schema))
+                .map_err(|e| e.to_string())?;
+            let mut matcher = Matcher::new(Ok(parser));
+            // What cannot be matched shows with the first mask.
+            matcher.compute_mask().map_err(|e| e.to_string())?;
+            Ok(matcher)
+        })
+    }
+}
+
+/// Turns panics of the library into errors.
+fn contained<T>(call: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Err("the grammar library failed".into()))
+}
+
+fn factory(model: &Model) -> Result<ParserFactory, String> {
+    let path = model.bundle().join("tokenizer.json");
+    let text = anemoe_io::read_input(&path, MAX_BYTES).map_err(|e| format!("{}: {e}", path.display()))?;
+    let tokenizer: Value = anemoe_io::json::parse(&text).map_err(|e| format!("{}: {e}", path.display()))?;
+    let mut words = token_bytes_from_tokenizer_json(&tokenizer).map_err(|e| e.to_string())?;
+    let info = &model.chain().model;
+    // Ids without a token, which nothing allows.
+    words.resize(info.vocab_size, Vec::new());
+    for (id, word) in words.iter_mut().enumerate() {
+        if word.is_empty() {
+            word.push(TokTrie::SPECIAL_TOKEN_MARKER);
+            word.extend(format!("<[{id}]>").bytes());
+        }
+    }
+    let ends: Vec<u32> =
+        info.eos_token_ids.iter().copied().filter(|id| (*id as usize) < words.len()).collect();
+    let Some(&end) = ends.first() else { return Err("the model has no token that ends a text".into()) };
+    let size = u32::try_from(words.len()).map_err(|e| e.to_string())?;
+    let trie = TokTrie::from(&TokRxInfo::new(size, end), &words).with_eos_tokens(&ends);
+    let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+    let mut factory = ParserFactory::new_simple(&environment).map_err(|e| e.to_string())?;
+    factory.quiet();
+    Ok(factory)
+}

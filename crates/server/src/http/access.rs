@@ -1,0 +1,89 @@
+//! Keys, and pages of other origins that may ask.
+
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use subtle::{Choice as Equal, ConstantTimeEq};
+
+/// API keys, as hashes: all have one length, and a comparison says nothing of where they differ.
+#[derive(Default)]
+pub struct ApiKeys(Vec<String>);
+
+impl ApiKeys {
+    /// Keys that are accepted; without any, everybody is.
+    pub fn new(keys: &[String]) -> ApiKeys {
+        ApiKeys(keys.iter().map(|key| anemoe_bundle::sha256(key.as_bytes())).collect())
+    }
+
+    /// Tells whether a request has one of the keys, in a time that does not depend on which.
+    pub fn accept(&self, headers: &HeaderMap) -> bool {
+        if self.0.is_empty() {
+            return true;
+        }
+        let given = headers.get(header::AUTHORIZATION).and_then(|v| v.to_str().ok());
+        let Some(key) =
+            given.and_then(|v| v.split_once(' ')).filter(|(kind, _)| kind.eq_ignore_ascii_case("bearer"))
+        else {
+            return false;
+        };
+        let hash = anemoe_bundle::sha256(key.1.trim().as_bytes());
+        let equal = |all: Equal, known: &String| all | known.as_bytes().ct_eq(hash.as_bytes());
+        self.0.iter().fold(Equal::from(0), equal).into()
+    }
+}
+
+/// Origins whose pages may ask; none by default.
+#[derive(Default)]
+pub struct Origins(Vec<String>);
+
+impl Origins {
+    /// Origins as browsers name them, or `*`.
+    pub fn new(origins: Vec<String>) -> Origins {
+        Origins(origins)
+    }
+
+    /// Headers that let the page of a request read the answer.
+    pub fn headers(&self, request: &HeaderMap) -> Vec<(HeaderName, HeaderValue)> {
+        let Some(origin) = request.get(header::ORIGIN) else { return Vec::new() };
+        let any = self.0.iter().any(|o| o == "*");
+        if !any && !self.0.iter().any(|o| o.as_bytes() == origin.as_bytes()) {
+            return Vec::new();
+        }
+        let allowed = if any { HeaderValue::from_static("*") } else { origin.clone() };
+        vec![
+            (header::ACCESS_CONTROL_ALLOW_ORIGIN, allowed),
+            (header::ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static("authorization, content-type")),
+            (header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST")),
+            (header::VARY, HeaderValue::from_static("origin")),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(name: HeaderName, value: &str) -> HeaderMap {
+        HeaderMap::from_iter([(name, HeaderValue::from_str(value).unwrap())])
+    }
+
+    #[test]
+    fn one_of_the_keys_is_needed() {
+        let keys = ApiKeys::new(&["first".into(), "second".into()]);
+        let accept = |value: &str| keys.accept(&headers(header::AUTHORIZATION, value));
+        assert!(accept("Bearer first") && accept("bearer second") && accept("Bearer  second "));
+        assert!(!accept("Bearer third") && !accept("first") && !accept("Basic first") && !accept("Bearer "));
+        assert!(!keys.accept(&HeaderMap::new()) && ApiKeys::default().accept(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn pages_of_other_origins_may_not_ask_unless_told() {
+        let of = |allowed: &[&str], origin: &str| {
+            let origins = Origins::new(allowed.iter().map(|o| o.to_string()).collect());
+            let all = origins.headers(&headers(header::ORIGIN, origin));
+            all.first().map(|(_, value)| value.to_str().unwrap().to_string())
+        };
+        assert_eq!(of(&[], "http://a"), None);
+        assert_eq!(of(&["http://a"], "http://a"), Some("http://a".into()));
+        assert_eq!(of(&["http://a"], "http://a.b"), None);
+        assert_eq!(of(&["*"], "http://b"), Some("*".into()));
+    }
+}

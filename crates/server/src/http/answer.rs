@@ -1,0 +1,199 @@
+//! Documents of answers, whole and in pieces, of both kinds of requests.
+
+use crate::engine::{Choice, Reason, Usage};
+use anemoe_runtime::tokenizer::Tokenizer;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Kind of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// `/v1/chat/completions`.
+    Chat,
+    /// `/v1/completions`.
+    Completion,
+}
+
+/// What the documents of one request have in common.
+#[derive(Clone)]
+pub struct Header {
+    /// Kind of the request.
+    pub endpoint: Endpoint,
+    /// Name of the model.
+    pub model: String,
+    /// Name of the answer.
+    pub id: String,
+    /// Seconds since 1970.
+    pub created: u64,
+    /// Makes text of tokens.
+    pub tokenizer: Arc<Tokenizer>,
+}
+
+/// Answer to one prompt.
+#[derive(Default)]
+pub struct Complete {
+    /// All text.
+    pub text: String,
+    /// Tokens with probabilities, where they are wanted.
+    pub choices: Vec<Choice>,
+    /// Why it ended, once it has.
+    pub reason: Option<Reason>,
+}
+
+fn reason_name(reason: Reason) -> &'static str {
+    match reason {
+        Reason::Stop => "stop",
+        Reason::Length => "length",
+    }
+}
+
+impl Header {
+    /// A new answer.
+    pub fn new(endpoint: Endpoint, model: &str, tokenizer: Arc<Tokenizer>) -> Header {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let prefix = if endpoint == Endpoint::Chat { "chatcmpl" } else { "cmpl" };
+        let id = format!("{prefix}-{:x}{number:06x}", now.as_micros());
+        Header { endpoint, model: model.into(), id, created: now.as_secs(), tokenizer }
+    }
+
+    fn document(&self, object: &str, choices: Value) -> Map<String, Value> {
+        let value = json!({"id": self.id, "object": object, "created": self.created, "model": self.model, "choices": choices});
+        match value {
+            Value::Object(map) => map,
+            _ => Map::new(),
+        }
+    }
+
+    /// The whole answer.
+    pub fn complete(&self, all: &[Complete], usage: Usage) -> Value {
+        let choice = |(index, answer): (usize, &Complete)| {
+            let reason = answer.reason.map(reason_name);
+            let logprobs = self.logprobs(&answer.choices);
+            match self.endpoint {
+                Endpoint::Chat => {
+                    json!({"index": index, "message": {"role": "assistant", "content": answer.text, "refusal": null},
+                    "logprobs": logprobs, "finish_reason": reason})
+                }
+                Endpoint::Completion => {
+                    json!({"index": index, "text": answer.text, "logprobs": logprobs, "finish_reason": reason})
+                }
+            }
+        };
+        let choices = all.iter().enumerate().map(choice).collect();
+        let object = match self.endpoint {
+            Endpoint::Chat => "chat.completion",
+            Endpoint::Completion => "text_completion",
+        };
+        let mut document = self.document(object, choices);
+        document.insert("usage".into(), usage_json(usage));
+        document.into()
+    }
+
+    fn chunk_object(&self) -> &'static str {
+        match self.endpoint {
+            Endpoint::Chat => "chat.completion.chunk",
+            Endpoint::Completion => "text_completion",
+        }
+    }
+
+    /// The first piece of an answer, which only a chat has.
+    pub fn opening(&self, index: usize) -> Option<Value> {
+        (self.endpoint == Endpoint::Chat).then(|| {
+            let delta = json!({"role": "assistant", "content": ""});
+            let choice = json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null});
+            self.document(self.chunk_object(), json!([choice])).into()
+        })
+    }
+
+    /// A piece of text.
+    pub fn piece(&self, index: usize, text: &str, choice: Option<&Choice>) -> Value {
+        let logprobs = self.logprobs(choice.map(std::slice::from_ref).unwrap_or_default());
+        let choice = match self.endpoint {
+            Endpoint::Chat => {
+                json!({"index": index, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": null})
+            }
+            Endpoint::Completion => {
+                json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": null})
+            }
+        };
+        self.document(self.chunk_object(), json!([choice])).into()
+    }
+
+    /// The end of an answer.
+    pub fn ending(&self, index: usize, reason: Reason) -> Value {
+        let reason = reason_name(reason);
+        let choice = match self.endpoint {
+            Endpoint::Chat => json!({"index": index, "delta": {}, "logprobs": null, "finish_reason": reason}),
+            Endpoint::Completion => {
+                json!({"index": index, "text": "", "logprobs": null, "finish_reason": reason})
+            }
+        };
+        self.document(self.chunk_object(), json!([choice])).into()
+    }
+
+    /// The counts behind all answers of a stream.
+    pub fn counts(&self, usage: Usage) -> Value {
+        let mut document = self.document(self.chunk_object(), json!([]));
+        document.insert("usage".into(), usage_json(usage));
+        document.into()
+    }
+
+    /// Text of one token; the name of a special one.
+    fn token(&self, id: u32) -> String {
+        let text = self.tokenizer.decode(&[id]).unwrap_or_default();
+        if text.is_empty() { self.tokenizer.name(id) } else { text }
+    }
+
+    /// Probabilities of tokens; null where none are wanted.
+    fn logprobs(&self, choices: &[Choice]) -> Value {
+        if choices.iter().all(|c| c.logprob.is_none()) {
+            return Value::Null;
+        }
+        let probability = |c: &Choice| c.logprob.unwrap_or(f32::MIN);
+        match self.endpoint {
+            Endpoint::Chat => {
+                let entry = |id: u32, logprob: f32| {
+                    let token = self.token(id);
+                    json!({"token": token, "logprob": logprob, "bytes": token.as_bytes()})
+                };
+                let content = choices.iter().map(|c| {
+                    let mut value = entry(c.id, probability(c));
+                    value["top_logprobs"] = c.top.iter().map(|(id, p)| entry(*id, *p)).collect();
+                    value
+                });
+                json!({"content": content.collect::<Vec<_>>(), "refusal": null})
+            }
+            Endpoint::Completion => {
+                let mut offset = 0;
+                let mut offsets = Vec::new();
+                let tokens: Vec<String> = choices.iter().map(|c| self.token(c.id)).collect();
+                for token in &tokens {
+                    offsets.push(offset);
+                    offset += token.chars().count();
+                }
+                let top = |c: &Choice| -> Map<String, Value> {
+                    c.top.iter().map(|(id, p)| (self.token(*id), json!(p))).collect()
+                };
+                json!({
+                    "tokens": tokens,
+                    "token_logprobs": choices.iter().map(probability).collect::<Vec<_>>(),
+                    "top_logprobs": choices.iter().map(top).collect::<Vec<_>>(),
+                    "text_offset": offsets,
+                })
+            }
+        }
+    }
+}
+
+fn usage_json(usage: Usage) -> Value {
+    json!({
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.generated,
+        "total_tokens": usage.prompt + usage.generated,
+        "prompt_tokens_details": {"cached_tokens": usage.reused},
+    })
+}

@@ -1,0 +1,248 @@
+//! The HTTP side: connections, limits, and the paths of OpenAI's API.
+
+mod access;
+mod answer;
+mod api_error;
+mod params;
+mod routes;
+mod stream;
+mod timed_io;
+
+use crate::engine::{AnswerEvent, Engine, EngineLimits, Sink};
+use crate::grammar::Grammars;
+use crate::metrics::Metrics;
+use crate::{Error, Result};
+use access::{ApiKeys, Origins};
+use anemoe_runtime::chat::{ChatTemplate, SamplingDefaults};
+use anemoe_runtime::model::Model;
+use anemoe_runtime::tokenizer::Tokenizer;
+use axum::Router;
+use axum::routing::{get, post};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use std::net::TcpListener;
+use std::path::Path;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use timed_io::TimedIo;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+
+/// Threads that serve connections; the model computes on others.
+const HTTP_THREADS: usize = 2;
+/// Threads that render templates and cut texts into tokens.
+const PREPARING_THREADS: usize = 4;
+/// Time for the headers of a request, and for the next request of a connection.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time that streams have to send their last words.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+/// Answer to a connection too many.
+const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n\
+connection: close\r\ncontent-length: 118\r\n\r\n{\"error\": {\"message\": \"too many connections; try again later\", \
+\"type\": \"server_error\", \"param\": null, \"code\": \"busy\"}}";
+
+/// Limits and names of a server.
+#[derive(Clone, Debug)]
+pub struct ServerSettings {
+    /// Name under which the model is asked for.
+    pub model_id: String,
+    /// API keys; without any, everybody may ask.
+    pub keys: Vec<String>,
+    /// Origins whose pages may ask.
+    pub origins: Vec<String>,
+    /// Limits of the engine.
+    pub engine: EngineLimits,
+    /// Sampling where a request says nothing.
+    pub defaults: SamplingDefaults,
+    /// Most new tokens of an answer.
+    pub max_tokens: Option<usize>,
+    /// Most bytes of a body.
+    pub max_body: usize,
+    /// Most open connections.
+    pub max_connections: usize,
+    /// Most time from request to the end of its answer.
+    pub request_timeout: Duration,
+    /// Most time for a body to arrive, and for a client to take what is sent.
+    pub body_timeout: Duration,
+    /// Time that running answers have when the server ends.
+    pub grace: Duration,
+}
+
+/// Ends a server; any thread may.
+#[derive(Default)]
+pub struct ShutdownSwitch(Notify);
+
+impl ShutdownSwitch {
+    /// Asks for the end; the second time, running answers are given up.
+    pub fn stop(&self) {
+        self.0.notify_one();
+    }
+}
+
+/// What requests share.
+struct App {
+    settings: ServerSettings,
+    model: Arc<Model>,
+    tokenizer: Arc<Tokenizer>,
+    template: ChatTemplate,
+    /// Tokens that end an answer of a chat.
+    ends: Vec<u32>,
+    engine: Engine,
+    grammars: Grammars,
+    metrics: Arc<Metrics>,
+    keys: ApiKeys,
+    origins: Origins,
+    /// Start of the server, in seconds since 1970.
+    created: u64,
+}
+
+/// A sink whose request is not connected yet.
+struct Unconnected;
+
+impl Sink for Unconnected {
+    fn send(&mut self, _event: AnswerEvent) -> bool {
+        false
+    }
+
+    fn is_gone(&self) -> bool {
+        true
+    }
+}
+
+/// Serves a model at `listener` until `stop`; then running answers have [`ServerSettings::grace`] to end, unless it is said again.
+///
+/// # Errors
+/// The system gives no threads, or the listener fails.
+pub fn serve(
+    settings: ServerSettings,
+    model: Model,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    listener: TcpListener,
+    stop: &ShutdownSwitch,
+) -> Result<()> {
+    let failed = |e| Error::io(Path::new("server"), e);
+    let (model, tokenizer, metrics) = (Arc::new(model), Arc::new(tokenizer), Arc::new(Metrics::default()));
+    let engine =
+        Engine::start(Arc::clone(&model), Arc::clone(&tokenizer), Arc::clone(&metrics), settings.engine);
+    let app = Arc::new(App {
+        ends: template.end_tokens(&tokenizer),
+        keys: ApiKeys::new(&settings.keys),
+        origins: Origins::new(settings.origins.clone()),
+        created: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
+        engine: engine.map_err(failed)?,
+        grammars: Grammars::default(),
+        settings,
+        model,
+        tokenizer,
+        template,
+        metrics,
+    });
+    listener.set_nonblocking(true).map_err(failed)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(HTTP_THREADS)
+        .max_blocking_threads(PREPARING_THREADS)
+        .thread_name("anemoe-http")
+        .enable_all()
+        .build()
+        .map_err(failed)?;
+    let served = runtime.block_on(accept(&app, listener, &stop.0));
+    app.engine.abort();
+    runtime.shutdown_timeout(LAST_WORDS);
+    served.map_err(failed)
+}
+
+fn router(app: &Arc<App>) -> Router {
+    Router::new()
+        .route("/", get(routes::page))
+        .route("/health", get(routes::health))
+        .route("/metrics", get(routes::metrics))
+        .route("/v1/models", get(routes::models))
+        .route("/v1/models/{id}", get(routes::model))
+        .route("/v1/chat/completions", post(routes::chat))
+        .route("/v1/completions", post(routes::completions))
+        .route("/v1/embeddings", post(routes::embeddings))
+        .fallback(routes::nothing_here)
+        .method_not_allowed_fallback(routes::wrong_method)
+        .layer(axum::middleware::from_fn_with_state(Arc::clone(app), routes::watch))
+        .with_state(Arc::clone(app))
+}
+
+/// Takes connections until `stop`, and lets those that are open end.
+async fn accept(app: &Arc<App>, listener: TcpListener, stop: &Notify) -> std::io::Result<()> {
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let service = router(app);
+    let graceful = GracefulShutdown::new();
+    let places = Arc::new(Semaphore::new(app.settings.max_connections));
+    loop {
+        let stream = tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => stream,
+                Err(e) => {
+                    // Out of file descriptors, for instance: others will be closed.
+                    tracing::warn!("a connection failed: {e}");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    continue;
+                }
+            },
+            () = stop.notified() => break,
+        };
+        match Arc::clone(&places).try_acquire_owned() {
+            Ok(place) => talk(app, stream, place, &service, &graceful),
+            Err(_) => {
+                tokio::spawn(refuse(stream));
+            }
+        }
+    }
+    drop(listener);
+    app.engine.close();
+    tracing::info!("closing: {} answers are running", app.engine.jobs());
+    let mut ended = pin!(graceful.shutdown());
+    tokio::select! {
+        () = &mut ended => return Ok(()),
+        () = tokio::time::sleep(app.settings.grace) => {}
+        () = stop.notified() => {}
+    }
+    app.engine.give_up();
+    let _ = tokio::time::timeout(LAST_WORDS, ended).await;
+    Ok(())
+}
+
+/// Tells a client that there are too many.
+async fn refuse(mut stream: TcpStream) {
+    let _ = tokio::time::timeout(LAST_WORDS, async {
+        stream.write_all(TOO_MANY).await?;
+        stream.shutdown().await
+    })
+    .await;
+}
+
+/// Serves one connection.
+fn talk(
+    app: &Arc<App>,
+    stream: TcpStream,
+    place: OwnedSemaphorePermit,
+    service: &Router,
+    graceful: &GracefulShutdown,
+) {
+    // Tokens are small and are not to wait for each other.
+    let _ = stream.set_nodelay(true);
+    let io = TokioIo::new(TimedIo::new(stream, app.settings.body_timeout));
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIMEOUT)
+        .serve_connection(io, TowerToHyperService::new(service.clone()));
+    let connection = graceful.watch(connection);
+    let app = Arc::clone(app);
+    tokio::spawn(async move {
+        app.metrics.connections.add(1);
+        if let Err(e) = connection.await {
+            tracing::debug!("a connection ended: {e}");
+        }
+        app.metrics.connections.remove(1);
+        drop(place);
+    });
+}

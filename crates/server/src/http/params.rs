@@ -1,0 +1,409 @@
+//! Parameters of requests: what clients may say, and what of it is meant.
+
+use super::api_error::ApiError;
+use anemoe_runtime::chat::SamplingDefaults;
+use anemoe_runtime::sampler::Sampling;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use std::hash::{BuildHasher, Hasher};
+
+/// Most choices of a request.
+const MOST_CHOICES: u64 = 8;
+/// Most stop strings of a request.
+const MOST_STOPS: usize = 16;
+/// Highest temperature, as in OpenAI's API.
+const HIGHEST_TEMPERATURE: f64 = 2.0;
+/// Most alternatives to a token, as in OpenAI's API.
+const MOST_LOGPROBS: u64 = 20;
+const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
+
+/// One text or several.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Texts {
+    One(String),
+    Several(Vec<String>),
+}
+
+/// Prompt of a completion.
+#[derive(Deserialize)]
+#[serde(untagged)]
+pub enum Prompts {
+    /// A text.
+    Text(String),
+    /// Tokens.
+    Ids(Vec<u32>),
+    /// Several texts.
+    Texts(Vec<String>),
+    /// Tokens of several prompts.
+    AllIds(Vec<Vec<u32>>),
+}
+
+#[derive(Default, Deserialize)]
+struct StreamOptions {
+    include_usage: Option<bool>,
+}
+
+/// Body of `/v1/chat/completions` and `/v1/completions`. Keys that are not known have no effect.
+#[derive(Deserialize)]
+pub struct Body {
+    /// Name of the model.
+    pub model: Option<String>,
+    /// Messages of a chat.
+    #[serde(default)]
+    pub messages: Option<Vec<Value>>,
+    /// Prompt of a completion.
+    #[serde(default)]
+    pub prompt: Option<Prompts>,
+    /// Functions that the model may name.
+    pub tools: Option<Vec<Value>>,
+    tool_choice: Option<Value>,
+    max_tokens: Option<u64>,
+    max_completion_tokens: Option<u64>,
+    temperature: Option<f64>,
+    top_p: Option<f64>,
+    top_k: Option<u64>,
+    n: Option<u64>,
+    best_of: Option<u64>,
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+    stop: Option<Texts>,
+    seed: Option<i64>,
+    logprobs: Option<Value>,
+    top_logprobs: Option<u64>,
+    response_format: Option<Value>,
+    presence_penalty: Option<f64>,
+    frequency_penalty: Option<f64>,
+    logit_bias: Option<Map<String, Value>>,
+    echo: Option<bool>,
+    suffix: Option<String>,
+    ignore_eos: Option<bool>,
+}
+
+/// Parameters that both kinds of requests have.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Params {
+    /// Most new tokens, where the request says.
+    pub max_new: Option<usize>,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Answers to each prompt.
+    pub choices: usize,
+    /// Texts that end an answer.
+    pub stops: Vec<String>,
+    /// Alternatives that are reported with each token.
+    pub logprobs: Option<usize>,
+    /// Send tokens as they come.
+    pub stream: bool,
+    /// Send counts at the end of a stream.
+    pub include_usage: bool,
+    /// JSON schema of the answer.
+    pub schema: Option<Value>,
+    /// Go on behind end tokens.
+    pub ignore_eos: bool,
+}
+
+impl Body {
+    /// Reads a body.
+    ///
+    /// # Errors
+    /// It is not JSON, or a key has another type.
+    pub fn parse(bytes: &[u8]) -> Result<Body, ApiError> {
+        let value: Value = anemoe_io::json::parse(bytes)
+            .map_err(|e| ApiError::invalid(format!("the body is not valid JSON: {e}")))?;
+        if !value.is_object() {
+            return Err(ApiError::invalid("the body is not a JSON object"));
+        }
+        serde_json::from_value(value)
+            .map_err(|e| ApiError::invalid(format!("the body has a key of another type: {e}")))
+    }
+
+    /// Functions to show to the template.
+    ///
+    /// # Errors
+    /// A function is forced, which is not supported.
+    pub fn tools(&self) -> Result<Option<&[Value]>, ApiError> {
+        match self.tool_choice.as_ref() {
+            Some(Value::String(choice)) if choice == "none" => return Ok(None),
+            Some(Value::String(choice)) if choice == "auto" => {}
+            None => {}
+            Some(_) => {
+                return Err(ApiError::param("tool_choice", "only \"auto\" and \"none\" are supported"));
+            }
+        }
+        Ok(self.tools.as_deref().filter(|t| !t.is_empty()))
+    }
+
+    /// Checks parameters; `own` are those of the model where the request says nothing.
+    ///
+    /// # Errors
+    /// A parameter is out of range or not supported.
+    pub fn params(&self, own: &SamplingDefaults, is_chat: bool) -> Result<Params, ApiError> {
+        self.refuse_unsupported()?;
+        let max_new = match self.max_completion_tokens.or(self.max_tokens) {
+            Some(0) => return Err(ApiError::param("max_tokens", "at least 1 is needed")),
+            Some(n) => Some(usize::try_from(n).unwrap_or(usize::MAX)),
+            // As in OpenAI's API.
+            None if !is_chat => Some(16),
+            None => None,
+        };
+        let temperature = self.temperature.unwrap_or_else(|| own.temperature.map_or(1.0, f64::from));
+        if !(0.0..=HIGHEST_TEMPERATURE).contains(&temperature) {
+            return Err(ApiError::param(
+                "temperature",
+                format!("{temperature} is not from 0 to {HIGHEST_TEMPERATURE}"),
+            ));
+        }
+        let top_p = self.top_p.unwrap_or_else(|| own.top_p.map_or(1.0, f64::from));
+        if !(top_p > 0.0 && top_p <= 1.0) {
+            return Err(ApiError::param("top_p", format!("{top_p} is not above 0 and at most 1")));
+        }
+        let top_k = self.top_k.map(|k| usize::try_from(k).unwrap_or(usize::MAX)).or(own.top_k).unwrap_or(0);
+        let seed = self.seed.map_or_else(fresh_seed, |seed| seed as u64);
+        let sampling = Sampling {
+            temperature: temperature as f32,
+            top_k,
+            top_p: (top_p as f32).max(f32::MIN_POSITIVE),
+            seed,
+        };
+        sampling.check().map_err(ApiError::invalid)?;
+        let choices = self.n.unwrap_or(1);
+        if !(1..=MOST_CHOICES).contains(&choices) {
+            return Err(ApiError::param("n", format!("{choices} is not from 1 to {MOST_CHOICES}")));
+        }
+        Ok(Params {
+            max_new,
+            sampling,
+            choices: choices as usize,
+            stops: self.stops()?,
+            logprobs: self.logprobs(is_chat)?,
+            stream: self.stream.unwrap_or(false),
+            include_usage: self.stream_options.as_ref().and_then(|o| o.include_usage).unwrap_or(false),
+            schema: self.schema()?,
+            ignore_eos: self.ignore_eos.unwrap_or(false),
+        })
+    }
+
+    fn refuse_unsupported(&self) -> Result<(), ApiError> {
+        let penalty = |p: Option<f64>| p.is_some_and(|p| p != 0.0);
+        for (name, given) in [
+            ("presence_penalty", penalty(self.presence_penalty)),
+            ("frequency_penalty", penalty(self.frequency_penalty)),
+            ("logit_bias", self.logit_bias.as_ref().is_some_and(|b| !b.is_empty())),
+            ("echo", self.echo == Some(true)),
+            ("suffix", self.suffix.as_ref().is_some_and(|s| !s.is_empty())),
+            ("best_of", self.best_of.is_some_and(|b| b != self.n.unwrap_or(1))),
+        ] {
+            if given {
+                return Err(ApiError::param(name, "this server does not support it"));
+            }
+        }
+        Ok(())
+    }
+
+    fn stops(&self) -> Result<Vec<String>, ApiError> {
+        let stops = match &self.stop {
+            None => Vec::new(),
+            Some(Texts::One(text)) => vec![text.clone()],
+            Some(Texts::Several(texts)) => texts.clone(),
+        };
+        if stops.len() > MOST_STOPS || stops.iter().any(String::is_empty) {
+            return Err(ApiError::param("stop", format!("at most {MOST_STOPS} texts, none of them empty")));
+        }
+        Ok(stops)
+    }
+
+    fn logprobs(&self, is_chat: bool) -> Result<Option<usize>, ApiError> {
+        let wanted = match (&self.logprobs, is_chat) {
+            (None | Some(Value::Null) | Some(Value::Bool(false)), _) => None,
+            (Some(Value::Bool(true)), true) => Some(self.top_logprobs.unwrap_or(0)),
+            (Some(n), false) if n.is_u64() => n.as_u64(),
+            (Some(_), true) => return Err(ApiError::param("logprobs", "not true or false")),
+            (Some(_), false) => return Err(ApiError::param("logprobs", "not a number from 0 on")),
+        };
+        if wanted.is_none() && self.top_logprobs.is_some_and(|n| n > 0) {
+            return Err(ApiError::param("top_logprobs", "needs logprobs: true"));
+        }
+        match wanted {
+            Some(n) if n > MOST_LOGPROBS => {
+                Err(ApiError::param("top_logprobs", format!("{n} is more than {MOST_LOGPROBS}")))
+            }
+            wanted => Ok(wanted.map(|n| n as usize)),
+        }
+    }
+
+    fn schema(&self) -> Result<Option<Value>, ApiError> {
+        let Some(format) = &self.response_format else { return Ok(None) };
+        match format.get("type").and_then(Value::as_str) {
+            Some("text") => Ok(None),
+            Some("json_object") => Ok(Some(json!({"type": "object"}))),
+            Some("json_schema") => match format.pointer("/json_schema/schema") {
+                Some(schema) if schema.is_object() => Ok(Some(schema.clone())),
+                _ => Err(ApiError::param("response_format", "json_schema.schema is not an object")),
+            },
+            _ => Err(ApiError::param("response_format", "type is not text, json_object or json_schema")),
+        }
+    }
+}
+
+/// A seed that nobody chose.
+fn fresh_seed() -> u64 {
+    std::collections::hash_map::RandomState::new().build_hasher().finish()
+}
+
+/// Messages as templates read them: contents as one text, arguments of calls as objects.
+///
+/// # Errors
+/// A message has no role or content of the API, or holds something else than text.
+pub fn template_messages(messages: &[Value]) -> Result<Vec<Value>, ApiError> {
+    if messages.is_empty() {
+        return Err(ApiError::param("messages", "at least one message is needed"));
+    }
+    messages
+        .iter()
+        .enumerate()
+        .map(|(i, m)| {
+            template_message(m).map_err(|what| ApiError::param("messages", format!("message {i}: {what}")))
+        })
+        .collect()
+}
+
+fn template_message(message: &Value) -> Result<Value, String> {
+    let message = message.as_object().ok_or("not an object")?;
+    let role = message.get("role").and_then(Value::as_str).ok_or("`role` is missing")?;
+    if !ROLES.contains(&role) {
+        return Err(format!("there is no role `{}`; roles are {}", role.escape_debug(), ROLES.join(", ")));
+    }
+    let role = if role == "developer" { "system" } else { role };
+    let calls = message.get("tool_calls").filter(|calls| !calls.is_null());
+    let content = match message.get("content") {
+        Some(Value::String(text)) => text.clone(),
+        Some(Value::Array(parts)) => text_of_parts(parts)?,
+        None | Some(Value::Null) if role == "assistant" && calls.is_some() => String::new(),
+        _ => return Err("`content` is not a text".into()),
+    };
+    let mut out = Map::new();
+    out.insert("role".into(), role.into());
+    out.insert("content".into(), content.into());
+    for key in ["name", "tool_call_id", "reasoning_content"] {
+        if let Some(value) = message.get(key).filter(|v| v.is_string()) {
+            out.insert(key.into(), value.clone());
+        }
+    }
+    if let Some(calls) = calls {
+        let mut calls = calls.clone();
+        for call in calls.as_array_mut().ok_or("`tool_calls` is not a list")? {
+            let Some(arguments) = call.pointer_mut("/function/arguments") else {
+                return Err("a tool call has no `function.arguments`".into());
+            };
+            if let Some(object) = arguments.as_str().and_then(|text| serde_json::from_str::<Value>(text).ok())
+            {
+                *arguments = object;
+            }
+        }
+        out.insert("tool_calls".into(), calls);
+    }
+    Ok(out.into())
+}
+
+fn text_of_parts(parts: &[Value]) -> Result<String, String> {
+    let mut text = String::new();
+    for part in parts {
+        match (part.get("type").and_then(Value::as_str), part.get("text").and_then(Value::as_str)) {
+            (Some("text"), Some(part)) => text += part,
+            (kind, _) => {
+                return Err(format!("content of type `{}` is not supported, text is", kind.unwrap_or("?")));
+            }
+        }
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn params(body: Value, is_chat: bool) -> Result<Params, ApiError> {
+        Body::parse(body.to_string().as_bytes())?.params(&SamplingDefaults::default(), is_chat)
+    }
+
+    #[test]
+    fn parameters_out_of_range_are_named() {
+        for (body, name) in [
+            (json!({"temperature": -0.1}), "temperature"),
+            (json!({"temperature": 2.5}), "temperature"),
+            (json!({"top_p": 0}), "top_p"),
+            (json!({"top_p": 1.01}), "top_p"),
+            (json!({"max_tokens": 0}), "max_tokens"),
+            (json!({"n": 0}), "n"),
+            (json!({"n": 1000}), "n"),
+            (json!({"stop": [""]}), "stop"),
+            (json!({"top_logprobs": 3}), "top_logprobs"),
+            (json!({"logprobs": true, "top_logprobs": 21}), "top_logprobs"),
+            (json!({"logprobs": 3}), "logprobs"),
+            (json!({"presence_penalty": 0.5}), "presence_penalty"),
+            (json!({"logit_bias": {"5": 1}}), "logit_bias"),
+            (json!({"response_format": {"type": "xml"}}), "response_format"),
+            (json!({"response_format": {"type": "json_schema", "json_schema": {}}}), "response_format"),
+        ] {
+            let e = params(body.clone(), true).unwrap_err();
+            assert_eq!((e.status.as_u16(), e.param), (400, Some(name)), "{body}");
+        }
+        for body in [json!({"temperature": "hot"}), json!({"max_tokens": -1}), json!({"n": 1.5}), json!([1])]
+        {
+            assert_eq!(params(body.clone(), true).unwrap_err().status.as_u16(), 400, "{body}");
+        }
+        for text in
+            ["", "{", "{\"temperature\": NaN}", "{\"seed\": 1e999}", "\u{feff}{}", "{\"n\":1,\"n\":2}"]
+        {
+            assert!(Body::parse(text.as_bytes()).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_said_is_as_in_the_api_or_the_models_own() {
+        let p = params(json!({"seed": -1, "temperature": null, "stop": "x", "unknown": 1}), true).unwrap();
+        assert_eq!((p.max_new, p.sampling.temperature, p.sampling.seed, p.choices), (None, 1.0, u64::MAX, 1));
+        assert_eq!(p.stops, ["x"]);
+        assert_eq!(params(json!({}), false).unwrap().max_new, Some(16));
+        let own = SamplingDefaults {
+            temperature: Some(0.5),
+            top_k: Some(64),
+            top_p: Some(0.9),
+            ..Default::default()
+        };
+        let p = Body::parse(b"{\"top_p\": 1}").unwrap().params(&own, true).unwrap();
+        assert_eq!((p.sampling.temperature, p.sampling.top_k, p.sampling.top_p), (0.5, 64, 1.0));
+    }
+
+    #[test]
+    fn messages_become_what_templates_read() {
+        let call =
+            json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}});
+        let messages = [
+            json!({"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}),
+            json!({"role": "assistant", "content": null, "tool_calls": [call]}),
+            json!({"role": "tool", "content": "r", "tool_call_id": "1", "other": 1}),
+        ];
+        let all = template_messages(&messages).unwrap();
+        assert_eq!(all[0], json!({"role": "system", "content": "ab"}));
+        assert_eq!(all[1]["tool_calls"][0]["function"]["arguments"], json!({"a": 1}));
+        assert_eq!(all[2], json!({"role": "tool", "content": "r", "tool_call_id": "1"}));
+        for wrong in [
+            json!({"role": "wizard", "content": "x"}),
+            json!({"content": "x"}),
+            json!({"role": "user"}),
+            json!({"role": "user", "content": 3}),
+            json!({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}),
+            json!({"role": "assistant", "content": "", "tool_calls": [{}]}),
+            json!("text"),
+        ] {
+            assert_eq!(
+                template_messages(std::slice::from_ref(&wrong)).unwrap_err().param,
+                Some("messages"),
+                "{wrong}"
+            );
+        }
+        assert!(template_messages(&[]).is_err());
+    }
+}

@@ -1,0 +1,307 @@
+//! What each path answers.
+
+use super::App;
+use super::answer::{Endpoint, Header};
+use super::api_error::ApiError;
+use super::params::{Body, Params, Prompts, template_messages};
+use super::stream::{ChannelSink, EventStream, collect};
+use crate::engine::{Job, Refusal};
+use anemoe_runtime::chat::PromptText;
+use axum::Json;
+use axum::body::Body as HttpBody;
+use axum::extract::{Path, Request, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::sync::mpsc::unbounded_channel;
+
+/// Most prompts of a completion.
+const MOST_PROMPTS: usize = 64;
+/// The chat page: one file, no script or style from elsewhere.
+const PAGE: &str = include_str!("page.html");
+const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
+                           base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// A request that has been understood.
+struct Prepared {
+    header: Header,
+    params: Params,
+    prompts: Vec<PromptText>,
+    jobs: Vec<Job>,
+}
+
+pub async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    answer(app, request, Endpoint::Chat).await
+}
+
+pub async fn completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    answer(app, request, Endpoint::Completion).await
+}
+
+async fn answer(app: Arc<App>, request: Request, endpoint: Endpoint) -> Result<Response, ApiError> {
+    let bytes = read_body(&app, request).await?;
+    let (sender, events) = unbounded_channel();
+    let engine = Arc::clone(&app);
+    // Templates, tokenizers and grammars take their time, and may not hold up connections.
+    let prepared = tokio::task::spawn_blocking(move || {
+        let prepared = prepare(&app, &bytes, endpoint)?;
+        Ok::<_, ApiError>(prepared)
+    });
+    let lost = |_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the request could not be prepared");
+    let Prepared { header, params, prompts, mut jobs } = prepared.await.map_err(lost)??;
+    for (index, job) in jobs.iter_mut().enumerate() {
+        job.sink = Box::new(ChannelSink { index, sender: sender.clone() });
+    }
+    drop(sender);
+    let n = prompts.len() * params.choices;
+    engine.engine.submit(jobs).map_err(|refusal| match refusal {
+        Refusal::QueueFull => {
+            ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too many requests wait; try again later")
+                .with_code("queue_full")
+        }
+        Refusal::Closed => {
+            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the server is closing").with_code("closing")
+        }
+    })?;
+    if !params.stream {
+        return Ok(Json(collect(&header, events, n, params.choices).await?).into_response());
+    }
+    let stream = EventStream::new(header, events, n, params.choices, params.include_usage);
+    let mut response = HttpBody::from_stream(stream).into_response();
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    Ok(response)
+}
+
+/// Reads a body within the limits of size and time.
+async fn read_body(app: &App, request: Request) -> Result<Vec<u8>, ApiError> {
+    let too_large = || {
+        let what = format!("the body has more than {} bytes", app.settings.max_body);
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, what).with_code("body_too_large")
+    };
+    // A page of another origin can send anything but this without being asked.
+    let kind = request.headers().get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    let kind = kind.split(';').next().unwrap_or_default().trim();
+    let length =
+        request.headers().get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
+    if length.is_some_and(|n| n > app.settings.max_body as u64) {
+        return Err(too_large());
+    }
+    if !kind.eq_ignore_ascii_case("application/json") {
+        return Err(ApiError::invalid("the header content-type is not application/json"));
+    }
+    let body = axum::body::to_bytes(request.into_body(), app.settings.max_body);
+    match tokio::time::timeout(app.settings.body_timeout, body).await {
+        Ok(Ok(bytes)) => Ok(bytes.into()),
+        Ok(Err(e)) if format!("{e:?}").contains("LengthLimit") => Err(too_large()),
+        Ok(Err(_)) => Err(ApiError::invalid("the body ends early")),
+        Err(_) => Err(ApiError::invalid("the body took too long")),
+    }
+}
+
+fn prepare(app: &App, bytes: &[u8], endpoint: Endpoint) -> Result<Prepared, ApiError> {
+    let body = Body::parse(bytes)?;
+    if let Some(model) = body.model.as_deref().filter(|m| *m != app.settings.model_id) {
+        let what = format!(
+            "there is no model `{}`; this server has `{}`",
+            model.escape_debug(),
+            app.settings.model_id
+        );
+        return Err(ApiError { param: Some("model"), ..ApiError::new(StatusCode::NOT_FOUND, what) }
+            .with_code("model_not_found"));
+    }
+    let params = body.params(&app.settings.defaults, endpoint == Endpoint::Chat)?;
+    let context = app.model.chain().model.max_context;
+    if let (Some(most), Some(wanted)) = (app.settings.max_tokens, params.max_new)
+        && wanted > most
+    {
+        return Err(ApiError::param(
+            "max_tokens",
+            format!("{wanted} is more than {most}, the most that this server gives"),
+        ));
+    }
+    let prompts = match endpoint {
+        Endpoint::Chat => vec![chat_prompt(app, &body)?],
+        Endpoint::Completion => completion_prompts(app, &body)?,
+    };
+    for prompt in &prompts {
+        if prompt.ids.is_empty() {
+            return Err(ApiError::invalid("the prompt is empty"));
+        }
+        if prompt.ids.len() > context {
+            let what = format!(
+                "the prompt has {} tokens, and the context of this model holds {context}",
+                prompt.ids.len()
+            );
+            return Err(ApiError::invalid(what).with_code("context_length_exceeded"));
+        }
+    }
+    if endpoint == Endpoint::Completion && body.tools.is_some() {
+        return Err(ApiError::param("tools", "a completion has none"));
+    }
+    let grammar = params.schema.clone().map(|schema| app.grammars.json(&app.model, schema)).transpose();
+    let grammar = grammar.map_err(|e| ApiError::param("response_format", e))?;
+    let mut stops = params.stops.clone();
+    let mut ends = Vec::new();
+    if endpoint == Endpoint::Chat {
+        stops.extend(app.template.stop_strings().iter().map(|s| s.to_string()));
+        ends.clone_from(&app.ends);
+    }
+    let max_new = params.max_new.unwrap_or(context).min(app.settings.max_tokens.unwrap_or(context));
+    let mut jobs = Vec::new();
+    for prompt in &prompts {
+        for choice in 0..params.choices {
+            let mut sampling = params.sampling.clone();
+            sampling.seed = sampling.seed.wrapping_add(choice as u64);
+            jobs.push(Job {
+                prompt: prompt.clone(),
+                max_new,
+                sampling,
+                stops: stops.clone(),
+                ends: ends.clone(),
+                ignore_eos: params.ignore_eos,
+                logprobs: params.logprobs,
+                grammar: grammar.as_ref().map(|g| g.deep_clone()),
+                deadline: Some(Instant::now() + app.settings.request_timeout),
+                sink: Box::new(super::Unconnected),
+            });
+        }
+    }
+    let header = Header::new(endpoint, &app.settings.model_id, Arc::clone(&app.tokenizer));
+    Ok(Prepared { header, params, prompts, jobs })
+}
+
+fn chat_prompt(app: &App, body: &Body) -> Result<PromptText, ApiError> {
+    let messages = body.messages.as_ref().ok_or_else(|| ApiError::param("messages", "it is missing"))?;
+    let messages = template_messages(messages)?;
+    let tools = body.tools()?;
+    if tools.is_some() && !app.template.takes_tools() {
+        return Err(ApiError::param("tools", "the chat template of this model has none"));
+    }
+    let wrong = |e: anemoe_runtime::Error| ApiError::param("messages", e.what());
+    let text = app.template.render(&messages, tools, true).map_err(wrong)?;
+    let ids = app.engine.encode(&text).map_err(wrong)?;
+    Ok(PromptText { text, ids })
+}
+
+fn completion_prompts(app: &App, body: &Body) -> Result<Vec<PromptText>, ApiError> {
+    let info = &app.model.chain().model;
+    let wrong = |e: anemoe_runtime::Error| ApiError::param("prompt", e.what());
+    let encode = |text: &String| app.tokenizer.encode(text, info.bos_token_id).map_err(wrong);
+    let all: Vec<Vec<u32>> =
+        match body.prompt.as_ref().ok_or_else(|| ApiError::param("prompt", "it is missing"))? {
+            Prompts::Text(text) => vec![encode(text)?],
+            Prompts::Texts(texts) => texts.iter().map(encode).collect::<Result<_, _>>()?,
+            Prompts::Ids(ids) => vec![ids.clone()],
+            Prompts::AllIds(all) => all.clone(),
+        };
+    if all.is_empty() || all.len() > MOST_PROMPTS {
+        return Err(ApiError::param(
+            "prompt",
+            format!("{} prompts, where 1 to {MOST_PROMPTS} are meant", all.len()),
+        ));
+    }
+    if let Some(id) = all.iter().flatten().find(|id| **id as usize >= info.vocab_size) {
+        return Err(ApiError::param(
+            "prompt",
+            format!("token {id} is outside the vocabulary of {} tokens", info.vocab_size),
+        ));
+    }
+    Ok(all.into_iter().map(|ids| PromptText { text: String::new(), ids }).collect())
+}
+
+fn model_json(app: &App) -> Value {
+    let context = app.model.chain().model.max_context;
+    json!({"id": app.settings.model_id, "object": "model", "created": app.created, "owned_by": "anemoe", "max_model_len": context})
+}
+
+pub async fn models(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!({"object": "list", "data": [model_json(&app)]}))
+}
+
+pub async fn model(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+    if id != app.settings.model_id {
+        let what = format!("there is no model `{}`", id.escape_debug());
+        return Err(ApiError::new(StatusCode::NOT_FOUND, what).with_code("model_not_found"));
+    }
+    Ok(Json(model_json(&app)))
+}
+
+pub async fn embeddings() -> ApiError {
+    ApiError::invalid("this server makes no embeddings: a bundle has a language model alone")
+        .with_code("unsupported")
+}
+
+pub async fn health(State(app): State<Arc<App>>) -> Response {
+    let status = if app.engine.is_closing() { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
+    let word = if app.engine.is_closing() { "closing" } else { "ok" };
+    (status, Json(json!({"status": word, "model": app.settings.model_id, "jobs": app.engine.jobs()})))
+        .into_response()
+}
+
+pub async fn metrics(State(app): State<Arc<App>>) -> Response {
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], app.metrics.render()).into_response()
+}
+
+pub async fn page() -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_SECURITY_POLICY, PAGE_POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+    ];
+    (headers, PAGE).into_response()
+}
+
+pub async fn nothing_here() -> ApiError {
+    ApiError::new(StatusCode::NOT_FOUND, "there is nothing at this path")
+}
+
+pub async fn wrong_method() -> ApiError {
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this path takes another method")
+}
+
+/// The path as metrics name it: few names, whatever clients ask for.
+fn known_path(path: &str) -> &'static str {
+    const PATHS: [&str; 8] = [
+        "/",
+        "/health",
+        "/metrics",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/models",
+        "/v1",
+    ];
+    PATHS.into_iter().find(|p| *p == path).unwrap_or("other")
+}
+
+/// Checks keys, adds headers for pages of other origins, counts and logs.
+pub async fn watch(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let started = Instant::now();
+    let path = known_path(request.uri().path());
+    let method = request.method().clone();
+    let cors = app.origins.headers(request.headers());
+    let is_open = matches!(path, "/" | "/health");
+    let mut response = if method == axum::http::Method::OPTIONS && !cors.is_empty() {
+        StatusCode::NO_CONTENT.into_response()
+    } else if !is_open && !app.keys.accept(request.headers()) {
+        let what = "the API key is missing or wrong; send it as `Authorization: Bearer KEY`";
+        ApiError::new(StatusCode::UNAUTHORIZED, what).with_code("invalid_api_key").into_response()
+    } else {
+        next.run(request).await
+    };
+    let headers: &mut HeaderMap = response.headers_mut();
+    for (name, value) in cors {
+        headers.insert(name, value);
+    }
+    let status = response.status().as_u16();
+    app.metrics.count_request(path, status);
+    let ms = started.elapsed().as_millis() as u64;
+    tracing::info!(%method, path, status, ms, "request");
+    response
+}
