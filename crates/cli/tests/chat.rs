@@ -152,6 +152,16 @@ fn templates_come_from_the_bundle_or_a_file() {
     refused(&["chat", b, "--top-p", "nan"], &["top-p"]);
     refused(&["chat", b, "--session", dir.path().to_str().unwrap()], &["a folder, where"]);
     refused(&["chat", dir.path().join("none").to_str().unwrap()], &["no such file or folder"]);
+    // A build takes the checkpoint's along.
+    let checkpoint = dir.path().join("checkpoint");
+    common::copy(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/small-gemma4"), &checkpoint);
+    fs::write(checkpoint.join("chat_template.jinja"), "{{ raise_exception('from the checkpoint') }}").unwrap();
+    let built = dir.path().join("built.anemoe");
+    build(&checkpoint, &built, &["--max-context", "64", "--no-journal"]);
+    fs::write(dir.path().join("q"), "x").unwrap();
+    let question = fs::File::open(dir.path().join("q")).unwrap();
+    let output = anemoe(&["chat", built.to_str().unwrap()]).stdin(question).output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stderr).contains("from the checkpoint"));
     // Without a template of its own.
     let plain = dir.path().join("plain.anemoe");
     common::copy(bundle(), &plain);
