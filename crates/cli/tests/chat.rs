@@ -155,7 +155,8 @@ fn templates_come_from_the_bundle_or_a_file() {
     // A build takes the checkpoint's along.
     let checkpoint = dir.path().join("checkpoint");
     common::copy(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/small-gemma4"), &checkpoint);
-    fs::write(checkpoint.join("chat_template.jinja"), "{{ raise_exception('from the checkpoint') }}").unwrap();
+    fs::write(checkpoint.join("chat_template.jinja"), "{{ raise_exception('from the checkpoint') }}")
+        .unwrap();
     let built = dir.path().join("built.anemoe");
     build(&checkpoint, &built, &["--max-context", "64", "--no-journal"]);
     fs::write(dir.path().join("q"), "x").unwrap();

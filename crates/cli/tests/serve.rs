@@ -150,7 +150,7 @@ fn content(v: &Value) -> &str {
 
 #[test]
 fn answers_are_those_of_generate_alone_and_together() {
-    let server = Server::start(&[]);
+    let server = Server::start(&["--max-sequences", "12"]);
     let prompts: Vec<String> =
         (0..8).map(|i| format!("def function_{i}(self, {}):\n", "x, ".repeat(i))).collect();
     let body = |prompt: &str| json!({"prompt": prompt, "max_tokens": 16, "temperature": 0});
@@ -215,7 +215,7 @@ fn answers_are_those_of_generate_alone_and_together() {
 
 #[test]
 fn a_chat_goes_on_from_its_last_turn_and_may_be_held_to_a_schema() {
-    let server = Server::start(&["--model-name", "m"]);
+    let server = Server::start(&["--max-sequences", "4", "--model-name", "m"]);
     let mut messages = vec![
         json!({"role": "system", "content": "import os, sys, re\n".repeat(8)}),
         json!({"role": "user", "content": "def f(x):"}),
@@ -230,7 +230,7 @@ fn a_chat_goes_on_from_its_last_turn_and_may_be_held_to_a_schema() {
     let known = second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
     assert!(known >= count(&first, "prompt_tokens"), "{second}");
     // Without anything known, the text is the same.
-    let fresh = Server::start(&["--prefix-cache", "0", "--model-name", "m"]);
+    let fresh = Server::start(&["--max-sequences", "2", "--prefix-cache", "0", "--model-name", "m"]);
     let other = fresh.chat(body(&messages[..2]));
     assert_eq!(content(&other), content(&first));
     assert_eq!(fresh.chat(body(&messages))["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
@@ -271,7 +271,16 @@ fn what_is_wrong_gets_an_error_and_the_server_lives() {
     let dir = tempfile::tempdir().unwrap();
     let keys = dir.path().join("keys");
     std::fs::write(&keys, "# ours\nsecret-1\n\nsecret-2\n").unwrap();
-    let server = Server::start(&["--max-body", "20000", "--max-tokens", "64", "--client-timeout", "1"]);
+    let server = Server::start(&[
+        "--max-sequences",
+        "4",
+        "--max-body",
+        "20000",
+        "--max-tokens",
+        "64",
+        "--client-timeout",
+        "1",
+    ]);
     let message = json!([{"role": "user", "content": "x"}]);
     for (path, body, status, says) in [
         ("/v1/chat/completions", json!({"messages": message, "model": "other"}), 404, "no model `other`"),
@@ -375,7 +384,14 @@ fn what_is_wrong_gets_an_error_and_the_server_lives() {
     let (code, messages) = server.terminate();
     assert!(code == Some(0) && !messages.contains("panicked"), "{messages}");
     // Keys, and pages of other origins.
-    let server = Server::start(&["--api-key-file", keys.to_str().unwrap(), "--cors", "http://here"]);
+    let server = Server::start(&[
+        "--max-sequences",
+        "1",
+        "--api-key-file",
+        keys.to_str().unwrap(),
+        "--cors",
+        "http://here",
+    ]);
     let models = |headers: &str| server.ask("GET", "/v1/models", headers, "");
     assert_eq!(models("").0, 401);
     assert_eq!(models("authorization: Bearer secret-3\r\n").0, 401);

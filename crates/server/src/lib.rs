@@ -12,9 +12,9 @@
 //! binary. `cargo test -p anemoe-server` runs for less than a second, besides the compilation.
 #![deny(unsafe_code)]
 
-pub mod engine;
+pub mod batching;
+mod counters;
 mod grammar;
 pub mod http;
-mod metrics;
 
 pub use anemoe_io::{Error, Result};

@@ -11,7 +11,7 @@ use crate::ui::{Ui, message};
 use anemoe_runtime::chat::{ChatTemplate, SamplingDefaults};
 use anemoe_runtime::model::{Logits, Model};
 use anemoe_runtime::tokenizer::Tokenizer;
-use anemoe_server::engine::EngineLimits;
+use anemoe_server::batching::BatchLimits;
 use anemoe_server::http::{ServerSettings, ShutdownSwitch, serve};
 use anyhow::Context;
 use std::net::{IpAddr, TcpListener};
@@ -90,7 +90,7 @@ impl Args {
             model_id: self.model_name.clone().unwrap_or_else(|| name_of(&self.bundle)),
             keys: self.api_key_file.as_deref().map(keys).transpose()?.unwrap_or_default(),
             origins: self.cors.clone(),
-            engine: EngineLimits {
+            engine: BatchLimits {
                 sequences: self.max_sequences,
                 queue: self.max_queue,
                 prefixes: self.prefix_cache,

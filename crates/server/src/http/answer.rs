@@ -1,6 +1,6 @@
 //! Documents of answers, whole and in pieces, of both kinds of requests.
 
-use crate::engine::{Choice, Reason, Usage};
+use crate::batching::{ChosenToken, EndReason, Usage};
 use anemoe_runtime::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub enum Endpoint {
 
 /// What the documents of one request have in common.
 #[derive(Clone)]
-pub struct Header {
+pub struct AnswerHeader {
     /// Kind of the request.
     pub endpoint: Endpoint,
     /// Name of the model.
@@ -37,27 +37,27 @@ pub struct Complete {
     /// All text.
     pub text: String,
     /// Tokens with probabilities, where they are wanted.
-    pub choices: Vec<Choice>,
+    pub choices: Vec<ChosenToken>,
     /// Why it ended, once it has.
-    pub reason: Option<Reason>,
+    pub reason: Option<EndReason>,
 }
 
-fn reason_name(reason: Reason) -> &'static str {
+fn reason_name(reason: EndReason) -> &'static str {
     match reason {
-        Reason::Stop => "stop",
-        Reason::Length => "length",
+        EndReason::Stop => "stop",
+        EndReason::Length => "length",
     }
 }
 
-impl Header {
+impl AnswerHeader {
     /// A new answer.
-    pub fn new(endpoint: Endpoint, model: &str, tokenizer: Arc<Tokenizer>) -> Header {
+    pub fn new(endpoint: Endpoint, model: &str, tokenizer: Arc<Tokenizer>) -> AnswerHeader {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let prefix = if endpoint == Endpoint::Chat { "chatcmpl" } else { "cmpl" };
         let id = format!("{prefix}-{:x}{number:06x}", now.as_micros());
-        Header { endpoint, model: model.into(), id, created: now.as_secs(), tokenizer }
+        AnswerHeader { endpoint, model: model.into(), id, created: now.as_secs(), tokenizer }
     }
 
     fn document(&self, object: &str, choices: Value) -> Map<String, Value> {
@@ -110,7 +110,7 @@ impl Header {
     }
 
     /// A piece of text.
-    pub fn piece(&self, index: usize, text: &str, choice: Option<&Choice>) -> Value {
+    pub fn piece(&self, index: usize, text: &str, choice: Option<&ChosenToken>) -> Value {
         let logprobs = self.logprobs(choice.map(std::slice::from_ref).unwrap_or_default());
         let choice = match self.endpoint {
             Endpoint::Chat => {
@@ -124,7 +124,7 @@ impl Header {
     }
 
     /// The end of an answer.
-    pub fn ending(&self, index: usize, reason: Reason) -> Value {
+    pub fn ending(&self, index: usize, reason: EndReason) -> Value {
         let reason = reason_name(reason);
         let choice = match self.endpoint {
             Endpoint::Chat => json!({"index": index, "delta": {}, "logprobs": null, "finish_reason": reason}),
@@ -149,11 +149,11 @@ impl Header {
     }
 
     /// Probabilities of tokens; null where none are wanted.
-    fn logprobs(&self, choices: &[Choice]) -> Value {
+    fn logprobs(&self, choices: &[ChosenToken]) -> Value {
         if choices.iter().all(|c| c.logprob.is_none()) {
             return Value::Null;
         }
-        let probability = |c: &Choice| c.logprob.unwrap_or(f32::MIN);
+        let probability = |c: &ChosenToken| c.logprob.unwrap_or(f32::MIN);
         match self.endpoint {
             Endpoint::Chat => {
                 let entry = |id: u32, logprob: f32| {
@@ -175,7 +175,7 @@ impl Header {
                     offsets.push(offset);
                     offset += token.chars().count();
                 }
-                let top = |c: &Choice| -> Map<String, Value> {
+                let top = |c: &ChosenToken| -> Map<String, Value> {
                     c.top.iter().map(|(id, p)| (self.token(*id), json!(p))).collect()
                 };
                 json!({

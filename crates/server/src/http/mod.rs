@@ -3,19 +3,23 @@
 mod access;
 mod answer;
 mod api_error;
+mod app;
 mod params;
 mod routes;
 mod stream;
 mod timed_io;
 
-use crate::engine::{AnswerEvent, Engine, EngineLimits, Sink};
+pub use app::ServerSettings;
+
+use crate::batching::Batcher;
+use crate::counters::ServerCounters;
 use crate::grammar::Grammars;
-use crate::metrics::Metrics;
 use crate::{Error, Result};
 use access::{ApiKeys, Origins};
-use anemoe_runtime::chat::{ChatTemplate, SamplingDefaults};
+use anemoe_runtime::chat::ChatTemplate;
 use anemoe_runtime::model::Model;
 use anemoe_runtime::tokenizer::Tokenizer;
+use app::App;
 use axum::Router;
 use axum::routing::{get, post};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -44,33 +48,6 @@ const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: appl
 connection: close\r\ncontent-length: 118\r\n\r\n{\"error\": {\"message\": \"too many connections; try again later\", \
 \"type\": \"server_error\", \"param\": null, \"code\": \"busy\"}}";
 
-/// Limits and names of a server.
-#[derive(Clone, Debug)]
-pub struct ServerSettings {
-    /// Name under which the model is asked for.
-    pub model_id: String,
-    /// API keys; without any, everybody may ask.
-    pub keys: Vec<String>,
-    /// Origins whose pages may ask.
-    pub origins: Vec<String>,
-    /// Limits of the engine.
-    pub engine: EngineLimits,
-    /// Sampling where a request says nothing.
-    pub defaults: SamplingDefaults,
-    /// Most new tokens of an answer.
-    pub max_tokens: Option<usize>,
-    /// Most bytes of a body.
-    pub max_body: usize,
-    /// Most open connections.
-    pub max_connections: usize,
-    /// Most time from request to the end of its answer.
-    pub request_timeout: Duration,
-    /// Most time for a body to arrive, and for a client to take what is sent.
-    pub body_timeout: Duration,
-    /// Time that running answers have when the server ends.
-    pub grace: Duration,
-}
-
 /// Ends a server; any thread may.
 #[derive(Default)]
 pub struct ShutdownSwitch(Notify);
@@ -79,36 +56,6 @@ impl ShutdownSwitch {
     /// Asks for the end; the second time, running answers are given up.
     pub fn stop(&self) {
         self.0.notify_one();
-    }
-}
-
-/// What requests share.
-struct App {
-    settings: ServerSettings,
-    model: Arc<Model>,
-    tokenizer: Arc<Tokenizer>,
-    template: ChatTemplate,
-    /// Tokens that end an answer of a chat.
-    ends: Vec<u32>,
-    engine: Engine,
-    grammars: Grammars,
-    metrics: Arc<Metrics>,
-    keys: ApiKeys,
-    origins: Origins,
-    /// Start of the server, in seconds since 1970.
-    created: u64,
-}
-
-/// A sink whose request is not connected yet.
-struct Unconnected;
-
-impl Sink for Unconnected {
-    fn send(&mut self, _event: AnswerEvent) -> bool {
-        false
-    }
-
-    fn is_gone(&self) -> bool {
-        true
     }
 }
 
@@ -125,9 +72,10 @@ pub fn serve(
     stop: &ShutdownSwitch,
 ) -> Result<()> {
     let failed = |e| Error::io(Path::new("server"), e);
-    let (model, tokenizer, metrics) = (Arc::new(model), Arc::new(tokenizer), Arc::new(Metrics::default()));
+    let (model, tokenizer, metrics) =
+        (Arc::new(model), Arc::new(tokenizer), Arc::new(ServerCounters::default()));
     let engine =
-        Engine::start(Arc::clone(&model), Arc::clone(&tokenizer), Arc::clone(&metrics), settings.engine);
+        Batcher::start(Arc::clone(&model), Arc::clone(&tokenizer), Arc::clone(&metrics), settings.engine);
     let app = Arc::new(App {
         ends: template.end_tokens(&tokenizer),
         keys: ApiKeys::new(&settings.keys),

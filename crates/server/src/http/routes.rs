@@ -1,11 +1,11 @@
 //! What each path answers.
 
-use super::App;
-use super::answer::{Endpoint, Header};
+use super::answer::{AnswerHeader, Endpoint};
 use super::api_error::ApiError;
+use super::app::{App, Unconnected};
 use super::params::{Body, Params, Prompts, template_messages};
 use super::stream::{ChannelSink, EventStream, collect};
-use crate::engine::{Job, Refusal};
+use crate::batching::{Job, Refusal};
 use anemoe_runtime::chat::PromptText;
 use axum::Json;
 use axum::body::Body as HttpBody;
@@ -27,7 +27,7 @@ const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script
 
 /// A request that has been understood.
 struct Prepared {
-    header: Header,
+    header: AnswerHeader,
     params: Params,
     prompts: Vec<PromptText>,
     jobs: Vec<Job>,
@@ -167,11 +167,11 @@ fn prepare(app: &App, bytes: &[u8], endpoint: Endpoint) -> Result<Prepared, ApiE
                 logprobs: params.logprobs,
                 grammar: grammar.as_ref().map(|g| g.deep_clone()),
                 deadline: Some(Instant::now() + app.settings.request_timeout),
-                sink: Box::new(super::Unconnected),
+                sink: Box::new(Unconnected),
             });
         }
     }
-    let header = Header::new(endpoint, &app.settings.model_id, Arc::clone(&app.tokenizer));
+    let header = AnswerHeader::new(endpoint, &app.settings.model_id, Arc::clone(&app.tokenizer));
     Ok(Prepared { header, params, prompts, jobs })
 }
 

@@ -1,8 +1,8 @@
 //! Events of the engine as a whole answer, or as server-sent events.
 
-use super::answer::{Complete, Header};
+use super::answer::{AnswerHeader, Complete};
 use super::api_error::ApiError;
-use crate::engine::{AnswerEvent, Failure, Reason, Sink, Usage};
+use crate::batching::{AnswerEvent, EndReason, JobFailure, Sink, Usage};
 use axum::http::StatusCode;
 use futures_core::Stream;
 use serde_json::Value;
@@ -47,14 +47,14 @@ impl Counts {
 }
 
 /// The error that a client sees when an answer fails.
-fn failure(failure: &Failure) -> ApiError {
+fn failure(failure: &JobFailure) -> ApiError {
     let status = StatusCode::SERVICE_UNAVAILABLE;
     match failure {
-        Failure::Timeout => {
+        JobFailure::Timeout => {
             ApiError::new(status, "the answer took longer than this server allows").with_code("timeout")
         }
-        Failure::Closing => ApiError::new(status, "the server is closing").with_code("closing"),
-        Failure::Broken(what) => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, what.clone()),
+        JobFailure::Closing => ApiError::new(status, "the server is closing").with_code("closing"),
+        JobFailure::Broken(what) => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, what.clone()),
     }
 }
 
@@ -68,7 +68,7 @@ fn lost() -> ApiError {
 /// # Errors
 /// A choice failed.
 pub async fn collect(
-    header: &Header,
+    header: &AnswerHeader,
     mut events: UnboundedReceiver<(usize, AnswerEvent)>,
     n: usize,
     per_prompt: usize,
@@ -99,7 +99,7 @@ pub async fn collect(
 
 /// Server-sent events of `n` choices.
 pub struct EventStream {
-    header: Header,
+    header: AnswerHeader,
     events: UnboundedReceiver<(usize, AnswerEvent)>,
     per_prompt: usize,
     include_usage: bool,
@@ -114,7 +114,7 @@ pub struct EventStream {
 impl EventStream {
     /// A stream of `n` choices, `per_prompt` to each prompt.
     pub fn new(
-        header: Header,
+        header: AnswerHeader,
         events: UnboundedReceiver<(usize, AnswerEvent)>,
         n: usize,
         per_prompt: usize,
@@ -146,7 +146,7 @@ impl EventStream {
         }
     }
 
-    fn finish(&mut self, index: usize, text: &str, reason: Reason, usage: Usage) {
+    fn finish(&mut self, index: usize, text: &str, reason: EndReason, usage: Usage) {
         if !text.is_empty() {
             self.ready.push_back(data(&self.header.piece(index, text, None)));
         }

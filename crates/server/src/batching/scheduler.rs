@@ -1,8 +1,11 @@
 //! The engine's thread: admits jobs, runs passes, hands out tokens.
 
+use super::choice::ChosenToken;
+use super::jobs::{AnswerEvent, Job, JobFailure};
 use super::prefixes::{FEWEST, Prefixes};
-use super::slot::Slot;
-use super::{AnswerEvent, Choice, Failure, Job, KNOWN_TEXTS, Shared};
+use super::running_job::RunningJob;
+use super::shared::{KNOWN_TEXTS, Shared};
+use super::warm_up::WarmUp;
 use anemoe_runtime::model::{Logits, Request};
 use rayon::prelude::*;
 use std::collections::VecDeque;
@@ -19,7 +22,7 @@ const LEAST_CHUNK: usize = 16;
 /// State of the thread.
 struct Scheduler<'a> {
     shared: &'a Shared,
-    slots: Vec<Slot<'a>>,
+    slots: Vec<RunningJob<'a>>,
     queue: VecDeque<Job>,
     prefixes: Prefixes,
     eos: Vec<u32>,
@@ -37,15 +40,18 @@ pub fn run(shared: &Shared, receiver: &Receiver<Job>) {
         eos: model.eos_token_ids.clone(),
         context: model.max_context,
     };
+    let mut warm_up = WarmUp::new(shared.limits.sequences);
     let mut is_open = true;
     loop {
         if scheduler.is_idle() {
             if !is_open {
                 return;
             }
-            match receiver.recv() {
-                Ok(job) => scheduler.queue.push_back(job),
-                Err(_) => return,
+            if !warm_up.step(&shared.model) {
+                match receiver.recv() {
+                    Ok(job) => scheduler.queue.push_back(job),
+                    Err(_) => return,
+                }
             }
         }
         loop {
@@ -76,8 +82,8 @@ impl<'a> Scheduler<'a> {
         let now = Instant::now();
         let is_aborted = self.shared.is_aborted.load(Ordering::SeqCst);
         let verdict = |job: &Job| match job {
-            job if job.sink.is_gone() || is_aborted => Some(Failure::Closing),
-            job if job.deadline.is_some_and(|d| d <= now) => Some(Failure::Timeout),
+            job if job.sink.is_gone() || is_aborted => Some(JobFailure::Closing),
+            job if job.deadline.is_some_and(|d| d <= now) => Some(JobFailure::Timeout),
             _ => None,
         };
         for slot in &mut self.slots {
@@ -124,7 +130,7 @@ impl<'a> Scheduler<'a> {
             }
             let found = self.prefixes.find(&self.shared.model, &job.prompt.ids);
             self.prefixes.note(&job.prompt.ids);
-            let slot = found.and_then(|f| Slot::new(job, f.sequence, f.parts_at, self.shared));
+            let slot = found.and_then(|f| RunningJob::new(job, f.sequence, f.parts_at, self.shared));
             match slot {
                 Ok(slot) => {
                     self.shared.metrics.prompt_tokens.add(slot.ids.len() as u64);
@@ -170,7 +176,7 @@ impl<'a> Scheduler<'a> {
             return;
         }
         let shares = self.shares();
-        let mut parts: Vec<(usize, &mut Slot<'a>)> =
+        let mut parts: Vec<(usize, &mut RunningJob<'a>)> =
             self.slots.iter_mut().enumerate().filter(|(i, _)| shares[*i] > 0).collect();
         // Streams go first: where a pass is too small for all, chunks wait and not they.
         parts.sort_by_key(|(_, slot)| !slot.is_decoding());
@@ -196,7 +202,7 @@ impl<'a> Scheduler<'a> {
             Err(e) => {
                 tracing::error!("a pass failed: {e}");
                 for slot in &mut self.slots {
-                    slot.fail(Failure::Broken(e.to_string()));
+                    slot.fail(JobFailure::Broken(e.to_string()));
                 }
             }
         }
@@ -214,8 +220,8 @@ impl<'a> Scheduler<'a> {
             }
         }
         let logits: usize = rows.iter().flatten().map(Vec::len).sum();
-        let choose = |(slot, row): (&mut Slot<'a>, Option<Vec<f32>>)| row.map(|row| slot.choose(row));
-        let choices: Vec<Option<Result<Choice, String>>> = if logits >= MANY_LOGITS {
+        let choose = |(slot, row): (&mut RunningJob<'a>, Option<Vec<f32>>)| row.map(|row| slot.choose(row));
+        let choices: Vec<Option<Result<ChosenToken, String>>> = if logits >= MANY_LOGITS {
             self.slots.par_iter_mut().zip(rows).map(choose).collect()
         } else {
             self.slots.iter_mut().zip(rows).map(choose).collect()
@@ -243,7 +249,7 @@ impl<'a> Scheduler<'a> {
             };
             let slot = self.slots.swap_remove(i);
             self.shared.jobs.fetch_sub(1, Ordering::SeqCst);
-            if matches!(ended, Err(Failure::Broken(_))) {
+            if matches!(ended, Err(JobFailure::Broken(_))) {
                 continue;
             }
             if let Some(known) = slot.known() {
@@ -266,7 +272,7 @@ impl<'a> Scheduler<'a> {
 }
 
 /// The next `tokens` tokens of a slot.
-fn request<'s>(slot: &'s mut Slot<'_>, tokens: usize) -> Request<'s> {
+fn request<'s>(slot: &'s mut RunningJob<'_>, tokens: usize) -> Request<'s> {
     let first = slot.sequence.position();
     let is_last = first + tokens == slot.ids.len();
     Request {

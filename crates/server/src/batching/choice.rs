@@ -5,7 +5,7 @@ use llguidance::Matcher;
 
 /// A chosen token.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Choice {
+pub struct ChosenToken {
     /// Its id.
     pub id: u32,
     /// Natural logarithm of its probability, before temperature, where it is wanted.
@@ -23,7 +23,7 @@ pub fn choose(
     sampler: &mut Sampler,
     grammar: Option<&mut Matcher>,
     logprobs: Option<usize>,
-) -> Result<Choice, String> {
+) -> Result<ChosenToken, String> {
     let probabilities = logprobs.map(|most| (most, log_softmax(&row)));
     if let Some(grammar) = grammar {
         let mask = grammar.compute_mask_or_eos().map_err(|e| format!("grammar: {e}"))?;
@@ -39,7 +39,7 @@ pub fn choose(
         }
     }
     let id = sampler.next(&row) as u32;
-    let mut choice = Choice { id, logprob: None, top: Vec::new() };
+    let mut choice = ChosenToken { id, logprob: None, top: Vec::new() };
     if let Some((most, all)) = probabilities {
         choice.logprob = all.get(id as usize).copied();
         choice.top = largest(&all, most);
@@ -82,6 +82,6 @@ mod tests {
         assert!((choice.logprob.unwrap() - (3.0 - sum.ln())).abs() < 1e-6);
         assert_eq!(choice.top.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1, 2]);
         let none = choose(vec![0.0, 1.0], &mut Sampler::new(Sampling::GREEDY), None, None).unwrap();
-        assert_eq!(none, Choice { id: 1, ..Choice::default() });
+        assert_eq!(none, ChosenToken { id: 1, ..ChosenToken::default() });
     }
 }

@@ -9,164 +9,35 @@
 //! Chunks fill a pass up to its most tokens, so that no stream waits longer than one pass, however long a prompt is.
 
 mod choice;
+mod jobs;
 mod prefixes;
+mod running_job;
 mod scheduler;
-mod slot;
+mod shared;
+mod warm_up;
 
-pub use choice::Choice;
+pub use choice::ChosenToken;
+pub use jobs::{AnswerEvent, EndReason, Job, JobFailure, Refusal, Sink, Usage};
+pub use shared::BatchLimits;
 
-use crate::metrics::Metrics;
+use crate::counters::ServerCounters;
 use anemoe_runtime::chat::PromptText;
 use anemoe_runtime::model::Model;
-use anemoe_runtime::sampler::Sampling;
 use anemoe_runtime::tokenizer::Tokenizer;
-use llguidance::Matcher;
-use std::collections::VecDeque;
+use shared::Shared;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
-
-/// Texts of ended answers whose tokens are remembered.
-const KNOWN_TEXTS: usize = 64;
-
-/// Limits of an engine.
-#[derive(Clone, Copy, Debug)]
-pub struct EngineLimits {
-    /// Most sequences that run at the same time.
-    pub sequences: usize,
-    /// Most jobs that wait for one.
-    pub queue: usize,
-    /// Most sequences that are kept for prompts that begin with them.
-    pub prefixes: usize,
-}
-
-/// A prompt to be continued.
-pub struct Job {
-    /// Text and tokens of the prompt; the text may be empty where it is not known.
-    pub prompt: PromptText,
-    /// Most new tokens.
-    pub max_new: usize,
-    /// How tokens are chosen.
-    pub sampling: Sampling,
-    /// Texts that end the answer.
-    pub stops: Vec<String>,
-    /// Tokens that end the answer besides the model's own.
-    pub ends: Vec<u32>,
-    /// Go on behind end tokens.
-    pub ignore_eos: bool,
-    /// Most probable tokens that are reported with each chosen one.
-    pub logprobs: Option<usize>,
-    /// What the answer has to look like.
-    pub grammar: Option<Matcher>,
-    /// When the job is given up.
-    pub deadline: Option<Instant>,
-    /// Receiver of the answer.
-    pub sink: Box<dyn Sink>,
-}
-
-/// Receiver of an answer.
-pub trait Sink: Send {
-    /// Takes an event; false when nobody wants more.
-    fn send(&mut self, event: AnswerEvent) -> bool;
-
-    /// Nobody wants the answer any more.
-    fn is_gone(&self) -> bool;
-}
-
-/// Piece of an answer.
-#[derive(Clone, Debug, PartialEq)]
-pub enum AnswerEvent {
-    /// A new token and the text that it settles, which may be none.
-    Token {
-        /// Text to be shown.
-        text: String,
-        /// The token, with its probability where that is wanted.
-        choice: Choice,
-    },
-    /// The answer is complete; text that was held back comes with its end.
-    Finished {
-        /// Text to be shown.
-        text: String,
-        /// Why it ended.
-        reason: Reason,
-        /// Counts.
-        usage: Usage,
-    },
-    /// The answer failed.
-    Failed(Failure),
-}
-
-/// Why an answer ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
-    /// An end token, a stop string, or a complete sentence of the grammar.
-    Stop,
-    /// As many tokens as wanted, or as the context holds.
-    Length,
-}
-
-/// Why an answer failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Failure {
-    /// It took longer than allowed.
-    Timeout,
-    /// The server ends.
-    Closing,
-    /// The model or the grammar failed.
-    Broken(String),
-}
-
-/// Counts of an answer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
-    /// Tokens of the prompt.
-    pub prompt: usize,
-    /// Tokens of the prompt that were known from earlier answers.
-    pub reused: usize,
-    /// New tokens.
-    pub generated: usize,
-}
-
-/// Why a job was not taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    /// Too many wait.
-    QueueFull,
-    /// The engine ends, or has failed.
-    Closed,
-}
-
-/// What the engine's thread and those who ask it share.
-struct Shared {
-    model: Arc<Model>,
-    tokenizer: Arc<Tokenizer>,
-    metrics: Arc<Metrics>,
-    limits: EngineLimits,
-    /// Jobs that wait or run.
-    jobs: AtomicUsize,
-    /// No more jobs are taken.
-    is_closing: AtomicBool,
-    /// Jobs that are left are given up.
-    is_aborted: AtomicBool,
-    known: Mutex<VecDeque<Arc<PromptText>>>,
-}
-
-impl Shared {
-    fn known(&self) -> MutexGuard<'_, VecDeque<Arc<PromptText>>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// The engine as others see it.
-pub struct Engine {
+pub struct Batcher {
     shared: Arc<Shared>,
     sender: Mutex<Option<Sender<Job>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-impl Engine {
+impl Batcher {
     /// Starts the thread.
     ///
     /// # Errors
@@ -174,9 +45,9 @@ impl Engine {
     pub fn start(
         model: Arc<Model>,
         tokenizer: Arc<Tokenizer>,
-        metrics: Arc<Metrics>,
-        limits: EngineLimits,
-    ) -> std::io::Result<Engine> {
+        metrics: Arc<ServerCounters>,
+        limits: BatchLimits,
+    ) -> std::io::Result<Batcher> {
         let shared = Arc::new(Shared {
             model,
             tokenizer,
@@ -194,7 +65,7 @@ impl Engine {
             scheduler::run(&mine, &receiver);
         };
         let thread = std::thread::Builder::new().name("anemoe-engine".into()).spawn(run)?;
-        Ok(Engine { shared, sender: Mutex::new(Some(sender)), thread: Mutex::new(Some(thread)) })
+        Ok(Batcher { shared, sender: Mutex::new(Some(sender)), thread: Mutex::new(Some(thread)) })
     }
 
     /// Hands over jobs that belong together: all of them, or none.

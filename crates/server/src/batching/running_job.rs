@@ -1,7 +1,8 @@
 //! A job that runs.
 
-use super::choice::choose;
-use super::{AnswerEvent, Choice, Failure, Job, Reason, Shared, Usage};
+use super::choice::{ChosenToken, choose};
+use super::jobs::{AnswerEvent, EndReason, Job, JobFailure, Usage};
+use super::shared::Shared;
 use anemoe_runtime::Result;
 use anemoe_runtime::chat::{PromptText, StopStrings};
 use anemoe_runtime::model::Sequence;
@@ -10,10 +11,10 @@ use anemoe_runtime::tokenizer::TextStream;
 use std::time::Instant;
 
 /// A job with its sequence.
-pub struct Slot<'a> {
+pub struct RunningJob<'a> {
     /// The job.
     pub job: Job,
-    /// Tokens that passes have seen: the first of [`Slot::ids`].
+    /// Tokens that passes have seen: the first of [`RunningJob::ids`].
     pub sequence: Sequence,
     /// Prompt and answer.
     pub ids: Vec<u32>,
@@ -31,20 +32,20 @@ pub struct Slot<'a> {
     stream: TextStream<'a>,
     stops: StopStrings,
     /// How it ended; None while it runs.
-    pub ended: Option<std::result::Result<Reason, Failure>>,
+    pub ended: Option<std::result::Result<EndReason, JobFailure>>,
 }
 
-impl<'a> Slot<'a> {
+impl<'a> RunningJob<'a> {
     /// A job that goes on from `sequence`, which holds the beginning of its prompt.
     pub fn new(
         mut job: Job,
         sequence: Sequence,
         parts_at: Option<usize>,
         shared: &'a Shared,
-    ) -> Result<Slot<'a>> {
+    ) -> Result<RunningJob<'a>> {
         let stops = StopStrings::new(std::mem::take(&mut job.stops));
         let ids = job.prompt.ids.clone();
-        Ok(Slot {
+        Ok(RunningJob {
             sampler: Sampler::new(job.sampling.clone()),
             stream: TextStream::new(&shared.tokenizer, &ids)?,
             reused: sequence.position(),
@@ -76,49 +77,49 @@ impl<'a> Slot<'a> {
     }
 
     /// Chooses a token from its logits; the work that slots do side by side.
-    pub fn choose(&mut self, row: Vec<f32>) -> std::result::Result<Choice, String> {
+    pub fn choose(&mut self, row: Vec<f32>) -> std::result::Result<ChosenToken, String> {
         choose(row, &mut self.sampler, self.job.grammar.as_mut(), self.job.logprobs)
     }
 
     /// Adds a chosen token, and ends the job where it says so.
-    pub fn push(&mut self, choice: std::result::Result<Choice, String>, eos: &[u32], context: usize) {
+    pub fn push(&mut self, choice: std::result::Result<ChosenToken, String>, eos: &[u32], context: usize) {
         let choice = match choice {
             Ok(choice) => choice,
-            Err(what) => return self.fail(Failure::Broken(what)),
+            Err(what) => return self.fail(JobFailure::Broken(what)),
         };
         let id = choice.id;
         if !self.job.ignore_eos && (eos.contains(&id) || self.job.ends.contains(&id)) {
-            return self.finish(Reason::Stop);
+            return self.finish(EndReason::Stop);
         }
         if let Some(grammar) = &mut self.job.grammar
             && let Err(e) = grammar.consume_token(id)
         {
-            return self.fail(Failure::Broken(format!("grammar: {e}")));
+            return self.fail(JobFailure::Broken(format!("grammar: {e}")));
         }
         self.ids.push(id);
         let (text, found) = match self.stream.push(id) {
             Ok(piece) => self.stops.push(&piece),
-            Err(e) => return self.fail(Failure::Broken(e.to_string())),
+            Err(e) => return self.fail(JobFailure::Broken(e.to_string())),
         };
         self.text += &text;
         if !self.job.sink.send(AnswerEvent::Token { text, choice }) {
-            self.ended = Some(Err(Failure::Closing));
+            self.ended = Some(Err(JobFailure::Closing));
             return;
         }
         if found {
             // The tokens are more than the text now.
             self.text.clear();
-            return self.finish(Reason::Stop);
+            return self.finish(EndReason::Stop);
         }
         if self.job.grammar.as_ref().is_some_and(|g| g.is_stopped()) {
-            return self.finish(Reason::Stop);
+            return self.finish(EndReason::Stop);
         }
         if self.generated() >= self.job.max_new || self.ids.len() > context {
-            self.finish(Reason::Length);
+            self.finish(EndReason::Length);
         }
     }
 
-    fn finish(&mut self, reason: Reason) {
+    fn finish(&mut self, reason: EndReason) {
         let text = self.stops.finish();
         let usage = Usage { prompt: self.prompt, reused: self.reused, generated: self.generated() };
         self.text += &text;
@@ -127,7 +128,7 @@ impl<'a> Slot<'a> {
     }
 
     /// Ends the job with a failure.
-    pub fn fail(&mut self, failure: Failure) {
+    pub fn fail(&mut self, failure: JobFailure) {
         self.job.sink.send(AnswerEvent::Failed(failure.clone()));
         self.ended = Some(Err(failure));
     }

@@ -35,13 +35,13 @@ impl Number {
 
 /// Times by size.
 #[derive(Default)]
-pub struct Histogram {
+pub struct TimeHistogram {
     /// Of each bound, and of what is above all.
     counts: [AtomicU64; BOUNDS.len() + 1],
     nanoseconds: AtomicU64,
 }
 
-impl Histogram {
+impl TimeHistogram {
     /// Counts a time.
     pub fn note(&self, seconds: f64) {
         let bucket = BOUNDS.iter().position(|bound| seconds <= *bound).unwrap_or(BOUNDS.len());
@@ -52,7 +52,7 @@ impl Histogram {
 
 /// All counters of a server.
 #[derive(Default)]
-pub struct Metrics {
+pub struct ServerCounters {
     /// Answers to requests by path and status.
     requests: Mutex<BTreeMap<(&'static str, u16), u64>>,
     /// Open connections.
@@ -74,14 +74,14 @@ pub struct Metrics {
     /// Tokens of all passes.
     pub pass_tokens: Number,
     /// Time of a pass.
-    pub pass_seconds: Histogram,
+    pub pass_seconds: TimeHistogram,
     /// Time from admission to the first token.
-    pub first_token_seconds: Histogram,
+    pub first_token_seconds: TimeHistogram,
     /// Time between tokens of a stream.
-    pub between_tokens_seconds: Histogram,
+    pub between_tokens_seconds: TimeHistogram,
 }
 
-impl Metrics {
+impl ServerCounters {
     /// Counts an answer to a request.
     pub fn count_request(&self, path: &'static str, status: u16) {
         let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn buckets_add_up() {
-        let metrics = Metrics::default();
+        let metrics = ServerCounters::default();
         metrics.count_request("/v1/models", 200);
         for seconds in [0.0005, 0.001, 0.3, 99.0] {
             metrics.pass_seconds.note(seconds);

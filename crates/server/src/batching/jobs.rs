@@ -1,0 +1,103 @@
+//! Jobs: prompts to be continued, and what comes of them.
+
+use super::choice::ChosenToken;
+use anemoe_runtime::chat::PromptText;
+use anemoe_runtime::sampler::Sampling;
+use llguidance::Matcher;
+use std::time::Instant;
+
+/// A prompt to be continued.
+pub struct Job {
+    /// Text and tokens of the prompt; the text may be empty where it is not known.
+    pub prompt: PromptText,
+    /// Most new tokens.
+    pub max_new: usize,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Texts that end the answer.
+    pub stops: Vec<String>,
+    /// Tokens that end the answer besides the model's own.
+    pub ends: Vec<u32>,
+    /// Go on behind end tokens.
+    pub ignore_eos: bool,
+    /// Most probable tokens that are reported with each chosen one.
+    pub logprobs: Option<usize>,
+    /// What the answer has to look like.
+    pub grammar: Option<Matcher>,
+    /// When the job is given up.
+    pub deadline: Option<Instant>,
+    /// Receiver of the answer.
+    pub sink: Box<dyn Sink>,
+}
+
+/// Receiver of an answer.
+pub trait Sink: Send {
+    /// Takes an event; false when nobody wants more.
+    fn send(&mut self, event: AnswerEvent) -> bool;
+
+    /// Nobody wants the answer any more.
+    fn is_gone(&self) -> bool;
+}
+
+/// Piece of an answer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum AnswerEvent {
+    /// A new token and the text that it settles, which may be none.
+    Token {
+        /// Text to be shown.
+        text: String,
+        /// The token, with its probability where that is wanted.
+        choice: ChosenToken,
+    },
+    /// The answer is complete; text that was held back comes with its end.
+    Finished {
+        /// Text to be shown.
+        text: String,
+        /// Why it ended.
+        reason: EndReason,
+        /// Counts.
+        usage: Usage,
+    },
+    /// The answer failed.
+    Failed(JobFailure),
+}
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndReason {
+    /// An end token, a stop string, or a complete sentence of the grammar.
+    Stop,
+    /// As many tokens as wanted, or as the context holds.
+    Length,
+}
+
+/// Why an answer failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum JobFailure {
+    /// It took longer than allowed.
+    Timeout,
+    /// The server ends.
+    Closing,
+    /// The model or the grammar failed.
+    Broken(String),
+}
+
+/// Counts of an answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt: usize,
+    /// Tokens of the prompt that were known from earlier answers.
+    pub reused: usize,
+    /// New tokens.
+    pub generated: usize,
+}
+
+/// Why a job was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// Too many wait.
+    QueueFull,
+    /// The engine ends, or has failed.
+    Closed,
+}

@@ -1,0 +1,59 @@
+//! Preparation of likely passes while nobody asks.
+
+use anemoe_runtime::model::{Logits, Model, Request, Sequence};
+use std::time::{Duration, Instant};
+
+/// Time that all preparations may take together.
+const BUDGET: Duration = Duration::from_secs(20);
+/// Most sequences whose passes are prepared: functions for 32 numbers of tokens are kept (`runtime/cpu`), some of them for prompts.
+const MOST: usize = 30;
+
+/// Runs passes of 1, 2, 3 .. sequences, each also with a chunk of a prompt, so that their functions are there when they are
+/// needed: a new number of tokens takes longer than a pass.
+pub struct WarmUp {
+    sequences: Vec<Sequence>,
+    most: usize,
+    left: Duration,
+}
+
+impl WarmUp {
+    /// Prepares passes of up to so many sequences.
+    pub fn new(most: usize) -> WarmUp {
+        WarmUp { sequences: Vec::new(), most: most.min(MOST), left: BUDGET }
+    }
+
+    /// Prepares the next passes; false when there are none.
+    pub fn step(&mut self, model: &Model) -> bool {
+        if self.sequences.len() >= self.most || self.left.is_zero() {
+            self.most = 0;
+            self.sequences = Vec::new();
+            return false;
+        }
+        let started = Instant::now();
+        let n = self.sequences.len();
+        let chunk = model.most_tokens(None).saturating_sub(n).clamp(1, model.chain().model.max_context);
+        let ran = self.pass(model, chunk).and_then(|()| {
+            self.sequences.push(model.sequence());
+            self.pass(model, 0)
+        });
+        if let Err(e) = ran {
+            tracing::warn!("passes of {n} sequences cannot be prepared: {e}");
+            self.most = 0;
+        }
+        self.left = self.left.saturating_sub(started.elapsed());
+        true
+    }
+
+    /// Runs one token of every sequence, and a chunk of another one.
+    fn pass(&mut self, model: &Model, chunk: usize) -> anemoe_runtime::Result<()> {
+        let ids = vec![0; chunk];
+        let mut prompt = model.sequence();
+        self.sequences.iter_mut().for_each(Sequence::clear);
+        let token = |sequence| Request { sequence, ids: &[0], logits: Logits::Last };
+        let mut requests: Vec<Request<'_>> = self.sequences.iter_mut().map(token).collect();
+        if chunk > 0 {
+            requests.push(Request { sequence: &mut prompt, ids: &ids, logits: Logits::None });
+        }
+        model.forward(&mut requests).map(|_| ())
+    }
+}
