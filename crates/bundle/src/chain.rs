@@ -342,8 +342,41 @@ pub struct Run {
     pub when: Option<When>,
     /// Every input of the function.
     pub inputs: BTreeMap<String, InputBinding>,
-    /// Every output of the function.
+    /// Every output of the function that goes into a register.
     pub outputs: BTreeMap<String, OutputBinding>,
+    /// Inputs, besides [`Run::inputs`], that the host keeps for each sequence from call to call.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub kept: BTreeMap<String, Kept>,
+    /// Registers go in and out as `[1, 1, T, C]`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub channels_last: bool,
+}
+
+/// What the host keeps of a call for the next one: a row `[heads, channels]` of each token. The input has rows of tokens before
+/// the call, zeros where there were none; an output, `[1, heads, T, channels]`, those of the call's own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Kept {
+    /// `[1, heads, slots, channels]`: the row of a token lies in its slot of a cache.
+    Cache {
+        /// Output with the call's own rows.
+        rows: String,
+        /// Input `[1, 1, slots, T]` that is 1 where a token's row goes.
+        place: String,
+    },
+    /// `[1, heads, count, channels]`: the rows of the newest tokens, the last one behind.
+    Newest {
+        /// Output with the call's own rows.
+        rows: String,
+        /// Input `[1, 1, slots, T]` with zeros for tokens that only fill the call up.
+        place: String,
+        /// Tokens.
+        count: usize,
+        /// Heads.
+        heads: usize,
+        /// Channels of a head.
+        channels: usize,
+    },
 }
 
 /// A condition: some element of these rows of a register is not zero.
@@ -396,6 +429,8 @@ pub enum HostInput {
     RopeSin(String),
     /// `[1, 1, T, slots]`: 0 where a token sees a slot, -30000 where it does not.
     Mask(String),
+    /// `[1, slots, 1, T]`: the same as [`HostInput::Mask`], slots on the channel axis.
+    MaskColumns(String),
     /// `[1, 1, slots, T]`: 1 where a token's key and value go, else 0.
     Place(String),
     /// `[1, 1, slots, 1]`: 0 in the slots that this call writes, else 1.
@@ -530,6 +565,16 @@ impl Chain {
     /// The shard named `name`.
     pub fn shard(&self, name: &str) -> Option<&Shard> {
         self.shards.iter().find(|s| s.name == name)
+    }
+
+    /// Attention remembers something of earlier tokens besides keys and values.
+    pub fn has_history(&self) -> bool {
+        let carries = |input: &InputBinding| matches!(input, InputBinding::Host(HostInput::Carry(_)));
+        let newest = |kept: &Kept| matches!(kept, Kept::Newest { .. });
+        self.steps.iter().any(|step| match step {
+            Step::Run(run) => run.inputs.values().any(carries) || run.kept.values().any(newest),
+            _ => false,
+        })
     }
 
     /// Most tokens that one call takes.
@@ -718,7 +763,10 @@ impl Chain {
                             }
                         }
                         InputBinding::Host(
-                            HostInput::Mask(name) | HostInput::Place(name) | HostInput::Keep(name),
+                            HostInput::Mask(name)
+                            | HostInput::MaskColumns(name)
+                            | HostInput::Place(name)
+                            | HostInput::Keep(name),
                         ) => {
                             if !self.caches.contains_key(name) {
                                 return Err(format!(
@@ -728,6 +776,10 @@ impl Chain {
                             }
                         }
                     }
+                }
+                for (input, kept) in &run.kept {
+                    kept.check(run)
+                        .map_err(|what| format!("shard `{}`, kept `{input}`: {what}", run.shard))?;
                 }
                 for binding in run.outputs.values() {
                     binding.rows.as_ref().map_or(Ok(()), rows_fit)?;
@@ -739,6 +791,34 @@ impl Chain {
             }
         }
         Ok(())
+    }
+}
+
+impl Kept {
+    /// Output with the call's own rows.
+    pub fn rows(&self) -> &str {
+        match self {
+            Kept::Cache { rows, .. } | Kept::Newest { rows, .. } => rows,
+        }
+    }
+
+    /// What contradicts the run that it is a part of.
+    fn check(&self, run: &Run) -> std::result::Result<(), String> {
+        let (Kept::Cache { place, .. } | Kept::Newest { place, .. }) = self;
+        match run.inputs.get(place) {
+            Some(InputBinding::Host(HostInput::Place(_))) => {}
+            _ => return Err(format!("input `{place}` does not place rows in slots")),
+        }
+        if let Kept::Newest { count, heads, channels, .. } = self
+            && (*count > MAX_CARRY
+                || [*count, *heads, *channels].iter().any(|n| *n == 0 || *n > MAX_CHANNELS))
+        {
+            return Err(format!("{count} rows of {heads} heads of {channels} channels"));
+        }
+        match run.outputs.contains_key(self.rows()) {
+            true => Err(format!("output `{}` goes into a register, too", self.rows())),
+            false => Ok(()),
+        }
     }
 }
 

@@ -24,7 +24,7 @@ mod hash;
 pub mod journal;
 
 pub use chain::{
-    AutoChoice, Cache, Chain, Embedding, FORMAT, GateResult, Gates, HostInput, InputBinding, ModelInfo,
+    AutoChoice, Cache, Chain, Embedding, FORMAT, GateResult, Gates, HostInput, InputBinding, Kept, ModelInfo,
     OutputBinding, Rope, RowRange, Run, SOFTCAPPING, Shard, ShardFunction, ShardKind, Step, TensorChoice,
     TokenCount, UniformResult, Vectors, When,
 };

@@ -1,7 +1,7 @@
 //! The backend where there is no Core ML.
 
 use crate::{CoreMlSettings, Error, Result};
-use anemoe_runtime::backend::{Backend, BackendPackage};
+use anemoe_runtime::backend::{Backend, BackendPackage, KeptCache};
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 
@@ -24,7 +24,7 @@ impl CoreMlBackend {
 }
 
 impl Backend for CoreMlBackend {
-    fn open(&self, _: &Path) -> Result<Box<dyn BackendPackage>> {
+    fn open_with(&self, _: &Path, _: &[KeptCache]) -> Result<Box<dyn BackendPackage>> {
         match self.0 {}
     }
 }

@@ -5,7 +5,7 @@ use anemoe_bundle::TokenCount;
 use anemoe_convert::build::build;
 use anemoe_convert::models;
 use anemoe_convert::plan::PlanOptions;
-use anemoe_runtime::backend::{Backend, BackendFunction, BackendPackage, SequenceStates};
+use anemoe_runtime::backend::{Backend, BackendFunction, BackendPackage, KeptCache, SequenceStates};
 use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
 use anemoe_runtime::model::{Logits, Model, Request, Sequence};
 use std::path::{Path, PathBuf};
@@ -151,8 +151,12 @@ struct AsDeclared(CpuBackend);
 struct Declared(Box<dyn BackendPackage>);
 
 impl Backend for AsDeclared {
-    fn open(&self, path: &Path) -> anemoe_runtime::Result<Box<dyn BackendPackage>> {
-        Ok(Box::new(Declared(self.0.open(path)?)))
+    fn open_with(
+        &self,
+        path: &Path,
+        caches: &[KeptCache],
+    ) -> anemoe_runtime::Result<Box<dyn BackendPackage>> {
+        Ok(Box::new(Declared(self.0.open_with(path, caches)?)))
     }
 }
 

@@ -28,7 +28,28 @@ pub trait Backend: Sync {
     ///
     /// # Errors
     /// The package is invalid, or uses something that this backend lacks.
-    fn open(&self, path: &Path) -> Result<Box<dyn BackendPackage>>;
+    fn open(&self, path: &Path) -> Result<Box<dyn BackendPackage>> {
+        self.open_with(path, &[])
+    }
+
+    /// Opens the package at `path`, and keeps these caches of its functions in [`SequenceStates`]: neither their inputs nor
+    /// their outputs are in what [`BackendFunction`] lists.
+    ///
+    /// # Errors
+    /// As [`Backend::open`]; a function does not treat a cache as [`KeptCache`] says.
+    fn open_with(&self, path: &Path, caches: &[KeptCache]) -> Result<Box<dyn BackendPackage>>;
+}
+
+/// A cache that a function takes as an input and that its caller keeps: `[1, heads, slots, channels]`, zeros at first. After a
+/// call the row of each token lies in its slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptCache {
+    /// The input.
+    pub input: String,
+    /// Output with a row for each token of the call, `[1, heads, T, channels]`.
+    pub rows: String,
+    /// Input `[1, 1, slots, T]` that is 1 where a token's row goes.
+    pub place: String,
 }
 
 /// An opened package: functions that share weights, and states that they share by name.

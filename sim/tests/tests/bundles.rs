@@ -1,6 +1,6 @@
 //! Bundles through the Core ML backend on the fake Core ML, beside the CPU backend.
 
-use anemoe_runtime::backend::{Backend, BackendFunction, BackendPackage, SequenceStates};
+use anemoe_runtime::backend::{Backend, BackendFunction, BackendPackage, KeptCache, SequenceStates};
 use anemoe_runtime::cpu::{CpuBackend, Precision};
 use anemoe_runtime::generate::{GenerateOptions, generate};
 use anemoe_runtime::model::{Logits, Model, Request};
@@ -22,8 +22,12 @@ struct AsDeclared;
 struct Declared(Box<dyn BackendPackage>);
 
 impl Backend for AsDeclared {
-    fn open(&self, path: &Path) -> anemoe_runtime::Result<Box<dyn BackendPackage>> {
-        Ok(Box::new(Declared(CpuBackend::with(Precision::Fp16).open(path)?)))
+    fn open_with(
+        &self,
+        path: &Path,
+        caches: &[KeptCache],
+    ) -> anemoe_runtime::Result<Box<dyn BackendPackage>> {
+        Ok(Box::new(Declared(CpuBackend::with(Precision::Fp16).open_with(path, caches)?)))
     }
 }
 

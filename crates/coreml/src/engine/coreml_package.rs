@@ -7,7 +7,9 @@ use super::loading::{Engine, Loadable};
 use crate::settings::CoreMlSettings;
 use crate::{Error, Result};
 use anemoe_mlpackage::package::{Package, WeightFiles};
-use anemoe_runtime::backend::{Backend, BackendFunction, BackendPackage, NoStates, SequenceStates};
+use anemoe_runtime::backend::{
+    Backend, BackendFunction, BackendPackage, KeptCache, NoStates, SequenceStates,
+};
 use anemoe_runtime::tensor::Tensor;
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -35,7 +37,7 @@ impl CoreMlBackend {
 }
 
 impl Backend for CoreMlBackend {
-    fn open(&self, path: &Path) -> Result<Box<dyn BackendPackage>> {
+    fn open_with(&self, path: &Path, caches: &[KeptCache]) -> Result<Box<dyn BackendPackage>> {
         let compiled = self.settings.compiled.expect(path)?;
         let package = Package::open_to_run(path, &[], &WeightFiles::default())?;
         let model = package.model();

@@ -11,6 +11,7 @@ mod carry;
 mod compile;
 mod convolution;
 mod function;
+mod held;
 mod interpreter;
 mod ir;
 mod located;

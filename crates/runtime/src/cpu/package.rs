@@ -3,10 +3,11 @@
 use super::batch::{KEPT, StagedFunction};
 use super::compile::compile_with_carry;
 use super::function::{CompiledFunction, add_experts};
+use super::held::hold_cache;
 use super::recent::Recent;
 use super::tokens::{describe, resize, stages};
 use super::{CpuStates, MANY, Options, Precision, compile};
-use crate::backend::{self, Backend, BatchFunction, Counts, OpTime, Term, Times};
+use crate::backend::{self, Backend, BatchFunction, Counts, KeptCache, OpTime, Term, Times};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_mlpackage::mil::{Function, FunctionDescription};
@@ -85,12 +86,13 @@ impl CpuBackend {
 }
 
 impl Backend for CpuBackend {
-    fn open(&self, path: &Path) -> Result<Box<dyn backend::BackendPackage>> {
+    fn open_with(&self, path: &Path, caches: &[KeptCache]) -> Result<Box<dyn backend::BackendPackage>> {
         // Fails early if this is no package.
         Package::open_to_run(path, &[], &WeightFiles::default())?;
         Ok(Box::new(LoadedPackage {
             weights: Mutex::default(),
             path: path.to_path_buf(),
+            caches: caches.to_vec(),
             options: self.options,
             functions: Mutex::default(),
             resized: Mutex::new(Recent::new(KEPT)),
@@ -108,6 +110,8 @@ struct LoadedPackage {
     /// Mapped for the functions that are compiled.
     weights: Mutex<WeightFiles>,
     path: PathBuf,
+    /// Caches that become states.
+    caches: Vec<KeptCache>,
     options: Options,
     /// Compiled functions by name.
     functions: Mutex<BTreeMap<String, Arc<CompiledFunction>>>,
@@ -132,13 +136,22 @@ impl LoadedPackage {
         all
     }
 
-    /// Reads the program of a function. Programs take more memory than what is made of them, so each is read when it is needed
-    /// and not kept.
-    fn read(&self, function: &str) -> Result<CpuPackage> {
+    /// Reads the program and the description of a function, whose caches are states. Programs take more memory than what is made
+    /// of them, so each is read when it is needed and not kept.
+    fn read(&self, function: &str) -> Result<(Arc<Package>, Function, FunctionDescription)> {
         let weights = locked(&self.weights).clone();
         let package = Package::open_to_run(&self.path, &[function], &weights)?;
         locked(&self.weights).adopt(package.weights());
-        Ok(CpuPackage { package: Arc::new(package) })
+        let package = CpuPackage { package: Arc::new(package) };
+        let (body, described) = package.function(Some(function))?;
+        let (mut body, mut described) = (body.clone(), described.clone());
+        for cache in &self.caches {
+            hold_cache(&mut body, &mut described, cache).map_err(|what| {
+                let what = format!("function `{function}`: cache `{}`: {what}", cache.input);
+                Error::invalid(&self.path, what)
+            })?;
+        }
+        Ok((package.package, body, described))
     }
 }
 
@@ -147,9 +160,8 @@ impl backend::BackendPackage for LoadedPackage {
         if let Some(found) = locked(&self.functions).get(function) {
             return Ok(found.clone());
         }
-        let package = self.read(function)?;
-        let (body, described) = package.function(Some(function))?;
-        let compiled = compile_with_carry(&package.package, body, described, self.options)?;
+        let (package, body, described) = self.read(function)?;
+        let compiled = compile_with_carry(&package, &body, &described, self.options)?;
         Ok(locked(&self.functions).entry(function.to_string()).or_insert(Arc::new(compiled)).clone())
     }
 
@@ -164,12 +176,11 @@ impl backend::BackendPackage for LoadedPackage {
         if let Some(found) = locked(&self.resized).get(&key) {
             return Ok(Some(found.clone()));
         }
-        let package = self.read(function)?;
-        let (body, described) = package.function(Some(function))?;
-        let Ok(resized) = resize(body, described, axes, declared, tokens) else { return Ok(None) };
-        let described = describe(&resized.function, described);
+        let (package, body, described) = self.read(function)?;
+        let Ok(resized) = resize(&body, &described, axes, declared, tokens) else { return Ok(None) };
+        let described = describe(&resized.function, &described);
         // What cannot be compiled for these tokens runs as it is declared.
-        let compiled = compile_with_carry(&package.package, &resized.function, &described, self.options);
+        let compiled = compile_with_carry(&package, &resized.function, &described, self.options);
         let Ok(compiled) = compiled else { return Ok(None) };
         let mut resized = locked(&self.resized);
         if let Some(found) = resized.get(&key) {
@@ -192,12 +203,9 @@ impl backend::BackendPackage for LoadedPackage {
         let staged = match found {
             Some(found) => found,
             None => {
-                let package = self.read(function)?;
-                let (body, described) = package.function(Some(function))?;
-                let made = stages(body, described, axes, declared).and_then(|stages| {
-                    let package = package.package.clone();
-                    StagedFunction::new(package, self.options, described.clone(), stages)
-                });
+                let (package, body, described) = self.read(function)?;
+                let made = stages(&body, &described, axes, declared)
+                    .and_then(|stages| StagedFunction::new(package, self.options, described, stages));
                 locked(&self.staged).entry(function.to_string()).or_insert(made.map(Arc::new)).clone()
             }
         };

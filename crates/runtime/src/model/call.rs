@@ -12,6 +12,7 @@ use crate::backend::{
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, RowRange, TokenCount};
+use anemoe_kernels::{Pool, Strided};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -64,6 +65,8 @@ pub(super) struct Call {
     functions: BTreeMap<TokenCount, String>,
     /// Axis of the tokens of each input that has any.
     axes: BTreeMap<String, usize>,
+    /// Registers go in and out as `[1, 1, T, C]`.
+    channels_last: bool,
     /// Prepared functions by the tokens of a call, up to [`KEPT`], the oldest first.
     prepared: RwLock<Vec<(usize, Arc<Prepared>)>>,
     has_states: OnceLock<bool>,
@@ -75,6 +78,7 @@ pub(super) struct PreparedBatch {
     function: Arc<dyn BatchFunction>,
     inputs: Vec<InputSource>,
     outputs: Vec<OutputSink>,
+    channels_last: bool,
 }
 
 /// A function that is ready for calls of so many tokens.
@@ -84,6 +88,7 @@ pub(super) struct Prepared {
     inputs: Vec<InputSource>,
     /// In the order of the function's outputs.
     outputs: Vec<OutputSink>,
+    channels_last: bool,
     /// Tokens of the function's own call: those of the piece, or more, and then the piece is filled up.
     pub width: usize,
 }
@@ -107,6 +112,50 @@ pub(super) struct CallScratch {
     /// Of each term of a sum.
     terms: Vec<Vec<(Tensor, bool)>>,
     outputs: Vec<Tensor>,
+    turned: Turned,
+}
+
+/// Memory of values whose axes change places.
+#[derive(Default)]
+struct Turned(Vec<f32>);
+
+impl Turned {
+    /// Makes an output `[1, 1, T, C]` one of `[1, C, 1, T]`.
+    fn turn_back(&mut self, output: &mut Tensor) -> std::result::Result<(), String> {
+        let &[1, 1, tokens, channels] = output.shape.as_slice() else {
+            return Err(format!("an output of shape {:?}, expected [1, 1, T, C]", output.shape));
+        };
+        output.shape = vec![1, channels, 1, tokens];
+        if let Some(values) = output.as_f32_mut().filter(|_| tokens > 1) {
+            self.0.clear();
+            self.0.extend_from_slice(values);
+            transpose((tokens, channels), &self.0, values);
+        }
+        Ok(())
+    }
+}
+
+/// Writes rows of `from`, so many of so many, as columns of `to`.
+fn transpose((rows, columns): (usize, usize), from: &[f32], to: &mut [f32]) {
+    if rows == 1 || columns == 1 {
+        return to.copy_from_slice(from);
+    }
+    let dense = |stride| Strided { first: 0, stride };
+    anemoe_kernels::transpose(Pool::global(), (columns, rows), (from, dense(columns)), (to, dense(rows)));
+}
+
+/// Lays inputs that are registers, or copies of them, out as `[1, 1, T, C]`.
+fn turn(inputs: &[InputSource], copies: &mut [(Tensor, bool)], registers: &[Tensor]) {
+    for (source, (copy, taken)) in inputs.iter().zip(copies) {
+        let InputSource::Register { index, .. } = source else { continue };
+        let own = std::mem::take(copy);
+        let from = if *taken { &own } else { &registers[*index] };
+        let (&[_, channels, _, tokens], Some(values)) = (from.shape.as_slice(), from.as_f32()) else {
+            continue;
+        };
+        transpose((channels, tokens), values, copy.reset_f32(&[1, 1, tokens, channels]));
+        *taken = true;
+    }
 }
 
 /// Host inputs of a piece, filled for `width` tokens when they are asked for.
@@ -128,9 +177,23 @@ impl Call {
         outputs: BTreeMap<String, OutputSink>,
         functions: BTreeMap<TokenCount, String>,
         axes: BTreeMap<String, usize>,
+        channels_last: bool,
     ) -> Call {
         let (prepared, has_states, batch) = (RwLock::default(), OnceLock::new(), OnceLock::new());
-        Call { shard, layer, package, when, inputs, outputs, functions, axes, prepared, has_states, batch }
+        Call {
+            shard,
+            layer,
+            package,
+            when,
+            inputs,
+            outputs,
+            functions,
+            axes,
+            channels_last,
+            prepared,
+            has_states,
+            batch,
+        }
     }
 
     /// Both add to one register, which they do not read, of one layer.
@@ -144,7 +207,13 @@ impl Call {
             c.inputs.values().any(is) || c.when.as_ref().is_some_and(|(when, _)| *when == register)
         };
         let (Some(own), Some(others)) = (sum(self), sum(other)) else { return false };
-        own == others && self.layer == other.layer && !reads(self, own) && !reads(other, own)
+        // Sums are added up in the layout of registers.
+        !self.channels_last
+            && !other.channels_last
+            && own == others
+            && self.layer == other.layer
+            && !reads(self, own)
+            && !reads(other, own)
     }
 
     fn contradiction(&self, bundle: &Path, what: String) -> Error {
@@ -182,7 +251,8 @@ impl Call {
         }
         let (function, width) = self.choose(package, tokens)?;
         let (inputs, outputs) = self.bind(function.inputs(), function.outputs(), bundle)?;
-        let prepared = Arc::new(Prepared { function, inputs, outputs, width });
+        let channels_last = self.channels_last;
+        let prepared = Arc::new(Prepared { function, inputs, outputs, width, channels_last });
         let mut all = self.prepared.write().unwrap_or_else(PoisonError::into_inner);
         Ok(find(&all).unwrap_or_else(|| {
             if all.len() >= KEPT {
@@ -241,7 +311,7 @@ impl Call {
         let made = match made {
             Some(function) => {
                 let (inputs, outputs) = self.bind(function.inputs(), function.outputs(), bundle)?;
-                Some(Arc::new(PreparedBatch { function, inputs, outputs }))
+                Some(Arc::new(PreparedBatch { function, inputs, outputs, channels_last: self.channels_last }))
             }
             None => None,
         };
@@ -299,7 +369,7 @@ impl Call {
         bundle: &Path,
     ) -> Result<()> {
         let wrong = |what: String| self.contradiction(bundle, what);
-        let CallScratch { copies, outputs, .. } = scratch;
+        let CallScratch { copies, outputs, turned, .. } = scratch;
         prepared.fill_host(piece, host);
         prepared.gather(piece, all, copies, registers).map_err(wrong)?;
         {
@@ -307,6 +377,9 @@ impl Call {
             prepared.function.run(&operands, states, outputs)?;
         }
         for (sink, output) in prepared.outputs.iter().zip(outputs) {
+            if prepared.channels_last {
+                turned.turn_back(output).map_err(wrong)?;
+            }
             scatter(output, sink, piece, prepared.width, all, registers).map_err(wrong)?;
         }
         Ok(())
@@ -390,7 +463,11 @@ impl Prepared {
         copies: &mut Vec<(Tensor, bool)>,
         registers: &[Tensor],
     ) -> std::result::Result<(), String> {
-        gather(&self.inputs, self.width, piece, all, copies, registers)
+        gather(&self.inputs, self.width, piece, all, copies, registers)?;
+        if self.channels_last {
+            turn(&self.inputs, copies, registers);
+        }
+        Ok(())
     }
 
     /// Inputs of the call, behind [`Prepared::gather`].
@@ -477,7 +554,7 @@ impl PreparedBatch {
         bundle: &Path,
     ) -> Result<()> {
         let wrong = |what: String| call.contradiction(bundle, what);
-        let CallScratch { copies, outputs, .. } = scratch;
+        let CallScratch { copies, outputs, turned, .. } = scratch;
         let of_host = |s: &InputSource| match s {
             InputSource::Host(i) => Some(*i),
             InputSource::Register { .. } => None,
@@ -486,6 +563,9 @@ impl PreparedBatch {
         pieces.iter().for_each(|piece| host.fill(*piece, &wanted, piece.tokens));
         let whole = Piece { first: 0, tokens: all, sequence: None };
         gather(&self.inputs, all, whole, all, copies, registers).map_err(wrong)?;
+        if self.channels_last {
+            turn(&self.inputs, copies, registers);
+        }
         {
             let host = &*host;
             let own: Vec<Vec<&Tensor>> = self
@@ -508,6 +588,9 @@ impl PreparedBatch {
             self.function.run(&inputs, &parts, states, outputs)?;
         }
         for (sink, output) in self.outputs.iter().zip(outputs) {
+            if self.channels_last {
+                turned.turn_back(output).map_err(wrong)?;
+            }
             scatter(output, sink, whole, all, all, registers).map_err(wrong)?;
         }
         Ok(())

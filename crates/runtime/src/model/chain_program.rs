@@ -150,7 +150,7 @@ impl ChainProgram {
                     let axes = inputs.iter().filter_map(|(name, source)| {
                         let axis = match source {
                             // [1, C, 1, T]
-                            InputSource::Register { .. } => Some(3),
+                            InputSource::Register { .. } => Some(if run.channels_last { 2 } else { 3 }),
                             InputSource::Host(i) => host::token_axis(&host_inputs[*i]),
                         };
                         Some((name.clone(), axis?))
@@ -169,7 +169,15 @@ impl ChainProgram {
                     let layer = chain.shards[package].layer;
                     let shard = run.shard.clone();
                     ChainOp::Calls(vec![Call::new(
-                        shard, layer, package, when, inputs, outputs, functions, axes,
+                        shard,
+                        layer,
+                        package,
+                        when,
+                        inputs,
+                        outputs,
+                        functions,
+                        axes,
+                        run.channels_last,
                     )])
                 }
             });

@@ -13,6 +13,16 @@ pub(super) fn fill(out: &mut Tensor, input: &HostInput, chain: &Chain, first: us
         HostInput::RopeCos(name) => rope_rows(out, &chain.ropes[name], first, width, false),
         HostInput::RopeSin(name) => rope_rows(out, &chain.ropes[name], first, width, true),
         HostInput::Mask(name) => mask_rows(out, &chain.caches[name], first, n, width),
+        HostInput::MaskColumns(name) => {
+            let mut rows = Tensor::default();
+            mask_rows(&mut rows, &chain.caches[name], first, n, width);
+            let slots = chain.caches[name].slots;
+            let v = out.reset_f32(&[1, slots, 1, width]);
+            let values = rows.as_f32().unwrap_or_default();
+            for (slot, column) in v.chunks_exact_mut(width.max(1)).enumerate() {
+                column.iter_mut().enumerate().for_each(|(t, v)| *v = values[t * slots + slot]);
+            }
+        }
         HostInput::Place(name) => {
             let slots = chain.caches[name].slots;
             let v = out.reset_f32(&[1, 1, slots, width]);
@@ -37,7 +47,7 @@ pub(super) fn fill(out: &mut Tensor, input: &HostInput, chain: &Chain, first: us
 pub(super) fn token_axis(input: &HostInput) -> Option<usize> {
     match input {
         HostInput::RopeCos(_) | HostInput::RopeSin(_) | HostInput::Mask(_) => Some(2),
-        HostInput::Place(_) | HostInput::Carry(_) => Some(3),
+        HostInput::Place(_) | HostInput::Carry(_) | HostInput::MaskColumns(_) => Some(3),
         HostInput::Keep(_) => None,
     }
 }

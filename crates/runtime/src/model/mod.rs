@@ -12,21 +12,24 @@ mod chain_program;
 mod embedding;
 mod forward;
 mod host;
+mod newest_rows;
 mod sequence;
 mod vectors;
 mod workspace;
 
 pub use forward::{LayerObserver, Request};
-pub use sequence::{MOST_UNDONE, Sequence};
+pub use newest_rows::MOST_UNDONE;
+pub use sequence::Sequence;
 
-use crate::backend::{Backend, BackendPackage, Counts, OpTime};
+use crate::backend::{Backend, BackendPackage, Counts, KeptCache, OpTime};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
-use anemoe_bundle::{CHAIN_FILE, Chain, Shard};
+use anemoe_bundle::{CHAIN_FILE, Chain, Kept, Shard, Step};
 use anemoe_kernels::Pool;
 use call::Call;
 use chain_program::{ChainOp, ChainProgram, Names};
 use embedding::EmbeddingFile;
+use newest_rows::{NewestRows, RowsPackage};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -107,6 +110,38 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// What the host keeps between calls of a shard, by input.
+fn kept_of<'a>(chain: &'a Chain, shard: &str) -> BTreeMap<&'a str, &'a Kept> {
+    let runs = chain.steps.iter().filter_map(|step| match step {
+        Step::Run(run) if run.shard == shard => Some(run),
+        _ => None,
+    });
+    runs.flat_map(|run| run.kept.iter().map(|(input, kept)| (input.as_str(), kept))).collect()
+}
+
+/// Opens a package with what is kept for it: caches by the backend, newest rows around it.
+fn open_package(
+    backend: &dyn Backend,
+    path: &Path,
+    kept: &BTreeMap<&str, &Kept>,
+) -> Result<Box<dyn BackendPackage>> {
+    let (mut caches, mut newest) = (Vec::new(), Vec::new());
+    for (input, kept) in kept {
+        let input = input.to_string();
+        match (*kept).clone() {
+            Kept::Cache { rows, place } => caches.push(KeptCache { input, rows, place }),
+            Kept::Newest { rows, place, count, heads, channels } => {
+                newest.push(NewestRows { input, rows, place, count, heads, channels });
+            }
+        }
+    }
+    let inner = backend.open_with(path, &caches)?;
+    match newest.is_empty() {
+        true => Ok(inner),
+        false => Ok(Box::new(RowsPackage { inner, kept: newest.into() })),
+    }
+}
+
 impl Model {
     /// Opens a bundle. Functions are prepared when they are first needed.
     ///
@@ -135,7 +170,7 @@ impl Model {
         let files: Vec<PathBuf> = chain.shards.iter().map(package).collect();
         let opened: Vec<Mutex<_>> = files.iter().map(|_| Mutex::new(None)).collect();
         Pool::global().run(files.len(), &|i| {
-            let package = backend.open(&files[i]);
+            let package = open_package(backend, &files[i], &kept_of(&chain, &chain.shards[i].name));
             *locked(&opened[i]) = Some(package);
         });
         let mut packages = Vec::new();

@@ -1,5 +1,6 @@
 //! Holds one sequence: its tokens, and the states that they left.
 
+use super::newest_rows::MOST_UNDONE;
 use super::{Logits, Model};
 use crate::backend::SequenceStates;
 use crate::{Error, Result};
@@ -8,8 +9,6 @@ use std::collections::BTreeMap;
 
 /// Token of a position that was given by registers or filled with noise, so that it cannot be run again.
 const UNKNOWN: u32 = u32::MAX;
-/// Most tokens of a pass that can be undone one by one.
-pub const MOST_UNDONE: usize = 31;
 /// Most tokens that a cut runs again behind the place where states can go back to: those of one pass.
 const MOST_RUN_AGAIN: usize = 64;
 /// First bytes of a saved sequence.
