@@ -67,7 +67,7 @@ pub(in crate::cpu) fn plan(source: PlanInput<'_>) -> Option<Plan> {
             readers[*b].push(usize::MAX);
         }
     }
-    let g = Graph { steps: &steps, constants, shapes: &shapes, producer, readers };
+    let g = Graph { steps: &steps, constants, shapes: &shapes, producer, readers, round };
     let mut b = Builder {
         views: vec![None; shapes.len()],
         types: &types,
@@ -151,7 +151,8 @@ impl Builder<'_> {
                 _ => &[],
             };
             let update = self.g.update(root, state);
-            if let Some((f, steps)) = update.or_else(|| self.g.attention(root)) {
+            let attention = || self.g.attention(root).or_else(|| self.g.attention_per_head(root));
+            if let Some((f, steps)) = update.or_else(attention) {
                 if halves(root, &steps) {
                     take(root, f, steps, &mut inside);
                 }
@@ -506,7 +507,13 @@ impl Builder<'_> {
             Some(if v.strides[3] == 1 || v.shape[3] == 1 { v } else { b.make_contiguous(v, 3) })
         };
         let (k, v) = (cache(self, k)?, cache(self, v)?);
-        let view = self.float(mask)?;
+        let mut view = self.float(mask)?;
+        if view.shape[1] == k.shape[2] && view.shape[2] == 1 {
+            // Slots on the channel axis.
+            for order in [&mut view.shape, &mut view.strides] {
+                *order = vec![order[0], order[2], order[3], order[1]];
+            }
+        }
         let mask = self.make_contiguous(view, 3);
         let out = self.allocate(&shape, &[0, 2, 1, 3]);
         let slots = k.shape[2];

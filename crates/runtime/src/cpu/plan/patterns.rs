@@ -19,7 +19,15 @@ pub(super) struct Graph<'a> {
     pub producer: Vec<Option<usize>>,
     /// Steps that read each buffer, with repetition; `usize::MAX` for the function's results.
     pub readers: Vec<Vec<usize>>,
+    /// Every result of type fp16 is rounded.
+    pub round: bool,
 }
+
+/// Factors of the tanh form of GELU: 2 sqrt(2/pi), and that of the cube beside it.
+const GELU_LINEAR: f32 = 1.595_769;
+const GELU_CUBE: f32 = 0.044_715;
+/// Share by which a factor that is stored in fp16 may be off.
+const GELU_NEAR: f32 = 1.0 / 1024.0;
 
 /// What a step stands for, with the steps before it that it replaces.
 pub(super) enum Fused {
@@ -331,9 +339,41 @@ impl Graph<'_> {
         })
     }
 
-    fn gate_of(&self, place: ValueRef) -> Option<(usize, Gate, ValueRef)> {
+    /// An activation of a value: the steps that compute it, its kind, and the value.
+    fn gate_of(&self, place: ValueRef) -> Option<(Vec<usize>, Gate, ValueRef)> {
         let s = self.step(place)?;
-        Some((s, self.activation(s)?, self.arg(s, "x")?))
+        match self.activation(s) {
+            Some(kind) => Some((vec![s], kind, self.arg(s, "x")?)),
+            // Rounded, the parts of a product would give other bits than one op.
+            None if self.round => None,
+            None => self.gate_by_sigmoid(place),
+        }
+    }
+
+    /// `x sigmoid(x)`, and `x sigmoid(x (a + b x^2))` with the factors of the tanh form of GELU.
+    fn gate_by_sigmoid(&self, place: ValueRef) -> Option<(Vec<usize>, Gate, ValueRef)> {
+        let m = self.by(place, "mul")?;
+        self.both(m).into_iter().find_map(|(x, part)| {
+            let s = self.by(part, "sigmoid")?;
+            let argument = self.arg(s, "x")?;
+            if argument == x {
+                return Some((vec![m, s], Gate::Silu, x));
+            }
+            let product = self.by(argument, "mul")?;
+            let (_, slope) = self.both(product).into_iter().find(|(v, _)| *v == x)?;
+            let sum = self.by(slope, "add")?;
+            let (cubic, linear) = self.both(sum).into_iter().find_map(|(v, a)| Some((v, self.number(a)?)))?;
+            let c = self.by(cubic, "mul")?;
+            let (square, cubic) = self.both(c).into_iter().find_map(|(v, b)| Some((v, self.number(b)?)))?;
+            let (q, of) = self.square_of(square)?;
+            // As near as fp16 holds them.
+            let near = |v: f32, want: f32| (v - want).abs() <= want * GELU_NEAR;
+            (of == x && near(linear, GELU_LINEAR) && near(cubic, GELU_LINEAR * GELU_CUBE)).then_some((
+                vec![m, s, product, sum, c, q],
+                Gate::GeluTanh,
+                x,
+            ))
+        })
     }
 
     /// The kind of an activation's step.
@@ -362,9 +402,9 @@ impl Graph<'_> {
         }
         let shape = &self.shapes[self.out(root)?];
         self.both(root).into_iter().find_map(|(activated, up)| {
-            let (s, kind, gate) = self.gate_of(activated)?;
+            let (inside, kind, gate) = self.gate_of(activated)?;
             let equal = self.shape(gate)? == shape && self.shape(up)? == shape;
-            (equal && self.closed(&[s], root)).then_some((Fused::Gated { gate, up, kind }, vec![s]))
+            (equal && self.closed(&inside, root)).then_some((Fused::Gated { gate, up, kind }, inside))
         })
     }
 
@@ -570,6 +610,88 @@ impl Graph<'_> {
             && self.shape(grouped)? == [1, kv_heads, rows, d]
             && self.shape(raw)? == [1, kv_heads, rows, slots];
         (fits && self.closed(&inside, root)).then_some((Fused::Attention { q, k, v, mask, kv_heads }, inside))
+    }
+
+    /// Attention with each query head by itself and keys on the channel axis of the softmax; root is the concat of heads.
+    pub fn attention_per_head(&self, root: usize) -> Found {
+        if self.steps[root].op_type != "concat" {
+            return None;
+        }
+        let &[1, heads, tokens, d] = self.shapes[self.out(root)?].as_slice() else { return None };
+        let contexts = self.steps[root].values();
+        let axis = self.ints(self.arg(root, "axis"))?.first()?;
+        if self.axis(*axis, 4)? != 1 || contexts.len() != heads {
+            return None;
+        }
+        let mut inside = Vec::new();
+        let (mut keys, mut values, mut queries) = (Vec::new(), Vec::new(), Vec::new());
+        let mut shared_mask = None;
+        let flag = |s: usize, name: &str| self.flag(self.arg(s, name), false);
+        for context in contexts {
+            let mixed = self.by(*context, "matmul")?;
+            if !flag(mixed, "transpose_x")? || flag(mixed, "transpose_y")? {
+                return None;
+            }
+            let columns = self.arg(mixed, "x")?;
+            values.push(self.arg(mixed, "y")?);
+            let softmax = self.by(self.before_reshape(columns, &mut inside)?, "softmax")?;
+            let masked = self.arg(softmax, "x")?;
+            let axis = self.ints(self.arg(softmax, "axis"))?.first()?;
+            let &[1, slots, 1, own] = self.shape(masked)? else { return None };
+            let sum = self.by(masked, "add")?;
+            if self.axis(*axis, 4)? != 1 || own != tokens {
+                return None;
+            }
+            // Scores come out of a reshape; the mask does not.
+            let (scores, mask) = self.both(sum).into_iter().find(|(v, m)| {
+                self.by(*v, "reshape").is_some()
+                    && self.shape(*m) == Some(&[1, slots, 1, tokens])
+                    && shared_mask.is_none_or(|known| known == *m)
+            })?;
+            shared_mask = Some(mask);
+            let raw = self.before_reshape(scores, &mut inside)?;
+            let product = self.by(raw, "matmul")?;
+            if flag(product, "transpose_x")? || !flag(product, "transpose_y")? {
+                return None;
+            }
+            keys.push(self.arg(product, "x")?);
+            queries.push(self.arg(product, "y")?);
+            inside.extend([mixed, softmax, sum, product]);
+        }
+        let q = self.all_heads(&queries, 1, &mut inside)?;
+        let slots = self.shape(*keys.first()?)?.get(2).copied()?;
+        let mut apart = keys.clone();
+        apart.dedup();
+        let kv_heads = apart.len();
+        let group = heads.checked_div(kv_heads).filter(|group| group * kv_heads == heads)?;
+        let k = self.all_heads(&keys, group, &mut inside)?;
+        let v = self.all_heads(&values, group, &mut inside)?;
+        inside.sort_unstable();
+        inside.dedup();
+        let fits = self.shape(q)? == [1, heads, tokens, d]
+            && self.shape(k)? == [1, kv_heads, slots, d]
+            && self.shape(v)? == [1, kv_heads, slots, d]
+            && self.shape(shared_mask?)? == [1, slots, 1, tokens];
+        let mask = shared_mask?;
+        (fits && self.closed(&inside, root)).then_some((Fused::Attention { q, k, v, mask, kv_heads }, inside))
+    }
+
+    /// The value whose heads, along axis 1 and each `repeats` times, are these.
+    fn all_heads(&self, heads: &[ValueRef], repeats: usize, inside: &mut Vec<usize>) -> Option<ValueRef> {
+        let first = *heads.first()?;
+        if heads.len() == repeats {
+            return heads.iter().all(|h| *h == first).then_some(first);
+        }
+        let split = self.by(first, "split")?;
+        let axis = self.ints(self.arg(split, "axis"))?.first()?;
+        let parts = self.steps[split].writes();
+        let in_order = heads.iter().enumerate().all(|(h, v)| {
+            parts.get(h / repeats).is_some_and(|b| *v == ValueRef::Buffer(*b))
+                && self.shape(*v).is_some_and(|s| s[1] == 1)
+        });
+        let fits = in_order && parts.len() * repeats == heads.len() && self.axis(*axis, 4)? == 1;
+        inside.push(split);
+        fits.then(|| self.arg(split, "x"))?
     }
 
     /// `state = state * keep + new placed`, and rows behind it that are written whole.

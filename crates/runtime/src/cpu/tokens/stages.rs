@@ -106,16 +106,35 @@ pub(in crate::cpu) fn stages(
     if !operations.iter().any(mixes) {
         return None;
     }
-    let stage_of = |i: usize| match (behind[i], ahead[i]) {
-        (false, _) => 0,
-        (true, true) => 1,
-        (true, false) => 2,
-    };
+    let mut stage_of: Vec<usize> = (0..n)
+        .map(|i| match (behind[i], ahead[i]) {
+            (false, _) => 0,
+            (true, true) => 1,
+            (true, false) => 2,
+        })
+        .collect();
+    // Heads that are split for products of one sequence, and joined behind them, are a part of these.
+    for i in (0..n).rev().filter(|&i| operations[i].op_type == "split") {
+        let makes_one = |name: &str| operations[i].outputs.iter().any(|o| o.name == name);
+        let mut readers = (0..n).filter(|&r| names(&operations[r]).any(makes_one)).peekable();
+        if stage_of[i] == 0 && readers.peek().is_some() && readers.all(|r| stage_of[r] == 1) {
+            stage_of[i] = 1;
+        }
+    }
+    for i in (0..n).filter(|&i| operations[i].op_type == "concat") {
+        let mut parts = names(&operations[i]).filter_map(|name| makes.get(name)).peekable();
+        if stage_of[i] == 2
+            && parts.peek().is_some()
+            && parts.all(|&m| stage_of[m] == 1 || is_constant(&operations[m]))
+        {
+            stage_of[i] = 1;
+        }
+    }
     let mut stages = Vec::new();
     let mut axes: BTreeMap<String, usize> = axes.iter().map(|(name, axis)| (name.clone(), *axis)).collect();
     for wanted in 0..3 {
         let inside: BTreeSet<usize> =
-            (0..n).filter(|&i| stage_of(i) == wanted && !is_constant(&operations[i])).collect();
+            (0..n).filter(|&i| stage_of[i] == wanted && !is_constant(&operations[i])).collect();
         if inside.is_empty() {
             stages.push(None);
             continue;
