@@ -10,6 +10,8 @@
 pub mod bank_scales;
 pub mod build;
 pub mod checkpoint;
+pub mod form;
+pub mod form_ladder;
 pub mod importance;
 pub mod inspect;
 pub mod kind_search;

@@ -1,5 +1,6 @@
 //! The plan: which packages a checkpoint becomes, what each holds and how it is compressed.
 
+use crate::form::{ShardForm, is_default};
 use crate::quant::{Granularity, Groups, MatrixQuant, Quant};
 use crate::{Error, Result};
 use anemoe_bundle::{Chain, Shard, ShardFunction, ShardKind, TokenCount};
@@ -23,9 +24,12 @@ pub struct PlanOptions {
     pub experts_per_shard: Option<usize>,
     /// Packages that the experts of a layer are spread over; `experts / ffn_shards` experts each.
     pub ffn_shards: Option<usize>,
-    /// How the experts of a call are laid out.
-    #[serde(default, skip_serializing_if = "ExpertForm::is_separate")]
-    pub experts: ExpertForm,
+    /// Form of the shards.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub form: ShardForm,
+    /// Forms of sorts of shards, where they differ.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub forms: BTreeMap<ShardKind, ShardForm>,
     /// Token counts of one call.
     pub tokens: Vec<TokenCount>,
     /// Positions that the caches hold; the default is 2048, or the model's own limit where that is less.
@@ -51,23 +55,6 @@ pub enum ScaleScope {
 impl ScaleScope {
     fn is_matrix(&self) -> bool {
         *self == ScaleScope::Matrix
-    }
-}
-
-/// Layout of the experts of a call.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ExpertForm {
-    /// Two convolutions for each expert.
-    #[default]
-    Separate,
-    /// Two convolutions for all: the experts' matrices stacked along their output channels, the second one in groups.
-    Bank,
-}
-
-impl ExpertForm {
-    fn is_separate(&self) -> bool {
-        *self == ExpertForm::Separate
     }
 }
 
@@ -103,7 +90,8 @@ impl Default for PlanOptions {
             groups: Groups::default(),
             experts_per_shard: None,
             ffn_shards: None,
-            experts: ExpertForm::default(),
+            form: ShardForm::default(),
+            forms: BTreeMap::new(),
             tokens: vec![TokenCount { min: 1, max: 1 }, TokenCount { min: 64, max: 64 }],
             max_context: None,
             max_shard_mb: 1900,
@@ -192,6 +180,19 @@ impl PlanOptions {
             "head" => p.head.unwrap_or(self.quant),
             _ => self.quant,
         }
+    }
+
+    /// Gives the form of shards of a sort.
+    pub fn form_of(&self, kind: ShardKind) -> ShardForm {
+        self.forms.get(&kind).copied().unwrap_or(self.form)
+    }
+
+    /// Checks the forms for a family whose attention has a history, or none.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`](anemoe_io::Kind::Usage) naming the options that contradict each other.
+    pub fn check_forms(&self, has_history: bool) -> Result<()> {
+        self.form_of(ShardKind::Attention).check(has_history)
     }
 
     /// How a matrix of a part is compressed.
@@ -321,6 +322,9 @@ pub struct PlannedShard {
     pub cache_slots: Option<usize>,
     /// Rows of the vocabulary, as first and count.
     pub vocab_rows: Option<(usize, usize)>,
+    /// Form of its program.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub form: ShardForm,
 }
 
 /// One matrix of a package.
@@ -474,6 +478,7 @@ impl PlannedShard {
             experts_per_call: None,
             cache_slots: None,
             vocab_rows: None,
+            form: ShardForm::default(),
         };
         shard.recount();
         shard

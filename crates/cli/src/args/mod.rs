@@ -2,6 +2,7 @@
 
 pub mod checkpoint_text;
 pub mod executor;
+pub mod form_args;
 pub mod numbers;
 pub mod origin;
 pub mod planning;

@@ -1,22 +1,25 @@
 //! Options that decide a plan, and `--quant auto`.
 
 use super::checkpoint_text::{TEXT, bos, spread_ids, tokenizer};
+use super::form_args::FormArgs;
 use super::numbers::count;
 use super::reading::Reading;
 use super::text_windows::read_text;
 use crate::ui::Ui;
+use anemoe_bundle::ShardKind;
 use anemoe_bundle::TokenCount;
 use anemoe_convert::checkpoint::Checkpoint;
+use anemoe_convert::form::ShardForm;
 use anemoe_convert::importance::Importance;
 use anemoe_convert::kind_search::Objective;
 use anemoe_convert::models::{self, Family, Preset};
 use anemoe_convert::outliers::{self, Outlier};
-use anemoe_convert::plan::{ExpertForm, PartKinds, Plan, PlanOptions, ScaleScope};
+use anemoe_convert::plan::{PartKinds, Plan, PlanOptions, ScaleScope};
 use anemoe_convert::quant::{Groups, MatrixQuant, Quant};
-use anemoe_gates::auto::{Bound, Goal, KindSearch, MAX_WHOLE, choose};
+use anemoe_gates::auto::{Goal, KindSearch, MAX_WHOLE, SearchBound, choose};
 use anemoe_gates::perplexity::windows;
 use anyhow::bail;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -87,9 +90,8 @@ pub struct PlanArgs {
     /// Packages that the experts of a layer are spread over.
     #[arg(long, value_name = "N")]
     pub ffn_shards: Option<usize>,
-    /// How the experts of a call are laid out: two convolutions each (separate), or two for all (bank).
-    #[arg(long, value_name = "FORM", value_enum, default_value_t = ExpertFormName::Separate)]
-    pub experts: ExpertFormName,
+    #[command(flatten)]
+    pub form: FormArgs,
     /// Token counts for which each package has a function.
     #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_value = "1,64", value_parser = count)]
     pub tokens: Vec<usize>,
@@ -156,21 +158,21 @@ impl PlanArgs {
             || self.objective.is_some();
         let (objective, bound) = match self.quant {
             Some(QuantChoice::Kind(kind)) => return KindChoice::One(kind),
-            Some(QuantChoice::Auto) => (Objective::Size, Bound::MinCosine(MIN_COSINE)),
-            None if is_whole || wants_search => (Objective::Speed, Bound::MaxKl(DEFAULT_MAX_KL)),
+            Some(QuantChoice::Auto) => (Objective::Size, SearchBound::MinCosine(MIN_COSINE)),
+            None if is_whole || wants_search => (Objective::Speed, SearchBound::MaxKl(DEFAULT_MAX_KL)),
             None => return KindChoice::Preset(family.preset()),
         };
         let bound = match (self.max_bytes, self.max_kl, self.min_cosine) {
-            (Some(n), ..) => Bound::MaxBytes(n),
-            (_, Some(nats), _) => Bound::MaxKl(nats),
-            (_, _, Some(c)) => Bound::MinCosine(c),
+            (Some(n), ..) => SearchBound::MaxBytes(n),
+            (_, Some(nats), _) => SearchBound::MaxKl(nats),
+            (_, _, Some(c)) => SearchBound::MinCosine(c),
             _ => bound,
         };
         KindChoice::Search(Goal { objective: self.objective.map_or(objective, Objective::from), bound })
     }
 
     /// Gives the options as the planner takes them, with a choice of kinds.
-    fn to_plan_options(&self, choice: &KindChoice) -> PlanOptions {
+    fn to_plan_options(&self, choice: &KindChoice, forms: &BTreeMap<ShardKind, ShardForm>) -> PlanOptions {
         let (quant, preset) = match choice {
             KindChoice::One(kind) => (*kind, PartKinds::default()),
             KindChoice::Preset(preset) => (preset.quant, preset.parts),
@@ -194,7 +196,8 @@ impl PlanArgs {
             groups: Groups { rows: self.group_size, block: self.block_size },
             experts_per_shard: self.experts_per_shard,
             ffn_shards: self.ffn_shards,
-            experts: self.experts.into(),
+            form: self.form.form(),
+            forms: forms.clone(),
             tokens,
             max_context: self.max_context,
             max_shard_mb: self.max_shard_mb,
@@ -211,24 +214,6 @@ enum KindChoice {
     One(Quant),
     Preset(Preset),
     Search(Goal),
-}
-
-/// Words of `--experts`.
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-pub enum ExpertFormName {
-    /// Two convolutions for each expert.
-    Separate,
-    /// Two convolutions for all experts of a call.
-    Bank,
-}
-
-impl From<ExpertFormName> for ExpertForm {
-    fn from(name: ExpertFormName) -> ExpertForm {
-        match name {
-            ExpertFormName::Separate => ExpertForm::Separate,
-            ExpertFormName::Bank => ExpertForm::Bank,
-        }
-    }
 }
 
 /// Words of `--objective`.
@@ -321,7 +306,8 @@ pub fn plan_checkpoint(
     }
     let family = models::open(options.reading.open(spec)?)?;
     let choice = options.kind_choice(family.as_ref());
-    let mut plan = family.plan(&options.to_plan_options(&choice))?;
+    let forms = options.form.forms()?;
+    let mut plan = family.plan(&options.to_plan_options(&choice, &forms))?;
     if options.scale_scope == ScaleScopeArg::Bank {
         let shares = plan.shards.iter().flat_map(|s| &s.matrices).any(|m| m.bank);
         anyhow::ensure!(

@@ -1,6 +1,7 @@
-//! Grouped-query attention over a key/value cache that is one Core ML state.
+//! Grouped-query attention over a key/value cache that is one Core ML state, or an input that the host keeps.
 
 use super::{Lowering, NormShape};
+use crate::form::{AttentionForm, CacheForm};
 use anemoe_mlpackage::Result;
 use anemoe_mlpackage::mil::builder::Var;
 use anemoe_mlpackage::mil::{DataType, TensorType, Value};
@@ -39,11 +40,19 @@ pub struct PositionInputs {
     place: Var,
 }
 
-/// The state of an attention layer and what it held before the call.
+/// Keys and values of an attention layer before the call.
 pub struct LayerCache {
-    state: Var,
+    /// The state that holds them; none where the host does.
+    state: Option<Var>,
     pub(super) old: Var,
 }
+
+/// Name of the cache, as a state and as an input.
+pub const KV_CACHE: &str = "kv_cache";
+/// Output with the rows of the call's own tokens, where the host keeps the cache.
+pub const KV_ROWS: &str = "kv_rows";
+/// Input that says into which slots they go.
+pub const KV_PLACE: &str = "kv_place";
 
 impl Attention {
     /// Width of a cache row: the head's channels, padded to a multiple of 32 as the ANE wants state widths.
@@ -66,9 +75,12 @@ impl Lowering<'_> {
         Ok(PositionInputs {
             cos: self.input("rope_cos", &[1, 1, 0, d], Some(2))?,
             sin: self.input("rope_sin", &[1, 1, 0, d], Some(2))?,
-            mask: self.input("mask", &[1, 1, 0, s], Some(2))?,
+            mask: match self.form.attention {
+                AttentionForm::Grouped => self.input("mask", &[1, 1, 0, s], Some(2))?,
+                AttentionForm::PerHead => self.input("mask", &[1, s, 1, 0], Some(3))?,
+            },
             keep: self.input("kv_keep", &[1, 1, s, 1], None)?,
-            place: self.input("kv_place", &[1, 1, s, 0], Some(3))?,
+            place: self.input(KV_PLACE, &[1, 1, s, 0], Some(3))?,
         })
     }
 
@@ -127,13 +139,18 @@ impl Lowering<'_> {
 
     /// The cache before this call.
     pub fn read_cache(&mut self, shape: &Attention) -> Result<LayerCache> {
-        let state = self.f().state("kv_cache", shape.state_type())?;
+        if self.form.cache == CacheForm::Host {
+            let old = self.f().input(KV_CACHE, shape.state_type())?;
+            return Ok(LayerCache { state: None, old });
+        }
+        let state = self.f().state(KV_CACHE, shape.state_type())?;
         let old = self.f().read_state("kv_old", &state)?;
-        Ok(LayerCache { state, old })
+        Ok(LayerCache { state: Some(state), old })
     }
 
     /// Writes the new keys and values `[1, kv_heads, T, head_dim]`, and a new tail `[1, 2 kv_heads, tail, padded head_dim]`
-    /// where there is one, and returns all keys and values, each `[1, kv_heads, slots, head_dim]`.
+    /// where there is one, and returns all keys and values, each `[1, kv_heads, slots, head_dim]`, and the new rows where the
+    /// host keeps them.
     ///
     /// The position enters as data: `cache * keep + place . new`, exact in fp16 because `keep` and `place` hold only 0
     /// and 1. Slice bounds are constant, and nothing is gathered, scattered or compared.
@@ -144,15 +161,18 @@ impl Lowering<'_> {
         tail: Option<&Var>,
         at: &PositionInputs,
         shape: &Attention,
-    ) -> Result<(Var, Var)> {
+    ) -> Result<(Var, Var, Vec<Var>)> {
         let single = self.is_single_token();
         let padding = shape.padded_dim() - shape.head_dim;
         let (slots, d) = (shape.slots as i32, shape.head_dim as i32);
         let f = self.f();
-        let mut new = f.concat("kv_new", &[k, v], 1)?;
+        // The last of them carries the name of the output, where it is one.
+        let name = |inner, last: bool| if last && cache.state.is_none() { KV_ROWS } else { inner };
+        let mut new = f.concat(name("kv_new", padding == 0), &[k, v], 1)?;
         if padding > 0 {
             let zero = f.constant("kv_zero", Value::fp16(f16::ZERO))?;
-            new = f.pad("kv_padded", &new, &[0, 0, 0, 0, 0, 0, 0, padding as i32], &zero)?;
+            let ends = [0, 0, 0, 0, 0, 0, 0, padding as i32];
+            new = f.pad(name("kv_padded", true), &new, &ends, &zero)?;
         }
         let old = match tail {
             None => cache.old.clone(),
@@ -168,14 +188,21 @@ impl Lowering<'_> {
         if let Some(tail) = tail {
             updated = f.concat("kv_updated_all", &[&updated, tail], 2)?;
         }
-        f.write_state(&cache.state, &updated)?;
-        let mut all = f.read_state("kv_current", &cache.state)?;
+        let mut all = match &cache.state {
+            Some(state) => {
+                f.write_state(state, &updated)?;
+                f.read_state("kv_current", state)?
+            }
+            None => updated,
+        };
         if padding > 0 || tail.is_some() {
             all = f.slice_by_size("kv_unpadded", &all, &[0; 4], &[1, -1, slots, d])?;
         }
         let mut halves = f.split("kv_half", &all, 2, 1)?.into_iter();
         match (halves.next(), halves.next()) {
-            (Some(keys), Some(values)) => Ok((keys, values)),
+            (Some(keys), Some(values)) => {
+                Ok((keys, values, if cache.state.is_none() { vec![new] } else { Vec::new() }))
+            }
             _ => unreachable!("split into 2 gives 2"),
         }
     }
@@ -191,6 +218,9 @@ impl Lowering<'_> {
         at: &PositionInputs,
         shape: &Attention,
     ) -> Result<Var> {
+        if self.form.attention == AttentionForm::PerHead {
+            return self.attend_per_head(q, keys, values, at, shape);
+        }
         let t = self.tokens_or_inferred();
         let (heads, kv, d, slots) =
             (shape.heads as i32, shape.kv_heads as i32, shape.head_dim as i32, shape.slots as i32);
@@ -204,6 +234,49 @@ impl Lowering<'_> {
         let weights = f.reshape("attention_grouped", &weights, &[1, kv, rows, slots])?;
         let mixed = f.matmul("context_grouped", &weights, values, false, false)?;
         let context = f.reshape("context_heads", &mixed, &[1, heads, t, d])?;
+        self.join_heads("context", &context, shape.heads, shape.head_dim)
+    }
+
+    /// Pieces of `[1, n, ..]` along axis 1.
+    fn heads(&mut self, name: &str, x: &Var, n: usize) -> Result<Vec<Var>> {
+        if n == 1 { Ok(vec![x.clone()]) } else { self.f().split(name, x, n, 1) }
+    }
+
+    /// Attention as [`Lowering::attend`], each query head by itself, with the keys on the channel axis of the softmax:
+    ///
+    /// ```text
+    /// K [1, 1, slots, d] x q^T [1, 1, d, T] -> [1, slots, 1, T] + mask -> softmax over axis 1
+    ///   -> [1, 1, slots, T]^T x V [1, 1, slots, d] -> [1, 1, T, d]
+    /// ```
+    fn attend_per_head(
+        &mut self,
+        q: &Var,
+        keys: &Var,
+        values: &Var,
+        at: &PositionInputs,
+        shape: &Attention,
+    ) -> Result<Var> {
+        let (t, slots) = (self.tokens_or_inferred(), shape.slots as i32);
+        let queries = self.heads("q_head", q, shape.heads)?;
+        let keys = self.heads("k_head", keys, shape.kv_heads)?;
+        let values = self.heads("v_head", values, shape.kv_heads)?;
+        let mut contexts = Vec::new();
+        for (h, query) in queries.iter().enumerate() {
+            let n = |part: &str| format!("{part}_{h:02}");
+            let of = h * shape.kv_heads / shape.heads;
+            let f = self.f();
+            let raw = f.matmul(&n("scores_raw"), &keys[of], query, false, true)?;
+            let scores = f.reshape(&n("scores"), &raw, &[1, slots, 1, t])?;
+            let masked = f.add(&n("scores_masked"), &scores, &at.mask)?;
+            let weights = f.softmax(&n("attention"), &masked, 1)?;
+            let weights = f.reshape(&n("attention_columns"), &weights, &[1, 1, slots, t])?;
+            contexts.push(f.matmul(&n("context"), &weights, &values[of], true, false)?);
+        }
+        let all: Vec<&Var> = contexts.iter().collect();
+        let context = match all.as_slice() {
+            [one] => (*one).clone(),
+            all => self.f().concat("context_heads", all, 1)?,
+        };
         self.join_heads("context", &context, shape.heads, shape.head_dim)
     }
 }

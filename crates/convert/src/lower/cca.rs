@@ -3,6 +3,7 @@
 
 use super::attention::LayerCache;
 use super::{Attention, Lowering, NormShape};
+use crate::form::HistoryForm;
 use anemoe_mlpackage::Result;
 use anemoe_mlpackage::mil::builder::{ConvParams, SliceParams, Var};
 
@@ -17,8 +18,23 @@ pub struct Compressed {
     pub k: Var,
     /// The first half of the heads of this token, the second half of the token before.
     pub v: Var,
-    /// See [`Attention::tail`].
-    pub tail: Var,
+    /// See [`Attention::tail`]; none where the host keeps the history.
+    pub tail: Option<Var>,
+    /// What the host has to keep of the call's own tokens: `[1, history_heads, T, head_dim]`.
+    pub rows: Option<Var>,
+}
+
+/// Input with what the host kept of earlier tokens.
+pub const HISTORY: &str = "history";
+/// Output with the call's own rows of it.
+pub const HISTORY_ROWS: &str = "history_rows";
+
+/// Source of what a layer remembers of earlier tokens.
+pub enum HistoryInput {
+    /// Rows of the state, of which this input picks the newest for the next call.
+    Carry(Var),
+    /// Rows that the host kept.
+    Rows(Var),
 }
 
 impl Attention {
@@ -31,6 +47,12 @@ impl Attention {
     /// Rows of each of the state's `2 kv_heads` that hold the history; even, so that they are whole pairs of tokens.
     fn history_rows(&self) -> usize {
         (CCA_HISTORY * self.history_heads()).div_ceil(2 * self.kv_heads).next_multiple_of(CCA_HISTORY)
+    }
+
+    /// Shape of what a CCA layer remembers of one token: heads and channels.
+    #[must_use]
+    pub fn history_shape(&self) -> (usize, usize) {
+        (self.history_heads(), self.head_dim)
     }
 
     /// The shape with the tail that a CCA layer needs.
@@ -89,6 +111,20 @@ impl Lowering<'_> {
         f.pad("tail", &all, &[0, 0, 0, 0, 0, rows as i32, 0, lanes as i32], &zero)
     }
 
+    /// Declares how a call gets what the layer remembers of earlier tokens.
+    pub fn history_input(&mut self, shape: &Attention) -> Result<HistoryInput> {
+        let rows = CCA_HISTORY as u64;
+        match self.form.history {
+            HistoryForm::State => {
+                Ok(HistoryInput::Carry(self.input("carry", &[1, 1, rows, rows], Some(3))?))
+            }
+            HistoryForm::Host => {
+                let dims = [1, shape.history_heads() as u64, rows, shape.head_dim as u64];
+                Ok(HistoryInput::Rows(self.input(HISTORY, &dims, None)?))
+            }
+        }
+    }
+
     /// From the normalized stream `[1, H, 1, T]` to queries, keys and values.
     ///
     /// With `u` the projected `[q; k]`: `d_t = w0 u_{t-1} + w1 u_t + b` per channel, then a convolution of kernel 2 within
@@ -98,7 +134,7 @@ impl Lowering<'_> {
         &mut self,
         x: &Var,
         cache: &LayerCache,
-        carry: &Var,
+        old: &HistoryInput,
         shape: &Attention,
     ) -> Result<Compressed> {
         let (nq, nk, d) = (shape.heads, shape.kv_heads, shape.head_dim);
@@ -108,12 +144,19 @@ impl Lowering<'_> {
         let v_current = self.project("v_proj_current", x, "v_proj_current")?;
         let v_delayed = self.project("v_proj_delayed", x, "v_proj_delayed")?;
         let own = self.f().concat("compressed", &[&q, &k, &v_delayed], 1)?;
-        let own = self.to_heads("compressed_heads", &own, shape.history_heads(), d)?;
-        let old = self.read_history(cache, shape)?;
+        let by_host = matches!(old, HistoryInput::Rows(_));
+        let name = if by_host { HISTORY_ROWS } else { "compressed_heads" };
+        let own = self.to_heads(name, &own, shape.history_heads(), d)?;
         // [1, history_heads, 2 + T, head_dim]
-        let all = self.f().concat("window", &[&old, &own], 2)?;
-        let history = self.f().matmul("history_new", carry, &all, false, false)?;
-        let tail = self.make_tail(&history, shape)?;
+        let (all, tail, rows) = match old {
+            HistoryInput::Rows(old) => (self.f().concat("window", &[old, &own], 2)?, None, Some(own.clone())),
+            HistoryInput::Carry(carry) => {
+                let old = self.read_history(cache, shape)?;
+                let all = self.f().concat("window", &[&old, &own], 2)?;
+                let history = self.f().matmul("history_new", carry, &all, false, false)?;
+                (all, Some(self.make_tail(&history, shape)?), None)
+            }
+        };
 
         let sizes = [(nq + nk) as i32, (nk / 2) as i32];
         let parts = self.f().split_sizes("window_part", &all, &sizes, 1)?;
@@ -168,6 +211,6 @@ impl Lowering<'_> {
         let v_current = self.to_heads("v_current", &v_current, nk / 2, d)?;
         let v_delayed = self.rows("v_delayed", &parts[1], 1, 1)?;
         let v = self.f().concat("v", &[&v_current, &v_delayed], 1)?;
-        Ok(Compressed { q, k, v, tail })
+        Ok(Compressed { q, k, v, tail, rows })
     }
 }

@@ -10,14 +10,15 @@ mod norm;
 mod router;
 mod store;
 
-pub use attention::{Attention, HeadNorm, PositionInputs};
-pub use cca::CCA_HISTORY;
+pub use attention::{Attention, HeadNorm, KV_CACHE, KV_PLACE, KV_ROWS, PositionInputs};
+pub use cca::{CCA_HISTORY, HISTORY, HISTORY_ROWS};
 pub use norm::NormShape;
 pub use store::{
     Stored, StoredMatrix, add_constant, element_type, encode_matrix, join_operands, store_matrix,
     store_vector,
 };
 
+use crate::form::{ActivationForm, IoForm, ShardForm};
 use anemoe_bundle::TokenCount;
 use anemoe_mlpackage::Result;
 use anemoe_mlpackage::mil::builder::{BuiltFunction, ConvParams, FunctionBuilder, GeluMode, Var};
@@ -26,6 +27,16 @@ use half::f16;
 
 /// Opset of every package: the first with states, several functions and grouped tables.
 pub const OPSET: Opset = Opset::CoreML8;
+
+/// Factor of x in the argument of the sigmoid that makes a GELU: 2 sqrt(2/pi).
+const GELU_LINEAR: f32 = 1.595_769;
+/// Factor of its cube: 0.044715 times that.
+const GELU_CUBIC: f32 = 0.071_354_82;
+
+/// Names an output whose channels lie last.
+pub fn last_name(output: &str) -> String {
+    format!("{output}_last")
+}
 
 /// The function that gates an MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,12 +52,13 @@ pub struct Lowering<'a> {
     f: FunctionBuilder,
     stored: &'a Stored,
     tokens: TokenCount,
+    form: ShardForm,
 }
 
 impl<'a> Lowering<'a> {
     /// Starts a function for calls of `tokens` tokens.
-    pub fn new(stored: &'a Stored, tokens: TokenCount) -> Self {
-        Lowering { f: FunctionBuilder::new(OPSET), stored, tokens }
+    pub fn new(stored: &'a Stored, tokens: TokenCount, form: ShardForm) -> Self {
+        Lowering { f: FunctionBuilder::new(OPSET), stored, tokens, form }
     }
 
     /// The builder, for ops that are used as they are.
@@ -80,6 +92,18 @@ impl<'a> Lowering<'a> {
         self.f.input_ranged(name, DataType::Float16, &default, &ranges)
     }
 
+    /// Declares an input with `channels` values for each token, in the form's layout, and gives it as `[1, channels, 1, T]`.
+    pub fn stream_input(&mut self, name: &str, channels: usize) -> Result<Var> {
+        let c = channels as u64;
+        match self.form.io {
+            IoForm::ChannelsFirst => self.input(name, &[1, c, 1, 0], Some(3)),
+            IoForm::ChannelsLast => {
+                let last = self.input(name, &[1, 1, 0, c], Some(2))?;
+                self.f.transpose(&format!("{name}_first"), &last, &[0, 3, 1, 2])
+            }
+        }
+    }
+
     /// A stored vector of fp16 values.
     pub fn vector(&mut self, name: &str) -> Result<Var> {
         let value = self.stored.vector(name)?;
@@ -111,18 +135,60 @@ impl<'a> Lowering<'a> {
 
     /// `activation(gate) * up`.
     pub fn gated(&mut self, name: &str, gate: &Var, up: &Var, activation: Activation) -> Result<Var> {
-        let activated = match activation {
-            Activation::GeluTanh => {
+        let activated = match (activation, self.form.activation) {
+            (Activation::GeluTanh, ActivationForm::Native) => {
                 self.f.gelu(&format!("{name}_gelu"), gate, GeluMode::TanhApproximation)?
             }
-            Activation::Silu => self.f.silu(&format!("{name}_silu"), gate)?,
+            (Activation::Silu, ActivationForm::Native) => self.f.silu(&format!("{name}_silu"), gate)?,
+            (Activation::GeluTanh, ActivationForm::Sigmoid) => self.gelu_by_sigmoid(name, gate)?,
+            (Activation::Silu, ActivationForm::Sigmoid) => {
+                let part = self.f.sigmoid(&format!("{name}_sigmoid"), gate)?;
+                self.f.mul(&format!("{name}_silu"), gate, &part)?
+            }
         };
         self.f.mul(name, &activated, up)
+    }
+
+    /// The tanh form of GELU, `x sigmoid(x (a + b x^2))` with a = 2 sqrt(2/pi) and b = 0.044715 a. Where the square overflows,
+    /// the sigmoid is 0 or 1 and the product is right.
+    fn gelu_by_sigmoid(&mut self, name: &str, x: &Var) -> Result<Var> {
+        let n = |part: &str| format!("{name}_{part}");
+        let (b, a) = (self.scalar(&n("cubic"), GELU_CUBIC)?, self.scalar(&n("linear"), GELU_LINEAR)?);
+        let f = &mut self.f;
+        let square = f.mul(&n("square"), x, x)?;
+        let slope = f.mul(&n("slope"), &square, &b)?;
+        let slope = f.add(&n("slopes"), &slope, &a)?;
+        let argument = f.mul(&n("argument"), &slope, x)?;
+        let part = f.sigmoid(&n("sigmoid"), &argument)?;
+        f.mul(&n("gelu"), x, &part)
     }
 
     /// A constant of one element.
     pub fn scalar(&mut self, name: &str, value: f32) -> Result<Var> {
         self.f.constant(name, Value::fp16(f16::from_f32(value)))
+    }
+
+    /// Gives `[1, C, 1, T]` in the form's layout; a layout with channels last is another value, whose name is [`last_name`].
+    fn stream_output(&mut self, x: &Var) -> Result<Var> {
+        match self.form.io {
+            IoForm::ChannelsFirst => Ok(x.clone()),
+            IoForm::ChannelsLast => self.f.transpose(&last_name(x.name()), x, &[0, 2, 3, 1]),
+        }
+    }
+
+    /// Ends the function with outputs of one column for each token.
+    pub fn finish_streams(self, outputs: &[&Var]) -> Result<BuiltFunction> {
+        self.finish_attention(outputs, &[])
+    }
+
+    /// Ends the function with outputs of one column for each token, and rows that the host keeps as they are.
+    pub fn finish_attention(mut self, outputs: &[&Var], rows: &[Var]) -> Result<BuiltFunction> {
+        let mut all = Vec::new();
+        for output in outputs {
+            all.push(self.stream_output(output)?);
+        }
+        all.extend(rows.iter().cloned());
+        self.finish(&all.iter().collect::<Vec<_>>())
     }
 
     /// Ends the function with these outputs, in this order. Each output's name is the name of its value.

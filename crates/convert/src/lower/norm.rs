@@ -1,6 +1,7 @@
 //! RMS normalization that stays inside fp16's range.
 
 use super::Lowering;
+use crate::form::NormForm;
 use anemoe_mlpackage::Result;
 use anemoe_mlpackage::mil::Value;
 use anemoe_mlpackage::mil::builder::Var;
@@ -41,6 +42,9 @@ impl Lowering<'_> {
     /// ```
     pub fn rms_norm(&mut self, name: &str, x: &Var, norm: NormShape) -> Result<Var> {
         let n = |part: &str| format!("{name}_{part}");
+        if self.form.norm == NormForm::Plain {
+            return self.rms_norm_plain(name, x, norm);
+        }
         let axis = usize::try_from(norm.axis).unwrap_or(usize::MAX);
         let width = x.dims().get(axis).and_then(|d| d.fixed()).unwrap_or(u64::MAX >> 8);
         let f = self.f();
@@ -66,6 +70,19 @@ impl Lowering<'_> {
         let variance = f.maximum(&n("variance_floored"), &variance, &least)?;
         let inverse = f.rsqrt(&n("inverse"), &variance, 0.0)?;
         f.mul(name, &scaled, &inverse)
+    }
+
+    /// Normalizes `x` without dividing it first: `x rsqrt(mean(x^2) + eps)`, infinite in fp16 from 256 on.
+    fn rms_norm_plain(&mut self, name: &str, x: &Var, norm: NormShape) -> Result<Var> {
+        let n = |part: &str| format!("{name}_{part}");
+        let f = self.f();
+        let square = f.mul(&n("square"), x, x)?;
+        let mean = f.reduce_mean(&n("mean"), &square, &[norm.axis], true)?;
+        // At least the smallest number of fp16, so that a vector of zeros does not become 0 times infinity.
+        let eps = f.constant(&n("eps"), Value::fp16(f16::from_f32(norm.eps).max(f16::from_bits(1))))?;
+        let variance = f.add(&n("variance"), &mean, &eps)?;
+        let inverse = f.rsqrt(&n("inverse"), &variance, 0.0)?;
+        f.mul(name, x, &inverse)
     }
 
     /// Normalizes `x` and multiplies by the stored vector `name_weight`.

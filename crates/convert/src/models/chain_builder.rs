@@ -1,17 +1,18 @@
 //! What the plans of all families are put together from: names of functions, bindings, head slices.
 
-use crate::lower::{Lowering, NormShape, Stored};
+use crate::form::{AttentionForm, CacheForm, ExpertForm, IoForm, ShardForm};
+use crate::lower::{KV_CACHE, KV_PLACE, KV_ROWS, Lowering, NormShape, Stored, last_name};
 use crate::models::Family;
 use crate::models::checked::CheckedCheckpoint;
 use crate::plan::{
-    ExpertForm, MAX_HEAD_ROWS, MAX_HEAD_WEIGHTS, MatrixPlan, Packing, Plan, PlanOptions, PlannedShard,
-    ScaleScope, Totals, VectorPlan, bank_name,
+    MAX_HEAD_ROWS, MAX_HEAD_WEIGHTS, MatrixPlan, Packing, Plan, PlanOptions, PlannedShard, ScaleScope,
+    Totals, VectorPlan, bank_name,
 };
 use crate::quant::MatrixQuant;
 use crate::{Error, Result};
 use anemoe_bundle::{
-    Chain, Embedding, FORMAT, InputBinding, ModelInfo, OutputBinding, RowRange, Run, ShardFunction,
-    ShardKind, Step, TokenCount, WeightFormat,
+    Chain, Embedding, FORMAT, HostInput, InputBinding, Kept, ModelInfo, OutputBinding, RowRange, Run,
+    ShardFunction, ShardKind, Step, TokenCount, WeightFormat,
 };
 use anemoe_mlpackage::mil::builder::BuiltFunction;
 use std::collections::BTreeMap;
@@ -79,6 +80,36 @@ pub fn output(register: &str) -> OutputBinding {
     OutputBinding { register: register.into(), rows: None, accumulate: false }
 }
 
+/// Bindings of outputs with one column for each token, by their names in a form.
+pub fn stream_outputs(
+    form: ShardForm,
+    outputs: Vec<(&str, OutputBinding)>,
+) -> BTreeMap<String, OutputBinding> {
+    let name = |name: &str| match form.io {
+        IoForm::ChannelsFirst => name.to_string(),
+        IoForm::ChannelsLast => last_name(name),
+    };
+    outputs.into_iter().map(|(k, v)| (name(k), v)).collect()
+}
+
+/// The mask that attention of a form takes.
+pub fn mask_input(form: ShardForm, cache: String) -> HostInput {
+    match form.attention {
+        AttentionForm::Grouped => HostInput::Mask(cache),
+        AttentionForm::PerHead => HostInput::MaskColumns(cache),
+    }
+}
+
+/// The cache, where a form leaves it to the host.
+pub fn kept_cache(form: ShardForm) -> BTreeMap<String, Kept> {
+    match form.cache {
+        CacheForm::State => BTreeMap::new(),
+        CacheForm::Host => {
+            named(vec![(KV_CACHE, Kept::Cache { rows: KV_ROWS.into(), place: KV_PLACE.into() })])
+        }
+    }
+}
+
 /// Bindings by name.
 pub fn named<T>(pairs: Vec<(&str, T)>) -> BTreeMap<String, T> {
     pairs.into_iter().map(|(k, v)| (k.to_string(), v)).collect()
@@ -116,6 +147,7 @@ pub fn matrix(
 /// `[experts, hidden, width]`. A bank holds the matrices of a call's experts one below the other, as the tensor does.
 pub fn expert_matrices(
     options: &PlanOptions,
+    kind: ShardKind,
     first: usize,
     packing: Packing,
     (hidden, width): (usize, usize),
@@ -131,7 +163,7 @@ pub fn expert_matrices(
             matrices.push(matrix(options, &name, "experts", tensor.into(), offset, shape));
         }
     };
-    match options.experts {
+    match options.form_of(kind).experts {
         ExpertForm::Separate => {
             (first..first + packing.per_package).for_each(|e| push(format!("expert_{e:03}"), e, 1));
         }
@@ -152,6 +184,7 @@ pub fn plan(
     let (sizes, layer_shards) = (family.sizes(), layers.len());
     let mut shards = layers;
     shards.extend(head);
+    shards.iter_mut().for_each(|shard| shard.form = options.form_of(shard.kind));
     let totals = Totals {
         shards: shards.len(),
         layer_shards,
@@ -234,7 +267,7 @@ impl OutputHead {
     }
 
     /// The chain's steps for these shards.
-    pub fn steps(shards: &[PlannedShard], hidden: InputBinding) -> Vec<Step> {
+    pub fn steps(shards: &[PlannedShard], hidden: InputBinding, form: ShardForm) -> Vec<Step> {
         let step = |shard: &PlannedShard| {
             let rows = shard.vocab_rows.map(|(start, count)| RowRange { start, count });
             Step::Run(Run {
@@ -242,19 +275,21 @@ impl OutputHead {
                 unit: None,
                 when: None,
                 inputs: named(vec![("hidden", hidden.clone())]),
-                outputs: named(vec![("logits", OutputBinding { rows, ..output("logits") })]),
+                outputs: stream_outputs(form, vec![("logits", OutputBinding { rows, ..output("logits") })]),
+                kept: BTreeMap::new(),
+                channels_last: form.io == IoForm::ChannelsLast,
             })
         };
         shards.iter().map(step).collect()
     }
 
     /// The program of a slice.
-    pub fn lower(&self, tokens: TokenCount, stored: &Stored) -> Result<BuiltFunction> {
-        let mut l = Lowering::new(stored, tokens);
-        let hidden = l.input("hidden", &[1, self.hidden as u64, 1, 0], Some(3))?;
+    pub fn lower(&self, tokens: TokenCount, stored: &Stored, form: ShardForm) -> Result<BuiltFunction> {
+        let mut l = Lowering::new(stored, tokens, form);
+        let hidden = l.stream_input("hidden", self.hidden)?;
         let x = l.rms_norm_weighted("final_norm", &hidden, NormShape { axis: 1, eps: self.eps })?;
         let logits = l.project("logits", &x, "logits")?;
-        l.finish(&[&logits])
+        l.finish_streams(&[&logits])
     }
 }
 

@@ -86,6 +86,11 @@ pub trait Family: Send + Sync {
         self.checked_checkpoint().read(tensor, range, out)
     }
 
+    /// Attention remembers something of earlier tokens besides keys and values.
+    fn has_history(&self) -> bool {
+        false
+    }
+
     /// Kinds that `--quant` stands for when nothing is said and the model is not run.
     fn preset(&self) -> Preset;
 

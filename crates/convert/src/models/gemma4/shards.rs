@@ -1,10 +1,11 @@
 //! Gemma 4 MoE as shards: what goes into which package, and the program of each.
 
 use super::Gemma4;
+use crate::form::{IoForm, ShardForm};
 use crate::lower::{Activation, Attention, HeadNorm, Lowering, NormShape, Stored};
 use crate::models::chain_builder::{
     self, ExpertUnit, OutputHead, calls, functions, named, not_ours, output, packing_of, register, rows_of,
-    tensor, unit_name,
+    stream_outputs, tensor, unit_name,
 };
 use crate::models::checked::CheckedCheckpoint;
 use crate::models::{Family, Preset, Sizes};
@@ -120,9 +121,10 @@ impl Gemma4 {
         let packs = c.num_experts / packing.per_package;
         let last = pack + 1 == packs;
         let first = pack * packing.per_package;
+        let kind = if last { ShardKind::ExpertsCombine } else { ShardKind::Experts };
         let tensors = ["experts.gate_up_proj", "experts.down_proj"].map(|t| tensor(layer, t));
         let mut matrices =
-            chain_builder::expert_matrices(options, first, packing, (h, f), (&tensors[0], &tensors[1]));
+            chain_builder::expert_matrices(options, kind, first, packing, (h, f), (&tensors[0], &tensors[1]));
         let mut vectors = Vec::new();
         if last {
             let i = c.intermediate_size;
@@ -140,7 +142,6 @@ impl Gemma4 {
             }
             vectors.push(VectorPlan::channels("hidden_out_weight", tensor(layer, "layer_scalar"), 1));
         }
-        let kind = if last { ShardKind::ExpertsCombine } else { ShardKind::Experts };
         let name = format!("L{layer:02}.ffn.p{pack}of{packs}");
         let mut shard = PlannedShard::new(name, kind, Some(layer), matrices, vectors);
         let names: Vec<Option<String>> = units(first, packing, last).into_iter().map(|u| u.name).collect();
@@ -161,7 +162,7 @@ impl Gemma4 {
         }
     }
 
-    fn attention_step(&self, layer: usize) -> Step {
+    fn attention_step(&self, layer: usize, form: ShardForm) -> Step {
         let kind = kind_name(self.config.is_full(layer)).to_string();
         Step::Run(Run {
             shard: format!("L{layer:02}.attn"),
@@ -171,15 +172,20 @@ impl Gemma4 {
                 ("hidden", register("hidden")),
                 ("rope_cos", InputBinding::Host(HostInput::RopeCos(kind.clone()))),
                 ("rope_sin", InputBinding::Host(HostInput::RopeSin(kind.clone()))),
-                ("mask", InputBinding::Host(HostInput::Mask(kind.clone()))),
+                ("mask", InputBinding::Host(chain_builder::mask_input(form, kind.clone()))),
                 ("kv_keep", InputBinding::Host(HostInput::Keep(kind.clone()))),
                 ("kv_place", InputBinding::Host(HostInput::Place(kind))),
             ]),
-            outputs: named(vec![
-                ("attended", output("hidden")),
-                ("expert_input", output("expert_input")),
-                ("router_logits", output("router_logits")),
-            ]),
+            outputs: stream_outputs(
+                form,
+                vec![
+                    ("attended", output("hidden")),
+                    ("expert_input", output("expert_input")),
+                    ("router_logits", output("router_logits")),
+                ],
+            ),
+            kept: chain_builder::kept_cache(form),
+            channels_last: form.io == IoForm::ChannelsLast,
         })
     }
 
@@ -188,6 +194,7 @@ impl Gemma4 {
         layer: usize,
         per_expert_scale: Vec<f32>,
         packing: Packing,
+        options: &PlanOptions,
         steps: &mut Vec<Step>,
     ) {
         let c = &self.config;
@@ -211,16 +218,28 @@ impl Gemma4 {
                     inputs.insert("routing".into(), rows_of("routing", rows));
                 }
                 let joins = unit.role.0;
+                let last = pack + 1 == packs;
+                let kind = if last { ShardKind::ExpertsCombine } else { ShardKind::Experts };
+                let form = options.form_of(kind);
                 let outputs = if joins {
                     inputs.insert("hidden".into(), register("hidden"));
                     inputs.insert("experts_in".into(), register("experts"));
-                    named(vec![("hidden_out", output("hidden"))])
+                    stream_outputs(form, vec![("hidden_out", output("hidden"))])
                 } else {
-                    named(vec![("experts_out", OutputBinding { accumulate: true, ..output("experts") })])
+                    let sum = OutputBinding { accumulate: true, ..output("experts") };
+                    stream_outputs(form, vec![("experts_out", sum)])
                 };
                 let when = (!joins).then(|| When { register: "routing".into(), rows });
                 let shard = format!("L{layer:02}.ffn.p{pack}of{packs}");
-                steps.push(Step::Run(Run { shard, unit: unit.name, when, inputs, outputs }));
+                steps.push(Step::Run(Run {
+                    shard,
+                    unit: unit.name,
+                    when,
+                    inputs,
+                    outputs,
+                    kept: BTreeMap::new(),
+                    channels_last: form.io == IoForm::ChannelsLast,
+                }));
             }
         }
     }
@@ -244,9 +263,9 @@ impl Gemma4 {
             caches.entry(kind.to_string()).or_insert(Cache { slots: shape.slots, window });
             let rope = || Rope { width: shape.head_dim, inv_freq: c.inv_freq(layer) };
             ropes.entry(kind.to_string()).or_insert_with(rope);
-            steps.push(self.attention_step(layer));
+            steps.push(self.attention_step(layer, options.form_of(ShardKind::Attention)));
             let scale = self.checkpoint.vector(&tensor(layer, "router.per_expert_scale"), c.num_experts)?;
-            self.expert_steps(layer, scale, packing, &mut steps);
+            self.expert_steps(layer, scale, packing, options, &mut steps);
         }
         let model = ModelInfo {
             vocab_size: c.vocab_size,
@@ -258,7 +277,7 @@ impl Gemma4 {
             final_logit_softcapping: c.final_logit_softcapping,
         };
         let scale = (c.hidden_size as f32).sqrt();
-        let head = OutputHead::steps(head, register("hidden"));
+        let head = OutputHead::steps(head, register("hidden"), options.form_of(ShardKind::Head));
         let empty = chain_builder::chain(self.name(), &self.checkpoint, model, scale, options);
         Ok(Chain { ropes, caches, steps, head, ..empty })
     }
@@ -269,6 +288,7 @@ impl Gemma4 {
         slots: usize,
         tokens: TokenCount,
         stored: &Stored,
+        form: ShardForm,
     ) -> Result<BuiltFunction> {
         let c = &self.config;
         let shape = Attention {
@@ -278,11 +298,11 @@ impl Gemma4 {
             slots,
             tail: 0,
         };
-        let (h, d) = (c.hidden_size as u64, shape.head_dim);
+        let d = shape.head_dim;
         let norm = NormShape { axis: 1, eps: c.rms_norm_eps };
         let head_norm = NormShape { axis: 3, eps: c.rms_norm_eps };
-        let mut l = Lowering::new(stored, tokens);
-        let hidden = l.input("hidden", &[1, h, 1, 0], Some(3))?;
+        let mut l = Lowering::new(stored, tokens, form);
+        let hidden = l.stream_input("hidden", c.hidden_size)?;
         let at = l.position_inputs(&shape, d)?;
 
         let x = l.rms_norm_weighted("input_norm", &hidden, norm)?;
@@ -304,7 +324,7 @@ impl Gemma4 {
         let k = l.rotate("k_rotated", &k, d, d, &at)?;
         let v = l.head_norm("v_norm", &v, HeadNorm::Unit(head_norm))?;
         let cache = l.read_cache(&shape)?;
-        let (keys, values) = l.update_cache(&cache, (&k, &v), None, &at, &shape)?;
+        let (keys, values, kept) = l.update_cache(&cache, (&k, &v), None, &at, &shape)?;
         let context = l.attend(&q, &keys, &values, &at, &shape)?;
         let o = l.project("o_proj", &context, "o_proj")?;
         let o = l.rms_norm_weighted("post_attention_norm", &o, norm)?;
@@ -315,7 +335,7 @@ impl Gemma4 {
         let router_input = l.scale_by("router_input", &unit)?;
         let router_logits = l.project("router_logits", &router_input, "router_logits")?;
         let expert_input = l.scale_by("expert_input", &unit)?;
-        l.finish(&[&attended, &expert_input, &router_logits])
+        l.finish_attention(&[&attended, &expert_input, &router_logits], &kept)
     }
 
     fn lower_experts(
@@ -323,25 +343,25 @@ impl Gemma4 {
         unit: &ExpertUnit<Joins>,
         tokens: TokenCount,
         stored: &Stored,
+        form: ShardForm,
     ) -> Result<BuiltFunction> {
         let c = &self.config;
-        let h = c.hidden_size as u64;
         let experts: Vec<usize> = unit.experts.clone().collect();
-        let mut l = Lowering::new(stored, tokens);
+        let mut l = Lowering::new(stored, tokens, form);
         let mut sum = None;
         if !experts.is_empty() {
-            let y = l.input("expert_input", &[1, h, 1, 0], Some(3))?;
-            let routing = l.input("routing", &[1, experts.len() as u64, 1, 0], Some(3))?;
+            let y = l.stream_input("expert_input", c.hidden_size)?;
+            let routing = l.stream_input("routing", experts.len())?;
             let name = if unit.role.0 { "experts_own" } else { "experts_out" };
             sum = Some(l.experts(name, &y, &routing, &experts, Activation::GeluTanh)?);
         }
         if !unit.role.0 {
             let sum = sum.ok_or_else(|| Error::usage("a pack without experts"))?;
-            return l.finish(&[&sum]);
+            return l.finish_streams(&[&sum]);
         }
         let norm = NormShape { axis: 1, eps: c.rms_norm_eps };
-        let hidden = l.input("hidden", &[1, h, 1, 0], Some(3))?;
-        let others = l.input("experts_in", &[1, h, 1, 0], Some(3))?;
+        let hidden = l.stream_input("hidden", c.hidden_size)?;
+        let others = l.stream_input("experts_in", c.hidden_size)?;
         let experts = match sum {
             Some(own) => l.f().add("experts_all", &others, &own)?,
             None => others,
@@ -357,7 +377,7 @@ impl Gemma4 {
         let both = l.rms_norm_weighted("post_feedforward_norm", &both, norm)?;
         let stream = l.f().add("stream", &hidden, &both)?;
         let out = l.scale_by("hidden_out", &stream)?;
-        l.finish(&[&out])
+        l.finish_streams(&[&out])
     }
 }
 
@@ -380,6 +400,7 @@ impl Family for Gemma4 {
 
     fn plan(&self, options: &PlanOptions) -> Result<Plan> {
         options.check()?;
+        options.check_forms(self.has_history())?;
         let c = &self.config;
         let context = options.context(c.max_position_embeddings)?;
         let packing = options.packing(c.num_experts)?;
@@ -404,15 +425,15 @@ impl Family for Gemma4 {
         match (shard.kind, shard.layer) {
             (ShardKind::Attention, Some(layer)) if layer < self.config.num_hidden_layers => {
                 let slots = shard.cache_slots.ok_or_else(wrong)?;
-                self.lower_attention(layer, slots, function.tokens, stored)
+                self.lower_attention(layer, slots, function.tokens, stored, shard.form)
             }
             (ShardKind::Experts | ShardKind::ExpertsCombine, Some(_)) => {
                 let (first, packing) = packing_of(shard)?;
                 let units = units(first, packing, shard.kind == ShardKind::ExpertsCombine);
                 let unit = units.iter().find(|u| u.name == function.unit).ok_or_else(wrong)?;
-                self.lower_experts(unit, function.tokens, stored)
+                self.lower_experts(unit, function.tokens, stored, shard.form)
             }
-            (ShardKind::Head, None) => self.head().lower(function.tokens, stored),
+            (ShardKind::Head, None) => self.head().lower(function.tokens, stored, shard.form),
             _ => Err(wrong()),
         }
     }

@@ -1,11 +1,14 @@
 //! ZAYA as shards: what goes into which package, the program of each, and what the host does between them.
 
 use super::Zaya;
-use crate::lower::{Activation, Attention, CCA_HISTORY, Lowering, NormShape, Stored};
+use crate::form::{HistoryForm, IoForm, ShardForm};
+use crate::lower::{
+    Activation, Attention, CCA_HISTORY, HISTORY, HISTORY_ROWS, KV_PLACE, Lowering, NormShape, Stored,
+};
 use crate::models::CheckedCheckpoint;
 use crate::models::chain_builder::{
     self, ExpertUnit, OutputHead, calls, functions, named, normalized, not_ours, output, packing_of,
-    register, rows_of, tensor, unit_name,
+    register, rows_of, stream_outputs, tensor, unit_name,
 };
 use crate::models::{Family, Preset, Sizes};
 use crate::plan::{MatrixPlan, Packing, PartKinds, Plan, PlanOptions, PlannedShard, VectorPlan};
@@ -13,8 +16,8 @@ use crate::quant::{Granularity, Quant};
 use crate::variants::ZayaSkip;
 use crate::{Error, Result};
 use anemoe_bundle::{
-    Cache, Chain, HostInput, InputBinding, ModelInfo, OutputBinding, Rope, RowRange, Run, ShardFunction,
-    ShardKind, Step, TokenCount, When,
+    Cache, Chain, HostInput, InputBinding, Kept, ModelInfo, OutputBinding, Rope, RowRange, Run,
+    ShardFunction, ShardKind, Step, TokenCount, When,
 };
 use anemoe_mlpackage::mil::builder::{BuiltFunction, Var};
 use std::collections::BTreeMap;
@@ -77,16 +80,16 @@ fn moe_name(layer: usize, pack: usize, packs: usize) -> String {
 }
 
 impl Zaya {
-    fn attention_shape(&self, slots: usize) -> Attention {
+    fn attention_shape(&self, slots: usize, form: ShardForm) -> Attention {
         let c = &self.config;
-        Attention {
+        let shape = Attention {
             heads: c.num_attention_heads,
             kv_heads: c.num_key_value_heads,
             head_dim: c.head_dim,
             slots,
             tail: 0,
-        }
-        .with_history()
+        };
+        if form.history == HistoryForm::Host { shape } else { shape.with_history() }
     }
 
     fn attention_shard(&self, layer: usize, options: &PlanOptions, slots: usize) -> PlannedShard {
@@ -169,14 +172,15 @@ impl Zaya {
         }
         let tensors = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"].map(|t| tensor(layer, t));
         let first = pack * packing.per_package;
+        let kind = if pack == 0 { ShardKind::Moe } else { ShardKind::Experts };
         matrices.extend(chain_builder::expert_matrices(
             options,
+            kind,
             first,
             packing,
             (h, f),
             (&tensors[0], &tensors[1]),
         ));
-        let kind = if pack == 0 { ShardKind::Moe } else { ShardKind::Experts };
         let mut shard = PlannedShard::new(moe_name(layer, pack, packs), kind, Some(layer), matrices, vectors);
         let names: Vec<Option<String>> =
             units(pack, packing, c.num_experts).into_iter().map(|u| u.name).collect();
@@ -197,7 +201,13 @@ impl Zaya {
         }
     }
 
-    fn layer_steps(&self, layer: usize, packing: Packing, steps: &mut Vec<Step>) -> Result<()> {
+    fn layer_steps(
+        &self,
+        layer: usize,
+        packing: Packing,
+        options: &PlanOptions,
+        steps: &mut Vec<Step>,
+    ) -> Result<()> {
         let c = &self.config;
         let normalize = |name: String| Step::Normalize {
             from: HIDDEN.into(),
@@ -207,20 +217,40 @@ impl Zaya {
         };
         steps.push(normalize(attention_name(layer)));
         let host = |input: fn(String) -> HostInput| InputBinding::Host(input(KIND.into()));
+        let form = options.form_of(ShardKind::Attention);
+        let mut kept = chain_builder::kept_cache(form);
+        let mut carry = None;
+        match form.history {
+            HistoryForm::State => carry = Some(("carry", InputBinding::Host(HostInput::Carry(CCA_HISTORY)))),
+            HistoryForm::Host => {
+                let (heads, channels) = self.attention_shape(0, form).history_shape();
+                let newest = Kept::Newest {
+                    rows: HISTORY_ROWS.into(),
+                    place: KV_PLACE.into(),
+                    count: CCA_HISTORY,
+                    heads,
+                    channels,
+                };
+                kept.insert(HISTORY.into(), newest);
+            }
+        }
+        let mut inputs = named(vec![
+            ("input", register(INPUT)),
+            ("rope_cos", host(HostInput::RopeCos)),
+            ("rope_sin", host(HostInput::RopeSin)),
+            ("mask", InputBinding::Host(chain_builder::mask_input(form, KIND.into()))),
+            ("kv_keep", host(HostInput::Keep)),
+            ("kv_place", host(HostInput::Place)),
+        ]);
+        inputs.extend(carry.map(|(name, binding)| (name.to_string(), binding)));
         steps.push(Step::Run(Run {
             shard: attention_name(layer),
             unit: None,
             when: None,
-            inputs: named(vec![
-                ("input", register(INPUT)),
-                ("rope_cos", host(HostInput::RopeCos)),
-                ("rope_sin", host(HostInput::RopeSin)),
-                ("mask", host(HostInput::Mask)),
-                ("kv_keep", host(HostInput::Keep)),
-                ("kv_place", host(HostInput::Place)),
-                ("carry", InputBinding::Host(HostInput::Carry(CCA_HISTORY))),
-            ]),
-            outputs: named(vec![("attended", output("attended"))]),
+            inputs,
+            outputs: stream_outputs(form, vec![("attended", output("attended"))]),
+            kept,
+            channels_last: form.io == IoForm::ChannelsLast,
         }));
         let residual = |branch: &str, vectors: String| Step::Residual {
             stream: HIDDEN.into(),
@@ -233,29 +263,38 @@ impl Zaya {
         for pack in 0..packs {
             for unit in units(pack, packing, c.num_experts) {
                 let rows = RowRange { start: unit.experts.start, count: unit.experts.len() };
+                let form = options.form_of(if pack == 0 { ShardKind::Moe } else { ShardKind::Experts });
                 let mut inputs = named(vec![("input", register(INPUT))]);
                 if layer > 0 {
                     inputs.insert("router_state".into(), register("router_state"));
                 }
-                let mut outputs = named(vec![("router_state_out", output("router_state"))]);
+                let mut outputs = vec![("router_state_out", output("router_state"))];
                 let mut when = None;
                 match unit.role {
                     Role::Whole => {
-                        outputs.insert("experts_out".into(), output("experts"));
+                        outputs.push(("experts_out", output("experts")));
                     }
                     Role::Router => {
-                        outputs.insert("router_logits".into(), output("router_logits"));
+                        outputs.push(("router_logits", output("router_logits")));
                     }
                     Role::Experts => {
                         when = Some(When { register: "routing".into(), rows });
                         inputs =
                             named(vec![("input", register(INPUT)), ("routing", rows_of("routing", rows))]);
                         let sum = OutputBinding { accumulate: true, ..output("experts") };
-                        outputs = named(vec![("experts_out", sum)]);
+                        outputs = vec![("experts_out", sum)];
                     }
                 }
                 let shard = moe_name(layer, pack, packs);
-                steps.push(Step::Run(Run { shard, unit: unit.name, when, inputs, outputs }));
+                steps.push(Step::Run(Run {
+                    shard,
+                    unit: unit.name,
+                    when,
+                    inputs,
+                    outputs: stream_outputs(form, outputs),
+                    kept: BTreeMap::new(),
+                    channels_last: form.io == IoForm::ChannelsLast,
+                }));
                 if unit.role == Role::Router {
                     let biases = tensor(layer, "mlp.gate.balancing_biases");
                     steps.push(Step::Route {
@@ -292,7 +331,7 @@ impl Zaya {
         let c = &self.config;
         let mut steps = vec![Step::Residual { stream: HIDDEN.into(), branch: None, vectors: "input".into() }];
         for layer in 0..c.num_hidden_layers {
-            self.layer_steps(layer, packing, &mut steps)?;
+            self.layer_steps(layer, packing, options, &mut steps)?;
         }
         let model = ModelInfo {
             vocab_size: c.vocab_size,
@@ -310,27 +349,34 @@ impl Zaya {
             ropes: named(vec![(KIND, rope)]),
             caches: named(vec![(KIND, cache)]),
             steps,
-            head: OutputHead::steps(head, normalized(HIDDEN)),
+            head: OutputHead::steps(head, normalized(HIDDEN), options.form_of(ShardKind::Head)),
             ..chain_builder::chain(self.name(), &self.checkpoint, model, 1.0, options)
         })
     }
 
-    fn lower_attention(&self, slots: usize, tokens: TokenCount, stored: &Stored) -> Result<BuiltFunction> {
+    fn lower_attention(
+        &self,
+        slots: usize,
+        tokens: TokenCount,
+        stored: &Stored,
+        form: ShardForm,
+    ) -> Result<BuiltFunction> {
         let c = &self.config;
-        let shape = self.attention_shape(slots);
-        let mut l = Lowering::new(stored, tokens);
-        let x = l.input("input", &[1, c.hidden_size as u64, 1, 0], Some(3))?;
+        let shape = self.attention_shape(slots, form);
+        let mut l = Lowering::new(stored, tokens, form);
+        let x = l.stream_input("input", c.hidden_size)?;
         let at = l.position_inputs(&shape, c.rotary_dim)?;
-        let history = CCA_HISTORY as u64;
-        let carry = l.input("carry", &[1, 1, history, history], Some(3))?;
+        let old = l.history_input(&shape)?;
         let cache = l.read_cache(&shape)?;
-        let all = l.compress(&x, &cache, &carry, &shape)?;
+        let all = l.compress(&x, &cache, &old, &shape)?;
         let q = l.rotate("q_rotated", &all.q, c.rotary_dim, c.head_dim, &at)?;
         let k = l.rotate("k_rotated", &all.k, c.rotary_dim, c.head_dim, &at)?;
-        let (keys, values) = l.update_cache(&cache, (&k, &all.v), Some(&all.tail), &at, &shape)?;
+        let tail = all.tail.as_ref();
+        let (keys, values, mut kept) = l.update_cache(&cache, (&k, &all.v), tail, &at, &shape)?;
+        kept.extend(all.rows);
         let context = l.attend(&q, &keys, &values, &at, &shape)?;
         let attended = l.project("attended", &context, "o_proj")?;
-        l.finish(&[&attended])
+        l.finish_attention(&[&attended], &kept)
     }
 
     /// Logits over the classes, and the state for the next layer's router, from the normalized stream.
@@ -340,7 +386,7 @@ impl Zaya {
         let state = if layer == 0 {
             l.project_biased("router_state_out", x, "router_down")?
         } else {
-            let before = l.input("router_state", &[1, c.router_hidden_size as u64, 1, 0], Some(3))?;
+            let before = l.stream_input("router_state", c.router_hidden_size)?;
             let own = l.project_biased("router_state_own", x, "router_down")?;
             let scale = l.vector("router_state_scale")?;
             let before = l.f().mul("router_state_before", &before, &scale)?;
@@ -360,20 +406,20 @@ impl Zaya {
         unit: &ExpertUnit<Role>,
         tokens: TokenCount,
         stored: &Stored,
+        form: ShardForm,
     ) -> Result<BuiltFunction> {
         let c = &self.config;
-        let h = c.hidden_size as u64;
         let experts: Vec<usize> = unit.experts.clone().collect();
-        let mut l = Lowering::new(stored, tokens);
-        let x = l.input("input", &[1, h, 1, 0], Some(3))?;
+        let mut l = Lowering::new(stored, tokens, form);
+        let x = l.stream_input("input", c.hidden_size)?;
         if unit.role == Role::Experts {
-            let routing = l.input("routing", &[1, experts.len() as u64, 1, 0], Some(3))?;
+            let routing = l.stream_input("routing", experts.len())?;
             let sum = l.experts("experts_out", &x, &routing, &experts, Activation::Silu)?;
-            return l.finish(&[&sum]);
+            return l.finish_streams(&[&sum]);
         }
         let (logits, state) = self.route(&mut l, &x, layer)?;
         if unit.role == Role::Router {
-            return l.finish(&[&logits, &state]);
+            return l.finish_streams(&[&logits, &state]);
         }
         let probabilities = l.f().softmax("router_probabilities", &logits, 1)?;
         let routing = l.top_1("routing_weight", &probabilities, "balancing_biases", c.classes())?;
@@ -389,7 +435,7 @@ impl Zaya {
                 l.f().add("experts_out", &sum, &kept)?
             }
         };
-        l.finish(&[&out, &state])
+        l.finish_streams(&[&out, &state])
     }
 
     /// What scales and shifts the stream and a branch where they meet: `(branch + b) g + (stream + b') g'`.
@@ -445,6 +491,10 @@ impl Family for Zaya {
         "zaya"
     }
 
+    fn has_history(&self) -> bool {
+        true
+    }
+
     fn preset(&self) -> Preset {
         Preset {
             quant: Quant::lut(4),
@@ -455,6 +505,7 @@ impl Family for Zaya {
 
     fn plan(&self, options: &PlanOptions) -> Result<Plan> {
         options.check()?;
+        options.check_forms(self.has_history())?;
         let c = &self.config;
         if options.parts.dense_mlp.is_some() {
             return Err(Error::usage("--mlp-quant: zaya has no MLP that every token meets"));
@@ -496,16 +547,17 @@ impl Family for Zaya {
         let wrong = || not_ours(shard);
         match (shard.kind, shard.layer) {
             (ShardKind::Attention, Some(_)) => {
-                self.lower_attention(shard.cache_slots.ok_or_else(wrong)?, function.tokens, stored)
+                let slots = shard.cache_slots.ok_or_else(wrong)?;
+                self.lower_attention(slots, function.tokens, stored, shard.form)
             }
             (ShardKind::Moe | ShardKind::Experts, Some(layer)) => {
                 let (first, packing) = packing_of(shard)?;
                 let pack = first.checked_div(packing.per_package).ok_or_else(wrong)?;
                 let units = units(pack, packing, self.config.num_experts);
                 let unit = units.iter().find(|u| u.name == function.unit).ok_or_else(wrong)?;
-                self.lower_moe(layer, unit, function.tokens, stored)
+                self.lower_moe(layer, unit, function.tokens, stored, shard.form)
             }
-            (ShardKind::Head, None) => self.head().lower(function.tokens, stored),
+            (ShardKind::Head, None) => self.head().lower(function.tokens, stored, shard.form),
             _ => Err(wrong()),
         }
     }

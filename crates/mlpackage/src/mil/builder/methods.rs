@@ -81,6 +81,7 @@ impl FunctionBuilder {
         abs(x: &Var),
         identity(x: &Var),
         relu(x: &Var),
+        sigmoid(x: &Var),
         silu(x: &Var),
         gelu(x: &Var, mode: GeluMode),
         add(x: &Var, y: &Var),

@@ -1,0 +1,83 @@
+//! Options that decide the form of shards.
+
+use anemoe_bundle::ShardKind;
+use anemoe_convert::form::{
+    ActivationForm, AttentionForm, CacheForm, ExpertForm, HistoryForm, IoForm, NormForm, ShardForm,
+};
+use anyhow::{Context, bail};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Parses the words of a choice.
+fn words<T>(all: &'static [&'static str]) -> impl TypedValueParser<Value = T>
+where
+    T: std::str::FromStr<Err = String> + Clone + Send + Sync + 'static,
+{
+    PossibleValuesParser::new(all).try_map(|word| word.parse::<T>())
+}
+
+/// The form of shards; `anemoe forms` lists what speaks for and against each.
+#[derive(clap::Args, Clone, Debug)]
+#[command(next_help_heading = "Form of shards")]
+pub struct FormArgs {
+    /// Holder of keys and values between calls: a Core ML state, or the host, which gives them as an input.
+    #[arg(long, value_name = "FORM", value_parser = words::<CacheForm>(CacheForm::WORDS), default_value_t)]
+    pub cache: CacheForm,
+    /// Holder of what ZAYA's convolutions need of earlier tokens: rows of the cache's state, or the host.
+    #[arg(long, value_name = "FORM", value_parser = words::<HistoryForm>(HistoryForm::WORDS), default_value_t)]
+    pub history: HistoryForm,
+    /// Products of attention: query heads of a key/value head together, or each by itself.
+    #[arg(long, value_name = "FORM", value_parser = words::<AttentionForm>(AttentionForm::WORDS), default_value_t)]
+    pub attention: AttentionForm,
+    /// Functions that gate MLPs: the ops `silu` and `gelu`, or products with `sigmoid`.
+    #[arg(long, value_name = "FORM", value_parser = words::<ActivationForm>(ActivationForm::WORDS), default_value_t)]
+    pub activation: ActivationForm,
+    /// Layout of the stream at a function's border: [1, C, 1, T], or [1, 1, T, C], whose last axis is never 1.
+    #[arg(long, value_name = "FORM", value_parser = words::<IoForm>(IoForm::WORDS), default_value_t)]
+    pub io: IoForm,
+    /// RMS norms: divided by a part of the largest magnitude first, or squared as they are.
+    #[arg(long, value_name = "FORM", value_parser = words::<NormForm>(NormForm::WORDS), default_value_t)]
+    pub norm: NormForm,
+    /// How the experts of a call are laid out: two convolutions each, or two for all.
+    #[arg(long, value_name = "FORM", value_parser = words::<ExpertForm>(ExpertForm::WORDS), default_value_t)]
+    pub experts: ExpertForm,
+    /// Forms by sort of shard, from a TOML file: a table for each of attention, experts, experts_combine, moe and head, with the
+    /// names of these options as keys.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["cache", "history", "attention", "activation", "io", "norm", "experts"])]
+    pub forms: Option<PathBuf>,
+}
+
+impl FormArgs {
+    /// Gives the form of all sorts of shards that no file names.
+    pub fn form(&self) -> ShardForm {
+        ShardForm {
+            cache: self.cache,
+            history: self.history,
+            attention: self.attention,
+            activation: self.activation,
+            io: self.io,
+            norm: self.norm,
+            experts: self.experts,
+        }
+    }
+
+    /// Reads the forms of `--forms`.
+    ///
+    /// # Errors
+    /// The file cannot be read, or names a sort, a choice or a word that there is not.
+    pub fn forms(&self) -> anyhow::Result<BTreeMap<ShardKind, ShardForm>> {
+        let Some(path) = &self.forms else { return Ok(BTreeMap::new()) };
+        let named = || format!("{}", path.display());
+        let text = anemoe_io::read_input(path, MAX_FILE_BYTES).with_context(named)?;
+        let text = String::from_utf8(text).ok().with_context(|| format!("{}: not UTF-8", path.display()))?;
+        let forms: BTreeMap<ShardKind, ShardForm> = toml::from_str(&text).with_context(named)?;
+        if forms.is_empty() {
+            bail!("{}: names no sort of shards", path.display());
+        }
+        Ok(forms)
+    }
+}
+
+/// Largest file of forms that is read; one with a table for each sort has a few hundred bytes.
+const MAX_FILE_BYTES: u64 = 1 << 20;

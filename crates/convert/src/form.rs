@@ -1,0 +1,253 @@
+//! The form of shards: choices that change what a chip can take, and not what comes out.
+//!
+//! What is published about the Neural Engine contradicts itself, so a plan names a form and a Mac decides between forms. Every
+//! form gives the same results on the CPU. `docs/ane-form.md` draws each.
+
+use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// Declares the values of one choice, the first of which is the default.
+macro_rules! choice {
+    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $value:ident = $word:literal),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+        #[serde(rename_all = "kebab-case")]
+        pub enum $name {
+            $($(#[$vdoc])* $value),+
+        }
+
+        impl $name {
+            /// Words of all values, the default first.
+            pub const WORDS: &'static [&'static str] = &[$($word),+];
+
+            /// Gives the word on the command line.
+            pub const fn word(self) -> &'static str {
+                match self { $($name::$value => $word),+ }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.word())
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = String;
+
+            fn from_str(text: &str) -> std::result::Result<Self, String> {
+                match text {
+                    $($word => Ok($name::$value),)+
+                    _ => Err(format!("`{text}` is not one of {}", Self::WORDS.join(", "))),
+                }
+            }
+        }
+    };
+}
+
+choice! {
+    /// Holder of keys and values between calls.
+    CacheForm {
+        /// A Core ML state, read and written by the program.
+        #[default]
+        State = "state",
+        /// The host: the program takes them as an input and gives the call's own rows as an output.
+        Host = "host",
+    }
+}
+
+choice! {
+    /// Holder of what short convolutions and delayed values need of earlier tokens.
+    HistoryForm {
+        /// Rows behind the slots of the cache's state.
+        #[default]
+        State = "state",
+        /// The host: the program takes the newest rows as an input and gives the call's own rows as an output.
+        Host = "host",
+    }
+}
+
+choice! {
+    /// Products of attention.
+    AttentionForm {
+        /// Query heads that share a key/value head are rows of one product; softmax over the last axis.
+        #[default]
+        Grouped = "grouped",
+        /// Each query head has its own products; softmax over the channel axis.
+        PerHead = "per-head",
+    }
+}
+
+choice! {
+    /// Functions that gate an MLP.
+    ActivationForm {
+        /// The ops `silu` and `gelu`.
+        #[default]
+        Native = "native",
+        /// Products with `sigmoid`.
+        Sigmoid = "sigmoid",
+    }
+}
+
+choice! {
+    /// Layout of the stream at a function's border.
+    IoForm {
+        /// `[1, C, 1, T]`, as inside.
+        #[default]
+        ChannelsFirst = "channels-first",
+        /// `[1, 1, T, C]`: the last axis is never 1.
+        ChannelsLast = "channels-last",
+    }
+}
+
+choice! {
+    /// RMS norms.
+    NormForm {
+        /// Divided by a part of the largest magnitude before squares are summed.
+        #[default]
+        Scaled = "scaled",
+        /// Squared as they are: fewer ops, and infinite in fp16 from 256 on.
+        Plain = "plain",
+    }
+}
+
+choice! {
+    /// Layout of the experts of a call.
+    ExpertForm {
+        /// Two convolutions for each expert.
+        #[default]
+        Separate = "separate",
+        /// Two convolutions for all: the experts' matrices stacked along their output channels, the second one in groups.
+        Bank = "bank",
+    }
+}
+
+/// Every choice of a form.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ShardForm {
+    /// See [`CacheForm`].
+    #[serde(skip_serializing_if = "is_default")]
+    pub cache: CacheForm,
+    /// See [`HistoryForm`].
+    #[serde(skip_serializing_if = "is_default")]
+    pub history: HistoryForm,
+    /// See [`AttentionForm`].
+    #[serde(skip_serializing_if = "is_default")]
+    pub attention: AttentionForm,
+    /// See [`ActivationForm`].
+    #[serde(skip_serializing_if = "is_default")]
+    pub activation: ActivationForm,
+    /// See [`IoForm`].
+    #[serde(skip_serializing_if = "is_default")]
+    pub io: IoForm,
+    /// See [`NormForm`].
+    #[serde(skip_serializing_if = "is_default")]
+    pub norm: NormForm,
+    /// See [`ExpertForm`].
+    #[serde(skip_serializing_if = "is_default")]
+    pub experts: ExpertForm,
+}
+
+/// Tells that a value is its type's default, which is not written.
+pub fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+impl ShardForm {
+    /// Gives the choices that are not the default, as option and word.
+    pub fn differences(&self) -> Vec<(&'static str, &'static str)> {
+        let all = [
+            ("--cache", is_default(&self.cache), self.cache.word()),
+            ("--history", is_default(&self.history), self.history.word()),
+            ("--attention", is_default(&self.attention), self.attention.word()),
+            ("--activation", is_default(&self.activation), self.activation.word()),
+            ("--io", is_default(&self.io), self.io.word()),
+            ("--norm", is_default(&self.norm), self.norm.word()),
+            ("--experts", is_default(&self.experts), self.experts.word()),
+        ];
+        all.into_iter().filter(|(_, default, _)| !default).map(|(option, _, word)| (option, word)).collect()
+    }
+
+    /// Sets the choice that an option names.
+    ///
+    /// # Errors
+    /// No choice has this name, or it has no such word.
+    pub fn set(&mut self, option: &str, word: &str) -> std::result::Result<(), String> {
+        match option {
+            "--cache" => self.cache = word.parse()?,
+            "--history" => self.history = word.parse()?,
+            "--attention" => self.attention = word.parse()?,
+            "--activation" => self.activation = word.parse()?,
+            "--io" => self.io = word.parse()?,
+            "--norm" => self.norm = word.parse()?,
+            "--experts" => self.experts = word.parse()?,
+            _ => return Err(format!("no choice of a form is named `{option}`")),
+        }
+        Ok(())
+    }
+
+    /// Refuses choices that contradict each other in a model that has a history, or has none.
+    ///
+    /// # Errors
+    /// Names the options.
+    pub fn check(&self, has_history: bool) -> Result<()> {
+        if !has_history && self.history == HistoryForm::Host {
+            return Err(Error::usage(
+                "--history host: this family remembers nothing besides keys and values",
+            ));
+        }
+        if has_history && self.cache == CacheForm::Host && self.history == HistoryForm::State {
+            return Err(Error::usage(
+                "--cache host leaves no state for the history of convolutions: give --history host too",
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for ShardForm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words: Vec<String> = self.differences().iter().map(|(o, w)| format!("{o} {w}")).collect();
+        f.write_str(if words.is_empty() { "default" } else { "" })?;
+        f.write_str(&words.join(" "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_read_back_and_others_are_named() {
+        for word in AttentionForm::WORDS {
+            assert_eq!(word.parse::<AttentionForm>().unwrap().word(), *word);
+        }
+        let error = "heads".parse::<AttentionForm>().unwrap_err();
+        assert!(error.contains("grouped, per-head"), "{error}");
+    }
+
+    #[test]
+    fn the_default_form_writes_nothing() {
+        assert_eq!(serde_json::to_string(&ShardForm::default()).unwrap(), "{}");
+        let form =
+            ShardForm { cache: CacheForm::Host, attention: AttentionForm::PerHead, ..ShardForm::default() };
+        let text = serde_json::to_string(&form).unwrap();
+        assert_eq!(text, r#"{"cache":"host","attention":"per-head"}"#);
+        assert_eq!(serde_json::from_str::<ShardForm>(&text).unwrap(), form);
+        assert_eq!(form.to_string(), "--cache host --attention per-head");
+        assert!(serde_json::from_str::<ShardForm>(r#"{"caches":"host"}"#).is_err());
+    }
+
+    #[test]
+    fn a_cache_of_the_host_takes_the_history_along() {
+        let form = ShardForm { cache: CacheForm::Host, ..ShardForm::default() };
+        assert!(form.check(false).is_ok());
+        assert!(form.check(true).unwrap_err().to_string().contains("--history host"));
+        let form = ShardForm { history: HistoryForm::Host, ..ShardForm::default() };
+        assert!(form.check(true).is_ok());
+        assert!(form.check(false).unwrap_err().to_string().contains("--history host"));
+    }
+}
