@@ -7,6 +7,7 @@ pub mod calibrate;
 pub mod chat;
 pub mod check;
 pub mod compile;
+pub mod forms;
 pub mod generate;
 pub mod golden;
 pub mod inspect;
