@@ -2,8 +2,9 @@
 
 use anemoe_bundle::TokenCount;
 use anemoe_convert::build::build;
+use anemoe_convert::form::{ExpertForm, ShardForm};
 use anemoe_convert::models;
-use anemoe_convert::plan::{ExpertForm, PlanOptions};
+use anemoe_convert::plan::PlanOptions;
 use anemoe_convert::quant::Quant;
 use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
 use anemoe_runtime::model::{Logits, Model};
@@ -41,7 +42,7 @@ fn fused_bundles_compute_what_their_steps_do() {
                 quant,
                 tokens,
                 experts_per_shard: per_shard,
-                experts,
+                form: ShardForm { experts, ..ShardForm::default() },
                 ..PlanOptions::default()
             };
             let out = dir.path().join(format!("{name}.{i}"));
