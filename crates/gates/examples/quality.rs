@@ -10,7 +10,7 @@ use anemoe_convert::models;
 use anemoe_convert::models::Family;
 use anemoe_convert::plan::{Plan, PlanOptions};
 use anemoe_convert::quant::{Groups, Quant};
-use anemoe_gates::auto::{Bound, Goal, KindSearch, choose_each};
+use anemoe_gates::auto::{Goal, KindSearch, SearchBound, choose_each};
 use anemoe_gates::calibrate::moments;
 use anemoe_gates::golden_gate::cosine;
 use anemoe_gates::perplexity::{Likelihood, windows};
@@ -163,7 +163,7 @@ fn run(checkpoint: &str, calibration: &Path, test: &Path) -> Result<()> {
     };
     let goals: Vec<Goal> = uniform
         .iter()
-        .map(|(_, bytes, _)| Goal { objective: Objective::Size, bound: Bound::MaxBytes(*bytes) })
+        .map(|(_, bytes, _)| Goal { objective: Objective::Size, bound: SearchBound::MaxBytes(*bytes) })
         .collect();
     let chosen = choose_each(&search, &plan, &goals, &mut |_, _, _| {})?;
     for ((kind, limit, f), (_, kinds)) in uniform.iter().zip(&chosen) {

@@ -22,15 +22,15 @@ const PROBE_KIND: Quant = Quant::lut(3);
 /// What a choice has to fulfil.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Goal {
-    /// The bytes that are saved, and that [`Bound::MaxBytes`] bounds.
+    /// The bytes that are saved, and that [`SearchBound::MaxBytes`] bounds.
     pub objective: Objective,
     /// What is given.
-    pub bound: Bound,
+    pub bound: SearchBound,
 }
 
 /// The side of the bargain that is given.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Bound {
+pub enum SearchBound {
     /// The lowest cosine of logits over the text; as few bytes as possible.
     MinCosine(f64),
     /// The mean divergence of the next token's distribution over the text, in nats; as few bytes as possible.
@@ -39,13 +39,13 @@ pub enum Bound {
     MaxBytes(u64),
 }
 
-impl Bound {
+impl SearchBound {
     /// Whether a distance satisfies a bound of quality.
     fn admits(self, distance: Distance) -> bool {
         match self {
-            Bound::MinCosine(c) => distance.min >= c,
-            Bound::MaxKl(nats) => distance.loss <= nats,
-            Bound::MaxBytes(_) => true,
+            SearchBound::MinCosine(c) => distance.min >= c,
+            SearchBound::MaxKl(nats) => distance.loss <= nats,
+            SearchBound::MaxBytes(_) => true,
         }
     }
 }
@@ -53,9 +53,9 @@ impl Bound {
 impl std::fmt::Display for Goal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.bound {
-            Bound::MinCosine(c) => write!(f, "min_cosine {c}")?,
-            Bound::MaxKl(nats) => write!(f, "max_kl {nats}")?,
-            Bound::MaxBytes(n) => write!(f, "max_bytes {n}")?,
+            SearchBound::MinCosine(c) => write!(f, "min_cosine {c}")?,
+            SearchBound::MaxKl(nats) => write!(f, "max_kl {nats}")?,
+            SearchBound::MaxBytes(n) => write!(f, "max_bytes {n}")?,
         }
         match self.objective {
             Objective::Size => Ok(()),
@@ -212,7 +212,7 @@ pub fn choose_each(
     progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<Vec<(AutoChoice, Kinds)>> {
     let whole = plan.totals.params <= MAX_WHOLE && !search.windows.is_empty();
-    if !whole && goals.iter().any(|g| !matches!(g.bound, Bound::MaxBytes(_))) {
+    if !whole && goals.iter().any(|g| !matches!(g.bound, SearchBound::MaxBytes(_))) {
         return Err(Error::usage(format!(
             "--quant auto with --min-cosine or --max-kl runs the whole model many times, which is done up to {MAX_WHOLE} \
              parameters; this one has {}: give --max-bytes",
@@ -247,7 +247,7 @@ pub fn choose_each(
     if !whole {
         kind_search::share_reads(plan, &mut groups, None);
         for &goal in goals {
-            let Bound::MaxBytes(limit) = goal.bound else { unreachable!("refused above") };
+            let SearchBound::MaxBytes(limit) = goal.bound else { unreachable!("refused above") };
             let choice = kind_search::within(&groups, limit, goal.objective)?;
             let kinds = kind_search::kinds(&groups, &choice);
             all.push((found(&groups, goal, &choice, None, Vec::new()), kinds));
@@ -279,7 +279,9 @@ pub fn choose_each(
     }
     for &goal in goals {
         let (choice, distance) = match goal.bound {
-            Bound::MaxBytes(limit) => best_within(&mut model, &groups, limit, goal.objective, &uniform)?,
+            SearchBound::MaxBytes(limit) => {
+                best_within(&mut model, &groups, limit, goal.objective, &uniform)?
+            }
             _ => smallest(&mut model, &groups, goal, &uniform)?,
         };
         let result = |(choice, d, kind): &Uniform| UniformResult {
@@ -328,9 +330,9 @@ fn smallest(
     let mut best = (path[top].clone(), model.of_choice(groups, &path[top])?);
     if !goal.bound.admits(best.1) {
         let (option, reached) = match goal.bound {
-            Bound::MaxKl(nats) => (format!("--max-kl {nats}"), format!("{:.2e} nats", best.1.loss)),
-            Bound::MinCosine(c) => (format!("--min-cosine {c}"), format!("{:.6}", best.1.min)),
-            Bound::MaxBytes(n) => (format!("--max-bytes {n}"), String::new()),
+            SearchBound::MaxKl(nats) => (format!("--max-kl {nats}"), format!("{:.2e} nats", best.1.loss)),
+            SearchBound::MinCosine(c) => (format!("--min-cosine {c}"), format!("{:.6}", best.1.min)),
+            SearchBound::MaxBytes(n) => (format!("--max-bytes {n}"), String::new()),
         };
         return Err(Error::usage(format!("{option}: the most exact kinds reach {reached} over the text")));
     }
