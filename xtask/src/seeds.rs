@@ -175,7 +175,7 @@ impl Seeds<'_> {
 
     fn tables(&self) -> Done {
         let outcomes = root().join("crates/gates/src/residency/outcomes");
-        for name in ["known", "fluidaudio"] {
+        for name in ["known"] {
             let text = fs::read_to_string(outcomes.join(format!("{name}.tsv")))?;
             let mut lines = text.lines().filter(|l| !l.starts_with('#'));
             let headings = lines.next().ok_or("a table with headings")?;

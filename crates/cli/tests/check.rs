@@ -32,6 +32,13 @@ fn contract(v: &Value) {
         let verdict = p["verdict"].as_str().unwrap();
         assert!(["ane", "not_ane", "unknown"].contains(&verdict), "{p}");
         assert!(p["ops"]["no_device"].is_u64(), "{p}");
+        let probability = p["probability"].as_f64().unwrap();
+        let range = match verdict {
+            "ane" => 0.8..=1.0,
+            "unknown" => 0.0..=1.0,
+            _ => 0.0..=0.2,
+        };
+        assert!(range.contains(&probability), "{p}");
         let by_function: u64 = p["functions"].as_array().unwrap().iter().map(|f| count(&f["ops"])).sum();
         assert_eq!(count(&p["ops"]), by_function);
         for r in p["reasons"].as_array().unwrap() {
@@ -244,6 +251,10 @@ fn tables_of_outcomes_are_scored() {
     let v = json(0, &["check", "--outcomes", "known"]);
     let s = &v["score"];
     assert!(s["accuracy"].as_f64().unwrap() >= 0.9 && s["unknown_share"].as_f64().unwrap() <= 0.25, "{s}");
+    let (out, figure) = (&v["left_out"], |v: &Value, key: &str| v[key].as_f64().unwrap());
+    assert!(figure(out, "accuracy") >= 0.9 && figure(out, "unknown_share") <= 0.3, "{out}");
+    assert!(figure(out, "forced") >= figure(out, "majority") + 0.08 && figure(out, "brier") < 0.15, "{out}");
+    assert!(v["without_family"].as_object().unwrap().len() >= 10 && v["designs"]["evidence_sum"].is_object());
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("own.tsv");
     let lines = "id\tmodel_or_op\tgraph_facts\tquant\tMB\tshape/state\tchip_os\tlabel\tdetail\tsource\n\
@@ -254,7 +265,14 @@ fn tables_of_outcomes_are_scored() {
     assert_eq!((&v["score"]["rows"], &v["score"]["right"]), (&Value::from(2), &Value::from(1)));
     let (code, out, _) = run(&["check", "--outcomes", text(&file)]);
     assert_eq!(code, 0);
-    assert!(out.contains("WRONG") && out.contains("majority"), "{out}");
+    assert!(out.contains("WRONG") && out.contains("majority") && out.contains("left out"), "{out}");
+    // A table of facts has a column for each; what a cell may hold is said.
+    let known = include_str!("../../gates/src/residency/outcomes/known.tsv");
+    std::fs::write(&file, known.replacen("\tconv\t", "\tsideways\t", 1)).unwrap();
+    refused(
+        &["check", "--outcomes", text(&file)],
+        &["own.tsv", "line 6", "sideways", "layout", "batch-pixels"],
+    );
 }
 
 #[test]

@@ -10,7 +10,7 @@ use anemoe_bundle::CHAIN_FILE;
 use anemoe_gates::integrity;
 use anemoe_gates::residency::compare::compare;
 use anemoe_gates::residency::device::PlanReport;
-use anemoe_gates::residency::outcomes::{self, Score};
+use anemoe_gates::residency::outcomes::{self, Design, Score};
 use anemoe_gates::residency::rule::{Chip, Conditions, DeviceTarget, Units};
 use anemoe_gates::residency::{self, CheckOptions, Report, rules as rule_list};
 use std::path::{Path, PathBuf};
@@ -181,9 +181,13 @@ fn score(file: &Path, ui: &Ui) -> anyhow::Result<Outcome> {
         .map_err(|what| anemoe_mlpackage::Error::invalid(file, format!("table of outcomes: {what}")))?;
     let judged = outcomes::judge(&rows);
     let score = outcomes::score(&rows, &judged);
-    let families = outcomes::without_family(&rows);
-    ui.document(&serde_json::json!({"score": score, "without_family": families, "rows": judged}))?;
-    let mut table = Table::new(&["row", "label", "predicted", "", "rules"]);
+    let left_out = outcomes::leave_out_projects(&rows, Design::Regression);
+    let other = outcomes::leave_out_projects(&rows, Design::EvidenceSum);
+    ui.document(&serde_json::json!({
+        "score": score, "without_family": left_out.projects, "left_out": left_out.all,
+        "designs": {"regression": left_out.all, "evidence_sum": other.all}, "rows": judged,
+    }))?;
+    let mut table = Table::new(&["row", "label", "predicted", "probability", "", "rules"]);
     for j in &judged {
         let mark = match j.right {
             Some(true) => "right",
@@ -194,27 +198,27 @@ fn score(file: &Path, ui: &Ui) -> anyhow::Result<Outcome> {
             j.id.clone(),
             j.label.clone(),
             j.verdict.name().into(),
+            format!("{:.2}", j.probability),
             mark.into(),
             j.rules.join(" "),
         ]);
     }
     table.print(ui)?;
     let mut table = Table::new(&[
-        "rows of",
-        "rows",
-        "decided",
-        "right",
-        "accuracy",
-        "unknown",
-        "majority",
-        "majority of decided",
+        "rows of", "rows", "decided", "right", "accuracy", "unknown", "Brier", "forced", "majority",
     ]);
-    table.row(figures("all", &score));
-    for (family, s) in &families {
-        table.row(figures(&format!("{family}, without its rules"), s));
+    table.row(figures("all, with all that is known", &score));
+    for (project, s) in &left_out.projects {
+        table.row(figures(&format!("{project}, left out"), s));
     }
+    table.row(figures("all, each project left out", &left_out.all));
+    table.row(figures("the same by a sum of evidence", &other.all));
     ui.line("")?;
     table.print(ui)?;
+    ui.line(
+        "left out: rules that rest on the project alone, and its outcomes; forced: right when each row has to be decided; \
+         majority: right when the more frequent answer is always given",
+    )?;
     ui.line(format!("{} of {} rows state enough to be rebuilt as programs", score.rebuilt, score.rows))?;
     Ok(Outcome::Done)
 }
@@ -228,7 +232,8 @@ fn figures(name: &str, s: &Score) -> Vec<String> {
         s.right.to_string(),
         percent(s.accuracy),
         percent(s.unknown_share),
+        format!("{:.3}", s.brier),
+        percent(s.forced),
         percent(s.majority),
-        percent(s.majority_of_decided),
     ]
 }

@@ -15,7 +15,7 @@ pub fn print(report: &Report, ui: &Ui) -> std::io::Result<()> {
         let mut cells: Vec<String> = p.kind.iter().cloned().collect();
         cells.extend([p.functions.len().to_string(), p.weight_bytes.map(ui::bytes).unwrap_or_default()]);
         cells.extend(counts(&p.ops));
-        cells.push(device_label(p, report.strict).into());
+        cells.extend([format!("{:.2}", p.probability), device_label(p, report.strict).into()]);
         match known.get(&cells) {
             Some(&i) => rows[i].1 += 1,
             None => {
@@ -27,7 +27,17 @@ pub fn print(report: &Report, ui: &Ui) -> std::io::Result<()> {
     let kinds = report.packages.iter().any(|p| p.kind.is_some());
     let mut headings = vec!["package", "count"];
     headings.extend(kinds.then_some("kind"));
-    headings.extend(["functions", "weights", "ANE", "GPU", "CPU", "undecided", "no device", "predicted"]);
+    headings.extend([
+        "functions",
+        "weights",
+        "ANE",
+        "GPU",
+        "CPU",
+        "undecided",
+        "no device",
+        "probability",
+        "predicted",
+    ]);
     let mut table = Table::new(&headings);
     let shown: Vec<(&PackageReport, usize)> = rows.iter().map(|(p, n, _)| (*p, *n)).collect();
     for (p, n, cells) in rows {

@@ -1,6 +1,7 @@
 //! From a MIL program to [`Graph`]s. Weight data is never read: sizes and compression follow from types.
 
 use super::graph::{Contraction, Form, Grain, Graph, GraphState, GraphWeight, Op, Shapes};
+use super::rule::PackageFacts;
 use anemoe_mlpackage::mil::{
     Argument, Binding, Block, DataType, Dim, FeatureShape, Function, FunctionDescription, MlModel, Operation,
     TensorData, TensorType, Value, ValueData, ValueType,
@@ -9,6 +10,12 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// A vocabulary is wider than any hidden layer of the models at hand, and narrower ones are not the problem.
 const VOCABULARY: u64 = 32_000;
+
+/// Facts of a model. Weight data is not read.
+pub fn facts(model: &MlModel) -> PackageFacts {
+    let (graphs, weight_bytes) = self::model(model);
+    PackageFacts { weight_bytes: Some(weight_bytes), graphs }
+}
 
 /// The functions of a model, and the bytes of weights that they store together.
 pub fn model(model: &MlModel) -> (Vec<Graph>, u64) {
@@ -52,6 +59,16 @@ struct Known<'a> {
     value: Option<&'a Value>,
     weight: Option<usize>,
     from_state: bool,
+    /// It was made by `concat`.
+    joined: bool,
+    /// It is a piece of a tensor from behind its first element on the last axis.
+    later_piece: bool,
+}
+
+impl<'a> Known<'a> {
+    fn new(ty: &'a ValueType, origin: Origin) -> Known<'a> {
+        Known { ty, origin, value: None, weight: None, from_state: false, joined: false, later_piece: false }
+    }
 }
 
 struct Walker<'a> {
@@ -77,10 +94,7 @@ impl<'a> Walker<'a> {
         let mut graph = Graph { function: name.to_string(), op_count: Some(0), ..Graph::default() };
         let mut scope = HashMap::new();
         for input in &f.inputs {
-            scope.insert(
-                input.name.as_str(),
-                Known { ty: &input.ty, origin: Origin::Data, value: None, weight: None, from_state: false },
-            );
+            scope.insert(input.name.as_str(), Known::new(&input.ty, Origin::Data));
             if let ValueType::State(ty) = &input.ty {
                 graph
                     .states
@@ -115,7 +129,7 @@ impl<'a> Walker<'a> {
         weight: Option<usize>,
         from_state: bool,
     ) {
-        self.scope.insert(name, Known { ty, origin, value, weight, from_state });
+        self.scope.insert(name, Known { value, weight, from_state, ..Known::new(ty, origin) });
     }
 
     /// Counts the bytes of a stored value once, however often the function names it.
@@ -287,6 +301,8 @@ impl<'a> Walker<'a> {
                 {
                     described.inputs.push(ty.clone());
                 }
+                described.writes_joined |= op.op_type == "write_state" && param == "data" && known.joined;
+                described.later_pieces += u64::from(known.later_piece && param == "values");
                 described.weights.extend(known.weight.filter(|_| param != "bias"));
                 if known.origin == Origin::Data && decides_shape(&op.op_type, param) {
                     described.runtime_bounds.push(param.clone());
@@ -303,13 +319,41 @@ impl<'a> Walker<'a> {
         described.contraction = self.contraction(op, &described);
         described.axis_extent = self.axis_extent(op);
         described.window = self.window(op);
+        described.stride =
+            self.ints(op, "strides").and_then(|s| s.into_iter().max()).map(|s| s.max(1) as u64);
+        if !(op.op_type == "concat" && self.on_last_axis(op, "values")) {
+            described.later_pieces = 0;
+        }
         self.graph.op_count = self.graph.op_count.map(|n| n + 1);
         self.graph.ops.push(described);
         for block in &op.blocks {
             self.block(block);
         }
-        for output in &op.outputs {
-            self.define(&output.name, &output.ty, origin, None, None, from_state);
+        for (i, output) in op.outputs.iter().enumerate() {
+            let later_piece = self.is_later_piece(op, i);
+            let known = Known::new(&output.ty, origin);
+            let joined = op.op_type == "concat";
+            self.scope.insert(&output.name, Known { from_state, joined, later_piece, ..known });
+        }
+    }
+
+    /// Whether `axis` of an op is the last one of its operands.
+    fn on_last_axis(&self, op: &'a Operation, operand: &str) -> bool {
+        let Some(rank) = self.operand(op, operand).and_then(|o| o.0.tensor()).map(|t| t.rank() as i64) else {
+            return false;
+        };
+        let axis = self.ints(op, "axis").and_then(|a| a.first().copied());
+        axis.is_some_and(|axis| axis == -1 || axis == rank - 1)
+    }
+
+    /// Whether a result is cut out of a tensor behind the first element of its last axis.
+    fn is_later_piece(&self, op: &'a Operation, result: usize) -> bool {
+        match op.op_type.as_str() {
+            "split" => result > 0 && self.on_last_axis(op, "x"),
+            "slice_by_size" | "slice_by_index" => {
+                self.ints(op, "begin").and_then(|b| b.last().copied()).is_some_and(|begin| begin != 0)
+            }
+            _ => false,
         }
     }
 

@@ -185,11 +185,14 @@ mod tests {
             weight_bytes: None,
             ops: OpCounts::default(),
             support: None,
+            probability: 0.5,
+            influences: vec![],
             op_list,
         };
         let package = PackageReport {
             name: "p.mlpackage".into(),
             kind: None,
+            probability: 0.5,
             verdict,
             too_small: false,
             small_functions: vec![],

@@ -84,6 +84,12 @@ pub struct Op {
     pub updates_state: bool,
     /// Pool window, upsampling factor: the largest.
     pub window: Option<u64>,
+    /// Stride of a convolution: the largest.
+    pub stride: Option<u64>,
+    /// For `concat` on the last axis: operands that are pieces of a tensor from behind its first element on that axis.
+    pub later_pieces: u64,
+    /// For `write_state`: what is written was joined by `concat`.
+    pub writes_joined: bool,
 }
 
 /// A sum of products.

@@ -306,6 +306,40 @@ pub(super) fn layer_norm(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {
     (op.op_type == "layer_norm").then(Hit::default)
 }
 
+fn many_channels(op: &Op) -> Option<Hit> {
+    let n = op.contraction.as_ref()?.outputs.filter(|&n| op.op_type == "conv" && n > DEPTH_NEW)?;
+    Some(Hit {
+        detail: format!("{n} output channels"),
+        advice: Some(format!("cut the outputs in {} parts", n.div_ceil(DEPTH_NEW))),
+    })
+}
+
+pub(super) fn channels_old(op: &Op, _: &Graph, c: &Conditions) -> Option<Hit> {
+    many_channels(op).filter(|_| c.chip.is_some_and(|chip| chip.few_channels()))
+}
+
+pub(super) fn channels(op: &Op, _: &Graph, c: &Conditions) -> Option<Hit> {
+    many_channels(op).filter(|_| c.chip.is_none())
+}
+
+fn joined_pieces(op: &Op) -> Option<Hit> {
+    (op.later_pieces >= 2).then(|| Hit { detail: format!("{} such pieces", op.later_pieces), advice: None })
+}
+
+pub(super) fn joined_pieces_m2(op: &Op, _: &Graph, c: &Conditions) -> Option<Hit> {
+    joined_pieces(op).filter(|_| c.chip.is_some_and(|chip| chip.mac && chip.number <= 3))
+}
+
+pub(super) fn joined_pieces_any(op: &Op, _: &Graph, c: &Conditions) -> Option<Hit> {
+    joined_pieces(op).filter(|_| c.chip.is_none())
+}
+
+pub(super) fn table_stride(op: &Op, g: &Graph, _: &Conditions) -> Option<Hit> {
+    let stride = op.stride.filter(|&n| op.op_type == "conv" && n > 2)?;
+    table_where(op, g, |f| matches!(f, Form::Lut { .. }))
+        .map(|hit| Hit { detail: format!("stride {stride}, {}", hit.detail), ..hit })
+}
+
 // Compression
 
 fn table_where(op: &Op, g: &Graph, wanted: impl Fn(&Form) -> bool) -> Option<Hit> {
@@ -380,6 +414,14 @@ pub(super) fn states_two(g: &Graph, _: &Conditions) -> Option<Hit> {
 
 pub(super) fn states_many(g: &Graph, _: &Conditions) -> Option<Hit> {
     (g.states.len() > 2).then(|| Hit { detail: format!("{} states", g.states.len()), advice: None })
+}
+
+pub(super) fn joined_write(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {
+    op.writes_joined.then(Hit::default)
+}
+
+pub(super) fn state_m5(g: &Graph, c: &Conditions) -> Option<Hit> {
+    (!g.states.is_empty() && c.chip.is_some_and(|chip| chip.mac && chip.number == 5)).then(Hit::default)
 }
 
 pub(super) fn enumerated_state(g: &Graph, _: &Conditions) -> Option<Hit> {
@@ -501,14 +543,16 @@ pub(super) fn few_int8_convs(g: &Graph, _: &Conditions) -> Option<Hit> {
 }
 
 pub(super) fn tiny(g: &Graph, _: &Conditions) -> Option<Hit> {
-    let bytes = g.weight_bytes?;
+    let bytes = g.weight_bytes.filter(|_| !g.weights.is_empty())?;
     (bytes <= TINY_BYTES && g.positions.is_none_or(|p| p < MANY_POSITIONS))
         .then(|| Hit { detail: format!("{} of weights", size(bytes)), advice: None })
 }
 
 pub(super) fn trivial(g: &Graph, _: &Conditions) -> Option<Hit> {
     let few = g.op_count.is_some_and(|n| n <= 8);
-    (few && g.weight_bytes.is_none() && few_positions(g) && g.matrices().next().is_none())
+    let multiplies =
+        g.ops.iter().any(|op| op.contraction.is_some() || op.op_type == "scaled_dot_product_attention");
+    (few && (g.weight_bytes.is_none() || g.weights.is_empty()) && few_positions(g) && !multiplies)
         .then(|| Hit { detail: format!("{} ops", g.at_least_ops()), advice: None })
 }
 
@@ -525,17 +569,30 @@ fn layers(g: &Graph) -> bool {
     g.at_least_ops() >= LAYER_OPS && g.matrix_count.is_none_or(|n| n >= 2) && !g.glue
 }
 
-pub(super) fn layer_graph(g: &Graph, c: &Conditions) -> Option<Hit> {
-    let bytes = g.weight_bytes?;
-    let least = if g.lut_bytes() > bytes / 2 {
+/// Bytes of the smallest layer graph that was measured on the ANE in this form.
+fn smallest(g: &Graph) -> u64 {
+    if g.lut_bytes() > g.weight_bytes.unwrap_or(0) / 2 {
         LUT_BYTES
     } else if g.is_fp16() {
         LAYER_BYTES_FP16
     } else {
         LAYER_BYTES
-    };
+    }
+}
+
+pub(super) fn below_measured(g: &Graph, _: &Conditions) -> Option<Hit> {
+    let bytes = g.weight_bytes.filter(|&b| b > TINY_BYTES)?;
+    let decodes = g.positions.is_none_or(|p| p < MANY_POSITIONS);
+    (layers(g) && decodes && g.forms_seen() && NEAREST * bytes < smallest(g)).then(|| Hit {
+        detail: format!("{}, and the smallest measured in this form has {}", size(bytes), size(smallest(g))),
+        advice: None,
+    })
+}
+
+pub(super) fn layer_graph(g: &Graph, c: &Conditions) -> Option<Hit> {
+    let bytes = g.weight_bytes?;
     let lost_to_gpu = c.units == Units::All && few_positions(g);
-    (layers(g) && g.forms_seen() && !lost_to_gpu && (least..=NEAREST * largest(g)).contains(&bytes))
+    (layers(g) && g.forms_seen() && !lost_to_gpu && (smallest(g)..=NEAREST * largest(g)).contains(&bytes))
         .then(|| Hit { detail: format!("{} ops, {}", g.at_least_ops(), size(bytes)), advice: None })
 }
 

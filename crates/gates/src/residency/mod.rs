@@ -11,9 +11,11 @@
 //! a prediction; `unknown` stands where evidence is missing or contradicts itself. `docs/residency.md` has the figures.
 
 pub mod analyze;
+mod apple_matchers;
 pub mod compare;
 pub mod device;
 pub mod graph;
+pub mod likelihood;
 mod matchers;
 pub mod op_summary;
 pub mod outcomes;
@@ -22,17 +24,17 @@ pub mod rule;
 pub mod rules;
 pub mod verdict;
 
+pub use analyze::facts;
 pub use report::{Comparison, Report, Verdicts};
 
 use crate::residency::op_summary::OpSummary;
 use crate::residency::report::passes;
-use crate::residency::rule::{BundleFacts, Conditions, Matcher, PackageFacts, Verdict};
+use crate::residency::rule::{BundleFacts, Conditions, Matcher, Verdict};
 use crate::residency::verdict::{Judge, PackageReport};
 use anemoe_bundle::Chain;
 use anemoe_convert::models::Family;
 use anemoe_convert::plan::{Plan, PlannedShard};
 use anemoe_convert::shard_program::lower_without_weights;
-use anemoe_mlpackage::mil::MlModel;
 use anemoe_mlpackage::package::Package;
 use rayon::prelude::*;
 use std::collections::BTreeMap;
@@ -47,12 +49,6 @@ pub struct CheckOptions {
     pub strict: bool,
     /// List every op.
     pub list_ops: bool,
-}
-
-/// Facts of a model. Weight data is not read.
-pub fn facts(model: &MlModel) -> PackageFacts {
-    let (graphs, weight_bytes) = analyze::model(model);
-    PackageFacts { weight_bytes: Some(weight_bytes), graphs }
 }
 
 /// Checks one package.

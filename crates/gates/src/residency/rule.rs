@@ -141,6 +141,11 @@ impl Chip {
         if self.mac { self.number >= 4 } else { self.number >= 16 }
     }
 
+    /// Up to M3 and A16, whose validator names 65536 channels as the most.
+    pub const fn few_channels(self) -> bool {
+        if self.mac { self.number <= 3 } else { self.number <= 16 }
+    }
+
     /// From A15 and M3 on, which have sine and cosine.
     pub const fn trigonometry(self) -> bool {
         if self.mac { self.number >= 3 } else { self.number >= 15 }

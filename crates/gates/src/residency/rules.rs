@@ -4,6 +4,7 @@
 //! Sources: AB videlalvaro/ane-book, EM videlalvaro/emilio, JR john-rocky/CoreML-LLM, LQ chrishayuk/larql, AF
 //! sbryngelson/ANEForge, OX onnxsim/onnxsim, IK InferKit, FA FluidInference/FluidAudio, Vx vx-lang/Vx.
 
+use super::apple_matchers as apple;
 use super::matchers as m;
 use super::rule::Matcher::{Bundle, Graph, Op, Package, Types};
 use super::rule::Question::{Admissible, Loads, Preferred};
@@ -38,7 +39,13 @@ const fn rule(
 
 /// The rules of all three questions.
 pub fn all() -> impl Iterator<Item = &'static Rule> {
-    OPS.iter().chain(TYPES_AND_SHAPES).chain(COMPRESSION).chain(PREFERENCE).chain(LOADING).chain(LAWS)
+    OPS.iter()
+        .chain(TYPES_AND_SHAPES)
+        .chain(COMPRESSION)
+        .chain(PREFERENCE)
+        .chain(LOADING)
+        .chain(LAWS)
+        .chain(APPLE)
 }
 
 /// The rule with this id.
@@ -84,7 +91,10 @@ static OPS: &[Rule] = &[
         "a compute plan showed this op type on the ANE", "",
         &[e("AB: journal 093 and 112", "M4 Max", "macOS 26", A, "every compute op of stateful layer shards was planned for the ANE"),
           e("IK", "M1 Max", "macOS 26", B, "265 of 265 ops of a 12-layer graph on the ANE"),
-          e("VoxCPMANE #15", "M5 Max", "", B, "conv, add, mul, reduce_mean and rsqrt in a dump of the plan")]),
+          e("VoxCPMANE #15", "M5 Max", "", B, "conv, add, mul, reduce_mean and rsqrt in a dump of the plan"),
+          e("AB: hymt_rangedim_export_shard", "M4 Max", "", B, "a matrix of places times new rows, broadcast over heads and written to a state: all ops on the ANE"),
+          e("JR: Bonsai", "Mac", "", B, "one token blended into one state by a mask, without a write by position: on the ANE"),
+          e("coremltools #2822", "", "", C, "norms that divide by the largest value are the correction that is proposed there")]),
     rule("op.state_update", Admissible, Soft, Ane, Op(m::state_op),
         "an update of a state in place was planned for the ANE", "",
         &[e("AB: journal 093", "M4 Max", "macOS 26", A, "read_state, slice_update, write_state in stateful blocks on the ANE"),
@@ -237,6 +247,31 @@ static TYPES_AND_SHAPES: &[Rule] = &[
     rule("state.many", Loads, Soft, NotAne, Graph(m::states_many),
         "more than two states fail when they are used", "keep keys, values and other states in one tensor, or in shards of their own",
         &[e("JR: MLSTATE_PATTERN", "Mac, A19", "macOS 26.0.1, iOS 26", B, "three: predict ends with error 11")]),
+    rule("state.joined_write", Loads, Soft, Unknown, Op(m::joined_write),
+        "a state is written with what concat joined: seen to fail, and shipped elsewhere", "keep the rows of convolutions at the host (--history host), or write the whole height by products and sums",
+        &[e("JR: DECODE_STATE_LAYOUTS", "A19, Mac", "macOS 26", B, "for the CPU: a slice of the state joined with new rows on axis 2 and written back: error -14; a blend by masks in the same model had 92 % of its ops on the ANE"),
+          e("JR: LFM2_CONVERSION_FINDINGS", "Mac, A19", "macOS 26.0.1", B, "for the CPU: rows of a convolution worked on the ANE as inputs and outputs alone"),
+          e("AB: exp 30, 31", "M4 Max", "macOS 26", B, "for the ANE: 40 shards of ZAYA with two states; their convolutions were left out or cut to the current row, so it is not this graph"),
+          e("Gemma 4 conversions", "", "", C, "for the ANE: shipped with concat before the write")]),
+    rule("state.m5", Loads, Soft, Unknown, Graph(m::state_m5),
+        "states that a program changes, on an M5: reports contradict each other", "keep caches at the host (--cache host): that is Apple's rule",
+        &[e("mobius #77", "M5 Pro", "", B, "for the CPU: Qwen3-0.6B with caches changed in the graph: ANECCompile -14; without states 1918 of 1919 ops on the ANE"),
+          e("VoxCPMANE #15", "M5 Max", "", B, "for the CPU: fails with states"),
+          e("FA: #679", "M5", "", B, "for the ANE: three functions over shared states")]),
+    rule("shape.channels_old", Admissible, Soft, NotAne, Op(m::channels_old),
+        "more than 65536 output channels, which is the most that Apple's validator takes on this chip", "cut the outputs in slices of at most 65536",
+        &[e("Apple: validator text in public logs", "M1-M3", "", B, "C[1-65536]"),
+          e("JR: REJECTED_APPROACHES", "M4, A19", "", B, "wider ones on the ANE from M4, A18 and A19 on")]),
+    rule("shape.channels", Admissible, Soft, Unknown, Op(m::channels),
+        "more than 65536 output channels: seen from M4, A18 and A19 on, beyond the validator's limit before", "cut the outputs in slices of at most 65536, or say --chip",
+        &[e("Apple: validator text in public logs", "M1-M3", "", B, "for the CPU: C[1-65536]"),
+          e("JR: REJECTED_APPROACHES", "M4, A19", "", B, "for the ANE: heads of 248 and 262 thousand channels")]),
+    rule("value.joined_pieces", Loads, Soft, Unknown, Op(m::joined_pieces_m2),
+        "two pieces from behind the start of the last axis are joined: wrong elements on M2, perhaps on M1 and M3", "turn the pieces before cutting, or cut on another axis",
+        &[e("AF: op catalog", "M2", "", B, "joining several slices of the width with offsets returns wrong elements; one is exact")]),
+    rule("value.joined_pieces_old", Loads, Warning, Unknown, Op(m::joined_pieces_any),
+        "two pieces from behind the start of the last axis are joined: wrong elements on M2", "turn the pieces before cutting, or say --chip",
+        &[e("AF: op catalog", "M2", "", B, "joining several slices of the width with offsets returns wrong elements; one is exact")]),
     rule("flexible.enumerated_state", Loads, Hard, NotAne, Graph(m::enumerated_state),
         "enumerated shapes and states together do not load", "make one function per shape",
         &[e("AB: exp 26", "M4 Max", "", B, "std::bad_cast")]),
@@ -273,6 +308,9 @@ static COMPRESSION: &[Rule] = &[
         &[e("JR: r8 probe", "Mac", "", B, "92.9 % of ops on the ANE became 86.7 %")]),
     rule("weight.table_vector", Admissible, Soft, Unknown, Op(m::table_vector),
         "tables of vectors were not measured", "use scalar tables (cluster_dim 1)", &[]),
+    rule("weight.table_stride", Admissible, Hard, NotAne, Op(m::table_stride),
+        "a convolution with tables and a stride above 2", "leave its weight in fp16, or take smaller strides",
+        &[e("apple/coreai-models: engine rules", "", "", B, "strides with palettized weights up to 2")]),
     rule("weight.depthwise_table", Admissible, Hard, NotAne, Op(m::depthwise_table),
         "a depthwise convolution with 4-bit tables fails", "leave depthwise weights in fp16: they are small",
         &[e("JR: LFM2_CONVERSION_FINDINGS", "Mac", "macOS 26", B, "fails on the ANE")]),
@@ -289,7 +327,7 @@ static COMPRESSION: &[Rule] = &[
     rule("weight.sparse", Admissible, Soft, Unknown, Op(m::sparse),
         "sparse weights compile, and no plan shows where they run", "use tables",
         &[e("AF: op catalog", "M1-M5", "", B, "sparse weights stream from A15 on (not through Core ML's planner)")]),
-    rule("weight.unstated", Admissible, Soft, Unknown, Op(m::unstated_form),
+    rule("weight.unstated", Admissible, Warning, Unknown, Op(m::unstated_form),
         "how this weight is stored is not known", "", &[]),
 ];
 
@@ -298,6 +336,7 @@ static PREFERENCE: &[Rule] = &[
     rule("prefer.layer_graph", Preferred, Soft, Ane, Graph(m::layer_graph),
         "graphs of a layer and more, from 4 million weights on (30 MB with tables), were planned for the ANE", "",
         &[e("AB: journal 003 to 055, 109, 112; exp 26 to 35", "M4 Max", "macOS 15, 26", A, "several hundred shards of Phi, HyMT, ZAYA and Gemma from 5 MB to 2 GB in fp16, INT8 and LUT4"),
+          e("JR: build_gemma4_e2b_stateful_chunks", "A19 Pro", "iOS 26", B, "attention with tables (lut4, groups of 32) and states: 31 tokens a second"),
           e("FA: ANE_Profiler", "M5", "macOS 26", A, "96 % and more of the ops of speech encoders of 98 to 580 MB, all of a 49 MB vocoder and of an 18 MB flow decoder")]),
     rule("prefer.size_disputed", Preferred, Soft, Unknown, Graph(m::size_disputed),
         "packs of 364 to 398 MB: said to go to the GPU, and larger programs were measured on the ANE", "take more shards a layer (--ffn-shards 4), or look at a plan report of a Mac",
@@ -309,6 +348,10 @@ static PREFERENCE: &[Rule] = &[
           e("EM: ANE_CHAIN_SCHEMA r4, r5", "M4 Max", "", A, "packs of 227 MiB in INT8 and a gated MLP of 127 MB in fp16 on the ANE"),
           e("EM: INT4_SHARD_ANE_BUG", "M4 Max", "", B, "a whole model of 0.95 GB in fp16 on the ANE"),
           e("AB: exp 26", "M4 Max", "macOS 15, 26", A, "layers with attention of 2.0 GB in INT8 on the ANE")]),
+    rule("prefer.below_measured", Preferred, Soft, Unknown, Graph(m::below_measured),
+        "less than half as large as anything of its form that was measured", "put more experts or layers into a function",
+        &[e("AB: journal 112, exp 29, 30", "M4 Max", "macOS 26", A, "layers on the ANE from 4 MB on in INT8, from 46 MB on with tables"),
+          e("FA: ANE_Profiler", "M5", "macOS 26", B, "94 % of the ops of a network of 33 MB with tables, all of an 18 MB flow decoder in fp16; 2 to 5 MB on the CPU")]),
     rule("prefer.many_positions", Preferred, Soft, Ane, Graph(m::many_positions),
         "64 and more positions a call keep an fp16 graph on the ANE even where it is narrow", "",
         &[e("IK", "M1 Max", "macOS 26", B, "a 768-wide 12-layer graph: 265 of 265 ops at 64 tokens"),
@@ -427,4 +470,47 @@ static LAWS: &[Rule] = &[
     rule("law.wall_250mb", Preferred, Warning, Unknown, Package(m::above_250),
         "a wall at 250 MB is often quoted", "", &[e("AB: journal 031 to 055", "M4 Max", "", A, "288, 385, 481, 577 and 769 MB, 1.5 and 1.9 GB on the ANE"),
           e("AB: journal 109", "M4 Max", "", C, "on the other side, packs of 364 and 398 MB are said to go to the GPU; no placement plan was read")]),
+];
+
+/// Where our form is not the one that Apple writes down for the ANE. Other measurements speak for ours, so these decide nothing;
+/// each names the form to try.
+#[rustfmt::skip]
+static APPLE: &[Rule] = &[
+    rule("apple.cache_in_graph", Loads, Warning, Unknown, Graph(apple::cache_in_graph),
+        "Apple's rule for the ANE keeps caches out of the graph: old rows come in, new rows go out", "try --cache host",
+        &[e("apple/coreai-models: engine rules", "", "", A, "caches are read only inside a call; the same repository's exporter for phones updates them in the graph"),
+          e("mobius #77", "M5 Pro", "", B, "refused with states, 1918 of 1919 ops on the ANE without"),
+          e("AB: exp 26 to 35", "M4 Max", "macOS 26", A, "on the other side, every op of stateful shards on the ANE")]),
+    rule("apple.one_position_last", Preferred, Warning, Unknown, Op(apple::one_position_last),
+        "Apple's rule is a last axis of 32 and more at inputs and outputs, never 1", "try --io channels-last",
+        &[e("apple/coreai-models: engine rules", "", "", A, "a last axis of 1 costs 32 times the memory"),
+          e("AB: journal 003 to 112", "M4 Max", "macOS 26", A, "on the other side, every op of shards with [1, C, 1, 1] on the ANE")]),
+    rule("apple.heads_together", Preferred, Warning, Unknown, Op(apple::heads_together),
+        "Apple writes a product for each head, and softmax over the axis of channels, so that scores stay in the cache", "try --attention per-head",
+        &[e("apple/coreai-models: engine rules", "", "", A, "q, k and v are split into heads, each with its own product"),
+          e("AB: journal 093", "M4 Max", "macOS 26", A, "on the other side, grouped heads on the ANE")]),
+    rule("apple.native_activation", Admissible, Warning, Unknown, Op(apple::native_activation),
+        "Apple spells silu, gelu and tanh with sigmoid, because they are computed in fp32 elsewhere", "try --activation sigmoid",
+        &[e("apple/coreai-models: engine rules", "", "macOS 27", B, "silu becomes three fp32 ops in Core AI"),
+          e("AB: journal 093, 112", "M4 Max", "macOS 26", A, "on the other side, silu and gelu on the ANE through Core ML")]),
+    rule("value.gelu_m1", Loads, Warning, Unknown, Op(apple::gelu_m1),
+        "gelu is off by some 8 % on an M1", "try --activation sigmoid",
+        &[e("AF: op catalog", "M1", "", B, "a relative error of about 0.08")]),
+    rule("apple.scaled_norm", Preferred, Warning, Unknown, Graph(apple::scaled_norm),
+        "Apple squares directly in its norms, which is fewer ops and overflows for values above 255", "try --norm plain where a model's values are small",
+        &[e("apple/coreai-models: models/ios", "", "", B, "x * x, mean, rsqrt"),
+          e("coremltools #2822", "", "", B, "on the other side, division by the largest value as the correction of an overflow")]),
+    rule("apple.long_context", Preferred, Warning, Unknown, Op(apple::long_context),
+        "Apple exports a function for each context length, so that short contexts read less cache", "try --context-buckets",
+        &[e("apple/coreai-models: export", "", "", A, "extend_{context}_{tokens}"),
+          e("JR: TERNARY_BONSAI", "Mac", "", B, "24.1 tokens a second with 1024 slots, 9.4 with 2048")]),
+    rule("apple.shared_functions", Loads, Warning, Unknown, Package(apple::functions_share_states),
+        "several functions change states of one package: reports contradict each other", "try --functions apart",
+        &[e("JR: STAGE8_DESIGN", "A19 Pro", "iOS 26", B, "several tokens and two states: ANECCompile error 11"),
+          e("IK", "M1 Max", "macOS 26", B, "one decision is taken for all functions of a package"),
+          e("FA: #679", "M5", "", B, "on the other side, three functions over shared states on the ANE")]),
+    rule("apple.one_layer", Preferred, Warning, Unknown, Graph(apple::one_layer),
+        "Apple keeps a whole model in one graph; each package costs a call", "try --layers-per-shard",
+        &[e("apple/coreai-models: export", "", "", A, "one graph with functions"),
+          e("AB: 029 to 055", "M4 Max", "macOS 26", A, "2 ms less a token for each shard that was merged, down to 4 shards of 8 layers")]),
 ];

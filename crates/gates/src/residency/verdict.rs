@@ -1,17 +1,30 @@
 //! From rules that apply to verdicts: per op, per function, per package.
 
 use super::graph::{Graph, Op};
+use super::likelihood::{Influence, Predictor};
 use super::matchers;
 use super::op_summary::{OpCounts, OpSummary, predicted_device};
 use super::rule::{Conditions, Evidence, Hit, Matcher, PackageFacts, Question, Rule, RuleSeverity, Verdict};
 use super::rules;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 /// Rule of an op type about which nothing is known.
 pub const NO_SIGHTING: &str = "op.no_sighting";
-/// Rule of a function that no measured neighbour speaks for.
-pub const NO_NEIGHBOUR: &str = "prefer.no_neighbour";
+/// Rule of a function that no rule speaks against, and whose probability decides nothing.
+pub const UNDECIDED: &str = "prefer.undecided";
+/// Rule of a function that no rule speaks against, and whose probability is low.
+pub const IMPROBABLE: &str = "prefer.improbable";
+/// Rule of a function that no rule speaks against, and whose probability is high.
+pub const LIKELY: &str = "prefer.likely";
+
+/// Probability from which on a function is predicted on the ANE.
+const ANE_FROM: f64 = 0.8;
+/// Probability below which it is predicted elsewhere.
+const NOT_ANE_BELOW: f64 = 0.2;
+/// Influences that a reason names.
+const NAMED: usize = 4;
 
 /// Rules by which a graph goes to the CPU because there is next to nothing to compute.
 const TOO_SMALL: [&str; 2] = ["prefer.tiny", "prefer.trivial"];
@@ -82,6 +95,10 @@ pub struct FunctionReport {
     pub ops: OpCounts,
     /// Rule that speaks for the ANE, if there is one.
     pub support: Option<&'static str>,
+    /// Probability that the ANE runs it. Where a rule speaks against that, how often such rules are wrong.
+    pub probability: f64,
+    /// What moved the probability, before rules.
+    pub influences: Vec<Influence>,
     /// Every op, where that was asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub op_list: Vec<OpVerdict>,
@@ -106,6 +123,8 @@ pub struct PackageReport {
     pub kind: Option<String>,
     /// Prediction, of the functions that hold its weights.
     pub verdict: Verdict,
+    /// Probability that the ANE runs it, of the least likely of those functions.
+    pub probability: f64,
     /// It is predicted elsewhere for the one reason that the functions that hold its weights are too small for the ANE to
     /// matter. That is no failure.
     pub too_small: bool,
@@ -131,8 +150,9 @@ impl PackageReport {
     pub fn deciding_rule(&self) -> String {
         let decides = |r: &&Reason| r.verdict == self.verdict;
         let against = self.reasons.iter().find(decides).map(|r| (r.rule, r.text.as_str()));
-        let support = || self.functions.iter().find_map(|f| f.support).map(|id| (id, ""));
-        let Some((id, found)) = against.or_else(support) else { return String::new() };
+        let likely = || (LIKELY, "graphs that have as much in common with it were on the ANE");
+        let support = || self.functions.iter().find_map(|f| f.support).map_or_else(likely, |id| (id, ""));
+        let (id, found) = against.unwrap_or_else(support);
         // The table's words hold for all packages of a sort; those of a reason may name an op of one of them.
         let text = rules::all().find(|rule| rule.id == id).map_or(found, |rule| rule.text);
         format!("{id}: {text}")
@@ -142,6 +162,7 @@ impl PackageReport {
 /// The table, cut to what a run needs.
 pub struct Judge {
     conditions: Conditions,
+    predictor: Arc<Predictor>,
     rules: Vec<&'static Rule>,
     by_type: HashMap<&'static str, Vec<&'static Rule>>,
 }
@@ -163,11 +184,15 @@ struct Judged {
 impl Judge {
     /// With the whole table.
     pub fn new(conditions: Conditions) -> Judge {
-        Judge::with_rules(conditions, rules::all())
+        Judge::with_rules(conditions, rules::all(), Predictor::known())
     }
 
-    /// With some rules only.
-    pub fn with_rules(conditions: Conditions, rules: impl Iterator<Item = &'static Rule>) -> Judge {
+    /// With some rules only, and with the predictor that knows no more than they do.
+    pub fn with_rules(
+        conditions: Conditions,
+        rules: impl Iterator<Item = &'static Rule>,
+        predictor: Arc<Predictor>,
+    ) -> Judge {
         let rules: Vec<&'static Rule> = rules.collect();
         let mut by_type: HashMap<&str, Vec<&Rule>> = HashMap::new();
         for rule in &rules {
@@ -177,7 +202,7 @@ impl Judge {
                 }
             }
         }
-        Judge { conditions, rules, by_type }
+        Judge { conditions, predictor, rules, by_type }
     }
 
     /// What the packages will meet.
@@ -206,11 +231,13 @@ impl Judge {
         let summary = summary.finish();
         let (reasons, warnings) = findings.split();
         let weight_bytes = facts.weight_bytes;
-        let Weighed { verdict, too_small, small_functions } = weigh_functions(&functions, weight_bytes);
+        let Weighed { verdict, probability, too_small, small_functions } =
+            weigh_functions(&functions, weight_bytes);
         PackageReport {
             name: name.into(),
             kind: None,
             verdict,
+            probability,
             too_small,
             small_functions,
             ops: summary.ops,
@@ -258,13 +285,14 @@ impl Judge {
         let loads = Question::Loads as usize;
         whole[loads] = whole[loads].max(by_op[loads]);
         let mut around = whole.into_iter().max().unwrap_or(Verdict::Unknown);
-        if support.is_none() {
-            if around == Verdict::Ane && worst_op != Verdict::NotAne {
-                findings.add(NO_NEIGHBOUR, &g.function, None, || no_neighbour(g));
-            }
-            around = around.max(Verdict::Unknown);
+        let ruled_out = around.max(worst_op) == Verdict::NotAne;
+        let (probability, influences) = self.predictor.judge(g, &self.conditions, ruled_out);
+        if around.max(worst_op) == Verdict::Ane && probability < ANE_FROM {
+            around = if probability < NOT_ANE_BELOW { Verdict::NotAne } else { Verdict::Unknown };
+            findings
+                .add(improbable_id(around), &g.function, None, || improbable(g, probability, &influences));
             let preferred = Question::Preferred as usize;
-            whole[preferred] = whole[preferred].max(Verdict::Unknown);
+            whole[preferred] = whole[preferred].max(around);
         }
         let mut own = OpSummary::default();
         g.no_device.iter().for_each(|(op_type, n)| own.count_without_device(op_type, *n));
@@ -297,6 +325,8 @@ impl Judge {
             weight_bytes: g.weight_bytes,
             ops: own.ops,
             support,
+            probability,
+            influences,
             op_list,
         }
     }
@@ -337,13 +367,16 @@ impl Judge {
 /// The verdicts of a package's functions, put together.
 struct Weighed {
     verdict: Verdict,
+    probability: f64,
     too_small: bool,
     small_functions: Vec<SmallFunction>,
 }
 
 /// A package is what the functions are that hold its weights: tiny ones decide where they hold at least half of them.
 fn weigh_functions(functions: &[FunctionReport], weight_bytes: Option<u64>) -> Weighed {
-    let verdict = |small: bool| functions.iter().filter(|f| small || !f.too_small).map(|f| f.verdict).max();
+    let deciding = |small: bool| functions.iter().filter(move |f| small || !f.too_small);
+    let verdict = |small: bool| deciding(small).map(|f| f.verdict).max();
+    let probability = |small: bool| deciding(small).map(|f| f.probability).fold(1.0, f64::min);
     let small: Vec<SmallFunction> = functions
         .iter()
         .filter(|f| f.too_small)
@@ -352,12 +385,12 @@ fn weigh_functions(functions: &[FunctionReport], weight_bytes: Option<u64>) -> W
     let small_bytes = small.iter().fold(0u64, |n, f| n.saturating_add(f.weight_bytes));
     match verdict(false) {
         Some(verdict) if small_bytes < weight_bytes.unwrap_or(0).div_ceil(2) => {
-            Weighed { verdict, too_small: false, small_functions: small }
+            Weighed { verdict, probability: probability(false), too_small: false, small_functions: small }
         }
         others => {
             let verdict = verdict(true).unwrap_or(Verdict::Unknown);
             let too_small = !small.is_empty() && others != Some(Verdict::NotAne);
-            Weighed { verdict, too_small, small_functions: Vec::new() }
+            Weighed { verdict, probability: probability(true), too_small, small_functions: Vec::new() }
         }
     }
 }
@@ -386,19 +419,30 @@ fn no_sighting(op: &Op, g: &Graph) -> Reason {
     }
 }
 
-fn no_neighbour(g: &Graph) -> Reason {
+fn improbable_id(verdict: Verdict) -> &'static str {
+    if verdict == Verdict::NotAne { IMPROBABLE } else { UNDECIDED }
+}
+
+fn improbable(g: &Graph, probability: f64, influences: &[Influence]) -> Reason {
+    let verdict = if probability < NOT_ANE_BELOW { Verdict::NotAne } else { Verdict::Unknown };
     let bytes = g.weight_bytes.map_or("of unknown size".into(), matchers::size);
+    let moved: Vec<String> =
+        influences.iter().take(NAMED).map(|i| format!("{} {:+.1}", i.feature, i.log_odds)).collect();
     Reason {
-        rule: NO_NEIGHBOUR,
+        rule: improbable_id(verdict),
         question: Question::Preferred,
         severity: RuleSeverity::Soft,
-        verdict: Verdict::Unknown,
+        verdict,
         op: String::new(),
         op_type: String::new(),
         function: g.function.clone(),
         functions: 1,
         ops: 0,
-        text: format!("no published measurement of a graph like this: {} ops, {bytes}", g.at_least_ops()),
+        text: format!(
+            "by what graphs have in common, the probability is {probability:.2}: {} ops, {bytes}; moved by {}",
+            g.at_least_ops(),
+            moved.join(", ")
+        ),
         advice: "look at a plan report of a Mac before building more of it".into(),
         evidence: &[],
     }

@@ -1,70 +1,28 @@
-//! Scores the rules on published outcomes: a table of graphs that someone measured, with where they ran.
+//! Scores predictions on published outcomes: a table of graphs that someone measured, with where they ran.
 //!
-//! A row is judged from what it says about the graph (`model_or_op`, `graph_facts`, `quant`, `MB`, `shape/state`, `chip_os`).
-//! Its `label` is what the verdict is compared with; `detail` is never read, and `source` only names the family that
-//! [`without_family`] leaves out.
+//! A row is judged from the facts of its graph. Its label is what the verdict is compared with, and its project what
+//! [`leave_out_projects`] leaves out.
 
-mod read;
+mod columns;
+pub mod published;
+pub mod read;
 mod rebuild;
-mod row;
-mod row_facts;
+pub mod row;
+mod sketch;
+mod words;
 
+pub use super::likelihood::Design;
+pub use published::{KNOWN, parse};
 pub use row::Row;
 
-use super::rule::{Verdict, family_of};
+use super::likelihood::{Predictor, prepare};
+use super::rule::Verdict;
 use super::rules;
 use super::verdict::Judge;
+use rayon::prelude::*;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
-
-/// The published outcomes that the thresholds were compared with while they were written: 105 graphs, most from ane-book,
-/// emilio, larql and InferKit; compiled from the sources that the column `source` names.
-pub const KNOWN: &str = include_str!("known.tsv");
-
-/// Reads a table: tab-separated, with a line of headings, columns by name in any order.
-///
-/// # Errors
-/// A column that is needed is missing, or a line has too few cells; the message names the line.
-pub fn parse(text: &str) -> Result<Vec<Row>, String> {
-    let mut lines = text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty() && !l.starts_with('#'));
-    let (_, headings) = lines.next().ok_or("it is empty")?;
-    let headings: Vec<&str> = headings.split('\t').map(str::trim).collect();
-    let column = |name: &str| headings.iter().position(|h| h.eq_ignore_ascii_case(name));
-    let needed = |name: &str| column(name).ok_or_else(|| format!("no column `{name}`"));
-    let (id, model, facts) = (column("id"), needed("model_or_op")?, needed("graph_facts")?);
-    let (quant, mb, shape) = (needed("quant")?, needed("MB")?, needed("shape/state")?);
-    let (chip, label, source) = (column("chip_os"), needed("label")?, column("source"));
-    let mut rows = Vec::new();
-    for (number, line) in lines {
-        let cells: Vec<&str> = line.split('\t').collect();
-        let cell = |i: usize| cells.get(i).map(|c| c.trim().to_string()).unwrap_or_default();
-        if cells.len() <= label {
-            return Err(format!("line {}: {} cells, no label", number + 1, cells.len()));
-        }
-        let size = cell(mb);
-        let size = match size.trim_start_matches(['~', '<']) {
-            "" | "?" | "-" => None,
-            t => Some(
-                t.parse()
-                    .ok()
-                    .filter(|v: &f64| v.is_finite() && *v >= 0.0)
-                    .ok_or_else(|| format!("line {}: `{t}` is not a number of megabytes", number + 1))?,
-            ),
-        };
-        rows.push(Row {
-            id: id.map_or_else(|| format!("line {}", number + 1), cell),
-            model: cell(model),
-            facts: cell(facts),
-            quant: cell(quant),
-            mb: size,
-            shape: cell(shape),
-            chip: chip.map(cell).unwrap_or_default(),
-            label: cell(label).to_ascii_uppercase(),
-            source: source.map(cell).unwrap_or_default(),
-        });
-    }
-    Ok(rows)
-}
+use std::sync::Arc;
 
 /// A row and what the rules say about it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -77,6 +35,8 @@ pub struct Judged {
     pub label: String,
     /// Prediction.
     pub verdict: Verdict,
+    /// Probability that the ANE runs it.
+    pub probability: f64,
     /// The prediction is decided and agrees; `None` where it is `unknown` or the label says nothing.
     pub right: Option<bool>,
     /// Whether the row states enough to be rebuilt as a program.
@@ -106,17 +66,20 @@ pub struct Score {
     pub majority_of_decided: f64,
     /// Rows that were rebuilt as programs.
     pub rebuilt: usize,
+    /// Rows whose probability lies on the right side of one half: the share that is right when every row has to be decided.
+    pub forced: f64,
+    /// Mean square of what probabilities miss: 0 at best, .25 for always saying one half.
+    pub brier: f64,
 }
 
-/// Judges every row with the whole table of rules.
+/// Judges every row with all rules.
 pub fn judge(rows: &[Row]) -> Vec<Judged> {
-    rows.iter().map(|row| judge_row(row, None)).collect()
+    rows.iter().map(|row| judge_row(row, Judge::new(row.conditions))).collect()
 }
 
-fn judge_row(row: &Row, without: Option<&str>) -> Judged {
-    let read = read::row(row);
-    let rules = rules::all().filter(|r| without.is_none_or(|f| r.stands_without(f)));
-    let report = Judge::with_rules(read.conditions, rules).package(&row.id, &read.facts, false);
+fn judge_row(row: &Row, judge: Judge) -> Judged {
+    let read = read::read(&row.sketch);
+    let report = judge.package(&row.id, &read.facts, false);
     let mut deciding: BTreeSet<&'static str> =
         report.reasons.iter().filter(|r| r.verdict == report.verdict).map(|r| r.rule).collect();
     if report.verdict == Verdict::Ane {
@@ -128,6 +91,7 @@ fn judge_row(row: &Row, without: Option<&str>) -> Judged {
         model: row.model.clone(),
         label: row.label.clone(),
         verdict: report.verdict,
+        probability: report.probability,
         right,
         rebuilt: read.rebuilt,
         rules: deciding.into_iter().collect(),
@@ -159,21 +123,53 @@ pub fn score(rows: &[Row], judged: &[Judged]) -> Score {
         majority: majority(&mut labelled.iter().map(|(t, _)| *t)),
         majority_of_decided: majority(&mut decided.iter().map(|(t, _)| *t)),
         rebuilt: labelled.iter().filter(|(_, j)| j.rebuilt).count(),
+        forced: share(
+            labelled.iter().filter(|(t, j)| (j.probability >= 0.5) == (*t == Verdict::Ane)).count(),
+            labelled.len(),
+        ),
+        brier: mean(labelled.iter().map(|(t, j)| (j.probability - f64::from(*t == Verdict::Ane)).powi(2))),
     }
 }
 
-/// For each family of sources, its rows judged without the rules that rest on that family alone: what the other sources know
-/// about them. (Thresholds that several families support stay as they are.)
-pub fn without_family(rows: &[Row]) -> BTreeMap<String, Score> {
-    let families: BTreeSet<&str> = rows.iter().map(|r| family_of(&r.source)).collect();
-    families
-        .into_iter()
-        .map(|family| {
-            let own: Vec<Row> = rows.iter().filter(|r| family_of(&r.source) == family).cloned().collect();
-            let judged: Vec<Judged> = own.iter().map(|row| judge_row(row, Some(family))).collect();
-            (family.to_string(), score(&own, &judged))
-        })
-        .collect()
+/// The mean; 0 of nothing.
+fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (n, sum) = values.fold((0usize, 0.0), |(n, sum), v| (n + 1, sum + v));
+    if n == 0 { 0.0 } else { sum / n as f64 }
+}
+
+/// Rows judged by what other projects know about them.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LeftOut {
+    /// All of them.
+    pub all: Score,
+    /// Those of each project.
+    pub projects: BTreeMap<String, Score>,
+}
+
+/// Judges the rows of each project without what that project found: its outcomes are not fitted, and rules that rest on it alone
+/// do not apply. (A threshold that several projects support stays as it is.)
+pub fn leave_out_projects(rows: &[Row], design: Design) -> LeftOut {
+    let known = prepare(&published::parse(KNOWN).unwrap_or_default());
+    let projects: BTreeSet<&str> = rows.iter().map(|r| r.project.as_str()).collect();
+    let judge_project = |project: &&str| {
+        let predictor = Arc::new(Predictor::fit(design, &known, Some(project)));
+        let own: Vec<Row> = rows.iter().filter(|r| r.project == *project).cloned().collect();
+        let judged: Vec<Judged> = own
+            .iter()
+            .map(|row| {
+                let rules = rules::all().filter(|r| r.stands_without(project));
+                judge_row(row, Judge::with_rules(row.conditions, rules, predictor.clone()))
+            })
+            .collect();
+        (project.to_string(), own, judged)
+    };
+    let parts: Vec<(String, Vec<Row>, Vec<Judged>)> = projects.par_iter().map(judge_project).collect();
+    let all_rows: Vec<Row> = parts.iter().flat_map(|p| p.1.clone()).collect();
+    let all: Vec<Judged> = parts.iter().flat_map(|p| p.2.clone()).collect();
+    LeftOut {
+        all: score(&all_rows, &all),
+        projects: parts.into_iter().map(|(name, own, judged)| (name, score(&own, &judged))).collect(),
+    }
 }
 
 #[cfg(test)]

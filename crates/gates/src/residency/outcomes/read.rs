@@ -1,27 +1,20 @@
-//! Reads a row as the rules take it.
+//! The facts of a row as the rules take them.
 
-use super::super::rule::{Chip, Conditions, DeviceTarget, PackageFacts, Units};
+use super::super::rule::PackageFacts;
 use super::rebuild;
-use super::row::Row;
-use super::row_facts::{Sketch, Words};
+use super::sketch::Sketch;
 
 /// A row as the rules take it.
 pub struct Read {
-    /// What the graph meets.
-    pub conditions: Conditions,
     /// The graph.
     pub facts: PackageFacts,
     /// It was rebuilt as a program.
     pub rebuilt: bool,
 }
 
-/// Reads a row.
-pub fn row(row: &Row) -> Read {
-    let words = Words::new(&[&row.model, &row.facts]);
-    let around = Words::new(&[&row.model, &row.facts, &row.shape, &row.chip]);
-    let conditions = conditions(row, &around);
-    let sketch = Sketch::new(row, &words);
-    if let Some(mut facts) = rebuild::facts(&sketch) {
+/// Builds the program that a row describes; where it states too little for that, a summary.
+pub fn read(sketch: &Sketch) -> Read {
+    if let Some(mut facts) = rebuild::facts(sketch) {
         // What was measured counts: the size that is stated, and the ops that are named beside the dimensions.
         if let Some(bytes) = sketch.bytes {
             facts.weight_bytes = Some(bytes);
@@ -29,10 +22,9 @@ pub fn row(row: &Row) -> Read {
                 g.weight_bytes = Some(bytes);
             }
         }
-        return Read { conditions, facts, rebuilt: true };
+        return Read { facts, rebuilt: true };
     }
-    let graph = sketch.graph();
-    let mut graphs = vec![graph];
+    let mut graphs = vec![sketch.graph()];
     // Two token counts in one package are two functions.
     if let [low, .., high] = sketch.positions.as_slice() {
         let mut other = graphs[0].clone();
@@ -40,17 +32,5 @@ pub fn row(row: &Row) -> Read {
         other.function = "other".into();
         graphs.push(other);
     }
-    Read { conditions, facts: PackageFacts { weight_bytes: sketch.bytes, graphs }, rebuilt: false }
-}
-
-fn conditions(row: &Row, around: &Words) -> Conditions {
-    let chip_text = row.chip.to_ascii_lowercase();
-    let chip = row.chip.split([',', '/', '(']).find_map(Chip::parse);
-    let phone = chip_text.contains("iphone") || chip.is_some_and(|c| !c.mac);
-    let all = around.has_pair("units", "all") || around.has("units=all") || around.has("computeunits.all");
-    Conditions {
-        target: if phone { DeviceTarget::Iphone } else { DeviceTarget::Mac },
-        units: if all { Units::All } else { Units::CpuAndNe },
-        chip,
-    }
+    Read { facts: PackageFacts { weight_bytes: sketch.bytes, graphs }, rebuilt: false }
 }

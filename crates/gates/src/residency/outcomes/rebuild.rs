@@ -2,7 +2,7 @@
 
 use super::super::graph::{Form, Grain, Shapes};
 use super::super::rule::PackageFacts;
-use super::row_facts::Sketch;
+use super::sketch::Sketch;
 use anemoe_mlpackage::Result;
 use anemoe_mlpackage::mil::builder::{ConvParams, FunctionBuilder, Var, model};
 use anemoe_mlpackage::mil::{DataType, Opset, TensorType, Value};
@@ -31,7 +31,7 @@ pub fn facts(s: &Sketch) -> Option<PackageFacts> {
     };
     let f = build()?.ok()?.finish().ok()?;
     let built = model(Opset::CoreML8, vec![("main".into(), f)], "main").ok()?;
-    Some(super::super::facts(&built))
+    Some(super::super::analyze::facts(&built))
 }
 
 fn plain(form: &Form) -> bool {

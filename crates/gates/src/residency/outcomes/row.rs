@@ -1,28 +1,23 @@
 //! One line of a table of outcomes.
 
-use super::super::rule::Verdict;
+use super::super::rule::{Conditions, Verdict};
+use super::sketch::Sketch;
 
 /// One graph that someone measured.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     /// Short name.
     pub id: String,
     /// What it is.
     pub model: String,
-    /// Its dimensions and ops, in words.
-    pub facts: String,
-    /// Compression, in words.
-    pub quant: String,
-    /// Megabytes of weights.
-    pub mb: Option<f64>,
-    /// Token count and states, in words.
-    pub shape: String,
-    /// Machine and system.
-    pub chip: String,
     /// Where it ran: `ANE_ALL`, `MIXED`, `CPU_ALL`, `GPU_ALL`, `COMPILE_FAIL`, `RUNTIME_FAIL`.
     pub label: String,
-    /// Where the row comes from.
-    pub source: String,
+    /// Who published it.
+    pub project: String,
+    /// What the graph met.
+    pub conditions: Conditions,
+    /// What is stated of the graph.
+    pub sketch: Sketch,
 }
 
 impl Row {

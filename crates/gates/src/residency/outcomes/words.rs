@@ -1,12 +1,62 @@
-//! Facts of a graph, found in the words of a row.
+//! Facts of a graph, found in the words of a row: for tables that people wrote for people.
 
-use super::super::graph::{Contraction, Form, Grain, Graph, GraphState, GraphWeight, Op, Shapes};
+use super::super::graph::{Form, Grain, GraphState, Shapes};
+use super::super::rule::{Chip, Conditions, DeviceTarget, Units, family_of};
 use super::super::rules;
 use super::row::Row;
-use anemoe_mlpackage::mil::{DataType, TensorType};
+use super::sketch::Sketch;
+use anemoe_mlpackage::mil::DataType;
 
-/// Fewest ops of something that is called a layer.
-const LAYER_OPS: u64 = 12;
+/// One line of a table of words.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct WordRow {
+    /// Short name.
+    pub id: String,
+    /// What it is.
+    pub model: String,
+    /// Its dimensions and ops, in words.
+    pub facts: String,
+    /// Compression, in words.
+    pub quant: String,
+    /// Megabytes of weights.
+    pub mb: Option<f64>,
+    /// Token count and states, in words.
+    pub shape: String,
+    /// Machine and system.
+    pub chip: String,
+    /// Where it ran.
+    pub label: String,
+    /// Where the row comes from.
+    pub source: String,
+}
+
+impl WordRow {
+    /// Finds the facts in the words.
+    pub fn read(&self) -> Row {
+        let words = Words::new(&[&self.model, &self.facts]);
+        let around = Words::new(&[&self.model, &self.facts, &self.shape, &self.chip]);
+        Row {
+            id: self.id.clone(),
+            model: self.model.clone(),
+            label: self.label.clone(),
+            project: family_of(&self.source).to_string(),
+            conditions: conditions(self, &around),
+            sketch: sketch(self, &words),
+        }
+    }
+}
+
+fn conditions(row: &WordRow, around: &Words) -> Conditions {
+    let chip_text = row.chip.to_ascii_lowercase();
+    let chip = row.chip.split([',', '/', '(']).find_map(Chip::parse);
+    let phone = chip_text.contains("iphone") || chip.is_some_and(|c| !c.mac);
+    let all = around.has_pair("units", "all") || around.has("units=all") || around.has("computeunits.all");
+    Conditions {
+        target: if phone { DeviceTarget::Iphone } else { DeviceTarget::Mac },
+        units: if all { Units::All } else { Units::CpuAndNe },
+        chip,
+    }
+}
 
 /// Words for graphs with the context of a layer.
 const LAYERS: [&str; 27] = [
@@ -158,206 +208,76 @@ fn number(text: &str) -> Option<u64> {
     n.checked_mul(factor).filter(|&n| n < 1 << 24)
 }
 
-/// What is there in the words.
-pub struct Sketch {
-    /// How the matrices are stored.
-    pub form: Form,
-    /// All floats are wider than fp16.
-    pub fp32: bool,
-    /// Activations are quantized.
-    pub activations: bool,
-    /// Bytes of weights.
-    pub bytes: Option<u64>,
-    /// Token counts, ascending; two for a package of two functions.
-    pub positions: Vec<u64>,
-    /// Shapes of the inputs.
-    pub shapes: Shapes,
-    /// States.
-    pub states: Vec<GraphState>,
-    /// Op types that are named and that rules look for.
-    pub named: Vec<String>,
-    /// Number of ops, where it is stated.
-    pub op_count: Option<u64>,
-    /// Layers, where they are stated.
-    pub layers: Option<u64>,
-    /// Only one product: `linear`, `conv`, `matmul`, `scaled_dot_product_attention`.
-    pub lone: Option<&'static str>,
-    /// Depth and width of the lone product.
-    pub arrow: Option<(u64, u64)>,
-    /// Depths that are stated.
-    pub depths: Vec<u64>,
-    /// Extents as of a product or an attention.
-    pub extents: Option<Vec<u64>>,
-    /// Hidden size.
-    pub width: Option<u64>,
-    /// Width of the MLP.
-    pub mlp: Option<u64>,
-    /// Query and key/value heads.
-    pub heads: Option<(u64, u64)>,
-    /// Width of a head.
-    pub head_dim: Option<u64>,
-    /// Slots of the cache.
-    pub slots: Option<u64>,
-    /// Nothing but a gated MLP.
-    pub gated_mlp: bool,
-    /// Whether it has the context of a layer.
-    pub layered: bool,
-    glue: bool,
-    head: bool,
-    rank_2: bool,
-    batch_over_pixels: bool,
-    conv: bool,
-    runtime_bound: bool,
-}
-
-impl Sketch {
-    pub fn new(row: &Row, words: &Words) -> Sketch {
-        let shape = Words::new(&[&row.shape]);
-        let everywhere = Words::new(&[&row.model, &row.facts, &row.shape, &row.quant]);
-        let quant = row.quant.to_ascii_lowercase();
-        let text = format!("{} {}", row.model, row.facts).to_ascii_lowercase();
-        let form = form(&quant);
-        let mut states = states(&shape, &everywhere);
-        if let Some(width) = words.first(&["state width ", "width="]).filter(|_| !states.is_empty()) {
-            states[0].dims = vec![1, width];
-        }
-        let lone = lone(words);
-        let mut named = named(words);
-        if lone.is_some() {
-            named.retain(|n| Some(n.as_str()) != lone);
-        }
-        let ranged = everywhere.any(&["rangedim", "ranged", "flexible", "dynamic"]);
-        let enumerated = everywhere.any(&["enumerated", "enumeratedshapes"]);
-        let shapes = match (enumerated, ranged) {
-            (true, _) => Shapes::Enumerated,
-            (_, true) => Shapes::Ranged(range(&everywhere, &states)),
-            _ => Shapes::Fixed,
-        };
-        let arrow = words.arrow().or_else(|| Some((words.first(&["k="])?, words.first(&["n="])?)));
-        let mut depths = words.numbers("k=");
-        depths.extend(arrow.filter(|_| lone.is_some()).map(|a| a.0));
-        if depths.is_empty() && lone.is_some() {
-            depths = words.numbers("k");
-        }
-        let gated_mlp =
-            words.any(&["swiglu", "mlp"]) && !words.any(&["layer", "layers", "attention", "attn", "whole"]);
-        let layers = words
-            .before(&["layers", "layer"])
-            .or_else(|| words.suffixed("-layer"))
-            .or_else(|| words.suffixed("l"))
-            .or_else(|| layer_range(&text));
-        // The one joint above this size that was measured had a wide output, and was on the ANE.
-        let joins = words.has("combiner") || words.any(&GLUE) && row.mb.is_none_or(|mb| mb <= 15.0);
-        let glue = joins && !words.any(&["pack", "packs", "encoder", "layer", "layers"]);
-        let head = words.any(&["head", "lm_head"])
-            && words.any(&["lm", "incl", "vocab", "vocabulary", "with"])
-            || words.words.iter().any(|w| w.strip_prefix("vocab").is_some_and(|n| number(n).is_some()));
-        let layered = !glue && lone.is_none() && !gated_mlp && (layers.is_some() || words.any(&LAYERS));
-        Sketch {
-            fp32: quant.contains("fp32") || text.contains("fp32"),
-            activations: ["w8a8", "w4a8", "a8"].iter().any(|w| quant.contains(w)),
-            form,
-            bytes: row.mb.map(|mb| (mb * 1e6) as u64),
-            positions: positions(&shape, words, !states.is_empty()),
-            shapes,
-            states,
-            named,
-            op_count: words.before(&["ops", "op", "ops)"]),
-            layers,
-            lone,
-            arrow,
-            depths,
-            extents: words.extents(),
-            width: words.first(&["d=", "d", "h", "hidden", "hidden="]).or_else(|| words.suffixed("-wide")),
-            mlp: words.first(&["dff", "ffn", "fc1", "intermediate"]),
-            heads: heads(words),
-            head_dim: words.first(&["dh"]),
-            slots: words.first(&["s"]),
-            gated_mlp,
-            layered,
-            glue,
-            head,
-            rank_2: text.contains("rank-2") || text.contains("rank 2"),
-            batch_over_pixels: text.contains("[b,c,1,1]") || text.contains("(b,c,1,1)"),
-            conv: words.words.iter().any(|w| w.starts_with("conv")),
-            runtime_bound: text.contains("data-dependent") || text.contains("runtime bound"),
-        }
+/// Reads the words of a row.
+pub fn sketch(row: &WordRow, words: &Words) -> Sketch {
+    let shape = Words::new(&[&row.shape]);
+    let everywhere = Words::new(&[&row.model, &row.facts, &row.shape, &row.quant]);
+    let quant = row.quant.to_ascii_lowercase();
+    let text = format!("{} {}", row.model, row.facts).to_ascii_lowercase();
+    let form = form(&quant);
+    let mut states = states(&shape, &everywhere);
+    if let Some(width) = words.first(&["state width ", "width="]).filter(|_| !states.is_empty()) {
+        states[0].dims = vec![1, width];
     }
-
-    /// As a graph with what is known.
-    pub fn graph(&self) -> Graph {
-        let mut g = Graph {
-            function: "main".into(),
-            weight_bytes: self.bytes,
-            positions: self.positions.first().copied(),
-            layers: self.layers,
-            shapes: self.shapes,
-            states: self.states.clone(),
-            vocabulary_head: self.head,
-            glue: self.glue,
-            ..Graph::default()
-        };
-        g.weights.push(GraphWeight {
-            name: "weights".into(),
-            dims: vec![],
-            form: self.form.clone(),
-            bytes: self.bytes.unwrap_or(0),
-        });
-        let op_type = self.lone.unwrap_or(if self.conv { "conv" } else { "linear" });
-        let has_matrices =
-            self.bytes.is_some() || self.lone.is_some() || !self.depths.is_empty() || self.layered;
-        if has_matrices {
-            let depths: Vec<Option<u64>> = if self.depths.is_empty() {
-                vec![None]
-            } else {
-                self.depths.iter().copied().map(Some).collect()
-            };
-            for depth in depths {
-                g.ops.push(self.matrix(op_type, depth));
-            }
-        }
-        for name in &self.named {
-            let wide = self.arrow.map(|a| a.1).or(self.head.then_some(1 << 15));
-            let axis_extent = matches!(name.as_str(), "topk" | "reduce_argmax").then_some(wide).flatten();
-            g.ops.push(Op { name: name.clone(), op_type: name.clone(), axis_extent, ..Op::default() });
-        }
-        if self.activations {
-            g.ops.push(Op { name: "quantize".into(), op_type: "quantize".into(), ..Op::default() });
-        }
-        // Nothing named is a reason to think that there is nothing else: what is called a layer is one.
-        let stated = self.op_count.or(self.layered.then(|| LAYER_OPS * self.layers.unwrap_or(1).max(1)));
-        let named = g.ops.len() as u64;
-        g.op_count =
-            stated.or((self.lone.is_some() || self.gated_mlp).then_some(named)).map(|n| n.max(named));
-        g
+    let lone = lone(words);
+    let mut named = named(words);
+    if lone.is_some() {
+        named.retain(|n| Some(n.as_str()) != lone);
     }
-
-    fn matrix(&self, op_type: &str, depth: Option<u64>) -> Op {
-        let dtype = if self.fp32 { DataType::Float32 } else { DataType::Float16 };
-        let mut inputs = Vec::new();
-        if self.rank_2 {
-            inputs.push(TensorType::fixed(dtype, &[1, self.width.unwrap_or(1024)]));
-        } else if self.batch_over_pixels {
-            inputs.push(TensorType::fixed(dtype, &[64, self.width.unwrap_or(640), 1, 1]));
-        } else if self.fp32 {
-            inputs.push(TensorType::fixed(dtype, &[1, 1, self.width.unwrap_or(1024)]));
-        }
-        let contraction = Contraction {
-            depth,
-            outputs: self.arrow.map(|a| a.1),
-            positions: self.positions.first().copied(),
-            groups: 1,
-            ..Contraction::default()
-        };
-        Op {
-            name: "matrices".into(),
-            op_type: op_type.into(),
-            inputs,
-            weights: vec![0],
-            contraction: Some(contraction),
-            runtime_bounds: if self.runtime_bound { vec!["bounds".into()] } else { vec![] },
-            ..Op::default()
-        }
+    let ranged = everywhere.any(&["rangedim", "ranged", "flexible", "dynamic"]);
+    let enumerated = everywhere.any(&["enumerated", "enumeratedshapes"]);
+    let shapes = match (enumerated, ranged) {
+        (true, _) => Shapes::Enumerated,
+        (_, true) => Shapes::Ranged(range(&everywhere, &states)),
+        _ => Shapes::Fixed,
+    };
+    let arrow = words.arrow().or_else(|| Some((words.first(&["k="])?, words.first(&["n="])?)));
+    let mut depths = words.numbers("k=");
+    depths.extend(arrow.filter(|_| lone.is_some()).map(|a| a.0));
+    if depths.is_empty() && lone.is_some() {
+        depths = words.numbers("k");
+    }
+    let gated_mlp =
+        words.any(&["swiglu", "mlp"]) && !words.any(&["layer", "layers", "attention", "attn", "whole"]);
+    let layers = words
+        .before(&["layers", "layer"])
+        .or_else(|| words.suffixed("-layer"))
+        .or_else(|| words.suffixed("l"))
+        .or_else(|| layer_range(&text));
+    // The one joint above this size that was measured had a wide output, and was on the ANE.
+    let joins = words.has("combiner") || words.any(&GLUE) && row.mb.is_none_or(|mb| mb <= 15.0);
+    let glue = joins && !words.any(&["pack", "packs", "encoder", "layer", "layers"]);
+    let head = words.any(&["head", "lm_head"]) && words.any(&["lm", "incl", "vocab", "vocabulary", "with"])
+        || words.words.iter().any(|w| w.strip_prefix("vocab").is_some_and(|n| number(n).is_some()));
+    let layered = !glue && lone.is_none() && !gated_mlp && (layers.is_some() || words.any(&LAYERS));
+    Sketch {
+        fp32: quant.contains("fp32") || text.contains("fp32"),
+        activations: ["w8a8", "w4a8", "a8"].iter().any(|w| quant.contains(w)),
+        form,
+        bytes: row.mb.map(|mb| (mb * 1e6) as u64),
+        positions: positions(&shape, words, !states.is_empty()),
+        shapes,
+        states,
+        named,
+        op_count: words.before(&["ops", "op", "ops)"]),
+        layers,
+        lone,
+        arrow,
+        depths,
+        extents: words.extents(),
+        width: words.first(&["d=", "d", "h", "hidden", "hidden="]).or_else(|| words.suffixed("-wide")),
+        mlp: words.first(&["dff", "ffn", "fc1", "intermediate"]),
+        heads: heads(words),
+        head_dim: words.first(&["dh"]),
+        slots: words.first(&["s"]),
+        gated_mlp,
+        layered,
+        glue,
+        head,
+        rank_2: text.contains("rank-2") || text.contains("rank 2"),
+        batch_over_pixels: text.contains("[b,c,1,1]") || text.contains("(b,c,1,1)"),
+        conv: words.words.iter().any(|w| w.starts_with("conv")),
+        runtime_bound: text.contains("data-dependent") || text.contains("runtime bound"),
     }
 }
 

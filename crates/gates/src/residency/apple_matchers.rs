@@ -1,0 +1,58 @@
+//! When a form differs from the one that Apple's own exporters write.
+
+use super::graph::{Graph, Op};
+use super::rule::{Conditions, Hit, PackageFacts};
+
+/// Slots from which on a context of its own saves more than a call costs: 8 MB of cache a layer at head widths of 256.
+const LONG_CONTEXT: u64 = 1024;
+
+pub(super) fn cache_in_graph(g: &Graph, c: &Conditions) -> Option<Hit> {
+    let m5 = c.chip.is_some_and(|chip| chip.mac && chip.number == 5);
+    (!g.states.is_empty() && !m5)
+        .then(|| Hit { detail: format!("{} in the graph", count(g.states.len())), advice: None })
+}
+
+fn count(states: usize) -> String {
+    if states == 1 { "1 state".into() } else { format!("{states} states") }
+}
+
+pub(super) fn one_position_last(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {
+    let x = op.inputs.first()?.shape()?;
+    (op.op_type == "conv" && x.len() == 4 && x[3] == 1 && x[2] == 1)
+        .then(|| Hit { detail: format!("input {x:?}"), advice: None })
+}
+
+pub(super) fn heads_together(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {
+    let between = op.contraction.as_ref().is_some_and(|c| c.between_activations);
+    let x = op.inputs.first()?.shape()?;
+    let cached = op.inputs.iter().any(|t| t.shape().is_some_and(|s| s.len() == 4 && s[1] > 1 && s[2] >= 32));
+    (op.op_type == "matmul" && between && cached && x.len() == 4 && x[1] > 1)
+        .then(|| Hit { detail: format!("{} heads in one product", x[1]), advice: None })
+}
+
+pub(super) fn native_activation(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {
+    matches!(op.op_type.as_str(), "silu" | "gelu" | "tanh").then(Hit::default)
+}
+
+pub(super) fn gelu_m1(op: &Op, _: &Graph, c: &Conditions) -> Option<Hit> {
+    (op.op_type == "gelu" && c.chip.is_some_and(|chip| chip.mac && chip.number == 1)).then(Hit::default)
+}
+
+pub(super) fn scaled_norm(g: &Graph, _: &Conditions) -> Option<Hit> {
+    let has = |name: &str| g.ops.iter().any(|op| op.op_type == name);
+    (has("abs") && has("reduce_max") && has("rsqrt")).then(Hit::default)
+}
+
+pub(super) fn long_context(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {
+    let n = op.axis_extent.filter(|&n| op.op_type == "softmax" && n >= LONG_CONTEXT)?;
+    Hit::new(format!("{n} slots in every call"))
+}
+
+pub(super) fn functions_share_states(p: &PackageFacts, _: &Conditions) -> Option<Hit> {
+    let stateful = p.graphs.iter().filter(|g| !g.states.is_empty()).count();
+    (stateful > 1).then(|| Hit { detail: format!("{stateful} functions over states"), advice: None })
+}
+
+pub(super) fn one_layer(g: &Graph, _: &Conditions) -> Option<Hit> {
+    (g.layers == Some(1) && g.matrix_count.is_some_and(|n| n >= 2) && !g.vocabulary_head).then(Hit::default)
+}

@@ -1,0 +1,259 @@
+//! Features of a function: what graphs have in common, as numbers.
+//!
+//! Each value is near 0 for a common graph and about 1 apart between graphs that differ, so that one strength of regularization fits all.
+
+use super::super::graph::{Form, Grain, Graph, Op, SMALL_CONSTANT, Shapes};
+use super::super::rule::{Conditions, Units};
+use anemoe_mlpackage::mil::DataType;
+
+/// One feature.
+pub struct GraphFeature {
+    /// Name, stable.
+    pub name: &'static str,
+    /// What a large value means, for the list of reasons.
+    pub text: &'static str,
+    /// Its weight before any outcome is seen, by what is generally known: the ANE gains where there is work and loses by calls,
+    /// Apple recommends whole layers of 1x1 convolutions with tables or INT8, and fixed shapes.
+    pub prior: f64,
+    /// Its value.
+    pub value: fn(&FunctionView<'_>) -> f64,
+}
+
+/// A function with what several features need.
+pub struct FunctionView<'a> {
+    g: &'a Graph,
+    c: &'a Conditions,
+    /// Multiply-adds of a call, where weights are known.
+    work: Option<f64>,
+    /// Share of the bytes that are stored with tables, and with integers of 8 bits.
+    tables: f64,
+    integers: f64,
+}
+
+/// Depth from which on Core ML gives a lone fp16 product of one vector to the ANE: between 4864 and 5120.
+const LONE_DEPTH: f64 = 4992.0;
+/// Middle of the measured graphs: multiply-adds of a 32 MB graph in fp16 for one token.
+const MIDDLE_WORK: f64 = 16e6;
+/// Fewest ops that count as a layer.
+const LAYER_OPS: u64 = 12;
+/// Tokens of a call from which on a graph has the work of a prompt.
+const PROMPT: u64 = 64;
+/// Bytes of weights from which on programs come near their largest size.
+const LARGE: f64 = 1e9;
+
+impl<'a> FunctionView<'a> {
+    fn new(g: &'a Graph, c: &'a Conditions) -> FunctionView<'a> {
+        let sized = |wanted: fn(&Form) -> bool| -> f64 {
+            let bytes = |of: &dyn Fn(&Form) -> bool| {
+                g.weights.iter().filter(|w| of(&w.form)).fold(0u64, |n, w| n.saturating_add(w.bytes)) as f64
+            };
+            let all = bytes(&|_| true);
+            if all > 0.0 {
+                bytes(&wanted) / all
+            } else {
+                f64::from(g.weights.iter().any(|w| wanted(&w.form)))
+            }
+        };
+        let tables = sized(|f| matches!(f, Form::Lut { .. }));
+        let integers =
+            sized(|f| matches!(f, Form::Linear { bits: 8, grain: Grain::Tensor | Grain::Channel }));
+        let positions = g.positions.unwrap_or(1).max(1) as f64;
+        let stored = |bytes: u64| bytes as f64 * 8.0 / bits(g) * positions;
+        let work = g.weight_bytes.filter(|_| !g.weights.is_empty()).map(stored).or_else(|| {
+            let between = g.ops.iter().filter_map(|op| op.contraction.as_ref());
+            let product = between.map(|c| Some([c.depth?, c.outputs?, c.positions?].map(|n| n as f64)));
+            product.map(|p| p.map(|[k, n, m]| k * n * m)).sum::<Option<f64>>().filter(|&w| w > 0.0)
+        });
+        FunctionView { g, c, work, tables, integers }
+    }
+
+    fn matrices(&self) -> u64 {
+        self.g.matrix_count.unwrap_or_else(|| self.g.matrices().count() as u64)
+    }
+
+    fn lone(&self) -> bool {
+        self.g.at_least_ops() < LAYER_OPS && self.matrices() <= 1 && !self.g.glue
+    }
+
+    fn few(&self) -> bool {
+        self.g.at_least_ops() < LAYER_OPS && self.matrices() > 1
+    }
+
+    fn layers(&self) -> bool {
+        self.g.at_least_ops() >= LAYER_OPS && self.g.matrix_count.is_none_or(|n| n >= 2) && !self.g.glue
+    }
+
+    fn attends(&self) -> bool {
+        let attends = |op: &Op| {
+            op.op_type == "scaled_dot_product_attention"
+                || op.op_type == "softmax"
+                || op.contraction.as_ref().is_some_and(|c| c.between_activations)
+        };
+        self.g.layers.is_some_and(|n| n > 0) || !self.g.states.is_empty() || self.g.ops.iter().any(attends)
+    }
+}
+
+fn flag(value: bool) -> f64 {
+    f64::from(value)
+}
+
+/// Bits of a stored weight, by the largest.
+fn bits(g: &Graph) -> f64 {
+    let largest = g.weights.iter().max_by_key(|w| w.bytes).map(|w| &w.form);
+    match largest {
+        Some(Form::Lut { bits, .. } | Form::Linear { bits, .. }) => *bits as f64,
+        Some(Form::Dense(DataType::Float32)) => 32.0,
+        _ => 16.0,
+    }
+}
+
+/// The features.
+pub static FEATURES: &[GraphFeature] = &[
+    GraphFeature {
+        name: "work",
+        text: "multiply-adds of a call (powers of ten above 16 million)",
+        prior: 1.0,
+        value: |v| v.work.map_or(0.0, |w| libm::log10(w.max(1.0) / MIDDLE_WORK).clamp(-2.5, 1.5)),
+    },
+    GraphFeature {
+        name: "no_size",
+        text: "the size of its weights is not known",
+        prior: -0.5,
+        value: |v| flag(v.work.is_none()),
+    },
+    GraphFeature {
+        name: "layers",
+        text: "products with the ops of a layer around them",
+        prior: 2.0,
+        value: |v| flag(v.layers()),
+    },
+    GraphFeature {
+        name: "lone",
+        text: "one product, or a handful of ops",
+        prior: -1.0,
+        value: |v| flag(v.lone()),
+    },
+    GraphFeature {
+        name: "few",
+        text: "several products with little around them",
+        prior: 0.0,
+        value: |v| flag(v.few()),
+    },
+    GraphFeature {
+        name: "lone_depth",
+        text: "depth of a lone product with stored weights (doublings above 4992)",
+        prior: 0.7,
+        value: |v| {
+            let depth = v.g.matrices().next().and_then(|(_, c)| c.depth).filter(|_| v.lone());
+            depth.map_or(0.0, |k| libm::log2(k.max(1) as f64 / LONE_DEPTH).clamp(-2.0, 2.0))
+        },
+    },
+    GraphFeature { name: "tables", text: "weights stored with tables", prior: 0.5, value: |v| v.tables },
+    GraphFeature {
+        name: "integers",
+        text: "weights stored as INT8 with a scale for a tensor or channel",
+        prior: 0.5,
+        value: |v| v.integers,
+    },
+    GraphFeature {
+        name: "blocks",
+        text: "weights stored as integers with a scale for a block, or in fewer than 8 bits",
+        prior: -1.5,
+        value: |v| {
+            let odd = |f: &Form| {
+                matches!(f, Form::Linear { grain: Grain::Block, .. } | Form::Linear { bits: 0..=7, .. })
+            };
+            flag(v.g.weights.iter().any(|w| odd(&w.form)))
+        },
+    },
+    GraphFeature {
+        name: "unstated",
+        text: "how the weights are stored is not known",
+        prior: 0.0,
+        value: |v| flag(v.g.weights.iter().any(|w| w.form == Form::Unstated)),
+    },
+    GraphFeature {
+        name: "attention",
+        text: "attention, or a cache",
+        prior: 0.0,
+        value: |v| flag(v.attends()),
+    },
+    GraphFeature {
+        name: "state",
+        text: "a state that the graph changes",
+        prior: 0.0,
+        value: |v| flag(!v.g.states.is_empty()),
+    },
+    GraphFeature {
+        name: "conv",
+        text: "all products are convolutions",
+        prior: 0.5,
+        value: |v| {
+            let mut all = v.g.matrices().peekable();
+            flag(all.peek().is_some() && all.all(|(op, _)| op.op_type == "conv"))
+        },
+    },
+    GraphFeature {
+        name: "converted",
+        text: "ops that the source counts and does not name, in a network that it does not describe (powers of ten)",
+        prior: -1.5,
+        value: |v| {
+            let named = v.g.ops.len() as u64;
+            let layers = LAYER_OPS * v.g.layers.unwrap_or(1).max(1);
+            let described = if v.g.op_count == Some(named) { named } else { named.max(layers) };
+            v.g.op_count.map_or(0.0, |n| libm::log10((n as f64 / described.max(1) as f64).max(1.0)))
+        },
+    },
+    GraphFeature {
+        name: "prompt",
+        text: "64 positions a call and more",
+        prior: 0.5,
+        value: |v| flag(v.g.positions.is_some_and(|p| p >= PROMPT)),
+    },
+    GraphFeature {
+        name: "flexible",
+        text: "flexible shapes of more than 4 sizes",
+        prior: -1.5,
+        value: |v| match v.g.shapes {
+            Shapes::Fixed => 0.0,
+            Shapes::Ranged(Some(n)) if n <= 4 => 0.0,
+            _ => 1.0,
+        },
+    },
+    GraphFeature {
+        name: "large",
+        text: "bytes of weights (doublings above 1 GB)",
+        prior: -0.5,
+        value: |v| v.g.weight_bytes.map_or(0.0, |b| libm::log2(b as f64 / LARGE).clamp(0.0, 2.0)),
+    },
+    GraphFeature {
+        name: "head",
+        text: "layers and a vocabulary in one program",
+        prior: -0.5,
+        value: |v| flag(v.g.vocabulary_head && v.layers()),
+    },
+    GraphFeature {
+        name: "gpu",
+        text: "the GPU is allowed, and a call is no prompt",
+        prior: -1.5,
+        value: |v| flag(v.c.units == Units::All && v.g.positions.is_none_or(|p| p < PROMPT)),
+    },
+    GraphFeature { name: "glue", text: "it joins other graphs", prior: -1.5, value: |v| flag(v.g.glue) },
+    GraphFeature {
+        name: "fp16_decode",
+        text: "uncompressed weights, and a call is no prompt",
+        prior: 0.0,
+        value: |v| {
+            let mut all =
+                v.g.weights.iter().filter(|w| w.bytes >= SMALL_CONSTANT || w.dims.is_empty()).peekable();
+            let fp16 = all.peek().is_some() && all.all(|w| matches!(w.form, Form::Dense(_)));
+            flag(fp16 && v.g.positions.is_none_or(|p| p < PROMPT))
+        },
+    },
+];
+
+/// The values of all features.
+pub fn values(g: &Graph, c: &Conditions) -> Vec<f64> {
+    let view = FunctionView::new(g, c);
+    FEATURES.iter().map(|f| (f.value)(&view)).collect()
+}

@@ -1,0 +1,15 @@
+//! How likely the ANE runs a function: a probability from what graphs have in common, where rules leave the question open.
+//!
+//! ```text
+//! published outcomes --rules--> those that no rule decides --features--> regression --> log-odds of a new graph
+//!                          \--> those that a rule speaks against --> how often such rules are right
+//! ```
+
+mod evidence_sum;
+pub mod features;
+mod logistic;
+mod predictor;
+mod training;
+
+pub use predictor::{Design, Influence, Predictor};
+pub use training::{PreparedOutcome, prepare};

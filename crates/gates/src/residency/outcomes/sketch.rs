@@ -1,0 +1,144 @@
+//! Facts of a graph that a row of a table states, and the summary that rules take.
+
+use super::super::graph::{Contraction, Form, Graph, GraphState, GraphWeight, Op, Shapes};
+use anemoe_mlpackage::mil::{DataType, TensorType};
+
+/// Fewest ops of something that is called a layer.
+const LAYER_OPS: u64 = 12;
+
+/// What is known of a graph that someone measured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sketch {
+    /// How the matrices are stored.
+    pub form: Form,
+    /// All floats are wider than fp16.
+    pub fp32: bool,
+    /// Activations are quantized.
+    pub activations: bool,
+    /// Bytes of weights.
+    pub bytes: Option<u64>,
+    /// Token counts, ascending; two for a package of two functions.
+    pub positions: Vec<u64>,
+    /// Shapes of the inputs.
+    pub shapes: Shapes,
+    /// States.
+    pub states: Vec<GraphState>,
+    /// Op types that are named and that rules look for.
+    pub named: Vec<String>,
+    /// Number of ops, where it is stated.
+    pub op_count: Option<u64>,
+    /// Layers, where they are stated.
+    pub layers: Option<u64>,
+    /// Only one product: `linear`, `conv`, `matmul`, `scaled_dot_product_attention`.
+    pub lone: Option<&'static str>,
+    /// Depth and width of the lone product.
+    pub arrow: Option<(u64, u64)>,
+    /// Depths that are stated.
+    pub depths: Vec<u64>,
+    /// Extents as of a product or an attention.
+    pub extents: Option<Vec<u64>>,
+    /// Hidden size.
+    pub width: Option<u64>,
+    /// Width of the MLP.
+    pub mlp: Option<u64>,
+    /// Query and key/value heads.
+    pub heads: Option<(u64, u64)>,
+    /// Width of a head.
+    pub head_dim: Option<u64>,
+    /// Slots of the cache.
+    pub slots: Option<u64>,
+    /// Nothing but a gated MLP.
+    pub gated_mlp: bool,
+    /// Whether it has the context of a layer.
+    pub layered: bool,
+    /// It joins other graphs.
+    pub glue: bool,
+    /// It holds the projection to a vocabulary.
+    pub head: bool,
+    /// Inputs of its products have two dimensions.
+    pub rank_2: bool,
+    /// Positions lie on the first axis, each with an image of one pixel.
+    pub batch_over_pixels: bool,
+    /// Products are convolutions.
+    pub conv: bool,
+    /// Shapes or positions are known only at run time.
+    pub runtime_bound: bool,
+}
+
+impl Sketch {
+    /// As a graph with what is known.
+    pub fn graph(&self) -> Graph {
+        let mut g = Graph {
+            function: "main".into(),
+            weight_bytes: self.bytes,
+            positions: self.positions.first().copied(),
+            layers: self.layers,
+            shapes: self.shapes,
+            states: self.states.clone(),
+            vocabulary_head: self.head,
+            glue: self.glue,
+            ..Graph::default()
+        };
+        g.weights.push(GraphWeight {
+            name: "weights".into(),
+            dims: vec![],
+            form: self.form.clone(),
+            bytes: self.bytes.unwrap_or(0),
+        });
+        let op_type = self.lone.unwrap_or(if self.conv { "conv" } else { "linear" });
+        let has_matrices =
+            self.bytes.is_some() || self.lone.is_some() || !self.depths.is_empty() || self.layered;
+        if has_matrices {
+            let depths: Vec<Option<u64>> = if self.depths.is_empty() {
+                vec![None]
+            } else {
+                self.depths.iter().copied().map(Some).collect()
+            };
+            for depth in depths {
+                g.ops.push(self.matrix(op_type, depth));
+            }
+        }
+        for name in &self.named {
+            let wide = self.arrow.map(|a| a.1).or(self.head.then_some(1 << 15));
+            let axis_extent = matches!(name.as_str(), "topk" | "reduce_argmax").then_some(wide).flatten();
+            g.ops.push(Op { name: name.clone(), op_type: name.clone(), axis_extent, ..Op::default() });
+        }
+        if self.activations {
+            g.ops.push(Op { name: "quantize".into(), op_type: "quantize".into(), ..Op::default() });
+        }
+        // Nothing named is a reason to think that there is nothing else: what is called a layer is one.
+        let stated = self.op_count.or(self.layered.then(|| LAYER_OPS * self.layers.unwrap_or(1).max(1)));
+        let named = g.ops.len() as u64;
+        g.op_count =
+            stated.or((self.lone.is_some() || self.gated_mlp).then_some(named)).map(|n| n.max(named));
+        g
+    }
+
+    fn matrix(&self, op_type: &str, depth: Option<u64>) -> Op {
+        let dtype = if self.fp32 { DataType::Float32 } else { DataType::Float16 };
+        let mut inputs = Vec::new();
+        if self.rank_2 {
+            inputs.push(TensorType::fixed(dtype, &[1, self.width.unwrap_or(1024)]));
+        } else if self.batch_over_pixels {
+            inputs.push(TensorType::fixed(dtype, &[64, self.width.unwrap_or(640), 1, 1]));
+        } else if self.fp32 {
+            inputs.push(TensorType::fixed(dtype, &[1, 1, self.width.unwrap_or(1024)]));
+        }
+        let contraction = Contraction {
+            depth,
+            outputs: self.arrow.map(|a| a.1),
+            positions: self.positions.first().copied(),
+            groups: 1,
+            ..Contraction::default()
+        };
+        Op {
+            name: "matrices".into(),
+            op_type: op_type.into(),
+            inputs,
+            weights: vec![0],
+            contraction: Some(contraction),
+            runtime_bounds: if self.runtime_bound { vec!["bounds".into()] } else { vec![] },
+            ..Op::default()
+        }
+    }
+}
