@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! CoreMlBackend --open--> package --prepare--> function --run--> one thread that owns every Core ML object
-//!                                                                 MLModel by function, MLState by sequence and package
+//!                                                                 MLModel by function, MLState and caches by sequence and package
 //! ```
 //! The code is compiled for Apple's systems, and for the fake Core ML of `sim/` (feature `sim`). Elsewhere
 //! [`CoreMlBackend::new`] is an error.

@@ -2,13 +2,23 @@
 
 use anemoe_bundle::{Chain, TokenCount};
 use anemoe_convert::build::build;
+use anemoe_convert::form::{CacheForm, HistoryForm, ShardForm};
 use anemoe_convert::models;
 use anemoe_convert::plan::PlanOptions;
 use anemoe_coreml::{CompiledModels, CoreMlBackend, CoreMlSettings};
+use anemoe_runtime::backend::{Backend, BackendFunction, BackendPackage, KeptCache, SequenceStates};
+use anemoe_runtime::cpu::{CpuBackend, Precision};
+use anemoe_runtime::generate::{GenerateOptions, generate};
+use anemoe_runtime::model::{Logits, Model};
+use anemoe_runtime::sampler::Sampling;
+use anemoe_runtime::speculate::Speculation;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// One with rings, one with rows that are carried from call to call.
+pub const FAMILIES: [&str; 2] = ["tiny-gemma4-moe", "tiny-zaya"];
 
 /// Counts of objects are of the process, so one test runs at a time.
 static ONE: Mutex<()> = Mutex::new(());
@@ -35,6 +45,77 @@ pub fn leaves_nothing(test: impl FnOnce()) {
     test();
     fake_coreml::clear_faults();
     assert_eq!(living(), before, "left behind");
+}
+
+/// The CPU backend with functions as they are declared and every result in fp16, as the fake runs them.
+pub struct AsDeclared;
+
+struct Declared(Box<dyn BackendPackage>);
+
+impl Backend for AsDeclared {
+    fn open_with(
+        &self,
+        path: &Path,
+        caches: &[KeptCache],
+    ) -> anemoe_runtime::Result<Box<dyn BackendPackage>> {
+        Ok(Box::new(Declared(CpuBackend::with(Precision::Fp16).open_with(path, caches)?)))
+    }
+}
+
+impl BackendPackage for Declared {
+    fn prepare(&self, function: &str) -> anemoe_runtime::Result<Arc<dyn BackendFunction>> {
+        self.0.prepare(function)
+    }
+
+    fn new_states(&self) -> Box<dyn SequenceStates> {
+        self.0.new_states()
+    }
+}
+
+/// Tokens of a sequence.
+pub fn ids(sequence: usize, n: usize) -> Vec<u32> {
+    (0..n).map(|i| ((i * 37 + sequence * 11 + 5) % 120) as u32).collect()
+}
+
+/// The most likely tokens behind a prompt.
+pub fn greedy(model: &Model, prompt: &[u32], speculation: Speculation) -> Vec<u32> {
+    let sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
+    let options =
+        GenerateOptions { max_new: 24, sampling, ignore_eos: true, prefill_chunk: None, speculation };
+    generate(model, &mut model.sequence(), prompt, &options, |_| true).unwrap().ids
+}
+
+/// Logits of every token, `chunk` tokens a pass.
+pub fn logits(model: &Model, ids: &[u32], chunk: usize) -> Vec<Vec<f32>> {
+    model.append(&mut model.sequence(), ids, Logits::All, Some(chunk)).unwrap()
+}
+
+/// The form in which the host keeps everything that a layer of the family hands on.
+pub fn by_host(family: &str) -> ShardForm {
+    let history = if family.contains("zaya") { HistoryForm::Host } else { HistoryForm::State };
+    ShardForm { cache: CacheForm::Host, history, ..ShardForm::default() }
+}
+
+/// Both families with states of Core ML's, and with caches of the host.
+pub fn families_by_cache() -> [(&'static str, ShardForm); 4] {
+    let [gemma, zaya] = FAMILIES;
+    [
+        (gemma, ShardForm::default()),
+        (zaya, ShardForm::default()),
+        (gemma, by_host(gemma)),
+        (zaya, by_host(zaya)),
+    ]
+}
+
+/// Options of a bundle with functions for 1 and for 8 tokens.
+pub fn one_and_eight(form: ShardForm) -> PlanOptions {
+    PlanOptions {
+        quant: "lut4".parse().unwrap(),
+        tokens: fixed(&[1, 8]),
+        experts_per_shard: Some(2),
+        form,
+        ..PlanOptions::default()
+    }
 }
 
 /// Numbers of tokens, each with a function of its own.

@@ -1,60 +1,61 @@
 //! Bundles through the Core ML backend on the fake Core ML, beside the CPU backend.
 
-use anemoe_runtime::backend::{Backend, BackendFunction, BackendPackage, KeptCache, SequenceStates};
+use anemoe_convert::form::{
+    ActivationForm, AttentionForm, ExpertForm, HistoryForm, IoForm, NormForm, ShardForm,
+};
 use anemoe_runtime::cpu::{CpuBackend, Precision};
-use anemoe_runtime::generate::{GenerateOptions, generate};
 use anemoe_runtime::model::{Logits, Model, Request};
-use anemoe_runtime::sampler::Sampling;
 use anemoe_runtime::speculate::{Mode, Speculation};
 use fake_coreml::{Fault, plant};
-use sim_tests::{Compiled, fixed, leaves_nothing};
-use std::path::Path;
-use std::sync::Arc;
+use sim_tests::{
+    AsDeclared, Compiled, FAMILIES, by_host, families_by_cache, fixed, greedy, ids, leaves_nothing, living,
+    logits, one_and_eight,
+};
 
 const FIXTURES: [&str; 5] =
     ["tiny-gemma4-moe", "tiny-gemma4-moe-text", "tiny-zaya", "tiny-zaya-legacy", "tiny-zaya-skip"];
-/// One with rings, one with rows that are carried from call to call.
-const FAMILIES: [&str; 2] = ["tiny-gemma4-moe", "tiny-zaya"];
 
-/// The CPU backend with functions as they are declared and every result in fp16, as the fake runs them.
-struct AsDeclared;
-
-struct Declared(Box<dyn BackendPackage>);
-
-impl Backend for AsDeclared {
-    fn open_with(
-        &self,
-        path: &Path,
-        caches: &[KeptCache],
-    ) -> anemoe_runtime::Result<Box<dyn BackendPackage>> {
-        Ok(Box::new(Declared(CpuBackend::with(Precision::Fp16).open_with(path, caches)?)))
+/// Single changes of the form, and all of them together.
+fn forms(family: &str) -> Vec<ShardForm> {
+    let (form, by_host) = (ShardForm::default(), by_host(family));
+    let mut forms = vec![
+        by_host,
+        ShardForm { attention: AttentionForm::PerHead, ..form },
+        ShardForm { io: IoForm::ChannelsLast, ..form },
+        ShardForm { activation: ActivationForm::Sigmoid, ..form },
+        ShardForm { norm: NormForm::Plain, ..form },
+        ShardForm { experts: ExpertForm::Bank, ..form },
+        ShardForm {
+            attention: AttentionForm::PerHead,
+            activation: ActivationForm::Sigmoid,
+            io: IoForm::ChannelsLast,
+            norm: NormForm::Plain,
+            experts: ExpertForm::Bank,
+            ..by_host
+        },
+    ];
+    if by_host.history == HistoryForm::Host {
+        forms.push(ShardForm { history: HistoryForm::Host, ..form });
     }
+    forms
 }
 
-impl BackendPackage for Declared {
-    fn prepare(&self, function: &str) -> anemoe_runtime::Result<Arc<dyn BackendFunction>> {
-        self.0.prepare(function)
+#[test]
+fn every_form_gives_the_tokens_of_the_cpu() {
+    for fixture in FAMILIES {
+        for form in forms(fixture) {
+            leaves_nothing(|| {
+                let dir = tempfile::tempdir().unwrap();
+                let compiled = Compiled::with(dir.path(), fixture, one_and_eight(form));
+                let sim = Model::open(&compiled.bundle, &compiled.backend(None)).unwrap();
+                let cpu = Model::open(&compiled.bundle, &AsDeclared).unwrap();
+                let (got, want) = (logits(&sim, &ids(0, 45), 45), logits(&cpu, &ids(0, 45), 45));
+                assert!(got == want, "{fixture} {form}: other bits");
+                let greedy = |model| greedy(model, &ids(1, 11), Speculation::default());
+                assert_eq!(greedy(&sim), greedy(&cpu), "{fixture} {form}");
+            });
+        }
     }
-
-    fn new_states(&self) -> Box<dyn SequenceStates> {
-        self.0.new_states()
-    }
-}
-
-fn ids(sequence: usize, n: usize) -> Vec<u32> {
-    (0..n).map(|i| ((i * 37 + sequence * 11 + 5) % 120) as u32).collect()
-}
-
-fn greedy(model: &Model, prompt: &[u32], speculation: Speculation) -> Vec<u32> {
-    let sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
-    let options =
-        GenerateOptions { max_new: 24, sampling, ignore_eos: true, prefill_chunk: None, speculation };
-    generate(model, &mut model.sequence(), prompt, &options, |_| true).unwrap().ids
-}
-
-/// Logits of every token, `chunk` tokens a pass.
-fn logits(model: &Model, ids: &[u32], chunk: usize) -> Vec<Vec<f32>> {
-    model.append(&mut model.sequence(), ids, Logits::All, Some(chunk)).unwrap()
 }
 
 #[test]
@@ -86,10 +87,10 @@ fn every_fixture_gives_the_tokens_of_the_cpu() {
 
 #[test]
 fn cut_forked_saved_and_batched_sequences_are_those_of_the_cpu() {
-    for fixture in FAMILIES {
+    for (fixture, form) in families_by_cache() {
         leaves_nothing(|| {
             let dir = tempfile::tempdir().unwrap();
-            let compiled = Compiled::new(dir.path(), fixture, "lut4", fixed(&[1, 8]));
+            let compiled = Compiled::with(dir.path(), fixture, one_and_eight(form));
             let backend = compiled.backend(None);
             let model = Model::open(&compiled.bundle, &backend).unwrap();
             let other = Model::open(&compiled.bundle, &backend).unwrap();
@@ -104,7 +105,7 @@ fn cut_forked_saved_and_batched_sequences_are_those_of_the_cpu() {
                 let at = sequence.position();
                 let got =
                     model.append(&mut sequence, &all[at..n], Logits::All, Some(if n > 30 { 8 } else { 1 }));
-                assert!(got.unwrap() == want[at..n], "{fixture}: {at}..{n}");
+                assert!(got.unwrap() == want[at..n], "{fixture} {form}: {at}..{n}");
                 model.truncate(&mut sequence, cut).unwrap();
                 let mut fork = sequence.fork().unwrap();
                 let saved = sequence.save(&model).unwrap();
@@ -112,7 +113,7 @@ fn cut_forked_saved_and_batched_sequences_are_those_of_the_cpu() {
                 let next = &all[cut..cut + 3];
                 for (model, sequence) in [(&model, &mut fork), (&other, &mut restored)] {
                     let got = model.append(sequence, next, Logits::All, Some(1)).unwrap();
-                    assert!(got == want[cut..cut + 3], "{fixture}: behind a cut from {n} to {cut}");
+                    assert!(got == want[cut..cut + 3], "{fixture} {form}: behind a cut from {n} to {cut}");
                 }
             }
             assert!(cpu.restore(&sequence.save(&model).unwrap()).is_err(), "states of another backend");
@@ -126,7 +127,7 @@ fn cut_forked_saved_and_batched_sequences_are_those_of_the_cpu() {
                 .collect();
             let got = model.forward(&mut requests).unwrap();
             for (got, ids) in got.iter().zip(&tokens) {
-                assert!(*got == logits(&cpu, ids, 1), "{fixture}: a batch");
+                assert!(*got == logits(&cpu, ids, 1), "{fixture} {form}: a batch");
             }
         });
     }
@@ -134,25 +135,25 @@ fn cut_forked_saved_and_batched_sequences_are_those_of_the_cpu() {
 
 #[test]
 fn drafts_change_no_token() {
-    for fixture in FAMILIES {
+    for (fixture, form) in families_by_cache() {
         leaves_nothing(|| {
             let dir = tempfile::tempdir().unwrap();
-            let compiled = Compiled::new(dir.path(), fixture, "lut4", fixed(&[1, 8]));
+            let compiled = Compiled::with(dir.path(), fixture, one_and_eight(form));
             let model = Model::open(&compiled.bundle, &compiled.backend(None)).unwrap();
             let prompt: Vec<u32> = ids(0, 6).into_iter().cycle().take(30).collect();
             let plain = greedy(&model, &prompt, Speculation::default());
             let drafted = Speculation { mode: Mode::Ngram, ..Speculation::default() };
-            assert_eq!(greedy(&model, &prompt, drafted), plain, "{fixture}");
+            assert_eq!(greedy(&model, &prompt, drafted), plain, "{fixture} {form}");
         });
     }
 }
 
 #[test]
 fn functions_that_do_not_fit_together_take_turns() {
-    for fixture in FAMILIES {
+    for (fixture, form) in families_by_cache() {
         leaves_nothing(|| {
             let dir = tempfile::tempdir().unwrap();
-            let compiled = Compiled::new(dir.path(), fixture, "lut4", fixed(&[1, 8]));
+            let compiled = Compiled::with(dir.path(), fixture, one_and_eight(form));
             let cpu = Model::open(&compiled.bundle, &AsDeclared).unwrap();
             let want = logits(&cpu, &ids(0, 23), 23);
             let all: u64 = compiled.chain.shards.iter().map(|s| s.bytes).sum();
@@ -162,12 +163,13 @@ fn functions_that_do_not_fit_together_take_turns() {
                 model.prepare(8, Logits::Last);
                 let mut sequence = model.sequence();
                 let got = model.append(&mut sequence, &ids(0, 23), Logits::All, None).unwrap();
-                assert!(got == want, "{fixture}: {limit} bytes");
+                assert!(got == want, "{fixture} {form}: {limit} bytes");
                 model.truncate(&mut sequence, 21).unwrap();
                 let got = model.append(&mut sequence, &ids(0, 23)[21..], Logits::All, None).unwrap();
-                assert!(got == want[21..], "{fixture}: {limit} bytes, behind a cut");
+                assert!(got == want[21..], "{fixture} {form}: {limit} bytes, behind a cut");
                 let most = if limit == 1 { 1 } else { compiled.chain.shards.len() };
-                assert!(fake_coreml::loaded() <= most, "{}: {} loaded", fixture, fake_coreml::loaded());
+                let loaded = fake_coreml::loaded();
+                assert!(loaded <= most, "{fixture} {form}: {loaded} loaded");
             }
         });
     }
@@ -175,10 +177,10 @@ fn functions_that_do_not_fit_together_take_turns() {
 
 #[test]
 fn a_token_makes_no_arrays_dictionaries_or_blocks() {
-    for fixture in FAMILIES {
+    for (fixture, form) in families_by_cache() {
         leaves_nothing(|| {
             let dir = tempfile::tempdir().unwrap();
-            let compiled = Compiled::new(dir.path(), fixture, "lut4", fixed(&[1, 8]));
+            let compiled = Compiled::with(dir.path(), fixture, one_and_eight(form));
             let model = Model::open(&compiled.bundle, &compiled.backend(None)).unwrap();
             let mut sequence = model.sequence();
             // Every expert has been called once.
@@ -203,7 +205,7 @@ fn a_token_makes_no_arrays_dictionaries_or_blocks() {
             for id in 0..10 {
                 model.append(&mut sequence, &[id], Logits::Last, None).unwrap();
             }
-            assert_eq!(count(), before, "{fixture}");
+            assert_eq!(count(), before, "{fixture} {form}");
             // The fake itself makes one to show a state.
             let stateful = compiled
                 .chain
@@ -211,22 +213,54 @@ fn a_token_makes_no_arrays_dictionaries_or_blocks() {
                 .iter()
                 .filter(|s| s.kind == anemoe_bundle::ShardKind::Attention)
                 .count();
-            let shown = if fixture.contains("zaya") { 10 * stateful } else { 0 };
-            assert_eq!(arrays() - arrays_before, shown, "{fixture}");
+            let carries = fixture.contains("zaya") && form.history == HistoryForm::State;
+            let shown = if carries { 10 * stateful } else { 0 };
+            assert_eq!(arrays() - arrays_before, shown, "{fixture} {form}");
         });
     }
 }
 
 #[test]
 fn results_of_core_ml_s_own_are_read_by_their_strides() {
-    for fixture in FAMILIES {
+    for (fixture, form) in families_by_cache() {
         leaves_nothing(|| {
             let dir = tempfile::tempdir().unwrap();
-            let compiled = Compiled::new(dir.path(), fixture, "lut4", fixed(&[1, 8]));
+            let compiled = Compiled::with(dir.path(), fixture, one_and_eight(form));
             let cpu = Model::open(&compiled.bundle, &AsDeclared).unwrap();
             plant("mlpackage", Fault::NoBackings);
             let model = Model::open(&compiled.bundle, &compiled.backend(None)).unwrap();
-            assert!(logits(&model, &ids(0, 21), 21) == logits(&cpu, &ids(0, 21), 21), "{fixture}");
+            assert!(logits(&model, &ids(0, 21), 21) == logits(&cpu, &ids(0, 21), 21), "{fixture} {form}");
+        });
+    }
+}
+
+#[test]
+fn nothing_is_kept_of_sequences_and_models_that_went() {
+    for (fixture, form) in families_by_cache() {
+        leaves_nothing(|| {
+            let dir = tempfile::tempdir().unwrap();
+            let compiled = Compiled::with(dir.path(), fixture, one_and_eight(form));
+            let backend = compiled.backend(None);
+            let without_models = living();
+            let model = Model::open(&compiled.bundle, &backend).unwrap();
+            let run = || {
+                let mut sequence = model.sequence();
+                model.append(&mut sequence, &ids(0, 11), Logits::Last, None).unwrap();
+                let mut fork = sequence.fork().unwrap();
+                model.append(&mut fork, &ids(1, 3), Logits::Last, None).unwrap();
+                sequence.clear();
+                model.append(&mut sequence, &ids(2, 2), Logits::Last, None).unwrap();
+                living()
+            };
+            let with_sequences = run();
+            let without_sequences = living();
+            for _ in 0..3 {
+                assert_eq!(run(), with_sequences, "{fixture} {form}: behind other sequences");
+                assert_eq!(living(), without_sequences, "{fixture} {form}: kept of sequences");
+            }
+            drop(model);
+            assert_eq!(fake_coreml::loaded(), 0, "{fixture} {form}: functions kept");
+            assert_eq!(living(), without_models, "{fixture} {form}: kept of the model");
         });
     }
 }

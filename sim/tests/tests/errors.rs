@@ -1,12 +1,13 @@
 //! Errors and exceptions of Core ML, as a user sees them.
 
+use anemoe_convert::plan::PlanOptions;
 use anemoe_coreml::{CompiledModels, CoreMlBackend, CoreMlSettings};
 use anemoe_io::Kind;
 use anemoe_runtime::backend::{Backend, NoStates};
 use anemoe_runtime::model::{Logits, Model};
 use anemoe_runtime::tensor::Tensor;
 use fake_coreml::{Fault, clear_faults, plant};
-use sim_tests::{Compiled, fixed, leaves_nothing};
+use sim_tests::{Compiled, by_host, fixed, leaves_nothing, one_and_eight};
 use std::fs;
 use std::path::Path;
 
@@ -160,6 +161,28 @@ fn inputs_that_do_not_fit_are_refused() {
             Err(e) => e.to_string(),
         };
         assert!(error.contains("compiled model") || error.contains("does not exist"), "{error}");
+    });
+}
+
+#[test]
+fn compiled_models_of_other_shapes_are_refused_before_they_run() {
+    leaves_nothing(|| {
+        for form in [Default::default(), by_host("tiny-zaya")] {
+            let dir = tempfile::tempdir().unwrap();
+            let [own, other] = [64, 96].map(|slots| {
+                let inside = dir.path().join(slots.to_string());
+                fs::create_dir(&inside).unwrap();
+                let options = PlanOptions { max_context: Some(slots), ..one_and_eight(form) };
+                Compiled::with(&inside, "tiny-zaya", options)
+            });
+            assert!(first_tokens(&own, None).is_ok());
+            let shard = own.chain.shards.iter().find(|s| s.file.contains("attn")).unwrap();
+            let place = own.models().place(&own.bundle.join(&shard.file)).unwrap();
+            let package = other.bundle.join(&shard.file);
+            fs::write(place.join("coremldata.bin"), package.to_str().unwrap()).unwrap();
+            let error = first_tokens(&own, None).unwrap_err();
+            assert!(error.contains("takes another shape or type than the package says"), "{form}: {error}");
+        }
     });
 }
 

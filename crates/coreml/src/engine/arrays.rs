@@ -162,6 +162,57 @@ impl HostArray {
         Ok(())
     }
 
+    /// The elements, where they are 16-bit floats.
+    fn own_bits(&mut self) -> Result<&mut [u16], String> {
+        match self.element {
+            // SAFETY: so many aligned elements that live as long as `self`; no prediction runs while the owner is here.
+            Element::F16 => {
+                Ok(unsafe { std::slice::from_raw_parts_mut(self.data.cast::<u16>().as_ptr(), self.len()) })
+            }
+            other => Err(format!("elements of type {other:?}, expected {:?}", Element::F16)),
+        }
+    }
+
+    /// Copies bits of 16-bit floats into the array.
+    pub fn write_bits(&mut self, bits: &[u16]) -> Result<(), String> {
+        let own = self.own_bits()?;
+        if own.len() != bits.len() {
+            return Err(format!("{} elements, expected {}", bits.len(), own.len()));
+        }
+        own.copy_from_slice(bits);
+        Ok(())
+    }
+
+    /// Copies an array of 16-bit floats.
+    pub fn read_bits(&mut self) -> Result<Vec<u16>, String> {
+        Ok(self.own_bits()?.to_vec())
+    }
+
+    /// Writes rows of tokens, `[1, heads, T, channels]`, into this cache, `[1, heads, slots, channels]`: each into the slot where
+    /// `place`, `[1, 1, slots, T]`, is 1. A token without a slot only filled its call up.
+    pub fn write_rows(&mut self, rows: &Tensor, place: &Tensor) -> Result<(), String> {
+        let wrong = || {
+            let [rows, place] = [rows, place].map(|t| &t.shape);
+            format!("rows {rows:?} placed by {place:?} do not fit the cache {:?}", self.shape)
+        };
+        let (&[1, heads, slots, channels], Some(&tokens)) = (&*self.shape, place.shape.last()) else {
+            return Err(wrong());
+        };
+        let (Some(values), Some(places)) = (rows.as_f32(), place.as_f32()) else { return Err(wrong()) };
+        if rows.shape != [1, heads, tokens, channels] || place.shape != [1, 1, slots, tokens] {
+            return Err(wrong());
+        }
+        let own = self.own_bits()?;
+        for (i, _) in places.iter().enumerate().filter(|(_, value)| **value != 0.0) {
+            let (slot, token) = (i / tokens, i % tokens);
+            for head in 0..heads {
+                let row = &values[(head * tokens + token) * channels..][..channels];
+                anemoe_kernels::f32_to_f16(row, &mut own[(head * slots + slot) * channels..][..channels]);
+            }
+        }
+        Ok(())
+    }
+
     /// Copies the array into a tensor.
     pub fn read(&self, out: &mut Tensor) -> Result<(), String> {
         let bytes = self.len() * self.element.size();

@@ -2,10 +2,11 @@
 
 use super::coreml_states::{CoreMlStates, StatesInfo};
 use super::failure::Failure;
-use super::interface::{Interface, UndoRule, states_of, undo_rule};
+use super::interface::{Interface, StateSlot, UndoRule, states_of, undo_rule};
 use super::loading::{Engine, Loadable};
 use crate::settings::CoreMlSettings;
 use crate::{Error, Result};
+use anemoe_mlpackage::mil::FunctionDescription;
 use anemoe_mlpackage::package::{Package, WeightFiles};
 use anemoe_runtime::backend::{
     Backend, BackendFunction, BackendPackage, KeptCache, NoStates, SequenceStates,
@@ -42,6 +43,7 @@ impl Backend for CoreMlBackend {
         let package = Package::open_to_run(path, &[], &WeightFiles::default())?;
         let model = package.model();
         let slots = states_of(&model.functions).map_err(|e| e.at(path, "states"))?;
+        let arrays = caches_of(path, &model.functions, caches)?;
         Ok(Box::new(CoreMlPackage {
             engine: self.engine.clone(),
             compiled,
@@ -51,11 +53,30 @@ impl Backend for CoreMlBackend {
             states: Arc::new(StatesInfo {
                 package: path.to_path_buf(),
                 slots: slots.into(),
+                caches: arrays.into(),
                 rule: OnceLock::new(),
             }),
+            caches: caches.to_vec(),
             functions: Mutex::default(),
         }))
     }
+}
+
+/// The arrays of caches, which all functions of a package take.
+fn caches_of(path: &Path, functions: &[FunctionDescription], caches: &[KeptCache]) -> Result<Vec<StateSlot>> {
+    let mut arrays: Option<Vec<StateSlot>> = None;
+    for described in functions.iter().filter(|_| !caches.is_empty()) {
+        let at = |failure: Failure| failure.at(path, &described.name);
+        let interface = Interface::of(described, caches).map_err(at)?;
+        let own = interface.caches.into_iter().map(|c| c.cache).collect();
+        match &arrays {
+            Some(others) if *others != own => {
+                return Err(at(Failure::Misfit("other caches than the package's other functions".into())));
+            }
+            _ => arrays = Some(own),
+        }
+    }
+    Ok(arrays.unwrap_or_default())
 }
 
 /// Bytes of all files in a folder.
@@ -79,6 +100,8 @@ struct CoreMlPackage {
     has_names: bool,
     bytes: u64,
     states: Arc<StatesInfo>,
+    /// Caches that are kept for its functions.
+    caches: Vec<KeptCache>,
     functions: Mutex<BTreeMap<String, Arc<CoreMlFunction>>>,
 }
 
@@ -94,10 +117,11 @@ impl CoreMlPackage {
         let (Some(body), Some(described)) = (model.program.functions.get(name), described) else {
             return Err(Error::invalid(&self.path, format!("use: no function `{name}`")));
         };
-        let interface = Interface::of(described).map_err(|e| e.at(&self.path, name))?;
+        let interface = Interface::of(described, &self.caches).map_err(|e| e.at(&self.path, name))?;
         let rule = undo_rule(body, &interface, &self.states.slots);
         let mut selection = None;
-        if interface.has_states {
+        let has_states = interface.has_states || !interface.caches.is_empty();
+        if has_states {
             if let UndoRule::Rows { selection: input, .. } = rule {
                 selection = Some(input);
             }
@@ -108,7 +132,7 @@ impl CoreMlPackage {
             inputs: interface.inputs.iter().map(|s| s.name.clone()).collect(),
             outputs: interface.outputs.iter().map(|s| s.name.clone()).collect(),
             selection,
-            has_states: interface.has_states,
+            has_states,
             engine: self.engine.clone(),
             loadable: Loadable {
                 key: self.engine.new_key(),
@@ -134,7 +158,7 @@ impl BackendPackage for CoreMlPackage {
     }
 
     fn new_states(&self) -> Box<dyn SequenceStates> {
-        match self.states.slots.is_empty() {
+        match self.states.slots.is_empty() && self.caches.is_empty() {
             true => Box::new(NoStates),
             false => Box::new(CoreMlStates::new(self.engine.clone(), self.states.clone())),
         }

@@ -17,12 +17,22 @@ const MAGIC: u64 = u64::from_le_bytes(*b"mlstate1");
 /// What the states of all sequences in a package have in common.
 pub(crate) struct StatesInfo {
     pub package: PathBuf,
+    /// Core ML's states.
     pub slots: Arc<[StateSlot]>,
+    /// Caches that functions take as inputs.
+    pub caches: Arc<[StateSlot]>,
     /// Known when a function with states is prepared.
     pub rule: OnceLock<UndoRule>,
 }
 
-/// States of a sequence in one package.
+impl StatesInfo {
+    /// States and caches, in the order of [`StateValues`].
+    fn all(&self) -> impl Iterator<Item = &StateSlot> {
+        self.slots.iter().chain(self.caches.iter())
+    }
+}
+
+/// States and caches of a sequence in one package.
 pub(super) struct CoreMlStates {
     engine: Arc<Engine>,
     info: Arc<StatesInfo>,
@@ -45,11 +55,8 @@ impl CoreMlStates {
 
     /// Has Core ML's thread know the states, with values where there are any.
     fn begin(&mut self, values: Option<StateValues>) -> Result<()> {
-        let (key, slots) = (self.key, self.info.slots.clone());
-        let begun = self.engine.ask(|o| {
-            o.begin(key, slots, values);
-            Ok(())
-        });
+        let (key, slots, caches) = (self.key, self.info.slots.clone(), &self.info.caches);
+        let begun = self.engine.ask(|o| o.begin(key, slots, caches, values));
         begun.map_err(|e| self.failed(e))?;
         self.has_begun = true;
         Ok(())
@@ -191,7 +198,7 @@ impl SequenceStates for CoreMlStates {
             0 => None,
             1 => {
                 let mut values = StateValues::new();
-                for slot in self.info.slots.iter() {
+                for slot in self.info.all() {
                     let part = bytes.split_off(..2 * slot.len()).ok_or_else(wrong)?;
                     values.push(part.as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b)).collect());
                 }
@@ -206,7 +213,7 @@ impl SequenceStates for CoreMlStates {
         let mut random = anemoe_io::Random::new(seed);
         // Of either sign, with the bits of fp16 between 0.25 and 0.5.
         let mut noise = || 0x3400 | random.below(1 << 10) as u16 | (random.below(2) as u16) << 15;
-        let values = self.info.slots.iter().map(|s| (0..s.len()).map(|_| noise()).collect());
+        let values = self.info.all().map(|s| (0..s.len()).map(|_| noise()).collect());
         let values = values.collect();
         self.replace(Some(values)).is_ok()
     }

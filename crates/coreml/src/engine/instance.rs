@@ -3,6 +3,7 @@
 use super::arrays::{HostArray, read_array};
 use super::failure::Failure;
 use super::interface::{Interface, Slot};
+use super::objects::StatesKey;
 use anemoe_runtime::tensor::Tensor;
 use objc2::AnyThread;
 use objc2::rc::Retained;
@@ -12,6 +13,7 @@ use objc2_core_ml::{
     MLPredictionOptions, MLState,
 };
 use objc2_foundation::{NSDictionary, NSString};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Sets of shapes for which a function keeps buffers; one of fixed shapes has one.
@@ -25,13 +27,27 @@ pub(super) struct Instance {
     buffers: Vec<Buffers>,
 }
 
-/// Everything that a call of one set of shapes needs, so that it makes no array, value or dictionary.
+/// Parts of a sequence in a call.
+pub(super) struct SequenceObjects<'a> {
+    pub key: StatesKey,
+    /// None where the function has no states.
+    pub state: Option<&'a MLState>,
+    pub caches: &'a mut [HostArray],
+}
+
+/// Everything that a call of one set of shapes needs, so that it makes no array, value or dictionary. Where the function takes
+/// caches, the first call of a sequence makes a value of each, a dictionary and its provider, and later ones make nothing.
 struct Buffers {
     inputs: Vec<HostArray>,
     shapes: Vec<Vec<usize>>,
-    features: Retained<MLDictionaryFeatureProvider>,
+    names: Vec<Retained<NSString>>,
+    values: Vec<Retained<AnyObject>>,
+    /// By sequence, whose caches are among the values; one for all where there are no caches.
+    features: BTreeMap<Option<StatesKey>, Retained<MLDictionaryFeatureProvider>>,
     options: Retained<MLPredictionOptions>,
     outputs: Vec<Output>,
+    /// Of each cache: the output with rows of the call's own tokens, and what it gave.
+    rows: Vec<(Output, Tensor)>,
 }
 
 /// An output, and the memory that Core ML is asked to write it to.
@@ -64,6 +80,40 @@ fn check(
     }
 }
 
+/// The value of an array, which its feature takes.
+fn value_of(
+    described: &NSDictionary<NSString, MLFeatureDescription>,
+    name: &NSString,
+    array: &HostArray,
+) -> Result<Retained<AnyObject>, Failure> {
+    // SAFETY: the array has the type and shape that it says.
+    let value = unsafe { MLFeatureValue::featureValueWithMultiArray(array.array()) };
+    check(described, name, &value)?;
+    Ok(Retained::into_super(Retained::into_super(value)))
+}
+
+impl Output {
+    /// Copies what came out into a tensor.
+    fn read(
+        &self,
+        result: &ProtocolObject<dyn MLFeatureProvider>,
+        slot: &Slot,
+        tensor: &mut Tensor,
+    ) -> Result<(), Failure> {
+        // SAFETY: plain getters of a result that the caller holds.
+        let array =
+            unsafe { result.featureValueForName(&self.name).and_then(|value| value.multiArrayValue()) };
+        let array = array.ok_or_else(|| Failure::Misfit(format!("no array `{}` came out", slot.name)))?;
+        // Core ML may leave a backing unused; then the result is an array of its own, with strides of its own.
+        let backing =
+            self.backing.as_ref().filter(|b| Retained::as_ptr(b.array()) == Retained::as_ptr(&array));
+        match backing {
+            Some(backing) => backing.read(tensor).map_err(Failure::Misfit),
+            None => read_array(&array, slot.element, tensor),
+        }
+    }
+}
+
 impl Buffers {
     fn new(model: &MLModel, interface: &Interface, shapes: Vec<Vec<usize>>) -> Result<Buffers, Failure> {
         // SAFETY: plain getters of a living model.
@@ -75,43 +125,64 @@ impl Buffers {
         for (slot, shape) in interface.inputs.iter().zip(&shapes) {
             let array = HostArray::new(shape, slot.element)?;
             let name = NSString::from_str(&slot.name);
-            // SAFETY: the array has the type and shape that it says.
-            let value = unsafe { MLFeatureValue::featureValueWithMultiArray(array.array()) };
-            check(&takes, &name, &value)?;
-            values.push(Retained::into_super(Retained::into_super(value)));
+            values.push(value_of(&takes, &name, &array)?);
             names.push(name);
             inputs.push(array);
         }
-        // SAFETY: every value of the dictionary is a feature value.
-        let features = unsafe {
-            MLDictionaryFeatureProvider::initWithDictionary_error(
-                MLDictionaryFeatureProvider::alloc(),
-                &dictionary(&names, &values),
-            )
-        };
-        let features = features.map_err(|e| Failure::reported(&e))?;
-        let (mut outputs, mut names, mut backings) = (Vec::new(), Vec::new(), Vec::new());
-        for slot in &interface.outputs {
+        let (mut outputs, mut named, mut backings) = (Vec::new(), Vec::new(), Vec::new());
+        for slot in interface.outputs.iter().chain(interface.caches.iter().map(|c| &c.rows)) {
             let name = NSString::from_str(&slot.name);
             let mut backing = None;
             if let Some(shape) = &slot.shape {
                 let array = HostArray::new(shape, slot.element)?;
-                // SAFETY: the array has the type and shape that it says.
-                let value = unsafe { MLFeatureValue::featureValueWithMultiArray(array.array()) };
-                check(&gives, &name, &value)?;
+                value_of(&gives, &name, &array)?;
                 backings.push(Retained::into_super(Retained::into_super(array.array().clone())));
-                names.push(name.clone());
+                named.push(name.clone());
                 backing = Some(array);
             }
             outputs.push(Output { name, backing });
         }
         // SAFETY: a new object, and a dictionary of arrays.
         let options = unsafe { MLPredictionOptions::new() };
-        if !names.is_empty() {
+        if !named.is_empty() {
             // SAFETY: the dictionary's values are arrays.
-            unsafe { options.setOutputBackings(&dictionary(&names, &backings)) };
+            unsafe { options.setOutputBackings(&dictionary(&named, &backings)) };
         }
-        Ok(Buffers { inputs, shapes, features, options, outputs })
+        let rows = outputs.split_off(interface.outputs.len());
+        let rows = rows.into_iter().map(|output| (output, Tensor::default())).collect();
+        let features = BTreeMap::new();
+        Ok(Buffers { inputs, shapes, names, values, features, options, outputs, rows })
+    }
+
+    /// The inputs, with the caches of the sequence `key`.
+    fn features(
+        &mut self,
+        model: &MLModel,
+        interface: &Interface,
+        key: Option<StatesKey>,
+        caches: &[HostArray],
+    ) -> Result<Retained<MLDictionaryFeatureProvider>, Failure> {
+        if let Some(made) = self.features.get(&key) {
+            return Ok(made.clone());
+        }
+        // SAFETY: plain getters of a living model.
+        let takes = unsafe { model.modelDescription().inputDescriptionsByName() };
+        let (mut names, mut values) = (self.names.clone(), self.values.clone());
+        for (slot, array) in interface.caches.iter().zip(caches) {
+            let name = NSString::from_str(&slot.cache.name);
+            values.push(value_of(&takes, &name, array)?);
+            names.push(name);
+        }
+        // SAFETY: every value of the dictionary is a feature value.
+        let made = unsafe {
+            MLDictionaryFeatureProvider::initWithDictionary_error(
+                MLDictionaryFeatureProvider::alloc(),
+                &dictionary(&names, &values),
+            )
+        };
+        let made = made.map_err(|e| Failure::reported(&e))?;
+        self.features.insert(key, made.clone());
+        Ok(made)
     }
 }
 
@@ -125,6 +196,18 @@ impl Instance {
     pub fn new_state(&self) -> Retained<MLState> {
         // SAFETY: the model has states.
         unsafe { self.model.newState() }
+    }
+
+    /// Predictions take a state.
+    pub fn takes_state(&self) -> bool {
+        self.interface.has_states
+    }
+
+    /// Lets go of the caches of a sequence.
+    pub fn forget(&mut self, key: StatesKey) {
+        for buffers in &mut self.buffers {
+            buffers.features.remove(&Some(key));
+        }
     }
 
     /// Moves the buffers for these inputs to the end, made if there are none.
@@ -157,19 +240,28 @@ impl Instance {
         self.buffers.last_mut().ok_or(Failure::Absent)
     }
 
-    /// Runs the function and writes its results to the first of `outputs`.
+    /// Runs the function and writes its results to the first of `outputs`, rows of tokens to the caches of the sequence.
     pub fn predict(
         &mut self,
         inputs: &[&Tensor],
-        state: Option<&MLState>,
+        sequence: Option<SequenceObjects<'_>>,
         outputs: &mut Vec<Tensor>,
     ) -> Result<(), Failure> {
         let (model, interface) = (self.model.clone(), self.interface.clone());
+        let (key, state, caches) = match sequence {
+            Some(sequence) => (Some(sequence.key), sequence.state, sequence.caches),
+            None => (None, None, &mut [] as &mut [HostArray]),
+        };
+        if caches.len() < interface.caches.len() {
+            return Err(Failure::Misfit("a sequence without the caches of the function".into()));
+        }
+        let key = key.filter(|_| !interface.caches.is_empty());
         let buffers = self.find_buffers(inputs)?;
         for ((array, input), slot) in buffers.inputs.iter_mut().zip(inputs).zip(&interface.inputs) {
             array.write(input).map_err(|what| Failure::Misfit(format!("input `{}`: {what}", slot.name)))?;
         }
-        let features: &ProtocolObject<dyn MLFeatureProvider> = ProtocolObject::from_ref(&*buffers.features);
+        let features = buffers.features(&model, &interface, key, caches)?;
+        let features: &ProtocolObject<dyn MLFeatureProvider> = ProtocolObject::from_ref(&*features);
         // SAFETY: features, state and options are this model's, and one thread runs all predictions.
         let result = unsafe {
             match state {
@@ -182,17 +274,12 @@ impl Instance {
         let result = result.map_err(|e| Failure::reported(&e))?;
         outputs.resize_with(outputs.len().max(buffers.outputs.len()), Tensor::default);
         for ((output, slot), tensor) in buffers.outputs.iter().zip(&interface.outputs).zip(outputs) {
-            // SAFETY: plain getters of a result that lives here.
-            let array =
-                unsafe { result.featureValueForName(&output.name).and_then(|value| value.multiArrayValue()) };
-            let array = array.ok_or_else(|| Failure::Misfit(format!("no array `{}` came out", slot.name)))?;
-            // Core ML may leave a backing unused; then the result is an array of its own, with strides of its own.
-            let backing =
-                output.backing.as_ref().filter(|b| Retained::as_ptr(b.array()) == Retained::as_ptr(&array));
-            match backing {
-                Some(backing) => backing.read(tensor).map_err(Failure::Misfit)?,
-                None => read_array(&array, slot.element, tensor)?,
-            }
+            output.read(&result, slot, tensor)?;
+        }
+        for (((output, rows), slot), cache) in buffers.rows.iter_mut().zip(&interface.caches).zip(caches) {
+            output.read(&result, &slot.rows, rows)?;
+            let written = cache.write_rows(rows, inputs[slot.place]);
+            written.map_err(|what| Failure::Misfit(format!("output `{}`: {what}", slot.rows.name)))?;
         }
         Ok(())
     }

@@ -3,6 +3,7 @@
 use super::arrays::Element;
 use super::failure::Failure;
 use anemoe_mlpackage::mil::{Feature, FeatureShape, Function, FunctionDescription};
+use anemoe_runtime::backend::KeptCache;
 use anemoe_runtime::cpu::{Carried, carried};
 
 /// A feature of a function.
@@ -28,11 +29,27 @@ impl StateSlot {
     }
 }
 
+/// A cache that a function takes as an input, and that is kept for it.
+#[derive(Clone, Debug)]
+pub(crate) struct CacheSlot {
+    /// Input, of 16-bit floats, `[1, heads, slots, channels]`.
+    pub cache: StateSlot,
+    /// Output with the rows of the call's own tokens.
+    pub rows: Slot,
+    /// Number of the input that places them.
+    pub place: usize,
+}
+
 /// What a function takes and gives.
 #[derive(Clone, Debug)]
 pub(crate) struct Interface {
+    /// Those that come with a call.
     pub inputs: Vec<Slot>,
+    /// Those that a caller sees.
     pub outputs: Vec<Slot>,
+    /// In the order of the package.
+    pub caches: Vec<CacheSlot>,
+    /// The function has states of Core ML's.
     pub has_states: bool,
 }
 
@@ -71,14 +88,41 @@ fn slots(features: &[Feature]) -> Result<Vec<Slot>, Failure> {
 }
 
 impl Interface {
-    /// Reads a description.
-    pub fn of(described: &FunctionDescription) -> Result<Interface, Failure> {
-        Ok(Interface {
-            inputs: slots(&described.inputs)?,
-            outputs: slots(&described.outputs)?,
-            has_states: !described.states.is_empty(),
-        })
+    /// Reads the description of a function for which `caches` are kept.
+    pub fn of(described: &FunctionDescription, caches: &[KeptCache]) -> Result<Interface, Failure> {
+        let (mut inputs, mut outputs) = (slots(&described.inputs)?, slots(&described.outputs)?);
+        let mut kept = Vec::with_capacity(caches.len());
+        for named in caches {
+            let misfit = |what: String| Failure::Misfit(format!("cache `{}`: {what}", named.input));
+            let cache = remove(&mut inputs, &named.input);
+            let cache = cache.ok_or_else(|| misfit("no input has its name".into()))?;
+            let rows = remove(&mut outputs, &named.rows);
+            let rows = rows.ok_or_else(|| misfit(format!("no output is named `{}`", named.rows)))?;
+            let cache = match cache {
+                Slot { name, element: Element::F16, shape: Some(shape) } if shape.len() == 4 => {
+                    StateSlot { name, shape }
+                }
+                Slot { element, shape, .. } => {
+                    return Err(misfit(format!("{element:?} {shape:?}, expected fp16 of rank 4")));
+                }
+            };
+            kept.push((cache, rows, named));
+        }
+        let found = |(cache, rows, named): (StateSlot, Slot, &KeptCache)| {
+            let place = inputs.iter().position(|i| i.name == named.place);
+            let place = place.ok_or_else(|| {
+                Failure::Misfit(format!("cache `{}`: no input is named `{}`", named.input, named.place))
+            })?;
+            Ok(CacheSlot { cache, rows, place })
+        };
+        let caches = kept.into_iter().map(found).collect::<Result<_, Failure>>()?;
+        Ok(Interface { inputs, outputs, caches, has_states: !described.states.is_empty() })
     }
+}
+
+fn remove(slots: &mut Vec<Slot>, name: &str) -> Option<Slot> {
+    let at = slots.iter().position(|s| s.name == name)?;
+    Some(slots.remove(at))
 }
 
 /// The states of a package's functions: those that have any have the same ones.

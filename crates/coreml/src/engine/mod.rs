@@ -4,7 +4,7 @@
 //! package.rs   what the model sees: packages, functions
 //!   states.rs    of a sequence: begin, fork, cut back, save
 //!   loading.rs   functions on their way in, several at once
-//!     objects.rs   everything that Core ML owns, on one thread: loaded functions, states, what goes when room is short
+//!     objects.rs   everything that Core ML owns, on one thread: loaded functions, states, caches, what goes when room is short
 //!       instance.rs  a loaded function with its buffers; one prediction
 //!         arrays.rs    memory that Core ML reads and writes
 //! owner.rs     the thread          failure.rs   NSError and exceptions

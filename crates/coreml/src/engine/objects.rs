@@ -1,8 +1,8 @@
 //! Everything that Core ML owns for a backend, on one thread.
 
-use super::arrays::{StatePart, move_rows};
+use super::arrays::{Element, HostArray, StatePart, move_rows};
 use super::failure::Failure;
-use super::instance::Instance;
+use super::instance::{Instance, SequenceObjects};
 use super::interface::{Interface, StateSlot};
 use anemoe_runtime::tensor::Tensor;
 use block2::StackBlock;
@@ -19,7 +19,7 @@ pub(crate) type FunctionKey = u64;
 /// Number of the states of a sequence in a package.
 pub(crate) type StatesKey = u64;
 
-/// Values of states as bits of fp16, one list per state without gaps.
+/// Values of states, and of caches behind them, as bits of fp16: one list each, without gaps.
 pub(crate) type StateValues = Vec<Vec<u16>>;
 
 /// A part of one state.
@@ -54,6 +54,8 @@ struct States {
     live: Option<Live>,
     /// Values that the next call starts from.
     saved: Option<StateValues>,
+    /// Caches that functions take as inputs: these arrays themselves, whatever function is called.
+    caches: Vec<HostArray>,
 }
 
 /// States bind to the model that made them: they go before it does.
@@ -92,11 +94,29 @@ fn move_all(
     Ok(())
 }
 
+fn zeros(slots: &[StateSlot]) -> StateValues {
+    slots.iter().map(|s| vec![0; s.len()]).collect()
+}
+
 impl States {
+    /// Reads Core ML's states; none where they are all zero.
     fn read(&self) -> Result<Option<StateValues>, Failure> {
         let Some(live) = &self.live else { return Ok(self.saved.clone()) };
-        let mut values: StateValues = self.slots.iter().map(|s| vec![0; s.len()]).collect();
+        let mut values = zeros(&self.slots);
         move_all(&live.state, &self.slots, &mut values, false)?;
+        Ok(Some(values))
+    }
+
+    /// Reads states and caches.
+    fn values(&mut self) -> Result<Option<StateValues>, Failure> {
+        let own = self.read()?;
+        if self.caches.is_empty() {
+            return Ok(own);
+        }
+        let mut values = own.unwrap_or_else(|| zeros(&self.slots));
+        for cache in &mut self.caches {
+            values.push(cache.read_bits().map_err(Failure::Misfit)?);
+        }
         Ok(Some(values))
     }
 }
@@ -173,7 +193,8 @@ impl Objects {
         loaded.used = *clock;
         let Some(key) = states else { return loaded.instance.predict(inputs, None, outputs) };
         let states = all.get_mut(&key).ok_or(Failure::Absent)?;
-        if states.live.is_none() {
+        let takes_state = loaded.instance.takes_state();
+        if takes_state && states.live.is_none() {
             let state = loaded.instance.new_state();
             if let Some(values) = &mut states.saved {
                 move_all(&state, &states.slots, values, true)?;
@@ -181,23 +202,42 @@ impl Objects {
             states.saved = None;
             states.live = Some(Live { state, maker: function });
         }
-        let state = states.live.as_ref().map(|live| &*live.state);
-        loaded.instance.predict(inputs, state, outputs)
+        let state = states.live.as_ref().filter(|_| takes_state).map(|live| &*live.state);
+        let sequence = SequenceObjects { key, state, caches: &mut states.caches };
+        loaded.instance.predict(inputs, Some(sequence), outputs)
     }
 
-    /// Begins states, all zero or with values.
-    pub fn begin(&mut self, key: StatesKey, slots: Arc<[StateSlot]>, saved: Option<StateValues>) {
-        self.states.insert(key, States { slots, live: None, saved });
+    /// Begins states and caches, all zero or with values.
+    pub fn begin(
+        &mut self,
+        key: StatesKey,
+        slots: Arc<[StateSlot]>,
+        caches: &[StateSlot],
+        values: Option<StateValues>,
+    ) -> Result<(), Failure> {
+        let mut saved = values;
+        let in_caches = saved.as_mut().map(|v| v.split_off(slots.len().min(v.len()))).unwrap_or_default();
+        let mut arrays = Vec::with_capacity(caches.len());
+        for (i, slot) in caches.iter().enumerate() {
+            let mut array = HostArray::new(&slot.shape, Element::F16)?;
+            if let Some(bits) = in_caches.get(i) {
+                array.write_bits(bits).map_err(Failure::Misfit)?;
+            }
+            arrays.push(array);
+        }
+        self.states.insert(key, States { slots, live: None, saved, caches: arrays });
+        Ok(())
     }
 
-    /// Forgets states.
+    /// Forgets states and caches.
     pub fn end(&mut self, key: StatesKey) {
+        self.functions.values_mut().for_each(|f| f.instance.forget(key));
         self.states.remove(&key);
     }
 
-    /// Reads states; none where they are all zero.
-    pub fn values(&self, key: StatesKey) -> Result<Option<StateValues>, Failure> {
-        self.states.get(&key).map_or(Ok(None), States::read)
+    /// Reads states and caches; none where they are all zero.
+    pub fn values(&mut self, key: StatesKey) -> Result<Option<StateValues>, Failure> {
+        self.states.get_mut(&key).map_or(Ok(None), States::values)
     }
 
     /// Copies rows of a state between Core ML's memory and `bits`; true for `write`: into the former.
@@ -218,8 +258,7 @@ impl Objects {
                 move_rows(array, part, &mut bits.borrow_mut(), write)
             });
         }
-        let zeros = || rows.states.iter().map(|s| vec![0; s.len()]).collect();
-        let saved = states.saved.get_or_insert_with(zeros);
+        let saved = states.saved.get_or_insert_with(|| zeros(rows.states));
         let &[_, heads, all, d] = slot.shape.as_slice() else { return Err(Failure::Absent) };
         let own = saved.get_mut(rows.state).map(Vec::as_mut_slice).unwrap_or_default();
         let tail = (all - rows.first.min(all)) * d;
