@@ -1,9 +1,9 @@
 //! States of a sequence in one package.
 
 use super::failure::Failure;
-use super::interface::{StateSlot, UndoRule};
+use super::interface::{StateSlot, StatesKey, UndoRule};
 use super::loading::Engine;
-use super::objects::{RowsOf, StateValues, StatesKey};
+use super::objects::{RowsOf, StateValues};
 use crate::{Error, Result};
 use anemoe_runtime::backend::SequenceStates;
 use anemoe_runtime::model::MOST_UNDONE;

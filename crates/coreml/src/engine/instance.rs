@@ -2,8 +2,7 @@
 
 use super::arrays::{HostArray, read_array};
 use super::failure::Failure;
-use super::interface::{Interface, Slot};
-use super::objects::StatesKey;
+use super::interface::{Interface, Slot, StatesKey};
 use anemoe_runtime::tensor::Tensor;
 use objc2::AnyThread;
 use objc2::rc::Retained;

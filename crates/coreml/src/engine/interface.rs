@@ -15,6 +15,9 @@ pub(crate) struct Slot {
     pub shape: Option<Vec<usize>>,
 }
 
+/// Number of the states of a sequence in a package.
+pub(crate) type StatesKey = u64;
+
 /// A state of a package: of 16-bit floats always.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StateSlot {

@@ -3,7 +3,7 @@
 use super::arrays::{Element, HostArray, StatePart, move_rows};
 use super::failure::Failure;
 use super::instance::{Instance, SequenceObjects};
-use super::interface::{Interface, StateSlot};
+use super::interface::{Interface, StateSlot, StatesKey};
 use anemoe_runtime::tensor::Tensor;
 use block2::StackBlock;
 use objc2::rc::Retained;
@@ -16,8 +16,6 @@ use std::sync::Arc;
 
 /// Number of a function of an opened package.
 pub(crate) type FunctionKey = u64;
-/// Number of the states of a sequence in a package.
-pub(crate) type StatesKey = u64;
 
 /// Values of states, and of caches behind them, as bits of fp16: one list each, without gaps.
 pub(crate) type StateValues = Vec<Vec<u16>>;
