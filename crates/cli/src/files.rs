@@ -99,7 +99,7 @@ mod tests {
             ("bench", &["against", "bundle", "compiled"][..]),
             ("calibrate", &["checkpoint", "text"]),
             ("golden", &["checkpoint", "prompt_file"]),
-            ("plan", &["auto_text", "checkpoint", "importance"]),
+            ("plan", &["auto_text", "checkpoint", "forms", "importance"]),
             ("predict", &["inputs", "package"]),
             ("quantize", &["importance", "tensor"]),
         ] {
