@@ -1,4 +1,4 @@
-//! What every crate stands on: how a file is opened, written, replaced and removed, and random numbers.
+//! Files (opened, written, replaced and removed with care) and random numbers, for every other crate.
 //!
 //! ```text
 //! input    open_input, read_input, read_text     regular files only, at most a stated number of bytes

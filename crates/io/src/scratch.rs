@@ -15,11 +15,12 @@ const MAKING: &str = ".anemoe-tmp-making-";
 const LOCKED: &str = ".anemoe-tmp-scratch-";
 /// File that is locked while a scratch folder is in use.
 const LOCK: &str = "lock";
-/// How often a folder is removed again into which another thread still writes, and the pause between.
+/// Most attempts to remove a folder into which another thread still writes, and the pause between two of
+/// them.
 const REMOVE_TRIES: usize = 20;
 const REMOVE_PAUSE: Duration = Duration::from_millis(10);
 
-/// What is to be removed when the process is interrupted.
+/// Temporary files and folders of this process, which an interruption removes.
 static LIVE: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
 fn live() -> MutexGuard<'static, BTreeSet<PathBuf>> {
@@ -91,7 +92,7 @@ impl Temporary {
         Ok((Temporary { path }, file))
     }
 
-    /// Where it is.
+    /// Path of the file or folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -150,7 +151,7 @@ impl Scratch {
         Ok(Scratch { folder, _lock: lock })
     }
 
-    /// Where it is.
+    /// Path of the folder.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
