@@ -172,7 +172,7 @@ impl ArrayData {
         self.len() == 0
     }
 
-    /// As [`Array::to_f32`].
+    /// Converts the elements to f32, as [`Array::to_f32`] does.
     pub fn to_f32(&self) -> Vec<f32> {
         fn each<T: Copy>(v: &[T], f: impl Fn(T) -> f32) -> Vec<f32> {
             v.iter().map(|&x| f(x)).collect()
@@ -193,7 +193,7 @@ impl ArrayData {
         }
     }
 
-    /// As [`Array::to_i64`].
+    /// Converts the elements to i64, as [`Array::to_i64`] does.
     pub fn to_i64(&self) -> Option<Vec<i64>> {
         fn each<T: Copy>(v: &[T], f: impl Fn(T) -> i64) -> Option<Vec<i64>> {
             Some(v.iter().map(|&x| f(x)).collect())

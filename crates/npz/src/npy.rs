@@ -155,7 +155,7 @@ pub(crate) fn read_array(from: &mut impl Read, length: u64) -> std::result::Resu
     Ok(Array { shape: header.shape, data })
 }
 
-/// Whether the shape fits the data; what is wrong otherwise.
+/// Checks that the shape fits the data; the error says what does not.
 pub(crate) fn check(array: &Array) -> std::result::Result<(), String> {
     let n = array.data.len();
     match elements(&array.shape) {
@@ -178,7 +178,7 @@ pub(crate) fn write_array(out: &mut impl Write, array: &Array) -> io::Result<()>
     Ok(())
 }
 
-/// As [`anemoe_io::write_atomic`].
+/// Writes a file with [`anemoe_io::write_atomic`]; errors name the path.
 pub(crate) fn write_atomic(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> Result<()> {
     anemoe_io::write_atomic(path, write).map_err(|e| Error::io(path, e))
 }

@@ -12,7 +12,7 @@ const MAX_DIMENSIONS: usize = 64;
 /// The data starts at a multiple of this.
 const ALIGNMENT: usize = 64;
 
-/// What a header says.
+/// Header of an array: element type, order and shape.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Header {
     pub dtype: DType,

@@ -35,7 +35,8 @@ pub fn read_npz(path: &Path) -> Result<BTreeMap<String, Array>> {
     read_npz_within(path, 0)
 }
 
-/// As [`read_npz`], for a caller who has use for `wanted` bytes: the arrays may take as many, however little the file has.
+/// Reads a `.npz` file like [`read_npz`], for a caller who has use for `wanted` bytes: the arrays may take as
+/// many, however little the file has.
 ///
 /// # Errors
 /// As [`read_npz`]; the archive may also expand to `wanted` bytes.
@@ -137,7 +138,7 @@ pub fn write_npz(path: &Path, entries: &[(String, Array)]) -> Result<()> {
     write(path, entries, CompressionMethod::Stored)
 }
 
-/// As [`write_npz`], deflated, like `numpy.savez_compressed`.
+/// Writes a `.npz` file like [`write_npz`], deflated, as `numpy.savez_compressed` does.
 ///
 /// # Errors
 /// As [`write_npz`].
@@ -291,7 +292,7 @@ mod tests {
             read_npz(&self.file())
         }
 
-        /// What is said about an archive that is invalid.
+        /// Error text of an archive that is invalid.
         fn invalid(&self, bytes: &[u8]) -> String {
             let e = self.read(bytes).unwrap_err();
             assert!(e.kind() == Kind::Invalid && e.path() == Some(self.file().as_path()), "{e}");
@@ -309,7 +310,8 @@ mod tests {
         Array::new(vec![n], vec![1f32; n]).unwrap()
     }
 
-    /// Where the first local and the first central header have `field` (offsets within each).
+    /// Overwrites a field of the first local and the first central header; `local` and `central` are its
+    /// offsets in each.
     fn patch(bytes: &mut [u8], local: usize, central: usize, value: &[u8]) {
         let at = bytes.windows(4).position(|w| w == b"PK\x01\x02").unwrap();
         bytes[local..local + value.len()].copy_from_slice(value);
