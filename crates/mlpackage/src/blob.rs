@@ -51,7 +51,7 @@ pub struct BlobWriter {
     shown: PathBuf,
     /// Created with the first blob: a package without blobs has no weight file.
     file: Option<File>,
-    /// What is not written yet, less than [`BUFFER`] bytes.
+    /// Bytes that are not written yet, less than [`BUFFER`].
     pending: Vec<u8>,
     position: u64,
     count: u32,
@@ -70,7 +70,7 @@ impl BlobWriter {
         BlobWriter::named(path.clone(), path)
     }
 
-    /// As [`BlobWriter::new`], for a file that will be moved to `shown`: errors name it so.
+    /// Makes a writer like [`BlobWriter::new`], for a file that will be moved to `shown`: errors name it so.
     pub(crate) fn named(path: PathBuf, shown: PathBuf) -> Self {
         BlobWriter { path, shown, file: None, pending: Vec::new(), position: 0, count: 0, open: None }
     }
@@ -268,8 +268,9 @@ impl BlobFile {
         BlobFile::map(path, false)
     }
 
-    /// As [`BlobFile::open`], for one who will read all of the file again and again: what is not in memory yet is read in
-    /// large pieces, to pages of 2 MB where the file system has such. Pages that are in memory stay as they are.
+    /// Opens a weight file like [`BlobFile::open`], for one who will read all of it again and again: parts
+    /// that are not in memory yet are read in large pieces, to pages of 2 MB where the file system has such.
+    /// Pages that are in memory stay as they are.
     ///
     /// # Errors
     /// As [`BlobFile::open`].
@@ -324,7 +325,7 @@ impl BlobFile {
         }
     }
 
-    /// As [`BlobFile::blob`], with the file kept mapped by what is given.
+    /// Gives a blob like [`BlobFile::blob`], and keeps the file mapped as long as it lives.
     ///
     /// # Errors
     /// As [`BlobFile::blob`].

@@ -40,7 +40,7 @@ struct Item {
     path: String,
 }
 
-/// What [`PackageWriter::finish`] wrote.
+/// Facts of the package that [`PackageWriter::finish`] wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PackageInfo {
     /// Bytes of `model.mlmodel`.
@@ -70,7 +70,8 @@ impl PackageWriter {
         Self::start(target, false)
     }
 
-    /// As [`PackageWriter::create`], but an existing package is replaced when the new one is complete.
+    /// Begins a package like [`PackageWriter::create`]; an existing one is replaced when the new one is
+    /// complete.
     ///
     /// # Errors
     /// Something else than a package exists there, it has another extension, or its parent directory cannot be written.
@@ -101,7 +102,7 @@ impl PackageWriter {
         Ok(PackageWriter { target: target.to_path_buf(), overwrite, directory, weights })
     }
 
-    /// Where blobs go; [`Value::blob`] refers to them by offset.
+    /// Writer of the weight file; [`Value::blob`] refers to its blobs by offset.
     pub fn weights(&mut self) -> &mut BlobWriter {
         &mut self.weights
     }
@@ -306,8 +307,9 @@ impl Package {
         Package::open_with(path, None, &WeightFiles::default())
     }
 
-    /// As [`Package::open`], to run those of its functions that are `wanted`: the others are not looked at, and no function is
-    /// that is not there. Weight files among `mapped` are not mapped again.
+    /// Opens a package like [`Package::open`], to run those of its functions that are `wanted`: the others
+    /// are not looked at, and a wanted function may be missing. Weight files among `mapped` are not mapped
+    /// again.
     ///
     /// # Errors
     /// As [`Package::open`].
@@ -392,7 +394,7 @@ impl Package {
         &self.model
     }
 
-    /// Where the package is.
+    /// Path of the package.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -421,7 +423,7 @@ impl Package {
         }
     }
 
-    /// As [`Package::blob`], with the file kept mapped by what is given.
+    /// Gives a blob like [`Package::blob`], and keeps its file mapped as long as it lives.
     ///
     /// # Errors
     /// As [`Package::blob`].

@@ -108,7 +108,7 @@ impl Opset {
     pub const ALL: [Opset; 5] =
         [Opset::CoreML5, Opset::CoreML6, Opset::CoreML7, Opset::CoreML8, Opset::CoreML9];
 
-    /// As stored in the format.
+    /// Name of the opset in the file format.
     pub const fn name(self) -> &'static str {
         match self {
             Opset::CoreML5 => "CoreML5",
@@ -206,7 +206,7 @@ impl Operation {
     }
 }
 
-/// What is bound to a parameter: one binding, or several for a tuple such as `concat`'s `values`.
+/// Bindings of a parameter: one, or several for a tuple such as `concat`'s `values`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Argument(pub Vec<Binding>);
 

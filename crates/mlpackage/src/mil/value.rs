@@ -8,18 +8,18 @@ use half::f16;
 pub struct Value {
     /// Its type; for a tensor every dimension is known.
     pub ty: ValueType,
-    /// Where its data is.
+    /// Data, or its place in a weight file.
     pub data: ValueData,
 }
 
-/// Where a value's data is.
+/// Data of a value, or its place in a weight file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ValueData {
     /// In the program itself.
     Immediate(Immediate),
     /// In a weight file of the package.
     Blob {
-        /// As stored, for instance `@model_path/weights/weight.bin`.
+        /// Stored path, for instance `@model_path/weights/weight.bin`.
         file: String,
         /// Absolute offset of the blob's *metadata* (its data lies 64 bytes behind it).
         offset: u64,

@@ -8,7 +8,7 @@ use super::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// How bad a finding is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
     /// Legal, but not checked completely, or refused by some compilers.
@@ -20,13 +20,13 @@ pub enum Severity {
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
-    /// How bad it is.
+    /// Severity.
     pub severity: Severity,
     /// Function, empty for the model as a whole.
     pub function: String,
     /// Operation, input or output.
     pub place: String,
-    /// What is wrong.
+    /// Fault, in words.
     pub text: String,
 }
 
@@ -71,7 +71,7 @@ struct Verifier {
     function: String,
 }
 
-/// What is known of a name: its type, and its value where it is a constant.
+/// Known facts of a name: its type, and its value where it is a constant.
 #[derive(Clone)]
 struct Known<'a> {
     ty: &'a ValueType,

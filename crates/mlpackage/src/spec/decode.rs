@@ -20,8 +20,8 @@ pub fn decode(bytes: &[u8], path: &Path) -> Result<MlModel> {
     decode_some(bytes, path, None)
 }
 
-/// As [`decode`], with only those functions of the program that are `wanted`, where some are: the others' bodies are not
-/// looked at. Functions that are wanted and not there are not in the result.
+/// Decodes a model like [`decode`], with only those functions of the program that are `wanted`, where some
+/// are: the others' bodies are not looked at. Functions that are wanted and not there are not in the result.
 ///
 /// # Errors
 /// As [`decode`].
@@ -57,7 +57,7 @@ struct Reader<'a> {
     path: &'a Path,
 }
 
-/// What is wrong; where, is added on the way out.
+/// Result whose error says what is wrong; the place is added on the way out.
 type Found<T> = std::result::Result<T, String>;
 
 impl Reader<'_> {

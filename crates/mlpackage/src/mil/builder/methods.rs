@@ -6,7 +6,7 @@ use crate::Result;
 use crate::mil::{DataType, Value};
 use half::f16;
 
-/// Which formula `gelu` uses.
+/// Formula of `gelu`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GeluMode {
     /// With the error function.

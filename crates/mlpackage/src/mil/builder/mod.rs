@@ -53,7 +53,7 @@ impl Var {
     }
 }
 
-/// What is bound to a parameter.
+/// Argument of a parameter.
 #[derive(Clone, Debug)]
 pub enum Arg {
     /// An earlier value.

@@ -1,4 +1,4 @@
-//! What type inference sees of an operation.
+//! Context of type inference: the operands and nested blocks of an operation.
 
 use crate::mil::{DataType, Dim, TensorType, Value, ValueType};
 use std::collections::BTreeMap;

@@ -30,13 +30,13 @@ pub struct OpDef {
 pub struct Param {
     /// Name, for instance `pad_type`.
     pub name: &'static str,
-    /// Whether it may be left out.
+    /// Presence: required, optional, or with a default.
     pub presence: Presence,
     /// It takes any number of values, as `values` of `concat`.
     pub variadic: bool,
 }
 
-/// Whether a parameter may be left out.
+/// Presence of a parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Presence {
     /// It must be there.
