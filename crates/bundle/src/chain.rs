@@ -29,7 +29,7 @@ const MAX_CHANNELS: usize = 1 << 16;
 /// Most such registers: steps of all layers use the same ones.
 const MAX_ZEROED: usize = 16;
 
-/// What a host needs to run a bundle.
+/// Everything that a host needs to run a bundle, apart from weights and tokenizer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Chain {
@@ -39,26 +39,27 @@ pub struct Chain {
     pub generator: String,
     /// Model family, for people; nothing depends on it.
     pub family: String,
-    /// Where the weights came from, for people.
+    /// Source of the weights, for people.
     pub source: String,
     /// Sizes and special tokens.
     pub model: ModelInfo,
     /// SHA-256 over what the checkpoint holds, wherever it lies; of large files over samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_sha256: Option<String>,
-    /// How the checkpoint was read where readers differ, for reference runs of it; nothing else depends on it.
+    /// Readings of the checkpoint where readers differ, for reference runs of it; nothing else depends on
+    /// them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub readings: BTreeMap<String, String>,
     /// The options of the plan, as the builder writes them: with the checkpoint they give the plan again.
     #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
     pub options: serde_json::Value,
-    /// What the gates of the build said; absent in bundles of versions without gates.
+    /// Results of the build's gates; absent in bundles of versions without gates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gates: Option<Gates>,
     /// SHA-256 of the file with the importances that errors were weighed with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub importance: Option<String>,
-    /// How kinds were chosen, where a search did it.
+    /// Choice of kinds, where a search made it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auto: Option<AutoChoice>,
     /// The embedding that the host looks up.
@@ -80,7 +81,7 @@ pub struct Chain {
     pub shards: Vec<Shard>,
 }
 
-/// What the gates of a build said.
+/// Results of a build's gates.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gates {
@@ -93,7 +94,7 @@ pub struct Gates {
     pub min_cosine: Option<f64>,
 }
 
-/// What one gate said.
+/// Result of one gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GateResult {
@@ -111,7 +112,7 @@ pub enum GateResult {
 }
 
 impl Gates {
-    /// Of a build without gates.
+    /// Results of a build without gates.
     pub const fn skipped() -> Gates {
         Gates { representative: GateResult::Skipped, full_stack: GateResult::Skipped, min_cosine: None }
     }
@@ -137,13 +138,13 @@ pub struct ModelInfo {
     pub final_logit_softcapping: Option<f32>,
 }
 
-/// How a search chose the compression of each tensor.
+/// Choice that a search made: the compression of each tensor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AutoChoice {
-    /// What was asked, for instance `min_cosine 0.99` or `max_bytes 6000000`.
+    /// Goal of the search, for instance `min_cosine 0.99` or `max_bytes 6000000`.
     pub goal: String,
-    /// What errors were measured on.
+    /// Text or data on which errors were measured.
     pub measured_on: String,
     /// Bytes of all matrices as chosen.
     pub bytes: u64,
@@ -182,7 +183,7 @@ pub struct TensorChoice {
     pub output_error: f64,
     /// Loss (divergence of the next token's distribution, in nats) per unit of output error; 1 where it was not measured.
     pub sensitivity: f64,
-    /// What the neighbouring kinds would cost or gain.
+    /// Reason of the choice: cost or gain of the neighbouring kinds.
     pub reason: String,
 }
 
@@ -212,8 +213,8 @@ pub struct Embedding {
     pub cols: usize,
     /// Multiplied to a row in f32; the product is rounded to fp16.
     pub scale: f32,
-    /// How the rows are stored: packed elements (padded to a whole byte), then tables or scales in fp16, then offsets in int8, a
-    /// byte each.
+    /// Storage format of the rows: packed elements (padded to a whole byte), then tables or scales in fp16,
+    /// then offsets in int8, a byte each.
     #[serde(default)]
     pub storage: WeightFormat,
     /// SHA-256 of the file.
@@ -316,7 +317,7 @@ pub enum Step {
         from: String,
         /// Register `[1, N, 1, T]`.
         weights: String,
-        /// Which of its N rows.
+        /// Row of `weights`, less than N.
         row: usize,
     },
     /// Make a register `[1, channels, 1, T]` of zeros, for runs that accumulate into it.
@@ -334,7 +335,7 @@ pub enum Step {
 pub struct Run {
     /// Name of the shard.
     pub shard: String,
-    /// Which of the shard's functions, besides the token count; absent where there is one kind.
+    /// Kind of function, besides the token count; absent where the shard has one kind.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unit: Option<String>,
     /// The call is left out when this says so.
@@ -352,8 +353,9 @@ pub struct Run {
     pub channels_last: bool,
 }
 
-/// What the host keeps of a call for the next one: a row `[heads, channels]` of each token. The input has rows of tokens before
-/// the call, zeros where there were none; an output, `[1, heads, T, channels]`, those of the call's own.
+/// Rows that the host keeps of a call for the next one: a row `[heads, channels]` of each token. The input
+/// has rows of tokens before the call, zeros where there were none; an output, `[1, heads, T, channels]`,
+/// those of the call's own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Kept {
@@ -399,7 +401,7 @@ pub struct RowRange {
     pub count: usize,
 }
 
-/// What a function's input is filled with.
+/// Source of a function's input.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum InputBinding {
@@ -439,7 +441,7 @@ pub enum HostInput {
     Carry(usize),
 }
 
-/// What becomes of a function's output.
+/// Destination of a function's output.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OutputBinding {
@@ -453,7 +455,7 @@ pub struct OutputBinding {
     pub accumulate: bool,
 }
 
-/// What a shard computes.
+/// Kind of a shard, by the part of the model that it computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ShardKind {
@@ -470,7 +472,7 @@ pub enum ShardKind {
 }
 
 impl ShardKind {
-    /// As in `chain.json`.
+    /// Name in `chain.json`.
     pub const fn name(self) -> &'static str {
         match self {
             ShardKind::Attention => "attention",
@@ -490,7 +492,7 @@ pub struct Shard {
     pub name: String,
     /// Path in the bundle.
     pub file: String,
-    /// What it computes.
+    /// Part of the model that it computes.
     pub kind: ShardKind,
     /// Layer, from 0; absent for the head.
     pub layer: Option<usize>,
@@ -582,7 +584,7 @@ impl Chain {
         self.tokens.iter().map(|t| t.max).max().unwrap_or(1)
     }
 
-    /// What contradicts itself, if anything does.
+    /// Checks that the chain does not contradict itself; the error says where it does.
     fn check(&self) -> std::result::Result<(), String> {
         let m = &self.model;
         let sizes = [m.vocab_size, m.hidden_size, m.max_context];
@@ -802,7 +804,7 @@ impl Kept {
         }
     }
 
-    /// What contradicts the run that it is a part of.
+    /// Checks the rows against the run that keeps them; the error says what contradicts it.
     fn check(&self, run: &Run) -> std::result::Result<(), String> {
         let (Kept::Cache { place, .. } | Kept::Newest { place, .. }) = self;
         match run.inputs.get(place) {

@@ -28,7 +28,8 @@ pub const MAX_LINE_BYTES: usize = 256 << 10;
 /// Longest id, kind or state.
 const MAX_WORD: usize = 64;
 
-/// How often, and after which time, an appender asks again for the lock that another one holds for a moment.
+/// Most attempts of an appender to get the lock that another one holds for a moment, and the pause between
+/// two of them.
 const LOCK_TRIES: usize = 500;
 const LOCK_WAIT: Duration = Duration::from_millis(10);
 
@@ -60,7 +61,7 @@ pub struct Event {
     /// See [`status`].
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub status: String,
-    /// How long it took.
+    /// Duration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds: Option<f64>,
     /// Id of the event that this one ends or belongs to.
@@ -69,7 +70,7 @@ pub struct Event {
     /// Version of the program.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub version: String,
-    /// Where it ran.
+    /// Machine on which it ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<Machine>,
     /// Options of the command, defaults included.
@@ -78,7 +79,7 @@ pub struct Event {
     /// Figures of one run.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub facts: Map<String, Value>,
-    /// What people wrote.
+    /// Words of people about it.
     #[serde(flatten)]
     pub prose: Prose,
     /// Fields of other versions.
@@ -86,7 +87,7 @@ pub struct Event {
     pub rest: Map<String, Value>,
 }
 
-/// What people write about an event.
+/// Words of people about an event.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Prose {
     /// Why it is done.
@@ -95,16 +96,16 @@ pub struct Prose {
     /// Anything else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
-    /// What was not expected.
+    /// Surprise: a result that was not expected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub surprise: Option<String>,
-    /// What follows from it.
+    /// Lesson: a conclusion for later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lesson: Option<String>,
-    /// What is to be done.
+    /// Next step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
-    /// Where more is written.
+    /// References to more about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refs: Option<String>,
 }
@@ -135,7 +136,7 @@ pub struct Machine {
     pub rest: Map<String, Value>,
 }
 
-/// What a journal holds.
+/// Events of a journal.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Journal {
     /// Oldest first.
@@ -165,7 +166,7 @@ impl Event {
         }
     }
 
-    /// What breaks the format, if anything does.
+    /// Checks the event against the format; the error says what breaks it.
     fn check(&self) -> std::result::Result<(), String> {
         let word = |what: &str, text: &str| {
             let fits = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
@@ -343,7 +344,7 @@ fn lock(file: &File) -> io::Result<bool> {
     Err(io::Error::new(io::ErrorKind::WouldBlock, "another process holds the journal's lock"))
 }
 
-/// Where a journal ends.
+/// End of a journal.
 struct End {
     len: u64,
     /// The last line is whole but for its end.
