@@ -128,7 +128,7 @@ impl WeightFormat {
 /// Joins the operands of a stored matrix: values of a program, parts of a mapped file, or slices.
 #[derive(Clone, Copy, Debug)]
 pub struct Weight<D, V> {
-    /// What the operands mean.
+    /// Format: the meaning of the operands.
     pub format: WeightFormat,
     /// Packed elements.
     pub elements: D,
