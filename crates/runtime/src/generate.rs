@@ -6,12 +6,12 @@ use crate::speculate::{Drafter, Mode, Speculation, SpeculationReport};
 use crate::{Error, Result};
 use std::time::{Duration, Instant};
 
-/// What to generate.
+/// Options of [`generate`].
 #[derive(Clone, Debug)]
 pub struct GenerateOptions {
     /// Most new tokens.
     pub max_new: usize,
-    /// How tokens are chosen.
+    /// Sampling: how tokens are chosen.
     pub sampling: Sampling,
     /// Go on behind the model's end tokens.
     pub ignore_eos: bool,
@@ -26,7 +26,7 @@ pub struct GenerateOptions {
 pub enum Stop {
     /// The model said so.
     EndToken(u32),
-    /// As many tokens as asked.
+    /// `max_new` tokens were generated.
     MaxNew,
     /// The caches are full.
     ContextFull,
@@ -34,7 +34,7 @@ pub enum Stop {
     Caller,
 }
 
-/// What was generated, and how fast.
+/// Result of [`generate`]: tokens and times.
 #[derive(Clone, Debug)]
 pub struct Generated {
     /// New tokens; an end token is not among them.

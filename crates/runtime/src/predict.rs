@@ -26,11 +26,11 @@ pub struct Prediction {
     pub precision: Precision,
     /// One archive per step: an array per input, and `state:NAME` to start a state from.
     pub inputs: Vec<PathBuf>,
-    /// Where outputs go; `{}` becomes the step. Without it only the last step is written.
+    /// Path of the outputs; `{}` becomes the step. Without it only the last step is written.
     pub outputs: PathBuf,
 }
 
-/// What was written.
+/// Archive of outputs that was written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Written {
     /// The archive.

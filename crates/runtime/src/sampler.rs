@@ -2,7 +2,7 @@
 
 use anemoe_io::Random;
 
-/// How the next token is chosen.
+/// Options of the choice of the next token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// Logits are divided by it; 0 takes the most probable token.
@@ -19,7 +19,7 @@ impl Sampling {
     /// Always the most probable token.
     pub const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
 
-    /// What is out of range, if anything is.
+    /// Checks the ranges; the error says what is out of range.
     pub fn check(&self) -> Result<(), String> {
         if !self.temperature.is_finite() || self.temperature < 0.0 {
             return Err(format!("temperature {} is not a number of at least 0", self.temperature));

@@ -42,7 +42,7 @@ fn package(dir: &Path, operations: Vec<Operation>) -> PathBuf {
     path
 }
 
-/// How the package is refused, when it is compiled or when it runs, executed in every way.
+/// Refusals of a package, when it is compiled or when it runs, executed in every way.
 fn refusals(path: &Path, input: &Tensor) -> Vec<String> {
     let mut said = Vec::new();
     for precision in [Precision::Fp16, Precision::Fp32] {

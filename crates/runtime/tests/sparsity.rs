@@ -1,4 +1,4 @@
-//! What is multiplied by zero is left out, and the result is the same.
+//! Products with zero are left out, and the result is the same.
 
 use anemoe_mlpackage::mil::builder::{ConvParams, FunctionBuilder, GeluMode, Var, model};
 use anemoe_mlpackage::mil::{DataType, Opset, TensorType, Value};

@@ -105,7 +105,7 @@ impl History {
         self.known = PromptText::default();
     }
 
-    /// As JSON.
+    /// Writes the history as JSON.
     pub fn to_json(&self) -> Value {
         serde_json::json!({"messages": self.messages, "text": self.known.text, "ids": self.known.ids})
     }

@@ -1,4 +1,4 @@
-//! How a model's makers sample from it.
+//! Sampling that a model's makers recommend.
 
 use crate::{Error, Result};
 use serde_json::Value;

@@ -33,7 +33,7 @@ use zero_skip::find_guards;
 /// Results larger than this are not computed at load even when they could be: they would be kept for good.
 const MAX_FOLDED: usize = 1 << 24;
 
-/// What a name stands for.
+/// Definition of a name: a constant, or a value that is computed.
 #[derive(Clone)]
 enum Definition {
     Constant(Constant),
@@ -52,7 +52,7 @@ struct Compiler<'a> {
     buffers: usize,
     /// Buffers that no value needs any more.
     free: Vec<usize>,
-    /// How many readers each name has left, outputs of blocks included.
+    /// Readers that each name has left, outputs of blocks included.
     uses: BTreeMap<String, usize>,
     /// Depth of nested blocks: inside them buffers are not reused, since a loop's body runs again.
     depth: usize,
@@ -124,7 +124,7 @@ fn compile_for_shapes(
     compile_as(package, &described.name, body, described, options, allowance, Target::PlanOfShapes)
 }
 
-/// What a function is compiled to.
+/// Target of compilation: fused nodes, or instructions one after the other.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Target {
     Plan,
@@ -371,7 +371,7 @@ impl Compiler<'_> {
         ValueRef::Constant(self.constants.len() - 1)
     }
 
-    /// Where a value can be read; a stored weight is decoded first.
+    /// Gives the place where a value can be read; a stored weight is decoded first.
     fn operand_place(&mut self, name: &str) -> std::result::Result<ValueRef, String> {
         match self.names.get(name).cloned() {
             None => Err(format!("`{name}` is used before it is defined")),

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How a function runs.
+/// Executable form of a function.
 pub(super) enum Executable {
     /// Fused nodes over planned buffers.
     Plan(Plan),
@@ -36,7 +36,7 @@ pub struct CompiledFunction {
     /// Types of the inputs in the program, in the order of the description.
     inputs: Vec<TensorType>,
     states: Vec<(String, TensorType)>,
-    /// Of each state, the slots that are held in fp16; none where it is in f32.
+    /// Slots of each state that are held in fp16; none where it is in f32.
     caches: Vec<Option<usize>>,
     /// Bytes that a run may take.
     allowance: Allowance,

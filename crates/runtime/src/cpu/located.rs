@@ -7,7 +7,7 @@ use std::path::Path;
 /// Result of something that happens inside an operation.
 pub(super) type OpErrorAt<T> = std::result::Result<T, OpError>;
 
-/// Where an operation is, for errors.
+/// Location of an operation, for errors.
 pub(super) struct Located<'a> {
     pub path: &'a Path,
     pub function: &'a str,

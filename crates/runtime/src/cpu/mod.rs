@@ -32,7 +32,7 @@ pub use tokens::{Carried, CarriedRows, carried};
 
 pub(crate) use crate::backend::MANY;
 
-/// How results are rounded.
+/// Rounding of results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Precision {
     /// Results of type fp16 are rounded to fp16, as on the device.
@@ -42,7 +42,7 @@ pub enum Precision {
     Fp32,
 }
 
-/// How a function is executed.
+/// Options of execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Rounding.

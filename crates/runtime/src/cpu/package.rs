@@ -67,7 +67,7 @@ impl CpuPackage {
 /// Runs packages on this machine's CPU.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuBackend {
-    /// How functions are executed.
+    /// Options of execution, for all functions.
     pub options: Options,
 }
 

@@ -114,7 +114,7 @@ impl StateValue {
         }
     }
 
-    /// As a plan takes it: with so many slots in fp16, or as a tensor of f32.
+    /// Converts the state to the form that a plan takes: with so many slots in fp16, or a tensor of f32.
     pub fn hold(&mut self, cache: Option<usize>) {
         match (&*self, cache) {
             (StateValue::Cache(c), Some(slots)) if c.slots == slots => return,
@@ -199,7 +199,7 @@ fn each<'a>(
 
 /// Elements of a state, next to each other.
 pub(super) enum StatePiece<'a> {
-    /// Of a head; the last bits belong to what is behind the slots, and say nothing.
+    /// Elements of a head; the last bits belong to what is behind the slots, and say nothing.
     HalfCache {
         bits: &'a mut [u16],
         behind: &'a mut [f32],
@@ -237,7 +237,7 @@ impl StatePiece<'_> {
 mod tests {
     use super::*;
 
-    /// As it is held: fp16 up to the slots.
+    /// Values as a state holds them: rounded to fp16 up to the slots.
     fn expected(values: &[f32], [rows, slots, d]: [usize; 3]) -> Vec<f32> {
         let rounded = |v: f32| f16::from_f32(v).to_f32();
         let held = values.iter().enumerate();

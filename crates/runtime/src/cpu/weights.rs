@@ -13,7 +13,8 @@ use half::{bf16, f16};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// What a rearranged weight was made of, and how: its columns, and their taps, or it was transposed.
+/// Key of a rearranged weight: the blob that it was made of, its columns, and their taps, or none where it
+/// was transposed.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Rearrangement {
     /// Address and bytes.
@@ -143,8 +144,8 @@ impl StoredWeight {
         Ok(Arc::new(StoredWeight::dense(Arc::new(Tensor::f32(&[cols, rows], turned)))?))
     }
 
-    /// What `make` gives, or what it gave to another function that reads the same blob: functions of a package, and of other
-    /// numbers of tokens, share their weights.
+    /// Gives the result of `make`, or the one that it gave to another function that reads the same blob:
+    /// functions of a package, and of other numbers of tokens, share their weights.
     fn shared(
         &self,
         taps: Option<usize>,

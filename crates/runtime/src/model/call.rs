@@ -107,9 +107,9 @@ pub(super) struct Piece {
 /// Memory of calls.
 #[derive(Default)]
 pub(super) struct CallScratch {
-    /// Of each input: a copy of some rows or columns of a register, and the call takes it.
+    /// Copy of some rows or columns of a register, for each input; true if the call takes the copy.
     copies: Vec<(Tensor, bool)>,
-    /// Of each term of a sum.
+    /// Copies of each term of a sum.
     terms: Vec<Vec<(Tensor, bool)>>,
     outputs: Vec<Tensor>,
     turned: Turned,

@@ -1,4 +1,4 @@
-//! What the host computes between package calls: rotary rows, masks, cache placement, expert choice.
+//! Host computations between package calls: rotary rows, masks, cache placement, expert choice.
 
 use crate::tensor::Tensor;
 use anemoe_bundle::{Cache, Chain, HostInput, Rope};
@@ -97,7 +97,7 @@ fn mask_rows(out: &mut Tensor, cache: &Cache, first: usize, n: usize, width: usi
     }
 }
 
-/// How experts are chosen and weighted.
+/// Routing: how many experts are chosen, and their weights.
 pub(super) struct Routing {
     pub top_k: usize,
     pub scale: Option<Vec<f32>>,
@@ -105,7 +105,7 @@ pub(super) struct Routing {
     pub over_all: bool,
 }
 
-/// What [`route`] works in.
+/// Memory of [`route`].
 #[derive(Default)]
 pub(super) struct Ranking {
     order: Vec<usize>,

@@ -110,7 +110,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the host keeps between calls of a shard, by input.
+/// Rows that the host keeps between calls of a shard, by input.
 fn kept_of<'a>(chain: &'a Chain, shard: &str) -> BTreeMap<&'a str, &'a Kept> {
     let runs = chain.steps.iter().filter_map(|step| match step {
         Step::Run(run) if run.shard == shard => Some(run),

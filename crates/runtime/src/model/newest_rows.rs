@@ -45,10 +45,10 @@ struct RowsPlaces {
     /// Inputs and outputs that callers see.
     inputs: Vec<String>,
     outputs: Vec<String>,
-    /// Of each input of the function, the kept rows that it takes; others are the callers', in order.
+    /// Kept rows that each input of the function takes; other inputs are the callers', in order.
     taken: Vec<Option<usize>>,
     given: Vec<Option<usize>>,
-    /// Of each kept rows, the callers' input that places tokens.
+    /// Callers' input that places tokens, for each kept rows.
     places: Vec<usize>,
 }
 
@@ -65,7 +65,7 @@ struct RowsBatch {
 /// The rows of one [`NewestRows`] in a sequence.
 #[derive(Clone, Debug, Default)]
 struct Rows {
-    /// Of each of the newest tokens `heads * channels` values, the last one behind.
+    /// Values of each of the newest tokens, `heads * channels`, the last one behind.
     of_tokens: VecDeque<Vec<f32>>,
     /// Rows of older tokens are gone, so that what lies before those here is not zero.
     has_more: bool,

@@ -111,7 +111,7 @@ pub struct SpeculationReport {
     pub verifier_calls: u64,
     /// Tokens of all drafts.
     pub drafted: u64,
-    /// Those that were accepted.
+    /// Drafted tokens that were accepted.
     pub accepted: u64,
     /// Passes without a draft although there was a match.
     pub fallbacks: u64,
@@ -197,7 +197,8 @@ impl Controller {
         (self.kept[b] + ASSUMED[b] * ASSUMED_WEIGHT) / (self.tried[b] + ASSUMED_WEIGHT)
     }
 
-    /// Whether what was seen justifies preparing a pass that takes `time` for `tokens` tokens on average.
+    /// True if preparing a pass that takes `time` for `tokens` tokens on average is justified by the passes
+    /// so far.
     fn is_worth_preparing(&self, matched: usize, one: f64, time: f64, tokens: f64, left: usize) -> bool {
         // Matches are this often; before any pass there is none.
         let share = self.matches as f64 / (self.passes as f64).max(1.0);
@@ -249,7 +250,7 @@ impl Controller {
         self.preparing = Some(seconds);
     }
 
-    /// Whether a pass with `drafted` tokens is prepared.
+    /// True if a pass with `drafted` tokens is prepared.
     pub fn is_prepared(&self, drafted: usize) -> bool {
         self.prepared.get(drafted).copied().unwrap_or(true)
     }

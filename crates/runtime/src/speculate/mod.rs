@@ -28,7 +28,7 @@ pub enum Mode {
     Auto,
 }
 
-/// How drafts are made.
+/// Options of drafts.
 #[derive(Clone, Debug)]
 pub struct Speculation {
     /// Condition for drafts.

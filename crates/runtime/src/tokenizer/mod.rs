@@ -48,7 +48,7 @@ struct Parts {
     model: ModelHead,
 }
 
-/// What a model has besides its vocabulary.
+/// Fields of a model besides its vocabulary.
 #[derive(Default, Deserialize)]
 struct ModelHead {
     #[serde(default)]

@@ -111,7 +111,7 @@ pub(super) fn gather_nd(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     Ok(())
 }
 
-/// How an update meets what is there.
+/// Combines an old element with its update, as `mode` says.
 fn combine<T: Copy + PartialOrd>(
     mode: &str,
     arithmetic: fn(&str, T, T) -> Option<T>,

@@ -4,12 +4,12 @@ use super::operands::{OpContext, OpError, OpResult};
 use super::shape::invalid;
 use anemoe_kernels::Window;
 
-/// What is added around the input.
+/// Padding around the input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Padding {
     /// Before and after each axis.
     Custom(Vec<(usize, usize)>),
-    /// As many as keep the size, divided by strides; the odd one after, or before where `lower`.
+    /// Elements that keep the size, divided by strides; the odd one after, or before where `lower`.
     Same { lower: bool },
 }
 

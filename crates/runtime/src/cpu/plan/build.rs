@@ -19,7 +19,7 @@ use buffers::assign;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What a plan is made from: a function's steps, in which every buffer is written once.
+/// Input of planning: a function's steps, in which every buffer is written once.
 pub(in crate::cpu) struct PlanInput<'a> {
     pub steps: Vec<Instr>,
     pub constants: &'a [Arc<Tensor>],
@@ -40,7 +40,7 @@ struct Builder<'a> {
     /// Type of each buffer of the steps.
     types: &'a [DataType],
     round: bool,
-    /// Of each buffer of the steps, once it is there.
+    /// View of each buffer of the steps, once it is there.
     views: Vec<Option<View>>,
     nodes: Vec<Node>,
     /// Elements of each buffer of the plan.
@@ -592,7 +592,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Where a bias of `rows` elements is; none inside where there is none.
+    /// Place of a bias of `rows` elements; `Some(None)` where there is no bias, `None` where it does not fit.
     fn bias(&mut self, bias: Option<ValueRef>, rows: usize) -> Option<Option<Base>> {
         let Some(bias) = bias else { return Some(None) };
         let v = self.float(bias)?;

@@ -44,7 +44,7 @@ pub(super) struct Branch {
     pub kind: Gate,
 }
 
-/// What one expert needs while it runs.
+/// Memory of one expert while it runs.
 #[derive(Default)]
 struct ExpertScratch {
     tokens: Vec<u32>,
@@ -77,7 +77,7 @@ const _: () = {
     }
 };
 
-/// What experts need while they run.
+/// Memory of experts while they run.
 #[derive(Default)]
 pub(super) struct ExpertWorkspace {
     /// The tokens in each order that the packs multiply.
@@ -85,7 +85,7 @@ pub(super) struct ExpertWorkspace {
     /// Tokens with their channels together, where they do not come so.
     turned: Vec<f32>,
     scratch: [ExpertScratch; TOGETHER],
-    /// Which of the packs, and which of its experts.
+    /// Pack and expert of each chosen expert, as indices.
     chosen: Vec<(usize, usize)>,
 }
 
@@ -96,7 +96,7 @@ pub(super) struct Pack<'a> {
 }
 
 impl Pack<'_> {
-    /// Of expert `i`, for token `t`.
+    /// Routing weight of expert `i` for token `t`.
     fn weight(&self, i: usize, t: usize) -> f32 {
         let weight = &self.experts.branches[i].weight;
         self.sources.get(weight.base)[weight.offset + t * weight.strides[3]]
@@ -138,7 +138,7 @@ impl Experts {
     }
 }
 
-/// How experts are added up.
+/// Options of the sum of experts.
 #[derive(Clone, Copy)]
 pub(super) struct How {
     /// Leave out experts without a weight.

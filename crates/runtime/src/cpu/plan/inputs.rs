@@ -4,7 +4,7 @@ use super::view::Base;
 use crate::tensor::Tensor;
 use std::sync::Arc;
 
-/// What nodes read.
+/// Values that nodes read.
 pub(super) struct NodeInputs<'a> {
     pub buffers: &'a [Vec<f32>],
     pub tensors: &'a [Tensor],

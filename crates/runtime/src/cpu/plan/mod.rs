@@ -53,7 +53,7 @@ pub(super) struct Plan {
     /// Results of kernels, and copies of what they read.
     tensors: usize,
     constants: Vec<Arc<Tensor>>,
-    /// Of each state, the slots that may be held in fp16.
+    /// Slots of each state that may be held in fp16.
     caches: Vec<Option<usize>>,
     /// The function's results.
     outputs: Vec<(StridedLoops<2>, View)>,
@@ -64,7 +64,7 @@ pub(super) struct Plan {
     times: Vec<AtomicU64>,
 }
 
-/// What the nodes of a call work in. Nothing in it outlives the call, so the plans of a thread share one.
+/// Memory of a call's nodes. Nothing in it outlives the call, so the plans of a thread share one.
 #[derive(Default)]
 struct Arena {
     buffers: Vec<Vec<f32>>,
@@ -224,7 +224,7 @@ impl Plan {
             .fold(0, |sum, n| n.saturating_mul(4).saturating_add(sum))
     }
 
-    /// Of each state, the slots that may be held in fp16; none where it has to be in f32.
+    /// Slots of each state that may be held in fp16; none where it has to be in f32.
     pub fn caches(&self) -> &[Option<usize>] {
         &self.caches
     }
@@ -299,7 +299,7 @@ fn round(pool: &Pool, values: &mut [f32]) {
     pool.for_chunks(values, ROUNDED, &|_, values| anemoe_kernels::round_to_f16(values));
 }
 
-/// What all nodes of a run read.
+/// Values and options that all nodes of a run read.
 struct Run<'a> {
     constants: &'a [Arc<Tensor>],
     inputs: &'a [&'a Tensor],
@@ -566,7 +566,7 @@ fn order_of(items: &[Item], panel: usize) -> OpErrorAt<Layout> {
     Ok(item.weight.matrix().layout())
 }
 
-/// Where the channels of a view's tokens are.
+/// Channels of a view's tokens, as the kernels read them.
 fn columns<'a>(
     sources: &NodeInputs<'a>,
     x: &View,

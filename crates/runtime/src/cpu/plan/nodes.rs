@@ -111,7 +111,7 @@ pub(super) enum NodeKind {
         nest: StridedLoops<2>,
         x: Base,
         out: usize,
-        /// Of so many elements, before.
+        /// Value and number of the elements of `out` that are filled before the copy.
         fill: Option<(f32, usize)>,
     },
     Softmax {

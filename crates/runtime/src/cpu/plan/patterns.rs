@@ -1,4 +1,5 @@
-//! What several operations mean together: normalization, rotary embedding, gates, experts, cache updates, attention.
+//! Patterns of operations that one node replaces: normalization, rotary embedding, gates, experts, cache
+//! updates, attention.
 //!
 //! A pattern is found by what is computed, whoever wrote the program, and it stands for its operations only if nothing else
 //! reads what they compute in between.
@@ -29,7 +30,7 @@ const GELU_CUBE: f32 = 0.044_715;
 /// Share by which a factor that is stored in fp16 may be off.
 const GELU_NEAR: f32 = 1.0 / 1024.0;
 
-/// What a step stands for, with the steps before it that it replaces.
+/// Fused form of a step and of the steps before it that it replaces.
 pub(super) enum Fused {
     Norm {
         x: ValueRef,

@@ -1,4 +1,5 @@
-//! What fused nodes compute where every result is rounded to fp16: the bits of the operations one after the other.
+//! Fused nodes where every result is rounded to fp16: they give the bits of the operations one after the
+//! other.
 
 use super::super::ops::{activation, dot};
 use super::reduction::Reduction;

@@ -15,7 +15,7 @@ const SCANNED: usize = 256;
 
 thread_local! {
     static ROW: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-    /// What is added to a row.
+    /// Addend of a row.
     static PLACED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -27,9 +27,9 @@ pub(super) struct Change {
     tokens: Range<usize>,
 }
 
-/// Of each state, `[1, heads, rows, d]`, the rows of a head that may be held in fp16: slots that updates alone write, so that
-/// what a call computes is read back from there too. None where anything else is written, or where attention reads rows that
-/// are no slots.
+/// Counts for each state, `[1, heads, rows, d]`, the rows of a head that may be held in fp16: slots that
+/// updates alone write, so that what a call computes is read back from there too. None where anything else is
+/// written, or where attention reads rows that are no slots.
 pub(super) fn caches(nodes: &[Node], states: &[Vec<usize>]) -> Vec<Option<usize>> {
     let mut slots = vec![None; states.len()];
     let mut others = vec![false; states.len()];

@@ -1,4 +1,4 @@
-//! Where the elements of a value are: a place, and a stride for each dimension.
+//! Views: the places of a value's elements, by an offset and a stride for each dimension.
 
 use anemoe_kernels::{Pool, Strided};
 
@@ -7,7 +7,7 @@ const SPLIT: usize = 1 << 14;
 /// Elements of a line of a cache.
 const LINE: usize = 16;
 
-/// What holds elements.
+/// Storage of a view's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Base {
     /// A buffer of the plan.
@@ -28,7 +28,7 @@ pub(super) struct View {
     pub base: Base,
     pub offset: usize,
     pub shape: Vec<usize>,
-    /// Of each dimension, in elements.
+    /// Strides of the dimensions, in elements.
     pub strides: Vec<usize>,
 }
 
@@ -215,7 +215,8 @@ impl<const N: usize> StridedLoops<N> {
         self.split_by(pool, y, (row, row), run);
     }
 
-    /// As [`StridedLoops::split`], where as many elements as the second of `row` are read for each place.
+    /// Splits loops like [`StridedLoops::split`]; for each place `read` elements are read and `row` are
+    /// written.
     pub fn split_by(
         &self,
         pool: &Pool,
@@ -269,8 +270,8 @@ pub(super) struct Exchange {
 }
 
 impl StridedLoops<2> {
-    /// Where the nest is one: goes through rows and columns, of which the columns of the first operand lie together, and the
-    /// rows of the second.
+    /// Gives the exchange of rows and columns, where the nest is one: the columns of the first operand lie
+    /// together, and the rows of the second.
     pub fn exchange(&self) -> Option<Exchange> {
         let &[(m, outer)] = self.outer.as_slice() else { return None };
         let (n, inner) = self.inner;

@@ -34,7 +34,7 @@ pub(in crate::cpu) struct Resized {
 struct ResizedValue {
     old: ValueType,
     new: ValueType,
-    /// Of constants.
+    /// Value of a constant.
     value: Option<Value>,
 }
 
