@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sighting {
-    /// What.
+    /// Observation.
     pub seen: String,
     /// On which chip.
     pub chip: String,
@@ -24,10 +24,10 @@ pub struct Rung {
     pub name: String,
     /// Options of `build` that ask for it.
     pub build_args: Vec<String>,
-    /// What speaks for it.
+    /// Sightings that speak for it.
     #[serde(rename = "for")]
     pub speaks_for: Vec<Sighting>,
-    /// What speaks against it.
+    /// Sightings that speak against it.
     pub against: Vec<Sighting>,
     /// The form.
     #[serde(skip)]

@@ -1,4 +1,4 @@
-//! How much each input of each matrix matters: second moments of its values over a text, from a file.
+//! Importance of each input of each matrix: second moments of its values over a text, from a file.
 
 use crate::plan::MatrixPlan;
 use crate::{Error, Result};

@@ -1,4 +1,4 @@
-//! What a checkpoint holds, by part of the model.
+//! Contents of a checkpoint, by part of the model.
 
 use crate::Result;
 use crate::checkpoint::Checkpoint;
@@ -27,7 +27,7 @@ pub struct CheckpointReport {
     pub tensors: Vec<TensorReport>,
     /// Tensors that the text model does not need.
     pub skipped: Vec<String>,
-    /// What its values mean for those who run it.
+    /// Remarks on its values, for those who run it.
     pub remarks: Vec<String>,
 }
 
@@ -45,9 +45,9 @@ pub struct PartSums {
 /// One tensor.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TensorReport {
-    /// As in the checkpoint.
+    /// Name in the checkpoint.
     pub name: String,
-    /// As stored.
+    /// Stored element type.
     pub dtype: String,
     /// Outermost first.
     pub shape: Vec<u64>,

@@ -117,7 +117,7 @@ pub fn share_reads(plan: &Plan, groups: &mut [Group], used: Option<&ExpertUse>) 
     }
 }
 
-/// What a kind does to a tensor.
+/// Kind that a tensor may get, with its bytes and its error.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
     /// The kind.
@@ -341,7 +341,7 @@ pub fn kinds(groups: &[Group], choice: &Choice) -> BTreeMap<(String, String), Qu
         .collect()
 }
 
-/// What a choice is for every tensor, and what its neighbours would cost or gain.
+/// Explains a choice for every tensor: what its neighbours would cost or gain.
 pub fn explain(groups: &[Group], choice: &Choice) -> Vec<TensorChoice> {
     groups
         .iter()

@@ -32,7 +32,7 @@ pub enum SystemTarget {
     IOS18,
 }
 
-/// What is asked of a tensor.
+/// Compression job of one tensor.
 #[derive(Clone, Debug)]
 pub struct TensorJob<'a> {
     /// For messages.

@@ -17,7 +17,7 @@ const PIECE: usize = 1 << 20;
 const SAMPLE_PIECES: u64 = 16;
 const SAMPLE_PIECE: u64 = 4096;
 
-/// How the values of a matrix spread.
+/// Spread of the values of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Spread {
     /// Largest magnitude.
@@ -27,7 +27,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of a matrix, from the checkpoint.
+    /// Measures the spread of a matrix, from the checkpoint.
     ///
     /// # Errors
     /// The checkpoint cannot be read.
@@ -50,8 +50,8 @@ impl Spread {
         Ok(Spread { largest, mean: pieces.iter().map(|p| p.1).sum::<f64>() / n.max(1) as f64 })
     }
 
-    /// Of evenly spread weights of a matrix, or of all of a small one; and whether it was all. A single outlier is missed by most
-    /// samples: the shape of the distribution is not.
+    /// Measures the spread of evenly spread weights of a matrix, or of all of a small one; true if it was
+    /// all. A single outlier is missed by most samples: the shape of the distribution is not.
     ///
     /// # Errors
     /// The checkpoint cannot be read.
@@ -125,7 +125,8 @@ pub struct Outlier {
 }
 
 impl Outlier {
-    /// As `spread` says, where `m` has a kind of equal steps.
+    /// Makes the outlier of `m` as `spread` predicts it, where `m` has a kind of equal steps and would lose
+    /// too much.
     pub fn of(shard: &PlannedShard, m: &MatrixPlan, spread: Spread) -> Option<Outlier> {
         let predicted_loss = spread.uniform_loss(tensor_levels(m.quant.kind)?);
         (predicted_loss > LOSS).then(|| Outlier {

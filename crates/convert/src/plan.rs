@@ -8,14 +8,14 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Functions per package, or one function over a range of token counts.
+/// Options of a plan: kinds of compression, packing of experts, forms of shards, token counts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlanOptions {
     /// Kind for every matrix that no other option names.
     pub quant: Quant,
     /// Kinds for parts of the model, where they differ.
     pub parts: PartKinds,
-    /// What the family takes for parts of which nothing is said.
+    /// Defaults of the family, for parts that no option names.
     #[serde(default)]
     pub defaults: PartKinds,
     /// Rows that share a table, and input channels that share a scale.
@@ -36,7 +36,7 @@ pub struct PlanOptions {
     pub max_context: Option<usize>,
     /// Most bytes of a package's weights, in MB.
     pub max_shard_mb: u64,
-    /// What shares the scale of experts whose kind has one scale per tensor.
+    /// Matrices that share the scale of experts whose kind has one scale per tensor.
     #[serde(default, skip_serializing_if = "ScaleScope::is_matrix")]
     pub scale_scope: ScaleScope,
 }
@@ -118,7 +118,7 @@ const MAX_ROUTER_GROUP: usize = 8;
 const FUNCTION_PROGRAM_BYTES: u64 = 64 << 10;
 const MATRIX_PROGRAM_BYTES: u64 = 2 << 10;
 
-/// How the experts of a layer are packed.
+/// Packing of a layer's experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packing {
     /// Experts of one package.
@@ -195,7 +195,7 @@ impl PlanOptions {
         self.form_of(ShardKind::Attention).check(has_history)
     }
 
-    /// How a matrix of a part is compressed.
+    /// Gives the compression of a matrix of a part.
     pub fn resolve(&self, part: &str, rows: usize, cols: usize) -> MatrixQuant {
         MatrixQuant::resolve(self.kind(part), self.groups_of(part), rows, cols)
     }
@@ -209,7 +209,7 @@ impl PlanOptions {
         }
     }
 
-    /// As [`PlanOptions::resolve`] for a kernel of several positions, which share their input channel's block.
+    /// Gives the compression of a kernel of several positions, which share their input channel's block.
     pub fn resolve_kernel(&self, part: &str, rows: usize, cols: usize, taps: usize) -> MatrixQuant {
         let quant = self.resolve(part, rows, cols);
         match quant.kind {
@@ -220,7 +220,7 @@ impl PlanOptions {
         }
     }
 
-    /// How `experts` experts are packed.
+    /// Packs `experts` experts as the options say.
     ///
     /// # Errors
     /// [`Kind::Usage`](anemoe_io::Kind::Usage) when the option does not divide the number of experts.
@@ -269,22 +269,22 @@ impl PlanOptions {
     }
 }
 
-/// What a checkpoint becomes.
+/// Plan of a bundle: its packages, their matrices, and the contract of the host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     /// Model family.
     pub family: String,
     /// The checkpoint.
     pub source: String,
-    /// What was asked.
+    /// Options that the plan was made with.
     pub options: PlanOptions,
     /// Packages in the order of their first use.
     pub shards: Vec<PlannedShard>,
     /// Sums.
     pub totals: Totals,
-    /// How the host's embedding is compressed.
+    /// Compression of the host's embedding.
     pub embedding: MatrixQuant,
-    /// What the family does where it matters for accuracy.
+    /// Facts of the family that matter for accuracy.
     #[serde(default)]
     pub facts: Vec<String>,
     /// [`Plan::facts`], and where a matrix is compressed otherwise than was asked, and why.
@@ -298,7 +298,7 @@ pub struct Plan {
 pub struct PlannedShard {
     /// For instance `L00.ffn.p0of8`.
     pub name: String,
-    /// What it computes.
+    /// Part of the model that it computes.
     pub kind: ShardKind,
     /// Layer, from 0; absent for the head.
     pub layer: Option<usize>,
@@ -393,7 +393,8 @@ pub struct VectorPlan {
     pub dims: Vec<u64>,
     /// Multiplied in f32 before rounding to fp16.
     pub scale: f32,
-    /// Which of so many neighbouring elements are taken: (0, 1) takes all, (1, 2) every second one.
+    /// Elements that are taken: (i, n) takes number `i` of every `n` neighbours, (0, 1) all, (1, 2) every
+    /// second one.
     #[serde(default = "all", skip_serializing_if = "is_all")]
     pub every: (usize, usize),
 }
@@ -484,7 +485,7 @@ impl PlannedShard {
         shard
     }
 
-    /// Where its package lies in a bundle.
+    /// Path of its package in a bundle.
     pub fn package_file(&self) -> String {
         format!("{}/{}.mlpackage", anemoe_bundle::SHARDS_DIR, self.name)
     }

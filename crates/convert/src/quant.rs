@@ -22,14 +22,14 @@ pub enum Quant {
     },
     /// Linear: an integer times an fp16 scale, `constexpr_blockwise_shift_scale`.
     Int {
-        /// What shares a scale. 8 bits per tensor and per channel, 4 bits per block.
+        /// Elements that share a scale. 8 bits per tensor and per channel, 4 bits per block.
         granularity: Granularity,
         /// With an offset as well.
         asymmetric: bool,
     },
 }
 
-/// What shares a scale.
+/// Elements that share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Granularity {
     /// The whole matrix.
@@ -254,8 +254,8 @@ impl MatrixQuant {
     /// Plain fp16.
     pub const FP16: MatrixQuant = MatrixQuant { kind: Quant::Fp16, group: 0 };
 
-    /// What `kind` becomes on a matrix of `rows` x `cols`: the group is the largest divisor that is at most the wanted
-    /// size, and a matrix whose tables or scales would cost more than they save stays fp16.
+    /// Resolves `kind` for a matrix of `rows` x `cols`: the group is the largest divisor that is at most the
+    /// wanted size, and a matrix whose tables or scales would cost more than they save stays fp16.
     pub fn resolve(kind: Quant, groups: Groups, rows: usize, cols: usize) -> MatrixQuant {
         let group = match kind {
             Quant::Fp16 => return MatrixQuant::FP16,
@@ -320,7 +320,7 @@ impl MatrixQuant {
             }
     }
 
-    /// How the kind differs from what was asked for, if it does.
+    /// Says how the kind differs from the one asked for, if it does.
     pub fn differs_from(&self, asked: Quant, groups: Groups) -> Option<String> {
         if self.kind != asked {
             return Some(format!("stays {}: tables or scales would cost more than {asked} saves", self.kind));

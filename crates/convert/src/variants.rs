@@ -1,4 +1,4 @@
-//! How a checkpoint is read where those who run it differ.
+//! Readings of a checkpoint, where those who run it differ.
 
 use serde::{Deserialize, Serialize};
 

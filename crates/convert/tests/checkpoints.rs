@@ -82,12 +82,12 @@ impl Copy {
         e.what().into()
     }
 
-    /// What is said of a checkpoint that is wrong.
+    /// Message about a checkpoint that is invalid.
     fn invalid(&self) -> String {
         self.refused(Kind::Invalid)
     }
 
-    /// What is said of a checkpoint that is not implemented.
+    /// Message about a checkpoint that is not implemented.
     fn unsupported(&self) -> String {
         self.refused(Kind::Unsupported)
     }
@@ -356,7 +356,7 @@ fn a_weight_of_zaya_that_is_not_a_number() {
     assert!(err.contains(name) && err.contains("element 7 is inf"), "{err}");
 }
 
-/// What fp16 cannot hold is named as the file has it, the expert included.
+/// A value that fp16 cannot hold is named as the file has it, the expert included.
 #[test]
 fn a_weight_of_zaya_that_fp16_cannot_hold() {
     use anemoe_convert::build::write_shard;

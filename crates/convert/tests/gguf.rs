@@ -327,7 +327,7 @@ fn key_value_heads_of_one_layer() {
     );
 }
 
-/// Where the full layers have values of their own, those are what they use.
+/// Full layers with values of their own use those.
 #[test]
 fn values_of_full_layers() {
     let mut g = tiny(FUSED);

@@ -61,7 +61,7 @@ pub fn check<'a>(folder: &OwnedDir, packages: impl IntoIterator<Item = &'a str>)
     packages.into_iter().try_for_each(|package| check_package(folder, package))
 }
 
-/// As [`check`], for the records of an unfinished build.
+/// Checks the records of an unfinished build, as [`check`] does a bundle.
 ///
 /// # Errors
 /// As [`check`].

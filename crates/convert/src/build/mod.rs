@@ -47,7 +47,7 @@ use std::time::{Duration, Instant};
 use weight_errors::Usual;
 use work_dir::{HostRecord, Record, WorkDir};
 
-/// What happens during a build, for progress bars and logs.
+/// Event of a build, for progress bars and logs.
 #[derive(Clone, Debug)]
 pub enum BuildEvent<'a> {
     /// A shard is done; `reused` when an earlier run had built it.
@@ -63,7 +63,7 @@ pub enum BuildEvent<'a> {
     },
 }
 
-/// What a build did.
+/// Result of a build.
 #[derive(Clone, Debug, Serialize)]
 pub struct BuildReport {
     /// The bundle.
@@ -79,7 +79,7 @@ pub struct BuildReport {
     pub min_weight_cosine: f64,
     /// Seconds.
     pub seconds: f64,
-    /// What the gates said, where this build had any.
+    /// Results of the gates, where this build had any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gates: Option<Gates>,
 }
@@ -92,7 +92,7 @@ pub struct Build<'a> {
     site: WorkDir,
     part: Option<BuildPart>,
     host: Option<HostRecord>,
-    /// Of shards that are finished, by index.
+    /// Records of shards that are finished, by index.
     records: Mutex<BTreeMap<usize, Record>>,
     /// Errors of weights that shards are held to, once some were probed.
     usual: Usual,
@@ -137,7 +137,7 @@ impl<'a> Build<'a> {
         self.plan
     }
 
-    /// What the shards are made from.
+    /// Checkpoint that the shards are made from.
     pub fn family(&self) -> &'a dyn Family {
         self.inputs.family
     }
@@ -152,7 +152,7 @@ impl<'a> Build<'a> {
         &self.site.bundle
     }
 
-    /// Where a shard's package is, or will be.
+    /// Path of a shard's package, written or not.
     pub fn package(&self, shard: &PlannedShard) -> PathBuf {
         self.site.bundle.join(shard.package_file())
     }
@@ -279,7 +279,8 @@ impl<'a> Build<'a> {
         }
     }
 
-    /// Where gates find the host's vectors: in the bundle, or in `scratch` where another part writes the bundle's.
+    /// Gives the folder where gates find the host's vectors: the bundle, or `scratch` where another part
+    /// writes the bundle's.
     ///
     /// # Errors
     /// The checkpoint is wrong, or they cannot be written.
@@ -409,13 +410,13 @@ impl Assembly {
         &self.plan
     }
 
-    /// Where the checkpoint was, for the one who built the last part.
+    /// Origin of the checkpoint, for the one who built the last part.
     pub fn source(&self) -> Option<CheckpointOrigin> {
         self.site.source()
     }
 
-    /// What the gates of the parts said of their representative shards: that they passed if all did. And whether no part had
-    /// any.
+    /// Gives the results of the parts' gates on their representative shards: passed if all did. True if no
+    /// part had any.
     pub fn part_gates(&self) -> (Gates, bool) {
         self.site.part_gates()
     }
@@ -443,7 +444,7 @@ fn report(bundle: &Path, records: &[Record], reused: usize, started: Instant) ->
     }
 }
 
-/// What shards are made from.
+/// Inputs of a build.
 #[derive(Clone, Copy)]
 struct Inputs<'a> {
     family: &'a dyn Family,
@@ -451,7 +452,7 @@ struct Inputs<'a> {
 }
 
 impl Inputs<'_> {
-    /// What a build that goes on must have in common with the one that began.
+    /// Identity of the inputs: a build that goes on must have it in common with the one that began.
     fn identity(&self) -> Result<serde_json::Value> {
         Ok(serde_json::json!({
             "checkpoint": self.family.fingerprint()?, "importance": self.importance.map(Importance::sha256),

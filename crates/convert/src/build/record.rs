@@ -24,7 +24,7 @@ pub struct CheckpointOrigin {
     pub zaya_skip: Option<String>,
 }
 
-/// How far the matrices of a shard are from the originals.
+/// Errors of a shard's matrices against the originals.
 #[derive(Clone, Debug)]
 pub struct Quality {
     /// Lowest cosine between a matrix and its compressed form.

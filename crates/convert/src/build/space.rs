@@ -1,4 +1,4 @@
-//! What a build needs before it begins: room on disks, and memory for its jobs.
+//! Needs of a build before it begins: room on disks, and memory for its jobs.
 
 use super::Build;
 use crate::plan::PlannedShard;
@@ -13,7 +13,7 @@ const MARGIN: u64 = 1 << 20;
 /// LUT4 had 58 MB resident together, the program itself included.
 const JOB_BYTES: u64 = 64 << 20;
 
-/// What a build will write, and where there is room for it.
+/// Bytes that a build will write, and the room that its disks have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Needs {
     /// The bundle's folder.
@@ -134,8 +134,8 @@ fn same_disk(_: &Path, _: &Path) -> bool {
     true
 }
 
-/// How many shards are built at a time when nothing is said: one per processor, at most 8, within half of the memory that is
-/// free.
+/// Default number of shards that are built at a time: one per processor, at most 8, within half of the memory
+/// that is free.
 pub fn default_jobs() -> usize {
     let processors = std::thread::available_parallelism().map_or(1, |n| n.get().min(8));
     jobs_within(processors, anemoe_io::free_memory().map(|bytes| bytes / 2))

@@ -45,7 +45,7 @@ pub struct WeightFault {
     pub matrix: String,
     /// Checkpoint tensor, without the checkpoint's prefix.
     pub tensor: String,
-    /// What it does, its size and its kind.
+    /// Role of the matrix, its size and its kind.
     pub role: String,
     /// Its relative squared error.
     pub error: f64,

@@ -33,7 +33,7 @@ const VERSION: u64 = 1;
 const MAX_RECORD_BYTES: u64 = 256 << 20;
 /// A file that macOS leaves in every folder that somebody looked at.
 const DS_STORE: &str = ".DS_Store";
-/// How often, and after which time, a part asks again for a lock that another one sweeps under.
+/// Most attempts of a part to get a lock that another one sweeps under, and the pause between two of them.
 const SWEEP_TRIES: usize = 100;
 const SWEEP_WAIT: Duration = Duration::from_millis(20);
 /// The name that the folder of an unfinished build gets before it is removed.
@@ -158,7 +158,7 @@ pub struct WorkDir {
     pub work: PathBuf,
     /// Every write and deletion in the bundle.
     pub folder: OwnedDir,
-    /// Of the plan and the identity of its inputs: what ties a record to them.
+    /// SHA-256 of the plan and of its inputs' identity, which ties a record to them.
     pub plan_sha256: String,
     /// Names of the shards.
     shards: Vec<String>,
@@ -424,7 +424,7 @@ impl WorkDir {
         self.write(SOURCE_FILE, &to_json(source))
     }
 
-    /// Where the checkpoint is, as the last build said.
+    /// Origin of the checkpoint, as the last build noted it.
     pub fn source(&self) -> Option<CheckpointOrigin> {
         anemoe_io::json::parse(&self.read(SOURCE_FILE).ok()?).ok()
     }

@@ -25,7 +25,7 @@ pub const SIDE_FILES: [&str; 4] =
 
 /// An opened checkpoint.
 pub struct Checkpoint {
-    /// As it was named.
+    /// Name that the user gave.
     pub name: String,
     /// The folder or the file, or the name of a synthetic model.
     pub path: PathBuf,
@@ -35,7 +35,7 @@ pub struct Checkpoint {
     pub generation_config: Option<Value>,
     /// The tensors.
     pub source: Box<dyn TensorSource>,
-    /// Where readers differ.
+    /// Readings, where readers differ.
     pub variants: Variants,
 }
 
@@ -110,7 +110,7 @@ pub enum SideFile {
 }
 
 impl SideFile {
-    /// What it holds.
+    /// Reads the content.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -123,7 +123,7 @@ impl SideFile {
         }
     }
 
-    /// How long it is; 0 where that cannot be told.
+    /// Length in bytes; 0 where it cannot be told.
     pub fn bytes(&self) -> u64 {
         match self {
             SideFile::Path(path) => path.metadata().map_or(0, |m| m.len()),
@@ -170,7 +170,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// As GGML and safetensors have it, in GGML's case: `bf16`, `q4_K`.
+    /// Name as in safetensors or GGML: `bf16`, `q4_K`.
     pub const fn name(self) -> &'static str {
         match self {
             Dtype::F32 => "f32",
@@ -231,7 +231,7 @@ impl Dtype {
 /// Name, element type and shape of one tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorInfo {
-    /// As in the checkpoint.
+    /// Name in the checkpoint.
     pub name: String,
     /// Element type as stored.
     pub dtype: Dtype,
@@ -279,7 +279,7 @@ pub trait TensorSource: Send + Sync {
         all.binary_search_by(|t| t.name.as_str().cmp(name)).ok().map(|i| &all[i])
     }
 
-    /// Where the tensors come from, for messages.
+    /// Path that the tensors come from, for messages.
     fn path(&self) -> &Path;
 
     /// The file that holds an element of a tensor, and the tensor's name there.

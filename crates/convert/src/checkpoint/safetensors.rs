@@ -19,7 +19,7 @@ pub struct Folder {
     path: PathBuf,
     files: Vec<Mmap>,
     tensors: Vec<TensorInfo>,
-    /// Of each tensor: its file, and where its data starts there.
+    /// File of each tensor, and the start of its data there.
     places: Vec<(usize, usize)>,
 }
 

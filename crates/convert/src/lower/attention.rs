@@ -22,7 +22,7 @@ pub struct Attention {
     pub tail: usize,
 }
 
-/// What happens to each head after its projection.
+/// Norm of each head after its projection.
 #[derive(Clone, Copy, Debug)]
 pub enum HeadNorm {
     /// RMS norm over the head's channels, times the stored vector.
@@ -31,7 +31,7 @@ pub enum HeadNorm {
     Unit(NormShape),
 }
 
-/// What the host gives to every attention shard, besides the hidden state.
+/// Inputs that the host gives to every attention shard, besides the hidden state.
 pub struct PositionInputs {
     cos: Var,
     sin: Var,

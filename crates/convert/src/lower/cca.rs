@@ -20,7 +20,7 @@ pub struct Compressed {
     pub v: Var,
     /// See [`Attention::tail`]; none where the host keeps the history.
     pub tail: Option<Var>,
-    /// What the host has to keep of the call's own tokens: `[1, history_heads, T, head_dim]`.
+    /// Rows of the call's own tokens that the host has to keep: `[1, history_heads, T, head_dim]`.
     pub rows: Option<Var>,
 }
 
@@ -76,7 +76,7 @@ impl Lowering<'_> {
         self.f().slice_by_index(name, x, p)
     }
 
-    /// What the layer remembers of the last [`CCA_HISTORY`] tokens: `[1, history_heads, 2, head_dim]`.
+    /// Reads the history, rows of the last [`CCA_HISTORY`] tokens: `[1, history_heads, 2, head_dim]`.
     fn read_history(&mut self, cache: &LayerCache, shape: &Attention) -> Result<Var> {
         let (heads, rows, d) =
             (2 * shape.kv_heads as i32, shape.history_rows() as i32, shape.head_dim as i32);

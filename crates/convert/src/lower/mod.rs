@@ -121,7 +121,7 @@ impl<'a> Lowering<'a> {
         self.f.conv(name, x, &weight, None, ConvParams::default())
     }
 
-    /// As [`Lowering::project`], plus the stored vector `stored_bias`.
+    /// Adds a projection like [`Lowering::project`], plus the stored vector `stored_bias`.
     pub fn project_biased(&mut self, name: &str, x: &Var, stored: &str) -> Result<Var> {
         let weight = self.matrix(&format!("{stored}_weight"))?;
         let bias = self.vector(&format!("{stored}_bias"))?;

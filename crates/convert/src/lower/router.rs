@@ -70,7 +70,8 @@ mod tests {
         f16::from_f32(v).to_f32()
     }
 
-    /// What the program computes where `score` is rounded for the maximum and, if `fused`, not for the difference.
+    /// Scores as the program computes them where `score` is rounded for the maximum and, if `fused`, not for
+    /// the difference.
     fn choose(scores: &[f32], fused: bool) -> Vec<f32> {
         let best = scores.iter().copied().map(rounded).fold(f32::NEG_INFINITY, f32::max);
         let unit = rounded(best.abs().max(rounded(LEAST_SCORE)));

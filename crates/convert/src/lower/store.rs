@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 /// From this many elements on, a tensor goes to the weight file, as coremltools has it.
 const BLOB_ELEMENTS: u64 = 10;
 
-/// What a package already holds, by name.
+/// Weights that a package already holds, by name.
 #[derive(Debug, Default)]
 pub struct Stored {
     matrices: BTreeMap<String, StoredMatrix>,

@@ -1,4 +1,4 @@
-//! What the plans of all families are put together from: names of functions, bindings, head slices.
+//! Parts that the plans of all families are put together from: names of functions, bindings, head slices.
 
 use crate::form::{AttentionForm, CacheForm, ExpertForm, IoForm, ShardForm};
 use crate::lower::{KV_CACHE, KV_PLACE, KV_ROWS, Lowering, NormShape, Stored, last_name};
@@ -28,7 +28,7 @@ pub struct ExpertUnit<R> {
     pub name: Option<String>,
     /// Experts that it computes.
     pub experts: Range<usize>,
-    /// What it does besides.
+    /// Role besides.
     pub role: R,
 }
 
@@ -211,7 +211,7 @@ pub fn plan(
     Ok(plan)
 }
 
-/// How the experts of a planned shard are packed: its first one, and the packing.
+/// Packing of a planned shard's experts: the first one, and the packing.
 pub fn packing_of(shard: &PlannedShard) -> Result<(usize, Packing)> {
     match (shard.experts, shard.experts_per_call) {
         (Some((first, per_package)), Some(per_call)) => Ok((first, Packing { per_package, per_call })),
@@ -229,7 +229,7 @@ pub struct OutputHead {
     pub norm: &'static str,
     /// Tensor of the matrix.
     pub matrix: &'static str,
-    /// Of the norm.
+    /// Epsilon of the norm.
     pub eps: f32,
 }
 

@@ -49,7 +49,7 @@ impl CheckedCheckpoint {
         Ok(out)
     }
 
-    /// That a value of a tensor cannot be used, in the words and with the names of the checkpoint.
+    /// Refuses a value of a tensor, in the words and with the names of the checkpoint.
     pub fn refuse(&self, name: &str, element: u64, what: &str) -> Error {
         let (file, tensor) = self.checkpoint.source.origin(&format!("{}{name}", self.prefix), element);
         Error::invalid(file, format!("tensor `{tensor}`: {what}"))

@@ -108,7 +108,7 @@ pub trait Family: Send + Sync {
         Ok(BTreeMap::new())
     }
 
-    /// What a user should know about this checkpoint, found in its values.
+    /// Remarks that a user should know about this checkpoint, found in its values.
     ///
     /// # Errors
     /// The checkpoint cannot be read.

@@ -66,7 +66,7 @@ const ZAYA: &str = "zaya1-8b";
 /// Name of a Gemma of 30 layers that is built in seconds.
 const GEMMA_MINI: &str = "gemma4-mini";
 
-/// What may stand behind the `?`.
+/// Options that may stand behind the `?`.
 const QUERY: &str = "seed=N, layers=N from 1 to 1000, or outliers=N up to 10000";
 /// Most times that a planted outlier is as large as the deviation of its tensor: fp16 has to hold it.
 const MOST_PLANTED: u64 = 10_000;

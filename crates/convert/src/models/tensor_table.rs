@@ -24,7 +24,7 @@ pub enum ModelPart {
 }
 
 impl ModelPart {
-    /// As in reports.
+    /// Name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             ModelPart::Attention => "attention",

@@ -20,7 +20,7 @@ const UNIT: usize = 1 << 16;
 /// Weights between two writes.
 const PIECE: usize = 4 << 20;
 
-/// What becomes of a matrix `[rows, cols]`.
+/// Encoder of a matrix `[rows, cols]`: its kind, and all that decides its codes besides the weights.
 #[derive(Clone, Copy, Debug)]
 pub struct Encoder<'a> {
     /// Output channels.
@@ -44,7 +44,7 @@ pub struct Side {
     pub values: Vec<f16>,
     /// One per scale, for asymmetric kinds.
     pub offsets: Vec<i8>,
-    /// How far the result is from the original.
+    /// Error of the result against the original.
     pub metrics: Metrics,
 }
 
@@ -76,7 +76,7 @@ struct Worker {
 /// A unit's packed elements with its tables or scales.
 type Unit = (Vec<u8>, Side);
 
-/// What kinds with one table or scale for everything learn from a first pass.
+/// Result of a first pass, for kinds with one table or scale for everything.
 enum Survey {
     None,
     Table(Box<LutTable>),
@@ -398,7 +398,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// What is written decodes to values whose error is the one that the figures say, in as many bytes as planned.
+        /// Encoded bytes decode to values whose error is the one that the figures say, in as many bytes as
+        /// planned.
         #[test]
         fn figures_are_those_of_the_decoded_matrix(
             rows in 1usize..70, cols in 1usize..90, group in 1usize..40, kind in 0..KINDS, name in prop::sample::select(NAMES.to_vec()),

@@ -104,8 +104,8 @@ impl Histogram {
         self.collect();
     }
 
-    /// As [`Histogram::fill`] for rows of `importance.len()` weights: the mass of a weight is its column's importance, a
-    /// finite number that is not negative.
+    /// Counts `weights` like [`Histogram::fill`], in rows of `importance.len()`: the mass of a weight is its
+    /// column's importance, a finite number that is not negative.
     ///
     /// # Panics
     /// `weights` are no whole rows.

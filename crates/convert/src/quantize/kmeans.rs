@@ -134,7 +134,7 @@ impl Sums {
         Sums(edges.iter().map(|&i| (h.moments()[i].weight, h.moments()[i].sum)).collect())
     }
 
-    /// What one cluster from `a` to `b` explains.
+    /// Sum of squares that one cluster from `a` to `b` explains.
     #[inline(always)]
     fn gain(&self, a: usize, b: usize) -> f64 {
         let (wa, sa) = self.0[a];

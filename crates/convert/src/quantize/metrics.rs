@@ -1,4 +1,4 @@
-//! How far a compressed matrix is from the original.
+//! Error of a compressed matrix against the original.
 
 use super::histogram::Moments;
 use anemoe_kernels::ErrorSums;
@@ -12,7 +12,7 @@ pub struct Metrics {
     dot: f64,
     original: f64,
     compressed: f64,
-    /// Of squared errors and squared weights times their importance; 0 without importance.
+    /// Sums of squared errors and squared weights times their importance; 0 without importance.
     weighted_error: f64,
     weighted_original: f64,
     /// Largest absolute error.

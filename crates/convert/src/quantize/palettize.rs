@@ -5,7 +5,7 @@ use super::kmeans::{kmeans, kmeans_exact};
 use super::metrics::Metrics;
 use half::f16;
 
-/// How a table's values are chosen.
+/// Method that chooses a table's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableMode {
     /// k-means, within 1e-4 of the optimum.
@@ -100,7 +100,7 @@ fn round_to_int16(h: &Histogram, values: &mut [f16]) {
     }
 }
 
-/// Of all values of h, each taken for the nearest entry of an ascending table.
+/// Sums the squared errors of all values of h, each taken for the nearest entry of an ascending table.
 fn squared_error(h: &Histogram, table: impl Iterator<Item = f64> + Clone) -> f64 {
     let (n, mut from, mut sum) = (h.values().len(), 0, 0.0);
     let next = table.clone().skip(1).map(Some).chain([None]);
@@ -196,7 +196,7 @@ impl Palettizer {
         self.codes(&mut codes, importance, indices, metrics)
     }
 
-    /// As [`Palettizer::group`] for fp16 bits, which are used up.
+    /// Palettizes a group like [`Palettizer::group`], from fp16 bits, which are used up.
     pub(super) fn codes(
         &mut self,
         bits: &mut [u16],

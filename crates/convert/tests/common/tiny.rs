@@ -15,12 +15,12 @@ pub fn as_f32(values: &[f32]) -> (u32, Vec<u8>) {
     (0, values.iter().flat_map(|v| v.to_le_bytes()).collect())
 }
 
-/// How the file is to be made.
+/// Options of the file.
 #[derive(Clone, Copy)]
 pub struct Options {
     /// Gate and up projections of the experts in one tensor.
     pub fused: bool,
-    /// Of matrices; vectors are f32.
+    /// Encoding of matrices; vectors are f32.
     pub encode: Encode,
 }
 

@@ -7,14 +7,14 @@ use serde_json::{Map, Value, json};
 /// The one architecture that is read.
 pub const ARCH: &str = "gemma4";
 
-/// Of the pairs of a head, those that rotate on full layers where the file does not say (`rope_freqs.weight`).
+/// Share of a head's pairs that rotate on full layers where the file does not say (`rope_freqs.weight`).
 const PARTIAL_ROTARY_FACTOR: f64 = 0.25;
 /// `final_logit_softcapping` where the file does not say.
 const SOFTCAPPING: f64 = 30.0;
 /// Divisors of a frequency from here on mean that a pair does not rotate; writers use 1e30.
 const NO_ROTATION: f32 = 1e20;
 
-/// What the tensors say of the configuration.
+/// Tensors that tell of the configuration.
 pub struct Tensors<'a> {
     /// Names in the file.
     pub names: Vec<&'a str>,

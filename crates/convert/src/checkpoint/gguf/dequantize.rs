@@ -156,7 +156,7 @@ fn q4_k(b: &[u8; 144], out: &mut [f32; 256]) {
     }
 }
 
-/// As Q4_K, with 32 bytes of fifth bits before the nibbles: bit `g` of a byte belongs to group `g`.
+/// Q4_K with 32 bytes of fifth bits before the nibbles: bit `g` of a byte belongs to group `g`.
 #[inline(always)]
 fn q5_k(b: &[u8; 176], out: &mut [f32; 256]) {
     let (d, dmin) = (half_at(b, 0), half_at(b, 2));

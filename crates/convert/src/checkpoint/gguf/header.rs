@@ -78,7 +78,7 @@ impl ValueKind {
         }
     }
 
-    /// As in messages.
+    /// Name in messages.
     pub const fn name(self) -> &'static str {
         match self {
             ValueKind::U8 => "u8",
@@ -98,10 +98,10 @@ impl ValueKind {
     }
 }
 
-/// Where a value is in the file.
+/// Kind and place of a value in the file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredValue {
-    /// Of the value, or of each value of an array.
+    /// Kind of the value, or of each value of an array.
     pub kind: ValueKind,
     /// Values of an array.
     pub array: Option<usize>,
@@ -120,7 +120,7 @@ pub struct GgufTensor {
     pub bytes: Range<usize>,
 }
 
-/// What the head says.
+/// Head of a file: metadata, and descriptions of the tensors.
 #[derive(Debug)]
 pub struct GgufHead {
     pub values: BTreeMap<String, StoredValue>,

@@ -24,7 +24,7 @@ impl<'a> Metadata<'a> {
         Error::unsupported(self.path, format!("metadata: `{key}` {what}"))
     }
 
-    /// Of a value that has to be there.
+    /// Takes a value that has to be there; its absence is an error.
     pub fn needed<T>(&self, key: &str, value: Option<T>) -> Result<T> {
         value.ok_or_else(|| self.invalid(key, "is missing"))
     }

@@ -30,7 +30,7 @@ const FUSED: &str = "ffn_gate_up_exps.weight";
 const GATE: &str = "ffn_gate_exps.weight";
 const UP: &str = "ffn_up_exps.weight";
 
-/// What a tensor is.
+/// Role of a GGUF tensor in the model.
 #[derive(Debug, PartialEq)]
 pub enum Role {
     /// A tensor of this name.

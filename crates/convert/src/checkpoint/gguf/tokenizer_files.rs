@@ -10,7 +10,7 @@ const MODEL: &str = "tokenizer.ggml.model";
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const TYPES: &str = "tokenizer.ggml.token_type";
 const MERGES: &str = "tokenizer.ggml.merges";
-/// What stands for a space.
+/// Character that stands for a space.
 const SPACE: &str = "\u{2581}";
 
 /// Numbers in `tokenizer.ggml.token_type`.

@@ -5,7 +5,7 @@ use crate::{Error, Result};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// What the text model's configuration says.
+/// Configuration of the text model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gemma4Config {
     /// Width of the residual stream.

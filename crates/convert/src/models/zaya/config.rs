@@ -11,7 +11,7 @@ const CCA_KERNEL: usize = 2;
 /// Experts of a layer have a name each in one of the layouts; so many are far more than any model has.
 const MAX_EXPERTS: usize = 4096;
 
-/// What the configuration says.
+/// Configuration of the model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ZayaConfig {
     /// Width of the residual stream.
@@ -124,7 +124,7 @@ impl ZayaConfig {
         self.num_key_value_heads * self.head_dim
     }
 
-    /// What the router chooses from: the experts, and the class that skips them.
+    /// Classes that the router chooses from: the experts, and the class that skips them.
     pub fn classes(&self) -> usize {
         self.num_experts + 1
     }

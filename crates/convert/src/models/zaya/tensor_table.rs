@@ -3,7 +3,8 @@
 use super::config::ZayaConfig;
 use crate::models::{ModelPart, TensorRow};
 
-/// Where a tensor is in the original layout, whose half-layers 2i and 2i + 1 are the attention and the MoE of layer i.
+/// Place of a tensor in the original layout, whose half-layers 2i and 2i + 1 are the attention and the MoE of
+/// layer i.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Legacy {
     /// One tensor of the same shape.
