@@ -32,7 +32,7 @@ struct Run {
     likelihood: Likelihood,
 }
 
-/// How a compressed model differs.
+/// Differences of a compressed model from its original.
 struct Figures {
     min_cosine: f64,
     mean_cosine: f64,

@@ -1,4 +1,5 @@
-//! Which compression costs most: a bundle with one part of a layer after the other in FP16.
+//! Ablation, which finds the compression that costs most: a bundle with one part of a layer after the other
+//! in FP16.
 
 use crate::golden_gate::{Validation, validate};
 use crate::reference::Golden;
@@ -19,7 +20,7 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// What is replaced at a time.
+/// Unit that is replaced at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AblationUnit {
     /// One part of one layer.
@@ -30,7 +31,7 @@ pub enum AblationUnit {
     Layer,
 }
 
-/// What a search needs.
+/// Inputs of a search.
 pub struct AblationContext<'a> {
     /// The checkpoint.
     pub family: &'a dyn Family,
@@ -48,7 +49,7 @@ pub struct AblationContext<'a> {
     pub scratch: &'a Path,
 }
 
-/// How far a bundle is from its reference.
+/// Distance of a bundle from its reference.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Figures {
     /// Lowest cosine of logits.
@@ -65,7 +66,7 @@ impl From<&Validation> for Figures {
     }
 }
 
-/// What a bundle gains by one replacement.
+/// Gain of one replacement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Ablation {
     /// Layer, from 0; absent for the head, and where a part was replaced in all layers.
@@ -111,7 +112,7 @@ pub struct Worst {
     pub cause: String,
 }
 
-/// What a search found.
+/// Result of a search.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct AblationReport {
     /// The bundle as it is.
@@ -203,7 +204,7 @@ fn run(s: &AblationContext<'_>, stand_ins: &BTreeMap<String, PathBuf>) -> Result
     validate(&model, s.golden, 0.0)
 }
 
-/// How a matrix suffers by its kind.
+/// Measures how a matrix suffers by its kind.
 fn look(s: &AblationContext<'_>, shard: &PlannedShard, m: &MatrixPlan) -> Result<Worst> {
     let scale = BankScales::default().of(s.family, shard, m)?;
     let side = encode_matrix(s.family.checked_checkpoint(), m, s.importance, scale, &mut |_| Ok(()))?;

@@ -19,12 +19,12 @@ pub const MAX_WHOLE: u64 = 64_000_000;
 /// The kind with which the model's sensitivity to each tensor is measured: coarse enough to stand out of rounding.
 const PROBE_KIND: Quant = Quant::lut(3);
 
-/// What a choice has to fulfil.
+/// Goal of a choice of kinds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Goal {
     /// The bytes that are saved, and that [`SearchBound::MaxBytes`] bounds.
     pub objective: Objective,
-    /// What is given.
+    /// Bound: the side that is given.
     pub bound: SearchBound,
 }
 
@@ -40,7 +40,7 @@ pub enum SearchBound {
 }
 
 impl SearchBound {
-    /// Whether a distance satisfies a bound of quality.
+    /// True if a distance satisfies a bound of quality.
     fn admits(self, distance: Distance) -> bool {
         match self {
             SearchBound::MinCosine(c) => distance.min >= c,
@@ -64,7 +64,7 @@ impl std::fmt::Display for Goal {
     }
 }
 
-/// What a search works on.
+/// Inputs of a search.
 pub struct KindSearch<'a> {
     /// The checkpoint, to be run in f32.
     pub checkpoint: &'a Checkpoint,
@@ -74,11 +74,11 @@ pub struct KindSearch<'a> {
     pub importance: Option<&'a Importance>,
     /// Token windows to run.
     pub windows: &'a [Vec<u32>],
-    /// Where they come from.
+    /// Source of the windows.
     pub text: String,
 }
 
-/// How far logits are from those of the uncompressed model.
+/// Distance of logits from those of the uncompressed model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Distance {
     /// Cosines of the logits.
@@ -201,7 +201,8 @@ pub fn choose(
 /// Kinds by tensor and part.
 pub type Kinds = BTreeMap<(String, String), Quant>;
 
-/// As [`choose`] for several goals, whose measurements are made once; the plan stays as it is.
+/// Chooses kinds like [`choose`], for several goals, whose measurements are made once; the plan stays as it
+/// is.
 ///
 /// # Errors
 /// As [`choose`].

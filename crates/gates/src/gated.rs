@@ -20,7 +20,7 @@ use anemoe_runtime::model::Model;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// What is asked of a build.
+/// Options of a gated build.
 pub struct GateOptions<'a> {
     /// Shards that are built at a time.
     pub jobs: usize,
@@ -54,11 +54,11 @@ pub struct GateOptions<'a> {
 pub struct NamedGolden {
     /// The file.
     pub path: PathBuf,
-    /// What it holds.
+    /// Its contents.
     pub golden: Golden,
 }
 
-/// Where a build is.
+/// Stage of a gated build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GateStage {
@@ -96,17 +96,17 @@ impl GateStage {
     }
 }
 
-/// What happens during a gated build.
+/// Event of a gated build.
 pub enum GatedEvent<'a> {
-    /// What it will need, before anything is written.
+    /// Needs of the build, before anything is written.
     Needs(&'a Needs),
     /// A stage begins.
     Stage(GateStage),
-    /// Of the build itself.
+    /// Event of the build itself.
     Build(build::BuildEvent<'a>),
 }
 
-/// What a gated build did.
+/// Result of a gated build.
 #[derive(Debug, Serialize)]
 pub struct GatedReport {
     /// No gate failed.
@@ -117,22 +117,22 @@ pub struct GatedReport {
     /// The finished build, or part of one.
     #[serde(flatten)]
     pub build: Option<BuildReport>,
-    /// What it needed.
+    /// Needs of the build.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub needs: Option<Needs>,
-    /// Of one shard of each sort.
+    /// Gates of one shard of each sort.
     pub representative: RepresentativeGates,
-    /// Of the worst and of evenly spread layers.
+    /// Gates of the worst and of evenly spread layers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layers: Option<LayerGates>,
     /// The shard at which the build ended since its weights' errors are far from those of its like.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight_fault: Option<WeightFault>,
-    /// Of the whole.
+    /// Gates of the whole.
     pub full_stack: FullStackGates,
 }
 
-/// What the gates of the representative shards found.
+/// Results of the representative shards' gates.
 #[derive(Debug, Default, Serialize)]
 pub struct RepresentativeGates {
     /// Names of the shards.
@@ -145,10 +145,10 @@ pub struct RepresentativeGates {
     pub probes: Option<ProbeReport>,
 }
 
-/// What the gates of some layers found.
+/// Results of the gates of some layers.
 #[derive(Debug, Default, Serialize)]
 pub struct LayerGates {
-    /// Which they are.
+    /// Layers that are probed.
     #[serde(flatten)]
     pub sample: LayerSample,
     /// Quality; none where the representatives are all.
@@ -162,12 +162,12 @@ pub struct NamedGate {
     /// The reference's file.
     #[serde(serialize_with = "anemoe_bundle::path_text")]
     pub golden: PathBuf,
-    /// What it found.
+    /// Result with it.
     #[serde(flatten)]
     pub gate: GoldenGate,
 }
 
-/// What the gates of the whole found.
+/// Results of the gates of the whole.
 #[derive(Debug, Default, Serialize)]
 pub struct FullStackGates {
     /// Placement.
@@ -179,8 +179,8 @@ pub struct FullStackGates {
     /// The same with the other references, where there are several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub also: Vec<NamedGate>,
-    /// What they are held to decides nothing, see [`GateResult::Undecided`]. Then this is how much better than chance the model
-    /// predicts the prompt, in nats per token.
+    /// Nats per token by which the model predicts the prompt better than chance, where that is too little for
+    /// the gates to decide anything, see [`GateResult::Undecided`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub undecided: Option<f64>,
 }
@@ -293,7 +293,7 @@ fn stages(
 struct FirstShards {
     /// Indices of one of each sort.
     representatives: Vec<usize>,
-    /// Those of some layers.
+    /// Shards of some layers.
     sample: LayerSample,
 }
 
@@ -402,7 +402,7 @@ fn probe_layers(
     Ok(report)
 }
 
-/// What the whole is held to.
+/// References and bounds of the gates of the whole.
 struct Wanted<'a> {
     residency: &'a residency::CheckOptions,
     golden: &'a Golden,
@@ -463,7 +463,7 @@ fn full_stack(
     ))
 }
 
-/// What a completed bundle is held to.
+/// Reference that a completed bundle is held to.
 pub struct GateReference {
     /// The run.
     pub golden: Golden,

@@ -13,14 +13,14 @@ use std::path::Path;
 /// Cosine that every position and step must reach.
 pub const MIN_COSINE: f64 = 0.97;
 
-/// Where the reference's best logit leads by less than this, its choice is a near tie: the second token is at least e^-0.5,
-/// about 0.61, as probable. A cosine of 0.97 allows logits to move by more than that.
+/// Lead of the reference's best logit below which its choice is a near tie: the second token is at least
+/// e^-0.5, about 0.61, as probable. A cosine of 0.97 allows logits to move by more than that.
 pub const NEAR_TIE: f32 = 0.5;
 
 /// A model that predicts a text by less than this better than chance, in nats per token, has not learned from any.
 pub const LEARNED: f64 = 0.5;
 
-/// What the gate found.
+/// Result of the gate.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GoldenGate {
     /// Both runs pass.
@@ -112,10 +112,10 @@ fn judge(exact: Validation, rounded: Validation) -> GoldenGate {
     GoldenGate { pass: exact.ok && fp16.pass, exact, fp16 }
 }
 
-/// Whether a reference run can be held against a bundle.
+/// Checks that a reference run can be held against a bundle.
 ///
 /// # Errors
-/// What does not fit: vocabulary, context, width of the hidden states.
+/// Vocabulary, context or width of the hidden states does not fit.
 pub fn fits(golden: &Golden, chain: &Chain) -> std::result::Result<(), String> {
     let model = &chain.model;
     let mut rows = golden.logits_full.iter().chain(&golden.next_token_logits);
@@ -135,9 +135,9 @@ pub fn fits(golden: &Golden, chain: &Chain) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// How much better than chance the reference predicts its own prompt: the logarithm of the vocabulary's size less the mean
-/// surprise per token, in nats. 0 and less for random weights, whose logits then differ by chaos, not by quality; absent for a
-/// prompt of one token.
+/// Computes by how much the reference predicts its own prompt better than chance: the logarithm of the
+/// vocabulary's size less the mean surprise per token, in nats. 0 and less for random weights, whose logits
+/// then differ by chaos, not by quality; absent for a prompt of one token.
 pub fn better_than_chance(golden: &Golden) -> Option<f64> {
     let next = golden.prompt_ids.iter().skip(1);
     let surprise = |(row, &id): (&Vec<f32>, &u32)| Some(log_sum_exp(row) - f64::from(*row.get(id as usize)?));
@@ -147,7 +147,7 @@ pub fn better_than_chance(golden: &Golden) -> Option<f64> {
     Some((vocab as f64).ln() - all.iter().sum::<f64>() / all.len() as f64)
 }
 
-/// What one run found.
+/// Result of one run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Validation {
     /// Every cosine reaches the threshold, and after every prefix of the reference's continuation the bundle chooses the
@@ -188,7 +188,7 @@ pub struct RepeatedToken {
     pub token: u32,
     /// Step from which on there is no other.
     pub from_step: usize,
-    /// How often it stands there.
+    /// Number of times that it stands there.
     pub times: usize,
 }
 
@@ -225,7 +225,7 @@ pub struct Choice {
     pub near_tie: bool,
 }
 
-/// How the bundle's logits agree with the reference's after the same tokens.
+/// Agreement of the bundle's logits with the reference's after the same tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Agreement {
     /// Cosine of the logits.

@@ -15,7 +15,7 @@ pub const MIN_COSINE: f64 = 0.999;
 /// Cosine that every position must reach.
 const LOWEST: f64 = crate::golden_gate::MIN_COSINE;
 
-/// What products of integers change.
+/// Change by products of integers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Int8Gate {
     /// The median reaches the threshold, every position [`crate::golden_gate::MIN_COSINE`], and tokens differ at near ties alone.
@@ -30,7 +30,7 @@ pub struct Int8Gate {
     pub stream: Vec<f64>,
     /// Positions.
     pub positions: usize,
-    /// Those below the threshold.
+    /// Positions below the threshold.
     pub below: usize,
     /// Positions whose best token is another one.
     pub differing: Vec<Differing>,

@@ -35,7 +35,7 @@ const MAX_LINES: usize = 16_384;
 /// A file that was changed less than this ago may change again without another time stamp: its hash is not remembered.
 const SETTLED: Duration = Duration::from_secs(2);
 
-/// How contents are verified.
+/// Verification of contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hashes {
     /// By hash, unless this machine has verified this very file before.

@@ -34,7 +34,7 @@ pub struct WorstMatrix {
     pub whole: bool,
 }
 
-/// What is probed besides the representatives.
+/// Shards that are probed besides the representatives.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct LayerSample {
     /// The worst layers, the worst first, with the matrix that makes each so.

@@ -9,7 +9,7 @@ use anemoe_runtime::{Error, Result};
 use serde::Serialize;
 use std::path::Path;
 
-/// What a trace found.
+/// Result of a trace.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Trace {
     /// The stream before the first layer, then behind each one.
@@ -28,12 +28,12 @@ pub struct LayerTrace {
     /// The same where the host rounds the stream to fp16 after each change.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fp16_stream: Option<Fidelity>,
-    /// Of the reference: largest magnitude.
+    /// Largest magnitude of the reference.
     pub largest: f32,
-    /// Of the reference: root of the mean square.
+    /// Root mean square of the reference.
     pub rms: f32,
-    /// Of the reference: the stream's length over that of what the layer added, at the position where it is largest. An
-    /// addition loses the logarithm of it in bits.
+    /// Length of the reference's stream over that of what the layer added, at the position where it is
+    /// largest. An addition loses the logarithm of it in bits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stream_to_change: Option<f32>,
     /// Cosine at each position.
@@ -45,7 +45,7 @@ pub struct LayerTrace {
 pub struct Fidelity {
     /// Lowest.
     pub min_cosine: f64,
-    /// Where that is.
+    /// Position of the lowest.
     pub position: usize,
     /// Mean.
     pub mean_cosine: f64,

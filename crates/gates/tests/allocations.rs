@@ -1,4 +1,4 @@
-//! What a token allocates, once the first ones have made room for all.
+//! Allocations of a token, once the first ones have made room for all.
 
 use anemoe_bundle::TokenCount;
 use anemoe_convert::build::build;

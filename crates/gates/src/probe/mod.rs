@@ -39,13 +39,13 @@ const ROUTER_STATE: &str = "router_state";
 /// rounding and epsilon.
 const LOW_NORM: f64 = 0.05;
 
-/// Which inputs shards are given.
+/// Inputs that shards are given.
 #[derive(Clone, Debug)]
 pub struct Inputs<'a> {
     /// Number of random probes: one token each, a vector of length 1 in a random direction. What attention does over several
     /// tokens shows on the prompt: between random ones it is a choice of one by chance.
     pub count: usize,
-    /// Where the random directions come from.
+    /// Seed of the random directions.
     pub seed: u64,
     /// A reference run with hidden states (and router states where the model's routers have them), whose prompt is one more
     /// probe.
@@ -54,7 +54,8 @@ pub struct Inputs<'a> {
     pub bos: Option<u32>,
 }
 
-/// Which positions have to reach the threshold. None of them are those where a near tie of a router chose another expert.
+/// Rule that says at which positions the threshold has to be reached. Positions where a near tie of a router
+/// chose another expert do not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DecidingRule {
@@ -64,47 +65,47 @@ pub enum DecidingRule {
     Median,
 }
 
-/// What the probes of some shards found.
+/// Results of the probes of some shards.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ProbeReport {
     /// Every shard passes.
     pub pass: bool,
     /// Cosine that a shard must reach.
     pub threshold: f64,
-    /// Where it must.
+    /// Rule that says where it must.
     pub rule: DecidingRule,
-    /// What the shards are compared with.
+    /// Reference that the shards are compared with.
     pub against: &'static str,
     /// See [`Inputs::seed`].
     pub seed: u64,
     /// See [`Inputs::count`].
     pub random_probes: usize,
-    /// What makes a figure say less than it seems to.
+    /// Warnings: facts that make a figure say less than it seems to.
     pub warnings: Vec<String>,
     /// One by one.
     pub shards: Vec<ShardProbes>,
 }
 
-/// What the probes of one shard found.
+/// Results of the probes of one shard.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ShardProbes {
     /// The shard.
     pub shard: String,
-    /// What it computes.
+    /// Part of the model that it computes.
     pub kind: ShardKind,
     /// All results are numbers, those that are zero in the reference are zero, some position was counted, and each that was (or
     /// their median, see [`DecidingRule`]) reaches the threshold.
     pub pass: bool,
-    /// Of all counted positions.
+    /// Median of the cosines at all counted positions.
     pub median_cosine: f64,
     /// Lowest of them.
     pub min_cosine: f64,
     /// Mean of them.
     pub mean_cosine: f64,
-    /// Of what the shard adds to the residual stream alone.
+    /// Cosines of what the shard adds to the residual stream, alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub branch: Option<CosineRange>,
-    /// Of the residual stream with it.
+    /// Cosines of the residual stream with it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub with_residual: Option<CosineRange>,
     /// Positions in the statistics.
@@ -184,7 +185,7 @@ impl DecidingRule {
     }
 }
 
-/// What to know about the prompt before its figures are believed.
+/// Warnings about the prompt, to know before its figures are believed.
 fn warnings(inputs: &Inputs<'_>, median: f64) -> Vec<String> {
     let mut warnings = Vec::new();
     let Some(golden) = inputs.real else { return warnings };
@@ -397,13 +398,13 @@ fn segment_of(plan: &Plan, chain: &Chain, shard: &PlannedShard) -> Result<Segmen
         .ok_or_else(|| Error::usage(format!("no step of the chain runs shard {}", shard.name)))
 }
 
-/// Whether a reference run recorded what probes of this plan's shards need.
+/// True if a reference run recorded all that probes of this plan's shards need.
 pub fn suffices(golden: &Golden, plan: &Plan) -> bool {
     let with_states = !golden.hidden_states.is_empty();
     with_states && (!golden.router_states.is_empty() || !plan.chain.steps.iter().any(reads_router_state))
 }
 
-/// Whether a step reads what the router of the layer before left.
+/// True if a step reads the state that the router of the layer before left.
 fn reads_router_state(step: &anemoe_bundle::Step) -> bool {
     let anemoe_bundle::Step::Run(run) = step else { return false };
     run.inputs.contains_key(ROUTER_STATE)
@@ -492,7 +493,7 @@ mod tests {
         ShardProbes::new(&PlannedShard::new("s".into(), ShardKind::Moe, Some(0), vec![], vec![]))
     }
 
-    /// What each of some positions (reference, shard) makes of a shard at a threshold of 0.97.
+    /// Probes a shard at a threshold of 0.97 with these positions: reference, shard, margin.
     fn probed(positions: &[(&[f32], &[f32], Option<f64>)]) -> ShardProbes {
         probed_by(DecidingRule::EveryPosition, positions)
     }

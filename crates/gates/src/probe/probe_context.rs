@@ -1,4 +1,4 @@
-//! What a probe is made from: checkpoint, plan and files, and the tokens that it gives to a shard.
+//! Context of probes: checkpoint, plan and files, and the tokens that a probe gives to a shard.
 
 use crate::Result;
 use anemoe_bundle::Chain;
@@ -8,7 +8,7 @@ use anemoe_convert::models::Family;
 use anemoe_convert::plan::{Plan, PlannedShard};
 use std::path::{Path, PathBuf};
 
-/// What shards are made from, and where they are.
+/// Inputs that shards are made from, and their places.
 pub struct ProbeContext<'a> {
     /// The checkpoint.
     pub family: &'a dyn Family,

@@ -24,7 +24,7 @@ impl Cosines {
     }
 }
 
-/// What a layer adds to the stream, and the stream with it.
+/// Cosines of what a layer adds to the stream, and of the stream with it.
 #[derive(Debug, Default)]
 pub(super) struct BothCosines {
     pub branch: Cosines,

@@ -173,7 +173,8 @@ fn chosen(scores: &[f64], k: usize) -> Vec<usize> {
     order
 }
 
-/// How the choice by `own` logits differs from that by the `expected` ones. A bias is added to the probabilities for the choice.
+/// Compares the choice by `own` logits with that by the `expected` ones. A bias is added to the probabilities
+/// for the choice.
 ///
 /// The margin is what the logit of a class j has to rise by, all others as they are, to be chosen instead of i. A rise of ln x
 /// makes its probability p_j x / Z with Z = 1 + p_j (x - 1), and p_i / Z of the other; both scores are equal at

@@ -102,8 +102,8 @@ fn run_reads(run: &Run) -> Vec<&str> {
     inputs.chain(sums).chain(run.when.as_ref().map(|w| w.register.as_str())).collect()
 }
 
-/// Whether a step has to be run for `shard`'s results, the steps behind it being decided. `needed` holds the registers that
-/// must have their values behind the step, then before it.
+/// True if a step has to be run for `shard`'s results, the steps behind it being decided. `needed` holds the
+/// registers that must have their values behind the step, then before it.
 fn keep(step: &Step, shard: &str, needed: &mut BTreeSet<String>) -> bool {
     let (wanted, replaced): (bool, Vec<&str>) = match step {
         Step::Run(run) => {

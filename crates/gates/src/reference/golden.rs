@@ -1,4 +1,4 @@
-//! What a reference run gives, and its file.
+//! Results of a reference run, and their file.
 
 use anemoe_convert::{Error, Result};
 use anemoe_npz::{Array, read_npz, write_npz_compressed};
@@ -23,8 +23,8 @@ pub struct Golden {
     /// Experts that each layer chose for each prompt token, most probable first, `[layers, T, top_k]`; empty when they
     /// were not recorded.
     pub router_index: Vec<Vec<Vec<u32>>>,
-    /// What each layer's router hands to the next one, for each prompt token, `[layers, T, router_hidden_size]`; empty when
-    /// it was not recorded or routers have no state.
+    /// States that each layer's router hands to the next one, for each prompt token, `[layers, T,
+    /// router_hidden_size]`; empty when they were not recorded or routers have no state.
     pub router_states: Vec<Vec<Vec<f32>>>,
 }
 

@@ -56,7 +56,7 @@ pub fn run(
     run_with_progress(checkpoint, prompt_ids, decode_n, options, &mut |_, _| {})
 }
 
-/// As [`run`], calling `progress(done, total)` after each layer of each pass.
+/// Runs a checkpoint like [`run`], calling `progress(done, total)` after each layer of each pass.
 ///
 /// # Errors
 /// As [`run`].

@@ -1,4 +1,4 @@
-//! What can be measured and changed in a reference run: the inputs of every projection, and the weights.
+//! Probes of a reference run: they measure the inputs of every projection, or change weights.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -30,7 +30,7 @@ impl Probe {
         Probe { replaced: BTreeMap::new(), moments: Some(Mutex::default()) }
     }
 
-    /// What was seen, by tensor.
+    /// Second moments that were measured, by tensor.
     pub fn into_moments(self) -> BTreeMap<String, InputMoments> {
         self.moments.map(|m| m.into_inner().unwrap_or_else(|p| p.into_inner())).unwrap_or_default()
     }

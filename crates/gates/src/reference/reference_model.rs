@@ -26,7 +26,7 @@ pub struct Pass {
     pub router_states: Vec<Rows>,
 }
 
-/// What a layer remembers besides keys and values.
+/// State of a layer besides keys and values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerState {
     /// Its dimensions.
@@ -60,7 +60,7 @@ pub trait Forward {
     /// A weight cannot be read, has another shape than its configuration says or is not finite.
     fn forward(&mut self, tokens: &[u32], options: RunOptions, tick: &mut dyn FnMut()) -> Result<Pass>;
 
-    /// What the layers remember besides keys and values, under the names that transformers' goldens have.
+    /// States of the layers besides keys and values, under the names that transformers' goldens have.
     fn states(&self) -> BTreeMap<&'static str, Vec<LayerState>> {
         BTreeMap::new()
     }

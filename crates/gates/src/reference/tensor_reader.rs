@@ -131,7 +131,7 @@ pub struct StreamedMatrix<'a> {
     name: String,
     /// Matrices of the tensor where it is a stack, else 0.
     parts: usize,
-    /// Which of them this one is.
+    /// Index of this one among them.
     index: usize,
     rows: usize,
     cols: usize,
@@ -162,7 +162,7 @@ impl StreamedMatrix<'_> {
         self.product(x)
     }
 
-    /// As [`StreamedMatrix::times`]; a probe sees each `x` times its scale.
+    /// Multiplies like [`StreamedMatrix::times`]; a probe sees each `x` times its scale.
     pub fn times_scaled(&self, x: &[Vec<f32>], scales: &[f32]) -> Result<Rows> {
         self.observe(x, Some(scales));
         self.product(x)

@@ -15,7 +15,7 @@ use anemoe_convert::models::zaya::{PREFIXES, ZayaConfig};
 use anemoe_convert::variants::ZayaSkip;
 use std::collections::{BTreeMap, VecDeque};
 
-/// What a layer remembers.
+/// Memory of a layer.
 struct Memory {
     /// Keys after norm, temperature and rope: one vector of all heads for each position.
     keys: Rows,

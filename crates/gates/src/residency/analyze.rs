@@ -41,7 +41,7 @@ pub fn model(model: &MlModel) -> (Vec<Graph>, u64) {
     (graphs, total)
 }
 
-/// Where a value comes from.
+/// Origin of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Origin {
     /// Stored.
@@ -337,7 +337,7 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// Whether `axis` of an op is the last one of its operands.
+    /// True if `axis` of an op is the last one of its operands.
     fn on_last_axis(&self, op: &'a Operation, operand: &str) -> bool {
         let Some(rank) = self.operand(op, operand).and_then(|o| o.0.tensor()).map(|t| t.rank() as i64) else {
             return false;
@@ -346,7 +346,7 @@ impl<'a> Walker<'a> {
         axis.is_some_and(|axis| axis == -1 || axis == rank - 1)
     }
 
-    /// Whether a result is cut out of a tensor behind the first element of its last axis.
+    /// True if a result is cut out of a tensor behind the first element of its last axis.
     fn is_later_piece(&self, op: &'a Operation, result: usize) -> bool {
         match op.op_type.as_str() {
             "split" => result > 0 && self.on_last_axis(op, "x"),
@@ -494,7 +494,7 @@ fn glue(g: &Graph) -> bool {
         && g.states.is_empty()
 }
 
-/// Whether a parameter decides the shape of a result.
+/// True if a parameter decides the shape of a result.
 fn decides_shape(op_type: &str, param: &str) -> bool {
     matches!(
         (op_type, param),

@@ -17,9 +17,9 @@ pub struct PlanReport {
     pub os: String,
     /// Chip, for instance `Apple M4 Max`.
     pub chip: String,
-    /// As `MLComputeUnits` names them: `cpuAndNeuralEngine`, `all`, `cpuOnly`, `cpuAndGPU`.
+    /// Compute units as `MLComputeUnits` names them: `cpuAndNeuralEngine`, `all`, `cpuOnly`, `cpuAndGPU`.
     pub compute_units: String,
-    /// What wrote it.
+    /// Program that wrote it.
     #[serde(default)]
     pub generator: String,
     /// One entry per function of a package.
@@ -114,7 +114,7 @@ impl DeviceCounts {
         }
     }
 
-    /// What a plan with these counts says: `unknown` where no op, or not every op, has a device.
+    /// Verdict of a plan with these counts: `unknown` where no op, or not every op, has a device.
     pub fn verdict(&self) -> Verdict {
         match (self.gpu + self.cpu, self.none, self.ane) {
             (1.., _, _) => Verdict::NotAne,

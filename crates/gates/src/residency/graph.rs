@@ -1,4 +1,4 @@
-//! What the rules look at: one function as a list of ops, weights and states.
+//! Graph that the rules look at: one function as a list of ops, weights and states.
 //!
 //! A real program fills every field (see [`super::analyze`]); a published measurement that names only some facts of its
 //! graph (see [`super::outcomes`]) leaves the others open, so that the same rules judge both.
@@ -37,7 +37,7 @@ pub struct Graph {
     pub glue: bool,
 }
 
-/// Whether inputs have one shape.
+/// Shapes of inputs: one, or several.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Shapes {
     /// One shape each.
@@ -116,13 +116,13 @@ pub struct GraphWeight {
     pub name: String,
     /// Dimensions of the dense weight.
     pub dims: Vec<u64>,
-    /// How it is stored.
+    /// Storage form.
     pub form: Form,
     /// Bytes as stored, tables and scales included.
     pub bytes: u64,
 }
 
-/// How a weight is stored.
+/// Storage form of a weight.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Form {
     /// Uncompressed.
@@ -144,7 +144,7 @@ pub enum Form {
     Linear {
         /// Bits of an integer.
         bits: u64,
-        /// What shares a scale.
+        /// Elements that share a scale.
         grain: Grain,
     },
     /// Zeros left out.
@@ -153,7 +153,7 @@ pub enum Form {
     Unstated,
 }
 
-/// What shares a scale.
+/// Elements that share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grain {
     /// The whole tensor.
@@ -178,7 +178,7 @@ impl Graph {
         self.op_count.unwrap_or(self.ops.len() as u64)
     }
 
-    /// Whether every weight is stored in a form that was seen on the ANE in layer graphs.
+    /// True if every weight is stored in a form that was seen on the ANE in layer graphs.
     pub fn forms_seen(&self) -> bool {
         self.weights.iter().all(|w| match &w.form {
             Form::Dense(dtype) => *dtype == DataType::Float16 || w.bytes < SMALL_CONSTANT,
@@ -198,7 +198,7 @@ impl Graph {
             .fold(0, |n, w| n.saturating_add(w.bytes))
     }
 
-    /// Whether every matrix of some size is uncompressed.
+    /// True if every matrix of some size is uncompressed.
     pub fn is_fp16(&self) -> bool {
         self.weights.iter().all(|w| matches!(w.form, Form::Dense(_)))
     }

@@ -25,7 +25,7 @@ const IPHONE_LAYERS: (u64, u64) = (15, 35);
 const TINY_BYTES: u64 = 1_000_000;
 /// Smallest layer graph that was measured on the ANE, in INT8: a byte a weight.
 const LAYER_BYTES: u64 = 4_000_000;
-/// As many weights in fp16.
+/// Bytes of as many weights in fp16.
 const LAYER_BYTES_FP16: u64 = 2 * LAYER_BYTES;
 /// Smallest graph with tables that was measured on the ANE.
 const LUT_BYTES: u64 = 30_000_000;

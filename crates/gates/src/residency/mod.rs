@@ -40,10 +40,10 @@ use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// How to check.
+/// Options of a check.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CheckOptions {
-    /// What the packages will meet.
+    /// Conditions that the packages will meet.
     pub conditions: Conditions,
     /// `unknown` fails too.
     pub strict: bool,

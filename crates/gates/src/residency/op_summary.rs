@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// Op types of products with stored weights, which hold nearly all of the work.
 const PRODUCTS: [&str; 3] = ["conv", "conv_transpose", "linear"];
 
-/// Where ops are predicted to run. The sum is the number of ops.
+/// Ops by the device that they are predicted to run on. The sum is the number of ops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct OpCounts {
     /// On the Neural Engine.

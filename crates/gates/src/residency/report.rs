@@ -1,4 +1,4 @@
-//! What a check found.
+//! Report of a check.
 
 use super::device::{Device, DeviceCounts};
 use super::op_summary::{OpCounts, OpSummary};
@@ -7,7 +7,7 @@ use super::verdict::{PackageReport, Reason};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// What a check found.
+/// Report of a check.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// No package, and no op of one, is predicted off the ANE, save packages that are too small to matter. With `strict`, all
@@ -15,7 +15,7 @@ pub struct Report {
     pub pass: bool,
     /// `unknown` fails too.
     pub strict: bool,
-    /// What the packages will meet.
+    /// Conditions that the packages will meet.
     pub conditions: Conditions,
     /// Packages per verdict.
     pub verdicts: Verdicts,
@@ -25,9 +25,9 @@ pub struct Report {
     pub summary: OpSummary,
     /// The packages.
     pub packages: Vec<PackageReport>,
-    /// What concerns the packages together, and decides nothing.
+    /// Findings about the packages together, which decide nothing.
     pub warnings: Vec<Reason>,
-    /// What a Mac's plan report says about them.
+    /// Comparison with a Mac's plan report.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<Comparison>,
 }
@@ -43,7 +43,7 @@ pub struct Verdicts {
     pub unknown: u64,
 }
 
-/// Whether a package passes by its prediction.
+/// True if a package passes by its prediction.
 pub fn passes(p: &PackageReport, strict: bool) -> bool {
     match p.verdict {
         Verdict::Ane => !strict || p.small_functions.is_empty(),
@@ -59,7 +59,7 @@ pub struct PackagePlan {
     pub name: String,
     /// Prediction.
     pub predicted: Verdict,
-    /// What the plan says.
+    /// Verdict of the plan.
     pub measured: Verdict,
     /// Its compute ops in the plan.
     pub ops: DeviceCounts,
@@ -98,7 +98,7 @@ pub struct Comparison {
     pub chip: String,
     /// Compute units of the report.
     pub compute_units: String,
-    /// Whether the plan says `ane` for every package that it has.
+    /// Verdict over all packages that the plan has: `ane` if it says so for every one.
     pub verdict: Option<Verdict>,
     /// Packages by what the plan says.
     pub verdicts: Verdicts,
@@ -110,7 +110,7 @@ pub struct Comparison {
     pub not_in_packages: u64,
     /// Checked packages that the report says nothing about.
     pub packages_without_plan: u64,
-    /// Where the plan puts the joined ops, by prediction: `ane`, `unknown`, `not_ane`.
+    /// Devices of the joined ops in the plan, by prediction: `ane`, `unknown`, `not_ane`.
     pub confusion: BTreeMap<&'static str, DeviceCounts>,
     /// Decided predictions that agree with the plan, of all decided predictions with a device.
     pub agreeing: u64,

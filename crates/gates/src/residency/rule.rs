@@ -1,9 +1,9 @@
-//! What a rule is.
+//! Rules of residency: evidence, verdicts and matchers.
 
 use super::graph::{Graph, Op};
 use serde::{Serialize, Serializer};
 
-/// Which question a rule answers. A graph has to pass all three to run on the ANE.
+/// Question that a rule answers. A graph has to pass all three to run on the ANE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Question {
@@ -15,7 +15,7 @@ pub enum Question {
     Loads,
 }
 
-/// How much a rule weighs.
+/// Weight of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RuleSeverity {
@@ -27,7 +27,7 @@ pub enum RuleSeverity {
     Warning,
 }
 
-/// Where something will run. Always a prediction.
+/// Device that something will run on. Always a prediction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
@@ -40,7 +40,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// As in JSON.
+    /// Name in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Verdict::Ane => "ane",
@@ -50,7 +50,7 @@ impl Verdict {
     }
 }
 
-/// How sure a finding is.
+/// Strength of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum Strength {
     /// Several independent measurements agree.
@@ -70,9 +70,9 @@ pub struct Evidence {
     pub chip: &'static str,
     /// System; empty where the source does not say.
     pub os: &'static str,
-    /// How sure it is.
+    /// Strength of the finding.
     pub strength: Strength,
-    /// What was seen.
+    /// Observation.
     pub finding: &'static str,
 }
 
@@ -158,7 +158,7 @@ impl Serialize for Chip {
     }
 }
 
-/// What the packages will meet.
+/// Conditions that the packages will meet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Conditions {
     /// Kind of machine.
@@ -203,7 +203,7 @@ impl Hit {
     }
 }
 
-/// What a rule looks at, and the function that says whether it applies.
+/// Subject of a rule, and the function that says if it applies.
 #[derive(Clone, Copy)]
 pub enum Matcher {
     /// Every op of these types.
@@ -226,20 +226,20 @@ pub struct Rule {
     pub question: Question,
     /// Weight.
     pub severity: RuleSeverity,
-    /// What follows when it applies. A warning decides nothing, whatever stands here.
+    /// Verdict when it applies. A warning decides nothing, whatever stands here.
     pub verdict: Verdict,
     /// When it applies.
     pub matcher: Matcher,
-    /// What it says.
+    /// Statement of the rule.
     pub text: &'static str,
-    /// What to change.
+    /// Advice: the change that helps.
     pub advice: &'static str,
     /// Why it is believed.
     pub evidence: &'static [Evidence],
 }
 
 impl Rule {
-    /// What it looks at, in words.
+    /// Scope of the rule, in words.
     pub fn scope(&self) -> String {
         match self.matcher {
             Matcher::Types(types) => types.join(", "),
@@ -255,7 +255,7 @@ impl Rule {
         self.evidence.iter().map(|e| e.strength).min()
     }
 
-    /// Whether it would still stand without what one family of sources found.
+    /// True if it would still stand without the findings of one family of sources.
     pub fn stands_without(&self, family: &str) -> bool {
         self.evidence.iter().any(|e| family_of(e.source) != family)
     }

@@ -472,8 +472,8 @@ static LAWS: &[Rule] = &[
           e("AB: journal 109", "M4 Max", "", C, "on the other side, packs of 364 and 398 MB are said to go to the GPU; no placement plan was read")]),
 ];
 
-/// Where our form is not the one that Apple writes down for the ANE. Other measurements speak for ours, so these decide nothing;
-/// each names the form to try.
+/// Rules about our forms that are not the ones that Apple writes down for the ANE. Other measurements speak
+/// for ours, so these decide nothing; each names the form to try.
 #[rustfmt::skip]
 static APPLE: &[Rule] = &[
     rule("apple.cache_in_graph", Loads, Warning, Unknown, Graph(apple::cache_in_graph),

@@ -761,7 +761,7 @@ fn the_nearest_measured_graph_has_a_reach() {
     assert_eq!(verdict(&attending(726 << 20)), Verdict::Ane);
 }
 
-/// What no rule decides is decided by its probability, with what moved it.
+/// A probability decides where no rule does, and comes with its influences.
 #[test]
 fn probabilities_decide_where_rules_do_not() {
     let likely = check(&layers_of(lin(8, Grain::Tensor), 100_000_000), mac());

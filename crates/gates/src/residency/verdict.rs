@@ -38,7 +38,7 @@ pub struct Reason {
     pub question: Question,
     /// Its weight.
     pub severity: RuleSeverity,
-    /// What follows from it.
+    /// Verdict that follows from it.
     pub verdict: Verdict,
     /// First op that it applies to; empty for a function or package as a whole.
     pub op: String,
@@ -50,9 +50,9 @@ pub struct Reason {
     pub functions: u64,
     /// Ops that it applies to, over all functions.
     pub ops: u64,
-    /// What it says, with the figures of the first op.
+    /// Statement, with the figures of the first op.
     pub text: String,
-    /// What to change.
+    /// Advice: the change that helps.
     pub advice: String,
     /// Why it is believed.
     pub evidence: &'static [Evidence],
@@ -91,13 +91,13 @@ pub struct FunctionReport {
     pub too_small: bool,
     /// Bytes of the weights that it uses, as stored.
     pub weight_bytes: Option<u64>,
-    /// Where its ops are predicted to run.
+    /// Ops by the device that they are predicted to run on.
     pub ops: OpCounts,
     /// Rule that speaks for the ANE, if there is one.
     pub support: Option<&'static str>,
     /// Probability that the ANE runs it. Where a rule speaks against that, how often such rules are wrong.
     pub probability: f64,
-    /// What moved the probability, before rules.
+    /// Influences on the probability, before rules.
     pub influences: Vec<Influence>,
     /// Every op, where that was asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -133,7 +133,7 @@ pub struct PackageReport {
     pub small_functions: Vec<SmallFunction>,
     /// The ops in a line.
     pub summary: OpSummary,
-    /// Where its ops are predicted to run, over all functions.
+    /// Ops by the device that they are predicted to run on, over all functions.
     pub ops: OpCounts,
     /// Bytes of weights as stored.
     pub weight_bytes: Option<u64>,
@@ -141,7 +141,7 @@ pub struct PackageReport {
     pub functions: Vec<FunctionReport>,
     /// Why it is not `ane`.
     pub reasons: Vec<Reason>,
-    /// What decides nothing.
+    /// Findings that decide nothing.
     pub warnings: Vec<Reason>,
 }
 
@@ -175,7 +175,7 @@ struct Findings {
     known: BTreeMap<(&'static str, String), usize>,
 }
 
-/// What is said about one op.
+/// Findings about one op.
 struct Judged {
     verdict: Verdict,
     rules: Vec<&'static str>,
@@ -205,7 +205,7 @@ impl Judge {
         Judge { conditions, predictor, rules, by_type }
     }
 
-    /// What the packages will meet.
+    /// Conditions that the packages will meet.
     pub fn conditions(&self) -> &Conditions {
         &self.conditions
     }

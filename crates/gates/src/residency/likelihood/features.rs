@@ -10,7 +10,7 @@ use anemoe_mlpackage::mil::DataType;
 pub struct GraphFeature {
     /// Name, stable.
     pub name: &'static str,
-    /// What a large value means, for the list of reasons.
+    /// Meaning of a large value, for the list of reasons.
     pub text: &'static str,
     /// Its weight before any outcome is seen, by what is generally known: the ANE gains where there is work and loses by calls,
     /// Apple recommends whole layers of 1x1 convolutions with tables or INT8, and fixed shapes.

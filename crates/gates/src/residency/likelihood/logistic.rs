@@ -10,7 +10,7 @@ pub struct Example {
     pub values: Vec<f64>,
     /// It ran on the ANE as a whole.
     pub ane: bool,
-    /// How much it counts.
+    /// Weight in the sum of losses.
     pub weight: f64,
 }
 

@@ -1,4 +1,5 @@
-//! How likely the ANE runs a function: a probability from what graphs have in common, where rules leave the question open.
+//! Probability that the ANE runs a function, from features that graphs share, where rules leave the question
+//! open.
 //!
 //! ```text
 //! published outcomes --rules--> those that no rule decides --features--> regression --> log-odds of a new graph

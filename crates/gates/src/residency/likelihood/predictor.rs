@@ -30,23 +30,23 @@ enum Fitted {
     EvidenceSum(EvidenceSum),
 }
 
-/// What tells how likely the ANE runs a function.
+/// Predictor of the probability that the ANE runs a function.
 pub struct Predictor {
     fitted: Fitted,
     /// Probability that the ANE runs what a rule speaks against.
     despite_rules: f64,
 }
 
-/// What moved a probability, and how far.
+/// Influence of a feature on a probability.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Influence {
     /// Feature.
     pub feature: &'static str,
-    /// What it says.
+    /// Meaning of the feature.
     pub text: &'static str,
     /// Its value.
     pub value: f64,
-    /// What it adds to the log-odds: 1 makes the odds 2.7 times as good.
+    /// Addend to the log-odds: 1 makes the odds 2.7 times as good.
     pub log_odds: f64,
 }
 

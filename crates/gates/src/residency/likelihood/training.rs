@@ -54,7 +54,7 @@ fn applies(rule: &Rule, facts: &PackageFacts, c: &Conditions) -> bool {
 }
 
 impl PreparedOutcome {
-    /// Whether a rule with this verdict speaks about it, among those that stand without a project's findings.
+    /// True if a rule with this verdict speaks about it, among those that stand without a project's findings.
     fn says(&self, verdict: Verdict, without: Option<&str>) -> bool {
         let stands = |r: &&Rule| r.verdict == verdict && without.is_none_or(|p| r.stands_without(p));
         self.against.iter().copied().any(|r| stands(&r))

@@ -29,9 +29,9 @@ use std::sync::Arc;
 pub struct Judged {
     /// Short name of the row.
     pub id: String,
-    /// What it is.
+    /// Model and part, in words.
     pub model: String,
-    /// Where it ran.
+    /// Label: where it ran.
     pub label: String,
     /// Prediction.
     pub verdict: Verdict,
@@ -39,7 +39,7 @@ pub struct Judged {
     pub probability: f64,
     /// The prediction is decided and agrees; `None` where it is `unknown` or the label says nothing.
     pub right: Option<bool>,
-    /// Whether the row states enough to be rebuilt as a program.
+    /// True if the row states enough to be rebuilt as a program.
     pub rebuilt: bool,
     /// Rules that decided.
     pub rules: Vec<&'static str>,
@@ -142,7 +142,7 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 pub struct LeftOut {
     /// All of them.
     pub all: Score,
-    /// Those of each project.
+    /// Score of each project's rows.
     pub projects: BTreeMap<String, Score>,
 }
 

@@ -46,7 +46,7 @@ fn plain(form: &Form) -> bool {
 struct Maker<'a> {
     f: FunctionBuilder,
     s: &'a Sketch,
-    /// Where the next blob would lie. Only types are looked at, so there is no data.
+    /// Offset of the next blob. Only types are looked at, so there is no data.
     offset: u64,
 }
 

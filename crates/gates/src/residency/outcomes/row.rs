@@ -8,20 +8,20 @@ use super::sketch::Sketch;
 pub struct Row {
     /// Short name.
     pub id: String,
-    /// What it is.
+    /// Model and part, in words.
     pub model: String,
-    /// Where it ran: `ANE_ALL`, `MIXED`, `CPU_ALL`, `GPU_ALL`, `COMPILE_FAIL`, `RUNTIME_FAIL`.
+    /// Label: where it ran, `ANE_ALL`, `MIXED`, `CPU_ALL`, `GPU_ALL`, `COMPILE_FAIL` or `RUNTIME_FAIL`.
     pub label: String,
     /// Who published it.
     pub project: String,
-    /// What the graph met.
+    /// Conditions that the graph met.
     pub conditions: Conditions,
-    /// What is stated of the graph.
+    /// Stated facts of the graph.
     pub sketch: Sketch,
 }
 
 impl Row {
-    /// What the verdict of the whole graph should be; `None` for a label that says nothing.
+    /// True verdict of the whole graph; `None` for a label that says nothing.
     pub fn truth(&self) -> Option<Verdict> {
         match self.label.as_str() {
             "ANE_ALL" | "ANE" => Some(Verdict::Ane),

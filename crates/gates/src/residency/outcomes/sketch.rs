@@ -6,10 +6,10 @@ use anemoe_mlpackage::mil::{DataType, TensorType};
 /// Fewest ops of something that is called a layer.
 const LAYER_OPS: u64 = 12;
 
-/// What is known of a graph that someone measured.
+/// Known facts of a graph that someone measured.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sketch {
-    /// How the matrices are stored.
+    /// Storage form of the matrices.
     pub form: Form,
     /// All floats are wider than fp16.
     pub fp32: bool,
@@ -49,7 +49,7 @@ pub struct Sketch {
     pub slots: Option<u64>,
     /// Nothing but a gated MLP.
     pub gated_mlp: bool,
-    /// Whether it has the context of a layer.
+    /// True if it has the context of a layer.
     pub layered: bool,
     /// It joins other graphs.
     pub glue: bool,
@@ -66,7 +66,7 @@ pub struct Sketch {
 }
 
 impl Sketch {
-    /// As a graph with what is known.
+    /// Makes a graph of the known facts.
     pub fn graph(&self) -> Graph {
         let mut g = Graph {
             function: "main".into(),

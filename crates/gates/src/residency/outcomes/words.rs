@@ -12,7 +12,7 @@ use anemoe_mlpackage::mil::DataType;
 pub struct WordRow {
     /// Short name.
     pub id: String,
-    /// What it is.
+    /// Model and part, in words.
     pub model: String,
     /// Its dimensions and ops, in words.
     pub facts: String,
@@ -24,9 +24,9 @@ pub struct WordRow {
     pub shape: String,
     /// Machine and system.
     pub chip: String,
-    /// Where it ran.
+    /// Label: where it ran.
     pub label: String,
-    /// Where the row comes from.
+    /// Source of the row.
     pub source: String,
 }
 
@@ -125,7 +125,7 @@ impl Words {
         self.words.windows(2).any(|w| w[0] == first && w[1] == second)
     }
 
-    /// Whether a word stands there without being denied.
+    /// True if a word stands there without being denied.
     fn affirms(&self, word: &str) -> bool {
         self.words.iter().enumerate().any(|(i, w)| {
             let denied = i > 0 && matches!(self.words[i - 1].as_str(), "no" | "without" | "minus" | "not");
