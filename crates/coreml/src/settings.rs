@@ -12,7 +12,7 @@ pub enum ComputeUnits {
     CpuOnly,
 }
 
-/// How packages are loaded and run.
+/// Settings of the backend: how packages are loaded and run.
 #[derive(Clone, Debug, Default)]
 pub struct CoreMlSettings {
     /// Places of compiled models.

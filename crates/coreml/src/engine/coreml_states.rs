@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 /// First bytes of saved states.
 const MAGIC: u64 = u64::from_le_bytes(*b"mlstate1");
 
-/// What the states of all sequences in a package have in common.
+/// Facts of a package that the states of all sequences share.
 pub(crate) struct StatesInfo {
     pub package: PathBuf,
     /// Core ML's states.
@@ -39,7 +39,7 @@ pub(super) struct CoreMlStates {
     key: StatesKey,
     /// Core ML's thread knows them. Before, they are all zero.
     has_begun: bool,
-    /// Of the last calls, the newest last: tokens, and the rows that they overwrote.
+    /// Tokens of the last calls and the rows that they overwrote, the newest last.
     calls: VecDeque<(usize, Vec<u16>)>,
 }
 

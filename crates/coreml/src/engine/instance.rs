@@ -45,7 +45,7 @@ struct Buffers {
     features: BTreeMap<Option<StatesKey>, Retained<MLDictionaryFeatureProvider>>,
     options: Retained<MLPredictionOptions>,
     outputs: Vec<Output>,
-    /// Of each cache: the output with rows of the call's own tokens, and what it gave.
+    /// Output of each cache with rows of the call's own tokens, and its value.
     rows: Vec<(Output, Tensor)>,
 }
 

@@ -43,12 +43,12 @@ pub(crate) struct CacheSlot {
     pub place: usize,
 }
 
-/// What a function takes and gives.
+/// Inputs and outputs of a function.
 #[derive(Clone, Debug)]
 pub(crate) struct Interface {
-    /// Those that come with a call.
+    /// Inputs that come with a call.
     pub inputs: Vec<Slot>,
-    /// Those that a caller sees.
+    /// Outputs that a caller sees.
     pub outputs: Vec<Slot>,
     /// In the order of the package.
     pub caches: Vec<CacheSlot>,
@@ -56,7 +56,7 @@ pub(crate) struct Interface {
     pub has_states: bool,
 }
 
-/// How calls of a function are undone.
+/// Rule by which calls of a function are undone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum UndoRule {
     /// Rows of caches stay, and are masked.
@@ -155,7 +155,7 @@ pub(crate) fn states_of(functions: &[FunctionDescription]) -> Result<Vec<StateSl
     Ok(states.unwrap_or_default())
 }
 
-/// How calls of `body` are undone, whose package has `states`.
+/// Finds the rule by which calls of `body` are undone, whose package has `states`.
 pub(crate) fn undo_rule(body: &Function, interface: &Interface, states: &[StateSlot]) -> UndoRule {
     match carried(body) {
         Carried::Nothing => {
