@@ -36,7 +36,7 @@ impl Number {
 /// Times by size.
 #[derive(Default)]
 pub struct TimeHistogram {
-    /// Of each bound, and of what is above all.
+    /// Counts of each bound, and of all above the last.
     counts: [AtomicU64; BOUNDS.len() + 1],
     nanoseconds: AtomicU64,
 }
@@ -65,7 +65,7 @@ pub struct ServerCounters {
     pub prefixes: Number,
     /// Tokens of prompts.
     pub prompt_tokens: Number,
-    /// Those of them that were known.
+    /// Prompt tokens that were known.
     pub reused_tokens: Number,
     /// New tokens.
     pub generated_tokens: Number,

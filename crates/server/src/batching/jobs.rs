@@ -12,7 +12,7 @@ pub struct Job {
     pub prompt: PromptText,
     /// Most new tokens.
     pub max_new: usize,
-    /// How tokens are chosen.
+    /// Sampling: how tokens are chosen.
     pub sampling: Sampling,
     /// Texts that end the answer.
     pub stops: Vec<String>,
@@ -22,7 +22,7 @@ pub struct Job {
     pub ignore_eos: bool,
     /// Most probable tokens that are reported with each chosen one.
     pub logprobs: Option<usize>,
-    /// What the answer has to look like.
+    /// Grammar that the answer has to follow.
     pub grammar: Option<Matcher>,
     /// When the job is given up.
     pub deadline: Option<Instant>,
@@ -67,7 +67,7 @@ pub enum AnswerEvent {
 pub enum EndReason {
     /// An end token, a stop string, or a complete sentence of the grammar.
     Stop,
-    /// As many tokens as wanted, or as the context holds.
+    /// The answer has as many tokens as wanted, or as the context holds.
     Length,
 }
 

@@ -27,7 +27,7 @@ pub struct Prefixes {
     recent: VecDeque<Vec<u32>>,
 }
 
-/// Where a prompt goes on.
+/// Sequence that a prompt continues.
 pub struct Found {
     /// It holds the prompt's first tokens, and none else.
     pub sequence: Sequence,

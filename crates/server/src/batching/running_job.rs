@@ -31,7 +31,7 @@ pub struct RunningJob<'a> {
     sampler: Sampler,
     stream: TextStream<'a>,
     stops: StopStrings,
-    /// How it ended; None while it runs.
+    /// Reason of its end; None while it runs.
     pub ended: Option<std::result::Result<EndReason, JobFailure>>,
 }
 

@@ -1,4 +1,4 @@
-//! What the engine's thread and those who ask it share.
+//! State that the engine's thread shares with those who ask it.
 
 use crate::counters::ServerCounters;
 use anemoe_runtime::chat::PromptText;
@@ -22,7 +22,7 @@ pub struct BatchLimits {
     pub prefixes: usize,
 }
 
-/// What the engine's thread and those who ask it share.
+/// State that the engine's thread shares with those who ask it.
 pub struct Shared {
     /// The model.
     pub model: Arc<Model>,

@@ -16,7 +16,7 @@ pub enum Endpoint {
     Completion,
 }
 
-/// What the documents of one request have in common.
+/// Fields that the documents of one request share.
 #[derive(Clone)]
 pub struct AnswerHeader {
     /// Kind of the request.

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 pub struct ApiError {
     /// Status of the answer.
     pub status: StatusCode,
-    /// What is wrong, and what helps.
+    /// Message: what is wrong, and what helps.
     pub message: String,
     /// Parameter that is wrong.
     pub param: Option<&'static str>,

@@ -1,4 +1,4 @@
-//! What requests share.
+//! State that requests share.
 
 use super::access::{ApiKeys, Origins};
 use crate::batching::{AnswerEvent, BatchLimits, Batcher, Sink};
@@ -37,7 +37,7 @@ pub struct ServerSettings {
     pub grace: Duration,
 }
 
-/// What requests share.
+/// State that requests share.
 pub struct App {
     /// Limits and names.
     pub settings: ServerSettings,
@@ -49,9 +49,9 @@ pub struct App {
     pub template: ChatTemplate,
     /// Tokens that end an answer of a chat.
     pub ends: Vec<u32>,
-    /// What runs jobs.
+    /// Batcher, which runs jobs.
     pub engine: Batcher,
-    /// What makes grammars.
+    /// Maker of grammars.
     pub grammars: Grammars,
     /// Counters.
     pub metrics: Arc<ServerCounters>,

@@ -85,7 +85,7 @@ pub struct Body {
 pub struct Params {
     /// Most new tokens, where the request says.
     pub max_new: Option<usize>,
-    /// How tokens are chosen.
+    /// Sampling: how tokens are chosen.
     pub sampling: Sampling,
     /// Answers to each prompt.
     pub choices: usize,

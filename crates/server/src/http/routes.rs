@@ -1,4 +1,4 @@
-//! What each path answers.
+//! Routes: the answer of each path.
 
 use super::answer::{AnswerHeader, Endpoint};
 use super::api_error::ApiError;
