@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// What the copy needs of the repository.
+/// Parts of the repository that the copy needs.
 const PARTS: [&str; 6] = ["Cargo.toml", "Cargo.lock", "crates", "fixtures", "sim", "xtask"];
 /// Folder of the code that is changed.
 const ENGINE: &str = "crates/coreml/src/engine";

@@ -46,7 +46,7 @@ const TIMEOUT_S: u64 = 10;
 /// Faults of a target after which it is left.
 const MAX_FAULTS: usize = 10;
 
-/// What a target did.
+/// Result of a target.
 #[derive(Default)]
 struct Done {
     executions: u64,

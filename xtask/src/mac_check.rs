@@ -99,7 +99,7 @@ fn unpack(folder: &Path) -> Result<(), String> {
     fs::rename(&staging, folder.join("root")).map_err(failed)
 }
 
-/// What a program prints.
+/// Runs a program and gives its standard output.
 fn output(program: &str, arguments: &[&str]) -> Result<String, String> {
     let output = Command::new(program).args(arguments).output().map_err(|e| format!("{program}: {e}"))?;
     if !output.status.success() {

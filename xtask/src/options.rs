@@ -45,7 +45,7 @@ impl TaskOptions {
         value.map(|v| v.parse().map_err(|_| format!("--{name} {v} is not a number"))).transpose()
     }
 
-    /// Whether a flag was given.
+    /// True if a flag was given.
     pub fn flag(&mut self, name: &str) -> bool {
         self.text(name).is_some()
     }

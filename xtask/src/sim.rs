@@ -9,7 +9,7 @@ use std::process::Command;
 /// The crate whose published source links a framework on every system.
 const PATCHED: &str = "objc2-core-ml";
 const PATCHED_FILE: &str = "src/generated/mod.rs";
-/// That line, and what it becomes.
+/// Line with the link, and its replacement.
 const LINK: &str = "#[link(name = \"CoreML\", kind = \"framework\")]";
 const LINK_ON_APPLE: &str =
     "#[cfg_attr(target_vendor = \"apple\", link(name = \"CoreML\", kind = \"framework\"))]";

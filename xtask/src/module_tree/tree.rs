@@ -46,7 +46,7 @@ pub enum Declared {
     Other,
 }
 
-/// What a path leads to.
+/// Target of a path.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Resolved {
     /// A module.
@@ -179,7 +179,7 @@ impl Crate {
         self.modules[here].items.push(item);
     }
 
-    /// What a path in a module leads to, if that is in this crate.
+    /// Resolves a path in a module, if its target is in this crate.
     pub fn resolve(&self, module: usize, path: &[String]) -> Option<Resolved> {
         self.resolve_within(module, path, MAX_HOPS)
     }
@@ -264,7 +264,7 @@ impl Module {
     }
 }
 
-/// Whether `#[cfg(test)]`, or `#[cfg(all(test, ..))]`, stands before an item.
+/// True if `#[cfg(test)]`, or `#[cfg(all(test, ..))]`, stands before an item.
 pub fn is_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         let syn::Meta::List(list) = &attribute.meta else { return false };

@@ -21,7 +21,7 @@ pub struct Case {
     pub inputs: &'static [&'static str],
     /// Everything behind the sub-command.
     pub args: &'static str,
-    /// What the command may create or change.
+    /// Output that the command may create or change.
     pub output: Option<&'static str>,
     /// Options that take numbers or names, for hostile values.
     pub options: &'static [&'static str],

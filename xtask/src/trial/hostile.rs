@@ -13,7 +13,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-/// What is done to a case.
+/// Class of damage to a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
     /// Bytes of a file, whatever they mean.
@@ -26,7 +26,7 @@ pub enum Class {
     Names,
     /// Values of options.
     Options,
-    /// What lies where the output goes.
+    /// Files and folders where the output goes.
     Output,
 }
 

@@ -97,7 +97,7 @@ impl Foreign {
     }
 }
 
-/// What happened to one build.
+/// Outcome of one build.
 struct Outcome {
     seed: u64,
     foreign: Foreign,
@@ -233,7 +233,8 @@ fn one(
     Ok(Outcome { seed: 0, foreign, early, kills, end, violations })
 }
 
-/// Whether a refusal names what was planted; a folder that held nothing else before the first run may be named itself.
+/// True if a refusal names what was planted; a folder that held nothing else before the first run may be
+/// named itself.
 fn names_it(message: &str, kept: &[PathBuf], early: bool) -> bool {
     if early && message.contains(BUNDLE) {
         return true;
@@ -281,7 +282,7 @@ fn build(
     process::run(binary, &args, folder, &logs, LIMIT, interrupt)
 }
 
-/// How a bundle differs from another, but for the journal.
+/// Differences of a bundle from another, but for the journal.
 fn unlike(reference: &Snapshot, found: &Snapshot) -> Vec<String> {
     let same = |a: &SnapshotEntry, b: &SnapshotEntry| match (a, b) {
         (SnapshotEntry::File { hash: a, .. }, SnapshotEntry::File { hash: b, .. }) => a == b,

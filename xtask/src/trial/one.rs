@@ -20,7 +20,7 @@ const MAX_BYTES: u64 = 1 << 30;
 /// Runs of `bench` measure the memory of the machine for seconds each.
 const BENCH_ONCE_IN: usize = 4;
 
-/// What all runs share.
+/// Inputs that all runs share.
 pub struct Trial<'a> {
     pub binary: &'a Path,
     pub pool: &'a InputPool,
@@ -29,7 +29,7 @@ pub struct Trial<'a> {
     pub keep: bool,
 }
 
-/// What a run did and broke.
+/// Outcome of a run, with what it broke.
 pub struct TrialOutcome {
     pub seed: u64,
     pub command: &'static str,
@@ -116,7 +116,7 @@ fn status(ran: &Ran) -> String {
     }
 }
 
-/// What a run broke, but for files.
+/// Violations of a run, but for files.
 fn judge(ran: &Ran, is_json: bool, is_small: bool) -> Vec<String> {
     let mut found = Vec::new();
     let stderr = String::from_utf8_lossy(&ran.stderr);

@@ -16,7 +16,7 @@ const END_BYTES: u64 = 3 << 30;
 /// Bytes that a run may write into one file.
 const FILE_BYTES: u64 = 1 << 30;
 
-/// What a run did.
+/// Result of a run.
 #[derive(Clone, Debug)]
 pub struct Ran {
     pub status: ExitStatus,
@@ -31,7 +31,7 @@ pub struct Ran {
 /// Signals to send while it runs: after this time, this one.
 pub type Interrupt = (Duration, i32);
 
-/// Whether runs are made as `nobody`: only root can.
+/// True if runs are made as `nobody`: only root can.
 pub fn drops_rights() -> bool {
     // SAFETY: the call has no arguments and no effect.
     unsafe { libc::geteuid() == 0 }

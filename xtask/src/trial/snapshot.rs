@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// Bytes of a file that are compared; of a longer one, its length as well.
 const COMPARED: u64 = 64 << 20;
 
-/// What lies at a path.
+/// Entry at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SnapshotEntry {
     Folder,
@@ -64,7 +64,7 @@ pub fn is_unfinished(name: &OsStr) -> bool {
     name.starts_with(".tmp") || name.starts_with(".partial") || name.ends_with(".partial")
 }
 
-/// What is otherwise than before, outside of the allowed paths, in words.
+/// Differences from before, outside of the allowed paths, in words.
 pub fn differences(before: &Snapshot, after: &Snapshot, allowed: &[PathBuf]) -> Vec<String> {
     let is_allowed = |path: &Path| allowed.iter().any(|a| path.starts_with(a));
     let mut found = Vec::new();
