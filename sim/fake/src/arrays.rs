@@ -57,9 +57,9 @@ fn offsets(shape: &[usize], strides: &[usize]) -> Vec<usize> {
 
 /// Memory of an array.
 enum Memory {
-    /// Of the array itself, in words so that it is aligned.
+    /// Memory of the array itself, in words so that it is aligned.
     Own(Vec<u64>),
-    /// Of somebody else, who is told when the array goes.
+    /// Memory of somebody else, who is told when the array goes.
     Theirs(*mut u8, Option<RcBlock<dyn Fn(NonNull<c_void>)>>),
 }
 
@@ -255,7 +255,7 @@ impl FakeArray {
         unsafe { &*std::ptr::from_ref(array).cast() }
     }
 
-    /// As the binding's type.
+    /// Gives the array as the binding's type.
     pub fn as_array(&self) -> &MLMultiArray {
         // SAFETY: this class has the name.
         unsafe { &*std::ptr::from_ref(self).cast() }

@@ -129,7 +129,7 @@ define_class!(
 );
 
 define_class!(
-    /// What a prediction gives: no class of ours makes it.
+    /// Result of a prediction: no class of ours makes it.
     #[unsafe(super(NSObject))]
     #[name = "FakePredictionResult"]
     #[ivars = Vec<(String, Retained<FakeValue>)>]

@@ -477,7 +477,7 @@ pub unsafe extern "C-unwind" fn objc_retainAutoreleasedReturnValue(o: Id) -> Id 
 
 // ----------------------------------------------------------------------------------------------------------------------- exceptions
 
-/// How an exception travels; the catcher takes over the reference.
+/// Exception on its way; the catcher takes over the reference.
 struct Thrown(Id);
 unsafe impl Send for Thrown {}
 pub unsafe fn throw(owned: Id) -> ! {

@@ -1,4 +1,4 @@
-//! What tests of the Core ML backend on the fake share.
+//! Helpers of the tests of the Core ML backend on the fake.
 
 use anemoe_bundle::{Chain, TokenCount};
 use anemoe_convert::build::build;

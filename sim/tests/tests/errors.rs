@@ -15,7 +15,7 @@ fn bundle(dir: &Path) -> Compiled {
     Compiled::new(dir, "tiny-gemma4-moe", "lut4", fixed(&[1, 8]))
 }
 
-/// What a bundle's first tokens give.
+/// Logits of a bundle's first tokens.
 fn first_tokens(compiled: &Compiled, limit: Option<u64>) -> Result<Vec<Vec<f32>>, String> {
     let model = Model::open(&compiled.bundle, &compiled.backend(limit)).map_err(|e| e.to_string())?;
     let mut sequence = model.sequence();
