@@ -5,7 +5,7 @@ use anemoe_bundle::Chain;
 use anemoe_gates::integrity::{self, Hashes};
 use std::path::Path;
 
-/// How a bundle is verified before it is used.
+/// Options of the verification of a bundle before it is used.
 #[derive(clap::Args, Clone, Copy, Debug, Default)]
 pub struct Verify {
     /// Do not compare the hashes of the bundle's files with chain.json; their sizes still are. Without this they are hashed

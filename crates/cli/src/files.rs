@@ -53,7 +53,8 @@ impl Overwrite {
         self.output_beside(path, &[])
     }
 
-    /// As [`Overwrite::output`], with more `inputs`, whose paths are only parts of arguments.
+    /// Opens an output like [`Overwrite::output`], with more `inputs`, whose paths are only parts of
+    /// arguments.
     ///
     /// # Errors
     /// As [`Overwrite::output`].

@@ -1,4 +1,4 @@
-//! How commands end.
+//! Ends of commands.
 
 /// End of a command, besides an error.
 pub enum Outcome {

@@ -16,13 +16,13 @@ pub struct Figure {
     pub unit: &'static str,
     /// Meaning, in one line.
     pub text: &'static str,
-    /// What has to be there for it to mean what the name says.
+    /// Needs of the figure, without which it does not mean what its name says.
     pub needs: FigureNeeds,
     /// Commands that bring it, the most telling first.
     readers: &'static [(&'static str, Reader)],
 }
 
-/// What a figure needs besides a bundle.
+/// Needs of a figure besides a bundle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FigureNeeds {
@@ -340,7 +340,7 @@ impl Bound {
         Ok(Bound { text: text.into(), relation, value, half })
     }
 
-    /// Whether a figure keeps it.
+    /// True if a figure keeps it.
     pub fn holds(&self, found: f64) -> bool {
         match self.relation {
             // A whole number of a unit that is not counted is rounded, too: see `rounds`.
@@ -361,7 +361,7 @@ impl Bound {
         self
     }
 
-    /// As it was written.
+    /// Text as it was written.
     pub fn text(&self) -> &str {
         &self.text
     }

@@ -8,7 +8,8 @@ use std::time::Duration;
 /// Exit status of a command that Ctrl-C (SIGINT) interrupted: 128 and the signal's number, as shells count.
 pub const BY_CTRL_C: u8 = 130;
 
-/// How long a build may take to come to rest. Leaving sooner loses nothing that is finished: builds survive being killed.
+/// Time that a build has to come to rest. Leaving sooner loses nothing that is finished: builds survive being
+/// killed.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The running command ends by itself after [`build::interrupt`].
@@ -17,7 +18,7 @@ static RESTS: AtomicBool = AtomicBool::new(false);
 /// Asked first what to do at a signal.
 type Handler = Box<dyn FnMut(u8) -> bool + Send>;
 
-/// What [`handle`] installed.
+/// Handler that [`handle`] installed.
 static HANDLER: Mutex<Option<Handler>> = Mutex::new(None);
 
 /// Exit status that the signal which came first asks for.

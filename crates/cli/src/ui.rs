@@ -7,12 +7,12 @@ use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
 use std::sync::Mutex;
 
-/// How results and progress are shown.
+/// Display of results and progress.
 pub struct Ui {
     json: bool,
     /// Nothing goes to standard output.
     silent: bool,
-    /// Where the document is kept.
+    /// Document, where it is kept.
     kept: Option<Mutex<Option<Value>>>,
 }
 
@@ -32,7 +32,7 @@ impl Ui {
         self.kept.and_then(|kept| kept.into_inner().unwrap_or_else(|e| e.into_inner()))
     }
 
-    /// Whether a document is wanted, where it takes time to make.
+    /// True if a document is wanted, where it takes time to make.
     pub fn wants_document(&self) -> bool {
         self.json || self.kept.is_some()
     }

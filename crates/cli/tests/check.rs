@@ -23,7 +23,8 @@ fn count(ops: &Value) -> u64 {
     ["ane", "gpu", "cpu", "unknown"].iter().map(|k| ops[k].as_u64().unwrap()).sum()
 }
 
-/// What others rely on: names and kinds of the fields, sums that agree, and a status that agrees with `pass`.
+/// Checks what others rely on: names and kinds of the fields, sums that agree, and a status that agrees with
+/// `pass`.
 fn contract(v: &Value) {
     let packages = v["packages"].as_array().unwrap();
     let mut against = false;

@@ -553,7 +553,8 @@ fn a_repeated_token_fails_by_that_name() {
     assert!(out.contains("FAIL: decoding falls into one repeated token"), "{out}");
 }
 
-/// Where compression turns a router's choice, the position is excused if the choice was close, and its margin is stated.
+/// A position is excused if compression turned a router's choice there and the choice was close; its margin
+/// is stated.
 #[test]
 fn near_ties_of_routers_are_named() {
     let dir = tempfile::tempdir().unwrap();

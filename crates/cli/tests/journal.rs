@@ -46,7 +46,7 @@ fn events(bundle: &Path, kind: &str, status: &str) -> Vec<Value> {
     all.filter(|e| e["kind"] == kind && e["status"] == status).collect()
 }
 
-/// What stands under each heading of the text.
+/// Text under each heading.
 fn sections(page: &str) -> Vec<(String, String)> {
     page.split("\n### ")
         .skip(1)
@@ -235,7 +235,7 @@ fn broken_journals_are_named_and_stop_no_gate() {
     }
 }
 
-/// As another user, who may not write there: root may write anywhere.
+/// Another user, who may not write there, checks the bundle: root may write anywhere.
 #[cfg(unix)]
 #[test]
 fn a_bundle_that_cannot_be_written_is_checked_all_the_same() {

@@ -1,4 +1,4 @@
-//! What others put into a bundle: it stays, and stands in the way only under a name of ours.
+//! Foreign files in a bundle: they stay, and stand in the way only under a name of ours.
 #![cfg(unix)]
 
 mod common;

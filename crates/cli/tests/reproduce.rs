@@ -159,7 +159,7 @@ fn wrong_recipes_and_sources_are_refused() {
     refused(&["reproduce", &file, "-o", folder.path().to_str().unwrap()], &["is not empty"]);
 }
 
-/// As T4.1.3 with fewer layers: an outlier in a bank, one scale for all of it.
+/// T4.1.3 with fewer layers: an outlier in a bank, one scale for all of it.
 #[test]
 fn one_scale_for_a_bank_is_ruined_by_an_outlier() {
     let folder = tempfile::tempdir().unwrap();

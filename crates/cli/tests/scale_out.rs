@@ -18,7 +18,7 @@ fn arguments<'a>(bundle: &'a Path, model: &'a Path, more: &[&'a str]) -> Vec<&'a
     args
 }
 
-/// As one process builds it, with its gates.
+/// Contents of a bundle that one process builds, with its gates.
 fn gated(dir: &Path, model: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let (bundle, model) = (dir.join("whole"), fixture(model));
     json(0, &arguments(&bundle, &model, &[]));

@@ -24,7 +24,7 @@ fn fp16_shards_agree_with_transformers() {
     assert!(bundles[0] == bundles[1], "the layouts give different packages");
 }
 
-/// What a token gets that chooses no expert: both readings, whether experts are chosen in the shard or by the host.
+/// Output for a token that chooses no expert: both readings, and experts chosen in the shard or by the host.
 #[test]
 fn both_readings_of_the_skip_class() {
     let dir = tempfile::tempdir().unwrap();

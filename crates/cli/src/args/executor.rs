@@ -1,4 +1,4 @@
-//! How the CPU computes, as options of the commands that run bundles.
+//! Options of the CPU executor, for the commands that run bundles.
 
 use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
 
@@ -18,7 +18,7 @@ impl From<PrecisionArg> for Precision {
     }
 }
 
-/// How packages are executed.
+/// Options of the CPU executor.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ExecutorArgs {
     /// fp32 computes in f32 on the stored weights; fp16 rounds every result, as the device does, and is slow.
@@ -31,7 +31,7 @@ pub struct ExecutorArgs {
     /// Run every operation by itself instead of fused: slow, to compare with.
     #[arg(long)]
     no_fuse: bool,
-    /// How keys and values are kept: fp16 as on the device, or fp32 with twice the memory.
+    /// Element type of keys and values: fp16 as on the device, or fp32 with twice the memory.
     #[arg(long, value_enum, default_value = "fp16", value_name = "KIND")]
     states: PrecisionArg,
 }

@@ -39,7 +39,7 @@ pub struct FormArgs {
     /// RMS norms: divided by a part of the largest magnitude first, or squared as they are.
     #[arg(long, value_name = "FORM", value_parser = words::<NormForm>(NormForm::WORDS), default_value_t)]
     pub norm: NormForm,
-    /// How the experts of a call are laid out: two convolutions each, or two for all.
+    /// Layout of the experts of a call: two convolutions each, or two for all.
     #[arg(long, value_name = "FORM", value_parser = words::<ExpertForm>(ExpertForm::WORDS), default_value_t)]
     pub experts: ExpertForm,
     /// Forms by sort of shard, from a TOML file: a table for each of attention, experts, experts_combine, moe and head, with the

@@ -10,7 +10,7 @@ use anemoe_convert::variants::ZayaSkip;
 use anyhow::{Context, bail};
 use std::path::{Path, PathBuf};
 
-/// Where a bundle came from, for questions that its packages alone cannot answer.
+/// Origin of a bundle, for questions that its packages alone cannot answer.
 #[derive(clap::Args, Clone)]
 pub struct OriginArgs {
     /// The checkpoint that the bundle was built from.

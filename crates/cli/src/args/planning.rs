@@ -115,7 +115,7 @@ pub struct PlanArgs {
     pub reading: Reading,
 }
 
-/// What `--scale-scope` says.
+/// Value of `--scale-scope`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum ScaleScopeArg {
     Matrix,
@@ -209,7 +209,7 @@ impl PlanArgs {
     }
 }
 
-/// How the kinds of a plan are chosen.
+/// Choice of a plan's kinds: one, a preset, or a search.
 enum KindChoice {
     One(Quant),
     Preset(Preset),

@@ -1,4 +1,4 @@
-//! How commands open checkpoints.
+//! Options of reading checkpoints.
 
 use anemoe_convert::checkpoint::Checkpoint;
 
@@ -9,8 +9,8 @@ use std::path::Path;
 /// Ways to read a checkpoint where those who run it differ.
 #[derive(clap::Args, Clone, Copy, Debug, Default)]
 pub struct Reading {
-    /// What a token gets that chooses ZAYA's class behind the last expert: identity (its input times the probability, as in
-    /// the original implementation) or zero (as in transformers) [default: identity].
+    /// Output for a token that chooses ZAYA's class behind the last expert: identity (its input times the
+    /// probability, as in the original implementation) or zero (as in transformers) [default: identity].
     #[arg(long, value_name = "identity|zero")]
     pub zaya_skip: Option<ZayaSkip>,
 }

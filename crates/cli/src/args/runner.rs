@@ -15,11 +15,11 @@ pub enum BackendArg {
     Cpu,
 }
 
-/// What runs packages.
+/// Options of the backend that runs packages.
 #[derive(Clone, Debug, clap::Args)]
 pub struct RunnerArgs {
-    /// What runs the bundle: `coreml` is the Neural Engine of a Mac, `cpu` runs everywhere [default: coreml on Apple silicon where
-    /// the bundle is compiled, else cpu].
+    /// Backend that runs the bundle: `coreml` is the Neural Engine of a Mac, `cpu` runs everywhere [default:
+    /// coreml on Apple silicon where the bundle is compiled, else cpu].
     #[arg(long, value_enum, value_name = "NAME")]
     backend: Option<BackendArg>,
     /// For coreml: most GB of packages that are loaded at the same time, each function counted; others go, the longest unused first.

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// Largest text that is read.
 const MAX_TEXT_BYTES: u64 = 256 << 20;
 
-/// What text is read, and in which pieces.
+/// Text that is read, and the size of its pieces.
 #[derive(clap::Args, Clone, Debug)]
 pub struct TextArgs {
     /// Text in UTF-8.
@@ -39,7 +39,7 @@ impl TextArgs {
         Ok(windows)
     }
 
-    /// As [`TextArgs::windows`] with a checkpoint's tokenizer.
+    /// Cuts the text into windows like [`TextArgs::windows`], with a checkpoint's tokenizer.
     pub fn of_checkpoint(&self, checkpoint: &Checkpoint) -> anyhow::Result<Vec<Vec<u32>>> {
         self.windows(&tokenizer(checkpoint)?, bos(checkpoint))
     }

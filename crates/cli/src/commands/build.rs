@@ -78,7 +78,7 @@ pub struct Args {
     journal: JournalArgs,
 }
 
-/// What `--shard` says.
+/// Value of `--shard`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Share {
     index: Option<usize>,
@@ -223,7 +223,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(if report.pass { Outcome::Done } else { Outcome::GateFailed })
 }
 
-/// Where the checkpoint is, for a process that starts elsewhere.
+/// Origin of the checkpoint, for a process that starts elsewhere.
 fn source(spec: &Path, variants: &Variants) -> CheckpointOrigin {
     let absolute = spec.exists().then(|| std::path::absolute(spec).ok()).flatten();
     let checkpoint = absolute.unwrap_or_else(|| spec.to_path_buf());
@@ -236,7 +236,7 @@ fn gate_cosine(options: &PlanArgs, plan: &Plan) -> f64 {
     if plan.chain.auto.is_some() { asked.min(MIN_COSINE) } else { asked }
 }
 
-/// What a build shows while it runs.
+/// Progress that a build shows while it runs.
 struct Progress {
     bar: ProgressBar,
     shards: AtomicUsize,

@@ -27,7 +27,8 @@ pub struct Args {
     reading: Reading,
     #[command(flatten)]
     text: TextArgs,
-    /// Of a bundle: fp32 computes in f32 on the stored weights; fp16 rounds every result, as the device does.
+    /// Precision of a bundle: fp32 computes in f32 on the stored weights; fp16 rounds every result, as the
+    /// device does.
     #[arg(long, value_enum, default_value = "fp32")]
     precision: PrecisionArg,
     #[command(flatten)]

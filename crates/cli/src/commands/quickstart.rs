@@ -31,7 +31,7 @@ pub struct Args {
     /// Keep the two bundles in this folder.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// What the model continues.
+    /// Text that the model continues.
     #[arg(long, default_value = "def __init__(self, name):\n")]
     prompt: String,
     /// Most new tokens.

@@ -1,4 +1,4 @@
-//! What commands found, as the facts of events. Nothing stands here that was not measured or counted.
+//! Facts that commands found, for events. Nothing stands here that was not measured or counted.
 
 use super::Facts;
 use anemoe_bundle::journal::status;
@@ -82,7 +82,7 @@ pub fn fast(gate: &Int8Gate) -> Facts {
     }))
 }
 
-/// What a build is to do.
+/// Facts of a build that begins.
 pub fn begun(plan: &Plan, part: Option<String>) -> Facts {
     of(
         json!({"part": part, "family": plan.chain.family, "source": plan.chain.source, "packages": plan.shards.len()}),
@@ -210,7 +210,7 @@ pub fn gates(report: &GatedReport, golden: Option<&Path>) -> Vec<(&'static str, 
     all
 }
 
-/// What replacing parts by FP16 gains.
+/// Gains of replacing parts by FP16.
 pub fn swaps(report: &AblationReport) -> Value {
     let first = report.swaps.first();
     json!({

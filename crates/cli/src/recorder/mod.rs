@@ -1,4 +1,4 @@
-//! How commands write down what they did: a [`Recorder`] per run, facts from [`facts`].
+//! Recorder of commands: a [`Recorder`] per run, facts from [`facts`].
 //!
 //! The journal never decides what becomes of a command: where nothing can be written, a warning says so and the command goes on.
 
@@ -38,7 +38,7 @@ pub struct JournalArgs {
 const LEFT_OUT: [&str; 11] =
     ["json", "ops", "help", "version", "bundle", "path", "out", "intent", "note", "no_journal", "experiment"];
 
-/// What the command line says, defaults included; one per process, as that is.
+/// Command line, defaults included; one per process, as that is.
 static GIVEN: OnceLock<Given> = OnceLock::new();
 
 struct Given {
@@ -177,7 +177,7 @@ impl Recorder {
         self.also(bundle, self.kind, status, Some(seconds), facts);
     }
 
-    /// As [`Recorder::end`] for a gate.
+    /// Ends a gate's run like [`Recorder::end`].
     pub fn gate(&self, bundle: &Path, pass: bool, facts: Facts) {
         self.end(bundle, if pass { status::PASS } else { status::FAIL }, facts);
     }

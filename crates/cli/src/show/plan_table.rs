@@ -100,8 +100,8 @@ const SHOWN: usize = 5;
 /// Relative outlier from which on INT8 with one scale loses 1 %, see [`outliers::Spread::int8_tensor_loss`].
 const RATIO_LIMIT: u32 = 55;
 
-/// How many weights share a scale, beside the rule of thumb of the field notes, and what counts instead. `outliers` are absent
-/// where nobody looked for them.
+/// Prints how many weights share a scale, beside the rule of thumb of the field notes, and what counts
+/// instead. `outliers` are absent where nobody looked for them.
 pub fn print_scales(plan: &Plan, outliers: Option<&[Outlier]>, ui: &Ui) -> std::io::Result<()> {
     let mut scales: BTreeMap<(&str, &str, &str), u64> = BTreeMap::new();
     for (shard, m) in outliers::concerned(plan) {

@@ -42,8 +42,8 @@ pub struct Args {
     /// Most tokens of an answer.
     #[arg(short = 'n', long, value_name = "N", default_value_t = 1024, value_parser = at_least_one)]
     max_new: usize,
-    /// What happens when the context is full: `slide` forgets the oldest questions and answers, and never the system prompt;
-    /// `stop` refuses the question.
+    /// Action when the context is full: `slide` forgets the oldest questions and answers, and never the
+    /// system prompt; `stop` refuses the question.
     #[arg(long, value_enum, value_name = "HOW", default_value_t = OverflowArg::Slide)]
     overflow: OverflowArg,
     /// Text that ends an answer; may be given several times.

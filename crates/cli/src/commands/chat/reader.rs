@@ -13,7 +13,7 @@ use std::io::{BufRead, IsTerminal, Read};
 
 /// Mark around a question of several lines.
 const BLOCK: &str = "\"\"\"";
-/// What a terminal shows before a question.
+/// Text that a terminal shows before a question.
 const PROMPT: &str = "> ";
 
 /// Keeps a question open until its last line.

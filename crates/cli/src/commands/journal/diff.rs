@@ -27,7 +27,7 @@ type Values = Vec<(String, Value)>;
 /// A name with the values of both sides.
 type Pair = (String, Option<Value>, Option<Value>);
 
-/// What one bundle has to compare.
+/// Facts of one bundle that are compared.
 struct Side {
     /// From `chain.json`, or from the newest build where there is none yet; and how long that took, in one run.
     bundle: Values,
@@ -158,7 +158,7 @@ impl Side {
         self.newest.iter().find(|(l, _)| l == label).map(|(_, e)| e)
     }
 
-    /// What was measured in an event, by path; the first is whether it passed.
+    /// Figures of an event, by path; the first says if it passed.
     fn figures(&self, label: &str) -> Values {
         let Some(event) = self.event(label) else { return Vec::new() };
         let gate = Some(&event.status).filter(|s| !s.is_empty() && *s != status::DONE);

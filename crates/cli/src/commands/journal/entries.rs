@@ -22,21 +22,21 @@ pub struct Entry {
     /// In a book, the experiment that it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub experiment: Option<Experiment>,
-    /// What was done, in order, each kind once.
+    /// Kinds of its events in order, each once.
     pub kinds: Vec<String>,
     /// Why.
     pub intent: Vec<String>,
-    /// What it was done with.
+    /// Setup: model, options and machine.
     pub setup: Vec<String>,
-    /// What came out.
+    /// Results of its runs.
     pub result: Vec<RunOutcome>,
-    /// What was noted besides.
+    /// Notes besides.
     pub notes: Vec<String>,
-    /// What facts and people say was not to be expected.
+    /// Surprises, by the facts or by people.
     pub surprise: Vec<String>,
-    /// What follows.
+    /// Lessons.
     pub lesson: Vec<String>,
-    /// What is to be done.
+    /// Next steps.
     pub next: Vec<String>,
     /// Files by their hashes, and what people refer to.
     pub refs: Vec<String>,
@@ -44,7 +44,7 @@ pub struct Entry {
     pub events: Vec<Event>,
 }
 
-/// What came out of one run.
+/// Outcome of one run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RunOutcome {
     /// Id of the event.
@@ -55,7 +55,7 @@ pub struct RunOutcome {
     pub kind: String,
     /// State of the event.
     pub status: String,
-    /// How long it took.
+    /// Duration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seconds: Option<f64>,
     /// Figures with their names, as shown.
@@ -209,7 +209,7 @@ pub fn machine(m: &Machine) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-/// What was asked: options that were given or have a default.
+/// Options that were given or have a default.
 fn options(event: &Event) -> String {
     let one = |(key, value): (&String, &Value)| {
         let name = key.replace('_', "-");
@@ -253,7 +253,7 @@ fn references(events: &[Event]) -> Vec<String> {
     found.list
 }
 
-/// What the facts of an event say that was not to be expected.
+/// Finds surprises among the facts of an event.
 fn surprises(event: &Event, resumed: Option<&Event>, open: bool, found: &mut Texts) {
     let facts = Value::Object(event.facts.clone());
     let number = |at: &str| facts.pointer(at).and_then(Value::as_f64);

@@ -4,7 +4,7 @@ use crate::recorder::Facts;
 use crate::ui;
 use serde_json::Value;
 
-/// How a figure is shown.
+/// Unit in which a figure is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FigureUnit {
     Bytes,

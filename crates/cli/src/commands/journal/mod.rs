@@ -52,7 +52,7 @@ struct ShowArgs {
     /// Only this entry: its id, or that of an event in it, or the beginning of one.
     #[arg(long, value_name = "ID")]
     entry: Option<String>,
-    /// Of a book, only the table of all experiments.
+    /// Only the table of all experiments, for a book.
     #[arg(long, conflicts_with = "entry")]
     table: bool,
 }
@@ -92,7 +92,7 @@ struct AddArgs {
     /// The bundle, or a book.
     #[arg(value_name = "BUNDLE|BOOK")]
     bundle: PathBuf,
-    /// Which entry: its id, or that of an event in it, or the beginning of one [default: the newest].
+    /// Entry: its id, or that of an event in it, or the beginning of one [default: the newest].
     #[arg(long, value_name = "ID")]
     entry: Option<String>,
     #[command(flatten)]
@@ -105,31 +105,31 @@ struct ProseArgs {
     /// Why it was done.
     #[arg(long, value_name = "TEXT")]
     intent: Option<String>,
-    /// What was not expected.
+    /// Surprise: a result that was not expected.
     #[arg(long, value_name = "TEXT")]
     surprise: Option<String>,
-    /// What follows from it.
+    /// Lesson: a conclusion for later.
     #[arg(long, value_name = "TEXT")]
     lesson: Option<String>,
-    /// What is to be done.
+    /// Next step.
     #[arg(long, value_name = "TEXT")]
     next: Option<String>,
-    /// Where more is written.
+    /// References to more about it.
     #[arg(long, value_name = "TEXT")]
     refs: Option<String>,
     /// Anything else.
     #[arg(long, value_name = "TEXT")]
     note: Option<String>,
-    /// Of an experiment: what has become of it, where commands and expectations cannot tell.
+    /// State of an experiment, where commands and expectations cannot tell.
     #[arg(long, value_enum)]
     state: Option<StateArg>,
-    /// Of an experiment: what has been reached.
+    /// Milestone that an experiment has reached.
     #[arg(long, value_name = "TEXT")]
     milestone: Option<String>,
-    /// Of an experiment: what is expected, see `journal new`.
+    /// Expectation of an experiment, see `journal new`.
     #[arg(long, value_name = "FIGURE<X")]
     expect: Vec<Expectation>,
-    /// Of an experiment: a bundle that belongs to it.
+    /// Bundle that belongs to an experiment.
     #[arg(long, value_name = "BUNDLE", value_hint = clap::ValueHint::Other)]
     link: Vec<PathBuf>,
 }
@@ -211,7 +211,7 @@ fn find<'a>(entries: &'a [Entry], wanted: &str, bundle: &Path) -> anyhow::Result
     }
 }
 
-/// What `--json` prints.
+/// Document that `--json` prints.
 #[derive(serde::Serialize)]
 struct Document<'a> {
     #[serde(serialize_with = "anemoe_bundle::path_text")]

@@ -41,7 +41,7 @@ impl GateCommand {
         }
     }
 
-    /// Whether it compares with a golden.
+    /// True if it compares with a golden.
     pub const fn needs_golden(self) -> bool {
         matches!(self, GateCommand::Validate | GateCommand::Trace)
     }

@@ -53,7 +53,7 @@ pub struct Args {
     figures: bool,
 }
 
-/// What `--json` prints.
+/// Document that `--json` prints.
 #[derive(serde::Serialize)]
 struct Reproduction<'a> {
     recipe: &'a str,
@@ -143,7 +143,7 @@ fn figures(ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// What is planned and what is built.
+/// Checkpoint that is planned, and the one that is built.
 struct Source {
     planned: String,
     /// The same, with fewer layers where it is synthetic.
@@ -218,7 +218,7 @@ impl BuildSite<'_> {
         Ok(None)
     }
 
-    /// Whether a gate brings a figure of this build, or makes what such a one needs.
+    /// True if a gate brings a figure of this build, or makes what such a one needs.
     fn is_needed(&self, gate: GateCommand) -> bool {
         let index = self.recipe.builds.iter().position(|b| b.name == self.build.name);
         let figures = || self.recipe.figures.iter().filter(|f| Some(f.build) == index);

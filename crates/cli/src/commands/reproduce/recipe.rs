@@ -27,7 +27,7 @@ const MAX_RECIPE_BYTES: u64 = 1 << 20;
 /// A recipe, read and checked.
 pub(super) struct Recipe {
     pub name: String,
-    /// As it was read, for [`super::record`].
+    /// Text as it was read, for [`super::record`].
     pub text: String,
     pub title: String,
     pub intent: String,
@@ -71,7 +71,7 @@ pub(super) struct RecipeFigure {
     pub needs: FigureNeeds,
 }
 
-/// What a file says.
+/// Fields of a recipe's file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RecipeText {

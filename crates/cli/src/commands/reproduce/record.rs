@@ -12,7 +12,7 @@ const FILE: &str = "reproduce.json";
 /// Largest file that is read: a document of a check of a large model has some megabytes.
 const MAX_BYTES: u64 = 1 << 30;
 
-/// What a run is of: documents of another one say nothing about it.
+/// Identity of a run: documents of another one say nothing about it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct RunIdentity {
     pub version: String,
@@ -20,7 +20,7 @@ pub(super) struct RunIdentity {
     pub recipe: String,
 }
 
-/// What commands said, by build and command.
+/// Documents of commands, by build and command.
 #[derive(Serialize, Deserialize)]
 pub(super) struct RunRecord {
     run: RunIdentity,
@@ -74,7 +74,7 @@ impl RunRecord {
         Ok(new)
     }
 
-    /// What a command said of a build.
+    /// Document of a command about a build.
     pub fn get(&self, build: &str, command: GateCommand) -> Option<&Value> {
         self.builds.get(build)?.get(command.name())
     }

@@ -8,7 +8,7 @@ use serde::{Serialize, Serializer};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// What a comparison says.
+/// Verdict of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RowVerdict {
     Agrees,
@@ -41,7 +41,7 @@ pub(super) struct FigureRow {
     pub unit: &'static str,
     pub build: String,
     pub book: Value,
-    /// Where the book's figure stands.
+    /// Source of the book's figure.
     pub from: String,
     pub ours: Option<f64>,
     #[serde(serialize_with = "verdict_name")]
