@@ -57,7 +57,7 @@ impl Overwrite {
     /// arguments.
     ///
     /// # Errors
-    /// As [`Overwrite::output`].
+    /// Fails like [`Overwrite::output`].
     pub fn output_beside(self, path: &Path, inputs: &[&Path]) -> anyhow::Result<Output> {
         let failed = |source| Error::io(path, source);
         let named = INPUTS.get().into_iter().flatten().map(PathBuf::as_path);

@@ -1,7 +1,7 @@
 //! The form of shards: choices that change what a chip can take, and not what comes out.
 //!
-//! What is published about the Neural Engine contradicts itself, so a plan names a form and a Mac decides between forms. Every
-//! form gives the same results on the CPU. `docs/ane-form.md` draws each.
+//! Published findings about the Neural Engine contradict each other, so a plan names a form and a Mac decides between
+//! forms. Every form gives the same results on the CPU. `docs/ane-form.md` draws each.
 
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};

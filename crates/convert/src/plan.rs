@@ -620,7 +620,7 @@ impl Plan {
     /// Gives matrices other kinds; where `choose` gives none a matrix keeps its own.
     ///
     /// # Errors
-    /// As [`Plan::complete`].
+    /// Fails like [`Plan::complete`].
     pub fn requantize(&mut self, choose: impl Fn(&MatrixPlan) -> Option<MatrixQuant>) -> Result<()> {
         for shard in &mut self.shards {
             *shard = shard.requantized(&choose);

@@ -31,7 +31,7 @@ pub fn lower_shard(family: &dyn Family, shard: &PlannedShard, stored: &Stored) -
 /// checkpoint is not read.
 ///
 /// # Errors
-/// As [`lower_shard`].
+/// Fails like [`lower_shard`].
 pub fn lower_without_weights(family: &dyn Family, shard: &PlannedShard) -> Result<MlModel> {
     lower_shard(family, shard, &Stored::from_plan(shard)?)
 }

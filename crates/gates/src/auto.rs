@@ -205,7 +205,7 @@ pub type Kinds = BTreeMap<(String, String), Quant>;
 /// is.
 ///
 /// # Errors
-/// As [`choose`].
+/// Fails like [`choose`].
 pub fn choose_each(
     search: &KindSearch<'_>,
     plan: &Plan,

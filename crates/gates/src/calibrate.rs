@@ -16,7 +16,7 @@ pub type Moments = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 /// experts count for those that a token chose; their down projections see what they are sent, times the routing weight.
 ///
 /// # Errors
-/// As [`crate::reference::run`].
+/// Fails like [`crate::reference::run`].
 pub fn moments(checkpoint: &Checkpoint, windows: &[Vec<u32>], progress: &mut dyn FnMut()) -> Result<Moments> {
     let probe = Probe::watching();
     each_window(checkpoint, Some(&probe), windows, progress, &mut |_, _| {})?;

@@ -66,7 +66,7 @@ pub fn gate(bundle: &Path, golden: &Golden, threshold: f64) -> Result<GoldenGate
 /// Runs the golden gate on models that `open` opens.
 ///
 /// # Errors
-/// As [`gate`].
+/// Fails like [`gate`].
 pub fn gate_with(
     open: &dyn Fn(&CpuBackend) -> Result<Model>,
     golden: &Golden,
@@ -84,7 +84,7 @@ pub fn gate_with(
 /// Runs the golden gate on a model that a device runs: both of its runs are the device's own.
 ///
 /// # Errors
-/// As [`validate`].
+/// Fails like [`validate`].
 pub fn gate_on_device(model: &Model, golden: &Golden, threshold: f64) -> Result<GoldenGate> {
     let run = validate(model, golden, threshold)?;
     let rounded = Validation { threshold: threshold.min(MIN_COSINE), ..run.clone() };

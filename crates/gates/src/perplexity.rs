@@ -54,7 +54,7 @@ pub fn windows(ids: &[u32], bos: Option<u32>, context: usize, limit: usize) -> V
 /// layer of each window.
 ///
 /// # Errors
-/// As [`reference::run`].
+/// Fails like [`reference::run`].
 pub fn checkpoint_likelihood(
     checkpoint: &Checkpoint,
     probe: Option<&Probe>,
@@ -74,7 +74,7 @@ pub type EachWindow<'a> = dyn FnMut(&[u32], Vec<Vec<f32>>) + 'a;
 /// Runs each window through a checkpoint from an empty context and hands on its logits `[T, vocab]`.
 ///
 /// # Errors
-/// As [`reference::run`].
+/// Fails like [`reference::run`].
 pub fn each_window(
     checkpoint: &Checkpoint,
     probe: Option<&Probe>,

@@ -28,7 +28,7 @@ pub fn open_input(path: &Path, limit: u64) -> io::Result<File> {
 /// Reads a regular file of at most `limit` bytes. A file that grows meanwhile is refused as well.
 ///
 /// # Errors
-/// As [`open_input`], or the file cannot be read.
+/// Fails like [`open_input`], or the file cannot be read.
 pub fn read_input(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let file = open_input(path, limit)?;
     let mut bytes = Vec::new();
@@ -42,7 +42,7 @@ pub fn read_input(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
 /// Reads a regular file of UTF-8 text of at most `limit` bytes.
 ///
 /// # Errors
-/// As [`read_input`], or the text is not UTF-8; the error says at which byte.
+/// Fails like [`read_input`], or the text is not UTF-8; the error says at which byte.
 pub fn read_text(path: &Path, limit: u64) -> io::Result<String> {
     String::from_utf8(read_input(path, limit)?)
         .map_err(|e| invalid(format!("not UTF-8 text, from byte {} on", e.utf8_error().valid_up_to())))

@@ -58,7 +58,7 @@ impl OwnedDir {
     /// The path of `inside`, which is absent or a regular file, or a folder where `folder` is set.
     ///
     /// # Errors
-    /// As [`OwnedDir::path`], or it is something else.
+    /// Fails like [`OwnedDir::path`], or it is something else.
     pub fn expect(&self, inside: impl AsRef<Path>, folder: bool) -> Result<PathBuf> {
         let path = self.path(inside)?;
         match path.symlink_metadata() {
@@ -74,7 +74,7 @@ impl OwnedDir {
     /// Creates a folder and those above it.
     ///
     /// # Errors
-    /// As [`OwnedDir::path`], or the system refuses it.
+    /// Fails like [`OwnedDir::path`], or the system refuses it.
     pub fn create_dir(&self, inside: impl AsRef<Path>) -> Result<PathBuf> {
         let path = self.path(inside)?;
         fs::create_dir_all(&path).map_err(failed(&path))?;
@@ -84,7 +84,7 @@ impl OwnedDir {
     /// Writes a file that is whole or absent.
     ///
     /// # Errors
-    /// As [`OwnedDir::path`], or the system refuses it.
+    /// Fails like [`OwnedDir::path`], or the system refuses it.
     pub fn write(&self, inside: impl AsRef<Path>, bytes: &[u8]) -> Result<()> {
         self.write_with(inside, |file| file.write_all(bytes))
     }
@@ -92,7 +92,7 @@ impl OwnedDir {
     /// Lets `write` fill a file that is whole or absent.
     ///
     /// # Errors
-    /// As [`OwnedDir::path`], or the system refuses it.
+    /// Fails like [`OwnedDir::path`], or the system refuses it.
     pub fn write_with(
         &self,
         inside: impl AsRef<Path>,
@@ -105,7 +105,7 @@ impl OwnedDir {
     /// Renames a file or folder.
     ///
     /// # Errors
-    /// As [`OwnedDir::path`], or the system refuses it.
+    /// Fails like [`OwnedDir::path`], or the system refuses it.
     pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
         let (from, to) = (self.path(from)?, self.path(to)?);
         fs::rename(&from, &to).map_err(failed(&to))?;
@@ -116,7 +116,7 @@ impl OwnedDir {
     /// Removes a file, or a folder with all that it holds. That it is absent is no error.
     ///
     /// # Errors
-    /// As [`OwnedDir::path`], or the system refuses it.
+    /// Fails like [`OwnedDir::path`], or the system refuses it.
     pub fn remove(&self, inside: impl AsRef<Path>) -> Result<()> {
         let path = self.path(inside)?;
         let removed = match path.symlink_metadata() {
@@ -133,7 +133,7 @@ impl OwnedDir {
     /// Removes what killed runs left in the folder `inside`: entries whose names begin with [`TEMPORARY`].
     ///
     /// # Errors
-    /// As [`OwnedDir::path`]. What the system refuses to remove stays.
+    /// Fails like [`OwnedDir::path`]. What the system refuses to remove stays.
     pub fn sweep(&self, inside: impl AsRef<Path>) -> Result<()> {
         let inside = inside.as_ref();
         for name in self.names(inside)? {
@@ -152,7 +152,7 @@ impl OwnedDir {
     /// Opens a file for locks, and creates it where it does not exist. Its content stays as it is.
     ///
     /// # Errors
-    /// As [`OwnedDir::path`], it is not a regular file, or the system refuses it.
+    /// Fails like [`OwnedDir::path`], it is not a regular file, or the system refuses it.
     pub fn lock_file(&self, inside: impl AsRef<Path>) -> Result<fs::File> {
         let path = self.path(inside)?;
         let open = || {
@@ -173,7 +173,7 @@ impl OwnedDir {
     /// Names in the folder `inside`, sorted; none where it does not exist.
     ///
     /// # Errors
-    /// As [`OwnedDir::path`], or the folder cannot be read.
+    /// Fails like [`OwnedDir::path`], or the folder cannot be read.
     pub fn names(&self, inside: impl AsRef<Path>) -> Result<Vec<String>> {
         let path = self.path(inside)?;
         let entries = match fs::read_dir(&path) {

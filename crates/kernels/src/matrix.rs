@@ -274,7 +274,7 @@ impl<D: AsRef<[u8]>> OwnedMatrix<D> {
     /// Holds a weight as a matrix; matmuls are exact, of f32, until [`OwnedMatrix::prepare`].
     ///
     /// # Errors
-    /// As [`Matrix::new`].
+    /// Fails like [`Matrix::new`].
     pub fn new(weight: Weight<D, Vec<f32>>, rows: usize, cols: usize) -> Result<Self, MatrixError> {
         let bytes = weight.elements.as_ref().len();
         Matrix::new(borrow(&weight), rows, cols)?;

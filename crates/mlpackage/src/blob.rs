@@ -162,7 +162,7 @@ impl BlobWriter {
     /// Writes a whole blob and gives its offset.
     ///
     /// # Errors
-    /// As [`BlobWriter::begin`] and [`BlobWriter::write`].
+    /// Fails like [`BlobWriter::begin`] or [`BlobWriter::write`].
     pub fn append(&mut self, dtype: DataType, count: u64, bytes: &[u8]) -> Result<u64> {
         self.begin(dtype, count)?;
         self.write(bytes)?;
@@ -273,7 +273,7 @@ impl BlobFile {
     /// Pages that are in memory stay as they are.
     ///
     /// # Errors
-    /// As [`BlobFile::open`].
+    /// Fails like [`BlobFile::open`].
     pub fn open_to_run(path: &Path) -> Result<BlobFile> {
         BlobFile::map(path, true)
     }
@@ -328,7 +328,7 @@ impl BlobFile {
     /// Gives a blob like [`BlobFile::blob`], and keeps the file mapped as long as it lives.
     ///
     /// # Errors
-    /// As [`BlobFile::blob`].
+    /// Fails like [`BlobFile::blob`].
     pub fn shared(self: &Arc<BlobFile>, offset: u64) -> Result<SharedBlob> {
         self.blob(offset)?;
         let Entry { start, end, .. } = self.blobs[&offset];

@@ -312,7 +312,7 @@ impl Package {
     /// again.
     ///
     /// # Errors
-    /// As [`Package::open`].
+    /// Fails like [`Package::open`].
     pub fn open_to_run(path: &Path, wanted: &[&str], mapped: &WeightFiles) -> Result<Package> {
         Package::open_with(path, Some(wanted), mapped)
     }
@@ -426,7 +426,7 @@ impl Package {
     /// Gives a blob like [`Package::blob`], and keeps its file mapped as long as it lives.
     ///
     /// # Errors
-    /// As [`Package::blob`].
+    /// Fails like [`Package::blob`].
     pub fn shared_blob(&self, value: &Value) -> Result<SharedBlob> {
         self.blob(value)?;
         match &value.data {

@@ -9,7 +9,8 @@
 //! or by what its reader has use for.
 //!
 //! # Tests
-//! What is written is read, in every version and order; every damaged, lying or bloated file is an error that names the array. Beside the code.
+//! Written files are read back, in every version and order; every damaged, lying or bloated file is an error that names
+//! the array. The tests are beside the code.
 //! `cargo test -p anemoe-npz` runs for 4 seconds on two busy cores, besides the compilation.
 #![deny(unsafe_code)]
 

@@ -39,7 +39,7 @@ pub fn read_npz(path: &Path) -> Result<BTreeMap<String, Array>> {
 /// many, however little the file has.
 ///
 /// # Errors
-/// As [`read_npz`]; the archive may also expand to `wanted` bytes.
+/// Fails like [`read_npz`]; the archive may also expand to `wanted` bytes.
 pub fn read_npz_within(path: &Path, wanted: u64) -> Result<BTreeMap<String, Array>> {
     read_limited(path, wanted.max(MIN_LIMIT))
 }
@@ -141,7 +141,7 @@ pub fn write_npz(path: &Path, entries: &[(String, Array)]) -> Result<()> {
 /// Writes a `.npz` file like [`write_npz`], deflated, as `numpy.savez_compressed` does.
 ///
 /// # Errors
-/// As [`write_npz`].
+/// Fails like [`write_npz`].
 pub fn write_npz_compressed(path: &Path, entries: &[(String, Array)]) -> Result<()> {
     write(path, entries, CompressionMethod::Deflated)
 }

@@ -36,7 +36,7 @@ pub trait Backend: Sync {
     /// their outputs are in what [`BackendFunction`] lists.
     ///
     /// # Errors
-    /// As [`Backend::open`]; a function does not treat a cache as [`KeptCache`] says.
+    /// Fails like [`Backend::open`]; a function does not treat a cache as [`KeptCache`] says.
     fn open_with(&self, path: &Path, caches: &[KeptCache]) -> Result<Box<dyn BackendPackage>>;
 }
 
@@ -65,7 +65,7 @@ pub trait BackendPackage: Send + Sync {
     /// callers fill such calls up.
     ///
     /// # Errors
-    /// As [`BackendPackage::prepare`].
+    /// Fails like [`BackendPackage::prepare`].
     fn prepare_for(
         &self,
         function: &str,
@@ -81,7 +81,7 @@ pub trait BackendPackage: Send + Sync {
     /// are those of [`BackendPackage::prepare_for`]. `None` where the backend runs sequences one by one.
     ///
     /// # Errors
-    /// As [`BackendPackage::prepare`].
+    /// Fails like [`BackendPackage::prepare`].
     fn prepare_batch(
         &self,
         function: &str,
@@ -140,7 +140,7 @@ pub trait BackendFunction: Any + Send + Sync {
     /// one is this function. Gives the time of each.
     ///
     /// # Errors
-    /// As [`BackendFunction::run`], or a result has another shape than `sum`.
+    /// Fails like [`BackendFunction::run`], or a result has another shape than `sum`.
     fn run_sum(&self, terms: &[Term<'_>], sum: &mut Tensor) -> Result<Times> {
         run_each(terms, sum)
     }
@@ -158,7 +158,7 @@ pub trait BatchFunction: Send + Sync {
     /// the same number. Writes its results, for all tokens, to the first of `outputs`.
     ///
     /// # Errors
-    /// As [`BackendFunction::run`].
+    /// Fails like [`BackendFunction::run`].
     fn run(
         &self,
         inputs: &[BatchInput<'_>],

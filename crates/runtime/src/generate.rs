@@ -80,7 +80,7 @@ pub fn generate(
 /// again; [`Generated::prefill_tokens`] counts the others.
 ///
 /// # Errors
-/// As [`generate`].
+/// Fails like [`generate`].
 pub fn generate_behind(
     model: &Model,
     sequence: &mut Sequence,

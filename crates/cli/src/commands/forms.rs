@@ -11,8 +11,8 @@ use std::path::PathBuf;
 
 /// List the forms that shards can have, and what was seen of each.
 ///
-/// What is published about the Neural Engine contradicts itself. Every form computes the same; which one a chip takes, a Mac
-/// has to say.
+/// Published findings about the Neural Engine contradict each other. Every form computes the same; a Mac has to say which
+/// one a chip takes.
 #[derive(clap::Args)]
 #[command(after_help = "Example:\n  anemoe forms models/small-gemma4\n  anemoe forms small.anemoe --json")]
 pub struct Args {

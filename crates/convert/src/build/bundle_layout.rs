@@ -64,7 +64,7 @@ pub fn check<'a>(folder: &OwnedDir, packages: impl IntoIterator<Item = &'a str>)
 /// Checks the records of an unfinished build, as [`check`] does a bundle.
 ///
 /// # Errors
-/// As [`check`].
+/// Fails like [`check`].
 pub fn check_records(folder: &OwnedDir, shards: &[String]) -> Result<()> {
     for name in folder.names(WORK_DIR)?.iter().filter(|n| !n.starts_with(TEMPORARY) && is_record(n, shards)) {
         folder.expect(Path::new(WORK_DIR).join(name), false)?;
@@ -75,7 +75,7 @@ pub fn check_records(folder: &OwnedDir, shards: &[String]) -> Result<()> {
 /// Refuses a package that holds something else than a build writes.
 ///
 /// # Errors
-/// As [`check`].
+/// Fails like [`check`].
 pub fn check_package(folder: &OwnedDir, package: &str) -> Result<()> {
     let path = folder.expect(package, true)?;
     let foreign = match foreign_entry(&path) {

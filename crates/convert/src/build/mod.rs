@@ -351,7 +351,7 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 /// Builds `plan` without any gate.
 ///
 /// # Errors
-/// As the steps of [`Build`]. Finished shards stay; nothing half-written does.
+/// Fails like a step of [`Build`]. Finished shards stay; nothing half-written does.
 pub fn build(
     family: &dyn Family,
     plan: &Plan,

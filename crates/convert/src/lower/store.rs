@@ -192,7 +192,7 @@ pub fn encode_matrix(
 /// Writes a matrix and gives how far it is from the original.
 ///
 /// # Errors
-/// As [`encode_matrix`].
+/// Fails like [`encode_matrix`].
 pub fn store_matrix(
     blobs: &mut BlobWriter,
     checkpoint: &CheckedCheckpoint,
@@ -215,7 +215,7 @@ pub fn store_matrix(
 /// Writes a vector.
 ///
 /// # Errors
-/// As [`store_matrix`].
+/// Fails like [`store_matrix`].
 pub fn store_vector(
     blobs: &mut BlobWriter,
     checkpoint: &CheckedCheckpoint,

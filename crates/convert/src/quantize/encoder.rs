@@ -105,7 +105,7 @@ impl Encoder<'_> {
     /// Reads the matrix, once or twice, and writes its packed elements in order.
     ///
     /// # Errors
-    /// Of reading or writing; a value that fp16 cannot hold.
+    /// Reading or writing fails, or fp16 cannot hold a value.
     ///
     /// # Panics
     /// The importances are not one per column.

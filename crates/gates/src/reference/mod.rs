@@ -59,7 +59,7 @@ pub fn run(
 /// Runs a checkpoint like [`run`], calling `progress(done, total)` after each layer of each pass.
 ///
 /// # Errors
-/// As [`run`].
+/// Fails like [`run`].
 pub fn run_with_progress(
     checkpoint: &Checkpoint,
     prompt_ids: &[u32],

@@ -6,7 +6,7 @@
 //! result   the lanes, added by halves
 //! ```
 //!
-//! As with the instruction, numbers below the normal ones are zero. Scalar code gives the same bits.
+//! Numbers below the normal ones are zero, as with the instruction. Scalar code gives the same bits.
 
 use super::schedule::*;
 use crate::activations::COLUMNS_PER_LINE as COLUMNS;

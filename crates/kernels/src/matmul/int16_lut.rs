@@ -11,7 +11,7 @@
 //!   vector j = table16[(word >> 4 j) & 15]        columns 4 m + j, as words of a lane: 8 l + j, 8 l + j + 4
 //! ```
 //!
-//! That takes two thirds of the instructions of f32: 16 in place of 23 for 64 bytes of indices.
+//! This takes two thirds of the instructions of f32: 16 in place of 23 for 64 bytes of indices.
 
 use super::schedule::*;
 use crate::activations::{I24_BLOCKS_PER_SCALE as BLOCKS_PER_SCALE, I24_VECTORS as VECTORS};

@@ -24,7 +24,7 @@ pub fn decode(bytes: &[u8], path: &Path) -> Result<MlModel> {
 /// are: the others' bodies are not looked at. Functions that are wanted and not there are not in the result.
 ///
 /// # Errors
-/// As [`decode`].
+/// Fails like [`decode`].
 pub fn decode_some(bytes: &[u8], path: &Path, wanted: Option<&[&str]>) -> Result<MlModel> {
     // prost itself refuses messages nested more than 100 deep.
     let model =

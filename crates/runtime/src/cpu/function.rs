@@ -54,7 +54,7 @@ pub struct CompiledFunction {
 /// the same.
 ///
 /// # Errors
-/// As [`CompiledFunction::run`].
+/// Fails like [`CompiledFunction::run`].
 pub fn add_experts(
     calls: &[(&CompiledFunction, &[&Tensor])],
     sum: &mut Tensor,

@@ -72,7 +72,7 @@ impl Interpreter {
     /// Runs the function and writes the shapes of all values to `shapes`.
     ///
     /// # Errors
-    /// As [`Interpreter::run`].
+    /// Fails like [`Interpreter::run`].
     pub fn run_traced(
         &self,
         inputs: &[&Tensor],

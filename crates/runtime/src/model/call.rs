@@ -223,7 +223,7 @@ impl Call {
     /// The function has states, so that each sequence needs a call of its own.
     ///
     /// # Errors
-    /// As [`Call::prepare`].
+    /// Fails like [`Call::prepare`].
     pub fn has_states(&self, package: &dyn BackendPackage, bundle: &Path) -> Result<bool> {
         if let Some(known) = self.has_states.get() {
             return Ok(*known);
@@ -295,7 +295,7 @@ impl Call {
     /// Prepares the function for tokens of several sequences at once; none where the backend runs them one by one.
     ///
     /// # Errors
-    /// As [`Call::prepare`].
+    /// Fails like [`Call::prepare`].
     pub fn prepare_batch(
         &self,
         package: &dyn BackendPackage,
@@ -389,7 +389,7 @@ impl Call {
 /// Adds up the results of calls that are alike and have no states, as one job where the backend can. Gives the time of each.
 ///
 /// # Errors
-/// As [`Call::run`].
+/// Fails like [`Call::run`].
 pub(super) fn run_sum(
     calls: &[(&Call, Arc<Prepared>)],
     tokens: usize,

@@ -111,7 +111,7 @@ impl Model {
     /// `chunk` limits the tokens of one pass; the result does not depend on it.
     ///
     /// # Errors
-    /// As [`Model::forward`].
+    /// Fails like [`Model::forward`].
     pub fn append(
         &self,
         sequence: &mut Sequence,
@@ -125,7 +125,7 @@ impl Model {
     /// Appends `ids` as [`Model::append`] does, and shows the residual stream between layers.
     ///
     /// # Errors
-    /// As [`Model::forward`].
+    /// Fails like [`Model::forward`].
     pub fn append_watched(
         &self,
         sequence: &mut Sequence,

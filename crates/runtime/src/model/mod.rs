@@ -159,7 +159,7 @@ impl Model {
     /// when it is first needed.
     ///
     /// # Errors
-    /// As [`Model::open`].
+    /// Fails like [`Model::open`].
     pub fn with_chain(
         bundle: &Path,
         chain: Chain,

@@ -129,7 +129,7 @@ impl Tokenizer {
     /// Ids of a text in which special tokens are written out, as chat templates write them: none is added.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`].
+    /// Fails like [`Tokenizer::encode`].
     pub fn encode_written(&self, text: &str) -> Result<Vec<u32>> {
         let encoding = called(|| self.inner.encode(text, false))
             .map_err(|e| Error::invalid(&self.path, format!("tokenizer: cannot encode the text: {e}")))?;

@@ -49,7 +49,7 @@ impl GateCommand {
     /// Runs the command with these arguments and gives its document, and whether its gate passed.
     ///
     /// # Errors
-    /// As the command.
+    /// Fails like the command.
     pub fn run(self, arguments: &[String]) -> anyhow::Result<(Value, bool)> {
         let name = self.name();
         let ui = Ui::inner();
@@ -70,7 +70,7 @@ impl GateCommand {
 /// Runs the checkpoint in f32.
 ///
 /// # Errors
-/// As the command.
+/// Fails like the command.
 pub(super) fn make_golden(arguments: &[String]) -> anyhow::Result<()> {
     golden::run(parse("golden", arguments)?, &Ui::inner())?;
     Ok(())

@@ -324,7 +324,7 @@ impl FunctionBuilder {
     /// Any operation of the op table that has one result; see [`FunctionBuilder::op`].
     ///
     /// # Errors
-    /// As [`FunctionBuilder::op`], or the operation has several results.
+    /// Fails like [`FunctionBuilder::op`], or the operation has several results.
     pub fn single(&mut self, op_type: &str, name: &str, args: Vec<(&'static str, Arg)>) -> Result<Var> {
         let mut outputs = self.op(op_type, name, args)?;
         match (outputs.pop(), outputs.is_empty()) {

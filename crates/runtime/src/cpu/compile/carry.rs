@@ -17,7 +17,7 @@ const MOST: usize = 32;
 /// Compiles a function, and what is needed to cut its calls back.
 ///
 /// # Errors
-/// As [`compile`].
+/// Fails like [`compile`].
 pub(in crate::cpu) fn compile_with_carry(
     package: &Arc<Package>,
     body: &Function,
