@@ -2,15 +2,42 @@
 
 use crate::ui;
 use anemoe_io::Kind;
+use clap::error::{ContextKind, ContextValue};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Bad usage, or input that is invalid or unsupported.
-const INVALID: u8 = 2;
+pub const INVALID: u8 = 2;
+
+/// Words of other tools, and the commands that do here what they do there.
+const MEANT: [(&str, &[&str]); 10] = [
+    ("generate", &["run", "infer", "complete", "completion", "prompt"]),
+    ("build", &["convert", "export", "create", "make", "package"]),
+    ("serve", &["server", "start", "api"]),
+    ("validate", &["eval", "evaluate", "test", "verify"]),
+    ("bench", &["benchmark", "perf", "speed"]),
+    ("inspect", &["info", "show", "list", "ls", "print"]),
+    ("perplexity", &["ppl", "score"]),
+    ("golden", &["reference", "logits"]),
+    ("journal", &["log", "history", "diff"]),
+    ("man", &["manual", "manpage", "docs"]),
+];
+
+/// Adds the command that was meant by a word of another tool, where clap knows nothing like it.
+pub fn with_command_meant(mut e: clap::Error) -> clap::Error {
+    if let Some(ContextValue::String(said)) = e.get(ContextKind::InvalidSubcommand)
+        && e.get(ContextKind::SuggestedSubcommand).is_none()
+        && let Some((command, _)) = MEANT.iter().find(|(_, words)| words.contains(&said.as_str()))
+    {
+        let meant = ContextValue::Strings(vec![command.to_string()]);
+        e.insert(ContextKind::SuggestedSubcommand, meant);
+    }
+    e
+}
 
 /// Prints clap's own message. Help and version are no errors.
-pub fn usage(e: &clap::Error) -> ExitCode {
+pub fn usage(e: clap::Error) -> ExitCode {
     let json = std::env::args_os().any(|a| a == "--json");
     if e.use_stderr() && json {
         let message = e.to_string();
@@ -64,7 +91,7 @@ pub fn interrupted(json: bool) {
     ui::message(INTERRUPTED);
 }
 
-fn print_json(kind: &str, message: &str, path: Option<PathBuf>) {
+pub fn print_json(kind: &str, message: &str, path: Option<PathBuf>) {
     let document = serde_json::json!({"error": {"kind": kind, "message": message, "path": path.map(|p| p.display().to_string())}});
     let _ = writeln!(std::io::stdout(), "{document}");
 }

@@ -120,6 +120,7 @@ mod tests {
             "build --out",
             "calibrate --out",
             "golden --out",
+            "man --out",
             "plan --out",
             "predict --outputs",
             "quantize --out",

@@ -21,6 +21,7 @@ mod show;
 mod signals;
 mod target;
 mod ui;
+mod welcome;
 
 use crate::outcome::Outcome;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -29,7 +30,7 @@ use std::process::ExitCode;
 
 /// Takes Mixture-of-Experts language models to the Apple Neural Engine, and to any CPU.
 #[derive(Parser)]
-#[command(name = "anemoe", version, arg_required_else_help = true, max_term_width = 110)]
+#[command(name = "anemoe", version, max_term_width = 110)]
 #[command(
     after_help = "Examples:\n  anemoe quickstart\n  anemoe build models/small-gemma4 -o my.anemoe\n  anemoe generate my.anemoe --prompt 'def main():'\n\nanemoe COMMAND --help says more about a command."
 )]
@@ -45,7 +46,7 @@ struct Cli {
     #[arg(long, global = true, value_name = "BOOK/ID", value_hint = clap::ValueHint::Other)]
     experiment: Option<PathBuf>,
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
 }
 
 #[derive(Subcommand)]
@@ -71,6 +72,8 @@ enum Command {
     Quantize(commands::quantize::Args),
     Journal(commands::journal::Args),
     Reproduce(commands::reproduce::Args),
+    Completions(commands::completions::Args),
+    Man(commands::man::Args),
 }
 
 fn main() -> ExitCode {
@@ -82,8 +85,9 @@ fn main() -> ExitCode {
         Cli::from_arg_matches(&m).map_err(|e| e.format(&mut command))
     }) {
         Ok(cli) => cli,
-        Err(e) => return error_report::usage(&e),
+        Err(e) => return error_report::usage(error_report::with_command_meant(e)),
     };
+    let Some(chosen) = cli.command else { return welcome::print(cli.json) };
     tracing_subscriber::fmt()
         .with_writer(|| ui::LogWriter)
         .with_ansi(false)
@@ -109,7 +113,7 @@ fn main() -> ExitCode {
         Err(e) => return error_report::report(&e, cli.json),
     };
     let ui = ui::Ui::new(cli.json, experiment.is_some());
-    let result = match cli.command {
+    let result = match chosen {
         Command::Quickstart(args) => commands::quickstart::run(args, &ui),
         Command::Inspect(args) => commands::inspect::run(args, &ui),
         Command::Plan(args) => commands::plan::run(args, &ui),
@@ -131,6 +135,8 @@ fn main() -> ExitCode {
         Command::Quantize(args) => commands::quantize::run(args, &ui),
         Command::Journal(args) => commands::journal::run(args, &ui),
         Command::Reproduce(args) => commands::reproduce::run(args, &ui),
+        Command::Completions(args) => commands::completions::run(args, Cli::command(), &ui),
+        Command::Man(args) => commands::man::run(args, Cli::command(), &ui),
     };
     if let Some(experiment) = experiment {
         experiment.end(&result, ui.into_document().as_ref());

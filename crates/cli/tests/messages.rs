@@ -297,7 +297,7 @@ fn help_has_a_line_per_command_and_three_examples() {
     for line in commands.lines() {
         assert!(line.starts_with("  ") && !line.starts_with("   "), "a second line: `{line}`");
     }
-    assert_eq!(commands.lines().count(), 22, "{commands}");
+    assert_eq!(commands.lines().count(), 24, "{commands}");
     let examples = help.split("Examples:\n").nth(1).unwrap();
     assert_eq!(examples.lines().filter(|l| l.starts_with("  anemoe ")).count(), 3, "{help}");
 }
