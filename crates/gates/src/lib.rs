@@ -9,6 +9,7 @@
 pub mod ablation;
 pub mod auto;
 pub mod calibrate;
+pub mod cost;
 pub mod gated;
 pub mod golden_gate;
 pub mod int8_gate;

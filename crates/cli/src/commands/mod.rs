@@ -17,6 +17,7 @@ pub mod man;
 pub mod perplexity;
 pub mod plan;
 pub mod predict;
+pub mod predict_speed;
 pub mod quantize;
 pub mod quickstart;
 pub mod reproduce;

@@ -4,11 +4,15 @@ use crate::args::planning::{PlanArgs, PlannedCheckpoint, find_outliers, plan_che
 use crate::files::Overwrite;
 use crate::outcome::Outcome;
 use crate::show::plan_table::{print, print_outliers, print_scales};
+use crate::show::speed;
 use crate::ui::Ui;
 use anemoe_convert::models::Family;
 use anemoe_convert::outliers::Outlier;
 use anemoe_convert::plan::{MatrixPlan, Plan};
 use anemoe_convert::shard_program::lower_without_weights;
+use anemoe_gates::cost::chips::ChipProfile;
+use anemoe_gates::cost::forms::{self, Recommendation, Setting};
+use anemoe_gates::residency::rule::Conditions;
 use anemoe_gates::residency::{self, Report};
 use anemoe_mlpackage::mil::Block;
 use std::collections::BTreeMap;
@@ -41,6 +45,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let PlannedCheckpoint { family, plan, .. } = plan_checkpoint(&args.checkpoint, &args.options, false, ui)?;
     let outliers = find_outliers(family.as_ref(), &plan, &args.options, ui)?;
     let placement = residency::plan(family.as_ref(), &plan, &residency::CheckOptions::default())?;
+    let recommended = recommend(family.as_ref(), &plan)?;
     if let Some(path) = &args.out {
         let mut text = serde_json::to_vec_pretty(&full_document(&plan, &placement)?)?;
         text.push(b'\n');
@@ -48,12 +53,27 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     }
     if ui.wants_document() {
         let types = op_types(family.as_ref(), &plan)?;
-        ui.document(&document(&plan, &placement, &outliers, &types))?;
+        let mut document = document(&plan, &placement, &outliers, &types);
+        document["recommended"] = serde_json::to_value(&recommended)?;
+        ui.document(&document)?;
     }
     print(&plan, &placement, args.all, ui)?;
     print_scales(&plan, Some(outliers.as_slice()).filter(|_| !args.options.skip_outliers), ui)?;
     print_outliers(&outliers, ui)?;
+    if let Some(r) = &recommended {
+        ui.line(format!("on an M4 Max, as `anemoe predict-speed` says:\n{}", speed::recommendation(r)))?;
+    }
     Ok(Outcome::Done)
+}
+
+/// Chip and memory in GB that speed is predicted for: the machine on which the models were measured.
+const MACHINE: (&str, f64) = ("m4-max", 48.0);
+
+/// The packing that is predicted fastest on the Neural Engine.
+fn recommend(family: &dyn Family, plan: &Plan) -> anyhow::Result<Option<Recommendation>> {
+    let chip = ChipProfile::named(MACHINE.0).map_err(anyhow::Error::msg)?;
+    let setting = Setting { chip: &chip, memory: MACHINE.1 * 1e9, conditions: Conditions::default() };
+    Ok(forms::recommend(&forms::packings(family, &plan.options, &setting)))
 }
 
 /// Ops of the first function of a shard, by type.

@@ -4,3 +4,4 @@ pub mod build_report;
 pub mod gate_results;
 pub mod placement;
 pub mod plan_table;
+pub mod speed;

@@ -1,0 +1,202 @@
+//! `anemoe predict-speed`
+
+use crate::args::planning::{PlanArgs, PlannedCheckpoint, plan_checkpoint};
+use crate::bundle::Verify;
+use crate::files::Overwrite;
+use crate::outcome::Outcome;
+use crate::show::speed::{self, SpeculationForecast, SpeedDocument};
+use crate::ui::Ui;
+use anemoe_bundle::Chain;
+use anemoe_convert::models::Family;
+use anemoe_convert::path_kind::PathKind;
+use anemoe_convert::plan::PlanOptions;
+use anemoe_gates::cost::bench_fit::calibrate;
+use anemoe_gates::cost::chips::ChipProfile;
+use anemoe_gates::cost::forecast::{AS_IT_IS, Costed, Forecast, forecast, tokens_per_call, with_memory};
+use anemoe_gates::cost::forms::{self, CostedForm, Recommendation, Setting};
+use anemoe_gates::cost::held_out::{HeldOut, held_out};
+use anemoe_gates::residency::facts;
+use anemoe_gates::residency::rule::{Chip, Conditions};
+use anemoe_mlpackage::package::Package;
+use std::path::{Path, PathBuf};
+
+/// Largest profile or bench document that is read.
+const MAX_BYTES: u64 = 64 << 20;
+/// Memory of the machine when nothing is said, in GB.
+const MEMORY_GB: f64 = 64.0;
+/// Share of the memory that weights may fill; the rest is the system's.
+const SHARE_OF_MEMORY: f64 = 0.75;
+/// Probabilities of a drafted token for which speculation is shown.
+const ACCEPTANCE: [f64; 3] = [0.6, 0.8, 0.9];
+
+/// Predict the speed of a model on the Neural Engine, with a range.
+///
+/// Counts what each call reads, decodes and multiplies, and puts that beside published figures of chips. Nothing is measured: a
+/// range is as wide as what is published. For a checkpoint it also compares forms: packings, kinds, contexts.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  anemoe predict-speed synthetic:zaya1-8b\n  anemoe predict-speed synthetic:gemma4-26b-a4b --chip m4-pro --memory-gb 24 --quant lut4\n  anemoe predict-speed small.anemoe --calibrate bench.json -o mac.toml\n  anemoe predict-speed --held-out"
+)]
+pub struct Args {
+    /// A checkpoint (folder, .gguf file or synthetic:NAME), or a bundle.
+    #[arg(required_unless_present = "held_out")]
+    path: Option<PathBuf>,
+    /// Chip: m1 to m5, with -pro, -max or -ultra.
+    #[arg(long, value_name = "CHIP", default_value = "m4-max", value_parser = ChipProfile::named)]
+    chip: ChipProfile,
+    /// A profile that --calibrate wrote, in place of a chip.
+    #[arg(long, value_name = "FILE", conflicts_with = "chip")]
+    profile: Option<PathBuf>,
+    /// Memory of the machine, in GB.
+    #[arg(long, value_name = "GB", default_value_t = MEMORY_GB, value_parser = positive)]
+    memory_gb: f64,
+    /// Positions that the caches of a checkpoint hold; a bundle has its own.
+    #[arg(long, value_name = "N", value_parser = crate::args::numbers::at_least_one)]
+    context: Option<usize>,
+    /// Tokens of a pass, as drafts are verified, beside one token.
+    #[arg(long, value_name = "T", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    tokens: u16,
+    /// Compression of a checkpoint, as `build --quant`; auto is not measured here.
+    #[arg(long, value_name = "KIND", default_value = "lut4")]
+    quant: String,
+    /// Experts that one call computes, of a checkpoint.
+    #[arg(long, value_name = "N", value_parser = crate::args::numbers::at_least_one)]
+    experts_per_shard: Option<usize>,
+    /// Fit a profile to what `bench --save` measured with this bundle on a Mac.
+    #[arg(long, value_name = "BENCH.json", requires = "output")]
+    calibrate: Option<PathBuf>,
+    /// Where the calibrated profile goes.
+    #[arg(long, short, value_name = "FILE", requires = "calibrate")]
+    output: Option<PathBuf>,
+    #[command(flatten)]
+    overwrite: Overwrite,
+    /// Print the fit to published rows, and rows that it never saw, instead.
+    #[arg(long, conflicts_with_all = ["path", "calibrate"])]
+    held_out: bool,
+    #[command(flatten)]
+    verify: Verify,
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    let number: Option<f64> = text.trim().parse().ok();
+    number.filter(|n| n.is_finite() && *n > 0.0).ok_or_else(|| format!("`{text}` is not a number above 0"))
+}
+
+pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    if args.held_out {
+        let report: HeldOut = held_out().map_err(anyhow::Error::msg)?;
+        ui.document(&report)?;
+        speed::print_held_out(&report, ui)?;
+        return Ok(Outcome::Done);
+    }
+    if let Some(output) = &args.output {
+        args.overwrite.output(output)?;
+    }
+    let chip = match &args.profile {
+        Some(file) => read_profile(file)?,
+        None => args.chip.clone(),
+    };
+    let path = args.path.clone().unwrap_or_default();
+    let memory = SHARE_OF_MEMORY * args.memory_gb * 1e9;
+    let tokens = usize::from(args.tokens);
+    let (chain, packages, planned) = if PathKind::at(&path) == PathKind::Bundle {
+        anyhow::ensure!(
+            args.context.is_none() && args.experts_per_shard.is_none(),
+            "--context and --experts-per-shard are a checkpoint's: the bundle {} is built",
+            path.display()
+        );
+        let (chain, packages) = open_bundle(&path, args.verify, ui)?;
+        (chain, packages, None)
+    } else {
+        let PlannedCheckpoint { family, plan, .. } = plan_of(&path, &args, ui)?;
+        let packages = forms::packages(family.as_ref(), &plan)?;
+        (plan.chain, packages, Some((family, plan.options)))
+    };
+    if let (Some(bench), Some(output)) = (&args.calibrate, &args.output) {
+        let one = forecast(&chain, &packages, &chip, 1, AS_IT_IS);
+        return write_calibrated(bench, output, &one, &chip, ui);
+    }
+    let pass = |tokens| with_memory(forecast(&chain, &packages, &chip, tokens, AS_IT_IS), &chip, memory);
+    let (one, several) = (pass(1), pass(tokens));
+    let found = planned.map(|(family, options)| compare(family.as_ref(), &options, &chip, memory));
+    let (forms, recommended) = found.unwrap_or_default();
+    let over_one = several.ms.likely / one.ms.likely;
+    let gains = ACCEPTANCE.map(|p| (p, tokens_per_call(p, tokens - 1) / over_one)).to_vec();
+    let document = SpeedDocument {
+        source: path.display().to_string(),
+        profile: chip,
+        memory_bytes: memory,
+        speculation: SpeculationForecast { tokens, over_one, gains },
+        one,
+        several,
+        forms,
+        recommended,
+    };
+    ui.document(&document)?;
+    speed::print(&document, ui)?;
+    Ok(Outcome::Done)
+}
+
+/// All forms of a checkpoint, and the one to build.
+fn compare(
+    family: &dyn Family,
+    options: &PlanOptions,
+    chip: &ChipProfile,
+    memory: f64,
+) -> (Vec<CostedForm>, Option<Recommendation>) {
+    let conditions = Conditions { chip: Chip::parse(&chip.chip), ..Conditions::default() };
+    let forms = forms::all(family, options, &Setting { chip, memory, conditions });
+    let recommended = forms::recommend(&forms);
+    (forms, recommended)
+}
+
+fn plan_of(path: &Path, args: &Args, ui: &Ui) -> anyhow::Result<PlannedCheckpoint> {
+    let mut words =
+        vec!["--quant".to_string(), args.quant.clone(), "--skip-outliers".into(), "--tokens".into()];
+    words.push(if args.tokens == 1 { "1".into() } else { format!("1,{}", args.tokens) });
+    for (option, value) in [("--max-context", args.context), ("--experts-per-shard", args.experts_per_shard)]
+    {
+        words.extend(value.into_iter().flat_map(|n| [option.to_string(), n.to_string()]));
+    }
+    anyhow::ensure!(args.quant != "auto", "--quant auto measures; give a kind, for instance lut4");
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    plan_checkpoint(path, &PlanArgs::from_words(&words)?, false, ui)
+}
+
+fn open_bundle(path: &Path, verify: Verify, ui: &Ui) -> anyhow::Result<(Chain, Vec<Costed>)> {
+    let chain = verify.open(path, ui)?;
+    let open = |shard: &anemoe_bundle::Shard| -> anyhow::Result<Costed> {
+        let package = Package::open(&path.join(&shard.file))?;
+        let (name, functions) = (shard.name.clone(), shard.functions.clone());
+        Ok(Costed { name, kind: shard.kind, functions, facts: facts(package.model()) })
+    };
+    let packages = chain.shards.iter().map(open).collect::<anyhow::Result<Vec<Costed>>>()?;
+    Ok((chain, packages))
+}
+
+fn read_profile(file: &Path) -> anyhow::Result<ChipProfile> {
+    let text = anemoe_io::read_text(file, MAX_BYTES).map_err(|e| anemoe_mlpackage::Error::io(file, e))?;
+    ChipProfile::parse(&text).map_err(|what| anemoe_mlpackage::Error::invalid(file, what).into())
+}
+
+fn write_calibrated(
+    bench: &Path,
+    output: &Path,
+    one: &Forecast,
+    chip: &ChipProfile,
+    ui: &Ui,
+) -> anyhow::Result<Outcome> {
+    let text = anemoe_io::read_input(bench, MAX_BYTES).map_err(|e| anemoe_mlpackage::Error::io(bench, e))?;
+    let profile =
+        calibrate(&text, one, chip).map_err(|what| anemoe_mlpackage::Error::invalid(bench, what))?;
+    anemoe_bundle::write_atomic(output, profile.text().as_bytes())?;
+    ui.document(&profile)?;
+    ui.line(format!(
+        "{}: a call {:.3} ms, {:.1} GB/s, {:.1} billion weights a second",
+        output.display(),
+        profile.call_ms.likely,
+        profile.bandwidth_gb_s.likely,
+        profile.rate_gw_s.likely
+    ))?;
+    Ok(Outcome::Done)
+}

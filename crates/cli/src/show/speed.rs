@@ -1,0 +1,152 @@
+//! Predicted speed for people.
+
+use crate::ui::{self, Table, Ui};
+use anemoe_gates::cost::chips::ChipProfile;
+use anemoe_gates::cost::forecast::{Forecast, Span};
+use anemoe_gates::cost::forms::{CostedForm, Recommendation};
+use anemoe_gates::cost::held_out::HeldOut;
+use serde::Serialize;
+
+/// What is predicted.
+#[derive(Serialize)]
+pub struct SpeedDocument {
+    /// Where the packages come from.
+    pub source: String,
+    /// The chip's figures.
+    pub profile: ChipProfile,
+    /// Bytes that weights may fill.
+    pub memory_bytes: f64,
+    /// A pass of one token.
+    pub one: Forecast,
+    /// A pass of several.
+    pub several: Forecast,
+    /// Speculation with the pass of several.
+    pub speculation: SpeculationForecast,
+    /// Forms of a checkpoint.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub forms: Vec<CostedForm>,
+    /// What to build.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recommended: Option<Recommendation>,
+}
+
+/// Whether drafts would pay.
+#[derive(Serialize)]
+pub struct SpeculationForecast {
+    /// Tokens of a verifier call.
+    pub tokens: usize,
+    /// Its time over that of one token.
+    pub over_one: f64,
+    /// Speed over plain decoding, by the probability that a drafted token is right.
+    pub gains: Vec<(f64, f64)>,
+}
+
+/// A figure with its range.
+fn span(s: &Span) -> String {
+    let digits = if s.likely < 10.0 { 2 } else { 1 };
+    format!("{:.digits$} ({:.digits$} to {:.digits$})", s.likely, s.low, s.high)
+}
+
+/// Passes of one token and of several, speculation, forms.
+pub fn print(document: &SpeedDocument, ui: &Ui) -> std::io::Result<()> {
+    let d = document;
+    ui.line(format!(
+        "{} on {}: predicted from published figures, nothing is measured",
+        d.source, d.profile.chip
+    ))?;
+    for f in [&d.one, &d.several] {
+        print_pass(f, ui)?;
+        if d.several.tokens == 1 {
+            break;
+        }
+    }
+    if d.several.tokens > 1 {
+        let gains: Vec<String> = d.speculation.gains.iter().map(|(p, g)| format!("{g:.2} at {p}")).collect();
+        ui.line(format!(
+            "\na pass of {} tokens takes {:.2} times one of one token; with drafts, speed over plain decoding by the share that \
+             is right: {}. One model with several experts was measured at 4.4 times, which nothing here explains",
+            d.speculation.tokens,
+            d.speculation.over_one,
+            gains.join(", ")
+        ))?;
+    }
+    if !d.forms.is_empty() {
+        ui.line("\nforms, one token:")?;
+        print_forms(&d.forms, ui)?;
+    }
+    match &d.recommended {
+        Some(r) => ui.line(recommendation(r)),
+        None => Ok(()),
+    }
+}
+
+/// Writes what to build, and why.
+pub fn recommendation(r: &Recommendation) -> String {
+    format!("recommended: {}: {}", r.form, r.reasons.join("; "))
+}
+
+fn print_pass(f: &Forecast, ui: &Ui) -> std::io::Result<()> {
+    ui.line(format!(
+        "\n{}: {} ms, {} tokens a second; {:.1} calls, {} packages, bound by {}",
+        if f.tokens == 1 { "one token".into() } else { format!("{} tokens at once", f.tokens) },
+        span(&f.ms),
+        span(&f.tok_s),
+        f.calls,
+        ui::bytes(f.bundle_bytes as u64),
+        f.bottleneck.name()
+    ))?;
+    let mut table = Table::new(&["kind", "calls", "bytes", "multiply-adds", "cache", "ms", "bound by"]);
+    for k in &f.kinds {
+        table.row(vec![
+            k.kind.name().into(),
+            format!("{:.1}", k.calls),
+            ui::bytes(k.bytes as u64),
+            ui::count(k.multiply_adds as u64),
+            ui::bytes(k.cache_bytes as u64),
+            span(&k.ms),
+            k.bottleneck.name().into(),
+        ]);
+    }
+    table.print(ui)
+}
+
+/// Forms side by side.
+fn print_forms(forms: &[CostedForm], ui: &Ui) -> std::io::Result<()> {
+    let mut table = Table::new(&["form", "calls", "read", "ms", "tokens a second", "bound by", "placement"]);
+    for f in forms {
+        let v = &f.verdicts;
+        let read: f64 = f.forecast.kinds.iter().map(|k| k.bytes).sum();
+        let name = if f.buildable { f.name.clone() } else { format!("{} (counted)", f.name) };
+        table.row(vec![
+            name,
+            format!("{:.1}", f.forecast.calls),
+            ui::bytes(read as u64),
+            span(&f.forecast.ms),
+            span(&f.forecast.tok_s),
+            f.forecast.bottleneck.name().into(),
+            format!("{} ane, {} unknown, {} not_ane", v.ane, v.unknown, v.not_ane),
+        ]);
+    }
+    table.print(ui)
+}
+
+/// The fit, and rows that it never saw.
+pub fn print_held_out(report: &HeldOut, ui: &Ui) -> std::io::Result<()> {
+    let fit = &report.fit;
+    ui.line(format!(
+        "fitted to Phi-4-mini: {:.1} ms and {:.2} ms for each package; {:.1} billion weights a second in layers, {:.1} in the head",
+        fit.offset_ms, fit.package_ms, fit.rate_gw_s, fit.head_rate_gw_s
+    ))?;
+    let mut table = Table::new(&["published", "", "measured", "predicted", "range", "error"]);
+    for r in &report.rows {
+        table.row(vec![
+            r.what.clone(),
+            if r.fitted { "fitted" } else { "held out" }.into(),
+            format!("{:.2} {}", r.measured, r.unit),
+            format!("{:.2}", r.predicted),
+            format!("{:.2} to {:.2}", r.low, r.high),
+            format!("{:+.1} %", 100.0 * r.error),
+        ]);
+    }
+    table.print(ui)
+}

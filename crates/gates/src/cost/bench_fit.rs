@@ -1,0 +1,110 @@
+//! A chip's profile from a run of `anemoe bench --save` on a Mac.
+
+use super::chips::{ChipFigure, ChipProfile};
+use super::forecast::Forecast;
+use serde::Deserialize;
+
+/// What is read of a bench's document; the rest of it is skipped.
+#[derive(Deserialize)]
+struct BenchDocument {
+    schema: u32,
+    kinds: Vec<BenchKind>,
+    decode: Vec<BenchDecode>,
+}
+
+#[derive(Deserialize)]
+struct BenchKind {
+    name: String,
+    ms_per_token: f64,
+}
+
+#[derive(Deserialize)]
+struct BenchDecode {
+    ms_per_token: f64,
+}
+
+/// Version of the document that is read.
+const SCHEMA: u32 = 1;
+/// How far a calibrated figure may lie off: medians of runs on one machine differ by so much.
+const SPREAD: f64 = 0.1;
+
+/// Fits the call and one factor on all speeds to the measured kinds of shards: `ms = calls x call + factor x rest`. `forecast` is
+/// that of the same bundle for one token, with `chip`.
+///
+/// # Errors
+/// The document is no bench's, or has no kind that the forecast has; the message says which.
+pub fn calibrate(text: &[u8], forecast: &Forecast, chip: &ChipProfile) -> Result<ChipProfile, String> {
+    let bench: BenchDocument =
+        anemoe_io::json::parse(text).map_err(|e| format!("no document of `anemoe bench --save`: {e}"))?;
+    if bench.schema != SCHEMA {
+        return Err(format!("schema {} of a bench, {SCHEMA} is read", bench.schema));
+    }
+    let call = chip.call_ms.likely;
+    let mut rows: Vec<(f64, f64, f64)> = Vec::new();
+    for k in &forecast.kinds {
+        let own = bench.kinds.iter().find(|b| b.name == k.kind.name());
+        let measured = own.map(|b| b.ms_per_token).filter(|ms| ms.is_finite() && *ms > 0.0);
+        rows.extend(measured.map(|ms| (k.calls, k.ms.likely - k.calls * call, ms)));
+    }
+    if rows.is_empty() {
+        let whole = bench.decode.iter().map(|d| d.ms_per_token).find(|ms| ms.is_finite() && *ms > 0.0);
+        let ms = whole.ok_or("it has neither kinds of shards nor decoding")?;
+        rows.push((forecast.calls, forecast.ms.likely - forecast.calls * call, ms));
+    }
+    let (call, factor) = fit(&rows, call);
+    let mut profile = chip.clone();
+    profile.chip = format!("{}-calibrated", chip.chip.trim_end_matches("-calibrated"));
+    let figure = |likely: f64| ChipFigure {
+        low: likely * (1.0 - SPREAD),
+        likely,
+        high: likely * (1.0 + SPREAD),
+        source: "calibrated from a bench".into(),
+    };
+    profile.call_ms = figure(call);
+    for f in [
+        &mut profile.bandwidth_gb_s,
+        &mut profile.rate_gw_s,
+        &mut profile.head_rate_gw_s,
+        &mut profile.peak_tmac_s,
+    ] {
+        *f = figure(f.likely / factor);
+    }
+    Ok(profile)
+}
+
+/// Least squares over rows of calls, other milliseconds and measured ones; relative, so that small kinds count as large ones. Where
+/// the rows do not tell calls from the rest, the call stays as it is.
+fn fit(rows: &[(f64, f64, f64)], call: f64) -> (f64, f64) {
+    let (mut aa, mut ab, mut bb, mut ay, mut by) = (0.0, 0.0, 0.0, 0.0, 0.0);
+    for &(calls, rest, ms) in rows {
+        let (a, b) = (calls / ms, rest / ms);
+        aa += a * a;
+        ab += a * b;
+        bb += b * b;
+        ay += a;
+        by += b;
+    }
+    let determinant = aa * bb - ab * ab;
+    let (fitted, factor) = ((ay * bb - by * ab) / determinant, (by * aa - ay * ab) / determinant);
+    if rows.len() > 1 && determinant > 1e-9 * aa * bb && fitted > 0.0 && factor > 0.0 {
+        return (fitted, factor);
+    }
+    let sum = |of: fn(&(f64, f64, f64)) -> f64| rows.iter().map(of).sum::<f64>();
+    let rest = sum(|r| r.1).max(1e-9);
+    (call, ((sum(|r| r.2) - sum(|r| r.0) * call) / rest).max(0.01))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fit;
+
+    #[test]
+    fn calls_and_speeds_are_told_apart() {
+        let row = |calls: f64, rest: f64| (calls, rest, 0.2 * calls + 1.5 * rest);
+        let (call, factor) = fit(&[row(40.0, 2.0), row(40.0, 90.0), row(4.0, 5.0)], 0.1);
+        assert!((call - 0.2).abs() < 1e-9 && (factor - 1.5).abs() < 1e-9);
+        // One row does not tell them apart.
+        let (call, factor) = fit(&[row(40.0, 90.0)], 0.2);
+        assert!((call - 0.2).abs() < 1e-9 && (factor - 1.5).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,193 @@
+//! What a chip's Neural Engine is known to do: the table that anemoe brings, or a profile that a Mac's bench calibrated.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The table.
+const TABLE: &str = include_str!("chips.toml");
+
+/// A figure with how far it may lie off.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChipFigure {
+    /// Lowest that is known.
+    pub low: f64,
+    /// The one that is counted with.
+    pub likely: f64,
+    /// Highest that is known.
+    pub high: f64,
+    /// Who measured it.
+    pub source: String,
+}
+
+/// Which of a figure's values are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpeedCase {
+    /// Every figure as slow as it may be.
+    Slow,
+    /// The likely ones.
+    Likely,
+    /// Every figure as fast as it may be.
+    Fast,
+}
+
+impl ChipFigure {
+    /// A speed: more is faster.
+    pub fn speed(&self, case: SpeedCase) -> f64 {
+        match case {
+            SpeedCase::Slow => self.low,
+            SpeedCase::Likely => self.likely,
+            SpeedCase::Fast => self.high,
+        }
+    }
+
+    /// A time or a loss: less is faster.
+    pub fn loss(&self, case: SpeedCase) -> f64 {
+        match case {
+            SpeedCase::Slow => self.high,
+            SpeedCase::Likely => self.likely,
+            SpeedCase::Fast => self.low,
+        }
+    }
+
+    fn times(&self, factor: &ChipFigure) -> ChipFigure {
+        let source = format!("{}, times the bandwidth", factor.source);
+        let likely = self.likely * factor.likely;
+        ChipFigure { low: self.likely * factor.low, likely, high: self.likely * factor.high, source }
+    }
+
+    fn check(&self, name: &str) -> Result<(), String> {
+        let ChipFigure { low, likely, high, .. } = *self;
+        let ascending = low.is_finite() && high.is_finite() && 0.0 < low && low <= likely && likely <= high;
+        if ascending {
+            Ok(())
+        } else {
+            Err(format!("{name}: {low}, {likely}, {high} are not above 0 and ascending"))
+        }
+    }
+}
+
+/// A chip.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChipProfile {
+    /// Name, for instance `m4-max`.
+    pub chip: String,
+    /// Weights read from memory, in 10^9 bytes per second.
+    pub bandwidth_gb_s: ChipFigure,
+    /// What a call costs besides, in milliseconds.
+    pub call_ms: ChipFigure,
+    /// Multiply-adds, in 10^12 per second.
+    pub peak_tmac_s: ChipFigure,
+    /// Weights decoded and multiplied in layers, in 10^9 per second.
+    pub rate_gw_s: ChipFigure,
+    /// The same in one large product.
+    pub head_rate_gw_s: ChipFigure,
+    /// Share of the shorter one of reading and decoding that the longer one does not hide.
+    pub unhidden: ChipFigure,
+    /// Weights that do not fit into memory, in 10^9 bytes per second.
+    pub storage_gb_s: ChipFigure,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ChipTable {
+    defaults: ChipDefaults,
+    chips: BTreeMap<String, ChipEntry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ChipDefaults {
+    rate_over_bandwidth: ChipFigure,
+    head_rate_over_bandwidth: ChipFigure,
+    unhidden: ChipFigure,
+    storage_gb_s: ChipFigure,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ChipEntry {
+    bandwidth_gb_s: ChipFigure,
+    call_ms: ChipFigure,
+    peak_tmac_s: ChipFigure,
+    rate_gw_s: Option<ChipFigure>,
+    head_rate_gw_s: Option<ChipFigure>,
+}
+
+fn table() -> Result<ChipTable, String> {
+    toml::from_str(TABLE).map_err(|e| e.to_string())
+}
+
+/// The names of the table.
+pub fn names() -> Vec<String> {
+    table().map(|t| t.chips.into_keys().collect()).unwrap_or_default()
+}
+
+impl ChipProfile {
+    /// Finds a chip of the table: `m4-max`, `M4 Max`.
+    ///
+    /// # Errors
+    /// There is none of this name; the message lists all.
+    pub fn named(name: &str) -> Result<ChipProfile, String> {
+        let ChipTable { defaults, mut chips } = table()?;
+        let wanted = name.trim().to_ascii_lowercase().replace([' ', '_'], "-");
+        let Some(entry) = chips.remove(&wanted) else {
+            return Err(format!("`{name}` is not a chip of the table: {}", names().join(", ")));
+        };
+        let profile = ChipProfile {
+            rate_gw_s: entry
+                .rate_gw_s
+                .unwrap_or_else(|| entry.bandwidth_gb_s.times(&defaults.rate_over_bandwidth)),
+            head_rate_gw_s: entry
+                .head_rate_gw_s
+                .unwrap_or_else(|| entry.bandwidth_gb_s.times(&defaults.head_rate_over_bandwidth)),
+            chip: wanted,
+            bandwidth_gb_s: entry.bandwidth_gb_s,
+            call_ms: entry.call_ms,
+            peak_tmac_s: entry.peak_tmac_s,
+            unhidden: defaults.unhidden,
+            storage_gb_s: defaults.storage_gb_s,
+        };
+        profile.check()?;
+        Ok(profile)
+    }
+
+    /// Reads a profile that was written.
+    ///
+    /// # Errors
+    /// It is not one; the message says where.
+    pub fn parse(text: &str) -> Result<ChipProfile, String> {
+        let profile: ChipProfile = toml::from_str(text).map_err(|e| format!("profile of a chip: {e}"))?;
+        profile.check()?;
+        Ok(profile)
+    }
+
+    fn figures(&self) -> [(&'static str, &ChipFigure); 7] {
+        [
+            ("bandwidth_gb_s", &self.bandwidth_gb_s),
+            ("call_ms", &self.call_ms),
+            ("peak_tmac_s", &self.peak_tmac_s),
+            ("rate_gw_s", &self.rate_gw_s),
+            ("head_rate_gw_s", &self.head_rate_gw_s),
+            ("unhidden", &self.unhidden),
+            ("storage_gb_s", &self.storage_gb_s),
+        ]
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.figures().iter().try_for_each(|(name, figure)| figure.check(name))
+    }
+
+    /// Writes the profile as TOML, as [`ChipProfile::parse`] reads it.
+    pub fn text(&self) -> String {
+        let mut text = format!("chip = {:?}\n", self.chip);
+        for (name, f) in self.figures() {
+            text += &format!(
+                "{name} = {{ low = {:?}, likely = {:?}, high = {:?}, source = {:?} }}\n",
+                f.low, f.likely, f.high, f.source
+            );
+        }
+        text
+    }
+}

@@ -1,0 +1,230 @@
+//! One checkpoint in several forms, side by side.
+
+use super::chips::ChipProfile;
+use super::forecast::{AS_IT_IS, Adjustment, Costed, Forecast, forecast, with_memory};
+use crate::residency::rule::{Conditions, Verdict};
+use crate::residency::{self, CheckOptions, Verdicts, facts};
+use anemoe_bundle::Step;
+use anemoe_convert::models::Family;
+use anemoe_convert::plan::{Plan, PlanOptions};
+use anemoe_convert::shard_program::lower_without_weights;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// A form, what it would take, and where it would run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CostedForm {
+    /// What differs from the plan as it was asked for.
+    pub name: String,
+    /// The pass of one token.
+    pub forecast: Forecast,
+    /// Packages by predicted placement.
+    pub verdicts: Verdicts,
+    /// It is something that packages can be built as today; else the figure follows from the counts alone.
+    pub buildable: bool,
+}
+
+impl CostedForm {
+    /// Whether every package is predicted on the ANE, but for those that are too small to matter.
+    fn resident(&self) -> bool {
+        self.verdicts.not_ane == 0 && self.verdicts.unknown == 0
+    }
+}
+
+/// What to build, and why.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Recommendation {
+    /// Name of the form.
+    pub form: String,
+    /// Why, in sentences.
+    pub reasons: Vec<String>,
+}
+
+/// The packages of a plan with what they do. Of shards of one type the first is lowered.
+///
+/// # Errors
+/// A shard cannot be lowered.
+pub fn packages(family: &dyn Family, plan: &Plan) -> crate::Result<Vec<Costed>> {
+    let mut known = BTreeMap::new();
+    let mut all = Vec::new();
+    for shard in &plan.shards {
+        let signature = shard.signature();
+        if !known.contains_key(&signature) {
+            known.insert(signature.clone(), facts(&lower_without_weights(family, shard)?));
+        }
+        let mut own = known[&signature].clone();
+        own.weight_bytes = Some(shard.bytes);
+        let (name, functions) = (shard.name.clone(), shard.functions.clone());
+        all.push(Costed { name, kind: shard.kind, functions, facts: own });
+    }
+    Ok(all)
+}
+
+/// Machine and pass that forms are compared for.
+pub struct Setting<'a> {
+    /// Chip.
+    pub chip: &'a ChipProfile,
+    /// Bytes of memory that packages may fill.
+    pub memory: f64,
+    /// Chip by which placement is predicted.
+    pub conditions: Conditions,
+}
+
+impl Setting<'_> {
+    fn form(
+        &self,
+        family: &dyn Family,
+        name: &str,
+        options: &PlanOptions,
+        adjustment: Adjustment,
+    ) -> Option<CostedForm> {
+        // An option that the model does not have is no form of it.
+        let plan = family.plan(options).ok()?;
+        let packages = packages(family, &plan).ok()?;
+        let check = CheckOptions { conditions: self.conditions, ..CheckOptions::default() };
+        let report = residency::plan(family, &plan, &check).ok()?;
+        let mut verdicts = report.verdicts;
+        // What is too small for it to matter speaks against no form.
+        let small = report.packages.iter().filter(|p| p.too_small && p.verdict == Verdict::NotAne).count();
+        verdicts.not_ane -= small as u64;
+        let pass = forecast(&plan.chain, &packages, self.chip, 1, adjustment);
+        Some(CostedForm {
+            name: name.into(),
+            forecast: with_memory(pass, self.chip, self.memory),
+            verdicts,
+            buildable: adjustment == AS_IT_IS,
+        })
+    }
+}
+
+/// Numbers of experts per call that are tried.
+const EXPERTS: [usize; 5] = [1, 2, 4, 8, 16];
+/// Contexts that are tried.
+const CONTEXTS: [usize; 3] = [512, 2048, 8192];
+/// Kinds that are tried.
+const KINDS: [&str; 3] = ["lut4", "int8-tensor", "fp16"];
+
+/// The plan as asked for, and with other numbers of experts per call: what `plan` recommends from.
+pub fn packings(family: &dyn Family, options: &PlanOptions, setting: &Setting<'_>) -> Vec<CostedForm> {
+    let mut forms: Vec<CostedForm> =
+        setting.form(family, "as asked for", options, AS_IT_IS).into_iter().collect();
+    for n in EXPERTS {
+        if options.ffn_shards.is_none() && options.experts_per_shard == Some(n) {
+            continue;
+        }
+        let changed = PlanOptions { experts_per_shard: Some(n), ffn_shards: None, ..options.clone() };
+        let name = format!("--experts-per-shard {n}");
+        forms.extend(setting.form(family, &name, &changed, AS_IT_IS));
+    }
+    forms.dedup_by(|a, b| a.forecast == b.forecast && a.verdicts == b.verdicts);
+    forms
+}
+
+/// All forms: packings, kinds, contexts, caches at the host, several layers in a package.
+pub fn all(family: &dyn Family, options: &PlanOptions, setting: &Setting<'_>) -> Vec<CostedForm> {
+    let mut forms = packings(family, options, setting);
+    for kind in KINDS {
+        let Ok(quant) = kind.parse() else { continue };
+        if quant != options.quant {
+            let changed = PlanOptions { quant, ..options.clone() };
+            forms.extend(setting.form(family, &format!("--quant {kind}"), &changed, AS_IT_IS));
+        }
+    }
+    for n in CONTEXTS {
+        let changed = PlanOptions { max_context: Some(n), ..options.clone() };
+        forms.extend(setting.form(family, &format!("--max-context {n}"), &changed, AS_IT_IS));
+    }
+    // Old rows are read, and only new ones written.
+    let host = Adjustment { cache: 0.5, ..AS_IT_IS };
+    forms.extend(setting.form(family, "--cache host", options, host));
+    let routed =
+        family.plan(options).is_ok_and(|p| p.chain.steps.iter().any(|s| matches!(s, Step::Route { .. })));
+    if !routed {
+        for layers in [2, 4, 8] {
+            // Attention and experts of a layer are two calls, which become one with those of its neighbours.
+            let merged = Adjustment { merged: 2.0 * f64::from(layers), ..AS_IT_IS };
+            forms.extend(setting.form(family, &format!("--layers-per-shard {layers}"), options, merged));
+        }
+    }
+    forms
+}
+
+/// Recommends the fastest form whose packages are all predicted on the ANE.
+pub fn recommend(forms: &[CostedForm]) -> Option<Recommendation> {
+    let speed = |f: &&CostedForm| f.forecast.tok_s.likely;
+    let fastest = |wanted: fn(&&CostedForm) -> bool| {
+        forms.iter().filter(|f| f.buildable).filter(wanted).max_by(|a, b| speed(a).total_cmp(&speed(b)))
+    };
+    let any = fastest(|_| true)?;
+    let resident = fastest(|f| f.resident());
+    let chosen = resident.unwrap_or(any);
+    let asked = forms.first()?;
+    let s = chosen.forecast.tok_s;
+    let mut reasons = vec![format!(
+        "{:.1} tokens a second ({:.1} to {:.1}), bound by {}",
+        s.likely,
+        s.low,
+        s.high,
+        chosen.forecast.bottleneck.name()
+    )];
+    reasons.push(match resident {
+        Some(_) => "all of its packages are predicted on the Neural Engine".into(),
+        None => format!(
+            "in no form are all packages predicted on the Neural Engine; of this one {} are unknown and {} elsewhere",
+            chosen.verdicts.unknown, chosen.verdicts.not_ane
+        ),
+    });
+    if asked.name != chosen.name {
+        reasons.push(format!("as asked for: {:.1} tokens a second", asked.forecast.tok_s.likely));
+    }
+    if any.name != chosen.name && speed(&any) > 1.02 * speed(&chosen) {
+        reasons.push(format!(
+            "`{}` would have {:.1}, but {} of its packages are unknown and {} elsewhere: measure it on a Mac first",
+            any.name, any.forecast.tok_s.likely, any.verdicts.unknown, any.verdicts.not_ane
+        ));
+    }
+    Some(Recommendation { form: chosen.name.clone(), reasons })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Setting, all, recommend};
+    use crate::cost::chips::ChipProfile;
+    use crate::residency::rule::Conditions;
+    use anemoe_bundle::TokenCount;
+    use anemoe_convert::models;
+    use anemoe_convert::plan::PlanOptions;
+
+    /// The forms of both models, as the documentation lists them; the recommended one is the fastest of those that are resident.
+    #[test]
+    fn forms_are_compared_and_one_is_recommended() {
+        let chip = ChipProfile::named("m4-max").unwrap();
+        let setting = Setting { chip: &chip, memory: 48e9, conditions: Conditions::default() };
+        let tokens = [1, 4].map(|n| TokenCount { min: n, max: n }).to_vec();
+        for model in ["synthetic:zaya1-8b", "synthetic:gemma4-26b-a4b"] {
+            let family = models::open(models::load(model).unwrap()).unwrap();
+            let options = PlanOptions { tokens: tokens.clone(), ..PlanOptions::default() };
+            let forms = all(family.as_ref(), &options, &setting);
+            for f in &forms {
+                let (s, v) = (f.forecast.tok_s, f.verdicts);
+                println!(
+                    "ROW {model} | `{}` | {:.0} | {:.0} | {:.1} ({:.1} to {:.1}) | {} | {} / {} / {} |",
+                    f.name,
+                    f.forecast.calls,
+                    f.forecast.ms.likely,
+                    s.likely,
+                    s.low,
+                    s.high,
+                    f.forecast.bottleneck.name(),
+                    v.ane,
+                    v.unknown,
+                    v.not_ane
+                );
+            }
+            println!("ROW {:?}", recommend(&forms));
+            assert!(forms.len() >= 8 && forms[0].forecast.calls > 80.0, "{model}");
+            assert!(forms.iter().all(|f| f.forecast.tok_s.low <= f.forecast.tok_s.likely), "{model}");
+            assert!(recommend(&forms).is_some(), "{model}");
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! What a call has to do, counted from its program: bytes, weights, multiply-adds, cache.
+
+use crate::residency::graph::Graph;
+use serde::Serialize;
+use std::collections::BTreeSet;
+
+/// The work of one call of a function.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct CallWork {
+    /// Bytes of weights as stored.
+    pub bytes: f64,
+    /// Number of weights.
+    pub weights: f64,
+    /// Multiply-adds.
+    pub multiply_adds: f64,
+    /// Bytes of states, each read and written as a whole.
+    pub cache_bytes: f64,
+    /// Tokens that it takes.
+    pub tokens: f64,
+    /// One large product and little else: a slice of a head.
+    pub one_product: bool,
+}
+
+/// Bytes of an fp16 element.
+const FP16: f64 = 2.0;
+
+impl CallWork {
+    /// Counts a function for `tokens` tokens.
+    pub fn of(g: &Graph, tokens: usize) -> CallWork {
+        let used: BTreeSet<usize> = g.ops.iter().flat_map(|op| op.weights.iter().copied()).collect();
+        let weights = used.iter().filter_map(|&i| g.weights.get(i));
+        let (mut bytes, mut count) = (0.0, 0.0);
+        for w in weights {
+            bytes += w.bytes as f64;
+            count += w.dims.iter().map(|&n| n as f64).product::<f64>();
+        }
+        let product = |c: &crate::residency::graph::Contraction| {
+            let kernel: f64 = c.kernel.iter().map(|&n| n as f64).product();
+            Some(c.depth? as f64 * c.outputs? as f64 * c.positions.unwrap_or(1) as f64 * kernel)
+        };
+        let multiply_adds = g.ops.iter().filter_map(|op| op.contraction.as_ref()).filter_map(product).sum();
+        let state = |dims: &[u64]| dims.iter().map(|&n| n as f64).product::<f64>() * FP16;
+        CallWork {
+            bytes,
+            weights: count,
+            multiply_adds,
+            cache_bytes: 2.0
+                * g.states.iter().filter(|s| !s.dims.is_empty()).map(|s| state(&s.dims)).sum::<f64>(),
+            tokens: tokens as f64,
+            one_product: g.matrix_count == Some(1),
+        }
+    }
+}
