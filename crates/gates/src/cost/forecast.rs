@@ -159,7 +159,11 @@ fn planned(chain: &Chain, packages: &[Costed], tokens: usize, adjustment: Adjust
     for (run, often) in calls(chain, tokens) {
         let Some(package) = by_name.get(run.shard.as_str()) else { continue };
         let Some((name, takes, times)) = function_for(package, run, tokens) else { continue };
-        let Some(graph) = package.facts.graphs.iter().find(|g| g.function == name) else { continue };
+        // Shards of one type share a program whose functions may be named after another's experts: the order is the same.
+        let mut names: Vec<&str> = package.functions.iter().map(|f| f.name.as_str()).collect();
+        names.sort_unstable();
+        let at = names.iter().position(|n| *n == name);
+        let Some(graph) = at.and_then(|i| package.facts.graphs.get(i)) else { continue };
         let mut work = CallWork::of(graph, takes);
         work.cache_bytes *= adjustment.cache;
         all.push(PassCall { kind: package.kind, often: often * times, work });
