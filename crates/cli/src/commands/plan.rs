@@ -69,11 +69,11 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
 /// Chip and memory in GB that speed is predicted for: the machine on which the models were measured.
 const MACHINE: (&str, f64) = ("m4-max", 48.0);
 
-/// The packing that is predicted fastest on the Neural Engine.
+/// Recommends the packing and form that are predicted fastest on the Neural Engine.
 fn recommend(family: &dyn Family, plan: &Plan) -> anyhow::Result<Option<Recommendation>> {
     let chip = ChipProfile::named(MACHINE.0).map_err(anyhow::Error::msg)?;
     let setting = Setting { chip: &chip, memory: MACHINE.1 * 1e9, conditions: Conditions::default() };
-    Ok(forms::recommend(&forms::packings(family, &plan.options, &setting)))
+    Ok(forms::recommend(&forms::buildable(family, &plan.options, &setting)))
 }
 
 /// Ops of the first function of a shard, by type.

@@ -12,7 +12,9 @@ use anemoe_convert::path_kind::PathKind;
 use anemoe_convert::plan::PlanOptions;
 use anemoe_gates::cost::bench_fit::calibrate;
 use anemoe_gates::cost::chips::ChipProfile;
-use anemoe_gates::cost::forecast::{AS_IT_IS, Costed, Forecast, forecast, tokens_per_call, with_memory};
+use anemoe_gates::cost::forecast::{
+    CALLS_AS_BUILT, Costed, Forecast, forecast, tokens_per_call, with_memory,
+};
 use anemoe_gates::cost::forms::{self, CostedForm, Recommendation, Setting};
 use anemoe_gates::cost::held_out::{HeldOut, held_out};
 use anemoe_gates::residency::facts;
@@ -113,10 +115,11 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         (plan.chain, packages, Some((family, plan.options)))
     };
     if let (Some(bench), Some(output)) = (&args.calibrate, &args.output) {
-        let one = forecast(&chain, &packages, &chip, 1, AS_IT_IS);
+        let one = forecast(&chain, &packages, &chip, 1, CALLS_AS_BUILT);
         return write_calibrated(bench, output, &one, &chip, ui);
     }
-    let pass = |tokens| with_memory(forecast(&chain, &packages, &chip, tokens, AS_IT_IS), &chip, memory);
+    let pass =
+        |tokens| with_memory(forecast(&chain, &packages, &chip, tokens, CALLS_AS_BUILT), &chip, memory);
     let (one, several) = (pass(1), pass(tokens));
     let found = planned.map(|(family, options)| compare(family.as_ref(), &options, &chip, memory));
     let (forms, recommended) = found.unwrap_or_default();

@@ -85,17 +85,8 @@ pub struct Forecast {
     pub bottleneck: Bottleneck,
 }
 
-/// What differs from the packages as they are.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Adjustment {
-    /// Calls that become one: layers that share a package. Choosing experts at the host stands between layers.
-    pub merged: f64,
-    /// Share of cache bytes that is moved: 1 for a state that is read and written, 0.5 where old rows are only read.
-    pub cache: f64,
-}
-
-/// Nothing differs.
-pub const AS_IT_IS: Adjustment = Adjustment { merged: 1.0, cache: 1.0 };
+/// Calls that become one where packages stay as they are.
+pub const CALLS_AS_BUILT: f64 = 1.0;
 
 /// The likelihood that a pack with `own` of `all` experts is called in a pass of `tokens` tokens that choose `chosen` each.
 fn called(own: usize, all: usize, chosen: usize, tokens: usize) -> f64 {
@@ -153,7 +144,7 @@ struct PassCall {
     work: CallWork,
 }
 
-fn planned(chain: &Chain, packages: &[Costed], tokens: usize, adjustment: Adjustment) -> Vec<PassCall> {
+fn planned(chain: &Chain, packages: &[Costed], tokens: usize) -> Vec<PassCall> {
     let by_name: BTreeMap<&str, &Costed> = packages.iter().map(|p| (p.name.as_str(), p)).collect();
     let mut all = Vec::new();
     for (run, often) in calls(chain, tokens) {
@@ -164,26 +155,26 @@ fn planned(chain: &Chain, packages: &[Costed], tokens: usize, adjustment: Adjust
         names.sort_unstable();
         let at = names.iter().position(|n| *n == name);
         let Some(graph) = at.and_then(|i| package.facts.graphs.get(i)) else { continue };
-        let mut work = CallWork::of(graph, takes);
-        work.cache_bytes *= adjustment.cache;
+        let work = CallWork::of(graph, takes, run.kept.keys());
         all.push(PassCall { kind: package.kind, often: often * times, work });
     }
     all
 }
 
-/// Forecasts a pass of `tokens` tokens.
+/// Forecasts a pass of `tokens` tokens. `merged` calls become one, as if so many neighbouring shards shared a package;
+/// the head's stay.
 pub fn forecast(
     chain: &Chain,
     packages: &[Costed],
     chip: &ChipProfile,
     tokens: usize,
-    adjustment: Adjustment,
+    merged: f64,
 ) -> Forecast {
-    let planned = planned(chain, packages, tokens, adjustment);
+    let planned = planned(chain, packages, tokens);
     let mut kinds: Vec<KindForecast> = Vec::new();
     let mut bottlenecks: BTreeMap<(usize, Bottleneck), f64> = BTreeMap::new();
     for p in &planned {
-        let merged = if p.kind == ShardKind::Head { 1.0 } else { adjustment.merged };
+        let merged = if p.kind == ShardKind::Head { CALLS_AS_BUILT } else { merged };
         let time = |case| {
             let t = CallTime::of(&p.work, chip, case);
             p.often * (t.total() - t.call + t.call / merged)

@@ -1,10 +1,11 @@
 //! One checkpoint in several forms, side by side.
 
 use super::chips::ChipProfile;
-use super::forecast::{AS_IT_IS, Adjustment, Costed, Forecast, forecast, with_memory};
+use super::forecast::{CALLS_AS_BUILT, Costed, Forecast, forecast, with_memory};
 use crate::residency::rule::{Conditions, Verdict};
 use crate::residency::{self, CheckOptions, Verdicts, facts};
 use anemoe_bundle::Step;
+use anemoe_convert::form_ladder::ladder;
 use anemoe_convert::models::Family;
 use anemoe_convert::plan::{Plan, PlanOptions};
 use anemoe_convert::shard_program::lower_without_weights;
@@ -20,11 +21,18 @@ pub struct CostedForm {
     pub forecast: Forecast,
     /// Packages by predicted placement.
     pub verdicts: Verdicts,
-    /// It is something that packages can be built as today; else the figure follows from the counts alone.
+    /// Packages can be built in this form; if not, the figure follows from counts alone.
     pub buildable: bool,
+    /// It answers the same requests: kinds and contexts change what a model can do, forms do not.
+    pub same_model: bool,
 }
 
 impl CostedForm {
+    /// Counts the options that ask for it.
+    fn options(&self) -> usize {
+        self.name.split(' ').filter(|word| word.starts_with("--")).count()
+    }
+
     /// Whether every package is predicted on the ANE, but for those that are too small to matter.
     fn resident(&self) -> bool {
         self.verdicts.not_ane == 0 && self.verdicts.unknown == 0
@@ -76,7 +84,7 @@ impl Setting<'_> {
         family: &dyn Family,
         name: &str,
         options: &PlanOptions,
-        adjustment: Adjustment,
+        merged: f64,
     ) -> Option<CostedForm> {
         // An option that the model does not have is no form of it.
         let plan = family.plan(options).ok()?;
@@ -87,16 +95,19 @@ impl Setting<'_> {
         // What is too small for it to matter speaks against no form.
         let small = report.packages.iter().filter(|p| p.too_small && p.verdict == Verdict::NotAne).count();
         verdicts.not_ane -= small as u64;
-        let pass = forecast(&plan.chain, &packages, self.chip, 1, adjustment);
+        let pass = forecast(&plan.chain, &packages, self.chip, 1, merged);
         Some(CostedForm {
             name: name.into(),
             forecast: with_memory(pass, self.chip, self.memory),
             verdicts,
-            buildable: adjustment == AS_IT_IS,
+            buildable: merged == CALLS_AS_BUILT,
+            same_model: true,
         })
     }
 }
 
+/// Share of the fastest form's speed from which another is as fast: figures are known to some 10 %.
+const AS_FAST: f64 = 0.98;
 /// Numbers of experts per call that are tried.
 const EXPERTS: [usize; 5] = [1, 2, 4, 8, 16];
 /// Contexts that are tried.
@@ -104,60 +115,81 @@ const CONTEXTS: [usize; 3] = [512, 2048, 8192];
 /// Kinds that are tried.
 const KINDS: [&str; 3] = ["lut4", "int8-tensor", "fp16"];
 
-/// The plan as asked for, and with other numbers of experts per call: what `plan` recommends from.
-pub fn packings(family: &dyn Family, options: &PlanOptions, setting: &Setting<'_>) -> Vec<CostedForm> {
+/// Lists the forms that `plan` recommends from: the plan as asked for, other numbers of experts per call, the ladder of forms.
+pub fn buildable(family: &dyn Family, options: &PlanOptions, setting: &Setting<'_>) -> Vec<CostedForm> {
+    let mut forms = packings(family, options, setting);
+    let plan = family.plan(options);
+    let rungs = plan.ok().and_then(|p| ladder(p.chain.has_history()).ok()).unwrap_or_default();
+    let shared = options.forms.is_empty();
+    for rung in rungs.iter().filter(|r| shared && r.form != options.form) {
+        let changed = PlanOptions { form: rung.form, ..options.clone() };
+        forms.extend(setting.form(family, &rung.build_args.join(" "), &changed, CALLS_AS_BUILT));
+    }
+    forms
+}
+
+/// Lists the plan as asked for, and with other numbers of experts per call.
+fn packings(family: &dyn Family, options: &PlanOptions, setting: &Setting<'_>) -> Vec<CostedForm> {
     let mut forms: Vec<CostedForm> =
-        setting.form(family, "as asked for", options, AS_IT_IS).into_iter().collect();
+        setting.form(family, "as asked for", options, CALLS_AS_BUILT).into_iter().collect();
     for n in EXPERTS {
         if options.ffn_shards.is_none() && options.experts_per_shard == Some(n) {
             continue;
         }
         let changed = PlanOptions { experts_per_shard: Some(n), ffn_shards: None, ..options.clone() };
         let name = format!("--experts-per-shard {n}");
-        forms.extend(setting.form(family, &name, &changed, AS_IT_IS));
+        forms.extend(setting.form(family, &name, &changed, CALLS_AS_BUILT));
     }
     forms.dedup_by(|a, b| a.forecast == b.forecast && a.verdicts == b.verdicts);
     forms
 }
 
-/// All forms: packings, kinds, contexts, caches at the host, several layers in a package.
+/// Lists all forms: packings, kinds, contexts, the ladder of forms, several layers in a package.
 pub fn all(family: &dyn Family, options: &PlanOptions, setting: &Setting<'_>) -> Vec<CostedForm> {
-    let mut forms = packings(family, options, setting);
+    let mut forms = buildable(family, options, setting);
     for kind in KINDS {
         let Ok(quant) = kind.parse() else { continue };
         if quant != options.quant {
             let changed = PlanOptions { quant, ..options.clone() };
-            forms.extend(setting.form(family, &format!("--quant {kind}"), &changed, AS_IT_IS));
+            let form = setting.form(family, &format!("--quant {kind}"), &changed, CALLS_AS_BUILT);
+            forms.extend(form.map(|f| CostedForm { same_model: false, ..f }));
         }
     }
     for n in CONTEXTS {
         let changed = PlanOptions { max_context: Some(n), ..options.clone() };
-        forms.extend(setting.form(family, &format!("--max-context {n}"), &changed, AS_IT_IS));
+        let form = setting.form(family, &format!("--max-context {n}"), &changed, CALLS_AS_BUILT);
+        forms.extend(form.map(|f| CostedForm { same_model: false, ..f }));
     }
-    // Old rows are read, and only new ones written.
-    let host = Adjustment { cache: 0.5, ..AS_IT_IS };
-    forms.extend(setting.form(family, "--cache host", options, host));
     let routed =
         family.plan(options).is_ok_and(|p| p.chain.steps.iter().any(|s| matches!(s, Step::Route { .. })));
     if !routed {
         for layers in [2, 4, 8] {
             // Attention and experts of a layer are two calls, which become one with those of its neighbours.
-            let merged = Adjustment { merged: 2.0 * f64::from(layers), ..AS_IT_IS };
+            let merged = 2.0 * f64::from(layers);
             forms.extend(setting.form(family, &format!("--layers-per-shard {layers}"), options, merged));
         }
     }
     forms
 }
 
-/// Recommends the fastest form whose packages are all predicted on the ANE.
+/// Recommends the fastest form whose packages are all predicted on the ANE, among those of the same kinds and context.
 pub fn recommend(forms: &[CostedForm]) -> Option<Recommendation> {
     let speed = |f: &&CostedForm| f.forecast.tok_s.likely;
     let fastest = |wanted: fn(&&CostedForm) -> bool| {
-        forms.iter().filter(|f| f.buildable).filter(wanted).max_by(|a, b| speed(a).total_cmp(&speed(b)))
+        forms
+            .iter()
+            .filter(|f| f.buildable && f.same_model)
+            .filter(wanted)
+            .max_by(|a, b| speed(a).total_cmp(&speed(b)))
     };
     let any = fastest(|_| true)?;
     let resident = fastest(|f| f.resident());
-    let chosen = resident.unwrap_or(any);
+    let best = resident.unwrap_or(any);
+    // Of forms that are as fast, the one with the fewest options.
+    let as_good = |f: &&CostedForm| {
+        f.buildable && f.same_model && f.resident() == best.resident() && speed(f) >= AS_FAST * speed(&best)
+    };
+    let chosen = forms.iter().filter(as_good).min_by_key(|f| f.options()).unwrap_or(best);
     let asked = forms.first()?;
     let s = chosen.forecast.tok_s;
     let mut reasons = vec![format!(

@@ -13,7 +13,7 @@ pub struct CallWork {
     pub weights: f64,
     /// Multiply-adds.
     pub multiply_adds: f64,
-    /// Bytes of states, each read and written as a whole.
+    /// Bytes of caches: states are read and written as a whole, inputs that the host keeps are read.
     pub cache_bytes: f64,
     /// Tokens that it takes.
     pub tokens: f64,
@@ -25,8 +25,8 @@ pub struct CallWork {
 const FP16: f64 = 2.0;
 
 impl CallWork {
-    /// Counts a function for `tokens` tokens.
-    pub fn of(g: &Graph, tokens: usize) -> CallWork {
+    /// Counts a function for `tokens` tokens whose inputs `kept` are the host's caches.
+    pub fn of<'a>(g: &Graph, tokens: usize, kept: impl Iterator<Item = &'a String>) -> CallWork {
         let used: BTreeSet<usize> = g.ops.iter().flat_map(|op| op.weights.iter().copied()).collect();
         let weights = used.iter().filter_map(|&i| g.weights.get(i));
         let (mut bytes, mut count) = (0.0, 0.0);
@@ -45,7 +45,8 @@ impl CallWork {
             weights: count,
             multiply_adds,
             cache_bytes: 2.0
-                * g.states.iter().filter(|s| !s.dims.is_empty()).map(|s| state(&s.dims)).sum::<f64>(),
+                * g.states.iter().filter(|s| !s.dims.is_empty()).map(|s| state(&s.dims)).sum::<f64>()
+                + kept.filter_map(|name| g.input_bytes.get(name)).map(|&n| n as f64).sum::<f64>(),
             tokens: tokens as f64,
             one_product: g.matrix_count == Some(1),
         }

@@ -95,6 +95,9 @@ impl<'a> Walker<'a> {
         let mut scope = HashMap::new();
         for input in &f.inputs {
             scope.insert(input.name.as_str(), Known::new(&input.ty, Origin::Data));
+            if let Some(bytes) = input.ty.tensor().and_then(|t| t.dtype.packed_bytes(t.elements()?)) {
+                graph.input_bytes.insert(input.name.clone(), bytes as u64);
+            }
             if let ValueType::State(ty) = &input.ty {
                 graph
                     .states

@@ -31,6 +31,8 @@ pub struct Graph {
     pub shapes: Shapes,
     /// Dimensions of each state; empty dimensions where they are not known.
     pub states: Vec<GraphState>,
+    /// Bytes of each input with a fixed shape, by name.
+    pub input_bytes: BTreeMap<String, u64>,
     /// It ends in, or holds, the projection to a vocabulary.
     pub vocabulary_head: bool,
     /// It joins other shards: norms, sums, a router, and no attention or pack of its own.
