@@ -67,7 +67,7 @@ pub struct Args {
     /// Fit a profile to what `bench --save` measured with this bundle on a Mac.
     #[arg(long, value_name = "BENCH.json", requires = "output")]
     calibrate: Option<PathBuf>,
-    /// Where the calibrated profile goes.
+    /// File that the calibrated profile goes to.
     #[arg(long, short, value_name = "FILE", requires = "calibrate")]
     output: Option<PathBuf>,
     #[command(flatten)]

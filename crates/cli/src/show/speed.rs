@@ -7,10 +7,10 @@ use anemoe_gates::cost::forms::{CostedForm, Recommendation};
 use anemoe_gates::cost::held_out::HeldOut;
 use serde::Serialize;
 
-/// What is predicted.
+/// A speed prediction as JSON.
 #[derive(Serialize)]
 pub struct SpeedDocument {
-    /// Where the packages come from.
+    /// Path of the checkpoint or bundle.
     pub source: String,
     /// The chip's figures.
     pub profile: ChipProfile,
@@ -25,12 +25,12 @@ pub struct SpeedDocument {
     /// Forms of a checkpoint.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub forms: Vec<CostedForm>,
-    /// What to build.
+    /// The form to build, and why.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recommended: Option<Recommendation>,
 }
 
-/// Whether drafts would pay.
+/// Speed with drafts over plain decoding.
 #[derive(Serialize)]
 pub struct SpeculationForecast {
     /// Tokens of a verifier call.

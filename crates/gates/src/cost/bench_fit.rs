@@ -4,7 +4,7 @@ use super::chips::{ChipFigure, ChipProfile};
 use super::forecast::Forecast;
 use serde::Deserialize;
 
-/// What is read of a bench's document; the rest of it is skipped.
+/// The part of a bench's document that is read; the rest of it is skipped.
 #[derive(Deserialize)]
 struct BenchDocument {
     schema: u32,
@@ -25,7 +25,7 @@ struct BenchDecode {
 
 /// Version of the document that is read.
 const SCHEMA: u32 = 1;
-/// How far a calibrated figure may lie off: medians of runs on one machine differ by so much.
+/// Most relative error of a calibrated figure: medians of runs on one machine differ by so much.
 const SPREAD: f64 = 0.1;
 
 /// Fits the call and one factor on all speeds to the measured kinds of shards: `ms = calls x call + factor x rest`. `forecast` is

@@ -1,4 +1,4 @@
-//! What a chip's Neural Engine is known to do: the table that anemoe brings, or a profile that a Mac's bench calibrated.
+//! Chip profiles: figures of a chip's Neural Engine, from the table that anemoe brings or calibrated by a Mac's bench.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ pub struct ChipFigure {
     pub source: String,
 }
 
-/// Which of a figure's values are taken.
+/// Choice among the values of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpeedCase {
     /// Every figure as slow as it may be.
@@ -75,7 +75,7 @@ pub struct ChipProfile {
     pub chip: String,
     /// Weights read from memory, in 10^9 bytes per second.
     pub bandwidth_gb_s: ChipFigure,
-    /// What a call costs besides, in milliseconds.
+    /// Fixed cost of a call, in milliseconds.
     pub call_ms: ChipFigure,
     /// Multiply-adds, in 10^12 per second.
     pub peak_tmac_s: ChipFigure,

@@ -1,4 +1,4 @@
-//! From work to time.
+//! Times of calls from their work.
 //!
 //! ```text
 //! t_call = call + max(read, decode, arithmetic) + unhidden * min(read, decode) + cache / BW
@@ -9,7 +9,7 @@ use super::chips::{ChipProfile, SpeedCase};
 use super::work::CallWork;
 use serde::Serialize;
 
-/// What takes most of a call.
+/// The part of a call that takes most of its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bottleneck {
@@ -52,7 +52,7 @@ pub struct CallTime {
     pub decode: f64,
     /// Multiply-adds.
     pub arithmetic: f64,
-    /// What of reading and decoding is not hidden behind the longer of them.
+    /// Milliseconds of the shorter one of reading and decoding that the longer one does not hide.
     pub unhidden: f64,
     /// Reading and writing the cache.
     pub cache: f64,
@@ -84,7 +84,7 @@ impl CallTime {
         self.call + self.read.max(self.decode).max(self.arithmetic) + self.unhidden + self.cache
     }
 
-    /// What takes most of it.
+    /// Gives the part that takes most of it.
     pub fn bottleneck(&self) -> Bottleneck {
         let parts = [
             (self.call, Bottleneck::Call),

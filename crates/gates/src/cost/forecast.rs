@@ -23,11 +23,11 @@ pub struct Costed {
 /// Milliseconds that lie between two bounds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Span {
-    /// With every figure as fast as it may be.
+    /// Milliseconds with every figure as fast as it may be.
     pub low: f64,
-    /// With the likely ones.
+    /// Milliseconds with the likely figures.
     pub likely: f64,
-    /// With every figure as slow as it may be.
+    /// Milliseconds with every figure as slow as it may be.
     pub high: f64,
 }
 
@@ -60,7 +60,7 @@ pub struct KindForecast {
     pub cache_bytes: f64,
     /// Milliseconds.
     pub ms: Span,
-    /// What takes most of it.
+    /// The part that takes most of it.
     pub bottleneck: Bottleneck,
 }
 
@@ -81,7 +81,7 @@ pub struct Forecast {
     pub tok_s: Span,
     /// Bytes of the packages.
     pub bundle_bytes: f64,
-    /// What takes most of it.
+    /// The part that takes most of it.
     pub bottleneck: Bottleneck,
 }
 

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 /// A form, what it would take, and where it would run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CostedForm {
-    /// What differs from the plan as it was asked for.
+    /// Name of the difference from the plan as it was asked for.
     pub name: String,
     /// The pass of one token.
     pub forecast: Forecast,
@@ -33,13 +33,13 @@ impl CostedForm {
         self.name.split(' ').filter(|word| word.starts_with("--")).count()
     }
 
-    /// Whether every package is predicted on the ANE, but for those that are too small to matter.
+    /// True if every package is predicted on the ANE, but for those that are too small to matter.
     fn resident(&self) -> bool {
         self.verdicts.not_ane == 0 && self.verdicts.unknown == 0
     }
 }
 
-/// What to build, and why.
+/// A form to build, and why.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Recommendation {
     /// Name of the form.

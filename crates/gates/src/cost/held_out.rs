@@ -57,7 +57,7 @@ struct Gemma {
     first_token_s: f64,
 }
 
-/// What the rows of Phi-4-mini give.
+/// Rates fitted to the rows of Phi-4-mini.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PhiFit {
     /// Milliseconds without any package: the line's value at 0.
@@ -73,11 +73,11 @@ pub struct PhiFit {
 /// A published figure beside the model's.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PublishedRow {
-    /// What was measured.
+    /// Name of the measurement.
     pub what: String,
     /// Unit of the figures.
     pub unit: &'static str,
-    /// Whether the model was fitted to it.
+    /// True if the model was fitted to it.
     pub fitted: bool,
     /// The published figure.
     pub measured: f64,

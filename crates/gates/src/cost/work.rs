@@ -1,4 +1,4 @@
-//! What a call has to do, counted from its program: bytes, weights, multiply-adds, cache.
+//! The work of a call, counted from its program: bytes, weights, multiply-adds, cache.
 
 use crate::residency::graph::Graph;
 use serde::Serialize;

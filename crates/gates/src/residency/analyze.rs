@@ -96,7 +96,7 @@ impl<'a> Walker<'a> {
         for input in &f.inputs {
             scope.insert(input.name.as_str(), Known::new(&input.ty, Origin::Data));
             if let Some(bytes) = input.ty.tensor().and_then(|t| t.dtype.packed_bytes(t.elements()?)) {
-                graph.input_bytes.insert(input.name.clone(), bytes as u64);
+                graph.input_bytes.insert(input.name.clone(), bytes);
             }
             if let ValueType::State(ty) = &input.ty {
                 graph
