@@ -3,6 +3,7 @@
 
 mod cycles;
 mod defects;
+mod doc_openings;
 mod fuzz;
 mod mac_check;
 mod module_tree;
@@ -24,7 +25,7 @@ use task::Passed;
 
 const USAGE: &str = "usage: cargo xtask TASK
   cycles [CRATE..]            lists files of a crate that use each other
-  names                       lists types and files of one name
+  names                       lists types and files of one name, and doc comments that open with a clause
   proto                       writes crates/mlpackage/src/proto/generated.rs
   plots                       draws docs/plots from docs/results.json
   fuzz [TARGET..]             runs fuzz targets; docs/fuzzing.md

@@ -1,8 +1,10 @@
 //! `cargo xtask names`: one name, one meaning.
 //!
-//! Lists visible types that more than one file declares, and modules that more than one crate has. What is meant so stands in
-//! `names.allow` with its reason; what stands there without need is listed too. Code for tests does not count.
+//! Lists visible types that more than one file declares, and modules that more than one crate has. Names that
+//! are meant so stand in `names.allow` with a reason; those that stand there without need are listed too.
+//! Code for tests does not count. First words of doc comments are checked besides: see [`doc_openings`].
 
+use crate::doc_openings;
 use crate::module_tree::{self, Declared};
 use crate::task::{Passed, root};
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +18,8 @@ const COMMANDS: &str = "commands";
 /// Type of every sub-command's arguments.
 const ARGUMENTS: &str = "Args";
 
-/// Prints names with several meanings; passes when all are allowed.
+/// Prints names with several meanings, and doc comments that do not name their thing first; passes when there
+/// is none but the names that are allowed.
 pub fn check() -> Passed {
     let mut types: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let mut modules: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
@@ -67,7 +70,8 @@ pub fn check() -> Passed {
         0 => println!("every name has one meaning; {} are allowed more places", allowed.len()),
         _ => println!("{count} names"),
     }
-    Ok(count == 0)
+    let docs_pass = doc_openings::check(&root())?;
+    Ok(count == 0 && docs_pass)
 }
 
 /// Kinds and names of `type NAME: reason` and `file NAME: reason`, line by line.

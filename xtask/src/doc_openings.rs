@@ -1,0 +1,108 @@
+//! First words of doc comments: each names its thing first, "Bytes of a token" and not "What a token takes".
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Folders with sources.
+const FOLDERS: [&str; 4] = ["crates", "xtask", "sim", "fuzz"];
+/// Folders below them that hold no sources of ours: build outputs.
+const SKIPPED: &str = "target";
+/// Words that no doc comment begins with: they put a clause or a relation where the thing's name belongs.
+const REFUSED: [&str; 9] = ["What", "Where", "Which", "That", "Of", "As", "Whether", "Those", "How"];
+
+/// Prints file, line and word of every doc comment that begins with a word of [`REFUSED`]; passes when there
+/// is none.
+///
+/// # Errors
+/// A folder or file cannot be read.
+pub fn check(root: &Path) -> io::Result<bool> {
+    let mut files = Vec::new();
+    for folder in FOLDERS {
+        list_sources(&root.join(folder), &mut files)?;
+    }
+    files.sort();
+    let mut count = 0;
+    for file in &files {
+        let text = std::fs::read_to_string(file)?;
+        let shown = file.strip_prefix(root).unwrap_or(file).display();
+        for (line, word) in find(&text) {
+            println!("{shown}:{line}: a doc comment begins with `{word}`; name the thing first");
+            count += 1;
+        }
+    }
+    match count {
+        0 => println!("every doc comment names its thing first; {} files", files.len()),
+        _ => println!("{count} doc comments"),
+    }
+    Ok(count == 0)
+}
+
+/// Adds the `.rs` files below a folder.
+fn list_sources(folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        let (kind, path) = (entry.file_type()?, entry.path());
+        if kind.is_dir() && entry.file_name() != SKIPPED {
+            list_sources(&path, files)?;
+        } else if kind.is_file() && path.extension().is_some_and(|e| e == "rs") {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// Finds the doc comments of a file that begin with a word of [`REFUSED`]: number of the line, from 1, and
+/// the word.
+fn find(text: &str) -> Vec<(usize, &'static str)> {
+    let mut found = Vec::new();
+    let mut before = None;
+    for (i, line) in text.lines().enumerate() {
+        let doc = doc_text(line);
+        // Lines of one marker in a row are one comment, whose first line alone counts.
+        if let Some((marker, words)) = doc.filter(|(marker, _)| before != Some(*marker)) {
+            let first = words.trim_start().split(|c: char| !c.is_alphanumeric()).next();
+            let refused = REFUSED.iter().find(|w| Some(**w) == first);
+            found.extend(refused.map(|word| (i + 1, *word)));
+            before = Some(marker);
+        } else if doc.is_none() {
+            before = None;
+        }
+    }
+    found
+}
+
+/// Splits a line of a doc comment into its marker and its text; none for other lines.
+fn doc_text(line: &str) -> Option<(&str, &str)> {
+    let line = line.trim_start();
+    let (marker, text) = line.split_at_checked(3)?;
+    (matches!(marker, "///" | "//!") && !text.starts_with('/')).then_some((marker, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::find;
+
+    #[test]
+    fn a_comment_that_opens_with_a_clause_is_found() {
+        let text = concat!(
+            "//! What it is.\n\n/// Bytes.\n/// Of a token.\nfn f() {\n    //// Which.\n    // How.\n}\n",
+            "struct S {\n    /// Of each row, its bytes.\n    a: u8,\n    /// Offset.\n    b: u8,\n",
+            "    /// As: a name.\n    c: u8,\n}\n",
+        );
+        assert_eq!(find(text), [(1, "What"), (10, "Of"), (14, "As")]);
+    }
+
+    #[test]
+    fn a_comment_that_names_its_thing_passes() {
+        let text = concat!(
+            "/// Offset of a row.\n///\n/// # Errors\n/// As before.\n/// Whatsoever.\nfn f() {}\n",
+            "/// Ofen.\nfn g() {}\n///\n",
+        );
+        assert!(find(text).is_empty());
+    }
+
+    #[test]
+    fn comments_of_two_markers_are_two() {
+        assert_eq!(find("//! Words.\n/// Those of a line.\nfn f() {}\n"), [(2, "Those")]);
+    }
+}
