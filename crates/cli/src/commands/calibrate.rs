@@ -24,7 +24,7 @@ pub struct Args {
     reading: Reading,
     #[command(flatten)]
     text: TextArgs,
-    /// The file to write: an array per tensor, [inputs] or [experts, inputs].
+    /// The file to write: an array per tensor, `[inputs]` or `[experts, inputs]`.
     #[arg(short, long, value_name = "F.npz")]
     out: PathBuf,
     #[command(flatten)]

@@ -39,7 +39,7 @@ pub struct Args {
     /// The global optimum of k-means; the default is within 1e-4 of it.
     #[arg(long)]
     exact: bool,
-    /// Importance of each input channel: F.npy [in], or F.npz with an array named after the tensor.
+    /// Importance of each input channel: F.npy `[in]`, or F.npz with an array named after the tensor.
     #[arg(long, value_name = "FILE")]
     importance: Option<PathBuf>,
     /// Systems that a package is for.

@@ -196,7 +196,7 @@ impl<'a> Build<'a> {
     /// Builds those of the shards `which` that are not built yet, `jobs` at a time.
     ///
     /// # Errors
-    /// The checkpoint is wrong, a file cannot be written, or [`interrupt`] was called. Finished shards stay; nothing half-written does.
+    /// The checkpoint is wrong, a file cannot be written, or [`interrupt()`] was called. Finished shards stay; nothing half-written does.
     pub fn shards(
         &self,
         which: &[usize],

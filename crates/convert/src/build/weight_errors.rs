@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 /// A matrix whose relative squared error is so many times the usual one is far: its error is twice as long. Over all matrices of
 /// two small trained models and two synthetic ones in seven kinds, the largest of a role is at most 3.65 times its median (INT8
-/// with one scale, 0.00045), and at most 1.14 times where errors are above [`HARMLESS`].
+/// with one scale, 0.00045), and at most 1.14 times where errors are above `HARMLESS`.
 pub const FAR: f64 = 4.0;
 
 /// Relative squared error that does no harm however unusual it is: a cosine of 0.9995. It is low, since an outlier adds to what

@@ -528,7 +528,8 @@ impl WorkDir {
         Ok(record)
     }
 
-    /// Writes the host's embedding as [`anemoe_bundle::Storage`] says, and gives the file's hash.
+    /// Writes the host's embedding in the format [`anemoe_bundle::Embedding::storage`], and gives the file's
+    /// hash.
     fn write_embedding(&self, family: &dyn Family, plan: &Plan) -> Result<String> {
         let embedding = &plan.chain.embedding;
         let path = self.folder.path(&embedding.file)?;

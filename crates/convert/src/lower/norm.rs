@@ -35,7 +35,7 @@ impl Lowering<'_> {
     /// Normalizes `x`, without a weight.
     ///
     /// A square overflows fp16 from 256 on, and the model's epsilon (1e-6) is subnormal there. So `x` is first divided by
-    /// `s = max|x| / f + 0.001`, which cancels, where f is 4, 2 or 1, see [`enlargement`]:
+    /// `s = max|x| / f + 0.001`, which cancels, where f is 4, 2 or 1, see `enlargement`:
     ///
     /// ```text
     /// x / sqrt(mean(x^2) + eps) = (x/s) / sqrt(max(mean((x/s)^2) + (sqrt(eps)/s)^2, 1e-4))

@@ -60,7 +60,7 @@ pub(super) struct VisibleSlots {
     pub(super) first: Vec<usize>,
     /// Runs of 16 tokens each, and the end of each token's.
     found: Vec<(Vec<Range<usize>>, Vec<usize>)>,
-    /// `[chunks, heads, tokens, state]`, see [`SoftmaxState`].
+    /// `[chunks, heads, tokens, state]`, see [`super::job::SoftmaxState`].
     pub(super) states: AlignedVec<[f32; LANES]>,
 }
 

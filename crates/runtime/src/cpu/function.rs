@@ -274,7 +274,7 @@ impl CompiledFunction {
         self.skipped.fetch_add(counts.skipped, Ordering::Relaxed);
     }
 
-    /// Adds a run by [`add_experts`] to the counters.
+    /// Adds a run by `add_experts` to the counters.
     pub fn count_experts(&self, counts: Counts, time: Duration) {
         self.count(counts);
         if let Executable::Plan(plan) = &self.code {
@@ -282,7 +282,7 @@ impl CompiledFunction {
         }
     }
 
-    /// The function is a sum of experts and nothing else, which [`add_experts`] can add up with others'.
+    /// True if the function is a sum of experts and nothing else, which `add_experts` can add up with others'.
     pub fn is_experts(&self) -> bool {
         matches!(&self.code, Executable::Plan(plan) if plan.is_experts())
     }
