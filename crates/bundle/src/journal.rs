@@ -54,7 +54,7 @@ pub mod status {
 pub struct Event {
     /// Short and unique; made when the event is appended.
     pub id: String,
-    /// When it was written, in UTC.
+    /// Time of writing, in UTC.
     pub time: Timestamp,
     /// `build`, `assemble`, `check`, `validate`, `trace`, `note`, or whatever else.
     pub kind: String,
@@ -90,10 +90,10 @@ pub struct Event {
 /// Words of people about an event.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Prose {
-    /// Why it is done.
+    /// Intent: the reason for doing it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub intent: Option<String>,
-    /// Anything else.
+    /// Note: anything else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
     /// Surprise: a result that was not expected.
@@ -197,9 +197,9 @@ impl Event {
     }
 }
 
-/// Why a line is no event.
+/// Fault for which a line is no event.
 struct Fault {
-    /// It is the beginning of one.
+    /// True if it is the beginning of one.
     torn: bool,
     what: String,
 }

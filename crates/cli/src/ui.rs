@@ -10,7 +10,7 @@ use std::sync::Mutex;
 /// Display of results and progress.
 pub struct Ui {
     json: bool,
-    /// Nothing goes to standard output.
+    /// True if nothing goes to standard output.
     silent: bool,
     /// Document, where it is kept.
     kept: Option<Mutex<Option<Value>>>,

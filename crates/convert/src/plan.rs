@@ -345,7 +345,8 @@ pub struct MatrixPlan {
     /// Positions of the kernel, along the last axis.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub taps: usize,
-    /// It shares its scale with the package's other matrices of the same tensor, see [`ScaleScope::Bank`].
+    /// True if it shares its scale with the package's other matrices of the same tensor, see
+    /// [`ScaleScope::Bank`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub bank: bool,
     /// Compression.

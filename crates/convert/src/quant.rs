@@ -121,8 +121,8 @@ impl Quant {
         )
     }
 
-    /// Why the kind cannot be written for systems before iOS18 and macOS 15, whose tables and scales are per tensor or per
-    /// channel; None where it can.
+    /// Reason for which the kind cannot be written for systems before iOS18 and macOS 15, whose tables and
+    /// scales are per tensor or per channel; None where it can.
     pub fn refused_by_ios16(self) -> Option<String> {
         match self {
             Quant::Lut { per_tensor: false, .. } => {

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
 
-/// Why a text was not taken, in words about JSON: the library speaks of types of this program.
+/// Reason for which a text was refused, in words about JSON: the library speaks of types of this program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     what: String,

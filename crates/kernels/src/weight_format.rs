@@ -40,7 +40,7 @@ pub enum WeightFormat {
         block_rows: usize,
         /// Columns that share a scale.
         block_cols: usize,
-        /// There are offsets.
+        /// True if there are offsets.
         offsets: bool,
     },
 }

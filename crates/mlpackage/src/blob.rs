@@ -517,7 +517,7 @@ mod tests {
             }
         }
 
-        /// Whatever byte is wrong, opening and reading never panics.
+        /// Opening and reading never panics, whatever byte is wrong.
         #[test]
         fn damage_is_survived(at in 0usize..320, value in any::<u8>(), cut in 0usize..400) {
             let (dir, path) = sample();

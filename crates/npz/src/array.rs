@@ -167,7 +167,7 @@ array_data! {
 }
 
 impl ArrayData {
-    /// There are no elements.
+    /// True if there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

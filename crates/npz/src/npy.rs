@@ -34,7 +34,7 @@ pub fn write_npy(path: &Path, array: &Array) -> Result<()> {
     })
 }
 
-/// Why an array was not read; the file and the array's name are not known yet.
+/// Reason for which an array was not read; the file and the array's name are not known yet.
 #[derive(Debug)]
 pub(crate) enum ReadError {
     Io(io::Error),

@@ -20,7 +20,7 @@ pub struct Header {
     pub shape: Vec<usize>,
 }
 
-/// Why a header was refused.
+/// Reason for which a header was refused.
 #[derive(Debug, PartialEq)]
 pub enum RefusedArray {
     Invalid(String),

@@ -21,7 +21,7 @@ pub struct GenerateOptions {
     pub speculation: Speculation,
 }
 
-/// Why generation ended.
+/// Reason for which generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
     /// The model said so.
@@ -39,7 +39,7 @@ pub enum Stop {
 pub struct Generated {
     /// New tokens; an end token is not among them.
     pub ids: Vec<u32>,
-    /// Why it ended.
+    /// Reason for which it ended.
     pub stop: Stop,
     /// Prompt tokens that were run.
     pub prefill_tokens: usize,

@@ -20,7 +20,7 @@ const FILE_BYTES: u64 = 1 << 30;
 #[derive(Clone, Debug)]
 pub struct Ran {
     pub status: ExitStatus,
-    /// It was ended: by its time or by its memory.
+    /// Limit that ended it: time or memory.
     pub ended: Option<&'static str>,
     pub stdout: Vec<u8>,
     pub stderr: Vec<u8>,

@@ -257,7 +257,8 @@ fn event() -> impl Strategy<Value = Event> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(128) })]
 
-    /// Whatever an event holds, it is one line, comes back as it was, and every beginning of it is seen to be one.
+    /// An event is one line whatever it holds, comes back as it was, and every beginning of it is seen to be
+    /// one.
     #[test]
     fn events_come_back_as_they_were(event in event()) {
         let line = serde_json::to_vec(&event).unwrap();

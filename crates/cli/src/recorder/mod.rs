@@ -23,10 +23,10 @@ pub type Facts = Map<String, Value>;
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Journal")]
 pub struct JournalArgs {
-    /// Why this is done, for the bundle's journal.
+    /// Intent: the reason for doing this, for the bundle's journal.
     #[arg(long, value_name = "TEXT")]
     pub intent: Option<String>,
-    /// Anything else that the journal should say about it.
+    /// Note: anything else that the journal should say about it.
     #[arg(long, value_name = "TEXT")]
     pub note: Option<String>,
     /// Write nothing into the journal.

@@ -162,7 +162,7 @@ pub struct WorkDir {
     pub plan_sha256: String,
     /// Names of the shards.
     shards: Vec<String>,
-    /// It was a finished bundle before.
+    /// True if it was a finished bundle before.
     was_finished: bool,
     /// Released when they are closed, also by a crash.
     _locks: Vec<File>,

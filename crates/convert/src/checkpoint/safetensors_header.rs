@@ -30,7 +30,7 @@ pub struct HeaderTensor {
     pub bytes: Range<usize>,
 }
 
-/// Why a file was refused.
+/// Reason for which a file was refused.
 #[derive(Debug, PartialEq)]
 pub enum RefusedFile {
     Invalid(String),

@@ -24,7 +24,7 @@ const MAX_HEAD_TOKENS: usize = 16;
 
 /// One kind of function of a package of experts: its name without the token count, its experts, and what it does besides.
 pub struct ExpertUnit<R> {
-    /// Nothing where the package has one kind of function.
+    /// Name; None where the package has one kind of function.
     pub name: Option<String>,
     /// Experts that it computes.
     pub experts: Range<usize>,

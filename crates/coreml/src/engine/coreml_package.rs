@@ -96,7 +96,7 @@ struct CoreMlPackage {
     engine: Arc<Engine>,
     compiled: PathBuf,
     path: PathBuf,
-    /// It has several functions, which Core ML knows by name.
+    /// True if it has several functions, which Core ML knows by name.
     has_names: bool,
     bytes: u64,
     states: Arc<StatesInfo>,

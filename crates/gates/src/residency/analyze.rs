@@ -59,9 +59,9 @@ struct Known<'a> {
     value: Option<&'a Value>,
     weight: Option<usize>,
     from_state: bool,
-    /// It was made by `concat`.
+    /// True if it was made by `concat`.
     joined: bool,
-    /// It is a piece of a tensor from behind its first element on the last axis.
+    /// True if it is a piece of a tensor from behind its first element on the last axis.
     later_piece: bool,
 }
 

@@ -1,4 +1,4 @@
-//! When a form differs from the one that Apple's own exporters write.
+//! Matchers of forms that differ from the ones that Apple's own exporters write.
 
 use super::graph::{Graph, Op};
 use super::rule::{Conditions, Hit, PackageFacts};

@@ -33,9 +33,9 @@ pub struct Graph {
     pub states: Vec<GraphState>,
     /// Bytes of each input with a fixed shape, by name.
     pub input_bytes: BTreeMap<String, u64>,
-    /// It ends in, or holds, the projection to a vocabulary.
+    /// True if it ends in, or holds, the projection to a vocabulary.
     pub vocabulary_head: bool,
-    /// It joins other shards: norms, sums, a router, and no attention or pack of its own.
+    /// True if it joins other shards: norms, sums, a router, and no attention or pack of its own.
     pub glue: bool,
 }
 

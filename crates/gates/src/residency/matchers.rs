@@ -603,7 +603,7 @@ struct Largest {
     lut: u64,
 }
 
-/// Nothing attends and nothing is kept from call to call: packs of experts, MLPs.
+/// True if nothing attends and nothing is kept from call to call: packs of experts, MLPs.
 fn feeds_forward(g: &Graph) -> bool {
     let attends = |op: &Op| {
         op.op_type == "scaled_dot_product_attention"

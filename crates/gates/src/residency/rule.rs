@@ -228,13 +228,13 @@ pub struct Rule {
     pub severity: RuleSeverity,
     /// Verdict when it applies. A warning decides nothing, whatever stands here.
     pub verdict: Verdict,
-    /// When it applies.
+    /// Condition under which it applies.
     pub matcher: Matcher,
     /// Statement of the rule.
     pub text: &'static str,
     /// Advice: the change that helps.
     pub advice: &'static str,
-    /// Why it is believed.
+    /// Evidence for it.
     pub evidence: &'static [Evidence],
 }
 

@@ -54,7 +54,7 @@ pub struct Reason {
     pub text: String,
     /// Advice: the change that helps.
     pub advice: String,
-    /// Why it is believed.
+    /// Evidence for it.
     pub evidence: &'static [Evidence],
 }
 
@@ -87,7 +87,7 @@ pub struct FunctionReport {
     pub preferred: Verdict,
     /// See [`Question::Loads`].
     pub loads: Verdict,
-    /// Nothing speaks against the ANE but that the function is too small for it to matter.
+    /// True if nothing speaks against the ANE but that the function is too small for it to matter.
     pub too_small: bool,
     /// Bytes of the weights that it uses, as stored.
     pub weight_bytes: Option<u64>,
@@ -125,8 +125,8 @@ pub struct PackageReport {
     pub verdict: Verdict,
     /// Probability that the ANE runs it, of the least likely of those functions.
     pub probability: f64,
-    /// It is predicted elsewhere for the one reason that the functions that hold its weights are too small for the ANE to
-    /// matter. That is no failure.
+    /// True if it is predicted elsewhere for the one reason that the functions that hold its weights are too
+    /// small for the ANE to matter. That is no failure.
     pub too_small: bool,
     /// Functions that are too small to matter, where others hold the weights. They have no part in the verdict.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -139,7 +139,7 @@ pub struct PackageReport {
     pub weight_bytes: Option<u64>,
     /// Functions.
     pub functions: Vec<FunctionReport>,
-    /// Why it is not `ane`.
+    /// Reasons for which it is not `ane`.
     pub reasons: Vec<Reason>,
     /// Findings that decide nothing.
     pub warnings: Vec<Reason>,

@@ -38,7 +38,7 @@ pub(super) struct LastCall {
     pub window: Tensor,
     /// Tokens of the call that are still there; none where the window is another call's.
     pub tokens: Option<usize>,
-    /// Nothing is carried.
+    /// True if nothing is carried.
     pub is_nothing: bool,
 }
 

@@ -24,7 +24,7 @@ pub struct Job {
     pub logprobs: Option<usize>,
     /// Grammar that the answer has to follow.
     pub grammar: Option<Matcher>,
-    /// When the job is given up.
+    /// Time at which the job is given up.
     pub deadline: Option<Instant>,
     /// Receiver of the answer.
     pub sink: Box<dyn Sink>,
@@ -53,7 +53,7 @@ pub enum AnswerEvent {
     Finished {
         /// Text to be shown.
         text: String,
-        /// Why it ended.
+        /// Reason for which it ended.
         reason: EndReason,
         /// Counts.
         usage: Usage,
@@ -62,7 +62,7 @@ pub enum AnswerEvent {
     Failed(JobFailure),
 }
 
-/// Why an answer ended.
+/// Reason for which an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndReason {
     /// An end token, a stop string, or a complete sentence of the grammar.
@@ -71,7 +71,7 @@ pub enum EndReason {
     Length,
 }
 
-/// Why an answer failed.
+/// Reason for which an answer failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JobFailure {
     /// It took longer than allowed.
@@ -93,7 +93,7 @@ pub struct Usage {
     pub generated: usize,
 }
 
-/// Why a job was not taken.
+/// Reason for which a job was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// Too many wait.

@@ -29,7 +29,7 @@ pub struct Prefixes {
 
 /// Sequence that a prompt continues.
 pub struct Found {
-    /// It holds the prompt's first tokens, and none else.
+    /// Sequence with the prompt's first tokens, and none else.
     pub sequence: Sequence,
     /// Length at which a copy is to be kept, since another prompt parts there.
     pub parts_at: Option<usize>,

@@ -22,9 +22,9 @@ pub struct RunningJob<'a> {
     pub parts_at: Option<usize>,
     /// Tokens of the prompt that were known.
     pub reused: usize,
-    /// When the job was admitted.
+    /// Time at which the job was admitted.
     pub started: Instant,
-    /// When the newest token came.
+    /// Time at which the newest token came.
     pub newest: Option<Instant>,
     prompt: usize,
     text: String,

@@ -38,7 +38,7 @@ pub struct Complete {
     pub text: String,
     /// Tokens with probabilities, where they are wanted.
     pub choices: Vec<ChosenToken>,
-    /// Why it ended, once it has.
+    /// Reason for which it ended, once it has.
     pub reason: Option<EndReason>,
 }
 

@@ -17,14 +17,14 @@ const MAX_CHOICES: usize = 4;
 pub struct Entry {
     /// Id of its first event.
     pub id: String,
-    /// When that was written.
+    /// Time at which that was written.
     pub time: String,
     /// In a book, the experiment that it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub experiment: Option<Experiment>,
     /// Kinds of its events in order, each once.
     pub kinds: Vec<String>,
-    /// Why.
+    /// Intents.
     pub intent: Vec<String>,
     /// Setup: model, options and machine.
     pub setup: Vec<String>,
@@ -49,7 +49,7 @@ pub struct Entry {
 pub struct RunOutcome {
     /// Id of the event.
     pub id: String,
-    /// When it was written.
+    /// Time at which it was written.
     pub time: String,
     /// Kind of the event.
     pub kind: String,

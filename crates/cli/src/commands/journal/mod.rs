@@ -66,7 +66,7 @@ struct NewArgs {
     /// The book, a folder, and the id of the experiment.
     #[arg(value_name = "BOOK/ID", value_hint = clap::ValueHint::Other)]
     experiment_path: PathBuf,
-    /// Why it is done.
+    /// Intent: the reason for doing it.
     #[arg(long, value_name = "TEXT")]
     intent: String,
     /// A name for people.
@@ -102,7 +102,7 @@ struct AddArgs {
 #[derive(clap::Args)]
 #[group(required = true, multiple = true)]
 struct ProseArgs {
-    /// Why it was done.
+    /// Intent: the reason for doing it.
     #[arg(long, value_name = "TEXT")]
     intent: Option<String>,
     /// Surprise: a result that was not expected.
@@ -117,7 +117,7 @@ struct ProseArgs {
     /// References to more about it.
     #[arg(long, value_name = "TEXT")]
     refs: Option<String>,
-    /// Anything else.
+    /// Note: anything else.
     #[arg(long, value_name = "TEXT")]
     note: Option<String>,
     /// State of an experiment, where commands and expectations cannot tell.

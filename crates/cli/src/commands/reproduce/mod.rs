@@ -232,7 +232,7 @@ impl BuildSite<'_> {
         }
     }
 
-    /// Why nothing can follow: the build has no bundle.
+    /// Reason for which nothing can follow: the build has no bundle.
     fn stopped(&self, record: &RunRecord, gate: GateCommand) -> Option<String> {
         if matches!(gate, GateCommand::Plan | GateCommand::Build) {
             return None;

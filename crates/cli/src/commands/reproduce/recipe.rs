@@ -66,7 +66,7 @@ pub(super) struct RecipeFigure {
     /// Index of the build that it is of.
     pub build: usize,
     pub from: String,
-    /// Why ours is another one, where that is known.
+    /// Reason for which ours is another one, where that is known.
     pub why: Option<String>,
     pub needs: FigureNeeds,
 }

@@ -56,7 +56,7 @@ pub(super) struct FigureRow {
 }
 
 impl FigureRow {
-    /// It does not differ, or the recipe says why.
+    /// True if it does not differ, or the recipe says why.
     pub fn is_explained(&self) -> bool {
         self.verdict != RowVerdict::Differs || self.explained
     }

@@ -522,7 +522,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever bytes are wrong, the answer is an error or tensors inside the file.
+        /// A file with any wrong bytes gives an error, or tensors inside the file.
         #[test]
         fn a_file_with_wrong_bytes(changes in prop::collection::vec((0usize..420, any::<u8>()), 1..6)) {
             let mut file = example().write();

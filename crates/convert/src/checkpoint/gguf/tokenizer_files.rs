@@ -28,7 +28,7 @@ struct Vocabulary<'a> {
 }
 
 impl<'a> Vocabulary<'a> {
-    /// Nothing where the file has no tokenizer.
+    /// Reads the vocabulary; None where the file has no tokenizer.
     fn read(m: Metadata<'a>) -> Result<Option<Self>> {
         let model = m.text(MODEL)?;
         let Some(tokens) = m.texts(TOKENS)? else { return Ok(None) };

@@ -8,7 +8,7 @@
 pub struct Example {
     /// Values of the features.
     pub values: Vec<f64>,
-    /// It ran on the ANE as a whole.
+    /// True if it ran on the ANE as a whole.
     pub ane: bool,
     /// Weight in the sum of losses.
     pub weight: f64,

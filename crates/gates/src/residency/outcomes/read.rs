@@ -8,7 +8,7 @@ use super::sketch::Sketch;
 pub struct Read {
     /// The graph.
     pub facts: PackageFacts,
-    /// It was rebuilt as a program.
+    /// True if it was rebuilt as a program.
     pub rebuilt: bool,
 }
 

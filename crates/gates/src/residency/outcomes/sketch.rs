@@ -47,13 +47,13 @@ pub struct Sketch {
     pub head_dim: Option<u64>,
     /// Slots of the cache.
     pub slots: Option<u64>,
-    /// Nothing but a gated MLP.
+    /// True if it is nothing but a gated MLP.
     pub gated_mlp: bool,
     /// True if it has the context of a layer.
     pub layered: bool,
-    /// It joins other graphs.
+    /// True if it joins other graphs.
     pub glue: bool,
-    /// It holds the projection to a vocabulary.
+    /// True if it holds the projection to a vocabulary.
     pub head: bool,
     /// Inputs of its products have two dimensions.
     pub rank_2: bool,

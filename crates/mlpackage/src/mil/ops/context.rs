@@ -20,7 +20,7 @@ pub struct Context<'a> {
     blocks: Vec<Vec<ValueType>>,
 }
 
-/// Why the types of an operation do not fit.
+/// Types of an operation's results, or the reason for which its operands do not fit.
 pub type Inferred = Result<Vec<ValueType>, String>;
 
 /// A result or what is wrong with an operand.

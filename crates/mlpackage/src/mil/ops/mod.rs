@@ -32,18 +32,18 @@ pub struct Param {
     pub name: &'static str,
     /// Presence: required, optional, or with a default.
     pub presence: Presence,
-    /// It takes any number of values, as `values` of `concat`.
+    /// True if it takes any number of values, as `values` of `concat`.
     pub variadic: bool,
 }
 
 /// Presence of a parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Presence {
-    /// It must be there.
+    /// The parameter must be there.
     Required,
-    /// It may be left out, and has no default that could be written.
+    /// The parameter may be left out, and has no default that could be written.
     Optional,
-    /// It may be left out; then it is this.
+    /// The parameter may be left out; then it is this.
     Default(Default),
 }
 

@@ -3,7 +3,7 @@
 use crate::tensor::{Data, Tensor};
 use anemoe_mlpackage::mil::TensorType;
 
-/// Why a kernel did not run. The executor adds the op's name and the file.
+/// Reason for which a kernel did not run. The executor adds the op's name and the file.
 #[derive(Debug, thiserror::Error)]
 pub enum OpError {
     /// The operands break the op's definition.

@@ -166,7 +166,7 @@ impl Graph<'_> {
         }
     }
 
-    /// Nothing but these steps and the root reads what the steps compute.
+    /// True if nothing but these steps and the root reads what the steps compute.
     fn closed(&self, inside: &[usize], root: usize) -> bool {
         inside.iter().all(|&s| {
             let mut written = self.steps[s].writes().into_iter();
