@@ -36,6 +36,7 @@ mod matmul;
 mod matrix;
 mod memory;
 mod pool;
+mod product_speed;
 mod rms_norm;
 mod scale_search;
 mod simd;
@@ -56,6 +57,7 @@ pub use matmul::{MatMul, matmul_batch, matmul_batch_on};
 pub use matrix::{Matrix, MatrixError, OwnedMatrix, f32_bytes};
 pub use memory::F16Buffer;
 pub use pool::{MAX_THREADS, Pool};
+pub use product_speed::measure_multiply_adds;
 pub use rms_norm::{RmsNorm, rms_norm};
 pub use scale_search::{
     ErrorSums, GRIDS, Grids, ScaleAndZero, find_extremes, find_scale, quantize_linear, sum_grid_errors,

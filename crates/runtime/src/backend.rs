@@ -11,7 +11,7 @@ use crate::{Error, Result};
 use smallvec::SmallVec;
 use std::any::Any;
 use std::collections::BTreeMap;
-use std::ops::{AddAssign, Range};
+use std::ops::{AddAssign, Range, Sub};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -281,15 +281,38 @@ impl SequenceStates for NoStates {
 pub struct Counts {
     /// Bytes of weights, keys and values read.
     pub bytes_read: u64,
+    /// Multiplications by weights, keys and values, each with its addition.
+    pub multiply_adds: u64,
     /// Experts that ran.
     pub experts: u64,
     /// Experts, or products where functions run step by step, that were left out because they are multiplied by zero.
     pub skipped: u64,
 }
 
+impl Counts {
+    /// Counts a product that read `bytes` of weights and gave `results` values, each a sum of `depth` products.
+    pub fn product(bytes: u64, results: usize, depth: usize) -> Counts {
+        Counts { bytes_read: bytes, multiply_adds: results as u64 * depth as u64, ..Counts::default() }
+    }
+}
+
+impl Sub for Counts {
+    type Output = Counts;
+
+    fn sub(self, earlier: Counts) -> Counts {
+        Counts {
+            bytes_read: self.bytes_read - earlier.bytes_read,
+            multiply_adds: self.multiply_adds - earlier.multiply_adds,
+            experts: self.experts - earlier.experts,
+            skipped: self.skipped - earlier.skipped,
+        }
+    }
+}
+
 impl AddAssign for Counts {
     fn add_assign(&mut self, other: Counts) {
         self.bytes_read += other.bytes_read;
+        self.multiply_adds += other.multiply_adds;
         self.experts += other.experts;
         self.skipped += other.skipped;
     }

@@ -37,6 +37,11 @@ pub struct ExecutorArgs {
 }
 
 impl ExecutorArgs {
+    /// True if products are of integers and bf16.
+    pub fn is_fast(&self) -> bool {
+        self.fast
+    }
+
     /// In words: `exact` or `fast`, and what is not as it is by default.
     pub fn mode(&self) -> String {
         let mut mode = String::from(if self.fast { "fast" } else { "exact" });

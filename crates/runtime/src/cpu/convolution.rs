@@ -13,6 +13,7 @@ use super::ops::image::{dense_image, to_channels_first};
 use super::ops::window::WindowParams;
 use super::ops::{OpError, OpResult};
 use super::weights::StoredWeight;
+use crate::backend::Counts;
 use anemoe_kernels::{Conv, DepthwiseConv, Image, Pool, Strided, Window, conv, depthwise_conv, transpose};
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -111,18 +112,26 @@ impl Convolution {
         Ok((window, [batch, rows].into_iter().chain(spatial).collect()))
     }
 
-    /// Computes `[batch * positions, rows]`; gives the bytes of weights that were read.
-    pub fn run(&self, window: &Window, x: Image<'_>, y: &mut [f32], bias: Option<&[f32]>) -> OpErrorAt<u64> {
+    /// Computes `[batch * positions, rows]`; counts its work.
+    pub fn run(
+        &self,
+        window: &Window,
+        x: Image<'_>,
+        y: &mut [f32],
+        bias: Option<&[f32]>,
+    ) -> OpErrorAt<Counts> {
         let pool = Pool::global();
+        let positions: usize = window.out.iter().product();
+        let (results, depth) = (x.batch * positions * self.weight.rows(), self.weight.cols());
         if let Form::Depthwise(w) = &self.form {
             depthwise_conv(pool, &mut DepthwiseConv { w, window, x, y, bias });
-            return Ok(w.len() as u64 * 4);
+            return Ok(Counts::product(w.len() as u64 * 4, results, depth));
         }
         let (w, groups, taps_first) =
             (self.weight.matrix(), self.groups, matches!(self.form, Form::TapsFirst));
         let bytes = w.bytes_read();
         conv(pool, &mut Conv { w, groups, taps_first, window, x, y, bias });
-        Ok(bytes)
+        Ok(Counts::product(bytes, results, depth))
     }
 
     /// Computes a dense result of a dense input `[batch, channels, spatial..]`.
@@ -133,7 +142,7 @@ impl Convolution {
         x: &[f32],
         out: &mut [f32],
         bias: Option<&[f32]>,
-    ) -> OpErrorAt<u64> {
+    ) -> OpErrorAt<Counts> {
         let (n, rows) = (window.size.iter().product::<usize>(), self.weight.rows());
         let (mut turned, mut y) = IMAGES.take();
         let image = if self.wants_channels_last() && n > 1 && channels > 1 {

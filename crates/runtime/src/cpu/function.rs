@@ -45,6 +45,7 @@ pub struct CompiledFunction {
     shape_plans: Option<ShapePlans<CompiledFunction>>,
     carry: Carry,
     bytes_read: AtomicU64,
+    multiply_adds: AtomicU64,
     experts: AtomicU64,
     skipped: AtomicU64,
 }
@@ -108,6 +109,7 @@ impl CompiledFunction {
             shape_plans: None,
             carry: Carry::Unknown,
             bytes_read: AtomicU64::new(0),
+            multiply_adds: AtomicU64::new(0),
             experts: AtomicU64::new(0),
             skipped: AtomicU64::new(0),
         }
@@ -197,6 +199,7 @@ impl CompiledFunction {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Counts {
             bytes_read: read(&self.bytes_read),
+            multiply_adds: read(&self.multiply_adds),
             experts: read(&self.experts),
             skipped: read(&self.skipped),
         }
@@ -270,6 +273,7 @@ impl CompiledFunction {
     /// Adds to the counters.
     fn count(&self, counts: Counts) {
         self.bytes_read.fetch_add(counts.bytes_read, Ordering::Relaxed);
+        self.multiply_adds.fetch_add(counts.multiply_adds, Ordering::Relaxed);
         self.experts.fetch_add(counts.experts, Ordering::Relaxed);
         self.skipped.fetch_add(counts.skipped, Ordering::Relaxed);
     }

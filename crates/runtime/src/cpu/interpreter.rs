@@ -242,8 +242,8 @@ impl Execution<'_> {
                 let mut y = std::mem::take(&mut self.buffers[*to]);
                 let known_zero =
                     matches!(x, ValueRef::Buffer(b) if self.zero[*b]) && self.program.options.skip_zero;
-                let bytes = self.project(projection, *x, *bias, known_zero, &mut y)?;
-                self.counts.bytes_read += bytes;
+                let counts = self.project(projection, *x, *bias, known_zero, &mut y)?;
+                self.counts += counts;
                 if let Some(ty) = step.types.first() {
                     check_result(&y, ty)?;
                     self.round(&mut y, ty);
@@ -336,7 +336,7 @@ impl Execution<'_> {
         }
     }
 
-    /// A product with a stored weight; gives the bytes of weights that it read.
+    /// Computes a product with a stored weight, and counts its work.
     fn project(
         &self,
         projection: &Projection,
@@ -344,13 +344,13 @@ impl Execution<'_> {
         bias: Option<ValueRef>,
         known_zero: bool,
         y: &mut Tensor,
-    ) -> OpErrorAt<u64> {
+    ) -> OpErrorAt<Counts> {
         let x = self.place(x);
         let values =
             x.as_f32().ok_or_else(|| OpError::Invalid("parameter `x` must be a float tensor".into()))?;
         let bias = bias.map(|b| self.place(b));
         let bias = bias.and_then(Tensor::as_f32);
-        let mut bytes = 0;
+        let mut counts = Counts::default();
         let check_bias = |rows: usize| match bias.is_some_and(|b| b.len() != rows) {
             true => Err(OpError::Invalid(format!("bias of another length than {rows} outputs"))),
             false => Ok(()),
@@ -366,7 +366,7 @@ impl Execution<'_> {
                         plane.fill(bias.map_or(0.0, |b| b[i % shape[1]]));
                     }
                 } else {
-                    bytes = conv.run_dense(&window, (x.shape[0], x.shape[1]), values, out, bias)?;
+                    counts = conv.run_dense(&window, (x.shape[0], x.shape[1]), values, out, bias)?;
                 }
             }
             Projection::Linear { weight, input, output } => {
@@ -387,7 +387,7 @@ impl Execution<'_> {
                 check_bias(rows)?;
                 let out = y.reset_f32(&shape);
                 let w = weight.matrix();
-                bytes = w.bytes_read();
+                counts = Counts::product(w.bytes_read(), out.len(), cols);
                 let tokens = match (across, *output) {
                     (None, 1) => values.len() / cols.max(1),
                     (Some(n), _) => n,
@@ -413,6 +413,6 @@ impl Execution<'_> {
                 }
             }
         }
-        Ok(bytes)
+        Ok(counts)
     }
 }

@@ -1,5 +1,6 @@
 //! Measures passes over drafts, and decoding with drafts beside plain decoding.
 
+use super::bounds::Pass;
 use super::measure::{Bench, bytes_read, distinct_experts, middle};
 use super::report::{DraftPass, Drafts};
 use anemoe_runtime::generate::{GenerateOptions, Generated, generate};
@@ -11,6 +12,8 @@ use std::time::Instant;
 
 /// Passes of each length in a repetition.
 const EACH: usize = 4;
+/// Tokens of the pass whose bounds are shown beside those of one token.
+const BOUNDED: usize = 4;
 
 /// Measurements of passes over `tokens` tokens.
 #[derive(Default)]
@@ -21,12 +24,14 @@ struct Passes {
     over_one: Vec<f64>,
     bytes: f64,
     experts: Option<f64>,
+    /// Work of the last repetition.
+    work: Option<Pass>,
 }
 
 impl Bench<'_> {
     /// Runs passes over several tokens with logits of each, in turn with passes over one.
     pub fn verify(&mut self) -> anyhow::Result<Vec<DraftPass>> {
-        let Bench { args, model, sequence, tokens, bar, .. } = self;
+        let Bench { args, model, sequence, tokens, bar, passes: works, .. } = self;
         let counts = std::iter::once(1).chain(args.verify_tokens.iter().copied().filter(|&n| n > 0));
         let mut passes: Vec<Passes> = counts.map(|tokens| Passes { tokens, ..Passes::default() }).collect();
         if passes.len() == 1 {
@@ -57,10 +62,12 @@ impl Bench<'_> {
                     p.over_one.push(seconds / one);
                     p.bytes = (bytes_read(model) - read) as f64 / EACH as f64;
                     p.experts = distinct_experts(model, &before, EACH);
+                    p.work = Some(Pass::since(model, &before, p.tokens, EACH));
                 }
             }
             bar.inc(1);
         }
+        works.extend(passes.iter_mut().filter(|p| p.tokens == BOUNDED).filter_map(|p| p.work.take()));
         let one = passes[0].bytes;
         let report = |p: &mut Passes| {
             let (seconds, over_one) = (middle(&mut p.seconds).max(1e-9), middle(&mut p.over_one));

@@ -1,10 +1,12 @@
 //! Measurements of `anemoe bench`.
 
 use super::args::Args;
+use super::bounds::Pass;
 use super::report::{Batch, DecodeSpeed, Memory, OpPart, Part, PrefillSpeed};
 use crate::ui::Ui;
 use anemoe_io::Random;
 use anemoe_kernels::Pool;
+use anemoe_runtime::backend::Counts;
 use anemoe_runtime::model::{Logits, Model, Request, Sequence, ShardStats};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -101,6 +103,8 @@ pub(super) struct Bench<'a> {
     pub bar: indicatif::ProgressBar,
     /// Figures of shards by kind, of each, and of operations, in the first measurement.
     parts: Option<Parts>,
+    /// Work of shards by kind, in passes of one token and of several.
+    pub passes: Vec<Pass>,
 }
 
 /// Shards by kind, each shard, and operations.
@@ -120,7 +124,7 @@ impl<'a> Bench<'a> {
         let verify = args.verify_tokens.iter().any(|&n| n > 0);
         let steps = (prompts + decodes + usize::from(verify) + args.drafts.len()) * (args.repetitions + 1);
         let bar = ui.bar(steps as u64, "runs");
-        Bench { args, model, sequence, tokens, pool, bar, parts: None }
+        Bench { args, model, sequence, tokens, pool, bar, parts: None, passes: Vec::new() }
     }
 
     /// Ends the progress, and gives what shards and operations did in the first measurement.
@@ -137,7 +141,7 @@ impl<'a> Bench<'a> {
     }
 
     fn decode(&mut self, context: usize, gauge: &Gauge) -> anyhow::Result<DecodeSpeed> {
-        let Bench { args, model, sequence, tokens, pool, bar, parts } = self;
+        let Bench { args, model, sequence, tokens, pool, bar, parts, passes } = self;
         let before = model.shard_stats();
         let mut bytes = 0.0;
         let (mut reads, mut shares) = (Vec::new(), Vec::new());
@@ -162,6 +166,9 @@ impl<'a> Bench<'a> {
         let n = args.decode as f64;
         let gb_per_token = bytes / n / 1e9;
         let all = (args.repetitions + 1) * args.decode;
+        if passes.is_empty() {
+            passes.push(Pass::since(model, &before, 1, all));
+        }
         parts.get_or_insert_with(|| parts_of(model, &before, all));
         Ok(DecodeSpeed {
             context,
@@ -271,23 +278,27 @@ fn parts_of(model: &Model, before: &[ShardStats], tokens: usize) -> Parts {
     let after = model.shard_stats();
     let all: f64 = after.iter().zip(before).map(|(a, b)| (a.time - b.time).as_secs_f64()).sum();
     let n = tokens.max(1) as f64;
-    let part = |name: String, calls: u64, seconds: f64, bytes: u64| Part {
+    let part = |name: String, calls: u64, seconds: f64, counts: Counts| Part {
         name,
         calls,
         ms_per_token: seconds / n * 1e3,
         share: if all > 0.0 { seconds / all } else { 0.0 },
-        gb_per_token: bytes as f64 / n / 1e9,
-        gb_s: if seconds > 0.0 { bytes as f64 / 1e9 / seconds } else { 0.0 },
+        gb_per_token: counts.bytes_read as f64 / n / 1e9,
+        gb_s: if seconds > 0.0 { counts.bytes_read as f64 / 1e9 / seconds } else { 0.0 },
+        million_multiply_adds_per_token: (counts.multiply_adds > 0)
+            .then_some(counts.multiply_adds as f64 / n / 1e6),
     };
     let mut shards = Vec::new();
-    let mut kinds: BTreeMap<&str, (u64, f64, u64)> = BTreeMap::new();
+    let mut kinds: BTreeMap<&str, (u64, f64, Counts)> = BTreeMap::new();
     let mut ops: BTreeMap<String, f64> = BTreeMap::new();
     for ((a, b), shard) in after.iter().zip(before).zip(&model.chain().shards) {
         let (calls, seconds) = (a.calls - b.calls, (a.time - b.time).as_secs_f64());
-        let bytes = a.counts.bytes_read - b.counts.bytes_read;
+        let counts = a.counts - b.counts;
         let kind = kinds.entry(shard.kind.name()).or_default();
-        *kind = (kind.0 + calls, kind.1 + seconds, kind.2 + bytes);
-        shards.push(part(shard.name.clone(), calls, seconds, bytes));
+        kind.0 += calls;
+        kind.1 += seconds;
+        kind.2 += counts;
+        shards.push(part(shard.name.clone(), calls, seconds, counts));
         for (all, sign) in [(&a.ops, 1.0), (&b.ops, -1.0)] {
             for op in all {
                 let name = format!("{} {}", shard.kind.name(), op.op_type);

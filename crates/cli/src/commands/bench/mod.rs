@@ -1,6 +1,7 @@
 //! `anemoe bench`
 
 mod args;
+mod bounds;
 mod dispatch;
 mod drafts;
 mod measure;
@@ -65,7 +66,12 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let verify = bench.verify()?;
     let drafts = bench.drafts()?;
     let prefill = bench.prefills()?;
+    let passes = std::mem::take(&mut bench.passes);
     let (kinds, shards, ops) = bench.finish();
+    let bounds = match &core_ml {
+        Some(_) => Vec::new(),
+        None => bounds::of_kinds(&passes, pool, args.executor.is_fast(), read_gb_s),
+    };
     let mut report = BenchReport {
         schema: SCHEMA,
         version: env!("CARGO_PKG_VERSION").into(),
@@ -87,6 +93,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         verify,
         drafts,
         kinds,
+        bounds,
         shards,
         ops,
         memory: memory(),

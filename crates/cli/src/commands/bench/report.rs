@@ -40,6 +40,9 @@ pub(super) struct BenchReport {
     pub drafts: Vec<Drafts>,
     /// Shards of one kind together, while decoding in the first context.
     pub kinds: Vec<Part>,
+    /// Bounds of each kind of shard, for one token and for several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bounds: Vec<KindBound>,
     pub shards: Vec<Part>,
     pub ops: Vec<OpPart>,
     pub memory: Memory,
@@ -189,6 +192,44 @@ pub(super) struct Part {
     pub share: f64,
     pub gb_per_token: f64,
     pub gb_s: f64,
+    /// Millions of multiplications by weights, keys and values for a token, each with its addition; absent where they are not
+    /// counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub million_multiply_adds_per_token: Option<f64>,
+}
+
+/// The work of shards of one kind in a pass, and what bounds it.
+#[derive(Serialize, Deserialize)]
+pub(super) struct KindBound {
+    pub kind: String,
+    /// Tokens of the pass.
+    pub tokens: usize,
+    pub ms: f64,
+    pub gb: f64,
+    pub million_multiply_adds: f64,
+    /// Milliseconds that reading takes at the bandwidth measured in this run.
+    pub read_ms: f64,
+    /// Milliseconds that products take with weights in the caches, for these tokens and this mode, measured in this run.
+    pub multiply_ms: f64,
+    /// The longer of the two.
+    pub bound: Bound,
+}
+
+/// The part of a machine that a pass waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Bound {
+    Bandwidth,
+    Arithmetic,
+}
+
+impl Bound {
+    pub fn name(self) -> &'static str {
+        match self {
+            Bound::Bandwidth => "bandwidth",
+            Bound::Arithmetic => "arithmetic",
+        }
+    }
 }
 
 #[derive(Serialize, Deserialize)]

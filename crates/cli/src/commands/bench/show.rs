@@ -97,7 +97,15 @@ pub(super) fn print(report: &BenchReport, shards: bool, ui: &Ui) -> anyhow::Resu
     }
     let of = |parts: &[Part], title: &str| -> anyhow::Result<()> {
         ui.line("")?;
-        let mut table = Table::new(&[title, "calls", "ms per token", "share", "GB per token", "GB/s"]);
+        let mut table = Table::new(&[
+            title,
+            "calls",
+            "ms per token",
+            "share",
+            "GB per token",
+            "GB/s",
+            "M multiply-adds per token",
+        ]);
         for p in parts {
             table.row(vec![
                 p.name.clone(),
@@ -106,12 +114,16 @@ pub(super) fn print(report: &BenchReport, shards: bool, ui: &Ui) -> anyhow::Resu
                 format!("{:.1} %", 100.0 * p.share),
                 format!("{:.4}", p.gb_per_token),
                 format!("{:.1}", p.gb_s),
+                p.million_multiply_adds_per_token.map_or("-".into(), |n| format!("{n:.2}")),
             ]);
         }
         Ok(table.print(ui)?)
     };
     if !report.kinds.is_empty() {
         of(&report.kinds, "shards")?;
+    }
+    if !report.bounds.is_empty() {
+        bounds(report, ui)?;
     }
     if shards {
         of(&report.shards, "shard")?;
@@ -129,6 +141,34 @@ pub(super) fn print(report: &BenchReport, shards: bool, ui: &Ui) -> anyhow::Resu
         table.print(ui)?;
     }
     Ok(())
+}
+
+/// Prints for each kind of shard how long reading and multiplying alone would take.
+fn bounds(report: &BenchReport, ui: &Ui) -> std::io::Result<()> {
+    ui.line("")?;
+    let mut table = Table::new(&[
+        "shards in a pass",
+        "tokens",
+        "ms",
+        "GB",
+        "M multiply-adds",
+        "ms to read",
+        "ms to multiply",
+        "bound by",
+    ]);
+    for b in &report.bounds {
+        table.row(vec![
+            b.kind.clone(),
+            b.tokens.to_string(),
+            format!("{:.3}", b.ms),
+            format!("{:.4}", b.gb),
+            format!("{:.1}", b.million_multiply_adds),
+            format!("{:.3}", b.read_ms),
+            format!("{:.3}", b.multiply_ms),
+            b.bound.name().into(),
+        ]);
+    }
+    table.print(ui)
 }
 
 /// Prints passes over several tokens of one sequence, and decoding with drafts.

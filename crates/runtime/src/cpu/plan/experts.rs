@@ -201,7 +201,7 @@ pub(super) fn sum(
             let y = at_least(&mut s.gate_up, s.tokens.len() * w.rows());
             let x = &panels[w.layout() as usize];
             *product = Some(MatMul { w, x, tokens: Some(&s.tokens), y, stride: w.rows(), bias: None });
-            counts[p].bytes_read += w.bytes_read();
+            counts[p] += Counts::product(w.bytes_read(), s.tokens.len() * w.rows(), w.cols());
         }
         anemoe_kernels::matmul_batch(pool, &mut all);
         let mut down: [Option<Matrix<'_>>; TOGETHER] = [None; TOGETHER];
@@ -240,7 +240,7 @@ pub(super) fn sum(
             let Some(w) = *w else { continue };
             let y = at_least(&mut s.out, s.tokens.len() * rows);
             *product = Some(MatMul { w, x: &s.h, tokens: None, y, stride: rows, bias: None });
-            counts[*p].bytes_read += w.bytes_read();
+            counts[*p] += Counts::product(w.bytes_read(), s.tokens.len() * rows, w.cols());
             counts[*p].experts += 1;
         }
         anemoe_kernels::matmul_batch(pool, &mut all);

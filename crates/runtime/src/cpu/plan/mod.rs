@@ -333,7 +333,7 @@ fn run_node(
                 let x = columns(&sources, &fill.x, fill.strides);
                 panels[fill.panel].pack(Pool::global(), order, x, fill.tokens, fill.channels);
             }
-            counts.bytes_read += products(pool, items, buffers, panels, tensors, constants, inputs)?;
+            *counts += products(pool, items, buffers, panels, tensors, constants, inputs)?;
         }
         NodeKind::Conv { conv, window, x, bias, out } => {
             with_out!(*out, |sources, y| {
@@ -345,7 +345,7 @@ fn run_node(
                     channels: x.shape[1],
                     strides: image_strides(&x.strides),
                 };
-                counts.bytes_read += conv.run(window, image, y, bias)?;
+                *counts += conv.run(window, image, y, bias)?;
             });
         }
         NodeKind::Gated { rows, n, gate, up, kind, out } => with_out!(*out, |sources, y| {
@@ -411,10 +411,15 @@ fn run_node(
             let m = Mask { values: &sources.get(mask.0.base)[mask.0.offset..], token_stride: mask.1 };
             let (k, v) = (cache(k), cache(v));
             let q = (sources.get(q.0), q.1);
-            counts.bytes_read += match is_rounded {
+            let bytes = match is_rounded {
                 true => rounded::attention(pool, shape, q, &k, &v, m, (&mut taken, out.1)),
                 false => anemoe_kernels::attention(pool, shape, 1.0, q, &k, &v, Some(m), (&mut taken, out.1)),
             };
+            // Each key and value meets the queries of its group, for each token.
+            let element =
+                if matches!(k.values, CacheValues::F32(_)) { size_of::<f32>() } else { size_of::<u16>() };
+            let queries = shape.tokens * (shape.heads / shape.kv_heads.max(1));
+            *counts += Counts::product(bytes, bytes as usize / element, queries);
             buffers[out.0] = taken;
         }
         NodeKind::Update { state, new, keep, place, tail, as_before } => {
@@ -580,7 +585,7 @@ const ACTIVATED: usize = 1 << 12;
 /// Most products of one job.
 const TOGETHER: usize = 8;
 
-/// Products of one node as one job; gives the bytes of weights read.
+/// Products of one node as one job; counts their work.
 fn products(
     pool: &Pool,
     items: &[Item],
@@ -589,8 +594,8 @@ fn products(
     tensors: &[Tensor],
     constants: &[Arc<Tensor>],
     inputs: &[&Tensor],
-) -> OpErrorAt<u64> {
-    let mut bytes = 0;
+) -> OpErrorAt<Counts> {
+    let mut counts = Counts::default();
     for items in items.chunks(TOGETHER) {
         let mut taken: [Vec<f32>; TOGETHER] = Default::default();
         for (item, taken) in items.iter().zip(&mut taken) {
@@ -600,7 +605,7 @@ fn products(
         let mut all: [Option<MatMul<'_>>; TOGETHER] = Default::default();
         for ((item, y), product) in items.iter().zip(&mut taken).zip(&mut all) {
             let w = item.weight.matrix();
-            bytes += w.bytes_read();
+            counts += Counts::product(w.bytes_read(), panels[item.panel].tokens() * w.rows(), w.cols());
             let bias = item.bias.map(|b| &sources.get(b)[..w.rows()]);
             *product = Some(MatMul { w, x: &panels[item.panel], tokens: None, y, stride: w.rows(), bias });
         }
@@ -609,5 +614,5 @@ fn products(
             buffers[item.out] = taken;
         }
     }
-    Ok(bytes)
+    Ok(counts)
 }

@@ -1,0 +1,96 @@
+//! Says for each kind of shard whether reading or multiplying bounds it.
+
+use super::report::{Bound, KindBound};
+use anemoe_bundle::ShardKind;
+use anemoe_kernels::Pool;
+use anemoe_runtime::backend::Counts;
+use anemoe_runtime::model::{Model, ShardStats};
+use std::collections::BTreeMap;
+
+/// Rounds in which multiply-adds are measured.
+const ROUNDS: usize = 20;
+/// Bytes per weight up to which weights count as indices of 4, 6 and 8 bits: halfway to the next format.
+const FORMATS: [(f64, usize); 3] = [(0.63, 4), (0.88, 6), (1.5, 8)];
+
+/// Work of the shards in a pass over `tokens` tokens, on average over passes.
+pub(super) struct Pass {
+    tokens: usize,
+    /// Seconds, bytes and multiply-adds by kind.
+    kinds: BTreeMap<ShardKind, (f64, f64, f64)>,
+}
+
+impl Pass {
+    /// Averages the work since `before` over `passes` passes of `tokens` tokens.
+    pub fn since(model: &Model, before: &[ShardStats], tokens: usize, passes: usize) -> Pass {
+        let mut kinds: BTreeMap<ShardKind, (f64, f64, f64)> = BTreeMap::new();
+        let n = passes.max(1) as f64;
+        for ((now, before), shard) in model.shard_stats().iter().zip(before).zip(&model.chain().shards) {
+            let counts: Counts = now.counts - before.counts;
+            let kind = kinds.entry(shard.kind).or_default();
+            kind.0 += (now.time - before.time).as_secs_f64() / n;
+            kind.1 += counts.bytes_read as f64 / n;
+            kind.2 += counts.multiply_adds as f64 / n;
+        }
+        Pass { tokens, kinds }
+    }
+}
+
+/// Holds the work of `passes` against the bandwidth, in GB/s, and against multiply-adds measured now with weights in the caches.
+pub(super) fn of_kinds(passes: &[Pass], pool: &Pool, fast: bool, read_gb_s: f64) -> Vec<KindBound> {
+    let mut speeds: BTreeMap<(usize, usize), f64> = BTreeMap::new();
+    let one = passes.iter().find(|p| p.tokens == 1);
+    let mut bounds = Vec::new();
+    for pass in passes {
+        for (&kind, &(seconds, bytes, multiply_adds)) in &pass.kinds {
+            if multiply_adds == 0.0 {
+                continue;
+            }
+            // One token multiplies once by each weight that it reads.
+            let (_, read, each) = one.and_then(|p| p.kinds.get(&kind)).copied().unwrap_or_default();
+            let bits = format_of(read / each);
+            let speed = *speeds.entry((bits, pass.tokens)).or_insert_with(|| {
+                anemoe_kernels::measure_multiply_adds(pool, bits, fast, pass.tokens, ROUNDS)
+            });
+            let (read_ms, multiply_ms) = (bytes / read_gb_s / 1e6, multiply_adds / speed * 1e3);
+            bounds.push(KindBound {
+                kind: kind.name().into(),
+                tokens: pass.tokens,
+                ms: seconds * 1e3,
+                gb: bytes / 1e9,
+                million_multiply_adds: multiply_adds / 1e6,
+                read_ms,
+                multiply_ms,
+                bound: if read_ms >= multiply_ms { Bound::Bandwidth } else { Bound::Arithmetic },
+            });
+        }
+    }
+    bounds
+}
+
+/// Bits of a weight whose format takes `bytes` bytes for each, tables and scales included.
+fn format_of(bytes: f64) -> usize {
+    FORMATS.iter().find(|(most, _)| bytes <= *most).map_or(16, |f| f.1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_takes_longer_bounds() {
+        let pool = Pool::new(1);
+        let pass = |tokens, bytes, multiply_adds| Pass {
+            tokens,
+            kinds: [(ShardKind::Moe, (1e-3, bytes, multiply_adds))].into(),
+        };
+        let passes = [pass(1, 5e8, 1e9), pass(4, 5e8, 4e9)];
+        // Memory that takes a minute for it, and one that takes nothing.
+        for (gb_s, bound) in [(0.01, "bandwidth"), (1e9, "arithmetic")] {
+            let bounds = of_kinds(&passes, &pool, false, gb_s);
+            assert_eq!(bounds.len(), 2);
+            assert!(bounds.iter().all(|b| b.bound.name() == bound && b.multiply_ms > 0.0));
+            assert_eq!((bounds[1].tokens, bounds[1].million_multiply_adds), (4, 4e3));
+        }
+        assert_eq!([0.53, 0.8, 1.06, 2.0].map(format_of), [4, 6, 8, 16]);
+    }
+}

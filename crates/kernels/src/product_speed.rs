@@ -1,0 +1,72 @@
+//! Measures how fast this machine multiplies by weights that lie in its caches.
+
+use crate::{
+    Columns, Int8Lut, Int16Lut, MatMul, Matrix, PackedActivations, Pool, matmul_batch, round_to_int16,
+};
+use std::time::Instant;
+
+/// Bytes of the matrix: with its activations it fits into the second cache of two cores.
+const BYTES: usize = 512 << 10;
+/// Columns of the matrix.
+const COLS: usize = 1024;
+/// Rows that share a table.
+const ROWS_PER_TABLE: usize = 32;
+/// Products in a round: a few milliseconds.
+const PER_ROUND: usize = 16;
+
+/// Measures multiply-adds per second of the pool's threads, the fastest of `rounds`, for a matrix of `bits` (4, 6 or 8: tables;
+/// 16: fp16) by `tokens` tokens. `fast` takes 8-bit activations, or bf16, as the executor's fast mode does. Other numbers of bits
+/// count as 16.
+pub fn measure_multiply_adds(pool: &Pool, bits: usize, fast: bool, tokens: usize, rounds: usize) -> f64 {
+    let bits = if matches!(bits, 4 | 6 | 8) { bits } else { 16 };
+    let rows = BYTES * 8 / bits / COLS / ROWS_PER_TABLE * ROWS_PER_TABLE;
+    // As fp16, magnitudes from 1 to 2; as indices, all of them.
+    let noise = |i: usize| (i.wrapping_mul(0x9e37_79b9) >> 7) as u16 & 0x83ff | 0x3c00;
+    let elements: Vec<u8> = (0..rows * COLS * bits / 16).flat_map(|i| noise(i).to_le_bytes()).collect();
+    let mut lut: Vec<f32> = match bits {
+        16 => Vec::new(),
+        _ => (0..rows / ROWS_PER_TABLE << bits).map(|i| f32::from(noise(i)) / 65536.0 - 0.5).collect(),
+    };
+    lut.chunks_mut(16).filter(|_| bits == 4).for_each(round_to_int16);
+    let codes = if bits == 16 { None } else { Int8Lut::new(&lut, bits) };
+    let words = if bits == 4 { Int16Lut::new(&lut) } else { None };
+    let matrix = match bits {
+        16 => Matrix::f16(&elements, rows, COLS),
+        _ => Matrix::lut(bits, &elements, &lut, ROWS_PER_TABLE, rows, COLS),
+    };
+    let Ok(matrix) = matrix else { return 0.0 };
+    let w = if fast { matrix.with_fast(codes.as_ref()) } else { matrix.with_int16_lut(words.as_ref()) };
+    let tokens = tokens.max(1);
+    let x: Vec<f32> = (0..COLS * tokens).map(|i| f32::from(noise(i)) / 65536.0).collect();
+    let columns = Columns { values: &x, first: 0, token_stride: COLS, channel_stride: 1 };
+    let mut panel = PackedActivations::default();
+    panel.pack(pool, w.layout(), columns, tokens, COLS);
+    let mut y = vec![0f32; rows * tokens];
+    let mut best = f64::INFINITY;
+    // The first round brings the weights into the caches.
+    for _ in 0..=rounds.max(1) {
+        let started = Instant::now();
+        for _ in 0..PER_ROUND {
+            let product = MatMul { w, x: &panel, tokens: None, y: &mut y, stride: rows, bias: None };
+            matmul_batch(pool, &mut [Some(product)]);
+        }
+        best = best.min(started.elapsed().as_secs_f64());
+    }
+    (rows * COLS * tokens * PER_ROUND) as f64 / best.max(1e-9)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_format_is_multiplied() {
+        let pool = Pool::new(2);
+        for bits in [4, 6, 8, 16] {
+            for fast in [false, true] {
+                // Slower than any processor, faster than none.
+                assert!(measure_multiply_adds(&pool, bits, fast, 2, 1) > 1e6, "{bits} {fast}");
+            }
+        }
+    }
+}
