@@ -25,7 +25,7 @@ pub fn measure_multiply_adds(pool: &Pool, bits: usize, fast: bool, tokens: usize
     let elements: Vec<u8> = (0..rows * COLS * bits / 16).flat_map(|i| noise(i).to_le_bytes()).collect();
     let mut lut: Vec<f32> = match bits {
         16 => Vec::new(),
-        _ => (0..rows / ROWS_PER_TABLE << bits).map(|i| f32::from(noise(i)) / 65536.0 - 0.5).collect(),
+        _ => (0..(rows / ROWS_PER_TABLE) << bits).map(|i| f32::from(noise(i)) / 65536.0 - 0.5).collect(),
     };
     lut.chunks_mut(16).filter(|_| bits == 4).for_each(round_to_int16);
     let codes = if bits == 16 { None } else { Int8Lut::new(&lut, bits) };
