@@ -296,8 +296,9 @@ fn help_has_a_line_per_command_and_three_examples() {
     let commands = help.split("Commands:\n").nth(1).unwrap().split("\n\n").next().unwrap();
     for line in commands.lines() {
         assert!(line.starts_with("  ") && !line.starts_with("   "), "a second line: `{line}`");
+        assert!(line.split_whitespace().count() > 3, "`{line}` does not say what the command does");
     }
-    assert_eq!(commands.lines().count(), 24, "{commands}");
+    assert!(commands.lines().count() >= 25, "{commands}");
     let examples = help.split("Examples:\n").nth(1).unwrap();
     assert_eq!(examples.lines().filter(|l| l.starts_with("  anemoe ")).count(), 3, "{help}");
 }
