@@ -51,6 +51,15 @@ fn a_bundle_is_measured_and_compared_with_an_earlier_run() {
     let of = |name: &str| saved["decode"][1][name].as_f64().unwrap();
     assert!(of("tok_s") > 0.0 && of("gb_per_token") > 0.0);
     assert!((of("tok_s") * of("gb_per_token") - of("gb_s")).abs() <= 1e-6 * of("gb_s"));
+    // The head multiplies every token by its whole matrix.
+    let head = |tokens: u64| {
+        let rows = saved["bounds"].as_array().unwrap();
+        let row = rows.iter().find(|b| b["kind"] == "head" && b["tokens"] == tokens).unwrap();
+        assert!(row["bound"] == "bandwidth" || row["bound"] == "arithmetic", "{row}");
+        row["million_multiply_adds"].as_f64().unwrap()
+    };
+    let each = 512.0 * 64.0 / 1e6;
+    assert!((head(1) - each).abs() < 1e-9 && (head(4) - 4.0 * each).abs() < 1e-9, "{saved}");
     assert!(saved["machine"]["read_gb_s"].as_f64().unwrap() > 0.0);
     let lines = std::fs::read_to_string(&csv).unwrap();
     assert!(lines.starts_with("what,size,figure,unit\n") && lines.contains("\ndecode,20,"), "{lines}");
