@@ -1,9 +1,10 @@
-//! Names that templates written for Python's Jinja expect: `raise_exception`, `strftime_now`, the filter `tojson`, methods of
-//! Python's strings and maps, and `True`, `False` and `None` as Python prints them.
+//! Names that templates written for Python's Jinja expect: `raise_exception`, `strftime_now`, the filter `tojson`, the test
+//! `iterable`, methods of Python's strings and maps, and values as Python prints them.
 
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State};
 use serde::Serialize;
+use serde_json::Value as Json;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 use std::io;
 
@@ -25,6 +26,7 @@ pub fn environment() -> Environment<'static> {
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
     environment.add_filter("tojson", to_json);
+    environment.add_test("iterable", is_iterable);
     environment
 }
 
@@ -33,8 +35,54 @@ fn print_value(out: &mut Output<'_>, state: &State<'_, '_>, value: &Value) -> Re
     match value.kind() {
         ValueKind::Bool => out.write_str(if value.is_true() { "True" } else { "False" }).map_err(Error::from),
         ValueKind::None => out.write_str("None").map_err(Error::from),
+        ValueKind::Map | ValueKind::Seq => match serde_json::to_value(value) {
+            Ok(json) => out.write_str(&representation(&json)).map_err(Error::from),
+            Err(_) => minijinja::escape_formatter(out, state, value),
+        },
         _ => minijinja::escape_formatter(out, state, value),
     }
+}
+
+/// Text of a value as Python's `repr` gives it.
+fn representation(value: &Json) -> String {
+    match value {
+        Json::Null => "None".into(),
+        Json::Bool(true) => "True".into(),
+        Json::Bool(false) => "False".into(),
+        Json::Number(number) => number.to_string(),
+        Json::String(text) => quoted(text),
+        Json::Array(items) => {
+            format!("[{}]", items.iter().map(representation).collect::<Vec<_>>().join(", "))
+        }
+        Json::Object(map) => {
+            let pairs = map.iter().map(|(key, value)| format!("{}: {}", quoted(key), representation(value)));
+            format!("{{{}}}", pairs.collect::<Vec<_>>().join(", "))
+        }
+    }
+}
+
+/// A text in the quotes that Python chooses.
+fn quoted(text: &str) -> String {
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    let mut out = String::from(quote);
+    for c in text.chars() {
+        match c {
+            '\n' => out += "\\n",
+            '\r' => out += "\\r",
+            '\t' => out += "\\t",
+            '\\' => out += "\\\\",
+            c if c == quote => out.extend(['\\', c]),
+            c if u32::from(c) < 0x20 || c == '\u{7f}' => out += &format!("\\x{:02x}", u32::from(c)),
+            c => out.push(c),
+        }
+    }
+    out.push(quote);
+    out
+}
+
+/// Tells whether a loop can go over a value: not over `none`.
+fn is_iterable(value: &Value) -> bool {
+    value.kind() != ValueKind::None && value.try_iter().is_ok()
 }
 
 /// Ends a template with its own message.
@@ -53,12 +101,15 @@ fn strftime_now(format: String) -> Result<String, Error> {
 fn to_json(value: Value, indent: Option<usize>, options: Kwargs) -> Result<String, Error> {
     let failed = |e: String| Error::new(ErrorKind::BadSerialization, format!("tojson: {e}"));
     let indent = options.get::<Option<usize>>("indent")?.or(indent);
-    // Accepted, and at the value that transformers uses.
-    for name in ["ensure_ascii", "sort_keys", "separators"] {
-        let _ = options.get::<Option<Value>>(name)?;
-    }
+    let is_ascii = options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
+    let is_sorted = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
+    // Accepted; only the usual ones are written.
+    let _ = options.get::<Option<Value>>("separators")?;
     options.assert_all_used()?;
-    let value = serde_json::to_value(&value).map_err(|e| failed(e.to_string()))?;
+    let mut value = serde_json::to_value(&value).map_err(|e| failed(e.to_string()))?;
+    if is_sorted {
+        value.sort_all_objects();
+    }
     let mut out = Vec::new();
     let written = match indent {
         Some(n) => {
@@ -68,7 +119,20 @@ fn to_json(value: Value, indent: Option<usize>, options: Kwargs) -> Result<Strin
         None => value.serialize(&mut Serializer::with_formatter(&mut out, PythonFormatter)),
     };
     written.map_err(|e| failed(e.to_string()))?;
-    String::from_utf8(out).map_err(|e| failed(e.to_string()))
+    let text = String::from_utf8(out).map_err(|e| failed(e.to_string()))?;
+    Ok(if is_ascii { in_ascii(&text) } else { text })
+}
+
+/// JSON whose other characters are escaped.
+fn in_ascii(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    for c in json.chars() {
+        match c.is_ascii() {
+            true => out.push(c),
+            false => c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| out += &format!("\\u{unit:04x}")),
+        }
+    }
+    out
 }
 
 /// JSON on one line, as `json.dumps` writes it.
