@@ -1,6 +1,6 @@
 //! Says for each kind of shard whether reading or multiplying bounds it.
 
-use super::report::{Bound, KindBound};
+use super::report::{BoundBy, KindBound};
 use anemoe_bundle::ShardKind;
 use anemoe_kernels::Pool;
 use anemoe_runtime::backend::Counts;
@@ -13,15 +13,15 @@ const ROUNDS: usize = 20;
 const FORMATS: [(f64, usize); 3] = [(0.63, 4), (0.88, 6), (1.5, 8)];
 
 /// Work of the shards in a pass over `tokens` tokens, on average over passes.
-pub(super) struct Pass {
+pub(super) struct PassWork {
     tokens: usize,
     /// Seconds, bytes and multiply-adds by kind.
     kinds: BTreeMap<ShardKind, (f64, f64, f64)>,
 }
 
-impl Pass {
+impl PassWork {
     /// Averages the work since `before` over `passes` passes of `tokens` tokens.
-    pub fn since(model: &Model, before: &[ShardStats], tokens: usize, passes: usize) -> Pass {
+    pub fn since(model: &Model, before: &[ShardStats], tokens: usize, passes: usize) -> PassWork {
         let mut kinds: BTreeMap<ShardKind, (f64, f64, f64)> = BTreeMap::new();
         let n = passes.max(1) as f64;
         for ((now, before), shard) in model.shard_stats().iter().zip(before).zip(&model.chain().shards) {
@@ -31,12 +31,12 @@ impl Pass {
             kind.1 += counts.bytes_read as f64 / n;
             kind.2 += counts.multiply_adds as f64 / n;
         }
-        Pass { tokens, kinds }
+        PassWork { tokens, kinds }
     }
 }
 
 /// Holds the work of `passes` against the bandwidth, in GB/s, and against multiply-adds measured now with weights in the caches.
-pub(super) fn of_kinds(passes: &[Pass], pool: &Pool, fast: bool, read_gb_s: f64) -> Vec<KindBound> {
+pub(super) fn of_kinds(passes: &[PassWork], pool: &Pool, fast: bool, read_gb_s: f64) -> Vec<KindBound> {
     let mut speeds: BTreeMap<(usize, usize), f64> = BTreeMap::new();
     let one = passes.iter().find(|p| p.tokens == 1);
     let mut bounds = Vec::new();
@@ -60,7 +60,7 @@ pub(super) fn of_kinds(passes: &[Pass], pool: &Pool, fast: bool, read_gb_s: f64)
                 million_multiply_adds: multiply_adds / 1e6,
                 read_ms,
                 multiply_ms,
-                bound: if read_ms >= multiply_ms { Bound::Bandwidth } else { Bound::Arithmetic },
+                bound: if read_ms >= multiply_ms { BoundBy::Bandwidth } else { BoundBy::Arithmetic },
             });
         }
     }
@@ -79,7 +79,7 @@ mod tests {
     #[test]
     fn what_takes_longer_bounds() {
         let pool = Pool::new(1);
-        let pass = |tokens, bytes, multiply_adds| Pass {
+        let pass = |tokens, bytes, multiply_adds| PassWork {
             tokens,
             kinds: [(ShardKind::Moe, (1e-3, bytes, multiply_adds))].into(),
         };

@@ -1,6 +1,6 @@
 //! Measures passes over drafts, and decoding with drafts beside plain decoding.
 
-use super::bounds::Pass;
+use super::bounds::PassWork;
 use super::measure::{Bench, bytes_read, distinct_experts, middle};
 use super::report::{DraftPass, Drafts};
 use anemoe_runtime::generate::{GenerateOptions, Generated, generate};
@@ -25,7 +25,7 @@ struct Passes {
     bytes: f64,
     experts: Option<f64>,
     /// Work of the last repetition.
-    work: Option<Pass>,
+    work: Option<PassWork>,
 }
 
 impl Bench<'_> {
@@ -62,7 +62,7 @@ impl Bench<'_> {
                     p.over_one.push(seconds / one);
                     p.bytes = (bytes_read(model) - read) as f64 / EACH as f64;
                     p.experts = distinct_experts(model, &before, EACH);
-                    p.work = Some(Pass::since(model, &before, p.tokens, EACH));
+                    p.work = Some(PassWork::since(model, &before, p.tokens, EACH));
                 }
             }
             bar.inc(1);

@@ -1,7 +1,7 @@
 //! Measurements of `anemoe bench`.
 
 use super::args::Args;
-use super::bounds::Pass;
+use super::bounds::PassWork;
 use super::report::{Batch, DecodeSpeed, Memory, OpPart, Part, PrefillSpeed};
 use crate::ui::Ui;
 use anemoe_io::Random;
@@ -104,7 +104,7 @@ pub(super) struct Bench<'a> {
     /// Figures of shards by kind, of each, and of operations, in the first measurement.
     parts: Option<Parts>,
     /// Work of shards by kind, in passes of one token and of several.
-    pub passes: Vec<Pass>,
+    pub passes: Vec<PassWork>,
 }
 
 /// Shards by kind, each shard, and operations.
@@ -167,7 +167,7 @@ impl<'a> Bench<'a> {
         let gb_per_token = bytes / n / 1e9;
         let all = (args.repetitions + 1) * args.decode;
         if passes.is_empty() {
-            passes.push(Pass::since(model, &before, 1, all));
+            passes.push(PassWork::since(model, &before, 1, all));
         }
         parts.get_or_insert_with(|| parts_of(model, &before, all));
         Ok(DecodeSpeed {

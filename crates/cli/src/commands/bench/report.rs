@@ -212,22 +212,22 @@ pub(super) struct KindBound {
     /// Milliseconds that products take with weights in the caches, for these tokens and this mode, measured in this run.
     pub multiply_ms: f64,
     /// The longer of the two.
-    pub bound: Bound,
+    pub bound: BoundBy,
 }
 
 /// The part of a machine that a pass waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Bound {
+pub(super) enum BoundBy {
     Bandwidth,
     Arithmetic,
 }
 
-impl Bound {
+impl BoundBy {
     pub fn name(self) -> &'static str {
         match self {
-            Bound::Bandwidth => "bandwidth",
-            Bound::Arithmetic => "arithmetic",
+            BoundBy::Bandwidth => "bandwidth",
+            BoundBy::Arithmetic => "arithmetic",
         }
     }
 }
