@@ -395,7 +395,10 @@ def inputs_of(ins, rng, step):
         keep = np.ones(dict(ins)["kv_keep"])
         keep[0, 0, slots, 0] = 0
         x["kv_keep"] = keep
-        x["mask"][..., slots] = 0
+        # Slots are the last axis of a mask, or channels where heads are apart.
+        seen = [slice(None)] * 4
+        seen[3 if x["mask"].shape[3] == sh[2] else 1] = slots
+        x["mask"][tuple(seen)] = 0
     return {k: v.astype(np.float16) for k, v in x.items()}
 
 
