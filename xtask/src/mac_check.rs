@@ -21,6 +21,12 @@ const VERSIONED: [&str; 2] = ["libstd-rust-web-", "libLLVM"];
 /// The oldest system on which the backend runs.
 const OLDEST_SYSTEM: &str = "15.0";
 
+/// A compiler that writes an empty object.
+const EMPTY_OBJECT: &str =
+    "#!/bin/sh\nwhile [ $# -gt 0 ]; do [ \"$1\" = -o ] && : > \"$2\"; shift; done\nexit 0\n";
+/// An archiver that writes an empty archive.
+const EMPTY_ARCHIVE: &str = "#!/bin/sh\n: > \"$2\"\n";
+
 /// The task. It passes, and says so loudly, where the compiler cannot be had.
 pub fn run(options: TaskOptions) -> Passed {
     options.finish()?;
@@ -42,7 +48,20 @@ pub fn run(options: TaskOptions) -> Passed {
     command.env("LD_LIBRARY_PATH", folder.join("root/usr/lib/x86_64-linux-gnu"));
     command.env("RUSTC", compiler).env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", "-Dwarnings");
     command.env("MACOSX_DEPLOYMENT_TARGET", OLDEST_SYSTEM);
+    // Nor is what crates compile from C and assembly.
+    let compiler = write_tool(&folder, "cc", EMPTY_OBJECT)?;
+    command.env("CC_aarch64_apple_darwin", compiler).env("SDKROOT", "/");
+    command.env("AR_aarch64_apple_darwin", write_tool(&folder, "ar", EMPTY_ARCHIVE)?);
     Ok(command.status()?.success())
+}
+
+/// Writes a script that stands for a tool.
+fn write_tool(folder: &Path, name: &str, script: &str) -> std::io::Result<std::path::PathBuf> {
+    let path = folder.join(name);
+    fs::write(&path, script)?;
+    #[cfg(unix)]
+    fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    Ok(path)
 }
 
 /// Downloads and unpacks the compiler.

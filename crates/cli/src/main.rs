@@ -45,6 +45,9 @@ struct Cli {
     /// remembers the experiment that it was built for.
     #[arg(long, global = true, value_name = "BOOK/ID", value_hint = clap::ValueHint::Other)]
     experiment: Option<PathBuf>,
+    /// Fetch nothing: a checkpoint hf:OWNER/NAME is what the cache holds of it.
+    #[arg(long, global = true)]
+    offline: bool,
     #[command(subcommand)]
     command: Option<Command>,
 }
@@ -108,6 +111,9 @@ fn main() -> ExitCode {
         // Fails only when a pool exists already, and nothing has used one yet.
         anemoe_kernels::Pool::set_threads(n);
         let _ = rayon::ThreadPoolBuilder::new().num_threads(n).build_global();
+    }
+    if cli.offline {
+        args::hub_checkpoint::stay_offline();
     }
     let experiment = match recorder::experiment(cli.experiment.as_deref()) {
         Ok(experiment) => experiment,

@@ -51,12 +51,17 @@ pub fn expect_package(path: &Path) -> anyhow::Result<()> {
     Err(Error::invalid(path, format!("package: this is {}; {next}", place.name())).into())
 }
 
+/// Names of checkpoints that are no paths.
+fn is_checkpoint_name(text: &str) -> bool {
+    ["synthetic:", "hf:"].iter().any(|prefix| text.starts_with(prefix))
+}
+
 fn not_a_bundle(path: &Path, place: &PathKind) -> Error {
     let name = quoted(path);
     let next = match place {
-        PathKind::Nothing if path.to_str().is_some_and(|p| p.starts_with("synthetic:")) => {
+        PathKind::Nothing if path.to_str().is_some_and(is_checkpoint_name) => {
             let what = format!(
-                "bundle: this names a synthetic model; build it first: anemoe build {name} -o NAME.anemoe"
+                "bundle: this names a checkpoint; build it first: anemoe build {name} -o NAME.anemoe"
             );
             return Error::invalid(path, what);
         }

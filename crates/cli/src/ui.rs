@@ -69,19 +69,22 @@ impl Ui {
 
     /// A bar over `total` units of work, on a terminal; elsewhere nothing is drawn.
     pub fn bar(&self, total: u64, what: &str) -> ProgressBar {
-        let target = if io::stderr().is_terminal() {
-            ProgressDrawTarget::stderr()
-        } else {
-            ProgressDrawTarget::hidden()
-        };
-        let bar = ProgressBar::with_draw_target(Some(total), target);
-        let template = "{prefix} [{wide_bar}] {pos}/{len} {msg} {elapsed}, {eta} left";
-        bar.set_style(
-            ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
-        );
-        bar.set_prefix(printable(what).into_owned());
-        bar
+        styled_bar(total, what, "{prefix} [{wide_bar}] {pos}/{len} {msg} {elapsed}, {eta} left")
     }
+}
+
+/// A bar over `total` bytes that are sent, on a terminal; elsewhere nothing is drawn.
+pub fn byte_bar(total: u64, what: &str) -> ProgressBar {
+    styled_bar(total, what, "{prefix} [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec} {msg}, {eta} left")
+}
+
+fn styled_bar(total: u64, what: &str, template: &str) -> ProgressBar {
+    let target =
+        if io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+    let bar = ProgressBar::with_draw_target(Some(total), target);
+    bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.set_prefix(printable(what).into_owned());
+    bar
 }
 
 /// Prints a line on standard error. That nobody can read it is no error.

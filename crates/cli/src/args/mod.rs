@@ -3,6 +3,7 @@
 pub mod checkpoint_text;
 pub mod executor;
 pub mod form_args;
+pub mod hub_checkpoint;
 pub mod numbers;
 pub mod origin;
 pub mod planning;

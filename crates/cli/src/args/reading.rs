@@ -1,7 +1,7 @@
 //! Options of reading checkpoints.
 
+use super::hub_checkpoint::locate;
 use anemoe_convert::checkpoint::Checkpoint;
-
 use anemoe_convert::models;
 use anemoe_convert::variants::{Variants, ZayaSkip};
 use std::path::Path;
@@ -18,7 +18,12 @@ pub struct Reading {
 impl Reading {
     /// Opens a checkpoint to be read this way.
     pub fn open(self, spec: &Path) -> anyhow::Result<Checkpoint> {
-        let checkpoint = models::load(spec)?;
+        let located = locate(spec)?;
+        let mut checkpoint = models::load(&located.path)?;
+        if let Some(pinned) = located.pinned {
+            // The folder is named by the commit; a checkpoint elsewhere is called what it is called there.
+            checkpoint.name = pinned.file.unwrap_or(pinned.name);
+        }
         let zaya = checkpoint.config.get("model_type").is_some_and(|t| t == "zaya");
         if self.zaya_skip.is_some() && !zaya {
             anyhow::bail!("--zaya-skip: {} is not a ZAYA checkpoint", spec.display());

@@ -1,6 +1,7 @@
 //! `anemoe build`
 
 use crate::args::checkpoint_text::bos;
+use crate::args::hub_checkpoint::locate;
 use crate::args::numbers::at_least_one;
 use crate::args::planning::{PlanArgs, PlannedCheckpoint, find_outliers, plan_checkpoint};
 use crate::gate_reference::{read_goldens, reference};
@@ -36,7 +37,7 @@ use std::time::Instant;
     after_help = "Example:\n  anemoe build models/small-gemma4 -o small.anemoe --quant lut4 --attn-quant lut6 --head-quant lut6"
 )]
 pub struct Args {
-    /// A Hugging Face folder, a .gguf file, or synthetic:NAME?seed=N&layers=N.
+    /// A Hugging Face folder, a .gguf file, hf:OWNER/NAME[@REV] from the hub, or synthetic:NAME?seed=N&layers=N.
     checkpoint: PathBuf,
     /// The bundle to write.
     #[arg(short, long, value_name = "BUNDLE")]
@@ -180,7 +181,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let build = Build::begin(family, &plan, importance.as_ref(), &args.out, part)?;
     let part_name = part.map(|p| format!("{}/{}", p.index, p.of));
     recorder.begin(&args.out, facts::begun(&plan, part_name.clone()));
-    build.remember(&source(&args.checkpoint, &checkpoint.variants))?;
+    build.remember(&source(&args.checkpoint, &checkpoint.variants)?)?;
     let all = plan.shards.len();
     let progress = Progress::new(&plan, build.own(), ui);
     let report = gated::run(build, options, &|event| progress.on(event));
@@ -224,10 +225,11 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
 }
 
 /// Origin of the checkpoint, for a process that starts elsewhere.
-fn source(spec: &Path, variants: &Variants) -> CheckpointOrigin {
+fn source(spec: &Path, variants: &Variants) -> anyhow::Result<CheckpointOrigin> {
+    let pinned = locate(spec)?.pinned.map(|pinned| pinned.to_string().into());
     let absolute = spec.exists().then(|| std::path::absolute(spec).ok()).flatten();
-    let checkpoint = absolute.unwrap_or_else(|| spec.to_path_buf());
-    CheckpointOrigin { checkpoint, zaya_skip: variants.zaya_skip.map(|s| s.name().to_string()) }
+    let checkpoint = pinned.or(absolute).unwrap_or_else(|| spec.to_path_buf());
+    Ok(CheckpointOrigin { checkpoint, zaya_skip: variants.zaya_skip.map(|s| s.name().to_string()) })
 }
 
 /// The cosine that gates want. What a search aims at is measured on another text, so its own aim is no gate's.

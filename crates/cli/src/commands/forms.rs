@@ -1,5 +1,6 @@
 //! `anemoe forms`
 
+use crate::args::hub_checkpoint::locate;
 use crate::args::reading::Reading;
 use crate::outcome::Outcome;
 use crate::ui::Ui;
@@ -23,7 +24,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    let (has_history, own) = match PathKind::at(&args.path) {
+    let (has_history, own) = match PathKind::at(&locate(&args.path)?.path) {
         PathKind::Bundle => {
             let chain = Chain::read(&args.path)?;
             let own = chain.options.get("form").cloned().unwrap_or_else(|| serde_json::json!({}));

@@ -19,7 +19,7 @@ use std::time::Instant;
     after_help = "Example:\n  anemoe golden models/small-gemma4 --prompt-ids 2,926,871 --decode 16 -o golden.npz"
 )]
 pub struct Args {
-    /// A Hugging Face folder, a .gguf file, or synthetic:NAME?seed=N&layers=N.
+    /// A Hugging Face folder, a .gguf file, hf:OWNER/NAME[@REV] from the hub, or synthetic:NAME?seed=N&layers=N.
     checkpoint: PathBuf,
     #[command(flatten)]
     reading: Reading,

@@ -1,5 +1,7 @@
 //! `anemoe inspect`
 
+use crate::args::hub_checkpoint::locate;
+use crate::args::reading::Reading;
 use crate::outcome::Outcome;
 use crate::target::expect_bundle;
 use crate::ui::{self, Table, Ui};
@@ -20,7 +22,7 @@ use std::path::{Path, PathBuf};
     after_help = "Example:\n  anemoe inspect models/small-gemma4\n  anemoe inspect shard.mlpackage --text"
 )]
 pub struct Args {
-    /// A checkpoint (folder, .gguf file or synthetic:NAME), a bundle, or a .mlpackage.
+    /// A checkpoint (folder, .gguf file, hf:OWNER/NAME or synthetic:NAME), a bundle, or a .mlpackage.
     path: PathBuf,
     /// Every tensor of a checkpoint.
     #[arg(long)]
@@ -31,12 +33,13 @@ pub struct Args {
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    let path = args.path.as_path();
+    let located = locate(&args.path)?;
+    let path = located.path.as_ref();
     let is_synthetic = path.to_str().is_some_and(|p| p.starts_with("synthetic:"));
     match PathKind::at(path) {
         PathKind::Nothing if !is_synthetic => {
-            let what = "no such file or folder; inspect takes a checkpoint (a Hugging Face folder, a .gguf file or \
-                        synthetic:NAME), a bundle or a .mlpackage";
+            let what = "no such file or folder; inspect takes a checkpoint (a Hugging Face folder, a .gguf file, \
+                        hf:OWNER/NAME or synthetic:NAME), a bundle or a .mlpackage";
             let source = io::Error::new(io::ErrorKind::NotFound, what);
             return Err(Error::io(path, source).into());
         }
@@ -44,7 +47,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         PathKind::Bundle => bundle(path, ui)?,
         PathKind::Unfinished => expect_bundle(path)?,
         _ => {
-            let report = inspect::checkpoint(models::load(path)?)?;
+            let report = inspect::checkpoint(Reading::default().open(&args.path)?)?;
             ui.document(&report)?;
             checkpoint(&report, args.tensors, ui)?;
         }

@@ -24,7 +24,7 @@ use std::path::PathBuf;
     after_help = "Example:\n  anemoe plan synthetic:gemma4-26b-a4b --quant lut4 --experts-per-shard 16"
 )]
 pub struct Args {
-    /// A Hugging Face folder, a .gguf file, or synthetic:NAME?seed=N&layers=N.
+    /// A Hugging Face folder, a .gguf file, hf:OWNER/NAME[@REV] from the hub, or synthetic:NAME?seed=N&layers=N.
     checkpoint: PathBuf,
     #[command(flatten)]
     options: PlanArgs,

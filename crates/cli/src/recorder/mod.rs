@@ -35,8 +35,20 @@ pub struct JournalArgs {
 }
 
 /// Arguments that say nothing about what is done: the bundle itself, and how results are shown.
-const LEFT_OUT: [&str; 11] =
-    ["json", "ops", "help", "version", "bundle", "path", "out", "intent", "note", "no_journal", "experiment"];
+const LEFT_OUT: [&str; 12] = [
+    "json",
+    "offline",
+    "ops",
+    "help",
+    "version",
+    "bundle",
+    "path",
+    "out",
+    "intent",
+    "note",
+    "no_journal",
+    "experiment",
+];
 
 /// Command line, defaults included; one per process, as that is.
 static GIVEN: OnceLock<Given> = OnceLock::new();

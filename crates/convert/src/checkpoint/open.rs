@@ -36,7 +36,7 @@ fn not_a_checkpoint(path: &Path) -> Error {
     let place = PathKind::at(path);
     let next = match &place {
         PathKind::Nothing => {
-            let what = "no such file or folder; a checkpoint is a Hugging Face folder, a .gguf file or synthetic:NAME";
+            let what = "no such file or folder; a checkpoint is a Hugging Face folder, a .gguf file, hf:OWNER/NAME or synthetic:NAME";
             return Error::io(path, std::io::Error::new(std::io::ErrorKind::NotFound, what));
         }
         PathKind::Bundle | PathKind::Unfinished => {
@@ -49,7 +49,9 @@ fn not_a_checkpoint(path: &Path) -> Error {
         }
         // The folder has one by now, or it cannot be read.
         PathKind::Checkpoint | PathKind::Gguf => "it cannot be read".into(),
-        PathKind::File => "a checkpoint is a Hugging Face folder, a .gguf file or synthetic:NAME".into(),
+        PathKind::File => {
+            "a checkpoint is a Hugging Face folder, a .gguf file, hf:OWNER/NAME or synthetic:NAME".into()
+        }
         PathKind::EmptyFolder | PathKind::Folder => {
             "a checkpoint in the Hugging Face layout has a config.json; there is none".into()
         }

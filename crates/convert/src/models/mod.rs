@@ -38,11 +38,29 @@ pub fn load(spec: impl AsRef<Path>) -> Result<Checkpoint> {
 /// # Errors
 /// The family is not known, or the checkpoint does not fit it.
 pub fn open(checkpoint: Checkpoint) -> Result<Box<dyn Family>> {
-    let path = checkpoint.config_path();
-    let model_type = checkpoint.config.get("model_type").and_then(|v| v.as_str());
-    match model_type {
-        Some("gemma4" | "gemma4_text") => Ok(Box::new(gemma4::Gemma4::open(checkpoint)?)),
-        Some("zaya") => Ok(Box::new(zaya::Zaya::open(checkpoint)?)),
+    match check_model_type(&checkpoint.config, &checkpoint.config_path())? {
+        KnownFamily::Gemma4 => Ok(Box::new(gemma4::Gemma4::open(checkpoint)?)),
+        KnownFamily::Zaya => Ok(Box::new(zaya::Zaya::open(checkpoint)?)),
+    }
+}
+
+/// Family of a `model_type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KnownFamily {
+    /// Gemma 4.
+    Gemma4,
+    /// ZAYA.
+    Zaya,
+}
+
+/// Tells the family that a `config.json` names, before anything else of the checkpoint is there.
+///
+/// # Errors
+/// It names none, or one that is not known.
+pub fn check_model_type(config: &serde_json::Value, path: &Path) -> Result<KnownFamily> {
+    match config.get("model_type").and_then(|v| v.as_str()) {
+        Some("gemma4" | "gemma4_text") => Ok(KnownFamily::Gemma4),
+        Some("zaya") => Ok(KnownFamily::Zaya),
         Some(other) => Err(Error::unsupported(
             path,
             format!("model_type `{other}`; known are gemma4 and gemma4_text (MoE), and zaya"),

@@ -2,6 +2,7 @@
 
 use super::args::Args;
 use super::measure::{Tokens, bytes_read, middle};
+use crate::args::reading::Reading;
 use crate::outcome::Outcome;
 use crate::ui::{Table, Ui};
 use anemoe_convert::models;
@@ -61,7 +62,7 @@ pub(super) fn run(args: &Args, backend: &CpuBackend, ui: &Ui) -> anyhow::Result<
     let context = args.context.first().copied().unwrap_or(0);
     anyhow::ensure!(args.decode > 0, "--dispatch measures decoding: give --decode at least 1");
     let scratch = crate::files::scratch(None)?;
-    let family = models::open(models::load(&args.bundle)?)?;
+    let family = models::open(Reading::default().open(&args.bundle)?)?;
     let (mut built, mut left_out): (Vec<Built>, Vec<LeftOut>) = (Vec::new(), Vec::new());
     let bar = ui.bar((args.dispatch.len() + args.repetitions + 1) as u64, "bundles and runs");
     for &experts in &args.dispatch {

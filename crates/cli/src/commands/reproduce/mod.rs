@@ -7,6 +7,7 @@ mod recipe;
 mod record;
 mod rows;
 
+use crate::args::hub_checkpoint::locate;
 use crate::outcome::Outcome;
 use crate::registry;
 use crate::ui::{self, Table, Ui};
@@ -156,7 +157,7 @@ impl Source {
         let planned = path.to_str().with_context(|| format!("{}: not UTF-8", path.display()))?.to_string();
         let is_synthetic = planned.starts_with("synthetic:");
         if !is_synthetic {
-            if !matches!(PathKind::at(path), PathKind::Checkpoint | PathKind::Gguf) {
+            if !matches!(PathKind::at(&locate(path)?.path), PathKind::Checkpoint | PathKind::Gguf) {
                 bail!(
                     "{planned}: no checkpoint (a Hugging Face folder or a .gguf file); the recipe {} names {}",
                     recipe.name,

@@ -1,0 +1,234 @@
+//! One file, as often interrupted as the network likes.
+
+use super::listing::BlobHash;
+use crate::http_client::{Answer, HttpClient, Request, Token, Trouble, shown};
+use sha1::Sha1;
+use sha2::{Digest, Sha256};
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::Path;
+use std::time::Duration;
+use url::Url;
+
+/// Tries that bring not one byte more than those before, until it is given up.
+const TRIES: u32 = 5;
+/// Rest before the first such try; each further one rests twice as long.
+const REST: Duration = Duration::from_millis(500);
+/// Bytes that are read at a time.
+const PIECE: usize = 1 << 18;
+
+/// How far a download is.
+#[derive(Clone, Copy, Debug)]
+pub struct DownloadProgress<'a> {
+    /// File that comes now.
+    pub file: &'a str,
+    /// Bytes of all files that are there.
+    pub done: u64,
+    /// Bytes of all files.
+    pub total: u64,
+}
+
+/// A file that is wanted.
+pub struct Wanted<'a> {
+    /// Where it is.
+    pub url: &'a Url,
+    /// Who asks.
+    pub token: Option<&'a Token>,
+    /// Contents.
+    pub hash: &'a BlobHash,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// Reason why a file did not come.
+#[derive(Debug)]
+pub enum Failure {
+    /// The disk.
+    Disk(io::Error),
+    /// The server refuses.
+    Status(u16, Option<String>),
+    /// The server sends something else than it promised.
+    Lie(String),
+    /// The network.
+    Network(String),
+}
+
+impl From<io::Error> for Failure {
+    fn from(e: io::Error) -> Failure {
+        Failure::Disk(e)
+    }
+}
+
+/// Contents as they are hashed.
+enum Hasher {
+    Sha256(Sha256),
+    Git(Sha1),
+}
+
+impl Hasher {
+    fn new(hash: &BlobHash, size: u64) -> Hasher {
+        match hash {
+            BlobHash::Sha256(_) => Hasher::Sha256(Sha256::new()),
+            BlobHash::Git(_) => Hasher::Git(Sha1::new_with_prefix(format!("blob {size}\0"))),
+        }
+    }
+
+    fn update(&mut self, bytes: &[u8]) {
+        match self {
+            Hasher::Sha256(h) => h.update(bytes),
+            Hasher::Git(h) => h.update(bytes),
+        }
+    }
+
+    fn hex(self) -> String {
+        let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect();
+        match self {
+            Hasher::Sha256(h) => hex(&h.finalize()),
+            Hasher::Git(h) => hex(&h.finalize()),
+        }
+    }
+}
+
+/// Brings a file to `target`, going on with what lies in `partial`. `progress` is told how many bytes are there.
+///
+/// # Errors
+/// It does not come, or something else does; then nothing lies in `target`.
+pub fn download(
+    client: &HttpClient,
+    wanted: &Wanted,
+    partial: &Path,
+    target: &Path,
+    progress: &mut dyn FnMut(u64),
+) -> Result<(), Failure> {
+    // What lies in `partial` may be of an earlier lie: a second round begins with nothing.
+    let had_part = partial.metadata().is_ok_and(|m| m.len() > 0);
+    match fill(client, wanted, partial, progress) {
+        Err(Failure::Lie(_)) if had_part => {
+            fs::remove_file(partial)?;
+            fill(client, wanted, partial, progress)
+        }
+        ended => ended,
+    }
+    .inspect_err(|failure| {
+        if matches!(failure, Failure::Lie(_)) {
+            let _ = fs::remove_file(partial);
+        }
+    })?;
+    Ok(fs::rename(partial, target)?)
+}
+
+/// Fills `partial` until it is whole and has the hash.
+fn fill(
+    client: &HttpClient,
+    wanted: &Wanted,
+    partial: &Path,
+    progress: &mut dyn FnMut(u64),
+) -> Result<(), Failure> {
+    let mut file = File::options().create(true).truncate(false).read(true).write(true).open(partial)?;
+    let mut hasher = Hasher::new(wanted.hash, wanted.size);
+    let mut there = file.metadata()?.len();
+    if there > wanted.size {
+        file.set_len(0)?;
+        there = 0;
+    }
+    hash_file(&mut file, &mut hasher)?;
+    let (mut best, mut tries) = (there, 0);
+    progress(there);
+    while there < wanted.size {
+        let ended = receive(client, wanted, &mut file, &mut hasher, &mut there, progress);
+        if there >= wanted.size {
+            break;
+        }
+        let why = match ended {
+            Ok(()) => "the connection ended early".to_string(),
+            Err(Failure::Network(why)) => why,
+            Err(other) => return Err(other),
+        };
+        tries = if there > best { 0 } else { tries + 1 };
+        best = best.max(there);
+        if tries >= TRIES {
+            return Err(Failure::Network(format!("{why} (after {there} of {} bytes)", wanted.size)));
+        }
+        if tries > 0 {
+            std::thread::sleep(REST * 2u32.pow(tries - 1));
+        }
+    }
+    file.sync_all()?;
+    let found = hasher.hex();
+    if found != wanted.hash.hex() {
+        return Err(Failure::Lie(format!("its hash is {found}, not {}", wanted.hash.hex())));
+    }
+    Ok(())
+}
+
+fn hash_file(file: &mut File, hasher: &mut Hasher) -> io::Result<()> {
+    file.seek(SeekFrom::Start(0))?;
+    let mut piece = vec![0; PIECE];
+    loop {
+        match file.read(&mut piece)? {
+            0 => return Ok(()),
+            n => hasher.update(&piece[..n]),
+        }
+    }
+}
+
+/// Asks for what is missing, and takes what comes: `there` counts it also where the connection breaks.
+fn receive(
+    client: &HttpClient,
+    wanted: &Wanted,
+    file: &mut File,
+    hasher: &mut Hasher,
+    there: &mut u64,
+    progress: &mut dyn FnMut(u64),
+) -> Result<(), Failure> {
+    let request = Request { method: "GET", url: wanted.url, from: *there, token: wanted.token, follow: true };
+    let answer = client.send(&request).map_err(|t| match t {
+        Trouble::Passing(what) => Failure::Network(what),
+        Trouble::Lasting(what) => Failure::Lie(what),
+    })?;
+    match answer.status {
+        206 if range_start(&answer) == Some(*there) => {}
+        // The whole, or another part: from the start.
+        200 | 416 => {
+            file.set_len(0)?;
+            file.seek(SeekFrom::Start(0))?;
+            *hasher = Hasher::new(wanted.hash, wanted.size);
+            *there = 0;
+            progress(0);
+            if answer.status == 416 {
+                return Err(Failure::Network(format!("{} has no such bytes", shown(wanted.url))));
+            }
+        }
+        206 => return Err(Failure::Lie("it sends another part than was asked for".into())),
+        429 | 500..=599 => {
+            return Err(Failure::Network(format!("status {} of {}", answer.status, shown(wanted.url))));
+        }
+        status => return Err(Failure::Status(status, answer.header("x-error-code").map(str::to_string))),
+    }
+    let length = answer.header("content-length").and_then(|n| n.parse::<u64>().ok());
+    if length.is_some_and(|n| *there + n != wanted.size) {
+        let found = *there + length.unwrap_or(0);
+        return Err(Failure::Lie(format!("it has {found} bytes, not {}", wanted.size)));
+    }
+    let mut body = answer.reader();
+    let mut piece = vec![0; PIECE];
+    loop {
+        let n = body.read(&mut piece).map_err(|e| Failure::Network(format!("{}: {e}", shown(wanted.url))))?;
+        if n == 0 {
+            return Ok(());
+        }
+        if *there + n as u64 > wanted.size {
+            return Err(Failure::Lie(format!("it has more than {} bytes", wanted.size)));
+        }
+        file.write_all(&piece[..n])?;
+        hasher.update(&piece[..n]);
+        *there += n as u64;
+        progress(*there);
+    }
+}
+
+/// First byte of a part: `bytes 5-9/10` begins at 5.
+fn range_start(answer: &Answer) -> Option<u64> {
+    let range = answer.header("content-range")?.strip_prefix("bytes ")?;
+    range.split_once('-')?.0.trim().parse().ok()
+}

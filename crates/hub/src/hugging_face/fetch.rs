@@ -1,0 +1,327 @@
+//! A checkpoint of the hub in the cache: what is there is used, what is missing is fetched.
+
+use super::download::{DownloadProgress, Failure, Wanted, download};
+use super::hub_cache::{HubCache, MAX_INDEX};
+use super::hub_settings::HubSettings;
+use super::hub_spec::HubSpec;
+use super::listing::{BlobHash, INDEX, Listing, RemoteFile, SINGLE, indexed_files, is_commit};
+use crate::http_client::{HttpClient, Request, Trouble, shown};
+use crate::{Error, Result};
+use anemoe_io::read_input;
+use std::io;
+use std::path::{Path, PathBuf};
+use url::Url;
+
+/// Largest list of files.
+const MAX_LISTING: u64 = 64 << 20;
+/// Largest file beside the weights; Gemma's tokenizer has 32 MB.
+const MAX_SMALL_FILE: u64 = 512 << 20;
+
+/// A checkpoint in the cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The folder, or the GGUF file.
+    pub path: PathBuf,
+    /// Its name with the commit in place of a branch.
+    pub pinned: HubSpec,
+    /// Why the hub was not asked, where that was not meant.
+    pub warning: Option<String>,
+}
+
+/// The hub, as it is reached from here.
+pub struct Hub {
+    settings: HubSettings,
+    client: HttpClient,
+}
+
+/// What is fetched, in which commit.
+struct Target<'a> {
+    spec: &'a HubSpec,
+    cache: &'a HubCache,
+    commit: &'a str,
+}
+
+impl Hub {
+    /// Reaches the hub by these settings.
+    ///
+    /// # Errors
+    /// The certificates cannot be read.
+    pub fn new(settings: HubSettings) -> Result<Hub> {
+        let certificates = settings.certificates.as_deref();
+        let client = HttpClient::new(certificates)
+            .map_err(|e| Error::io(certificates.unwrap_or(Path::new("SSL_CERT_FILE")), e))?;
+        Ok(Hub { settings, client })
+    }
+
+    /// Brings a checkpoint into the cache. `accept` looks at the folder when its `config.json` is there, before anything large
+    /// comes.
+    ///
+    /// # Errors
+    /// It is not there and cannot be fetched, `accept` refuses it, or the disk has too little room.
+    pub fn fetch(
+        &self,
+        spec: &HubSpec,
+        accept: &dyn Fn(&Path) -> Result<()>,
+        progress: &mut dyn FnMut(DownloadProgress),
+    ) -> Result<Snapshot> {
+        let cache = HubCache::new(&self.settings.cache, spec);
+        let whole = self.whole(spec, &cache);
+        if self.settings.offline {
+            return whole.map_err(|why| {
+                let what = format!(
+                    "the hub is not asked (--offline or HF_HUB_OFFLINE), and {why} is not in {}",
+                    self.settings.cache.display()
+                );
+                Error::io(spec.to_string(), io::Error::new(io::ErrorKind::NotFound, what))
+            });
+        }
+        if is_commit(&spec.revision)
+            && let Ok(snapshot) = &whole
+            && (snapshot.path.is_file() || snapshot.path.join("tokenizer.json").is_file())
+        {
+            return Ok(snapshot.clone());
+        }
+        let listing = match self.list(spec) {
+            Ok(listing) => listing,
+            Err((Trouble::Passing(why), _)) if whole.is_ok() => {
+                let warning = Some(format!("{why}; what is in the cache is used"));
+                return whole.map(|s| Snapshot { warning, ..s }).map_err(Error::usage);
+            }
+            Err((_, error)) => return Err(error),
+        };
+        let target = Target { spec, cache: &cache, commit: &listing.commit };
+        let path = self.bring(&target, &listing, accept, progress)?;
+        cache.remember(&spec.revision, &listing.commit).map_err(|e| Error::io(&self.settings.cache, e))?;
+        Ok(Snapshot { path, pinned: spec.at(&listing.commit), warning: None })
+    }
+
+    /// The checkpoint as it lies in the cache, or what is missing of it.
+    fn whole(&self, spec: &HubSpec, cache: &HubCache) -> std::result::Result<Snapshot, String> {
+        let commit = cache.commit(&spec.revision).ok_or_else(|| format!("revision {}", spec.revision))?;
+        match cache.missing(&commit, spec.file.as_deref()) {
+            Some(missing) => Err(missing),
+            None => {
+                let folder = cache.snapshot(&commit);
+                let has_folder = folder.join("config.json").is_file()
+                    && [SINGLE, INDEX].iter().any(|name| folder.join(name).is_file());
+                let path = match &spec.file {
+                    Some(file) => folder.join(file),
+                    None if has_folder => folder,
+                    None => cache.only_gguf(&commit).unwrap_or(folder),
+                };
+                Ok(Snapshot { path, pinned: spec.at(&commit), warning: None })
+            }
+        }
+    }
+
+    fn address(&self, parts: &[&str]) -> Url {
+        let mut url = self.settings.endpoint.clone();
+        if let Ok(mut path) = url.path_segments_mut() {
+            path.pop_if_empty().extend(parts);
+        }
+        url
+    }
+
+    fn list(&self, spec: &HubSpec) -> std::result::Result<Listing, (Trouble, Error)> {
+        let mut url = self.address(&["api", "models", &spec.owner, &spec.name, "revision", &spec.revision]);
+        url.set_query(Some("blobs=true"));
+        let lasting = |error: Error| (Trouble::Lasting(String::new()), error);
+        let request =
+            Request { method: "GET", url: &url, from: 0, token: self.settings.token.as_ref(), follow: true };
+        let answer = self.client.send(&request).map_err(|trouble| {
+            let error = Error::io(spec.to_string(), io::Error::other(trouble.what().to_string()));
+            (trouble, error)
+        })?;
+        match answer.status {
+            200 => {}
+            429 | 500..=599 => {
+                let why = format!("{} answers with status {}", shown(&url), answer.status);
+                let error = Error::io(spec.to_string(), io::Error::other(why.clone()));
+                return Err((Trouble::Passing(why), error));
+            }
+            status => {
+                let code = answer.header("x-error-code").map(str::to_string);
+                return Err(lasting(self.refused(spec, None, status, code.as_deref())));
+            }
+        }
+        let text = answer.read(MAX_LISTING).map_err(|e| {
+            let why = format!("{}: {e}", shown(&url));
+            (Trouble::Passing(why.clone()), Error::io(spec.to_string(), io::Error::other(why)))
+        })?;
+        Listing::parse(&text).map_err(|what| lasting(Error::invalid(spec.to_string(), what)))
+    }
+
+    /// Says what a status means and what to do.
+    fn refused(&self, spec: &HubSpec, file: Option<&str>, status: u16, code: Option<&str>) -> Error {
+        let page = shown(&self.address(&[&spec.owner, &spec.name]));
+        let of = file.map_or(String::new(), |file| format!("{file}: "));
+        let what = match (status, code) {
+            (_, Some("RevisionNotFound")) => format!("there is no revision `{}` of {page}", spec.revision),
+            (403, _) | (_, Some("GatedRepo")) => {
+                format!(
+                    "{of}{page} is open to some only: accept its terms there, and set HF_TOKEN to a token of that account"
+                )
+            }
+            (401, _) if self.settings.token.is_some() => {
+                format!("{of}there is no {page}, or the token (HF_TOKEN) may not see it")
+            }
+            (401, _) => format!("{of}there is no {page}, or it is private: HF_TOKEN gives a token"),
+            (404, _) => format!("{of}there is no {page}, or not at revision `{}`", spec.revision),
+            _ => format!("{of}{page} answers with status {status}"),
+        };
+        Error::io(spec.to_string(), io::Error::other(what))
+    }
+
+    fn bring(
+        &self,
+        target: &Target,
+        listing: &Listing,
+        accept: &dyn Fn(&Path) -> Result<()>,
+        progress: &mut dyn FnMut(DownloadProgress),
+    ) -> Result<PathBuf> {
+        let invalid = |what: String| Error::invalid(target.spec.to_string(), what);
+        let folder = target.cache.snapshot(target.commit);
+        let index = listing.file(INDEX);
+        if target.spec.file.is_some() || (index.is_none() && listing.file(SINGLE).is_none()) {
+            let file = listing.gguf(target.spec.file.as_deref()).map_err(invalid)?;
+            self.bring_files(target, vec![file.clone()], progress)?;
+            return Ok(folder.join(&file.name));
+        }
+        let small: Vec<RemoteFile> = listing.small_files().into_iter().chain(index).cloned().collect();
+        if let Some(large) = small.iter().find(|f| f.size.is_some_and(|n| n > MAX_SMALL_FILE)) {
+            return Err(invalid(format!("{}: it has more than {MAX_SMALL_FILE} bytes", large.name)));
+        }
+        self.bring_files(target, small, progress)?;
+        accept(&folder)?;
+        let names = match index {
+            None => [SINGLE.to_string()].into(),
+            Some(_) => {
+                let path = folder.join(INDEX);
+                let text = read_input(&path, MAX_INDEX).map_err(|e| Error::io(path, e))?;
+                indexed_files(&text).map_err(invalid)?
+            }
+        };
+        let files = names.iter().map(|name| {
+            listing
+                .file(name)
+                .cloned()
+                .ok_or_else(|| invalid(format!("{INDEX}: it names {name}, which is not there")))
+        });
+        self.bring_files(target, files.collect::<Result<_>>()?, progress)?;
+        Ok(folder)
+    }
+
+    /// Brings files that are not there.
+    fn bring_files(
+        &self,
+        target: &Target,
+        files: Vec<RemoteFile>,
+        progress: &mut dyn FnMut(DownloadProgress),
+    ) -> Result<()> {
+        let folder = target.cache.snapshot(target.commit);
+        let failed = |e: io::Error| Error::io(&self.settings.cache, e);
+        let mut missing = Vec::new();
+        for file in files {
+            let there = folder.join(&file.name).metadata().ok().filter(|m| m.is_file()).map(|m| m.len());
+            if there.is_some_and(|bytes| file.size.is_none_or(|size| size == bytes)) {
+                continue;
+            }
+            let (size, hash) = match (file.size, file.hash.clone()) {
+                (Some(size), Some(hash)) => (size, hash),
+                _ => self.ask(target, &file)?,
+            };
+            missing.push((file.name, size, hash));
+        }
+        let is_there =
+            |size: u64, hash: &BlobHash| target.cache.blob(hash).metadata().is_ok_and(|m| m.len() == size);
+        let wanted: Vec<&(String, u64, BlobHash)> =
+            missing.iter().filter(|(_, size, hash)| !is_there(*size, hash)).collect();
+        let total = wanted.iter().fold(0u64, |n, (_, size, _)| n.saturating_add(*size));
+        if total > 0 {
+            let blobs = target.cache.blob(&missing[0].2);
+            let blobs = blobs.parent().unwrap_or(&blobs).to_path_buf();
+            std::fs::create_dir_all(&blobs).map_err(failed)?;
+            let partial = |hash: &BlobHash| {
+                target.cache.blob(hash).with_extension("incomplete").metadata().map_or(0, |m| m.len())
+            };
+            let begun: u64 = wanted.iter().map(|(_, _, hash)| partial(hash)).sum();
+            let (needed, free) = (total.saturating_sub(begun), fs4::available_space(&blobs).map_err(failed)?);
+            if needed > free {
+                let what = format!(
+                    "the checkpoint needs {needed} bytes more, and its disk has {free} left; HF_HOME names another place"
+                );
+                return Err(Error::room(&self.settings.cache, what));
+            }
+        }
+        let mut before = 0;
+        for (name, size, hash) in &missing {
+            let _lock = target.cache.lock(hash).map_err(failed)?;
+            if !is_there(*size, hash) {
+                let mut told =
+                    |done: u64| progress(DownloadProgress { file: name, done: before + done, total });
+                self.bring_one(target, name, *size, hash, &mut told)?;
+                before += size;
+            }
+            target.cache.link(target.commit, name, hash).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    fn file_address(&self, target: &Target, name: &str) -> Url {
+        let head = [target.spec.owner.as_str(), &target.spec.name, "resolve", target.commit];
+        let parts: Vec<&str> = head.into_iter().chain(name.split('/')).collect();
+        self.address(&parts)
+    }
+
+    fn bring_one(
+        &self,
+        target: &Target,
+        name: &str,
+        size: u64,
+        hash: &BlobHash,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<()> {
+        let url = self.file_address(target, name);
+        let wanted = Wanted { url: &url, token: self.settings.token.as_ref(), hash, size };
+        let blob = target.cache.blob(hash);
+        let partial = blob.with_extension("incomplete");
+        let spec = target.spec;
+        download(&self.client, &wanted, &partial, &blob, progress).map_err(|failure| match failure {
+            Failure::Disk(e) => Error::io(&partial, e),
+            Failure::Status(status, code) => self.refused(spec, Some(name), status, code.as_deref()),
+            Failure::Lie(what) => Error::invalid(spec.to_string(), format!("{name}: {what}")),
+            Failure::Network(what) => {
+                let what =
+                    format!("{name}: {what}; what came stays, and the same command goes on from there");
+                Error::io(spec.to_string(), io::Error::other(what))
+            }
+        })
+    }
+
+    /// Size and hash of a file that the list tells neither of.
+    fn ask(&self, target: &Target, file: &RemoteFile) -> Result<(u64, BlobHash)> {
+        let url = self.file_address(target, &file.name);
+        let request = Request {
+            method: "HEAD",
+            url: &url,
+            from: 0,
+            token: self.settings.token.as_ref(),
+            follow: false,
+        };
+        let answer = self.client.send(&request).map_err(|trouble| {
+            Error::io(target.spec.to_string(), io::Error::other(trouble.what().to_string()))
+        })?;
+        if !(200..400).contains(&answer.status) {
+            let code = answer.header("x-error-code").map(str::to_string);
+            return Err(self.refused(target.spec, Some(&file.name), answer.status, code.as_deref()));
+        }
+        let size = answer.header("x-linked-size").or_else(|| answer.header("content-length"));
+        let hash = answer.header("x-linked-etag").or_else(|| answer.header("etag"));
+        let size = file.size.or_else(|| size?.parse().ok());
+        let hash = file.hash.clone().or_else(|| BlobHash::parse(hash?));
+        size.zip(hash).ok_or_else(|| {
+            let what = format!("{}: the server does not tell its size and hash", file.name);
+            Error::invalid(target.spec.to_string(), what)
+        })
+    }
+}

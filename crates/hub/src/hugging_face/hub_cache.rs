@@ -1,0 +1,127 @@
+//! The cache as Hugging Face's libraries lay it out.
+//!
+//! ```text
+//! CACHE/models--OWNER--NAME/
+//!   blobs/HASH                     contents; HASH.incomplete while they come
+//!   refs/REVISION                  a commit
+//!   snapshots/COMMIT/FILE       -> ../../blobs/HASH
+//! CACHE/.locks/models--OWNER--NAME/HASH.lock
+//! ```
+
+use super::hub_spec::HubSpec;
+use super::listing::{BlobHash, INDEX, SINGLE, indexed_files, is_commit};
+use anemoe_io::{read_input, read_text, write_atomic};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// Largest index that is read.
+pub const MAX_INDEX: u64 = 64 << 20;
+/// Longest reference: a commit and a line end.
+const MAX_REF: u64 = 64;
+
+/// Folder of one repository in the cache.
+#[derive(Clone, Debug)]
+pub struct HubCache {
+    repository: PathBuf,
+    locks: PathBuf,
+}
+
+impl HubCache {
+    /// The folder of a repository.
+    pub fn new(cache: &Path, spec: &HubSpec) -> HubCache {
+        let name = format!("models--{}--{}", spec.owner, spec.name);
+        HubCache { repository: cache.join(&name), locks: cache.join(".locks").join(name) }
+    }
+
+    /// The commit that a revision was when it was last fetched.
+    pub fn commit(&self, revision: &str) -> Option<String> {
+        if is_commit(revision) {
+            return Some(revision.into());
+        }
+        let text = read_text(&self.repository.join("refs").join(revision), MAX_REF).ok()?;
+        Some(text.trim().to_string()).filter(|commit| is_commit(commit))
+    }
+
+    /// Keeps which commit a revision is.
+    pub fn remember(&self, revision: &str, commit: &str) -> io::Result<()> {
+        if is_commit(revision) {
+            return Ok(());
+        }
+        let path = self.repository.join("refs").join(revision);
+        fs::create_dir_all(path.parent().unwrap_or(&self.repository))?;
+        write_atomic(&path, |file| file.write_all(commit.as_bytes()))
+    }
+
+    /// Folder of a commit's files.
+    pub fn snapshot(&self, commit: &str) -> PathBuf {
+        self.repository.join("snapshots").join(commit)
+    }
+
+    /// Place of contents.
+    pub fn blob(&self, hash: &BlobHash) -> PathBuf {
+        self.repository.join("blobs").join(hash.hex())
+    }
+
+    /// Waits until no other process brings these contents.
+    pub fn lock(&self, hash: &BlobHash) -> io::Result<File> {
+        fs::create_dir_all(&self.locks)?;
+        let path = self.locks.join(format!("{}.lock", hash.hex()));
+        let file = File::options().create(true).truncate(false).write(true).open(path)?;
+        fs4::fs_std::FileExt::lock_exclusive(&file)?;
+        Ok(file)
+    }
+
+    /// Puts a file into a snapshot: a link to its contents, or a copy where the system has no links.
+    pub fn link(&self, commit: &str, name: &str, hash: &BlobHash) -> io::Result<()> {
+        let path = self.snapshot(commit).join(name);
+        fs::create_dir_all(path.parent().unwrap_or(&path))?;
+        if path.symlink_metadata().is_ok() {
+            fs::remove_file(&path)?;
+        }
+        #[cfg(unix)]
+        {
+            let up = "../".repeat(2 + name.matches('/').count());
+            std::os::unix::fs::symlink(format!("{up}blobs/{}", hash.hex()), &path)
+        }
+        #[cfg(not(unix))]
+        fs::copy(self.blob(hash), &path).map(|_| ())
+    }
+
+    /// Names what a commit's folder lacks of a checkpoint; nothing where it is whole.
+    pub fn missing(&self, commit: &str, file: Option<&str>) -> Option<String> {
+        let folder = self.snapshot(commit);
+        let lacks = |name: &str| (!folder.join(name).is_file()).then(|| name.to_string());
+        if let Some(file) = file {
+            return lacks(file);
+        }
+        if !folder.join("config.json").is_file() {
+            return match self.only_gguf(commit) {
+                Some(_) => None,
+                None => lacks("config.json"),
+            };
+        }
+        let index = folder.join(INDEX);
+        if !index.is_file() {
+            return match self.only_gguf(commit) {
+                Some(_) => None,
+                None => lacks(SINGLE),
+            };
+        }
+        let names = read_input(&index, MAX_INDEX).ok().and_then(|text| indexed_files(&text).ok());
+        match names {
+            Some(names) => names.iter().find_map(|name| lacks(name)),
+            None => Some(INDEX.into()),
+        }
+    }
+
+    /// The one GGUF file of a commit's folder.
+    pub fn only_gguf(&self, commit: &str) -> Option<PathBuf> {
+        let entries = fs::read_dir(self.snapshot(commit)).ok()?;
+        let mut found = entries
+            .filter_map(|e| Some(e.ok()?.path()))
+            .filter(|p| p.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")) && p.is_file());
+        let first = found.next()?;
+        found.next().is_none().then_some(first)
+    }
+}

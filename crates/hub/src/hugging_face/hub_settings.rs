@@ -1,0 +1,117 @@
+//! Settings from the environment, by the names that Hugging Face's own libraries use.
+
+use crate::http_client::Token;
+use crate::{Error, Result};
+use std::path::{Path, PathBuf};
+use url::Url;
+
+/// The hub itself.
+const ENDPOINT: &str = "https://huggingface.co";
+/// Largest file that holds a token.
+const MAX_TOKEN_FILE: u64 = 4096;
+
+/// Where checkpoints come from, and where they go.
+#[derive(Clone, Debug)]
+pub struct HubSettings {
+    /// Server (`HF_ENDPOINT`).
+    pub endpoint: Url,
+    /// Cache (`HF_HUB_CACHE`, or `hub` in `HF_HOME`).
+    pub cache: PathBuf,
+    /// Who asks (`HF_TOKEN`, or the file that `huggingface-cli login` writes).
+    pub(crate) token: Option<Token>,
+    /// Nothing is asked (`HF_HUB_OFFLINE`).
+    pub offline: bool,
+    /// Certificates to trust (`SSL_CERT_FILE`).
+    pub certificates: Option<PathBuf>,
+}
+
+impl HubSettings {
+    /// Settings of this process.
+    ///
+    /// # Errors
+    /// A variable holds what it cannot.
+    pub fn from_environment() -> Result<HubSettings> {
+        HubSettings::from_variables(|name| std::env::var(name).ok())
+    }
+
+    /// Settings by a function that reads variables.
+    ///
+    /// # Errors
+    /// A variable holds what it cannot.
+    pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<HubSettings> {
+        let set = |name: &str| variable(name).filter(|value| !value.trim().is_empty());
+        let is_on = |name: &str| {
+            set(name).is_some_and(|v| matches!(v.to_ascii_lowercase().as_str(), "1" | "on" | "yes" | "true"))
+        };
+        let text = set("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into());
+        let endpoint = Url::parse(text.trim_end_matches('/')).ok();
+        let endpoint = endpoint.filter(|u| matches!(u.scheme(), "http" | "https") && u.host().is_some());
+        let endpoint = endpoint
+            .ok_or_else(|| Error::usage(format!("HF_ENDPOINT={text} is not the address of a server")))?;
+        let home = set("HF_HOME").map(PathBuf::from).or_else(|| {
+            let caches = set("XDG_CACHE_HOME").map(PathBuf::from);
+            let user =
+                || set("HOME").or_else(|| set("USERPROFILE")).map(|home| Path::new(&home).join(".cache"));
+            Some(caches.or_else(user)?.join("huggingface"))
+        });
+        let named = set("HF_HUB_CACHE").or_else(|| set("HUGGINGFACE_HUB_CACHE")).map(PathBuf::from);
+        let cache = named
+            .or_else(|| Some(home.as_ref()?.join("hub")))
+            .ok_or_else(|| Error::usage("there is no folder for the cache of checkpoints: set HF_HOME"))?;
+        let file = set("HF_TOKEN_PATH").map(PathBuf::from).or_else(|| Some(home?.join("token")));
+        let from_file = || Token::new(&anemoe_io::read_text(&file?, MAX_TOKEN_FILE).ok()?);
+        let given = set("HF_TOKEN").or_else(|| set("HUGGING_FACE_HUB_TOKEN"));
+        let token = match given {
+            Some(text) => Token::new(&text),
+            None if is_on("HF_HUB_DISABLE_IMPLICIT_TOKEN") => None,
+            None => from_file(),
+        };
+        Ok(HubSettings {
+            endpoint,
+            cache,
+            token,
+            offline: is_on("HF_HUB_OFFLINE"),
+            certificates: set("SSL_CERT_FILE").map(PathBuf::from),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(pairs: &[(&str, &str)]) -> Result<HubSettings> {
+        let pairs: Vec<(String, String)> =
+            pairs.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+        HubSettings::from_variables(|name| pairs.iter().find(|(k, _)| k == name).map(|(_, v)| v.clone()))
+    }
+
+    #[test]
+    fn places_follow_the_variables() {
+        let cache = |pairs: &[(&str, &str)]| settings(pairs).unwrap().cache;
+        assert_eq!(cache(&[("HOME", "/u")]), Path::new("/u/.cache/huggingface/hub"));
+        assert_eq!(cache(&[("HOME", "/u"), ("XDG_CACHE_HOME", "/x")]), Path::new("/x/huggingface/hub"));
+        assert_eq!(cache(&[("HOME", "/u"), ("HF_HOME", "/h")]), Path::new("/h/hub"));
+        assert_eq!(cache(&[("HF_HOME", "/h"), ("HF_HUB_CACHE", "/c")]), Path::new("/c"));
+        assert!(settings(&[]).is_err());
+        let found = settings(&[("HOME", "/u"), ("HF_ENDPOINT", "http://mirror:8000/")]).unwrap();
+        assert_eq!((found.endpoint.as_str(), found.offline), ("http://mirror:8000/", false));
+        assert!(settings(&[("HOME", "/u"), ("HF_HUB_OFFLINE", "1")]).unwrap().offline);
+        for wrong in ["mirror", "ftp://x", "file:///x"] {
+            assert!(settings(&[("HOME", "/u"), ("HF_ENDPOINT", wrong)]).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn tokens_come_from_a_variable_or_a_file() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("token"), "hf_file\n").unwrap();
+        let home = dir.path().to_str().unwrap();
+        assert!(settings(&[("HF_HOME", home)]).unwrap().token.is_some());
+        assert!(
+            settings(&[("HF_HOME", home), ("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")]).unwrap().token.is_none()
+        );
+        assert!(settings(&[("HF_HOME", "/none"), ("HF_TOKEN", "hf_x")]).unwrap().token.is_some());
+        assert!(settings(&[("HF_HOME", "/none")]).unwrap().token.is_none());
+    }
+}

@@ -1,0 +1,223 @@
+//! Files of a repository, as the hub lists them, and those of them that a checkpoint needs.
+
+use super::hub_spec::is_safe_name;
+use serde::Deserialize;
+use std::collections::BTreeSet;
+
+/// Files beside the weights, where there are any: those that a build copies or reads.
+pub const SMALL_FILES: [&str; 5] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+];
+/// Names the files of weights that are in several.
+pub const INDEX: &str = "model.safetensors.index.json";
+/// Weights in one file.
+pub const SINGLE: &str = "model.safetensors";
+/// Most names of files in a message.
+const MAX_NAMED: usize = 8;
+
+/// Hash of a file's contents, which is its name in the cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BlobHash {
+    /// Of a large file.
+    Sha256(String),
+    /// Of a file that git keeps: SHA-1 of a head and the contents.
+    Git(String),
+}
+
+impl BlobHash {
+    /// Reads an entity tag or an id; none where it is no hash.
+    pub fn parse(text: &str) -> Option<BlobHash> {
+        let text = text.trim_start_matches("W/").trim_matches('"').to_ascii_lowercase();
+        let is_hex = text.bytes().all(|b| b.is_ascii_hexdigit());
+        match text.len() {
+            64 if is_hex => Some(BlobHash::Sha256(text)),
+            40 if is_hex => Some(BlobHash::Git(text)),
+            _ => None,
+        }
+    }
+
+    /// The hash in hexadecimal.
+    pub fn hex(&self) -> &str {
+        match self {
+            BlobHash::Sha256(hex) | BlobHash::Git(hex) => hex,
+        }
+    }
+}
+
+/// One file of a repository.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteFile {
+    /// Relative path.
+    pub name: String,
+    /// Bytes, where the list says so.
+    pub size: Option<u64>,
+    /// Hash, where the list says so.
+    pub hash: Option<BlobHash>,
+}
+
+/// A repository at one commit.
+#[derive(Clone, Debug)]
+pub struct Listing {
+    /// The commit.
+    pub commit: String,
+    /// Its files whose names are safe.
+    pub files: Vec<RemoteFile>,
+}
+
+#[derive(Deserialize)]
+struct Written {
+    sha: String,
+    #[serde(default)]
+    siblings: Vec<Sibling>,
+}
+
+#[derive(Deserialize)]
+struct Sibling {
+    rfilename: String,
+    size: Option<u64>,
+    #[serde(rename = "blobId")]
+    blob_id: Option<String>,
+    lfs: Option<LargeFile>,
+}
+
+#[derive(Deserialize)]
+struct LargeFile {
+    sha256: Option<String>,
+    size: Option<u64>,
+}
+
+/// Whether a text is a commit's hash.
+pub fn is_commit(text: &str) -> bool {
+    text.len() == 40 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+impl Listing {
+    /// Reads the hub's answer.
+    ///
+    /// # Errors
+    /// It is something else.
+    pub fn parse(text: &[u8]) -> Result<Listing, String> {
+        let written: Written = serde_json::from_slice(text).map_err(|e| format!("list of files: {e}"))?;
+        if !is_commit(&written.sha) {
+            return Err(format!("list of files: `{}` is not a commit", written.sha.escape_debug()));
+        }
+        let files = written.siblings.into_iter().filter(|s| is_safe_name(&s.rfilename)).map(|s| {
+            let large = s.lfs.as_ref();
+            let hash = match large {
+                Some(l) => l.sha256.as_deref(),
+                None => s.blob_id.as_deref(),
+            };
+            let hash = hash.and_then(BlobHash::parse);
+            RemoteFile { size: large.and_then(|l| l.size).or(s.size), hash, name: s.rfilename }
+        });
+        Ok(Listing { commit: written.sha, files: files.collect() })
+    }
+
+    /// A file by its name.
+    pub fn file(&self, name: &str) -> Option<&RemoteFile> {
+        self.files.iter().find(|f| f.name == name)
+    }
+
+    /// Small files that are there.
+    pub fn small_files(&self) -> Vec<&RemoteFile> {
+        SMALL_FILES.iter().filter_map(|name| self.file(name)).collect()
+    }
+
+    /// The one GGUF file: that of this name, or the only one.
+    ///
+    /// # Errors
+    /// There is none of this name, or several and none is named.
+    pub fn gguf(&self, wanted: Option<&str>) -> Result<&RemoteFile, String> {
+        let all: Vec<&RemoteFile> =
+            self.files.iter().filter(|f| f.name.to_ascii_lowercase().ends_with(".gguf")).collect();
+        let names = || {
+            let mut names: Vec<&str> = all.iter().take(MAX_NAMED).map(|f| f.name.as_str()).collect();
+            if all.len() > MAX_NAMED {
+                names.push("...");
+            }
+            names.join(", ")
+        };
+        match (wanted, &all[..]) {
+            (_, []) => Err(format!("repository: it holds neither {SINGLE} nor {INDEX} nor a .gguf file")),
+            (Some(wanted), _) => all
+                .iter()
+                .find(|f| f.name == wanted)
+                .copied()
+                .ok_or_else(|| format!("repository: it holds no {wanted}; there are {}", names())),
+            (None, [one]) => Ok(one),
+            (None, _) => {
+                Err(format!("repository: it holds several models; name one as OWNER/NAME/FILE: {}", names()))
+            }
+        }
+    }
+}
+
+/// Files of weights that an index names, in order.
+///
+/// # Errors
+/// It is no index, or names a file outside of its folder.
+pub fn indexed_files(text: &[u8]) -> Result<BTreeSet<String>, String> {
+    #[derive(Deserialize)]
+    struct Index {
+        weight_map: std::collections::BTreeMap<String, String>,
+    }
+    let index: Index = serde_json::from_slice(text).map_err(|e| format!("{INDEX}: {e}"))?;
+    let files: BTreeSet<String> = index.weight_map.into_values().collect();
+    match files.iter().find(|name| !is_safe_name(name) || name.contains('/')) {
+        Some(name) => Err(format!("{INDEX}: it names the file `{}`", name.escape_debug())),
+        None => Ok(files),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_read_and_unsafe_names_left_out() {
+        let sha = "a".repeat(40);
+        let text = format!(
+            r#"{{"sha": "{sha}", "siblings": [
+            {{"rfilename": "config.json", "size": 3, "blobId": "{}"}},
+            {{"rfilename": "model.safetensors", "size": 9, "blobId": "{sha}", "lfs": {{"sha256": "{}", "size": 9}}}},
+            {{"rfilename": "../evil"}}, {{"rfilename": "/etc/passwd"}}, {{"rfilename": ".git/config"}}, {{"rfilename": "a//b"}}
+        ]}}"#,
+            "b".repeat(40),
+            "c".repeat(64)
+        );
+        let listing = Listing::parse(text.as_bytes()).unwrap();
+        assert_eq!(listing.files.len(), 2);
+        assert_eq!(listing.file("config.json").unwrap().hash, Some(BlobHash::Git("b".repeat(40))));
+        assert_eq!(listing.file(SINGLE).unwrap().hash, Some(BlobHash::Sha256("c".repeat(64))));
+        assert!(listing.gguf(None).unwrap_err().contains("neither"));
+        for wrong in ["", "{}", r#"{"sha": "main", "siblings": []}"#, r#"{"sha": 7}"#] {
+            assert!(Listing::parse(wrong.as_bytes()).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn one_gguf_is_taken_and_several_have_to_be_named() {
+        let file = |name: &str| RemoteFile { name: name.into(), size: None, hash: None };
+        let one = Listing { commit: String::new(), files: vec![file("x.gguf"), file("README.md")] };
+        assert_eq!(one.gguf(None).unwrap().name, "x.gguf");
+        assert!(one.gguf(Some("y.gguf")).unwrap_err().contains("x.gguf"));
+        let two = Listing { files: vec![file("x.gguf"), file("y.GGUF")], ..one };
+        assert!(two.gguf(None).unwrap_err().contains("x.gguf, y.GGUF"));
+        assert_eq!(two.gguf(Some("y.GGUF")).unwrap().name, "y.GGUF");
+    }
+
+    #[test]
+    fn an_index_names_files_of_its_folder() {
+        let files = indexed_files(
+            br#"{"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors", "c": "m-1.safetensors"}}"#,
+        );
+        assert_eq!(files.unwrap().len(), 2);
+        for wrong in [r#"{"weight_map": {"a": "../x"}}"#, r#"{"weight_map": {"a": "b/x"}}"#, "{}", "[]"] {
+            assert!(indexed_files(wrong.as_bytes()).is_err(), "{wrong}");
+        }
+    }
+}
