@@ -125,6 +125,7 @@ mod tests {
             "predict --outputs",
             "quantize --out",
             "quickstart --out",
+            "report --out",
             "reproduce --out",
         ];
         assert_eq!(outputs, known);

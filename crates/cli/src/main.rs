@@ -76,6 +76,7 @@ enum Command {
     Quantize(commands::quantize::Args),
     Journal(commands::journal::Args),
     Reproduce(commands::reproduce::Args),
+    Report(commands::report::Args),
     Completions(commands::completions::Args),
     Man(commands::man::Args),
 }
@@ -143,6 +144,7 @@ fn main() -> ExitCode {
         Command::Quantize(args) => commands::quantize::run(args, &ui),
         Command::Journal(args) => commands::journal::run(args, &ui),
         Command::Reproduce(args) => commands::reproduce::run(args, &ui),
+        Command::Report(args) => commands::report::run(args, &ui),
         Command::Completions(args) => commands::completions::run(args, Cli::command(), &ui),
         Command::Man(args) => commands::man::run(args, Cli::command(), &ui),
     };

@@ -83,7 +83,7 @@ impl Answer {
 }
 
 /// A request without a body.
-pub struct Request<'a> {
+pub struct HttpRequest<'a> {
     /// `GET` or `HEAD`.
     pub method: &'static str,
     /// Where to.
@@ -138,7 +138,7 @@ impl HttpClient {
     ///
     /// # Errors
     /// There is no answer, or a redirect leads nowhere.
-    pub fn send(&self, request: &Request) -> Result<Answer, Trouble> {
+    pub fn send(&self, request: &HttpRequest) -> Result<Answer, Trouble> {
         let mut url = request.url.clone();
         for _ in 0..=MAX_REDIRECTS {
             let answer = self.send_once(request, &url)?;
@@ -164,7 +164,7 @@ impl HttpClient {
         Err(Trouble::Lasting(format!("{} redirects more than {MAX_REDIRECTS} times", shown(request.url))))
     }
 
-    fn send_once(&self, request: &Request, url: &Url) -> Result<Answer, Trouble> {
+    fn send_once(&self, request: &HttpRequest, url: &Url) -> Result<Answer, Trouble> {
         let mut builder = ureq::http::Request::builder().method(request.method).uri(url.as_str());
         builder = builder.header("accept-encoding", "identity");
         if request.from > 0 {

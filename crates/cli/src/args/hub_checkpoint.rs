@@ -25,7 +25,7 @@ pub fn stay_offline() {
 }
 
 /// A checkpoint, wherever it is from.
-pub struct Located<'a> {
+pub struct LocatedCheckpoint<'a> {
     /// The folder or the file; a synthetic model's name.
     pub path: Cow<'a, Path>,
     /// The name by which it is found again anywhere, of one from the hub: with its commit.
@@ -36,8 +36,10 @@ pub struct Located<'a> {
 ///
 /// # Errors
 /// It is from the hub, and cannot be fetched.
-pub fn locate(spec: &Path) -> anyhow::Result<Located<'_>> {
-    let Some(parsed) = HubSpec::parse(spec) else { return Ok(Located { path: spec.into(), pinned: None }) };
+pub fn locate(spec: &Path) -> anyhow::Result<LocatedCheckpoint<'_>> {
+    let Some(parsed) = HubSpec::parse(spec) else {
+        return Ok(LocatedCheckpoint { path: spec.into(), pinned: None });
+    };
     let parsed = parsed?;
     let mut fetched = FETCHED.lock().unwrap_or_else(PoisonError::into_inner);
     let snapshot = match fetched.get(spec) {
@@ -48,7 +50,7 @@ pub fn locate(spec: &Path) -> anyhow::Result<Located<'_>> {
             snapshot
         }
     };
-    Ok(Located { path: snapshot.path.into(), pinned: Some(snapshot.pinned) })
+    Ok(LocatedCheckpoint { path: snapshot.path.into(), pinned: Some(snapshot.pinned) })
 }
 
 fn fetch(spec: &HubSpec) -> anyhow::Result<Snapshot> {

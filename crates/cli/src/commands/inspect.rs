@@ -7,7 +7,6 @@ use crate::target::expect_bundle;
 use crate::ui::{self, Table, Ui};
 use anemoe_bundle::Chain;
 use anemoe_convert::inspect::{self, CheckpointReport};
-use anemoe_convert::models;
 use anemoe_convert::path_kind::PathKind;
 use anemoe_io::Error;
 use anemoe_mlpackage::mil::Feature;

@@ -20,6 +20,7 @@ pub mod predict;
 pub mod predict_speed;
 pub mod quantize;
 pub mod quickstart;
+pub mod report;
 pub mod reproduce;
 pub mod serve;
 pub mod trace;

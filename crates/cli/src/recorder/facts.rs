@@ -17,6 +17,9 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+/// Most columns and rows of a map of cosines: some 50 kB of journal.
+const MAX_MAP_POSITIONS: usize = 64;
+const MAX_MAP_LAYERS: usize = 100;
 /// Most items of a list in an event.
 const MAX_LIST: usize = 16;
 
@@ -273,8 +276,19 @@ pub fn trace(trace: &Trace, golden: &Path) -> Facts {
         "last_mean_cosine": last.map(|l| l.fidelity.mean_cosine),
         "largest_value": trace.layers.iter().map(|l| l.largest).reduce(f32::max),
         "f32_stream": trace.f32_stream,
+        "cosine_map": cosine_map(trace),
         "golden": file(golden),
     }))
+}
+
+/// Cosines by layer and position, for `anemoe report`: neighbouring positions together where there are many, the lowest of them.
+fn cosine_map(trace: &Trace) -> Option<Vec<Vec<f64>>> {
+    let positions = trace.layers.iter().map(|l| l.positions.len()).max()?;
+    let together = positions.div_ceil(MAX_MAP_POSITIONS).max(1);
+    let lowest = |part: &[f64]| part.iter().copied().fold(1.0, f64::min);
+    let rounded = |c: f64| (c * 1e7).round() / 1e7;
+    let row = |cosines: &[f64]| cosines.chunks(together).map(|part| rounded(lowest(part))).collect();
+    (trace.layers.len() <= MAX_MAP_LAYERS).then(|| trace.layers.iter().map(|l| row(&l.positions)).collect())
 }
 
 fn place(boundary: usize) -> String {

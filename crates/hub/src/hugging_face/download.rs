@@ -1,7 +1,7 @@
 //! One file, as often interrupted as the network likes.
 
 use super::listing::BlobHash;
-use crate::http_client::{Answer, HttpClient, Request, Token, Trouble, shown};
+use crate::http_client::{Answer, HttpClient, HttpRequest, Token, Trouble, shown};
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
@@ -42,7 +42,7 @@ pub struct Wanted<'a> {
 
 /// Reason why a file did not come.
 #[derive(Debug)]
-pub enum Failure {
+pub enum DownloadFailure {
     /// The disk.
     Disk(io::Error),
     /// The server refuses.
@@ -53,9 +53,9 @@ pub enum Failure {
     Network(String),
 }
 
-impl From<io::Error> for Failure {
-    fn from(e: io::Error) -> Failure {
-        Failure::Disk(e)
+impl From<io::Error> for DownloadFailure {
+    fn from(e: io::Error) -> DownloadFailure {
+        DownloadFailure::Disk(e)
     }
 }
 
@@ -99,18 +99,18 @@ pub fn download(
     partial: &Path,
     target: &Path,
     progress: &mut dyn FnMut(u64),
-) -> Result<(), Failure> {
+) -> Result<(), DownloadFailure> {
     // What lies in `partial` may be of an earlier lie: a second round begins with nothing.
     let had_part = partial.metadata().is_ok_and(|m| m.len() > 0);
     match fill(client, wanted, partial, progress) {
-        Err(Failure::Lie(_)) if had_part => {
+        Err(DownloadFailure::Lie(_)) if had_part => {
             fs::remove_file(partial)?;
             fill(client, wanted, partial, progress)
         }
         ended => ended,
     }
     .inspect_err(|failure| {
-        if matches!(failure, Failure::Lie(_)) {
+        if matches!(failure, DownloadFailure::Lie(_)) {
             let _ = fs::remove_file(partial);
         }
     })?;
@@ -123,7 +123,7 @@ fn fill(
     wanted: &Wanted,
     partial: &Path,
     progress: &mut dyn FnMut(u64),
-) -> Result<(), Failure> {
+) -> Result<(), DownloadFailure> {
     let mut file = File::options().create(true).truncate(false).read(true).write(true).open(partial)?;
     let mut hasher = Hasher::new(wanted.hash, wanted.size);
     let mut there = file.metadata()?.len();
@@ -141,13 +141,13 @@ fn fill(
         }
         let why = match ended {
             Ok(()) => "the connection ended early".to_string(),
-            Err(Failure::Network(why)) => why,
+            Err(DownloadFailure::Network(why)) => why,
             Err(other) => return Err(other),
         };
         tries = if there > best { 0 } else { tries + 1 };
         best = best.max(there);
         if tries >= TRIES {
-            return Err(Failure::Network(format!("{why} (after {there} of {} bytes)", wanted.size)));
+            return Err(DownloadFailure::Network(format!("{why} (after {there} of {} bytes)", wanted.size)));
         }
         if tries > 0 {
             std::thread::sleep(REST * 2u32.pow(tries - 1));
@@ -156,7 +156,7 @@ fn fill(
     file.sync_all()?;
     let found = hasher.hex();
     if found != wanted.hash.hex() {
-        return Err(Failure::Lie(format!("its hash is {found}, not {}", wanted.hash.hex())));
+        return Err(DownloadFailure::Lie(format!("its hash is {found}, not {}", wanted.hash.hex())));
     }
     Ok(())
 }
@@ -180,11 +180,12 @@ fn receive(
     hasher: &mut Hasher,
     there: &mut u64,
     progress: &mut dyn FnMut(u64),
-) -> Result<(), Failure> {
-    let request = Request { method: "GET", url: wanted.url, from: *there, token: wanted.token, follow: true };
+) -> Result<(), DownloadFailure> {
+    let request =
+        HttpRequest { method: "GET", url: wanted.url, from: *there, token: wanted.token, follow: true };
     let answer = client.send(&request).map_err(|t| match t {
-        Trouble::Passing(what) => Failure::Network(what),
-        Trouble::Lasting(what) => Failure::Lie(what),
+        Trouble::Passing(what) => DownloadFailure::Network(what),
+        Trouble::Lasting(what) => DownloadFailure::Lie(what),
     })?;
     match answer.status {
         206 if range_start(&answer) == Some(*there) => {}
@@ -196,29 +197,37 @@ fn receive(
             *there = 0;
             progress(0);
             if answer.status == 416 {
-                return Err(Failure::Network(format!("{} has no such bytes", shown(wanted.url))));
+                return Err(DownloadFailure::Network(format!("{} has no such bytes", shown(wanted.url))));
             }
         }
-        206 => return Err(Failure::Lie("it sends another part than was asked for".into())),
+        206 => return Err(DownloadFailure::Lie("it sends another part than was asked for".into())),
         429 | 500..=599 => {
-            return Err(Failure::Network(format!("status {} of {}", answer.status, shown(wanted.url))));
+            return Err(DownloadFailure::Network(format!(
+                "status {} of {}",
+                answer.status,
+                shown(wanted.url)
+            )));
         }
-        status => return Err(Failure::Status(status, answer.header("x-error-code").map(str::to_string))),
+        status => {
+            return Err(DownloadFailure::Status(status, answer.header("x-error-code").map(str::to_string)));
+        }
     }
     let length = answer.header("content-length").and_then(|n| n.parse::<u64>().ok());
     if length.is_some_and(|n| *there + n != wanted.size) {
         let found = *there + length.unwrap_or(0);
-        return Err(Failure::Lie(format!("it has {found} bytes, not {}", wanted.size)));
+        return Err(DownloadFailure::Lie(format!("it has {found} bytes, not {}", wanted.size)));
     }
     let mut body = answer.reader();
     let mut piece = vec![0; PIECE];
     loop {
-        let n = body.read(&mut piece).map_err(|e| Failure::Network(format!("{}: {e}", shown(wanted.url))))?;
+        let n = body
+            .read(&mut piece)
+            .map_err(|e| DownloadFailure::Network(format!("{}: {e}", shown(wanted.url))))?;
         if n == 0 {
             return Ok(());
         }
         if *there + n as u64 > wanted.size {
-            return Err(Failure::Lie(format!("it has more than {} bytes", wanted.size)));
+            return Err(DownloadFailure::Lie(format!("it has more than {} bytes", wanted.size)));
         }
         file.write_all(&piece[..n])?;
         hasher.update(&piece[..n]);

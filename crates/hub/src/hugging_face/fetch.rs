@@ -1,11 +1,11 @@
 //! A checkpoint of the hub in the cache: what is there is used, what is missing is fetched.
 
-use super::download::{DownloadProgress, Failure, Wanted, download};
+use super::download::{DownloadFailure, DownloadProgress, Wanted, download};
 use super::hub_cache::{HubCache, MAX_INDEX};
 use super::hub_settings::HubSettings;
 use super::hub_spec::HubSpec;
 use super::listing::{BlobHash, INDEX, Listing, RemoteFile, SINGLE, indexed_files, is_commit};
-use crate::http_client::{HttpClient, Request, Trouble, shown};
+use crate::http_client::{HttpClient, HttpRequest, Trouble, shown};
 use crate::{Error, Result};
 use anemoe_io::read_input;
 use std::io;
@@ -126,8 +126,13 @@ impl Hub {
         let mut url = self.address(&["api", "models", &spec.owner, &spec.name, "revision", &spec.revision]);
         url.set_query(Some("blobs=true"));
         let lasting = |error: Error| (Trouble::Lasting(String::new()), error);
-        let request =
-            Request { method: "GET", url: &url, from: 0, token: self.settings.token.as_ref(), follow: true };
+        let request = HttpRequest {
+            method: "GET",
+            url: &url,
+            from: 0,
+            token: self.settings.token.as_ref(),
+            follow: true,
+        };
         let answer = self.client.send(&request).map_err(|trouble| {
             let error = Error::io(spec.to_string(), io::Error::other(trouble.what().to_string()));
             (trouble, error)
@@ -287,10 +292,10 @@ impl Hub {
         let partial = blob.with_extension("incomplete");
         let spec = target.spec;
         download(&self.client, &wanted, &partial, &blob, progress).map_err(|failure| match failure {
-            Failure::Disk(e) => Error::io(&partial, e),
-            Failure::Status(status, code) => self.refused(spec, Some(name), status, code.as_deref()),
-            Failure::Lie(what) => Error::invalid(spec.to_string(), format!("{name}: {what}")),
-            Failure::Network(what) => {
+            DownloadFailure::Disk(e) => Error::io(&partial, e),
+            DownloadFailure::Status(status, code) => self.refused(spec, Some(name), status, code.as_deref()),
+            DownloadFailure::Lie(what) => Error::invalid(spec.to_string(), format!("{name}: {what}")),
+            DownloadFailure::Network(what) => {
                 let what =
                     format!("{name}: {what}; what came stays, and the same command goes on from there");
                 Error::io(spec.to_string(), io::Error::other(what))
@@ -301,7 +306,7 @@ impl Hub {
     /// Size and hash of a file that the list tells neither of.
     fn ask(&self, target: &Target, file: &RemoteFile) -> Result<(u64, BlobHash)> {
         let url = self.file_address(target, &file.name);
-        let request = Request {
+        let request = HttpRequest {
             method: "HEAD",
             url: &url,
             from: 0,

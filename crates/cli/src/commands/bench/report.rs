@@ -278,6 +278,7 @@ pub(super) fn event(report: &BenchReport) -> crate::recorder::Facts {
     }));
     for p in &report.prefill {
         facts.insert(format!("prefill_{}_tok_s", p.tokens), p.tok_s.into());
+        facts.insert(format!("prefill_{}_gb_s", p.tokens), p.gb_s.into());
     }
     for d in &report.decode {
         facts.insert(format!("decode_at_{}_tok_s", d.context), d.tok_s.into());

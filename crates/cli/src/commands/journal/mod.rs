@@ -1,7 +1,7 @@
 //! `anemoe journal`
 
 mod diff;
-mod entries;
+pub mod entries;
 mod figures;
 
 use crate::experiment::{self, Expectation, ExperimentPath, facts_of, texts};

@@ -1,0 +1,72 @@
+//! `anemoe report`
+
+mod chart;
+mod facts;
+mod lines;
+mod markup;
+mod page;
+
+use crate::bundle::Verify;
+use crate::files::Overwrite;
+use crate::outcome::Outcome;
+use crate::target::expect_bundle;
+use crate::ui::Ui;
+use anemoe_bundle::Chain;
+use anemoe_io::Error;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Show everything that a bundle records of itself, as one page or for a terminal.
+///
+/// The page is one HTML file that needs no network: packages by size and predicted device, errors, cosines by layer and position,
+/// bytes and quality, speed beside bandwidth, gates, predicted speed, journal. What was never measured names its command.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  anemoe report small.anemoe -o small.html\n  anemoe report small.anemoe --text\n  anemoe report small.anemoe --against other.anemoe -o both.html"
+)]
+pub struct Args {
+    /// The bundle.
+    bundle: PathBuf,
+    /// The HTML file to write.
+    #[arg(short, long, value_name = "FILE.html")]
+    out: Option<PathBuf>,
+    /// Print it for a terminal; without --out this is what happens anyway.
+    #[arg(long)]
+    text: bool,
+    /// Another bundle, to stand beside this one in bytes and quality; may be given several times.
+    #[arg(long, value_name = "BUNDLE")]
+    against: Vec<PathBuf>,
+    #[command(flatten)]
+    overwrite: Overwrite,
+    #[command(flatten)]
+    verify: Verify,
+}
+
+pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    for bundle in std::iter::once(&args.bundle).chain(&args.against) {
+        expect_bundle(bundle)?;
+    }
+    let output = args.out.as_deref().map(|path| args.overwrite.output(path)).transpose()?;
+    let chain = args.verify.open(&args.bundle, ui)?;
+    let others = args.against.iter().map(|path| Ok((path.as_path(), Chain::read(path)?)));
+    let others: Vec<(&Path, Chain)> = others.collect::<anyhow::Result<_>>()?;
+    let bar = ui.bar(chain.shards.len() as u64, "packages");
+    let report = facts::gather(&args.bundle, &chain, &others, || bar.inc(1));
+    bar.finish_and_clear();
+    let report = report?;
+    ui.document(&report)?;
+    if args.text || output.is_none() {
+        lines::print(&report, &args.bundle, ui)?;
+    }
+    if let Some(output) = output {
+        let page = page::page(&report, &args.bundle);
+        output.write(|file| file.write_all(page.as_bytes())).map_err(|e| Error::io(output.path(), e))?;
+        ui.line(format!(
+            "{}: {} packages, {} kB",
+            output.path().display(),
+            report.shards.len(),
+            page.len() / 1000
+        ))?;
+    }
+    Ok(Outcome::Done)
+}
