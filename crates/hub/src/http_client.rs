@@ -86,7 +86,7 @@ impl Answer {
 pub struct HttpRequest<'a> {
     /// `GET` or `HEAD`.
     pub method: &'static str,
-    /// Where to.
+    /// Address.
     pub url: &'a Url,
     /// First byte that is wanted, where not all are.
     pub from: u64,

@@ -8,8 +8,7 @@
 //! A server is never believed: sizes and hashes are checked, names may not leave the cache, nothing is kept in memory beyond a
 //! stated limit, and a token goes to the server that it is for and to no other.
 //!
-//! A client of its own over `ureq`, because the crate `hf-hub` (1.0) neither checks hashes nor leaves the choice of a small HTTP
-//! client: it comes with 280 crates, a second TLS library among them.
+//! A client of its own over `ureq`: the crate `hf-hub` (1.0) comes with about 280 crates, a second TLS library among them.
 //!
 //! # Tests
 //! `tests/` runs a server in the test's own process that drops connections, lies about sizes, redirects, and asks for a token.

@@ -16,7 +16,7 @@ const MAX_CONFIG: u64 = 16 << 20;
 
 /// The hub is not to be asked.
 static OFFLINE: AtomicBool = AtomicBool::new(false);
-/// What was fetched, so that a command that opens a checkpoint twice sees the same commit.
+/// Snapshots that were fetched, so that a command that opens a checkpoint twice sees the same commit.
 static FETCHED: Mutex<BTreeMap<PathBuf, Snapshot>> = Mutex::new(BTreeMap::new());
 
 /// Forbids to ask the hub, as `HF_HUB_OFFLINE` does.

@@ -17,7 +17,7 @@ const REST: Duration = Duration::from_millis(500);
 /// Bytes that are read at a time.
 const PIECE: usize = 1 << 18;
 
-/// How far a download is.
+/// Progress of a download.
 #[derive(Clone, Copy, Debug)]
 pub struct DownloadProgress<'a> {
     /// File that comes now.
@@ -30,7 +30,7 @@ pub struct DownloadProgress<'a> {
 
 /// A file that is wanted.
 pub struct Wanted<'a> {
-    /// Where it is.
+    /// Address.
     pub url: &'a Url,
     /// Who asks.
     pub token: Option<&'a Token>,

@@ -34,7 +34,7 @@ pub struct Hub {
     client: HttpClient,
 }
 
-/// What is fetched, in which commit.
+/// A repository and the commit of it that is fetched.
 struct Target<'a> {
     spec: &'a HubSpec,
     cache: &'a HubCache,

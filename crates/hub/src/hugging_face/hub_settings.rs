@@ -10,7 +10,7 @@ const ENDPOINT: &str = "https://huggingface.co";
 /// Largest file that holds a token.
 const MAX_TOKEN_FILE: u64 = 4096;
 
-/// Where checkpoints come from, and where they go.
+/// Addresses, folders and token of the hub.
 #[derive(Clone, Debug)]
 pub struct HubSettings {
     /// Server (`HF_ENDPOINT`).

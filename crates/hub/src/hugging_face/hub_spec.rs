@@ -75,7 +75,7 @@ fn parse_rest(rest: &str) -> Option<HubSpec> {
     })
 }
 
-/// Whether a relative path has only parts that stay below its folder, of characters that every system has in names.
+/// Tells whether a relative path has only parts that stay below its folder, of characters that every system has in names.
 pub fn is_safe_name(path: &str) -> bool {
     let part = |part: &str| {
         let known = |b: u8| b.is_ascii_alphanumeric() || b"._-+ ()=,".contains(&b);

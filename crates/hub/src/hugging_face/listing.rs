@@ -22,9 +22,9 @@ const MAX_NAMED: usize = 8;
 /// Hash of a file's contents, which is its name in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BlobHash {
-    /// Of a large file.
+    /// SHA-256 of a large file.
     Sha256(String),
-    /// Of a file that git keeps: SHA-1 of a head and the contents.
+    /// SHA-1, of a head and the contents, of a file that git keeps.
     Git(String),
 }
 
@@ -90,7 +90,7 @@ struct LargeFile {
     size: Option<u64>,
 }
 
-/// Whether a text is a commit's hash.
+/// Tells whether a text is a commit's hash.
 pub fn is_commit(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }

@@ -31,7 +31,7 @@ impl Asked {
     }
 }
 
-/// What the server says.
+/// Answers of the server.
 #[derive(Clone, Debug, Default)]
 pub struct Reply {
     pub status: u16,

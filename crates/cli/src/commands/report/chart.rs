@@ -137,9 +137,9 @@ pub struct PlotPoint {
 
 /// A plot of points and lines over two logarithmic axes.
 pub struct Plot {
-    /// What lies along.
+    /// Name of the horizontal axis.
     pub along: &'static str,
-    /// What lies up.
+    /// Name of the vertical axis.
     pub up: &'static str,
     /// Points; others than positive ones are left out.
     pub points: Vec<PlotPoint>,

@@ -47,7 +47,7 @@ pub struct BundleReport {
     pub gates: Vec<GateLine>,
     /// Predicted speed of the Neural Engine, by chip.
     pub speeds: Vec<PredictedSpeed>,
-    /// What was done, by intent.
+    /// The journal's entries, by intent.
     pub journal: Vec<Entry>,
 }
 
@@ -88,7 +88,7 @@ pub struct CosineMap {
 /// Size and quality of a bundle, or of a whole model with one kind.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct QualityPoint {
-    /// What has them.
+    /// Name of the bundle or the kind.
     pub name: String,
     /// Bytes.
     pub bytes: u64,
@@ -114,7 +114,7 @@ pub struct Roofline {
 /// One measurement.
 #[derive(Serialize)]
 pub struct SpeedPoint {
-    /// What was measured.
+    /// Name of the measurement.
     pub name: String,
     /// Tokens a second.
     pub tok_s: f64,
@@ -129,7 +129,7 @@ pub struct GateLine {
     pub time: Option<String>,
     /// Gate.
     pub gate: String,
-    /// What it said.
+    /// Its message.
     pub said: String,
     /// Lowest cosine, where it measures one.
     pub min_cosine: Option<f64>,
