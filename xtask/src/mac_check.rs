@@ -32,9 +32,8 @@ pub fn run(options: TaskOptions) -> Passed {
     options.finish()?;
     let folder = root().join("target/mac-check");
     let compiler = folder.join("root/usr/bin/rustc");
-    if !compiler.is_file()
-        && let Err(why) = unpack(&folder)
-    {
+    let ready = if compiler.is_file() { Ok(()) } else { unpack(&folder) };
+    if let Err(why) = ready.and_then(|()| compiler_is_new_enough(&folder)) {
         println!("mac-check: SKIPPED. Nothing was checked for macOS: {why}");
         return Ok(true);
     }
@@ -55,6 +54,33 @@ pub fn run(options: TaskOptions) -> Passed {
     Ok(command.status()?.success())
 }
 
+/// Fails where the unpacked compiler is older than the workspace's `rust-version`, and removes it, so that the next run asks for
+/// a newer one.
+fn compiler_is_new_enough(folder: &Path) -> Result<(), String> {
+    let cargo_toml = fs::read_to_string(root().join("Cargo.toml")).map_err(|e| e.to_string())?;
+    let needed = cargo_toml.lines().find_map(|line| line.strip_prefix("rust-version = "));
+    let needed = needed.ok_or("Cargo.toml: no rust-version")?.trim_matches('"');
+    let printed = Command::new(folder.join("root/usr/bin/rustc"))
+        .arg("--version")
+        .env("LD_LIBRARY_PATH", folder.join("root/usr/lib/x86_64-linux-gnu"))
+        .output()
+        .map_err(|e| format!("rustc-web: {e}"))?;
+    let printed = String::from_utf8_lossy(&printed.stdout).into_owned();
+    let found = printed.split_whitespace().nth(1).ok_or("rustc-web printed no version")?;
+    if version_numbers(found) >= version_numbers(needed) {
+        return Ok(());
+    }
+    fs::remove_dir_all(folder).map_err(|e| e.to_string())?;
+    Err(format!(
+        "Debian's rustc-web is {found}, and {needed} is needed: run apt-get update, or use a newer release"
+    ))
+}
+
+/// Major and minor number of a version such as `1.95` or `1.96.0`.
+fn version_numbers(version: &str) -> Vec<u32> {
+    version.split('.').take(2).filter_map(|part| part.parse().ok()).collect()
+}
+
 /// Writes a script that stands for a tool.
 fn write_tool(folder: &Path, name: &str, script: &str) -> std::io::Result<std::path::PathBuf> {
     let path = folder.join(name);
@@ -72,6 +98,11 @@ fn unpack(folder: &Path) -> Result<(), String> {
         fs::remove_dir_all(folder).map_err(failed)?;
     }
     fs::create_dir_all(&debs).map_err(failed)?;
+    // Lists of packages that came with an image name old compilers. Who may not write them uses them as they are.
+    let lists = Command::new("apt-get").arg("update").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    if !lists.is_ok_and(|status| status.success()) {
+        println!("mac-check: apt-get update failed; the lists of packages are used as they are");
+    }
     let mut names: Vec<String> = PACKAGES.map(String::from).to_vec();
     let dependencies = output("apt-cache", &["depends", "rustc-web", "libstd-rust-web-dev"])?;
     let mut of_library = Vec::new();
@@ -125,4 +156,16 @@ fn output(program: &str, arguments: &[&str]) -> Result<String, String> {
         return Err(format!("{program} {} failed", arguments.join(" ")));
     }
     String::from_utf8(output.stdout).map_err(|e| e.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::version_numbers;
+
+    #[test]
+    fn versions_compare_by_number() {
+        assert!(version_numbers("1.100.2") >= version_numbers("1.95"));
+        assert!(version_numbers("1.85.0") < version_numbers("1.95"));
+        assert!(version_numbers("1.95.0") >= version_numbers("1.95"));
+    }
 }
