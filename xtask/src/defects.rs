@@ -261,7 +261,7 @@ fn passes(tree: &Path, log: &Path) -> io::Result<bool> {
     let mut command = Command::new("timeout");
     command.arg(LONGEST.as_secs().to_string()).arg(tests.get_program()).args(tests.get_args());
     // The longest tests have nothing that others do not have, for fewer bundles.
-    command.args(["--", "--skip", "every_fixture", "--skip", "every_form"]);
+    command.args(["-p", "sim-tests", "--", "--skip", "every_fixture", "--skip", "every_form"]);
     command.envs(tests.get_envs().filter_map(|(name, value)| Some((name, value?))));
     command.current_dir(tests.get_current_dir().unwrap_or(tree));
     Ok(command.stdout(out.try_clone()?).stderr(out).stdin(Stdio::null()).status()?.success())

@@ -19,15 +19,15 @@ pub fn run(options: TaskOptions) -> Passed {
     let filter = options.finish()?;
     prepare(&root())?;
     let mut command = cargo_test(&root(), &root().join("target/sim/build"));
-    command.args(filter);
+    command.arg("--workspace").args(filter);
     Ok(command.status()?.success())
 }
 
-/// The command that runs the tests of the workspace `sim` of `tree`.
+/// The command that runs tests of the workspace `sim` of `tree`; which crates', arguments say.
 pub fn cargo_test(tree: &Path, target: &Path) -> Command {
     let mut command = Command::new("cargo");
     // Its settings are found from the folder in which cargo runs.
-    command.args(["test", "--workspace", "--quiet"]).current_dir(tree.join("sim"));
+    command.args(["test", "--quiet"]).current_dir(tree.join("sim"));
     command.env("CARGO_TARGET_DIR", target);
     command
 }

@@ -271,6 +271,10 @@ impl SequenceStates for NoStates {
         Ok(())
     }
 
+    fn fill_with_noise(&mut self, _: u64) -> bool {
+        true
+    }
+
     fn restore(&mut self, _: &mut &[u8]) -> Result<()> {
         Ok(())
     }

@@ -5,6 +5,7 @@ use objc2::runtime::AnyObject;
 use objc2_foundation::{NSDictionary, NSError, NSException, NSLocalizedDescriptionKey, NSString};
 use std::path::Path;
 use std::sync::Mutex;
+use std::time::Duration;
 
 /// A fault of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +26,80 @@ pub enum Fault {
     Exception(usize),
     /// Results are arrays of their own, whatever backings are proposed.
     NoBackings,
+    /// To compile it ends the process.
+    CompileCrash,
+    /// To compile it never ends.
+    CompileHang,
+    /// To load it ends the process.
+    LoadCrash,
+    /// To load it never ends.
+    LoadHang,
+    /// So many predictions are right, and the next one ends the process.
+    Crash(usize),
+    /// So many predictions are right, and the next one never ends.
+    Hang(usize),
+    /// So many predictions are right, and the next ones wrong.
+    Wrong(usize),
+    /// So many predictions are right, and the next ones are not numbers.
+    NotNumbers(usize),
+    /// Predictions take so many microseconds more.
+    Slow(usize),
+    /// The plan of it puts every op on the CPU.
+    PlanCpu,
+    /// The plan of it puts products on the CPU, and everything else on the Neural Engine.
+    PlanProductsCpu,
+    /// The plan of it has no device for any op.
+    PlanNone,
+    /// The handler of its plan gets an error.
+    PlanError,
+    /// To ask for its plan ends the process.
+    PlanCrash,
+}
+
+/// Names of faults in files.
+fn named(name: &str, n: usize) -> Option<Fault> {
+    Some(match name {
+        "not-compiled" => Fault::NotCompiled,
+        "no-plan" => Fault::NoPlan,
+        "load-exception" => Fault::LoadException,
+        "no-answer" => Fault::NoAnswer,
+        "empty-answer" => Fault::EmptyAnswer,
+        "error" => Fault::Error(n),
+        "exception" => Fault::Exception(n),
+        "compile-crash" => Fault::CompileCrash,
+        "compile-hang" => Fault::CompileHang,
+        "load-crash" => Fault::LoadCrash,
+        "load-hang" => Fault::LoadHang,
+        "crash" => Fault::Crash(n),
+        "hang" => Fault::Hang(n),
+        "wrong" => Fault::Wrong(n),
+        "not-numbers" => Fault::NotNumbers(n),
+        "slow" => Fault::Slow(n),
+        "plan-cpu" => Fault::PlanCpu,
+        "plan-products-cpu" => Fault::PlanProductsCpu,
+        "plan-none" => Fault::PlanNone,
+        "plan-error" => Fault::PlanError,
+        "plan-crash" => Fault::PlanCrash,
+        _ => return None,
+    })
+}
+
+/// Plants the faults of a file: a line each of a part of the package's path, the fault and its number, where it has one.
+pub fn plant_from(file: &Path) {
+    let text = std::fs::read_to_string(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        let (Some(part), Some(name)) = (words.next(), words.next()) else { continue };
+        let n = words.next().map_or(0, |n| n.parse().unwrap_or_else(|_| panic!("{line}: no number")));
+        plant(part, named(name, n).unwrap_or_else(|| panic!("{line}: no such fault")));
+    }
+}
+
+/// Never returns, as a service that hangs.
+pub(crate) fn hang() -> ! {
+    loop {
+        std::thread::sleep(Duration::from_secs(3600));
+    }
 }
 
 static FAULTS: Mutex<Vec<(String, Fault)>> = Mutex::new(Vec::new());

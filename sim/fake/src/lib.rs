@@ -5,7 +5,8 @@
 //! outside of its handler. Unfriendly where Core ML may be: rows of results start at multiples of 64 bytes, completion handlers run on
 //! other threads and their objects are gone right after them, backings may stay unused.
 //!
-//! A compiled model is a folder with `coremldata.bin`, in which the path of its package stands.
+//! A compiled model is a folder with `coremldata.bin`, in which the path of its package stands. With a file `stale` in it, it is one of
+//! another system.
 #![allow(non_snake_case)]
 
 mod arrays;
@@ -13,7 +14,7 @@ mod faults;
 mod features;
 mod models;
 
-pub use faults::{Fault, clear_faults, plant};
+pub use faults::{Fault, clear_faults, plant, plant_from};
 pub use models::{loaded, settle};
 
 /// Registers all classes; before anything else of Core ML is used.

@@ -1,12 +1,12 @@
 //! MLModel, MLModelDescription and MLState.
 
 use crate::arrays::FakeArray;
-use crate::faults::{Fault, error, faults, raise};
+use crate::faults::{Fault, error, faults, hang, raise};
 use crate::features::{FakeConfiguration, FakeFeature, FakeOptions, FakeResult, FakeValue, fits, kind_of};
 use anemoe_mlpackage::mil::{Feature, FunctionDescription};
 use anemoe_runtime::backend::BackendFunction;
 use anemoe_runtime::cpu::{CompiledFunction, CpuPackage, CpuStates, Options};
-use anemoe_runtime::tensor::Tensor;
+use anemoe_runtime::tensor::{Data, Tensor};
 use block2::{DynBlock, RcBlock};
 use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::{AnyObject, NSObject};
@@ -20,9 +20,12 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// File of a compiled model.
-const MARK: &str = "coremldata.bin";
+pub(crate) const MARK: &str = "coremldata.bin";
+/// File in a compiled model of another system.
+const STALE: &str = "stale";
 
 pub(crate) fn register() {
     FakeState::class();
@@ -176,6 +179,9 @@ define_class!(
             let folder = PathBuf::from(url.path().unwrap().to_string());
             let package = fs::read_to_string(folder.join(MARK)).map(PathBuf::from);
             let faults = package.as_ref().map(|p| faults(p)).unwrap_or_default();
+            if faults.contains(&Fault::LoadCrash) {
+                std::process::abort();
+            }
             if faults.contains(&Fault::LoadException) {
                 raise("planted at load");
             }
@@ -188,7 +194,7 @@ define_class!(
             }
             let function = configuration.function();
             let opened = match package {
-                Ok(_) if faults.contains(&Fault::NoPlan) => {
+                Ok(_) if faults.contains(&Fault::NoPlan) || folder.join(STALE).exists() => {
                     let what = "Failed to build the model execution plan using a model architecture file with error code: -14.";
                     Err((-14, what.to_string()))
                 }
@@ -199,6 +205,7 @@ define_class!(
             on_other_thread(move || {
                 let (handler, opened) = sent.into_inner();
                 match opened {
+                    Ok(_) if faults.contains(&Fault::LoadHang) => hang(),
                     Ok(_) if faults.contains(&Fault::EmptyAnswer) => handler.call((null_mut(), null_mut())),
                     Ok(ivars) => {
                         let this = FakeModel::alloc().set_ivars(ivars);
@@ -265,8 +272,13 @@ define_class!(
 /// Makes the folder of a compiled model.
 fn compiled(package: &Path) -> Result<PathBuf, String> {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
-    if faults(package).contains(&Fault::NotCompiled) {
-        return Err("Error compiling model: planted".into());
+    for fault in faults(package) {
+        match fault {
+            Fault::NotCompiled => return Err("Error compiling model: planted".into()),
+            Fault::CompileCrash => std::process::abort(),
+            Fault::CompileHang => hang(),
+            _ => {}
+        }
     }
     CpuPackage::open(package).map_err(|e| format!("Error compiling model: {e}"))?;
     let number = NUMBER.fetch_add(1, Ordering::SeqCst);
@@ -326,6 +338,9 @@ impl FakeModel {
                     return Err((29, "Unable to compute the prediction: 0x1d".into()));
                 }
                 Fault::Exception(right) if calls >= right => raise("planted at predict"),
+                Fault::Crash(right) if calls >= right => std::process::abort(),
+                Fault::Hang(right) if calls >= right => hang(),
+                Fault::Slow(microseconds) => std::thread::sleep(Duration::from_micros(microseconds as u64)),
                 _ => {}
             }
         }
@@ -335,6 +350,15 @@ impl FakeModel {
         let mut outputs = Vec::new();
         BackendFunction::run(&ivars.function, &inputs, states, &mut outputs)
             .map_err(|e| (0, e.to_string()))?;
+        for fault in &faults {
+            match *fault {
+                Fault::Wrong(right) if calls >= right => {
+                    change(&mut outputs, |i, v| if i % 2 == 0 { -v } else { v })
+                }
+                Fault::NotNumbers(right) if calls >= right => change(&mut outputs, |_, _| f32::NAN),
+                _ => {}
+            }
+        }
         let mut values = Vec::new();
         for (feature, tensor) in ivars.described.outputs.iter().zip(&outputs) {
             let backing = options.backing(&feature.name);
@@ -352,6 +376,15 @@ impl FakeModel {
             values.push((feature.name.clone(), value));
         }
         Ok(FakeResult::new(values))
+    }
+}
+
+/// Changes every number of the results.
+fn change(outputs: &mut [Tensor], with: impl Fn(usize, f32) -> f32) {
+    for output in outputs {
+        if let Data::F32(values) = &mut output.data {
+            values.iter_mut().enumerate().for_each(|(i, v)| *v = with(i, *v));
+        }
     }
 }
 
