@@ -23,6 +23,9 @@ pub(crate) fn exp<L: F32x16>(x: L) -> L {
     x.if_below(low, L::splat(0.0), e)
 }
 
+/// Factors a and b of `x * sigmoid(x (a + b x^2))`: 2 sqrt(2/pi) and 0.044715 times that, as fp16 holds them.
+pub const GELU_FP16: [f32; 2] = [1.595_703_1, 0.071_350_1];
+
 /// Names the activation of a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {
@@ -30,6 +33,8 @@ pub enum Gate {
     Gelu,
     /// The tanh form of GELU.
     GeluTanh,
+    /// `x * sigmoid(x (a + b x^2))` with a and b of [`GELU_FP16`]: the tanh form, its factors rounded to fp16.
+    GeluFp16,
     /// `x * sigmoid(1.702 x)`
     GeluSigmoid,
     /// `x * sigmoid(x)`
@@ -63,6 +68,10 @@ fn activate<L: F32x16>(x: L, gate: Gate) -> L {
             let square = x.mul(x);
             let inner = square.mul(L::splat(0.044_715)).add(L::splat(1.0));
             x.mul(inner).mul(L::splat(2.0 * 0.797_884_6))
+        }
+        Gate::GeluFp16 => {
+            let [linear, cubic] = GELU_FP16;
+            x.mul(x).mul(L::splat(cubic)).add(L::splat(linear)).mul(x)
         }
     };
     let e = exp(u.mul(L::splat(-1.0)));
@@ -193,6 +202,7 @@ mod tests {
             (Gate::Gelu, |v| 0.5 * v * libm::erfc(-v * std::f64::consts::FRAC_1_SQRT_2)),
             (Gate::GeluSigmoid, |v| v / (1.0 + (-1.702 * v).exp())),
             (Gate::GeluTanh, |v| 0.5 * v * (1.0 + (0.797_884_560_8 * (v + 0.044_715 * v * v * v)).tanh())),
+            (Gate::GeluFp16, |v| v / (1.0 + (-v * (1.595_703_125 + 0.071_350_097_656_25 * v * v)).exp())),
         ] {
             let mut y = x.clone();
             apply_activation(&mut y, kind);

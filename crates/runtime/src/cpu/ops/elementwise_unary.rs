@@ -3,7 +3,7 @@
 use super::operands::{OpContext, OpError, OpResult};
 use super::shape::{count, invalid, unsupported};
 use crate::tensor::{Data, Tensor};
-use anemoe_kernels::{Gate, Pool};
+use anemoe_kernels::{GELU_FP16, Gate, Pool};
 use anemoe_mlpackage::mil::DataType;
 
 /// Elements that a thread computes at a time.
@@ -284,6 +284,7 @@ pub(in crate::cpu) fn activation(kind: Gate) -> fn(f32) -> f32 {
     match kind {
         Gate::Gelu => |v| 0.5 * v * (1.0 + libm::erff(v * std::f32::consts::FRAC_1_SQRT_2)),
         Gate::GeluTanh => gelu_tanh,
+        Gate::GeluFp16 => |v| v * sigmoid(v * (GELU_FP16[0] + GELU_FP16[1] * v * v)),
         Gate::GeluSigmoid => |v| v * sigmoid(1.702 * v),
         Gate::Silu => |v| v * sigmoid(v),
     }

@@ -6,7 +6,7 @@
 
 use super::super::ir::{Instr, InstrKind, Projection, ValueRef};
 use crate::tensor::Tensor;
-use anemoe_kernels::{Gate, RmsNorm};
+use anemoe_kernels::{GELU_FP16, Gate, RmsNorm};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -23,12 +23,6 @@ pub(super) struct Graph<'a> {
     /// Every result of type fp16 is rounded.
     pub round: bool,
 }
-
-/// Factors of the tanh form of GELU: 2 sqrt(2/pi), and that of the cube beside it.
-const GELU_LINEAR: f32 = 1.595_769;
-const GELU_CUBE: f32 = 0.044_715;
-/// Share by which a factor that is stored in fp16 may be off.
-const GELU_NEAR: f32 = 1.0 / 1024.0;
 
 /// Fused form of a step and of the steps before it that it replaces.
 pub(super) enum Fused {
@@ -351,7 +345,7 @@ impl Graph<'_> {
         }
     }
 
-    /// `x sigmoid(x)`, and `x sigmoid(x (a + b x^2))` with the factors of the tanh form of GELU.
+    /// `x sigmoid(x)`, and `x sigmoid(x (a + b x^2))` with the factors of [`GELU_FP16`].
     fn gate_by_sigmoid(&self, place: ValueRef) -> Option<(Vec<usize>, Gate, ValueRef)> {
         let m = self.by(place, "mul")?;
         self.both(m).into_iter().find_map(|(x, part)| {
@@ -367,11 +361,9 @@ impl Graph<'_> {
             let c = self.by(cubic, "mul")?;
             let (square, cubic) = self.both(c).into_iter().find_map(|(v, b)| Some((v, self.number(b)?)))?;
             let (q, of) = self.square_of(square)?;
-            // As near as fp16 holds them.
-            let near = |v: f32, want: f32| (v - want).abs() <= want * GELU_NEAR;
-            (of == x && near(linear, GELU_LINEAR) && near(cubic, GELU_LINEAR * GELU_CUBE)).then_some((
+            (of == x && [linear, cubic] == GELU_FP16).then_some((
                 vec![m, s, product, sum, c, q],
-                Gate::GeluTanh,
+                Gate::GeluFp16,
                 x,
             ))
         })
