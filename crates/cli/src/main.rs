@@ -19,6 +19,7 @@ mod registry;
 mod shell;
 mod show;
 mod signals;
+mod step;
 mod target;
 mod ui;
 mod welcome;
@@ -79,6 +80,8 @@ enum Command {
     Report(commands::report::Args),
     Completions(commands::completions::Args),
     Man(commands::man::Args),
+    #[command(hide = true)]
+    Step(commands::step::Args),
 }
 
 fn main() -> ExitCode {
@@ -147,6 +150,7 @@ fn main() -> ExitCode {
         Command::Report(args) => commands::report::run(args, &ui),
         Command::Completions(args) => commands::completions::run(args, Cli::command(), &ui),
         Command::Man(args) => commands::man::run(args, Cli::command(), &ui),
+        Command::Step(args) => commands::step::run(args),
     };
     if let Some(experiment) = experiment {
         experiment.end(&result, ui.into_document().as_ref());

@@ -2,11 +2,12 @@
 //!
 //! ```text
 //! BUNDLE/shards/L00.attn.mlmodelc                        beside the package, as `xcrun coremlcompiler` writes it
-//! CACHE/BUILD-CHIP/SHA256.mlmodelc                       as `anemoe compile` writes it
+//! CACHE/BUILD-CHIP/SHA256.mlmodelc, SHA256.json          as `anemoe compile` writes it, with its record
 //! ```
 
 use crate::{Error, Result};
 use anemoe_bundle::Chain;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -16,6 +17,26 @@ pub const COMPILED: &str = "mlmodelc";
 /// File that every compiled model has. Core ML ends the process when it is asked for the plan of what has none.
 const MARK: &str = "coremldata.bin";
 
+/// Ending of the name of a compiled model's record.
+const RECORD: &str = "json";
+/// Largest record that is read.
+const MAX_RECORD_BYTES: u64 = 1 << 16;
+
+/// Facts of a compiled model, beside it in the cache.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CompiledRecord {
+    /// Name of the shard.
+    pub package: String,
+    /// Bytes of the package.
+    pub package_bytes: u64,
+    /// Bytes of the compiled model.
+    pub compiled_bytes: u64,
+    /// Seconds that compiling took, where that was seen.
+    pub seconds: Option<f64>,
+    /// Program that wrote it.
+    pub generator: String,
+}
+
 /// Finds the compiled models of packages.
 #[derive(Clone, Debug, Default)]
 pub struct CompiledModels {
@@ -23,6 +44,8 @@ pub struct CompiledModels {
     folder: Option<PathBuf>,
     /// Hashes of packages, as the contract of their bundle gives them.
     digests: BTreeMap<PathBuf, String>,
+    /// A package and its model, where it is about one alone.
+    single: Option<(PathBuf, PathBuf)>,
 }
 
 impl CompiledModels {
@@ -30,7 +53,27 @@ impl CompiledModels {
     /// to this system and chip, see [`crate::this_system`].
     pub fn new(bundle: &Path, chain: &Chain, cache: Option<&Path>, system: &str) -> CompiledModels {
         let digests = chain.shards.iter().map(|s| (bundle.join(&s.file), s.sha256.clone()));
-        CompiledModels { folder: cache.map(|cache| cache.join(system)), digests: digests.collect() }
+        CompiledModels {
+            folder: cache.map(|cache| cache.join(system)),
+            digests: digests.collect(),
+            single: None,
+        }
+    }
+
+    /// Makes the place of one package's model, wherever that is.
+    pub fn of_package(package: &Path, compiled: &Path) -> CompiledModels {
+        let single = Some((package.to_path_buf(), compiled.to_path_buf()));
+        CompiledModels { single, ..CompiledModels::default() }
+    }
+
+    /// The folder of this system and chip.
+    pub fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
+    }
+
+    /// The hash of a package of the bundle.
+    pub fn digest(&self, package: &Path) -> Option<&str> {
+        self.digests.get(package).map(String::as_str)
     }
 
     /// The place in the cache for a package; none where there is no cache or the package is not the bundle's.
@@ -39,10 +82,33 @@ impl CompiledModels {
         Some(self.folder.as_ref()?.join(format!("{digest}.{COMPILED}")))
     }
 
+    /// The place of the record beside a compiled model in the cache.
+    pub fn record_place(&self, package: &Path) -> Option<PathBuf> {
+        Some(self.place(package)?.with_extension(RECORD))
+    }
+
+    /// The record of a compiled model, where there is one.
+    pub fn record(&self, package: &Path) -> Option<CompiledRecord> {
+        let text = anemoe_io::read_input(&self.record_place(package)?, MAX_RECORD_BYTES).ok()?;
+        anemoe_io::json::parse(&text).ok()
+    }
+
+    /// Another system or chip has a compiled model of a package in this cache.
+    pub fn has_other(&self, package: &Path) -> bool {
+        let (Some(own), Some(digest)) = (&self.folder, self.digests.get(package)) else { return false };
+        let Some(others) = own.parent().and_then(|cache| cache.read_dir().ok()) else { return false };
+        let name = format!("{digest}.{COMPILED}");
+        others.flatten().any(|other| other.path() != *own && other.path().join(&name).join(MARK).is_file())
+    }
+
     /// The compiled model of a package, where there is one.
     pub fn find(&self, package: &Path) -> Option<PathBuf> {
         let beside = package.with_extension(COMPILED);
-        [self.place(package), Some(beside)].into_iter().flatten().find(|path| path.join(MARK).is_file())
+        let single = self.single.as_ref().filter(|(of, _)| of == package).map(|(_, model)| model.clone());
+        [single, self.place(package), Some(beside)]
+            .into_iter()
+            .flatten()
+            .find(|path| path.join(MARK).is_file())
     }
 
     /// The compiled model of a package.
@@ -73,7 +139,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let package = dir.path().join("a.mlpackage");
         let digests = BTreeMap::from([(package.clone(), "00ff".to_string())]);
-        let models = CompiledModels { folder: Some(dir.path().join("24A-M4")), digests };
+        let models = CompiledModels { folder: Some(dir.path().join("24A-M4")), digests, single: None };
         assert!(models.expect(&package).unwrap_err().to_string().contains("anemoe compile"));
         assert!(!models.is_complete());
         let beside = dir.path().join("a.mlmodelc");

@@ -11,6 +11,7 @@
 //! `cargo xtask sim` runs this crate on Linux against a fake Core ML whose engine is the CPU executor; `cargo xtask mac-check`
 //! type-checks it for macOS. It has not run on a Mac yet: `docs/mac.md`.
 
+pub mod causes;
 mod compiled;
 #[cfg(any(target_vendor = "apple", feature = "sim"))]
 mod engine;
@@ -18,11 +19,11 @@ mod settings;
 #[cfg(not(any(target_vendor = "apple", feature = "sim")))]
 mod unavailable;
 
-pub use compiled::{COMPILED, CompiledModels};
+pub use compiled::{COMPILED, CompiledModels, CompiledRecord};
 #[cfg(any(target_vendor = "apple", feature = "sim"))]
-pub use engine::{CoreMlBackend, compile, this_system};
+pub use engine::{CoreMlBackend, available, compile, this_system};
 pub use settings::{ComputeUnits, CoreMlSettings};
 #[cfg(not(any(target_vendor = "apple", feature = "sim")))]
-pub use unavailable::{CoreMlBackend, compile, this_system};
+pub use unavailable::{CoreMlBackend, available, compile, this_system};
 
 pub use anemoe_io::{Error, Result};

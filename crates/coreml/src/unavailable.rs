@@ -29,6 +29,14 @@ impl Backend for CoreMlBackend {
     }
 }
 
+/// Checks that there is Core ML; on this system there is none.
+///
+/// # Errors
+/// Always.
+pub fn available() -> Result<()> {
+    Err(unavailable())
+}
+
 /// Compiles a package; on this system nothing can.
 ///
 /// # Errors

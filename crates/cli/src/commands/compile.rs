@@ -3,49 +3,270 @@
 use crate::args::runner::CompiledArgs;
 use crate::bundle::Verify;
 use crate::outcome::Outcome;
+use crate::step::{LoadSeconds, Risky, RiskyArgs, StepFailure, Work};
 use crate::target::expect_bundle;
-use crate::ui::Ui;
-use std::path::PathBuf;
+use crate::ui::{Table, Ui, bytes, message};
+use anemoe_bundle::{Chain, Shard, ShardKind};
+use anemoe_convert::build::check_room;
+use anemoe_convert::form::ShardForm;
+use anemoe_coreml::causes::is_no_plan;
+use anemoe_coreml::{COMPILED, CompiledModels, CompiledRecord};
+use anemoe_io::{Error, Temporary};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 /// Compile a bundle for the Neural Engine of this Mac.
 ///
-/// Compiled models lie in a cache, by content, version of the system and chip: what is compiled already stays as it is.
+/// Compiled models lie in a cache, by content, version of the system and chip: what is compiled already stays as it is. Every
+/// function is loaded once, because the Neural Engine's own compiler runs then. Each package is compiled and loaded in a process
+/// of its own; one that fails, crashes or hangs is reported with likely causes, and the others go on. Exit status 1 when some
+/// package failed.
 #[derive(clap::Args)]
-#[command(after_help = "Example:\n  anemoe compile small.anemoe")]
+#[command(
+    after_help = "Example:\n  anemoe compile small.anemoe\n  anemoe compile small.anemoe --timeout 120"
+)]
 pub struct Args {
     /// The bundle.
     bundle: PathBuf,
-    /// Compile again what is compiled, for instance behind an error -14.
+    /// Compile again what is compiled. What is refused with error -14 is compiled again anyway.
     #[arg(long)]
     again: bool,
+    /// Load no function: mistakes of a form then show when the bundle runs.
+    #[arg(long)]
+    no_load: bool,
+    #[command(flatten)]
+    risky: RiskyArgs,
     #[command(flatten)]
     cache: CompiledArgs,
     #[command(flatten)]
     verify: Verify,
 }
 
+/// Results of a compilation.
+#[derive(Default, Serialize)]
+struct CompileReport {
+    bundle: PathBuf,
+    /// Folder of this system and chip in the cache.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cache: Option<PathBuf>,
+    compiled: usize,
+    already_compiled: usize,
+    /// Packages that were compiled already and refused with -14, and are compiled again.
+    compiled_again: usize,
+    /// Packages that other systems or chips have compiled models of.
+    of_other_systems: usize,
+    failed: usize,
+    packages: Vec<PackageReport>,
+    failures: Vec<StepFailure>,
+}
+
+#[derive(Serialize)]
+struct PackageReport {
+    package: String,
+    package_bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    compiled_bytes: Option<u64>,
+    /// Seconds that compiling took; absent where it was compiled already.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seconds: Option<f64>,
+    /// Seconds that loading took, by function.
+    load_seconds: LoadSeconds,
+}
+
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    anemoe_coreml::available()?;
     expect_bundle(&args.bundle)?;
     let chain = args.verify.open(&args.bundle, ui)?;
     let models = args.cache.models(&args.bundle, &chain);
-    let (mut new, mut known) = (0, 0);
+    let compiler = Compiler { args: &args, chain: &chain, models: &models, risky: args.risky.runner() };
+    let missing: Vec<&Shard> = chain.shards.iter().filter(|s| compiler.is_missing(s)).collect();
+    compiler.check_room(&missing)?;
+    let mut report = CompileReport {
+        bundle: args.bundle.clone(),
+        cache: models.folder().map(Path::to_path_buf),
+        of_other_systems: missing.iter().filter(|s| models.has_other(&compiler.package(s))).count(),
+        ..CompileReport::default()
+    };
     let bar = ui.bar(chain.shards.len() as u64, "packages");
     for shard in &chain.shards {
-        let package = args.bundle.join(&shard.file);
         bar.set_message(shard.name.clone());
-        if !args.again && models.find(&package).is_some() {
-            known += 1;
-        } else {
-            // Beside the package where the system has no name, and so no place in the cache.
-            let target =
-                models.place(&package).unwrap_or_else(|| package.with_extension(anemoe_coreml::COMPILED));
-            anemoe_coreml::compile(&package, &target)?;
-            new += 1;
+        if let Err(trouble) = compiler.shard(shard, &mut report)? {
+            bar.suspend(|| trouble.lines().iter().for_each(message));
+            report.failures.push(trouble);
         }
         bar.inc(1);
     }
     bar.finish_and_clear();
-    ui.document(&serde_json::json!({"bundle": args.bundle, "compiled": new, "already_compiled": known}))?;
-    ui.line(format!("{new} packages compiled, {known} were already"))?;
-    Ok(Outcome::Done)
+    report.failed = report.failures.len();
+    ui.document(&report)?;
+    print(&report, ui)?;
+    Ok(if report.failed == 0 { Outcome::Done } else { Outcome::GateFailed })
+}
+
+/// Compiler of a bundle's packages.
+struct Compiler<'a> {
+    args: &'a Args,
+    chain: &'a Chain,
+    models: &'a CompiledModels,
+    risky: Risky,
+}
+
+impl Compiler<'_> {
+    fn package(&self, shard: &Shard) -> PathBuf {
+        self.args.bundle.join(&shard.file)
+    }
+
+    fn is_missing(&self, shard: &Shard) -> bool {
+        self.args.again || self.models.find(&self.package(shard)).is_none()
+    }
+
+    /// Checks that there is room for the compiled models, which are about as large as their packages, and for one twice.
+    fn check_room(&self, missing: &[&Shard]) -> anyhow::Result<()> {
+        let all: u64 = missing.iter().map(|s| s.bytes).sum();
+        let largest = missing.iter().map(|s| s.bytes).max().unwrap_or(0);
+        let folder = self.models.folder().unwrap_or(&self.args.bundle);
+        let what = format!("the compiled models of {} packages need about", missing.len());
+        Ok(check_room(folder, &what, all + all / 20 + largest)?)
+    }
+
+    /// Compiles a package where that is needed, and loads its functions.
+    fn shard(&self, shard: &Shard, report: &mut CompileReport) -> anyhow::Result<Result<(), StepFailure>> {
+        let package = self.package(shard);
+        let mut seconds = None;
+        if self.is_missing(shard) {
+            match self.compile(shard, &package)? {
+                Ok(s) => seconds = Some(s),
+                Err(trouble) => return Ok(Err(trouble)),
+            }
+        }
+        let mut loaded = self.load(shard, &package)?;
+        if seconds.is_none() && loaded.as_ref().is_err_and(|t| is_no_plan(&t.message)) {
+            match self.compile(shard, &package)? {
+                Ok(s) => seconds = Some(s),
+                Err(trouble) => return Ok(Err(trouble)),
+            }
+            report.compiled_again += 1;
+            loaded = self.load(shard, &package)?;
+        }
+        match seconds {
+            Some(_) => report.compiled += 1,
+            None => report.already_compiled += 1,
+        }
+        let compiled_bytes = match self.models.find(&package) {
+            Some(path) => Some(anemoe_bundle::package_bytes(&path)?),
+            None => None,
+        };
+        let (load_seconds, trouble) = match loaded {
+            Ok(load_seconds) => (load_seconds, None),
+            Err(trouble) => (LoadSeconds::new(), Some(trouble)),
+        };
+        self.record(shard, &package, compiled_bytes, seconds)?;
+        report.packages.push(PackageReport {
+            package: shard.name.clone(),
+            package_bytes: shard.bytes,
+            compiled_bytes,
+            seconds,
+            load_seconds,
+        });
+        Ok(trouble.map_or(Ok(()), Err))
+    }
+
+    /// Compiles a package in a child and moves the result to its place. Gives the seconds that it took.
+    fn compile(&self, shard: &Shard, package: &Path) -> anyhow::Result<Result<f64, StepFailure>> {
+        // Beside the package where the system has no name, and so no place in the cache.
+        let target = self.models.place(package).unwrap_or_else(|| package.with_extension(COMPILED));
+        let parent = target.parent().unwrap_or(Path::new("."));
+        std::fs::create_dir_all(parent).map_err(|e| Error::io(parent, e))?;
+        // What a child that crashed leaves goes with this folder.
+        let folder = Temporary::dir(parent, ".compile").map_err(|e| Error::io(parent, e))?;
+        let made = folder.path().join("model").with_extension(COMPILED);
+        let started = Instant::now();
+        let work = Work::Compile { package: package.to_path_buf(), target: made.clone() };
+        if let Err(trouble) = self.risky.step(&shard.name, &work, Some(self.form(shard)))? {
+            return Ok(Err(trouble));
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        if target.symlink_metadata().is_ok() {
+            std::fs::rename(&target, folder.path().join("old")).map_err(|e| Error::io(&target, e))?;
+        }
+        std::fs::rename(&made, &target).map_err(|e| Error::io(&target, e))?;
+        Ok(Ok(seconds))
+    }
+
+    /// Loads every function in a child.
+    fn load(&self, shard: &Shard, package: &Path) -> anyhow::Result<Result<LoadSeconds, StepFailure>> {
+        if self.args.no_load {
+            return Ok(Ok(LoadSeconds::new()));
+        }
+        let compiled = self.models.expect(package)?;
+        let functions = shard.functions.iter().map(|f| f.name.clone()).collect();
+        let work = Work::Load { package: package.to_path_buf(), compiled, functions };
+        Ok(match self.risky.step(&shard.name, &work, Some(self.form(shard)))? {
+            Ok(seconds) => Ok(serde_json::from_value(seconds)?),
+            Err(trouble) => Err(trouble),
+        })
+    }
+
+    /// Writes down the size of a compiled model beside it; what is not in the cache has no record.
+    fn record(
+        &self,
+        shard: &Shard,
+        package: &Path,
+        compiled_bytes: Option<u64>,
+        seconds: Option<f64>,
+    ) -> anyhow::Result<()> {
+        let (Some(place), Some(compiled_bytes)) = (self.models.record_place(package), compiled_bytes) else {
+            return Ok(());
+        };
+        if seconds.is_none() && place.is_file() {
+            return Ok(());
+        }
+        let record = CompiledRecord {
+            package: shard.name.clone(),
+            package_bytes: shard.bytes,
+            compiled_bytes,
+            seconds,
+            generator: concat!("anemoe ", env!("CARGO_PKG_VERSION")).into(),
+        };
+        Ok(anemoe_bundle::write_atomic(&place, &serde_json::to_vec_pretty(&record)?)?)
+    }
+
+    fn form(&self, shard: &Shard) -> (ShardKind, ShardForm) {
+        (shard.kind, form_of(self.chain, shard.kind))
+    }
+}
+
+/// The form in which a bundle has shards of a kind.
+pub fn form_of(chain: &Chain, kind: ShardKind) -> ShardForm {
+    let own = chain.options.get("forms").and_then(|forms| forms.get(kind.name()));
+    let form = own.or_else(|| chain.options.get("form")).cloned();
+    form.and_then(|f| serde_json::from_value(f).ok()).unwrap_or_default()
+}
+
+fn print(report: &CompileReport, ui: &Ui) -> anyhow::Result<()> {
+    let CompileReport { compiled, already_compiled, compiled_again, failed, .. } = report;
+    if report.of_other_systems > 0 {
+        ui.line(format!("{} were compiled for another system or chip", report.of_other_systems))?;
+    }
+    let mut table = Table::new(&["package", "bytes", "compiled", "compile s", "load s"]);
+    for p in report.packages.iter().filter(|p| p.seconds.is_some()) {
+        let number = |s: Option<f64>| s.map_or_else(String::new, |s| format!("{s:.1}"));
+        table.row(vec![
+            p.package.clone(),
+            bytes(p.package_bytes),
+            p.compiled_bytes.map_or_else(String::new, bytes),
+            number(p.seconds),
+            number(Some(p.load_seconds.values().sum())),
+        ]);
+    }
+    if *compiled > 0 {
+        table.print(ui)?;
+    }
+    let again =
+        if *compiled_again > 0 { format!(" ({compiled_again} again, after -14)") } else { String::new() };
+    ui.line(format!(
+        "{compiled} packages compiled{again}, {already_compiled} were already, {failed} failed"
+    ))?;
+    Ok(())
 }

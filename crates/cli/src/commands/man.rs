@@ -48,7 +48,7 @@ pub fn run(args: Args, mut root: Command, ui: &Ui) -> anyhow::Result<Outcome> {
 fn collect(command: &Command, pages: &mut Vec<(String, String)>) -> anyhow::Result<()> {
     let name = command.get_display_name().unwrap_or(command.get_name()).to_string();
     pages.push((format!("{name}.1"), page(command.clone())?));
-    for below in command.get_subcommands().filter(|c| c.get_name() != "help") {
+    for below in command.get_subcommands().filter(|c| c.get_name() != "help" && !c.is_hide_set()) {
         collect(below, pages)?;
     }
     Ok(())

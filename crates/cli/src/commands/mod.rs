@@ -23,5 +23,6 @@ pub mod quickstart;
 pub mod report;
 pub mod reproduce;
 pub mod serve;
+pub mod step;
 pub mod trace;
 pub mod validate;

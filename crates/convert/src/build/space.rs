@@ -110,6 +110,31 @@ pub fn check_scratch(folder: &Path, bytes: u64) -> Result<()> {
     Err(Error::room(folder, what))
 }
 
+/// Checks that the disk of a folder, there or not yet, has room for `bytes` of what `what` says, before the work.
+///
+/// # Errors
+/// [`Kind::Room`](anemoe_io::Kind::Room) when there is not enough of it; a disk does not say how much it has.
+pub fn check_room(folder: &Path, what: &str, bytes: u64) -> Result<()> {
+    let free = free_space(folder)?;
+    if bytes <= free {
+        return Ok(());
+    }
+    let what = format!(
+        "{what} {bytes} bytes ({:.1} MB), and this disk has {free} left ({:.1} MB)",
+        bytes as f64 / 1e6,
+        free as f64 / 1e6
+    );
+    Err(Error::room(folder, what))
+}
+
+/// Bytes that are left on the disk of a folder, there or not yet.
+///
+/// # Errors
+/// The disk does not say.
+pub fn free_space(folder: &Path) -> Result<u64> {
+    free(&existing(folder))
+}
+
 /// The nearest folder that exists.
 fn existing(path: &Path) -> PathBuf {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());

@@ -72,17 +72,24 @@ fn pooled(work: &mut dyn FnMut()) {
     autoreleasepool(|_| work());
 }
 
+/// Checks that the system has states and functions of models.
+///
+/// # Errors
+/// It is older.
+pub fn available() -> Result<()> {
+    if !objc2::available!(macos = 15.0, ios = 18.0, tvos = 18.0, watchos = 11.0, visionos = 2.0, ..) {
+        return Err(Error::unsupported_here("on this system: states and functions of models need macOS 15"));
+    }
+    Ok(())
+}
+
 impl Engine {
     /// Starts the thread.
     ///
     /// # Errors
     /// The system is older than states and functions of models, or has no thread left.
     pub fn start(limit: Option<u64>, units: ComputeUnits) -> Result<Engine> {
-        if !objc2::available!(macos = 15.0, ios = 18.0, tvos = 18.0, watchos = 11.0, visionos = 2.0, ..) {
-            return Err(Error::unsupported_here(
-                "on this system: states and functions of models need macOS 15",
-            ));
-        }
+        available()?;
         Ok(Engine {
             owner: Owner::start(Objects::default, pooled)?,
             limit,

@@ -23,5 +23,6 @@ mod system;
 mod translate;
 
 pub use coreml_package::CoreMlBackend;
+pub use loading::available;
 pub use system::this_system;
 pub use translate::compile;

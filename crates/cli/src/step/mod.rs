@@ -1,0 +1,51 @@
+//! Risky work in a process of its own: what crashes or hangs there is a report here.
+//!
+//! ```text
+//! command --Work, one line of JSON--> anemoe step --Reply, the last line of JSON--> Ended
+//!         --standard input stays open: its end tells the child that the command is gone
+//! ```
+
+mod child;
+mod risky;
+
+pub use child::{Ended, in_child, serve};
+pub use risky::{Risky, RiskyArgs, StepFailure};
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Work of a child.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "work", rename_all = "snake_case")]
+pub enum Work {
+    /// Compiles a package.
+    Compile {
+        /// The package.
+        package: PathBuf,
+        /// Place of the compiled model.
+        target: PathBuf,
+    },
+    /// Loads functions, one after the other.
+    Load {
+        /// The package.
+        package: PathBuf,
+        /// The compiled model.
+        compiled: PathBuf,
+        /// Names of the functions.
+        functions: Vec<String>,
+    },
+}
+
+impl Work {
+    /// The step, for people.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Work::Compile { .. } => "compile",
+            Work::Load { .. } => "load",
+        }
+    }
+}
+
+/// Seconds that loading a function took, by name.
+pub type LoadSeconds = BTreeMap<String, f64>;

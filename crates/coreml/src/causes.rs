@@ -1,0 +1,271 @@
+//! Likely causes of what Core ML refuses, and of steps that crash or hang, as others met them; and the form to try next.
+
+use serde::{Deserialize, Serialize};
+
+/// End of a step that did not end well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum End {
+    /// Core ML gave an error or threw an exception.
+    Refused,
+    /// The process ended.
+    Crashed,
+    /// It took too long.
+    Hung,
+}
+
+impl End {
+    /// The end as a word.
+    pub const fn word(self) -> &'static str {
+        match self {
+            End::Refused => "refused",
+            End::Crashed => "crashed",
+            End::Hung => "hung",
+        }
+    }
+}
+
+/// A likely cause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cause {
+    /// Cause.
+    pub text: &'static str,
+    /// Advice besides another form; may be empty.
+    pub advice: &'static str,
+    /// Choices of forms to try, as option and word of `anemoe build`, the most promising first.
+    pub forms: &'static [(&'static str, &'static str)],
+}
+
+/// A rule: what it applies to, and its causes.
+struct Rule {
+    end: Option<End>,
+    step: Option<&'static str>,
+    /// Parts of messages in lower case, one of which has to be there; without any the rule applies always.
+    says: &'static [&'static str],
+    causes: &'static [Cause],
+}
+
+/// Forms of any kind of shard, for where nothing more is known.
+const ANY_FORM: &[(&str, &str)] = &[
+    ("--cache", "host"),
+    ("--attention", "per-head"),
+    ("--experts", "bank"),
+    ("--activation", "sigmoid"),
+    ("--io", "channels-last"),
+    ("--norm", "plain"),
+];
+
+const STATES: &[(&str, &str)] = &[("--cache", "host")];
+
+/// Rules; the first that applies decides.
+const RULES: &[Rule] = &[
+    Rule {
+        end: None,
+        step: None,
+        says: &["no space left", "disk is full", "nospc"],
+        causes: &[Cause {
+            text: "the disk is full",
+            advice: "free some room (anemoe doctor --clean lists caches)",
+            forms: &[],
+        }],
+    },
+    Rule {
+        end: None,
+        step: None,
+        says: &["bad_cast"],
+        causes: &[Cause {
+            text: "flexible numbers of tokens beside states",
+            advice: "build with fixed numbers of tokens: --tokens 1,8",
+            forms: STATES,
+        }],
+    },
+    Rule {
+        end: None,
+        step: None,
+        says: &["-14"],
+        causes: &[
+            Cause {
+                text: "it was compiled for another version of the system or another chip",
+                advice: "anemoe compile --again",
+                forms: &[],
+            },
+            Cause {
+                text: "a form that this Neural Engine does not take; states are refused most often",
+                advice: "",
+                forms: &[
+                    ("--cache", "host"),
+                    ("--history", "host"),
+                    ("--experts", "bank"),
+                    ("--activation", "sigmoid"),
+                    ("--io", "channels-last"),
+                ],
+            },
+            Cause {
+                text: "blocks of scales, or tables with scales",
+                advice: "another kind of compression: --quant lut4 or --quant int8-tensor",
+                forms: &[],
+            },
+            Cause {
+                text: "too much in one package, or loaded at once",
+                advice: "smaller packages (--experts-per-shard, --ffn-shards), or --max-loaded when it runs",
+                forms: &[],
+            },
+        ],
+    },
+    Rule {
+        end: None,
+        step: None,
+        says: &["aneccompile", "anef", "error 11", "code 11", "error=11"],
+        causes: &[Cause {
+            text: "the Neural Engine's compiler refuses a function: too large, too long, or several numbers of tokens with states",
+            advice: "smaller packages (--ffn-shards), a shorter --max-context, or --functions apart",
+            forms: &[
+                ("--cache", "host"),
+                ("--attention", "per-head"),
+                ("--experts", "bank"),
+                ("--norm", "plain"),
+            ],
+        }],
+    },
+    Rule {
+        end: None,
+        step: None,
+        says: &["0x1d", "coreml 29"],
+        causes: &[Cause {
+            text: "a state that is written: the second of two was refused elsewhere",
+            advice: "",
+            forms: &[("--history", "host"), ("--cache", "host")],
+        }],
+    },
+    Rule {
+        end: None,
+        step: None,
+        says: &["0x20004", "failed to allocate", "iosurface", "out of memory", "signal 9"],
+        causes: &[Cause {
+            text: "memory of the Neural Engine or of the machine",
+            advice: "smaller packages (--experts-per-shard, --ffn-shards), less loaded at once (--max-loaded)",
+            forms: &[],
+        }],
+    },
+    Rule {
+        end: None,
+        step: None,
+        says: &["opset", "specification version", "newer version", "unsupported version", "parse ml program"],
+        causes: &[Cause {
+            text: "the system is older than the package's operations",
+            advice: "macOS 15 or later",
+            forms: &[],
+        }],
+    },
+    Rule {
+        end: None,
+        step: None,
+        says: &["compile the model with xcode", "unable to load model", "coremldata.bin", "no such file"],
+        causes: &[Cause {
+            text: "the compiled model is damaged or half there",
+            advice: "anemoe compile --again",
+            forms: &[],
+        }],
+    },
+    Rule {
+        end: None,
+        step: None,
+        says: &["tensor data type", "data type"],
+        causes: &[Cause {
+            text: "elements of a type that the Neural Engine does not have",
+            advice: "anemoe check --ops names them",
+            forms: &[],
+        }],
+    },
+    Rule {
+        end: Some(End::Crashed),
+        step: None,
+        says: &["dequantize", "mlir", "mpsgraph"],
+        causes: &[Cause {
+            text: "the GPU's compiler stumbles over compressed weights",
+            advice: "another kind of compression: --quant lut4 without scales",
+            forms: &[],
+        }],
+    },
+    Rule {
+        end: Some(End::Crashed),
+        step: None,
+        says: &[],
+        causes: &[Cause {
+            text: "a C++ exception or a fault inside of Core ML, which ends the process that asks",
+            advice: "report it with the message; anemoe tune finds forms that do not do this",
+            forms: ANY_FORM,
+        }],
+    },
+    Rule {
+        end: Some(End::Hung),
+        step: Some("compile"),
+        says: &[],
+        causes: &[Cause {
+            text: "a large package: compilation takes minutes for some hundred MB",
+            advice: "a longer --timeout, or smaller packages (--experts-per-shard, --ffn-shards)",
+            forms: &[("--experts", "bank"), ("--attention", "per-head")],
+        }],
+    },
+    Rule {
+        end: Some(End::Hung),
+        step: None,
+        says: &[],
+        causes: &[Cause {
+            text: "Core ML's service compiles for minutes at a first load, or hangs",
+            advice: "a longer --timeout; log out and in, or restart, if other programs hang too",
+            forms: ANY_FORM,
+        }],
+    },
+    Rule {
+        end: None,
+        step: None,
+        says: &[],
+        causes: &[Cause { text: "not known", advice: "report it with the message", forms: ANY_FORM }],
+    },
+];
+
+/// The likely causes of a step's end, the most likely first.
+pub fn of(end: End, step: &str, message: &str) -> Vec<Cause> {
+    let message = message.to_lowercase();
+    let fits = |rule: &&Rule| {
+        rule.end.is_none_or(|e| e == end)
+            && rule.step.is_none_or(|s| s == step)
+            && (rule.says.is_empty() || rule.says.iter().any(|part| message.contains(part)))
+    };
+    RULES.iter().find(fits).map(|rule| rule.causes.to_vec()).unwrap_or_default()
+}
+
+/// A message is that of an execution plan that could not be built (-14).
+pub fn is_no_plan(message: &str) -> bool {
+    message.contains("error code: -14") || message.contains("CoreML -14")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_end_has_a_cause() {
+        for end in [End::Refused, End::Crashed, End::Hung] {
+            for step in ["compile", "load", "plan", "measure"] {
+                let found = of(end, step, "something else");
+                assert!(!found.is_empty() && found.iter().all(|c| !c.text.is_empty()), "{end:?} {step}");
+            }
+        }
+    }
+
+    #[test]
+    fn messages_of_others_find_their_causes() {
+        let first = |message: &str| of(End::Refused, "load", message)[0].text;
+        let no_plan = "com.apple.CoreML -14: Failed to build the model execution plan using a model architecture file with \
+                       error code: -14.";
+        assert!(is_no_plan(no_plan) && first(no_plan).contains("another version of the system"));
+        assert!(first("ANECCompile() FAILED: err=()").contains("compiler"));
+        assert!(first("Unable to compute the prediction: 0x1d").contains("state"));
+        assert!(first("Program load failure (0x20004)").contains("memory"));
+        assert!(first("No space left on device").contains("disk"));
+        assert!(of(End::Crashed, "load", "libc++abi: std::bad_cast")[0].text.contains("flexible"));
+        assert!(of(End::Hung, "compile", "")[0].advice.contains("--timeout"));
+    }
+}
