@@ -119,6 +119,7 @@ mod tests {
             "bench --save",
             "build --out",
             "calibrate --out",
+            "check --save",
             "golden --out",
             "man --out",
             "plan --out",

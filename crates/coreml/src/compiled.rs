@@ -37,6 +37,12 @@ pub struct CompiledRecord {
     pub generator: String,
 }
 
+/// A folder is a compiled model.
+#[cfg(any(target_vendor = "apple", feature = "sim"))]
+pub(crate) fn is_compiled(path: &Path) -> bool {
+    path.join(MARK).is_file()
+}
+
 /// Finds the compiled models of packages.
 #[derive(Clone, Debug, Default)]
 pub struct CompiledModels {

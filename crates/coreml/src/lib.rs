@@ -15,15 +15,16 @@ pub mod causes;
 mod compiled;
 #[cfg(any(target_vendor = "apple", feature = "sim"))]
 mod engine;
+pub mod plan;
 mod settings;
 #[cfg(not(any(target_vendor = "apple", feature = "sim")))]
 mod unavailable;
 
 pub use compiled::{COMPILED, CompiledModels, CompiledRecord};
 #[cfg(any(target_vendor = "apple", feature = "sim"))]
-pub use engine::{CoreMlBackend, available, compile, this_system};
+pub use engine::{CoreMlBackend, available, compile, plan_of, this_system};
 pub use settings::{ComputeUnits, CoreMlSettings};
 #[cfg(not(any(target_vendor = "apple", feature = "sim")))]
-pub use unavailable::{CoreMlBackend, available, compile, this_system};
+pub use unavailable::{CoreMlBackend, available, compile, plan_of, this_system};
 
 pub use anemoe_io::{Error, Result};

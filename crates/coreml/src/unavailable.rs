@@ -1,6 +1,7 @@
 //! The backend where there is no Core ML.
 
-use crate::{CoreMlSettings, Error, Result};
+use crate::plan::OpPlan;
+use crate::{ComputeUnits, CoreMlSettings, Error, Result};
 use anemoe_runtime::backend::{Backend, BackendPackage, KeptCache};
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
@@ -42,6 +43,14 @@ pub fn available() -> Result<()> {
 /// # Errors
 /// Always.
 pub fn compile(_: &Path, _: &Path) -> Result<PathBuf> {
+    Err(unavailable())
+}
+
+/// Asks for the plan of a function; on this system nothing can.
+///
+/// # Errors
+/// Always.
+pub fn plan_of(_: &Path, _: &Path, _: &str, _: bool, _: ComputeUnits) -> Result<Vec<OpPlan>> {
     Err(unavailable())
 }
 

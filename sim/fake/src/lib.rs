@@ -13,6 +13,7 @@ mod arrays;
 mod faults;
 mod features;
 mod models;
+mod plans;
 
 pub use faults::{Fault, clear_faults, plant, plant_from};
 pub use models::{loaded, settle};
@@ -25,5 +26,6 @@ pub fn install() {
         arrays::register();
         features::register();
         models::register();
+        plans::register();
     });
 }

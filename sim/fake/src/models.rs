@@ -50,17 +50,21 @@ pub fn loaded() -> usize {
 }
 
 /// Runs `work` on a thread that holds all others' messages, so that what it lets go of is gone before anyone uses it.
-fn on_other_thread(work: impl FnOnce() + Send + 'static) {
+pub(crate) fn on_other_thread(work: impl FnOnce() + Send + 'static) {
     let thread = std::thread::spawn(move || objc_sim::hold(|| autoreleasepool(|_| work())));
     THREADS.lock().unwrap().push(thread);
 }
 
 /// Something that is used by one thread at a time.
-struct Sent<T>(T);
+pub(crate) struct Sent<T>(T);
 // SAFETY: blocks and objects of the fake may be used on any thread.
 unsafe impl<T> Send for Sent<T> {}
 impl<T> Sent<T> {
-    fn into_inner(self) -> T {
+    pub fn new(value: T) -> Sent<T> {
+        Sent(value)
+    }
+
+    pub fn into_inner(self) -> T {
         self.0
     }
 }

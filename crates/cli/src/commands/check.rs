@@ -1,18 +1,23 @@
 //! `anemoe check`
 
+use crate::args::runner::CompiledArgs;
 use crate::bundle::Verify;
+use crate::device_plan::{self, CompiledSize, Control};
+use crate::files::Overwrite;
 use crate::outcome::Outcome;
 use crate::recorder::{JournalArgs, Recorder, facts};
 use crate::show::placement::{Sources, print, print_ops};
+use crate::step::{RiskyArgs, StepFailure};
 use crate::target::expect_bundle;
 use crate::ui::{Table, Ui};
-use anemoe_bundle::CHAIN_FILE;
+use anemoe_bundle::{CHAIN_FILE, Chain};
 use anemoe_gates::integrity;
 use anemoe_gates::residency::compare::compare;
 use anemoe_gates::residency::device::PlanReport;
 use anemoe_gates::residency::outcomes::{self, Design, Score};
 use anemoe_gates::residency::rule::{Chip, Conditions, DeviceTarget, Units};
 use anemoe_gates::residency::{self, CheckOptions, Report, rules as rule_list};
+use serde::Serialize;
 use std::path::{Path, PathBuf};
 
 /// Largest plan report or table of outcomes that is read.
@@ -48,9 +53,18 @@ pub struct Args {
     /// Compare with the plan report of a Mac, and let it decide.
     #[arg(long, value_name = "F.json", conflicts_with = "device")]
     report: Option<PathBuf>,
-    /// Ask MLComputePlan (only on macOS).
+    /// Ask this Mac: MLComputePlan for every function of a compiled bundle, each package in a process of its own. The plans decide.
     #[arg(long)]
     device: bool,
+    /// With --device: write the plan report, as --report reads it.
+    #[arg(long, value_name = "F.json", requires = "device")]
+    save: Option<PathBuf>,
+    #[command(flatten)]
+    overwrite: Overwrite,
+    #[command(flatten)]
+    risky: RiskyArgs,
+    #[command(flatten)]
+    compiled: CompiledArgs,
     /// Print the rules instead.
     #[arg(long, conflicts_with_all = ["path", "outcomes"])]
     rules: bool,
@@ -86,10 +100,10 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     if let Some(file) = &args.outcomes {
         return score(file, ui);
     }
-    anyhow::ensure!(
-        !args.device,
-        "--device needs macOS and is not written yet: this program predicts, and reads a Mac's plan report with --report"
-    );
+    if args.device {
+        anemoe_coreml::available()?;
+        args.save.as_deref().map(|file| args.overwrite.output(file)).transpose()?;
+    }
     let conditions = Conditions {
         target: match args.target {
             TargetArg::Mac => DeviceTarget::Mac,
@@ -102,25 +116,66 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         chip: args.chip,
     };
     let plan = args.report.as_deref().map(read_plan).transpose()?;
-    let options = CheckOptions { conditions, strict: args.strict, list_ops: args.ops || plan.is_some() };
+    let list_ops = args.ops || plan.is_some() || args.device;
+    let options = CheckOptions { conditions, strict: args.strict, list_ops };
     let path = args.path.unwrap_or_default();
     let recorder = Recorder::new(&args.journal, "check");
     let mut report = check(&path, &options, args.verify, ui)?;
-    if let Some(plan) = &plan {
+    let mut asked = None;
+    if args.device {
+        expect_bundle(&path)?;
+        let chain = Chain::read(&path)?;
+        let models = args.compiled.models(&path, &chain);
+        let found = device_plan::of_bundle(&path, &chain, &models, args.risky.runner(), ui)?;
+        if let Some(file) = &args.save {
+            anemoe_bundle::write_atomic(file, &serde_json::to_vec_pretty(&found.report)?)?;
+        }
+        asked = Some(found);
+    }
+    if let Some(plan) = plan.as_ref().or(asked.as_ref().map(|a| &a.report)) {
         compare(&mut report, plan);
         if !args.ops {
             report.packages.iter_mut().flat_map(|p| &mut p.functions).for_each(|f| f.op_list.clear());
         }
     }
+    // Plans mean nothing where the reader cannot say no.
+    report.pass &= asked.iter().flat_map(|a| &a.controls).all(|c| c.pass);
+    report.pass &= asked.as_ref().is_none_or(|a| !a.controls.is_empty());
     if path.join(CHAIN_FILE).is_file() {
         recorder.gate(&path, report.pass, facts::residency(&report));
     }
-    ui.document(&report)?;
+    match &asked {
+        None => ui.document(&report)?,
+        Some(asked) => ui.document(&WithPlans {
+            report: &report,
+            plan_failures: &asked.failures,
+            controls: &asked.controls,
+            compiled: &asked.compiled,
+        })?,
+    }
     if args.ops {
         print_ops(&report, ui)?;
     }
     print(&report, ui)?;
+    for control in asked.iter().flat_map(|a| &a.controls) {
+        let said =
+            if control.pass { "says no, as it should" } else { "DOES NOT SAY NO: the plans mean nothing" };
+        let Control { control, package, on_ane, on_cpu, .. } = control;
+        ui.line(format!(
+            "control ({control}, {package}): {on_ane} ops on the ANE, {on_cpu} on the CPU; {said}"
+        ))?;
+    }
     Ok(if report.pass { Outcome::Done } else { Outcome::GateFailed })
+}
+
+/// Report of a check that asked this Mac.
+#[derive(Serialize)]
+struct WithPlans<'a> {
+    #[serde(flatten)]
+    report: &'a Report,
+    plan_failures: &'a [StepFailure],
+    controls: &'a [Control],
+    compiled: &'a [CompiledSize],
 }
 
 fn check(path: &Path, options: &CheckOptions, verify: Verify, ui: &Ui) -> anyhow::Result<Report> {

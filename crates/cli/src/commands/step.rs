@@ -2,6 +2,7 @@
 
 use crate::outcome::Outcome;
 use crate::step::{LoadSeconds, Work, serve};
+use anemoe_coreml::plan::OpPlan;
 use anemoe_coreml::{CompiledModels, ComputeUnits, CoreMlBackend, CoreMlSettings};
 use anemoe_runtime::backend::Backend;
 use serde_json::Value;
@@ -24,6 +25,16 @@ fn work(work: Work) -> anyhow::Result<Value> {
             Ok(Value::Null)
         }
         Work::Load { package, compiled, functions } => load(&package, &compiled, &functions),
+        Work::Plan { package, compiled, functions, cpu_only } => {
+            let units = if cpu_only { ComputeUnits::CpuOnly } else { ComputeUnits::CpuAndNeuralEngine };
+            let named = functions.len() > 1;
+            let plan = |name: &String| {
+                Ok((name.clone(), anemoe_coreml::plan_of(&package, &compiled, name, named, units)?))
+            };
+            let plans: Vec<(String, Vec<OpPlan>)> =
+                functions.iter().map(plan).collect::<anyhow::Result<_>>()?;
+            Ok(serde_json::to_value(plans)?)
+        }
     }
 }
 

@@ -35,6 +35,17 @@ pub enum Work {
         /// Names of the functions.
         functions: Vec<String>,
     },
+    /// Asks for the plans of functions.
+    Plan {
+        /// The package.
+        package: PathBuf,
+        /// The compiled model.
+        compiled: PathBuf,
+        /// Names of all its functions.
+        functions: Vec<String>,
+        /// The CPU alone is allowed.
+        cpu_only: bool,
+    },
 }
 
 impl Work {
@@ -43,6 +54,7 @@ impl Work {
         match self {
             Work::Compile { .. } => "compile",
             Work::Load { .. } => "load",
+            Work::Plan { .. } => "plan",
         }
     }
 }

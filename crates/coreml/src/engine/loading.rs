@@ -184,6 +184,22 @@ pub(super) fn file_url(path: &Path) -> std::result::Result<Retained<NSURL>, Fail
     Ok(NSURL::fileURLWithPath(&NSString::from_str(text)))
 }
 
+/// The configuration for a function of a package, by name where it has several.
+pub(super) fn configuration(function: Option<&str>, units: ComputeUnits) -> Retained<MLModelConfiguration> {
+    // SAFETY: setters of a new object.
+    unsafe {
+        let configuration = MLModelConfiguration::new();
+        configuration.setComputeUnits(match units {
+            ComputeUnits::CpuAndNeuralEngine => MLComputeUnits::CPUAndNeuralEngine,
+            ComputeUnits::CpuOnly => MLComputeUnits::CPUOnly,
+        });
+        if let Some(function) = function {
+            configuration.setFunctionName(Some(&NSString::from_str(function)));
+        }
+        configuration
+    }
+}
+
 type Answer = std::result::Result<Handover<Retained<MLModel>>, Failure>;
 
 /// Begins to load a function; the model comes from a thread of Core ML's.
@@ -206,16 +222,9 @@ fn begin(
         };
         let _ = send.send(answer);
     });
-    // SAFETY: setters of a new object, and a handler that may run on any thread.
+    let configuration = configuration(function, units);
+    // SAFETY: a handler that may run on any thread.
     unsafe {
-        let configuration = MLModelConfiguration::new();
-        configuration.setComputeUnits(match units {
-            ComputeUnits::CpuAndNeuralEngine => MLComputeUnits::CPUAndNeuralEngine,
-            ComputeUnits::CpuOnly => MLComputeUnits::CPUOnly,
-        });
-        if let Some(function) = function {
-            configuration.setFunctionName(Some(&NSString::from_str(function)));
-        }
         MLModel::loadContentsOfURL_configuration_completionHandler(&url, &configuration, &handler);
     }
     Ok(receive)

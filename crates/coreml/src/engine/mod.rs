@@ -11,6 +11,7 @@
 //! ```
 
 mod arrays;
+mod compute_plan;
 mod coreml_package;
 mod coreml_states;
 mod failure;
@@ -22,6 +23,7 @@ mod owner;
 mod system;
 mod translate;
 
+pub use compute_plan::plan_of;
 pub use coreml_package::CoreMlBackend;
 pub use loading::available;
 pub use system::this_system;

@@ -1,0 +1,151 @@
+//! Placement as this Mac plans it: MLComputePlan for every function of a bundle, each package in a process of its own.
+
+use crate::commands::compile::form_of;
+use crate::recorder::machine;
+use crate::step::{Risky, StepFailure, Work};
+use crate::ui::{Ui, message};
+use anemoe_bundle::{Chain, Shard};
+use anemoe_coreml::CompiledModels;
+use anemoe_gates::residency::device::{Device, FORMAT, FunctionPlan, PlanReport, PlannedOp};
+use serde::Serialize;
+use std::path::Path;
+
+/// Plans of a bundle.
+pub struct DevicePlans {
+    /// Report, as `check --report` reads it. A package without a plan is in it without operations, which is `unknown`.
+    pub report: PlanReport,
+    /// Packages that gave no plan.
+    pub failures: Vec<StepFailure>,
+    /// Negative controls.
+    pub controls: Vec<Control>,
+    /// Sizes of compiled models.
+    pub compiled: Vec<CompiledSize>,
+}
+
+/// A question whose answer is known, to see that the reader of plans can say no.
+#[derive(Serialize)]
+pub struct Control {
+    /// Question.
+    pub control: &'static str,
+    /// Package that was asked about.
+    pub package: String,
+    /// Operations that the plan puts on the Neural Engine; the right answer is 0.
+    pub on_ane: usize,
+    /// Operations that it puts on the CPU; the right answer is more than 0.
+    pub on_cpu: usize,
+    /// The answer is right.
+    pub pass: bool,
+}
+
+/// Sizes of a package and its compiled model.
+#[derive(Serialize)]
+pub struct CompiledSize {
+    package: String,
+    package_bytes: u64,
+    compiled_bytes: u64,
+}
+
+/// Asks for the plans of a bundle's functions.
+///
+/// # Errors
+/// A package is not compiled, or no process can be started.
+pub fn of_bundle(
+    bundle: &Path,
+    chain: &Chain,
+    models: &CompiledModels,
+    risky: Risky,
+    ui: &Ui,
+) -> anyhow::Result<DevicePlans> {
+    let about = machine::this();
+    let mut found = DevicePlans {
+        report: PlanReport {
+            format: FORMAT,
+            os: about.os.unwrap_or_default(),
+            chip: about.cpu.unwrap_or_default(),
+            compute_units: "cpuAndNeuralEngine".into(),
+            generator: concat!("anemoe ", env!("CARGO_PKG_VERSION")).into(),
+            plans: Vec::new(),
+        },
+        failures: Vec::new(),
+        controls: Vec::new(),
+        compiled: Vec::new(),
+    };
+    for shard in &chain.shards {
+        models.expect(&bundle.join(&shard.file))?;
+    }
+    let bar = ui.bar(chain.shards.len() as u64, "plans");
+    for shard in &chain.shards {
+        bar.set_message(shard.name.clone());
+        let package = bundle.join(&shard.file);
+        match ask(&package, shard, chain, models, risky, false)? {
+            Ok(plans) => {
+                if found.controls.is_empty() {
+                    found.controls.push(cpu_alone(&package, shard, chain, models, risky)?);
+                }
+                found.report.plans.extend(plans);
+            }
+            Err(failure) => {
+                bar.suspend(|| failure.lines().iter().for_each(message));
+                found.report.plans.extend(functions(shard).map(|function| plan(shard, function, Vec::new())));
+                found.failures.push(failure);
+            }
+        }
+        if let Some(record) = models.record(&package) {
+            found.compiled.push(CompiledSize {
+                package: shard.name.clone(),
+                package_bytes: shard.bytes,
+                compiled_bytes: record.compiled_bytes,
+            });
+        }
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(found)
+}
+
+fn functions(shard: &Shard) -> impl Iterator<Item = String> {
+    shard.functions.iter().map(|f| f.name.clone())
+}
+
+fn plan(shard: &Shard, function: String, ops: Vec<PlannedOp>) -> FunctionPlan {
+    FunctionPlan { package: shard.name.clone(), function, ops }
+}
+
+fn ask(
+    package: &Path,
+    shard: &Shard,
+    chain: &Chain,
+    models: &CompiledModels,
+    risky: Risky,
+    cpu_only: bool,
+) -> anyhow::Result<Result<Vec<FunctionPlan>, StepFailure>> {
+    let work = Work::Plan {
+        package: package.to_path_buf(),
+        compiled: models.expect(package)?,
+        functions: functions(shard).collect(),
+        cpu_only,
+    };
+    let form = (shard.kind, form_of(chain, shard.kind));
+    Ok(match risky.step(&shard.name, &work, Some(form))? {
+        Ok(value) => {
+            let plans: Vec<(String, Vec<PlannedOp>)> = serde_json::from_value(value)?;
+            Ok(plans.into_iter().map(|(function, ops)| plan(shard, function, ops)).collect())
+        }
+        Err(failure) => Err(failure),
+    })
+}
+
+/// Asks again with the CPU alone allowed: nothing may be on the Neural Engine then.
+fn cpu_alone(
+    package: &Path,
+    shard: &Shard,
+    chain: &Chain,
+    models: &CompiledModels,
+    risky: Risky,
+) -> anyhow::Result<Control> {
+    let plans = ask(package, shard, chain, models, risky, true)?.unwrap_or_default();
+    let count = |device| plans.iter().flat_map(|p| &p.ops).filter(|op| op.preferred == Some(device)).count();
+    let (on_ane, on_cpu) = (count(Device::Ane), count(Device::Cpu));
+    let pass = on_ane == 0 && on_cpu > 0;
+    Ok(Control { control: "the CPU alone is allowed", package: shard.name.clone(), on_ane, on_cpu, pass })
+}

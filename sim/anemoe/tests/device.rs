@@ -1,0 +1,56 @@
+//! `anemoe check --device` on the fake, with planted placements.
+
+mod common;
+
+use common::{Sandbox, TINY};
+
+#[test]
+fn plans_decide_are_saved_and_read_back() {
+    for fixture in TINY {
+        let sandbox = Sandbox::new();
+        let bundle = sandbox.build(fixture, &[]);
+        let b = bundle.to_str().unwrap();
+        sandbox.refused(&["check", b, "--device"], &["anemoe compile"]);
+        sandbox.json(0, &["compile", b]);
+        let file = sandbox.path("plan.json");
+        let f = file.to_str().unwrap();
+        let report = sandbox.json(0, &["check", b, "--device", "--save", f]);
+        assert_eq!(report["device"]["verdict"], "ane", "{fixture}");
+        assert_eq!(report["device"]["not_in_packages"], 0);
+        assert_eq!(report["device"]["not_in_report"], 0);
+        let control = &report["controls"][0];
+        assert!(control["pass"] == true && control["on_ane"] == 0 && control["on_cpu"].as_u64() > Some(0));
+        let packages = report["packages"].as_array().unwrap().len();
+        assert_eq!(report["compiled"].as_array().unwrap().len(), packages);
+        let read = sandbox.json(0, &["check", b, "--report", f]);
+        assert_eq!(read["device"], report["device"]);
+        sandbox.refused(&["check", b, "--device", "--save", f], &["--force"]);
+    }
+}
+
+#[test]
+fn what_is_elsewhere_nowhere_or_unanswered_is_no_pass() {
+    let sandbox = Sandbox::new();
+    let bundle = sandbox.build("tiny-gemma4-moe", &[]);
+    let b = bundle.to_str().unwrap();
+    sandbox.json(0, &["compile", b]);
+    for (fault, measured, failures) in [
+        ("plan-cpu", "not_ane", 0),
+        ("plan-products-cpu", "not_ane", 0),
+        ("plan-none", "unknown", 0),
+        ("plan-error", "unknown", 1),
+        ("plan-crash", "unknown", 1),
+    ] {
+        sandbox.plant(&format!("L01.attn {fault}"));
+        let report = sandbox.json(1, &["check", b, "--device"]);
+        let packages = report["device"]["packages"].as_array().unwrap();
+        let one = packages.iter().find(|p| p["name"] == "L01.attn").unwrap();
+        assert_eq!(one["measured"], measured, "{fault}");
+        assert!(packages.iter().filter(|p| p["name"] != "L01.attn").all(|p| p["measured"] == "ane"));
+        assert_eq!(report["plan_failures"].as_array().unwrap().len(), failures, "{fault}");
+    }
+    // Nothing has a device: the reader cannot say no either, and says so.
+    sandbox.plant("mlpackage plan-none");
+    let (code, out, _) = sandbox.run(&["check", b, "--device"]);
+    assert!(code == 1 && out.contains("DOES NOT SAY NO"), "{out}");
+}

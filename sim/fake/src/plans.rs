@@ -1,0 +1,228 @@
+//! MLComputePlan and the structure of programs, with placements that tests plant.
+
+use crate::faults::{Fault, error, faults};
+use crate::features::FakeConfiguration;
+use crate::models::{MARK, Sent, on_other_thread};
+use anemoe_mlpackage::mil::{Block, Operation};
+use anemoe_runtime::cpu::CpuPackage;
+use block2::{DynBlock, RcBlock};
+use objc2::rc::Retained;
+use objc2::runtime::{AnyObject, NSObject};
+use objc2::{AnyThread, ClassType, DefinedClass, define_class, msg_send};
+use objc2_core_ml::MLComputeUnits;
+use objc2_foundation::{NSArray, NSDictionary, NSError, NSString, NSURL};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::ptr::null_mut;
+
+pub(crate) fn register() {
+    FakeNeuralEngine::class();
+    FakeGpu::class();
+    FakeCpu::class();
+    FakeCost::class();
+    FakeUsage::class();
+    FakeNamedType::class();
+    FakeOperation::class();
+    FakeBlock::class();
+    FakeFunction::class();
+    FakeProgram::class();
+    FakeStructure::class();
+    FakePlan::class();
+}
+
+/// Defines a class of objects with one value and its maker.
+macro_rules! holder {
+    ($class:ident, $name:literal, $ivars:ident, { $($methods:tt)* }) => {
+        define_class!(
+            #[unsafe(super(NSObject))]
+            #[name = $name]
+            #[ivars = $ivars]
+            struct $class;
+
+            impl $class { $($methods)* }
+        );
+
+        impl $class {
+            fn new(value: $ivars) -> Retained<Self> {
+                let this = Self::alloc().set_ivars(value);
+                // SAFETY: the designated initializer.
+                unsafe { msg_send![super(this), init] }
+            }
+        }
+    };
+}
+
+holder!(FakeNeuralEngine, "MLNeuralEngineComputeDevice", u8, {});
+holder!(FakeGpu, "MLGPUComputeDevice", u8, {});
+holder!(FakeCpu, "MLCPUComputeDevice", u8, {});
+holder!(FakeCost, "MLComputePlanCost", f64, {
+    #[unsafe(method(weight))]
+    fn weight(&self) -> f64 {
+        *self.ivars()
+    }
+});
+
+/// The place of an operation.
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    Ane,
+    Cpu,
+    /// There is a usage without a device.
+    Nowhere,
+}
+
+/// A place, and whether the CPU alone may be used.
+type Allowed = (Place, bool);
+/// A block with the name of its function.
+type Named = (String, Block);
+
+holder!(FakeUsage, "MLComputePlanDeviceUsage", Allowed, {
+    #[unsafe(method_id(preferredComputeDevice))]
+    fn preferred(&self) -> Option<Retained<AnyObject>> {
+        match self.ivars().0 {
+            Place::Ane => Some(FakeNeuralEngine::new(0).into_super().into_super()),
+            Place::Cpu => Some(FakeCpu::new(0).into_super().into_super()),
+            Place::Nowhere => None,
+        }
+    }
+    #[unsafe(method_id(supportedComputeDevices))]
+    fn supported(&self) -> Retained<NSArray<AnyObject>> {
+        let (place, cpu_only) = *self.ivars();
+        let mut all: Vec<Retained<AnyObject>> = Vec::new();
+        if place != Place::Nowhere {
+            all.push(FakeCpu::new(0).into_super().into_super());
+        }
+        if place == Place::Ane && !cpu_only {
+            all.push(FakeNeuralEngine::new(0).into_super().into_super());
+        }
+        NSArray::from_retained_slice(&all)
+    }
+});
+
+holder!(FakeNamedType, "MLModelStructureProgramNamedValueType", String, {
+    #[unsafe(method_id(name))]
+    fn name(&self) -> Retained<NSString> {
+        NSString::from_str(self.ivars())
+    }
+});
+holder!(FakeOperation, "MLModelStructureProgramOperation", Operation, {
+    #[unsafe(method_id(operatorName))]
+    fn operator(&self) -> Retained<NSString> {
+        NSString::from_str(&format!("ios18.{}", self.ivars().op_type))
+    }
+    #[unsafe(method_id(outputs))]
+    fn outputs(&self) -> Retained<NSArray<FakeNamedType>> {
+        let all: Vec<_> = self.ivars().outputs.iter().map(|o| FakeNamedType::new(o.name.clone())).collect();
+        NSArray::from_retained_slice(&all)
+    }
+    #[unsafe(method_id(blocks))]
+    fn blocks(&self) -> Retained<NSArray<FakeBlock>> {
+        let all: Vec<_> = self.ivars().blocks.iter().map(|b| FakeBlock::new(b.clone())).collect();
+        NSArray::from_retained_slice(&all)
+    }
+});
+holder!(FakeBlock, "MLModelStructureProgramBlock", Block, {
+    #[unsafe(method_id(operations))]
+    fn operations(&self) -> Retained<NSArray<FakeOperation>> {
+        let all: Vec<_> = self.ivars().operations.iter().map(|o| FakeOperation::new(o.clone())).collect();
+        NSArray::from_retained_slice(&all)
+    }
+});
+holder!(FakeFunction, "MLModelStructureProgramFunction", Block, {
+    #[unsafe(method_id(block))]
+    fn block(&self) -> Retained<FakeBlock> {
+        FakeBlock::new(self.ivars().clone())
+    }
+});
+holder!(FakeProgram, "MLModelStructureProgram", Named, {
+    #[unsafe(method_id(functions))]
+    fn functions(&self) -> Retained<NSDictionary<NSString, FakeFunction>> {
+        let (name, block) = self.ivars();
+        let name = NSString::from_str(name);
+        NSDictionary::from_retained_objects(&[&*name], &[FakeFunction::new(block.clone())])
+    }
+});
+holder!(FakeStructure, "MLModelStructure", Named, {
+    #[unsafe(method_id(program))]
+    fn program(&self) -> Option<Retained<FakeProgram>> {
+        Some(FakeProgram::new(self.ivars().clone()))
+    }
+});
+
+struct PlanIvars {
+    name: String,
+    block: Block,
+    package: PathBuf,
+    cpu_only: bool,
+}
+
+type PlanHandler = dyn Fn(*mut FakePlan, *mut NSError);
+
+holder!(FakePlan, "MLComputePlan", PlanIvars, {
+    #[unsafe(method(loadContentsOfURL:configuration:completionHandler:))]
+    fn load(url: &NSURL, configuration: &FakeConfiguration, handler: &DynBlock<PlanHandler>) {
+        let folder = PathBuf::from(url.path().unwrap().to_string());
+        // As Core ML does with what is not compiled.
+        let Ok(package) = fs::read_to_string(folder.join(MARK)) else { std::process::abort() };
+        let package = PathBuf::from(package);
+        if faults(&package).contains(&Fault::PlanCrash) {
+            std::process::abort();
+        }
+        let cpu_only = configuration.units() == MLComputeUnits::CPUOnly.0;
+        let opened = open(&package, configuration.function().as_deref());
+        let sent: Sent<(RcBlock<PlanHandler>, _)> = Sent::new((handler.copy(), opened));
+        on_other_thread(move || {
+            let (handler, opened) = sent.into_inner();
+            match opened {
+                Ok((name, block)) => {
+                    let plan = FakePlan::new(PlanIvars { name, block, package, cpu_only });
+                    handler.call((Retained::autorelease_ptr(plan), null_mut()));
+                }
+                Err(what) => handler.call((null_mut(), error(0, &what))),
+            }
+        });
+    }
+    #[unsafe(method_id(modelStructure))]
+    fn structure(&self) -> Retained<FakeStructure> {
+        let own = self.ivars();
+        FakeStructure::new((own.name.clone(), own.block.clone()))
+    }
+    #[unsafe(method_id(computeDeviceUsageForMLProgramOperation:))]
+    fn usage(&self, operation: &FakeOperation) -> Option<Retained<FakeUsage>> {
+        self.usage_of(&operation.ivars().op_type)
+    }
+    #[unsafe(method_id(estimatedCostOfMLProgramOperation:))]
+    fn cost(&self, operation: &FakeOperation) -> Option<Retained<FakeCost>> {
+        (operation.ivars().op_type != "const").then(|| FakeCost::new(0.01))
+    }
+});
+
+impl FakePlan {
+    fn usage_of(&self, op: &str) -> Option<Retained<FakeUsage>> {
+        let own = self.ivars();
+        if op == "const" || op.starts_with("constexpr_") {
+            return None;
+        }
+        let faults = faults(&own.package);
+        let is_product = matches!(op, "conv" | "linear" | "matmul");
+        let place = match () {
+            () if faults.contains(&Fault::PlanNone) => Place::Nowhere,
+            () if own.cpu_only || faults.contains(&Fault::PlanCpu) => Place::Cpu,
+            () if is_product && faults.contains(&Fault::PlanProductsCpu) => Place::Cpu,
+            () => Place::Ane,
+        };
+        Some(FakeUsage::new((place, own.cpu_only)))
+    }
+}
+
+/// The block of a function, with its name.
+fn open(package: &Path, function: Option<&str>) -> Result<(String, Block), String> {
+    if faults(package).contains(&Fault::PlanError) {
+        return Err("Failed to build the compute plan: planted".into());
+    }
+    let opened = CpuPackage::open(package).map_err(|e| e.to_string())?;
+    let model = opened.package().model();
+    let name = function.unwrap_or(&model.default_function).to_string();
+    let body = model.program.functions.get(&name).ok_or_else(|| format!("no function {name}"))?;
+    Ok((name, body.block.clone()))
+}
