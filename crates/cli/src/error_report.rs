@@ -24,10 +24,9 @@ const MEANT: [(&str, &[&str]); 10] = [
     ("man", &["manual", "manpage", "docs"]),
 ];
 
-/// Adds the command that was meant by a word of another tool, where clap knows nothing like it.
+/// Adds the command that was meant by a word of another tool; clap may know one that merely sounds like it.
 pub fn with_command_meant(mut e: clap::Error) -> clap::Error {
     if let Some(ContextValue::String(said)) = e.get(ContextKind::InvalidSubcommand)
-        && e.get(ContextKind::SuggestedSubcommand).is_none()
         && let Some((command, _)) = MEANT.iter().find(|(_, words)| words.contains(&said.as_str()))
     {
         let meant = ContextValue::Strings(vec![command.to_string()]);

@@ -128,6 +128,7 @@ mod tests {
             "quickstart --out",
             "report --out",
             "reproduce --out",
+            "tune --out",
         ];
         assert_eq!(outputs, known);
     }

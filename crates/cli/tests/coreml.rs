@@ -19,6 +19,8 @@ fn core_ml_is_refused_where_there_is_none_and_not_the_default() {
     refused(&["bench", b, "--backend", "coreml"], &["Core ML is a part of macOS"]);
     refused(&["validate", b, "--golden", golden, "--backend", "coreml"], &["Core ML is a part of macOS"]);
     refused(&["compile", b], &["Core ML is a part of macOS"]);
+    refused(&["tune", fixture("tiny-gemma4-moe").to_str().unwrap()], &["Core ML is a part of macOS"]);
+    refused(&["check", b, "--device"], &["Core ML is a part of macOS"]);
     refused(&["step"], &["`step` is for anemoe itself"]);
     refused(&[&core_ml[..], &["--fast"]].concat(), &["--fast", "--backend cpu"]);
     refused(&[&generate[..], &["--backend", "cpu", "--max-loaded", "1"]].concat(), &["--max-loaded"]);

@@ -25,4 +25,5 @@ pub mod reproduce;
 pub mod serve;
 pub mod step;
 pub mod trace;
+pub mod tune;
 pub mod validate;

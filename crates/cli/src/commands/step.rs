@@ -4,9 +4,11 @@ use crate::outcome::Outcome;
 use crate::step::{LoadSeconds, Work, serve};
 use anemoe_coreml::plan::OpPlan;
 use anemoe_coreml::{CompiledModels, ComputeUnits, CoreMlBackend, CoreMlSettings};
-use anemoe_runtime::backend::Backend;
+use anemoe_gates::form_trial::run_trial;
+use anemoe_runtime::backend::{Backend, BackendPackage, KeptCache};
+use anemoe_runtime::cpu::CpuBackend;
 use serde_json::Value;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Do one step of another command.
@@ -35,16 +37,42 @@ fn work(work: Work) -> anyhow::Result<Value> {
                 functions.iter().map(plan).collect::<anyhow::Result<_>>()?;
             Ok(serde_json::to_value(plans)?)
         }
+        Work::Measure { folder, package, compiled, calls } => {
+            let core_ml = CoreMlBackend::new(settings(&package, &compiled))?;
+            let backend = Mixed { package, core_ml, cpu: CpuBackend::default() };
+            Ok(serde_json::to_value(run_trial(&folder, &backend, calls)?)?)
+        }
+    }
+}
+
+fn settings(package: &Path, compiled: &Path) -> CoreMlSettings {
+    CoreMlSettings {
+        compiled: CompiledModels::of_package(package, compiled),
+        max_loaded_bytes: None,
+        units: ComputeUnits::CpuAndNeuralEngine,
+    }
+}
+
+/// Core ML for one package, and the CPU executor for all others.
+struct Mixed {
+    package: PathBuf,
+    core_ml: CoreMlBackend,
+    cpu: CpuBackend,
+}
+
+impl Backend for Mixed {
+    fn open_with(
+        &self,
+        path: &Path,
+        caches: &[KeptCache],
+    ) -> anemoe_runtime::Result<Box<dyn BackendPackage>> {
+        let backend: &dyn Backend = if path == self.package { &self.core_ml } else { &self.cpu };
+        backend.open_with(path, caches)
     }
 }
 
 fn load(package: &Path, compiled: &Path, functions: &[String]) -> anyhow::Result<Value> {
-    let settings = CoreMlSettings {
-        compiled: CompiledModels::of_package(package, compiled),
-        max_loaded_bytes: None,
-        units: ComputeUnits::CpuAndNeuralEngine,
-    };
-    let backend = CoreMlBackend::new(settings)?;
+    let backend = CoreMlBackend::new(settings(package, compiled))?;
     let mut seconds = LoadSeconds::new();
     for name in functions {
         let opened = backend.open(package)?;

@@ -46,6 +46,17 @@ pub enum Work {
         /// The CPU alone is allowed.
         cpu_only: bool,
     },
+    /// Runs the trial of a form.
+    Measure {
+        /// Folder of the trial.
+        folder: PathBuf,
+        /// The package that Core ML runs.
+        package: PathBuf,
+        /// The compiled model.
+        compiled: PathBuf,
+        /// Calls.
+        calls: usize,
+    },
 }
 
 impl Work {
@@ -55,6 +66,7 @@ impl Work {
             Work::Compile { .. } => "compile",
             Work::Load { .. } => "load",
             Work::Plan { .. } => "plan",
+            Work::Measure { .. } => "measure",
         }
     }
 }

@@ -348,6 +348,14 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|p| p.into_inner())
 }
 
+/// Writes the vectors that the host needs into a folder, where the family has any.
+///
+/// # Errors
+/// The checkpoint is wrong, or they cannot be written.
+pub fn write_host_vectors(family: &dyn Family, folder: &Path) -> Result<Option<Vectors>> {
+    Ok(work_dir::write_vectors(family, folder)?.map(work_dir::vectors))
+}
+
 /// Builds `plan` without any gate.
 ///
 /// # Errors

@@ -7,7 +7,7 @@
 mod probe_context;
 mod residual;
 mod routing;
-mod segment;
+pub(crate) mod segment;
 
 pub use probe_context::ProbeContext;
 pub use residual::CosineRange;

@@ -1,0 +1,466 @@
+//! `anemoe tune`
+
+use crate::args::planning::{PlanArgs, PlannedCheckpoint, QuantChoice, plan_checkpoint};
+use crate::files::Overwrite;
+use crate::outcome::Outcome;
+use crate::step::{Risky, RiskyArgs, StepFailure, Work};
+use crate::ui::{Table, Ui, message};
+use anemoe_bundle::{ShardKind, sha256};
+use anemoe_convert::form::ShardForm;
+use anemoe_convert::form_ladder::{Rung, ladder};
+use anemoe_convert::plan::{Plan, PlanOptions, PlannedShard};
+use anemoe_convert::shard_program::lower_without_weights;
+use anemoe_gates::form_trial::{LEAST_COSINE, TrialFigures, trial_package, write_trial};
+use anemoe_gates::residency::device::PlannedOp;
+use anemoe_io::Error;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Differences of time below this share are none: the simpler form stays.
+const NEAR_TIE: f64 = 0.03;
+/// File of a trial's result.
+const RESULT_FILE: &str = "result.json";
+/// Largest such file that is read.
+const MAX_RESULT_BYTES: u64 = 1 << 24;
+
+/// Find the form of shards that the Neural Engine of this Mac takes.
+///
+/// Of each sort of shard the largest is built in each form (see `anemoe forms`), compiled, loaded, asked for its placement, and
+/// run beside the CPU executor, each step in a process of its own: a form that crashes or hangs costs only itself. Forms whose
+/// numbers are wrong are out; of the others the ones that are wholly on the Neural Engine come first, then the fastest; within
+/// 3 % the simpler one. The winners go into a file for `anemoe build --forms`. An interrupted run goes on. Exit status 1 when
+/// some sort has no form that works.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Example:\n  anemoe tune models/small-gemma4 --quant lut4 -o forms.toml\n  anemoe build models/small-gemma4 --quant lut4 --forms forms.toml -o small.anemoe"
+)]
+pub struct Args {
+    /// The checkpoint.
+    checkpoint: PathBuf,
+    /// File of the winners.
+    #[arg(short, long, value_name = "F.toml", default_value = "forms.toml")]
+    out: PathBuf,
+    /// Folder of the trials, which a later run goes on with [default: beside the file, with the ending .tune].
+    #[arg(long, value_name = "DIR")]
+    work: Option<PathBuf>,
+    /// Calls that are measured of each form.
+    #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u32).range(20..=100_000))]
+    calls: u32,
+    /// Sorts of shards to look at: attention, experts, experts_combine, moe, head [default: all].
+    #[arg(long, value_name = "SORT,..", value_delimiter = ',')]
+    sorts: Vec<String>,
+    /// Try forms again that an earlier run has tried.
+    #[arg(long)]
+    again: bool,
+    #[command(flatten)]
+    risky: RiskyArgs,
+    #[command(flatten)]
+    overwrite: Overwrite,
+    #[command(flatten)]
+    options: PlanArgs,
+}
+
+/// Placement by the plan of all functions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Residency {
+    /// Every operation with a device is on the Neural Engine.
+    Ane,
+    /// Nothing has a device, or not everything.
+    Unknown,
+    /// Some operation is elsewhere.
+    Elsewhere,
+}
+
+/// Result of a form's trial.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct TrialResult {
+    /// Hash of what it depends on.
+    key: String,
+    form: String,
+    /// Options of `build`.
+    options: String,
+    #[serde(default)]
+    residency: Option<Residency>,
+    /// Operations on the Neural Engine, elsewhere, and without a device.
+    #[serde(default)]
+    ops: [usize; 3],
+    #[serde(default)]
+    figures: Option<TrialFigures>,
+    /// Reason why it is out, where it is.
+    #[serde(default)]
+    out: Option<String>,
+    /// An earlier run had tried it.
+    #[serde(default)]
+    reused: bool,
+}
+
+/// FormChoice for a sort of shards.
+#[derive(Serialize)]
+struct FormChoice {
+    sort: ShardKind,
+    /// Representative shard.
+    shard: String,
+    bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chosen: Option<String>,
+    options: String,
+    reason: String,
+    trials: Vec<TrialResult>,
+    #[serde(skip)]
+    form: Option<ShardForm>,
+}
+
+pub fn run(mut args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    anemoe_coreml::available()?;
+    let out = args.overwrite.output(&args.out)?;
+    anyhow::ensure!(
+        args.options.form.form() == ShardForm::default() && args.options.form.forms()?.is_empty(),
+        "tune tries all forms: options that name one are those of `build`"
+    );
+    let kind = QuantChoice::Kind(PlanOptions::default().quant);
+    args.options.quant.get_or_insert(kind);
+    let planned = plan_checkpoint(&args.checkpoint, &args.options, false, ui)?;
+    let work = args.work.clone().unwrap_or_else(|| args.out.with_extension("tune"));
+    let tuner = Tuner {
+        args: &args,
+        planned: &planned,
+        work: std::path::absolute(&work)?,
+        risky: args.risky.runner(),
+    };
+    let mut choices = Vec::new();
+    for shard in representatives(&planned.plan, &args.sorts)? {
+        choices.push(tuner.sort(shard, ui)?);
+    }
+    let text = forms_file(&choices);
+    out.write(|file| std::io::Write::write_all(file, text.as_bytes()))
+        .map_err(|e| Error::io(&args.out, e))?;
+    ui.document(&serde_json::json!({
+        "out": args.out, "work": work, "system": anemoe_coreml::this_system(), "calls": args.calls, "sorts": choices,
+    }))?;
+    choices.iter().try_for_each(|choice| print(choice, ui))?;
+    let works = choices.iter().all(|c| c.chosen.is_some());
+    ui.line(format!("{}: for anemoe build --forms; trials stay in {}", args.out.display(), work.display()))?;
+    Ok(if works { Outcome::Done } else { Outcome::GateFailed })
+}
+
+/// The largest shard of each sort, the first of those of one size.
+fn representatives<'a>(plan: &'a Plan, sorts: &[String]) -> anyhow::Result<Vec<&'a PlannedShard>> {
+    let mut largest: BTreeMap<ShardKind, &PlannedShard> = BTreeMap::new();
+    for shard in &plan.shards {
+        let known = largest.entry(shard.kind).or_insert(shard);
+        if shard.bytes > known.bytes {
+            *known = shard;
+        }
+    }
+    for sort in sorts {
+        let names: Vec<&str> = largest.keys().map(|kind| kind.name()).collect();
+        anyhow::ensure!(
+            names.contains(&sort.as_str()),
+            "--sorts {sort}: this model has {}",
+            names.join(", ")
+        );
+    }
+    let wanted = |shard: &&PlannedShard| sorts.is_empty() || sorts.iter().any(|s| s == shard.kind.name());
+    Ok(largest.into_values().filter(wanted).collect())
+}
+
+struct Tuner<'a> {
+    args: &'a Args,
+    planned: &'a PlannedCheckpoint,
+    work: PathBuf,
+    risky: Risky,
+}
+
+impl Tuner<'_> {
+    /// Tries the forms of a sort and chooses.
+    fn sort(&self, shard: &PlannedShard, ui: &Ui) -> anyhow::Result<FormChoice> {
+        let family = self.planned.family.as_ref();
+        let (mut programs, mut tried) = (Vec::new(), Vec::new());
+        for rung in ladder(family.has_history())? {
+            let mut options = self.planned.plan.options.clone();
+            options.forms.insert(shard.kind, rung.form);
+            let plan = family.plan(&options)?;
+            let Some(own) = plan.shard(&shard.name) else { continue };
+            let program = lower_without_weights(family, own)?.program;
+            // A choice that does not concern this sort makes the program that is known.
+            if programs.contains(&program) {
+                continue;
+            }
+            programs.push(program);
+            message(format!("{}: {}", shard.kind.name(), rung.name));
+            tried.push((rung.form, self.form(&plan, own, &rung, ui)?));
+        }
+        let (best, reason) = choose(&tried);
+        let form = best.map(|i| tried[i].0);
+        let chosen = best.map(|i| tried[i].1.form.clone());
+        let options = best.map(|i| tried[i].1.options.clone()).unwrap_or_default();
+        let trials = tried.into_iter().map(|(_, trial)| trial).collect();
+        let (name, bytes) = (shard.name.clone(), shard.bytes);
+        Ok(FormChoice { sort: shard.kind, shard: name, bytes, chosen, options, reason, trials, form })
+    }
+
+    /// Tries a form, unless an earlier run has done so.
+    fn form(&self, plan: &Plan, shard: &PlannedShard, rung: &Rung, ui: &Ui) -> anyhow::Result<TrialResult> {
+        let words: Vec<&str> = rung.build_args.iter().map(|a| a.trim_start_matches('-')).collect();
+        let slug = if words.is_empty() { "default".to_string() } else { words.join("-") };
+        let folder = self.work.join(shard.kind.name()).join(slug);
+        let family = self.planned.family.as_ref();
+        let facts = serde_json::json!([
+            family.fingerprint()?,
+            shard,
+            anemoe_coreml::this_system(),
+            self.args.calls,
+            env!("CARGO_PKG_VERSION"),
+            self.planned.importance.as_ref().map(|i| i.sha256().to_string()),
+        ]);
+        let mut result = TrialResult {
+            key: sha256(&serde_json::to_vec(&facts)?),
+            form: rung.name.clone(),
+            options: rung.build_args.join(" "),
+            residency: None,
+            ops: [0; 3],
+            figures: None,
+            out: None,
+            reused: false,
+        };
+        let file = folder.join(RESULT_FILE);
+        if let Some(known) = read_result(&file).filter(|known| known.key == result.key && !self.args.again) {
+            return Ok(TrialResult { reused: true, ..known });
+        }
+        // Parts depend on the same facts, but for the form.
+        let parts = self
+            .work
+            .join("parts")
+            .join(&sha256(&serde_json::to_vec(&(family.fingerprint()?, &self.planned.plan.options))?)[..16]);
+        let bar = ui.bar(5, &rung.name);
+        write_trial(family, plan, shard, self.planned.importance.as_ref(), &parts, &folder)?;
+        bar.inc(1);
+        if let Err(failure) = self.steps(&folder, shard, rung.form, &mut result, &bar)? {
+            bar.suspend(|| failure.lines().iter().for_each(message));
+            result.out = Some(format!("{} {}: {}", failure.step, failure.end.word(), failure.message));
+        } else {
+            result.out = result.figures.as_ref().and_then(fault);
+        }
+        bar.finish_and_clear();
+        // The packages of a large model are large, and can be made again.
+        for path in [trial_package(&folder, &shard.name), folder.join("model.mlmodelc")] {
+            let _ = std::fs::remove_dir_all(path);
+        }
+        anemoe_bundle::write_atomic(&file, &serde_json::to_vec_pretty(&result)?)?;
+        Ok(result)
+    }
+
+    /// The steps of a trial, each in a child.
+    fn steps(
+        &self,
+        folder: &Path,
+        shard: &PlannedShard,
+        form: ShardForm,
+        result: &mut TrialResult,
+        bar: &indicatif::ProgressBar,
+    ) -> anyhow::Result<Result<(), StepFailure>> {
+        let package = trial_package(folder, &shard.name);
+        let compiled = folder.join("model.mlmodelc");
+        let functions: Vec<String> = shard.functions.iter().map(|f| f.name.clone()).collect();
+        let step = |work: Work| {
+            bar.inc(1);
+            self.risky.step(&shard.name, &work, Some((shard.kind, form)))
+        };
+        let work = Work::Compile { package: package.clone(), target: compiled.clone() };
+        if let Err(failure) = step(work)? {
+            return Ok(Err(failure));
+        }
+        let (p, c) = (|| package.clone(), || compiled.clone());
+        if let Err(failure) = step(Work::Load { package: p(), compiled: c(), functions: functions.clone() })?
+        {
+            return Ok(Err(failure));
+        }
+        // A form without a plan may still run: its placement is not known then.
+        match step(Work::Plan { package: p(), compiled: c(), functions, cpu_only: false })? {
+            Ok(plans) => {
+                let plans: Vec<(String, Vec<PlannedOp>)> = serde_json::from_value(plans)?;
+                (result.residency, result.ops) = count_places(&plans);
+            }
+            Err(failure) => {
+                bar.suspend(|| failure.lines().iter().for_each(message));
+                result.residency = Some(Residency::Unknown);
+            }
+        }
+        let calls = self.args.calls as usize;
+        match step(Work::Measure { folder: folder.to_path_buf(), package: p(), compiled: c(), calls })? {
+            Ok(figures) => result.figures = Some(serde_json::from_value(figures)?),
+            Err(failure) => return Ok(Err(failure)),
+        }
+        Ok(Ok(()))
+    }
+}
+
+fn read_result(file: &Path) -> Option<TrialResult> {
+    anemoe_io::json::parse(&anemoe_io::read_input(file, MAX_RESULT_BYTES).ok()?).ok()
+}
+
+/// Counts the operations of all functions by device: Neural Engine, elsewhere, none.
+fn count_places(plans: &[(String, Vec<PlannedOp>)]) -> (Option<Residency>, [usize; 3]) {
+    use anemoe_gates::residency::device::Device;
+    let mut ops = [0; 3];
+    for op in plans.iter().flat_map(|(_, ops)| ops) {
+        let name = op.op_type.rsplit('.').next().unwrap_or_default();
+        if name == "const" || name.starts_with("constexpr_") {
+            continue;
+        }
+        ops[match op.preferred {
+            Some(Device::Ane) => 0,
+            Some(_) => 1,
+            None => 2,
+        }] += 1;
+    }
+    let residency = match (ops[0], ops[1], ops[2]) {
+        (_, 1.., _) => Residency::Elsewhere,
+        (1.., 0, 0) => Residency::Ane,
+        _ => Residency::Unknown,
+    };
+    (Some(residency), ops)
+}
+
+/// Says why numbers are no good, where they are not.
+fn fault(figures: &TrialFigures) -> Option<String> {
+    if figures.calls == 0 {
+        return Some("never called: no token chose one of its experts".into());
+    }
+    (!figures.is_right()).then(|| {
+        let first = figures.first_wrong.map_or_else(String::new, |n| format!(", the first is number {}", n + 1));
+        format!(
+            "wrong numbers: cosine {:.4} with the CPU executor, {LEAST_COSINE} is wanted; {} of {} calls{first}",
+            figures.min_cosine, figures.wrong_calls, figures.calls
+        )
+    })
+}
+
+/// Chooses among forms in their order, simple ones first, and says why.
+fn choose(tried: &[(ShardForm, TrialResult)]) -> (Option<usize>, String) {
+    let time = |i: usize| tried[i].1.figures.as_ref().map_or(f64::INFINITY, |f| f.median_us);
+    let right: Vec<usize> = (0..tried.len()).filter(|&i| tried[i].1.out.is_none()).collect();
+    let Some(best) = right.iter().filter_map(|&i| tried[i].1.residency).min() else {
+        return (None, format!("no form works: {} were tried, see why each is out", tried.len()));
+    };
+    let placed: Vec<usize> = right.iter().copied().filter(|&i| tried[i].1.residency == Some(best)).collect();
+    let fastest = placed.iter().copied().map(time).fold(f64::INFINITY, f64::min);
+    let near = |i: &&usize| time(**i) <= fastest * (1.0 + NEAR_TIE);
+    let simplicity = |i: &&usize| (tried[**i].0.differences().len(), **i);
+    let Some(&chosen) = placed.iter().filter(near).min_by_key(simplicity) else {
+        return (None, "no form was measured".into());
+    };
+    let place = match best {
+        Residency::Ane => "wholly on the Neural Engine",
+        Residency::Unknown => {
+            "placed nowhere that is known (no form is known to be wholly on the Neural Engine)"
+        }
+        Residency::Elsewhere => "partly elsewhere (no form is wholly on the Neural Engine)",
+    };
+    let mut reason = format!("{place}; {:.0} us a call", time(chosen));
+    let others = placed.len() - 1;
+    if others == 0 {
+        reason += if right.len() > 1 { "; the only one placed so well" } else { "; the only one that works" };
+    } else if time(chosen) <= fastest {
+        reason += &format!("; the fastest of {} placed so", placed.len());
+    } else {
+        reason += &format!(
+            "; {fastest:.0} us at best, which is a tie ({:.0} %), and it is simpler",
+            100.0 * NEAR_TIE
+        );
+    }
+    (Some(chosen), reason)
+}
+
+/// The winners, as `build --forms` reads them.
+fn forms_file(choices: &[FormChoice]) -> String {
+    let system = anemoe_coreml::this_system().unwrap_or_default();
+    let mut text = format!("# By anemoe tune {}, for {system}.\n", env!("CARGO_PKG_VERSION"));
+    for choice in choices {
+        let Some(form) = choice.form else {
+            text += &format!("\n# {}: {}\n", choice.sort.name(), choice.reason);
+            continue;
+        };
+        text += &format!("\n# {}\n[{}]\n", choice.reason, choice.sort.name());
+        for (option, word) in form.differences() {
+            text += &format!("{} = \"{word}\"\n", option.trim_start_matches('-'));
+        }
+    }
+    text
+}
+
+fn print(choice: &FormChoice, ui: &Ui) -> anyhow::Result<()> {
+    let mut table =
+        Table::ending_in_text(&["form", "ANE ops", "elsewhere", "none", "us a call", "cosine", ""]);
+    for t in &choice.trials {
+        let (us, cosine) = match &t.figures {
+            Some(f) => (format!("{:.0}", f.median_us), format!("{:.4}", f.min_cosine)),
+            None => (String::new(), String::new()),
+        };
+        let mark = if choice.chosen.as_ref() == Some(&t.form) {
+            "chosen".into()
+        } else {
+            t.out.clone().unwrap_or_default()
+        };
+        let [ane, elsewhere, none] = t.ops.map(|n| n.to_string());
+        table.row(vec![t.form.clone(), ane, elsewhere, none, us, cosine, mark]);
+    }
+    ui.line(format!("{} ({})", choice.sort.name(), choice.shard))?;
+    table.print(ui)?;
+    ui.line(format!("{}: {}\n", choice.chosen.as_deref().unwrap_or("none"), choice.reason))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anemoe_convert::form::{AttentionForm, CacheForm};
+
+    /// Forms in their order: the default, the cache by the host, heads apart.
+    fn tried(trials: [(Option<Residency>, f64, Option<&str>); 3]) -> Vec<(ShardForm, TrialResult)> {
+        let forms = [
+            ShardForm::default(),
+            ShardForm { cache: CacheForm::Host, ..ShardForm::default() },
+            ShardForm { attention: AttentionForm::PerHead, ..ShardForm::default() },
+        ];
+        let trial = |(residency, median_us, out): (Option<Residency>, f64, Option<&str>)| TrialResult {
+            key: String::new(),
+            form: String::new(),
+            options: String::new(),
+            residency,
+            ops: [0; 3],
+            figures: Some(TrialFigures {
+                calls: 300,
+                median_us,
+                p90_us: median_us,
+                min_cosine: 1.0,
+                wrong_calls: 0,
+                first_wrong: None,
+                may_be_wrong: 0,
+            }),
+            out: out.map(String::from),
+            reused: false,
+        };
+        forms.into_iter().zip(trials.map(trial)).collect()
+    }
+
+    #[test]
+    fn placement_comes_before_time_and_near_ties_keep_the_simpler_form() {
+        use Residency::{Ane, Elsewhere, Unknown};
+        let chosen = |trials| choose(&tried(trials));
+        let (ane, unknown, elsewhere) = (Some(Ane), Some(Unknown), Some(Elsewhere));
+        assert_eq!(chosen([(ane, 102.9, None), (ane, 100.0, None), (ane, 110.0, None)]).0, Some(0));
+        assert_eq!(chosen([(ane, 103.1, None), (ane, 100.0, None), (ane, 110.0, None)]).0, Some(1));
+        assert_eq!(chosen([(elsewhere, 1.0, None), (unknown, 2.0, None), (ane, 900.0, None)]).0, Some(2));
+        assert_eq!(
+            chosen([(elsewhere, 1.0, None), (unknown, 2.0, None), (ane, 9.0, Some("wrong"))]).0,
+            Some(1)
+        );
+        let (none, reason) = chosen([(ane, 1.0, Some("x")), (ane, 1.0, Some("x")), (None, 0.0, Some("x"))]);
+        assert!(none.is_none() && reason.contains("no form works"), "{reason}");
+        let (_, reason) = chosen([(ane, 102.0, None), (ane, 100.0, None), (ane, 110.0, None)]);
+        assert!(reason.contains("tie (3 %)") && reason.contains("simpler"), "{reason}");
+    }
+}

@@ -1,0 +1,242 @@
+//! Trials of forms: one shard in one form, run on random streams beside the CPU executor.
+//!
+//! ```text
+//! FOLDER/trial.json        the part of the chain that leads to the shard, see [`Trial`]
+//!       /SHARD.mlpackage   the shard in the form
+//! PARTS/NAME.mlpackage     other shards that it needs, which the CPU executor runs
+//! ```
+
+use crate::golden_gate::cosine;
+use crate::probe::segment::segment;
+use crate::{Error, Result};
+use anemoe_bundle::{Chain, InputBinding, Run, ShardKind, Step};
+use anemoe_convert::build::{write_host_vectors, write_shard};
+use anemoe_convert::importance::Importance;
+use anemoe_convert::models::Family;
+use anemoe_convert::plan::{Plan, PlannedShard};
+use anemoe_io::Random;
+use anemoe_mlpackage::mil::FeatureShape;
+use anemoe_mlpackage::package::{Package, WeightFiles};
+use anemoe_runtime::backend::Backend;
+use anemoe_runtime::cpu::CpuBackend;
+use anemoe_runtime::model::{Model, Registers};
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// Least cosine of a call's results with those of the CPU executor.
+pub const LEAST_COSINE: f64 = 0.99;
+/// Calls that are not timed: the first ones.
+const WARM_UP: usize = 5;
+/// Tokens for a call at most: a pack of experts is not called when none of its experts is chosen.
+const TOKENS_FOR_A_CALL: usize = 40;
+/// File of a trial.
+const TRIAL_FILE: &str = "trial.json";
+/// Largest such file that is read.
+const MAX_TRIAL_BYTES: u64 = 256 << 20;
+
+/// Description of a trial.
+#[derive(Serialize, Deserialize)]
+struct Trial {
+    chain: Chain,
+    own: String,
+    kind: ShardKind,
+    outputs: Vec<String>,
+    /// Registers that have to be given besides `hidden`, and their widths.
+    seeds: Vec<(String, usize)>,
+    parts: PathBuf,
+}
+
+/// Results of a trial.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TrialFigures {
+    /// Calls of the shard.
+    pub calls: u64,
+    /// Median time of a call in microseconds, the first ones left out.
+    pub median_us: f64,
+    /// Time that nine of ten calls took at most.
+    pub p90_us: f64,
+    /// Lowest cosine with the results of the CPU executor; 0 where one is not a number.
+    pub min_cosine: f64,
+    /// Calls whose results are too far away.
+    pub wrong_calls: usize,
+    /// The first of them.
+    pub first_wrong: Option<usize>,
+    /// So many calls may be wrong: where a router inside of the shard decides between near ties, results jump.
+    pub may_be_wrong: usize,
+}
+
+impl TrialFigures {
+    /// The numbers are right.
+    pub fn is_right(&self) -> bool {
+        self.wrong_calls <= self.may_be_wrong
+    }
+}
+
+/// Place of a trial's package.
+pub fn trial_package(folder: &Path, shard: &str) -> PathBuf {
+    folder.join(format!("{shard}.mlpackage"))
+}
+
+/// Writes the packages of a trial, and its description last.
+///
+/// # Errors
+/// No step runs the shard, the checkpoint is wrong, or a file cannot be written.
+pub fn write_trial(
+    family: &dyn Family,
+    plan: &Plan,
+    shard: &PlannedShard,
+    importance: Option<&Importance>,
+    parts: &Path,
+    folder: &Path,
+) -> Result<()> {
+    let drafts = plan.shards.iter().map(PlannedShard::draft).collect();
+    let known = Chain { shards: drafts, ..plan.chain.clone() };
+    let cut = segment(&known, &shard.name)
+        .ok_or_else(|| Error::usage(format!("no step of the chain runs shard {}", shard.name)))?;
+    for path in [parts, folder] {
+        std::fs::create_dir_all(path).map_err(|e| Error::io(path, e))?;
+    }
+    let vectors = write_host_vectors(family, folder)?;
+    for needed in &cut.chain.shards {
+        let Some(planned) = plan.shard(&needed.name) else { continue };
+        let own = needed.name == shard.name;
+        let path = trial_package(if own { folder } else { parts }, &needed.name);
+        // A part is whole when it has its name.
+        if own && path.exists() {
+            std::fs::remove_dir_all(&path).map_err(|e| Error::io(&path, e))?;
+        }
+        if !path.exists() {
+            write_shard(family, planned, importance, &path)?;
+        }
+    }
+    let package = |name: &str| trial_package(if name == shard.name { folder } else { parts }, name);
+    let widths = cut.seeds.iter().map(|seed| Ok((seed.clone(), width_of(seed, &cut.chain, &package)?)));
+    let trial = Trial {
+        own: shard.name.clone(),
+        kind: shard.kind,
+        outputs: cut.outputs.clone(),
+        seeds: widths.collect::<Result<_>>()?,
+        parts: parts.to_path_buf(),
+        chain: Chain { vectors, ..cut.chain },
+    };
+    let text = serde_json::to_vec(&trial).map_err(|e| Error::usage(format!("trial: {e}")))?;
+    anemoe_bundle::write_atomic(&folder.join(TRIAL_FILE), &text)
+}
+
+/// Width of a register that has to be given: that of the inputs that read it.
+fn width_of(register: &str, chain: &Chain, package: &dyn Fn(&str) -> PathBuf) -> Result<usize> {
+    let runs = chain.steps.iter().filter_map(|step| if let Step::Run(run) = step { Some(run) } else { None });
+    let reads = |run: &Run| {
+        let input = run.inputs.iter().find_map(|(input, binding)| match binding {
+            InputBinding::Register { name, .. } if name == register => Some(input.clone()),
+            _ => None,
+        });
+        Some((run.shard.clone(), input?))
+    };
+    for (shard, input) in runs.filter_map(reads) {
+        let path = package(&shard);
+        let opened = Package::open_to_run(&path, &[], &WeightFiles::default())?;
+        let features = opened.model().functions.iter().flat_map(|f| &f.inputs);
+        let widths = features.filter(|f| f.name == input).filter_map(|f| match &f.shape {
+            FeatureShape::Fixed(dims) => usize::try_from(dims.iter().product::<u64>()).ok(),
+            _ => None,
+        });
+        if let Some(width) = widths.min() {
+            return Ok(width);
+        }
+    }
+    Err(Error::usage(format!("no input of a fixed width reads `{register}`")))
+}
+
+/// Runs the trial in `folder` until its shard was called `calls` times. `backend` runs the whole part of the chain, the CPU
+/// executor beside it.
+///
+/// # Errors
+/// The trial is not there, or a package fails.
+pub fn run_trial(folder: &Path, backend: &dyn Backend, calls: usize) -> Result<TrialFigures> {
+    let path = folder.join(TRIAL_FILE);
+    let text = anemoe_io::read_input(&path, MAX_TRIAL_BYTES).map_err(|e| Error::io(&path, e))?;
+    let trial: Trial =
+        anemoe_io::json::parse(&text).map_err(|e| Error::invalid(&path, format!("trial: {e}")))?;
+    let package = |shard: &anemoe_bundle::Shard| {
+        trial_package(if shard.name == trial.own { folder } else { &trial.parts }, &shard.name)
+    };
+    let cpu = Model::with_chain(folder, trial.chain.clone(), &CpuBackend::default(), &package)?;
+    let own = Model::with_chain(folder, trial.chain.clone(), backend, &package)?;
+    let of_own = |model: &Model| {
+        let stats = model.shard_stats().into_iter().find(|s| s.shard == trial.own);
+        stats.map(|s| (s.calls, s.time)).unwrap_or_default()
+    };
+    let (mut of_cpu, mut of_model) = (cpu.sequence(), own.sequence());
+    let mut random = Random::new(1);
+    let room = trial.chain.model.max_context;
+    let mut found = TrialFigures {
+        calls: 0,
+        median_us: 0.0,
+        p90_us: 0.0,
+        min_cosine: 1.0,
+        wrong_calls: 0,
+        first_wrong: None,
+        may_be_wrong: if trial.kind == ShardKind::Moe { calls / 50 } else { 0 },
+    };
+    let mut times = Vec::new();
+    for _ in 0..calls.saturating_mul(TOKENS_FOR_A_CALL) {
+        if found.calls >= calls as u64 {
+            break;
+        }
+        if of_model.position() >= room {
+            of_cpu.clear();
+            of_model.clear();
+        }
+        let mut token = vec![("hidden", stream(&mut random, trial.chain.model.hidden_size))];
+        token.extend(trial.seeds.iter().map(|(name, width)| (name.as_str(), stream(&mut random, *width))));
+        let registers: Vec<(&str, &[f32])> = token.iter().map(|(n, v)| (*n, v.as_slice())).collect();
+        let mut read = |left: Registers<'_>| -> Vec<Vec<f32>> {
+            let of = |name: &String| left.get(name).and_then(|t| t.as_f32()).unwrap_or_default().to_vec();
+            trial.outputs.iter().map(of).collect()
+        };
+        let expected = cpu.step_from(&mut of_cpu, &registers, &mut read)?;
+        let (before, time_before) = of_own(&own);
+        let results = own.step_from(&mut of_model, &registers, &mut read)?;
+        let (after, time) = of_own(&own);
+        if after == before {
+            continue;
+        }
+        times.push((time - time_before).as_secs_f64() * 1e6 / (after - before) as f64);
+        let lowest = lowest_cosine(&expected, &results);
+        found.min_cosine = found.min_cosine.min(lowest);
+        if lowest < LEAST_COSINE {
+            found.wrong_calls += 1;
+            found.first_wrong = found.first_wrong.or(Some(found.calls as usize));
+        }
+        found.calls = after;
+    }
+    if times.len() > 2 * WARM_UP {
+        times.drain(..WARM_UP);
+    }
+    times.sort_by(f64::total_cmp);
+    let at = |share: f64| times.get((times.len() as f64 * share) as usize).copied().unwrap_or(0.0);
+    (found.median_us, found.p90_us) = (at(0.5), at(0.9));
+    Ok(found)
+}
+
+/// Lowest cosine of some results; 0 where one is not a number.
+fn lowest_cosine(expected: &[Vec<f32>], results: &[Vec<f32>]) -> f64 {
+    let one = |(expected, own): (&Vec<f32>, &Vec<f32>)| {
+        if own.iter().any(|v| !v.is_finite()) || own.len() != expected.len() {
+            return 0.0;
+        }
+        match (expected.iter().all(|&v| v == 0.0), own.iter().all(|&v| v == 0.0)) {
+            (true, true) => 1.0,
+            (false, false) => cosine(own, expected),
+            _ => 0.0,
+        }
+    };
+    expected.iter().zip(results).map(one).fold(1.0, f64::min)
+}
+
+/// Draws values whose mean square is about 1, as behind a norm.
+fn stream(random: &mut Random, n: usize) -> Vec<f32> {
+    let mut one = || ((random.uniform() - 0.5) * 12f64.sqrt()) as f32;
+    (0..n).map(|_| one()).collect()
+}
