@@ -80,6 +80,7 @@ enum Command {
     Journal(commands::journal::Args),
     Reproduce(commands::reproduce::Args),
     Report(commands::report::Args),
+    Doctor(commands::doctor::Args),
     Completions(commands::completions::Args),
     Man(commands::man::Args),
     #[command(hide = true)]
@@ -151,6 +152,7 @@ fn main() -> ExitCode {
         Command::Journal(args) => commands::journal::run(args, &ui),
         Command::Reproduce(args) => commands::reproduce::run(args, &ui),
         Command::Report(args) => commands::report::run(args, &ui),
+        Command::Doctor(args) => commands::doctor::run(args, &ui),
         Command::Completions(args) => commands::completions::run(args, Cli::command(), &ui),
         Command::Man(args) => commands::man::run(args, Cli::command(), &ui),
         Command::Step(args) => commands::step::run(args),

@@ -8,6 +8,7 @@ pub mod chat;
 pub mod check;
 pub mod compile;
 pub mod completions;
+pub mod doctor;
 pub mod forms;
 pub mod generate;
 pub mod golden;
