@@ -1,7 +1,8 @@
 //! Errors and exceptions of Core ML, as a user sees them.
 
 use anemoe_convert::plan::PlanOptions;
-use anemoe_coreml::{CompiledModels, CoreMlBackend, CoreMlSettings};
+use anemoe_coreml::plan::PlanDevice;
+use anemoe_coreml::{CompiledModels, ComputeUnits, CoreMlBackend, CoreMlSettings, plan_of};
 use anemoe_io::Kind;
 use anemoe_runtime::backend::{Backend, NoStates};
 use anemoe_runtime::model::{Logits, Model};
@@ -206,5 +207,33 @@ fn threads_share_a_model() {
                 }
             });
         }
+    });
+}
+
+#[test]
+fn plans_leave_nothing_behind() {
+    leaves_nothing(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let compiled = bundle(dir.path());
+        let shard = &compiled.chain.shards[0];
+        let package = compiled.bundle.join(&shard.file);
+        let place = compiled.models().place(&package).unwrap();
+        let plan =
+            |name: &str, place: &Path| plan_of(&package, place, name, true, ComputeUnits::CpuAndNeuralEngine);
+        let name = &shard.functions[0].name;
+        let ops = plan(name, &place).unwrap();
+        let constants = ops.iter().filter(|op| op.op_type == "ios18.const");
+        assert!(constants.clone().count() > 0 && constants.clone().all(|op| op.preferred.is_none()));
+        assert!(ops.iter().any(|op| op.preferred == Some(PlanDevice::Ane) && op.cost.is_some()));
+        assert!(plan("no such function", &place).is_err());
+        // Core ML would end the process.
+        assert!(plan(name, &package).unwrap_err().to_string().contains("coremldata.bin"));
+        plant("mlpackage", Fault::PlanError);
+        assert!(plan(name, &place).unwrap_err().to_string().contains("planted"));
+        clear_faults();
+        plant("mlpackage", Fault::PlanNone);
+        assert!(
+            plan(name, &place).unwrap().iter().all(|op| op.preferred.is_none() && op.supported.is_empty())
+        );
     });
 }
