@@ -335,6 +335,9 @@ pub enum Step {
 pub struct Run {
     /// Name of the shard.
     pub shard: String,
+    /// Shards with the same function for other token counts, where each count has a package of its own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<String>,
     /// Kind of function, besides the token count; absent where the shard has one kind.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unit: Option<String>,
@@ -733,13 +736,24 @@ impl Chain {
                 }
             }
             Step::Run(run) => {
-                let shard =
-                    self.shard(&run.shard).ok_or_else(|| format!("no shard is named `{}`", run.shard))?;
-                if !shard.functions.iter().any(|f| f.unit == run.unit) {
-                    return Err(match &run.unit {
-                        Some(unit) => format!("shard `{}` has no function for unit `{unit}`", run.shard),
-                        None => format!("shard `{}` has no function without a unit", run.shard),
-                    });
+                let mut counts = BTreeSet::new();
+                for name in run.shards() {
+                    let shard = self.shard(name).ok_or_else(|| format!("no shard is named `{name}`"))?;
+                    let own = || shard.functions.iter().filter(|f| f.unit == run.unit);
+                    if own().next().is_none() {
+                        return Err(match &run.unit {
+                            Some(unit) => format!("shard `{name}` has no function for unit `{unit}`"),
+                            None => format!("shard `{name}` has no function without a unit"),
+                        });
+                    }
+                    if !run.others.is_empty()
+                        && let Some(f) = own().find(|f| !counts.insert(f.tokens))
+                    {
+                        let count = f.tokens.max;
+                        return Err(format!(
+                            "shard `{name}`: another one has a function for {count} tokens, too"
+                        ));
+                    }
                 }
                 if let Some(when) = &run.when {
                     read(&when.register, written)?;
@@ -793,6 +807,13 @@ impl Chain {
             }
         }
         Ok(())
+    }
+}
+
+impl Run {
+    /// The shard and the others, by name.
+    pub fn shards(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&self.shard).chain(&self.others).map(String::as_str)
     }
 }
 

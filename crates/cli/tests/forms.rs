@@ -48,6 +48,8 @@ fn choices_that_do_not_fit_are_refused_by_name() {
         (vec![&*zaya, "--cache", "host"], "--history host"),
         (vec![&*gemma, "--history", "host"], "--history host"),
         (vec![&*gemma, "--attention", "heads"], "per-head"),
+        (vec![&*gemma, "--functions", "apart"], "--cache host"),
+        (vec![&*zaya, "--functions", "apart", "--cache", "host"], "--history host"),
         (vec![&*gemma, "--forms", &*unknown_key], "caches"),
         (vec![&*gemma, "--forms", &*unknown_word], "hosts"),
         (vec![&*gemma, "--forms", &*unknown_sort], "attentions"),
@@ -79,6 +81,7 @@ fn bundles_of_every_form_generate_the_same_tokens() {
             vec!["--activation", "sigmoid"],
         ];
         if checkpoint == "tiny-gemma4-moe" {
+            others.push(vec!["--cache", "host", "--functions", "apart"]);
             others.push(vec!["--forms", forms]);
         }
         let mut tokens = Vec::new();

@@ -124,6 +124,17 @@ choice! {
     }
 }
 
+choice! {
+    /// Packages of a shard that has functions for several token counts.
+    FunctionForm {
+        /// One, whose functions share weights and states.
+        #[default]
+        Shared = "shared",
+        /// One for each token count, with the weights of its own.
+        Apart = "apart",
+    }
+}
+
 /// Every choice of a form.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -149,6 +160,9 @@ pub struct ShardForm {
     /// See [`ExpertForm`].
     #[serde(skip_serializing_if = "is_default")]
     pub experts: ExpertForm,
+    /// See [`FunctionForm`].
+    #[serde(skip_serializing_if = "is_default")]
+    pub functions: FunctionForm,
 }
 
 /// Tells that a value is its type's default, which is not written.
@@ -167,6 +181,7 @@ impl ShardForm {
             ("--io", is_default(&self.io), self.io.word()),
             ("--norm", is_default(&self.norm), self.norm.word()),
             ("--experts", is_default(&self.experts), self.experts.word()),
+            ("--functions", is_default(&self.functions), self.functions.word()),
         ];
         all.into_iter().filter(|(_, default, _)| !default).map(|(option, _, word)| (option, word)).collect()
     }
@@ -184,6 +199,7 @@ impl ShardForm {
             "--io" => self.io = word.parse()?,
             "--norm" => self.norm = word.parse()?,
             "--experts" => self.experts = word.parse()?,
+            "--functions" => self.functions = word.parse()?,
             _ => return Err(format!("no choice of a form is named `{option}`")),
         }
         Ok(())
@@ -202,6 +218,12 @@ impl ShardForm {
         if has_history && self.cache == CacheForm::Host && self.history == HistoryForm::State {
             return Err(Error::usage(
                 "--cache host leaves no state for the history of convolutions: give --history host too",
+            ));
+        }
+        if self.functions == FunctionForm::Apart && self.cache == CacheForm::State {
+            return Err(Error::usage(
+                "--functions apart: packages share no state, and a sequence has one cache for all token counts: give --cache \
+                 host too",
             ));
         }
         Ok(())
@@ -249,5 +271,17 @@ mod tests {
         let form = ShardForm { history: HistoryForm::Host, ..ShardForm::default() };
         assert!(form.check(true).is_ok());
         assert!(form.check(false).unwrap_err().to_string().contains("--history host"));
+    }
+
+    #[test]
+    fn packages_of_their_own_need_a_cache_of_the_host() {
+        let form = ShardForm { functions: FunctionForm::Apart, ..ShardForm::default() };
+        for has_history in [false, true] {
+            assert!(form.check(has_history).unwrap_err().to_string().contains("--cache host"));
+        }
+        let form = ShardForm { cache: CacheForm::Host, ..form };
+        assert!(form.check(false).is_ok());
+        assert!(form.check(true).unwrap_err().to_string().contains("--history host"));
+        assert!(ShardForm { history: HistoryForm::Host, ..form }.check(true).is_ok());
     }
 }

@@ -508,6 +508,12 @@ impl PlannedShard {
         }
     }
 
+    /// Tells that it has a function for a single token: those of other counts may be in a package of their own, with the same
+    /// weights.
+    pub fn takes_one_token(&self) -> bool {
+        self.functions.iter().any(|f| f.tokens.min == 1)
+    }
+
     /// The same shard without compression.
     #[must_use]
     pub fn in_fp16(&self) -> PlannedShard {
@@ -568,6 +574,9 @@ impl Totals {
             let experts: u64 =
                 shard.matrices.iter().filter(|m| m.part == "experts").map(MatrixPlan::bytes).sum();
             self.bytes += shard.bytes;
+            if !shard.takes_one_token() {
+                continue;
+            }
             let met = experts * self.experts_per_token as u64 / (self.experts as u64).max(1);
             self.bytes_per_token += shard.bytes - experts + met;
         }

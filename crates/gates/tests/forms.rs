@@ -3,7 +3,8 @@
 use anemoe_bundle::{Chain, ShardKind, TokenCount};
 use anemoe_convert::build::build;
 use anemoe_convert::form::{
-    ActivationForm, AttentionForm, CacheForm, ExpertForm, HistoryForm, IoForm, NormForm, ShardForm,
+    ActivationForm, AttentionForm, CacheForm, ExpertForm, FunctionForm, HistoryForm, IoForm, NormForm,
+    ShardForm,
 };
 use anemoe_convert::models;
 use anemoe_convert::plan::PlanOptions;
@@ -25,6 +26,7 @@ fn forms(has_history: bool) -> Vec<(ShardForm, bool)> {
     let by_host = ShardForm { cache: CacheForm::Host, history, ..form };
     let mut forms = vec![
         (by_host, true),
+        (ShardForm { functions: FunctionForm::Apart, ..by_host }, true),
         (ShardForm { attention: AttentionForm::PerHead, ..form }, true),
         (ShardForm { io: IoForm::ChannelsLast, ..form }, true),
         (ShardForm { activation: ActivationForm::Sigmoid, ..form }, true),
@@ -37,6 +39,7 @@ fn forms(has_history: bool) -> Vec<(ShardForm, bool)> {
                 io: IoForm::ChannelsLast,
                 norm: NormForm::Plain,
                 experts: ExpertForm::Bank,
+                functions: FunctionForm::Apart,
                 ..by_host
             },
             false,

@@ -2,7 +2,8 @@
 
 use anemoe_bundle::ShardKind;
 use anemoe_convert::form::{
-    ActivationForm, AttentionForm, CacheForm, ExpertForm, HistoryForm, IoForm, NormForm, ShardForm,
+    ActivationForm, AttentionForm, CacheForm, ExpertForm, FunctionForm, HistoryForm, IoForm, NormForm,
+    ShardForm,
 };
 use anyhow::{Context, bail};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -42,9 +43,13 @@ pub struct FormArgs {
     /// Layout of the experts of a call: two convolutions each, or two for all.
     #[arg(long, value_name = "FORM", value_parser = words::<ExpertForm>(ExpertForm::WORDS), default_value_t)]
     pub experts: ExpertForm,
+    /// Packages of a shard with functions for several token counts: one, or one for each count, with weights of its own. The
+    /// latter needs `--cache host`, as packages share no states.
+    #[arg(long, value_name = "FORM", value_parser = words::<FunctionForm>(FunctionForm::WORDS), default_value_t)]
+    pub functions: FunctionForm,
     /// Forms by sort of shard, from a TOML file: a table for each of attention, experts, experts_combine, moe and head, with the
     /// names of these options as keys.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["cache", "history", "attention", "activation", "io", "norm", "experts"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["cache", "history", "attention", "activation", "io", "norm", "experts", "functions"])]
     pub forms: Option<PathBuf>,
 }
 
@@ -59,6 +64,7 @@ impl FormArgs {
             io: self.io,
             norm: self.norm,
             experts: self.experts,
+            functions: self.functions,
         }
     }
 

@@ -1,6 +1,6 @@
 //! Parts that the plans of all families are put together from: names of functions, bindings, head slices.
 
-use crate::form::{AttentionForm, CacheForm, ExpertForm, IoForm, ShardForm};
+use crate::form::{AttentionForm, CacheForm, ExpertForm, FunctionForm, IoForm, ShardForm};
 use crate::lower::{KV_CACHE, KV_PLACE, KV_ROWS, Lowering, NormShape, Stored, last_name};
 use crate::models::Family;
 use crate::models::checked::CheckedCheckpoint;
@@ -15,7 +15,7 @@ use anemoe_bundle::{
     ShardFunction, ShardKind, Step, TokenCount, WeightFormat,
 };
 use anemoe_mlpackage::mil::builder::BuiltFunction;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// Head slices run on at most this many tokens at once: a slice of 65536 logits by 64 tokens is 8 MB of output that
@@ -42,17 +42,24 @@ pub fn calls(first: usize, packing: Packing) -> impl Iterator<Item = Range<usize
     (first..first + packing.per_package).step_by(packing.per_call).map(move |e| e..e + packing.per_call)
 }
 
+/// Name of the only function of a package.
+const ONLY_FUNCTION: &str = "main";
+
+/// Names a token count: `t4`, `t1to4`.
+fn count_name(t: TokenCount) -> String {
+    if t.min == t.max { format!("t{}", t.max) } else { format!("t{}to{}", t.min, t.max) }
+}
+
 /// Names of functions: `main` for the only one of a package, else `t4`, `e003_t4`, `t1to4`.
 pub fn functions(units: &[Option<String>], tokens: &[TokenCount]) -> Vec<ShardFunction> {
     let single = units.len() * tokens.len() == 1;
     let mut functions = Vec::new();
     for unit in units {
         for &t in tokens {
-            let count = if t.min == t.max { format!("t{}", t.max) } else { format!("t{}to{}", t.min, t.max) };
             let name = match unit {
-                _ if single => "main".to_string(),
-                None => count,
-                Some(unit) => format!("{unit}_{count}"),
+                _ if single => ONLY_FUNCTION.to_string(),
+                None => count_name(t),
+                Some(unit) => format!("{unit}_{}", count_name(t)),
             };
             functions.push(ShardFunction { name, unit: unit.clone(), tokens: t });
         }
@@ -181,13 +188,15 @@ pub fn plan(
     chain: Chain,
     facts: Vec<String>,
 ) -> Result<Plan> {
-    let (sizes, layer_shards) = (family.sizes(), layers.len());
+    let sizes = family.sizes();
     let mut shards = layers;
     shards.extend(head);
     shards.iter_mut().for_each(|shard| shard.form = options.form_of(shard.kind));
+    let mut chain = chain;
+    let shards = put_apart(shards, &mut chain);
     let totals = Totals {
         shards: shards.len(),
-        layer_shards,
+        layer_shards: shards.iter().filter(|s| s.layer.is_some()).count(),
         bytes: 0,
         embedding_bytes: 0,
         params: sizes.parameters,
@@ -209,6 +218,38 @@ pub fn plan(
     };
     plan.complete()?;
     Ok(plan)
+}
+
+/// Makes of a shard whose form asks for it one shard for each token count, the first of which takes one token, and has the chain
+/// run them.
+fn put_apart(shards: Vec<PlannedShard>, chain: &mut Chain) -> Vec<PlannedShard> {
+    let mut names: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut all = Vec::new();
+    for shard in shards {
+        let counts: BTreeSet<TokenCount> = shard.functions.iter().map(|f| f.tokens).collect();
+        if shard.form.functions == FunctionForm::Shared || counts.len() == 1 {
+            all.push(shard);
+            continue;
+        }
+        for tokens in counts {
+            let mut own =
+                PlannedShard { name: format!("{}.{}", shard.name, count_name(tokens)), ..shard.clone() };
+            own.functions.retain(|f| f.tokens == tokens);
+            if let [only] = own.functions.as_mut_slice() {
+                only.name = ONLY_FUNCTION.into();
+            }
+            names.entry(shard.name.clone()).or_default().push(own.name.clone());
+            all.push(own);
+        }
+    }
+    for step in chain.steps.iter_mut().chain(&mut chain.head) {
+        if let Step::Run(run) = step
+            && let Some([first, others @ ..]) = names.get(&run.shard).map(Vec::as_slice)
+        {
+            (run.shard, run.others) = (first.clone(), others.to_vec());
+        }
+    }
+    all
 }
 
 /// Packing of a planned shard's experts: the first one, and the packing.
@@ -272,6 +313,7 @@ impl OutputHead {
             let rows = shard.vocab_rows.map(|(start, count)| RowRange { start, count });
             Step::Run(Run {
                 shard: shard.name.clone(),
+                others: Vec::new(),
                 unit: None,
                 when: None,
                 inputs: named(vec![("hidden", hidden.clone())]),

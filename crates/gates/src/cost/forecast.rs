@@ -128,13 +128,19 @@ fn calls(chain: &Chain, tokens: usize) -> Vec<(&Run, f64)> {
     all
 }
 
-/// The function that takes `tokens` tokens, and how often it is called for them.
-fn function_for(package: &Costed, run: &Run, tokens: usize) -> Option<(String, usize, f64)> {
-    let own = || package.functions.iter().filter(|f| f.unit == run.unit);
-    let fits = own().filter(|f| f.tokens.max >= tokens).min_by_key(|f| f.tokens.max);
-    let f = fits.or_else(|| own().max_by_key(|f| f.tokens.max))?;
+/// The function of these packages that takes `tokens` tokens, its package, and how often it is called for them.
+fn function_for<'a>(
+    packages: &[&'a Costed],
+    run: &Run,
+    tokens: usize,
+) -> Option<(&'a Costed, &'a str, usize, f64)> {
+    let own = || {
+        packages.iter().flat_map(|p| p.functions.iter().filter(|f| f.unit == run.unit).map(move |f| (*p, f)))
+    };
+    let fits = own().filter(|(_, f)| f.tokens.max >= tokens).min_by_key(|(_, f)| f.tokens.max);
+    let (package, f) = fits.or_else(|| own().max_by_key(|(_, f)| f.tokens.max))?;
     let takes = if f.tokens.min < f.tokens.max { tokens.min(f.tokens.max) } else { f.tokens.max };
-    Some((f.name.clone(), takes, (tokens as f64 / f.tokens.max as f64).max(1.0).ceil()))
+    Some((package, &f.name, takes, (tokens as f64 / f.tokens.max as f64).max(1.0).ceil()))
 }
 
 /// A call of a pass, ready to be timed.
@@ -148,8 +154,8 @@ fn planned(chain: &Chain, packages: &[Costed], tokens: usize) -> Vec<PassCall> {
     let by_name: BTreeMap<&str, &Costed> = packages.iter().map(|p| (p.name.as_str(), p)).collect();
     let mut all = Vec::new();
     for (run, often) in calls(chain, tokens) {
-        let Some(package) = by_name.get(run.shard.as_str()) else { continue };
-        let Some((name, takes, times)) = function_for(package, run, tokens) else { continue };
+        let own: Vec<&Costed> = run.shards().filter_map(|name| by_name.get(name).copied()).collect();
+        let Some((package, name, takes, times)) = function_for(&own, run, tokens) else { continue };
         // Shards of one type share a program whose functions may be named after another's experts: the order is the same.
         let mut names: Vec<&str> = package.functions.iter().map(|f| f.name.as_str()).collect();
         names.sort_unstable();

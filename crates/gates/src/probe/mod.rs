@@ -147,7 +147,8 @@ pub struct ProbeResult {
     pub positions: Vec<Option<f64>>,
 }
 
-/// Probes shards of a plan, whose packages `package` finds.
+/// Probes shards of a plan, whose packages `package` finds. Those that take no single token hold the weights of others that do,
+/// and are left out.
 ///
 /// # Errors
 /// The reference does not fit the model, the checkpoint cannot be read, an FP16 reference cannot be written, or a package is wrong.
@@ -160,6 +161,7 @@ pub fn probe(
     progress: &mut dyn FnMut(&str),
 ) -> Result<ProbeReport> {
     let references = fp16_references(site.plan, shards)?;
+    let shards: Vec<&PlannedShard> = shards.iter().copied().filter(|s| s.takes_one_token()).collect();
     check_scratch(site.scratch, references.iter().map(|s| s.in_fp16().package_bytes()).sum())?;
     let mut found = Vec::new();
     for shard in shards {
@@ -416,7 +418,7 @@ fn reads_router_state(step: &anemoe_bundle::Step) -> bool {
 /// A shard is none of the plan's.
 pub fn fp16_references<'a>(plan: &'a Plan, shards: &[&PlannedShard]) -> Result<Vec<&'a PlannedShard>> {
     let mut names = std::collections::BTreeSet::new();
-    for shard in shards {
+    for shard in shards.iter().filter(|s| s.takes_one_token()) {
         names.extend(segment_of(plan, &plan.chain, shard)?.chain.shards.into_iter().map(|s| s.name));
     }
     Ok(plan.shards.iter().filter(|s| names.contains(&s.name)).collect())

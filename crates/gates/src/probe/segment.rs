@@ -52,6 +52,12 @@ pub fn segment(chain: &Chain, shard: &str) -> Option<Segment> {
         }
     }
     kept.reverse();
+    // One token at a time: packages for other counts hold the same weights.
+    for step in &mut kept {
+        if let Step::Run(run) = step {
+            run.others.clear();
+        }
+    }
     let run: BTreeSet<&str> = kept
         .iter()
         .filter_map(|s| if let Step::Run(run) = s { Some(run.shard.as_str()) } else { None })

@@ -57,12 +57,13 @@ pub(super) struct Call {
     shard: String,
     /// Layer of the shard.
     pub layer: Option<usize>,
+    /// Number of its package; of the first, where each token count has its own. Its states are those of all of them.
     pub package: usize,
     pub when: Option<(usize, RowRange)>,
     inputs: BTreeMap<String, InputSource>,
     outputs: BTreeMap<String, OutputSink>,
-    /// Names of the functions by the tokens for which they are declared.
-    functions: BTreeMap<TokenCount, String>,
+    /// Packages and names of the functions by the tokens for which they are declared.
+    functions: BTreeMap<TokenCount, (usize, String)>,
     /// Axis of the tokens of each input that has any.
     axes: BTreeMap<String, usize>,
     /// Registers go in and out as `[1, 1, T, C]`.
@@ -73,8 +74,13 @@ pub(super) struct Call {
     batch: OnceLock<Option<Arc<PreparedBatch>>>,
 }
 
+/// Packages of a model, by number.
+type Packages = [Box<dyn BackendPackage>];
+
 /// A function that is ready for tokens of several sequences.
 pub(super) struct PreparedBatch {
+    /// Number of its package.
+    pub package: usize,
     function: Arc<dyn BatchFunction>,
     inputs: Vec<InputSource>,
     outputs: Vec<OutputSink>,
@@ -83,6 +89,8 @@ pub(super) struct PreparedBatch {
 
 /// A function that is ready for calls of so many tokens.
 pub(super) struct Prepared {
+    /// Number of its package.
+    pub package: usize,
     pub function: Arc<dyn BackendFunction>,
     /// In the order of the function's inputs.
     inputs: Vec<InputSource>,
@@ -175,7 +183,7 @@ impl Call {
         when: Option<(usize, RowRange)>,
         inputs: BTreeMap<String, InputSource>,
         outputs: BTreeMap<String, OutputSink>,
-        functions: BTreeMap<TokenCount, String>,
+        functions: BTreeMap<TokenCount, (usize, String)>,
         axes: BTreeMap<String, usize>,
         channels_last: bool,
     ) -> Call {
@@ -194,6 +202,11 @@ impl Call {
             has_states,
             batch,
         }
+    }
+
+    /// Numbers of its packages.
+    pub fn packages(&self) -> impl Iterator<Item = usize> {
+        self.functions.values().map(|(package, _)| *package)
     }
 
     /// Both add to one register, which they do not read, of one layer.
@@ -224,12 +237,12 @@ impl Call {
     ///
     /// # Errors
     /// Fails like [`Call::prepare`].
-    pub fn has_states(&self, package: &dyn BackendPackage, bundle: &Path) -> Result<bool> {
+    pub fn has_states(&self, packages: &Packages, bundle: &Path) -> Result<bool> {
         if let Some(known) = self.has_states.get() {
             return Ok(*known);
         }
         let with_host = self.inputs.values().any(|s| matches!(s, InputSource::Host(_)));
-        let found = with_host || self.prepare(package, 1, bundle)?.function.has_states();
+        let found = with_host || self.prepare(packages, 1, bundle)?.function.has_states();
         Ok(*self.has_states.get_or_init(|| found))
     }
 
@@ -238,21 +251,16 @@ impl Call {
     ///
     /// # Errors
     /// The package has no such function, it is invalid, or its inputs and outputs are not those of the chain.
-    pub fn prepare(
-        &self,
-        package: &dyn BackendPackage,
-        tokens: usize,
-        bundle: &Path,
-    ) -> Result<Arc<Prepared>> {
+    pub fn prepare(&self, packages: &Packages, tokens: usize, bundle: &Path) -> Result<Arc<Prepared>> {
         let find =
             |all: &[(usize, Arc<Prepared>)]| all.iter().find(|(n, _)| *n == tokens).map(|(_, p)| p.clone());
         if let Some(found) = find(&self.prepared.read().unwrap_or_else(PoisonError::into_inner)) {
             return Ok(found);
         }
-        let (function, width) = self.choose(package, tokens)?;
+        let (package, function, width) = self.choose(packages, tokens)?;
         let (inputs, outputs) = self.bind(function.inputs(), function.outputs(), bundle)?;
         let channels_last = self.channels_last;
-        let prepared = Arc::new(Prepared { function, inputs, outputs, width, channels_last });
+        let prepared = Arc::new(Prepared { package, function, inputs, outputs, width, channels_last });
         let mut all = self.prepared.write().unwrap_or_else(PoisonError::into_inner);
         Ok(find(&all).unwrap_or_else(|| {
             if all.len() >= KEPT {
@@ -296,58 +304,54 @@ impl Call {
     ///
     /// # Errors
     /// Fails like [`Call::prepare`].
-    pub fn prepare_batch(
-        &self,
-        package: &dyn BackendPackage,
-        bundle: &Path,
-    ) -> Result<Option<Arc<PreparedBatch>>> {
+    pub fn prepare_batch(&self, packages: &Packages, bundle: &Path) -> Result<Option<Arc<PreparedBatch>>> {
         if let Some(found) = self.batch.get() {
             return Ok(found.clone());
         }
         let made = match self.functions.iter().next_back() {
-            Some((count, name)) => package.prepare_batch(name, &self.axes, count.min)?,
+            Some((count, (package, name))) => packages[*package]
+                .prepare_batch(name, &self.axes, count.min)?
+                .map(|function| (*package, function)),
             None => None,
         };
         let made = match made {
-            Some(function) => {
+            Some((package, function)) => {
                 let (inputs, outputs) = self.bind(function.inputs(), function.outputs(), bundle)?;
-                Some(Arc::new(PreparedBatch { function, inputs, outputs, channels_last: self.channels_last }))
+                let channels_last = self.channels_last;
+                Some(Arc::new(PreparedBatch { package, function, inputs, outputs, channels_last }))
             }
             None => None,
         };
         Ok(self.batch.get_or_init(|| made).clone())
     }
 
-    /// The function for `tokens` tokens and the width of its calls: a declared one, else one that the backend makes for exactly
-    /// these, else the cheapest declared one.
-    fn choose(
-        &self,
-        package: &dyn BackendPackage,
-        tokens: usize,
-    ) -> Result<(Arc<dyn BackendFunction>, usize)> {
+    /// The number of a package, its function for `tokens` tokens, and the width of its calls: a declared one, else one that the
+    /// backend makes for exactly these, else the cheapest declared one.
+    fn choose(&self, packages: &Packages, tokens: usize) -> Result<(usize, Arc<dyn BackendFunction>, usize)> {
         let holds = |c: &TokenCount| c.min <= tokens && tokens <= c.max;
         let exact = self.functions.iter().find(|(c, _)| holds(c));
-        if let Some((count, name)) = exact
+        if let Some((count, (package, name))) = exact
             && count.min == count.max
         {
-            return Ok((package.prepare(name)?, tokens));
+            return Ok((*package, packages[*package].prepare(name)?, tokens));
         }
         // A function of many tokens says more about where they lie than one of a single token, and one of a fixed shape runs
         // faster than one of a range.
         let larger = || self.functions.iter().find(|(c, _)| c.max > tokens);
-        if let Some((count, name)) = exact.or_else(larger).or_else(|| self.functions.iter().next_back())
-            && let Some(function) = package.prepare_for(name, &self.axes, count.min, tokens)?
+        if let Some((count, (package, name))) =
+            exact.or_else(larger).or_else(|| self.functions.iter().next_back())
+            && let Some(function) = packages[*package].prepare_for(name, &self.axes, count.min, tokens)?
         {
-            return Ok((function, tokens));
+            return Ok((*package, function, tokens));
         }
-        if let Some((_, name)) = exact {
-            return Ok((package.prepare(name)?, tokens));
+        if let Some((_, (package, name))) = exact {
+            return Ok((*package, packages[*package].prepare(name)?, tokens));
         }
         let counts: Vec<TokenCount> = self.functions.keys().copied().collect();
         let count = pick(&counts, tokens);
         let width = if count.min == count.max { count.max } else { tokens.min(count.max) };
         match self.functions.get(&count) {
-            Some(name) => Ok((package.prepare(name)?, width)),
+            Some((package, name)) => Ok((*package, packages[*package].prepare(name)?, width)),
             None => Err(Error::input(format!("shard `{}` has no function", self.shard))),
         }
     }

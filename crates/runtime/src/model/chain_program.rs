@@ -123,12 +123,13 @@ impl ChainProgram {
                 Step::Run(run) => {
                     // `Chain::read` has checked that the shard exists.
                     let package = packages[&run.shard];
-                    let functions: BTreeMap<TokenCount, String> = chain.shards[package]
-                        .functions
-                        .iter()
-                        .filter(|f| f.unit == run.unit)
-                        .map(|f| (f.tokens, f.name.clone()))
-                        .collect();
+                    let of_shard = |name: &str| {
+                        let package = packages[name];
+                        let own = chain.shards[package].functions.iter().filter(|f| f.unit == run.unit);
+                        own.map(move |f| (f.tokens, (package, f.name.clone())))
+                    };
+                    let functions: BTreeMap<TokenCount, (usize, String)> =
+                        run.shards().flat_map(of_shard).collect();
                     counts = Some(match counts {
                         None => functions.keys().copied().collect(),
                         Some(c) => c.into_iter().filter(|c| functions.contains_key(c)).collect(),

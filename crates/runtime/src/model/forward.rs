@@ -453,7 +453,7 @@ impl Model {
             let call = &calls[workspace.wanted[k]];
             self.call(call, head, parts, tokens, workspace)?;
             if self.low_memory {
-                self.packages[call.package].release();
+                call.packages().for_each(|package| self.packages[package].release());
             }
         }
         Ok(())
@@ -464,11 +464,11 @@ impl Model {
     fn sum(&self, calls: &[Call], tokens: usize, workspace: &mut PassWorkspace) -> Result<bool> {
         let mut terms: SmallVec<[(&Call, Arc<Prepared>); MANY]> = SmallVec::new();
         for &i in &workspace.wanted {
-            let (call, package) = (&calls[i], self.packages[calls[i].package].as_ref());
-            if call.has_states(package, &self.bundle)? {
+            let call = &calls[i];
+            if call.has_states(&self.packages, &self.bundle)? {
                 return Ok(false);
             }
-            let prepared = call.prepare(package, tokens, &self.bundle)?;
+            let prepared = call.prepare(&self.packages, tokens, &self.bundle)?;
             if !prepared.is_exact(tokens) || !prepared.reads_registers() {
                 return Ok(false);
             }
@@ -476,8 +476,8 @@ impl Model {
         }
         let PassWorkspace { registers, scratch, .. } = workspace;
         let times = run_sum(&terms, tokens, registers, scratch, &self.bundle)?;
-        for ((call, _), time) in terms.iter().zip(times) {
-            self.count(call.package, time);
+        for ((_, prepared), time) in terms.iter().zip(times) {
+            self.count(prepared.package, time);
         }
         Ok(true)
     }
@@ -500,21 +500,21 @@ impl Model {
         tokens: usize,
         workspace: &mut PassWorkspace,
     ) -> Result<()> {
-        let package = self.packages[call.package].as_ref();
+        let packages = self.packages.as_slice();
         let PassWorkspace { registers, scratch, host, pass, .. } = workspace;
         let program = if head { &self.head } else { &self.body };
         let (values, pass) = (&mut host[usize::from(head)], *pass);
-        if !call.has_states(package, &self.bundle)? {
+        if !call.has_states(packages, &self.bundle)? {
             let mut host = Host { model: &self.chain, inputs: &program.host, values, parts: &[], pass };
             let mut first = 0;
             while first < tokens {
-                let prepared = call.prepare(package, tokens - first, &self.bundle)?;
+                let prepared = call.prepare(packages, tokens - first, &self.bundle)?;
                 let n = prepared.width.min(tokens - first);
                 let piece = Piece { first, tokens: n, sequence: None };
                 let started = Instant::now();
                 let all = (&mut NoStates, &mut *scratch);
                 call.run(&prepared, piece, tokens, registers, &mut host, all.0, all.1, &self.bundle)?;
-                self.count(call.package, started.elapsed());
+                self.count(prepared.package, started.elapsed());
                 first += n;
             }
             return Ok(());
@@ -523,7 +523,7 @@ impl Model {
             return Err(self.contradiction("head: a function with states or inputs of the host".into()));
         }
         if parts.len() > 1
-            && let Some(batch) = call.prepare_batch(package, &self.bundle)?
+            && let Some(batch) = call.prepare_batch(packages, &self.bundle)?
         {
             let started = Instant::now();
             let pieces: SmallVec<[Piece; FEW]> = parts
@@ -545,7 +545,7 @@ impl Model {
             for (part, states) in parts.iter_mut().zip(taken) {
                 part.sequence.states[call.package] = states;
             }
-            self.count(call.package, started.elapsed());
+            self.count(batch.package, started.elapsed());
             return ran;
         }
         for i in 0..parts.len() {
@@ -556,15 +556,16 @@ impl Model {
             let mut host = Host { model: &self.chain, inputs: &program.host, values, parts, pass };
             let mut ran = Ok(());
             while first < end && ran.is_ok() {
-                let started = Instant::now();
-                ran = call.prepare(package, end - first, &self.bundle).and_then(|prepared| {
+                let (started, mut called) = (Instant::now(), call.package);
+                ran = call.prepare(packages, end - first, &self.bundle).and_then(|prepared| {
+                    called = prepared.package;
                     let n = prepared.width.min(end - first);
                     let piece = Piece { first, tokens: n, sequence: Some(i) };
                     first += n;
                     let states = states.as_mut();
                     call.run(&prepared, piece, tokens, registers, &mut host, states, scratch, &self.bundle)
                 });
-                self.count(call.package, started.elapsed());
+                self.count(called, started.elapsed());
             }
             parts[i].sequence.states[call.package] = states;
             ran?;

@@ -113,7 +113,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Rows that the host keeps between calls of a shard, by input.
 fn kept_of<'a>(chain: &'a Chain, shard: &str) -> BTreeMap<&'a str, &'a Kept> {
     let runs = chain.steps.iter().filter_map(|step| match step {
-        Step::Run(run) if run.shard == shard => Some(run),
+        Step::Run(run) if run.shards().any(|name| name == shard) => Some(run),
         _ => None,
     });
     runs.flat_map(|run| run.kept.iter().map(|(input, kept)| (input.as_str(), kept))).collect()
@@ -270,9 +270,8 @@ impl Model {
             }
         }
         Pool::global().run(wanted.len(), &|i| {
-            let package = self.packages[i].as_ref();
             let prepare =
-                |(call, tokens): &(&Call, usize)| call.prepare(package, *tokens, &self.bundle).is_ok();
+                |(call, tokens): &(&Call, usize)| call.prepare(&self.packages, *tokens, &self.bundle).is_ok();
             let _ = wanted[i].iter().all(prepare);
         });
         let nanoseconds = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);

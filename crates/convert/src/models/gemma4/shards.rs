@@ -166,6 +166,7 @@ impl Gemma4 {
         let kind = kind_name(self.config.is_full(layer)).to_string();
         Step::Run(Run {
             shard: format!("L{layer:02}.attn"),
+            others: Vec::new(),
             unit: None,
             when: None,
             inputs: named(vec![
@@ -233,6 +234,7 @@ impl Gemma4 {
                 let shard = format!("L{layer:02}.ffn.p{pack}of{packs}");
                 steps.push(Step::Run(Run {
                     shard,
+                    others: Vec::new(),
                     unit: unit.name,
                     when,
                     inputs,

@@ -245,6 +245,7 @@ impl Zaya {
         inputs.extend(carry.map(|(name, binding)| (name.to_string(), binding)));
         steps.push(Step::Run(Run {
             shard: attention_name(layer),
+            others: Vec::new(),
             unit: None,
             when: None,
             inputs,
@@ -288,6 +289,7 @@ impl Zaya {
                 let shard = moe_name(layer, pack, packs);
                 steps.push(Step::Run(Run {
                     shard,
+                    others: Vec::new(),
                     unit: unit.name,
                     when,
                     inputs,
