@@ -29,7 +29,8 @@ fn forms(has_history: bool) -> Vec<(ShardForm, bool)> {
         (ShardForm { functions: FunctionForm::Apart, ..by_host }, true),
         (ShardForm { attention: AttentionForm::PerHead, ..form }, true),
         (ShardForm { io: IoForm::ChannelsLast, ..form }, true),
-        (ShardForm { activation: ActivationForm::Sigmoid, ..form }, true),
+        // SiLU has no factors; those of GELU are rounded to fp16.
+        (ShardForm { activation: ActivationForm::Sigmoid, ..form }, has_history),
         (ShardForm { norm: NormForm::Plain, ..form }, false),
         (ShardForm { attention: AttentionForm::PerHead, io: IoForm::ChannelsLast, ..by_host }, true),
         (
