@@ -46,7 +46,7 @@ generator=()
 command -v ninja >/dev/null && generator=(-G Ninja)
 cmake -S "$out/src" -B "$out/build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release \
   -DBUILD_SHARED_LIBS=OFF -DGGML_NATIVE=ON -DGGML_CPU_REPACK=ON -DGGML_OPENMP=ON -DGGML_LLAMAFILE=ON -DGGML_CCACHE=OFF \
-  -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=${EXAMPLES:-OFF} -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_UI=OFF \
+  -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=${EXAMPLES:-OFF} -DLLAMA_BUILD_SERVER=${SERVER:-OFF} -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_UI=OFF \
   -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TOOLS=ON
 cmake --build "$out/build" --target "${targets[@]}" -j "${JOBS:-2}"
 for target in "${targets[@]}"; do cp "$out/build/bin/$target" "$out/$target"; done

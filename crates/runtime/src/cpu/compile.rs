@@ -5,13 +5,14 @@
 
 mod carry;
 mod projection;
+mod sections;
 mod zero_skip;
 
 pub(super) use carry::compile_with_carry;
 
 use super::function::{CompiledFunction, Executable};
 use super::interpreter::Interpreter;
-use super::ir::{Instr, InstrKind, ParamRef, ValueRef};
+use super::ir::{Instr, InstrKind, ParamRef, Section, ValueRef};
 use super::located::Located;
 use super::ops::shape::{MAX_ELEMENTS, with_limit};
 use super::ops::{self, OpContext, OpError};
@@ -26,6 +27,7 @@ use anemoe_mlpackage::mil::{
     Argument, Binding, Block, DataType, Function, FunctionDescription, Operation, TensorType, ValueType,
 };
 use anemoe_mlpackage::package::Package;
+use sections::{CALL, CALL_INPUTS, Sections};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use zero_skip::find_guards;
@@ -58,6 +60,7 @@ struct Compiler<'a> {
     depth: usize,
     /// Every value gets a buffer of its own, for a plan.
     unique_buffers: bool,
+    sections: Sections,
     /// Type of each buffer, where it is one of fixed shape; kept for a plan.
     buffer_types: Vec<Option<TensorType>>,
     /// Most bytes that each buffer has held, as far as shapes are known.
@@ -100,11 +103,24 @@ pub(super) fn compile(
     {
         return Ok(compiled);
     }
-    let compiled = compile_as(package, function, body, described, options, allowance, Target::Steps)?;
-    let mut compiled =
-        compiled.ok_or_else(|| Error::unsupported(package.path(), format!("function `{function}`")))?;
-    let has_blocks = body.block.operations.iter().any(|op| !op.blocks.is_empty());
-    if options.fuse && !has_blocks && !is_fixed(&body.block) {
+    let sectioned = options.fuse && sections::needs_sections(&body.block);
+    let steps = |body: &Function, sections: Sections| {
+        let compiled =
+            compile_as(package, function, body, described, options, allowance, Target::Steps(sections))?;
+        compiled.ok_or_else(|| Error::unsupported(package.path(), format!("function `{function}`")))
+    };
+    // Everything is checked as one function first: errors name operations of the package then, and its limits hold.
+    let mut compiled = steps(body, Sections::new())?;
+    if sectioned {
+        let section = |body: &Function, described: &FunctionDescription| {
+            let compiled = compile(package, function, body, described, options).ok()?;
+            compiled.is_planned().then(|| Arc::new(compiled) as Arc<dyn Section>)
+        };
+        let (outlined, sections) = sections::outline(body, &section);
+        if !sections.is_empty() {
+            return steps(&outlined, sections);
+        }
+    } else if options.fuse && !is_fixed(&body.block) {
         compiled.set_shape_plans(ShapePlans::new(package, body, described, options, compile_for_shapes));
     }
     Ok(compiled)
@@ -125,12 +141,12 @@ fn compile_for_shapes(
 }
 
 /// Target of compilation: fused nodes, or instructions one after the other.
-#[derive(Clone, Copy, PartialEq, Eq)]
 enum Target {
     Plan,
     /// A plan, where all shapes follow from those of the inputs.
     PlanOfShapes,
-    Steps,
+    /// Instructions, and the sections that they call.
+    Steps(Sections),
 }
 
 fn input_bytes(body: &Function) -> u64 {
@@ -159,7 +175,11 @@ fn compile_as(
     allowance: Allowance,
     target: Target,
 ) -> Result<Option<CompiledFunction>> {
-    let unique_buffers = target != Target::Steps;
+    let only_shapes = matches!(target, Target::PlanOfShapes);
+    let (unique_buffers, sections) = match target {
+        Target::Steps(sections) => (false, sections),
+        Target::Plan | Target::PlanOfShapes => (true, Sections::new()),
+    };
     let mut c = Compiler {
         package,
         function,
@@ -173,6 +193,7 @@ fn compile_as(
         uses: BTreeMap::new(),
         depth: 0,
         unique_buffers,
+        sections,
         buffer_types: Vec::new(),
         buffer_bytes: Vec::new(),
         allowance,
@@ -225,7 +246,7 @@ fn compile_as(
         return Err(wrong("an input of the function is not described".into()));
     }
     let steps = with_limit(allowance.elements_beside(0), || c.block(&body.block))?;
-    if target == Target::PlanOfShapes && !steps.iter().all(follows_from_shapes) {
+    if only_shapes && !steps.iter().all(follows_from_shapes) {
         return Ok(None);
     }
     let mut outputs = Vec::new();
@@ -513,6 +534,16 @@ impl Compiler<'_> {
             }
             "cond" => self.cond(op, at, steps),
             "while_loop" => self.while_loop(op, at, steps),
+            CALL if self.sections.contains_key(op.name()) => {
+                let section = self.sections[op.name()].clone();
+                let inputs = op.inputs.get(CALL_INPUTS).into_iter().flat_map(|Argument(bindings)| bindings);
+                let names = inputs.filter_map(|b| if let Binding::Name(n) = b { Some(n) } else { None });
+                let inputs = names.map(|n| self.operand_place(n)).collect::<std::result::Result<_, _>>();
+                let inputs = inputs.map_err(invalid)?;
+                let outputs = self.define(op);
+                steps.push(Instr::new(at, InstrKind::Call { section, inputs, outputs }));
+                Ok(())
+            }
             _ => self.kernel(op, at, steps),
         }
     }

@@ -3,6 +3,7 @@
 use super::Options;
 use super::carry::Carry;
 use super::interpreter::Interpreter;
+use super::ir::Section;
 use super::located::Located;
 use super::plan::Plan;
 use super::shapes::{ShapePlans, Shapes};
@@ -113,6 +114,11 @@ impl CompiledFunction {
             experts: AtomicU64::new(0),
             skipped: AtomicU64::new(0),
         }
+    }
+
+    /// Tells that the function is fused, at once or for the shapes that come.
+    pub(super) fn is_planned(&self) -> bool {
+        matches!(self.code, Executable::Plan(_)) || self.shape_plans.is_some()
     }
 
     /// Makes plans for the shapes that come.
@@ -355,8 +361,15 @@ impl CompiledFunction {
         }
         match (&input.data, feature.dtype.is_float()) {
             (Data::F32(_), true) | (Data::I32(_), false) => Ok(()),
+            (Data::Bool(_), false) if feature.dtype == DataType::Bool => Ok(()),
             _ => wrong(format!("elements of another type than {}", feature.dtype)),
         }
+    }
+}
+
+impl Section for CompiledFunction {
+    fn run(&self, inputs: &[&Tensor], outputs: &mut Vec<Tensor>) -> Result<Counts> {
+        CompiledFunction::run(self, inputs, &mut CpuStates::default(), outputs)
     }
 }
 

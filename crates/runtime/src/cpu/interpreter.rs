@@ -1,5 +1,5 @@
-//! Runs instructions one after the other: functions with control flow or shapes that come with their inputs, and every function
-//! whose results are rounded to fp16.
+//! Runs instructions one after the other: those of functions with control flow or shapes that come with their inputs, and calls of
+//! the sections between them.
 
 use super::ir::{Instr, InstrKind, Projection, ValueRef, ZeroSkip};
 use super::located::{Located, OpErrorAt};
@@ -276,6 +276,19 @@ impl Execution<'_> {
                 }
                 super::ops::copy_tensor(source, &mut value);
                 self.state_values[*state] = value;
+            }
+            InstrKind::Call { section, inputs, outputs } => {
+                let mut results: Vec<Tensor> =
+                    outputs.iter().map(|&b| std::mem::take(&mut self.buffers[b])).collect();
+                let inputs: Vec<&Tensor> = inputs.iter().map(|&p| self.place(p)).collect();
+                match section.run(&inputs, &mut results) {
+                    Ok(counts) => self.counts += counts,
+                    Err(e) => return Ok(Err(e)),
+                }
+                for (&b, result) in outputs.iter().zip(results) {
+                    self.buffers[b] = result;
+                    self.zero[b] = false;
+                }
             }
             InstrKind::Cond { pred, yes, no, outputs } => {
                 let chosen = self.flag(*pred)?;

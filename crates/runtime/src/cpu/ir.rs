@@ -4,6 +4,9 @@ use super::convolution::Convolution;
 use super::located::Located;
 use super::ops::Kernel;
 use super::weights::StoredWeight;
+use crate::Result;
+use crate::backend::Counts;
+use crate::tensor::Tensor;
 use anemoe_mlpackage::mil::TensorType;
 use std::sync::Arc;
 
@@ -34,12 +37,53 @@ pub(super) enum Projection {
 type Nested = (Vec<Instr>, Vec<ValueRef>);
 
 pub(super) enum InstrKind {
-    Kernel { kernel: Kernel, inputs: Vec<ParamRef>, values: Vec<ValueRef>, outputs: Vec<usize> },
-    Project { projection: Projection, x: ValueRef, bias: Option<ValueRef>, to: usize },
-    Copy { from: ValueRef, to: usize },
-    WriteState { state: usize, data: ValueRef },
-    Cond { pred: ValueRef, yes: Nested, no: Nested, outputs: Vec<usize> },
-    While { initial: Vec<ValueRef>, variables: Vec<usize>, cond: Nested, body: Nested },
+    Kernel {
+        kernel: Kernel,
+        inputs: Vec<ParamRef>,
+        values: Vec<ValueRef>,
+        outputs: Vec<usize>,
+    },
+    Project {
+        projection: Projection,
+        x: ValueRef,
+        bias: Option<ValueRef>,
+        to: usize,
+    },
+    Copy {
+        from: ValueRef,
+        to: usize,
+    },
+    WriteState {
+        state: usize,
+        data: ValueRef,
+    },
+    Cond {
+        pred: ValueRef,
+        yes: Nested,
+        no: Nested,
+        outputs: Vec<usize>,
+    },
+    While {
+        initial: Vec<ValueRef>,
+        variables: Vec<usize>,
+        cond: Nested,
+        body: Nested,
+    },
+    /// A section of the function, compiled by itself.
+    Call {
+        section: Arc<dyn Section>,
+        inputs: Vec<ValueRef>,
+        outputs: Vec<usize>,
+    },
+}
+
+/// A compiled section of a function: values in, values out, no states.
+pub(super) trait Section: Send + Sync {
+    /// Runs the section and writes its results to `outputs`, as many as it has.
+    ///
+    /// # Errors
+    /// An operation fails on these inputs.
+    fn run(&self, inputs: &[&Tensor], outputs: &mut Vec<Tensor>) -> Result<Counts>;
 }
 
 /// One step, with the operation that it comes from.
@@ -85,6 +129,7 @@ impl Instr {
             }
             InstrKind::Copy { from, .. } => places.push(*from),
             InstrKind::WriteState { data, .. } => places.push(*data),
+            InstrKind::Call { inputs, .. } => places.extend(inputs),
             InstrKind::Cond { pred, yes, no, .. } => {
                 places.push(*pred);
                 for (steps, results) in [yes, no] {
@@ -106,7 +151,7 @@ impl Instr {
     /// Buffers that the step writes.
     pub fn writes(&self) -> Vec<usize> {
         match &self.work {
-            InstrKind::Kernel { outputs, .. } => outputs.clone(),
+            InstrKind::Kernel { outputs, .. } | InstrKind::Call { outputs, .. } => outputs.clone(),
             InstrKind::Project { to, .. } | InstrKind::Copy { to, .. } => vec![*to],
             InstrKind::WriteState { .. } => vec![],
             InstrKind::Cond { outputs, yes, no, .. } => {

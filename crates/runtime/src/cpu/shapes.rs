@@ -11,7 +11,9 @@ use super::ir::{Instr, InstrKind, ValueRef};
 use super::recent::Recent;
 use crate::Result;
 use crate::tensor::Tensor;
-use anemoe_mlpackage::mil::{Dim, FeatureShape, Function, FunctionDescription, TensorType, ValueType};
+use anemoe_mlpackage::mil::{
+    Argument, Binding, Dim, FeatureShape, Function, FunctionDescription, Operation, TensorType, ValueType,
+};
 use anemoe_mlpackage::package::Package;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -94,6 +96,15 @@ pub(super) fn follows_from_shapes(step: &Instr) -> bool {
     let constant = |place: ValueRef| matches!(place, ValueRef::Constant(_));
     let others = || inputs.iter().filter(|o| !VALUES.contains(&o.param.as_str()));
     op != "non_zero" && (BY_SHAPES.contains(&op) || others().all(|o| constant(o.place)))
+}
+
+/// Tells that the shape of an operation's result may depend on what is in a value, where `is_constant` knows the constants.
+pub(super) fn depends_on_values(op: &Operation, is_constant: &dyn Fn(&str) -> bool) -> bool {
+    let read = |(param, Argument(bindings)): (&String, &Argument)| {
+        let mut names = bindings.iter().filter_map(|b| if let Binding::Name(n) = b { Some(n) } else { None });
+        !VALUES.contains(&param.as_str()) && names.any(|n| !is_constant(n))
+    };
+    op.op_type == "non_zero" || !BY_SHAPES.contains(&op.op_type.as_str()) && op.inputs.iter().any(read)
 }
 
 fn fixed(ty: &mut ValueType, shape: &[usize]) {

@@ -126,3 +126,35 @@ compressed("uint4_block", [(cto.linear_quantize_weights, lin(mode="linear", dtyp
 compressed("sparse_lut", [prune, (joint_pal, pal(mode="uniform", nbits=4, weight_threshold=100))], T.iOS18)
 compressed("sparse_int8", [prune, (joint_lin, lin(mode="linear_symmetric", dtype="int8", weight_threshold=100))], T.iOS18)
 compressed("sparse_ios16", [prune], T.iOS16)
+
+
+def loop_block(x, n):
+    """A block of a transformer in a loop, with a branch inside, and operations before and behind it."""
+    qkv, out, up, down = normal(48, 16) / 4, normal(16, 16) / 4, normal(32, 16) / 4, normal(16, 32) / 4
+
+    def block(a, i):
+        h = mb.layer_norm(x=a, axes=[-1], gamma=np.ones(16, np.float32), beta=np.zeros(16, np.float32), epsilon=1e-5)
+        q, k, v = mb.split(x=mb.linear(x=h, weight=qkv), num_splits=3, axis=-1)
+        w = mb.softmax(x=mb.mul(x=mb.matmul(x=q, y=k, transpose_y=True), y=0.25), axis=-1)
+        a = mb.add(x=a, y=mb.linear(x=mb.matmul(x=w, y=v), weight=out))
+        gated = lambda: mb.linear(x=mb.silu(x=mb.linear(x=a, weight=up)), weight=down)
+        plain = lambda: mb.mul(x=mb.tanh(x=a), y=0.5)
+        even = mb.equal(x=mb.mod(x=i, y=2), y=0)
+        return mb.add(x=a, y=mb.cond(pred=even, _true_fn=gated, _false_fn=plain)), mb.add(x=i, y=1)
+
+    x = mb.mul(x=mb.add(x=x, y=0.5), y=0.7)
+    a, i = mb.while_loop(_cond=lambda a, i: mb.less(x=i, y=5), _body=block, loop_vars=(x, mb.squeeze(x=n, axes=[0])))
+    return mb.relu(x=mb.linear(x=a, weight=out)), mb.expand_dims(x=i, axes=[0])
+
+
+def found(x):
+    """A shape that depends on what is in a value, between products."""
+    w = normal(6, 6)
+    h = mb.linear(x=mb.relu(x=x), weight=w)
+    at = mb.non_zero(x=mb.cast(x=mb.greater(x=mb.reduce_sum(x=h, axes=[1]), y=0.0), dtype="fp32"))
+    rows = mb.gather_nd(x=h, indices=at)
+    return mb.reduce_sum(x=mb.sigmoid(x=mb.linear(x=rows, weight=w)), axes=[0]), mb.tanh(x=h)
+
+
+program("loop_block", [(1, 3, 16), ((1,), types.int32)], loop_block)
+program("found_rows", [(5, 6)], found)

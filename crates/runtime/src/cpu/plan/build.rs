@@ -533,7 +533,7 @@ impl Builder<'_> {
     fn single(&mut self) -> Option<()> {
         let step = &self.g.steps[self.step];
         match &step.work {
-            InstrKind::Cond { .. } | InstrKind::While { .. } => None,
+            InstrKind::Cond { .. } | InstrKind::While { .. } | InstrKind::Call { .. } => None,
             InstrKind::Copy { from, .. } => {
                 let view = self.place(*from)?;
                 let copy = self.out_of_state(view);

@@ -7,8 +7,8 @@
 //! ```
 //! Tokens lie one after the other with their channels together, whatever the axis order of the program says, so that a token
 //! goes through the same code by itself and in a batch. With [`super::Precision::Fp16`] nodes round what they compute, and give
-//! the bits of their operations one after the other. With shapes known only when they come, see [`super::shapes`]; functions
-//! with control flow are executed step by step instead.
+//! the bits of their operations one after the other. Shapes known only when they come: [`super::shapes`]. Control flow: the
+//! operations between are plans, see `super::compile::sections`.
 
 mod build;
 mod experts;

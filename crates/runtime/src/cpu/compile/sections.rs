@@ -1,0 +1,284 @@
+//! Sections of functions that cannot be one plan: runs of operations beside control flow, and beside operations whose shapes depend
+//! on what is in a value.
+//!
+//! ```text
+//! a, b, while(c, d, e, non_zero, f, g)   -->   call(a b), while(call(c d e), non_zero, call(f g))
+//! ```
+//! Each section becomes a function of its own, which is fused as any other, and an operation `call` in its place.
+
+use super::super::ir::Section;
+use super::super::shapes::depends_on_values;
+use super::count_uses;
+use anemoe_mlpackage::mil::{
+    Argument, Binding, Block, Feature, FeatureShape, Function, FunctionDescription, NamedType, Operation,
+    TensorType, Value, ValueType,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Type of the operation that runs a section. No MIL operation has this name.
+pub(super) const CALL: &str = "call";
+
+/// Parameter of a call that has the section's inputs, in order.
+pub(super) const CALL_INPUTS: &str = "inputs";
+
+/// Fewest operations that are worth a call.
+const FEWEST: usize = 2;
+
+/// Compiled sections by the name of their call.
+pub(super) type Sections = BTreeMap<String, Arc<dyn Section>>;
+
+/// Tells that a function has control flow, or an operation whose shape depends on what is in a value.
+pub(super) fn needs_sections(block: &Block) -> bool {
+    let mut constants = BTreeSet::new();
+    block.operations.iter().any(|op| {
+        let breaks = !op.blocks.is_empty() || depends_on_values(op, &|name| constants.contains(name));
+        note_constant(op, &mut constants);
+        breaks
+    })
+}
+
+/// Moves sections of a function into functions of their own, where `compile` makes a plan of them.
+pub(super) fn outline(
+    body: &Function,
+    compile: &dyn Fn(&Function, &FunctionDescription) -> Option<Arc<dyn Section>>,
+) -> (Function, Sections) {
+    let mut outliner = Outliner { body, compile, sections: Sections::new() };
+    let mut scope = Scope::default();
+    scope.types.extend(body.inputs.iter().map(|i| (i.name.clone(), i.ty.clone())));
+    let mut block = outliner.block(&body.block, scope);
+    drop_unread_constants(&mut block);
+    (Function { block, ..body.clone() }, outliner.sections)
+}
+
+/// Names that are known where an operation stands.
+#[derive(Clone, Default)]
+struct Scope<'a> {
+    types: BTreeMap<String, ValueType>,
+    /// Constants, as the operations that define them.
+    constants: BTreeMap<&'a str, &'a Operation>,
+    /// Values that follow from constants alone.
+    folded: BTreeSet<String>,
+}
+
+struct Outliner<'a> {
+    body: &'a Function,
+    compile: &'a dyn Fn(&Function, &FunctionDescription) -> Option<Arc<dyn Section>>,
+    sections: Sections,
+}
+
+fn is_constant(op: &Operation) -> bool {
+    op.op_type == "const" || op.op_type.starts_with("constexpr_")
+}
+
+fn names(op: &Operation) -> impl Iterator<Item = &str> {
+    let bindings = op.inputs.values().flat_map(|Argument(bindings)| bindings);
+    bindings.filter_map(|b| if let Binding::Name(name) = b { Some(name.as_str()) } else { None })
+}
+
+/// Adds the results of an operation that reads constants alone.
+fn note_constant(op: &Operation, constants: &mut BTreeSet<String>) {
+    let folds = op.blocks.is_empty() && names(op).all(|n| constants.contains(n));
+    if is_constant(op) || folds && op.op_type != "read_state" {
+        constants.extend(op.outputs.iter().map(|o| o.name.clone()));
+    }
+}
+
+impl<'a> Outliner<'a> {
+    fn block(&mut self, block: &'a Block, mut scope: Scope<'a>) -> Block {
+        scope.types.extend(block.inputs.iter().map(|i| (i.name.clone(), i.ty.clone())));
+        let mut uses = BTreeMap::new();
+        count_uses(block, &mut uses);
+        let mut operations = Vec::new();
+        let mut run: Vec<&Operation> = Vec::new();
+        for op in &block.operations {
+            if is_constant(op) {
+                scope.constants.extend(op.outputs.iter().map(|o| (o.name.as_str(), op)));
+                operations.push(op.clone());
+            } else if op.blocks.is_empty()
+                && !matches!(op.op_type.as_str(), "read_state" | "write_state")
+                && !depends_on_values(op, &|name| scope.folded.contains(name))
+            {
+                run.push(op);
+            } else {
+                self.end(&mut run, &scope, &uses, &mut operations);
+                let blocks = op.blocks.iter().map(|b| self.block(b, scope.clone())).collect();
+                operations.push(Operation { blocks, ..op.clone() });
+            }
+            note_constant(op, &mut scope.folded);
+            scope.types.extend(op.outputs.iter().map(|o| (o.name.clone(), o.ty.clone())));
+        }
+        self.end(&mut run, &scope, &uses, &mut operations);
+        Block { operations, ..block.clone() }
+    }
+
+    /// Replaces a run by a call, or keeps its operations.
+    fn end(
+        &mut self,
+        run: &mut Vec<&'a Operation>,
+        scope: &Scope<'a>,
+        uses: &BTreeMap<&str, usize>,
+        operations: &mut Vec<Operation>,
+    ) {
+        let run = std::mem::take(run);
+        let call = (run.len() >= FEWEST).then(|| self.call(&run, scope, uses)).flatten();
+        match call {
+            Some(call) => operations.push(call),
+            None => operations.extend(run.into_iter().cloned()),
+        }
+    }
+
+    fn call(
+        &mut self,
+        run: &[&'a Operation],
+        scope: &Scope<'a>,
+        uses: &BTreeMap<&str, usize>,
+    ) -> Option<Operation> {
+        let mut section = SectionBody::default();
+        for op in run {
+            section.add(op, scope)?;
+        }
+        let mut inside = BTreeMap::new();
+        let block = Block { inputs: Vec::new(), operations: section.operations, outputs: Vec::new() };
+        count_uses(&block, &mut inside);
+        let is_read = |o: &&NamedType| {
+            let name = o.name.as_str();
+            uses.get(name).copied().unwrap_or(0) > inside.get(name).copied().unwrap_or(0)
+        };
+        let outputs: Vec<NamedType> =
+            run.iter().flat_map(|op| &op.outputs).filter(is_read).cloned().collect();
+        if outputs.is_empty() {
+            return None;
+        }
+        let name = format!("section {}", self.sections.len());
+        let described = FunctionDescription {
+            name: name.clone(),
+            inputs: section.inputs.iter().map(|(name, ty)| feature(name, ty)).collect(),
+            outputs: outputs.iter().map(|o| Some(feature(&o.name, o.ty.tensor()?))).collect::<Option<_>>()?,
+            states: Vec::new(),
+        };
+        let block = Block { outputs: outputs.iter().map(|o| o.name.clone()).collect(), ..block };
+        let inputs =
+            section.inputs.iter().map(|(name, ty)| NamedType::tensor(name.clone(), ty.clone())).collect();
+        let function = Function { inputs, opset: self.body.opset, block };
+        self.sections.insert(name.clone(), (self.compile)(&function, &described)?);
+        let inputs = section.inputs.into_iter().map(|(name, _)| Binding::Name(name)).collect();
+        Some(Operation {
+            op_type: CALL.into(),
+            inputs: BTreeMap::from([(CALL_INPUTS.into(), Argument(inputs))]),
+            outputs,
+            blocks: Vec::new(),
+            attributes: BTreeMap::from([("name".into(), Value::string(name))]),
+        })
+    }
+}
+
+fn feature(name: &str, ty: &TensorType) -> Feature {
+    let shape = match ty.shape() {
+        Some(shape) if !shape.is_empty() => FeatureShape::Fixed(shape),
+        _ => FeatureShape::Dynamic,
+    };
+    Feature { name: name.into(), dtype: ty.dtype, shape }
+}
+
+/// Operations of a section with the constants that they read, and the values that come from outside.
+#[derive(Default)]
+struct SectionBody {
+    operations: Vec<Operation>,
+    inputs: Vec<(String, TensorType)>,
+    known: BTreeSet<String>,
+}
+
+impl SectionBody {
+    /// Adds an operation behind what it reads; none where that is no tensor.
+    fn add(&mut self, op: &Operation, scope: &Scope<'_>) -> Option<()> {
+        for name in names(op) {
+            if self.known.contains(name) {
+                continue;
+            }
+            match scope.constants.get(name) {
+                Some(constant) => self.add(constant, scope)?,
+                None => {
+                    let ty = scope.types.get(name)?.tensor()?;
+                    self.inputs.push((name.into(), ty.clone()));
+                    self.known.insert(name.into());
+                }
+            }
+        }
+        self.known.extend(op.outputs.iter().map(|o| o.name.clone()));
+        self.operations.push(op.clone());
+        Some(())
+    }
+}
+
+/// Removes constants that sections alone read.
+fn drop_unread_constants(block: &mut Block) {
+    loop {
+        let mut uses = BTreeMap::new();
+        count_uses(block, &mut uses);
+        let read: BTreeSet<String> = uses.into_keys().map(str::to_string).collect();
+        if !remove_constants(block, &read) {
+            return;
+        }
+    }
+}
+
+fn remove_constants(block: &mut Block, read: &BTreeSet<String>) -> bool {
+    let before = block.operations.len();
+    block.operations.retain(|op| !is_constant(op) || op.outputs.iter().any(|o| read.contains(&o.name)));
+    let mut removed = block.operations.len() < before;
+    for inner in block.operations.iter_mut().flat_map(|op| &mut op.blocks) {
+        removed |= remove_constants(inner, read);
+    }
+    removed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Counts;
+    use crate::tensor::Tensor;
+    use anemoe_mlpackage::package::Package;
+    use std::path::Path;
+
+    struct Nothing;
+
+    impl Section for Nothing {
+        fn run(&self, _: &[&Tensor], _: &mut Vec<Tensor>) -> crate::Result<Counts> {
+            Ok(Counts::default())
+        }
+    }
+
+    /// Operations of a block that are no constants, in order, with those of nested blocks in brackets.
+    fn outline_text(block: &Block) -> String {
+        let one = |op: &Operation| {
+            let nested: Vec<String> = op.blocks.iter().map(outline_text).collect();
+            let nested = if nested.is_empty() { String::new() } else { format!("[{}]", nested.join(" | ")) };
+            format!("{}{nested}", op.op_type)
+        };
+        block.operations.iter().filter(|op| !is_constant(op)).map(one).collect::<Vec<_>>().join(" ")
+    }
+
+    fn outlined(case: &str) -> (String, Sections) {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/suite").join(case);
+        let package = Package::open(&folder.join(format!("{case}.mlpackage"))).unwrap();
+        let model = package.model();
+        let body = &model.program.functions[&model.default_function];
+        assert!(needs_sections(&body.block));
+        let (function, sections) = outline(body, &|_, _| Some(Arc::new(Nothing)));
+        (outline_text(&function.block), sections)
+    }
+
+    #[test]
+    fn loops_and_branches_become_calls() {
+        let (text, sections) = outlined("loop_block");
+        assert_eq!(text, "call while_loop[less | call cond[call | call] call] call");
+        assert_eq!(sections.len(), 6);
+    }
+
+    #[test]
+    fn shapes_that_values_decide_stand_between_calls() {
+        let (text, _) = outlined("found_rows");
+        assert_eq!(text, "call non_zero call");
+    }
+}
