@@ -50,7 +50,7 @@ pub mod status {
 }
 
 /// One thing that happened to a bundle.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Event {
     /// Short and unique; made when the event is appended.
     pub id: String,
@@ -149,21 +149,9 @@ impl Event {
     /// An event of this moment with nothing in it.
     pub fn new(kind: &str, status: &str) -> Event {
         let now = Timestamp::now();
-        Event {
-            id: String::new(),
-            // Milliseconds say enough. Rounding fails only at the end of time.
-            time: now.round(Unit::Millisecond).unwrap_or(now),
-            kind: kind.into(),
-            status: status.into(),
-            seconds: None,
-            of: None,
-            version: String::new(),
-            machine: None,
-            options: Map::new(),
-            facts: Map::new(),
-            prose: Prose::default(),
-            rest: Map::new(),
-        }
+        // Milliseconds say enough. Rounding fails only at the end of time.
+        let time = now.round(Unit::Millisecond).unwrap_or(now);
+        Event { time, kind: kind.into(), status: status.into(), ..Event::default() }
     }
 
     /// Checks the event against the format; the error says what breaks it.

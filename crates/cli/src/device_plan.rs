@@ -1,7 +1,7 @@
 //! Placement as this Mac plans it: MLComputePlan for every function of a bundle, each package in a process of its own.
 
 use crate::commands::compile::form_of;
-use crate::recorder::machine;
+use crate::machine;
 use crate::step::{Risky, StepFailure, Work};
 use crate::ui::{Ui, message};
 use anemoe_bundle::{Chain, Shard};

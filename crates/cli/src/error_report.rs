@@ -11,7 +11,7 @@ use std::process::ExitCode;
 pub const INVALID: u8 = 2;
 
 /// Words of other tools, and the commands that do here what they do there.
-const MEANT: [(&str, &[&str]); 10] = [
+const MEANT: [(&str, &[&str]); 11] = [
     ("generate", &["run", "infer", "complete", "completion", "prompt"]),
     ("build", &["convert", "export", "create", "make", "package"]),
     ("serve", &["server", "start", "api"]),
@@ -20,7 +20,8 @@ const MEANT: [(&str, &[&str]); 10] = [
     ("inspect", &["info", "show", "list", "ls", "print"]),
     ("perplexity", &["ppl", "score"]),
     ("golden", &["reference", "logits"]),
-    ("journal", &["log", "history", "diff"]),
+    ("journal", &["log", "history"]),
+    ("report", &["diff", "compare"]),
     ("man", &["manual", "manpage", "docs"]),
 ];
 

@@ -191,22 +191,15 @@ impl ExperimentRun {
             ui::message(format!("experiment {}: {}: {found} {}: {said}", self.at.id, e.text, figure.unit));
         }
         let seconds = Some((self.started.elapsed().as_secs_f64() * 1e3).round() / 1e3);
+        let (machine, options) = (Some(crate::machine::this()), self.options);
         let version = env!("CARGO_PKG_VERSION").into();
-        let machine = Some(crate::recorder::machine::this());
-        let options = self.options;
-        self.at.append(Event {
-            seconds,
-            version,
-            machine,
-            options,
-            facts,
-            ..Event::new(&self.command, status)
-        });
+        let event = Event::new(&self.command, status);
+        self.at.append(Event { seconds, version, machine, options, facts, ..event });
     }
 }
 
 /// An expectation and what became of it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct CheckedExpectation {
     pub text: String,
     pub figure: String,
@@ -260,23 +253,12 @@ impl Experiment {
         // What another version knows is shown, and never held against anything.
         let check = |text: &str| match text.parse::<Expectation>() {
             Ok(e) => {
-                let found = newest(e.figure.name);
+                let Figure { name, unit, .. } = e.figure;
+                let found = newest(name);
                 let holds = found.map(|x| e.bound.holds(x));
-                CheckedExpectation {
-                    text: e.text,
-                    figure: e.figure.name.into(),
-                    unit: e.figure.unit,
-                    found,
-                    holds,
-                }
+                CheckedExpectation { text: e.text, figure: name.to_string(), unit, found, holds }
             }
-            Err(_) => CheckedExpectation {
-                text: text.into(),
-                figure: String::new(),
-                unit: "",
-                found: None,
-                holds: None,
-            },
+            Err(_) => CheckedExpectation { text: text.into(), ..CheckedExpectation::default() },
         };
         let mut bundles: Vec<String> = Vec::new();
         for bundle in strings(events, &["bundles", "bundle"]) {

@@ -14,6 +14,7 @@ mod error_report;
 mod experiment;
 mod files;
 mod gate_reference;
+mod machine;
 mod outcome;
 mod recorder;
 mod registry;

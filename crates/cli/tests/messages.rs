@@ -279,7 +279,7 @@ fn paths_need_not_be_utf8() {
     go(&[o("validate"), bundle.as_os_str(), o("--golden"), golden.as_os_str()], 0);
     go(&[o("trace"), bundle.as_os_str(), o("--golden"), golden.as_os_str()], 0);
     go(&[o("journal"), bundle.as_os_str()], 0);
-    go(&[o("journal"), o("diff"), bundle.as_os_str(), bundle.as_os_str()], 0);
+    go(&[o("report"), bundle.as_os_str(), o("--against"), bundle.as_os_str()], 0);
     let mut tensor = model.join("model.safetensors").into_os_string();
     tensor.push(":model.layers.0.self_attn.q_proj.weight");
     let out = root.join("q.npz");
@@ -347,10 +347,6 @@ fn a_build_speaks_plainly_of_its_own_gates() {
     // Its own prompt is none that the user could change.
     assert!(!said.contains("warning"), "{said}");
     assert!(said.contains("they run on the CPU, which is fine"), "{said}");
-    let (b, _) = built(&small(), "b", "lut8");
-    let d = json(0, &["journal", "diff", text(&a), text(&b)]);
-    let options = d["options"].as_array().unwrap();
-    assert_eq!(options.iter().filter(|o| o["option"] == "quant").count(), 1, "{options:?}");
 
     let (code, out, _) = run(&["check", text(&a)]);
     assert_eq!(code, 0, "{out}");

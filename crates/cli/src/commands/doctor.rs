@@ -1,7 +1,7 @@
 //! `anemoe doctor`
 
+use crate::machine;
 use crate::outcome::Outcome;
-use crate::recorder::machine;
 use crate::ui::{Table, Ui, bytes, message};
 use anemoe_bundle::journal::Machine;
 use anemoe_convert::build::free_space;

@@ -67,7 +67,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let mut document = serde_json::to_value(&found)?;
     if let Some(swaps) = &swaps {
         document["swap"] = serde_json::to_value(swaps)?;
-        facts.insert("swap".into(), facts::swaps(swaps));
+        facts.insert("swap".into(), facts::swaps(swaps).into());
     }
     recorder.end(&args.bundle, status::DONE, facts);
     ui.document(&document)?;

@@ -121,7 +121,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     if let Some(fast) = &fast {
         document["pass"] = pass.into();
         document["fast"] = serde_json::to_value(fast)?;
-        facts.insert("fast".into(), facts::fast(fast).into());
+        facts.insert("fast".into(), facts::condense(fast).into());
     }
     recorder.gate(&args.bundle, pass, facts);
     ui.document(&document)?;

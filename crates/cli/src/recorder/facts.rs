@@ -1,4 +1,4 @@
-//! Facts that commands found, for events. Nothing stands here that was not measured or counted.
+//! Facts that commands found, for events: their documents, condensed. Nothing stands here that was not measured or counted.
 
 use super::Facts;
 use anemoe_bundle::journal::status;
@@ -7,12 +7,11 @@ use anemoe_convert::build::BuildReport;
 use anemoe_convert::plan::Plan;
 use anemoe_gates::ablation::AblationReport;
 use anemoe_gates::gated::{GatedReport, NamedGate};
-use anemoe_gates::golden_gate::{Agreement, Choice, GoldenGate};
-use anemoe_gates::int8_gate::Int8Gate;
+use anemoe_gates::golden_gate::GoldenGate;
 use anemoe_gates::probe::ProbeReport;
 use anemoe_gates::residency::Report;
-use anemoe_gates::residency::rule::Verdict;
 use anemoe_gates::trace::Trace;
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -23,11 +22,34 @@ const MAX_MAP_LAYERS: usize = 100;
 /// Most items of a list in an event.
 const MAX_LIST: usize = 16;
 
-/// The members of an object that are not null.
+/// Gives the members of an object that are not null.
 pub fn of(value: Value) -> Facts {
     let Value::Object(mut map) = value else { return Facts::new() };
     map.retain(|_, v| !v.is_null());
     map
+}
+
+/// Condenses a document: a list becomes its length, unless it is short and of plain values.
+pub fn condense(document: &impl Serialize) -> Facts {
+    fn condensed(value: Value) -> Value {
+        match value {
+            Value::Object(map) => of(map.into_iter().map(|(k, v)| (k, condensed(v))).collect()).into(),
+            Value::Array(list) => {
+                let is_plain = |v: &Value| !v.is_object() && !v.is_array();
+                let stays = (1..=MAX_LIST).contains(&list.len()) && list.iter().all(is_plain);
+                if stays { list.into() } else { list.len().into() }
+            }
+            plain => plain,
+        }
+    }
+    of(condensed(serde_json::to_value(document).unwrap_or_default()))
+}
+
+/// Condenses a document and adds facts to it.
+fn with(document: &impl Serialize, more: Value) -> Facts {
+    let mut facts = condense(document);
+    facts.extend(of(more));
+    facts
 }
 
 /// A cosine that was measured: without compression there is none, and the figure is 1.
@@ -75,16 +97,6 @@ pub fn bundle(path: &Path, chain: &Chain) -> Facts {
     }))
 }
 
-/// Fast products held to exact ones.
-pub fn fast(gate: &Int8Gate) -> Facts {
-    of(json!({
-        "pass": gate.pass,
-        "min_cosine": gate.min_cosine,
-        "median_cosine": gate.median_cosine,
-        "differing_tokens": gate.differing.len(),
-    }))
-}
-
 /// Facts of a build that begins.
 pub fn begun(plan: &Plan, part: Option<String>) -> Facts {
     of(
@@ -107,47 +119,10 @@ pub fn build(report: &BuildReport, path: &Path, part: Option<String>) -> Facts {
     facts
 }
 
-fn choices(list: &[Choice]) -> Value {
-    list.iter().take(MAX_LIST).map(|c| serde_json::to_value(c).unwrap_or_default()).collect()
-}
-
 /// The golden gate.
 pub fn validation(gate: &GoldenGate, golden: Option<&Path>) -> Facts {
-    let v = &gate.exact;
-    let all: Vec<Agreement> =
-        v.positions.iter().map(|p| p.agreement).chain(v.decode.iter().map(|d| d.agreement)).collect();
-    let mut cosines: Vec<f64> = all.iter().map(|a| a.cosine).collect();
-    cosines.sort_by(f64::total_cmp);
-    let equal = v.generated_ids.iter().zip(&v.expected_ids).take_while(|(a, b)| a == b).count();
-    let divergences: Vec<f64> = all.iter().filter_map(|a| a.kl).collect();
-    of(json!({
-        "pass": gate.pass,
-        "threshold": v.threshold,
-        "min_cosine": v.min_cosine,
-        "median_cosine": cosines.get(cosines.len() / 2),
-        "mean_kl": (!divergences.is_empty()).then_some(v.mean_kl),
-        "max_kl": divergences.iter().copied().reduce(f64::max),
-        "top1_agreement": v.top1_agreement,
-        "positions": v.positions.len(),
-        "steps": v.decode.len(),
-        "tokens_match": v.tokens_match,
-        "tokens_equal": equal,
-        "tokens_expected": v.expected_ids.len(),
-        "wrong_choices": v.wrong_choices.len(),
-        "near_ties": v.wrong_choices.iter().filter(|c| c.near_tie).count(),
-        "repeated": v.repeated.or(gate.fp16.repeated),
-        "first_wrong_choices": choices(&v.wrong_choices),
-        "fp16": {
-            "pass": gate.fp16.pass,
-            "threshold": gate.fp16.threshold,
-            "min_cosine": gate.fp16.min_cosine,
-            "median_cosine": gate.fp16.median_cosine,
-            "wrong_choices": gate.fp16.wrong_choices.len(),
-            "not_finite": gate.fp16.not_finite.len(),
-            "tokens_match": gate.fp16.tokens_match,
-        },
-        "golden": golden.map(file),
-    }))
+    let ties = gate.exact.wrong_choices.iter().filter(|c| c.near_tie).count();
+    with(gate, json!({"near_ties": ties, "golden": golden.map(file)}))
 }
 
 /// The golden gate with further references.
@@ -161,22 +136,9 @@ pub fn also(gates: &[NamedGate]) -> Value {
 
 /// Probes of shards.
 pub fn probes(report: &ProbeReport) -> Facts {
-    let lowest = report.shards.iter().min_by(|a, b| a.median_cosine.total_cmp(&b.median_cosine));
-    of(json!({
-        "pass": report.pass,
-        "threshold": report.threshold,
-        "against": report.against,
-        "seed": report.seed,
-        "random_probes": report.random_probes,
-        "shards": report.shards.iter().take(MAX_LIST).map(|s| &s.shard).collect::<Vec<_>>(),
-        "lowest_median_cosine": lowest.map(|s| s.median_cosine),
-        "lowest_median_cosine_shard": lowest.map(|s| &s.shard),
-        "lowest_position_cosine": report.shards.iter().map(|s| s.min_cosine).reduce(f64::min),
-        "no_active_expert": report.shards.iter().map(|s| s.no_active_expert).sum::<usize>(),
-        "excused_near_ties": report.shards.iter().map(|s| s.excused).sum::<usize>(),
-        "not_zero": report.shards.iter().map(|s| s.not_zero.len()).sum::<usize>(),
-        "not_finite": report.shards.iter().map(|s| s.not_finite).sum::<usize>(),
-    }))
+    let median = report.shards.iter().map(|s| s.median_cosine).reduce(f64::min);
+    let position = report.shards.iter().map(|s| s.min_cosine).reduce(f64::min);
+    with(report, json!({"lowest_median_cosine": median, "lowest_position_cosine": position}))
 }
 
 /// The gates of a build: what each said, and its facts.
@@ -214,71 +176,30 @@ pub fn gates(report: &GatedReport, golden: Option<&Path>) -> Vec<(&'static str, 
 }
 
 /// Gains of replacing parts by FP16.
-pub fn swaps(report: &AblationReport) -> Value {
-    let first = report.swaps.first();
-    json!({
-        "baseline": report.baseline,
-        "swaps": report.swaps.len(),
-        "costs_most": first.map(|s| json!({
-            "layer": s.layer, "part": s.part, "gain_kl": s.gain_kl, "tensor": s.worst.tensor, "cause": s.worst.cause,
-        })),
-    })
+pub fn swaps(report: &AblationReport) -> Facts {
+    with(report, json!({"costs_most": report.swaps.first().map(condense)}))
 }
 
 /// The residency gate.
 pub fn residency(report: &Report) -> Facts {
-    // Packages per rule that speaks against the Neural Engine.
-    let mut rules: BTreeMap<&str, (Verdict, u64)> = BTreeMap::new();
-    for p in &report.packages {
-        let own: BTreeMap<&str, Verdict> = p.reasons.iter().map(|r| (r.rule, r.verdict)).collect();
-        for (rule, verdict) in own {
-            rules.entry(rule).or_insert((verdict, 0)).1 += 1;
-        }
-    }
-    let rules: Vec<Value> = rules
-        .into_iter()
-        .take(MAX_LIST)
-        .map(|(rule, (verdict, n))| json!({"rule": rule, "verdict": verdict, "packages": n}))
-        .collect();
-    let device = report.device.as_ref().map(|d| {
-        json!({"chip": d.chip, "os": d.os, "verdict": d.verdict, "decided": d.decided, "agreeing": d.agreeing})
-    });
-    of(json!({
-        "pass": report.pass,
-        "strict": report.strict,
-        "conditions": report.conditions,
-        "packages": report.packages.len(),
-        "verdicts": report.verdicts,
-        "too_small": report.packages.iter().filter(|p| p.too_small).count(),
-        "ops": report.ops,
-        "op_summary": report.summary.line,
-        "rules": rules,
-        "warnings": report.warnings.iter().take(MAX_LIST).map(|w| w.rule).collect::<Vec<_>>(),
-        "device": device,
-    }))
+    with(report, json!({"too_small": report.packages.iter().filter(|p| p.too_small).count()}))
 }
 
 /// The fidelity trace.
 pub fn trace(trace: &Trace, golden: &Path) -> Facts {
-    let lowest = trace
-        .layers
-        .iter()
-        .min_by(|a, b| a.fidelity.min_cosine.total_cmp(&b.fidelity.min_cosine))
-        .map(|l| (l, place(l.boundary)));
-    let last = trace.layers.last();
-    of(json!({
-        "layers": trace.layers.len().saturating_sub(1),
-        "positions": last.map(|l| l.positions.len()),
-        "min_cosine": lowest.as_ref().map(|(l, _)| l.fidelity.min_cosine),
-        "min_cosine_behind": lowest.as_ref().map(|(_, place)| place),
-        "min_cosine_position": lowest.as_ref().map(|(l, _)| l.fidelity.position),
-        "last_min_cosine": last.map(|l| l.fidelity.min_cosine),
-        "last_mean_cosine": last.map(|l| l.fidelity.mean_cosine),
-        "largest_value": trace.layers.iter().map(|l| l.largest).reduce(f32::max),
-        "f32_stream": trace.f32_stream,
-        "cosine_map": cosine_map(trace),
-        "golden": file(golden),
-    }))
+    let lowest = trace.layers.iter().min_by(|a, b| a.fidelity.min_cosine.total_cmp(&b.fidelity.min_cosine));
+    with(
+        trace,
+        json!({
+            "min_cosine": lowest.map(|l| l.fidelity.min_cosine),
+            "min_cosine_behind": lowest.map(|l| match l.boundary {
+                0 => "embedding".into(),
+                i => format!("layer {}", i - 1),
+            }),
+            "cosine_map": cosine_map(trace),
+            "golden": file(golden),
+        }),
+    )
 }
 
 /// Cosines by layer and position, for `anemoe report`: neighbouring positions together where there are many, the lowest of them.
@@ -289,11 +210,4 @@ fn cosine_map(trace: &Trace) -> Option<Vec<Vec<f64>>> {
     let rounded = |c: f64| (c * 1e7).round() / 1e7;
     let row = |cosines: &[f64]| cosines.chunks(together).map(|part| rounded(lowest(part))).collect();
     (trace.layers.len() <= MAX_MAP_LAYERS).then(|| trace.layers.iter().map(|l| row(&l.positions)).collect())
-}
-
-fn place(boundary: usize) -> String {
-    match boundary {
-        0 => "embedding".into(),
-        i => format!("layer {}", i - 1),
-    }
 }

@@ -3,9 +3,9 @@
 //! The journal never decides what becomes of a command: where nothing can be written, a warning says so and the command goes on.
 
 pub mod facts;
-pub mod machine;
 
 use crate::experiment::{ExperimentPath, ExperimentRun};
+use crate::machine;
 use anemoe_bundle::journal::{self, Event, JOURNAL_FILE, Prose, status};
 use anemoe_bundle::{CHAIN_FILE, file_sha256};
 use clap::parser::ValueSource;
@@ -35,20 +35,7 @@ pub struct JournalArgs {
 }
 
 /// Arguments that say nothing about what is done: the bundle itself, and how results are shown.
-const LEFT_OUT: [&str; 12] = [
-    "json",
-    "offline",
-    "ops",
-    "help",
-    "version",
-    "bundle",
-    "path",
-    "out",
-    "intent",
-    "note",
-    "no_journal",
-    "experiment",
-];
+const LEFT_OUT: &str = "json offline ops help version bundle path out intent note no_journal experiment";
 
 /// Command line, defaults included; one per process, as that is.
 static GIVEN: OnceLock<Given> = OnceLock::new();
@@ -103,7 +90,7 @@ pub fn remember(command: &Command, matches: &ArgMatches) {
     for arg in command.get_arguments() {
         let id = arg.get_id().as_str();
         let source = given.try_contains_id(id).ok().and_then(|_| given.value_source(id));
-        if LEFT_OUT.contains(&id) || source.is_none() {
+        if LEFT_OUT.split(' ').any(|left_out| left_out == id) || source.is_none() {
             continue;
         }
         let Ok(Some(values)) = given.try_get_raw(id) else { continue };
@@ -115,7 +102,7 @@ pub fn remember(command: &Command, matches: &ArgMatches) {
         let value = match &texts[..] {
             _ if flag => Value::Bool(true),
             // A checkpoint named 7 is no number.
-            [one] if !arg.is_positional() => number(one).unwrap_or_else(|| one.clone().into()),
+            [one] if !arg.is_positional() => one.parse().map_or_else(|_| one.clone().into(), Value::Number),
             _ => texts.join(",").into(),
         };
         options.insert(id.into(), value);
@@ -124,14 +111,6 @@ pub fn remember(command: &Command, matches: &ArgMatches) {
     let bundle = BUNDLES.iter().find_map(|id| raw(id));
     let no_journal = given.try_contains_id("no_journal").unwrap_or(false) && given.get_flag("no_journal");
     let _ = GIVEN.set(Given { command: name.into(), options, bundle, no_journal });
-}
-
-fn number(text: &str) -> Option<Value> {
-    if let Ok(n) = text.parse::<i64>() {
-        return Some(n.into());
-    }
-    let x: f64 = text.parse().ok()?;
-    serde_json::Number::from_f64(x).map(Value::Number)
 }
 
 /// Writes the events of one run of a command.

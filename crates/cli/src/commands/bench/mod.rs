@@ -79,7 +79,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         source: model.chain().source.clone(),
         mode: if core_ml.is_some() { "coreml".into() } else { args.executor.mode() },
         machine: MachineReport {
-            machine: crate::recorder::machine::this(),
+            machine: crate::machine::this(),
             threads: pool.threads(),
             read_gb_s,
             read_gb_s_after: anemoe_kernels::measure_bandwidth(pool, MEMORY, PASSES),

@@ -9,9 +9,6 @@ use serde::Serialize;
 use serde_json::Value;
 use std::collections::{HashMap, HashSet};
 
-/// Most differing choices that a surprise lists.
-const MAX_CHOICES: usize = 4;
-
 /// Events that belong together: a build with its gates, or what was done for one intent.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Entry {
@@ -253,76 +250,24 @@ fn references(events: &[Event]) -> Vec<String> {
     found.list
 }
 
-/// Finds surprises among the facts of an event.
+/// Finds surprises: runs that failed, were interrupted or have no end. A person writes the others.
 fn surprises(event: &Event, resumed: Option<&Event>, open: bool, found: &mut Texts) {
-    let facts = Value::Object(event.facts.clone());
-    let number = |at: &str| facts.pointer(at).and_then(Value::as_f64);
-    let count = |at: &str| facts.pointer(at).and_then(Value::as_u64).unwrap_or(0);
-    let list = |at: &str| facts.pointer(at).and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-    let mut say = |text: String| found.push(text);
-    let part = facts["part"].as_str().map(|p| format!(" of part {p}")).unwrap_or_default();
+    let fact = |key| event.facts.get(key).and_then(Value::as_str);
+    let part = fact("part").map(|p| format!(" of part {p}")).unwrap_or_default();
     let run = format!("{}{part}", event.kind);
-    if event.status == status::ERROR {
-        say(format!("{run} ended by an error: {}", facts["error"].as_str().unwrap_or("no message")));
-    }
     let began = format!("the {run} that began at {}", time(event));
-    match resumed.filter(|_| open) {
-        Some(next) => {
-            say(format!("{began} was interrupted; the one that began at {} went on with it", time(next)));
+    let said = match (event.status.as_str(), resumed) {
+        (status::ERROR, _) => format!("{run} ended by an error: {}", fact("error").unwrap_or("no message")),
+        (status::FAIL, _) => {
+            format!("{run} failed{}", fact("stage").map(|s| format!(": {s}")).unwrap_or_default())
         }
-        None if open => say(format!("{began} has no end: it runs still, or was killed")),
-        None => {}
-    }
-    if event.status == status::FAIL {
-        let mut why = Vec::new();
-        for (name, own, wanted) in [
-            ("lowest cosine", "/min_cosine", "/threshold"),
-            ("lowest median cosine of a shard", "/lowest_median_cosine", "/threshold"),
-            ("median cosine in fp16", "/fp16/median_cosine", "/fp16/threshold"),
-        ] {
-            let below = number(own).zip(number(wanted)).filter(|(own, wanted)| own < wanted);
-            why.extend(below.map(|(own, wanted)| format!("{name} {own:.6} where {wanted} was wanted")));
+        (_, Some(next)) if open => {
+            format!("{began} was interrupted; the one that began at {} went on with it", time(next))
         }
-        let far = count("/wrong_choices").saturating_sub(count("/near_ties"));
-        if far > 0 {
-            why.push(format!("{far} differing choices that are no near ties"));
-        }
-        let colon = if why.is_empty() { "" } else { ": " };
-        say(format!("{} failed{colon}{}", event.kind, why.join("; ")));
-    }
-    let overflows = count("/fp16/not_finite").max(list("/fp16/not_finite").len() as u64);
-    if overflows > 0 {
-        say(format!("in fp16 the logits of {overflows} positions and steps are not numbers"));
-    }
-    let choices = list("/first_wrong_choices");
-    for c in choices.iter().take(MAX_CHOICES) {
-        let [step, chosen, expected] = ["step", "chosen", "expected"].map(|key| c[key].as_u64());
-        let (Some(step), Some(chosen), Some(expected)) = (step, chosen, expected) else { continue };
-        let margin = c["margin"].as_f64();
-        let margin = margin.map(|m| format!(", whose logit leads by {m:.3} in the reference"));
-        let tie = if c["near_tie"] == true { ": a near tie" } else { "" };
-        let margin = margin.unwrap_or_default();
-        say(format!("decode step {step}: token {chosen} instead of {expected}{margin}{tie}"));
-    }
-    let more = count("/wrong_choices").saturating_sub(choices.len().min(MAX_CHOICES) as u64);
-    if more > 0 {
-        say(format!("{more} more differing choices"));
-    }
-    let elsewhere = count("/verdicts/not_ane");
-    if elsewhere > 0 {
-        let small = match count("/too_small") {
-            0 => String::new(),
-            n => format!(", {n} of them too small for it to matter"),
-        };
-        let against = list("/rules").iter().filter(|r| r["verdict"] == "not_ane");
-        let named =
-            |r: &Value| Some(format!("{} ({} packages)", r["rule"].as_str()?, r["packages"].as_u64()?));
-        let rules: Vec<String> = against.filter_map(named).collect();
-        let colon = if rules.is_empty() { "" } else { ": " };
-        let of = count("/packages");
-        let rules = rules.join(", ");
-        say(format!("{elsewhere} of {of} packages are predicted off the Neural Engine{small}{colon}{rules}"));
-    }
+        _ if open => format!("{began} has no end: it runs still, or was killed"),
+        _ => return,
+    };
+    found.push(said);
 }
 
 #[cfg(test)]
@@ -373,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn facts_that_surprise() {
+    fn ends_that_surprise() {
         let list = entries(vec![
             event(json!({"id": "a", "kind": "build", "status": "started"})),
             event(json!({"id": "b", "kind": "build", "status": "started", "facts": {"resumes": "a"}})),
@@ -381,13 +326,7 @@ mod tests {
                 json!({"id": "c", "kind": "build", "status": "error", "of": "b", "facts": {"error": "disk full"}}),
             ),
             event(json!({"id": "d", "kind": "build", "status": "started", "facts": {"part": "1/2"}})),
-            event(json!({"id": "e", "kind": "validate", "status": "fail", "facts": {
-                "min_cosine": 0.5, "threshold": 0.97, "wrong_choices": 6, "near_ties": 1,
-                "first_wrong_choices": [{"step": 3, "chosen": 7, "expected": 9, "margin": 0.25, "near_tie": true}],
-                "fp16": {"median_cosine": 0.99, "threshold": 0.97, "not_finite": 2}}})),
-            event(json!({"id": "f", "kind": "check", "status": "fail", "facts": {
-                "packages": 3, "verdicts": {"not_ane": 2}, "too_small": 1,
-                "rules": [{"rule": "take.x", "verdict": "not_ane", "packages": 2}, {"rule": "y", "verdict": "unknown"}]}})),
+            event(json!({"id": "e", "kind": "gate", "status": "fail", "facts": {"stage": "weights"}})),
             event(json!({"id": "g", "kind": "dream", "status": "fail"})),
         ]);
         let said = list[0].surprise.join("\n");
@@ -395,12 +334,7 @@ mod tests {
             "the build that began at 2026-01-02 03:04:05 UTC was interrupted; the one that",
             "build ended by an error: disk full",
             "the build of part 1/2 that began at 2026-01-02 03:04:05 UTC has no end",
-            "validate failed: lowest cosine 0.500000 where 0.97 was wanted; 5 differing choices that are no near ties",
-            "in fp16 the logits of 2 positions",
-            "decode step 3: token 7 instead of 9, whose logit leads by 0.250 in the reference: a near tie",
-            "5 more differing choices",
-            "check failed\n",
-            "2 of 3 packages are predicted off the Neural Engine, 1 of them too small for it to matter: take.x (2 packages)",
+            "gate failed: weights",
             "dream failed",
         ] {
             assert!(said.contains(text), "`{text}` is not in\n{said}");

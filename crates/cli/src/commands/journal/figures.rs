@@ -17,14 +17,13 @@ pub enum FigureUnit {
 }
 
 /// Facts whose names would say too little, by their path.
-const KNOWN: [(&str, &str); 12] = [
+const KNOWN: [(&str, &str); 11] = [
     ("package_bytes", "bytes of packages"),
     ("embedding_bytes", "bytes of the embedding"),
     ("reused", "packages from an earlier run"),
     ("tokens", "tokens per call"),
     ("threshold", "wanted cosine"),
     ("mean_kl", "mean divergence, nats"),
-    ("max_kl", "largest divergence, nats"),
     ("top1_agreement", "same top token"),
     ("wrong_choices", "differing choices"),
     ("verdicts.ane", "packages predicted on the ANE"),
@@ -33,7 +32,7 @@ const KNOWN: [(&str, &str); 12] = [
 ];
 
 /// Facts that are no figures: they stand in other places of an entry.
-const ELSEWHERE: &str = "family source pass strict conditions golden rules first_wrong_choices chain_sha256 resumes \
+const ELSEWHERE: &str = "family source pass strict conditions golden cosine_map chain_sha256 resumes \
     error title expect replaces bundles bundle state milestone figures";
 
 /// Words of paths, and what is said instead.
@@ -113,20 +112,15 @@ pub fn text(value: &Value, unit: FigureUnit) -> String {
 }
 
 /// A number in its unit.
-pub fn real(x: f64, unit: FigureUnit) -> String {
+fn real(x: f64, unit: FigureUnit) -> String {
     match unit {
-        FigureUnit::Bytes if x < 0.0 => format!("-{}", ui::bytes(-x as u64)),
         FigureUnit::Bytes => ui::bytes(x as u64),
         FigureUnit::Cosine => format!("{x:.6}"),
         FigureUnit::Nats => format!("{x:.5}"),
         FigureUnit::Share => format!("{:.1} %", 100.0 * x),
         FigureUnit::Seconds => format!("{x:.2}"),
-        FigureUnit::Count if x == x.trunc() && x.abs() < 1e15 => {
-            format!("{}{}", if x < 0.0 { "-" } else { "" }, ui::count(x.abs() as u64))
-        }
-        // Figures of a run, not digits of a float.
+        FigureUnit::Count if x == x.trunc() && (0.0..1e15).contains(&x) => ui::count(x as u64),
         FigureUnit::Count | FigureUnit::Plain if x == x.trunc() && x.abs() < 1e15 => format!("{x:.0}"),
-        // What was asked is shown as it was asked.
         FigureUnit::Count | FigureUnit::Plain if x.to_string().len() <= 10 => x.to_string(),
         FigureUnit::Count | FigureUnit::Plain if x.abs() < 1e-4 => format!("{x:.3e}"),
         FigureUnit::Count | FigureUnit::Plain => {
@@ -161,14 +155,13 @@ mod tests {
     #[test]
     fn units() {
         assert_eq!(text(&json!(8_400_000), FigureUnit::Bytes), "8.4 MB");
-        assert_eq!(real(-2_000_000.0, FigureUnit::Bytes), "-2.0 MB");
         assert_eq!(text(&json!(0.5), FigureUnit::Share), "50.0 %");
         assert_eq!(text(&json!(1), FigureUnit::Cosine), "1.000000");
         assert_eq!(real(123456.789012, FigureUnit::Plain), "123457");
         assert_eq!(real(0.999999, FigureUnit::Plain), "0.999999");
         assert_eq!(real(1.0 / 3e7, FigureUnit::Plain), "3.333e-8");
         assert_eq!(real(1.0 / 3.0, FigureUnit::Plain), "0.33333");
-        assert_eq!(real(-1_234_567.0, FigureUnit::Count), "-1,234,567");
+        assert_eq!(real(1_234_567.0, FigureUnit::Count), "1,234,567");
         assert_eq!(known("decode.16.read_gb_s").0, "decode: 16: read GB/s");
     }
 }

@@ -1,6 +1,5 @@
 //! `anemoe journal`
 
-mod diff;
 pub mod entries;
 mod figures;
 
@@ -12,10 +11,11 @@ use crate::ui::{Table, Ui};
 use anemoe_bundle::journal::{self, BOOK_FILE, Event, Prose};
 use anemoe_convert::path_kind::PathKind;
 use anyhow::bail;
+use clap::ValueEnum;
 use entries::Entry;
 use std::path::{Path, PathBuf};
 
-/// Keep a book of experiments, and show, add to and compare what was done to bundles.
+/// Keep a book of experiments, and show and add to what was done to bundles.
 ///
 /// A book is a folder of experiments, each begun by `new` with its intent and what is expected, before anything is built. Commands
 /// with --experiment BOOK/ID write their figures there. A bundle has a journal of its own.
@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 #[command(
     subcommand_negates_reqs = true,
     override_usage = "anemoe journal [OPTIONS] <BUNDLE|BOOK>\n       anemoe journal <COMMAND>",
-    after_help = "Example:\n  anemoe journal new book/e35 --intent 'LUT4 halves the bytes' --expect 'shard_mb<110' --expect 'decode_tok_s>8.59'\n  anemoe build models/small-gemma4 -o e35.anemoe --experiment book/e35\n  anemoe journal book\n  anemoe journal small.anemoe\n  anemoe journal add small.anemoe --lesson 'lut4 of the head costs most'\n  anemoe journal diff small.anemoe other.anemoe\n\n`anemoe journal BUNDLE` is short for `anemoe journal show BUNDLE`; a bundle named `add` is ./add."
+    after_help = "Example:\n  anemoe journal new book/e35 --intent 'LUT4 halves the bytes' --expect 'shard_mb<110' --expect 'decode_tok_s>8.59'\n  anemoe build models/small-gemma4 -o e35.anemoe --experiment book/e35\n  anemoe journal book\n  anemoe journal small.anemoe\n  anemoe journal add small.anemoe --lesson 'lut4 of the head costs most'\n\n`anemoe journal BUNDLE` is short for `anemoe journal show BUNDLE`; a bundle named `add` is ./add."
 )]
 pub struct Args {
     #[command(subcommand)]
@@ -37,7 +37,6 @@ enum Action {
     Show(ShowArgs),
     New(NewArgs),
     Add(AddArgs),
-    Diff(diff::Args),
 }
 
 /// Show a journal: Intent, Setup, Result, Surprise, Lesson, Next, Refs of each entry; of a book, a table of all first.
@@ -72,15 +71,21 @@ struct NewArgs {
     /// A name for people.
     #[arg(long, value_name = "TEXT")]
     title: Option<String>,
-    /// A figure and what it is expected to be, in its unit: shard_mb<110, decode_tok_s>8.59, moe_shards=40.
-    #[arg(long, value_name = "FIGURE<X")]
-    expect: Vec<Expectation>,
-    /// A bundle that belongs to it.
-    #[arg(long, value_name = "BUNDLE", value_hint = clap::ValueHint::Other)]
-    link: Vec<PathBuf>,
+    #[command(flatten)]
+    more: ExperimentArgs,
     /// Id of the experiment that this one replaces.
     #[arg(long, value_name = "ID")]
     replaces: Option<String>,
+}
+
+#[derive(clap::Args)]
+struct ExperimentArgs {
+    /// A figure of an experiment and what it is expected to be, in its unit: shard_mb<110, decode_tok_s>8.59, moe_shards=40.
+    #[arg(long, value_name = "FIGURE<X")]
+    expect: Vec<Expectation>,
+    /// A bundle that belongs to an experiment.
+    #[arg(long, value_name = "BUNDLE", value_hint = clap::ValueHint::Other)]
+    link: Vec<PathBuf>,
 }
 
 /// Write into an entry what no command can know.
@@ -100,7 +105,6 @@ struct AddArgs {
 }
 
 #[derive(clap::Args)]
-#[group(required = true, multiple = true)]
 struct ProseArgs {
     /// Intent: the reason for doing it.
     #[arg(long, value_name = "TEXT")]
@@ -126,12 +130,8 @@ struct ProseArgs {
     /// Milestone that an experiment has reached.
     #[arg(long, value_name = "TEXT")]
     milestone: Option<String>,
-    /// Expectation of an experiment, see `journal new`.
-    #[arg(long, value_name = "FIGURE<X")]
-    expect: Vec<Expectation>,
-    /// Bundle that belongs to an experiment.
-    #[arg(long, value_name = "BUNDLE", value_hint = clap::ValueHint::Other)]
-    link: Vec<PathBuf>,
+    #[command(flatten)]
+    more: ExperimentArgs,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -143,25 +143,12 @@ enum StateArg {
     DeadEnd,
 }
 
-impl StateArg {
-    const fn name(self) -> &'static str {
-        match self {
-            StateArg::Intent => "intent",
-            StateArg::Running => "running",
-            StateArg::Passed => "passed",
-            StateArg::Failed => "failed",
-            StateArg::DeadEnd => "dead end",
-        }
-    }
-}
-
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     match (args.action, args.show) {
         (Some(Action::New(args)), None) => new(args, ui)?,
         (Some(Action::Add(args)), None) => add(args, ui)?,
-        (Some(Action::Diff(args)), None) => diff::run(args, ui)?,
         (Some(Action::Show(args)), None) | (None, Some(args)) => show(args, ui)?,
-        (Some(_), Some(_)) => bail!("a bundle comes behind show, add and diff: anemoe journal add BUNDLE"),
+        (Some(_), Some(_)) => bail!("a bundle comes behind show and add: anemoe journal add BUNDLE"),
         (None, None) => bail!("which bundle or book? anemoe journal BUNDLE"),
     }
     Ok(Outcome::Done)
@@ -186,8 +173,8 @@ fn new(args: NewArgs, ui: &Ui) -> anyhow::Result<()> {
     if !fits && !matches!(kind, PathKind::Checkpoints(_)) {
         bail!("{}: this is {}; a book is a folder of its own", at.book.display(), kind.name());
     }
-    let expect = texts(&args.expect);
-    let facts = serde_json::json!({"title": args.title, "replaces": args.replaces, "expect": expect, "bundles": args.link});
+    let expect = texts(&args.more.expect);
+    let facts = serde_json::json!({"title": args.title, "replaces": args.replaces, "expect": expect, "bundles": args.more.link});
     experiment::begin(&at, args.intent, facts)?;
     ui.document(&serde_json::json!({"book": at.book.display().to_string(), "experiment": at.id}))?;
     ui.line(format!(
@@ -266,10 +253,8 @@ fn table(entries: &[Entry], ui: &Ui) -> std::io::Result<()> {
         Table::ending_in_text(&["experiment", "state", "expectations", "begun", "replaces", "intent"]);
     for (entry, x) in entries.iter().filter_map(|e| Some((e, e.experiment.as_ref()?))) {
         let holding = x.expectations.iter().filter(|e| e.holds == Some(true)).count();
-        let expected = match x.expectations.len() {
-            0 => "-".into(),
-            n => format!("{holding} of {n} hold"),
-        };
+        let n = x.expectations.len();
+        let expected = if n == 0 { "-".into() } else { format!("{holding} of {n} hold") };
         let intent = x.title.as_ref().or(entry.intent.first());
         let intent = intent.and_then(|t| t.lines().next()).unwrap_or_default().to_string();
         let day = entry.time.split(' ').next().unwrap_or_default().to_string();
@@ -324,34 +309,27 @@ fn print(entry: &Entry, ui: &Ui) -> std::io::Result<()> {
 /// Longest line of an entry.
 const WIDTH: usize = 110;
 
-/// An item of a list; its further lines are indented.
+/// Wraps an item of a list; its further lines are indented.
 fn wrapped(text: &str) -> String {
-    let mut out = String::from("-");
-    let mut width = 1;
-    for (i, line) in text.lines().enumerate() {
-        if i > 0 {
-            out.push_str("\n ");
-            width = 1;
-        }
-        for word in line.split_whitespace() {
-            let chars = word.chars().count();
-            if width + 1 + chars > WIDTH && width > 2 {
-                out.push_str("\n ");
-                width = 1;
+    let mut lines = vec![String::from("-")];
+    for (i, paragraph) in text.lines().enumerate() {
+        lines.extend((i > 0).then(|| " ".into()));
+        for word in paragraph.split_whitespace() {
+            let width = lines.last().map_or(0, |line| line.chars().count());
+            if width > 2 && width + 1 + word.chars().count() > WIDTH {
+                lines.push(" ".into());
             }
-            out.push(' ');
-            out.push_str(word);
-            width += 1 + chars;
+            lines.last_mut().into_iter().for_each(|line| line.extend([" ", word]));
         }
     }
-    out
+    lines.join("\n")
 }
 
 fn add(args: AddArgs, ui: &Ui) -> anyhow::Result<()> {
     let is_book = expect_journal(&args.bundle)?;
     let p = args.prose;
     let facts = facts_of(serde_json::json!({
-        "state": p.state.map(StateArg::name), "milestone": p.milestone, "expect": texts(&p.expect), "bundles": p.link,
+        "state": p.state.and_then(|s| Some(s.to_possible_value()?.get_name().replace('-', " "))), "milestone": p.milestone, "expect": texts(&p.more.expect), "bundles": p.more.link,
     }));
     if let Some(fact) = facts.keys().next().filter(|_| !is_book) {
         bail!("{}: only experiments of a book have a {fact}", args.bundle.display());
@@ -365,8 +343,9 @@ fn add(args: AddArgs, ui: &Ui) -> anyhow::Result<()> {
         refs: p.refs,
     };
     let all = [&prose.intent, &prose.note, &prose.surprise, &prose.lesson, &prose.next, &prose.refs];
-    if all.into_iter().flatten().any(|t| t.trim().is_empty()) {
-        bail!("there is no text to add");
+    let is_written = all.iter().any(|t| t.is_some()) || !facts.is_empty();
+    if !is_written || all.into_iter().flatten().any(|t| t.trim().is_empty()) {
+        bail!("there is nothing to add; see anemoe journal add --help");
     }
     let entries = entries::entries(journal::read(&args.bundle)?.events);
     let entry = match &args.entry {
