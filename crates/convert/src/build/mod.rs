@@ -16,6 +16,7 @@
 mod bundle_layout;
 mod differences;
 mod interrupt;
+mod listing;
 mod record;
 mod space;
 mod weight_errors;
@@ -23,6 +24,7 @@ mod work_dir;
 
 pub use bundle_layout::{PLAN_FILE, WORK_DIR, bundle_names, check as check_layout};
 pub use interrupt::{check as check_interrupted, request as interrupt};
+pub use listing::{BundleFiles, PartFiles, bundle_files, plan_file, shard_files, source_file};
 pub use record::{BuildPart, CheckpointOrigin, Quality};
 pub use space::{Needs, check_room, check_scratch, default_jobs, free_space, jobs_within};
 pub use weight_errors::{FAR, WeightFault};
@@ -346,6 +348,15 @@ impl<'a> Build<'a> {
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     // What a panicking thread left is a whole record or none.
     mutex.lock().unwrap_or_else(|p| p.into_inner())
+}
+
+/// Hash of a plan and the identity of its inputs: what builds must have in common to go on with each other's shards.
+///
+/// # Errors
+/// The checkpoint cannot be read.
+pub fn plan_sha256(family: &dyn Family, plan: &Plan, importance: Option<&Importance>) -> Result<String> {
+    let inputs = Inputs { family, importance };
+    Ok(anemoe_bundle::sha256(&work_dir::plan_text(plan, &inputs.identity()?)))
 }
 
 /// Writes the vectors that the host needs into a folder, where the family has any.
