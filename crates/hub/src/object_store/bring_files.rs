@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 /// End of the name of the folder that a pull fills.
@@ -76,6 +77,21 @@ impl PullDir {
         Ok(PullDir { folder, _lock: lock })
     }
 
+    /// Removes the folder where nothing has come into it: nothing is lost.
+    fn tidy(self) {
+        fn has_file(folder: &Path) -> bool {
+            let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+            entries.into_iter().any(|e| match e.file_type() {
+                Ok(kind) if kind.is_dir() => has_file(&e.path()),
+                _ => true,
+            })
+        }
+        let root = self.folder.root();
+        if ![FILES, PARTIAL].iter().any(|inside| has_file(&root.join(inside))) {
+            let _ = fs::remove_dir_all(root);
+        }
+    }
+
     fn remove(self) -> Result<()> {
         fs::remove_dir_all(self.folder.root()).map_err(|e| Error::io(self.folder.root(), e))
     }
@@ -122,7 +138,13 @@ pub fn bring_bundle(
     }
     let pull = PullDir::open(target)?;
     let files = OwnedDir::new(&pull.folder.create_dir(FILES)?);
-    let report = bring_missing(store, &manifest.files, &files, &pull, jobs, tell)?;
+    let report = match bring_missing(store, &manifest.files, &files, &pull, jobs, tell) {
+        Ok(report) => report,
+        Err(e) => {
+            pull.tidy();
+            return Err(e);
+        }
+    };
     remove_others(&files, manifest)?;
     if let Err(e) = accept(files.root()) {
         let _ = pull.remove();
@@ -154,7 +176,13 @@ pub fn bring_files(
 ) -> Result<BringReport> {
     let started = Instant::now();
     let pull = PullDir::open(target)?;
-    let report = bring_missing(store, files, &OwnedDir::new(target), &pull, jobs, tell)?;
+    let report = match bring_missing(store, files, &OwnedDir::new(target), &pull, jobs, tell) {
+        Ok(report) => report,
+        Err(e) => {
+            pull.tidy();
+            return Err(e);
+        }
+    };
     pull.remove()?;
     Ok(BringReport { seconds: started.elapsed().as_secs_f64(), ..report })
 }
@@ -179,20 +207,21 @@ fn bring_missing(
     let mut report = BringReport { files: files.len(), ..BringReport::default() };
     for file in files {
         report.bytes += file.bytes;
-        if is_file(into, file) {
-            report.bytes_there += file.bytes;
-        } else {
+        if !is_file(into, file) {
             wanted.entry(file.contents()).or_default().push(file);
         }
     }
     let wanted: Vec<(Contents, Vec<&ManifestFile>)> = wanted.into_iter().collect();
     check_room(pull, &wanted)?;
     let count = TransferCount::new(wanted.iter().map(|(contents, _)| contents.bytes).sum(), tell);
+    let fetched = AtomicU64::new(0);
     for_each(&wanted, jobs, &|(contents, files)| {
         let Some((first, others)) = files.split_first() else { return Ok(()) };
         let path = made(into, &first.path)?;
         let partial = pull.folder.path(Path::new(PARTIAL).join(&contents.sha256))?;
-        store.bring(&contents.key(), contents, &partial, &path, &|n| count.moved(&first.path, n))?;
+        let came =
+            store.bring(&contents.key(), contents, &partial, &path, &|n| count.moved(&first.path, n))?;
+        fetched.fetch_add(came, Ordering::Relaxed);
         for other in others {
             let path = made(into, &other.path)?;
             let copy = |partial: &Path| {
@@ -204,11 +233,9 @@ fn bring_missing(
         }
         Ok(())
     })?;
-    for (contents, files) in &wanted {
-        report.files_fetched += 1;
-        report.bytes_fetched += contents.bytes;
-        report.bytes_there += contents.bytes * (files.len() as u64 - 1);
-    }
+    report.files_fetched = wanted.len();
+    report.bytes_fetched = fetched.into_inner();
+    report.bytes_there = report.bytes - report.bytes_fetched;
     Ok(report)
 }
 

@@ -89,6 +89,9 @@ impl BundleManifest {
     /// It breaks the format; the text says how.
     pub fn parse(text: &[u8]) -> Result<BundleManifest, String> {
         let value: serde_json::Value = anemoe_io::json::parse(text).map_err(|e| format!("manifest: {e}"))?;
+        if !value.is_object() {
+            return Err("manifest: expected an object".into());
+        }
         if let Some(version) = value["anemoe_store"].as_u64().filter(|v| *v != VERSION) {
             return Err(format!("manifest: version {version} where {VERSION} is read"));
         }

@@ -65,7 +65,7 @@ impl ObjectStore for FolderStore {
         self.folder.write(key, bytes)
     }
 
-    fn send(&self, key: &str, file: &Path, contents: &Contents, moved: &dyn Fn(i64)) -> Result<()> {
+    fn send(&self, key: &str, file: &Path, contents: &Contents, moved: &dyn Fn(i64)) -> Result<u64> {
         let mut from = open_input(file, u64::MAX).map_err(|e| Error::io(file, e))?;
         let (path, parent) = self.made(key)?;
         let went = Cell::new(0);
@@ -85,7 +85,8 @@ impl ObjectStore for FolderStore {
             moved(-went.get());
         }
         sent?;
-        temporary.persist(&path).and_then(|()| sync_dir(&parent)).map_err(|e| Error::io(&path, e))
+        temporary.persist(&path).and_then(|()| sync_dir(&parent)).map_err(|e| Error::io(&path, e))?;
+        Ok(contents.bytes)
     }
 
     fn read(&self, key: &str, limit: u64) -> Result<Option<Vec<u8>>> {
@@ -104,7 +105,7 @@ impl ObjectStore for FolderStore {
         partial: &Path,
         target: &Path,
         moved: &dyn Fn(i64),
-    ) -> Result<()> {
+    ) -> Result<u64> {
         let Some((mut from, path)) = self.open(key)? else {
             let what = "the manifest names it, and it is not there; push the bundle again";
             return Err(Error::io(self.place(key), io::Error::new(io::ErrorKind::NotFound, what)));
@@ -127,7 +128,8 @@ impl ObjectStore for FolderStore {
             let what = format!("object: its hash is {}; push the bundle again with --verify", found.sha256);
             return Err(Error::invalid(path, what));
         }
-        fs::rename(partial, target).map_err(|e| Error::io(target, e))
+        fs::rename(partial, target).map_err(|e| Error::io(target, e))?;
+        Ok(contents.bytes)
     }
 
     fn list(&self, folder: &str) -> Result<Vec<String>> {

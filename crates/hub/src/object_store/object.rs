@@ -58,7 +58,7 @@ pub fn hex(bytes: &[u8]) -> String {
 }
 
 /// A store of objects by key. Keys are relative paths of safe names.
-pub trait ObjectStore: Sync {
+pub trait ObjectStore: Send + Sync {
     /// Makes the store ready to be written, and finds out early what would fail later.
     ///
     /// # Errors
@@ -83,11 +83,12 @@ pub trait ObjectStore: Sync {
     /// The store refuses it.
     fn write(&self, key: &str, bytes: &[u8]) -> Result<()>;
 
-    /// Sends a file that has these contents. `moved` is told how many bytes went out, and takes some back where a try failed.
+    /// Sends a file that has these contents, and gives the bytes that went out: fewer where an earlier run had sent some. `moved`
+    /// is told of both, and takes some back where a try failed.
     ///
     /// # Errors
     /// The store refuses it, or the file has other contents by now; then there is no such object.
-    fn send(&self, key: &str, file: &Path, contents: &Contents, moved: &dyn Fn(i64)) -> Result<()>;
+    fn send(&self, key: &str, file: &Path, contents: &Contents, moved: &dyn Fn(i64)) -> Result<u64>;
 
     /// Reads an object of at most `limit` bytes; none where it is not there.
     ///
@@ -96,6 +97,7 @@ pub trait ObjectStore: Sync {
     fn read(&self, key: &str, limit: u64) -> Result<Option<Vec<u8>>>;
 
     /// Brings an object with these contents to `target`, over `partial`, which lies on the same disk and where a later try goes on.
+    /// Gives the bytes that came: fewer where an earlier run had brought some. `moved` is told of both.
     ///
     /// # Errors
     /// It does not come, or something else does; then nothing lies in `target`.
@@ -106,7 +108,7 @@ pub trait ObjectStore: Sync {
         partial: &Path,
         target: &Path,
         moved: &dyn Fn(i64),
-    ) -> Result<()>;
+    ) -> Result<u64>;
 
     /// Names of what lies directly below a folder of keys, sorted.
     ///

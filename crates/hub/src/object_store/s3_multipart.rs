@@ -47,7 +47,7 @@ pub fn send_parts(
     file: &Path,
     contents: &Contents,
     moved: &dyn Fn(i64),
-) -> Result<()> {
+) -> Result<u64> {
     let full = client.full(key);
     let upload = match begun(client, key) {
         Some(upload) => upload,
@@ -57,7 +57,7 @@ pub fn send_parts(
     let mut from = open_input(file, u64::MAX).map_err(failed)?;
     let (mut hasher, mut tags) = (Sha256::new(), Vec::new());
     let size = part_bytes(contents.bytes);
-    let mut left = contents.bytes;
+    let (mut left, mut sent) = (contents.bytes, 0);
     let mut piece = Vec::new();
     for number in 1..=u16::MAX {
         piece.clear();
@@ -79,6 +79,7 @@ pub fn send_parts(
         let headers = [("content-md5", BASE64_STANDARD.encode(md5))];
         let request = S3Request { method: "PUT", sign: &sign, headers: &headers, body: &piece, moved };
         let answer = client.request(key, &request)?.map_err(|refusal| client.refused(key, &refusal))?;
+        sent += piece.len() as u64;
         let tag = answer.header("etag").map(str::to_string);
         tags.push(tag.ok_or_else(|| client.failed(key, "the server gives a part no tag"))?);
     }
@@ -87,13 +88,13 @@ pub fn send_parts(
     }
     complete(client, key, &upload.id, &tags)?;
     match client.find(key)? {
-        Some((bytes, _)) if bytes == contents.bytes => Ok(()),
+        Some((bytes, _)) if bytes == contents.bytes => Ok(sent),
         Some((bytes, _)) => Err(client.failed(
             key,
             format!("the server put {bytes} bytes together where {} were sent", contents.bytes),
         )),
         // Who may write may not always look.
-        None => Ok(()),
+        None => Ok(sent),
     }
 }
 

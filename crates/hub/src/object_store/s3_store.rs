@@ -86,7 +86,7 @@ impl ObjectStore for S3Store {
         self.put(key, bytes, &|_| ())
     }
 
-    fn send(&self, key: &str, file: &Path, contents: &Contents, moved: &dyn Fn(i64)) -> Result<()> {
+    fn send(&self, key: &str, file: &Path, contents: &Contents, moved: &dyn Fn(i64)) -> Result<u64> {
         if contents.bytes > PART_BYTES {
             return send_parts(&self.client, key, file, contents, moved);
         }
@@ -94,7 +94,7 @@ impl ObjectStore for S3Store {
         if hex(&Sha256::digest(&body)) != contents.sha256 {
             return Err(Error::invalid(file, "file: it changed while it was sent"));
         }
-        self.put(key, &body, moved)
+        self.put(key, &body, moved).map(|()| contents.bytes)
     }
 
     fn read(&self, key: &str, limit: u64) -> Result<Option<Vec<u8>>> {
@@ -112,29 +112,34 @@ impl ObjectStore for S3Store {
         partial: &Path,
         target: &Path,
         moved: &dyn Fn(i64),
-    ) -> Result<()> {
+    ) -> Result<u64> {
         let url =
             self.client.bucket.get_object(self.client.credentials(), &self.client.full(key)).sign(VALID);
         let hash = BlobHash::Sha256(contents.sha256.clone());
         let wanted = Wanted { url: &url, token: None, hash: &hash, size: contents.bytes, follow: false };
-        let mut there = 0;
+        // The first word is of what lay there; a later one of nothing says that it begins anew.
+        let (mut there, mut begun) = (0, None);
         let mut told = |now: u64| {
             moved(now as i64 - there);
             there = now as i64;
+            begun = Some(begun.unwrap_or(now).min(now));
         };
-        download(self.client.http(), &wanted, partial, target, &mut told).map_err(|failure| match failure {
-            DownloadFailure::Disk(e) => Error::io(partial, e),
-            DownloadFailure::Status(status, code) => {
-                self.client.refused(key, &S3Refusal::of_status(status, code))
-            }
-            DownloadFailure::Lie(what) => Error::invalid(
-                self.client.place(key),
-                format!("object: {what}; push the bundle again with --verify"),
-            ),
-            DownloadFailure::Network(what) => self
-                .client
-                .failed(key, format!("{what}; what came stays, and the same command goes on from there")),
-        })
+        download(self.client.http(), &wanted, partial, target, &mut told).map_err(
+            |failure| match failure {
+                DownloadFailure::Disk(e) => Error::io(partial, e),
+                DownloadFailure::Status(status, code) => {
+                    self.client.refused(key, &S3Refusal::of_status(status, code))
+                }
+                DownloadFailure::Lie(what) => Error::invalid(
+                    self.client.place(key),
+                    format!("object: {what}; push the bundle again with --verify"),
+                ),
+                DownloadFailure::Network(what) => self
+                    .client
+                    .failed(key, format!("{what}; what came stays, and the same command goes on from there")),
+            },
+        )?;
+        Ok(contents.bytes - begun.unwrap_or(0).min(contents.bytes))
     }
 
     fn list(&self, folder: &str) -> Result<Vec<String>> {

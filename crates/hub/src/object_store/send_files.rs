@@ -38,15 +38,13 @@ pub struct SendReport {
 }
 
 impl SendReport {
-    fn add(&mut self, file: &ManifestFile, there: bool) {
+    /// Counts a file, of which so many bytes were sent; none where it was there.
+    fn add(&mut self, file: &ManifestFile, sent: Option<u64>) {
         self.files += 1;
         self.bytes += file.bytes;
-        if there {
-            self.bytes_there += file.bytes;
-        } else {
-            self.files_sent += 1;
-            self.bytes_sent += file.bytes;
-        }
+        self.files_sent += usize::from(sent.is_some());
+        self.bytes_sent += sent.unwrap_or(0);
+        self.bytes_there += file.bytes - sent.unwrap_or(0).min(file.bytes);
     }
 
     /// Adds up two pushes.
@@ -92,15 +90,15 @@ pub fn send_files(
         }
         let is_first = claimed.lock().unwrap_or_else(PoisonError::into_inner).insert(contents.sha256.clone());
         let key = contents.key();
-        let there = !is_first || is_there(store, &key, &contents, options.verify)?;
-        if there {
+        let sent = if !is_first || is_there(store, &key, &contents, options.verify)? {
             count.spared(file, *bytes);
+            None
         } else {
-            store.send(&key, path, &contents, &|n| count.moved(file, n))?;
-        }
+            Some(store.send(&key, path, &contents, &|n| count.moved(file, n))?)
+        };
         let entry = ManifestFile { path: file.to_string(), bytes: contents.bytes, sha256: contents.sha256 };
         let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
-        done.1.add(&entry, there);
+        done.1.add(&entry, sent);
         done.0.push(entry);
         Ok(())
     };
