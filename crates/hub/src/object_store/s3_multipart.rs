@@ -21,6 +21,8 @@ use url::Url;
 pub const PART_BYTES: u64 = 16 << 20;
 /// Most parts of an object.
 const MAX_PARTS: u64 = 10_000;
+/// Most uploads of one object that are looked at.
+const MAX_UPLOADS: usize = 8;
 /// Largest answer that is read.
 const MAX_ANSWER: u64 = 4 << 20;
 
@@ -110,19 +112,18 @@ fn create(client: &S3Client, key: &str) -> Result<String> {
         .map_err(|e| client.failed(key, format!("upload: {e}")))
 }
 
-/// The newest upload of this object that an earlier run began; none where there is none, or the server does not tell.
+/// The upload of this object that an earlier run brought furthest; none where there is none, or the server does not tell.
 fn begun(client: &S3Client, key: &str) -> Option<Upload> {
     let full = client.full(key);
     let sign = || sign_list(client, &full);
     let request = S3Request { method: "GET", sign: &sign, headers: &[], body: &[], moved: &|_| () };
     let text = text_of(client.request(key, &request).ok()?.ok()?, MAX_ANSWER).ok()?;
-    let uploads = text.split("<Upload>").skip(1).filter_map(|upload| {
+    let ids = text.split("<Upload>").skip(1).filter_map(|upload| {
         let is_it = xml_text(upload, "Key").is_some_and(|found| found == full);
-        let at = xml_text(upload, "Initiated").unwrap_or_default();
-        is_it.then(|| Some((at, xml_text(upload, "UploadId")?))).flatten()
+        xml_text(upload, "UploadId").filter(|_| is_it)
     });
-    let (_, id) = uploads.max()?;
-    Some(Upload { parts: parts(client, key, &id)?, id })
+    let uploads = ids.take(MAX_UPLOADS).filter_map(|id| Some(Upload { parts: parts(client, key, &id)?, id }));
+    uploads.max_by_key(|upload| upload.parts.len())
 }
 
 /// An address that lists uploads; rusty-s3 has no such action.
@@ -165,12 +166,15 @@ fn parts(client: &S3Client, key: &str, id: &str) -> Option<BTreeMap<u16, (u64, S
         };
         let request = S3Request { method: "GET", sign: &sign, headers: &[], body: &[], moved: &|_| () };
         let text = text_of(client.request(key, &request).ok()?.ok()?, MAX_ANSWER).ok()?;
-        let list = ListParts::parse_response(&text).ok()?;
-        for part in list.parts {
-            found.insert(part.number, (part.size, part.etag.trim_matches('"').to_string()));
+        // By hand: servers do not agree on the name of the list.
+        for part in text.split("<Part>").skip(1) {
+            let number = xml_text(part, "PartNumber")?.parse().ok()?;
+            let bytes = xml_text(part, "Size")?.parse().ok()?;
+            found.insert(number, (bytes, xml_text(part, "ETag")?.trim_matches('"').to_string()));
         }
-        match list.next_part_number_marker {
-            Some(next) if next > 0 && Some(next) > after => after = Some(next),
+        let is_cut = xml_text(&text, "IsTruncated").is_some_and(|word| word == "true");
+        match xml_text(&text, "NextPartNumberMarker").and_then(|n| n.parse().ok()) {
+            Some(next) if is_cut && Some(next) > after => after = Some(next),
             _ => return Some(found),
         }
     }
