@@ -144,7 +144,8 @@ fn links_are_not_followed() {
     json(0, &["push", text(&bundle), text(&store)]);
     let other = dir.path().join("other");
     std::fs::create_dir(&other).unwrap();
-    let pull = ["pull", text(&store), text(&dir.path().join("p.anemoe")), "--name", "a.anemoe"];
+    let target = dir.path().join("p.anemoe");
+    let pull = ["pull", text(&store), text(&target), "--name", "a.anemoe"];
     let staged = dir.path().join(".p.anemoe.anemoe-pull");
     std::os::unix::fs::symlink(&other, &staged).unwrap();
     refused(&pull, &["a link"]);
