@@ -11,7 +11,7 @@ use std::process::ExitCode;
 pub const INVALID: u8 = 2;
 
 /// Words of other tools, and the commands that do here what they do there.
-const MEANT: [(&str, &[&str]); 10] = [
+const MEANT: [(&str, &[&str]); 12] = [
     ("generate", &["run", "infer", "complete", "completion", "prompt"]),
     ("build", &["convert", "export", "create", "make", "package"]),
     ("serve", &["server", "start", "api"]),
@@ -21,6 +21,8 @@ const MEANT: [(&str, &[&str]); 10] = [
     ("perplexity", &["ppl", "score"]),
     ("golden", &["reference", "logits"]),
     ("journal", &["log", "history", "diff"]),
+    ("push", &["upload", "publish", "send"]),
+    ("pull", &["download", "fetch"]),
     ("man", &["manual", "manpage", "docs"]),
 ];
 

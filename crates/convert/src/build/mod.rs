@@ -13,18 +13,18 @@
 //! The folder `.anemoe-build` goes when the bundle is complete, unless others put something into it. What is temporary has a
 //! name that begins with `.anemoe-tmp-`; that and what a build wrote are removed, and nothing else.
 
+mod bundle_files;
 mod bundle_layout;
 mod differences;
 mod interrupt;
-mod listing;
 mod record;
 mod space;
 mod weight_errors;
 mod work_dir;
 
+pub use bundle_files::{BundleFiles, PartFiles, bundle_files, plan_file, shard_files, source_file};
 pub use bundle_layout::{PLAN_FILE, WORK_DIR, bundle_names, check as check_layout};
 pub use interrupt::{check as check_interrupted, request as interrupt};
-pub use listing::{BundleFiles, PartFiles, bundle_files, plan_file, shard_files, source_file};
 pub use record::{BuildPart, CheckpointOrigin, Quality};
 pub use space::{Needs, check_room, check_scratch, default_jobs, free_space, jobs_within};
 pub use weight_errors::{FAR, WeightFault};
