@@ -372,7 +372,7 @@ impl Bucket {
     }
 }
 
-/// What an object store lists below a prefix.
+/// List of the folders below a prefix, as an object store gives it.
 fn list(objects: &BTreeMap<String, Vec<u8>>, path: &str) -> String {
     let prefix =
         path.split("prefix=").nth(1).unwrap_or_default().split('&').next().unwrap().replace("%2F", "/");
