@@ -9,8 +9,8 @@
 //! pull   manifest, checked ──> room on the disk ──> objects, hashed as they come ──> the folder gets its name
 //! ```
 //!
-//! A store is written by adding: nothing is changed or deleted, so that any number of processes push at the same time. Parts have
-//! manifests of their own and never lose each other's entries. A reader believes a store nothing: paths may not leave the bundle,
+//! A store is written by adding: nothing is deleted, and a manifest is replaced as a whole, so that any number of processes push at
+//! the same time. Parts have manifests of their own and never lose each other's entries. A reader believes a store nothing: paths may not leave the bundle,
 //! sizes are held against the disk before the first byte comes, and hashes are computed of what came.
 //!
 //! S3 is signed by `rusty-s3`, which does no input or output, and spoken by this crate's own HTTP client: that adds 8 small crates
