@@ -1,6 +1,7 @@
 #!/bin/bash
 # Runs build.sbatch and assemble.sbatch on a Slurm of one node that this script starts on loopback, with one task that fails and
-# is run again, and compares the bundle with one that a single process built. Needs slurmctld, slurmd and munge (Debian:
+# is run again, and compares the bundle with one that a single process built; then the same without a shared folder, through a
+# store, with a task that is killed. Needs slurmctld, slurmd and munge (Debian:
 # apt-get install slurm-wlm munge), root, and the binary: contrib/slurm/test.sh target/release/anemoe
 set -euo pipefail
 anemoe="$(realpath "$1")"
@@ -74,3 +75,34 @@ ANEMOE="$work/failing" PARTS=4 "${submit[@]}" --export=ALL --array=2 "$here/buil
 "${submit[@]}" "$here/assemble.sbatch" "$work/parts"
 diff -r -x journal.jsonl whole parts
 echo "the bundle of the array job is byte-identical to that of one process"
+
+# Without a shared folder. Task 1 is killed when it has sent its first shards; its disk goes with it.
+export STORE="$work/store" TMPDIR="$work/local"
+mkdir "$TMPDIR"
+chmod 1777 "$TMPDIR"
+cat >killed <<EOF
+#!/bin/bash
+"$anemoe" "\$@" &
+if [ "\${SLURM_ARRAY_TASK_ID:-}" = 1 ] && [ ! -f "$work/tried" ]; then
+  until [ -e "$STORE/bundles/whole.anemoe/part-1of3.json" ]; do sleep 0.01; done
+  touch "$work/tried"
+  kill -9 %1
+fi
+wait %1
+EOF
+chmod +x killed
+options=(--quant lut4 --tokens 1)
+ANEMOE="$work/killed" "${submit[@]}" --array=0-2 "$here/build.sbatch" "$model" whole.anemoe "${options[@]}" || true
+[ -z "$(ls "$TMPDIR")" ] || { echo "a task left its folder: $(ls "$TMPDIR")"; exit 1; }
+if "${submit[@]}" "$here/assemble.sbatch" "$work/whole.anemoe"; then
+  echo "task 1 was done before it was killed"
+else
+  grep -h "not finished (1/3)" anemoe-assemble.*.log
+  PARTS=3 "${submit[@]}" --array=1 "$here/build.sbatch" "$model" whole.anemoe "${options[@]}"
+  grep -h "of this part were in" anemoe-build.*.log
+  "${submit[@]}" "$here/assemble.sbatch" "$work/whole.anemoe"
+fi
+diff -r -x journal.jsonl whole whole.anemoe
+"$anemoe" pull "$STORE" pulled --name whole.anemoe
+diff -r whole.anemoe pulled
+echo "the bundle of the array job through a store is byte-identical to that of one process"

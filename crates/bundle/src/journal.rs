@@ -9,6 +9,7 @@ use jiff::{Timestamp, Unit};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
+use std::collections::HashSet;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -317,6 +318,32 @@ pub fn append(bundle: &Path, mut event: Event) -> Result<Event> {
         anemoe_io::sync_dir(bundle).map_err(|e| Error::io(bundle, e))?;
     }
     Ok(event)
+}
+
+/// Adds the events of another journal, as text, to that of a bundle: those whose ids it lacks, in the order of their times.
+///
+/// # Errors
+/// Either of them is no journal, both together are too long, or the file cannot be written; it is as it was then.
+pub fn merge(bundle: &Path, other: &[u8]) -> Result<()> {
+    let path = bundle.join(JOURNAL_FILE);
+    let mut events = match exists(&path)? {
+        true => read(bundle)?.events,
+        false => Vec::new(),
+    };
+    let known: HashSet<String> = events.iter().map(|e| e.id.clone()).collect();
+    let more = parse(&path, other)?.events.into_iter().filter(|e| !known.contains(&e.id));
+    events.extend(more);
+    events.sort_by_key(|e| e.time);
+    let mut text = Vec::new();
+    for event in &events {
+        serde_json::to_writer(&mut text, event)
+            .map_err(|e| Error::invalid(&path, format!("journal: {e}")))?;
+        text.push(b'\n');
+    }
+    match text.len() as u64 {
+        len if len > MAX_JOURNAL_BYTES => Err(too_long(&path, len)),
+        _ => crate::write_atomic(&path, &text),
+    }
 }
 
 /// Takes the lock, which is released when the file is closed. False where the file system has none: appending then rests on

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 pub const INVALID: u8 = 2;
 
 /// Words of other tools, and the commands that do here what they do there.
-const MEANT: [(&str, &[&str]); 11] = [
+const MEANT: [(&str, &[&str]); 13] = [
     ("generate", &["run", "infer", "complete", "completion", "prompt"]),
     ("build", &["convert", "export", "create", "make", "package"]),
     ("serve", &["server", "start", "api"]),
@@ -22,6 +22,8 @@ const MEANT: [(&str, &[&str]); 11] = [
     ("golden", &["reference", "logits"]),
     ("journal", &["log", "history"]),
     ("report", &["diff", "compare"]),
+    ("push", &["upload", "publish", "send"]),
+    ("pull", &["download", "fetch"]),
     ("man", &["manual", "manpage", "docs"]),
 ];
 

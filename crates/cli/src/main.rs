@@ -16,6 +16,7 @@ mod files;
 mod gate_reference;
 mod machine;
 mod outcome;
+mod part_store;
 mod recorder;
 mod registry;
 mod shell;
@@ -81,6 +82,8 @@ enum Command {
     Journal(commands::journal::Args),
     Reproduce(commands::reproduce::Args),
     Report(commands::report::Args),
+    Push(commands::push::Args),
+    Pull(commands::pull::Args),
     Doctor(commands::doctor::Args),
     Completions(commands::completions::Args),
     Man(commands::man::Args),
@@ -153,6 +156,8 @@ fn main() -> ExitCode {
         Command::Journal(args) => commands::journal::run(args, &ui),
         Command::Reproduce(args) => commands::reproduce::run(args, &ui),
         Command::Report(args) => commands::report::run(args, &ui),
+        Command::Push(args) => commands::push::run(args, &ui),
+        Command::Pull(args) => commands::pull::run(args, &ui),
         Command::Doctor(args) => commands::doctor::run(args, &ui),
         Command::Completions(args) => commands::completions::run(args, Cli::command(), &ui),
         Command::Man(args) => commands::man::run(args, Cli::command(), &ui),

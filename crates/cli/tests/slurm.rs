@@ -32,4 +32,5 @@ fn an_array_job_makes_the_whole() {
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{text}\n{errors}");
     assert!(text.contains("byte-identical to that of one process"), "{text}\n{errors}");
+    assert!(text.contains("through a store is byte-identical"), "{text}\n{errors}");
 }

@@ -7,6 +7,10 @@ use url::Url;
 
 /// Longest time for a connection, and between two pieces of an answer.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Longest time until a server that has a whole upload answers: it may put gigabytes together first.
+const UPLOAD_PATIENCE: Duration = Duration::from_secs(300);
+/// Largest body of an answer that is an error.
+const MAX_ERROR: u64 = 64 << 10;
 /// Most redirects of one request.
 const MAX_REDIRECTS: usize = 5;
 /// Largest file of certificates that `SSL_CERT_FILE` may name.
@@ -68,6 +72,15 @@ impl Answer {
         self.body.into_with_config().limit(u64::MAX).reader()
     }
 
+    /// The name that the server gives an error: of a hub in a header, of an object store in the body.
+    pub fn error_code(self) -> Option<String> {
+        if let Some(code) = self.header("x-error-code") {
+            return Some(code.to_string());
+        }
+        let body = self.read(MAX_ERROR).ok()?;
+        xml_text(&String::from_utf8_lossy(&body), "Code")
+    }
+
     /// The whole body, of at most `limit` bytes.
     ///
     /// # Errors
@@ -92,8 +105,38 @@ pub struct HttpRequest<'a> {
     pub from: u64,
     /// Goes to the server of `url`, and to none that it redirects to.
     pub token: Option<&'a Token>,
+    /// More headers, none of them secret.
+    pub headers: &'a [(&'static str, &'a str)],
     /// Follow redirects to other servers.
     pub follow: bool,
+}
+
+/// A request with a body, for the server of its address and no other.
+pub struct UploadRequest<'a> {
+    /// `PUT`, `POST` or `DELETE`.
+    pub method: &'static str,
+    /// Address.
+    pub url: &'a Url,
+    /// Headers, as the server wants them.
+    pub headers: &'a [(&'static str, String)],
+    /// Body.
+    pub body: &'a [u8],
+    /// Told how many bytes of the body went out since it was told last.
+    pub sent: &'a dyn Fn(u64),
+}
+
+/// Body that says how much of it was taken.
+struct CountedBody<'a> {
+    left: &'a [u8],
+    sent: &'a dyn Fn(u64),
+}
+
+impl Read for CountedBody<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let n = self.left.read(buffer)?;
+        (self.sent)(n as u64);
+        Ok(n)
+    }
 }
 
 /// Sends requests.
@@ -128,6 +171,7 @@ impl HttpClient {
             .timeout_connect(Some(PATIENCE))
             .timeout_recv_response(Some(PATIENCE))
             .timeout_per_read(Some(PATIENCE))
+            .timeout_per_write(Some(PATIENCE))
             .user_agent(concat!("anemoe/", env!("CARGO_PKG_VERSION")))
             .tls_config(TlsConfig::builder().root_certs(roots).build())
             .build();
@@ -164,11 +208,32 @@ impl HttpClient {
         Err(Trouble::Lasting(format!("{} redirects more than {MAX_REDIRECTS} times", shown(request.url))))
     }
 
+    /// Sends a request with a body. Redirects are answers like any other.
+    ///
+    /// # Errors
+    /// There is no answer.
+    pub fn upload(&self, request: &UploadRequest) -> Result<Answer, Trouble> {
+        let mut builder = ureq::http::Request::builder().method(request.method).uri(request.url.as_str());
+        builder = builder.header("content-length", request.body.len());
+        for (name, value) in request.headers {
+            builder = builder.header(*name, value);
+        }
+        let mut body = CountedBody { left: request.body, sent: request.sent };
+        let wrong = |e: ureq::http::Error| Trouble::Lasting(format!("{}: {e}", shown(request.url)));
+        let built = builder.body(ureq::SendBody::from_reader(&mut body)).map_err(wrong)?;
+        let built = self.agent.configure_request(built).timeout_recv_response(Some(UPLOAD_PATIENCE)).build();
+        let (parts, body) = self.agent.run(built).map_err(|e| trouble(request.url, &e))?.into_parts();
+        Ok(Answer { status: parts.status.as_u16(), headers: parts.headers, body })
+    }
+
     fn send_once(&self, request: &HttpRequest, url: &Url) -> Result<Answer, Trouble> {
         let mut builder = ureq::http::Request::builder().method(request.method).uri(url.as_str());
         builder = builder.header("accept-encoding", "identity");
         if request.from > 0 {
             builder = builder.header("range", format!("bytes={}-", request.from));
+        }
+        for (name, value) in request.headers {
+            builder = builder.header(*name, *value);
         }
         if let Some(token) = request.token.filter(|_| url.origin() == request.url.origin() && is_private(url))
         {
@@ -200,6 +265,14 @@ pub fn shown(url: &Url) -> String {
     let _ = url.set_password(None);
     let _ = url.set_username("");
     url.to_string()
+}
+
+/// The text of the first element of this name in an XML document.
+pub fn xml_text(xml: &str, name: &str) -> Option<String> {
+    let from = xml.split_once(&format!("<{name}>"))?.1;
+    let text = from.split_once(&format!("</{name}>"))?.0;
+    let known = [("&lt;", "<"), ("&gt;", ">"), ("&quot;", "\""), ("&apos;", "'"), ("&amp;", "&")];
+    Some(known.iter().fold(text.to_string(), |text, (escaped, plain)| text.replace(escaped, plain)))
 }
 
 fn trouble(url: &Url, e: &ureq::Error) -> Trouble {

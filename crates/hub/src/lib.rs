@@ -1,4 +1,4 @@
-//! Checkpoints from the Hugging Face hub, into its cache.
+//! Checkpoints from the Hugging Face hub, into its cache; bundles to and from stores (the module `object_store`).
 //!
 //! ```text
 //! hf:OWNER/NAME@REV ──listing──> files with sizes and hashes ──the needed ones──> blobs/HASH <── snapshots/COMMIT/FILE
@@ -15,9 +15,18 @@
 //! `cargo test -p anemoe-hub` runs for seconds.
 #![deny(unsafe_code)]
 
+mod blob_hash;
+mod download;
 mod http_client;
 mod hugging_face;
+mod object_store;
+mod safe_name;
 
 pub use hugging_face::{DownloadProgress, Hub, HubSettings, HubSpec, Snapshot};
+pub use object_store::{
+    BringReport, BundleManifest, Contents, ManifestFile, ManifestPart, MergedParts, ObjectStore, S3Settings,
+    SendOptions, SendReport, StoreLocation, TransferProgress, bring_bundle, bring_files, bundle_names,
+    check_bundle_name, merge_parts, open_store, read_manifest, send_files, write_manifest,
+};
 
 pub use anemoe_io::{Error, Result};

@@ -297,6 +297,14 @@ pub const CASES: &[Case] = &[
         Some("in/halves.anemoe"),
         &["--golden", "--min-cosine"],
     ),
+    case(
+        "push",
+        &["gemma.anemoe"],
+        "in/gemma.anemoe out/store --name a",
+        Some("out/store"),
+        &["--name", "--jobs"],
+    ),
+    case("pull", &["store"], "in/store out/p.anemoe --name a", Some("out/p.anemoe"), &["--name", "--jobs"]),
 ];
 
 /// Right inputs, made once.
@@ -340,6 +348,7 @@ impl InputPool {
             "build gemma -o halves.anemoe --skip-gates --tokens 1 --quant fp16 --shard 0/2",
             "build gemma -o halves.anemoe --skip-gates --tokens 1 --quant fp16 --shard 1/2",
             "calibrate gemma --text text.txt --context 8 --max-tokens 24 -o importance.npz",
+            "push gemma.anemoe store --name a",
         ] {
             pool.run(binary, command)?;
         }
@@ -370,6 +379,10 @@ pub fn allowed(case: &Case) -> Vec<PathBuf> {
     let mut all: Vec<PathBuf> = case.output.map(PathBuf::from).into_iter().collect();
     if case.args.contains(G) && matches!(case.command, "bench" | "check") {
         all.push(PathBuf::from(G).join("journal.jsonl"));
+    }
+    if case.command == "pull" {
+        // What came of a bundle that did not come whole.
+        all.push("out/.p.anemoe.anemoe-pull".into());
     }
     all
 }

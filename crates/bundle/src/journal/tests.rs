@@ -153,6 +153,27 @@ fn a_journal_is_a_file_of_its_own() {
 }
 
 #[test]
+fn journals_are_joined_in_the_order_of_their_times() {
+    let (a, _) = two();
+    let (b, mut other) = two();
+    let between = append(a.path(), note("three")).unwrap();
+    merge(a.path(), &other).unwrap();
+    let joined = read(a.path()).unwrap();
+    assert_eq!(joined.events.len(), 5);
+    assert!(joined.events.is_sorted_by_key(|e| e.time) && joined.events.contains(&between));
+    // Once more is no more, and what a kill left of a line is none.
+    other.extend(b"{\"id\": \"x");
+    merge(a.path(), &other).unwrap();
+    assert_eq!(read(a.path()).unwrap(), joined);
+    assert!(merge(a.path(), b"no journal\n").is_err());
+    assert_eq!(read(a.path()).unwrap(), joined);
+    // Into a bundle without one.
+    fs::remove_file(b.path().join(JOURNAL_FILE)).unwrap();
+    merge(b.path(), &other).unwrap();
+    assert_eq!(texts(&read(b.path()).unwrap()), ["one", "zwei ä"]);
+}
+
+#[test]
 fn appenders_do_not_mix_their_lines() {
     let dir = tempfile::tempdir().unwrap();
     let (threads, each) = (8, 12);

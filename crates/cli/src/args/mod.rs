@@ -10,4 +10,5 @@ pub mod planning;
 pub mod prompt;
 pub mod reading;
 pub mod runner;
+pub mod store_args;
 pub mod text_windows;

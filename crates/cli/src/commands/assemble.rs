@@ -1,13 +1,15 @@
 //! `anemoe assemble`
 
 use crate::args::reading::Reading;
+use crate::args::store_args::OpenStore;
 use crate::gate_reference::{gate_prompt, read_goldens, with_bar};
 use crate::outcome::Outcome;
+use crate::part_store::pull_parts;
 use crate::recorder::{JournalArgs, Recorder, facts};
 use crate::show::build_report::print;
 use crate::signals;
 use crate::target::expect_begun_bundle;
-use crate::ui::Ui;
+use crate::ui::{self, Ui};
 use anemoe_bundle::journal::status;
 use anemoe_convert::build::Assembly;
 use anemoe_gates::gated::{self, GateReference};
@@ -21,11 +23,17 @@ use std::path::PathBuf;
 /// Exit status 1 when one fails.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Example:\n  anemoe build models/small-gemma4 -o parts.anemoe --shard 0/2\n  anemoe build models/small-gemma4 -o parts.anemoe --shard 1/2\n  anemoe assemble parts.anemoe"
+    after_help = "Example:\n  anemoe build models/small-gemma4 -o parts.anemoe --shard 0/2\n  anemoe build models/small-gemma4 -o parts.anemoe --shard 1/2\n  anemoe assemble parts.anemoe\n  anemoe assemble whole.anemoe --pull s3://models/anemoe --name parts.anemoe"
 )]
 pub struct Args {
     /// The bundle's folder.
     bundle: PathBuf,
+    /// Fetch the parts that `build --push` or `push` sent to this store, a folder or s3://BUCKET/PREFIX, first.
+    #[arg(long, value_name = "STORE", value_hint = clap::ValueHint::DirPath)]
+    pull: Option<PathBuf>,
+    /// Name of the bundle in the store [default: that of the bundle's folder].
+    #[arg(long, value_name = "NAME", requires = "pull")]
+    name: Option<String>,
     /// Golden for the gates of the whole, from `anemoe golden` or Hugging Face transformers [default: a run in f32 of the parts'
     /// checkpoint, where it still is]. Given several times, the whole has to pass with each.
     #[arg(long, value_name = "F.npz", conflicts_with = "skip_gates")]
@@ -50,6 +58,17 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let mut also = read_goldens(&args.golden)?;
     let given = (!also.is_empty()).then(|| also.remove(0).golden);
     let first = args.golden.first().map(PathBuf::as_path);
+    if let Some(store) = &args.pull {
+        let store = OpenStore::open(store, args.name.as_deref(), &args.bundle)?;
+        let report = pull_parts(&store, &args.bundle)?;
+        ui::message(format!(
+            "{}: {} of the parts fetched from {}, {} there already",
+            args.bundle.display(),
+            ui::bytes(report.bytes_fetched),
+            store.shown,
+            ui::bytes(report.bytes_there)
+        ));
+    }
     expect_begun_bundle(&args.bundle)?;
     signals::comes_to_rest();
     let assembly = anemoe_convert::build::assemble(&args.bundle)?;
@@ -88,7 +107,7 @@ fn own_reference(assembly: &Assembly, ui: &Ui) -> Option<GateReference> {
     match run() {
         Ok(golden) => Some(GateReference { golden, also: Vec::new(), given: false }),
         Err(e) => {
-            crate::ui::message(format!(
+            ui::message(format!(
                 "warning: no gates of the whole: {e:#}; give --golden, or see anemoe validate"
             ));
             None

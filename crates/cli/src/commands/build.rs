@@ -4,8 +4,11 @@ use crate::args::checkpoint_text::bos;
 use crate::args::hub_checkpoint::locate;
 use crate::args::numbers::at_least_one;
 use crate::args::planning::{PlanArgs, PlannedCheckpoint, find_outliers, plan_checkpoint};
+use crate::args::store_args::{OpenStore, TRANSFERS, sending};
+use crate::commands::push;
 use crate::gate_reference::{read_goldens, reference};
 use crate::outcome::Outcome;
+use crate::part_store::{PartPusher, manifest_part, push_part, resume_part};
 use crate::recorder::{JournalArgs, Recorder, facts};
 use crate::shell::quoted;
 use crate::show::build_report::print;
@@ -13,17 +16,20 @@ use crate::show::plan_table::print_outliers;
 use crate::signals;
 use crate::ui::{self, Ui};
 use anemoe_bundle::journal::status;
-use anemoe_convert::build::{self, Build, BuildEvent, BuildPart, CheckpointOrigin, Needs};
+use anemoe_convert::build::{
+    self, Build, BuildEvent, BuildPart, BundleFiles, CheckpointOrigin, Needs, bundle_files,
+};
 use anemoe_convert::plan::Plan;
 use anemoe_convert::variants::Variants;
 use anemoe_gates::gated::{self, GateStage, NamedGolden};
 use anemoe_gates::golden_gate::{self as gates, MIN_COSINE};
 use anemoe_gates::{layer_sample, probe, residency};
+use anemoe_hub::SendReport;
 use anyhow::{Context, bail};
 use indicatif::ProgressBar;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 /// Build a bundle of Core ML packages from a checkpoint, and check it.
@@ -75,6 +81,13 @@ pub struct Args {
     /// SLURM_ARRAY_TASK_ID, JOB_COMPLETION_INDEX or AWS_BATCH_JOB_ARRAY_INDEX.
     #[arg(long, value_name = "I/N", value_parser = share)]
     shard: Option<Share>,
+    /// Send the bundle, or the part of --shard, to this store: a folder or s3://BUCKET/PREFIX. Shards of a part are sent as they
+    /// are finished, and a part whose folder is gone goes on from there. `assemble --pull` puts the parts together.
+    #[arg(long, value_name = "STORE", value_hint = clap::ValueHint::DirPath)]
+    push: Option<PathBuf>,
+    /// Name of the bundle in the store [default: that of --out].
+    #[arg(long, value_name = "NAME", requires = "push")]
+    name: Option<String>,
     #[command(flatten)]
     journal: JournalArgs,
 }
@@ -178,14 +191,50 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         also: &also,
     };
     let recorder = Recorder::new(&args.journal, "build");
+    let store = args
+        .push
+        .as_ref()
+        .map(|store| OpenStore::open(store, args.name.as_deref(), &args.out))
+        .transpose()?;
+    let store = store.map(Arc::new);
+    let resumed = match (&store, part) {
+        (Some(store), Some(part)) => {
+            let plan_sha256 = build::plan_sha256(family, &plan, importance.as_ref())?;
+            let resumed = resume_part(store, &args.out, part, &plan_sha256)?;
+            if resumed.bytes > 0 {
+                let bytes = ui::bytes(resumed.bytes);
+                ui::message(format!("{}: {bytes} of this part were in {}", args.out.display(), store.shown));
+            }
+            Some((Arc::clone(store), manifest_part(part, &plan_sha256, false), resumed))
+        }
+        (Some(store), None) => {
+            store.objects.prepare()?;
+            None
+        }
+        (None, _) => None,
+    };
     let build = Build::begin(family, &plan, importance.as_ref(), &args.out, part)?;
     let part_name = part.map(|p| format!("{}/{}", p.index, p.of));
     recorder.begin(&args.out, facts::begun(&plan, part_name.clone()));
     build.remember(&source(&args.checkpoint, &checkpoint.variants)?)?;
     let all = plan.shards.len();
     let progress = Progress::new(&plan, build.own(), ui);
-    let report = gated::run(build, options, &|event| progress.on(event));
+    // What is whole in the store stays so: nothing is sent of it before it is whole again.
+    let pusher = resumed
+        .filter(|(_, _, resumed)| !resumed.finished)
+        .map(|(store, part, resumed)| PartPusher::start(store, args.out.clone(), part, resumed.files));
+    let report = gated::run(build, options, &|event| {
+        if let (Some(pusher), gated::GatedEvent::Build(BuildEvent::ShardDone { shard, .. })) =
+            (&pusher, &event)
+        {
+            pusher.shard(shard);
+        }
+        progress.on(event);
+    });
     progress.bar.finish_and_clear();
+    if let Some(pusher) = pusher {
+        pusher.finish();
+    }
     let report = match report {
         Ok(report) => report,
         Err(e) => {
@@ -211,17 +260,47 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             ),
         },
     );
-    ui.document(&report)?;
+    let pushed = match store.filter(|_| report.pass) {
+        Some(store) => Some((push_built(&args.out, &store, part)?, store)),
+        None => None,
+    };
+    match &pushed {
+        None => ui.document(&report)?,
+        Some((sent, store)) => {
+            let mut document = serde_json::to_value(&report)?;
+            document["push"] = push::document(store, sent, &[]);
+            ui.document(&document)?;
+        }
+    }
     print(&report, &args.out, first, all, ui)?;
+    if let Some((sent, store)) = &pushed {
+        push::print(store, sent, ui)?;
+    }
     if let (Some(part), true) = (part, report.pass) {
+        let completes = match &pushed {
+            Some((_, store)) => {
+                format!("{} --pull {}", quoted(Path::new(&store.name)), quoted(Path::new(&store.shown)))
+            }
+            None => quoted(&args.out),
+        };
         ui.line(format!(
-            "part {}/{} is done; anemoe assemble {} completes the bundle",
-            part.index,
-            part.of,
-            quoted(&args.out)
+            "part {}/{} is done; anemoe assemble {completes} completes the bundle",
+            part.index, part.of
         ))?;
     }
     Ok(if report.pass { Outcome::Done } else { Outcome::GateFailed })
+}
+
+/// Sends what was built: the part, or the finished bundle.
+fn push_built(bundle: &Path, store: &OpenStore, part: Option<BuildPart>) -> anyhow::Result<SendReport> {
+    let files = bundle_files(bundle)?;
+    if let Some(report) = push::push_bundle(bundle, store, &files, TRANSFERS, false)? {
+        return Ok(report);
+    }
+    let BundleFiles::Parts(parts) = files else { bail!("{}: there is nothing to push", bundle.display()) };
+    let own = parts.iter().find(|p| Some(p.part) == part);
+    let own = own.with_context(|| format!("{}: the part is not there any more", bundle.display()))?;
+    Ok(push_part(bundle, store, own, &sending(TRANSFERS, false))?)
 }
 
 /// Origin of the checkpoint, for a process that starts elsewhere.

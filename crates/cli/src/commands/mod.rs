@@ -19,6 +19,8 @@ pub mod perplexity;
 pub mod plan;
 pub mod predict;
 pub mod predict_speed;
+pub mod pull;
+pub mod push;
 pub mod quantize;
 pub mod quickstart;
 pub mod report;

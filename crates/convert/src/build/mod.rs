@@ -13,6 +13,7 @@
 //! The folder `.anemoe-build` goes when the bundle is complete, unless others put something into it. What is temporary has a
 //! name that begins with `.anemoe-tmp-`; that and what a build wrote are removed, and nothing else.
 
+mod bundle_files;
 mod bundle_layout;
 mod differences;
 mod interrupt;
@@ -21,6 +22,7 @@ mod space;
 mod weight_errors;
 mod work_dir;
 
+pub use bundle_files::{BundleFiles, PartFiles, bundle_files, plan_file, shard_files, source_file};
 pub use bundle_layout::{PLAN_FILE, WORK_DIR, bundle_names, check as check_layout};
 pub use interrupt::{check as check_interrupted, request as interrupt};
 pub use record::{BuildPart, CheckpointOrigin, Quality};
@@ -346,6 +348,15 @@ impl<'a> Build<'a> {
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     // What a panicking thread left is a whole record or none.
     mutex.lock().unwrap_or_else(|p| p.into_inner())
+}
+
+/// Hash of a plan and the identity of its inputs: what builds must have in common to go on with each other's shards.
+///
+/// # Errors
+/// The checkpoint cannot be read.
+pub fn plan_sha256(family: &dyn Family, plan: &Plan, importance: Option<&Importance>) -> Result<String> {
+    let inputs = Inputs { family, importance };
+    Ok(anemoe_bundle::sha256(&work_dir::plan_text(plan, &inputs.identity()?)))
 }
 
 /// Writes the vectors that the host needs into a folder, where the family has any.

@@ -176,7 +176,7 @@ impl WorkDir {
         part: Option<BuildPart>,
     ) -> Result<WorkDir> {
         let folder = OwnedDir::new(bundle);
-        let text = to_json(&serde_json::json!({MARKER: VERSION, "inputs": inputs, "plan": plan}));
+        let text = plan_text(plan, inputs);
         let records = match look(&folder)? {
             Found::Nothing => Some(Vec::new()),
             Found::Finished => Some(finished_records(bundle, plan, inputs, part, &sha256(&text))?),
@@ -240,6 +240,23 @@ impl WorkDir {
         let mut site = WorkDir::in_folder(folder, &text, &plan);
         site._locks.push(lock);
         Ok((site, plan))
+    }
+
+    /// A site to read from while its parts may still be built, and its plan; none where the bundle is finished.
+    pub fn shared(bundle: &Path) -> Result<Option<(WorkDir, Plan)>> {
+        let folder = OwnedDir::new(bundle);
+        let text = match look(&folder)? {
+            Found::Unfinished(text, _) => text,
+            Found::Finished => return Ok(None),
+            Found::Nothing => {
+                return Err(Error::usage(format!("{}: is no unfinished build", bundle.display())));
+            }
+        };
+        let lock = shared_lock(&folder)?;
+        let plan = parse_plan(&bundle.join(WORK_DIR).join(PLAN_FILE), &text)?;
+        let mut site = WorkDir::in_folder(folder, &text, &plan);
+        site._locks.push(lock);
+        Ok(Some((site, plan)))
     }
 
     fn in_folder(folder: OwnedDir, text: &[u8], plan: &Plan) -> WorkDir {
@@ -573,6 +590,11 @@ pub fn write_vectors(family: &dyn Family, folder: &Path) -> Result<Option<String
     let path = folder.join(VECTORS_FILE);
     anemoe_npz::write_npz(&path, &arrays)?;
     Ok(Some(file_sha256(&path)?))
+}
+
+/// The plan of a build and the identity of its inputs, as its folder holds them.
+pub fn plan_text(plan: &Plan, inputs: &serde_json::Value) -> Vec<u8> {
+    to_json(&serde_json::json!({MARKER: VERSION, "inputs": inputs, "plan": plan}))
 }
 
 /// An unfinished build that began with another plan or other inputs.

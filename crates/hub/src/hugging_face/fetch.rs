@@ -1,10 +1,11 @@
 //! A checkpoint of the hub in the cache: what is there is used, what is missing is fetched.
 
-use super::download::{DownloadFailure, DownloadProgress, Wanted, download};
 use super::hub_cache::{HubCache, MAX_INDEX};
 use super::hub_settings::HubSettings;
 use super::hub_spec::HubSpec;
-use super::listing::{BlobHash, INDEX, Listing, RemoteFile, SINGLE, indexed_files, is_commit};
+use super::listing::{INDEX, Listing, RemoteFile, SINGLE, indexed_files, is_commit};
+use crate::blob_hash::BlobHash;
+use crate::download::{DownloadFailure, Wanted, download};
 use crate::http_client::{HttpClient, HttpRequest, Trouble, shown};
 use crate::{Error, Result};
 use anemoe_io::read_input;
@@ -16,6 +17,17 @@ use url::Url;
 const MAX_LISTING: u64 = 64 << 20;
 /// Largest file beside the weights; Gemma's tokenizer has 32 MB.
 const MAX_SMALL_FILE: u64 = 512 << 20;
+
+/// Progress of a download.
+#[derive(Clone, Copy, Debug)]
+pub struct DownloadProgress<'a> {
+    /// File that comes now.
+    pub file: &'a str,
+    /// Bytes of all files that are there.
+    pub done: u64,
+    /// Bytes of all files.
+    pub total: u64,
+}
 
 /// A checkpoint in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -131,6 +143,7 @@ impl Hub {
             url: &url,
             from: 0,
             token: self.settings.token.as_ref(),
+            headers: &[],
             follow: true,
         };
         let answer = self.client.send(&request).map_err(|trouble| {
@@ -287,7 +300,7 @@ impl Hub {
         progress: &mut dyn FnMut(u64),
     ) -> Result<()> {
         let url = self.file_address(target, name);
-        let wanted = Wanted { url: &url, token: self.settings.token.as_ref(), hash, size };
+        let wanted = Wanted { url: &url, token: self.settings.token.as_ref(), hash, size, follow: true };
         let blob = target.cache.blob(hash);
         let partial = blob.with_extension("incomplete");
         let spec = target.spec;
@@ -311,6 +324,7 @@ impl Hub {
             url: &url,
             from: 0,
             token: self.settings.token.as_ref(),
+            headers: &[],
             follow: false,
         };
         let answer = self.client.send(&request).map_err(|trouble| {

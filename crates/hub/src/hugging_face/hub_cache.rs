@@ -9,7 +9,8 @@
 //! ```
 
 use super::hub_spec::HubSpec;
-use super::listing::{BlobHash, INDEX, SINGLE, indexed_files, is_commit};
+use super::listing::{INDEX, SINGLE, indexed_files, is_commit};
+use crate::blob_hash::BlobHash;
 use anemoe_io::{read_input, read_text, write_atomic};
 use std::fs::{self, File};
 use std::io::{self, Write};

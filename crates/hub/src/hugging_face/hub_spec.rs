@@ -1,5 +1,6 @@
 //! Names of checkpoints on the hub.
 
+use crate::safe_name::{MAX_PART, is_safe_name};
 use crate::{Error, Result};
 use std::fmt;
 use std::path::Path;
@@ -8,8 +9,6 @@ use std::path::Path;
 const PREFIX: &str = "hf:";
 /// Revision where none is named.
 const DEFAULT_REVISION: &str = "main";
-/// Longest part of a name, in bytes.
-const MAX_PART: usize = 200;
 
 /// `hf:OWNER/NAME[/FILE.gguf][@REV]`, taken apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,18 +72,6 @@ fn parse_rest(rest: &str) -> Option<HubSpec> {
         file: file.map(str::to_string),
         revision: revision.into(),
     })
-}
-
-/// Tells whether a relative path has only parts that stay below its folder, of characters that every system has in names.
-pub fn is_safe_name(path: &str) -> bool {
-    let part = |part: &str| {
-        let known = |b: u8| b.is_ascii_alphanumeric() || b"._-+ ()=,".contains(&b);
-        !part.is_empty()
-            && !part.starts_with(['.', '-'])
-            && !part.ends_with(['.', ' '])
-            && part.bytes().all(known)
-    };
-    path.len() <= 5 * MAX_PART && path.split('/').all(part)
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Files of a repository, as the hub lists them, and those of them that a checkpoint needs.
 
-use super::hub_spec::is_safe_name;
+use crate::blob_hash::BlobHash;
+use crate::safe_name::is_safe_name;
 use serde::Deserialize;
 use std::collections::BTreeSet;
 
@@ -18,35 +19,6 @@ pub const INDEX: &str = "model.safetensors.index.json";
 pub const SINGLE: &str = "model.safetensors";
 /// Most names of files in a message.
 const MAX_NAMED: usize = 8;
-
-/// Hash of a file's contents, which is its name in the cache.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum BlobHash {
-    /// SHA-256 of a large file.
-    Sha256(String),
-    /// SHA-1, of a head and the contents, of a file that git keeps.
-    Git(String),
-}
-
-impl BlobHash {
-    /// Reads an entity tag or an id; none where it is no hash.
-    pub fn parse(text: &str) -> Option<BlobHash> {
-        let text = text.trim_start_matches("W/").trim_matches('"').to_ascii_lowercase();
-        let is_hex = text.bytes().all(|b| b.is_ascii_hexdigit());
-        match text.len() {
-            64 if is_hex => Some(BlobHash::Sha256(text)),
-            40 if is_hex => Some(BlobHash::Git(text)),
-            _ => None,
-        }
-    }
-
-    /// The hash in hexadecimal.
-    pub fn hex(&self) -> &str {
-        match self {
-            BlobHash::Sha256(hex) | BlobHash::Git(hex) => hex,
-        }
-    }
-}
 
 /// One file of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]

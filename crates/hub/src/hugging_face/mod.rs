@@ -1,13 +1,11 @@
 //! `hf:OWNER/NAME`: names, settings, the cache, and what brings files into it.
 
-mod download;
 mod fetch;
 mod hub_cache;
 mod hub_settings;
 mod hub_spec;
 mod listing;
 
-pub use download::DownloadProgress;
-pub use fetch::{Hub, Snapshot};
+pub use fetch::{DownloadProgress, Hub, Snapshot};
 pub use hub_settings::HubSettings;
 pub use hub_spec::HubSpec;

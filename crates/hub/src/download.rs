@@ -1,6 +1,6 @@
 //! One file, as often interrupted as the network likes.
 
-use super::listing::BlobHash;
+use crate::blob_hash::BlobHash;
 use crate::http_client::{Answer, HttpClient, HttpRequest, Token, Trouble, shown};
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
@@ -17,17 +17,6 @@ const REST: Duration = Duration::from_millis(500);
 /// Bytes that are read at a time.
 const PIECE: usize = 1 << 18;
 
-/// Progress of a download.
-#[derive(Clone, Copy, Debug)]
-pub struct DownloadProgress<'a> {
-    /// File that comes now.
-    pub file: &'a str,
-    /// Bytes of all files that are there.
-    pub done: u64,
-    /// Bytes of all files.
-    pub total: u64,
-}
-
 /// A file that is wanted.
 pub struct Wanted<'a> {
     /// Address.
@@ -38,6 +27,8 @@ pub struct Wanted<'a> {
     pub hash: &'a BlobHash,
     /// Bytes.
     pub size: u64,
+    /// Redirects to other servers are followed.
+    pub follow: bool,
 }
 
 /// Reason why a file did not come.
@@ -181,8 +172,14 @@ fn receive(
     there: &mut u64,
     progress: &mut dyn FnMut(u64),
 ) -> Result<(), DownloadFailure> {
-    let request =
-        HttpRequest { method: "GET", url: wanted.url, from: *there, token: wanted.token, follow: true };
+    let request = HttpRequest {
+        method: "GET",
+        url: wanted.url,
+        from: *there,
+        token: wanted.token,
+        headers: &[],
+        follow: wanted.follow,
+    };
     let answer = client.send(&request).map_err(|t| match t {
         Trouble::Passing(what) => DownloadFailure::Network(what),
         Trouble::Lasting(what) => DownloadFailure::Lie(what),
@@ -208,9 +205,7 @@ fn receive(
                 shown(wanted.url)
             )));
         }
-        status => {
-            return Err(DownloadFailure::Status(status, answer.header("x-error-code").map(str::to_string)));
-        }
+        status => return Err(DownloadFailure::Status(status, answer.error_code())),
     }
     let length = answer.header("content-length").and_then(|n| n.parse::<u64>().ok());
     if length.is_some_and(|n| *there + n != wanted.size) {

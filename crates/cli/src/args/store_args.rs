@@ -1,0 +1,81 @@
+//! Stores of bundles on the command line.
+
+use crate::args::numbers::at_least_one;
+use crate::ui;
+use anemoe_hub::{
+    ObjectStore, S3Settings, SendOptions, StoreLocation, TransferProgress, check_bundle_name, open_store,
+};
+use anemoe_io::Error;
+use indicatif::ProgressBar;
+use std::path::Path;
+
+/// Files that are moved at a time; each upload has a part of 16 MiB in memory.
+pub const TRANSFERS: usize = 4;
+
+/// Options of transfers to and from a store.
+#[derive(clap::Args, Clone, Debug)]
+pub struct StoreArgs {
+    /// Name of the bundle in the store [default: that of its folder].
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// Files that are moved at a time; each takes up to 16 MB of memory.
+    #[arg(long, value_name = "N", default_value_t = TRANSFERS, value_parser = at_least_one)]
+    pub jobs: usize,
+}
+
+/// A store that is open, and the name of a bundle in it.
+pub struct OpenStore {
+    /// The store.
+    pub objects: Box<dyn ObjectStore>,
+    /// Its name in messages and documents.
+    pub shown: String,
+    /// The bundle's name in it.
+    pub name: String,
+}
+
+impl OpenStore {
+    /// Opens a store for a bundle, whose folder gives it its name where none is given.
+    ///
+    /// # Errors
+    /// It is no store, the settings (`AWS_*`) are wrong, or the name cannot be one in a store.
+    pub fn open(store: &Path, name: Option<&str>, bundle: &Path) -> anyhow::Result<OpenStore> {
+        let location = StoreLocation::parse(store)?;
+        let absolute = std::path::absolute(bundle).unwrap_or_else(|_| bundle.to_path_buf());
+        let folder = absolute.file_name().map(|n| n.to_string_lossy().into_owned());
+        let name = name.map(str::to_string).or(folder);
+        let name = name.ok_or_else(|| Error::usage("the bundle's folder has no name; give --name"))?;
+        check_bundle_name(&name)?;
+        let objects = open_store(&location, S3Settings::from_environment)?;
+        Ok(OpenStore { objects, shown: location.to_string(), name })
+    }
+}
+
+/// Options of a push with so many files at a time.
+pub fn sending(jobs: usize, verify: bool) -> SendOptions {
+    SendOptions { jobs, verify }
+}
+
+/// A bar of bytes that a transfer moves.
+pub struct TransferBar {
+    bar: ProgressBar,
+}
+
+impl TransferBar {
+    /// A bar that is drawn on a terminal.
+    pub fn new(what: &str) -> TransferBar {
+        TransferBar { bar: ui::byte_bar(0, what) }
+    }
+
+    /// Shows how far the transfer is.
+    pub fn show(&self, progress: TransferProgress) {
+        self.bar.set_length(progress.total);
+        self.bar.set_position(progress.done);
+        self.bar.set_message(progress.file.to_string());
+    }
+}
+
+impl Drop for TransferBar {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}

@@ -1,0 +1,113 @@
+//! `anemoe pull`
+
+use crate::args::store_args::{OpenStore, StoreArgs, TransferBar};
+use crate::outcome::Outcome;
+use crate::shell::quoted;
+use crate::ui::{self, Ui};
+use anemoe_bundle::journal::JOURNAL_FILE;
+use anemoe_bundle::{CHAIN_FILE, Error};
+use anemoe_convert::build::{BundleFiles, bundle_files};
+use anemoe_hub::{BundleManifest, bring_bundle, bundle_names, read_manifest};
+use serde_json::json;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Most names of bundles in a message.
+const MAX_NAMED: usize = 12;
+
+/// Fetch a bundle from a folder or an object store.
+///
+/// Every file is hashed as it comes. The bundle gets its name when all of it is there; a pull that broke off goes on where it
+/// stopped. A bundle that is there already and is the same costs nothing but its hashes.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  anemoe pull s3://models/anemoe small.anemoe\n  anemoe pull /mnt/share/models here.anemoe --name small-lut4"
+)]
+pub struct Args {
+    /// The store: a folder, file:///FOLDER or s3://BUCKET/PREFIX.
+    #[arg(value_name = "STORE", value_hint = clap::ValueHint::DirPath)]
+    store: PathBuf,
+    /// The folder to make.
+    #[arg(value_hint = clap::ValueHint::DirPath)]
+    bundle: PathBuf,
+    #[command(flatten)]
+    options: StoreArgs,
+}
+
+pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    let store = OpenStore::open(&args.store, args.options.name.as_deref(), &args.bundle)?;
+    let objects = store.objects.as_ref();
+    let key = BundleManifest::key(&store.name, None);
+    let Some(manifest) = read_manifest(objects, &key)? else { return Err(missing(&store, &args.bundle)) };
+    if manifest.part.is_some() || !manifest.files.iter().any(|f| f.path == CHAIN_FILE) {
+        return Err(Error::invalid(objects.place(&key), format!("manifest: it has no {CHAIN_FILE}")).into());
+    }
+    let bar = TransferBar::new(&format!("pulling {}", store.name));
+    let named = |folder: &Path| {
+        let BundleFiles::Finished(files) = bundle_files(folder)? else {
+            return Err(Error::invalid(objects.place(&key), "manifest: it is one of an unfinished bundle"));
+        };
+        let listed = |file: &&String| manifest.files.iter().any(|f| f.path == **file);
+        match files.iter().find(|file| !listed(file)) {
+            Some(file) => Err(Error::invalid(objects.place(&key), format!("manifest: it lacks {file}"))),
+            None => Ok(()),
+        }
+    };
+    let own = [JOURNAL_FILE];
+    let brought =
+        bring_bundle(objects, &manifest, &args.bundle, &own, args.options.jobs, &named, &|p| bar.show(p));
+    drop(bar);
+    let report = brought?;
+    let mut document =
+        json!({"store": store.shown, "name": store.name, "bundle": args.bundle.display().to_string()});
+    if let (Some(all), serde_json::Value::Object(figures)) =
+        (document.as_object_mut(), serde_json::to_value(&report)?)
+    {
+        all.extend(figures);
+    }
+    ui.document(&document)?;
+    let rate = report.bytes_fetched as f64 / report.seconds.max(1e-9);
+    ui.line(format!(
+        "{}: {} files, {}; {} fetched in {:.1} s ({}/s), {} there already",
+        args.bundle.display(),
+        report.files,
+        ui::bytes(report.bytes),
+        ui::bytes(report.bytes_fetched),
+        report.seconds,
+        ui::bytes(rate as u64),
+        ui::bytes(report.bytes_there)
+    ))?;
+    Ok(Outcome::Done)
+}
+
+/// Says what is there where a bundle is not.
+fn missing(store: &OpenStore, bundle: &Path) -> anyhow::Error {
+    let objects = store.objects.as_ref();
+    let there = objects.list(&format!("bundles/{}", store.name)).unwrap_or_default();
+    let parts: Vec<String> = there
+        .iter()
+        .filter_map(|name| BundleManifest::part_of_key(name))
+        .map(|(index, of)| format!("{index}/{of}"))
+        .collect();
+    let what = if parts.is_empty() {
+        let names = bundle_names(objects).unwrap_or_default();
+        let shown: Vec<&str> = names.iter().take(MAX_NAMED).map(String::as_str).collect();
+        let more = if names.len() > shown.len() { ", .." } else { "" };
+        match shown.is_empty() {
+            true => format!("there is no bundle `{}`", store.name),
+            false => {
+                let list = shown.join(", ");
+                format!("there is no bundle `{}`; --name takes one of {list}{more}", store.name)
+            }
+        }
+    } else {
+        format!(
+            "`{}` is there in parts only ({}); put them together: anemoe assemble {} --pull {}",
+            store.name,
+            parts.join(", "),
+            quoted(bundle),
+            store.shown
+        )
+    };
+    Error::io(store.shown.as_str(), io::Error::new(io::ErrorKind::NotFound, what)).into()
+}

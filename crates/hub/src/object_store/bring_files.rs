@@ -1,0 +1,292 @@
+//! A pull: objects become files, in a folder that gets its name when all of them are there.
+//!
+//! ```text
+//! PARENT/.NAME.anemoe-pull/lock          held while a pull runs
+//!                         /partial/HASH  contents as they come; a later pull goes on here
+//!                         /files/...     the bundle as far as it is there
+//! ```
+
+use super::bundle_manifest::{BundleManifest, ManifestFile};
+use super::object::{Contents, ObjectStore};
+use super::transfer::{TransferCount, TransferProgress, for_each};
+use crate::{Error, Result};
+use anemoe_io::{OwnedDir, sync_dir};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// End of the name of the folder that a pull fills.
+const PULL_SUFFIX: &str = ".anemoe-pull";
+/// The bundle in it.
+const FILES: &str = "files";
+/// Contents that are not whole.
+const PARTIAL: &str = "partial";
+/// Lock of a pull.
+const LOCK: &str = "lock";
+
+/// Result of a pull.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct BringReport {
+    /// Files of the bundle.
+    pub files: usize,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Files that were fetched.
+    pub files_fetched: usize,
+    /// Bytes that were fetched.
+    pub bytes_fetched: u64,
+    /// Bytes that were there, or that several files share.
+    pub bytes_there: u64,
+    /// Seconds.
+    pub seconds: f64,
+}
+
+/// The folder beside a bundle in which a pull keeps what is not whole.
+struct PullDir {
+    folder: OwnedDir,
+    _lock: File,
+}
+
+impl PullDir {
+    /// Opens the folder for a bundle, locked.
+    fn open(target: &Path) -> Result<PullDir> {
+        let absolute = std::path::absolute(target).map_err(|e| Error::io(target, e))?;
+        let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else {
+            return Err(Error::usage(format!("{}: is no name for a bundle", target.display())));
+        };
+        let at = parent.join(format!(".{}{PULL_SUFFIX}", name.to_string_lossy()));
+        if at.is_symlink() {
+            let what = "a link, and a pull would write through it; remove it";
+            return Err(Error::io(at, io::Error::new(io::ErrorKind::InvalidInput, what)));
+        }
+        fs::create_dir_all(&at).map_err(|e| Error::io(&at, e))?;
+        let folder = OwnedDir::new(&at);
+        let lock = folder.lock_file(LOCK)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(Error::usage(format!("{}: another pull is filling it", target.display())));
+            }
+            Err(TryLockError::Error(e)) => return Err(Error::io(at.join(LOCK), e)),
+        }
+        folder.create_dir(PARTIAL)?;
+        Ok(PullDir { folder, _lock: lock })
+    }
+
+    /// Removes the folder where nothing has come into it: nothing is lost.
+    fn tidy(self) {
+        fn has_file(folder: &Path) -> bool {
+            let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+            entries.into_iter().any(|e| match e.file_type() {
+                Ok(kind) if kind.is_dir() => has_file(&e.path()),
+                _ => true,
+            })
+        }
+        let root = self.folder.root();
+        if ![FILES, PARTIAL].iter().any(|inside| has_file(&root.join(inside))) {
+            let _ = fs::remove_dir_all(root);
+        }
+    }
+
+    fn remove(self) -> Result<()> {
+        fs::remove_dir_all(self.folder.root()).map_err(|e| Error::io(self.folder.root(), e))
+    }
+}
+
+/// Brings a bundle to the new folder `target`, which is not there before all files are and `accept` takes them. A pull that
+/// broke off goes on. Where the folder is that very bundle already, but for the files of `own`, nothing is brought.
+///
+/// # Errors
+/// The folder is something else, the disk has too little room, an object does not come or is not what the manifest says, or
+/// `accept` refuses it.
+pub fn bring_bundle(
+    store: &dyn ObjectStore,
+    manifest: &BundleManifest,
+    target: &Path,
+    own: &[&str],
+    jobs: usize,
+    accept: &dyn Fn(&Path) -> Result<()>,
+    tell: &(dyn Fn(TransferProgress) + Sync),
+) -> Result<BringReport> {
+    let started = Instant::now();
+    let there = target.symlink_metadata().is_ok();
+    let is_empty = || fs::read_dir(target).is_ok_and(|mut entries| entries.next().is_none());
+    if there && !is_empty() {
+        let folder = OwnedDir::new(target);
+        let changed = manifest.files.iter().find(|f| !own.contains(&f.path.as_str()) && !is_file(&folder, f));
+        if let Some(changed) = changed {
+            let what = format!(
+                "{}: exists, and is not the bundle of the store ({} differs); remove it or choose another name",
+                target.display(),
+                changed.path
+            );
+            return Err(Error::usage(what));
+        }
+        let bytes = manifest.bytes();
+        let seconds = started.elapsed().as_secs_f64();
+        return Ok(BringReport {
+            files: manifest.files.len(),
+            bytes,
+            bytes_there: bytes,
+            seconds,
+            ..BringReport::default()
+        });
+    }
+    let pull = PullDir::open(target)?;
+    let files = OwnedDir::new(&pull.folder.create_dir(FILES)?);
+    let report = match bring_missing(store, &manifest.files, &files, &pull, jobs, tell) {
+        Ok(report) => report,
+        Err(e) => {
+            pull.tidy();
+            return Err(e);
+        }
+    };
+    remove_others(&files, manifest)?;
+    if let Err(e) = accept(files.root()) {
+        let _ = pull.remove();
+        return Err(e);
+    }
+    if there {
+        fs::remove_dir(target).map_err(|e| {
+            let what = format!("{e}: a pull gives a new folder this name; name a folder inside it");
+            Error::io(target, io::Error::new(e.kind(), what))
+        })?;
+    }
+    fs::rename(files.root(), target).map_err(|e| Error::io(target, e))?;
+    let parent = pull.folder.root().parent().unwrap_or(Path::new("."));
+    sync_dir(parent).map_err(|e| Error::io(parent, e))?;
+    pull.remove()?;
+    Ok(BringReport { seconds: started.elapsed().as_secs_f64(), ..report })
+}
+
+/// Brings those files of a manifest into the folder `target` that it lacks or that are others there. Other files stay.
+///
+/// # Errors
+/// Fails like [`bring_bundle`]; what came whole stays.
+pub fn bring_files(
+    store: &dyn ObjectStore,
+    files: &[ManifestFile],
+    target: &Path,
+    jobs: usize,
+    tell: &(dyn Fn(TransferProgress) + Sync),
+) -> Result<BringReport> {
+    let started = Instant::now();
+    let pull = PullDir::open(target)?;
+    let report = match bring_missing(store, files, &OwnedDir::new(target), &pull, jobs, tell) {
+        Ok(report) => report,
+        Err(e) => {
+            pull.tidy();
+            return Err(e);
+        }
+    };
+    pull.remove()?;
+    Ok(BringReport { seconds: started.elapsed().as_secs_f64(), ..report })
+}
+
+/// Tells whether a folder has a file with its contents.
+fn is_file(folder: &OwnedDir, file: &ManifestFile) -> bool {
+    let path = folder.expect(&file.path, false).ok();
+    let path = path.filter(|path| path.metadata().is_ok_and(|m| m.len() == file.bytes));
+    path.is_some_and(|path| Contents::of(&path).is_ok_and(|found| found == file.contents()))
+}
+
+fn bring_missing(
+    store: &dyn ObjectStore,
+    files: &[ManifestFile],
+    into: &OwnedDir,
+    pull: &PullDir,
+    jobs: usize,
+    tell: &(dyn Fn(TransferProgress) + Sync),
+) -> Result<BringReport> {
+    // What has the same contents comes once.
+    let mut wanted: BTreeMap<Contents, Vec<&ManifestFile>> = BTreeMap::new();
+    let mut report = BringReport { files: files.len(), ..BringReport::default() };
+    for file in files {
+        report.bytes += file.bytes;
+        if !is_file(into, file) {
+            wanted.entry(file.contents()).or_default().push(file);
+        }
+    }
+    let wanted: Vec<(Contents, Vec<&ManifestFile>)> = wanted.into_iter().collect();
+    check_room(pull, &wanted)?;
+    let count = TransferCount::new(wanted.iter().map(|(contents, _)| contents.bytes).sum(), tell);
+    let fetched = AtomicU64::new(0);
+    for_each(&wanted, jobs, &|(contents, files)| {
+        let Some((first, others)) = files.split_first() else { return Ok(()) };
+        let path = made(into, &first.path)?;
+        let partial = pull.folder.path(Path::new(PARTIAL).join(&contents.sha256))?;
+        let came =
+            store.bring(&contents.key(), contents, &partial, &path, &|n| count.moved(&first.path, n))?;
+        fetched.fetch_add(came, Ordering::Relaxed);
+        for other in others {
+            let path = made(into, &other.path)?;
+            let copy = |partial: &Path| {
+                fs::copy(into.root().join(&first.path), partial)?;
+                File::open(partial)?.sync_all()?;
+                fs::rename(partial, &path)
+            };
+            copy(&partial).map_err(|e| Error::io(&path, e))?;
+        }
+        Ok(())
+    })?;
+    report.files_fetched = wanted.len();
+    report.bytes_fetched = fetched.into_inner();
+    report.bytes_there = report.bytes - report.bytes_fetched;
+    Ok(report)
+}
+
+/// The path of a file, whose folder exists from then on.
+fn made(into: &OwnedDir, file: &str) -> Result<PathBuf> {
+    let path = into.expect(file, false)?;
+    if let Some((folder, _)) = file.rsplit_once('/') {
+        into.create_dir(folder)?;
+    } else {
+        into.create_dir("")?;
+    }
+    Ok(path)
+}
+
+/// Holds what is to come against the room on the disk, less what lies there of it.
+fn check_room(pull: &PullDir, wanted: &[(Contents, Vec<&ManifestFile>)]) -> Result<()> {
+    let root = pull.folder.root();
+    let begun = |contents: &Contents| {
+        let partial = root.join(PARTIAL).join(&contents.sha256);
+        partial.metadata().map_or(0, |m| m.len()).min(contents.bytes)
+    };
+    let needed = wanted.iter().fold(0u64, |sum, (contents, files)| {
+        let all = contents.bytes.saturating_mul(files.len() as u64);
+        sum.saturating_add(all - begun(contents).min(all))
+    });
+    let free = fs4::available_space(root).map_err(|e| Error::io(root, e))?;
+    if needed > free {
+        let parent = root.parent().unwrap_or(root);
+        return Err(Error::room(
+            parent,
+            format!("the bundle needs {needed} bytes more, and its disk has {free} left"),
+        ));
+    }
+    Ok(())
+}
+
+/// Removes files of an earlier pull that are not in the manifest, as it is now.
+fn remove_others(files: &OwnedDir, manifest: &BundleManifest) -> Result<()> {
+    fn walk(files: &OwnedDir, inside: &str, keep: &dyn Fn(&str) -> bool) -> Result<()> {
+        for name in files.names(inside)? {
+            let path = if inside.is_empty() { name } else { format!("{inside}/{name}") };
+            match files.path(&path)?.is_dir() {
+                true => walk(files, &path, keep)?,
+                false if keep(&path) => {}
+                false => files.remove(&path)?,
+            }
+        }
+        // A folder that has become empty; any other one stays.
+        let _ = fs::remove_dir(files.path(inside)?);
+        Ok(())
+    }
+    let keep = |path: &str| manifest.files.binary_search_by(|f| f.path.as_str().cmp(path)).is_ok();
+    walk(files, "", &keep)
+}

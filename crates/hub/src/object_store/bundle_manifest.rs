@@ -1,0 +1,345 @@
+//! Manifests: the files of a bundle, or of one part of it, by path, length and hash.
+
+use super::object::Contents;
+use crate::safe_name::is_safe_name;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Version of manifests.
+const VERSION: u64 = 1;
+/// Most files of a bundle: a model has hundreds of packages of three files each.
+const MAX_FILES: usize = 200_000;
+/// Most folders in each other; a package has four.
+const MAX_DEPTH: usize = 12;
+/// Beginning of the names of folders of ours that begin with a dot.
+const OURS: &str = ".anemoe-";
+
+/// One file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ManifestFile {
+    /// Relative path with slashes.
+    pub path: String,
+    /// Length.
+    pub bytes: u64,
+    /// SHA-256 in hexadecimal.
+    pub sha256: String,
+}
+
+impl ManifestFile {
+    /// The contents of the file.
+    pub fn contents(&self) -> Contents {
+        Contents { bytes: self.bytes, sha256: self.sha256.clone() }
+    }
+}
+
+/// A part of a build by several processes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ManifestPart {
+    /// From 0; below `of`.
+    pub index: usize,
+    /// Number of parts.
+    pub of: usize,
+    /// Hash of the plan and its inputs: only parts of one plan make a bundle.
+    pub plan_sha256: String,
+    /// True if the part has all its shards, and its gates passed or were left out.
+    pub finished: bool,
+}
+
+/// Files of a bundle or of a part of one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BundleManifest {
+    /// Version of the format.
+    anemoe_store: u64,
+    /// The part; none for a finished bundle.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part: Option<ManifestPart>,
+    /// Sorted by path.
+    pub files: Vec<ManifestFile>,
+}
+
+impl BundleManifest {
+    /// A manifest of these files.
+    pub fn new(part: Option<ManifestPart>, mut files: Vec<ManifestFile>) -> BundleManifest {
+        files.sort_by(|a, b| a.path.cmp(&b.path));
+        BundleManifest { anemoe_store: VERSION, part, files }
+    }
+
+    /// Key of the manifest of a bundle of this name, or of a part of it.
+    pub fn key(name: &str, part: Option<(usize, usize)>) -> String {
+        match part {
+            None => format!("bundles/{name}/bundle.json"),
+            Some((index, of)) => format!("bundles/{name}/part-{index}of{of}.json"),
+        }
+    }
+
+    /// The part that a file of this name in a bundle's folder is the manifest of.
+    pub fn part_of_key(name: &str) -> Option<(usize, usize)> {
+        let (index, of) = name.strip_prefix("part-")?.strip_suffix(".json")?.split_once("of")?;
+        let part = (index.parse().ok()?, of.parse().ok()?);
+        (BundleManifest::key("", Some(part)).ends_with(name) && part.0 < part.1).then_some(part)
+    }
+
+    /// Reads a manifest and checks every entry: a hostile one may not name a file outside the bundle, the same file twice, or
+    /// more bytes than can be counted.
+    ///
+    /// # Errors
+    /// It breaks the format; the text says how.
+    pub fn parse(text: &[u8]) -> Result<BundleManifest, String> {
+        let value: serde_json::Value = anemoe_io::json::parse(text).map_err(|e| format!("manifest: {e}"))?;
+        if !value.is_object() {
+            return Err("manifest: expected an object".into());
+        }
+        if let Some(version) = value["anemoe_store"].as_u64().filter(|v| *v != VERSION) {
+            return Err(format!("manifest: version {version} where {VERSION} is read"));
+        }
+        let mut manifest: BundleManifest = serde_json::from_value(value)
+            .map_err(|e| format!("manifest: {}", anemoe_io::json::Error::from(e)))?;
+        manifest.check().map_err(|what| format!("manifest: {what}"))?;
+        manifest.files.sort_by(|a, b| a.path.cmp(&b.path));
+        Ok(manifest)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if self.files.len() > MAX_FILES {
+            return Err(format!("{} files, more than {MAX_FILES}", self.files.len()));
+        }
+        let is_hash =
+            |text: &str| text.len() == 64 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        if let Some(part) = self.part.as_ref().filter(|p| p.index >= p.of || !is_hash(&p.plan_sha256)) {
+            return Err(format!(
+                "part {} of {} of a plan `{}`",
+                part.index,
+                part.of,
+                part.plan_sha256.escape_debug()
+            ));
+        }
+        // Disks that take capitals and small letters for the same hold one file where there are two names.
+        let mut paths = BTreeSet::new();
+        let (mut total, mut lengths) = (0u64, BTreeMap::new());
+        for file in &self.files {
+            let shown = file.path.escape_debug();
+            let inside = match file.path.strip_prefix(OURS).and_then(|rest| rest.split_once('/')) {
+                Some((folder, inside)) if is_safe_name(folder) && !folder.contains('/') => inside,
+                _ => &file.path,
+            };
+            if !is_safe_name(inside) || file.path.split('/').count() > MAX_DEPTH {
+                return Err(format!("`{shown}` is not a path in a bundle"));
+            }
+            if !is_hash(&file.sha256) {
+                return Err(format!("{shown}: `{}` is not a SHA-256", file.sha256.escape_debug()));
+            }
+            if lengths.insert(&file.sha256, file.bytes).is_some_and(|bytes| bytes != file.bytes) {
+                return Err(format!("{shown}: two lengths for the same SHA-256"));
+            }
+            total = total.checked_add(file.bytes).ok_or("more bytes than can be counted")?;
+            if !paths.insert(file.path.to_ascii_lowercase()) {
+                return Err(format!("{shown} is there twice"));
+            }
+        }
+        for path in &paths {
+            let above = path.match_indices('/').map(|(at, _)| &path[..at]);
+            if let Some(file) = above.into_iter().find(|folder| paths.contains(*folder)) {
+                return Err(format!("{} is a file and a folder", file.escape_debug()));
+            }
+        }
+        Ok(())
+    }
+
+    /// The manifest as text.
+    pub fn to_text(&self) -> Vec<u8> {
+        // Strings and numbers alone: JSON has all of them.
+        let mut text = serde_json::to_vec_pretty(self).expect("manifests are representable in JSON");
+        text.push(b'\n');
+        text
+    }
+
+    /// Bytes of all files.
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(|f| f.bytes).sum()
+    }
+}
+
+/// The files of all parts of a build.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MergedParts {
+    /// Each path once.
+    pub manifest: BundleManifest,
+    /// Further contents of paths that may differ from part to part.
+    pub others: Vec<ManifestFile>,
+}
+
+/// Puts the parts of a build together. Paths of `differing` may have other contents in each part, as journals have: the first
+/// part's is taken.
+///
+/// # Errors
+/// Parts are missing or not finished, are of different plans, or have other contents under one path; the text says which.
+pub fn merge_parts(mut parts: Vec<BundleManifest>, differing: &[&str]) -> Result<MergedParts, String> {
+    let number = |m: &BundleManifest| m.part.as_ref().map_or((0, 0), |p| (p.of, p.index));
+    parts.sort_by_key(number);
+    let known: Vec<&ManifestPart> = parts.iter().filter_map(|m| m.part.as_ref()).collect();
+    let Some(first) = known.first() else { return Err("no part of it is there".into()) };
+    let named = |p: &ManifestPart| format!("{}/{}", p.index, p.of);
+    if let Some(other) = known.iter().find(|p| p.plan_sha256 != first.plan_sha256) {
+        return Err(format!(
+            "parts {} and {} were built with other options, of another checkpoint or by another version; push them under another \
+             --name, or remove the manifests of the older ones",
+            named(first),
+            named(other)
+        ));
+    }
+    let counts: BTreeSet<usize> = known.iter().map(|p| p.of).collect();
+    let finished =
+        |of: usize, index: usize| known.iter().any(|p| (p.of, p.index) == (of, index) && p.finished);
+    // Parts of several counts may lie there: one of them is enough.
+    let lacking = |of: usize| (0..of).filter(|i| !finished(of, *i)).collect::<Vec<_>>();
+    let fewest = counts.into_iter().map(|of| (of, lacking(of))).min_by_key(|(_, missing)| missing.len());
+    let (of, missing) = fewest.unwrap_or_default();
+    if !missing.is_empty() {
+        let shown: Vec<String> = missing.iter().take(8).map(|i| format!("{i}/{of}")).collect();
+        let more = if missing.len() > shown.len() { ", .." } else { "" };
+        return Err(format!(
+            "{} of {of} parts are not there or not finished ({}{more}); run them again",
+            missing.len(),
+            shown.join(", ")
+        ));
+    }
+    let mut files: BTreeMap<String, ManifestFile> = BTreeMap::new();
+    let mut others = Vec::new();
+    for manifest in parts.iter().filter(|m| m.part.as_ref().is_some_and(|p| p.of == of)) {
+        for file in &manifest.files {
+            match files.get(&file.path) {
+                None => {
+                    files.insert(file.path.clone(), file.clone());
+                }
+                Some(there) if there == file => {}
+                Some(_) if differing.contains(&file.path.as_str()) => others.push(file.clone()),
+                Some(_) => return Err(format!("{}: parts have different files of this name", file.path)),
+            }
+        }
+    }
+    let manifest = BundleManifest::new(None, files.into_values().collect());
+    manifest.check()?;
+    Ok(MergedParts { manifest, others })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn hash(digit: char) -> String {
+        digit.to_string().repeat(64)
+    }
+
+    fn file(path: &str, bytes: u64, digit: char) -> ManifestFile {
+        ManifestFile { path: path.into(), bytes, sha256: hash(digit) }
+    }
+
+    fn part(index: usize, of: usize, finished: bool, files: Vec<ManifestFile>) -> BundleManifest {
+        BundleManifest::new(Some(ManifestPart { index, of, plan_sha256: hash('a'), finished }), files)
+    }
+
+    #[test]
+    fn manifests_are_read_as_they_were_written() {
+        let files = vec![
+            file("shards/L00.ffn.p0of8.mlpackage/Data/com.apple.CoreML/weights/weight.bin", 7, 'b'),
+            file("chain.json", 3, 'c'),
+            file(".anemoe-build/L00.attn.json", 3, 'c'),
+        ];
+        let manifest = part(1, 3, true, files);
+        assert_eq!(BundleManifest::parse(&manifest.to_text()).unwrap(), manifest);
+        assert_eq!((manifest.bytes(), manifest.files[0].path.as_str()), (13, ".anemoe-build/L00.attn.json"));
+        assert_eq!(BundleManifest::part_of_key("part-1of3.json"), Some((1, 3)));
+        for wrong in ["part-3of3.json", "part-01of3.json", "part-1of3", "bundle.json", "part--1of3.json"] {
+            assert_eq!(BundleManifest::part_of_key(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn hostile_manifests_are_refused() {
+        let with = |files: serde_json::Value| json!({"anemoe_store": 1, "files": files}).to_string();
+        let one = |path: &str| with(json!([{"path": path, "bytes": 1, "sha256": hash('a')}]));
+        let long = format!("a/{}", "b".repeat(300));
+        let deep = vec!["a"; 20].join("/");
+        for path in [
+            "../x",
+            "/etc/passwd",
+            "a/../../x",
+            "a//b",
+            "",
+            ".",
+            "a/.",
+            "a\\..\\b",
+            "C:/x",
+            "a\u{0}b",
+            "a\nb",
+            ".ssh/x",
+            ".anemoe-/../x",
+            ".anemoe-build/../../x",
+            ".anemoe-build",
+            "shards/.hidden",
+            "-rf",
+            "a/\u{202e}b",
+            "~/x",
+            "a ",
+            &long,
+            &deep,
+        ] {
+            let refused = BundleManifest::parse(one(path).as_bytes()).unwrap_err();
+            assert!(refused.contains("is not a path in a bundle"), "{path}: {refused}");
+        }
+        let entry =
+            |path: &str, bytes: u64, digit| json!({"path": path, "bytes": bytes, "sha256": hash(digit)});
+        for (text, says) in [
+            (with(json!([entry("a", 1, 'a'), entry("a", 1, 'a')])), "a is there twice"),
+            (with(json!([entry("a", 1, 'a'), entry("A", 1, 'b')])), "A is there twice"),
+            (with(json!([entry("a", 1, 'a'), entry("a/b", 1, 'b')])), "a is a file and a folder"),
+            (with(json!([entry("a", u64::MAX, 'a'), entry("b", 1, 'b')])), "more bytes than can be counted"),
+            (with(json!([entry("a", 1, 'a'), entry("b", 2, 'a')])), "two lengths"),
+            (with(json!([{"path": "a", "bytes": 1, "sha256": "../../x"}])), "not a SHA-256"),
+            (with(json!([{"path": "a", "bytes": -1, "sha256": hash('a')}])), "whole number from 0"),
+            (with(json!([{"path": "a", "bytes": 1, "sha256": hash('a'), "link": "/etc"}])), "link"),
+            (json!({"anemoe_store": 2, "files": []}).to_string(), "version 2"),
+            (json!({"files": []}).to_string(), "anemoe_store"),
+            (r#"{"anemoe_store": 1, "files": [], "files": []}"#.into(), "twice"),
+            ("[]".into(), "expected an object"),
+            (String::new(), "manifest"),
+        ] {
+            let refused = BundleManifest::parse(text.as_bytes()).unwrap_err();
+            assert!(refused.contains(says), "{text}: {refused}");
+        }
+    }
+
+    #[test]
+    fn parts_make_a_whole_or_say_why_not() {
+        let common = || vec![file("plan", 1, '1'), file("journal", 2, '2')];
+        let with = |more: ManifestFile, journal: char| {
+            let mut files = common();
+            files[1] = file("journal", 2, journal);
+            files.push(more);
+            files
+        };
+        let a = part(0, 2, true, with(file("s/0", 5, '5'), '3'));
+        let b = part(1, 2, true, with(file("s/1", 6, '6'), '4'));
+        let merged = merge_parts(vec![b.clone(), a.clone()], &["journal"]).unwrap();
+        let paths: Vec<&str> = merged.manifest.files.iter().map(|f| f.path.as_str()).collect();
+        assert_eq!(paths, ["journal", "plan", "s/0", "s/1"]);
+        assert_eq!(merged.manifest.files[0], file("journal", 2, '3'));
+        assert_eq!(merged.others, [file("journal", 2, '4')]);
+        let refused = |parts: Vec<BundleManifest>| merge_parts(parts, &[]).unwrap_err();
+        assert!(refused(vec![a.clone(), b.clone()]).contains("journal: parts have different files"));
+        assert!(refused(vec![]).contains("no part"));
+        assert!(refused(vec![a.clone()]).contains("1 of 2 parts are not there or not finished (1/2)"));
+        let half = part(1, 2, false, vec![]);
+        assert!(refused(vec![a.clone(), half]).contains("(1/2)"));
+        let mut other = b.clone();
+        other.part.as_mut().unwrap().plan_sha256 = hash('b');
+        assert!(refused(vec![a.clone(), other]).contains("parts 0/2 and 1/2 were built with other options"));
+        // Of another count some are there: no matter.
+        let merged = merge_parts(vec![part(1, 3, true, vec![]), a, b], &["journal"]).unwrap();
+        assert_eq!(merged.manifest.files.len(), 4);
+    }
+}

@@ -1,0 +1,184 @@
+//! Answers of object stores that are no success: which of them another try may help, and what the others mean.
+
+use super::s3_settings::S3Settings;
+use crate::Error;
+use crate::http_client::{Answer, xml_text};
+use std::io;
+
+/// Largest body of such an answer.
+const MAX_BODY: u64 = 64 << 10;
+/// Longest text of a server in a message.
+const MAX_SHOWN: usize = 200;
+
+/// Answer by which a server refuses a request.
+#[derive(Debug)]
+pub struct S3Refusal {
+    /// Status.
+    pub status: u16,
+    /// Name of the error, where the body has one.
+    pub code: Option<String>,
+    message: Option<String>,
+    region: Option<String>,
+}
+
+impl S3Refusal {
+    /// A refusal of which only the status and perhaps the code are known.
+    pub fn of_status(status: u16, code: Option<String>) -> S3Refusal {
+        S3Refusal { status, code, message: None, region: None }
+    }
+
+    /// Reads an answer that is no success.
+    pub fn of(answer: Answer) -> S3Refusal {
+        let status = answer.status;
+        let region = answer.header("x-amz-bucket-region").map(str::to_string);
+        let body = answer.read(MAX_BODY).unwrap_or_default();
+        let refusal = S3Refusal::of_body(status, &String::from_utf8_lossy(&body));
+        S3Refusal { region: region.or(refusal.region), ..refusal }
+    }
+
+    /// Reads the document of an error.
+    pub fn of_body(status: u16, body: &str) -> S3Refusal {
+        S3Refusal {
+            status,
+            code: xml_text(body, "Code"),
+            message: xml_text(body, "Message"),
+            region: xml_text(body, "Region"),
+        }
+    }
+
+    /// Tells whether another try may help.
+    pub fn is_passing(&self) -> bool {
+        let busy = ["RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "OperationAborted"];
+        let is_busy = self.code.as_deref().is_some_and(|code| busy.contains(&code));
+        is_busy || matches!(self.status, 429 | 500 | 502..=504)
+    }
+
+    /// Tells whether it says that there is no such object.
+    pub fn is_absence(&self) -> bool {
+        self.status == 404 && self.code.as_deref() != Some("NoSuchBucket")
+    }
+
+    /// The refusal in a few words.
+    pub fn words(&self) -> String {
+        let said = match (&self.code, &self.message) {
+            (Some(code), Some(message)) => format!(" ({code}: {message})"),
+            (Some(code), None) => format!(" ({code})"),
+            _ => String::new(),
+        };
+        let said: String = said.chars().take(MAX_SHOWN).collect();
+        format!("status {}{said}", self.status)
+    }
+
+    /// Says what it means and what to do.
+    pub fn error(&self, place: &str, bucket: &str, settings: &S3Settings) -> Error {
+        let (status, code) = (self.status, self.code.as_deref().unwrap_or_default());
+        let server = crate::http_client::shown(&settings.endpoint);
+        let words = self.words();
+        let what = match (status, code) {
+            (_, "NoSuchBucket") => format!("there is no bucket `{bucket}` at {server}"),
+            (301 | 302 | 307 | 308 | 400, _) if self.region.is_some() => {
+                let region = self.region.as_deref().unwrap_or_default();
+                format!("the bucket `{bucket}` is in the region {region}; set AWS_REGION={region}")
+            }
+            (301 | 302 | 307 | 308, _) => {
+                format!(
+                    "{server} redirects to another server; AWS_REGION or AWS_ENDPOINT_URL is not that of the bucket"
+                )
+            }
+            (_, "InvalidAccessKeyId") => format!("{server} does not know this AWS_ACCESS_KEY_ID ({words})"),
+            (_, "SignatureDoesNotMatch") => {
+                format!(
+                    "AWS_SECRET_ACCESS_KEY is not the secret of AWS_ACCESS_KEY_ID, or AWS_REGION is another one ({words})"
+                )
+            }
+            (_, "RequestTimeTooSkewed") => {
+                format!("the clock of this machine is not that of {server} ({words})")
+            }
+            (_, "ExpiredToken" | "TokenRefreshRequired" | "InvalidToken") => {
+                format!("AWS_SESSION_TOKEN has expired or is another one ({words})")
+            }
+            (401 | 403, _) if settings.credentials.is_none() => {
+                format!(
+                    "{server} does not let everybody do this: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY ({words})"
+                )
+            }
+            (401 | 403, _) => format!("{server} does not let this AWS_ACCESS_KEY_ID do it ({words})"),
+            (404, _) => format!("it is not there ({words}); push the bundle again"),
+            _ => format!("{server} answers with {words}"),
+        };
+        let kind = match status {
+            404 => io::ErrorKind::NotFound,
+            401 | 403 => io::ErrorKind::PermissionDenied,
+            _ => io::ErrorKind::Other,
+        };
+        Error::io(place, io::Error::new(kind, what))
+    }
+}
+
+/// Takes an answer's text, where it is a success.
+///
+/// # Errors
+/// It is longer than `limit`, or the connection broke.
+pub fn text_of(answer: Answer, limit: u64) -> std::result::Result<String, String> {
+    let bytes = answer.read(limit).map_err(|e| e.to_string())?;
+    String::from_utf8(bytes).map_err(|_| "the answer is not UTF-8".to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_say_what_to_do() {
+        let variables = |name: &str| {
+            let value = match name {
+                "AWS_ENDPOINT_URL" => "https://store.example",
+                "AWS_ACCESS_KEY_ID" | "AWS_SECRET_ACCESS_KEY" => "x",
+                _ => return None,
+            };
+            Some(value.to_string())
+        };
+        let known = S3Settings::from_variables(variables).unwrap();
+        let nobody =
+            S3Settings::from_variables(|n| variables(n).filter(|_| n == "AWS_ENDPOINT_URL")).unwrap();
+        for (settings, status, body, says) in [
+            (
+                &known,
+                404,
+                "<Error><Code>NoSuchBucket</Code></Error>",
+                "no bucket `b` at https://store.example",
+            ),
+            (
+                &known,
+                403,
+                "<Error><Code>AccessDenied</Code><Message>No &amp; no</Message></Error>",
+                "does not let this AWS_ACCESS_KEY_ID do it (status 403 (AccessDenied: No & no))",
+            ),
+            (&nobody, 403, "", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
+            (&known, 403, "<Code>InvalidAccessKeyId</Code>", "does not know this AWS_ACCESS_KEY_ID"),
+            (&known, 403, "<Code>SignatureDoesNotMatch</Code>", "AWS_SECRET_ACCESS_KEY is not the secret"),
+            (&known, 403, "<Code>RequestTimeTooSkewed</Code>", "clock of this machine"),
+            (&known, 400, "<Code>ExpiredToken</Code>", "AWS_SESSION_TOKEN"),
+            (
+                &known,
+                400,
+                "<Code>AuthorizationHeaderMalformed</Code><Region>eu-west-1</Region>",
+                "set AWS_REGION=eu-west-1",
+            ),
+            (&known, 301, "", "redirects to another server"),
+            (&known, 404, "<Code>NoSuchKey</Code>", "not there"),
+            (&known, 418, "", "answers with status 418"),
+        ] {
+            let refusal = S3Refusal::of_body(status, body);
+            let said = refusal.error("s3://b/k", "b", settings).to_string();
+            assert!(said.starts_with("s3://b/k: ") && said.contains(says), "{said}");
+            assert!(!refusal.is_passing(), "{said}");
+        }
+        assert!(S3Refusal::of_body(400, "<Code>RequestTimeout</Code>").is_passing());
+        assert!(
+            S3Refusal::of_status(503, None).is_passing() && !S3Refusal::of_status(501, None).is_passing()
+        );
+        assert!(S3Refusal::of_status(404, None).is_absence());
+        assert!(!S3Refusal::of_body(404, "<Code>NoSuchBucket</Code>").is_absence());
+    }
+}

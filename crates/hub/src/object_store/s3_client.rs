@@ -1,0 +1,185 @@
+//! Requests to an S3-compatible server: signed in their addresses, sent again where that may help, and never redirected.
+
+use super::object::hex;
+use super::s3_answers::S3Refusal;
+use super::s3_settings::S3Settings;
+use crate::http_client::{Answer, HttpClient, HttpRequest, Trouble, UploadRequest};
+use crate::{Error, Result};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use rusty_s3::{Bucket, Credentials, S3Action, UrlStyle};
+use std::cell::Cell;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+use url::Url;
+
+/// Validity of a signed address. A download may take long, and its address is asked again where the connection breaks.
+pub const VALID: Duration = Duration::from_secs(24 * 3600);
+/// Tries of a request.
+const TRIES: u32 = 6;
+/// Rest before the second one; each further one rests twice as long.
+const REST: Duration = Duration::from_millis(500);
+/// Header with the SHA-256 of an object.
+pub const CHECKSUM: &str = "x-amz-checksum-sha256";
+
+/// Bucket, credentials and client.
+pub struct S3Client {
+    pub bucket: Bucket,
+    prefix: String,
+    settings: S3Settings,
+    http: HttpClient,
+}
+
+/// A request that is signed anew for each try.
+pub struct S3Request<'a> {
+    /// `GET`, `HEAD`, `PUT` or `POST`.
+    pub method: &'static str,
+    /// Makes a signed address.
+    pub sign: &'a dyn Fn() -> Url,
+    /// Headers of an upload.
+    pub headers: &'a [(&'static str, String)],
+    /// Body of an upload.
+    pub body: &'a [u8],
+    /// Told what went out, and what of it was in vain.
+    pub moved: &'a dyn Fn(i64),
+}
+
+impl S3Client {
+    /// A client for a bucket, with keys below a prefix.
+    ///
+    /// # Errors
+    /// The certificates cannot be read, or the server's address has no place for a bucket.
+    pub fn new(settings: S3Settings, bucket: &str, prefix: &str) -> Result<S3Client> {
+        let certificates = settings.certificates.as_deref();
+        let http = HttpClient::new(certificates)
+            .map_err(|e| Error::io(certificates.unwrap_or(Path::new("SSL_CERT_FILE")), e))?;
+        // A certificate of `*.server` does not fit a bucket with a dot in its name.
+        let style = match settings.virtual_hosted && !bucket.contains('.') {
+            true => UrlStyle::VirtualHost,
+            false => UrlStyle::Path,
+        };
+        let made = Bucket::new(settings.endpoint.clone(), style, bucket.to_string(), settings.region.clone());
+        let bucket = made.map_err(|e| Error::usage(format!("s3://{bucket}: {e}")))?;
+        Ok(S3Client { bucket, prefix: prefix.to_string(), settings, http })
+    }
+
+    /// Key in the bucket.
+    pub fn full(&self, key: &str) -> String {
+        if self.prefix.is_empty() { key.to_string() } else { format!("{}/{key}", self.prefix) }
+    }
+
+    /// Who asks.
+    pub fn credentials(&self) -> Option<&Credentials> {
+        self.settings.credentials.as_ref()
+    }
+
+    /// Says what a refusal means for an object.
+    pub fn refused(&self, key: &str, refusal: &S3Refusal) -> Error {
+        refusal.error(&self.place(key), self.bucket.name(), &self.settings)
+    }
+
+    /// An error of the network or of a server that breaks the rules.
+    pub fn failed(&self, key: &str, what: impl Into<String>) -> Error {
+        Error::io(self.place(key), io::Error::other(what.into()))
+    }
+
+    /// Sends a request until it is answered by something that lasts: a success, or a refusal.
+    ///
+    /// # Errors
+    /// There is no answer, or none that lasts.
+    pub fn request(&self, key: &str, request: &S3Request) -> Result<std::result::Result<Answer, S3Refusal>> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let why = match self.try_once(request) {
+                Ok(Ok(answer)) => return Ok(Ok(answer)),
+                Ok(Err(refusal)) if !refusal.is_passing() => return Ok(Err(refusal)),
+                Ok(Err(refusal)) => refusal.words(),
+                Err(Trouble::Lasting(what)) => return Err(self.failed(key, what)),
+                Err(Trouble::Passing(what)) => what,
+            };
+            if tries >= TRIES {
+                let what = format!(
+                    "{why} ({TRIES} tries); what was sent stays, and the same command goes on from there"
+                );
+                return Err(self.failed(key, what));
+            }
+            std::thread::sleep(REST * 2u32.pow(tries - 1));
+        }
+    }
+
+    fn try_once(
+        &self,
+        request: &S3Request,
+    ) -> std::result::Result<std::result::Result<Answer, S3Refusal>, Trouble> {
+        let url = (request.sign)();
+        let answer = if matches!(request.method, "GET" | "HEAD") {
+            let headers: Vec<(&'static str, &str)> =
+                request.headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
+            let request = HttpRequest {
+                method: request.method,
+                url: &url,
+                from: 0,
+                token: None,
+                headers: &headers,
+                follow: false,
+            };
+            self.http.send(&request)
+        } else {
+            let went = Cell::new(0);
+            let sent = |n: u64| {
+                went.set(went.get() + n as i64);
+                (request.moved)(n as i64);
+            };
+            let (method, headers, body) = (request.method, request.headers, request.body);
+            let answer = self.http.upload(&UploadRequest { method, url: &url, headers, body, sent: &sent });
+            if !matches!(&answer, Ok(a) if a.status < 300) {
+                (request.moved)(-went.get());
+            }
+            answer
+        }?;
+        Ok(match answer.status {
+            200..=299 => Ok(answer),
+            _ => Err(S3Refusal::of(answer)),
+        })
+    }
+
+    /// Length of an object, and its SHA-256 where the server tells it; none where it is not there or not shown.
+    ///
+    /// # Errors
+    /// The server does not answer, or refuses for another reason.
+    pub fn find(&self, key: &str) -> Result<Option<(u64, Option<String>)>> {
+        let full = self.full(key);
+        let mode = ("x-amz-checksum-mode", "ENABLED".to_string());
+        let sign = || {
+            let mut action = self.bucket.head_object(self.credentials(), &full);
+            action.headers_mut().insert(mode.0, mode.1.clone());
+            action.sign(VALID)
+        };
+        let headers = [mode.clone()];
+        let request = S3Request { method: "HEAD", sign: &sign, headers: &headers, body: &[], moved: &|_| () };
+        let answer = match self.request(key, &request)? {
+            Ok(answer) => answer,
+            // Who may not list gets 403 for what is not there. Where more is wrong, the upload says so.
+            Err(refusal) if matches!(refusal.status, 403 | 404) => return Ok(None),
+            Err(refusal) => return Err(self.refused(key, &refusal)),
+        };
+        let bytes = answer.header("content-length").and_then(|n| n.parse().ok());
+        let Some(bytes) = bytes else { return Err(self.failed(key, "the server does not tell its length")) };
+        // Of an object in parts it is a hash of hashes, with a `-` in it.
+        let told = answer.header(CHECKSUM).and_then(|text| BASE64_STANDARD.decode(text).ok());
+        let sha256 = told.filter(|hash| hash.len() == 32).map(|hash| hex(&hash));
+        Ok(Some((bytes, sha256)))
+    }
+
+    /// The http client, for downloads.
+    pub fn http(&self) -> &HttpClient {
+        &self.http
+    }
+
+    /// The name of an object in messages.
+    pub fn place(&self, key: &str) -> String {
+        format!("s3://{}/{}", self.bucket.name(), self.full(key))
+    }
+}

@@ -1,0 +1,224 @@
+//! Uploads in parts: a file of any size with one part of it in memory, and an upload that broke off goes on.
+
+use super::object::{Contents, hex};
+use super::s3_answers::{S3Refusal, text_of};
+use super::s3_client::{S3Client, S3Request, VALID};
+use crate::http_client::xml_text;
+use crate::{Error, Result};
+use anemoe_io::open_input;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use md5::Md5;
+use rusty_s3::actions::{CreateMultipartUpload, ListParts};
+use rusty_s3::{Method, S3Action};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::Path;
+use url::Url;
+
+/// Size of a part, and of the largest object that goes in one piece. S3 wants 5 MiB at least; memory is this times the jobs.
+pub const PART_BYTES: u64 = 16 << 20;
+/// Most parts of an object.
+const MAX_PARTS: u64 = 10_000;
+/// Most uploads of one object that are looked at.
+const MAX_UPLOADS: usize = 8;
+/// Largest answer that is read.
+const MAX_ANSWER: u64 = 4 << 20;
+
+/// An upload under way: its id, and its parts that are there.
+struct Upload {
+    id: String,
+    /// Length and MD5 by number.
+    parts: BTreeMap<u16, (u64, String)>,
+}
+
+/// Size of the parts of a file. It depends on the length alone: parts of an earlier run are those of this one.
+fn part_bytes(bytes: u64) -> u64 {
+    const MIB: u64 = 1 << 20;
+    PART_BYTES.max(bytes.div_ceil(MAX_PARTS).div_ceil(MIB) * MIB)
+}
+
+/// Sends a file in parts, those of an earlier run excepted.
+///
+/// # Errors
+/// Fails like [`ObjectStore::send`](super::object::ObjectStore::send); the parts that were sent stay.
+pub fn send_parts(
+    client: &S3Client,
+    key: &str,
+    file: &Path,
+    contents: &Contents,
+    moved: &dyn Fn(i64),
+) -> Result<u64> {
+    let full = client.full(key);
+    let upload = match begun(client, key) {
+        Some(upload) => upload,
+        None => Upload { id: create(client, key)?, parts: BTreeMap::new() },
+    };
+    let failed = |e| Error::io(file, e);
+    let mut from = open_input(file, u64::MAX).map_err(failed)?;
+    let (mut hasher, mut tags) = (Sha256::new(), Vec::new());
+    let size = part_bytes(contents.bytes);
+    let (mut left, mut sent) = (contents.bytes, 0);
+    let mut piece = Vec::new();
+    for number in 1..=u16::MAX {
+        piece.clear();
+        (&mut from).take(size.min(left)).read_to_end(&mut piece).map_err(failed)?;
+        if piece.is_empty() {
+            break;
+        }
+        left -= piece.len() as u64;
+        hasher.update(&piece);
+        let md5 = Md5::digest(&piece);
+        let there = upload.parts.get(&number);
+        if let Some((_, tag)) = there.filter(|(bytes, tag)| *bytes == piece.len() as u64 && *tag == hex(&md5))
+        {
+            moved(piece.len() as i64);
+            tags.push(format!("\"{tag}\""));
+            continue;
+        }
+        let sign = || client.bucket.upload_part(client.credentials(), &full, number, &upload.id).sign(VALID);
+        let headers = [("content-md5", BASE64_STANDARD.encode(md5))];
+        let request = S3Request { method: "PUT", sign: &sign, headers: &headers, body: &piece, moved };
+        let answer = client.request(key, &request)?.map_err(|refusal| client.refused(key, &refusal))?;
+        sent += piece.len() as u64;
+        let tag = answer.header("etag").map(str::to_string);
+        tags.push(tag.ok_or_else(|| client.failed(key, "the server gives a part no tag"))?);
+    }
+    if left > 0 || from.read(&mut [0]).map_err(failed)? > 0 || hex(&hasher.finalize()) != contents.sha256 {
+        return Err(Error::invalid(file, "file: it changed while it was sent"));
+    }
+    complete(client, key, &upload.id, &tags)?;
+    match client.find(key)? {
+        Some((bytes, _)) if bytes == contents.bytes => Ok(sent),
+        Some((bytes, _)) => Err(client.failed(
+            key,
+            format!("the server put {bytes} bytes together where {} were sent", contents.bytes),
+        )),
+        // Who may write may not always look.
+        None => Ok(sent),
+    }
+}
+
+fn create(client: &S3Client, key: &str) -> Result<String> {
+    let full = client.full(key);
+    let sign = || client.bucket.create_multipart_upload(client.credentials(), &full).sign(VALID);
+    let request = S3Request { method: "POST", sign: &sign, headers: &[], body: &[], moved: &|_| () };
+    let answer = client.request(key, &request)?.map_err(|refusal| client.refused(key, &refusal))?;
+    let text = text_of(answer, MAX_ANSWER).map_err(|what| client.failed(key, what))?;
+    let parsed = CreateMultipartUpload::parse_response(&text);
+    parsed
+        .map(|created| created.upload_id().to_string())
+        .map_err(|e| client.failed(key, format!("upload: {e}")))
+}
+
+/// The upload of this object that an earlier run brought furthest; none where there is none, or the server does not tell.
+fn begun(client: &S3Client, key: &str) -> Option<Upload> {
+    let full = client.full(key);
+    let sign = || sign_list(client, &full);
+    let request = S3Request { method: "GET", sign: &sign, headers: &[], body: &[], moved: &|_| () };
+    let text = text_of(client.request(key, &request).ok()?.ok()?, MAX_ANSWER).ok()?;
+    let ids = text.split("<Upload>").skip(1).filter_map(|upload| {
+        let is_it = xml_text(upload, "Key").is_some_and(|found| found == full);
+        xml_text(upload, "UploadId").filter(|_| is_it)
+    });
+    let uploads = ids.take(MAX_UPLOADS).filter_map(|id| Some(Upload { parts: parts(client, key, &id)?, id }));
+    uploads.max_by_key(|upload| upload.parts.len())
+}
+
+/// An address that lists uploads; rusty-s3 has no such action.
+fn sign_list(client: &S3Client, key: &str) -> Url {
+    let query = [("prefix", key), ("uploads", "")];
+    let mut url = client.bucket.base_url().clone();
+    let Some(credentials) = client.credentials() else {
+        url.query_pairs_mut().extend_pairs(query);
+        return url;
+    };
+    let (id, secret, token) = (credentials.key(), credentials.secret(), credentials.token());
+    let (region, seconds) = (client.bucket.region(), VALID.as_secs());
+    let now = jiff::Timestamp::now();
+    let none = std::iter::empty();
+    rusty_s3::signing::sign(
+        &now,
+        Method::Get,
+        url,
+        id,
+        secret,
+        token,
+        region,
+        seconds,
+        query.into_iter(),
+        none,
+    )
+}
+
+/// Parts of an upload that are there.
+fn parts(client: &S3Client, key: &str, id: &str) -> Option<BTreeMap<u16, (u64, String)>> {
+    let full = client.full(key);
+    let (mut found, mut after) = (BTreeMap::new(), None);
+    loop {
+        let sign = || {
+            let mut action = ListParts::new(&client.bucket, client.credentials(), &full, id);
+            if let Some(after) = after {
+                action.set_part_number_marker(after);
+            }
+            action.sign(VALID)
+        };
+        let request = S3Request { method: "GET", sign: &sign, headers: &[], body: &[], moved: &|_| () };
+        let text = text_of(client.request(key, &request).ok()?.ok()?, MAX_ANSWER).ok()?;
+        // By hand: servers do not agree on the name of the list.
+        for part in text.split("<Part>").skip(1) {
+            let number = xml_text(part, "PartNumber")?.parse().ok()?;
+            let bytes = xml_text(part, "Size")?.parse().ok()?;
+            found.insert(number, (bytes, xml_text(part, "ETag")?.trim_matches('"').to_string()));
+        }
+        let is_cut = xml_text(&text, "IsTruncated").is_some_and(|word| word == "true");
+        match xml_text(&text, "NextPartNumberMarker").and_then(|n| n.parse().ok()) {
+            Some(next) if is_cut && Some(next) > after => after = Some(next),
+            _ => return Some(found),
+        }
+    }
+}
+
+fn complete(client: &S3Client, key: &str, id: &str, tags: &[String]) -> Result<()> {
+    let full = client.full(key);
+    let action = || {
+        let tags = tags.iter().map(String::as_str);
+        client.bucket.complete_multipart_upload(client.credentials(), &full, id, tags)
+    };
+    let sign = || action().sign(VALID);
+    let body = action().body();
+    let headers = [("content-type", "application/xml".to_string())];
+    let request =
+        S3Request { method: "POST", sign: &sign, headers: &headers, body: body.as_bytes(), moved: &|_| () };
+    let refusal = match client.request(key, &request)? {
+        // A server that had answered before it was done says here that it failed.
+        Ok(answer) => {
+            let text = text_of(answer, MAX_ANSWER).map_err(|what| client.failed(key, what))?;
+            if !text.contains("<Error>") {
+                return Ok(());
+            }
+            S3Refusal::of_body(200, &text)
+        }
+        // Another push of the same contents was faster, or the answer to an earlier try was lost.
+        Err(refusal) if refusal.code.as_deref() == Some("NoSuchUpload") && client.find(key)?.is_some() => {
+            return Ok(());
+        }
+        Err(refusal) => refusal,
+    };
+    Err(client.refused(key, &refusal))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_few_enough_and_small_enough() {
+        assert_eq!(part_bytes(PART_BYTES + 1), PART_BYTES);
+        assert_eq!(part_bytes(PART_BYTES * MAX_PARTS), PART_BYTES);
+        let large = 1 << 40;
+        assert!(large / part_bytes(large) < MAX_PARTS && part_bytes(large) < 2 * large / MAX_PARTS);
+        assert_eq!(part_bytes(large) % (1 << 20), 0);
+    }
+}

@@ -1,0 +1,145 @@
+//! Settings of object stores, by the names that AWS's own tools and `object_store` use.
+
+use crate::{Error, Result};
+use rusty_s3::Credentials;
+use std::path::PathBuf;
+use url::Url;
+
+/// Region where none is named.
+const REGION: &str = "us-east-1";
+
+/// Server, region and credentials.
+#[derive(Clone, Debug)]
+pub struct S3Settings {
+    /// Server (`AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, `AWS_ENDPOINT`).
+    pub endpoint: Url,
+    /// Region (`AWS_REGION`, `AWS_DEFAULT_REGION`).
+    pub region: String,
+    /// Who asks (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`); nobody where they are not set, or with
+    /// `AWS_SKIP_SIGNATURE`.
+    pub(super) credentials: Option<Credentials>,
+    /// The bucket is a part of the server's name, not of the path (`AWS_VIRTUAL_HOSTED_STYLE_REQUEST`).
+    pub(super) virtual_hosted: bool,
+    /// Certificates to trust (`SSL_CERT_FILE`).
+    pub certificates: Option<PathBuf>,
+}
+
+impl S3Settings {
+    /// Settings of this process.
+    ///
+    /// # Errors
+    /// A variable holds what it cannot.
+    pub fn from_environment() -> Result<S3Settings> {
+        S3Settings::from_variables(|name| std::env::var(name).ok())
+    }
+
+    /// Settings by a function that reads variables.
+    ///
+    /// # Errors
+    /// A variable holds what it cannot.
+    pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<S3Settings> {
+        let set = |name: &str| variable(name).map(|v| v.trim().to_string()).filter(|v| !v.is_empty());
+        let switch = |name: &str| match set(name).map(|v| v.to_ascii_lowercase()).as_deref() {
+            None => Ok(None),
+            Some("1" | "on" | "yes" | "true") => Ok(Some(true)),
+            Some("0" | "off" | "no" | "false") => Ok(Some(false)),
+            Some(other) => Err(Error::usage(format!("{name}={other} is neither true nor false"))),
+        };
+        let region = set("AWS_REGION").or_else(|| set("AWS_DEFAULT_REGION")).unwrap_or_else(|| REGION.into());
+        let is_region = region.len() <= 64 && region.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+        if !is_region {
+            return Err(Error::usage(format!(
+                "AWS_REGION={} is not the name of a region",
+                region.escape_debug()
+            )));
+        }
+        let names = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
+        let named = names.iter().find_map(|name| Some((*name, set(name)?)));
+        let is_own = named.is_some();
+        let (name, text) = named.unwrap_or_else(|| {
+            let domain = if region.starts_with("cn-") { "amazonaws.com.cn" } else { "amazonaws.com" };
+            ("AWS_REGION", format!("https://s3.{region}.{domain}"))
+        });
+        let endpoint = Url::parse(&text).ok();
+        let endpoint = endpoint.filter(|u| matches!(u.scheme(), "http" | "https") && u.host().is_some());
+        let endpoint =
+            endpoint.filter(|u| u.username().is_empty() && u.password().is_none() && u.query().is_none());
+        let endpoint = endpoint.ok_or_else(|| {
+            Error::usage(format!("{name}: not the address of a server, http:// or https://"))
+        })?;
+        if endpoint.scheme() == "http" && switch("AWS_ALLOW_HTTP")? != Some(true) {
+            return Err(Error::usage(format!(
+                "{name}={text}: everybody on the way reads what goes over plain http; AWS_ALLOW_HTTP=true allows it"
+            )));
+        }
+        let pair = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"];
+        let credentials = match (set(pair[0]), set(pair[1])) {
+            _ if switch("AWS_SKIP_SIGNATURE")? == Some(true) => None,
+            (None, None) => None,
+            (Some(key), Some(secret)) => Some(match set("AWS_SESSION_TOKEN") {
+                Some(token) => Credentials::new_with_token(key, secret, token),
+                None => Credentials::new(key, secret),
+            }),
+            (Some(_), None) => {
+                return Err(Error::usage(format!("{} is set, and {} is not", pair[0], pair[1])));
+            }
+            (None, Some(_)) => {
+                return Err(Error::usage(format!("{} is set, and {} is not", pair[1], pair[0])));
+            }
+        };
+        Ok(S3Settings {
+            endpoint,
+            region,
+            credentials,
+            virtual_hosted: switch("AWS_VIRTUAL_HOSTED_STYLE_REQUEST")?.unwrap_or(!is_own),
+            certificates: set("SSL_CERT_FILE").map(PathBuf::from),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(pairs: &[(&str, &str)]) -> Result<S3Settings> {
+        S3Settings::from_variables(|name| pairs.iter().find(|(k, _)| *k == name).map(|(_, v)| v.to_string()))
+    }
+
+    #[test]
+    fn servers_follow_the_variables() {
+        let of = |pairs: &[(&str, &str)]| {
+            let s = settings(pairs).unwrap();
+            (s.endpoint.to_string(), s.region, s.virtual_hosted)
+        };
+        assert_eq!(of(&[]), ("https://s3.us-east-1.amazonaws.com/".into(), "us-east-1".into(), true));
+        assert_eq!(of(&[("AWS_REGION", "cn-north-1")]).0, "https://s3.cn-north-1.amazonaws.com.cn/");
+        let minio = [("AWS_ENDPOINT_URL", "https://minio:9000"), ("AWS_DEFAULT_REGION", "x")];
+        assert_eq!(of(&minio), ("https://minio:9000/".into(), "x".into(), false));
+        let plain = ("AWS_ENDPOINT_URL", "http://minio:9000");
+        let said = settings(&[plain]).unwrap_err().to_string();
+        assert!(said.contains("AWS_ALLOW_HTTP"), "{said}");
+        assert_eq!(of(&[plain, ("AWS_ALLOW_HTTP", "true")]).0, "http://minio:9000/");
+        for (name, wrong) in [
+            ("AWS_ENDPOINT_URL", "minio"),
+            ("AWS_ENDPOINT_URL", "ftp://x"),
+            ("AWS_ENDPOINT_URL", "https://u:p@x"),
+            ("AWS_ENDPOINT_URL", "https://x/?a=b"),
+            ("AWS_REGION", "a/b"),
+            ("AWS_SKIP_SIGNATURE", "perhaps"),
+        ] {
+            assert!(settings(&[(name, wrong)]).is_err(), "{name}={wrong}");
+        }
+    }
+
+    #[test]
+    fn credentials_are_whole_or_none_and_never_shown() {
+        assert!(settings(&[]).unwrap().credentials.is_none());
+        let pair = [("AWS_ACCESS_KEY_ID", "id"), ("AWS_SECRET_ACCESS_KEY", "s3cr3t")];
+        let both = settings(&pair).unwrap();
+        assert!(both.credentials.is_some() && !format!("{both:?}").contains("s3cr3t"));
+        assert!(settings(&[pair[0], pair[1], ("AWS_SKIP_SIGNATURE", "1")]).unwrap().credentials.is_none());
+        for half in pair {
+            assert!(settings(&[half]).unwrap_err().to_string().contains("is not"));
+        }
+    }
+}

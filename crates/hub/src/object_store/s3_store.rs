@@ -1,0 +1,184 @@
+//! A store in a bucket of an S3-compatible server.
+
+use super::object::{Contents, ObjectStore, hex};
+use super::s3_answers::{S3Refusal, text_of};
+use super::s3_client::{CHECKSUM, S3Client, S3Request, VALID};
+use super::s3_multipart::{PART_BYTES, send_parts};
+use super::s3_settings::S3Settings;
+use crate::blob_hash::BlobHash;
+use crate::download::{DownloadFailure, Wanted, download};
+use crate::http_client::Answer;
+use crate::{Error, Result};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use rusty_s3::S3Action;
+use rusty_s3::actions::ListObjectsV2;
+use sha2::{Digest, Sha256};
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// Largest list that is read: a thousand keys of a kilobyte, with what is said of each.
+const MAX_LIST: u64 = 4 << 20;
+
+/// A part of a bucket.
+pub struct S3Store {
+    client: S3Client,
+}
+
+impl S3Store {
+    /// A store in a bucket, below a prefix.
+    ///
+    /// # Errors
+    /// The certificates cannot be read, or the server's address has no place for a bucket.
+    pub fn new(settings: S3Settings, bucket: &str, prefix: &str) -> Result<S3Store> {
+        Ok(S3Store { client: S3Client::new(settings, bucket, prefix)? })
+    }
+
+    fn get(&self, key: &str) -> Result<std::result::Result<Answer, S3Refusal>> {
+        let full = self.client.full(key);
+        let sign = || self.client.bucket.get_object(self.client.credentials(), &full).sign(VALID);
+        self.client
+            .request(key, &S3Request { method: "GET", sign: &sign, headers: &[], body: &[], moved: &|_| () })
+    }
+
+    /// Sends an object in one piece; the server holds it against its hash.
+    fn put(&self, key: &str, body: &[u8], moved: &dyn Fn(i64)) -> Result<()> {
+        let full = self.client.full(key);
+        let checksum = BASE64_STANDARD.encode(Sha256::digest(body));
+        let sign = || {
+            let mut action = self.client.bucket.put_object(self.client.credentials(), &full);
+            action.headers_mut().insert(CHECKSUM, checksum.clone());
+            action.sign(VALID)
+        };
+        let headers = [(CHECKSUM, checksum.clone())];
+        let request = S3Request { method: "PUT", sign: &sign, headers: &headers, body, moved };
+        self.client.request(key, &request)?.map(|_| ()).map_err(|refusal| self.client.refused(key, &refusal))
+    }
+}
+
+impl ObjectStore for S3Store {
+    fn prepare(&self) -> Result<()> {
+        // Who may not read may still be allowed to write; every other refusal is one of what comes, too.
+        match self.get("bundles/none")? {
+            Err(refusal) if !refusal.is_absence() && refusal.code.as_deref() != Some("AccessDenied") => {
+                Err(self.client.refused("", &refusal))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn find(&self, key: &str) -> Result<Option<(u64, Option<String>)>> {
+        self.client.find(key)
+    }
+
+    fn holds(&self, key: &str, contents: &Contents) -> Result<bool> {
+        match self.get(key)? {
+            Ok(answer) => {
+                let found = Contents::of_reader(&mut answer.reader());
+                found.map(|found| found == *contents).map_err(|e| self.client.failed(key, e.to_string()))
+            }
+            Err(refusal) if refusal.is_absence() => Ok(false),
+            Err(refusal) => Err(self.client.refused(key, &refusal)),
+        }
+    }
+
+    fn write(&self, key: &str, bytes: &[u8]) -> Result<()> {
+        self.put(key, bytes, &|_| ())
+    }
+
+    fn send(&self, key: &str, file: &Path, contents: &Contents, moved: &dyn Fn(i64)) -> Result<u64> {
+        if contents.bytes > PART_BYTES {
+            return send_parts(&self.client, key, file, contents, moved);
+        }
+        let body = anemoe_io::read_input(file, PART_BYTES).map_err(|e| Error::io(file, e))?;
+        if hex(&Sha256::digest(&body)) != contents.sha256 {
+            return Err(Error::invalid(file, "file: it changed while it was sent"));
+        }
+        self.put(key, &body, moved).map(|()| contents.bytes)
+    }
+
+    fn read(&self, key: &str, limit: u64) -> Result<Option<Vec<u8>>> {
+        match self.get(key)? {
+            Ok(answer) => answer.read(limit).map(Some).map_err(|e| self.client.failed(key, e.to_string())),
+            Err(refusal) if refusal.is_absence() => Ok(None),
+            Err(refusal) => Err(self.client.refused(key, &refusal)),
+        }
+    }
+
+    fn bring(
+        &self,
+        key: &str,
+        contents: &Contents,
+        partial: &Path,
+        target: &Path,
+        moved: &dyn Fn(i64),
+    ) -> Result<u64> {
+        let url =
+            self.client.bucket.get_object(self.client.credentials(), &self.client.full(key)).sign(VALID);
+        let hash = BlobHash::Sha256(contents.sha256.clone());
+        let wanted = Wanted { url: &url, token: None, hash: &hash, size: contents.bytes, follow: false };
+        // The first word is of what lay there; a later one of nothing says that it begins anew.
+        let (mut there, mut begun) = (0, None);
+        let mut told = |now: u64| {
+            moved(now as i64 - there);
+            there = now as i64;
+            begun = Some(begun.unwrap_or(now).min(now));
+        };
+        download(self.client.http(), &wanted, partial, target, &mut told).map_err(
+            |failure| match failure {
+                DownloadFailure::Disk(e) => Error::io(partial, e),
+                DownloadFailure::Status(status, code) => {
+                    self.client.refused(key, &S3Refusal::of_status(status, code))
+                }
+                DownloadFailure::Lie(what) => Error::invalid(
+                    self.client.place(key),
+                    format!("object: {what}; push the bundle again with --verify"),
+                ),
+                DownloadFailure::Network(what) => self
+                    .client
+                    .failed(key, format!("{what}; what came stays, and the same command goes on from there")),
+            },
+        )?;
+        Ok(contents.bytes - begun.unwrap_or(0).min(contents.bytes))
+    }
+
+    fn list(&self, folder: &str) -> Result<Vec<String>> {
+        let prefix = format!("{}/", self.client.full(folder));
+        let (mut names, mut next): (BTreeSet<String>, Option<String>) = Default::default();
+        loop {
+            let sign = || {
+                let mut action = ListObjectsV2::new(&self.client.bucket, self.client.credentials());
+                action.with_prefix(prefix.as_str());
+                action.with_delimiter("/");
+                if let Some(token) = &next {
+                    action.with_continuation_token(token.as_str());
+                }
+                action.sign(VALID)
+            };
+            let request = S3Request { method: "GET", sign: &sign, headers: &[], body: &[], moved: &|_| () };
+            let answer = self
+                .client
+                .request(folder, &request)?
+                .map_err(|refusal| self.client.refused(folder, &refusal))?;
+            let text = text_of(answer, MAX_LIST).map_err(|what| self.client.failed(folder, what))?;
+            let list = ListObjectsV2::parse_response(&text)
+                .map_err(|e| self.client.failed(folder, format!("list of objects: {e}")))?;
+            let keys = list.contents.into_iter().map(|c| c.key);
+            let found = keys.chain(list.common_prefixes.into_iter().map(|p| p.prefix));
+            let before = names.len();
+            names.extend(found.filter_map(|key| {
+                let name = key.strip_prefix(&prefix)?.trim_end_matches('/').to_string();
+                (!name.is_empty() && !name.contains('/')).then_some(name)
+            }));
+            match list.next_continuation_token {
+                // A server that sends the same page for ever is left.
+                Some(token) if names.len() > before => next = Some(token),
+                _ => return Ok(names.into_iter().collect()),
+            }
+        }
+    }
+
+    fn place(&self, key: &str) -> String {
+        self.client.place(key)
+    }
+}

@@ -1,0 +1,146 @@
+//! A push: files become objects, and a manifest when all of them are there.
+
+use super::bundle_manifest::{BundleManifest, ManifestFile, ManifestPart};
+use super::object::{Contents, ObjectStore};
+use super::transfer::{TransferCount, TransferProgress, for_each};
+use crate::safe_name::is_safe_name;
+use crate::{Error, Result};
+use anemoe_io::OwnedDir;
+use serde::Serialize;
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+/// Options of a push.
+pub struct SendOptions {
+    /// Files at a time.
+    pub jobs: usize,
+    /// Objects that are there are read back, and sent again where they are damaged.
+    pub verify: bool,
+}
+
+/// Result of a push.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct SendReport {
+    /// Files of the bundle.
+    pub files: usize,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Files that were sent.
+    pub files_sent: usize,
+    /// Bytes that were sent.
+    pub bytes_sent: u64,
+    /// Bytes that were there, or that several files share.
+    pub bytes_there: u64,
+    /// Seconds.
+    pub seconds: f64,
+}
+
+impl SendReport {
+    /// Counts a file, of which so many bytes were sent; none where it was there.
+    fn add(&mut self, file: &ManifestFile, sent: Option<u64>) {
+        self.files += 1;
+        self.bytes += file.bytes;
+        self.files_sent += usize::from(sent.is_some());
+        self.bytes_sent += sent.unwrap_or(0);
+        self.bytes_there += file.bytes - sent.unwrap_or(0).min(file.bytes);
+    }
+
+    /// Adds up two pushes.
+    pub fn merge(&mut self, other: &SendReport) {
+        self.files += other.files;
+        self.bytes += other.bytes;
+        self.files_sent += other.files_sent;
+        self.bytes_sent += other.bytes_sent;
+        self.bytes_there += other.bytes_there;
+        self.seconds += other.seconds;
+    }
+}
+
+/// Sends those files of a folder that the store lacks, and gives the entries of a manifest. `files` are relative paths with
+/// slashes.
+///
+/// # Errors
+/// A file cannot be read, or the store refuses one. What was sent stays, and the next push goes on from there.
+pub fn send_files(
+    store: &dyn ObjectStore,
+    folder: &Path,
+    files: &[String],
+    options: &SendOptions,
+    tell: &(dyn Fn(TransferProgress) + Sync),
+) -> Result<(Vec<ManifestFile>, SendReport)> {
+    let started = Instant::now();
+    let folder = OwnedDir::new(folder);
+    let mut sized = Vec::new();
+    for file in files {
+        let path = folder.expect(file, false)?;
+        let bytes = path.metadata().map_err(|e| Error::io(&path, e))?.len();
+        sized.push((file.as_str(), path, bytes));
+    }
+    // A refusal comes with the first small file, before gigabytes are on their way.
+    sized.sort_by_key(|(_, _, bytes)| *bytes);
+    let count = TransferCount::new(sized.iter().map(|(_, _, bytes)| bytes).sum(), tell);
+    let claimed: Mutex<HashSet<String>> = Mutex::default();
+    let done: Mutex<(Vec<ManifestFile>, SendReport)> = Mutex::default();
+    let send = |(file, path, bytes): &(&str, PathBuf, u64)| {
+        let contents = Contents::of(path).map_err(|e| Error::io(path, e))?;
+        if contents.bytes != *bytes {
+            return Err(Error::invalid(path, "file: it changed while it was sent"));
+        }
+        let is_first = claimed.lock().unwrap_or_else(PoisonError::into_inner).insert(contents.sha256.clone());
+        let key = contents.key();
+        let sent = if !is_first || is_there(store, &key, &contents, options.verify)? {
+            count.spared(file, *bytes);
+            None
+        } else {
+            Some(store.send(&key, path, &contents, &|n| count.moved(file, n))?)
+        };
+        let entry = ManifestFile { path: file.to_string(), bytes: contents.bytes, sha256: contents.sha256 };
+        let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
+        done.1.add(&entry, sent);
+        done.0.push(entry);
+        Ok(())
+    };
+    for_each(&sized, options.jobs, &send)?;
+    let (entries, report) = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    Ok((entries, SendReport { seconds: started.elapsed().as_secs_f64(), ..report }))
+}
+
+/// Writes the manifest of a bundle, or of a part of one, whose files are in the store.
+///
+/// # Errors
+/// The name cannot be one in a store, an entry cannot be one of a manifest, or the store refuses it.
+pub fn write_manifest(
+    store: &dyn ObjectStore,
+    name: &str,
+    part: Option<ManifestPart>,
+    files: Vec<ManifestFile>,
+) -> Result<()> {
+    check_bundle_name(name)?;
+    let key = BundleManifest::key(name, part.as_ref().map(|p| (p.index, p.of)));
+    let text = BundleManifest::new(part, files).to_text();
+    BundleManifest::parse(&text).map_err(|what| Error::invalid(store.place(&key), what))?;
+    store.write(&key, &text)
+}
+
+/// Checks the name of a bundle in a store.
+///
+/// # Errors
+/// It cannot be a part of a key.
+pub fn check_bundle_name(name: &str) -> Result<()> {
+    if is_safe_name(name) && !name.contains('/') {
+        return Ok(());
+    }
+    let what = "letters, digits and `._-+=,()`, the first one neither `.` nor `-`; --name gives another one";
+    Err(Error::usage(format!("`{name}` is no name for a bundle in a store, which has {what}")))
+}
+
+/// Tells whether an object is there and is what it should be, as far as the store says or `verify` finds out.
+fn is_there(store: &dyn ObjectStore, key: &str, contents: &Contents, verify: bool) -> Result<bool> {
+    let Some((bytes, sha256)) = store.find(key)? else { return Ok(false) };
+    if bytes != contents.bytes || sha256.is_some_and(|hash| hash != contents.sha256) {
+        return Ok(false);
+    }
+    Ok(!verify || store.holds(key, contents)?)
+}

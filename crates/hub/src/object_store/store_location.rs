@@ -1,0 +1,120 @@
+//! Names of stores: a folder, `file://FOLDER`, or `s3://BUCKET/PREFIX`.
+
+use crate::{Error, Result};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use url::Url;
+
+/// Longest key of an object, in bytes; S3 takes 1024, of which what is behind the prefix needs some.
+const MAX_PREFIX: usize = 600;
+
+/// Place of a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoreLocation {
+    /// A folder of this machine.
+    Folder(PathBuf),
+    /// A part of a bucket.
+    Bucket {
+        /// Its name.
+        bucket: String,
+        /// Beginning of all keys; empty, or without a slash at its ends.
+        prefix: String,
+    },
+}
+
+impl StoreLocation {
+    /// Reads the name of a store.
+    ///
+    /// # Errors
+    /// It has a scheme that is not known, or names no bucket.
+    pub fn parse(path: &Path) -> Result<StoreLocation> {
+        let Some(text) = path.to_str() else { return Ok(StoreLocation::Folder(path.into())) };
+        if text.is_empty() {
+            return Err(Error::usage("a store has an empty name; give a folder or s3://BUCKET/PREFIX"));
+        }
+        let Some((scheme, rest)) = text.split_once("://") else {
+            return Ok(StoreLocation::Folder(path.into()));
+        };
+        match scheme {
+            "file" => {
+                let folder = Url::parse(text).ok().and_then(|url| url.to_file_path().ok());
+                folder.map(StoreLocation::Folder).ok_or_else(|| {
+                    Error::usage(format!("`{text}` is not file:// and an absolute path of this machine"))
+                })
+            }
+            "s3" => parse_bucket(rest).ok_or_else(|| {
+                let what = "with a bucket of 3 to 63 letters, digits, `-` and `.`, and a prefix of letters, digits and `._-/=+`";
+                Error::usage(format!("`{text}` is not s3://BUCKET/PREFIX, {what}"))
+            }),
+            other => Err(Error::usage(format!(
+                "`{text}`: stores of the kind {other}:// are not known; give a folder, file:// or s3://BUCKET/PREFIX"
+            ))),
+        }
+    }
+}
+
+fn parse_bucket(rest: &str) -> Option<StoreLocation> {
+    let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+    let prefix = prefix.trim_matches('/');
+    let is_bucket = (3..=63).contains(&bucket.len())
+        && bucket.bytes().all(|b| b.is_ascii_alphanumeric() || b"-.".contains(&b))
+        && bucket.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && bucket.ends_with(|c: char| c.is_ascii_alphanumeric());
+    let is_part = |part: &str| {
+        !matches!(part, "" | "." | "..")
+            && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-=+".contains(&b))
+    };
+    let is_prefix = prefix.is_empty() || prefix.split('/').all(is_part);
+    (is_bucket && is_prefix && prefix.len() <= MAX_PREFIX)
+        .then(|| StoreLocation::Bucket { bucket: bucket.into(), prefix: prefix.into() })
+}
+
+impl fmt::Display for StoreLocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StoreLocation::Folder(folder) => write!(f, "{}", folder.display()),
+            StoreLocation::Bucket { bucket, prefix } if prefix.is_empty() => write!(f, "s3://{bucket}"),
+            StoreLocation::Bucket { bucket, prefix } => write!(f, "s3://{bucket}/{prefix}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_and_buckets_are_told_apart() {
+        let parse = |text: &str| StoreLocation::parse(Path::new(text));
+        let bucket = |bucket: &str, prefix: &str| StoreLocation::Bucket {
+            bucket: bucket.into(),
+            prefix: prefix.into(),
+        };
+        assert_eq!(parse("s3://models").unwrap(), bucket("models", ""));
+        assert_eq!(parse("s3://models/a/b/").unwrap(), bucket("models", "a/b"));
+        assert_eq!(parse("s3://models/a/b").unwrap().to_string(), "s3://models/a/b");
+        assert_eq!(parse("some/folder").unwrap(), StoreLocation::Folder("some/folder".into()));
+        #[cfg(unix)]
+        assert_eq!(parse("file:///a%20b/c").unwrap(), StoreLocation::Folder("/a b/c".into()));
+        for wrong in [
+            "",
+            "s3://",
+            "s3://ab",
+            "s3:///x",
+            "s3://b_c/x",
+            "s3://models/../x",
+            "s3://models/a//b",
+            "s3://models/a b",
+            "s3://models/a?b",
+            "s3://.models",
+            "gs://models/x",
+            "http://x/y",
+            "file://host/x",
+            "file://x",
+        ] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+        let said = parse("gs://models/x").unwrap_err().to_string();
+        assert!(said.contains("gs://") && said.contains("s3://BUCKET/PREFIX"), "{said}");
+    }
+}

@@ -1,0 +1,65 @@
+//! Transfers of many files at a time, with one count of bytes for all of them.
+
+use crate::{Error, Result};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Progress of a push or a pull.
+#[derive(Clone, Copy, Debug)]
+pub struct TransferProgress<'a> {
+    /// File that moved last.
+    pub file: &'a str,
+    /// Bytes that this run has moved.
+    pub done: u64,
+    /// Bytes that it has to move, as far as that is known.
+    pub total: u64,
+}
+
+/// Bytes of one run.
+pub struct TransferCount<'a> {
+    done: AtomicU64,
+    total: AtomicU64,
+    tell: &'a (dyn Fn(TransferProgress) + Sync),
+}
+
+impl<'a> TransferCount<'a> {
+    /// A count that begins with nothing.
+    pub fn new(total: u64, tell: &'a (dyn Fn(TransferProgress) + Sync)) -> TransferCount<'a> {
+        TransferCount { done: AtomicU64::new(0), total: AtomicU64::new(total), tell }
+    }
+
+    /// Counts bytes of a file; fewer where a try failed.
+    pub fn moved(&self, file: &str, bytes: i64) {
+        let done = self.done.fetch_add(bytes as u64, Ordering::Relaxed).wrapping_add(bytes as u64);
+        (self.tell)(TransferProgress { file, done, total: self.total.load(Ordering::Relaxed) });
+    }
+
+    /// Counts bytes that need not be moved.
+    pub fn spared(&self, file: &str, bytes: u64) {
+        self.total.fetch_sub(bytes, Ordering::Relaxed);
+        self.moved(file, 0);
+    }
+}
+
+/// Does `work` for each of the items, `jobs` at a time, until one fails.
+///
+/// # Errors
+/// The first one that `work` gave.
+pub fn for_each<T: Sync>(items: &[T], jobs: usize, work: &(dyn Fn(&T) -> Result<()> + Sync)) -> Result<()> {
+    let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let failure: Mutex<Option<Error>> = Mutex::new(None);
+    std::thread::scope(|scope| {
+        for _ in 0..jobs.clamp(1, items.len().max(1)) {
+            scope.spawn(|| {
+                while !failed.load(Ordering::Relaxed) {
+                    let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
+                    if let Err(e) = work(item) {
+                        failed.store(true, Ordering::Relaxed);
+                        failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
+                    }
+                }
+            });
+        }
+    });
+    failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+}

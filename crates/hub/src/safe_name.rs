@@ -1,0 +1,17 @@
+//! Names from elsewhere that may become paths here.
+
+/// Longest part of a name, in bytes.
+pub const MAX_PART: usize = 200;
+
+/// Tells whether a relative path has only parts that stay below its folder, of characters that every system has in names.
+pub fn is_safe_name(path: &str) -> bool {
+    let part = |part: &str| {
+        let known = |b: u8| b.is_ascii_alphanumeric() || b"._-+ ()=,".contains(&b);
+        !part.is_empty()
+            && part.len() <= MAX_PART
+            && !part.starts_with(['.', '-'])
+            && !part.ends_with(['.', ' '])
+            && part.bytes().all(known)
+    };
+    path.len() <= 5 * MAX_PART && path.split('/').all(part)
+}

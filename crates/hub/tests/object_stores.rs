@@ -1,0 +1,227 @@
+//! Uploads in parts, to a server in this process that stops in the middle, and downloads that go on from a half.
+
+mod common;
+
+use anemoe_hub::{
+    BundleManifest, ObjectStore, S3Settings, SendOptions, StoreLocation, bring_bundle, open_store,
+    read_manifest, send_files, write_manifest,
+};
+use common::{Asked, Reply, TestServer, sha256};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+/// Size of a part.
+const PART: usize = 16 << 20;
+
+/// Objects, and uploads under way with their parts.
+#[derive(Default)]
+struct Kept {
+    objects: BTreeMap<String, Vec<u8>>,
+    uploads: BTreeMap<String, (String, BTreeMap<u16, Vec<u8>>)>,
+    /// Parts that are refused.
+    refused: Vec<u16>,
+    /// Parts that came.
+    came: Vec<u16>,
+    /// The next upload is put together wrongly.
+    forgets: bool,
+}
+
+fn md5(bytes: &[u8]) -> String {
+    use md5::Digest;
+    md5::Md5::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// A value behind the `?` of an address.
+fn query<'a>(asked: &'a Asked, name: &str) -> Option<&'a str> {
+    let query = asked.path.split_once('?')?.1;
+    query.split('&').find_map(|pair| {
+        let (found, value) = pair.split_once('=').unwrap_or((pair, ""));
+        (found == name).then_some(value)
+    })
+}
+
+fn answer(kept: &mut Kept, asked: &Asked) -> Reply {
+    let path = asked.path.split('?').next().unwrap_or_default().to_string();
+    let key = path.trim_start_matches("/models/").to_string();
+    let id = query(asked, "uploadId").map(str::to_string);
+    let number: Option<u16> = query(asked, "partNumber").map(|n| n.parse().unwrap());
+    match (asked.method.as_str(), id, number) {
+        ("POST", None, _) => {
+            let id = format!("upload-{}", kept.uploads.len());
+            kept.uploads.insert(id.clone(), (key, BTreeMap::new()));
+            let xml = format!(
+                "<InitiateMultipartUploadResult xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><UploadId>{id}</UploadId>\
+                 </InitiateMultipartUploadResult>"
+            );
+            Reply::new(200, xml)
+        }
+        ("PUT", Some(_), Some(number)) if kept.refused.contains(&number) => {
+            Reply::new(403, "<Error><Code>AccessDenied</Code></Error>")
+        }
+        ("PUT", Some(id), Some(number)) => {
+            let tag = md5(&asked.body);
+            kept.came.push(number);
+            kept.uploads.get_mut(&id).unwrap().1.insert(number, asked.body.clone());
+            Reply::new(200, "").with("etag", format!("\"{tag}\""))
+        }
+        ("POST", Some(id), None) => {
+            let (key, parts) = kept.uploads.remove(&id).unwrap();
+            let tags: Vec<String> = parts.values().map(|p| md5(p)).collect();
+            let body = String::from_utf8(asked.body.clone()).unwrap();
+            assert!(tags.iter().all(|tag| body.contains(tag.as_str())), "{body}");
+            let mut all: Vec<u8> = parts.into_values().flatten().collect();
+            if std::mem::take(&mut kept.forgets) {
+                all.pop();
+            }
+            kept.objects.insert(key, all);
+            Reply::new(200, "<CompleteMultipartUploadResult></CompleteMultipartUploadResult>")
+        }
+        ("GET", Some(id), None) => {
+            let parts = kept.uploads[&id].1.iter();
+            let parts: String = parts
+                .map(|(number, bytes)| {
+                    format!(
+                        "<Part><PartNumber>{number}</PartNumber><LastModified>2024-01-01T00:00:00.000Z</LastModified>\
+                         <ETag>\"{}\"</ETag><Size>{}</Size></Part>",
+                        md5(bytes),
+                        bytes.len()
+                    )
+                })
+                .collect();
+            let xml = format!(
+                "<ListPartsResult xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><MaxParts>1000</MaxParts>\
+                 <IsTruncated>false</IsTruncated>{parts}</ListPartsResult>"
+            );
+            Reply::new(200, xml)
+        }
+        ("GET", None, _) if query(asked, "uploads").is_some() => {
+            let uploads: String = kept
+                .uploads
+                .iter()
+                .map(|(id, (key, _))| {
+                    format!("<Upload><Key>{key}</Key><UploadId>{id}</UploadId><Initiated>2024</Initiated></Upload>")
+                })
+                .collect();
+            Reply::new(200, format!("<ListMultipartUploadsResult>{uploads}</ListMultipartUploadsResult>"))
+        }
+        ("PUT", None, _) => {
+            kept.objects.insert(key, asked.body.clone());
+            Reply::new(200, "")
+        }
+        _ => match kept.objects.get(&key) {
+            Some(bytes) => Reply::part(asked, bytes),
+            None => Reply::new(404, "<Error><Code>NoSuchKey</Code></Error>"),
+        },
+    }
+}
+
+struct Machine {
+    server: TestServer,
+    kept: Arc<Mutex<Kept>>,
+    dir: tempfile::TempDir,
+}
+
+impl Machine {
+    fn new(twist: impl Fn(&Asked, Reply) -> Reply + Send + 'static) -> Machine {
+        let kept: Arc<Mutex<Kept>> = Arc::default();
+        let served = Arc::clone(&kept);
+        let server = TestServer::start(move |asked| twist(asked, answer(&mut served.lock().unwrap(), asked)));
+        Machine { server, kept, dir: tempfile::tempdir().unwrap() }
+    }
+
+    fn store(&self) -> Box<dyn ObjectStore> {
+        let location = StoreLocation::parse(Path::new("s3://models/p")).unwrap();
+        let settings = || {
+            S3Settings::from_variables(|name| match name {
+                "AWS_ENDPOINT_URL" => Some(self.server.address.clone()),
+                "AWS_ALLOW_HTTP" => Some("1".into()),
+                "AWS_ACCESS_KEY_ID" | "AWS_SECRET_ACCESS_KEY" => Some("x".into()),
+                _ => None,
+            })
+        };
+        open_store(&location, settings).unwrap()
+    }
+
+    /// A folder with a file of two parts and a half.
+    fn bundle(&self) -> (PathBuf, Vec<u8>) {
+        let bytes: Vec<u8> = (0..(5 * PART / 2) as u32 / 4).flat_map(u32::to_le_bytes).collect();
+        std::fs::write(self.dir.path().join("weights"), &bytes).unwrap();
+        (self.dir.path().to_path_buf(), bytes)
+    }
+}
+
+const OPTIONS: SendOptions = SendOptions { jobs: 2, verify: false };
+
+#[test]
+fn an_upload_goes_on_with_the_parts_that_are_there() {
+    let machine = Machine::new(|_, reply| reply);
+    let (folder, bytes) = machine.bundle();
+    let files = ["weights".to_string()];
+    machine.kept.lock().unwrap().refused = vec![2];
+    let store = machine.store();
+    let refused = send_files(store.as_ref(), &folder, &files, &OPTIONS, &|_| ()).unwrap_err().to_string();
+    assert!(refused.contains("does not let this AWS_ACCESS_KEY_ID"), "{refused}");
+    assert!(machine.kept.lock().unwrap().objects.is_empty());
+    machine.kept.lock().unwrap().refused.clear();
+    let highest = Mutex::new((0, 0));
+    let tell = |p: anemoe_hub::TransferProgress| *highest.lock().unwrap() = (p.done, p.total);
+    let (entries, report) = send_files(store.as_ref(), &folder, &files, &OPTIONS, &tell).unwrap();
+    assert_eq!(machine.kept.lock().unwrap().came, [1, 2, 3]);
+    assert_eq!((report.bytes_sent, report.bytes_there), ((bytes.len() - PART) as u64, PART as u64));
+    assert_eq!(*highest.lock().unwrap(), (bytes.len() as u64, bytes.len() as u64));
+    assert_eq!(entries[0].sha256, sha256(&bytes));
+    let key = format!("p/{}", entries[0].contents().key());
+    assert!(machine.kept.lock().unwrap().objects[&key] == bytes);
+    for asked in machine.server.asked().iter().filter(|a| a.path.contains("partNumber")) {
+        assert!(asked.header("content-md5").is_some());
+    }
+    // It is there now.
+    let (_, report) = send_files(store.as_ref(), &folder, &files, &OPTIONS, &|_| ()).unwrap();
+    assert_eq!((report.files_sent, report.bytes_there), (0, bytes.len() as u64));
+}
+
+#[test]
+fn a_server_that_loses_bytes_is_found_out() {
+    let machine = Machine::new(|_, reply| reply);
+    let (folder, _) = machine.bundle();
+    machine.kept.lock().unwrap().forgets = true;
+    let files = ["weights".to_string()];
+    let send = || send_files(machine.store().as_ref(), &folder, &files, &OPTIONS, &|_| ());
+    let lost = send().unwrap_err().to_string();
+    assert!(lost.contains("bytes together where"), "{lost}");
+    assert_eq!(send().unwrap().1.files_sent, 1);
+}
+
+#[test]
+fn a_download_that_was_given_up_goes_on_in_the_middle_of_the_file() {
+    let count = std::sync::atomic::AtomicUsize::new(0);
+    // The first answer breaks off, then nothing comes until the sixth.
+    let machine = Machine::new(move |asked, reply| {
+        if asked.method != "GET" || !asked.path.contains("/objects/") {
+            return reply;
+        }
+        match count.fetch_add(1, std::sync::atomic::Ordering::SeqCst) {
+            0 => Reply { cut: Some(PART), ..reply },
+            1..=6 => Reply::new(503, ""),
+            _ => reply,
+        }
+    });
+    let (folder, bytes) = machine.bundle();
+    let store = machine.store();
+    let (entries, _) =
+        send_files(store.as_ref(), &folder, &["weights".to_string()], &OPTIONS, &|_| ()).unwrap();
+    write_manifest(store.as_ref(), "b", None, entries).unwrap();
+    let key = BundleManifest::key("b", None);
+    let manifest = read_manifest(store.as_ref(), &key).unwrap().unwrap();
+    let target = folder.join("target");
+    let bring = || bring_bundle(store.as_ref(), &manifest, &target, &[], 2, &|_| Ok(()), &|_| ());
+    let given_up = bring().unwrap_err().to_string();
+    assert!(given_up.contains("goes on from there") && !target.exists(), "{given_up}");
+    let report = bring().unwrap();
+    assert_eq!(report.bytes_fetched, (bytes.len() - PART) as u64);
+    assert!(std::fs::read(target.join("weights")).unwrap() == bytes);
+    assert!(!folder.join(".target.anemoe-pull").exists());
+    let refused = write_manifest(store.as_ref(), "../b", None, Vec::new()).unwrap_err().to_string();
+    assert!(refused.contains("no name for a bundle"), "{refused}");
+}
