@@ -61,10 +61,28 @@ pub fn functions(units: &[Option<String>], tokens: &[TokenCount]) -> Vec<ShardFu
                 None => count_name(t),
                 Some(unit) => format!("{unit}_{}", count_name(t)),
             };
-            functions.push(ShardFunction { name, unit: unit.clone(), tokens: t });
+            functions.push(ShardFunction { name, unit: unit.clone(), tokens: t, context: None });
         }
     }
     functions
+}
+
+/// Functions of attention over a cache of `slots` slots: those for the whole context first, then those of each bucket, `t1_c512`.
+pub fn attention_functions(options: &PlanOptions, slots: usize) -> Vec<ShardFunction> {
+    let buckets = options.form_of(ShardKind::Attention).context_buckets;
+    let contexts: Vec<usize> = buckets.below(slots).collect();
+    if contexts.is_empty() {
+        return functions(&[None], &options.tokens);
+    }
+    let contexts = std::iter::once(None).chain(contexts.into_iter().map(Some));
+    let of_context = |context: Option<usize>| {
+        let name = move |t: TokenCount| match context {
+            None => count_name(t),
+            Some(context) => format!("{}_c{context}", count_name(t)),
+        };
+        options.tokens.iter().map(move |&t| ShardFunction { name: name(t), unit: None, tokens: t, context })
+    };
+    contexts.flat_map(of_context).collect()
 }
 
 /// A whole register as an input.
