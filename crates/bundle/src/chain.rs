@@ -706,13 +706,15 @@ impl Chain {
     /// Checks the context of a function against the caches of its run; the error says what contradicts it.
     fn check_context(&self, run: &Run, function: &ShardFunction) -> std::result::Result<(), String> {
         let Some(context) = function.context else { return Ok(()) };
-        let named = |what: String| Err(format!("function `{}`: a context of {context} {what}", function.name));
-        let slots: Vec<usize> = run.cache_names().filter_map(|name| self.caches.get(name)).map(|c| c.slots).collect();
+        let named =
+            |what: String| Err(format!("function `{}`: a context of {context} {what}", function.name));
+        let slots: Vec<usize> =
+            run.cache_names().filter_map(|name| self.caches.get(name)).map(|c| c.slots).collect();
         match slots.iter().min() {
             None => named("positions, and no cache".into()),
-            Some(slots) if context == 0 || context >= *slots => {
-                named(format!("positions, expected fewer than the {slots} slots of its cache, and one at least"))
-            }
+            Some(slots) if context == 0 || context >= *slots => named(format!(
+                "positions, expected fewer than the {slots} slots of its cache, and one at least"
+            )),
             Some(_) => Ok(()),
         }
     }

@@ -119,12 +119,8 @@ mod tests {
             assert_eq!(forms.len(), rungs.len());
             for rung in &rungs {
                 assert!(!rung.speaks_for.is_empty() && !rung.against.is_empty(), "{}", rung.name);
-                let words: Vec<String> = rung
-                    .form
-                    .differences()
-                    .iter()
-                    .flat_map(|(o, w)| [o.to_string(), w])
-                    .collect();
+                let words: Vec<String> =
+                    rung.form.differences().iter().flat_map(|(o, w)| [o.to_string(), w]).collect();
                 let set = |v: &[String]| v.chunks(2).map(<[String]>::to_vec).collect::<BTreeSet<_>>();
                 assert_eq!(set(&words), set(&rung.build_args), "{}", rung.name);
             }

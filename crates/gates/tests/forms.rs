@@ -286,9 +286,7 @@ fn sequences_cross_the_borders_of_buckets_with_the_same_bits() {
                     let (mut sequence, mut at, mut got) = (model.sequence(), 0, Vec::new());
                     for size in sizes.into_iter().cycle() {
                         let end = (at + size).min(all[0].len());
-                        got.extend(
-                            model.append(&mut sequence, &all[0][at..end], Logits::All, None).unwrap(),
-                        );
+                        got.extend(model.append(&mut sequence, &all[0][at..end], Logits::All, None).unwrap());
                         at = end;
                         if at == all[0].len() {
                             break;

@@ -165,11 +165,20 @@ fn written_rows(body: &Function, state: &StateSlot) -> Option<usize> {
     let write = operations
         .iter()
         .find(|op| op.op_type == "write_state" && argument(op, "input").as_ref() == Some(&state.name));
-    let by = |name: String| operations.iter().flat_map(|op| op.outputs.iter().map(move |o| (op, o))).find(|(_, o)| o.name == name);
+    let by = |name: String| {
+        operations.iter().flat_map(|op| op.outputs.iter().map(move |o| (op, o))).find(|(_, o)| o.name == name)
+    };
     let update = write.and_then(|op| by(argument(op, "data")?)).map(|(op, _)| op);
     let update = update.filter(|op| op.op_type == "slice_update");
     let shape = match update {
-        Some(op) => by(argument(op, "update")?)?.1.ty.tensor()?.shape()?.into_iter().map(|d| usize::try_from(d).ok()).collect::<Option<Vec<_>>>()?,
+        Some(op) => by(argument(op, "update")?)?
+            .1
+            .ty
+            .tensor()?
+            .shape()?
+            .into_iter()
+            .map(|d| usize::try_from(d).ok())
+            .collect::<Option<Vec<_>>>()?,
         None => state.shape.clone(),
     };
     shape.get(2).copied().filter(|_| shape.len() == 4)

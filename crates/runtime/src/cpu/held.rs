@@ -75,7 +75,8 @@ pub(super) fn hold_cache(
         return Ok(());
     }
     let [all_old, all_new, all] = ["as_it_was", "as_written", "as_it_is"].map(|n| format!("{name}_all_{n}"));
-    let numbers = |param: &str, v: [i32; 4]| (param.into(), Argument(vec![Binding::Value(Value::int32s(&v))]));
+    let numbers =
+        |param: &str, v: [i32; 4]| (param.into(), Argument(vec![Binding::Value(Value::int32s(&v))]));
     let extent = part.map(|n| i32::try_from(n).unwrap_or(i32::MAX));
     let first = |from: &str, to: &str| {
         let inputs = vec![argument("x", from), numbers("begin", [0; 4]), numbers("size", extent)];

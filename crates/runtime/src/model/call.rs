@@ -72,7 +72,10 @@ impl CallFunctions {
     }
 
     fn packages(&self) -> impl Iterator<Item = usize> {
-        self.whole.values().chain(self.of_contexts.values().flat_map(BTreeMap::values)).map(|(package, _)| *package)
+        self.whole
+            .values()
+            .chain(self.of_contexts.values().flat_map(BTreeMap::values))
+            .map(|(package, _)| *package)
     }
 }
 
@@ -403,8 +406,7 @@ impl Call {
         // A function of many tokens says more about where they lie than one of a single token, and one of a fixed shape runs
         // faster than one of a range.
         let larger = || functions.iter().find(|(c, _)| c.max > tokens);
-        if let Some((count, (package, name))) =
-            exact.or_else(larger).or_else(|| functions.iter().next_back())
+        if let Some((count, (package, name))) = exact.or_else(larger).or_else(|| functions.iter().next_back())
             && let Some(function) = packages[*package].prepare_for(name, &self.axes, count.min, tokens)?
         {
             return Ok((*package, function, tokens));

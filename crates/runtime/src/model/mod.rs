@@ -122,7 +122,8 @@ fn kept_of<'a>(chain: &'a Chain, shard: &str) -> BTreeMap<&'a str, (&'a Kept, us
         }
         _ => 0,
     };
-    let kept = |run: &'a Run| run.kept.iter().map(move |(input, kept)| (input.as_str(), (kept, slots(run, kept))));
+    let kept =
+        |run: &'a Run| run.kept.iter().map(move |(input, kept)| (input.as_str(), (kept, slots(run, kept))));
     runs.flat_map(kept).collect()
 }
 
@@ -277,8 +278,9 @@ impl Model {
             }
         }
         Pool::global().run(wanted.len(), &|i| {
-            let prepare =
-                |(call, tokens): &(&Call, usize)| call.prepare(&self.packages, *tokens, *tokens, &self.bundle).is_ok();
+            let prepare = |(call, tokens): &(&Call, usize)| {
+                call.prepare(&self.packages, *tokens, *tokens, &self.bundle).is_ok()
+            };
             let _ = wanted[i].iter().all(prepare);
         });
         let nanoseconds = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);

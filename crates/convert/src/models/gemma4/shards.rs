@@ -4,8 +4,8 @@ use super::Gemma4;
 use crate::form::{IoForm, ShardForm};
 use crate::lower::{Activation, Attention, HeadNorm, Lowering, NormShape, Stored};
 use crate::models::chain_builder::{
-    self, ExpertUnit, OutputHead, attention_functions, calls, functions, named, not_ours, output, packing_of, register, rows_of,
-    stream_outputs, tensor, unit_name,
+    self, ExpertUnit, OutputHead, attention_functions, calls, functions, named, not_ours, output, packing_of,
+    register, rows_of, stream_outputs, tensor, unit_name,
 };
 use crate::models::checked::CheckedCheckpoint;
 use crate::models::{Family, Preset, Sizes};

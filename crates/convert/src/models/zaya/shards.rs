@@ -7,8 +7,8 @@ use crate::lower::{
 };
 use crate::models::CheckedCheckpoint;
 use crate::models::chain_builder::{
-    self, ExpertUnit, OutputHead, attention_functions, calls, functions, named, normalized, not_ours, output, packing_of,
-    register, rows_of, stream_outputs, tensor, unit_name,
+    self, ExpertUnit, OutputHead, attention_functions, calls, functions, named, normalized, not_ours, output,
+    packing_of, register, rows_of, stream_outputs, tensor, unit_name,
 };
 use crate::models::{Family, Preset, Sizes};
 use crate::plan::{MatrixPlan, Packing, PartKinds, Plan, PlanOptions, PlannedShard, VectorPlan};

@@ -192,7 +192,14 @@ impl FunctionBuilder {
     ///
     /// # Errors
     /// The operand or a parameter does not fit.
-    pub fn slice_update(&mut self, name: &str, x: &Var, update: &Var, begin: &[i32], end: &[i32]) -> Result<Var> {
+    pub fn slice_update(
+        &mut self,
+        name: &str,
+        x: &Var,
+        update: &Var,
+        begin: &[i32],
+        end: &[i32],
+    ) -> Result<Var> {
         let no = vec![false; begin.len()];
         let args = vec![
             ("x", x.into()),

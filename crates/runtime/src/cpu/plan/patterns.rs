@@ -704,7 +704,8 @@ impl Graph<'_> {
         let InstrKind::WriteState { state, data } = &self.steps[root].work else { return None };
         let &[1, rows, all, d] = state_shape else { return None };
         let mut inside = Vec::new();
-        let Written { updated, tail, slots: cache } = self.written(*data, *state, state_shape, &mut inside)?;
+        let Written { updated, tail, slots: cache } =
+            self.written(*data, *state, state_shape, &mut inside)?;
         let sum = self.by(updated, "add")?;
         inside.push(sum);
         let &[1, _, slots, _] = self.shape(updated)? else { return None };
@@ -773,9 +774,9 @@ impl Graph<'_> {
             let first = *begin?.get(2)?;
             let last = first.checked_add(i32::try_from(n).ok()?)?;
             let [h, w] = [own, width].map(|n| i32::try_from(n).unwrap_or(-1));
-            let ones = self.arg(s, "stride").is_none_or(|v| {
-                self.ints(Some(v)).is_some_and(|strides| strides.iter().all(|&v| v == 1))
-            });
+            let ones = self
+                .arg(s, "stride")
+                .is_none_or(|v| self.ints(Some(v)).is_some_and(|strides| strides.iter().all(|&v| v == 1)));
             let masks = ["begin_mask", "end_mask", "squeeze_mask"].into_iter().filter_map(|m| self.arg(s, m));
             let unmasked = masks.into_iter().all(|mask| self.are_false(mask));
             let fits = begin? == [0, 0, first, 0] && end? == [1, h, last, w] && (own, width) == (rows, d);
