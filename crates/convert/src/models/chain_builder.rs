@@ -212,6 +212,12 @@ pub fn plan(
     shards.iter_mut().for_each(|shard| shard.form = options.form_of(shard.kind));
     let mut chain = chain;
     let shards = put_apart(shards, &mut chain);
+    let buckets = options.form_of(ShardKind::Attention).context_buckets;
+    let has = |bucket: usize| shards.iter().flat_map(|s| &s.functions).any(|f| f.context == Some(bucket));
+    let mut facts = facts;
+    facts.extend(buckets.iter().filter(|bucket| !has(*bucket)).map(|bucket| {
+        format!("the context bucket {bucket} is the whole cache of every layer and has no functions of its own")
+    }));
     let totals = Totals {
         shards: shards.len(),
         layer_shards: shards.iter().filter(|s| s.layer.is_some()).count(),
