@@ -143,7 +143,11 @@ fn functions_for_short_contexts_are_planned_predicted_and_checked() {
         let with = if form == ["--token-range", "1..4"] { "t1to4_c64" } else { "t1_c64" };
         assert!(attention.iter().any(|names| names.contains(with)), "{attention:?}");
         assert!(attention.iter().all(|names| !names.contains("c128")), "the whole context: {attention:?}");
-        assert!(plan["notes"].to_string().contains("context bucket 128 is the whole cache"), "{}", plan["notes"]);
+        assert!(
+            plan["notes"].to_string().contains("context bucket 128 is the whole cache"),
+            "{}",
+            plan["notes"]
+        );
         build(&fixture(checkpoint), &bundle, &options);
         let b = bundle.to_str().unwrap();
         let chain: serde_json::Value =

@@ -216,7 +216,9 @@ pub fn plan(
     let has = |bucket: usize| shards.iter().flat_map(|s| &s.functions).any(|f| f.context == Some(bucket));
     let mut facts = facts;
     facts.extend(buckets.iter().filter(|bucket| !has(*bucket)).map(|bucket| {
-        format!("the context bucket {bucket} is the whole cache of every layer and has no functions of its own")
+        format!(
+            "the context bucket {bucket} is the whole cache of every layer and has no functions of its own"
+        )
     }));
     let totals = Totals {
         shards: shards.len(),

@@ -156,7 +156,7 @@ pub(crate) fn states_of(functions: &[FunctionDescription]) -> Result<Vec<StateSl
 }
 
 /// Counts the rows that a function writes of a state, `[1, heads, rows, channels]`: all, or those that are put in place of others.
-fn written_rows(body: &Function, state: &StateSlot) -> Option<usize> {
+fn count_written_rows(body: &Function, state: &StateSlot) -> Option<usize> {
     let operations = &body.block.operations;
     let argument = |op: &Operation, param: &str| match op.inputs.get(param)?.0.first()? {
         Binding::Name(name) => Some(name.clone()),
@@ -190,7 +190,7 @@ pub(crate) fn undo_rule(body: &Function, interface: &Interface, states: &[StateS
         Carried::Nothing => {
             // What is written of a cache has as many rows as some input has slots.
             let is_cache = |state: &StateSlot| {
-                let rows = written_rows(body, state);
+                let rows = count_written_rows(body, state);
                 let has = |slot: &Slot| {
                     slot.shape
                         .as_ref()

@@ -18,6 +18,7 @@ mod patterns;
 mod reduction;
 mod rounded;
 mod update;
+mod update_pattern;
 mod view;
 
 use super::located::OpErrorAt;

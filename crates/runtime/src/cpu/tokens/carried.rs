@@ -74,7 +74,7 @@ pub fn carried(function: &Function) -> Carried {
 }
 
 /// First row of axis 2 that a `slice_update` of constant bounds writes.
-fn first_written(op: &Operation) -> Option<u64> {
+fn find_first_row(op: &Operation) -> Option<u64> {
     match op.inputs.get("begin").filter(|_| op.op_type == "slice_update")?.0.as_slice() {
         [Binding::Value(value)] => u64::try_from(*value.as_ints()?.get(2)?).ok(),
         _ => None,
@@ -83,7 +83,7 @@ fn first_written(op: &Operation) -> Option<u64> {
 
 /// The operation puts rows in place that do not begin at the first slot.
 fn is_behind_slots(op: &Operation) -> bool {
-    first_written(op).is_some_and(|first| first > 0)
+    find_first_row(op).is_some_and(|first| first > 0)
 }
 
 fn rows(function: &Function, write: &Operation, joined: &Operation) -> Option<CarriedRows> {
@@ -100,7 +100,7 @@ fn rows(function: &Function, write: &Operation, joined: &Operation) -> Option<Ca
             [Binding::Name(slots), Binding::Name(tail)] => (*shape(slots)?.get(2)?, tail.as_str()),
             _ => return None,
         },
-        _ => (first_written(joined)?, argument(joined, "update")?),
+        _ => (find_first_row(joined)?, argument(joined, "update")?),
     };
     let whole = joined.outputs.first()?.ty.tensor()?.shape()?;
     let rows_of_tail = shape(tail)?;
