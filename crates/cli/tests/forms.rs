@@ -193,7 +193,7 @@ fn functions_for_short_contexts_are_planned_predicted_and_checked() {
     for (from, to, says) in [
         ("\"context\": 64", "\"context\": 128", "fewer than the 128 slots"),
         ("\"context\": 64", "\"context\": 0", "one at least"),
-        ("\"context\": 64", "\"context\": -1", "context"),
+        ("\"context\": 64", "\"context\": -1", "found -1"),
     ] {
         assert!(chain.contains(from));
         fs::write(&path, chain.replace(from, to)).unwrap();

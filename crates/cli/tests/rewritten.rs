@@ -30,7 +30,8 @@ fn accepted(bundle: &Path, cache: &Path) -> Vec<String> {
     ] {
         // Hashes that this machine remembers are another test's.
         let (code, _, err) = finish(anemoe(&args).env("XDG_CACHE_HOME", cache).output().unwrap());
-        assert!(code == 0 || code == 1 && args[0] == "check", "{args:?}: {err}");
+        // A gate may fail, as those of a model of random weights do.
+        assert!(code == 0 || code == 1 && args[0] != "generate", "{args:?}: {err}");
         said.extend(err.lines().filter(|line| line.contains(NAMED)).map(String::from));
     }
     said

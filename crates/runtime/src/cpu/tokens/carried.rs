@@ -66,24 +66,25 @@ pub fn carried(function: &Function) -> Carried {
     let by = |name: &str| operations.iter().find(|op| op.outputs.iter().any(|o| o.name == name));
     let data = argument(write, "data").and_then(by);
     match data {
-        Some(joined) if joined.op_type == "concat" || is_behind_slots(joined) => {
+        Some(joined)
+            if joined.op_type == "concat" || find_first_row(operations, joined).is_some_and(|n| n > 0) =>
+        {
             rows(function, write, joined).map_or(Carried::Unknown, |rows| Carried::Rows(Box::new(rows)))
         }
         _ => Carried::Nothing,
     }
 }
 
-/// First row of axis 2 that a `slice_update` of constant bounds writes.
-fn find_first_row(op: &Operation) -> Option<u64> {
-    match op.inputs.get("begin").filter(|_| op.op_type == "slice_update")?.0.as_slice() {
-        [Binding::Value(value)] => u64::try_from(*value.as_ints()?.get(2)?).ok(),
-        _ => None,
-    }
-}
-
-/// The operation puts rows in place that do not begin at the first slot.
-fn is_behind_slots(op: &Operation) -> bool {
-    find_first_row(op).is_some_and(|first| first > 0)
+/// Finds the first row of axis 2 that a `slice_update` of constant bounds writes.
+fn find_first_row(operations: &[Operation], op: &Operation) -> Option<u64> {
+    let value = match op.inputs.get("begin").filter(|_| op.op_type == "slice_update")?.0.first()? {
+        Binding::Value(value) => value,
+        Binding::Name(name) => {
+            let is_it = |op: &&Operation| op.op_type == "const" && op.outputs.iter().any(|o| o.name == *name);
+            operations.iter().find(is_it)?.attributes.get("val")?
+        }
+    };
+    u64::try_from(*value.as_ints()?.get(2)?).ok()
 }
 
 fn rows(function: &Function, write: &Operation, joined: &Operation) -> Option<CarriedRows> {
@@ -100,7 +101,7 @@ fn rows(function: &Function, write: &Operation, joined: &Operation) -> Option<Ca
             [Binding::Name(slots), Binding::Name(tail)] => (*shape(slots)?.get(2)?, tail.as_str()),
             _ => return None,
         },
-        _ => (find_first_row(joined)?, argument(joined, "update")?),
+        _ => (find_first_row(operations, joined)?, argument(joined, "update")?),
     };
     let whole = joined.outputs.first()?.ty.tensor()?.shape()?;
     let rows_of_tail = shape(tail)?;
