@@ -36,6 +36,9 @@ fn pick(counts: &[TokenCount], n: usize) -> TokenCount {
 /// Numbers of tokens, and contexts, for which a call keeps its function.
 const KEPT: usize = 32;
 
+/// A prepared function, and the slots and the tokens for which it was.
+type PreparedFor = ((usize, usize), Arc<Prepared>);
+
 /// Packages and names of functions by the tokens for which they are declared.
 type ByTokens = BTreeMap<TokenCount, (usize, String)>;
 
@@ -111,7 +114,7 @@ pub(super) struct Call {
     /// Registers go in and out as `[1, 1, T, C]`.
     channels_last: bool,
     /// Prepared functions by context and tokens of a call, up to [`KEPT`], the oldest first.
-    prepared: RwLock<Vec<((usize, usize), Arc<Prepared>)>>,
+    prepared: RwLock<Vec<PreparedFor>>,
     has_states: OnceLock<bool>,
     /// Functions for several sequences, by context; none where the backend has no such.
     batches: RwLock<BTreeMap<usize, Option<Arc<PreparedBatch>>>>,
@@ -306,9 +309,8 @@ impl Call {
         bundle: &Path,
     ) -> Result<Arc<Prepared>> {
         let seen = self.functions.context(positions);
-        let find = |all: &[((usize, usize), Arc<Prepared>)]| {
-            all.iter().find(|(key, _)| *key == (seen, tokens)).map(|(_, p)| p.clone())
-        };
+        let find =
+            |all: &[PreparedFor]| all.iter().find(|(key, _)| *key == (seen, tokens)).map(|(_, p)| p.clone());
         if let Some(found) = find(&self.prepared.read().unwrap_or_else(PoisonError::into_inner)) {
             return Ok(found);
         }
