@@ -120,7 +120,7 @@ mod tests {
             for rung in &rungs {
                 assert!(!rung.speaks_for.is_empty() && !rung.against.is_empty(), "{}", rung.name);
                 let words: Vec<String> =
-                    rung.form.differences().iter().flat_map(|(o, w)| [o.to_string(), w]).collect();
+                    rung.form.differences().iter().flat_map(|(o, w)| [o.to_string(), w.clone()]).collect();
                 let set = |v: &[String]| v.chunks(2).map(<[String]>::to_vec).collect::<BTreeSet<_>>();
                 assert_eq!(set(&words), set(&rung.build_args), "{}", rung.name);
             }

@@ -45,8 +45,7 @@ fn planted_outcomes_lead_to_the_right_form_with_its_reason() {
     let _one = alone();
     let sandbox = Sandbox::new();
     let (host, heads) = ("cache by the host", "heads apart");
-    let all_but_heads =
-        "default/ slow 9000\ncache-host slow 9000\nio-channels slow 9000\nnorm-plain slow 9000\n\
+    let all_but_heads = "default/ slow 9000\ncache-host slow 9000\nio-channels slow 9000\nnorm-plain slow 9000\n\
         context-buckets slow 9000\n";
     // Name, faults, calls, chosen, part of the reason, and why the default is out.
     let cases: [(&str, &str, &str, &str, &str, &str); 14] = [

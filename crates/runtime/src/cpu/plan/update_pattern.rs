@@ -9,7 +9,7 @@ use super::super::ir::{InstrKind, ValueRef};
 use super::patterns::{Found, Fused, Graph};
 
 /// A value that is written to a state.
-struct Written {
+struct WrittenRows {
     /// Its first rows.
     updated: ValueRef,
     /// Rows behind the slots.
@@ -24,7 +24,7 @@ impl Graph<'_> {
         let InstrKind::WriteState { state, data } = &self.steps[root].work else { return None };
         let &[1, rows, all, d] = state_shape else { return None };
         let mut inside = Vec::new();
-        let Written { updated, tail, slots: cache } =
+        let WrittenRows { updated, tail, slots: cache } =
             self.take_apart(*data, *state, state_shape, &mut inside)?;
         let sum = self.by(updated, "add")?;
         inside.push(sum);
@@ -74,17 +74,17 @@ impl Graph<'_> {
         state: usize,
         state_shape: &[usize],
         inside: &mut Vec<usize>,
-    ) -> Option<Written> {
+    ) -> Option<WrittenRows> {
         let &[1, rows, all, d] = state_shape else { return None };
         if let Some(c) = self.by(data, "concat") {
             inside.push(c);
             let &[updated, tail] = self.steps[c].values() else { return None };
             let axis = self.ints(self.arg(c, "axis"))?.first()?;
             let slots = *self.shape(updated)?.get(2)?;
-            return (self.axis(*axis, 4)? == 2).then_some(Written { updated, tail: Some(tail), slots });
+            return (self.axis(*axis, 4)? == 2).then_some(WrittenRows { updated, tail: Some(tail), slots });
         }
         let Some(last) = self.by(data, "slice_update") else {
-            return Some(Written { updated: data, tail: None, slots: all });
+            return Some(WrittenRows { updated: data, tail: None, slots: all });
         };
         // Rows `begin..` of axis 2, whole on the others.
         let part = |s: usize| {
@@ -106,7 +106,7 @@ impl Graph<'_> {
         let before = self.arg(last, "x")?;
         match (part(last)?, before) {
             ((0, updated), ValueRef::State(s)) if s == state => {
-                Some(Written { updated, tail: None, slots: all })
+                Some(WrittenRows { updated, tail: None, slots: all })
             }
             ((slots, tail), _) => {
                 let first = self.by(before, "slice_update")?;
@@ -114,7 +114,7 @@ impl Graph<'_> {
                 let is_state = self.arg(first, "x") == Some(ValueRef::State(state));
                 match part(first)? {
                     (0, updated) if is_state && self.shape(updated)?[2] <= slots => {
-                        Some(Written { updated, tail: Some(tail), slots })
+                        Some(WrittenRows { updated, tail: Some(tail), slots })
                     }
                     _ => None,
                 }
