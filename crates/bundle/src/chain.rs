@@ -444,6 +444,19 @@ pub enum HostInput {
     Carry(usize),
 }
 
+impl HostInput {
+    /// Name of the cache whose slots the input is made for.
+    pub fn cache(&self) -> Option<&str> {
+        match self {
+            HostInput::Mask(name)
+            | HostInput::MaskColumns(name)
+            | HostInput::Place(name)
+            | HostInput::Keep(name) => Some(name),
+            HostInput::RopeCos(_) | HostInput::RopeSin(_) | HostInput::Carry(_) => None,
+        }
+    }
+}
+
 /// Destination of a function's output.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -527,6 +540,10 @@ pub struct ShardFunction {
     pub unit: Option<String>,
     /// Token counts that it takes.
     pub tokens: TokenCount,
+    /// Positions that a sequence may have behind the call: the function sees so many slots of its cache, the first ones. All
+    /// when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context: Option<usize>,
 }
 
 impl Chain {
@@ -580,6 +597,12 @@ impl Chain {
             Step::Run(run) => run.inputs.values().any(carries) || run.kept.values().any(newest),
             _ => false,
         })
+    }
+
+    /// Contexts for which functions exist, ascending, without the whole one.
+    pub fn contexts(&self) -> Vec<usize> {
+        let all = self.shards.iter().flat_map(|s| &s.functions).filter_map(|f| f.context);
+        all.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// Most tokens that one call takes.
@@ -680,6 +703,22 @@ impl Chain {
         Ok(())
     }
 
+    /// Checks the context of a function against the caches of its run; the error says what contradicts it.
+    fn check_context(&self, run: &Run, function: &ShardFunction) -> std::result::Result<(), String> {
+        let Some(context) = function.context else { return Ok(()) };
+        let named =
+            |what: String| Err(format!("function `{}`: a context of {context} {what}", function.name));
+        let slots: Vec<usize> =
+            run.cache_names().filter_map(|name| self.caches.get(name)).map(|c| c.slots).collect();
+        match slots.iter().min() {
+            None => named("positions, and no cache".into()),
+            Some(slots) if context == 0 || context >= *slots => named(format!(
+                "positions, expected fewer than the {slots} slots of its cache, and one at least"
+            )),
+            Some(_) => Ok(()),
+        }
+    }
+
     fn check_step<'a>(
         &'a self,
         step: &'a Step,
@@ -740,14 +779,17 @@ impl Chain {
                 for name in run.shards() {
                     let shard = self.shard(name).ok_or_else(|| format!("no shard is named `{name}`"))?;
                     let own = || shard.functions.iter().filter(|f| f.unit == run.unit);
-                    if own().next().is_none() {
+                    if !own().any(|f| f.context.is_none()) {
                         return Err(match &run.unit {
                             Some(unit) => format!("shard `{name}` has no function for unit `{unit}`"),
                             None => format!("shard `{name}` has no function without a unit"),
                         });
                     }
+                    for f in own() {
+                        self.check_context(run, f).map_err(|what| format!("shard `{name}`: {what}"))?;
+                    }
                     if !run.others.is_empty()
-                        && let Some(f) = own().find(|f| !counts.insert(f.tokens))
+                        && let Some(f) = own().find(|f| !counts.insert((f.tokens, f.context)))
                     {
                         let count = f.tokens.max;
                         return Err(format!(
@@ -815,6 +857,14 @@ impl Run {
     pub fn shards(&self) -> impl Iterator<Item = &str> {
         std::iter::once(&self.shard).chain(&self.others).map(String::as_str)
     }
+
+    /// Names of the caches whose slots its inputs are made for.
+    pub fn cache_names(&self) -> impl Iterator<Item = &str> {
+        self.inputs.values().filter_map(|binding| match binding {
+            InputBinding::Host(input) => input.cache(),
+            InputBinding::Register { .. } => None,
+        })
+    }
 }
 
 impl Kept {
@@ -825,9 +875,16 @@ impl Kept {
         }
     }
 
+    /// Input that places tokens in slots.
+    pub fn place(&self) -> &str {
+        match self {
+            Kept::Cache { place, .. } | Kept::Newest { place, .. } => place,
+        }
+    }
+
     /// Checks the rows against the run that keeps them; the error says what contradicts it.
     fn check(&self, run: &Run) -> std::result::Result<(), String> {
-        let (Kept::Cache { place, .. } | Kept::Newest { place, .. }) = self;
+        let place = self.place();
         match run.inputs.get(place) {
             Some(InputBinding::Host(HostInput::Place(_))) => {}
             _ => return Err(format!("input `{place}` does not place rows in slots")),

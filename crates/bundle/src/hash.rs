@@ -105,6 +105,18 @@ pub fn package_bytes(dir: &Path) -> Result<u64> {
 /// # Errors
 /// A file cannot be read.
 pub fn package_sha256(dir: &Path) -> Result<String> {
+    hash_package(dir, None)
+}
+
+/// SHA-256 of a package as [`package_sha256`], if its file `file` held `bytes`.
+///
+/// # Errors
+/// A file cannot be read.
+pub fn package_sha256_with(dir: &Path, file: &Path, bytes: &[u8]) -> Result<String> {
+    hash_package(dir, Some((file, bytes)))
+}
+
+fn hash_package(dir: &Path, other: Option<(&Path, &[u8])>) -> Result<String> {
     let mut hasher = Sha256::new();
     for file in package_files(dir)? {
         let relative = file.strip_prefix(dir).unwrap_or(&file);
@@ -114,6 +126,11 @@ pub fn package_sha256(dir: &Path) -> Result<String> {
         let name: Vec<String> = relative.iter().map(|c| c.to_string_lossy().into_owned()).collect();
         hasher.update(name.join("/").as_bytes());
         hasher.update([0]);
+        if let Some((_, bytes)) = other.filter(|(path, _)| *path == file) {
+            hasher.update((bytes.len() as u64).to_le_bytes());
+            hasher.update(bytes);
+            continue;
+        }
         let len = std::fs::metadata(&file).map_err(|e| Error::io(&file, e))?.len();
         hasher.update(len.to_le_bytes());
         hash_into(&file, &mut hasher)?;
@@ -155,6 +172,10 @@ mod tests {
         assert_ne!(a, make("c", &[("x/1", b"one"), ("2", b"twO")]));
         assert_ne!(a, make("d", &[("x/3", b"one"), ("2", b"two")]));
         assert_ne!(make("e", &[("a", b"bc")]), make("f", &[("ab", b"c")]));
+        let c = dir.path().join("c");
+        assert_eq!(package_sha256_with(&c, &c.join("2"), b"two").unwrap(), a);
+        assert_ne!(package_sha256_with(&c, &c.join("2"), b"tw").unwrap(), a);
+        assert_ne!(package_sha256_with(&c, &c.join("3"), b"two").unwrap(), a);
     }
 
     #[test]

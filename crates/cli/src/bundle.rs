@@ -1,6 +1,6 @@
 //! Opens the bundles that commands run or judge.
 
-use crate::ui::Ui;
+use crate::ui::{Ui, message};
 use anemoe_bundle::Chain;
 use anemoe_gates::integrity::{self, Hashes};
 use std::path::Path;
@@ -25,7 +25,9 @@ impl Verify {
         let bar = ui.bar(chain.shards.len() as u64, "hashes");
         let verified = integrity::verify(bundle, &chain, hashes, || bar.inc(1));
         bar.finish_and_clear();
-        verified?;
+        for path in verified? {
+            message(format!("{}: rewritten by another tool, same program and weights", path.display()));
+        }
         Ok(chain)
     }
 }

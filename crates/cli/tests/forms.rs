@@ -43,6 +43,7 @@ fn choices_that_do_not_fit_are_refused_by_name() {
     let unknown_word = file("word.toml", "[attention]\ncache = \"hosts\"\n");
     let unknown_sort = file("sort.toml", "[attentions]\ncache = \"host\"\n");
     let nothing = file("nothing.toml", "");
+    let short = file("short.toml", "[attention]\ncontext-buckets = \"96\"\n");
     let missing = dir.path().join("missing.toml").to_str().unwrap().to_string();
     for (words, says) in [
         (vec![&*zaya, "--cache", "host"], "--history host"),
@@ -56,6 +57,15 @@ fn choices_that_do_not_fit_are_refused_by_name() {
         (vec![&*gemma, "--forms", &*nothing], "no sort of shards"),
         (vec![&*gemma, "--forms", &*missing], "missing.toml"),
         (vec![&*gemma, "--forms", &*nothing, "--cache", "host"], "--cache"),
+        (vec![&*gemma, "--context-buckets", "0"], "0 positions"),
+        (vec![&*gemma, "--context-buckets", "64,32"], "ascending"),
+        (vec![&*gemma, "--context-buckets", "100"], "give 128"),
+        (vec![&*gemma, "--context-buckets", "short"], "not a number"),
+        (vec![&*gemma, "--context-buckets", "32,64,96,128,160"], "4 at most"),
+        (vec![&*gemma, "--context-buckets", "1024"], "--context-buckets 1024 is more than the 512 positions"),
+        (vec![&*zaya, "--context-buckets", "64", "--max-context", "32"], "larger --max-context"),
+        (vec![&*gemma, "--forms", &*short, "--max-context", "64"], "--context-buckets 96"),
+        (vec![&*gemma, "--forms", &*nothing, "--context-buckets", "64"], "--context-buckets"),
     ] {
         let mut all = vec!["plan"];
         all.extend(words);
@@ -79,6 +89,7 @@ fn bundles_of_every_form_generate_the_same_tokens() {
             host,
             vec!["--attention", "per-head", "--io", "channels-last"],
             vec!["--activation", "sigmoid"],
+            vec!["--context-buckets", "32"],
         ];
         if checkpoint == "tiny-gemma4-moe" {
             others.push(vec!["--cache", "host", "--functions", "apart"]);
@@ -92,11 +103,100 @@ fn bundles_of_every_form_generate_the_same_tokens() {
             build(&fixture(checkpoint), &bundle, &options);
             let bundle = bundle.to_str().unwrap();
             let ids = "5,42,79,116,33";
-            let out = json(0, &["generate", bundle, "--prompt-ids", ids, "--max-new", "12"]);
+            // Behind 32 positions functions of a bucket see too little.
+            let generate = ["generate", bundle, "--prompt-ids", ids, "--max-new", "40", "--ignore-eos"];
+            let out = json(0, &generate);
+            assert_eq!(out["generated_ids"].as_array().unwrap().len(), 40);
             tokens.push((form, out["generated_ids"].clone()));
         }
         for (form, own) in &tokens {
             assert!(own.is_array() && *own == tokens[0].1, "{form:?}: {own}");
         }
+    }
+}
+
+#[test]
+fn functions_for_short_contexts_are_planned_predicted_and_checked() {
+    let dir = tempfile::tempdir().unwrap();
+    for (checkpoint, form) in [
+        ("tiny-gemma4-moe", vec![]),
+        ("tiny-zaya", vec![]),
+        ("tiny-zaya", vec!["--cache", "host", "--history", "host", "--functions", "apart"]),
+        ("tiny-gemma4-moe", vec!["--token-range", "1..4"]),
+    ] {
+        let bundle = dir.path().join(format!("{checkpoint}-{}", form.len()));
+        let path = text(checkpoint);
+        let mut options = vec!["--context-buckets", "64,128", "--max-context", "128"];
+        if form != ["--token-range", "1..4"] {
+            options.extend(["--tokens", "1,4"]);
+        }
+        options.extend(&form);
+        let plan = json(0, &[vec!["plan", &path], options.clone()].concat());
+        let names = |shard: &serde_json::Value| shard["functions"].to_string();
+        let attention: Vec<String> = plan["shards"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|s| s["kind"] == "attention")
+            .map(names)
+            .collect();
+        let with = if form == ["--token-range", "1..4"] { "t1to4_c64" } else { "t1_c64" };
+        assert!(attention.iter().any(|names| names.contains(with)), "{attention:?}");
+        assert!(attention.iter().all(|names| !names.contains("c128")), "the whole context: {attention:?}");
+        assert!(
+            plan["notes"].to_string().contains("context bucket 128 is the whole cache"),
+            "{}",
+            plan["notes"]
+        );
+        build(&fixture(checkpoint), &bundle, &options);
+        let b = bundle.to_str().unwrap();
+        let chain: serde_json::Value =
+            serde_json::from_slice(&fs::read(bundle.join("chain.json")).unwrap()).unwrap();
+        let contexts: Vec<_> = chain["shards"].as_array().unwrap().iter().map(|s| &s["functions"]).collect();
+        assert!(contexts.iter().any(|f| f.to_string().contains("\"context\":64")), "{contexts:?}");
+        let (code, _, err) = run(&["check", b]);
+        assert!(code < 2, "{err}");
+        let speed = json(0, &["predict-speed", b]);
+        let cache = |pass: &serde_json::Value| -> f64 {
+            pass["kinds"].as_array().unwrap().iter().map(|k| k["cache_bytes"].as_f64().unwrap()).sum()
+        };
+        let short = &speed["contexts"][0];
+        assert_eq!(short["context"], 64);
+        assert!(cache(short) < cache(&speed["one"]) && cache(short) > 0.0, "{short}");
+        let whole = ["generate", b, "--prompt-ids", "5,42", "--max-new", "70", "--ignore-eos"];
+        assert_eq!(json(0, &whole)["generated_ids"].as_array().unwrap().len(), 70);
+    }
+    let speed = json(
+        0,
+        &[
+            "predict-speed",
+            &text("tiny-zaya"),
+            "--context",
+            "128",
+            "--context-buckets",
+            "64",
+            "--tokens",
+            "1",
+        ],
+    );
+    assert_eq!(speed["contexts"][0]["context"], 64);
+    let bundle = dir.path().join("tiny-zaya-0");
+    let b = bundle.to_str().unwrap();
+    refused(&["predict-speed", b, "--context-buckets", "64"], &["--context-buckets", "is built"]);
+    let forms = json(0, &["forms", b]);
+    assert!(forms["forms"].to_string().contains("--context-buckets\",\"32\""), "{forms}");
+    refused(&["forms", b, "--max-context", "64"], &["--max-context", "is built"]);
+
+    // Contexts that contradict the contract.
+    let path = bundle.join("chain.json");
+    let chain = fs::read_to_string(&path).unwrap();
+    for (from, to, says) in [
+        ("\"context\": 64", "\"context\": 128", "fewer than the 128 slots"),
+        ("\"context\": 64", "\"context\": 0", "one at least"),
+        ("\"context\": 64", "\"context\": -1", "found -1"),
+    ] {
+        assert!(chain.contains(from));
+        fs::write(&path, chain.replace(from, to)).unwrap();
+        refused(&["generate", b, "--prompt-ids", "5", "--max-new", "1"], &["chain.json", says]);
     }
 }

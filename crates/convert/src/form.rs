@@ -3,6 +3,7 @@
 //! Published findings about the Neural Engine contradict each other, so a plan names a form and a Mac decides between
 //! forms. Every form gives the same results on the CPU. `docs/ane-form.md` draws each.
 
+use crate::context_buckets::ContextBuckets;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -163,6 +164,9 @@ pub struct ShardForm {
     /// See [`FunctionForm`].
     #[serde(skip_serializing_if = "is_default")]
     pub functions: FunctionForm,
+    /// See [`ContextBuckets`].
+    #[serde(rename = "context-buckets", skip_serializing_if = "is_default")]
+    pub context_buckets: ContextBuckets,
 }
 
 /// Tells that a value is its type's default, which is not written.
@@ -172,7 +176,7 @@ pub fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 
 impl ShardForm {
     /// Gives the choices that are not the default, as option and word.
-    pub fn differences(&self) -> Vec<(&'static str, &'static str)> {
+    pub fn differences(&self) -> Vec<(&'static str, String)> {
         let all = [
             ("--cache", is_default(&self.cache), self.cache.word()),
             ("--history", is_default(&self.history), self.history.word()),
@@ -183,7 +187,10 @@ impl ShardForm {
             ("--experts", is_default(&self.experts), self.experts.word()),
             ("--functions", is_default(&self.functions), self.functions.word()),
         ];
-        all.into_iter().filter(|(_, default, _)| !default).map(|(option, _, word)| (option, word)).collect()
+        let buckets = Some(self.context_buckets).filter(|buckets| !is_default(buckets));
+        let words = all.into_iter().filter(|(_, default, _)| !default);
+        let words = words.map(|(option, _, word)| (option, word.to_string()));
+        words.chain(buckets.map(|buckets| ("--context-buckets", buckets.to_string()))).collect()
     }
 
     /// Sets the choice that an option names.
@@ -200,6 +207,7 @@ impl ShardForm {
             "--norm" => self.norm = word.parse()?,
             "--experts" => self.experts = word.parse()?,
             "--functions" => self.functions = word.parse()?,
+            "--context-buckets" => self.context_buckets = word.parse()?,
             _ => return Err(format!("no choice of a form is named `{option}`")),
         }
         Ok(())
@@ -261,6 +269,12 @@ mod tests {
         assert_eq!(serde_json::from_str::<ShardForm>(&text).unwrap(), form);
         assert_eq!(form.to_string(), "--cache host --attention per-head");
         assert!(serde_json::from_str::<ShardForm>(r#"{"caches":"host"}"#).is_err());
+        let form = ShardForm { context_buckets: "512,1024".parse().unwrap(), ..ShardForm::default() };
+        let text = serde_json::to_string(&form).unwrap();
+        assert_eq!(text, r#"{"context-buckets":"512,1024"}"#);
+        assert_eq!(serde_json::from_str::<ShardForm>(&text).unwrap(), form);
+        assert_eq!(form.to_string(), "--context-buckets 512,1024");
+        assert!(serde_json::from_str::<ShardForm>(r#"{"context-buckets":"9"}"#).is_err());
     }
 
     #[test]

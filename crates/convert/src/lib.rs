@@ -10,6 +10,7 @@
 pub mod bank_scales;
 pub mod build;
 pub mod checkpoint;
+pub mod context_buckets;
 pub mod form;
 pub mod form_ladder;
 pub mod importance;

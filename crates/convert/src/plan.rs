@@ -252,15 +252,19 @@ impl PlanOptions {
     /// Positions that the caches hold for a model that was trained on `limit`.
     ///
     /// # Errors
-    /// [`Kind::Usage`](anemoe_io::Kind::Usage) when more are asked than the model has.
+    /// [`Kind::Usage`](anemoe_io::Kind::Usage) when more are asked than the model has, or a bucket is larger.
     pub fn context(&self, limit: usize) -> Result<usize> {
-        match self.max_context {
-            Some(n) if n > limit => Err(Error::usage(format!(
-                "--max-context {n} is more than the model's max_position_embeddings {limit}"
-            ))),
-            Some(n) => Ok(n),
-            None => Ok(DEFAULT_MAX_CONTEXT.min(limit)),
-        }
+        let context = match self.max_context {
+            Some(n) if n > limit => {
+                return Err(Error::usage(format!(
+                    "--max-context {n} is more than the model's max_position_embeddings {limit}"
+                )));
+            }
+            Some(n) => n,
+            None => DEFAULT_MAX_CONTEXT.min(limit),
+        };
+        self.form_of(ShardKind::Attention).context_buckets.check(context)?;
+        Ok(context)
     }
 
     /// Most tokens of one call.
@@ -536,7 +540,7 @@ impl PlannedShard {
         let matrices: Vec<_> =
             self.matrices.iter().map(|m| (&m.part, m.rows, m.cols, m.taps, m.quant)).collect();
         let vectors: Vec<_> = self.vectors.iter().map(|v| &v.dims).collect();
-        let tokens: Vec<_> = self.functions.iter().map(|f| f.tokens).collect();
+        let tokens: Vec<_> = self.functions.iter().map(|f| (f.tokens, f.context)).collect();
         format!("{:?} {:?} {tokens:?} {matrices:?} {vectors:?}", self.kind, self.cache_slots)
     }
 

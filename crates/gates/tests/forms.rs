@@ -2,6 +2,7 @@
 
 use anemoe_bundle::{Chain, ShardKind, TokenCount};
 use anemoe_convert::build::build;
+use anemoe_convert::context_buckets::ContextBuckets;
 use anemoe_convert::form::{
     ActivationForm, AttentionForm, CacheForm, ExpertForm, FunctionForm, HistoryForm, IoForm, NormForm,
     ShardForm,
@@ -11,22 +12,38 @@ use anemoe_convert::plan::PlanOptions;
 use anemoe_runtime::backend::{Backend, BackendFunction, BackendPackage, KeptCache, SequenceStates};
 use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
 use anemoe_runtime::model::{Logits, Model, Request, Sequence};
+use anemoe_runtime::tensor::Tensor;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// Both families: one with rings and two kinds of layers, one with a history.
 const MODELS: [(&str, bool); 2] = [("tiny-gemma4-moe", false), ("tiny-zaya", true)];
-/// More than the window, and than one call takes.
+/// More than the window, than one call takes, and than a bucket holds.
 const TOKENS: usize = 45;
+/// Positions of the bucket.
+const BUCKET: usize = 32;
 
 /// Single changes, and all of them together; each with whether its results have the bits of the default form.
 fn forms(has_history: bool) -> Vec<(ShardForm, bool)> {
     let form = ShardForm::default();
     let history = if has_history { HistoryForm::Host } else { HistoryForm::State };
     let by_host = ShardForm { cache: CacheForm::Host, history, ..form };
+    let context_buckets = ContextBuckets::new(&[BUCKET]).unwrap();
     let mut forms = vec![
         (by_host, true),
         (ShardForm { functions: FunctionForm::Apart, ..by_host }, true),
+        (ShardForm { context_buckets, ..form }, true),
+        (ShardForm { context_buckets, ..by_host }, true),
+        (ShardForm { context_buckets, functions: FunctionForm::Apart, ..by_host }, true),
+        (
+            ShardForm {
+                context_buckets,
+                attention: AttentionForm::PerHead,
+                io: IoForm::ChannelsLast,
+                ..form
+            },
+            true,
+        ),
         (ShardForm { attention: AttentionForm::PerHead, ..form }, true),
         (ShardForm { io: IoForm::ChannelsLast, ..form }, true),
         // SiLU has no factors; those of GELU are rounded to fp16.
@@ -48,6 +65,7 @@ fn forms(has_history: bool) -> Vec<(ShardForm, bool)> {
     ];
     if has_history {
         forms.push((ShardForm { history: HistoryForm::Host, ..form }, true));
+        forms.push((ShardForm { context_buckets, history: HistoryForm::Host, ..form }, true));
     }
     forms
 }
@@ -65,6 +83,7 @@ fn options(form: ShardForm) -> PlanOptions {
 fn bundle(dir: &Path, name: &str, options: &PlanOptions) -> PathBuf {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name);
     let family = models::open(models::load(fixture.to_str().unwrap()).unwrap()).unwrap();
+    std::fs::create_dir_all(dir).unwrap();
     let out = dir.join(format!("{name}-{}", options.form.to_string().replace(' ', "_")));
     build(family.as_ref(), &family.plan(options).unwrap(), None, &out, 2, &|_| ()).unwrap();
     out
@@ -226,4 +245,172 @@ fn sorts_of_shards_have_forms_of_their_own() {
         (of(ShardKind::Attention), of(ShardKind::ExpertsCombine).io),
         (attention, IoForm::ChannelsLast)
     );
+}
+
+/// Options with two buckets that both are smaller than the cache of full attention, and one that is smaller than the ring.
+fn bucketed(form: ShardForm, tokens: &[TokenCount]) -> PlanOptions {
+    let context_buckets = ContextBuckets::new(&[32, 64]).unwrap();
+    let form = ShardForm { context_buckets, ..form };
+    PlanOptions { tokens: tokens.to_vec(), max_context: Some(128), ..options(form) }
+}
+
+/// Forms with caches on either side.
+fn holders(has_history: bool) -> Vec<ShardForm> {
+    let form = ShardForm::default();
+    let history = if has_history { HistoryForm::Host } else { HistoryForm::State };
+    vec![form, ShardForm { cache: CacheForm::Host, history, ..form }]
+}
+
+#[test]
+fn sequences_cross_the_borders_of_buckets_with_the_same_bits() {
+    let dir = tempfile::tempdir().unwrap();
+    // Rings for calls of 64 tokens have 96 slots, those for 8 tokens 32.
+    let fixed = [1, 64].map(|n| TokenCount { min: n, max: n });
+    let ranged = [TokenCount { min: 1, max: 8 }];
+    for (name, has_history) in MODELS {
+        for tokens in [&fixed[..], &ranged[..]] {
+            for form in holders(has_history) {
+                let what = format!("{name} {form} {tokens:?}");
+                let own = dir.path().join(format!("{}-{}", tokens.len(), form.cache));
+                let plain = PlanOptions { form, ..bucketed(form, tokens) };
+                let all: Vec<Vec<u32>> = (0..3).map(|s| ids(s, 100)).collect();
+                let want: Vec<_> = {
+                    let model = open(&bundle(&own, name, &plain), true);
+                    all.iter().map(|ids| alone(&model, ids)).collect()
+                };
+                let model = open(&bundle(&own, name, &bucketed(form, tokens)), true);
+                assert_eq!(model.chain().contexts(), [32, 64], "{what}");
+                assert!(alone(&model, &all[0]) == want[0], "{what}: one by one");
+                // Tokens of the last call are cut off without running others, as drafts need it.
+                let mut drafted = model.sequence();
+                model.append(&mut drafted, &all[0][..20], Logits::None, None).unwrap();
+                assert_eq!(model.tokens_to_run_again(&drafted, 17), 0, "{what}");
+                // In calls of sizes that meet a border, end there and go across it.
+                for sizes in [[29, 6], [32, 1], [7, 31], [60, 16]] {
+                    let (mut sequence, mut at, mut got) = (model.sequence(), 0, Vec::new());
+                    for size in sizes.into_iter().cycle() {
+                        let end = (at + size).min(all[0].len());
+                        got.extend(model.append(&mut sequence, &all[0][at..end], Logits::All, None).unwrap());
+                        at = end;
+                        if at == all[0].len() {
+                            break;
+                        }
+                    }
+                    assert!(got == want[0], "{what}: calls of {sizes:?}");
+                }
+                // Sequences of different buckets in one batch, and one that changes its bucket.
+                let mut sequences: Vec<Sequence> = all.iter().map(|_| model.sequence()).collect();
+                let mut ends = [0; 3];
+                for step in [[30, 40, 70], [1, 20, 9], [4, 3, 2]] {
+                    let mut requests: Vec<Request<'_>> = Vec::new();
+                    for (s, sequence) in sequences.iter_mut().enumerate() {
+                        let ids = &all[s][ends[s]..ends[s] + step[s]];
+                        requests.push(Request { sequence, ids, logits: Logits::All });
+                    }
+                    let got = model.forward(&mut requests).unwrap();
+                    for s in 0..3 {
+                        let end = ends[s] + step[s];
+                        assert!(got[s] == want[s][ends[s]..end], "{what}: sequence {s} to {end}");
+                        ends[s] = end;
+                    }
+                }
+                // Back across borders, in a fork and behind a save, and forward again.
+                for (s, length) in [(0, 34), (0, 32), (0, 30), (1, 60), (1, 20), (2, 65), (2, 63), (2, 3)] {
+                    let mut fork = sequences[s].fork().unwrap();
+                    model.truncate(&mut fork, length).unwrap();
+                    let mut restored = model.restore(&fork.save(&model).unwrap()).unwrap();
+                    for sequence in [&mut fork, &mut restored] {
+                        let got =
+                            model.append(sequence, &all[s][length..ends[s]], Logits::All, None).unwrap();
+                        assert!(got == want[s][length..ends[s]], "{what}: sequence {s} back to {length}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn functions_of_buckets_run_where_they_hold_a_pass() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokens = [1, 16].map(|n| TokenCount { min: n, max: n });
+    for (name, has_history) in MODELS {
+        for form in holders(has_history) {
+            let out = bundle(&dir.path().join(form.cache.word()), name, &bucketed(form, &tokens));
+            let calls = Arc::new(Mutex::new(Vec::new()));
+            let backend = Recorded(CpuBackend::with(Precision::Fp32), calls.clone());
+            let model = Model::open(&out, &backend).unwrap();
+            let ids = ids(0, 70);
+            let want = alone(&model, &ids);
+            let names = |calls: &Mutex<Vec<String>>| {
+                let mut names = std::mem::take(&mut *calls.lock().unwrap());
+                names.retain(|name| name.starts_with('t') && name != "t1" && name != "t16");
+                names.dedup();
+                names
+            };
+            // Rings of fewer slots keep their own functions.
+            assert_eq!(names(&calls), ["t1_c32", "t1_c64"], "{name} {form}");
+            // Filled up: 4 tokens in calls of 16.
+            let mut sequence = model.sequence();
+            let mut got = Vec::new();
+            for part in ids.chunks(12) {
+                got.extend(model.append(&mut sequence, part, Logits::All, None).unwrap());
+            }
+            are_near(&got, &want, 0.99999, &format!("{name} {form}"));
+            assert_eq!(names(&calls), ["t16_c32", "t16_c64"], "{name} {form}");
+        }
+    }
+}
+
+/// A backend that runs functions as they are declared, and notes the names of those with states.
+struct Recorded(CpuBackend, Arc<Mutex<Vec<String>>>);
+
+struct RecordedPackage(Box<dyn BackendPackage>, Arc<Mutex<Vec<String>>>);
+
+struct RecordedFunction(Arc<dyn BackendFunction>, String, Arc<Mutex<Vec<String>>>);
+
+impl Backend for Recorded {
+    fn open_with(
+        &self,
+        path: &Path,
+        caches: &[KeptCache],
+    ) -> anemoe_runtime::Result<Box<dyn BackendPackage>> {
+        Ok(Box::new(RecordedPackage(self.0.open_with(path, caches)?, self.1.clone())))
+    }
+}
+
+impl BackendPackage for RecordedPackage {
+    fn prepare(&self, function: &str) -> anemoe_runtime::Result<Arc<dyn BackendFunction>> {
+        Ok(Arc::new(RecordedFunction(self.0.prepare(function)?, function.to_string(), self.1.clone())))
+    }
+
+    fn new_states(&self) -> Box<dyn SequenceStates> {
+        self.0.new_states()
+    }
+}
+
+impl BackendFunction for RecordedFunction {
+    fn inputs(&self) -> &[String] {
+        self.0.inputs()
+    }
+
+    fn outputs(&self) -> &[String] {
+        self.0.outputs()
+    }
+
+    fn has_states(&self) -> bool {
+        self.0.has_states()
+    }
+
+    fn run(
+        &self,
+        inputs: &[&Tensor],
+        states: &mut dyn SequenceStates,
+        outputs: &mut Vec<Tensor>,
+    ) -> anemoe_runtime::Result<()> {
+        if self.0.has_states() {
+            self.2.lock().unwrap().push(self.1.clone());
+        }
+        self.0.run(inputs, states, outputs)
+    }
 }

@@ -394,6 +394,15 @@ impl Package {
         &self.model
     }
 
+    /// Path of the file that holds the model, and its bytes as [`PackageWriter`] writes them: those of a package that no other tool
+    /// has written anew.
+    ///
+    /// # Errors
+    /// The model cannot be represented.
+    pub fn model_as_written(&self) -> Result<(PathBuf, Vec<u8>)> {
+        Ok((self.path.join(DATA).join(AUTHOR).join(MODEL_FILE), spec::encode(&self.model)?))
+    }
+
     /// Path of the package.
     pub fn path(&self) -> &Path {
         &self.path

@@ -40,8 +40,8 @@ pub trait Backend: Sync {
     fn open_with(&self, path: &Path, caches: &[KeptCache]) -> Result<Box<dyn BackendPackage>>;
 }
 
-/// A cache that a function takes as an input and that its caller keeps: `[1, heads, slots, channels]`, zeros at first. After a
-/// call the row of each token lies in its slot.
+/// A cache that functions take as an input and that their caller keeps: `[1, heads, slots, channels]`, zeros at first. After a
+/// call the row of each token lies in its slot. A function may take the first slots alone; then no token lies behind them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptCache {
     /// The input.
@@ -50,6 +50,8 @@ pub struct KeptCache {
     pub rows: String,
     /// Input `[1, 1, slots, T]` that is 1 where a token's row goes.
     pub place: String,
+    /// Slots of the whole cache.
+    pub slots: usize,
 }
 
 /// An opened package: functions that share weights, and states that they share by name.

@@ -11,7 +11,8 @@ use std::sync::{Mutex, MutexGuard};
 /// Microseconds that every form takes besides: what differs by chance is below 3 % of them.
 const BASE: &str = "mlpackage slow 20000\n";
 /// Forms that are slower than the default and the cache by the host.
-const OTHERS: &str = "per-head slow 9000\nio-channels slow 9000\nnorm-plain slow 9000\n";
+const OTHERS: &str =
+    "per-head slow 9000\nio-channels slow 9000\nnorm-plain slow 9000\ncontext-buckets slow 9000\n";
 /// Times are compared, so one test runs at a time.
 static ONE: Mutex<()> = Mutex::new(());
 
@@ -44,8 +45,8 @@ fn planted_outcomes_lead_to_the_right_form_with_its_reason() {
     let _one = alone();
     let sandbox = Sandbox::new();
     let (host, heads) = ("cache by the host", "heads apart");
-    let all_but_heads =
-        "default/ slow 9000\ncache-host slow 9000\nio-channels slow 9000\nnorm-plain slow 9000\n";
+    let all_but_heads = "default/ slow 9000\ncache-host slow 9000\nio-channels slow 9000\nnorm-plain slow 9000\n\
+        context-buckets slow 9000\n";
     // Name, faults, calls, chosen, part of the reason, and why the default is out.
     let cases: [(&str, &str, &str, &str, &str, &str); 14] = [
         ("none", "", "20", "default", "wholly on the Neural Engine", ""),
@@ -61,7 +62,7 @@ fn planted_outcomes_lead_to_the_right_form_with_its_reason() {
         ("error", "default/ error 10", "20", host, "us a call", "0x1d"),
         ("on-cpu", "default/ plan-products-cpu", "20", host, "wholly on the Neural Engine", ""),
         ("nowhere", "default/ plan-none", "20", host, "wholly on the Neural Engine", ""),
-        ("slow", all_but_heads, "20", heads, "the fastest of 6", ""),
+        ("slow", all_but_heads, "20", heads, "the fastest of 8", ""),
     ];
     for (name, faults, calls, chosen, reason, out) in cases {
         let others = if name == "slow" { "" } else { OTHERS };
@@ -73,7 +74,7 @@ fn planted_outcomes_lead_to_the_right_form_with_its_reason() {
         assert_eq!(said.is_empty(), out.is_empty(), "{name}: {said}");
         assert!(said.contains(out), "{name}: {said}");
         let others = choice["trials"].as_array().unwrap().iter().filter(|t| t["form"] != "default");
-        assert!(others.clone().count() == 5 && others.into_iter().all(|t| t["out"].is_null()), "{choice:#}");
+        assert!(others.clone().count() == 7 && others.into_iter().all(|t| t["out"].is_null()), "{choice:#}");
     }
 }
 

@@ -2,6 +2,7 @@
 
 use anemoe_bundle::{Chain, TokenCount};
 use anemoe_convert::build::build;
+use anemoe_convert::context_buckets::ContextBuckets;
 use anemoe_convert::form::{CacheForm, HistoryForm, ShardForm};
 use anemoe_convert::models;
 use anemoe_convert::plan::PlanOptions;
@@ -96,14 +97,22 @@ pub fn by_host(family: &str) -> ShardForm {
     ShardForm { cache: CacheForm::Host, history, ..ShardForm::default() }
 }
 
-/// Both families with states of Core ML's, and with caches of the host.
-pub fn families_by_cache() -> [(&'static str, ShardForm); 4] {
+/// Both families with states of Core ML's, and with caches of the host; each also with functions for a context that the tests'
+/// sequences outgrow.
+pub fn families_by_cache() -> [(&'static str, ShardForm); 8] {
     let [gemma, zaya] = FAMILIES;
+    let context_buckets = ContextBuckets::new(&[32]).unwrap();
+    let short = |form| ShardForm { context_buckets, ..form };
+    let form = ShardForm::default();
     [
-        (gemma, ShardForm::default()),
-        (zaya, ShardForm::default()),
+        (gemma, form),
+        (zaya, form),
         (gemma, by_host(gemma)),
         (zaya, by_host(zaya)),
+        (gemma, short(form)),
+        (zaya, short(form)),
+        (gemma, short(by_host(gemma))),
+        (zaya, short(by_host(zaya))),
     ]
 }
 

@@ -1,6 +1,7 @@
 //! Options that decide the form of shards.
 
 use anemoe_bundle::ShardKind;
+use anemoe_convert::context_buckets::ContextBuckets;
 use anemoe_convert::form::{
     ActivationForm, AttentionForm, CacheForm, ExpertForm, FunctionForm, HistoryForm, IoForm, NormForm,
     ShardForm,
@@ -47,9 +48,13 @@ pub struct FormArgs {
     /// latter needs `--cache host`, as packages share no states.
     #[arg(long, value_name = "FORM", value_parser = words::<FunctionForm>(FunctionForm::WORDS), default_value_t)]
     pub functions: FunctionForm,
+    /// Contexts, in positions, for which attention has functions of its own besides those for the whole context: they read the
+    /// first slots of the cache alone. Ascending multiples of 32, four at most.
+    #[arg(long, value_name = "N,N,..", default_value_t, hide_default_value = true)]
+    pub context_buckets: ContextBuckets,
     /// Forms by sort of shard, from a TOML file: a table for each of attention, experts, experts_combine, moe and head, with the
     /// names of these options as keys.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["cache", "history", "attention", "activation", "io", "norm", "experts", "functions"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["cache", "history", "attention", "activation", "io", "norm", "experts", "functions", "context_buckets"])]
     pub forms: Option<PathBuf>,
 }
 
@@ -65,6 +70,7 @@ impl FormArgs {
             norm: self.norm,
             experts: self.experts,
             functions: self.functions,
+            context_buckets: self.context_buckets,
         }
     }
 

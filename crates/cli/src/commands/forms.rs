@@ -8,6 +8,7 @@ use anemoe_bundle::Chain;
 use anemoe_convert::form_ladder::{Rung, Sighting, ladder};
 use anemoe_convert::models;
 use anemoe_convert::path_kind::PathKind;
+use anemoe_convert::plan::PlanOptions;
 use std::path::PathBuf;
 
 /// List the forms that shards can have, and what was seen of each.
@@ -19,20 +20,32 @@ use std::path::PathBuf;
 pub struct Args {
     /// A checkpoint, or a bundle.
     path: PathBuf,
+    /// Positions that the caches of a checkpoint's bundle hold, as `build --max-context` [default: as `build`].
+    #[arg(long, value_name = "N", value_parser = crate::args::numbers::at_least_one)]
+    max_context: Option<usize>,
     #[command(flatten)]
     reading: Reading,
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    let (has_history, own) = match PathKind::at(&locate(&args.path)?.path) {
+    let (has_history, context, own) = match PathKind::at(&locate(&args.path)?.path) {
         PathKind::Bundle => {
+            anyhow::ensure!(
+                args.max_context.is_none(),
+                "--max-context is a checkpoint's: the bundle {} is built",
+                args.path.display()
+            );
             let chain = Chain::read(&args.path)?;
             let own = chain.options.get("form").cloned().unwrap_or_else(|| serde_json::json!({}));
-            (chain.has_history(), serde_json::from_value(own).ok())
+            (chain.has_history(), chain.model.max_context, serde_json::from_value(own).ok())
         }
-        _ => (models::open(args.reading.open(&args.path)?)?.has_history(), None),
+        _ => {
+            let family = models::open(args.reading.open(&args.path)?)?;
+            let options = PlanOptions { max_context: args.max_context, ..PlanOptions::default() };
+            (family.has_history(), options.context(family.sizes().positions)?, None)
+        }
     };
-    let rungs = ladder(has_history)?;
+    let rungs = ladder(has_history, context)?;
     ui.document(&serde_json::json!({"forms": rungs}))?;
     for rung in &rungs {
         let mark = if own == Some(rung.form) { " (this bundle's)" } else { "" };

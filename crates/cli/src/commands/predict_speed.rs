@@ -7,19 +7,21 @@ use crate::outcome::Outcome;
 use crate::show::speed::{self, SpeculationForecast, SpeedDocument};
 use crate::ui::Ui;
 use anemoe_bundle::Chain;
+use anemoe_convert::context_buckets::ContextBuckets;
 use anemoe_convert::models::Family;
 use anemoe_convert::path_kind::PathKind;
 use anemoe_convert::plan::PlanOptions;
 use anemoe_gates::cost::bench_fit::calibrate;
 use anemoe_gates::cost::chips::ChipProfile;
 use anemoe_gates::cost::forecast::{
-    CALLS_AS_BUILT, Costed, Forecast, forecast, tokens_per_call, with_memory,
+    CALLS_AS_BUILT, Costed, Forecast, PassSize, forecast, tokens_per_call, with_memory,
 };
 use anemoe_gates::cost::forms::{self, CostedForm, Recommendation, Setting};
 use anemoe_gates::cost::held_out::{HeldOut, held_out};
 use anemoe_gates::residency::facts;
 use anemoe_gates::residency::rule::{Chip, Conditions};
 use anemoe_mlpackage::package::Package;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Largest profile or bench document that is read.
@@ -55,6 +57,9 @@ pub struct Args {
     /// Positions that the caches of a checkpoint hold; a bundle has its own.
     #[arg(long, value_name = "N", value_parser = crate::args::numbers::at_least_one)]
     context: Option<usize>,
+    /// Contexts of a checkpoint for which attention has functions of its own, as `build --context-buckets`.
+    #[arg(long, value_name = "N,N,..", default_value_t, hide_default_value = true)]
+    context_buckets: ContextBuckets,
     /// Tokens of a pass, as drafts are verified, beside one token.
     #[arg(long, value_name = "T", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=4096))]
     tokens: u16,
@@ -103,8 +108,10 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let tokens = usize::from(args.tokens);
     let (chain, packages, planned) = if PathKind::at(&path) == PathKind::Bundle {
         anyhow::ensure!(
-            args.context.is_none() && args.experts_per_shard.is_none(),
-            "--context and --experts-per-shard are a checkpoint's: the bundle {} is built",
+            args.context.is_none()
+                && args.experts_per_shard.is_none()
+                && args.context_buckets == ContextBuckets::default(),
+            "--context, --context-buckets and --experts-per-shard are a checkpoint's: the bundle {} is built",
             path.display()
         );
         let (chain, packages) = open_bundle(&path, args.verify, ui)?;
@@ -115,12 +122,15 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         (plan.chain, packages, Some((family, plan.options)))
     };
     if let (Some(bench), Some(output)) = (&args.calibrate, &args.output) {
-        let one = forecast(&chain, &packages, &chip, 1, CALLS_AS_BUILT);
+        let one = forecast(&chain, &packages, &chip, PassSize::of(1), CALLS_AS_BUILT);
         return write_calibrated(bench, output, &one, &chip, ui);
     }
-    let pass =
-        |tokens| with_memory(forecast(&chain, &packages, &chip, tokens, CALLS_AS_BUILT), &chip, memory);
-    let (one, several) = (pass(1), pass(tokens));
+    let pass = |size| with_memory(forecast(&chain, &packages, &chip, size, CALLS_AS_BUILT), &chip, memory);
+    let (one, several) = (pass(PassSize::of(1)), pass(PassSize::of(tokens)));
+    let contexts: BTreeSet<usize> =
+        packages.iter().flat_map(|p| &p.functions).filter_map(|f| f.context).collect();
+    let contexts = contexts.into_iter().map(|context| pass(PassSize { tokens: 1, context: Some(context) }));
+    let contexts = contexts.collect();
     let found = planned.map(|(family, options)| compare(family.as_ref(), &options, &chip, memory));
     let (forms, recommended) = found.unwrap_or_default();
     let over_one = several.ms.likely / one.ms.likely;
@@ -132,6 +142,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         speculation: SpeculationForecast { tokens, over_one, gains },
         one,
         several,
+        contexts,
         forms,
         recommended,
     };
@@ -161,6 +172,7 @@ fn plan_of(path: &Path, args: &Args, ui: &Ui) -> anyhow::Result<PlannedCheckpoin
     {
         words.extend(value.into_iter().flat_map(|n| [option.to_string(), n.to_string()]));
     }
+    words.extend(["--context-buckets".into(), args.context_buckets.to_string()]);
     anyhow::ensure!(args.quant != "auto", "--quant auto measures; give a kind, for instance lut4");
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     plan_checkpoint(path, &PlanArgs::from_words(&words)?, false, ui)

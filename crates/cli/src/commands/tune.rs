@@ -178,7 +178,7 @@ impl Tuner<'_> {
     fn sort(&self, shard: &PlannedShard, ui: &Ui) -> anyhow::Result<FormChoice> {
         let family = self.planned.family.as_ref();
         let (mut programs, mut tried) = (Vec::new(), Vec::new());
-        for rung in ladder(family.has_history())? {
+        for rung in ladder(family.has_history(), self.planned.plan.chain.model.max_context)? {
             let mut options = self.planned.plan.options.clone();
             options.forms.insert(shard.kind, rung.form);
             let plan = family.plan(&options)?;

@@ -20,6 +20,9 @@ pub struct SpeedDocument {
     pub one: Forecast,
     /// A pass of several.
     pub several: Forecast,
+    /// A pass of one token in each context for which there are functions.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub contexts: Vec<Forecast>,
     /// Speculation with the pass of several.
     pub speculation: SpeculationForecast,
     /// Forms of a checkpoint.
@@ -59,6 +62,10 @@ pub fn print(document: &SpeedDocument, ui: &Ui) -> std::io::Result<()> {
         if d.several.tokens == 1 {
             break;
         }
+    }
+    if !d.contexts.is_empty() {
+        ui.line("\none token in a short context:")?;
+        print_contexts(&d.contexts, &d.one, ui)?;
     }
     if d.several.tokens > 1 {
         let gains: Vec<String> = d.speculation.gains.iter().map(|(p, g)| format!("{g:.2} at {p}")).collect();
@@ -105,6 +112,21 @@ fn print_pass(f: &Forecast, ui: &Ui) -> std::io::Result<()> {
             ui::bytes(k.cache_bytes as u64),
             span(&k.ms),
             k.bottleneck.name().into(),
+        ]);
+    }
+    table.print(ui)
+}
+
+/// Passes in contexts side by side, the whole one last.
+fn print_contexts(contexts: &[Forecast], whole: &Forecast, ui: &Ui) -> std::io::Result<()> {
+    let mut table = Table::new(&["positions", "cache", "ms", "tokens a second"]);
+    for f in contexts.iter().chain([whole]) {
+        let cache: f64 = f.kinds.iter().map(|k| k.cache_bytes).sum();
+        table.row(vec![
+            f.context.map_or("all".into(), |n| format!("up to {n}")),
+            ui::bytes(cache as u64),
+            span(&f.ms),
+            span(&f.tok_s),
         ]);
     }
     table.print(ui)

@@ -18,6 +18,8 @@ pub struct Attention {
     pub head_dim: usize,
     /// Cache slots; a multiple of 32.
     pub slots: usize,
+    /// Slots that the function sees, the first ones; a multiple of 32.
+    pub seen: usize,
     /// Rows of the state behind the slots, for what a layer remembers besides keys and values; a multiple of 32.
     pub tail: usize,
 }
@@ -61,9 +63,13 @@ impl Attention {
     }
 
     /// Keys of all heads, then values of all heads, and the tail, in one state: programs with more than one state failed on
-    /// some systems.
-    pub fn state_type(&self) -> TensorType {
-        let dims = [1, 2 * self.kv_heads as u64, (self.slots + self.tail) as u64, self.padded_dim() as u64];
+    /// some systems. An input has the slots alone that the function sees.
+    pub fn cache_type(&self, form: CacheForm) -> TensorType {
+        let rows = match form {
+            CacheForm::State => self.slots + self.tail,
+            CacheForm::Host => self.seen,
+        };
+        let dims = [1, 2 * self.kv_heads as u64, rows as u64, self.padded_dim() as u64];
         TensorType::fixed(DataType::Float16, &dims)
     }
 }
@@ -71,7 +77,7 @@ impl Attention {
 impl Lowering<'_> {
     /// Declares the inputs that depend on positions: rotary rows, mask and cache placement.
     pub fn position_inputs(&mut self, shape: &Attention, rotary_dim: usize) -> Result<PositionInputs> {
-        let (d, s) = (rotary_dim as u64, shape.slots as u64);
+        let (d, s) = (rotary_dim as u64, shape.seen as u64);
         Ok(PositionInputs {
             cos: self.input("rope_cos", &[1, 1, 0, d], Some(2))?,
             sin: self.input("rope_sin", &[1, 1, 0, d], Some(2))?,
@@ -139,21 +145,23 @@ impl Lowering<'_> {
 
     /// The cache before this call.
     pub fn read_cache(&mut self, shape: &Attention) -> Result<LayerCache> {
+        let ty = shape.cache_type(self.form.cache);
         if self.form.cache == CacheForm::Host {
-            let old = self.f().input(KV_CACHE, shape.state_type())?;
+            let old = self.f().input(KV_CACHE, ty)?;
             return Ok(LayerCache { state: None, old });
         }
-        let state = self.f().state(KV_CACHE, shape.state_type())?;
+        let state = self.f().state(KV_CACHE, ty)?;
         let old = self.f().read_state("kv_old", &state)?;
         Ok(LayerCache { state: Some(state), old })
     }
 
     /// Writes the new keys and values `[1, kv_heads, T, head_dim]`, and a new tail `[1, 2 kv_heads, tail, padded head_dim]`
-    /// where there is one, and returns all keys and values, each `[1, kv_heads, slots, head_dim]`, and the new rows where the
-    /// host keeps them.
+    /// where there is one, and returns the keys and values that the function sees, each `[1, kv_heads, seen, head_dim]`, and the
+    /// new rows where the host keeps them.
     ///
     /// The position enters as data: `cache * keep + place . new`, exact in fp16 because `keep` and `place` hold only 0
-    /// and 1. Slice bounds are constant, and nothing is gathered, scattered or compared.
+    /// and 1. Slice bounds are constant, and nothing is gathered, scattered or compared. A function that sees fewer slots than
+    /// the state has reads and writes these alone: `state[.., ..seen, ..] = updated`.
     pub fn update_cache(
         &mut self,
         cache: &LayerCache,
@@ -164,7 +172,8 @@ impl Lowering<'_> {
     ) -> Result<(Var, Var, Vec<Var>)> {
         let single = self.is_single_token();
         let padding = shape.padded_dim() - shape.head_dim;
-        let (slots, d) = (shape.slots as i32, shape.head_dim as i32);
+        let (seen, d) = (shape.seen as i32, shape.head_dim as i32);
+        let is_part = shape.seen < shape.slots && cache.state.is_some();
         let f = self.f();
         // The last of them carries the name of the output, where it is one.
         let name = |inner, last: bool| if last && cache.state.is_none() { KV_ROWS } else { inner };
@@ -174,9 +183,9 @@ impl Lowering<'_> {
             let ends = [0, 0, 0, 0, 0, 0, 0, padding as i32];
             new = f.pad(name("kv_padded", true), &new, &ends, &zero)?;
         }
-        let old = match tail {
-            None => cache.old.clone(),
-            Some(_) => f.slice_by_size("kv_old_slots", &cache.old, &[0; 4], &[1, -1, slots, -1])?,
+        let old = match tail.is_some() || is_part {
+            false => cache.old.clone(),
+            true => f.slice_by_size("kv_old_slots", &cache.old, &[0; 4], &[1, -1, seen, -1])?,
         };
         let kept = f.mul("kv_kept", &old, &at.keep)?;
         let placed = if single {
@@ -185,7 +194,16 @@ impl Lowering<'_> {
             f.matmul("kv_placed", &at.place, &new, false, false)?
         };
         let mut updated = f.add("kv_updated", &kept, &placed)?;
-        if let Some(tail) = tail {
+        if is_part {
+            let (heads, row) = (2 * shape.kv_heads as i32, shape.padded_dim() as i32);
+            let end = [1, heads, seen, row];
+            updated = f.slice_update("kv_updated_all", &cache.old, &updated, &[0; 4], &end)?;
+            if let Some(tail) = tail {
+                let (first, end) = (shape.slots as i32, (shape.slots + shape.tail) as i32);
+                let (begin, end) = ([0, 0, first, 0], [1, heads, end, row]);
+                updated = f.slice_update("kv_updated_tail", &updated, tail, &begin, &end)?;
+            }
+        } else if let Some(tail) = tail {
             updated = f.concat("kv_updated_all", &[&updated, tail], 2)?;
         }
         let mut all = match &cache.state {
@@ -195,8 +213,8 @@ impl Lowering<'_> {
             }
             None => updated,
         };
-        if padding > 0 || tail.is_some() {
-            all = f.slice_by_size("kv_unpadded", &all, &[0; 4], &[1, -1, slots, d])?;
+        if padding > 0 || tail.is_some() || is_part {
+            all = f.slice_by_size("kv_unpadded", &all, &[0; 4], &[1, -1, seen, d])?;
         }
         let mut halves = f.split("kv_half", &all, 2, 1)?.into_iter();
         match (halves.next(), halves.next()) {
@@ -223,7 +241,7 @@ impl Lowering<'_> {
         }
         let t = self.tokens_or_inferred();
         let (heads, kv, d, slots) =
-            (shape.heads as i32, shape.kv_heads as i32, shape.head_dim as i32, shape.slots as i32);
+            (shape.heads as i32, shape.kv_heads as i32, shape.head_dim as i32, shape.seen as i32);
         let rows = if t < 0 { -1 } else { heads / kv * t };
         let f = self.f();
         let grouped = f.reshape("q_grouped", q, &[1, kv, rows, d])?;
@@ -256,7 +274,7 @@ impl Lowering<'_> {
         at: &PositionInputs,
         shape: &Attention,
     ) -> Result<Var> {
-        let (t, slots) = (self.tokens_or_inferred(), shape.slots as i32);
+        let (t, slots) = (self.tokens_or_inferred(), shape.seen as i32);
         let queries = self.heads("q_head", q, shape.heads)?;
         let keys = self.heads("k_head", keys, shape.kv_heads)?;
         let values = self.heads("v_head", values, shape.kv_heads)?;

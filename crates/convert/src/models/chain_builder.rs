@@ -61,10 +61,28 @@ pub fn functions(units: &[Option<String>], tokens: &[TokenCount]) -> Vec<ShardFu
                 None => count_name(t),
                 Some(unit) => format!("{unit}_{}", count_name(t)),
             };
-            functions.push(ShardFunction { name, unit: unit.clone(), tokens: t });
+            functions.push(ShardFunction { name, unit: unit.clone(), tokens: t, context: None });
         }
     }
     functions
+}
+
+/// Functions of attention over a cache of `slots` slots: those for the whole context first, then those of each bucket, `t1_c512`.
+pub fn attention_functions(options: &PlanOptions, slots: usize) -> Vec<ShardFunction> {
+    let buckets = options.form_of(ShardKind::Attention).context_buckets;
+    let contexts: Vec<usize> = buckets.below(slots).collect();
+    if contexts.is_empty() {
+        return functions(&[None], &options.tokens);
+    }
+    let contexts = std::iter::once(None).chain(contexts.into_iter().map(Some));
+    let of_context = |context: Option<usize>| {
+        let name = move |t: TokenCount| match context {
+            None => count_name(t),
+            Some(context) => format!("{}_c{context}", count_name(t)),
+        };
+        options.tokens.iter().map(move |&t| ShardFunction { name: name(t), unit: None, tokens: t, context })
+    };
+    contexts.flat_map(of_context).collect()
 }
 
 /// A whole register as an input.
@@ -194,6 +212,14 @@ pub fn plan(
     shards.iter_mut().for_each(|shard| shard.form = options.form_of(shard.kind));
     let mut chain = chain;
     let shards = put_apart(shards, &mut chain);
+    let buckets = options.form_of(ShardKind::Attention).context_buckets;
+    let has = |bucket: usize| shards.iter().flat_map(|s| &s.functions).any(|f| f.context == Some(bucket));
+    let mut facts = facts;
+    facts.extend(buckets.iter().filter(|bucket| !has(*bucket)).map(|bucket| {
+        format!(
+            "the context bucket {bucket} is the whole cache of every layer and has no functions of its own"
+        )
+    }));
     let totals = Totals {
         shards: shards.len(),
         layer_shards: shards.iter().filter(|s| s.layer.is_some()).count(),

@@ -19,6 +19,8 @@ pub struct Sizes {
     pub experts: usize,
     /// Experts that a token meets.
     pub experts_per_token: usize,
+    /// Most positions of a sequence.
+    pub positions: usize,
     /// Parameters; a tied embedding counts once.
     pub parameters: u64,
     /// Parameters of one expert.

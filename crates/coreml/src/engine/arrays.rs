@@ -188,6 +188,28 @@ impl HostArray {
         Ok(self.own_bits()?.to_vec())
     }
 
+    /// Copies the first `slots` slots of this cache, `[1, heads, own slots, channels]`, to a new one; of those that this one lacks
+    /// zeros.
+    pub fn with_slots(&mut self, slots: usize) -> Result<HostArray, Failure> {
+        let &[1, heads, own_slots, channels] = &*self.shape else {
+            return Err(Failure::Misfit(format!("a cache of shape {:?}", self.shape)));
+        };
+        let mut other = HostArray::new(&[1, heads, slots, channels], self.element)?;
+        let shared = own_slots.min(slots) * channels;
+        let from = self.own_bits().map_err(Failure::Misfit)?;
+        let to = other.own_bits().map_err(Failure::Misfit)?;
+        let heads = from.chunks_exact((own_slots * channels).max(1));
+        for (from, to) in heads.zip(to.chunks_exact_mut((slots * channels).max(1))) {
+            to[..shared].copy_from_slice(&from[..shared]);
+        }
+        Ok(other)
+    }
+
+    /// Slots of this cache.
+    pub fn slots(&self) -> usize {
+        self.shape.get(2).copied().unwrap_or(0)
+    }
+
     /// Writes rows of tokens, `[1, heads, T, channels]`, into this cache, `[1, heads, slots, channels]`: each into the slot where
     /// `place`, `[1, 1, slots, T]`, is 1. A token without a slot only filled its call up.
     pub fn write_rows(&mut self, rows: &Tensor, place: &Tensor) -> Result<(), String> {

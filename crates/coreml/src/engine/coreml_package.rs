@@ -2,7 +2,7 @@
 
 use super::coreml_states::{CoreMlStates, StatesInfo};
 use super::failure::Failure;
-use super::interface::{Interface, StateSlot, UndoRule, states_of, undo_rule};
+use super::interface::{CacheSlot, Interface, StateSlot, UndoRule, states_of, undo_rule};
 use super::loading::{Engine, Loadable};
 use crate::settings::CoreMlSettings;
 use crate::{Error, Result};
@@ -62,13 +62,28 @@ impl Backend for CoreMlBackend {
     }
 }
 
-/// The arrays of caches, which all functions of a package take.
+/// The arrays of caches, which all functions of a package take, or the first slots of them.
 fn caches_of(path: &Path, functions: &[FunctionDescription], caches: &[KeptCache]) -> Result<Vec<StateSlot>> {
     let mut arrays: Option<Vec<StateSlot>> = None;
     for described in functions.iter().filter(|_| !caches.is_empty()) {
         let at = |failure: Failure| failure.at(path, &described.name);
         let interface = Interface::of(described, caches).map_err(at)?;
-        let own = interface.caches.into_iter().map(|c| c.cache).collect();
+        let whole = |(slot, cache): (CacheSlot, &KeptCache)| {
+            let mut whole = slot.cache;
+            match whole.shape.get_mut(2) {
+                Some(slots) if *slots <= cache.slots => *slots = cache.slots,
+                own => {
+                    return Err(at(Failure::Misfit(format!(
+                        "cache `{}`: {} slots, where the whole cache has {}",
+                        cache.input,
+                        own.map_or(0, |n| *n),
+                        cache.slots
+                    ))));
+                }
+            }
+            Ok(whole)
+        };
+        let own = interface.caches.into_iter().zip(caches).map(whole).collect::<Result<Vec<_>>>()?;
         match &arrays {
             Some(others) if *others != own => {
                 return Err(at(Failure::Misfit("other caches than the package's other functions".into())));
@@ -125,7 +140,7 @@ impl CoreMlPackage {
             if let UndoRule::Rows { selection: input, .. } = rule {
                 selection = Some(input);
             }
-            // Functions of a package differ in their number of tokens alone.
+            // Functions of a package differ in their numbers of tokens and slots alone.
             let _ = self.states.rule.set(rule);
         }
         let function = Arc::new(CoreMlFunction {

@@ -31,7 +31,8 @@ pub(super) struct SequenceObjects<'a> {
     pub key: StatesKey,
     /// None where the function has no states.
     pub state: Option<&'a MLState>,
-    pub caches: &'a mut [HostArray],
+    /// Each with the slots that the function takes.
+    pub caches: Vec<&'a mut HostArray>,
 }
 
 /// Everything that a call of one set of shapes needs, so that it makes no array, value or dictionary. Where the function takes
@@ -159,7 +160,7 @@ impl Buffers {
         model: &MLModel,
         interface: &Interface,
         key: Option<StatesKey>,
-        caches: &[HostArray],
+        caches: &[&mut HostArray],
     ) -> Result<Retained<MLDictionaryFeatureProvider>, Failure> {
         if let Some(made) = self.features.get(&key) {
             return Ok(made.clone());
@@ -200,6 +201,11 @@ impl Instance {
     /// Predictions take a state.
     pub fn takes_state(&self) -> bool {
         self.interface.has_states
+    }
+
+    /// Slots of each cache that predictions take.
+    pub fn cache_slots(&self) -> impl Iterator<Item = usize> {
+        self.interface.caches.iter().map(|c| c.cache.shape.get(2).copied().unwrap_or(0))
     }
 
     /// Lets go of the caches of a sequence.
@@ -249,7 +255,7 @@ impl Instance {
         let (model, interface) = (self.model.clone(), self.interface.clone());
         let (key, state, caches) = match sequence {
             Some(sequence) => (Some(sequence.key), sequence.state, sequence.caches),
-            None => (None, None, &mut [] as &mut [HostArray]),
+            None => (None, None, Vec::new()),
         };
         if caches.len() < interface.caches.len() {
             return Err(Failure::Misfit("a sequence without the caches of the function".into()));
@@ -259,7 +265,7 @@ impl Instance {
         for ((array, input), slot) in buffers.inputs.iter_mut().zip(inputs).zip(&interface.inputs) {
             array.write(input).map_err(|what| Failure::Misfit(format!("input `{}`: {what}", slot.name)))?;
         }
-        let features = buffers.features(&model, &interface, key, caches)?;
+        let features = buffers.features(&model, &interface, key, &caches)?;
         let features: &ProtocolObject<dyn MLFeatureProvider> = ProtocolObject::from_ref(&*features);
         // SAFETY: features, state and options are this model's, and one thread runs all predictions.
         let result = unsafe {

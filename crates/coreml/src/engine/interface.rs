@@ -2,7 +2,7 @@
 
 use super::arrays::Element;
 use super::failure::Failure;
-use anemoe_mlpackage::mil::{Feature, FeatureShape, Function, FunctionDescription};
+use anemoe_mlpackage::mil::{Binding, Feature, FeatureShape, Function, FunctionDescription, Operation};
 use anemoe_runtime::backend::KeptCache;
 use anemoe_runtime::cpu::{Carried, carried};
 
@@ -155,13 +155,42 @@ pub(crate) fn states_of(functions: &[FunctionDescription]) -> Result<Vec<StateSl
     Ok(states.unwrap_or_default())
 }
 
+/// Counts the rows that a function writes of a state, `[1, heads, rows, channels]`: all, or those that are put in place of others.
+fn count_written_rows(body: &Function, state: &StateSlot) -> Option<usize> {
+    let operations = &body.block.operations;
+    let argument = |op: &Operation, param: &str| match op.inputs.get(param)?.0.first()? {
+        Binding::Name(name) => Some(name.clone()),
+        Binding::Value(_) => None,
+    };
+    let write = operations
+        .iter()
+        .find(|op| op.op_type == "write_state" && argument(op, "input").as_ref() == Some(&state.name));
+    let by = |name: String| {
+        operations.iter().flat_map(|op| op.outputs.iter().map(move |o| (op, o))).find(|(_, o)| o.name == name)
+    };
+    let update = write.and_then(|op| by(argument(op, "data")?)).map(|(op, _)| op);
+    let update = update.filter(|op| op.op_type == "slice_update");
+    let shape = match update {
+        Some(op) => by(argument(op, "update")?)?
+            .1
+            .ty
+            .tensor()?
+            .shape()?
+            .into_iter()
+            .map(|d| usize::try_from(d).ok())
+            .collect::<Option<Vec<_>>>()?,
+        None => state.shape.clone(),
+    };
+    shape.get(2).copied().filter(|_| shape.len() == 4)
+}
+
 /// Finds the rule by which calls of `body` are undone, whose package has `states`.
 pub(crate) fn undo_rule(body: &Function, interface: &Interface, states: &[StateSlot]) -> UndoRule {
     match carried(body) {
         Carried::Nothing => {
-            // A cache has as many rows as some input has slots.
+            // What is written of a cache has as many rows as some input has slots.
             let is_cache = |state: &StateSlot| {
-                let rows = state.shape.get(2).copied().filter(|_| state.shape.len() == 4);
+                let rows = count_written_rows(body, state);
                 let has = |slot: &Slot| {
                     slot.shape
                         .as_ref()

@@ -53,7 +53,44 @@ struct States {
     /// Values that the next call starts from.
     saved: Option<StateValues>,
     /// Caches that functions take as inputs: these arrays themselves, whatever function is called.
-    caches: Vec<HostArray>,
+    caches: Vec<CacheArray>,
+}
+
+/// A cache of a sequence, with as many slots as the function took that was called last. A sequence that outgrows a function is
+/// copied once, not for every call.
+struct CacheArray {
+    whole: StateSlot,
+    /// None where it is all zero and no function has been called.
+    array: Option<HostArray>,
+}
+
+impl CacheArray {
+    /// Gives the array the slots that a function takes; true where it is another one then.
+    fn fit(&mut self, slots: usize) -> Result<bool, Failure> {
+        let made = match &mut self.array {
+            Some(array) if array.slots() == slots => return Ok(false),
+            Some(array) => array.with_slots(slots)?,
+            None => {
+                let mut shape = self.whole.shape.clone();
+                if let Some(own) = shape.get_mut(2) {
+                    *own = slots;
+                }
+                HostArray::new(&shape, Element::F16)?
+            }
+        };
+        self.array = Some(made);
+        Ok(true)
+    }
+
+    /// Reads all slots; those that the array lacks are zero.
+    fn read(&mut self) -> Result<Vec<u16>, Failure> {
+        let slots = self.whole.shape.get(2).copied().unwrap_or(0);
+        match &mut self.array {
+            None => Ok(vec![0; self.whole.len()]),
+            Some(array) if array.slots() == slots => array.read_bits().map_err(Failure::Misfit),
+            Some(array) => array.with_slots(slots)?.read_bits().map_err(Failure::Misfit),
+        }
+    }
 }
 
 /// States bind to the model that made them: they go before it does.
@@ -113,7 +150,7 @@ impl States {
         }
         let mut values = own.unwrap_or_else(|| zeros(&self.slots));
         for cache in &mut self.caches {
-            values.push(cache.read_bits().map_err(Failure::Misfit)?);
+            values.push(cache.read()?);
         }
         Ok(Some(values))
     }
@@ -191,6 +228,14 @@ impl Objects {
         loaded.used = *clock;
         let Some(key) = states else { return loaded.instance.predict(inputs, None, outputs) };
         let states = all.get_mut(&key).ok_or(Failure::Absent)?;
+        let mut has_moved = false;
+        for (cache, slots) in states.caches.iter_mut().zip(loaded.instance.cache_slots()) {
+            has_moved |= cache.fit(slots)?;
+        }
+        if has_moved {
+            functions.values_mut().for_each(|f| f.instance.forget(key));
+        }
+        let loaded = functions.get_mut(&function).ok_or(Failure::Absent)?;
         let takes_state = loaded.instance.takes_state();
         if takes_state && states.live.is_none() {
             let state = loaded.instance.new_state();
@@ -201,7 +246,8 @@ impl Objects {
             states.live = Some(Live { state, maker: function });
         }
         let state = states.live.as_ref().filter(|_| takes_state).map(|live| &*live.state);
-        let sequence = SequenceObjects { key, state, caches: &mut states.caches };
+        let caches = states.caches.iter_mut().filter_map(|cache| cache.array.as_mut()).collect();
+        let sequence = SequenceObjects { key, state, caches };
         loaded.instance.predict(inputs, Some(sequence), outputs)
     }
 
@@ -217,11 +263,13 @@ impl Objects {
         let in_caches = saved.as_mut().map(|v| v.split_off(slots.len().min(v.len()))).unwrap_or_default();
         let mut arrays = Vec::with_capacity(caches.len());
         for (i, slot) in caches.iter().enumerate() {
-            let mut array = HostArray::new(&slot.shape, Element::F16)?;
+            let mut array = None;
             if let Some(bits) = in_caches.get(i) {
-                array.write_bits(bits).map_err(Failure::Misfit)?;
+                let mut whole = HostArray::new(&slot.shape, Element::F16)?;
+                whole.write_bits(bits).map_err(Failure::Misfit)?;
+                array = Some(whole);
             }
-            arrays.push(array);
+            arrays.push(CacheArray { whole: slot.clone(), array });
         }
         self.states.insert(key, States { slots, live: None, saved, caches: arrays });
         Ok(())

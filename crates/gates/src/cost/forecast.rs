@@ -71,6 +71,9 @@ pub struct Forecast {
     pub chip: String,
     /// Tokens of the pass.
     pub tokens: usize,
+    /// Positions behind the pass, where functions see the slots for them alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub context: Option<usize>,
     /// By kind of shard.
     pub kinds: Vec<KindForecast>,
     /// Calls of the pass.
@@ -128,15 +131,35 @@ fn calls(chain: &Chain, tokens: usize) -> Vec<(&Run, f64)> {
     all
 }
 
-/// The function of these packages that takes `tokens` tokens, its package, and how often it is called for them.
+/// Tokens of a pass, and positions behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PassSize {
+    /// Tokens.
+    pub tokens: usize,
+    /// Positions; none for as many as the caches hold.
+    pub context: Option<usize>,
+}
+
+impl PassSize {
+    /// A pass at the end of the context.
+    pub const fn of(tokens: usize) -> PassSize {
+        PassSize { tokens, context: None }
+    }
+}
+
+/// The function of these packages that takes a pass, its package, and how often it is called for it.
 fn function_for<'a>(
     packages: &[&'a Costed],
     run: &Run,
-    tokens: usize,
+    pass: PassSize,
 ) -> Option<(&'a Costed, &'a str, usize, f64)> {
-    let own = || {
+    let tokens = pass.tokens;
+    let of_unit = || {
         packages.iter().flat_map(|p| p.functions.iter().filter(|f| f.unit == run.unit).map(move |f| (*p, f)))
     };
+    let holds = |context: &usize| pass.context.is_some_and(|positions| positions <= *context);
+    let context = of_unit().filter_map(|(_, f)| f.context.filter(holds)).min();
+    let own = || of_unit().filter(|(_, f)| f.context == context);
     let fits = own().filter(|(_, f)| f.tokens.max >= tokens).min_by_key(|(_, f)| f.tokens.max);
     let (package, f) = fits.or_else(|| own().max_by_key(|(_, f)| f.tokens.max))?;
     let takes = if f.tokens.min < f.tokens.max { tokens.min(f.tokens.max) } else { f.tokens.max };
@@ -150,12 +173,12 @@ struct PassCall {
     work: CallWork,
 }
 
-fn planned(chain: &Chain, packages: &[Costed], tokens: usize) -> Vec<PassCall> {
+fn planned(chain: &Chain, packages: &[Costed], pass: PassSize) -> Vec<PassCall> {
     let by_name: BTreeMap<&str, &Costed> = packages.iter().map(|p| (p.name.as_str(), p)).collect();
     let mut all = Vec::new();
-    for (run, often) in calls(chain, tokens) {
+    for (run, often) in calls(chain, pass.tokens) {
         let own: Vec<&Costed> = run.shards().filter_map(|name| by_name.get(name).copied()).collect();
-        let Some((package, name, takes, times)) = function_for(&own, run, tokens) else { continue };
+        let Some((package, name, takes, times)) = function_for(&own, run, pass) else { continue };
         // Shards of one type share a program whose functions may be named after another's experts: the order is the same.
         let mut names: Vec<&str> = package.functions.iter().map(|f| f.name.as_str()).collect();
         names.sort_unstable();
@@ -167,16 +190,15 @@ fn planned(chain: &Chain, packages: &[Costed], tokens: usize) -> Vec<PassCall> {
     all
 }
 
-/// Forecasts a pass of `tokens` tokens. `merged` calls become one, as if so many neighbouring shards shared a package;
-/// the head's stay.
+/// Forecasts a pass. `merged` calls become one, as if so many neighbouring shards shared a package; the head's stay.
 pub fn forecast(
     chain: &Chain,
     packages: &[Costed],
     chip: &ChipProfile,
-    tokens: usize,
+    pass: PassSize,
     merged: f64,
 ) -> Forecast {
-    let planned = planned(chain, packages, tokens);
+    let planned = planned(chain, packages, pass);
     let mut kinds: Vec<KindForecast> = Vec::new();
     let mut bottlenecks: BTreeMap<(usize, Bottleneck), f64> = BTreeMap::new();
     for p in &planned {
@@ -222,10 +244,11 @@ pub fn forecast(
     let ms = Span { low: sum(|k| k.ms.low), likely: sum(|k| k.ms.likely), high: sum(|k| k.ms.high) };
     Forecast {
         chip: chip.chip.clone(),
-        tokens,
+        tokens: pass.tokens,
+        context: pass.context,
         calls: sum(|k| k.calls),
         ms,
-        tok_s: ms.per_second(tokens as f64),
+        tok_s: ms.per_second(pass.tokens as f64),
         bundle_bytes: packages.iter().filter_map(|p| p.facts.weight_bytes).map(|b| b as f64).sum(),
         bottleneck: whole.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).map_or(Bottleneck::Call, |b| b.0),
         kinds,

@@ -1,7 +1,7 @@
 //! One checkpoint in several forms, side by side.
 
 use super::chips::ChipProfile;
-use super::forecast::{CALLS_AS_BUILT, Costed, Forecast, forecast, with_memory};
+use super::forecast::{CALLS_AS_BUILT, Costed, Forecast, PassSize, forecast, with_memory};
 use crate::residency::rule::{Conditions, Verdict};
 use crate::residency::{self, CheckOptions, Verdicts, facts};
 use anemoe_bundle::Step;
@@ -95,7 +95,7 @@ impl Setting<'_> {
         // What is too small for it to matter speaks against no form.
         let small = report.packages.iter().filter(|p| p.too_small && p.verdict == Verdict::NotAne).count();
         verdicts.not_ane -= small as u64;
-        let pass = forecast(&plan.chain, &packages, self.chip, 1, merged);
+        let pass = forecast(&plan.chain, &packages, self.chip, PassSize::of(1), merged);
         Some(CostedForm {
             name: name.into(),
             forecast: with_memory(pass, self.chip, self.memory),
@@ -119,7 +119,8 @@ const KINDS: [&str; 3] = ["lut4", "int8-tensor", "fp16"];
 pub fn buildable(family: &dyn Family, options: &PlanOptions, setting: &Setting<'_>) -> Vec<CostedForm> {
     let mut forms = packings(family, options, setting);
     let plan = family.plan(options);
-    let rungs = plan.ok().and_then(|p| ladder(p.chain.has_history()).ok()).unwrap_or_default();
+    let rungs = plan.ok().and_then(|p| ladder(p.chain.has_history(), p.chain.model.max_context).ok());
+    let rungs = rungs.unwrap_or_default();
     let shared = options.forms.is_empty();
     for rung in rungs.iter().filter(|r| shared && r.form != options.form) {
         let changed = PlanOptions { form: rung.form, ..options.clone() };

@@ -13,7 +13,8 @@ pub struct CallWork {
     pub weights: f64,
     /// Multiply-adds.
     pub multiply_adds: f64,
-    /// Bytes of caches: states are read and written as a whole, inputs that the host keeps are read.
+    /// Bytes of caches: states are read and written, as a whole or as far as the function sees them, inputs that the host keeps
+    /// are read.
     pub cache_bytes: f64,
     /// Tokens that it takes.
     pub tokens: f64,
@@ -39,7 +40,8 @@ impl CallWork {
             Some(c.depth? as f64 * c.outputs? as f64 * c.positions.unwrap_or(1) as f64 * kernel)
         };
         let multiply_adds = g.ops.iter().filter_map(|op| op.contraction.as_ref()).filter_map(product).sum();
-        let state = |dims: &[u64]| dims.iter().map(|&n| n as f64).product::<f64>() * FP16;
+        let reach = g.state_reach.map_or(f64::INFINITY, |n| n as f64);
+        let state = |dims: &[u64]| dims.iter().map(|&n| n as f64).product::<f64>().min(reach) * FP16;
         CallWork {
             bytes,
             weights: count,

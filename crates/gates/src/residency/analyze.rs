@@ -77,6 +77,8 @@ struct Walker<'a> {
     /// Bytes of the blobs that this function uses, by file and offset.
     blobs: HashMap<(&'a str, u64), u64>,
     immediate_bytes: u64,
+    /// Elements of a state that are read or written at once, at most.
+    reach: u64,
 }
 
 /// Bytes of a value's elements.
@@ -105,7 +107,7 @@ impl<'a> Walker<'a> {
             }
         }
         graph.shapes = described.map_or(Shapes::Fixed, shapes);
-        Walker { graph, scope, blobs: HashMap::new(), immediate_bytes: 0 }
+        Walker { graph, scope, blobs: HashMap::new(), immediate_bytes: 0, reach: 0 }
     }
 
     fn block(&mut self, block: &'a Block) {
@@ -313,6 +315,20 @@ impl<'a> Walker<'a> {
                 if op.op_type == "slice_update" && param == "x" && known.from_state {
                     (described.updates_state, from_state) = (true, true);
                 }
+                if known.from_state {
+                    let elements = |ty: Option<&TensorType>| ty.and_then(TensorType::elements).unwrap_or(0);
+                    let part = match op.op_type.as_str() {
+                        "slice_by_size" | "slice_by_index" => {
+                            elements(op.outputs.first().and_then(|o| o.ty.tensor()))
+                        }
+                        "slice_update" if param == "x" => {
+                            elements(self.operand(op, "update").and_then(|o| o.0.tensor()))
+                        }
+                        "write_state" => 0,
+                        _ => elements(known.ty.tensor()),
+                    };
+                    self.reach = self.reach.max(part);
+                }
             }
         }
         if op.op_type == "shape" {
@@ -466,6 +482,7 @@ impl<'a> Walker<'a> {
             op.weights = op.weights.iter().filter_map(|i| renumber.get(i).copied()).collect();
         }
         let g = &mut self.graph;
+        g.state_reach = g.ops.iter().any(|op| op.updates_state).then_some(self.reach);
         g.weight_bytes = Some(self.blobs.values().fold(self.immediate_bytes, |n, b| n.saturating_add(*b)));
         let attention = |op: &&Op| matches!(op.op_type.as_str(), "softmax" | "scaled_dot_product_attention");
         g.layers = Some(g.ops.iter().filter(attention).count() as u64);

@@ -31,6 +31,9 @@ pub struct Graph {
     pub shapes: Shapes,
     /// Dimensions of each state; empty dimensions where they are not known.
     pub states: Vec<GraphState>,
+    /// Elements of a state that are read or written at once, at most, where rows are put in place of others; none where a state
+    /// is written as a whole.
+    pub state_reach: Option<u64>,
     /// Bytes of each input with a fixed shape, by name.
     pub input_bytes: BTreeMap<String, u64>,
     /// True if it ends in, or holds, the projection to a vocabulary.

@@ -4,11 +4,13 @@
 //! as written   cache (input) -> cache * keep + placed -> attention        rows (output)
 //! as it runs   cache (state) -> cache * keep + placed -> written back, and read by attention
 //! ```
+//! A function that takes the first slots of the cache alone reads and writes these slots of the same state.
 //! The rows of a call are then written in place, where the caller would write them, and nothing copies a cache.
 
 use crate::backend::KeptCache;
 use anemoe_mlpackage::mil::{
-    Argument, Binding, Function, FunctionDescription, NamedType, Operation, Value, ValueType,
+    Argument, Binding, FeatureShape, Function, FunctionDescription, NamedType, Operation, TensorType, Value,
+    ValueType,
 };
 use std::collections::BTreeMap;
 
@@ -29,8 +31,19 @@ pub(super) fn hold_cache(
     let rows = rows.ok_or_else(|| format!("no output is named `{}`", cache.rows))?;
     let input = function.inputs.remove(input);
     let ValueType::Tensor(ty) = input.ty else { return Err("no input has its name".into()) };
-    function.inputs.push(NamedType { name: name.into(), ty: ValueType::State(ty.clone()) });
-    described.states.push(described.inputs.remove(feature));
+    let part = ty.shape().and_then(|shape| <[u64; 4]>::try_from(shape).ok());
+    let part = part.ok_or_else(|| format!("it has type {ty}, expected four fixed dimensions"))?;
+    let slots = cache.slots as u64;
+    if part[2] > slots {
+        return Err(format!("it has {} slots, where the whole cache has {slots}", part[2]));
+    }
+    let mut whole = part;
+    whole[2] = slots;
+    let state = TensorType::fixed(ty.dtype, &whole);
+    function.inputs.push(NamedType { name: name.into(), ty: ValueType::State(state.clone()) });
+    let mut feature = described.inputs.remove(feature);
+    feature.shape = FeatureShape::Fixed(whole.to_vec());
+    described.states.push(feature);
     function.block.outputs.remove(rows);
     described.outputs.retain(|f| f.name != cache.rows);
 
@@ -39,26 +52,46 @@ pub(super) fn hold_cache(
     rename(operations, name, &old);
     let updated = blended(operations, &old).ok_or("its rows are not blended with those of the call")?;
     let result = operations[updated].outputs[0].clone();
-    if result.ty != ValueType::Tensor(ty) || function.block.outputs.contains(&result.name) {
+    if result.ty != ValueType::Tensor(ty.clone()) || function.block.outputs.contains(&result.name) {
         return Err("what is blended has another shape or leaves the function".into());
     }
     rename(&mut operations[updated + 1..], &result.name, &current);
-    let read = |to: &str| Operation {
-        op_type: "read_state".into(),
-        inputs: BTreeMap::from([argument("input", name)]),
-        outputs: vec![NamedType { name: to.into(), ty: result.ty.clone() }],
+    let operation = |op_type: &str, inputs: Vec<(String, Argument)>, to: &str, ty: &TensorType| Operation {
+        op_type: op_type.into(),
+        inputs: inputs.into_iter().collect(),
+        outputs: vec![NamedType { name: to.into(), ty: ValueType::Tensor(ty.clone()) }],
         blocks: Vec::new(),
         attributes: BTreeMap::from([("name".into(), Value::string(to))]),
     };
-    let write = Operation {
-        op_type: "write_state".into(),
-        inputs: BTreeMap::from([argument("input", name), argument("data", &result.name)]),
+    let write = |data: &str| Operation {
         outputs: Vec::new(),
-        blocks: Vec::new(),
         attributes: BTreeMap::from([("name".into(), Value::string(format!("{name}_written")))]),
+        ..operation("write_state", vec![argument("input", name), argument("data", data)], "", &state)
     };
-    operations.splice(updated + 1..updated + 1, [write, read(&current)]);
-    operations.insert(0, read(&old));
+    let read = |to: &str| operation("read_state", vec![argument("input", name)], to, &state);
+    if part == whole {
+        operations.splice(updated + 1..updated + 1, [write(&result.name), read(&current)]);
+        operations.insert(0, read(&old));
+        return Ok(());
+    }
+    let [all_old, all_new, all] = ["as_it_was", "as_written", "as_it_is"].map(|n| format!("{name}_all_{n}"));
+    let numbers =
+        |param: &str, v: [i32; 4]| (param.into(), Argument(vec![Binding::Value(Value::int32s(&v))]));
+    let extent = part.map(|n| i32::try_from(n).unwrap_or(i32::MAX));
+    let first = |from: &str, to: &str| {
+        let inputs = vec![argument("x", from), numbers("begin", [0; 4]), numbers("size", extent)];
+        operation("slice_by_size", inputs, to, &ty)
+    };
+    let inputs = vec![
+        argument("x", &all_old),
+        argument("update", &result.name),
+        numbers("begin", [0; 4]),
+        numbers("end", extent),
+    ];
+    let put = operation("slice_update", inputs, &all_new, &state);
+    let behind = [put, write(&all_new), read(&all), first(&all, &current)];
+    operations.splice(updated + 1..updated + 1, behind);
+    operations.splice(0..0, [read(&all_old), first(&all_old, &old)]);
     Ok(())
 }
 

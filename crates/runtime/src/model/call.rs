@@ -33,8 +33,54 @@ fn pick(counts: &[TokenCount], n: usize) -> TokenCount {
     best.unwrap_or(TokenCount { min: 1, max: 1 })
 }
 
-/// Numbers of tokens for which a call keeps its function.
+/// Numbers of tokens, and contexts, for which a call keeps its function.
 const KEPT: usize = 32;
+
+/// A prepared function, and the slots and the tokens for which it was.
+type PreparedFor = ((usize, usize), Arc<Prepared>);
+
+/// Packages and names of functions by the tokens for which they are declared.
+type ByTokens = BTreeMap<TokenCount, (usize, String)>;
+
+/// The functions of a call by the positions that a sequence may have behind it.
+#[derive(Default)]
+pub(super) struct CallFunctions {
+    /// Those that see the first slots of a cache alone, by their number.
+    of_contexts: BTreeMap<usize, ByTokens>,
+    whole: ByTokens,
+}
+
+impl CallFunctions {
+    /// Adds a function.
+    pub fn insert(&mut self, context: Option<usize>, tokens: TokenCount, function: (usize, String)) {
+        let own = match context {
+            Some(context) => self.of_contexts.entry(context).or_default(),
+            None => &mut self.whole,
+        };
+        own.insert(tokens, function);
+    }
+
+    /// Those that see all slots.
+    pub fn whole(&self) -> &ByTokens {
+        &self.whole
+    }
+
+    /// The smallest context that holds `positions`, by the slots that its functions see.
+    fn context(&self, positions: usize) -> usize {
+        self.of_contexts.range(positions..).next().map_or(usize::MAX, |(context, _)| *context)
+    }
+
+    fn of(&self, context: usize) -> &ByTokens {
+        self.of_contexts.get(&context).unwrap_or(&self.whole)
+    }
+
+    fn packages(&self) -> impl Iterator<Item = usize> {
+        self.whole
+            .values()
+            .chain(self.of_contexts.values().flat_map(BTreeMap::values))
+            .map(|(package, _)| *package)
+    }
+}
 
 /// A value that a call reads.
 #[derive(Clone, Copy)]
@@ -62,16 +108,16 @@ pub(super) struct Call {
     pub when: Option<(usize, RowRange)>,
     inputs: BTreeMap<String, InputSource>,
     outputs: BTreeMap<String, OutputSink>,
-    /// Packages and names of the functions by the tokens for which they are declared.
-    functions: BTreeMap<TokenCount, (usize, String)>,
+    functions: CallFunctions,
     /// Axis of the tokens of each input that has any.
     axes: BTreeMap<String, usize>,
     /// Registers go in and out as `[1, 1, T, C]`.
     channels_last: bool,
-    /// Prepared functions by the tokens of a call, up to [`KEPT`], the oldest first.
-    prepared: RwLock<Vec<(usize, Arc<Prepared>)>>,
+    /// Prepared functions by context and tokens of a call, up to [`KEPT`], the oldest first.
+    prepared: RwLock<Vec<PreparedFor>>,
     has_states: OnceLock<bool>,
-    batch: OnceLock<Option<Arc<PreparedBatch>>>,
+    /// Functions for several sequences, by context; none where the backend has no such.
+    batches: RwLock<BTreeMap<usize, Option<Arc<PreparedBatch>>>>,
 }
 
 /// Packages of a model, by number.
@@ -85,6 +131,8 @@ pub(super) struct PreparedBatch {
     inputs: Vec<InputSource>,
     outputs: Vec<OutputSink>,
     channels_last: bool,
+    /// Slots of a cache that it sees, the first ones, where there are as many.
+    seen: usize,
 }
 
 /// A function that is ready for calls of so many tokens.
@@ -99,6 +147,8 @@ pub(super) struct Prepared {
     channels_last: bool,
     /// Tokens of the function's own call: those of the piece, or more, and then the piece is filled up.
     pub width: usize,
+    /// Slots of a cache that it sees, the first ones, where there are as many.
+    seen: usize,
 }
 
 /// Tokens of one call among those of the pass.
@@ -168,8 +218,8 @@ fn turn(inputs: &[InputSource], copies: &mut [(Tensor, bool)], registers: &[Tens
 
 /// Host inputs of a piece, filled for `width` tokens when they are asked for.
 pub(super) trait HostValues {
-    /// Fills host inputs for a piece of a call that is `width` tokens wide.
-    fn fill(&mut self, piece: Piece, inputs: &[usize], width: usize);
+    /// Fills host inputs for a piece of a call that is `width` tokens wide and sees the first slots of a cache.
+    fn fill(&mut self, piece: Piece, inputs: &[usize], width: usize, seen: usize);
     /// A host input, as filled last for the piece's sequence.
     fn get(&self, piece: Piece, input: usize) -> &Tensor;
 }
@@ -183,11 +233,11 @@ impl Call {
         when: Option<(usize, RowRange)>,
         inputs: BTreeMap<String, InputSource>,
         outputs: BTreeMap<String, OutputSink>,
-        functions: BTreeMap<TokenCount, (usize, String)>,
+        functions: CallFunctions,
         axes: BTreeMap<String, usize>,
         channels_last: bool,
     ) -> Call {
-        let (prepared, has_states, batch) = (RwLock::default(), OnceLock::new(), OnceLock::new());
+        let (prepared, has_states, batches) = (RwLock::default(), OnceLock::new(), RwLock::default());
         Call {
             shard,
             layer,
@@ -200,13 +250,13 @@ impl Call {
             channels_last,
             prepared,
             has_states,
-            batch,
+            batches,
         }
     }
 
     /// Numbers of its packages.
     pub fn packages(&self) -> impl Iterator<Item = usize> {
-        self.functions.values().map(|(package, _)| *package)
+        self.functions.packages()
     }
 
     /// Both add to one register, which they do not read, of one layer.
@@ -242,31 +292,38 @@ impl Call {
             return Ok(*known);
         }
         let with_host = self.inputs.values().any(|s| matches!(s, InputSource::Host(_)));
-        let found = with_host || self.prepare(packages, 1, bundle)?.function.has_states();
+        let found = with_host || self.prepare(packages, 1, 1, bundle)?.function.has_states();
         Ok(*self.has_states.get_or_init(|| found))
     }
 
-    /// Prepares the function for pieces of at most `tokens` tokens. Where the backend runs functions only as they are declared,
-    /// that may be one for fewer tokens, and the piece has to be cut.
+    /// Prepares the function for pieces of at most `tokens` tokens, behind which a sequence has at most `positions`. Where the
+    /// backend runs functions only as they are declared, that may be one for fewer tokens, and the piece has to be cut.
     ///
     /// # Errors
     /// The package has no such function, it is invalid, or its inputs and outputs are not those of the chain.
-    pub fn prepare(&self, packages: &Packages, tokens: usize, bundle: &Path) -> Result<Arc<Prepared>> {
+    pub fn prepare(
+        &self,
+        packages: &Packages,
+        tokens: usize,
+        positions: usize,
+        bundle: &Path,
+    ) -> Result<Arc<Prepared>> {
+        let seen = self.functions.context(positions);
         let find =
-            |all: &[(usize, Arc<Prepared>)]| all.iter().find(|(n, _)| *n == tokens).map(|(_, p)| p.clone());
+            |all: &[PreparedFor]| all.iter().find(|(key, _)| *key == (seen, tokens)).map(|(_, p)| p.clone());
         if let Some(found) = find(&self.prepared.read().unwrap_or_else(PoisonError::into_inner)) {
             return Ok(found);
         }
-        let (package, function, width) = self.choose(packages, tokens)?;
+        let (package, function, width) = self.choose(packages, self.functions.of(seen), tokens)?;
         let (inputs, outputs) = self.bind(function.inputs(), function.outputs(), bundle)?;
         let channels_last = self.channels_last;
-        let prepared = Arc::new(Prepared { package, function, inputs, outputs, width, channels_last });
+        let prepared = Arc::new(Prepared { package, function, inputs, outputs, width, channels_last, seen });
         let mut all = self.prepared.write().unwrap_or_else(PoisonError::into_inner);
         Ok(find(&all).unwrap_or_else(|| {
             if all.len() >= KEPT {
                 all.remove(0);
             }
-            all.push((tokens, prepared.clone()));
+            all.push(((seen, tokens), prepared.clone()));
             prepared
         }))
     }
@@ -300,15 +357,22 @@ impl Call {
         Ok((sources, sinks))
     }
 
-    /// Prepares the function for tokens of several sequences at once; none where the backend runs them one by one.
+    /// Prepares the function for tokens of several sequences at once, none of which has more than `positions` behind the call;
+    /// none where the backend runs them one by one.
     ///
     /// # Errors
     /// Fails like [`Call::prepare`].
-    pub fn prepare_batch(&self, packages: &Packages, bundle: &Path) -> Result<Option<Arc<PreparedBatch>>> {
-        if let Some(found) = self.batch.get() {
+    pub fn prepare_batch(
+        &self,
+        packages: &Packages,
+        positions: usize,
+        bundle: &Path,
+    ) -> Result<Option<Arc<PreparedBatch>>> {
+        let seen = self.functions.context(positions);
+        if let Some(found) = self.batches.read().unwrap_or_else(PoisonError::into_inner).get(&seen) {
             return Ok(found.clone());
         }
-        let made = match self.functions.iter().next_back() {
+        let made = match self.functions.of(seen).iter().next_back() {
             Some((count, (package, name))) => packages[*package]
                 .prepare_batch(name, &self.axes, count.min)?
                 .map(|function| (*package, function)),
@@ -318,18 +382,24 @@ impl Call {
             Some((package, function)) => {
                 let (inputs, outputs) = self.bind(function.inputs(), function.outputs(), bundle)?;
                 let channels_last = self.channels_last;
-                Some(Arc::new(PreparedBatch { package, function, inputs, outputs, channels_last }))
+                Some(Arc::new(PreparedBatch { package, function, inputs, outputs, channels_last, seen }))
             }
             None => None,
         };
-        Ok(self.batch.get_or_init(|| made).clone())
+        let mut all = self.batches.write().unwrap_or_else(PoisonError::into_inner);
+        Ok(all.entry(seen).or_insert(made).clone())
     }
 
     /// The number of a package, its function for `tokens` tokens, and the width of its calls: a declared one, else one that the
     /// backend makes for exactly these, else the cheapest declared one.
-    fn choose(&self, packages: &Packages, tokens: usize) -> Result<(usize, Arc<dyn BackendFunction>, usize)> {
+    fn choose(
+        &self,
+        packages: &Packages,
+        functions: &ByTokens,
+        tokens: usize,
+    ) -> Result<(usize, Arc<dyn BackendFunction>, usize)> {
         let holds = |c: &TokenCount| c.min <= tokens && tokens <= c.max;
-        let exact = self.functions.iter().find(|(c, _)| holds(c));
+        let exact = functions.iter().find(|(c, _)| holds(c));
         if let Some((count, (package, name))) = exact
             && count.min == count.max
         {
@@ -337,9 +407,8 @@ impl Call {
         }
         // A function of many tokens says more about where they lie than one of a single token, and one of a fixed shape runs
         // faster than one of a range.
-        let larger = || self.functions.iter().find(|(c, _)| c.max > tokens);
-        if let Some((count, (package, name))) =
-            exact.or_else(larger).or_else(|| self.functions.iter().next_back())
+        let larger = || functions.iter().find(|(c, _)| c.max > tokens);
+        if let Some((count, (package, name))) = exact.or_else(larger).or_else(|| functions.iter().next_back())
             && let Some(function) = packages[*package].prepare_for(name, &self.axes, count.min, tokens)?
         {
             return Ok((*package, function, tokens));
@@ -347,10 +416,10 @@ impl Call {
         if let Some((_, (package, name))) = exact {
             return Ok((*package, packages[*package].prepare(name)?, tokens));
         }
-        let counts: Vec<TokenCount> = self.functions.keys().copied().collect();
+        let counts: Vec<TokenCount> = functions.keys().copied().collect();
         let count = pick(&counts, tokens);
         let width = if count.min == count.max { count.max } else { tokens.min(count.max) };
-        match self.functions.get(&count) {
+        match functions.get(&count) {
             Some((package, name)) => Ok((*package, packages[*package].prepare(name)?, width)),
             None => Err(Error::input(format!("shard `{}` has no function", self.shard))),
         }
@@ -431,7 +500,7 @@ pub(super) fn run_sum(
 struct NoHost;
 
 impl HostValues for NoHost {
-    fn fill(&mut self, _: Piece, _: &[usize], _: usize) {}
+    fn fill(&mut self, _: Piece, _: &[usize], _: usize, _: usize) {}
 
     fn get(&self, _: Piece, _: usize) -> &Tensor {
         const { &Tensor { shape: Vec::new(), data: crate::tensor::Data::F32(Vec::new()) } }
@@ -457,7 +526,7 @@ impl Prepared {
             InputSource::Register { .. } => None,
         });
         let inputs: SmallVec<[usize; MANY]> = inputs.collect();
-        host.fill(piece, &inputs, self.width);
+        host.fill(piece, &inputs, self.width, self.seen);
     }
 
     fn gather(
@@ -564,7 +633,7 @@ impl PreparedBatch {
             InputSource::Register { .. } => None,
         };
         let wanted: SmallVec<[usize; MANY]> = self.inputs.iter().filter_map(of_host).collect();
-        pieces.iter().for_each(|piece| host.fill(*piece, &wanted, piece.tokens));
+        pieces.iter().for_each(|piece| host.fill(*piece, &wanted, piece.tokens, self.seen));
         let whole = Piece { first: 0, tokens: all, sequence: None };
         gather(&self.inputs, all, whole, all, copies, registers).map_err(wrong)?;
         if self.channels_last {

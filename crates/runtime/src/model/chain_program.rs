@@ -1,6 +1,6 @@
 //! Steps of a chain with names resolved to indices.
 
-use super::call::{Call, InputSource, OutputSink};
+use super::call::{Call, CallFunctions, InputSource, OutputSink};
 use super::host::{self, Routing};
 use super::vectors::{Mix, Norm, VectorFile};
 use crate::{Error, Result};
@@ -126,13 +126,16 @@ impl ChainProgram {
                     let of_shard = |name: &str| {
                         let package = packages[name];
                         let own = chain.shards[package].functions.iter().filter(|f| f.unit == run.unit);
-                        own.map(move |f| (f.tokens, (package, f.name.clone())))
+                        own.map(move |f| (f, (package, f.name.clone())))
                     };
-                    let functions: BTreeMap<TokenCount, (usize, String)> =
-                        run.shards().flat_map(of_shard).collect();
+                    let mut functions = CallFunctions::default();
+                    for (f, function) in run.shards().flat_map(of_shard) {
+                        functions.insert(f.context, f.tokens, function);
+                    }
+                    let whole = functions.whole();
                     counts = Some(match counts {
-                        None => functions.keys().copied().collect(),
-                        Some(c) => c.into_iter().filter(|c| functions.contains_key(c)).collect(),
+                        None => whole.keys().copied().collect(),
+                        Some(c) => c.into_iter().filter(|c| whole.contains_key(c)).collect(),
                     });
                     let mut source = |input: &InputBinding| match input {
                         InputBinding::Register { name, rows, rescale } => {

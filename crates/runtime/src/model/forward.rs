@@ -3,7 +3,7 @@
 use super::call::{Call, HostValues, Piece, Prepared, run_sum};
 use super::chain_program::{ChainOp, ChainProgram};
 use super::embedding::EmbeddingFile;
-use super::host;
+use super::host::{self, CallTokens};
 use super::sequence::Sequence;
 use super::workspace::{HostValue, PassWorkspace};
 use super::{Logits, Model, Registers, locked};
@@ -20,6 +20,8 @@ pub type LayerObserver<'a> = dyn FnMut(usize, &Tensor) + 'a;
 
 /// Sequences of a pass up to which nothing is allocated for them.
 const FEW: usize = 8;
+/// Positions behind a call of a function that sees none.
+const NO_POSITION: usize = 0;
 
 /// One sequence of a batch, and its next tokens.
 pub struct Request<'a> {
@@ -39,6 +41,13 @@ struct PassPart<'a> {
     first: usize,
 }
 
+impl PassPart<'_> {
+    /// Positions behind the pass.
+    fn end(&self) -> usize {
+        self.sequence.position() + self.ids.len()
+    }
+}
+
 /// Host inputs of a pass.
 struct Host<'a, 'p> {
     model: &'a Chain,
@@ -49,17 +58,18 @@ struct Host<'a, 'p> {
 }
 
 impl HostValues for Host<'_, '_> {
-    fn fill(&mut self, piece: Piece, inputs: &[usize], width: usize) {
+    fn fill(&mut self, piece: Piece, inputs: &[usize], width: usize, seen: usize) {
         let sequence = piece.sequence.unwrap_or(0);
         let Some(part) = self.parts.get(sequence) else { return };
         for &input in inputs {
             let all = &mut self.values[input].of_sequence;
             all.resize_with(all.len().max(sequence + 1), Default::default);
             let (value, filled) = &mut all[sequence];
-            if *filled != Some((self.pass, piece, width)) {
-                let first = part.sequence.position() + piece.first - part.first;
-                host::fill(value, &self.inputs[input], self.model, first, piece.tokens, width);
-                *filled = Some((self.pass, piece, width));
+            let first = part.sequence.position() + piece.first - part.first;
+            let tokens = CallTokens { first, n: piece.tokens, width, seen };
+            if *filled != Some((self.pass, piece, tokens)) {
+                host::fill(value, &self.inputs[input], self.model, tokens);
+                *filled = Some((self.pass, piece, tokens));
             }
         }
     }
@@ -468,7 +478,7 @@ impl Model {
             if call.has_states(&self.packages, &self.bundle)? {
                 return Ok(false);
             }
-            let prepared = call.prepare(&self.packages, tokens, &self.bundle)?;
+            let prepared = call.prepare(&self.packages, tokens, NO_POSITION, &self.bundle)?;
             if !prepared.is_exact(tokens) || !prepared.reads_registers() {
                 return Ok(false);
             }
@@ -508,7 +518,7 @@ impl Model {
             let mut host = Host { model: &self.chain, inputs: &program.host, values, parts: &[], pass };
             let mut first = 0;
             while first < tokens {
-                let prepared = call.prepare(packages, tokens - first, &self.bundle)?;
+                let prepared = call.prepare(packages, tokens - first, NO_POSITION, &self.bundle)?;
                 let n = prepared.width.min(tokens - first);
                 let piece = Piece { first, tokens: n, sequence: None };
                 let started = Instant::now();
@@ -523,7 +533,8 @@ impl Model {
             return Err(self.contradiction("head: a function with states or inputs of the host".into()));
         }
         if parts.len() > 1
-            && let Some(batch) = call.prepare_batch(packages, &self.bundle)?
+            && let Some(end) = parts.iter().map(PassPart::end).max()
+            && let Some(batch) = call.prepare_batch(packages, end, &self.bundle)?
         {
             let started = Instant::now();
             let pieces: SmallVec<[Piece; FEW]> = parts
@@ -550,6 +561,7 @@ impl Model {
         }
         for i in 0..parts.len() {
             let (mut first, end) = (parts[i].first, parts[i].first + parts[i].ids.len());
+            let positions = parts[i].end();
             // The states leave the sequence while host inputs read its position.
             let mut states =
                 std::mem::replace(&mut parts[i].sequence.states[call.package], Box::new(NoStates));
@@ -557,7 +569,7 @@ impl Model {
             let mut ran = Ok(());
             while first < end && ran.is_ok() {
                 let (started, mut called) = (Instant::now(), call.package);
-                ran = call.prepare(packages, end - first, &self.bundle).and_then(|prepared| {
+                ran = call.prepare(packages, end - first, positions, &self.bundle).and_then(|prepared| {
                     called = prepared.package;
                     let n = prepared.width.min(end - first);
                     let piece = Piece { first, tokens: n, sequence: Some(i) };

@@ -6,25 +6,43 @@ use anemoe_bundle::{Cache, Chain, HostInput, Rope};
 /// Added to the score of a slot that a token does not see: far below any score, and finite in fp16 with a score added.
 const MASKED: f32 = -30_000.0;
 
-/// Fills `out` for `n` tokens at positions `first..` in a call of `width` tokens.
-pub(super) fn fill(out: &mut Tensor, input: &HostInput, chain: &Chain, first: usize, n: usize, width: usize) {
-    // `Chain::read` has checked that the names exist.
+/// Tokens of a call for which host inputs are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CallTokens {
+    /// Position of the first.
+    pub first: usize,
+    /// Tokens.
+    pub n: usize,
+    /// Tokens that the call has room for.
+    pub width: usize,
+    /// Slots of a cache that the call sees, the first ones, where there are as many.
+    pub seen: usize,
+}
+
+/// Fills `out` for the tokens of a call.
+pub(super) fn fill(out: &mut Tensor, input: &HostInput, chain: &Chain, tokens: CallTokens) {
+    let CallTokens { first, n, width, seen } = tokens;
+    // `Chain::read` has checked that the names exist. All positions lie below the slots of a function that sees some alone, so
+    // that its cache is like a smaller one.
+    let cache = |name: &String| {
+        let cache = &chain.caches[name];
+        Cache { slots: cache.slots.min(seen), ..cache.clone() }
+    };
     match input {
         HostInput::RopeCos(name) => rope_rows(out, &chain.ropes[name], first, width, false),
         HostInput::RopeSin(name) => rope_rows(out, &chain.ropes[name], first, width, true),
-        HostInput::Mask(name) => mask_rows(out, &chain.caches[name], first, n, width),
+        HostInput::Mask(name) => mask_rows(out, &cache(name), first, n, width),
         HostInput::MaskColumns(name) => {
-            let mut rows = Tensor::default();
-            mask_rows(&mut rows, &chain.caches[name], first, n, width);
-            let slots = chain.caches[name].slots;
-            let v = out.reset_f32(&[1, slots, 1, width]);
+            let (mut rows, cache) = (Tensor::default(), cache(name));
+            mask_rows(&mut rows, &cache, first, n, width);
+            let v = out.reset_f32(&[1, cache.slots, 1, width]);
             let values = rows.as_f32().unwrap_or_default();
             for (slot, column) in v.chunks_exact_mut(width.max(1)).enumerate() {
-                column.iter_mut().enumerate().for_each(|(t, v)| *v = values[t * slots + slot]);
+                column.iter_mut().enumerate().for_each(|(t, v)| *v = values[t * cache.slots + slot]);
             }
         }
         HostInput::Place(name) => {
-            let slots = chain.caches[name].slots;
+            let slots = cache(name).slots;
             let v = out.reset_f32(&[1, 1, slots, width]);
             v.fill(0.0);
             for t in 0..n {
@@ -32,7 +50,7 @@ pub(super) fn fill(out: &mut Tensor, input: &HostInput, chain: &Chain, first: us
             }
         }
         HostInput::Keep(name) => {
-            let slots = chain.caches[name].slots;
+            let slots = cache(name).slots;
             let v = out.reset_f32(&[1, 1, slots, 1]);
             v.fill(1.0);
             for t in 0..n {

@@ -24,7 +24,7 @@ pub use sequence::Sequence;
 use crate::backend::{Backend, BackendPackage, Counts, KeptCache, OpTime};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
-use anemoe_bundle::{CHAIN_FILE, Chain, Kept, Shard, Step};
+use anemoe_bundle::{CHAIN_FILE, Chain, InputBinding, Kept, Run, Shard, Step};
 use anemoe_kernels::Pool;
 use call::Call;
 use chain_program::{ChainOp, ChainProgram, Names};
@@ -110,26 +110,34 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Rows that the host keeps between calls of a shard, by input.
-fn kept_of<'a>(chain: &'a Chain, shard: &str) -> BTreeMap<&'a str, &'a Kept> {
+/// Rows that the host keeps between calls of a shard, by input, and the slots of the cache that their places are made for.
+fn kept_of<'a>(chain: &'a Chain, shard: &str) -> BTreeMap<&'a str, (&'a Kept, usize)> {
     let runs = chain.steps.iter().filter_map(|step| match step {
         Step::Run(run) if run.shards().any(|name| name == shard) => Some(run),
         _ => None,
     });
-    runs.flat_map(|run| run.kept.iter().map(|(input, kept)| (input.as_str(), kept))).collect()
+    let slots = |run: &Run, kept: &Kept| match run.inputs.get(kept.place()) {
+        Some(InputBinding::Host(input)) => {
+            input.cache().and_then(|name| chain.caches.get(name)).map_or(0, |c| c.slots)
+        }
+        _ => 0,
+    };
+    let kept =
+        |run: &'a Run| run.kept.iter().map(move |(input, kept)| (input.as_str(), (kept, slots(run, kept))));
+    runs.flat_map(kept).collect()
 }
 
 /// Opens a package with what is kept for it: caches by the backend, newest rows around it.
 fn open_package(
     backend: &dyn Backend,
     path: &Path,
-    kept: &BTreeMap<&str, &Kept>,
+    kept: &BTreeMap<&str, (&Kept, usize)>,
 ) -> Result<Box<dyn BackendPackage>> {
     let (mut caches, mut newest) = (Vec::new(), Vec::new());
-    for (input, kept) in kept {
-        let input = input.to_string();
+    for (input, (kept, slots)) in kept {
+        let (input, slots) = (input.to_string(), *slots);
         match (*kept).clone() {
-            Kept::Cache { rows, place } => caches.push(KeptCache { input, rows, place }),
+            Kept::Cache { rows, place } => caches.push(KeptCache { input, rows, place, slots }),
             Kept::Newest { rows, place, count, heads, channels } => {
                 newest.push(NewestRows { input, rows, place, count, heads, channels });
             }
@@ -270,8 +278,9 @@ impl Model {
             }
         }
         Pool::global().run(wanted.len(), &|i| {
-            let prepare =
-                |(call, tokens): &(&Call, usize)| call.prepare(&self.packages, *tokens, &self.bundle).is_ok();
+            let prepare = |(call, tokens): &(&Call, usize)| {
+                call.prepare(&self.packages, *tokens, *tokens, &self.bundle).is_ok()
+            };
             let _ = wanted[i].iter().all(prepare);
         });
         let nanoseconds = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);

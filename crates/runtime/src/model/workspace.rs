@@ -1,7 +1,7 @@
 //! Memory that passes use one after the other.
 
 use super::call::{CallScratch, Piece};
-use super::host::Ranking;
+use super::host::{CallTokens, Ranking};
 use crate::tensor::Tensor;
 
 /// Memory of a pass.
@@ -26,5 +26,5 @@ pub(super) struct HostValue {
     pub of_sequence: Vec<(Tensor, Filled)>,
 }
 
-/// Pass, piece and width for which a host input was filled.
-pub(super) type Filled = Option<(u64, Piece, usize)>;
+/// Pass, piece, and tokens of the call for which a host input was filled.
+pub(super) type Filled = Option<(u64, Piece, CallTokens)>;

@@ -4,7 +4,7 @@ use crate::commands::journal::entries::{Entry, entries};
 use anemoe_bundle::journal::{self, Event};
 use anemoe_bundle::{Chain, GateResult};
 use anemoe_gates::cost::chips::ChipProfile;
-use anemoe_gates::cost::forecast::{CALLS_AS_BUILT, Costed, Span, forecast};
+use anemoe_gates::cost::forecast::{CALLS_AS_BUILT, Costed, PassSize, Span, forecast};
 use anemoe_gates::residency::rule::Verdict;
 use anemoe_gates::residency::{self, CheckOptions, facts};
 use anemoe_mlpackage::package::Package;
@@ -304,7 +304,7 @@ fn speeds(bundle: &Path, chain: &Chain) -> anyhow::Result<Vec<PredictedSpeed>> {
     let packages = chain.shards.iter().map(open).collect::<anyhow::Result<Vec<Costed>>>()?;
     let chips = CHIPS.iter().filter_map(|name| ChipProfile::named(name).ok());
     let of = |chip: ChipProfile| {
-        let found = forecast(chain, &packages, &chip, 1, CALLS_AS_BUILT);
+        let found = forecast(chain, &packages, &chip, PassSize::of(1), CALLS_AS_BUILT);
         PredictedSpeed { chip: found.chip, tok_s: found.tok_s, ms: found.ms }
     };
     Ok(chips.map(of).collect())

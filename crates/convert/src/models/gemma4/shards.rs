@@ -4,8 +4,8 @@ use super::Gemma4;
 use crate::form::{IoForm, ShardForm};
 use crate::lower::{Activation, Attention, HeadNorm, Lowering, NormShape, Stored};
 use crate::models::chain_builder::{
-    self, ExpertUnit, OutputHead, calls, functions, named, not_ours, output, packing_of, register, rows_of,
-    stream_outputs, tensor, unit_name,
+    self, ExpertUnit, OutputHead, attention_functions, calls, functions, named, not_ours, output, packing_of,
+    register, rows_of, stream_outputs, tensor, unit_name,
 };
 use crate::models::checked::CheckedCheckpoint;
 use crate::models::{Family, Preset, Sizes};
@@ -66,6 +66,7 @@ impl Gemma4 {
             kv_heads: c.kv_heads(layer),
             head_dim: c.head_dim(layer),
             slots: slots.next_multiple_of(32),
+            seen: slots.next_multiple_of(32),
             tail: 0,
         }
     }
@@ -104,8 +105,9 @@ impl Gemma4 {
         ];
         let name = format!("L{layer:02}.attn");
         let mut shard = PlannedShard::new(name, ShardKind::Attention, Some(layer), matrices, vectors);
-        shard.functions = functions(&[None], &options.tokens);
-        shard.cache_slots = Some(self.attention_shape(layer, options, context).slots);
+        let slots = self.attention_shape(layer, options, context).slots;
+        shard.functions = attention_functions(options, slots);
+        shard.cache_slots = Some(slots);
         shard
     }
 
@@ -288,7 +290,7 @@ impl Gemma4 {
         &self,
         layer: usize,
         slots: usize,
-        tokens: TokenCount,
+        function: &ShardFunction,
         stored: &Stored,
         form: ShardForm,
     ) -> Result<BuiltFunction> {
@@ -298,12 +300,13 @@ impl Gemma4 {
             kv_heads: c.kv_heads(layer),
             head_dim: c.head_dim(layer),
             slots,
+            seen: function.context.unwrap_or(slots),
             tail: 0,
         };
         let d = shape.head_dim;
         let norm = NormShape { axis: 1, eps: c.rms_norm_eps };
         let head_norm = NormShape { axis: 3, eps: c.rms_norm_eps };
-        let mut l = Lowering::new(stored, tokens, form);
+        let mut l = Lowering::new(stored, function.tokens, form);
         let hidden = l.stream_input("hidden", c.hidden_size)?;
         let at = l.position_inputs(&shape, d)?;
 
@@ -427,7 +430,7 @@ impl Family for Gemma4 {
         match (shard.kind, shard.layer) {
             (ShardKind::Attention, Some(layer)) if layer < self.config.num_hidden_layers => {
                 let slots = shard.cache_slots.ok_or_else(wrong)?;
-                self.lower_attention(layer, slots, function.tokens, stored, shard.form)
+                self.lower_attention(layer, slots, function, stored, shard.form)
             }
             (ShardKind::Experts | ShardKind::ExpertsCombine, Some(_)) => {
                 let (first, packing) = packing_of(shard)?;
@@ -473,6 +476,7 @@ impl Family for Gemma4 {
             layers: c.num_hidden_layers,
             experts: c.num_experts,
             experts_per_token: c.top_k_experts,
+            positions: c.max_position_embeddings,
             parameters: c.parameters(),
             expert_parameters: c.expert_parameters(),
         }

@@ -7,8 +7,8 @@ use crate::lower::{
 };
 use crate::models::CheckedCheckpoint;
 use crate::models::chain_builder::{
-    self, ExpertUnit, OutputHead, calls, functions, named, normalized, not_ours, output, packing_of,
-    register, rows_of, stream_outputs, tensor, unit_name,
+    self, ExpertUnit, OutputHead, attention_functions, calls, functions, named, normalized, not_ours, output,
+    packing_of, register, rows_of, stream_outputs, tensor, unit_name,
 };
 use crate::models::{Family, Preset, Sizes};
 use crate::plan::{MatrixPlan, Packing, PartKinds, Plan, PlanOptions, PlannedShard, VectorPlan};
@@ -80,13 +80,14 @@ fn moe_name(layer: usize, pack: usize, packs: usize) -> String {
 }
 
 impl Zaya {
-    fn attention_shape(&self, slots: usize, form: ShardForm) -> Attention {
+    fn attention_shape(&self, slots: usize, seen: usize, form: ShardForm) -> Attention {
         let c = &self.config;
         let shape = Attention {
             heads: c.num_attention_heads,
             kv_heads: c.num_key_value_heads,
             head_dim: c.head_dim,
             slots,
+            seen,
             tail: 0,
         };
         if form.history == HistoryForm::Host { shape } else { shape.with_history() }
@@ -134,7 +135,7 @@ impl Zaya {
         ];
         let mut shard =
             PlannedShard::new(attention_name(layer), ShardKind::Attention, Some(layer), matrices, vectors);
-        shard.functions = functions(&[None], &options.tokens);
+        shard.functions = attention_functions(options, slots);
         shard.cache_slots = Some(slots);
         shard
     }
@@ -223,7 +224,7 @@ impl Zaya {
         match form.history {
             HistoryForm::State => carry = Some(("carry", InputBinding::Host(HostInput::Carry(CCA_HISTORY)))),
             HistoryForm::Host => {
-                let (heads, channels) = self.attention_shape(0, form).history_shape();
+                let (heads, channels) = self.attention_shape(0, 0, form).history_shape();
                 let newest = Kept::Newest {
                     rows: HISTORY_ROWS.into(),
                     place: KV_PLACE.into(),
@@ -359,13 +360,13 @@ impl Zaya {
     fn lower_attention(
         &self,
         slots: usize,
-        tokens: TokenCount,
+        function: &ShardFunction,
         stored: &Stored,
         form: ShardForm,
     ) -> Result<BuiltFunction> {
         let c = &self.config;
-        let shape = self.attention_shape(slots, form);
-        let mut l = Lowering::new(stored, tokens, form);
+        let shape = self.attention_shape(slots, function.context.unwrap_or(slots), form);
+        let mut l = Lowering::new(stored, function.tokens, form);
         let x = l.stream_input("input", c.hidden_size)?;
         let at = l.position_inputs(&shape, c.rotary_dim)?;
         let old = l.history_input(&shape)?;
@@ -551,7 +552,7 @@ impl Family for Zaya {
         match (shard.kind, shard.layer) {
             (ShardKind::Attention, Some(_)) => {
                 let slots = shard.cache_slots.ok_or_else(wrong)?;
-                self.lower_attention(slots, function.tokens, stored, shard.form)
+                self.lower_attention(slots, function, stored, shard.form)
             }
             (ShardKind::Moe | ShardKind::Experts, Some(layer)) => {
                 let (first, packing) = packing_of(shard)?;
@@ -651,6 +652,7 @@ impl Family for Zaya {
             layers: c.num_hidden_layers,
             experts: c.num_experts,
             experts_per_token: 1,
+            positions: c.max_position_embeddings,
             parameters: c.parameters(),
             expert_parameters: c.expert_parameters(),
         }

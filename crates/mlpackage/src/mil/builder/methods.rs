@@ -188,6 +188,32 @@ impl FunctionBuilder {
         self.single("slice_by_index", name, args)
     }
 
+    /// `x` with `update` in place of `x[begin:end]`.
+    ///
+    /// # Errors
+    /// The operand or a parameter does not fit.
+    pub fn slice_update(
+        &mut self,
+        name: &str,
+        x: &Var,
+        update: &Var,
+        begin: &[i32],
+        end: &[i32],
+    ) -> Result<Var> {
+        let no = vec![false; begin.len()];
+        let args = vec![
+            ("x", x.into()),
+            ("update", update.into()),
+            ("begin", begin.into()),
+            ("end", end.into()),
+            ("stride", vec![1; begin.len()].as_slice().into()),
+            ("begin_mask", Value::bools(&no).into()),
+            ("end_mask", Value::bools(&no).into()),
+            ("squeeze_mask", Value::bools(&no).into()),
+        ];
+        self.single("slice_update", name, args)
+    }
+
     /// Sets a state; the operation is named after the value, as coremltools does.
     ///
     /// # Errors

@@ -424,7 +424,7 @@ impl Builder<'_> {
             }
             Fused::Experts { branches } => self.experts(branches),
             Fused::Attention { q, k, v, mask, kv_heads } => self.attention((*q, *k, *v, *mask), *kv_heads),
-            Fused::Update { state, new, keep, place, tail } => {
+            Fused::Update { state, new, keep, place, tail, slots } => {
                 let (new, keep, place) = (self.float(*new)?, self.float(*keep)?, self.float(*place)?);
                 let tail = match tail {
                     Some(t) => Some(self.float(*t)?),
@@ -438,7 +438,8 @@ impl Builder<'_> {
                     _ => None,
                 });
                 let as_before = before.unwrap_or(false);
-                let work = NodeKind::Update { state: *state, new, keep, place, tail, as_before };
+                let (state, slots) = (*state, *slots);
+                let work = NodeKind::Update { state, new, keep, place, tail, slots, as_before };
                 self.push(work);
                 Some(())
             }

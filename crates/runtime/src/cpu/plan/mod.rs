@@ -18,6 +18,7 @@ mod patterns;
 mod reduction;
 mod rounded;
 mod update;
+mod update_pattern;
 mod view;
 
 use super::located::OpErrorAt;
@@ -422,12 +423,12 @@ fn run_node(
             *counts += Counts::product(bytes, bytes as usize / element, queries);
             buffers[out.0] = taken;
         }
-        NodeKind::Update { state, new, keep, place, tail, as_before } => {
+        NodeKind::Update { state, new, keep, place, tail, slots, as_before } => {
             let sources = NodeInputs { buffers, tensors, constants, inputs };
             if !*as_before {
                 find_changes(pool, &sources, (keep, place), new.shape[2], changes);
             }
-            let values = (new, keep, place, tail.as_ref());
+            let values = (new, keep, place, tail.as_ref().map(|tail| (tail, *slots)));
             update(pool, &mut states[*state], &sources, values, changes, is_rounded);
         }
         NodeKind::Experts(e) => {

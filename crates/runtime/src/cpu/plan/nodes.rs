@@ -82,6 +82,8 @@ pub(super) enum NodeKind {
         keep: View,
         place: View,
         tail: Option<View>,
+        /// Rows before the tail, of which the update sees the first.
+        slots: usize,
         /// The same slots change as in the update before.
         as_before: bool,
     },

@@ -1,5 +1,5 @@
-//! Patterns of operations that one node replaces: normalization, rotary embedding, gates, experts, cache
-//! updates, attention.
+//! Patterns of operations that one node replaces: normalization, rotary embedding, gates, experts, attention; `update_pattern.rs`
+//! has updates of caches.
 //!
 //! A pattern is found by what is computed, whoever wrote the program, and it stands for its operations only if nothing else
 //! reads what they compute in between.
@@ -61,6 +61,8 @@ pub(super) enum Fused {
         keep: ValueRef,
         place: ValueRef,
         tail: Option<ValueRef>,
+        /// Rows before the tail, of which the update sees the first.
+        slots: usize,
     },
 }
 
@@ -90,7 +92,7 @@ pub(super) struct Branch {
     pub kind: Gate,
 }
 
-type Found = Option<(Fused, Vec<usize>)>;
+pub(super) type Found = Option<(Fused, Vec<usize>)>;
 
 impl Graph<'_> {
     fn step(&self, place: ValueRef) -> Option<usize> {
@@ -101,13 +103,13 @@ impl Graph<'_> {
     }
 
     /// The step that computes `place` by operation `op`.
-    fn by(&self, place: ValueRef, op: &str) -> Option<usize> {
+    pub fn by(&self, place: ValueRef, op: &str) -> Option<usize> {
         self.step(place).filter(|&s| {
             self.steps[s].op_type == op && matches!(self.steps[s].work, InstrKind::Kernel { .. })
         })
     }
 
-    fn arg(&self, step: usize, name: &str) -> Option<ValueRef> {
+    pub fn arg(&self, step: usize, name: &str) -> Option<ValueRef> {
         self.steps[step].argument(name)
     }
 
@@ -115,7 +117,7 @@ impl Graph<'_> {
         self.steps[step].writes().first().copied()
     }
 
-    fn shape(&self, place: ValueRef) -> Option<&[usize]> {
+    pub fn shape(&self, place: ValueRef) -> Option<&[usize]> {
         match place {
             ValueRef::Buffer(b) => Some(&self.shapes[b]),
             ValueRef::Constant(c) => Some(&self.constants[c].shape),
@@ -153,7 +155,7 @@ impl Graph<'_> {
     }
 
     /// Operands of a commutative operation, both ways.
-    fn both(&self, step: usize) -> Vec<(ValueRef, ValueRef)> {
+    pub fn both(&self, step: usize) -> Vec<(ValueRef, ValueRef)> {
         match (self.arg(step, "x"), self.arg(step, "y")) {
             (Some(x), Some(y)) => vec![(x, y), (y, x)],
             _ => Vec::new(),
@@ -161,7 +163,7 @@ impl Graph<'_> {
     }
 
     /// True if nothing but these steps and the root reads what the steps compute.
-    fn closed(&self, inside: &[usize], root: usize) -> bool {
+    pub fn closed(&self, inside: &[usize], root: usize) -> bool {
         inside.iter().all(|&s| {
             let mut written = self.steps[s].writes().into_iter();
             written.all(|b| self.readers[b].iter().all(|r| *r == root || inside.contains(r)))
@@ -685,73 +687,5 @@ impl Graph<'_> {
         let fits = in_order && parts.len() * repeats == heads.len() && self.axis(*axis, 4)? == 1;
         inside.push(split);
         fits.then(|| self.arg(split, "x"))?
-    }
-
-    /// `state = state * keep + new placed`, and rows behind it that are written whole.
-    pub fn update(&self, root: usize, state_shape: &[usize]) -> Found {
-        let InstrKind::WriteState { state, data } = &self.steps[root].work else { return None };
-        let &[1, rows, all, d] = state_shape else { return None };
-        let mut inside = Vec::new();
-        let (updated, tail) = match self.by(*data, "concat") {
-            None => (*data, None),
-            Some(c) => {
-                inside.push(c);
-                let &[updated, tail] = self.steps[c].values() else { return None };
-                let axis = self.ints(self.arg(c, "axis"))?.first()?;
-                if self.axis(*axis, 4)? != 2 {
-                    return None;
-                }
-                (updated, Some(tail))
-            }
-        };
-        let sum = self.by(updated, "add")?;
-        inside.push(sum);
-        let &[1, _, slots, _] = self.shape(updated)? else { return None };
-        if slots + tail.map_or(Some(0), |t| self.shape(t).and_then(|s| s.get(2).copied()))? != all {
-            return None;
-        }
-        self.both(sum).into_iter().find_map(|(kept, placed)| {
-            let mut inside = inside.clone();
-            let k = self.by(kept, "mul")?;
-            let (p, product) = match self.by(placed, "matmul") {
-                Some(p) => (p, true),
-                None => (self.by(placed, "mul")?, false),
-            };
-            inside.extend([k, p]);
-            let (_, keep) = self.both(k).into_iter().find(|(old, _)| match (old, tail) {
-                (ValueRef::State(s), None) => s == state,
-                (old, Some(_)) => self.is_start_of(*old, *state, slots, &mut inside),
-                _ => false,
-            })?;
-            let (new, place) = if product {
-                let flag = |name: &str| self.flag(self.arg(p, name), false);
-                if flag("transpose_x")? || flag("transpose_y")? {
-                    return None;
-                }
-                (self.arg(p, "y")?, self.arg(p, "x")?)
-            } else {
-                self.both(p).into_iter().find(|(_, place)| self.shape(*place) == Some(&[1, 1, slots, 1]))?
-            };
-            let tokens = *self.shape(place)?.get(3)?;
-            let fits = self.shape(keep)? == [1, 1, slots, 1]
-                && self.shape(place)? == [1, 1, slots, tokens]
-                && self.shape(new)? == [1, rows, tokens, d]
-                && tail.is_none_or(|t| self.shape(t) == Some(&[1, rows, all - slots, d]));
-            let state = *state;
-            (fits && self.closed(&inside, root))
-                .then_some((Fused::Update { state, new, keep, place, tail }, inside))
-        })
-    }
-
-    /// `old` is the state's first `slots` rows.
-    fn is_start_of(&self, old: ValueRef, state: usize, slots: usize, inside: &mut Vec<usize>) -> bool {
-        let Some(s) = self.by(old, "slice_by_size") else { return false };
-        let zeros = self.ints(self.arg(s, "begin")).is_some_and(|b| b.iter().all(|&v| v == 0));
-        let fits = self.shape(old).is_some_and(|o| o.get(2) == Some(&slots));
-        let found = self.arg(s, "x") == Some(ValueRef::State(state)) && zeros && fits;
-        if found {
-            inside.push(s);
-        }
-        found
     }
 }

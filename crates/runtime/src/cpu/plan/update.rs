@@ -35,8 +35,8 @@ pub(super) fn caches(nodes: &[Node], states: &[Vec<usize>]) -> Vec<Option<usize>
     let mut others = vec![false; states.len()];
     for node in nodes {
         match &node.work {
-            NodeKind::Update { state, keep, .. } => {
-                let own = keep.shape[2];
+            NodeKind::Update { state, slots: own, .. } => {
+                let own = *own;
                 others[*state] |= slots[*state].replace(own).is_some_and(|before| before != own);
             }
             NodeKind::WriteState { state, .. } => others[*state] = true,
@@ -107,22 +107,21 @@ pub(super) fn find_changes(
     }
 }
 
-/// `state = state * keep + sum over tokens of place * new`, where slots that stay are not touched; rows behind them, `tail`, are
-/// written whole. `changes` are the slots that do not stay.
+/// `state = state * keep + sum over tokens of place * new`, where slots that stay are not touched; rows behind all slots, `tail`
+/// with its first row, are written whole. `changes` are the slots that do not stay.
 pub(super) fn update(
     pool: &Pool,
     state: &mut StateValue,
     sources: &NodeInputs<'_>,
-    (new, keep, place, tail): (&View, &View, &View, Option<&View>),
+    (new, keep, place, tail): (&View, &View, &View, Option<(&View, usize)>),
     changes: &[Change],
     round: bool,
 ) {
     let &[_, _, tokens, d] = new.shape.as_slice() else { return };
-    let slots = keep.shape[2];
     let (values, keeps, places) = (sources.get(new.base), sources.get(keep.base), sources.get(place.base));
     let kept = |slot: usize| keeps[keep.offset + slot * keep.strides[2]];
     let at = |slot: usize, t: usize| places[place.offset + slot * place.strides[2] + t * place.strides[3]];
-    let tail = tail.map(|tail| (tail, sources.get(tail.base)));
+    let tail = tail.map(|(tail, slots)| (tail, slots, sources.get(tail.base)));
     let write = |h: usize, mut state: StatePiece<'_>| {
         let mut row = ROW.take();
         row.resize(d, 0.0);
@@ -155,7 +154,7 @@ pub(super) fn update(
             }
             state.set(slot * d, &row);
         }
-        if let Some((tail, values)) = tail {
+        if let Some((tail, slots, values)) = tail {
             let rows = tail.shape[2];
             if rows > 0 && tail.strides[3] == 1 && tail.strides[2] == d {
                 state.set(slots * d, &values[tail.offset + h * tail.strides[1]..][..rows * d]);

@@ -3,7 +3,7 @@
 //! ```text
 //! window  [.., R + T, d] = the R rows carried so far, then one for each of the T tokens of the call
 //! carried [.., R, d]     = matmul(selection, window), rows n.. of it for n tokens
-//! state                  = concat(cache, tail(carried))
+//! state                  = concat(cache, tail(carried)), or state[rows behind the slots] = tail(carried)
 //! ```
 //! A call keeps its window. For k of its n tokens the rows carried are those from k on, and `tail` makes them rows of the state.
 
@@ -66,14 +66,28 @@ pub fn carried(function: &Function) -> Carried {
     let by = |name: &str| operations.iter().find(|op| op.outputs.iter().any(|o| o.name == name));
     let data = argument(write, "data").and_then(by);
     match data {
-        Some(concat) if concat.op_type == "concat" => {
-            rows(function, write, concat).map_or(Carried::Unknown, |rows| Carried::Rows(Box::new(rows)))
+        Some(joined)
+            if joined.op_type == "concat" || find_first_row(operations, joined).is_some_and(|n| n > 0) =>
+        {
+            rows(function, write, joined).map_or(Carried::Unknown, |rows| Carried::Rows(Box::new(rows)))
         }
         _ => Carried::Nothing,
     }
 }
 
-fn rows(function: &Function, write: &Operation, concat: &Operation) -> Option<CarriedRows> {
+/// Finds the first row of axis 2 that a `slice_update` of constant bounds writes.
+fn find_first_row(operations: &[Operation], op: &Operation) -> Option<u64> {
+    let value = match op.inputs.get("begin").filter(|_| op.op_type == "slice_update")?.0.first()? {
+        Binding::Value(value) => value,
+        Binding::Name(name) => {
+            let is_it = |op: &&Operation| op.op_type == "const" && op.outputs.iter().any(|o| o.name == *name);
+            operations.iter().find(is_it)?.attributes.get("val")?
+        }
+    };
+    u64::try_from(*value.as_ints()?.get(2)?).ok()
+}
+
+fn rows(function: &Function, write: &Operation, joined: &Operation) -> Option<CarriedRows> {
     let operations = &function.block.operations;
     let by = |name: &str| operations.iter().position(|op| op.outputs.iter().any(|o| o.name == name));
     let shape = |name: &str| -> Option<Vec<u64>> {
@@ -82,17 +96,21 @@ fn rows(function: &Function, write: &Operation, concat: &Operation) -> Option<Ca
     };
     let input =
         |name: &str| function.inputs.iter().find(|i| i.name == name && matches!(i.ty, ValueType::Tensor(_)));
-    let [Binding::Name(slots), Binding::Name(tail)] = concat.inputs.get("values")?.0.as_slice() else {
-        return None;
+    let (slots, tail) = match joined.op_type.as_str() {
+        "concat" => match joined.inputs.get("values")?.0.as_slice() {
+            [Binding::Name(slots), Binding::Name(tail)] => (*shape(slots)?.get(2)?, tail.as_str()),
+            _ => return None,
+        },
+        _ => (find_first_row(operations, joined)?, argument(joined, "update")?),
     };
-    let whole = concat.outputs.first()?.ty.tensor()?.shape()?;
-    let (slots, rows_of_tail) = (shape(slots)?, shape(tail)?);
-    if slots.len() != 4 || rows_of_tail.len() != 4 || whole.get(2) != Some(&(slots[2] + rows_of_tail[2])) {
+    let whole = joined.outputs.first()?.ty.tensor()?.shape()?;
+    let rows_of_tail = shape(tail)?;
+    if whole.len() != 4 || rows_of_tail.len() != 4 || whole[2] != slots.checked_add(rows_of_tail[2])? {
         return None;
     }
     // Backwards from the tail to the product with the selection.
     let (mut inside, mut product) = (BTreeSet::new(), None);
-    let mut open = vec![tail.as_str()];
+    let mut open = vec![tail];
     while let Some(name) = open.pop() {
         let at = by(name)?;
         let op = &operations[at];
@@ -122,7 +140,7 @@ fn rows(function: &Function, write: &Operation, concat: &Operation) -> Option<Ca
         let shape = FeatureShape::Fixed(ty.shape()?);
         Some(Feature { name: name.to_string(), dtype: ty.dtype, shape })
     };
-    let tail_type = operations[by(tail)?].outputs.iter().find(|o| o.name == *tail)?.ty.tensor()?.clone();
+    let tail_type = operations[by(tail)?].outputs.iter().find(|o| o.name == tail)?.ty.tensor()?.clone();
     let described = FunctionDescription {
         name: "tail".into(),
         inputs: vec![feature(&result.name, result.ty.tensor()?)?],
@@ -132,7 +150,7 @@ fn rows(function: &Function, write: &Operation, concat: &Operation) -> Option<Ca
     let block = Block {
         inputs: Vec::new(),
         operations: inside.into_iter().map(|i| operations[i].clone()).collect(),
-        outputs: vec![tail.clone()],
+        outputs: vec![tail.to_string()],
     };
     let inputs = vec![NamedType { name: result.name.clone(), ty: result.ty.clone() }];
     Some(CarriedRows {
@@ -140,7 +158,7 @@ fn rows(function: &Function, write: &Operation, concat: &Operation) -> Option<Ca
         window: window.to_string(),
         rows: usize::try_from(rows).ok()?,
         state: argument(write, "input")?.to_string(),
-        first: usize::try_from(slots[2]).ok()?,
+        first: usize::try_from(slots).ok()?,
         tail: Function { inputs, opset: function.opset, block },
         described,
     })
