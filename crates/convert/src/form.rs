@@ -6,6 +6,7 @@
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::num::NonZeroUsize;
 use std::str::FromStr;
 
 /// Declares the values of one choice, the first of which is the default.
@@ -135,6 +136,9 @@ choice! {
     }
 }
 
+/// The option that puts layers together.
+pub const LAYERS_PER_SHARD: &str = "--layers-per-shard";
+
 /// Every choice of a form.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -163,6 +167,9 @@ pub struct ShardForm {
     /// See [`FunctionForm`].
     #[serde(skip_serializing_if = "is_default")]
     pub functions: FunctionForm,
+    /// Neighbouring layers that share a package, at most; none where attention and experts are packages of their own.
+    #[serde(rename = "layers-per-shard", skip_serializing_if = "is_default")]
+    pub layers_per_shard: Option<NonZeroUsize>,
 }
 
 /// Tells that a value is its type's default, which is not written.
@@ -172,7 +179,7 @@ pub fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 
 impl ShardForm {
     /// Gives the choices that are not the default, as option and word.
-    pub fn differences(&self) -> Vec<(&'static str, &'static str)> {
+    pub fn differences(&self) -> Vec<(&'static str, String)> {
         let all = [
             ("--cache", is_default(&self.cache), self.cache.word()),
             ("--history", is_default(&self.history), self.history.word()),
@@ -183,7 +190,10 @@ impl ShardForm {
             ("--experts", is_default(&self.experts), self.experts.word()),
             ("--functions", is_default(&self.functions), self.functions.word()),
         ];
-        all.into_iter().filter(|(_, default, _)| !default).map(|(option, _, word)| (option, word)).collect()
+        let words = all.into_iter().filter(|(_, default, _)| !default);
+        let mut words: Vec<(&str, String)> = words.map(|(option, _, word)| (option, word.into())).collect();
+        words.extend(self.layers_per_shard.map(|n| (LAYERS_PER_SHARD, n.to_string())));
+        words
     }
 
     /// Sets the choice that an option names.
@@ -200,6 +210,10 @@ impl ShardForm {
             "--norm" => self.norm = word.parse()?,
             "--experts" => self.experts = word.parse()?,
             "--functions" => self.functions = word.parse()?,
+            LAYERS_PER_SHARD => {
+                let n = word.parse().map_err(|_| format!("`{word}` is not a number of layers, from 1 on"))?;
+                self.layers_per_shard = Some(n);
+            }
             _ => return Err(format!("no choice of a form is named `{option}`")),
         }
         Ok(())
@@ -254,12 +268,19 @@ mod tests {
     #[test]
     fn the_default_form_writes_nothing() {
         assert_eq!(serde_json::to_string(&ShardForm::default()).unwrap(), "{}");
-        let form =
-            ShardForm { cache: CacheForm::Host, attention: AttentionForm::PerHead, ..ShardForm::default() };
+        let layers_per_shard = NonZeroUsize::new(2);
+        let form = ShardForm {
+            cache: CacheForm::Host,
+            attention: AttentionForm::PerHead,
+            layers_per_shard,
+            ..ShardForm::default()
+        };
         let text = serde_json::to_string(&form).unwrap();
-        assert_eq!(text, r#"{"cache":"host","attention":"per-head"}"#);
+        assert_eq!(text, r#"{"cache":"host","attention":"per-head","layers-per-shard":2}"#);
         assert_eq!(serde_json::from_str::<ShardForm>(&text).unwrap(), form);
-        assert_eq!(form.to_string(), "--cache host --attention per-head");
+        assert_eq!(form.to_string(), "--cache host --attention per-head --layers-per-shard 2");
+        assert!(serde_json::from_str::<ShardForm>(r#"{"layers-per-shard":0}"#).is_err());
+        assert!(ShardForm::default().set(LAYERS_PER_SHARD, "0").unwrap_err().contains("from 1 on"));
         assert!(serde_json::from_str::<ShardForm>(r#"{"caches":"host"}"#).is_err());
     }
 

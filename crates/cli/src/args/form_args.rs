@@ -8,6 +8,7 @@ use anemoe_convert::form::{
 use anyhow::{Context, bail};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 /// Parses the words of a choice.
@@ -47,9 +48,14 @@ pub struct FormArgs {
     /// latter needs `--cache host`, as packages share no states.
     #[arg(long, value_name = "FORM", value_parser = words::<FunctionForm>(FunctionForm::WORDS), default_value_t)]
     pub functions: FunctionForm,
-    /// Forms by sort of shard, from a TOML file: a table for each of attention, experts, experts_combine, moe and head, with the
-    /// names of these options as keys.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["cache", "history", "attention", "activation", "io", "norm", "experts", "functions"])]
+    /// Layers that share a package, at most: whole ones where one call computes all experts of a layer (ZAYA, 1 puts attention
+    /// and experts together); where the host chooses experts, the last pack of a layer and the attention of the next one
+    /// (Gemma, from 2 on) [default: a package for each part of a layer].
+    #[arg(long, value_name = "N")]
+    pub layers_per_shard: Option<NonZeroUsize>,
+    /// Forms by sort of shard, from a TOML file: a table for each of attention, experts, experts_combine, moe, layers and head,
+    /// with the names of these options as keys.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["cache", "history", "attention", "activation", "io", "norm", "experts", "functions", "layers_per_shard"])]
     pub forms: Option<PathBuf>,
 }
 
@@ -65,6 +71,7 @@ impl FormArgs {
             norm: self.norm,
             experts: self.experts,
             functions: self.functions,
+            layers_per_shard: self.layers_per_shard,
         }
     }
 

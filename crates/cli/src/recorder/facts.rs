@@ -277,6 +277,7 @@ pub fn trace(trace: &Trace, golden: &Path) -> Facts {
         "largest_value": trace.layers.iter().map(|l| l.largest).reduce(f32::max),
         "f32_stream": trace.f32_stream,
         "cosine_map": cosine_map(trace),
+        "cosine_map_layers": trace.layers.iter().map(|l| l.boundary).collect::<Vec<_>>(),
         "golden": file(golden),
     }))
 }
