@@ -53,7 +53,7 @@ pub struct Lowering<'a> {
     stored: &'a Stored,
     tokens: TokenCount,
     form: ShardForm,
-    /// What names of values and stored weights begin with.
+    /// Beginning of the names of values and stored weights.
     scope: String,
 }
 

@@ -397,7 +397,7 @@ impl Compared {
     }
 }
 
-/// What leads to a shard, in a plan around it (see [`Family::plan_around`]). `chain` is the bundle's.
+/// The part of a chain that leads to a shard, in a plan around it (see [`Family::plan_around`]). `chain` is the bundle's.
 pub(crate) fn segment_of(around: &Plan, chain: &Chain, shard: &PlannedShard) -> Result<Segment> {
     // A plan's chain has no shards yet: what steps ask of them is their functions.
     let shards = around.shards.iter().map(PlannedShard::draft).collect();

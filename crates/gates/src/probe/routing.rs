@@ -48,7 +48,7 @@ pub struct OwnRouter {
     fp16: Model,
 }
 
-/// What a layer chooses by.
+/// Logits that a layer chooses by, and the rule.
 struct Router {
     /// Register.
     logits: String,

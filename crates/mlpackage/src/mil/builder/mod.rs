@@ -117,7 +117,7 @@ pub struct FunctionBuilder {
     operations: Vec<Operation>,
     outputs: Vec<String>,
     names: BTreeSet<String>,
-    /// What names of new values begin with.
+    /// Beginning of the names of new values.
     scope: String,
 }
 
