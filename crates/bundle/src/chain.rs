@@ -483,6 +483,8 @@ pub enum ShardKind {
     ExpertsCombine,
     /// Experts with their own router.
     Moe,
+    /// Neighbouring layers, or what lies between the choices of experts of two.
+    Layers,
     /// A slice of the output vocabulary.
     Head,
 }
@@ -495,6 +497,7 @@ impl ShardKind {
             ShardKind::Experts => "experts",
             ShardKind::ExpertsCombine => "experts_combine",
             ShardKind::Moe => "moe",
+            ShardKind::Layers => "layers",
             ShardKind::Head => "head",
         }
     }
@@ -510,8 +513,11 @@ pub struct Shard {
     pub file: String,
     /// Part of the model that it computes.
     pub kind: ShardKind,
-    /// Layer, from 0; absent for the head.
+    /// Layer, from 0, of several the first; absent for the head.
     pub layer: Option<usize>,
+    /// The last layer, where the package has parts of several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_layer: Option<usize>,
     /// Functions.
     pub functions: Vec<ShardFunction>,
     /// Compression kind of its matrices, by part of the model.

@@ -44,6 +44,8 @@ fn choices_that_do_not_fit_are_refused_by_name() {
     let unknown_sort = file("sort.toml", "[attentions]\ncache = \"host\"\n");
     let nothing = file("nothing.toml", "");
     let short = file("short.toml", "[attention]\ncontext-buckets = \"96\"\n");
+    let wrong_sort = file("layers.toml", "[attention]\nlayers-per-shard = 2\n");
+    let no_layers = file("none.toml", "[layers]\ncache = \"host\"\n");
     let missing = dir.path().join("missing.toml").to_str().unwrap().to_string();
     for (words, says) in [
         (vec![&*zaya, "--cache", "host"], "--history host"),
@@ -66,6 +68,11 @@ fn choices_that_do_not_fit_are_refused_by_name() {
         (vec![&*zaya, "--context-buckets", "64", "--max-context", "32"], "larger --max-context"),
         (vec![&*gemma, "--forms", &*short, "--max-context", "64"], "--context-buckets 96"),
         (vec![&*gemma, "--forms", &*nothing, "--context-buckets", "64"], "--context-buckets"),
+        (vec![&*gemma, "--layers-per-shard", "0"], "--layers-per-shard"),
+        (vec![&*zaya, "--layers-per-shard", "2", "--experts-per-shard", "2"], "--experts-per-shard 4"),
+        (vec![&*zaya, "--layers-per-shard", "2", "--cache", "host"], "--history host"),
+        (vec![&*gemma, "--forms", &*wrong_sort], "forms of attention"),
+        (vec![&*gemma, "--forms", &*no_layers], "forms of layers"),
     ] {
         let mut all = vec!["plan"];
         all.extend(words);
@@ -86,10 +93,12 @@ fn bundles_of_every_form_generate_the_same_tokens() {
     ] {
         let mut others = vec![
             vec![],
-            host,
+            host.clone(),
             vec!["--attention", "per-head", "--io", "channels-last"],
             vec!["--activation", "sigmoid"],
             vec!["--context-buckets", "32"],
+            vec!["--layers-per-shard", "2"],
+            [&["--layers-per-shard", "3", "--io", "channels-last"], host.as_slice()].concat(),
         ];
         if checkpoint == "tiny-gemma4-moe" {
             others.push(vec!["--cache", "host", "--functions", "apart"]);
@@ -199,4 +208,71 @@ fn functions_for_short_contexts_are_planned_predicted_and_checked() {
         fs::write(&path, chain.replace(from, to)).unwrap();
         refused(&["generate", b, "--prompt-ids", "5", "--max-new", "1"], &["chain.json", says]);
     }
+}
+/// A plan counts its calls; packages of several layers are probed, traced, checked and reported as others are.
+#[test]
+fn layers_that_share_a_package_are_counted_and_gated() {
+    let dir = tempfile::tempdir().unwrap();
+    let calls = |checkpoint: &str, more: &[&str]| {
+        let path = text(checkpoint);
+        let v = json(0, &[&["plan", &path], more].concat());
+        let calls = &v["calls_per_token"];
+        (calls["layers_at_most"].as_f64().unwrap(), v["totals"]["layer_shards"].as_u64().unwrap())
+    };
+    assert_eq!(calls("tiny-zaya", &[]), (16.0, 16));
+    assert_eq!(calls("tiny-zaya", &["--layers-per-shard", "1"]), (8.0, 8));
+    assert_eq!(calls("tiny-zaya", &["--layers-per-shard", "3"]), (3.0, 3));
+    // Two of eight experts in packs of two: two packs, of which the last one may be one.
+    let packs = ["--ffn-shards", "4"];
+    assert_eq!(calls("tiny-gemma4-moe", &packs), (6.0 * 4.0, 6 * 5));
+    assert_eq!(calls("tiny-gemma4-moe", &[&packs[..], &["--layers-per-shard", "2"]].concat()), (19.0, 25));
+    for (checkpoint, behind) in [("tiny-zaya", vec![0, 3, 6, 8]), ("tiny-gemma4-moe", vec![0, 6])] {
+        let (model, bundle) = (fixture(checkpoint), dir.path().join(checkpoint));
+        build(&model, &bundle, &["--quant", "fp16", "--layers-per-shard", "3", "--tokens", "1,4"]);
+        let (model, golden) = (text(checkpoint), fixture(checkpoint).join("golden.npz"));
+        let (bundle, golden) = (bundle.to_str().unwrap(), golden.to_str().unwrap());
+        let gate = [
+            "validate",
+            bundle,
+            "--golden",
+            golden,
+            "--checkpoint",
+            &model,
+            "--probes",
+            "3",
+            "--shards",
+            "all",
+        ];
+        let v = json(0, &gate);
+        for s in v["probes"]["shards"].as_array().unwrap() {
+            // A shard in FP16 is its own twin.
+            assert!(s["min_cosine"].as_f64().unwrap() > 0.999_999, "{s}");
+            assert_eq!(s["counted"], 3 + 24, "{s}");
+        }
+        let trace = json(0, &["trace", bundle, "--golden", golden]);
+        let seen: Vec<u64> =
+            trace["layers"].as_array().unwrap().iter().map(|l| l["boundary"].as_u64().unwrap()).collect();
+        assert_eq!(seen, behind, "{checkpoint}");
+        let least = trace["layers"].as_array().unwrap().iter().map(|l| l["fidelity"]["min_cosine"].as_f64());
+        assert!(least.flatten().all(|c| c > 0.999), "{trace}");
+        for command in [&["check", bundle][..], &["predict-speed", bundle], &["report", bundle, "--text"]] {
+            let (status, _, err) = run(command);
+            assert!(status == 0 || command[0] == "check" && status == 1, "{command:?}: {err}");
+        }
+    }
+}
+
+/// One part of one layer is put back to FP16, also where its package has other layers, too.
+#[test]
+fn parts_of_joined_layers_are_replaced_by_layer() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, golden) = (text("tiny-zaya"), fixture("tiny-zaya").join("golden.npz"));
+    let bundle = dir.path().join("b");
+    build(&fixture("tiny-zaya"), &bundle, &["--quant", "lut4", "--layers-per-shard", "4", "--tokens", "1,4"]);
+    let words =
+        ["trace", bundle.to_str().unwrap(), "--golden", golden.to_str().unwrap(), "--checkpoint", &model];
+    let v = json(0, &[&words[..], &["--swap", "layer"]].concat());
+    let layers: std::collections::BTreeSet<u64> =
+        v["swap"]["swaps"].as_array().unwrap().iter().filter_map(|s| s["layer"].as_u64()).collect();
+    assert_eq!(layers, (0..8).collect());
 }

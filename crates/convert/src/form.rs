@@ -7,6 +7,7 @@ use crate::context_buckets::ContextBuckets;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::num::NonZeroUsize;
 use std::str::FromStr;
 
 /// Declares the values of one choice, the first of which is the default.
@@ -136,6 +137,9 @@ choice! {
     }
 }
 
+/// The option that puts layers together.
+pub const LAYERS_PER_SHARD: &str = "--layers-per-shard";
+
 /// Every choice of a form.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -167,6 +171,9 @@ pub struct ShardForm {
     /// See [`ContextBuckets`].
     #[serde(rename = "context-buckets", skip_serializing_if = "is_default")]
     pub context_buckets: ContextBuckets,
+    /// Neighbouring layers that share a package, at most; none where attention and experts are packages of their own.
+    #[serde(rename = "layers-per-shard", skip_serializing_if = "is_default")]
+    pub layers_per_shard: Option<NonZeroUsize>,
 }
 
 /// Tells that a value is its type's default, which is not written.
@@ -187,10 +194,12 @@ impl ShardForm {
             ("--experts", is_default(&self.experts), self.experts.word()),
             ("--functions", is_default(&self.functions), self.functions.word()),
         ];
-        let buckets = Some(self.context_buckets).filter(|buckets| !is_default(buckets));
         let words = all.into_iter().filter(|(_, default, _)| !default);
-        let words = words.map(|(option, _, word)| (option, word.to_string()));
-        words.chain(buckets.map(|buckets| ("--context-buckets", buckets.to_string()))).collect()
+        let mut words: Vec<(&str, String)> = words.map(|(option, _, word)| (option, word.into())).collect();
+        let buckets = Some(self.context_buckets).filter(|buckets| !is_default(buckets));
+        words.extend(buckets.map(|buckets| ("--context-buckets", buckets.to_string())));
+        words.extend(self.layers_per_shard.map(|n| (LAYERS_PER_SHARD, n.to_string())));
+        words
     }
 
     /// Sets the choice that an option names.
@@ -208,6 +217,10 @@ impl ShardForm {
             "--experts" => self.experts = word.parse()?,
             "--functions" => self.functions = word.parse()?,
             "--context-buckets" => self.context_buckets = word.parse()?,
+            LAYERS_PER_SHARD => {
+                let n = word.parse().map_err(|_| format!("`{word}` is not a number of layers, from 1 on"))?;
+                self.layers_per_shard = Some(n);
+            }
             _ => return Err(format!("no choice of a form is named `{option}`")),
         }
         Ok(())
@@ -262,12 +275,19 @@ mod tests {
     #[test]
     fn the_default_form_writes_nothing() {
         assert_eq!(serde_json::to_string(&ShardForm::default()).unwrap(), "{}");
-        let form =
-            ShardForm { cache: CacheForm::Host, attention: AttentionForm::PerHead, ..ShardForm::default() };
+        let layers_per_shard = NonZeroUsize::new(2);
+        let form = ShardForm {
+            cache: CacheForm::Host,
+            attention: AttentionForm::PerHead,
+            layers_per_shard,
+            ..ShardForm::default()
+        };
         let text = serde_json::to_string(&form).unwrap();
-        assert_eq!(text, r#"{"cache":"host","attention":"per-head"}"#);
+        assert_eq!(text, r#"{"cache":"host","attention":"per-head","layers-per-shard":2}"#);
         assert_eq!(serde_json::from_str::<ShardForm>(&text).unwrap(), form);
-        assert_eq!(form.to_string(), "--cache host --attention per-head");
+        assert_eq!(form.to_string(), "--cache host --attention per-head --layers-per-shard 2");
+        assert!(serde_json::from_str::<ShardForm>(r#"{"layers-per-shard":0}"#).is_err());
+        assert!(ShardForm::default().set(LAYERS_PER_SHARD, "0").unwrap_err().contains("from 1 on"));
         assert!(serde_json::from_str::<ShardForm>(r#"{"caches":"host"}"#).is_err());
         let form = ShardForm { context_buckets: "512,1024".parse().unwrap(), ..ShardForm::default() };
         let text = serde_json::to_string(&form).unwrap();

@@ -102,7 +102,7 @@ pub fn share_reads(plan: &Plan, groups: &mut [Group], used: Option<&ExpertUse>) 
     for shard in &plan.shards {
         for m in &shard.matrices {
             let read = match m.part.as_str() {
-                "experts" => share(shard.layer, m.expert()),
+                "experts" => share(m.layer(), m.expert()),
                 _ => 1.0,
             };
             let (sum, weights) = sums.entry((&m.tensor, &m.part)).or_default();

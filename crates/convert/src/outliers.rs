@@ -131,7 +131,7 @@ impl Outlier {
         let predicted_loss = spread.uniform_loss(tensor_levels(m.quant.kind)?);
         (predicted_loss > LOSS).then(|| Outlier {
             shard: shard.name.clone(),
-            layer: shard.layer,
+            layer: m.layer(),
             part: m.part.clone(),
             matrix: m.name.clone(),
             tensor: m.tensor.clone(),

@@ -1,11 +1,13 @@
 //! The plan: which packages a checkpoint becomes, what each holds and how it is compressed.
 
-use crate::form::{ShardForm, is_default};
+use crate::form::{LAYERS_PER_SHARD, ShardForm, is_default};
 use crate::quant::{Granularity, Groups, MatrixQuant, Quant};
 use crate::{Error, Result};
 use anemoe_bundle::{Chain, Shard, ShardFunction, ShardKind, TokenCount};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::path::Path;
 
 /// Options of a plan: kinds of compression, packing of experts, forms of shards, token counts.
@@ -56,6 +58,18 @@ impl ScaleScope {
     fn is_matrix(&self) -> bool {
         *self == ScaleScope::Matrix
     }
+}
+
+/// Unit of a function of whole layers that gives the logits of their routers, too, as `layer_1_router_logits`. No plan has it:
+/// probes look at the choices inside of a shard with it.
+pub const CHOICES_UNIT: &str = "choices";
+
+/// Beginning of the names of a layer's values and weights, where a package has several layers.
+const LAYER_SCOPE: &str = "layer_";
+
+/// Beginning of the names of the values and weights of a package's layer number `i`.
+pub fn layer_scope(i: usize) -> String {
+    format!("{LAYER_SCOPE}{i}_")
 }
 
 /// Prefix of the matrices of a bank whose first expert is `first`.
@@ -192,7 +206,35 @@ impl PlanOptions {
     /// # Errors
     /// [`Kind::Usage`](anemoe_io::Kind::Usage) naming the options that contradict each other.
     pub fn check_forms(&self, has_history: bool) -> Result<()> {
+        let mut others = self.forms.iter().filter(|(kind, _)| **kind != ShardKind::Layers);
+        if let Some((kind, _)) = others.find(|(_, form)| form.layers_per_shard.is_some()) {
+            return Err(Error::usage(format!(
+                "forms of {}: layers-per-shard is a choice of the sort `layers` alone",
+                kind.name()
+            )));
+        }
+        if self.forms.contains_key(&ShardKind::Layers) && self.layers_per_shard().is_none() {
+            return Err(Error::usage(
+                "forms of layers: without layers-per-shard there is no shard of this sort",
+            ));
+        }
+        if self.layers_per_shard().is_some() {
+            let form = self.form_of(ShardKind::Layers);
+            if !is_default(&form.context_buckets) {
+                return Err(Error::usage(format!(
+                    "--context-buckets {}: layers that share a package have functions for the whole context alone: leave out \
+                     this option or {LAYERS_PER_SHARD}",
+                    form.context_buckets
+                )));
+            }
+            form.check(has_history)?;
+        }
         self.form_of(ShardKind::Attention).check(has_history)
+    }
+
+    /// Neighbouring layers that share a package, at most; none where attention and experts have packages of their own.
+    pub fn layers_per_shard(&self) -> Option<NonZeroUsize> {
+        self.form_of(ShardKind::Layers).layers_per_shard
     }
 
     /// Gives the compression of a matrix of a part.
@@ -304,8 +346,11 @@ pub struct PlannedShard {
     pub name: String,
     /// Part of the model that it computes.
     pub kind: ShardKind,
-    /// Layer, from 0; absent for the head.
+    /// Layer, from 0, of several the first; absent for the head.
     pub layer: Option<usize>,
+    /// The last layer, where it has parts of several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_layer: Option<usize>,
     /// Functions.
     pub functions: Vec<ShardFunction>,
     /// Kinds in use, by part of the model.
@@ -383,7 +428,15 @@ impl MatrixPlan {
 
     /// The expert that it belongs to, by its name: `expert_003_down_proj` is of expert 3.
     pub fn expert(&self) -> Option<usize> {
-        self.name.strip_prefix("expert_")?.split('_').next()?.parse().ok()
+        // In a package of several layers, behind the layer's place: `layer_1_expert_003_down_proj`.
+        let behind = self.name.strip_prefix(LAYER_SCOPE).and_then(|rest| rest.split_once('_'));
+        let own = behind.map_or(self.name.as_str(), |(_, own)| own);
+        own.strip_prefix("expert_")?.split('_').next()?.parse().ok()
+    }
+
+    /// The layer that it belongs to, by its tensor.
+    pub fn layer(&self) -> Option<usize> {
+        self.tensor.strip_prefix("layers.")?.split('.').next()?.parse().ok()
     }
 }
 
@@ -474,6 +527,7 @@ impl PlannedShard {
             name,
             kind,
             layer,
+            last_layer: None,
             functions: Vec::new(),
             quant: BTreeMap::new(),
             weights: 0,
@@ -502,6 +556,7 @@ impl PlannedShard {
             file: self.package_file(),
             kind: self.kind,
             layer: self.layer,
+            last_layer: self.last_layer,
             functions: self.functions.clone(),
             quant: self.quant.clone(),
             weights: self.weights,
@@ -510,6 +565,12 @@ impl PlannedShard {
             min_weight_cosine: 1.0,
             output_error: 0.0,
         }
+    }
+
+    /// The layers that it has parts of, where it joins parts of layers.
+    pub fn joined_layers(&self) -> Option<Range<usize>> {
+        let first = self.layer.filter(|_| self.kind == ShardKind::Layers)?;
+        Some(first..self.last_layer.unwrap_or(first) + 1)
     }
 
     /// Tells that it has a function for a single token: those of other counts may be in a package of their own, with the same
@@ -599,10 +660,11 @@ impl Plan {
         let limit = self.options.max_shard_mb.saturating_mul(1_000_000);
         if let Some(s) = self.shards.iter().find(|s| s.bytes > limit) {
             return Err(Error::usage(format!(
-                "shard {} would hold {:.1} MB of weights, and --max-shard-mb allows {} MB: choose fewer experts per shard",
+                "shard {} would hold {:.1} MB of weights, and --max-shard-mb allows {} MB: choose fewer {} per shard",
                 s.name,
                 s.bytes as f64 / 1e6,
-                self.options.max_shard_mb
+                self.options.max_shard_mb,
+                if s.kind == ShardKind::Layers { "layers, or experts," } else { "experts" }
             )));
         }
         self.totals.recount(&self.shards);

@@ -139,10 +139,10 @@ pub fn search(
     for shard in &s.plan.shards {
         for m in shard.matrices.iter().filter(compressed) {
             let group = match unit {
-                AblationUnit::Each => (shard.layer, Some(m.part.clone())),
+                AblationUnit::Each => (m.layer(), Some(m.part.clone())),
                 AblationUnit::Part => (None, Some(m.part.clone())),
                 // The head is of no layer.
-                AblationUnit::Layer => (shard.layer, shard.layer.is_none().then(|| m.part.clone())),
+                AblationUnit::Layer => (m.layer(), m.layer().is_none().then(|| m.part.clone())),
             };
             groups.entry(group).or_default().insert(&shard.name);
         }
@@ -150,16 +150,18 @@ pub fn search(
     if groups.is_empty() {
         return Err(Error::usage(format!("{}: every matrix is fp16 already", s.bundle.display())));
     }
-    let is_replaced = |m: &MatrixPlan, part: Option<&String>| {
-        m.quant.kind != Quant::Fp16 && part.is_none_or(|part| *part == m.part)
+    // A package may have matrices of several layers.
+    let is_replaced = |m: &MatrixPlan, layer: Option<usize>, part: Option<&String>| {
+        let is_own = layer.is_none_or(|layer| m.layer() == Some(layer));
+        m.quant.kind != Quant::Fp16 && is_own && part.is_none_or(|part| *part == m.part)
     };
-    let stand_in = |shard: &PlannedShard, part: Option<&String>| {
-        shard.requantized(|m| is_replaced(m, part).then_some(MatrixQuant::FP16))
+    let stand_in = |shard: &PlannedShard, layer: Option<usize>, part: Option<&String>| {
+        shard.requantized(|m| is_replaced(m, layer, part).then_some(MatrixQuant::FP16))
     };
     // One group's stand-ins lie there at a time.
-    let most = groups.iter().map(|((_, part), shards)| {
+    let most = groups.iter().map(|((layer, part), shards)| {
         let each = shards.iter().filter_map(|name| s.plan.shard(name));
-        each.map(|shard| stand_in(shard, part.as_ref()).package_bytes()).sum::<u64>()
+        each.map(|shard| stand_in(shard, *layer, part.as_ref()).package_bytes()).sum::<u64>()
     });
     check_scratch(s.scratch, most.max().unwrap_or(0))?;
     let total = groups.len();
@@ -173,14 +175,14 @@ pub fn search(
         let mut worst: Option<Worst> = None;
         for name in shards {
             let Some(shard) = s.plan.shard(name) else { continue };
-            for m in shard.matrices.iter().filter(|m| is_replaced(m, part.as_ref())) {
+            for m in shard.matrices.iter().filter(|m| is_replaced(m, layer, part.as_ref())) {
                 kinds.insert(m.quant.kind.to_string());
                 let found = look(s, shard, m)?;
                 if worst.as_ref().is_none_or(|w| found.relative_error > w.relative_error) {
                     worst = Some(found);
                 }
             }
-            let stand_in = stand_in(shard, part.as_ref());
+            let stand_in = stand_in(shard, layer, part.as_ref());
             let path = folder.path().join(format!("{name}.mlpackage"));
             write_shard(s.family, &stand_in, s.importance, &path)?;
             stand_ins.insert(name.to_string(), path);

@@ -7,9 +7,9 @@
 //! ```
 
 use crate::golden_gate::cosine;
-use crate::probe::segment::segment;
+use crate::probe::{chooses_inside, segment_of};
 use crate::{Error, Result};
-use anemoe_bundle::{Chain, InputBinding, Run, ShardKind, Step};
+use anemoe_bundle::{Chain, InputBinding, Run, Step};
 use anemoe_convert::build::{write_host_vectors, write_shard};
 use anemoe_convert::importance::Importance;
 use anemoe_convert::models::Family;
@@ -39,7 +39,8 @@ const MAX_TRIAL_BYTES: u64 = 256 << 20;
 struct Trial {
     chain: Chain,
     own: String,
-    kind: ShardKind,
+    /// A router inside of the shard chooses experts.
+    has_router: bool,
     outputs: Vec<String>,
     /// Registers that have to be given besides `hidden`, and their widths.
     seeds: Vec<(String, usize)>,
@@ -89,17 +90,15 @@ pub fn write_trial(
     parts: &Path,
     folder: &Path,
 ) -> Result<()> {
-    let drafts = plan.shards.iter().map(PlannedShard::draft).collect();
-    let known = Chain { shards: drafts, ..plan.chain.clone() };
-    let cut = segment(&known, &shard.name)
-        .ok_or_else(|| Error::usage(format!("no step of the chain runs shard {}", shard.name)))?;
+    let around = family.plan_around(&plan.options, shard)?;
+    let cut = segment_of(&around, &plan.chain, shard)?;
     for path in [parts, folder] {
         std::fs::create_dir_all(path).map_err(|e| Error::io(path, e))?;
     }
-    let vectors = write_host_vectors(family, folder)?;
+    let vectors = write_host_vectors(family, &plan.options, folder)?;
     for needed in &cut.chain.shards {
-        let Some(planned) = plan.shard(&needed.name) else { continue };
         let own = needed.name == shard.name;
+        let Some(planned) = (if own { Some(shard) } else { around.shard(&needed.name) }) else { continue };
         let path = trial_package(if own { folder } else { parts }, &needed.name);
         // A part is whole when it has its name.
         if own && path.exists() {
@@ -113,7 +112,7 @@ pub fn write_trial(
     let widths = cut.seeds.iter().map(|seed| Ok((seed.clone(), width_of(seed, &cut.chain, &package)?)));
     let trial = Trial {
         own: shard.name.clone(),
-        kind: shard.kind,
+        has_router: chooses_inside(shard),
         outputs: cut.outputs.clone(),
         seeds: widths.collect::<Result<_>>()?,
         parts: parts.to_path_buf(),
@@ -177,7 +176,7 @@ pub fn run_trial(folder: &Path, backend: &dyn Backend, calls: usize) -> Result<T
         min_cosine: 1.0,
         wrong_calls: 0,
         first_wrong: None,
-        may_be_wrong: if trial.kind == ShardKind::Moe { calls / 50 } else { 0 },
+        may_be_wrong: if trial.has_router { calls / 50 } else { 0 },
     };
     let mut times = Vec::new();
     for _ in 0..calls.saturating_mul(TOKENS_FOR_A_CALL) {

@@ -14,6 +14,7 @@ use crate::reference::Golden;
 use crate::residency::{self, Report};
 use anemoe_bundle::{Chain, GateResult, Gates};
 use anemoe_convert::build::{self, Assembly, Build, BuildReport, Needs, WeightFault};
+use anemoe_convert::models::Family;
 use anemoe_convert::outliers::Outlier;
 use anemoe_convert::plan::{Plan, PlannedShard};
 use anemoe_runtime::model::Model;
@@ -247,9 +248,12 @@ fn stages(
         true => LayerSample::default(),
         false => layer_sample::choose(build, options.outliers, &representatives, options.probe_layers)?,
     };
-    let references =
-        if options.skip_gates { Vec::new() } else { scratch_shards(plan, &sorts, &sample.indices)? };
-    let needs = Needs::of(build, &references, options.scratch)?;
+    let references = if options.skip_gates {
+        Vec::new()
+    } else {
+        scratch_shards(build.family(), plan, &sorts, &sample.indices)?
+    };
+    let needs = Needs::of(build, &references.iter().collect::<Vec<_>>(), options.scratch)?;
     on_event(GatedEvent::Needs(&needs));
     needs.check()?;
     let mut report = GatedReport::new(Some(needs));
@@ -361,16 +365,17 @@ fn first_shards(
 }
 
 /// The shards whose FP16 forms lie in the scratch folder at a time: those of the representatives, and of the largest layer.
-fn scratch_shards<'a>(
-    plan: &'a Plan,
+fn scratch_shards(
+    family: &dyn Family,
+    plan: &Plan,
     sorts: &[&PlannedShard],
     sample: &[usize],
-) -> Result<Vec<&'a PlannedShard>> {
+) -> Result<Vec<PlannedShard>> {
     let shards: Vec<&PlannedShard> = sample.iter().map(|&i| &plan.shards[i]).collect();
-    let layers = shards.chunk_by(|a, b| a.layer == b.layer).map(|l| probe::fp16_references(plan, l));
+    let layers = shards.chunk_by(|a, b| a.layer == b.layer).map(|l| probe::fp16_references(family, plan, l));
     let layers = layers.collect::<Result<Vec<_>>>()?;
-    let bytes = |l: &Vec<&PlannedShard>| l.iter().map(|s| s.weights).sum::<u64>();
-    let mut all = probe::fp16_references(plan, sorts)?;
+    let bytes = |l: &Vec<PlannedShard>| l.iter().map(|s| s.weights).sum::<u64>();
+    let mut all = probe::fp16_references(family, plan, sorts)?;
     all.extend(layers.into_iter().max_by_key(bytes).unwrap_or_default());
     Ok(all)
 }

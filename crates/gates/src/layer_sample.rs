@@ -100,6 +100,7 @@ fn worst(family: &dyn Family, plan: &Plan, own: &[usize], outliers: &[Outlier]) 
                 Some(o) => (o.spread, true),
                 None => Spread::sample(family, m)?,
             };
+            let layer = m.layer().unwrap_or(layer);
             let found = stands_out(layer, shard, m, spread, whole);
             let known = by_layer.entry(layer).or_insert_with(|| found.clone());
             if found.ratio > known.ratio {

@@ -13,6 +13,7 @@ use anemoe_runtime::backend::{Backend, BackendFunction, BackendPackage, KeptCach
 use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
 use anemoe_runtime::model::{Logits, Model, Request, Sequence};
 use anemoe_runtime::tensor::Tensor;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -22,6 +23,13 @@ const MODELS: [(&str, bool); 2] = [("tiny-gemma4-moe", false), ("tiny-zaya", tru
 const TOKENS: usize = 45;
 /// Positions of the bucket.
 const BUCKET: usize = 32;
+
+/// Layers of both models.
+const LAYERS: [usize; 2] = [6, 8];
+
+fn joined(form: ShardForm, layers: usize) -> ShardForm {
+    ShardForm { layers_per_shard: NonZeroUsize::new(layers), ..form }
+}
 
 /// Single changes, and all of them together; each with whether its results have the bits of the default form.
 fn forms(has_history: bool) -> Vec<(ShardForm, bool)> {
@@ -67,14 +75,26 @@ fn forms(has_history: bool) -> Vec<(ShardForm, bool)> {
         forms.push((ShardForm { history: HistoryForm::Host, ..form }, true));
         forms.push((ShardForm { context_buckets, history: HistoryForm::Host, ..form }, true));
     }
+    // What the host computes in f32 between layers is rounded to fp16 where a package holds it as vectors.
+    let has_same_bits = !has_history;
+    forms.push((joined(form, 2), has_same_bits));
+    forms.push((joined(ShardForm { attention: AttentionForm::PerHead, ..by_host }, 3), has_same_bits));
+    let all = forms.iter().map(|(form, _)| *form).find(|form| form.experts == ExpertForm::Bank);
+    forms.extend(all.map(|form| (joined(form, 3), false)));
     forms
 }
 
-fn options(form: ShardForm) -> PlanOptions {
+/// Numbers of layers in a package: one, those that divide the layers and that do not, all, and more.
+fn numbers_of_layers(layers: usize) -> [usize; 6] {
+    [1, 2, 3, layers - 1, layers, layers + 1]
+}
+
+fn options(has_history: bool, form: ShardForm) -> PlanOptions {
     PlanOptions {
         quant: "lut4".parse().unwrap(),
         tokens: [1, 16].map(|n| TokenCount { min: n, max: n }).to_vec(),
-        experts_per_shard: Some(2),
+        // Whole layers of ZAYA have all of their experts in one call.
+        experts_per_shard: if has_history && form.layers_per_shard.is_some() { None } else { Some(2) },
         form,
         ..PlanOptions::default()
     }
@@ -84,7 +104,8 @@ fn bundle(dir: &Path, name: &str, options: &PlanOptions) -> PathBuf {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name);
     let family = models::open(models::load(fixture.to_str().unwrap()).unwrap()).unwrap();
     std::fs::create_dir_all(dir).unwrap();
-    let out = dir.join(format!("{name}-{}", options.form.to_string().replace(' ', "_")));
+    let packs = options.ffn_shards.map_or_else(String::new, |n| format!("-{n}"));
+    let out = dir.join(format!("{name}-{}{packs}", options.form.to_string().replace(' ', "_")));
     build(family.as_ref(), &family.plan(options).unwrap(), None, &out, 2, &|_| ()).unwrap();
     out
 }
@@ -122,10 +143,11 @@ fn every_form_gives_what_the_default_gives() {
     let dir = tempfile::tempdir().unwrap();
     for (name, has_history) in MODELS {
         let ids = ids(0, TOKENS);
-        let want = alone(&open(&bundle(dir.path(), name, &options(ShardForm::default())), true), &ids);
+        let want =
+            alone(&open(&bundle(dir.path(), name, &options(has_history, ShardForm::default())), true), &ids);
         for (form, has_same_bits) in forms(has_history) {
             let what = format!("{name} {form}");
-            let out = bundle(dir.path(), name, &options(form));
+            let out = bundle(dir.path(), name, &options(has_history, form));
             let model = open(&out, true);
             let got = alone(&model, &ids);
             are_near(&got, &want, 0.99999, &what);
@@ -145,7 +167,7 @@ fn sequences_go_back_and_come_back_in_every_form() {
     for (name, has_history) in MODELS {
         for (form, _) in forms(has_history) {
             let what = format!("{name} {form}");
-            let model = open(&bundle(dir.path(), name, &options(form)), true);
+            let model = open(&bundle(dir.path(), name, &options(has_history, form)), true);
             let all: Vec<Vec<u32>> = (0..3).map(|s| ids(s, TOKENS)).collect();
             let want: Vec<_> = all.iter().map(|ids| alone(&model, ids)).collect();
             // Sequences of different lengths in one batch.
@@ -210,7 +232,7 @@ fn calls_that_are_filled_up_keep_no_rows_of_what_fills_them() {
     for (name, has_history) in MODELS {
         let ids = ids(0, TOKENS);
         for (form, _) in forms(has_history) {
-            let out = bundle(dir.path(), name, &options(form));
+            let out = bundle(dir.path(), name, &options(has_history, form));
             let model = Model::open(&out, &AsDeclared(CpuBackend::with(Precision::Fp32))).unwrap();
             let want = alone(&model, &ids);
             let mut sequence = model.sequence();
@@ -223,13 +245,73 @@ fn calls_that_are_filled_up_keep_no_rows_of_what_fills_them() {
     }
 }
 
+/// Packages, calls and results by the number of layers that share a package.
+#[test]
+fn any_number_of_layers_can_share_a_package() {
+    let dir = tempfile::tempdir().unwrap();
+    for ((name, has_history), layers) in MODELS.into_iter().zip(LAYERS) {
+        let ids = ids(0, TOKENS);
+        let packs = if has_history { None } else { Some(4) };
+        let with = |form: ShardForm| PlanOptions {
+            ffn_shards: packs,
+            experts_per_shard: None,
+            ..options(has_history, form)
+        };
+        let want = alone(&open(&bundle(dir.path(), name, &with(ShardForm::default())), true), &ids);
+        for n in numbers_of_layers(layers) {
+            let what = format!("{name}, {n} layers");
+            let out = bundle(dir.path(), name, &with(joined(ShardForm::default(), n)));
+            let chain = Chain::read(&out).unwrap();
+            let kinds = |kind| chain.shards.iter().filter(|s| s.kind == kind).count();
+            let (own, attention) = (kinds(ShardKind::Layers), kinds(ShardKind::Attention));
+            if has_history {
+                assert_eq!((own, attention), (layers.div_ceil(n), 0), "{what}");
+            } else if n == 1 {
+                assert_eq!((own, attention, kinds(ShardKind::ExpertsCombine)), (0, layers, layers), "{what}");
+            } else {
+                // The first attention and the last pack have nothing to share a package with.
+                let ends = (attention, kinds(ShardKind::ExpertsCombine), kinds(ShardKind::Experts));
+                assert_eq!((own, ends), (layers - 1, (1, 1, 3 * layers)), "{what}");
+            }
+            let got = alone(&open(&out, true), &ids);
+            are_near(&got, &want, 0.99999, &what);
+            assert!(has_history || got == want, "{what}: other bits");
+        }
+    }
+}
+
+#[test]
+fn layers_without_all_experts_in_a_call_share_no_package() {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny-zaya");
+    let family = models::open(models::load(fixture.to_str().unwrap()).unwrap()).unwrap();
+    let form = joined(ShardForm::default(), 2);
+    let plan = |options: PlanOptions| family.plan(&options).map(|_| ()).unwrap_err().to_string();
+    let err = plan(PlanOptions { experts_per_shard: Some(2), ..options(true, form) });
+    assert!(err.contains("--layers-per-shard") && err.contains("--experts-per-shard 4"), "{err}");
+    // A table of a sort that is not joined, and one of joined layers that joins none.
+    for (kind, form, says) in [
+        (ShardKind::Attention, form, "forms of attention"),
+        (ShardKind::Layers, ShardForm::default(), "without layers-per-shard"),
+    ] {
+        let err = plan(PlanOptions { forms: [(kind, form)].into(), ..options(true, ShardForm::default()) });
+        assert!(err.contains(says), "{err}");
+    }
+    // All layers of the published model have more bytes than a package may.
+    let family = models::open(models::load("synthetic:zaya1-8b").unwrap()).unwrap();
+    let err =
+        family.plan(&options(true, joined(ShardForm::default(), 40))).map(|_| ()).unwrap_err().to_string();
+    assert!(err.contains("fewer layers"), "{err}");
+}
+
 #[test]
 fn sorts_of_shards_have_forms_of_their_own() {
     let dir = tempfile::tempdir().unwrap();
     let ids = ids(0, 20);
-    let want =
-        alone(&open(&bundle(dir.path(), "tiny-gemma4-moe", &options(ShardForm::default())), true), &ids);
-    let mut options = options(ShardForm { io: IoForm::ChannelsLast, ..ShardForm::default() });
+    let want = alone(
+        &open(&bundle(dir.path(), "tiny-gemma4-moe", &options(false, ShardForm::default())), true),
+        &ids,
+    );
+    let mut options = options(false, ShardForm { io: IoForm::ChannelsLast, ..ShardForm::default() });
     let attention =
         ShardForm { cache: CacheForm::Host, attention: AttentionForm::PerHead, ..ShardForm::default() };
     options.forms.insert(ShardKind::Attention, attention);

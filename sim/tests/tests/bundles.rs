@@ -11,6 +11,7 @@ use sim_tests::{
     AsDeclared, Compiled, FAMILIES, by_host, families_by_cache, fixed, greedy, ids, leaves_nothing, living,
     logits, one_and_eight,
 };
+use std::num::NonZeroUsize;
 
 const FIXTURES: [&str; 5] =
     ["tiny-gemma4-moe", "tiny-gemma4-moe-text", "tiny-zaya", "tiny-zaya-legacy", "tiny-zaya-skip"];
@@ -25,6 +26,8 @@ fn forms(family: &str) -> Vec<ShardForm> {
         ShardForm { activation: ActivationForm::Sigmoid, ..form },
         ShardForm { norm: NormForm::Plain, ..form },
         ShardForm { experts: ExpertForm::Bank, ..form },
+        ShardForm { layers_per_shard: NonZeroUsize::new(2), ..form },
+        ShardForm { layers_per_shard: NonZeroUsize::new(3), ..by_host },
         ShardForm {
             attention: AttentionForm::PerHead,
             activation: ActivationForm::Sigmoid,
@@ -46,7 +49,10 @@ fn every_form_gives_the_tokens_of_the_cpu() {
         for form in forms(fixture) {
             leaves_nothing(|| {
                 let dir = tempfile::tempdir().unwrap();
-                let compiled = Compiled::with(dir.path(), fixture, one_and_eight(form));
+                let mut options = one_and_eight(form);
+                // Whole layers have all of their experts in one call.
+                options.experts_per_shard = options.experts_per_shard.filter(|_| form.layers_per_shard.is_none());
+                let compiled = Compiled::with(dir.path(), fixture, options);
                 let sim = Model::open(&compiled.bundle, &compiled.backend(None)).unwrap();
                 let cpu = Model::open(&compiled.bundle, &AsDeclared).unwrap();
                 let (got, want) = (logits(&sim, &ids(0, 45), 45), logits(&cpu, &ids(0, 45), 45));

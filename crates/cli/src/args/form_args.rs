@@ -9,6 +9,7 @@ use anemoe_convert::form::{
 use anyhow::{Context, bail};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 /// Parses the words of a choice.
@@ -52,9 +53,14 @@ pub struct FormArgs {
     /// first slots of the cache alone. Ascending multiples of 32, four at most.
     #[arg(long, value_name = "N,N,..", default_value_t, hide_default_value = true)]
     pub context_buckets: ContextBuckets,
-    /// Forms by sort of shard, from a TOML file: a table for each of attention, experts, experts_combine, moe and head, with the
-    /// names of these options as keys.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["cache", "history", "attention", "activation", "io", "norm", "experts", "functions", "context_buckets"])]
+    /// Layers that share a package, at most: whole ones where one call computes all experts of a layer (ZAYA, 1 puts attention
+    /// and experts together); where the host chooses experts, the last pack of a layer and the attention of the next one
+    /// (Gemma, from 2 on) [default: a package for each part of a layer].
+    #[arg(long, value_name = "N")]
+    pub layers_per_shard: Option<NonZeroUsize>,
+    /// Forms by sort of shard, from a TOML file: a table for each of attention, experts, experts_combine, moe, layers and head,
+    /// with the names of these options as keys.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["cache", "history", "attention", "activation", "io", "norm", "experts", "functions", "context_buckets", "layers_per_shard"])]
     pub forms: Option<PathBuf>,
 }
 
@@ -71,6 +77,7 @@ impl FormArgs {
             experts: self.experts,
             functions: self.functions,
             context_buckets: self.context_buckets,
+            layers_per_shard: self.layers_per_shard,
         }
     }
 

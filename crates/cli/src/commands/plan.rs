@@ -11,6 +11,7 @@ use anemoe_convert::outliers::Outlier;
 use anemoe_convert::plan::{MatrixPlan, Plan};
 use anemoe_convert::shard_program::lower_without_weights;
 use anemoe_gates::cost::chips::ChipProfile;
+use anemoe_gates::cost::forecast::TokenCalls;
 use anemoe_gates::cost::forms::{self, Recommendation, Setting};
 use anemoe_gates::residency::rule::Conditions;
 use anemoe_gates::residency::{self, Report};
@@ -127,7 +128,7 @@ fn document(plan: &Plan, placement: &Report, outliers: &[Outlier], types: &[OpTy
         .map(|((s, p), types)| {
             let functions: Vec<&str> = s.functions.iter().map(|f| f.name.as_str()).collect();
             serde_json::json!({
-                "name": s.name, "kind": s.kind, "layer": s.layer, "functions": functions, "quant": s.quant,
+                "name": s.name, "kind": s.kind, "layer": s.layer, "last_layer": s.last_layer, "functions": functions, "quant": s.quant,
                 "weights": s.weights, "bytes": s.bytes, "verdict": p.verdict, "verdict_reason": p.deciding_rule(),
                 "ops": p.functions.first().map(|f| f.ops), "op_types": types,
                 "largest_matrix": s.matrices.iter().map(MatrixPlan::weights).max(),
@@ -137,6 +138,6 @@ fn document(plan: &Plan, placement: &Report, outliers: &[Outlier], types: &[OpTy
     serde_json::json!({
         "family": plan.family, "source": plan.source, "options": plan.options, "shards": shards, "totals": plan.totals,
         "embedding": plan.embedding, "notes": plan.notes, "auto": plan.chain.auto,
-        "outliers": outliers,
+        "outliers": outliers, "calls_per_token": TokenCalls::of(&plan.chain),
     })
 }

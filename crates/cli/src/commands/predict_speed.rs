@@ -13,9 +13,7 @@ use anemoe_convert::path_kind::PathKind;
 use anemoe_convert::plan::PlanOptions;
 use anemoe_gates::cost::bench_fit::calibrate;
 use anemoe_gates::cost::chips::ChipProfile;
-use anemoe_gates::cost::forecast::{
-    CALLS_AS_BUILT, Costed, Forecast, PassSize, forecast, tokens_per_call, with_memory,
-};
+use anemoe_gates::cost::forecast::{Costed, Forecast, PassSize, forecast, tokens_per_call, with_memory};
 use anemoe_gates::cost::forms::{self, CostedForm, Recommendation, Setting};
 use anemoe_gates::cost::held_out::{HeldOut, held_out};
 use anemoe_gates::residency::facts;
@@ -69,6 +67,9 @@ pub struct Args {
     /// Experts that one call computes, of a checkpoint.
     #[arg(long, value_name = "N", value_parser = crate::args::numbers::at_least_one)]
     experts_per_shard: Option<usize>,
+    /// Layers that share a package, of a checkpoint.
+    #[arg(long, value_name = "N", value_parser = crate::args::numbers::at_least_one)]
+    layers_per_shard: Option<usize>,
     /// Fit a profile to what `bench --save` measured with this bundle on a Mac.
     #[arg(long, value_name = "BENCH.json", requires = "output")]
     calibrate: Option<PathBuf>,
@@ -110,8 +111,9 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         anyhow::ensure!(
             args.context.is_none()
                 && args.experts_per_shard.is_none()
+                && args.layers_per_shard.is_none()
                 && args.context_buckets == ContextBuckets::default(),
-            "--context, --context-buckets and --experts-per-shard are a checkpoint's: the bundle {} is built",
+            "--context, --context-buckets, --experts-per-shard and --layers-per-shard are a checkpoint's: the bundle {} is built",
             path.display()
         );
         let (chain, packages) = open_bundle(&path, args.verify, ui)?;
@@ -122,10 +124,10 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         (plan.chain, packages, Some((family, plan.options)))
     };
     if let (Some(bench), Some(output)) = (&args.calibrate, &args.output) {
-        let one = forecast(&chain, &packages, &chip, PassSize::of(1), CALLS_AS_BUILT);
+        let one = forecast(&chain, &packages, &chip, PassSize::of(1));
         return write_calibrated(bench, output, &one, &chip, ui);
     }
-    let pass = |size| with_memory(forecast(&chain, &packages, &chip, size, CALLS_AS_BUILT), &chip, memory);
+    let pass = |size| with_memory(forecast(&chain, &packages, &chip, size), &chip, memory);
     let (one, several) = (pass(PassSize::of(1)), pass(PassSize::of(tokens)));
     let contexts: BTreeSet<usize> =
         packages.iter().flat_map(|p| &p.functions).filter_map(|f| f.context).collect();
@@ -168,8 +170,11 @@ fn plan_of(path: &Path, args: &Args, ui: &Ui) -> anyhow::Result<PlannedCheckpoin
     let mut words =
         vec!["--quant".to_string(), args.quant.clone(), "--skip-outliers".into(), "--tokens".into()];
     words.push(if args.tokens == 1 { "1".into() } else { format!("1,{}", args.tokens) });
-    for (option, value) in [("--max-context", args.context), ("--experts-per-shard", args.experts_per_shard)]
-    {
+    for (option, value) in [
+        ("--max-context", args.context),
+        ("--experts-per-shard", args.experts_per_shard),
+        ("--layers-per-shard", args.layers_per_shard),
+    ] {
         words.extend(value.into_iter().flat_map(|n| [option.to_string(), n.to_string()]));
     }
     words.extend(["--context-buckets".into(), args.context_buckets.to_string()]);

@@ -6,7 +6,7 @@ use crate::outcome::Outcome;
 use crate::step::{Risky, RiskyArgs, StepFailure, Work};
 use crate::ui::{Table, Ui, message};
 use anemoe_bundle::{ShardKind, sha256};
-use anemoe_convert::form::ShardForm;
+use anemoe_convert::form::{LAYERS_PER_SHARD, ShardForm};
 use anemoe_convert::form_ladder::{Rung, ladder};
 use anemoe_convert::plan::{Plan, PlanOptions, PlannedShard};
 use anemoe_convert::shard_program::lower_without_weights;
@@ -47,7 +47,7 @@ pub struct Args {
     /// Calls that are measured of each form.
     #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u32).range(20..=100_000))]
     calls: u32,
-    /// Sorts of shards to look at: attention, experts, experts_combine, moe, head [default: all].
+    /// Sorts of shards to look at: attention, experts, experts_combine, moe, layers, head [default: all].
     #[arg(long, value_name = "SORT,..", value_delimiter = ',')]
     sorts: Vec<String>,
     /// Try forms again that an earlier run has tried.
@@ -116,8 +116,9 @@ pub fn run(mut args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     anemoe_coreml::available()?;
     let out = args.overwrite.output(&args.out)?;
     anyhow::ensure!(
-        args.options.form.form() == ShardForm::default() && args.options.form.forms()?.is_empty(),
-        "tune tries all forms: options that name one are those of `build`"
+        ShardForm { layers_per_shard: None, ..args.options.form.form() } == ShardForm::default()
+            && args.options.form.forms()?.is_empty(),
+        "tune tries all forms: options that name one, but for --layers-per-shard, are those of `build`"
     );
     let kind = QuantChoice::Kind(PlanOptions::default().quant);
     args.options.quant.get_or_insert(kind);
@@ -178,8 +179,15 @@ impl Tuner<'_> {
     fn sort(&self, shard: &PlannedShard, ui: &Ui) -> anyhow::Result<FormChoice> {
         let family = self.planned.family.as_ref();
         let (mut programs, mut tried) = (Vec::new(), Vec::new());
-        for rung in ladder(family.has_history(), self.planned.plan.chain.model.max_context)? {
+        for mut rung in ladder(family.has_history(), self.planned.plan.chain.model.max_context)? {
+            // Layers together are shards of another sort, not a form of the same ones.
+            if rung.form.layers_per_shard.is_some() {
+                continue;
+            }
             let mut options = self.planned.plan.options.clone();
+            if shard.kind == ShardKind::Layers {
+                rung.form.layers_per_shard = options.layers_per_shard();
+            }
             options.forms.insert(shard.kind, rung.form);
             let plan = family.plan(&options)?;
             let Some(own) = plan.shard(&shard.name) else { continue };
@@ -385,7 +393,8 @@ fn forms_file(choices: &[FormChoice]) -> String {
         };
         text += &format!("\n# {}\n[{}]\n", choice.reason, choice.sort.name());
         for (option, word) in form.differences() {
-            text += &format!("{} = \"{word}\"\n", option.trim_start_matches('-'));
+            let word = if option == LAYERS_PER_SHARD { word } else { format!("\"{word}\"") };
+            text += &format!("{} = {word}\n", option.trim_start_matches('-'));
         }
     }
     text

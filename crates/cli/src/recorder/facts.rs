@@ -197,6 +197,7 @@ pub fn trace(trace: &Trace, golden: &Path) -> Facts {
                 i => format!("layer {}", i - 1),
             }),
             "cosine_map": cosine_map(trace),
+            "cosine_map_layers": trace.layers.iter().map(|l| l.boundary).collect::<Vec<_>>(),
             "golden": file(golden),
         }),
     )

@@ -5,6 +5,7 @@ use crate::ui::{self, Table, Ui};
 use anemoe_bundle::AutoChoice;
 use anemoe_convert::outliers::{self, Outlier};
 use anemoe_convert::plan::Plan;
+use anemoe_gates::cost::forecast::TokenCalls;
 use anemoe_gates::residency::Report;
 use std::collections::BTreeMap;
 
@@ -58,12 +59,22 @@ pub fn print(plan: &Plan, placement: &Report, all: bool, ui: &Ui) -> std::io::Re
         ui::count(t.active_params_per_token),
         ui::bytes(t.bytes_per_token)
     ))?;
+    ui.line(calls(TokenCalls::of(&plan.chain)))?;
     for note in &plan.notes {
         ui.line(format!("note: {note}"))?;
     }
     ui.line(
         "predicted device: by the rules of `anemoe check`, which gives the built packages the same; a shard is one package",
     )
+}
+
+/// Says how many calls a token takes.
+fn calls(c: TokenCalls) -> String {
+    let layers = match c.layers_at_most - c.layers > 0.05 {
+        true => format!("{:.1} of layers (expected; {} at most)", c.layers, c.layers_at_most),
+        false => format!("{} of layers", c.layers_at_most),
+    };
+    format!("calls per token: {layers}, {} of the head", c.head)
 }
 
 /// The search's result for people.

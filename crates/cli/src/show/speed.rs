@@ -138,7 +138,7 @@ fn print_forms(forms: &[CostedForm], ui: &Ui) -> std::io::Result<()> {
     for f in forms {
         let v = &f.verdicts;
         let read: f64 = f.forecast.kinds.iter().map(|k| k.bytes).sum();
-        let name = if f.buildable { f.name.clone() } else { format!("{} (counted)", f.name) };
+        let name = f.name.clone();
         table.row(vec![
             name,
             format!("{:.1}", f.forecast.calls),

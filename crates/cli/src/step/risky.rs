@@ -96,7 +96,7 @@ impl StepFailure {
 /// The form to try next: the first that a cause names, that concerns this kind of shard, and that it does not have yet.
 fn next_form(causes: &[Cause], kind: ShardKind, form: ShardForm) -> Option<String> {
     let concerns = |option: &str| match option {
-        "--cache" | "--attention" | "--history" => kind == ShardKind::Attention,
+        "--cache" | "--attention" | "--history" => matches!(kind, ShardKind::Attention | ShardKind::Layers),
         "--experts" | "--activation" => !matches!(kind, ShardKind::Attention | ShardKind::Head),
         _ => true,
     };

@@ -33,7 +33,7 @@ use crate::bank_scales::BankScales;
 use crate::importance::Importance;
 use crate::lower::{Stored, store_matrix, store_vector};
 use crate::models::Family;
-use crate::plan::{Plan, PlannedShard};
+use crate::plan::{Plan, PlanOptions, PlannedShard};
 use crate::quantize::Metrics;
 use crate::shard_program::lower_shard;
 use crate::{Error, Result};
@@ -289,7 +289,7 @@ impl<'a> Build<'a> {
     pub fn vectors<'s>(&'s self, scratch: &'s Path) -> Result<(&'s Path, Option<Vectors>)> {
         let (folder, hash) = match &self.host {
             Some(host) => (self.bundle(), host.vectors.clone()),
-            None => (scratch, work_dir::write_vectors(self.inputs.family, scratch)?),
+            None => (scratch, work_dir::write_vectors(self.inputs.family, &self.plan().options, scratch)?),
         };
         Ok((folder, hash.map(work_dir::vectors)))
     }
@@ -363,8 +363,12 @@ pub fn plan_sha256(family: &dyn Family, plan: &Plan, importance: Option<&Importa
 ///
 /// # Errors
 /// The checkpoint is wrong, or they cannot be written.
-pub fn write_host_vectors(family: &dyn Family, folder: &Path) -> Result<Option<Vectors>> {
-    Ok(work_dir::write_vectors(family, folder)?.map(work_dir::vectors))
+pub fn write_host_vectors(
+    family: &dyn Family,
+    options: &PlanOptions,
+    folder: &Path,
+) -> Result<Option<Vectors>> {
+    Ok(work_dir::write_vectors(family, options, folder)?.map(work_dir::vectors))
 }
 
 /// Builds `plan` without any gate.

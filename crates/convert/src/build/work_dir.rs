@@ -8,7 +8,7 @@ use super::record::{BuildPart, CheckpointOrigin, Quality};
 use super::weight_errors::RoleError;
 use crate::lower::encode_matrix;
 use crate::models::Family;
-use crate::plan::{MatrixPlan, Plan, PlannedShard};
+use crate::plan::{MatrixPlan, Plan, PlanOptions, PlannedShard};
 use crate::{Error, Result};
 use anemoe_bundle::journal::JOURNAL_FILE;
 use anemoe_bundle::{
@@ -526,7 +526,7 @@ impl WorkDir {
         // First, so that a tokenizer that is wrong is found before the work.
         let files = family.checked_checkpoint().checkpoint.side_files()?;
         self.folder.path(VECTORS_FILE)?;
-        let vectors = write_vectors(family, &self.bundle)?;
+        let vectors = write_vectors(family, &plan.options, &self.bundle)?;
         let embedding = self.write_embedding(family, plan)?;
         let mut hashes = Vec::new();
         for (name, file) in files {
@@ -578,8 +578,8 @@ impl WorkDir {
 }
 
 /// Writes the vectors that host steps name, where there are any, and gives the file's hash.
-pub fn write_vectors(family: &dyn Family, folder: &Path) -> Result<Option<String>> {
-    let vectors = family.host_vectors()?;
+pub fn write_vectors(family: &dyn Family, options: &PlanOptions, folder: &Path) -> Result<Option<String>> {
+    let vectors = family.host_vectors(options)?;
     if vectors.is_empty() {
         return Ok(None);
     }

@@ -30,6 +30,7 @@ pub const HISTORY: &str = "history";
 pub const HISTORY_ROWS: &str = "history_rows";
 
 /// Source of what a layer remembers of earlier tokens.
+#[derive(Clone)]
 pub enum HistoryInput {
     /// Rows of the state, of which this input picks the newest for the next call.
     Carry(Var),

@@ -11,7 +11,7 @@ mod router;
 mod store;
 
 pub use attention::{Attention, HeadNorm, KV_CACHE, KV_PLACE, KV_ROWS, PositionInputs};
-pub use cca::{CCA_HISTORY, HISTORY, HISTORY_ROWS};
+pub use cca::{CCA_HISTORY, HISTORY, HISTORY_ROWS, HistoryInput};
 pub use norm::NormShape;
 pub use store::{
     Stored, StoredMatrix, add_constant, element_type, encode_matrix, join_operands, store_matrix,
@@ -53,12 +53,26 @@ pub struct Lowering<'a> {
     stored: &'a Stored,
     tokens: TokenCount,
     form: ShardForm,
+    /// Beginning of the names of values and stored weights.
+    scope: String,
 }
 
 impl<'a> Lowering<'a> {
     /// Starts a function for calls of `tokens` tokens.
     pub fn new(stored: &'a Stored, tokens: TokenCount, form: ShardForm) -> Self {
-        Lowering { f: FunctionBuilder::new(OPSET), stored, tokens, form }
+        Lowering { f: FunctionBuilder::new(OPSET), stored, tokens, form, scope: String::new() }
+    }
+
+    /// Lets the names of values and stored weights from now on begin with `scope`: a package with several layers has the blocks
+    /// of a layer as often as it has layers.
+    pub fn set_scope(&mut self, scope: &str) {
+        self.scope = scope.to_string();
+        self.f.set_scope(scope);
+    }
+
+    /// Gives the name of a stored weight in the scope.
+    fn stored_name(&self, name: &str) -> String {
+        format!("{}{name}", self.scope)
     }
 
     /// The builder, for ops that are used as they are.
@@ -106,13 +120,14 @@ impl<'a> Lowering<'a> {
 
     /// A stored vector of fp16 values.
     pub fn vector(&mut self, name: &str) -> Result<Var> {
-        let value = self.stored.vector(name)?;
+        let value = self.stored.vector(&self.stored_name(name))?;
         self.f.constant(name, value)
     }
 
     /// A stored matrix as a dense fp16 convolution weight `[rows, cols, 1, 1]`.
     fn matrix(&mut self, name: &str) -> Result<Var> {
-        add_constant(&mut self.f, name, self.stored.matrix(name)?)
+        let stored = self.stored.matrix(&self.stored_name(name))?;
+        add_constant(&mut self.f, name, stored)
     }
 
     /// A projection: the stored matrix `stored_weight` as a 1x1 convolution on `[1, cols, 1, T]`.
@@ -183,6 +198,7 @@ impl<'a> Lowering<'a> {
 
     /// Ends the function with outputs of one column for each token, and rows that the host keeps as they are.
     pub fn finish_attention(mut self, outputs: &[&Var], rows: &[Var]) -> Result<BuiltFunction> {
+        self.set_scope("");
         let mut all = Vec::new();
         for output in outputs {
             all.push(self.stream_output(output)?);

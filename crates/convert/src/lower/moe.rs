@@ -53,7 +53,8 @@ impl Lowering<'_> {
     }
 
     fn is_bank(&self, experts: &[usize]) -> bool {
-        experts.first().is_some_and(|&e| self.stored.has_matrix(&format!("{}_gate_up_weight", bank_name(e))))
+        let name = |e| self.stored_name(&format!("{}_gate_up_weight", bank_name(e)));
+        experts.first().is_some_and(|&e| self.stored.has_matrix(&name(e)))
     }
 
     /// One convolution pair per expert: the form in which all experts of a layer were on the ANE with tables (36 of 36

@@ -125,14 +125,48 @@ pub fn mask_input(form: ShardForm, cache: String) -> HostInput {
     }
 }
 
-/// The cache, where a form leaves it to the host.
-pub fn kept_cache(form: ShardForm) -> BTreeMap<String, Kept> {
+/// The cache of a layer whose names begin with `scope`, where a form leaves it to the host.
+pub fn kept_cache(form: ShardForm, scope: &str) -> BTreeMap<String, Kept> {
+    let name = |name: &str| format!("{scope}{name}");
     match form.cache {
         CacheForm::State => BTreeMap::new(),
         CacheForm::Host => {
-            named(vec![(KV_CACHE, Kept::Cache { rows: KV_ROWS.into(), place: KV_PLACE.into() })])
+            BTreeMap::from([(name(KV_CACHE), Kept::Cache { rows: name(KV_ROWS), place: KV_PLACE.into() })])
         }
     }
+}
+
+/// Layers that share a package, as the options ask: as many as they allow, the last package with what is left.
+pub fn layer_groups(layers: usize, options: &PlanOptions) -> Vec<Range<usize>> {
+    let Some(most) = options.layers_per_shard() else { return Vec::new() };
+    (0..layers).step_by(most.get()).map(|first| first..(first + most.get()).min(layers)).collect()
+}
+
+/// Layers that a chain runs together, or one in parts.
+pub enum LayerRun {
+    /// Whole layers of one package.
+    Joined(Range<usize>),
+    /// A layer whose attention and experts have packages of their own.
+    Parts(usize),
+}
+
+/// All layers in order, those of `joined` together.
+pub fn runs_of_layers(layers: usize, joined: &[Range<usize>]) -> Vec<LayerRun> {
+    let mut runs = Vec::new();
+    let mut layer = 0;
+    while layer < layers {
+        match joined.iter().find(|group| group.start == layer && !group.is_empty()) {
+            Some(group) => {
+                runs.push(LayerRun::Joined(group.clone()));
+                layer = group.end;
+            }
+            None => {
+                runs.push(LayerRun::Parts(layer));
+                layer += 1;
+            }
+        }
+    }
+    runs
 }
 
 /// Bindings by name.

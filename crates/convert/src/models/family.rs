@@ -70,6 +70,13 @@ pub trait Family: Send + Sync {
     /// The options do not fit the model.
     fn plan(&self, options: &PlanOptions) -> Result<Plan>;
 
+    /// Plans like [`Family::plan`], with every layer in parts but those that `shard` joins: what leads to a shard that begins in
+    /// the middle of a layer begins in a package of its own there.
+    ///
+    /// # Errors
+    /// The options do not fit the model.
+    fn plan_around(&self, options: &PlanOptions, shard: &PlannedShard) -> Result<Plan>;
+
     /// Builds one function of a shard over weights that are stored already.
     ///
     /// # Errors
@@ -102,11 +109,11 @@ pub trait Family: Send + Sync {
         self.checked_checkpoint().checkpoint.fingerprint()
     }
 
-    /// Vectors that the chain's host steps name, in f32.
+    /// Vectors that the host steps of a plan with these options name, in f32, and those of the parts of joined layers.
     ///
     /// # Errors
     /// The checkpoint cannot be read.
-    fn host_vectors(&self) -> Result<BTreeMap<String, Vec<f32>>> {
+    fn host_vectors(&self, _options: &PlanOptions) -> Result<BTreeMap<String, Vec<f32>>> {
         Ok(BTreeMap::new())
     }
 

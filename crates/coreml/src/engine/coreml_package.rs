@@ -85,6 +85,7 @@ fn caches_of(path: &Path, functions: &[FunctionDescription], caches: &[KeptCache
         };
         let own = interface.caches.into_iter().zip(caches).map(whole).collect::<Result<Vec<_>>>()?;
         match &arrays {
+            _ if own.is_empty() => {}
             Some(others) if *others != own => {
                 return Err(at(Failure::Misfit("other caches than the package's other functions".into())));
             }

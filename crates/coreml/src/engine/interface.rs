@@ -95,7 +95,9 @@ impl Interface {
     pub fn of(described: &FunctionDescription, caches: &[KeptCache]) -> Result<Interface, Failure> {
         let (mut inputs, mut outputs) = (slots(&described.inputs)?, slots(&described.outputs)?);
         let mut kept = Vec::with_capacity(caches.len());
-        for named in caches {
+        // Functions that place no rows, such as those of experts beside attention, have no cache.
+        let has_place = |named: &&KeptCache| described.inputs.iter().any(|i| i.name == named.place);
+        for named in caches.iter().filter(has_place) {
             let misfit = |what: String| Failure::Misfit(format!("cache `{}`: {what}", named.input));
             let cache = remove(&mut inputs, &named.input);
             let cache = cache.ok_or_else(|| misfit("no input has its name".into()))?;
@@ -200,7 +202,9 @@ pub(crate) fn undo_rule(body: &Function, interface: &Interface, states: &[StateS
             };
             if states.iter().all(is_cache) { UndoRule::Stay } else { UndoRule::Never }
         }
-        Carried::Rows(rows) => {
+        // Those of several layers come back by running tokens again.
+        Carried::Rows(several) => {
+            let [rows] = several.as_slice() else { return UndoRule::Never };
             let selection = interface.inputs.iter().position(|i| i.name == rows.selection);
             let state = states.iter().position(|s| s.name == rows.state);
             match (selection, state) {

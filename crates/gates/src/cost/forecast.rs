@@ -88,8 +88,44 @@ pub struct Forecast {
     pub bottleneck: Bottleneck,
 }
 
-/// Calls that become one where packages stay as they are.
-pub const CALLS_AS_BUILT: f64 = 1.0;
+/// Calls of a pass of one token.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct TokenCalls {
+    /// Calls of layers, packs of experts as often as some expert of theirs is expected to be chosen.
+    pub layers: f64,
+    /// Calls of layers if every pack has a chosen expert, as far as there are experts to choose.
+    pub layers_at_most: f64,
+    /// Calls of the head.
+    pub head: usize,
+}
+
+impl TokenCalls {
+    /// Counts the calls of a chain.
+    pub fn of(chain: &Chain) -> TokenCalls {
+        let mut found = TokenCalls::default();
+        let (mut packs, mut chosen) = (0usize, 0usize);
+        let is_run = |step: &&Step| matches!(step, Step::Run(_));
+        let head = chain.head.iter().filter(is_run).count();
+        let all = calls(chain, 1);
+        let body = all.len() - head;
+        for (_, often) in &all[..body] {
+            found.layers += often;
+        }
+        for step in &chain.steps {
+            match step {
+                Step::Route { top_k, .. } => (packs, chosen) = (0, *top_k),
+                Step::Run(run) if run.when.is_some() && packs >= chosen => {}
+                Step::Run(run) => {
+                    packs += usize::from(run.when.is_some());
+                    found.layers_at_most += 1.0;
+                }
+                _ => {}
+            }
+        }
+        found.head = head;
+        found
+    }
+}
 
 /// The likelihood that a pack with `own` of `all` experts is called in a pass of `tokens` tokens that choose `chosen` each.
 fn called(own: usize, all: usize, chosen: usize, tokens: usize) -> f64 {
@@ -190,23 +226,13 @@ fn planned(chain: &Chain, packages: &[Costed], pass: PassSize) -> Vec<PassCall> 
     all
 }
 
-/// Forecasts a pass. `merged` calls become one, as if so many neighbouring shards shared a package; the head's stay.
-pub fn forecast(
-    chain: &Chain,
-    packages: &[Costed],
-    chip: &ChipProfile,
-    pass: PassSize,
-    merged: f64,
-) -> Forecast {
+/// Forecasts a pass.
+pub fn forecast(chain: &Chain, packages: &[Costed], chip: &ChipProfile, pass: PassSize) -> Forecast {
     let planned = planned(chain, packages, pass);
     let mut kinds: Vec<KindForecast> = Vec::new();
     let mut bottlenecks: BTreeMap<(usize, Bottleneck), f64> = BTreeMap::new();
     for p in &planned {
-        let merged = if p.kind == ShardKind::Head { CALLS_AS_BUILT } else { merged };
-        let time = |case| {
-            let t = CallTime::of(&p.work, chip, case);
-            p.often * (t.total() - t.call + t.call / merged)
-        };
+        let time = |case| p.often * CallTime::of(&p.work, chip, case).total();
         let ms = Span::of(time);
         let at = kinds.iter().position(|k| k.kind == p.kind).unwrap_or_else(|| {
             kinds.push(KindForecast {
@@ -222,7 +248,7 @@ pub fn forecast(
             kinds.len() - 1
         });
         let k = &mut kinds[at];
-        k.calls += p.often / merged;
+        k.calls += p.often;
         k.bytes += p.often * p.work.bytes;
         k.weights += p.often * p.work.weights;
         k.multiply_adds += p.often * p.work.multiply_adds;

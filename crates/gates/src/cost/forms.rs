@@ -1,16 +1,17 @@
 //! One checkpoint in several forms, side by side.
 
 use super::chips::ChipProfile;
-use super::forecast::{CALLS_AS_BUILT, Costed, Forecast, PassSize, forecast, with_memory};
+use super::forecast::{Costed, Forecast, PassSize, forecast, with_memory};
 use crate::residency::rule::{Conditions, Verdict};
 use crate::residency::{self, CheckOptions, Verdicts, facts};
-use anemoe_bundle::Step;
+use anemoe_convert::form::LAYERS_PER_SHARD;
 use anemoe_convert::form_ladder::ladder;
 use anemoe_convert::models::Family;
 use anemoe_convert::plan::{Plan, PlanOptions};
 use anemoe_convert::shard_program::lower_without_weights;
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 
 /// A form, what it would take, and where it would run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -21,8 +22,6 @@ pub struct CostedForm {
     pub forecast: Forecast,
     /// Packages by predicted placement.
     pub verdicts: Verdicts,
-    /// Packages can be built in this form; if not, the figure follows from counts alone.
-    pub buildable: bool,
     /// It answers the same requests: kinds and contexts change what a model can do, forms do not.
     pub same_model: bool,
 }
@@ -79,13 +78,7 @@ pub struct Setting<'a> {
 }
 
 impl Setting<'_> {
-    fn form(
-        &self,
-        family: &dyn Family,
-        name: &str,
-        options: &PlanOptions,
-        merged: f64,
-    ) -> Option<CostedForm> {
+    fn form(&self, family: &dyn Family, name: &str, options: &PlanOptions) -> Option<CostedForm> {
         // An option that the model does not have is no form of it.
         let plan = family.plan(options).ok()?;
         let packages = packages(family, &plan).ok()?;
@@ -95,12 +88,11 @@ impl Setting<'_> {
         // What is too small for it to matter speaks against no form.
         let small = report.packages.iter().filter(|p| p.too_small && p.verdict == Verdict::NotAne).count();
         verdicts.not_ane -= small as u64;
-        let pass = forecast(&plan.chain, &packages, self.chip, PassSize::of(1), merged);
+        let pass = forecast(&plan.chain, &packages, self.chip, PassSize::of(1));
         Some(CostedForm {
             name: name.into(),
             forecast: with_memory(pass, self.chip, self.memory),
             verdicts,
-            buildable: merged == CALLS_AS_BUILT,
             same_model: true,
         })
     }
@@ -110,6 +102,8 @@ impl Setting<'_> {
 const AS_FAST: f64 = 0.98;
 /// Numbers of experts per call that are tried.
 const EXPERTS: [usize; 5] = [1, 2, 4, 8, 16];
+/// Layers of a package that are tried.
+const LAYERS: [usize; 4] = [1, 2, 4, 8];
 /// Contexts that are tried.
 const CONTEXTS: [usize; 3] = [512, 2048, 8192];
 /// Kinds that are tried.
@@ -124,22 +118,21 @@ pub fn buildable(family: &dyn Family, options: &PlanOptions, setting: &Setting<'
     let shared = options.forms.is_empty();
     for rung in rungs.iter().filter(|r| shared && r.form != options.form) {
         let changed = PlanOptions { form: rung.form, ..options.clone() };
-        forms.extend(setting.form(family, &rung.build_args.join(" "), &changed, CALLS_AS_BUILT));
+        forms.extend(setting.form(family, &rung.build_args.join(" "), &changed));
     }
     forms
 }
 
 /// Lists the plan as asked for, and with other numbers of experts per call.
 fn packings(family: &dyn Family, options: &PlanOptions, setting: &Setting<'_>) -> Vec<CostedForm> {
-    let mut forms: Vec<CostedForm> =
-        setting.form(family, "as asked for", options, CALLS_AS_BUILT).into_iter().collect();
+    let mut forms: Vec<CostedForm> = setting.form(family, "as asked for", options).into_iter().collect();
     for n in EXPERTS {
         if options.ffn_shards.is_none() && options.experts_per_shard == Some(n) {
             continue;
         }
         let changed = PlanOptions { experts_per_shard: Some(n), ffn_shards: None, ..options.clone() };
         let name = format!("--experts-per-shard {n}");
-        forms.extend(setting.form(family, &name, &changed, CALLS_AS_BUILT));
+        forms.extend(setting.form(family, &name, &changed));
     }
     forms.dedup_by(|a, b| a.forecast == b.forecast && a.verdicts == b.verdicts);
     forms
@@ -152,23 +145,28 @@ pub fn all(family: &dyn Family, options: &PlanOptions, setting: &Setting<'_>) ->
         let Ok(quant) = kind.parse() else { continue };
         if quant != options.quant {
             let changed = PlanOptions { quant, ..options.clone() };
-            let form = setting.form(family, &format!("--quant {kind}"), &changed, CALLS_AS_BUILT);
+            let form = setting.form(family, &format!("--quant {kind}"), &changed);
             forms.extend(form.map(|f| CostedForm { same_model: false, ..f }));
         }
     }
     for n in CONTEXTS {
         let changed = PlanOptions { max_context: Some(n), ..options.clone() };
-        let form = setting.form(family, &format!("--max-context {n}"), &changed, CALLS_AS_BUILT);
+        let form = setting.form(family, &format!("--max-context {n}"), &changed);
         forms.extend(form.map(|f| CostedForm { same_model: false, ..f }));
     }
-    let routed =
-        family.plan(options).is_ok_and(|p| p.chain.steps.iter().any(|s| matches!(s, Step::Route { .. })));
-    if !routed {
-        for layers in [2, 4, 8] {
-            // Attention and experts of a layer are two calls, which become one with those of its neighbours.
-            let merged = 2.0 * f64::from(layers);
-            forms.extend(setting.form(family, &format!("--layers-per-shard {layers}"), options, merged));
+    for n in LAYERS {
+        let mut changed = options.clone();
+        changed.form.layers_per_shard = NonZeroUsize::new(n);
+        let is_known = options.layers_per_shard().map(NonZeroUsize::get) == Some(n);
+        if is_known || !options.forms.is_empty() {
+            continue;
         }
+        let form = setting.form(family, &format!("{LAYERS_PER_SHARD} {n}"), &changed);
+        // Where the host chooses experts, more layers are those of 2.
+        let is_new = |f: &CostedForm| {
+            forms.iter().all(|other| f.forecast != other.forecast || f.verdicts != other.verdicts)
+        };
+        forms.extend(form.filter(is_new));
     }
     forms
 }
@@ -177,18 +175,14 @@ pub fn all(family: &dyn Family, options: &PlanOptions, setting: &Setting<'_>) ->
 pub fn recommend(forms: &[CostedForm]) -> Option<Recommendation> {
     let speed = |f: &&CostedForm| f.forecast.tok_s.likely;
     let fastest = |wanted: fn(&&CostedForm) -> bool| {
-        forms
-            .iter()
-            .filter(|f| f.buildable && f.same_model)
-            .filter(wanted)
-            .max_by(|a, b| speed(a).total_cmp(&speed(b)))
+        forms.iter().filter(|f| f.same_model).filter(wanted).max_by(|a, b| speed(a).total_cmp(&speed(b)))
     };
     let any = fastest(|_| true)?;
     let resident = fastest(|f| f.resident());
     let best = resident.unwrap_or(any);
     // Of forms that are as fast, the one with the fewest options.
     let as_good = |f: &&CostedForm| {
-        f.buildable && f.same_model && f.resident() == best.resident() && speed(f) >= AS_FAST * speed(&best)
+        f.same_model && f.resident() == best.resident() && speed(f) >= AS_FAST * speed(&best)
     };
     let chosen = forms.iter().filter(as_good).min_by_key(|f| f.options()).unwrap_or(best);
     let asked = forms.first()?;

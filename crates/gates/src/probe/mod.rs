@@ -12,12 +12,14 @@ pub(crate) mod segment;
 pub use probe_context::ProbeContext;
 pub use residual::CosineRange;
 pub use routing::ExpertChoice;
+pub(crate) use routing::chooses_inside;
 
 use crate::golden_gate::{LEARNED, better_than_chance, cosine};
 use crate::reference::Golden;
 use crate::{Error, Result};
 use anemoe_bundle::{Chain, Shard, ShardKind};
 use anemoe_convert::build::check_scratch;
+use anemoe_convert::models::Family;
 use anemoe_convert::plan::{Plan, PlannedShard};
 use anemoe_io::Random;
 use anemoe_runtime::cpu::CpuBackend;
@@ -27,6 +29,7 @@ use residual::BothCosines;
 use routing::{Flip, OwnRouter};
 use segment::{Segment, segment};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Random probes when nothing is said.
@@ -160,7 +163,7 @@ pub fn probe(
     threshold: f64,
     progress: &mut dyn FnMut(&str),
 ) -> Result<ProbeReport> {
-    let references = fp16_references(site.plan, shards)?;
+    let references = fp16_references(site.family, site.plan, shards)?;
     let shards: Vec<&PlannedShard> = shards.iter().copied().filter(|s| s.takes_one_token()).collect();
     check_scratch(site.scratch, references.iter().map(|s| s.in_fp16().package_bytes()).sum())?;
     let mut found = Vec::new();
@@ -246,9 +249,10 @@ fn one(
     inputs: &Inputs<'_>,
     threshold: f64,
 ) -> Result<ShardProbes> {
-    let segment = segment_of(site.plan, site.chain, shard)?;
+    let around = site.family.plan_around(&site.plan.options, shard)?;
+    let segment = segment_of(&around, site.chain, shard)?;
     for s in &segment.chain.shards {
-        if let Some(planned) = site.plan.shard(&s.name) {
+        if let Some(planned) = around.shard(&s.name) {
             write_fp16(site, planned)?;
         }
     }
@@ -393,9 +397,11 @@ impl Compared {
     }
 }
 
-fn segment_of(plan: &Plan, chain: &Chain, shard: &PlannedShard) -> Result<Segment> {
+/// The part of a chain that leads to a shard, in a plan around it (see [`Family::plan_around`]). `chain` is the bundle's.
+pub(crate) fn segment_of(around: &Plan, chain: &Chain, shard: &PlannedShard) -> Result<Segment> {
     // A plan's chain has no shards yet: what steps ask of them is their functions.
-    let known = Chain { shards: plan.shards.iter().map(PlannedShard::draft).collect(), ..chain.clone() };
+    let shards = around.shards.iter().map(PlannedShard::draft).collect();
+    let known = Chain { shards, steps: around.chain.steps.clone(), ..chain.clone() };
     segment(&known, &shard.name)
         .ok_or_else(|| Error::usage(format!("no step of the chain runs shard {}", shard.name)))
 }
@@ -412,16 +418,27 @@ fn reads_router_state(step: &anemoe_bundle::Step) -> bool {
     run.inputs.contains_key(ROUTER_STATE)
 }
 
-/// Shards of a plan whose FP16 forms the probes of `shards` need.
+/// Shards whose FP16 forms, or as much, the probes of `shards` need.
 ///
 /// # Errors
 /// A shard is none of the plan's.
-pub fn fp16_references<'a>(plan: &'a Plan, shards: &[&PlannedShard]) -> Result<Vec<&'a PlannedShard>> {
-    let mut names = std::collections::BTreeSet::new();
+pub fn fp16_references(
+    family: &dyn Family,
+    plan: &Plan,
+    shards: &[&PlannedShard],
+) -> Result<Vec<PlannedShard>> {
+    let mut found: BTreeMap<String, PlannedShard> = BTreeMap::new();
     for shard in shards.iter().filter(|s| s.takes_one_token()) {
-        names.extend(segment_of(plan, &plan.chain, shard)?.chain.shards.into_iter().map(|s| s.name));
+        let around = family.plan_around(&plan.options, shard)?;
+        let segment = segment_of(&around, &plan.chain, shard)?;
+        let needed = around.shards.into_iter().filter(|s| segment.chain.shard(&s.name).is_some());
+        found.extend(needed.map(|s| (s.name.clone(), s)));
+        // Routers of several layers are looked at in a package like the shard's, in both forms.
+        if chooses_inside(shard) && shard.joined_layers().is_some() {
+            found.extend([".own", ".fp16"].map(|form| (format!("{}{form}", shard.name), (*shard).clone())));
+        }
     }
-    Ok(plan.shards.iter().filter(|s| names.contains(&s.name)).collect())
+    Ok(found.into_values().collect())
 }
 
 /// The probes of a shard, by name.

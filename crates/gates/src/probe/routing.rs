@@ -5,16 +5,20 @@ use super::probe_context::{ProbeContext, Token, fp16_path, write_fp16};
 use super::segment::{Segment, segment};
 use crate::golden_gate::NEAR_TIE;
 use crate::{Error, Result};
-use anemoe_bundle::{Chain, Run, Shard, ShardKind, Step};
+use anemoe_bundle::{Chain, OutputBinding, Run, Shard, ShardKind, Step};
 use anemoe_convert::build::write_shard;
-use anemoe_convert::plan::{Plan, PlanOptions, PlannedShard};
+use anemoe_convert::lower::last_name;
+use anemoe_convert::plan::{CHOICES_UNIT, Plan, PlanOptions, PlannedShard, layer_scope};
 use anemoe_runtime::cpu::CpuBackend;
 use anemoe_runtime::model::{Model, Registers};
 use serde::Serialize;
+use std::ops::Range;
 use std::path::PathBuf;
 
 /// Part of a model, by its name in plans, that chooses experts begins with this.
 const ROUTER_PART: &str = "router";
+/// Part of a router that is a network of its own.
+const ROUTER_NETWORK: &str = "router_mlp";
 
 /// A choice of experts that differs from that of the FP16 form.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -35,15 +39,32 @@ pub struct ExpertChoice {
     pub cosine: Option<f64>,
 }
 
-/// The router of a shard as a package of its own, twice: as it is compressed, and in FP16. What the choice is made by can be
-/// read from it, also where the shard chooses inside.
+/// The routers of a shard, twice: as they are compressed, and in FP16. The router of one layer is a package of its own, those of
+/// several layers are in a package that gives what they choose by. So it can be read where the shard chooses inside.
 pub struct OwnRouter {
     segment: Segment,
+    routers: Vec<Router>,
+    own: Model,
+    fp16: Model,
+}
+
+/// Logits that a layer chooses by, and the rule.
+struct Router {
+    /// Register.
     logits: String,
     top_k: usize,
     bias: Option<Vec<f32>>,
-    own: Model,
-    fp16: Model,
+}
+
+/// Tells that a router inside of the shard chooses experts that are there, too.
+pub fn chooses_inside(shard: &PlannedShard) -> bool {
+    let holds = |part: fn(&str) -> bool| shard.matrices.iter().any(|m| part(&m.part));
+    match shard.kind {
+        ShardKind::Attention | ShardKind::Head => false,
+        // Beside joined attention, a router that is one matrix gives its logits to the host.
+        ShardKind::Layers => holds(|part| part == ROUTER_NETWORK),
+        _ => holds(|part| part.starts_with(ROUTER_PART)),
+    }
 }
 
 /// A choice that differs.
@@ -76,18 +97,21 @@ fn route_of(plan: &Plan, layer: usize) -> Option<(&Run, &Step)> {
 }
 
 impl OwnRouter {
-    /// Makes the router of a pack of experts that holds one; others get their choice from the FP16 form of another shard.
+    /// Makes the routers of a shard that chooses inside; others get their choice from the FP16 form of another shard.
     ///
     /// # Errors
     /// The checkpoint cannot be read, or a package cannot be written.
     pub fn of(site: &ProbeContext<'_>, shard: &PlannedShard) -> Result<Option<OwnRouter>> {
-        let holds = shard.matrices.iter().any(|m| m.part.starts_with(ROUTER_PART));
-        let Some(layer) = shard.layer.filter(|_| holds && shard.kind != ShardKind::Attention) else {
-            return Ok(None);
-        };
+        let Some(layer) = shard.layer.filter(|_| chooses_inside(shard)) else { return Ok(None) };
         // With experts called one by one, the logits leave the shard.
-        let apart = PlanOptions { experts_per_shard: Some(1), ffn_shards: None, ..site.plan.options.clone() };
+        let mut apart =
+            PlanOptions { experts_per_shard: Some(1), ffn_shards: None, ..site.plan.options.clone() };
+        apart.form.layers_per_shard = None;
+        apart.forms.remove(&ShardKind::Layers);
         let plan = site.family.plan(&apart)?;
+        if let Some(layers) = shard.joined_layers() {
+            return OwnRouter::of_layers(site, shard, layers, &plan).map(Some);
+        }
         let Some((run, Step::Route { logits, top_k, bias, .. })) = route_of(&plan, layer) else {
             return Ok(None);
         };
@@ -98,11 +122,62 @@ impl OwnRouter {
             shard.matrices.iter().filter(|m| m.part.starts_with(ROUTER_PART)).cloned().collect();
         let chain =
             Chain { vectors: site.chain.vectors.clone(), ..router_chain(&plan, planned, &router, run) };
-        let segment = segment(&chain, &router.name)
-            .ok_or_else(|| Error::usage(format!("no step of the chain runs the router of {}", shard.name)))?;
+        let routers = vec![Router { logits: logits.clone(), top_k: *top_k, bias: bias.clone() }];
+        OwnRouter::open(site, &router, &chain, routers).map(Some)
+    }
+
+    /// Makes a package of a shard's layers that gives the logits of their routers, too.
+    fn of_layers(
+        site: &ProbeContext<'_>,
+        shard: &PlannedShard,
+        layers: Range<usize>,
+        apart: &Plan,
+    ) -> Result<OwnRouter> {
+        let around = site.family.plan_around(&site.plan.options, shard)?;
+        let mut router = PlannedShard { name: format!("{}.router", shard.name), ..shard.clone() };
+        router.functions.retain(|f| f.tokens.min == 1);
+        router.functions.iter_mut().for_each(|f| f.unit = Some(CHOICES_UNIT.into()));
+        let names: Vec<String> =
+            (0..layers.len()).map(|i| format!("{}router_logits", layer_scope(i))).collect();
+        let mut steps = around.chain.steps.clone();
+        for step in &mut steps {
+            let Step::Run(run) = step else { continue };
+            if !run.shards().any(|name| name == shard.name) {
+                continue;
+            }
+            (run.shard, run.others, run.unit) =
+                (router.name.clone(), Vec::new(), Some(CHOICES_UNIT.to_string()));
+            for name in &names {
+                let output = if run.channels_last { last_name(name) } else { name.clone() };
+                let to = OutputBinding { register: name.clone(), rows: None, accumulate: false };
+                run.outputs.insert(output, to);
+            }
+        }
+        let other = |s: &&PlannedShard| s.name != shard.name;
+        let shards = around.shards.iter().filter(other).chain([&router]).map(PlannedShard::draft).collect();
+        let chain = Chain { vectors: site.chain.vectors.clone(), steps, shards, ..around.chain.clone() };
+        let mut routers = Vec::new();
+        for (layer, logits) in layers.zip(names) {
+            let Some((_, Step::Route { top_k, bias, .. })) = route_of(apart, layer) else {
+                return Err(Error::usage(format!("no step of the chain chooses experts of layer {layer}")));
+            };
+            routers.push(Router { logits, top_k: *top_k, bias: bias.clone() });
+        }
+        OwnRouter::open(site, &router, &chain, routers)
+    }
+
+    /// Writes the package `router` in both forms and opens what leads to it.
+    fn open(
+        site: &ProbeContext<'_>,
+        router: &PlannedShard,
+        chain: &Chain,
+        routers: Vec<Router>,
+    ) -> Result<OwnRouter> {
+        let segment = segment(chain, &router.name)
+            .ok_or_else(|| Error::usage(format!("no step of the chain runs {}", router.name)))?;
         let at = |form: &str| site.scratch.join(format!("{}{form}.mlpackage", router.name));
         let (own, fp16) = (at(".own"), at(".fp16"));
-        for (path, shard) in [(&own, &router), (&fp16, &router.in_fp16())] {
+        for (path, shard) in [(&own, router), (&fp16, &router.in_fp16())] {
             if !path.is_dir() {
                 write_shard(site.family, shard, site.importance, path)?;
             }
@@ -117,10 +192,10 @@ impl OwnRouter {
             Model::with_chain(site.bundle, segment.chain.clone(), &backend, &file)
         };
         let (own, fp16) = (open(&own)?, open(&fp16)?);
-        Ok(Some(OwnRouter { logits: logits.clone(), top_k: *top_k, bias: bias.clone(), own, fp16, segment }))
+        Ok(OwnRouter { routers, own, fp16, segment })
     }
 
-    /// The choice at each token, where it differs.
+    /// The choice at each token, where it differs: that of the first layer where it does, behind which everything does.
     ///
     /// # Errors
     /// A package fails.
@@ -134,12 +209,15 @@ impl OwnRouter {
                 .filter(|(name, _)| *name == "hidden" || self.segment.seeds.iter().any(|s| s == name))
                 .map(|(name, values)| (*name, values.as_slice()))
                 .collect();
-            let mut read = |left: Registers<'_>| {
-                left.get(&self.logits).and_then(|t| t.as_f32()).unwrap_or_default().to_vec()
+            let mut read = |left: Registers<'_>| -> Vec<Vec<f32>> {
+                let of =
+                    |r: &Router| left.get(&r.logits).and_then(|t| t.as_f32()).unwrap_or_default().to_vec();
+                self.routers.iter().map(of).collect()
             };
             let expected = self.fp16.step_from(&mut of_fp16, &registers, &mut read)?;
             let own = self.own.step_from(&mut of_own, &registers, &mut read)?;
-            all.push(flip(&expected, &own, self.bias.as_deref(), self.top_k));
+            let mut layers = self.routers.iter().zip(expected.iter().zip(&own));
+            all.push(layers.find_map(|(r, (expected, own))| flip(expected, own, r.bias.as_deref(), r.top_k)));
         }
         Ok(all)
     }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 pub(super) enum Carry {
     /// Nothing: whatever was in a call, its rows can stay and be masked.
     Nothing,
-    /// Rows of a window, which the function gives as its last output, after those of its description.
-    Rows(Arc<CarriedWindow>),
+    /// Rows of windows, which the function gives as its last outputs, after those of its description: one for each layer.
+    Rows(Arc<Vec<CarriedWindow>>),
     /// Something that only running tokens again brings back.
     Unknown,
 }
@@ -33,9 +33,9 @@ pub(super) struct CarriedWindow {
 /// The rows that the last call left.
 #[derive(Clone, Default)]
 pub(super) struct LastCall {
-    pub rows: Option<Arc<CarriedWindow>>,
-    /// Rows carried before the call, and those of its tokens.
-    pub window: Tensor,
+    pub rows: Option<Arc<Vec<CarriedWindow>>>,
+    /// Rows carried before the call, and those of its tokens, by window.
+    pub windows: Vec<Tensor>,
     /// Tokens of the call that are still there; none where the window is another call's.
     pub tokens: Option<usize>,
     /// True if nothing is carried.
@@ -45,7 +45,7 @@ pub(super) struct LastCall {
 impl Carry {
     /// Outputs of the function that its description does not have.
     pub fn outputs(&self) -> usize {
-        usize::from(matches!(self, Carry::Rows(_)))
+        if let Carry::Rows(rows) = self { rows.len() } else { 0 }
     }
 
     /// Keeps what a call that ran leaves.
@@ -54,16 +54,20 @@ impl Carry {
             Carry::Nothing => last.is_nothing = true,
             Carry::Unknown => {}
             Carry::Rows(rows) => {
-                // The first row that is selected comes behind those of the call's own tokens.
-                let selected = inputs[rows.selection].as_f32().and_then(|v| v.iter().position(|v| *v == 1.0));
-                let window = outputs.get_mut(rows.output);
-                if let (Some(tokens), Some(window)) = (selected, window) {
-                    std::mem::swap(&mut last.window, window);
-                    last.tokens = Some(tokens);
-                    match &mut last.rows {
-                        Some(known) if Arc::ptr_eq(known, rows) => {}
-                        other => *other = Some(rows.clone()),
-                    }
+                // The first row that is selected comes behind those of the call's own tokens; layers share the selection.
+                let selection = rows.first().and_then(|r| inputs.get(r.selection)?.as_f32());
+                let selected = selection.and_then(|v| v.iter().position(|v| *v == 1.0));
+                let Some(tokens) = selected.filter(|_| rows.iter().all(|r| r.output < outputs.len())) else {
+                    return;
+                };
+                last.windows.resize_with(rows.len(), Tensor::default);
+                for (window, rows) in last.windows.iter_mut().zip(rows.iter()) {
+                    std::mem::swap(window, &mut outputs[rows.output]);
+                }
+                last.tokens = Some(tokens);
+                match &mut last.rows {
+                    Some(known) if Arc::ptr_eq(known, rows) => {}
+                    other => *other = Some(rows.clone()),
                 }
             }
         }

@@ -145,7 +145,10 @@ impl LoadedPackage {
         let package = CpuPackage { package: Arc::new(package) };
         let (body, described) = package.function(Some(function))?;
         let (mut body, mut described) = (body.clone(), described.clone());
-        for cache in &self.caches {
+        // Functions that place no rows, such as those of experts beside attention, have no cache.
+        let has_place = |cache: &&KeptCache| described.inputs.iter().any(|i| i.name == cache.place);
+        let caches: Vec<&KeptCache> = self.caches.iter().filter(has_place).collect();
+        for cache in caches {
             hold_cache(&mut body, &mut described, cache).map_err(|what| {
                 let what = format!("function `{function}`: cache `{}`: {what}", cache.input);
                 Error::invalid(&self.path, what)

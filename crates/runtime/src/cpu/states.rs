@@ -1,6 +1,6 @@
 //! States of a sequence: values that outlive a call.
 
-use super::carry::LastCall;
+use super::carry::{CarriedWindow, LastCall};
 use super::state_value::{HalfCache, StateValue};
 use crate::backend;
 use crate::tensor::{Data, Tensor};
@@ -77,33 +77,30 @@ impl CpuStates {
     /// # Errors
     /// The rows cannot be computed.
     fn cut_back(&mut self, tokens: usize) -> Result<bool> {
-        let LastCall { rows, window, tokens: left, is_nothing } = &mut self.carried;
+        let LastCall { rows, windows, tokens: left, is_nothing } = &mut self.carried;
         if *is_nothing || self.values.is_empty() {
             return Ok(true);
         }
         let (Some(rows), Some(left)) = (rows, left) else { return Ok(false) };
-        let (Some(stay), &[1, heads, all, d]) = (left.checked_sub(tokens), window.shape.as_slice()) else {
+        let Some(stay) = left.checked_sub(tokens).filter(|_| rows.len() == windows.len()) else {
             return Ok(false);
         };
-        let state = self.names.iter().position(|n| *n == rows.state);
-        let (Some(state), Some(values)) = (state, window.as_f32().filter(|_| stay + rows.rows <= all)) else {
-            return Ok(false);
-        };
-        let mut carried = Tensor::default();
-        let to = carried.reset_f32(&[1, heads, rows.rows, d]);
-        for (to, head) in
-            to.chunks_exact_mut((rows.rows * d).max(1)).zip(values.chunks_exact((all * d).max(1)))
-        {
-            to.copy_from_slice(&head[stay * d..(stay + rows.rows) * d]);
+        let mut tails = Vec::new();
+        for (rows, window) in rows.iter().zip(windows.iter()) {
+            let state = self.names.iter().position(|n| *n == rows.state);
+            let (Some(state), Some(tail)) = (state, tail_after(rows, window, stay)?) else {
+                return Ok(false);
+            };
+            tails.push((state, rows.first, tail));
         }
-        let mut outputs = Vec::new();
-        rows.tail.run(&[&carried], &mut CpuStates::default(), &mut outputs)?;
-        let Some(Tensor { shape, .. }) = outputs.first() else { return Ok(false) };
-        let (&[1, _, n, d], Some(tail)) = (shape.as_slice(), outputs[0].as_f32()) else { return Ok(false) };
-        let first = rows.first * d;
-        self.values[state].heads(Pool::global(), false, &|h, mut piece| {
-            piece.set(first, &tail[h * n * d..(h + 1) * n * d]);
-        });
+        for (state, first, tail) in &tails {
+            let (&[1, _, n, d], Some(tail)) = (tail.shape.as_slice(), tail.as_f32()) else {
+                return Ok(false);
+            };
+            self.values[*state].heads(Pool::global(), false, &|h, mut piece| {
+                piece.set(first * d, &tail[h * n * d..(h + 1) * n * d]);
+            });
+        }
         *left = stay;
         Ok(true)
     }
@@ -121,6 +118,25 @@ impl CpuStates {
             }
         }
     }
+}
+
+/// Rows of the state `[1, heads, n, d]` after the first `stay` tokens of the call that left `window`; none where it does not hold
+/// them.
+///
+/// # Errors
+/// They cannot be computed.
+fn tail_after(rows: &CarriedWindow, window: &Tensor, stay: usize) -> Result<Option<Tensor>> {
+    let &[1, heads, all, d] = window.shape.as_slice() else { return Ok(None) };
+    let Some(values) = window.as_f32().filter(|_| stay + rows.rows <= all) else { return Ok(None) };
+    let mut carried = Tensor::default();
+    let to = carried.reset_f32(&[1, heads, rows.rows, d]);
+    for (to, head) in to.chunks_exact_mut((rows.rows * d).max(1)).zip(values.chunks_exact((all * d).max(1))) {
+        to.copy_from_slice(&head[stay * d..(stay + rows.rows) * d]);
+    }
+    let mut outputs = Vec::new();
+    rows.tail.run(&[&carried], &mut CpuStates::default(), &mut outputs)?;
+    let tail = outputs.into_iter().next();
+    Ok(tail.filter(|t| matches!(t.shape.as_slice(), [1, _, _, _]) && t.as_f32().is_some()))
 }
 
 /// First byte of a saved state: all in f32, or slots in fp16 and rows behind them in f32.

@@ -102,7 +102,10 @@ pub(super) struct OutputSink {
 pub(super) struct Call {
     shard: String,
     /// Layer of the shard.
-    pub layer: Option<usize>,
+    layer: Option<usize>,
+    /// The layer that begins with this call, where the stream before it is what the layer before left: a package may reach from
+    /// a layer into the next one.
+    pub begins: Option<usize>,
     /// Number of its package; of the first, where each token count has its own. Its states are those of all of them.
     pub package: usize,
     pub when: Option<(usize, RowRange)>,
@@ -241,6 +244,7 @@ impl Call {
         Call {
             shard,
             layer,
+            begins: None,
             package,
             when,
             inputs,

@@ -78,6 +78,8 @@ impl ChainProgram {
         let mut host_inputs: Vec<HostInput> = Vec::new();
         let mut counts: Option<Vec<TokenCount>> = None;
         let mut ops = Vec::new();
+        // The last layer that a call has reached.
+        let mut reached: Option<usize> = None;
         // Registers that are written in pieces are as large as all of the pieces.
         let mut sizes: BTreeMap<&str, usize> = BTreeMap::new();
         for step in steps {
@@ -170,11 +172,11 @@ impl ChainProgram {
                         })
                         .collect();
                     let when = run.when.as_ref().map(|w| (names.index(&w.register), w.rows));
-                    let layer = chain.shards[package].layer;
+                    let own = &chain.shards[package];
                     let shard = run.shard.clone();
-                    ChainOp::Calls(vec![Call::new(
+                    let mut call = Call::new(
                         shard,
-                        layer,
+                        own.layer,
                         package,
                         when,
                         inputs,
@@ -182,7 +184,10 @@ impl ChainProgram {
                         functions,
                         axes,
                         run.channels_last,
-                    )])
+                    );
+                    call.begins = own.layer.filter(|layer| reached.is_none_or(|last| *layer > last));
+                    reached = reached.max(own.last_layer.or(own.layer));
+                    ChainOp::Calls(vec![call])
                 }
             });
         }

@@ -380,7 +380,6 @@ impl Model {
     ) -> Result<()> {
         let program = if head { &self.head } else { &self.body };
         workspace.pass += 1;
-        let mut layers = 0;
         for op in &program.steps {
             let registers = &mut workspace.registers;
             let wrong = |what: String| Error::invalid(self.bundle.join(CHAIN_FILE), what);
@@ -419,16 +418,15 @@ impl Model {
                     added.map_err(wrong)?;
                 }
                 ChainOp::Calls(calls) => {
-                    if calls[0].layer == Some(layers) {
-                        watch(layers, &registers[self.hidden]);
-                        layers += 1;
+                    if let Some(layer) = calls[0].begins {
+                        watch(layer, &registers[self.hidden]);
                     }
                     self.calls(calls, head, parts, tokens, workspace)?;
                 }
             }
         }
         if !head {
-            watch(layers, &workspace.registers[self.hidden]);
+            watch(self.chain.model.num_layers, &workspace.registers[self.hidden]);
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use crate::commands::journal::entries::{Entry, entries};
 use anemoe_bundle::journal::{self, Event};
 use anemoe_bundle::{Chain, GateResult};
 use anemoe_gates::cost::chips::ChipProfile;
-use anemoe_gates::cost::forecast::{CALLS_AS_BUILT, Costed, PassSize, Span, forecast};
+use anemoe_gates::cost::forecast::{Costed, PassSize, Span, forecast};
 use anemoe_gates::residency::rule::Verdict;
 use anemoe_gates::residency::{self, CheckOptions, facts};
 use anemoe_mlpackage::package::Package;
@@ -60,6 +60,8 @@ pub struct ShardRow {
     pub kind: &'static str,
     /// Layer, where it belongs to one.
     pub layer: Option<usize>,
+    /// The last layer that it has a part of, where it has parts of several.
+    pub last_layer: Option<usize>,
     /// Bytes of the package.
     pub bytes: u64,
     /// Compression, by part.
@@ -81,8 +83,20 @@ pub struct ShardRow {
 pub struct CosineMap {
     /// When they were traced.
     pub time: String,
-    /// In front of the first layer, then behind each.
+    /// In front of the first layer, then behind each where no package goes on.
     pub rows: Vec<Vec<f64>>,
+    /// Number of layers before each row.
+    pub behind: Vec<usize>,
+}
+
+impl CosineMap {
+    /// Name of a row.
+    pub fn row_name(&self, row: usize) -> String {
+        match self.behind.get(row).copied().unwrap_or(row) {
+            0 => "embedding".into(),
+            n => format!("layer {}", n - 1),
+        }
+    }
 }
 
 /// Size and quality of a bundle, or of a whole model with one kind.
@@ -161,6 +175,7 @@ pub fn gather(
         name: s.name.clone(),
         kind: s.kind.name(),
         layer: s.layer,
+        last_layer: s.last_layer,
         bytes: s.bytes,
         quant: s.quant.clone(),
         verdict: p.verdict,
@@ -209,7 +224,9 @@ fn cosines(event: &Event) -> Option<CosineMap> {
     let rows = event.facts.get("cosine_map")?.as_array()?;
     let row = |row: &Value| row.as_array()?.iter().map(Value::as_f64).collect::<Option<Vec<f64>>>();
     let rows: Vec<Vec<f64>> = rows.iter().map(row).collect::<Option<_>>()?;
-    Some(CosineMap { time: time(event), rows })
+    let known = event.facts.get("cosine_map_layers").and_then(Value::as_array);
+    let behind = known.into_iter().flatten().filter_map(Value::as_u64).map(|n| n as usize).collect();
+    Some(CosineMap { time: time(event), rows, behind })
 }
 
 /// Whole models of one kind, and the chosen one, as a search measured them.
@@ -304,7 +321,7 @@ fn speeds(bundle: &Path, chain: &Chain) -> anyhow::Result<Vec<PredictedSpeed>> {
     let packages = chain.shards.iter().map(open).collect::<anyhow::Result<Vec<Costed>>>()?;
     let chips = CHIPS.iter().filter_map(|name| ChipProfile::named(name).ok());
     let of = |chip: ChipProfile| {
-        let found = forecast(chain, &packages, &chip, PassSize::of(1), CALLS_AS_BUILT);
+        let found = forecast(chain, &packages, &chip, PassSize::of(1));
         PredictedSpeed { chip: found.chip, tok_s: found.tok_s, ms: found.ms }
     };
     Ok(chips.map(of).collect())

@@ -29,8 +29,7 @@ pub fn print(r: &BundleReport, bundle: &Path, ui: &Ui) -> std::io::Result<()> {
             for (i, row) in map.rows.iter().enumerate() {
                 let lowest = row.iter().enumerate().min_by(|a, b| a.1.total_cmp(b.1));
                 let Some((position, cosine)) = lowest else { continue };
-                let place = if i == 0 { "embedding".into() } else { format!("layer {}", i - 1) };
-                table.row(vec![place, format!("{cosine:.6}"), position.to_string()]);
+                table.row(vec![map.row_name(i), format!("{cosine:.6}"), position.to_string()]);
             }
             table.print(ui)?;
         }

@@ -72,8 +72,14 @@ pub fn verdict(shard: &ShardRow) -> (&'static str, &'static str) {
     }
 }
 
-fn layer_name(layer: Option<usize>) -> String {
-    layer.map_or_else(|| "head".into(), |l| format!("layer {l}"))
+/// Names the packages that begin in a layer: all of their layers, where there is one that has several.
+fn layer_name(shards: &[ShardRow], layer: Option<usize>) -> String {
+    let Some(first) = layer else { return "head".into() };
+    let own: Vec<&ShardRow> = shards.iter().filter(|s| s.layer == layer).collect();
+    match own.as_slice() {
+        [ShardRow { last_layer: Some(last), .. }] => format!("layers {first} to {last}"),
+        _ => format!("layer {first}"),
+    }
 }
 
 fn shards(m: &mut Markup, r: &BundleReport) {
@@ -96,7 +102,7 @@ fn shards(m: &mut Markup, r: &BundleReport) {
         .shards
         .iter()
         .map(|s| MapBar {
-            row: layer_name(s.layer),
+            row: layer_name(&r.shards, s.layer),
             size: s.bytes as f64,
             class: verdict(s).0,
             title: format!("{}, {}, {}: {} ({})", s.name, s.kind, ui::bytes(s.bytes), verdict(s).1, s.rule),
@@ -144,7 +150,7 @@ fn errors(m: &mut Markup, r: &BundleReport) {
     };
     let values = rows.iter().map(|&layer| kinds.iter().map(|kind| worst(layer, kind)).collect()).collect();
     let columns = kinds.iter().map(|k| k.to_string()).collect();
-    let made = Grid { rows: rows.iter().map(|&l| layer_name(l)).collect(), values, columns };
+    let made = Grid { rows: rows.iter().map(|&l| layer_name(&r.shards, l)).collect(), values, columns };
     m.append(&grid("error by layer and part", &made, |v| format!("{v:.2e}")));
 }
 
@@ -155,8 +161,7 @@ fn cosines(m: &mut Markup, r: &BundleReport, name: &str) {
         "The values that flow from layer to layer (the hidden state) beside those of the golden, the checkpoint run in f32: 1 minus the cosine, stronger is worse.",
     );
     let Some(map) = &r.cosines else { return absent(m, format!("anemoe trace {name} --golden F.npz")) };
-    let rows =
-        (0..map.rows.len()).map(|i| if i == 0 { "embedding".into() } else { format!("layer {}", i - 1) });
+    let rows = (0..map.rows.len()).map(|i| map.row_name(i));
     let values = map.rows.iter().map(|row| row.iter().map(|c| Some((1.0 - c).max(LEAST))).collect());
     let made = Grid { rows: rows.collect(), values: values.collect(), columns: Vec::new() };
     m.append(&grid("one minus the cosine of the hidden state, by layer and position", &made, |v| {

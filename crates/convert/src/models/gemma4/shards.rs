@@ -1,28 +1,31 @@
 //! Gemma 4 MoE as shards: what goes into which package, and the program of each.
 
 use super::Gemma4;
-use crate::form::{IoForm, ShardForm};
-use crate::lower::{Activation, Attention, HeadNorm, Lowering, NormShape, Stored};
+use crate::form::{IoForm, LAYERS_PER_SHARD, ShardForm};
+use crate::lower::{Activation, Attention, HeadNorm, Lowering, NormShape, PositionInputs, Stored};
 use crate::models::chain_builder::{
     self, ExpertUnit, OutputHead, attention_functions, calls, functions, named, not_ours, output, packing_of,
     register, rows_of, stream_outputs, tensor, unit_name,
 };
 use crate::models::checked::CheckedCheckpoint;
 use crate::models::{Family, Preset, Sizes};
-use crate::plan::{Packing, PartKinds, Plan, PlanOptions, PlannedShard, VectorPlan};
+use crate::plan::{MatrixPlan, Packing, PartKinds, Plan, PlanOptions, PlannedShard, VectorPlan};
 use crate::quant::Quant;
 use crate::{Error, Result};
 use anemoe_bundle::{
     Cache, Chain, HostInput, InputBinding, ModelInfo, OutputBinding, Rope, RowRange, Run, ShardFunction,
     ShardKind, Step, TokenCount, When,
 };
-use anemoe_mlpackage::mil::builder::BuiltFunction;
+use anemoe_mlpackage::mil::builder::{BuiltFunction, Var};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Reason of the preset of kinds, measured by benches/held_out.py.
 const PRESET_REASON: &str = "these two lower the mean divergence of small-gemma4 from 0.0235 to 0.0096 nats over 16 prompts, for 22 % more bytes a token";
 /// Name of the function that joins a layer's branches, where that is not part of an expert function.
 const COMBINE: &str = "combine";
+/// Beginning of the names of the attention that follows the last pack of the layer before in its package.
+const NEXT_SCOPE: &str = "next_";
 
 /// A layer's kind, which names its rope and its cache in the chain.
 fn kind_name(full: bool) -> &'static str {
@@ -53,6 +56,36 @@ fn units(first: usize, packing: Packing, last: bool) -> Vec<ExpertUnit<Joins>> {
 /// True if the unit ends the layer.
 struct Joins(bool);
 
+fn attention_name(layer: usize) -> String {
+    format!("L{layer:02}.attn")
+}
+
+fn pack_name(layer: usize, pack: usize, packs: usize) -> String {
+    format!("L{layer:02}.ffn.p{pack}of{packs}")
+}
+
+/// Names the package of a layer's last pack and the attention of the next one.
+fn joined_name(layer: usize, packs: usize) -> String {
+    format!("{}.{}", pack_name(layer, packs - 1, packs), attention_name(layer + 1))
+}
+
+/// Packages that reach from a layer into the next one. The host chooses experts inside of each layer, so that none reaches over
+/// two borders.
+fn joined_layers(layers: usize, options: &PlanOptions) -> Vec<Range<usize>> {
+    match options.layers_per_shard() {
+        Some(most) if most.get() > 1 => (1..layers).map(|next| next - 1..next + 1).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// Bindings of what attention and router give, whose names begin with `scope`.
+fn attention_outputs(form: ShardForm, scope: &str) -> BTreeMap<String, OutputBinding> {
+    let outputs =
+        [("attended", "hidden"), ("expert_input", "expert_input"), ("router_logits", "router_logits")];
+    let names = outputs.map(|(name, to)| (format!("{scope}{name}"), output(to)));
+    stream_outputs(form, names.iter().map(|(name, to)| (name.as_str(), to.clone())).collect())
+}
+
 impl Gemma4 {
     fn attention_shape(&self, layer: usize, options: &PlanOptions, context: usize) -> Attention {
         let c = &self.config;
@@ -61,12 +94,17 @@ impl Gemma4 {
             // The slots that a call of the most tokens overwrites must not be seen by its first token.
             false => (c.sliding_window + options.max_tokens() - 1).min(context),
         };
+        self.shape_with(layer, slots.next_multiple_of(32))
+    }
+
+    fn shape_with(&self, layer: usize, slots: usize) -> Attention {
+        let c = &self.config;
         Attention {
             heads: c.num_attention_heads,
             kv_heads: c.kv_heads(layer),
             head_dim: c.head_dim(layer),
-            slots: slots.next_multiple_of(32),
-            seen: slots.next_multiple_of(32),
+            slots,
+            seen: slots,
             tail: 0,
         }
     }
@@ -103,7 +141,7 @@ impl Gemma4 {
             VectorPlan { scale: (h as f32).sqrt().recip(), ..channels("router_input", "router.scale") },
             channels("expert_input", "pre_feedforward_layernorm_2.weight"),
         ];
-        let name = format!("L{layer:02}.attn");
+        let name = attention_name(layer);
         let mut shard = PlannedShard::new(name, ShardKind::Attention, Some(layer), matrices, vectors);
         let slots = self.attention_shape(layer, options, context).slots;
         shard.functions = attention_functions(options, slots);
@@ -111,12 +149,14 @@ impl Gemma4 {
         shard
     }
 
+    /// A pack of experts, laid out as the form of the sort `form_of` says, or that of its own.
     fn expert_shard(
         &self,
         layer: usize,
         pack: usize,
         packing: Packing,
         options: &PlanOptions,
+        form_of: Option<ShardKind>,
     ) -> PlannedShard {
         let c = &self.config;
         let (h, f) = (c.hidden_size, c.moe_intermediate_size);
@@ -125,8 +165,14 @@ impl Gemma4 {
         let first = pack * packing.per_package;
         let kind = if last { ShardKind::ExpertsCombine } else { ShardKind::Experts };
         let tensors = ["experts.gate_up_proj", "experts.down_proj"].map(|t| tensor(layer, t));
-        let mut matrices =
-            chain_builder::expert_matrices(options, kind, first, packing, (h, f), (&tensors[0], &tensors[1]));
+        let mut matrices = chain_builder::expert_matrices(
+            options,
+            form_of.unwrap_or(kind),
+            first,
+            packing,
+            (h, f),
+            (&tensors[0], &tensors[1]),
+        );
         let mut vectors = Vec::new();
         if last {
             let i = c.intermediate_size;
@@ -144,12 +190,40 @@ impl Gemma4 {
             }
             vectors.push(VectorPlan::channels("hidden_out_weight", tensor(layer, "layer_scalar"), 1));
         }
-        let name = format!("L{layer:02}.ffn.p{pack}of{packs}");
+        let name = pack_name(layer, pack, packs);
         let mut shard = PlannedShard::new(name, kind, Some(layer), matrices, vectors);
         let names: Vec<Option<String>> = units(first, packing, last).into_iter().map(|u| u.name).collect();
         shard.functions = functions(&names, &options.tokens);
         shard.experts = Some((first, packing.per_package));
         shard.experts_per_call = Some(packing.per_call);
+        shard
+    }
+
+    /// The last pack of a layer and the attention of the next one in a package.
+    fn joined_shard(
+        &self,
+        layer: usize,
+        packing: Packing,
+        options: &PlanOptions,
+        context: usize,
+    ) -> PlannedShard {
+        let packs = self.config.num_experts / packing.per_package;
+        let pack = self.expert_shard(layer, packs - 1, packing, options, Some(ShardKind::Layers));
+        let attention = self.attention_shard(layer + 1, options, context);
+        let scoped = |name: &str| format!("{NEXT_SCOPE}{name}");
+        let mut matrices = pack.matrices;
+        let own = attention.matrices.into_iter();
+        matrices.extend(own.map(|m| MatrixPlan { name: scoped(&m.name), ..m }));
+        let mut vectors = pack.vectors;
+        let own = attention.vectors.into_iter();
+        vectors.extend(own.map(|v| VectorPlan { name: scoped(&v.name), ..v }));
+        let name = joined_name(layer, packs);
+        let mut shard = PlannedShard::new(name, ShardKind::Layers, Some(layer), matrices, vectors);
+        shard.last_layer = Some(layer + 1);
+        shard.functions = pack.functions;
+        shard.experts = pack.experts;
+        shard.experts_per_call = pack.experts_per_call;
+        shard.cache_slots = attention.cache_slots;
         shard
     }
 
@@ -164,30 +238,29 @@ impl Gemma4 {
         }
     }
 
-    fn attention_step(&self, layer: usize, form: ShardForm) -> Step {
+    /// Bindings of what the attention of a layer takes from positions.
+    fn position_inputs(&self, layer: usize, form: ShardForm) -> BTreeMap<String, InputBinding> {
         let kind = kind_name(self.config.is_full(layer)).to_string();
+        named(vec![
+            ("rope_cos", InputBinding::Host(HostInput::RopeCos(kind.clone()))),
+            ("rope_sin", InputBinding::Host(HostInput::RopeSin(kind.clone()))),
+            ("mask", InputBinding::Host(chain_builder::mask_input(form, kind.clone()))),
+            ("kv_keep", InputBinding::Host(HostInput::Keep(kind.clone()))),
+            ("kv_place", InputBinding::Host(HostInput::Place(kind))),
+        ])
+    }
+
+    fn attention_step(&self, layer: usize, form: ShardForm) -> Step {
+        let mut inputs = self.position_inputs(layer, form);
+        inputs.insert("hidden".into(), register("hidden"));
         Step::Run(Run {
-            shard: format!("L{layer:02}.attn"),
+            shard: attention_name(layer),
             others: Vec::new(),
             unit: None,
             when: None,
-            inputs: named(vec![
-                ("hidden", register("hidden")),
-                ("rope_cos", InputBinding::Host(HostInput::RopeCos(kind.clone()))),
-                ("rope_sin", InputBinding::Host(HostInput::RopeSin(kind.clone()))),
-                ("mask", InputBinding::Host(chain_builder::mask_input(form, kind.clone()))),
-                ("kv_keep", InputBinding::Host(HostInput::Keep(kind.clone()))),
-                ("kv_place", InputBinding::Host(HostInput::Place(kind))),
-            ]),
-            outputs: stream_outputs(
-                form,
-                vec![
-                    ("attended", output("hidden")),
-                    ("expert_input", output("expert_input")),
-                    ("router_logits", output("router_logits")),
-                ],
-            ),
-            kept: chain_builder::kept_cache(form),
+            inputs,
+            outputs: attention_outputs(form, ""),
+            kept: chain_builder::kept_cache(form, ""),
             channels_last: form.io == IoForm::ChannelsLast,
         })
     }
@@ -198,6 +271,7 @@ impl Gemma4 {
         per_expert_scale: Vec<f32>,
         packing: Packing,
         options: &PlanOptions,
+        is_joined: bool,
         steps: &mut Vec<Step>,
     ) {
         let c = &self.config;
@@ -222,18 +296,28 @@ impl Gemma4 {
                 }
                 let joins = unit.role.0;
                 let last = pack + 1 == packs;
-                let kind = if last { ShardKind::ExpertsCombine } else { ShardKind::Experts };
+                let (kind, shard) = match (last, is_joined) {
+                    (true, true) => (ShardKind::Layers, joined_name(layer, packs)),
+                    (true, false) => (ShardKind::ExpertsCombine, pack_name(layer, pack, packs)),
+                    (false, _) => (ShardKind::Experts, pack_name(layer, pack, packs)),
+                };
                 let form = options.form_of(kind);
+                let mut kept = BTreeMap::new();
                 let outputs = if joins {
                     inputs.insert("hidden".into(), register("hidden"));
                     inputs.insert("experts_in".into(), register("experts"));
-                    stream_outputs(form, vec![("hidden_out", output("hidden"))])
+                    if is_joined {
+                        inputs.extend(self.position_inputs(layer + 1, form));
+                        kept = chain_builder::kept_cache(form, NEXT_SCOPE);
+                        attention_outputs(form, NEXT_SCOPE)
+                    } else {
+                        stream_outputs(form, vec![("hidden_out", output("hidden"))])
+                    }
                 } else {
                     let sum = OutputBinding { accumulate: true, ..output("experts") };
                     stream_outputs(form, vec![("experts_out", sum)])
                 };
                 let when = (!joins).then(|| When { register: "routing".into(), rows });
-                let shard = format!("L{layer:02}.ffn.p{pack}of{packs}");
                 steps.push(Step::Run(Run {
                     shard,
                     others: Vec::new(),
@@ -241,7 +325,7 @@ impl Gemma4 {
                     when,
                     inputs,
                     outputs,
-                    kept: BTreeMap::new(),
+                    kept,
                     channels_last: form.io == IoForm::ChannelsLast,
                 }));
             }
@@ -253,6 +337,7 @@ impl Gemma4 {
         options: &PlanOptions,
         context: usize,
         packing: Packing,
+        joined: &[Range<usize>],
         head: &[PlannedShard],
     ) -> Result<Chain> {
         let c = &self.config;
@@ -267,9 +352,12 @@ impl Gemma4 {
             caches.entry(kind.to_string()).or_insert(Cache { slots: shape.slots, window });
             let rope = || Rope { width: shape.head_dim, inv_freq: c.inv_freq(layer) };
             ropes.entry(kind.to_string()).or_insert_with(rope);
-            steps.push(self.attention_step(layer, options.form_of(ShardKind::Attention)));
+            if !joined.iter().any(|layers| layers.end == layer + 1) {
+                steps.push(self.attention_step(layer, options.form_of(ShardKind::Attention)));
+            }
+            let is_joined = joined.iter().any(|layers| layers.start == layer);
             let scale = self.checkpoint.vector(&tensor(layer, "router.per_expert_scale"), c.num_experts)?;
-            self.expert_steps(layer, scale, packing, options, &mut steps);
+            self.expert_steps(layer, scale, packing, options, is_joined, &mut steps);
         }
         let model = ModelInfo {
             vocab_size: c.vocab_size,
@@ -295,26 +383,33 @@ impl Gemma4 {
         form: ShardForm,
     ) -> Result<BuiltFunction> {
         let c = &self.config;
-        let shape = Attention {
-            heads: c.num_attention_heads,
-            kv_heads: c.kv_heads(layer),
-            head_dim: c.head_dim(layer),
-            slots,
-            seen: function.context.unwrap_or(slots),
-            tail: 0,
-        };
+        let seen = function.context.unwrap_or(slots);
+        let shape = Attention { seen, ..self.shape_with(layer, slots) };
+        let mut l = Lowering::new(stored, function.tokens, form);
+        let hidden = l.stream_input("hidden", c.hidden_size)?;
+        let at = l.position_inputs(&shape, shape.head_dim)?;
+        self.attention(l, &hidden, layer, &at, &shape)
+    }
+
+    /// Lowers attention, the stream behind it, and the router, which end the function.
+    fn attention(
+        &self,
+        mut l: Lowering<'_>,
+        hidden: &Var,
+        layer: usize,
+        at: &PositionInputs,
+        shape: &Attention,
+    ) -> Result<BuiltFunction> {
+        let c = &self.config;
         let d = shape.head_dim;
         let norm = NormShape { axis: 1, eps: c.rms_norm_eps };
         let head_norm = NormShape { axis: 3, eps: c.rms_norm_eps };
-        let mut l = Lowering::new(stored, function.tokens, form);
-        let hidden = l.stream_input("hidden", c.hidden_size)?;
-        let at = l.position_inputs(&shape, d)?;
 
-        let x = l.rms_norm_weighted("input_norm", &hidden, norm)?;
+        let x = l.rms_norm_weighted("input_norm", hidden, norm)?;
         let q = l.project("q_proj", &x, "q_proj")?;
         let q = l.to_heads("q", &q, shape.heads, d)?;
         let q = l.head_norm("q_norm", &q, HeadNorm::Weighted(head_norm))?;
-        let q = l.rotate("q_rotated", &q, d, d, &at)?;
+        let q = l.rotate("q_rotated", &q, d, d, at)?;
         let k = l.project("k_proj", &x, "k_proj")?;
         let k = l.to_heads("k", &k, shape.kv_heads, d)?;
         // Where a layer has no v_proj, V is the output of k_proj before K's norm and rotation.
@@ -326,14 +421,14 @@ impl Gemma4 {
             }
         };
         let k = l.head_norm("k_norm", &k, HeadNorm::Weighted(head_norm))?;
-        let k = l.rotate("k_rotated", &k, d, d, &at)?;
+        let k = l.rotate("k_rotated", &k, d, d, at)?;
         let v = l.head_norm("v_norm", &v, HeadNorm::Unit(head_norm))?;
-        let cache = l.read_cache(&shape)?;
-        let (keys, values, kept) = l.update_cache(&cache, (&k, &v), None, &at, &shape)?;
-        let context = l.attend(&q, &keys, &values, &at, &shape)?;
+        let cache = l.read_cache(shape)?;
+        let (keys, values, kept) = l.update_cache(&cache, (&k, &v), None, at, shape)?;
+        let context = l.attend(&q, &keys, &values, at, shape)?;
         let o = l.project("o_proj", &context, "o_proj")?;
         let o = l.rms_norm_weighted("post_attention_norm", &o, norm)?;
-        let attended = l.f().add("attended", &hidden, &o)?;
+        let attended = l.f().add("attended", hidden, &o)?;
 
         // The router and the experts read the same normalized stream, each with its own weight.
         let unit = l.rms_norm("stream_unit", &attended, norm)?;
@@ -343,12 +438,15 @@ impl Gemma4 {
         l.finish_attention(&[&attended, &expert_input, &router_logits], &kept)
     }
 
+    /// Experts, what joins the layer's branches where the unit ends it, and the attention of `next`, a layer and its slots, behind
+    /// that.
     fn lower_experts(
         &self,
         unit: &ExpertUnit<Joins>,
         tokens: TokenCount,
         stored: &Stored,
         form: ShardForm,
+        next: Option<(usize, usize)>,
     ) -> Result<BuiltFunction> {
         let c = &self.config;
         let experts: Vec<usize> = unit.experts.clone().collect();
@@ -382,7 +480,43 @@ impl Gemma4 {
         let both = l.rms_norm_weighted("post_feedforward_norm", &both, norm)?;
         let stream = l.f().add("stream", &hidden, &both)?;
         let out = l.scale_by("hidden_out", &stream)?;
-        l.finish_streams(&[&out])
+        let Some((layer, slots)) = next else { return l.finish_streams(&[&out]) };
+        let shape = self.shape_with(layer, slots);
+        let at = l.position_inputs(&shape, shape.head_dim)?;
+        l.set_scope(NEXT_SCOPE);
+        self.attention(l, &out, layer, &at, &shape)
+    }
+
+    /// Plans with packages that reach from the first layer of each of `joined` into the second, all else in parts.
+    fn plan_joining(&self, options: &PlanOptions, joined: &[Range<usize>]) -> Result<Plan> {
+        options.check()?;
+        options.check_forms(self.has_history())?;
+        let c = &self.config;
+        let context = options.context(c.max_position_embeddings)?;
+        let packing = options.packing(c.num_experts)?;
+        let packs = c.num_experts / packing.per_package;
+        let mut shards = Vec::new();
+        for layer in 0..c.num_hidden_layers {
+            if !joined.iter().any(|layers| layers.end == layer + 1) {
+                shards.push(self.attention_shard(layer, options, context));
+            }
+            let is_joined = joined.iter().any(|layers| layers.start == layer);
+            let alone = if is_joined { packs - 1 } else { packs };
+            shards.extend((0..alone).map(|pack| self.expert_shard(layer, pack, packing, options, None)));
+            if is_joined {
+                shards.push(self.joined_shard(layer, packing, options, context));
+            }
+        }
+        let head = self.head().shards(options);
+        let chain = self.chain(options, context, packing, joined, &head)?;
+        let facts = options.layers_per_shard().map(|most| {
+            format!(
+                "{LAYERS_PER_SHARD} {most}: the host chooses experts inside of each layer, so that a package reaches over one border of \
+                 layers at most, from the last pack of experts through the next attention; more than 2 change nothing, and 1 joins \
+                 nothing"
+            )
+        });
+        chain_builder::plan(self, options, shards, head, chain, facts.into_iter().collect())
     }
 }
 
@@ -404,20 +538,11 @@ impl Family for Gemma4 {
     }
 
     fn plan(&self, options: &PlanOptions) -> Result<Plan> {
-        options.check()?;
-        options.check_forms(self.has_history())?;
-        let c = &self.config;
-        let context = options.context(c.max_position_embeddings)?;
-        let packing = options.packing(c.num_experts)?;
-        let packs = c.num_experts / packing.per_package;
-        let mut shards = Vec::new();
-        for layer in 0..c.num_hidden_layers {
-            shards.push(self.attention_shard(layer, options, context));
-            shards.extend((0..packs).map(|pack| self.expert_shard(layer, pack, packing, options)));
-        }
-        let head = self.head().shards(options);
-        let chain = self.chain(options, context, packing, &head)?;
-        chain_builder::plan(self, options, shards, head, chain, Vec::new())
+        self.plan_joining(options, &joined_layers(self.config.num_hidden_layers, options))
+    }
+
+    fn plan_around(&self, options: &PlanOptions, shard: &PlannedShard) -> Result<Plan> {
+        self.plan_joining(options, &shard.joined_layers().into_iter().collect::<Vec<_>>())
     }
 
     fn lower(
@@ -436,7 +561,15 @@ impl Family for Gemma4 {
                 let (first, packing) = packing_of(shard)?;
                 let units = units(first, packing, shard.kind == ShardKind::ExpertsCombine);
                 let unit = units.iter().find(|u| u.name == function.unit).ok_or_else(wrong)?;
-                self.lower_experts(unit, function.tokens, stored, shard.form)
+                self.lower_experts(unit, function.tokens, stored, shard.form, None)
+            }
+            (ShardKind::Layers, Some(_)) => {
+                let (first, packing) = packing_of(shard)?;
+                let units = units(first, packing, true);
+                let unit = units.iter().find(|u| u.name == function.unit).ok_or_else(wrong)?;
+                let next = shard.last_layer.filter(|layer| *layer < self.config.num_hidden_layers);
+                let next = (next.ok_or_else(wrong)?, shard.cache_slots.ok_or_else(wrong)?);
+                self.lower_experts(unit, function.tokens, stored, shard.form, Some(next))
             }
             (ShardKind::Head, None) => self.head().lower(function.tokens, stored, shard.form),
             _ => Err(wrong()),

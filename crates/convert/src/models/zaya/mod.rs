@@ -2,6 +2,7 @@
 
 mod config;
 mod legacy;
+mod lowering;
 mod shards;
 mod tensor_table;
 

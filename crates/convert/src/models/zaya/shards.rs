@@ -1,72 +1,42 @@
 //! ZAYA as shards: what goes into which package, the program of each, and what the host does between them.
 
 use super::Zaya;
-use crate::form::{HistoryForm, IoForm, ShardForm};
-use crate::lower::{
-    Activation, Attention, CCA_HISTORY, HISTORY, HISTORY_ROWS, KV_PLACE, Lowering, NormShape, Stored,
+use super::lowering::{
+    ATTENTION_NORM, ATTENTION_RESIDUAL, BRANCH_BIAS, BRANCH_SCALE, MOE_NORM, MOE_RESIDUAL, ROUTER_STATE,
+    Role, STREAM_BIAS, STREAM_SCALE, added_output, state_output, units,
 };
+use crate::form::{HistoryForm, IoForm, LAYERS_PER_SHARD, ShardForm};
+use crate::lower::{CCA_HISTORY, HISTORY, HISTORY_ROWS, KV_PLACE, Stored};
 use crate::models::CheckedCheckpoint;
 use crate::models::chain_builder::{
-    self, ExpertUnit, OutputHead, attention_functions, calls, functions, named, normalized, not_ours, output,
-    packing_of, register, rows_of, stream_outputs, tensor, unit_name,
+    self, LayerRun, OutputHead, attention_functions, functions, layer_groups, named, normalized, not_ours,
+    output, packing_of, register, rows_of, runs_of_layers, stream_outputs, tensor,
 };
 use crate::models::{Family, Preset, Sizes};
-use crate::plan::{MatrixPlan, Packing, PartKinds, Plan, PlanOptions, PlannedShard, VectorPlan};
+use crate::plan::{
+    CHOICES_UNIT, MatrixPlan, Packing, PartKinds, Plan, PlanOptions, PlannedShard, VectorPlan, layer_scope,
+};
 use crate::quant::{Granularity, Quant};
 use crate::variants::ZayaSkip;
 use crate::{Error, Result};
 use anemoe_bundle::{
     Cache, Chain, HostInput, InputBinding, Kept, ModelInfo, OutputBinding, Rope, RowRange, Run,
-    ShardFunction, ShardKind, Step, TokenCount, When,
+    ShardFunction, ShardKind, Step, When,
 };
-use anemoe_mlpackage::mil::builder::{BuiltFunction, Var};
+use anemoe_mlpackage::mil::builder::BuiltFunction;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Reason of the preset of kinds, measured by benches/held_out.py.
 const PRESET_REASON: &str = "it lowers the mean divergence of small-zaya from 0.0306 to 0.0196 nats over 16 prompts, for 16 % more bytes a token";
-/// Name of the function that chooses experts, where they are called one by one.
-const ROUTER: &str = "router";
 /// Name of the rope and the cache: all layers are alike.
 const KIND: &str = "hybrid";
 /// Register with the stream.
 const HIDDEN: &str = "hidden";
 /// Register with the normalized stream.
 const INPUT: &str = "input";
-
-/// Role of a function of a MoE package.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
-    /// Routes, and computes all experts.
-    Whole,
-    /// Routes.
-    Router,
-    /// Computes experts that the host chose.
-    Experts,
-}
-
-/// Functions of one package. The first one of a layer has the router; where one call computes all experts, the router is
-/// part of it.
-fn units(pack: usize, packing: Packing, experts: usize) -> Vec<ExpertUnit<Role>> {
-    let first = pack * packing.per_package;
-    if packing.per_call == experts {
-        return vec![ExpertUnit { name: None, experts: 0..experts, role: Role::Whole }];
-    }
-    if pack > 0 && packing.per_call == packing.per_package {
-        return vec![ExpertUnit {
-            name: None,
-            experts: first..first + packing.per_package,
-            role: Role::Experts,
-        }];
-    }
-    let router =
-        (pack == 0).then(|| ExpertUnit { name: Some(ROUTER.into()), experts: 0..0, role: Role::Router });
-    let unit = |e: std::ops::Range<usize>| ExpertUnit {
-        name: Some(unit_name(e.start)),
-        experts: e,
-        role: Role::Experts,
-    };
-    router.into_iter().chain(calls(first, packing).map(unit)).collect()
-}
+/// Register with what the layers of a package add to the stream.
+const ADDED: &str = "added";
 
 fn attention_name(layer: usize) -> String {
     format!("L{layer:02}.attn")
@@ -79,20 +49,15 @@ fn moe_name(layer: usize, pack: usize, packs: usize) -> String {
     }
 }
 
-impl Zaya {
-    fn attention_shape(&self, slots: usize, seen: usize, form: ShardForm) -> Attention {
-        let c = &self.config;
-        let shape = Attention {
-            heads: c.num_attention_heads,
-            kv_heads: c.num_key_value_heads,
-            head_dim: c.head_dim,
-            slots,
-            seen,
-            tail: 0,
-        };
-        if form.history == HistoryForm::Host { shape } else { shape.with_history() }
+/// Names the package of whole layers, and the vectors of the host behind it.
+fn layers_name(layers: &Range<usize>) -> String {
+    match layers.len() {
+        1 => format!("L{:02}.attn.moe", layers.start),
+        _ => format!("L{:02}to{:02}.attn.moe", layers.start, layers.end - 1),
     }
+}
 
+impl Zaya {
     fn attention_shard(&self, layer: usize, options: &PlanOptions, slots: usize) -> PlannedShard {
         let c = &self.config;
         let (h, d, q, kv) = (c.hidden_size, c.head_dim, c.q_size(), c.kv_size());
@@ -140,7 +105,15 @@ impl Zaya {
         shard
     }
 
-    fn moe_shard(&self, layer: usize, pack: usize, packing: Packing, options: &PlanOptions) -> PlannedShard {
+    /// A pack of experts, laid out as the form of the sort `form_of` says, or that of its own.
+    fn moe_shard(
+        &self,
+        layer: usize,
+        pack: usize,
+        packing: Packing,
+        options: &PlanOptions,
+        form_of: Option<ShardKind>,
+    ) -> PlannedShard {
         let c = &self.config;
         let (h, f, r) = (c.hidden_size, c.moe_intermediate_size, c.router_hidden_size);
         let packs = c.num_experts / packing.per_package;
@@ -176,7 +149,7 @@ impl Zaya {
         let kind = if pack == 0 { ShardKind::Moe } else { ShardKind::Experts };
         matrices.extend(chain_builder::expert_matrices(
             options,
-            kind,
+            form_of.unwrap_or(kind),
             first,
             packing,
             (h, f),
@@ -191,6 +164,58 @@ impl Zaya {
         shard
     }
 
+    /// Whole layers in a package: the matrices and vectors of their parts, with norms and residuals.
+    fn layers_shard(
+        &self,
+        layers: &Range<usize>,
+        packing: Packing,
+        options: &PlanOptions,
+        slots: usize,
+    ) -> PlannedShard {
+        let h = self.config.hidden_size;
+        let (mut matrices, mut vectors) = (Vec::new(), Vec::new());
+        for (i, layer) in layers.clone().enumerate() {
+            let scoped = |name: &str| format!("{}{name}", layer_scope(i));
+            let attention = self.attention_shard(layer, options, slots);
+            let moe = self.moe_shard(layer, 0, packing, options, Some(ShardKind::Layers));
+            let mut own = attention.vectors;
+            own.extend(moe.vectors);
+            let halves = [
+                (ATTENTION_NORM, "input_layernorm", ATTENTION_RESIDUAL, "post_attention_residual_scale"),
+                (MOE_NORM, "post_attention_layernorm", MOE_RESIDUAL, "post_mlp_residual_scale"),
+            ];
+            for (norm, weight, residual, scales) in halves {
+                let t = tensor(layer, &format!("{weight}.weight"));
+                own.push(VectorPlan::channels(format!("{norm}_weight"), t, h));
+                let mut parts = vec![(BRANCH_SCALE, "hidden_states_scale"), (STREAM_SCALE, "residual_scale")];
+                // The stream behind the last branch is the host's.
+                if layer + 1 < layers.end || residual == ATTENTION_RESIDUAL {
+                    parts.extend([(BRANCH_BIAS, "hidden_states_bias"), (STREAM_BIAS, "residual_bias")]);
+                }
+                own.extend(parts.into_iter().map(|(name, part)| {
+                    let t = tensor(layer, &format!("{scales}.{part}"));
+                    VectorPlan::channels(format!("{residual}_{name}"), t, h)
+                }));
+            }
+            matrices.extend(
+                attention
+                    .matrices
+                    .into_iter()
+                    .chain(moe.matrices)
+                    .map(|m| MatrixPlan { name: scoped(&m.name), ..m }),
+            );
+            vectors.extend(own.into_iter().map(|v| VectorPlan { name: scoped(&v.name), ..v }));
+        }
+        let first = Some(layers.start);
+        let mut shard = PlannedShard::new(layers_name(layers), ShardKind::Layers, first, matrices, vectors);
+        shard.last_layer = (layers.len() > 1).then(|| layers.end - 1);
+        shard.functions = functions(&[None], &options.tokens);
+        shard.cache_slots = Some(slots);
+        shard.experts = Some((0, packing.per_package));
+        shard.experts_per_call = Some(packing.per_call);
+        shard
+    }
+
     fn head(&self) -> OutputHead {
         let c = &self.config;
         OutputHead {
@@ -200,6 +225,63 @@ impl Zaya {
             matrix: "embed_tokens.weight",
             eps: c.rms_norm_eps,
         }
+    }
+
+    /// Bindings of what attention takes from positions, of all layers of a package.
+    fn position_inputs(&self, form: ShardForm) -> BTreeMap<String, InputBinding> {
+        let host = |input: fn(String) -> HostInput| InputBinding::Host(input(KIND.into()));
+        let mut inputs = named(vec![
+            ("rope_cos", host(HostInput::RopeCos)),
+            ("rope_sin", host(HostInput::RopeSin)),
+            ("mask", InputBinding::Host(chain_builder::mask_input(form, KIND.into()))),
+            ("kv_keep", host(HostInput::Keep)),
+            ("kv_place", host(HostInput::Place)),
+        ]);
+        if form.history == HistoryForm::State {
+            inputs.insert("carry".into(), InputBinding::Host(HostInput::Carry(CCA_HISTORY)));
+        }
+        inputs
+    }
+
+    /// Rows that the host keeps of a layer whose names begin with `scope`.
+    fn kept_rows(&self, form: ShardForm, scope: &str) -> BTreeMap<String, Kept> {
+        let mut kept = chain_builder::kept_cache(form, scope);
+        if form.history == HistoryForm::Host {
+            let (heads, channels) = self.attention_shape(0, 0, form).history_shape();
+            let newest = Kept::Newest {
+                rows: format!("{scope}{HISTORY_ROWS}"),
+                place: KV_PLACE.into(),
+                count: CCA_HISTORY,
+                heads,
+                channels,
+            };
+            kept.insert(format!("{scope}{HISTORY}"), newest);
+        }
+        kept
+    }
+
+    /// Steps of a package of whole layers: its run, and the host's own stream behind it.
+    fn joined_steps(&self, layers: &Range<usize>, options: &PlanOptions, steps: &mut Vec<Step>) {
+        let form = options.form_of(ShardKind::Layers);
+        let (shard, n) = (layers_name(layers), layers.len());
+        let mut inputs = self.position_inputs(form);
+        inputs.insert("hidden".into(), register(HIDDEN));
+        if layers.start > 0 {
+            inputs.insert(ROUTER_STATE.into(), register(ROUTER_STATE));
+        }
+        let (added, state) = (added_output(n), state_output(n));
+        let outputs = vec![(added.as_str(), output(ADDED)), (state.as_str(), output(ROUTER_STATE))];
+        steps.push(Step::Run(Run {
+            shard: shard.clone(),
+            others: Vec::new(),
+            unit: None,
+            when: None,
+            inputs,
+            outputs: stream_outputs(form, outputs),
+            kept: (0..n).flat_map(|i| self.kept_rows(form, &layer_scope(i))).collect(),
+            channels_last: form.io == IoForm::ChannelsLast,
+        }));
+        steps.push(Step::Residual { stream: HIDDEN.into(), branch: Some(ADDED.into()), vectors: shard });
     }
 
     fn layer_steps(
@@ -217,33 +299,9 @@ impl Zaya {
             eps: c.rms_norm_eps,
         };
         steps.push(normalize(attention_name(layer)));
-        let host = |input: fn(String) -> HostInput| InputBinding::Host(input(KIND.into()));
         let form = options.form_of(ShardKind::Attention);
-        let mut kept = chain_builder::kept_cache(form);
-        let mut carry = None;
-        match form.history {
-            HistoryForm::State => carry = Some(("carry", InputBinding::Host(HostInput::Carry(CCA_HISTORY)))),
-            HistoryForm::Host => {
-                let (heads, channels) = self.attention_shape(0, 0, form).history_shape();
-                let newest = Kept::Newest {
-                    rows: HISTORY_ROWS.into(),
-                    place: KV_PLACE.into(),
-                    count: CCA_HISTORY,
-                    heads,
-                    channels,
-                };
-                kept.insert(HISTORY.into(), newest);
-            }
-        }
-        let mut inputs = named(vec![
-            ("input", register(INPUT)),
-            ("rope_cos", host(HostInput::RopeCos)),
-            ("rope_sin", host(HostInput::RopeSin)),
-            ("mask", InputBinding::Host(chain_builder::mask_input(form, KIND.into()))),
-            ("kv_keep", host(HostInput::Keep)),
-            ("kv_place", host(HostInput::Place)),
-        ]);
-        inputs.extend(carry.map(|(name, binding)| (name.to_string(), binding)));
+        let mut inputs = self.position_inputs(form);
+        inputs.insert("input".into(), register(INPUT));
         steps.push(Step::Run(Run {
             shard: attention_name(layer),
             others: Vec::new(),
@@ -251,7 +309,7 @@ impl Zaya {
             when: None,
             inputs,
             outputs: stream_outputs(form, vec![("attended", output("attended"))]),
-            kept,
+            kept: self.kept_rows(form, ""),
             channels_last: form.io == IoForm::ChannelsLast,
         }));
         let residual = |branch: &str, vectors: String| Step::Residual {
@@ -268,9 +326,9 @@ impl Zaya {
                 let form = options.form_of(if pack == 0 { ShardKind::Moe } else { ShardKind::Experts });
                 let mut inputs = named(vec![("input", register(INPUT))]);
                 if layer > 0 {
-                    inputs.insert("router_state".into(), register("router_state"));
+                    inputs.insert(ROUTER_STATE.into(), register(ROUTER_STATE));
                 }
-                let mut outputs = vec![("router_state_out", output("router_state"))];
+                let mut outputs = vec![("router_state_out", output(ROUTER_STATE))];
                 let mut when = None;
                 match unit.role {
                     Role::Whole => {
@@ -329,12 +387,16 @@ impl Zaya {
         options: &PlanOptions,
         context: usize,
         packing: Packing,
+        joined: &[Range<usize>],
         head: &[PlannedShard],
     ) -> Result<Chain> {
         let c = &self.config;
         let mut steps = vec![Step::Residual { stream: HIDDEN.into(), branch: None, vectors: "input".into() }];
-        for layer in 0..c.num_hidden_layers {
-            self.layer_steps(layer, packing, options, &mut steps)?;
+        for layers in runs_of_layers(c.num_hidden_layers, joined) {
+            match layers {
+                LayerRun::Joined(layers) => self.joined_steps(&layers, options, &mut steps),
+                LayerRun::Parts(layer) => self.layer_steps(layer, packing, options, &mut steps)?,
+            }
         }
         let model = ModelInfo {
             vocab_size: c.vocab_size,
@@ -357,88 +419,60 @@ impl Zaya {
         })
     }
 
-    fn lower_attention(
-        &self,
-        slots: usize,
-        function: &ShardFunction,
-        stored: &Stored,
-        form: ShardForm,
-    ) -> Result<BuiltFunction> {
+    /// Plans with `joined` layers in packages of whole layers, the others in parts.
+    fn plan_joining(&self, options: &PlanOptions, joined: &[Range<usize>]) -> Result<Plan> {
+        options.check()?;
+        options.check_forms(self.has_history())?;
         let c = &self.config;
-        let shape = self.attention_shape(slots, function.context.unwrap_or(slots), form);
-        let mut l = Lowering::new(stored, function.tokens, form);
-        let x = l.stream_input("input", c.hidden_size)?;
-        let at = l.position_inputs(&shape, c.rotary_dim)?;
-        let old = l.history_input(&shape)?;
-        let cache = l.read_cache(&shape)?;
-        let all = l.compress(&x, &cache, &old, &shape)?;
-        let q = l.rotate("q_rotated", &all.q, c.rotary_dim, c.head_dim, &at)?;
-        let k = l.rotate("k_rotated", &all.k, c.rotary_dim, c.head_dim, &at)?;
-        let tail = all.tail.as_ref();
-        let (keys, values, mut kept) = l.update_cache(&cache, (&k, &all.v), tail, &at, &shape)?;
-        kept.extend(all.rows);
-        let context = l.attend(&q, &keys, &values, &at, &shape)?;
-        let attended = l.project("attended", &context, "o_proj")?;
-        l.finish_attention(&[&attended], &kept)
-    }
-
-    /// Logits over the classes, and the state for the next layer's router, from the normalized stream.
-    fn route(&self, l: &mut Lowering<'_>, x: &Var, layer: usize) -> Result<(Var, Var)> {
-        let c = &self.config;
-        let norm = NormShape { axis: 1, eps: c.rms_norm_eps };
-        let state = if layer == 0 {
-            l.project_biased("router_state_out", x, "router_down")?
-        } else {
-            let before = l.stream_input("router_state", c.router_hidden_size)?;
-            let own = l.project_biased("router_state_own", x, "router_down")?;
-            let scale = l.vector("router_state_scale")?;
-            let before = l.f().mul("router_state_before", &before, &scale)?;
-            l.f().add("router_state_out", &own, &before)?
+        if options.parts.dense_mlp.is_some() {
+            return Err(Error::usage("--mlp-quant: zaya has no MLP that every token meets"));
+        }
+        let (options, attention) = attention_kind(options);
+        let options = &options;
+        let context = options.context(c.max_position_embeddings)?;
+        let packing = options.packing(c.num_experts)?;
+        let packs = c.num_experts / packing.per_package;
+        let slots = context.next_multiple_of(32);
+        let mut shards = Vec::new();
+        if options.layers_per_shard().is_some() && packing.per_call != c.num_experts {
+            return Err(Error::usage(format!(
+                "{LAYERS_PER_SHARD}: with {} of {} experts in a call the host chooses experts inside of each layer: give \
+                 --experts-per-shard {}",
+                packing.per_call, c.num_experts, c.num_experts
+            )));
+        }
+        for layers in runs_of_layers(c.num_hidden_layers, joined) {
+            match layers {
+                LayerRun::Joined(layers) => {
+                    shards.push(self.layers_shard(&layers, packing, options, slots));
+                }
+                LayerRun::Parts(layer) => {
+                    shards.push(self.attention_shard(layer, options, slots));
+                    shards.extend((0..packs).map(|pack| self.moe_shard(layer, pack, packing, options, None)));
+                }
+            }
+        }
+        let head = self.head().shards(options);
+        let chain = self.chain(options, context, packing, joined, &head)?;
+        let skip = match self.skip {
+            ZayaSkip::Identity => "its own input times the probability, as in the original implementation",
+            ZayaSkip::Zero => "nothing, as in transformers",
         };
-        let mut n = l.rms_norm_weighted("router_norm", &state, norm)?;
-        for name in ["router_fc1", "router_fc2"] {
-            let wide = l.project_biased(name, &n, name)?;
-            n = l.gelu_exact(&format!("{name}_gelu"), &wide)?;
-        }
-        Ok((l.project("router_logits", &n, "router_logits")?, state))
-    }
-
-    fn lower_moe(
-        &self,
-        layer: usize,
-        unit: &ExpertUnit<Role>,
-        tokens: TokenCount,
-        stored: &Stored,
-        form: ShardForm,
-    ) -> Result<BuiltFunction> {
-        let c = &self.config;
-        let experts: Vec<usize> = unit.experts.clone().collect();
-        let mut l = Lowering::new(stored, tokens, form);
-        let x = l.stream_input("input", c.hidden_size)?;
-        if unit.role == Role::Experts {
-            let routing = l.stream_input("routing", experts.len())?;
-            let sum = l.experts("experts_out", &x, &routing, &experts, Activation::Silu)?;
-            return l.finish_streams(&[&sum]);
-        }
-        let (logits, state) = self.route(&mut l, &x, layer)?;
-        if unit.role == Role::Router {
-            return l.finish_streams(&[&logits, &state]);
-        }
-        let probabilities = l.f().softmax("router_probabilities", &logits, 1)?;
-        let routing = l.top_1("routing_weight", &probabilities, "balancing_biases", c.classes())?;
-        let name = match self.skip {
-            ZayaSkip::Zero => "experts_out",
-            ZayaSkip::Identity => "experts_sum",
-        };
-        let (sum, skip) = l.experts_and_skip(name, &x, &routing, &experts, Activation::Silu)?;
-        let out = match self.skip {
-            ZayaSkip::Zero => sum,
-            ZayaSkip::Identity => {
-                let kept = l.f().mul("skip", &x, &skip)?;
-                l.f().add("experts_out", &sum, &kept)?
+        let stream = match options.layers_per_shard() {
+            None => {
+                "the hidden state, its scales and its norms stay in f32 on the host: shards take it normalized as fp16 and give \
+                 back what is added to it; the head norms it itself, and a token above 16384 is divided by a power of two before \
+                 that"
+            }
+            Some(_) => {
+                "the hidden state stays in f32 on the host between packages: shards take it as fp16, so that none of its values may \
+                 reach 65504 (`anemoe trace` shows the largest), have it in fp16 from layer to layer, and give back what they add"
             }
         };
-        l.finish_streams(&[&out, &state])
+        let mut facts =
+            vec![stream.into(), format!("a token that chooses the class behind the last expert gets {skip}")];
+        facts.extend(attention);
+        chain_builder::plan(self, options, shards, head, chain, facts)
     }
 
     /// Vectors that scale and shift the stream and a branch where they meet: `(branch + b) g + (stream + b')
@@ -485,6 +519,25 @@ fn attention_kind(options: &PlanOptions) -> (PlanOptions, Option<String>) {
     (options, Some(fact))
 }
 
+/// Vectors of the residual behind a package of whole layers: those of its residuals, one after the other, without their branches,
+/// which the package has scaled and added up.
+fn joined_residual(
+    layers: &Range<usize>,
+    hidden: usize,
+    all: &BTreeMap<String, Vec<f32>>,
+) -> BTreeMap<String, Vec<f32>> {
+    let (mut scale, mut shift) = (vec![1f32; hidden], vec![0f32; hidden]);
+    for name in layers.clone().flat_map(|layer| [attention_name(layer), moe_vectors(layer)]) {
+        let of = |part: &str| all.get(&format!("{name}.{part}")).into_iter().flatten();
+        for (((scale, shift), s), t) in scale.iter_mut().zip(&mut shift).zip(of("scale")).zip(of("shift")) {
+            (*scale, *shift) = (*scale * s, *shift * s + t);
+        }
+    }
+    let name = layers_name(layers);
+    let vectors = [("scale", scale), ("branch_scale", vec![1.0; hidden]), ("shift", shift)];
+    vectors.into_iter().map(|(part, values)| (format!("{name}.{part}"), values)).collect()
+}
+
 /// Name of the vectors of the residual behind a layer's experts.
 fn moe_vectors(layer: usize) -> String {
     format!("L{layer:02}.moe")
@@ -508,38 +561,11 @@ impl Family for Zaya {
     }
 
     fn plan(&self, options: &PlanOptions) -> Result<Plan> {
-        options.check()?;
-        options.check_forms(self.has_history())?;
-        let c = &self.config;
-        if options.parts.dense_mlp.is_some() {
-            return Err(Error::usage("--mlp-quant: zaya has no MLP that every token meets"));
-        }
-        let (options, attention) = attention_kind(options);
-        let options = &options;
-        let context = options.context(c.max_position_embeddings)?;
-        let packing = options.packing(c.num_experts)?;
-        let packs = c.num_experts / packing.per_package;
-        let slots = context.next_multiple_of(32);
-        let mut shards = Vec::new();
-        for layer in 0..c.num_hidden_layers {
-            shards.push(self.attention_shard(layer, options, slots));
-            shards.extend((0..packs).map(|pack| self.moe_shard(layer, pack, packing, options)));
-        }
-        let head = self.head().shards(options);
-        let chain = self.chain(options, context, packing, &head)?;
-        let skip = match self.skip {
-            ZayaSkip::Identity => "its own input times the probability, as in the original implementation",
-            ZayaSkip::Zero => "nothing, as in transformers",
-        };
-        let mut facts = vec![
-            "the hidden state, its scales and its norms stay in f32 on the host: shards take it normalized as fp16 \
-             and give back what is added to it; the head norms it itself, and a token above 16384 is divided by a power of two \
-             before that"
-                .into(),
-            format!("a token that chooses the class behind the last expert gets {skip}"),
-        ];
-        facts.extend(attention);
-        chain_builder::plan(self, options, shards, head, chain, facts)
+        self.plan_joining(options, &layer_groups(self.config.num_hidden_layers, options))
+    }
+
+    fn plan_around(&self, options: &PlanOptions, shard: &PlannedShard) -> Result<Plan> {
+        self.plan_joining(options, &shard.joined_layers().into_iter().collect::<Vec<_>>())
     }
 
     fn lower(
@@ -561,6 +587,12 @@ impl Family for Zaya {
                 let unit = units.iter().find(|u| u.name == function.unit).ok_or_else(wrong)?;
                 self.lower_moe(layer, unit, function.tokens, stored, shard.form)
             }
+            (ShardKind::Layers, Some(_)) => {
+                let layers = shard.joined_layers().ok_or_else(wrong)?;
+                let slots = shard.cache_slots.ok_or_else(wrong)?;
+                let with_choices = function.unit.as_deref() == Some(CHOICES_UNIT);
+                self.lower_layers(layers, slots, function.tokens, stored, shard.form, with_choices)
+            }
             (ShardKind::Head, None) => self.head().lower(function.tokens, stored, shard.form),
             _ => Err(wrong()),
         }
@@ -570,7 +602,7 @@ impl Family for Zaya {
         &self.checkpoint
     }
 
-    fn host_vectors(&self) -> Result<BTreeMap<String, Vec<f32>>> {
+    fn host_vectors(&self, options: &PlanOptions) -> Result<BTreeMap<String, Vec<f32>>> {
         let h = self.config.hidden_size;
         let mut out = BTreeMap::new();
         let scale = self.checkpoint.vector("input_hidden_states_scale", h)?;
@@ -586,6 +618,10 @@ impl Family for Zaya {
             out.insert(format!("{}.norm", moe_vectors(layer)), norm);
             let experts = tensor(layer, "post_mlp_residual_scale");
             self.residual(&experts, &moe_vectors(layer), &mut out)?;
+        }
+        for layers in layer_groups(self.config.num_hidden_layers, options) {
+            let vectors = joined_residual(&layers, h, &out);
+            out.extend(vectors);
         }
         Ok(out)
     }

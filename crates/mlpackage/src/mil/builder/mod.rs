@@ -117,6 +117,8 @@ pub struct FunctionBuilder {
     operations: Vec<Operation>,
     outputs: Vec<String>,
     names: BTreeSet<String>,
+    /// Beginning of the names of new values.
+    scope: String,
 }
 
 /// A function and what [`model`] needs to describe it.
@@ -137,7 +139,17 @@ impl FunctionBuilder {
             operations: Vec::new(),
             outputs: Vec::new(),
             names: BTreeSet::new(),
+            scope: String::new(),
         }
+    }
+
+    /// Lets the names of all values from now on begin with `scope`, so that a block can be built several times.
+    pub fn set_scope(&mut self, scope: &str) {
+        self.scope = scope.to_string();
+    }
+
+    fn scoped(&self, name: &str) -> String {
+        format!("{}{name}", self.scope)
     }
 
     fn claim(&mut self, name: &str) -> Result<()> {
@@ -159,7 +171,7 @@ impl FunctionBuilder {
     /// # Errors
     /// The name is illegal or taken.
     pub fn input(&mut self, name: &str, ty: TensorType) -> Result<Var> {
-        self.add_input(name, ValueType::Tensor(ty))
+        self.add_input(&self.scoped(name), ValueType::Tensor(ty))
     }
 
     /// A tensor input whose dimensions lie in ranges, both ends included.
@@ -173,6 +185,7 @@ impl FunctionBuilder {
         default: &[u64],
         ranges: &[(u64, u64)],
     ) -> Result<Var> {
+        let name = self.scoped(name);
         let fits =
             default.len() == ranges.len() && default.iter().zip(ranges).all(|(d, (a, b))| a <= d && d <= b);
         if !fits {
@@ -182,8 +195,8 @@ impl FunctionBuilder {
         }
         let dims = ranges.iter().map(|&(a, b)| if a == b { Dim::Fixed(a) } else { Dim::Unknown }).collect();
         let ranges = ranges.iter().map(|&(a, b)| (a, Some(b))).collect();
-        self.flexible.insert(name.into(), FeatureShape::Range { default: default.to_vec(), ranges });
-        self.add_input(name, ValueType::Tensor(TensorType { dtype, dims }))
+        self.flexible.insert(name.clone(), FeatureShape::Range { default: default.to_vec(), ranges });
+        self.add_input(&name, ValueType::Tensor(TensorType { dtype, dims }))
     }
 
     /// A tensor input that takes one of several shapes, the first by default.
@@ -191,6 +204,7 @@ impl FunctionBuilder {
     /// # Errors
     /// The name is illegal or taken, or there are fewer than 2 or more than 128 shapes, or of different rank.
     pub fn input_enumerated(&mut self, name: &str, dtype: DataType, shapes: &[Vec<u64>]) -> Result<Var> {
+        let name = self.scoped(name);
         let rank = shapes.first().map_or(0, Vec::len);
         if !(2..=128).contains(&shapes.len()) || shapes.iter().any(|s| s.len() != rank) {
             return Err(Error::invalid_program(format!(
@@ -200,8 +214,8 @@ impl FunctionBuilder {
         let varies = |i: usize| shapes.iter().any(|s| s[i] != shapes[0][i]);
         let dims =
             (0..rank).map(|i| if varies(i) { Dim::Unknown } else { Dim::Fixed(shapes[0][i]) }).collect();
-        self.flexible.insert(name.into(), FeatureShape::Enumerated(shapes.to_vec()));
-        self.add_input(name, ValueType::Tensor(TensorType { dtype, dims }))
+        self.flexible.insert(name.clone(), FeatureShape::Enumerated(shapes.to_vec()));
+        self.add_input(&name, ValueType::Tensor(TensorType { dtype, dims }))
     }
 
     /// A state: fp16, of fixed shape.
@@ -215,7 +229,7 @@ impl FunctionBuilder {
                 self.opset
             )));
         }
-        self.add_input(name, ValueType::State(ty))
+        self.add_input(&self.scoped(name), ValueType::State(ty))
     }
 
     /// A constant.
@@ -223,6 +237,11 @@ impl FunctionBuilder {
     /// # Errors
     /// The name is illegal or taken.
     pub fn constant(&mut self, name: &str, value: Value) -> Result<Var> {
+        self.constant_named(&self.scoped(name), value)
+    }
+
+    /// Adds a constant whose name has its scope.
+    fn constant_named(&mut self, name: &str, value: Value) -> Result<Var> {
         self.claim(name)?;
         let ty = value.ty.clone();
         self.operations.push(Operation {
@@ -241,6 +260,8 @@ impl FunctionBuilder {
     /// # Errors
     /// The op is unknown, newer than the opset, or its operands do not fit.
     pub fn op(&mut self, op_type: &str, name: &str, args: Vec<(&'static str, Arg)>) -> Result<Vec<Var>> {
+        let name = self.scoped(name);
+        let name = name.as_str();
         let fail = |what: String| Error::invalid_op(name, op_type, what);
         let def = ops::op(op_type)
             .ok_or_else(|| Error::unsupported_here(format!("operation type `{op_type}` (`{name}`)")))?;
@@ -259,7 +280,7 @@ impl FunctionBuilder {
                 Arg::Absent => {}
                 Arg::Value(v) if in_place => drop(literal.insert(param, v)),
                 Arg::Value(v) => {
-                    let var = self.constant(&format!("{name}_{param}_0"), v)?;
+                    let var = self.constant_named(&format!("{name}_{param}_0"), v)?;
                     bound.insert(param, vec![var]);
                 }
             }
@@ -271,7 +292,7 @@ impl FunctionBuilder {
                 && !in_place
             {
                 let value = default_value(default, first_dtype.unwrap_or(DataType::Float32));
-                let var = self.constant(&format!("{name}_{}_0", p.name), value)?;
+                let var = self.constant_named(&format!("{name}_{}_0", p.name), value)?;
                 bound.insert(p.name, vec![var]);
             }
         }

@@ -3,11 +3,12 @@
 use super::super::Options;
 use super::super::carry::{CarriedWindow, Carry};
 use super::super::function::CompiledFunction;
-use super::super::tokens::{Carried, carried};
+use super::super::tokens::{Carried, CarriedRows, carried};
 use super::compile;
 use crate::Result;
-use anemoe_mlpackage::mil::{Feature, FeatureShape, Function, FunctionDescription};
+use anemoe_mlpackage::mil::{Feature, FeatureShape, Function, FunctionDescription, TensorType};
 use anemoe_mlpackage::package::Package;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Most tokens of a call into which a sequence can be cut back without running tokens again: the window of a longer one would
@@ -32,39 +33,47 @@ pub(in crate::cpu) fn compile_with_carry(
         compiled.set_carry(if is_nothing { Carry::Nothing } else { Carry::Unknown });
         return Ok(compiled);
     };
-    let selection = described.inputs.iter().position(|f| f.name == found.selection);
-    let tokens = body.inputs.iter().find(|i| i.name == found.selection);
-    let tokens =
-        tokens.and_then(|i| i.ty.tensor()?.shape()).and_then(|s| s.last()?.checked_sub(found.rows as u64));
-    let window = body.block.operations.iter().flat_map(|op| &op.outputs).find(|o| o.name == found.window);
-    let window = window.and_then(|o| o.ty.tensor());
-    let (Some(selection), Some(window), true) = (selection, window, tokens.is_some_and(|n| n <= MOST as u64))
-    else {
+    let unknown = || {
         let mut compiled = compile(package, name, body, described, options)?;
         compiled.set_carry(Carry::Unknown);
-        return Ok(compiled);
+        Ok(compiled)
     };
-    let (mut more, mut described) = (body.clone(), described.clone());
-    more.block.outputs.push(found.window.clone());
-    let shape = window.shape().map_or(FeatureShape::Dynamic, FeatureShape::Fixed);
-    described.outputs.push(Feature { name: found.window.clone(), dtype: window.dtype, shape });
-    let mut compiled = compile(package, name, &more, &described, options)?;
-    if compiled.slots_of(&found.state) != Some(found.first) {
-        // Rows before the carried ones are more than slots of a cache.
-        described.outputs.pop();
-        let mut compiled = compile(package, name, body, &described, options)?;
-        compiled.set_carry(Carry::Unknown);
-        return Ok(compiled);
+    let selections: BTreeSet<&str> = found.iter().map(|f| f.selection.as_str()).collect();
+    let (mut more, mut with_windows) = (body.clone(), described.clone());
+    for rows in &found {
+        let Some(window) = window_of(body, rows).filter(|_| selections.len() == 1) else { return unknown() };
+        let shape = window.shape().map_or(FeatureShape::Dynamic, FeatureShape::Fixed);
+        with_windows.outputs.push(Feature { name: rows.window.clone(), dtype: window.dtype, shape });
+        more.block.outputs.push(rows.window.clone());
     }
-    let tail = compile(package, name, &found.tail, &found.described, options)?;
-    let (rows, state, first, output) = (found.rows, found.state, found.first, described.outputs.len() - 1);
-    compiled.set_carry(Carry::Rows(Arc::new(CarriedWindow {
-        selection,
-        rows,
-        state,
-        first,
-        output,
-        tail: Box::new(tail),
-    })));
+    let mut compiled = compile(package, name, &more, &with_windows, options)?;
+    if found.iter().any(|f| compiled.slots_of(&f.state) != Some(f.first)) {
+        // Rows before the carried ones are more than slots of a cache.
+        return unknown();
+    }
+    let mut windows = Vec::new();
+    for (i, f) in found.into_iter().enumerate() {
+        let Some(selection) = described.inputs.iter().position(|d| d.name == f.selection) else {
+            return unknown();
+        };
+        let tail = compile(package, name, &f.tail, &f.described, options)?;
+        windows.push(CarriedWindow {
+            selection,
+            rows: f.rows,
+            state: f.state,
+            first: f.first,
+            output: described.outputs.len() + i,
+            tail: Box::new(tail),
+        });
+    }
+    compiled.set_carry(Carry::Rows(Arc::new(windows)));
     Ok(compiled)
+}
+
+/// Type of the window that carried rows are selected from, where a call has few enough tokens to be cut back.
+fn window_of<'a>(body: &'a Function, rows: &CarriedRows) -> Option<&'a TensorType> {
+    let selection = body.inputs.iter().find(|i| i.name == rows.selection)?.ty.tensor()?.shape()?;
+    let tokens = selection.last()?.checked_sub(rows.rows as u64)?;
+    let outputs = body.block.operations.iter().flat_map(|op| &op.outputs);
+    outputs.filter(|o| o.name == rows.window).find_map(|o| o.ty.tensor()).filter(|_| tokens <= MOST as u64)
 }

@@ -35,8 +35,8 @@ pub struct CarriedRows {
 pub enum Carried {
     /// Slots of caches alone, as far as the program says.
     Nothing,
-    /// Slots of a cache, and behind them rows that go from call to call.
-    Rows(Box<CarriedRows>),
+    /// Slots of caches, and behind those of each cache rows that go from call to call.
+    Rows(Vec<CarriedRows>),
     /// Something else.
     Unknown,
 }
@@ -58,21 +58,23 @@ fn argument<'a>(op: &'a Operation, param: &str) -> Option<&'a str> {
 /// Finds the rows that `function` carries.
 pub fn carried(function: &Function) -> Carried {
     let operations = &function.block.operations;
-    let is_write = |op: &&Operation| op.op_type == "write_state";
-    let mut writes = operations.iter().filter(is_write);
-    let (Some(write), None) = (writes.next(), writes.next()) else {
-        return if operations.iter().any(|op| is_write(&op)) { Carried::Unknown } else { Carried::Nothing };
-    };
     let by = |name: &str| operations.iter().find(|op| op.outputs.iter().any(|o| o.name == name));
-    let data = argument(write, "data").and_then(by);
-    match data {
-        Some(joined)
-            if joined.op_type == "concat" || find_first_row(operations, joined).is_some_and(|n| n > 0) =>
-        {
-            rows(function, write, joined).map_or(Carried::Unknown, |rows| Carried::Rows(Box::new(rows)))
-        }
-        _ => Carried::Nothing,
+    let writes: Vec<&Operation> = operations.iter().filter(|op| op.op_type == "write_state").collect();
+    let states: BTreeSet<_> = writes.iter().filter_map(|write| argument(write, "input")).collect();
+    if states.len() < writes.len() {
+        return Carried::Unknown;
     }
+    // One write for each layer of a package.
+    let joins = |op: &&Operation| {
+        op.op_type == "concat" || find_first_row(operations, op).is_some_and(|first| first > 0)
+    };
+    let data = |write: &&Operation| argument(write, "data").and_then(by).filter(joins);
+    let joined: Vec<Option<&Operation>> = writes.iter().map(data).collect();
+    if joined.iter().all(Option::is_none) {
+        return Carried::Nothing;
+    }
+    let each = writes.iter().zip(joined).map(|(write, joined)| rows(function, write, joined?));
+    each.collect::<Option<Vec<_>>>().map_or(Carried::Unknown, Carried::Rows)
 }
 
 /// Finds the first row of axis 2 that a `slice_update` of constant bounds writes.
