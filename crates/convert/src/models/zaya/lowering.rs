@@ -5,9 +5,9 @@ use crate::Result;
 use crate::form::{HistoryForm, ShardForm};
 use crate::lower::{Activation, Attention, HistoryInput, Lowering, NormShape, PositionInputs, Stored};
 use crate::models::chain_builder::{ExpertUnit, calls, unit_name};
-use crate::plan::{Packing, ShardFunction, layer_scope};
+use crate::plan::{Packing, layer_scope};
 use crate::variants::ZayaSkip;
-use anemoe_bundle::TokenCount;
+use anemoe_bundle::{ShardFunction, TokenCount};
 use anemoe_mlpackage::mil::builder::{BuiltFunction, Var};
 use std::ops::Range;
 
