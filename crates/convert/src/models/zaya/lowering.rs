@@ -40,7 +40,7 @@ pub(super) fn state_output(layers: usize) -> String {
 
 /// Role of a function of a MoE package.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
+pub(super) enum MoeRole {
     /// Routes, and computes all experts.
     Whole,
     /// Routes.
@@ -51,24 +51,24 @@ pub(super) enum Role {
 
 /// Functions of one package. The first one of a layer has the router; where one call computes all experts, the router is
 /// part of it.
-pub(super) fn units(pack: usize, packing: Packing, experts: usize) -> Vec<ExpertUnit<Role>> {
+pub(super) fn units(pack: usize, packing: Packing, experts: usize) -> Vec<ExpertUnit<MoeRole>> {
     let first = pack * packing.per_package;
     if packing.per_call == experts {
-        return vec![ExpertUnit { name: None, experts: 0..experts, role: Role::Whole }];
+        return vec![ExpertUnit { name: None, experts: 0..experts, role: MoeRole::Whole }];
     }
     if pack > 0 && packing.per_call == packing.per_package {
         return vec![ExpertUnit {
             name: None,
             experts: first..first + packing.per_package,
-            role: Role::Experts,
+            role: MoeRole::Experts,
         }];
     }
     let router =
-        (pack == 0).then(|| ExpertUnit { name: Some(ROUTER.into()), experts: 0..0, role: Role::Router });
+        (pack == 0).then(|| ExpertUnit { name: Some(ROUTER.into()), experts: 0..0, role: MoeRole::Router });
     let unit = |e: std::ops::Range<usize>| ExpertUnit {
         name: Some(unit_name(e.start)),
         experts: e,
-        role: Role::Experts,
+        role: MoeRole::Experts,
     };
     router.into_iter().chain(calls(first, packing).map(unit)).collect()
 }
@@ -149,7 +149,7 @@ impl Zaya {
     pub(super) fn lower_moe(
         &self,
         layer: usize,
-        unit: &ExpertUnit<Role>,
+        unit: &ExpertUnit<MoeRole>,
         tokens: TokenCount,
         stored: &Stored,
         form: ShardForm,
@@ -158,13 +158,13 @@ impl Zaya {
         let experts: Vec<usize> = unit.experts.clone().collect();
         let mut l = Lowering::new(stored, tokens, form);
         let x = l.stream_input("input", c.hidden_size)?;
-        if unit.role == Role::Experts {
+        if unit.role == MoeRole::Experts {
             let routing = l.stream_input("routing", experts.len())?;
             let sum = l.experts("experts_out", &x, &routing, &experts, Activation::Silu)?;
             return l.finish_streams(&[&sum]);
         }
         let before = self.router_state_input(&mut l, layer)?;
-        if unit.role == Role::Router {
+        if unit.role == MoeRole::Router {
             let (logits, state) = self.route(&mut l, &x, before.as_ref())?;
             return l.finish_streams(&[&logits, &state]);
         }

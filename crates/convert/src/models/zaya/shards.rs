@@ -2,8 +2,8 @@
 
 use super::Zaya;
 use super::lowering::{
-    ATTENTION_NORM, ATTENTION_RESIDUAL, BRANCH_BIAS, BRANCH_SCALE, MOE_NORM, MOE_RESIDUAL, ROUTER_STATE,
-    Role, STREAM_BIAS, STREAM_SCALE, added_output, state_output, units,
+    ATTENTION_NORM, ATTENTION_RESIDUAL, BRANCH_BIAS, BRANCH_SCALE, MOE_NORM, MOE_RESIDUAL, MoeRole,
+    ROUTER_STATE, STREAM_BIAS, STREAM_SCALE, added_output, state_output, units,
 };
 use crate::form::{HistoryForm, IoForm, LAYERS_PER_SHARD, ShardForm};
 use crate::lower::{CCA_HISTORY, HISTORY, HISTORY_ROWS, KV_PLACE, Stored};
@@ -331,13 +331,13 @@ impl Zaya {
                 let mut outputs = vec![("router_state_out", output(ROUTER_STATE))];
                 let mut when = None;
                 match unit.role {
-                    Role::Whole => {
+                    MoeRole::Whole => {
                         outputs.push(("experts_out", output("experts")));
                     }
-                    Role::Router => {
+                    MoeRole::Router => {
                         outputs.push(("router_logits", output("router_logits")));
                     }
-                    Role::Experts => {
+                    MoeRole::Experts => {
                         when = Some(When { register: "routing".into(), rows });
                         inputs =
                             named(vec![("input", register(INPUT)), ("routing", rows_of("routing", rows))]);
@@ -356,7 +356,7 @@ impl Zaya {
                     kept: BTreeMap::new(),
                     channels_last: form.io == IoForm::ChannelsLast,
                 }));
-                if unit.role == Role::Router {
+                if unit.role == MoeRole::Router {
                     let biases = tensor(layer, "mlp.gate.balancing_biases");
                     steps.push(Step::Route {
                         logits: "router_logits".into(),
