@@ -333,7 +333,7 @@ fn sorts_of_shards_have_forms_of_their_own() {
 fn bucketed(form: ShardForm, tokens: &[TokenCount]) -> PlanOptions {
     let context_buckets = ContextBuckets::new(&[32, 64]).unwrap();
     let form = ShardForm { context_buckets, ..form };
-    PlanOptions { tokens: tokens.to_vec(), max_context: Some(128), ..options(form) }
+    PlanOptions { tokens: tokens.to_vec(), max_context: Some(128), ..options(false, form) }
 }
 
 /// Forms with caches on either side.
