@@ -1,7 +1,6 @@
 //! Placement as this Mac plans it: MLComputePlan for every function of a bundle, each package in a process of its own.
 
 use crate::commands::compile::form_of;
-use crate::recorder::machine;
 use crate::step::{Risky, StepFailure, Work};
 use crate::ui::{Ui, message};
 use anemoe_bundle::{Chain, Shard};
@@ -56,12 +55,12 @@ pub fn of_bundle(
     risky: Risky,
     ui: &Ui,
 ) -> anyhow::Result<DevicePlans> {
-    let about = machine::this();
+    let about = anemoe_coreml::system_facts().unwrap_or_default();
     let mut found = DevicePlans {
         report: PlanReport {
             format: FORMAT,
-            os: about.os.unwrap_or_default(),
-            chip: about.cpu.unwrap_or_default(),
+            os: about.os,
+            chip: about.chip,
             compute_units: "cpuAndNeuralEngine".into(),
             generator: concat!("anemoe ", env!("CARGO_PKG_VERSION")).into(),
             plans: Vec::new(),
@@ -70,13 +69,24 @@ pub fn of_bundle(
         controls: Vec::new(),
         compiled: Vec::new(),
     };
-    for shard in &chain.shards {
-        models.expect(&bundle.join(&shard.file))?;
+    // One that could not be compiled costs only itself.
+    if let Some(first) = chain.shards.first()
+        && chain.shards.iter().all(|s| models.find(&bundle.join(&s.file)).is_none())
+    {
+        models.expect(&bundle.join(&first.file))?;
     }
     let bar = ui.bar(chain.shards.len() as u64, "plans");
     for shard in &chain.shards {
         bar.set_message(shard.name.clone());
         let package = bundle.join(&shard.file);
+        if let Err(e) = models.expect(&package) {
+            let failure = StepFailure::refused(&shard.name, "plan", e.to_string());
+            bar.suspend(|| failure.lines().iter().for_each(message));
+            found.report.plans.extend(functions(shard).map(|function| plan(shard, function, Vec::new())));
+            found.failures.push(failure);
+            bar.inc(1);
+            continue;
+        }
         match ask(&package, shard, chain, models, risky, false)? {
             Ok(plans) => {
                 if found.controls.is_empty() {

@@ -14,6 +14,7 @@ mod error_report;
 mod experiment;
 mod files;
 mod gate_reference;
+mod mac_report;
 mod outcome;
 mod recorder;
 mod registry;
@@ -81,6 +82,8 @@ enum Command {
     Reproduce(commands::reproduce::Args),
     Report(commands::report::Args),
     Doctor(commands::doctor::Args),
+    VerifyOnMac(commands::verify_on_mac::Args),
+    ImportReport(commands::import_report::Args),
     Completions(commands::completions::Args),
     Man(commands::man::Args),
     #[command(hide = true)]
@@ -153,6 +156,8 @@ fn main() -> ExitCode {
         Command::Reproduce(args) => commands::reproduce::run(args, &ui),
         Command::Report(args) => commands::report::run(args, &ui),
         Command::Doctor(args) => commands::doctor::run(args, &ui),
+        Command::VerifyOnMac(args) => commands::verify_on_mac::run(args, &ui),
+        Command::ImportReport(args) => commands::import_report::run(args, &ui),
         Command::Completions(args) => commands::completions::run(args, Cli::command(), &ui),
         Command::Man(args) => commands::man::run(args, Cli::command(), &ui),
         Command::Step(args) => commands::step::run(args),

@@ -1,5 +1,6 @@
 //! `anemoe check`
 
+use crate::args::evidence::EvidenceArgs;
 use crate::args::runner::CompiledArgs;
 use crate::bundle::Verify;
 use crate::device_plan::{self, CompiledSize, Control};
@@ -50,6 +51,8 @@ pub struct Args {
     /// List every op with its prediction.
     #[arg(long)]
     ops: bool,
+    #[command(flatten)]
+    evidence: EvidenceArgs,
     /// Compare with the plan report of a Mac, and let it decide.
     #[arg(long, value_name = "F.json", conflicts_with = "device")]
     report: Option<PathBuf>,
@@ -117,7 +120,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     };
     let plan = args.report.as_deref().map(read_plan).transpose()?;
     let list_ops = args.ops || plan.is_some() || args.device;
-    let options = CheckOptions { conditions, strict: args.strict, list_ops };
+    let evidence = args.evidence.outcomes()?;
+    let options = CheckOptions { conditions, strict: args.strict, list_ops, evidence };
     let path = args.path.unwrap_or_default();
     let recorder = Recorder::new(&args.journal, "check");
     let mut report = check(&path, &options, args.verify, ui)?;
