@@ -2,11 +2,14 @@
 
 use crate::commands::compile::form_of;
 use crate::step::{Risky, StepFailure, Work};
-use crate::ui::{Ui, message};
+use crate::ui::{Ui, bytes, message};
 use anemoe_bundle::{Chain, Shard};
 use anemoe_coreml::CompiledModels;
+use anemoe_gates::residency::Report;
 use anemoe_gates::residency::device::{Device, FORMAT, FunctionPlan, PlanReport, PlannedOp};
+use anemoe_gates::residency::rule::Verdict;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Plans of a bundle.
@@ -36,12 +39,17 @@ pub struct Control {
     pub pass: bool,
 }
 
-/// Sizes of a package and its compiled model.
-#[derive(Serialize)]
+/// Sizes of a package and its compiled model, with where the package runs: whether there is a size beyond which none does.
+#[derive(Clone, Serialize)]
 pub struct CompiledSize {
-    package: String,
-    package_bytes: u64,
-    compiled_bytes: u64,
+    /// Package.
+    pub package: String,
+    /// Its bytes.
+    pub package_bytes: u64,
+    /// Bytes of its compiled model.
+    pub compiled_bytes: u64,
+    /// Verdict of its plans.
+    pub measured: Option<Verdict>,
 }
 
 /// Asks for the plans of a bundle's functions.
@@ -105,12 +113,41 @@ pub fn of_bundle(
                 package: shard.name.clone(),
                 package_bytes: shard.bytes,
                 compiled_bytes: record.compiled_bytes,
+                measured: None,
             });
         }
         bar.inc(1);
     }
     bar.finish_and_clear();
     Ok(found)
+}
+
+impl DevicePlans {
+    /// Joins the sizes with what the plans say of each package.
+    pub fn join_sizes(&mut self, report: &Report) {
+        let packages = report.device.iter().flat_map(|d| &d.packages);
+        let measured: BTreeMap<&str, Verdict> = packages.map(|p| (p.name.as_str(), p.measured)).collect();
+        for size in &mut self.compiled {
+            size.measured = measured.get(size.package.as_str()).copied();
+        }
+    }
+
+    /// Compiled sizes by where packages run, in lines: how many, smallest, largest.
+    pub fn size_lines(&self) -> Vec<String> {
+        let line = |verdict: Verdict| {
+            let own =
+                || self.compiled.iter().filter(|s| s.measured == Some(verdict)).map(|s| s.compiled_bytes);
+            let (smallest, largest) = own().min().zip(own().max())?;
+            let n = own().count();
+            Some(format!(
+                "compiled sizes, {}: {n}, {} to {}",
+                verdict.name(),
+                bytes(smallest),
+                bytes(largest)
+            ))
+        };
+        [Verdict::Ane, Verdict::NotAne, Verdict::Unknown].into_iter().filter_map(line).collect()
+    }
 }
 
 fn functions(shard: &Shard) -> impl Iterator<Item = String> {

@@ -3,7 +3,7 @@
 use crate::args::evidence::EvidenceArgs;
 use crate::args::runner::CompiledArgs;
 use crate::bundle::Verify;
-use crate::device_plan::{self, CompiledSize, Control};
+use crate::device_plan::{self, CompiledSize, Control, DevicePlans};
 use crate::files::Overwrite;
 use crate::outcome::Outcome;
 use crate::recorder::{JournalArgs, Recorder, facts};
@@ -142,6 +142,9 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             report.packages.iter_mut().flat_map(|p| &mut p.functions).for_each(|f| f.op_list.clear());
         }
     }
+    if let Some(asked) = &mut asked {
+        asked.join_sizes(&report);
+    }
     // Plans mean nothing where the reader cannot say no.
     report.pass &= asked.iter().flat_map(|a| &a.controls).all(|c| c.pass);
     report.pass &= asked.as_ref().is_none_or(|a| !a.controls.is_empty());
@@ -169,6 +172,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             "control ({control}, {package}): {on_ane} ops on the ANE, {on_cpu} on the CPU; {said}"
         ))?;
     }
+    asked.iter().flat_map(DevicePlans::size_lines).try_for_each(|line| ui.line(line))?;
     Ok(if report.pass { Outcome::Done } else { Outcome::GateFailed })
 }
 

@@ -87,16 +87,22 @@ pub fn write_archive(output: &Output, entries: &BTreeMap<String, Vec<u8>>) -> Re
 pub fn read_archive(path: &Path) -> Result<ReportArchive> {
     let invalid = |what: String| Error::invalid(path, format!("report: {what}"));
     let bytes = anemoe_io::read_input(path, MAX_REPORT_BYTES).map_err(|e| Error::io(path, e))?;
-    let listed = names_in_directory(&bytes);
-    let mut archive =
-        ZipArchive::new(Cursor::new(&bytes)).map_err(|e| invalid(format!("no zip archive: {e}")))?;
     // The zip reader keeps one entry of each name, without a word about others.
-    if listed.len() != archive.len() || listed.iter().collect::<BTreeSet<_>>().len() != listed.len() {
+    let listed = names_in_directory(&bytes);
+    let names: BTreeSet<&Vec<u8>> = listed.iter().collect();
+    if names.len() != listed.len() {
         return Err(invalid(format!(
             "{} entries with {} names; one is there twice",
             listed.len(),
-            archive.len()
+            names.len()
         )));
+    }
+    let mut archive =
+        ZipArchive::new(Cursor::new(&bytes)).map_err(|e| invalid(format!("no zip archive: {e}")))?;
+    if listed.len() != archive.len() {
+        let what =
+            format!("no zip archive: {} entries are listed, {} are there", listed.len(), archive.len());
+        return Err(invalid(what));
     }
     let mut entries = BTreeMap::new();
     let mut total = 0u64;
