@@ -52,3 +52,39 @@ fn write_type(text: &mut String, what: &str, t: &TensorType) -> std::fmt::Result
 fn write_weight(text: &mut String, w: &GraphWeight) -> std::fmt::Result {
     write!(text, " weight {:?} {}", w.dims, w.form.describe())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::residency::graph::{Form, Op};
+    use anemoe_mlpackage::mil::DataType;
+
+    fn program(name: &str, op_type: &str, dims: &[u64], bits: u64) -> PackageFacts {
+        let form =
+            Form::Lut { bits, grouped_axes: vec![0], entries: DataType::Float16, vector: 1, scaled: false };
+        let weight = GraphWeight { name: format!("{name}_weight"), dims: vec![8, 4], form, bytes: 32 };
+        let op = Op {
+            name: name.into(),
+            op_type: op_type.into(),
+            inputs: vec![TensorType::fixed(DataType::Float16, dims)],
+            weights: vec![0],
+            ..Op::default()
+        };
+        let graph = Graph { ops: vec![op], weights: vec![weight], positions: Some(1), ..Graph::default() };
+        PackageFacts { weight_bytes: Some(32), graphs: vec![graph] }
+    }
+
+    #[test]
+    fn names_and_values_of_weights_change_nothing_and_everything_else_does() {
+        let digest = program_digest(&program("a", "conv", &[1, 4, 1, 1], 4));
+        assert!(is_digest(&digest) && !is_digest("00") && !is_digest(&digest.to_uppercase()));
+        assert_eq!(digest, program_digest(&program("b", "conv", &[1, 4, 1, 1], 4)));
+        for other in [
+            program("a", "linear", &[1, 4, 1, 1], 4),
+            program("a", "conv", &[1, 4, 1, 2], 4),
+            program("a", "conv", &[1, 4, 1, 1], 6),
+        ] {
+            assert_ne!(digest, program_digest(&other));
+        }
+    }
+}

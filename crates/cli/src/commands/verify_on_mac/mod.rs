@@ -127,8 +127,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         quant: args.quant.to_string(),
         tokens: args.tokens.clone(),
     };
-    let mut runner =
-        StageRunner { args: &args, checkpoint: &checkpoint, folder: &folder, system: &system, ran: false };
+    let runner = StageRunner { args: &args, checkpoint: &checkpoint, folder: &folder, system: &system };
     let mut records = Vec::new();
     for stage in StageName::ALL {
         records.push(runner.stage(stage)?);

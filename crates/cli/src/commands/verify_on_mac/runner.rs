@@ -29,8 +29,6 @@ pub struct StageRunner<'a> {
     pub checkpoint: &'a Path,
     pub folder: &'a WorkFolder,
     pub system: &'a SystemFacts,
-    /// A stage was run in this run: those behind it depend on it.
-    pub ran: bool,
 }
 
 /// Result of a stage, before it has a name and a time.
@@ -51,10 +49,10 @@ impl StageRunner<'_> {
     ///
     /// # Errors
     /// No process can be started, or the record cannot be written.
-    pub fn stage(&mut self, stage: StageName) -> anyhow::Result<(StageRecord, bool)> {
+    pub fn stage(&self, stage: StageName) -> anyhow::Result<(StageRecord, bool)> {
         let wanted = self.args.stages.is_empty() || self.args.stages.contains(&stage);
         let known = self.folder.record(stage);
-        if let Some(known) = known.filter(|_| !wanted || !self.args.again && !self.depends(stage)) {
+        if let Some(known) = known.filter(|_| !wanted || !self.args.again) {
             return Ok((known, true));
         }
         let started = Instant::now();
@@ -77,23 +75,20 @@ impl StageRunner<'_> {
         Ok((record, false))
     }
 
-    /// A stage before this one has made anew what it works on.
-    fn depends(&self, stage: StageName) -> bool {
-        self.ran && (stage.needs_bundle() || stage == StageName::Build)
-    }
-
-    fn run(&mut self, stage: StageName) -> anyhow::Result<Found> {
+    fn run(&self, stage: StageName) -> anyhow::Result<Found> {
         let bundle = self.folder.bundle();
         if stage.needs_bundle() && !bundle.join(anemoe_bundle::CHAIN_FILE).is_file() {
             return Ok(Found::new(StageEnd::Skipped, "there is no bundle, which the stage build makes"));
         }
-        let has_record = self.folder.record(stage).is_some();
-        if self.args.again || self.depends(stage) || has_record {
-            // An unfinished tune or build goes on instead.
+        if self.folder.record(stage).is_some() {
+            // What has a record is made anew; an unfinished tune or build goes on.
             self.folder.forget(&[stage])?;
         }
         if matches!(stage, StageName::Tune | StageName::Build) {
-            self.ran = true;
+            let depends =
+                |later: &StageName| *later > stage && (later.needs_bundle() || *later == StageName::Build);
+            let later: Vec<StageName> = StageName::ALL.into_iter().filter(depends).collect();
+            self.folder.forget(&later)?;
         }
         match stage {
             StageName::Soak => self.soak(),
