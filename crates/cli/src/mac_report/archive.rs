@@ -20,19 +20,19 @@ const MAX_TOTAL_BYTES: u64 = 256 << 20;
 
 /// List of a report's entries.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Manifest {
+pub struct ReportManifest {
     /// [`FORMAT`].
     pub format: u32,
     /// Program that wrote it.
     pub generator: String,
     /// Entries, by name.
-    pub entries: BTreeMap<String, ManifestEntry>,
+    pub entries: BTreeMap<String, ListedEntry>,
 }
 
 /// Size and hash of an entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ManifestEntry {
+pub struct ListedEntry {
     /// Bytes.
     pub bytes: u64,
     /// SHA-256.
@@ -43,7 +43,7 @@ pub struct ManifestEntry {
 #[derive(Debug)]
 pub struct ReportArchive {
     /// List of the entries.
-    pub manifest: Manifest,
+    pub manifest: ReportManifest,
     /// Digest of all entries, the same however they were packed.
     pub digest: String,
     entries: BTreeMap<String, Vec<u8>>,
@@ -61,10 +61,10 @@ fn is_known(name: &str) -> bool {
 pub fn write_archive(output: &Output, entries: &BTreeMap<String, Vec<u8>>) -> Result<()> {
     let failed = |e: std::io::Error| Error::io(output.path(), e);
     let listed = entries.iter().map(|(name, bytes)| {
-        (name.clone(), ManifestEntry { bytes: bytes.len() as u64, sha256: sha256(bytes) })
+        (name.clone(), ListedEntry { bytes: bytes.len() as u64, sha256: sha256(bytes) })
     });
     let generator = concat!("anemoe ", env!("CARGO_PKG_VERSION")).to_string();
-    let manifest = Manifest { format: FORMAT, generator, entries: listed.collect() };
+    let manifest = ReportManifest { format: FORMAT, generator, entries: listed.collect() };
     let manifest = serde_json::to_vec_pretty(&manifest).map_err(|e| failed(e.into()))?;
     let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
     let options = SimpleFileOptions::default()
@@ -131,7 +131,7 @@ pub fn read_archive(path: &Path) -> Result<ReportArchive> {
     }
     let manifest =
         entries.remove(MANIFEST).ok_or_else(|| invalid(format!("entry `{MANIFEST}` is missing")))?;
-    let listed: Manifest = match anemoe_io::json::parse::<FormatOnly>(&manifest) {
+    let listed: ReportManifest = match anemoe_io::json::parse::<FormatOnly>(&manifest) {
         Ok(found) if found.format == FORMAT => anemoe_io::json::parse(&manifest),
         Ok(found) => {
             let what = format!("entry `{MANIFEST}`: format {}, {FORMAT} is read", found.format);

@@ -1,6 +1,6 @@
 //! Writes findings into a folder of evidence: a report's folder in one step, then its events.
 
-use super::findings::Findings;
+use super::findings::ReportFindings;
 use crate::experiment::{self, ExperimentPath};
 use crate::mac_report::stage::{StageEnd, StageName, StageRecord};
 use crate::registry;
@@ -26,7 +26,7 @@ pub struct Added {
 ///
 /// # Errors
 /// A folder or the book cannot be written, or is something else.
-pub fn add(found: &Findings, digest: &str, evidence: &Path, book: &Path) -> anyhow::Result<Added> {
+pub fn add(found: &ReportFindings, digest: &str, evidence: &Path, book: &Path) -> anyhow::Result<Added> {
     for folder in [evidence, book] {
         let what = "evidence: this is a bundle; give a folder of its own";
         if folder.join(CHAIN_FILE).symlink_metadata().is_ok() {
@@ -52,7 +52,7 @@ pub fn add(found: &Findings, digest: &str, evidence: &Path, book: &Path) -> anyh
     Ok(Added { already, events })
 }
 
-fn write_folder(found: &Findings, digest: &str, evidence: &Path, target: &Path) -> anyhow::Result<()> {
+fn write_folder(found: &ReportFindings, digest: &str, evidence: &Path, target: &Path) -> anyhow::Result<()> {
     std::fs::create_dir_all(evidence).map_err(|e| Error::io(evidence, e))?;
     let temporary = Temporary::dir(evidence, ".import").map_err(|e| Error::io(evidence, e))?;
     let folder = temporary.path().join("report");
@@ -73,7 +73,7 @@ fn write_folder(found: &Findings, digest: &str, evidence: &Path, target: &Path) 
 }
 
 /// Begins the experiment of a report, and adds an event for each stage that was run; what is there stays.
-fn write_book(found: &Findings, book: &Path) -> anyhow::Result<usize> {
+fn write_book(found: &ReportFindings, book: &Path) -> anyhow::Result<usize> {
     let before = if book.is_dir() { journal::read(book)?.events } else { Vec::new() };
     let mut added = 0;
     if !experiment::ids(&before).any(|id| id == found.report) {
@@ -94,7 +94,7 @@ fn write_book(found: &Findings, book: &Path) -> anyhow::Result<usize> {
     Ok(added)
 }
 
-fn event(found: &Findings, record: &StageRecord) -> Event {
+fn event(found: &ReportFindings, record: &StageRecord) -> Event {
     let is_gate = matches!(record.stage, StageName::Check | StageName::Soak | StageName::Validate);
     let status = match record.end {
         StageEnd::Done if is_gate => status::PASS,

@@ -30,7 +30,7 @@ const STAND_IN: &str = "m4-max";
 const OWN_COLUMNS: [&str; 9] = ["id", "project", "label", "units", "target", "chip", "os", "name", "source"];
 
 /// Findings of a report.
-pub struct Findings {
+pub struct ReportFindings {
     /// Name of the report: the chip and a digest of its content.
     pub report: String,
     /// Program that wrote it.
@@ -47,12 +47,12 @@ pub struct Findings {
     pub stages: Vec<StageRecord>,
 }
 
-impl Findings {
+impl ReportFindings {
     /// Reads what a report found.
     ///
     /// # Errors
     /// An entry is missing, is not as expected, or contradicts another one; the message names it.
-    pub fn of(archive: &ReportArchive) -> Result<Findings, String> {
+    pub fn of(archive: &ReportArchive) -> Result<ReportFindings, String> {
         let system: ReportSystem =
             archive.json(SYSTEM)?.ok_or_else(|| format!("entry `{SYSTEM}` is missing"))?;
         check_system(&system)?;
@@ -87,7 +87,7 @@ impl Findings {
             }
         };
         let generator = archive.manifest.generator.chars().take(MAX_NAME).collect();
-        Ok(Findings { report, generator, system, rows, profile, left_out, stages })
+        Ok(ReportFindings { report, generator, system, rows, profile, left_out, stages })
     }
 
     /// The table of the rows, as `check --outcomes` reads it.

@@ -10,7 +10,7 @@ use crate::shell::quoted;
 use crate::ui::{Table, Ui};
 use anemoe_io::Error;
 use evidence_folder::{Added, add};
-use findings::Findings;
+use findings::ReportFindings;
 use std::path::PathBuf;
 
 /// Turn the report of a Mac into evidence.
@@ -40,8 +40,8 @@ pub struct Args {
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let archive = read_archive(&args.report)?;
-    let found =
-        Findings::of(&archive).map_err(|what| Error::invalid(&args.report, format!("report: {what}")))?;
+    let found = ReportFindings::of(&archive)
+        .map_err(|what| Error::invalid(&args.report, format!("report: {what}")))?;
     if found.system.system.simulated && !args.simulated {
         let what = "report: it comes from the fake Core ML and is no evidence of any Mac; --simulated takes it for tests";
         return Err(Error::unsupported(&args.report, what).into());
@@ -62,7 +62,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-fn print(args: &Args, found: &Findings, already: bool, events: usize, ui: &Ui) -> anyhow::Result<()> {
+fn print(args: &Args, found: &ReportFindings, already: bool, events: usize, ui: &Ui) -> anyhow::Result<()> {
     let system = &found.system.system;
     ui.line(format!(
         "{}: {} on {}, {} ({}), {}",

@@ -1,7 +1,7 @@
 //! `anemoe verify-on-mac`
 
 mod energy;
-mod runner;
+mod stage_runner;
 mod work_folder;
 
 use super::quickstart::find_model;
@@ -23,8 +23,8 @@ use anemoe_gates::residency::outcomes::cells::program_cells;
 use anemoe_io::Error;
 use anemoe_mlpackage::package::Package;
 use anyhow::Context;
-use runner::StageRunner;
 use serde_json::Value;
+use stage_runner::StageRunner;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use work_folder::WorkFolder;
