@@ -33,6 +33,9 @@ pub const BENCH: &str = "bench.json";
 /// Entry with the forms.
 pub const FORMS: &str = "forms.toml";
 
+/// Chip by which one is calibrated that the table of chips does not have.
+pub const STAND_IN: &str = "m4-max";
+
 /// The machine and the model of a report.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ReportSystem {

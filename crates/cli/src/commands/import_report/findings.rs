@@ -4,7 +4,7 @@
 use super::placed::{PlacedPackages, has_document};
 use crate::mac_report::archive::ReportArchive;
 use crate::mac_report::stage::{StageName, StageRecord};
-use crate::mac_report::{BENCH, DescribedPackage, PACKAGES, PLAN, ReportSystem, SYSTEM, chip_slug};
+use crate::mac_report::{BENCH, DescribedPackage, PACKAGES, PLAN, ReportSystem, STAND_IN, SYSTEM, chip_slug};
 use anemoe_gates::cost::bench_fit::calibrate;
 use anemoe_gates::cost::chips::{CALIBRATED, ChipProfile};
 use anemoe_gates::cost::forecast::Forecast;
@@ -24,8 +24,6 @@ const MAX_NAME: usize = 200;
 const MAX_CELL: usize = 4096;
 /// Most packages.
 const MAX_PACKAGES: usize = 10_000;
-/// Chip by which one is calibrated that the table does not have.
-const STAND_IN: &str = "m4-max";
 /// Columns that the import fills itself.
 const OWN_COLUMNS: [&str; 9] = ["id", "project", "label", "units", "target", "chip", "os", "name", "source"];
 

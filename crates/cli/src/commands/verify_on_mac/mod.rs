@@ -1,26 +1,26 @@
 //! `anemoe verify-on-mac`
 
+mod args;
 mod energy;
 mod stage_runner;
 mod work_folder;
+
+pub use args::Args;
 
 use super::quickstart::find_model;
 use crate::files::Overwrite;
 use crate::mac_report::archive::{read_archive, write_archive};
 use crate::mac_report::private::PrivateWords;
 use crate::mac_report::stage::{StageEnd, StageName, StageRecord};
-use crate::mac_report::{BENCH, DescribedPackage, FORMS, PACKAGES, PLAN, ReportSystem, SYSTEM, chip_slug};
+use crate::mac_report::{BENCH, DescribedPackage, FORMS, PACKAGES, PLAN, ReportSystem, SYSTEM};
 use crate::outcome::Outcome;
 use crate::recorder::machine;
 use crate::shell::quoted;
-use crate::step::RiskyArgs;
 use crate::ui::{Table, Ui, duration, message};
 use anemoe_bundle::Chain;
-use anemoe_convert::quant::Quant;
 use anemoe_coreml::SystemFacts;
 use anemoe_gates::residency::facts;
 use anemoe_gates::residency::outcomes::cells::program_cells;
-use anemoe_io::Error;
 use anemoe_mlpackage::package::Package;
 use anyhow::Context;
 use serde_json::Value;
@@ -31,59 +31,6 @@ use work_folder::WorkFolder;
 
 /// Largest document of a stage that goes into the report, or saved file.
 const MAX_DOCUMENT_BYTES: u64 = 128 << 20;
-
-/// Measure everything that only a Mac can, and put it into one file.
-///
-/// Runs doctor, tune, build, compile, check --device, a soak of thousands of passes, the golden gate and the bench on the Neural
-/// Engine, and reads power where `powermetrics` may be run. Each stage has a process of its own: what crashes, hangs or is refused
-/// is a finding, and the next stage goes on. An interrupted run goes on behind the last finished stage. The report is written at the
-/// end, whatever failed; it holds no folders, user names or host names. Exit status 1 when a stage failed.
-#[derive(clap::Args)]
-#[command(
-    after_help = "Example:\n  anemoe verify-on-mac\n  anemoe verify-on-mac --dry-run\n  anemoe verify-on-mac --stages soak --again\n  anemoe import-report anemoe-mac-report.zip --evidence evidence"
-)]
-pub struct Args {
-    /// The checkpoint [default: models/small-gemma4 of the repository].
-    #[arg(long, value_name = "CHECKPOINT")]
-    checkpoint: Option<PathBuf>,
-    /// The report. One of an earlier run is replaced.
-    #[arg(short, long, value_name = "F.zip", default_value = "anemoe-mac-report.zip")]
-    out: PathBuf,
-    /// Folder of bundle, trials and documents, with which a later run goes on [default: beside the report, with the ending .work].
-    #[arg(long, value_name = "DIR")]
-    work: Option<PathBuf>,
-    /// Compression.
-    #[arg(long, value_name = "KIND", default_value = "lut4")]
-    quant: Quant,
-    /// Token counts for which each package has a function.
-    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,4,64", value_parser = crate::args::numbers::at_least_one)]
-    tokens: Vec<usize>,
-    /// Only these stages; what others have found before stays in the report.
-    #[arg(long, value_enum, value_name = "STAGE,..", value_delimiter = ',')]
-    stages: Vec<StageName>,
-    /// Run stages again that an earlier run has finished.
-    #[arg(long)]
-    again: bool,
-    /// List the stages with rough times, and do nothing.
-    #[arg(long)]
-    dry_run: bool,
-    /// Calls of each form that are measured, as `tune --calls`.
-    #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u32).range(20..=100_000))]
-    calls: u32,
-    /// Passes of each token count in the soak.
-    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
-    soak_passes: u64,
-    /// Least seconds of the soak: objects that are never let go end a process after some five minutes.
-    #[arg(long, value_name = "S", default_value_t = 360, value_parser = clap::value_parser!(u64).range(0..=86_400))]
-    soak_seconds: u64,
-    /// Seconds of which power is measured.
-    #[arg(long, value_name = "S", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
-    energy_seconds: u64,
-    #[command(flatten)]
-    risky: RiskyArgs,
-    #[command(flatten)]
-    overwrite: Overwrite,
-}
 
 /// Rough times. Nobody has run this on a Mac: they are guesses, from the numbers of calls and from what compilers of others take.
 const ROUGH: [(StageName, &str, &str); 10] = [
@@ -264,16 +211,4 @@ fn print(records: &[(StageRecord, bool)], ui: &Ui) -> anyhow::Result<()> {
         table.row(vec![r.stage.name().into(), r.end.word().into(), took, note]);
     }
     Ok(table.print(ui)?)
-}
-
-/// Name of the chip for `predict-speed`, and whether the table of chips has it.
-fn chip_of(system: &SystemFacts) -> (String, bool) {
-    let slug = chip_slug(&system.chip);
-    let known = anemoe_gates::cost::chips::names().contains(&slug);
-    (slug, known)
-}
-
-/// Error of a work folder.
-fn not_ours(path: &Path, what: &str) -> Error {
-    Error::invalid(path, format!("work folder: {what}"))
 }

@@ -1,13 +1,15 @@
 //! Runs the stages, each in a process of its own.
 
+use super::args::Args;
 use super::energy::{self, EnergyFigures};
 use super::work_folder::WorkFolder;
-use super::{Args, chip_of};
 use crate::mac_report::stage::{StageEnd, StageName, StageRecord};
+use crate::mac_report::{STAND_IN, chip_slug};
 use crate::step::{CommandDone, Ended, Work, in_child};
 use crate::ui::message;
 use anemoe_bundle::Chain;
 use anemoe_coreml::SystemFacts;
+use anemoe_gates::cost::chips;
 use anemoe_gates::soak::{SoakFigures, SoakLength};
 use anemoe_runtime::model::MOST_UNDONE;
 use serde_json::{Value, json};
@@ -142,9 +144,9 @@ impl StageRunner<'_> {
             }
             StageName::Bench => self.bench_arguments(&bundle)?,
             StageName::Predict => {
-                let (slug, known) = chip_of(self.system);
+                let slug = chip_slug(&self.system.chip);
                 // A chip that the table does not have yet is calibrated from the best known one.
-                let chip = if known { slug } else { "m4-max".into() };
+                let chip = if chips::names().contains(&slug) { slug } else { STAND_IN.into() };
                 words(&[&bundle, "--chip", &chip])
             }
             _ => Vec::new(),

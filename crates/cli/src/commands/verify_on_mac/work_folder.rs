@@ -1,6 +1,5 @@
 //! Work folder of a verification: bundle, trials, and the record of each stage that was finished.
 
-use super::not_ours;
 use crate::mac_report::stage::{StageName, StageRecord};
 use anemoe_io::{Error, Result};
 use serde_json::Value;
@@ -134,4 +133,9 @@ impl WorkFolder {
         }
         Ok(())
     }
+}
+
+/// Error of a work folder.
+fn not_ours(path: &Path, what: &str) -> Error {
+    Error::invalid(path, format!("work folder: {what}"))
 }
