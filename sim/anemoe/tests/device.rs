@@ -23,7 +23,10 @@ fn plans_decide_are_saved_and_read_back() {
         let packages = report["packages"].as_array().unwrap().len();
         let sizes = report["compiled"].as_array().unwrap();
         assert_eq!(sizes.len(), packages);
-        assert!(sizes.iter().all(|s| s["measured"] == "ane" && s["compiled_bytes"].as_u64() > Some(0)), "{sizes:?}");
+        assert!(
+            sizes.iter().all(|s| s["measured"] == "ane" && s["compiled_bytes"].as_u64() > Some(0)),
+            "{sizes:?}"
+        );
         let read = sandbox.json(0, &["check", b, "--report", f]);
         assert_eq!(read["device"], report["device"]);
         sandbox.refused(&["check", b, "--device", "--save", f], &["--force"]);

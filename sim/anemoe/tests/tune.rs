@@ -130,7 +130,10 @@ fn combinations_of_outcomes_leave_the_one_form_that_is_right() {
         let document = tune(&sandbox, name, faults, "20", 0);
         let choice = &document["sorts"][0];
         let trials = choice["trials"].as_array().unwrap();
-        println!("{name}: {}", trials.iter().map(|t| format!("{}: {}; ", t["form"], t["out"])).collect::<String>());
+        println!(
+            "{name}: {}",
+            trials.iter().map(|t| format!("{}: {}; ", t["form"], t["out"])).collect::<String>()
+        );
         assert_eq!(choice["chosen"], chosen, "{name}: {choice:#}");
         assert!(choice["reason"].as_str().unwrap().contains(reason), "{name}: {choice:#}");
         assert_eq!(trials.iter().filter(|t| !t["out"].is_null()).count(), out, "{name}: {choice:#}");

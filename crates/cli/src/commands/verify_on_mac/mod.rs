@@ -26,7 +26,7 @@ use anyhow::Context;
 use serde_json::Value;
 use stage_runner::StageRunner;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use work_folder::WorkFolder;
 
 /// Largest document of a stage that goes into the report, or saved file.
