@@ -392,7 +392,8 @@ impl Judge {
 /// Neural Engine.
 fn as_measured(mut report: PackageReport, measured: MeasuredOutcome) -> PackageReport {
     report.verdict = measured.verdict;
-    report.too_small &= measured.verdict == Verdict::NotAne;
+    // On the CPU it may be small; it may not be refused, or end its process.
+    report.too_small &= measured.verdict == Verdict::NotAne && !measured.label.ends_with("FAIL");
     if measured.verdict == Verdict::Ane {
         report.probability = 1.0;
         report.small_functions.clear();
