@@ -299,7 +299,7 @@ fn passes_said(said: &str) -> u64 {
     numbers.take(1).next().unwrap_or(0)
 }
 
-/// How a shard does by itself.
+/// Result of a shard by itself.
 fn alone(shard: &str, ended: Ended) -> anyhow::Result<Value> {
     Ok(match ended {
         Ended::Done(value) => {
