@@ -203,10 +203,8 @@ fn a_soak_that_fails_names_the_shard_and_the_report_comes_all_the_same() {
     for (fault, end, says, of_shard, label) in [
         ("crash 40", "crashed", "signal 6", "crashed", "RUNTIME_FAIL"),
         ("error 40", "refused", "0x1d", "refused", "RUNTIME_FAIL"),
-        ("exception 40", "refused", "planted at predict", "refused", "RUNTIME_FAIL"),
         ("hang 40", "hung", "--timeout", "hung", ""),
         ("wrong 40", "failed", "differ from the first ones", "failed", "ANE_ALL"),
-        ("not-numbers 40", "failed", "cosine 0.0000", "failed", "ANE_ALL"),
         ("leak 2000000", "failed", "memory rises", "failed", "ANE_ALL"),
     ] {
         sandbox.plant(&format!("L01.attn {fault}"));
