@@ -47,16 +47,16 @@ fn work(work: Work) -> anyhow::Result<Value> {
         }
         Work::Measure { folder, package, compiled, calls } => {
             let core_ml = CoreMlBackend::new(settings(&package, &compiled))?;
-            let backend = Mixed { package, core_ml, cpu: CpuBackend::default() };
+            let backend = Mixed { packages: vec![package], core_ml, cpu: CpuBackend::default() };
             Ok(serde_json::to_value(run_trial(&folder, &backend, calls)?)?)
         }
-        Work::Soak { bundle, only, length } => soak_bundle(&bundle, only, length),
+        Work::Soak { bundle, only, length } => soak_bundle(&bundle, &only, length),
         Work::Command { command, arguments } => Ok(serde_json::to_value(run_command(&command, &arguments)?)?),
     }
 }
 
 /// Soaks a bundle, or one shard of it, and tells how far it came before each hundredth pass.
-fn soak_bundle(bundle: &Path, only: Option<String>, length: SoakLength) -> anyhow::Result<Value> {
+fn soak_bundle(bundle: &Path, only: &[String], length: SoakLength) -> anyhow::Result<Value> {
     let chain = Chain::read(bundle)?;
     let settings = CoreMlSettings {
         compiled: CompiledArgs::default().models(bundle, &chain),
@@ -65,15 +65,16 @@ fn soak_bundle(bundle: &Path, only: Option<String>, length: SoakLength) -> anyho
     };
     let core_ml = CoreMlBackend::new(settings)?;
     let mut told = |passes| crate::ui::message(format!("{passes} passes"));
-    let found = match only {
-        None => soak(bundle, &core_ml, length, &held_memory, &mut told)?,
-        Some(name) => {
-            let shard = chain.shard(&name).with_context(|| format!("no shard `{name}`"))?;
-            let package = bundle.join(&shard.file);
-            let mixed = Mixed { package, core_ml, cpu: CpuBackend::default() };
-            soak(bundle, &mixed, length, &held_memory, &mut told)?
-        }
+    if only.is_empty() {
+        return Ok(serde_json::to_value(soak(bundle, &core_ml, length, &held_memory, &mut told)?)?);
+    }
+    let package = |name: &String| {
+        let shard = chain.shard(name).with_context(|| format!("no shard `{name}`"))?;
+        Ok(bundle.join(&shard.file))
     };
+    let packages = only.iter().map(package).collect::<anyhow::Result<_>>()?;
+    let mixed = Mixed { packages, core_ml, cpu: CpuBackend::default() };
+    let found = soak(bundle, &mixed, length, &held_memory, &mut told)?;
     Ok(serde_json::to_value(found)?)
 }
 
@@ -104,9 +105,9 @@ fn settings(package: &Path, compiled: &Path) -> CoreMlSettings {
     }
 }
 
-/// Core ML for one package, and the CPU executor for all others.
+/// Core ML for some packages, and the CPU executor for all others.
 struct Mixed {
-    package: PathBuf,
+    packages: Vec<PathBuf>,
     core_ml: CoreMlBackend,
     cpu: CpuBackend,
 }
@@ -117,7 +118,8 @@ impl Backend for Mixed {
         path: &Path,
         caches: &[KeptCache],
     ) -> anemoe_runtime::Result<Box<dyn BackendPackage>> {
-        let backend: &dyn Backend = if path == self.package { &self.core_ml } else { &self.cpu };
+        let backend: &dyn Backend =
+            if self.packages.iter().any(|p| p == path) { &self.core_ml } else { &self.cpu };
         backend.open_with(path, caches)
     }
 }

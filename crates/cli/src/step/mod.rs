@@ -62,8 +62,8 @@ pub enum Work {
     Soak {
         /// The bundle.
         bundle: PathBuf,
-        /// The only shard that Core ML runs, the CPU executor all others; none for all shards.
-        only: Option<String>,
+        /// Shards that Core ML runs, the CPU executor all others; empty for all shards.
+        only: Vec<String>,
         /// Length.
         length: SoakLength,
     },

@@ -22,6 +22,8 @@ const LONG: Duration = Duration::from_secs(24 * 3600);
 const PROMPT_IDS: &str = "2,7,11,19,5,3,23,8";
 /// Bytes of a reason at most.
 const LONGEST_REASON: usize = 600;
+/// Shards at fault that are looked for.
+const MOST_CULPRITS: usize = 8;
 /// Passes for which a single shard is soaked behind the pass at which the whole failed.
 const BEHIND: u64 = 100;
 
@@ -232,10 +234,10 @@ impl StageRunner<'_> {
         let length = SoakLength { passes: self.args.soak_passes, seconds: self.args.soak_seconds as f64 };
         let limit = self.limit() + Duration::from_secs(self.args.soak_seconds);
         let bundle = self.folder.bundle();
-        let soak = |only: Option<String>, length: SoakLength, limit: Duration| {
-            in_child(&Work::Soak { bundle: bundle.clone(), only, length }, limit)
+        let soak = |only: &[String], length: SoakLength, limit: Duration| {
+            in_child(&Work::Soak { bundle: bundle.clone(), only: only.to_vec(), length }, limit)
         };
-        let whole = soak(None, length, limit)?;
+        let whole = soak(&[], length, limit)?;
         let (end, reason, figures, reached) = match whole {
             Ended::Done(value) => {
                 let figures: SoakFigures = serde_json::from_value(value)?;
@@ -250,14 +252,15 @@ impl StageRunner<'_> {
                 (found.end, found.reason, None, reached)
             }
         };
-        let mut shards = Vec::new();
+        let mut shards: Vec<Value> = Vec::new();
         if end != StageEnd::Done {
             let chain = Chain::read(&bundle)?;
             let short = SoakLength { passes: length.passes.min(reached + BEHIND), seconds: 0.0 };
-            for shard in &chain.shards {
-                message(format!("soak: {} alone on the device", shard.name));
-                shards.push(alone(&shard.name, soak(Some(shard.name.clone()), short, self.limit())?)?);
-            }
+            let all: Vec<String> = chain.shards.iter().map(|s| s.name.clone()).collect();
+            shards = find_culprits(all, &|group: &[String]| {
+                message(format!("soak: {} of {} shards on the device", group.len(), chain.shards.len()));
+                alone(soak(group, short, self.limit())?)
+            })?;
         }
         let document = json!({"length": length, "figures": figures, "shards": shards});
         Ok(Found { end, reason, document })
@@ -266,7 +269,7 @@ impl StageRunner<'_> {
     fn energy(&self) -> anyhow::Result<Found> {
         let length =
             SoakLength { passes: 1, seconds: (self.args.energy_seconds + energy::LEAD_SECONDS) as f64 };
-        let work = Work::Soak { bundle: self.folder.bundle(), only: None, length };
+        let work = Work::Soak { bundle: self.folder.bundle(), only: Vec::new(), length };
         let limit = self.limit() + Duration::from_secs_f64(length.seconds);
         Ok(match energy::measure(&work, self.args.energy_seconds, limit)? {
             Ok(EnergyFigures { load_failed: Some(why), .. }) => {
@@ -299,19 +302,60 @@ fn passes_said(said: &str) -> u64 {
     numbers.take(1).next().unwrap_or(0)
 }
 
-/// Result of a shard by itself.
-fn alone(shard: &str, ended: Ended) -> anyhow::Result<Value> {
+/// Result of some shards on the device.
+struct GroupResult {
+    end: StageEnd,
+    reason: String,
+}
+
+fn alone(ended: Ended) -> anyhow::Result<GroupResult> {
     Ok(match ended {
         Ended::Done(value) => {
             let figures: SoakFigures = serde_json::from_value(value)?;
             let end = if figures.faults.is_empty() { StageEnd::Done } else { StageEnd::Failed };
-            json!({"shard": shard, "end": end, "reason": figures.faults.join("; "), "min_cosine": figures.min_cosine})
+            GroupResult { end, reason: figures.faults.join("; ") }
         }
         other => {
-            let found = of_child(other);
-            json!({"shard": shard, "end": found.end, "reason": found.reason})
+            let Found { end, reason, .. } = of_child(other);
+            GroupResult { end, reason }
         }
     })
+}
+
+/// Finds the shards that fail by halving, each by itself in the end; the others ended well together. A group whose halves do
+/// well, and shards behind [`MOST_CULPRITS`], are not in the result.
+fn find_culprits(
+    mut all: Vec<String>,
+    run: &dyn Fn(&[String]) -> anyhow::Result<GroupResult>,
+) -> anyhow::Result<Vec<Value>> {
+    let shown = |shard: &str, r: &GroupResult| json!({"shard": shard, "end": r.end, "reason": r.reason});
+    let mut found = Vec::new();
+    for _ in 0..MOST_CULPRITS {
+        let mut group = all.clone();
+        while group.len() > 1 {
+            let other = group.split_off(group.len() / 2);
+            if run(&group)?.end == StageEnd::Done {
+                group = other;
+            }
+        }
+        let [culprit] = group.as_slice() else { break };
+        let result = run(std::slice::from_ref(culprit))?;
+        if result.end == StageEnd::Done {
+            break;
+        }
+        found.push(shown(culprit, &result));
+        all.retain(|shard| shard != culprit);
+        let rest = if all.is_empty() {
+            GroupResult { end: StageEnd::Done, reason: String::new() }
+        } else {
+            run(&all)?
+        };
+        if rest.end == StageEnd::Done {
+            found.extend(all.iter().map(|shard| shown(shard, &rest)));
+            break;
+        }
+    }
+    Ok(found)
 }
 
 /// Says from a document why its gate failed.
@@ -352,7 +396,35 @@ fn reason_of(stage: StageName, document: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::passes_said;
+    use super::*;
+
+    #[test]
+    fn culprits_are_found_by_halving() {
+        let all: Vec<String> = (0..100).map(|i| i.to_string()).collect();
+        let runs = std::cell::Cell::new(0);
+        let run = |group: &[String]| {
+            runs.set(runs.get() + 1);
+            let bad = group.iter().any(|s| s == "17" || s == "64");
+            Ok(GroupResult {
+                end: if bad { StageEnd::Crashed } else { StageEnd::Done },
+                reason: String::new(),
+            })
+        };
+        let found = find_culprits(all.clone(), &run).unwrap();
+        let bad: Vec<&str> =
+            found.iter().filter(|v| v["end"] == "crashed").filter_map(|v| v["shard"].as_str()).collect();
+        assert_eq!((bad, found.len()), (vec!["17", "64"], 100));
+        assert!(runs.get() < 25, "{}", runs.get());
+        // One that fails only beside another is none that can be named.
+        let both = |group: &[String]| {
+            let bad = ["17", "64"].iter().all(|s| group.iter().any(|g| g == s));
+            Ok(GroupResult {
+                end: if bad { StageEnd::Crashed } else { StageEnd::Done },
+                reason: String::new(),
+            })
+        };
+        assert!(find_culprits(all, &both).unwrap().is_empty());
+    }
 
     #[test]
     fn the_last_number_of_passes_is_found() {
