@@ -203,13 +203,11 @@ fn a_soak_that_fails_names_the_shard_and_the_report_comes_all_the_same() {
     for (fault, end, says, of_shard, label) in [
         ("crash 40", "crashed", "signal 6", "crashed", "RUNTIME_FAIL"),
         ("error 40", "refused", "0x1d", "refused", "RUNTIME_FAIL"),
-        ("hang 40", "hung", "--timeout", "hung", ""),
         ("wrong 40", "failed", "differ from the first ones", "failed", "ANE_ALL"),
         ("leak 2000000", "failed", "memory rises", "failed", "ANE_ALL"),
     ] {
         sandbox.plant(&format!("L01.attn {fault}"));
-        let timeout = if end == "hung" { "20" } else { "300" };
-        let report = verify(&sandbox, 1, &["--stages", "soak", "--again", "--timeout", timeout]);
+        let report = verify(&sandbox, 1, &["--stages", "soak", "--again"]);
         let own = stage(&report, "soak");
         assert_eq!(own["end"], end, "{fault}: {own}");
         assert!(own["reason"].as_str().unwrap().contains(says), "{fault}: {own}");
@@ -233,6 +231,19 @@ fn a_soak_that_fails_names_the_shard_and_the_report_comes_all_the_same() {
         let surprise = journal["entries"][0]["surprise"].to_string();
         assert!(surprise.contains(&format!("soak {end}")), "{fault}: {surprise}");
     }
+}
+
+#[test]
+fn a_stage_that_hangs_is_ended_and_the_next_one_goes_on() {
+    let sandbox = Sandbox::new();
+    verify(&sandbox, 0, &["--stages", "build,compile"]);
+    sandbox.plant("L01.attn hang 3");
+    let report = verify(&sandbox, 1, &["--stages", "validate,predict", "--timeout", "15"]);
+    let validate = stage(&report, "validate");
+    assert!(validate["end"] == "hung" && validate["reason"].as_str().unwrap().contains("--timeout"), "{report:#}");
+    assert_eq!(stage(&report, "predict")["end"], "done", "{report:#}");
+    let (_, imported) = import(&sandbox);
+    assert!(imported["rows"].as_array().unwrap().is_empty(), "{imported:#}");
 }
 
 #[test]
