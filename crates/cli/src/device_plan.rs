@@ -1,13 +1,15 @@
 //! Placement as this Mac plans it: MLComputePlan for every function of a bundle, each package in a process of its own.
 
 use crate::commands::compile::form_of;
-use crate::machine;
 use crate::step::{Risky, StepFailure, Work};
-use crate::ui::{Ui, message};
+use crate::ui::{Ui, bytes, message};
 use anemoe_bundle::{Chain, Shard};
 use anemoe_coreml::CompiledModels;
+use anemoe_gates::residency::Report;
 use anemoe_gates::residency::device::{Device, FORMAT, FunctionPlan, PlanReport, PlannedOp};
+use anemoe_gates::residency::rule::Verdict;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Plans of a bundle.
@@ -37,12 +39,17 @@ pub struct Control {
     pub pass: bool,
 }
 
-/// Sizes of a package and its compiled model.
-#[derive(Serialize)]
+/// Sizes of a package and its compiled model, with where the package runs: whether there is a size beyond which none does.
+#[derive(Clone, Serialize)]
 pub struct CompiledSize {
-    package: String,
-    package_bytes: u64,
-    compiled_bytes: u64,
+    /// Package.
+    pub package: String,
+    /// Its bytes.
+    pub package_bytes: u64,
+    /// Bytes of its compiled model.
+    pub compiled_bytes: u64,
+    /// Verdict of its plans.
+    pub measured: Option<Verdict>,
 }
 
 /// Asks for the plans of a bundle's functions.
@@ -56,12 +63,12 @@ pub fn of_bundle(
     risky: Risky,
     ui: &Ui,
 ) -> anyhow::Result<DevicePlans> {
-    let about = machine::this();
+    let about = anemoe_coreml::system_facts().unwrap_or_default();
     let mut found = DevicePlans {
         report: PlanReport {
             format: FORMAT,
-            os: about.os.unwrap_or_default(),
-            chip: about.cpu.unwrap_or_default(),
+            os: about.os,
+            chip: about.chip,
             compute_units: "cpuAndNeuralEngine".into(),
             generator: concat!("anemoe ", env!("CARGO_PKG_VERSION")).into(),
             plans: Vec::new(),
@@ -70,13 +77,24 @@ pub fn of_bundle(
         controls: Vec::new(),
         compiled: Vec::new(),
     };
-    for shard in &chain.shards {
-        models.expect(&bundle.join(&shard.file))?;
+    // One that could not be compiled costs only itself.
+    if let Some(first) = chain.shards.first()
+        && chain.shards.iter().all(|s| models.find(&bundle.join(&s.file)).is_none())
+    {
+        models.expect(&bundle.join(&first.file))?;
     }
     let bar = ui.bar(chain.shards.len() as u64, "plans");
     for shard in &chain.shards {
         bar.set_message(shard.name.clone());
         let package = bundle.join(&shard.file);
+        if let Err(e) = models.expect(&package) {
+            let failure = StepFailure::refused(&shard.name, "plan", e.to_string());
+            bar.suspend(|| failure.lines().iter().for_each(message));
+            found.report.plans.extend(functions(shard).map(|function| plan(shard, function, Vec::new())));
+            found.failures.push(failure);
+            bar.inc(1);
+            continue;
+        }
         match ask(&package, shard, chain, models, risky, false)? {
             Ok(plans) => {
                 if found.controls.is_empty() {
@@ -95,12 +113,41 @@ pub fn of_bundle(
                 package: shard.name.clone(),
                 package_bytes: shard.bytes,
                 compiled_bytes: record.compiled_bytes,
+                measured: None,
             });
         }
         bar.inc(1);
     }
     bar.finish_and_clear();
     Ok(found)
+}
+
+impl DevicePlans {
+    /// Joins the sizes with what the plans say of each package.
+    pub fn join_sizes(&mut self, report: &Report) {
+        let packages = report.device.iter().flat_map(|d| &d.packages);
+        let measured: BTreeMap<&str, Verdict> = packages.map(|p| (p.name.as_str(), p.measured)).collect();
+        for size in &mut self.compiled {
+            size.measured = measured.get(size.package.as_str()).copied();
+        }
+    }
+
+    /// Compiled sizes by where packages run, in lines: how many, smallest, largest.
+    pub fn size_lines(&self) -> Vec<String> {
+        let line = |verdict: Verdict| {
+            let own =
+                || self.compiled.iter().filter(|s| s.measured == Some(verdict)).map(|s| s.compiled_bytes);
+            let (smallest, largest) = own().min().zip(own().max())?;
+            let n = own().count();
+            Some(format!(
+                "compiled sizes, {}: {n}, {} to {}",
+                verdict.name(),
+                bytes(smallest),
+                bytes(largest)
+            ))
+        };
+        [Verdict::Ane, Verdict::NotAne, Verdict::Unknown].into_iter().filter_map(line).collect()
+    }
 }
 
 fn functions(shard: &Shard) -> impl Iterator<Item = String> {

@@ -100,7 +100,7 @@ mod tests {
             ("bench", &["against", "bundle", "compiled"][..]),
             ("calibrate", &["checkpoint", "text"]),
             ("golden", &["checkpoint", "prompt_file"]),
-            ("plan", &["auto_text", "checkpoint", "forms", "importance"]),
+            ("plan", &["auto_text", "checkpoint", "evidence", "forms", "importance"]),
             ("predict", &["inputs", "package"]),
             ("quantize", &["importance", "tensor"]),
         ] {
@@ -129,6 +129,7 @@ mod tests {
             "report --out",
             "reproduce --out",
             "tune --out",
+            "verify-on-mac --out",
         ];
         assert_eq!(outputs, known);
     }

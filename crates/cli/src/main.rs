@@ -14,6 +14,7 @@ mod error_report;
 mod experiment;
 mod files;
 mod gate_reference;
+mod mac_report;
 mod machine;
 mod outcome;
 mod part_store;
@@ -85,6 +86,8 @@ enum Command {
     Push(commands::push::Args),
     Pull(commands::pull::Args),
     Doctor(commands::doctor::Args),
+    VerifyOnMac(commands::verify_on_mac::Args),
+    ImportReport(commands::import_report::Args),
     Completions(commands::completions::Args),
     Man(commands::man::Args),
     #[command(hide = true)]
@@ -159,6 +162,8 @@ fn main() -> ExitCode {
         Command::Push(args) => commands::push::run(args, &ui),
         Command::Pull(args) => commands::pull::run(args, &ui),
         Command::Doctor(args) => commands::doctor::run(args, &ui),
+        Command::VerifyOnMac(args) => commands::verify_on_mac::run(args, &ui),
+        Command::ImportReport(args) => commands::import_report::run(args, &ui),
         Command::Completions(args) => commands::completions::run(args, Cli::command(), &ui),
         Command::Man(args) => commands::man::run(args, Cli::command(), &ui),
         Command::Step(args) => commands::step::run(args),

@@ -58,3 +58,8 @@ pub fn plan_of(_: &Path, _: &Path, _: &str, _: bool, _: ComputeUnits) -> Result<
 pub fn this_system() -> Option<String> {
     None
 }
+
+/// Tells the system that Core ML belongs to; there is none.
+pub fn system_facts() -> Option<crate::SystemFacts> {
+    None
+}

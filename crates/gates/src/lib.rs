@@ -20,6 +20,7 @@ pub mod perplexity;
 pub mod probe;
 pub mod reference;
 pub mod residency;
+pub mod soak;
 pub mod trace;
 
 pub use anemoe_io::{Error, Result};

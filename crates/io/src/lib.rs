@@ -5,7 +5,7 @@
 //! atomic   write_atomic                          a file is whole or absent
 //! output   Output                                nothing is overwritten unless asked for, an input never
 //! owned    OwnedDir                              writes and deletions in a folder of ours, never through a link
-//! memory   free_memory, peak_memory              what the system tells
+//! memory   free_memory, held_memory, peak_memory what the system tells
 //! random   Random                                one generator, the same bits on every machine
 //! error    Error, Kind                           why something was refused
 //! json     parse                                 objects with every key once
@@ -32,4 +32,4 @@ pub use output::Output;
 pub use owned::OwnedDir;
 pub use random::Random;
 pub use scratch::{Scratch, TEMPORARY, Temporary, remove_all_temporary};
-pub use system_memory::{free_memory, peak_memory};
+pub use system_memory::{free_memory, held_memory, peak_memory};

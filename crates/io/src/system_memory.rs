@@ -22,3 +22,31 @@ pub fn free_memory() -> Option<u64> {
 pub fn peak_memory() -> Option<u64> {
     field("/proc/self/status", "VmHWM")
 }
+
+/// Returns the bytes that this process holds now.
+pub fn held_memory() -> Option<u64> {
+    own_memory()
+}
+
+#[cfg(not(target_os = "macos"))]
+fn own_memory() -> Option<u64> {
+    field("/proc/self/status", "VmRSS")
+}
+
+/// Asks `ps`: the system's own call needs unsafe code.
+#[cfg(target_os = "macos")]
+fn own_memory() -> Option<u64> {
+    let process = std::process::id().to_string();
+    let output = std::process::Command::new("/bin/ps").args(["-o", "rss=", "-p", &process]).output().ok()?;
+    String::from_utf8(output.stdout).ok()?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn held_memory_is_some_and_at_most_the_peak() {
+        let held = super::held_memory().unwrap();
+        assert!(held > 0 && super::peak_memory().unwrap() >= held / 2);
+    }
+}

@@ -21,7 +21,12 @@ fn plans_decide_are_saved_and_read_back() {
         let control = &report["controls"][0];
         assert!(control["pass"] == true && control["on_ane"] == 0 && control["on_cpu"].as_u64() > Some(0));
         let packages = report["packages"].as_array().unwrap().len();
-        assert_eq!(report["compiled"].as_array().unwrap().len(), packages);
+        let sizes = report["compiled"].as_array().unwrap();
+        assert_eq!(sizes.len(), packages);
+        assert!(
+            sizes.iter().all(|s| s["measured"] == "ane" && s["compiled_bytes"].as_u64() > Some(0)),
+            "{sizes:?}"
+        );
         let read = sandbox.json(0, &["check", b, "--report", f]);
         assert_eq!(read["device"], report["device"]);
         sandbox.refused(&["check", b, "--device", "--save", f], &["--force"]);
@@ -44,6 +49,8 @@ fn what_is_elsewhere_nowhere_or_unanswered_is_no_pass() {
         sandbox.plant(&format!("L01.attn {fault}"));
         let report = sandbox.json(1, &["check", b, "--device"]);
         let packages = report["device"]["packages"].as_array().unwrap();
+        let sizes = report["compiled"].as_array().unwrap().iter();
+        assert_eq!(sizes.filter(|s| s["measured"] == measured).count(), 1, "{fault}");
         let one = packages.iter().find(|p| p["name"] == "L01.attn").unwrap();
         assert_eq!(one["measured"], measured, "{fault}");
         assert!(packages.iter().filter(|p| p["name"] != "L01.attn").all(|p| p["measured"] == "ane"));
@@ -53,4 +60,20 @@ fn what_is_elsewhere_nowhere_or_unanswered_is_no_pass() {
     sandbox.plant("mlpackage plan-none");
     let (code, out, _) = sandbox.run(&["check", b, "--device"]);
     assert!(code == 1 && out.contains("DOES NOT SAY NO"), "{out}");
+}
+
+#[test]
+fn a_package_that_is_not_compiled_is_unknown_beside_others() {
+    let sandbox = Sandbox::new();
+    let bundle = sandbox.build("tiny-gemma4-moe", &[]);
+    let b = bundle.to_str().unwrap();
+    sandbox.plant("L01.attn not-compiled");
+    sandbox.json(1, &["compile", b]);
+    let report = sandbox.json(1, &["check", b, "--device"]);
+    let failures = report["plan_failures"].as_array().unwrap();
+    assert!(failures.len() == 1 && failures[0]["message"].as_str().unwrap().contains("anemoe compile"));
+    let packages = report["device"]["packages"].as_array().unwrap();
+    for p in packages {
+        assert_eq!(p["measured"], if p["name"] == "L01.attn" { "unknown" } else { "ane" }, "{p}");
+    }
 }

@@ -97,6 +97,51 @@ fn without_a_form_on_the_engine_the_choice_says_so_and_without_any_form_there_is
 }
 
 #[test]
+fn combinations_of_outcomes_leave_the_one_form_that_is_right() {
+    let _one = alone();
+    let sandbox = Sandbox::new();
+    // Name, faults of the forms in their order, chosen, part of the reason, and how many are out. Apple's rules, the sixth form, have
+    // the words of three others in their name, and so their faults.
+    let cases: [(&str, &str, &str, &str, usize); 3] = [
+        (
+            "one-left",
+            "default/ compile-crash\ncache-host not-numbers 5\nper-head error 5\nio-channels load-crash\n",
+            "plain norms",
+            "the only one that works",
+            5,
+        ),
+        // The fastest is on the CPU, the next is wrong, the third has no plan, the fourth is slow.
+        (
+            "each-another",
+            "default/ plan-cpu\ncache-host wrong 5\nper-head plan-none\nio-channels slow 9000\nnorm-plain crash 5\n",
+            "channels last at the border",
+            "wholly on the Neural Engine",
+            3,
+        ),
+        // Nothing is wholly there: what is not known comes before what is elsewhere.
+        (
+            "nowhere",
+            "default/ plan-cpu\ncache-host plan-cpu\nper-head plan-none\nio-channels plan-cpu\nnorm-plain plan-cpu\n",
+            "heads apart",
+            "no form is known to be wholly",
+            0,
+        ),
+    ];
+    for (name, faults, chosen, reason, out) in cases {
+        let document = tune(&sandbox, name, faults, "20", 0);
+        let choice = &document["sorts"][0];
+        let trials = choice["trials"].as_array().unwrap();
+        println!(
+            "{name}: {}",
+            trials.iter().map(|t| format!("{}: {}; ", t["form"], t["out"])).collect::<String>()
+        );
+        assert_eq!(choice["chosen"], chosen, "{name}: {choice:#}");
+        assert!(choice["reason"].as_str().unwrap().contains(reason), "{name}: {choice:#}");
+        assert_eq!(trials.iter().filter(|t| !t["out"].is_null()).count(), out, "{name}: {choice:#}");
+    }
+}
+
+#[test]
 fn a_second_run_goes_on_and_the_file_builds() {
     let _one = alone();
     let sandbox = Sandbox::new();

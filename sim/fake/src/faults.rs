@@ -44,6 +44,8 @@ pub enum Fault {
     NotNumbers(usize),
     /// Predictions take so many microseconds more.
     Slow(usize),
+    /// Predictions let go of so many bytes and never free them.
+    Leak(usize),
     /// The plan of it puts every op on the CPU.
     PlanCpu,
     /// The plan of it puts products on the CPU, and everything else on the Neural Engine.
@@ -75,6 +77,7 @@ fn named(name: &str, n: usize) -> Option<Fault> {
         "wrong" => Fault::Wrong(n),
         "not-numbers" => Fault::NotNumbers(n),
         "slow" => Fault::Slow(n),
+        "leak" => Fault::Leak(n),
         "plan-cpu" => Fault::PlanCpu,
         "plan-products-cpu" => Fault::PlanProductsCpu,
         "plan-none" => Fault::PlanNone,

@@ -344,6 +344,7 @@ impl FakeModel {
                 Fault::Exception(right) if calls >= right => raise("planted at predict"),
                 Fault::Crash(right) if calls >= right => std::process::abort(),
                 Fault::Hang(right) if calls >= right => hang(),
+                Fault::Leak(bytes) => std::mem::forget(vec![1u8; bytes]),
                 Fault::Slow(microseconds) => std::thread::sleep(Duration::from_micros(microseconds as u64)),
                 _ => {}
             }

@@ -30,7 +30,7 @@ pub struct RunnerArgs {
 }
 
 /// Place of compiled models.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 pub struct CompiledArgs {
     /// For coreml: folder of compiled models [default: `compiled` in the user's cache].
     #[arg(long, value_name = "DIR")]

@@ -1,8 +1,9 @@
 //! `anemoe check`
 
+use crate::args::evidence::EvidenceArgs;
 use crate::args::runner::CompiledArgs;
 use crate::bundle::Verify;
-use crate::device_plan::{self, CompiledSize, Control};
+use crate::device_plan::{self, CompiledSize, Control, DevicePlans};
 use crate::files::Overwrite;
 use crate::outcome::Outcome;
 use crate::recorder::{JournalArgs, Recorder, facts};
@@ -50,6 +51,8 @@ pub struct Args {
     /// List every op with its prediction.
     #[arg(long)]
     ops: bool,
+    #[command(flatten)]
+    evidence: EvidenceArgs,
     /// Compare with the plan report of a Mac, and let it decide.
     #[arg(long, value_name = "F.json", conflicts_with = "device")]
     report: Option<PathBuf>,
@@ -117,7 +120,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     };
     let plan = args.report.as_deref().map(read_plan).transpose()?;
     let list_ops = args.ops || plan.is_some() || args.device;
-    let options = CheckOptions { conditions, strict: args.strict, list_ops };
+    let evidence = args.evidence.outcomes()?;
+    let options = CheckOptions { conditions, strict: args.strict, list_ops, evidence };
     let path = args.path.unwrap_or_default();
     let recorder = Recorder::new(&args.journal, "check");
     let mut report = check(&path, &options, args.verify, ui)?;
@@ -137,6 +141,9 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         if !args.ops {
             report.packages.iter_mut().flat_map(|p| &mut p.functions).for_each(|f| f.op_list.clear());
         }
+    }
+    if let Some(asked) = &mut asked {
+        asked.join_sizes(&report);
     }
     // Plans mean nothing where the reader cannot say no.
     report.pass &= asked.iter().flat_map(|a| &a.controls).all(|c| c.pass);
@@ -165,6 +172,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             "control ({control}, {package}): {on_ane} ops on the ANE, {on_cpu} on the CPU; {said}"
         ))?;
     }
+    asked.iter().flat_map(DevicePlans::size_lines).try_for_each(|line| ui.line(line))?;
     Ok(if report.pass { Outcome::Done } else { Outcome::GateFailed })
 }
 

@@ -1,8 +1,10 @@
 //! `anemoe plan`
 
+use crate::args::evidence::EvidenceArgs;
 use crate::args::planning::{PlanArgs, PlannedCheckpoint, find_outliers, plan_checkpoint};
 use crate::files::Overwrite;
 use crate::outcome::Outcome;
+use crate::show::placement::print_measured;
 use crate::show::plan_table::{print, print_outliers, print_scales};
 use crate::show::speed;
 use crate::ui::Ui;
@@ -13,11 +15,13 @@ use anemoe_convert::shard_program::lower_without_weights;
 use anemoe_gates::cost::chips::ChipProfile;
 use anemoe_gates::cost::forecast::TokenCalls;
 use anemoe_gates::cost::forms::{self, Recommendation, Setting};
+use anemoe_gates::residency::imported::ImportedEvidence;
 use anemoe_gates::residency::rule::Conditions;
 use anemoe_gates::residency::{self, Report};
 use anemoe_mlpackage::mil::Block;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Show the packages that a checkpoint becomes: sizes, compression, predicted device.
 #[derive(clap::Args)]
@@ -34,6 +38,8 @@ pub struct Args {
     out: Option<PathBuf>,
     #[command(flatten)]
     overwrite: Overwrite,
+    #[command(flatten)]
+    evidence: EvidenceArgs,
     /// Print every shard, not one of each kind.
     #[arg(long)]
     all: bool,
@@ -45,8 +51,11 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     }
     let PlannedCheckpoint { family, plan, .. } = plan_checkpoint(&args.checkpoint, &args.options, false, ui)?;
     let outliers = find_outliers(family.as_ref(), &plan, &args.options, ui)?;
-    let placement = residency::plan(family.as_ref(), &plan, &residency::CheckOptions::default())?;
-    let recommended = recommend(family.as_ref(), &plan)?;
+    let evidence = args.evidence.outcomes()?;
+    let options =
+        residency::CheckOptions { evidence: evidence.clone(), ..residency::CheckOptions::default() };
+    let placement = residency::plan(family.as_ref(), &plan, &options)?;
+    let recommended = recommend(family.as_ref(), &plan, &args.evidence, evidence)?;
     if let Some(path) = &args.out {
         let mut text = serde_json::to_vec_pretty(&full_document(&plan, &placement)?)?;
         text.push(b'\n');
@@ -59,6 +68,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         ui.document(&document)?;
     }
     print(&plan, &placement, args.all, ui)?;
+    print_measured(&placement, ui)?;
     print_scales(&plan, Some(outliers.as_slice()).filter(|_| !args.options.skip_outliers), ui)?;
     print_outliers(&outliers, ui)?;
     if let Some(r) = &recommended {
@@ -71,9 +81,16 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
 const MACHINE: (&str, f64) = ("m4-max", 48.0);
 
 /// Recommends the packing and form that are predicted fastest on the Neural Engine.
-fn recommend(family: &dyn Family, plan: &Plan) -> anyhow::Result<Option<Recommendation>> {
+fn recommend(
+    family: &dyn Family,
+    plan: &Plan,
+    folder: &EvidenceArgs,
+    evidence: Option<Arc<ImportedEvidence>>,
+) -> anyhow::Result<Option<Recommendation>> {
     let chip = ChipProfile::named(MACHINE.0).map_err(anyhow::Error::msg)?;
-    let setting = Setting { chip: &chip, memory: MACHINE.1 * 1e9, conditions: Conditions::default() };
+    let chip = folder.calibrated(&chip)?;
+    let setting =
+        Setting { chip: &chip, memory: MACHINE.1 * 1e9, conditions: Conditions::default(), evidence };
     Ok(forms::recommend(&forms::buildable(family, &plan.options, &setting)))
 }
 

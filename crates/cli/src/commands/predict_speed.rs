@@ -1,5 +1,6 @@
 //! `anemoe predict-speed`
 
+use crate::args::evidence::{EvidenceArgs, read_profile};
 use crate::args::planning::{PlanArgs, PlannedCheckpoint, plan_checkpoint};
 use crate::bundle::Verify;
 use crate::files::Overwrite;
@@ -17,12 +18,14 @@ use anemoe_gates::cost::forecast::{Costed, Forecast, PassSize, forecast, tokens_
 use anemoe_gates::cost::forms::{self, CostedForm, Recommendation, Setting};
 use anemoe_gates::cost::held_out::{HeldOut, held_out};
 use anemoe_gates::residency::facts;
+use anemoe_gates::residency::imported::ImportedEvidence;
 use anemoe_gates::residency::rule::{Chip, Conditions};
 use anemoe_mlpackage::package::Package;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-/// Largest profile or bench document that is read.
+/// Largest bench document that is read.
 const MAX_BYTES: u64 = 64 << 20;
 /// Memory of the machine when nothing is said, in GB.
 const MEMORY_GB: f64 = 64.0;
@@ -49,6 +52,8 @@ pub struct Args {
     /// A profile that --calibrate wrote, in place of a chip.
     #[arg(long, value_name = "FILE", conflicts_with = "chip")]
     profile: Option<PathBuf>,
+    #[command(flatten)]
+    evidence: EvidenceArgs,
     /// Memory of the machine, in GB.
     #[arg(long, value_name = "GB", default_value_t = MEMORY_GB, value_parser = positive)]
     memory_gb: f64,
@@ -102,8 +107,9 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     }
     let chip = match &args.profile {
         Some(file) => read_profile(file)?,
-        None => args.chip.clone(),
+        None => args.evidence.calibrated(&args.chip)?,
     };
+    let evidence = args.evidence.outcomes()?;
     let path = args.path.clone().unwrap_or_default();
     let memory = SHARE_OF_MEMORY * args.memory_gb * 1e9;
     let tokens = usize::from(args.tokens);
@@ -133,7 +139,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         packages.iter().flat_map(|p| &p.functions).filter_map(|f| f.context).collect();
     let contexts = contexts.into_iter().map(|context| pass(PassSize { tokens: 1, context: Some(context) }));
     let contexts = contexts.collect();
-    let found = planned.map(|(family, options)| compare(family.as_ref(), &options, &chip, memory));
+    let found =
+        planned.map(|(family, options)| compare(family.as_ref(), &options, &chip, memory, evidence.clone()));
     let (forms, recommended) = found.unwrap_or_default();
     let over_one = several.ms.likely / one.ms.likely;
     let gains = ACCEPTANCE.map(|p| (p, tokens_per_call(p, tokens - 1) / over_one)).to_vec();
@@ -159,9 +166,10 @@ fn compare(
     options: &PlanOptions,
     chip: &ChipProfile,
     memory: f64,
+    evidence: Option<Arc<ImportedEvidence>>,
 ) -> (Vec<CostedForm>, Option<Recommendation>) {
-    let conditions = Conditions { chip: Chip::parse(&chip.chip), ..Conditions::default() };
-    let forms = forms::all(family, options, &Setting { chip, memory, conditions });
+    let conditions = Conditions { chip: Chip::parse(chip.base_name()), ..Conditions::default() };
+    let forms = forms::all(family, options, &Setting { chip, memory, conditions, evidence });
     let recommended = forms::recommend(&forms);
     (forms, recommended)
 }
@@ -194,11 +202,6 @@ fn open_bundle(path: &Path, verify: Verify, ui: &Ui) -> anyhow::Result<(Chain, V
     Ok((chain, packages))
 }
 
-fn read_profile(file: &Path) -> anyhow::Result<ChipProfile> {
-    let text = anemoe_io::read_text(file, MAX_BYTES).map_err(|e| anemoe_mlpackage::Error::io(file, e))?;
-    ChipProfile::parse(&text).map_err(|what| anemoe_mlpackage::Error::invalid(file, what).into())
-}
-
 fn write_calibrated(
     bench: &Path,
     output: &Path,
@@ -207,8 +210,8 @@ fn write_calibrated(
     ui: &Ui,
 ) -> anyhow::Result<Outcome> {
     let text = anemoe_io::read_input(bench, MAX_BYTES).map_err(|e| anemoe_mlpackage::Error::io(bench, e))?;
-    let profile =
-        calibrate(&text, one, chip).map_err(|what| anemoe_mlpackage::Error::invalid(bench, what))?;
+    let profile = calibrate(&text, one, chip, "calibrated from a bench")
+        .map_err(|what| anemoe_mlpackage::Error::invalid(bench, what))?;
     anemoe_bundle::write_atomic(output, profile.text().as_bytes())?;
     ui.document(&profile)?;
     ui.line(format!(

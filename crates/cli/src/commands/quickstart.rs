@@ -186,7 +186,11 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
 }
 
 /// `models/small-gemma4` below the current folder or a folder above the program.
-fn find_model() -> anyhow::Result<PathBuf> {
+/// Finds the small model of the repository, here or above the program.
+///
+/// # Errors
+/// It is not there.
+pub fn find_model() -> anyhow::Result<PathBuf> {
     let name = Path::new("models/small-gemma4");
     let exe = std::env::current_exe().ok();
     let above = exe.iter().flat_map(|e| e.ancestors().skip(1).map(|d| d.join(name)));

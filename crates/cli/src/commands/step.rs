@@ -1,12 +1,20 @@
 //! `anemoe step`: one step of another command, in a process of its own. `anemoe help` does not show it.
 
+use super::reproduce::command::parse;
+use super::{bench, build, check, compile, doctor, golden, predict_speed, tune, validate};
+use crate::args::runner::CompiledArgs;
 use crate::outcome::Outcome;
-use crate::step::{LoadSeconds, Work, serve};
+use crate::step::{CommandDone, LoadSeconds, Work, serve};
+use crate::ui::Ui;
+use anemoe_bundle::Chain;
 use anemoe_coreml::plan::OpPlan;
 use anemoe_coreml::{CompiledModels, ComputeUnits, CoreMlBackend, CoreMlSettings};
 use anemoe_gates::form_trial::run_trial;
+use anemoe_gates::soak::{SoakLength, soak};
+use anemoe_io::held_memory;
 use anemoe_runtime::backend::{Backend, BackendPackage, KeptCache};
 use anemoe_runtime::cpu::CpuBackend;
+use anyhow::Context;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -39,10 +47,54 @@ fn work(work: Work) -> anyhow::Result<Value> {
         }
         Work::Measure { folder, package, compiled, calls } => {
             let core_ml = CoreMlBackend::new(settings(&package, &compiled))?;
-            let backend = Mixed { package, core_ml, cpu: CpuBackend::default() };
+            let backend = Mixed { packages: vec![package], core_ml, cpu: CpuBackend::default() };
             Ok(serde_json::to_value(run_trial(&folder, &backend, calls)?)?)
         }
+        Work::Soak { bundle, only, length } => soak_bundle(&bundle, &only, length),
+        Work::Command { command, arguments } => Ok(serde_json::to_value(run_command(&command, &arguments)?)?),
     }
+}
+
+/// Soaks a bundle, or one shard of it, and tells how far it came before each hundredth pass.
+fn soak_bundle(bundle: &Path, only: &[String], length: SoakLength) -> anyhow::Result<Value> {
+    let chain = Chain::read(bundle)?;
+    let settings = CoreMlSettings {
+        compiled: CompiledArgs::default().models(bundle, &chain),
+        max_loaded_bytes: None,
+        units: ComputeUnits::CpuAndNeuralEngine,
+    };
+    let core_ml = CoreMlBackend::new(settings)?;
+    let mut told = |passes| crate::ui::message(format!("{passes} passes"));
+    if only.is_empty() {
+        return Ok(serde_json::to_value(soak(bundle, &core_ml, length, &held_memory, &mut told)?)?);
+    }
+    let package = |name: &String| {
+        let shard = chain.shard(name).with_context(|| format!("no shard `{name}`"))?;
+        Ok(bundle.join(&shard.file))
+    };
+    let packages = only.iter().map(package).collect::<anyhow::Result<_>>()?;
+    let mixed = Mixed { packages, core_ml, cpu: CpuBackend::default() };
+    let found = soak(bundle, &mixed, length, &held_memory, &mut told)?;
+    Ok(serde_json::to_value(found)?)
+}
+
+/// Does a command of those that `verify-on-mac` consists of.
+fn run_command(name: &str, arguments: &[String]) -> anyhow::Result<CommandDone> {
+    let ui = Ui::inner();
+    let outcome = match name {
+        "bench" => bench::run(parse("bench", arguments)?, &ui),
+        "build" => build::run(parse("build", arguments)?, &ui),
+        "check" => check::run(parse("check", arguments)?, &ui),
+        "compile" => compile::run(parse("compile", arguments)?, &ui),
+        "doctor" => doctor::run(parse("doctor", arguments)?, &ui),
+        "golden" => golden::run(parse("golden", arguments)?, &ui),
+        "predict-speed" => predict_speed::run(parse("predict-speed", arguments)?, &ui),
+        "tune" => tune::run(parse("tune", arguments)?, &ui),
+        "validate" => validate::run(parse("validate", arguments)?, &ui),
+        _ => anyhow::bail!("`{name}` is not a command that a step does"),
+    }?;
+    let passed = matches!(outcome, Outcome::Done);
+    Ok(CommandDone { passed, document: ui.into_document().unwrap_or_default() })
 }
 
 fn settings(package: &Path, compiled: &Path) -> CoreMlSettings {
@@ -53,9 +105,9 @@ fn settings(package: &Path, compiled: &Path) -> CoreMlSettings {
     }
 }
 
-/// Core ML for one package, and the CPU executor for all others.
+/// Core ML for some packages, and the CPU executor for all others.
 struct Mixed {
-    package: PathBuf,
+    packages: Vec<PathBuf>,
     core_ml: CoreMlBackend,
     cpu: CpuBackend,
 }
@@ -66,7 +118,8 @@ impl Backend for Mixed {
         path: &Path,
         caches: &[KeptCache],
     ) -> anemoe_runtime::Result<Box<dyn BackendPackage>> {
-        let backend: &dyn Backend = if path == self.package { &self.core_ml } else { &self.cpu };
+        let backend: &dyn Backend =
+            if self.packages.iter().any(|p| p == path) { &self.core_ml } else { &self.cpu };
         backend.open_with(path, caches)
     }
 }

@@ -49,6 +49,7 @@ pub fn print(report: &Report, ui: &Ui) -> std::io::Result<()> {
     print_summaries(report, &shown, ui)?;
     print_small_functions(report, ui)?;
     print_reasons(report, ui)?;
+    print_measured(report, ui)?;
     if let Some(device) = &report.device {
         print_device(device, ui)?;
     }
@@ -69,6 +70,26 @@ pub fn print(report: &Report, ui: &Ui) -> std::io::Result<()> {
     ui.line(
         "predicted from measurements that others published (anemoe check --rules); only a Mac can measure",
     )
+}
+
+/// Packages whose very program an imported report measured, with the report.
+pub fn print_measured(report: &Report, ui: &Ui) -> std::io::Result<()> {
+    let mut found: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for p in &report.packages {
+        if let Some(measured) = &p.measured {
+            found.entry(measured.text()).or_default().push(&p.name);
+        }
+    }
+    if found.is_empty() {
+        return Ok(());
+    }
+    ui.line("\nmeasured, by imported evidence:")?;
+    for (text, names) in found {
+        let more = if names.len() > 3 { format!(" and {} more", names.len() - 3) } else { String::new() };
+        let first: Vec<&str> = names.iter().take(3).copied().collect();
+        ui.line(format!("  {}{more}: {text}", first.join(", ")))?;
+    }
+    Ok(())
 }
 
 /// A line of ops per row of the table, and one of all.

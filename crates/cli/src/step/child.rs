@@ -55,7 +55,8 @@ pub fn in_child(work: &Work, limit: Duration) -> anyhow::Result<Ended> {
     let started = Instant::now();
     let mut child = command.spawn().context("a child process")?;
     let replies = child.stdout.take().map(|out| reader(out, MAX_REPLY));
-    let words = child.stderr.take().map(last_words);
+    let speaks = work.speaks();
+    let words = child.stderr.take().map(|err| last_words(err, speaks));
     let mut input = child.stdin.take();
     if let Some(input) = &mut input {
         // A child that ended already says so by its status.
@@ -98,11 +99,15 @@ fn reader(from: impl Read + Send + 'static, most: u64) -> JoinHandle<String> {
     })
 }
 
-/// Keeps the end of what is said: a child that talks without end takes no memory.
-fn last_words(mut from: impl Read + Send + 'static) -> JoinHandle<String> {
+/// Keeps the end of what is said: a child that talks without end takes no memory. Repeats it where the user reads along.
+fn last_words(mut from: impl Read + Send + 'static, speaks: bool) -> JoinHandle<String> {
     thread::spawn(move || {
         let (mut kept, mut piece) = (Vec::new(), [0; 4096]);
         while let Ok(n @ 1..) = from.read(&mut piece) {
+            if speaks {
+                // That nobody can read it is no error.
+                let _ = std::io::stderr().write_all(&piece[..n]);
+            }
             kept.extend_from_slice(&piece[..n]);
             let beyond = kept.len().saturating_sub(LAST_WORDS);
             kept.drain(..beyond);

@@ -11,6 +11,7 @@ mod risky;
 pub use child::{Ended, in_child, serve};
 pub use risky::{Risky, RiskyArgs, StepFailure};
 
+use anemoe_gates::soak::SoakLength;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -57,6 +58,22 @@ pub enum Work {
         /// Calls.
         calls: usize,
     },
+    /// Soaks a bundle on Core ML.
+    Soak {
+        /// The bundle.
+        bundle: PathBuf,
+        /// Shards that Core ML runs, the CPU executor all others; empty for all shards.
+        only: Vec<String>,
+        /// Length.
+        length: SoakLength,
+    },
+    /// Does a whole command, whose document is kept.
+    Command {
+        /// Name of the command.
+        command: String,
+        /// Its arguments.
+        arguments: Vec<String>,
+    },
 }
 
 impl Work {
@@ -67,8 +84,24 @@ impl Work {
             Work::Load { .. } => "load",
             Work::Plan { .. } => "plan",
             Work::Measure { .. } => "measure",
+            Work::Soak { .. } => "soak",
+            Work::Command { .. } => "command",
         }
     }
+
+    /// True if the user reads along: its messages go to standard error as they come.
+    pub fn speaks(&self) -> bool {
+        matches!(self, Work::Command { .. })
+    }
+}
+
+/// Answer to [`Work::Command`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CommandDone {
+    /// Its gate passed, where it is one.
+    pub passed: bool,
+    /// Its document.
+    pub document: serde_json::Value,
 }
 
 /// Seconds that loading a function took, by name.

@@ -82,6 +82,12 @@ impl Risky {
 }
 
 impl StepFailure {
+    /// A step that was not tried, or whose refusal says everything.
+    pub fn refused(what: &str, step: &'static str, message: String) -> StepFailure {
+        let (causes, advice) = (Vec::new(), Vec::new());
+        StepFailure { what: what.into(), step, end: End::Refused, message, causes, advice, try_form: None }
+    }
+
     /// Lines for people.
     pub fn lines(&self) -> Vec<String> {
         let StepFailure { what, step, end, message, .. } = self;

@@ -1,10 +1,30 @@
 //! The system and the chip, as compiled models depend on them.
 
+use crate::SystemFacts;
+
 /// Names this system's build and chip, as a folder: `24B83-Apple-M4`. None where the system does not say.
 pub fn this_system() -> Option<String> {
     let (build, chip) = (text("kern.osversion")?, text("machdep.cpu.brand_string")?);
     let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
     Some(format!("{build}-{chip}").chars().map(plain).collect())
+}
+
+/// Tells the system that Core ML belongs to. None where it does not say.
+#[cfg(target_vendor = "apple")]
+pub fn system_facts() -> Option<SystemFacts> {
+    Some(SystemFacts {
+        os: format!("macOS {}", text("kern.osproductversion")?),
+        build: text("kern.osversion")?,
+        chip: text("machdep.cpu.brand_string")?,
+        simulated: false,
+    })
+}
+
+/// Tells the system that the fake stands for; `FAKE_COREML_CHIP` names another chip.
+#[cfg(not(target_vendor = "apple"))]
+pub fn system_facts() -> Option<SystemFacts> {
+    let chip = std::env::var("FAKE_COREML_CHIP").unwrap_or_else(|_| "Apple M4 Max".into());
+    Some(SystemFacts { os: "macOS 26.0".into(), build: "sim".into(), chip, simulated: true })
 }
 
 #[cfg(target_vendor = "apple")]

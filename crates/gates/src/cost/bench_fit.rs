@@ -1,6 +1,6 @@
 //! A chip's profile from a run of `anemoe bench --save` on a Mac.
 
-use super::chips::{ChipFigure, ChipProfile};
+use super::chips::{CALIBRATED, ChipFigure, ChipProfile};
 use super::forecast::Forecast;
 use serde::Deserialize;
 
@@ -28,12 +28,21 @@ const SCHEMA: u32 = 1;
 /// Most relative error of a calibrated figure: medians of runs on one machine differ by so much.
 const SPREAD: f64 = 0.1;
 
+/// Share of the predicted time that has to be other than calls for a bench to say something of speeds: below it a call costs what
+/// it costs, and rates stay as published.
+const TELLING: f64 = 0.25;
+
 /// Fits the call and one factor on all speeds to the measured kinds of shards: `ms = calls x call + factor x rest`. `forecast` is
-/// that of the same bundle for one token, with `chip`.
+/// that of the same bundle for one token, with `chip`; `source` says who measured. Of a small model only the call is told.
 ///
 /// # Errors
 /// The document is no bench's, or has no kind that the forecast has; the message says which.
-pub fn calibrate(text: &[u8], forecast: &Forecast, chip: &ChipProfile) -> Result<ChipProfile, String> {
+pub fn calibrate(
+    text: &[u8],
+    forecast: &Forecast,
+    chip: &ChipProfile,
+    source: &str,
+) -> Result<ChipProfile, String> {
     let bench: BenchDocument =
         anemoe_io::json::parse(text).map_err(|e| format!("no document of `anemoe bench --save`: {e}"))?;
     if bench.schema != SCHEMA {
@@ -51,16 +60,22 @@ pub fn calibrate(text: &[u8], forecast: &Forecast, chip: &ChipProfile) -> Result
         let ms = whole.ok_or("it has neither kinds of shards nor decoding")?;
         rows.push((forecast.calls, forecast.ms.likely - forecast.calls * call, ms));
     }
-    let (call, factor) = fit(&rows, call);
+    let rest = rows.iter().map(|r| r.1).sum::<f64>();
+    let predicted = rest + rows.iter().map(|r| r.0).sum::<f64>() * call;
+    let tells_speeds = rest >= TELLING * predicted;
+    let (call, factor) = if tells_speeds { fit(&rows, call) } else { (fit_call(&rows), 1.0) };
     let mut profile = chip.clone();
-    profile.chip = format!("{}-calibrated", chip.chip.trim_end_matches("-calibrated"));
+    profile.chip = format!("{}{CALIBRATED}", chip.base_name());
     let figure = |likely: f64| ChipFigure {
         low: likely * (1.0 - SPREAD),
         likely,
         high: likely * (1.0 + SPREAD),
-        source: "calibrated from a bench".into(),
+        source: source.into(),
     };
     profile.call_ms = figure(call);
+    if !tells_speeds {
+        return Ok(profile);
+    }
     for f in [
         &mut profile.bandwidth_gb_s,
         &mut profile.rate_gw_s,
@@ -70,6 +85,14 @@ pub fn calibrate(text: &[u8], forecast: &Forecast, chip: &ChipProfile) -> Result
         *f = figure(f.likely / factor);
     }
     Ok(profile)
+}
+
+/// The call alone, where nearly all of the time is calls.
+fn fit_call(rows: &[(f64, f64, f64)]) -> f64 {
+    let sum = |of: fn(&(f64, f64, f64)) -> f64| rows.iter().map(of).sum::<f64>();
+    let all = sum(|r| r.2);
+    // Rates that are too slow by far must not make a call cost nothing.
+    ((all - sum(|r| r.1)).max(0.1 * all)) / sum(|r| r.0).max(1e-9)
 }
 
 /// Least squares over rows of calls, other milliseconds and measured ones; relative, so that small kinds count as large ones. Where

@@ -6,6 +6,9 @@ use std::collections::BTreeMap;
 /// The table.
 const TABLE: &str = include_str!("chips.toml");
 
+/// Ending of the name of a chip whose figures a bench calibrated.
+pub const CALIBRATED: &str = "-calibrated";
+
 /// A figure with how far it may lie off.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -173,6 +176,36 @@ impl ChipProfile {
             ("unhidden", &self.unhidden),
             ("storage_gb_s", &self.storage_gb_s),
         ]
+    }
+
+    /// Joins profiles of one chip: the mean of the likely figures, and ranges that hold all. None of none.
+    pub fn joined(profiles: &[ChipProfile]) -> Option<ChipProfile> {
+        let mut joined = profiles.first()?.clone();
+        let n = profiles.len() as f64;
+        let join = |of: fn(&ChipProfile) -> &ChipFigure| {
+            let all = || profiles.iter().map(of);
+            let mut sources: Vec<&str> = all().map(|f| f.source.as_str()).collect();
+            sources.dedup();
+            ChipFigure {
+                low: all().map(|f| f.low).fold(f64::INFINITY, f64::min),
+                likely: all().map(|f| f.likely).sum::<f64>() / n,
+                high: all().map(|f| f.high).fold(0.0, f64::max),
+                source: sources.join("; "),
+            }
+        };
+        joined.bandwidth_gb_s = join(|p| &p.bandwidth_gb_s);
+        joined.call_ms = join(|p| &p.call_ms);
+        joined.peak_tmac_s = join(|p| &p.peak_tmac_s);
+        joined.rate_gw_s = join(|p| &p.rate_gw_s);
+        joined.head_rate_gw_s = join(|p| &p.head_rate_gw_s);
+        joined.unhidden = join(|p| &p.unhidden);
+        joined.storage_gb_s = join(|p| &p.storage_gb_s);
+        Some(joined)
+    }
+
+    /// Name without what says that it was calibrated.
+    pub fn base_name(&self) -> &str {
+        self.chip.trim_end_matches(CALIBRATED)
     }
 
     fn check(&self) -> Result<(), String> {

@@ -7,10 +7,10 @@
 
 use super::chips::{ChipProfile, SpeedCase};
 use super::work::CallWork;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The part of a call that takes most of its time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bottleneck {
     /// The call itself.

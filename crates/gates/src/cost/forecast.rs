@@ -5,7 +5,7 @@ use super::estimate::{Bottleneck, CallTime};
 use super::work::CallWork;
 use crate::residency::rule::PackageFacts;
 use anemoe_bundle::{Chain, Run, ShardFunction, ShardKind, Step};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// A package with what its functions do.
@@ -21,7 +21,7 @@ pub struct Costed {
 }
 
 /// Milliseconds that lie between two bounds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Span {
     /// Milliseconds with every figure as fast as it may be.
     pub low: f64,
@@ -44,7 +44,7 @@ impl Span {
 }
 
 /// Shards of one kind in a pass.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KindForecast {
     /// Kind.
     pub kind: ShardKind,
@@ -65,7 +65,7 @@ pub struct KindForecast {
 }
 
 /// A pass.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Forecast {
     /// Chip.
     pub chip: String,

@@ -2,6 +2,7 @@
 
 use super::chips::ChipProfile;
 use super::forecast::{Costed, Forecast, PassSize, forecast, with_memory};
+use crate::residency::imported::ImportedEvidence;
 use crate::residency::rule::{Conditions, Verdict};
 use crate::residency::{self, CheckOptions, Verdicts, facts};
 use anemoe_convert::form::LAYERS_PER_SHARD;
@@ -12,6 +13,7 @@ use anemoe_convert::shard_program::lower_without_weights;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 
 /// A form, what it would take, and where it would run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -75,6 +77,8 @@ pub struct Setting<'a> {
     pub memory: f64,
     /// Chip by which placement is predicted.
     pub conditions: Conditions,
+    /// Outcomes of one's own Macs.
+    pub evidence: Option<Arc<ImportedEvidence>>,
 }
 
 impl Setting<'_> {
@@ -82,7 +86,8 @@ impl Setting<'_> {
         // An option that the model does not have is no form of it.
         let plan = family.plan(options).ok()?;
         let packages = packages(family, &plan).ok()?;
-        let check = CheckOptions { conditions: self.conditions, ..CheckOptions::default() };
+        let (conditions, evidence) = (self.conditions, self.evidence.clone());
+        let check = CheckOptions { conditions, evidence, ..CheckOptions::default() };
         let report = residency::plan(family, &plan, &check).ok()?;
         let mut verdicts = report.verdicts;
         // What is too small for it to matter speaks against no form.
@@ -226,7 +231,8 @@ mod tests {
     #[test]
     fn forms_are_compared_and_one_is_recommended() {
         let chip = ChipProfile::named("m4-max").unwrap();
-        let setting = Setting { chip: &chip, memory: 48e9, conditions: Conditions::default() };
+        let setting =
+            Setting { chip: &chip, memory: 48e9, conditions: Conditions::default(), evidence: None };
         let tokens = [1, 4].map(|n| TokenCount { min: n, max: n }).to_vec();
         for model in ["synthetic:zaya1-8b", "synthetic:gemma4-26b-a4b"] {
             let family = models::open(models::load(model).unwrap()).unwrap();

@@ -192,6 +192,7 @@ mod tests {
         let package = PackageReport {
             name: "p.mlpackage".into(),
             kind: None,
+            measured: None,
             probability: 0.5,
             verdict,
             too_small: false,

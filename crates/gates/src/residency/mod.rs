@@ -5,6 +5,7 @@
 //! a plan --lower without weights-analyze--> Graph --+
 //! a row of measurements ---------outcomes-> Graph --table of rules--> verdicts with reasons
 //! plan report of a Mac --device---------------------------------------> joined with them
+//! imported reports --imported--> the very program was measured, or more outcomes to fit
 //! ```
 //!
 //! Three questions are kept apart: can the ANE take an op, will Core ML prefer it there, will the program load. Every answer is
@@ -15,10 +16,12 @@ mod apple_matchers;
 pub mod compare;
 pub mod device;
 pub mod graph;
+pub mod imported;
 pub mod likelihood;
 mod matchers;
 pub mod op_summary;
 pub mod outcomes;
+pub mod program_digest;
 mod report;
 pub mod rule;
 pub mod rules;
@@ -27,6 +30,7 @@ pub mod verdict;
 pub use analyze::facts;
 pub use report::{Comparison, Report, Verdicts};
 
+use crate::residency::imported::ImportedEvidence;
 use crate::residency::op_summary::OpSummary;
 use crate::residency::report::passes;
 use crate::residency::rule::{BundleFacts, Conditions, Matcher, Verdict};
@@ -39,9 +43,10 @@ use anemoe_mlpackage::package::Package;
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Options of a check.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct CheckOptions {
     /// Conditions that the packages will meet.
     pub conditions: Conditions,
@@ -49,6 +54,14 @@ pub struct CheckOptions {
     pub strict: bool,
     /// List every op.
     pub list_ops: bool,
+    /// Outcomes of one's own Macs.
+    pub evidence: Option<Arc<ImportedEvidence>>,
+}
+
+impl CheckOptions {
+    fn judge(&self) -> Judge {
+        Judge::with_evidence(self.conditions, self.evidence.clone())
+    }
 }
 
 /// Checks one package.
@@ -58,7 +71,7 @@ pub struct CheckOptions {
 pub fn package(path: &Path, options: &CheckOptions) -> Result<Report, anemoe_mlpackage::Error> {
     let package = Package::open(path)?;
     let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-    let judge = Judge::new(options.conditions);
+    let judge = options.judge();
     let report = judge.package(&name, &facts(package.model()), options.list_ops);
     let bundle = BundleFacts { packages: 1, bytes: package.total_bytes() };
     Ok(summary(vec![report], bundle, &judge, options))
@@ -74,7 +87,7 @@ pub fn bundle(
     options: &CheckOptions,
     done: impl Fn() + Sync,
 ) -> Result<Report, anemoe_mlpackage::Error> {
-    let judge = Judge::new(options.conditions);
+    let judge = options.judge();
     let one = |shard: &anemoe_bundle::Shard| {
         let package = Package::open(&path.join(&shard.file))?;
         let mut report = judge.package(&shard.name, &facts(package.model()), options.list_ops);
@@ -97,7 +110,7 @@ pub fn bundle(
 /// # Errors
 /// A shard cannot be lowered.
 pub fn plan(family: &dyn Family, plan: &Plan, options: &CheckOptions) -> crate::Result<Report> {
-    let judge = Judge::new(options.conditions);
+    let judge = options.judge();
     let signatures: Vec<String> = plan.shards.iter().map(PlannedShard::signature).collect();
     let mut first: BTreeMap<&str, &PlannedShard> = BTreeMap::new();
     for (signature, shard) in signatures.iter().zip(&plan.shards) {

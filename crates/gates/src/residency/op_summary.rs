@@ -35,6 +35,11 @@ impl OpCounts {
         self.unknown += o.unknown;
     }
 
+    /// Places every op that runs somewhere on the Neural Engine.
+    pub fn place_all_on_ane(&mut self) {
+        *self = OpCounts { ane: self.compute(), no_device: self.no_device, ..OpCounts::default() };
+    }
+
     /// Ops that run somewhere.
     pub const fn compute(&self) -> u64 {
         self.ane + self.gpu + self.cpu + self.unknown
@@ -96,6 +101,13 @@ impl OpSummary {
         for (op_type, n) in &other.no_device {
             *self.no_device.entry(op_type.clone()).or_default() += n;
         }
+    }
+
+    /// Places every op that runs somewhere on the Neural Engine, and writes the line anew.
+    pub fn place_all_on_ane(&mut self) {
+        self.ops.place_all_on_ane();
+        self.products.values_mut().for_each(|p| p.ane = p.of);
+        *self = std::mem::take(self).finish();
     }
 
     /// Writes the line, once everything is counted.

@@ -1,9 +1,11 @@
 //! From rules that apply to verdicts: per op, per function, per package.
 
 use super::graph::{Graph, Op};
+use super::imported::{ImportedEvidence, MeasuredOutcome};
 use super::likelihood::{Influence, Predictor};
 use super::matchers;
 use super::op_summary::{OpCounts, OpSummary, predicted_device};
+use super::program_digest::program_digest;
 use super::rule::{Conditions, Evidence, Hit, Matcher, PackageFacts, Question, Rule, RuleSeverity, Verdict};
 use super::rules;
 use serde::Serialize;
@@ -18,6 +20,9 @@ pub const UNDECIDED: &str = "prefer.undecided";
 pub const IMPROBABLE: &str = "prefer.improbable";
 /// Rule of a function that no rule speaks against, and whose probability is high.
 pub const LIKELY: &str = "prefer.likely";
+
+/// Rule of a package whose very program an imported report measured.
+pub const MEASURED: &str = "evidence.measured";
 
 /// Probability from which on a function is predicted on the ANE.
 const ANE_FROM: f64 = 0.8;
@@ -121,8 +126,11 @@ pub struct PackageReport {
     /// Kind of shard, in a bundle.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
-    /// Prediction, of the functions that hold its weights.
+    /// Prediction, of the functions that hold its weights; where the very program was measured, what came of that.
     pub verdict: Verdict,
+    /// Outcome of this very program, in imported reports.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub measured: Option<MeasuredOutcome>,
     /// Probability that the ANE runs it, of the least likely of those functions.
     pub probability: f64,
     /// True if it is predicted elsewhere for the one reason that the functions that hold its weights are too
@@ -148,6 +156,9 @@ pub struct PackageReport {
 impl PackageReport {
     /// Names the rule that decides, with its text: the one that weighs most against the ANE, or the one that speaks for it.
     pub fn deciding_rule(&self) -> String {
+        if let Some(measured) = &self.measured {
+            return format!("{MEASURED}: {}", measured.text());
+        }
         let decides = |r: &&Reason| r.verdict == self.verdict;
         let against = self.reasons.iter().find(decides).map(|r| (r.rule, r.text.as_str()));
         let likely = || (LIKELY, "graphs that have as much in common with it were on the ANE");
@@ -162,6 +173,7 @@ impl PackageReport {
 /// The table, cut to what a run needs.
 pub struct Judge {
     conditions: Conditions,
+    evidence: Option<Arc<ImportedEvidence>>,
     predictor: Arc<Predictor>,
     rules: Vec<&'static Rule>,
     by_type: HashMap<&'static str, Vec<&'static Rule>>,
@@ -187,6 +199,12 @@ impl Judge {
         Judge::with_rules(conditions, rules::all(), Predictor::known())
     }
 
+    /// With the whole table, and the outcomes of imported reports where there are any.
+    pub fn with_evidence(conditions: Conditions, evidence: Option<Arc<ImportedEvidence>>) -> Judge {
+        let predictor = evidence.as_ref().map_or_else(Predictor::known, |e| e.predictor());
+        Judge { evidence, ..Judge::with_rules(conditions, rules::all(), predictor) }
+    }
+
     /// With some rules only, and with the predictor that knows no more than they do.
     pub fn with_rules(
         conditions: Conditions,
@@ -202,7 +220,7 @@ impl Judge {
                 }
             }
         }
-        Judge { conditions, predictor, rules, by_type }
+        Judge { conditions, evidence: None, predictor, rules, by_type }
     }
 
     /// Conditions that the packages will meet.
@@ -233,10 +251,11 @@ impl Judge {
         let weight_bytes = facts.weight_bytes;
         let Weighed { verdict, probability, too_small, small_functions } =
             weigh_functions(&functions, weight_bytes);
-        PackageReport {
+        let report = PackageReport {
             name: name.into(),
             kind: None,
             verdict,
+            measured: None,
             probability,
             too_small,
             small_functions,
@@ -246,6 +265,11 @@ impl Judge {
             functions,
             reasons,
             warnings,
+        };
+        let find = |e: &Arc<ImportedEvidence>| e.find(&program_digest(facts), &self.conditions);
+        match self.evidence.as_ref().and_then(find) {
+            Some(measured) => as_measured(report, measured),
+            None => report,
         }
     }
 
@@ -362,6 +386,45 @@ impl Judge {
         }
         judged
     }
+}
+
+/// Lets the outcome of the very program take the place of a prediction. Ops stay as predicted, but where all of them ran on the
+/// Neural Engine.
+fn as_measured(mut report: PackageReport, measured: MeasuredOutcome) -> PackageReport {
+    report.verdict = measured.verdict;
+    // On the CPU it may be small; it may not be refused, or end its process.
+    report.too_small &= measured.verdict == Verdict::NotAne && !measured.label.ends_with("FAIL");
+    if measured.verdict == Verdict::Ane {
+        report.probability = 1.0;
+        report.small_functions.clear();
+        report.warnings.extend(std::mem::take(&mut report.reasons));
+        report.summary.place_all_on_ane();
+        report.ops = report.summary.ops;
+        for f in &mut report.functions {
+            (f.verdict, f.too_small, f.probability) = (Verdict::Ane, false, 1.0);
+            (f.admissible, f.preferred, f.loads) = (Verdict::Ane, Verdict::Ane, Verdict::Ane);
+            f.ops.place_all_on_ane();
+            f.op_list.iter_mut().for_each(|op| op.verdict = Verdict::Ane);
+        }
+    } else {
+        let reason = Reason {
+            rule: MEASURED,
+            question: Question::Preferred,
+            severity: RuleSeverity::Hard,
+            verdict: measured.verdict,
+            op: String::new(),
+            op_type: String::new(),
+            function: String::new(),
+            functions: report.functions.len() as u64,
+            ops: 0,
+            text: measured.text(),
+            advice: "try another form: anemoe tune on that Mac, or anemoe forms".into(),
+            evidence: &[],
+        };
+        report.reasons.insert(0, reason);
+    }
+    report.measured = Some(measured);
+    report
 }
 
 /// The verdicts of a package's functions, put together.

@@ -77,7 +77,7 @@ pub(super) fn make_golden(arguments: &[String]) -> anyhow::Result<()> {
 }
 
 /// Reads arguments as the command line of a command.
-pub(super) fn parse<A: clap::Args>(name: &'static str, arguments: &[String]) -> anyhow::Result<A> {
+pub fn parse<A: clap::Args>(name: &'static str, arguments: &[String]) -> anyhow::Result<A> {
     let command = A::augment_args(clap::Command::new(name).no_binary_name(true));
     let read = command.try_get_matches_from(arguments).and_then(|m| A::from_arg_matches(&m));
     read.map_err(|e| {

@@ -2,7 +2,7 @@
 
 #[cfg(test)]
 mod arithmetic;
-mod command;
+pub mod command;
 mod recipe;
 mod record;
 mod rows;

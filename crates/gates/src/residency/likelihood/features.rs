@@ -257,3 +257,10 @@ pub fn values(g: &Graph, c: &Conditions) -> Vec<f64> {
     let view = FunctionView::new(g, c);
     FEATURES.iter().map(|f| (f.value)(&view)).collect()
 }
+
+/// Values that were computed elsewhere, in the order of [`FEATURES`]: 0 where one is missing, and those of other versions left out.
+pub fn named_values(named: &[(String, f64)]) -> Vec<f64> {
+    let of =
+        |f: &GraphFeature| named.iter().find(|(name, _)| name == f.name).map_or(0.0, |(_, value)| *value);
+    FEATURES.iter().map(of).collect()
+}

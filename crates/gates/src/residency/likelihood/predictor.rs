@@ -2,6 +2,7 @@
 
 use super::super::graph::Graph;
 use super::super::outcomes::published::{KNOWN, parse};
+use super::super::outcomes::row::Row;
 use super::super::rule::Conditions;
 use super::evidence_sum::EvidenceSum;
 use super::features::{self, FEATURES};
@@ -59,6 +60,13 @@ impl Predictor {
             Arc::new(Predictor::fit(Design::Regression, &prepare(&rows), None))
         };
         FITTED.get_or_init(fit).clone()
+    }
+
+    /// Fits the outcomes that anemoe brings and `more`.
+    pub fn known_and(more: &[Row]) -> Predictor {
+        let mut rows = parse(KNOWN).unwrap_or_default();
+        rows.extend_from_slice(more);
+        Predictor::fit(Design::Regression, &prepare(&rows), None)
     }
 
     /// Fits outcomes, but for those of one project, with the rules that stand without its findings.

@@ -25,10 +25,14 @@ pub fn prepare(rows: &[Row]) -> Vec<PreparedOutcome> {
         .map(|(row, truth)| {
             let facts = read(&row.sketch).facts;
             let first = facts.graphs.first();
+            let values = match row.features.is_empty() {
+                true => first.map_or_else(Vec::new, |g| features::values(g, &row.conditions)),
+                false => features::named_values(&row.features),
+            };
             PreparedOutcome {
                 project: row.project.clone(),
                 ane: truth == Verdict::Ane,
-                values: first.map_or_else(Vec::new, |g| features::values(g, &row.conditions)),
+                values,
                 against: against(&facts, &row.conditions),
             }
         })

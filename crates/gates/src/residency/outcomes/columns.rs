@@ -42,6 +42,9 @@ pub const NEEDED: [&str; 28] = [
     "chip",
 ];
 
+/// Largest value of a feature: they lie near 0, and one that does not would decide every fit.
+const MOST_OF_A_FEATURE: f64 = 10.0;
+
 /// The cells of a line by the names of their columns.
 pub struct Cells<'a> {
     pub headings: &'a [&'a str],
@@ -113,8 +116,22 @@ pub fn row(cells: &Cells<'_>) -> Result<Row, String> {
         label: cells.text("label").to_ascii_uppercase(),
         project: cells.text("project").into(),
         conditions: Conditions { target, units, chip },
+        machine: [cells.text("chip"), cells.text("os")].join(", ").trim_matches([',', ' ']).into(),
+        program: cells.text("program").into(),
+        features: features(cells.text("features"))?,
         sketch: sketch(cells, megabytes)?,
     })
+}
+
+/// Reads values by name: `work=0.31 layers=1`.
+fn features(text: &str) -> Result<Vec<(String, f64)>, String> {
+    let value = |word: &str| {
+        let (name, value) = word.split_once('=')?;
+        let value = f64::from_str(value).ok().filter(|v| v.abs() <= MOST_OF_A_FEATURE)?;
+        Some((name.to_string(), value))
+    };
+    let read = |word: &str| value(word).ok_or_else(|| format!("`{word}` is not a value of `features`"));
+    text.split_whitespace().map(read).collect()
 }
 
 fn sketch(cells: &Cells<'_>, megabytes: Option<f64>) -> Result<Sketch, String> {

@@ -3,6 +3,7 @@
 //! A row is judged from the facts of its graph. Its label is what the verdict is compared with, and its project what
 //! [`leave_out_projects`] leaves out.
 
+pub mod cells;
 mod columns;
 pub mod published;
 pub mod read;

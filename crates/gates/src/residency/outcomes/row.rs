@@ -16,6 +16,12 @@ pub struct Row {
     pub project: String,
     /// Conditions that the graph met.
     pub conditions: Conditions,
+    /// Chip and system in words, where the row says more than conditions hold.
+    pub machine: String,
+    /// Digest of the program, see [`super::super::program_digest`]; empty where the row is about a graph in words.
+    pub program: String,
+    /// Values of features by name, where they were computed from the program itself.
+    pub features: Vec<(String, f64)>,
     /// Stated facts of the graph.
     pub sketch: Sketch,
 }

@@ -41,6 +41,9 @@ impl WordRow {
             label: self.label.clone(),
             project: family_of(&self.source).to_string(),
             conditions: conditions(self, &around),
+            machine: self.chip.clone(),
+            program: String::new(),
+            features: Vec::new(),
             sketch: sketch(self, &words),
         }
     }

@@ -1,0 +1,222 @@
+//! The zip file of a report: written whole, read with suspicion.
+
+use super::stage::StageName;
+use super::{BENCH, FORMAT, FORMS, MANIFEST, PACKAGES, PLAN, SYSTEM};
+use anemoe_bundle::sha256;
+use anemoe_io::{Error, Output, Result};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Cursor, Read, Write};
+use std::path::Path;
+use zip::write::SimpleFileOptions;
+use zip::{CompressionMethod, ZipArchive, ZipWriter};
+
+/// Largest report that is read.
+const MAX_REPORT_BYTES: u64 = 64 << 20;
+/// Largest entry: plans of thousands of ops for each function of a large model.
+const MAX_ENTRY_BYTES: u64 = 128 << 20;
+/// Largest sum of entries.
+const MAX_TOTAL_BYTES: u64 = 256 << 20;
+
+/// List of a report's entries.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ReportManifest {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// Program that wrote it.
+    pub generator: String,
+    /// Entries, by name.
+    pub entries: BTreeMap<String, ListedEntry>,
+}
+
+/// Size and hash of an entry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ListedEntry {
+    /// Bytes.
+    pub bytes: u64,
+    /// SHA-256.
+    pub sha256: String,
+}
+
+/// A report that was read: what it holds is what its manifest says.
+#[derive(Debug)]
+pub struct ReportArchive {
+    /// List of the entries.
+    pub manifest: ReportManifest,
+    /// Digest of all entries, the same however they were packed.
+    pub digest: String,
+    entries: BTreeMap<String, Vec<u8>>,
+}
+
+/// Names that an entry may have.
+fn is_known(name: &str) -> bool {
+    [SYSTEM, PACKAGES, PLAN, BENCH, FORMS].contains(&name) || StageName::ALL.iter().any(|s| s.entry() == name)
+}
+
+/// Writes a report. The same entries give the same bytes.
+///
+/// # Errors
+/// The file cannot be written; nothing half-written stays behind.
+pub fn write_archive(output: &Output, entries: &BTreeMap<String, Vec<u8>>) -> Result<()> {
+    let failed = |e: std::io::Error| Error::io(output.path(), e);
+    let listed = entries.iter().map(|(name, bytes)| {
+        (name.clone(), ListedEntry { bytes: bytes.len() as u64, sha256: sha256(bytes) })
+    });
+    let generator = concat!("anemoe ", env!("CARGO_PKG_VERSION")).to_string();
+    let manifest = ReportManifest { format: FORMAT, generator, entries: listed.collect() };
+    let manifest = serde_json::to_vec_pretty(&manifest).map_err(|e| failed(e.into()))?;
+    let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
+    let options = SimpleFileOptions::default()
+        .compression_method(CompressionMethod::Deflated)
+        .last_modified_time(zip::DateTime::default())
+        .unix_permissions(0o644);
+    let all = std::iter::once((MANIFEST, &manifest)).chain(entries.iter().map(|(n, b)| (n.as_str(), b)));
+    for (name, bytes) in all {
+        zip.start_file(name, options).map_err(|e| failed(e.into()))?;
+        zip.write_all(bytes).map_err(failed)?;
+    }
+    let bytes = zip.finish().map_err(|e| failed(e.into()))?.into_inner();
+    output.write(|file| file.write_all(&bytes)).map_err(failed)
+}
+
+/// Reads a report: entries of known names alone, within bounds, each as its manifest says.
+///
+/// # Errors
+/// The file is no report; the message names the entry.
+pub fn read_archive(path: &Path) -> Result<ReportArchive> {
+    let invalid = |what: String| Error::invalid(path, format!("report: {what}"));
+    let bytes = anemoe_io::read_input(path, MAX_REPORT_BYTES).map_err(|e| Error::io(path, e))?;
+    // The zip reader keeps one entry of each name, without a word about others.
+    let listed = names_in_directory(&bytes);
+    let names: BTreeSet<&Vec<u8>> = listed.iter().collect();
+    if names.len() != listed.len() {
+        return Err(invalid(format!(
+            "{} entries with {} names; one is there twice",
+            listed.len(),
+            names.len()
+        )));
+    }
+    let mut archive =
+        ZipArchive::new(Cursor::new(&bytes)).map_err(|e| invalid(format!("no zip archive: {e}")))?;
+    if listed.len() != archive.len() {
+        let what =
+            format!("no zip archive: {} entries are listed, {} are there", listed.len(), archive.len());
+        return Err(invalid(what));
+    }
+    let mut entries = BTreeMap::new();
+    let mut total = 0u64;
+    for i in 0..archive.len() {
+        let mut entry = archive.by_index(i).map_err(|e| invalid(format!("entry {i}: {e}")))?;
+        let name = entry.name().to_string();
+        let of = |what: &str| invalid(format!("entry `{}`: {what}", name.escape_debug()));
+        if name != MANIFEST && !is_known(&name) {
+            return Err(of("no report has an entry of this name"));
+        }
+        let claimed = entry.size();
+        total = total.saturating_add(claimed);
+        if claimed > MAX_ENTRY_BYTES || total > MAX_TOTAL_BYTES {
+            return Err(of(&format!(
+                "{claimed} bytes, where an entry has {MAX_ENTRY_BYTES} at most and all have {MAX_TOTAL_BYTES}"
+            )));
+        }
+        let mut content = Vec::new();
+        // The claim may lie: a byte more than it is enough to see that.
+        let read = (&mut entry).take(claimed + 1).read_to_end(&mut content);
+        read.map_err(|e| of(&e.to_string()))?;
+        if content.len() as u64 != claimed {
+            return Err(of(&format!("it does not hold the {claimed} bytes that are claimed")));
+        }
+        entries.insert(name, content);
+    }
+    let manifest =
+        entries.remove(MANIFEST).ok_or_else(|| invalid(format!("entry `{MANIFEST}` is missing")))?;
+    let listed: ReportManifest = match anemoe_io::json::parse::<FormatOnly>(&manifest) {
+        Ok(found) if found.format == FORMAT => anemoe_io::json::parse(&manifest),
+        Ok(found) => {
+            let what = format!("entry `{MANIFEST}`: format {}, {FORMAT} is read", found.format);
+            return Err(Error::unsupported(path, format!("report: {what}")));
+        }
+        Err(e) => Err(e),
+    }
+    .map_err(|e| invalid(format!("entry `{MANIFEST}`: {e}")))?;
+    for (name, wanted) in &listed.entries {
+        let of = |what: &str| invalid(format!("entry `{}`: {what}", name.escape_debug()));
+        let found = entries.get(name).ok_or_else(|| of("it is missing, and the manifest lists it"))?;
+        if (found.len() as u64, sha256(found)) != (wanted.bytes, wanted.sha256.clone()) {
+            return Err(of("its bytes are others than the manifest says"));
+        }
+    }
+    if let Some(name) = entries.keys().find(|name| !listed.entries.contains_key(*name)) {
+        return Err(invalid(format!("entry `{name}`: the manifest does not list it")));
+    }
+    let digest =
+        entries.iter().map(|(name, bytes)| format!("{name} {}\n", sha256(bytes))).collect::<String>();
+    Ok(ReportArchive { manifest: listed, digest: sha256(digest.as_bytes()), entries })
+}
+
+#[derive(Deserialize)]
+struct FormatOnly {
+    format: u32,
+}
+
+impl ReportArchive {
+    /// Bytes of an entry, where it is there.
+    pub fn bytes(&self, name: &str) -> Option<&[u8]> {
+        self.entries.get(name).map(Vec::as_slice)
+    }
+
+    /// Reads an entry of JSON, where it is there.
+    ///
+    /// # Errors
+    /// It is not as expected; the message names the entry.
+    pub fn json<T: serde::de::DeserializeOwned>(&self, name: &str) -> std::result::Result<Option<T>, String> {
+        let Some(bytes) = self.bytes(name) else { return Ok(None) };
+        anemoe_io::json::parse(bytes).map(Some).map_err(|e| format!("entry `{name}`: {e}"))
+    }
+}
+
+/// Signature of an entry in the central directory, and the bytes of its fixed part (APPNOTE 4.3.12).
+const DIRECTORY_ENTRY: &[u8] = b"PK\x01\x02";
+const DIRECTORY_ENTRY_BYTES: usize = 46;
+
+/// Names in the central directory, every one of them, in order. Of a damaged directory those before the damage.
+fn names_in_directory(bytes: &[u8]) -> Vec<Vec<u8>> {
+    const END: &[u8] = b"PK\x05\x06";
+    let Some(end) = bytes.windows(END.len()).rposition(|w| w == END) else { return Vec::new() };
+    let word = |at: usize| bytes.get(at..at + 2).map_or(0, |b| usize::from(u16::from_le_bytes([b[0], b[1]])));
+    let long = |at: usize| bytes.get(at..at + 4).map_or(0, |b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+    let mut at = long(end + 16) as usize;
+    let mut names = Vec::new();
+    while bytes.get(at..at + DIRECTORY_ENTRY.len()) == Some(DIRECTORY_ENTRY) {
+        let (name, extra, comment) = (word(at + 28), word(at + 30), word(at + 32));
+        let start = at + DIRECTORY_ENTRY_BYTES;
+        let Some(text) = bytes.get(start..start + name) else { break };
+        names.push(text.to_vec());
+        at = start + name + extra + comment;
+    }
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_and_named_by_its_content() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("r.zip");
+        let entries: BTreeMap<String, Vec<u8>> =
+            [(SYSTEM.to_string(), b"{}".to_vec()), (StageName::Soak.entry(), b"[1]".to_vec())].into();
+        let output = Output::new(&path, false, &[]).unwrap();
+        write_archive(&output, &entries).unwrap();
+        let read = read_archive(&path).unwrap();
+        assert_eq!(read.bytes(SYSTEM), Some(&b"{}"[..]));
+        assert_eq!(read.json::<Vec<u8>>("stages/soak.json").unwrap(), Some(vec![1]));
+        assert!(read.json::<Vec<u8>>(SYSTEM).unwrap_err().contains("entry `system.json`"));
+        let again = dir.path().join("again.zip");
+        write_archive(&Output::new(&again, false, &[]).unwrap(), &entries).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), std::fs::read(&again).unwrap());
+        assert_eq!(read.digest, read_archive(&again).unwrap().digest);
+    }
+}

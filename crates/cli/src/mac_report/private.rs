@@ -1,0 +1,169 @@
+//! Takes private words out of documents: folders, the user's name, the name of the machine.
+
+use serde_json::{Map, Value};
+use std::path::Path;
+
+/// Folders in which users have theirs.
+const HOMES: [&str; 2] = ["/Users/", "/home/"];
+/// Names of users that say nothing about anyone.
+const COMMON: [&str; 5] = ["root", "user", "admin", "runner", "nobody"];
+/// Shortest folder that is replaced: `/` is in every path.
+const SHORTEST: usize = 2;
+
+/// Replaces private words in documents.
+#[derive(Clone, Debug, Default)]
+pub struct PrivateWords {
+    /// Folders and what stands for them, the longest first.
+    folders: Vec<(String, String)>,
+    /// Names that are replaced where they stand as words.
+    names: Vec<(String, &'static str)>,
+}
+
+impl PrivateWords {
+    /// The words of this machine, and `more` folders with what stands for them.
+    pub fn of_this_machine(more: &[(&Path, &str)]) -> PrivateWords {
+        let mut words = PrivateWords::default();
+        for (path, stands) in more {
+            words.folder(path, stands);
+        }
+        if let Ok(here) = std::env::current_dir() {
+            words.folder(&here, "HERE");
+        }
+        words.folder(&std::env::temp_dir(), "TMP");
+        for name in ["HOME", "XDG_CACHE_HOME"] {
+            if let Some(path) = std::env::var_os(name) {
+                words.folder(Path::new(&path), if name == "HOME" { "~" } else { "CACHE" });
+            }
+        }
+        for name in ["USER", "LOGNAME", "SUDO_USER"] {
+            words.name(std::env::var(name).ok(), "USER");
+        }
+        for command in
+            [&["hostname"][..], &["scutil", "--get", "ComputerName"], &["scutil", "--get", "LocalHostName"]]
+        {
+            let said = said_by(command);
+            let first = said.as_ref().and_then(|s| s.split('.').next()).map(str::to_string);
+            words.name(said, "HOST");
+            words.name(first, "HOST");
+        }
+        words.name(std::env::var("HOSTNAME").ok(), "HOST");
+        words.names.sort_by_key(|(name, _)| std::cmp::Reverse(name.len()));
+        words
+    }
+
+    /// The same words, and one folder more.
+    pub fn with_folder(mut self, path: &Path, stands: &str) -> PrivateWords {
+        self.folder(path, stands);
+        self
+    }
+
+    fn folder(&mut self, path: &Path, stands: &str) {
+        let canonical = path.canonicalize().ok();
+        for path in std::iter::once(path).chain(canonical.as_deref()) {
+            let text = path.to_string_lossy().trim_end_matches('/').to_string();
+            if path.is_absolute() && text.len() >= SHORTEST && !self.folders.iter().any(|(f, _)| *f == text) {
+                self.folders.push((text, stands.into()));
+                self.folders.sort_by_key(|(folder, _)| std::cmp::Reverse(folder.len()));
+            }
+        }
+    }
+
+    fn name(&mut self, name: Option<String>, stands: &'static str) {
+        let Some(name) = name.map(|n| n.trim().to_string()).filter(|n| n.chars().count() >= 2) else {
+            return;
+        };
+        if !COMMON.contains(&name.as_str()) && !self.names.iter().any(|(n, _)| *n == name) {
+            self.names.push((name, stands));
+        }
+    }
+
+    /// A text without private words.
+    pub fn text(&self, text: &str) -> String {
+        let mut out = text.to_string();
+        for (folder, stands) in &self.folders {
+            out = replace_bounded(&out, folder, stands, |c| c.is_alphanumeric() || c == '-' || c == '_');
+        }
+        for home in HOMES {
+            out = without_home(&out, home);
+        }
+        for (name, stands) in &self.names {
+            out = replace_bounded(&out, name, stands, char::is_alphanumeric);
+        }
+        out
+    }
+
+    /// A document without private words, in keys and values.
+    pub fn document(&self, value: &Value) -> Value {
+        match value {
+            Value::String(text) => self.text(text).into(),
+            Value::Array(all) => all.iter().map(|v| self.document(v)).collect(),
+            Value::Object(map) => {
+                let entries = map.iter().map(|(k, v)| (self.text(k), self.document(v)));
+                Value::Object(entries.collect::<Map<String, Value>>())
+            }
+            other => other.clone(),
+        }
+    }
+}
+
+/// Replaces `word` where no character of a word stands on either side.
+fn replace_bounded(text: &str, word: &str, stands: &str, of_word: impl Fn(char) -> bool) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(word) {
+        let (before, behind) = (&rest[..at], &rest[at + word.len()..]);
+        let left = before.chars().next_back().or_else(|| out.chars().next_back());
+        let bounded = !left.is_some_and(&of_word) && !behind.chars().next().is_some_and(&of_word);
+        out += before;
+        out += if bounded { stands } else { word };
+        rest = behind;
+    }
+    out + rest
+}
+
+/// Replaces the home folders of whoever it is.
+fn without_home(text: &str, home: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(home) {
+        let name = rest[at + home.len()..].find(|c: char| !(c.is_alphanumeric() || "._-".contains(c)));
+        let end = name.map_or(rest.len(), |n| at + home.len() + n);
+        out += &rest[..at];
+        out.push('~');
+        rest = &rest[end..];
+    }
+    out + rest
+}
+
+fn said_by(command: &[&str]) -> Option<String> {
+    let (program, arguments) = command.split_first()?;
+    let output =
+        std::process::Command::new(program).args(arguments).stderr(std::process::Stdio::null()).output();
+    let text = String::from_utf8(output.ok().filter(|o| o.status.success())?.stdout).ok()?.trim().to_string();
+    (!text.is_empty()).then_some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_and_names_are_replaced_as_words() {
+        let words = PrivateWords {
+            folders: vec![("/Users/anna/x/work".into(), "WORK".into()), ("/Users/anna".into(), "~".into())],
+            names: vec![("anna".into(), "USER"), ("mac-7".into(), "HOST")],
+        };
+        for (text, wanted) in [
+            ("/Users/anna/x/work/b: no", "WORK/b: no"),
+            ("/Users/anna/Library", "~/Library"),
+            ("/Users/annabel/y", "~/y"),
+            ("/home/otto/y and /Users/z", "~/y and ~"),
+            ("by anna on mac-7.local", "by USER on HOST.local"),
+            ("savannah annas", "savannah annas"),
+        ] {
+            assert_eq!(words.text(text), wanted, "{text}");
+        }
+        let document = serde_json::json!({"/Users/anna/x": ["anna", 1, null, {"a": "mac-7"}]});
+        assert_eq!(words.document(&document), serde_json::json!({"~/x": ["USER", 1, null, {"a": "HOST"}]}));
+    }
+}

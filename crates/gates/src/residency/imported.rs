@@ -1,0 +1,152 @@
+//! Evidence that was imported from reports of Macs: tables of outcomes of one's own, beside those that anemoe brings.
+//!
+//! ```text
+//! EVIDENCE/REPORT/outcomes.tsv   rows: programs that a Mac ran, with their labels
+//!                 chip.toml      profile that its bench calibrated, see `cost::chips`
+//!                 report.json    what the report said of itself
+//! ```
+
+use super::likelihood::Predictor;
+use super::outcomes::published::parse;
+use super::outcomes::row::Row;
+use super::rule::{Conditions, DeviceTarget, Units, Verdict};
+use crate::{Error, Result};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Table of outcomes in a report's folder.
+pub const OUTCOMES_FILE: &str = "outcomes.tsv";
+/// Profile of a chip in a report's folder.
+pub const PROFILE_FILE: &str = "chip.toml";
+/// Description of a report in its folder, which is written last.
+pub const REPORT_FILE: &str = "report.json";
+/// Largest table that is read.
+const MAX_TABLE_BYTES: u64 = 64 << 20;
+
+/// An outcome of the very program that is judged.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct MeasuredOutcome {
+    /// Verdict that follows.
+    pub verdict: Verdict,
+    /// Label: where it ran.
+    pub label: String,
+    /// Chip and system.
+    pub machine: String,
+    /// Report, which is a folder of the evidence.
+    pub report: String,
+    /// Row in it.
+    pub row: String,
+}
+
+/// Rows of all reports in a folder of evidence.
+pub struct ImportedEvidence {
+    folder: PathBuf,
+    rows: Vec<(String, Row)>,
+    predictor: Arc<Predictor>,
+}
+
+impl std::fmt::Debug for ImportedEvidence {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "evidence in {} ({} rows)", self.folder.display(), self.rows.len())
+    }
+}
+
+/// Folders of reports in a folder of evidence, by name.
+///
+/// # Errors
+/// The folder cannot be read.
+pub fn report_folders(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = folder.read_dir().map_err(|e| Error::io(folder, e))?;
+    let mut all = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(|e| Error::io(folder, e))?.path();
+        if path.join(REPORT_FILE).is_file() {
+            all.push(path);
+        }
+    }
+    all.sort();
+    Ok(all)
+}
+
+impl ImportedEvidence {
+    /// Reads the tables of a folder.
+    ///
+    /// # Errors
+    /// There is no such folder, or a table is damaged; the message names it.
+    pub fn read(folder: &Path) -> Result<ImportedEvidence> {
+        let mut rows = Vec::new();
+        for report in report_folders(folder)? {
+            let path = report.join(OUTCOMES_FILE);
+            let name = report.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+            let text = anemoe_io::read_text(&path, MAX_TABLE_BYTES).map_err(|e| Error::io(&path, e))?;
+            let parsed =
+                parse(&text).map_err(|e| Error::invalid(&path, format!("table of outcomes: {e}")))?;
+            rows.extend(parsed.into_iter().map(|row| (name.clone(), row)));
+        }
+        let own: Vec<Row> = rows.iter().map(|(_, row)| row.clone()).collect();
+        Ok(ImportedEvidence {
+            folder: folder.to_path_buf(),
+            predictor: Arc::new(Predictor::known_and(&own)),
+            rows,
+        })
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Predictor that is fitted to these outcomes too.
+    pub fn predictor(&self) -> Arc<Predictor> {
+        self.predictor.clone()
+    }
+
+    /// The outcome of a program under these conditions; findings that contradict each other make it unknown, and name both.
+    pub fn find(&self, program: &str, conditions: &Conditions) -> Option<MeasuredOutcome> {
+        if conditions.target != DeviceTarget::Mac || conditions.units != Units::CpuAndNe {
+            return None;
+        }
+        let same_chip = |row: &Row| conditions.chip.is_none_or(|chip| row.conditions.chip == Some(chip));
+        let found = self.rows.iter().filter(|(_, row)| row.program == program && same_chip(row));
+        let mut found = found.filter_map(|(report, row)| {
+            Some(MeasuredOutcome {
+                verdict: row.truth()?,
+                label: row.label.clone(),
+                machine: row.machine.clone(),
+                report: report.clone(),
+                row: row.id.clone(),
+            })
+        });
+        let first = found.next()?;
+        let other = found.find(|other| other.verdict != first.verdict);
+        Some(match other {
+            None => first,
+            Some(other) => MeasuredOutcome {
+                verdict: Verdict::Unknown,
+                label: format!("{} and {}", first.label, other.label),
+                machine: format!("{}; {}", first.machine, other.machine),
+                report: format!("{} and {}", first.report, other.report),
+                row: first.row,
+            },
+        })
+    }
+}
+
+impl MeasuredOutcome {
+    /// The outcome in words.
+    pub fn text(&self) -> String {
+        let MeasuredOutcome { label, machine, report, .. } = self;
+        let what = match self.verdict {
+            Verdict::Ane => "this very program ran on the Neural Engine as a whole",
+            Verdict::NotAne => "this very program did not run on the Neural Engine as a whole",
+            Verdict::Unknown => "reports about this very program contradict each other",
+        };
+        format!("{what}: {label} on {machine} (imported report {report})")
+    }
+}

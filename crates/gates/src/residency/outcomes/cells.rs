@@ -1,0 +1,144 @@
+//! Writes a program that was measured as a line of a table, in the columns that tables of facts have.
+
+use super::super::graph::{Form, Grain, Graph, Shapes};
+use super::super::likelihood::features::{self, FEATURES};
+use super::super::program_digest::program_digest;
+use super::super::rule::{Conditions, Matcher, PackageFacts, Verdict};
+use super::super::rules;
+use super::columns::{MARK, NEEDED};
+use anemoe_mlpackage::mil::DataType;
+use std::collections::BTreeMap;
+
+/// Columns besides those that every table needs.
+const MORE: [&str; 5] = ["os", "name", "source", "program", "features"];
+/// Fewest ops of something that is called a layer.
+const LAYER_OPS: u64 = 12;
+
+/// Cells of a line by the names of their columns; those that are missing are not known.
+pub type OutcomeCells = BTreeMap<String, String>;
+
+/// All columns that are written, in order.
+pub fn columns() -> impl Iterator<Item = &'static str> {
+    NEEDED.into_iter().chain(MORE)
+}
+
+/// The line of headings.
+pub fn heading_line() -> String {
+    columns().collect::<Vec<_>>().join("\t")
+}
+
+/// A line of these cells; what would break the line is replaced.
+pub fn line(cells: &OutcomeCells) -> String {
+    let text = |name: &str| cells.get(name).map(|c| c.trim()).filter(|c| !c.is_empty()).unwrap_or("-");
+    let plain = |c: char| if c.is_control() { ' ' } else { c };
+    columns().map(|name| text(name).chars().map(plain).collect::<String>()).collect::<Vec<_>>().join("\t")
+}
+
+/// Cells that follow from a package's programs. Ops are not counted in them: a count without names stands for a network that
+/// nobody described.
+pub fn program_cells(facts: &PackageFacts) -> OutcomeCells {
+    let mut cells = OutcomeCells::new();
+    cells.insert("program".into(), program_digest(facts));
+    if let Some(bytes) = facts.weight_bytes {
+        cells.insert("mb".into(), format!("{}", bytes as f64 / 1e6));
+    }
+    // The function of the fewest positions stands for the package, as in tables of others.
+    let Some(g) = facts.graphs.iter().min_by_key(|g| g.positions.unwrap_or(1)) else { return cells };
+    let mut put = |name: &str, text: String| cells.insert(name.into(), text);
+    let kind = kind(g);
+    put(MARK, kind.into());
+    let all_conv = g.matrices().next().is_some() && g.matrices().all(|(op, _)| op.op_type == "conv");
+    put("layout", if all_conv { "conv".into() } else { String::new() });
+    put("named", named(g));
+    put("weights", weights(g));
+    let depths: Vec<String> =
+        g.matrices().filter_map(|(_, c)| c.depth).take(2).map(|d| d.to_string()).collect();
+    put("depths", depths.join(" "));
+    let lone = g.matrices().next().map(|(_, c)| c).filter(|_| kind == "conv" || kind == "linear");
+    if let Some((depth, outputs)) = lone.and_then(|c| c.depth.zip(c.outputs)) {
+        put("product", format!("{depth} {outputs}"));
+    }
+    if let Some(layers) = g.layers.filter(|n| *n > 0 && kind == "layers") {
+        put("layers", layers.to_string());
+    }
+    let mut tokens: Vec<u64> = facts.graphs.iter().filter_map(|g| g.positions).collect();
+    tokens.sort_unstable();
+    tokens.dedup();
+    put("tokens", tokens.iter().map(u64::to_string).collect::<Vec<_>>().join(" "));
+    let shapes = match g.shapes {
+        Shapes::Fixed => "fixed".into(),
+        Shapes::Enumerated => "enumerated".into(),
+        Shapes::Ranged(None) => "range".into(),
+        Shapes::Ranged(Some(n)) => format!("range{n}"),
+    };
+    put("shapes", shapes);
+    put("states", g.states.len().to_string());
+    put("vocabulary", if g.vocabulary_head { "yes".into() } else { String::new() });
+    let runtime = g.ops.iter().any(|op| !op.runtime_bounds.is_empty());
+    put("runtime_shapes", if runtime { "yes".into() } else { String::new() });
+    let values = features::values(g, &Conditions::default());
+    let pairs = FEATURES.iter().zip(values).map(|(f, v)| format!("{}={:.4}", f.name, v));
+    put("features", pairs.collect::<Vec<_>>().join(" "));
+    cells
+}
+
+fn kind(g: &Graph) -> &'static str {
+    let attends = !g.states.is_empty()
+        || g.ops.iter().any(|op| op.op_type == "softmax" || op.op_type == "scaled_dot_product_attention");
+    let mut matrices = g.matrices();
+    match (matrices.next(), matrices.next()) {
+        (Some((op, _)), None) if g.at_least_ops() < LAYER_OPS && op.op_type == "conv" => "conv",
+        (Some(_), None) if g.at_least_ops() < LAYER_OPS => "linear",
+        _ if g.glue => "glue",
+        _ if attends && g.at_least_ops() >= LAYER_OPS => "layers",
+        _ => "other",
+    }
+}
+
+/// Op types that some rule speaks against.
+fn named(g: &Graph) -> String {
+    let against = |op_type: &str| {
+        rules::all().any(|r| match r.matcher {
+            Matcher::Types(types) => r.verdict != Verdict::Ane && types.contains(&op_type),
+            _ => false,
+        })
+    };
+    let mut types: Vec<&str> = g.ops.iter().map(|op| op.op_type.as_str()).filter(|t| against(t)).collect();
+    types.sort_unstable();
+    types.dedup();
+    types.join(" ")
+}
+
+/// The form of the largest weight, in the words of the column.
+fn weights(g: &Graph) -> String {
+    let largest = g.weights.iter().max_by_key(|w| w.bytes).map(|w| &w.form);
+    match largest {
+        Some(Form::Dense(DataType::Float16)) => "fp16".into(),
+        Some(Form::Dense(DataType::Float32)) => "fp32".into(),
+        Some(Form::Sparse) => "sparse".into(),
+        Some(Form::Linear { bits, grain }) => {
+            let grain = match grain {
+                Grain::Tensor => "tensor",
+                Grain::Channel => "channel",
+                Grain::Block => "block",
+            };
+            format!("int{bits}-{grain}")
+        }
+        Some(Form::Lut { bits, grouped_axes, entries, scaled, .. }) => {
+            let mut text = format!("lut{bits}");
+            match grouped_axes.len() {
+                0 => text += "-tensor",
+                1 => {}
+                _ => text += "-two",
+            }
+            if *entries == DataType::Int8 {
+                text += "-int8";
+            }
+            if *scaled {
+                text += "-scaled";
+            }
+            text
+        }
+        _ => String::new(),
+    }
+}
