@@ -298,8 +298,8 @@ fn of_child(ended: Ended) -> Found {
 
 /// Last number of passes that a child told of.
 fn passes_said(said: &str) -> u64 {
-    let numbers = said.lines().rev().filter_map(|line| line.trim().rsplit(' ').nth(1)?.parse().ok());
-    numbers.take(1).next().unwrap_or(0)
+    let number = |line: &str| line.trim().strip_suffix(" passes")?.rsplit(' ').next()?.parse().ok();
+    said.lines().rev().find_map(number).unwrap_or(0)
 }
 
 /// Result of some shards on the device.
