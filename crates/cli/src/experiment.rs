@@ -96,11 +96,12 @@ impl ExperimentPath {
         journal::read(&self.book).map(|j| j.events.into_iter().filter(of).collect()).unwrap_or_default()
     }
 
-    /// Adds an event; that nothing can be written is only said.
-    fn append(&self, event: Event) {
-        if let Err(e) = journal::append(&self.book, Event { of: Some(self.id.clone()), ..event }) {
-            ui::message(format!("warning: {e}; nothing was written down of experiment {}", self.id));
-        }
+    /// Adds an event and gives its id; that nothing can be written is only said.
+    fn append(&self, event: Event) -> Option<String> {
+        let written = journal::append(&self.book, Event { of: Some(self.id.clone()), ..event });
+        let refused =
+            |e| ui::message(format!("warning: {e}; nothing was written down of experiment {}", self.id));
+        written.map_err(refused).ok().map(|event| event.id)
     }
 }
 
@@ -148,6 +149,8 @@ pub struct ExperimentRun {
     bundle: Option<PathBuf>,
     options: Map<String, Value>,
     started: Instant,
+    /// Id of the event that says that it began.
+    begun: Option<String>,
 }
 
 impl ExperimentRun {
@@ -158,18 +161,14 @@ impl ExperimentRun {
         bundle: Option<PathBuf>,
         options: Map<String, Value>,
     ) -> ExperimentRun {
-        let run = ExperimentRun { at, command: command.into(), bundle, options, started: Instant::now() };
-        run.at.append(Event { facts: run.facts(), ..Event::new(command, status::STARTED) });
-        run
-    }
-
-    fn facts(&self) -> Map<String, Value> {
-        facts_of(json!({"bundle": self.bundle}))
+        let facts = facts_of(json!({"bundle": bundle}));
+        let begun = at.append(Event { facts, ..Event::new(command, status::STARTED) });
+        ExperimentRun { at, command: command.into(), bundle, options, started: Instant::now(), begun }
     }
 
     /// Writes down what came of it: figures of its document, and which expectations they fail.
     pub fn end(self, result: &anyhow::Result<Outcome>, document: Option<&Value>) {
-        let mut facts = self.facts();
+        let mut facts = facts_of(json!({"bundle": self.bundle, "ends": self.begun}));
         let status = match result {
             Ok(Outcome::Done) => status::DONE,
             Ok(Outcome::GateFailed) => status::FAIL,

@@ -61,6 +61,9 @@ fn an_experiment_goes_from_its_intent_to_its_outcome() {
     assert_eq!(holds, [Some(true), Some(false), Some(true)], "{checked:#?}");
     assert_eq!(entry["kinds"], serde_json::json!(["experiment", "build", "check", "bench"]));
     assert!(entry["surprise"].to_string().contains("expected decode_tok_s > 1e9, found "), "{entry:#}");
+    // Every command has ended.
+    assert!(!entry["surprise"].to_string().contains("has no end"), "{entry:#}");
+    assert!(entry["result"].as_array().unwrap().iter().all(|r| r["status"] != "started"), "{entry:#}");
     assert!(entry["setup"].to_string().contains("quant lut4"), "{entry:#}");
     assert!(entry["refs"].to_string().contains("a.anemoe"), "{entry:#}");
 

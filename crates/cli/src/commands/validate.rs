@@ -131,6 +131,14 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         }
         print_golden(&named.gate, ui)?;
     }
+    if !others.is_empty() {
+        let failed: Vec<String> =
+            gates.iter().filter(|g| !g.gate.pass).map(|g| g.golden.display().to_string()).collect();
+        ui.line(match failed.len() {
+            0 => format!("pass: all {} goldens", gates.len()),
+            n => format!("FAIL: {n} of {} goldens: {}", gates.len(), failed.join(", ")),
+        })?;
+    }
     if let Some(probes) = &probes {
         ui.line("")?;
         print_probes(probes, ui)?;

@@ -200,7 +200,10 @@ pub fn recommend(forms: &[CostedForm]) -> Option<Recommendation> {
         chosen.forecast.bottleneck.name()
     )];
     reasons.push(match resident {
-        Some(_) => "all of its packages are predicted on the Neural Engine".into(),
+        Some(_) if chosen.verdicts.ane == 0 => {
+            "all of its packages are too small for it to matter where they run: the CPU takes them".into()
+        }
+        Some(_) => "all of its packages that matter are predicted on the Neural Engine".into(),
         None => format!(
             "in no form are all packages predicted on the Neural Engine; of this one {} are unknown and {} elsewhere",
             chosen.verdicts.unknown, chosen.verdicts.not_ane

@@ -638,7 +638,7 @@ pub(super) fn beyond_measured(g: &Graph, _: &Conditions) -> Option<Hit> {
 
 pub(super) fn size_disputed(g: &Graph, _: &Conditions) -> Option<Hit> {
     let bytes = g.weight_bytes.filter(|b| (DISPUTED_BYTES.0..=DISPUTED_BYTES.1).contains(b))?;
-    (layers(g) && feeds_forward(g)).then(|| Hit { detail: size(bytes), advice: None })
+    ((layers(g) || few(g)) && feeds_forward(g)).then(|| Hit { detail: size(bytes), advice: None })
 }
 
 pub(super) fn many_positions(g: &Graph, _: &Conditions) -> Option<Hit> {

@@ -125,9 +125,13 @@ fn entry(events: Vec<Event>) -> Entry {
     for event in &events {
         kinds.push(event.kind.clone());
     }
-    let ended: HashSet<(&str, &str)> =
-        events.iter().filter_map(|e| Some((e.kind.as_str(), e.of.as_deref()?))).collect();
-    let is_open = |e: &Event| e.status == status::STARTED && !ended.contains(&(&e.kind, &e.id));
+    // In a book, `of` is the experiment, and a fact names the beginning.
+    let begun =
+        |e: &'_ Event| e.facts.get("ends").and_then(Value::as_str).map(str::to_string).or(e.of.clone());
+    let ended: HashSet<(&str, String)> =
+        events.iter().filter_map(|e| Some((e.kind.as_str(), begun(e)?))).collect();
+    let is_open =
+        |e: &Event| e.status == status::STARTED && !ended.contains(&(e.kind.as_str(), e.id.clone()));
     let is_run = |e: &&Event| e.kind != "note" && e.kind != BEGINS;
     let shown = events.iter().filter(is_run).filter(|e| e.status != status::STARTED || is_open(e));
     let result = shown.map(outcome).collect();

@@ -219,7 +219,11 @@ fn show(args: ShowArgs, ui: &Ui) -> anyhow::Result<()> {
     let name = args.bundle.display();
     ui.line(format!("# {} {name}", if is_book { "Book of experiments in" } else { "Journal of" }))?;
     if is_book && args.entry.is_none() {
+        // Markdown leaves a block of code as it is.
+        let fence = |end| if args.table { Ok(()) } else { ui.line(format!("{end}```")) };
+        fence("\n")?;
         table(&entries, ui)?;
+        fence("")?;
     }
     if args.table {
         return Ok(());
@@ -248,7 +252,6 @@ fn show(args: ShowArgs, ui: &Ui) -> anyhow::Result<()> {
 
 /// All experiments of a book.
 fn table(entries: &[Entry], ui: &Ui) -> std::io::Result<()> {
-    ui.line("")?;
     let mut table =
         Table::ending_in_text(&["experiment", "state", "expectations", "begun", "replaces", "intent"]);
     for (entry, x) in entries.iter().filter_map(|e| Some((e, e.experiment.as_ref()?))) {
@@ -345,7 +348,9 @@ fn add(args: AddArgs, ui: &Ui) -> anyhow::Result<()> {
     let all = [&prose.intent, &prose.note, &prose.surprise, &prose.lesson, &prose.next, &prose.refs];
     let is_written = all.iter().any(|t| t.is_some()) || !facts.is_empty();
     if !is_written || all.into_iter().flatten().any(|t| t.trim().is_empty()) {
-        bail!("there is nothing to add; see anemoe journal add --help");
+        bail!(
+            "there is nothing to add: give --lesson, --surprise, --next, --refs, --note or --intent a text"
+        );
     }
     let entries = entries::entries(journal::read(&args.bundle)?.events);
     let entry = match &args.entry {
