@@ -77,7 +77,7 @@ pub fn sampled_sha256(path: &Path) -> Result<String> {
 }
 
 /// Index of a package's files. Tools write it anew when they open a package, so it is not part of a package's hash.
-const MANIFEST: &str = "Manifest.json";
+pub const MANIFEST: &str = "Manifest.json";
 
 /// Files of a package, sorted by path; without those whose names begin with a dot, which systems leave in folders that
 /// somebody looked at.

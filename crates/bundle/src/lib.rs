@@ -29,8 +29,8 @@ pub use chain::{
     TokenCount, UniformResult, Vectors, When,
 };
 pub use hash::{
-    file_sha256, package_bytes, package_files, package_sha256, package_sha256_with, sampled_sha256, sha256,
-    write_atomic,
+    MANIFEST, file_sha256, package_bytes, package_files, package_sha256, package_sha256_with, sampled_sha256,
+    sha256, write_atomic,
 };
 
 pub use anemoe_io::{Error, Result};

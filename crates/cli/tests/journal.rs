@@ -139,7 +139,7 @@ fn people_add_what_commands_cannot_know() {
     assert!(page.contains("- older") && !page.contains("newest"), "{page}");
 
     refused(&["journal", "add", b], &["--lesson"]);
-    refused(&["journal", "add", b, "--lesson", " "], &["no text"]);
+    refused(&["journal", "add", b, "--lesson", " "], &["nothing to add"]);
     refused(&["journal", "add", b, "--lesson", "x", "--entry", "zzz"], &["zzz names no entry", first]);
     refused(&["journal", "add", text(dir.path()), "--lesson", "x"], &["a folder of another kind"]);
     refused(&["journal", b, "--entry", ""], &["names several"]);

@@ -6,7 +6,8 @@
 //! A package that another tool has written anew, with the same program and weights, is accepted and named.
 
 use anemoe_bundle::{
-    Chain, Error, file_sha256, package_bytes, package_files, package_sha256, package_sha256_with, sha256,
+    Chain, Error, MANIFEST, file_sha256, package_bytes, package_files, package_sha256, package_sha256_with,
+    sha256,
 };
 use anemoe_convert::build;
 use anemoe_convert::checkpoint::SIDE_FILES;
@@ -35,6 +36,8 @@ const TOKENIZER: &str = "tokenizer.json";
 const GENERATION: &str = "generation_config.json";
 const TEMPLATE: &str = "chat_template.jinja";
 const MAX_SIDE_BYTES: u64 = 16 << 20;
+/// Most bytes of a package's manifest in a contract: it has less than one kilobyte.
+const LARGEST_MANIFEST: u64 = 1 << 16;
 /// Lines that are kept.
 const MAX_LINES: usize = 16_384;
 /// A file that was changed less than this ago may change again without another time stamp: its hash is not remembered.
@@ -92,7 +95,7 @@ pub fn verify(
             return Err(Error::io(path, gone));
         }
         if let Err(other) = sized(&path, package_bytes(&path)?, shard.bytes) {
-            match is_rewritten(&path, &shard.sha256) {
+            match is_rewritten(&path, shard.bytes, &shard.sha256) {
                 true => rewritten.push(path),
                 false => return Err(other),
             }
@@ -103,7 +106,8 @@ pub fn verify(
     }
     let remembered = Remembered::open();
     let others = Mutex::new(Vec::new());
-    let hashed = |file: &str, wanted: &str, is_package: bool| {
+    let hashed = |file: &str, wanted: &str, package: Option<u64>| {
+        let is_package = package.is_some();
         let path = bundle.join(file);
         let print = fingerprint(&path, is_package)?;
         if let Some((print, _)) = &print
@@ -112,7 +116,7 @@ pub fn verify(
             return Ok(None);
         }
         let found = if is_package { package_sha256(&path)? } else { file_sha256(&path)? };
-        if found != wanted && is_package && is_rewritten(&path, wanted) {
+        if found != wanted && package.is_some_and(|bytes| is_rewritten(&path, bytes, wanted)) {
             others.lock().unwrap_or_else(PoisonError::into_inner).push(path);
             return Ok(None);
         }
@@ -126,12 +130,12 @@ pub fn verify(
     let keep = |entry: Option<(String, String)>| {
         new.lock().unwrap_or_else(PoisonError::into_inner).extend(entry);
     };
-    keep(hashed(&chain.embedding.file, &chain.embedding.sha256, false)?);
+    keep(hashed(&chain.embedding.file, &chain.embedding.sha256, None)?);
     if let Some(vectors) = &chain.vectors {
-        keep(hashed(&vectors.file, &vectors.sha256, false)?);
+        keep(hashed(&vectors.file, &vectors.sha256, None)?);
     }
     chain.shards.par_iter().try_for_each(|s| {
-        keep(hashed(&s.file, &s.sha256, true)?);
+        keep(hashed(&s.file, &s.sha256, Some(s.bytes))?);
         done();
         Ok::<(), Error>(())
     })?;
@@ -145,12 +149,20 @@ pub fn verify(
 /// Tells that a package whose bytes are not those of the contract has the same program and weights: encoded as a build does, the
 /// program has the hash that is wanted, together with the weights as they lie there. Tools that save a package order its
 /// protobufs and its manifest in their own way.
-fn is_rewritten(path: &Path, wanted: &str) -> bool {
-    let hash = || -> Result<String, Error> {
-        let (file, bytes) = Package::open(path)?.model_as_written()?;
-        package_sha256_with(path, &file, &bytes)
+/// Sizes are compared first: what has other weights is not hashed.
+fn is_rewritten(path: &Path, bytes: u64, wanted: &str) -> bool {
+    let hash = || -> Result<Option<String>, Error> {
+        let (file, model) = Package::open(path)?.model_as_written()?;
+        let size = |file: &Path| std::fs::metadata(file).map_or(0, |about| about.len());
+        let index = path.join(MANIFEST);
+        let others = package_bytes(path)?.saturating_sub(size(&file) + size(&index));
+        let manifest = bytes.checked_sub(others.saturating_add(model.len() as u64));
+        if manifest.is_none_or(|n| n > LARGEST_MANIFEST) {
+            return Ok(None);
+        }
+        package_sha256_with(path, &file, &model).map(Some)
     };
-    hash().is_ok_and(|hash| hash == wanted)
+    hash().is_ok_and(|hash| hash.as_deref() == Some(wanted))
 }
 
 /// Runs one call of each token count of the chain, from embedding to logits: a contract can agree with its files and still
