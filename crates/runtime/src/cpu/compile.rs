@@ -6,6 +6,7 @@
 mod carry;
 mod projection;
 mod sections;
+mod uses;
 mod zero_skip;
 
 pub(super) use carry::compile_with_carry;
@@ -30,6 +31,7 @@ use anemoe_mlpackage::package::Package;
 use sections::{CALL, CALL_INPUTS, Sections};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use uses::{count_op, count_uses};
 use zero_skip::find_guards;
 
 /// Results larger than this are not computed at load even when they could be: they would be kept for good.
@@ -323,25 +325,6 @@ fn compile_as(
         c.states.into_iter().zip(state_types.unwrap_or_default()).collect(),
         code,
     )))
-}
-
-/// Counts readers of every name, in nested blocks too.
-fn count_uses<'a>(block: &'a Block, uses: &mut BTreeMap<&'a str, usize>) {
-    block.operations.iter().for_each(|op| count_op(op, uses));
-    for name in &block.outputs {
-        *uses.entry(name).or_default() += 1;
-    }
-}
-
-fn count_op<'a>(op: &'a Operation, uses: &mut BTreeMap<&'a str, usize>) {
-    for Argument(bindings) in op.inputs.values() {
-        for binding in bindings {
-            if let Binding::Name(name) = binding {
-                *uses.entry(name).or_default() += 1;
-            }
-        }
-    }
-    op.blocks.iter().for_each(|b| count_uses(b, uses));
 }
 
 impl Compiler<'_> {

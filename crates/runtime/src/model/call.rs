@@ -45,7 +45,7 @@ type ByTokens = BTreeMap<TokenCount, (usize, String)>;
 /// The functions of a call by the positions that a sequence may have behind it.
 #[derive(Default)]
 pub(super) struct CallFunctions {
-    /// Those that see the first slots of a cache alone, by their number.
+    /// Functions that see the first slots of a cache alone, by the number of slots.
     of_contexts: BTreeMap<usize, ByTokens>,
     whole: ByTokens,
 }
@@ -60,7 +60,7 @@ impl CallFunctions {
         own.insert(tokens, function);
     }
 
-    /// Those that see all slots.
+    /// Gives the functions that see all slots.
     pub fn whole(&self) -> &ByTokens {
         &self.whole
     }

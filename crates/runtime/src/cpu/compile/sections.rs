@@ -8,7 +8,7 @@
 
 use super::super::ir::Section;
 use super::super::shapes::depends_on_values;
-use super::count_uses;
+use super::uses::count_uses;
 use anemoe_mlpackage::mil::{
     Argument, Binding, Block, Feature, FeatureShape, Function, FunctionDescription, NamedType, Operation,
     TensorType, Value, ValueType,

@@ -1,0 +1,24 @@
+//! Readers of the values of a program.
+
+use anemoe_mlpackage::mil::{Argument, Binding, Block, Operation};
+use std::collections::BTreeMap;
+
+/// Counts readers of every name, in nested blocks too.
+pub(super) fn count_uses<'a>(block: &'a Block, uses: &mut BTreeMap<&'a str, usize>) {
+    block.operations.iter().for_each(|op| count_op(op, uses));
+    for name in &block.outputs {
+        *uses.entry(name).or_default() += 1;
+    }
+}
+
+/// Counts what an operation reads, its nested blocks included.
+pub(super) fn count_op<'a>(op: &'a Operation, uses: &mut BTreeMap<&'a str, usize>) {
+    for Argument(bindings) in op.inputs.values() {
+        for binding in bindings {
+            if let Binding::Name(name) = binding {
+                *uses.entry(name).or_default() += 1;
+            }
+        }
+    }
+    op.blocks.iter().for_each(|b| count_uses(b, uses));
+}
