@@ -108,7 +108,8 @@ class Page:
         """Waits until an expression holds."""
         deadline = time.monotonic() + PATIENCE
         while not self.value(condition):
-            assert time.monotonic() < deadline, f"not in {PATIENCE} s: {condition}"
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not in {PATIENCE} s: {condition}; the page says: {self.value('document.body.innerText')[-400:]}")
             time.sleep(0.05)
 
     def look(self, scheme="light", width=1000, height=760):

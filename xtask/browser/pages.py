@@ -21,6 +21,8 @@ import threading
 from chromium import Chromium
 
 PHONE = 380
+# Bytes of an answer that reach the chat page in a second: some 20 tokens.
+SLOW = 5000
 HERE = pathlib.Path(__file__).resolve().parent
 
 
@@ -90,6 +92,9 @@ def check_chat(browser, origin, out):
     page.look()
     page.go(origin + "/")
     page.until("document.getElementById('model').textContent !== ''")
+    # The same answer each time, and slow enough to press buttons meanwhile.
+    page.value("document.getElementById('temperature').value = '0'")
+    page.send("Network.emulateNetworkConditions", offline=False, latency=0, downloadThroughput=SLOW, uploadThroughput=-1)
     type_question(page, "def main():")
     page.until(ANSWERING)
     early = len(answer(page))
