@@ -22,7 +22,7 @@ pub struct CostedForm {
     pub name: String,
     /// The pass of one token.
     pub forecast: Forecast,
-    /// That pass on further chips.
+    /// Forecasts of that pass on further chips.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub further: Vec<Forecast>,
     /// Packages by predicted placement.
