@@ -53,11 +53,58 @@ fn a_page_grows_with_what_commands_record() {
     assert!(found["roofline"]["points"].as_array().unwrap().len() >= 2);
     assert!(found["gates"].as_array().unwrap().iter().any(|g| g["gate"] == "validate"));
     let (_, text, _) = run(&["report", b]);
-    for says in ["Packages by kind", "behind", "decode at 8", "m4-max", "validate"] {
+    for says in [
+        "Packages by kind",
+        "Packages by layer",
+        "Error by layer and part",
+        "behind",
+        "by the logarithm of 1 minus the cosine",
+        "decode at 8",
+        "m4-max",
+        "validate",
+        "Journal: 1 entry\n",
+        "- setup: build",
+    ] {
         assert!(text.contains(says), "{says}: {text}");
+    }
+    assert!(text.lines().filter(|line| line.starts_with("layer 0 ")).count() == 3, "{text}");
+    // Forms, from the checkpoint that the build recorded: as many figures as chips, the bundle's own form first.
+    let speeds = found["form_speeds"].clone();
+    let forms = speeds["forms"].as_array().unwrap();
+    assert!(forms.len() > 4 && forms[0]["name"] == "as built", "{speeds}");
+    assert!(
+        forms
+            .iter()
+            .all(|f| f["tok_s"].as_array().unwrap().len() == speeds["chips"].as_array().unwrap().len())
+    );
+    assert!(full.contains("--cache host") && text.contains("--cache host"));
+    for (i, chip) in found["speeds"].as_array().unwrap().iter().enumerate() {
+        let (packages, shapes) = (&chip["tok_s"]["likely"], &forms[0]["tok_s"][i]["likely"]);
+        let ratio = packages.as_f64().unwrap() / shapes.as_f64().unwrap();
+        assert!((0.9..1.1).contains(&ratio), "{chip} {shapes}");
     }
     // The journal for people does not list every cosine.
     assert!(!run(&["journal", b]).1.contains("cosine_map"));
+}
+
+#[test]
+fn forms_need_the_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let bundle = dir.path().join("tiny.anemoe");
+    let b = bundle.to_str().unwrap();
+    let checkpoint = fixture("tiny-gemma4-moe-text");
+    build(&checkpoint, &bundle, &["--no-journal"]);
+    let found = json(0, &["report", b]);
+    assert!(found["form_speeds"]["forms"].as_array().unwrap().is_empty(), "{found}");
+    assert!(page(&bundle, &[]).contains("--checkpoint CHECKPOINT"));
+    assert!(run(&["report", b]).1.contains("--checkpoint CHECKPOINT"));
+    let named = json(0, &["report", b, "--checkpoint", checkpoint.to_str().unwrap()]);
+    assert!(named["form_speeds"]["forms"].as_array().unwrap().len() > 4);
+    refused(
+        &["report", b, "--checkpoint", fixture("tiny-zaya").to_str().unwrap()],
+        &["--checkpoint", "zaya"],
+    );
+    refused(&["report", b, "--checkpoint", "nowhere"], &["--checkpoint nowhere"]);
 }
 
 #[test]

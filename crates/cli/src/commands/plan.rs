@@ -89,8 +89,13 @@ fn recommend(
 ) -> anyhow::Result<Option<Recommendation>> {
     let chip = ChipProfile::named(MACHINE.0).map_err(anyhow::Error::msg)?;
     let chip = folder.calibrated(&chip)?;
-    let setting =
-        Setting { chip: &chip, memory: MACHINE.1 * 1e9, conditions: Conditions::default(), evidence };
+    let setting = Setting {
+        chip: &chip,
+        further: &[],
+        memory: MACHINE.1 * 1e9,
+        conditions: Conditions::default(),
+        evidence,
+    };
     Ok(forms::recommend(&forms::buildable(family, &plan.options, &setting)))
 }
 

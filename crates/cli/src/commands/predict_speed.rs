@@ -169,7 +169,7 @@ fn compare(
     evidence: Option<Arc<ImportedEvidence>>,
 ) -> (Vec<CostedForm>, Option<Recommendation>) {
     let conditions = Conditions { chip: Chip::parse(chip.base_name()), ..Conditions::default() };
-    let forms = forms::all(family, options, &Setting { chip, memory, conditions, evidence });
+    let forms = forms::all(family, options, &Setting { chip, further: &[], memory, conditions, evidence });
     let recommended = forms::recommend(&forms);
     (forms, recommended)
 }

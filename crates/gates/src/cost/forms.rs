@@ -22,6 +22,9 @@ pub struct CostedForm {
     pub name: String,
     /// The pass of one token.
     pub forecast: Forecast,
+    /// Forecasts of that pass on further chips.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub further: Vec<Forecast>,
     /// Packages by predicted placement.
     pub verdicts: Verdicts,
     /// It answers the same requests: kinds and contexts change what a model can do, forms do not.
@@ -73,6 +76,8 @@ pub fn packages(family: &dyn Family, plan: &Plan) -> crate::Result<Vec<Costed>> 
 pub struct Setting<'a> {
     /// Chip.
     pub chip: &'a ChipProfile,
+    /// Chips whose speed is predicted beside it.
+    pub further: &'a [ChipProfile],
     /// Bytes of memory that packages may fill.
     pub memory: f64,
     /// Chip by which placement is predicted.
@@ -93,10 +98,12 @@ impl Setting<'_> {
         // What is too small for it to matter speaks against no form.
         let small = report.packages.iter().filter(|p| p.too_small && p.verdict == Verdict::NotAne).count();
         verdicts.not_ane -= small as u64;
-        let pass = forecast(&plan.chain, &packages, self.chip, PassSize::of(1));
+        let pass =
+            |chip| with_memory(forecast(&plan.chain, &packages, chip, PassSize::of(1)), chip, self.memory);
         Some(CostedForm {
             name: name.into(),
-            forecast: with_memory(pass, self.chip, self.memory),
+            forecast: pass(self.chip),
+            further: self.further.iter().map(pass).collect(),
             verdicts,
             same_model: true,
         })
@@ -234,8 +241,14 @@ mod tests {
     #[test]
     fn forms_are_compared_and_one_is_recommended() {
         let chip = ChipProfile::named("m4-max").unwrap();
-        let setting =
-            Setting { chip: &chip, memory: 48e9, conditions: Conditions::default(), evidence: None };
+        let further = [ChipProfile::named("m1").unwrap()];
+        let setting = Setting {
+            chip: &chip,
+            further: &further,
+            memory: 48e9,
+            conditions: Conditions::default(),
+            evidence: None,
+        };
         let tokens = [1, 4].map(|n| TokenCount { min: n, max: n }).to_vec();
         for model in ["synthetic:zaya1-8b", "synthetic:gemma4-26b-a4b"] {
             let family = models::open(models::load(model).unwrap()).unwrap();
@@ -261,6 +274,8 @@ mod tests {
             assert!(forms.len() >= 8 && forms[0].forecast.calls > 80.0, "{model}");
             assert!(forms.iter().all(|f| f.forecast.tok_s.low <= f.forecast.tok_s.likely), "{model}");
             assert!(recommend(&forms).is_some(), "{model}");
+            // A chip with less bandwidth is slower in every form.
+            assert!(forms.iter().all(|f| f.further[0].tok_s.likely < f.forecast.tok_s.likely), "{model}");
         }
     }
 }

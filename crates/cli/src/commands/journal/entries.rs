@@ -41,6 +41,20 @@ pub struct Entry {
     pub events: Vec<Event>,
 }
 
+impl Entry {
+    /// Texts of people and of the program about it, under their headings.
+    pub fn texts(&self) -> [(&'static str, &[String]); 6] {
+        [
+            ("intent", &self.intent),
+            ("setup", &self.setup),
+            ("notes", &self.notes),
+            ("surprise", &self.surprise),
+            ("lesson", &self.lesson),
+            ("next", &self.next),
+        ]
+    }
+}
+
 /// Outcome of one run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RunOutcome {

@@ -303,7 +303,7 @@ fn print(entry: &Entry, ui: &Ui) -> std::io::Result<()> {
             ui.line(if heading == "Surprise" { "(none)" } else { "(nothing written)" })?;
         }
         for line in lines {
-            ui.line(wrapped(line))?;
+            ui.line(wrapped(line, WIDTH))?;
         }
     }
     Ok(())
@@ -312,14 +312,14 @@ fn print(entry: &Entry, ui: &Ui) -> std::io::Result<()> {
 /// Longest line of an entry.
 const WIDTH: usize = 110;
 
-/// Wraps an item of a list; its further lines are indented.
-fn wrapped(text: &str) -> String {
+/// Wraps an item of a list at `max` characters; its further lines are indented.
+pub fn wrapped(text: &str, max: usize) -> String {
     let mut lines = vec![String::from("-")];
     for (i, paragraph) in text.lines().enumerate() {
         lines.extend((i > 0).then(|| " ".into()));
         for word in paragraph.split_whitespace() {
             let width = lines.last().map_or(0, |line| line.chars().count());
-            if width > 2 && width + 1 + word.chars().count() > WIDTH {
+            if width > 2 && width + 1 + word.chars().count() > max {
                 lines.push(" ".into());
             }
             lines.last_mut().into_iter().for_each(|line| line.extend([" ", word]));

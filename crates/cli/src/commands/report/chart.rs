@@ -10,7 +10,15 @@ const LEFT: f64 = 90.0;
 /// Room on the right.
 const RIGHT: f64 = 20.0;
 /// Colours of a grid, `h0` to `h9`.
-const SHADES: usize = 10;
+pub const SHADES: usize = 10;
+/// Their classes.
+const CLASSES: [&str; SHADES] = ["h0", "h1", "h2", "h3", "h4", "h5", "h6", "h7", "h8", "h9"];
+/// Room for a grid's scale of colours.
+const SCALE_HEIGHT: f64 = 28.0;
+/// Most numbers of columns over a grid.
+const MAX_NUMBERS: usize = 16;
+/// Fewest ticks that tell an axis's scale.
+const MIN_TICKS: usize = 3;
 
 /// One bar of a map.
 pub struct MapBar {
@@ -53,7 +61,7 @@ pub fn bar_map(label: &str, bars: &[MapBar]) -> Markup {
             x += width;
         }
     }
-    svg.raw("</svg>");
+    svg.raw("</svg></div>");
     svg
 }
 
@@ -71,16 +79,23 @@ pub struct Grid {
 pub fn grid(label: &str, grid: &Grid, shown: impl Fn(f64) -> String) -> Markup {
     let columns = grid.values.iter().map(Vec::len).max().unwrap_or(0).max(1);
     let row_height = 14.0;
-    let head = if grid.columns.is_empty() { 0.0 } else { 18.0 };
+    let head = 18.0;
     let width = ((WIDTH - LEFT - RIGHT) / columns as f64).min(120.0);
     let range = log_range(grid.values.iter().flatten().flatten().copied());
-    let mut svg = open(label, head + row_height * grid.rows.len() as f64 + 4.0);
-    for (i, column) in grid.columns.iter().enumerate() {
+    let foot = head + row_height * grid.rows.len() as f64;
+    let mut svg = open(label, foot + SCALE_HEIGHT);
+    // Positions have numbers, as many as there is room for.
+    let step = columns.div_ceil(MAX_NUMBERS);
+    let numbers = (0..columns).step_by(step).map(|j| (j, j.to_string()));
+    let names = grid.columns.iter().cloned().enumerate();
+    let heads: Vec<(usize, String)> =
+        if grid.columns.is_empty() { numbers.collect() } else { names.collect() };
+    for (j, head) in heads {
         svg.raw("<text class=\"tick\"")
-            .at("x", LEFT + i as f64 * width + 2.0)
+            .at("x", LEFT + j as f64 * width + 2.0)
             .at("y", 12.0)
             .raw(">")
-            .text(column)
+            .text(head)
             .raw("</text>");
     }
     for (i, (row, values)) in grid.rows.iter().zip(&grid.values).enumerate() {
@@ -88,7 +103,7 @@ pub fn grid(label: &str, grid: &Grid, shown: impl Fn(f64) -> String) -> Markup {
         name(&mut svg, y + 11.0, row);
         for (j, value) in values.iter().enumerate() {
             let Some(value) = value else { continue };
-            let class = shade(*value, range);
+            let class = CLASSES[shade(*value, range)];
             svg.raw("<rect class=\"").raw(class).raw("\"").at("x", LEFT + j as f64 * width).at("y", y);
             svg.at("width", width + if width < 4.0 { 0.3 } else { -1.0 })
                 .at("height", row_height - 1.0)
@@ -101,12 +116,30 @@ pub fn grid(label: &str, grid: &Grid, shown: impl Fn(f64) -> String) -> Markup {
             svg.raw(": ").text(shown(*value)).raw("</title></rect>");
         }
     }
-    svg.raw("</svg>");
+    color_scale(&mut svg, foot, range, shown);
+    svg.raw("</svg></div>");
     svg
 }
 
+/// Draws the colours of a grid from the smallest value to the largest.
+fn color_scale(svg: &mut Markup, y: f64, (low, high): (f64, f64), shown: impl Fn(f64) -> String) {
+    const STEP: f64 = 22.0;
+    if low > high {
+        return;
+    }
+    let end = LEFT + 120.0 + SHADES as f64 * STEP;
+    svg.raw("<text class=\"tick end\"").at("x", LEFT + 114.0).at("y", y + 20.0).raw(">");
+    svg.text(shown(10f64.powf(low))).raw("</text>");
+    for (i, class) in CLASSES.into_iter().enumerate() {
+        svg.raw("<rect class=\"").raw(class).raw("\"").at("x", LEFT + 120.0 + i as f64 * STEP);
+        svg.at("y", y + 10.0).at("width", STEP - 1.0).at("height", 12.0).raw("/>");
+    }
+    svg.raw("<text class=\"tick\"").at("x", end + 6.0).at("y", y + 20.0).raw(">");
+    svg.text(shown(10f64.powf(high))).raw("</text>");
+}
+
 /// Logarithms of the smallest and the largest positive value.
-fn log_range(values: impl Iterator<Item = f64>) -> (f64, f64) {
+pub fn log_range(values: impl Iterator<Item = f64>) -> (f64, f64) {
     let mut range = (f64::INFINITY, f64::NEG_INFINITY);
     for log in values.filter(|v| *v > 0.0 && v.is_finite()).map(f64::log10) {
         range = (range.0.min(log), range.1.max(log));
@@ -114,13 +147,13 @@ fn log_range(values: impl Iterator<Item = f64>) -> (f64, f64) {
     range
 }
 
-fn shade(value: f64, (low, high): (f64, f64)) -> &'static str {
-    const CLASSES: [&str; SHADES] = ["h0", "h1", "h2", "h3", "h4", "h5", "h6", "h7", "h8", "h9"];
+/// Gives the shade of a value in a range of logarithms, below `SHADES`.
+pub fn shade(value: f64, (low, high): (f64, f64)) -> usize {
     if !(value > 0.0 && value.is_finite() && high > low) {
-        return CLASSES[0];
+        return 0;
     }
     let share = (value.log10() - low) / (high - low);
-    CLASSES[((share * SHADES as f64) as usize).min(SHADES - 1)]
+    ((share * SHADES as f64) as usize).min(SHADES - 1)
 }
 
 /// A point of a plot.
@@ -151,6 +184,8 @@ pub struct Plot {
 pub fn plot(label: &str, plot: &Plot) -> Markup {
     const HEIGHT: f64 = 340.0;
     const FOOT: f64 = 40.0;
+    // Room for the name of the vertical axis.
+    const HEAD: f64 = 28.0;
     let is_shown = |x: f64, y: f64| x > 0.0 && y > 0.0 && x.is_finite() && y.is_finite();
     let points: Vec<&PlotPoint> = plot.points.iter().filter(|p| is_shown(p.x, p.y)).collect();
     let nodes = || plot.lines.iter().flat_map(|(_, nodes)| nodes).filter(|(x, y)| is_shown(*x, *y));
@@ -160,12 +195,12 @@ pub fn plot(label: &str, plot: &Plot) -> Markup {
     let (y0, y1) = widen(log_range(points.iter().map(|p| p.y).chain(nodes().map(|n| n.1))));
     let place = |x: f64, y: f64| {
         let along = LEFT + (x.log10() - x0) / (x1 - x0) * (WIDTH - LEFT - RIGHT - 120.0);
-        (along, (HEIGHT - FOOT) - (y.log10() - y0) / (y1 - y0) * (HEIGHT - FOOT - 14.0))
+        (along, (HEIGHT - FOOT) - (y.log10() - y0) / (y1 - y0) * (HEIGHT - FOOT - HEAD))
     };
     let mut svg = open(label, HEIGHT);
     for tick in ticks(x0, x1) {
         let (x, _) = place(tick, 1.0);
-        line(&mut svg, "rule", [(x, 14.0), (x, HEIGHT - FOOT)]);
+        line(&mut svg, "rule", [(x, HEAD), (x, HEIGHT - FOOT)]);
         svg.raw("<text class=\"tick mid\"")
             .at("x", x)
             .at("y", HEIGHT - FOOT + 14.0)
@@ -209,16 +244,33 @@ pub fn plot(label: &str, plot: &Plot) -> Markup {
         .raw(">")
         .raw(plot.along)
         .raw("</text>");
-    svg.raw("<text class=\"tick\"").at("x", 4.0).at("y", 10.0).raw(">").raw(plot.up).raw("</text></svg>");
+    svg.raw("<text class=\"tick\"")
+        .at("x", 4.0)
+        .at("y", 10.0)
+        .raw(">")
+        .raw(plot.up)
+        .raw("</text></svg></div>");
     svg
 }
 
-/// Values 1, 2 and 5 times powers of ten between two logarithms, or the powers alone where those are many.
+/// Values 1, 2 and 5 times powers of ten between two logarithms, the powers alone where those are many, or values at equal
+/// distances where those are few.
 fn ticks(low: f64, high: f64) -> Vec<f64> {
     let steps: &[f64] = if high - low > 2.0 { &[1.0] } else { &[1.0, 2.0, 5.0] };
     let powers = (low.floor() as i32..=high.ceil() as i32).map(|p| 10f64.powi(p));
     let all = powers.flat_map(|p| steps.iter().map(move |s| s * p));
-    all.filter(|v| (low..=high).contains(&v.log10())).take(40).collect()
+    let found: Vec<f64> = all.filter(|v| (low..=high).contains(&v.log10())).take(40).collect();
+    if found.len() >= MIN_TICKS {
+        return found;
+    }
+    let (from, to) = (10f64.powf(low), 10f64.powf(high));
+    let power = 10f64.powf((to - from).log10().floor());
+    let steps = [5.0, 2.0, 1.0, 0.5, 0.2].map(|s| s * power);
+    let between = |step: f64| {
+        let count = (from / step).ceil() as i64..=(to / step).floor() as i64;
+        count.map(|n| n as f64 * step).take(40).collect::<Vec<f64>>()
+    };
+    steps.into_iter().map(between).find(|ticks| ticks.len() >= MIN_TICKS).unwrap_or(found)
 }
 
 /// A number in a few characters.
@@ -234,7 +286,7 @@ pub fn short(x: f64) -> String {
 
 fn open(label: &str, height: f64) -> Markup {
     let mut svg = Markup::default();
-    svg.raw("<svg role=\"img\" viewBox=\"0 0 ")
+    svg.raw("<div class=\"wide\"><svg role=\"img\" viewBox=\"0 0 ")
         .number(WIDTH)
         .raw(" ")
         .number(height)
@@ -270,7 +322,11 @@ mod tests {
         let svg = bar_map("a \"map\"", &[bar("0", 1.0), bar("0", 3.0), bar("1", 2.0)]);
         assert_eq!(count(&svg, "<rect"), 3);
         let text = svg.finish();
-        assert!(text.contains("&lt;b&gt;") && text.contains("a &quot;map&quot;") && text.ends_with("</svg>"));
+        assert!(
+            text.contains("&lt;b&gt;")
+                && text.contains("a &quot;map&quot;")
+                && text.ends_with("</svg></div>")
+        );
         // The longest row fills the width, the other one half of it.
         assert!(text.contains("width=\"606.5\"") && text.contains("width=\"404.0\""), "{text}");
         assert_eq!(count(&bar_map("empty", &[]), "<rect"), 0);
@@ -278,15 +334,18 @@ mod tests {
 
     #[test]
     fn grids_shade_by_the_logarithm() {
-        assert_eq!(shade(1e-4, (-4.0, 0.0)), "h0");
-        assert_eq!(shade(1e-2, (-4.0, 0.0)), "h5");
-        assert_eq!(shade(1.0, (-4.0, 0.0)), "h9");
+        assert_eq!([1e-4, 1e-2, 1.0].map(|v| shade(v, (-4.0, 0.0))), [0, 5, 9]);
         for odd in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-            assert_eq!(shade(odd, (-4.0, 0.0)), "h0");
+            assert_eq!(shade(odd, (-4.0, 0.0)), 0);
         }
         let values = vec![vec![Some(0.1), None], vec![Some(0.0), Some(1.0)]];
         let made = Grid { rows: vec!["a".into(), "b".into()], values, columns: vec![] };
-        assert_eq!(count(&grid("g", &made, |v| v.to_string()), "<rect"), 3);
+        // One for each value, and the scale with both of its ends.
+        let svg = grid("g", &made, |v| format!("value {v}"));
+        assert_eq!(count(&svg, "<rect"), 3 + SHADES);
+        assert!(count(&svg, ">value 0.1</text>") == 1 && count(&svg, ">value 1</text>") == 1);
+        let none = Grid { rows: vec!["a".into()], values: vec![vec![None]], columns: vec![] };
+        assert_eq!(count(&grid("g", &none, |v| v.to_string()), "<rect"), 0);
     }
 
     #[test]
@@ -301,6 +360,12 @@ mod tests {
         assert_eq!(count(&plot("p", &none), "<circle"), 0);
         assert_eq!(ticks(0.0, 1.0), [1.0, 2.0, 5.0, 10.0]);
         assert_eq!(ticks(0.0, 3.0), [1.0, 10.0, 100.0, 1000.0]);
+        // Around one point of 8.4 no two of 1, 2, 5, 10 fit.
+        assert_eq!(ticks(8.4f64.log10() - 0.2, 8.4f64.log10() + 0.2), [6.0, 8.0, 10.0, 12.0]);
+        for x in [1e-6, 0.02, 3.0, 99.0, 1.01e5] {
+            let around = ticks(f64::log10(x) - 0.2, f64::log10(x) + 0.2);
+            assert!((3..=12).contains(&around.len()), "{x}: {around:?}");
+        }
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Facts of a report, gathered from what a bundle records of itself.
 
+use super::form_speeds::{FormSpeeds, form_speeds};
 use crate::commands::journal::entries::{Entry, entries};
+use crate::ui::Ui;
 use anemoe_bundle::journal::{self, Event};
 use anemoe_bundle::{Chain, GateResult};
 use anemoe_gates::cost::chips::ChipProfile;
@@ -47,6 +49,8 @@ pub struct BundleReport {
     pub gates: Vec<GateLine>,
     /// Predicted speed of the Neural Engine, by chip.
     pub speeds: Vec<PredictedSpeed>,
+    /// Predicted speed in other forms, by chip.
+    pub form_speeds: FormSpeeds,
     /// The journal's entries, by intent.
     pub journal: Vec<Entry>,
 }
@@ -160,17 +164,22 @@ pub struct PredictedSpeed {
     pub ms: Span,
 }
 
-/// Gathers the facts of a bundle, and the qualities of others beside it. `done` is called for each package.
+/// Gathers the facts of a bundle, and the qualities of others beside it. Shapes of other forms come from `checkpoint`, or else from
+/// the one that the build recorded.
 ///
 /// # Errors
-/// A file of a bundle is missing or invalid.
+/// A file of a bundle is missing or invalid, or `checkpoint` is not the bundle's.
 pub fn gather(
     bundle: &Path,
     chain: &Chain,
     others: &[(&Path, Chain)],
-    done: impl Fn() + Sync,
+    checkpoint: Option<&Path>,
+    ui: &Ui,
 ) -> anyhow::Result<BundleReport> {
-    let placement = residency::bundle(bundle, chain, &CheckOptions::default(), done)?;
+    let bar = ui.bar(chain.shards.len() as u64, "packages");
+    let placement = residency::bundle(bundle, chain, &CheckOptions::default(), || bar.inc(1));
+    bar.finish_and_clear();
+    let placement = placement?;
     let shards = chain.shards.iter().zip(&placement.packages).map(|(s, p)| ShardRow {
         name: s.name.clone(),
         kind: s.kind.name(),
@@ -191,6 +200,7 @@ pub fn gather(
         qualities.extend(bundle_point(path, chain, &journal::read(path)?.events));
     }
     mark_best(&mut qualities);
+    let chips: Vec<ChipProfile> = CHIPS.iter().filter_map(|name| ChipProfile::named(name).ok()).collect();
     Ok(BundleReport {
         name: name_of(bundle),
         family: chain.family.clone(),
@@ -205,7 +215,8 @@ pub fn gather(
         qualities,
         roofline: events.iter().rev().find_map(roofline),
         gates: gates(chain, &events),
-        speeds: speeds(bundle, chain)?,
+        speeds: speeds(bundle, chain, &chips)?,
+        form_speeds: form_speeds(bundle, chain, &events, checkpoint, &chips, ui)?,
         journal: entries(events),
     })
 }
@@ -312,19 +323,18 @@ fn gates(chain: &Chain, events: &[Event]) -> Vec<GateLine> {
     contract.chain(runs).collect()
 }
 
-fn speeds(bundle: &Path, chain: &Chain) -> anyhow::Result<Vec<PredictedSpeed>> {
+fn speeds(bundle: &Path, chain: &Chain, chips: &[ChipProfile]) -> anyhow::Result<Vec<PredictedSpeed>> {
     let open = |shard: &anemoe_bundle::Shard| -> anyhow::Result<Costed> {
         let package = Package::open(&bundle.join(&shard.file))?;
         let (name, functions) = (shard.name.clone(), shard.functions.clone());
         Ok(Costed { name, kind: shard.kind, functions, facts: facts(package.model()) })
     };
     let packages = chain.shards.iter().map(open).collect::<anyhow::Result<Vec<Costed>>>()?;
-    let chips = CHIPS.iter().filter_map(|name| ChipProfile::named(name).ok());
-    let of = |chip: ChipProfile| {
-        let found = forecast(chain, &packages, &chip, PassSize::of(1));
+    let of = |chip: &ChipProfile| {
+        let found = forecast(chain, &packages, chip, PassSize::of(1));
         PredictedSpeed { chip: found.chip, tok_s: found.tok_s, ms: found.ms }
     };
-    Ok(chips.map(of).collect())
+    Ok(chips.iter().map(of).collect())
 }
 
 #[cfg(test)]

@@ -2,6 +2,8 @@
 
 mod chart;
 mod facts;
+mod form_speeds;
+mod layers;
 mod lines;
 mod markup;
 mod page;
@@ -19,7 +21,8 @@ use std::path::{Path, PathBuf};
 /// Show everything that a bundle records of itself, as one page or for a terminal.
 ///
 /// The page is one HTML file that needs no network: packages by size and predicted device, errors, cosines by layer and position,
-/// bytes and quality, speed beside bandwidth, gates, predicted speed, journal. What was never measured names its command.
+/// bytes and quality, speed beside bandwidth, gates, predicted speed by form and chip, journal. What was never measured names its
+/// command.
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  anemoe report small.anemoe -o small.html\n  anemoe report small.anemoe --text\n  anemoe report small.anemoe --against other.anemoe -o both.html"
@@ -36,6 +39,10 @@ pub struct Args {
     /// Another bundle, to stand beside this one in bytes and quality; may be given several times.
     #[arg(long, value_name = "BUNDLE")]
     against: Vec<PathBuf>,
+    /// The checkpoint that the bundle was built from, for the predicted speed of other forms [default: the one that the journal
+    /// names, where it is there].
+    #[arg(long, value_name = "CHECKPOINT")]
+    checkpoint: Option<PathBuf>,
     #[command(flatten)]
     overwrite: Overwrite,
     #[command(flatten)]
@@ -50,10 +57,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let chain = args.verify.open(&args.bundle, ui)?;
     let others = args.against.iter().map(|path| Ok((path.as_path(), Chain::read(path)?)));
     let others: Vec<(&Path, Chain)> = others.collect::<anyhow::Result<_>>()?;
-    let bar = ui.bar(chain.shards.len() as u64, "packages");
-    let report = facts::gather(&args.bundle, &chain, &others, || bar.inc(1));
-    bar.finish_and_clear();
-    let report = report?;
+    let report = facts::gather(&args.bundle, &chain, &others, args.checkpoint.as_deref(), ui)?;
     ui.document(&report)?;
     if args.text || output.is_none() {
         lines::print(&report, &args.bundle, ui)?;

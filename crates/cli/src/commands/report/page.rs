@@ -2,8 +2,10 @@
 
 use super::chart::{Grid, MapBar, Plot, PlotPoint, bar_map, grid, plot, short};
 use super::facts::{BundleReport, ShardRow};
+use super::layers::{layer_errors, layer_name};
 use super::markup::Markup;
 use crate::ui;
+use anemoe_gates::residency::Verdicts;
 use anemoe_gates::residency::rule::Verdict;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -12,6 +14,11 @@ use std::path::Path;
 const LEAST: f64 = 1e-6;
 /// Style of the page: light, dark, and on paper.
 const STYLE: &str = include_str!("page.css");
+
+/// Gives the difference of a cosine from 1; 0 where it cannot be told from it, so that it stretches no scale.
+pub fn distance(cosine: f64) -> f64 {
+    if 1.0 - cosine > LEAST { 1.0 - cosine } else { 0.0 }
+}
 
 /// Writes the page. `bundle` is the path that commands on it name.
 pub fn page(report: &BundleReport, bundle: &Path) -> String {
@@ -33,13 +40,14 @@ pub fn page(report: &BundleReport, bundle: &Path) -> String {
     roofline(&mut m, report, &name);
     gates(&mut m, report, &name);
     speeds(&mut m, report, &name);
+    form_speeds(&mut m, report, &name);
     journal(&mut m, report);
     m.raw("<footer>anemoe ").text(env!("CARGO_PKG_VERSION")).raw("</footer></main></body></html>\n");
     m.finish()
 }
 
 fn head(m: &mut Markup, r: &BundleReport) {
-    m.raw("<table class=\"facts\">");
+    m.raw("<div class=\"wide\"><table>");
     for (key, value) in [
         ("model", format!("{} of the family {}", r.source, r.family)),
         ("layers", r.layers.to_string()),
@@ -48,9 +56,9 @@ fn head(m: &mut Markup, r: &BundleReport) {
         ("embedding", ui::bytes(r.embedding_bytes)),
         ("weights", ui::count(r.weights)),
     ] {
-        m.raw("<tr><th>").raw(key).raw("</th><td>").text(value).raw("</td></tr>");
+        m.raw("<tr><th>").raw(key).raw("</th><td class=\"text\">").text(value).raw("</td></tr>");
     }
-    m.raw("</table>");
+    m.raw("</table></div>");
 }
 
 fn section(m: &mut Markup, title: &'static str, note: impl std::fmt::Display) {
@@ -72,14 +80,9 @@ pub fn verdict(shard: &ShardRow) -> (&'static str, &'static str) {
     }
 }
 
-/// Names the packages that begin in a layer: all of their layers, where there is one that has several.
-fn layer_name(shards: &[ShardRow], layer: Option<usize>) -> String {
-    let Some(first) = layer else { return "head".into() };
-    let own: Vec<&ShardRow> = shards.iter().filter(|s| s.layer == layer).collect();
-    match own.as_slice() {
-        [ShardRow { last_layer: Some(last), .. }] => format!("layers {first} to {last}"),
-        _ => format!("layer {first}"),
-    }
+/// Names the predicted device of a package.
+pub fn device(shard: &ShardRow) -> &'static str {
+    verdict(shard).1.split(',').next().unwrap_or_default()
 }
 
 fn shards(m: &mut Markup, r: &BundleReport) {
@@ -109,7 +112,7 @@ fn shards(m: &mut Markup, r: &BundleReport) {
         })
         .collect();
     m.append(&bar_map("bytes and predicted device of each package, by layer", &bars));
-    m.raw("<details><summary>As a table</summary><table><tr><th>package</th><th>kind</th><th>bytes</th><th>compression</th><th>predicted</th><th>lowest weight cosine</th><th>output error</th></tr>");
+    m.raw("<details><summary>As a table</summary><div class=\"wide\"><table><tr><th>package</th><th>kind</th><th>bytes</th><th>compression</th><th>predicted</th><th>lowest weight cosine</th><th>output error</th></tr>");
     for s in &r.shards {
         let quant: BTreeSet<&str> = s.quant.values().map(String::as_str).collect();
         let quant = quant.into_iter().collect::<Vec<_>>().join(", ");
@@ -119,13 +122,17 @@ fn shards(m: &mut Markup, r: &BundleReport) {
             .text(s.kind)
             .raw("</td><td>")
             .text(ui::bytes(s.bytes));
-        m.raw("</td><td>").text(quant).raw("</td><td>").text(verdict(s).1).raw("</td><td>");
+        m.raw("</td><td class=\"text\">")
+            .text(quant)
+            .raw("</td><td class=\"text\">")
+            .text(device(s))
+            .raw("</td><td>");
         m.text(format!("{:.5}", s.min_weight_cosine))
             .raw("</td><td>")
             .text(format!("{:.2e}", s.output_error))
             .raw("</td></tr>");
     }
-    m.raw("</table></details>");
+    m.raw("</table></div></details>");
 }
 
 fn errors(m: &mut Markup, r: &BundleReport) {
@@ -134,23 +141,9 @@ fn errors(m: &mut Markup, r: &BundleReport) {
         "Error by layer and part",
         "Squared error of compressed matrices over their squares, the largest of a layer's packages of a kind; stronger is worse.",
     );
-    let mut kinds: Vec<&str> = Vec::new();
-    let mut rows: Vec<Option<usize>> = Vec::new();
-    for s in &r.shards {
-        if !kinds.contains(&s.kind) {
-            kinds.push(s.kind);
-        }
-        if !rows.contains(&s.layer) {
-            rows.push(s.layer);
-        }
-    }
-    let worst = |layer: Option<usize>, kind: &str| {
-        let of = r.shards.iter().filter(|s| s.layer == layer && s.kind == kind);
-        of.map(|s| s.output_error).reduce(f64::max)
-    };
-    let values = rows.iter().map(|&layer| kinds.iter().map(|kind| worst(layer, kind)).collect()).collect();
-    let columns = kinds.iter().map(|k| k.to_string()).collect();
-    let made = Grid { rows: rows.iter().map(|&l| layer_name(&r.shards, l)).collect(), values, columns };
+    let errors = layer_errors(&r.shards);
+    let columns = errors.kinds.iter().map(|k| k.to_string()).collect();
+    let made = Grid { rows: errors.rows, values: errors.values, columns };
     m.append(&grid("error by layer and part", &made, |v| format!("{v:.2e}")));
 }
 
@@ -162,7 +155,7 @@ fn cosines(m: &mut Markup, r: &BundleReport, name: &str) {
     );
     let Some(map) = &r.cosines else { return absent(m, format!("anemoe trace {name} --golden F.npz")) };
     let rows = (0..map.rows.len()).map(|i| map.row_name(i));
-    let values = map.rows.iter().map(|row| row.iter().map(|c| Some((1.0 - c).max(LEAST))).collect());
+    let values = map.rows.iter().map(|row| row.iter().map(|c| Some(distance(*c))).collect());
     let made = Grid { rows: rows.collect(), values: values.collect(), columns: Vec::new() };
     m.append(&grid("one minus the cosine of the hidden state, by layer and position", &made, |v| {
         format!("cosine {:.6}", 1.0 - v)
@@ -203,13 +196,13 @@ fn qualities(m: &mut Markup, r: &BundleReport, name: &str) {
         &Plot { along: "MB", up: "1 - lowest cosine", points: points.collect(), lines },
     ));
     m.raw(
-        "<details><summary>As a table</summary><table><tr><th></th><th>bytes</th><th>lowest cosine</th></tr>",
+        "<details><summary>As a table</summary><div class=\"wide\"><table><tr><th></th><th>bytes</th><th>lowest cosine</th></tr>",
     );
     for q in &r.qualities {
         m.raw("<tr><td>").text(&q.name).raw("</td><td>").text(ui::bytes(q.bytes)).raw("</td><td>");
         m.text(format!("{:.6}", q.min_cosine)).raw(if q.is_best { " *</td></tr>" } else { "</td></tr>" });
     }
-    m.raw("</table></details>");
+    m.raw("</table></div></details>");
 }
 
 fn roofline(m: &mut Markup, r: &BundleReport, name: &str) {
@@ -237,13 +230,13 @@ fn roofline(m: &mut Markup, r: &BundleReport, name: &str) {
             lines: vec![("roof", line)],
         },
     ));
-    m.raw("<table><tr><th></th><th>tokens a second</th><th>GB a token</th><th>of the bandwidth</th></tr>");
+    m.raw("<div class=\"wide\"><table><tr><th></th><th>tokens a second</th><th>GB a token</th><th>of the bandwidth</th></tr>");
     for p in &roof.points {
         let share = 100.0 * p.tok_s * p.gb_per_token / roof.read_gb_s;
         m.raw("<tr><td>").text(&p.name).raw("</td><td>").text(short(p.tok_s)).raw("</td><td>");
         m.text(short(p.gb_per_token)).raw("</td><td>").text(format!("{share:.0} %")).raw("</td></tr>");
     }
-    m.raw("</table><p class=\"note\">Measured ")
+    m.raw("</table></div><p class=\"note\">Measured ")
         .text(&roof.time)
         .raw(", beside ")
         .text(short(roof.read_gb_s))
@@ -259,7 +252,9 @@ fn gates(m: &mut Markup, r: &BundleReport, name: &str) {
     if r.gates.is_empty() {
         return absent(m, format!("anemoe validate {name} --golden F.npz"));
     }
-    m.raw("<table><tr><th>when</th><th>gate</th><th>said</th><th>lowest cosine</th></tr>");
+    m.raw(
+        "<div class=\"wide\"><table><tr><th>when</th><th>gate</th><th>said</th><th>lowest cosine</th></tr>",
+    );
     for g in &r.gates {
         let class = match g.said.as_str() {
             "pass" | "passed" => "<td class=\"good\">",
@@ -277,7 +272,7 @@ fn gates(m: &mut Markup, r: &BundleReport, name: &str) {
             .text(g.min_cosine.map(|c| format!("{c:.6}")).unwrap_or_default())
             .raw("</td></tr>");
     }
-    m.raw("</table>");
+    m.raw("</table></div>");
 }
 
 fn speeds(m: &mut Markup, r: &BundleReport, name: &str) {
@@ -285,10 +280,10 @@ fn speeds(m: &mut Markup, r: &BundleReport, name: &str) {
         m,
         "Predicted speed of the Neural Engine",
         format!(
-            "One token after the other, from published figures of chips; nothing is measured. Of other forms: anemoe predict-speed CHECKPOINT; of other chips and contexts: anemoe predict-speed {name}."
+            "One token after the other, from published figures of chips; nothing is measured. Of other chips and contexts: anemoe predict-speed {name}."
         ),
     );
-    m.raw("<table><tr><th>chip</th><th>tokens a second</th><th>from</th><th>to</th><th>ms a token</th></tr>");
+    m.raw("<div class=\"wide\"><table><tr><th>chip</th><th>tokens a second</th><th>from</th><th>to</th><th>ms a token</th></tr>");
     for s in &r.speeds {
         m.raw("<tr><td>")
             .text(&s.chip)
@@ -302,7 +297,52 @@ fn speeds(m: &mut Markup, r: &BundleReport, name: &str) {
             .text(short(s.ms.likely))
             .raw("</td></tr>");
     }
-    m.raw("</table>");
+    m.raw("</table></div>");
+}
+
+/// Counts packages by predicted device, but for those that are too small to matter.
+fn placement(v: &Verdicts) -> String {
+    let counts = [(v.ane, "Neural Engine"), (v.unknown, "unknown"), (v.not_ane, "elsewhere")];
+    let counts = counts.iter().filter(|(n, _)| *n > 0).map(|(n, words)| format!("{n} {words}"));
+    let counts: Vec<String> = counts.collect();
+    if counts.is_empty() { "too small to matter".into() } else { counts.join(", ") }
+}
+
+fn form_speeds(m: &mut Markup, r: &BundleReport, name: &str) {
+    section(
+        m,
+        "Predicted speed by form",
+        "Tokens a second of the same model built with other options, from the shapes of its checkpoint: the likely figure, the range at the pointer. Nothing is measured.",
+    );
+    let found = &r.form_speeds;
+    if let Some(why) = &found.missing {
+        m.raw("<p class=\"absent\">Nothing is predicted: ").text(why);
+        m.raw(". This brings it: <code>anemoe report ")
+            .text(name)
+            .raw(" --checkpoint CHECKPOINT -o F.html</code></p>");
+        return;
+    }
+    m.raw("<div class=\"wide\"><table><tr><th>form</th><th>calls</th>");
+    for chip in &found.chips {
+        m.raw("<th>").text(chip).raw("</th>");
+    }
+    m.raw("<th>packages, as predicted</th></tr>");
+    for form in &found.forms {
+        m.raw("<tr><td class=\"text\">")
+            .text(&form.name)
+            .raw("</td><td>")
+            .text(short(form.calls))
+            .raw("</td>");
+        for span in &form.tok_s {
+            m.raw("<td title=\"")
+                .text(format!("{} to {}", short(span.low), short(span.high)))
+                .raw("\">")
+                .text(short(span.likely))
+                .raw("</td>");
+        }
+        m.raw("<td class=\"text\">").text(placement(&form.verdicts)).raw("</td></tr>");
+    }
+    m.raw("</table></div>");
 }
 
 fn journal(m: &mut Markup, r: &BundleReport) {
@@ -312,14 +352,7 @@ fn journal(m: &mut Markup, r: &BundleReport) {
     }
     for entry in &r.journal {
         m.raw("<article><h3>").text(&entry.time).raw("</h3>");
-        for (title, lines) in [
-            ("intent", &entry.intent),
-            ("setup", &entry.setup),
-            ("notes", &entry.notes),
-            ("surprise", &entry.surprise),
-            ("lesson", &entry.lesson),
-            ("next", &entry.next),
-        ] {
+        for (title, lines) in entry.texts() {
             for line in lines {
                 m.raw("<p><b>").raw(title).raw("</b> ").text(line).raw("</p>");
             }
