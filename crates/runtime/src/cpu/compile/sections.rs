@@ -28,6 +28,9 @@ const FEWEST: usize = 2;
 /// Compiled sections by the name of their call.
 pub(super) type Sections = BTreeMap<String, Arc<dyn Section>>;
 
+/// Compiles a section; none where it is no plan.
+type CompileSection<'a> = dyn Fn(&Function, &FunctionDescription) -> Option<Arc<dyn Section>> + 'a;
+
 /// Tells that a function has control flow, or an operation whose shape depends on what is in a value.
 pub(super) fn needs_sections(block: &Block) -> bool {
     let mut constants = BTreeSet::new();
@@ -39,10 +42,7 @@ pub(super) fn needs_sections(block: &Block) -> bool {
 }
 
 /// Moves sections of a function into functions of their own, where `compile` makes a plan of them.
-pub(super) fn outline(
-    body: &Function,
-    compile: &dyn Fn(&Function, &FunctionDescription) -> Option<Arc<dyn Section>>,
-) -> (Function, Sections) {
+pub(super) fn outline(body: &Function, compile: &CompileSection<'_>) -> (Function, Sections) {
     let mut outliner = Outliner { body, compile, sections: Sections::new() };
     let mut scope = Scope::default();
     scope.types.extend(body.inputs.iter().map(|i| (i.name.clone(), i.ty.clone())));
@@ -63,7 +63,7 @@ struct Scope<'a> {
 
 struct Outliner<'a> {
     body: &'a Function,
-    compile: &'a dyn Fn(&Function, &FunctionDescription) -> Option<Arc<dyn Section>>,
+    compile: &'a CompileSection<'a>,
     sections: Sections,
 }
 
