@@ -60,8 +60,12 @@ fn not_a_bundle(path: &Path, place: &PathKind) -> Error {
     let name = quoted(path);
     let next = match place {
         PathKind::Nothing if path.to_str().is_some_and(is_checkpoint_name) => {
+            let text = path.to_str().unwrap_or_default();
+            // hf:OWNER/NAME@REV, synthetic:NAME?KEY=VALUE
+            let end = text.split(['@', '?']).next().unwrap_or(text).rsplit(['/', ':']).next();
+            let out = end.filter(|n| !n.is_empty()).map_or_else(|| "NAME".into(), |n| quoted(Path::new(n)));
             let what = format!(
-                "bundle: this names a checkpoint; build it first: anemoe build {name} -o NAME.anemoe"
+                "bundle: this names a checkpoint; build it first: anemoe build {name} -o {out}.anemoe"
             );
             return Error::invalid(path, what);
         }

@@ -1,4 +1,4 @@
-//! `anemoe chat` in a pipe, on the small model: answers, commands, sessions, full contexts, and what it refuses.
+//! `anemoe chat` in a pipe and at a terminal, on the small model: answers, commands, sessions, full contexts, and what it refuses.
 
 mod common;
 
@@ -169,4 +169,148 @@ fn templates_come_from_the_bundle_or_a_file() {
     fs::write(plain.join("tokenizer_config.json"), r#"{"bos_token": "<bos>"}"#).unwrap();
     let (code, _, err) = common::run(&["chat", plain.to_str().unwrap(), "--no-verify", "-n", "4"]);
     assert!(code == 0 && err.contains("no chat template"), "{err}");
+}
+
+#[test]
+fn a_session_is_kept_when_an_error_ends_the_chat() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("talk.session");
+    let session = ["-n", "6", "--session", file.to_str().unwrap()];
+    let (code, _, err) = chat(&session, "class A:\n/bogus\n");
+    assert!(code == 2 && err.contains("/bogus"), "{err}");
+    let v = turns(&session, "import re\n");
+    assert_eq!(v["messages"].as_array().unwrap().len(), 4, "{v}");
+    // A place that cannot be written to shows before there is something to lose.
+    let none = dir.path().join("none").join("s");
+    let (code, _, err) = chat(&["--session", none.to_str().unwrap()], "x\n");
+    assert!(code == 2 && err.contains("none") && !err.contains("[prompt"), "{err}");
+    // What is no session is not replaced.
+    let other = dir.path().join("thesis.txt");
+    fs::write(&other, "years of work").unwrap();
+    let (code, _, err) = chat(&["-n", "4"], &format!("x\n/save {}\n", other.display()));
+    assert!(code == 2 && err.contains("not a session") && err.contains("thesis.txt"), "{err}");
+    assert_eq!(fs::read(&other).unwrap(), b"years of work");
+    let (code, _, err) = chat(&["-n", "4"], &format!("x\n/save {}\n", file.display()));
+    assert_eq!(code, 0, "{err}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_signal_ends_a_piped_chat_and_the_session_is_kept() {
+    use std::io::{BufRead, BufReader};
+    let dir = tempfile::tempdir().unwrap();
+    for (signal, status) in [("INT", 130), ("TERM", 143)] {
+        let file = dir.path().join(signal);
+        let args =
+            ["chat", bundle().to_str().unwrap(), "-n", "200", "--session", file.to_str().unwrap(), "--json"];
+        let mut child =
+            anemoe(&args).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        stdin.write_all("class A:\n".repeat(50).as_bytes()).unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(|line| line.unwrap());
+        assert!(lines.any(|line| line.contains("[prompt")), "no answer");
+        let kill =
+            std::process::Command::new("kill").args(["-s", signal]).arg(child.id().to_string()).status();
+        assert!(kill.unwrap().success());
+        let messages: Vec<String> = lines.collect();
+        assert_eq!(child.wait().unwrap().code(), Some(status), "{messages:?}");
+        let v = turns(&["-n", "2", "--session", file.to_str().unwrap()], "x\n");
+        assert!(v["messages"].as_array().unwrap().len() >= 4, "{v}");
+    }
+}
+
+/// A chat whose standard input and messages are at a terminal.
+#[cfg(target_os = "linux")]
+struct AtTerminal {
+    child: std::process::Child,
+    keys: fs::File,
+    shown: std::sync::Arc<std::sync::Mutex<String>>,
+}
+
+#[cfg(target_os = "linux")]
+impl AtTerminal {
+    /// Starts it; standard output goes to the terminal where no file is given.
+    fn start(options: &[&str], output: Option<fs::File>) -> AtTerminal {
+        use std::io::Read;
+        let terminal = nix::pty::openpty(None, None).unwrap();
+        let own = || Stdio::from(terminal.slave.try_clone().unwrap());
+        let mut command = std::process::Command::new("setsid");
+        command.args(["--ctty", "--wait", env!("CARGO_BIN_EXE_anemoe"), "chat", bundle().to_str().unwrap()]);
+        command.args(options).env("TERM", "xterm").stdin(own()).stderr(own());
+        command.stdout(output.map_or_else(own, Stdio::from));
+        let child = command.spawn().unwrap();
+        let shown = std::sync::Arc::<std::sync::Mutex<String>>::default();
+        let keys = fs::File::from(terminal.master);
+        let (mut screen, all) = (keys.try_clone().unwrap(), shown.clone());
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            // The terminal ends with an error once nobody has it open.
+            while let Ok(n @ 1..) = screen.read(&mut bytes) {
+                *all.lock().unwrap() += &String::from_utf8_lossy(&bytes[..n]);
+            }
+        });
+        AtTerminal { child, keys, shown }
+    }
+
+    /// Waits until a text has been shown so often.
+    fn wait_for(&self, text: &str, times: usize) {
+        let started = std::time::Instant::now();
+        while self.shown.lock().unwrap().matches(text).count() < times {
+            assert!(started.elapsed().as_secs() < 60, "{text} does not come: {}", self.shown.lock().unwrap());
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    }
+
+    /// Waits for its end and gives its exit status.
+    fn status(&mut self) -> i32 {
+        let started = std::time::Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code().unwrap_or(-1);
+            }
+            assert!(started.elapsed().as_secs() < 60, "it does not end: {}", self.shown.lock().unwrap());
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    }
+
+    fn press(&mut self, keys: &str) {
+        self.keys.write_all(keys.as_bytes()).unwrap();
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for AtTerminal {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_terminal_takes_lines_in_one_piece_and_keeps_output_apart() {
+    let mut chat = AtTerminal::start(&["-n", "4"], None);
+    chat.wait_for("> ", 1);
+    chat.press("def main():\r");
+    chat.wait_for("[prompt", 1);
+    // Typed ahead, before the next question is asked for.
+    chat.press("import os\r");
+    chat.wait_for("[prompt", 2);
+    // The line above comes again with the arrow key.
+    chat.press("\u{1b}[A\r");
+    chat.wait_for("[prompt", 3);
+    chat.press("/quit\r");
+    assert_eq!(chat.status(), 0);
+    assert!(chat.shown.lock().unwrap().matches("import os").count() >= 2);
+
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("x.json");
+    let mut chat = AtTerminal::start(&["-n", "4", "--json"], Some(fs::File::create(&file).unwrap()));
+    chat.wait_for("> ", 1);
+    chat.press("def main():\r");
+    chat.wait_for("[prompt", 1);
+    chat.press("/quit\r");
+    assert_eq!(chat.status(), 0);
+    let v: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    assert_eq!(v["messages"][0]["content"], "def main():");
 }

@@ -100,5 +100,5 @@ fn models_that_are_not_known_and_names_that_are_none_are_refused() {
         assert!(code == 2 && err.contains("is not hf:OWNER/NAME[@REV]"), "{err}");
     }
     let (code, _, err) = machine.run(&["generate", "hf:a/b", "--prompt-ids", "1"]);
-    assert!(code == 2 && err.contains("anemoe build hf:a/b -o NAME.anemoe"), "{err}");
+    assert!(code == 2 && err.contains("anemoe build hf:a/b -o b.anemoe"), "{err}");
 }

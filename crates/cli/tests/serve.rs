@@ -195,6 +195,15 @@ fn answers_are_those_of_generate_alone_and_together() {
         (last["usage"]["completion_tokens"].as_u64(), ending["choices"][0]["finish_reason"].as_str()),
         (Some(16), Some("length"))
     );
+    // Each piece says where in the text its token begins.
+    streamed["logprobs"] = 0.into();
+    let events = server.stream("/v1/completions", &streamed);
+    let mut end = 0;
+    for logprobs in events.iter().map(|e| &e["choices"][0]["logprobs"]).filter(|l| l.is_object()) {
+        assert_eq!(logprobs["text_offset"][0].as_u64(), Some(end), "{logprobs}");
+        end += logprobs["tokens"][0].as_str().unwrap().chars().count() as u64;
+    }
+    assert_eq!(end, alone[1].chars().count() as u64);
     // Stop strings and probabilities.
     let stop: String = alone[1].chars().skip(8).take(3).collect();
     let v = server.complete(
@@ -243,6 +252,10 @@ fn a_chat_goes_on_from_its_last_turn_and_may_be_held_to_a_schema() {
     for choice in v["choices"].as_array().unwrap() {
         assert_eq!(choice["message"]["content"], content(&first));
         assert_eq!(choice["logprobs"]["content"][0]["top_logprobs"].as_array().unwrap().len(), 2);
+        let tokens = choice["logprobs"]["content"].as_array().unwrap();
+        let bytes = tokens.iter().flat_map(|t| t["bytes"].as_array().unwrap());
+        let bytes: Vec<u8> = bytes.map(|b| b.as_u64().unwrap() as u8).collect();
+        assert_eq!(String::from_utf8_lossy(&bytes), content(&first));
     }
     let events = server.stream(
         "/v1/chat/completions",
@@ -363,7 +376,11 @@ fn what_is_wrong_gets_an_error_and_the_server_lives() {
     assert!(started.elapsed() < Duration::from_secs(40));
     // A body that does not come, with the connection open.
     let answer = server.raw(format!("{post}content-length: 50\r\n\r\n{{\"prompt\"").as_bytes());
-    assert!(answer.contains("400") && answer.contains("took too long"), "{answer}");
+    assert!(answer.contains("408") && answer.contains("took too long"), "{answer}");
+    // A head that does not come.
+    let waited = Instant::now();
+    assert!(server.raw(b"GET /health HTTP/1.1\r\nhost: x\r\n").is_empty());
+    assert!(waited.elapsed() < Duration::from_secs(15));
     // Clients that leave while their answer comes.
     let body = json!({"prompt": "def f", "max_tokens": 64, "stream": true, "ignore_eos": true}).to_string();
     for _ in 0..20 {
@@ -401,7 +418,12 @@ fn what_is_wrong_gets_an_error_and_the_server_lives() {
     assert!(
         !models("authorization: Bearer secret-2\r\norigin: http://there\r\n").1.contains("access-control")
     );
-    assert_eq!(server.ask("OPTIONS", "/v1/models", "origin: http://here\r\n", "").0, 204);
+    let preflight = "origin: http://here\r\naccess-control-request-headers: authorization,x-stainless-os\r\n";
+    let (status, head, _) = server.ask("OPTIONS", "/v1/models", preflight, "");
+    assert!(
+        status == 204 && head.contains("access-control-allow-headers: authorization,x-stainless-os"),
+        "{head}"
+    );
     assert_eq!((server.get("/health").0, server.get("/").0, server.get("/metrics").0), (200, 200, 401));
     let b = bundle().to_str().unwrap();
     std::fs::write(&keys, "# none\n").unwrap();
@@ -409,6 +431,7 @@ fn what_is_wrong_gets_an_error_and_the_server_lives() {
     let port = server.address.rsplit(':').next().unwrap();
     refused(&["serve", b, "--port", port], &["cannot listen"]);
     refused(&["serve", b, "--host", "nowhere"], &["--host"]);
+    refused(&["serve", b, "--cors", "http://here/"], &["--cors", "SCHEME://HOST"]);
 }
 
 #[test]
@@ -435,6 +458,8 @@ fn requests_too_many_are_refused_and_running_ones_end_well() {
         }
         assert!(started.elapsed() < Duration::from_secs(10), "{health}");
     }
+    let (status, v) = server.post("/v1/completions", &json!({"prompt": ["x", "y"], "n": 2, "max_tokens": 1}));
+    assert!(status == 400 && v["error"]["param"] == "n", "{v}");
     let (status, v) = server.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 1}));
     assert!(status == 429 && v["error"]["code"] == "queue_full", "{v}");
     // Both running answers are whole when the server ends.

@@ -15,9 +15,29 @@ const MAX_BYTES: u64 = 512 << 20;
 #[derive(Default)]
 pub struct Grammars {
     factory: OnceLock<Result<ParserFactory, String>>,
+    words: OnceLock<Result<Arc<TokenWords>, String>>,
+}
+
+/// Bytes of every token.
+pub struct TokenWords(Vec<Vec<u8>>);
+
+impl TokenWords {
+    /// The bytes of a token; none of a special one, or outside the vocabulary.
+    pub fn get(&self, id: u32) -> Option<&[u8]> {
+        let word = self.0.get(id as usize)?;
+        word.first().filter(|byte| **byte != TokTrie::SPECIAL_TOKEN_MARKER).map(|_| word.as_slice())
+    }
 }
 
 impl Grammars {
+    /// Bytes of the model's tokens.
+    ///
+    /// # Errors
+    /// The tokenizer does not tell them.
+    pub fn words(&self, model: &Model) -> Result<Arc<TokenWords>, String> {
+        self.words.get_or_init(|| contained(|| words(model)).map(|w| Arc::new(TokenWords(w)))).clone()
+    }
+
     /// A matcher for JSON; `schema` says what it looks like.
     ///
     /// # Errors
@@ -49,11 +69,16 @@ fn contained<T>(call: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Err("the grammar library failed".into()))
 }
 
-fn factory(model: &Model) -> Result<ParserFactory, String> {
+/// Bytes of tokens; special ones begin with a mark.
+fn words(model: &Model) -> Result<Vec<Vec<u8>>, String> {
     let path = model.bundle().join("tokenizer.json");
     let text = anemoe_io::read_input(&path, MAX_BYTES).map_err(|e| format!("{}: {e}", path.display()))?;
     let tokenizer: Value = anemoe_io::json::parse(&text).map_err(|e| format!("{}: {e}", path.display()))?;
-    let mut words = token_bytes_from_tokenizer_json(&tokenizer).map_err(|e| e.to_string())?;
+    token_bytes_from_tokenizer_json(&tokenizer).map_err(|e| e.to_string())
+}
+
+fn factory(model: &Model) -> Result<ParserFactory, String> {
+    let mut words = words(model)?;
     let info = &model.chain().model;
     // Ids without a token, which nothing allows.
     words.resize(info.vocab_size, Vec::new());
@@ -72,4 +97,19 @@ fn factory(model: &Model) -> Result<ParserFactory, String> {
     let mut factory = ParserFactory::new_simple(&environment).map_err(|e| e.to_string())?;
     factory.quiet();
     Ok(factory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{TokTrie, TokenWords};
+
+    #[test]
+    fn a_byte_of_a_character_is_a_word_and_a_special_token_is_none() {
+        let words =
+            TokenWords(vec![vec![TokTrie::SPECIAL_TOKEN_MARKER, b'<'], vec![0xe2], b" a".to_vec(), vec![]]);
+        assert_eq!(
+            [0, 1, 2, 3, 4].map(|id| words.get(id)),
+            [None, Some(&[0xe2][..]), Some(b" a"), None, None]
+        );
+    }
 }

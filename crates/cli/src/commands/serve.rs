@@ -14,7 +14,7 @@ use anemoe_runtime::tokenizer::Tokenizer;
 use anemoe_server::batching::BatchLimits;
 use anemoe_server::http::{ServerSettings, ShutdownSwitch, serve};
 use anyhow::Context;
-use std::net::{IpAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,9 +29,10 @@ const MAX_KEYS: u64 = 1 << 20;
     after_help = "Examples:\n  anemoe serve small.anemoe\n  anemoe serve small.anemoe --port 9000 --api-key-file keys.txt\n  curl http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'\n\nA chat page is at http://127.0.0.1:8080/. Ctrl-C lets running answers end; a second Ctrl-C does not."
 )]
 pub struct Args {
+    /// Bundle that `anemoe build` or `anemoe pull` wrote.
     bundle: PathBuf,
-    /// Address to listen at; other machines reach only another one than this.
-    #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
+    /// Address to listen at, or localhost; other machines reach only another one than this.
+    #[arg(long, value_name = "IP", default_value = "127.0.0.1", value_parser = address)]
     host: IpAddr,
     /// Port to listen at; 0 takes a free one.
     #[arg(long, value_name = "N", default_value_t = 8080)]
@@ -43,7 +44,7 @@ pub struct Args {
     #[arg(long, value_name = "F")]
     api_key_file: Option<PathBuf>,
     /// Origin whose pages may ask, such as http://localhost:3000, or *; may be given several times.
-    #[arg(long, value_name = "ORIGIN")]
+    #[arg(long, value_name = "ORIGIN", value_parser = origin)]
     cors: Vec<String>,
     /// File of a chat template (Jinja) in place of the bundle's.
     #[arg(long, value_name = "F")]
@@ -69,7 +70,7 @@ pub struct Args {
     /// Most seconds of a request, from its arrival to the end of its answer.
     #[arg(long, value_name = "S", default_value = "600", value_parser = at_least_one)]
     timeout: usize,
-    /// Seconds that a client has to send a request, and to take what it is sent.
+    /// Seconds that a client has to send the head of a request, and again its body, and to take what it is sent.
     #[arg(long, value_name = "S", default_value = "30", value_parser = at_least_one)]
     client_timeout: usize,
     /// Seconds that running answers have when the server ends.
@@ -104,6 +105,42 @@ impl Args {
             grace: Duration::from_secs(self.grace),
         })
     }
+}
+
+/// An IP address, or `localhost`.
+fn address(text: &str) -> Result<IpAddr, String> {
+    match text {
+        "localhost" => Ok(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+        text => text.parse().map_err(|_| "neither an IP address nor localhost".into()),
+    }
+}
+
+/// `*`, or an origin as browsers write it: scheme, host, and a port that is not the scheme's own.
+fn origin(text: &str) -> Result<String, String> {
+    let wrong =
+        || "neither * nor SCHEME://HOST[:PORT] without a path, as in http://localhost:3000".to_string();
+    if text == "*" {
+        return Ok(text.into());
+    }
+    let (scheme, place) = text.split_once("://").ok_or_else(wrong)?;
+    let is_scheme = scheme.starts_with(|c: char| c.is_ascii_alphabetic())
+        && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));
+    let (host, port) = match place.rsplit_once(':') {
+        // The last colon of an address in brackets may be one of its own.
+        Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
+        _ => (place, None),
+    };
+    let is_host = match host.strip_prefix('[').and_then(|h| h.strip_suffix(']')) {
+        Some(inner) => inner.parse::<Ipv6Addr>().is_ok(),
+        None => !host.is_empty() && host.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c)),
+    };
+    let is_port =
+        port.is_none_or(|p| p.starts_with(|c: char| c.is_ascii_digit()) && p.parse::<u16>().is_ok());
+    if !(is_scheme && is_host && is_port) {
+        return Err(wrong());
+    }
+    // Browsers write both small.
+    Ok(text.to_ascii_lowercase())
 }
 
 /// The bundle's name without its ending.
@@ -165,4 +202,34 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     ui.line(format!("{} at {url} (loaded in {:.1} s)", settings.model_id, started.elapsed().as_secs_f64()))?;
     serve(settings, model, tokenizer, template, listener, &stop)?;
     Ok(Outcome::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{address, origin};
+
+    #[test]
+    fn origins_are_those_that_browsers_send() {
+        for good in
+            ["*", "http://localhost:3000", "https://a.example", "http://[::1]:80", "tauri://localhost"]
+        {
+            assert_eq!(origin(good).as_deref(), Ok(good));
+        }
+        assert_eq!(origin("HTTP://Here").as_deref(), Ok("http://here"));
+        for wrong in [
+            "",
+            "localhost",
+            "http://",
+            "http://a/",
+            "http://a/b",
+            "http://a:",
+            "http://a:+1",
+            "http://a:99999",
+            "http://[x]",
+            "null",
+        ] {
+            assert!(origin(wrong).is_err(), "{wrong}");
+        }
+        assert!(address("localhost").unwrap().is_loopback() && address("nowhere").is_err());
+    }
 }

@@ -153,7 +153,10 @@ impl Hub {
         match answer.status {
             200 => {}
             429 | 500..=599 => {
-                let why = format!("{} answers with status {}", shown(&url), answer.status);
+                let mut why = format!("{} answers with status {}", shown(&url), answer.status);
+                if answer.status == 429 {
+                    why += ": too many requests; wait some minutes, or set HF_TOKEN, which allows more";
+                }
                 let error = Error::io(spec.to_string(), io::Error::other(why.clone()));
                 return Err((Trouble::Passing(why), error));
             }

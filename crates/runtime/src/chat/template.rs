@@ -89,6 +89,8 @@ impl ChatTemplate {
     /// # Errors
     /// It is no template.
     pub fn new(text: &str, config: &Map<String, Value>, path: &Path) -> Result<ChatTemplate> {
+        // As Jinja does.
+        let text = &text.replace("\r\n", "\n").replace('\r', "\n");
         let mut environment = environment();
         let takes_tools = text.contains("tools");
         environment
@@ -169,7 +171,9 @@ impl ChatTemplate {
         };
         let Some((before, behind)) = whole.split_once(MARK) else { return };
         if open == asked {
-            self.before_answer = before.strip_prefix(&open).filter(|t| !t.is_empty()).map(str::to_string);
+            // Blanks alone belong to the answer: transformers ends the prompt of Llama 2 and Mistral before them.
+            let begin = before.strip_prefix(&open).filter(|t| !t.trim().is_empty());
+            self.before_answer = begin.map(str::to_string);
         }
         self.turn_end = behind.trim_start().to_string();
     }

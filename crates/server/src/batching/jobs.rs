@@ -8,6 +8,8 @@ use std::time::Instant;
 
 /// A prompt to be continued.
 pub struct Job {
+    /// Name of the answer, for logs.
+    pub id: String,
     /// Text and tokens of the prompt; the text may be empty where it is not known.
     pub prompt: PromptText,
     /// Most new tokens.

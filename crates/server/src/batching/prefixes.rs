@@ -19,7 +19,7 @@ struct Kept {
     is_shared: bool,
 }
 
-/// Sequences that prompts may begin with; the longest unused goes first.
+/// Sequences that prompts may begin with; the longest unused goes first, those of one prompt before shared ones.
 pub struct Prefixes {
     most: usize,
     /// The newest is the last.
@@ -104,7 +104,31 @@ impl Prefixes {
         self.kept.retain(|kept| kept.ids != ids);
         self.kept.push_back(Kept { sequence, ids, is_shared });
         while self.kept.len() > self.most {
-            self.kept.pop_front();
+            let all: Vec<bool> = self.kept.iter().map(|kept| kept.is_shared).collect();
+            self.kept.remove(first_to_go(&all, self.most));
         }
+    }
+}
+
+/// Index of the sequence that makes room: the longest unused that one prompt alone had, so that answers that end together do not
+/// take the beginning of all of them with them. Where shared ones hold more than half of the places, the longest unused of those.
+fn first_to_go(is_shared: &[bool], most: usize) -> usize {
+    let too_many = is_shared.iter().filter(|shared| **shared).count() > most / 2;
+    is_shared.iter().position(|shared| *shared == too_many).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::first_to_go;
+
+    #[test]
+    fn shared_beginnings_outlive_a_burst_and_do_not_take_all_places() {
+        // The newest is the last.
+        assert_eq!(first_to_go(&[true, false, false, false, false], 4), 1);
+        assert_eq!(first_to_go(&[false, true, true, false, false], 4), 0);
+        assert_eq!(first_to_go(&[true, true, true, false, false], 4), 0);
+        assert_eq!(first_to_go(&[true, true, false], 2), 0);
+        assert_eq!(first_to_go(&[true, false], 1), 0);
+        assert_eq!(first_to_go(&[false, false], 1), 0);
     }
 }

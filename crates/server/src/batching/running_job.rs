@@ -76,6 +76,11 @@ impl<'a> RunningJob<'a> {
         self.ids.len() - self.prompt
     }
 
+    /// Counts of tokens so far.
+    pub fn usage(&self) -> Usage {
+        Usage { prompt: self.prompt, reused: self.reused, generated: self.generated() }
+    }
+
     /// Chooses a token from its logits; the work that slots do side by side.
     pub fn choose(&mut self, row: Vec<f32>) -> std::result::Result<ChosenToken, String> {
         choose(row, &mut self.sampler, self.job.grammar.as_mut(), self.job.logprobs)
@@ -121,7 +126,7 @@ impl<'a> RunningJob<'a> {
 
     fn finish(&mut self, reason: EndReason) {
         let text = self.stops.finish();
-        let usage = Usage { prompt: self.prompt, reused: self.reused, generated: self.generated() };
+        let usage = self.usage();
         self.text += &text;
         self.job.sink.send(AnswerEvent::Finished { text, reason, usage });
         self.ended = Some(Ok(reason));

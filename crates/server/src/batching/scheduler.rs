@@ -1,7 +1,7 @@
 //! The engine's thread: admits jobs, runs passes, hands out tokens.
 
 use super::choice::ChosenToken;
-use super::jobs::{AnswerEvent, Job, JobFailure};
+use super::jobs::{AnswerEvent, Job, JobFailure, Usage};
 use super::prefixes::{FEWEST, Prefixes};
 use super::running_job::RunningJob;
 use super::shared::{KNOWN_TEXTS, Shared};
@@ -248,6 +248,9 @@ impl<'a> Scheduler<'a> {
                 continue;
             };
             let slot = self.slots.swap_remove(i);
+            let (usage, ms) = (slot.usage(), slot.started.elapsed().as_millis() as u64);
+            let Usage { prompt, reused, generated } = usage;
+            tracing::info!(id = slot.job.id, prompt, reused, generated, reason = ?ended, ms, "answer");
             self.shared.jobs.fetch_sub(1, Ordering::SeqCst);
             if matches!(ended, Err(JobFailure::Broken(_))) {
                 continue;

@@ -3,6 +3,9 @@
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use subtle::{Choice as Equal, ConstantTimeEq};
 
+/// Seconds for which a browser need not ask again if it may ask: Chromium takes 7200 at most.
+const PREFLIGHT_SECONDS: &str = "7200";
+
 /// API keys, as hashes: all have one length, and a comparison says nothing of where they differ.
 #[derive(Default)]
 pub struct ApiKeys(Vec<String>);
@@ -48,11 +51,17 @@ impl Origins {
             return Vec::new();
         }
         let allowed = if any { HeaderValue::from_static("*") } else { origin.clone() };
+        // Clients send headers of their own: OpenAI's for JavaScript has a dozen.
+        let wanted = request.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
         vec![
             (header::ACCESS_CONTROL_ALLOW_ORIGIN, allowed),
-            (header::ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static("authorization, content-type")),
+            (
+                header::ACCESS_CONTROL_ALLOW_HEADERS,
+                wanted.unwrap_or(HeaderValue::from_static("authorization, content-type")),
+            ),
             (header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST")),
-            (header::VARY, HeaderValue::from_static("origin")),
+            (header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static(PREFLIGHT_SECONDS)),
+            (header::VARY, HeaderValue::from_static("origin, access-control-request-headers")),
         ]
     }
 }
@@ -85,5 +94,14 @@ mod tests {
         assert_eq!(of(&["http://a"], "http://a"), Some("http://a".into()));
         assert_eq!(of(&["http://a"], "http://a.b"), None);
         assert_eq!(of(&["*"], "http://b"), Some("*".into()));
+        let mut request = headers(header::ORIGIN, "http://a");
+        request.insert(
+            header::ACCESS_CONTROL_REQUEST_HEADERS,
+            HeaderValue::from_static("authorization, x-stainless-os"),
+        );
+        let all = HeaderMap::from_iter(Origins::new(vec!["http://a".into()]).headers(&request));
+        assert_eq!(all[header::ACCESS_CONTROL_ALLOW_HEADERS], "authorization, x-stainless-os");
+        assert!(all.contains_key(header::ACCESS_CONTROL_MAX_AGE));
+        assert!(Origins::new(vec!["http://b".into()]).headers(&request).is_empty());
     }
 }

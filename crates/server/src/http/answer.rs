@@ -1,6 +1,7 @@
 //! Documents of answers, whole and in pieces, of both kinds of requests.
 
 use crate::batching::{ChosenToken, EndReason, Usage};
+use crate::grammar::TokenWords;
 use anemoe_runtime::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -29,6 +30,8 @@ pub struct AnswerHeader {
     pub created: u64,
     /// Makes text of tokens.
     pub tokenizer: Arc<Tokenizer>,
+    /// Bytes of all tokens, where probabilities are wanted; none where the tokenizer does not tell them.
+    pub words: Option<Arc<TokenWords>>,
 }
 
 /// Answer to one prompt.
@@ -57,7 +60,7 @@ impl AnswerHeader {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let prefix = if endpoint == Endpoint::Chat { "chatcmpl" } else { "cmpl" };
         let id = format!("{prefix}-{:x}{number:06x}", now.as_micros());
-        AnswerHeader { endpoint, model: model.into(), id, created: now.as_secs(), tokenizer }
+        AnswerHeader { endpoint, model: model.into(), id, created: now.as_secs(), tokenizer, words: None }
     }
 
     fn document(&self, object: &str, choices: Value) -> Map<String, Value> {
@@ -72,7 +75,7 @@ impl AnswerHeader {
     pub fn complete(&self, all: &[Complete], usage: Usage) -> Value {
         let choice = |(index, answer): (usize, &Complete)| {
             let reason = answer.reason.map(reason_name);
-            let logprobs = self.logprobs(&answer.choices);
+            let logprobs = self.logprobs(&answer.choices, 0);
             match self.endpoint {
                 Endpoint::Chat => {
                     json!({"index": index, "message": {"role": "assistant", "content": answer.text, "refusal": null},
@@ -109,9 +112,9 @@ impl AnswerHeader {
         })
     }
 
-    /// A piece of text.
-    pub fn piece(&self, index: usize, text: &str, choice: Option<&ChosenToken>) -> Value {
-        let logprobs = self.logprobs(choice.map(std::slice::from_ref).unwrap_or_default());
+    /// A piece of text; the tokens before it have `offset` characters.
+    pub fn piece(&self, index: usize, text: &str, choice: Option<&ChosenToken>, offset: usize) -> Value {
+        let logprobs = self.logprobs(choice.map(std::slice::from_ref).unwrap_or_default(), offset);
         let choice = match self.endpoint {
             Endpoint::Chat => {
                 json!({"index": index, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": null})
@@ -143,13 +146,21 @@ impl AnswerHeader {
     }
 
     /// Text of one token; the name of a special one.
-    fn token(&self, id: u32) -> String {
+    pub fn token(&self, id: u32) -> String {
+        if let Some(word) = self.word(id) {
+            return String::from_utf8_lossy(word).into_owned();
+        }
         let text = self.tokenizer.decode(&[id]).unwrap_or_default();
         if text.is_empty() { self.tokenizer.name(id) } else { text }
     }
 
-    /// Probabilities of tokens; null where none are wanted.
-    fn logprobs(&self, choices: &[ChosenToken]) -> Value {
+    /// Bytes of a token that is not special.
+    fn word(&self, id: u32) -> Option<&[u8]> {
+        self.words.as_ref()?.get(id)
+    }
+
+    /// Probabilities of tokens, before which are `offset` characters; null where none are wanted.
+    fn logprobs(&self, choices: &[ChosenToken], mut offset: usize) -> Value {
         if choices.iter().all(|c| c.logprob.is_none()) {
             return Value::Null;
         }
@@ -158,7 +169,8 @@ impl AnswerHeader {
             Endpoint::Chat => {
                 let entry = |id: u32, logprob: f32| {
                     let token = self.token(id);
-                    json!({"token": token, "logprob": logprob, "bytes": token.as_bytes()})
+                    let bytes = self.word(id).unwrap_or(token.as_bytes());
+                    json!({"token": token, "logprob": logprob, "bytes": bytes})
                 };
                 let content = choices.iter().map(|c| {
                     let mut value = entry(c.id, probability(c));
@@ -168,7 +180,6 @@ impl AnswerHeader {
                 json!({"content": content.collect::<Vec<_>>(), "refusal": null})
             }
             Endpoint::Completion => {
-                let mut offset = 0;
                 let mut offsets = Vec::new();
                 let tokens: Vec<String> = choices.iter().map(|c| self.token(c.id)).collect();
                 for token in &tokens {

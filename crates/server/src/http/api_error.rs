@@ -4,6 +4,7 @@ use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
+use std::borrow::Cow;
 
 /// An error that a client is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,7 +14,7 @@ pub struct ApiError {
     /// Message: what is wrong, and what helps.
     pub message: String,
     /// Parameter that is wrong.
-    pub param: Option<&'static str>,
+    pub param: Option<Cow<'static, str>>,
     /// Word for programs.
     pub code: Option<&'static str>,
 }
@@ -30,8 +31,9 @@ impl ApiError {
     }
 
     /// A parameter that is wrong.
-    pub fn param(name: &'static str, message: impl std::fmt::Display) -> ApiError {
-        ApiError { param: Some(name), ..ApiError::invalid(format!("{name}: {message}")) }
+    pub fn param(name: impl Into<Cow<'static, str>>, message: impl std::fmt::Display) -> ApiError {
+        let name = name.into();
+        ApiError { message: format!("{name}: {message}"), param: Some(name), ..ApiError::invalid("") }
     }
 
     /// The same with a word for programs.

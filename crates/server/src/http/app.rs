@@ -31,7 +31,7 @@ pub struct ServerSettings {
     pub max_connections: usize,
     /// Most time from request to the end of its answer.
     pub request_timeout: Duration,
-    /// Most time for a body to arrive, and for a client to take what is sent.
+    /// Most time for the head of a request or its body to arrive, and for a client to take what is sent.
     pub body_timeout: Duration,
     /// Time that running answers have when the server ends.
     pub grace: Duration,

@@ -39,8 +39,6 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 const HTTP_THREADS: usize = 2;
 /// Threads that render templates and cut texts into tokens.
 const PREPARING_THREADS: usize = 4;
-/// Time for the headers of a request, and for the next request of a connection.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time that streams have to send their last words.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Answer to a connection too many.
@@ -181,7 +179,7 @@ fn talk(
     let io = TokioIo::new(TimedIo::new(stream, app.settings.body_timeout));
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_TIMEOUT)
+        .header_read_timeout(app.settings.body_timeout)
         .serve_connection(io, TowerToHyperService::new(service.clone()));
     let connection = graceful.watch(connection);
     let app = Arc::clone(app);

@@ -19,7 +19,7 @@ const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "f
 
 /// One text or several.
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "neither a text nor a list of texts")]
 enum Texts {
     One(String),
     Several(Vec<String>),
@@ -27,7 +27,7 @@ enum Texts {
 
 /// Prompt of a completion.
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "neither a text, nor a list of token ids, nor a list of either")]
 pub enum Prompts {
     /// A text.
     Text(String),
@@ -78,6 +78,12 @@ pub struct Body {
     echo: Option<bool>,
     suffix: Option<String>,
     ignore_eos: Option<bool>,
+    min_p: Option<f64>,
+    repetition_penalty: Option<f64>,
+    functions: Option<Value>,
+    function_call: Option<Value>,
+    audio: Option<Value>,
+    modalities: Option<Value>,
 }
 
 /// Parameters that both kinds of requests have.
@@ -114,8 +120,10 @@ impl Body {
         if !value.is_object() {
             return Err(ApiError::invalid("the body is not a JSON object"));
         }
-        serde_json::from_value(value)
-            .map_err(|e| ApiError::invalid(format!("the body has a key of another type: {e}")))
+        serde_path_to_error::deserialize(value).map_err(|e| {
+            let key = e.path().to_string();
+            ApiError::param(key, format!("of another type: {}", e.inner()))
+        })
     }
 
     /// Functions to show to the template.
@@ -192,6 +200,15 @@ impl Body {
             ("logit_bias", self.logit_bias.as_ref().is_some_and(|b| !b.is_empty())),
             ("echo", self.echo == Some(true)),
             ("suffix", self.suffix.as_ref().is_some_and(|s| !s.is_empty())),
+            ("min_p", self.min_p.is_some_and(|p| p != 0.0)),
+            ("repetition_penalty", self.repetition_penalty.is_some_and(|p| p != 1.0)),
+            (
+                "functions",
+                self.functions.as_ref().is_some_and(|f| f.as_array().is_none_or(|f| !f.is_empty())),
+            ),
+            ("function_call", self.function_call.as_ref().is_some_and(|c| c != "none")),
+            ("audio", self.audio.is_some()),
+            ("modalities", self.modalities.as_ref().is_some_and(|m| *m != json!(["text"]))),
             ("best_of", self.best_of.is_some_and(|b| b != self.n.unwrap_or(1))),
         ] {
             if given {
@@ -343,11 +360,33 @@ mod tests {
             (json!({"logprobs": 3}), "logprobs"),
             (json!({"presence_penalty": 0.5}), "presence_penalty"),
             (json!({"logit_bias": {"5": 1}}), "logit_bias"),
+            (json!({"min_p": 0.1}), "min_p"),
+            (json!({"repetition_penalty": 1.1}), "repetition_penalty"),
+            (json!({"functions": [{"name": "f"}]}), "functions"),
+            (json!({"function_call": {"name": "f"}}), "function_call"),
+            (json!({"audio": {"voice": "x"}}), "audio"),
+            (json!({"modalities": ["text", "audio"]}), "modalities"),
             (json!({"response_format": {"type": "xml"}}), "response_format"),
             (json!({"response_format": {"type": "json_schema", "json_schema": {}}}), "response_format"),
         ] {
             let e = params(body.clone(), true).unwrap_err();
-            assert_eq!((e.status.as_u16(), e.param), (400, Some(name)), "{body}");
+            assert_eq!((e.status.as_u16(), e.param.as_deref()), (400, Some(name)), "{body}");
+        }
+        for body in [
+            json!({"min_p": 0, "repetition_penalty": 1, "functions": [], "function_call": "none"}),
+            json!({"min_p": null, "audio": null, "functions": null, "modalities": ["text"]}),
+        ] {
+            assert!(params(body.clone(), true).is_ok(), "{body}");
+        }
+        for (body, name) in [
+            (json!({"max_tokens": "2"}), "max_tokens"),
+            (json!({"prompt": {"a": 1}}), "prompt"),
+            (json!({"stop": 1}), "stop"),
+            (json!({"stream_options": {"include_usage": 1}}), "stream_options.include_usage"),
+        ] {
+            let e = params(body.clone(), true).unwrap_err();
+            assert_eq!((e.status.as_u16(), e.param.as_deref()), (400, Some(name)), "{body}");
+            assert!(!e.message.contains("untagged"), "{}", e.message);
         }
         for body in [json!({"temperature": "hot"}), json!({"max_tokens": -1}), json!({"n": 1.5}), json!([1])]
         {
@@ -399,7 +438,7 @@ mod tests {
             json!("text"),
         ] {
             assert_eq!(
-                template_messages(std::slice::from_ref(&wrong)).unwrap_err().param,
+                template_messages(std::slice::from_ref(&wrong)).unwrap_err().param.as_deref(),
                 Some("messages"),
                 "{wrong}"
             );

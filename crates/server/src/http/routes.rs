@@ -99,7 +99,7 @@ async fn read_body(app: &App, request: Request) -> Result<Vec<u8>, ApiError> {
         Ok(Ok(bytes)) => Ok(bytes.into()),
         Ok(Err(e)) if format!("{e:?}").contains("LengthLimit") => Err(too_large()),
         Ok(Err(_)) => Err(ApiError::invalid("the body ends early")),
-        Err(_) => Err(ApiError::invalid("the body took too long")),
+        Err(_) => Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body took too long")),
     }
 }
 
@@ -111,7 +111,7 @@ fn prepare(app: &App, bytes: &[u8], endpoint: Endpoint) -> Result<Prepared, ApiE
             model.escape_debug(),
             app.settings.model_id
         );
-        return Err(ApiError { param: Some("model"), ..ApiError::new(StatusCode::NOT_FOUND, what) }
+        return Err(ApiError { param: Some("model".into()), ..ApiError::new(StatusCode::NOT_FOUND, what) }
             .with_code("model_not_found"));
     }
     let params = body.params(&app.settings.defaults, endpoint == Endpoint::Chat)?;
@@ -128,6 +128,12 @@ fn prepare(app: &App, bytes: &[u8], endpoint: Endpoint) -> Result<Prepared, ApiE
         Endpoint::Chat => vec![chat_prompt(app, &body)?],
         Endpoint::Completion => completion_prompts(app, &body)?,
     };
+    let (limits, wanted) = (&app.settings.engine, prompts.len() * params.choices);
+    if wanted > limits.sequences + limits.queue {
+        let most = limits.sequences + limits.queue;
+        let what = format!("{wanted} answers to all prompts together, where this server has {most} places");
+        return Err(ApiError::param("n", what));
+    }
     for prompt in &prompts {
         if prompt.ids.is_empty() {
             return Err(ApiError::invalid("the prompt is empty"));
@@ -152,12 +158,17 @@ fn prepare(app: &App, bytes: &[u8], endpoint: Endpoint) -> Result<Prepared, ApiE
         ends.clone_from(&app.ends);
     }
     let max_new = params.max_new.unwrap_or(context).min(app.settings.max_tokens.unwrap_or(context));
+    let mut header = AnswerHeader::new(endpoint, &app.settings.model_id, Arc::clone(&app.tokenizer));
+    if params.logprobs.is_some() {
+        header.words = app.grammars.words(&app.model).ok();
+    }
     let mut jobs = Vec::new();
     for prompt in &prompts {
         for choice in 0..params.choices {
             let mut sampling = params.sampling.clone();
             sampling.seed = sampling.seed.wrapping_add(choice as u64);
             jobs.push(Job {
+                id: header.id.clone(),
                 prompt: prompt.clone(),
                 max_new,
                 sampling,
@@ -171,7 +182,6 @@ fn prepare(app: &App, bytes: &[u8], endpoint: Endpoint) -> Result<Prepared, ApiE
             });
         }
     }
-    let header = AnswerHeader::new(endpoint, &app.settings.model_id, Arc::clone(&app.tokenizer));
     Ok(Prepared { header, params, prompts, jobs })
 }
 
@@ -277,6 +287,9 @@ fn known_path(path: &str) -> &'static str {
         "/v1/models",
         "/v1",
     ];
+    if path.starts_with("/v1/models/") {
+        return "/v1/models/{id}";
+    }
     PATHS.into_iter().find(|p| *p == path).unwrap_or("other")
 }
 

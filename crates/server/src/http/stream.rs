@@ -104,6 +104,8 @@ pub struct EventStream {
     per_prompt: usize,
     include_usage: bool,
     counts: Counts,
+    /// Characters of each choice's tokens so far.
+    offsets: Vec<usize>,
     /// Choices that have not ended.
     left: usize,
     /// Pieces that are to be sent.
@@ -127,6 +129,7 @@ impl EventStream {
             per_prompt,
             include_usage,
             counts: Counts::default(),
+            offsets: vec![0; n],
             left: n,
             ready,
             is_done: false,
@@ -138,7 +141,11 @@ impl EventStream {
             AnswerEvent::Token { text, choice } => {
                 // Tokens without text say nothing, unless their probabilities are wanted.
                 if !text.is_empty() || choice.logprob.is_some() {
-                    self.ready.push_back(data(&self.header.piece(index, &text, Some(&choice))));
+                    let piece = self.header.piece(index, &text, Some(&choice), self.offsets[index]);
+                    self.ready.push_back(data(&piece));
+                }
+                if choice.logprob.is_some() {
+                    self.offsets[index] += self.header.token(choice.id).chars().count();
                 }
             }
             AnswerEvent::Finished { text, reason, usage } => self.finish(index, &text, reason, usage),
@@ -148,7 +155,7 @@ impl EventStream {
 
     fn finish(&mut self, index: usize, text: &str, reason: EndReason, usage: Usage) {
         if !text.is_empty() {
-            self.ready.push_back(data(&self.header.piece(index, text, None)));
+            self.ready.push_back(data(&self.header.piece(index, text, None, 0)));
         }
         self.ready.push_back(data(&self.header.ending(index, reason)));
         self.counts.add(usage, index.is_multiple_of(self.per_prompt));

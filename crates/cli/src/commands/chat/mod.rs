@@ -10,6 +10,7 @@ use crate::args::runner::RunnerArgs;
 use crate::bundle::Verify;
 use crate::commands::generate::Speculate;
 use crate::outcome::Outcome;
+use crate::signals;
 use crate::target::expect_bundle;
 use crate::ui::{Ui, message};
 use anemoe_runtime::chat::{ChatTemplate, History, Overflow, SamplingDefaults};
@@ -20,8 +21,9 @@ use anemoe_runtime::tokenizer::Tokenizer;
 use anyhow::Context;
 use reader::Questions;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
-use talk::{ChatSettings, Talk};
+use talk::{ChatSettings, StopFlag, Talk, handle_signals};
 
 /// Talk with a model.
 #[derive(clap::Args)]
@@ -29,6 +31,7 @@ use talk::{ChatSettings, Talk};
     after_help = "Examples:\n  anemoe chat small.anemoe\n  anemoe chat small.anemoe --system 'Answer in one sentence.' --session talk.session\n  echo 'What is a hash map?' | anemoe chat small.anemoe\n\nIn the chat: a line is a question; a line that ends in \\ goes on, and \"\"\" begins and ends a question of several lines.\nCtrl-C stops an answer, Ctrl-D ends the chat, /help lists commands."
 )]
 pub struct Args {
+    /// Bundle that `anemoe build` or `anemoe pull` wrote.
     bundle: PathBuf,
     /// Text that the conversation begins with, as the system's.
     #[arg(long, value_name = "TEXT")]
@@ -36,7 +39,8 @@ pub struct Args {
     /// File of a chat template (Jinja) in place of the bundle's.
     #[arg(long, value_name = "F")]
     chat_template: Option<PathBuf>,
-    /// File that keeps the conversation and the model's state: read at the start if it is there, written at the end.
+    /// File that keeps the conversation and the model's state: read at the start if it is there, written at the
+    /// end, also when an error or a signal ends the chat.
     #[arg(long, value_name = "F")]
     session: Option<PathBuf>,
     /// Most tokens of an answer.
@@ -47,7 +51,7 @@ pub struct Args {
     #[arg(long, value_enum, value_name = "HOW", default_value_t = OverflowArg::Slide)]
     overflow: OverflowArg,
     /// Text that ends an answer; may be given several times.
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     stop: Vec<String>,
     /// Divides the logits; 0 always takes the most probable token [default: the model's own, else 0].
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
@@ -99,6 +103,9 @@ impl Args {
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let backend = args.executor.backend()?;
     expect_bundle(&args.bundle)?;
+    if let Some(path) = &args.session {
+        session::check_place(path)?;
+    }
     let sampling = args.sampling()?;
     let chain = args.verify.open(&args.bundle, ui)?;
     let core_ml = args.runner.core_ml(&args.bundle, &chain, !args.executor.is_default())?;
@@ -127,15 +134,15 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         stops: args.stop.clone(),
         session: args.session.clone(),
     };
-    let mut talk = Talk::new(&model, &tokenizer, &template, settings, History::new(args.system.as_deref()));
+    let mut talk = Talk::new(model, tokenizer, template, settings, History::new(args.system.as_deref()));
     if let Some(path) = args.session.as_deref().filter(|path| path.symlink_metadata().is_ok()) {
         talk.load(path)?;
         if args.system.is_some() {
             message("--system has no effect: the session has its own beginning");
         }
     }
-    let mut questions = Questions::open()?;
-    if template.is_fallback() {
+    let mut questions = Questions::open();
+    if talk.has_fallback_template() {
         message("the bundle has no chat template: roles are written as words (--chat-template F gives one)");
     }
     if questions.is_terminal() {
@@ -144,8 +151,30 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             started.elapsed().as_secs_f64()
         ));
     }
+    let stop = talk.stop_flag();
+    let talk = Arc::new(Mutex::new(talk));
+    handle_signals(&talk, &stop, questions.is_terminal());
+    let talked = converse(&talk, &stop, &mut questions, ui);
+    // The model goes with the conversation, and not with the process.
+    signals::handle(|_| false);
+    let talk = talk.lock().unwrap_or_else(PoisonError::into_inner);
+    let saved = talk.save_session();
+    if let (Err(_), Err(e)) = (&talked, &saved) {
+        message(format!("error: {e:#}"));
+    }
+    talked.and(saved)?;
+    ui.document(&talk.document())?;
+    Ok(Outcome::Done)
+}
+
+/// Answers questions until there are no more.
+fn converse(talk: &Mutex<Talk>, stop: &StopFlag, questions: &mut Questions, ui: &Ui) -> anyhow::Result<()> {
     while let Some(question) = questions.next()? {
-        match talk.react(&question, ui) {
+        let reaction = talk.lock().unwrap_or_else(PoisonError::into_inner).react(&question, ui);
+        while stop.is_ending() {
+            std::thread::park();
+        }
+        match reaction {
             Ok(true) => {}
             Ok(false) => break,
             // At a terminal the chat goes on.
@@ -153,9 +182,5 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             Err(e) => return Err(e),
         }
     }
-    if let Some(path) = &args.session {
-        talk.save(path)?;
-    }
-    ui.document(&talk.document())?;
-    Ok(Outcome::Done)
+    Ok(())
 }

@@ -6,9 +6,9 @@ use rustyline::completion::Completer;
 use rustyline::error::ReadlineError;
 use rustyline::highlight::Highlighter;
 use rustyline::hint::Hinter;
-use rustyline::history::MemHistory;
+use rustyline::history::{History, MemHistory};
 use rustyline::validate::{ValidationContext, ValidationResult, Validator};
-use rustyline::{Config, Editor, Helper};
+use rustyline::{Behavior, Config, Editor, Helper};
 use std::io::{BufRead, IsTerminal, Read};
 
 /// Mark around a question of several lines.
@@ -17,7 +17,7 @@ const BLOCK: &str = "\"\"\"";
 const PROMPT: &str = "> ";
 
 /// Keeps a question open until its last line.
-pub struct OpenLines;
+struct OpenLines;
 
 impl Helper for OpenLines {}
 impl Completer for OpenLines {
@@ -38,25 +38,19 @@ impl Validator for OpenLines {
 
 /// Source of questions.
 pub enum Questions {
-    /// Standard input is a terminal.
-    Terminal(Box<Editor<OpenLines, MemHistory>>),
+    /// Standard input is a terminal; earlier questions.
+    Terminal(Vec<String>),
     /// Standard input is a file or a pipe.
     Pipe,
 }
 
 impl Questions {
     /// Standard input.
-    ///
-    /// # Errors
-    /// The terminal cannot be used.
-    pub fn open() -> anyhow::Result<Questions> {
-        if !std::io::stdin().is_terminal() {
-            return Ok(Questions::Pipe);
+    pub fn open() -> Questions {
+        match std::io::stdin().is_terminal() {
+            true => Questions::Terminal(Vec::new()),
+            false => Questions::Pipe,
         }
-        let config = Config::builder().auto_add_history(true).bracketed_paste(true).build();
-        let mut editor = Editor::with_history(config, MemHistory::new()).context("terminal")?;
-        editor.set_helper(Some(OpenLines));
-        Ok(Questions::Terminal(Box::new(editor)))
     }
 
     /// A person sits at the other end.
@@ -70,9 +64,15 @@ impl Questions {
     /// Standard input cannot be read, is not UTF-8, or holds a question without end.
     pub fn next(&mut self) -> anyhow::Result<Option<String>> {
         match self {
-            Questions::Terminal(editor) => loop {
-                match editor.readline(PROMPT) {
-                    Ok(text) => return Ok(Some(unfolded(&text))),
+            Questions::Terminal(earlier) => loop {
+                let line = editor(earlier).and_then(|mut editor| editor.readline(PROMPT));
+                match line {
+                    Ok(text) => {
+                        if !text.trim().is_empty() && earlier.last() != Some(&text) {
+                            earlier.push(text.clone());
+                        }
+                        return Ok(Some(unfolded(&text)));
+                    }
                     Err(ReadlineError::Interrupted) => crate::ui::message("(Ctrl-D or /quit ends the chat)"),
                     Err(ReadlineError::Eof) => return Ok(None),
                     Err(e) => return Err(anyhow::Error::new(e).context("terminal")),
@@ -81,6 +81,23 @@ impl Questions {
             Questions::Pipe => piped(&mut std::io::stdin().lock()),
         }
     }
+}
+
+/// An editor of one question. It handles Ctrl-C in its own way while it lives, so none lives during an answer.
+fn editor(earlier: &[String]) -> rustyline::Result<Editor<OpenLines, MemHistory>> {
+    // Standard output may be a file, which is not to hold prompts and what is typed.
+    let behavior = match std::io::stdout().is_terminal() {
+        true => Behavior::Stdio,
+        false => Behavior::PreferTerm,
+    };
+    let config = Config::builder().bracketed_paste(true).behavior(behavior).build();
+    let mut history = MemHistory::with_config(&config);
+    for question in earlier {
+        history.add(question)?;
+    }
+    let mut editor = Editor::with_history(config, history)?;
+    editor.set_helper(Some(OpenLines));
+    Ok(editor)
 }
 
 /// Reads one question from a pipe.

@@ -7,7 +7,8 @@
 use anemoe_io::Error;
 use anemoe_runtime::chat::History;
 use anemoe_runtime::model::{Model, Sequence};
-use std::io::Write;
+use std::fs::File;
+use std::io::{Read, Write};
 use std::path::Path;
 
 const MAGIC: &[u8; 18] = b"anemoe session v1\n";
@@ -16,11 +17,37 @@ const DIGEST: usize = 64;
 /// Largest file that is read; the caches of a long conversation have some GB.
 const MAX_BYTES: u64 = 64 << 30;
 
+/// Checks that a session can be written to this file, before there is one to lose.
+///
+/// # Errors
+/// Its folder is missing or cannot be written to, or the file is something else than a session.
+pub fn check_place(path: &Path) -> anyhow::Result<()> {
+    check_replaced(path)?;
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    anemoe_io::Temporary::file(folder).map_err(|e| Error::io(path, e))?;
+    Ok(())
+}
+
+/// Refuses to replace what is no session.
+fn check_replaced(path: &Path) -> anyhow::Result<()> {
+    let Ok(kind) = path.metadata() else { return Ok(()) };
+    let mut start = [0; MAGIC.len()];
+    let is_session = kind.is_file()
+        && File::open(path).and_then(|mut file| file.read_exact(&mut start)).is_ok()
+        && start == *MAGIC;
+    if !is_session {
+        let what = if kind.is_dir() { "a folder, where a session is" } else { "not a session" };
+        return Err(Error::invalid(path, format!("{what}; it is not replaced")).into());
+    }
+    Ok(())
+}
+
 /// Writes a session; the file is whole or as it was.
 ///
 /// # Errors
-/// The file cannot be written, or the backend cannot read states.
+/// The file cannot be written or is something else than a session, or the backend cannot read states.
 pub fn save(path: &Path, model: &Model, sequence: &Sequence, history: &History) -> anyhow::Result<()> {
+    check_replaced(path)?;
     let json = history.to_json().to_string();
     let mut bytes = MAGIC.to_vec();
     bytes.extend((json.len() as u64).to_le_bytes());

@@ -11,8 +11,8 @@ use anemoe_runtime::tokenizer::{TextStream, Tokenizer};
 use anyhow::Context;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 const HELP: &str = "\
@@ -37,10 +37,10 @@ pub struct ChatSettings {
 }
 
 /// A conversation with a model.
-pub struct Talk<'a> {
-    model: &'a Model,
-    tokenizer: &'a Tokenizer,
-    template: &'a ChatTemplate,
+pub struct Talk {
+    model: Model,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
     settings: ChatSettings,
     history: History,
     sequence: Sequence,
@@ -61,28 +61,15 @@ struct Totals {
     decode: Duration,
 }
 
-/// Tells an answer that Ctrl-C stops it.
+/// Tells an answer that a signal stops it.
 #[derive(Clone, Default)]
-struct StopFlag {
+pub struct StopFlag {
     answering: Arc<AtomicBool>,
     wanted: Arc<AtomicBool>,
+    ending: Arc<AtomicBool>,
 }
 
 impl StopFlag {
-    /// A flag that Ctrl-C raises while an answer comes.
-    fn install() -> StopFlag {
-        let flag = StopFlag::default();
-        let mine = flag.clone();
-        signals::handle(move |status| {
-            let stops = status == signals::BY_CTRL_C && mine.answering.load(Ordering::SeqCst);
-            if stops {
-                mine.wanted.store(true, Ordering::SeqCst);
-            }
-            stops
-        });
-        flag
-    }
-
     fn set_answering(&self, on: bool) {
         if on {
             self.wanted.store(false, Ordering::SeqCst);
@@ -91,8 +78,32 @@ impl StopFlag {
     }
 
     fn is_wanted(&self) -> bool {
-        self.wanted.load(Ordering::SeqCst)
+        self.wanted.load(Ordering::SeqCst) || self.is_ending()
     }
+
+    /// A signal ends the program; its thread saves the session and needs the conversation for that.
+    pub fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::SeqCst)
+    }
+}
+
+/// Handles signals of a chat. Ctrl-C stops an answer, if a person sits at the other end; all others end the program once the
+/// session is saved.
+pub fn handle_signals(talk: &Arc<Mutex<Talk>>, stop: &StopFlag, is_terminal: bool) {
+    let (talk, stop) = (Arc::clone(talk), stop.clone());
+    signals::handle(move |status| {
+        if is_terminal && status == signals::BY_CTRL_C && stop.answering.load(Ordering::SeqCst) {
+            stop.wanted.store(true, Ordering::SeqCst);
+            return true;
+        }
+        stop.ending.store(true, Ordering::SeqCst);
+        // Free once the answer has stopped.
+        let talk = talk.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(e) = talk.save_session() {
+            message(format!("error: {e:#}"));
+        }
+        false
+    });
 }
 
 /// Ends of an answer that the chat adds to those of generation.
@@ -125,19 +136,19 @@ impl Answer<'_> {
     }
 }
 
-impl<'a> Talk<'a> {
+impl Talk {
     /// A conversation that has this history, and an empty sequence.
     pub fn new(
-        model: &'a Model,
-        tokenizer: &'a Tokenizer,
-        template: &'a ChatTemplate,
+        model: Model,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
         settings: ChatSettings,
         history: History,
-    ) -> Talk<'a> {
+    ) -> Talk {
         Talk {
             sequence: model.sequence(),
-            ends: template.end_tokens(tokenizer),
-            stop: StopFlag::install(),
+            ends: template.end_tokens(&tokenizer),
+            stop: StopFlag::default(),
             turns: Vec::new(),
             totals: Totals::default(),
             model,
@@ -146,6 +157,16 @@ impl<'a> Talk<'a> {
             settings,
             history,
         }
+    }
+
+    /// The flag that stops its answers.
+    pub fn stop_flag(&self) -> StopFlag {
+        self.stop.clone()
+    }
+
+    /// Tells whether the bundle has no template of its own.
+    pub fn has_fallback_template(&self) -> bool {
+        self.template.is_fallback()
     }
 
     /// Answers a question or follows a command; false ends the chat.
@@ -186,16 +207,21 @@ impl<'a> Talk<'a> {
         Ok(true)
     }
 
+    /// Writes the session to the file of `--session`, if there is one.
+    pub fn save_session(&self) -> anyhow::Result<()> {
+        self.settings.session.as_deref().map_or(Ok(()), |path| self.save(path))
+    }
+
     /// Writes the session.
-    pub fn save(&self, path: &Path) -> anyhow::Result<()> {
-        session::save(path, self.model, &self.sequence, &self.history)?;
+    fn save(&self, path: &Path) -> anyhow::Result<()> {
+        session::save(path, &self.model, &self.sequence, &self.history)?;
         message(format!("saved {} tokens to {}", self.sequence.position(), path.display()));
         Ok(())
     }
 
     /// Reads a session.
     pub fn load(&mut self, path: &Path) -> anyhow::Result<()> {
-        (self.sequence, self.history) = session::load(path, self.model)?;
+        (self.sequence, self.history) = session::load(path, &self.model)?;
         message(format!("loaded {} tokens from {}", self.sequence.position(), path.display()));
         Ok(())
     }
@@ -230,7 +256,7 @@ impl<'a> Talk<'a> {
         // At least a quarter of the context, or all that an answer may have, stays free for it.
         let room = context - self.settings.options.max_new.min(context / 4);
         let overflow = self.settings.overflow;
-        let turn = self.history.ask(question, self.template, self.tokenizer, room, overflow)?;
+        let turn = self.history.ask(question, &self.template, &self.tokenizer, room, overflow)?;
         if turn.dropped > 0 {
             message(format!("the context is full: the oldest {} messages are forgotten", turn.dropped));
         }
@@ -239,6 +265,8 @@ impl<'a> Talk<'a> {
         self.stop.set_answering(false);
         if answered.is_err() {
             self.history.take_back();
+            // Some states may have seen a token that others have not.
+            self.sequence.clear();
         }
         answered
     }
@@ -278,7 +306,7 @@ impl<'a> Talk<'a> {
         let mut answer = Answer {
             text: String::new(),
             ids: Vec::new(),
-            stream: TextStream::new(self.tokenizer, &prompt.ids)?,
+            stream: TextStream::new(&self.tokenizer, &prompt.ids)?,
             stops: StopStrings::new(own_stops.chain(self.settings.stops.iter().cloned())),
             ended: None,
         };
@@ -287,7 +315,7 @@ impl<'a> Talk<'a> {
         options.sampling.seed = options.sampling.seed.wrapping_add(self.turns.len() as u64);
         let (ends, stop) = (&self.ends, &self.stop);
         let mut failure: Option<anyhow::Error> = None;
-        let generated = generate_behind(self.model, &mut self.sequence, &prompt.ids, &options, |id| {
+        let generated = generate_behind(&self.model, &mut self.sequence, &prompt.ids, &options, |id| {
             if ends.contains(&id) {
                 answer.ended = Some(Ended::EndToken);
                 return false;

@@ -41,6 +41,18 @@ fn answers_begin_as_the_template_writes_them_without_a_generation_prompt() {
     )
     .unwrap();
     assert_eq!(t.render(&question, None, true).unwrap(), "q|>");
+    // In the shape of Mistral's: the blank before an answer is part of it.
+    let t = template(
+        "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }}</s>{% endif %}{% endfor %}",
+    )
+    .unwrap();
+    assert_eq!(t.render(&question, None, true).unwrap(), "[INST] q [/INST]");
+}
+
+#[test]
+fn line_ends_are_those_of_jinja() {
+    let t = template("{% for m in messages %}\r\n<a>\r\n{{ m.content }}\r\n{% endfor %}\r|").unwrap();
+    assert_eq!(t.render(&[message("user", "q\r")], None, false).unwrap(), "<a>\nq\r\n\n|");
 }
 
 #[test]
