@@ -51,8 +51,9 @@ fn answers_begin_as_the_template_writes_them_without_a_generation_prompt() {
 
 #[test]
 fn line_ends_are_those_of_jinja() {
+    // `trim_blocks` takes the line end behind each tag, also a lone \r.
     let t = template("{% for m in messages %}\r\n<a>\r\n{{ m.content }}\r\n{% endfor %}\r|").unwrap();
-    assert_eq!(t.render(&[message("user", "q\r")], None, false).unwrap(), "<a>\nq\r\n\n|");
+    assert_eq!(t.render(&[message("user", "q\r")], None, false).unwrap(), "<a>\nq\r\n|");
 }
 
 #[test]
