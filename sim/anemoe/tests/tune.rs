@@ -105,23 +105,23 @@ fn combinations_of_outcomes_leave_the_one_form_that_is_right() {
     let cases: [(&str, &str, &str, &str, usize); 3] = [
         (
             "one-left",
-            "default/ compile-crash\ncache-host not-numbers 5\nper-head error 5\nio-channels load-crash\n",
+            "default/ compile-crash\ncache-host not-numbers 5\nper-head error 5\nio-channels load-crash\ncontext-buckets compile-crash\n",
             "plain norms",
             "the only one that works",
-            5,
+            7,
         ),
         // The fastest is on the CPU, the next is wrong, the third has no plan, the fourth is slow.
         (
             "each-another",
-            "default/ plan-cpu\ncache-host wrong 5\nper-head plan-none\nio-channels slow 9000\nnorm-plain crash 5\n",
+            "default/ plan-cpu\ncache-host wrong 5\nper-head plan-none\nio-channels slow 9000\nnorm-plain crash 5\ncontext-buckets slow 20000\n",
             "channels last at the border",
             "wholly on the Neural Engine",
-            3,
+            4,
         ),
         // Nothing is wholly there: what is not known comes before what is elsewhere.
         (
             "nowhere",
-            "default/ plan-cpu\ncache-host plan-cpu\nper-head plan-none\nio-channels plan-cpu\nnorm-plain plan-cpu\n",
+            "default/ plan-cpu\ncache-host plan-cpu\nper-head plan-none\nio-channels plan-cpu\nnorm-plain plan-cpu\ncontext-buckets plan-cpu\n",
             "heads apart",
             "no form is known to be wholly",
             0,
