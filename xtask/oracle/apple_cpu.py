@@ -310,6 +310,28 @@ class Tr:
             if shape(r) != osh[out[0]]:
                 r = ops.reshape(r, ops.constant(np.array(osh[out[0]], np.uint32)))
             put(r)
+        elif t == "slice_update":
+            # Along one axis, at constant bounds: the parts before and behind stay.
+            sh = shape(V(x))
+            bg, en = [int(v) for v in get("begin")], [int(v) for v in get("end")]
+            axes = [i for i in range(len(sh)) if (bg[i], en[i]) != (0, sh[i])] or [0]
+            assert len(axes) == 1 and not any(get("begin_mask")) and not any(get("end_mask"))
+            (ax,) = axes
+
+            def part(first, last):
+                lo, hi = [0] * len(sh), list(sh)
+                lo[ax], hi[ax] = first, last
+                return ops.slice_(
+                    V(x),
+                    ops.constant(np.array(lo, np.int32)),
+                    ops.constant(np.array(hi, np.int32)),
+                    ops.constant(np.ones(len(sh), np.int32)),
+                )
+
+            parts = [part(0, bg[ax])] if bg[ax] > 0 else []
+            parts.append(V(get("update")))
+            parts += [part(en[ax], sh[ax])] if en[ax] < sh[ax] else []
+            put(ops.concat(ops.constant(np.array(ax, np.int32)), parts))
         elif t == "slice_by_size":
             sh = shape(V(x))
             bg = [int(v) for v in get("begin")]
