@@ -145,8 +145,8 @@ fn combinations_of_outcomes_leave_the_one_form_that_is_right() {
 fn a_second_run_goes_on_and_the_file_builds() {
     let _one = alone();
     let sandbox = Sandbox::new();
-    let slower =
-        "cache-host/ slow 1\ndefault/ no-plan\nio-channels no-plan\nnorm-plain no-plan\nper-head no-plan\n";
+    let slower = "cache-host/ slow 1\ndefault/ no-plan\nio-channels no-plan\nnorm-plain no-plan\nper-head no-plan\n\
+        context-buckets no-plan\n";
     let first = tune(&sandbox, "forms", slower, "20", 0);
     assert_eq!(first["sorts"][0]["chosen"], "cache by the host", "{first:#}");
     // Half of it was not tried yet: the other half is known.
