@@ -7,7 +7,7 @@
 //! ```
 
 use crate::outcome::Outcome;
-use crate::registry::{self, Bound, Figure};
+use crate::registry::{self, Bound, Figure, FigureNeeds};
 use crate::ui;
 use anemoe_bundle::journal::{self, BOOK_FILE, Event, Prose, status};
 use anyhow::{Context, bail};
@@ -181,13 +181,16 @@ impl ExperimentRun {
         let figures: Map<String, Value> =
             measured.iter().map(|(f, x)| (f.name.to_string(), (*x).into())).collect();
         facts.extend(facts_of(json!({"figures": figures})));
+        // A recipe builds several.
+        facts.extend(document.and_then(|d| Some(("bundles".to_string(), d.get("bundles")?.clone()))));
         let before = Experiment::of(&self.at.events());
         for e in before.iter().flat_map(|x| &x.expectations) {
             let Some((figure, found)) = measured.iter().find(|(f, _)| f.name == e.figure) else { continue };
             let Ok(expectation) = e.text.parse::<Expectation>() else { continue };
             let said = if expectation.bound.holds(*found) { "holds" } else { "FAILS" };
             let found = figure.show(*found);
-            ui::message(format!("experiment {}: {}: {found} {}: {said}", self.at.id, e.text, figure.unit));
+            let here = stand_in(figure, &self.command, &self.options).map(|s| format!(", {s}")).unwrap_or_default();
+            ui::message(format!("experiment {}: {}: {found} {}{here}: {said}", self.at.id, e.text, figure.unit));
         }
         let seconds = Some((self.started.elapsed().as_secs_f64() * 1e3).round() / 1e3);
         let (machine, options) = (Some(crate::machine::this()), self.options);
@@ -206,16 +209,33 @@ pub struct CheckedExpectation {
     /// The newest figure.
     pub found: Option<f64>,
     pub holds: Option<bool>,
+    /// Says what the figure is where it is a Mac's by its name, and no Mac measured it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stand_in: Option<&'static str>,
 }
 
 impl CheckedExpectation {
     /// The figure as people read it.
     pub fn found_text(&self) -> String {
+        let here = self.stand_in.map(|s| format!(", {s}")).unwrap_or_default();
         match (self.found, registry::find(&self.figure)) {
-            (Some(x), Ok(figure)) => format!("{} {}", figure.show(x), self.unit),
+            (Some(x), Ok(figure)) => format!("{} {}{here}", figure.show(x), self.unit),
             _ => "nothing yet".into(),
         }
     }
+}
+
+/// What stands in for a Mac's figure that a command brought with these options; none where a Mac measured it, or none is needed.
+fn stand_in(figure: &Figure, command: &str, options: &Map<String, Value>) -> Option<&'static str> {
+    let has = |key| options.get(key).is_some_and(|v| *v != Value::Bool(false));
+    let measured = match command {
+        "check" => has("device") || has("report"),
+        _ => options.get("backend").map_or(cfg!(target_os = "macos"), |b| *b == "coreml"),
+    };
+    (figure.needs == FigureNeeds::Mac && !measured).then(|| match figure.unit {
+        "ops" | "packages" => "predicted",
+        _ => "on the CPU",
+    })
 }
 
 /// An experiment, from its events.
@@ -245,17 +265,21 @@ impl Experiment {
     pub fn of(events: &[Event]) -> Option<Experiment> {
         let first = events.first().filter(|e| e.kind == BEGINS)?;
         let fact = |key| first.facts.get(key).and_then(Value::as_str).map(str::to_string);
-        let newest = |name: &str| {
-            let found = |e: &Event| e.facts.get("figures")?.get(name)?.as_f64();
+        let newest = |figure: &Figure| {
+            let found = |e: &Event| {
+                let found = e.facts.get("figures")?.get(figure.name)?.as_f64()?;
+                Some((found, stand_in(figure, &e.kind, &e.options)))
+            };
             events.iter().rev().find_map(found)
         };
         // What another version knows is shown, and never held against anything.
         let check = |text: &str| match text.parse::<Expectation>() {
             Ok(e) => {
                 let Figure { name, unit, .. } = e.figure;
-                let found = newest(name);
+                let (found, stand_in) = newest(e.figure).unzip();
                 let holds = found.map(|x| e.bound.holds(x));
-                CheckedExpectation { text: e.text, figure: name.to_string(), unit, found, holds }
+                let stand_in = stand_in.flatten();
+                CheckedExpectation { text: e.text, figure: name.to_string(), unit, found, holds, stand_in }
             }
             Err(_) => CheckedExpectation { text: text.into(), ..CheckedExpectation::default() },
         };

@@ -181,8 +181,35 @@ fn probed_packs<'a>(document: &'a Value, figure: &'a str) -> impl Iterator<Item 
     packs.filter(|p| p["counted"].as_u64() > Some(0)).filter_map(move |p| p.pointer(figure)?.as_f64())
 }
 
-fn probed_pack(document: &Value, figure: &str) -> Option<f64> {
-    probes(document).iter().find(|p| is_pack(p))?.pointer(figure)?.as_f64()
+/// Random probes of the first package of experts that was probed.
+fn random_of_pack(document: &Value) -> Option<impl Iterator<Item = &Value>> {
+    let probes = probes(document).iter().find(|p| is_pack(p))?["probes"].as_array()?;
+    Some(probes.iter().filter(|p| p["probe"].as_str().is_some_and(|name| name.starts_with("random"))))
+}
+
+/// Their cosines of one kind (`branch`, `with_residual`), where they have one.
+fn probed(document: &Value, kind: &str) -> Vec<f64> {
+    let all = random_of_pack(document).into_iter().flatten();
+    all.filter_map(|p| p[kind].as_array()).flatten().filter_map(Value::as_f64).collect()
+}
+
+fn lowest_of(values: &[f64]) -> Option<f64> {
+    values.iter().copied().reduce(f64::min)
+}
+
+fn mean(values: &[f64]) -> Option<f64> {
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+}
+
+fn random_probes(document: &Value) -> Option<f64> {
+    count(random_of_pack(document)?.count())
+}
+
+/// Random probes whose every position is without a cosine: the FP16 form gives zeros.
+fn probes_zero(document: &Value) -> Option<f64> {
+    random_probes(document)?;
+    let is_zero = |p: &&Value| p["positions"].as_array().is_some_and(|c| c.iter().all(Value::is_null));
+    Some(random_of_pack(document)?.filter(is_zero).count() as f64)
 }
 
 /// Greedy tokens that equal the golden's from the first on.
@@ -250,11 +277,12 @@ const FIGURES: &[Figure] = &[
     figure!("ane_shards", "packages", Mac, "packages on the Neural Engine; here predicted", "plan" => By(predicted), "check" => By(predicted), "build" => By(predicted)),
     // Quality.
     figure!("min_weight_cosine", "cosine", Nothing, "lowest cosine of a compressed matrix", "build" => At("/min_weight_cosine", 1.0)),
-    figure!("probe_cosine_min", "cosine", Weights, "first probed package of experts against FP16: lowest", "validate" => By(|d| probed_pack(d, "/branch/min_cosine")), "build" => By(|d| probed_pack(d, "/branch/min_cosine"))),
-    figure!("probe_cosine_mean", "cosine", Weights, "the same: mean", "validate" => By(|d| probed_pack(d, "/branch/mean_cosine")), "build" => By(|d| probed_pack(d, "/branch/mean_cosine"))),
-    figure!("probe_stream_cosine_min", "cosine", Weights, "the same with the residual stream added: lowest", "validate" => By(|d| probed_pack(d, "/with_residual/min_cosine")), "build" => By(|d| probed_pack(d, "/with_residual/min_cosine"))),
-    figure!("probe_stream_cosine_mean", "cosine", Weights, "the same with the residual stream added: mean", "validate" => By(|d| probed_pack(d, "/with_residual/mean_cosine")), "build" => By(|d| probed_pack(d, "/with_residual/mean_cosine"))),
-    figure!("probes_zero", "probes", Weights, "probes that choose no expert of that package", "validate" => By(|d| probed_pack(d, "/no_active_expert")), "build" => By(|d| probed_pack(d, "/no_active_expert"))),
+    figure!("probe_cosine_min", "cosine", Weights, "random probes of the first probed package of experts against FP16: lowest", "validate" => By(|d| lowest_of(&probed(d, "branch"))), "build" => By(|d| lowest_of(&probed(d, "branch")))),
+    figure!("probe_cosine_mean", "cosine", Weights, "the same: mean", "validate" => By(|d| mean(&probed(d, "branch"))), "build" => By(|d| mean(&probed(d, "branch")))),
+    figure!("probe_stream_cosine_min", "cosine", Weights, "the same with the residual stream added: lowest", "validate" => By(|d| lowest_of(&probed(d, "with_residual"))), "build" => By(|d| lowest_of(&probed(d, "with_residual")))),
+    figure!("probe_stream_cosine_mean", "cosine", Weights, "the same with the residual stream added: mean", "validate" => By(|d| mean(&probed(d, "with_residual"))), "build" => By(|d| mean(&probed(d, "with_residual")))),
+    figure!("probes", "probes", Nothing, "random probes of that package", "validate" => By(random_probes), "build" => By(random_probes)),
+    figure!("probes_zero", "probes", Weights, "those that choose no expert of that package", "validate" => By(probes_zero), "build" => By(probes_zero)),
     figure!("layer_cosine_min", "cosine", Weights, "packages of experts against FP16, residual stream added: lowest mean of a package", "validate" => By(|d| probed_packs(d, "/with_residual/mean_cosine").reduce(f64::min))),
     figure!("layer_cosine_max", "cosine", Weights, "the same: highest mean of a package", "validate" => By(|d| probed_packs(d, "/with_residual/mean_cosine").reduce(f64::max))),
     figure!("branch_cosine_min", "cosine", Weights, "packages of experts against FP16: lowest mean of a package", "validate" => By(|d| probed_packs(d, "/branch/mean_cosine").reduce(f64::min))),
@@ -281,6 +309,7 @@ const FIGURES: &[Figure] = &[
     figure!("verify_ms", "ms", Mac, "a pass over four tokens", "bench" => By(|d| d["verify"].as_array()?.iter().find(|v| v["tokens"] == 4)?["ms"].as_f64())),
     figure!("first_token_s", "s", Mac, "from the start to the first token", "bench" => At("/first_token_s", 1.0)),
     figure!("build_s", "s", Nothing, "time of the build", "build" => At("/seconds", 1.0)),
+    figure!("shard_s", "s", Mac, "time of the build by its packages, without Core ML's compiler", "build" => By(|d| Some(d["seconds"].as_f64()? / d["shards"].as_f64()?))),
 ];
 
 /// Relation of a figure to a number.

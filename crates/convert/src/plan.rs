@@ -652,6 +652,11 @@ impl Totals {
 const MAX_PLAN_BYTES: u64 = 256 << 20;
 
 impl Plan {
+    /// About how large its bundle will be: packages and the embedding, without the checkpoint's small files.
+    pub fn bundle_bytes(&self) -> u64 {
+        self.shards.iter().map(PlannedShard::package_bytes).sum::<u64>() + self.totals.embedding_bytes
+    }
+
     /// Fills what follows from the shards and the options: sums, notes, and how the chain stores the embedding.
     ///
     /// # Errors

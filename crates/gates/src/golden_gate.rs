@@ -192,8 +192,11 @@ pub struct RepeatedToken {
     pub times: usize,
 }
 
-/// A run of one token of this length at the end of a long continuation is no text; half of a short one.
+/// A run of one token of this length at the end of a long continuation is no text; half of a short one, and of a continuation of
+/// two tokens both.
 const REPEATS: usize = 8;
+/// A run of two tokens at the end of three or four says nothing.
+const LEAST_REPEATS: usize = 3;
 
 impl RepeatedToken {
     /// Finds that `own` ends in one token again and again, where `reference` has no run as long of any.
@@ -201,7 +204,10 @@ impl RepeatedToken {
         let &token = own.last()?;
         let times = own.iter().rev().take_while(|&&t| t == token).count();
         let longest = reference.chunk_by(|a, b| a == b).map(<[u32]>::len).max().unwrap_or(0);
-        let least = own.len().div_ceil(2).clamp(2, REPEATS);
+        let least = match own.len() {
+            0..=2 => 2,
+            n => n.div_ceil(2).clamp(LEAST_REPEATS, REPEATS),
+        };
         (times >= least && longest < least).then(|| RepeatedToken {
             token,
             from_step: own.len() - times,
@@ -401,8 +407,9 @@ mod tests {
         assert_eq!(found(&[7], &[8]), None);
         assert_eq!(found(&[], &[]), None);
         assert_eq!(found(&[7, 7, 7, 8], &[1, 2, 3, 4]), None);
-        // Half of a short continuation, eight of a long one.
-        assert!(found(&[1, 2, 7, 7], &[1, 2, 3, 4]).is_some() && found(&[1, 2, 3, 7, 7], &[1; 0]).is_none());
+        // Half of a short continuation, at least three, and eight of a long one.
+        assert!(found(&[1, 2, 7, 7], &[1, 2, 3, 4]).is_none() && found(&[1, 2, 3, 7, 7], &[1; 0]).is_none());
+        assert!(found(&[1, 7, 7, 7], &[1, 2, 3, 4]).is_some());
         let long = |times: usize| [(0..48 - times as u32).collect::<Vec<_>>(), vec![99; times]].concat();
         let text: Vec<u32> = (100..148).collect();
         assert_eq!(found(&long(7), &text), None);

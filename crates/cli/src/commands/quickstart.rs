@@ -9,6 +9,7 @@ use crate::show::build_report::summary;
 use crate::show::gate_results::print_golden;
 use crate::ui::{self, Table, Ui};
 use anemoe_bundle::journal::status;
+use anemoe_convert::build::check_scratch;
 use anemoe_gates::golden_gate::{self, GoldenGate};
 use anemoe_gates::reference::Golden;
 use anemoe_gates::residency;
@@ -80,6 +81,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             show::plan_table::print(&plan, &placement, false, ui)?;
             ui.line("\n2. Build\n")?;
         }
+        check_scratch(&folder, plan.bundle_bytes())?;
         let bundle = folder.join(format!("{kinds}.anemoe"));
         let journal = JournalArgs::default();
         let recorder = Recorder::new(&journal, "build");

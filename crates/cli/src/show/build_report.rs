@@ -137,7 +137,8 @@ fn print_failed(report: &GatedReport, ui: &Ui) -> std::io::Result<()> {
         Some(GateStage::Shards) => {
             if let Some(fault) = &report.weight_fault {
                 ui.line(format!(
-                    "weights: FAIL, {fault}; --head-quant and its like choose another kind for a part"
+                    "weights: FAIL, {fault}; {} chooses another kind for its part",
+                    fault.quant_option()
                 ))?;
             }
         }

@@ -21,6 +21,12 @@ const NAMES: [(&str, &str); 14] = [
     ("/max_shard_mb", "--max-shard-mb"),
 ];
 
+/// The option that chooses the kind of a part of the model, by its name in a plan.
+pub fn quant_option(part: &str) -> &'static str {
+    let of = |(place, _): &&(&str, &str)| place.strip_prefix("/parts/") == Some(part);
+    NAMES.iter().find(of).map_or("--quant", |(_, option)| option)
+}
+
 /// Lists what differs between two builds as `--option old value, now new value`. A build is a chain and its inputs (hashes of
 /// the checkpoint and of the importances), all as JSON.
 pub fn differences(old: (&Value, &Value), new: (&Value, &Value)) -> String {

@@ -4,6 +4,7 @@
 //! squared error: it follows from the kind and from the shape of their distribution. One that is far from the others holds
 //! something that the kind cannot hold, usually an outlier, and no shard that was probed has shown what that does.
 
+use super::differences::quant_option;
 use crate::plan::{MatrixPlan, PlannedShard};
 use crate::quantize::Metrics;
 use serde::{Deserialize, Serialize};
@@ -51,6 +52,13 @@ pub struct WeightFault {
     pub error: f64,
     /// Median of those of its like in the shards that were probed.
     pub usual: f64,
+}
+
+impl WeightFault {
+    /// The option that chooses another kind for the part of the model that the matrix is of.
+    pub fn quant_option(&self) -> &'static str {
+        quant_option(self.role.split(' ').next().unwrap_or_default())
+    }
 }
 
 impl std::fmt::Display for WeightFault {
@@ -147,6 +155,10 @@ mod tests {
         assert_eq!(fault(error("a", 0.011, 0.043)), None);
         let found = fault(error("a", 0.011, 0.045)).unwrap();
         assert_eq!((found.matrix.as_str(), found.layer), ("a_007", Some(17)));
+        let of_part = |role: &str| WeightFault { role: role.into(), ..found.clone() }.quant_option();
+        assert_eq!(of_part("attention q_weight 8x8 lut4"), "--attn-quant");
+        assert_eq!(of_part("dense_mlp up_weight 8x8 lut4"), "--mlp-quant");
+        assert_eq!(of_part("other"), "--quant");
         let says = found.to_string();
         for part in ["L17.x", "`model.a`", "0.04500", "4.1 times", "0.01100"] {
             assert!(says.contains(part), "{part}: {says}");

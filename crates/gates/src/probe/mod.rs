@@ -148,6 +148,11 @@ pub struct ProbeResult {
     /// Cosine of the shard's results at each position, the lowest of them where it gives several; absent where no expert of
     /// the shard is active.
     pub positions: Vec<Option<f64>>,
+    /// Cosine at each position of what the shard adds to the residual stream, alone; absent where it adds nothing there, or a
+    /// router's near tie excuses the position.
+    pub branch: Vec<Option<f64>>,
+    /// The same of the residual stream with it.
+    pub with_residual: Vec<Option<f64>>,
 }
 
 /// Probes shards of a plan, whose packages `package` finds. Those that take no single token hold the weights of others that do,
@@ -268,7 +273,7 @@ fn one(
     for (name, tokens) in tokens(site, shard, &segment, inputs)? {
         let flips = router.as_ref().map(|r| r.flips(&tokens)).transpose()?.unwrap_or_default();
         let (mut of_fp16, mut of_own) = (fp16.sequence(), own.sequence());
-        let mut positions = Vec::new();
+        let mut result = ProbeResult::named(&name);
         for (position, token) in tokens.iter().take(segment.chain.model.max_context).enumerate() {
             let registers: Vec<(&str, &[f32])> = token.iter().map(|(n, v)| (*n, v.as_slice())).collect();
             let mut read = |left: Registers<'_>| values(&segment.outputs, &left);
@@ -279,16 +284,31 @@ fn one(
             let excused = found.excused;
             cosines.extend(found.count(&name, position, &compared, flip, threshold));
             let stream = token.iter().find(|(name, _)| *name == "hidden" && found.excused == excused);
-            for (output, (expected, own)) in segment.outputs.iter().zip(expected.iter().zip(&own)) {
-                stream.iter().for_each(|(_, hidden)| both.add(output, hidden, expected, own));
-            }
-            positions.push(compared.cosine);
+            let outputs = segment.outputs.iter().zip(expected.iter().zip(&own));
+            let added = outputs.filter_map(|(output, (expected, own))| {
+                both.add(output, &stream?.1, expected, own)
+            });
+            let lowest = added.reduce(|a, b| [a[0].min(b[0]), a[1].min(b[1])]);
+            result.positions.push(compared.cosine);
+            result.branch.push(lowest.map(|[branch, _]| branch));
+            result.with_residual.push(lowest.map(|[_, with]| with));
         }
-        found.probes.push(ProbeResult { probe: name, positions });
+        found.probes.push(result);
     }
     found.finish(cosines, DecidingRule::of(inputs), threshold);
     (found.branch, found.with_residual) = (both.branch.range(), both.with_residual.range());
     Ok(found)
+}
+
+impl ProbeResult {
+    fn named(probe: &str) -> ProbeResult {
+        ProbeResult {
+            probe: probe.into(),
+            positions: Vec::new(),
+            branch: Vec::new(),
+            with_residual: Vec::new(),
+        }
+    }
 }
 
 impl ShardProbes {

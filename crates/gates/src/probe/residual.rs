@@ -33,10 +33,10 @@ pub(super) struct BothCosines {
 
 impl BothCosines {
     /// Adds a position: results of the FP16 form and of the shard, of the register `output`, behind the stream `hidden`. Of
-    /// results that are no vectors of the stream's width, nothing is said.
-    pub fn add(&mut self, output: &str, hidden: &[f32], expected: &[f32], own: &[f32]) {
+    /// results that are no vectors of the stream's width, nothing is said. Gives the branch's cosine, and the stream's.
+    pub fn add(&mut self, output: &str, hidden: &[f32], expected: &[f32], own: &[f32]) -> Option<[f64; 2]> {
         if expected.len() != hidden.len() || own.len() != hidden.len() || expected.iter().all(|&v| v == 0.0) {
-            return;
+            return None;
         }
         let moved =
             |v: &[f32], sign: f32| -> Vec<f32> { v.iter().zip(hidden).map(|(v, h)| v + sign * h).collect() };
@@ -48,6 +48,7 @@ impl BothCosines {
         };
         self.branch.0.push(branch);
         self.with_residual.0.push(with_residual);
+        Some([branch, with_residual])
     }
 }
 

@@ -583,7 +583,9 @@ fn smallest(g: &Graph) -> u64 {
 pub(super) fn below_measured(g: &Graph, _: &Conditions) -> Option<Hit> {
     let bytes = g.weight_bytes.filter(|&b| b > TINY_BYTES)?;
     let decodes = g.positions.is_none_or(|p| p < MANY_POSITIONS);
-    (layers(g) && decodes && g.forms_seen() && NEAREST * bytes < smallest(g)).then(|| Hit {
+    // Of few ops in FP16 other rules speak.
+    let alike = layers(g) || few(g) && !g.is_fp16();
+    (alike && decodes && g.forms_seen() && NEAREST * bytes < smallest(g)).then(|| Hit {
         detail: format!("{}, and the smallest measured in this form has {}", size(bytes), size(smallest(g))),
         advice: None,
     })
@@ -628,9 +630,9 @@ fn largest(g: &Graph) -> u64 {
 
 pub(super) fn beyond_measured(g: &Graph, _: &Conditions) -> Option<Hit> {
     let bytes = g.weight_bytes?;
-    let most = if few(g) { FEW_MOST } else { largest(g) };
+    let most = if few(g) && g.is_fp16() { FEW_MOST } else { largest(g) };
     let kind = if feeds_forward(g) { "without attention" } else { "with attention" };
-    ((layers(g) || few(g) && g.is_fp16()) && bytes > NEAREST * most).then(|| Hit {
+    ((layers(g) || few(g)) && bytes > NEAREST * most).then(|| Hit {
         detail: format!("{}, and the largest measured {kind} in this form has {}", size(bytes), size(most)),
         advice: Some(format!("split the package below {}", size(NEAREST * most))),
     })

@@ -60,11 +60,22 @@ pub(super) fn of_kinds(passes: &[PassWork], pool: &Pool, fast: bool, read_gb_s: 
                 million_multiply_adds: multiply_adds / 1e6,
                 read_ms,
                 multiply_ms,
-                bound: if read_ms >= multiply_ms { BoundBy::Bandwidth } else { BoundBy::Arithmetic },
+                bound: BoundBy::of(seconds * 1e3, read_ms, multiply_ms),
             });
         }
     }
     bounds
+}
+
+impl BoundBy {
+    /// The bound of a pass that took `ms`: the longer of reading and multiplying, unless both together are less than half of it.
+    fn of(ms: f64, read_ms: f64, multiply_ms: f64) -> BoundBy {
+        match () {
+            () if read_ms + multiply_ms < ms / 2.0 => BoundBy::Calls,
+            () if read_ms >= multiply_ms => BoundBy::Bandwidth,
+            () => BoundBy::Arithmetic,
+        }
+    }
 }
 
 /// Bits of a weight whose format takes `bytes` bytes for each, tables and scales included.
@@ -84,7 +95,7 @@ mod tests {
             kinds: [(ShardKind::Moe, (1e-3, bytes, multiply_adds))].into(),
         };
         let passes = [pass(1, 5e8, 1e9), pass(4, 5e8, 4e9)];
-        // Memory that takes a minute for it, and one that takes nothing.
+        // Memory that takes a minute for it, and one that takes nothing. A millisecond is less than either.
         for (gb_s, bound) in [(0.01, "bandwidth"), (1e9, "arithmetic")] {
             let bounds = of_kinds(&passes, &pool, false, gb_s);
             assert_eq!(bounds.len(), 2);
@@ -92,5 +103,9 @@ mod tests {
             assert_eq!((bounds[1].tokens, bounds[1].million_multiply_adds), (4, 4e3));
         }
         assert_eq!([0.53, 0.8, 1.06, 2.0].map(format_of), [4, 6, 8, 16]);
+        for (ms, read, multiply, bound) in [(10.0, 2.0, 2.0, "calls"), (10.0, 4.0, 3.0, "bandwidth"), (10.0, 1.0, 9.0, "arithmetic")]
+        {
+            assert_eq!(BoundBy::of(ms, read, multiply).name(), bound);
+        }
     }
 }

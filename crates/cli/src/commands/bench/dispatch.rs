@@ -5,8 +5,9 @@ use super::measure::{Tokens, bytes_read, middle};
 use crate::args::reading::Reading;
 use crate::outcome::Outcome;
 use crate::ui::{Table, Ui};
+use anemoe_convert::build::check_scratch;
 use anemoe_convert::models;
-use anemoe_convert::plan::PlanOptions;
+use anemoe_convert::plan::{Plan, PlanOptions};
 use anemoe_runtime::cpu::CpuBackend;
 use anemoe_runtime::model::{Logits, Model};
 use serde::Serialize;
@@ -65,14 +66,20 @@ pub(super) fn run(args: &Args, backend: &CpuBackend, ui: &Ui) -> anyhow::Result<
     let family = models::open(Reading::default().open(&args.bundle)?)?;
     let (mut built, mut left_out): (Vec<Built>, Vec<LeftOut>) = (Vec::new(), Vec::new());
     let bar = ui.bar((args.dispatch.len() + args.repetitions + 1) as u64, "bundles and runs");
-    for &experts in &args.dispatch {
+    let planned = args.dispatch.iter().map(|&experts| {
         let options = PlanOptions {
             quant: args.quant,
             experts_per_shard: Some(experts),
             max_context: Some(context + args.decode),
             ..PlanOptions::default()
         };
-        match family.plan(&options) {
+        (experts, family.plan(&options))
+    });
+    let planned: Vec<_> = planned.collect();
+    let plans = planned.iter().filter_map(|(_, plan)| plan.as_ref().ok());
+    check_scratch(scratch.path(), plans.map(Plan::bundle_bytes).sum())?;
+    for (experts, plan) in planned {
+        match plan {
             Ok(plan) => {
                 let out = scratch.path().join(format!("{experts}.anemoe"));
                 anemoe_convert::build::build(family.as_ref(), &plan, None, &out, 1, &|_| ())?;

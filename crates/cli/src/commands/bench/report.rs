@@ -221,6 +221,8 @@ pub(super) struct KindBound {
 pub(super) enum BoundBy {
     Bandwidth,
     Arithmetic,
+    /// Neither: what calls cost besides, and passing values on.
+    Calls,
 }
 
 impl BoundBy {
@@ -228,6 +230,7 @@ impl BoundBy {
         match self {
             BoundBy::Bandwidth => "bandwidth",
             BoundBy::Arithmetic => "arithmetic",
+            BoundBy::Calls => "calls",
         }
     }
 }

@@ -24,8 +24,9 @@ use std::path::{Path, PathBuf};
 ///
 /// A recipe names a source, ways to build it, gates in their order, and figures with where they are from. Without a checkpoint a
 /// recipe of the field notes runs on synthetic weights of the real shapes: sizes, counts and ops are those of the real model,
-/// cosines are not. Sizes and counts are of the whole model, as planned; of synthetic sources --layers are built. An interrupted
-/// run goes on where it was. Exit status 1 when a figure differs and the recipe does not say why.
+/// cosines are not. Sizes and counts are of the whole model, as planned; of synthetic sources --layers are built, also where a
+/// gate on their quality fails. An interrupted run goes on where it was. Exit status 1 when a figure differs and the recipe does
+/// not say why, or a gate stopped a build.
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  anemoe reproduce --list\n  anemoe reproduce exp-35 --dry-run\n  anemoe reproduce l0-probe --layers 1\n  anemoe reproduce exp-35 --checkpoint ZAYA1-8B\n  anemoe reproduce my-experiment.toml"
@@ -54,6 +55,9 @@ pub struct Args {
     figures: bool,
 }
 
+/// Member of a build's document: a gate stopped it, and it was built again without gates.
+const BUILT_AGAIN: &str = "built_again";
+
 /// Document that `--json` prints.
 #[derive(serde::Serialize)]
 struct Reproduction<'a> {
@@ -61,6 +65,8 @@ struct Reproduction<'a> {
     title: &'a str,
     source: &'a str,
     pass: bool,
+    /// Bundles that were built.
+    bundles: Vec<String>,
     /// Rows per verdict.
     verdicts: BTreeMap<&'static str, usize>,
     rows: &'a [FigureRow],
@@ -95,15 +101,16 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     };
     ui.line(format!("# {}\n\n{}\n", recipe.title, recipe.intent.trim()))?;
     let mut reasons = BTreeMap::new();
+    let mut stopped = false;
     for (build, source) in recipe.builds.iter().zip(&sources) {
         let site = BuildSite { recipe: &recipe, build, source, folder: &folder, dry: args.dry_run };
         if let Some(reason) = site.run(&mut record)? {
+            stopped |= !args.dry_run;
             reasons.insert(build.name.as_str(), reason);
         }
     }
-    let synthetic: Vec<bool> = sources.iter().map(|s| s.is_synthetic).collect();
-    let rows = rows::rows(&recipe, &record, &synthetic, &reasons);
-    let pass = rows.iter().all(FigureRow::is_explained);
+    let rows = rows::rows(&recipe, &record, &sources, &reasons);
+    let pass = !stopped && rows.iter().all(FigureRow::is_explained);
     let mut verdicts = BTreeMap::new();
     rows.iter().for_each(|r| *verdicts.entry(r.verdict.name()).or_default() += 1);
     ui.document(&Reproduction {
@@ -111,10 +118,23 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         title: &recipe.title,
         source: &sources[0].planned,
         pass,
+        bundles: bundles(&recipe, &record),
         verdicts,
         rows: &rows,
     })?;
     print(&recipe, &sources, &rows, ui)?;
+    for build in &recipe.builds {
+        let built = record.get(&build.name, GateCommand::Build);
+        if let Some(at) = built.and_then(gate_that_stopped) {
+            let of = |key: &str| built.is_some_and(|b| !b[key].is_null());
+            let then = match (of(BUILT_AGAIN), of("bundle")) {
+                (true, _) => "stopped the build; its weights are synthetic, so it was built without gates",
+                (_, true) => "failed; the bundle is complete",
+                (_, false) => "stopped the build; nothing behind it ran",
+            };
+            ui.line(format!("{}: the gate {at} {then}", build.name))?;
+        }
+    }
     if !args.dry_run {
         ui.line(format!("bundles and documents are in {}", folder.display()))?;
     }
@@ -150,6 +170,8 @@ struct Source {
     /// The same, with fewer layers where it is synthetic.
     built: String,
     is_synthetic: bool,
+    /// Layers of the model that are built, where that is not all.
+    layers: Option<usize>,
 }
 
 impl Source {
@@ -164,11 +186,11 @@ impl Source {
                     recipe.source.display()
                 );
             }
-            return Ok(Source { built: planned.clone(), planned, is_synthetic });
+            return Ok(Source { built: planned.clone(), planned, is_synthetic, layers: None });
         }
         let given = planned.split(['?', '&']).any(|pair| pair.starts_with("layers="));
         if given && layers.is_none() {
-            return Ok(Source { built: planned.clone(), planned, is_synthetic });
+            return Ok(Source { built: planned.clone(), planned, is_synthetic, layers: None });
         }
         let (name, query) = planned.split_once('?').unwrap_or((&planned, ""));
         let mut pairs: Vec<String> = query
@@ -176,8 +198,10 @@ impl Source {
             .filter(|p| !p.is_empty() && !p.starts_with("layers="))
             .map(str::to_string)
             .collect();
-        pairs.push(format!("layers={}", layers.unwrap_or(recipe.layers)));
-        Ok(Source { built: format!("{name}?{}", pairs.join("&")), planned, is_synthetic })
+        let layers = layers.unwrap_or(recipe.layers);
+        pairs.push(format!("layers={layers}"));
+        let built = format!("{name}?{}", pairs.join("&"));
+        Ok(Source { built, planned, is_synthetic, layers: Some(layers) })
     }
 }
 
@@ -210,9 +234,18 @@ impl BuildSite<'_> {
             if gate.needs_golden() {
                 self.golden().with_context(what)?;
             }
-            let (document, _) = gate.run(&self.arguments(gate)).with_context(what)?;
+            let (mut document, _) = gate.run(&self.arguments(gate)).with_context(what)?;
             if gate == GateCommand::Plan {
                 self.check_family(&document)?;
+                self.check_layers(&document)?;
+            }
+            let at = gate_that_stopped(&document).filter(|_| gate == GateCommand::Build);
+            if let Some(at) = at.filter(|_| self.source.is_synthetic && document["bundle"].is_null()) {
+                ui::message(format!("{} {name}: the gate {at} stopped it; on without gates", self.recipe.name));
+                let again = [self.arguments(gate), vec!["--skip-gates".into()]].concat();
+                let (built, _) = gate.run(&again).with_context(what)?;
+                fill(&mut document, built);
+                document[BUILT_AGAIN] = true.into();
             }
             record.add(name, gate, document)?;
         }
@@ -241,8 +274,8 @@ impl BuildSite<'_> {
         let Some(built) = record.get(&self.build.name, GateCommand::Build) else {
             return Some("the recipe builds nothing before this gate".into());
         };
-        let failed = built["failed"].as_str().filter(|_| built["bundle"].is_null())?;
-        Some(format!("the build stopped at a gate: {}", failed.replace('_', " ")))
+        let at = gate_that_stopped(built).filter(|_| built["bundle"].is_null())?;
+        Some(format!("the gate {at} stopped the build"))
     }
 
     /// The recipe's family is that of the source.
@@ -260,22 +293,36 @@ impl BuildSite<'_> {
         }
     }
 
+    /// The model has the layers that are to be built.
+    fn check_layers(&self, plan: &serde_json::Value) -> anyhow::Result<()> {
+        let shards = plan["shards"].as_array().into_iter().flatten();
+        let all = shards.filter_map(|s| s["layer"].as_u64()).max().map_or(0, |last| last + 1);
+        match self.source.layers {
+            Some(layers) if layers as u64 > all => {
+                bail!("--layers {layers}: {} has {all}", self.source.planned)
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn bundle(&self) -> String {
         self.folder.join(format!("{}.anemoe", self.build.name)).to_string_lossy().into_owned()
     }
 
-    /// One for each source of the recipe.
+    /// One for all builds of the recipe's source and prompt, and one for each of another.
     fn golden_file(&self) -> PathBuf {
-        let own = self.build.source.as_ref().map_or_else(String::new, |_| format!("{}.", self.build.name));
+        let own = self.build.source.is_some() || !self.build.prompt_ids.is_empty();
+        let own = if own { format!("{}.", self.build.name) } else { String::new() };
         self.folder.join(format!("{own}golden.npz"))
     }
 
     fn prompt(&self) -> String {
-        let ids: Vec<String> = self.recipe.prompt_ids.iter().map(u32::to_string).collect();
+        let own = Some(&self.build.prompt_ids).filter(|ids| !ids.is_empty());
+        let ids: Vec<String> = own.unwrap_or(&self.recipe.prompt_ids).iter().map(u32::to_string).collect();
         ids.join(",")
     }
 
-    /// Makes the golden, once for all builds.
+    /// Makes the golden, once.
     fn golden(&self) -> anyhow::Result<()> {
         let file = self.golden_file();
         if file.is_file() {
@@ -317,6 +364,38 @@ impl BuildSite<'_> {
             all.extend(["--checkpoint".into(), self.source.built.clone()]);
         }
         all
+    }
+}
+
+/// Paths of the bundles that were built.
+fn bundles(recipe: &Recipe, record: &RunRecord) -> Vec<String> {
+    let built = recipe.builds.iter().filter_map(|b| record.get(&b.name, GateCommand::Build));
+    let paths = built.filter_map(|document| document["bundle"].as_str());
+    let absolute = |p: &str| std::path::absolute(p).map_or_else(|_| p.into(), |a| a.display().to_string());
+    paths.map(absolute).collect()
+}
+
+/// The gate at which a build ended, from its document, with the packages that failed there.
+fn gate_that_stopped(build: &serde_json::Value) -> Option<String> {
+    let failed = build["failed"].as_str()?;
+    let places = ["/representative/residency/packages", "/representative/probes/shards", "/layers/probes/shards"];
+    let lists = places.iter().filter_map(|p| build.pointer(p)?.as_array());
+    let wrong = lists.flatten().filter(|x| x["pass"] == false || x["verdict"] == "not_ane");
+    let mut names: Vec<&str> = wrong.filter_map(|x| x["shard"].as_str().or_else(|| x["name"].as_str())).collect();
+    names.extend(build.pointer("/weight_fault/shard").and_then(serde_json::Value::as_str));
+    names.dedup();
+    let at = if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
+    Some(format!("`{}`{at}", failed.replace('_', " ")))
+}
+
+/// Adds to a document the members of another one that it lacks.
+fn fill(document: &mut serde_json::Value, other: serde_json::Value) {
+    let (Some(document), serde_json::Value::Object(other)) = (document.as_object_mut(), other) else { return };
+    for (key, value) in other {
+        let own = document.entry(key).or_insert(serde_json::Value::Null);
+        if own.is_null() {
+            *own = value;
+        }
     }
 }
 

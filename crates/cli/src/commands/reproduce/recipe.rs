@@ -54,6 +54,9 @@ pub(super) struct RecipeBuild {
     pub options: Vec<String>,
     /// Another source than the recipe's, which --checkpoint does not replace.
     pub source: Option<PathBuf>,
+    /// Tokens of its prompt, where they are not those of the recipe.
+    #[serde(default)]
+    pub prompt_ids: Vec<u32>,
     /// Options of single gates, behind those of the recipe.
     #[serde(default)]
     pub gates: BTreeMap<GateCommand, Vec<String>>,
@@ -68,6 +71,8 @@ pub(super) struct RecipeFigure {
     pub from: String,
     /// Reason for which ours is another one, where that is known.
     pub why: Option<String>,
+    /// What ours is then: a reason explains this difference, and no other.
+    pub ours: Option<Bound>,
     pub needs: FigureNeeds,
 }
 
@@ -106,6 +111,7 @@ struct FigureText {
     build: Option<String>,
     from: String,
     why: Option<String>,
+    ours: Option<toml::Value>,
     needs: Option<FigureNeeds>,
 }
 
@@ -160,7 +166,8 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Recipe> {
         bail!("layers = 0: a model has at least one");
     }
     let needs_prompt = |g: &GateCommand| g.needs_golden() || *g == GateCommand::Generate;
-    if let Some(gate) = read.gates.iter().find(|g| read.prompt_ids.is_empty() && needs_prompt(g)) {
+    let without = || read.prompt_ids.is_empty() && read.builds.iter().any(|b| b.prompt_ids.is_empty());
+    if let Some(gate) = read.gates.iter().find(|g| needs_prompt(g) && without()) {
         bail!("gate `{}` needs prompt_ids", gate.name());
     }
     let figures = read.figures.iter().map(|f| figure(f, &read.builds, &read.gates));
@@ -192,13 +199,17 @@ fn figure(f: &FigureText, builds: &[RecipeBuild], gates: &[GateCommand]) -> anyh
         }
         Some(_) => {}
     }
-    let book = match &f.book {
-        toml::Value::String(text) => text.clone(),
-        toml::Value::Integer(n) => n.to_string(),
-        toml::Value::Float(x) => x.to_string(),
-        _ => bail!("figure `{name}`: book is neither a number nor a text such as \"101.2\" or \">=0.97\""),
+    let bound = |key: &str, value: &toml::Value| {
+        let text = match value {
+            toml::Value::String(text) => text.clone(),
+            toml::Value::Integer(n) => n.to_string(),
+            toml::Value::Float(x) => x.to_string(),
+            _ => bail!("figure `{name}`: {key} is neither a number nor a text such as \"101.2\" or \">=0.97\""),
+        };
+        known.bound(&text).map_err(anyhow::Error::msg).with_context(|| format!("figure `{name}`: {key}"))
     };
-    let book = known.bound(&book).map_err(anyhow::Error::msg).with_context(|| format!("figure `{name}`"))?;
+    let book = bound("book", &f.book)?;
+    let ours = f.ours.as_ref().map(|value| bound("ours", value)).transpose()?;
     let build = match &f.build {
         None => 0,
         Some(wanted) => builds.iter().position(|b| b.name == *wanted).with_context(|| {
@@ -211,7 +222,14 @@ fn figure(f: &FigureText, builds: &[RecipeBuild], gates: &[GateCommand]) -> anyh
         bail!("figure `{name}` comes from {}, and none of these is among the gates", commands.join(", "));
     }
     let needs = f.needs.unwrap_or(known.needs);
-    Ok(RecipeFigure { figure: known, book, build, from: f.from.clone(), why: f.why.clone(), needs })
+    match (&f.why, &ours) {
+        (None, Some(_)) => bail!("figure `{name}`: ours without why: say why it is another one than the book's"),
+        (Some(_), None) if needs == FigureNeeds::Nothing => {
+            bail!("figure `{name}`: why without ours: a reason explains one difference, so say what ours is")
+        }
+        _ => {}
+    }
+    Ok(RecipeFigure { figure: known, book, build, from: f.from.clone(), why: f.why.clone(), ours, needs })
 }
 
 #[cfg(test)]
@@ -243,6 +261,9 @@ mod tests {
             ("from = 'd'", "from = 'd'\nbuild = 'y'", "no build is named `y`; there are: x"),
             ("'shards'\nunit = 'packages'", "'drafted'\nunit = 'tokens'", "comes from generate"),
             ("name = 'x'", "name = '../x'", "letters, digits"),
+            ("from = 'd'", "from = 'd'\nwhy = 'luck'", "say what ours is"),
+            ("from = 'd'", "from = 'd'\nours = 4", "say why"),
+            ("from = 'd'", "from = 'd'\nwhy = 'luck'\nours = []", "ours is neither"),
             ("gates = ['plan']", "gates = ['plan', 'validate']", "needs prompt_ids"),
             ("title = 'a'", "title = 'a", "line 1"),
             ("title = 'a'", "title = 'a'\nlayers = 0", "at least one"),

@@ -3,7 +3,8 @@
 use super::command::GateCommand;
 use super::recipe::{Recipe, RecipeFigure};
 use super::record::RunRecord;
-use crate::registry::FigureNeeds;
+use super::Source;
+use crate::registry::{Bound, FigureNeeds};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -62,11 +63,11 @@ impl FigureRow {
     }
 }
 
-/// Rows of a recipe, from what its commands said. `reasons` tell why a build's gates did not all run.
+/// Rows of a recipe, from what its commands said about each build's source. `reasons` tell why a build's gates did not all run.
 pub(super) fn rows(
     recipe: &Recipe,
     record: &RunRecord,
-    is_synthetic: &[bool],
+    sources: &[Source],
     reasons: &BTreeMap<&str, String>,
 ) -> Vec<FigureRow> {
     let row = |f: &RecipeFigure| {
@@ -77,8 +78,8 @@ pub(super) fn rows(
         let place = |g: &GateCommand| f.figure.commands().position(|c| c == g.name());
         gates.sort_by_key(|g| place(g).unwrap_or(usize::MAX));
         let found = gates.iter().find_map(read);
-        let (ours, verdict, why) =
-            judge(f, found, is_synthetic[f.build], reasons.get(build).map(String::as_str));
+        let source = &sources[f.build];
+        let (ours, verdict, why) = judge(f, found, source, reasons.get(build).map(String::as_str));
         FigureRow {
             figure: f.figure.name,
             unit: f.figure.unit,
@@ -90,7 +91,7 @@ pub(super) fn rows(
             why,
             book_text: f.book.text().into(),
             ours_text: ours.map_or_else(|| "-".into(), |x| f.figure.show(x)),
-            explained: f.why.is_some(),
+            explained: f.ours.as_ref().zip(ours).is_some_and(|(bound, x)| bound.holds(x)),
         }
     };
     recipe.figures.iter().map(row).collect()
@@ -99,32 +100,44 @@ pub(super) fn rows(
 fn judge(
     f: &RecipeFigure,
     found: Option<f64>,
-    is_synthetic: bool,
+    source: &Source,
     reason: Option<&str>,
 ) -> (Option<f64>, RowVerdict, String) {
     let why = f.why.clone().unwrap_or_default();
     let join = |said: String| if why.is_empty() { said } else { format!("{said}; {why}") };
+    let by = |x: f64, from: &Bound| {
+        let by = (x / from.value - 1.0) * 100.0;
+        if by.is_finite() { format!("by {by:+.1} %, not explained") } else { "not explained".into() }
+    };
     let shown = found.map(|x| format!("{} {}", f.figure.show(x), f.figure.unit));
     // Of placement there are predictions, of speed figures of this processor.
     let predicts = f.figure.commands().any(|c| c == GateCommand::Plan.name());
-    let here = if predicts { "predicted here" } else { "on this CPU" };
+    let here = match source.layers {
+        _ if predicts => "predicted here".to_string(),
+        Some(layers) => format!("on this CPU, {layers} of the model's layers"),
+        None => "on this CPU".into(),
+    };
     match (f.needs, found) {
         // A prediction, or a figure of this processor, is none of the Neural Engine's.
         (FigureNeeds::Mac, _) => {
             (None, RowVerdict::NeedsMac, shown.map_or(why.clone(), |s| join(format!("{here}: {s}"))))
         }
-        (FigureNeeds::Weights, _) if is_synthetic => (found, RowVerdict::NeedsWeights, why),
+        (FigureNeeds::Weights, None) if source.is_synthetic => {
+            (None, RowVerdict::NeedsWeights, reason.map_or(why.clone(), |r| join(r.to_string())))
+        }
+        (FigureNeeds::Weights, _) if source.is_synthetic => (found, RowVerdict::NeedsWeights, why),
         (_, None) => {
             let reason = reason.unwrap_or("no gate of the recipe brought it");
             (None, RowVerdict::NotRun, reason.into())
         }
         (_, Some(x)) if f.book.holds(x) => (found, RowVerdict::Agrees, String::new()),
-        (_, Some(x)) if why.is_empty() => {
-            let by = (x / f.book.value - 1.0) * 100.0;
-            let said =
-                if by.is_finite() { format!("by {by:+.1} %, not explained") } else { "not explained".into() };
+        (_, Some(x)) => {
+            let said = match &f.ours {
+                Some(ours) if ours.holds(x) => why,
+                Some(ours) => format!("{}, which would be {} here: {why}", by(x, ours), ours.text()),
+                None => join(by(x, &f.book)),
+            };
             (found, RowVerdict::Differs, said)
         }
-        _ => (found, RowVerdict::Differs, why),
     }
 }
