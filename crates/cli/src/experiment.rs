@@ -189,8 +189,12 @@ impl ExperimentRun {
             let Ok(expectation) = e.text.parse::<Expectation>() else { continue };
             let said = if expectation.bound.holds(*found) { "holds" } else { "FAILS" };
             let found = figure.show(*found);
-            let here = stand_in(figure, &self.command, &self.options).map(|s| format!(", {s}")).unwrap_or_default();
-            ui::message(format!("experiment {}: {}: {found} {}{here}: {said}", self.at.id, e.text, figure.unit));
+            let here =
+                stand_in(figure, &self.command, &self.options).map(|s| format!(", {s}")).unwrap_or_default();
+            ui::message(format!(
+                "experiment {}: {}: {found} {}{here}: {said}",
+                self.at.id, e.text, figure.unit
+            ));
         }
         let seconds = Some((self.started.elapsed().as_secs_f64() * 1e3).round() / 1e3);
         let (machine, options) = (Some(crate::machine::this()), self.options);

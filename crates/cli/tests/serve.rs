@@ -279,6 +279,74 @@ fn a_chat_goes_on_from_its_last_turn_and_may_be_held_to_a_schema() {
     assert!(content(&v).starts_with('{'), "{v}");
 }
 
+/// The value of a counter.
+fn counter(server: &Server, name: &str) -> u64 {
+    let (_, metrics) = server.get("/metrics");
+    let line =
+        metrics.lines().find(|l| l.starts_with(&format!("{name} "))).unwrap_or_else(|| panic!("{name}"));
+    line.split(' ').nth(1).unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_stream_that_runs_alone_drafts_and_its_answer_stays_the_same() {
+    let options = ["--max-sequences", "4", "--prefix-cache", "0"];
+    let (plain, drafting) = (
+        Server::start(&[&options[..], &["--speculate", "off"]].concat()),
+        Server::start(&[&options[..], &["--speculate", "ngram", "--draft-max", "6"]].concat()),
+    );
+    let lines = "    self.name = name\n    self.value = value\n".repeat(3);
+    let prompt = format!("def __init__(self, name, value):\n{lines}");
+    let bodies = [
+        json!({"temperature": 0, "ignore_eos": true}),
+        json!({"temperature": 0, "logprobs": 2}),
+        json!({"temperature": 0.8, "seed": 3}),
+        json!({"temperature": 0, "stop": "value\n"}),
+        json!({"temperature": 0, "max_tokens": 1}),
+        json!({"temperature": 0, "max_tokens": 4000}),
+    ];
+    for mut body in bodies {
+        body["prompt"] = prompt.clone().into();
+        if body["max_tokens"].is_null() {
+            body["max_tokens"] = 40.into();
+        }
+        let (one, other) = (plain.complete(body.clone()), drafting.complete(body.clone()));
+        assert_eq!(one["choices"], other["choices"], "{body}");
+        assert_eq!(one["usage"], other["usage"], "{body}");
+    }
+    assert_eq!(counter(&plain, "anemoe_drafted_tokens_total"), 0);
+    let right = counter(&drafting, "anemoe_accepted_tokens_total");
+    assert!(right > 8 && counter(&drafting, "anemoe_drafted_tokens_total") >= right);
+    let passes = [&plain, &drafting].map(|s| counter(s, "anemoe_passes_total"));
+    assert!(passes[1] < passes[0], "{passes:?}");
+    // A grammar sees each token that was drafted, and what was cut back is no part of the next turn.
+    let schema = json!({"type": "array", "items": {"const": "name name"}, "minItems": 6, "maxItems": 6});
+    let body = json!({"messages": [{"role": "user", "content": prompt}], "max_tokens": 200, "temperature": 0,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}});
+    assert_eq!(content(&plain.chat(body.clone())), content(&drafting.chat(body)));
+    // Others join and leave while it drafts.
+    let ask = |server: &Server, i: usize| {
+        let body =
+            json!({"prompt": format!("{prompt}# {i}\n{lines}"), "max_tokens": 24 + 8 * i, "temperature": 0});
+        text(&server.complete(body)).to_string()
+    };
+    std::thread::scope(|scope| {
+        let all: Vec<_> = (0..4)
+            .map(|i| {
+                (
+                    i,
+                    scope.spawn({
+                        let (ask, drafting) = (&ask, &drafting);
+                        move || ask(drafting, i)
+                    }),
+                )
+            })
+            .collect();
+        for (i, thread) in all {
+            assert_eq!(thread.join().unwrap(), ask(&plain, i), "{i}");
+        }
+    });
+}
+
 #[test]
 fn what_is_wrong_gets_an_error_and_the_server_lives() {
     let dir = tempfile::tempdir().unwrap();

@@ -6,6 +6,8 @@ use std::ops::Range;
 
 /// Rows of a part: four cache lines of each column that is read.
 const PART: usize = 4 * LANES;
+/// Columns of a part: with few rows there are no other parts.
+const COLUMNS: usize = 256 * LANES;
 /// Elements from which on several threads are used: some microseconds.
 const PARALLEL: usize = 1 << 14;
 
@@ -61,16 +63,19 @@ fn exchange_all(
     assert!(inside(from, rows, cols, x.len()) && inside(to, cols, rows, out.len()), "inside of both");
     assert!(to.stride >= cols || rows == 1, "rows that do not overlap");
     let out = Out(out.as_mut_ptr());
+    let across = cols.div_ceil(COLUMNS);
     let part = |i: usize| {
-        let first = i * PART;
-        exchange(x, from, &out, to, first..rows.min(first + PART), cols, add);
+        let (first, column) = (i / across * PART, i % across * COLUMNS);
+        let from = Strided { first: from.first + column * from.stride, ..from };
+        let to = Strided { first: to.first + column, ..to };
+        exchange(x, from, &out, to, first..rows.min(first + PART), COLUMNS.min(cols - column), add);
     };
-    let parts = rows.div_ceil(PART);
+    let parts = rows.div_ceil(PART) * across;
     if rows * cols < PARALLEL { (0..parts).for_each(part) } else { pool.run(parts, &part) }
 }
 
 struct Out(*mut f32);
-// SAFETY: parts write disjoint rows.
+// SAFETY: parts write disjoint rows, or disjoint columns of the same ones.
 unsafe impl Sync for Out {}
 
 simd_fn! {
@@ -88,41 +93,37 @@ fn exchange_on<L: F32x16>(
     cols: usize,
     add: bool,
 ) {
-    for c in (0..cols).step_by(LANES) {
-        let m = LANES.min(cols - c);
-        for r in rows.clone().step_by(LANES) {
-            let n = LANES.min(rows.end - r);
+    // SAFETY: row r of `out` lies inside of it from column c on, see `exchange_all`; rows do not overlap, and each column of one is
+    // of one part.
+    let row = |r: usize, c: usize, n: usize| unsafe {
+        std::slice::from_raw_parts_mut(out.0.add(to.first + r * to.stride + c), n)
+    };
+    let whole_rows = rows.start + rows.len() / LANES * LANES;
+    let whole_cols = cols / LANES * LANES;
+    for c in (0..whole_cols).step_by(LANES) {
+        for r in (rows.start..whole_rows).step_by(LANES) {
             let mut block = [L::splat(0.0); LANES];
-            for (k, v) in block.iter_mut().enumerate().take(m) {
-                let line = &x[from.first + r + (c + k) * from.stride..][..n];
-                *v = match line.as_array() {
-                    Some(line) => L::load(line),
-                    None => {
-                        let mut lanes = [0f32; LANES];
-                        lanes[..n].copy_from_slice(line);
-                        L::load(&lanes)
-                    }
-                };
+            for (k, v) in block.iter_mut().enumerate() {
+                let line = &x[from.first + r + (c + k) * from.stride..];
+                *v = line.first_chunk().map_or(*v, L::load);
             }
-            for (k, row) in L::transpose(block).into_iter().enumerate().take(n) {
-                let at = to.first + (r + k) * to.stride + c;
-                // SAFETY: row r + k of `out` lies inside of it from column c on, see `exchange_all`; rows do not overlap, and
-                // each is of one part.
-                let to = unsafe { std::slice::from_raw_parts_mut(out.0.add(at), m) };
-                match to.as_mut_array() {
-                    Some(to) if add => row.add(L::load(to)).store(to),
-                    Some(to) => row.store(to),
-                    None => {
-                        let mut lanes = [0f32; LANES];
-                        row.store(&mut lanes);
-                        for (to, v) in to.iter_mut().zip(lanes) {
-                            *to = if add { *to + v } else { v };
-                        }
-                    }
-                }
+            for (k, values) in L::transpose(block).into_iter().enumerate() {
+                let Some(to) = row(r + k, c, LANES).as_mut_array() else { continue };
+                if add { values.add(L::load(to)).store(to) } else { values.store(to) }
             }
         }
     }
+    // Few rows, or few columns: a block would be mostly empty.
+    let one_by_one = |rows: Range<usize>, columns: Range<usize>| {
+        for r in rows.filter(|_| !columns.is_empty()) {
+            let column = x[from.first + r + columns.start * from.stride..].iter().step_by(from.stride.max(1));
+            for (to, &v) in row(r, columns.start, columns.len()).iter_mut().zip(column) {
+                *to = if add { *to + v } else { v };
+            }
+        }
+    };
+    one_by_one(whole_rows..rows.end, 0..cols);
+    one_by_one(rows.start..whole_rows, whole_cols..cols);
 }
 
 #[cfg(test)]
@@ -131,7 +132,7 @@ mod tests {
 
     #[test]
     fn every_element_goes_to_its_place() {
-        for (rows, cols) in [(1, 1), (1, 40), (40, 1), (16, 16), (17, 33), (300, 129)] {
+        for (rows, cols) in [(1, 1), (1, 40), (40, 1), (16, 16), (17, 33), (300, 129), (3, 9001)] {
             let (from, to) = (Strided { first: 3, stride: rows + 2 }, Strided { first: 5, stride: cols + 1 });
             let x: Vec<f32> = (0..3 + cols * (rows + 2)).map(|i| i as f32).collect();
             let mut out = vec![-1f32; 5 + rows * (cols + 1)];

@@ -69,6 +69,10 @@ pub struct ServerCounters {
     pub reused_tokens: Number,
     /// New tokens.
     pub generated_tokens: Number,
+    /// Tokens that were drafted.
+    pub drafted_tokens: Number,
+    /// Drafted tokens that were right.
+    pub accepted_tokens: Number,
     /// Passes of the model.
     pub passes: Number,
     /// Tokens of all passes.
@@ -107,6 +111,8 @@ impl ServerCounters {
             ("prompt_tokens_total", "counter", "Tokens of prompts.", &self.prompt_tokens),
             ("reused_tokens_total", "counter", "Tokens of prompts that were known.", &self.reused_tokens),
             ("generated_tokens_total", "counter", "New tokens.", &self.generated_tokens),
+            ("drafted_tokens_total", "counter", "Tokens that were drafted.", &self.drafted_tokens),
+            ("accepted_tokens_total", "counter", "Drafted tokens that were right.", &self.accepted_tokens),
             ("passes_total", "counter", "Passes of the model.", &self.passes),
             ("pass_tokens_total", "counter", "Tokens of all passes.", &self.pass_tokens),
         ] {

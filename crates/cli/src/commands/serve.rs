@@ -1,5 +1,6 @@
 //! `anemoe serve`
 
+use super::generate::Speculate;
 use crate::args::executor::ExecutorArgs;
 use crate::args::numbers::at_least_one;
 use crate::args::runner::RunnerArgs;
@@ -77,6 +78,8 @@ pub struct Args {
     #[arg(long, value_name = "S", default_value_t = 30)]
     grace: u64,
     #[command(flatten)]
+    speculate: Speculate,
+    #[command(flatten)]
     runner: RunnerArgs,
     #[command(flatten)]
     executor: ExecutorArgs,
@@ -85,7 +88,7 @@ pub struct Args {
 }
 
 impl Args {
-    fn settings(&self) -> anyhow::Result<ServerSettings> {
+    fn settings(&self, tokenizer: &Tokenizer) -> anyhow::Result<ServerSettings> {
         let seconds = |n: usize| Duration::from_secs(n as u64);
         Ok(ServerSettings {
             model_id: self.model_name.clone().unwrap_or_else(|| name_of(&self.bundle)),
@@ -96,6 +99,7 @@ impl Args {
                 queue: self.max_queue,
                 prefixes: self.prefix_cache,
             },
+            speculation: self.speculate.options(Some(tokenizer))?,
             defaults: SamplingDefaults::open(&self.bundle)?,
             max_tokens: self.max_tokens,
             max_body: self.max_body,
@@ -162,14 +166,14 @@ fn keys(path: &Path) -> anyhow::Result<Vec<String>> {
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let backend = args.executor.backend()?;
     expect_bundle(&args.bundle)?;
-    let settings = args.settings()?;
+    let file = args.bundle.join("tokenizer.json");
+    let tokenizer = Tokenizer::open(&file).context("a server needs the model's tokenizer")?;
+    let settings = args.settings(&tokenizer)?;
     let listener = TcpListener::bind((args.host, args.port))
         .with_context(|| format!("cannot listen at {} port {}", args.host, args.port))?;
     let chain = args.verify.open(&args.bundle, ui)?;
     let core_ml = args.runner.core_ml(&args.bundle, &chain, !args.executor.is_default())?;
     let started = Instant::now();
-    let file = args.bundle.join("tokenizer.json");
-    let tokenizer = Tokenizer::open(&file).context("a server needs the model's tokenizer")?;
     let template = ChatTemplate::open(&args.bundle, args.chat_template.as_deref())?;
     let model = match &core_ml {
         Some(core_ml) => Model::open(&args.bundle, core_ml)?,

@@ -285,9 +285,8 @@ fn one(
             cosines.extend(found.count(&name, position, &compared, flip, threshold));
             let stream = token.iter().find(|(name, _)| *name == "hidden" && found.excused == excused);
             let outputs = segment.outputs.iter().zip(expected.iter().zip(&own));
-            let added = outputs.filter_map(|(output, (expected, own))| {
-                both.add(output, &stream?.1, expected, own)
-            });
+            let added =
+                outputs.filter_map(|(output, (expected, own))| both.add(output, &stream?.1, expected, own));
             let lowest = added.reduce(|a, b| [a[0].min(b[0]), a[1].min(b[1])]);
             result.positions.push(compared.cosine);
             result.branch.push(lowest.map(|[branch, _]| branch));

@@ -11,6 +11,7 @@ use crate::backend::{MANY, NoStates, SequenceStates};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, Cache, Chain, HostInput};
+use anemoe_kernels::{Pool, Strided, transpose};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -349,17 +350,24 @@ impl Model {
             }
             self.execute(true, &mut [], n, workspace, &mut |_, _| ())?;
             let logits = &workspace.registers[self.logits];
-            let rows = logits.as_f32().unwrap_or_default();
-            if logits.shape != [1, vocabulary, 1, n] {
+            let values = logits.as_f32().unwrap_or_default();
+            if logits.shape != [1, vocabulary, 1, n] || values.len() != vocabulary * n {
                 return Err(
                     self.contradiction(format!("head: logits {:?} for {vocabulary} tokens", logits.shape))
                 );
             }
-            for (t, (request, _)) in columns.iter().enumerate() {
-                let mut row = match n {
-                    1 => rows.to_vec(),
-                    _ => rows.chunks_exact(n).map(|all| all[t]).collect(),
-                };
+            let rows = match n {
+                1 => values,
+                _ => {
+                    let rows = &mut workspace.logit_rows;
+                    rows.resize(vocabulary * n, 0.0);
+                    let [from, to] = [n, vocabulary].map(|stride| Strided { first: 0, stride });
+                    transpose(Pool::global(), (n, vocabulary), (values, from), (rows, to));
+                    rows.as_slice()
+                }
+            };
+            for (row, (request, _)) in rows.chunks_exact(vocabulary).zip(columns) {
+                let mut row = row.to_vec();
                 if let Some(cap) = self.chain.model.final_logit_softcapping {
                     anemoe_kernels::softcap(&mut row, cap);
                 }

@@ -6,6 +6,9 @@
 //!       rows of logits -> mask of the grammar -> sampler -> text -> Sink
 //! end:  the sequence goes to the prefixes, for a prompt that begins with it
 //! ```
+//! A stream that runs alone drafts tokens from what repeats, as `generate` does: then its part of a pass is its last token and the
+//! draft, and each row that agrees with it gives one more token. Where several decode, they fill the passes themselves.
+//!
 //! Chunks fill a pass up to its most tokens, so that no stream waits longer than one pass, however long a prompt is.
 
 mod choice;
@@ -23,6 +26,7 @@ pub use shared::BatchLimits;
 use crate::counters::ServerCounters;
 use anemoe_runtime::chat::PromptText;
 use anemoe_runtime::model::Model;
+use anemoe_runtime::speculate::Speculation;
 use anemoe_runtime::tokenizer::Tokenizer;
 use shared::Shared;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -47,12 +51,14 @@ impl Batcher {
         tokenizer: Arc<Tokenizer>,
         metrics: Arc<ServerCounters>,
         limits: BatchLimits,
+        speculation: Speculation,
     ) -> std::io::Result<Batcher> {
         let shared = Arc::new(Shared {
             model,
             tokenizer,
             metrics,
             limits,
+            speculation,
             jobs: AtomicUsize::new(0),
             is_closing: AtomicBool::new(false),
             is_aborted: AtomicBool::new(false),

@@ -5,8 +5,9 @@ use super::jobs::{AnswerEvent, EndReason, Job, JobFailure, Usage};
 use super::shared::Shared;
 use anemoe_runtime::Result;
 use anemoe_runtime::chat::{PromptText, StopStrings};
-use anemoe_runtime::model::Sequence;
+use anemoe_runtime::model::{Logits, Sequence};
 use anemoe_runtime::sampler::Sampler;
+use anemoe_runtime::speculate::{Drafter, Mode};
 use anemoe_runtime::tokenizer::TextStream;
 use std::time::Instant;
 
@@ -26,6 +27,9 @@ pub struct RunningJob<'a> {
     pub started: Instant,
     /// Time at which the newest token came.
     pub newest: Option<Instant>,
+    /// The newest token and a draft behind it: what the next pass is over, once the prompt has been read.
+    pub pass: Vec<u32>,
+    drafter: Drafter,
     prompt: usize,
     text: String,
     sampler: Sampler,
@@ -45,7 +49,12 @@ impl<'a> RunningJob<'a> {
     ) -> Result<RunningJob<'a>> {
         let stops = StopStrings::new(std::mem::take(&mut job.stops));
         let ids = job.prompt.ids.clone();
+        let mut drafter = Drafter::new(shared.speculation.clone());
+        ids.iter().for_each(|&id| drafter.push(id));
+        drafter.controller.assume_preparing(shared.model.longest_preparation().as_secs_f64());
         Ok(RunningJob {
+            pass: Vec::new(),
+            drafter,
             sampler: Sampler::new(job.sampling.clone()),
             stream: TextStream::new(&shared.tokenizer, &ids)?,
             reused: sequence.position(),
@@ -81,6 +90,57 @@ impl<'a> RunningJob<'a> {
         Usage { prompt: self.prompt, reused: self.reused, generated: self.generated() }
     }
 
+    /// Sets what the next pass is over: the newest token, and where nothing else runs a draft behind it.
+    pub fn plan_pass(&mut self, shared: &Shared, is_alone: bool) {
+        self.pass.clear();
+        self.pass.extend(self.ids.last());
+        let model = &shared.model;
+        if !is_alone || shared.speculation.mode == Mode::Off {
+            return;
+        }
+        let left = self.job.max_new.saturating_sub(self.generated());
+        let room = model.chain().model.max_context.saturating_sub(self.sequence.position() + 1);
+        let room = model.most_to_undo(&self.sequence, room.min(left.saturating_sub(1)));
+        self.pass.extend_from_slice(self.drafter.draft(self.generated(), room, left));
+        let drafted = self.pass.len() - 1;
+        // What is prepared inside a pass would count as its time.
+        if !self.drafter.controller.is_prepared(drafted) {
+            let started = Instant::now();
+            model.prepare(self.pass.len(), if drafted > 0 { Logits::All } else { Logits::Last });
+            self.drafter.controller.note_prepared(drafted, started.elapsed().as_secs_f64());
+        }
+    }
+
+    /// Tells whether the newest token is the one that was drafted at this place, from 0, so that the next row of logits counts.
+    pub fn agrees(&self, place: usize) -> bool {
+        let drafted = self.pass.get(place + 1);
+        self.ended.is_none() && drafted.is_some() && self.ids.last() == drafted
+    }
+
+    /// Cuts the sequence back behind the drafted tokens that were right, and notes what the pass took where nothing else ran in it.
+    ///
+    /// # Errors
+    /// The states cannot be cut back.
+    pub fn settle(&mut self, shared: &Shared, seconds: Option<f64>) -> Result<()> {
+        let drafted = self.pass.len().saturating_sub(1);
+        let first = self.sequence.position().saturating_sub(drafted);
+        let new = self.ids.get(first..).unwrap_or_default();
+        let right = new
+            .iter()
+            .zip(self.pass.get(1..).unwrap_or_default())
+            .take_while(|(own, drafted)| own == drafted)
+            .count();
+        if right < drafted {
+            shared.model.truncate(&mut self.sequence, first + right)?;
+        }
+        if let Some(seconds) = seconds {
+            self.drafter.note(seconds, drafted, right);
+            shared.metrics.drafted_tokens.add(drafted as u64);
+            shared.metrics.accepted_tokens.add(right as u64);
+        }
+        Ok(())
+    }
+
     /// Chooses a token from its logits; the work that slots do side by side.
     pub fn choose(&mut self, row: Vec<f32>) -> std::result::Result<ChosenToken, String> {
         choose(row, &mut self.sampler, self.job.grammar.as_mut(), self.job.logprobs)
@@ -102,6 +162,7 @@ impl<'a> RunningJob<'a> {
             return self.fail(JobFailure::Broken(format!("grammar: {e}")));
         }
         self.ids.push(id);
+        self.drafter.push(id);
         let (text, found) = match self.stream.push(id) {
             Ok(piece) => self.stops.push(&piece),
             Err(e) => return self.fail(JobFailure::Broken(e.to_string())),

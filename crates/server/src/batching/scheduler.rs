@@ -164,7 +164,7 @@ impl<'a> Scheduler<'a> {
         let mut shares = share(&wanted, pass.saturating_sub(decoding).max(LEAST_CHUNK));
         for (share, slot) in shares.iter_mut().zip(&self.slots) {
             if slot.is_decoding() {
-                *share = 1;
+                *share = slot.pass.len();
             }
         }
         shares
@@ -174,6 +174,10 @@ impl<'a> Scheduler<'a> {
     fn step(&mut self) {
         if self.slots.is_empty() {
             return;
+        }
+        let is_alone = self.slots.len() == 1 && self.queue.is_empty();
+        for slot in self.slots.iter_mut().filter(|slot| slot.is_decoding()) {
+            slot.plan_pass(self.shared, is_alone);
         }
         let shares = self.shares();
         let mut parts: Vec<(usize, &mut RunningJob<'a>)> =
@@ -189,15 +193,16 @@ impl<'a> Scheduler<'a> {
         let metrics = &self.shared.metrics;
         metrics.passes.add(1);
         metrics.pass_tokens.add(tokens as u64);
-        metrics.pass_seconds.note(started.elapsed().as_secs_f64());
+        let seconds = started.elapsed().as_secs_f64();
+        metrics.pass_seconds.note(seconds);
         drop(requests);
         match ran {
             Ok(rows) => {
-                let mut of_slot: Vec<Option<Vec<f32>>> = self.slots.iter().map(|_| None).collect();
-                for (number, mut rows) in numbers.into_iter().zip(rows) {
-                    of_slot[number] = rows.pop();
+                let mut of_slot: Vec<Vec<Vec<f32>>> = self.slots.iter().map(|_| Vec::new()).collect();
+                for (number, rows) in numbers.into_iter().zip(rows) {
+                    of_slot[number] = rows;
                 }
-                self.hand_out(of_slot);
+                self.hand_out(of_slot, is_alone.then_some(seconds));
             }
             Err(e) => {
                 tracing::error!("a pass failed: {e}");
@@ -208,8 +213,9 @@ impl<'a> Scheduler<'a> {
         }
     }
 
-    /// Chooses tokens from rows of logits, and keeps copies of prompts where others part.
-    fn hand_out(&mut self, rows: Vec<Option<Vec<f32>>>) {
+    /// Chooses tokens from rows of logits, and keeps copies of prompts where others part. `seconds` is what the pass took where it
+    /// was one stream's alone.
+    fn hand_out(&mut self, rows: Vec<Vec<Vec<f32>>>, seconds: Option<f64>) {
         for slot in &mut self.slots {
             if slot.parts_at == Some(slot.sequence.position()) {
                 slot.parts_at = None;
@@ -220,23 +226,47 @@ impl<'a> Scheduler<'a> {
             }
         }
         let logits: usize = rows.iter().flatten().map(Vec::len).sum();
+        let mut rows: Vec<_> = rows.into_iter().map(Vec::into_iter).collect();
+        let first: Vec<Option<Vec<f32>>> = rows.iter_mut().map(Iterator::next).collect();
         let choose = |(slot, row): (&mut RunningJob<'a>, Option<Vec<f32>>)| row.map(|row| slot.choose(row));
         let choices: Vec<Option<Result<ChosenToken, String>>> = if logits >= MANY_LOGITS {
-            self.slots.par_iter_mut().zip(rows).map(choose).collect()
+            self.slots.par_iter_mut().zip(first).map(choose).collect()
         } else {
-            self.slots.iter_mut().zip(rows).map(choose).collect()
+            self.slots.iter_mut().zip(first).map(choose).collect()
         };
-        let metrics = &self.shared.metrics;
-        for (slot, choice) in self.slots.iter_mut().zip(choices) {
+        for ((slot, choice), rows) in self.slots.iter_mut().zip(choices).zip(rows) {
             let Some(choice) = choice else { continue };
-            let now = Instant::now();
-            match slot.newest.replace(now) {
-                None => metrics.first_token_seconds.note((now - slot.started).as_secs_f64()),
-                Some(before) => metrics.between_tokens_seconds.note((now - before).as_secs_f64()),
+            let was_decoding = slot.is_decoding();
+            Self::push(slot, choice, self.shared, &self.eos, self.context);
+            // Each token that was drafted as it came makes the next row one that plain decoding would have had.
+            for (place, row) in rows.enumerate() {
+                if !slot.agrees(place) {
+                    break;
+                }
+                let choice = slot.choose(row);
+                Self::push(slot, choice, self.shared, &self.eos, self.context);
             }
-            metrics.generated_tokens.add(1);
-            slot.push(choice, &self.eos, self.context);
+            if was_decoding && let Err(e) = slot.settle(self.shared, seconds) {
+                slot.fail(JobFailure::Broken(e.to_string()));
+            }
         }
+    }
+
+    /// Adds a chosen token to a slot's answer.
+    fn push(
+        slot: &mut RunningJob<'a>,
+        choice: Result<ChosenToken, String>,
+        shared: &Shared,
+        eos: &[u32],
+        context: usize,
+    ) {
+        let (metrics, now) = (&shared.metrics, Instant::now());
+        match slot.newest.replace(now) {
+            None => metrics.first_token_seconds.note((now - slot.started).as_secs_f64()),
+            Some(before) => metrics.between_tokens_seconds.note((now - before).as_secs_f64()),
+        }
+        metrics.generated_tokens.add(1);
+        slot.push(choice, eos, context);
     }
 
     /// Takes ended jobs out of their slots, and keeps their sequences.
@@ -277,6 +307,10 @@ impl<'a> Scheduler<'a> {
 /// The next `tokens` tokens of a slot.
 fn request<'s>(slot: &'s mut RunningJob<'_>, tokens: usize) -> Request<'s> {
     let first = slot.sequence.position();
+    if slot.is_decoding() {
+        let logits = if slot.pass.len() > 1 { Logits::All } else { Logits::Last };
+        return Request { sequence: &mut slot.sequence, ids: &slot.pass, logits };
+    }
     let is_last = first + tokens == slot.ids.len();
     Request {
         sequence: &mut slot.sequence,

@@ -3,6 +3,7 @@
 use crate::counters::ServerCounters;
 use anemoe_runtime::chat::PromptText;
 use anemoe_runtime::model::Model;
+use anemoe_runtime::speculate::Speculation;
 use anemoe_runtime::tokenizer::Tokenizer;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -32,6 +33,8 @@ pub struct Shared {
     pub metrics: Arc<ServerCounters>,
     /// Limits.
     pub limits: BatchLimits,
+    /// Options of drafts.
+    pub speculation: Speculation,
     /// Jobs that wait or run.
     pub jobs: AtomicUsize,
     /// No more jobs are taken.

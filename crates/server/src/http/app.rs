@@ -6,6 +6,7 @@ use crate::counters::ServerCounters;
 use crate::grammar::Grammars;
 use anemoe_runtime::chat::{ChatTemplate, SamplingDefaults};
 use anemoe_runtime::model::Model;
+use anemoe_runtime::speculate::Speculation;
 use anemoe_runtime::tokenizer::Tokenizer;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,6 +22,8 @@ pub struct ServerSettings {
     pub origins: Vec<String>,
     /// Limits of the engine.
     pub engine: BatchLimits,
+    /// Options of drafts, for streams that run alone.
+    pub speculation: Speculation,
     /// Sampling where a request says nothing.
     pub defaults: SamplingDefaults,
     /// Most new tokens of an answer.

@@ -72,8 +72,13 @@ pub fn serve(
     let failed = |e| Error::io(Path::new("server"), e);
     let (model, tokenizer, metrics) =
         (Arc::new(model), Arc::new(tokenizer), Arc::new(ServerCounters::default()));
-    let engine =
-        Batcher::start(Arc::clone(&model), Arc::clone(&tokenizer), Arc::clone(&metrics), settings.engine);
+    let engine = Batcher::start(
+        Arc::clone(&model),
+        Arc::clone(&tokenizer),
+        Arc::clone(&metrics),
+        settings.engine,
+        settings.speculation.clone(),
+    );
     let app = Arc::new(App {
         ends: template.end_tokens(&tokenizer),
         keys: ApiKeys::new(&settings.keys),

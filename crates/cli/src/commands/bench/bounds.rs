@@ -103,7 +103,8 @@ mod tests {
             assert_eq!((bounds[1].tokens, bounds[1].million_multiply_adds), (4, 4e3));
         }
         assert_eq!([0.53, 0.8, 1.06, 2.0].map(format_of), [4, 6, 8, 16]);
-        for (ms, read, multiply, bound) in [(10.0, 2.0, 2.0, "calls"), (10.0, 4.0, 3.0, "bandwidth"), (10.0, 1.0, 9.0, "arithmetic")]
+        for (ms, read, multiply, bound) in
+            [(10.0, 2.0, 2.0, "calls"), (10.0, 4.0, 3.0, "bandwidth"), (10.0, 1.0, 9.0, "arithmetic")]
         {
             assert_eq!(BoundBy::of(ms, read, multiply).name(), bound);
         }

@@ -241,7 +241,10 @@ impl BuildSite<'_> {
             }
             let at = gate_that_stopped(&document).filter(|_| gate == GateCommand::Build);
             if let Some(at) = at.filter(|_| self.source.is_synthetic && document["bundle"].is_null()) {
-                ui::message(format!("{} {name}: the gate {at} stopped it; on without gates", self.recipe.name));
+                ui::message(format!(
+                    "{} {name}: the gate {at} stopped it; on without gates",
+                    self.recipe.name
+                ));
                 let again = [self.arguments(gate), vec!["--skip-gates".into()]].concat();
                 let (built, _) = gate.run(&again).with_context(what)?;
                 fill(&mut document, built);
@@ -378,10 +381,12 @@ fn bundles(recipe: &Recipe, record: &RunRecord) -> Vec<String> {
 /// The gate at which a build ended, from its document, with the packages that failed there.
 fn gate_that_stopped(build: &serde_json::Value) -> Option<String> {
     let failed = build["failed"].as_str()?;
-    let places = ["/representative/residency/packages", "/representative/probes/shards", "/layers/probes/shards"];
+    let places =
+        ["/representative/residency/packages", "/representative/probes/shards", "/layers/probes/shards"];
     let lists = places.iter().filter_map(|p| build.pointer(p)?.as_array());
     let wrong = lists.flatten().filter(|x| x["pass"] == false || x["verdict"] == "not_ane");
-    let mut names: Vec<&str> = wrong.filter_map(|x| x["shard"].as_str().or_else(|| x["name"].as_str())).collect();
+    let mut names: Vec<&str> =
+        wrong.filter_map(|x| x["shard"].as_str().or_else(|| x["name"].as_str())).collect();
     names.extend(build.pointer("/weight_fault/shard").and_then(serde_json::Value::as_str));
     names.dedup();
     let at = if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
@@ -390,7 +395,9 @@ fn gate_that_stopped(build: &serde_json::Value) -> Option<String> {
 
 /// Adds to a document the members of another one that it lacks.
 fn fill(document: &mut serde_json::Value, other: serde_json::Value) {
-    let (Some(document), serde_json::Value::Object(other)) = (document.as_object_mut(), other) else { return };
+    let (Some(document), serde_json::Value::Object(other)) = (document.as_object_mut(), other) else {
+        return;
+    };
     for (key, value) in other {
         let own = document.entry(key).or_insert(serde_json::Value::Null);
         if own.is_null() {

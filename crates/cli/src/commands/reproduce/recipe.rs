@@ -204,7 +204,9 @@ fn figure(f: &FigureText, builds: &[RecipeBuild], gates: &[GateCommand]) -> anyh
             toml::Value::String(text) => text.clone(),
             toml::Value::Integer(n) => n.to_string(),
             toml::Value::Float(x) => x.to_string(),
-            _ => bail!("figure `{name}`: {key} is neither a number nor a text such as \"101.2\" or \">=0.97\""),
+            _ => {
+                bail!("figure `{name}`: {key} is neither a number nor a text such as \"101.2\" or \">=0.97\"")
+            }
         };
         known.bound(&text).map_err(anyhow::Error::msg).with_context(|| format!("figure `{name}`: {key}"))
     };
@@ -223,7 +225,9 @@ fn figure(f: &FigureText, builds: &[RecipeBuild], gates: &[GateCommand]) -> anyh
     }
     let needs = f.needs.unwrap_or(known.needs);
     match (&f.why, &ours) {
-        (None, Some(_)) => bail!("figure `{name}`: ours without why: say why it is another one than the book's"),
+        (None, Some(_)) => {
+            bail!("figure `{name}`: ours without why: say why it is another one than the book's")
+        }
         (Some(_), None) if needs == FigureNeeds::Nothing => {
             bail!("figure `{name}`: why without ours: a reason explains one difference, so say what ours is")
         }

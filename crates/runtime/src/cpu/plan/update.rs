@@ -12,6 +12,8 @@ use std::ops::Range;
 const RUN: usize = 32;
 /// Slots that a thread looks at for several tokens.
 const SCANNED: usize = 256;
+/// Elements of `place` from which on several threads look at them: about 20 microseconds of one.
+const SEVERAL: usize = 1 << 17;
 
 thread_local! {
     static ROW: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
@@ -80,7 +82,9 @@ pub(super) fn find_changes(
         changes.then(|| Change { slot, tokens: first.unwrap_or(0)..end })
     };
     changes.clear();
-    if tokens > 1 {
+    let in_order =
+        keep.strides[2] == 1 && place.strides[2] == tokens && (tokens == 1 || place.strides[3] == 1);
+    if tokens > 1 && (!in_order || slots * tokens >= SEVERAL) {
         changes.resize(slots, Change { slot: usize::MAX, tokens: 0..0 });
         pool.for_chunks(changes, SCANNED, &|i, some| {
             for (slot, to) in (i * SCANNED..).zip(some) {
@@ -92,12 +96,12 @@ pub(super) fn find_changes(
         return changes.retain(|c| c.slot != usize::MAX);
     }
     // Most slots are told to stay in whole runs.
-    let in_order = tokens == 1 && keep.strides[2] == 1 && place.strides[2] == 1;
     let mut slot = 0;
     while slot < slots {
         if in_order && slot + RUN <= slots {
-            let run = keeps[slot..slot + RUN].iter().zip(&places[slot..slot + RUN]);
-            if run.fold(true, |stay, (k, p)| stay & (*k == 1.0) & (*p == 0.0)) {
+            let stay = keeps[slot..slot + RUN].iter().fold(true, |stay, k| stay & (*k == 1.0));
+            let run = &places[slot * tokens..(slot + RUN) * tokens];
+            if stay && run.iter().fold(true, |none, p| none & (*p == 0.0)) {
                 slot += RUN;
                 continue;
             }
