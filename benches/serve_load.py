@@ -6,6 +6,9 @@
 Parts: batch (1, 8 and 32 streams: tok/s, times between tokens), chunk (a long prompt while 8 streams decode), turn (second turn of
 a long chat), abuse (malformed requests, dropped connections, slow readers, large bodies; memory before and after), or all of them.
 Tokens are counted as events of a stream; every stream ignores end tokens.
+
+Other servers with the same API, such as llama.cpp's, take the same load: --event '"content":' counts their events, and --ids 64
+--vocabulary 262144 asks with random tokens in place of text.
 """
 
 import argparse
@@ -54,7 +57,7 @@ async def stream(path, body):
         if b'"error"' in data:
             raise RuntimeError(data[-500:])
         # One event per token that has text; its probabilities make every token an event.
-        times += [now] * data.count(b'"token_logprobs":[')
+        times += [now] * data.count(ARGS.event.encode())
     writer.close()
     return times
 
@@ -74,7 +77,10 @@ def percentile(values, p):
 
 async def streams(n, tokens):
     """Starts streams together; tok/s counts from the first token of the last stream on, while all run."""
-    prompts = [f"def function_{i}(self, value):\n" for i in range(n)]
+    # Tokens that no server has seen before.
+    pick = random.Random(time.time())
+    ids = lambda: [pick.randrange(10, ARGS.vocabulary) for _ in range(ARGS.ids)]
+    prompts = [ids() if ARGS.ids else f"def function_{i}(self, value):\n" for i in range(n)]
     started = time.perf_counter()
     all_times = await asyncio.gather(*(stream("/v1/completions", completion(p, tokens)) for p in prompts))
     first, last = max(t[1] for t in all_times), min(t[-1] for t in all_times)
@@ -260,10 +266,13 @@ if __name__ == "__main__":
     parser.add_argument("--streams", type=lambda s: [int(n) for n in s.split(",")], default=[1, 8, 32])
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--event", default='"token_logprobs":[')
+    parser.add_argument("--ids", type=int, default=0)
+    parser.add_argument("--vocabulary", type=int, default=4096)
     parser.add_argument("--long", type=int, default=2000)
     parser.add_argument("--malformed", type=int, default=10000)
     parser.add_argument("--dropped", type=int, default=1000)
-    ARGS = parser.parse_args()
+    ARGS = parser.parse_intermixed_args()
     url = urllib.parse.urlparse(ARGS.url)
     ARGS.host, ARGS.port = url.hostname, url.port
     asyncio.run(main())

@@ -59,6 +59,10 @@ pub struct Args {
     /// Sequences that are kept for prompts that begin with the same tokens.
     #[arg(long, value_name = "N", default_value_t = 16)]
     prefix_cache: usize,
+    /// Milliseconds that streams may wait for a piece of another's prompt: pieces are as large as that allows, by measured
+    /// times, and have 16 tokens at least.
+    #[arg(long, value_name = "MS", default_value_t = 250)]
+    max_stall: u64,
     /// Most new tokens of an answer [default: what the context holds].
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     max_tokens: Option<usize>,
@@ -98,6 +102,7 @@ impl Args {
                 sequences: self.max_sequences,
                 queue: self.max_queue,
                 prefixes: self.prefix_cache,
+                stall: Duration::from_millis(self.max_stall),
             },
             speculation: self.speculate.options(Some(tokenizer))?,
             defaults: SamplingDefaults::open(&self.bundle)?,

@@ -98,6 +98,7 @@ impl Backend for CpuBackend {
             resized: Mutex::new(Recent::new(KEPT)),
             gone: Mutex::default(),
             staged: Mutex::default(),
+            resizable: Mutex::default(),
         }))
     }
 }
@@ -121,7 +122,12 @@ struct LoadedPackage {
     gone: Mutex<Counts>,
     /// Functions in stages, for batches, by name; none where a function has no stages.
     staged: Mutex<BTreeMap<String, Option<Arc<StagedFunction>>>>,
+    /// The function that was made for some number of tokens last, as it was read, and its name.
+    resizable: Mutex<Option<(String, Arc<ReadFunction>)>>,
 }
+
+/// A function's package, program and description.
+type ReadFunction = (Arc<Package>, Function, FunctionDescription);
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -137,8 +143,8 @@ impl LoadedPackage {
     }
 
     /// Reads the program and the description of a function, whose caches are states. Programs take more memory than what is made
-    /// of them, so each is read when it is needed and not kept.
-    fn read(&self, function: &str) -> Result<(Arc<Package>, Function, FunctionDescription)> {
+    /// of them, so only one of each package is kept, see [`LoadedPackage::resizable`].
+    fn read(&self, function: &str) -> Result<ReadFunction> {
         let weights = locked(&self.weights).clone();
         let package = Package::open_to_run(&self.path, &[function], &weights)?;
         locked(&self.weights).adopt(package.weights());
@@ -155,6 +161,19 @@ impl LoadedPackage {
             })?;
         }
         Ok((package.package, body, described))
+    }
+
+    /// A function of which others are made for numbers of tokens. Reading it takes many times as long as making one, so it is
+    /// kept for the next.
+    fn resizable(&self, function: &str) -> Result<Arc<ReadFunction>> {
+        if let Some((name, read)) = &*locked(&self.resizable)
+            && name == function
+        {
+            return Ok(Arc::clone(read));
+        }
+        let read = Arc::new(self.read(function)?);
+        *locked(&self.resizable) = Some((function.to_string(), Arc::clone(&read)));
+        Ok(read)
     }
 }
 
@@ -179,11 +198,12 @@ impl backend::BackendPackage for LoadedPackage {
         if let Some(found) = locked(&self.resized).get(&key) {
             return Ok(Some(found.clone()));
         }
-        let (package, body, described) = self.read(function)?;
-        let Ok(resized) = resize(&body, &described, axes, declared, tokens) else { return Ok(None) };
-        let described = describe(&resized.function, &described);
+        let read = self.resizable(function)?;
+        let (package, body, described) = &*read;
+        let Ok(resized) = resize(body, described, axes, declared, tokens) else { return Ok(None) };
+        let described = describe(&resized.function, described);
         // What cannot be compiled for these tokens runs as it is declared.
-        let compiled = compile_with_carry(&package, &resized.function, &described, self.options);
+        let compiled = compile_with_carry(package, &resized.function, &described, self.options);
         let Ok(compiled) = compiled else { return Ok(None) };
         let mut resized = locked(&self.resized);
         if let Some(found) = resized.get(&key) {

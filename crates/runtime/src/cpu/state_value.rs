@@ -28,6 +28,8 @@ pub(super) struct HalfCache {
 
 /// Elements that change between fp16 and f32 together.
 const SOME: usize = 64;
+/// Elements of a head from which on large pages are worth their memory: those of 1024 slots of 128.
+const LARGE_FROM: usize = 1 << 17;
 /// Heads of keys and values of most models.
 const HEADS: usize = 16;
 
@@ -51,6 +53,13 @@ impl HalfCache {
             let own = behind.split_off_mut(..all - slots).unwrap_or_default();
             StatePiece::HalfCache { bits, behind: own }
         })
+    }
+
+    /// Gets ready for writing slot `slot`: a cache that holds much lies in large pages.
+    pub fn reach(&mut self, slot: usize) {
+        if slot * self.shape[3] >= LARGE_FROM {
+            self.bits.use_large_pages();
+        }
     }
 
     /// Elements `first`, `first + step` and so on.

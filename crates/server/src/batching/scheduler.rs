@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, TryRecvError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Logits of a pass from which on tokens are chosen on several threads.
 const MANY_LOGITS: usize = 1 << 16;
@@ -27,6 +27,8 @@ struct Scheduler<'a> {
     prefixes: Prefixes,
     eos: Vec<u32>,
     context: usize,
+    /// Seconds that a token takes in passes with pieces of prompts, of late.
+    token_seconds: Option<f64>,
 }
 
 /// Runs until all senders are gone and all jobs have ended.
@@ -39,6 +41,7 @@ pub fn run(shared: &Shared, receiver: &Receiver<Job>) {
         prefixes: Prefixes::new(shared.limits.prefixes),
         eos: model.eos_token_ids.clone(),
         context: model.max_context,
+        token_seconds: None,
     };
     let mut warm_up = WarmUp::new(shared.limits.sequences);
     let mut is_open = true;
@@ -161,7 +164,11 @@ impl<'a> Scheduler<'a> {
                 false => slot.parts_at.map_or(slot.pending(), |n| n - slot.sequence.position()),
             })
             .collect();
-        let mut shares = share(&wanted, pass.saturating_sub(decoding).max(LEAST_CHUNK));
+        let room = match decoding {
+            0 => pass,
+            n => within(self.shared.limits.stall, self.token_seconds, pass).saturating_sub(n),
+        };
+        let mut shares = share(&wanted, room.max(LEAST_CHUNK));
         for (share, slot) in shares.iter_mut().zip(&self.slots) {
             if slot.is_decoding() {
                 *share = slot.pass.len();
@@ -180,6 +187,8 @@ impl<'a> Scheduler<'a> {
             slot.plan_pass(self.shared, is_alone);
         }
         let shares = self.shares();
+        let reads_prompts =
+            shares.iter().zip(&self.slots).any(|(share, slot)| *share > 0 && !slot.is_decoding());
         let mut parts: Vec<(usize, &mut RunningJob<'a>)> =
             self.slots.iter_mut().enumerate().filter(|(i, _)| shares[*i] > 0).collect();
         // Streams go first: where a pass is too small for all, chunks wait and not they.
@@ -195,6 +204,10 @@ impl<'a> Scheduler<'a> {
         metrics.pass_tokens.add(tokens as u64);
         let seconds = started.elapsed().as_secs_f64();
         metrics.pass_seconds.note(seconds);
+        if reads_prompts {
+            let now = seconds / tokens as f64;
+            self.token_seconds = Some(self.token_seconds.map_or(now, |was| 0.75 * was + 0.25 * now));
+        }
         drop(requests);
         match ran {
             Ok(rows) => {
@@ -319,6 +332,14 @@ fn request<'s>(slot: &'s mut RunningJob<'_>, tokens: usize) -> Request<'s> {
     }
 }
 
+/// The tokens that a pass may have so that it takes no longer than `stall`, where a token takes `seconds`: a power of two, since
+/// each number of tokens has to be prepared, and no more than `most`.
+fn within(stall: Duration, seconds: Option<f64>, most: usize) -> usize {
+    let Some(seconds) = seconds.filter(|s| *s > 0.0) else { return most };
+    let tokens = (stall.as_secs_f64() / seconds).clamp(1.0, most as f64) as usize;
+    if tokens >= most { most } else { 1 << tokens.ilog2() }
+}
+
 /// Shares `room` tokens among prompts that want so many each, oldest first: half of it for the oldest, so that it goes on, then
 /// the shortest first, so that a short prompt does not wait for a long one.
 fn share(wanted: &[usize], mut room: usize) -> Vec<usize> {
@@ -341,7 +362,20 @@ fn share(wanted: &[usize], mut room: usize) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::share;
+    use super::{share, within};
+    use std::time::Duration;
+
+    #[test]
+    fn a_pass_beside_streams_ends_in_time() {
+        let stall = Duration::from_millis(250);
+        assert_eq!(within(stall, None, 64), 64);
+        assert_eq!(within(stall, Some(0.001), 64), 64);
+        assert_eq!(within(stall, Some(0.0101), 64), 16);
+        assert_eq!(within(stall, Some(0.0075), 64), 32);
+        assert_eq!(within(stall, Some(9.0), 64), 1);
+        assert_eq!(within(Duration::ZERO, Some(0.01), 64), 1);
+        assert_eq!(within(stall, Some(0.0), 64), 64);
+    }
 
     #[test]
     fn short_prompts_do_not_wait_for_long_ones_and_the_oldest_goes_on() {

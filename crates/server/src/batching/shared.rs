@@ -8,6 +8,7 @@ use anemoe_runtime::tokenizer::Tokenizer;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Texts of ended answers whose tokens are remembered.
 pub const KNOWN_TEXTS: usize = 64;
@@ -21,6 +22,8 @@ pub struct BatchLimits {
     pub queue: usize,
     /// Most sequences that are kept for prompts that begin with them.
     pub prefixes: usize,
+    /// Time that a pass with pieces of prompts may take while others decode.
+    pub stall: Duration,
 }
 
 /// State that the engine's thread shares with those who ask it.

@@ -172,6 +172,9 @@ pub(super) fn update(
         }
         ROW.set(row);
     };
+    if let (StateValue::Cache(cache), Some(last)) = (&mut *state, changes.last()) {
+        cache.reach(last.slot);
+    }
     state.heads(pool, tokens > 1, &write);
 }
 
