@@ -163,8 +163,8 @@ impl LoadedPackage {
         Ok((package.package, body, described))
     }
 
-    /// A function of which others are made for numbers of tokens. Reading it takes many times as long as making one, so it is
-    /// kept for the next.
+    /// A function of which others are made for numbers of tokens. Reading it takes as long as making one, so it is kept for the
+    /// next.
     fn resizable(&self, function: &str) -> Result<Arc<ReadFunction>> {
         if let Some((name, read)) = &*locked(&self.resizable)
             && name == function
