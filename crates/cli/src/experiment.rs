@@ -229,14 +229,14 @@ impl CheckedExpectation {
     }
 }
 
-/// What stands in for a Mac's figure that a command brought with these options; none where a Mac measured it, or none is needed.
+/// Stand-in for a Mac's figure that a command brought with these options; none where a Mac measured it, or none is needed.
 fn stand_in(figure: &Figure, command: &str, options: &Map<String, Value>) -> Option<&'static str> {
     let has = |key| options.get(key).is_some_and(|v| *v != Value::Bool(false));
     let measured = match command {
         "check" => has("device") || has("report"),
         _ => options.get("backend").map_or(cfg!(target_os = "macos"), |b| *b == "coreml"),
     };
-    (figure.needs == FigureNeeds::Mac && !measured).then(|| match figure.unit {
+    (figure.needs == FigureNeeds::Mac && !measured).then_some(match figure.unit {
         "ops" | "packages" => "predicted",
         _ => "on the CPU",
     })

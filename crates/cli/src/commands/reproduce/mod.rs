@@ -6,17 +6,17 @@ pub mod command;
 mod recipe;
 mod record;
 mod rows;
+mod source;
 
-use crate::args::hub_checkpoint::locate;
 use crate::outcome::Outcome;
 use crate::registry;
 use crate::ui::{self, Table, Ui};
-use anemoe_convert::path_kind::PathKind;
 use anyhow::{Context, bail};
 use command::GateCommand;
 use recipe::{Recipe, RecipeBuild};
 use record::{RunIdentity, RunRecord};
 use rows::{FigureRow, RowVerdict};
+use source::Source;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -162,47 +162,6 @@ fn figures(ui: &Ui) -> anyhow::Result<Outcome> {
     ui.document(&serde_json::json!({"figures": list}))?;
     table.print(ui)?;
     Ok(Outcome::Done)
-}
-
-/// Checkpoint that is planned, and the one that is built.
-struct Source {
-    planned: String,
-    /// The same, with fewer layers where it is synthetic.
-    built: String,
-    is_synthetic: bool,
-    /// Layers of the model that are built, where that is not all.
-    layers: Option<usize>,
-}
-
-impl Source {
-    fn new(recipe: &Recipe, path: &Path, layers: Option<usize>) -> anyhow::Result<Source> {
-        let planned = path.to_str().with_context(|| format!("{}: not UTF-8", path.display()))?.to_string();
-        let is_synthetic = planned.starts_with("synthetic:");
-        if !is_synthetic {
-            if !matches!(PathKind::at(&locate(path)?.path), PathKind::Checkpoint | PathKind::Gguf) {
-                bail!(
-                    "{planned}: no checkpoint (a Hugging Face folder or a .gguf file); the recipe {} names {}",
-                    recipe.name,
-                    recipe.source.display()
-                );
-            }
-            return Ok(Source { built: planned.clone(), planned, is_synthetic, layers: None });
-        }
-        let given = planned.split(['?', '&']).any(|pair| pair.starts_with("layers="));
-        if given && layers.is_none() {
-            return Ok(Source { built: planned.clone(), planned, is_synthetic, layers: None });
-        }
-        let (name, query) = planned.split_once('?').unwrap_or((&planned, ""));
-        let mut pairs: Vec<String> = query
-            .split('&')
-            .filter(|p| !p.is_empty() && !p.starts_with("layers="))
-            .map(str::to_string)
-            .collect();
-        let layers = layers.unwrap_or(recipe.layers);
-        pairs.push(format!("layers={layers}"));
-        let built = format!("{name}?{}", pairs.join("&"));
-        Ok(Source { built, planned, is_synthetic, layers: Some(layers) })
-    }
 }
 
 /// One build of a recipe with its gates.

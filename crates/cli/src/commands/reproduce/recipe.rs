@@ -71,7 +71,7 @@ pub(super) struct RecipeFigure {
     pub from: String,
     /// Reason for which ours is another one, where that is known.
     pub why: Option<String>,
-    /// What ours is then: a reason explains this difference, and no other.
+    /// Our figure then: a reason explains this difference, and no other.
     pub ours: Option<Bound>,
     pub needs: FigureNeeds,
 }

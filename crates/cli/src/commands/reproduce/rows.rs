@@ -1,9 +1,9 @@
 //! The table: a figure of the book, ours, and what becomes of the two.
 
-use super::Source;
 use super::command::GateCommand;
 use super::recipe::{Recipe, RecipeFigure};
 use super::record::RunRecord;
+use super::source::Source;
 use crate::registry::{Bound, FigureNeeds};
 use serde::{Serialize, Serializer};
 use serde_json::Value;

@@ -1,0 +1,52 @@
+//! Sources of builds: checkpoints, and synthetic models that are cut.
+
+use super::recipe::Recipe;
+use crate::args::hub_checkpoint::locate;
+use anemoe_convert::path_kind::PathKind;
+use anyhow::{Context, bail};
+use std::path::Path;
+
+/// Checkpoint that is planned, and the one that is built.
+pub(super) struct Source {
+    pub planned: String,
+    /// The same, with fewer layers where it is synthetic.
+    pub built: String,
+    pub is_synthetic: bool,
+    /// Layers of the model that are built, where that is not all.
+    pub layers: Option<usize>,
+}
+
+impl Source {
+    /// The one at `path`, of which a synthetic one is cut to `layers`, or to those of the recipe.
+    ///
+    /// # Errors
+    /// There is no checkpoint.
+    pub fn new(recipe: &Recipe, path: &Path, layers: Option<usize>) -> anyhow::Result<Source> {
+        let planned = path.to_str().with_context(|| format!("{}: not UTF-8", path.display()))?.to_string();
+        let is_synthetic = planned.starts_with("synthetic:");
+        if !is_synthetic {
+            if !matches!(PathKind::at(&locate(path)?.path), PathKind::Checkpoint | PathKind::Gguf) {
+                bail!(
+                    "{planned}: no checkpoint (a Hugging Face folder or a .gguf file); the recipe {} names {}",
+                    recipe.name,
+                    recipe.source.display()
+                );
+            }
+            return Ok(Source { built: planned.clone(), planned, is_synthetic, layers: None });
+        }
+        let given = planned.split(['?', '&']).any(|pair| pair.starts_with("layers="));
+        if given && layers.is_none() {
+            return Ok(Source { built: planned.clone(), planned, is_synthetic, layers: None });
+        }
+        let (name, query) = planned.split_once('?').unwrap_or((&planned, ""));
+        let mut pairs: Vec<String> = query
+            .split('&')
+            .filter(|p| !p.is_empty() && !p.starts_with("layers="))
+            .map(str::to_string)
+            .collect();
+        let layers = layers.unwrap_or(recipe.layers);
+        pairs.push(format!("layers={layers}"));
+        let built = format!("{name}?{}", pairs.join("&"));
+        Ok(Source { built, planned, is_synthetic, layers: Some(layers) })
+    }
+}
