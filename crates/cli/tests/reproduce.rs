@@ -159,6 +159,56 @@ fn wrong_recipes_and_sources_are_refused() {
     refused(&["reproduce", &file, "-o", folder.path().to_str().unwrap()], &["is not empty"]);
 }
 
+/// A recipe whose kind fails the gate of the representative shards.
+fn failing(folder: &Path, source: &str) -> String {
+    let text = format!(
+        "title = 'two bits'\nintent = 'x'\nsource = '{source}'\nlayers = 1\nprompt_ids = [2, 5]\nnew_tokens = 2\n\
+         gates = ['plan', 'build', 'generate']\n[options]\nbuild = ['--probes=2']\ngenerate = ['--ignore-eos']\n\
+         [[builds]]\nname = 'lut1'\noptions = ['--quant=lut1', '--max-context=64', '--tokens=1']\n\
+         [[figures]]\nfigure = 'probes'\nunit = 'probes'\nbook = 2\nfrom = 'here'\n\
+         [[figures]]\nfigure = 'new_tokens'\nunit = 'tokens'\nbook = 2\nfrom = 'here'\n"
+    );
+    let file = folder.join("failing.toml");
+    std::fs::write(&file, text).unwrap();
+    file.to_str().unwrap().into()
+}
+
+#[test]
+fn a_gate_stops_real_weights_and_not_synthetic_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
+    let checkpoint = fixture("tiny-gemma4-moe");
+    let file = failing(folder.path(), checkpoint.to_str().unwrap());
+    for _ in 0..2 {
+        let (code, text, _) = run(&["reproduce", &file, "-o", &out("real")]);
+        assert_eq!(code, 1, "{text}");
+        assert!(text.contains("nothing behind it ran") && text.contains("not run: the gate `rep"), "{text}");
+    }
+    let file = failing(folder.path(), "synthetic:gemma4-mini");
+    let (code, text, _) = run(&["reproduce", &file, "-o", &out("synthetic")]);
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains("(L00.") && text.contains("built without gates"), "{text}");
+    let again = json(0, &["reproduce", &file, "-o", &out("synthetic")]);
+    assert!(rows(&again).iter().all(|(_, verdict, _)| verdict == "agrees"), "{again:#}");
+    assert_eq!(again["bundles"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn a_reason_explains_one_difference() {
+    let folder = tempfile::tempdir().unwrap();
+    let with = |ours: &str| {
+        let figure = "[[figures]]\nfigure = 'tokens_expected'\nunit = 'tokens'\nbook = 9\nfrom = 'x'\nwhy = 'shorter'\n";
+        own(folder.path(), &format!("{figure}ours = {ours}\n"))
+    };
+    let out = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
+    let explained = json(0, &["reproduce", &with("3"), "-o", &out("three")]);
+    assert_eq!(explained["pass"], true);
+    let other = json(1, &["reproduce", &with("4"), "-o", &out("four")]);
+    let said: Vec<_> = rows(&other).into_iter().filter(|(_, verdict, _)| verdict == "differs").collect();
+    assert!(said.len() == 1 && said[0].2["why"].as_str().unwrap().contains("would be 4 here"), "{other:#}");
+    refused(&["reproduce", "exp-35", "--layers", "41", "--dry-run"], &["--layers 41", "has 40"]);
+}
+
 /// T4.1.3 with fewer layers: an outlier in a bank, one scale for all of it.
 #[test]
 fn one_scale_for_a_bank_is_ruined_by_an_outlier() {

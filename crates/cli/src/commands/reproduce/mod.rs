@@ -324,6 +324,10 @@ impl BuildSite<'_> {
         all.extend(options.iter().cloned());
         if gate == GateCommand::Validate && options.iter().any(|o| o.starts_with("--probes")) {
             all.extend(["--checkpoint".into(), self.source.built.clone()]);
+            // Beside the bundles there is room for them.
+            if !options.iter().any(|o| o.starts_with("--scratch")) {
+                all.extend(["--scratch".into(), self.folder.to_string_lossy().into_owned()]);
+            }
         }
         all
     }
