@@ -21,6 +21,8 @@ pub type LayerObserver<'a> = dyn FnMut(usize, &Tensor) + 'a;
 
 /// Sequences of a pass up to which nothing is allocated for them.
 const FEW: usize = 8;
+/// Rows of logits that are transposed together: those of 512 tokens would take half a gigabyte besides.
+const LOGIT_ROWS: usize = 16;
 /// Positions behind a call of a function that sees none.
 const NO_POSITION: usize = 0;
 
@@ -356,22 +358,25 @@ impl Model {
                     self.contradiction(format!("head: logits {:?} for {vocabulary} tokens", logits.shape))
                 );
             }
-            let rows = match n {
-                1 => values,
-                _ => {
-                    let rows = &mut workspace.logit_rows;
-                    rows.resize(vocabulary * n, 0.0);
-                    let [from, to] = [n, vocabulary].map(|stride| Strided { first: 0, stride });
-                    transpose(Pool::global(), (n, vocabulary), (values, from), (rows, to));
-                    rows.as_slice()
+            for (group, columns) in columns.chunks(LOGIT_ROWS).enumerate() {
+                let rows = match n {
+                    1 => values,
+                    _ => {
+                        let rows = &mut workspace.logit_rows;
+                        rows.resize(vocabulary * columns.len(), 0.0);
+                        let from = Strided { first: group * LOGIT_ROWS, stride: n };
+                        let to = Strided { first: 0, stride: vocabulary };
+                        transpose(Pool::global(), (columns.len(), vocabulary), (values, from), (rows, to));
+                        rows.as_slice()
+                    }
+                };
+                for (row, (request, _)) in rows.chunks_exact(vocabulary).zip(columns) {
+                    let mut row = row.to_vec();
+                    if let Some(cap) = self.chain.model.final_logit_softcapping {
+                        anemoe_kernels::softcap(&mut row, cap);
+                    }
+                    out(*request, row);
                 }
-            };
-            for (row, (request, _)) in rows.chunks_exact(vocabulary).zip(columns) {
-                let mut row = row.to_vec();
-                if let Some(cap) = self.chain.model.final_logit_softcapping {
-                    anemoe_kernels::softcap(&mut row, cap);
-                }
-                out(*request, row);
             }
         }
         Ok(())

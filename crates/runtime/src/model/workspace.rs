@@ -16,7 +16,7 @@ pub(super) struct PassWorkspace {
     /// A token's embedding, and what the head reads.
     pub row: Vec<f32>,
     pub column: Tensor,
-    /// Logits of several tokens, a row for each.
+    /// Logits of some tokens, a row for each.
     pub logit_rows: Vec<f32>,
     /// Number of the pass: host inputs of an earlier one are filled anew.
     pub pass: u64,

@@ -199,7 +199,10 @@ impl BuildSite<'_> {
                 self.check_layers(&document)?;
             }
             let at = gate_that_stopped(&document).filter(|_| gate == GateCommand::Build);
-            if let Some(at) = at.filter(|_| self.source.is_synthetic && document["bundle"].is_null()) {
+            // Placement does not depend on weights: what stops there stops for good.
+            let of_quality = document["failed"].as_str().is_some_and(|gate| !gate.ends_with("residency"));
+            let goes_on = self.source.is_synthetic && of_quality && document["bundle"].is_null();
+            if let Some(at) = at.filter(|_| goes_on) {
                 ui::message(format!(
                     "{} {name}: the gate {at} stopped it; on without gates",
                     self.recipe.name
