@@ -32,8 +32,13 @@ def llama(folder, gguf, prompt, max_new, draft):
     plain = (speed, out.split("main: decoded")[0].removeprefix("<bos>").removeprefix(prompt).rstrip("\n"))
     path = pathlib.Path("/tmp") / "lookup-prompt.txt"
     path.write_text(prompt)
-    out, err = run([f"{folder}/llama-lookup", "-m", gguf, "-f", str(path), "-n", str(max_new), "--temp", "0", "-t", "2", "-c", "512",
-                    "--spec-draft-n-max", str(draft)])
+    command = [f"{folder}/llama-lookup", "-m", gguf, "-f", str(path), "-n", str(max_new), "--temp", "0", "-t", "2", "-c", "512",
+               "--spec-draft-n-max", str(draft)]
+    # Its log is written by a thread of its own, which now and then does not come to the last lines.
+    for _ in range(5):
+        out, err = run(command)
+        if "n_accept" in out + err:
+            break
     number = lambda pattern: float(re.search(pattern, out + err)[1])
     text = out.lstrip("\n").removeprefix("<bos>").removeprefix(prompt).rstrip("\n")
     return plain, (number(r"decoded\s+\d+ tokens in\s+[\d.]+ seconds, speed:\s+([\d.]+)"), text,

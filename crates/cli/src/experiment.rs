@@ -6,6 +6,7 @@
 //! journal add ──> event `note`: what people write, state, milestones, links
 //! ```
 
+use crate::args::runner::chosen_backend;
 use crate::outcome::Outcome;
 use crate::registry::{self, Bound, Figure, FigureNeeds};
 use crate::ui;
@@ -167,7 +168,11 @@ impl ExperimentRun {
     }
 
     /// Writes down what came of it: figures of its document, and which expectations they fail.
-    pub fn end(self, result: &anyhow::Result<Outcome>, document: Option<&Value>) {
+    pub fn end(mut self, result: &anyhow::Result<Outcome>, document: Option<&Value>) {
+        // What ran it counts, not what was asked for.
+        if let Some(backend) = chosen_backend() {
+            self.options.insert("backend".into(), backend.into());
+        }
         let mut facts = facts_of(json!({"bundle": self.bundle, "ends": self.begun}));
         let status = match result {
             Ok(Outcome::Done) => status::DONE,
@@ -234,7 +239,7 @@ fn stand_in(figure: &Figure, command: &str, options: &Map<String, Value>) -> Opt
     let has = |key| options.get(key).is_some_and(|v| *v != Value::Bool(false));
     let measured = match command {
         "check" => has("device") || has("report"),
-        _ => options.get("backend").map_or(cfg!(target_os = "macos"), |b| *b == "coreml"),
+        _ => options.get("backend").is_some_and(|b| *b == "coreml"),
     };
     (figure.needs == FigureNeeds::Mac && !measured).then_some(match figure.unit {
         "ops" | "packages" => "predicted",

@@ -57,6 +57,15 @@ const ANY_FORM: &[(&str, &str)] = &[
 
 const STATES: &[(&str, &str)] = &[("--cache", "host")];
 
+/// Words of an execution plan that could not be built, in lower case.
+const NO_PLAN: &[&str] = &["error code: -14", "coreml -14"];
+/// Cause of such a plan that is out of the question where the model was compiled just before.
+pub const STALE: Cause = Cause {
+    text: "it was compiled for another version of the system or another chip",
+    advice: "anemoe compile --again",
+    forms: &[],
+};
+
 /// Rules; the first that applies decides.
 const RULES: &[Rule] = &[
     Rule {
@@ -82,13 +91,9 @@ const RULES: &[Rule] = &[
     Rule {
         end: None,
         step: None,
-        says: &["-14"],
+        says: NO_PLAN,
         causes: &[
-            Cause {
-                text: "it was compiled for another version of the system or another chip",
-                advice: "anemoe compile --again",
-                forms: &[],
-            },
+            STALE,
             Cause {
                 text: "a form that this Neural Engine does not take; states are refused most often",
                 advice: "",
@@ -238,7 +243,8 @@ pub fn of(end: End, step: &str, message: &str) -> Vec<Cause> {
 
 /// A message is that of an execution plan that could not be built (-14).
 pub fn is_no_plan(message: &str) -> bool {
-    message.contains("error code: -14") || message.contains("CoreML -14")
+    let message = message.to_lowercase();
+    NO_PLAN.iter().any(|part| message.contains(part))
 }
 
 #[cfg(test)]

@@ -133,6 +133,11 @@ impl CompiledModels {
     pub fn is_complete(&self) -> bool {
         !self.digests.is_empty() && self.digests.keys().all(|package| self.find(package).is_some())
     }
+
+    /// Packages of the bundle that no compiled model is there for.
+    pub fn missing(&self) -> usize {
+        self.digests.keys().filter(|package| self.find(package).is_none()).count()
+    }
 }
 
 #[cfg(test)]

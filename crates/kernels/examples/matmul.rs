@@ -7,7 +7,7 @@
 mod common;
 
 use anemoe_kernels::{
-    AttentionShape, CacheValues, CacheView, Columns, HeadStrides, Int8Lut, Int16Lut, MatMul, Matrix,
+    AttentionShape, CacheValues, CacheView, Columns, HalfLut, HeadStrides, Int8Lut, Int16Lut, MatMul, Matrix,
     PackedActivations, Pool, attention, matmul_batch, round_to_int16,
 };
 use common::number;
@@ -39,7 +39,10 @@ fn main() {
         .collect();
     let mut lut4 = noise(1, rows / 32 * 16);
     lut4.chunks_mut(16).for_each(round_to_int16);
-    let (lut6, lut8) = (noise(1, rows / 32 * 64), noise(1, rows / 32 * 256));
+    let (mut lut6, mut lut8) = (noise(1, rows / 32 * 64), noise(1, rows / 32 * 256));
+    anemoe_kernels::round_to_f16(&mut lut6);
+    anemoe_kernels::round_to_f16(&mut lut8);
+    let (h6, h8) = (HalfLut::new(&lut6), HalfLut::new(&lut8));
     let (c4, c6, c8, w4) =
         (Int8Lut::new(&lut4, 4), Int8Lut::new(&lut6, 6), Int8Lut::new(&lut8, 8), Int16Lut::new(&lut4));
     let scales = noise(1, n / 32);
@@ -53,8 +56,10 @@ fn main() {
         ("f16", Matrix::f16(&halves[..2 * n], rows, cols).unwrap()),
         ("lut4_f32", lut(4, &lut4)),
         ("lut4_int16", lut(4, &lut4).with_int16_lut(w4.as_ref())),
-        ("lut6", lut(6, &lut6)),
-        ("lut8", lut(8, &lut8)),
+        ("lut6_f32", lut(6, &lut6)),
+        ("lut6_f16", lut(6, &lut6).with_half_lut(h6.as_ref())),
+        ("lut8_f32", lut(8, &lut8)),
+        ("lut8_f16", lut(8, &lut8).with_half_lut(h8.as_ref())),
         ("int4_row", int(4, cols)),
         ("int8_row", int(8, cols)),
         ("int8_32", int(8, 32)),

@@ -52,7 +52,7 @@ pub use conv::{Conv, DepthwiseConv, Image, Window, conv, depthwise_conv};
 pub use elementwise::{GELU_FP16, Gate, apply_activation, apply_gate, exp_and_sum, softcap};
 pub use f16::{f16_bits_to_f32, f16_to_f32, f32_to_f16, round_to_f16};
 pub use isa::Isa;
-pub use lut_tables::{Int8Lut, Int16Lut, round_to_int16};
+pub use lut_tables::{HalfLut, Int8Lut, Int16Lut, round_to_int16};
 pub use matmul::{MatMul, matmul_batch, matmul_batch_on};
 pub use matrix::{Matrix, MatrixError, OwnedMatrix, f32_bytes};
 pub use memory::F16Buffer;

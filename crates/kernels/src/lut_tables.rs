@@ -3,6 +3,7 @@
 //! ```text
 //! Int8Lut    entry = low + step * code, rounded      code in 0 .. 255      for approximate matmul
 //! Int16Lut   entry = step * word, exactly            |word| < 2^15         for exact matmul, step a power of two
+//! HalfLut    entry as fp16, exactly                                        for exact matmul, tables of 64 and 256
 //! ```
 
 /// Holds tables of f32 as 8-bit codes: entry i of table g is close to `step[g] * code[g][i] + low[g]`.
@@ -102,6 +103,32 @@ impl Int16Lut {
     }
 }
 
+/// Holds tables of f32 that fp16 holds exactly: a lookup gives thirty-two entries where f32 has sixteen.
+#[derive(Clone, Debug)]
+pub struct HalfLut {
+    pub(crate) halves: Vec<u16>, // [tables, entries]
+}
+
+impl HalfLut {
+    /// Makes fp16 of tables; none where an entry is a NaN or no fp16.
+    pub fn new(lut: &[f32]) -> Option<HalfLut> {
+        let half = |v: &f32| {
+            let half = half::f16::from_f32(*v);
+            (half.to_f32().to_bits() == v.to_bits() && !v.is_nan()).then_some(half.to_bits())
+        };
+        Some(HalfLut { halves: lut.iter().map(half).collect::<Option<_>>()? })
+    }
+
+    /// Table `i` of N entries.
+    #[inline(always)]
+    pub(crate) fn table<const N: usize>(&self, i: usize) -> &[u16; N] {
+        match self.halves[i * N..(i + 1) * N].try_into() {
+            Ok(table) => table,
+            Err(_) => unreachable!("a slice of N"),
+        }
+    }
+}
+
 /// Returns the step of a table whose largest magnitude is `largest`: `2^floor(log2(largest)) / 2^14`.
 fn step_of(largest: f32) -> f32 {
     f32::from_bits(largest.to_bits() & 0x7f80_0000) / 16384.0
@@ -118,4 +145,19 @@ pub fn round_to_int16(table: &mut [f32]) {
     let step = step_of(largest);
     // Rounding up would give the largest another step.
     table.iter_mut().for_each(|v| *v = (*v / step).round_ties_even().clamp(-32767.0, 32767.0) * step);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_hold_what_fp16_holds() {
+        let table = [0.0, -0.0, 1.5, 65504.0, -5.9604645e-8, f32::INFINITY];
+        let halves = HalfLut::new(&table).unwrap().halves;
+        assert_eq!(halves, table.map(|v| half::f16::from_f32(v).to_bits()));
+        for not in [1.0 + f32::EPSILON, 65520.0, 1e-9, f32::NAN] {
+            assert!(HalfLut::new(&[0.0, not]).is_none(), "{not}");
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! Views of dense and compressed matrices, as they are stored.
 
-use crate::lut_tables::{Int8Lut, Int16Lut};
+use crate::lut_tables::{HalfLut, Int8Lut, Int16Lut};
 use crate::weight_format::{Weight, WeightFormat};
 
 /// Columns of a block, which kernels decode and activations are packed by: 16 lanes of 8 indices of 4 bits.
@@ -61,6 +61,8 @@ pub struct Matrix<'a> {
     pub(crate) int8_lut: Option<&'a Int8Lut>,
     /// Tables for exact matmul of integers.
     pub(crate) int16_lut: Option<&'a Int16Lut>,
+    /// Tables for exact matmul in f32, of 64 or 256 entries.
+    pub(crate) half_lut: Option<&'a HalfLut>,
 }
 
 impl<'a> Matrix<'a> {
@@ -83,7 +85,16 @@ impl<'a> Matrix<'a> {
         check(fits(weight.values.map_or(0, <[f32]>::len), values), "length of the tables or scales")?;
         let offsets = if weight.format.has_offsets() { values } else { 0 };
         check(fits(weight.offsets.map_or(0, <[f32]>::len), offsets), "length of the offsets")?;
-        Ok(Matrix { weight, first: 0, rows, cols, fast: false, int8_lut: None, int16_lut: None })
+        Ok(Matrix {
+            weight,
+            first: 0,
+            rows,
+            cols,
+            fast: false,
+            int8_lut: None,
+            int16_lut: None,
+            half_lut: None,
+        })
     }
 
     /// Views dense f32.
@@ -268,6 +279,7 @@ pub struct OwnedMatrix<D> {
     fast: bool,
     int8_lut: Option<Int8Lut>,
     int16_lut: Option<Int16Lut>,
+    half_lut: Option<HalfLut>,
 }
 
 impl<D: AsRef<[u8]>> OwnedMatrix<D> {
@@ -278,7 +290,8 @@ impl<D: AsRef<[u8]>> OwnedMatrix<D> {
     pub fn new(weight: Weight<D, Vec<f32>>, rows: usize, cols: usize) -> Result<Self, MatrixError> {
         let bytes = weight.elements.as_ref().len();
         Matrix::new(borrow(&weight), rows, cols)?;
-        Ok(OwnedMatrix { weight, bytes, rows, cols, fast: false, int8_lut: None, int16_lut: None })
+        let (fast, int8_lut, int16_lut, half_lut) = (false, None, None, None);
+        Ok(OwnedMatrix { weight, bytes, rows, cols, fast, int8_lut, int16_lut, half_lut })
     }
 
     /// Makes what approximate (`fast`) or exact matmuls look up, where the format has it.
@@ -288,6 +301,10 @@ impl<D: AsRef<[u8]>> OwnedMatrix<D> {
             WeightFormat::Lut { bits, .. } if fast => (Int8Lut::new(lut, usize::from(bits)), None),
             WeightFormat::Lut { bits: 4, .. } => (None, Int16Lut::new(lut)),
             _ => (None, None),
+        };
+        self.half_lut = match self.weight.format {
+            WeightFormat::Lut { bits: 6 | 8, .. } if !fast => HalfLut::new(lut),
+            _ => None,
         };
         let plain = Matrix { fast: false, int8_lut: None, int16_lut: None, ..self.view() };
         let view = if fast { plain.with_fast(int8.as_ref()) } else { plain.with_int16_lut(int16.as_ref()) };
@@ -326,6 +343,7 @@ impl<D: AsRef<[u8]>> OwnedMatrix<D> {
             fast: self.fast,
             int8_lut: self.int8_lut.as_ref(),
             int16_lut: self.int16_lut.as_ref(),
+            half_lut: self.half_lut.as_ref(),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Measures how fast this machine multiplies by weights that lie in its caches.
 
 use crate::{
-    Columns, Int8Lut, Int16Lut, MatMul, Matrix, PackedActivations, Pool, matmul_batch, round_to_int16,
+    Columns, HalfLut, Int8Lut, Int16Lut, MatMul, Matrix, PackedActivations, Pool, matmul_batch,
+    round_to_int16,
 };
 use std::time::Instant;
 
@@ -28,14 +29,19 @@ pub fn measure_multiply_adds(pool: &Pool, bits: usize, fast: bool, tokens: usize
         _ => (0..(rows / ROWS_PER_TABLE) << bits).map(|i| f32::from(noise(i)) / 65536.0 - 0.5).collect(),
     };
     lut.chunks_mut(16).filter(|_| bits == 4).for_each(round_to_int16);
+    crate::round_to_f16(&mut lut);
     let codes = if bits == 16 { None } else { Int8Lut::new(&lut, bits) };
     let words = if bits == 4 { Int16Lut::new(&lut) } else { None };
+    let halves = HalfLut::new(&lut);
     let matrix = match bits {
         16 => Matrix::f16(&elements, rows, COLS),
         _ => Matrix::lut(bits, &elements, &lut, ROWS_PER_TABLE, rows, COLS),
     };
     let Ok(matrix) = matrix else { return 0.0 };
-    let w = if fast { matrix.with_fast(codes.as_ref()) } else { matrix.with_int16_lut(words.as_ref()) };
+    let w = match fast {
+        true => matrix.with_fast(codes.as_ref()),
+        false => matrix.with_int16_lut(words.as_ref()).with_half_lut(halves.as_ref()),
+    };
     let tokens = tokens.max(1);
     let x: Vec<f32> = (0..COLS * tokens).map(|i| f32::from(noise(i)) / 65536.0).collect();
     let columns = Columns { values: &x, first: 0, token_stride: COLS, channel_stride: 1 };

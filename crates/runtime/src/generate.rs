@@ -2,7 +2,7 @@
 
 use crate::model::{Logits, Model, Sequence};
 use crate::sampler::{Sampler, Sampling};
-use crate::speculate::{Drafter, Mode, Speculation, SpeculationReport};
+use crate::speculate::{Drafter, Speculation, SpeculationReport};
 use crate::{Error, Result};
 use std::time::{Duration, Instant};
 
@@ -114,14 +114,14 @@ pub fn generate_behind(
     for tokens in [options.prefill_chunk.unwrap_or(usize::MAX).min(rest.len()), 1] {
         model.prepare(tokens, Logits::Last);
     }
-    drafter.controller.assume_preparing(model.longest_preparation().as_secs_f64());
+    drafter.assume_preparing(model.longest_preparation());
     let mut logits = model.append(sequence, rest, Logits::Last, options.prefill_chunk)?;
     let prefill = started.elapsed();
     prompt.iter().for_each(|&id| drafter.push(id));
     let mut ids: Vec<u32> = Vec::new();
-    let mut draft: Vec<u32> = Vec::new();
-    // Of all passes behind the prompt, and of the last one.
-    let (mut decode, mut time) = (Duration::ZERO, Duration::ZERO);
+    // Since the prompt, and of the last pass, which the prompt's is not.
+    let mut decode = Duration::ZERO;
+    let mut pass_time: Option<Duration> = None;
     let stop = loop {
         // Rows of logits choose tokens as long as each agrees with the draft that the next row stands behind.
         let before = ids.len();
@@ -146,7 +146,7 @@ pub fn generate_behind(
                 stop = Some(Stop::MaxNew);
                 break;
             }
-            if draft.get(i) != Some(&id) {
+            if !drafter.agrees(i, id) {
                 break;
             }
         }
@@ -155,15 +155,9 @@ pub fn generate_behind(
             Some(Stop::EndToken(_)) => ids.len() - before,
             _ => (ids.len() - before).saturating_sub(1),
         };
-        if seen < draft.len() {
-            let started = Instant::now();
-            model.truncate(sequence, sequence.position() - draft.len() + seen)?;
-            time += started.elapsed();
-        }
-        decode += time;
-        if time > Duration::ZERO {
-            drafter.note(time.as_secs_f64(), draft.len(), seen);
-        }
+        let started = Instant::now();
+        drafter.settle(model, sequence, seen, pass_time.map(|time| time.as_secs_f64()))?;
+        decode += pass_time.unwrap_or_default() + started.elapsed();
         if let Some(stop) = stop {
             break stop;
         }
@@ -173,26 +167,12 @@ pub fn generate_behind(
         let Some(&last) = ids.last() else {
             return Err(Error::input("no logits"));
         };
-        let room = (max_context - sequence.position() - 1).min(options.max_new - ids.len() - 1);
-        let room = if options.speculation.mode == Mode::Off { 0 } else { model.most_to_undo(sequence, room) };
-        draft.clear();
-        draft.push(last);
-        draft.extend_from_slice(drafter.draft(ids.len(), room, options.max_new - ids.len()));
-        // What is prepared inside a pass would count as its time.
-        if !drafter.controller.is_prepared(draft.len() - 1) {
-            let started = Instant::now();
-            model.prepare(draft.len(), if draft.len() > 1 { Logits::All } else { Logits::Last });
-            decode += started.elapsed();
-            drafter.controller.note_prepared(draft.len() - 1, started.elapsed().as_secs_f64());
-        }
-        let wanted = if draft.len() > 1 { Logits::All } else { Logits::Last };
+        decode += drafter.plan(model, sequence, last, ids.len(), options.max_new - ids.len());
         let started = Instant::now();
-        logits = model.append(sequence, &draft, wanted, None)?;
-        time = started.elapsed();
-        draft.remove(0);
+        logits = model.append(sequence, drafter.pass(), drafter.wanted(), None)?;
+        pass_time = Some(started.elapsed());
     };
     let decode_tokens = sequence.position() - prompt.len();
-    let speculation = (options.speculation.mode != Mode::Off).then(|| drafter.controller.report());
     Ok(Generated {
         ids,
         stop,
@@ -200,6 +180,6 @@ pub fn generate_behind(
         prefill,
         decode_tokens,
         decode,
-        speculation,
+        speculation: drafter.report(),
     })
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 pub enum Fault {
     /// It cannot be compiled.
     NotCompiled,
-    /// It cannot be loaded: -14.
+    /// It cannot be loaded: -14, in words, as Core ML says it.
     NoPlan,
     /// To load it raises an exception.
     LoadException,
@@ -134,16 +134,25 @@ pub(crate) fn raise(reason: &str) -> ! {
     }
 }
 
-/// An autoreleased error, as Cocoa makes them.
+/// An autoreleased error, as Cocoa makes them. An execution plan that could not be built has its cause below it.
 pub(crate) fn error(code: isize, text: &str) -> *mut NSError {
-    let text = NSString::from_str(text);
+    let below = text.contains("error code: -14").then(|| {
+        make_error("com.apple.appleneuralengine", 7, "ANE model load failed: planted", None)
+    });
+    Retained::autorelease_ptr(make_error("com.apple.CoreML", code, text, below.as_deref()))
+}
+
+fn make_error(domain: &str, code: isize, text: &str, below: Option<&NSError>) -> Retained<NSError> {
+    let (text, key) = (NSString::from_str(text), NSString::from_str("NSUnderlyingError"));
     // SAFETY: the key is set when the classes are registered, and values are objects.
-    let error = unsafe {
-        let info = NSDictionary::<NSString, AnyObject>::from_slices(
-            &[NSLocalizedDescriptionKey],
-            &[&*text as &AnyObject],
-        );
-        NSError::errorWithDomain_code_userInfo(&NSString::from_str("com.apple.CoreML"), code, Some(&info))
-    };
-    Retained::autorelease_ptr(error)
+    unsafe {
+        let mut keys: Vec<&NSString> = vec![NSLocalizedDescriptionKey];
+        let mut values: Vec<&AnyObject> = vec![&*text as &AnyObject];
+        if let Some(below) = below {
+            keys.push(&key);
+            values.push(below as &AnyObject);
+        }
+        let info = NSDictionary::<NSString, AnyObject>::from_slices(&keys, &values);
+        NSError::errorWithDomain_code_userInfo(&NSString::from_str(domain), code, Some(&info))
+    }
 }

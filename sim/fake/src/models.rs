@@ -200,7 +200,7 @@ define_class!(
             let opened = match package {
                 Ok(_) if faults.contains(&Fault::NoPlan) || folder.join(STALE).exists() => {
                     let what = "Failed to build the model execution plan using a model architecture file with error code: -14.";
-                    Err((-14, what.to_string()))
+                    Err((0, what.to_string()))
                 }
                 Ok(package) => open(&package, function.as_deref()).map_err(|what| (0, what)),
                 Err(_) => Err((0, format!("Unable to load model: {}. Compile the model with Xcode.", folder.display()))),

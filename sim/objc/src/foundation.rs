@@ -303,6 +303,18 @@ define_class!(
     #[ivars = ErrorIvars]
     struct FakeError;
     impl FakeError {
+        #[unsafe(method_id(underlyingErrors))]
+        fn causes(&self) -> Object {
+            let known: Option<Object> =
+                self.ivars().info.as_ref().and_then(|i| unsafe { msg_send![i, objectForKey: &*string("NSUnderlyingError")] });
+            let (objects, count) = match &known {
+                Some(one) => (&raw const **one, 1),
+                None => (std::ptr::null(), 0),
+            };
+            let array: Allocated<FakeArray> = FakeArray::alloc();
+            let array: Retained<FakeArray> = unsafe { msg_send![array, initWithObjects: &raw const objects, count: count as usize] };
+            unsafe { Retained::cast_unchecked(array) }
+        }
         #[unsafe(method_id(errorWithDomain:code:userInfo:))]
         fn make(domain: &AnyObject, code: isize, info: Option<&AnyObject>) -> Retained<Self> {
             let this = Self::alloc().set_ivars(ErrorIvars { domain: domain.retain(), code, info: info.map(Message::retain) });

@@ -41,7 +41,14 @@ fn faults_are_errors_that_name_package_function_and_cause() {
         refused(
             &compiled,
             Fault::NoPlan,
-            &["attn.mlpackage", "function `", "-14", "anemoe compile", "--max-loaded"],
+            &[
+                "attn.mlpackage",
+                "function `",
+                "-14",
+                "appleneuralengine 7: ANE model load failed",
+                "anemoe compile",
+                "--max-loaded",
+            ],
         );
         refused(
             &compiled,

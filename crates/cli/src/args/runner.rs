@@ -1,12 +1,23 @@
 //! Backend of the commands that run bundles, as options.
 
+use crate::ui::message;
 use anemoe_bundle::Chain;
 use anemoe_coreml::{CompiledModels, ComputeUnits, CoreMlBackend, CoreMlSettings, this_system};
 use anemoe_gates::integrity::cache_folder;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 /// Folder of compiled models in the user's cache.
 const COMPILED_FOLDER: &str = "compiled";
+
+/// Backend that this command chose, once it has.
+static CHOSEN: Mutex<Option<BackendArg>> = Mutex::new(None);
+
+/// Name of the backend that this command runs a bundle on; none where it runs none.
+pub fn chosen_backend() -> Option<&'static str> {
+    let chosen = *CHOSEN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    chosen.map(|b| if b == BackendArg::Coreml { "coreml" } else { "cpu" })
+}
 
 /// A backend, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -66,6 +77,18 @@ impl RunnerArgs {
         chain: &Chain,
         cpu_options: bool,
     ) -> anyhow::Result<Option<CoreMlBackend>> {
+        let found = self.find_core_ml(bundle, chain, cpu_options)?;
+        let chosen = if found.is_some() { BackendArg::Coreml } else { BackendArg::Cpu };
+        *CHOSEN.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(chosen);
+        Ok(found)
+    }
+
+    fn find_core_ml(
+        &self,
+        bundle: &Path,
+        chain: &Chain,
+        cpu_options: bool,
+    ) -> anyhow::Result<Option<CoreMlBackend>> {
         let asked = self.backend == Some(BackendArg::Coreml);
         anyhow::ensure!(
             !(asked && cpu_options),
@@ -81,6 +104,10 @@ impl RunnerArgs {
         }
         let compiled = self.cache.models(bundle, chain);
         if !asked && !compiled.is_complete() {
+            let (missing, all) = (compiled.missing(), chain.shards.len());
+            message(format!(
+                "{missing} of {all} packages are not compiled for this system, so the CPU runs them; `anemoe compile` brings them to the Neural Engine"
+            ));
             return Ok(None);
         }
         let settings = CoreMlSettings {
@@ -88,7 +115,14 @@ impl RunnerArgs {
             max_loaded_bytes: self.max_loaded,
             units: ComputeUnits::CpuAndNeuralEngine,
         };
-        Ok(Some(CoreMlBackend::new(settings)?))
+        match CoreMlBackend::new(settings) {
+            Ok(backend) => Ok(Some(backend)),
+            Err(why) if !asked => {
+                message(format!("Core ML cannot run this bundle, so the CPU runs it: {why}"));
+                Ok(None)
+            }
+            Err(why) => Err(why.into()),
+        }
     }
 }
 

@@ -121,13 +121,15 @@ impl Compiler<'_> {
         self.args.again || self.models.find(&self.package(shard)).is_none()
     }
 
-    /// Checks that there is room for the compiled models, which are about as large as their packages, and for one twice.
+    /// Checks that there is room for the compiled models, which are about as large as their packages, and for one twice; as much
+    /// again for what the Neural Engine's compiler keeps of them once they are loaded.
     fn check_room(&self, missing: &[&Shard]) -> anyhow::Result<()> {
         let all: u64 = missing.iter().map(|s| s.bytes).sum();
         let largest = missing.iter().map(|s| s.bytes).max().unwrap_or(0);
         let folder = self.models.folder().unwrap_or(&self.args.bundle);
         let what = format!("the compiled models of {} packages need about", missing.len());
-        Ok(check_room(folder, &what, all + all / 20 + largest)?)
+        let loaded = if self.args.no_load { 0 } else { all };
+        Ok(check_room(folder, &what, all + all / 20 + largest + loaded)?)
     }
 
     /// Compiles a package where that is needed, and loads its functions.
@@ -159,7 +161,12 @@ impl Compiler<'_> {
         };
         let (load_seconds, trouble) = match loaded {
             Ok(load_seconds) => (load_seconds, None),
-            Err(trouble) => (LoadSeconds::new(), Some(trouble)),
+            Err(mut trouble) => {
+                if seconds.is_some() && is_no_plan(&trouble.message) {
+                    trouble.is_fresh();
+                }
+                (LoadSeconds::new(), Some(trouble))
+            }
         };
         self.record(shard, &package, compiled_bytes, seconds)?;
         report.packages.push(PackageReport {
@@ -219,6 +226,10 @@ impl Compiler<'_> {
         let (Some(place), Some(compiled_bytes)) = (self.models.record_place(package), compiled_bytes) else {
             return Ok(());
         };
+        // What lies beside its package was compiled by someone else, on another system perhaps.
+        if self.models.find(package) != self.models.place(package) {
+            return Ok(());
+        }
         if seconds.is_none() && place.is_file() {
             return Ok(());
         }
@@ -257,7 +268,7 @@ fn print(report: &CompileReport, ui: &Ui) -> anyhow::Result<()> {
             bytes(p.package_bytes),
             p.compiled_bytes.map_or_else(String::new, bytes),
             number(p.seconds),
-            number(Some(p.load_seconds.values().sum())),
+            number((!p.load_seconds.is_empty()).then(|| p.load_seconds.values().sum())),
         ]);
     }
     if *compiled > 0 {

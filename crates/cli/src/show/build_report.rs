@@ -85,6 +85,11 @@ pub fn print(
                 stage.name()
             ))?;
             let name = quoted(out);
+            // The first golden that failed, not the first that was given.
+            let stack = &report.full_stack;
+            let other = stack.also.iter().find(|a| !a.gate.pass).map(|a| a.golden.as_path());
+            let golden =
+                if stack.golden.as_ref().is_some_and(|g| g.pass) { other.or(golden) } else { golden };
             ui.line(match (stage, golden) {
                 (GateStage::Golden, Some(golden)) => {
                     format!("next: anemoe trace {name} --golden {} shows which layer loses how much", quoted(golden))

@@ -32,8 +32,13 @@ pub enum Ended {
         /// Its last words.
         said: String,
     },
-    /// It was ended after so many seconds.
-    TimedOut(f64),
+    /// It was ended because it took too long.
+    TimedOut {
+        /// Seconds after which it was ended.
+        seconds: f64,
+        /// Its last words.
+        said: String,
+    },
 }
 
 /// Reply of a child, on the last line of its standard output.
@@ -64,12 +69,16 @@ pub fn in_child(work: &Work, limit: Duration) -> anyhow::Result<Ended> {
     }
     let status = wait(&mut child, started, limit)?;
     drop(input);
-    let Some(status) = status else { return Ok(Ended::TimedOut(started.elapsed().as_secs_f64())) };
-    let reply = replies.map(join).unwrap_or_default();
     let said = words.map(join).unwrap_or_default();
+    let Some(status) = status else {
+        return Ok(Ended::TimedOut { seconds: started.elapsed().as_secs_f64(), said });
+    };
+    let reply = replies.map(join).unwrap_or_default();
     let last = reply.lines().rev().find_map(|line| serde_json::from_str::<Reply>(line).ok());
     Ok(match last {
         Some(Reply::Done(value)) if status.success() => Ended::Done(value),
+        // What Core ML's compiler says, it says there.
+        Some(Reply::Failed(what)) if !said.is_empty() && !speaks => Ended::Failed(format!("{what}; {said}")),
         Some(Reply::Failed(what)) => Ended::Failed(what),
         _ => Ended::Crashed { how: describe(status), said },
     })

@@ -3,7 +3,7 @@
 use super::{Ended, Work, in_child};
 use anemoe_bundle::ShardKind;
 use anemoe_convert::form::ShardForm;
-use anemoe_coreml::causes::{self, Cause, End};
+use anemoe_coreml::causes::{self, Cause, End, STALE};
 use serde::Serialize;
 use serde_json::Value;
 use std::time::Duration;
@@ -65,7 +65,12 @@ impl Risky {
             Ended::Failed(message) => (End::Refused, message),
             Ended::Crashed { how, said } if said.is_empty() => (End::Crashed, how),
             Ended::Crashed { how, said } => (End::Crashed, format!("{how}: {said}")),
-            Ended::TimedOut(seconds) => (End::Hung, format!("no end after {seconds:.0} s (--timeout)")),
+            Ended::TimedOut { seconds, said } if said.is_empty() => {
+                (End::Hung, format!("no end after {seconds:.0} s (--timeout)"))
+            }
+            Ended::TimedOut { seconds, said } => {
+                (End::Hung, format!("no end after {seconds:.0} s (--timeout): {said}"))
+            }
         };
         let found = causes::of(end, work.name(), &message);
         let list = |f: fn(&Cause) -> &'static str| found.iter().map(f).filter(|t| !t.is_empty()).collect();
@@ -86,6 +91,13 @@ impl StepFailure {
     pub fn refused(what: &str, step: &'static str, message: String) -> StepFailure {
         let (causes, advice) = (Vec::new(), Vec::new());
         StepFailure { what: what.into(), step, end: End::Refused, message, causes, advice, try_form: None }
+    }
+
+    /// Takes the cause away that the model is of another system: it was compiled just before.
+    pub fn is_fresh(&mut self) {
+        self.causes.retain(|c| *c != STALE.text);
+        self.advice.retain(|a| *a != STALE.advice);
+        self.advice.push("anemoe doctor --clean, which lists what Core ML keeps of earlier models");
     }
 
     /// Lines for people.

@@ -23,17 +23,25 @@ pub(crate) enum Failure {
     Known(Error),
 }
 
+/// Errors below one another that are told.
+const MOST_BELOW: usize = 4;
 /// Code of an execution plan that could not be built.
 const NO_PLAN: &str = "error code: -14";
 
 impl Failure {
-    /// Takes what an `NSError` says.
+    /// Takes what an `NSError` says, and the errors below it: the Neural Engine's compiler and driver speak there.
     pub fn reported(error: &NSError) -> Failure {
-        Failure::Reported {
-            domain: error.domain().to_string(),
-            code: error.code(),
-            text: error.localizedDescription().to_string(),
+        let mut text = error.localizedDescription().to_string();
+        let mut below = error.underlyingErrors().firstObject();
+        for _ in 0..MOST_BELOW {
+            let Some(e) = below else { break };
+            let said = e.localizedDescription().to_string();
+            if !text.contains(&said) {
+                text += &format!("; {} {}: {said}", e.domain(), e.code());
+            }
+            below = e.underlyingErrors().firstObject();
         }
+        Failure::Reported { domain: error.domain().to_string(), code: error.code(), text }
     }
 
     /// Makes the error for a function of a package.

@@ -33,8 +33,9 @@ pub(crate) struct RowsOf<'a> {
 /// Loaded functions, and states.
 #[derive(Default)]
 pub(crate) struct Objects {
-    functions: BTreeMap<FunctionKey, Loaded>,
+    // States are dropped before the functions that made them.
     states: BTreeMap<StatesKey, States>,
+    functions: BTreeMap<FunctionKey, Loaded>,
     /// Bytes of loaded functions, and of those on their way in.
     bytes: u64,
     /// Counts uses.
@@ -230,7 +231,13 @@ impl Objects {
         let states = all.get_mut(&key).ok_or(Failure::Absent)?;
         let mut has_moved = false;
         for (cache, slots) in states.caches.iter_mut().zip(loaded.instance.cache_slots()) {
-            has_moved |= cache.fit(slots)?;
+            match cache.fit(slots) {
+                Ok(moved) => has_moved |= moved,
+                Err(failure) => {
+                    functions.values_mut().for_each(|f| f.instance.forget(key));
+                    return Err(failure);
+                }
+            }
         }
         if has_moved {
             functions.values_mut().for_each(|f| f.instance.forget(key));

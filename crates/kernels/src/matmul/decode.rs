@@ -11,6 +11,7 @@
 //! The lookup instruction ignores the upper bits, so a shift is all that an index costs. Tables of fewer than 16 entries are
 //! repeated to 16 for that.
 
+use crate::lut_tables::HalfLut;
 use crate::matrix::{BLOCK, Divisor};
 use crate::simd::{F32x16, LANES};
 
@@ -203,6 +204,70 @@ impl<'a> Decode for Lut8<'a> {
     #[inline(always)]
     fn vector<L: F32x16>(&self, table: Self::Row<L>, _: usize, bytes: &[u8], k: usize) -> L {
         L::lookup_256(table, L::load_u8(part(bytes, 16 * k)))
+    }
+}
+
+/// 6-bit indices into tables of fp16.
+///
+/// ```text
+/// 96 bytes = 16 lanes of 48 bits = eight indices each      vector k, lane l = column 8 l + k
+/// one lookup gives two vectors in fp16, which are converted one by one
+/// ```
+#[derive(Clone, Copy)]
+pub(crate) struct HalfLut6<'a> {
+    pub lut: &'a HalfLut,
+    pub group: Divisor,
+}
+
+impl Decode for HalfLut6<'_> {
+    const BYTES: usize = 96;
+    type Row<L: F32x16> = L::HalfTable;
+    type Raw<'b, L: F32x16> = [L::Halves; 4];
+    #[inline(always)]
+    fn row<L: F32x16>(&self, row: usize) -> L::HalfTable {
+        L::load_half_table(self.lut.table(self.group.divide(row)))
+    }
+    #[inline(always)]
+    fn raw<L: F32x16>(&self, table: L::HalfTable, _: usize, bytes: &[u8]) -> [L::Halves; 4] {
+        L::lookup_halves_6(table, part(bytes, 0))
+    }
+    #[inline(always)]
+    fn vector<L: F32x16>(&self, _: L::HalfTable, _: usize, pairs: [L::Halves; 4], k: usize) -> L {
+        // Pair and place of each index, see `HALF_PAIRS`.
+        const PLACES: [(usize, bool); VECTORS] =
+            [(0, false), (0, true), (1, false), (2, false), (2, true), (1, true), (3, false), (3, true)];
+        let (pair, second) = PLACES[k];
+        L::half_vector(pairs[pair], second)
+    }
+}
+
+/// 8-bit indices into tables of fp16.
+#[derive(Clone, Copy)]
+pub(crate) struct HalfLut8<'a> {
+    pub lut: &'a HalfLut,
+    pub group: Divisor,
+}
+
+impl<'a> Decode for HalfLut8<'a> {
+    const BYTES: usize = 128;
+    type Row<L: F32x16> = &'a [u16; 256];
+    type Raw<'b, L: F32x16> = [L::Halves; 4];
+    #[inline(always)]
+    fn row<L: F32x16>(&self, row: usize) -> Self::Row<L> {
+        self.lut.table(self.group.divide(row))
+    }
+    #[inline(always)]
+    fn raw<L: F32x16>(&self, table: Self::Row<L>, _: usize, bytes: &[u8]) -> [L::Halves; 4] {
+        [
+            L::lookup_halves_8(table, part(bytes, 0)),
+            L::lookup_halves_8(table, part(bytes, 32)),
+            L::lookup_halves_8(table, part(bytes, 64)),
+            L::lookup_halves_8(table, part(bytes, 96)),
+        ]
+    }
+    #[inline(always)]
+    fn vector<L: F32x16>(&self, _: Self::Row<L>, _: usize, pairs: [L::Halves; 4], k: usize) -> L {
+        L::half_vector(pairs[k / 2], !k.is_multiple_of(2))
     }
 }
 

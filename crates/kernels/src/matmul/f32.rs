@@ -11,7 +11,7 @@ use super::decode::{self, Decode, MAX_BLOCK_BYTES, VECTORS};
 use super::schedule::*;
 use crate::matrix::{BLOCK, Divisor};
 use crate::memory::{AlignedVec, CacheLevel, Prefetch};
-use crate::simd::{F32x16, Kernel, LANES, Simd, dispatch};
+use crate::simd::{F32x16, Kernel, LANES, Simd, dispatch, has_half_tables};
 use crate::weight_format::WeightFormat;
 use crate::{Isa, Matrix};
 use std::cell::RefCell;
@@ -41,6 +41,12 @@ pub(super) fn multiply_rows(
         WeightFormat::Fp16 => run!(decode::Half, 16),
         WeightFormat::Lut { bits, rows_per_table } => {
             let (lut, group) = (values, Divisor::new(rows_per_table));
+            if let Some(lut) = w.half_lut.filter(|_| has_half_tables(isa)) {
+                return match bits {
+                    6 => run!(decode::HalfLut6 { lut, group }, 6),
+                    _ => run!(decode::HalfLut8 { lut, group }, 8),
+                };
+            }
             match bits {
                 1 => run!(decode::LutSmall::<1> { lut, group }, 1),
                 2 => run!(decode::LutSmall::<2> { lut, group }, 2),

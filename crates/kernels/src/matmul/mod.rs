@@ -32,7 +32,7 @@ mod schedule;
 pub(crate) use schedule::{OutputRows, RowTiles, TokenSelection};
 
 use crate::activations::{Layout, PackedActivations};
-use crate::lut_tables::{Int8Lut, Int16Lut};
+use crate::lut_tables::{HalfLut, Int8Lut, Int16Lut};
 use crate::memory::AlignedVec;
 use crate::weight_format::WeightFormat;
 use crate::{Isa, Matrix, Pool};
@@ -258,6 +258,17 @@ impl<'a> Matrix<'a> {
         self
     }
 
+    /// Prepares for exact matmuls that look fp16 up: tables of 64 or 256 entries. The bits of results stay.
+    pub fn with_half_lut(mut self, lut: Option<&'a HalfLut>) -> Self {
+        self.half_lut = match self.weight.format {
+            WeightFormat::Lut { bits: 6 | 8, .. } if self.has_native_kernel() => {
+                lut.filter(|h| h.halves.len() == self.values().len())
+            }
+            _ => None,
+        };
+        self
+    }
+
     /// Returns the layout of the activations that this matrix is multiplied by.
     pub fn layout(&self) -> Layout {
         use WeightFormat::{F32, Fp16, Int, Lut};
@@ -292,6 +303,20 @@ mod tests {
             let lut = noise(seed + 1, (rows / group) << bits);
             let indices = bytes(seed + 2, (n * bits).div_ceil(8));
             check(&format!("lut{bits}"), &Matrix::lut(bits, &indices, &lut, group, rows, cols).unwrap());
+            if bits == 6 || bits == 8 {
+                let mut lut = lut.clone();
+                crate::round_to_f16(&mut lut);
+                let plain = Matrix::lut(bits, &indices, &lut, group, rows, cols).unwrap();
+                let halves = crate::HalfLut::new(&lut).unwrap();
+                let w = plain.with_half_lut(Some(&halves));
+                check(&format!("lut{bits} of fp16"), &w);
+                // The bits are those of tables of f32.
+                let x = noise(seed + 9, cols * 2);
+                for isa in Isa::available() {
+                    let run = |w: &Matrix<'_>| run(isa, &Pool::new(1), w, &x, 2, None);
+                    assert_eq!(run(&w), run(&plain), "lut{bits} {isa:?} [{rows}, {cols}]");
+                }
+            }
             if bits == 4 {
                 let mut lut = lut;
                 lut.chunks_mut(16).for_each(crate::round_to_int16);

@@ -232,6 +232,7 @@ impl F32x16 for Avx2 {
             )
         }
     }
+    crate::simd::traits::plain_half_tables!();
     #[inline(always)]
     fn power_of_two(self) -> Self {
         // SAFETY: the processor has AVX2, see `simd`.

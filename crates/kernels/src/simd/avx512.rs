@@ -195,6 +195,83 @@ impl F32x16 for Avx512 {
             Avx512(_mm512_i32gather_ps::<4>(at, table.as_ptr()))
         }
     }
+    const HAS_HALF_TABLES: bool = true;
+    type HalfTable = [__m512i; 2];
+    type Halves = __m512i;
+    #[inline(always)]
+    fn load_half_table(table: &[u16; 64]) -> [__m512i; 2] {
+        let (halves, _) = table.as_chunks::<32>();
+        // SAFETY: 32 words are there each; the processor has AVX-512 F, see `simd`.
+        unsafe {
+            [_mm512_loadu_epi16(halves[0].as_ptr().cast()), _mm512_loadu_epi16(halves[1].as_ptr().cast())]
+        }
+    }
+    /// A lane's eight indices are three words, `3 l` to `3 l + 2`:
+    ///
+    /// ```text
+    ///  bit 47    42    36 | 35 30    24    18    | 12     6     0
+    ///      | i7 | i6 | i5 :    | i4 | i3 | i2 :  | i1 | i0 |          i2 and i5 lie in two words
+    /// ```
+    #[inline(always)]
+    fn lookup_halves_6([a, b]: [__m512i; 2], at: &[u8; 96]) -> [__m512i; 4] {
+        /// Words `3 l + first` of the lanes, then `3 l + second`: from the first 64 bytes, those above 31 from the last 64.
+        const fn words(first: u16, second: u16) -> [u16; 32] {
+            let mut all = [0; 32];
+            let mut l = 0;
+            while l < 16 {
+                let (one, two) = (3 * l as u16 + first, 3 * l as u16 + second);
+                all[l] = if one < 32 { one } else { one + 16 };
+                all[16 + l] = if two < 32 { two } else { two + 16 };
+                l += 1;
+            }
+            all
+        }
+        const fn shifts(first: u16, second: u16) -> [u16; 32] {
+            let mut all = [first; 32];
+            let mut l = 16;
+            while l < 32 {
+                all[l] = second;
+                l += 1;
+            }
+            all
+        }
+        const WORDS: [[u16; 32]; 5] = [words(0, 0), words(0, 1), words(1, 2), words(1, 1), words(2, 2)];
+        const SHIFTS: [[u16; 32]; 5] =
+            [shifts(0, 6), shifts(12, 14), shifts(4, 2), shifts(2, 8), shifts(4, 10)];
+        // SAFETY: 64 bytes are there from 0 and from 32 on; the processor has AVX-512 F and BW, see `simd`. Lookups ignore all but
+        // the lowest six bits.
+        unsafe {
+            let (low, high) =
+                (_mm512_loadu_si512(at.as_ptr().cast()), _mm512_loadu_si512(at.as_ptr().add(32).cast()));
+            let load = |v: &[u16; 32]| _mm512_loadu_si512(v.as_ptr().cast());
+            let of = |i: usize| _mm512_permutex2var_epi16(low, load(&WORDS[i]), high);
+            let right = |i: usize| _mm512_srlv_epi16(of(i), load(&SHIFTS[i]));
+            let both = _mm512_or_si512(right(1), _mm512_sllv_epi16(of(2), load(&SHIFTS[2])));
+            [right(0), both, right(3), right(4)].map(|at| _mm512_permutex2var_epi16(a, at, b))
+        }
+    }
+    #[inline(always)]
+    fn lookup_halves_8(table: &[u16; 256], at: &[u8; 32]) -> __m512i {
+        // SAFETY: 32 bytes and eight times 32 words are there; the processor has AVX-512 F and BW, see `simd`. Lookups ignore all
+        // but the lowest six bits.
+        unsafe {
+            let at = _mm512_cvtepu8_epi16(_mm256_loadu_si256(at.as_ptr().cast()));
+            let part = |i: usize| _mm512_loadu_si512(table.as_ptr().add(32 * i).cast());
+            let of = |i: usize| _mm512_permutex2var_epi16(part(2 * i), at, part(2 * i + 1));
+            let sixth = _mm512_test_epi16_mask(at, _mm512_set1_epi16(64));
+            let seventh = _mm512_test_epi16_mask(at, _mm512_set1_epi16(128));
+            let low = _mm512_mask_blend_epi16(sixth, of(0), of(1));
+            _mm512_mask_blend_epi16(seventh, low, _mm512_mask_blend_epi16(sixth, of(2), of(3)))
+        }
+    }
+    #[inline(always)]
+    fn half_vector(v: __m512i, second: bool) -> Self {
+        // SAFETY: the processor has AVX-512 F, see `simd`.
+        unsafe {
+            let half = if second { _mm512_extracti64x4_epi64::<1>(v) } else { _mm512_castsi512_si256(v) };
+            Avx512(_mm512_cvtph_ps(half))
+        }
+    }
     #[inline(always)]
     fn power_of_two(self) -> Self {
         // SAFETY: the processor has AVX-512 F, see `simd`.

@@ -75,6 +75,19 @@ pub(crate) fn has_bf16(isa: Isa) -> bool {
     }
 }
 
+/// Checks that fp16 are looked up by a few instructions of `isa`, see [`F32x16::HAS_HALF_TABLES`].
+pub(crate) fn has_half_tables(isa: Isa) -> bool {
+    struct Asked;
+    impl Kernel for Asked {
+        type Output = bool;
+        #[inline(always)]
+        fn run<S: Simd>(self) -> bool {
+            S::HAS_HALF_TABLES
+        }
+    }
+    dispatch(isa, Asked)
+}
+
 /// Holds the arguments of a function as a [`Kernel`], see [`simd_fn`].
 pub(crate) struct Args<T, F>(pub T, pub std::marker::PhantomData<F>);
 

@@ -264,6 +264,7 @@ impl<D: Copy> F32x16 for Neon<D> {
         unsafe { vst1q_u8(each.as_mut_ptr(), at[0]) };
         Self::load(&each.map(|i| table[usize::from(i)]))
     }
+    crate::simd::traits::plain_half_tables!();
     #[inline(always)]
     fn power_of_two(self) -> Self {
         let power = |i: usize| {

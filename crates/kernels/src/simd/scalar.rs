@@ -130,6 +130,7 @@ impl F32x16 for Scalar {
     fn lookup_256(table: &[f32; 256], at: Self::U32s) -> Self {
         Scalar(at.map(|i| table[(i & 255) as usize]))
     }
+    crate::simd::traits::plain_half_tables!();
     #[inline(always)]
     fn power_of_two(self) -> Self {
         Scalar(self.0.map(|v| f32::from_bits(((v as i32 + 127) as u32) << 23)))

@@ -100,6 +100,20 @@ fn check_conversions<L: F32x16>() {
         alike!("load_partial_u32", load_partial_u32, &data[..first.min(64)]);
         alike!("load_u16", load_u16, data.first_chunk().unwrap());
         alike!("load_u8", load_u8, data.first_chunk().unwrap());
+        let (of_64, of_256) =
+            (std::array::from_fn(|i| i as u16 * 37), std::array::from_fn(|i| i as u16 * 13));
+        let table = L::load_half_table(&of_64);
+        let found = L::lookup_halves_6(table, data.first_chunk().unwrap());
+        let expected = Scalar::lookup_halves_6(of_64, data.first_chunk().unwrap());
+        let bytes = data.first_chunk().unwrap();
+        let found = found.into_iter().chain([L::lookup_halves_8(&of_256, bytes)]);
+        let expected = expected.into_iter().chain([Scalar::lookup_halves_8(&of_256, bytes)]);
+        for (v, e) in found.zip(expected) {
+            for second in [false, true] {
+                let (v, e) = (lanes(L::half_vector(v, second)), lanes(Scalar::half_vector(e, second)));
+                same("halves", &v, &e);
+            }
+        }
         for stride in [3, 6] {
             let data = &data[..stride * 15 + 3];
             let (v, expected) = (L::load_u24(data, stride), Scalar::load_u24(data, stride));

@@ -64,6 +64,21 @@ pub(crate) trait F32x16: Copy {
     /// Returns `2^self`, for integers from -126 to 127.
     fn power_of_two(self) -> Self;
 
+    /// Looks fp16 up in tables of 64 and 256 entries by a few instructions; otherwise tables of f32 take less time.
+    const HAS_HALF_TABLES: bool = false;
+    /// A table of 64 fp16.
+    type HalfTable: Copy;
+    /// Thirty-two fp16.
+    type Halves: Copy;
+    fn load_half_table(table: &[u16; 64]) -> Self::HalfTable;
+    /// Looks up 128 indices of 6 bits, of which lane l has eight, 6 bytes from 6 l on: the vectors of its first and second index,
+    /// third and sixth, fourth and fifth, seventh and eighth.
+    fn lookup_halves_6(table: Self::HalfTable, at: &[u8; 96]) -> [Self::Halves; 4];
+    /// Looks up 32 indices of 8 bits: the vector of the first sixteen, then of the others.
+    fn lookup_halves_8(table: &[u16; 256], at: &[u8; 32]) -> Self::Halves;
+    /// Converts the first or second vector of two.
+    fn half_vector(v: Self::Halves, second: bool) -> Self;
+
     /// Loads little-endian integers of 24 bits, `stride` bytes apart; the four bytes of the last one lie inside `v`.
     #[inline(always)]
     fn load_u24(v: &[u8], stride: usize) -> Self::U32s {
@@ -163,6 +178,52 @@ pub(crate) trait F32x16: Copy {
         v[0]
     }
 }
+
+/// [`F32x16::lookup_halves_6`] in plain code.
+#[inline(always)]
+pub(crate) fn plain_halves_6(table: &[u16; 64], at: &[u8; 96]) -> [[u16; 32]; 4] {
+    HALF_PAIRS.map(|pair| {
+        std::array::from_fn(|i| {
+            let bit = 6 * pair[i / LANES];
+            let (byte, lane) = (bit / 8, i % LANES * 6);
+            let word = u16::from(at[lane + byte]) | u16::from(*at.get(lane + byte + 1).unwrap_or(&0)) << 8;
+            table[usize::from(word >> (bit % 8) & 63)]
+        })
+    })
+}
+
+/// Indices of a lane whose vectors [`F32x16::lookup_halves_6`] gives together.
+pub(crate) const HALF_PAIRS: [[usize; 2]; 4] = [[0, 1], [2, 5], [3, 4], [6, 7]];
+
+/// Lookups of fp16 in plain code, for instruction sets that do not use them.
+macro_rules! plain_half_tables {
+    () => {
+        type HalfTable = [u16; 64];
+        type Halves = [u16; 32];
+        #[inline(always)]
+        fn load_half_table(table: &[u16; 64]) -> [u16; 64] {
+            *table
+        }
+        #[inline(always)]
+        fn lookup_halves_6(table: [u16; 64], at: &[u8; 96]) -> [[u16; 32]; 4] {
+            crate::simd::traits::plain_halves_6(&table, at)
+        }
+        #[inline(always)]
+        fn lookup_halves_8(table: &[u16; 256], at: &[u8; 32]) -> [u16; 32] {
+            at.map(|i| table[usize::from(i)])
+        }
+        #[inline(always)]
+        fn half_vector(v: [u16; 32], second: bool) -> Self {
+            let first = if second { 16 } else { 0 };
+            let mut bytes = [0u8; 32];
+            for (to, from) in bytes.as_chunks_mut::<2>().0.iter_mut().zip(&v[first..]) {
+                *to = from.to_le_bytes();
+            }
+            Self::from_f16(&bytes)
+        }
+    };
+}
+pub(crate) use plain_half_tables;
 
 /// Sixty-four bytes, and sixteen i32 sums of their products.
 pub(crate) trait U8x64: F32x16 {

@@ -13,8 +13,9 @@ mod ngrams;
 pub use controller::{Controller, SpeculationReport, break_even};
 pub use ngrams::{Corpus, Ngrams};
 
-use crate::model::MOST_UNDONE;
+use crate::model::{Logits, MOST_UNDONE, Model, Sequence};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Condition for drafts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -81,13 +82,16 @@ struct Followed {
 }
 
 /// Drafts for one sequence, and the controller that says how many tokens of them are verified.
+///
+/// A pass is planned ([`Drafter::plan`]), run by the caller, its rows choose tokens as long as they agree with the draft
+/// ([`Drafter::agrees`]), and the sequence is cut back behind these ([`Drafter::settle`]).
 pub struct Drafter {
     options: Speculation,
     ngrams: Ngrams,
     corpus: Option<ngrams::Walk>,
-    /// Times and acceptance.
-    pub controller: Controller,
-    draft: Vec<u32>,
+    controller: Controller,
+    /// The newest token, and a draft behind it.
+    pass: Vec<u32>,
     /// Draft that was not made, and its match: the tokens that come are compared with it.
     followed: Followed,
     /// Tokens of the match that the draft comes from.
@@ -103,7 +107,7 @@ impl Drafter {
             ngrams: Ngrams::default(),
             corpus,
             controller,
-            draft: Vec::new(),
+            pass: Vec::new(),
             followed: Followed::default(),
             matched: 0,
             options,
@@ -126,13 +130,100 @@ impl Drafter {
         }
     }
 
-    /// Tokens that may come next behind `generated` ones, `most` at most, and none where a pass over them would not pay.
-    /// `left` tokens are still wanted.
-    pub fn draft(&mut self, generated: usize, most: usize, left: usize) -> &[u32] {
-        self.draft.clear();
+    /// Tells the controller what it takes at most to prepare a number of tokens, before one was prepared.
+    pub fn assume_preparing(&mut self, time: Duration) {
+        self.controller.assume_preparing(time.as_secs_f64());
+    }
+
+    /// Sets what the next pass is over: `newest`, which no pass has seen, and a draft behind it where that pays. `generated` tokens
+    /// are behind the prompt, and `left` are wanted yet. Gives the time that preparing such a pass took.
+    pub fn plan(
+        &mut self,
+        model: &Model,
+        sequence: &Sequence,
+        newest: u32,
+        generated: usize,
+        left: usize,
+    ) -> Duration {
+        self.plan_plain(newest);
+        if self.options.mode == Mode::Off {
+            return Duration::ZERO;
+        }
+        let room = model.chain().model.max_context.saturating_sub(sequence.position() + 1);
+        let room = model.most_to_undo(sequence, room.min(left.saturating_sub(1)));
+        self.draft(generated, room, left);
+        // What is prepared inside a pass would count as its time.
+        if self.controller.is_prepared(self.drafted()) {
+            return Duration::ZERO;
+        }
+        let started = Instant::now();
+        model.prepare(self.pass.len(), self.wanted());
+        let time = started.elapsed();
+        self.controller.note_prepared(self.drafted(), time.as_secs_f64());
+        time
+    }
+
+    /// Sets a pass over `newest` alone.
+    pub fn plan_plain(&mut self, newest: u32) {
+        self.pass.clear();
+        self.pass.push(newest);
+    }
+
+    /// Tokens of the next pass, or of the last one; none before one was planned.
+    pub fn pass(&self) -> &[u32] {
+        &self.pass
+    }
+
+    /// Logits that the pass has to give.
+    pub fn wanted(&self) -> Logits {
+        if self.drafted() > 0 { Logits::All } else { Logits::Last }
+    }
+
+    /// Tokens of the pass that are a draft.
+    pub fn drafted(&self) -> usize {
+        self.pass.len().saturating_sub(1)
+    }
+
+    /// Tells whether `id`, chosen from row `row` of the pass's logits, is what was drafted there, so that the next row counts.
+    pub fn agrees(&self, row: usize, id: u32) -> bool {
+        self.pass.get(row + 1) == Some(&id)
+    }
+
+    /// Cuts `sequence` back behind the first `right` tokens of the draft, and notes what the pass took, in seconds, where it is
+    /// known for it alone.
+    ///
+    /// # Errors
+    /// The states cannot be cut back.
+    pub fn settle(
+        &mut self,
+        model: &Model,
+        sequence: &mut Sequence,
+        right: usize,
+        seconds: Option<f64>,
+    ) -> crate::Result<()> {
+        let started = Instant::now();
+        let wrong = self.drafted().saturating_sub(right);
+        if wrong > 0 {
+            model.truncate(sequence, sequence.position() - wrong)?;
+        }
+        if let Some(seconds) = seconds {
+            let seconds = seconds + started.elapsed().as_secs_f64();
+            self.controller.note(self.matched, self.drafted(), right, seconds);
+        }
+        Ok(())
+    }
+
+    /// Figures of the drafts, where any may be made.
+    pub fn report(&self) -> Option<SpeculationReport> {
+        (self.options.mode != Mode::Off).then(|| self.controller.report())
+    }
+
+    /// Appends to the pass what may come next behind `generated` tokens, `most` tokens at most, and none where a pass over them
+    /// would not pay.
+    fn draft(&mut self, generated: usize, most: usize, left: usize) {
         let most = most.min(self.options.draft_max);
-        if self.options.mode == Mode::Off || most == 0 {
-            return &[];
+        if most == 0 {
+            return;
         }
         let (length, next) = match &self.options.replay {
             Some(tokens) => (self.options.ngram_max, tokens.get(generated..).unwrap_or_default()),
@@ -144,7 +235,7 @@ impl Drafter {
         };
         self.matched = length.min(self.options.ngram_max);
         if self.matched < self.options.ngram_min || next.is_empty() {
-            return &[];
+            return;
         }
         let n = match self.options.mode {
             Mode::Auto => self.controller.choose(self.matched, most, left),
@@ -158,16 +249,11 @@ impl Drafter {
             ids.extend(next.iter().take(most));
             (*at, *matched) = (0, self.matched);
         }
-        self.draft.extend(next.iter().take(n));
+        let first = self.pass.len();
+        self.pass.extend(next.iter().take(n));
         // A text that goes on as it repeats.
         for i in next.len()..n {
-            self.draft.push(self.draft[i - next.len()]);
+            self.pass.push(self.pass[first + i - next.len()]);
         }
-        &self.draft
-    }
-
-    /// Notes a pass over the last token and the draft: the seconds it took, and the tokens of the draft that were accepted.
-    pub fn note(&mut self, seconds: f64, drafted: usize, accepted: usize) {
-        self.controller.note(self.matched, drafted, accepted, seconds);
     }
 }

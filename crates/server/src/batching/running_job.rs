@@ -5,9 +5,9 @@ use super::jobs::{AnswerEvent, EndReason, Job, JobFailure, Usage};
 use super::shared::Shared;
 use anemoe_runtime::Result;
 use anemoe_runtime::chat::{PromptText, StopStrings};
-use anemoe_runtime::model::{Logits, Sequence};
+use anemoe_runtime::model::Sequence;
 use anemoe_runtime::sampler::Sampler;
-use anemoe_runtime::speculate::{Drafter, Mode};
+use anemoe_runtime::speculate::Drafter;
 use anemoe_runtime::tokenizer::TextStream;
 use std::time::Instant;
 
@@ -27,9 +27,8 @@ pub struct RunningJob<'a> {
     pub started: Instant,
     /// Time at which the newest token came.
     pub newest: Option<Instant>,
-    /// The newest token and a draft behind it: what the next pass is over, once the prompt has been read.
-    pub pass: Vec<u32>,
-    drafter: Drafter,
+    /// Drafts, and what the next pass is over once the prompt has been read.
+    pub drafter: Drafter,
     prompt: usize,
     text: String,
     sampler: Sampler,
@@ -51,9 +50,8 @@ impl<'a> RunningJob<'a> {
         let ids = job.prompt.ids.clone();
         let mut drafter = Drafter::new(shared.speculation.clone());
         ids.iter().for_each(|&id| drafter.push(id));
-        drafter.controller.assume_preparing(shared.model.longest_preparation().as_secs_f64());
+        drafter.assume_preparing(shared.model.longest_preparation());
         Ok(RunningJob {
-            pass: Vec::new(),
             drafter,
             sampler: Sampler::new(job.sampling.clone()),
             stream: TextStream::new(&shared.tokenizer, &ids)?,
@@ -92,29 +90,17 @@ impl<'a> RunningJob<'a> {
 
     /// Sets what the next pass is over: the newest token, and where nothing else runs a draft behind it.
     pub fn plan_pass(&mut self, shared: &Shared, is_alone: bool) {
-        self.pass.clear();
-        self.pass.extend(self.ids.last());
-        let model = &shared.model;
-        if !is_alone || shared.speculation.mode == Mode::Off {
-            return;
+        let Some(&newest) = self.ids.last() else { return };
+        if !is_alone {
+            return self.drafter.plan_plain(newest);
         }
         let left = self.job.max_new.saturating_sub(self.generated());
-        let room = model.chain().model.max_context.saturating_sub(self.sequence.position() + 1);
-        let room = model.most_to_undo(&self.sequence, room.min(left.saturating_sub(1)));
-        self.pass.extend_from_slice(self.drafter.draft(self.generated(), room, left));
-        let drafted = self.pass.len() - 1;
-        // What is prepared inside a pass would count as its time.
-        if !self.drafter.controller.is_prepared(drafted) {
-            let started = Instant::now();
-            model.prepare(self.pass.len(), if drafted > 0 { Logits::All } else { Logits::Last });
-            self.drafter.controller.note_prepared(drafted, started.elapsed().as_secs_f64());
-        }
+        self.drafter.plan(&shared.model, &self.sequence, newest, self.generated(), left);
     }
 
     /// Tells whether the newest token is the one that was drafted at this place, from 0, so that the next row of logits counts.
     pub fn agrees(&self, place: usize) -> bool {
-        let drafted = self.pass.get(place + 1);
-        self.ended.is_none() && drafted.is_some() && self.ids.last() == drafted
+        self.ended.is_none() && self.ids.last().is_some_and(|&id| self.drafter.agrees(place, id))
     }
 
     /// Cuts the sequence back behind the drafted tokens that were right, and notes what the pass took where nothing else ran in it.
@@ -122,19 +108,13 @@ impl<'a> RunningJob<'a> {
     /// # Errors
     /// The states cannot be cut back.
     pub fn settle(&mut self, shared: &Shared, seconds: Option<f64>) -> Result<()> {
-        let drafted = self.pass.len().saturating_sub(1);
+        let drafted = self.drafter.drafted();
         let first = self.sequence.position().saturating_sub(drafted);
         let new = self.ids.get(first..).unwrap_or_default();
-        let right = new
-            .iter()
-            .zip(self.pass.get(1..).unwrap_or_default())
-            .take_while(|(own, drafted)| own == drafted)
-            .count();
-        if right < drafted {
-            shared.model.truncate(&mut self.sequence, first + right)?;
-        }
-        if let Some(seconds) = seconds {
-            self.drafter.note(seconds, drafted, right);
+        let right = (0..drafted).take_while(|&i| new.get(i).is_some_and(|&id| self.drafter.agrees(i, id)));
+        let right = right.count();
+        self.drafter.settle(&shared.model, &mut self.sequence, right, seconds)?;
+        if seconds.is_some() {
             shared.metrics.drafted_tokens.add(drafted as u64);
             shared.metrics.accepted_tokens.add(right as u64);
         }

@@ -171,7 +171,7 @@ impl<'a> Scheduler<'a> {
         let mut shares = share(&wanted, room.max(LEAST_CHUNK));
         for (share, slot) in shares.iter_mut().zip(&self.slots) {
             if slot.is_decoding() {
-                *share = slot.pass.len();
+                *share = slot.drafter.pass().len();
             }
         }
         shares
@@ -321,8 +321,8 @@ impl<'a> Scheduler<'a> {
 fn request<'s>(slot: &'s mut RunningJob<'_>, tokens: usize) -> Request<'s> {
     let first = slot.sequence.position();
     if slot.is_decoding() {
-        let logits = if slot.pass.len() > 1 { Logits::All } else { Logits::Last };
-        return Request { sequence: &mut slot.sequence, ids: &slot.pass, logits };
+        let RunningJob { sequence, drafter, .. } = slot;
+        return Request { sequence, ids: drafter.pass(), logits: drafter.wanted() };
     }
     let is_last = first + tokens == slot.ids.len();
     Request {

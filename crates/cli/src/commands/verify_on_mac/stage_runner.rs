@@ -290,8 +290,9 @@ fn of_child(ended: Ended) -> Found {
         Ended::Failed(message) => Found::new(StageEnd::Refused, message),
         Ended::Crashed { how, said } if said.is_empty() => Found::new(StageEnd::Crashed, how),
         Ended::Crashed { how, said } => Found::new(StageEnd::Crashed, format!("{how}: {said}")),
-        Ended::TimedOut(seconds) => {
-            Found::new(StageEnd::Hung, format!("no end after {seconds:.0} s (--timeout)"))
+        Ended::TimedOut { seconds, said } => {
+            let said = if said.is_empty() { said } else { format!(": {said}") };
+            Found::new(StageEnd::Hung, format!("no end after {seconds:.0} s (--timeout){said}"))
         }
     }
 }
