@@ -5,10 +5,12 @@ use crate::args::reading::Reading;
 use crate::outcome::Outcome;
 use crate::ui::Ui;
 use anemoe_bundle::Chain;
+use anemoe_convert::form::ShardForm;
 use anemoe_convert::form_ladder::{Rung, Sighting, ladder};
 use anemoe_convert::models;
 use anemoe_convert::path_kind::PathKind;
 use anemoe_convert::plan::PlanOptions;
+use serde_json::Value;
 use std::path::PathBuf;
 
 /// List the forms that shards can have, and what was seen of each.
@@ -36,8 +38,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
                 args.path.display()
             );
             let chain = Chain::read(&args.path)?;
-            let own = chain.options.get("form").cloned().unwrap_or_else(|| serde_json::json!({}));
-            (chain.has_history(), chain.model.max_context, serde_json::from_value(own).ok())
+            (chain.has_history(), chain.model.max_context, Some(OwnForm::of(&chain)))
         }
         _ => {
             let family = models::open(args.reading.open(&args.path)?)?;
@@ -46,14 +47,53 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         }
     };
     let rungs = ladder(has_history, context)?;
-    ui.document(&serde_json::json!({"forms": rungs}))?;
+    let mut document = serde_json::json!({"forms": rungs});
+    if let Some(own) = &own {
+        document["bundle"] = serde_json::to_value(own)?;
+        ui.line(format!("this bundle: {}\n", own.text()))?;
+    }
+    ui.document(&document)?;
     for rung in &rungs {
-        let mark = if own == Some(rung.form) { " (this bundle's)" } else { "" };
+        let is_own = own.as_ref().is_some_and(|own| own.forms.is_none() && own.known() == Some(rung.form));
+        let mark = if is_own { " (this bundle's)" } else { "" };
         ui.line(format!("{}{mark}", rung.name))?;
         print(rung, ui)?;
     }
     ui.line("of each sort of shard: anemoe build --forms FILE, see docs/ane-form.md")?;
     Ok(Outcome::Done)
+}
+
+/// Form of a bundle, as its `chain.json` says it: of all shards, or of each sort.
+#[derive(serde::Serialize)]
+struct OwnForm {
+    form: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    forms: Option<Value>,
+}
+
+impl OwnForm {
+    fn of(chain: &Chain) -> OwnForm {
+        let form = chain.options.get("form").cloned().unwrap_or_else(|| serde_json::json!({}));
+        OwnForm { form, forms: chain.options.get("forms").filter(|f| !f.is_null()).cloned() }
+    }
+
+    /// The form, where this version knows it.
+    fn known(&self) -> Option<ShardForm> {
+        serde_json::from_value(self.form.clone()).ok()
+    }
+
+    fn text(&self) -> String {
+        let choices = |form: &Value| -> String {
+            let all = form.as_object().into_iter().flatten();
+            let word = |v: &Value| v.as_str().map_or_else(|| v.to_string(), str::to_string);
+            let all: Vec<String> = all.map(|(key, v)| format!("--{key} {}", word(v))).collect();
+            if all.is_empty() { "the default form".into() } else { all.join(" ") }
+        };
+        let Some(forms) = &self.forms else { return choices(&self.form) };
+        let sorts = forms.as_object().into_iter().flatten();
+        let sorts: Vec<String> = sorts.map(|(sort, form)| format!("{sort} {}", choices(form))).collect();
+        format!("by --forms: {}; other sorts {}", sorts.join("; "), choices(&self.form))
+    }
 }
 
 fn print(rung: &Rung, ui: &Ui) -> anyhow::Result<()> {

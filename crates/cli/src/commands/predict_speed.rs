@@ -6,7 +6,7 @@ use crate::bundle::Verify;
 use crate::files::Overwrite;
 use crate::outcome::Outcome;
 use crate::show::speed::{self, SpeculationForecast, SpeedDocument};
-use crate::ui::Ui;
+use crate::ui::{self, Ui};
 use anemoe_bundle::Chain;
 use anemoe_convert::context_buckets::ContextBuckets;
 use anemoe_convert::models::Family;
@@ -210,7 +210,15 @@ fn write_calibrated(
     ui: &Ui,
 ) -> anyhow::Result<Outcome> {
     let text = anemoe_io::read_input(bench, MAX_BYTES).map_err(|e| anemoe_mlpackage::Error::io(bench, e))?;
-    let profile = calibrate(&text, one, chip, "calibrated from a bench")
+    let written: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
+    let system = written.pointer("/machine/os").and_then(|v| v.as_str()).unwrap_or("a system without a name");
+    if !system.starts_with("macOS") {
+        ui::message(format!(
+            "warning: {} was measured on {system}: the profile describes that machine, and no Neural Engine",
+            bench.display()
+        ));
+    }
+    let profile = calibrate(&text, one, chip, &format!("calibrated from a bench on {system}"))
         .map_err(|what| anemoe_mlpackage::Error::invalid(bench, what))?;
     anemoe_bundle::write_atomic(output, profile.text().as_bytes())?;
     ui.document(&profile)?;

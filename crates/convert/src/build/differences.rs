@@ -34,7 +34,9 @@ pub fn differences(old: (&Value, &Value), new: (&Value, &Value)) -> String {
     if was != now {
         return format!("a model of the family {was}, now {now}");
     }
+    let (old_options, new_options) = (&old.0["options"], &new.0["options"]);
     let (old, new) = (settings(old), settings(new));
+    let forms = form_differences(old_options, new_options);
     let all: Vec<String> = new
         .iter()
         .filter_map(|(name, now)| {
@@ -44,11 +46,28 @@ pub fn differences(old: (&Value, &Value), new: (&Value, &Value)) -> String {
                 _ => format!("{name} {was}, now {now}"),
             })
         })
+        .chain(forms)
         .collect();
     match all.is_empty() {
         true => "no option differs, but its chain does: another version of anemoe wrote it".into(),
         false => all.join("; "),
     }
+}
+
+/// Lists the choices of the form that differ, by option; those of `--forms` as one.
+fn form_differences(old: &Value, new: &Value) -> Vec<String> {
+    let keys = |options: &Value| -> Vec<String> {
+        options["form"].as_object().map(|f| f.keys().cloned().collect()).unwrap_or_default()
+    };
+    let mut all: Vec<String> = keys(old).into_iter().chain(keys(new)).collect();
+    all.sort();
+    all.dedup();
+    let differ = |was: &Value, now: &Value, option: String| {
+        (was != now && !old.is_null() && !new.is_null())
+            .then(|| format!("{option} {}, now {}", value(was), value(now)))
+    };
+    let of_form = all.iter().filter_map(|k| differ(&old["form"][k], &new["form"][k], format!("--{k}")));
+    of_form.chain(differ(&old["forms"], &new["forms"], "--forms".into())).collect()
 }
 
 /// Lists the choices of a build by option.

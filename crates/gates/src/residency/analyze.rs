@@ -502,11 +502,15 @@ impl<'a> Walker<'a> {
 /// Much glue around few matrices, and neither attention nor a state: what joins the branches of a layer. What ends in a
 /// matrix is a head.
 fn glue(g: &Graph) -> bool {
-    let matrices = g.matrices().count();
-    let others = g.ops.len() - matrices;
+    // A convolution in groups is as many matrices; what only moves elements joins nothing.
+    let matrices: usize = g.matrices().map(|(_, c)| c.groups.clamp(1, 1 << 16) as usize).sum();
+    let moves = |op: &&Op| {
+        matches!(op.op_type.as_str(), "transpose" | "reshape" | "expand_dims" | "squeeze" | "identity")
+    };
+    let others = g.ops.iter().filter(|op| op.contraction.is_none() && !moves(op)).count();
     let attends =
         |op: &Op| op.op_type == "softmax" || op.contraction.as_ref().is_some_and(|c| c.between_activations);
-    let ends_in_matrix = g.ops.last().is_some_and(|op| op.contraction.is_some());
+    let ends_in_matrix = g.ops.iter().rfind(|op| !moves(op)).is_some_and(|op| op.contraction.is_some());
     others >= 12
         && others >= 12 * matrices
         && !ends_in_matrix
