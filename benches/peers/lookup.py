@@ -5,7 +5,7 @@ greedy decoding of the same prompts.
     lookup.py --anemoe target/release/anemoe --bundle B.anemoe --llama FOLDER --gguf F.gguf --text FILE..
               [--prompts 40] [--max-new 64] [--draft 8] [--json OUT]
 
-FOLDER holds llama-simple and llama-lookup (EXAMPLES=ON build_llama.sh); F.gguf is the bundle's model
+FOLDER holds llama-lookup (EXAMPLES=ON build_llama.sh); F.gguf is the bundle's model
 (small_gguf.py). Kinds of prompts are those of ../speculation.py that are texts. Per kind and program: the median gain, the lowest
 and highest, accepted of drafted tokens, and how often the text differs from that of plain greedy decoding.
 Needs Python 3.10 and nothing else.
@@ -27,22 +27,24 @@ def run(command):
 
 def llama(folder, gguf, prompt, max_new, draft):
     """(tok/s, text) plain, and (tok/s, text, drafted, accepted) with lookup."""
-    out, err = run([f"{folder}/llama-simple", "-m", gguf, "-n", str(max_new), "-ngl", "0", prompt])
-    speed = float(re.search(r"decoded \d+ tokens in [\d.]+ s, speed: ([\d.]+)", out + err)[1])
-    plain = (speed, out.split("main: decoded")[0].removeprefix("<bos>").removeprefix(prompt).rstrip("\n"))
     path = pathlib.Path("/tmp") / "lookup-prompt.txt"
     path.write_text(prompt)
-    command = [f"{folder}/llama-lookup", "-m", gguf, "-f", str(path), "-n", str(max_new), "--temp", "0", "-t", "2", "-c", "512",
-               "--spec-draft-n-max", str(draft)]
-    # Its log is written by a thread of its own, which now and then does not come to the last lines.
-    for _ in range(5):
-        out, err = run(command)
-        if "n_accept" in out + err:
-            break
-    number = lambda pattern: float(re.search(pattern, out + err)[1])
-    text = out.lstrip("\n").removeprefix("<bos>").removeprefix(prompt).rstrip("\n")
-    return plain, (number(r"decoded\s+\d+ tokens in\s+[\d.]+ seconds, speed:\s+([\d.]+)"), text,
-                   int(number(r"n_drafted\s*=\s*(\d+)")), int(number(r"n_accept\s*=\s*(\d+)")))
+
+    def lookup(most):
+        command = [f"{folder}/llama-lookup", "-m", gguf, "-f", str(path), "-n", str(max_new), "--temp", "0", "-t", "2", "-c", "1024",
+                   "--spec-draft-n-max", str(most)]
+        # Its log is written by a thread of its own, which now and then does not come to the last lines.
+        for _ in range(5):
+            out, err = run(command)
+            if "n_accept" in out + err:
+                break
+        number = lambda pattern: float(re.search(pattern, out + err)[1])
+        text = out.lstrip("\n").removeprefix("<bos>").removeprefix(prompt).rstrip("\n")
+        return (number(r"decoded\s+\d+ tokens in\s+[\d.]+ seconds, speed:\s+([\d.]+)"), text,
+                int(number(r"n_drafted\s*=\s*(\d+)")), int(number(r"n_accept\s*=\s*(\d+)")))
+
+    # With drafts of no token it decodes plainly, with as many threads.
+    return lookup(0)[:2], lookup(draft)
 
 
 def anemoe(program, bundle, prompt, max_new, draft):

@@ -161,7 +161,9 @@ pub fn foreign_entry(package: &Path) -> io::Result<Option<PathBuf>> {
         for entry in fs::read_dir(&dir)? {
             let entry = entry?;
             let (name, kind) = (entry.file_name(), entry.file_type()?);
-            let known = names.iter().any(|n| name == *n) || name == ".DS_Store";
+            // What macOS leaves: views of folders, and on other file systems a file's attributes.
+            let of_finder = name == ".DS_Store" || name.as_encoded_bytes().starts_with(b"._");
+            let known = names.iter().any(|n| name == *n) || of_finder;
             let is_folder = !folder.is_empty() && name == *folder;
             let right = if is_folder { kind.is_dir() } else { kind.is_file() };
             if !known || !right {
@@ -538,6 +540,7 @@ mod tests {
         let (dir, path) = sample();
         assert_eq!(foreign_entry(&path).unwrap(), None);
         fs::write(path.join("Data/.DS_Store"), "x").unwrap();
+        fs::write(path.join("Data/com.apple.CoreML/._model.mlmodel"), "x").unwrap();
         assert_eq!(foreign_entry(&path).unwrap(), None);
         for name in ["notes.txt", "Data/x", "Data/com.apple.CoreML/weights/other.bin"] {
             fs::write(path.join(name), "x").unwrap();

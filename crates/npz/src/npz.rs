@@ -163,16 +163,11 @@ fn write(path: &Path, entries: &[(String, Array)], method: CompressionMethod) ->
     let written = write_atomic(path, |file| {
         let sink = Sink { file, failure: &failure };
         let mut zip = ZipWriter::new(BufWriter::with_capacity(PIECE, sink));
-        for (name, array) in entries {
-            // An entry that may pass 4 GiB says so before it is written.
-            let bytes = array.data.len() as u64 * array.data.dtype().bytes() as u64;
-            let options = SimpleFileOptions::default()
-                .compression_method(method)
-                .last_modified_time(zip::DateTime::default())
-                .unix_permissions(0o644)
-                .large_file(bytes > u64::from(u32::MAX / 2));
-            zip.start_file(format!("{name}.npy"), options)?;
-            write_array(&mut zip, array)?;
+        let filled = fill(&mut zip, entries, method);
+        if let Err(e) = filled {
+            // Dropped, it would try to finish what it has, and print that it failed.
+            std::mem::forget(zip);
+            return Err(e);
         }
         zip.finish()?.flush()
     });
@@ -180,6 +175,26 @@ fn write(path: &Path, entries: &[(String, Array)], method: CompressionMethod) ->
         Some(source) => Err(Error::io(path, source)),
         None => written,
     }
+}
+
+/// Writes all entries of an archive.
+fn fill<W: Write + io::Seek>(
+    zip: &mut ZipWriter<W>,
+    entries: &[(String, Array)],
+    method: CompressionMethod,
+) -> io::Result<()> {
+    for (name, array) in entries {
+        // An entry that may pass 4 GiB says so before it is written.
+        let bytes = array.data.len() as u64 * array.data.dtype().bytes() as u64;
+        let options = SimpleFileOptions::default()
+            .compression_method(method)
+            .last_modified_time(zip::DateTime::default())
+            .unix_permissions(0o644)
+            .large_file(bytes > u64::from(u32::MAX / 2));
+        zip.start_file(format!("{name}.npy"), options)?;
+        write_array(zip, array)?;
+    }
+    Ok(())
 }
 
 /// A file that keeps its first error, which the zip library wraps, and takes no more writes: the library would try again

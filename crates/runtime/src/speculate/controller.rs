@@ -10,7 +10,8 @@
 //!
 //! Drafts that are not made are followed all the same: whether the next tokens are those that it would have had costs nothing to
 //! see. So acceptance is known before anything is spent. A length that was never run has to be prepared first; that is done
-//! once what was seen says that the tokens left gain at least [`WORTH`] times the cost.
+//! once what was seen says that the tokens left gain at least [`WORTH`] times the cost, or [`SURE_WORTH`] times where much was
+//! seen.
 //!
 //! A draft also has to be affordable: what drafts have cost so far, plus what this one costs if nothing of it is accepted, stays
 //! below [`SHARE`] of the time, beside [`ADVANCE`]. So the loss is bounded whatever the text is.
@@ -42,6 +43,8 @@ const ASSUMED_WEIGHT: f64 = 4.0;
 const LENGTHS: [usize; 6] = [1, 2, 4, 8, 16, 31];
 /// Gain over cost from which a length is prepared.
 const WORTH: f64 = 4.0;
+/// The same behind twice the evidence.
+const SURE_WORTH: f64 = 2.0;
 /// Assumed cost of preparing a length, in passes for one token, until one was.
 const ASSUMED_PREPARING: f64 = 2.0;
 /// Tokens that have to be seen behind matches of one bucket before a length is prepared.
@@ -204,7 +207,9 @@ impl Controller {
         let share = self.matches as f64 / (self.passes as f64).max(1.0);
         let gain = (one - time / tokens) * left as f64 * share.min(1.0);
         let cost = self.preparing.unwrap_or(ASSUMED_PREPARING * one);
-        self.tried[bucket(matched)] >= EVIDENCE && gain >= WORTH * cost
+        let seen = self.tried[bucket(matched)];
+        let worth = if seen >= 2.0 * EVIDENCE { SURE_WORTH } else { WORTH };
+        seen >= EVIDENCE && gain >= worth * cost
     }
 
     /// The number of drafted tokens, `most` at most, of the pass that gains most where `left` tokens are still wanted; 0 where
