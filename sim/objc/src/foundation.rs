@@ -236,6 +236,8 @@ macro_rules! collections { ($($name:literal $rust:ident)*) => { $(
             fn at(&self, index: usize) -> Object {
                 self.ivars().get(index).cloned().unwrap_or_else(|| raise("NSRangeException", &format!("index {index} beyond {}", self.ivars().len())))
             }
+            #[unsafe(method_id(firstObject))]
+            fn first(&self) -> Option<Object> { self.ivars().first().cloned() }
             #[unsafe(method(containsObject:))]
             fn contains(&self, object: &AnyObject) -> bool { self.ivars().iter().any(|o| same(o, object)) }
             #[unsafe(method(countByEnumeratingWithState:objects:count:))]

@@ -229,18 +229,22 @@ impl Objects {
         loaded.used = *clock;
         let Some(key) = states else { return loaded.instance.predict(inputs, None, outputs) };
         let states = all.get_mut(&key).ok_or(Failure::Absent)?;
-        let mut has_moved = false;
+        let (mut has_moved, mut failed) = (false, None);
         for (cache, slots) in states.caches.iter_mut().zip(loaded.instance.cache_slots()) {
             match cache.fit(slots) {
                 Ok(moved) => has_moved |= moved,
+                // Those before it have moved, perhaps.
                 Err(failure) => {
-                    functions.values_mut().for_each(|f| f.instance.forget(key));
-                    return Err(failure);
+                    (failed, has_moved) = (Some(failure), true);
+                    break;
                 }
             }
         }
         if has_moved {
             functions.values_mut().for_each(|f| f.instance.forget(key));
+        }
+        if let Some(failure) = failed {
+            return Err(failure);
         }
         let loaded = functions.get_mut(&function).ok_or(Failure::Absent)?;
         let takes_state = loaded.instance.takes_state();
