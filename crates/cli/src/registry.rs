@@ -461,6 +461,18 @@ mod tests {
     }
 
     #[test]
+    fn the_worst_golden_counts_and_nothing_drafted_is_no_acceptance() {
+        let read = |name: &str, command: &str, document: Value| find(name).unwrap().read(command, &document);
+        let several = json!({"min_cosine": 0.98, "goldens": [{"min_cosine": 0.98}, {"min_cosine": 0.88}]});
+        assert_eq!(read("logit_cosine_min", "validate", several), Some(0.88));
+        let built = json!({"full_stack": {"golden": {"mean_kl": 0.1}, "also": [{"mean_kl": 0.3}]}});
+        assert_eq!(read("mean_kl", "build", built), Some(0.3));
+        let drafts = |drafted: u64| json!({"speculation": {"drafted": drafted, "acceptance": 0.5}});
+        assert_eq!(read("acceptance", "generate", drafts(0)), None);
+        assert_eq!(read("acceptance", "generate", drafts(4)), Some(50.0));
+    }
+
+    #[test]
     fn bounds_hold_to_their_digits() {
         let size = find("shard_mb").unwrap();
         for (text, found, holds) in [

@@ -80,6 +80,19 @@ fn choices_that_do_not_fit_are_refused_by_name() {
     }
 }
 
+/// Heads between transposes, and banks whose products are few and large, are no glue.
+#[test]
+fn forms_of_the_small_model_pass_its_gate_of_placement() {
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/small-gemma4");
+    for form in [["--io", "channels-last"], ["--experts", "bank"]] {
+        let plan = json(0, &["plan", model, "--quant", "lut4", form[0], form[1]]);
+        for shard in plan["shards"].as_array().unwrap() {
+            let reason = shard["verdict_reason"].as_str().unwrap_or_default();
+            assert!(!reason.contains("prefer.glue"), "{form:?} {}: {reason}", shard["name"]);
+        }
+    }
+}
+
 #[test]
 fn bundles_of_every_form_generate_the_same_tokens() {
     let dir = tempfile::tempdir().unwrap();

@@ -131,7 +131,7 @@ impl CompiledModels {
 
     /// Every package of the bundle is compiled.
     pub fn is_complete(&self) -> bool {
-        !self.digests.is_empty() && self.digests.keys().all(|package| self.find(package).is_some())
+        !self.digests.is_empty() && self.missing() == 0
     }
 
     /// Packages of the bundle that no compiled model is there for.

@@ -163,7 +163,7 @@ impl Compiler<'_> {
             Ok(load_seconds) => (load_seconds, None),
             Err(mut trouble) => {
                 if seconds.is_some() && is_no_plan(&trouble.message) {
-                    trouble.is_fresh();
+                    trouble.rule_out_stale();
                 }
                 (LoadSeconds::new(), Some(trouble))
             }

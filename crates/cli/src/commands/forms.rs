@@ -4,13 +4,13 @@ use crate::args::hub_checkpoint::locate;
 use crate::args::reading::Reading;
 use crate::outcome::Outcome;
 use crate::ui::Ui;
-use anemoe_bundle::Chain;
+use anemoe_bundle::{Chain, ShardKind};
 use anemoe_convert::form::ShardForm;
 use anemoe_convert::form_ladder::{Rung, Sighting, ladder};
 use anemoe_convert::models;
 use anemoe_convert::path_kind::PathKind;
 use anemoe_convert::plan::PlanOptions;
-use serde_json::Value;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// List the forms that shards can have, and what was seen of each.
@@ -54,7 +54,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     }
     ui.document(&document)?;
     for rung in &rungs {
-        let is_own = own.as_ref().is_some_and(|own| own.forms.is_none() && own.known() == Some(rung.form));
+        let is_own = own.as_ref().is_some_and(|own| own.forms.is_none() && own.form == Some(rung.form));
         let mark = if is_own { " (this bundle's)" } else { "" };
         ui.line(format!("{}{mark}", rung.name))?;
         print(rung, ui)?;
@@ -63,36 +63,27 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Form of a bundle, as its `chain.json` says it: of all shards, or of each sort.
+/// Form of a bundle, as its `chain.json` says it: of all shards, and of sorts by `--forms`. None where this version does not know
+/// it.
 #[derive(serde::Serialize)]
 struct OwnForm {
-    form: Value,
+    form: Option<ShardForm>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    forms: Option<Value>,
+    forms: Option<BTreeMap<ShardKind, ShardForm>>,
 }
 
 impl OwnForm {
     fn of(chain: &Chain) -> OwnForm {
-        let form = chain.options.get("form").cloned().unwrap_or_else(|| serde_json::json!({}));
-        OwnForm { form, forms: chain.options.get("forms").filter(|f| !f.is_null()).cloned() }
-    }
-
-    /// The form, where this version knows it.
-    fn known(&self) -> Option<ShardForm> {
-        serde_json::from_value(self.form.clone()).ok()
+        let at = |key: &str| chain.options.get(key).filter(|v| !v.is_null()).cloned();
+        let form = at("form").map_or(Some(ShardForm::default()), |f| serde_json::from_value(f).ok());
+        OwnForm { form, forms: at("forms").and_then(|f| serde_json::from_value(f).ok()) }
     }
 
     fn text(&self) -> String {
-        let choices = |form: &Value| -> String {
-            let all = form.as_object().into_iter().flatten();
-            let word = |v: &Value| v.as_str().map_or_else(|| v.to_string(), str::to_string);
-            let all: Vec<String> = all.map(|(key, v)| format!("--{key} {}", word(v))).collect();
-            if all.is_empty() { "the default form".into() } else { all.join(" ") }
-        };
-        let Some(forms) = &self.forms else { return choices(&self.form) };
-        let sorts = forms.as_object().into_iter().flatten();
-        let sorts: Vec<String> = sorts.map(|(sort, form)| format!("{sort} {}", choices(form))).collect();
-        format!("by --forms: {}; other sorts {}", sorts.join("; "), choices(&self.form))
+        let all = self.form.map_or("a form that this version does not know".into(), |form| form.to_string());
+        let Some(forms) = &self.forms else { return all };
+        let sorts: Vec<String> = forms.iter().map(|(sort, form)| format!("{} {form}", sort.name())).collect();
+        format!("by --forms: {}; other sorts {all}", sorts.join("; "))
     }
 }
 

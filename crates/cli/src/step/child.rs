@@ -41,6 +41,19 @@ pub enum Ended {
     },
 }
 
+impl Ended {
+    /// Says how a child without a result ended, with its last words; nothing of one that is done.
+    pub fn reason(&self) -> String {
+        let (how, said) = match self {
+            Ended::Done(_) => return String::new(),
+            Ended::Failed(message) => return message.clone(),
+            Ended::Crashed { how, said } => (how.clone(), said),
+            Ended::TimedOut { seconds, said } => (format!("no end after {seconds:.0} s (--timeout)"), said),
+        };
+        if said.is_empty() { how } else { format!("{how}: {said}") }
+    }
+}
+
 /// Reply of a child, on the last line of its standard output.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

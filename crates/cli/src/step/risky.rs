@@ -60,17 +60,13 @@ impl Risky {
         work: &Work,
         of: Option<(ShardKind, ShardForm)>,
     ) -> anyhow::Result<Result<Value, StepFailure>> {
-        let (end, message) = match in_child(work, self.limit)? {
+        let ended = in_child(work, self.limit)?;
+        let message = ended.reason();
+        let end = match ended {
             Ended::Done(value) => return Ok(Ok(value)),
-            Ended::Failed(message) => (End::Refused, message),
-            Ended::Crashed { how, said } if said.is_empty() => (End::Crashed, how),
-            Ended::Crashed { how, said } => (End::Crashed, format!("{how}: {said}")),
-            Ended::TimedOut { seconds, said } if said.is_empty() => {
-                (End::Hung, format!("no end after {seconds:.0} s (--timeout)"))
-            }
-            Ended::TimedOut { seconds, said } => {
-                (End::Hung, format!("no end after {seconds:.0} s (--timeout): {said}"))
-            }
+            Ended::Failed(_) => End::Refused,
+            Ended::Crashed { .. } => End::Crashed,
+            Ended::TimedOut { .. } => End::Hung,
         };
         let found = causes::of(end, work.name(), &message);
         let list = |f: fn(&Cause) -> &'static str| found.iter().map(f).filter(|t| !t.is_empty()).collect();
@@ -94,7 +90,7 @@ impl StepFailure {
     }
 
     /// Takes the cause away that the model is of another system: it was compiled just before.
-    pub fn is_fresh(&mut self) {
+    pub fn rule_out_stale(&mut self) {
         self.causes.retain(|c| *c != STALE.text);
         self.advice.retain(|a| *a != STALE.advice);
         self.advice.push("anemoe doctor --clean, which lists what Core ML keeps of earlier models");

@@ -1,7 +1,7 @@
 //! Options in which a build differs from the one that a folder holds.
 
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Options of the command line by their places in the JSON form of [`crate::plan::PlanOptions`].
 const NAMES: [(&str, &str); 14] = [
@@ -56,17 +56,15 @@ pub fn differences(old: (&Value, &Value), new: (&Value, &Value)) -> String {
 
 /// Lists the choices of the form that differ, by option; those of `--forms` as one.
 fn form_differences(old: &Value, new: &Value) -> Vec<String> {
-    let keys = |options: &Value| -> Vec<String> {
-        options["form"].as_object().map(|f| f.keys().cloned().collect()).unwrap_or_default()
-    };
-    let mut all: Vec<String> = keys(old).into_iter().chain(keys(new)).collect();
-    all.sort();
-    all.dedup();
+    let choices = [old, new].into_iter().filter_map(|options| options["form"].as_object());
+    let all: BTreeSet<&String> = choices.flat_map(|form| form.keys()).collect();
     let differ = |was: &Value, now: &Value, option: String| {
         (was != now && !old.is_null() && !new.is_null())
             .then(|| format!("{option} {}, now {}", value(was), value(now)))
     };
-    let of_form = all.iter().filter_map(|k| differ(&old["form"][k], &new["form"][k], format!("--{k}")));
+    let of_form = all
+        .iter()
+        .filter_map(|k| differ(&old["form"][k.as_str()], &new["form"][k.as_str()], format!("--{k}")));
     of_form.chain(differ(&old["forms"], &new["forms"], "--forms".into())).collect()
 }
 
@@ -118,6 +116,20 @@ fn value(value: &Value) -> String {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn differing_forms_are_listed_by_their_options() {
+        let chain =
+            |form: Value, forms: Value| json!({"options": {"quant": "lut4", "form": form, "forms": forms}});
+        let plain = chain(Value::Null, Value::Null);
+        let host = chain(json!({"cache": "host", "io": "channels-last"}), Value::Null);
+        let sorts = chain(Value::Null, json!({"head": {"norm": "plain"}}));
+        let inputs = json!({"checkpoint": "aa"});
+        let of = |a: &Value, b: &Value| differences((a, &inputs), (b, &inputs));
+        assert_eq!(of(&plain, &host), "--cache (default), now host; --io (default), now channels-last");
+        assert!(of(&plain, &sorts).starts_with("--forms (default), now {"));
+        assert!(of(&host, &host).contains("no option differs"));
+    }
 
     #[test]
     fn differing_options_are_listed_with_both_values() {

@@ -285,16 +285,13 @@ impl StageRunner<'_> {
 
 /// The end of a child that gave no result.
 fn of_child(ended: Ended) -> Found {
-    match ended {
-        Ended::Done(_) => Found::new(StageEnd::Done, ""),
-        Ended::Failed(message) => Found::new(StageEnd::Refused, message),
-        Ended::Crashed { how, said } if said.is_empty() => Found::new(StageEnd::Crashed, how),
-        Ended::Crashed { how, said } => Found::new(StageEnd::Crashed, format!("{how}: {said}")),
-        Ended::TimedOut { seconds, said } => {
-            let said = if said.is_empty() { said } else { format!(": {said}") };
-            Found::new(StageEnd::Hung, format!("no end after {seconds:.0} s (--timeout){said}"))
-        }
-    }
+    let end = match &ended {
+        Ended::Done(_) => StageEnd::Done,
+        Ended::Failed(_) => StageEnd::Refused,
+        Ended::Crashed { .. } => StageEnd::Crashed,
+        Ended::TimedOut { .. } => StageEnd::Hung,
+    };
+    Found::new(end, ended.reason())
 }
 
 /// Last number of passes that a child told of.
