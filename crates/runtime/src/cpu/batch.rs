@@ -3,7 +3,7 @@
 use super::compile::compile_with_carry;
 use super::function::CompiledFunction;
 use super::recent::Recent;
-use super::tokens::{Stage, Stages, WRITTEN_FOR, describe, resize};
+use super::tokens::{Resizable, Stages, WRITTEN_FOR};
 use super::{CpuStates, Options};
 use crate::backend::{self, BatchInput, Counts};
 use crate::tensor::Tensor;
@@ -26,7 +26,7 @@ enum ValueOrigin {
 
 /// A stage, its compiled functions by their numbers of tokens, and where its inputs come from.
 struct CompiledStage {
-    stage: Stage,
+    stage: Resizable,
     functions: Mutex<Recent<usize, Arc<CompiledFunction>>>,
     inputs: Vec<ValueOrigin>,
     /// Axis of the tokens of each input; none where each sequence has its own.
@@ -118,6 +118,7 @@ impl StagedFunction {
                 made.insert(output.name.clone(), ValueOrigin::Stage(number, i));
             }
             let functions = Mutex::new(Recent::new(KEPT));
+            let stage = Resizable::new(stage.function, stage.described);
             compiled.push(Some(CompiledStage { stage, functions, inputs, input_axes, output_axes }));
         }
         let outputs =
@@ -155,13 +156,16 @@ impl StagedFunction {
         if let Some(found) = functions().get(&tokens) {
             return Ok(found.clone());
         }
-        let Stage { function, described } = &compiled.stage;
+        let stage = &compiled.stage;
         let wrong = |what: String| {
-            Error::unsupported(self.package.path(), format!("function `{}`: {what}", described.name))
+            let name = &stage.described().name;
+            Error::unsupported(self.package.path(), format!("function `{name}`: {what}"))
         };
-        let resized = resize(function, described, &self.axes, WRITTEN_FOR, tokens).map_err(wrong)?;
-        let described = describe(&resized.function, described);
-        let made = compile_with_carry(&self.package, &resized.function, &described, self.options)?;
+        let made = stage
+            .resized(&self.axes, WRITTEN_FOR, tokens, |function, described| {
+                compile_with_carry(&self.package, function, described, self.options)
+            })
+            .map_err(wrong)??;
         let mut functions = functions();
         if let Some(found) = functions.get(&tokens) {
             return Ok(found.clone());

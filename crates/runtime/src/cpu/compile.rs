@@ -29,7 +29,7 @@ use anemoe_mlpackage::mil::{
 };
 use anemoe_mlpackage::package::Package;
 use sections::{CALL, CALL_INPUTS, Sections};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 use uses::{count_op, count_uses};
 use zero_skip::find_guards;
@@ -48,8 +48,8 @@ struct Compiler<'a> {
     package: &'a Arc<Package>,
     function: &'a str,
     options: Options,
-    names: BTreeMap<String, Definition>,
-    types: BTreeMap<String, ValueType>,
+    names: HashMap<&'a str, Definition>,
+    types: HashMap<&'a str, &'a ValueType>,
     constants: Vec<Arc<Tensor>>,
     states: Vec<String>,
     /// Number of buffers so far.
@@ -57,7 +57,7 @@ struct Compiler<'a> {
     /// Buffers that no value needs any more.
     free: Vec<usize>,
     /// Readers that each name has left, outputs of blocks included.
-    uses: BTreeMap<String, usize>,
+    uses: BTreeMap<&'a str, usize>,
     /// Depth of nested blocks: inside them buffers are not reused, since a loop's body runs again.
     depth: usize,
     /// Every value gets a buffer of its own, for a plan.
@@ -178,6 +178,8 @@ fn compile_as(
     target: Target,
 ) -> Result<Option<CompiledFunction>> {
     let only_shapes = matches!(target, Target::PlanOfShapes);
+    let mut uses = BTreeMap::new();
+    count_uses(&body.block, &mut uses);
     let (unique_buffers, sections) = match target {
         Target::Steps(sections) => (false, sections),
         Target::Plan | Target::PlanOfShapes => (true, Sections::new()),
@@ -186,13 +188,13 @@ fn compile_as(
         package,
         function,
         options,
-        names: BTreeMap::new(),
-        types: BTreeMap::new(),
+        names: HashMap::new(),
+        types: HashMap::new(),
         constants: Vec::new(),
         states: Vec::new(),
         buffers: 0,
         free: Vec::new(),
-        uses: BTreeMap::new(),
+        uses,
         depth: 0,
         unique_buffers,
         sections,
@@ -202,9 +204,6 @@ fn compile_as(
         held: 0,
         largest: (String::new(), 0),
     };
-    let mut uses = BTreeMap::new();
-    count_uses(&body.block, &mut uses);
-    c.uses = uses.into_iter().map(|(name, n)| (name.to_string(), n)).collect();
     let wrong = |what: String| Error::invalid(package.path(), format!("function `{function}`: {what}"));
     let mut input_places = Vec::new();
     for (i, input) in body.inputs.iter().enumerate() {
@@ -231,15 +230,15 @@ fn compile_as(
             }
         };
         // Inputs stay until the end: the same buffer takes the next call's input.
-        *c.uses.entry(input.name.clone()).or_default() += 1;
-        c.names.insert(input.name.clone(), Definition::ValueRef(place));
-        c.types.insert(input.name.clone(), input.ty.clone());
+        *c.uses.entry(input.name.as_str()).or_default() += 1;
+        c.names.insert(&input.name, Definition::ValueRef(place));
+        c.types.insert(&input.name, &input.ty);
     }
     for feature in &described.inputs {
-        let Some(Definition::ValueRef(ValueRef::Buffer(b))) = c.names.get(&feature.name) else {
+        let Some(Definition::ValueRef(ValueRef::Buffer(b))) = c.names.get(feature.name.as_str()) else {
             return Err(wrong(format!("described input `{}` is not an input of the function", feature.name)));
         };
-        let Some(ValueType::Tensor(ty)) = c.types.get(&feature.name) else {
+        let Some(ValueType::Tensor(ty)) = c.types.get(feature.name.as_str()) else {
             return Err(wrong(format!("described input `{}` is not a tensor", feature.name)));
         };
         input_places.push((*b, ty.clone()));
@@ -261,7 +260,7 @@ fn compile_as(
         }
         outputs.push(c.operand_place(&feature.name).map_err(wrong)?);
     }
-    let state_types = c.states.iter().map(|s| c.types.get(s).and_then(ValueType::tensor).cloned());
+    let state_types = c.states.iter().map(|s| c.types.get(s.as_str())?.tensor().cloned());
     let state_types: Option<Vec<TensorType>> = state_types.collect();
     let state_bytes = state_types.iter().flatten().map(bytes_of).fold(0, u64::saturating_add);
     let code = if unique_buffers {
@@ -327,7 +326,7 @@ fn compile_as(
     )))
 }
 
-impl Compiler<'_> {
+impl<'a> Compiler<'a> {
     fn new_buffer(&mut self, ty: Option<&TensorType>) -> usize {
         self.buffers += 1;
         self.buffer_types.push(ty.cloned());
@@ -377,22 +376,24 @@ impl Compiler<'_> {
 
     /// Gives the place where a value can be read; a stored weight is decoded first.
     fn operand_place(&mut self, name: &str) -> std::result::Result<ValueRef, String> {
-        match self.names.get(name).cloned() {
-            None => Err(format!("`{name}` is used before it is defined")),
-            Some(Definition::ValueRef(p)) => Ok(p),
-            Some(Definition::Constant(Constant::Dense(t))) => {
-                let place = self.constant(t);
-                self.names.insert(name.into(), Definition::ValueRef(place));
-                Ok(place)
-            }
-            Some(Definition::Constant(Constant::Stored(w))) => {
+        let constant = match self.names.get(name) {
+            None => return Err(format!("`{name}` is used before it is defined")),
+            Some(Definition::ValueRef(p)) => return Ok(*p),
+            Some(Definition::Constant(constant)) => constant.clone(),
+        };
+        let t = match constant {
+            Constant::Dense(t) => t,
+            Constant::Stored(w) => {
                 let t = w.to_dense();
                 self.hold(&t)?;
-                let place = self.constant(Arc::new(t));
-                self.names.insert(name.into(), Definition::ValueRef(place));
-                Ok(place)
+                Arc::new(t)
             }
+        };
+        let place = self.constant(t);
+        if let Some(found) = self.names.get_mut(name) {
+            *found = Definition::ValueRef(place);
         }
+        Ok(place)
     }
 
     fn constant_named(&self, name: &str) -> Option<Constant> {
@@ -403,7 +404,7 @@ impl Compiler<'_> {
         }
     }
 
-    fn block(&mut self, block: &Block) -> Result<Vec<Instr>> {
+    fn block(&mut self, block: &'a Block) -> Result<Vec<Instr>> {
         let mut steps = Vec::new();
         for (i, op) in block.operations.iter().enumerate() {
             let at = Located {
@@ -424,7 +425,7 @@ impl Compiler<'_> {
 
     /// Buffers whose last reader was this operation may be reused. What nested blocks read counts as read by the operation
     /// around them.
-    fn release(&mut self, op: &Operation) {
+    fn release(&mut self, op: &'a Operation) {
         if self.depth > 0 {
             return;
         }
@@ -435,7 +436,7 @@ impl Compiler<'_> {
             read.entry(output.name.as_str()).or_insert(0);
         }
         for (name, n) in read {
-            let left = self.uses.entry(name.to_string()).or_default();
+            let left = self.uses.entry(name).or_default();
             *left = left.saturating_sub(n);
             if *left == 0
                 && let Some(Definition::ValueRef(ValueRef::Buffer(b))) = self.names.get(name)
@@ -445,12 +446,12 @@ impl Compiler<'_> {
         }
     }
 
-    fn define(&mut self, op: &Operation) -> Vec<usize> {
+    fn define(&mut self, op: &'a Operation) -> Vec<usize> {
         let mut buffers = Vec::new();
         for output in &op.outputs {
             let b = self.take_buffer(output.ty.tensor());
-            self.names.insert(output.name.clone(), Definition::ValueRef(ValueRef::Buffer(b)));
-            self.types.insert(output.name.clone(), output.ty.clone());
+            self.names.insert(&output.name, Definition::ValueRef(ValueRef::Buffer(b)));
+            self.types.insert(&output.name, &output.ty);
             buffers.push(b);
         }
         buffers
@@ -458,14 +459,14 @@ impl Compiler<'_> {
 
     fn operation(
         &mut self,
-        op: &Operation,
+        op: &'a Operation,
         later: &[Operation],
         at: &Located<'_>,
         steps: &mut Vec<Instr>,
     ) -> Result<()> {
         let invalid = |what: String| at.error(OpError::Invalid(what));
         for output in &op.outputs {
-            if self.names.contains_key(&output.name) {
+            if self.names.contains_key(output.name.as_str()) {
                 return Err(invalid(format!("`{}` is defined twice", output.name)));
             }
         }
@@ -478,8 +479,8 @@ impl Compiler<'_> {
                 if let Constant::Dense(t) = &constant {
                     self.hold(t).map_err(invalid)?;
                 }
-                self.names.insert(output.name.clone(), Definition::Constant(constant));
-                self.types.insert(output.name.clone(), output.ty.clone());
+                self.names.insert(&output.name, Definition::Constant(constant));
+                self.types.insert(&output.name, &output.ty);
                 Ok(())
             }
             name if name.starts_with("constexpr_") => {
@@ -502,8 +503,8 @@ impl Compiler<'_> {
                     if let Constant::Dense(t) = &constant {
                         self.hold(t).map_err(invalid)?;
                     }
-                    self.names.insert(output.name.clone(), Definition::Constant(constant));
-                    self.types.insert(output.name.clone(), output.ty.clone());
+                    self.names.insert(&output.name, Definition::Constant(constant));
+                    self.types.insert(&output.name, &output.ty);
                 }
                 Ok(())
             }
@@ -511,7 +512,7 @@ impl Compiler<'_> {
             "write_state" => {
                 let state = self.state_operand(op, at)?;
                 let data = self.named(op, "data", at)?;
-                let data = self.operand_place(&data).map_err(invalid)?;
+                let data = self.operand_place(data).map_err(invalid)?;
                 steps.push(Instr::new(at, InstrKind::WriteState { state, data }));
                 Ok(())
             }
@@ -531,9 +532,9 @@ impl Compiler<'_> {
         }
     }
 
-    fn named(&self, op: &Operation, param: &str, at: &Located<'_>) -> Result<String> {
+    fn named<'o>(&self, op: &'o Operation, param: &str, at: &Located<'_>) -> Result<&'o str> {
         match op.inputs.get(param).and_then(|a| a.0.first()) {
-            Some(Binding::Name(name)) => Ok(name.clone()),
+            Some(Binding::Name(name)) => Ok(name),
             _ => {
                 Err(at.error(OpError::Invalid(format!("parameter `{param}` must be a value of the program"))))
             }
@@ -542,7 +543,7 @@ impl Compiler<'_> {
 
     fn state_operand(&self, op: &Operation, at: &Located<'_>) -> Result<usize> {
         let name = self.named(op, "input", at)?;
-        match self.names.get(&name) {
+        match self.names.get(name) {
             Some(Definition::ValueRef(ValueRef::State(i))) => Ok(*i),
             _ => Err(at.error(OpError::Invalid(format!("`{name}` is not a state")))),
         }
@@ -551,7 +552,7 @@ impl Compiler<'_> {
     /// Reading a state costs nothing when nothing writes it before the value's last reader; else it is copied.
     fn read_state(
         &mut self,
-        op: &Operation,
+        op: &'a Operation,
         later: &[Operation],
         at: &Located<'_>,
         steps: &mut Vec<Instr>,
@@ -578,10 +579,11 @@ impl Compiler<'_> {
         let safe = first_write.is_none_or(|w| !later[w + 1..].iter().any(mentions));
         // An output of the function is read after everything.
         let readers: usize = later.iter().filter(|op| mentions(op)).count();
-        let is_output = self.uses.get(&output.name).copied().unwrap_or(0) > readers && first_write.is_some();
+        let is_output =
+            self.uses.get(output.name.as_str()).copied().unwrap_or(0) > readers && first_write.is_some();
         if safe && self.depth == 0 && !is_output {
-            self.names.insert(output.name.clone(), Definition::ValueRef(ValueRef::State(state)));
-            self.types.insert(output.name.clone(), output.ty.clone());
+            self.names.insert(&output.name, Definition::ValueRef(ValueRef::State(state)));
+            self.types.insert(&output.name, &output.ty);
         } else {
             let out = self.define(op);
             steps.push(Instr::new(at, InstrKind::Copy { from: ValueRef::State(state), to: out[0] }));
@@ -630,7 +632,7 @@ impl Compiler<'_> {
         op.outputs.iter().map(tensor).collect()
     }
 
-    fn kernel(&mut self, op: &Operation, at: &Located<'_>, steps: &mut Vec<Instr>) -> Result<()> {
+    fn kernel(&mut self, op: &'a Operation, at: &Located<'_>, steps: &mut Vec<Instr>) -> Result<()> {
         let kernel = ops::kernel(&op.op_type)
             .ok_or_else(|| at.error(OpError::Unsupported("the operation is not implemented".into())))?;
         if op.outputs.is_empty() {
@@ -670,20 +672,20 @@ impl Compiler<'_> {
                 self.hold(t).map_err(|what| at.error(OpError::Invalid(what)))?;
             }
             for (output, t) in op.outputs.iter().zip(results) {
-                self.names.insert(output.name.clone(), Definition::Constant(Constant::Dense(Arc::new(t))));
-                self.types.insert(output.name.clone(), output.ty.clone());
+                self.names.insert(&output.name, Definition::Constant(Constant::Dense(Arc::new(t))));
+                self.types.insert(&output.name, &output.ty);
             }
             return Ok(());
         }
         // The shape of a value of fixed type is a constant.
         if op.op_type == "shape"
             && let Ok(x) = self.named(op, "x", at)
-            && let Some(shape) = self.types.get(&x).and_then(ValueType::tensor).and_then(TensorType::shape)
+            && let Some(shape) = self.types.get(x).and_then(|ty| ty.tensor()).and_then(TensorType::shape)
         {
             let v: Vec<i32> = shape.iter().map(|&d| i32::try_from(d).unwrap_or(i32::MAX)).collect();
             let t = Tensor::i32(&[v.len()], v);
-            self.names.insert(op.outputs[0].name.clone(), Definition::Constant(Constant::Dense(Arc::new(t))));
-            self.types.insert(op.outputs[0].name.clone(), op.outputs[0].ty.clone());
+            self.names.insert(&op.outputs[0].name, Definition::Constant(Constant::Dense(Arc::new(t))));
+            self.types.insert(&op.outputs[0].name, &op.outputs[0].ty);
             return Ok(());
         }
         let outputs = self.define(op);
@@ -734,7 +736,7 @@ impl Compiler<'_> {
     /// Steps of a nested block, and where its results are.
     fn nested(
         &mut self,
-        block: &Block,
+        block: &'a Block,
         inputs: &[usize],
         at: &Located<'_>,
     ) -> Result<(Vec<Instr>, Vec<ValueRef>)> {
@@ -744,11 +746,10 @@ impl Compiler<'_> {
         // What a block defines is known only in it; another block may use the same names.
         let outside = (self.names.clone(), self.types.clone());
         for (input, &buffer) in block.inputs.iter().zip(inputs) {
-            if self.names.insert(input.name.clone(), Definition::ValueRef(ValueRef::Buffer(buffer))).is_some()
-            {
+            if self.names.insert(&input.name, Definition::ValueRef(ValueRef::Buffer(buffer))).is_some() {
                 return Err(at.error(OpError::Invalid(format!("`{}` is defined twice", input.name))));
             }
-            self.types.insert(input.name.clone(), input.ty.clone());
+            self.types.insert(&input.name, &input.ty);
         }
         self.depth += 1;
         let steps = self.block(block)?;
@@ -759,9 +760,9 @@ impl Compiler<'_> {
         Ok((steps, results.map_err(|what| at.error(OpError::Invalid(what)))?))
     }
 
-    fn cond(&mut self, op: &Operation, at: &Located<'_>, steps: &mut Vec<Instr>) -> Result<()> {
+    fn cond(&mut self, op: &'a Operation, at: &Located<'_>, steps: &mut Vec<Instr>) -> Result<()> {
         let pred = self.named(op, "pred", at)?;
-        let pred = self.operand_place(&pred).map_err(|what| at.error(OpError::Invalid(what)))?;
+        let pred = self.operand_place(pred).map_err(|what| at.error(OpError::Invalid(what)))?;
         let [yes, no] = op.blocks.as_slice() else {
             return Err(at.error(OpError::Invalid(format!("{} blocks, expected two", op.blocks.len()))));
         };
@@ -774,7 +775,7 @@ impl Compiler<'_> {
         Ok(())
     }
 
-    fn while_loop(&mut self, op: &Operation, at: &Located<'_>, steps: &mut Vec<Instr>) -> Result<()> {
+    fn while_loop(&mut self, op: &'a Operation, at: &Located<'_>, steps: &mut Vec<Instr>) -> Result<()> {
         let Some(Argument(bindings)) = op.inputs.get("loop_vars") else {
             return Err(at.error(OpError::Invalid("required parameter `loop_vars` is missing".into())));
         };

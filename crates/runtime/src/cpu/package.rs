@@ -5,7 +5,7 @@ use super::compile::compile_with_carry;
 use super::function::{CompiledFunction, add_experts};
 use super::held::hold_cache;
 use super::recent::Recent;
-use super::tokens::{describe, resize, stages};
+use super::tokens::{Resizable, stages};
 use super::{CpuStates, MANY, Options, Precision, compile};
 use crate::backend::{self, Backend, BatchFunction, Counts, KeptCache, OpTime, Term, Times};
 use crate::tensor::Tensor;
@@ -123,7 +123,7 @@ struct LoadedPackage {
     /// Functions in stages, for batches, by name; none where a function has no stages.
     staged: Mutex<BTreeMap<String, Option<Arc<StagedFunction>>>>,
     /// The function that was made for some number of tokens last, as it was read, and its name.
-    resizable: Mutex<Option<(String, Arc<ReadFunction>)>>,
+    resizable: Mutex<Option<(String, Arc<(Arc<Package>, Resizable)>)>>,
 }
 
 /// A function's package, program and description.
@@ -165,13 +165,14 @@ impl LoadedPackage {
 
     /// A function of which others are made for numbers of tokens. Reading it takes as long as making one, so it is kept for the
     /// next.
-    fn resizable(&self, function: &str) -> Result<Arc<ReadFunction>> {
+    fn resizable(&self, function: &str) -> Result<Arc<(Arc<Package>, Resizable)>> {
         if let Some((name, read)) = &*locked(&self.resizable)
             && name == function
         {
             return Ok(Arc::clone(read));
         }
-        let read = Arc::new(self.read(function)?);
+        let (package, body, described) = self.read(function)?;
+        let read = Arc::new((package, Resizable::new(body, described)));
         *locked(&self.resizable) = Some((function.to_string(), Arc::clone(&read)));
         Ok(read)
     }
@@ -182,8 +183,8 @@ impl backend::BackendPackage for LoadedPackage {
         if let Some(found) = locked(&self.functions).get(function) {
             return Ok(found.clone());
         }
-        let (package, body, described) = self.read(function)?;
-        let compiled = compile_with_carry(&package, &body, &described, self.options)?;
+        let (package, mut body, described) = self.read(function)?;
+        let compiled = compile_with_carry(&package, &mut body, &described, self.options)?;
         Ok(locked(&self.functions).entry(function.to_string()).or_insert(Arc::new(compiled)).clone())
     }
 
@@ -199,12 +200,12 @@ impl backend::BackendPackage for LoadedPackage {
             return Ok(Some(found.clone()));
         }
         let read = self.resizable(function)?;
-        let (package, body, described) = &*read;
-        let Ok(resized) = resize(body, described, axes, declared, tokens) else { return Ok(None) };
-        let described = describe(&resized.function, described);
+        let (package, function) = &*read;
+        let compiled = function.resized(axes, declared, tokens, |function, described| {
+            compile_with_carry(package, function, described, self.options)
+        });
         // What cannot be compiled for these tokens runs as it is declared.
-        let compiled = compile_with_carry(package, &resized.function, &described, self.options);
-        let Ok(compiled) = compiled else { return Ok(None) };
+        let Ok(Ok(compiled)) = compiled else { return Ok(None) };
         let mut resized = locked(&self.resized);
         if let Some(found) = resized.get(&key) {
             return Ok(Some(found.clone()));

@@ -15,13 +15,13 @@ use std::sync::Arc;
 /// take much memory, and calls that are cut back are short.
 const MOST: usize = 32;
 
-/// Compiles a function, and what is needed to cut its calls back.
+/// Compiles a function, and what is needed to cut its calls back. `body` is left as it was.
 ///
 /// # Errors
 /// Fails like [`compile`].
 pub(in crate::cpu) fn compile_with_carry(
     package: &Arc<Package>,
-    body: &Function,
+    body: &mut Function,
     described: &FunctionDescription,
     options: Options,
 ) -> Result<CompiledFunction> {
@@ -33,28 +33,33 @@ pub(in crate::cpu) fn compile_with_carry(
         compiled.set_carry(if is_nothing { Carry::Nothing } else { Carry::Unknown });
         return Ok(compiled);
     };
-    let unknown = || {
+    let unknown = |body: &Function| {
         let mut compiled = compile(package, name, body, described, options)?;
         compiled.set_carry(Carry::Unknown);
         Ok(compiled)
     };
     let selections: BTreeSet<&str> = found.iter().map(|f| f.selection.as_str()).collect();
-    let (mut more, mut with_windows) = (body.clone(), described.clone());
+    let mut with_windows = described.clone();
     for rows in &found {
-        let Some(window) = window_of(body, rows).filter(|_| selections.len() == 1) else { return unknown() };
+        let Some(window) = window_of(body, rows).filter(|_| selections.len() == 1) else {
+            return unknown(body);
+        };
         let shape = window.shape().map_or(FeatureShape::Dynamic, FeatureShape::Fixed);
         with_windows.outputs.push(Feature { name: rows.window.clone(), dtype: window.dtype, shape });
-        more.block.outputs.push(rows.window.clone());
     }
-    let mut compiled = compile(package, name, &more, &with_windows, options)?;
+    let declared = body.block.outputs.len();
+    body.block.outputs.extend(found.iter().map(|rows| rows.window.clone()));
+    let compiled = compile(package, name, body, &with_windows, options);
+    body.block.outputs.truncate(declared);
+    let mut compiled = compiled?;
     if found.iter().any(|f| compiled.slots_of(&f.state) != Some(f.first)) {
         // Rows before the carried ones are more than slots of a cache.
-        return unknown();
+        return unknown(body);
     }
     let mut windows = Vec::new();
     for (i, f) in found.into_iter().enumerate() {
         let Some(selection) = described.inputs.iter().position(|d| d.name == f.selection) else {
-            return unknown();
+            return unknown(body);
         };
         let tail = compile(package, name, &f.tail, &f.described, options)?;
         windows.push(CarriedWindow {

@@ -8,7 +8,7 @@ use super::super::ops::window::WindowParams;
 use super::super::weights::{Constant, StoredWeight, const_value};
 use super::Compiler;
 use crate::tensor::Tensor;
-use anemoe_mlpackage::mil::{Argument, Binding, Operation, TensorType, ValueType};
+use anemoe_mlpackage::mil::{Argument, Binding, Operation, TensorType};
 use std::sync::Arc;
 
 impl Compiler<'_> {
@@ -29,7 +29,7 @@ impl Compiler<'_> {
             Some(Binding::Name(x)) if self.constant_named(x).is_none() => Some(x.clone()),
             _ => None,
         };
-        let rank = |x: &str| self.types.get(x).and_then(ValueType::tensor).map_or(0, TensorType::rank);
+        let rank = |x: &str| self.types.get(x).and_then(|ty| ty.tensor()).map_or(0, TensorType::rank);
         let has_elements = |w: &Arc<StoredWeight>| !w.shape.contains(&0);
         match op.op_type.as_str() {
             "conv" => {

@@ -6,5 +6,5 @@ mod resize;
 mod stages;
 
 pub use carried::{Carried, CarriedRows, carried};
-pub(super) use resize::{describe, resize};
-pub(super) use stages::{Stage, Stages, WRITTEN_FOR, stages};
+pub(super) use resize::Resizable;
+pub(super) use stages::{Stages, WRITTEN_FOR, stages};

@@ -13,7 +13,9 @@ use anemoe_mlpackage::mil::{
     Argument, Binding, Dim, FeatureShape, Function, FunctionDescription, Operation, TensorType, Value,
     ValueType,
 };
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 
 /// Tokens of a value: axis `axis` has the size `fixed + per_token * T`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,12 +33,26 @@ pub(in crate::cpu) struct Resized {
 }
 
 /// A value, in the function as written and in the new one.
-struct ResizedValue {
-    old: ValueType,
-    new: ValueType,
+struct ResizedValue<'a> {
+    old: &'a ValueType,
+    new: Cow<'a, ValueType>,
     /// Value of a constant.
-    value: Option<Value>,
+    value: Option<&'a Value>,
 }
+
+impl<'a> ResizedValue<'a> {
+    /// A value that does not depend on the number of tokens.
+    fn unchanged(ty: &'a ValueType, value: Option<&'a Value>) -> Self {
+        ResizedValue { old: ty, new: Cow::Borrowed(ty), value }
+    }
+
+    fn is_changed(&self) -> bool {
+        *self.old != *self.new
+    }
+}
+
+/// The values of a function so far, by name.
+type Scope<'a> = BTreeMap<&'a str, ResizedValue<'a>>;
 
 /// Elementwise operations of two operands.
 const BINARY: [&str; 8] = ["add", "sub", "mul", "real_div", "maximum", "minimum", "pow", "floor_div"];
@@ -98,17 +114,73 @@ pub(in crate::cpu) fn resize(
     from: usize,
     to: usize,
 ) -> Result<Resized, String> {
+    let mut new = function.clone();
+    let scope = rewrite(function, &mut new, described, axes, (from, to))?;
+    let axis_of = |known| token_axis(known, (from as u64, to as u64));
+    let axes = scope.iter().filter_map(|(name, known)| Some((name.to_string(), axis_of(known)?))).collect();
+    Ok(Resized { function: new, axes })
+}
+
+/// A function that is rewritten for one number of tokens after another.
+///
+/// Copying a function takes twice as long as rewriting it, so that the copy that was rewritten last is kept for the next.
+pub(in crate::cpu) struct Resizable {
+    function: Function,
+    described: FunctionDescription,
+    copy: Mutex<Option<Function>>,
+}
+
+impl Resizable {
+    /// Takes a function and its description.
+    pub fn new(function: Function, described: FunctionDescription) -> Self {
+        Resizable { function, described, copy: Mutex::default() }
+    }
+
+    /// The function's description, as it is written.
+    pub fn described(&self) -> &FunctionDescription {
+        &self.described
+    }
+
+    /// Gives `make` the function that [`resize`] gives, and its description.
+    ///
+    /// # Errors
+    /// Fails like [`resize`].
+    pub fn resized<T>(
+        &self,
+        axes: &BTreeMap<String, usize>,
+        from: usize,
+        to: usize,
+        make: impl FnOnce(&mut Function, &FunctionDescription) -> T,
+    ) -> Result<T, String> {
+        let copy = || self.copy.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = copy().take();
+        let mut new = kept.unwrap_or_else(|| self.function.clone());
+        rewrite(&self.function, &mut new, &self.described, axes, (from, to))?;
+        let described = describe(&new, &self.described);
+        let made = make(&mut new, &described);
+        *copy() = Some(new);
+        Ok(made)
+    }
+}
+
+/// Does what [`resize`] does in `new`: a copy of `function`, as it is or as it was rewritten for other tokens. Gives its values.
+fn rewrite<'a>(
+    function: &'a Function,
+    new: &mut Function,
+    described: &FunctionDescription,
+    axes: &BTreeMap<String, usize>,
+    (from, to): (usize, usize),
+) -> Result<Scope<'a>, String> {
     let counts = (from as u64, to as u64);
     if from == 0 || to == 0 {
         return Err(format!("{from} tokens, and {to}"));
     }
     let is_ranged = function.inputs.iter().any(|i| i.ty.tensor().is_some_and(|t| t.shape().is_none()));
-    let mut scope: BTreeMap<String, ResizedValue> = BTreeMap::new();
-    let mut new = function.clone();
-    for input in &mut new.inputs {
-        let old = input.ty.clone();
-        if let (ValueType::Tensor(ty), Some(&axis)) = (&mut input.ty, axes.get(&input.name)) {
-            let name = &input.name;
+    let mut scope = Scope::new();
+    for (old, new) in function.inputs.iter().zip(&mut new.inputs) {
+        new.clone_from(old);
+        if let (ValueType::Tensor(ty), Some(&axis)) = (&mut new.ty, axes.get(&old.name)) {
+            let name = &old.name;
             let dim = ty.dims.get_mut(axis).ok_or_else(|| format!("input `{name}` has no axis {axis}"))?;
             *dim = match *dim {
                 Dim::Fixed(n) => {
@@ -131,22 +203,21 @@ pub(in crate::cpu) fn resize(
                 }
             };
         }
-        if input.ty.tensor().is_some_and(|t| t.shape().is_none()) {
-            return Err(format!("input `{}` has more than one size that is not fixed", input.name));
+        if new.ty.tensor().is_some_and(|t| t.shape().is_none()) {
+            return Err(format!("input `{}` has more than one size that is not fixed", old.name));
         }
-        scope.insert(input.name.clone(), ResizedValue { old, new: input.ty.clone(), value: None });
+        let known = ResizedValue { old: &old.ty, new: Cow::Owned(new.ty.clone()), value: None };
+        scope.insert(&old.name, known);
     }
-    for op in &mut new.block.operations {
-        operation(op, &mut scope, counts, is_ranged)
-            .map_err(|what| format!("operation `{}`: {what}", op.name()))?;
+    for (old, new) in function.block.operations.iter().zip(&mut new.block.operations) {
+        operation(old, new, &mut scope, counts, is_ranged)
+            .map_err(|what| format!("operation `{}`: {what}", old.name()))?;
     }
-    let axes =
-        scope.iter().filter_map(|(name, known)| Some((name.clone(), token_axis(known, counts)?))).collect();
-    Ok(Resized { function: new, axes })
+    Ok(scope)
 }
 
 /// The axis on which a value's tokens lie; none where nothing depends on their number.
-fn token_axis(known: &ResizedValue, (from, to): (u64, u64)) -> Option<TokenAxis> {
+fn token_axis(known: &ResizedValue<'_>, (from, to): (u64, u64)) -> Option<TokenAxis> {
     let (old, new) = (known.old.tensor()?.shape()?, known.new.tensor()?.shape()?);
     let axis = (0..old.len()).find(|&i| old[i] != new[i])?;
     let (tokens, size) = (from.abs_diff(to), old[axis].abs_diff(new[axis]));
@@ -154,57 +225,57 @@ fn token_axis(known: &ResizedValue, (from, to): (u64, u64)) -> Option<TokenAxis>
     Some(TokenAxis { axis, per_token, fixed: old[axis].checked_sub(per_token * from)? })
 }
 
-/// Rewrites one operation.
-fn operation(
-    op: &mut Operation,
-    scope: &mut BTreeMap<String, ResizedValue>,
+/// Rewrites one operation: `op` as it was written, and `new`, which is that or what it was rewritten to before.
+fn operation<'a>(
+    op: &'a Operation,
+    new: &mut Operation,
+    scope: &mut Scope<'a>,
     counts: (u64, u64),
     is_ranged: bool,
 ) -> Result<(), String> {
     if op.op_type == "const" {
         for output in &op.outputs {
-            let value = op.attributes.get("val").cloned();
-            let ty = output.ty.clone();
-            scope.insert(output.name.clone(), ResizedValue { old: ty.clone(), new: ty, value });
+            scope.insert(&output.name, ResizedValue::unchanged(&output.ty, op.attributes.get("val")));
         }
         return Ok(());
     }
     if !op.blocks.is_empty() {
         return Err("it has blocks".into());
     }
+    if new != op {
+        new.clone_from(op);
+    }
     let names = || op.inputs.values().flat_map(|Argument(bindings)| bindings).filter_map(name_of);
-    let mut changed: Vec<(String, TokenAxis)> = Vec::new();
+    let mut changed: Vec<(&str, TokenAxis)> = Vec::new();
     for name in names() {
         let known = scope.get(name).ok_or_else(|| format!("`{name}` is used before it is defined"))?;
-        if known.old != known.new {
+        if known.is_changed() {
             let axis = token_axis(known, counts).or(is_ranged.then_some(TokenAxis {
                 axis: 0,
                 per_token: 1,
                 fixed: 0,
             }));
-            changed
-                .push((name.to_string(), axis.ok_or_else(|| format!("tokens of `{name}` are on no axis"))?));
+            changed.push((name, axis.ok_or_else(|| format!("tokens of `{name}` are on no axis"))?));
         }
     }
     let unchanged =
         changed.is_empty() && op.outputs.iter().all(|o| o.ty.tensor().is_none_or(|t| t.shape().is_some()));
     if unchanged || op.op_type.starts_with("constexpr_") {
         for output in &op.outputs {
-            let ty = output.ty.clone();
-            scope.insert(output.name.clone(), ResizedValue { old: ty.clone(), new: ty, value: None });
+            scope.insert(&output.name, ResizedValue::unchanged(&output.ty, None));
         }
         return Ok(());
     }
     if !is_ranged {
-        adapt(op, scope, &changed, counts)?;
+        adapt(new, scope, &changed, counts)?;
     }
-    let types = infer(op, scope)?;
+    let types = infer(new, scope)?;
     if types.len() != op.outputs.len() {
         return Err(format!("{} results where {} are inferred", op.outputs.len(), types.len()));
     }
-    for (output, ty) in op.outputs.iter_mut().zip(types) {
-        let old = std::mem::replace(&mut output.ty, ty);
-        let (Some(before), Some(after)) = (old.tensor(), output.ty.tensor()) else {
+    for ((old, output), ty) in op.outputs.iter().zip(&mut new.outputs).zip(types) {
+        output.ty = ty;
+        let (Some(before), Some(after)) = (old.ty.tensor(), output.ty.tensor()) else {
             return Err("a result that is no tensor".into());
         };
         let one_axis = before.rank() == after.rank()
@@ -213,7 +284,8 @@ fn operation(
         if before.dtype != after.dtype || !one_axis {
             return Err(format!("a result of type {after}, where {before} was"));
         }
-        scope.insert(output.name.clone(), ResizedValue { old, new: output.ty.clone(), value: None });
+        let known = ResizedValue { old: &old.ty, new: Cow::Owned(output.ty.clone()), value: None };
+        scope.insert(&old.name, known);
     }
     Ok(())
 }
@@ -225,12 +297,12 @@ fn name_of(binding: &Binding) -> Option<&str> {
     }
 }
 
-fn infer(op: &Operation, scope: &BTreeMap<String, ResizedValue>) -> Result<Vec<ValueType>, String> {
+fn infer(op: &Operation, scope: &Scope<'_>) -> Result<Vec<ValueType>, String> {
     if op.op_type == "write_state" {
         let data =
             op.inputs.get("data").and_then(|a| a.0.first()).and_then(name_of).and_then(|n| scope.get(n));
         return match data {
-            Some(known) if known.old == known.new => Ok(Vec::new()),
+            Some(known) if !known.is_changed() => Ok(Vec::new()),
             _ => Err("a state would be of another shape".into()),
         };
     }
@@ -239,7 +311,7 @@ fn infer(op: &Operation, scope: &BTreeMap<String, ResizedValue>) -> Result<Vec<V
     for (param, Argument(bindings)) in &op.inputs {
         let operands = bindings.iter().map(|binding| match binding {
             Binding::Value(v) => Some(Operand { ty: &v.ty, value: Some(v) }),
-            Binding::Name(name) => scope.get(name).map(|k| Operand { ty: &k.new, value: k.value.as_ref() }),
+            Binding::Name(name) => scope.get(name.as_str()).map(|k| Operand { ty: &k.new, value: k.value }),
         });
         context.bind(param, operands.collect::<Option<_>>().ok_or("an operand is not defined")?);
     }
@@ -247,19 +319,19 @@ fn infer(op: &Operation, scope: &BTreeMap<String, ResizedValue>) -> Result<Vec<V
 }
 
 /// Integers of a constant operand.
-fn ints(op: &Operation, param: &str, scope: &BTreeMap<String, ResizedValue>) -> Option<Vec<i32>> {
+fn ints(op: &Operation, param: &str, scope: &Scope<'_>) -> Option<Vec<i32>> {
     let value = match op.inputs.get(param)?.0.first()? {
         Binding::Value(value) => value,
-        Binding::Name(name) => scope.get(name)?.value.as_ref()?,
+        Binding::Name(name) => scope.get(name.as_str())?.value?,
     };
     value.as_ints().map(<[i32]>::to_vec)
 }
 
 /// Flags of a constant operand.
-fn flags(op: &Operation, param: &str, scope: &BTreeMap<String, ResizedValue>) -> Option<Vec<bool>> {
+fn flags(op: &Operation, param: &str, scope: &Scope<'_>) -> Option<Vec<bool>> {
     let value = match op.inputs.get(param)?.0.first()? {
         Binding::Value(value) => value,
-        Binding::Name(name) => scope.get(name)?.value.as_ref()?,
+        Binding::Name(name) => scope.get(name.as_str())?.value?,
     };
     match value.tensor_data()? {
         anemoe_mlpackage::mil::TensorData::Bools(v) => Some(v.clone()),
@@ -275,11 +347,11 @@ fn argument<'a>(op: &'a Operation, param: &str) -> Option<&'a str> {
 /// something else.
 fn adapt(
     op: &mut Operation,
-    scope: &BTreeMap<String, ResizedValue>,
-    changed: &[(String, TokenAxis)],
+    scope: &Scope<'_>,
+    changed: &[(&str, TokenAxis)],
     counts: (u64, u64),
 ) -> Result<(), String> {
-    let axis_of = |name: &str| changed.iter().find(|(n, _)| n == name).map(|(_, axis)| *axis);
+    let axis_of = |name: &str| changed.iter().find(|(n, _)| *n == name).map(|(_, axis)| *axis);
     let of_x = argument(op, "x").and_then(axis_of);
     let rank_of = |name: &str| scope.get(name).and_then(|k| k.old.tensor()).map_or(0, TensorType::rank);
     let other = || Err(format!("`{}` may mean something else with another number of tokens", op.op_type));
@@ -447,7 +519,7 @@ fn reshaped(
 }
 
 /// Describes a rewritten function: shapes of inputs and outputs are those of its program.
-pub(in crate::cpu) fn describe(function: &Function, described: &FunctionDescription) -> FunctionDescription {
+fn describe(function: &Function, described: &FunctionDescription) -> FunctionDescription {
     let mut new = described.clone();
     let operations = || function.block.operations.iter().flat_map(|op| &op.outputs);
     for (features, is_input) in [(&mut new.inputs, true), (&mut new.outputs, false)] {
