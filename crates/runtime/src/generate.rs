@@ -169,6 +169,7 @@ pub fn generate_behind(
         };
         decode += drafter.plan(model, sequence, last, ids.len(), options.max_new - ids.len());
         let started = Instant::now();
+        model.reuse_rows(logits.drain(..));
         logits = model.append(sequence, drafter.pass(), drafter.wanted(), None)?;
         pass_time = Some(started.elapsed());
     };

@@ -5,11 +5,13 @@ use super::function::CompiledFunction;
 use super::recent::Recent;
 use super::tokens::{Resizable, Stages, WRITTEN_FOR};
 use super::{CpuStates, Options};
-use crate::backend::{self, BatchInput, Counts};
+use crate::backend::{self, BatchInput, Counts, MANY};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
+use anemoe_kernels::Pool;
 use anemoe_mlpackage::mil::FunctionDescription;
 use anemoe_mlpackage::package::Package;
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -53,6 +55,13 @@ pub(super) struct StagedFunction {
 #[derive(Default)]
 struct StageValues {
     stages: [Vec<Tensor>; 3],
+    inputs: Vec<Tensor>,
+    parts: Vec<Mutex<PartValues>>,
+}
+
+/// Inputs and outputs of the stage of the states, for the tokens of one sequence.
+#[derive(Default)]
+struct PartValues {
     inputs: Vec<Tensor>,
     outputs: Vec<Tensor>,
 }
@@ -230,18 +239,18 @@ impl StagedFunction {
         done.map(|_| ())
     }
 
-    /// Runs the stage of the states for one sequence.
+    /// Runs the stage of the states for one sequence; `stages` are the outputs of the stages so far.
     fn run_part(
         &self,
         compiled: &CompiledStage,
         (part, number): (&Range<usize>, usize),
-        all: usize,
         inputs: &[BatchInput<'_>],
         states: &mut dyn backend::SequenceStates,
-        values: &mut StageValues,
+        stages: &[Vec<Tensor>; 3],
+        values: &mut PartValues,
     ) -> Result<()> {
         let function = self.function(compiled, part.len())?;
-        let StageValues { stages, inputs: copies, outputs } = values;
+        let PartValues { inputs: copies, outputs } = values;
         copies.resize_with(copies.len().max(compiled.inputs.len()), Tensor::default);
         let shared = |from: &ValueOrigin| match from {
             ValueOrigin::Stage(stage, i) => Some(&stages[*stage][*i]),
@@ -257,7 +266,7 @@ impl StagedFunction {
             copy_entries(whole, axis, part.start, part.len(), to)
                 .ok_or_else(|| self.wrong("a value of another shape"))?;
         }
-        let operands: Vec<&Tensor> = compiled
+        let operands: SmallVec<[&Tensor; 8]> = compiled
             .inputs
             .iter()
             .zip(copies.iter())
@@ -269,13 +278,50 @@ impl StagedFunction {
                 ValueOrigin::Stage(..) => copy,
             })
             .collect();
-        backend::BackendFunction::run(function.as_ref(), &operands, states, outputs)?;
+        backend::BackendFunction::run(function.as_ref(), &operands, states, outputs)
+    }
+
+    /// Runs the stage of the states for each sequence: on a thread each, where none has more than a thread's share of the
+    /// tokens, else one after the other, each on all threads.
+    fn run_parts(
+        &self,
+        inputs: &[BatchInput<'_>],
+        parts: &[Range<usize>],
+        states: &mut [&mut dyn backend::SequenceStates],
+        values: &mut StageValues,
+    ) -> Result<()> {
+        let Some(each) = &self.stages[1] else { return Err(self.wrong("no stage for its states")) };
+        let all = parts.last().map_or(0, |p| p.end);
+        let StageValues { stages, parts: memory, .. } = values;
+        memory.resize_with(memory.len().max(parts.len()), Default::default);
+        let of_states: SmallVec<[Mutex<&mut dyn backend::SequenceStates>; MANY]> =
+            states.iter_mut().map(|s| Mutex::new(&mut **s)).collect();
+        let failed: Mutex<Option<Error>> = Mutex::default();
+        let run = |i: usize| {
+            let mut states = of_states[i].lock().unwrap_or_else(PoisonError::into_inner);
+            let mut values = memory[i].lock().unwrap_or_else(PoisonError::into_inner);
+            if let Err(e) = self.run_part(each, (&parts[i], i), inputs, &mut **states, stages, &mut values) {
+                failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
+            }
+        };
+        let pool = Pool::global();
+        let largest = parts.iter().map(Range::len).max().unwrap_or(0);
+        match largest * pool.threads() <= all {
+            true => pool.run(parts.len(), &run),
+            false => (0..parts.len()).for_each(run),
+        }
+        if let Some(e) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            return Err(e);
+        }
         let results = &mut stages[1];
-        results.resize_with(results.len().max(compiled.output_axes.len()), Tensor::default);
-        for ((axis, output), result) in compiled.output_axes.iter().zip(outputs.iter()).zip(results) {
-            let to = (result, part.start, all);
-            copy_entries(output, *axis, 0, part.len(), to)
-                .ok_or_else(|| self.wrong("a result of another shape"))?;
+        results.resize_with(results.len().max(each.output_axes.len()), Tensor::default);
+        for (part, memory) in parts.iter().zip(memory) {
+            let outputs = &memory.get_mut().unwrap_or_else(PoisonError::into_inner).outputs;
+            for ((axis, output), result) in each.output_axes.iter().zip(outputs).zip(results.iter_mut()) {
+                let to = (result, part.start, all);
+                copy_entries(output, *axis, 0, part.len(), to)
+                    .ok_or_else(|| self.wrong("a result of another shape"))?;
+            }
         }
         Ok(())
     }
@@ -301,10 +347,7 @@ impl backend::BatchFunction for StagedFunction {
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut values = spare.unwrap_or_default();
         self.run_whole(0, all, inputs, parts, &mut values)?;
-        let Some(each) = &self.stages[1] else { return Err(self.wrong("no stage for its states")) };
-        for (i, (part, states)) in parts.iter().zip(states.iter_mut()).enumerate() {
-            self.run_part(each, (part, i), all, inputs, *states, &mut values)?;
-        }
+        self.run_parts(inputs, parts, states, &mut values)?;
         self.run_whole(2, all, inputs, parts, &mut values)?;
         outputs.resize_with(outputs.len().max(self.outputs.len()), Tensor::default);
         for (from, output) in self.outputs.iter().zip(outputs.iter_mut()) {

@@ -23,6 +23,8 @@ pub type LayerObserver<'a> = dyn FnMut(usize, &Tensor) + 'a;
 const FEW: usize = 8;
 /// Rows of logits that are transposed together: those of 512 tokens would take half a gigabyte besides.
 const LOGIT_ROWS: usize = 16;
+/// Most rows of logits that are kept for the next pass: those of as many streams.
+const SPARE_ROWS: usize = 32;
 /// Positions behind a call of a function that sees none.
 const NO_POSITION: usize = 0;
 
@@ -151,6 +153,14 @@ impl Model {
         let mut requests = [Request { sequence, ids, logits }];
         self.run(&mut requests, chunk, watch, &mut |_, row| rows.push(row))?;
         Ok(rows)
+    }
+
+    /// Takes rows of logits back, so that the next pass fills their memory and the system maps none anew: a row of 262,144
+    /// tokens has 256 pages.
+    pub fn reuse_rows(&self, rows: impl IntoIterator<Item = Vec<f32>>) {
+        let mut spare = locked(&self.spare_rows);
+        let room = SPARE_ROWS.saturating_sub(spare.len());
+        spare.extend(rows.into_iter().take(room));
     }
 
     /// Appends one token whose registers are given: `hidden` in place of an embedding, and what else the steps read before they
@@ -371,11 +381,13 @@ impl Model {
                     }
                 };
                 for (row, (request, _)) in rows.chunks_exact(vocabulary).zip(columns) {
-                    let mut row = row.to_vec();
+                    let mut copy = locked(&self.spare_rows).pop().unwrap_or_default();
+                    copy.clear();
+                    copy.extend_from_slice(row);
                     if let Some(cap) = self.chain.model.final_logit_softcapping {
-                        anemoe_kernels::softcap(&mut row, cap);
+                        anemoe_kernels::softcap(&mut copy, cap);
                     }
-                    out(*request, row);
+                    out(*request, copy);
                 }
             }
         }

@@ -97,6 +97,8 @@ pub struct Model {
     stats: Mutex<Counters>,
     /// Memory of passes that ended, for the next ones.
     workspaces: Mutex<Vec<PassWorkspace>>,
+    /// Rows of logits that callers gave back.
+    spare_rows: Mutex<Vec<Vec<f32>>>,
 }
 
 /// Counters since opening.
@@ -213,6 +215,7 @@ impl Model {
             low_memory: false,
             longest_preparation: AtomicU64::new(0),
             workspaces: Mutex::default(),
+            spare_rows: Mutex::default(),
             names,
             chain,
         })

@@ -19,12 +19,12 @@ pub struct ChosenToken {
 /// # Errors
 /// The grammar fails, or allows nothing.
 pub fn choose(
-    mut row: Vec<f32>,
+    row: &mut [f32],
     sampler: &mut Sampler,
     grammar: Option<&mut Matcher>,
     logprobs: Option<usize>,
 ) -> Result<ChosenToken, String> {
-    let probabilities = logprobs.map(|most| (most, log_softmax(&row)));
+    let probabilities = logprobs.map(|most| (most, log_softmax(row)));
     if let Some(grammar) = grammar {
         let mask = grammar.compute_mask_or_eos().map_err(|e| format!("grammar: {e}"))?;
         let mut any = false;
@@ -38,7 +38,7 @@ pub fn choose(
             return Err("grammar: no token fits".into());
         }
     }
-    let id = sampler.next(&row) as u32;
+    let id = sampler.next(row) as u32;
     let mut choice = ChosenToken { id, logprob: None, top: Vec::new() };
     if let Some((most, all)) = probabilities {
         choice.logprob = all.get(id as usize).copied();
@@ -75,13 +75,13 @@ mod tests {
 
     #[test]
     fn probabilities_are_those_of_all_tokens() {
-        let row = vec![1.0, 3.0, 2.0, -1.0];
-        let choice = choose(row, &mut Sampler::new(Sampling::GREEDY), None, Some(2)).unwrap();
+        let mut row = [1.0, 3.0, 2.0, -1.0];
+        let choice = choose(&mut row, &mut Sampler::new(Sampling::GREEDY), None, Some(2)).unwrap();
         let sum: f32 = [1.0f32, 3.0, 2.0, -1.0].iter().map(|v| v.exp()).sum();
         assert_eq!(choice.id, 1);
         assert!((choice.logprob.unwrap() - (3.0 - sum.ln())).abs() < 1e-6);
         assert_eq!(choice.top.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1, 2]);
-        let none = choose(vec![0.0, 1.0], &mut Sampler::new(Sampling::GREEDY), None, None).unwrap();
+        let none = choose(&mut [0.0, 1.0], &mut Sampler::new(Sampling::GREEDY), None, None).unwrap();
         assert_eq!(none, ChosenToken { id: 1, ..ChosenToken::default() });
     }
 }

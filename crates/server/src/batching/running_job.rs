@@ -122,7 +122,7 @@ impl<'a> RunningJob<'a> {
     }
 
     /// Chooses a token from its logits; the work that slots do side by side.
-    pub fn choose(&mut self, row: Vec<f32>) -> std::result::Result<ChosenToken, String> {
+    pub fn choose(&mut self, row: &mut [f32]) -> std::result::Result<ChosenToken, String> {
         choose(row, &mut self.sampler, self.job.grammar.as_mut(), self.job.logprobs)
     }
 

@@ -228,7 +228,7 @@ impl<'a> Scheduler<'a> {
 
     /// Chooses tokens from rows of logits, and keeps copies of prompts where others part. `seconds` is what the pass took where it
     /// was one stream's alone.
-    fn hand_out(&mut self, rows: Vec<Vec<Vec<f32>>>, seconds: Option<f64>) {
+    fn hand_out(&mut self, mut rows: Vec<Vec<Vec<f32>>>, seconds: Option<f64>) {
         for slot in &mut self.slots {
             if slot.parts_at == Some(slot.sequence.position()) {
                 slot.parts_at = None;
@@ -239,15 +239,16 @@ impl<'a> Scheduler<'a> {
             }
         }
         let logits: usize = rows.iter().flatten().map(Vec::len).sum();
-        let mut rows: Vec<_> = rows.into_iter().map(Vec::into_iter).collect();
-        let first: Vec<Option<Vec<f32>>> = rows.iter_mut().map(Iterator::next).collect();
-        let choose = |(slot, row): (&mut RunningJob<'a>, Option<Vec<f32>>)| row.map(|row| slot.choose(row));
+        let mut iterators: Vec<_> = rows.iter_mut().map(|rows| rows.iter_mut()).collect();
+        let first: Vec<Option<&mut Vec<f32>>> = iterators.iter_mut().map(Iterator::next).collect();
+        let choose =
+            |(slot, row): (&mut RunningJob<'a>, Option<&mut Vec<f32>>)| row.map(|row| slot.choose(row));
         let choices: Vec<Option<Result<ChosenToken, String>>> = if logits >= MANY_LOGITS {
             self.slots.par_iter_mut().zip(first).map(choose).collect()
         } else {
             self.slots.iter_mut().zip(first).map(choose).collect()
         };
-        for ((slot, choice), rows) in self.slots.iter_mut().zip(choices).zip(rows) {
+        for ((slot, choice), rows) in self.slots.iter_mut().zip(choices).zip(iterators) {
             let Some(choice) = choice else { continue };
             let was_decoding = slot.is_decoding();
             Self::push(slot, choice, self.shared, &self.eos, self.context);
@@ -263,6 +264,7 @@ impl<'a> Scheduler<'a> {
                 slot.fail(JobFailure::Broken(e.to_string()));
             }
         }
+        self.shared.model.reuse_rows(rows.into_iter().flatten());
     }
 
     /// Adds a chosen token to a slot's answer.
