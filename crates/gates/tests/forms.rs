@@ -54,8 +54,8 @@ fn forms(has_history: bool) -> Vec<(ShardForm, bool)> {
         ),
         (ShardForm { attention: AttentionForm::PerHead, ..form }, true),
         (ShardForm { io: IoForm::ChannelsLast, ..form }, true),
-        // SiLU has no factors; those of GELU are rounded to fp16.
-        (ShardForm { activation: ActivationForm::Sigmoid, ..form }, has_history),
+        // SiLU has no factors; those of GELU, which routers have too, are rounded to fp16.
+        (ShardForm { activation: ActivationForm::Sigmoid, ..form }, false),
         (ShardForm { norm: NormForm::Plain, ..form }, false),
         (ShardForm { attention: AttentionForm::PerHead, io: IoForm::ChannelsLast, ..by_host }, true),
         (
