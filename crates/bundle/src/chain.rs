@@ -490,6 +490,16 @@ pub enum ShardKind {
 }
 
 impl ShardKind {
+    /// Every part.
+    pub const ALL: [ShardKind; 6] = [
+        ShardKind::Attention,
+        ShardKind::Experts,
+        ShardKind::ExpertsCombine,
+        ShardKind::Moe,
+        ShardKind::Layers,
+        ShardKind::Head,
+    ];
+
     /// Name in `chain.json`.
     pub const fn name(self) -> &'static str {
         match self {

@@ -9,6 +9,7 @@
 use crate::args::runner::chosen_backend;
 use crate::outcome::Outcome;
 use crate::registry::{self, Bound, Figure, FigureNeeds};
+use crate::standing;
 use crate::ui;
 use anemoe_bundle::journal::{self, BOOK_FILE, Event, Prose, status};
 use anyhow::{Context, bail};
@@ -148,6 +149,8 @@ pub struct ExperimentRun {
     at: ExperimentPath,
     command: String,
     bundle: Option<PathBuf>,
+    /// Files that it compares with, and their hashes.
+    goldens: Vec<Value>,
     options: Map<String, Value>,
     started: Instant,
     /// Id of the event that says that it began.
@@ -160,11 +163,20 @@ impl ExperimentRun {
         at: ExperimentPath,
         command: &str,
         bundle: Option<PathBuf>,
+        goldens: Vec<Value>,
         options: Map<String, Value>,
     ) -> ExperimentRun {
         let facts = facts_of(json!({"bundle": bundle}));
         let begun = at.append(Event { facts, ..Event::new(command, status::STARTED) });
-        ExperimentRun { at, command: command.into(), bundle, options, started: Instant::now(), begun }
+        ExperimentRun {
+            at,
+            command: command.into(),
+            bundle,
+            goldens,
+            options,
+            started: Instant::now(),
+            begun,
+        }
     }
 
     /// Writes down what came of it: figures of its document, and which expectations they fail.
@@ -173,7 +185,10 @@ impl ExperimentRun {
         if let Some(backend) = chosen_backend() {
             self.options.insert("backend".into(), backend.into());
         }
-        let mut facts = facts_of(json!({"bundle": self.bundle, "ends": self.begun}));
+        let packages = self.bundle.as_deref().and_then(standing::packages_sha256);
+        let mut facts = facts_of(json!({
+            "bundle": self.bundle, "ends": self.begun, standing::GOLDENS: self.goldens, standing::PACKAGES: packages,
+        }));
         let status = match result {
             Ok(Outcome::Done) => status::DONE,
             Ok(Outcome::GateFailed) => status::FAIL,
@@ -188,24 +203,28 @@ impl ExperimentRun {
         facts.extend(facts_of(json!({"figures": figures})));
         // A recipe builds several.
         facts.extend(document.and_then(|d| Some(("bundles".to_string(), d.get("bundles")?.clone()))));
-        let before = Experiment::of(&self.at.events());
-        for e in before.iter().flat_map(|x| &x.expectations) {
+        let seconds = Some((self.started.elapsed().as_secs_f64() * 1e3).round() / 1e3);
+        let (machine, options) = (Some(crate::machine::this()), self.options);
+        let version = env!("CARGO_PKG_VERSION").into();
+        let event = Event { seconds, version, machine, options, facts, ..Event::new(&self.command, status) };
+        let events = [self.at.events(), vec![event.clone()]].concat();
+        for e in Experiment::of(&events).iter().flat_map(|x| &x.expectations) {
             let Some((figure, found)) = measured.iter().find(|(f, _)| f.name == e.figure) else { continue };
             let Ok(expectation) = e.text.parse::<Expectation>() else { continue };
-            let said = if expectation.bound.holds(*found) { "holds" } else { "FAILS" };
+            let said = match (expectation.bound.holds(*found), e.holds) {
+                (true, Some(false)) => format!("holds here, and still FAILS: {}", e.found_text()),
+                (true, _) => "holds".into(),
+                (false, _) => "FAILS".into(),
+            };
             let found = figure.show(*found);
             let here =
-                stand_in(figure, &self.command, &self.options).map(|s| format!(", {s}")).unwrap_or_default();
+                stand_in(figure, &self.command, &event.options).map(|s| format!(", {s}")).unwrap_or_default();
             ui::message(format!(
                 "experiment {}: {}: {found} {}{here}: {said}",
                 self.at.id, e.text, figure.unit
             ));
         }
-        let seconds = Some((self.started.elapsed().as_secs_f64() * 1e3).round() / 1e3);
-        let (machine, options) = (Some(crate::machine::this()), self.options);
-        let version = env!("CARGO_PKG_VERSION").into();
-        let event = Event::new(&self.command, status);
-        self.at.append(Event { seconds, version, machine, options, facts, ..event });
+        self.at.append(event);
     }
 }
 
@@ -215,9 +234,12 @@ pub struct CheckedExpectation {
     pub text: String,
     pub figure: String,
     pub unit: &'static str,
-    /// The newest figure.
+    /// The newest figure, or the newest that fails where a failure stands.
     pub found: Option<f64>,
     pub holds: Option<bool>,
+    /// Golden with which it fails, by its file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub golden: Option<String>,
     /// Says what the figure is where it is a Mac's by its name, and no Mac measured it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stand_in: Option<&'static str>,
@@ -228,7 +250,10 @@ impl CheckedExpectation {
     pub fn found_text(&self) -> String {
         let here = self.stand_in.map(|s| format!(", {s}")).unwrap_or_default();
         match (self.found, registry::find(&self.figure)) {
-            (Some(x), Ok(figure)) => format!("{} {}{here}", figure.show(x), self.unit),
+            (Some(x), Ok(figure)) => {
+                let golden = self.golden.as_ref().map(|g| format!(" with {g}")).unwrap_or_default();
+                format!("{} {}{golden}{here}", figure.show(x), self.unit)
+            }
             _ => "nothing yet".into(),
         }
     }
@@ -274,21 +299,22 @@ impl Experiment {
     pub fn of(events: &[Event]) -> Option<Experiment> {
         let first = events.first().filter(|e| e.kind == BEGINS)?;
         let fact = |key| first.facts.get(key).and_then(Value::as_str).map(str::to_string);
-        let newest = |figure: &Figure| {
-            let found = |e: &Event| {
-                let found = e.facts.get("figures")?.get(figure.name)?.as_f64()?;
-                Some((found, stand_in(figure, &e.kind, &e.options)))
-            };
-            events.iter().rev().find_map(found)
-        };
         // What another version knows is shown, and never held against anything.
         let check = |text: &str| match text.parse::<Expectation>() {
             Ok(e) => {
                 let Figure { name, unit, .. } = e.figure;
-                let (found, stand_in) = newest(e.figure).unzip();
-                let holds = found.map(|x| e.bound.holds(x));
-                let stand_in = stand_in.flatten();
-                CheckedExpectation { text: e.text, figure: name.to_string(), unit, found, holds, stand_in }
+                let standing = standing::of_figure(events, e.figure, |x| e.bound.holds(x));
+                let stand_in =
+                    standing.as_ref().and_then(|s| stand_in(e.figure, &s.run.kind, &s.run.options));
+                CheckedExpectation {
+                    text: e.text,
+                    figure: name.to_string(),
+                    unit,
+                    found: standing.as_ref().map(|s| s.found),
+                    holds: standing.as_ref().map(|s| s.holds),
+                    golden: standing.and_then(|s| s.golden),
+                    stand_in,
+                }
             }
             Err(_) => CheckedExpectation { text: text.into(), ..CheckedExpectation::default() },
         };
@@ -330,12 +356,7 @@ fn state(events: &[Event], expectations: &[CheckedExpectation]) -> String {
     {
         return state;
     }
-    // The newest run of each command.
-    let mut newest: Vec<&Event> = Vec::new();
-    for e in events.iter().filter(|e| is_run(e)) {
-        newest.retain(|n| n.kind != e.kind);
-        newest.push(e);
-    }
+    let newest = standing::deciding_runs(events.iter().filter(|e| is_run(e)));
     let has = |wanted: &[&str]| newest.iter().any(|e| wanted.contains(&e.status.as_str()));
     let fails = expectations.iter().any(|e| e.holds == Some(false));
     let open = expectations.iter().any(|e| e.holds.is_none());

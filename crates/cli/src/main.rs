@@ -23,6 +23,7 @@ mod registry;
 mod shell;
 mod show;
 mod signals;
+mod standing;
 mod step;
 mod target;
 mod ui;

@@ -6,6 +6,7 @@
 //!
 //! A figure has one unit. Sizes are of the weights as stored; MB is 10^6 bytes, MiB 2^20.
 
+use anemoe_gates::golden_gate::MIN_COSINE;
 use serde_json::Value;
 
 /// One figure that commands bring.
@@ -54,6 +55,28 @@ impl Figure {
             By(read) => read(document)?,
         };
         found.is_finite().then_some(found)
+    }
+
+    /// Reason for which another source or machine gives another figure than the one that it needs; empty where it needs nothing.
+    pub fn needs_because(&self, needs: FigureNeeds) -> &'static str {
+        match (needs, self.unit) {
+            (FigureNeeds::Nothing, _) => "",
+            (FigureNeeds::Mac, "ops" | "packages") => {
+                "Core ML chooses the device when a Mac loads the package, and nothing here can ask it"
+            }
+            (FigureNeeds::Mac, _) => {
+                "it is a time of that Mac and its Neural Engine; no other processor's says anything about it"
+            }
+            (FigureNeeds::Weights, "cosine" | "nats" | "layer") => {
+                "what compression costs depends on how the weights are distributed, and synthetic ones are drawn at random"
+            }
+            (FigureNeeds::Weights, "probes") => {
+                "which experts a router chooses depends on its weights, and synthetic ones are drawn at random"
+            }
+            (FigureNeeds::Weights, _) => {
+                "which tokens follow, and which drafts are right, depends on trained weights: synthetic ones repeat themselves or not by chance"
+            }
+        }
     }
 
     /// Commands that bring it, the most telling first.
@@ -242,6 +265,26 @@ fn lowest(document: &Value, list: &str, figure: &str) -> Option<f64> {
     all.iter().filter_map(|x| x.pointer(figure)?.as_f64()).reduce(f64::min)
 }
 
+/// Boundaries of a trace behind layers, without the embedding, in order.
+fn behind_layers(document: &Value) -> Option<Vec<&Value>> {
+    let all = document["layers"].as_array()?;
+    Some(all.iter().filter(|l| l["boundary"].as_u64() > Some(0)).collect())
+}
+
+/// Mean cosine of the hidden state behind one of the layers: which of 1 to n `choose` says.
+fn mean_behind(document: &Value, choose: impl Fn(usize) -> usize) -> Option<f64> {
+    let all = behind_layers(document)?;
+    all.get(choose(all.len()).checked_sub(1)?)?.pointer("/fidelity/mean_cosine")?.as_f64()
+}
+
+/// First layer behind which the hidden state is too far from the golden's.
+fn failed_layer(document: &Value) -> Option<f64> {
+    let too_low = |l: &&Value| {
+        l.pointer("/fidelity/min_cosine").and_then(Value::as_f64).is_some_and(|c| c < MIN_COSINE)
+    };
+    Some(behind_layers(document)?.into_iter().find(too_low)?["boundary"].as_f64()? - 1.0)
+}
+
 fn outlier_ratio(document: &Value) -> Option<f64> {
     document["outliers"].as_array()?.iter().filter_map(|o| o["ratio"].as_f64()).reduce(f64::max)
 }
@@ -301,7 +344,10 @@ const FIGURES: &[Figure] = &[
     figure!("layer_cosine_max", "cosine", Weights, "the same: highest mean of a package", "validate" => By(|d| probed_packs(d, "/with_residual/mean_cosine").reduce(f64::max))),
     figure!("branch_cosine_min", "cosine", Weights, "packages of experts against FP16: lowest mean of a package", "validate" => By(|d| probed_packs(d, "/branch/mean_cosine").reduce(f64::min))),
     figure!("stack_cosine_min", "cosine", Weights, "hidden state behind the layers against the golden: lowest", "trace" => By(|d| lowest(d, "/layers", "/fidelity/min_cosine"))),
-    figure!("stack_cosine_last", "cosine", Weights, "hidden state behind the last layer: mean", "trace" => By(|d| d["layers"].as_array()?.last()?.pointer("/fidelity/mean_cosine")?.as_f64())),
+    figure!("stack_cosine_first", "cosine", Weights, "hidden state behind the first layer: mean", "trace" => By(|d| mean_behind(d, |n| n.min(1)))),
+    figure!("stack_cosine_middle", "cosine", Weights, "hidden state behind the middle layer: mean", "trace" => By(|d| mean_behind(d, |n| n.div_ceil(2)))),
+    figure!("stack_failed_layer", "layer", Weights, "first layer, counted from 0, behind which the lowest cosine of the hidden state is below 0.97", "trace" => By(failed_layer)),
+    figure!("stack_cosine_last", "cosine", Weights, "hidden state behind the last layer: mean", "trace" => By(|d| mean_behind(d, |n| n))),
     figure!("logit_cosine_min", "cosine", Weights, "logits against the goldens: lowest of all positions and steps", "validate" => By(|d| of_goldens(d, "min_cosine").reduce(f64::min)), "build" => By(|d| of_goldens(d, "min_cosine").reduce(f64::min))),
     figure!("prompt_cosine_min", "cosine", Weights, "logits at the positions of the prompt: lowest", "validate" => By(|d| lowest(d, "/positions", "/cosine"))),
     figure!("first_decode_cosine", "cosine", Weights, "logits of the first decoded token", "validate" => At("/decode/0/cosine", 1.0)),
@@ -419,7 +465,7 @@ impl Bound {
 }
 
 /// Units of figures that are counted: they are equal or not.
-const COUNTED: [&str; 7] = ["packages", "ops", "tokens", "calls", "probes", "tensors", "weights"];
+const COUNTED: [&str; 8] = ["layer", "packages", "ops", "tokens", "calls", "probes", "tensors", "weights"];
 
 impl Figure {
     /// Reads a bound of this figure.
@@ -495,6 +541,28 @@ mod tests {
         for wrong in ["", "<", "nan", "inf", "<inf", "1e999", "twelve", "1..2", "about", "<<1"] {
             assert!(Bound::parse(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_trace_gives_its_cascade() {
+        let layer = |boundary: usize, min: f64, mean: f64| json!({"boundary": boundary, "fidelity": {"min_cosine": min, "mean_cosine": mean}});
+        let trace = json!({"layers": [
+            layer(0, 1.0, 1.0), layer(1, 0.99, 0.998), layer(2, 0.98, 0.99), layer(3, 0.96, 0.98), layer(4, 0.9, 0.95),
+        ]});
+        let read = |name: &str, document: &Value| find(name).unwrap().read("trace", document);
+        let cascade = [
+            "stack_cosine_first",
+            "stack_cosine_middle",
+            "stack_cosine_last",
+            "stack_cosine_min",
+            "stack_failed_layer",
+        ];
+        let found: Vec<f64> = cascade.iter().map(|name| read(name, &trace).unwrap()).collect();
+        assert_eq!(found, [0.998, 0.99, 0.95, 0.9, 2.0]);
+        let one = json!({"layers": [layer(0, 1.0, 1.0), layer(1, 0.99, 0.998)]});
+        assert_eq!(read("stack_cosine_middle", &one), Some(0.998));
+        assert_eq!(read("stack_failed_layer", &one), None);
+        assert_eq!(read("stack_cosine_last", &json!({"layers": [layer(0, 1.0, 1.0)]})), None);
     }
 
     #[test]

@@ -208,6 +208,25 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
+/// A count of things: `1 shard`, `12,000 shards`.
+pub fn counted(n: impl TryInto<u64>, thing: &str) -> String {
+    match n.try_into().unwrap_or(u64::MAX) {
+        1 => format!("1 {thing}"),
+        n => format!("{} {}", count(n), plural(thing)),
+    }
+}
+
+/// The plural of a noun, or of one with an adjective before it: `near tie`, `entry`, `matrix`, `pass`.
+fn plural(thing: &str) -> String {
+    let consonant_y = thing.strip_suffix('y').filter(|stem| !stem.ends_with(['a', 'e', 'o', 'u']));
+    match (thing.strip_suffix("ix"), consonant_y) {
+        (Some(stem), _) => format!("{stem}ices"),
+        (_, Some(stem)) => format!("{stem}ies"),
+        _ if thing.ends_with('s') => format!("{thing}es"),
+        _ => format!("{thing}s"),
+    }
+}
+
 /// A count with thin groups of three digits.
 pub fn count(n: u64) -> String {
     let digits = n.to_string();
@@ -223,7 +242,23 @@ pub fn count(n: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::printable;
+    use super::{counted, printable};
+
+    #[test]
+    fn one_thing_is_not_several() {
+        for (n, thing, said) in [
+            (1, "shard", "1 shard"),
+            (0, "shard", "0 shards"),
+            (12_000u64, "near tie", "12,000 near ties"),
+            (2, "entry", "2 entries"),
+            (2, "matrix", "2 matrices"),
+            (1, "pass", "1 pass"),
+            (2, "pass", "2 passes"),
+            (3, "day", "3 days"),
+        ] {
+            assert_eq!(counted(n, thing), said);
+        }
+    }
 
     #[test]
     fn control_characters_are_shown_and_not_sent() {

@@ -101,6 +101,56 @@ fn an_experiment_goes_from_its_intent_to_its_outcome() {
     succeed(&["check", b]);
 }
 
+/// A failed expectation is not forgotten when an easier golden passes.
+#[test]
+fn an_easier_golden_hides_no_failure() {
+    let dir = tempfile::tempdir().unwrap();
+    let (tiny, bundle, book) =
+        (fixture("tiny-gemma4-moe"), dir.path().join("a.anemoe"), dir.path().join("book"));
+    let options = ["--quant", "lut4", "--tokens", "1", "--max-context", "64"];
+    common::build(&tiny, &bundle, &options);
+    let b = text(&bundle);
+    let mut goldens: Vec<(f64, String)> = ["2,5,9", "7,100,33,4,250,91"]
+        .iter()
+        .enumerate()
+        .map(|(i, ids)| {
+            let path = dir.path().join(format!("{i}.npz")).to_str().unwrap().to_string();
+            succeed(&["golden", text(&tiny), "--prompt-ids", ids, "--decode", "2", "-o", &path]);
+            // Random weights fail the gate.
+            let args = ["validate", b, "--golden", &path, "--no-journal", "--json"];
+            let cosine: Value = serde_json::from_str(&run(&args).1).unwrap();
+            (cosine["min_cosine"].as_f64().unwrap(), path)
+        })
+        .collect();
+    goldens.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let [(low, hard), (high, easy)] = &goldens[..] else { unreachable!() };
+    let expect = format!("logit_cosine_min>{}", (low + high) / 2.0);
+    let at = book.join("e1");
+    succeed(&["journal", "new", text(&at), "--intent", "quality", "--expect", &expect]);
+    let validate = |golden: &str| {
+        let (code, out, err) = run(&["validate", b, "--golden", golden, "--experiment", text(&at)]);
+        assert!(code < 2, "{out}\n{err}");
+        err
+    };
+    assert!(validate(hard).contains(": FAILS"));
+    assert_eq!(state(&book, "e1"), "failed");
+    let said = validate(easy);
+    let name = Path::new(hard).file_name().unwrap().to_str().unwrap();
+    assert!(said.contains("holds here, and still FAILS") && said.contains(&format!("with {name}")), "{said}");
+    let checked = experiment(&book, "e1")["experiment"]["expectations"][0].clone();
+    assert_eq!(
+        (&checked["holds"], &checked["golden"]),
+        (&Value::from(false), &Value::from(name)),
+        "{checked}"
+    );
+    assert_eq!(state(&book, "e1"), "failed");
+    // Other packages begin anew.
+    std::fs::remove_dir_all(&bundle).unwrap();
+    common::build(&tiny, &bundle, &["--quant", "fp16", "--tokens", "1", "--max-context", "64"]);
+    assert!(validate(easy).contains(": holds\n"));
+    assert_eq!(state(&book, "e1"), "passed");
+}
+
 #[test]
 fn a_recipe_is_an_experiment_like_any_other() {
     let dir = tempfile::tempdir().unwrap();

@@ -210,7 +210,52 @@ fn plans_have_the_verdicts_of_their_bundles() {
                 let rule = package["reasons"][0]["rule"].as_str().unwrap();
                 assert!(reason.starts_with(rule), "{shard} {rule}");
             }
+            reasons_are_printed(&planned, &args);
             std::fs::remove_dir_all(&bundle).unwrap();
+        }
+    }
+}
+
+/// Each verdict but `ane` has its reason, once for all shards that share it, in the document and for people.
+fn reasons_are_printed(planned: &Value, args: &[&str]) {
+    let reasons = planned["verdict_reasons"].as_array().unwrap();
+    let shards = planned["shards"].as_array().unwrap();
+    let of = |r: &Value, s: &Value| {
+        let reason = s["verdict_reason"].as_str().unwrap();
+        r["verdict"] == s["verdict"] && reason.starts_with(&format!("{}: ", r["rule"].as_str().unwrap()))
+    };
+    let against: Vec<&Value> = shards.iter().filter(|s| s["verdict"] != "ane").collect();
+    assert!(!against.is_empty() && against.iter().all(|s| reasons.iter().any(|r| of(r, s))), "{reasons:?}");
+    let told: u64 = reasons.iter().map(|r| r["packages"].as_u64().unwrap()).sum();
+    assert_eq!(told, against.len() as u64);
+    let (_, out, _) = run(args);
+    for r in reasons {
+        let (first, rule) = (r["first"].as_str().unwrap(), r["rule"].as_str().unwrap());
+        let lines =
+            out.lines().filter(|l| l.contains(&format!(", {first}")) && l.contains(&format!("[{rule}]")));
+        assert_eq!(lines.count(), 1, "{r}\n{out}");
+    }
+}
+
+/// Advice of Apple's rules is not given again where it was followed.
+#[test]
+fn advice_that_was_followed_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let followed =
+        ["apple.one_position_last", "apple.scaled_norm", "apple.native_activation", "apple.heads_together"];
+    let options =
+        ["--io", "channels-last", "--norm", "plain", "--activation", "sigmoid", "--attention", "per-head"];
+    for model in ["tiny-gemma4-moe", "tiny-zaya"] {
+        for (name, options) in [("default", &[][..]), ("followed", &options)] {
+            let bundle = dir.path().join(format!("{model}-{name}"));
+            build(&fixture(model), &bundle, &[&["--quant", "fp16"][..], options].concat());
+            let (_, checked) = check(&bundle, &[]);
+            let packages = checked["packages"].as_array().unwrap();
+            let warnings = packages.iter().flat_map(|p| p["warnings"].as_array().unwrap());
+            let given: Vec<&str> = warnings.map(|w| w["rule"].as_str().unwrap()).collect();
+            for rule in followed {
+                assert_eq!(given.contains(&rule), name == "default", "{model} {name}: {rule}");
+            }
         }
     }
 }
@@ -256,6 +301,15 @@ fn tables_of_outcomes_are_scored() {
     assert!(figure(out, "accuracy") >= 0.9 && figure(out, "unknown_share") <= 0.3, "{out}");
     assert!(figure(out, "forced") >= figure(out, "majority") + 0.08 && figure(out, "brier") < 0.15, "{out}");
     assert!(v["without_family"].as_object().unwrap().len() >= 10 && v["designs"]["evidence_sum"].is_object());
+    // Of nothing decided, nothing is right.
+    let projects = v["without_family"].as_object().unwrap();
+    let open = projects.values().filter(|s| s["decided"] == 0).count();
+    assert!(
+        open > 0 && projects.values().all(|s| (s["decided"] == 0) == s["accuracy"].is_null()),
+        "{projects:?}"
+    );
+    let (_, table, _) = run(&["check", "--outcomes", "known"]);
+    assert_eq!(table.matches("none decided").count(), open, "{table}");
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("own.tsv");
     let lines = "id\tmodel_or_op\tgraph_facts\tquant\tMB\tshape/state\tchip_os\tlabel\tdetail\tsource\n\

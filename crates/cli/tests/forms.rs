@@ -45,6 +45,8 @@ fn choices_that_do_not_fit_are_refused_by_name() {
     let nothing = file("nothing.toml", "");
     let short = file("short.toml", "[attention]\ncontext-buckets = \"96\"\n");
     let wrong_sort = file("layers.toml", "[attention]\nlayers-per-shard = 2\n");
+    let apart = file("apart.toml", "[attention]\nfunctions = \"apart\"\n");
+    let useless = file("useless.toml", "[experts]\nattention = \"per-head\"\n");
     let no_layers = file("none.toml", "[layers]\ncache = \"host\"\n");
     let missing = dir.path().join("missing.toml").to_str().unwrap().to_string();
     for (words, says) in [
@@ -53,10 +55,24 @@ fn choices_that_do_not_fit_are_refused_by_name() {
         (vec![&*gemma, "--attention", "heads"], "per-head"),
         (vec![&*gemma, "--functions", "apart"], "--cache host"),
         (vec![&*zaya, "--functions", "apart", "--cache", "host"], "--history host"),
-        (vec![&*gemma, "--forms", &*unknown_key], "caches"),
-        (vec![&*gemma, "--forms", &*unknown_word], "hosts"),
-        (vec![&*gemma, "--forms", &*unknown_sort], "attentions"),
+        (
+            vec![&*gemma, "--forms", &*unknown_key],
+            "key.toml: invalid forms: [attention]: there is no choice `caches`; known here are: cache",
+        ),
+        (
+            vec![&*gemma, "--forms", &*unknown_word],
+            "word.toml: invalid forms: [attention]: cache: `hosts` is not one of state, host",
+        ),
+        (
+            vec![&*gemma, "--forms", &*unknown_sort],
+            "sort.toml: invalid forms: `attentions` is no sort of shards; there are the tables: attention",
+        ),
         (vec![&*gemma, "--forms", &*nothing], "no sort of shards"),
+        (vec![&*gemma, "--forms", &*apart], "apart.toml: invalid forms: [attention]: --functions apart"),
+        (
+            vec![&*gemma, "--forms", &*useless],
+            "useless.toml: invalid forms: [experts]: `attention` changes nothing of this sort",
+        ),
         (vec![&*gemma, "--forms", &*missing], "missing.toml"),
         (vec![&*gemma, "--forms", &*nothing, "--cache", "host"], "--cache"),
         (vec![&*gemma, "--context-buckets", "0"], "0 positions"),
@@ -66,13 +82,22 @@ fn choices_that_do_not_fit_are_refused_by_name() {
         (vec![&*gemma, "--context-buckets", "32,64,96,128,160"], "4 at most"),
         (vec![&*gemma, "--context-buckets", "1024"], "--context-buckets 1024 is more than the 512 positions"),
         (vec![&*zaya, "--context-buckets", "64", "--max-context", "32"], "larger --max-context"),
-        (vec![&*gemma, "--forms", &*short, "--max-context", "64"], "--context-buckets 96"),
+        (
+            vec![&*gemma, "--forms", &*short, "--max-context", "64"],
+            "short.toml: invalid forms: --context-buckets 96",
+        ),
         (vec![&*gemma, "--forms", &*nothing, "--context-buckets", "64"], "--context-buckets"),
         (vec![&*gemma, "--layers-per-shard", "0"], "--layers-per-shard"),
         (vec![&*zaya, "--layers-per-shard", "2", "--experts-per-shard", "2"], "--experts-per-shard 4"),
         (vec![&*zaya, "--layers-per-shard", "2", "--cache", "host"], "--history host"),
-        (vec![&*gemma, "--forms", &*wrong_sort], "forms of attention"),
-        (vec![&*gemma, "--forms", &*no_layers], "forms of layers"),
+        (
+            vec![&*gemma, "--forms", &*wrong_sort],
+            "layers.toml: invalid forms: [attention]: `layers-per-shard` changes nothing",
+        ),
+        (
+            vec![&*gemma, "--forms", &*no_layers],
+            "none.toml: invalid forms: [layers]: without layers-per-shard",
+        ),
     ] {
         let mut all = vec!["plan"];
         all.extend(words);
@@ -97,7 +122,7 @@ fn forms_of_the_small_model_pass_its_gate_of_placement() {
 fn bundles_of_every_form_generate_the_same_tokens() {
     let dir = tempfile::tempdir().unwrap();
     let forms = dir.path().join("forms.toml");
-    let toml = "[attention]\ncache = \"host\"\nattention = \"per-head\"\n[head]\nio = \"channels-last\"\n";
+    let toml = "[attention]\ncache = \"host\"\nattention = \"per-head\"\ncontext-buckets = [32, 64]\n[head]\nio = \"channels-last\"\n";
     fs::write(&forms, toml).unwrap();
     let forms = forms.to_str().unwrap();
     for (checkpoint, host) in [

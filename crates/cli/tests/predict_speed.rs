@@ -37,8 +37,11 @@ fn a_checkpoint_has_a_range_a_bottleneck_and_forms() {
     let kinds = one["kinds"].as_array().unwrap();
     let moe = kinds.iter().find(|k| k["kind"] == "moe").unwrap();
     assert_eq!((&moe["bottleneck"], figure(&moe["calls"])), (&Value::from("weights"), 40.0), "{moe}");
-    assert!(v["forms"].as_array().unwrap().len() >= 8, "{v}");
+    let forms = v["forms"].as_array().unwrap();
+    assert!(forms.len() >= 8 && forms.iter().all(|f| f["name"] != ""), "{v}");
     assert!(!v["recommended"]["reasons"].as_array().unwrap().is_empty());
+    let (_, out, _) = run(&["predict-speed", "synthetic:zaya1-8b", "--chip", "M4 Max"]);
+    assert!(out.contains("\nrecommended: --history host --layers-per-shard 1\n  9."), "{out}");
     let slow = json(0, &["predict-speed", "synthetic:zaya1-8b", "--chip", "m1"]);
     assert!(figure(&slow["one"]["tok_s"]["likely"]) < likely);
 }
@@ -76,6 +79,9 @@ fn bad_input_is_refused() {
     let broken = dir.path().join("broken.toml");
     std::fs::write(&broken, "chip = \"x\"\nbandwidth_gb_s = 3\n").unwrap();
     refused(&["predict-speed", "synthetic:zaya1-8b", "--chip", "m9"], &["m9", "m4-max"]);
+    let (code, _, err) = run(&["predict-speed", "synthetic:zaya1-8b", "--quant", "lut44"]);
+    let says = |text: &str| err.matches(text).count();
+    assert!(code == 2 && says("error: ") == 1 && says("unknown compression kind `lut44`") == 1, "{err}");
     refused(
         &["predict-speed", "synthetic:zaya1-8b", "--profile", text(&broken)],
         &["broken.toml", "profile"],

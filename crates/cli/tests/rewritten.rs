@@ -83,6 +83,45 @@ fn packages_that_another_tool_wrote_anew_are_named_and_accepted() {
     assert_eq!(accepted(&bundle, dir.path()), Vec::<String>::new());
 }
 
+/// A field of a protobuf that holds bytes.
+fn field(number: u32, bytes: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for mut n in [u64::from(number << 3 | 2), bytes.len() as u64] {
+        while n > 127 {
+            out.push(n as u8 | 128);
+            n >>= 7;
+        }
+        out.push(n as u8);
+    }
+    [out, bytes.to_vec()].concat()
+}
+
+#[test]
+fn packages_that_another_tool_described_are_named_and_accepted() {
+    let dir = tempfile::tempdir().unwrap();
+    let bundle = bundle(dir.path());
+    let model = bundle.join(PACKAGE).join(MODEL);
+    let kept = fs::read(&model).unwrap();
+    // `userDefined["note"] = "looked at"` and an author, in the metadata of the description; parts of a message are put together.
+    let entry = [field(1, b"note"), field(2, b"looked at")].concat();
+    let metadata = [field(3, b"somebody"), field(100, &entry)].concat();
+    let described = [kept.clone(), field(2, &field(100, &metadata))].concat();
+    fs::write(&model, &described).unwrap();
+    let said = accepted(&bundle, dir.path());
+    assert_eq!(said.len(), 3, "{said:?}");
+    assert!(said.iter().all(|line| line.contains("L00.attn.mlpackage")), "{said:?}");
+    // Beside it, another program is still damage.
+    let b = bundle.to_str().unwrap();
+    let mut other = described.clone();
+    let places: Vec<usize> = (0..kept.len() - 8).filter(|&i| &kept[i..i + 8] == b"rope_cos").collect();
+    places.iter().for_each(|&i| other[i..i + 8].copy_from_slice(b"rope_kos"));
+    assert!(!places.is_empty());
+    fs::write(&model, &other).unwrap();
+    refused(&["check", b], &["L00.attn.mlpackage"]);
+    fs::write(&model, &kept).unwrap();
+    assert_eq!(accepted(&bundle, dir.path()), Vec::<String>::new());
+}
+
 #[test]
 fn other_weights_and_other_programs_are_damage() {
     let dir = tempfile::tempdir().unwrap();

@@ -13,6 +13,7 @@ pub mod checkpoint;
 pub mod context_buckets;
 pub mod form;
 pub mod form_ladder;
+pub mod forms_file;
 pub mod importance;
 pub mod inspect;
 pub mod kind_search;

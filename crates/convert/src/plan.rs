@@ -209,14 +209,12 @@ impl PlanOptions {
         let mut others = self.forms.iter().filter(|(kind, _)| **kind != ShardKind::Layers);
         if let Some((kind, _)) = others.find(|(_, form)| form.layers_per_shard.is_some()) {
             return Err(Error::usage(format!(
-                "forms of {}: layers-per-shard is a choice of the sort `layers` alone",
+                "[{}]: layers-per-shard is a choice of the sort `layers` alone",
                 kind.name()
             )));
         }
         if self.forms.contains_key(&ShardKind::Layers) && self.layers_per_shard().is_none() {
-            return Err(Error::usage(
-                "forms of layers: without layers-per-shard there is no shard of this sort",
-            ));
+            return Err(Error::usage("[layers]: without layers-per-shard there is no shard of this sort"));
         }
         if self.layers_per_shard().is_some() {
             let form = self.form_of(ShardKind::Layers);
@@ -227,9 +225,18 @@ impl PlanOptions {
                     form.context_buckets
                 )));
             }
-            form.check(has_history)?;
+            self.check_form(ShardKind::Layers, has_history)?;
         }
-        self.form_of(ShardKind::Attention).check(has_history)
+        self.check_form(ShardKind::Attention, has_history)
+    }
+
+    /// Checks the form of a sort, and names its table where a file of forms has one.
+    fn check_form(&self, kind: ShardKind, has_history: bool) -> Result<()> {
+        let checked = self.form_of(kind).check(has_history);
+        checked.map_err(|e| match self.forms.contains_key(&kind) {
+            true => Error::usage(format!("[{}]: {}", kind.name(), e.what())),
+            false => e,
+        })
     }
 
     /// Neighbouring layers that share a package, at most; none where attention and experts have packages of their own.

@@ -148,11 +148,11 @@ pub fn verify(
 
 /// Tells that a package whose bytes are not those of the contract has the same program and weights: encoded as a build does, the
 /// program has the hash that is wanted, together with the weights as they lie there. Tools that save a package order its
-/// protobufs and its manifest in their own way.
+/// protobufs and its manifest in their own way, and describe it: a build writes no metadata, so the model counts without it, too.
 /// Sizes are compared first: what has other weights is not hashed.
 fn is_rewritten(path: &Path, bytes: u64, wanted: &str) -> bool {
-    let hash = || -> Result<Option<String>, Error> {
-        let (file, model) = Package::open(path)?.model_as_written()?;
+    let hash = |package: &Package, metadata: bool| -> Result<Option<String>, Error> {
+        let (file, model) = (package.model_file(), package.model_as_written(metadata)?);
         let size = |file: &Path| std::fs::metadata(file).map_or(0, |about| about.len());
         let index = path.join(MANIFEST);
         let others = package_bytes(path)?.saturating_sub(size(&file) + size(&index));
@@ -162,7 +162,12 @@ fn is_rewritten(path: &Path, bytes: u64, wanted: &str) -> bool {
         }
         package_sha256_with(path, &file, &model).map(Some)
     };
-    hash().is_ok_and(|hash| hash.as_deref() == Some(wanted))
+    let is_wanted = |package: &Package, metadata: bool| {
+        hash(package, metadata).is_ok_and(|hash| hash.as_deref() == Some(wanted))
+    };
+    Package::open(path).is_ok_and(|package| {
+        is_wanted(&package, true) || !package.model().metadata.is_empty() && is_wanted(&package, false)
+    })
 }
 
 /// Runs one call of each token count of the chain, from embedding to logits: a contract can agree with its files and still

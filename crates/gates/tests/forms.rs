@@ -54,8 +54,8 @@ fn forms(has_history: bool) -> Vec<(ShardForm, bool)> {
         ),
         (ShardForm { attention: AttentionForm::PerHead, ..form }, true),
         (ShardForm { io: IoForm::ChannelsLast, ..form }, true),
-        // SiLU has no factors; those of GELU are rounded to fp16.
-        (ShardForm { activation: ActivationForm::Sigmoid, ..form }, has_history),
+        // SiLU has no factors; those of GELU, which routers have too, are rounded to fp16.
+        (ShardForm { activation: ActivationForm::Sigmoid, ..form }, false),
         (ShardForm { norm: NormForm::Plain, ..form }, false),
         (ShardForm { attention: AttentionForm::PerHead, io: IoForm::ChannelsLast, ..by_host }, true),
         (
@@ -290,7 +290,7 @@ fn layers_without_all_experts_in_a_call_share_no_package() {
     assert!(err.contains("--layers-per-shard") && err.contains("--experts-per-shard 4"), "{err}");
     // A table of a sort that is not joined, and one of joined layers that joins none.
     for (kind, form, says) in [
-        (ShardKind::Attention, form, "forms of attention"),
+        (ShardKind::Attention, form, "[attention]: layers-per-shard"),
         (ShardKind::Layers, ShardForm::default(), "without layers-per-shard"),
     ] {
         let err = plan(PlanOptions { forms: [(kind, form)].into(), ..options(true, ShardForm::default()) });

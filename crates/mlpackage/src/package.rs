@@ -396,13 +396,21 @@ impl Package {
         &self.model
     }
 
-    /// Path of the file that holds the model, and its bytes as [`PackageWriter`] writes them: those of a package that no other tool
-    /// has written anew.
+    /// Path of the file that holds the model.
+    pub fn model_file(&self) -> PathBuf {
+        self.path.join(DATA).join(AUTHOR).join(MODEL_FILE)
+    }
+
+    /// Bytes of the model as [`PackageWriter`] writes them: those of a package that no other tool has written anew. Without
+    /// `metadata` they are those of the model before a tool described it: author, license, what users define.
     ///
     /// # Errors
     /// The model cannot be represented.
-    pub fn model_as_written(&self) -> Result<(PathBuf, Vec<u8>)> {
-        Ok((self.path.join(DATA).join(AUTHOR).join(MODEL_FILE), spec::encode(&self.model)?))
+    pub fn model_as_written(&self, metadata: bool) -> Result<Vec<u8>> {
+        match metadata {
+            true => spec::encode(&self.model),
+            false => spec::encode_with(&self.model, &BTreeMap::new()),
+        }
     }
 
     /// Path of the package.

@@ -6,7 +6,7 @@ use anemoe_convert::form::{
     ActivationForm, AttentionForm, CacheForm, ExpertForm, FunctionForm, HistoryForm, IoForm, NormForm,
     ShardForm,
 };
-use anyhow::{Context, bail};
+use anemoe_convert::forms_file;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -33,7 +33,7 @@ pub struct FormArgs {
     /// Products of attention: query heads of a key/value head together, or each by itself.
     #[arg(long, value_name = "FORM", value_parser = words::<AttentionForm>(AttentionForm::WORDS), default_value_t)]
     pub attention: AttentionForm,
-    /// Functions that gate MLPs: the ops `silu` and `gelu`, or products with `sigmoid`.
+    /// Functions that gate MLPs, and those of routers: the ops `silu` and `gelu`, or products with `sigmoid`.
     #[arg(long, value_name = "FORM", value_parser = words::<ActivationForm>(ActivationForm::WORDS), default_value_t)]
     pub activation: ActivationForm,
     /// Layout of the stream at a function's border: [1, C, 1, T], or [1, 1, T, C], whose last axis is never 1.
@@ -59,7 +59,7 @@ pub struct FormArgs {
     #[arg(long, value_name = "N")]
     pub layers_per_shard: Option<NonZeroUsize>,
     /// Forms by sort of shard, from a TOML file: a table for each of attention, experts, experts_combine, moe, layers and head,
-    /// with the names of these options as keys.
+    /// with the names of those of these options as keys that change shards of the sort.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["cache", "history", "attention", "activation", "io", "norm", "experts", "functions", "context_buckets", "layers_per_shard"])]
     pub forms: Option<PathBuf>,
 }
@@ -84,17 +84,12 @@ impl FormArgs {
     /// Reads the forms of `--forms`.
     ///
     /// # Errors
-    /// The file cannot be read, or names a sort, a choice or a word that there is not.
+    /// The file cannot be read, or names a sort, a choice or a word that there is not, or a choice that changes nothing of its
+    /// sort.
     pub fn forms(&self) -> anyhow::Result<BTreeMap<ShardKind, ShardForm>> {
         let Some(path) = &self.forms else { return Ok(BTreeMap::new()) };
-        let named = || format!("{}", path.display());
-        let text = anemoe_io::read_input(path, MAX_FILE_BYTES).with_context(named)?;
-        let text = String::from_utf8(text).ok().with_context(|| format!("{}: not UTF-8", path.display()))?;
-        let forms: BTreeMap<ShardKind, ShardForm> = toml::from_str(&text).with_context(named)?;
-        if forms.is_empty() {
-            bail!("{}: names no sort of shards", path.display());
-        }
-        Ok(forms)
+        let text = anemoe_io::read_text(path, MAX_FILE_BYTES).map_err(|e| anemoe_io::Error::io(path, e))?;
+        Ok(forms_file::parse(path, &text)?)
     }
 }
 

@@ -18,6 +18,7 @@ use anemoe_convert::plan::{PartKinds, Plan, PlanOptions, ScaleScope};
 use anemoe_convert::quant::{Groups, MatrixQuant, Quant};
 use anemoe_gates::auto::{Goal, KindSearch, MAX_WHOLE, SearchBound, choose};
 use anemoe_gates::perplexity::windows;
+use anemoe_io::{Error, Kind};
 use anyhow::bail;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -146,7 +147,9 @@ impl PlanArgs {
     /// The words are none of the options.
     pub fn from_words(words: &[&str]) -> anyhow::Result<PlanArgs> {
         use clap::Parser;
-        Ok(PlanCommandLine::try_parse_from(words)?.options)
+        // clap's first word is the one that every message gets when it is reported.
+        let said = |e: clap::Error| anyhow::anyhow!("{}", clap_message(&e));
+        Ok(PlanCommandLine::try_parse_from(words).map_err(said)?.options)
     }
 
     /// Gives how kinds are chosen for a model.
@@ -307,7 +310,17 @@ pub fn plan_checkpoint(
     let family = models::open(options.reading.open(spec)?)?;
     let choice = options.kind_choice(family.as_ref());
     let forms = options.form.forms()?;
-    let mut plan = family.plan(&options.to_plan_options(&choice, &forms))?;
+    let plan = family.plan(&options.to_plan_options(&choice, &forms));
+    let mut plan = match (plan, &options.form.forms) {
+        // What there is no fault in without the file is a fault of the file.
+        (Err(e), Some(path))
+            if e.kind() == Kind::Usage
+                && family.plan(&options.to_plan_options(&choice, &BTreeMap::new())).is_ok() =>
+        {
+            return Err(Error::invalid(path, format!("forms: {}", e.what())).into());
+        }
+        (plan, _) => plan?,
+    };
     if options.scale_scope == ScaleScopeArg::Bank {
         let shares = plan.shards.iter().flat_map(|s| &s.matrices).any(|m| m.bank);
         anyhow::ensure!(
@@ -340,6 +353,13 @@ pub fn plan_checkpoint(
         chosen?;
     }
     Ok(PlannedCheckpoint { family, plan, importance })
+}
+
+/// Gives what clap says of a wrong command line, without its first word and its usage.
+pub fn clap_message(e: &clap::Error) -> String {
+    let text = e.to_string();
+    let said = text.split("\n\nUsage").next().unwrap_or(&text);
+    said.trim_start_matches("error: ").trim().to_string()
 }
 
 /// Windows of tokens to run the model on, and where they come from.

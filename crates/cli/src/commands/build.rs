@@ -347,7 +347,8 @@ impl Progress {
         let seconds = left as f64 / rate;
         (seconds.is_finite() && seconds >= 1.0).then(|| {
             format!(
-                "{shards} more shards with {} weights: about {} at {} weights per s, the rate of the representatives",
+                "{} with {} weights: about {} at {} weights per s, the rate of the representatives",
+                ui::counted(shards, "more shard"),
                 ui::count(left),
                 ui::duration(seconds),
                 ui::count(rate as u64)

@@ -293,7 +293,7 @@ fn figures(name: &str, s: &Score) -> Vec<String> {
         s.rows.to_string(),
         s.decided.to_string(),
         s.right.to_string(),
-        percent(s.accuracy),
+        s.accuracy.map_or_else(|| "none decided".into(), percent),
         percent(s.unknown_share),
         format!("{:.3}", s.brier),
         percent(s.forced),

@@ -7,7 +7,7 @@ use crate::args::runner::RunnerArgs;
 use crate::bundle::Verify;
 use crate::outcome::Outcome;
 use crate::target::expect_bundle;
-use crate::ui::Ui;
+use crate::ui::{self, Ui};
 use anemoe_runtime::generate::{GenerateOptions, Generated, Stop, generate};
 use anemoe_runtime::model::{Logits, MOST_UNDONE, Model};
 use anemoe_runtime::sampler::Sampling;
@@ -265,14 +265,14 @@ fn drafts(r: &SpeculationReport) -> String {
     });
     let break_even: Vec<String> = break_even.collect();
     format!(
-        "drafts: {} of {} tokens accepted ({:.0} %) in {} passes, {} passes without\n\
+        "drafts: {} of {} accepted ({:.0} %) in {}, {} without\n\
          tokens of a pass, its time and how many: {}\n\
          drafted tokens, and the acceptance that pays for them: {}",
         r.accepted,
-        r.drafted,
+        ui::counted(r.drafted, "token"),
         100.0 * r.acceptance,
-        r.verifier_calls,
-        r.fallbacks,
+        ui::counted(r.verifier_calls, "pass"),
+        ui::counted(r.fallbacks, "pass"),
         passes.collect::<Vec<_>>().join(", "),
         if break_even.is_empty() {
             "no draft was measured beside a pass for one".into()
@@ -293,11 +293,11 @@ pub fn stop_name(stop: Stop) -> &'static str {
 
 fn summary(g: &Generated, load: Duration) -> String {
     format!(
-        "load {:.2} s; prompt {} tokens in {:.3} s; {} tokens decoded at {:.1} tok/s; ended by {}",
+        "load {:.2} s; prompt of {} in {:.3} s; {} decoded at {:.1} tok/s; ended by {}",
         load.as_secs_f64(),
-        g.prefill_tokens,
+        ui::counted(g.prefill_tokens, "token"),
         g.prefill.as_secs_f64(),
-        g.decode_tokens,
+        ui::counted(g.decode_tokens, "token"),
         g.tokens_per_second(),
         stop_name(g.stop).replace('_', " ")
     )

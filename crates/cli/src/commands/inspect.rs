@@ -34,7 +34,7 @@ pub struct Args {
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let located = locate(&args.path)?;
     let path = located.path.as_ref();
-    let is_synthetic = path.to_str().is_some_and(|p| p.starts_with("synthetic:"));
+    let is_synthetic = path.to_str().is_some_and(anemoe_convert::models::is_synthetic);
     match PathKind::at(path) {
         PathKind::Nothing if !is_synthetic => {
             let what = "no such file or folder; inspect takes a checkpoint (a Hugging Face folder, a .gguf file, \
@@ -125,7 +125,7 @@ fn bundle(path: &Path, ui: &Ui) -> anyhow::Result<()> {
         ]);
     }
     table.print(ui)?;
-    ui.line(format!("{} packages, {}", chain.shards.len(), ui::bytes(bytes)))?;
+    ui.line(format!("{}, {}", ui::counted(chain.shards.len(), "package"), ui::bytes(bytes)))?;
     Ok(())
 }
 

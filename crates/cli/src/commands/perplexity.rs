@@ -7,7 +7,7 @@ use crate::args::text_windows::TextArgs;
 use crate::bundle::Verify;
 use crate::outcome::Outcome;
 use crate::target::expect_bundle;
-use crate::ui::Ui;
+use crate::ui::{self, Ui};
 use anemoe_convert::path_kind::PathKind;
 use anemoe_gates::perplexity::{bundle_likelihood, checkpoint_likelihood};
 use anemoe_runtime::cpu::CpuBackend;
@@ -74,11 +74,10 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         "context": args.text.context, "seconds": seconds, "tok_s": rate,
     }))?;
     ui.line(format!(
-        "perplexity {:.4} ({mean:.5} nats per token) over {} tokens in {} {} of at most {}; {rate:.0} tok/s",
+        "perplexity {:.4} ({mean:.5} nats per token) over {} in {} of at most {}; {rate:.0} tok/s",
         likelihood.perplexity(),
-        likelihood.tokens,
-        windows.len(),
-        if windows.len() == 1 { "window" } else { "windows" },
+        ui::counted(likelihood.tokens, "token"),
+        ui::counted(windows.len(), "window"),
         args.text.context
     ))?;
     Ok(Outcome::Done)

@@ -159,7 +159,7 @@ fn document(plan: &Plan, placement: &Report, outliers: &[Outlier], types: &[OpTy
         .collect();
     serde_json::json!({
         "family": plan.family, "source": plan.source, "options": plan.options, "shards": shards, "totals": plan.totals,
-        "embedding": plan.embedding, "notes": plan.notes, "auto": plan.chain.auto,
+        "verdict_reasons": placement.verdict_reasons(), "embedding": plan.embedding, "notes": plan.notes, "auto": plan.chain.auto,
         "outliers": outliers, "calls_per_token": TokenCalls::of(&plan.chain),
     })
 }

@@ -6,8 +6,9 @@ use crate::outcome::Outcome;
 use crate::step::{Risky, RiskyArgs, StepFailure, Work};
 use crate::ui::{Table, Ui, message};
 use anemoe_bundle::{ShardKind, sha256};
-use anemoe_convert::form::{LAYERS_PER_SHARD, ShardForm};
+use anemoe_convert::form::ShardForm;
 use anemoe_convert::form_ladder::{Rung, ladder};
+use anemoe_convert::forms_file;
 use anemoe_convert::plan::{Plan, PlanOptions, PlannedShard};
 use anemoe_convert::shard_program::lower_without_weights;
 use anemoe_gates::form_trial::{LEAST_COSINE, TrialFigures, trial_package, write_trial};
@@ -134,7 +135,7 @@ pub fn run(mut args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     for shard in representatives(&planned.plan, &args.sorts)? {
         choices.push(tuner.sort(shard, ui)?);
     }
-    let text = forms_file(&choices);
+    let text = winners(&choices);
     out.write(|file| std::io::Write::write_all(file, text.as_bytes()))
         .map_err(|e| Error::io(&args.out, e))?;
     ui.document(&serde_json::json!({
@@ -383,7 +384,7 @@ fn choose(tried: &[(ShardForm, TrialResult)]) -> (Option<usize>, String) {
 }
 
 /// The winners, as `build --forms` reads them.
-fn forms_file(choices: &[FormChoice]) -> String {
+fn winners(choices: &[FormChoice]) -> String {
     let system = anemoe_coreml::this_system().unwrap_or_default();
     let mut text = format!("# By anemoe tune {}, for {system}.\n", env!("CARGO_PKG_VERSION"));
     for choice in choices {
@@ -392,10 +393,7 @@ fn forms_file(choices: &[FormChoice]) -> String {
             continue;
         };
         text += &format!("\n# {}\n[{}]\n", choice.reason, choice.sort.name());
-        for (option, word) in form.differences() {
-            let word = if option == LAYERS_PER_SHARD { word } else { format!("\"{word}\"") };
-            text += &format!("{} = {word}\n", option.trim_start_matches('-'));
-        }
+        text += &forms_file::lines(choice.sort, &form);
     }
     text
 }

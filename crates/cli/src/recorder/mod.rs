@@ -6,6 +6,7 @@ pub mod facts;
 
 use crate::experiment::{ExperimentPath, ExperimentRun};
 use crate::machine;
+use crate::standing;
 use anemoe_bundle::journal::{self, Event, JOURNAL_FILE, Prose, status};
 use anemoe_bundle::{CHAIN_FILE, file_sha256};
 use clap::parser::ValueSource;
@@ -45,6 +46,8 @@ struct Given {
     options: Map<String, Value>,
     /// The bundle that is built or looked at.
     bundle: Option<PathBuf>,
+    /// Files that the bundle is compared with.
+    goldens: Vec<PathBuf>,
     no_journal: bool,
 }
 
@@ -75,7 +78,8 @@ pub fn experiment(named: Option<&Path>) -> anyhow::Result<Option<ExperimentRun>>
     Ok(at.map(|at| {
         let _ = EXPERIMENT.set(at.book.join(&at.id).display().to_string());
         let bundle = bundle.map(|b| std::path::absolute(b).unwrap_or_else(|_| b.clone()));
-        ExperimentRun::begin(at, &given.command, bundle, given.options.clone())
+        let goldens = standing::golden_facts(&given.goldens);
+        ExperimentRun::begin(at, &given.command, bundle, goldens, given.options.clone())
     }))
 }
 
@@ -110,7 +114,9 @@ pub fn remember(command: &Command, matches: &ArgMatches) {
     let raw = |id: &str| given.try_get_raw(id).ok().flatten()?.next().map(PathBuf::from);
     let bundle = BUNDLES.iter().find_map(|id| raw(id));
     let no_journal = given.try_contains_id("no_journal").unwrap_or(false) && given.get_flag("no_journal");
-    let _ = GIVEN.set(Given { command: name.into(), options, bundle, no_journal });
+    let golden = given.try_get_raw("golden").ok().flatten();
+    let goldens = golden.into_iter().flatten().map(PathBuf::from).collect();
+    let _ = GIVEN.set(Given { command: name.into(), options, bundle, goldens, no_journal });
 }
 
 /// Writes the events of one run of a command.

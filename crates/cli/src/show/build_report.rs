@@ -52,11 +52,12 @@ pub fn print(
         let said = if report.full_stack.undecided.is_some() { "undecided" } else { verdict(gate.pass) };
         ui.line(format!(
             "  logits: {said}, lowest cosine {:.6} (at least {} wanted), {equal} of {} greedy tokens equal, choices that \
-             differ: {}, of which {ties} near ties",
+             differ: {}{}",
             v.min_cosine,
             v.threshold,
             v.expected_ids.len(),
-            v.wrong_choices.len()
+            v.wrong_choices.len(),
+            if ties > 0 { format!(", {} among them", ui::counted(ties, "near tie")) } else { String::new() }
         ))?;
         for also in &report.full_stack.also {
             let v = &also.gate.exact;
@@ -105,9 +106,11 @@ pub fn print(
             let probed = report.layers.as_ref().map_or(0, |l| l.sample.shards.len());
             let others = match failed {
                 Some(GateStage::Shards) => "the build ended there".to_string(),
-                _ => {
-                    format!("the other {} shards were not built", all.saturating_sub(r.shards.len() + probed))
-                }
+                _ => match all.saturating_sub(r.shards.len() + probed) {
+                    0 => "no other shard was left".to_string(),
+                    1 => "the other shard was not built".to_string(),
+                    n => format!("the other {n} shards were not built"),
+                },
             };
             ui.line(format!(
                 "gate FAILED: {}; {others}. For other options remove {} first; the same ones and \
@@ -177,17 +180,21 @@ fn print_quality(found: &ProbeReport, ui: &Ui) -> std::io::Result<()> {
     let excused: usize = found.shards.iter().map(|s| s.excused).sum();
     let ties = match excused {
         0 => String::new(),
-        n => format!("; {n} positions excused, where a near tie of a router chose another expert"),
+        n => format!(
+            "; {} excused, where a near tie of a router chose another expert",
+            ui::counted(n, "position")
+        ),
     };
     ui.line(format!(
-        "  quality: {verdict}, lowest {}cosine to FP16 of {} shards {:.5} ({}), at least {} wanted {}{ties}",
+        "  quality: {verdict}, lowest {}cosine to FP16 of {} {:.5} ({}), at least {} wanted {}{ties}",
         if every { "" } else { "median " },
-        found.shards.len(),
+        ui::counted(found.shards.len(), "shard"),
         deciding(s),
         s.shard,
         found.threshold,
         gate_results::wanted_at(found.rule)
-    ))
+    ))?;
+    ui.line(format!("    {}", gate_results::rule(found)))
 }
 
 /// The probes of the worst and of evenly spread layers.
@@ -223,9 +230,9 @@ pub fn summary(report: &BuildReport) -> String {
         String::new()
     };
     format!(
-        "{}: {} packages{reused}, {} in {:.1} s; lowest weight cosine {:.5}",
+        "{}: {}{reused}, {} in {:.1} s; lowest weight cosine {:.5}",
         report.bundle.display(),
-        report.shards,
+        ui::counted(report.shards, "package"),
         ui::bytes(report.package_bytes),
         report.seconds,
         report.min_weight_cosine

@@ -1,6 +1,6 @@
 //! Results of the quality gates for people.
 
-use crate::ui::{Table, Ui};
+use crate::ui::{self, Table, Ui};
 use anemoe_gates::golden_gate::{Agreement, GoldenGate, RepeatedToken};
 use anemoe_gates::int8_gate::Int8Gate;
 use anemoe_gates::probe::{DecidingRule, ProbePlace, ProbeReport, ShardProbes};
@@ -23,15 +23,18 @@ pub fn print_fast(f: &Int8Gate, ui: &Ui) -> std::io::Result<()> {
         behind.join(" ")
     ))?;
     ui.line(format!(
-        "{}: fast against exact products, median cosine of the logits {:.6} (at least {} wanted), lowest {:.6}, {} of {} positions below {}; {} tokens differ",
+        "{}: fast against exact products, median cosine of the logits {:.6} (at least {} wanted), lowest {:.6}, {} of {} below {}; {}",
         if f.pass { "pass" } else { "FAIL" },
         f.median_cosine,
         f.threshold,
         f.min_cosine,
         f.below,
-        f.positions,
+        ui::counted(f.positions, "position"),
         f.threshold,
-        f.differing.len()
+        match f.differing.len() {
+            1 => "1 token differs".to_string(),
+            n => format!("{n} tokens differ"),
+        }
     ))
 }
 
@@ -78,7 +81,11 @@ pub fn print_probes(report: &ProbeReport, ui: &Ui) -> std::io::Result<()> {
         print_places(s, ui)?;
     }
     for s in report.shards.iter().filter(|s| s.not_finite > 0) {
-        ui.line(format!("{}: {} positions are not numbers", s.shard, s.not_finite))?;
+        ui.line(format!(
+            "{}: results of {} are not numbers",
+            s.shard,
+            ui::counted(s.not_finite, "position")
+        ))?;
     }
     for s in report.shards.iter().filter(|s| s.counted == 0) {
         ui.line(format!("{}: no probe has an active expert of it: nothing can be said", s.shard))?;
@@ -87,16 +94,26 @@ pub fn print_probes(report: &ProbeReport, ui: &Ui) -> std::io::Result<()> {
         ui.line(format!("warning: {warning}"))?;
     }
     let wanted = wanted_at(report.rule);
+    ui.line(rule(report))?;
     ui.line(format!(
-        "{}: {} shards against {}; {} random probes of length 1 (seed {}) and what the prompt gives; \
+        "{}: {} against {}; {} of length 1 (seed {}) and what the prompt gives; \
          at least {} wanted {wanted}, near ties of a router left out",
         if report.pass { "pass" } else { "FAIL" },
-        report.shards.len(),
+        ui::counted(report.shards.len(), "shard"),
         report.against,
-        report.random_probes,
+        ui::counted(report.random_probes, "random probe"),
         report.seed,
         report.threshold
     ))
+}
+
+/// Says which rule decides, and why.
+pub fn rule(report: &ProbeReport) -> String {
+    let rule = match report.rule {
+        DecidingRule::EveryPosition => "every position decides",
+        DecidingRule::Median => "the median decides, not every position",
+    };
+    format!("{rule}: {}", report.rule_reason)
 }
 
 /// Says where the threshold has to be reached.
@@ -185,16 +202,16 @@ pub fn print_golden(gate: &GoldenGate, ui: &Ui) -> std::io::Result<()> {
     ))?;
     let fp16 = &gate.fp16;
     ui.line(format!(
-        "with every result rounded to fp16, as on the device: median cosine {:.6} (at least {} wanted), lowest {:.6}, {} differing choices",
+        "with every result rounded to fp16, as on the device: median cosine {:.6} (at least {} wanted), lowest {:.6}, {}",
         fp16.median_cosine,
         fp16.threshold,
         fp16.min_cosine,
-        fp16.wrong_choices.len()
+        ui::counted(fp16.wrong_choices.len(), "differing choice")
     ))?;
     if let Some(first) = fp16.not_finite.first() {
         ui.line(format!(
-            "in fp16 the logits of {} positions and steps are not numbers, first at {first}: values overflow there",
-            fp16.not_finite.len()
+            "in fp16 the logits of {} are not numbers, first at {first}, steps counted behind the prompt: values overflow there",
+            ui::counted(fp16.not_finite.len(), "position")
         ))?;
     }
     if let Some(r) = &v.repeated {
@@ -205,12 +222,12 @@ pub fn print_golden(gate: &GoldenGate, ui: &Ui) -> std::io::Result<()> {
     }
     let equal = v.generated_ids.iter().zip(&v.expected_ids).take_while(|(a, b)| a == b).count();
     ui.line(format!(
-        "{}: lowest cosine {:.6} (at least {} wanted) over {} positions and {} steps; {equal} of {} greedy tokens equal",
+        "{}: lowest cosine {:.6} (at least {} wanted) over {} and {}; {equal} of {} equal",
         if gate.pass { "pass" } else { "FAIL" },
         v.min_cosine,
         v.threshold,
-        v.positions.len(),
-        v.decode.len(),
-        v.expected_ids.len()
+        ui::counted(v.positions.len(), "position"),
+        ui::counted(v.decode.len(), "step"),
+        ui::counted(v.expected_ids.len(), "greedy token")
     ))
 }

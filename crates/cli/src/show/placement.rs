@@ -62,8 +62,8 @@ pub fn print(report: &Report, ui: &Ui) -> std::io::Result<()> {
     };
     let small = report.packages.iter().filter(|p| p.too_small && !report.strict).count();
     ui.line(format!(
-        "{verdict}: {n} {}, predicted: {}{}",
-        if n == 1 { "package" } else { "packages" },
+        "{verdict}: {}, predicted: {}{}",
+        ui::counted(n, "package"),
         devices(v.ane, v.unknown, v.not_ane, small),
         if report.strict { " (strict: unknown fails, and so does small)" } else { "" }
     ))?;
@@ -133,9 +133,12 @@ fn print_small_functions(report: &Report, ui: &Ui) -> std::io::Result<()> {
     ))
 }
 
+/// Label of a package that the CPU runs because it is too small for its place to matter.
+pub const TOO_SMALL: &str = "CPU: small, fine";
+
 /// Names the predicted device of a package, for tables.
 pub fn device_label(p: &PackageReport, strict: bool) -> &'static str {
-    if p.too_small && !strict { "CPU: small, fine" } else { p.verdict.name() }
+    if p.too_small && !strict { TOO_SMALL } else { p.verdict.name() }
 }
 
 /// Counts packages by their predicted devices, in words.
@@ -266,7 +269,7 @@ impl<'a> Folded<'a> {
             (1, 0..=1) => format!(" at {place}"),
             (n, 0) => format!(" in {n} packages, first {place}"),
             (1, ops) => format!(" at {ops} ops, first {place}"),
-            (n, ops) => format!(" at {ops} ops of {n} packages, first {place}"),
+            (n, ops) => format!(" at {} of {n} packages, first {place}", ui::counted(ops, "op")),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Plans for people.
 
-use super::placement::device_label;
+use super::placement::{TOO_SMALL, device_label};
 use crate::ui::{self, Table, Ui};
 use anemoe_bundle::AutoChoice;
 use anemoe_convert::outliers::{self, Outlier};
@@ -41,13 +41,14 @@ pub fn print(plan: &Plan, placement: &Report, all: bool, ui: &Ui) -> std::io::Re
         table.row(row);
     }
     table.print(ui)?;
+    print_verdict_reasons(placement, ui)?;
     if let Some(auto) = &plan.chain.auto {
         print_choice(auto, ui)?;
     }
     let t = &plan.totals;
     ui.line(format!(
-        "{} packages ({} of layers), {} of weights ({:.1} % of FP16), {} of embedding on the host",
-        t.shards,
+        "{} ({} of layers), {} of weights ({:.1} % of FP16), {} of embedding on the host",
+        ui::counted(t.shards, "package"),
         t.layer_shards,
         ui::bytes(t.bytes),
         100.0 * t.bytes as f64 / plan.fp16_bytes().max(1) as f64,
@@ -66,6 +67,21 @@ pub fn print(plan: &Plan, placement: &Report, all: bool, ui: &Ui) -> std::io::Re
     ui.line(
         "predicted device: by the rules of `anemoe check`, which gives the built packages the same; a shard is one package",
     )
+}
+
+/// Says why packages are not predicted on the Neural Engine: a line for each reason.
+fn print_verdict_reasons(placement: &Report, ui: &Ui) -> std::io::Result<()> {
+    for r in placement.verdict_reasons() {
+        let label = if r.too_small && !placement.strict { TOO_SMALL } else { r.verdict.name() };
+        let at = match r.packages {
+            1 => r.first,
+            n => format!("{} and {} more", r.first, n - 1),
+        };
+        let change =
+            if r.advice.is_empty() { String::new() } else { format!("; to change it: {}", r.advice) };
+        ui.line(format!("{label}, {at}: {} [{}]{change}", r.text, r.rule))?;
+    }
+    Ok(())
 }
 
 /// Says how many calls a token takes.
@@ -126,9 +142,9 @@ pub fn print_scales(plan: &Plan, outliers: Option<&[Outlier]>, ui: &Ui) -> std::
         Some(all) => format!("{:.0} in the worst of them", all.iter().map(|o| o.ratio).fold(0.0, f64::max)),
     };
     ui.line(format!(
-        "one scale for up to {} weights. The rule of thumb of the field notes is none above 10,000,000; what counts is the \
+        "one scale for up to {}. The rule of thumb of the field notes is none above 10,000,000; what counts is the \
          largest weight over the mean magnitude, of which {RATIO_LIMIT} lose 1 %: {found}",
-        ui::count(*most)
+        ui::counted(*most, "weight")
     ))
 }
 
@@ -138,7 +154,9 @@ pub fn print_outliers(outliers: &[Outlier], ui: &Ui) -> std::io::Result<()> {
         ui.line(format!("warning: {outlier}"))?;
     }
     match outliers.len().checked_sub(SHOWN) {
-        Some(more) if more > 0 => ui.line(format!("warning: {more} more matrices have such outliers")),
+        Some(more) if more > 0 => {
+            ui.line(format!("warning: {} with such outliers", ui::counted(more, "more matrix")))
+        }
         _ => Ok(()),
     }
 }

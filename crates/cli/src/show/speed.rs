@@ -87,14 +87,15 @@ pub fn print(document: &SpeedDocument, ui: &Ui) -> std::io::Result<()> {
     }
 }
 
-/// Writes what to build, and why.
+/// Writes what to build, and why: a line for each reason.
 pub fn recommendation(r: &Recommendation) -> String {
-    format!("recommended: {}: {}", r.form, r.reasons.join("; "))
+    let lines = r.reasons.iter().map(|reason| format!("\n  {reason}"));
+    std::iter::once(format!("recommended: {}", r.form)).chain(lines).collect()
 }
 
 fn print_pass(f: &Forecast, ui: &Ui) -> std::io::Result<()> {
     ui.line(format!(
-        "\n{}: {} ms, {} tokens a second; {:.1} calls, {} packages, bound by {}",
+        "\n{}: {} ms, {} tokens a second; {:.1} calls, {} of packages, bound by {}",
         if f.tokens == 1 { "one token".into() } else { format!("{} tokens at once", f.tokens) },
         span(&f.ms),
         span(&f.tok_s),

@@ -20,6 +20,14 @@ use crate::checkpoint::{Checkpoint, open_checkpoint};
 use crate::{Error, Result};
 use std::path::Path;
 
+/// Beginning of the name of a checkpoint whose weights are random and computed as they are read.
+const SYNTHETIC: &str = "synthetic:";
+
+/// True if a checkpoint's name is that of a synthetic one.
+pub fn is_synthetic(source: &str) -> bool {
+    source.starts_with(SYNTHETIC)
+}
+
 /// Opens a Hugging Face folder, a GGUF file, or `synthetic:NAME?seed=N&layers=N`. Its tensors have the names of their family's
 /// table, whatever layout they lie in.
 ///
@@ -27,7 +35,7 @@ use std::path::Path;
 /// A file is missing or wrong, or there is no such synthetic model.
 pub fn load(spec: impl AsRef<Path>) -> Result<Checkpoint> {
     let path = spec.as_ref();
-    match path.to_str().and_then(|spec| Some((spec, spec.strip_prefix("synthetic:")?))) {
+    match path.to_str().and_then(|spec| Some((spec, spec.strip_prefix(SYNTHETIC)?))) {
         Some((spec, name)) => synthetic::open(spec, name),
         None => normalize_layout(open_checkpoint(path)?),
     }

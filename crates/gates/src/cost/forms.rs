@@ -5,11 +5,12 @@ use super::forecast::{Costed, Forecast, PassSize, forecast, with_memory};
 use crate::residency::imported::ImportedEvidence;
 use crate::residency::rule::{Conditions, Verdict};
 use crate::residency::{self, CheckOptions, Verdicts, facts};
-use anemoe_convert::form::LAYERS_PER_SHARD;
-use anemoe_convert::form_ladder::ladder;
+use anemoe_convert::form::{CacheForm, HistoryForm, LAYERS_PER_SHARD, ShardForm};
+use anemoe_convert::form_ladder::{Rung, ladder};
 use anemoe_convert::models::Family;
 use anemoe_convert::plan::{Plan, PlanOptions};
 use anemoe_convert::shard_program::lower_without_weights;
+use rayon::prelude::*;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -111,7 +112,9 @@ impl Setting<'_> {
 }
 
 /// Share of the fastest form's speed from which another is as fast: figures are known to some 10 %.
-const AS_FAST: f64 = 0.98;
+const AS_FAST: f64 = 0.97;
+/// The option that says how many experts a call computes.
+const EXPERTS_PER_SHARD: &str = "--experts-per-shard";
 /// Numbers of experts per call that are tried.
 const EXPERTS: [usize; 5] = [1, 2, 4, 8, 16];
 /// Layers of a package that are tried.
@@ -121,36 +124,99 @@ const CONTEXTS: [usize; 3] = [512, 2048, 8192];
 /// Kinds that are tried.
 const KINDS: [&str; 3] = ["lut4", "int8-tensor", "fp16"];
 
-/// Lists the forms that `plan` recommends from: the plan as asked for, other numbers of experts per call, the ladder of forms.
+/// Name of the form that all options leave as it is, where another one was asked for.
+const DEFAULT_FORM: &str = "default form";
+
+/// A form to cost, and its name.
+type Candidate = (String, PlanOptions);
+
+/// Lists the forms that `plan` recommends from: the plan as asked for, other numbers of experts per call, the ladder of forms,
+/// several layers in a package, and what of these makes sense together.
 pub fn buildable(family: &dyn Family, options: &PlanOptions, setting: &Setting<'_>) -> Vec<CostedForm> {
-    let mut forms = packings(family, options, setting);
-    let plan = family.plan(options);
-    let rungs = plan.ok().and_then(|p| ladder(p.chain.has_history(), p.chain.model.max_context).ok());
-    let rungs = rungs.unwrap_or_default();
-    let shared = options.forms.is_empty();
-    for rung in rungs.iter().filter(|r| shared && r.form != options.form) {
-        let changed = PlanOptions { form: rung.form, ..options.clone() };
-        forms.extend(setting.form(family, &rung.build_args.join(" "), &changed));
+    let mut candidates = packings(options);
+    // A file of forms says all of them.
+    if options.forms.is_empty() {
+        candidates.extend(rungs(family, options));
+        candidates.extend(combinations(family, options));
+    }
+    let costed = |(name, changed): &Candidate| setting.form(family, name, changed);
+    let costed: Vec<Option<CostedForm>> = candidates.par_iter().map(costed).collect();
+    let mut forms: Vec<CostedForm> = Vec::new();
+    for form in costed.into_iter().flatten() {
+        // Where the host chooses experts, more layers are those of 2; more experts in a call than there are, are all.
+        let joins = form.name.contains(LAYERS_PER_SHARD) || form.name.contains(EXPERTS_PER_SHARD);
+        let is_known =
+            |other: &CostedForm| other.forecast == form.forecast && other.verdicts == form.verdicts;
+        if !(joins && forms.iter().any(is_known)) {
+            forms.push(form);
+        }
     }
     forms
 }
 
 /// Lists the plan as asked for, and with other numbers of experts per call.
-fn packings(family: &dyn Family, options: &PlanOptions, setting: &Setting<'_>) -> Vec<CostedForm> {
-    let mut forms: Vec<CostedForm> = setting.form(family, "as asked for", options).into_iter().collect();
-    for n in EXPERTS {
-        if options.ffn_shards.is_none() && options.experts_per_shard == Some(n) {
-            continue;
-        }
-        let changed = PlanOptions { experts_per_shard: Some(n), ffn_shards: None, ..options.clone() };
-        let name = format!("--experts-per-shard {n}");
-        forms.extend(setting.form(family, &name, &changed));
-    }
-    forms.dedup_by(|a, b| a.forecast == b.forecast && a.verdicts == b.verdicts);
-    forms
+fn packings(options: &PlanOptions) -> Vec<Candidate> {
+    let asked = |n| options.ffn_shards.is_none() && options.experts_per_shard == Some(n);
+    let others = EXPERTS.into_iter().filter(|&n| !asked(n));
+    let others = others.map(|n| (format!("{EXPERTS_PER_SHARD} {n}"), with_experts(options, n)));
+    std::iter::once(("as asked for".to_string(), options.clone())).chain(others).collect()
 }
 
-/// Lists all forms: packings, kinds, contexts, the ladder of forms, several layers in a package.
+fn with_experts(options: &PlanOptions, n: usize) -> PlanOptions {
+    PlanOptions { experts_per_shard: Some(n), ffn_shards: None, ..options.clone() }
+}
+
+/// Lists the ladder of forms, but for the one that was asked for.
+fn rungs(family: &dyn Family, options: &PlanOptions) -> Vec<Candidate> {
+    let plan = family.plan(options);
+    let rungs = plan.ok().and_then(|p| ladder(p.chain.has_history(), p.chain.model.max_context).ok());
+    // Layers together are tried below, in every number.
+    let is_other = |rung: &Rung| rung.form != options.form && rung.form.layers_per_shard.is_none();
+    let others = rungs.unwrap_or_default().into_iter().filter(is_other);
+    let candidate = |rung: Rung| {
+        let name = match rung.build_args.is_empty() {
+            true => DEFAULT_FORM.into(),
+            false => rung.build_args.join(" "),
+        };
+        (name, PlanOptions { form: rung.form, ..options.clone() })
+    };
+    others.map(candidate).collect()
+}
+
+/// Lists several layers in a package, and these and single experts in a call with what the host may keep: a package of several
+/// layers has several states otherwise, and a history in a state is not decided.
+fn combinations(family: &dyn Family, options: &PlanOptions) -> Vec<Candidate> {
+    let asked = options.form;
+    let history = if family.has_history() { HistoryForm::Host } else { asked.history };
+    let mut kept =
+        vec![asked, ShardForm { history, ..asked }, ShardForm { cache: CacheForm::Host, history, ..asked }];
+    kept.dedup();
+    // A history alone is kept only where there is one; a cache takes it along.
+    kept.retain(|form| form.check(family.has_history()).is_ok());
+    let mut all: Vec<Candidate> = Vec::new();
+    let mut add = |experts: Option<usize>, form: ShardForm| {
+        let own = experts.map(|n| format!("{EXPERTS_PER_SHARD} {n}"));
+        let known = asked.differences();
+        let other = form.differences().into_iter().filter(|pair| !known.contains(pair));
+        let words: Vec<String> =
+            own.into_iter().chain(other.map(|(option, word)| format!("{option} {word}"))).collect();
+        let base = experts.map_or_else(|| options.clone(), |n| with_experts(options, n));
+        all.push((words.join(" "), PlanOptions { form, ..base }));
+    };
+    for n in LAYERS.into_iter().filter(|&n| options.layers_per_shard().map(NonZeroUsize::get) != Some(n)) {
+        let joined = |form| ShardForm { layers_per_shard: NonZeroUsize::new(n), ..form };
+        kept.iter().for_each(|form| add(None, joined(*form)));
+    }
+    // Layers that the host chooses between share a package from 2 on, whatever the packing.
+    let single = options.experts_per_shard != Some(1) || options.ffn_shards.is_some();
+    if single {
+        kept.iter().skip(1).for_each(|form| add(Some(1), *form));
+        add(Some(1), ShardForm { layers_per_shard: NonZeroUsize::new(2), ..asked });
+    }
+    all
+}
+
+/// Lists all forms: those that can be built from the same options, other kinds, other contexts.
 pub fn all(family: &dyn Family, options: &PlanOptions, setting: &Setting<'_>) -> Vec<CostedForm> {
     let mut forms = buildable(family, options, setting);
     for kind in KINDS {
@@ -165,20 +231,6 @@ pub fn all(family: &dyn Family, options: &PlanOptions, setting: &Setting<'_>) ->
         let changed = PlanOptions { max_context: Some(n), ..options.clone() };
         let form = setting.form(family, &format!("--max-context {n}"), &changed);
         forms.extend(form.map(|f| CostedForm { same_model: false, ..f }));
-    }
-    for n in LAYERS {
-        let mut changed = options.clone();
-        changed.form.layers_per_shard = NonZeroUsize::new(n);
-        let is_known = options.layers_per_shard().map(NonZeroUsize::get) == Some(n);
-        if is_known || !options.forms.is_empty() {
-            continue;
-        }
-        let form = setting.form(family, &format!("{LAYERS_PER_SHARD} {n}"), &changed);
-        // Where the host chooses experts, more layers are those of 2.
-        let is_new = |f: &CostedForm| {
-            forms.iter().all(|other| f.forecast != other.forecast || f.verdicts != other.verdicts)
-        };
-        forms.extend(form.filter(is_new));
     }
     forms
 }
@@ -219,7 +271,7 @@ pub fn recommend(forms: &[CostedForm]) -> Option<Recommendation> {
     if asked.name != chosen.name {
         reasons.push(format!("as asked for: {:.1} tokens a second", asked.forecast.tok_s.likely));
     }
-    if any.name != chosen.name && speed(&any) > 1.02 * speed(&chosen) {
+    if any.name != chosen.name && AS_FAST * speed(&any) > speed(&chosen) {
         reasons.push(format!(
             "`{}` would have {:.1}, but {} of its packages are unknown and {} elsewhere: measure it on a Mac first",
             any.name, any.forecast.tok_s.likely, any.verdicts.unknown, any.verdicts.not_ane
@@ -230,12 +282,30 @@ pub fn recommend(forms: &[CostedForm]) -> Option<Recommendation> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Setting, all, recommend};
+    use super::{DEFAULT_FORM, Setting, all, buildable, recommend};
     use crate::cost::chips::ChipProfile;
     use crate::residency::rule::Conditions;
     use anemoe_bundle::TokenCount;
+    use anemoe_convert::form::{CacheForm, HistoryForm, ShardForm};
     use anemoe_convert::models;
     use anemoe_convert::plan::PlanOptions;
+    use std::collections::BTreeSet;
+
+    /// The default form is one of the others where another one was asked for, and has a name.
+    #[test]
+    fn the_default_form_has_a_name() {
+        let chip = ChipProfile::named("m4-max").unwrap();
+        let conditions = Conditions::default();
+        let setting = Setting { chip: &chip, further: &[], memory: 48e9, conditions, evidence: None };
+        let family = models::open(models::load("synthetic:zaya1-8b?layers=2").unwrap()).unwrap();
+        let form = ShardForm { cache: CacheForm::Host, history: HistoryForm::Host, ..ShardForm::default() };
+        let tokens = vec![TokenCount { min: 1, max: 1 }];
+        let options = PlanOptions { tokens, form, ..PlanOptions::default() };
+        let names: Vec<String> =
+            buildable(family.as_ref(), &options, &setting).into_iter().map(|f| f.name).collect();
+        assert!(names.iter().any(|name| name == DEFAULT_FORM), "{names:?}");
+        assert!(names.iter().all(|name| !name.is_empty()), "{names:?}");
+    }
 
     /// The forms of both models, as the documentation lists them; the recommended one is the fastest of those that are resident.
     #[test]
@@ -271,9 +341,18 @@ mod tests {
                 );
             }
             println!("ROW {:?}", recommend(&forms));
+            let names: BTreeSet<&str> = forms.iter().map(|f| f.name.as_str()).collect();
+            assert!(names.len() == forms.len() && !names.contains(""), "{names:?}");
+            let host = if model.contains("zaya") { "--history host " } else { "--cache host " };
+            let n = if model.contains("zaya") { 1 } else { 2 };
+            assert!(names.contains(format!("{host}--layers-per-shard {n}").as_str()), "{names:?}");
             assert!(forms.len() >= 8 && forms[0].forecast.calls > 80.0, "{model}");
             assert!(forms.iter().all(|f| f.forecast.tok_s.low <= f.forecast.tok_s.likely), "{model}");
             assert!(recommend(&forms).is_some(), "{model}");
+            if model.contains("zaya") {
+                let best = recommend(&buildable(family.as_ref(), &options, &setting)).unwrap();
+                assert_eq!(best.form, "--history host --layers-per-shard 1");
+            }
             // A chip with less bandwidth is slower in every form.
             assert!(forms.iter().all(|f| f.further[0].tok_s.likely < f.forecast.tok_s.likely), "{model}");
         }

@@ -4,22 +4,24 @@
 //! A probe is the residual stream of some tokens before the shard's layer. What stands between the stream and the shard (for a
 //! pack of experts the attention of its layer, and the choice of experts) is run in FP16 for both.
 
+mod deciding_rule;
 mod probe_context;
 mod residual;
 mod routing;
 pub(crate) mod segment;
 
+pub use deciding_rule::DecidingRule;
 pub use probe_context::ProbeContext;
 pub use residual::CosineRange;
 pub use routing::ExpertChoice;
 pub(crate) use routing::chooses_inside;
 
-use crate::golden_gate::{LEARNED, better_than_chance, cosine};
+use crate::golden_gate::cosine;
 use crate::reference::Golden;
 use crate::{Error, Result};
 use anemoe_bundle::{Chain, Shard, ShardKind};
 use anemoe_convert::build::check_scratch;
-use anemoe_convert::models::Family;
+use anemoe_convert::models::{Family, is_synthetic};
 use anemoe_convert::plan::{Plan, PlannedShard};
 use anemoe_io::Random;
 use anemoe_runtime::cpu::CpuBackend;
@@ -57,17 +59,6 @@ pub struct Inputs<'a> {
     pub bos: Option<u32>,
 }
 
-/// Rule that says at which positions the threshold has to be reached. Positions where a near tie of a router
-/// chose another expert do not count.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DecidingRule {
-    /// Every one.
-    EveryPosition,
-    /// Half of them: the model has not learned to predict the prompt, and what single positions give is chance.
-    Median,
-}
-
 /// Results of the probes of some shards.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ProbeReport {
@@ -77,6 +68,8 @@ pub struct ProbeReport {
     pub threshold: f64,
     /// Rule that says where it must.
     pub rule: DecidingRule,
+    /// Reason for the rule.
+    pub rule_reason: String,
     /// Reference that the shards are compared with.
     pub against: &'static str,
     /// See [`Inputs::seed`].
@@ -171,15 +164,17 @@ pub fn probe(
     let references = fp16_references(site.family, site.plan, shards)?;
     let shards: Vec<&PlannedShard> = shards.iter().copied().filter(|s| s.takes_one_token()).collect();
     check_scratch(site.scratch, references.iter().map(|s| s.in_fp16().package_bytes()).sum())?;
+    let (rule, rule_reason) = DecidingRule::choose(inputs.real, is_synthetic(&site.chain.source));
     let mut found = Vec::new();
     for shard in shards {
         progress(&shard.name);
-        found.push(one(site, shard, &package(shard), inputs, threshold)?);
+        found.push(one(site, shard, &package(shard), inputs, rule, threshold)?);
     }
     Ok(ProbeReport {
         pass: found.iter().all(|s| s.pass),
         threshold,
-        rule: DecidingRule::of(inputs),
+        rule,
+        rule_reason,
         against: "fp16",
         seed: inputs.seed,
         random_probes: inputs.count,
@@ -188,24 +183,10 @@ pub fn probe(
     })
 }
 
-impl DecidingRule {
-    fn of(inputs: &Inputs<'_>) -> DecidingRule {
-        let learned = |golden: &Golden| better_than_chance(golden).is_none_or(|nats| nats >= LEARNED);
-        if inputs.real.is_none_or(learned) { DecidingRule::EveryPosition } else { DecidingRule::Median }
-    }
-}
-
 /// Warnings about the prompt, to know before its figures are believed.
 fn warnings(inputs: &Inputs<'_>, median: f64) -> Vec<String> {
     let mut warnings = Vec::new();
     let Some(golden) = inputs.real else { return warnings };
-    if DecidingRule::of(inputs) == DecidingRule::Median {
-        warnings.push(
-            "the model predicts the prompt little better than chance, or worse: its weights are random, or it has not learned such \
-             text; the median decides, not every position"
-                .into(),
-        );
-    }
     if inputs.bos.is_some() && golden.prompt_ids.first().copied() == inputs.bos {
         warnings.push(
             "the prompt begins with the token that starts a text: the values behind that token are unlike any \
@@ -252,6 +233,7 @@ fn one(
     shard: &PlannedShard,
     package: &Path,
     inputs: &Inputs<'_>,
+    rule: DecidingRule,
     threshold: f64,
 ) -> Result<ShardProbes> {
     let around = site.family.plan_around(&site.plan.options, shard)?;
@@ -294,7 +276,7 @@ fn one(
         }
         found.probes.push(result);
     }
-    found.finish(cosines, DecidingRule::of(inputs), threshold);
+    found.finish(cosines, rule, threshold);
     (found.branch, found.with_residual) = (both.branch.range(), both.with_residual.range());
     Ok(found)
 }

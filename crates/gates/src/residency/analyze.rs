@@ -29,6 +29,11 @@ pub fn model(model: &MlModel) -> (Vec<Graph>, u64) {
             let described = model.functions.iter().find(|d| &d.name == name);
             let mut walker = Walker::new(name, f, described);
             walker.block(&f.block);
+            for name in &f.block.outputs {
+                if let Some(known) = walker.scope.get(name.as_str()) {
+                    walker.graph.borders.push((name.clone(), shape(known.ty)));
+                }
+            }
             for (key, bytes) in &walker.blobs {
                 if shared.insert(*key) {
                     total = total.saturating_add(*bytes);
@@ -97,6 +102,9 @@ impl<'a> Walker<'a> {
         let mut scope = HashMap::new();
         for input in &f.inputs {
             scope.insert(input.name.as_str(), Known::new(&input.ty, Origin::Data));
+            if input.ty.tensor().is_some() {
+                graph.borders.push((input.name.clone(), shape(&input.ty)));
+            }
             if let Some(bytes) = input.ty.tensor().and_then(|t| t.dtype.packed_bytes(t.elements()?)) {
                 graph.input_bytes.insert(input.name.clone(), bytes);
             }

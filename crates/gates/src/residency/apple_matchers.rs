@@ -16,10 +16,12 @@ fn count(states: usize) -> String {
     if states == 1 { "1 state".into() } else { format!("{states} states") }
 }
 
-pub(super) fn one_position_last(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {
-    let x = op.inputs.first()?.shape()?;
-    (op.op_type == "conv" && x.len() == 4 && x[3] == 1 && x[2] == 1)
-        .then(|| Hit { detail: format!("input {x:?}"), advice: None })
+/// A value `[1, C, 1, 1]` at the border of the function. Rows of a cache have positions on another axis, and a mask has its slots
+/// on that of channels where each head has its own product, which is Apple's form, too.
+pub(super) fn one_position_last(g: &Graph, _: &Conditions) -> Option<Hit> {
+    let is_such = |dims: &Vec<u64>| matches!(dims[..], [_, c, 1, 1] if c > 1);
+    let found = g.borders.iter().find(|(name, dims)| name != "mask" && is_such(dims))?;
+    Hit::new(format!("`{}` {:?}", found.0, found.1))
 }
 
 pub(super) fn heads_together(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {
@@ -38,14 +40,22 @@ pub(super) fn gelu_m1(op: &Op, _: &Graph, c: &Conditions) -> Option<Hit> {
     (op.op_type == "gelu" && c.chip.is_some_and(|chip| chip.mac && chip.number == 1)).then(Hit::default)
 }
 
+/// The largest magnitude, which a scaled norm divides by: `abs`, then `reduce_max`. A router takes them the other way round.
 pub(super) fn scaled_norm(g: &Graph, _: &Conditions) -> Option<Hit> {
-    let has = |name: &str| g.ops.iter().any(|op| op.op_type == name);
-    (has("abs") && has("reduce_max") && has("rsqrt")).then(Hit::default)
+    let largest = g.ops.windows(2).any(|pair| pair[0].op_type == "abs" && pair[1].op_type == "reduce_max");
+    (largest && g.ops.iter().any(|op| op.op_type == "rsqrt")).then(Hit::default)
 }
 
-pub(super) fn long_context(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {
-    let n = op.axis_extent.filter(|&n| op.op_type == "softmax" && n >= LONG_CONTEXT)?;
-    Hit::new(format!("{n} slots in every call"))
+/// Attention over a long cache in every function of the package: none for a shorter context stands beside it.
+pub(super) fn long_context(p: &PackageFacts, _: &Conditions) -> Option<Hit> {
+    let widest =
+        |g: &Graph| g.ops.iter().filter(|op| op.op_type == "softmax").filter_map(|op| op.axis_extent).max();
+    let slots: Vec<u64> = p.graphs.iter().filter_map(widest).collect();
+    let longest = slots.iter().copied().max().filter(|&n| n >= LONG_CONTEXT)?;
+    if slots.iter().any(|&n| n < longest) {
+        return None;
+    }
+    Hit::new(format!("{longest} slots in every call"))
 }
 
 pub(super) fn functions_share_states(p: &PackageFacts, _: &Conditions) -> Option<Hit> {

@@ -36,6 +36,8 @@ pub struct Graph {
     pub state_reach: Option<u64>,
     /// Bytes of each input with a fixed shape, by name.
     pub input_bytes: BTreeMap<String, u64>,
+    /// Inputs, without states, and outputs, by name with their dimensions; 0 stands for one that is not fixed.
+    pub borders: Vec<(String, Vec<u64>)>,
     /// True if it ends in, or holds, the projection to a vocabulary.
     pub vocabulary_head: bool,
     /// True if it joins other shards: norms, sums, a router, and no attention or pack of its own.

@@ -28,7 +28,7 @@ pub mod rules;
 pub mod verdict;
 
 pub use analyze::facts;
-pub use report::{Comparison, Report, Verdicts};
+pub use report::{Comparison, Report, VerdictReason, Verdicts};
 
 use crate::residency::imported::ImportedEvidence;
 use crate::residency::op_summary::OpSummary;

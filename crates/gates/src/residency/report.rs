@@ -43,6 +43,50 @@ pub struct Verdicts {
     pub unknown: u64,
 }
 
+/// Reason for which packages are not predicted on the ANE, once for all packages that share it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct VerdictReason {
+    /// Verdict that it gives.
+    pub verdict: Verdict,
+    /// True if the packages are too small for their place to matter.
+    pub too_small: bool,
+    /// Id of the rule that decides.
+    pub rule: &'static str,
+    /// Statement of the rule.
+    pub text: String,
+    /// Advice: the change that helps.
+    pub advice: String,
+    /// First package that it decides.
+    pub first: String,
+    /// Packages that it decides.
+    pub packages: u64,
+}
+
+impl Report {
+    /// Reasons of the verdicts `not_ane` and `unknown`, each once, in the order of the packages.
+    pub fn verdict_reasons(&self) -> Vec<VerdictReason> {
+        let mut found: Vec<VerdictReason> = Vec::new();
+        for p in self.packages.iter().filter(|p| p.verdict != Verdict::Ane) {
+            let (rule, text) = p.deciding();
+            let is_same =
+                |r: &&mut VerdictReason| (r.verdict, r.too_small, r.rule) == (p.verdict, p.too_small, rule);
+            match found.iter_mut().find(is_same) {
+                Some(known) => known.packages += 1,
+                None => found.push(VerdictReason {
+                    verdict: p.verdict,
+                    too_small: p.too_small,
+                    rule,
+                    text,
+                    advice: p.reason_against().map(|r| r.advice.clone()).unwrap_or_default(),
+                    first: p.name.clone(),
+                    packages: 1,
+                }),
+            }
+        }
+        found
+    }
+}
+
 /// True if a package passes by its prediction.
 pub fn passes(p: &PackageReport, strict: bool) -> bool {
     match p.verdict {

@@ -217,6 +217,15 @@ fn cases() -> Vec<Case> {
     let scaled = |name: &str| {
         changed(layers(100_000_000), |g| g.ops.extend([name, "reduce_max", "rsqrt"].map(|n| op(n, &[1, 64]))))
     };
+    let router =
+        ["reduce_max", "sub", "abs", "maximum", "mul", "reduce_mean", "rsqrt"].map(|n| op(n, &[1, 64]));
+    let router_and_norm = changed(layers(100_000_000), |g| g.ops.extend(router.clone()));
+    let bordered =
+        |dims: &[u64]| changed(layers(100_000_000), |g| g.borders = vec![("hidden".into(), dims.to_vec())]);
+    let contexts = |slots: &[u64]| {
+        let graphs: Vec<Graph> = slots.iter().flat_map(|&n| with(extent("softmax", n)).graphs).collect();
+        PackageFacts { graphs, ..layers(100_000_000) }
+    };
     let written = |joined: bool| with(Op { writes_joined: joined, ..op("write_state", &[1, 64]) });
     let int8 = || lin(8, Grain::Tensor);
     vec![
@@ -414,13 +423,11 @@ fn cases() -> Vec<Case> {
         ("state.m5", states(&[64]), on("m4"), false),
         ("apple.cache_in_graph", states(&[64]), mac(), true),
         ("apple.cache_in_graph", layers(100_000_000), mac(), false),
-        ("apple.one_position_last", with(op("conv", &[1, 64, 1, 1])), mac(), true),
-        (
-            "apple.one_position_last",
-            changed(layers(100_000_000), |g| g.ops.iter_mut().for_each(|o| o.inputs.clear())),
-            mac(),
-            false,
-        ),
+        ("apple.one_position_last", bordered(&[1, 64, 1, 1]), mac(), true),
+        // Channels last, and the place of one token in a cache; inside a function the layout is free.
+        ("apple.one_position_last", bordered(&[1, 1, 1, 64]), mac(), false),
+        ("apple.one_position_last", bordered(&[1, 1, 64, 1]), mac(), false),
+        ("apple.one_position_last", with(op("conv", &[1, 64, 1, 1])), mac(), false),
         ("apple.heads_together", heads(2), mac(), true),
         ("apple.heads_together", heads(1), mac(), false),
         ("apple.native_activation", with(op("gelu", &[1, 64])), mac(), true),
@@ -429,8 +436,12 @@ fn cases() -> Vec<Case> {
         ("value.gelu_m1", with(op("gelu", &[1, 64])), on("m2"), false),
         ("apple.scaled_norm", scaled("abs"), mac(), true),
         ("apple.scaled_norm", scaled("mul"), mac(), false),
+        // A router that looks for its best score, and a plain norm.
+        ("apple.scaled_norm", router_and_norm, mac(), false),
         ("apple.long_context", with(extent("softmax", 2048)), mac(), true),
         ("apple.long_context", with(extent("softmax", 512)), mac(), false),
+        ("apple.long_context", contexts(&[2048, 2048]), mac(), true),
+        ("apple.long_context", contexts(&[2048, 512]), mac(), false),
         ("apple.shared_functions", functions(2, &[1, 4], states(&[64])), mac(), true),
         ("apple.shared_functions", functions(2, &[1, 4], layers(9_000_000)), mac(), false),
         ("apple.one_layer", changed(layers(50_000_000), |g| g.layers = Some(1)), mac(), true),

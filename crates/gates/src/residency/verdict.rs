@@ -156,17 +156,26 @@ pub struct PackageReport {
 impl PackageReport {
     /// Names the rule that decides, with its text: the one that weighs most against the ANE, or the one that speaks for it.
     pub fn deciding_rule(&self) -> String {
+        let (rule, text) = self.deciding();
+        format!("{rule}: {text}")
+    }
+
+    /// Rule that decides, and its text.
+    pub(super) fn deciding(&self) -> (&'static str, String) {
         if let Some(measured) = &self.measured {
-            return format!("{MEASURED}: {}", measured.text());
+            return (MEASURED, measured.text());
         }
-        let decides = |r: &&Reason| r.verdict == self.verdict;
-        let against = self.reasons.iter().find(decides).map(|r| (r.rule, r.text.as_str()));
         let likely = || (LIKELY, "graphs that have as much in common with it were on the ANE");
         let support = || self.functions.iter().find_map(|f| f.support).map_or_else(likely, |id| (id, ""));
+        let against = self.reason_against().map(|r| (r.rule, r.text.as_str()));
         let (id, found) = against.unwrap_or_else(support);
         // The table's words hold for all packages of a sort; those of a reason may name an op of one of them.
-        let text = rules::all().find(|rule| rule.id == id).map_or(found, |rule| rule.text);
-        format!("{id}: {text}")
+        (id, rules::all().find(|rule| rule.id == id).map_or(found, |rule| rule.text).to_string())
+    }
+
+    /// Reason that weighs most against the ANE, of those that give the package its verdict.
+    pub(super) fn reason_against(&self) -> Option<&Reason> {
+        self.reasons.iter().find(|r| r.verdict == self.verdict)
     }
 }
 

@@ -15,6 +15,14 @@ use std::collections::BTreeMap;
 /// # Errors
 /// A feature has a type that features cannot have, or the description and the program name different functions.
 pub fn encode(model: &MlModel) -> Result<Vec<u8>> {
+    encode_with(model, &model.metadata)
+}
+
+/// Encodes a model like [`encode`], with this metadata in place of its own.
+///
+/// # Errors
+/// As those of [`encode`].
+pub fn encode_with(model: &MlModel, fields: &BTreeMap<String, String>) -> Result<Vec<u8>> {
     let described: Vec<&str> = model.functions.iter().map(|f| f.name.as_str()).collect();
     for name in &described {
         if !model.program.functions.contains_key(*name) {
@@ -26,7 +34,7 @@ pub fn encode(model: &MlModel) -> Result<Vec<u8>> {
     if described.len() != model.program.functions.len() {
         return Err(Error::invalid_program("the description leaves out a function of the program"));
     }
-    let mut description = pb::ModelDescription { metadata: metadata(&model.metadata), ..Default::default() };
+    let mut description = pb::ModelDescription { metadata: metadata(fields), ..Default::default() };
     match model.functions.as_slice() {
         [only] if only.name == "main" => {
             description.input = features(&only.inputs, false)?;

@@ -4,7 +4,7 @@ mod decode;
 mod encode;
 
 pub use decode::{decode, decode_some};
-pub use encode::encode;
+pub use encode::{encode, encode_with};
 
 use crate::mil::DataType;
 

@@ -32,7 +32,7 @@ const KNOWN: [(&str, &str); 11] = [
 ];
 
 /// Facts that are no figures: they stand in other places of an entry.
-const ELSEWHERE: &str = "family source pass strict conditions golden cosine_map chain_sha256 resumes ends \
+const ELSEWHERE: &str = "family source pass strict conditions golden goldens cosine_map chain_sha256 resumes ends \
     error title expect replaces bundles bundle state milestone figures";
 
 /// Words of paths, and what is said instead.

@@ -122,7 +122,7 @@ fn print_cosines(map: &CosineMap, ui: &Ui) -> std::io::Result<()> {
 }
 
 fn print_journal(r: &BundleReport, ui: &Ui) -> std::io::Result<()> {
-    let many = if r.journal.len() == 1 { "1 entry".into() } else { format!("{} entries", r.journal.len()) };
+    let many = ui::counted(r.journal.len(), "entry");
     ui.line(format!("\nJournal: {many}"))?;
     for entry in &r.journal {
         ui.line(format!("{}: {}", entry.time, entry.kinds.join(", ")))?;

@@ -1,6 +1,7 @@
 //! Commands that a recipe runs, in this process.
 
 use super::super::{bench, build, check, generate, golden, plan, trace, validate};
+use crate::args::planning::clap_message;
 use crate::outcome::Outcome;
 use crate::ui::Ui;
 use anyhow::Context;
@@ -39,6 +40,11 @@ impl GateCommand {
             GateCommand::Generate => "generate",
             GateCommand::Bench => "bench",
         }
+    }
+
+    /// True if it reads the bundle that `build` makes.
+    pub const fn needs_bundle(self) -> bool {
+        !matches!(self, GateCommand::Plan | GateCommand::Build)
     }
 
     /// True if it compares with a golden.
@@ -80,10 +86,6 @@ pub(super) fn make_golden(arguments: &[String]) -> anyhow::Result<()> {
 pub fn parse<A: clap::Args>(name: &'static str, arguments: &[String]) -> anyhow::Result<A> {
     let command = A::augment_args(clap::Command::new(name).no_binary_name(true));
     let read = command.try_get_matches_from(arguments).and_then(|m| A::from_arg_matches(&m));
-    read.map_err(|e| {
-        let text = e.to_string();
-        let said = text.split("\n\nUsage").next().unwrap_or(&text);
-        anyhow::anyhow!("{}", said.trim_start_matches("error: ").trim())
-    })
-    .with_context(|| format!("{name} {}", arguments.join(" ")))
+    read.map_err(|e| anyhow::anyhow!("{}", clap_message(&e)))
+        .with_context(|| format!("{name} {}", arguments.join(" ")))
 }

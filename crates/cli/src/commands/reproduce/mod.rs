@@ -95,6 +95,10 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         source: sources.iter().map(|s| s.built.as_str()).collect::<Vec<_>>().join(", "),
         recipe: recipe.text.clone(),
     };
+    let site =
+        |(build, source)| BuildSite { recipe: &recipe, build, source, folder: &folder, dry: args.dry_run };
+    let sites: Vec<BuildSite<'_>> = recipe.builds.iter().zip(&sources).map(site).collect();
+    sites.iter().try_for_each(BuildSite::check_goldens)?;
     let mut record = match args.dry_run {
         true => RunRecord::in_memory(run),
         false => RunRecord::open(&folder, run)?,
@@ -102,11 +106,10 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     ui.line(format!("# {}\n\n{}\n", recipe.title, recipe.intent.trim()))?;
     let mut reasons = BTreeMap::new();
     let mut stopped = false;
-    for (build, source) in recipe.builds.iter().zip(&sources) {
-        let site = BuildSite { recipe: &recipe, build, source, folder: &folder, dry: args.dry_run };
+    for site in &sites {
         if let Some(reason) = site.run(&mut record)? {
             stopped |= !args.dry_run;
-            reasons.insert(build.name.as_str(), reason);
+            reasons.insert(site.build.name.as_str(), reason);
         }
     }
     let rows = rows::rows(&recipe, &record, &sources, &reasons);
@@ -217,6 +220,35 @@ impl BuildSite<'_> {
         Ok(None)
     }
 
+    /// Checks that the goldens that options of gates name are there: no gate makes them.
+    fn check_goldens(&self) -> anyhow::Result<()> {
+        for &gate in &self.recipe.gates {
+            let options = self.options(gate);
+            let mut own =
+                options.iter().enumerate().filter_map(|(i, option)| match option.strip_prefix("--golden") {
+                    Some("") => options.get(i + 1).map(String::as_str),
+                    Some(rest) => rest.strip_prefix('='),
+                    None => None,
+                });
+            if let Some(missing) = own.find(|path| !Path::new(path).is_file()) {
+                bail!(
+                    "recipe {}, build {}: the gate `{}` needs the golden {missing}, which is not there and which no gate makes \
+                     before it; make it with `anemoe golden`, or leave it to `validate` and `trace`, whose golden is one of prompt_ids",
+                    self.recipe.name,
+                    self.build.name,
+                    gate.name()
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Options of a gate: those of the recipe, then those of the build.
+    fn options(&self, gate: GateCommand) -> Vec<String> {
+        let given = [&self.recipe.options, &self.build.gates].into_iter().filter_map(|o| o.get(&gate));
+        given.flatten().cloned().collect()
+    }
+
     /// True if a gate brings a figure of this build, or makes what such a one needs.
     fn is_needed(&self, gate: GateCommand) -> bool {
         let index = self.recipe.builds.iter().position(|b| b.name == self.build.name);
@@ -233,12 +265,10 @@ impl BuildSite<'_> {
 
     /// Reason for which nothing can follow: the build has no bundle.
     fn stopped(&self, record: &RunRecord, gate: GateCommand) -> Option<String> {
-        if matches!(gate, GateCommand::Plan | GateCommand::Build) {
+        if !gate.needs_bundle() {
             return None;
         }
-        let Some(built) = record.get(&self.build.name, GateCommand::Build) else {
-            return Some("the recipe builds nothing before this gate".into());
-        };
+        let built = record.get(&self.build.name, GateCommand::Build)?;
         let at = gate_that_stopped(built).filter(|_| built["bundle"].is_null())?;
         Some(format!("the gate {at} stopped the build"))
     }
@@ -303,8 +333,7 @@ impl BuildSite<'_> {
     fn arguments(&self, gate: GateCommand) -> Vec<String> {
         let bundle = self.bundle();
         let golden = self.golden_file().to_string_lossy().into_owned();
-        let given = [&self.recipe.options, &self.build.gates].into_iter().filter_map(|o| o.get(&gate));
-        let options: Vec<String> = given.flatten().cloned().collect();
+        let options = self.options(gate);
         let mut all: Vec<String> = match gate {
             GateCommand::Plan => {
                 let options = self.build.options.iter().cloned();
@@ -395,7 +424,9 @@ fn print(recipe: &Recipe, sources: &[Source], rows: &[FigureRow], ui: &Ui) -> st
     table.print(ui)?;
     let unexplained = rows.iter().filter(|r| r.verdict == RowVerdict::Differs && !r.is_explained()).count();
     if unexplained > 0 {
-        ui.line(format!("{unexplained} of {} figures differ, and the recipe does not say why", rows.len()))?;
+        let of = ui::counted(rows.len(), "figure");
+        let differ = if unexplained == 1 { "differs" } else { "differ" };
+        ui.line(format!("{unexplained} of {of} {differ}, and the recipe does not say why"))?;
     }
     if let Some(lesson) = &recipe.lesson {
         ui.line(format!("\nLesson: {}", lesson.trim()))?;

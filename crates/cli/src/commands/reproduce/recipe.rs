@@ -165,6 +165,7 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Recipe> {
     if read.layers == 0 {
         bail!("layers = 0: a model has at least one");
     }
+    check_order(&read.gates)?;
     let needs_prompt = |g: &GateCommand| g.needs_golden() || *g == GateCommand::Generate;
     let without = || read.prompt_ids.is_empty() && read.builds.iter().any(|b| b.prompt_ids.is_empty());
     if let Some(gate) = read.gates.iter().find(|g| needs_prompt(g) && without()) {
@@ -187,6 +188,29 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Recipe> {
         options: read.options,
         builds: read.builds,
     })
+}
+
+/// Checks that every gate finds what it needs when its turn comes.
+fn check_order(gates: &[GateCommand]) -> anyhow::Result<()> {
+    if let Some((_, twice)) = gates.iter().enumerate().find(|(i, g)| gates[..*i].contains(g)) {
+        bail!("gates: `{}` stands twice, and every gate runs once for each build", twice.name());
+    }
+    let built = gates.iter().position(|g| *g == GateCommand::Build);
+    let early = gates[..built.unwrap_or(gates.len())].iter().find(|g| g.needs_bundle());
+    let Some(early) = early else { return Ok(()) };
+    let (after, mut order): (Vec<GateCommand>, Vec<GateCommand>) =
+        gates.iter().copied().partition(|g| g.needs_bundle());
+    if built.is_none() {
+        order.push(GateCommand::Build);
+    }
+    order.extend(after);
+    let order: Vec<String> = order.iter().map(|g| format!("\"{}\"", g.name())).collect();
+    let place = if built.is_some() { "stands before `build`" } else { "stands in a recipe without `build`" };
+    bail!(
+        "gates: `{}` {place}, and needs the bundle that `build` makes; a possible order is: gates = [{}]",
+        early.name(),
+        order.join(", ")
+    )
 }
 
 fn figure(f: &FigureText, builds: &[RecipeBuild], gates: &[GateCommand]) -> anyhow::Result<RecipeFigure> {
@@ -268,7 +292,15 @@ mod tests {
             ("from = 'd'", "from = 'd'\nwhy = 'luck'", "say what ours is"),
             ("from = 'd'", "from = 'd'\nours = 4", "say why"),
             ("from = 'd'", "from = 'd'\nwhy = 'luck'\nours = []", "ours is neither"),
-            ("gates = ['plan']", "gates = ['plan', 'validate']", "needs prompt_ids"),
+            ("gates = ['plan']", "gates = ['plan', 'build', 'validate']", "needs prompt_ids"),
+            ("gates = ['plan']", "gates = ['check', 'plan']", "`check` stands in a recipe without `build`"),
+            (
+                "source = 'c'\ngates = ['plan']",
+                "source = 'c'\nprompt_ids = [2]\ngates = ['plan', 'trace', 'build', 'validate']",
+                "`trace` stands before `build`, and needs the bundle that `build` makes; a possible order is: \
+                 gates = [\"plan\", \"build\", \"trace\", \"validate\"]",
+            ),
+            ("gates = ['plan']", "gates = ['plan', 'build', 'plan']", "`plan` stands twice"),
             ("title = 'a'", "title = 'a", "line 1"),
             ("title = 'a'", "title = 'a'\nlayers = 0", "at least one"),
             ("from = 'd'", "from = 'd'\nneeds = 'luck'", "expected one of `nothing`, `weights`, `mac`"),

@@ -103,7 +103,8 @@ fn judge(
     source: &Source,
     reason: Option<&str>,
 ) -> (Option<f64>, RowVerdict, String) {
-    let why = f.why.clone().unwrap_or_default();
+    // The recipe knows more of its rows than their names say.
+    let why = f.why.clone().unwrap_or_else(|| f.figure.needs_because(f.needs).to_string());
     let join = |said: String| if why.is_empty() { said } else { format!("{said}; {why}") };
     let by = |x: f64, from: &Bound| {
         let by = (x / from.value - 1.0) * 100.0;
@@ -135,7 +136,8 @@ fn judge(
             let said = match &f.ours {
                 Some(ours) if ours.holds(x) => why,
                 Some(ours) => format!("{}, which would be {} here: {why}", by(x, ours), ours.text()),
-                None => join(by(x, &f.book)),
+                // A reason without a figure of ours is one of other weights, or of another machine.
+                None => by(x, &f.book),
             };
             (found, RowVerdict::Differs, said)
         }

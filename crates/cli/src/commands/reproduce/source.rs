@@ -2,6 +2,7 @@
 
 use super::recipe::Recipe;
 use crate::args::hub_checkpoint::locate;
+use anemoe_convert::models;
 use anemoe_convert::path_kind::PathKind;
 use anyhow::{Context, bail};
 use std::path::Path;
@@ -23,7 +24,7 @@ impl Source {
     /// There is no checkpoint.
     pub fn new(recipe: &Recipe, path: &Path, layers: Option<usize>) -> anyhow::Result<Source> {
         let planned = path.to_str().with_context(|| format!("{}: not UTF-8", path.display()))?.to_string();
-        let is_synthetic = planned.starts_with("synthetic:");
+        let is_synthetic = models::is_synthetic(&planned);
         if !is_synthetic {
             if !matches!(PathKind::at(&locate(path)?.path), PathKind::Checkpoint | PathKind::Gguf) {
                 bail!(

@@ -55,8 +55,8 @@ pub struct Score {
     pub decided: usize,
     /// Decided rows whose verdict agrees with the label.
     pub right: usize,
-    /// `right` of `decided`; 1 when nothing is decided.
-    pub accuracy: f64,
+    /// `right` of `decided`; none where nothing is decided.
+    pub accuracy: Option<f64>,
     /// Rows that are `unknown`.
     pub unknown: usize,
     /// `unknown` of `rows`.
@@ -118,7 +118,7 @@ pub fn score(rows: &[Row], judged: &[Judged]) -> Score {
         rows: labelled.len(),
         decided: decided.len(),
         right,
-        accuracy: share(right, decided.len()),
+        accuracy: (!decided.is_empty()).then(|| share(right, decided.len())),
         unknown,
         unknown_share: if labelled.is_empty() { 0.0 } else { share(unknown, labelled.len()) },
         majority: majority(&mut labelled.iter().map(|(t, _)| *t)),

@@ -87,6 +87,7 @@ impl FunctionBuilder {
         add(x: &Var, y: &Var),
         mul(x: &Var, y: &Var),
         maximum(x: &Var, y: &Var),
+        minimum(x: &Var, y: &Var),
         real_div(x: &Var, y: &Var),
         sub(x: &Var, y: &Var),
         // products
