@@ -56,6 +56,10 @@ pub enum Fault {
     PlanError,
     /// To ask for its plan ends the process.
     PlanCrash,
+    /// To ask for its plan with the CPU alone allowed ends the process.
+    PlanCpuCrash,
+    /// The plan of it puts every op on the Neural Engine, whatever is allowed and whatever it computes.
+    PlanAne,
 }
 
 /// Names of faults in files.
@@ -83,6 +87,8 @@ fn named(name: &str, n: usize) -> Option<Fault> {
         "plan-none" => Fault::PlanNone,
         "plan-error" => Fault::PlanError,
         "plan-crash" => Fault::PlanCrash,
+        "plan-cpu-crash" => Fault::PlanCpuCrash,
+        "plan-ane" => Fault::PlanAne,
         _ => return None,
     })
 }

@@ -374,9 +374,10 @@ fn reason_of(stage: StageName, document: &Value) -> String {
             let elsewhere = packages.filter(|p| p["measured"] != "ane");
             said.extend(elsewhere.map(|p| format!("{}: {}", text(p, "name"), text(p, "measured"))));
             let controls = document["controls"].as_array().into_iter().flatten();
-            said.extend(
-                controls.filter(|c| c["pass"] != true).map(|_| "the negative control does not say no".into()),
-            );
+            said.extend(controls.filter(|c| c["pass"] != true).map(|c| {
+                let why = c["failure"].as_str().unwrap_or("it says yes, or nothing");
+                format!("negative control ({}): {why}; the reader's no is not proven", text(c, "control"))
+            }));
             said.join("; ")
         }
         StageName::Tune => {
