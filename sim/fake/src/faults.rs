@@ -93,7 +93,8 @@ fn named(name: &str, n: usize) -> Option<Fault> {
     })
 }
 
-/// Plants the faults of a file: a line each of a part of the package's path, the fault and its number, where it has one.
+/// Plants the faults of a file: a line each of a part of the package's path, with `#` and the name of a function where the fault is
+/// that function's alone, the fault and its number, where it has one.
 pub fn plant_from(file: &Path) {
     let text = std::fs::read_to_string(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
     for line in text.lines() {
@@ -113,7 +114,7 @@ pub(crate) fn hang() -> ! {
 
 static FAULTS: Mutex<Vec<(String, Fault)>> = Mutex::new(Vec::new());
 
-/// Plants a fault in every model whose package's path contains `part`.
+/// Plants a fault in every model whose package's path contains `part`; in one function of it where a `#` and its name follow.
 pub fn plant(part: &str, fault: Fault) {
     FAULTS.lock().unwrap().push((part.into(), fault));
 }
@@ -123,10 +124,19 @@ pub fn clear_faults() {
     FAULTS.lock().unwrap().clear();
 }
 
-/// The faults of a package.
+/// The faults of a package, those of single functions left out.
 pub(crate) fn faults(package: &Path) -> Vec<Fault> {
+    faults_of(package, "")
+}
+
+/// The faults of a function of a package.
+pub(crate) fn faults_of(package: &Path, function: &str) -> Vec<Fault> {
     let path = package.display().to_string();
-    FAULTS.lock().unwrap().iter().filter(|(part, _)| path.contains(part)).map(|(_, fault)| *fault).collect()
+    let hits = |planted: &str| match planted.split_once('#') {
+        Some((part, own)) => path.contains(part) && own == function,
+        None => path.contains(planted),
+    };
+    FAULTS.lock().unwrap().iter().filter(|(planted, _)| hits(planted)).map(|(_, fault)| *fault).collect()
 }
 
 /// Raises an exception.

@@ -1,6 +1,6 @@
 //! MLComputePlan and the structure of programs, with placements that tests plant.
 
-use crate::faults::{Fault, error, faults};
+use crate::faults::{Fault, error, faults, faults_of};
 use crate::features::FakeConfiguration;
 use crate::models::{MARK, Sent, on_other_thread};
 use anemoe_mlpackage::mil::{Block, DataType, Operation};
@@ -206,7 +206,7 @@ impl FakePlan {
         if op == "const" || op.starts_with("constexpr_") {
             return None;
         }
-        let faults = faults(&own.package);
+        let faults = faults_of(&own.package, &own.name);
         let is_product = matches!(op, "conv" | "linear" | "matmul");
         // The Neural Engine computes in fp16.
         let is_fp32 = operation.outputs.iter().any(|o| o.ty.tensor().is_some_and(|t| t.dtype == DataType::Float32));

@@ -45,10 +45,10 @@ fn work(work: Work) -> anyhow::Result<Value> {
                 functions.iter().map(plan).collect::<anyhow::Result<_>>()?;
             Ok(serde_json::to_value(plans)?)
         }
-        Work::Measure { folder, package, compiled, calls } => {
+        Work::Measure { folder, package, compiled, tokens, calls } => {
             let core_ml = CoreMlBackend::new(settings(&package, &compiled))?;
             let backend = Mixed { packages: vec![package], core_ml, cpu: CpuBackend::default() };
-            Ok(serde_json::to_value(run_trial(&folder, &backend, calls)?)?)
+            Ok(serde_json::to_value(run_trial(&folder, &backend, tokens, calls)?)?)
         }
         Work::Soak { bundle, only, length } => soak_bundle(&bundle, &only, length),
         Work::Command { command, arguments } => Ok(serde_json::to_value(run_command(&command, &arguments)?)?),

@@ -55,6 +55,8 @@ pub enum Work {
         package: PathBuf,
         /// The compiled model.
         compiled: PathBuf,
+        /// Tokens of a call.
+        tokens: usize,
         /// Calls.
         calls: usize,
     },
