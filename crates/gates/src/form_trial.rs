@@ -122,6 +122,24 @@ pub fn write_trial(
     anemoe_bundle::write_atomic(&folder.join(TRIAL_FILE), &text)
 }
 
+/// Bytes of the packages that [`write_trial`] will write: of the shard itself, and of all other shards that are not there yet.
+///
+/// # Errors
+/// No step runs the shard.
+pub fn trial_bytes(
+    family: &dyn Family,
+    plan: &Plan,
+    shard: &PlannedShard,
+    parts: &Path,
+) -> Result<(u64, u64)> {
+    let around = family.plan_around(&plan.options, shard)?;
+    let cut = segment_of(&around, &plan.chain, shard)?;
+    let others = cut.chain.shards.iter().filter(|needed| needed.name != shard.name);
+    let missing = others.filter(|needed| !trial_package(parts, &needed.name).exists());
+    let planned = missing.filter_map(|needed| around.shard(&needed.name));
+    Ok((shard.package_bytes(), planned.map(PlannedShard::package_bytes).sum()))
+}
+
 /// Width of a register that has to be given: that of the inputs that read it.
 fn width_of(register: &str, chain: &Chain, package: &dyn Fn(&str) -> PathBuf) -> Result<usize> {
     let runs = chain.steps.iter().filter_map(|step| if let Step::Run(run) = step { Some(run) } else { None });

@@ -179,6 +179,17 @@ fn a_second_run_goes_on_and_the_file_builds() {
     sandbox.refused(&["tune", &source, "--sorts", "moe"], &["this model has attention"]);
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn trials_that_do_not_fit_the_disk_are_refused_before_they_are_built() {
+    let sandbox = Sandbox::new();
+    let (source, out) = (checkpoint("tiny-gemma4-moe"), sandbox.path("forms.toml"));
+    // This file system has no room, as a full disk.
+    let args = ["tune", &source, "-o", out.to_str().unwrap(), "--work", "/proc/anemoe-full"];
+    sandbox.refused(&args, &["/proc/anemoe-full", "the trial of the form `default`", "has 0 left"]);
+    assert!(!out.exists());
+}
+
 #[test]
 fn every_sort_of_both_families_is_tuned() {
     let _one = alone();

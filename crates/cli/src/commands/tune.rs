@@ -6,11 +6,12 @@ use crate::outcome::Outcome;
 use crate::step::{Risky, RiskyArgs, StepFailure, Work};
 use crate::ui::{Table, Ui, message};
 use anemoe_bundle::{ShardKind, sha256};
+use anemoe_convert::build::check_room;
 use anemoe_convert::form::{LAYERS_PER_SHARD, ShardForm};
 use anemoe_convert::form_ladder::{Rung, ladder};
 use anemoe_convert::plan::{Plan, PlanOptions, PlannedShard};
 use anemoe_convert::shard_program::lower_without_weights;
-use anemoe_gates::form_trial::{LEAST_COSINE, TrialFigures, trial_package, write_trial};
+use anemoe_gates::form_trial::{LEAST_COSINE, TrialFigures, trial_bytes, trial_package, write_trial};
 use anemoe_gates::residency::device::PlannedOp;
 use anemoe_io::Error;
 use serde::{Deserialize, Serialize};
@@ -276,6 +277,10 @@ impl Tuner<'_> {
             .work
             .join("parts")
             .join(&sha256(&serde_json::to_vec(&(family.fingerprint()?, &self.planned.plan.options))?)[..16]);
+        // The package, its compiled model, as much that the Neural Engine's compiler keeps, and what differs.
+        let (own, others) = trial_bytes(family, plan, shard, &parts)?;
+        let what = format!("the trial of the form `{}` for {} needs about", rung.name, shard.kind.name());
+        check_room(&self.work, &what, 3 * own + own / 20 + others)?;
         let bar = ui.bar(4 + result.tokens.len() as u64, &rung.name);
         write_trial(family, plan, shard, self.planned.importance.as_ref(), &parts, &folder)?;
         bar.inc(1);
