@@ -64,6 +64,9 @@ pub struct SoakFigures {
     pub wrong_states: u64,
     /// Bytes that the process held, in the course of the soak.
     pub memory: Vec<u64>,
+    /// Name of that figure: `phys_footprint` on macOS, `resident` elsewhere.
+    #[serde(default)]
+    pub memory_figure: String,
     /// Bytes by which a pass left more memory held, behind the warm-up.
     pub growth_per_pass: f64,
     /// Memory rises without end.
@@ -97,6 +100,15 @@ pub struct SoakLength {
     pub passes: u64,
     /// Seconds.
     pub seconds: f64,
+}
+
+/// A figure of the memory that this process holds.
+#[derive(Clone, Copy)]
+pub struct MemoryFigure<'a> {
+    /// Its name, for people.
+    pub name: &'a str,
+    /// Gives it in bytes, where the system tells.
+    pub look: &'a dyn Fn() -> Option<u64>,
 }
 
 /// Looks at the memory of the process, evenly spaced however long a soak is.
@@ -138,7 +150,7 @@ pub fn soak(
     bundle: &Path,
     backend: &dyn Backend,
     length: SoakLength,
-    memory: &dyn Fn() -> Option<u64>,
+    memory: MemoryFigure<'_>,
     told: &mut dyn FnMut(u64),
 ) -> Result<SoakFigures> {
     let model = Model::open(bundle, backend)?;
@@ -149,7 +161,7 @@ pub fn soak(
     let of_each = (laps.len() / counts.len().max(1)).max(1) as u64;
     let cycles = length.passes.div_ceil(of_each).max(2);
     let each = (cycles * laps.len() as u64 / SAMPLES as u64).max(1);
-    let mut watch = MemoryWatch { look: memory, each, held: Vec::new() };
+    let mut watch = MemoryWatch { look: memory.look, each, held: Vec::new() };
     let started = Instant::now();
     let mut sequence = model.sequence();
     let mut turn = 0;
@@ -191,6 +203,7 @@ pub fn soak(
     found.median_cosine_with_cpu = beside_cpu(bundle, &laps)?;
     (found.growth_per_pass, found.leaks) = growth(&watch.held, watch.each);
     found.memory = watch.held;
+    found.memory_figure = memory.name.into();
     found.faults = faults(&found);
     Ok(found)
 }
@@ -311,7 +324,10 @@ fn faults(found: &SoakFigures) -> Vec<String> {
         ));
     }
     if found.leaks {
-        all.push(format!("memory rises by {:.0} bytes for each pass, without end", found.growth_per_pass));
+        all.push(format!(
+            "memory rises by {:.0} bytes for each pass, without end ({})",
+            found.growth_per_pass, found.memory_figure
+        ));
     }
     all
 }

@@ -10,8 +10,7 @@ use anemoe_bundle::Chain;
 use anemoe_coreml::plan::OpPlan;
 use anemoe_coreml::{CompiledModels, ComputeUnits, CoreMlBackend, CoreMlSettings};
 use anemoe_gates::form_trial::run_trial;
-use anemoe_gates::soak::{SoakLength, soak};
-use anemoe_io::held_memory;
+use anemoe_gates::soak::{MemoryFigure, SoakLength, soak};
 use anemoe_runtime::backend::{Backend, BackendPackage, KeptCache};
 use anemoe_runtime::cpu::CpuBackend;
 use anyhow::Context;
@@ -65,8 +64,9 @@ fn soak_bundle(bundle: &Path, only: &[String], length: SoakLength) -> anyhow::Re
     };
     let core_ml = CoreMlBackend::new(settings)?;
     let mut told = |passes| crate::ui::message(format!("{passes} passes"));
+    let memory = MemoryFigure { name: anemoe_coreml::HELD_MEMORY, look: &anemoe_coreml::held_memory };
     if only.is_empty() {
-        return Ok(serde_json::to_value(soak(bundle, &core_ml, length, &held_memory, &mut told)?)?);
+        return Ok(serde_json::to_value(soak(bundle, &core_ml, length, memory, &mut told)?)?);
     }
     let package = |name: &String| {
         let shard = chain.shard(name).with_context(|| format!("no shard `{name}`"))?;
@@ -74,7 +74,7 @@ fn soak_bundle(bundle: &Path, only: &[String], length: SoakLength) -> anyhow::Re
     };
     let packages = only.iter().map(package).collect::<anyhow::Result<_>>()?;
     let mixed = Mixed { packages, core_ml, cpu: CpuBackend::default() };
-    let found = soak(bundle, &mixed, length, &held_memory, &mut told)?;
+    let found = soak(bundle, &mixed, length, memory, &mut told)?;
     Ok(serde_json::to_value(found)?)
 }
 
