@@ -145,7 +145,8 @@ struct Lap {
 /// Soaks a bundle on a backend.
 ///
 /// # Errors
-/// The bundle cannot be opened, or a package fails; `told` has heard of every hundredth pass before.
+/// The bundle cannot be opened, or a package fails. `told` hears the number of passes behind each of them, those of the CPU
+/// executor at the end included, which do not count.
 pub fn soak(
     bundle: &Path,
     backend: &dyn Backend,
@@ -183,9 +184,7 @@ pub fn soak(
             own.into_iter().for_each(|t| t.passes += 1);
             found.tokens += lap.ids.len() as u64;
             found.passes += 1;
-            if found.passes.is_multiple_of(100) {
-                told(found.passes);
-            }
+            told(found.passes);
             watch.pass(found.passes);
         }
         turn += 1;
@@ -200,7 +199,7 @@ pub fn soak(
     }
     drop(sequence);
     drop(model);
-    found.median_cosine_with_cpu = beside_cpu(bundle, &laps)?;
+    found.median_cosine_with_cpu = beside_cpu(bundle, &laps, &mut || told(found.passes))?;
     (found.growth_per_pass, found.leaks) = growth(&watch.held, watch.each);
     found.memory = watch.held;
     found.memory_figure = memory.name.into();
@@ -278,12 +277,13 @@ fn count_wrong(found: &mut SoakFigures, number: u64, cosine: f64) {
 }
 
 /// Median cosine of the first cycle with the CPU executor.
-fn beside_cpu(bundle: &Path, laps: &[Lap]) -> Result<f64> {
+fn beside_cpu(bundle: &Path, laps: &[Lap], told: &mut dyn FnMut()) -> Result<f64> {
     let model = Model::open(bundle, &CpuBackend::default())?;
     let mut sequence = model.sequence();
     let mut all = Vec::new();
     for lap in laps {
         all.push(closeness(&last(&model, &mut sequence, &lap.ids)?, &lap.first));
+        told();
     }
     all.sort_by(f64::total_cmp);
     Ok(all.get(all.len() / 2).copied().unwrap_or(0.0))

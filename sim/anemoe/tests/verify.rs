@@ -234,6 +234,30 @@ fn a_soak_that_fails_names_the_shard_and_the_report_comes_all_the_same() {
 }
 
 #[test]
+fn a_soak_may_be_longer_than_the_limit_and_a_pass_that_does_not_come_is_a_hang() {
+    let sandbox = Sandbox::new();
+    verify(&sandbox, 0, &["--stages", "build,compile"]);
+    // Every call takes its time, so that the passes that were asked for take longer than the limit.
+    sandbox.plant("mlpackage slow 20000");
+    let report = verify(&sandbox, 0, &["--stages", "soak", "--timeout", "10"]);
+    assert_eq!(stage(&report, "soak")["end"], "done", "{report:#}");
+    let soak = document(&sandbox, "soak");
+    assert!(soak["figures"]["seconds"].as_f64() > Some(10.0), "{soak:#}");
+    assert!(soak["seconds_without_a_pass"] == 10 && soak["passes_done"] == soak["figures"]["passes"], "{soak:#}");
+    assert_eq!(soak["figures"]["memory_figure"], "resident");
+    sandbox.plant("L01.attn hang 40");
+    let report = verify(&sandbox, 1, &["--stages", "soak", "--timeout", "10", "--again"]);
+    let (own, soak) = (stage(&report, "soak"), document(&sandbox, "soak"));
+    let reason = own["reason"].as_str().unwrap();
+    assert!(own["end"] == "hung" && reason.contains("no progress for 10 s (--timeout)"), "{own}");
+    let passes = soak["passes_done"].as_u64().unwrap();
+    assert!(passes > 0 && reason.contains(&format!("behind {passes} passes")), "{reason}");
+    for s in soak["shards"].as_array().unwrap() {
+        assert_eq!(s["end"], if s["shard"] == "L01.attn" { "hung" } else { "done" }, "{s}");
+    }
+}
+
+#[test]
 fn a_stage_that_hangs_is_ended_and_the_next_one_goes_on() {
     let sandbox = Sandbox::new();
     verify(&sandbox, 0, &["--stages", "build,compile"]);

@@ -4,7 +4,7 @@ use super::reproduce::command::parse;
 use super::{bench, build, check, compile, doctor, golden, predict_speed, tune, validate};
 use crate::args::runner::CompiledArgs;
 use crate::outcome::Outcome;
-use crate::step::{CommandDone, LoadSeconds, Work, serve};
+use crate::step::{CommandDone, LoadSeconds, ParentLink, Work, serve};
 use crate::ui::Ui;
 use anemoe_bundle::Chain;
 use anemoe_coreml::plan::OpPlan;
@@ -27,7 +27,7 @@ pub fn run(_: Args) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-fn work(work: Work) -> anyhow::Result<Value> {
+fn work(work: Work, parent: &mut ParentLink) -> anyhow::Result<Value> {
     match work {
         Work::Compile { package, target } => {
             anemoe_coreml::compile(&package, &target)?;
@@ -49,21 +49,30 @@ fn work(work: Work) -> anyhow::Result<Value> {
             let backend = Mixed { packages: vec![package], core_ml, cpu: CpuBackend::default() };
             Ok(serde_json::to_value(run_trial(&folder, &backend, tokens, calls)?)?)
         }
-        Work::Soak { bundle, only, length } => soak_bundle(&bundle, &only, length),
+        Work::Soak { bundle, only, length } => soak_bundle(&bundle, &only, length, parent),
         Work::Command { command, arguments } => Ok(serde_json::to_value(run_command(&command, &arguments)?)?),
     }
 }
 
-/// Soaks a bundle, or one shard of it, and tells how far it came before each hundredth pass.
-fn soak_bundle(bundle: &Path, only: &[String], length: SoakLength) -> anyhow::Result<Value> {
-    let chain = Chain::read(bundle)?;
-    let settings = CoreMlSettings {
-        compiled: CompiledArgs::default().models(bundle, &chain),
+/// Core ML for all packages of a bundle.
+fn core_ml_of(bundle: &Path, chain: &Chain) -> anyhow::Result<CoreMlBackend> {
+    Ok(CoreMlBackend::new(CoreMlSettings {
+        compiled: CompiledArgs::default().models(bundle, chain),
         max_loaded_bytes: None,
         units: ComputeUnits::CpuAndNeuralEngine,
-    };
-    let core_ml = CoreMlBackend::new(settings)?;
-    let mut told = |passes| crate::ui::message(format!("{passes} passes"));
+    })?)
+}
+
+/// Soaks a bundle, or some shards of it, and reports each pass.
+fn soak_bundle(
+    bundle: &Path,
+    only: &[String],
+    length: SoakLength,
+    parent: &mut ParentLink,
+) -> anyhow::Result<Value> {
+    let chain = Chain::read(bundle)?;
+    let core_ml = core_ml_of(bundle, &chain)?;
+    let mut told = |passes: u64| parent.report(passes);
     let memory = MemoryFigure { name: anemoe_coreml::HELD_MEMORY, look: &anemoe_coreml::held_memory };
     if only.is_empty() {
         return Ok(serde_json::to_value(soak(bundle, &core_ml, length, memory, &mut told)?)?);

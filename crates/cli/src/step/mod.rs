@@ -2,13 +2,14 @@
 //!
 //! ```text
 //! command --Work, one line of JSON--> anemoe step --Reply, the last line of JSON--> Ended
-//!         --standard input stays open: its end tells the child that the command is gone
+//!                                                 --reports of progress, a line each, where the work counts something--> Limit::Silence
+//!         --standard input stays open: `stop` ends work without an end, and its own end tells the child that the command is gone
 //! ```
 
 mod child;
 mod risky;
 
-pub use child::{Ended, in_child, serve};
+pub use child::{Ended, Limit, ParentLink, Worker, in_child, serve};
 pub use risky::{Risky, RiskyArgs, StepFailure};
 
 use anemoe_gates::soak::SoakLength;

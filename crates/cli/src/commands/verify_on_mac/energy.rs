@@ -86,7 +86,7 @@ pub fn measure(work: &Work, seconds: u64, limit: Duration) -> anyhow::Result<Res
         }
         Ended::Failed(what) => failed(what),
         Ended::Crashed { how, .. } => failed(how),
-        Ended::TimedOut { seconds, .. } => failed(format!("no end after {seconds:.0} s")),
+        late @ Ended::TimedOut { .. } => failed(late.reason()),
     }))
 }
 
