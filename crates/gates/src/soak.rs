@@ -207,6 +207,45 @@ pub fn soak(
     Ok(found)
 }
 
+/// Figures of a run without an end of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunFigures {
+    /// Tokens of the passes behind the first cycle.
+    pub tokens: u64,
+    /// Seconds that they took.
+    pub seconds: f64,
+}
+
+/// Runs the passes of a soak until `told`, which hears their number behind each one, says that it is enough. The first cycle, in
+/// which every function is loaded, counts neither for `told` nor for the figures.
+///
+/// # Errors
+/// The bundle cannot be opened, or a package fails.
+pub fn run_until(
+    bundle: &Path,
+    backend: &dyn Backend,
+    told: &mut dyn FnMut(u64) -> bool,
+) -> Result<RunFigures> {
+    let model = Model::open(bundle, backend)?;
+    let laps = cycle(model.chain())?;
+    let mut sequence = model.sequence();
+    for lap in &laps {
+        last(&model, &mut sequence, &lap.ids)?;
+    }
+    let (started, mut passes, mut tokens) = (Instant::now(), 0, 0);
+    loop {
+        sequence.clear();
+        for lap in &laps {
+            last(&model, &mut sequence, &lap.ids)?;
+            tokens += lap.ids.len() as u64;
+            passes += 1;
+            if told(passes) {
+                return Ok(RunFigures { tokens, seconds: started.elapsed().as_secs_f64() });
+            }
+        }
+    }
+}
+
 /// Token counts that the chain's functions are declared for; of a range its ends.
 fn counts(chain: &Chain) -> Vec<usize> {
     let room = chain.model.max_context;

@@ -351,6 +351,42 @@ fn power_that_needs_root_is_skipped_with_its_reason() {
 }
 
 #[test]
+fn power_is_read_while_calls_run_and_not_while_models_load() {
+    let sandbox = Sandbox::new();
+    verify(&sandbox, 0, &["--stages", "build,compile"]);
+    sandbox.plant("L01.attn load-slow 5000");
+    let log = sandbox.path("log");
+    // Where there is no line of the GPU, the others count.
+    let lines = "echo 'CPU Power: 20 mW'; echo 'ANE Power: 90 mW'";
+    let script = format!("#!/bin/sh\necho power >> {0}\n{lines}\nsleep 1\necho read >> {0}\n", log.display());
+    let path = with_powermetrics(&sandbox, &script);
+    let all = arguments(&sandbox, &["--stages", "energy"]);
+    let variables = [("PATH", path.as_str()), ("FAKE_COREML_LOG", log.to_str().unwrap())];
+    let (code, report, err) = run_with(&sandbox, &all, &variables);
+    assert_eq!((code, &stage(&report, "energy")["end"]), (0, &"done".into()), "{report:#}\n{err}");
+    let text = fs::read_to_string(&log).unwrap();
+    let loads = text.lines().filter(|l| *l == "loaded").count();
+    let wanted = [&["power", "read"][..], &vec!["loaded"; loads], &["power", "read"]].concat();
+    assert!(loads > 1 && text.lines().eq(wanted), "{text}");
+    let energy = document(&sandbox, "energy");
+    assert_eq!(energy["counted"], serde_json::json!(["ane", "cpu"]), "{energy:#}");
+    assert!(energy["tok_s"].as_f64() > Some(0.0) && energy["running"]["gpu"].is_null(), "{energy:#}");
+    // A bundle that does not run is a failure, and says why.
+    sandbox.plant("L01.attn error 0");
+    let again = arguments(&sandbox, &["--stages", "energy", "--again"]);
+    let (code, report, _) = run_with(&sandbox, &again, &variables);
+    let energy = stage(&report, "energy");
+    assert!(code == 1 && energy["reason"].as_str().unwrap().contains("0x1d"), "{energy}");
+    // No line at all is no power of nothing.
+    sandbox.plant("");
+    let path = with_powermetrics(&sandbox, "#!/bin/sh\necho 'Combined Power: 9 mW'\n");
+    let (_, report, _) = run_with(&sandbox, &again, &[("PATH", path.as_str())]);
+    let energy = stage(&report, "energy");
+    let reason = energy["reason"].as_str().unwrap();
+    assert!(energy["end"] == "skipped" && reason.contains("no line of the power"), "{energy}");
+}
+
+#[test]
 fn folders_and_files_of_others_are_left_alone() {
     let sandbox = Sandbox::new();
     let work = sandbox.path("mine");

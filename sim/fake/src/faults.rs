@@ -34,6 +34,8 @@ pub enum Fault {
     LoadCrash,
     /// To load it never ends.
     LoadHang,
+    /// To load it takes so many milliseconds more.
+    LoadSlow(usize),
     /// So many predictions are right, and the next one ends the process.
     Crash(usize),
     /// So many predictions are right, and the next one never ends.
@@ -76,6 +78,7 @@ fn named(name: &str, n: usize) -> Option<Fault> {
         "compile-hang" => Fault::CompileHang,
         "load-crash" => Fault::LoadCrash,
         "load-hang" => Fault::LoadHang,
+        "load-slow" => Fault::LoadSlow(n),
         "crash" => Fault::Crash(n),
         "hang" => Fault::Hang(n),
         "wrong" => Fault::Wrong(n),
@@ -103,6 +106,13 @@ pub fn plant_from(file: &Path) {
         let n = words.next().map_or(0, |n| n.parse().unwrap_or_else(|_| panic!("{line}: no number")));
         plant(part, named(name, n).unwrap_or_else(|| panic!("{line}: no such fault")));
     }
+}
+
+/// Adds a line to the file that `FAKE_COREML_LOG` names, where it does.
+pub(crate) fn log(line: &str) {
+    let Some(file) = std::env::var_os("FAKE_COREML_LOG") else { return };
+    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(file).unwrap();
+    std::io::Write::write_all(&mut file, format!("{line}\n").as_bytes()).unwrap();
 }
 
 /// Never returns, as a service that hangs.

@@ -1,7 +1,7 @@
 //! MLModel, MLModelDescription and MLState.
 
 use crate::arrays::FakeArray;
-use crate::faults::{Fault, error, faults, faults_of, hang, raise};
+use crate::faults::{Fault, error, faults, faults_of, hang, log, raise};
 use crate::features::{FakeConfiguration, FakeFeature, FakeOptions, FakeResult, FakeValue, fits, kind_of};
 use anemoe_mlpackage::mil::{Feature, FunctionDescription};
 use anemoe_runtime::backend::BackendFunction;
@@ -209,6 +209,12 @@ define_class!(
             let sent = Sent((handler.copy(), opened));
             on_other_thread(move || {
                 let (handler, opened) = sent.into_inner();
+                for fault in &faults {
+                    if let Fault::LoadSlow(milliseconds) = fault {
+                        std::thread::sleep(Duration::from_millis(*milliseconds as u64));
+                    }
+                }
+                log("loaded");
                 match opened {
                     Ok(_) if faults.contains(&Fault::LoadHang) => hang(),
                     Ok(_) if faults.contains(&Fault::EmptyAnswer) => handler.call((null_mut(), null_mut())),

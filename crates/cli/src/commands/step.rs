@@ -10,7 +10,7 @@ use anemoe_bundle::Chain;
 use anemoe_coreml::plan::OpPlan;
 use anemoe_coreml::{CompiledModels, ComputeUnits, CoreMlBackend, CoreMlSettings};
 use anemoe_gates::form_trial::run_trial;
-use anemoe_gates::soak::{MemoryFigure, SoakLength, soak};
+use anemoe_gates::soak::{MemoryFigure, SoakLength, run_until, soak};
 use anemoe_runtime::backend::{Backend, BackendPackage, KeptCache};
 use anemoe_runtime::cpu::CpuBackend;
 use anyhow::Context;
@@ -50,6 +50,14 @@ fn work(work: Work, parent: &mut ParentLink) -> anyhow::Result<Value> {
             Ok(serde_json::to_value(run_trial(&folder, &backend, tokens, calls)?)?)
         }
         Work::Soak { bundle, only, length } => soak_bundle(&bundle, &only, length, parent),
+        Work::Run { bundle } => {
+            let core_ml = core_ml_of(&bundle, &Chain::read(&bundle)?)?;
+            let figures = run_until(&bundle, &core_ml, &mut |passes| {
+                parent.report(passes);
+                parent.is_stopped()
+            })?;
+            Ok(serde_json::to_value(figures)?)
+        }
         Work::Command { command, arguments } => Ok(serde_json::to_value(run_command(&command, &arguments)?)?),
     }
 }

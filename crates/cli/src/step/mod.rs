@@ -70,6 +70,11 @@ pub enum Work {
         /// Length.
         length: SoakLength,
     },
+    /// Runs a bundle on Core ML until it is told to stop, and reports progress when everything is loaded.
+    Run {
+        /// The bundle.
+        bundle: PathBuf,
+    },
     /// Does a whole command, whose document is kept.
     Command {
         /// Name of the command.
@@ -88,6 +93,7 @@ impl Work {
             Work::Plan { .. } => "plan",
             Work::Measure { .. } => "measure",
             Work::Soak { .. } => "soak",
+            Work::Run { .. } => "run",
             Work::Command { .. } => "command",
         }
     }

@@ -1,7 +1,7 @@
 //! Runs the stages, each in a process of its own.
 
 use super::args::Args;
-use super::energy::{self, EnergyFigures};
+use super::energy::{self, PowerReading};
 use super::work_folder::WorkFolder;
 use crate::mac_report::stage::{StageEnd, StageName, StageRecord};
 use crate::mac_report::{STAND_IN, chip_slug};
@@ -274,18 +274,15 @@ impl StageRunner<'_> {
     }
 
     fn energy(&self) -> anyhow::Result<Found> {
-        let length =
-            SoakLength { passes: 1, seconds: (self.args.energy_seconds + energy::LEAD_SECONDS) as f64 };
-        let work = Work::Soak { bundle: self.folder.bundle(), only: Vec::new(), length };
-        let limit = self.limit() + Duration::from_secs_f64(length.seconds);
-        Ok(match energy::measure(&work, self.args.energy_seconds, limit)? {
-            Ok(EnergyFigures { load_failed: Some(why), .. }) => {
-                Found::new(StageEnd::Failed, format!("the model did not run while power was measured: {why}"))
-            }
-            Ok(figures) => {
+        let work = Work::Run { bundle: self.folder.bundle() };
+        Ok(match energy::measure(&work, self.args.energy_seconds, self.limit())? {
+            PowerReading::Measured(figures) => {
                 Found { end: StageEnd::Done, reason: String::new(), document: serde_json::to_value(figures)? }
             }
-            Err(why) => Found::new(StageEnd::Skipped, why),
+            PowerReading::DidNotRun(why) => {
+                Found::new(StageEnd::Failed, format!("the model did not run while power was measured: {why}"))
+            }
+            PowerReading::Unreadable(why) => Found::new(StageEnd::Skipped, why),
         })
     }
 }
