@@ -1,12 +1,13 @@
 //! Placement as this Mac plans it: MLComputePlan for every function of a bundle, each package in a process of its own.
 
 use crate::commands::compile::form_of;
+use crate::device_controls::{Answer, Control};
 use crate::step::{Risky, StepFailure, Work};
 use crate::ui::{Ui, bytes, message};
 use anemoe_bundle::{Chain, Shard};
 use anemoe_coreml::CompiledModels;
 use anemoe_gates::residency::Report;
-use anemoe_gates::residency::device::{Device, FORMAT, FunctionPlan, PlanReport, PlannedOp};
+use anemoe_gates::residency::device::{FORMAT, FunctionPlan, PlanReport, PlannedOp};
 use anemoe_gates::residency::rule::Verdict;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -22,21 +23,6 @@ pub struct DevicePlans {
     pub controls: Vec<Control>,
     /// Sizes of compiled models.
     pub compiled: Vec<CompiledSize>,
-}
-
-/// A question whose answer is known, to see that the reader of plans can say no.
-#[derive(Serialize)]
-pub struct Control {
-    /// Question.
-    pub control: &'static str,
-    /// Package that was asked about.
-    pub package: String,
-    /// Operations that the plan puts on the Neural Engine; the right answer is 0.
-    pub on_ane: usize,
-    /// Operations that it puts on the CPU; the right answer is more than 0.
-    pub on_cpu: usize,
-    /// The answer is right.
-    pub pass: bool,
 }
 
 /// Sizes of a package and its compiled model, with where the package runs: whether there is a size beyond which none does.
@@ -83,6 +69,7 @@ pub fn of_bundle(
     {
         models.expect(&bundle.join(&first.file))?;
     }
+    let mut cpu_alone = None;
     let bar = ui.bar(chain.shards.len() as u64, "plans");
     for shard in &chain.shards {
         bar.set_message(shard.name.clone());
@@ -97,9 +84,11 @@ pub fn of_bundle(
         }
         match ask(&package, shard, chain, models, risky, false)? {
             Ok(plans) => {
-                if found.controls.is_empty() {
-                    found.controls.push(cpu_alone(&package, shard, chain, models, risky)?);
+                if cpu_alone.is_none() {
+                    let answer = ask(&package, shard, chain, models, risky, true)?;
+                    cpu_alone = Some(Control::cpu_alone(&shard.name, Some(answer)));
                 }
+                let plans = plans.into_iter().map(|(function, ops)| plan(shard, function, ops));
                 found.report.plans.extend(plans);
             }
             Err(failure) => {
@@ -118,11 +107,18 @@ pub fn of_bundle(
         }
         bar.inc(1);
     }
+    found.controls.push(cpu_alone.unwrap_or_else(|| Control::cpu_alone("", None)));
+    found.controls.push(Control::fp32(risky)?);
     bar.finish_and_clear();
     Ok(found)
 }
 
 impl DevicePlans {
+    /// Every control was answered, and rightly: plans mean nothing where the reader cannot say no.
+    pub fn no_is_proven(&self) -> bool {
+        self.controls.iter().all(|control| control.pass)
+    }
+
     /// Joins the sizes with what the plans say of each package.
     pub fn join_sizes(&mut self, report: &Report) {
         let packages = report.device.iter().flat_map(|d| &d.packages);
@@ -165,7 +161,7 @@ fn ask(
     models: &CompiledModels,
     risky: Risky,
     cpu_only: bool,
-) -> anyhow::Result<Result<Vec<FunctionPlan>, StepFailure>> {
+) -> anyhow::Result<Answer> {
     let work = Work::Plan {
         package: package.to_path_buf(),
         compiled: models.expect(package)?,
@@ -174,25 +170,7 @@ fn ask(
     };
     let form = (shard.kind, form_of(chain, shard.kind));
     Ok(match risky.step(&shard.name, &work, Some(form))? {
-        Ok(value) => {
-            let plans: Vec<(String, Vec<PlannedOp>)> = serde_json::from_value(value)?;
-            Ok(plans.into_iter().map(|(function, ops)| plan(shard, function, ops)).collect())
-        }
+        Ok(value) => Ok(serde_json::from_value(value)?),
         Err(failure) => Err(failure),
     })
-}
-
-/// Asks again with the CPU alone allowed: nothing may be on the Neural Engine then.
-fn cpu_alone(
-    package: &Path,
-    shard: &Shard,
-    chain: &Chain,
-    models: &CompiledModels,
-    risky: Risky,
-) -> anyhow::Result<Control> {
-    let plans = ask(package, shard, chain, models, risky, true)?.unwrap_or_default();
-    let count = |device| plans.iter().flat_map(|p| &p.ops).filter(|op| op.preferred == Some(device)).count();
-    let (on_ane, on_cpu) = (count(Device::Ane), count(Device::Cpu));
-    let pass = on_ane == 0 && on_cpu > 0;
-    Ok(Control { control: "the CPU alone is allowed", package: shard.name.clone(), on_ane, on_cpu, pass })
 }

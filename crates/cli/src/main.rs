@@ -8,6 +8,7 @@
 mod args;
 mod bundle;
 mod commands;
+mod device_controls;
 mod device_plan;
 mod environment;
 mod error_report;

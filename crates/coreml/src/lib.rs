@@ -23,10 +23,14 @@ mod unavailable;
 
 pub use compiled::{COMPILED, CompiledModels, CompiledRecord};
 #[cfg(any(target_vendor = "apple", feature = "sim"))]
-pub use engine::{CoreMlBackend, available, compile, plan_of, system_facts, this_system};
+pub use engine::{
+    CoreMlBackend, HELD_MEMORY, available, compile, held_memory, plan_of, system_facts, this_system,
+};
 pub use settings::{ComputeUnits, CoreMlSettings};
 pub use system_facts::SystemFacts;
 #[cfg(not(any(target_vendor = "apple", feature = "sim")))]
-pub use unavailable::{CoreMlBackend, available, compile, plan_of, system_facts, this_system};
+pub use unavailable::{
+    CoreMlBackend, HELD_MEMORY, available, compile, held_memory, plan_of, system_facts, this_system,
+};
 
 pub use anemoe_io::{Error, Result};

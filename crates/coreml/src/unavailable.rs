@@ -63,3 +63,11 @@ pub fn this_system() -> Option<String> {
 pub fn system_facts() -> Option<crate::SystemFacts> {
     None
 }
+
+/// Returns the bytes of memory that this process holds.
+pub fn held_memory() -> Option<u64> {
+    anemoe_io::held_memory()
+}
+
+/// Name of the figure that [`held_memory`] returns.
+pub const HELD_MEMORY: &str = "resident";

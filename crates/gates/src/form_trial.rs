@@ -27,8 +27,8 @@ use std::path::{Path, PathBuf};
 pub const LEAST_COSINE: f64 = 0.99;
 /// Calls that are not timed: the first ones.
 const WARM_UP: usize = 5;
-/// Tokens for a call at most: a pack of experts is not called when none of its experts is chosen.
-const TOKENS_FOR_A_CALL: usize = 40;
+/// Passes for a call at most: a pack of experts is not called when none of its experts is chosen.
+const PASSES_FOR_A_CALL: usize = 40;
 /// File of a trial.
 const TRIAL_FILE: &str = "trial.json";
 /// Largest such file that is read.
@@ -47,7 +47,7 @@ struct Trial {
     parts: PathBuf,
 }
 
-/// Results of a trial.
+/// Results of a trial with calls of one number of tokens.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TrialFigures {
     /// Calls of the shard.
@@ -58,18 +58,18 @@ pub struct TrialFigures {
     pub p90_us: f64,
     /// Lowest cosine with the results of the CPU executor; 0 where one is not a number.
     pub min_cosine: f64,
-    /// Calls whose results are too far away.
-    pub wrong_calls: usize,
-    /// The first of them.
+    /// Tokens whose results are too far away.
+    pub wrong_tokens: usize,
+    /// Number of the first call with one of them.
     pub first_wrong: Option<usize>,
-    /// So many calls may be wrong: where a router inside of the shard decides between near ties, results jump.
+    /// So many tokens may be wrong: where a router inside of the shard decides between near ties, results jump.
     pub may_be_wrong: usize,
 }
 
 impl TrialFigures {
     /// The numbers are right.
     pub fn is_right(&self) -> bool {
-        self.wrong_calls <= self.may_be_wrong
+        self.wrong_tokens <= self.may_be_wrong
     }
 }
 
@@ -122,6 +122,24 @@ pub fn write_trial(
     anemoe_bundle::write_atomic(&folder.join(TRIAL_FILE), &text)
 }
 
+/// Bytes of the packages that [`write_trial`] will write: of the shard itself, and of all other shards that are not there yet.
+///
+/// # Errors
+/// No step runs the shard.
+pub fn trial_bytes(
+    family: &dyn Family,
+    plan: &Plan,
+    shard: &PlannedShard,
+    parts: &Path,
+) -> Result<(u64, u64)> {
+    let around = family.plan_around(&plan.options, shard)?;
+    let cut = segment_of(&around, &plan.chain, shard)?;
+    let others = cut.chain.shards.iter().filter(|needed| needed.name != shard.name);
+    let missing = others.filter(|needed| !trial_package(parts, &needed.name).exists());
+    let planned = missing.filter_map(|needed| around.shard(&needed.name));
+    Ok((shard.package_bytes(), planned.map(PlannedShard::package_bytes).sum()))
+}
+
 /// Width of a register that has to be given: that of the inputs that read it.
 fn width_of(register: &str, chain: &Chain, package: &dyn Fn(&str) -> PathBuf) -> Result<usize> {
     let runs = chain.steps.iter().filter_map(|step| if let Step::Run(run) = step { Some(run) } else { None });
@@ -147,12 +165,12 @@ fn width_of(register: &str, chain: &Chain, package: &dyn Fn(&str) -> PathBuf) ->
     Err(Error::usage(format!("no input of a fixed width reads `{register}`")))
 }
 
-/// Runs the trial in `folder` until its shard was called `calls` times. `backend` runs the whole part of the chain, the CPU
-/// executor beside it.
+/// Runs the trial in `folder` until its shard was called `calls` times with `tokens` tokens each. `backend` runs the whole part of
+/// the chain, the CPU executor beside it.
 ///
 /// # Errors
-/// The trial is not there, or a package fails.
-pub fn run_trial(folder: &Path, backend: &dyn Backend, calls: usize) -> Result<TrialFigures> {
+/// The trial is not there, a sequence never has room for so many tokens, or a package fails.
+pub fn run_trial(folder: &Path, backend: &dyn Backend, tokens: usize, calls: usize) -> Result<TrialFigures> {
     let path = folder.join(TRIAL_FILE);
     let text = anemoe_io::read_input(&path, MAX_TRIAL_BYTES).map_err(|e| Error::io(&path, e))?;
     let trial: Trial =
@@ -168,45 +186,46 @@ pub fn run_trial(folder: &Path, backend: &dyn Backend, calls: usize) -> Result<T
     };
     let (mut of_cpu, mut of_model) = (cpu.sequence(), own.sequence());
     let mut random = Random::new(1);
-    let room = trial.chain.model.max_context;
     let mut found = TrialFigures {
         calls: 0,
         median_us: 0.0,
         p90_us: 0.0,
         min_cosine: 1.0,
-        wrong_calls: 0,
+        wrong_tokens: 0,
         first_wrong: None,
-        may_be_wrong: if trial.has_router { calls / 50 } else { 0 },
+        may_be_wrong: if trial.has_router { calls.saturating_mul(tokens) / 50 } else { 0 },
     };
     let mut times = Vec::new();
-    for _ in 0..calls.saturating_mul(TOKENS_FOR_A_CALL) {
+    for _ in 0..calls.saturating_mul(PASSES_FOR_A_CALL) {
         if found.calls >= calls as u64 {
             break;
         }
-        if of_model.position() >= room {
+        if own.room_for_pass(&of_model) < tokens {
             of_cpu.clear();
             of_model.clear();
         }
-        let mut token = vec![("hidden", stream(&mut random, trial.chain.model.hidden_size))];
-        token.extend(trial.seeds.iter().map(|(name, width)| (name.as_str(), stream(&mut random, *width))));
-        let registers: Vec<(&str, &[f32])> = token.iter().map(|(n, v)| (*n, v.as_slice())).collect();
+        let mut values = vec![("hidden", stream(&mut random, trial.chain.model.hidden_size * tokens))];
+        let seeds = trial.seeds.iter();
+        values.extend(seeds.map(|(name, width)| (name.as_str(), stream(&mut random, *width * tokens))));
+        let registers: Vec<(&str, &[f32])> = values.iter().map(|(n, v)| (*n, v.as_slice())).collect();
         let mut read = |left: Registers<'_>| -> Vec<Vec<f32>> {
             let of = |name: &String| left.get(name).and_then(|t| t.as_f32()).unwrap_or_default().to_vec();
             trial.outputs.iter().map(of).collect()
         };
-        let expected = cpu.step_from(&mut of_cpu, &registers, &mut read)?;
+        let expected = cpu.pass_from(&mut of_cpu, tokens, &registers, &mut read)?;
         let (before, time_before) = of_own(&own);
-        let results = own.step_from(&mut of_model, &registers, &mut read)?;
+        let results = own.pass_from(&mut of_model, tokens, &registers, &mut read)?;
         let (after, time) = of_own(&own);
         if after == before {
             continue;
         }
         times.push((time - time_before).as_secs_f64() * 1e6 / (after - before) as f64);
-        let lowest = lowest_cosine(&expected, &results);
-        found.min_cosine = found.min_cosine.min(lowest);
-        if lowest < LEAST_COSINE {
-            found.wrong_calls += 1;
-            found.first_wrong = found.first_wrong.or(Some(found.calls as usize));
+        for lowest in (0..tokens).map(|token| lowest_cosine(&expected, &results, token, tokens)) {
+            found.min_cosine = found.min_cosine.min(lowest);
+            if lowest < LEAST_COSINE {
+                found.wrong_tokens += 1;
+                found.first_wrong = found.first_wrong.or(Some(found.calls as usize));
+            }
         }
         found.calls = after;
     }
@@ -219,15 +238,20 @@ pub fn run_trial(folder: &Path, backend: &dyn Backend, calls: usize) -> Result<T
     Ok(found)
 }
 
-/// Lowest cosine of some results; 0 where one is not a number.
-fn lowest_cosine(expected: &[Vec<f32>], results: &[Vec<f32>]) -> f64 {
+/// Lowest cosine of the results `[channels, tokens]` for one token; 0 where a value is not a number.
+fn lowest_cosine(expected: &[Vec<f32>], results: &[Vec<f32>], token: usize, tokens: usize) -> f64 {
+    let column = |all: &[f32]| -> Vec<f32> { all.iter().skip(token).step_by(tokens).copied().collect() };
     let one = |(expected, own): (&Vec<f32>, &Vec<f32>)| {
-        if own.iter().any(|v| !v.is_finite()) || own.len() != expected.len() {
+        if own.len() != expected.len() {
+            return 0.0;
+        }
+        let (expected, own) = (column(expected), column(own));
+        if own.iter().any(|v| !v.is_finite()) {
             return 0.0;
         }
         match (expected.iter().all(|&v| v == 0.0), own.iter().all(|&v| v == 0.0)) {
             (true, true) => 1.0,
-            (false, false) => cosine(own, expected),
+            (false, false) => cosine(&own, &expected),
             _ => 0.0,
         }
     };

@@ -64,6 +64,9 @@ pub struct SoakFigures {
     pub wrong_states: u64,
     /// Bytes that the process held, in the course of the soak.
     pub memory: Vec<u64>,
+    /// Name of that figure: `phys_footprint` on macOS, `resident` elsewhere.
+    #[serde(default)]
+    pub memory_figure: String,
     /// Bytes by which a pass left more memory held, behind the warm-up.
     pub growth_per_pass: f64,
     /// Memory rises without end.
@@ -97,6 +100,15 @@ pub struct SoakLength {
     pub passes: u64,
     /// Seconds.
     pub seconds: f64,
+}
+
+/// A figure of the memory that this process holds.
+#[derive(Clone, Copy)]
+pub struct MemoryFigure<'a> {
+    /// Its name, for people.
+    pub name: &'a str,
+    /// Gives it in bytes, where the system tells.
+    pub look: &'a dyn Fn() -> Option<u64>,
 }
 
 /// Looks at the memory of the process, evenly spaced however long a soak is.
@@ -133,12 +145,13 @@ struct Lap {
 /// Soaks a bundle on a backend.
 ///
 /// # Errors
-/// The bundle cannot be opened, or a package fails; `told` has heard of every hundredth pass before.
+/// The bundle cannot be opened, or a package fails. `told` hears the number of passes behind each of them, those of the CPU
+/// executor at the end included, which do not count.
 pub fn soak(
     bundle: &Path,
     backend: &dyn Backend,
     length: SoakLength,
-    memory: &dyn Fn() -> Option<u64>,
+    memory: MemoryFigure<'_>,
     told: &mut dyn FnMut(u64),
 ) -> Result<SoakFigures> {
     let model = Model::open(bundle, backend)?;
@@ -149,7 +162,7 @@ pub fn soak(
     let of_each = (laps.len() / counts.len().max(1)).max(1) as u64;
     let cycles = length.passes.div_ceil(of_each).max(2);
     let each = (cycles * laps.len() as u64 / SAMPLES as u64).max(1);
-    let mut watch = MemoryWatch { look: memory, each, held: Vec::new() };
+    let mut watch = MemoryWatch { look: memory.look, each, held: Vec::new() };
     let started = Instant::now();
     let mut sequence = model.sequence();
     let mut turn = 0;
@@ -171,9 +184,7 @@ pub fn soak(
             own.into_iter().for_each(|t| t.passes += 1);
             found.tokens += lap.ids.len() as u64;
             found.passes += 1;
-            if found.passes.is_multiple_of(100) {
-                told(found.passes);
-            }
+            told(found.passes);
             watch.pass(found.passes);
         }
         turn += 1;
@@ -188,11 +199,51 @@ pub fn soak(
     }
     drop(sequence);
     drop(model);
-    found.median_cosine_with_cpu = beside_cpu(bundle, &laps)?;
+    found.median_cosine_with_cpu = beside_cpu(bundle, &laps, &mut || told(found.passes))?;
     (found.growth_per_pass, found.leaks) = growth(&watch.held, watch.each);
     found.memory = watch.held;
+    found.memory_figure = memory.name.into();
     found.faults = faults(&found);
     Ok(found)
+}
+
+/// Figures of a run without an end of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunFigures {
+    /// Tokens of the passes behind the first cycle.
+    pub tokens: u64,
+    /// Seconds that they took.
+    pub seconds: f64,
+}
+
+/// Runs the passes of a soak until `told`, which hears their number behind each one, says that it is enough. The first cycle, in
+/// which every function is loaded, counts neither for `told` nor for the figures.
+///
+/// # Errors
+/// The bundle cannot be opened, or a package fails.
+pub fn run_until(
+    bundle: &Path,
+    backend: &dyn Backend,
+    told: &mut dyn FnMut(u64) -> bool,
+) -> Result<RunFigures> {
+    let model = Model::open(bundle, backend)?;
+    let laps = cycle(model.chain())?;
+    let mut sequence = model.sequence();
+    for lap in &laps {
+        last(&model, &mut sequence, &lap.ids)?;
+    }
+    let (started, mut passes, mut tokens) = (Instant::now(), 0, 0);
+    loop {
+        sequence.clear();
+        for lap in &laps {
+            last(&model, &mut sequence, &lap.ids)?;
+            tokens += lap.ids.len() as u64;
+            passes += 1;
+            if told(passes) {
+                return Ok(RunFigures { tokens, seconds: started.elapsed().as_secs_f64() });
+            }
+        }
+    }
 }
 
 /// Token counts that the chain's functions are declared for; of a range its ends.
@@ -265,12 +316,13 @@ fn count_wrong(found: &mut SoakFigures, number: u64, cosine: f64) {
 }
 
 /// Median cosine of the first cycle with the CPU executor.
-fn beside_cpu(bundle: &Path, laps: &[Lap]) -> Result<f64> {
+fn beside_cpu(bundle: &Path, laps: &[Lap], told: &mut dyn FnMut()) -> Result<f64> {
     let model = Model::open(bundle, &CpuBackend::default())?;
     let mut sequence = model.sequence();
     let mut all = Vec::new();
     for lap in laps {
         all.push(closeness(&last(&model, &mut sequence, &lap.ids)?, &lap.first));
+        told();
     }
     all.sort_by(f64::total_cmp);
     Ok(all.get(all.len() / 2).copied().unwrap_or(0.0))
@@ -311,7 +363,10 @@ fn faults(found: &SoakFigures) -> Vec<String> {
         ));
     }
     if found.leaks {
-        all.push(format!("memory rises by {:.0} bytes for each pass, without end", found.growth_per_pass));
+        all.push(format!(
+            "memory rises by {:.0} bytes for each pass, without end ({})",
+            found.growth_per_pass, found.memory_figure
+        ));
     }
     all
 }

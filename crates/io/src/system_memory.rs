@@ -23,22 +23,10 @@ pub fn peak_memory() -> Option<u64> {
     field("/proc/self/status", "VmHWM")
 }
 
-/// Returns the bytes that this process holds now.
+/// Returns the bytes that this process has resident now. None on macOS, where memory of other kinds counts: `anemoe-coreml` asks
+/// for its footprint there.
 pub fn held_memory() -> Option<u64> {
-    own_memory()
-}
-
-#[cfg(not(target_os = "macos"))]
-fn own_memory() -> Option<u64> {
     field("/proc/self/status", "VmRSS")
-}
-
-/// Asks `ps`: the system's own call needs unsafe code.
-#[cfg(target_os = "macos")]
-fn own_memory() -> Option<u64> {
-    let process = std::process::id().to_string();
-    let output = std::process::Command::new("/bin/ps").args(["-o", "rss=", "-p", &process]).output().ok()?;
-    String::from_utf8(output.stdout).ok()?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 #[cfg(test)]

@@ -89,3 +89,60 @@ fn no_load_leaves_functions_alone() {
     let report = sandbox.json(0, &["compile", bundle.to_str().unwrap(), "--no-load"]);
     assert!(report["packages"][0]["load_seconds"].as_object().unwrap().is_empty());
 }
+
+/// A folder of a file system that has no room and takes no files, as a full disk.
+const FULL: &str = "/proc/anemoe-full";
+
+#[cfg(target_os = "linux")]
+#[test]
+fn what_does_not_fit_the_disk_is_refused_before_anything_is_made() {
+    let sandbox = Sandbox::new();
+    let bundle = sandbox.build("tiny-gemma4-moe", &[]);
+    let b = bundle.to_str().unwrap();
+    // A compiler that ends the process would be a failure with exit status 1.
+    sandbox.plant("mlpackage compile-crash");
+    sandbox.refused(&["compile", b, "--compiled", FULL], &[FULL, "the compiled models of", "has 0 left"]);
+    // What lies there is counted out: nothing is missing, and nothing is needed.
+    sandbox.plant("");
+    sandbox.json(0, &["compile", b]);
+    let n = compiled(&sandbox).len();
+    let chain: serde_json::Value =
+        serde_json::from_slice(&fs::read(bundle.join("chain.json")).unwrap()).unwrap();
+    for shard in chain["shards"].as_array().unwrap() {
+        let place = sandbox.path("cache/anemoe/compiled/sim-fake");
+        let made = place.join(format!("{}.mlmodelc", shard["sha256"].as_str().unwrap()));
+        fs::rename(made, bundle.join(shard["file"].as_str().unwrap()).with_extension("mlmodelc")).unwrap();
+    }
+    let beside = sandbox.json(0, &["compile", b, "--compiled", FULL]);
+    assert_eq!((beside["already_compiled"].as_u64(), beside["compiled"].as_u64()), (Some(n as u64), Some(0)));
+}
+
+#[test]
+fn a_model_beside_its_package_is_used_and_left_alone() {
+    let sandbox = Sandbox::new();
+    let bundle = sandbox.build("tiny-gemma4-moe", &[]);
+    let b = bundle.to_str().unwrap();
+    let n = sandbox.json(0, &["compile", b])["compiled"].as_u64().unwrap();
+    let chain: serde_json::Value =
+        serde_json::from_slice(&fs::read(bundle.join("chain.json")).unwrap()).unwrap();
+    let shard = &chain["shards"][0];
+    let cache = sandbox.path("cache/anemoe/compiled/sim-fake");
+    let hash = shard["sha256"].as_str().unwrap();
+    let (made, record) = (cache.join(format!("{hash}.mlmodelc")), cache.join(format!("{hash}.json")));
+    let beside = bundle.join(shard["file"].as_str().unwrap()).with_extension("mlmodelc");
+    fs::rename(&made, &beside).unwrap();
+    fs::remove_file(&record).unwrap();
+    let report = sandbox.json(0, &["compile", b]);
+    assert_eq!((report["compiled"].as_u64(), report["already_compiled"].as_u64()), (Some(0), Some(n)));
+    let of_first = &report["packages"][0];
+    assert!(of_first["compiled_bytes"].as_u64() > Some(0) && of_first["load_seconds"].is_object(), "{of_first}");
+    assert!(!made.exists() && !record.exists() && beside.exists(), "somebody else's model has no record");
+    sandbox.json(0, &["generate", b, "--prompt-ids", "1,2", "--max-new", "2", "--backend", "coreml"]);
+    // Where this system refuses it, one is made in the cache, which comes first from then on.
+    fs::write(beside.join("stale"), b"").unwrap();
+    let report = sandbox.json(0, &["compile", b]);
+    assert_eq!((report["compiled"].as_u64(), report["compiled_again"].as_u64()), (Some(1), Some(1)));
+    assert!(made.exists() && record.exists() && beside.join("stale").exists(), "both are there");
+    assert_eq!(sandbox.json(0, &["compile", b])["already_compiled"].as_u64(), Some(n));
+    sandbox.json(0, &["generate", b, "--prompt-ids", "1,2", "--max-new", "2", "--backend", "coreml"]);
+}

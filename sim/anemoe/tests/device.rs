@@ -18,8 +18,12 @@ fn plans_decide_are_saved_and_read_back() {
         assert_eq!(report["device"]["verdict"], "ane", "{fixture}");
         assert_eq!(report["device"]["not_in_packages"], 0);
         assert_eq!(report["device"]["not_in_report"], 0);
-        let control = &report["controls"][0];
-        assert!(control["pass"] == true && control["on_ane"] == 0 && control["on_cpu"].as_u64() > Some(0));
+        let controls = report["controls"].as_array().unwrap();
+        assert!(controls.len() == 2 && controls[0]["package"] != controls[1]["package"], "{controls:?}");
+        for control in controls {
+            assert!(control["pass"] == true && control["on_ane"] == 0 && control["on_cpu"].as_u64() > Some(0));
+        }
+        assert_eq!(report["no_is_proven"], true);
         let packages = report["packages"].as_array().unwrap().len();
         let sizes = report["compiled"].as_array().unwrap();
         assert_eq!(sizes.len(), packages);
@@ -60,6 +64,40 @@ fn what_is_elsewhere_nowhere_or_unanswered_is_no_pass() {
     sandbox.plant("mlpackage plan-none");
     let (code, out, _) = sandbox.run(&["check", b, "--device"]);
     assert!(code == 1 && out.contains("DOES NOT SAY NO"), "{out}");
+}
+
+#[test]
+fn a_control_that_crashes_is_missing_or_says_yes_fails_the_check() {
+    let sandbox = Sandbox::new();
+    let bundle = sandbox.build("tiny-gemma4-moe", &[]);
+    let b = bundle.to_str().unwrap();
+    sandbox.json(0, &["compile", b]);
+    // Each package has its plan, and is wholly on the Neural Engine: the controls alone fail.
+    for (fault, control, says) in [
+        ("attn plan-cpu-crash", 0, "signal 6"),
+        ("attn plan-ane", 0, "MEAN NOTHING"),
+        ("control.fp32 plan-crash", 1, "signal 6"),
+        ("control.fp32 not-compiled", 1, "compile refused"),
+        ("control.fp32 plan-ane", 1, "MEAN NOTHING"),
+    ] {
+        sandbox.plant(fault);
+        let report = sandbox.json(1, &["check", b, "--device", "--no-journal"]);
+        assert_eq!((&report["device"]["verdict"], &report["no_is_proven"]), (&"ane".into(), &false.into()), "{fault}");
+        assert!(report["plan_failures"].as_array().unwrap().is_empty(), "{fault}");
+        let controls = report["controls"].as_array().unwrap();
+        for (i, c) in controls.iter().enumerate() {
+            assert_eq!(c["pass"], i != control, "{fault}: {c}");
+        }
+        let (code, out, _) = sandbox.run(&["check", b, "--device", "--no-journal"]);
+        assert!(code == 1 && out.to_uppercase().contains(&says.to_uppercase()), "{fault}: {out}");
+    }
+    // No package has a plan: the control that asks one again is missing.
+    sandbox.plant("shards plan-crash");
+    let report = sandbox.json(1, &["check", b, "--device", "--no-journal"]);
+    let packages = report["device"]["packages"].as_array().unwrap().len();
+    assert_eq!(report["plan_failures"].as_array().unwrap().len(), packages, "each in a child of its own");
+    assert!(report["no_is_proven"] == false && report["controls"][1]["pass"] == true, "{report:#}");
+    assert!(report["controls"][0]["failure"].as_str().unwrap().contains("no package"), "{report:#}");
 }
 
 #[test]

@@ -48,14 +48,14 @@ fn planted_outcomes_lead_to_the_right_form_with_its_reason() {
     let all_but_heads = "default/ slow 9000\ncache-host slow 9000\nio-channels slow 9000\nnorm-plain slow 9000\n\
         context-buckets slow 9000\n";
     // Name, faults, calls, chosen, part of the reason, and why the default is out.
-    let cases: [(&str, &str, &str, &str, &str, &str); 14] = [
+    let cases: [(&str, &str, &str, &str, &str, &str); 18] = [
         ("none", "", "20", "default", "wholly on the Neural Engine", ""),
         ("refused", "default/ not-compiled", "20", host, "us a call", "compile refused: "),
         ("compile-crash", "default/ compile-crash", "20", host, "us a call", "compile crashed: signal 6"),
         ("compile-hang", "default/ compile-hang", "20", host, "us a call", "compile hung: "),
         ("no-plan", "default/ no-plan", "20", host, "us a call", "-14"),
         ("load-crash", "default/ load-crash", "20", host, "us a call", "load crashed: signal 6"),
-        ("wrong", "default/ wrong 100", "120", host, "us a call", "the first is number 101"),
+        ("wrong", "default/ wrong 100", "120", host, "us a call", "the first in call number 101"),
         ("not-numbers", "default/ not-numbers 10", "20", host, "us a call", "cosine 0.0000"),
         ("crash", "default/ crash 10", "20", host, "us a call", "measure crashed: signal 6"),
         ("hang", "default/ hang 10", "20", host, "us a call", "measure hung: "),
@@ -63,6 +63,11 @@ fn planted_outcomes_lead_to_the_right_form_with_its_reason() {
         ("on-cpu", "default/ plan-products-cpu", "20", host, "wholly on the Neural Engine", ""),
         ("nowhere", "default/ plan-none", "20", host, "wholly on the Neural Engine", ""),
         ("slow", all_but_heads, "20", heads, "the fastest of 8", ""),
+        // Calls of one token alone would choose the default in each of these.
+        ("many-wrong", "default/#t8 wrong 10", "20", host, "us a call", "in call number 11 (calls of 8 tokens)"),
+        ("many-crash", "default/#t8 crash 10", "20", host, "us a call", "measure crashed: signal 6 (abort) (calls of 8"),
+        ("many-on-cpu", "default/#t8 plan-products-cpu", "20", host, "wholly on the Neural Engine", ""),
+        ("many-slow", "default/#t8 slow 60000", "20", host, "the fastest of 8", ""),
     ];
     for (name, faults, calls, chosen, reason, out) in cases {
         let others = if name == "slow" { "" } else { OTHERS };
@@ -73,6 +78,11 @@ fn planted_outcomes_lead_to_the_right_form_with_its_reason() {
         let said = trial(&document, "default")["out"].as_str().unwrap_or_default();
         assert_eq!(said.is_empty(), out.is_empty(), "{name}: {said}");
         assert!(said.contains(out), "{name}: {said}");
+        let counts = trial(&document, "default")["tokens"].as_array().unwrap();
+        assert!(counts[0]["tokens"] == 1 && counts[1]["tokens"] == 8 && counts.len() == 2, "{choice:#}");
+        if name == "many-on-cpu" {
+            assert_eq!([&counts[0]["residency"], &counts[1]["residency"]], ["ane", "elsewhere"], "{choice:#}");
+        }
         let others = choice["trials"].as_array().unwrap().iter().filter(|t| t["form"] != "default");
         assert!(others.clone().count() == 7 && others.into_iter().all(|t| t["out"].is_null()), "{choice:#}");
     }
@@ -167,6 +177,17 @@ fn a_second_run_goes_on_and_the_file_builds() {
     sandbox.refused(&["tune", &source, "-o", forms.to_str().unwrap()], &["--force"]);
     sandbox.refused(&["tune", &source, "--cache", "host"], &["tune tries all forms"]);
     sandbox.refused(&["tune", &source, "--sorts", "moe"], &["this model has attention"]);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn trials_that_do_not_fit_the_disk_are_refused_before_they_are_built() {
+    let sandbox = Sandbox::new();
+    let (source, out) = (checkpoint("tiny-gemma4-moe"), sandbox.path("forms.toml"));
+    // This file system has no room, as a full disk.
+    let args = ["tune", &source, "-o", out.to_str().unwrap(), "--work", "/proc/anemoe-full"];
+    sandbox.refused(&args, &["/proc/anemoe-full", "the trial of the form `default`", "has 0 left"]);
+    assert!(!out.exists());
 }
 
 #[test]

@@ -234,6 +234,30 @@ fn a_soak_that_fails_names_the_shard_and_the_report_comes_all_the_same() {
 }
 
 #[test]
+fn a_soak_may_be_longer_than_the_limit_and_a_pass_that_does_not_come_is_a_hang() {
+    let sandbox = Sandbox::new();
+    verify(&sandbox, 0, &["--stages", "build,compile"]);
+    // Every call takes its time, so that the passes that were asked for take longer than the limit.
+    sandbox.plant("mlpackage slow 20000");
+    let report = verify(&sandbox, 0, &["--stages", "soak", "--timeout", "10"]);
+    assert_eq!(stage(&report, "soak")["end"], "done", "{report:#}");
+    let soak = document(&sandbox, "soak");
+    assert!(soak["figures"]["seconds"].as_f64() > Some(10.0), "{soak:#}");
+    assert!(soak["seconds_without_a_pass"] == 10 && soak["passes_done"] == soak["figures"]["passes"], "{soak:#}");
+    assert_eq!(soak["figures"]["memory_figure"], "resident");
+    sandbox.plant("L01.attn hang 40");
+    let report = verify(&sandbox, 1, &["--stages", "soak", "--timeout", "10", "--again"]);
+    let (own, soak) = (stage(&report, "soak"), document(&sandbox, "soak"));
+    let reason = own["reason"].as_str().unwrap();
+    assert!(own["end"] == "hung" && reason.contains("no progress for 10 s (--timeout)"), "{own}");
+    let passes = soak["passes_done"].as_u64().unwrap();
+    assert!(passes > 0 && reason.contains(&format!("behind {passes} passes")), "{reason}");
+    for s in soak["shards"].as_array().unwrap() {
+        assert_eq!(s["end"], if s["shard"] == "L01.attn" { "hung" } else { "done" }, "{s}");
+    }
+}
+
+#[test]
 fn a_stage_that_hangs_is_ended_and_the_next_one_goes_on() {
     let sandbox = Sandbox::new();
     verify(&sandbox, 0, &["--stages", "build,compile"]);
@@ -324,6 +348,42 @@ fn power_that_needs_root_is_skipped_with_its_reason() {
     let (code, report, err) = run_with(&sandbox, &all, &[("PATH", path.as_str())]);
     assert_eq!((code, &stage(&report, "energy")["end"]), (0, &"done".into()), "{err}");
     assert_eq!(stage(&report, "compile")["reused"], true);
+}
+
+#[test]
+fn power_is_read_while_calls_run_and_not_while_models_load() {
+    let sandbox = Sandbox::new();
+    verify(&sandbox, 0, &["--stages", "build,compile"]);
+    sandbox.plant("L01.attn load-slow 5000");
+    let log = sandbox.path("log");
+    // Where there is no line of the GPU, the others count.
+    let lines = "echo 'CPU Power: 20 mW'; echo 'ANE Power: 90 mW'";
+    let script = format!("#!/bin/sh\necho power >> {0}\n{lines}\nsleep 1\necho read >> {0}\n", log.display());
+    let path = with_powermetrics(&sandbox, &script);
+    let all = arguments(&sandbox, &["--stages", "energy"]);
+    let variables = [("PATH", path.as_str()), ("FAKE_COREML_LOG", log.to_str().unwrap())];
+    let (code, report, err) = run_with(&sandbox, &all, &variables);
+    assert_eq!((code, &stage(&report, "energy")["end"]), (0, &"done".into()), "{report:#}\n{err}");
+    let text = fs::read_to_string(&log).unwrap();
+    let loads = text.lines().filter(|l| *l == "loaded").count();
+    let wanted = [&["power", "read"][..], &vec!["loaded"; loads], &["power", "read"]].concat();
+    assert!(loads > 1 && text.lines().eq(wanted), "{text}");
+    let energy = document(&sandbox, "energy");
+    assert_eq!(energy["counted"], serde_json::json!(["ane", "cpu"]), "{energy:#}");
+    assert!(energy["tok_s"].as_f64() > Some(0.0) && energy["running"]["gpu"].is_null(), "{energy:#}");
+    // A bundle that does not run is a failure, and says why.
+    sandbox.plant("L01.attn error 0");
+    let again = arguments(&sandbox, &["--stages", "energy", "--again"]);
+    let (code, report, _) = run_with(&sandbox, &again, &variables);
+    let energy = stage(&report, "energy");
+    assert!(code == 1 && energy["reason"].as_str().unwrap().contains("0x1d"), "{energy}");
+    // No line at all is no power of nothing.
+    sandbox.plant("");
+    let path = with_powermetrics(&sandbox, "#!/bin/sh\necho 'Combined Power: 9 mW'\n");
+    let (_, report, _) = run_with(&sandbox, &again, &[("PATH", path.as_str())]);
+    let energy = stage(&report, "energy");
+    let reason = energy["reason"].as_str().unwrap();
+    assert!(energy["end"] == "skipped" && reason.contains("no line of the power"), "{energy}");
 }
 
 #[test]

@@ -34,6 +34,8 @@ pub enum Fault {
     LoadCrash,
     /// To load it never ends.
     LoadHang,
+    /// To load it takes so many milliseconds more.
+    LoadSlow(usize),
     /// So many predictions are right, and the next one ends the process.
     Crash(usize),
     /// So many predictions are right, and the next one never ends.
@@ -56,6 +58,10 @@ pub enum Fault {
     PlanError,
     /// To ask for its plan ends the process.
     PlanCrash,
+    /// To ask for its plan with the CPU alone allowed ends the process.
+    PlanCpuCrash,
+    /// The plan of it puts every op on the Neural Engine, whatever is allowed and whatever it computes.
+    PlanAne,
 }
 
 /// Names of faults in files.
@@ -72,6 +78,7 @@ fn named(name: &str, n: usize) -> Option<Fault> {
         "compile-hang" => Fault::CompileHang,
         "load-crash" => Fault::LoadCrash,
         "load-hang" => Fault::LoadHang,
+        "load-slow" => Fault::LoadSlow(n),
         "crash" => Fault::Crash(n),
         "hang" => Fault::Hang(n),
         "wrong" => Fault::Wrong(n),
@@ -83,11 +90,14 @@ fn named(name: &str, n: usize) -> Option<Fault> {
         "plan-none" => Fault::PlanNone,
         "plan-error" => Fault::PlanError,
         "plan-crash" => Fault::PlanCrash,
+        "plan-cpu-crash" => Fault::PlanCpuCrash,
+        "plan-ane" => Fault::PlanAne,
         _ => return None,
     })
 }
 
-/// Plants the faults of a file: a line each of a part of the package's path, the fault and its number, where it has one.
+/// Plants the faults of a file: a line each of a part of the package's path, with `#` and the name of a function where the fault is
+/// that function's alone, the fault and its number, where it has one.
 pub fn plant_from(file: &Path) {
     let text = std::fs::read_to_string(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
     for line in text.lines() {
@@ -96,6 +106,13 @@ pub fn plant_from(file: &Path) {
         let n = words.next().map_or(0, |n| n.parse().unwrap_or_else(|_| panic!("{line}: no number")));
         plant(part, named(name, n).unwrap_or_else(|| panic!("{line}: no such fault")));
     }
+}
+
+/// Adds a line to the file that `FAKE_COREML_LOG` names, where it does.
+pub(crate) fn log(line: &str) {
+    let Some(file) = std::env::var_os("FAKE_COREML_LOG") else { return };
+    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(file).unwrap();
+    std::io::Write::write_all(&mut file, format!("{line}\n").as_bytes()).unwrap();
 }
 
 /// Never returns, as a service that hangs.
@@ -107,7 +124,7 @@ pub(crate) fn hang() -> ! {
 
 static FAULTS: Mutex<Vec<(String, Fault)>> = Mutex::new(Vec::new());
 
-/// Plants a fault in every model whose package's path contains `part`.
+/// Plants a fault in every model whose package's path contains `part`; in one function of it where a `#` and its name follow.
 pub fn plant(part: &str, fault: Fault) {
     FAULTS.lock().unwrap().push((part.into(), fault));
 }
@@ -117,10 +134,19 @@ pub fn clear_faults() {
     FAULTS.lock().unwrap().clear();
 }
 
-/// The faults of a package.
+/// The faults of a package, those of single functions left out.
 pub(crate) fn faults(package: &Path) -> Vec<Fault> {
+    faults_of(package, "")
+}
+
+/// The faults of a function of a package.
+pub(crate) fn faults_of(package: &Path, function: &str) -> Vec<Fault> {
     let path = package.display().to_string();
-    FAULTS.lock().unwrap().iter().filter(|(part, _)| path.contains(part)).map(|(_, fault)| *fault).collect()
+    let hits = |planted: &str| match planted.split_once('#') {
+        Some((part, own)) => path.contains(part) && own == function,
+        None => path.contains(planted),
+    };
+    FAULTS.lock().unwrap().iter().filter(|(planted, _)| hits(planted)).map(|(_, fault)| *fault).collect()
 }
 
 /// Raises an exception.

@@ -1,7 +1,7 @@
 //! MLModel, MLModelDescription and MLState.
 
 use crate::arrays::FakeArray;
-use crate::faults::{Fault, error, faults, hang, raise};
+use crate::faults::{Fault, error, faults, faults_of, hang, log, raise};
 use crate::features::{FakeConfiguration, FakeFeature, FakeOptions, FakeResult, FakeValue, fits, kind_of};
 use anemoe_mlpackage::mil::{Feature, FunctionDescription};
 use anemoe_runtime::backend::BackendFunction;
@@ -182,7 +182,8 @@ define_class!(
         fn load(url: &NSURL, configuration: &FakeConfiguration, handler: &DynBlock<LoadHandler>) {
             let folder = PathBuf::from(url.path().unwrap().to_string());
             let package = fs::read_to_string(folder.join(MARK)).map(PathBuf::from);
-            let faults = package.as_ref().map(|p| faults(p)).unwrap_or_default();
+            let named = configuration.function().unwrap_or_default();
+            let faults = package.as_ref().map(|p| faults_of(p, &named)).unwrap_or_default();
             if faults.contains(&Fault::LoadCrash) {
                 std::process::abort();
             }
@@ -208,6 +209,12 @@ define_class!(
             let sent = Sent((handler.copy(), opened));
             on_other_thread(move || {
                 let (handler, opened) = sent.into_inner();
+                for fault in &faults {
+                    if let Fault::LoadSlow(milliseconds) = fault {
+                        std::thread::sleep(Duration::from_millis(*milliseconds as u64));
+                    }
+                }
+                log("loaded");
                 match opened {
                     Ok(_) if faults.contains(&Fault::LoadHang) => hang(),
                     Ok(_) if faults.contains(&Fault::EmptyAnswer) => handler.call((null_mut(), null_mut())),
@@ -334,7 +341,7 @@ impl FakeModel {
         options: &FakeOptions,
     ) -> Result<Retained<FakeResult>, (isize, String)> {
         let ivars = self.ivars();
-        let faults = faults(&ivars.package);
+        let faults = faults_of(&ivars.package, &ivars.described.name);
         let calls = ivars.calls.fetch_add(1, Ordering::SeqCst);
         for fault in &faults {
             match *fault {

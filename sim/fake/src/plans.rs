@@ -1,9 +1,9 @@
 //! MLComputePlan and the structure of programs, with placements that tests plant.
 
-use crate::faults::{Fault, error, faults};
+use crate::faults::{Fault, error, faults, faults_of};
 use crate::features::FakeConfiguration;
 use crate::models::{MARK, Sent, on_other_thread};
-use anemoe_mlpackage::mil::{Block, Operation};
+use anemoe_mlpackage::mil::{Block, DataType, Operation};
 use anemoe_runtime::cpu::CpuPackage;
 use block2::{DynBlock, RcBlock};
 use objc2::rc::Retained;
@@ -169,6 +169,9 @@ holder!(FakePlan, "MLComputePlan", PlanIvars, {
             std::process::abort();
         }
         let cpu_only = configuration.units() == MLComputeUnits::CPUOnly.0;
+        if cpu_only && faults(&package).contains(&Fault::PlanCpuCrash) {
+            std::process::abort();
+        }
         let opened = open(&package, configuration.function().as_deref());
         let sent: Sent<(RcBlock<PlanHandler>, _)> = Sent::new((handler.copy(), opened));
         on_other_thread(move || {
@@ -189,7 +192,7 @@ holder!(FakePlan, "MLComputePlan", PlanIvars, {
     }
     #[unsafe(method_id(computeDeviceUsageForMLProgramOperation:))]
     fn usage(&self, operation: &FakeOperation) -> Option<Retained<FakeUsage>> {
-        self.usage_of(&operation.ivars().op_type)
+        self.usage_of(operation.ivars())
     }
     #[unsafe(method_id(estimatedCostOfMLProgramOperation:))]
     fn cost(&self, operation: &FakeOperation) -> Option<Retained<FakeCost>> {
@@ -198,16 +201,19 @@ holder!(FakePlan, "MLComputePlan", PlanIvars, {
 });
 
 impl FakePlan {
-    fn usage_of(&self, op: &str) -> Option<Retained<FakeUsage>> {
-        let own = self.ivars();
+    fn usage_of(&self, operation: &Operation) -> Option<Retained<FakeUsage>> {
+        let (own, op) = (self.ivars(), operation.op_type.as_str());
         if op == "const" || op.starts_with("constexpr_") {
             return None;
         }
-        let faults = faults(&own.package);
+        let faults = faults_of(&own.package, &own.name);
         let is_product = matches!(op, "conv" | "linear" | "matmul");
+        // The Neural Engine computes in fp16.
+        let is_fp32 = operation.outputs.iter().any(|o| o.ty.tensor().is_some_and(|t| t.dtype == DataType::Float32));
         let place = match () {
+            () if faults.contains(&Fault::PlanAne) => Place::Ane,
             () if faults.contains(&Fault::PlanNone) => Place::Nowhere,
-            () if own.cpu_only || faults.contains(&Fault::PlanCpu) => Place::Cpu,
+            () if own.cpu_only || is_fp32 || faults.contains(&Fault::PlanCpu) => Place::Cpu,
             () if is_product && faults.contains(&Fault::PlanProductsCpu) => Place::Cpu,
             () => Place::Ane,
         };

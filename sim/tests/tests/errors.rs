@@ -218,6 +218,28 @@ fn threads_share_a_model() {
 }
 
 #[test]
+fn functions_that_push_each_other_out_run_all_the_same() {
+    leaves_nothing(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let compiled = bundle(dir.path());
+        // Room for none: each load puts out what others have loaded, whether they have called it or not.
+        let backend = compiled.backend(Some(1));
+        let model = Model::open(&compiled.bundle, &backend).unwrap();
+        let want = model.append(&mut model.sequence(), &[7, 8, 9], Logits::All, Some(1)).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..12 {
+                scope.spawn(|| {
+                    for _ in 0..3 {
+                        let got = model.append(&mut model.sequence(), &[7, 8, 9], Logits::All, Some(1));
+                        assert!(got.unwrap() == want);
+                    }
+                });
+            }
+        });
+    });
+}
+
+#[test]
 fn plans_leave_nothing_behind() {
     leaves_nothing(|| {
         let dir = tempfile::tempdir().unwrap();

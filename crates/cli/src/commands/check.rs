@@ -3,7 +3,8 @@
 use crate::args::evidence::EvidenceArgs;
 use crate::args::runner::CompiledArgs;
 use crate::bundle::Verify;
-use crate::device_plan::{self, CompiledSize, Control, DevicePlans};
+use crate::device_controls::Control;
+use crate::device_plan::{self, CompiledSize, DevicePlans};
 use crate::files::Overwrite;
 use crate::outcome::Outcome;
 use crate::recorder::{JournalArgs, Recorder, facts};
@@ -145,9 +146,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     if let Some(asked) = &mut asked {
         asked.join_sizes(&report);
     }
-    // Plans mean nothing where the reader cannot say no.
-    report.pass &= asked.iter().flat_map(|a| &a.controls).all(|c| c.pass);
-    report.pass &= asked.as_ref().is_none_or(|a| !a.controls.is_empty());
+    report.pass &= asked.as_ref().is_none_or(DevicePlans::no_is_proven);
     if path.join(CHAIN_FILE).is_file() {
         recorder.gate(&path, report.pass, facts::residency(&report));
     }
@@ -156,6 +155,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         Some(asked) => ui.document(&WithPlans {
             report: &report,
             plan_failures: &asked.failures,
+            no_is_proven: asked.no_is_proven(),
             controls: &asked.controls,
             compiled: &asked.compiled,
         })?,
@@ -165,12 +165,10 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     }
     print(&report, ui)?;
     for control in asked.iter().flat_map(|a| &a.controls) {
-        let said =
-            if control.pass { "says no, as it should" } else { "DOES NOT SAY NO: the plans mean nothing" };
+        let meaning = control.meaning();
         let Control { control, package, on_ane, on_cpu, .. } = control;
-        ui.line(format!(
-            "control ({control}, {package}): {on_ane} ops on the ANE, {on_cpu} on the CPU; {said}"
-        ))?;
+        let of = if package.is_empty() { String::new() } else { format!(", {package}") };
+        ui.line(format!("control ({control}{of}): {on_ane} ops on the ANE, {on_cpu} on the CPU; {meaning}"))?;
     }
     asked.iter().flat_map(DevicePlans::size_lines).try_for_each(|line| ui.line(line))?;
     Ok(if report.pass { Outcome::Done } else { Outcome::GateFailed })
@@ -182,6 +180,8 @@ struct WithPlans<'a> {
     #[serde(flatten)]
     report: &'a Report,
     plan_failures: &'a [StepFailure],
+    /// Every control was answered, and rightly.
+    no_is_proven: bool,
     controls: &'a [Control],
     compiled: &'a [CompiledSize],
 }

@@ -22,6 +22,8 @@ const PASSES: usize = 3;
 const LITTLE_ROOM: u64 = 20_000_000_000;
 /// Folder of compiled models in the user's cache.
 const COMPILED: &str = "compiled";
+/// Name of this program's folder among those of caches.
+const OWN_FOLDER: &str = "anemoe";
 /// Cache that Core ML keeps for each program.
 const OF_CORE_ML: &str = "com.apple.e5rt.e5bundlecache";
 
@@ -244,27 +246,8 @@ fn caches() -> Vec<CacheUse> {
                 can_delete,
             });
         }
-        let of_core_ml = own.join(OF_CORE_ML);
-        if is_folder(&of_core_ml) {
-            all.push(CacheUse {
-                name: OF_CORE_ML.into(),
-                owner: "Core ML, for anemoe".into(),
-                bytes: size(&of_core_ml),
-                path: of_core_ml,
-                can_delete: true,
-            });
-        }
-        // Core ML keeps one for each program beside it; those of others are shown, and left alone.
-        if cfg!(target_os = "macos") {
-            let others = own.parent().map(folders).unwrap_or_default();
-            for folder in others.into_iter().filter(|f| *f != own).map(|f| f.join(OF_CORE_ML)) {
-                if is_folder(&folder) {
-                    let owner = folder.parent().map(name_of).unwrap_or_default();
-                    all.push(foreign(format!("{OF_CORE_ML} of {owner}"), owner, folder));
-                }
-            }
-        }
     }
+    all.extend(of_core_ml(&core_ml_folders()));
     if cfg!(target_os = "macos") {
         let folder = PathBuf::from("/Library/Caches/com.apple.aned");
         if is_folder(&folder) {
@@ -275,6 +258,38 @@ fn caches() -> Vec<CacheUse> {
         && is_folder(&settings.cache)
     {
         all.push(foreign("checkpoints".into(), "libraries of Hugging Face".into(), settings.cache));
+    }
+    all
+}
+
+/// Folders with a cache folder for each program, in which Core ML keeps one of its own: the system's, which no variable moves, and
+/// this program's, wherever that is.
+fn core_ml_folders() -> Vec<PathBuf> {
+    let own = cache_folder().and_then(|own| own.parent().map(Path::to_path_buf));
+    let home = std::env::var_os("HOME").map(PathBuf::from).filter(|_| cfg!(target_os = "macos"));
+    let mut all: Vec<PathBuf> = home.map(|home| home.join("Library/Caches")).into_iter().collect();
+    all.extend(own.filter(|own| !all.contains(own)));
+    all
+}
+
+/// Caches that Core ML keeps below some folders: that of this program may go; those of others are shown, and left alone.
+fn of_core_ml(below: &[PathBuf]) -> Vec<CacheUse> {
+    let mut all: Vec<CacheUse> = Vec::new();
+    for program in below.iter().flat_map(|folder| folders(folder)) {
+        let cache = program.join(OF_CORE_ML);
+        if !is_folder(&cache) {
+            continue;
+        }
+        let owner = name_of(&program);
+        if owner == OWN_FOLDER {
+            let seen = all.iter().filter(|c| c.can_delete).count();
+            // A name stands for one cache.
+            let name = if seen == 0 { OF_CORE_ML.to_string() } else { format!("{OF_CORE_ML}.{}", seen + 1) };
+            let owner = "Core ML, for anemoe".into();
+            all.push(CacheUse { name, owner, bytes: size(&cache), path: cache, can_delete: true });
+        } else {
+            all.push(foreign(format!("{OF_CORE_ML} of {owner}"), owner, cache));
+        }
     }
     all
 }
@@ -383,4 +398,31 @@ fn print(found: &Findings, ui: &Ui) -> anyhow::Result<()> {
     }
     found.advice.iter().try_for_each(|a| ui.line(format!("note: {a}")))?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn caches_of_core_ml_are_found_in_the_systems_folder_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let (system, moved) = (dir.path().join("Library/Caches"), dir.path().join("xdg"));
+        for (folder, program, bytes) in
+            [(&system, "anemoe", 1000), (&system, "com.others.app", 500), (&moved, "anemoe", 10)]
+        {
+            let cache = folder.join(program).join(OF_CORE_ML);
+            std::fs::create_dir_all(&cache).unwrap();
+            std::fs::write(cache.join("x"), vec![0; bytes]).unwrap();
+        }
+        std::fs::create_dir_all(system.join("without")).unwrap();
+        let found = of_core_ml(&[system.clone(), moved, dir.path().join("none")]);
+        let shown: Vec<(&str, u64, bool)> =
+            found.iter().map(|c| (c.name.as_str(), c.bytes, c.can_delete)).collect();
+        let name = |end: &str| format!("{OF_CORE_ML}{end}");
+        let wanted =
+            [(name(""), 1000, true), (name(" of com.others.app"), 500, false), (name(".2"), 10, true)];
+        assert!(shown.iter().map(|(n, b, d)| (n.to_string(), *b, *d)).eq(wanted), "{shown:?}");
+        assert_eq!(found[0].path, system.join("anemoe").join(OF_CORE_ML));
+    }
 }

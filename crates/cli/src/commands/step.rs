@@ -4,14 +4,13 @@ use super::reproduce::command::parse;
 use super::{bench, build, check, compile, doctor, golden, predict_speed, tune, validate};
 use crate::args::runner::CompiledArgs;
 use crate::outcome::Outcome;
-use crate::step::{CommandDone, LoadSeconds, Work, serve};
+use crate::step::{CommandDone, LoadSeconds, ParentLink, Work, serve};
 use crate::ui::Ui;
 use anemoe_bundle::Chain;
 use anemoe_coreml::plan::OpPlan;
 use anemoe_coreml::{CompiledModels, ComputeUnits, CoreMlBackend, CoreMlSettings};
 use anemoe_gates::form_trial::run_trial;
-use anemoe_gates::soak::{SoakLength, soak};
-use anemoe_io::held_memory;
+use anemoe_gates::soak::{MemoryFigure, SoakLength, run_until, soak};
 use anemoe_runtime::backend::{Backend, BackendPackage, KeptCache};
 use anemoe_runtime::cpu::CpuBackend;
 use anyhow::Context;
@@ -28,7 +27,7 @@ pub fn run(_: Args) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-fn work(work: Work) -> anyhow::Result<Value> {
+fn work(work: Work, parent: &mut ParentLink) -> anyhow::Result<Value> {
     match work {
         Work::Compile { package, target } => {
             anemoe_coreml::compile(&package, &target)?;
@@ -45,28 +44,46 @@ fn work(work: Work) -> anyhow::Result<Value> {
                 functions.iter().map(plan).collect::<anyhow::Result<_>>()?;
             Ok(serde_json::to_value(plans)?)
         }
-        Work::Measure { folder, package, compiled, calls } => {
+        Work::Measure { folder, package, compiled, tokens, calls } => {
             let core_ml = CoreMlBackend::new(settings(&package, &compiled))?;
             let backend = Mixed { packages: vec![package], core_ml, cpu: CpuBackend::default() };
-            Ok(serde_json::to_value(run_trial(&folder, &backend, calls)?)?)
+            Ok(serde_json::to_value(run_trial(&folder, &backend, tokens, calls)?)?)
         }
-        Work::Soak { bundle, only, length } => soak_bundle(&bundle, &only, length),
+        Work::Soak { bundle, only, length } => soak_bundle(&bundle, &only, length, parent),
+        Work::Run { bundle } => {
+            let core_ml = core_ml_of(&bundle, &Chain::read(&bundle)?)?;
+            let figures = run_until(&bundle, &core_ml, &mut |passes| {
+                parent.report(passes);
+                parent.is_stopped()
+            })?;
+            Ok(serde_json::to_value(figures)?)
+        }
         Work::Command { command, arguments } => Ok(serde_json::to_value(run_command(&command, &arguments)?)?),
     }
 }
 
-/// Soaks a bundle, or one shard of it, and tells how far it came before each hundredth pass.
-fn soak_bundle(bundle: &Path, only: &[String], length: SoakLength) -> anyhow::Result<Value> {
-    let chain = Chain::read(bundle)?;
-    let settings = CoreMlSettings {
-        compiled: CompiledArgs::default().models(bundle, &chain),
+/// Core ML for all packages of a bundle.
+fn core_ml_of(bundle: &Path, chain: &Chain) -> anyhow::Result<CoreMlBackend> {
+    Ok(CoreMlBackend::new(CoreMlSettings {
+        compiled: CompiledArgs::default().models(bundle, chain),
         max_loaded_bytes: None,
         units: ComputeUnits::CpuAndNeuralEngine,
-    };
-    let core_ml = CoreMlBackend::new(settings)?;
-    let mut told = |passes| crate::ui::message(format!("{passes} passes"));
+    })?)
+}
+
+/// Soaks a bundle, or some shards of it, and reports each pass.
+fn soak_bundle(
+    bundle: &Path,
+    only: &[String],
+    length: SoakLength,
+    parent: &mut ParentLink,
+) -> anyhow::Result<Value> {
+    let chain = Chain::read(bundle)?;
+    let core_ml = core_ml_of(bundle, &chain)?;
+    let mut told = |passes: u64| parent.report(passes);
+    let memory = MemoryFigure { name: anemoe_coreml::HELD_MEMORY, look: &anemoe_coreml::held_memory };
     if only.is_empty() {
-        return Ok(serde_json::to_value(soak(bundle, &core_ml, length, &held_memory, &mut told)?)?);
+        return Ok(serde_json::to_value(soak(bundle, &core_ml, length, memory, &mut told)?)?);
     }
     let package = |name: &String| {
         let shard = chain.shard(name).with_context(|| format!("no shard `{name}`"))?;
@@ -74,7 +91,7 @@ fn soak_bundle(bundle: &Path, only: &[String], length: SoakLength) -> anyhow::Re
     };
     let packages = only.iter().map(package).collect::<anyhow::Result<_>>()?;
     let mixed = Mixed { packages, core_ml, cpu: CpuBackend::default() };
-    let found = soak(bundle, &mixed, length, &held_memory, &mut told)?;
+    let found = soak(bundle, &mixed, length, memory, &mut told)?;
     Ok(serde_json::to_value(found)?)
 }
 

@@ -6,12 +6,13 @@ use crate::outcome::Outcome;
 use crate::step::{Risky, RiskyArgs, StepFailure, Work};
 use crate::ui::{Table, Ui, message};
 use anemoe_bundle::{ShardKind, sha256};
+use anemoe_convert::build::check_room;
 use anemoe_convert::form::ShardForm;
 use anemoe_convert::form_ladder::{Rung, ladder};
 use anemoe_convert::forms_file;
 use anemoe_convert::plan::{Plan, PlanOptions, PlannedShard};
 use anemoe_convert::shard_program::lower_without_weights;
-use anemoe_gates::form_trial::{LEAST_COSINE, TrialFigures, trial_package, write_trial};
+use anemoe_gates::form_trial::{LEAST_COSINE, TrialFigures, trial_bytes, trial_package, write_trial};
 use anemoe_gates::residency::device::PlannedOp;
 use anemoe_io::Error;
 use serde::{Deserialize, Serialize};
@@ -28,10 +29,10 @@ const MAX_RESULT_BYTES: u64 = 1 << 24;
 /// Find the form of shards that the Neural Engine of this Mac takes.
 ///
 /// Of each sort of shard the largest is built in each form (see `anemoe forms`), compiled, loaded, asked for its placement, and
-/// run beside the CPU executor, each step in a process of its own: a form that crashes or hangs costs only itself. Forms whose
-/// numbers are wrong are out; of the others the ones that are wholly on the Neural Engine come first, then the fastest; within
-/// 3 % the simpler one. The winners go into a file for `anemoe build --forms`. An interrupted run goes on. Exit status 1 when
-/// some sort has no form that works.
+/// run beside the CPU executor, with one token in a call and with as many as its largest function takes; each step in a process
+/// of its own: a form that crashes or hangs costs only itself. Forms whose numbers are wrong are out; of the others the ones that
+/// are wholly on the Neural Engine come first, then the fastest; within 3 % the simpler one. The winners go into a file for
+/// `anemoe build --forms`. An interrupted run goes on. Exit status 1 when some sort has no form that works.
 #[derive(clap::Args)]
 #[command(
     after_help = "Example:\n  anemoe tune models/small-gemma4 --quant lut4 -o forms.toml\n  anemoe build models/small-gemma4 --quant lut4 --forms forms.toml -o small.anemoe"
@@ -45,7 +46,7 @@ pub struct Args {
     /// Folder of the trials, which a later run goes on with [default: beside the file, with the ending .tune].
     #[arg(long, value_name = "DIR")]
     work: Option<PathBuf>,
-    /// Calls that are measured of each form.
+    /// Calls that are measured of each form: so many of one token, and so many of the largest token count.
     #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u32).range(20..=100_000))]
     calls: u32,
     /// Sorts of shards to look at: attention, experts, experts_combine, moe, layers, head [default: all].
@@ -84,17 +85,50 @@ struct TrialResult {
     options: String,
     #[serde(default)]
     residency: Option<Residency>,
-    /// Operations on the Neural Engine, elsewhere, and without a device.
+    /// Operations of all functions: on the Neural Engine, elsewhere, and without a device.
     #[serde(default)]
     ops: [usize; 3],
+    /// One token in a call, and as many as the largest function takes.
     #[serde(default)]
-    figures: Option<TrialFigures>,
+    tokens: Vec<JudgedTokens>,
     /// Reason why it is out, where it is.
     #[serde(default)]
     out: Option<String>,
     /// An earlier run had tried it.
     #[serde(default)]
     reused: bool,
+}
+
+/// Judgement of a form by calls of one number of tokens.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct JudgedTokens {
+    /// Tokens of a call.
+    tokens: usize,
+    /// Placement of the functions that such calls take.
+    #[serde(default)]
+    residency: Option<Residency>,
+    /// Operations of those functions: on the Neural Engine, elsewhere, and without a device.
+    #[serde(default)]
+    ops: [usize; 3],
+    /// Numbers and times, where every call was answered.
+    #[serde(default)]
+    figures: Option<TrialFigures>,
+}
+
+impl JudgedTokens {
+    fn of(tokens: usize) -> JudgedTokens {
+        JudgedTokens { tokens, residency: None, ops: [0; 3], figures: None }
+    }
+}
+
+impl TrialResult {
+    /// Median times of all token counts, as their geometric mean: a form that is twice as fast for one token is worth as much as
+    /// one that is twice as fast for many.
+    fn mean_us(&self) -> f64 {
+        let logarithms =
+            self.tokens.iter().map(|t| t.figures.as_ref().map_or(f64::INFINITY, |f| f.median_us.ln()));
+        (logarithms.sum::<f64>() / self.tokens.len().max(1) as f64).exp()
+    }
 }
 
 /// FormChoice for a sort of shards.
@@ -221,6 +255,7 @@ impl Tuner<'_> {
             shard,
             anemoe_coreml::this_system(),
             self.args.calls,
+            self.judged_tokens(shard),
             env!("CARGO_PKG_VERSION"),
             self.planned.importance.as_ref().map(|i| i.sha256().to_string()),
         ]);
@@ -230,7 +265,7 @@ impl Tuner<'_> {
             options: rung.build_args.join(" "),
             residency: None,
             ops: [0; 3],
-            figures: None,
+            tokens: self.judged_tokens(shard).into_iter().map(JudgedTokens::of).collect(),
             out: None,
             reused: false,
         };
@@ -243,15 +278,17 @@ impl Tuner<'_> {
             .work
             .join("parts")
             .join(&sha256(&serde_json::to_vec(&(family.fingerprint()?, &self.planned.plan.options))?)[..16]);
-        let bar = ui.bar(5, &rung.name);
+        // The package, its compiled model, as much that the Neural Engine's compiler keeps, and what differs.
+        let (own, others) = trial_bytes(family, plan, shard, &parts)?;
+        let what = format!("the trial of the form `{}` for {} needs about", rung.name, shard.kind.name());
+        check_room(&self.work, &what, 3 * own + own / 20 + others)?;
+        let bar = ui.bar(4 + result.tokens.len() as u64, &rung.name);
         write_trial(family, plan, shard, self.planned.importance.as_ref(), &parts, &folder)?;
         bar.inc(1);
-        if let Err(failure) = self.steps(&folder, shard, rung.form, &mut result, &bar)? {
-            bar.suspend(|| failure.lines().iter().for_each(message));
-            result.out = Some(format!("{} {}: {}", failure.step, failure.end.word(), failure.message));
-        } else {
-            result.out = result.figures.as_ref().and_then(fault);
-        }
+        result.out = match self.steps(&folder, shard, rung.form, &mut result, &bar)? {
+            Err(out) => Some(out),
+            Ok(()) => result.tokens.iter().find_map(fault),
+        };
         bar.finish_and_clear();
         // The packages of a large model are large, and can be made again.
         for path in [trial_package(&folder, &shard.name), folder.join("model.mlmodelc")] {
@@ -261,7 +298,15 @@ impl Tuner<'_> {
         Ok(result)
     }
 
-    /// The steps of a trial, each in a child.
+    /// Token counts by which a shard's forms are judged: one, and that of its largest function.
+    fn judged_tokens(&self, shard: &PlannedShard) -> Vec<usize> {
+        let largest = shard.functions.iter().map(|f| f.tokens.max).max().unwrap_or(1);
+        let mut all = vec![1, largest.min(self.planned.plan.chain.model.max_context).max(1)];
+        all.dedup();
+        all
+    }
+
+    /// Does the steps of a trial, each in a child; the inner error says why the form is out.
     fn steps(
         &self,
         folder: &Path,
@@ -269,41 +314,69 @@ impl Tuner<'_> {
         form: ShardForm,
         result: &mut TrialResult,
         bar: &indicatif::ProgressBar,
-    ) -> anyhow::Result<Result<(), StepFailure>> {
+    ) -> anyhow::Result<Result<(), String>> {
         let package = trial_package(folder, &shard.name);
         let compiled = folder.join("model.mlmodelc");
         let functions: Vec<String> = shard.functions.iter().map(|f| f.name.clone()).collect();
-        let step = |work: Work| {
+        let told = |failure: StepFailure| {
+            bar.suspend(|| failure.lines().iter().for_each(message));
+            format!("{} {}: {}", failure.step, failure.end.word(), failure.message)
+        };
+        let step = |what: &str, work: Work| {
             bar.inc(1);
-            self.risky.step(&shard.name, &work, Some((shard.kind, form)))
+            let ended = self.risky.step(what, &work, Some((shard.kind, form)))?;
+            anyhow::Ok(ended.map_err(told))
         };
         let work = Work::Compile { package: package.clone(), target: compiled.clone() };
-        if let Err(failure) = step(work)? {
-            return Ok(Err(failure));
+        if let Err(out) = step(&shard.name, work)? {
+            return Ok(Err(out));
         }
         let (p, c) = (|| package.clone(), || compiled.clone());
-        if let Err(failure) = step(Work::Load { package: p(), compiled: c(), functions: functions.clone() })?
-        {
-            return Ok(Err(failure));
+        let work = Work::Load { package: p(), compiled: c(), functions: functions.clone() };
+        if let Err(out) = step(&shard.name, work)? {
+            return Ok(Err(out));
         }
         // A form without a plan may still run: its placement is not known then.
-        match step(Work::Plan { package: p(), compiled: c(), functions, cpu_only: false })? {
+        match step(&shard.name, Work::Plan { package: p(), compiled: c(), functions, cpu_only: false })? {
             Ok(plans) => {
                 let plans: Vec<(String, Vec<PlannedOp>)> = serde_json::from_value(plans)?;
                 (result.residency, result.ops) = count_places(&plans);
+                for judged in &mut result.tokens {
+                    let called = functions_called(shard, judged.tokens);
+                    let mut own = plans.clone();
+                    own.retain(|(function, _)| called.contains(&function.as_str()));
+                    (judged.residency, judged.ops) = count_places(&own);
+                }
             }
-            Err(failure) => {
-                bar.suspend(|| failure.lines().iter().for_each(message));
+            Err(_) => {
                 result.residency = Some(Residency::Unknown);
+                result.tokens.iter_mut().for_each(|judged| judged.residency = Some(Residency::Unknown));
             }
         }
-        let calls = self.args.calls as usize;
-        match step(Work::Measure { folder: folder.to_path_buf(), package: p(), compiled: c(), calls })? {
-            Ok(figures) => result.figures = Some(serde_json::from_value(figures)?),
-            Err(failure) => return Ok(Err(failure)),
+        for judged in &mut result.tokens {
+            let (tokens, calls) = (judged.tokens, self.args.calls as usize);
+            let what = format!("{}{}", shard.name, of_tokens(tokens));
+            let work =
+                Work::Measure { folder: folder.to_path_buf(), package: p(), compiled: c(), tokens, calls };
+            match step(&what, work)? {
+                Ok(figures) => judged.figures = Some(serde_json::from_value(figures)?),
+                Err(out) => return Ok(Err(format!("{out}{}", of_tokens(tokens)))),
+            }
         }
         Ok(Ok(()))
     }
+}
+
+/// Functions of a shard that calls of so many tokens take.
+fn functions_called(shard: &PlannedShard, tokens: usize) -> Vec<&str> {
+    let width = shard.functions.iter().map(|f| f.tokens.max).filter(|most| *most >= tokens).min();
+    let called = shard.functions.iter().filter(|f| Some(f.tokens.max) == width);
+    called.map(|f| f.name.as_str()).collect()
+}
+
+/// Words for calls of more than one token.
+fn of_tokens(tokens: usize) -> String {
+    if tokens == 1 { String::new() } else { format!(" (calls of {tokens} tokens)") }
 }
 
 fn read_result(file: &Path) -> Option<TrialResult> {
@@ -334,22 +407,27 @@ fn count_places(plans: &[(String, Vec<PlannedOp>)]) -> (Option<Residency>, [usiz
 }
 
 /// Says why numbers are no good, where they are not.
-fn fault(figures: &TrialFigures) -> Option<String> {
+fn fault(judged: &JudgedTokens) -> Option<String> {
+    let figures = judged.figures.as_ref()?;
+    let of = of_tokens(judged.tokens);
     if figures.calls == 0 {
-        return Some("never called: no token chose one of its experts".into());
+        return Some(format!("never called: no token chose one of its experts{of}"));
     }
     (!figures.is_right()).then(|| {
-        let first = figures.first_wrong.map_or_else(String::new, |n| format!(", the first is number {}", n + 1));
+        let first =
+            figures.first_wrong.map_or_else(String::new, |n| format!(", the first in call number {}", n + 1));
         format!(
-            "wrong numbers: cosine {:.4} with the CPU executor, {LEAST_COSINE} is wanted; {} of {} calls{first}",
-            figures.min_cosine, figures.wrong_calls, figures.calls
+            "wrong numbers: cosine {:.4} with the CPU executor, {LEAST_COSINE} is wanted; {} of {} tokens{first}{of}",
+            figures.min_cosine,
+            figures.wrong_tokens,
+            figures.calls * judged.tokens as u64
         )
     })
 }
 
 /// Chooses among forms in their order, simple ones first, and says why.
 fn choose(tried: &[(ShardForm, TrialResult)]) -> (Option<usize>, String) {
-    let time = |i: usize| tried[i].1.figures.as_ref().map_or(f64::INFINITY, |f| f.median_us);
+    let time = |i: usize| tried[i].1.mean_us();
     let right: Vec<usize> = (0..tried.len()).filter(|&i| tried[i].1.out.is_none()).collect();
     let Some(best) = right.iter().filter_map(|&i| tried[i].1.residency).min() else {
         return (None, format!("no form works: {} were tried, see why each is out", tried.len()));
@@ -368,7 +446,7 @@ fn choose(tried: &[(ShardForm, TrialResult)]) -> (Option<usize>, String) {
         }
         Residency::Elsewhere => "partly elsewhere (no form is wholly on the Neural Engine)",
     };
-    let mut reason = format!("{place}; {:.0} us a call", time(chosen));
+    let mut reason = format!("{place}; {}", times(&tried[chosen].1));
     let others = placed.len() - 1;
     if others == 0 {
         reason += if right.len() > 1 { "; the only one placed so well" } else { "; the only one that works" };
@@ -376,11 +454,22 @@ fn choose(tried: &[(ShardForm, TrialResult)]) -> (Option<usize>, String) {
         reason += &format!("; the fastest of {} placed so", placed.len());
     } else {
         reason += &format!(
-            "; {fastest:.0} us at best, which is a tie ({:.0} %), and it is simpler",
+            "; another takes {:.1} % less, which is a tie ({:.0} %), and it is simpler",
+            100.0 * (1.0 - fastest / time(chosen)),
             100.0 * NEAR_TIE
         );
     }
     (Some(chosen), reason)
+}
+
+/// Says what calls took, by token count.
+fn times(trial: &TrialResult) -> String {
+    let timed = trial.tokens.iter().filter_map(|t| Some((t.tokens, t.figures.as_ref()?.median_us)));
+    let mut all = timed.map(|(tokens, us)| match tokens {
+        1 => format!("{us:.0} us a call of 1 token"),
+        _ => format!("{us:.0} us a call of {tokens}"),
+    });
+    all.by_ref().collect::<Vec<_>>().join(", ")
 }
 
 /// The winners, as `build --forms` reads them.
@@ -400,19 +489,22 @@ fn winners(choices: &[FormChoice]) -> String {
 
 fn print(choice: &FormChoice, ui: &Ui) -> anyhow::Result<()> {
     let mut table =
-        Table::ending_in_text(&["form", "ANE ops", "elsewhere", "none", "us a call", "cosine", ""]);
+        Table::ending_in_text(&["form", "tokens", "ANE ops", "elsewhere", "none", "us a call", "cosine", ""]);
     for t in &choice.trials {
-        let (us, cosine) = match &t.figures {
-            Some(f) => (format!("{:.0}", f.median_us), format!("{:.4}", f.min_cosine)),
-            None => (String::new(), String::new()),
-        };
         let mark = if choice.chosen.as_ref() == Some(&t.form) {
             "chosen".into()
         } else {
             t.out.clone().unwrap_or_default()
         };
-        let [ane, elsewhere, none] = t.ops.map(|n| n.to_string());
-        table.row(vec![t.form.clone(), ane, elsewhere, none, us, cosine, mark]);
+        for (i, judged) in t.tokens.iter().enumerate() {
+            let (us, cosine) = match &judged.figures {
+                Some(f) => (format!("{:.0}", f.median_us), format!("{:.4}", f.min_cosine)),
+                None => (String::new(), String::new()),
+            };
+            let [ane, elsewhere, none] = judged.ops.map(|n| n.to_string());
+            let (form, mark) = if i == 0 { (t.form.clone(), mark.clone()) } else { Default::default() };
+            table.row(vec![form, judged.tokens.to_string(), ane, elsewhere, none, us, cosine, mark]);
+        }
     }
     ui.line(format!("{} ({})", choice.sort.name(), choice.shard))?;
     table.print(ui)?;
@@ -424,6 +516,19 @@ fn print(choice: &FormChoice, ui: &Ui) -> anyhow::Result<()> {
 mod tests {
     use super::*;
     use anemoe_convert::form::{AttentionForm, CacheForm};
+
+    fn judged(tokens: usize, median_us: f64) -> JudgedTokens {
+        let figures = TrialFigures {
+            calls: 300,
+            median_us,
+            p90_us: median_us,
+            min_cosine: 1.0,
+            wrong_tokens: 0,
+            first_wrong: None,
+            may_be_wrong: 0,
+        };
+        JudgedTokens { figures: Some(figures), ..JudgedTokens::of(tokens) }
+    }
 
     /// Forms in their order: the default, the cache by the host, heads apart.
     fn tried(trials: [(Option<Residency>, f64, Option<&str>); 3]) -> Vec<(ShardForm, TrialResult)> {
@@ -438,15 +543,7 @@ mod tests {
             options: String::new(),
             residency,
             ops: [0; 3],
-            figures: Some(TrialFigures {
-                calls: 300,
-                median_us,
-                p90_us: median_us,
-                min_cosine: 1.0,
-                wrong_calls: 0,
-                first_wrong: None,
-                may_be_wrong: 0,
-            }),
+            tokens: vec![judged(1, median_us)],
             out: out.map(String::from),
             reused: false,
         };
@@ -469,5 +566,19 @@ mod tests {
         assert!(none.is_none() && reason.contains("no form works"), "{reason}");
         let (_, reason) = chosen([(ane, 102.0, None), (ane, 100.0, None), (ane, 110.0, None)]);
         assert!(reason.contains("tie (3 %)") && reason.contains("simpler"), "{reason}");
+    }
+
+    #[test]
+    fn time_for_many_tokens_counts_as_much_as_time_for_one() {
+        let ane = Some(Residency::Ane);
+        let mut trials = tried([(ane, 100.0, None), (ane, 90.0, None), (ane, 400.0, None)]);
+        for ((_, trial), us) in trials.iter_mut().zip([1000.0, 2000.0, 200.0]) {
+            trial.tokens.push(judged(64, us));
+        }
+        let (chosen, reason) = choose(&trials);
+        assert_eq!(chosen, Some(2));
+        assert!(reason.contains("400 us a call of 1 token, 200 us a call of 64"), "{reason}");
+        trials.pop();
+        assert_eq!(choose(&trials).0, Some(0));
     }
 }

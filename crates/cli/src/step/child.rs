@@ -5,7 +5,9 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -15,8 +17,14 @@ const ORPHANED: i32 = 3;
 const PAUSE: Duration = Duration::from_millis(5);
 /// Bytes of a child's last words that are kept.
 const LAST_WORDS: usize = 2000;
-/// Most bytes of a reply: the plan of a large package has some thousand ops.
-const MAX_REPLY: u64 = 256 << 20;
+/// Most bytes of a line of a child's standard output: the plan of a large package has some thousand ops.
+const MAX_LINE: u64 = 256 << 20;
+/// Line that tells a child that it may stop.
+const STOP: &str = "stop";
+/// Time between two reports of progress, where work reports more often.
+const BETWEEN_REPORTS: Duration = Duration::from_secs(1);
+/// Progress that is reported sooner: a parent never knows less than this of a child that crashes.
+const STEP_OF_REPORTS: u64 = 50;
 
 /// End of a child's work.
 #[derive(Clone, Debug)]
@@ -34,11 +42,30 @@ pub enum Ended {
     },
     /// It was ended because it took too long.
     TimedOut {
-        /// Seconds after which it was ended.
-        seconds: f64,
+        /// Limit that it has passed.
+        limit: Limit,
         /// Its last words.
         said: String,
     },
+}
+
+/// Limit of a child's time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// Time for all of its work.
+    Whole(Duration),
+    /// Time without progress: before its first report, between two, and behind the last one. The whole may take as long as it does.
+    Silence(Duration),
+}
+
+impl Limit {
+    /// Says what a child did not do in time.
+    fn reason(self) -> String {
+        match self {
+            Limit::Whole(limit) => format!("no end after {:.0} s (--timeout)", limit.as_secs_f64()),
+            Limit::Silence(limit) => format!("no progress for {:.0} s (--timeout)", limit.as_secs_f64()),
+        }
+    }
 }
 
 impl Ended {
@@ -48,18 +75,144 @@ impl Ended {
             Ended::Done(_) => return String::new(),
             Ended::Failed(message) => return message.clone(),
             Ended::Crashed { how, said } => (how.clone(), said),
-            Ended::TimedOut { seconds, said } => (format!("no end after {seconds:.0} s (--timeout)"), said),
+            Ended::TimedOut { limit, said } => (limit.reason(), said),
         };
         if said.is_empty() { how } else { format!("{how}: {said}") }
     }
 }
 
-/// Reply of a child, on the last line of its standard output.
+/// Line of a child's standard output.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Reply {
+    /// Report of progress: a number that its work counts.
+    Progress(u64),
+    /// Its last line.
     Done(Value),
+    /// Its last line.
     Failed(String),
+}
+
+/// Reports of a child so far.
+struct Heard {
+    progress: AtomicU64,
+    /// Time of the last one, or of the child's start.
+    at: Mutex<Instant>,
+}
+
+/// A child at work.
+pub struct Worker {
+    child: Child,
+    input: Option<ChildStdin>,
+    started: Instant,
+    heard: Arc<Heard>,
+    speaks: bool,
+    replies: Option<JoinHandle<Option<Reply>>>,
+    words: Option<JoinHandle<String>>,
+}
+
+impl Worker {
+    /// Starts a child that does `work`.
+    ///
+    /// # Errors
+    /// No process can be started.
+    pub fn start(work: &Work) -> anyhow::Result<Worker> {
+        let program = std::env::current_exe().context("the path of this program")?;
+        let mut command = Command::new(program);
+        command.arg("step").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let started = Instant::now();
+        let mut child = command.spawn().context("a child process")?;
+        let heard = Arc::new(Heard { progress: AtomicU64::new(0), at: Mutex::new(started) });
+        let replies = child.stdout.take().map(|out| listen(out, heard.clone()));
+        let speaks = work.speaks();
+        let words = child.stderr.take().map(|err| last_words(err, speaks));
+        let mut input = child.stdin.take();
+        if let Some(input) = &mut input {
+            // A child that ended already says so by its status.
+            let _ = writeln!(input, "{}", serde_json::to_string(work)?).and_then(|()| input.flush());
+        }
+        Ok(Worker { child, input, started, heard, speaks, replies, words })
+    }
+
+    /// The last number that the child has reported; 0 before.
+    pub fn progress(&self) -> u64 {
+        self.heard.progress.load(Ordering::SeqCst)
+    }
+
+    /// Tells the child that it may stop, where its work goes on until then.
+    pub fn stop(&mut self) {
+        if let Some(input) = &mut self.input {
+            // One that ended already needs no word.
+            let _ = writeln!(input, "{STOP}").and_then(|()| input.flush());
+        }
+    }
+
+    /// Waits until the child has reported something or has ended, at most as long as `limit`; true where it has reported.
+    ///
+    /// # Errors
+    /// The system does not tell of the child.
+    pub fn wait_for_progress(&mut self, limit: Duration) -> anyhow::Result<bool> {
+        while self.progress() == 0 && self.started.elapsed() < limit {
+            if self.child.try_wait()?.is_some() {
+                break;
+            }
+            thread::sleep(PAUSE);
+        }
+        Ok(self.progress() > 0)
+    }
+
+    /// Waits for the end of the child, and ends it where it passes `limit`.
+    ///
+    /// # Errors
+    /// The system does not tell of the child.
+    pub fn wait(&mut self, limit: Limit) -> anyhow::Result<Ended> {
+        let status = self.status_within(limit)?;
+        drop(self.input.take());
+        let said = self.words.take().map(join).unwrap_or_default();
+        let Some(status) = status else { return Ok(Ended::TimedOut { limit, said }) };
+        Ok(match self.replies.take().map(join).unwrap_or_default() {
+            Some(Reply::Done(value)) if status.success() => Ended::Done(value),
+            // What Core ML's compiler says, it says there.
+            Some(Reply::Failed(what)) if !said.is_empty() && !self.speaks => {
+                Ended::Failed(format!("{what}; {said}"))
+            }
+            Some(Reply::Failed(what)) => Ended::Failed(what),
+            _ => Ended::Crashed { how: describe(status), said },
+        })
+    }
+
+    /// Waits for the status of the child; none if it had to be ended.
+    fn status_within(&mut self, limit: Limit) -> anyhow::Result<Option<ExitStatus>> {
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(Some(status));
+            }
+            let is_over = match limit {
+                Limit::Whole(limit) => self.started.elapsed() >= limit,
+                Limit::Silence(limit) => {
+                    self.heard.at.lock().unwrap_or_else(PoisonError::into_inner).elapsed() >= limit
+                }
+            };
+            if is_over {
+                // It may have ended meanwhile.
+                let _ = self.child.kill();
+                self.child.wait()?;
+                return Ok(None);
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // One that nobody waited for ends with its input; a status that was read already is no error.
+        drop(self.input.take());
+        if !matches!(self.child.try_wait(), Ok(Some(_))) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
 }
 
 /// Does `work` in a child and waits for it, at most as long as `limit`.
@@ -67,57 +220,29 @@ enum Reply {
 /// # Errors
 /// No process can be started.
 pub fn in_child(work: &Work, limit: Duration) -> anyhow::Result<Ended> {
-    let program = std::env::current_exe().context("the path of this program")?;
-    let mut command = Command::new(program);
-    command.arg("step").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let started = Instant::now();
-    let mut child = command.spawn().context("a child process")?;
-    let replies = child.stdout.take().map(|out| reader(out, MAX_REPLY));
-    let speaks = work.speaks();
-    let words = child.stderr.take().map(|err| last_words(err, speaks));
-    let mut input = child.stdin.take();
-    if let Some(input) = &mut input {
-        // A child that ended already says so by its status.
-        let _ = writeln!(input, "{}", serde_json::to_string(work)?).and_then(|()| input.flush());
-    }
-    let status = wait(&mut child, started, limit)?;
-    drop(input);
-    let said = words.map(join).unwrap_or_default();
-    let Some(status) = status else {
-        return Ok(Ended::TimedOut { seconds: started.elapsed().as_secs_f64(), said });
-    };
-    let reply = replies.map(join).unwrap_or_default();
-    let last = reply.lines().rev().find_map(|line| serde_json::from_str::<Reply>(line).ok());
-    Ok(match last {
-        Some(Reply::Done(value)) if status.success() => Ended::Done(value),
-        // What Core ML's compiler says, it says there.
-        Some(Reply::Failed(what)) if !said.is_empty() && !speaks => Ended::Failed(format!("{what}; {said}")),
-        Some(Reply::Failed(what)) => Ended::Failed(what),
-        _ => Ended::Crashed { how: describe(status), said },
-    })
+    Worker::start(work)?.wait(Limit::Whole(limit))
 }
 
-/// Waits for a child; none if it had to be ended.
-fn wait(child: &mut Child, started: Instant, limit: Duration) -> anyhow::Result<Option<ExitStatus>> {
-    loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(Some(status));
-        }
-        if started.elapsed() >= limit {
-            // It may have ended meanwhile.
-            let _ = child.kill();
-            child.wait()?;
-            return Ok(None);
-        }
-        thread::sleep(PAUSE);
-    }
-}
-
-fn reader(from: impl Read + Send + 'static, most: u64) -> JoinHandle<String> {
+/// Listens to a child's standard output: notes reports of progress, and gives the last line that is a reply.
+fn listen(from: impl Read + Send + 'static, heard: Arc<Heard>) -> JoinHandle<Option<Reply>> {
     thread::spawn(move || {
-        let mut bytes = Vec::new();
-        let _ = from.take(most).read_to_end(&mut bytes);
-        String::from_utf8_lossy(&bytes).into_owned()
+        let (mut from, mut line, mut last) = (BufReader::new(from), Vec::new(), None);
+        loop {
+            line.clear();
+            match (&mut from).take(MAX_LINE).read_until(b'\n', &mut line) {
+                Ok(1..) => {}
+                _ => return last,
+            }
+            // What Core ML prints is no reply.
+            match serde_json::from_slice(&line) {
+                Ok(Reply::Progress(number)) => {
+                    heard.progress.store(number, Ordering::SeqCst);
+                    *heard.at.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+                }
+                Ok(reply) => last = Some(reply),
+                Err(_) => {}
+            }
+        }
     })
 }
 
@@ -138,7 +263,7 @@ fn last_words(mut from: impl Read + Send + 'static, speaks: bool) -> JoinHandle<
     })
 }
 
-fn join(thread: JoinHandle<String>) -> String {
+fn join<T: Default>(thread: JoinHandle<T>) -> T {
     thread.join().unwrap_or_default()
 }
 
@@ -160,22 +285,59 @@ fn describe(status: ExitStatus) -> String {
     format!("{status}")
 }
 
+/// The child's way to talk with its parent while it works.
+pub struct ParentLink {
+    stopped: Arc<AtomicBool>,
+    /// The last report, and its time.
+    reported: Option<(u64, Instant)>,
+}
+
+impl ParentLink {
+    /// Reports progress: a number above 0 that the work counts. Most reports that follow each other at once are left out.
+    pub fn report(&mut self, number: u64) {
+        let is_close = |(last, at): (u64, Instant)| {
+            number < last.saturating_add(STEP_OF_REPORTS) && at.elapsed() < BETWEEN_REPORTS
+        };
+        if self.reported.is_some_and(is_close) {
+            return;
+        }
+        self.reported = Some((number, Instant::now()));
+        let Ok(line) = serde_json::to_string(&Reply::Progress(number)) else { return };
+        let mut out = std::io::stdout().lock();
+        // A parent that is gone ends this process.
+        let _ = writeln!(out, "\n{line}").and_then(|()| out.flush());
+    }
+
+    /// True when the parent has said that the work may stop.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::SeqCst)
+    }
+}
+
 /// The child's side: reads its work, does it with `work` and replies.
 ///
 /// # Errors
 /// Standard input holds no work.
-pub fn serve(work: impl FnOnce(Work) -> anyhow::Result<Value>) -> anyhow::Result<()> {
+pub fn serve(work: impl FnOnce(Work, &mut ParentLink) -> anyhow::Result<Value>) -> anyhow::Result<()> {
     let mut line = String::new();
     let mut input = BufReader::new(std::io::stdin());
     input.read_line(&mut line)?;
     let asked: Work = serde_json::from_str(&line)
         .map_err(|_| anyhow::anyhow!("`step` is for anemoe itself: it does one step of another command"))?;
+    let stopped = Arc::new(AtomicBool::new(false));
+    let mut link = ParentLink { stopped: stopped.clone(), reported: None };
     thread::spawn(move || {
-        let _ = std::io::copy(&mut input, &mut std::io::sink());
+        for line in input.lines() {
+            match line {
+                Ok(line) if line == STOP => stopped.store(true, Ordering::SeqCst),
+                Ok(_) => {}
+                Err(_) => break,
+            }
+        }
         anemoe_io::remove_all_temporary();
         std::process::exit(ORPHANED);
     });
-    let reply = match work(asked) {
+    let reply = match work(asked, &mut link) {
         Ok(value) => Reply::Done(value),
         Err(e) => Reply::Failed(format!("{e:#}")),
     };

@@ -2,13 +2,14 @@
 //!
 //! ```text
 //! command --Work, one line of JSON--> anemoe step --Reply, the last line of JSON--> Ended
-//!         --standard input stays open: its end tells the child that the command is gone
+//!                                                 --reports of progress, a line each, where the work counts something--> Limit::Silence
+//!         --standard input stays open: `stop` ends work without an end, and its own end tells the child that the command is gone
 //! ```
 
 mod child;
 mod risky;
 
-pub use child::{Ended, in_child, serve};
+pub use child::{Ended, Limit, ParentLink, Worker, in_child, serve};
 pub use risky::{Risky, RiskyArgs, StepFailure};
 
 use anemoe_gates::soak::SoakLength;
@@ -55,6 +56,8 @@ pub enum Work {
         package: PathBuf,
         /// The compiled model.
         compiled: PathBuf,
+        /// Tokens of a call.
+        tokens: usize,
         /// Calls.
         calls: usize,
     },
@@ -66,6 +69,11 @@ pub enum Work {
         only: Vec<String>,
         /// Length.
         length: SoakLength,
+    },
+    /// Runs a bundle on Core ML until it is told to stop, and reports progress when everything is loaded.
+    Run {
+        /// The bundle.
+        bundle: PathBuf,
     },
     /// Does a whole command, whose document is kept.
     Command {
@@ -85,6 +93,7 @@ impl Work {
             Work::Plan { .. } => "plan",
             Work::Measure { .. } => "measure",
             Work::Soak { .. } => "soak",
+            Work::Run { .. } => "run",
             Work::Command { .. } => "command",
         }
     }

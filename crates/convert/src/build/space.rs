@@ -209,6 +209,18 @@ mod tests {
     }
 
     #[test]
+    fn work_that_does_not_fit_a_disk_is_refused_before_it_begins() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("not/there");
+        let free = free_space(&folder).unwrap();
+        assert!(check_room(&folder, "models need", 1 << 10).is_ok());
+        let e = check_room(&folder, "models need", u64::MAX).unwrap_err();
+        assert_eq!(e.kind(), anemoe_io::Kind::Room);
+        assert!(e.to_string().contains(&format!("models need {} bytes", u64::MAX)), "{e}");
+        assert!(free > 0 && !folder.exists());
+    }
+
+    #[test]
     fn jobs_fit_the_memory() {
         assert_eq!(jobs_within(8, None), 8);
         assert_eq!(jobs_within(8, Some(3 * JOB_BYTES + 1)), 3);

@@ -17,9 +17,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// Times that a function which others pushed out is loaded again for one call.
-const RELOADS: usize = 8;
-
 /// Runs packages on the Neural Engine.
 pub struct CoreMlBackend {
     engine: Arc<Engine>,
@@ -233,7 +230,7 @@ impl BackendFunction for CoreMlFunction {
         states: &mut dyn SequenceStates,
         outputs: &mut Vec<Tensor>,
     ) -> Result<()> {
-        let Loadable { key, package, function, .. } = &self.loadable;
+        let key = self.loadable.key;
         let states = match self.has_states {
             false => None,
             true => {
@@ -243,12 +240,6 @@ impl BackendFunction for CoreMlFunction {
                 Some(states.ready(self.tokens(inputs))?)
             }
         };
-        for _ in 0..RELOADS {
-            match self.engine.ask(|o| o.predict(*key, states, inputs, outputs)) {
-                Err(Failure::Absent) => self.engine.load(&self.loadable)?,
-                done => return done.map_err(|e| e.at(package, function)),
-            }
-        }
-        Err(Failure::Absent.at(package, function))
+        self.engine.use_loaded(&self.loadable, |o| o.predict(key, states, inputs, outputs))
     }
 }

@@ -114,29 +114,49 @@ impl Engine {
     }
 
     /// Loads a function if it fits in without another going: for what may be needed soon.
-    pub fn load_ahead(&self, wanted: &Loadable) -> Result<()> {
-        let room = self.ask(|o| Ok(o.has_room(wanted.bytes, self.limit)));
-        match room.map_err(|e| e.at(&wanted.package, &wanted.function))? {
-            true => self.load(wanted),
-            false => Ok(()),
-        }
-    }
-
-    /// Loads a function unless it is there.
     ///
     /// # Errors
     /// Core ML refuses it.
-    pub fn load(&self, wanted: &Loadable) -> Result<()> {
-        let _busy = wanted.busy.lock().unwrap_or_else(PoisonError::into_inner);
-        self.load_now(wanted).map_err(|e| e.at(&wanted.package, &wanted.function))
+    pub fn load_ahead(&self, wanted: &Loadable) -> Result<()> {
+        let loaded = self.with_loaded(wanted, |o| Ok(o.reserve_free(wanted.bytes, self.limit)), |_| Ok(()));
+        loaded.map(|_| ()).map_err(|e| e.at(&wanted.package, &wanted.function))
     }
 
-    fn load_now(&self, wanted: &Loadable) -> std::result::Result<(), Failure> {
-        if self.ask(|o| Ok(o.holds(wanted.key)))? {
-            return Ok(());
+    /// Does `work` that needs a function: at once where it is loaded, else behind loading it. Nothing comes between loading and
+    /// work, so that another function's load cannot push it out before its first use.
+    ///
+    /// # Errors
+    /// Core ML refuses it, or `work` fails.
+    pub fn use_loaded<R: Send>(
+        &self,
+        wanted: &Loadable,
+        mut work: impl FnMut(&mut Objects) -> std::result::Result<R, Failure> + Send,
+    ) -> Result<R> {
+        let at = |e: Failure| e.at(&wanted.package, &wanted.function);
+        match self.ask(&mut work) {
+            Err(Failure::Absent) => {}
+            done => return done.map_err(at),
+        }
+        let reserve = |o: &mut Objects| o.reserve(wanted.bytes, self.limit).map(|()| true);
+        self.with_loaded(wanted, reserve, work).map_err(at)?.ok_or_else(|| at(Failure::Absent))
+    }
+
+    /// Loads a function unless it is there, where `reserve` has room for it, and does `work` before anything else can happen.
+    fn with_loaded<R: Send>(
+        &self,
+        wanted: &Loadable,
+        reserve: impl FnOnce(&mut Objects) -> std::result::Result<bool, Failure> + Send,
+        mut work: impl FnMut(&mut Objects) -> std::result::Result<R, Failure> + Send,
+    ) -> std::result::Result<Option<R>, Failure> {
+        let _busy = wanted.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        let there = self.ask(|o| if o.holds(wanted.key) { work(o).map(Some) } else { Ok(None) })?;
+        if there.is_some() {
+            return Ok(there);
         }
         let _permit = self.permit();
-        self.ask(|o| o.reserve(wanted.bytes, self.limit))?;
+        if !self.ask(reserve)? {
+            return Ok(None);
+        }
         let begun = self.ask(|_| begin(&wanted.compiled, wanted.named.as_deref(), self.units));
         let loaded = begun.and_then(|model| {
             // Nothing comes where Core ML lets go of its handler uncalled.
@@ -145,7 +165,7 @@ impl Engine {
         match loaded {
             Ok(model) => self.ask(|o| {
                 o.adopt(wanted.key, model.into_inner(), wanted.interface.clone(), wanted.bytes);
-                Ok(())
+                work(o).map(Some)
             }),
             Err(failure) => {
                 self.ask(|o| {

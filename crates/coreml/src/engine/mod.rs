@@ -26,5 +26,5 @@ mod translate;
 pub use compute_plan::plan_of;
 pub use coreml_package::CoreMlBackend;
 pub use loading::available;
-pub use system::{system_facts, this_system};
+pub use system::{HELD_MEMORY, held_memory, system_facts, this_system};
 pub use translate::compile;

@@ -164,11 +164,19 @@ impl Objects {
     }
 
     /// Says whether `bytes` more fit in without anything going.
-    pub fn has_room(&self, bytes: u64, limit: Option<u64>) -> bool {
+    fn has_room(&self, bytes: u64, limit: Option<u64>) -> bool {
         limit.is_none_or(|limit| self.bytes.saturating_add(bytes) <= limit)
     }
 
-    /// Makes room for `bytes` and reserves them: the functions go that were used longest ago, those that made no states first.
+    /// Reserves `bytes` if they fit in without anything going; says whether they do.
+    pub fn reserve_free(&mut self, bytes: u64, limit: Option<u64>) -> bool {
+        let fits = self.has_room(bytes, limit);
+        self.bytes += if fits { bytes } else { 0 };
+        fits
+    }
+
+    /// Makes room for `bytes` and reserves them: the functions go that were used longest ago, those that made no states first. No
+    /// call is under way meanwhile: one thread does both.
     pub fn reserve(&mut self, bytes: u64, limit: Option<u64>) -> Result<(), Failure> {
         while !self.has_room(bytes, limit) {
             let makers: Vec<FunctionKey> =

@@ -48,3 +48,29 @@ fn text(name: &str) -> Option<String> {
 fn text(name: &str) -> Option<String> {
     Some(if name == "kern.osversion" { "sim".into() } else { "fake".into() })
 }
+
+/// Returns the bytes of memory that the system holds this process to account for: its physical footprint, which counts compressed
+/// and swapped pages and buffers of the Neural Engine, and no pages that files share.
+#[cfg(target_os = "macos")]
+pub fn held_memory() -> Option<u64> {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage_info_v4>::zeroed();
+    let process = libc::c_int::try_from(std::process::id()).ok()?;
+    // SAFETY: the buffer is one of the version that is asked for, all zero, which is valid for numbers.
+    let usage = unsafe {
+        let failed = libc::proc_pid_rusage(process, libc::RUSAGE_INFO_V4, usage.as_mut_ptr().cast());
+        if failed != 0 {
+            return None;
+        }
+        usage.assume_init()
+    };
+    Some(usage.ri_phys_footprint)
+}
+
+/// Returns the bytes of memory that this process holds.
+#[cfg(not(target_os = "macos"))]
+pub fn held_memory() -> Option<u64> {
+    anemoe_io::held_memory()
+}
+
+/// Name of the figure that [`held_memory`] returns.
+pub const HELD_MEMORY: &str = if cfg!(target_os = "macos") { "phys_footprint" } else { "resident" };

@@ -167,35 +167,66 @@ impl Model {
     /// write it. Shows `read` the registers that the steps leave.
     ///
     /// # Errors
-    /// The context is full, a register is not one of the chain's, or a package fails.
+    /// Fails like [`Model::pass_from`].
     pub fn step_from<T>(
         &self,
         sequence: &mut Sequence,
         registers: &[(&str, &[f32])],
         read: &mut dyn FnMut(Registers<'_>) -> T,
     ) -> Result<T> {
+        self.pass_from(sequence, 1, registers, read)
+    }
+
+    /// Appends `tokens` tokens in one pass, as [`Model::step_from`] appends one; registers are `[channels, tokens]`.
+    ///
+    /// # Errors
+    /// There are no tokens, or more than the context or a ring of a cache has room for; a register is not one of the chain's, or
+    /// not of so many tokens; a package fails.
+    pub fn pass_from<T>(
+        &self,
+        sequence: &mut Sequence,
+        tokens: usize,
+        registers: &[(&str, &[f32])],
+        read: &mut dyn FnMut(Registers<'_>) -> T,
+    ) -> Result<T> {
         self.check(sequence)?;
-        let max = self.chain.model.max_context;
-        if sequence.position() >= max {
-            return Err(Error::input(format!("context of {max} tokens is full")));
+        let room = self.room_for_pass(sequence);
+        if room == 0 {
+            return Err(Error::input(format!("context of {} tokens is full", self.chain.model.max_context)));
+        }
+        if tokens == 0 || tokens > room {
+            return Err(Error::input(format!("a pass of {tokens} tokens, where 1 to {room} have room")));
         }
         let mut workspace = self.workspace();
         for (name, values) in registers {
             let index = self.names.find(name);
             let index =
                 index.ok_or_else(|| self.contradiction(format!("no step has a register `{name}`")))?;
-            workspace.registers[index].reset_f32(&[1, values.len(), 1, 1]).copy_from_slice(values);
+            if !values.len().is_multiple_of(tokens) {
+                let what = format!("register `{name}`: {} values for {tokens} tokens", values.len());
+                return Err(Error::input(what));
+            }
+            let register = &mut workspace.registers[index];
+            register.reset_f32(&[1, values.len() / tokens, 1, tokens]).copy_from_slice(values);
         }
-        // The id stands for the token in the count alone.
-        let mut parts = [PassPart { sequence, ids: &[0], first: 0 }];
+        // Ids stand for the tokens in their count alone.
+        let ids = vec![0; tokens];
+        let mut parts = [PassPart { sequence, ids: &ids, first: 0 }];
         parts[0].sequence.is_broken = true;
-        self.execute(false, &mut parts, 1, &mut workspace, &mut |_, _| ())?;
+        self.execute(false, &mut parts, tokens, &mut workspace, &mut |_, _| ())?;
         let [PassPart { sequence, .. }] = parts;
         sequence.is_broken = false;
-        sequence.push_unknown(1);
+        sequence.push_unknown(tokens);
         let found = read(Registers { names: &self.names, values: &workspace.registers });
         locked(&self.workspaces).push(workspace);
         Ok(found)
+    }
+
+    /// Most tokens that one pass may append to a sequence: as many as the context and the rings of caches have room for.
+    pub fn room_for_pass(&self, sequence: &Sequence) -> usize {
+        let position = sequence.position();
+        let left = self.chain.model.max_context.saturating_sub(position);
+        left.min(most_in_rings(&self.chain, position))
     }
 
     /// Most tokens of one pass, where callers limit it to `chunk`.

@@ -110,7 +110,7 @@ impl PlacedPackages {
         let controls = check["controls"].as_array().map(Vec::as_slice).unwrap_or_default();
         if controls.is_empty() || controls.iter().any(|c| c["pass"] != true) {
             self.left_out
-                .push("placement: the negative control of check did not pass, so plans say nothing".into());
+                .push("placement: not every negative control of check passed, so plans say nothing".into());
             return Ok(());
         }
         if plan.compute_units != UNITS {

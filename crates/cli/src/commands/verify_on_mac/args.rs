@@ -47,7 +47,8 @@ pub struct Args {
     /// Passes of each token count in the soak.
     #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     pub(super) soak_passes: u64,
-    /// Least seconds of the soak: objects that are never let go end a process after some five minutes.
+    /// Least seconds of the soak: objects that are never let go end a process after some five minutes. --timeout does not limit the
+    /// whole of it: it ends a soak in which no pass comes for so long.
     #[arg(long, value_name = "S", default_value_t = 360, value_parser = clap::value_parser!(u64).range(0..=86_400))]
     pub(super) soak_seconds: u64,
     /// Seconds of which power is measured.

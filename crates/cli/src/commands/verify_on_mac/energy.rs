@@ -1,35 +1,45 @@
 //! Power, as `powermetrics` reads it: at rest, and while the bundle runs.
 
-use crate::step::{Ended, Work, in_child};
-use anemoe_gates::soak::SoakFigures;
+use crate::step::{Ended, Limit, Work, Worker};
+use anemoe_gates::soak::RunFigures;
 use serde::Serialize;
 use std::process::{Command, Stdio};
-use std::thread;
 use std::time::Duration;
 
-/// Seconds for which the bundle runs before power is read: it has to be loaded first.
-pub const LEAD_SECONDS: u64 = 3;
 /// Samples at rest.
 const AT_REST: u64 = 5;
 /// Program that reads power.
 const POWERMETRICS: &str = "powermetrics";
 
-/// Power in milliwatts.
+/// Power in milliwatts, of what `powermetrics` has a line for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct PowerMilliwatts {
     /// Neural Engine.
-    pub ane: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ane: Option<f64>,
     /// Processor.
-    pub cpu: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<f64>,
     /// GPU.
-    pub gpu: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<f64>,
     /// Samples that are averaged.
     pub samples: usize,
 }
 
 impl PowerMilliwatts {
-    fn sum(&self) -> f64 {
-        self.ane + self.cpu + self.gpu
+    /// Power above that at rest, and the names of what counts: what both have a line for. None where there is no such line.
+    fn above(&self, at_rest: &PowerMilliwatts) -> Option<(f64, Vec<&'static str>)> {
+        let pairs =
+            [("ane", self.ane, at_rest.ane), ("cpu", self.cpu, at_rest.cpu), ("gpu", self.gpu, at_rest.gpu)];
+        let (mut more, mut counted) = (0.0, Vec::new());
+        for (name, own, rest) in pairs {
+            if let (Some(own), Some(rest)) = (own, rest) {
+                more += own - rest;
+                counted.push(name);
+            }
+        }
+        (!counted.is_empty()).then_some((more.max(0.0), counted))
     }
 }
 
@@ -38,56 +48,58 @@ impl PowerMilliwatts {
 pub struct EnergyFigures {
     /// At rest.
     pub at_rest: PowerMilliwatts,
-    /// While tokens of random prompts run through the bundle.
+    /// While tokens of random prompts run through the bundle, with everything loaded.
     pub running: PowerMilliwatts,
     /// Tokens a second meanwhile, passes of all token counts mixed.
     pub tok_s: f64,
     /// Millijoules for a token, those at rest left out.
-    pub mj_per_token: f64,
-    /// Reason for which the bundle did not run.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub load_failed: Option<String>,
+    pub mj_per_token: Option<f64>,
+    /// What the millijoules are of: `ane`, `cpu`, `gpu`.
+    pub counted: Vec<&'static str>,
 }
 
-/// Measures power at rest and while `work`, a soak, is done; or says why power cannot be read.
+/// End of a measurement.
+pub enum PowerReading {
+    /// Power was read.
+    Measured(EnergyFigures),
+    /// The bundle did not run.
+    DidNotRun(String),
+    /// Power cannot be read.
+    Unreadable(String),
+}
+
+/// Measures power at rest and while `work`, which runs a bundle until it is stopped, does so: from behind its first report, when
+/// everything is loaded, to before it is told to stop. `limit` holds for what it does before, and for its end.
 ///
 /// # Errors
 /// No process can be started.
-pub fn measure(work: &Work, seconds: u64, limit: Duration) -> anyhow::Result<Result<EnergyFigures, String>> {
+pub fn measure(work: &Work, seconds: u64, limit: Duration) -> anyhow::Result<PowerReading> {
     let at_rest = match power(AT_REST) {
         Ok(power) => power,
-        Err(why) => return Ok(Err(why)),
+        Err(why) => return Ok(PowerReading::Unreadable(why)),
     };
-    let (running, ended) = thread::scope(|scope| {
-        let reader = scope.spawn(|| {
-            thread::sleep(Duration::from_secs(LEAD_SECONDS));
-            power(seconds)
-        });
-        let ended = in_child(work, limit);
-        (reader.join().unwrap_or_else(|_| Err("the reader of power panicked".into())), ended)
-    });
+    let mut worker = Worker::start(work)?;
+    if !worker.wait_for_progress(limit)? {
+        // It has ended, or its time is over.
+        let ended = worker.wait(Limit::Whole(limit))?;
+        return Ok(PowerReading::DidNotRun(ended.reason()));
+    }
+    let running = power(seconds);
+    worker.stop();
+    let ended = worker.wait(Limit::Silence(limit))?;
+    let Ended::Done(value) = ended else { return Ok(PowerReading::DidNotRun(ended.reason())) };
     let running = match running {
         Ok(power) => power,
-        Err(why) => return Ok(Err(why)),
+        Err(why) => return Ok(PowerReading::Unreadable(why)),
     };
-    let failed = |why: String| EnergyFigures {
-        at_rest,
-        running,
-        tok_s: 0.0,
-        mj_per_token: 0.0,
-        load_failed: Some(why),
+    let ran: RunFigures = serde_json::from_value(value)?;
+    let tok_s = ran.tokens as f64 / ran.seconds.max(1e-9);
+    let (mj_per_token, counted) = match running.above(&at_rest) {
+        Some((more, counted)) => (Some(more / tok_s.max(1e-9)), counted),
+        None => (None, Vec::new()),
     };
-    Ok(Ok(match ended? {
-        Ended::Done(value) => {
-            let soaked: SoakFigures = serde_json::from_value(value)?;
-            let tok_s = soaked.tokens as f64 / soaked.seconds.max(1e-9);
-            let more = (running.sum() - at_rest.sum()).max(0.0);
-            EnergyFigures { at_rest, running, tok_s, mj_per_token: more / tok_s.max(1e-9), load_failed: None }
-        }
-        Ended::Failed(what) => failed(what),
-        Ended::Crashed { how, .. } => failed(how),
-        Ended::TimedOut { seconds, .. } => failed(format!("no end after {seconds:.0} s")),
-    }))
+    Ok(PowerReading::Measured(EnergyFigures { at_rest, running, tok_s, mj_per_token, counted }))
 }
 
 /// Mean power of so many samples of a second: directly, or through `sudo` where that asks for nothing.
@@ -104,7 +116,9 @@ fn power(samples: u64) -> Result<PowerMilliwatts, String> {
             })?
         }
     };
-    read_power(&text).ok_or_else(|| format!("{POWERMETRICS} says nothing of the power of ANE, CPU and GPU"))
+    read_power(&text).ok_or_else(|| {
+        format!("{POWERMETRICS} has no line of the power of ANE, CPU or GPU, such as `ANE Power: 123 mW`")
+    })
 }
 
 /// Standard output of a program that ends well; else its last words.
@@ -118,29 +132,43 @@ fn said(program: &str, arguments: &[&str]) -> Result<String, String> {
     Err(words.lines().last().unwrap_or("it failed").trim().chars().take(200).collect())
 }
 
-/// Reads lines such as `ANE Power: 123 mW`.
+/// Reads lines such as `ANE Power: 123 mW`; none where there is no such line at all.
 fn read_power(text: &str) -> Option<PowerMilliwatts> {
-    let mean = |name: &str| {
+    let mut samples = 0;
+    let mut mean = |name: &str| {
         let value = |line: &str| {
             line.trim().strip_prefix(name)?.trim().strip_suffix("mW")?.trim().parse::<f64>().ok()
         };
         let all: Vec<f64> = text.lines().filter_map(value).filter(|v| v.is_finite()).collect();
-        (!all.is_empty()).then(|| (all.iter().sum::<f64>() / all.len() as f64, all.len()))
+        samples = samples.max(all.len());
+        (!all.is_empty()).then(|| all.iter().sum::<f64>() / all.len() as f64)
     };
-    let (ane, samples) = mean("ANE Power:")?;
-    Some(PowerMilliwatts { ane, cpu: mean("CPU Power:")?.0, gpu: mean("GPU Power:")?.0, samples })
+    let (ane, cpu, gpu) = (mean("ANE Power:"), mean("CPU Power:"), mean("GPU Power:"));
+    (samples > 0).then_some(PowerMilliwatts { ane, cpu, gpu, samples })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::read_power;
+    use super::*;
 
     #[test]
     fn samples_are_averaged_and_combined_lines_left_alone() {
         let text = "CPU Power: 100 mW\nGPU Power: 10 mW\nANE Power: 50 mW\nCombined Power (CPU + GPU + ANE): 160 mW\n\
                     CPU Power: 300 mW\nGPU Power: 30 mW\nANE Power: 70 mW\n";
         let power = read_power(text).unwrap();
-        assert_eq!((power.ane, power.cpu, power.gpu, power.samples), (60.0, 200.0, 20.0, 2));
-        assert_eq!(read_power("CPU Power: 1 mW\n"), None);
+        let wanted = PowerMilliwatts { ane: Some(60.0), cpu: Some(200.0), gpu: Some(20.0), samples: 2 };
+        assert_eq!(power, wanted);
+    }
+
+    #[test]
+    fn lines_that_are_there_suffice_and_none_is_an_error() {
+        let cpu = read_power("CPU Power: 1 mW\n").unwrap();
+        assert_eq!(cpu, PowerMilliwatts { cpu: Some(1.0), samples: 1, ..PowerMilliwatts::default() });
+        let no_gpu = read_power("CPU Power: 5 mW\nANE Power: 9 mW\nCPU Power: 7 mW\n").unwrap();
+        assert_eq!((no_gpu.ane, no_gpu.cpu, no_gpu.gpu, no_gpu.samples), (Some(9.0), Some(6.0), None, 2));
+        // What only one of two readings has does not count.
+        assert_eq!(no_gpu.above(&cpu), Some((5.0, vec!["cpu"])));
+        assert_eq!(no_gpu.above(&PowerMilliwatts::default()), None);
+        assert_eq!(read_power("Combined Power (CPU + GPU + ANE): 160 mW\nGPU Power: none\n"), None);
     }
 }

@@ -38,7 +38,7 @@ const ROUGH: [(StageName, &str, &str); 10] = [
     (StageName::Tune, "10 to 40 min", "each sort of shard in each form: compiled, placed, timed, compared"),
     (StageName::Build, "seconds", "the bundle in the forms that were chosen"),
     (StageName::Compile, "1 to 10 min", "every package compiled, every function loaded"),
-    (StageName::Check, "1 min", "where each operation is planned, with a negative control"),
+    (StageName::Check, "1 min", "where each operation is planned, with negative controls"),
     (StageName::Soak, "6 min and more", "thousands of passes with states, memory and numbers watched"),
     (StageName::Validate, "1 min", "golden gate on the device"),
     (StageName::Bench, "2 min", "speed at each token count"),

@@ -1,11 +1,11 @@
 //! Runs the stages, each in a process of its own.
 
 use super::args::Args;
-use super::energy::{self, EnergyFigures};
+use super::energy::{self, PowerReading};
 use super::work_folder::WorkFolder;
 use crate::mac_report::stage::{StageEnd, StageName, StageRecord};
 use crate::mac_report::{STAND_IN, chip_slug};
-use crate::step::{CommandDone, Ended, Work, in_child};
+use crate::step::{CommandDone, Ended, Limit, Work, Worker, in_child};
 use crate::ui::message;
 use anemoe_bundle::Chain;
 use anemoe_coreml::SystemFacts;
@@ -232,12 +232,16 @@ impl StageRunner<'_> {
     /// Soaks the whole bundle; where that does not end well, each shard by itself, to name the one that is at fault.
     fn soak(&self) -> anyhow::Result<Found> {
         let length = SoakLength { passes: self.args.soak_passes, seconds: self.args.soak_seconds as f64 };
-        let limit = self.limit() + Duration::from_secs(self.args.soak_seconds);
+        // However long it is: a pass that does not come is a hang, and many that do are none.
+        let limit = Limit::Silence(self.limit());
         let bundle = self.folder.bundle();
-        let soak = |only: &[String], length: SoakLength, limit: Duration| {
-            in_child(&Work::Soak { bundle: bundle.clone(), only: only.to_vec(), length }, limit)
+        let soak = |only: &[String], length: SoakLength| {
+            let work = Work::Soak { bundle: bundle.clone(), only: only.to_vec(), length };
+            let mut worker = Worker::start(&work)?;
+            let ended = worker.wait(limit)?;
+            anyhow::Ok((ended, worker.progress()))
         };
-        let whole = soak(&[], length, limit)?;
+        let (whole, said) = soak(&[], length)?;
         let (end, reason, figures, reached) = match whole {
             Ended::Done(value) => {
                 let figures: SoakFigures = serde_json::from_value(value)?;
@@ -248,8 +252,8 @@ impl StageRunner<'_> {
             }
             other => {
                 let found = of_child(other);
-                let reached = passes_said(&found.reason);
-                (found.end, found.reason, None, reached)
+                let reason = format!("behind {said} passes: {}", found.reason);
+                (found.end, reason, None, said)
             }
         };
         let mut shards: Vec<Value> = Vec::new();
@@ -259,26 +263,26 @@ impl StageRunner<'_> {
             let all: Vec<String> = chain.shards.iter().map(|s| s.name.clone()).collect();
             shards = find_culprits(all, &|group: &[String]| {
                 message(format!("soak: {} of {} shards on the device", group.len(), chain.shards.len()));
-                alone(soak(group, short, self.limit())?)
+                alone(soak(group, short)?.0)
             })?;
         }
-        let document = json!({"length": length, "figures": figures, "shards": shards});
+        let document = json!({
+            "length": length, "seconds_without_a_pass": self.args.risky.timeout, "passes_done": reached.max(said),
+            "figures": figures, "shards": shards,
+        });
         Ok(Found { end, reason, document })
     }
 
     fn energy(&self) -> anyhow::Result<Found> {
-        let length =
-            SoakLength { passes: 1, seconds: (self.args.energy_seconds + energy::LEAD_SECONDS) as f64 };
-        let work = Work::Soak { bundle: self.folder.bundle(), only: Vec::new(), length };
-        let limit = self.limit() + Duration::from_secs_f64(length.seconds);
-        Ok(match energy::measure(&work, self.args.energy_seconds, limit)? {
-            Ok(EnergyFigures { load_failed: Some(why), .. }) => {
-                Found::new(StageEnd::Failed, format!("the model did not run while power was measured: {why}"))
-            }
-            Ok(figures) => {
+        let work = Work::Run { bundle: self.folder.bundle() };
+        Ok(match energy::measure(&work, self.args.energy_seconds, self.limit())? {
+            PowerReading::Measured(figures) => {
                 Found { end: StageEnd::Done, reason: String::new(), document: serde_json::to_value(figures)? }
             }
-            Err(why) => Found::new(StageEnd::Skipped, why),
+            PowerReading::DidNotRun(why) => {
+                Found::new(StageEnd::Failed, format!("the model did not run while power was measured: {why}"))
+            }
+            PowerReading::Unreadable(why) => Found::new(StageEnd::Skipped, why),
         })
     }
 }
@@ -292,12 +296,6 @@ fn of_child(ended: Ended) -> Found {
         Ended::TimedOut { .. } => StageEnd::Hung,
     };
     Found::new(end, ended.reason())
-}
-
-/// Last number of passes that a child told of.
-fn passes_said(said: &str) -> u64 {
-    let number = |line: &str| line.trim().strip_suffix(" passes")?.rsplit(' ').next()?.parse().ok();
-    said.lines().rev().find_map(number).unwrap_or(0)
 }
 
 /// Result of some shards on the device.
@@ -374,9 +372,10 @@ fn reason_of(stage: StageName, document: &Value) -> String {
             let elsewhere = packages.filter(|p| p["measured"] != "ane");
             said.extend(elsewhere.map(|p| format!("{}: {}", text(p, "name"), text(p, "measured"))));
             let controls = document["controls"].as_array().into_iter().flatten();
-            said.extend(
-                controls.filter(|c| c["pass"] != true).map(|_| "the negative control does not say no".into()),
-            );
+            said.extend(controls.filter(|c| c["pass"] != true).map(|c| {
+                let why = c["failure"].as_str().unwrap_or("it says yes, or nothing");
+                format!("negative control ({}): {why}; the reader's no is not proven", text(c, "control"))
+            }));
             said.join("; ")
         }
         StageName::Tune => {
@@ -422,11 +421,5 @@ mod tests {
             })
         };
         assert!(find_culprits(all, &both).unwrap().is_empty());
-    }
-
-    #[test]
-    fn the_last_number_of_passes_is_found() {
-        assert_eq!(passes_said("signal 6 (abort): 100 passes\n200 passes"), 200);
-        assert_eq!(passes_said("signal 6 (abort)"), 0);
     }
 }

@@ -1,0 +1,148 @@
+//! Negative controls of plans: questions whose right answer is that nothing is on the Neural Engine.
+//!
+//! ```text
+//! the CPU alone is allowed    a package of the bundle, asked again with other compute units
+//! products in fp32            a package made for this, asked as the bundle's are: the Neural Engine computes in fp16
+//! ```
+//! The two are of different kinds: the first shows that the reader sees a device that is asked for, the second that it sees what
+//! Core ML decides by itself.
+
+use crate::step::{Risky, StepFailure, Work};
+use anemoe_gates::residency::device::{Device, PlannedOp};
+use anemoe_io::{Error, Temporary};
+use anemoe_mlpackage::mil::builder::{FunctionBuilder, model};
+use anemoe_mlpackage::mil::{DataType, Opset, TensorType};
+use anemoe_mlpackage::package::PackageWriter;
+use serde::Serialize;
+use std::path::Path;
+
+/// Rows and columns of the products in fp32: on the CPU at every size, where that was measured (rule `type.fp32`).
+const SIZE: u64 = 256;
+/// Name of the package with products in fp32.
+const FP32_PACKAGE: &str = "control.fp32";
+
+/// A question whose answer is known, to see that the reader of plans can say no.
+#[derive(Serialize)]
+pub struct Control {
+    /// Question.
+    pub control: &'static str,
+    /// Package that was asked about; empty where none could be.
+    pub package: String,
+    /// Operations that the plan puts on the Neural Engine; the right answer is 0.
+    pub on_ane: usize,
+    /// Operations that it puts on the CPU; the right answer is more than 0.
+    pub on_cpu: usize,
+    /// The answer is right.
+    pub pass: bool,
+    /// Reason for which there is no answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
+}
+
+/// Plans of a package's functions, or the failure of the child that asked.
+pub type Answer = Result<Vec<(String, Vec<PlannedOp>)>, StepFailure>;
+
+impl Control {
+    /// Judges the answer to asking a package of the bundle again with the CPU alone allowed; none where no package has a plan.
+    pub fn cpu_alone(package: &str, answer: Option<Answer>) -> Control {
+        Control::judged("the CPU alone is allowed", package, answer)
+    }
+
+    /// Makes a package of products in fp32, compiles it and asks for its plan, each in a child.
+    ///
+    /// # Errors
+    /// The package cannot be written, or no process can be started.
+    pub fn fp32(risky: Risky) -> anyhow::Result<Control> {
+        let temporary = std::env::temp_dir();
+        let folder = Temporary::dir(&temporary, ".control").map_err(|e| Error::io(&temporary, e))?;
+        let package = folder.path().join(format!("{FP32_PACKAGE}.mlpackage"));
+        write_fp32(&package)?;
+        let compiled = folder.path().join("control.mlmodelc");
+        let step = |work: Work| risky.step(FP32_PACKAGE, &work, None);
+        let answer = match step(Work::Compile { package: package.clone(), target: compiled.clone() })? {
+            Err(failure) => Err(failure),
+            Ok(_) => {
+                let functions = vec!["main".to_string()];
+                match step(Work::Plan { package, compiled, functions, cpu_only: false })? {
+                    Ok(plans) => Ok(serde_json::from_value(plans)?),
+                    Err(failure) => Err(failure),
+                }
+            }
+        };
+        Ok(Control::judged("products in fp32", FP32_PACKAGE, Some(answer)))
+    }
+
+    fn judged(control: &'static str, package: &str, answer: Option<Answer>) -> Control {
+        let (plans, failure) = match answer {
+            None => (Vec::new(), Some("no package of the bundle has a plan".to_string())),
+            Some(Err(f)) => (Vec::new(), Some(format!("{} {}: {}", f.step, f.end.word(), f.message))),
+            Some(Ok(plans)) => (plans, None),
+        };
+        let ops = || plans.iter().flat_map(|(_, ops)| ops);
+        let count = |device| ops().filter(|op| op.preferred == Some(device)).count();
+        let (on_ane, on_cpu) = (count(Device::Ane), count(Device::Cpu));
+        let pass = failure.is_none() && on_ane == 0 && on_cpu > 0;
+        Control { control, package: package.into(), on_ane, on_cpu, pass, failure }
+    }
+
+    /// Says what the answer means.
+    pub fn meaning(&self) -> String {
+        match &self.failure {
+            None if self.pass => "says no, as it should".into(),
+            None => "DOES NOT SAY NO: the plans mean nothing".into(),
+            Some(why) => format!("NO ANSWER ({why}): it is not proven that the reader can say no"),
+        }
+    }
+}
+
+/// Writes a package with one function: products of two matrices in fp32, and what follows them.
+fn write_fp32(target: &Path) -> anyhow::Result<()> {
+    let opset = Opset::CoreML8;
+    let mut f = FunctionBuilder::new(opset);
+    let matrix = || TensorType::fixed(DataType::Float32, &[1, 1, SIZE, SIZE]);
+    let (x, y) = (f.input("x", matrix())?, f.input("y", matrix())?);
+    let product = f.matmul("product", &x, &y, false, false)?;
+    let again = f.matmul("again", &product, &y, false, true)?;
+    let sum = f.add("sum", &again, &x)?;
+    f.output(&sum)?;
+    PackageWriter::create(target)?.finish(&model(opset, vec![("main".into(), f.finish()?)], "main")?)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anemoe_gates::residency::rule::Verdict;
+    use anemoe_gates::residency::{self, CheckOptions};
+
+    fn op(preferred: Option<Device>) -> PlannedOp {
+        PlannedOp {
+            name: "x".into(),
+            op_type: "ios18.matmul".into(),
+            preferred,
+            supported: Vec::new(),
+            cost: None,
+        }
+    }
+
+    #[test]
+    fn a_control_that_crashed_is_missing_or_says_yes_proves_nothing() {
+        let judged = |ops: Vec<PlannedOp>| Control::cpu_alone("a", Some(Ok(vec![("main".into(), ops)])));
+        assert!(judged(vec![op(None), op(Some(Device::Cpu))]).pass);
+        assert!(!judged(vec![op(Some(Device::Cpu)), op(Some(Device::Ane))]).pass);
+        assert!(judged(vec![op(None)]).meaning().contains("DOES NOT SAY NO"));
+        let crashed = StepFailure::refused("a", "plan", "signal 6 (abort)".into());
+        for control in [Control::cpu_alone("a", Some(Err(crashed))), Control::cpu_alone("", None)] {
+            assert!(!control.pass && control.meaning().contains("not proven"), "{}", control.meaning());
+        }
+    }
+
+    #[test]
+    fn the_package_in_fp32_is_one_that_rules_keep_off_the_neural_engine() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("control.mlpackage");
+        write_fp32(&path).unwrap();
+        let report = residency::package(&path, &CheckOptions::default()).unwrap();
+        assert_eq!(report.packages[0].verdict, Verdict::NotAne, "{report:?}");
+    }
+}
