@@ -261,6 +261,20 @@ impl AtTerminal {
         }
     }
 
+    /// Waits until an answer to a question has begun.
+    fn wait_for_words_behind(&self, question: &str) {
+        let started = std::time::Instant::now();
+        let words = || {
+            let shown = self.shown.lock().unwrap();
+            shown.rsplit_once(question).map_or(0, |(_, behind)| behind.matches(char::is_alphabetic).count())
+        };
+        // Fewer are in what an editor sends.
+        while words() < 10 {
+            assert!(started.elapsed().as_secs() < 60, "no answer: {}", self.shown.lock().unwrap());
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    }
+
     /// Waits for its end and gives its exit status.
     fn status(&mut self) -> i32 {
         let started = std::time::Instant::now();
@@ -276,6 +290,13 @@ impl AtTerminal {
     fn press(&mut self, keys: &str) {
         self.keys.write_all(keys.as_bytes()).unwrap();
     }
+
+    /// The terminal gathers lines and shows what is typed, as a shell expects it.
+    fn is_sane(&self) -> bool {
+        use nix::sys::termios::{LocalFlags, tcgetattr};
+        let flags = tcgetattr(&self.keys).unwrap().local_flags;
+        flags.contains(LocalFlags::ICANON | LocalFlags::ECHO | LocalFlags::ISIG)
+    }
 }
 
 #[cfg(target_os = "linux")]
@@ -284,6 +305,45 @@ impl Drop for AtTerminal {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn what_is_typed_while_an_answer_comes_waits_for_its_end() {
+    let answering = |options: &[&str]| {
+        let chat = AtTerminal::start(options, None);
+        chat.wait_for("> ", 1);
+        chat
+    };
+    // Ctrl-D ends the chat behind the answer.
+    let mut chat = answering(&["-n", "150"]);
+    chat.press("def main():\r");
+    chat.wait_for_words_behind("def main():");
+    chat.press("\u{4}");
+    assert_eq!(chat.status(), 0);
+    let shown = chat.shown.lock().unwrap().clone();
+    assert_eq!(shown.matches("[prompt").count(), 1, "{shown}");
+    assert!(chat.is_sane());
+    // Lines, then Ctrl-D: all of them are answered first.
+    let mut chat = answering(&["-n", "150"]);
+    chat.press("def main():\r");
+    chat.wait_for_words_behind("def main():");
+    chat.press("first line\rsecond line\r\u{4}");
+    assert_eq!(chat.status(), 0);
+    let shown = chat.shown.lock().unwrap().clone();
+    assert_eq!(shown.matches("[prompt").count(), 3, "{shown}");
+    assert!(shown.contains("> first line") && shown.contains("> second line"), "{shown}");
+    // Half a line is where the next question begins.
+    let mut chat = answering(&["-n", "150"]);
+    chat.press("def main():\r");
+    chat.wait_for_words_behind("def main():");
+    chat.press("/st");
+    chat.wait_for("[prompt", 1);
+    chat.press("ats\r");
+    chat.wait_for("1 answers", 1);
+    chat.press("\u{4}");
+    assert_eq!(chat.status(), 0);
+    assert!(chat.is_sane());
 }
 
 #[cfg(target_os = "linux")]

@@ -71,6 +71,72 @@ fn a_checkpoint_of_the_hub_is_built_as_one_in_a_folder() {
     assert!(err.contains("the hub is not asked") && err.contains("revision main"), "{err}");
 }
 
+/// Bytes of weights that were asked for.
+fn weights_asked(machine: &Machine, size: usize) -> usize {
+    let asked = machine.server.asked_for(".safetensors");
+    let weights = asked.iter().filter(|a| !a.path.ends_with(".json"));
+    weights.map(|a| a.last().map_or(size, |last| last + 1) - a.from()).sum()
+}
+
+#[test]
+fn looking_at_a_checkpoint_takes_headers_and_small_tensors() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/small-gemma4");
+    let size = folder.join("model.safetensors").metadata().unwrap().len() as usize;
+    let machine = Machine::new(TestRepository::of(&folder));
+    let (local, remote) = (folder.to_str().unwrap(), "hf:someone/small-gemma4");
+    let plan = ["--quant", "lut4", "--json"];
+    for args in [
+        vec!["inspect", "--json"],
+        [&["plan"][..], &plan].concat(),
+        vec!["forms", "--json"],
+        vec!["predict-speed", "--quant", "lut4", "--json"],
+    ] {
+        let of = |checkpoint: &str| machine.passes(&[&[args[0], checkpoint], &args[1..]].concat());
+        // A forecast says where its shapes are from.
+        let document = of(remote).replace(remote, "");
+        assert_eq!(document, of(local).replace(local, ""), "{args:?}");
+    }
+    let looked = weights_asked(&machine, size);
+    assert!(looked > 0 && looked < size / 10, "{looked} of {size} bytes");
+    assert!(!folder_has_weights(&machine));
+    // What came is enough without the server; the rest is not there, and that is said.
+    let asked = machine.server.asked().len();
+    machine.passes(&[&["plan", remote, "--offline"][..], &plan].concat());
+    let (code, _, err) = machine.run(&["golden", remote, "--offline", "--prompt-ids", "1", "-o", "g.npz"]);
+    assert!(code == 2 && err.contains("model.safetensors is not in"), "{err}");
+    assert_eq!(machine.server.asked().len(), asked);
+    // A plan that measures weights has them fetched.
+    let measured = ["--quant", "int8-tensor", "--json"];
+    let document = machine.passes(&[&["plan", remote][..], &measured].concat());
+    assert_eq!(document, machine.passes(&[&["plan", local][..], &measured].concat()));
+    assert_eq!(weights_asked(&machine, size), looked + size);
+    assert!(folder_has_weights(&machine));
+}
+
+/// The snapshot has a file of weights.
+fn folder_has_weights(machine: &Machine) -> bool {
+    let home = machine.dir.path().join("home/hub/models--someone--small-gemma4/snapshots").join(COMMIT);
+    assert!(home.join("config.json").is_file());
+    home.join("model.safetensors").exists()
+}
+
+#[test]
+fn headers_that_lie_are_refused_by_name() {
+    let whole = std::fs::read(fixture("tiny-zaya").join("model.safetensors")).unwrap();
+    for (bytes, says) in [
+        ([&(1u64 << 60).to_le_bytes()[..], &whole[8..]].concat(), "a length of 1152921504606846976 bytes"),
+        (whole[..whole.len() - 1].to_vec(), "the file is cut off"),
+        (whole[..100].to_vec(), "but only 92 follow"),
+    ] {
+        let mut repository = TestRepository::of(&fixture("tiny-zaya"));
+        repository.files.retain(|(name, _)| name != "model.safetensors");
+        repository.files.push(("model.safetensors".into(), bytes));
+        let machine = Machine::new(repository);
+        let (code, _, err) = machine.run(&["inspect", SPEC]);
+        assert!(code == 2 && err.contains("model.safetensors") && err.contains(says), "{err}");
+    }
+}
+
 #[test]
 fn parts_remember_the_commit() {
     let machine = Machine::new(TestRepository::of(&fixture("tiny-zaya")));

@@ -279,6 +279,27 @@ fn a_chat_goes_on_from_its_last_turn_and_may_be_held_to_a_schema() {
     assert!(content(&v).starts_with('{'), "{v}");
 }
 
+#[test]
+fn localhost_is_reached_by_both_of_its_addresses() {
+    let server = Server::start(&["--host", "localhost"]);
+    let port = server.address.strip_prefix("localhost:").expect("localhost and a port").to_string();
+    let mut reached = 0;
+    for address in ["127.0.0.1", "[::1]"] {
+        // A machine may have no IPv6.
+        if address.contains(':') && std::net::TcpListener::bind("[::1]:0").is_err() {
+            continue;
+        }
+        let mut stream = TcpStream::connect(format!("{address}:{port}")).unwrap();
+        stream.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{address}: {answer}");
+        reached += 1;
+    }
+    assert!(reached > 0);
+    assert_eq!(server.terminate().0, Some(0));
+}
+
 /// The value of a counter.
 fn counter(server: &Server, name: &str) -> u64 {
     let (_, metrics) = server.get("/metrics");

@@ -11,9 +11,9 @@ use std::time::Duration;
 use url::Url;
 
 /// Tries that bring not one byte more than those before, until it is given up.
-const TRIES: u32 = 5;
+pub const TRIES: u32 = 5;
 /// Rest before the first such try; each further one rests twice as long.
-const REST: Duration = Duration::from_millis(500);
+pub const REST: Duration = Duration::from_millis(500);
 /// Bytes that are read at a time.
 const PIECE: usize = 1 << 18;
 
@@ -176,6 +176,7 @@ fn receive(
         method: "GET",
         url: wanted.url,
         from: *there,
+        to: None,
         token: wanted.token,
         headers: &[],
         follow: wanted.follow,

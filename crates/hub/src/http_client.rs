@@ -57,6 +57,8 @@ impl Trouble {
 pub struct Answer {
     /// Status, not that of a redirect unless they are not followed.
     pub status: u16,
+    /// Address that answered, behind the redirects.
+    pub url: Url,
     headers: ureq::http::HeaderMap,
     body: ureq::Body,
 }
@@ -103,6 +105,8 @@ pub struct HttpRequest<'a> {
     pub url: &'a Url,
     /// First byte that is wanted, where not all are.
     pub from: u64,
+    /// End of what is wanted, where it is not that of the file.
+    pub to: Option<u64>,
     /// Goes to the server of `url`, and to none that it redirects to.
     pub token: Option<&'a Token>,
     /// More headers, none of them secret.
@@ -223,14 +227,19 @@ impl HttpClient {
         let built = builder.body(ureq::SendBody::from_reader(&mut body)).map_err(wrong)?;
         let built = self.agent.configure_request(built).timeout_recv_response(Some(UPLOAD_PATIENCE)).build();
         let (parts, body) = self.agent.run(built).map_err(|e| trouble(request.url, &e))?.into_parts();
-        Ok(Answer { status: parts.status.as_u16(), headers: parts.headers, body })
+        let url = request.url.clone();
+        Ok(Answer { status: parts.status.as_u16(), url, headers: parts.headers, body })
     }
 
     fn send_once(&self, request: &HttpRequest, url: &Url) -> Result<Answer, Trouble> {
         let mut builder = ureq::http::Request::builder().method(request.method).uri(url.as_str());
         builder = builder.header("accept-encoding", "identity");
-        if request.from > 0 {
-            builder = builder.header("range", format!("bytes={}-", request.from));
+        match (request.from, request.to) {
+            (0, None) => {}
+            (from, None) => builder = builder.header("range", format!("bytes={from}-")),
+            (from, Some(to)) => {
+                builder = builder.header("range", format!("bytes={from}-{}", to.saturating_sub(1)));
+            }
         }
         for (name, value) in request.headers {
             builder = builder.header(*name, *value);
@@ -242,7 +251,7 @@ impl HttpClient {
         let wrong = |e: ureq::http::Error| Trouble::Lasting(format!("{}: {e}", shown(url)));
         let answer = self.agent.run(builder.body(()).map_err(wrong)?);
         let (parts, body) = answer.map_err(|e| trouble(url, &e))?.into_parts();
-        Ok(Answer { status: parts.status.as_u16(), headers: parts.headers, body })
+        Ok(Answer { status: parts.status.as_u16(), url: url.clone(), headers: parts.headers, body })
     }
 }
 

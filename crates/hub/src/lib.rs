@@ -4,6 +4,8 @@
 //! hf:OWNER/NAME@REV ──listing──> files with sizes and hashes ──the needed ones──> blobs/HASH <── snapshots/COMMIT/FILE
 //! ```
 //!
+//! To look at a checkpoint takes no weights: `Hub::peek` reads the files that are not in the cache in ranges, and keeps these there.
+//!
 //! The cache is the one of Hugging Face's own libraries: files that they brought are used, and they use what lies there afterwards.
 //! A server is never believed: sizes and hashes are checked, names may not leave the cache, nothing is kept in memory beyond a
 //! stated limit, and a token goes to the server that it is for and to no other.
@@ -20,9 +22,10 @@ mod download;
 mod http_client;
 mod hugging_face;
 mod object_store;
+mod remote_range;
 mod safe_name;
 
-pub use hugging_face::{DownloadProgress, Hub, HubSettings, HubSpec, Snapshot};
+pub use hugging_face::{DownloadProgress, Hub, HubSettings, HubSpec, Peeked, Snapshot};
 pub use object_store::{
     BringReport, BundleManifest, Contents, ManifestFile, ManifestPart, MergedParts, ObjectStore, S3Settings,
     SendOptions, SendReport, StoreLocation, TransferProgress, bring_bundle, bring_files, bundle_names,

@@ -6,6 +6,7 @@
 //! output   Output                                nothing is overwritten unless asked for, an input never
 //! owned    OwnedDir                              writes and deletions in a folder of ours, never through a link
 //! memory   free_memory, held_memory, peak_memory what the system tells
+//! ranged   RangedFile                            a file that is not here, read in ranges
 //! random   Random                                one generator, the same bits on every machine
 //! error    Error, Kind                           why something was refused
 //! json     parse                                 objects with every key once
@@ -22,6 +23,7 @@ pub mod json;
 mod output;
 mod owned;
 mod random;
+mod ranged_file;
 mod scratch;
 mod system_memory;
 
@@ -31,5 +33,6 @@ pub use input::{open_input, read_input, read_text};
 pub use output::Output;
 pub use owned::OwnedDir;
 pub use random::Random;
+pub use ranged_file::{RangedFile, RangedFiles};
 pub use scratch::{Scratch, TEMPORARY, Temporary, remove_all_temporary};
 pub use system_memory::{free_memory, held_memory, peak_memory};

@@ -2,8 +2,8 @@
 
 use crate::ui;
 use anemoe_convert::models::check_model_type;
-use anemoe_hub::{DownloadProgress, Hub, HubSettings, HubSpec, Snapshot};
-use anemoe_io::Error;
+use anemoe_hub::{DownloadProgress, Hub, HubSettings, HubSpec, Peeked};
+use anemoe_io::{Error, RangedFiles};
 use indicatif::ProgressBar;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -16,8 +16,25 @@ const MAX_CONFIG: u64 = 16 << 20;
 
 /// The hub is not to be asked.
 static OFFLINE: AtomicBool = AtomicBool::new(false);
-/// Snapshots that were fetched, so that a command that opens a checkpoint twice sees the same commit.
-static FETCHED: Mutex<BTreeMap<PathBuf, Snapshot>> = Mutex::new(BTreeMap::new());
+/// Checkpoints that were fetched, so that a command that opens one twice sees the same commit.
+static FETCHED: Mutex<BTreeMap<PathBuf, Fetched>> = Mutex::new(BTreeMap::new());
+
+/// A checkpoint of the hub, in the cache: whole, or but for weights that are read in ranges.
+#[derive(Clone)]
+struct Fetched {
+    path: PathBuf,
+    pinned: HubSpec,
+    weights: RangedFiles,
+}
+
+/// How much of a checkpoint a command needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// All of it.
+    Whole,
+    /// Headers and small tensors.
+    Headers,
+}
 
 /// Forbids to ask the hub, as `HF_HUB_OFFLINE` does.
 pub fn stay_offline() {
@@ -30,30 +47,35 @@ pub struct LocatedCheckpoint<'a> {
     pub path: Cow<'a, Path>,
     /// The name by which it is found again anywhere, of one from the hub: with its commit.
     pub pinned: Option<HubSpec>,
+    /// Files of weights that are read in ranges; none where all of it was asked for.
+    pub weights: RangedFiles,
 }
 
-/// Finds a checkpoint: one from the hub is fetched into the cache, every other one is where it is said to be.
+/// Finds a checkpoint: of one from the hub the extent is fetched into the cache, every other one is where it is said to be.
 ///
 /// # Errors
 /// It is from the hub, and cannot be fetched.
-pub fn locate(spec: &Path) -> anyhow::Result<LocatedCheckpoint<'_>> {
+pub fn locate(spec: &Path, extent: Extent) -> anyhow::Result<LocatedCheckpoint<'_>> {
     let Some(parsed) = HubSpec::parse(spec) else {
-        return Ok(LocatedCheckpoint { path: spec.into(), pinned: None });
+        return Ok(LocatedCheckpoint { path: spec.into(), pinned: None, weights: RangedFiles::new() });
     };
     let parsed = parsed?;
     let mut fetched = FETCHED.lock().unwrap_or_else(PoisonError::into_inner);
-    let snapshot = match fetched.get(spec) {
-        Some(snapshot) => snapshot.clone(),
+    let known = fetched.get(spec);
+    let found = match known.filter(|f| extent == Extent::Headers || f.weights.is_empty()) {
+        Some(found) => found.clone(),
         None => {
-            let snapshot = fetch(&parsed)?;
-            fetched.insert(spec.into(), snapshot.clone());
-            snapshot
+            // The rest of what was looked at is of the same commit.
+            let wanted = known.map_or(parsed, |looked_at| looked_at.pinned.clone());
+            let found = fetch(&wanted, extent)?;
+            fetched.insert(spec.into(), found.clone());
+            found
         }
     };
-    Ok(LocatedCheckpoint { path: snapshot.path.into(), pinned: Some(snapshot.pinned) })
+    Ok(LocatedCheckpoint { path: found.path.into(), pinned: Some(found.pinned), weights: found.weights })
 }
 
-fn fetch(spec: &HubSpec) -> anyhow::Result<Snapshot> {
+fn fetch(spec: &HubSpec, extent: Extent) -> anyhow::Result<Fetched> {
     let mut settings = HubSettings::from_environment()?;
     settings.offline |= OFFLINE.load(Ordering::Relaxed);
     let hub = Hub::new(settings)?;
@@ -71,15 +93,20 @@ fn fetch(spec: &HubSpec) -> anyhow::Result<Snapshot> {
             bar.set_message(progress.file.to_string());
         }
     };
-    let fetched = hub.fetch(spec, &is_of_a_known_family, &mut told);
+    let fetched = match extent {
+        Extent::Headers => hub.peek(spec, &is_of_a_known_family, &mut told),
+        Extent::Whole => hub
+            .fetch(spec, &is_of_a_known_family, &mut told)
+            .map(|snapshot| Peeked { snapshot, weights: RangedFiles::new() }),
+    };
     if let Some((_, bar)) = bar {
         bar.finish_and_clear();
     }
-    let snapshot = fetched?;
+    let Peeked { snapshot, weights } = fetched?;
     if let Some(warning) = &snapshot.warning {
         ui::message(format!("warning: {warning}"));
     }
-    Ok(snapshot)
+    Ok(Fetched { path: snapshot.path, pinned: snapshot.pinned, weights })
 }
 
 /// Refuses a checkpoint before its weights come.

@@ -5,6 +5,7 @@ pub mod evidence;
 pub mod executor;
 pub mod form_args;
 pub mod hub_checkpoint;
+pub mod listen_host;
 pub mod numbers;
 pub mod origin;
 pub mod planning;

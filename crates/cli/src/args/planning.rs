@@ -2,6 +2,7 @@
 
 use super::checkpoint_text::{TEXT, bos, spread_ids, tokenizer};
 use super::form_args::FormArgs;
+use super::hub_checkpoint::Extent;
 use super::numbers::count;
 use super::reading::Reading;
 use super::text_windows::read_text;
@@ -282,16 +283,27 @@ pub struct PlannedCheckpoint {
     pub importance: Option<Importance>,
 }
 
-/// Opens a checkpoint and plans it. With `gated`, `--min-cosine` is what gates want, too.
+/// Purpose of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlanUse {
+    /// It is looked at: of a checkpoint from the hub only headers and small tensors come, unless the options have it measured.
+    Look,
+    /// Packages are built by it.
+    Build,
+    /// Packages are built by it and pass gates, which `--min-cosine` is for, too.
+    GatedBuild,
+}
+
+/// Opens a checkpoint and plans it.
 pub fn plan_checkpoint(
     spec: &Path,
     options: &PlanArgs,
-    gated: bool,
+    plan_use: PlanUse,
     ui: &Ui,
 ) -> anyhow::Result<PlannedCheckpoint> {
     let one_kind = matches!(options.quant, Some(QuantChoice::Kind(_)));
     for (given, name) in [
-        (options.min_cosine.is_some() && !gated, "--min-cosine"),
+        (options.min_cosine.is_some() && plan_use != PlanUse::GatedBuild, "--min-cosine"),
         (options.max_kl.is_some(), "--max-kl"),
         (options.max_bytes.is_some(), "--max-bytes"),
         (options.objective.is_some(), "--objective"),
@@ -307,7 +319,8 @@ pub fn plan_checkpoint(
     if let Some(nats) = options.max_kl.filter(|nats| !(nats.is_finite() && *nats > 0.0)) {
         bail!("--max-kl {nats} is not a positive number of nats");
     }
-    let family = models::open(options.reading.open(spec)?)?;
+    let extent = if plan_use == PlanUse::Look { Extent::Headers } else { Extent::Whole };
+    let mut family = models::open(options.reading.open_extent(spec, extent)?)?;
     let choice = options.kind_choice(family.as_ref());
     let forms = options.form.forms()?;
     let plan = family.plan(&options.to_plan_options(&choice, &forms));
@@ -327,6 +340,11 @@ pub fn plan_checkpoint(
             shares && !matches!(choice, KindChoice::Search(_)),
             "--scale-scope bank: no expert has a kind with one scale; give --quant or --expert-quant int8-tensor"
         );
+    }
+    let is_measured = matches!(choice, KindChoice::Search(_))
+        || (!options.skip_outliers && outliers::concerned(&plan).next().is_some());
+    if extent == Extent::Headers && is_measured {
+        family = models::open(options.reading.open(spec)?)?;
     }
     let importance = options.importance.as_deref().map(|path| read_importance(path, &plan)).transpose()?;
     if let KindChoice::Preset(preset) = &choice {

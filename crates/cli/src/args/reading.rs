@@ -1,6 +1,6 @@
 //! Options of reading checkpoints.
 
-use super::hub_checkpoint::locate;
+use super::hub_checkpoint::{Extent, locate};
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::models;
 use anemoe_convert::variants::{Variants, ZayaSkip};
@@ -18,8 +18,16 @@ pub struct Reading {
 impl Reading {
     /// Opens a checkpoint to be read this way.
     pub fn open(self, spec: &Path) -> anyhow::Result<Checkpoint> {
-        let located = locate(spec)?;
-        let mut checkpoint = models::load(&located.path)?;
+        self.open_extent(spec, Extent::Whole)
+    }
+
+    /// Opens as much of a checkpoint as is needed.
+    pub fn open_extent(self, spec: &Path, extent: Extent) -> anyhow::Result<Checkpoint> {
+        let located = locate(spec, extent)?;
+        let mut checkpoint = match located.weights.is_empty() {
+            true => models::load(&located.path)?,
+            false => models::load_in_ranges(&located.path, &located.weights)?,
+        };
         if let Some(pinned) = located.pinned {
             // The folder is named by the commit; a checkpoint elsewhere is called what it is called there.
             checkpoint.name = pinned.file.unwrap_or(pinned.name);

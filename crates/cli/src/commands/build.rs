@@ -1,9 +1,9 @@
 //! `anemoe build`
 
 use crate::args::checkpoint_text::bos;
-use crate::args::hub_checkpoint::locate;
+use crate::args::hub_checkpoint::{Extent, locate};
 use crate::args::numbers::at_least_one;
-use crate::args::planning::{PlanArgs, PlannedCheckpoint, find_outliers, plan_checkpoint};
+use crate::args::planning::{PlanArgs, PlanUse, PlannedCheckpoint, find_outliers, plan_checkpoint};
 use crate::args::store_args::{OpenStore, TRANSFERS, sending};
 use crate::commands::push;
 use crate::gate_reference::{read_goldens, reference};
@@ -151,7 +151,7 @@ impl Share {
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let PlannedCheckpoint { family, plan, importance } =
-        plan_checkpoint(&args.checkpoint, &args.options, true, ui)?;
+        plan_checkpoint(&args.checkpoint, &args.options, PlanUse::GatedBuild, ui)?;
     let family = family.as_ref();
     let jobs = args.jobs.unwrap_or_else(build::default_jobs);
     let jobs =
@@ -305,7 +305,7 @@ fn push_built(bundle: &Path, store: &OpenStore, part: Option<BuildPart>) -> anyh
 
 /// Origin of the checkpoint, for a process that starts elsewhere.
 fn source(spec: &Path, variants: &Variants) -> anyhow::Result<CheckpointOrigin> {
-    let pinned = locate(spec)?.pinned.map(|pinned| pinned.to_string().into());
+    let pinned = locate(spec, Extent::Whole)?.pinned.map(|pinned| pinned.to_string().into());
     let absolute = spec.exists().then(|| std::path::absolute(spec).ok()).flatten();
     let checkpoint = pinned.or(absolute).unwrap_or_else(|| spec.to_path_buf());
     Ok(CheckpointOrigin { checkpoint, zaya_skip: variants.zaya_skip.map(|s| s.name().to_string()) })

@@ -1,6 +1,6 @@
 //! `anemoe forms`
 
-use crate::args::hub_checkpoint::locate;
+use crate::args::hub_checkpoint::{Extent, locate};
 use crate::args::reading::Reading;
 use crate::outcome::Outcome;
 use crate::ui::Ui;
@@ -30,7 +30,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    let (has_history, context, own) = match PathKind::at(&locate(&args.path)?.path) {
+    let (has_history, context, own) = match PathKind::at(&locate(&args.path, Extent::Headers)?.path) {
         PathKind::Bundle => {
             anyhow::ensure!(
                 args.max_context.is_none(),
@@ -41,7 +41,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             (chain.has_history(), chain.model.max_context, Some(OwnForm::of(&chain)))
         }
         _ => {
-            let family = models::open(args.reading.open(&args.path)?)?;
+            let family = models::open(args.reading.open_extent(&args.path, Extent::Headers)?)?;
             let options = PlanOptions { max_context: args.max_context, ..PlanOptions::default() };
             (family.has_history(), options.context(family.sizes().positions)?, None)
         }

@@ -1,6 +1,6 @@
 //! `anemoe inspect`
 
-use crate::args::hub_checkpoint::locate;
+use crate::args::hub_checkpoint::{Extent, locate};
 use crate::args::reading::Reading;
 use crate::outcome::Outcome;
 use crate::target::expect_bundle;
@@ -32,7 +32,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    let located = locate(&args.path)?;
+    let located = locate(&args.path, Extent::Headers)?;
     let path = located.path.as_ref();
     let is_synthetic = path.to_str().is_some_and(anemoe_convert::models::is_synthetic);
     match PathKind::at(path) {
@@ -46,7 +46,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         PathKind::Bundle => bundle(path, ui)?,
         PathKind::Unfinished => expect_bundle(path)?,
         _ => {
-            let report = inspect::checkpoint(Reading::default().open(&args.path)?)?;
+            let report = inspect::checkpoint(Reading::default().open_extent(&args.path, Extent::Headers)?)?;
             ui.document(&report)?;
             checkpoint(&report, args.tensors, ui)?;
         }

@@ -1,7 +1,7 @@
 //! `anemoe perplexity`
 
 use crate::args::executor::PrecisionArg;
-use crate::args::hub_checkpoint::locate;
+use crate::args::hub_checkpoint::{Extent, locate};
 use crate::args::reading::Reading;
 use crate::args::text_windows::TextArgs;
 use crate::bundle::Verify;
@@ -38,7 +38,7 @@ pub struct Args {
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let path = args.model.as_path();
-    let bundle = match PathKind::at(&locate(path)?.path) {
+    let bundle = match PathKind::at(&locate(path, Extent::Whole)?.path) {
         PathKind::Bundle => true,
         // Says what completes it.
         PathKind::Unfinished => return expect_bundle(path).map(|()| Outcome::Done),

@@ -1,7 +1,7 @@
 //! `anemoe plan`
 
 use crate::args::evidence::EvidenceArgs;
-use crate::args::planning::{PlanArgs, PlannedCheckpoint, find_outliers, plan_checkpoint};
+use crate::args::planning::{PlanArgs, PlanUse, PlannedCheckpoint, find_outliers, plan_checkpoint};
 use crate::files::Overwrite;
 use crate::outcome::Outcome;
 use crate::show::placement::print_measured;
@@ -49,7 +49,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     if let Some(out) = &args.out {
         args.overwrite.output(out)?;
     }
-    let PlannedCheckpoint { family, plan, .. } = plan_checkpoint(&args.checkpoint, &args.options, false, ui)?;
+    let PlannedCheckpoint { family, plan, .. } =
+        plan_checkpoint(&args.checkpoint, &args.options, PlanUse::Look, ui)?;
     let outliers = find_outliers(family.as_ref(), &plan, &args.options, ui)?;
     let evidence = args.evidence.outcomes()?;
     let options =

@@ -1,7 +1,7 @@
 //! `anemoe predict-speed`
 
 use crate::args::evidence::{EvidenceArgs, read_profile};
-use crate::args::planning::{PlanArgs, PlannedCheckpoint, plan_checkpoint};
+use crate::args::planning::{PlanArgs, PlanUse, PlannedCheckpoint, plan_checkpoint};
 use crate::bundle::Verify;
 use crate::files::Overwrite;
 use crate::outcome::Outcome;
@@ -188,7 +188,7 @@ fn plan_of(path: &Path, args: &Args, ui: &Ui) -> anyhow::Result<PlannedCheckpoin
     words.extend(["--context-buckets".into(), args.context_buckets.to_string()]);
     anyhow::ensure!(args.quant != "auto", "--quant auto measures; give a kind, for instance lut4");
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    plan_checkpoint(path, &PlanArgs::from_words(&words)?, false, ui)
+    plan_checkpoint(path, &PlanArgs::from_words(&words)?, PlanUse::Look, ui)
 }
 
 fn open_bundle(path: &Path, verify: Verify, ui: &Ui) -> anyhow::Result<(Chain, Vec<Costed>)> {

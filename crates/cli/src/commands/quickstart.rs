@@ -1,7 +1,7 @@
 //! `anemoe quickstart`
 
 use super::generate;
-use crate::args::planning::{PlanArgs, PlannedCheckpoint, plan_checkpoint};
+use crate::args::planning::{PlanArgs, PlanUse, PlannedCheckpoint, plan_checkpoint};
 use crate::outcome::Outcome;
 use crate::recorder::{JournalArgs, Recorder, facts};
 use crate::show;
@@ -74,7 +74,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     for (kinds, words) in [("fp16", ["--quant", "fp16"].as_slice()), ("auto", &[])] {
         let main = kinds == "auto";
         let options = PlanArgs::from_words(&[&["--max-context", CONTEXT], words].concat())?;
-        let PlannedCheckpoint { family, plan, .. } = plan_checkpoint(&model, &options, false, ui)?;
+        let PlannedCheckpoint { family, plan, .. } = plan_checkpoint(&model, &options, PlanUse::Build, ui)?;
         if main {
             ui.line("\n1. Plan\n")?;
             let placement = residency::plan(family.as_ref(), &plan, &residency::CheckOptions::default())?;

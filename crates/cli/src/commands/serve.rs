@@ -2,6 +2,7 @@
 
 use super::generate::Speculate;
 use crate::args::executor::ExecutorArgs;
+use crate::args::listen_host::{ListenHost, Listening};
 use crate::args::numbers::at_least_one;
 use crate::args::runner::RunnerArgs;
 use crate::bundle::Verify;
@@ -15,7 +16,7 @@ use anemoe_runtime::tokenizer::Tokenizer;
 use anemoe_server::batching::BatchLimits;
 use anemoe_server::http::{ServerSettings, ShutdownSwitch, serve};
 use anyhow::Context;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
+use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,9 +33,9 @@ const MAX_KEYS: u64 = 1 << 20;
 pub struct Args {
     /// Bundle that `anemoe build` or `anemoe pull` wrote.
     bundle: PathBuf,
-    /// Address to listen at, or localhost; other machines reach only another one than this.
-    #[arg(long, value_name = "IP", default_value = "127.0.0.1", value_parser = address)]
-    host: IpAddr,
+    /// Address to listen at, or localhost (127.0.0.1 and ::1); other machines reach only another one than these.
+    #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
+    host: ListenHost,
     /// Port to listen at; 0 takes a free one.
     #[arg(long, value_name = "N", default_value_t = 8080)]
     port: u16,
@@ -116,14 +117,6 @@ impl Args {
     }
 }
 
-/// An IP address, or `localhost`.
-fn address(text: &str) -> Result<IpAddr, String> {
-    match text {
-        "localhost" => Ok(IpAddr::V4(Ipv4Addr::LOCALHOST)),
-        text => text.parse().map_err(|_| "neither an IP address nor localhost".into()),
-    }
-}
-
 /// `*`, or an origin as browsers write it: scheme, host, and a port that is not the scheme's own.
 fn origin(text: &str) -> Result<String, String> {
     let wrong =
@@ -174,8 +167,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let file = args.bundle.join("tokenizer.json");
     let tokenizer = Tokenizer::open(&file).context("a server needs the model's tokenizer")?;
     let settings = args.settings(&tokenizer)?;
-    let listener = TcpListener::bind((args.host, args.port))
-        .with_context(|| format!("cannot listen at {} port {}", args.host, args.port))?;
+    let Listening { listeners, url } = args.host.listen(args.port)?;
     let chain = args.verify.open(&args.bundle, ui)?;
     let core_ml = args.runner.core_ml(&args.bundle, &chain, !args.executor.is_default())?;
     let started = Instant::now();
@@ -202,20 +194,18 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     if template.is_fallback() {
         message("the bundle has no chat template: roles are written as words (--chat-template F gives one)");
     }
-    let address = listener.local_addr().context("the listener has no address")?;
     if !args.host.is_loopback() && settings.keys.is_empty() {
         message("warning: everybody who reaches this port may ask; --api-key-file F asks for a key");
     }
-    let url = format!("http://{address}");
     ui.document(&serde_json::json!({"url": url, "model": settings.model_id}))?;
     ui.line(format!("{} at {url} (loaded in {:.1} s)", settings.model_id, started.elapsed().as_secs_f64()))?;
-    serve(settings, model, tokenizer, template, listener, &stop)?;
+    serve(settings, model, tokenizer, template, listeners, &stop)?;
     Ok(Outcome::Done)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{address, origin};
+    use super::origin;
 
     #[test]
     fn origins_are_those_that_browsers_send() {
@@ -239,6 +229,5 @@ mod tests {
         ] {
             assert!(origin(wrong).is_err(), "{wrong}");
         }
-        assert!(address("localhost").unwrap().is_loopback() && address("nowhere").is_err());
     }
 }

@@ -1,6 +1,6 @@
 //! `anemoe tune`
 
-use crate::args::planning::{PlanArgs, PlannedCheckpoint, QuantChoice, plan_checkpoint};
+use crate::args::planning::{PlanArgs, PlanUse, PlannedCheckpoint, QuantChoice, plan_checkpoint};
 use crate::files::Overwrite;
 use crate::outcome::Outcome;
 use crate::step::{Risky, RiskyArgs, StepFailure, Work};
@@ -157,7 +157,7 @@ pub fn run(mut args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     );
     let kind = QuantChoice::Kind(PlanOptions::default().quant);
     args.options.quant.get_or_insert(kind);
-    let planned = plan_checkpoint(&args.checkpoint, &args.options, false, ui)?;
+    let planned = plan_checkpoint(&args.checkpoint, &args.options, PlanUse::Build, ui)?;
     let work = args.work.clone().unwrap_or_else(|| args.out.with_extension("tune"));
     let tuner = Tuner {
         args: &args,

@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 pub use gguf::is_gguf;
-pub use open::{open_checkpoint, open_safetensors};
+pub use open::{open_checkpoint, open_in_ranges, open_safetensors};
 
 /// Largest file beside the weights that is copied into a bundle; Gemma's tokenizer has 32 MB.
 const MAX_SIDE_FILE_BYTES: u64 = 512 << 20;

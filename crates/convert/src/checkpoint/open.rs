@@ -4,7 +4,7 @@ use super::{Checkpoint, TensorSource, gguf, own_name, safetensors};
 use crate::path_kind::{self, PathKind};
 use crate::variants::Variants;
 use crate::{Error, Result};
-use anemoe_io::read_input;
+use anemoe_io::{RangedFiles, read_input};
 use serde_json::Value;
 use std::path::Path;
 
@@ -16,6 +16,14 @@ const MAX_CONFIG_BYTES: u64 = 16 << 20;
 /// # Errors
 /// A file is missing or wrong.
 pub fn open_checkpoint(path: &Path) -> Result<Checkpoint> {
+    open_in_ranges(path, &RangedFiles::new())
+}
+
+/// Opens a Hugging Face folder some of whose files of weights are elsewhere.
+///
+/// # Errors
+/// A file is missing or wrong, or does not come.
+pub fn open_in_ranges(path: &Path, elsewhere: &RangedFiles) -> Result<Checkpoint> {
     if !path.is_dir() && gguf::is_gguf(path) {
         return gguf::open(path);
     }
@@ -26,7 +34,7 @@ pub fn open_checkpoint(path: &Path) -> Result<Checkpoint> {
     let generation = path.join("generation_config.json");
     let generation_config =
         generation.symlink_metadata().is_ok().then(|| read_json(&generation)).transpose()?;
-    let source = Box::new(safetensors::Folder::open(path)?);
+    let source = Box::new(safetensors::Folder::open(path, elsewhere)?);
     let (name, variants) = (own_name(path)?, Variants::default());
     Ok(Checkpoint { name, path: path.to_path_buf(), config, generation_config, source, variants })
 }

@@ -1,23 +1,31 @@
 //! Hugging Face folders: one `model.safetensors`, or many behind an index.
 
 use super::gguf::dequantize::dequantize;
-use super::safetensors_header::{self, HeaderTensor};
+use super::safetensors_header::{self, HeaderTensor, LENGTH_BYTES};
 use super::{SideFile, TensorInfo, TensorSource, check_finite, map_file};
 use crate::{Error, Result};
+use anemoe_io::{RangedFile, RangedFiles};
 use memmap2::Mmap;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
 const MAX_INDEX_BYTES: u64 = 64 << 20;
 
-/// Memory-mapped tensors of a folder.
+/// A file of weights: on this machine, or elsewhere.
+enum WeightFile {
+    Mapped(Mmap),
+    Ranged(Arc<dyn RangedFile>),
+}
+
+/// Tensors of a folder: memory-mapped, or read in ranges from files that are elsewhere.
 pub struct Folder {
     path: PathBuf,
-    files: Vec<Mmap>,
+    files: Vec<WeightFile>,
     tensors: Vec<TensorInfo>,
     /// File of each tensor, and the start of its data there.
     places: Vec<(usize, usize)>,
@@ -29,8 +37,8 @@ struct Index {
 }
 
 impl Folder {
-    /// Maps every file and checks every header.
-    pub fn open(folder: &Path) -> Result<Folder> {
+    /// Maps every file, but for those in `elsewhere`, and checks every header.
+    pub fn open(folder: &Path, elsewhere: &RangedFiles) -> Result<Folder> {
         let index_path = folder.join(INDEX);
         let (names, index) = if index_path.exists() {
             let text =
@@ -60,7 +68,10 @@ impl Folder {
                 return Err(wrong("leaves the folder"));
             }
             let path = folder.join(name);
-            let (map, tensors) = map(&path)?;
+            let (file, tensors) = match elsewhere.get(name) {
+                Some(file) => look_at(&path, file)?,
+                None => map(&path)?,
+            };
             for (info, start) in tensors {
                 if let Some(index) = &index
                     && index.get(&info.name) != Some(name)
@@ -72,7 +83,7 @@ impl Folder {
                 }
                 found.insert(info.name.clone(), (info, files.len(), start));
             }
-            files.push(map);
+            files.push(file);
         }
         if let Some(index) = &index
             && let Some((tensor, file)) = index.iter().find(|(t, _)| !found.contains_key(*t))
@@ -94,7 +105,7 @@ impl Folder {
 impl Folder {
     /// Maps one file by itself.
     pub fn single(path: &Path) -> Result<Folder> {
-        let (map, found) = map(path)?;
+        let (file, found) = map(path)?;
         let sorted: BTreeMap<String, (TensorInfo, usize)> =
             found.into_iter().map(|(info, start)| (info.name.clone(), (info, start))).collect();
         let (mut tensors, mut places) = (Vec::new(), Vec::new());
@@ -102,20 +113,36 @@ impl Folder {
             tensors.push(info);
             places.push((0, start));
         }
-        Ok(Folder { path: path.to_path_buf(), files: vec![map], tensors, places })
+        Ok(Folder { path: path.to_path_buf(), files: vec![file], tensors, places })
     }
 }
 
-type Mapped = (Mmap, Vec<(TensorInfo, usize)>);
+type Opened = (WeightFile, Vec<(TensorInfo, usize)>);
 
-fn map(path: &Path) -> Result<Mapped> {
+fn map(path: &Path) -> Result<Opened> {
     let map = map_file(path)?;
-    let placed = safetensors_header::parse(&map).map_err(|e| e.at(path))?;
+    let tensors = safetensors_header::parse(&map).map_err(|e| e.at(path))?;
+    Ok((WeightFile::Mapped(map), placed(path, tensors)))
+}
+
+/// Reads the header of a file that is elsewhere, and nothing else of it.
+fn look_at(path: &Path, file: &Arc<dyn RangedFile>) -> Result<Opened> {
+    let bytes = file.bytes();
+    let mut first = vec![0; (LENGTH_BYTES as u64).min(bytes) as usize];
+    file.read_range(0, &mut first)?;
+    let place = safetensors_header::json_place(&first, bytes).map_err(|e| e.at(path))?;
+    let mut json = vec![0; place.len()];
+    file.read_range(place.start as u64, &mut json)?;
+    let tensors = safetensors_header::parse_json(&json, bytes).map_err(|e| e.at(path))?;
+    Ok((WeightFile::Ranged(Arc::clone(file)), placed(path, tensors)))
+}
+
+fn placed(path: &Path, tensors: Vec<HeaderTensor>) -> Vec<(TensorInfo, usize)> {
     let info = |HeaderTensor { name, dtype, shape, bytes }| {
         let info = TensorInfo { name, dtype, shape, bytes: bytes.len() as u64, file: path.to_path_buf() };
         (info, bytes.start)
     };
-    Ok((map, placed.into_iter().map(info).collect()))
+    tensors.into_iter().map(info).collect()
 }
 
 impl TensorSource for Folder {
@@ -146,7 +173,16 @@ impl TensorSource for Folder {
             return Err(Error::invalid(&info.file, format!("use: elements {range:?} of tensor `{name}`")));
         }
         let (file, start) = self.places[i];
-        dequantize(info.dtype, &self.files[file][start..], range.start as usize, out);
+        match &self.files[file] {
+            WeightFile::Mapped(map) => dequantize(info.dtype, &map[start..], range.start as usize, out),
+            WeightFile::Ranged(file) => {
+                // Every element of these files stands alone.
+                let element = info.dtype.block_bytes();
+                let mut bytes = vec![0; out.len() * element];
+                file.read_range(start as u64 + range.start * element as u64, &mut bytes)?;
+                dequantize(info.dtype, &bytes, 0, out);
+            }
+        }
         check_finite(info, range.start, out)
     }
 }
@@ -185,14 +221,14 @@ mod tests {
         }
 
         fn refused(&self) -> String {
-            Folder::open(self.0.path()).err().expect("an error").to_string()
+            Folder::open(self.0.path(), &RangedFiles::new()).err().expect("an error").to_string()
         }
     }
 
     #[test]
     fn pieces_of_tensors_in_two_files() {
         let e = Example::new();
-        let folder = Folder::open(e.0.path()).unwrap();
+        let folder = Folder::open(e.0.path(), &RangedFiles::new()).unwrap();
         assert_eq!(folder.tensors().iter().map(|t| t.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
         let mut out = [0f32; 2];
         folder.read("a", 1..3, &mut out).unwrap();
@@ -217,7 +253,7 @@ mod tests {
             ("bf16", TensorView::new(safetensors::Dtype::BF16, vec![2, 1], &brain).unwrap()),
         ];
         std::fs::write(dir.path().join(SINGLE), safetensors::serialize(views, None).unwrap()).unwrap();
-        let folder = Folder::open(dir.path()).unwrap();
+        let folder = Folder::open(dir.path(), &RangedFiles::new()).unwrap();
         for name in ["f16", "bf16"] {
             let mut out = [0f32; 2];
             folder.read(name, 0..2, &mut out).unwrap();
@@ -231,7 +267,7 @@ mod tests {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let e = Example::new();
             e.write("one.safetensors", "a", &[0.0, 0.0, bad, 0.0]);
-            let folder = Folder::open(e.0.path()).unwrap();
+            let folder = Folder::open(e.0.path(), &RangedFiles::new()).unwrap();
             assert!(folder.read("a", 0..2, &mut [0f32; 2]).is_ok());
             let err = folder.read("a", 1..4, &mut [0f32; 3]).unwrap_err().to_string();
             assert!(err.contains("one.safetensors") && err.contains("tensor `a`: element 2 is"), "{err}");
@@ -316,9 +352,72 @@ mod tests {
         }
     }
 
+    /// A file in memory that counts what is read of it, and tells another length.
+    struct Counted {
+        bytes: Vec<u8>,
+        length: u64,
+        read: std::sync::atomic::AtomicUsize,
+    }
+
+    impl RangedFile for Counted {
+        fn bytes(&self) -> u64 {
+            self.length
+        }
+
+        fn read_range(&self, start: u64, out: &mut [u8]) -> Result<()> {
+            self.read.fetch_add(out.len(), std::sync::atomic::Ordering::Relaxed);
+            out.copy_from_slice(&self.bytes[start as usize..start as usize + out.len()]);
+            Ok(())
+        }
+    }
+
+    fn elsewhere(bytes: Vec<u8>, length: u64) -> (Arc<Counted>, RangedFiles) {
+        let file = Arc::new(Counted { bytes, length, read: 0.into() });
+        let shared: Arc<dyn RangedFile> = file.clone();
+        (file, RangedFiles::from([("one.safetensors".to_string(), shared)]))
+    }
+
+    #[test]
+    fn of_a_file_elsewhere_header_and_ranges_are_read() {
+        let e = Example::new();
+        let values: Vec<f32> = (0..10_000u16).map(f32::from).collect();
+        e.write("one.safetensors", "a", &values);
+        let bytes = std::fs::read(e.at("one.safetensors")).unwrap();
+        std::fs::remove_file(e.at("one.safetensors")).unwrap();
+        let length = bytes.len() as u64;
+        let (file, files) = elsewhere(bytes, length);
+        let folder = Folder::open(e.0.path(), &files).unwrap();
+        let mut out = [0f32; 3];
+        folder.read("a", 700..703, &mut out).unwrap();
+        assert_eq!(out, [700.0, 701.0, 702.0]);
+        folder.read("b", 0..1, &mut out[..1]).unwrap();
+        assert_eq!(out[0], 5.0);
+        let read = file.read.load(std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(read, length as usize - 40_000 + 12);
+    }
+
+    #[test]
+    fn headers_elsewhere_that_lie_are_refused_before_they_are_read() {
+        let e = Example::new();
+        let whole = std::fs::read(e.at("one.safetensors")).unwrap();
+        let huge = [&(1u64 << 60).to_le_bytes()[..], &whole[8..]].concat();
+        for (bytes, length, says) in [
+            (huge, u64::MAX, "a length of 1152921504606846976 bytes"),
+            (whole.clone(), 20, "but only 12 follow"),
+            (whole.clone(), 5, "the file has 5 bytes"),
+            (whole.clone(), whole.len() as u64 - 1, "the file is cut off"),
+            (whole.clone(), whole.len() as u64 + 9, "9 bytes behind the last tensor"),
+        ] {
+            let (file, files) = elsewhere(bytes, length);
+            let said = Folder::open(e.0.path(), &files).err().expect("an error").to_string();
+            assert!(said.contains("one.safetensors") && said.contains(says), "{said}");
+            assert!(file.read.load(std::sync::atomic::Ordering::Relaxed) <= whole.len(), "{says}");
+        }
+    }
+
     #[test]
     fn a_folder_without_weights() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(Folder::open(dir.path()).err().unwrap().to_string().contains(SINGLE));
+        assert!(Folder::open(dir.path(), &RangedFiles::new()).err().unwrap().to_string().contains(SINGLE));
     }
 }

@@ -16,7 +16,7 @@ use std::path::Path;
 /// Largest header, as in Hugging Face's own reader.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 /// Length of the header's length.
-const LENGTH_BYTES: usize = 8;
+pub const LENGTH_BYTES: usize = 8;
 /// Most dimensions of a tensor.
 const MAX_RANK: usize = 8;
 
@@ -53,10 +53,16 @@ fn invalid<T>(what: String) -> Result<T, RefusedFile> {
 
 /// Checks a whole file and gives its tensors in the order of their data.
 pub fn parse(file: &[u8]) -> Result<Vec<HeaderTensor>, RefusedFile> {
-    let Some(length) = file.first_chunk::<LENGTH_BYTES>() else {
+    let bytes = file.len() as u64;
+    let place = json_place(&file[..file.len().min(LENGTH_BYTES)], bytes)?;
+    parse_json(&file[place], bytes)
+}
+
+/// Gives the place of the header's JSON in a file of `file_bytes`, from the file's first eight bytes.
+pub fn json_place(first: &[u8], file_bytes: u64) -> Result<Range<usize>, RefusedFile> {
+    let Some(length) = first.first_chunk::<LENGTH_BYTES>() else {
         return invalid(format!(
-            "safetensors header: the file has {} bytes, expected at least {LENGTH_BYTES}",
-            file.len()
+            "safetensors header: the file has {file_bytes} bytes, expected at least {LENGTH_BYTES}"
         ));
     };
     let length = u64::from_le_bytes(*length);
@@ -65,17 +71,22 @@ pub fn parse(file: &[u8]) -> Result<Vec<HeaderTensor>, RefusedFile> {
             "safetensors header: a length of {length} bytes, more than {MAX_HEADER_BYTES}"
         ));
     }
-    let data_start = LENGTH_BYTES + length as usize;
-    let Some(json) = file.get(LENGTH_BYTES..data_start) else {
-        let there = file.len() - LENGTH_BYTES;
+    let there = file_bytes.saturating_sub(LENGTH_BYTES as u64);
+    if length > there {
         return invalid(format!("safetensors header: a length of {length} bytes, but only {there} follow"));
-    };
+    }
+    Ok(LENGTH_BYTES..LENGTH_BYTES + length as usize)
+}
+
+/// Checks the JSON of a header against the length of its file, and gives the tensors in the order of their data.
+pub fn parse_json(json: &[u8], file_bytes: u64) -> Result<Vec<HeaderTensor>, RefusedFile> {
+    let data_start = LENGTH_BYTES + json.len();
     let header: Header = match anemoe_io::json::parse(json) {
         Ok(header) => header,
         Err(e) => return invalid(format!("safetensors header: {e}")),
     };
 
-    let data_bytes = (file.len() - data_start) as u64;
+    let data_bytes = file_bytes.saturating_sub(data_start as u64);
     let mut tensors = Vec::with_capacity(header.0.len());
     for (name, entry) in header.0 {
         let (start, end) = entry.data_offsets;
@@ -141,8 +152,9 @@ pub fn parse(file: &[u8]) -> Result<Vec<HeaderTensor>, RefusedFile> {
         end = tensor.bytes.end;
         before = &tensor.name;
     }
-    if end != file.len() {
-        return invalid(format!("file: {} bytes behind the last tensor `{before}`", file.len() - end));
+    let behind = file_bytes.saturating_sub(end as u64);
+    if behind > 0 {
+        return invalid(format!("file: {behind} bytes behind the last tensor `{before}`"));
     }
     Ok(tensors)
 }

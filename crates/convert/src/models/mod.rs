@@ -16,8 +16,9 @@ pub use keys::token_ids;
 pub use replan::replan;
 pub use tensor_table::{ModelPart, TensorRow, check_tensors};
 
-use crate::checkpoint::{Checkpoint, open_checkpoint};
+use crate::checkpoint::{Checkpoint, open_checkpoint, open_in_ranges};
 use crate::{Error, Result};
+use anemoe_io::RangedFiles;
 use std::path::Path;
 
 /// Beginning of the name of a checkpoint whose weights are random and computed as they are read.
@@ -39,6 +40,14 @@ pub fn load(spec: impl AsRef<Path>) -> Result<Checkpoint> {
         Some((spec, name)) => synthetic::open(spec, name),
         None => normalize_layout(open_checkpoint(path)?),
     }
+}
+
+/// Opens a Hugging Face folder as [`load`] does, some of whose files of weights are elsewhere.
+///
+/// # Errors
+/// A file is missing or wrong, or does not come.
+pub fn load_in_ranges(path: &Path, elsewhere: &RangedFiles) -> Result<Checkpoint> {
+    normalize_layout(open_in_ranges(path, elsewhere)?)
 }
 
 /// Opens the family that `config.json` names.

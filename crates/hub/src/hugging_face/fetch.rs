@@ -11,6 +11,7 @@ use crate::{Error, Result};
 use anemoe_io::read_input;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use url::Url;
 
 /// Largest list of files.
@@ -41,16 +42,17 @@ pub struct Snapshot {
 }
 
 /// The hub, as it is reached from here.
+#[derive(Clone)]
 pub struct Hub {
     settings: HubSettings,
-    client: HttpClient,
+    client: Arc<HttpClient>,
 }
 
 /// A repository and the commit of it that is fetched.
-struct Target<'a> {
-    spec: &'a HubSpec,
-    cache: &'a HubCache,
-    commit: &'a str,
+pub(super) struct Target<'a> {
+    pub spec: &'a HubSpec,
+    pub cache: &'a HubCache,
+    pub commit: &'a str,
 }
 
 impl Hub {
@@ -62,7 +64,15 @@ impl Hub {
         let certificates = settings.certificates.as_deref();
         let client = HttpClient::new(certificates)
             .map_err(|e| Error::io(certificates.unwrap_or(Path::new("SSL_CERT_FILE")), e))?;
-        Ok(Hub { settings, client })
+        Ok(Hub { settings, client: Arc::new(client) })
+    }
+
+    pub(super) fn settings(&self) -> &HubSettings {
+        &self.settings
+    }
+
+    pub(super) fn client(&self) -> &HttpClient {
+        &self.client
     }
 
     /// Brings a checkpoint into the cache. `accept` looks at the folder when its `config.json` is there, before anything large
@@ -79,19 +89,10 @@ impl Hub {
         let cache = HubCache::new(&self.settings.cache, spec);
         let whole = self.whole(spec, &cache);
         if self.settings.offline {
-            return whole.map_err(|why| {
-                let what = format!(
-                    "the hub is not asked (--offline or HF_HUB_OFFLINE), and {why} is not in {}",
-                    self.settings.cache.display()
-                );
-                Error::io(spec.to_string(), io::Error::new(io::ErrorKind::NotFound, what))
-            });
+            return whole.map_err(|missing| self.not_asked(spec, &missing));
         }
-        if is_commit(&spec.revision)
-            && let Ok(snapshot) = &whole
-            && (snapshot.path.is_file() || snapshot.path.join("tokenizer.json").is_file())
-        {
-            return Ok(snapshot.clone());
+        if let Some(snapshot) = self.settled(spec, &whole) {
+            return Ok(snapshot);
         }
         let listing = match self.list(spec) {
             Ok(listing) => listing,
@@ -107,8 +108,28 @@ impl Hub {
         Ok(Snapshot { path, pinned: spec.at(&listing.commit), warning: None })
     }
 
+    /// Refuses what the cache lacks, where the hub is not asked.
+    pub(super) fn not_asked(&self, spec: &HubSpec, missing: &str) -> Error {
+        let what = format!(
+            "the hub is not asked (--offline or HF_HUB_OFFLINE), and {missing} is not in {}",
+            self.settings.cache.display()
+        );
+        Error::io(spec.to_string(), io::Error::new(io::ErrorKind::NotFound, what))
+    }
+
+    /// A whole checkpoint of a commit, of which nothing has to be asked.
+    pub(super) fn settled(
+        &self,
+        spec: &HubSpec,
+        whole: &std::result::Result<Snapshot, String>,
+    ) -> Option<Snapshot> {
+        let snapshot = whole.as_ref().ok().filter(|_| is_commit(&spec.revision))?;
+        let has_all = snapshot.path.is_file() || snapshot.path.join("tokenizer.json").is_file();
+        has_all.then(|| snapshot.clone())
+    }
+
     /// The checkpoint as it lies in the cache, or what is missing of it.
-    fn whole(&self, spec: &HubSpec, cache: &HubCache) -> std::result::Result<Snapshot, String> {
+    pub(super) fn whole(&self, spec: &HubSpec, cache: &HubCache) -> std::result::Result<Snapshot, String> {
         let commit = cache.commit(&spec.revision).ok_or_else(|| format!("revision {}", spec.revision))?;
         match cache.missing(&commit, spec.file.as_deref()) {
             Some(missing) => Err(missing),
@@ -134,7 +155,7 @@ impl Hub {
         url
     }
 
-    fn list(&self, spec: &HubSpec) -> std::result::Result<Listing, (Trouble, Error)> {
+    pub(super) fn list(&self, spec: &HubSpec) -> std::result::Result<Listing, (Trouble, Error)> {
         let mut url = self.address(&["api", "models", &spec.owner, &spec.name, "revision", &spec.revision]);
         url.set_query(Some("blobs=true"));
         let lasting = |error: Error| (Trouble::Lasting(String::new()), error);
@@ -142,6 +163,7 @@ impl Hub {
             method: "GET",
             url: &url,
             from: 0,
+            to: None,
             token: self.settings.token.as_ref(),
             headers: &[],
             follow: true,
@@ -193,20 +215,37 @@ impl Hub {
         Error::io(spec.to_string(), io::Error::other(what))
     }
 
-    fn bring(
+    pub(super) fn bring(
         &self,
         target: &Target,
         listing: &Listing,
         accept: &dyn Fn(&Path) -> Result<()>,
         progress: &mut dyn FnMut(DownloadProgress),
     ) -> Result<PathBuf> {
+        let folder = target.cache.snapshot(target.commit);
+        let Some(weights) = self.bring_small(target, listing, accept, progress)? else {
+            let invalid = |what: String| Error::invalid(target.spec.to_string(), what);
+            let file = listing.gguf(target.spec.file.as_deref()).map_err(invalid)?;
+            self.bring_files(target, vec![file.clone()], progress)?;
+            return Ok(folder.join(&file.name));
+        };
+        self.bring_files(target, weights, progress)?;
+        Ok(folder)
+    }
+
+    /// Brings the files beside the weights, and gives those of the weights; none where a GGUF file is wanted, which holds all.
+    pub(super) fn bring_small(
+        &self,
+        target: &Target,
+        listing: &Listing,
+        accept: &dyn Fn(&Path) -> Result<()>,
+        progress: &mut dyn FnMut(DownloadProgress),
+    ) -> Result<Option<Vec<RemoteFile>>> {
         let invalid = |what: String| Error::invalid(target.spec.to_string(), what);
         let folder = target.cache.snapshot(target.commit);
         let index = listing.file(INDEX);
         if target.spec.file.is_some() || (index.is_none() && listing.file(SINGLE).is_none()) {
-            let file = listing.gguf(target.spec.file.as_deref()).map_err(invalid)?;
-            self.bring_files(target, vec![file.clone()], progress)?;
-            return Ok(folder.join(&file.name));
+            return Ok(None);
         }
         let small: Vec<RemoteFile> = listing.small_files().into_iter().chain(index).cloned().collect();
         if let Some(large) = small.iter().find(|f| f.size.is_some_and(|n| n > MAX_SMALL_FILE)) {
@@ -228,12 +267,11 @@ impl Hub {
                 .cloned()
                 .ok_or_else(|| invalid(format!("{INDEX}: it names {name}, which is not there")))
         });
-        self.bring_files(target, files.collect::<Result<_>>()?, progress)?;
-        Ok(folder)
+        files.collect::<Result<_>>().map(Some)
     }
 
     /// Brings files that are not there.
-    fn bring_files(
+    pub(super) fn bring_files(
         &self,
         target: &Target,
         files: Vec<RemoteFile>,
@@ -284,12 +322,14 @@ impl Hub {
                 before += size;
             }
             target.cache.link(target.commit, name, hash).map_err(failed)?;
+            // Parts of it that came before are of no use any more.
+            let _ = std::fs::remove_file(target.cache.ranges(hash));
         }
         Ok(())
     }
 
-    fn file_address(&self, target: &Target, name: &str) -> Url {
-        let head = [target.spec.owner.as_str(), &target.spec.name, "resolve", target.commit];
+    pub(super) fn file_address(&self, spec: &HubSpec, commit: &str, name: &str) -> Url {
+        let head = [spec.owner.as_str(), &spec.name, "resolve", commit];
         let parts: Vec<&str> = head.into_iter().chain(name.split('/')).collect();
         self.address(&parts)
     }
@@ -302,13 +342,20 @@ impl Hub {
         hash: &BlobHash,
         progress: &mut dyn FnMut(u64),
     ) -> Result<()> {
-        let url = self.file_address(target, name);
+        let url = self.file_address(target.spec, target.commit, name);
         let wanted = Wanted { url: &url, token: self.settings.token.as_ref(), hash, size, follow: true };
         let blob = target.cache.blob(hash);
         let partial = blob.with_extension("incomplete");
-        let spec = target.spec;
         download(&self.client, &wanted, &partial, &blob, progress).map_err(|failure| match failure {
             DownloadFailure::Disk(e) => Error::io(&partial, e),
+            other => self.explain(target.spec, name, other),
+        })
+    }
+
+    /// Says why a file, or a part of it, did not come.
+    pub(super) fn explain(&self, spec: &HubSpec, name: &str, failure: DownloadFailure) -> Error {
+        match failure {
+            DownloadFailure::Disk(e) => Error::io(&self.settings.cache, e),
             DownloadFailure::Status(status, code) => self.refused(spec, Some(name), status, code.as_deref()),
             DownloadFailure::Lie(what) => Error::invalid(spec.to_string(), format!("{name}: {what}")),
             DownloadFailure::Network(what) => {
@@ -316,16 +363,17 @@ impl Hub {
                     format!("{name}: {what}; what came stays, and the same command goes on from there");
                 Error::io(spec.to_string(), io::Error::other(what))
             }
-        })
+        }
     }
 
     /// Size and hash of a file that the list tells neither of.
-    fn ask(&self, target: &Target, file: &RemoteFile) -> Result<(u64, BlobHash)> {
-        let url = self.file_address(target, &file.name);
+    pub(super) fn ask(&self, target: &Target, file: &RemoteFile) -> Result<(u64, BlobHash)> {
+        let url = self.file_address(target.spec, target.commit, &file.name);
         let request = HttpRequest {
             method: "HEAD",
             url: &url,
             from: 0,
+            to: None,
             token: self.settings.token.as_ref(),
             headers: &[],
             follow: false,

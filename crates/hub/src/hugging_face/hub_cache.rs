@@ -5,11 +5,13 @@
 //!   blobs/HASH                     contents; HASH.incomplete while they come
 //!   refs/REVISION                  a commit
 //!   snapshots/COMMIT/FILE       -> ../../blobs/HASH
+//!   ranges/HASH                    parts of contents that never came whole: ours alone, in a form of its own
+//!   ranges/COMMIT.json             sizes and hashes of such files
 //! CACHE/.locks/models--OWNER--NAME/HASH.lock
 //! ```
 
 use super::hub_spec::HubSpec;
-use super::listing::{INDEX, SINGLE, indexed_files, is_commit};
+use super::listing::{INDEX, KnownFile, SINGLE, indexed_files, is_commit, read_known, write_known};
 use crate::blob_hash::BlobHash;
 use anemoe_io::{read_input, read_text, write_atomic};
 use std::fs::{self, File};
@@ -20,6 +22,8 @@ use std::path::{Path, PathBuf};
 pub const MAX_INDEX: u64 = 64 << 20;
 /// Longest reference: a commit and a line end.
 const MAX_REF: u64 = 64;
+/// Largest list of files of weights.
+const MAX_WEIGHTS: u64 = 16 << 20;
 
 /// Folder of one repository in the cache.
 #[derive(Clone, Debug)]
@@ -62,6 +66,28 @@ impl HubCache {
     /// Place of contents.
     pub fn blob(&self, hash: &BlobHash) -> PathBuf {
         self.repository.join("blobs").join(hash.hex())
+    }
+
+    /// Place of parts of contents.
+    pub fn ranges(&self, hash: &BlobHash) -> PathBuf {
+        self.repository.join("ranges").join(hash.hex())
+    }
+
+    fn weights_path(&self, commit: &str) -> PathBuf {
+        self.repository.join("ranges").join(format!("{commit}.json"))
+    }
+
+    /// Keeps which files of weights a commit has.
+    pub fn keep_weights(&self, commit: &str, files: &[KnownFile]) -> io::Result<()> {
+        let path = self.weights_path(commit);
+        fs::create_dir_all(path.parent().unwrap_or(&self.repository))?;
+        let text = write_known(files).map_err(io::Error::other)?;
+        write_atomic(&path, |file| file.write_all(&text))
+    }
+
+    /// Files of weights of a commit, where they were kept.
+    pub fn weights(&self, commit: &str) -> Option<Vec<KnownFile>> {
+        read_known(&read_input(&self.weights_path(commit), MAX_WEIGHTS).ok()?)
     }
 
     /// Waits until no other process brings these contents.

@@ -2,7 +2,7 @@
 
 use crate::blob_hash::BlobHash;
 use crate::safe_name::is_safe_name;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
 /// Files beside the weights, where there are any: those that a build copies or reads.
@@ -29,6 +29,44 @@ pub struct RemoteFile {
     pub size: Option<u64>,
     /// Hash, where the list says so.
     pub hash: Option<BlobHash>,
+}
+
+/// One file whose size and hash are known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KnownFile {
+    /// Relative path.
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+    /// Contents.
+    pub hash: BlobHash,
+}
+
+/// A known file as it is written down.
+#[derive(Deserialize, Serialize)]
+struct WrittenFile {
+    name: String,
+    size: u64,
+    hash: String,
+}
+
+/// Writes files down.
+///
+/// # Errors
+/// The serializer's.
+pub fn write_known(files: &[KnownFile]) -> serde_json::Result<Vec<u8>> {
+    let one = |f: &KnownFile| WrittenFile { name: f.name.clone(), size: f.size, hash: f.hash.hex().into() };
+    serde_json::to_vec(&files.iter().map(one).collect::<Vec<_>>())
+}
+
+/// Reads what [`write_known`] wrote; nothing where it is something else.
+pub fn read_known(text: &[u8]) -> Option<Vec<KnownFile>> {
+    let files: Vec<WrittenFile> = serde_json::from_slice(text).ok()?;
+    let one = |f: WrittenFile| {
+        let hash = BlobHash::parse(&f.hash).filter(|_| is_safe_name(&f.name))?;
+        Some(KnownFile { name: f.name, size: f.size, hash })
+    };
+    files.into_iter().map(one).collect()
 }
 
 /// A repository at one commit.

@@ -2,10 +2,14 @@
 
 mod fetch;
 mod hub_cache;
+mod hub_file;
 mod hub_settings;
 mod hub_spec;
 mod listing;
+mod peek;
+mod range_log;
 
 pub use fetch::{DownloadProgress, Hub, Snapshot};
 pub use hub_settings::HubSettings;
 pub use hub_spec::HubSpec;
+pub use peek::Peeked;

@@ -121,6 +121,7 @@ impl S3Client {
                 method: request.method,
                 url: &url,
                 from: 0,
+                to: None,
                 token: None,
                 headers: &headers,
                 follow: false,

@@ -26,8 +26,16 @@ impl Asked {
 
     /// First byte that is asked for.
     pub fn from(&self) -> usize {
-        let range = self.header("range").and_then(|r| r.strip_prefix("bytes=")?.strip_suffix('-'));
-        range.map_or(0, |n| n.parse().unwrap())
+        self.range().map_or(0, |(from, _)| from.parse().unwrap())
+    }
+
+    /// Last byte that is asked for, where one is named.
+    pub fn last(&self) -> Option<usize> {
+        self.range().and_then(|(_, last)| last.parse().ok())
+    }
+
+    fn range(&self) -> Option<(&str, &str)> {
+        self.header("range")?.strip_prefix("bytes=")?.split_once('-')
     }
 }
 
@@ -53,6 +61,10 @@ impl Reply {
         self
     }
 
+    pub fn without_headers(self) -> Reply {
+        Reply { headers: Vec::new(), ..self }
+    }
+
     pub fn to(location: impl Into<String>) -> Reply {
         Reply::new(302, "").with("location", location)
     }
@@ -60,11 +72,14 @@ impl Reply {
     /// Contents from where they are asked for.
     pub fn part(asked: &Asked, all: &[u8]) -> Reply {
         let from = asked.from();
-        match from {
-            0 => Reply::new(200, all),
-            _ if from >= all.len() => Reply::new(416, ""),
-            _ => Reply::new(206, &all[from..])
-                .with("content-range", format!("bytes {from}-{}/{}", all.len() - 1, all.len())),
+        match asked.last().or((from > 0).then(|| all.len().saturating_sub(1))) {
+            None => Reply::new(200, all),
+            Some(_) if from >= all.len() => Reply::new(416, ""),
+            Some(last) => {
+                let last = last.min(all.len() - 1);
+                Reply::new(206, &all[from..=last])
+                    .with("content-range", format!("bytes {from}-{last}/{}", all.len()))
+            }
         }
     }
 }

@@ -29,6 +29,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use timed_io::TimedIo;
 use tokio::io::AsyncWriteExt;
@@ -57,16 +58,16 @@ impl ShutdownSwitch {
     }
 }
 
-/// Serves a model at `listener` until `stop`; then running answers have [`ServerSettings::grace`] to end, unless it is said again.
+/// Serves a model at `listeners` until `stop`; then running answers have [`ServerSettings::grace`] to end, unless it is said again.
 ///
 /// # Errors
-/// The system gives no threads, or the listener fails.
+/// The system gives no threads, or a listener fails.
 pub fn serve(
     settings: ServerSettings,
     model: Model,
     tokenizer: Tokenizer,
     template: ChatTemplate,
-    listener: TcpListener,
+    listeners: Vec<TcpListener>,
     stop: &ShutdownSwitch,
 ) -> Result<()> {
     let failed = |e| Error::io(Path::new("server"), e);
@@ -92,7 +93,9 @@ pub fn serve(
         template,
         metrics,
     });
-    listener.set_nonblocking(true).map_err(failed)?;
+    for listener in &listeners {
+        listener.set_nonblocking(true).map_err(failed)?;
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(HTTP_THREADS)
         .max_blocking_threads(PREPARING_THREADS)
@@ -100,7 +103,7 @@ pub fn serve(
         .enable_all()
         .build()
         .map_err(failed)?;
-    let served = runtime.block_on(accept(&app, listener, &stop.0));
+    let served = runtime.block_on(accept(&app, listeners, &stop.0));
     app.engine.abort();
     runtime.shutdown_timeout(LAST_WORDS);
     served.map_err(failed)
@@ -123,15 +126,16 @@ fn router(app: &Arc<App>) -> Router {
 }
 
 /// Takes connections until `stop`, and lets those that are open end.
-async fn accept(app: &Arc<App>, listener: TcpListener, stop: &Notify) -> std::io::Result<()> {
-    let listener = tokio::net::TcpListener::from_std(listener)?;
+async fn accept(app: &Arc<App>, listeners: Vec<TcpListener>, stop: &Notify) -> std::io::Result<()> {
+    let listeners: Vec<_> =
+        listeners.into_iter().map(tokio::net::TcpListener::from_std).collect::<std::io::Result<_>>()?;
     let service = router(app);
     let graceful = GracefulShutdown::new();
     let places = Arc::new(Semaphore::new(app.settings.max_connections));
     loop {
         let stream = tokio::select! {
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => stream,
+            accepted = any_connection(&listeners) => match accepted {
+                Ok(stream) => stream,
                 Err(e) => {
                     // Out of file descriptors, for instance: others will be closed.
                     tracing::warn!("a connection failed: {e}");
@@ -148,7 +152,7 @@ async fn accept(app: &Arc<App>, listener: TcpListener, stop: &Notify) -> std::io
             }
         }
     }
-    drop(listener);
+    drop(listeners);
     app.engine.close();
     tracing::info!("closing: {} answers are running", app.engine.jobs());
     let mut ended = pin!(graceful.shutdown());
@@ -160,6 +164,15 @@ async fn accept(app: &Arc<App>, listener: TcpListener, stop: &Notify) -> std::io
     app.engine.give_up();
     let _ = tokio::time::timeout(LAST_WORDS, ended).await;
     Ok(())
+}
+
+/// Waits for the next connection at any of the listeners.
+async fn any_connection(listeners: &[tokio::net::TcpListener]) -> std::io::Result<TcpStream> {
+    std::future::poll_fn(|context| {
+        let accepted = listeners.iter().map(|listener| listener.poll_accept(context)).find(Poll::is_ready);
+        accepted.map_or(Poll::Pending, |ready| ready.map_ok(|(stream, _)| stream))
+    })
+    .await
 }
 
 /// Tells a client that there are too many.

@@ -3,6 +3,7 @@
 mod reader;
 mod session;
 mod talk;
+mod typed_ahead;
 
 use crate::args::executor::ExecutorArgs;
 use crate::args::numbers::at_least_one;

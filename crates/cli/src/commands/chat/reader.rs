@@ -1,5 +1,6 @@
 //! Questions from a terminal, with history and several lines, or from a pipe.
 
+use super::typed_ahead::{NextTyped, TypedAhead, take_from_stdin};
 use crate::args::prompt::MAX_PROMPT;
 use anyhow::Context;
 use rustyline::completion::Completer;
@@ -38,17 +39,57 @@ impl Validator for OpenLines {
 
 /// Source of questions.
 pub enum Questions {
-    /// Standard input is a terminal; earlier questions.
-    Terminal(Vec<String>),
+    /// Standard input is a terminal.
+    Terminal(AtTerminal),
     /// Standard input is a file or a pipe.
     Pipe,
+}
+
+/// Questions from a terminal.
+#[derive(Default)]
+pub struct AtTerminal {
+    earlier: Vec<String>,
+    typed: TypedAhead,
+}
+
+impl AtTerminal {
+    /// The next question, which may have been typed already; none at an end.
+    fn next(&mut self) -> anyhow::Result<Option<String>> {
+        loop {
+            take_from_stdin(&mut self.typed, is_complete).context("terminal")?;
+            let begun = match self.typed.next() {
+                NextTyped::Question(text) => {
+                    crate::ui::message(format!("{PROMPT}{text}"));
+                    return Ok(Some(self.remember(&text)));
+                }
+                NextTyped::End => return Ok(None),
+                NextTyped::Ask(begun) => begun,
+            };
+            let line = editor(&self.earlier)
+                .and_then(|mut editor| editor.readline_with_initial(PROMPT, (begun.as_str(), "")));
+            match line {
+                Ok(text) => return Ok(Some(self.remember(&text))),
+                Err(ReadlineError::Interrupted) => crate::ui::message("(Ctrl-D or /quit ends the chat)"),
+                Err(ReadlineError::Eof) => return Ok(None),
+                Err(e) => return Err(anyhow::Error::new(e).context("terminal")),
+            }
+        }
+    }
+
+    /// Keeps a question for the arrow keys, and gives it without its marks.
+    fn remember(&mut self, text: &str) -> String {
+        if !text.trim().is_empty() && self.earlier.last().is_none_or(|last| last != text) {
+            self.earlier.push(text.to_string());
+        }
+        unfolded(text)
+    }
 }
 
 impl Questions {
     /// Standard input.
     pub fn open() -> Questions {
         match std::io::stdin().is_terminal() {
-            true => Questions::Terminal(Vec::new()),
+            true => Questions::Terminal(AtTerminal::default()),
             false => Questions::Pipe,
         }
     }
@@ -64,20 +105,7 @@ impl Questions {
     /// Standard input cannot be read, is not UTF-8, or holds a question without end.
     pub fn next(&mut self) -> anyhow::Result<Option<String>> {
         match self {
-            Questions::Terminal(earlier) => loop {
-                let line = editor(earlier).and_then(|mut editor| editor.readline(PROMPT));
-                match line {
-                    Ok(text) => {
-                        if !text.trim().is_empty() && earlier.last() != Some(&text) {
-                            earlier.push(text.clone());
-                        }
-                        return Ok(Some(unfolded(&text)));
-                    }
-                    Err(ReadlineError::Interrupted) => crate::ui::message("(Ctrl-D or /quit ends the chat)"),
-                    Err(ReadlineError::Eof) => return Ok(None),
-                    Err(e) => return Err(anyhow::Error::new(e).context("terminal")),
-                }
-            },
+            Questions::Terminal(terminal) => terminal.next(),
             Questions::Pipe => piped(&mut std::io::stdin().lock()),
         }
     }

@@ -1,7 +1,7 @@
 //! Sources of builds: checkpoints, and synthetic models that are cut.
 
 use super::recipe::Recipe;
-use crate::args::hub_checkpoint::locate;
+use crate::args::hub_checkpoint::{Extent, locate};
 use anemoe_convert::models;
 use anemoe_convert::path_kind::PathKind;
 use anyhow::{Context, bail};
@@ -26,7 +26,10 @@ impl Source {
         let planned = path.to_str().with_context(|| format!("{}: not UTF-8", path.display()))?.to_string();
         let is_synthetic = models::is_synthetic(&planned);
         if !is_synthetic {
-            if !matches!(PathKind::at(&locate(path)?.path), PathKind::Checkpoint | PathKind::Gguf) {
+            if !matches!(
+                PathKind::at(&locate(path, Extent::Whole)?.path),
+                PathKind::Checkpoint | PathKind::Gguf
+            ) {
                 bail!(
                     "{planned}: no checkpoint (a Hugging Face folder or a .gguf file); the recipe {} names {}",
                     recipe.name,

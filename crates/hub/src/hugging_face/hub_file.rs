@@ -1,0 +1,106 @@
+//! A file of weights on the hub, of which parts are read.
+
+use super::fetch::Hub;
+use super::hub_cache::HubCache;
+use super::hub_spec::HubSpec;
+use super::listing::KnownFile;
+use super::range_log::RangeLog;
+use crate::remote_range::{PartlyWanted, RangeFailure, bring_range};
+use crate::{Error, Result};
+use anemoe_io::RangedFile;
+use std::io;
+use std::sync::{Mutex, PoisonError};
+use url::Url;
+
+/// Bytes that are asked for at least: vectors of a layer often lie side by side.
+const READ_AHEAD: u64 = 64 << 10;
+
+/// A file of weights that is read in ranges. What came is kept in the cache.
+pub struct HubFile {
+    hub: Hub,
+    spec: HubSpec,
+    cache: HubCache,
+    file: KnownFile,
+    url: Url,
+    parts: Mutex<Parts>,
+}
+
+/// Parts that came, and where the last one came from.
+struct Parts {
+    log: RangeLog,
+    redirect: Option<Url>,
+}
+
+impl HubFile {
+    /// A file at a commit of a repository.
+    pub fn new(hub: &Hub, spec: &HubSpec, cache: &HubCache, commit: &str, file: KnownFile) -> HubFile {
+        let log = RangeLog::open(&cache.ranges(&file.hash));
+        HubFile {
+            url: hub.file_address(spec, commit, &file.name),
+            hub: hub.clone(),
+            spec: spec.clone(),
+            cache: cache.clone(),
+            file,
+            parts: Mutex::new(Parts { log, redirect: None }),
+        }
+    }
+
+    /// Brings what is missing of the first `bytes`.
+    ///
+    /// # Errors
+    /// It does not come.
+    pub fn bring_head(&self, bytes: u64) -> std::result::Result<(), RangeFailure> {
+        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        self.bring(&mut parts, 0, bytes.min(self.file.size))
+    }
+
+    fn bring(&self, parts: &mut Parts, start: u64, end: u64) -> std::result::Result<(), RangeFailure> {
+        let settings = self.hub.settings();
+        let wanted = PartlyWanted { url: &self.url, token: settings.token.as_ref(), size: self.file.size };
+        for gap in parts.log.gaps(start..end) {
+            let bytes = bring_range(self.hub.client(), &wanted, gap.clone(), &mut parts.redirect)?;
+            // A cache that cannot be written to costs the next command the same again.
+            let lock = self.cache.lock(&self.file.hash);
+            let _ = parts.log.keep(gap.start, &bytes);
+            drop(lock);
+        }
+        Ok(())
+    }
+}
+
+impl RangedFile for HubFile {
+    fn bytes(&self) -> u64 {
+        self.file.size
+    }
+
+    fn read_range(&self, start: u64, out: &mut [u8]) -> Result<()> {
+        let KnownFile { name, size, .. } = &self.file;
+        let end = start.saturating_add(out.len() as u64);
+        if end > *size {
+            let what = format!("use: bytes {start}..{end} of {name}, which has {size}");
+            return Err(Error::invalid(self.spec.to_string(), what));
+        }
+        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        if !parts.log.gaps(start..end).is_empty() {
+            if self.hub.settings().offline {
+                let what = format!(
+                    "the hub is not asked (--offline or HF_HUB_OFFLINE), and bytes {start}..{end} of {name} are not in {}",
+                    self.hub.settings().cache.display()
+                );
+                return Err(Error::io(self.spec.to_string(), io::Error::new(io::ErrorKind::NotFound, what)));
+            }
+            let ahead = start.saturating_add(READ_AHEAD).min(*size);
+            self.bring(&mut parts, start, end.max(ahead)).map_err(|failure| match failure {
+                RangeFailure::Other(failure) => self.hub.explain(&self.spec, name, failure),
+                RangeFailure::WholeOnly => {
+                    let what = format!(
+                        "{name}: the server sends whole files alone, no part of one; `hf download` brings the checkpoint whole"
+                    );
+                    Error::io(self.spec.to_string(), io::Error::other(what))
+                }
+            })?;
+        }
+        parts.log.copy(start, out);
+        Ok(())
+    }
+}
