@@ -55,7 +55,7 @@ pub struct EnergyFigures {
     /// Millijoules for a token, those at rest left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mj_per_token: Option<f64>,
-    /// What the millijoules are of: `ane`, `cpu`, `gpu`.
+    /// Names of the lines that the millijoules are of: `ane`, `cpu`, `gpu`.
     pub counted: Vec<&'static str>,
 }
 
