@@ -280,6 +280,75 @@ fn a_chat_goes_on_from_its_last_turn_and_may_be_held_to_a_schema() {
 }
 
 #[test]
+fn a_call_of_a_tool_is_one_in_the_answer() {
+    let template = |name: &str| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../runtime/tests/chat_templates").join(name);
+        path.to_str().unwrap().to_string()
+    };
+    let days = json!({"type": "integer", "minimum": 1, "maximum": 9});
+    let tool = |name: &str| {
+        json!({"type": "function", "function": {"name": name, "parameters": {"type": "object", "required": ["days", "place"],
+            "additionalProperties": false, "properties": {"place": {"enum": ["here", "there"]}, "days": days}}}})
+    };
+    let question = json!([{"role": "user", "content": "Weather?"}]);
+    let body = |choice: Value| json!({"messages": question, "tools": [tool("weather"), tool("wind")], "tool_choice": choice, "max_tokens": 120, "seed": 1});
+    for name in ["qwen3.jinja", "llama3.jinja"] {
+        let server = Server::start(&["--chat-template", &template(name)]);
+        let named = json!({"type": "function", "function": {"name": "wind"}});
+        for (choice, names) in [(json!("required"), &["weather", "wind"][..]), (named, &["wind"])] {
+            let v = server.chat(body(choice.clone()));
+            let answer = &v["choices"][0];
+            assert_eq!(
+                (&answer["finish_reason"], &answer["message"]["content"]),
+                (&json!("tool_calls"), &Value::Null),
+                "{v}"
+            );
+            let calls = answer["message"]["tool_calls"].as_array().unwrap();
+            assert_eq!(calls.len(), 1, "{v}");
+            let function = &calls[0]["function"];
+            assert!(names.contains(&function["name"].as_str().unwrap()), "{v}");
+            let arguments: Value = serde_json::from_str(function["arguments"].as_str().unwrap()).unwrap();
+            assert!((1..=9).contains(&arguments["days"].as_u64().unwrap()), "{v}");
+            // The same call as a stream.
+            let mut streamed = body(choice);
+            streamed["stream"] = true.into();
+            let events = server.stream("/v1/chat/completions", &streamed);
+            let deltas: Vec<&Value> = events.iter().map(|e| &e["choices"][0]["delta"]).collect();
+            let called: Vec<&Value> = deltas.iter().filter_map(|d| d["tool_calls"].get(0)).collect();
+            assert_eq!(called.len(), 1, "{events:?}");
+            assert_eq!((&called[0]["index"], &called[0]["function"]), (&json!(0), function));
+            assert!(called[0]["id"].as_str().unwrap().starts_with("call_"));
+            assert!(deltas.iter().all(|d| d["content"].as_str().is_none_or(str::is_empty)), "{events:?}");
+            let reasons = events.iter().filter_map(|e| e["choices"][0]["finish_reason"].as_str());
+            assert_eq!(reasons.collect::<Vec<_>>(), ["tool_calls"]);
+            // The call and its result go on as messages.
+            let messages = json!([question[0], answer["message"],
+                {"role": "tool", "content": "windy", "tool_call_id": calls[0]["id"]}]);
+            let v = server.chat(json!({"messages": messages, "tools": [tool("wind")], "max_tokens": 4}));
+            assert!(v["usage"]["prompt_tokens"].as_u64().unwrap() > 20, "{v}");
+        }
+        // Without a call, words come as ever; without tools, nothing is looked for.
+        let schema = json!({"type": "object", "required": ["name", "parameters"], "additionalProperties": false,
+            "properties": {"name": {"const": "wind"}, "parameters": {"type": "object", "additionalProperties": false}}});
+        let format = json!({"type": "json_schema", "json_schema": {"name": "s", "schema": schema}});
+        let v = server.chat(json!({"messages": question, "response_format": format, "max_tokens": 60}));
+        assert_eq!(content(&v), r#"{"name": "wind", "parameters": {}}"#);
+        for (choice, param) in [
+            (json!("always"), "tool_choice"),
+            (json!({"type": "function", "function": {"name": "rain"}}), "tool_choice"),
+        ] {
+            let (status, answer) = server.post("/v1/chat/completions", &body(choice));
+            assert_eq!((status, &answer["error"]["param"]), (400, &json!(param)), "{answer}");
+        }
+    }
+    // A template whose form of calls is not known: calls stay text, and none can be forced.
+    let server = Server::start(&["--chat-template", &template("gemma4.jinja")]);
+    let (status, answer) = server.post("/v1/chat/completions", &body(json!("required")));
+    assert_eq!((status, &answer["error"]["param"]), (400, &json!("tool_choice")), "{answer}");
+    assert!(server.chat(body(json!("auto")))["choices"][0]["message"]["tool_calls"].is_null());
+}
+
+#[test]
 fn localhost_is_reached_by_both_of_its_addresses() {
     let server = Server::start(&["--host", "localhost"]);
     let port = server.address.strip_prefix("localhost:").expect("localhost and a port").to_string();

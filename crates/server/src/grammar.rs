@@ -1,10 +1,10 @@
-//! Grammars of answers: JSON, by a schema or any object.
+//! Grammars of answers: JSON, by a schema or any object, and calls of tools.
 
 use anemoe_runtime::model::Model;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory, token_bytes_from_tokenizer_json};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
@@ -42,26 +42,38 @@ impl Grammars {
     ///
     /// # Errors
     /// The schema is wrong or not supported, or the tokenizer has no bytes of its tokens.
-    pub fn json(&self, model: &Model, schema: Value) -> Result<Matcher, String> {
+    pub fn json(&self, model: &Model, mut schema: Value) -> Result<Matcher, String> {
+        if let Some(schema) = schema.as_object_mut() {
+            spell(schema);
+        }
+        self.matcher(model, TopLevelGrammar::from_json_schema(schema))
+    }
+
+    /// A matcher for a grammar in Lark.
+    ///
+    /// # Errors
+    /// The grammar is wrong or not supported, or the tokenizer has no bytes of its tokens.
+    pub fn lark(&self, model: &Model, grammar: String) -> Result<Matcher, String> {
+        self.matcher(model, TopLevelGrammar::from_lark(grammar))
+    }
+
+    fn matcher(&self, model: &Model, grammar: TopLevelGrammar) -> Result<Matcher, String> {
         let factory = self.factory.get_or_init(|| contained(|| factory(model)));
         let factory = factory.as_ref().map_err(Clone::clone)?;
         contained(|| {
-            let mut schema = schema;
-            // As models are used to write it; blanks without end are none of the answer.
-            if let Some(schema) = schema.as_object_mut() {
-                let spelling =
-                    json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
-                schema.entry("x-guidance").or_insert(spelling);
-            }
-            let parser = factory
-                .create_parser(TopLevelGrammar::from_json_schema(schema))
-                .map_err(|e| e.to_string())?;
+            let parser = factory.create_parser(grammar).map_err(|e| e.to_string())?;
             let mut matcher = Matcher::new(Ok(parser));
             // What cannot be matched shows with the first mask.
             matcher.compute_mask().map_err(|e| e.to_string())?;
             Ok(matcher)
         })
     }
+}
+
+/// Has JSON of a schema written as models are used to write it; blanks without end are none of the answer.
+pub fn spell(schema: &mut Map<String, Value>) {
+    let spelling = json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
+    schema.entry("x-guidance").or_insert(spelling);
 }
 
 /// Turns panics of the library into errors.

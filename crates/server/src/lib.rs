@@ -16,5 +16,6 @@ pub mod batching;
 mod counters;
 mod grammar;
 pub mod http;
+mod tool_calls;
 
 pub use anemoe_io::{Error, Result};

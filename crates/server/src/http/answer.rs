@@ -2,6 +2,7 @@
 
 use crate::batching::{ChosenToken, EndReason, Usage};
 use crate::grammar::TokenWords;
+use crate::tool_calls::{AnswerPart, ToolCall};
 use anemoe_runtime::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -37,16 +38,31 @@ pub struct AnswerHeader {
 /// Answer to one prompt.
 #[derive(Default)]
 pub struct Complete {
-    /// All text.
+    /// All text, but for calls.
     pub text: String,
+    /// Calls of tools.
+    pub calls: Vec<ToolCall>,
     /// Tokens with probabilities, where they are wanted.
     pub choices: Vec<ChosenToken>,
     /// Reason for which it ended, once it has.
     pub reason: Option<EndReason>,
 }
 
-fn reason_name(reason: EndReason) -> &'static str {
+impl Complete {
+    /// Adds parts of its text.
+    pub fn add(&mut self, parts: Vec<AnswerPart>) {
+        for part in parts {
+            match part {
+                AnswerPart::Text(text) => self.text += &text,
+                AnswerPart::Call(call) => self.calls.push(call),
+            }
+        }
+    }
+}
+
+fn reason_name(reason: EndReason, has_calls: bool) -> &'static str {
     match reason {
+        EndReason::Stop if has_calls => "tool_calls",
         EndReason::Stop => "stop",
         EndReason::Length => "length",
     }
@@ -74,12 +90,19 @@ impl AnswerHeader {
     /// The whole answer.
     pub fn complete(&self, all: &[Complete], usage: Usage) -> Value {
         let choice = |(index, answer): (usize, &Complete)| {
-            let reason = answer.reason.map(reason_name);
+            let reason = answer.reason.map(|reason| reason_name(reason, !answer.calls.is_empty()));
             let logprobs = self.logprobs(&answer.choices, 0);
             match self.endpoint {
                 Endpoint::Chat => {
-                    json!({"index": index, "message": {"role": "assistant", "content": answer.text, "refusal": null},
-                    "logprobs": logprobs, "finish_reason": reason})
+                    let mut message = json!({"role": "assistant", "content": answer.text, "refusal": null});
+                    if !answer.calls.is_empty() {
+                        let calls = answer.calls.iter().enumerate();
+                        message["tool_calls"] = calls.map(|(n, call)| self.call(index, n, call)).collect();
+                        if answer.text.trim().is_empty() {
+                            message["content"] = Value::Null;
+                        }
+                    }
+                    json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason})
                 }
                 Endpoint::Completion => {
                     json!({"index": index, "text": answer.text, "logprobs": logprobs, "finish_reason": reason})
@@ -126,9 +149,25 @@ impl AnswerHeader {
         self.document(self.chunk_object(), json!([choice])).into()
     }
 
+    /// Call number `n` of an answer.
+    fn call(&self, index: usize, n: usize, call: &ToolCall) -> Value {
+        let number = self.id.rsplit('-').next().unwrap_or_default();
+        let function = json!({"name": call.name, "arguments": call.arguments});
+        json!({"id": format!("call_{number}_{index}_{n}"), "type": "function", "function": function})
+    }
+
+    /// Call number `n` of an answer, as a piece of a stream.
+    pub fn call_piece(&self, index: usize, n: usize, call: &ToolCall) -> Value {
+        let mut entry = self.call(index, n, call);
+        entry["index"] = n.into();
+        let delta = json!({"tool_calls": [entry]});
+        let choice = json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null});
+        self.document(self.chunk_object(), json!([choice])).into()
+    }
+
     /// The end of an answer.
-    pub fn ending(&self, index: usize, reason: EndReason) -> Value {
-        let reason = reason_name(reason);
+    pub fn ending(&self, index: usize, reason: EndReason, has_calls: bool) -> Value {
+        let reason = reason_name(reason, has_calls);
         let choice = match self.endpoint {
             Endpoint::Chat => json!({"index": index, "delta": {}, "logprobs": null, "finish_reason": reason}),
             Endpoint::Completion => {

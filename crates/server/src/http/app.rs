@@ -4,6 +4,7 @@ use super::access::{ApiKeys, Origins};
 use crate::batching::{AnswerEvent, BatchLimits, Batcher, Sink};
 use crate::counters::ServerCounters;
 use crate::grammar::Grammars;
+use crate::tool_calls::CallForm;
 use anemoe_runtime::chat::{ChatTemplate, SamplingDefaults};
 use anemoe_runtime::model::Model;
 use anemoe_runtime::speculate::Speculation;
@@ -50,6 +51,8 @@ pub struct App {
     pub tokenizer: Arc<Tokenizer>,
     /// Its chat template.
     pub template: ChatTemplate,
+    /// Form of calls in its answers, where it is a known one.
+    pub call_form: Option<CallForm>,
     /// Tokens that end an answer of a chat.
     pub ends: Vec<u32>,
     /// Batcher, which runs jobs.

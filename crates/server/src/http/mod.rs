@@ -14,6 +14,7 @@ pub use app::ServerSettings;
 use crate::batching::Batcher;
 use crate::counters::ServerCounters;
 use crate::grammar::Grammars;
+use crate::tool_calls::CallForm;
 use crate::{Error, Result};
 use access::{ApiKeys, Origins};
 use anemoe_runtime::chat::ChatTemplate;
@@ -81,6 +82,7 @@ pub fn serve(
         settings.speculation.clone(),
     );
     let app = Arc::new(App {
+        call_form: CallForm::of(&template),
         ends: template.end_tokens(&tokenizer),
         keys: ApiKeys::new(&settings.keys),
         origins: Origins::new(settings.origins.clone()),

@@ -86,6 +86,22 @@ pub struct Body {
     modalities: Option<Value>,
 }
 
+/// Tools of a request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OfferedTools<'a> {
+    /// Those that the model is told of.
+    pub shown: &'a [Value],
+    /// Those one of which it has to call; none where it may answer.
+    pub forced: Vec<&'a Value>,
+}
+
+impl OfferedTools<'_> {
+    /// Their names.
+    pub fn names(&self) -> Vec<String> {
+        self.shown.iter().filter_map(|t| Some(t["function"]["name"].as_str()?.to_string())).collect()
+    }
+}
+
 /// Parameters that both kinds of requests have.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Params {
@@ -126,20 +142,37 @@ impl Body {
         })
     }
 
-    /// Functions to show to the template.
+    /// Tools that the model may call, and those one of which it has to call.
     ///
     /// # Errors
-    /// A function is forced, which is not supported.
-    pub fn tools(&self) -> Result<Option<&[Value]>, ApiError> {
-        match self.tool_choice.as_ref() {
-            Some(Value::String(choice)) if choice == "none" => return Ok(None),
-            Some(Value::String(choice)) if choice == "auto" => {}
-            None => {}
-            Some(_) => {
-                return Err(ApiError::param("tool_choice", "only \"auto\" and \"none\" are supported"));
+    /// A tool has no name, or one is to be called that is not there.
+    pub fn tools(&self) -> Result<OfferedTools<'_>, ApiError> {
+        let shown = self.tools.as_deref().unwrap_or_default();
+        for (i, tool) in shown.iter().enumerate() {
+            let name = tool.pointer("/function/name").and_then(Value::as_str);
+            if name.is_none_or(str::is_empty) {
+                return Err(ApiError::param("tools", format!("tool {i} has no `function.name`")));
             }
         }
-        Ok(self.tools.as_deref().filter(|t| !t.is_empty()))
+        let forced = match self.tool_choice.as_ref() {
+            None | Some(Value::Null) => Vec::new(),
+            Some(choice) if choice == "auto" => Vec::new(),
+            Some(choice) if choice == "none" => return Ok(OfferedTools { shown: &[], forced: Vec::new() }),
+            Some(choice) if choice == "required" => shown.iter().collect(),
+            Some(choice) => {
+                let name = choice.pointer("/function/name").and_then(Value::as_str).ok_or_else(|| {
+                    let what = "neither \"auto\", \"none\", \"required\" nor a function by its name";
+                    ApiError::param("tool_choice", what)
+                })?;
+                let named = shown.iter().find(|tool| tool["function"]["name"] == name);
+                let missing = || format!("there is no tool `{}`", name.escape_debug());
+                vec![named.ok_or_else(|| ApiError::param("tool_choice", missing()))?]
+            }
+        };
+        if forced.is_empty() && self.tool_choice.as_ref().is_some_and(|choice| choice == "required") {
+            return Err(ApiError::param("tool_choice", "there are no tools"));
+        }
+        Ok(OfferedTools { shown, forced })
     }
 
     /// Checks parameters; `own` are those of the model where the request says nothing.

@@ -3,9 +3,10 @@
 use super::answer::{AnswerHeader, Endpoint};
 use super::api_error::ApiError;
 use super::app::{App, Unconnected};
-use super::params::{Body, Params, Prompts, template_messages};
+use super::params::{Body, OfferedTools, Params, Prompts, template_messages};
 use super::stream::{ChannelSink, EventStream, collect};
 use crate::batching::{Job, Refusal};
+use crate::tool_calls::CallParser;
 use anemoe_runtime::chat::PromptText;
 use axum::Json;
 use axum::body::Body as HttpBody;
@@ -13,6 +14,7 @@ use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use llguidance::Matcher;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Instant;
@@ -31,6 +33,8 @@ struct Prepared {
     params: Params,
     prompts: Vec<PromptText>,
     jobs: Vec<Job>,
+    /// Finds calls of tools, where there are any to call.
+    calls: Option<CallParser>,
 }
 
 pub async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
@@ -51,7 +55,7 @@ async fn answer(app: Arc<App>, request: Request, endpoint: Endpoint) -> Result<R
         Ok::<_, ApiError>(prepared)
     });
     let lost = |_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the request could not be prepared");
-    let Prepared { header, params, prompts, mut jobs } = prepared.await.map_err(lost)??;
+    let Prepared { header, params, prompts, mut jobs, calls } = prepared.await.map_err(lost)??;
     for (index, job) in jobs.iter_mut().enumerate() {
         job.sink = Box::new(ChannelSink { index, sender: sender.clone() });
     }
@@ -67,9 +71,9 @@ async fn answer(app: Arc<App>, request: Request, endpoint: Endpoint) -> Result<R
         }
     })?;
     if !params.stream {
-        return Ok(Json(collect(&header, events, n, params.choices).await?).into_response());
+        return Ok(Json(collect(&header, events, n, params.choices, calls).await?).into_response());
     }
-    let stream = EventStream::new(header, events, n, params.choices, params.include_usage);
+    let stream = EventStream::new(header, events, n, params.choices, params.include_usage, calls);
     let mut response = HttpBody::from_stream(stream).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
@@ -124,8 +128,12 @@ fn prepare(app: &App, bytes: &[u8], endpoint: Endpoint) -> Result<Prepared, ApiE
             format!("{wanted} is more than {most}, the most that this server gives"),
         ));
     }
+    if endpoint == Endpoint::Completion && body.tools.is_some() {
+        return Err(ApiError::param("tools", "a completion has none"));
+    }
+    let tools = body.tools()?;
     let prompts = match endpoint {
-        Endpoint::Chat => vec![chat_prompt(app, &body)?],
+        Endpoint::Chat => vec![chat_prompt(app, &body, &tools)?],
         Endpoint::Completion => completion_prompts(app, &body)?,
     };
     let (limits, wanted) = (&app.settings.engine, prompts.len() * params.choices);
@@ -146,11 +154,7 @@ fn prepare(app: &App, bytes: &[u8], endpoint: Endpoint) -> Result<Prepared, ApiE
             return Err(ApiError::invalid(what).with_code("context_length_exceeded"));
         }
     }
-    if endpoint == Endpoint::Completion && body.tools.is_some() {
-        return Err(ApiError::param("tools", "a completion has none"));
-    }
-    let grammar = params.schema.clone().map(|schema| app.grammars.json(&app.model, schema)).transpose();
-    let grammar = grammar.map_err(|e| ApiError::param("response_format", e))?;
+    let grammar = grammar(app, &params, &tools)?;
     let mut stops = params.stops.clone();
     let mut ends = Vec::new();
     if endpoint == Endpoint::Chat {
@@ -182,13 +186,33 @@ fn prepare(app: &App, bytes: &[u8], endpoint: Endpoint) -> Result<Prepared, ApiE
             });
         }
     }
-    Ok(Prepared { header, params, prompts, jobs })
+    let calls = app.call_form.clone().filter(|_| !tools.shown.is_empty());
+    let calls = calls.map(|form| CallParser::new(form, tools.names()));
+    Ok(Prepared { header, params, prompts, jobs, calls })
 }
 
-fn chat_prompt(app: &App, body: &Body) -> Result<PromptText, ApiError> {
+/// What an answer is held to: a call of one of the forced tools, or a schema.
+fn grammar(app: &App, params: &Params, tools: &OfferedTools) -> Result<Option<Matcher>, ApiError> {
+    if tools.forced.is_empty() {
+        let grammar = params.schema.clone().map(|schema| app.grammars.json(&app.model, schema)).transpose();
+        return grammar.map_err(|e| ApiError::param("response_format", e));
+    }
+    if params.schema.is_some() {
+        return Err(ApiError::param("response_format", "an answer that has to be a call has no format"));
+    }
+    let form = app.call_form.as_ref().ok_or_else(|| {
+        let what =
+            "a call cannot be forced: the form in which this model's template writes calls is not known";
+        ApiError::param("tool_choice", what)
+    })?;
+    let grammar = app.grammars.lark(&app.model, form.grammar(&tools.forced));
+    grammar.map(Some).map_err(|e| ApiError::param("tools", e))
+}
+
+fn chat_prompt(app: &App, body: &Body, tools: &OfferedTools) -> Result<PromptText, ApiError> {
     let messages = body.messages.as_ref().ok_or_else(|| ApiError::param("messages", "it is missing"))?;
     let messages = template_messages(messages)?;
-    let tools = body.tools()?;
+    let tools = Some(tools.shown).filter(|tools| !tools.is_empty());
     if tools.is_some() && !app.template.takes_tools() {
         return Err(ApiError::param("tools", "the chat template of this model has none"));
     }

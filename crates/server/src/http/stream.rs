@@ -2,7 +2,8 @@
 
 use super::answer::{AnswerHeader, Complete};
 use super::api_error::ApiError;
-use crate::batching::{AnswerEvent, EndReason, JobFailure, Sink, Usage};
+use crate::batching::{AnswerEvent, ChosenToken, EndReason, JobFailure, Sink, Usage};
+use crate::tool_calls::{AnswerPart, CallParser};
 use axum::http::StatusCode;
 use futures_core::Stream;
 use serde_json::Value;
@@ -63,7 +64,28 @@ fn lost() -> ApiError {
     ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the answer was lost")
 }
 
-/// Waits for the whole answer of `n` choices, `per_prompt` to each prompt.
+/// Parts of a choice's text: all of it is text, unless calls are looked for.
+#[derive(Clone, Default)]
+struct ChoiceText {
+    parser: Option<CallParser>,
+    /// Calls so far.
+    calls: usize,
+}
+
+impl ChoiceText {
+    fn parts(&mut self, text: &str, is_end: bool) -> Vec<AnswerPart> {
+        let Some(parser) = &mut self.parser else {
+            return (!text.is_empty()).then(|| AnswerPart::Text(text.into())).into_iter().collect();
+        };
+        let mut parts = parser.push(text);
+        if is_end {
+            parts.extend(parser.finish());
+        }
+        parts
+    }
+}
+
+/// Waits for the whole answer of `n` choices, `per_prompt` to each prompt; `calls` finds calls of tools in it.
 ///
 /// # Errors
 /// A choice failed.
@@ -72,7 +94,9 @@ pub async fn collect(
     mut events: UnboundedReceiver<(usize, AnswerEvent)>,
     n: usize,
     per_prompt: usize,
+    calls: Option<CallParser>,
 ) -> Result<Value, ApiError> {
+    let mut texts = vec![ChoiceText { parser: calls, calls: 0 }; n];
     let mut all: Vec<Complete> = (0..n).map(|_| Complete::default()).collect();
     let mut counts = Counts::default();
     let mut left = n;
@@ -80,13 +104,13 @@ pub async fn collect(
         let (index, event) = events.recv().await.ok_or_else(lost)?;
         match event {
             AnswerEvent::Token { text, choice } => {
-                all[index].text += &text;
+                all[index].add(texts[index].parts(&text, false));
                 if choice.logprob.is_some() {
                     all[index].choices.push(choice);
                 }
             }
             AnswerEvent::Finished { text, reason, usage } => {
-                all[index].text += &text;
+                all[index].add(texts[index].parts(&text, true));
                 all[index].reason = Some(reason);
                 counts.add(usage, index.is_multiple_of(per_prompt));
                 left -= 1;
@@ -106,6 +130,7 @@ pub struct EventStream {
     counts: Counts,
     /// Characters of each choice's tokens so far.
     offsets: Vec<usize>,
+    texts: Vec<ChoiceText>,
     /// Choices that have not ended.
     left: usize,
     /// Pieces that are to be sent.
@@ -114,13 +139,14 @@ pub struct EventStream {
 }
 
 impl EventStream {
-    /// A stream of `n` choices, `per_prompt` to each prompt.
+    /// A stream of `n` choices, `per_prompt` to each prompt; `calls` finds calls of tools in it.
     pub fn new(
         header: AnswerHeader,
         events: UnboundedReceiver<(usize, AnswerEvent)>,
         n: usize,
         per_prompt: usize,
         include_usage: bool,
+        calls: Option<CallParser>,
     ) -> EventStream {
         let ready = (0..n).filter_map(|i| header.opening(i)).map(|v| data(&v)).collect();
         EventStream {
@@ -130,6 +156,7 @@ impl EventStream {
             include_usage,
             counts: Counts::default(),
             offsets: vec![0; n],
+            texts: vec![ChoiceText { parser: calls, calls: 0 }; n],
             left: n,
             ready,
             is_done: false,
@@ -139,11 +166,8 @@ impl EventStream {
     fn take(&mut self, index: usize, event: AnswerEvent) {
         match event {
             AnswerEvent::Token { text, choice } => {
-                // Tokens without text say nothing, unless their probabilities are wanted.
-                if !text.is_empty() || choice.logprob.is_some() {
-                    let piece = self.header.piece(index, &text, Some(&choice), self.offsets[index]);
-                    self.ready.push_back(data(&piece));
-                }
+                let parts = self.texts[index].parts(&text, false);
+                self.send(index, parts, Some(&choice));
                 if choice.logprob.is_some() {
                     self.offsets[index] += self.header.token(choice.id).chars().count();
                 }
@@ -153,11 +177,32 @@ impl EventStream {
         }
     }
 
-    fn finish(&mut self, index: usize, text: &str, reason: EndReason, usage: Usage) {
-        if !text.is_empty() {
-            self.ready.push_back(data(&self.header.piece(index, text, None, 0)));
+    /// Sends parts of a choice's text; the token that brought them goes with the first text, or alone.
+    fn send(&mut self, index: usize, parts: Vec<AnswerPart>, mut choice: Option<&ChosenToken>) {
+        // Tokens without text say nothing, unless their probabilities are wanted.
+        let is_wanted = choice.is_some_and(|c| c.logprob.is_some());
+        if is_wanted && !parts.iter().any(|part| matches!(part, AnswerPart::Text(_))) {
+            let piece = self.header.piece(index, "", choice.take(), self.offsets[index]);
+            self.ready.push_back(data(&piece));
         }
-        self.ready.push_back(data(&self.header.ending(index, reason)));
+        for part in parts {
+            let piece = match part {
+                AnswerPart::Text(text) => self.header.piece(index, &text, choice.take(), self.offsets[index]),
+                AnswerPart::Call(call) => {
+                    let n = self.texts[index].calls;
+                    self.texts[index].calls += 1;
+                    self.header.call_piece(index, n, &call)
+                }
+            };
+            self.ready.push_back(data(&piece));
+        }
+    }
+
+    fn finish(&mut self, index: usize, text: &str, reason: EndReason, usage: Usage) {
+        let parts = self.texts[index].parts(text, true);
+        self.send(index, parts, None);
+        let has_calls = self.texts[index].calls > 0;
+        self.ready.push_back(data(&self.header.ending(index, reason, has_calls)));
         self.counts.add(usage, index.is_multiple_of(self.per_prompt));
         self.left -= 1;
         if self.left == 0 {
