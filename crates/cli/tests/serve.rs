@@ -349,6 +349,39 @@ fn a_call_of_a_tool_is_one_in_the_answer() {
 }
 
 #[test]
+fn what_other_servers_take_is_taken_or_answered_with_what_is_meant() {
+    let template = Path::new(env!("CARGO_MANIFEST_DIR")).join("../runtime/tests/chat_templates/qwen3.jinja");
+    let server = Server::start(&["--chat-template", template.to_str().unwrap(), "--max-tokens", "3"]);
+    let messages = json!([{"role": "user", "content": "x"}]);
+    // -1 is all that there is room for, within the server's own limit.
+    let v = server.chat(json!({"messages": messages, "max_tokens": -1, "top_k": -1, "ignore_eos": true}));
+    assert_eq!(v["usage"]["completion_tokens"], 3, "{v}");
+    // A variable of the template changes the prompt.
+    let tokens = |variables: Value| {
+        let v =
+            server.chat(json!({"messages": messages, "max_tokens": 1, "chat_template_kwargs": variables}));
+        v["usage"]["prompt_tokens"].as_u64().unwrap()
+    };
+    assert!(tokens(json!({"enable_thinking": false})) > tokens(json!({})));
+    let (status, v) = server.post(
+        "/v1/chat/completions",
+        &json!({"messages": messages, "chat_template_kwargs": {"messages": []}}),
+    );
+    assert_eq!((status, &v["error"]["param"]), (400, &json!("chat_template_kwargs")), "{v}");
+    for (path, says) in [
+        ("/chat/completions", "/v1/chat/completions is"),
+        ("/models", "/v1/models is"),
+        ("/api/chat", "OpenAI's API: /v1/chat/completions"),
+        ("/v1", "OpenAI's API"),
+    ] {
+        let (status, v) = server.post(path, &json!({}));
+        assert!(status == 404 && v["error"]["message"].as_str().unwrap().contains(says), "{path}: {v}");
+    }
+    let port = server.address.rsplit(':').next().unwrap();
+    refused(&["serve", bundle().to_str().unwrap(), "--port", port], &["cannot listen at", "--port 0"]);
+}
+
+#[test]
 fn localhost_is_reached_by_both_of_its_addresses() {
     let server = Server::start(&["--host", "localhost"]);
     let port = server.address.strip_prefix("localhost:").expect("localhost and a port").to_string();

@@ -21,7 +21,7 @@ pub struct PartlyWanted<'a> {
 pub enum RangeFailure {
     /// The server sends whole files alone.
     WholeOnly,
-    /// As for a whole file.
+    /// A whole file would not come either.
     Other(DownloadFailure),
 }
 

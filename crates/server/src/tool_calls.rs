@@ -196,7 +196,7 @@ impl CallParser {
         }
     }
 
-    /// What was held back when the answer ended; a call whose end tag did not come counts where it is whole.
+    /// Gives what was held back when the answer ended; a call whose end tag did not come counts where it is whole.
     pub fn finish(&mut self) -> Vec<AnswerPart> {
         let held = std::mem::take(&mut self.held);
         let mut parts = Vec::new();

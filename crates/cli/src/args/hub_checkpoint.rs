@@ -27,7 +27,7 @@ struct Fetched {
     weights: RangedFiles,
 }
 
-/// How much of a checkpoint a command needs.
+/// Part of a checkpoint that a command needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
     /// All of it.

@@ -22,7 +22,7 @@ const AT_ONCE: usize = 8;
 pub struct Peeked {
     /// Its folder, without files of weights that never came; or the GGUF file.
     pub snapshot: Snapshot,
-    /// Those files of weights.
+    /// Files of weights that are read in ranges.
     pub weights: RangedFiles,
 }
 

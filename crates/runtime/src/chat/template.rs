@@ -139,15 +139,36 @@ impl ChatTemplate {
     /// # Errors
     /// The template refuses the messages, or fails.
     pub fn render(&self, messages: &[Value], tools: Option<&[Value]>, answer: bool) -> Result<String> {
-        let mut text = self.run(messages, tools, answer)?;
+        self.render_with(messages, tools, answer, &Map::new())
+    }
+
+    /// The same with variables of one conversation, which go before those of the template.
+    ///
+    /// # Errors
+    /// The template refuses the messages, or fails.
+    pub fn render_with(
+        &self,
+        messages: &[Value],
+        tools: Option<&[Value]>,
+        answer: bool,
+        own: &Map<String, Value>,
+    ) -> Result<String> {
+        let mut text = self.run(messages, tools, answer, own)?;
         if answer && let Some(before) = &self.before_answer {
             text += before;
         }
         Ok(text)
     }
 
-    fn run(&self, messages: &[Value], tools: Option<&[Value]>, answer: bool) -> Result<String> {
+    fn run(
+        &self,
+        messages: &[Value],
+        tools: Option<&[Value]>,
+        answer: bool,
+        own: &Map<String, Value>,
+    ) -> Result<String> {
         let mut variables = self.variables.clone();
+        variables.extend(own.clone());
         variables.insert("messages".into(), messages.into());
         variables.insert("tools".into(), tools.map_or(Value::Null, |t| t.into()));
         variables.insert("documents".into(), Value::Null);
@@ -162,10 +183,11 @@ impl ChatTemplate {
     fn look_around_answers(&mut self) {
         let question = [message("user", "x")];
         let answered = [message("user", "x"), message("assistant", MARK)];
+        let own = Map::new();
         let (Ok(open), Ok(asked), Ok(whole)) = (
-            self.run(&question, None, false),
-            self.run(&question, None, true),
-            self.run(&answered, None, false),
+            self.run(&question, None, false, &own),
+            self.run(&question, None, true, &own),
+            self.run(&answered, None, false, &own),
         ) else {
             return;
         };

@@ -15,6 +15,19 @@ const MOST_STOPS: usize = 16;
 const HIGHEST_TEMPERATURE: f64 = 2.0;
 /// Most alternatives to a token, as in OpenAI's API.
 const MOST_LOGPROBS: u64 = 20;
+/// Numbers of other servers that would change an answer, and the values at which they do not.
+const OTHER_NUMBERS: [(&str, f64); 5] = [
+    ("repeat_penalty", 1.0),
+    ("typical_p", 1.0),
+    ("mirostat", 0.0),
+    ("dry_multiplier", 0.0),
+    ("xtc_probability", 0.0),
+];
+/// Formats of other servers.
+const OTHER_FORMATS: [&str; 6] =
+    ["grammar", "json_schema", "guided_json", "guided_regex", "guided_choice", "guided_grammar"];
+/// Variables of a template that requests do not set.
+const TEMPLATE_OWN: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
 
 /// One text or several.
@@ -58,11 +71,12 @@ pub struct Body {
     /// Functions that the model may name.
     pub tools: Option<Vec<Value>>,
     tool_choice: Option<Value>,
-    max_tokens: Option<u64>,
-    max_completion_tokens: Option<u64>,
+    chat_template_kwargs: Option<Map<String, Value>>,
+    max_tokens: Option<i64>,
+    max_completion_tokens: Option<i64>,
     temperature: Option<f64>,
     top_p: Option<f64>,
-    top_k: Option<u64>,
+    top_k: Option<i64>,
     n: Option<u64>,
     best_of: Option<u64>,
     stream: Option<bool>,
@@ -89,9 +103,9 @@ pub struct Body {
 /// Tools of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OfferedTools<'a> {
-    /// Those that the model is told of.
+    /// Tools that the model is told of.
     pub shown: &'a [Value],
-    /// Those one of which it has to call; none where it may answer.
+    /// Tools one of which it has to call; none where it may answer.
     pub forced: Vec<&'a Value>,
 }
 
@@ -136,6 +150,7 @@ impl Body {
         if !value.is_object() {
             return Err(ApiError::invalid("the body is not a JSON object"));
         }
+        refuse_others(&value)?;
         serde_path_to_error::deserialize(value).map_err(|e| {
             let key = e.path().to_string();
             ApiError::param(key, format!("of another type: {}", e.inner()))
@@ -175,6 +190,20 @@ impl Body {
         Ok(OfferedTools { shown, forced })
     }
 
+    /// Variables of the template that this request sets, such as `enable_thinking`.
+    ///
+    /// # Errors
+    /// One is the template's own.
+    pub fn template_variables(&self) -> Result<Map<String, Value>, ApiError> {
+        let variables = self.chat_template_kwargs.clone().unwrap_or_default();
+        match variables.keys().find(|key| TEMPLATE_OWN.contains(&key.as_str())) {
+            Some(key) => {
+                Err(ApiError::param("chat_template_kwargs", format!("`{key}` is set by the server")))
+            }
+            None => Ok(variables),
+        }
+    }
+
     /// Checks parameters; `own` are those of the model where the request says nothing.
     ///
     /// # Errors
@@ -182,7 +211,11 @@ impl Body {
     pub fn params(&self, own: &SamplingDefaults, is_chat: bool) -> Result<Params, ApiError> {
         self.refuse_unsupported()?;
         let max_new = match self.max_completion_tokens.or(self.max_tokens) {
-            Some(0) => return Err(ApiError::param("max_tokens", "at least 1 is needed")),
+            // As llama.cpp's server has it: as many as there is room for.
+            Some(-1) => None,
+            Some(..=0) => {
+                return Err(ApiError::param("max_tokens", "at least 1 is needed, or -1 for all that fit"));
+            }
             Some(n) => Some(usize::try_from(n).unwrap_or(usize::MAX)),
             // As in OpenAI's API.
             None if !is_chat => Some(16),
@@ -199,7 +232,9 @@ impl Body {
         if !(top_p > 0.0 && top_p <= 1.0) {
             return Err(ApiError::param("top_p", format!("{top_p} is not above 0 and at most 1")));
         }
-        let top_k = self.top_k.map(|k| usize::try_from(k).unwrap_or(usize::MAX)).or(own.top_k).unwrap_or(0);
+        // Below 0 is all of them, as 0 is.
+        let top_k = self.top_k.map(|k| usize::try_from(k.max(0)).unwrap_or(usize::MAX));
+        let top_k = top_k.or(own.top_k).unwrap_or(0);
         let seed = self.seed.map_or_else(fresh_seed, |seed| seed as u64);
         let sampling = Sampling {
             temperature: temperature as f32,
@@ -293,6 +328,20 @@ impl Body {
             },
             _ => Err(ApiError::param("response_format", "type is not text, json_object or json_schema")),
         }
+    }
+}
+
+/// Refuses options of other servers that would change the answer, and are not known here.
+fn refuse_others(body: &Value) -> Result<(), ApiError> {
+    let number = |(name, neutral): &&(&'static str, f64)| body[*name].as_f64().is_some_and(|n| n != *neutral);
+    let format = |name: &&&'static str| !matches!(&body[**name], Value::Null) && body[**name] != "";
+    let number = OTHER_NUMBERS.iter().find(number).map(|(name, _)| *name);
+    match number.or_else(|| OTHER_FORMATS.iter().find(format).copied()) {
+        Some(name) => Err(ApiError::param(name, "this server does not support it")),
+        None if body["n_predict"].is_i64() => {
+            Err(ApiError::param("n_predict", "it is called max_tokens here"))
+        }
+        None => Ok(()),
     }
 }
 
@@ -394,6 +443,12 @@ mod tests {
             (json!({"presence_penalty": 0.5}), "presence_penalty"),
             (json!({"logit_bias": {"5": 1}}), "logit_bias"),
             (json!({"min_p": 0.1}), "min_p"),
+            (json!({"max_tokens": -2}), "max_tokens"),
+            (json!({"repeat_penalty": 1.1}), "repeat_penalty"),
+            (json!({"mirostat": 2}), "mirostat"),
+            (json!({"grammar": "root ::= x"}), "grammar"),
+            (json!({"guided_json": {"type": "object"}}), "guided_json"),
+            (json!({"n_predict": 8}), "n_predict"),
             (json!({"repetition_penalty": 1.1}), "repetition_penalty"),
             (json!({"functions": [{"name": "f"}]}), "functions"),
             (json!({"function_call": {"name": "f"}}), "function_call"),
@@ -406,6 +461,7 @@ mod tests {
             assert_eq!((e.status.as_u16(), e.param.as_deref()), (400, Some(name)), "{body}");
         }
         for body in [
+            json!({"repeat_penalty": 1.0, "mirostat": 0, "grammar": "", "json_schema": null, "top_k": -1}),
             json!({"min_p": 0, "repetition_penalty": 1, "functions": [], "function_call": "none"}),
             json!({"min_p": null, "audio": null, "functions": null, "modalities": ["text"]}),
         ] {
@@ -421,7 +477,7 @@ mod tests {
             assert_eq!((e.status.as_u16(), e.param.as_deref()), (400, Some(name)), "{body}");
             assert!(!e.message.contains("untagged"), "{}", e.message);
         }
-        for body in [json!({"temperature": "hot"}), json!({"max_tokens": -1}), json!({"n": 1.5}), json!([1])]
+        for body in [json!({"temperature": "hot"}), json!({"max_tokens": 1.5}), json!({"n": 1.5}), json!([1])]
         {
             assert_eq!(params(body.clone(), true).unwrap_err().status.as_u16(), 400, "{body}");
         }
@@ -438,6 +494,8 @@ mod tests {
         assert_eq!((p.max_new, p.sampling.temperature, p.sampling.seed, p.choices), (None, 1.0, u64::MAX, 1));
         assert_eq!(p.stops, ["x"]);
         assert_eq!(params(json!({}), false).unwrap().max_new, Some(16));
+        let p = params(json!({"max_tokens": -1, "top_k": -1}), false).unwrap();
+        assert_eq!((p.max_new, p.sampling.top_k), (None, 0));
         let own = SamplingDefaults {
             temperature: Some(0.5),
             top_k: Some(64),

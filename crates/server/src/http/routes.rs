@@ -11,7 +11,7 @@ use anemoe_runtime::chat::PromptText;
 use axum::Json;
 use axum::body::Body as HttpBody;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use llguidance::Matcher;
@@ -96,7 +96,8 @@ async fn read_body(app: &App, request: Request) -> Result<Vec<u8>, ApiError> {
         return Err(too_large());
     }
     if !kind.eq_ignore_ascii_case("application/json") {
-        return Err(ApiError::invalid("the header content-type is not application/json"));
+        let what = "the header content-type is not application/json; curl sends it with -H 'content-type: application/json'";
+        return Err(ApiError::invalid(what));
     }
     let body = axum::body::to_bytes(request.into_body(), app.settings.max_body);
     match tokio::time::timeout(app.settings.body_timeout, body).await {
@@ -191,7 +192,7 @@ fn prepare(app: &App, bytes: &[u8], endpoint: Endpoint) -> Result<Prepared, ApiE
     Ok(Prepared { header, params, prompts, jobs, calls })
 }
 
-/// What an answer is held to: a call of one of the forced tools, or a schema.
+/// Grammar of an answer: a call of one of the forced tools, or a schema.
 fn grammar(app: &App, params: &Params, tools: &OfferedTools) -> Result<Option<Matcher>, ApiError> {
     if tools.forced.is_empty() {
         let grammar = params.schema.clone().map(|schema| app.grammars.json(&app.model, schema)).transpose();
@@ -217,7 +218,8 @@ fn chat_prompt(app: &App, body: &Body, tools: &OfferedTools) -> Result<PromptTex
         return Err(ApiError::param("tools", "the chat template of this model has none"));
     }
     let wrong = |e: anemoe_runtime::Error| ApiError::param("messages", e.what());
-    let text = app.template.render(&messages, tools, true).map_err(wrong)?;
+    let variables = body.template_variables()?;
+    let text = app.template.render_with(&messages, tools, true, &variables).map_err(wrong)?;
     let ids = app.engine.encode(&text).map_err(wrong)?;
     Ok(PromptText { text, ids })
 }
@@ -291,8 +293,14 @@ pub async fn page() -> Response {
     (headers, PAGE).into_response()
 }
 
-pub async fn nothing_here() -> ApiError {
-    ApiError::new(StatusCode::NOT_FOUND, "there is nothing at this path")
+pub async fn nothing_here(uri: Uri) -> ApiError {
+    let path = uri.path();
+    let what = match known_path(&format!("/v1{path}")) {
+        "other" => "there is nothing at this path; this is OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models"
+            .to_string(),
+        meant => format!("there is nothing at {}; {meant} is", path.escape_debug()),
+    };
+    ApiError::new(StatusCode::NOT_FOUND, what)
 }
 
 pub async fn wrong_method() -> ApiError {

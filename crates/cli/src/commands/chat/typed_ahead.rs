@@ -19,7 +19,7 @@ pub struct TypedAhead {
     is_ended: bool,
 }
 
-/// What comes next.
+/// Next thing that was typed.
 #[derive(Debug, PartialEq, Eq)]
 pub enum NextTyped {
     /// A question.
