@@ -123,11 +123,14 @@ struct LoadedPackage {
     /// Functions in stages, for batches, by name; none where a function has no stages.
     staged: Mutex<BTreeMap<String, Option<Arc<StagedFunction>>>>,
     /// The function that was made for some number of tokens last, as it was read, and its name.
-    resizable: Mutex<Option<(String, Arc<(Arc<Package>, Resizable)>)>>,
+    resizable: Mutex<Option<(String, ReadResizable)>>,
 }
 
 /// A function's package, program and description.
 type ReadFunction = (Arc<Package>, Function, FunctionDescription);
+
+/// A package, and a function of it that is rewritten for numbers of tokens.
+type ReadResizable = Arc<(Arc<Package>, Resizable)>;
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -165,7 +168,7 @@ impl LoadedPackage {
 
     /// A function of which others are made for numbers of tokens. Reading it takes as long as making one, so it is kept for the
     /// next.
-    fn resizable(&self, function: &str) -> Result<Arc<(Arc<Package>, Resizable)>> {
+    fn resizable(&self, function: &str) -> Result<ReadResizable> {
         if let Some((name, read)) = &*locked(&self.resizable)
             && name == function
         {
