@@ -62,7 +62,7 @@ pub struct TrialFigures {
     pub wrong_tokens: usize,
     /// Number of the first call with one of them.
     pub first_wrong: Option<usize>,
-    /// So many tokens may be wrong: where a router inside of the shard decides between near ties, results jump.
+    /// Most tokens that may be wrong: where a router inside of the shard decides between near ties, results jump.
     pub may_be_wrong: usize,
 }
 

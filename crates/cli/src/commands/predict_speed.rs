@@ -17,6 +17,7 @@ use anemoe_gates::cost::chips::ChipProfile;
 use anemoe_gates::cost::forecast::{Costed, Forecast, PassSize, forecast, tokens_per_call, with_memory};
 use anemoe_gates::cost::forms::{self, CostedForm, Recommendation, Setting};
 use anemoe_gates::cost::held_out::{HeldOut, held_out};
+use anemoe_gates::residency::PlannedPrograms;
 use anemoe_gates::residency::facts;
 use anemoe_gates::residency::imported::ImportedEvidence;
 use anemoe_gates::residency::rule::{Chip, Conditions};
@@ -126,7 +127,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         (chain, packages, None)
     } else {
         let PlannedCheckpoint { family, plan, .. } = plan_of(&path, &args, ui)?;
-        let packages = forms::packages(family.as_ref(), &plan)?;
+        let packages = forms::packages(&plan, &PlannedPrograms::lower(family.as_ref(), &plan)?);
         (plan.chain, packages, Some((family, plan.options)))
     };
     if let (Some(bench), Some(output)) = (&args.calibrate, &args.output) {

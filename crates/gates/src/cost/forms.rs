@@ -3,16 +3,14 @@
 use super::chips::ChipProfile;
 use super::forecast::{Costed, Forecast, PassSize, forecast, with_memory};
 use crate::residency::imported::ImportedEvidence;
-use crate::residency::rule::{Conditions, Verdict};
-use crate::residency::{self, CheckOptions, Verdicts, facts};
+use crate::residency::rule::{Conditions, PackageFacts, Verdict};
+use crate::residency::{self, CheckOptions, PlannedPrograms, Verdicts};
 use anemoe_convert::form::{CacheForm, HistoryForm, LAYERS_PER_SHARD, ShardForm};
 use anemoe_convert::form_ladder::{Rung, ladder};
 use anemoe_convert::models::Family;
-use anemoe_convert::plan::{Plan, PlanOptions};
-use anemoe_convert::shard_program::lower_without_weights;
+use anemoe_convert::plan::{Plan, PlanOptions, PlannedShard};
 use rayon::prelude::*;
 use serde::Serialize;
-use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
@@ -53,24 +51,15 @@ pub struct Recommendation {
     pub reasons: Vec<String>,
 }
 
-/// The packages of a plan with what they do. Of shards of one type the first is lowered.
-///
-/// # Errors
-/// A shard cannot be lowered.
-pub fn packages(family: &dyn Family, plan: &Plan) -> crate::Result<Vec<Costed>> {
-    let mut known = BTreeMap::new();
-    let mut all = Vec::new();
-    for shard in &plan.shards {
-        let signature = shard.signature();
-        if !known.contains_key(&signature) {
-            known.insert(signature.clone(), facts(&lower_without_weights(family, shard)?));
-        }
-        let mut own = known[&signature].clone();
-        own.weight_bytes = Some(shard.bytes);
-        let (name, functions) = (shard.name.clone(), shard.functions.clone());
-        all.push(Costed { name, kind: shard.kind, functions, facts: own });
-    }
-    Ok(all)
+/// Lists the packages of a plan with what they do.
+pub fn packages(plan: &Plan, programs: &PlannedPrograms) -> Vec<Costed> {
+    let one = |(shard, facts): (&PlannedShard, &PackageFacts)| Costed {
+        name: shard.name.clone(),
+        kind: shard.kind,
+        functions: shard.functions.clone(),
+        facts: PackageFacts { weight_bytes: Some(shard.bytes), ..facts.clone() },
+    };
+    plan.shards.iter().zip(programs.of_each()).map(one).collect()
 }
 
 /// Machine and pass that forms are compared for.
@@ -91,10 +80,11 @@ impl Setting<'_> {
     fn form(&self, family: &dyn Family, name: &str, options: &PlanOptions) -> Option<CostedForm> {
         // An option that the model does not have is no form of it.
         let plan = family.plan(options).ok()?;
-        let packages = packages(family, &plan).ok()?;
+        let programs = PlannedPrograms::lower(family, &plan).ok()?;
+        let packages = packages(&plan, &programs);
         let (conditions, evidence) = (self.conditions, self.evidence.clone());
         let check = CheckOptions { conditions, evidence, ..CheckOptions::default() };
-        let report = residency::plan(family, &plan, &check).ok()?;
+        let report = residency::programs(&plan, &programs, &check);
         let mut verdicts = report.verdicts;
         // What is too small for it to matter speaks against no form.
         let small = report.packages.iter().filter(|p| p.too_small && p.verdict == Verdict::NotAne).count();

@@ -21,6 +21,7 @@ pub mod likelihood;
 mod matchers;
 pub mod op_summary;
 pub mod outcomes;
+mod planned_programs;
 pub mod program_digest;
 mod report;
 pub mod rule;
@@ -28,6 +29,7 @@ pub mod rules;
 pub mod verdict;
 
 pub use analyze::facts;
+pub use planned_programs::PlannedPrograms;
 pub use report::{Comparison, Report, VerdictReason, Verdicts};
 
 use crate::residency::imported::ImportedEvidence;
@@ -38,10 +40,8 @@ use crate::residency::verdict::{Judge, PackageReport};
 use anemoe_bundle::Chain;
 use anemoe_convert::models::Family;
 use anemoe_convert::plan::{Plan, PlannedShard};
-use anemoe_convert::shard_program::lower_without_weights;
 use anemoe_mlpackage::package::Package;
 use rayon::prelude::*;
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -110,28 +110,29 @@ pub fn bundle(
 /// # Errors
 /// A shard cannot be lowered.
 pub fn plan(family: &dyn Family, plan: &Plan, options: &CheckOptions) -> crate::Result<Report> {
+    Ok(programs(plan, &PlannedPrograms::lower(family, plan)?, options))
+}
+
+/// Checks the programs of a plan, as [`plan`] does.
+pub fn programs(plan: &Plan, programs: &PlannedPrograms, options: &CheckOptions) -> Report {
     let judge = options.judge();
-    let signatures: Vec<String> = plan.shards.iter().map(PlannedShard::signature).collect();
-    let mut first: BTreeMap<&str, &PlannedShard> = BTreeMap::new();
-    for (signature, shard) in signatures.iter().zip(&plan.shards) {
-        first.entry(signature).or_insert(shard);
-    }
-    let judged = first.into_par_iter().map(|(signature, shard)| {
-        let program = lower_without_weights(family, shard)?;
-        Ok((signature, judge.package(&shard.name, &facts(&program), options.list_ops)))
-    });
-    let judged = judged.collect::<crate::Result<BTreeMap<&str, PackageReport>>>()?;
-    let packages = signatures.iter().zip(&plan.shards).map(|(signature, shard)| PackageReport {
+    let one = |(i, facts)| {
+        let first = programs.of_shards().iter().position(|&of| of == i);
+        let name = first.map_or("", |shard| plan.shards[shard].name.as_str());
+        judge.package(name, facts, options.list_ops)
+    };
+    let judged: Vec<PackageReport> = programs.types().par_iter().enumerate().map(one).collect();
+    let packages = programs.of_shards().iter().zip(&plan.shards).map(|(&of, shard)| PackageReport {
         name: shard.name.clone(),
         kind: Some(shard.kind.name().into()),
-        ..judged[signature.as_str()].clone()
+        ..judged[of].clone()
     });
     let packages = packages.collect();
     let bundle = BundleFacts {
         packages: plan.shards.len() as u64,
         bytes: plan.shards.iter().map(PlannedShard::package_bytes).sum(),
     };
-    Ok(summary(packages, bundle, &judge, options))
+    summary(packages, bundle, &judge, options)
 }
 
 fn summary(

@@ -1,0 +1,52 @@
+//! Programs of a plan before any is built: lowered without weights, of shards of one type the first.
+
+use super::analyze::facts;
+use super::rule::PackageFacts;
+use anemoe_convert::models::Family;
+use anemoe_convert::plan::{Plan, PlannedShard};
+use anemoe_convert::shard_program::lower_without_weights;
+use rayon::prelude::*;
+use std::collections::BTreeMap;
+
+/// Holds what is known of the programs of a plan's shards.
+pub struct PlannedPrograms {
+    /// Facts of each type of shard.
+    types: Vec<PackageFacts>,
+    /// Type of each shard.
+    of_shard: Vec<usize>,
+}
+
+impl PlannedPrograms {
+    /// Lowers a plan's shards.
+    ///
+    /// # Errors
+    /// A shard cannot be lowered.
+    pub fn lower(family: &dyn Family, plan: &Plan) -> crate::Result<Self> {
+        let mut known: BTreeMap<String, usize> = BTreeMap::new();
+        let mut first: Vec<&PlannedShard> = Vec::new();
+        let of_type = |shard| {
+            *known.entry(PlannedShard::signature(shard)).or_insert_with(|| {
+                first.push(shard);
+                first.len() - 1
+            })
+        };
+        let of_shard = plan.shards.iter().map(of_type).collect();
+        let lowered = first.into_par_iter().map(|shard| Ok(facts(&lower_without_weights(family, shard)?)));
+        Ok(PlannedPrograms { types: lowered.collect::<crate::Result<_>>()?, of_shard })
+    }
+
+    /// Facts of each type of shard, in the order of their first shards.
+    pub(super) fn types(&self) -> &[PackageFacts] {
+        &self.types
+    }
+
+    /// Type of each shard of the plan.
+    pub(super) fn of_shards(&self) -> &[usize] {
+        &self.of_shard
+    }
+
+    /// Facts of each shard of the plan.
+    pub fn of_each(&self) -> impl Iterator<Item = &PackageFacts> {
+        self.of_shard.iter().map(|&i| &self.types[i])
+    }
+}
