@@ -2,8 +2,8 @@
 
 mod common;
 
-use anemoe_hub::{Hub, HubSettings, HubSpec, Result, Snapshot};
-use common::{Asked, COMMIT, Reply, TestRepository, TestServer, git_hash, sha256};
+use anemoe_hub::{HubSpec, Result, Snapshot};
+use common::{Asked, COMMIT, Reply, TestRepository, TestServer, TestUser, git_hash, sha256};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -26,38 +26,22 @@ fn repository() -> TestRepository {
     TestRepository { files: files.map(|(n, b)| (n.to_string(), b)).to_vec(), bare: false }
 }
 
-struct Client {
-    dir: tempfile::TempDir,
-    variables: Vec<(&'static str, String)>,
+/// What tests do with a user's hub.
+trait Fetches {
+    fn fetch(&self, spec: &str) -> Result<Snapshot>;
+    fn fetch_accepted(&self, spec: &str, accept: &dyn Fn(&Path) -> Result<()>) -> Result<Snapshot>;
+    fn partial(&self, hash: &str) -> PathBuf;
 }
 
-impl Client {
-    fn new(server: &TestServer) -> Client {
-        Client { dir: tempfile::tempdir().unwrap(), variables: vec![("HF_ENDPOINT", server.address.clone())] }
-    }
-
-    fn with(mut self, name: &'static str, value: &str) -> Client {
-        self.variables.push((name, value.into()));
-        self
-    }
-
-    fn cache(&self) -> PathBuf {
-        self.dir.path().join("hub/models--o--n")
-    }
-
+impl Fetches for TestUser {
     fn fetch(&self, spec: &str) -> Result<Snapshot> {
         self.fetch_accepted(spec, &|_| Ok(()))
     }
 
     fn fetch_accepted(&self, spec: &str, accept: &dyn Fn(&Path) -> Result<()>) -> Result<Snapshot> {
-        let home = self.dir.path().to_str().unwrap().to_string();
-        let settings = HubSettings::from_variables(|name| match name {
-            "HF_HOME" => Some(home.clone()),
-            _ => self.variables.iter().find(|(n, _)| *n == name).map(|(_, v)| v.clone()),
-        })?;
         let spec = HubSpec::parse(Path::new(spec)).unwrap()?;
         let mut last = 0;
-        Hub::new(settings)?.fetch(&spec, accept, &mut |p| {
+        self.hub()?.fetch(&spec, accept, &mut |p| {
             assert!(p.done <= p.total && !p.file.is_empty());
             last = p.done;
         })
@@ -83,7 +67,7 @@ fn needed_files_come_into_the_layout_of_hugging_face() {
     let repository = repository();
     let served = repository.clone();
     let server = TestServer::start(move |asked| served.answer(asked));
-    let client = Client::new(&server);
+    let client = TestUser::new(&server);
     let snapshot = client.fetch("hf:o/n").unwrap();
     has_all(&snapshot, &repository);
     assert_eq!(snapshot.pinned.to_string(), format!("hf:o/n@{COMMIT}"));
@@ -117,13 +101,13 @@ fn sizes_and_hashes_may_come_with_headers() {
     let repository = TestRepository { bare: true, ..repository() };
     let served = repository.clone();
     let server = TestServer::start(move |asked| served.answer(asked));
-    has_all(&Client::new(&server).fetch("hf:o/n").unwrap(), &repository);
+    has_all(&TestUser::new(&server).fetch("hf:o/n").unwrap(), &repository);
     assert!(server.asked().iter().any(|a| a.method == "HEAD"));
     let server = TestServer::start(move |asked| {
         let reply = repository.answer(asked);
         Reply { headers: Vec::new(), ..reply }
     });
-    let refused = Client::new(&server).fetch("hf:o/n").unwrap_err().to_string();
+    let refused = TestUser::new(&server).fetch("hf:o/n").unwrap_err().to_string();
     assert!(refused.contains("does not tell its size and hash"), "{refused}");
 }
 
@@ -143,7 +127,7 @@ fn dropped_connections_are_taken_up_where_they_broke() {
             false => reply,
         }
     });
-    let client = Client::new(&server);
+    let client = TestUser::new(&server);
     has_all(&client.fetch("hf:o/n").unwrap(), &repository);
     let from: Vec<usize> = server.asked_for("m-1.safetensors").iter().map(Asked::from).collect();
     assert_eq!(from.len(), 13);
@@ -163,14 +147,14 @@ fn a_download_that_was_given_up_goes_on_later() {
             false => reply,
         }
     });
-    let client = Client::new(&server);
+    let client = TestUser::new(&server);
     let failed = client.fetch("hf:o/n").unwrap_err().to_string();
     assert!(failed.contains("status 503") && failed.contains("goes on from there"), "{failed}");
     let hash = sha256(repository.file("m-1.safetensors").unwrap());
     assert_eq!(client.partial(&hash).metadata().unwrap().len(), 50_000);
     let served = repository.clone();
     let better = TestServer::start(move |asked| served.answer(asked));
-    let client = Client { variables: vec![("HF_ENDPOINT", better.address.clone())], ..client };
+    let client = client.with("HF_ENDPOINT", &better.address);
     has_all(&client.fetch("hf:o/n").unwrap(), &repository);
     assert_eq!(better.asked_for("m-1.safetensors")[0].from(), 50_000);
     assert!(!client.partial(&hash).exists());
@@ -189,7 +173,7 @@ fn servers_that_ignore_ranges_send_all_again() {
             false => reply,
         }
     });
-    has_all(&Client::new(&server).fetch("hf:o/n").unwrap(), &repository);
+    has_all(&TestUser::new(&server).fetch("hf:o/n").unwrap(), &repository);
 }
 
 #[test]
@@ -216,7 +200,7 @@ fn lies_about_sizes_and_contents_are_found() {
             let reply = repository.answer(asked);
             if asked.path.ends_with("m-1.safetensors") { lie(asked, reply) } else { reply }
         });
-        let client = Client::new(&server);
+        let client = TestUser::new(&server);
         let failed = client.fetch("hf:o/n").unwrap_err().to_string();
         assert!(failed.contains("m-1.safetensors") && failed.contains(says), "{says}: {failed}");
         let names: Vec<_> = std::fs::read_dir(client.cache().join("blobs"))
@@ -232,7 +216,7 @@ fn a_damaged_part_is_thrown_away() {
     let repository = repository();
     let served = repository.clone();
     let server = TestServer::start(move |asked| served.answer(asked));
-    let client = Client::new(&server);
+    let client = TestUser::new(&server);
     let hash = sha256(repository.file("m-1.safetensors").unwrap());
     std::fs::create_dir_all(client.cache().join("blobs")).unwrap();
     std::fs::write(client.partial(&hash), vec![7; 4000]).unwrap();
@@ -261,7 +245,7 @@ fn a_token_goes_to_the_hub_and_to_no_other_server() {
             _ => served.answer(asked),
         }
     });
-    let client = Client::new(&hub);
+    let client = TestUser::new(&hub);
     let refused = client.fetch("hf:o/n").unwrap_err().to_string();
     assert!(refused.contains("HF_TOKEN"), "{refused}");
     let client = client.with("HF_TOKEN", TOKEN);
@@ -272,10 +256,10 @@ fn a_token_goes_to_the_hub_and_to_no_other_server() {
         assert!(!format!("{asked:?}").contains(TOKEN));
     }
     // A token from its file, and a wrong one.
-    let client = Client::new(&hub);
+    let client = TestUser::new(&hub);
     std::fs::write(client.dir.path().join("token"), TOKEN).unwrap();
     client.fetch("hf:o/n").unwrap();
-    let client = Client::new(&hub).with("HF_TOKEN", "hf_wrong");
+    let client = TestUser::new(&hub).with("HF_TOKEN", "hf_wrong");
     let refused = client.fetch("hf:o/n").unwrap_err().to_string();
     assert!(refused.contains("may not see it") && !refused.contains("hf_wrong"), "{refused}");
 }
@@ -286,7 +270,7 @@ fn redirects_in_circles_and_out_of_http_end() {
         [("/around", "redirects more than"), ("file:///etc/passwd", "not https"), ("http://", "nowhere")]
     {
         let server = TestServer::start(move |_| Reply::to(to));
-        let failed = Client::new(&server).fetch("hf:o/n").unwrap_err().to_string();
+        let failed = TestUser::new(&server).fetch("hf:o/n").unwrap_err().to_string();
         assert!(failed.contains(says), "{to}: {failed}");
     }
 }
@@ -301,7 +285,7 @@ fn refusals_say_what_to_do() {
         (418, "", "status 418"),
     ] {
         let server = TestServer::start(move |_| Reply::new(status, "").with("x-error-code", code));
-        let failed = Client::new(&server).fetch("hf:o/n@x").unwrap_err().to_string();
+        let failed = TestUser::new(&server).fetch("hf:o/n@x").unwrap_err().to_string();
         assert!(failed.contains(says) && failed.contains("hf:o/n@x"), "{status}: {failed}");
     }
 }
@@ -311,7 +295,7 @@ fn offline_uses_what_is_there() {
     let repository = repository();
     let served = repository.clone();
     let server = TestServer::start(move |asked| served.answer(asked));
-    let client = Client::new(&server);
+    let client = TestUser::new(&server);
     let snapshot = client.fetch("hf:o/n").unwrap();
     let asked = server.asked().len();
     let client = client.with("HF_HUB_OFFLINE", "1");
@@ -325,7 +309,7 @@ fn offline_uses_what_is_there() {
     // Where the server is gone, what is there is used, and that is said.
     client.fetch("hf:o/n").unwrap_err();
     let dead = "http://127.0.0.1:9".to_string();
-    let client = Client { variables: vec![("HF_ENDPOINT", dead)], ..client };
+    let client = client.with("HF_ENDPOINT", &dead).with("HF_HUB_OFFLINE", "0");
     assert!(client.fetch("hf:o/n").is_err());
     std::fs::write(snapshot.path.join("m-2.safetensors"), repository.file("m-2.safetensors").unwrap())
         .unwrap();
@@ -336,7 +320,7 @@ fn offline_uses_what_is_there() {
 fn a_model_that_is_refused_costs_no_download() {
     let repository = repository();
     let server = TestServer::start(move |asked| repository.answer(asked));
-    let client = Client::new(&server);
+    let client = TestUser::new(&server);
     let refuse = |folder: &Path| {
         assert!(folder.join("config.json").is_file());
         Err(anemoe_hub::Error::unsupported(folder, "model"))
@@ -359,7 +343,7 @@ fn hostile_lists_stay_in_the_cache() {
     ] {
         let text = list.to_string();
         let server = TestServer::start(move |_| Reply::new(200, text.clone()));
-        let client = Client::new(&server);
+        let client = TestUser::new(&server);
         client.fetch("hf:o/n").unwrap_err();
         let entries = std::fs::read_dir(client.dir.path()).unwrap();
         assert!(entries.map(|e| e.unwrap().file_name()).all(|name| name == "hub"), "{list}");
@@ -371,7 +355,7 @@ fn one_gguf_of_several_is_named() {
     let files = vec![("a-Q4_0.gguf".to_string(), vec![1; 10]), ("b-Q8_0.gguf".to_string(), vec![2; 20])];
     let repository = TestRepository { files, bare: false };
     let server = TestServer::start(move |asked| repository.answer(asked));
-    let client = Client::new(&server);
+    let client = TestUser::new(&server);
     let several = client.fetch("hf:o/n").unwrap_err().to_string();
     assert!(several.contains("a-Q4_0.gguf, b-Q8_0.gguf"), "{several}");
     let snapshot = client.fetch("hf:o/n/b-Q8_0.gguf").unwrap();

@@ -2,8 +2,8 @@
 
 mod common;
 
-use anemoe_hub::{Hub, HubSettings, HubSpec, Peeked, Result};
-use common::{Asked, COMMIT, Reply, TestRepository, TestServer, sha256};
+use anemoe_hub::{HubSpec, Peeked, Result};
+use common::{Asked, COMMIT, Reply, TestRepository, TestServer, TestUser, sha256};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -31,43 +31,22 @@ fn repository() -> TestRepository {
     TestRepository { files: files.map(|(n, b)| (n.to_string(), b)).to_vec(), bare: false }
 }
 
-struct Client {
-    dir: tempfile::TempDir,
-    variables: Vec<(&'static str, String)>,
+/// What tests do with a user's hub.
+trait Looks {
+    fn peek(&self, spec: &str) -> Result<Peeked>;
+    fn fetch(&self, spec: &str) -> Result<PathBuf>;
+    fn blobs(&self) -> Vec<String>;
 }
 
-impl Client {
-    fn new(server: &TestServer) -> Client {
-        Client { dir: tempfile::tempdir().unwrap(), variables: vec![("HF_ENDPOINT", server.address.clone())] }
-    }
-
-    fn with(mut self, name: &'static str, value: &str) -> Client {
-        self.variables.retain(|(n, _)| *n != name);
-        self.variables.push((name, value.into()));
-        self
-    }
-
-    fn hub(&self) -> Hub {
-        let home = self.dir.path().to_str().unwrap().to_string();
-        let settings = HubSettings::from_variables(|name| match name {
-            "HF_HOME" => Some(home.clone()),
-            _ => self.variables.iter().find(|(n, _)| *n == name).map(|(_, v)| v.clone()),
-        });
-        Hub::new(settings.unwrap()).unwrap()
-    }
-
+impl Looks for TestUser {
     fn peek(&self, spec: &str) -> Result<Peeked> {
         let spec = HubSpec::parse(Path::new(spec)).unwrap()?;
-        self.hub().peek(&spec, &|_| Ok(()), &mut |p| assert!(p.done <= p.total && !p.file.is_empty()))
+        self.hub()?.peek(&spec, &|_| Ok(()), &mut |p| assert!(p.done <= p.total && !p.file.is_empty()))
     }
 
     fn fetch(&self, spec: &str) -> Result<PathBuf> {
         let spec = HubSpec::parse(Path::new(spec)).unwrap()?;
-        self.hub().fetch(&spec, &|_| Ok(()), &mut |_| {}).map(|s| s.path)
-    }
-
-    fn cache(&self) -> PathBuf {
-        self.dir.path().join("hub/models--o--n")
+        self.hub()?.fetch(&spec, &|_| Ok(()), &mut |_| {}).map(|s| s.path)
     }
 
     fn blobs(&self) -> Vec<String> {
@@ -91,7 +70,7 @@ fn ranges(server: &TestServer) -> Vec<(usize, usize)> {
 fn heads_and_ranges_come_once_and_no_file_looks_whole() {
     let served = repository();
     let server = TestServer::start(move |asked| served.answer(asked));
-    let client = Client::new(&server);
+    let client = TestUser::new(&server);
     let peeked = client.peek("hf:o/n").unwrap();
     assert_eq!(peeked.snapshot.pinned.to_string(), format!("hf:o/n@{COMMIT}"));
     assert!(peeked.snapshot.path.join("config.json").is_file());
@@ -136,7 +115,7 @@ fn whole_files_are_used_and_parts_of_them_forgotten() {
     let repository = repository();
     let served = repository.clone();
     let server = TestServer::start(move |asked| served.answer(asked));
-    let client = Client::new(&server);
+    let client = TestUser::new(&server);
     client.peek("hf:o/n").unwrap();
     let log = client.cache().join("ranges").join(sha256(&weights()));
     assert!(log.is_file());
@@ -146,7 +125,7 @@ fn whole_files_are_used_and_parts_of_them_forgotten() {
     assert!(client.peek("hf:o/n").unwrap().weights.is_empty());
     assert!(client.with("HF_HUB_OFFLINE", "1").peek("hf:o/n").unwrap().weights.is_empty());
     // One of two files is there.
-    let client = Client::new(&server);
+    let client = TestUser::new(&server);
     let folder = client.peek("hf:o/n").unwrap().snapshot.path;
     std::fs::write(folder.join(SMALL), repository.file(SMALL).unwrap()).unwrap();
     let peeked = client.peek("hf:o/n").unwrap();
@@ -156,7 +135,7 @@ fn whole_files_are_used_and_parts_of_them_forgotten() {
 #[test]
 fn offline_without_an_earlier_look_says_what_is_missing() {
     let server = TestServer::start(|_| panic!("nothing is asked"));
-    let client = Client::new(&server).with("HF_HUB_OFFLINE", "1");
+    let client = TestUser::new(&server).with("HF_HUB_OFFLINE", "1");
     let missing = client.peek("hf:o/n").err().unwrap().to_string();
     assert!(missing.contains("revision main is not in") && missing.contains("--offline"), "{missing}");
 }
@@ -165,7 +144,7 @@ fn offline_without_an_earlier_look_says_what_is_missing() {
 fn a_server_that_is_gone_leaves_what_came() {
     let served = repository();
     let server = TestServer::start(move |asked| served.answer(asked));
-    let client = Client::new(&server);
+    let client = TestUser::new(&server);
     client.peek("hf:o/n").unwrap();
     let client = client.with("HF_ENDPOINT", "http://127.0.0.1:9");
     let peeked = client.peek("hf:o/n").unwrap();
@@ -180,7 +159,7 @@ fn a_server_without_ranges_is_fetched_from_whole_and_that_is_said() {
         let plain = Asked { headers: Vec::new(), ..asked.clone() };
         served.answer(&plain)
     });
-    let client = Client::new(&server);
+    let client = TestUser::new(&server);
     let peeked = client.peek("hf:o/n").unwrap();
     assert!(peeked.weights.is_empty());
     assert!(peeked.snapshot.warning.unwrap().contains("no parts of files"));
@@ -194,7 +173,7 @@ fn ranges_that_stop_coming_are_an_error_that_says_so() {
         true => served.answer(&Asked { headers: Vec::new(), ..asked.clone() }),
         false => served.answer(asked),
     });
-    let peeked = Client::new(&server).peek("hf:o/n").unwrap();
+    let peeked = TestUser::new(&server).peek("hf:o/n").unwrap();
     let failed = read(&peeked, 500_000, 10).unwrap_err().to_string();
     assert!(failed.contains("whole files alone") && failed.contains(LARGE), "{failed}");
 }
@@ -213,7 +192,7 @@ fn dropped_connections_are_taken_up_where_they_broke() {
             false => reply,
         }
     });
-    let peeked = Client::new(&server).peek("hf:o/n").unwrap();
+    let peeked = TestUser::new(&server).peek("hf:o/n").unwrap();
     assert_eq!(read(&peeked, 0, HEAD).unwrap(), weights()[..HEAD]);
     let from: Vec<usize> = ranges(&server).iter().map(|r| r.0).collect();
     assert_eq!(from, [0, 100_000, 100_000, 200_000]);
@@ -238,7 +217,7 @@ fn lies_about_ranges_are_found() {
             let reply = served.answer(asked);
             if asked.path.ends_with(LARGE) { lie(reply) } else { reply }
         });
-        let client = Client::new(&server);
+        let client = TestUser::new(&server);
         let failed = client.peek("hf:o/n").err().expect(says).to_string();
         assert!(failed.contains(says) && failed.contains("hf:o/n"), "{says}: {failed}");
         assert!(!client.cache().join("refs/main").exists());
@@ -251,7 +230,7 @@ fn lies_about_ranges_are_found() {
             let reply = served.answer(asked);
             if asked.path.ends_with(LARGE) { lie(reply) } else { reply }
         });
-        let peeked = Client::new(&server).peek("hf:o/n").unwrap();
+        let peeked = TestUser::new(&server).peek("hf:o/n").unwrap();
         assert_eq!(read(&peeked, 0, HEAD).unwrap(), weights()[..HEAD]);
     }
 }
@@ -280,7 +259,7 @@ fn a_token_goes_to_the_hub_alone_and_a_redirect_is_asked_again_when_it_ran_out()
             _ => served.answer(asked),
         }
     });
-    let peeked = Client::new(&hub).with("HF_TOKEN", TOKEN).peek("hf:o/n").unwrap();
+    let peeked = TestUser::new(&hub).with("HF_TOKEN", TOKEN).peek("hf:o/n").unwrap();
     for start in [400_000, 600_000, 800_000] {
         assert_eq!(read(&peeked, start, 10).unwrap(), weights()[start..start + 10]);
     }
@@ -295,7 +274,7 @@ fn a_token_goes_to_the_hub_alone_and_a_redirect_is_asked_again_when_it_ran_out()
 fn a_damaged_log_comes_again() {
     let served = repository();
     let server = TestServer::start(move |asked| served.answer(asked));
-    let client = Client::new(&server);
+    let client = TestUser::new(&server);
     client.peek("hf:o/n").unwrap();
     let log = client.cache().join("ranges").join(sha256(&weights()));
     let mut bytes = std::fs::read(&log).unwrap();
@@ -310,9 +289,9 @@ fn a_damaged_log_comes_again() {
 fn a_model_that_is_refused_costs_no_range() {
     let served = repository();
     let server = TestServer::start(move |asked| served.answer(asked));
-    let client = Client::new(&server);
+    let client = TestUser::new(&server);
     let spec = HubSpec::parse(Path::new("hf:o/n")).unwrap().unwrap();
     let refuse = |folder: &Path| Err(anemoe_hub::Error::unsupported(folder, "model"));
-    assert!(client.hub().peek(&spec, &refuse, &mut |_| {}).is_err());
+    assert!(client.hub().unwrap().peek(&spec, &refuse, &mut |_| {}).is_err());
     assert!(server.asked_for("m-").is_empty());
 }

@@ -1,9 +1,10 @@
 //! A server for tests: one thread, one request a connection, and as unfriendly as a test wants.
 #![allow(dead_code)]
 
+use anemoe_hub::{Hub, HubSettings, Result};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -235,5 +236,41 @@ impl TestRepository {
                 Reply::part(asked, bytes).with("etag", format!("\"{etag}\"")).with("x-repo-commit", COMMIT)
             }
         }
+    }
+}
+
+/// A hub's user, with a cache and variables of its own.
+pub struct TestUser {
+    pub dir: tempfile::TempDir,
+    variables: Vec<(&'static str, String)>,
+}
+
+impl TestUser {
+    pub fn new(server: &TestServer) -> TestUser {
+        TestUser {
+            dir: tempfile::tempdir().unwrap(),
+            variables: vec![("HF_ENDPOINT", server.address.clone())],
+        }
+    }
+
+    /// Sets a variable, in place of what it was.
+    pub fn with(mut self, name: &'static str, value: &str) -> TestUser {
+        self.variables.retain(|(n, _)| *n != name);
+        self.variables.push((name, value.into()));
+        self
+    }
+
+    /// The hub as these variables say.
+    pub fn hub(&self) -> Result<Hub> {
+        let home = self.dir.path().to_str().unwrap().to_string();
+        Hub::new(HubSettings::from_variables(|name| match name {
+            "HF_HOME" => Some(home.clone()),
+            _ => self.variables.iter().find(|(n, _)| *n == name).map(|(_, v)| v.clone()),
+        })?)
+    }
+
+    /// The cache of the repository `o/n`.
+    pub fn cache(&self) -> PathBuf {
+        self.dir.path().join("hub/models--o--n")
     }
 }

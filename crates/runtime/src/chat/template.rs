@@ -153,20 +153,6 @@ impl ChatTemplate {
         answer: bool,
         own: &Map<String, Value>,
     ) -> Result<String> {
-        let mut text = self.run(messages, tools, answer, own)?;
-        if answer && let Some(before) = &self.before_answer {
-            text += before;
-        }
-        Ok(text)
-    }
-
-    fn run(
-        &self,
-        messages: &[Value],
-        tools: Option<&[Value]>,
-        answer: bool,
-        own: &Map<String, Value>,
-    ) -> Result<String> {
         let mut variables = self.variables.clone();
         variables.extend(own.clone());
         variables.insert("messages".into(), messages.into());
@@ -176,18 +162,21 @@ impl ChatTemplate {
         let failed =
             |e: minijinja::Error| Error::invalid(&self.path, format!("chat template: {}", in_words(&e)));
         let template = self.environment.get_template(NAME).map_err(failed)?;
-        template.render(variables).map_err(failed)
+        let mut text = template.render(variables).map_err(failed)?;
+        if answer && let Some(before) = &self.before_answer {
+            text += before;
+        }
+        Ok(text)
     }
 
     /// Finds what stands before and behind an answer.
     fn look_around_answers(&mut self) {
         let question = [message("user", "x")];
         let answered = [message("user", "x"), message("assistant", MARK)];
-        let own = Map::new();
         let (Ok(open), Ok(asked), Ok(whole)) = (
-            self.run(&question, None, false, &own),
-            self.run(&question, None, true, &own),
-            self.run(&answered, None, false, &own),
+            self.render(&question, None, false),
+            self.render(&question, None, true),
+            self.render(&answered, None, false),
         ) else {
             return;
         };
