@@ -5,7 +5,7 @@
 //! Bare     {"name": "f", "parameters": {..}}                                                    Llama 3; the whole answer
 //! ```
 //!
-//! Which form a model writes is found by rendering a call that the template did not see before. Templates that write calls in
+//! The form of a model is found by rendering a call that its template did not see before. Templates that write calls in
 //! another way, as Gemma's do, have no form here: their calls stay text.
 
 use crate::grammar::spell;

@@ -21,7 +21,7 @@ pub fn encode(model: &MlModel) -> Result<Vec<u8>> {
 /// Encodes a model like [`encode`], with this metadata in place of its own.
 ///
 /// # Errors
-/// As those of [`encode`].
+/// Fails like [`encode`].
 pub fn encode_with(model: &MlModel, fields: &BTreeMap<String, String>) -> Result<Vec<u8>> {
     let described: Vec<&str> = model.functions.iter().map(|f| f.name.as_str()).collect();
     for name in &described {
