@@ -26,7 +26,7 @@ fn repository() -> TestRepository {
     TestRepository { files: files.map(|(n, b)| (n.to_string(), b)).to_vec(), bare: false }
 }
 
-/// What tests do with a user's hub.
+/// A user of a test hub who fetches whole files.
 trait Fetches {
     fn fetch(&self, spec: &str) -> Result<Snapshot>;
     fn fetch_accepted(&self, spec: &str, accept: &dyn Fn(&Path) -> Result<()>) -> Result<Snapshot>;

@@ -31,7 +31,7 @@ fn repository() -> TestRepository {
     TestRepository { files: files.map(|(n, b)| (n.to_string(), b)).to_vec(), bare: false }
 }
 
-/// What tests do with a user's hub.
+/// A user of a test hub who looks at files by range.
 trait Looks {
     fn peek(&self, spec: &str) -> Result<Peeked>;
     fn fetch(&self, spec: &str) -> Result<PathBuf>;
