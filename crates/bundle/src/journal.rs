@@ -360,14 +360,14 @@ fn lock(file: &File) -> io::Result<bool> {
 }
 
 /// End of a journal.
-struct End {
+struct JournalEnd {
     len: u64,
     /// The last line is whole but for its end.
     lacks_newline: bool,
 }
 
 /// Removes a last line that was cut off.
-fn mend(path: &Path, file: &mut File, locked: bool) -> Result<End> {
+fn mend(path: &Path, file: &mut File, locked: bool) -> Result<JournalEnd> {
     let io = |e| Error::io(path, e);
     let len = file.metadata().map_err(io)?.len();
     if len > MAX_JOURNAL_BYTES {
@@ -378,13 +378,13 @@ fn mend(path: &Path, file: &mut File, locked: bool) -> Result<End> {
         file.seek(SeekFrom::Start(len - 1)).and_then(|_| file.read_exact(&mut last)).map_err(io)?;
     }
     if last == *b"\n" {
-        return Ok(End { len, lacks_newline: false });
+        return Ok(JournalEnd { len, lacks_newline: false });
     }
     let mut bytes = Vec::new();
     file.seek(SeekFrom::Start(0)).map_err(io)?;
     file.take(len).read_to_end(&mut bytes).map_err(io)?;
     if !parse(path, &bytes)?.torn {
-        return Ok(End { len, lacks_newline: true });
+        return Ok(JournalEnd { len, lacks_newline: true });
     }
     if !locked {
         // Perhaps another process is in the middle of it.
@@ -392,7 +392,7 @@ fn mend(path: &Path, file: &mut File, locked: bool) -> Result<End> {
     }
     let whole = bytes.iter().rposition(|&b| b == b'\n').map_or(0, |i| i as u64 + 1);
     file.set_len(whole).map_err(io)?;
-    Ok(End { len: whole, lacks_newline: false })
+    Ok(JournalEnd { len: whole, lacks_newline: false })
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ pub struct Figure {
     /// Needs of the figure, without which it does not mean what its name says.
     pub needs: FigureNeeds,
     /// Commands that bring it, the most telling first.
-    readers: &'static [(&'static str, Reader)],
+    readers: &'static [(&'static str, NumberReader)],
 }
 
 /// Needs of a figure besides a bundle.
@@ -38,13 +38,13 @@ pub enum FigureNeeds {
 
 /// A way from a document to a number.
 #[derive(Clone, Copy)]
-enum Reader {
+enum NumberReader {
     /// The number at a JSON pointer, times a factor.
     At(&'static str, f64),
     /// Anything else.
     By(fn(&Value) -> Option<f64>),
 }
-use Reader::{At, By};
+use NumberReader::{At, By};
 
 impl Figure {
     /// Reads the figure from the document of `command`.

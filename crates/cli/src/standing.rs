@@ -80,7 +80,7 @@ pub struct Standing<'a> {
 }
 
 /// A failure that stands.
-struct Failure<'a> {
+struct StandingFailure<'a> {
     found: f64,
     run: &'a Event,
     golden: ComparedGolden,
@@ -95,7 +95,7 @@ pub fn of_figure<'a>(
     holds: impl Fn(f64) -> bool,
 ) -> Option<Standing<'a>> {
     let mut newest = None;
-    let mut failures: Vec<Failure<'a>> = Vec::new();
+    let mut failures: Vec<StandingFailure<'a>> = Vec::new();
     for run in events {
         failures.iter_mut().for_each(|f| f.is_stale |= is_rebuilt(f.run, run));
         let figures = run.facts.get("figures");
@@ -111,7 +111,12 @@ pub fn of_figure<'a>(
         failures.retain(|f| !keys.contains(&f.golden));
         let holds = holds(found);
         if !holds {
-            failures.extend(keys.into_iter().map(|golden| Failure { found, run, golden, is_stale: false }));
+            failures.extend(keys.into_iter().map(|golden| StandingFailure {
+                found,
+                run,
+                golden,
+                is_stale: false,
+            }));
         }
         newest = Some(Standing { found, holds, run, golden: None });
     }

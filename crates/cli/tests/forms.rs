@@ -118,6 +118,19 @@ fn forms_of_the_small_model_pass_its_gate_of_placement() {
     }
 }
 
+/// A file of forms for several models may name sorts that one of them does not have; its plan says so.
+#[test]
+fn a_plan_names_the_tables_that_concern_none_of_its_shards() {
+    let dir = tempfile::tempdir().unwrap();
+    let forms = dir.path().join("forms.toml");
+    fs::write(&forms, "[attention]\nattention = \"per-head\"\n[moe]\nio = \"channels-last\"\n").unwrap();
+    let checkpoint = fixture("tiny-gemma4-moe");
+    let plan = json(0, &["plan", checkpoint.to_str().unwrap(), "--forms", forms.to_str().unwrap()]);
+    let facts = plan["facts"].as_array().unwrap();
+    let told: Vec<_> = facts.iter().filter_map(|f| f.as_str()).filter(|f| f.contains("no shard")).collect();
+    assert!(matches!(told.as_slice(), [one] if one.ends_with("no shard here is of [moe]")), "{told:?}");
+}
+
 #[test]
 fn bundles_of_every_form_generate_the_same_tokens() {
     let dir = tempfile::tempdir().unwrap();

@@ -38,7 +38,7 @@ pub struct Rung {
 /// An entry of the table.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct LadderEntry {
     name: String,
     args: Vec<String>,
     /// Options that a model with a history needs besides.
@@ -56,11 +56,11 @@ struct Entry {
 }
 
 #[derive(Deserialize)]
-struct Table {
-    form: Vec<Entry>,
+struct LadderTable {
+    form: Vec<LadderEntry>,
 }
 
-static TABLE: LazyLock<std::result::Result<Table, String>> =
+static TABLE: LazyLock<std::result::Result<LadderTable, String>> =
     LazyLock::new(|| toml::from_str(include_str!("forms.toml")).map_err(|e| e.to_string()));
 
 /// Gives the forms for a model whose attention has a history, or none, and whose caches hold `context` positions; the default
@@ -71,13 +71,13 @@ static TABLE: LazyLock<std::result::Result<Table, String>> =
 pub fn ladder(has_history: bool, context: usize) -> Result<Vec<Rung>> {
     let table = TABLE.as_ref().map_err(|e| Error::usage(format!("table of forms: {e}")))?;
     let quarter = ContextBuckets::quarter_of(context);
-    let fits = |entry: &&Entry| {
+    let fits = |entry: &&LadderEntry| {
         (has_history || !entry.needs_history) && (quarter.is_some() || !entry.quarter_bucket)
     };
     table.form.iter().filter(fits).map(|entry| entry.rung(has_history, quarter)).collect()
 }
 
-impl Entry {
+impl LadderEntry {
     fn rung(&self, has_history: bool, quarter: Option<ContextBuckets>) -> Result<Rung> {
         let mut build_args = self.args.clone();
         if let Some(buckets) = quarter.filter(|_| self.quarter_bucket) {

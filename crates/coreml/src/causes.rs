@@ -37,7 +37,7 @@ pub struct Cause {
 }
 
 /// A rule: what it applies to, and its causes.
-struct Rule {
+struct CauseRule {
     end: Option<End>,
     step: Option<&'static str>,
     /// Parts of messages in lower case, one of which has to be there; without any the rule applies always.
@@ -67,8 +67,8 @@ pub const STALE: Cause = Cause {
 };
 
 /// Rules; the first that applies decides.
-const RULES: &[Rule] = &[
-    Rule {
+const RULES: &[CauseRule] = &[
+    CauseRule {
         end: None,
         step: None,
         says: &["no space left", "disk is full", "nospc"],
@@ -78,7 +78,7 @@ const RULES: &[Rule] = &[
             forms: &[],
         }],
     },
-    Rule {
+    CauseRule {
         end: None,
         step: None,
         says: &["bad_cast"],
@@ -88,7 +88,7 @@ const RULES: &[Rule] = &[
             forms: STATES,
         }],
     },
-    Rule {
+    CauseRule {
         end: None,
         step: None,
         says: NO_PLAN,
@@ -117,7 +117,7 @@ const RULES: &[Rule] = &[
             },
         ],
     },
-    Rule {
+    CauseRule {
         end: None,
         step: None,
         says: &["aneccompile", "anef", "error 11", "code 11", "error=11"],
@@ -132,7 +132,7 @@ const RULES: &[Rule] = &[
             ],
         }],
     },
-    Rule {
+    CauseRule {
         end: None,
         step: None,
         says: &["0x1d", "coreml 29"],
@@ -142,7 +142,7 @@ const RULES: &[Rule] = &[
             forms: &[("--history", "host"), ("--cache", "host")],
         }],
     },
-    Rule {
+    CauseRule {
         end: None,
         step: None,
         says: &["0x20004", "failed to allocate", "iosurface", "out of memory", "signal 9"],
@@ -152,7 +152,7 @@ const RULES: &[Rule] = &[
             forms: &[],
         }],
     },
-    Rule {
+    CauseRule {
         end: None,
         step: None,
         says: &["opset", "specification version", "newer version", "unsupported version", "parse ml program"],
@@ -162,7 +162,7 @@ const RULES: &[Rule] = &[
             forms: &[],
         }],
     },
-    Rule {
+    CauseRule {
         end: None,
         step: None,
         says: &["compile the model with xcode", "unable to load model", "coremldata.bin", "no such file"],
@@ -172,7 +172,7 @@ const RULES: &[Rule] = &[
             forms: &[],
         }],
     },
-    Rule {
+    CauseRule {
         end: None,
         step: None,
         says: &["tensor data type", "data type"],
@@ -182,7 +182,7 @@ const RULES: &[Rule] = &[
             forms: &[],
         }],
     },
-    Rule {
+    CauseRule {
         end: Some(End::Crashed),
         step: None,
         says: &["dequantize", "mlir", "mpsgraph"],
@@ -192,7 +192,7 @@ const RULES: &[Rule] = &[
             forms: &[],
         }],
     },
-    Rule {
+    CauseRule {
         end: Some(End::Crashed),
         step: None,
         says: &[],
@@ -202,7 +202,7 @@ const RULES: &[Rule] = &[
             forms: ANY_FORM,
         }],
     },
-    Rule {
+    CauseRule {
         end: Some(End::Hung),
         step: Some("compile"),
         says: &[],
@@ -212,7 +212,7 @@ const RULES: &[Rule] = &[
             forms: &[("--experts", "bank"), ("--attention", "per-head")],
         }],
     },
-    Rule {
+    CauseRule {
         end: Some(End::Hung),
         step: None,
         says: &[],
@@ -222,7 +222,7 @@ const RULES: &[Rule] = &[
             forms: ANY_FORM,
         }],
     },
-    Rule {
+    CauseRule {
         end: None,
         step: None,
         says: &[],
@@ -233,7 +233,7 @@ const RULES: &[Rule] = &[
 /// The likely causes of a step's end, the most likely first.
 pub fn of(end: End, step: &str, message: &str) -> Vec<Cause> {
     let message = message.to_lowercase();
-    let fits = |rule: &&Rule| {
+    let fits = |rule: &&CauseRule| {
         rule.end.is_none_or(|e| e == end)
             && rule.step.is_none_or(|s| s == step)
             && (rule.says.is_empty() || rule.says.iter().any(|part| message.contains(part)))

@@ -122,7 +122,7 @@ pub struct AblationReport {
 }
 
 /// Matrices that are replaced together, by shard.
-type Group = (Option<usize>, Option<String>);
+type AblationGroup = (Option<usize>, Option<String>);
 
 /// Replaces one after the other and runs the reference's prompt and continuation each time. `progress` is told how many are
 /// done, of how many.
@@ -134,7 +134,7 @@ pub fn search(
     unit: AblationUnit,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<AblationReport> {
-    let mut groups: BTreeMap<Group, BTreeSet<&str>> = BTreeMap::new();
+    let mut groups: BTreeMap<AblationGroup, BTreeSet<&str>> = BTreeMap::new();
     let compressed = |m: &&MatrixPlan| m.quant.kind != Quant::Fp16;
     for shard in &s.plan.shards {
         for m in shard.matrices.iter().filter(compressed) {

@@ -90,7 +90,7 @@ struct Distance {
 }
 
 /// A whole model that is run with compressed weights.
-struct Whole<'a, 'b> {
+struct WholeModel<'a, 'b> {
     search: &'a KindSearch<'a>,
     matrices: BTreeMap<(String, String), Vec<MatrixPlan>>,
     plan: &'a Plan,
@@ -99,7 +99,7 @@ struct Whole<'a, 'b> {
     progress: &'b mut dyn FnMut(),
 }
 
-impl Whole<'_, '_> {
+impl WholeModel<'_, '_> {
     fn logits(&mut self, probe: &Probe) -> Result<Vec<Vec<f32>>> {
         let mut rows = Vec::new();
         let search = self.search;
@@ -261,7 +261,7 @@ pub fn choose_each(
         done += 1;
         progress("runs of the model", done, runs);
     };
-    let mut model = Whole {
+    let mut model = WholeModel {
         search,
         matrices: kind_search::matrices(plan),
         plan,
@@ -299,7 +299,7 @@ pub fn choose_each(
 }
 
 /// Compresses one tensor at a time and sees what that does to the logits.
-fn sensitivities(model: &mut Whole<'_, '_>, groups: &mut [Group]) -> Result<()> {
+fn sensitivities(model: &mut WholeModel<'_, '_>, groups: &mut [Group]) -> Result<()> {
     let probe = KINDS.iter().position(|k| *k == PROBE_KIND).unwrap_or(0);
     let mut found = Vec::new();
     for g in 0..groups.len() {
@@ -321,7 +321,7 @@ type Uniform = (Choice, Distance, Quant);
 
 /// The cheapest choice that reaches a quality.
 fn smallest(
-    model: &mut Whole<'_, '_>,
+    model: &mut WholeModel<'_, '_>,
     groups: &[Group],
     goal: Goal,
     uniform: &[Uniform],
@@ -360,7 +360,7 @@ fn smallest(
 
 /// The choice with the least loss that fits.
 fn best_within(
-    model: &mut Whole<'_, '_>,
+    model: &mut WholeModel<'_, '_>,
     groups: &[Group],
     limit: u64,
     objective: Objective,

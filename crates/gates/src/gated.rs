@@ -282,7 +282,7 @@ fn stages(
     if is_part {
         return Ok((report, Some(gates(GateResult::Passed, GateResult::NotRun))));
     }
-    let wanted = Wanted {
+    let wanted = WantedGates {
         residency: &options.residency,
         golden: &golden,
         also: options.also,
@@ -408,7 +408,7 @@ fn probe_layers(
 }
 
 /// References and bounds of the gates of the whole.
-struct Wanted<'a> {
+struct WantedGates<'a> {
     residency: &'a residency::CheckOptions,
     golden: &'a Golden,
     also: &'a [NamedGolden],
@@ -422,7 +422,7 @@ fn full_stack(
     mut report: GatedReport,
     bundle: &Path,
     chain: &Chain,
-    wanted: &Wanted<'_>,
+    wanted: &WantedGates<'_>,
     on_event: &(dyn Fn(GatedEvent<'_>) + Sync),
 ) -> Result<(GatedReport, GateResult)> {
     on_event(GatedEvent::Stage(GateStage::Residency));
@@ -495,7 +495,7 @@ pub fn assemble(
     let min_cosine = min_cosine.or(gates.min_cosine).unwrap_or(golden_gate::MIN_COSINE);
     match reference {
         Some(GateReference { golden, also, given }) => {
-            let wanted = Wanted { residency, golden, also, given: *given, min_cosine };
+            let wanted = WantedGates { residency, golden, also, given: *given, min_cosine };
             (report, gates.full_stack) =
                 full_stack(report, assembly.bundle(), &assembly.chain()?, &wanted, on_event)?;
             gates.min_cosine = Some(min_cosine);

@@ -10,6 +10,7 @@
 //! random   Random                                one generator, the same bits on every machine
 //! error    Error, Kind                           why something was refused
 //! json     parse                                 objects with every key once
+//! locked   locked                                a mutex, whatever became of its last holder
 //! scratch  Scratch, Temporary                    what is temporary goes at the end, after Ctrl-C too
 //! ```
 //!
@@ -20,6 +21,7 @@ mod atomic;
 mod error;
 mod input;
 pub mod json;
+mod locked;
 mod output;
 mod owned;
 mod random;
@@ -30,6 +32,7 @@ mod system_memory;
 pub use atomic::{sync_dir, write_atomic};
 pub use error::{Error, Kind, Result};
 pub use input::{open_input, read_input, read_text};
+pub use locked::locked;
 pub use output::Output;
 pub use owned::OwnedDir;
 pub use random::Random;

@@ -20,7 +20,7 @@ pub const MAX_THREADS: usize = 256;
 
 /// Runs the parts of a job on several threads.
 pub struct Pool {
-    shared: &'static Shared,
+    shared: &'static PoolShared,
     threads: usize,
 }
 
@@ -29,13 +29,13 @@ const OPEN: u64 = 1 << 31;
 const WORKERS: u64 = OPEN - 1;
 const JOB: u64 = 1 << 32;
 
-struct Shared {
+struct PoolShared {
     /// `JOB * number | OPEN | workers`
     state: AtomicU64,
     /// Next part of each thread's own run of parts.
     next: Vec<Next>,
     parts: AtomicUsize,
-    /// Address of a `Job` on the stack of whoever started it.
+    /// Address of a `PoolJob` on the stack of whoever started it.
     job: AtomicUsize,
     /// One job at a time.
     busy: Mutex<()>,
@@ -50,7 +50,7 @@ struct Shared {
 #[repr(align(128))]
 struct Next(AtomicUsize);
 
-struct Job<'a>(&'a (dyn Fn(usize) + Sync));
+struct PoolJob<'a>(&'a (dyn Fn(usize) + Sync));
 
 static GLOBAL: OnceLock<Pool> = OnceLock::new();
 static WANTED: OnceLock<usize> = OnceLock::new();
@@ -60,7 +60,7 @@ impl Pool {
     pub fn new(threads: usize) -> Pool {
         let threads = threads.clamp(1, MAX_THREADS);
         // Threads may read it after the pool is dropped, so it lives as long as the process.
-        let shared: &'static Shared = Box::leak(Box::new(Shared {
+        let shared: &'static PoolShared = Box::leak(Box::new(PoolShared {
             state: AtomicU64::new(0),
             next: (0..threads).map(|_| Next(AtomicUsize::new(0))).collect(),
             parts: AtomicUsize::new(0),
@@ -119,7 +119,7 @@ impl Pool {
             return (0..parts).for_each(part);
         };
         let s = self.shared;
-        let job = Job(part);
+        let job = PoolJob(part);
         s.job.store(&raw const job as usize, Ordering::Relaxed);
         s.parts.store(parts, Ordering::Relaxed);
         for (i, next) in s.next.iter().enumerate() {
@@ -181,7 +181,7 @@ struct Pieces<T>(*mut T);
 // SAFETY: threads get disjoint parts of what it points to.
 unsafe impl<T: Send> Sync for Pieces<T> {}
 
-impl Shared {
+impl PoolShared {
     /// Returns the first part of a thread's run.
     fn first(&self, thread: usize, parts: usize) -> usize {
         (thread as u128 * parts as u128 / self.next.len() as u128) as usize
@@ -222,7 +222,7 @@ impl Shared {
                     continue;
                 }
                 seen = state / JOB;
-                let job = self.job.load(Ordering::Relaxed) as *const Job<'_>;
+                let job = self.job.load(Ordering::Relaxed) as *const PoolJob<'_>;
                 let parts = self.parts.load(Ordering::Relaxed);
                 // SAFETY: the state counted this thread in while the job was open; whoever started the job keeps it alive
                 // until the count is zero again.

@@ -14,15 +14,15 @@ pub const GRIDS: usize = LANES;
 /// Values whose errors are added in f32 before they go to f64.
 const RUN: usize = 256;
 
-type Row = [f32; GRIDS];
+type ScaleRow = [f32; GRIDS];
 
 /// Holds sixteen grids `scale * (q - zero)` with integers q from `low` to `high`.
 #[derive(Clone, Copy, Debug)]
 pub struct Grids {
     /// Positive.
-    pub scale: Row,
+    pub scale: ScaleRow,
     /// Integer that stands for 0.
-    pub zero: Row,
+    pub zero: ScaleRow,
     /// Smallest q; not below -2^21.
     pub low: f32,
     /// Largest q; not above 2^21.
@@ -136,7 +136,7 @@ fn range(bits: u8) -> (f32, f32) {
 
 /// Returns the first sixteen elements.
 #[inline(always)]
-fn row(v: &[f32]) -> &Row {
+fn row(v: &[f32]) -> &ScaleRow {
     v.first_chunk().expect("a chunk of sixteen")
 }
 
@@ -347,7 +347,7 @@ fn one_error<V: F32x16>(values: &[f32], grid: &Symmetric<V>) -> f32 {
 }
 
 /// Returns the powers of a ratio, from 0 on.
-const fn powers(ratio: f32) -> Row {
+const fn powers(ratio: f32) -> ScaleRow {
     let mut p = [1f32; GRIDS];
     let mut g = 1;
     while g < GRIDS {
@@ -358,11 +358,11 @@ const fn powers(ratio: f32) -> Row {
 }
 
 /// Scales fall by a factor of 2 in 14 steps for few bits, of 3 for many; WIDE falls further.
-const SMALL_BATCH: Row = powers(0.950_5);
-const MANY: Row = powers(0.924_5);
-const WIDE: Row = powers(0.74);
+const SMALL_BATCH: ScaleRow = powers(0.950_5);
+const MANY: ScaleRow = powers(0.924_5);
+const WIDE: ScaleRow = powers(0.74);
 /// Factors near 1.
-const NEAR: Row = {
+const NEAR: ScaleRow = {
     let mut p = [1f32; GRIDS];
     let mut g = 0;
     while g < GRIDS {

@@ -230,7 +230,7 @@ pub struct Blob<'a> {
 }
 
 #[derive(Clone, Copy)]
-struct Entry {
+struct BlobEntry {
     dtype: DataType,
     count: u64,
     start: usize,
@@ -256,7 +256,7 @@ impl SharedBlob {
 pub struct BlobFile {
     path: PathBuf,
     map: memmap2::Mmap,
-    blobs: BTreeMap<u64, Entry>,
+    blobs: BTreeMap<u64, BlobEntry>,
 }
 
 impl BlobFile {
@@ -331,7 +331,7 @@ impl BlobFile {
     /// Fails like [`BlobFile::blob`].
     pub fn shared(self: &Arc<BlobFile>, offset: u64) -> Result<SharedBlob> {
         self.blob(offset)?;
-        let Entry { start, end, .. } = self.blobs[&offset];
+        let BlobEntry { start, end, .. } = self.blobs[&offset];
         Ok(SharedBlob { file: self.clone(), start, end })
     }
 
@@ -358,7 +358,7 @@ impl BlobFile {
     }
 }
 
-fn index(bytes: &[u8]) -> std::result::Result<BTreeMap<u64, Entry>, String> {
+fn index(bytes: &[u8]) -> std::result::Result<BTreeMap<u64, BlobEntry>, String> {
     let len = bytes.len() as u64;
     let u32_at = |at: u64| {
         let at = at as usize;
@@ -407,7 +407,7 @@ fn index(bytes: &[u8]) -> std::result::Result<BTreeMap<u64, Entry>, String> {
         let used = used.filter(|used| unused_bits < 8 && used % bits == 0);
         let used =
             used.ok_or_else(|| format!("{place}: {unused_bits} unused bits in {size} bytes of {dtype}"))?;
-        blobs.insert(at, Entry { dtype, count: used / bits, start: start as usize, end: end as usize });
+        blobs.insert(at, BlobEntry { dtype, count: used / bits, start: start as usize, end: end as usize });
         at = end.checked_next_multiple_of(UNIT).ok_or_else(|| format!("{place}: overflow"))?;
     }
     Ok(blobs)

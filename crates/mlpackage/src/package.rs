@@ -30,13 +30,13 @@ struct Manifest {
     #[serde(rename = "fileFormatVersion")]
     version: String,
     #[serde(rename = "itemInfoEntries")]
-    items: BTreeMap<String, Item>,
+    items: BTreeMap<String, ManifestItem>,
     #[serde(rename = "rootModelIdentifier")]
     root: String,
 }
 
 #[derive(Deserialize)]
-struct Item {
+struct ManifestItem {
     path: String,
 }
 

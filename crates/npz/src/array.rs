@@ -38,7 +38,7 @@ pub(crate) fn elements(shape: &[usize]) -> Option<usize> {
 }
 
 /// An element as it is stored: little-endian bytes.
-trait Element: Copy {
+trait StoredElement: Copy {
     const BYTES: usize;
     fn from_le(bytes: &[u8]) -> Self;
     fn put_le(self, out: &mut Vec<u8>);
@@ -46,7 +46,7 @@ trait Element: Copy {
 
 macro_rules! elements_as_bytes {
     ($($ty:ty),*) => {$(
-        impl Element for $ty {
+        impl StoredElement for $ty {
             const BYTES: usize = size_of::<$ty>();
 
             fn from_le(bytes: &[u8]) -> Self {
@@ -64,7 +64,7 @@ macro_rules! elements_as_bytes {
 
 elements_as_bytes!(f16, f32, f64, i8, u8, i16, u16, i32, u32, i64, u64);
 
-impl Element for bool {
+impl StoredElement for bool {
     const BYTES: usize = 1;
 
     /// Any byte but 0 is true; that no other bytes than 0 and 1 are there is checked before.
@@ -104,7 +104,7 @@ macro_rules! array_data {
 
             /// Bytes of an element.
             pub const fn bytes(self) -> usize {
-                match self { $(DType::$variant => <$ty as Element>::BYTES,)* }
+                match self { $(DType::$variant => <$ty as StoredElement>::BYTES,)* }
             }
         }
 
@@ -220,7 +220,7 @@ impl ArrayData {
     }
 }
 
-fn extend_le<T: Element>(v: &mut Vec<T>, bytes: &[u8]) -> bool {
+fn extend_le<T: StoredElement>(v: &mut Vec<T>, bytes: &[u8]) -> bool {
     if v.try_reserve(bytes.len() / T::BYTES).is_err() {
         return false;
     }

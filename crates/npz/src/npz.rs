@@ -161,7 +161,7 @@ fn write(path: &Path, entries: &[(String, Array)], method: CompressionMethod) ->
     }
     let failure = RefCell::new(None);
     let written = write_atomic(path, |file| {
-        let sink = Sink { file, failure: &failure };
+        let sink = CheckedSink { file, failure: &failure };
         let mut zip = ZipWriter::new(BufWriter::with_capacity(PIECE, sink));
         let filled = fill(&mut zip, entries, method);
         if let Err(e) = filled {
@@ -199,12 +199,12 @@ fn fill<W: Write + io::Seek>(
 
 /// A file that keeps its first error, which the zip library wraps, and takes no more writes: the library would try again
 /// when it is dropped, and print that it failed.
-struct Sink<'a> {
+struct CheckedSink<'a> {
     file: &'a mut File,
     failure: &'a RefCell<Option<io::Error>>,
 }
 
-impl Sink<'_> {
+impl CheckedSink<'_> {
     /// The result of a file operation; `done` where one has failed before.
     fn attempt<T>(&mut self, done: T, call: impl FnOnce(&mut File) -> io::Result<T>) -> io::Result<T> {
         if self.failure.borrow().is_some() {
@@ -218,7 +218,7 @@ impl Sink<'_> {
     }
 }
 
-impl Write for Sink<'_> {
+impl Write for CheckedSink<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.attempt(bytes.len(), |file| file.write(bytes))
     }
@@ -228,7 +228,7 @@ impl Write for Sink<'_> {
     }
 }
 
-impl Seek for Sink<'_> {
+impl Seek for CheckedSink<'_> {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         self.attempt(0, |file| file.seek(to))
     }
@@ -504,7 +504,7 @@ mod tests {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
         let failure = RefCell::new(None);
         let mut file = full;
-        let mut sink = Sink { file: &mut file, failure: &failure };
+        let mut sink = CheckedSink { file: &mut file, failure: &failure };
         assert_eq!(sink.write(b"x").unwrap_err().kind(), io::ErrorKind::StorageFull);
         assert_eq!(sink.write(b"more").unwrap(), 4);
         assert_eq!(sink.seek(SeekFrom::End(0)).unwrap(), 0);

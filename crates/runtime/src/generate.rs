@@ -114,7 +114,7 @@ pub fn generate_behind(
     for tokens in [options.prefill_chunk.unwrap_or(usize::MAX).min(rest.len()), 1] {
         model.prepare(tokens, Logits::Last);
     }
-    drafter.assume_preparing(model.longest_preparation());
+    drafter.assume_preparing(model.shortest_preparation());
     let mut logits = model.append(sequence, rest, Logits::Last, options.prefill_chunk)?;
     let prefill = started.elapsed();
     prompt.iter().for_each(|&id| drafter.push(id));

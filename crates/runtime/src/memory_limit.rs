@@ -62,6 +62,31 @@ impl Allowance {
     }
 }
 
+/// What a function takes whatever its values: bytes of constants; and the operation and bytes of its largest result, which a
+/// refusal names.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct MemoryNeed {
+    pub constants: u64,
+    pub largest: (String, u64),
+}
+
+impl MemoryNeed {
+    /// Refuses a function whose values, states and constants together take more than is allowed.
+    ///
+    /// # Errors
+    /// They do; the message says what takes how much.
+    pub fn check(&self, allowance: Allowance, values: u64, states: u64) -> Result<(), String> {
+        let all = values.saturating_add(states).saturating_add(self.constants);
+        let largest = match &self.largest {
+            (op, bytes) if *bytes > 0 => format!("; the largest result, {bytes} bytes, is that of {op}"),
+            _ => String::new(),
+        };
+        let constants = self.constants;
+        let what = format!("values of {values} bytes, states of {states} and constants of {constants}");
+        allowance.check(&what, all).map_err(|what| format!("{what}{largest}"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

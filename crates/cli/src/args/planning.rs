@@ -334,6 +334,13 @@ pub fn plan_checkpoint(
         }
         (plan, _) => plan?,
     };
+    if let Some(path) = &options.form.forms {
+        let absent = forms.keys().filter(|sort| plan.shards.iter().all(|s| s.kind != **sort));
+        let tables: Vec<String> = absent.map(|sort| format!("[{}]", sort.name())).collect();
+        if !tables.is_empty() {
+            plan.facts.push(format!("{}: no shard here is of {}", path.display(), tables.join(", ")));
+        }
+    }
     if options.scale_scope == ScaleScopeArg::Bank {
         let shares = plan.shards.iter().flat_map(|s| &s.matrices).any(|m| m.bank);
         anyhow::ensure!(

@@ -39,7 +39,7 @@ pub struct Args {
     path: Option<PathBuf>,
     /// Kind of machine that the packages are for.
     #[arg(long, value_enum, default_value = "mac")]
-    target: TargetArg,
+    target: CheckTarget,
     /// Devices that Core ML may choose from.
     #[arg(long, value_enum, default_value = "cpu-and-ne")]
     units: UnitsArg,
@@ -82,7 +82,7 @@ pub struct Args {
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
-enum TargetArg {
+enum CheckTarget {
     Mac,
     Iphone,
 }
@@ -110,8 +110,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     }
     let conditions = Conditions {
         target: match args.target {
-            TargetArg::Mac => DeviceTarget::Mac,
-            TargetArg::Iphone => DeviceTarget::Iphone,
+            CheckTarget::Mac => DeviceTarget::Mac,
+            CheckTarget::Iphone => DeviceTarget::Iphone,
         },
         units: match args.units {
             UnitsArg::CpuAndNe => Units::CpuAndNe,

@@ -57,12 +57,12 @@ struct CompileReport {
     /// Packages that other systems or chips have compiled models of.
     of_other_systems: usize,
     failed: usize,
-    packages: Vec<PackageReport>,
+    packages: Vec<CompiledPackage>,
     failures: Vec<StepFailure>,
 }
 
 #[derive(Serialize)]
-struct PackageReport {
+struct CompiledPackage {
     package: String,
     package_bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -79,7 +79,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     expect_bundle(&args.bundle)?;
     let chain = args.verify.open(&args.bundle, ui)?;
     let models = args.cache.models(&args.bundle, &chain);
-    let compiler = Compiler { args: &args, chain: &chain, models: &models, risky: args.risky.runner() };
+    let compiler = BundleCompiler { args: &args, chain: &chain, models: &models, risky: args.risky.runner() };
     let missing: Vec<&Shard> = chain.shards.iter().filter(|s| compiler.is_missing(s)).collect();
     compiler.check_room(&missing)?;
     let mut report = CompileReport {
@@ -105,14 +105,14 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
 }
 
 /// Compiler of a bundle's packages.
-struct Compiler<'a> {
+struct BundleCompiler<'a> {
     args: &'a Args,
     chain: &'a Chain,
     models: &'a CompiledModels,
     risky: Risky,
 }
 
-impl Compiler<'_> {
+impl BundleCompiler<'_> {
     fn package(&self, shard: &Shard) -> PathBuf {
         self.args.bundle.join(&shard.file)
     }
@@ -169,7 +169,7 @@ impl Compiler<'_> {
             }
         };
         self.record(shard, &package, compiled_bytes, seconds)?;
-        report.packages.push(PackageReport {
+        report.packages.push(CompiledPackage {
             package: shard.name.clone(),
             package_bytes: shard.bytes,
             compiled_bytes,

@@ -50,7 +50,7 @@ pub struct Args {
 
 /// Everything that is found.
 #[derive(Serialize)]
-struct Findings {
+struct DoctorFindings {
     version: &'static str,
     machine: Machine,
     memory_free_bytes: Option<u64>,
@@ -129,7 +129,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-fn look(caches: Vec<CacheUse>, quick: bool) -> Findings {
+fn look(caches: Vec<CacheUse>, quick: bool) -> DoctorFindings {
     let core_ml = match anemoe_coreml::available() {
         Ok(()) => CoreMlFacts { available: true, system: anemoe_coreml::this_system(), why_not: None },
         Err(e) => CoreMlFacts { available: false, system: None, why_not: Some(e.to_string()) },
@@ -141,7 +141,7 @@ fn look(caches: Vec<CacheUse>, quick: bool) -> Findings {
     let mut disks =
         vec![disk("this folder", PathBuf::from(".")), disk("temporary files", std::env::temp_dir())];
     disks.extend(cache_folder().map(|folder| disk("caches", folder)));
-    let mut found = Findings {
+    let mut found = DoctorFindings {
         version: env!("CARGO_PKG_VERSION"),
         machine: machine::this(),
         memory_free_bytes: free,
@@ -160,7 +160,7 @@ fn look(caches: Vec<CacheUse>, quick: bool) -> Findings {
     found
 }
 
-fn advice(found: &Findings) -> Vec<String> {
+fn advice(found: &DoctorFindings) -> Vec<String> {
     let mut all = Vec::new();
     if Isa::best() == Isa::Scalar {
         all.push("the kernels find no vector instructions that they know: everything is slow".into());
@@ -360,7 +360,7 @@ fn clean(caches: &[CacheUse], args: &Args) -> anyhow::Result<Vec<String>> {
     Ok(deleted)
 }
 
-fn print(found: &Findings, ui: &Ui) -> anyhow::Result<()> {
+fn print(found: &DoctorFindings, ui: &Ui) -> anyhow::Result<()> {
     let known = |text: &Option<String>| text.clone().unwrap_or_else(|| "not known".into());
     let amount = |n: Option<u64>| n.map_or_else(|| "not known".into(), bytes);
     let m = &found.machine;

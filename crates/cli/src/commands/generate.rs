@@ -67,8 +67,8 @@ pub struct Args {
 pub struct Speculate {
     /// Draft tokens from what repeats, and verify several in one pass: `ngram` wherever something repeats, `auto` where it pays
     /// as measured, `off` never.
-    #[arg(long, value_enum, value_name = "WHEN", default_value_t = When::Auto)]
-    speculate: When,
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = DraftsWhen::Auto)]
+    speculate: DraftsWhen,
     /// Most tokens of a draft.
     #[arg(long, value_name = "N", default_value = "8", value_parser = draft_length)]
     draft_max: usize,
@@ -94,7 +94,7 @@ fn draft_length(text: &str) -> Result<usize, String> {
 
 /// Condition for drafts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum When {
+enum DraftsWhen {
     Off,
     Ngram,
     Auto,
@@ -117,9 +117,9 @@ impl Speculate {
         };
         let options = Speculation {
             mode: match self.speculate {
-                When::Off => Mode::Off,
-                When::Ngram => Mode::Ngram,
-                When::Auto => Mode::Auto,
+                DraftsWhen::Off => Mode::Off,
+                DraftsWhen::Ngram => Mode::Ngram,
+                DraftsWhen::Auto => Mode::Auto,
             },
             draft_max: self.draft_max,
             ngram_min: self.ngram_min,

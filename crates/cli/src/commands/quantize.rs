@@ -35,7 +35,7 @@ pub struct Args {
     /// Operation that the weight belongs to, which decides its axes: conv [out, in, kernel..], linear [out, in], matmul [in,
     /// out] [default: conv from rank 4 on, else linear].
     #[arg(long, value_enum)]
-    op: Option<Op>,
+    op: Option<QuantizeOp>,
     /// The global optimum of k-means; the default is within 1e-4 of it.
     #[arg(long)]
     exact: bool,
@@ -44,7 +44,7 @@ pub struct Args {
     importance: Option<PathBuf>,
     /// Systems that a package is for.
     #[arg(long, value_enum, default_value = "ios18")]
-    target: TargetArg,
+    target: QuantizeTarget,
     /// Write the result: .mlpackage (an operation with this weight), .npz (elements, tables or scales, decoded values) or .npy
     /// (decoded values).
     #[arg(short, long, value_name = "OUT")]
@@ -54,20 +54,20 @@ pub struct Args {
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
-enum Op {
+enum QuantizeOp {
     Conv,
     Linear,
     Matmul,
 }
 
 #[derive(Clone, Copy, PartialEq, clap::ValueEnum)]
-enum TargetArg {
+enum QuantizeTarget {
     Ios16,
     Ios18,
 }
 
 /// A tensor from a file.
-struct Loaded {
+struct LoadedTensor {
     name: String,
     shape: Vec<usize>,
     values: Vec<f32>,
@@ -86,11 +86,11 @@ fn file_and_tensor(spec: &Path) -> (PathBuf, Option<String>) {
     (file.into(), Some(String::from_utf8_lossy(tensor).into_owned()))
 }
 
-fn load(spec: &Path) -> anyhow::Result<Loaded> {
+fn load(spec: &Path) -> anyhow::Result<LoadedTensor> {
     if spec.extension().is_some_and(|e| e == "npy") {
         let array = read_npy(spec)?;
         let values = array.to_f32();
-        return Ok(Loaded { name: spec.display().to_string(), shape: array.shape, values });
+        return Ok(LoadedTensor { name: spec.display().to_string(), shape: array.shape, values });
     }
     let (path, tensor) = file_and_tensor(spec);
     let file = path.display();
@@ -112,7 +112,11 @@ fn load(spec: &Path) -> anyhow::Result<Loaded> {
     let n = info.elements();
     let mut values = vec![0f32; usize::try_from(n)?];
     source.read(&info.name, 0..n, &mut values)?;
-    Ok(Loaded { name: info.name.clone(), shape: info.shape.iter().map(|&d| d as usize).collect(), values })
+    Ok(LoadedTensor {
+        name: info.name.clone(),
+        shape: info.shape.iter().map(|&d| d as usize).collect(),
+        values,
+    })
 }
 
 /// Importances of the input channels, `[in]`.
@@ -136,8 +140,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         bail!("--group-size and --block-size must be at least 1");
     }
     let target = match args.target {
-        TargetArg::Ios16 => SystemTarget::IOS16,
-        TargetArg::Ios18 => SystemTarget::IOS18,
+        QuantizeTarget::Ios16 => SystemTarget::IOS16,
+        QuantizeTarget::Ios18 => SystemTarget::IOS18,
     };
     if target == SystemTarget::IOS16
         && let Some(why) = args.quant.refused_by_ios16()
@@ -155,9 +159,9 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let loaded = load(&args.tensor)?;
     let read = started.elapsed();
     let op = match args.op {
-        Some(Op::Conv) => WeightOp::Conv,
-        Some(Op::Linear) => WeightOp::Linear,
-        Some(Op::Matmul) => WeightOp::MatMul,
+        Some(QuantizeOp::Conv) => WeightOp::Conv,
+        Some(QuantizeOp::Linear) => WeightOp::Linear,
+        Some(QuantizeOp::Matmul) => WeightOp::MatMul,
         None if loaded.shape.len() >= 4 => WeightOp::Conv,
         None => WeightOp::Linear,
     };
@@ -217,7 +221,7 @@ fn write(done: &CompressedTensor, shape: &[usize], out: &Output, target: SystemT
 
 fn report(
     args: &Args,
-    loaded: &Loaded,
+    loaded: &LoadedTensor,
     done: &CompressedTensor,
     [read_s, write_s]: [f64; 2],
     ui: &Ui,

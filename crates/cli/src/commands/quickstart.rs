@@ -44,7 +44,7 @@ pub struct Args {
 const CONTEXT: &str = "512";
 
 /// One of the two builds.
-struct Run {
+struct QuickstartBuild {
     /// `fp16`, or `auto` for the kinds that are chosen when nothing is said.
     kinds: &'static str,
     bundle: PathBuf,
@@ -130,7 +130,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         } else {
             anemoe_runtime::generate::generate(&loaded, &mut loaded.sequence(), &prompt, &options, |_| true)?
         };
-        runs.push(Run {
+        runs.push(QuickstartBuild {
             kinds,
             bundle,
             bytes: built.package_bytes,

@@ -89,7 +89,7 @@ pub struct BuildReport {
 /// A build under way. One orchestrator takes its steps in order:
 /// [`Build::begin`], [`Build::host_files`], [`Build::shards`] (once or more), [`Build::finish`].
 pub struct Build<'a> {
-    inputs: Inputs<'a>,
+    inputs: BuildInputs<'a>,
     plan: &'a Plan,
     site: WorkDir,
     part: Option<BuildPart>,
@@ -119,7 +119,7 @@ impl<'a> Build<'a> {
         part: Option<BuildPart>,
     ) -> Result<Build<'a>> {
         let started = Instant::now();
-        let inputs = Inputs { family, importance };
+        let inputs = BuildInputs { family, importance };
         let site = WorkDir::open(bundle, plan, &inputs.identity()?, part)?;
         let (records, usual, fault) = (Mutex::default(), Usual::default(), Mutex::default());
         let reused = AtomicUsize::new(0);
@@ -355,7 +355,7 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 /// # Errors
 /// The checkpoint cannot be read.
 pub fn plan_sha256(family: &dyn Family, plan: &Plan, importance: Option<&Importance>) -> Result<String> {
-    let inputs = Inputs { family, importance };
+    let inputs = BuildInputs { family, importance };
     Ok(anemoe_bundle::sha256(&work_dir::plan_text(plan, &inputs.identity()?)))
 }
 
@@ -469,12 +469,12 @@ fn report(bundle: &Path, records: &[Record], reused: usize, started: Instant) ->
 
 /// Inputs of a build.
 #[derive(Clone, Copy)]
-struct Inputs<'a> {
+struct BuildInputs<'a> {
     family: &'a dyn Family,
     importance: Option<&'a Importance>,
 }
 
-impl Inputs<'_> {
+impl BuildInputs<'_> {
     /// Identity of the inputs: a build that goes on must have it in common with the one that began.
     fn identity(&self) -> Result<serde_json::Value> {
         Ok(serde_json::json!({

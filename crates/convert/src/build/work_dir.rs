@@ -91,7 +91,7 @@ fn shared_lock(folder: &OwnedDir) -> Result<File> {
 }
 
 /// The content of a folder that is to become a bundle.
-enum Found {
+enum FolderContent {
     /// Nothing, or leftovers of killed runs.
     Nothing,
     /// An unfinished build, with its plan as written and the names of its shards.
@@ -105,7 +105,7 @@ enum Found {
 /// # Errors
 /// The folder is a file, holds something but no bundle and no build of ours, or something under one of our names in it is not
 /// ours.
-fn look(folder: &OwnedDir) -> Result<Found> {
+fn look(folder: &OwnedDir) -> Result<FolderContent> {
     let bundle = folder.root();
     if bundle.symlink_metadata().is_ok() && !bundle.is_dir() {
         return Err(Error::usage(format!("{}: exists and is not a folder", bundle.display())));
@@ -119,11 +119,11 @@ fn look(folder: &OwnedDir) -> Result<Found> {
         let path = folder.expect(Path::new(WORK_DIR).join(PLAN_FILE), false)?;
         let text = read_input(&path, MAX_RECORD_BYTES).map_err(|e| Error::io(&path, e))?;
         let plan = parse_plan(&path, &text)?;
-        Found::Unfinished(text, plan.shards.into_iter().map(|s| s.name).collect())
+        FolderContent::Unfinished(text, plan.shards.into_iter().map(|s| s.name).collect())
     } else if has(CHAIN_FILE) {
         let chain = Chain::read(bundle)?;
         bundle_layout::check(folder, chain.shards.iter().map(|s| s.file.as_str()))?;
-        Found::Finished
+        FolderContent::Finished
     } else if has(WORK_DIR) {
         return Err(Error::usage(format!(
             "{}: holds no {PLAN_FILE}, without which it is no unfinished build; remove this folder, or choose another name for \
@@ -138,9 +138,9 @@ fn look(folder: &OwnedDir) -> Result<Found> {
                 bundle.display()
             )));
         }
-        Found::Nothing
+        FolderContent::Nothing
     };
-    if let Found::Unfinished(_, shards) = &found {
+    if let FolderContent::Unfinished(_, shards) = &found {
         bundle_layout::check_records(folder, shards)?;
         shards.iter().try_for_each(|name| bundle_layout::check_package(folder, &package_file(name)))?;
     }
@@ -178,9 +178,9 @@ impl WorkDir {
         let folder = OwnedDir::new(bundle);
         let text = plan_text(plan, inputs);
         let records = match look(&folder)? {
-            Found::Nothing => Some(Vec::new()),
-            Found::Finished => Some(finished_records(bundle, plan, inputs, part, &sha256(&text))?),
-            Found::Unfinished(found, _) => {
+            FolderContent::Nothing => Some(Vec::new()),
+            FolderContent::Finished => Some(finished_records(bundle, plan, inputs, part, &sha256(&text))?),
+            FolderContent::Unfinished(found, _) => {
                 refuse_other_plan(bundle, &found, &text)?;
                 None
             }
@@ -227,11 +227,11 @@ impl WorkDir {
     pub fn begun(bundle: &Path) -> Result<(WorkDir, Plan)> {
         let folder = OwnedDir::new(bundle);
         let text = match look(&folder)? {
-            Found::Unfinished(text, _) => text,
-            Found::Finished => {
+            FolderContent::Unfinished(text, _) => text,
+            FolderContent::Finished => {
                 return Err(Error::usage(format!("{}: is complete already", bundle.display())));
             }
-            Found::Nothing => {
+            FolderContent::Nothing => {
                 return Err(Error::usage(format!("{}: is no unfinished build", bundle.display())));
             }
         };
@@ -246,9 +246,9 @@ impl WorkDir {
     pub fn shared(bundle: &Path) -> Result<Option<(WorkDir, Plan)>> {
         let folder = OwnedDir::new(bundle);
         let text = match look(&folder)? {
-            Found::Unfinished(text, _) => text,
-            Found::Finished => return Ok(None),
-            Found::Nothing => {
+            FolderContent::Unfinished(text, _) => text,
+            FolderContent::Finished => return Ok(None),
+            FolderContent::Nothing => {
                 return Err(Error::usage(format!("{}: is no unfinished build", bundle.display())));
             }
         };

@@ -81,7 +81,7 @@ pub fn json_place(first: &[u8], file_bytes: u64) -> Result<Range<usize>, Refused
 /// Checks the JSON of a header against the length of its file, and gives the tensors in the order of their data.
 pub fn parse_json(json: &[u8], file_bytes: u64) -> Result<Vec<HeaderTensor>, RefusedFile> {
     let data_start = LENGTH_BYTES + json.len();
-    let header: Header = match anemoe_io::json::parse(json) {
+    let header: HeaderJson = match anemoe_io::json::parse(json) {
         Ok(header) => header,
         Err(e) => return invalid(format!("safetensors header: {e}")),
     };
@@ -160,26 +160,26 @@ pub fn parse_json(json: &[u8], file_bytes: u64) -> Result<Vec<HeaderTensor>, Ref
 }
 
 #[derive(Deserialize)]
-struct Entry {
+struct TensorEntry {
     dtype: String,
     shape: Vec<u64>,
     data_offsets: (u64, u64),
 }
 
 /// The JSON of the header. `__metadata__` is free text, which nothing here needs.
-struct Header(BTreeMap<String, Entry>);
+struct HeaderJson(BTreeMap<String, TensorEntry>);
 
-impl<'de> Deserialize<'de> for Header {
+impl<'de> Deserialize<'de> for HeaderJson {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
         struct Tensors;
         impl<'de> Visitor<'de> for Tensors {
-            type Value = Header;
+            type Value = HeaderJson;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object with one entry for each tensor")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<HeaderJson, A::Error> {
                 let mut tensors = BTreeMap::new();
                 while let Some(name) = map.next_key::<String>()? {
                     if name == "__metadata__" {
@@ -188,7 +188,7 @@ impl<'de> Deserialize<'de> for Header {
                         tensors.insert(name, map.next_value()?);
                     }
                 }
-                Ok(Header(tensors))
+                Ok(HeaderJson(tensors))
             }
         }
         d.deserialize_map(Tensors)

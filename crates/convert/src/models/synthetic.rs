@@ -182,7 +182,7 @@ impl TensorSource for Synthetic {
 }
 
 /// Factors on the deviations of a tensor.
-struct Spread {
+struct SpreadFactors {
     /// On 1/sqrt(inputs), of a matrix.
     weight: f32,
     /// Deviation of a vector.
@@ -214,25 +214,25 @@ impl Pairs {
 /// embeddings of deviation 0.02, and attention adds much larger means over all tokens: its outputs, those of the experts and
 /// the biases of the stream are made as small as the embeddings or smaller. And the activations of the router's MLP have positive means:
 /// with hidden units in pairs, gelu(a) - gelu(-a) = a, logits depend on the token alone.
-fn shaping(model: &str, name: &str) -> (Spread, Pairs) {
-    let plain = (Spread { weight: 1.0, bias: 0.05, mean: 1.0 }, Pairs::default());
+fn shaping(model: &str, name: &str) -> (SpreadFactors, Pairs) {
+    let plain = (SpreadFactors { weight: 1.0, bias: 0.05, mean: 1.0 }, Pairs::default());
     // Branches are small beside the stream, as trained models have them: otherwise 30 layers make chaos of any rounding.
     let joins = ["post_attention_layernorm.weight", "post_feedforward_layernorm.weight"];
     if model == GEMMA_MINI && joins.iter().any(|end| name.ends_with(end)) {
-        return (Spread { bias: 0.005, mean: 0.06, ..plain.0 }, plain.1);
+        return (SpreadFactors { bias: 0.005, mean: 0.06, ..plain.0 }, plain.1);
     }
     if model != ZAYA {
         return plain;
     }
     let is = |suffix: &str| name.ends_with(suffix);
     if is("hidden_states_bias") || is("residual_bias") {
-        (Spread { bias: 0.001, ..plain.0 }, plain.1)
+        (SpreadFactors { bias: 0.001, ..plain.0 }, plain.1)
     } else if is("self_attn.o_proj.weight") {
-        (Spread { weight: 1.0 / 256.0, ..plain.0 }, plain.1)
+        (SpreadFactors { weight: 1.0 / 256.0, ..plain.0 }, plain.1)
     } else if is("mlp.experts.down_proj") {
-        (Spread { weight: 1.0 / 32.0, ..plain.0 }, plain.1)
+        (SpreadFactors { weight: 1.0 / 32.0, ..plain.0 }, plain.1)
     } else if is("balancing_biases") {
-        (Spread { bias: 0.005, ..plain.0 }, plain.1)
+        (SpreadFactors { bias: 0.005, ..plain.0 }, plain.1)
     } else if is("router_mlp.fc1.weight") || is("router_mlp.fc1.bias") || is("router_mlp.fc2.bias") {
         (plain.0, Pairs { rows: true, columns: false })
     } else if is("router_mlp.fc2.weight") {

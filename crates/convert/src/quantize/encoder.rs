@@ -62,7 +62,7 @@ impl std::fmt::Display for TooLarge {
 }
 
 /// Memory that a thread works with, kept between units.
-struct Worker {
+struct EncodeWorker {
     /// Rounded to fp16.
     values: Vec<f32>,
     /// fp16 bits, or codes that are ordered as the values are.
@@ -145,7 +145,7 @@ impl Encoder<'_> {
         Ok(side)
     }
 
-    fn worker(&self, workers: &Mutex<Vec<Worker>>) -> Worker {
+    fn worker(&self, workers: &Mutex<Vec<EncodeWorker>>) -> EncodeWorker {
         if let Some(worker) = workers.lock().unwrap_or_else(|p| p.into_inner()).pop() {
             return worker;
         }
@@ -153,7 +153,7 @@ impl Encoder<'_> {
             Quant::Lut { bits, per_tensor: false, .. } => Some(Palettizer::new(bits, self.mode())),
             _ => None,
         };
-        Worker {
+        EncodeWorker {
             values: Vec::new(),
             bits: Vec::new(),
             indices: Vec::new(),
@@ -169,7 +169,7 @@ impl Encoder<'_> {
         read: &ReadRows<'_, E>,
         first: usize,
         rows: usize,
-        worker: &mut Worker,
+        worker: &mut EncodeWorker,
     ) -> Result<(), E> {
         let n = rows * self.cols;
         worker.values.resize(n, 0.0);
@@ -194,7 +194,7 @@ impl Encoder<'_> {
         &self,
         read: &ReadRows<'_, E>,
         side: &mut Side,
-        workers: &Mutex<Vec<Worker>>,
+        workers: &Mutex<Vec<EncodeWorker>>,
     ) -> Result<Survey, E> {
         if !self.quant.kind.is_per_tensor() {
             return Ok(Survey::None);
@@ -251,7 +251,7 @@ impl Encoder<'_> {
         }
     }
 
-    fn encode(&self, rows: usize, survey: &Survey, worker: &mut Worker) -> Unit {
+    fn encode(&self, rows: usize, survey: &Survey, worker: &mut EncodeWorker) -> Unit {
         let n = rows * self.cols;
         let mut side = Side::default();
         match self.quant.kind {
@@ -348,7 +348,7 @@ impl Encoder<'_> {
 }
 
 /// Leaves memory for the next unit.
-fn give_back(workers: &Mutex<Vec<Worker>>, worker: Worker) {
+fn give_back(workers: &Mutex<Vec<EncodeWorker>>, worker: EncodeWorker) {
     workers.lock().unwrap_or_else(|p| p.into_inner()).push(worker);
 }
 

@@ -16,11 +16,11 @@ pub fn kmeans_exact(h: &Histogram, k: usize) -> Vec<f64> {
         return h.values().iter().map(|&v| f64::from(v)).collect();
     }
     let (edges, penalty) = coarse_edges(h, 512.max(8 * k));
-    let penalty = match Sums::at(h, &edges).bounds(k, penalty) {
+    let penalty = match PrefixSums::at(h, &edges).bounds(k, penalty) {
         Some((_, penalty)) => penalty,
         None => penalty,
     };
-    let all = Sums::all(h);
+    let all = PrefixSums::all(h);
     let bounds = match all.bounds(k, penalty) {
         Some((bounds, _)) => bounds,
         None => all.partition(k),
@@ -40,8 +40,8 @@ pub fn kmeans(h: &Histogram, k: usize) -> Vec<f64> {
         return kmeans_exact(h, k);
     }
     let (edges, _) = coarse_edges(h, COARSE_BINS);
-    let coarse = Sums::at(h, &edges).partition(k);
-    let bounds = settle(&Sums::all(h), &edges, &coarse);
+    let coarse = PrefixSums::at(h, &edges).partition(k);
+    let bounds = settle(&PrefixSums::all(h), &edges, &coarse);
     means(h, &bounds)
 }
 
@@ -123,15 +123,15 @@ fn coarse_edges(h: &Histogram, bins: usize) -> (Vec<usize>, f64) {
 }
 
 /// Prefix sums of mass and of mass times value at possible bounds of clusters.
-struct Sums(Vec<(f64, f64)>);
+struct PrefixSums(Vec<(f64, f64)>);
 
-impl Sums {
-    fn all(h: &Histogram) -> Sums {
-        Sums(h.moments().iter().map(|m| (m.weight, m.sum)).collect())
+impl PrefixSums {
+    fn all(h: &Histogram) -> PrefixSums {
+        PrefixSums(h.moments().iter().map(|m| (m.weight, m.sum)).collect())
     }
 
-    fn at(h: &Histogram, edges: &[usize]) -> Sums {
-        Sums(edges.iter().map(|&i| (h.moments()[i].weight, h.moments()[i].sum)).collect())
+    fn at(h: &Histogram, edges: &[usize]) -> PrefixSums {
+        PrefixSums(edges.iter().map(|&i| (h.moments()[i].weight, h.moments()[i].sum)).collect())
     }
 
     /// Sum of squares that one cluster from `a` to `b` explains.
@@ -193,9 +193,9 @@ impl Sums {
     }
 
     /// Bounds of the clusters that are best when each costs `penalty`.
-    fn penalized(&self, penalty: f64, scratch: &mut Scratch) -> Vec<usize> {
+    fn penalized(&self, penalty: f64, scratch: &mut ClusterBuffers) -> Vec<usize> {
         let n = self.0.len() - 1;
-        let Scratch { best, parent, queue } = scratch;
+        let ClusterBuffers { best, parent, queue } = scratch;
         best.clear();
         best.resize(n + 1, 0.0);
         parent.clear();
@@ -292,7 +292,7 @@ impl Sums {
         if n <= k {
             return Some(((0..=n).collect(), guess));
         }
-        let mut scratch = Scratch::default();
+        let mut scratch = ClusterBuffers::default();
         // Too many clusters at `low`, too few at `high`.
         let mut low: Option<(f64, Vec<usize>)> = None;
         let mut high: Option<(f64, Vec<usize>)> = None;
@@ -334,7 +334,7 @@ impl Sums {
 }
 
 #[derive(Default)]
-struct Scratch {
+struct ClusterBuffers {
     best: Vec<f64>,
     parent: Vec<u32>,
     queue: Vec<(u32, u32)>,
@@ -358,7 +358,7 @@ const PLACES: usize = 9;
 /// Moves the bounds of a partition of coarse bins to the best places among the values: every bound has a few places around
 /// its own, the best combination of all of them is found by dynamic programming, and the places come closer. Unlike Lloyd's
 /// iteration, which moves a bound by what its neighbours ask for, this moves all of them together.
-fn settle(all: &Sums, edges: &[usize], coarse: &[usize]) -> Vec<usize> {
+fn settle(all: &PrefixSums, edges: &[usize], coarse: &[usize]) -> Vec<usize> {
     let mut bounds: Vec<usize> = coarse.iter().map(|&i| edges[i]).collect();
     let inner = bounds.len() - 2;
     // How far a bound may go: to the neighbouring edges at first.
@@ -516,7 +516,7 @@ mod tests {
         for kind in 0..8 {
             let h = histogram(&weights(kind as u64 + 5, 22_528, kind));
             for k in [2, 16, 256] {
-                let rows = Sums::all(&h).partition(k);
+                let rows = PrefixSums::all(&h).partition(k);
                 let (found, other) = (error(&h, &kmeans_exact(&h, k)), error(&h, &means(&h, &rows)));
                 assert!(
                     (found - other).abs() <= 1e-7 * other + 1e-13,

@@ -37,7 +37,7 @@ pub fn plan_of(
     ops.map_err(|e| e.at(package, function))
 }
 
-type Answer = std::result::Result<Handover<Retained<MLComputePlan>>, Failure>;
+type PlanReply = std::result::Result<Handover<Retained<MLComputePlan>>, Failure>;
 
 fn read(
     compiled: &Path,
@@ -47,7 +47,7 @@ fn read(
 ) -> std::result::Result<Vec<OpPlan>, Failure> {
     let url = file_url(compiled)?;
     let configuration = configuration(named.then_some(function), units);
-    let (send, receive) = sync_channel::<Answer>(1);
+    let (send, receive) = sync_channel::<PlanReply>(1);
     let handler = RcBlock::new(move |plan: *mut MLComputePlan, error: *mut NSError| {
         // SAFETY: both live while the handler runs; the plan is kept by a reference of our own.
         let answer = unsafe {

@@ -23,7 +23,7 @@ pub(super) struct Instance {
     model: Retained<MLModel>,
     interface: Arc<Interface>,
     /// Buffers by the shapes of the inputs, the one used last at the end.
-    buffers: Vec<Buffers>,
+    buffers: Vec<CallBuffers>,
 }
 
 /// Parts of a sequence in a call.
@@ -37,7 +37,7 @@ pub(super) struct SequenceObjects<'a> {
 
 /// Everything that a call of one set of shapes needs, so that it makes no array, value or dictionary. Where the function takes
 /// caches, the first call of a sequence makes a value of each, a dictionary and its provider, and later ones make nothing.
-struct Buffers {
+struct CallBuffers {
     inputs: Vec<HostArray>,
     shapes: Vec<Vec<usize>>,
     names: Vec<Retained<NSString>>,
@@ -45,13 +45,13 @@ struct Buffers {
     /// By sequence, whose caches are among the values; one for all where there are no caches.
     features: BTreeMap<Option<StatesKey>, Retained<MLDictionaryFeatureProvider>>,
     options: Retained<MLPredictionOptions>,
-    outputs: Vec<Output>,
+    outputs: Vec<BackedOutput>,
     /// Output of each cache with rows of the call's own tokens, and its value.
-    rows: Vec<(Output, Tensor)>,
+    rows: Vec<(BackedOutput, Tensor)>,
 }
 
 /// An output, and the memory that Core ML is asked to write it to.
-struct Output {
+struct BackedOutput {
     name: Retained<NSString>,
     backing: Option<HostArray>,
 }
@@ -92,7 +92,7 @@ fn value_of(
     Ok(Retained::into_super(Retained::into_super(value)))
 }
 
-impl Output {
+impl BackedOutput {
     /// Copies what came out into a tensor.
     fn read(
         &self,
@@ -114,8 +114,8 @@ impl Output {
     }
 }
 
-impl Buffers {
-    fn new(model: &MLModel, interface: &Interface, shapes: Vec<Vec<usize>>) -> Result<Buffers, Failure> {
+impl CallBuffers {
+    fn new(model: &MLModel, interface: &Interface, shapes: Vec<Vec<usize>>) -> Result<CallBuffers, Failure> {
         // SAFETY: plain getters of a living model.
         let described = unsafe { model.modelDescription() };
         // SAFETY: as above.
@@ -140,7 +140,7 @@ impl Buffers {
                 named.push(name.clone());
                 backing = Some(array);
             }
-            outputs.push(Output { name, backing });
+            outputs.push(BackedOutput { name, backing });
         }
         // SAFETY: a new object, and a dictionary of arrays.
         let options = unsafe { MLPredictionOptions::new() };
@@ -151,7 +151,7 @@ impl Buffers {
         let rows = outputs.split_off(interface.outputs.len());
         let rows = rows.into_iter().map(|output| (output, Tensor::default())).collect();
         let features = BTreeMap::new();
-        Ok(Buffers { inputs, shapes, names, values, features, options, outputs, rows })
+        Ok(CallBuffers { inputs, shapes, names, values, features, options, outputs, rows })
     }
 
     /// The inputs, with the caches of the sequence `key`.
@@ -216,7 +216,7 @@ impl Instance {
     }
 
     /// Moves the buffers for these inputs to the end, made if there are none.
-    fn find_buffers(&mut self, inputs: &[&Tensor]) -> Result<&mut Buffers, Failure> {
+    fn find_buffers(&mut self, inputs: &[&Tensor]) -> Result<&mut CallBuffers, Failure> {
         if inputs.len() != self.interface.inputs.len() {
             let (has, wants) = (inputs.len(), self.interface.inputs.len());
             return Err(Failure::Misfit(format!("{has} inputs, expected {wants}")));
@@ -230,12 +230,12 @@ impl Instance {
                 )));
             }
         }
-        let fits = |b: &Buffers| b.shapes.iter().zip(inputs).all(|(shape, input)| *shape == input.shape);
+        let fits = |b: &CallBuffers| b.shapes.iter().zip(inputs).all(|(shape, input)| *shape == input.shape);
         match self.buffers.iter().position(fits) {
             Some(i) => self.buffers[i..].rotate_left(1),
             None => {
                 let shapes = inputs.iter().map(|i| i.shape.clone()).collect();
-                let made = Buffers::new(&self.model, &self.interface, shapes)?;
+                let made = CallBuffers::new(&self.model, &self.interface, shapes)?;
                 if self.buffers.len() >= KEPT {
                     self.buffers.remove(0);
                 }

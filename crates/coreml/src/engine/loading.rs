@@ -220,14 +220,14 @@ pub(super) fn configuration(function: Option<&str>, units: ComputeUnits) -> Reta
     }
 }
 
-type Answer = std::result::Result<Handover<Retained<MLModel>>, Failure>;
+type LoadReply = std::result::Result<Handover<Retained<MLModel>>, Failure>;
 
 /// Begins to load a function; the model comes from a thread of Core ML's.
 fn begin(
     compiled: &Path,
     function: Option<&str>,
     units: ComputeUnits,
-) -> std::result::Result<Receiver<Answer>, Failure> {
+) -> std::result::Result<Receiver<LoadReply>, Failure> {
     let url = file_url(compiled)?;
     let (send, receive) = sync_channel(1);
     let handler = RcBlock::new(move |model: *mut MLModel, error: *mut NSError| {

@@ -35,14 +35,14 @@ pub(crate) struct RowsOf<'a> {
 pub(crate) struct Objects {
     // States are dropped before the functions that made them.
     states: BTreeMap<StatesKey, States>,
-    functions: BTreeMap<FunctionKey, Loaded>,
+    functions: BTreeMap<FunctionKey, LoadedModel>,
     /// Bytes of loaded functions, and of those on their way in.
     bytes: u64,
     /// Counts uses.
     clock: u64,
 }
 
-struct Loaded {
+struct LoadedModel {
     instance: Instance,
     bytes: u64,
     used: u64,
@@ -203,7 +203,7 @@ impl Objects {
         bytes: u64,
     ) {
         self.clock += 1;
-        let loaded = Loaded { instance: Instance::new(model, interface), bytes, used: self.clock };
+        let loaded = LoadedModel { instance: Instance::new(model, interface), bytes, used: self.clock };
         if let Some(old) = self.functions.insert(function, loaded) {
             self.cancel(old.bytes);
         }

@@ -13,16 +13,16 @@ use std::thread::JoinHandle;
 const WAITING: usize = 64;
 
 /// Work on what the thread owns.
-type Work<S> = dyn FnMut(&mut S) + Send;
+type OwnerWork<S> = dyn FnMut(&mut S) + Send;
 
 /// Work on its way to the thread.
-struct Job<S> {
-    work: *mut Work<S>,
+struct OwnerJob<S> {
+    work: *mut OwnerWork<S>,
     done: Arc<Done>,
 }
 
 // SAFETY: the closure is `Send`, and its caller waits until the thread is done with it.
-unsafe impl<S> Send for Job<S> {}
+unsafe impl<S> Send for OwnerJob<S> {}
 
 /// Says that work is done, and how it ended.
 #[derive(Default)]
@@ -55,7 +55,7 @@ thread_local! {
 
 /// The thread.
 pub(crate) struct Owner<S: 'static> {
-    jobs: Option<SyncSender<Job<S>>>,
+    jobs: Option<SyncSender<OwnerJob<S>>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -68,7 +68,7 @@ impl<S> Owner<S> {
         make: impl FnOnce() -> S + Send + 'static,
         around: fn(&mut dyn FnMut()),
     ) -> Result<Owner<S>> {
-        let (jobs, receive) = sync_channel::<Job<S>>(WAITING);
+        let (jobs, receive) = sync_channel::<OwnerJob<S>>(WAITING);
         let thread = std::thread::Builder::new().name("anemoe-coreml".into());
         let thread = thread.spawn(move || serve(make, around, &receive));
         let thread = thread.map_err(|e| Error::io("thread of Core ML", e))?;
@@ -87,9 +87,10 @@ impl<S> Owner<S> {
         let once: &mut (dyn FnMut(&mut S) + Send + '_) = &mut once;
         // SAFETY: only the lifetime changes. The thread uses the pointer before it says that the work is done, and this call
         // does not end before.
-        let work = unsafe { std::mem::transmute::<*mut (dyn FnMut(&mut S) + Send + '_), *mut Work<S>>(once) };
+        let work =
+            unsafe { std::mem::transmute::<*mut (dyn FnMut(&mut S) + Send + '_), *mut OwnerWork<S>>(once) };
         let done = DONE.with(Arc::clone);
-        let job = Job { work, done: done.clone() };
+        let job = OwnerJob { work, done: done.clone() };
         let jobs = self.jobs.as_ref().ok_or_else(gone)?;
         jobs.send(job).map_err(|_| gone())?;
         if let Err(panic) = done.wait() {
@@ -99,7 +100,7 @@ impl<S> Owner<S> {
     }
 }
 
-fn serve<S>(make: impl FnOnce() -> S, around: fn(&mut dyn FnMut()), jobs: &Receiver<Job<S>>) {
+fn serve<S>(make: impl FnOnce() -> S, around: fn(&mut dyn FnMut()), jobs: &Receiver<OwnerJob<S>>) {
     let mut owned = make();
     for job in jobs {
         let mut work = || {

@@ -118,7 +118,7 @@ const KINDS: [&str; 3] = ["lut4", "int8-tensor", "fp16"];
 const DEFAULT_FORM: &str = "default form";
 
 /// A form to cost, and its name.
-type Candidate = (String, PlanOptions);
+type FormCandidate = (String, PlanOptions);
 
 /// Lists the forms that `plan` recommends from: the plan as asked for, other numbers of experts per call, the ladder of forms,
 /// several layers in a package, and what of these makes sense together.
@@ -129,7 +129,7 @@ pub fn buildable(family: &dyn Family, options: &PlanOptions, setting: &Setting<'
         candidates.extend(rungs(family, options));
         candidates.extend(combinations(family, options));
     }
-    let costed = |(name, changed): &Candidate| setting.form(family, name, changed);
+    let costed = |(name, changed): &FormCandidate| setting.form(family, name, changed);
     let costed: Vec<Option<CostedForm>> = candidates.par_iter().map(costed).collect();
     let mut forms: Vec<CostedForm> = Vec::new();
     for form in costed.into_iter().flatten() {
@@ -145,7 +145,7 @@ pub fn buildable(family: &dyn Family, options: &PlanOptions, setting: &Setting<'
 }
 
 /// Lists the plan as asked for, and with other numbers of experts per call.
-fn packings(options: &PlanOptions) -> Vec<Candidate> {
+fn packings(options: &PlanOptions) -> Vec<FormCandidate> {
     let asked = |n| options.ffn_shards.is_none() && options.experts_per_shard == Some(n);
     let others = EXPERTS.into_iter().filter(|&n| !asked(n));
     let others = others.map(|n| (format!("{EXPERTS_PER_SHARD} {n}"), with_experts(options, n)));
@@ -157,7 +157,7 @@ fn with_experts(options: &PlanOptions, n: usize) -> PlanOptions {
 }
 
 /// Lists the ladder of forms, but for the one that was asked for.
-fn rungs(family: &dyn Family, options: &PlanOptions) -> Vec<Candidate> {
+fn rungs(family: &dyn Family, options: &PlanOptions) -> Vec<FormCandidate> {
     let plan = family.plan(options);
     let rungs = plan.ok().and_then(|p| ladder(p.chain.has_history(), p.chain.model.max_context).ok());
     // Layers together are tried below, in every number.
@@ -175,7 +175,7 @@ fn rungs(family: &dyn Family, options: &PlanOptions) -> Vec<Candidate> {
 
 /// Lists several layers in a package, and these and single experts in a call with what the host may keep: a package of several
 /// layers has several states otherwise, and a history in a state is not decided.
-fn combinations(family: &dyn Family, options: &PlanOptions) -> Vec<Candidate> {
+fn combinations(family: &dyn Family, options: &PlanOptions) -> Vec<FormCandidate> {
     let asked = options.form;
     let history = if family.has_history() { HistoryForm::Host } else { asked.history };
     let mut kept =
@@ -183,7 +183,7 @@ fn combinations(family: &dyn Family, options: &PlanOptions) -> Vec<Candidate> {
     kept.dedup();
     // A history alone is kept only where there is one; a cache takes it along.
     kept.retain(|form| form.check(family.has_history()).is_ok());
-    let mut all: Vec<Candidate> = Vec::new();
+    let mut all: Vec<FormCandidate> = Vec::new();
     let mut add = |experts: Option<usize>, form: ShardForm| {
         let own = experts.map(|n| format!("{EXPERTS_PER_SHARD} {n}"));
         let known = asked.differences();

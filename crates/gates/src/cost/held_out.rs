@@ -12,7 +12,7 @@ const ROWS: &str = include_str!("measured.toml");
 #[serde(deny_unknown_fields)]
 struct PublishedRows {
     phi: Phi,
-    zaya: Zaya,
+    zaya: HeldOutZaya,
     gemma: Gemma,
 }
 
@@ -31,7 +31,7 @@ struct Phi {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Zaya {
+struct HeldOutZaya {
     layers: f64,
     moe_weights: f64,
     attention_weights: f64,
@@ -127,7 +127,7 @@ impl Phi {
     }
 }
 
-impl Zaya {
+impl HeldOutZaya {
     /// Milliseconds of a token with experts of so many bytes per weight, and with the tokens of a call.
     fn token_ms(&self, chip: &ChipProfile, case: SpeedCase, bytes_per_weight: f64, tokens: f64) -> f64 {
         let call = |weights: f64, bytes: f64, cache_bytes: f64, one_product: bool| {
@@ -202,8 +202,9 @@ pub fn held_out() -> Result<HeldOut, String> {
         phi.head_packages * chip.call_ms.loss(case) + phi.head_weights / rate
     };
     add("Phi-4-mini, head in 4 packages", "ms", true, phi.head_ms, &head);
-    let speed =
-        |bytes: f64| move |zaya: &Zaya, chip: &ChipProfile, case| 1e3 / zaya.token_ms(chip, case, bytes, 1.0);
+    let speed = |bytes: f64| {
+        move |zaya: &HeldOutZaya, chip: &ChipProfile, case| 1e3 / zaya.token_ms(chip, case, bytes, 1.0)
+    };
     let (int8, int4) = (speed(1.0), speed(LUT4_BYTES));
     add("ZAYA INT8, one token", "tok/s", false, zaya.int8_tok_s, &|c| int8(&zaya, &chip, c));
     add("ZAYA INT4, one token", "tok/s", false, zaya.int4_tok_s, &|c| int4(&zaya, &chip, c));
@@ -211,13 +212,15 @@ pub fn held_out() -> Result<HeldOut, String> {
     let measured_gain = 100.0 * (zaya.int4_tok_s / zaya.int8_tok_s - 1.0);
     add("ZAYA, INT4 over INT8", "%", false, measured_gain, &gain);
     add("ZAYA, head", "ms", false, zaya.head_ms, &|c| zaya.head(&chip, c));
-    let four =
-        |bytes: f64| move |zaya: &Zaya, chip: &ChipProfile, case| zaya.token_ms(chip, case, bytes, 4.0);
+    let four = |bytes: f64| {
+        move |zaya: &HeldOutZaya, chip: &ChipProfile, case| zaya.token_ms(chip, case, bytes, 4.0)
+    };
     let (int8, int4) = (four(1.0), four(LUT4_BYTES));
     add("ZAYA INT8, four tokens at once", "ms", false, zaya.int8_t4_ms, &|c| int8(&zaya, &chip, c));
     add("ZAYA INT4, four tokens at once", "ms", false, zaya.int4_t4_ms, &|c| int4(&zaya, &chip, c));
-    let each =
-        |bytes: f64| move |zaya: &Zaya, chip: &ChipProfile, case| 4.0 * zaya.token_ms(chip, case, bytes, 1.0);
+    let each = |bytes: f64| {
+        move |zaya: &HeldOutZaya, chip: &ChipProfile, case| 4.0 * zaya.token_ms(chip, case, bytes, 1.0)
+    };
     let (int8, int4) = (each(1.0), each(LUT4_BYTES));
     add("ZAYA INT8, as if run once for each of four", "ms", false, zaya.int8_t4_ms, &|c| {
         int8(&zaya, &chip, c)

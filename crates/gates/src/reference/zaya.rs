@@ -16,7 +16,7 @@ use anemoe_convert::variants::ZayaSkip;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Memory of a layer.
-struct Memory {
+struct LayerMemory {
     /// Keys after norm, temperature and rope: one vector of all heads for each position.
     keys: Rows,
     /// Values: the first half of the heads of a position, the second half of the one before.
@@ -32,12 +32,12 @@ pub struct ZayaForward<'a> {
     config: ZayaConfig,
     skip: ZayaSkip,
     weights: TensorReader<'a>,
-    memories: Vec<Memory>,
+    memories: Vec<LayerMemory>,
 }
 
-fn empty(c: &ZayaConfig) -> Vec<Memory> {
+fn empty(c: &ZayaConfig) -> Vec<LayerMemory> {
     // Zeros before the first token stand before both convolutions, so that the second one sees the first one's bias.
-    let memory = || Memory {
+    let memory = || LayerMemory {
         keys: Rows::new(),
         values: Rows::new(),
         window: VecDeque::from(vec![vec![0.0; c.q_size() + c.kv_size()]; 2]),
@@ -104,12 +104,13 @@ impl Forward for ZayaForward<'_> {
     }
 
     fn states(&self) -> BTreeMap<&'static str, Vec<LayerState>> {
-        let conv = |m: &Memory| {
+        let conv = |m: &LayerMemory| {
             // [channels, 2], as transformers keeps it.
             let values = m.window[0].iter().zip(&m.window[1]).flat_map(|(a, b)| [*a, *b]).collect();
             LayerState { shape: vec![m.window[0].len(), 2], values }
         };
-        let delayed = |m: &Memory| LayerState { shape: vec![m.delayed.len()], values: m.delayed.clone() };
+        let delayed =
+            |m: &LayerMemory| LayerState { shape: vec![m.delayed.len()], values: m.delayed.clone() };
         BTreeMap::from([
             ("cca_conv_state", self.memories.iter().map(conv).collect()),
             ("cca_delayed_v_state", self.memories.iter().map(delayed).collect()),
@@ -204,7 +205,7 @@ impl ZayaForward<'_> {
         }
 
         // a = Wo softmax(q k^T / sqrt(d)) v
-        let Memory { keys, values, .. } = &self.memories[l];
+        let LayerMemory { keys, values, .. } = &self.memories[l];
         let scale = (d as f32).sqrt().recip();
         let context = attend(&queries, keys, values, first, (nq, nk, d), scale, usize::MAX);
         let layer = Layer { weights: &self.weights, l };

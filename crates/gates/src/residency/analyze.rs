@@ -48,7 +48,7 @@ pub fn model(model: &MlModel) -> (Vec<Graph>, u64) {
 
 /// Origin of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Origin {
+enum ProducedBy {
     /// Stored.
     Constant,
     /// From sizes of tensors alone.
@@ -58,9 +58,9 @@ enum Origin {
 }
 
 #[derive(Clone)]
-struct Known<'a> {
+struct KnownConstant<'a> {
     ty: &'a ValueType,
-    origin: Origin,
+    origin: ProducedBy,
     value: Option<&'a Value>,
     weight: Option<usize>,
     from_state: bool,
@@ -70,15 +70,23 @@ struct Known<'a> {
     later_piece: bool,
 }
 
-impl<'a> Known<'a> {
-    fn new(ty: &'a ValueType, origin: Origin) -> Known<'a> {
-        Known { ty, origin, value: None, weight: None, from_state: false, joined: false, later_piece: false }
+impl<'a> KnownConstant<'a> {
+    fn new(ty: &'a ValueType, origin: ProducedBy) -> KnownConstant<'a> {
+        KnownConstant {
+            ty,
+            origin,
+            value: None,
+            weight: None,
+            from_state: false,
+            joined: false,
+            later_piece: false,
+        }
     }
 }
 
 struct Walker<'a> {
     graph: Graph,
-    scope: HashMap<&'a str, Known<'a>>,
+    scope: HashMap<&'a str, KnownConstant<'a>>,
     /// Bytes of the blobs that this function uses, by file and offset.
     blobs: HashMap<(&'a str, u64), u64>,
     immediate_bytes: u64,
@@ -101,7 +109,7 @@ impl<'a> Walker<'a> {
         let mut graph = Graph { function: name.to_string(), op_count: Some(0), ..Graph::default() };
         let mut scope = HashMap::new();
         for input in &f.inputs {
-            scope.insert(input.name.as_str(), Known::new(&input.ty, Origin::Data));
+            scope.insert(input.name.as_str(), KnownConstant::new(&input.ty, ProducedBy::Data));
             if input.ty.tensor().is_some() {
                 graph.borders.push((input.name.clone(), shape(&input.ty)));
             }
@@ -120,7 +128,7 @@ impl<'a> Walker<'a> {
 
     fn block(&mut self, block: &'a Block) {
         for input in &block.inputs {
-            self.define(&input.name, &input.ty, Origin::Data, None, None, false);
+            self.define(&input.name, &input.ty, ProducedBy::Data, None, None, false);
         }
         for op in &block.operations {
             if op.op_type == "const" {
@@ -137,12 +145,13 @@ impl<'a> Walker<'a> {
         &mut self,
         name: &'a str,
         ty: &'a ValueType,
-        origin: Origin,
+        origin: ProducedBy,
         value: Option<&'a Value>,
         weight: Option<usize>,
         from_state: bool,
     ) {
-        self.scope.insert(name, Known { value, weight, from_state, ..Known::new(ty, origin) });
+        self.scope
+            .insert(name, KnownConstant { value, weight, from_state, ..KnownConstant::new(ty, origin) });
     }
 
     /// Counts the bytes of a stored value once, however often the function names it.
@@ -167,7 +176,7 @@ impl<'a> Walker<'a> {
                 bytes,
             })
         });
-        self.define(&output.name, &output.ty, Origin::Constant, Some(value), weight, false);
+        self.define(&output.name, &output.ty, ProducedBy::Constant, Some(value), weight, false);
     }
 
     fn without_device(&mut self, op: &Operation) {
@@ -184,7 +193,7 @@ impl<'a> Walker<'a> {
         &'b self,
         op: &'a Operation,
         param: &str,
-    ) -> Option<(&'a ValueType, Option<&'a Value>, Option<&'b Known<'a>>)> {
+    ) -> Option<(&'a ValueType, Option<&'a Value>, Option<&'b KnownConstant<'a>>)> {
         if let Some(value) = op.attributes.get(param) {
             return Some((&value.ty, Some(value), None));
         }
@@ -224,7 +233,7 @@ impl<'a> Walker<'a> {
             self.graph.weights[i].bytes = 0;
         }
         let weight = self.weight(weight);
-        self.define(&output.name, &output.ty, Origin::Constant, None, Some(weight), false);
+        self.define(&output.name, &output.ty, ProducedBy::Constant, None, Some(weight), false);
     }
 
     fn form(&self, op: &'a Operation, dense: Option<&TensorType>, inner: &[usize]) -> Form {
@@ -302,14 +311,14 @@ impl<'a> Walker<'a> {
             op_type: op.op_type.clone(),
             ..Op::default()
         };
-        let mut origin = Origin::Constant;
+        let mut origin = ProducedBy::Constant;
         let mut from_state = op.op_type == "read_state";
         for (param, Argument(bindings)) in &op.inputs {
             for binding in bindings {
                 let Binding::Name(name) = binding else { continue };
                 let Some(known) = self.scope.get(name.as_str()) else { continue };
                 origin = origin.max(known.origin);
-                if known.origin != Origin::Constant
+                if known.origin != ProducedBy::Constant
                     && let ValueType::Tensor(ty) = known.ty
                 {
                     described.inputs.push(ty.clone());
@@ -317,7 +326,7 @@ impl<'a> Walker<'a> {
                 described.writes_joined |= op.op_type == "write_state" && param == "data" && known.joined;
                 described.later_pieces += u64::from(known.later_piece && param == "values");
                 described.weights.extend(known.weight.filter(|_| param != "bias"));
-                if known.origin == Origin::Data && decides_shape(&op.op_type, param) {
+                if known.origin == ProducedBy::Data && decides_shape(&op.op_type, param) {
                     described.runtime_bounds.push(param.clone());
                 }
                 if op.op_type == "slice_update" && param == "x" && known.from_state {
@@ -340,7 +349,7 @@ impl<'a> Walker<'a> {
             }
         }
         if op.op_type == "shape" {
-            origin = Origin::Sizes;
+            origin = ProducedBy::Sizes;
         }
         described.outputs = op.outputs.iter().filter_map(|o| o.ty.tensor().cloned()).collect();
         described.contraction = self.contraction(op, &described);
@@ -358,9 +367,9 @@ impl<'a> Walker<'a> {
         }
         for (i, output) in op.outputs.iter().enumerate() {
             let later_piece = self.is_later_piece(op, i);
-            let known = Known::new(&output.ty, origin);
+            let known = KnownConstant::new(&output.ty, origin);
             let joined = op.op_type == "concat";
-            self.scope.insert(&output.name, Known { from_state, joined, later_piece, ..known });
+            self.scope.insert(&output.name, KnownConstant { from_state, joined, later_piece, ..known });
         }
     }
 
@@ -403,7 +412,7 @@ impl<'a> Walker<'a> {
                     self.ints(op, "groups").and_then(|g| g.first().copied()).unwrap_or(1).max(1) as u64;
                 let transposed = op.op_type == "conv_transpose";
                 let kernel = ty.dims.iter().skip(2).filter_map(|d| d.fixed()).collect();
-                let stored = weight.1.is_some() || weight.2.is_some_and(|k| k.origin == Origin::Constant);
+                let stored = weight.1.is_some() || weight.2.is_some_and(|k| k.origin == ProducedBy::Constant);
                 Some(Contraction {
                     depth: if transposed { fixed(ty, 0).map(|c| c / groups) } else { fixed(ty, 1) },
                     outputs: if transposed { fixed(output, 1) } else { fixed(ty, 0) },
@@ -428,8 +437,8 @@ impl<'a> Walker<'a> {
             }
             "matmul" => {
                 let (x, y) = (self.operand(op, "x")?, self.operand(op, "y")?);
-                let stored = |o: &(&ValueType, Option<&Value>, Option<&Known<'_>>)| {
-                    o.2.is_none_or(|k| k.origin == Origin::Constant)
+                let stored = |o: &(&ValueType, Option<&Value>, Option<&KnownConstant<'_>>)| {
+                    o.2.is_none_or(|k| k.origin == ProducedBy::Constant)
                 };
                 let transposed =
                     self.operand(op, "transpose_x").and_then(|o| o.1?.as_bool()).unwrap_or(false);

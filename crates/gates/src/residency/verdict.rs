@@ -190,14 +190,14 @@ pub struct Judge {
 
 /// Rules that applied to a package so far, each once per op type.
 #[derive(Default)]
-struct Findings {
+struct RuleFindings {
     /// With the last function that each applied to.
     list: Vec<(Reason, String)>,
     known: BTreeMap<(&'static str, String), usize>,
 }
 
 /// Findings about one op.
-struct Judged {
+struct JudgedOp {
     verdict: Verdict,
     rules: Vec<&'static str>,
 }
@@ -239,7 +239,7 @@ impl Judge {
 
     /// Judges a package. With `list_ops`, the report has every op.
     pub fn package(&self, name: &str, facts: &PackageFacts, list_ops: bool) -> PackageReport {
-        let mut findings = Findings::default();
+        let mut findings = RuleFindings::default();
         let mut whole = [Verdict::Ane; 3];
         for rule in &self.rules {
             if let Matcher::Package(matches) = rule.matcher
@@ -286,7 +286,7 @@ impl Judge {
         &self,
         g: &Graph,
         package: [Verdict; 3],
-        findings: &mut Findings,
+        findings: &mut RuleFindings,
         summary: &mut OpSummary,
         list_ops: bool,
     ) -> FunctionReport {
@@ -312,7 +312,7 @@ impl Judge {
             }
         }
         let mut by_op = [Verdict::Ane; 3];
-        let judged: Vec<Judged> = g.ops.iter().map(|op| self.op(op, g, findings, &mut by_op)).collect();
+        let judged: Vec<JudgedOp> = g.ops.iter().map(|op| self.op(op, g, findings, &mut by_op)).collect();
         let worst_op = judged.iter().map(|j| j.verdict).max().unwrap_or(Verdict::Ane);
         // A program that does not load has none of its ops on the ANE.
         let loads = Question::Loads as usize;
@@ -364,8 +364,8 @@ impl Judge {
         }
     }
 
-    fn op(&self, op: &Op, g: &Graph, findings: &mut Findings, answers: &mut [Verdict; 3]) -> Judged {
-        let mut judged = Judged { verdict: Verdict::Ane, rules: Vec::new() };
+    fn op(&self, op: &Op, g: &Graph, findings: &mut RuleFindings, answers: &mut [Verdict; 3]) -> JudgedOp {
+        let mut judged = JudgedOp { verdict: Verdict::Ane, rules: Vec::new() };
         // A rule about types, shapes or compression alone does not say that the op type is known.
         let mut known = false;
         let by_type = self.by_type.get(op.op_type.as_str()).into_iter().flatten();
@@ -520,7 +520,7 @@ fn improbable(g: &Graph, probability: f64, influences: &[Influence]) -> Reason {
     }
 }
 
-impl Findings {
+impl RuleFindings {
     fn add(&mut self, rule: &'static str, function: &str, op: Option<&Op>, make: impl FnOnce() -> Reason) {
         let key = (rule, op.map(|op| op.op_type.clone()).unwrap_or_default());
         let Some(&i) = self.known.get(&key) else {

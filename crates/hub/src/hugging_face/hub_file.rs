@@ -22,11 +22,11 @@ pub struct HubFile {
     cache: HubCache,
     file: KnownFile,
     url: Url,
-    parts: Mutex<Parts>,
+    parts: Mutex<ReceivedParts>,
 }
 
 /// Parts that came, and where the last one came from.
-struct Parts {
+struct ReceivedParts {
     log: RangeLog,
     redirect: Option<Url>,
 }
@@ -41,7 +41,7 @@ impl HubFile {
             spec: spec.clone(),
             cache: cache.clone(),
             file,
-            parts: Mutex::new(Parts { log, redirect: None }),
+            parts: Mutex::new(ReceivedParts { log, redirect: None }),
         }
     }
 
@@ -54,7 +54,12 @@ impl HubFile {
         self.bring(&mut parts, 0, bytes.min(self.file.size))
     }
 
-    fn bring(&self, parts: &mut Parts, start: u64, end: u64) -> std::result::Result<(), RangeFailure> {
+    fn bring(
+        &self,
+        parts: &mut ReceivedParts,
+        start: u64,
+        end: u64,
+    ) -> std::result::Result<(), RangeFailure> {
         let settings = self.hub.settings();
         let wanted = PartlyWanted { url: &self.url, token: settings.token.as_ref(), size: self.file.size };
         for gap in parts.log.gaps(start..end) {

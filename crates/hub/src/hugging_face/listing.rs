@@ -79,7 +79,7 @@ pub struct Listing {
 }
 
 #[derive(Deserialize)]
-struct Written {
+struct ListingWritten {
     sha: String,
     #[serde(default)]
     siblings: Vec<Sibling>,
@@ -111,7 +111,8 @@ impl Listing {
     /// # Errors
     /// It is something else.
     pub fn parse(text: &[u8]) -> Result<Listing, String> {
-        let written: Written = serde_json::from_slice(text).map_err(|e| format!("list of files: {e}"))?;
+        let written: ListingWritten =
+            serde_json::from_slice(text).map_err(|e| format!("list of files: {e}"))?;
         if !is_commit(&written.sha) {
             return Err(format!("list of files: `{}` is not a commit", written.sha.escape_debug()));
         }

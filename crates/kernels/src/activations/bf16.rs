@@ -8,15 +8,15 @@ pub(crate) const COLUMNS_PER_LINE: usize = 32;
 
 /// Rounds f32 vectors, of which two make a line.
 pub(crate) fn pack(data: &[[f32; LANES]], out: &mut [[u8; 64]]) {
-    dispatch_bf16(Isa::best(), Pack { data, out });
+    dispatch_bf16(Isa::best(), PackBf16 { data, out });
 }
 
-struct Pack<'a> {
+struct PackBf16<'a> {
     data: &'a [[f32; LANES]],
     out: &'a mut [[u8; 64]],
 }
 
-impl Bf16Kernel for Pack<'_> {
+impl Bf16Kernel for PackBf16<'_> {
     #[inline(always)]
     fn run<S: Bf16x32>(self) {
         for ([low, high], out) in self.data.as_chunks().0.iter().zip(self.out) {

@@ -65,9 +65,9 @@ impl Int24Activations {
 }
 
 /// Words, scales and refusals of some tokens, see [`Int24Activations`].
-type Part<'a> = (&'a mut [[u8; 64]], &'a mut [[f32; LANES]], &'a mut [bool]);
+type Int24Part<'a> = (&'a mut [[u8; 64]], &'a mut [[f32; LANES]], &'a mut [bool]);
 
-fn pack_tokens(data: &[[f32; LANES]], blocks: usize, (words, scales, refused): Part<'_>) {
+fn pack_tokens(data: &[[f32; LANES]], blocks: usize, (words, scales, refused): Int24Part<'_>) {
     let (scales_per_token, lines) = (blocks.div_ceil(BLOCKS_PER_SCALE), blocks * 2 * VECTORS);
     for (t, refused) in refused.iter_mut().enumerate() {
         pack_token(

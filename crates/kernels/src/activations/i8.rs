@@ -62,7 +62,7 @@ impl Int8Activations {
         let (bytes, scales, lane_sums, sums) =
             (&mut *self.bytes, &mut *self.scales, &mut *self.lane_sums, &mut self.sums[..tokens]);
         let per_part = (PART / (blocks * BLOCK).max(1)).max(1);
-        let pack_part = |first: usize, (bytes, scales, lane_sums, sums): Part<'_>| {
+        let pack_part = |first: usize, (bytes, scales, lane_sums, sums): Int8Part<'_>| {
             for (t, sum) in sums.iter_mut().enumerate() {
                 let lines = t * blocks * 2..(t + 1) * blocks * 2;
                 let (bytes, lane_sums) = (&mut bytes[lines.clone()], &mut lane_sums[lines]);
@@ -89,7 +89,7 @@ impl Int8Activations {
 }
 
 /// Bytes, scales, lane sums and sums of some tokens, see [`Int8Activations`].
-type Part<'a> = (&'a mut [[u8; 64]], &'a mut [[f32; LANES]], &'a mut [[f32; LANES]], &'a mut [f32]);
+type Int8Part<'a> = (&'a mut [[u8; 64]], &'a mut [[f32; LANES]], &'a mut [[f32; LANES]], &'a mut [f32]);
 
 simd_fn! {
     fn pack_token(data: &[[f32; LANES]], byte_order: &ByteOrder, bytes: &mut [[u8; 64]], scales: &mut [[f32; LANES]], lanes: &mut [[f32; LANES]], sum: &mut f32) = pack_token_simd

@@ -27,17 +27,17 @@ pub(super) fn multiply_rows(
     rows: &RowTiles,
     y: &OutputRows<'_>,
 ) {
-    dispatch_bf16(isa, MultiplyRows { w, x, rows, y });
+    dispatch_bf16(isa, MultiplyRowsBf16 { w, x, rows, y });
 }
 
-struct MultiplyRows<'a> {
+struct MultiplyRowsBf16<'a> {
     w: &'a Matrix<'a>,
     x: TokenSelection<'a>,
     rows: &'a RowTiles,
     y: &'a OutputRows<'a>,
 }
 
-impl Bf16Kernel for MultiplyRows<'_> {
+impl Bf16Kernel for MultiplyRowsBf16<'_> {
     #[inline(always)]
     fn run<S: Bf16x32>(self) {
         multiply_tiles::<S>(self.w, self.x, self.rows, self.y);

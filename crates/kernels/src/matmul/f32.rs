@@ -31,8 +31,8 @@ pub(super) fn multiply_rows(
     macro_rules! run {
         ($decoder:expr, $bits:expr) => {{
             let stored = RowBytes::new(w, w.weight.elements, $bits);
-            let weights = Weights { decoder: $decoder, rows: stored, first: w.first };
-            dispatch(isa, MultiplyRows { weights, x, rows, y })
+            let weights = F32Weights { decoder: $decoder, rows: stored, first: w.first };
+            dispatch(isa, MultiplyRowsF32 { weights, x, rows, y })
         }};
     }
     let (values, offset) = (w.values(), w.weight.offsets);
@@ -74,14 +74,14 @@ pub(super) fn multiply_rows(
 }
 
 /// Multiplies the rows of one format.
-struct MultiplyRows<'a, D> {
-    weights: Weights<'a, D>,
+struct MultiplyRowsF32<'a, D> {
+    weights: F32Weights<'a, D>,
     x: TokenSelection<'a>,
     rows: &'a RowTiles,
     y: &'a OutputRows<'a>,
 }
 
-impl<D: Decode> Kernel for MultiplyRows<'_, D> {
+impl<D: Decode> Kernel for MultiplyRowsF32<'_, D> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self) {
@@ -94,14 +94,14 @@ impl<D: Decode> Kernel for MultiplyRows<'_, D> {
 }
 
 /// Multiplies decoded rows, which are rows `which` of the matrix.
-struct MultiplyDecoded<'a> {
+struct MultiplyDecodedF32<'a> {
     rows: DecodedF32<'a>,
     which: &'a [usize],
     x: TokenSelection<'a>,
     y: &'a OutputRows<'a>,
 }
 
-impl Kernel for MultiplyDecoded<'_> {
+impl Kernel for MultiplyDecodedF32<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self) {
@@ -150,14 +150,14 @@ fn dequantize_fallback(isa: Isa, w: &Matrix<'_>, x: TokenSelection<'_>, rows: &R
         }
         dispatch(
             isa,
-            MultiplyDecoded { rows: DecodedF32 { vectors, next: Prefetch::NOTHING }, which: &[r], x, y },
+            MultiplyDecodedF32 { rows: DecodedF32 { vectors, next: Prefetch::NOTHING }, which: &[r], x, y },
         );
     }
     DEQUANTIZED.set(memory);
 }
 
 /// Holds the weights of one format.
-struct Weights<'a, D> {
+struct F32Weights<'a, D> {
     decoder: D,
     rows: RowBytes<'a>,
     /// Row of the storage that is row 0 of the matrix.
@@ -167,7 +167,7 @@ struct Weights<'a, D> {
 /// Multiplies all rows of a part.
 #[inline(always)]
 fn multiply_tiles<L: Simd, D: Decode>(
-    s: &Weights<'_, D>,
+    s: &F32Weights<'_, D>,
     x: TokenSelection<'_>,
     rows: &RowTiles,
     y: &OutputRows<'_>,
@@ -191,7 +191,7 @@ fn multiply_tiles<L: Simd, D: Decode>(
         decode_rows::<L, D>(s, &which[..n], (x.x.padded() / LANES, t <= SMALL_BATCH), &mut decoded);
         let rows = DecodedF32 { vectors: decoded.as_chunks().0, next: s.rows.prefetch_after(&which[..n]) };
         // SAFETY: this function was compiled for L's instructions, so the processor has them.
-        unsafe { L::call(MultiplyDecoded { rows, which: &which[..n], x, y }) };
+        unsafe { L::call(MultiplyDecodedF32 { rows, which: &which[..n], x, y }) };
     }
     DECODED.set(decoded);
 }
@@ -206,7 +206,7 @@ fn prefetch_block<L: F32x16, D: Decode>(bytes: &[u8]) {
 /// Multiplies four rows, of which n exist, by T tokens, and decodes them into registers. Returns T.
 #[inline(always)]
 fn small_batch_tile<L: F32x16, D: Decode, const T: usize>(
-    s: &Weights<'_, D>,
+    s: &F32Weights<'_, D>,
     which: [usize; ROWS],
     n: usize,
     x: TokenSelection<'_>,
@@ -289,7 +289,7 @@ fn accumulate_block<L: F32x16, D: Decode, const T: usize>(
 /// Decodes rows to `[n / 4 rounded up, len, 4]` vectors; those of small batches are prefetched here.
 #[inline(always)]
 fn decode_rows<L: F32x16, D: Decode>(
-    s: &Weights<'_, D>,
+    s: &F32Weights<'_, D>,
     which: &[usize],
     (len, few): (usize, bool),
     out: &mut AlignedVec<[f32; LANES]>,

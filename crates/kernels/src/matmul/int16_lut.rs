@@ -44,17 +44,18 @@ pub(super) fn multiply_rows(
         unreachable!("tables of sixteen entries")
     };
     let group = Divisor::new(rows_per_table);
-    let weights = Weights { rows: RowBytes::new(w, w.weight.elements, 4), first: w.first, lut, group, x };
-    dispatch(isa, MultiplyRows { weights, rows, y });
+    let weights =
+        Int16Weights { rows: RowBytes::new(w, w.weight.elements, 4), first: w.first, lut, group, x };
+    dispatch(isa, MultiplyRowsInt16 { weights, rows, y });
 }
 
-struct MultiplyRows<'a> {
-    weights: Weights<'a>,
+struct MultiplyRowsInt16<'a> {
+    weights: Int16Weights<'a>,
     rows: &'a RowTiles,
     y: &'a OutputRows<'a>,
 }
 
-impl Kernel for MultiplyRows<'_> {
+impl Kernel for MultiplyRowsInt16<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self) {
@@ -63,7 +64,7 @@ impl Kernel for MultiplyRows<'_> {
 }
 
 /// Holds indices, tables and activations.
-struct Weights<'a> {
+struct Int16Weights<'a> {
     rows: RowBytes<'a>,
     /// Row of the storage that is row 0 of the matrix.
     first: usize,
@@ -72,7 +73,7 @@ struct Weights<'a> {
     x: TokenSelection<'a>,
 }
 
-impl Weights<'_> {
+impl Int16Weights<'_> {
     /// Returns the table of a row, and its step.
     #[inline(always)]
     fn row<L: I16x32>(&self, row: usize) -> (L::Table, f32) {
@@ -82,7 +83,7 @@ impl Weights<'_> {
 
     /// Returns a token's words and scales.
     #[inline(always)]
-    fn token(&self, t: usize) -> (&[Block], &[[f32; LANES]]) {
+    fn token(&self, t: usize) -> (&[DigitBlock], &[[f32; LANES]]) {
         let (at, x) = (self.x.at(t), self.x.x);
         let blocks = x.blocks();
         let (lines, scaled) = (blocks * 2 * VECTORS, blocks.div_ceil(BLOCKS_PER_SCALE));
@@ -92,9 +93,9 @@ impl Weights<'_> {
 }
 
 /// Words of a block of a token: for four vectors the high digits, then the low ones.
-type Block = [[[u8; 64]; 2]; VECTORS];
+type DigitBlock = [[[u8; 64]; 2]; VECTORS];
 
-const NOTHING: Block = [[[0; 64]; 2]; VECTORS];
+const NOTHING: DigitBlock = [[[0; 64]; 2]; VECTORS];
 
 thread_local! {
     static DECODED: RefCell<AlignedVec<[u8; 64]>> = const { RefCell::new(AlignedVec::new()) };
@@ -102,7 +103,7 @@ thread_local! {
 
 /// Multiplies all rows of a part.
 #[inline(always)]
-fn multiply_tiles<L: Simd>(s: &Weights<'_>, rows: &RowTiles, y: &OutputRows<'_>) {
+fn multiply_tiles<L: Simd>(s: &Int16Weights<'_>, rows: &RowTiles, y: &OutputRows<'_>) {
     let tokens = s.x.tokens();
     if tokens <= SMALL_BATCH {
         for (which, n) in rows.each() {
@@ -177,7 +178,7 @@ fn join_digits<L: I16x32>([high, low]: [L::Sums; 2]) -> L {
 /// Multiplies four rows, of which n exist, R at a time, by T tokens; looks words up into registers. Returns T.
 #[inline(always)]
 fn small_batch_tile<L: Simd, const R: usize, const T: usize>(
-    s: &Weights<'_>,
+    s: &Int16Weights<'_>,
     (which, n): ([usize; ROWS], usize),
     first: usize,
     y: &OutputRows<'_>,
@@ -190,7 +191,7 @@ fn small_batch_tile<L: Simd, const R: usize, const T: usize>(
         // SAFETY: tiles have rows of the matrix.
         bytes[i] = unsafe { s.rows.row(which[i]) };
     }
-    let (mut tokens, mut scales) = ([&[] as &[Block]; T], [&[] as &[[f32; LANES]]; T]);
+    let (mut tokens, mut scales) = ([&[] as &[DigitBlock]; T], [&[] as &[[f32; LANES]]; T]);
     for t in 0..T {
         (tokens[t], scales[t]) = s.token(first + t);
     }
@@ -250,7 +251,7 @@ fn small_batch_tile<L: Simd, const R: usize, const T: usize>(
 fn accumulate_vector<L: Simd, const R: usize, const T: usize, const J: usize>(
     tables: &[L::Table; R],
     at: &[L::Bytes; R],
-    x: &[&Block; T],
+    x: &[&DigitBlock; T],
     sums: &mut [[[L::Sums; 2]; R]; T],
 ) {
     for i in 0..R {
@@ -276,11 +277,11 @@ struct DecodedInt16<'a> {
 fn large_batch_tiles<L: Simd, const R: usize, const T: usize>(
     rows: &DecodedInt16<'_>,
     which: &[usize],
-    s: &Weights<'_>,
+    s: &Int16Weights<'_>,
     first: usize,
     y: &OutputRows<'_>,
 ) -> usize {
-    let (mut tokens, mut scales) = ([&[] as &[Block]; T], [&[] as &[[f32; LANES]]; T]);
+    let (mut tokens, mut scales) = ([&[] as &[DigitBlock]; T], [&[] as &[[f32; LANES]]; T]);
     for t in 0..T {
         (tokens[t], scales[t]) = s.token(first + t);
     }
@@ -325,7 +326,7 @@ fn large_batch_tiles<L: Simd, const R: usize, const T: usize>(
 unsafe fn accumulate<L: Simd, const R: usize, const T: usize>(
     words: &[[[[u8; 64]; ROWS]; VECTORS]],
     start: usize,
-    tokens: &[&[Block]; T],
+    tokens: &[&[DigitBlock]; T],
     blocks: Range<usize>,
 ) -> [[[L::Sums; 2]; R]; T] {
     let mut sums = [[[L::zero_sums(); 2]; R]; T];

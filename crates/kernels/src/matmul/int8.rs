@@ -37,7 +37,7 @@ pub(super) fn multiply_rows(
     macro_rules! run {
         ($format:expr, $bits:expr) => {{
             let weights = Weights { rows: RowBytes::new(w, w.weight.elements, $bits), w, x };
-            dispatch(isa, MultiplyRows { weights, format: $format, rows, y })
+            dispatch(isa, MultiplyRowsInt8 { weights, format: $format, rows, y })
         }};
     }
     match (w.weight.format, w.int8_lut) {
@@ -66,14 +66,14 @@ pub(super) fn multiply_rows(
 }
 
 /// Multiplies the rows of one format.
-struct MultiplyRows<'a, F> {
+struct MultiplyRowsInt8<'a, F> {
     weights: Weights<'a>,
     format: F,
     rows: &'a RowTiles,
     y: &'a OutputRows<'a>,
 }
 
-impl<F: Format> Kernel for MultiplyRows<'_, F> {
+impl<F: Format> Kernel for MultiplyRowsInt8<'_, F> {
     type Output = ();
     const INT8: bool = true;
     #[inline(always)]
@@ -118,7 +118,7 @@ fn multiply_tiles<L: Simd, F: Format>(s: &Weights<'_>, format: F, rows: &RowTile
                 // SAFETY: tiles have rows of the matrix.
                 bytes[i] = unsafe { s.rows.row(which[i]) };
             }
-            let rows = Rows { codes, bytes, lines, which, n };
+            let rows = FourRows { codes, bytes, lines, which, n };
             let mut at = 0;
             while at < x.tokens() {
                 at += match x.tokens() - at {
@@ -252,7 +252,7 @@ unsafe fn accumulate<L: U8x64, const T: usize>(
 }
 
 /// Holds four rows, of which the first n exist.
-struct Rows<'a, C> {
+struct FourRows<'a, C> {
     codes: [C; ROWS],
     bytes: [&'a [u8]; ROWS],
     /// Step and low value.
@@ -264,7 +264,7 @@ struct Rows<'a, C> {
 /// Multiplies four rows by T tokens, and decodes them into registers. Returns T.
 #[inline(always)]
 fn small_batch_tile<L: U8x64, C: Coded<L>, const T: usize>(
-    rows: &Rows<'_, C>,
+    rows: &FourRows<'_, C>,
     x: TokenSelection<'_>,
     first: usize,
     y: &OutputRows<'_>,

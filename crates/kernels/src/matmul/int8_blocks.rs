@@ -33,15 +33,18 @@ pub(super) fn multiply_rows(
     match bits {
         4 => dispatch(
             isa,
-            MultiplyRows::<_, 1> { weights, codes: Nibbles(sign * 0x11), scales, excess, rows, y },
+            MultiplyRowsInt8Blocks::<_, 1> { weights, codes: Nibbles(sign * 0x11), scales, excess, rows, y },
         ),
-        _ => dispatch(isa, MultiplyRows::<_, 2> { weights, codes: Whole(sign), scales, excess, rows, y }),
+        _ => dispatch(
+            isa,
+            MultiplyRowsInt8Blocks::<_, 2> { weights, codes: Whole(sign), scales, excess, rows, y },
+        ),
     }
 }
 
 /// Multiplies rows of which a lane of one of HALVES parts of a block has columns of one scale: 8 that lie together, or 4 in
 /// each half.
-struct MultiplyRows<'a, C, const HALVES: usize> {
+struct MultiplyRowsInt8Blocks<'a, C, const HALVES: usize> {
     weights: Weights<'a>,
     codes: C,
     scales: Scales<'a>,
@@ -50,7 +53,7 @@ struct MultiplyRows<'a, C, const HALVES: usize> {
     y: &'a OutputRows<'a>,
 }
 
-impl<C: StoredIntegers, const HALVES: usize> Kernel for MultiplyRows<'_, C, HALVES> {
+impl<C: StoredIntegers, const HALVES: usize> Kernel for MultiplyRowsInt8Blocks<'_, C, HALVES> {
     type Output = ();
     const INT8: bool = true;
     #[inline(always)]

@@ -13,10 +13,10 @@ const SMALL_PAGE: usize = 4 << 10;
 /// 4096 slots, a short text takes the first of each head. Attention over a long context would look up a page for every few slots,
 /// so the mapping can be made one of large pages, see [`F16Buffer::use_large_pages`].
 #[derive(Debug)]
-pub struct F16Buffer(Memory);
+pub struct F16Buffer(F16Memory);
 
 #[derive(Debug)]
-enum Memory {
+enum F16Memory {
     Small(Vec<u16>),
     Mapped(Mapping),
 }
@@ -46,18 +46,18 @@ impl F16Buffer {
     /// Makes a buffer of `n` zeros. Pages that nothing is written to take no memory.
     pub fn zeros(n: usize) -> F16Buffer {
         let mapping = Some(n).filter(|n| n * size_of::<u16>() >= PAGE).and_then(|n| Mapping::zeros(n, false));
-        F16Buffer(mapping.map_or_else(|| Memory::Small(vec![0; n]), Memory::Mapped))
+        F16Buffer(mapping.map_or_else(|| F16Memory::Small(vec![0; n]), F16Memory::Mapped))
     }
 
     /// Moves the values to large pages, unless they are there or in no mapping. Each takes 2 MB once anything of it is written to,
     /// and the system fills it with zeros first: of 40 caches for 4608 slots that is 0.3 GB for a single token.
     pub fn use_large_pages(&mut self) {
-        let Memory::Mapped(old) = &self.0 else { return };
+        let F16Memory::Mapped(old) = &self.0 else { return };
         if old.is_large {
             return;
         }
         if let Some(large) = Mapping::zeros(old.len, true) {
-            let mut large = F16Buffer(Memory::Mapped(large));
+            let mut large = F16Buffer(F16Memory::Mapped(large));
             large.copy_written(self);
             *self = large;
         }
@@ -89,9 +89,9 @@ impl Deref for F16Buffer {
     type Target = [u16];
     fn deref(&self) -> &[u16] {
         match &self.0 {
-            Memory::Small(v) => v,
+            F16Memory::Small(v) => v,
             // SAFETY: the mapping has 2 n bytes from a page on, all of them initialized.
-            Memory::Mapped(m) => unsafe { std::slice::from_raw_parts(m.map.as_ptr().cast(), m.len) },
+            F16Memory::Mapped(m) => unsafe { std::slice::from_raw_parts(m.map.as_ptr().cast(), m.len) },
         }
     }
 }
@@ -99,9 +99,11 @@ impl Deref for F16Buffer {
 impl DerefMut for F16Buffer {
     fn deref_mut(&mut self) -> &mut [u16] {
         match &mut self.0 {
-            Memory::Small(v) => v,
+            F16Memory::Small(v) => v,
             // SAFETY: the mapping has 2 n bytes from a page on, all of them initialized.
-            Memory::Mapped(m) => unsafe { std::slice::from_raw_parts_mut(m.map.as_mut_ptr().cast(), m.len) },
+            F16Memory::Mapped(m) => unsafe {
+                std::slice::from_raw_parts_mut(m.map.as_mut_ptr().cast(), m.len)
+            },
         }
     }
 }
@@ -109,10 +111,11 @@ impl DerefMut for F16Buffer {
 impl Clone for F16Buffer {
     fn clone(&self) -> F16Buffer {
         let large = match &self.0 {
-            Memory::Mapped(m) if m.is_large => Mapping::zeros(m.len, true),
+            F16Memory::Mapped(m) if m.is_large => Mapping::zeros(m.len, true),
             _ => None,
         };
-        let mut copy = large.map_or_else(|| F16Buffer::zeros(self.len()), |m| F16Buffer(Memory::Mapped(m)));
+        let mut copy =
+            large.map_or_else(|| F16Buffer::zeros(self.len()), |m| F16Buffer(F16Memory::Mapped(m)));
         copy.copy_written(self);
         copy
     }
@@ -127,7 +130,7 @@ mod tests {
         for n in [0, 1, 1000, PAGE / 2 - 1, PAGE / 2, PAGE + 17] {
             let mut halves = F16Buffer::zeros(n);
             assert_eq!(halves.len(), n);
-            assert_eq!(matches!(halves.0, Memory::Mapped(_)), n >= PAGE / 2);
+            assert_eq!(matches!(halves.0, F16Memory::Mapped(_)), n >= PAGE / 2);
             assert!(halves.iter().all(|v| *v == 0));
             if let Some(last) = halves.last_mut() {
                 *last = 7;

@@ -73,12 +73,12 @@ struct Verifier {
 
 /// Known facts of a name: its type, and its value where it is a constant.
 #[derive(Clone)]
-struct Known<'a> {
+struct KnownValue<'a> {
     ty: &'a ValueType,
     value: Option<&'a Value>,
 }
 
-type Scope<'a> = BTreeMap<&'a str, Known<'a>>;
+type NameScope<'a> = BTreeMap<&'a str, KnownValue<'a>>;
 
 impl Verifier {
     fn add(&mut self, severity: Severity, place: &str, text: String) {
@@ -171,10 +171,10 @@ impl Verifier {
     }
 
     fn body(&mut self, f: &Function) {
-        let mut scope = Scope::new();
+        let mut scope = NameScope::new();
         for input in &f.inputs {
             self.check_name(&input.name, &input.name);
-            if scope.insert(&input.name, Known { ty: &input.ty, value: None }).is_some() {
+            if scope.insert(&input.name, KnownValue { ty: &input.ty, value: None }).is_some() {
                 self.error(&input.name, "two inputs of this name".into());
             }
         }
@@ -197,7 +197,7 @@ impl Verifier {
         &mut self,
         block: &'a Block,
         opset: Opset,
-        scope: &mut Scope<'a>,
+        scope: &mut NameScope<'a>,
         all: &mut BTreeSet<&'a str>,
     ) -> Vec<ValueType> {
         for op in &block.operations {
@@ -217,7 +217,7 @@ impl Verifier {
         &mut self,
         op: &'a Operation,
         opset: Opset,
-        scope: &mut Scope<'a>,
+        scope: &mut NameScope<'a>,
         all: &mut BTreeSet<&'a str>,
     ) {
         let place = op.name().to_string();
@@ -242,21 +242,23 @@ impl Verifier {
         }
         self.checked(op, opset, &place, scope, all);
         for output in &op.outputs {
-            scope.insert(&output.name, Known { ty: &output.ty, value: None });
+            scope.insert(&output.name, KnownValue { ty: &output.ty, value: None });
         }
     }
 
-    fn constant<'a>(&mut self, op: &'a Operation, place: &str, scope: &mut Scope<'a>) {
+    fn constant<'a>(&mut self, op: &'a Operation, place: &str, scope: &mut NameScope<'a>) {
         match (op.attributes.get("val"), op.outputs.as_slice()) {
             (Some(value), [output]) if op.inputs.is_empty() => {
                 if value.ty != output.ty {
                     self.error(place, format!("a value of {} declared as {}", value.ty, output.ty));
                 }
-                scope.insert(&output.name, Known { ty: &output.ty, value: Some(value) });
+                scope.insert(&output.name, KnownValue { ty: &output.ty, value: Some(value) });
             }
             _ => {
                 self.error(place, "a const has the attribute `val`, one output and no inputs".into());
-                scope.extend(op.outputs.iter().map(|o| (o.name.as_str(), Known { ty: &o.ty, value: None })));
+                scope.extend(
+                    op.outputs.iter().map(|o| (o.name.as_str(), KnownValue { ty: &o.ty, value: None })),
+                );
             }
         }
     }
@@ -266,7 +268,7 @@ impl Verifier {
         op: &'a Operation,
         opset: Opset,
         place: &str,
-        scope: &mut Scope<'a>,
+        scope: &mut NameScope<'a>,
         all: &mut BTreeSet<&'a str>,
     ) {
         let Some(def) = ops::op(&op.op_type) else {
@@ -326,7 +328,7 @@ impl Verifier {
             let mut inner = scope.clone();
             for input in &block.inputs {
                 self.check_name(place, &input.name);
-                inner.insert(&input.name, Known { ty: &input.ty, value: None });
+                inner.insert(&input.name, KnownValue { ty: &input.ty, value: None });
             }
             // What a block defines is known only in it; another block may use the same names.
             let mut taken = all.clone();

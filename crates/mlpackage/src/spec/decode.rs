@@ -29,7 +29,7 @@ pub fn decode_some(bytes: &[u8], path: &Path, wanted: Option<&[&str]>) -> Result
     // prost itself refuses messages nested more than 100 deep.
     let model =
         Outline::decode(bytes).map_err(|e| Error::invalid(path, format!("model specification: {e}")))?;
-    let reader = Reader { path };
+    let reader = MilReader { path };
     reader.model(model, wanted)
 }
 
@@ -53,14 +53,14 @@ struct ProgramOutline {
     attributes: BTreeMap<String, pb::Value>,
 }
 
-struct Reader<'a> {
+struct MilReader<'a> {
     path: &'a Path,
 }
 
 /// Result whose error says what is wrong; the place is added on the way out.
-type Found<T> = std::result::Result<T, String>;
+type Decoded<T> = std::result::Result<T, String>;
 
-impl Reader<'_> {
+impl MilReader<'_> {
     fn invalid(&self, what: impl Into<String>) -> Error {
         Error::invalid(self.path, what)
     }
@@ -166,7 +166,7 @@ impl Reader<'_> {
         Ok(Feature { name, dtype, shape })
     }
 
-    fn function(&self, f: pb::Function) -> Found<Function> {
+    fn function(&self, f: pb::Function) -> Decoded<Function> {
         let opset = Opset::from_name(&f.opset).ok_or_else(|| format!("unknown opset `{}`", f.opset))?;
         let mut blocks = f.block_specializations.into_iter();
         let (key, block) = blocks.next().ok_or("no block")?;
@@ -176,7 +176,7 @@ impl Reader<'_> {
         if key != f.opset {
             return Err(format!("block for opset `{key}` in a function of opset `{}`", f.opset));
         }
-        let inputs = f.inputs.into_iter().map(named_type).collect::<Found<_>>()?;
+        let inputs = f.inputs.into_iter().map(named_type).collect::<Decoded<_>>()?;
         Ok(Function { inputs, opset, block: read_block(block, 0)? })
     }
 }
@@ -194,11 +194,11 @@ fn metadata(m: Option<pb::Metadata>) -> BTreeMap<String, String> {
     fields
 }
 
-fn unsigned(shape: &[i64]) -> Found<Vec<u64>> {
+fn unsigned(shape: &[i64]) -> Decoded<Vec<u64>> {
     shape.iter().map(|&n| u64::try_from(n).map_err(|_| format!("negative dimension {n}"))).collect()
 }
 
-fn array_type(array: pb::ArrayFeatureType) -> Found<(DataType, FeatureShape)> {
+fn array_type(array: pb::ArrayFeatureType) -> Decoded<(DataType, FeatureShape)> {
     use pb::array_feature_type::ShapeFlexibility;
     let dtype = FEATURE_TYPES
         .iter()
@@ -211,7 +211,8 @@ fn array_type(array: pb::ArrayFeatureType) -> Found<(DataType, FeatureShape)> {
         None if default.is_empty() => FeatureShape::Dynamic,
         None => FeatureShape::Fixed(default),
         Some(ShapeFlexibility::EnumeratedShapes(e)) => {
-            let shapes: Vec<Vec<u64>> = e.shapes.iter().map(|s| unsigned(&s.shape)).collect::<Found<_>>()?;
+            let shapes: Vec<Vec<u64>> =
+                e.shapes.iter().map(|s| unsigned(&s.shape)).collect::<Decoded<_>>()?;
             let rank = shapes.first().ok_or("no enumerated shape")?.len();
             if shapes.iter().any(|s| s.len() != rank) {
                 return Err("enumerated shapes of different rank".into());
@@ -235,11 +236,11 @@ fn array_type(array: pb::ArrayFeatureType) -> Found<(DataType, FeatureShape)> {
     Ok((dtype, shape))
 }
 
-fn read_block(b: pb::Block, depth: usize) -> Found<Block> {
+fn read_block(b: pb::Block, depth: usize) -> Decoded<Block> {
     if depth > MAX_DEPTH {
         return Err(format!("blocks nested more than {MAX_DEPTH} deep"));
     }
-    let inputs = b.inputs.into_iter().map(named_type).collect::<Found<_>>()?;
+    let inputs = b.inputs.into_iter().map(named_type).collect::<Decoded<_>>()?;
     let mut operations = Vec::with_capacity(b.operations.len());
     for op in b.operations {
         let name = op.outputs.first().map(|o| o.name.clone()).unwrap_or_default();
@@ -249,13 +250,13 @@ fn read_block(b: pb::Block, depth: usize) -> Found<Block> {
     Ok(Block { inputs, operations, outputs: b.outputs })
 }
 
-fn operation(op: pb::Operation, depth: usize) -> Found<Operation> {
+fn operation(op: pb::Operation, depth: usize) -> Decoded<Operation> {
     if op.r#type.is_empty() {
         return Err("no type".into());
     }
     let mut inputs = BTreeMap::new();
     for (name, a) in op.inputs {
-        let bindings = a.arguments.into_iter().map(binding).collect::<Found<Vec<_>>>();
+        let bindings = a.arguments.into_iter().map(binding).collect::<Decoded<Vec<_>>>();
         inputs.insert(name.clone(), Argument(bindings.map_err(|e| format!("parameter `{name}`: {e}"))?));
     }
     Ok(Operation {
@@ -265,13 +266,13 @@ fn operation(op: pb::Operation, depth: usize) -> Found<Operation> {
             _ => op.r#type,
         },
         inputs,
-        outputs: op.outputs.into_iter().map(named_type).collect::<Found<_>>()?,
-        blocks: op.blocks.into_iter().map(|b| read_block(b, depth + 1)).collect::<Found<_>>()?,
+        outputs: op.outputs.into_iter().map(named_type).collect::<Decoded<_>>()?,
+        blocks: op.blocks.into_iter().map(|b| read_block(b, depth + 1)).collect::<Decoded<_>>()?,
         attributes: values(op.attributes)?,
     })
 }
 
-fn binding(b: pb::argument::Binding) -> Found<Binding> {
+fn binding(b: pb::argument::Binding) -> Decoded<Binding> {
     use pb::argument::binding::Binding as Kind;
     match b.binding {
         Some(Kind::Name(name)) => Ok(Binding::Name(name)),
@@ -280,13 +281,13 @@ fn binding(b: pb::argument::Binding) -> Found<Binding> {
     }
 }
 
-fn named_type(t: pb::NamedValueType) -> Found<NamedType> {
+fn named_type(t: pb::NamedValueType) -> Decoded<NamedType> {
     let ty = t.r#type.ok_or_else(|| format!("`{}` has no type", t.name))?;
     let ty = value_type(ty, 0).map_err(|e| format!("type of `{}`: {e}", t.name))?;
     Ok(NamedType { name: t.name, ty })
 }
 
-fn dimension(d: &pb::Dimension) -> Found<Dim> {
+fn dimension(d: &pb::Dimension) -> Decoded<Dim> {
     use pb::dimension::Dimension;
     match &d.dimension {
         Some(Dimension::Constant(c)) => Ok(Dim::Fixed(c.size)),
@@ -296,7 +297,7 @@ fn dimension(d: &pb::Dimension) -> Found<Dim> {
     }
 }
 
-fn tensor_type(t: pb::TensorType) -> Found<TensorType> {
+fn tensor_type(t: pb::TensorType) -> Decoded<TensorType> {
     let dtype = DATA_TYPES
         .iter()
         .find(|(_, n)| *n == t.data_type)
@@ -305,11 +306,11 @@ fn tensor_type(t: pb::TensorType) -> Found<TensorType> {
     if t.rank != t.dimensions.len() as i64 {
         return Err(format!("rank {} with {} dimensions", t.rank, t.dimensions.len()));
     }
-    let dims = t.dimensions.iter().map(dimension).collect::<Found<_>>()?;
+    let dims = t.dimensions.iter().map(dimension).collect::<Decoded<_>>()?;
     Ok(TensorType { dtype, dims })
 }
 
-fn value_type(t: pb::ValueType, depth: usize) -> Found<ValueType> {
+fn value_type(t: pb::ValueType, depth: usize) -> Decoded<ValueType> {
     use pb::value_type::Type;
     if depth > MAX_DEPTH {
         return Err(format!("types nested more than {MAX_DEPTH} deep"));
@@ -328,9 +329,9 @@ fn value_type(t: pb::ValueType, depth: usize) -> Found<ValueType> {
             let length = l.length.as_ref().map_or(Ok(Dim::Unknown), dimension)?;
             Ok(ValueType::List { element: inner(l.r#type)?, length })
         }
-        Some(Type::TupleType(t)) => {
-            Ok(ValueType::Tuple(t.types.into_iter().map(|t| value_type(t, depth + 1)).collect::<Found<_>>()?))
-        }
+        Some(Type::TupleType(t)) => Ok(ValueType::Tuple(
+            t.types.into_iter().map(|t| value_type(t, depth + 1)).collect::<Decoded<_>>()?,
+        )),
         Some(Type::DictionaryType(d)) => {
             Ok(ValueType::Dictionary { key: inner(d.key_type)?, value: inner(d.value_type)? })
         }
@@ -338,7 +339,7 @@ fn value_type(t: pb::ValueType, depth: usize) -> Found<ValueType> {
     }
 }
 
-fn values(map: BTreeMap<String, pb::Value>) -> Found<BTreeMap<String, Value>> {
+fn values(map: BTreeMap<String, pb::Value>) -> Decoded<BTreeMap<String, Value>> {
     let mut out = BTreeMap::new();
     for (name, v) in map {
         let v = value(v, 0).map_err(|e| format!("attribute `{name}`: {e}"))?;
@@ -347,7 +348,7 @@ fn values(map: BTreeMap<String, pb::Value>) -> Found<BTreeMap<String, Value>> {
     Ok(out)
 }
 
-fn value(v: pb::Value, depth: usize) -> Found<Value> {
+fn value(v: pb::Value, depth: usize) -> Decoded<Value> {
     use pb::value::Value as Kind;
     use pb::value::immediate_value::Value as Im;
     if depth > MAX_DEPTH {
@@ -355,7 +356,7 @@ fn value(v: pb::Value, depth: usize) -> Found<Value> {
     }
     let ty = value_type(v.r#type.ok_or("a value without a type")?, 0)?;
     let many =
-        |list: Vec<pb::Value>| list.into_iter().map(|v| value(v, depth + 1)).collect::<Found<Vec<_>>>();
+        |list: Vec<pb::Value>| list.into_iter().map(|v| value(v, depth + 1)).collect::<Decoded<Vec<_>>>();
     let data = match v.value {
         Some(Kind::BlobFileValue(b)) => ValueData::Blob { file: b.file_name, offset: b.offset },
         Some(Kind::ImmediateValue(i)) => ValueData::Immediate(match i.value {
@@ -382,7 +383,7 @@ fn value(v: pb::Value, depth: usize) -> Found<Value> {
 }
 
 /// The type has a fixed size, and immediate data is as long as the type says, in the field that belongs to the type.
-fn check_value(v: &Value) -> Found<()> {
+fn check_value(v: &Value) -> Decoded<()> {
     let ValueType::Tensor(ty) = &v.ty else {
         return match &v.data {
             ValueData::Blob { .. } => Err(format!("a blob of type {}, expected a tensor", v.ty)),
@@ -426,7 +427,7 @@ fn check_value(v: &Value) -> Found<()> {
     Ok(())
 }
 
-fn tensor_data(t: pb::TensorValue) -> Found<TensorData> {
+fn tensor_data(t: pb::TensorValue) -> Decoded<TensorData> {
     use pb::tensor_value::Value as Kind;
     Ok(match t.value {
         Some(Kind::Floats(v)) => TensorData::Floats(v.values),

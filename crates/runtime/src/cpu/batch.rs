@@ -1,13 +1,14 @@
 //! Functions with states, run for several sequences at once.
 
-use super::compile::compile_with_carry;
 use super::function::CompiledFunction;
 use super::recent::Recent;
-use super::tokens::{Resizable, Stages, WRITTEN_FOR};
+use super::resizable::ResizableFunction;
+use super::tokens::{Stages, WRITTEN_FOR};
 use super::{CpuStates, Options};
 use crate::backend::{self, BatchInput, Counts, MANY};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
+use anemoe_io::locked;
 use anemoe_kernels::Pool;
 use anemoe_mlpackage::mil::FunctionDescription;
 use anemoe_mlpackage::package::Package;
@@ -28,7 +29,7 @@ enum ValueOrigin {
 
 /// A stage, its compiled functions by their numbers of tokens, and where its inputs come from.
 struct CompiledStage {
-    stage: Resizable,
+    stage: ResizableFunction,
     functions: Mutex<Recent<usize, Arc<CompiledFunction>>>,
     inputs: Vec<ValueOrigin>,
     /// Axis of the tokens of each input; none where each sequence has its own.
@@ -39,7 +40,6 @@ struct CompiledStage {
 /// A function in stages: before the states, once per sequence, and behind them.
 pub(super) struct StagedFunction {
     package: Arc<Package>,
-    options: Options,
     described: FunctionDescription,
     input_names: Vec<String>,
     output_names: Vec<String>,
@@ -127,7 +127,7 @@ impl StagedFunction {
                 made.insert(output.name.clone(), ValueOrigin::Stage(number, i));
             }
             let functions = Mutex::new(Recent::new(KEPT));
-            let stage = Resizable::new(stage.function, stage.described);
+            let stage = ResizableFunction::new(package.clone(), options, stage.function, stage.described);
             compiled.push(Some(CompiledStage { stage, functions, inputs, input_axes, output_axes }));
         }
         let outputs =
@@ -139,7 +139,6 @@ impl StagedFunction {
             |features: &[anemoe_mlpackage::mil::Feature]| features.iter().map(|f| f.name.clone()).collect();
         Some(StagedFunction {
             package,
-            options,
             input_names: names(&described.inputs),
             output_names: names(&described.outputs),
             described,
@@ -153,42 +152,31 @@ impl StagedFunction {
 
     /// Functions that the stages were compiled to so far.
     pub fn compiled(&self) -> Vec<Arc<CompiledFunction>> {
-        let of = |c: &CompiledStage| {
-            c.functions.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect::<Vec<_>>()
-        };
+        let of = |c: &CompiledStage| locked(&c.functions).values().cloned().collect::<Vec<_>>();
         self.stages.iter().flatten().flat_map(of).collect()
     }
 
     /// The function of a stage for so many tokens.
     fn function(&self, compiled: &CompiledStage, tokens: usize) -> Result<Arc<CompiledFunction>> {
-        let functions = || compiled.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        let functions = || locked(&compiled.functions);
         if let Some(found) = functions().get(&tokens) {
             return Ok(found.clone());
         }
-        let stage = &compiled.stage;
-        let wrong = |what: String| {
-            let name = &stage.described().name;
-            Error::unsupported(self.package.path(), format!("function `{name}`: {what}"))
-        };
-        let made = stage
-            .resized(&self.axes, WRITTEN_FOR, tokens, |function, described| {
-                compile_with_carry(&self.package, function, described, self.options)
-            })
-            .map_err(wrong)??;
+        let made = compiled.stage.for_tokens(&self.axes, WRITTEN_FOR, tokens)?;
         let mut functions = functions();
         if let Some(found) = functions.get(&tokens) {
             return Ok(found.clone());
         }
         let made = Arc::new(made);
         if let Some(gone) = functions.insert(tokens, made.clone()) {
-            *self.gone.lock().unwrap_or_else(PoisonError::into_inner) += gone.counts();
+            *locked(&self.gone) += gone.counts();
         }
         Ok(made)
     }
 
     /// Work of functions that are no longer kept.
     pub fn gone(&self) -> Counts {
-        *self.gone.lock().unwrap_or_else(PoisonError::into_inner)
+        *locked(&self.gone)
     }
 
     fn wrong(&self, what: &str) -> Error {
@@ -298,10 +286,10 @@ impl StagedFunction {
             states.iter_mut().map(|s| Mutex::new(&mut **s)).collect();
         let failed: Mutex<Option<Error>> = Mutex::default();
         let run = |i: usize| {
-            let mut states = of_states[i].lock().unwrap_or_else(PoisonError::into_inner);
-            let mut values = memory[i].lock().unwrap_or_else(PoisonError::into_inner);
+            let mut states = locked(&of_states[i]);
+            let mut values = locked(&memory[i]);
             if let Err(e) = self.run_part(each, (&parts[i], i), inputs, &mut **states, stages, &mut values) {
-                failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
+                locked(&failed).get_or_insert(e);
             }
         };
         let pool = Pool::global();
@@ -344,7 +332,7 @@ impl backend::BatchFunction for StagedFunction {
         outputs: &mut Vec<Tensor>,
     ) -> Result<()> {
         let all = parts.last().map_or(0, |p| p.end);
-        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let spare = locked(&self.spare).pop();
         let mut values = spare.unwrap_or_default();
         self.run_whole(0, all, inputs, parts, &mut values)?;
         self.run_parts(inputs, parts, states, &mut values)?;
@@ -356,7 +344,7 @@ impl backend::BatchFunction for StagedFunction {
                 ValueOrigin::Input(_) => return Err(self.wrong("an output that is an input")),
             }
         }
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(values);
+        locked(&self.spare).push(values);
         Ok(())
     }
 }

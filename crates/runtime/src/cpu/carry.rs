@@ -6,6 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 
 /// Values that a function carries from call to call besides slots of caches.
+#[derive(Clone)]
 pub(super) enum Carry {
     /// Nothing: whatever was in a call, its rows can stay and be masked.
     Nothing,

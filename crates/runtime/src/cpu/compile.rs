@@ -4,24 +4,27 @@
 //! one of a few buffers, reused as soon as its last reader is done.
 
 mod carry;
+mod constants;
 mod projection;
 mod sections;
 mod uses;
 mod zero_skip;
 
-pub(super) use carry::compile_with_carry;
+pub(super) use carry::{MOST_CUT_BACK, compile_with_carry};
 
+use super::fixed_function::{FixedFunction, bytes_of};
 use super::function::{CompiledFunction, Executable};
 use super::interpreter::Interpreter;
 use super::ir::{Instr, InstrKind, ParamRef, Section, ValueRef};
 use super::located::Located;
 use super::ops::shape::{MAX_ELEMENTS, with_limit};
 use super::ops::{self, OpContext, OpError};
-use super::plan::{self, PlanInput};
+use super::plan::PlanInput;
 use super::shapes::{ShapePlans, follows_from_shapes};
-use super::weights::{Constant, Operands, const_value, constexpr, located, to_f16};
+use super::shared_constants::CompileContext;
+use super::weights::{Constant, const_value, located, to_f16};
 use super::{Options, Precision};
-use crate::memory_limit::Allowance;
+use crate::memory_limit::{Allowance, MemoryNeed};
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
 use anemoe_mlpackage::mil::{
@@ -44,10 +47,9 @@ enum Definition {
     ValueRef(ValueRef),
 }
 
-struct Compiler<'a> {
-    package: &'a Arc<Package>,
+struct FunctionCompiler<'a> {
+    context: CompileContext<'a>,
     function: &'a str,
-    options: Options,
     names: HashMap<&'a str, Definition>,
     types: HashMap<&'a str, &'a ValueType>,
     constants: Vec<Arc<Tensor>>,
@@ -68,19 +70,7 @@ struct Compiler<'a> {
     /// Most bytes that each buffer has held, as far as shapes are known.
     buffer_bytes: Vec<u64>,
     allowance: Allowance,
-    /// Bytes of constants.
-    held: u64,
-    /// Operation and bytes of the largest result.
-    largest: (String, u64),
-}
-
-/// Bytes of a value of this type in memory, where its shape is known; 0 otherwise.
-fn bytes_of(ty: &TensorType) -> u64 {
-    let element = if ty.dtype == DataType::Bool { 1 } else { 4 };
-    match ty.shape() {
-        Some(shape) => shape.into_iter().fold(element, u64::saturating_mul),
-        None => 0,
-    }
+    need: MemoryNeed,
 }
 
 /// Bytes of a tensor in memory.
@@ -91,41 +81,48 @@ fn tensor_bytes(t: &Tensor) -> u64 {
 
 /// Compiles a function to a plan where that is possible, else to steps.
 pub(super) fn compile(
-    package: &Arc<Package>,
+    context: CompileContext<'_>,
     function: &str,
     body: &Function,
     described: &FunctionDescription,
-    options: Options,
 ) -> Result<CompiledFunction> {
-    let allowance = Allowance::new(package.total_bytes(), input_bytes(body));
-    let planned = options.fuse && is_fixed(&body.block);
-    if planned
-        && let Some(compiled) =
-            compile_as(package, function, body, described, options, allowance, Target::Plan)?
+    compile_kept(context, function, body, described).map(|(compiled, _)| compiled)
+}
+
+/// Does what [`compile`] does, and gives what a plan was made of.
+fn compile_kept(
+    context: CompileContext<'_>,
+    function: &str,
+    body: &Function,
+    described: &FunctionDescription,
+) -> Result<(CompiledFunction, Option<FixedFunction>)> {
+    let CompileContext { package, options, .. } = context;
+    if options.fuse
+        && is_fixed(&body.block)
+        && let Some(fixed) = lower(context, function, body, described, CompileTarget::Plan)?.fixed(described)
+        && let Some(compiled) = fixed.plan(context, function)?
     {
-        return Ok(compiled);
+        return Ok((compiled, Some(fixed)));
     }
     let sectioned = options.fuse && sections::needs_sections(&body.block);
     let steps = |body: &Function, sections: Sections| {
-        let compiled =
-            compile_as(package, function, body, described, options, allowance, Target::Steps(sections))?;
-        compiled.ok_or_else(|| Error::unsupported(package.path(), format!("function `{function}`")))
+        lower(context, function, body, described, CompileTarget::Steps(sections))?.interpreted(described)
     };
     // Everything is checked as one function first: errors name operations of the package then, and its limits hold.
     let mut compiled = steps(body, Sections::new())?;
     if sectioned {
         let section = |body: &Function, described: &FunctionDescription| {
-            let compiled = compile(package, function, body, described, options).ok()?;
+            let compiled = compile(context, function, body, described).ok()?;
             compiled.is_planned().then(|| Arc::new(compiled) as Arc<dyn Section>)
         };
         let (outlined, sections) = sections::outline(body, &section);
         if !sections.is_empty() {
-            return steps(&outlined, sections);
+            return Ok((steps(&outlined, sections)?, None));
         }
     } else if options.fuse && !is_fixed(&body.block) {
         compiled.set_shape_plans(ShapePlans::new(package, body, described, options, compile_for_shapes));
     }
-    Ok(compiled)
+    Ok((compiled, None))
 }
 
 /// Compiles a function whose shapes were found by a run to a plan, if its shapes do not depend on what is in its inputs.
@@ -138,25 +135,22 @@ fn compile_for_shapes(
     if !is_fixed(&body.block) {
         return Ok(None);
     }
-    let allowance = Allowance::new(package.total_bytes(), input_bytes(body));
-    compile_as(package, &described.name, body, described, options, allowance, Target::PlanOfShapes)
+    let context = CompileContext { package, options, constants: None };
+    let lowered = lower(context, &described.name, body, described, CompileTarget::Plan)?;
+    if !lowered.steps.iter().all(follows_from_shapes) {
+        return Ok(None);
+    }
+    match lowered.fixed(described) {
+        Some(fixed) => fixed.plan(context, &described.name),
+        None => Ok(None),
+    }
 }
 
 /// Target of compilation: fused nodes, or instructions one after the other.
-enum Target {
+enum CompileTarget {
     Plan,
-    /// A plan, where all shapes follow from those of the inputs.
-    PlanOfShapes,
     /// Instructions, and the sections that they call.
     Steps(Sections),
-}
-
-fn input_bytes(body: &Function) -> u64 {
-    let inputs = body.inputs.iter().filter_map(|i| match &i.ty {
-        ValueType::Tensor(ty) => Some(bytes_of(ty)),
-        _ => None,
-    });
-    inputs.fold(0, u64::saturating_add)
 }
 
 /// No control flow, and every shape is known.
@@ -167,27 +161,39 @@ fn is_fixed(block: &Block) -> bool {
     })
 }
 
-/// The function as what is wanted; none where there can be no plan.
-fn compile_as(
-    package: &Arc<Package>,
-    function: &str,
-    body: &Function,
+/// A function whose operations are steps.
+struct LoweredFunction<'a> {
+    compiler: FunctionCompiler<'a>,
+    steps: Vec<Instr>,
+    /// Buffer and type of each input.
+    inputs: Vec<(usize, TensorType)>,
+    outputs: Vec<ValueRef>,
+    states: Vec<(String, TensorType)>,
+}
+
+/// Makes steps of a function's operations.
+fn lower<'a>(
+    context: CompileContext<'a>,
+    function: &'a str,
+    body: &'a Function,
     described: &FunctionDescription,
-    options: Options,
-    allowance: Allowance,
-    target: Target,
-) -> Result<Option<CompiledFunction>> {
-    let only_shapes = matches!(target, Target::PlanOfShapes);
+    target: CompileTarget,
+) -> Result<LoweredFunction<'a>> {
+    let package = context.package;
+    let inputs = body.inputs.iter().filter_map(|i| match &i.ty {
+        ValueType::Tensor(ty) => Some(bytes_of(ty)),
+        _ => None,
+    });
+    let allowance = Allowance::new(package.total_bytes(), inputs.fold(0, u64::saturating_add));
     let mut uses = BTreeMap::new();
     count_uses(&body.block, &mut uses);
     let (unique_buffers, sections) = match target {
-        Target::Steps(sections) => (false, sections),
-        Target::Plan | Target::PlanOfShapes => (true, Sections::new()),
+        CompileTarget::Steps(sections) => (false, sections),
+        CompileTarget::Plan => (true, Sections::new()),
     };
-    let mut c = Compiler {
-        package,
+    let mut c = FunctionCompiler {
+        context,
         function,
-        options,
         names: HashMap::new(),
         types: HashMap::new(),
         constants: Vec::new(),
@@ -201,8 +207,7 @@ fn compile_as(
         buffer_types: Vec::new(),
         buffer_bytes: Vec::new(),
         allowance,
-        held: 0,
-        largest: (String::new(), 0),
+        need: MemoryNeed::default(),
     };
     let wrong = |what: String| Error::invalid(package.path(), format!("function `{function}`: {what}"));
     let mut input_places = Vec::new();
@@ -247,9 +252,6 @@ fn compile_as(
         return Err(wrong("an input of the function is not described".into()));
     }
     let steps = with_limit(allowance.elements_beside(0), || c.block(&body.block))?;
-    if only_shapes && !steps.iter().all(follows_from_shapes) {
-        return Ok(None);
-    }
     let mut outputs = Vec::new();
     for feature in &described.outputs {
         if !body.block.outputs.contains(&feature.name) {
@@ -261,50 +263,55 @@ fn compile_as(
         outputs.push(c.operand_place(&feature.name).map_err(wrong)?);
     }
     let state_types = c.states.iter().map(|s| c.types.get(s.as_str())?.tensor().cloned());
-    let state_types: Option<Vec<TensorType>> = state_types.collect();
-    let state_bytes = state_types.iter().flatten().map(bytes_of).fold(0, u64::saturating_add);
-    let code = if unique_buffers {
-        let shape = |ty: &Option<TensorType>| {
-            let ty = ty.as_ref()?;
+    let state_types: Vec<TensorType> = state_types.collect::<Option<_>>().unwrap_or_default();
+    let states = c.states.iter().cloned().zip(state_types).collect();
+    Ok(LoweredFunction { compiler: c, steps, inputs: input_places, outputs, states })
+}
+
+impl LoweredFunction<'_> {
+    /// What a plan is made of; none where a shape is not known or too large.
+    fn fixed(self, described: &FunctionDescription) -> Option<FixedFunction> {
+        let LoweredFunction { compiler: c, steps, inputs, outputs, states } = self;
+        let shape = |ty: &TensorType| {
             let shape =
                 ty.shape()?.into_iter().map(|d| usize::try_from(d).ok()).collect::<Option<Vec<_>>>()?;
             let n = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
-            (n <= MAX_ELEMENTS && shape.len() <= 8).then_some((shape, ty.dtype))
+            (n <= MAX_ELEMENTS && shape.len() <= 8).then_some(shape)
         };
-        let buffers: Option<Vec<_>> = c.buffer_types.iter().map(shape).collect();
-        let Some(buffers) = buffers else { return Ok(None) };
-        let states = state_types.iter().flatten().map(|ty| shape(&Some(ty.clone())).map(|(shape, _)| shape));
-        let Some(states) = states.collect::<Option<Vec<_>>>() else { return Ok(None) };
-        let inputs: Vec<usize> = input_places.iter().map(|(b, _)| *b).collect();
         let source = PlanInput {
             steps,
-            constants: &c.constants,
-            buffers,
-            inputs: &inputs,
-            outputs: &outputs,
-            states,
-            skip_zero: options.skip_zero,
-            round: options.precision == Precision::Fp16,
+            constants: c.constants,
+            shapes: c.buffer_types.iter().map(|ty| shape(ty.as_ref()?)).collect::<Option<_>>()?,
+            types: c.buffer_types.iter().map(|ty| Some(ty.as_ref()?.dtype)).collect::<Option<_>>()?,
+            inputs: inputs.iter().map(|(b, _)| *b).collect(),
+            outputs,
+            states: states.iter().map(|(_, ty)| shape(ty)).collect::<Option<_>>()?,
+            skip_zero: c.context.options.skip_zero,
+            round: c.context.options.precision == Precision::Fp16,
         };
-        let Some(mut plan) = plan::plan(source) else { return Ok(None) };
-        c.check_memory(plan.bytes(), state_bytes).map_err(wrong)?;
-        if options.profile {
-            plan.profile();
-        }
-        Executable::Plan(plan)
-    } else {
+        let inputs = inputs.into_iter().map(|(_, ty)| ty).collect();
+        Some(FixedFunction { described: described.clone(), inputs, states, source, need: c.need })
+    }
+
+    /// A function that runs step by step.
+    fn interpreted(self, described: &FunctionDescription) -> Result<CompiledFunction> {
+        let LoweredFunction { compiler: c, steps, inputs, outputs, states } = self;
+        let (package, function, options) = (c.context.package, c.function, c.context.options);
         let values = c.buffer_bytes.iter().copied().fold(0, u64::saturating_add);
-        c.check_memory(values, state_bytes).map_err(wrong)?;
+        let state_bytes = states.iter().map(|(_, ty)| bytes_of(ty)).fold(0, u64::saturating_add);
+        let checked = c.need.check(c.allowance, values, state_bytes);
+        checked.map_err(|what| Error::invalid(package.path(), format!("function `{function}`: {what}")))?;
         let (guards, guard_of) = match options.skip_zero {
             true => find_guards(&steps, &outputs),
             false => (Vec::new(), vec![None; steps.len()]),
         };
-        Executable::Steps(Interpreter {
+        let types = inputs.iter().map(|(_, ty)| ty.clone()).collect();
+        let code = Executable::Steps(Interpreter {
             path: package.path().to_path_buf(),
             function: function.to_string(),
             options,
-            allowance,
-            inputs: input_places.clone(),
+            allowance: c.allowance,
+            inputs,
             outputs,
             buffers: c.buffers,
             constants: c.constants,
@@ -312,21 +319,13 @@ fn compile_as(
             guards,
             guard_of,
             spare: Mutex::default(),
-        })
-    };
-    Ok(Some(CompiledFunction::new(
-        package.path().to_path_buf(),
-        function.to_string(),
-        options,
-        allowance,
-        described.clone(),
-        input_places.into_iter().map(|(_, ty)| ty).collect(),
-        c.states.into_iter().zip(state_types.unwrap_or_default()).collect(),
-        code,
-    )))
+        });
+        let (path, name) = (package.path().to_path_buf(), function.to_string());
+        Ok(CompiledFunction::new(path, name, options, c.allowance, described.clone(), types, states, code))
+    }
 }
 
-impl<'a> Compiler<'a> {
+impl<'a> FunctionCompiler<'a> {
     fn new_buffer(&mut self, ty: Option<&TensorType>) -> usize {
         self.buffers += 1;
         self.buffer_types.push(ty.cloned());
@@ -334,22 +333,10 @@ impl<'a> Compiler<'a> {
         self.buffers - 1
     }
 
-    /// Refuses a function whose states, constants and values together take more than is allowed.
-    fn check_memory(&self, values: u64, states: u64) -> std::result::Result<(), String> {
-        let all = values.saturating_add(states).saturating_add(self.held);
-        let largest = match &self.largest {
-            (op, bytes) if *bytes > 0 => format!("; the largest result, {bytes} bytes, is that of {op}"),
-            _ => String::new(),
-        };
-        let held = self.held;
-        let what = format!("values of {values} bytes, states of {states} and constants of {held}");
-        self.allowance.check(&what, all).map_err(|what| format!("{what}{largest}"))
-    }
-
     /// Counts the bytes of a constant.
     fn hold(&mut self, t: &Tensor) -> std::result::Result<(), String> {
-        self.held = self.held.saturating_add(tensor_bytes(t));
-        self.allowance.check("constants up to here", self.held)
+        self.need.constants = self.need.constants.saturating_add(tensor_bytes(t));
+        self.allowance.check("constants up to here", self.need.constants)
     }
 
     fn take_buffer(&mut self, ty: Option<&TensorType>) -> usize {
@@ -384,9 +371,9 @@ impl<'a> Compiler<'a> {
         let t = match constant {
             Constant::Dense(t) => t,
             Constant::Stored(w) => {
-                let t = w.to_dense();
+                let t = self.decoded(name, &w);
                 self.hold(&t)?;
-                Arc::new(t)
+                t
             }
         };
         let place = self.constant(t);
@@ -408,7 +395,7 @@ impl<'a> Compiler<'a> {
         let mut steps = Vec::new();
         for (i, op) in block.operations.iter().enumerate() {
             let at = Located {
-                path: self.package.path(),
+                path: self.context.package.path(),
                 function: self.function,
                 op_type: &op.op_type,
                 name: op.name(),
@@ -471,27 +458,8 @@ impl<'a> Compiler<'a> {
             }
         }
         match op.op_type.as_str() {
-            "const" => {
-                let (Some(value), Some(output)) = (op.attributes.get("val"), op.outputs.first()) else {
-                    return Err(invalid("a const without `val` or output".into()));
-                };
-                let constant = located(at, const_value(self.package, value))?;
-                if let Constant::Dense(t) = &constant {
-                    self.hold(t).map_err(invalid)?;
-                }
-                self.names.insert(&output.name, Definition::Constant(constant));
-                self.types.insert(&output.name, &output.ty);
-                Ok(())
-            }
-            name if name.starts_with("constexpr_") => {
-                let known = |n: &str| self.constant_named(n);
-                let operands = Operands::new(self.package, op, &known);
-                let mut constants = located(at, constexpr(op, &operands))?;
-                let stored = constants.iter_mut().filter_map(|c| match c {
-                    Constant::Stored(w) => Arc::get_mut(w),
-                    Constant::Dense(_) => None,
-                });
-                stored.for_each(|w| w.prepare(self.options.fast));
+            name if name == "const" || name.starts_with("constexpr_") => {
+                let constants = self.constants_of(op, at)?;
                 if constants.len() != op.outputs.len() {
                     return Err(invalid(format!(
                         "{} outputs, expected {}",
@@ -610,7 +578,10 @@ impl<'a> Compiler<'a> {
                         self.operand_place(name).map_err(|what| at.error(OpError::Invalid(what)))?
                     }
                     Binding::Value(value) => {
-                        let t = located(at, const_value(self.package, value).and_then(|c| c.to_tensor()))?;
+                        let t = located(
+                            at,
+                            const_value(self.context.package, value).and_then(|c| c.to_tensor()),
+                        )?;
                         self.constant(Arc::new(t))
                     }
                 };
@@ -641,8 +612,8 @@ impl<'a> Compiler<'a> {
         let types = self.output_types(op, at)?;
         self.check_results(&types, at)?;
         if let Some((projection, x, prepared)) = located(at, self.projection(op))? {
-            self.held = self.held.saturating_add(prepared);
-            let checked = self.allowance.check("constants up to here", self.held);
+            self.need.constants = self.need.constants.saturating_add(prepared);
+            let checked = self.allowance.check("constants up to here", self.need.constants);
             checked.map_err(|what| at.error(OpError::Invalid(what)))?;
             let x = self.operand_place(&x).map_err(|what| at.error(OpError::Invalid(what)))?;
             let bias = match op.inputs.get("bias").and_then(|a| a.0.first()) {
@@ -650,7 +621,8 @@ impl<'a> Compiler<'a> {
                     Some(self.operand_place(&name.clone()).map_err(|what| at.error(OpError::Invalid(what)))?)
                 }
                 Some(Binding::Value(value)) => {
-                    let t = located(at, const_value(self.package, value).and_then(|c| c.to_tensor()))?;
+                    let t =
+                        located(at, const_value(self.context.package, value).and_then(|c| c.to_tensor()))?;
                     Some(self.constant(Arc::new(t)))
                 }
                 None => None,
@@ -663,9 +635,9 @@ impl<'a> Compiler<'a> {
         let constant = |p: &ValueRef| matches!(p, ValueRef::Constant(_));
         let folds = inputs.iter().all(|o| constant(&o.place)) && values.iter().all(constant);
         let small = types.iter().all(|t| t.elements().is_none_or(|n| n <= MAX_FOLDED as u64));
-        let bytes = types.iter().map(bytes_of).fold(self.held, u64::saturating_add);
+        let bytes = types.iter().map(bytes_of).fold(self.need.constants, u64::saturating_add);
         if folds && small && bytes <= self.allowance.bytes {
-            let left = self.allowance.elements_beside(self.held);
+            let left = self.allowance.elements_beside(self.need.constants);
             let results = with_limit(left, || self.fold(op, kernel, &inputs, &values, &types));
             let results = located(at, results)?;
             for t in &results {
@@ -700,8 +672,8 @@ impl<'a> Compiler<'a> {
             let bytes = bytes_of(ty);
             let checked = self.allowance.check(&format!("a result of type {ty}"), bytes);
             checked.map_err(|what| at.error(OpError::Invalid(what)))?;
-            if bytes > self.largest.1 {
-                self.largest = (format!("op `{}` (operation `{}`)", at.op_type, at.name), bytes);
+            if bytes > self.need.largest.1 {
+                self.need.largest = (format!("op `{}` (operation `{}`)", at.op_type, at.name), bytes);
             }
         }
         Ok(())
@@ -725,7 +697,7 @@ impl<'a> Compiler<'a> {
         kernel(&OpContext { op: &op.op_type, inputs: &bound, values: &listed, outputs: types }, &mut out)?;
         for (t, ty) in out.iter_mut().zip(types) {
             if let (DataType::Float16, Precision::Fp16, Data::F32(v)) =
-                (ty.dtype, self.options.precision, &mut t.data)
+                (ty.dtype, self.context.options.precision, &mut t.data)
             {
                 v.iter_mut().for_each(|v| *v = to_f16(*v));
             }
@@ -786,7 +758,7 @@ impl<'a> Compiler<'a> {
                     self.operand_place(name).map_err(|what| at.error(OpError::Invalid(what)))?
                 }
                 Binding::Value(v) => {
-                    let t = located(at, const_value(self.package, v).and_then(|c| c.to_tensor()))?;
+                    let t = located(at, const_value(self.context.package, v).and_then(|c| c.to_tensor()))?;
                     self.constant(Arc::new(t))
                 }
             };

@@ -22,7 +22,7 @@ use std::sync::Arc;
 const MIN_CHANNELS: usize = 8;
 
 /// Columns of the weight.
-enum Form {
+enum TapLayout {
     Stored,
     TapsFirst,
     /// `[taps, channels]`
@@ -34,7 +34,7 @@ pub(super) struct Convolution {
     weight: Arc<StoredWeight>,
     groups: usize,
     params: WindowParams,
-    form: Form,
+    form: TapLayout,
 }
 
 thread_local! {
@@ -50,7 +50,7 @@ impl Convolution {
             && params.is_undilated()
             && params.kernel().split_last().is_some_and(|(_, rest)| rest.iter().all(|k| *k == 1));
         if (taps == 1 && params.is_plain()) || (row && params.kernel().len() == 2) {
-            return Ok(Convolution { weight, groups, params, form: Form::Stored });
+            return Ok(Convolution { weight, groups, params, form: TapLayout::Stored });
         }
         if channels == 1 && groups == weight.rows() {
             let dense = weight.to_dense();
@@ -58,14 +58,19 @@ impl Convolution {
             for (c, values) in values.chunks_exact(taps.max(1)).enumerate() {
                 values.iter().enumerate().for_each(|(tap, v)| turned[tap * groups + c] = *v);
             }
-            return Ok(Convolution { weight, groups, params, form: Form::Depthwise(turned) });
+            return Ok(Convolution { weight, groups, params, form: TapLayout::Depthwise(turned) });
         }
         let rearranged = if channels >= MIN_CHANNELS { weight.with_taps_first(taps) } else { None };
         let (weight, form) = match rearranged {
-            Some(weight) => (weight, Form::TapsFirst),
-            None => (weight, Form::Stored),
+            Some(weight) => (weight, TapLayout::TapsFirst),
+            None => (weight, TapLayout::Stored),
         };
         Ok(Convolution { weight, groups, params, form })
+    }
+
+    /// The other one does the same with the same weight.
+    pub fn is_same(&self, other: &Convolution) -> bool {
+        self.weight.is_same(&other.weight) && self.groups == other.groups && self.params == other.params
     }
 
     /// A convolution of single elements, which is a matmul of tokens.
@@ -85,15 +90,15 @@ impl Convolution {
     /// Bytes that were made of the stored weight.
     pub fn prepared_bytes(&self) -> u64 {
         match &self.form {
-            Form::Stored => 0,
-            Form::TapsFirst => self.weight.owned_bytes(),
-            Form::Depthwise(v) => v.len() as u64 * 4,
+            TapLayout::Stored => 0,
+            TapLayout::TapsFirst => self.weight.owned_bytes(),
+            TapLayout::Depthwise(v) => v.len() as u64 * 4,
         }
     }
 
     /// Reads neighbouring channels, which had better lie together.
     pub fn wants_channels_last(&self) -> bool {
-        !matches!(self.form, Form::Stored) || self.params.taps() == 1
+        !matches!(self.form, TapLayout::Stored) || self.params.taps() == 1
     }
 
     /// Windows over an input `[batch, channels, spatial..]`, and the shape of the result.
@@ -123,12 +128,12 @@ impl Convolution {
         let pool = Pool::global();
         let positions: usize = window.out.iter().product();
         let (results, depth) = (x.batch * positions * self.weight.rows(), self.weight.cols());
-        if let Form::Depthwise(w) = &self.form {
+        if let TapLayout::Depthwise(w) = &self.form {
             depthwise_conv(pool, &mut DepthwiseConv { w, window, x, y, bias });
             return Ok(Counts::product(w.len() as u64 * 4, results, depth));
         }
         let (w, groups, taps_first) =
-            (self.weight.matrix(), self.groups, matches!(self.form, Form::TapsFirst));
+            (self.weight.matrix(), self.groups, matches!(self.form, TapLayout::TapsFirst));
         let bytes = w.bytes_read();
         conv(pool, &mut Conv { w, groups, taps_first, window, x, y, bias });
         Ok(Counts::product(bytes, results, depth))

@@ -147,20 +147,22 @@ impl CompiledFunction {
         &self.carry
     }
 
-    /// Rows of a state that are slots of a cache, written by updates alone; none where the function runs step by step.
-    pub(super) fn slots_of(&self, state: &str) -> Option<usize> {
-        let Executable::Plan(plan) = &self.code else { return None };
-        let i = self.states.iter().position(|(name, _)| name == state)?;
-        plan.caches().get(i).copied().flatten()
-    }
-
-    /// All that the function writes to its states are slots of caches.
-    pub(super) fn holds_slots_alone(&self) -> bool {
-        let Executable::Plan(plan) = &self.code else { return self.states.is_empty() };
-        let whole = |slots: &Option<usize>, ty: &TensorType| {
-            slots.is_some_and(|n| ty.dims.get(2).and_then(|d| d.fixed()) == Some(n as u64))
+    /// True if the function carries this and nothing else, by what it writes to its states besides slots of caches.
+    pub(super) fn allows(&self, carry: &Carry) -> bool {
+        let slots_of = |state: &str| {
+            let Executable::Plan(plan) = &self.code else { return None };
+            let i = self.states.iter().position(|(name, _)| name == state)?;
+            plan.caches().get(i).copied().flatten()
         };
-        plan.caches().iter().zip(&self.states).all(|(slots, (_, ty))| whole(slots, ty))
+        match carry {
+            Carry::Unknown => true,
+            // Rows before the carried ones are slots of a cache, and no more.
+            Carry::Rows(rows) => rows.iter().all(|row| slots_of(&row.state) == Some(row.first)),
+            Carry::Nothing => self.states.iter().all(|(state, ty)| {
+                let rows = ty.dims.get(2).and_then(|d| d.fixed());
+                slots_of(state).is_some_and(|slots| rows == Some(slots as u64))
+            }),
+        }
     }
 
     /// Names of the inputs, in order.

@@ -18,12 +18,14 @@ pub(super) enum ValueRef {
     State(usize),
 }
 
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ParamRef {
     pub param: String,
     pub place: ValueRef,
 }
 
 /// A product with a stored weight.
+#[derive(Clone)]
 pub(super) enum Projection {
     Conv(Arc<Convolution>),
     /// A matmul with `[O, I]`: axes of x and of the result that have the features, counted from the end.
@@ -36,6 +38,7 @@ pub(super) enum Projection {
 
 type Nested = (Vec<Instr>, Vec<ValueRef>);
 
+#[derive(Clone)]
 pub(super) enum InstrKind {
     Kernel {
         kernel: Kernel,
@@ -87,6 +90,7 @@ pub(super) trait Section: Send + Sync {
 }
 
 /// One step, with the operation that it comes from.
+#[derive(Clone)]
 pub(super) struct Instr {
     pub op_type: String,
     pub name: String,

@@ -5,18 +5,21 @@ use super::compile::compile_with_carry;
 use super::function::{CompiledFunction, add_experts};
 use super::held::hold_cache;
 use super::recent::Recent;
-use super::tokens::{Resizable, stages};
+use super::resizable::ResizableFunction;
+use super::shared_constants::CompileContext;
+use super::tokens::stages;
 use super::{CpuStates, MANY, Options, Precision, compile};
 use crate::backend::{self, Backend, BatchFunction, Counts, KeptCache, OpTime, Term, Times};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
+use anemoe_io::locked;
 use anemoe_mlpackage::mil::{Function, FunctionDescription};
 use anemoe_mlpackage::package::{Package, WeightFiles};
 use smallvec::{SmallVec, smallvec};
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// An opened package whose functions are compiled one by one, for callers that run single packages.
@@ -45,7 +48,8 @@ impl CpuPackage {
     /// There is no such function, or it uses an operation or a form that is not implemented (named in the error).
     pub fn compile(&self, function: Option<&str>, options: Options) -> Result<CompiledFunction> {
         let (body, described) = self.function(function)?;
-        compile::compile(&self.package, &described.name, body, described, options)
+        let context = CompileContext { package: &self.package, options, constants: None };
+        compile::compile(context, &described.name, body, described)
     }
 
     /// The program and the description of a function, the default one when none is named.
@@ -123,18 +127,11 @@ struct LoadedPackage {
     /// Functions in stages, for batches, by name; none where a function has no stages.
     staged: Mutex<BTreeMap<String, Option<Arc<StagedFunction>>>>,
     /// The function that was made for some number of tokens last, as it was read, and its name.
-    resizable: Mutex<Option<(String, ReadResizable)>>,
+    resizable: Mutex<Option<(String, Arc<ResizableFunction>)>>,
 }
 
 /// A function's package, program and description.
 type ReadFunction = (Arc<Package>, Function, FunctionDescription);
-
-/// A package, and a function of it that is rewritten for numbers of tokens.
-type ReadResizable = Arc<(Arc<Package>, Resizable)>;
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl LoadedPackage {
     /// Every function that was compiled so far.
@@ -168,14 +165,14 @@ impl LoadedPackage {
 
     /// A function of which others are made for numbers of tokens. Reading it takes as long as making one, so it is kept for the
     /// next.
-    fn resizable(&self, function: &str) -> Result<ReadResizable> {
+    fn resizable(&self, function: &str) -> Result<Arc<ResizableFunction>> {
         if let Some((name, read)) = &*locked(&self.resizable)
             && name == function
         {
             return Ok(Arc::clone(read));
         }
         let (package, body, described) = self.read(function)?;
-        let read = Arc::new((package, Resizable::new(body, described)));
+        let read = Arc::new(ResizableFunction::new(package, self.options, body, described));
         *locked(&self.resizable) = Some((function.to_string(), Arc::clone(&read)));
         Ok(read)
     }
@@ -187,7 +184,8 @@ impl backend::BackendPackage for LoadedPackage {
             return Ok(found.clone());
         }
         let (package, mut body, described) = self.read(function)?;
-        let compiled = compile_with_carry(&package, &mut body, &described, self.options)?;
+        let context = CompileContext { package: &package, options: self.options, constants: None };
+        let (compiled, _) = compile_with_carry(context, &mut body, &described)?;
         Ok(locked(&self.functions).entry(function.to_string()).or_insert(Arc::new(compiled)).clone())
     }
 
@@ -202,13 +200,9 @@ impl backend::BackendPackage for LoadedPackage {
         if let Some(found) = locked(&self.resized).get(&key) {
             return Ok(Some(found.clone()));
         }
-        let read = self.resizable(function)?;
-        let (package, function) = &*read;
-        let compiled = function.resized(axes, declared, tokens, |function, described| {
-            compile_with_carry(package, function, described, self.options)
-        });
+        let resizable = self.resizable(function)?;
         // What cannot be compiled for these tokens runs as it is declared.
-        let Ok(Ok(compiled)) = compiled else { return Ok(None) };
+        let Ok(compiled) = resizable.for_tokens(axes, declared, tokens) else { return Ok(None) };
         let mut resized = locked(&self.resized);
         if let Some(found) = resized.get(&key) {
             return Ok(Some(found.clone()));

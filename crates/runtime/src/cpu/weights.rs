@@ -90,6 +90,15 @@ impl StoredWeight {
         StoredWeight::new(Weight { format, elements, values: None, offsets: None }, shape)
     }
 
+    /// The other one reads the same elements, tables and scales in the same way.
+    pub fn is_same(&self, other: &StoredWeight) -> bool {
+        let is_same_tensor = match (self.matrix.elements(), other.matrix.elements()) {
+            (Elements::Dense(a), Elements::Dense(b)) => Arc::ptr_eq(a, b) && self.shape == other.shape,
+            _ => false,
+        };
+        is_same_tensor || std::ptr::eq(self, other)
+    }
+
     /// Makes what exact or fast products look up; until then products are exact, of f32.
     pub fn prepare(&mut self, fast: bool) {
         self.matrix.prepare(fast);

@@ -484,7 +484,7 @@ pub(super) fn run_sum(
     let Some(target) = first.outputs.first() else { return Ok(Times::new()) };
     let mut sum = std::mem::take(&mut registers[target.register]);
     let times = {
-        let inputs: SmallVec<[Operands<'_>; MANY]> = calls
+        let inputs: SmallVec<[CallOperands<'_>; MANY]> = calls
             .iter()
             .zip(&scratch.terms)
             .map(|((_, prepared), copies)| prepared.operands(piece, copies, registers, &NoHost))
@@ -511,7 +511,7 @@ impl HostValues for NoHost {
     }
 }
 
-type Operands<'a> = SmallVec<[&'a Tensor; MANY]>;
+type CallOperands<'a> = SmallVec<[&'a Tensor; MANY]>;
 
 impl Prepared {
     /// The call takes the tokens as they are: none are filled up.
@@ -554,7 +554,7 @@ impl Prepared {
         copies: &'a [(Tensor, bool)],
         registers: &'a [Tensor],
         host: &'a dyn HostValues,
-    ) -> Operands<'a> {
+    ) -> CallOperands<'a> {
         let each = self.inputs.iter().zip(copies).map(|(source, (copy, taken))| match source {
             _ if *taken => copy,
             InputSource::Register { index, .. } => &registers[*index],

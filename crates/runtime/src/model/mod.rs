@@ -25,6 +25,7 @@ use crate::backend::{Backend, BackendPackage, Counts, KeptCache, OpTime};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, Chain, InputBinding, Kept, Run, Shard, Step};
+use anemoe_io::locked;
 use anemoe_kernels::Pool;
 use call::Call;
 use chain_program::{ChainOp, ChainProgram, Names};
@@ -33,7 +34,7 @@ use newest_rows::{NewestRows, RowsPackage};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use vectors::VectorFile;
@@ -92,8 +93,8 @@ pub struct Model {
     logits: usize,
     fp16_stream: bool,
     low_memory: bool,
-    /// Nanoseconds of the longest preparation of functions.
-    longest_preparation: AtomicU64,
+    /// Times of preparing functions for calls of so many tokens, and so many of the head.
+    preparations: Mutex<BTreeMap<(usize, usize), Duration>>,
     stats: Mutex<Counters>,
     /// Memory of passes that ended, for the next ones.
     workspaces: Mutex<Vec<PassWorkspace>>,
@@ -106,10 +107,6 @@ struct Counters {
     all: ModelStats,
     /// Calls and time of each package.
     shards: Vec<(u64, Duration)>,
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Rows that the host keeps between calls of a shard, by input, and the slots of the cache that their places are made for.
@@ -213,7 +210,7 @@ impl Model {
             logits,
             fp16_stream: false,
             low_memory: false,
-            longest_preparation: AtomicU64::new(0),
+            preparations: Mutex::default(),
             workspaces: Mutex::default(),
             spare_rows: Mutex::default(),
             names,
@@ -286,13 +283,14 @@ impl Model {
             };
             let _ = wanted[i].iter().all(prepare);
         });
-        let nanoseconds = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.longest_preparation.fetch_max(nanoseconds, Ordering::Relaxed);
+        // Later ones find what this one made.
+        locked(&self.preparations).entry((tokens, of_head)).or_insert(started.elapsed());
     }
 
-    /// Time of the longest [`Model::prepare`] so far: about what another number of tokens costs that was never run.
-    pub fn longest_preparation(&self) -> Duration {
-        Duration::from_nanos(self.longest_preparation.load(Ordering::Relaxed))
+    /// Time of the shortest [`Model::prepare`] so far: what another number of tokens, which was never run, costs at most. The
+    /// first ones read packages, too.
+    pub fn shortest_preparation(&self) -> Option<Duration> {
+        locked(&self.preparations).values().min().copied()
     }
 
     /// Maps all weights in the background, so that reading one for the first time does not stop at every few pages. Does

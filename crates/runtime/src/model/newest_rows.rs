@@ -64,7 +64,7 @@ struct RowsBatch {
 
 /// The rows of one [`NewestRows`] in a sequence.
 #[derive(Clone, Debug, Default)]
-struct Rows {
+struct SequenceRows {
     /// Values of each of the newest tokens, `heads * channels`, the last one behind.
     of_tokens: VecDeque<Vec<f32>>,
     /// Rows of older tokens are gone, so that what lies before those here is not zero.
@@ -75,7 +75,7 @@ struct Rows {
 struct RowsStates {
     inner: Box<dyn SequenceStates>,
     kept: Arc<[NewestRows]>,
-    rows: Vec<Rows>,
+    rows: Vec<SequenceRows>,
 }
 
 impl NewestRows {
@@ -85,7 +85,7 @@ impl NewestRows {
     }
 }
 
-impl Rows {
+impl SequenceRows {
     /// The input: zeros where there were no tokens.
     fn input(&self, of: &NewestRows) -> Tensor {
         let mut tensor = Tensor::default();
@@ -215,7 +215,7 @@ impl BackendPackage for RowsPackage {
     }
 
     fn new_states(&self) -> Box<dyn SequenceStates> {
-        let rows = self.kept.iter().map(|_| Rows::default()).collect();
+        let rows = self.kept.iter().map(|_| SequenceRows::default()).collect();
         Box::new(RowsStates { inner: self.inner.new_states(), kept: self.kept.clone(), rows })
     }
 
@@ -340,11 +340,11 @@ impl SequenceStates for RowsStates {
 
     fn clear(&mut self) {
         self.inner.clear();
-        self.rows.iter_mut().for_each(|rows| *rows = Rows::default());
+        self.rows.iter_mut().for_each(|rows| *rows = SequenceRows::default());
     }
 
     fn can_rewind(&self, tokens: usize) -> bool {
-        let holds = |(rows, of): (&Rows, &NewestRows)| match rows.has_more {
+        let holds = |(rows, of): (&SequenceRows, &NewestRows)| match rows.has_more {
             false => tokens <= rows.of_tokens.len(),
             true => tokens + of.count <= rows.of_tokens.len(),
         };
@@ -374,7 +374,7 @@ impl SequenceStates for RowsStates {
 
     fn restore(&mut self, bytes: &mut &[u8]) -> Result<()> {
         self.inner.restore(bytes)?;
-        let read = |bytes: &mut &[u8], of: &NewestRows| -> Option<Rows> {
+        let read = |bytes: &mut &[u8], of: &NewestRows| -> Option<SequenceRows> {
             let has_more = match bytes.split_off_first()? {
                 0 => false,
                 1 => true,
@@ -387,7 +387,7 @@ impl SequenceStates for RowsStates {
                 let part = bytes.split_off(..4 * of.heads * of.channels)?;
                 of_tokens.push_back(part.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect());
             }
-            Some(Rows { of_tokens, has_more })
+            Some(SequenceRows { of_tokens, has_more })
         };
         for (rows, of) in self.rows.iter_mut().zip(self.kept.iter()) {
             let wrong = || Error::input("saved sequence: its kept rows are cut short or wrong");
@@ -400,7 +400,7 @@ impl SequenceStates for RowsStates {
         let mut random = anemoe_io::Random::new(seed);
         for (rows, of) in self.rows.iter_mut().zip(self.kept.iter()) {
             let mut row = || (0..of.heads * of.channels).map(|_| random.uniform() as f32 - 0.5).collect();
-            *rows = Rows { of_tokens: (0..of.most()).map(|_| row()).collect(), has_more: true };
+            *rows = SequenceRows { of_tokens: (0..of.most()).map(|_| row()).collect(), has_more: true };
         }
         self.inner.fill_with_noise(seed)
     }
@@ -429,7 +429,7 @@ mod tests {
     fn the_newest_rows_come_back_however_calls_are_cut() {
         let of = of(2);
         for cuts in [vec![5], vec![1, 4], vec![2, 1, 2], vec![1; 5], vec![4, 1]] {
-            let (mut rows, mut at) = (Rows::default(), 0);
+            let (mut rows, mut at) = (SequenceRows::default(), 0);
             for n in cuts {
                 rows.append(&of, &output(at, n, n + 2), 0..n).unwrap();
                 at += n;
@@ -441,7 +441,7 @@ mod tests {
 
     #[test]
     fn before_the_first_token_there_are_zeros() {
-        let (of, mut rows) = (of(2), Rows::default());
+        let (of, mut rows) = (of(2), SequenceRows::default());
         assert_eq!(rows.input(&of), Tensor::f32(&[1, 2, 2, 3], vec![0.0; 12]));
         rows.append(&of, &output(7, 1, 1), 0..1).unwrap();
         let want = [0, 0, 0, 70, 71, 72, 0, 0, 0, 170, 171, 172].map(|v| v as f32);
@@ -450,7 +450,7 @@ mod tests {
 
     #[test]
     fn few_rows_are_kept_of_many_and_say_so() {
-        let (of, mut rows) = (of(2), Rows::default());
+        let (of, mut rows) = (of(2), SequenceRows::default());
         rows.append(&of, &output(0, 50, 50), 0..50).unwrap();
         assert_eq!((rows.of_tokens.len(), rows.has_more), (of.most(), true));
         assert!(rows.append(&of, &output(0, 2, 2), 0..3).is_err());

@@ -52,14 +52,14 @@ const EVIDENCE: f64 = 8.0;
 
 /// Newest seconds of passes of one length.
 #[derive(Clone, Debug, Default)]
-struct Times {
+struct PassTimes {
     newest: Vec<f64>,
     calls: u64,
     /// Number of the pass that was measured last.
     last: u64,
 }
 
-impl Times {
+impl PassTimes {
     fn push(&mut self, seconds: f64, pass: u64) {
         if self.newest.len() == RECENT {
             self.newest.remove(0);
@@ -86,7 +86,7 @@ impl Times {
 #[derive(Clone, Debug)]
 pub struct Controller {
     /// Times of passes by drafted tokens.
-    times: Vec<Times>,
+    times: Vec<PassTimes>,
     passes: u64,
     /// Passes in front of which there was a match.
     matches: u64,
@@ -98,7 +98,7 @@ pub struct Controller {
     lost: f64,
     /// Newest tokens, and their seconds; older ones count less.
     recent: (f64, f64),
-    /// Lengths whose passes are prepared, by drafted tokens, and the seconds that the last one took.
+    /// Lengths whose passes are prepared, by drafted tokens, and the seconds that the next one takes at most.
     prepared: Vec<bool>,
     preparing: Option<f64>,
     verifier_calls: u64,
@@ -162,7 +162,7 @@ impl Controller {
     /// A controller for drafts of at most `draft_max` tokens that has measured nothing.
     pub fn new(draft_max: usize) -> Controller {
         Controller {
-            times: vec![Times::default(); draft_max + 1],
+            times: vec![PassTimes::default(); draft_max + 1],
             passes: 0,
             matches: 0,
             tried: [0.0; BUCKETS],
@@ -264,8 +264,8 @@ impl Controller {
     pub fn note_prepared(&mut self, drafted: usize, seconds: f64) {
         if let Some(prepared) = self.prepared.get_mut(drafted) {
             *prepared = true;
-            // One that another sequence has prepared says nothing.
-            self.preparing = Some(self.preparing.map_or(seconds, |was| was.max(seconds)));
+            // One that another sequence has prepared takes no time, and says little.
+            self.preparing = Some(self.preparing.map_or(seconds, |was| seconds.max(was / 2.0)));
         }
     }
 

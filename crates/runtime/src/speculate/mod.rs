@@ -131,8 +131,10 @@ impl Drafter {
     }
 
     /// Tells the controller what it takes at most to prepare a number of tokens, before one was prepared.
-    pub fn assume_preparing(&mut self, time: Duration) {
-        self.controller.assume_preparing(time.as_secs_f64());
+    pub fn assume_preparing(&mut self, time: Option<Duration>) {
+        if let Some(time) = time {
+            self.controller.assume_preparing(time.as_secs_f64());
+        }
     }
 
     /// Sets what the next pass is over: `newest`, which no pass has seen, and a draft behind it where that pays. `generated` tokens

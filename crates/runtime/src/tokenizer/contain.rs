@@ -10,11 +10,11 @@ thread_local! {
     static CAUGHT: Cell<bool> = const { Cell::new(false) };
 }
 
-struct Refusal(String);
+struct TextRefusal(String);
 
 /// Leaves the call that [`contain`] runs, with `what` as its error.
 pub fn refuse(what: String) -> ! {
-    resume_unwind(Box::new(Refusal(what)))
+    resume_unwind(Box::new(TextRefusal(what)))
 }
 
 /// Runs `call` of the library; a panic in it becomes its message, and nothing is printed.
@@ -34,7 +34,7 @@ pub fn contain<T>(call: impl FnOnce() -> T) -> Result<T, String> {
     let outer = CAUGHT.replace(true);
     let result = catch_unwind(AssertUnwindSafe(call));
     CAUGHT.set(outer);
-    result.map_err(|payload| match payload.downcast::<Refusal>() {
+    result.map_err(|payload| match payload.downcast::<TextRefusal>() {
         Ok(refusal) => refusal.0,
         Err(panic) => format!("the tokenizers library failed: {}", message(panic.as_ref())),
     })

@@ -35,7 +35,7 @@ pub struct Tokenizer {
 
 /// The parts of a `tokenizer.json` that are looked at before the library has it.
 #[derive(Deserialize)]
-struct Parts {
+struct TokenizerParts {
     #[serde(default)]
     normalizer: Value,
     #[serde(default)]
@@ -162,7 +162,7 @@ fn called<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> std::result::Resul
 }
 
 fn load(text: &[u8]) -> std::result::Result<Inner, String> {
-    let parts: Parts = anemoe_io::json::parse(text).map_err(|e| e.to_string())?;
+    let parts: TokenizerParts = anemoe_io::json::parse(text).map_err(|e| e.to_string())?;
     let in_part = |part: &'static str| move |what: String| format!("{part}: {what}");
     for (part, value) in [
         ("normalizer", &parts.normalizer),

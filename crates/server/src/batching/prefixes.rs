@@ -12,7 +12,7 @@ const MOST_RUN_AGAIN: usize = 64;
 const RECENT: usize = 32;
 
 /// A sequence that nobody runs.
-struct Kept {
+struct KeptPrefix {
     sequence: Sequence,
     ids: Vec<u32>,
     /// The beginning of several prompts: copies of it run, and it stays.
@@ -23,7 +23,7 @@ struct Kept {
 pub struct Prefixes {
     most: usize,
     /// The newest is the last.
-    kept: VecDeque<Kept>,
+    kept: VecDeque<KeptPrefix>,
     recent: VecDeque<Vec<u32>>,
 }
 
@@ -56,7 +56,7 @@ impl Prefixes {
     /// States cannot be copied, or tokens that run again fail.
     pub fn find(&mut self, model: &Model, prompt: &[u32]) -> Result<Found> {
         let all = &prompt[..prompt.len() - 1];
-        let usable = |kept: &Kept| {
+        let usable = |kept: &KeptPrefix| {
             let n = kept.sequence.shared_with(all);
             let fits = n >= FEWEST && model.tokens_to_run_again(&kept.sequence, n) <= MOST_RUN_AGAIN;
             if fits { n } else { 0 }
@@ -102,7 +102,7 @@ impl Prefixes {
         }
         // An older one of the same tokens says no more.
         self.kept.retain(|kept| kept.ids != ids);
-        self.kept.push_back(Kept { sequence, ids, is_shared });
+        self.kept.push_back(KeptPrefix { sequence, ids, is_shared });
         while self.kept.len() > self.most {
             let all: Vec<bool> = self.kept.iter().map(|kept| kept.is_shared).collect();
             self.kept.remove(first_to_go(&all, self.most));

@@ -50,7 +50,7 @@ impl<'a> RunningJob<'a> {
         let ids = job.prompt.ids.clone();
         let mut drafter = Drafter::new(shared.speculation.clone());
         ids.iter().for_each(|&id| drafter.push(id));
-        drafter.assume_preparing(shared.model.longest_preparation());
+        drafter.assume_preparing(shared.model.shortest_preparation());
         Ok(RunningJob {
             drafter,
             sampler: Sampler::new(job.sampling.clone()),

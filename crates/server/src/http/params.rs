@@ -33,7 +33,7 @@ const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "f
 /// One text or several.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "neither a text nor a list of texts")]
-enum Texts {
+enum OneOrMoreTexts {
     One(String),
     Several(Vec<String>),
 }
@@ -81,7 +81,7 @@ pub struct Body {
     best_of: Option<u64>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
-    stop: Option<Texts>,
+    stop: Option<OneOrMoreTexts>,
     seed: Option<i64>,
     logprobs: Option<Value>,
     top_logprobs: Option<u64>,
@@ -289,8 +289,8 @@ impl Body {
     fn stops(&self) -> Result<Vec<String>, ApiError> {
         let stops = match &self.stop {
             None => Vec::new(),
-            Some(Texts::One(text)) => vec![text.clone()],
-            Some(Texts::Several(texts)) => texts.clone(),
+            Some(OneOrMoreTexts::One(text)) => vec![text.clone()],
+            Some(OneOrMoreTexts::Several(texts)) => texts.clone(),
         };
         if stops.len() > MOST_STOPS || stops.iter().any(String::is_empty) {
             return Err(ApiError::param("stop", format!("at most {MOST_STOPS} texts, none of them empty")));

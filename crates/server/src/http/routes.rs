@@ -28,7 +28,7 @@ const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script
                            base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// A request that has been understood.
-struct Prepared {
+struct PreparedRequest {
     header: AnswerHeader,
     params: Params,
     prompts: Vec<PromptText>,
@@ -55,7 +55,7 @@ async fn answer(app: Arc<App>, request: Request, endpoint: Endpoint) -> Result<R
         Ok::<_, ApiError>(prepared)
     });
     let lost = |_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the request could not be prepared");
-    let Prepared { header, params, prompts, mut jobs, calls } = prepared.await.map_err(lost)??;
+    let PreparedRequest { header, params, prompts, mut jobs, calls } = prepared.await.map_err(lost)??;
     for (index, job) in jobs.iter_mut().enumerate() {
         job.sink = Box::new(ChannelSink { index, sender: sender.clone() });
     }
@@ -108,7 +108,7 @@ async fn read_body(app: &App, request: Request) -> Result<Vec<u8>, ApiError> {
     }
 }
 
-fn prepare(app: &App, bytes: &[u8], endpoint: Endpoint) -> Result<Prepared, ApiError> {
+fn prepare(app: &App, bytes: &[u8], endpoint: Endpoint) -> Result<PreparedRequest, ApiError> {
     let body = Body::parse(bytes)?;
     if let Some(model) = body.model.as_deref().filter(|m| *m != app.settings.model_id) {
         let what = format!(
@@ -189,7 +189,7 @@ fn prepare(app: &App, bytes: &[u8], endpoint: Endpoint) -> Result<Prepared, ApiE
     }
     let calls = app.call_form.clone().filter(|_| !tools.shown.is_empty());
     let calls = calls.map(|form| CallParser::new(form, tools.names()));
-    Ok(Prepared { header, params, prompts, jobs, calls })
+    Ok(PreparedRequest { header, params, prompts, jobs, calls })
 }
 
 /// Grammar of an answer: a call of one of the forced tools, or a schema.

@@ -33,11 +33,11 @@ impl Sink for ChannelSink {
 
 /// Adds up the counts of choices; those of one prompt are counted once.
 #[derive(Default)]
-struct Counts {
+struct UsageCounts {
     usage: Usage,
 }
 
-impl Counts {
+impl UsageCounts {
     fn add(&mut self, usage: Usage, is_first_of_prompt: bool) {
         if is_first_of_prompt {
             self.usage.prompt += usage.prompt;
@@ -98,7 +98,7 @@ pub async fn collect(
 ) -> Result<Value, ApiError> {
     let mut texts = vec![ChoiceText { parser: calls, calls: 0 }; n];
     let mut all: Vec<Complete> = (0..n).map(|_| Complete::default()).collect();
-    let mut counts = Counts::default();
+    let mut counts = UsageCounts::default();
     let mut left = n;
     while left > 0 {
         let (index, event) = events.recv().await.ok_or_else(lost)?;
@@ -127,7 +127,7 @@ pub struct EventStream {
     events: UnboundedReceiver<(usize, AnswerEvent)>,
     per_prompt: usize,
     include_usage: bool,
-    counts: Counts,
+    counts: UsageCounts,
     /// Characters of each choice's tokens so far.
     offsets: Vec<usize>,
     texts: Vec<ChoiceText>,
@@ -154,7 +154,7 @@ impl EventStream {
             events,
             per_prompt,
             include_usage,
-            counts: Counts::default(),
+            counts: UsageCounts::default(),
             offsets: vec![0; n],
             texts: vec![ChoiceText { parser: calls, calls: 0 }; n],
             left: n,

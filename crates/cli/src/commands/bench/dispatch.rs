@@ -22,13 +22,13 @@ struct Study {
     context: usize,
     tokens: usize,
     repetitions: usize,
-    rows: Vec<Row>,
+    rows: Vec<DispatchRow>,
     /// Numbers of experts that the model cannot be built with, and why.
-    left_out: Vec<LeftOut>,
+    left_out: Vec<LeftOutDispatch>,
 }
 
 #[derive(Serialize)]
-struct Row {
+struct DispatchRow {
     experts_per_shard: usize,
     packages: usize,
     /// Calls of packages for a token, and those left out because no expert of theirs was chosen.
@@ -42,7 +42,7 @@ struct Row {
 }
 
 #[derive(Serialize)]
-struct LeftOut {
+struct LeftOutDispatch {
     experts_per_shard: usize,
     why: String,
 }
@@ -64,7 +64,7 @@ pub(super) fn run(args: &Args, backend: &CpuBackend, ui: &Ui) -> anyhow::Result<
     anyhow::ensure!(args.decode > 0, "--dispatch measures decoding: give --decode at least 1");
     let scratch = crate::files::scratch(None)?;
     let family = models::open(Reading::default().open(&args.bundle)?)?;
-    let (mut built, mut left_out): (Vec<Built>, Vec<LeftOut>) = (Vec::new(), Vec::new());
+    let (mut built, mut left_out): (Vec<Built>, Vec<LeftOutDispatch>) = (Vec::new(), Vec::new());
     let bar = ui.bar((args.dispatch.len() + args.repetitions + 1) as u64, "bundles and runs");
     let planned = args.dispatch.iter().map(|&experts| {
         let options = PlanOptions {
@@ -98,7 +98,7 @@ pub(super) fn run(args: &Args, backend: &CpuBackend, ui: &Ui) -> anyhow::Result<
                     bytes: 0.0,
                 });
             }
-            Err(e) => left_out.push(LeftOut { experts_per_shard: experts, why: e.to_string() }),
+            Err(e) => left_out.push(LeftOutDispatch { experts_per_shard: experts, why: e.to_string() }),
         }
         bar.inc(1);
     }
@@ -160,10 +160,10 @@ impl Built {
         Ok(seconds)
     }
 
-    fn row(&mut self, tokens: usize) -> Row {
+    fn row(&mut self, tokens: usize) -> DispatchRow {
         let n = tokens as f64;
         let seconds = middle(&mut self.seconds);
-        Row {
+        DispatchRow {
             experts_per_shard: self.experts,
             packages: self.model.chain().shards.len(),
             calls_per_token: self.calls / n,

@@ -102,13 +102,13 @@ pub(super) struct Bench<'a> {
     pool: &'a Pool,
     pub bar: indicatif::ProgressBar,
     /// Figures of shards by kind, of each, and of operations, in the first measurement.
-    parts: Option<Parts>,
+    parts: Option<TimedParts>,
     /// Work of shards by kind, in passes of one token and of several.
     pub passes: Vec<PassWork>,
 }
 
 /// Shards by kind, each shard, and operations.
-type Parts = (Vec<Part>, Vec<Part>, Vec<OpPart>);
+type TimedParts = (Vec<Part>, Vec<Part>, Vec<OpPart>);
 
 impl<'a> Bench<'a> {
     pub fn new(
@@ -128,7 +128,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Ends the progress, and gives what shards and operations did in the first measurement.
-    pub fn finish(self) -> Parts {
+    pub fn finish(self) -> TimedParts {
         self.bar.finish_and_clear();
         self.parts.unwrap_or_default()
     }
@@ -274,7 +274,7 @@ impl<'a> Bench<'a> {
 }
 
 /// Gives what shards and operations have done since `before`, for each of `tokens` tokens.
-fn parts_of(model: &Model, before: &[ShardStats], tokens: usize) -> Parts {
+fn parts_of(model: &Model, before: &[ShardStats], tokens: usize) -> TimedParts {
     let after = model.shard_stats();
     let all: f64 = after.iter().zip(before).map(|(a, b)| (a.time - b.time).as_secs_f64()).sum();
     let n = tokens.max(1) as f64;

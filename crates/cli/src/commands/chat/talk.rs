@@ -48,12 +48,12 @@ pub struct Talk {
     ends: Vec<u32>,
     stop: StopFlag,
     turns: Vec<Value>,
-    totals: Totals,
+    totals: ChatTotals,
 }
 
 /// Tokens and times of all turns.
 #[derive(Default)]
-struct Totals {
+struct ChatTotals {
     prompt: usize,
     reused: usize,
     prefill: Duration,
@@ -108,28 +108,28 @@ pub fn handle_signals(talk: &Arc<Mutex<Talk>>, stop: &StopFlag, is_terminal: boo
 
 /// Ends of an answer that the chat adds to those of generation.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Ended {
+enum AnswerEnd {
     Interrupted,
     StopString,
     EndToken,
 }
 
 /// Tokens and text of an answer while it comes.
-struct Answer<'a> {
+struct ComingAnswer<'a> {
     text: String,
     ids: Vec<u32>,
     stream: TextStream<'a>,
     stops: StopStrings,
-    ended: Option<Ended>,
+    ended: Option<AnswerEnd>,
 }
 
-impl Answer<'_> {
+impl ComingAnswer<'_> {
     /// Adds a token; gives the text that it lets show.
     fn push(&mut self, id: u32) -> anemoe_runtime::Result<String> {
         self.ids.push(id);
         let (shown, found) = self.stops.push(&self.stream.push(id)?);
         if found {
-            self.ended = Some(Ended::StopString);
+            self.ended = Some(AnswerEnd::StopString);
         }
         self.text += &shown;
         Ok(shown)
@@ -150,7 +150,7 @@ impl Talk {
             ends: template.end_tokens(&tokenizer),
             stop: StopFlag::default(),
             turns: Vec::new(),
-            totals: Totals::default(),
+            totals: ChatTotals::default(),
             model,
             tokenizer,
             template,
@@ -303,7 +303,7 @@ impl Talk {
         }
         let mut prefill = started.elapsed();
         let own_stops = self.template.stop_strings().iter().map(|s| s.to_string());
-        let mut answer = Answer {
+        let mut answer = ComingAnswer {
             text: String::new(),
             ids: Vec::new(),
             stream: TextStream::new(&self.tokenizer, &prompt.ids)?,
@@ -317,7 +317,7 @@ impl Talk {
         let mut failure: Option<anyhow::Error> = None;
         let generated = generate_behind(&self.model, &mut self.sequence, &prompt.ids, &options, |id| {
             if ends.contains(&id) {
-                answer.ended = Some(Ended::EndToken);
+                answer.ended = Some(AnswerEnd::EndToken);
                 return false;
             }
             let shown = answer.push(id).map_err(anyhow::Error::from);
@@ -326,14 +326,14 @@ impl Talk {
                 return false;
             }
             if stop.is_wanted() && answer.ended.is_none() {
-                answer.ended = Some(Ended::Interrupted);
+                answer.ended = Some(AnswerEnd::Interrupted);
             }
             answer.ended.is_none()
         })?;
         if let Some(e) = failure {
             return Err(e);
         }
-        if answer.ended != Some(Ended::StopString) {
+        if answer.ended != Some(AnswerEnd::StopString) {
             let held = answer.stops.finish();
             ui.part(&held)?;
             answer.text += &held;
@@ -341,9 +341,9 @@ impl Talk {
         ui.line("")?;
         prefill += generated.prefill;
         let ended = match (answer.ended, generated.stop) {
-            (Some(Ended::Interrupted), _) => "interrupted",
-            (Some(Ended::StopString), _) => "stop_string",
-            (Some(Ended::EndToken), _) => "end_token",
+            (Some(AnswerEnd::Interrupted), _) => "interrupted",
+            (Some(AnswerEnd::StopString), _) => "stop_string",
+            (Some(AnswerEnd::EndToken), _) => "end_token",
             (None, stop) => stop_name(stop),
         };
         if generated.stop == Stop::ContextFull {
@@ -380,7 +380,7 @@ impl Talk {
             "speculation": generated.speculation.as_ref().map(figures),
         }));
         // Behind a stop string, tokens are more than the text.
-        let ids = (answer.ended != Some(Ended::StopString)).then_some(answer.ids.as_slice());
+        let ids = (answer.ended != Some(AnswerEnd::StopString)).then_some(answer.ids.as_slice());
         self.history.answer(prompt, &answer.text, ids);
         Ok(())
     }

@@ -114,12 +114,12 @@ pub fn time(event: &Event) -> String {
 
 /// Texts in order, each once.
 #[derive(Default)]
-struct Texts {
+struct DistinctTexts {
     list: Vec<String>,
     seen: HashSet<String>,
 }
 
-impl Texts {
+impl DistinctTexts {
     fn push(&mut self, text: String) {
         if !text.is_empty() && self.seen.insert(text.clone()) {
             self.list.push(text);
@@ -129,13 +129,13 @@ impl Texts {
 
 fn entry(events: Vec<Event>) -> Entry {
     let prose = |pick: fn(&Prose) -> &Option<String>| {
-        let mut found = Texts::default();
+        let mut found = DistinctTexts::default();
         for text in events.iter().filter_map(|e| pick(&e.prose).as_ref()) {
             found.push(text.trim().into());
         }
         found.list
     };
-    let mut kinds = Texts::default();
+    let mut kinds = DistinctTexts::default();
     for event in &events {
         kinds.push(event.kind.clone());
     }
@@ -151,7 +151,7 @@ fn entry(events: Vec<Event>) -> Entry {
     let result = shown.map(outcome).collect();
     let resumed: HashMap<&str, &Event> =
         events.iter().filter_map(|e| Some((e.facts.get("resumes")?.as_str()?, e))).collect();
-    let mut surprise = Texts::default();
+    let mut surprise = DistinctTexts::default();
     for event in &events {
         surprises(event, resumed.get(event.id.as_str()).copied(), is_open(event), &mut surprise);
     }
@@ -234,7 +234,7 @@ fn options(event: &Event) -> String {
 }
 
 fn setup(events: &[Event]) -> Vec<String> {
-    let mut lines = Texts::default();
+    let mut lines = DistinctTexts::default();
     for event in events {
         let fact = |key| event.facts.get(key).and_then(Value::as_str);
         if let (Some(family), Some(source)) = (fact("family"), fact("source")) {
@@ -252,7 +252,7 @@ fn setup(events: &[Event]) -> Vec<String> {
 }
 
 fn references(events: &[Event]) -> Vec<String> {
-    let mut found = Texts::default();
+    let mut found = DistinctTexts::default();
     for event in events {
         let text = |v: Option<&Value>| v.and_then(Value::as_str).map(str::to_string);
         let golden = event.facts.get("golden");
@@ -269,7 +269,7 @@ fn references(events: &[Event]) -> Vec<String> {
 }
 
 /// Finds surprises: runs that failed, were interrupted or have no end. A person writes the others.
-fn surprises(event: &Event, resumed: Option<&Event>, open: bool, found: &mut Texts) {
+fn surprises(event: &Event, resumed: Option<&Event>, open: bool, found: &mut DistinctTexts) {
     let fact = |key| event.facts.get(key).and_then(Value::as_str);
     let part = fact("part").map(|p| format!(" of part {p}")).unwrap_or_default();
     let run = format!("{}{part}", event.kind);

@@ -36,15 +36,15 @@ pub struct StageRunner<'a> {
 }
 
 /// Result of a stage, before it has a name and a time.
-struct Found {
+struct StageResult {
     end: StageEnd,
     reason: String,
     document: Value,
 }
 
-impl Found {
-    fn new(end: StageEnd, reason: impl Into<String>) -> Found {
-        Found { end, reason: reason.into(), document: Value::Null }
+impl StageResult {
+    fn new(end: StageEnd, reason: impl Into<String>) -> StageResult {
+        StageResult { end, reason: reason.into(), document: Value::Null }
     }
 }
 
@@ -61,7 +61,7 @@ impl StageRunner<'_> {
         }
         let started = Instant::now();
         let found = if !wanted {
-            Found::new(StageEnd::Skipped, "not asked for (--stages)")
+            StageResult::new(StageEnd::Skipped, "not asked for (--stages)")
         } else {
             message(format!("{}: begins", stage.name()));
             self.run(stage)?
@@ -79,10 +79,13 @@ impl StageRunner<'_> {
         Ok((record, false))
     }
 
-    fn run(&self, stage: StageName) -> anyhow::Result<Found> {
+    fn run(&self, stage: StageName) -> anyhow::Result<StageResult> {
         let bundle = self.folder.bundle();
         if stage.needs_bundle() && !bundle.join(anemoe_bundle::CHAIN_FILE).is_file() {
-            return Ok(Found::new(StageEnd::Skipped, "there is no bundle, which the stage build makes"));
+            return Ok(StageResult::new(
+                StageEnd::Skipped,
+                "there is no bundle, which the stage build makes",
+            ));
         }
         if self.folder.record(stage).is_some() {
             // What has a record is made anew; an unfinished tune or build goes on.
@@ -198,20 +201,20 @@ impl StageRunner<'_> {
         command: &str,
         arguments: Vec<String>,
         limit: Duration,
-    ) -> anyhow::Result<Found> {
+    ) -> anyhow::Result<StageResult> {
         let work = Work::Command { command: command.into(), arguments };
         Ok(match in_child(&work, limit)? {
             Ended::Done(value) => {
                 let CommandDone { passed, document } = serde_json::from_value(value)?;
                 let reason = if passed { String::new() } else { reason_of(stage, &document) };
                 let end = if passed { StageEnd::Done } else { StageEnd::Failed };
-                Found { end, reason, document }
+                StageResult { end, reason, document }
             }
             other => of_child(other),
         })
     }
 
-    fn validate(&self) -> anyhow::Result<Found> {
+    fn validate(&self) -> anyhow::Result<StageResult> {
         let own = self.checkpoint.join("golden.npz");
         let golden = if own.is_file() { own } else { self.folder.golden() };
         let text = golden.display().to_string();
@@ -220,7 +223,7 @@ impl StageRunner<'_> {
             let arguments = [&[self.checkpoint.display().to_string()][..], &made].concat();
             let made = self.command(StageName::Validate, "golden", arguments, LONG)?;
             if made.end != StageEnd::Done {
-                return Ok(Found { reason: format!("golden: {}", made.reason), ..made });
+                return Ok(StageResult { reason: format!("golden: {}", made.reason), ..made });
             }
         }
         let bundle = self.folder.bundle().display().to_string();
@@ -230,7 +233,7 @@ impl StageRunner<'_> {
     }
 
     /// Soaks the whole bundle; where that does not end well, each shard by itself, to name the one that is at fault.
-    fn soak(&self) -> anyhow::Result<Found> {
+    fn soak(&self) -> anyhow::Result<StageResult> {
         let length = SoakLength { passes: self.args.soak_passes, seconds: self.args.soak_seconds as f64 };
         // However long it is: a pass that does not come is a hang, and many that do are none.
         let limit = Limit::Silence(self.limit());
@@ -270,32 +273,35 @@ impl StageRunner<'_> {
             "length": length, "seconds_without_a_pass": self.args.risky.timeout, "passes_done": reached.max(said),
             "figures": figures, "shards": shards,
         });
-        Ok(Found { end, reason, document })
+        Ok(StageResult { end, reason, document })
     }
 
-    fn energy(&self) -> anyhow::Result<Found> {
+    fn energy(&self) -> anyhow::Result<StageResult> {
         let work = Work::Run { bundle: self.folder.bundle() };
         Ok(match energy::measure(&work, self.args.energy_seconds, self.limit())? {
-            PowerReading::Measured(figures) => {
-                Found { end: StageEnd::Done, reason: String::new(), document: serde_json::to_value(figures)? }
-            }
-            PowerReading::DidNotRun(why) => {
-                Found::new(StageEnd::Failed, format!("the model did not run while power was measured: {why}"))
-            }
-            PowerReading::Unreadable(why) => Found::new(StageEnd::Skipped, why),
+            PowerReading::Measured(figures) => StageResult {
+                end: StageEnd::Done,
+                reason: String::new(),
+                document: serde_json::to_value(figures)?,
+            },
+            PowerReading::DidNotRun(why) => StageResult::new(
+                StageEnd::Failed,
+                format!("the model did not run while power was measured: {why}"),
+            ),
+            PowerReading::Unreadable(why) => StageResult::new(StageEnd::Skipped, why),
         })
     }
 }
 
 /// The end of a child that gave no result.
-fn of_child(ended: Ended) -> Found {
+fn of_child(ended: Ended) -> StageResult {
     let end = match &ended {
         Ended::Done(_) => StageEnd::Done,
         Ended::Failed(_) => StageEnd::Refused,
         Ended::Crashed { .. } => StageEnd::Crashed,
         Ended::TimedOut { .. } => StageEnd::Hung,
     };
-    Found::new(end, ended.reason())
+    StageResult::new(end, ended.reason())
 }
 
 /// Result of some shards on the device.
@@ -312,7 +318,7 @@ fn alone(ended: Ended) -> anyhow::Result<GroupResult> {
             GroupResult { end, reason: figures.faults.join("; ") }
         }
         other => {
-            let Found { end, reason, .. } = of_child(other);
+            let StageResult { end, reason, .. } = of_child(other);
             GroupResult { end, reason }
         }
     })

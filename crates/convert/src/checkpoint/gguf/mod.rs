@@ -52,18 +52,18 @@ pub fn open(path: &Path) -> Result<Checkpoint> {
 
 /// A tensor's bytes in the file.
 #[derive(Clone, Debug)]
-struct Part {
+struct TensorBytes {
     dtype: Dtype,
     bytes: Range<usize>,
 }
 
 #[derive(Clone, Debug)]
 enum Place {
-    Whole(Part),
+    Whole(TensorBytes),
     /// Per expert, `elements` of the gate and as many of the up projection.
     Joined {
-        gate: Part,
-        up: Part,
+        gate: TensorBytes,
+        up: TensorBytes,
         elements: u64,
     },
 }
@@ -112,7 +112,7 @@ impl Gguf {
         Metadata { path: &self.path, file: &self.map, values: &self.head.values }
     }
 
-    fn dequantize(&self, part: &Part, first: u64, out: &mut [f32]) {
+    fn dequantize(&self, part: &TensorBytes, first: u64, out: &mut [f32]) {
         dequantize(part.dtype, &self.map[part.bytes.clone()], first as usize, out);
     }
 }
@@ -135,7 +135,7 @@ fn tensors(path: &Path, placed: &[GgufTensor]) -> Result<Vec<(TensorInfo, Place)
     let invalid = |what: String| Error::invalid(path, what);
     let mut found: BTreeMap<String, (TensorInfo, Place)> = BTreeMap::new();
     let mut halves: BTreeMap<String, [Option<&GgufTensor>; 2]> = BTreeMap::new();
-    let part = |t: &GgufTensor| Part { dtype: t.dtype, bytes: t.bytes.clone() };
+    let part = |t: &GgufTensor| TensorBytes { dtype: t.dtype, bytes: t.bytes.clone() };
     let info = |name: &str, t: &GgufTensor, shape: Vec<u64>, bytes: usize| TensorInfo {
         name: name.into(),
         dtype: t.dtype,

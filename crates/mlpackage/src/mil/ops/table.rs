@@ -8,10 +8,10 @@ use super::infer_index::*;
 use super::infer_shape::*;
 use crate::mil::Opset::{self, CoreML5 as iOS15, CoreML6 as iOS16, CoreML7 as iOS17, CoreML8 as iOS18};
 
-type Row = (&'static str, Opset, &'static str, fn(&Context<'_>) -> Inferred);
+type OpRow = (&'static str, Opset, &'static str, fn(&Context<'_>) -> Inferred);
 
 #[rustfmt::skip]
-pub(super) static ROWS: &[Row] = &[
+pub(super) static ROWS: &[OpRow] = &[
     // activation
     ("clamped_relu", iOS15, "x alpha beta", same_float),
     ("elu", iOS15, "x alpha=1.0", same_float),

@@ -6,12 +6,12 @@ use super::super::located::OpErrorAt;
 use super::super::ops::OpContext;
 use super::super::ops::window::WindowParams;
 use super::super::weights::{Constant, StoredWeight, const_value};
-use super::Compiler;
+use super::FunctionCompiler;
 use crate::tensor::Tensor;
 use anemoe_mlpackage::mil::{Argument, Binding, Operation, TensorType};
 use std::sync::Arc;
 
-impl Compiler<'_> {
+impl FunctionCompiler<'_> {
     /// A product with a constant, prepared once; its other operand; and the bytes that were made of the constant. None where the
     /// op library has to say what is wrong, or where both are constants, which are folded.
     pub(super) fn projection(&self, op: &Operation) -> OpErrorAt<Option<(Projection, String, u64)>> {
@@ -94,7 +94,7 @@ impl Compiler<'_> {
             .map(|(name, Argument(bindings))| {
                 let constant = match bindings.as_slice() {
                     [Binding::Name(n)] => self.constant_named(n)?,
-                    [Binding::Value(v)] => const_value(self.package, v).ok()?,
+                    [Binding::Value(v)] => const_value(self.context.package, v).ok()?,
                     _ => return None,
                 };
                 Some((name.clone(), constant.to_tensor().ok()?))

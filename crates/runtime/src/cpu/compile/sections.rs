@@ -44,7 +44,7 @@ pub(super) fn needs_sections(block: &Block) -> bool {
 /// Moves sections of a function into functions of their own, where `compile` makes a plan of them.
 pub(super) fn outline(body: &Function, compile: &CompileSection<'_>) -> (Function, Sections) {
     let mut outliner = Outliner { body, compile, sections: Sections::new() };
-    let mut scope = Scope::default();
+    let mut scope = SectionScope::default();
     scope.types.extend(body.inputs.iter().map(|i| (i.name.clone(), i.ty.clone())));
     let mut block = outliner.block(&body.block, scope);
     drop_unread_constants(&mut block);
@@ -53,7 +53,7 @@ pub(super) fn outline(body: &Function, compile: &CompileSection<'_>) -> (Functio
 
 /// Names that are known where an operation stands.
 #[derive(Clone, Default)]
-struct Scope<'a> {
+struct SectionScope<'a> {
     types: BTreeMap<String, ValueType>,
     /// Constants, as the operations that define them.
     constants: BTreeMap<&'a str, &'a Operation>,
@@ -85,7 +85,7 @@ fn note_constant(op: &Operation, constants: &mut BTreeSet<String>) {
 }
 
 impl<'a> Outliner<'a> {
-    fn block(&mut self, block: &'a Block, mut scope: Scope<'a>) -> Block {
+    fn block(&mut self, block: &'a Block, mut scope: SectionScope<'a>) -> Block {
         scope.types.extend(block.inputs.iter().map(|i| (i.name.clone(), i.ty.clone())));
         let mut uses = BTreeMap::new();
         count_uses(block, &mut uses);
@@ -116,7 +116,7 @@ impl<'a> Outliner<'a> {
     fn end(
         &mut self,
         run: &mut Vec<&'a Operation>,
-        scope: &Scope<'a>,
+        scope: &SectionScope<'a>,
         uses: &BTreeMap<&str, usize>,
         operations: &mut Vec<Operation>,
     ) {
@@ -131,7 +131,7 @@ impl<'a> Outliner<'a> {
     fn call(
         &mut self,
         run: &[&'a Operation],
-        scope: &Scope<'a>,
+        scope: &SectionScope<'a>,
         uses: &BTreeMap<&str, usize>,
     ) -> Option<Operation> {
         let mut section = SectionBody::default();
@@ -191,7 +191,7 @@ struct SectionBody {
 
 impl SectionBody {
     /// Adds an operation behind what it reads; none where that is no tensor.
-    fn add(&mut self, op: &Operation, scope: &Scope<'_>) -> Option<()> {
+    fn add(&mut self, op: &Operation, scope: &SectionScope<'_>) -> Option<()> {
         for name in names(op) {
             if self.known.contains(name) {
                 continue;

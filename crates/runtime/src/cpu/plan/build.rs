@@ -20,14 +20,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Input of planning: a function's steps, in which every buffer is written once.
-pub(in crate::cpu) struct PlanInput<'a> {
+pub(in crate::cpu) struct PlanInput {
     pub steps: Vec<Instr>,
-    pub constants: &'a [Arc<Tensor>],
-    /// Shape and type of each buffer.
-    pub buffers: Vec<(Vec<usize>, DataType)>,
+    pub constants: Vec<Arc<Tensor>>,
+    /// Shape of each buffer.
+    pub shapes: Vec<Vec<usize>>,
+    /// Type of each buffer.
+    pub types: Vec<DataType>,
     /// Buffer of each input.
-    pub inputs: &'a [usize],
-    pub outputs: &'a [ValueRef],
+    pub inputs: Vec<usize>,
+    pub outputs: Vec<ValueRef>,
     pub states: Vec<Vec<usize>>,
     pub skip_zero: bool,
     /// Round every result of type fp16.
@@ -53,9 +55,9 @@ struct Builder<'a> {
 }
 
 /// Makes a plan; none where something is not of a fixed form, and then the steps are executed as they are.
-pub(in crate::cpu) fn plan(source: PlanInput<'_>) -> Option<Plan> {
-    let PlanInput { steps, constants, buffers, inputs, outputs, states, skip_zero, round } = source;
-    let (shapes, types): (Vec<Vec<usize>>, Vec<DataType>) = buffers.into_iter().unzip();
+pub(in crate::cpu) fn plan(source: &PlanInput) -> Option<Plan> {
+    let PlanInput { steps, constants, shapes, types, inputs, outputs, states, skip_zero, round } = source;
+    let (skip_zero, round) = (*skip_zero, *round);
     let mut producer = vec![None; shapes.len()];
     let mut readers = vec![Vec::new(); shapes.len()];
     for (i, step) in steps.iter().enumerate() {
@@ -67,10 +69,10 @@ pub(in crate::cpu) fn plan(source: PlanInput<'_>) -> Option<Plan> {
             readers[*b].push(usize::MAX);
         }
     }
-    let g = Graph { steps: &steps, constants, shapes: &shapes, producer, readers, round };
+    let g = Graph { steps, constants, shapes, producer, readers, round };
     let mut b = Builder {
         views: vec![None; shapes.len()],
-        types: &types,
+        types,
         round,
         nodes: Vec::new(),
         sizes: Vec::new(),
@@ -78,7 +80,7 @@ pub(in crate::cpu) fn plan(source: PlanInput<'_>) -> Option<Plan> {
         tensors: 0,
         products: Vec::new(),
         step: 0,
-        states: &states,
+        states,
         g,
     };
     for (i, &buffer) in inputs.iter().enumerate() {
@@ -105,7 +107,7 @@ pub(in crate::cpu) fn plan(source: PlanInput<'_>) -> Option<Plan> {
         results.push((nest, view));
     }
     let Builder { mut nodes, sizes, panels, tensors, .. } = b;
-    let caches = caches(&nodes, &states);
+    let caches = caches(&nodes, states);
     let sizes = assign(&mut nodes, &sizes, &mut results);
     Some(Plan {
         nodes,

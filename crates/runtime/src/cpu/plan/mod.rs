@@ -181,7 +181,7 @@ impl Plan {
         for (at, node) in self.nodes.iter().enumerate() {
             let started = (!self.times.is_empty()).then(Instant::now);
             let run =
-                Run { constants: &self.constants, inputs, skip_zero: self.skip_zero, round: self.round };
+                PlanRun { constants: &self.constants, inputs, skip_zero: self.skip_zero, round: self.round };
             run_node(&node.work, arena, &run, states, &mut counts).map_err(|e| (e, at))?;
             for &(buffer, n) in &node.round {
                 round(Pool::global(), &mut arena.buffers[buffer][..n]);
@@ -301,7 +301,7 @@ fn round(pool: &Pool, values: &mut [f32]) {
 }
 
 /// Values and options that all nodes of a run read.
-struct Run<'a> {
+struct PlanRun<'a> {
     constants: &'a [Arc<Tensor>],
     inputs: &'a [&'a Tensor],
     skip_zero: bool,
@@ -311,7 +311,7 @@ struct Run<'a> {
 fn run_node(
     work: &NodeKind,
     arena: &mut Arena,
-    &Run { constants, inputs, skip_zero, round: is_rounded }: &Run<'_>,
+    &PlanRun { constants, inputs, skip_zero, round: is_rounded }: &PlanRun<'_>,
     states: &mut [StateValue],
     counts: &mut Counts,
 ) -> OpErrorAt<()> {

@@ -50,14 +50,14 @@ pub(super) fn reduce(
 }
 
 #[derive(Default)]
-struct Scratch {
+struct RoundingBuffers {
     scores: Vec<f32>,
     /// A row of keys or values where it does not lie in f32.
     row: Vec<f32>,
 }
 
 thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
+    static SCRATCH: RefCell<RoundingBuffers> = RefCell::default();
 }
 
 /// A row of a cache.
@@ -104,7 +104,7 @@ pub(super) fn attention(
         let (kv_head, seen) = (head / (heads / kv_heads), &seen[token]);
         let mask = &mask.values[token * mask.token_stride..];
         let q = &q[q_at.first + head * q_at.head + token * q_at.token..][..d];
-        let Scratch { mut scores, row: mut space } = SCRATCH.take();
+        let RoundingBuffers { mut scores, row: mut space } = SCRATCH.take();
         scores.clear();
         scores.extend(seen.iter().map(|&slot| dot(q, row(k, kv_head, slot, d, &mut space))));
         round_to_f16(&mut scores);
@@ -123,7 +123,7 @@ pub(super) fn attention(
             result.iter_mut().zip(v).for_each(|(r, v)| *r += s * v);
         }
         round_to_f16(result);
-        SCRATCH.set(Scratch { scores, row: space });
+        SCRATCH.set(RoundingBuffers { scores, row: space });
     });
     for (i, result) in results.chunks_exact(d).enumerate() {
         let to = out_at.first + i / tokens * out_at.head + i % tokens * out_at.token;

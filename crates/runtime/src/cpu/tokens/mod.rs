@@ -6,5 +6,5 @@ mod resize;
 mod stages;
 
 pub use carried::{Carried, CarriedRows, carried};
-pub(super) use resize::Resizable;
+pub(super) use resize::{describe, rewrite};
 pub(super) use stages::{Stages, WRITTEN_FOR, stages};

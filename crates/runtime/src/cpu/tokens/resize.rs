@@ -15,7 +15,6 @@ use anemoe_mlpackage::mil::{
 };
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 
 /// Tokens of a value: axis `axis` has the size `fixed + per_token * T`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +32,7 @@ pub(in crate::cpu) struct Resized {
 }
 
 /// A value, in the function as written and in the new one.
-struct ResizedValue<'a> {
+pub(in crate::cpu) struct ResizedValue<'a> {
     old: &'a ValueType,
     new: Cow<'a, ValueType>,
     /// Value of a constant.
@@ -52,7 +51,7 @@ impl<'a> ResizedValue<'a> {
 }
 
 /// The values of a function so far, by name.
-type Scope<'a> = BTreeMap<&'a str, ResizedValue<'a>>;
+pub(in crate::cpu) type Scope<'a> = BTreeMap<&'a str, ResizedValue<'a>>;
 
 /// Elementwise operations of two operands.
 const BINARY: [&str; 8] = ["add", "sub", "mul", "real_div", "maximum", "minimum", "pow", "floor_div"];
@@ -121,50 +120,8 @@ pub(in crate::cpu) fn resize(
     Ok(Resized { function: new, axes })
 }
 
-/// A function that is rewritten for one number of tokens after another.
-///
-/// Copying a function takes twice as long as rewriting it, so that the copy that was rewritten last is kept for the next.
-pub(in crate::cpu) struct Resizable {
-    function: Function,
-    described: FunctionDescription,
-    copy: Mutex<Option<Function>>,
-}
-
-impl Resizable {
-    /// Takes a function and its description.
-    pub fn new(function: Function, described: FunctionDescription) -> Self {
-        Resizable { function, described, copy: Mutex::default() }
-    }
-
-    /// The function's description, as it is written.
-    pub fn described(&self) -> &FunctionDescription {
-        &self.described
-    }
-
-    /// Gives `make` the function that [`resize`] gives, and its description.
-    ///
-    /// # Errors
-    /// Fails like [`resize`].
-    pub fn resized<T>(
-        &self,
-        axes: &BTreeMap<String, usize>,
-        from: usize,
-        to: usize,
-        make: impl FnOnce(&mut Function, &FunctionDescription) -> T,
-    ) -> Result<T, String> {
-        let copy = || self.copy.lock().unwrap_or_else(PoisonError::into_inner);
-        let kept = copy().take();
-        let mut new = kept.unwrap_or_else(|| self.function.clone());
-        rewrite(&self.function, &mut new, &self.described, axes, (from, to))?;
-        let described = describe(&new, &self.described);
-        let made = make(&mut new, &described);
-        *copy() = Some(new);
-        Ok(made)
-    }
-}
-
 /// Does what [`resize`] does in `new`: a copy of `function`, as it is or as it was rewritten for other tokens. Gives its values.
-fn rewrite<'a>(
+pub(in crate::cpu) fn rewrite<'a>(
     function: &'a Function,
     new: &mut Function,
     described: &FunctionDescription,
@@ -519,7 +476,7 @@ fn reshaped(
 }
 
 /// Describes a rewritten function: shapes of inputs and outputs are those of its program.
-fn describe(function: &Function, described: &FunctionDescription) -> FunctionDescription {
+pub(in crate::cpu) fn describe(function: &Function, described: &FunctionDescription) -> FunctionDescription {
     let mut new = described.clone();
     let operations = || function.block.operations.iter().flat_map(|op| &op.outputs);
     for (features, is_input) in [(&mut new.inputs, true), (&mut new.outputs, false)] {

@@ -1,0 +1,212 @@
+//! A function, compiled for one number of tokens after another.
+//!
+//! ```text
+//! the first two numbers    the program rewritten --lower--> a fixed function --plan--> compiled
+//! all others                                      the fixed function between those two --plan--> compiled
+//! ```
+
+use super::Options;
+use super::carry::Carry;
+use super::compile::{MOST_CUT_BACK, compile_with_carry};
+use super::fixed_function::FixedFunction;
+use super::function::CompiledFunction;
+use super::shared_constants::{CompileContext, SharedConstants};
+use super::tokens::{describe, rewrite};
+use crate::{Error, Result};
+use anemoe_io::locked;
+use anemoe_mlpackage::mil::{Function, FunctionDescription};
+use anemoe_mlpackage::package::Package;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+/// A function of a package that is compiled for any number of tokens.
+pub(super) struct ResizableFunction {
+    package: Arc<Package>,
+    options: Options,
+    function: Function,
+    described: FunctionDescription,
+    constants: SharedConstants,
+    /// The function as it was rewritten last: copying it takes twice as long as rewriting it.
+    copy: Mutex<Option<Function>>,
+    known: Mutex<Vec<Arc<KnownFunction>>>,
+}
+
+/// A function that was lowered for a number of tokens.
+struct KnownFunction {
+    tokens: usize,
+    fixed: FixedFunction,
+    carry: Carry,
+}
+
+impl KnownFunction {
+    /// True if the function for `tokens` tokens differs in sizes alone: those that carry rows give their windows where calls
+    /// can be cut back.
+    fn is_like(&self, tokens: usize) -> bool {
+        matches!(self.carry, Carry::Nothing) || (self.tokens <= MOST_CUT_BACK) == (tokens <= MOST_CUT_BACK)
+    }
+}
+
+impl ResizableFunction {
+    /// Takes a function of a package and its description.
+    pub fn new(
+        package: Arc<Package>,
+        options: Options,
+        function: Function,
+        described: FunctionDescription,
+    ) -> ResizableFunction {
+        ResizableFunction {
+            package,
+            options,
+            function,
+            described,
+            constants: SharedConstants::default(),
+            copy: Mutex::default(),
+            known: Mutex::default(),
+        }
+    }
+
+    /// Compiles the function, written for `from` tokens, for `to`; `axes` names the axis of the tokens of each input that has any.
+    ///
+    /// # Errors
+    /// An operation may mean something else with another number of tokens, is not implemented, or takes too much memory.
+    pub fn for_tokens(
+        &self,
+        axes: &BTreeMap<String, usize>,
+        from: usize,
+        to: usize,
+    ) -> Result<CompiledFunction> {
+        if let Some(compiled) = self.between(to) {
+            return Ok(compiled);
+        }
+        let wrong = |what: String| {
+            let name = &self.described.name;
+            Error::unsupported(self.package.path(), format!("function `{name}`: {what}"))
+        };
+        let kept = locked(&self.copy).take();
+        let mut new = kept.unwrap_or_else(|| self.function.clone());
+        rewrite(&self.function, &mut new, &self.described, axes, (from, to)).map_err(wrong)?;
+        let described = describe(&new, &self.described);
+        let (compiled, fixed) = compile_with_carry(self.context(), &mut new, &described)?;
+        *locked(&self.copy) = Some(new);
+        let mut known = locked(&self.known);
+        if let Some(fixed) = fixed
+            && known.iter().filter(|known| known.is_like(to)).count() < 2
+            && known.iter().all(|known| known.tokens != to)
+        {
+            known.push(Arc::new(KnownFunction { tokens: to, fixed, carry: compiled.carry().clone() }));
+        }
+        Ok(compiled)
+    }
+
+    fn context(&self) -> CompileContext<'_> {
+        CompileContext { package: &self.package, options: self.options, constants: Some(&self.constants) }
+    }
+
+    /// The function for `to` tokens, from two that are known; none where there are no two, or it does not follow from them.
+    fn between(&self, to: usize) -> Option<CompiledFunction> {
+        let like: Vec<_> = locked(&self.known).iter().filter(|known| known.is_like(to)).cloned().collect();
+        let [a, b] = like.as_slice() else { return None };
+        let is_same = match (&a.carry, &b.carry) {
+            (Carry::Rows(a), Carry::Rows(b)) => a.len() == b.len(),
+            (a, b) => std::mem::discriminant(a) == std::mem::discriminant(b),
+        };
+        let fixed = a.fixed.between(a.tokens, (&b.fixed, b.tokens), to).filter(|_| is_same)?;
+        let mut compiled = fixed.plan(self.context(), &self.described.name).ok()??;
+        compiled.allows(&a.carry).then(|| compiled.set_carry(a.carry.clone()))?;
+        Some(compiled)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::{CpuPackage, CpuStates, Precision};
+    use crate::tensor::Tensor;
+    use anemoe_io::Random;
+    use anemoe_mlpackage::mil::builder::{ConvParams, FunctionBuilder, model};
+    use anemoe_mlpackage::mil::{DataType, Opset, TensorType, Value};
+    use anemoe_mlpackage::package::PackageWriter;
+    use std::path::Path;
+
+    const CHANNELS: u64 = 24;
+
+    /// Heads of a convolution's result, by a reshape that names the tokens, plus the input.
+    fn package(dir: &Path, tokens: u64) -> CpuPackage {
+        let path = dir.join("heads.mlpackage");
+        let mut writer = PackageWriter::create(&path).unwrap();
+        let mut random = Random::new(1);
+        let halves = (0..CHANNELS * CHANNELS)
+            .flat_map(|_| half::f16::from_f64(random.uniform() - 0.5).to_le_bytes())
+            .collect::<Vec<u8>>();
+        let offset = writer.weights().append(DataType::Float16, CHANNELS * CHANNELS, &halves).unwrap();
+        let mut f = FunctionBuilder::new(Opset::CoreML8);
+        let x = f.input("x", TensorType::fixed(DataType::Float16, &[1, CHANNELS, 1, tokens])).unwrap();
+        let weight = Value::blob(DataType::Float16, &[CHANNELS, CHANNELS, 1, 1], offset);
+        let weight = f.constant("weight", weight).unwrap();
+        let y = f.conv("y", &x, &weight, None, ConvParams::default()).unwrap();
+        let heads = f.reshape("heads", &y, &[4, 6, 1, tokens as i32]).unwrap();
+        let heads = f.softmax("parts", &heads, 1).unwrap();
+        let flat = f.reshape("flat", &heads, &[1, CHANNELS as i32, 1, tokens as i32]).unwrap();
+        let sum = f.add("sum", &flat, &x).unwrap();
+        f.output(&sum).unwrap();
+        let m = model(Opset::CoreML8, vec![("main".into(), f.finish().unwrap())], "main").unwrap();
+        writer.finish(&m).unwrap();
+        CpuPackage::open(&path).unwrap()
+    }
+
+    fn resizable(package: &CpuPackage) -> ResizableFunction {
+        let model = package.package().model();
+        let (function, described) = (model.program.functions["main"].clone(), model.functions[0].clone());
+        let options = Options { precision: Precision::Fp32, ..Options::default() };
+        let package = Arc::new(Package::open(package.package().path()).unwrap());
+        ResizableFunction::new(package, options, function, described)
+    }
+
+    #[test]
+    fn functions_between_two_are_those_that_are_compiled() {
+        let dir = tempfile::tempdir().unwrap();
+        let package = package(dir.path(), 8);
+        let axes = BTreeMap::from([("x".to_string(), 3)]);
+        let known = resizable(&package);
+        for tokens in [5, 3] {
+            assert!(known.between(tokens).is_none(), "there are no two yet");
+            known.for_tokens(&axes, 8, tokens).unwrap();
+        }
+        for tokens in 1..=40 {
+            let between = known.between(tokens).unwrap();
+            let compiled = resizable(&package).for_tokens(&axes, 8, tokens).unwrap();
+            assert_eq!(between.inputs(), compiled.inputs());
+            assert_eq!(between.outputs(), compiled.outputs());
+            let x = Tensor::f32(
+                &[1, CHANNELS as usize, 1, tokens],
+                (0..CHANNELS as usize * tokens).map(|i| (i as f32 * 0.37).sin()).collect(),
+            );
+            let run = |function: &CompiledFunction| {
+                let mut outputs = Vec::new();
+                function.run(&[&x], &mut CpuStates::default(), &mut outputs).unwrap();
+                outputs
+            };
+            assert!(run(&between) == run(&compiled), "{tokens} tokens");
+        }
+    }
+
+    #[test]
+    fn what_is_on_no_line_is_not_between() {
+        let dir = tempfile::tempdir().unwrap();
+        let package = package(dir.path(), 8);
+        let axes = BTreeMap::from([("x".to_string(), 3)]);
+        let known = resizable(&package);
+        for tokens in [5, 3] {
+            known.for_tokens(&axes, 8, tokens).unwrap();
+        }
+        {
+            // 24 channels at 5 tokens and 23 at 3 would be 23.5 at 4.
+            let mut all = locked(&known.known);
+            let other = Arc::get_mut(&mut all[1]).unwrap();
+            let sizes = other.fixed.source.shapes.iter_mut().flatten();
+            sizes.filter(|n| **n == CHANNELS as usize).for_each(|n| *n -= 1);
+        }
+        assert!(known.between(4).is_none());
+        assert!(known.for_tokens(&axes, 8, 4).is_ok(), "it is compiled instead");
+    }
+}
