@@ -97,7 +97,7 @@ pub fn by_host(family: &str) -> ShardForm {
     ShardForm { cache: CacheForm::Host, history, ..ShardForm::default() }
 }
 
-/// Both families with states of Core ML's, and with caches of the host; each also with functions for a context that the tests'
+/// The two families with states of Core ML's, and with caches of the host; each also with functions for a context that the tests'
 /// sequences outgrow.
 pub fn families_by_cache() -> [(&'static str, ShardForm); 8] {
     let [gemma, zaya] = FAMILIES;

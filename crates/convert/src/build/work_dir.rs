@@ -59,7 +59,7 @@ pub struct HostRecord {
     plan_sha256: String,
     pub embedding: String,
     pub vectors: Option<String>,
-    /// With their hashes.
+    /// Names and hashes of the other files.
     pub files: Vec<(String, String)>,
     /// Lengths of all files by name: a file of another one is not read.
     #[serde(default)]

@@ -174,7 +174,7 @@ impl StreamedMatrix<'_> {
         }
     }
 
-    /// Some rows of the matrix to a task, which reads them itself.
+    /// Multiplies on all threads: each task reads some rows of the matrix itself.
     fn product(&self, x: &[Vec<f32>]) -> Result<Rows> {
         let rows_at_once = (PIECE / self.cols).max(1);
         // [rows, T]: each task has a piece of its own.
