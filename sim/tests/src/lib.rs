@@ -1,4 +1,8 @@
 //! Helpers of the tests of the Core ML backend on the fake.
+//!
+//! # Tests
+//! `tests/` proves that every form of both families gives the CPU's tokens, also for sequences that were cut, forked, saved or
+//! batched; that faults are errors with a cause; and that objects and blocks are let go. `cargo xtask sim` runs them.
 
 use anemoe_bundle::{Chain, TokenCount};
 use anemoe_convert::build::build;
