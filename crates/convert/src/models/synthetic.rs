@@ -183,7 +183,7 @@ impl TensorSource for Synthetic {
 
 /// Factors on the deviations of a tensor.
 struct Spread {
-    /// Factor on 1/sqrt(inputs), of a matrix.
+    /// On 1/sqrt(inputs), of a matrix.
     weight: f32,
     /// Deviation of a vector.
     bias: f32,

@@ -60,7 +60,7 @@ struct Part {
 #[derive(Clone, Debug)]
 enum Place {
     Whole(Part),
-    /// Experts, each with `elements` of the gate and as many of the up projection.
+    /// Per expert, `elements` of the gate and as many of the up projection.
     Joined {
         gate: Part,
         up: Part,
