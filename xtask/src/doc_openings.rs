@@ -8,7 +8,27 @@ const FOLDERS: [&str; 4] = ["crates", "xtask", "sim", "fuzz"];
 /// Folders below them that hold no sources of ours: build outputs.
 const SKIPPED: &str = "target";
 /// Words that no doc comment begins with: they put a clause or a relation where the thing's name belongs.
-const REFUSED: [&str; 9] = ["What", "Where", "Which", "That", "Of", "As", "Whether", "Those", "How"];
+const REFUSED: [&str; 19] = [
+    "What",
+    "Where",
+    "Which",
+    "That",
+    "Of",
+    "As",
+    "Whether",
+    "Those",
+    "How",
+    "To",
+    "By",
+    "Into",
+    "Both",
+    "Something",
+    "Everything",
+    "With",
+    "So",
+    "Some",
+    "At",
+];
 
 /// Prints file, line and word of every doc comment that begins with a word of [`REFUSED`]; passes when there
 /// is none.

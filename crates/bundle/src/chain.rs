@@ -29,7 +29,7 @@ const MAX_CHANNELS: usize = 1 << 16;
 /// Most such registers: steps of all layers use the same ones.
 const MAX_ZEROED: usize = 16;
 
-/// Everything that a host needs to run a bundle, apart from weights and tokenizer.
+/// The execution contract of a bundle: all that a host needs to run it, apart from weights and tokenizer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Chain {
@@ -75,7 +75,7 @@ pub struct Chain {
     pub caches: BTreeMap<String, Cache>,
     /// One pass over T tokens: register `hidden` goes in as embeddings and comes out as the last layer's output.
     pub steps: Vec<Step>,
-    /// From register `hidden` to register `logits`, run only for the positions whose logits are asked.
+    /// Steps from register `hidden` to register `logits`, run only for the positions whose logits are asked.
     pub head: Vec<Step>,
     /// Every package, in the order of its first use.
     pub shards: Vec<Shard>,
@@ -324,7 +324,7 @@ pub enum Step {
     Zero {
         /// Register that is written.
         register: String,
-        /// Its channels.
+        /// Channels of the register.
         channels: usize,
     },
 }
@@ -375,9 +375,9 @@ pub enum Kept {
         rows: String,
         /// Input `[1, 1, slots, T]` with zeros for tokens that only fill the call up.
         place: String,
-        /// Tokens.
+        /// Number of tokens whose rows are kept.
         count: usize,
-        /// Heads.
+        /// Number of heads.
         heads: usize,
         /// Channels of a head.
         channels: usize,
@@ -410,7 +410,7 @@ pub struct RowRange {
 pub enum InputBinding {
     /// A register, or some channels of it.
     Register {
-        /// Its name.
+        /// Name of the register.
         name: String,
         /// Only these channels.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -420,7 +420,7 @@ pub enum InputBinding {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         rescale: bool,
     },
-    /// Something that the host computes from positions alone.
+    /// A value that the host computes from positions alone.
     Host(HostInput),
 }
 

@@ -281,7 +281,7 @@ pub struct Experiment {
     pub expectations: Vec<CheckedExpectation>,
     pub bundles: Vec<String>,
     pub replaces: Option<String>,
-    /// With their days.
+    /// Milestones with their days.
     pub milestones: Vec<String>,
 }
 

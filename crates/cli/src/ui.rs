@@ -17,7 +17,7 @@ pub struct Ui {
 }
 
 impl Ui {
-    /// With `json`, results are one document and nothing else goes to standard output. With `keep`, the document is kept, too.
+    /// Makes the output of a command: `json` for one document and nothing else on standard output; `keep` keeps the document, too.
     pub fn new(json: bool, keep: bool) -> Self {
         Ui { json, silent: false, kept: keep.then(Mutex::default) }
     }

@@ -1,4 +1,4 @@
-//! From a GGUF file to tokens, with the built binary.
+//! Runs GGUF files to tokens, with the built binary.
 
 mod common;
 #[path = "../../convert/tests/common/mod.rs"]

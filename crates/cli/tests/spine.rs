@@ -1,4 +1,4 @@
-//! From a checkpoint to tokens, with the built binary.
+//! Runs checkpoints to tokens, with the built binary.
 
 mod common;
 

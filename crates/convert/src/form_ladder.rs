@@ -6,13 +6,13 @@ use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::sync::LazyLock;
 
-/// Something that was seen.
+/// An observation of a form on a device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sighting {
     /// Observation.
     pub seen: String,
-    /// On which chip.
+    /// Chip on which it was seen.
     pub chip: String,
     /// Project and place.
     pub source: String,

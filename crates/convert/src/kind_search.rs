@@ -240,7 +240,7 @@ fn sampled(matrices: &[MatrixPlan]) -> Vec<MatrixPlan> {
 /// A choice: for every group, the position of its kind in [`KINDS`].
 pub type Choice = Vec<usize>;
 
-/// From the smallest choice to the most exact; each differs from the one before in one tensor.
+/// Choices from the smallest to the most exact; each differs from the one before in one tensor.
 pub fn path(groups: &[Group], objective: Objective) -> Vec<Choice> {
     let mut choice: Choice = Vec::new();
     // (loss that a byte saves, group, kind)

@@ -24,7 +24,7 @@ pub enum Quant {
     Int {
         /// Elements that share a scale. 8 bits per tensor and per channel, 4 bits per block.
         granularity: Granularity,
-        /// With an offset as well.
+        /// There is an offset as well.
         asymmetric: bool,
     },
 }

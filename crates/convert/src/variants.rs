@@ -1,8 +1,8 @@
-//! Readings of a checkpoint, where those who run it differ.
+//! Variants of a checkpoint: how it is read, where those who run it differ.
 
 use serde::{Deserialize, Serialize};
 
-/// Choices of reading, each with a default.
+/// Variants that are chosen, each with a default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Variants {
     /// Output of ZAYA's class behind the last expert; the default is [`ZayaSkip::Identity`].

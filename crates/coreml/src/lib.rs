@@ -8,8 +8,9 @@
 //! [`CoreMlBackend::new`] is an error.
 //!
 //! # Tests
-//! `cargo xtask sim` runs this crate on Linux against a fake Core ML whose engine is the CPU executor; `cargo xtask mac-check`
-//! type-checks it for macOS. It has not run on a Mac yet: `docs/mac.md`.
+//! `cargo xtask sim` runs this crate on Linux against a fake Core ML whose engine is the CPU executor: tokens are those of the CPU
+//! backend, faults are errors with a cause, objects are let go. `cargo xtask mac-check` type-checks it for macOS. It has not run
+//! on a Mac yet: `docs/mac.md`.
 
 pub mod causes;
 mod compiled;

@@ -27,7 +27,7 @@ const TEST_TOKENS: usize = 4096;
 /// Logits and hidden states of a model over the test windows.
 struct Run {
     logits: Vec<Vec<f32>>,
-    /// By layer, all positions together.
+    /// Hidden states by layer, all positions together.
     hidden: Vec<Vec<f32>>,
     likelihood: Likelihood,
 }

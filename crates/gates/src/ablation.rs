@@ -108,7 +108,7 @@ pub struct Worst {
     pub int8_tensor_loss: f64,
     /// An outlier spoils it.
     pub outlier: bool,
-    /// In words.
+    /// The cause in words.
     pub cause: String,
 }
 

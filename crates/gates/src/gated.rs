@@ -31,7 +31,7 @@ pub struct GateOptions<'a> {
     pub min_cosine: f64,
     /// Random probes of a shard.
     pub probes: usize,
-    /// Their seed.
+    /// Seed of the random probes.
     pub seed: u64,
     /// Evenly spread layers that are probed before all shards are built; with 0, the worst ones are not either.
     pub probe_layers: usize,
@@ -65,13 +65,13 @@ pub struct NamedGolden {
 pub enum GateStage {
     /// One shard of each sort is built.
     Representatives,
-    /// Their placement is predicted.
+    /// Placement of the representatives is predicted.
     RepresentativeResidency,
     /// The checkpoint is run in f32.
     Reference,
-    /// They are compared with their FP16 forms.
+    /// The representatives are compared with their FP16 forms.
     RepresentativeProbes,
-    /// So are shards of the worst and of evenly spread layers.
+    /// Shards of the worst and of evenly spread layers are compared with their FP16 forms.
     LayerProbes,
     /// All shards are built.
     Shards,
@@ -82,7 +82,7 @@ pub enum GateStage {
 }
 
 impl GateStage {
-    /// For people.
+    /// Name for people.
     pub const fn name(self) -> &'static str {
         match self {
             GateStage::Representatives => "representative shards",

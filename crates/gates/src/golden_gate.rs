@@ -23,12 +23,12 @@ pub const LEARNED: f64 = 0.5;
 /// Result of the gate.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GoldenGate {
-    /// Both runs pass.
+    /// The runs pass, with results in f32 and rounded to fp16.
     pub pass: bool,
-    /// With results in f32: what compression and the form of the programs change.
+    /// Run with results in f32: what compression and the form of the programs change.
     #[serde(flatten)]
     pub exact: Validation,
-    /// With every result rounded to fp16, as the device does.
+    /// Run with every result rounded to fp16, as the device does.
     pub fp16: Rounded,
 }
 
@@ -40,7 +40,7 @@ pub struct Rounded {
     pub pass: bool,
     /// Positions and steps (behind the positions) whose logits overflow or are no numbers.
     pub not_finite: Vec<usize>,
-    /// At most [`MIN_COSINE`].
+    /// Least median cosine that passes, at most [`MIN_COSINE`].
     pub threshold: f64,
     /// Lowest cosine of all positions and steps.
     pub min_cosine: f64,
@@ -219,13 +219,13 @@ impl RepeatedToken {
 /// A step at which the bundle would choose another token than the reference.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Choice {
-    /// From 0.
+    /// Number of the step, from 0.
     pub step: usize,
     /// The bundle's token.
     pub chosen: u32,
     /// The reference's.
     pub expected: u32,
-    /// By how much the reference's best logit leads.
+    /// Difference of the reference's best logit and its second best.
     pub margin: f32,
     /// The margin is below [`NEAR_TIE`].
     pub near_tie: bool,
@@ -252,9 +252,9 @@ impl Agreement {
 /// Logits at a prompt position.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Position {
-    /// From 0.
+    /// Number of the position, from 0.
     pub pos: usize,
-    /// With the reference.
+    /// Agreement with the reference.
     #[serde(flatten)]
     pub agreement: Agreement,
 }
@@ -262,9 +262,9 @@ pub struct Position {
 /// Logits at a decode step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct DecodeStep {
-    /// From 0: the logits after this many tokens of the continuation.
+    /// Number of the step, from 0: the logits after this many tokens of the continuation.
     pub step: usize,
-    /// With the reference.
+    /// Agreement with the reference.
     #[serde(flatten)]
     pub agreement: Agreement,
 }
@@ -372,7 +372,7 @@ pub fn validate(model: &Model, golden: &Golden, threshold: f64) -> Result<Valida
     })
 }
 
-/// By how much the largest value leads.
+/// Difference of the largest value and the second largest.
 fn lead(row: &[f32]) -> f32 {
     let best = argmax(row);
     let second =

@@ -45,7 +45,7 @@ pub struct Differing {
     pub exact: usize,
     /// Best token of the fast ones.
     pub fast: usize,
-    /// By how much the exact logits prefer theirs.
+    /// Difference of the exact logits between the two tokens.
     pub margin: f32,
     /// The margin is below [`NEAR_TIE`].
     pub near_tie: bool,

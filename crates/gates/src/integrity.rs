@@ -46,9 +46,9 @@ const SETTLED: Duration = Duration::from_secs(2);
 /// Verification of contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hashes {
-    /// By hash, unless this machine has verified this very file before.
+    /// Files are verified by hash, unless this machine has verified this very file before.
     Remembered,
-    /// By size alone.
+    /// Files are verified by size alone.
     Skipped,
 }
 

@@ -17,7 +17,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-/// Both families: one with rings and two kinds of layers, one with a history.
+/// The two families: one with rings and two kinds of layers, one with a history.
 const MODELS: [(&str, bool); 2] = [("tiny-gemma4-moe", false), ("tiny-zaya", true)];
 /// More than the window, than one call takes, and than a bucket holds.
 const TOKENS: usize = 45;

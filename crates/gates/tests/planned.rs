@@ -61,7 +61,7 @@ fn anonymous(report: &PackageReport) -> PackageReport {
     report
 }
 
-/// Everything that a rule can look at is the same in a program that is lowered without weights, for every shard.
+/// Facts that a rule can look at are the same in a program that is lowered without weights, for every shard.
 fn same_facts(family: &dyn Family, plan: &Plan, bundle: &Path) {
     for shard in &plan.shards {
         let built = Package::open(&bundle.join(shard.package_file())).unwrap();

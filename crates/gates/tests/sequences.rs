@@ -11,7 +11,7 @@ use anemoe_runtime::model::{Logits, Model, Request, Sequence};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Both families, with sliding windows and rings, and with rows that are carried from call to call.
+/// The two families, with sliding windows and rings, and with rows that are carried from call to call.
 const MODELS: [&str; 2] = ["tiny-gemma4-moe", "tiny-zaya"];
 
 fn bundle(dir: &Path, name: &str, tokens: &[TokenCount]) -> PathBuf {

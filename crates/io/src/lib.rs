@@ -5,8 +5,8 @@
 //! atomic   write_atomic                          a file is whole or absent
 //! output   Output                                nothing is overwritten unless asked for, an input never
 //! owned    OwnedDir                              writes and deletions in a folder of ours, never through a link
-//! memory   free_memory, held_memory, peak_memory what the system tells
-//! ranged   RangedFile                            a file that is not here, read in ranges
+//! system_memory  free_memory and others          what the system tells of memory
+//! ranged_file  RangedFile, RangedFiles           a file that is not here, read in ranges
 //! random   Random                                one generator, the same bits on every machine
 //! error    Error, Kind                           why something was refused
 //! json     parse                                 objects with every key once
@@ -14,7 +14,10 @@
 //! scratch  Scratch, Temporary                    what is temporary goes at the end, after Ctrl-C too
 //! ```
 //!
-//! Tests are beside the code; they take less than a second.
+//! # Tests
+//! A write replaces a whole file or nothing, and never through a link of a folder of ours; pipes, devices and inputs are not
+//! overwritten; inputs are read up to their limit; what a killed process left is removed; random bits are those of the
+//! published generator. The tests are beside the code and take less than a second.
 #![deny(unsafe_code)]
 
 mod atomic;

@@ -70,7 +70,7 @@ impl Output {
     }
 }
 
-/// Both names lead to one file or folder.
+/// The two names lead to one file or folder.
 fn is_same_file(a: &Path, b: &Path) -> bool {
     match (a.metadata(), b.metadata()) {
         (Ok(of_a), Ok(of_b)) => is_one(a, &of_a, b, &of_b),

@@ -8,12 +8,15 @@
 //! weight_format  formats of stored weights, and their operands
 //! matrix         views of weights                              lut_tables   tables as integers
 //! activations/   packs tokens as f32, int8, int24 or bf16
-//! matmul/        jobs and schedule; one engine per arithmetic: f32, int16_lut, int8, bf16, amx
+//! matmul/        jobs and schedule; one engine per arithmetic: f32, int16_lut, int8, int8_blocks, bf16, amx
 //! attention/     masked attention over a KV cache
-//! elementwise, rms_norm, conv, transpose, scale_search, f16, bandwidth
+//! elementwise    gates, soft cap, exponentials                rms_norm     RMS norms
+//! conv           convolutions, as matmuls or depthwise         transpose    transposing copies
+//! scale_search   scales of linear quantization                 f16          conversions of fp16
+//! bandwidth      measures the memory                           product_speed  measures products in the caches
 //! ```
 //!
-//! This is the only crate besides the Core ML backend with unsafe code; everything public is safe.
+//! Unsafe code is where `docs/architecture.md` says; everything public is safe.
 //!
 //! # Tests
 //! They prove that

@@ -548,7 +548,7 @@ mod tests {
         })
     }
 
-    /// By their bytes, since a NaN does not equal itself.
+    /// Bytes of arrays, by which tests compare them: a NaN does not equal itself.
     fn bits(arrays: impl IntoIterator<Item = (String, Array)>) -> Vec<(String, Vec<u8>)> {
         arrays.into_iter().map(|(name, array)| (name, npy(&array))).collect()
     }

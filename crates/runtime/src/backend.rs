@@ -172,7 +172,7 @@ pub trait BatchFunction: Send + Sync {
 
 /// An input of a [`BatchFunction`].
 pub enum BatchInput<'a> {
-    /// For the tokens of all sequences.
+    /// Values of the tokens of all sequences.
     Shared(&'a Tensor),
     /// One for each sequence.
     Own(&'a [&'a Tensor]),
@@ -182,7 +182,7 @@ pub enum BatchInput<'a> {
 pub struct Term<'a> {
     /// The function.
     pub function: &'a dyn BackendFunction,
-    /// Its inputs.
+    /// Inputs of the function.
     pub inputs: &'a [&'a Tensor],
 }
 
@@ -331,6 +331,6 @@ pub struct OpTime {
     pub op_type: String,
     /// Name of the operation.
     pub name: String,
-    /// In all calls.
+    /// Time of all calls.
     pub time: Duration,
 }

@@ -83,7 +83,7 @@ fn run(
     (problems, all)
 }
 
-/// Both have the same bits.
+/// The results have the same bits.
 fn are_same(a: &Steps, b: &Steps) -> bool {
     let bits = |a: &Array| match &a.data {
         anemoe_npz::ArrayData::F32(v) => v.iter().map(|v| i64::from(v.to_bits())).collect(),

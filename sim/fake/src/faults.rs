@@ -14,35 +14,35 @@ pub enum Fault {
     NotCompiled,
     /// It cannot be loaded: -14, in words, as Core ML says it.
     NoPlan,
-    /// To load it raises an exception.
+    /// Loading it raises an exception.
     LoadException,
     /// The handler of loading is let go uncalled.
     NoAnswer,
     /// The handler of loading gets neither model nor error.
     EmptyAnswer,
-    /// So many predictions are right, and the next ones errors.
+    /// Predictions are errors after so many right ones.
     Error(usize),
-    /// So many predictions are right, and the next ones exceptions.
+    /// Predictions are exceptions after so many right ones.
     Exception(usize),
     /// Results are arrays of their own, whatever backings are proposed.
     NoBackings,
-    /// To compile it ends the process.
+    /// Compiling it ends the process.
     CompileCrash,
-    /// To compile it never ends.
+    /// Compiling it never ends.
     CompileHang,
-    /// To load it ends the process.
+    /// Loading it ends the process.
     LoadCrash,
-    /// To load it never ends.
+    /// Loading it never ends.
     LoadHang,
-    /// To load it takes so many milliseconds more.
+    /// Loading it takes so many milliseconds more.
     LoadSlow(usize),
-    /// So many predictions are right, and the next one ends the process.
+    /// A prediction ends the process after so many right ones.
     Crash(usize),
-    /// So many predictions are right, and the next one never ends.
+    /// A prediction never ends after so many right ones.
     Hang(usize),
-    /// So many predictions are right, and the next ones wrong.
+    /// Predictions are wrong after so many right ones.
     Wrong(usize),
-    /// So many predictions are right, and the next ones are not numbers.
+    /// Predictions are not numbers after so many right ones.
     NotNumbers(usize),
     /// Predictions take so many microseconds more.
     Slow(usize),
@@ -56,9 +56,9 @@ pub enum Fault {
     PlanNone,
     /// The handler of its plan gets an error.
     PlanError,
-    /// To ask for its plan ends the process.
+    /// Asking for its plan ends the process.
     PlanCrash,
-    /// To ask for its plan with the CPU alone allowed ends the process.
+    /// Asking for its plan with the CPU alone allowed ends the process.
     PlanCpuCrash,
     /// The plan of it puts every op on the Neural Engine, whatever is allowed and whatever it computes.
     PlanAne,

@@ -7,6 +7,8 @@
 //!
 //! A compiled model is a folder with `coremldata.bin`, in which the path of its package stands. With a file `stale` in it, it is one of
 //! another system.
+//!
+//! Tests are those of the backend that runs on it, in `sim/tests` and `sim/anemoe/tests`.
 #![allow(non_snake_case)]
 
 mod arrays;

@@ -55,7 +55,7 @@ pub(crate) fn on_other_thread(work: impl FnOnce() + Send + 'static) {
     THREADS.lock().unwrap().push(thread);
 }
 
-/// Something that is used by one thread at a time.
+/// A value that is used by one thread at a time.
 pub(crate) struct Sent<T>(T);
 // SAFETY: blocks and objects of the fake may be used on any thread.
 unsafe impl<T> Send for Sent<T> {}

@@ -2,6 +2,8 @@
 //!
 //! Not fast, and stricter than a real one: memory of dead objects is kept, so a message to one is reported with its class; an
 //! autorelease without a pool, or an object that is released too often, ends the test.
+//!
+//! Tests are those of the backend that runs on it, in `sim/tests` and `sim/anemoe/tests`.
 mod blocks;
 mod foundation;
 mod runtime;

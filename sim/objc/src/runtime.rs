@@ -329,7 +329,7 @@ pub unsafe extern "C-unwind" fn objc_msg_lookup_super(s: *const Super, sel: Sel)
 
 // -------------------------------------------------------------------------------------------------------------------------- objects
 
-/// In front of each object.
+/// Header in front of each object.
 struct Header {
     count: AtomicUsize,
     dead: AtomicUsize,

@@ -1,4 +1,6 @@
 //! The backend, in a process in which the fake Core ML is there from the start, with faults of a file.
+//!
+//! Tests are those of the program that is linked with it, in `sim/anemoe/tests`.
 
 pub use anemoe_coreml::*;
 

@@ -1,4 +1,8 @@
 //! Helpers of the tests of the Core ML backend on the fake.
+//!
+//! # Tests
+//! `tests/` proves that every form of both families gives the CPU's tokens, also for sequences that were cut, forked, saved or
+//! batched; that faults are errors with a cause; and that objects and blocks are let go. `cargo xtask sim` runs them.
 
 use anemoe_bundle::{Chain, TokenCount};
 use anemoe_convert::build::build;
@@ -97,7 +101,7 @@ pub fn by_host(family: &str) -> ShardForm {
     ShardForm { cache: CacheForm::Host, history, ..ShardForm::default() }
 }
 
-/// Both families with states of Core ML's, and with caches of the host; each also with functions for a context that the tests'
+/// The two families with states of Core ML's, and with caches of the host; each also with functions for a context that the tests'
 /// sequences outgrow.
 pub fn families_by_cache() -> [(&'static str, ShardForm); 8] {
     let [gemma, zaya] = FAMILIES;

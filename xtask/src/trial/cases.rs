@@ -19,7 +19,7 @@ pub struct Case {
     pub command: &'static str,
     /// Names in the pool.
     pub inputs: &'static [&'static str],
-    /// Everything behind the sub-command.
+    /// Arguments after the sub-command.
     pub args: &'static str,
     /// Output that the command may create or change.
     pub output: Option<&'static str>,

@@ -62,7 +62,7 @@ impl Class {
 
 /// A case that was damaged.
 pub struct Damaged {
-    /// In words.
+    /// The damage in words.
     pub what: String,
     /// Arguments of the run.
     pub args: Vec<OsString>,

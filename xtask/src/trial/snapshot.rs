@@ -20,7 +20,7 @@ pub enum SnapshotEntry {
     Other,
 }
 
-/// Everything below a folder, by relative path. Links are not followed.
+/// Entries below a folder, by relative path. Links are not followed.
 pub type Snapshot = BTreeMap<PathBuf, SnapshotEntry>;
 
 /// Reads a folder.

@@ -42,7 +42,7 @@ impl ExecutorArgs {
         self.fast
     }
 
-    /// In words: `exact` or `fast`, and what is not as it is by default.
+    /// Name of the mode: `exact` or `fast`, and what is not as it is by default.
     pub fn mode(&self) -> String {
         let mut mode = String::from(if self.fast { "fast" } else { "exact" });
         if self.precision == PrecisionArg::Fp16 {

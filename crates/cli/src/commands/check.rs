@@ -60,7 +60,7 @@ pub struct Args {
     /// Ask this Mac: MLComputePlan for every function of a compiled bundle, each package in a process of its own. The plans decide.
     #[arg(long)]
     device: bool,
-    /// With --device: write the plan report, as --report reads it.
+    /// Write the plan report of --device, as --report reads it.
     #[arg(long, value_name = "F.json", requires = "device")]
     save: Option<PathBuf>,
     #[command(flatten)]

@@ -40,15 +40,15 @@ pub struct Args {
     /// Delete caches of anemoe: each is named and asked for.
     #[arg(long)]
     clean: bool,
-    /// With --clean: delete without asking.
+    /// Delete without asking (--clean).
     #[arg(long, requires = "clean")]
     yes: bool,
-    /// With --clean: only caches of these names, as the list has them.
+    /// Clean only caches of these names, as the list has them.
     #[arg(long, value_name = "NAME,..", value_delimiter = ',', requires = "clean", value_hint = clap::ValueHint::Other)]
     only: Vec<String>,
 }
 
-/// Everything that is found.
+/// Findings of the command.
 #[derive(Serialize)]
 struct DoctorFindings {
     version: &'static str,

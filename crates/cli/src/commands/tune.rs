@@ -71,7 +71,7 @@ enum Residency {
     Ane,
     /// Nothing has a device, or not everything.
     Unknown,
-    /// Some operation is elsewhere.
+    /// An operation is elsewhere.
     Elsewhere,
 }
 

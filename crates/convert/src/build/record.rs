@@ -8,7 +8,7 @@ use std::path::PathBuf;
 /// One of several processes that build a bundle together: every `of`-th shard from `index` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BuildPart {
-    /// From 0; below `of`.
+    /// Index of the part, from 0, less than `of`.
     pub index: usize,
     /// Number of parts.
     pub of: usize,
@@ -29,8 +29,8 @@ pub struct CheckpointOrigin {
 pub struct Quality {
     /// Lowest cosine between a matrix and its compressed form.
     pub min_cosine: f64,
-    /// Over all matrices that are compressed.
+    /// Errors over all matrices that are compressed.
     pub all: Metrics,
-    /// By what the matrices do.
+    /// Errors of each role of a matrix.
     pub roles: Vec<RoleError>,
 }

@@ -6,7 +6,7 @@ use crate::{Error, Result};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// Beyond what is known: records, locks, `chain.json`, and what a file system adds.
+/// Bytes beyond those that are counted: records, locks, `chain.json`, and what a file system adds.
 const MARGIN: u64 = 1 << 20;
 
 /// Allowed for one job: pieces of a matrix in f32, its packed elements and its tables. Two jobs of a full-size Gemma build in
@@ -30,7 +30,7 @@ pub struct Needs {
     pub scratch_bytes: u64,
     /// Bytes that its disk has left.
     pub scratch_free: u64,
-    /// Both are on one disk.
+    /// The bundle and the temporary files are on one disk.
     pub same_disk: bool,
 }
 
@@ -166,7 +166,7 @@ pub fn default_jobs() -> usize {
     jobs_within(processors, anemoe_io::free_memory().map(|bytes| bytes / 2))
 }
 
-/// At most `jobs`, as many as a memory budget allows, and at least one.
+/// Number of jobs that a memory budget allows: at most `jobs`, and at least one.
 pub fn jobs_within(jobs: usize, budget: Option<u64>) -> usize {
     let fit = budget.map_or(usize::MAX, |bytes| usize::try_from(bytes / JOB_BYTES).unwrap_or(usize::MAX));
     jobs.min(fit).max(1)

@@ -59,7 +59,7 @@ pub struct HostRecord {
     plan_sha256: String,
     pub embedding: String,
     pub vectors: Option<String>,
-    /// With their hashes.
+    /// Names and hashes of the other files.
     pub files: Vec<(String, String)>,
     /// Lengths of all files by name: a file of another one is not read.
     #[serde(default)]
@@ -67,6 +67,9 @@ pub struct HostRecord {
 }
 
 /// Takes a lock, alone or shared.
+///
+/// # Errors
+/// Another build holds the lock, or its file cannot be made.
 pub fn lock_file(folder: &OwnedDir, name: &str, alone: bool) -> Result<File> {
     let inside = Path::new(WORK_DIR).join(name);
     let file = folder.lock_file(&inside)?;
@@ -169,6 +172,11 @@ pub struct WorkDir {
 }
 
 impl WorkDir {
+    /// Begins or continues the build of a plan, or of one part of it, and takes its locks.
+    ///
+    /// # Errors
+    /// The folder is none of ours, holds a build or bundle of another plan or other inputs, is locked by another build, or
+    /// cannot be written.
     pub fn open(
         bundle: &Path,
         plan: &Plan,
@@ -224,6 +232,9 @@ impl WorkDir {
     }
 
     /// A site whose parts are all built, locked alone, and its plan.
+    ///
+    /// # Errors
+    /// The folder holds no unfinished build, another build holds its lock, or its plan cannot be read.
     pub fn begun(bundle: &Path) -> Result<(WorkDir, Plan)> {
         let folder = OwnedDir::new(bundle);
         let text = match look(&folder)? {
@@ -243,6 +254,9 @@ impl WorkDir {
     }
 
     /// A site to read from while its parts may still be built, and its plan; none where the bundle is finished.
+    ///
+    /// # Errors
+    /// The folder holds no build and no bundle, another build holds its lock alone, or its plan cannot be read.
     pub fn shared(bundle: &Path) -> Result<Option<(WorkDir, Plan)>> {
         let folder = OwnedDir::new(bundle);
         let text = match look(&folder)? {
@@ -324,6 +338,9 @@ impl WorkDir {
     }
 
     /// Removes a package, unless something lies in it that is no part of it.
+    ///
+    /// # Errors
+    /// Something else lies in it, or it cannot be removed.
     pub fn remove_package(&self, file: &str) -> Result<()> {
         bundle_layout::check_package(&self.folder, file)?;
         self.folder.remove(file)
@@ -360,6 +377,9 @@ impl WorkDir {
     }
 
     /// Records of all shards, whose packages are what they say.
+    ///
+    /// # Errors
+    /// A shard has no record, or other bytes than its record.
     pub fn records(&self, plan: &Plan) -> Result<Vec<Record>> {
         let records: Vec<Option<Record>> = plan.shards.par_iter().map(|s| self.record(s)).collect();
         let missing: Vec<&str> = plan
@@ -394,6 +414,9 @@ impl WorkDir {
     }
 
     /// The contract of the finished bundle.
+    ///
+    /// # Errors
+    /// The plan that the build began with cannot be read.
     pub fn chain(&self, plan: &Plan, records: &[Record], host: &HostRecord) -> Result<Chain> {
         let mut chain = plan.chain.clone();
         chain.embedding.sha256 = host.embedding.clone();
@@ -415,6 +438,9 @@ impl WorkDir {
     }
 
     /// Completes the bundle.
+    ///
+    /// # Errors
+    /// `chain.json` cannot be written, or a record cannot be removed.
     pub fn finish(&self, chain: &Chain) -> Result<()> {
         self.folder.path(CHAIN_FILE)?;
         chain.write(&self.bundle)?;
@@ -422,6 +448,9 @@ impl WorkDir {
     }
 
     /// Writes down that a shard is finished.
+    ///
+    /// # Errors
+    /// The package cannot be read, or the record cannot be written.
     pub fn write_record(&self, shard: &PlannedShard, quality: &Quality) -> Result<Record> {
         let path = self.bundle.join(shard.package_file());
         let record = Record {
@@ -437,6 +466,9 @@ impl WorkDir {
     }
 
     /// Writes down where the checkpoint is, for whoever completes the bundle.
+    ///
+    /// # Errors
+    /// The file cannot be written.
     pub fn write_source(&self, source: &CheckpointOrigin) -> Result<()> {
         self.write(SOURCE_FILE, &to_json(source))
     }
@@ -447,6 +479,9 @@ impl WorkDir {
     }
 
     /// Writes down what the gates of a part said.
+    ///
+    /// # Errors
+    /// The file cannot be written.
     pub fn write_gates(&self, part: BuildPart, gates: &Gates) -> Result<()> {
         self.write(&format!("{GATES_PREFIX}{}of{}", part.index, part.of), &to_json(gates))
     }
@@ -491,6 +526,9 @@ impl WorkDir {
     }
 
     /// The record of the files beside the shards, all of which are what it says.
+    ///
+    /// # Errors
+    /// The record or one of the files is missing or changed.
     pub fn host_record(&self, plan: &Plan) -> Result<HostRecord> {
         let wrong = |file: &str| {
             let what = format!("{}: {file} is missing or changed; run part 0 again", self.bundle.display());
@@ -519,6 +557,9 @@ impl WorkDir {
     }
 
     /// Writes the files beside the shards, unless an earlier run has.
+    ///
+    /// # Errors
+    /// The checkpoint cannot be read, or a file cannot be written.
     pub fn write_host(&self, family: &dyn Family, plan: &Plan) -> Result<HostRecord> {
         if let Ok(record) = self.host_record(plan) {
             return Ok(record);
@@ -578,6 +619,9 @@ impl WorkDir {
 }
 
 /// Writes the vectors that host steps name, where there are any, and gives the file's hash.
+///
+/// # Errors
+/// The checkpoint cannot be read, or the file cannot be written.
 pub fn write_vectors(family: &dyn Family, options: &PlanOptions, folder: &Path) -> Result<Option<String>> {
     let vectors = family.host_vectors(options)?;
     if vectors.is_empty() {

@@ -103,7 +103,7 @@ impl Checkpoint {
 /// A file that belongs into a bundle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SideFile {
-    /// To be copied.
+    /// A file to copy.
     Path(PathBuf),
     /// Made from the checkpoint's metadata.
     Bytes(Vec<u8>),

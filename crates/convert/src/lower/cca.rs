@@ -126,7 +126,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// From the normalized stream `[1, H, 1, T]` to queries, keys and values.
+    /// Computes queries, keys and values from the normalized stream `[1, H, 1, T]`.
     ///
     /// With `u` the projected `[q; k]`: `d_t = w0 u_{t-1} + w1 u_t + b` per channel, then a convolution of kernel 2 within
     /// each head on `d_{t-1}` and `d_t`. The history starts as zeros of `u`, which makes `d_{-1}` the depthwise bias, as the

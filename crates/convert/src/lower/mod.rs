@@ -1,4 +1,4 @@
-//! From planned shards to MIL: the blocks that every family is put together from.
+//! Lowers planned shards to MIL: the blocks that every family is put together from.
 //!
 //! The form (layout, inputs, states and why) is decided once for all families; `docs/ane-form.md` has the reasons.
 //! Activations are `[1, C, 1, T]` between 1x1 convolutions and `[1, heads, T, head_dim]` inside attention, all fp16.

@@ -88,7 +88,7 @@ mod tests {
     }
 
     proptest! {
-        /// With a score that one reader sees rounded and another does not, the choice is whole, and that of the best class where
+        /// The choice is whole where one reader sees a score rounded and another does not, and it is that of the best class where
         /// no other is within a thousandth.
         #[test]
         fn a_choice_does_not_hang_on_a_gap_of_zero(scores in prop::collection::vec(0.0f32..1.0, 2..18), fused: bool) {

@@ -14,7 +14,7 @@ use anemoe_mlpackage::mil::{DataType, Value};
 use half::f16;
 use std::collections::BTreeMap;
 
-/// From this many elements on, a tensor goes to the weight file, as coremltools has it.
+/// Fewest elements of a tensor that goes to the weight file, as coremltools has it.
 const BLOB_ELEMENTS: u64 = 10;
 
 /// Weights that a package already holds, by name.

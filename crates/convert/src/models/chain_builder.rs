@@ -95,7 +95,7 @@ pub fn normalized(name: &str) -> InputBinding {
     InputBinding::Register { name: name.into(), rows: None, rescale: true }
 }
 
-/// Some channels of a register as an input.
+/// Channels `rows` of a register as an input.
 pub fn rows_of(name: &str, rows: RowRange) -> InputBinding {
     InputBinding::Register { name: name.into(), rows: Some(rows), rescale: false }
 }

@@ -131,6 +131,6 @@ pub trait Family: Send + Sync {
     /// Sizes from the configuration, for people.
     fn summary(&self) -> BTreeMap<String, serde_json::Value>;
 
-    /// Its counts.
+    /// Counts from the configuration: layers, experts, positions, parameters.
     fn sizes(&self) -> Sizes;
 }

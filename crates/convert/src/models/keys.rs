@@ -17,28 +17,41 @@ const MAX_THETA: f64 = 1e12;
 
 /// One object of a configuration, and the file that errors name.
 pub struct Keys<'a> {
+    /// Keys and values.
     pub map: &'a Map<String, Value>,
+    /// File that errors name.
     pub path: &'a Path,
 }
 
 impl Keys<'_> {
+    /// Makes an error: a value breaks the format.
     pub fn invalid(&self, what: String) -> Error {
         Error::invalid(self.path, format!("configuration: {what}"))
     }
 
+    /// Makes an error: a value is well formed and not implemented.
     pub fn unsupported(&self, what: String) -> Error {
         Error::unsupported(self.path, format!("configuration: {what}"))
     }
 
+    /// Gives a value; none for a key that is missing or null.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.map.get(key).filter(|v| !v.is_null())
     }
 
+    /// Gives a dimension that must be there.
+    ///
+    /// # Errors
+    /// The key is missing, or its value is no number from 1 to `MAX_SIZE`.
     pub fn size(&self, key: &str) -> Result<usize> {
         let value = self.get(key).ok_or_else(|| self.invalid(format!("`{key}` is missing")))?;
         self.size_of(key, value)
     }
 
+    /// Reads `value`, found under `key`, as a dimension.
+    ///
+    /// # Errors
+    /// The value is no number from 1 to `MAX_SIZE`.
     pub fn size_of(&self, key: &str, value: &Value) -> Result<usize> {
         match value.as_u64() {
             Some(n @ 1..=MAX_SIZE) => Ok(n as usize),
@@ -46,6 +59,10 @@ impl Keys<'_> {
         }
     }
 
+    /// Gives a positive number, where there is one.
+    ///
+    /// # Errors
+    /// The value is no positive number.
     pub fn number(&self, key: &str) -> Result<Option<f64>> {
         match self.get(key) {
             None => Ok(None),
@@ -57,6 +74,9 @@ impl Keys<'_> {
     }
 
     /// An epsilon that f32 holds.
+    ///
+    /// # Errors
+    /// The key is missing, or its value is no number from `MIN_EPSILON` to `MAX_EPSILON`.
     pub fn epsilon(&self, key: &str) -> Result<f32> {
         let n = self.number(key)?.ok_or_else(|| self.invalid(format!("`{key}` is missing")))?;
         if !(MIN_EPSILON..=MAX_EPSILON).contains(&n) {
@@ -69,6 +89,9 @@ impl Keys<'_> {
     }
 
     /// `cap` of `cap * tanh(logits / cap)`, where there is one.
+    ///
+    /// # Errors
+    /// The value is no number in `SOFTCAPPING`.
     pub fn softcapping(&self, key: &str) -> Result<Option<f32>> {
         let Some(n) = self.number(key)? else { return Ok(None) };
         if !SOFTCAPPING.contains(&(n as f32)) {
@@ -79,6 +102,9 @@ impl Keys<'_> {
     }
 
     /// A base of rotary frequencies: none of them turns faster than a radian per position.
+    ///
+    /// # Errors
+    /// The key is missing, or its value is no number from 1 to `MAX_THETA`.
     pub fn theta(&self, place: &str) -> Result<f64> {
         let wrong = |what: &str| self.invalid(format!("`{place}.rope_theta` {what}"));
         match self.number("rope_theta")? {
@@ -89,6 +115,9 @@ impl Keys<'_> {
     }
 
     /// One token id or a list of them.
+    ///
+    /// # Errors
+    /// An element is no id below `vocab_size`.
     pub fn tokens(&self, key: &str, vocab_size: usize) -> Result<Vec<u32>> {
         let ids = match self.get(key) {
             None => &[],
@@ -103,6 +132,9 @@ impl Keys<'_> {
     }
 
     /// Refuses values that change the computation in ways that are not implemented.
+    ///
+    /// # Errors
+    /// The value is there and not in `allowed`.
     pub fn expect(&self, key: &str, allowed: &[Value]) -> Result<()> {
         match self.get(key) {
             None => Ok(()),

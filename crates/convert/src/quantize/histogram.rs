@@ -42,7 +42,7 @@ impl Moments {
 /// columns in which it does.
 #[derive(Clone, Debug, Default)]
 pub struct Histogram {
-    /// By ordered code; all zero between uses.
+    /// Counts by ordered code; all zero between uses.
     counts: Vec<u32>,
     masses: Vec<f64>,
     /// The bins hold importances.

@@ -28,7 +28,7 @@ pub fn kmeans_exact(h: &Histogram, k: usize) -> Vec<f64> {
     means(h, &bounds)
 }
 
-/// From this many clusters on, the exact optimum takes no longer than an approximation.
+/// Fewest clusters for which the exact optimum takes no longer than an approximation.
 const ALWAYS_EXACT: usize = 33;
 /// Bins in which the approximation looks for its start.
 const COARSE_BINS: usize = 256;
@@ -340,7 +340,7 @@ struct ClusterBuffers {
     queue: Vec<(u32, u32)>,
 }
 
-/// From two optimal paths for the same penalty, one with fewer and one with more than `k` clusters, an optimal one with
+/// Joins two optimal paths for the same penalty, one with fewer and one with more than `k` clusters, to an optimal one with
 /// `k`: where a cluster of the shorter path holds the cluster of the longer one that is `k - fewer` further on, the paths
 /// can be swapped without a loss.
 fn join(few: &[usize], many: &[usize], k: usize) -> Option<Vec<usize>> {

@@ -89,7 +89,7 @@ impl Gguf {
         self.tensor(name, &ne, 0, values.iter().flat_map(|v| v.to_le_bytes()).collect());
     }
 
-    /// Everything before the data.
+    /// Bytes of the file before the data.
     pub fn head(&self) -> Vec<u8> {
         let mut out = b"GGUF".to_vec();
         out.extend(self.version.to_le_bytes());

@@ -17,7 +17,7 @@ pub(crate) enum Failure {
     Thrown { name: String, reason: String },
     /// The function is not loaded, or not any more.
     Absent,
-    /// Something that does not fit, found by us.
+    /// A misfit that this crate found.
     Misfit(String),
     /// An error that has its path.
     Known(Error),

@@ -35,14 +35,14 @@ pub(super) struct SequenceObjects<'a> {
     pub caches: Vec<&'a mut HostArray>,
 }
 
-/// Everything that a call of one set of shapes needs, so that it makes no array, value or dictionary. Where the function takes
+/// Objects that a call of one set of shapes needs, so that it makes no array, value or dictionary. Where the function takes
 /// caches, the first call of a sequence makes a value of each, a dictionary and its provider, and later ones make nothing.
 struct CallBuffers {
     inputs: Vec<HostArray>,
     shapes: Vec<Vec<usize>>,
     names: Vec<Retained<NSString>>,
     values: Vec<Retained<AnyObject>>,
-    /// By sequence, whose caches are among the values; one for all where there are no caches.
+    /// Inputs by sequence, whose caches are among the values; one for all where there are no caches.
     features: BTreeMap<Option<StatesKey>, Retained<MLDictionaryFeatureProvider>>,
     options: Retained<MLPredictionOptions>,
     outputs: Vec<BackedOutput>,

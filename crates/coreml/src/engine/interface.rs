@@ -50,7 +50,7 @@ pub(crate) struct Interface {
     pub inputs: Vec<Slot>,
     /// Outputs that a caller sees.
     pub outputs: Vec<Slot>,
-    /// In the order of the package.
+    /// Caches in the order of the package.
     pub caches: Vec<CacheSlot>,
     /// The function has states of Core ML's.
     pub has_states: bool,

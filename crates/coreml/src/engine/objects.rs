@@ -1,4 +1,4 @@
-//! Everything that Core ML owns for a backend, on one thread.
+//! Objects that Core ML owns for a backend, on one thread.
 
 use super::arrays::{Element, HostArray, StatePart, move_rows};
 use super::failure::Failure;

@@ -28,7 +28,7 @@ pub enum Bottleneck {
 }
 
 impl Bottleneck {
-    /// In words.
+    /// Name in words.
     pub const fn name(self) -> &'static str {
         match self {
             Bottleneck::Call => "calls",

@@ -16,7 +16,7 @@ pub struct Costed {
     pub kind: ShardKind,
     /// Its functions, with the token counts that they take. The chain of a plan has no shards yet.
     pub functions: Vec<ShardFunction>,
-    /// Their programs.
+    /// Programs of the functions.
     pub facts: PackageFacts,
 }
 
@@ -74,7 +74,7 @@ pub struct Forecast {
     /// Positions behind the pass, where functions see the slots for them alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub context: Option<usize>,
-    /// By kind of shard.
+    /// Forecasts by kind of shard.
     pub kinds: Vec<KindForecast>,
     /// Calls of the pass.
     pub calls: f64,

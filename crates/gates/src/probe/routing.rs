@@ -31,7 +31,7 @@ pub struct ExpertChoice {
     pub chosen: Vec<u32>,
     /// Experts that it leaves out.
     pub expected: Vec<u32>,
-    /// By how much a logit of the FP16 form's router would have to rise for this choice.
+    /// Rise of a logit of the FP16 form's router that would make this choice.
     pub margin: f64,
     /// The margin is below [`NEAR_TIE`]: the position is excused.
     pub near_tie: bool,

@@ -18,13 +18,19 @@ pub const HEAD: &str = "lm_head.weight";
 
 /// The checkpoint's tensors, named without its prefix.
 pub struct TensorReader<'a> {
+    /// Tensors of the checkpoint.
     pub source: &'a dyn TensorSource,
+    /// Prefix of the checkpoint's names.
     pub prefix: &'a str,
+    /// Probe that watches products and replaces tensors.
     pub probe: Option<&'a Probe>,
 }
 
 impl<'a> TensorReader<'a> {
     /// The full name, once the tensor is there and has this shape.
+    ///
+    /// # Errors
+    /// The tensor is missing or of another shape.
     fn check(&self, name: &str, shape: &[usize]) -> Result<String> {
         let name = format!("{}{name}", self.prefix);
         match self.source.info(&name) {
@@ -40,11 +46,18 @@ impl<'a> TensorReader<'a> {
         }
     }
 
+    /// A vector of `n` elements.
+    ///
+    /// # Errors
+    /// The tensor is missing or of another shape, or its file cannot be read.
     pub fn vector(&self, name: &str, n: usize) -> Result<Vec<f32>> {
         self.tensor(name, &[n])
     }
 
     /// A small tensor as it lies, replaced as the probe says.
+    ///
+    /// # Errors
+    /// The tensor is missing or of another shape, or its file cannot be read.
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         let full_name = self.check(name, shape)?;
         if let Some(values) = self.probe.and_then(|p| p.replaced.get(name)) {
@@ -56,11 +69,17 @@ impl<'a> TensorReader<'a> {
     }
 
     /// A matrix that makes up a whole tensor.
+    ///
+    /// # Errors
+    /// The tensor is missing or of another shape.
     pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<StreamedMatrix<'a>> {
         self.part(name, name, &[rows, cols], 0, (rows, cols))
     }
 
     /// The output head where it shares the embedding's tensor: stand-ins for it have a name of their own.
+    ///
+    /// # Errors
+    /// The tensor is missing or of another shape.
     pub fn head(&self, name: &str, rows: usize, cols: usize) -> Result<StreamedMatrix<'a>> {
         self.part(name, HEAD, &[rows, cols], 0, (rows, cols))
     }
@@ -89,24 +108,41 @@ impl<'a> TensorReader<'a> {
 
 /// The tensors of one layer.
 pub struct Layer<'a, 'w> {
+    /// Tensors of all layers.
     pub weights: &'w TensorReader<'a>,
+    /// Number of the layer.
     pub l: usize,
 }
 
 impl<'a> Layer<'a, '_> {
+    /// A vector of `n` elements.
+    ///
+    /// # Errors
+    /// The tensor is missing or of another shape, or its file cannot be read.
     pub fn vector(&self, name: &str, n: usize) -> Result<Vec<f32>> {
         self.weights.vector(&format!("layers.{}.{name}", self.l), n)
     }
 
+    /// A small tensor as it lies, replaced as the probe says.
+    ///
+    /// # Errors
+    /// The tensor is missing or of another shape, or its file cannot be read.
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         self.weights.tensor(&format!("layers.{}.{name}", self.l), shape)
     }
 
+    /// A matrix that makes up a whole tensor.
+    ///
+    /// # Errors
+    /// The tensor is missing or of another shape.
     pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<StreamedMatrix<'a>> {
         self.weights.matrix(&format!("layers.{}.{name}", self.l), rows, cols)
     }
 
     /// One expert's matrix of a tensor `[experts, rows, cols]`.
+    ///
+    /// # Errors
+    /// The tensor is missing or of another shape.
     pub fn expert(
         &self,
         name: &str,
@@ -127,7 +163,7 @@ pub struct StreamedMatrix<'a> {
     /// The whole tensor's stand-in.
     values: Option<Arc<Vec<f32>>>,
     full_name: String,
-    /// Without the checkpoint's prefix.
+    /// Name of the tensor without the checkpoint's prefix.
     name: String,
     /// Matrices of the tensor where it is a stack, else 0.
     parts: usize,
@@ -150,6 +186,9 @@ impl StreamedMatrix<'_> {
     }
 
     /// One row.
+    ///
+    /// # Errors
+    /// The file cannot be read.
     pub fn row(&self, row: usize) -> Result<Vec<f32>> {
         let mut out = vec![0f32; self.cols];
         self.read(row, &mut out)?;
@@ -157,12 +196,18 @@ impl StreamedMatrix<'_> {
     }
 
     /// `W x` for each `x` of `cols` elements.
+    ///
+    /// # Errors
+    /// The file cannot be read, or the user interrupts.
     pub fn times(&self, x: &[Vec<f32>]) -> Result<Rows> {
         self.observe(x, None);
         self.product(x)
     }
 
     /// Multiplies like [`StreamedMatrix::times`]; a probe sees each `x` times its scale.
+    ///
+    /// # Errors
+    /// Fails like [`StreamedMatrix::times`].
     pub fn times_scaled(&self, x: &[Vec<f32>], scales: &[f32]) -> Result<Rows> {
         self.observe(x, Some(scales));
         self.product(x)
@@ -174,7 +219,7 @@ impl StreamedMatrix<'_> {
         }
     }
 
-    /// Some rows of the matrix to a task, which reads them itself.
+    /// Multiplies on all threads: each task reads some rows of the matrix itself.
     fn product(&self, x: &[Vec<f32>]) -> Result<Rows> {
         let rows_at_once = (PIECE / self.cols).max(1);
         // [rows, T]: each task has a piece of its own.

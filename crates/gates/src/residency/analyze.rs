@@ -1,4 +1,4 @@
-//! From a MIL program to [`Graph`]s. Weight data is never read: sizes and compression follow from types.
+//! Reads a MIL program into [`Graph`]s. Weight data is never read: sizes and compression follow from types.
 
 use super::graph::{Contraction, Form, Grain, Graph, GraphState, GraphWeight, Op, Shapes};
 use super::rule::PackageFacts;
@@ -51,7 +51,7 @@ pub fn model(model: &MlModel) -> (Vec<Graph>, u64) {
 enum ProducedBy {
     /// Stored.
     Constant,
-    /// From sizes of tensors alone.
+    /// Computed from sizes of tensors alone.
     Sizes,
     /// Computed or fed.
     Data,

@@ -100,7 +100,7 @@ pub struct DeviceCounts {
     pub gpu: u64,
     /// Preferred on the CPU.
     pub cpu: u64,
-    /// In the plan without a device.
+    /// Listed in the plan without a device.
     pub none: u64,
 }
 

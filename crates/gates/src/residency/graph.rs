@@ -112,7 +112,7 @@ pub struct Contraction {
     pub kernel: Vec<u64>,
     /// Groups of a convolution.
     pub groups: u64,
-    /// Both sides are computed, as in attention.
+    /// The operands are both computed, as in attention.
     pub between_activations: bool,
 }
 
@@ -215,7 +215,7 @@ impl Graph {
 pub const SMALL_CONSTANT: u64 = 1 << 16;
 
 impl Form {
-    /// In a word, for messages: `lut4 g`, `int8 per tensor`, `fp16`.
+    /// Name for messages: `lut4 g`, `int8 per tensor`, `fp16`.
     pub fn describe(&self) -> String {
         match self {
             Form::Dense(dtype) => dtype.name().into(),

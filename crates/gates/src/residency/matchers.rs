@@ -21,7 +21,7 @@ const HEAD_BYTES: (u64, u64) = (1_000_000_000, 1_500_000_000);
 const IPHONE_BYTES: (u64, u64) = (950_000_000, 1_400_000_000);
 /// Layers in one package on an iPhone: doubtful above the first number, failing from the second.
 const IPHONE_LAYERS: (u64, u64) = (15, 35);
-/// Everything measured below this was placed on the CPU.
+/// Bytes below which everything measured was placed on the CPU.
 const TINY_BYTES: u64 = 1_000_000;
 /// Smallest layer graph that was measured on the ANE, in INT8: a byte a weight.
 const LAYER_BYTES: u64 = 4_000_000;

@@ -136,17 +136,17 @@ impl Chip {
         (known.contains(&number) && (is_size || rest.starts_with(' '))).then_some(Chip { mac, number })
     }
 
-    /// From A16 and M4 on, for which wider extents are reported.
+    /// The chip takes wider extents, as reported from A16 and M4 on.
     pub const fn wide_extents(self) -> bool {
         if self.mac { self.number >= 4 } else { self.number >= 16 }
     }
 
-    /// Up to M3 and A16, whose validator names 65536 channels as the most.
+    /// The chip's validator names 65536 channels as the most: up to M3 and A16.
     pub const fn few_channels(self) -> bool {
         if self.mac { self.number <= 3 } else { self.number <= 16 }
     }
 
-    /// From A15 and M3 on, which have sine and cosine.
+    /// The chip has sine and cosine: A15, M3 and later.
     pub const fn trigonometry(self) -> bool {
         if self.mac { self.number >= 3 } else { self.number >= 15 }
     }

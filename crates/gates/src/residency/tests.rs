@@ -786,7 +786,7 @@ fn probabilities_decide_where_rules_do_not() {
     assert!(ruled_out.verdict == Verdict::NotAne && ruled_out.probability < 0.2, "{ruled_out:#?}");
 }
 
-/// Both sides of a dispute are printed, and neither wins.
+/// The two sides of a dispute are printed, and neither wins.
 #[test]
 fn packs_of_disputed_sizes_are_unknown_with_both_sides() {
     for mb in [364, 382, 398, 417] {

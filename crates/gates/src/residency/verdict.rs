@@ -1,4 +1,4 @@
-//! From rules that apply to verdicts: per op, per function, per package.
+//! Makes verdicts from the rules that apply: per op, per function, per package.
 
 use super::graph::{Graph, Op};
 use super::imported::{ImportedEvidence, MeasuredOutcome};
@@ -191,7 +191,7 @@ pub struct Judge {
 /// Rules that applied to a package so far, each once per op type.
 #[derive(Default)]
 struct RuleFindings {
-    /// With the last function that each applied to.
+    /// Reasons, each with the last function that it applied to.
     list: Vec<(Reason, String)>,
     known: BTreeMap<(&'static str, String), usize>,
 }
@@ -203,18 +203,18 @@ struct JudgedOp {
 }
 
 impl Judge {
-    /// With the whole table.
+    /// Makes a judge with the whole table of rules.
     pub fn new(conditions: Conditions) -> Judge {
         Judge::with_rules(conditions, rules::all(), Predictor::known())
     }
 
-    /// With the whole table, and the outcomes of imported reports where there are any.
+    /// Makes a judge with the whole table, and the outcomes of imported reports where there are any.
     pub fn with_evidence(conditions: Conditions, evidence: Option<Arc<ImportedEvidence>>) -> Judge {
         let predictor = evidence.as_ref().map_or_else(Predictor::known, |e| e.predictor());
         Judge { evidence, ..Judge::with_rules(conditions, rules::all(), predictor) }
     }
 
-    /// With some rules only, and with the predictor that knows no more than they do.
+    /// Makes a judge with some rules only, and with the predictor that knows no more than they do.
     pub fn with_rules(
         conditions: Conditions,
         rules: impl Iterator<Item = &'static Rule>,

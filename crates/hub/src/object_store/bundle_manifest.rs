@@ -37,7 +37,7 @@ impl ManifestFile {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ManifestPart {
-    /// From 0; below `of`.
+    /// Index of the part, from 0, less than `of`.
     pub index: usize,
     /// Number of parts.
     pub of: usize,

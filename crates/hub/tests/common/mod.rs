@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 #[derive(Clone, Debug)]
 pub struct Asked {
     pub method: String,
-    /// With what is behind the `?`.
+    /// Path, with the query after the `?`.
     pub path: String,
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
@@ -113,7 +113,7 @@ impl TestServer {
         TestServer { address, asked, stop, thread: Some(thread) }
     }
 
-    /// Everything that was asked so far.
+    /// Requests so far.
     pub fn asked(&self) -> Vec<Asked> {
         self.asked.lock().unwrap().clone()
     }

@@ -193,7 +193,7 @@ tables!(
 
 /// Stored integers, which are codes as they are once their sign bit is flipped.
 pub(super) trait StoredIntegers: Copy {
-    /// Their codes.
+    /// Type of the codes.
     type Code<L: U8x64>: Coded<L>;
     /// Returns the codes.
     fn code<L: U8x64>(self) -> Self::Code<L>;
@@ -218,7 +218,7 @@ stored_integers!(Nibbles);
 pub(super) struct Integers<'a, C> {
     pub codes: C,
     pub scales: RowScales<'a>,
-    /// By how much codes exceed the integers, see [`code_excess`].
+    /// Amount by which codes exceed the integers, see [`code_excess`].
     pub excess: f32,
 }
 

@@ -110,7 +110,7 @@ unsafe impl Sync for OutputRows<'_> {}
 #[derive(Clone, Copy)]
 pub(crate) struct TokenSelection<'a> {
     pub x: &'a PackedActivations,
-    /// Their numbers; all, in order, where absent.
+    /// Numbers of the tokens; all, in order, where absent.
     pub(super) which: Option<&'a [u32]>,
     /// The tokens for AMX, where its tiles multiply them.
     pub transposed: Option<&'a [[u8; 64]]>,

@@ -15,9 +15,9 @@ pub struct Value {
 /// Data of a value, or its place in a weight file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ValueData {
-    /// In the program itself.
+    /// Data in the program itself.
     Immediate(Immediate),
-    /// In a weight file of the package.
+    /// Data in a weight file of the package.
     Blob {
         /// Stored path, for instance `@model_path/weights/weight.bin`.
         file: String,
@@ -54,7 +54,7 @@ pub enum TensorData {
     LongInts(Vec<i64>),
     /// fp64.
     Doubles(Vec<f64>),
-    /// Everything else, raw little endian: fp16, int8, uint8, uint32 and the sub-byte types (packed LSB first).
+    /// Raw little-endian bytes of the other types: fp16, int8, uint8, uint32 and the sub-byte types (packed LSB first).
     Bytes(Vec<u8>),
 }
 

@@ -1,4 +1,4 @@
-//! From protobuf, with everything checked that later code relies on.
+//! Decodes models from protobuf, and checks everything that later code relies on.
 
 use super::{DATA_TYPES, FEATURE_TYPES, MAX_DEPTH, METADATA_FIELDS};
 use crate::mil::{

@@ -1,4 +1,4 @@
-//! To protobuf.
+//! Encodes models as protobuf.
 
 use super::{DATA_TYPES, FEATURE_TYPES};
 use crate::mil::{

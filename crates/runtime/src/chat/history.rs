@@ -110,7 +110,7 @@ impl History {
         serde_json::json!({"messages": self.messages, "text": self.known.text, "ids": self.known.ids})
     }
 
-    /// From the JSON of [`History::to_json`].
+    /// Reads the JSON of [`History::to_json`].
     ///
     /// # Errors
     /// A key is missing or of another type.

@@ -12,7 +12,7 @@ pub(super) enum Carry {
     Nothing,
     /// Rows of windows, which the function gives as its last outputs, after those of its description: one for each layer.
     Rows(Arc<Vec<CarriedWindow>>),
-    /// Something that only running tokens again brings back.
+    /// Values that only running tokens again brings back.
     Unknown,
 }
 

@@ -85,7 +85,7 @@ pub(super) struct ShapePlans<F> {
     described: FunctionDescription,
     options: Options,
     compile: Compile<F>,
-    /// By the shapes of the inputs; none where there can be no plan.
+    /// Plans by the shapes of the inputs; none where there can be no plan.
     plans: Mutex<Recent<InputShapes, Option<Arc<F>>>>,
 }
 

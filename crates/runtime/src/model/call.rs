@@ -143,9 +143,9 @@ pub(super) struct Prepared {
     /// Number of its package.
     pub package: usize,
     pub function: Arc<dyn BackendFunction>,
-    /// In the order of the function's inputs.
+    /// Sources of the function's inputs, in their order.
     inputs: Vec<InputSource>,
-    /// In the order of the function's outputs.
+    /// Targets of the function's outputs, in their order.
     outputs: Vec<OutputSink>,
     channels_last: bool,
     /// Tokens of the function's own call: those of the piece, or more, and then the piece is filled up.
@@ -263,7 +263,7 @@ impl Call {
         self.functions.packages()
     }
 
-    /// Both add to one register, which they do not read, of one layer.
+    /// The calls are of one layer and add to one register, which neither reads.
     pub fn is_like(&self, other: &Call) -> bool {
         let sum = |c: &Call| match c.outputs.values().collect::<Vec<_>>().as_slice() {
             [OutputSink { register, rows: None, accumulate: true }] => Some(*register),

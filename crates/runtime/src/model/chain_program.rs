@@ -52,21 +52,28 @@ pub(super) enum ChainOp {
 pub(super) struct Names(BTreeMap<String, usize>);
 
 impl Names {
+    /// Gives the index of a name, the next free one if the name is new.
     pub fn index(&mut self, name: &str) -> usize {
         let next = self.0.len();
         *self.0.entry(name.to_string()).or_insert(next)
     }
 
+    /// Gives the index of a known name.
     pub fn find(&self, name: &str) -> Option<usize> {
         self.0.get(name).copied()
     }
 
+    /// Number of names.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 }
 
 impl ChainProgram {
+    /// Resolves the names of `steps` to indices; new names of registers go into `names`.
+    ///
+    /// # Errors
+    /// A vector that a step names is missing or not finite, or the shards have no function for one token in common.
     pub fn resolve(
         bundle: &Path,
         chain: &Chain,

@@ -11,7 +11,7 @@ const MASKED: f32 = -30_000.0;
 pub(super) struct CallTokens {
     /// Position of the first.
     pub first: usize,
-    /// Tokens.
+    /// Number of tokens.
     pub n: usize,
     /// Tokens that the call has room for.
     pub width: usize,
@@ -197,7 +197,7 @@ pub(super) fn add_scaled(to: &mut Tensor, from: &Tensor, weights: &Tensor, row: 
 /// has room in fp16.
 const LARGEST: f32 = 16_384.0;
 
-/// Some value is above [`LARGEST`].
+/// A value is above [`LARGEST`].
 pub(super) fn is_large(values: &[f32]) -> bool {
     let mut lanes = [0f32; 16];
     let (chunks, rest) = values.as_chunks::<16>();

@@ -122,7 +122,7 @@ pub(super) struct Norm {
 }
 
 impl Norm {
-    /// From one `[1, C, 1, T]` to another.
+    /// Normalizes one `[1, C, 1, T]` into another.
     pub fn apply(&self, from: &Tensor, to: &mut Tensor) -> std::result::Result<(), String> {
         let channels = self.weight.len();
         let (&[1, c, 1, width], Some(x)) = (from.shape.as_slice(), from.as_f32()) else {

@@ -103,7 +103,7 @@ impl Tokenizer {
         Tokenizer::from_bytes(&text, path)
     }
 
-    /// From the text of a `tokenizer.json`; `path` names it in errors.
+    /// Reads the text of a `tokenizer.json`; `path` names it in errors.
     ///
     /// # Errors
     /// The text is not a tokenizer, or one of its parts may make a text much longer.

@@ -110,7 +110,7 @@ pub struct OfferedTools<'a> {
 }
 
 impl OfferedTools<'_> {
-    /// Their names.
+    /// Names of the tools.
     pub fn names(&self) -> Vec<String> {
         self.shown.iter().filter_map(|t| Some(t["function"]["name"].as_str()?.to_string())).collect()
     }

@@ -29,7 +29,7 @@ pub(super) struct BenchReport {
     pub first_token_s: f64,
     pub prefill: Vec<PrefillSpeed>,
     pub decode: Vec<DecodeSpeed>,
-    /// With --sequences.
+    /// Batches of `--sequences`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub batches: Vec<Batch>,
     /// Passes over drafts, beside one over one token; with --verify.
@@ -46,7 +46,7 @@ pub(super) struct BenchReport {
     pub shards: Vec<Part>,
     pub ops: Vec<OpPart>,
     pub memory: Memory,
-    /// With --against.
+    /// Comparison of `--against`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub against: Option<Against>,
 }

@@ -16,7 +16,7 @@ pub struct Entry {
     pub id: String,
     /// Time at which that was written.
     pub time: String,
-    /// In a book, the experiment that it is.
+    /// The experiment that an entry of a book is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub experiment: Option<Experiment>,
     /// Kinds of its events in order, each once.
@@ -107,7 +107,7 @@ pub fn entries(events: Vec<Event>) -> Vec<Entry> {
     groups.into_iter().map(entry).collect()
 }
 
-/// To the second, as people read it.
+/// Time to the second, as people read it.
 pub fn time(event: &Event) -> String {
     event.time.strftime("%Y-%m-%d %H:%M:%S UTC").to_string()
 }

@@ -87,7 +87,7 @@ pub struct ShardRow {
 pub struct CosineMap {
     /// When they were traced.
     pub time: String,
-    /// In front of the first layer, then behind each where no package goes on.
+    /// Cosines before the first layer, then after each where no package goes on.
     pub rows: Vec<Vec<f64>>,
     /// Number of layers before each row.
     pub behind: Vec<usize>,

@@ -46,9 +46,9 @@ impl PowerMilliwatts {
 /// Figures of the stage.
 #[derive(Clone, Debug, Serialize)]
 pub struct EnergyFigures {
-    /// At rest.
+    /// Power at rest.
     pub at_rest: PowerMilliwatts,
-    /// While tokens of random prompts run through the bundle, with everything loaded.
+    /// Power while tokens of random prompts run through the bundle, with everything loaded.
     pub running: PowerMilliwatts,
     /// Tokens a second meanwhile, passes of all token counts mixed.
     pub tok_s: f64,

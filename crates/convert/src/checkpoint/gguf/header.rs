@@ -124,7 +124,7 @@ pub struct GgufTensor {
 #[derive(Debug)]
 pub struct GgufHead {
     pub values: BTreeMap<String, StoredValue>,
-    /// In the order of the file.
+    /// Tensors in the order of the file.
     pub tensors: Vec<GgufTensor>,
 }
 

@@ -109,7 +109,7 @@ impl Predictor {
     }
 }
 
-/// To four digits: more say nothing, and JSON stays readable.
+/// Rounds to four digits: more say nothing, and JSON stays readable.
 fn round(x: f64) -> f64 {
     (x * 1e4).round() / 1e4
 }

@@ -167,7 +167,7 @@ impl Words {
         self.words.iter().find_map(|w| w.strip_suffix(suffix).and_then(number))
     }
 
-    /// Both sides of an arrow: `4096->5120`, `d3072 -> ~50k`.
+    /// The two sides of an arrow: `4096->5120`, `d3072 -> ~50k`.
     fn arrow(&self) -> Option<(u64, u64)> {
         for (i, w) in self.words.iter().enumerate() {
             if w == "->" {

@@ -9,7 +9,7 @@ use half::f16;
 /// Formula of `gelu`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GeluMode {
-    /// With the error function.
+    /// Exact, with the error function.
     Exact,
     /// `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`
     TanhApproximation,

@@ -40,7 +40,7 @@ fn product_transposed(a: &[f32], b: &[f32], c: &mut [f32], (k, n): (usize, usize
     }
 }
 
-/// `x[rows, cols]` turned.
+/// Transposes `x[rows, cols]`.
 pub(crate) fn turned(x: &[f32], rows: usize, cols: usize) -> Vec<f32> {
     let mut out = vec![0f32; x.len()];
     for (r, row) in x.chunks_exact(cols.max(1)).enumerate() {

@@ -7,7 +7,7 @@ use anemoe_kernels::Window;
 /// Padding around the input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Padding {
-    /// Before and after each axis.
+    /// Elements before and after each axis.
     Custom(Vec<(usize, usize)>),
     /// Elements that keep the size, divided by strides; the odd one after, or before where `lower`.
     Same { lower: bool },

@@ -644,7 +644,7 @@ impl Builder<'_> {
         self.panels - 1
     }
 
-    /// Into the node of earlier products of the same value `[tokens, channels]`, if there is one.
+    /// Adds a product of `x` `[tokens, channels]` to the node of earlier products of `x`, or to a new one.
     fn add_product(
         &mut self,
         x: View,
@@ -680,7 +680,7 @@ impl Builder<'_> {
         Some(())
     }
 
-    /// Everything else by the op library.
+    /// Adds a node that calls the op library.
     fn kernel(&mut self) -> Option<()> {
         let steps = self.g.steps;
         let step = &steps[self.step];

@@ -66,7 +66,7 @@ pub(super) struct Experts {
     rows: usize,
 }
 
-/// By number.
+/// Layouts by number.
 const ORDERS: [Layout; 6] =
     [Layout::F32, Layout::F32Interleaved, Layout::I24, Layout::I8Nibbles, Layout::I8, Layout::Bf16];
 const _: () = {
@@ -112,7 +112,7 @@ impl Pack<'_> {
         }
     }
 
-    /// Both can be one sum: they read the same elements.
+    /// The packs can be one sum: they read the same elements.
     fn is_like(&self, other: &Pack<'_>) -> bool {
         let (a, b) = (self.columns(), other.columns());
         let shapes = |e: &Experts| (e.tokens, e.rows, e.x.shape[1]);

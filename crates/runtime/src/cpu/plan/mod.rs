@@ -565,7 +565,7 @@ fn run_node(
     Ok(())
 }
 
-/// In which order the products of a node want panel `panel`.
+/// Layout in which the products of a node read panel `panel`.
 fn order_of(items: &[Item], panel: usize) -> OpErrorAt<Layout> {
     let item = items.iter().find(|i| i.panel == panel);
     let item = item.ok_or_else(|| OpError::Invalid("a panel that nothing reads".into()))?;

@@ -550,7 +550,7 @@ impl Graph<'_> {
         sums.into_iter().map(|(i, (branches, inside))| (i, (Fused::Experts { branches }, inside))).collect()
     }
 
-    /// Through a reshape, if there is one.
+    /// Value before a reshape, if there is one.
     fn before_reshape(&self, place: ValueRef, inside: &mut Vec<usize>) -> Option<ValueRef> {
         match self.by(place, "reshape") {
             Some(s) => {

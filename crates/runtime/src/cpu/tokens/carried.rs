@@ -27,7 +27,7 @@ pub struct CarriedRows {
     pub first: usize,
     /// The function from carried rows to rows of the state.
     pub tail: Function,
-    /// Its description.
+    /// Description of `tail`.
     pub described: FunctionDescription,
 }
 
@@ -37,7 +37,7 @@ pub enum Carried {
     Nothing,
     /// Slots of caches, and behind those of each cache rows that go from call to call.
     Rows(Vec<CarriedRows>),
-    /// Something else.
+    /// Values of which nothing is known.
     Unknown,
 }
 
