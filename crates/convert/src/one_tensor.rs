@@ -125,7 +125,7 @@ impl TensorJob<'_> {
         };
         // A block of input channels holds their whole kernels.
         let mut quant = MatrixQuant::resolve(self.kind, self.groups, rows, channels);
-        if matches!(quant.kind, Quant::Int { granularity: Granularity::Block, .. }) {
+        if quant.kind.has_blocks() {
             quant.group *= spatial;
         }
         let turned;

@@ -1,7 +1,7 @@
 //! The plan: which packages a checkpoint becomes, what each holds and how it is compressed.
 
 use crate::form::{LAYERS_PER_SHARD, ShardForm, is_default};
-use crate::quant::{Granularity, Groups, MatrixQuant, Quant};
+use crate::quant::{Groups, MatrixQuant, Quant};
 use crate::{Error, Result};
 use anemoe_bundle::{Chain, Shard, ShardFunction, ShardKind, TokenCount};
 use serde::{Deserialize, Serialize};
@@ -261,11 +261,9 @@ impl PlanOptions {
     /// Gives the compression of a kernel of several positions, which share their input channel's block.
     pub fn resolve_kernel(&self, part: &str, rows: usize, cols: usize, taps: usize) -> MatrixQuant {
         let quant = self.resolve(part, rows, cols);
-        match quant.kind {
-            Quant::Int { granularity: Granularity::Block, .. } if !quant.group.is_multiple_of(taps) => {
-                MatrixQuant::FP16
-            }
-            _ => quant,
+        match quant.kind.has_blocks() && !quant.group.is_multiple_of(taps) {
+            true => MatrixQuant::FP16,
+            false => quant,
         }
     }
 

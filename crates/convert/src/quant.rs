@@ -108,6 +108,11 @@ impl Quant {
         }
     }
 
+    /// A scale for each block of input channels, which holds their whole kernels where a matrix is a convolution's.
+    pub const fn has_blocks(self) -> bool {
+        matches!(self, Quant::Int { granularity: Granularity::Block, .. })
+    }
+
     /// One scale for the whole matrix, and no offset.
     pub const fn has_one_scale(self) -> bool {
         matches!(self, Quant::Int { granularity: Granularity::Tensor, asymmetric: false })
