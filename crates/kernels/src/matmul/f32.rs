@@ -41,7 +41,7 @@ pub(super) fn multiply_rows(
         WeightFormat::Fp16 => run!(decode::Half, 16),
         WeightFormat::Lut { bits, rows_per_table } => {
             let (lut, group) = (values, Divisor::new(rows_per_table));
-            if let Some(lut) = w.half_lut.filter(|_| has_half_tables(isa)) {
+            if let Some(lut) = w.half_lut.filter(|_| has_half_tables(isa, 1 << bits)) {
                 return match bits {
                     6 => run!(decode::HalfLut6 { lut, group }, 6),
                     _ => run!(decode::HalfLut8 { lut, group }, 8),

@@ -232,7 +232,122 @@ impl F32x16 for Avx2 {
             )
         }
     }
-    crate::simd::traits::plain_half_tables!();
+    const LARGEST_HALF_TABLE: usize = 64;
+    type HalfTable = [[__m256i; 4]; 2];
+    type Halves = (__m256i, __m256i);
+    #[inline(always)]
+    fn load_half_table(table: &[u16; 64]) -> Self::HalfTable {
+        // SAFETY: four times sixteen words are there; the processor has AVX2, see `simd`.
+        unsafe {
+            let mut planes = [[_mm256_setzero_si256(); 4]; 2];
+            let mut before = [_mm_setzero_si128(); 2];
+            for (i, words) in table.as_chunks::<16>().0.iter().enumerate() {
+                let (a, b) =
+                    (_mm_loadu_si128(words.as_ptr().cast()), _mm_loadu_si128(words.as_ptr().add(8).cast()));
+                let low = _mm_set1_epi16(0xff);
+                let bytes = [
+                    _mm_packus_epi16(_mm_and_si128(a, low), _mm_and_si128(b, low)),
+                    _mm_packus_epi16(_mm_srli_epi16::<8>(a), _mm_srli_epi16::<8>(b)),
+                ];
+                for p in 0..2 {
+                    planes[p][i] = _mm256_broadcastsi128_si256(_mm_xor_si128(bytes[p], before[p]));
+                }
+                before = bytes;
+            }
+            planes
+        }
+    }
+    #[inline(always)]
+    fn lookup_halves_6(planes: Self::HalfTable, at: &[u8; 96]) -> [Self::Halves; 4] {
+        /// The two bytes of each pair of indices of two lanes, from byte `first` on: pairs 0 of both, then 1, 2 and 3.
+        const fn pairs(first: u8) -> [u8; 16] {
+            let mut all = [0; 16];
+            let mut i = 0;
+            while i < 8 {
+                let bit = 48 * (i % 2) + 12 * (i / 2);
+                all[2 * i] = first + (bit / 8) as u8;
+                all[2 * i + 1] = all[2 * i] + 1;
+                i += 1;
+            }
+            all
+        }
+        /// Factors by which each pair begins at bit 4.
+        const FACTORS: [i16; 8] = [16, 16, 1, 1, 16, 16, 1, 1];
+        const PAIRS: [[u8; 16]; 2] = [pairs(0), pairs(4)];
+        // SAFETY: 16 bytes are there from 0, 12, .. 72 and from 80 on; the processor has AVX2, see `simd`.
+        unsafe {
+            let first = _mm_loadu_si128(PAIRS[0].as_ptr().cast());
+            let last = _mm_loadu_si128(PAIRS[1].as_ptr().cast());
+            let factors = _mm256_broadcastsi128_si256(_mm_loadu_si128(FACTORS.as_ptr().cast()));
+            // Indices of lanes 2 i and 2 i + 1, and in the upper half of lanes 8 + 2 i and 9 + 2 i.
+            let mut indices = [_mm256_setzero_si256(); 4];
+            for (i, indices) in indices.iter_mut().enumerate() {
+                let (upper, places) = if i < 3 { (48 + 12 * i, first) } else { (80, last) };
+                let packed = _mm256_set_m128i(
+                    _mm_loadu_si128(at.as_ptr().add(upper).cast()),
+                    _mm_loadu_si128(at.as_ptr().add(12 * i).cast()),
+                );
+                let pairs = _mm256_shuffle_epi8(packed, _mm256_set_m128i(places, first));
+                let pairs = _mm256_mullo_epi16(pairs, factors);
+                let even = _mm256_and_si256(_mm256_srli_epi16::<4>(pairs), _mm256_set1_epi16(0x3f));
+                let odd = _mm256_and_si256(_mm256_srli_epi16::<2>(pairs), _mm256_set1_epi16(0x3f00));
+                *indices = _mm256_or_si256(even, odd);
+            }
+            // Word l of vector w: pair w of lane l.
+            let [a, b, c, d] = indices;
+            let (ab, ab_high) = (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+            let (cd, cd_high) = (_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+            let pairs = [
+                _mm256_unpacklo_epi64(ab, cd),
+                _mm256_unpackhi_epi64(ab, cd),
+                _mm256_unpacklo_epi64(ab_high, cd_high),
+                _mm256_unpackhi_epi64(ab_high, cd_high),
+            ];
+            let mut vectors = [(a, b); 4];
+            for (vectors, index) in vectors.iter_mut().zip(pairs) {
+                // A shuffle gives zero where an index is negative. So entry 16 k + j is the sum, without carries, of entries
+                // j of parts 0 to k, each of which holds its difference to the one before.
+                let sixteen = _mm256_set1_epi8(16);
+                let second = _mm256_sub_epi8(index, sixteen);
+                let third = _mm256_sub_epi8(second, sixteen);
+                let fourth = _mm256_sub_epi8(third, sixteen);
+                let mut bytes = [index; 2];
+                for (bytes, p) in bytes.iter_mut().zip(planes) {
+                    let a =
+                        _mm256_xor_si256(_mm256_shuffle_epi8(p[0], index), _mm256_shuffle_epi8(p[1], second));
+                    let b =
+                        _mm256_xor_si256(_mm256_shuffle_epi8(p[2], third), _mm256_shuffle_epi8(p[3], fourth));
+                    *bytes = _mm256_xor_si256(a, b);
+                }
+                let ([low, high], byte) = (bytes, _mm256_set1_epi16(0xff));
+                *vectors = (
+                    _mm256_or_si256(_mm256_and_si256(low, byte), _mm256_slli_epi16::<8>(high)),
+                    _mm256_or_si256(_mm256_srli_epi16::<8>(low), _mm256_andnot_si256(byte, high)),
+                );
+            }
+            let [(a, b), (c, d), (e, f), (g, h)] = vectors;
+            [(a, b), (c, f), (d, e), (g, h)]
+        }
+    }
+    #[inline(always)]
+    fn lookup_halves_8(table: &[u16; 256], at: &[u8; 32]) -> Self::Halves {
+        let words = at.map(|i| table[usize::from(i)]);
+        // SAFETY: thirty-two words are there; the processor has AVX2, see `simd`.
+        unsafe {
+            (_mm256_loadu_si256(words.as_ptr().cast()), _mm256_loadu_si256(words.as_ptr().add(16).cast()))
+        }
+    }
+    #[inline(always)]
+    fn half_vector(v: Self::Halves, second: bool) -> Self {
+        let v = if second { v.1 } else { v.0 };
+        // SAFETY: the processor has F16C, see `simd`.
+        unsafe {
+            Avx2(
+                _mm256_cvtph_ps(_mm256_castsi256_si128(v)),
+                _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(v)),
+            )
+        }
+    }
     #[inline(always)]
     fn power_of_two(self) -> Self {
         // SAFETY: the processor has AVX2, see `simd`.

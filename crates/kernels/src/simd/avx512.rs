@@ -195,7 +195,7 @@ impl F32x16 for Avx512 {
             Avx512(_mm512_i32gather_ps::<4>(at, table.as_ptr()))
         }
     }
-    const HAS_HALF_TABLES: bool = true;
+    const LARGEST_HALF_TABLE: usize = 256;
     type HalfTable = [__m512i; 2];
     type Halves = __m512i;
     #[inline(always)]

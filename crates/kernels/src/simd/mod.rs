@@ -75,17 +75,17 @@ pub(crate) fn has_bf16(isa: Isa) -> bool {
     }
 }
 
-/// Checks that fp16 are looked up by a few instructions of `isa`, see [`F32x16::HAS_HALF_TABLES`].
-pub(crate) fn has_half_tables(isa: Isa) -> bool {
+/// Checks that fp16 are looked up in tables of `entries` by a few instructions of `isa`, see [`F32x16::LARGEST_HALF_TABLE`].
+pub(crate) fn has_half_tables(isa: Isa, entries: usize) -> bool {
     struct Asked;
     impl Kernel for Asked {
-        type Output = bool;
+        type Output = usize;
         #[inline(always)]
-        fn run<S: Simd>(self) -> bool {
-            S::HAS_HALF_TABLES
+        fn run<S: Simd>(self) -> usize {
+            S::LARGEST_HALF_TABLE
         }
     }
-    dispatch(isa, Asked)
+    entries <= dispatch(isa, Asked)
 }
 
 /// Holds the arguments of a function as a [`Kernel`], see [`simd_fn`].

@@ -64,8 +64,9 @@ pub(crate) trait F32x16: Copy {
     /// Returns `2^self`, for integers from -126 to 127.
     fn power_of_two(self) -> Self;
 
-    /// Looks fp16 up in tables of 64 and 256 entries by a few instructions; otherwise tables of f32 take less time.
-    const HAS_HALF_TABLES: bool = false;
+    /// Entries of the largest table in which fp16 are looked up by a few instructions, 64 or 256; in larger ones tables of f32 take
+    /// less time.
+    const LARGEST_HALF_TABLE: usize = 0;
     /// A table of 64 fp16.
     type HalfTable: Copy;
     /// Thirty-two fp16.
