@@ -62,8 +62,8 @@ impl Allowance {
     }
 }
 
-/// What a function takes whatever its values: bytes of constants; and the operation and bytes of its largest result, which a
-/// refusal names.
+/// Memory that a function takes whatever its values: bytes of constants; and the operation and bytes of its largest result,
+/// which a refusal names.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MemoryNeed {
     pub constants: u64,

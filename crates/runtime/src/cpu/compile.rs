@@ -269,7 +269,7 @@ fn lower<'a>(
 }
 
 impl LoweredFunction<'_> {
-    /// What a plan is made of; none where a shape is not known or too large.
+    /// The input of a plan; none where a shape is not known or too large.
     fn fixed(self, described: &FunctionDescription) -> Option<FixedFunction> {
         let LoweredFunction { compiler: c, steps, inputs, outputs, states } = self;
         let shape = |ty: &TensorType| {
