@@ -126,8 +126,8 @@ fn a_plan_names_the_tables_that_concern_none_of_its_shards() {
     fs::write(&forms, "[attention]\nattention = \"per-head\"\n[moe]\nio = \"channels-last\"\n").unwrap();
     let checkpoint = fixture("tiny-gemma4-moe");
     let plan = json(0, &["plan", checkpoint.to_str().unwrap(), "--forms", forms.to_str().unwrap()]);
-    let facts = plan["facts"].as_array().unwrap();
-    let told: Vec<_> = facts.iter().filter_map(|f| f.as_str()).filter(|f| f.contains("no shard")).collect();
+    let notes = plan["notes"].as_array().unwrap();
+    let told: Vec<_> = notes.iter().filter_map(|n| n.as_str()).filter(|n| n.contains("no shard")).collect();
     assert!(matches!(told.as_slice(), [one] if one.ends_with("no shard here is of [moe]")), "{told:?}");
 }
 

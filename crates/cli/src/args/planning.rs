@@ -339,6 +339,7 @@ pub fn plan_checkpoint(
         let tables: Vec<String> = absent.map(|sort| format!("[{}]", sort.name())).collect();
         if !tables.is_empty() {
             plan.facts.push(format!("{}: no shard here is of {}", path.display(), tables.join(", ")));
+            plan.complete()?;
         }
     }
     if options.scale_scope == ScaleScopeArg::Bank {
