@@ -38,7 +38,7 @@ use crate::quantize::Metrics;
 use crate::shard_program::lower_shard;
 use crate::{Error, Result};
 use anemoe_bundle::{Chain, Gates, Vectors};
-use anemoe_io::{Kind, Scratch, TEMPORARY};
+use anemoe_io::{Kind, Scratch, TEMPORARY, locked};
 use anemoe_mlpackage::package::PackageWriter;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -343,11 +343,6 @@ impl<'a> Build<'a> {
     pub fn note_skipped(&self) -> Result<()> {
         self.part.map_or(Ok(()), |part| self.site.write_gates(part, &Gates::skipped()))
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // What a panicking thread left is a whole record or none.
-    mutex.lock().unwrap_or_else(|p| p.into_inner())
 }
 
 /// Hash of a plan and the identity of its inputs: what builds must have in common to go on with each other's shards.

@@ -7,6 +7,7 @@ use super::integers::{self, Scale};
 use super::metrics::Metrics;
 use super::palettize::{LutTable, Palettizer, TableMode};
 use crate::quant::{Granularity, MatrixQuant, Quant};
+use anemoe_io::locked;
 use anemoe_kernels::{
     Isa, Matrix, MatrixError, ScaleAndZero, Weight, f32_to_f16, find_extremes, quantize_linear, round_to_f16,
 };
@@ -146,7 +147,7 @@ impl Encoder<'_> {
     }
 
     fn worker(&self, workers: &Mutex<Vec<EncodeWorker>>) -> EncodeWorker {
-        if let Some(worker) = workers.lock().unwrap_or_else(|p| p.into_inner()).pop() {
+        if let Some(worker) = locked(workers).pop() {
             return worker;
         }
         let palettizer = match self.quant.kind {
@@ -349,7 +350,7 @@ impl Encoder<'_> {
 
 /// Leaves memory for the next unit.
 fn give_back(workers: &Mutex<Vec<EncodeWorker>>, worker: EncodeWorker) {
-    workers.lock().unwrap_or_else(|p| p.into_inner()).push(worker);
+    locked(workers).push(worker);
 }
 
 fn gcd(a: usize, b: usize) -> usize {

@@ -12,6 +12,7 @@ mod zero_skip;
 
 pub(super) use carry::{MOST_CUT_BACK, compile_with_carry};
 
+use super::Precision;
 use super::fixed_function::{FixedFunction, bytes_of};
 use super::function::{CompiledFunction, Executable};
 use super::interpreter::Interpreter;
@@ -23,14 +24,12 @@ use super::plan::PlanInput;
 use super::shapes::{ShapePlans, follows_from_shapes};
 use super::shared_constants::CompileContext;
 use super::weights::{Constant, const_value, located, to_f16};
-use super::{Options, Precision};
 use crate::memory_limit::{Allowance, MemoryNeed};
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
 use anemoe_mlpackage::mil::{
     Argument, Binding, Block, DataType, Function, FunctionDescription, Operation, TensorType, ValueType,
 };
-use anemoe_mlpackage::package::Package;
 use sections::{CALL, CALL_INPUTS, Sections};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
@@ -127,15 +126,13 @@ fn compile_kept(
 
 /// Compiles a function whose shapes were found by a run to a plan, if its shapes do not depend on what is in its inputs.
 fn compile_for_shapes(
-    package: &Arc<Package>,
+    context: CompileContext<'_>,
     body: &Function,
     described: &FunctionDescription,
-    options: Options,
 ) -> Result<Option<CompiledFunction>> {
     if !is_fixed(&body.block) {
         return Ok(None);
     }
-    let context = CompileContext { package, options, constants: None };
     let lowered = lower(context, &described.name, body, described, CompileTarget::Plan)?;
     if !lowered.steps.iter().all(follows_from_shapes) {
         return Ok(None);

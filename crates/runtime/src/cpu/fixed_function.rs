@@ -10,6 +10,7 @@
 use super::convolution::Convolution;
 use super::function::{CompiledFunction, Executable};
 use super::ir::{Instr, InstrKind, Projection};
+use super::ops::shape::count;
 use super::plan::{self, PlanInput};
 use super::shared_constants::CompileContext;
 use crate::memory_limit::{Allowance, MemoryNeed};
@@ -66,7 +67,7 @@ impl FixedFunction {
     }
 
     /// The function for `to` tokens, between or beyond this one for `from` and `other`; none where they differ in more than
-    /// numbers on lines.
+    /// numbers on lines, or a value would be too large.
     pub fn between(
         &self,
         from: usize,
@@ -91,8 +92,7 @@ impl FixedFunction {
         let source = PlanInput {
             steps: line.each(&a.steps, &b.steps, Line::step)?,
             constants: line.each(&a.constants, &b.constants, Line::constant)?,
-            shapes: line
-                .each(&a.shapes, &b.shapes, |line, a, b| line.each(a, b, |line, a, b| line.size(*a, *b)))?,
+            shapes: line.each(&a.shapes, &b.shapes, Line::shape)?,
             types: a.types.clone(),
             inputs: a.inputs.clone(),
             outputs: a.outputs.clone(),
@@ -138,6 +138,12 @@ impl Line {
 
     fn size(self, a: usize, b: usize) -> Option<usize> {
         usize::try_from(self.number(i64::try_from(a).ok()?, i64::try_from(b).ok()?)?).ok()
+    }
+
+    /// A shape that is not too large.
+    fn shape(self, a: &Vec<usize>, b: &Vec<usize>) -> Option<Vec<usize>> {
+        let shape = self.each(a, b, |line, a, b| line.size(*a, *b))?;
+        count(&shape).is_ok().then_some(shape)
     }
 
     fn wide(self, a: u64, b: u64) -> Option<u64> {

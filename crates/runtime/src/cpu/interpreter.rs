@@ -11,12 +11,13 @@ use crate::backend::Counts;
 use crate::memory_limit::Allowance;
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
+use anemoe_io::locked;
 use anemoe_kernels::{
     Columns, MatMul, PackedActivations, Pool, Strided, matmul_batch, round_to_f16, transpose,
 };
 use anemoe_mlpackage::mil::{DataType, TensorType};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Rounds of a loop before it is taken for endless.
 const MAX_ROUNDS: usize = 1 << 20;
@@ -80,7 +81,7 @@ impl Interpreter {
         outputs: &mut [Tensor],
         shapes: Option<&mut Shapes>,
     ) -> Result<Counts> {
-        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let spare = locked(&self.spare).pop();
         let Buffers { mut values, mut zero } = spare.unwrap_or_default();
         values.resize_with(self.buffers, Tensor::default);
         zero.resize(self.buffers, false);
@@ -101,13 +102,13 @@ impl Interpreter {
         }
         let counts = run.counts;
         let buffers = Buffers { values: run.buffers, zero: run.zero };
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(buffers);
+        locked(&self.spare).push(buffers);
         result.map(|()| counts)
     }
 
     /// Frees the memory of runs that ended.
     pub fn release(&self) {
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        locked(&self.spare).clear();
     }
 }
 

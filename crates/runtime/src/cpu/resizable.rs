@@ -154,6 +154,21 @@ mod tests {
         CpuPackage::open(&path).unwrap()
     }
 
+    /// The axes of its inputs' tokens.
+    fn axes() -> BTreeMap<String, usize> {
+        BTreeMap::from([("x".to_string(), 3)])
+    }
+
+    /// The package's function, compiled for 5 and for 3 tokens.
+    fn known(package: &CpuPackage) -> ResizableFunction {
+        let known = resizable(package);
+        for tokens in [5, 3] {
+            assert!(known.between(tokens).is_none(), "there are no two yet");
+            known.for_tokens(&axes(), 8, tokens).unwrap();
+        }
+        known
+    }
+
     fn resizable(package: &CpuPackage) -> ResizableFunction {
         let model = package.package().model();
         let (function, described) = (model.program.functions["main"].clone(), model.functions[0].clone());
@@ -166,15 +181,10 @@ mod tests {
     fn functions_between_two_are_those_that_are_compiled() {
         let dir = tempfile::tempdir().unwrap();
         let package = package(dir.path(), 8);
-        let axes = BTreeMap::from([("x".to_string(), 3)]);
-        let known = resizable(&package);
-        for tokens in [5, 3] {
-            assert!(known.between(tokens).is_none(), "there are no two yet");
-            known.for_tokens(&axes, 8, tokens).unwrap();
-        }
+        let known = known(&package);
         for tokens in 1..=40 {
             let between = known.between(tokens).unwrap();
-            let compiled = resizable(&package).for_tokens(&axes, 8, tokens).unwrap();
+            let compiled = resizable(&package).for_tokens(&axes(), 8, tokens).unwrap();
             assert_eq!(between.inputs(), compiled.inputs());
             assert_eq!(between.outputs(), compiled.outputs());
             let x = Tensor::f32(
@@ -193,12 +203,7 @@ mod tests {
     #[test]
     fn what_is_on_no_line_is_not_between() {
         let dir = tempfile::tempdir().unwrap();
-        let package = package(dir.path(), 8);
-        let axes = BTreeMap::from([("x".to_string(), 3)]);
-        let known = resizable(&package);
-        for tokens in [5, 3] {
-            known.for_tokens(&axes, 8, tokens).unwrap();
-        }
+        let known = known(&package(dir.path(), 8));
         {
             // 24 channels at 5 tokens and 23 at 3 would be 23.5 at 4.
             let mut all = locked(&known.known);
@@ -207,6 +212,6 @@ mod tests {
             sizes.filter(|n| **n == CHANNELS as usize).for_each(|n| *n -= 1);
         }
         assert!(known.between(4).is_none());
-        assert!(known.for_tokens(&axes, 8, 4).is_ok(), "it is compiled instead");
+        assert!(known.for_tokens(&axes(), 8, 4).is_ok(), "it is compiled instead");
     }
 }

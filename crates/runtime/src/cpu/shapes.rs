@@ -9,14 +9,16 @@
 use super::Options;
 use super::ir::{Instr, InstrKind, ValueRef};
 use super::recent::Recent;
+use super::shared_constants::{CompileContext, SharedConstants};
 use crate::Result;
 use crate::tensor::Tensor;
+use anemoe_io::locked;
 use anemoe_mlpackage::mil::{
     Argument, Binding, Dim, FeatureShape, Function, FunctionDescription, Operation, TensorType, ValueType,
 };
 use anemoe_mlpackage::package::Package;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Sets of shapes for which plans are kept.
 const KEPT: usize = 16;
@@ -76,7 +78,7 @@ type InputShapes = Vec<Vec<usize>>;
 pub(super) type Shapes = BTreeMap<String, Vec<usize>>;
 
 /// Compiles a function of known shapes to a plan; none where there can be no plan.
-type Compile<F> = fn(&Arc<Package>, &Function, &FunctionDescription, Options) -> Result<Option<F>>;
+type Compile<F> = fn(CompileContext<'_>, &Function, &FunctionDescription) -> Result<Option<F>>;
 
 /// A function whose shapes come with its inputs, and its plans, compiled to `F`.
 pub(super) struct ShapePlans<F> {
@@ -84,6 +86,8 @@ pub(super) struct ShapePlans<F> {
     body: Function,
     described: FunctionDescription,
     options: Options,
+    /// Constants of the function, whatever its shapes.
+    constants: SharedConstants,
     compile: Compile<F>,
     /// Plans by the shapes of the inputs; none where there can be no plan.
     plans: Mutex<Recent<InputShapes, Option<Arc<F>>>>,
@@ -130,6 +134,7 @@ impl<F> ShapePlans<F> {
             body: body.clone(),
             described: described.clone(),
             options,
+            constants: SharedConstants::default(),
             compile,
             plans,
         }
@@ -137,7 +142,7 @@ impl<F> ShapePlans<F> {
 
     /// The plan for inputs of these shapes; `trace` says the shapes of all values, where they are new.
     pub fn find(&self, inputs: &[&Tensor], trace: impl FnOnce() -> Option<Shapes>) -> Option<Arc<F>> {
-        let plans = || self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let plans = || locked(&self.plans);
         let key: InputShapes = inputs.iter().map(|t| t.shape.clone()).collect();
         if let Some(found) = plans().get(&key) {
             return found.clone();
@@ -162,6 +167,11 @@ impl<F> ShapePlans<F> {
                 fixed(&mut output.ty, shape);
             }
         }
-        (self.compile)(&self.package, &body, &described, self.options).ok().flatten()
+        let context = CompileContext {
+            package: &self.package,
+            options: self.options,
+            constants: Some(&self.constants),
+        };
+        (self.compile)(context, &body, &described).ok().flatten()
     }
 }

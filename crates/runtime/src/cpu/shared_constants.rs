@@ -1,4 +1,4 @@
-//! Constants of a program, made once for all functions that are made of it for numbers of tokens.
+//! Constants of a program, made once for all functions that are made of it for numbers of tokens or shapes.
 
 use super::Options;
 use super::weights::Constant;

@@ -5,13 +5,14 @@ use crate::Result;
 use crate::cpu::ops::OpError;
 use crate::cpu::ops::shape::count;
 use crate::tensor::Tensor;
+use anemoe_io::locked;
 use anemoe_kernels::{Matrix, OwnedMatrix, Weight, WeightFormat, f32_bytes};
 use anemoe_mlpackage::blob::{SharedBlob, unpack_sub_byte};
 use anemoe_mlpackage::mil::{Argument, Binding, DataType, Operation, TensorData, Value, ValueType};
 use anemoe_mlpackage::package::Package;
 use half::{bf16, f16};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 /// Key of a rearranged weight: the blob that it was made of, its columns, and their taps, or none where it
 /// was transposed.
@@ -167,7 +168,7 @@ impl StoredWeight {
             taps,
             fast: self.matrix.is_fast(),
         };
-        let all = || REARRANGED.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = || locked(&REARRANGED);
         if let Some((_, made)) =
             all().get(&key).and_then(|(blob, made)| Some((blob.clone(), made.upgrade()?)))
         {
