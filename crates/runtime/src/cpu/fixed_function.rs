@@ -92,7 +92,7 @@ impl FixedFunction {
         let source = PlanInput {
             steps: line.each(&a.steps, &b.steps, Line::step)?,
             constants: line.each(&a.constants, &b.constants, Line::constant)?,
-            shapes: line.each(&a.shapes, &b.shapes, Line::shape)?,
+            shapes: line.each(&a.shapes, &b.shapes, |line, a, b| line.shape(a, b))?,
             types: a.types.clone(),
             inputs: a.inputs.clone(),
             outputs: a.outputs.clone(),
@@ -141,7 +141,7 @@ impl Line {
     }
 
     /// A shape that is not too large.
-    fn shape(self, a: &Vec<usize>, b: &Vec<usize>) -> Option<Vec<usize>> {
+    fn shape(self, a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
         let shape = self.each(a, b, |line, a, b| line.size(*a, *b))?;
         count(&shape).is_ok().then_some(shape)
     }
