@@ -48,7 +48,7 @@ const MAX_FAULTS: usize = 10;
 
 /// Result of a target.
 #[derive(Default)]
-struct Done {
+struct FuzzRuns {
     executions: u64,
     seconds: f64,
     coverage: u64,
@@ -87,7 +87,7 @@ pub fn run(mut options: TaskOptions) -> Passed {
     println!(
         "\n| target | executions | executions/s | coverage | features | faults |\n|---|---|---|---|---|---|"
     );
-    let mut total = Done::default();
+    let mut total = FuzzRuns::default();
     for (name, done) in &all {
         println!("{}", row(name, done));
         total.executions += done.executions;
@@ -100,7 +100,7 @@ pub fn run(mut options: TaskOptions) -> Passed {
     Ok(total.faults == 0)
 }
 
-fn row(name: &str, d: &Done) -> String {
+fn row(name: &str, d: &FuzzRuns) -> String {
     let rate = d.executions as f64 / d.seconds.max(1e-9);
     format!("| {name} | {} | {rate:.0} | {} | {} | {} |", d.executions, d.coverage, d.features, d.faults)
 }
@@ -112,13 +112,13 @@ fn fuzz(
     sanitizer: &str,
     (seconds, runs): (u64, u64),
     scratch: &Path,
-) -> Result<Done, Box<dyn std::error::Error>> {
+) -> Result<FuzzRuns, Box<dyn std::error::Error>> {
     let corpus = folder.join("corpus").join(target.name);
     let artifacts = folder.join("artifacts").join(target.name);
     fs::create_dir_all(&artifacts)?;
     let log = artifacts.join("log.txt");
     build(folder, target, sanitizer)?;
-    let mut done = Done::default();
+    let mut done = FuzzRuns::default();
     while done.faults < MAX_FAULTS {
         let before = files(&artifacts)?;
         let mut command = cargo(folder);

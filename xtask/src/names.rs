@@ -1,7 +1,8 @@
 //! `cargo xtask names`: one name, one meaning.
 //!
-//! Lists visible types that more than one file declares, and modules that more than one crate has. Names that
-//! are meant so stand in `names.allow` with a reason; those that stand there without need are listed too.
+//! Lists types that more than one file declares, visible or not, and files of one name: in different crates, or in
+//! different folders of a crate. Names that are meant so stand in `names.allow` with a reason; those that stand
+//! there without need are listed too.
 //! Code for tests does not count. First words of doc comments are checked besides: see [`doc_openings`].
 
 use crate::doc_openings;
@@ -22,13 +23,13 @@ const ARGUMENTS: &str = "Args";
 /// is none but the names that are allowed.
 pub fn check() -> Passed {
     let mut types: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    let mut modules: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
+    let mut modules: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for read in module_tree::read_workspace(&root())? {
         for module in &read.modules {
             let place = format!("{}/{}", read.name, read.files[module.file].display());
             let is_command = read.files[module.file].starts_with(COMMANDS);
-            let visible = module.declared.iter().filter(|(_, d)| **d == Declared::VisibleType);
-            for (name, _) in visible.filter(|(name, _)| !(is_command && *name == ARGUMENTS)) {
+            let types_here = module.declared.iter().filter(|(_, d)| **d == Declared::Type);
+            for (name, _) in types_here.filter(|(name, _)| !(is_command && *name == ARGUMENTS)) {
                 types.entry(name.clone()).or_default().insert(place.clone());
             }
         }
@@ -41,12 +42,12 @@ pub fn check() -> Passed {
             let name = name.map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
             if !COMMON.contains(&name.as_str()) && !file.starts_with(COMMANDS) {
                 let place = format!("{}/{}", read.name, file.display());
-                modules.entry(name).or_default().insert(read.name.clone(), place);
+                modules.entry(name).or_default().insert(place);
             }
         }
     }
     let types = types.into_iter().map(|(name, places)| (name, Vec::from_iter(places)));
-    let modules = modules.into_iter().map(|(name, places)| (name, Vec::from_iter(places.into_values())));
+    let modules = modules.into_iter().map(|(name, places)| (name, Vec::from_iter(places)));
     let found: BTreeMap<(&str, String), Vec<String>> = types
         .map(|(name, places)| (("type", name), places))
         .chain(modules.map(|(name, places)| (("file", name), places)))

@@ -14,7 +14,7 @@ use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-type Done = Result<(), Box<dyn Error>>;
+type SeedsPassed = Result<(), Box<dyn Error>>;
 
 /// Line between the files of an input that stands for several, as in `fuzz/src/lib.rs`.
 const SEPARATOR: &[u8] = b"\n--8<--\n";
@@ -24,7 +24,7 @@ const FIXTURES: [&str; 5] =
     ["tiny-gemma4-moe", "tiny-gemma4-moe-text", "tiny-zaya", "tiny-zaya-legacy", "tiny-zaya-skip"];
 
 /// Writes the seeds of every target into a folder of its own.
-pub fn write(corpus: &Path) -> Done {
+pub fn write(corpus: &Path) -> SeedsPassed {
     let seeds = Seeds { corpus };
     seeds.configurations()?;
     seeds.packages()?;
@@ -40,13 +40,13 @@ struct Seeds<'a> {
 }
 
 impl Seeds<'_> {
-    fn add(&self, target: &str, name: &str, bytes: &[u8]) -> Done {
+    fn add(&self, target: &str, name: &str, bytes: &[u8]) -> SeedsPassed {
         let folder = self.corpus.join(target);
         fs::create_dir_all(&folder)?;
         Ok(fs::write(folder.join(format!("seed-{name}")), bytes)?)
     }
 
-    fn configurations(&self) -> Done {
+    fn configurations(&self) -> SeedsPassed {
         for name in FIXTURES {
             let text = fs::read(root().join("fixtures").join(name).join("config.json"))?;
             let family = if name.contains("zaya") { "config_zaya" } else { "config_gemma4" };
@@ -58,7 +58,7 @@ impl Seeds<'_> {
         Ok(())
     }
 
-    fn packages(&self) -> Done {
+    fn packages(&self) -> SeedsPassed {
         let tests = root().join("crates/runtime/tests");
         for (name, package) in
             packages(&tests.join("interop"))?.into_iter().chain(packages(&tests.join("suite"))?)
@@ -82,7 +82,7 @@ impl Seeds<'_> {
         Ok(())
     }
 
-    fn arrays(&self) -> Done {
+    fn arrays(&self) -> SeedsPassed {
         let dir = tempfile::tempdir()?;
         let (npy, npz) = (dir.path().join("a.npy"), dir.path().join("a.npz"));
         let data: [(&str, ArrayData); 5] = [
@@ -111,7 +111,7 @@ impl Seeds<'_> {
         self.add("importance", "written", &fs::read(&npz)?)
     }
 
-    fn checkpoints(&self) -> Done {
+    fn checkpoints(&self) -> SeedsPassed {
         let a: Vec<u8> = [1f32, 2.0, 3.0, 4.0].iter().flat_map(|v| v.to_le_bytes()).collect();
         let b = [0u8, 0x3c, 0, 0x40];
         let first = TensorView::new(Dtype::F32, vec![2, 2], &a)?;
@@ -137,7 +137,7 @@ impl Seeds<'_> {
         self.add("gguf", "tokenizer", &gguf.write())
     }
 
-    fn bundle_files(&self) -> Done {
+    fn bundle_files(&self) -> SeedsPassed {
         for name in FIXTURES {
             let path = root().join("fixtures").join(name);
             let checkpoint = models::load(path.to_str().ok_or("a path in UTF-8")?)?;
@@ -173,7 +173,7 @@ impl Seeds<'_> {
         self.add("journal", "two", &fs::read(dir.path().join("journal.jsonl"))?)
     }
 
-    fn tables(&self) -> Done {
+    fn tables(&self) -> SeedsPassed {
         let outcomes = root().join("crates/gates/src/residency/outcomes");
         for name in ["known"] {
             let text = fs::read_to_string(outcomes.join(format!("{name}.tsv")))?;

@@ -1,7 +1,7 @@
 //! Files that are either whole or absent.
 
 use crate::{Error, Result};
-use anemoe_io::open_input;
+use anemoe_io::{hex, open_input};
 use sha2::{Digest, Sha256};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -24,10 +24,6 @@ fn hash_into(path: &Path, hasher: &mut Sha256) -> Result<()> {
         }
         hasher.update(&buf[..n]);
     }
-}
-
-pub(crate) fn hex(digest: impl AsRef<[u8]>) -> String {
-    digest.as_ref().iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// SHA-256 of a file, in hexadecimal.

@@ -3,8 +3,8 @@
 //! The only file of a bundle with times in it, and the only one that grows: nothing that runs a bundle reads it, and two bundles
 //! are compared without it. Kinds, states and fields that this version does not know are kept as they are.
 
-use crate::hash::hex;
 use crate::{Error, Result};
+use anemoe_io::hex;
 use jiff::{Timestamp, Unit};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -205,7 +205,7 @@ fn parse_line(line: &[u8]) -> std::result::Result<Event, Fault> {
     })?;
     let fault = |what: String| Fault { torn: false, what };
     let event: Event =
-        serde_json::from_value(value).map_err(|e| fault(anemoe_io::json::Error::from(e).to_string()))?;
+        serde_json::from_value(value).map_err(|e| fault(anemoe_io::json::JsonError::from(e).to_string()))?;
     event.check().map_err(fault)?;
     Ok(event)
 }

@@ -40,11 +40,11 @@ pub struct Control {
 }
 
 /// Plans of a package's functions, or the failure of the child that asked.
-pub type Answer = Result<Vec<(String, Vec<PlannedOp>)>, StepFailure>;
+pub type PlanAnswer = Result<Vec<(String, Vec<PlannedOp>)>, StepFailure>;
 
 impl Control {
     /// Judges the answer to asking a package of the bundle again with the CPU alone allowed; none where no package has a plan.
-    pub fn cpu_alone(package: &str, answer: Option<Answer>) -> Control {
+    pub fn cpu_alone(package: &str, answer: Option<PlanAnswer>) -> Control {
         Control::judged("the CPU alone is allowed", package, answer)
     }
 
@@ -72,7 +72,7 @@ impl Control {
         Ok(Control::judged("products in fp32", FP32_PACKAGE, Some(answer)))
     }
 
-    fn judged(control: &'static str, package: &str, answer: Option<Answer>) -> Control {
+    fn judged(control: &'static str, package: &str, answer: Option<PlanAnswer>) -> Control {
         let (plans, failure) = match answer {
             None => (Vec::new(), Some("no package of the bundle has a plan".to_string())),
             Some(Err(f)) => (Vec::new(), Some(format!("{} {}: {}", f.step, f.end.word(), f.message))),

@@ -1,7 +1,7 @@
 //! Placement as this Mac plans it: MLComputePlan for every function of a bundle, each package in a process of its own.
 
 use crate::commands::compile::form_of;
-use crate::device_controls::{Answer, Control};
+use crate::device_controls::{Control, PlanAnswer};
 use crate::step::{Risky, StepFailure, Work};
 use crate::ui::{Ui, bytes, message};
 use anemoe_bundle::{Chain, Shard};
@@ -161,7 +161,7 @@ fn ask(
     models: &CompiledModels,
     risky: Risky,
     cpu_only: bool,
-) -> anyhow::Result<Answer> {
+) -> anyhow::Result<PlanAnswer> {
     let work = Work::Plan {
         package: package.to_path_buf(),
         compiled: models.expect(package)?,

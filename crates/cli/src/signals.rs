@@ -1,8 +1,9 @@
 //! Signals: Ctrl-C keeps what is finished and removes what is temporary; a limit of file sizes is an error like any other.
 
 use anemoe_convert::build;
+use anemoe_io::locked;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// Exit status of a command that Ctrl-C (SIGINT) interrupted: 128 and the signal's number, as shells count.
@@ -63,11 +64,11 @@ pub fn install(last_words: impl Fn() + Send + 'static) -> anyhow::Result<()> {
 /// Lets a command deal with signals itself: `handler` is given the exit status of each, [`BY_CTRL_C`] for Ctrl-C, and returns
 /// whether the process goes on.
 pub fn handle(handler: impl FnMut(u8) -> bool + Send + 'static) {
-    *HANDLER.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(handler));
+    *locked(&HANDLER) = Some(Box::new(handler));
 }
 
 fn is_handled(status: u8) -> bool {
-    HANDLER.lock().unwrap_or_else(PoisonError::into_inner).as_mut().is_some_and(|handler| handler(status))
+    locked(&HANDLER).as_mut().is_some_and(|handler| handler(status))
 }
 
 /// Ends the process.

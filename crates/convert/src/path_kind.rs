@@ -124,7 +124,7 @@ pub mod lossless {
 
     #[derive(Deserialize)]
     #[serde(untagged)]
-    enum Written {
+    enum TextOrBytes {
         Text(PathBuf),
         #[cfg(unix)]
         Bytes(Vec<u8>),
@@ -148,10 +148,10 @@ pub mod lossless {
     /// # Errors
     /// It is neither a text nor a list of bytes.
     pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<PathBuf, D::Error> {
-        Ok(match Written::deserialize(d)? {
-            Written::Text(path) => path,
+        Ok(match TextOrBytes::deserialize(d)? {
+            TextOrBytes::Text(path) => path,
             #[cfg(unix)]
-            Written::Bytes(bytes) => {
+            TextOrBytes::Bytes(bytes) => {
                 use std::os::unix::ffi::OsStringExt;
                 std::ffi::OsString::from_vec(bytes).into()
             }

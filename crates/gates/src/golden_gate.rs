@@ -47,7 +47,7 @@ pub struct Rounded {
     /// Median of them.
     pub median_cosine: f64,
     /// Steps whose choice differs from the reference's.
-    pub wrong_choices: Vec<Choice>,
+    pub wrong_choices: Vec<WrongChoice>,
     /// The bundle's own greedy continuation equals the reference's.
     pub tokens_match: bool,
     /// See [`Validation::repeated`].
@@ -167,7 +167,7 @@ pub struct Validation {
     /// Logits after each token of the reference's continuation, which is what the bundle is fed.
     pub decode: Vec<DecodeStep>,
     /// Steps whose choice differs from the reference's.
-    pub wrong_choices: Vec<Choice>,
+    pub wrong_choices: Vec<WrongChoice>,
     /// See [`NEAR_TIE`].
     pub near_tie_margin: f32,
     /// The bundle's own greedy continuation equals the reference's.
@@ -218,7 +218,7 @@ impl RepeatedToken {
 
 /// A step at which the bundle would choose another token than the reference.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Choice {
+pub struct WrongChoice {
     /// Number of the step, from 0.
     pub step: usize,
     /// The bundle's token.
@@ -337,14 +337,14 @@ pub fn validate(model: &Model, golden: &Golden, threshold: f64) -> Result<Valida
         decode.push(DecodeStep { step, agreement: Agreement::of(&logits, reference) });
     }
     let expected_ids = golden.decode_tokens.clone();
-    let wrong_choices: Vec<Choice> = choices
+    let wrong_choices: Vec<WrongChoice> = choices
         .iter()
         .zip(&expected_ids)
         .enumerate()
         .filter(|(_, (a, b))| a != b)
         .map(|(step, (&chosen, &expected))| {
             let margin = golden.next_token_logits.get(step).map_or(f32::INFINITY, |row| lead(row));
-            Choice { step, chosen, expected, margin, near_tie: margin < NEAR_TIE }
+            WrongChoice { step, chosen, expected, margin, near_tie: margin < NEAR_TIE }
         })
         .collect();
     let tokens_match = choices == expected_ids;

@@ -12,7 +12,7 @@ use anemoe_bundle::{
 use anemoe_convert::build;
 use anemoe_convert::checkpoint::SIDE_FILES;
 use anemoe_convert::models::token_ids;
-use anemoe_io::{OwnedDir, json, read_input};
+use anemoe_io::{OwnedDir, json, locked, read_input};
 use anemoe_mlpackage::package::Package;
 use anemoe_runtime::chat::ChatTemplate;
 use anemoe_runtime::cpu::CpuBackend;
@@ -117,7 +117,7 @@ pub fn verify(
         }
         let found = if is_package { package_sha256(&path)? } else { file_sha256(&path)? };
         if found != wanted && package.is_some_and(|bytes| is_rewritten(&path, bytes, wanted)) {
-            others.lock().unwrap_or_else(PoisonError::into_inner).push(path);
+            locked(&others).push(path);
             return Ok(None);
         }
         if found != wanted {
@@ -128,7 +128,7 @@ pub fn verify(
     };
     let new = Mutex::new(Vec::new());
     let keep = |entry: Option<(String, String)>| {
-        new.lock().unwrap_or_else(PoisonError::into_inner).extend(entry);
+        locked(&new).extend(entry);
     };
     keep(hashed(&chain.embedding.file, &chain.embedding.sha256, None)?);
     if let Some(vectors) = &chain.vectors {

@@ -2,6 +2,7 @@
 
 use crate::blob_hash::BlobHash;
 use crate::http_client::{Answer, HttpClient, HttpRequest, Token, Trouble, shown};
+use anemoe_io::hex;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
@@ -72,10 +73,9 @@ impl Hasher {
     }
 
     fn hex(self) -> String {
-        let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect();
         match self {
-            Hasher::Sha256(h) => hex(&h.finalize()),
-            Hasher::Git(h) => hex(&h.finalize()),
+            Hasher::Sha256(h) => hex(h.finalize()),
+            Hasher::Git(h) => hex(h.finalize()),
         }
     }
 }

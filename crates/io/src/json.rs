@@ -9,13 +9,13 @@ use std::fmt;
 
 /// Reason for which a text was refused, in words about JSON: the library speaks of types of this program.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Error {
+pub struct JsonError {
     what: String,
     column: usize,
     is_eof: bool,
 }
 
-impl Error {
+impl JsonError {
     /// Byte of the line where the fault is, from 1; 0 where that is not known.
     pub fn column(&self) -> usize {
         self.column
@@ -27,23 +27,23 @@ impl Error {
     }
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for JsonError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.what)
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for JsonError {}
 
-impl From<serde_json::Error> for Error {
-    fn from(e: serde_json::Error) -> Error {
+impl From<serde_json::Error> for JsonError {
+    fn from(e: serde_json::Error) -> JsonError {
         let text = e.to_string();
         let place = format!(" at line {} column {}", e.line(), e.column());
         let what = match text.strip_suffix(&place) {
             Some(what) if e.line() > 0 => format!("{}{place}", in_words_of_json(what)),
             _ => in_words_of_json(&text),
         };
-        Error { what, column: e.column(), is_eof: e.is_eof() }
+        JsonError { what, column: e.column(), is_eof: e.is_eof() }
     }
 }
 
@@ -127,7 +127,7 @@ fn wanted_words(wanted: &str) -> Cow<'_, str> {
 ///
 /// # Errors
 /// The text is not JSON, an object has a key twice (the error names it), or `T` does not take what is there.
-pub fn parse<T: DeserializeOwned>(text: &[u8]) -> Result<T, Error> {
+pub fn parse<T: DeserializeOwned>(text: &[u8]) -> Result<T, JsonError> {
     serde_json::from_slice::<Unique>(text)?;
     Ok(serde_json::from_slice(text)?)
 }

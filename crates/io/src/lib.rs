@@ -11,6 +11,7 @@
 //! error    Error, Kind                           why something was refused
 //! json     parse                                 objects with every key once
 //! locked   locked                                a mutex, whatever became of its last holder
+//! hex      hex                               bytes as text, of hashes above all
 //! scratch  Scratch, Temporary                    what is temporary goes at the end, after Ctrl-C too
 //! ```
 //!
@@ -22,6 +23,7 @@
 
 mod atomic;
 mod error;
+mod hex;
 mod input;
 pub mod json;
 mod locked;
@@ -34,6 +36,7 @@ mod system_memory;
 
 pub use atomic::{sync_dir, write_atomic};
 pub use error::{Error, Kind, Result};
+pub use hex::hex;
 pub use input::{open_input, read_input, read_text};
 pub use locked::locked;
 pub use output::Output;

@@ -1,11 +1,12 @@
 //! Temporary files and folders: they go at the end, after Ctrl-C, and with the next run where one was killed.
 
+use crate::locked::locked;
 use crate::open_input;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 /// Names of temporary files and folders begin with this. Nobody else uses it: what has such a name may be removed.
@@ -25,7 +26,7 @@ static LIVE: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
 fn live() -> MutexGuard<'static, BTreeSet<PathBuf>> {
     // A set of paths is whole between any two calls.
-    LIVE.lock().unwrap_or_else(PoisonError::into_inner)
+    locked(&LIVE)
 }
 
 /// Removes every temporary file and folder of this process. For the handler of an interruption, which then ends the process:

@@ -49,7 +49,7 @@ mod transpose;
 mod weight_format;
 
 pub use activations::{Columns, Layout, PackedActivations};
-pub use attention::{AttentionShape, CacheValues, CacheView, HeadStrides, Mask, attention};
+pub use attention::{AttentionShape, CacheValues, CacheView, HeadStrides, MASK_CUTOFF, Mask, attention};
 pub use bandwidth::{measure_bandwidth, read};
 pub use conv::{Conv, DepthwiseConv, Image, Window, conv, depthwise_conv};
 pub use elementwise::{GELU_FP16, Gate, apply_activation, apply_gate, exp_and_sum, softcap};

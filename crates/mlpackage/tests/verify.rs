@@ -160,7 +160,6 @@ fn the_builder_refuses_what_cannot_be() {
     let y = f.input("y", fp16(&[1, 3, 1, 2])).unwrap();
     assert!(f.add("d", &x, &y).unwrap_err().to_string().contains("broadcast"));
     assert!(f.input_ranged("r", DataType::Float16, &[5], &[(1, 4)]).is_err());
-    assert!(f.input_enumerated("e", DataType::Float16, &[vec![1]]).is_err());
     assert!(f.finish().unwrap_err().to_string().contains("without outputs"));
 }
 

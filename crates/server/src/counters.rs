@@ -1,9 +1,10 @@
 //! Counters, and their text for Prometheus.
 
+use anemoe_io::locked;
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 /// Upper bounds of a histogram's buckets, in seconds.
 const BOUNDS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
@@ -88,14 +89,14 @@ pub struct ServerCounters {
 impl ServerCounters {
     /// Counts an answer to a request.
     pub fn count_request(&self, path: &'static str, status: u16) {
-        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut requests = locked(&self.requests);
         *requests.entry((path, status)).or_insert(0) += 1;
     }
 
     /// Text in the format of Prometheus.
     pub fn render(&self) -> String {
         let mut out = String::new();
-        let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let requests = locked(&self.requests);
         let _ = writeln!(
             out,
             "# HELP anemoe_requests_total Answers to requests.\n# TYPE anemoe_requests_total counter"

@@ -19,11 +19,11 @@ pub struct ItemUse {
 pub fn find_references(read: &Crate) -> Vec<ItemUse> {
     let mut found = Vec::new();
     for (index, module) in read.modules.iter().enumerate() {
-        let mut walk = Walk { paths: module.private_imports.clone(), scopes: Module::default() };
+        let mut walk = PathWalk { paths: module.private_imports.clone(), scopes: Module::default() };
         for item in &module.items {
             walk.visit_item(item);
         }
-        let Walk { paths, scopes } = walk;
+        let PathWalk { paths, scopes } = walk;
         for path in paths.iter().chain(&scopes.private_imports) {
             // Names that a function imports for itself come before those of its module.
             let full: Vec<String> = match path.first().and_then(|first| scopes.imports.get(first)) {
@@ -49,13 +49,13 @@ fn macro_name(path: &[String]) -> Option<&str> {
     path.last()?.strip_suffix('!')
 }
 
-struct Walk {
+struct PathWalk {
     paths: Vec<Vec<String>>,
     /// Imports inside functions.
     scopes: Module,
 }
 
-impl Walk {
+impl PathWalk {
     /// Takes paths from the tokens of a macro call, whose grammar is not known.
     fn tokens(&mut self, tokens: TokenStream) {
         let tokens: Vec<TokenTree> = tokens.into_iter().collect();
@@ -95,7 +95,7 @@ fn names(path: &syn::Path) -> Vec<String> {
     path.segments.iter().map(|s| s.ident.to_string()).collect()
 }
 
-impl<'ast> Visit<'ast> for Walk {
+impl<'ast> Visit<'ast> for PathWalk {
     fn visit_item(&mut self, item: &'ast syn::Item) {
         let attributes: &[syn::Attribute] = match item {
             syn::Item::Impl(i) => &i.attrs,

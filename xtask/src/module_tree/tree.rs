@@ -40,8 +40,8 @@ pub struct Module {
 /// Kind of a declared item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Declared {
-    /// A struct, enum, union or trait that other modules can name.
-    VisibleType,
+    /// A struct, enum, union or trait, or another name of a type.
+    Type,
     /// Anything else.
     Other,
 }
@@ -147,16 +147,12 @@ impl Crate {
     }
 
     fn declare(&mut self, here: usize, item: Item) {
-        let visible = |vis: &Visibility| match vis {
-            Visibility::Inherited => Declared::Other,
-            _ => Declared::VisibleType,
-        };
         let (name, declared, attributes) = match &item {
-            Item::Struct(i) => (&i.ident, visible(&i.vis), &i.attrs),
-            Item::Enum(i) => (&i.ident, visible(&i.vis), &i.attrs),
-            Item::Union(i) => (&i.ident, visible(&i.vis), &i.attrs),
-            Item::Trait(i) => (&i.ident, visible(&i.vis), &i.attrs),
-            Item::Type(i) => (&i.ident, Declared::Other, &i.attrs),
+            Item::Struct(i) => (&i.ident, Declared::Type, &i.attrs),
+            Item::Enum(i) => (&i.ident, Declared::Type, &i.attrs),
+            Item::Union(i) => (&i.ident, Declared::Type, &i.attrs),
+            Item::Trait(i) => (&i.ident, Declared::Type, &i.attrs),
+            Item::Type(i) => (&i.ident, Declared::Type, &i.attrs),
             Item::Fn(i) => (&i.sig.ident, Declared::Other, &i.attrs),
             Item::Const(i) => (&i.ident, Declared::Other, &i.attrs),
             Item::Static(i) => (&i.ident, Declared::Other, &i.attrs),

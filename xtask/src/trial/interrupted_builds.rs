@@ -2,7 +2,7 @@
 
 use super::choices::Choices;
 use super::process;
-use super::snapshot::{self, Snapshot, SnapshotEntry};
+use super::snapshot::{self, FolderSnapshot, SnapshotEntry};
 use crate::task::{Passed, root};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -97,8 +97,8 @@ impl Foreign {
     }
 }
 
-/// Outcome of one build.
-struct Outcome {
+/// BuildOutcome of one build.
+struct BuildOutcome {
     seed: u64,
     foreign: Foreign,
     early: bool,
@@ -126,7 +126,7 @@ pub fn run(binary: &Path, scratch: &Path, builds: u64, seed: u64, keep: bool) ->
         let gates = r.once_in(3);
         let (reference, seconds) = &references[usize::from(gates)];
         let folder = scratch.join(format!("killed-{seed}"));
-        let outcome = Outcome { seed, ..one(binary, &folder, gates, (reference, *seconds), &mut r)? };
+        let outcome = BuildOutcome { seed, ..one(binary, &folder, gates, (reference, *seconds), &mut r)? };
         for what in &outcome.violations {
             eprintln!("seed {}: {}: {what}", outcome.seed, outcome.foreign.name());
         }
@@ -142,9 +142,9 @@ fn one(
     binary: &Path,
     folder: &Path,
     gates: bool,
-    (reference, seconds): (&Snapshot, f64),
+    (reference, seconds): (&FolderSnapshot, f64),
     r: &mut Choices,
-) -> io::Result<Outcome> {
+) -> io::Result<BuildOutcome> {
     let foreign = *r.pick(&FOREIGN);
     let early = r.once_in(2);
     let kills = 1 + r.below(4);
@@ -155,7 +155,7 @@ fn one(
         kept.extend(foreign.plant(folder)?);
     }
     let mut violations = Vec::new();
-    let mut before = Snapshot::new();
+    let mut before = FolderSnapshot::new();
     let mut end = String::new();
     for attempt in 0..=kills {
         if attempt == 1 && !early {
@@ -230,7 +230,7 @@ fn one(
         snapshot::differences(&before, &after, &may[..1 + usize::from(foreign == Foreign::ShardsLink)]);
     violations
         .extend(created.into_iter().filter(|c| !kept.iter().any(|k| c.ends_with(&k.display().to_string()))));
-    Ok(Outcome { seed: 0, foreign, early, kills, end, violations })
+    Ok(BuildOutcome { seed: 0, foreign, early, kills, end, violations })
 }
 
 /// True if a refusal names what was planted; a folder that held nothing else before the first run may be
@@ -283,7 +283,7 @@ fn build(
 }
 
 /// Differences of a bundle from another, but for the journal.
-fn unlike(reference: &Snapshot, found: &Snapshot) -> Vec<String> {
+fn unlike(reference: &FolderSnapshot, found: &FolderSnapshot) -> Vec<String> {
     let same = |a: &SnapshotEntry, b: &SnapshotEntry| match (a, b) {
         (SnapshotEntry::File { hash: a, .. }, SnapshotEntry::File { hash: b, .. }) => a == b,
         _ => a == b,
@@ -305,15 +305,15 @@ fn unlike(reference: &Snapshot, found: &Snapshot) -> Vec<String> {
 
 /// Builds with one kind of foreign things.
 #[derive(Default)]
-struct Row<'a> {
+struct BuildRow<'a> {
     builds: u64,
     kills: usize,
     ends: BTreeMap<&'a str, u64>,
-    broken: Vec<&'a Outcome>,
+    broken: Vec<&'a BuildOutcome>,
 }
 
-fn report(outcomes: &[Outcome]) -> bool {
-    let mut rows: BTreeMap<Foreign, Row<'_>> = BTreeMap::new();
+fn report(outcomes: &[BuildOutcome]) -> bool {
+    let mut rows: BTreeMap<Foreign, BuildRow<'_>> = BTreeMap::new();
     for o in outcomes {
         let row = rows.entry(o.foreign).or_default();
         row.builds += 1;

@@ -13,7 +13,7 @@ use crate::options::TaskOptions;
 use crate::task::Passed;
 use cases::{CASES, Case, InputPool};
 use hostile::Class;
-use one::{Trial, TrialOutcome};
+use one::{OneTrial, TrialOutcome};
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -36,7 +36,7 @@ pub fn run(mut options: TaskOptions) -> Passed {
     if !options.finish()?.is_empty() {
         return Err("trial takes options only".into());
     }
-    let base = Base::new(Path::new(&binary), keep)?;
+    let base = TrialBase::new(Path::new(&binary), keep)?;
     let passed = (|| -> Passed {
         let mut passed = true;
         if let Some(n) = interrupts {
@@ -49,7 +49,7 @@ pub fn run(mut options: TaskOptions) -> Passed {
                 return Err("--only: no such command".into());
             }
             let pool = InputPool::make(&base.scratch.join("pool"), &base.binary)?;
-            let trial = Trial { binary: &base.binary, pool: &pool, scratch: &base.scratch, cases, keep };
+            let trial = OneTrial { binary: &base.binary, pool: &pool, scratch: &base.scratch, cases, keep };
             passed &= all(&trial, seed, runs.unwrap_or(1000), jobs)?;
         }
         Ok(passed)
@@ -64,13 +64,13 @@ pub fn run(mut options: TaskOptions) -> Passed {
 }
 
 /// Folders of a trial that `nobody` can read: one for the binary, one in memory for the runs.
-struct Base {
+struct TrialBase {
     binary: PathBuf,
     scratch: PathBuf,
 }
 
-impl Base {
-    fn new(binary: &Path, keep: bool) -> std::io::Result<Base> {
+impl TrialBase {
+    fn new(binary: &Path, keep: bool) -> std::io::Result<TrialBase> {
         let folder = |inside: &Path| {
             let dir = tempfile::Builder::new().prefix("anemoe-trial-").tempdir_in(inside)?.keep();
             fs::set_permissions(&dir, fs::Permissions::from_mode(0o755))?;
@@ -81,13 +81,13 @@ impl Base {
         let scratch = if memory.is_dir() && !keep { folder(memory)? } else { folder(&std::env::temp_dir())? };
         let copied = folder(&std::env::temp_dir())?.join("anemoe");
         fs::copy(binary, &copied)?;
-        Ok(Base { binary: copied, scratch })
+        Ok(TrialBase { binary: copied, scratch })
     }
 }
 
 /// Counts of one command.
 #[derive(Default)]
-struct Row {
+struct TrialRow {
     classes: BTreeMap<Class, u64>,
     statuses: BTreeMap<String, u64>,
     peak_bytes: u64,
@@ -95,7 +95,7 @@ struct Row {
 }
 
 /// Runs all seeds and prints the table and the violations.
-fn all(trial: &Trial<'_>, seed: u64, runs: u64, jobs: u64) -> Passed {
+fn all(trial: &OneTrial<'_>, seed: u64, runs: u64, jobs: u64) -> Passed {
     let next = AtomicU64::new(0);
     let outcomes = Mutex::new(Vec::<TrialOutcome>::new());
     let failed = Mutex::new(None);
@@ -138,7 +138,7 @@ fn all(trial: &Trial<'_>, seed: u64, runs: u64, jobs: u64) -> Passed {
 }
 
 fn print_table(outcomes: &[TrialOutcome]) {
-    let mut rows: BTreeMap<&str, Row> = BTreeMap::new();
+    let mut rows: BTreeMap<&str, TrialRow> = BTreeMap::new();
     for o in outcomes {
         for name in [o.command, "all"] {
             let row = rows.entry(name).or_default();

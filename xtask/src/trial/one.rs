@@ -21,7 +21,7 @@ const MAX_BYTES: u64 = 1 << 30;
 const BENCH_ONCE_IN: usize = 4;
 
 /// Inputs that all runs share.
-pub struct Trial<'a> {
+pub struct OneTrial<'a> {
     pub binary: &'a Path,
     pub pool: &'a InputPool,
     pub scratch: &'a Path,
@@ -41,7 +41,7 @@ pub struct TrialOutcome {
     pub violations: Vec<String>,
 }
 
-impl Trial<'_> {
+impl OneTrial<'_> {
     /// Makes the run of a seed.
     pub fn run(&self, seed: u64) -> io::Result<TrialOutcome> {
         let mut r = Choices::new(seed);

@@ -21,16 +21,16 @@ pub enum SnapshotEntry {
 }
 
 /// Entries below a folder, by relative path. Links are not followed.
-pub type Snapshot = BTreeMap<PathBuf, SnapshotEntry>;
+pub type FolderSnapshot = BTreeMap<PathBuf, SnapshotEntry>;
 
 /// Reads a folder.
-pub fn take(folder: &Path) -> io::Result<Snapshot> {
-    let mut all = Snapshot::new();
+pub fn take(folder: &Path) -> io::Result<FolderSnapshot> {
+    let mut all = FolderSnapshot::new();
     walk(folder, Path::new(""), &mut all)?;
     Ok(all)
 }
 
-fn walk(root: &Path, inside: &Path, all: &mut Snapshot) -> io::Result<()> {
+fn walk(root: &Path, inside: &Path, all: &mut FolderSnapshot) -> io::Result<()> {
     for entry in fs::read_dir(root.join(inside))? {
         let name = inside.join(entry?.file_name());
         let path = root.join(&name);
@@ -65,7 +65,7 @@ pub fn is_unfinished(name: &OsStr) -> bool {
 }
 
 /// Differences from before, outside of the allowed paths, in words.
-pub fn differences(before: &Snapshot, after: &Snapshot, allowed: &[PathBuf]) -> Vec<String> {
+pub fn differences(before: &FolderSnapshot, after: &FolderSnapshot, allowed: &[PathBuf]) -> Vec<String> {
     let is_allowed = |path: &Path| allowed.iter().any(|a| path.starts_with(a));
     let mut found = Vec::new();
     for (path, entry) in before {

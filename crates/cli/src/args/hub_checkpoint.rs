@@ -3,13 +3,13 @@
 use crate::ui;
 use anemoe_convert::models::check_model_type;
 use anemoe_hub::{DownloadProgress, Hub, HubSettings, HubSpec, Peeked};
-use anemoe_io::{Error, RangedFiles};
+use anemoe_io::{Error, RangedFiles, locked};
 use indicatif::ProgressBar;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 /// Largest `config.json` that is read.
 const MAX_CONFIG: u64 = 16 << 20;
@@ -60,7 +60,7 @@ pub fn locate(spec: &Path, extent: Extent) -> anyhow::Result<LocatedCheckpoint<'
         return Ok(LocatedCheckpoint { path: spec.into(), pinned: None, weights: RangedFiles::new() });
     };
     let parsed = parsed?;
-    let mut fetched = FETCHED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut fetched = locked(&FETCHED);
     let known = fetched.get(spec);
     let found = match known.filter(|f| extent == Extent::Headers || f.weights.is_empty()) {
         Some(found) => found.clone(),

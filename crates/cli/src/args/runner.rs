@@ -4,6 +4,7 @@ use crate::ui::message;
 use anemoe_bundle::Chain;
 use anemoe_coreml::{CompiledModels, ComputeUnits, CoreMlBackend, CoreMlSettings, this_system};
 use anemoe_gates::integrity::cache_folder;
+use anemoe_io::locked;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -15,7 +16,7 @@ static CHOSEN: Mutex<Option<BackendArg>> = Mutex::new(None);
 
 /// Name of the backend that this command runs a bundle on; none where it runs none.
 pub fn chosen_backend() -> Option<&'static str> {
-    let chosen = *CHOSEN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let chosen = *locked(&CHOSEN);
     chosen.map(|b| if b == BackendArg::Coreml { "coreml" } else { "cpu" })
 }
 
@@ -79,7 +80,7 @@ impl RunnerArgs {
     ) -> anyhow::Result<Option<CoreMlBackend>> {
         let found = self.find_core_ml(bundle, chain, cpu_options)?;
         let chosen = if found.is_some() { BackendArg::Coreml } else { BackendArg::Cpu };
-        *CHOSEN.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(chosen);
+        *locked(&CHOSEN) = Some(chosen);
         Ok(found)
     }
 

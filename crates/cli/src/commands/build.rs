@@ -25,11 +25,12 @@ use anemoe_gates::gated::{self, GateStage, NamedGolden};
 use anemoe_gates::golden_gate::{self as gates, MIN_COSINE};
 use anemoe_gates::{layer_sample, probe, residency};
 use anemoe_hub::SendReport;
+use anemoe_io::locked;
 use anyhow::{Context, bail};
 use indicatif::ProgressBar;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// Build a bundle of Core ML packages from a checkpoint, and check it.
@@ -340,7 +341,7 @@ impl Progress {
     /// The time that the other shards will take at the rate of the representatives; none where these were there already, or
     /// nothing is left.
     fn forecast(&self) -> Option<String> {
-        let (started, compressed) = *self.stage.lock().unwrap_or_else(PoisonError::into_inner);
+        let (started, compressed) = *locked(&self.stage);
         let shards = self.of.checked_sub(self.shards.load(Ordering::Relaxed)).filter(|n| *n > 0)?;
         let left = self.weights.iter().sum::<u64>().saturating_sub(self.done.load(Ordering::Relaxed));
         let rate = compressed as f64 / started.elapsed().as_secs_f64();
@@ -369,7 +370,7 @@ impl Progress {
                 {
                     self.bar.suspend(|| ui::message(text));
                 }
-                *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = (Instant::now(), 0);
+                *locked(&self.stage) = (Instant::now(), 0);
                 self.bar.set_prefix(stage.name());
                 tracing::info!(stage = stage.name(), "stage");
             }
@@ -378,7 +379,7 @@ impl Progress {
                 let done = self.shards.fetch_add(1, Ordering::Relaxed) + 1;
                 self.done.fetch_add(shard.weights, Ordering::Relaxed);
                 if !reused {
-                    self.stage.lock().unwrap_or_else(PoisonError::into_inner).1 += shard.weights;
+                    locked(&self.stage).1 += shard.weights;
                 }
                 if reused {
                     // What an earlier run did says nothing of this one's rate.

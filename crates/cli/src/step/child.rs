@@ -1,13 +1,14 @@
 //! The child, and how its parent waits for it.
 
 use super::Work;
+use anemoe_io::locked;
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -189,9 +190,7 @@ impl Worker {
             }
             let is_over = match limit {
                 Limit::Whole(limit) => self.started.elapsed() >= limit,
-                Limit::Silence(limit) => {
-                    self.heard.at.lock().unwrap_or_else(PoisonError::into_inner).elapsed() >= limit
-                }
+                Limit::Silence(limit) => locked(&self.heard.at).elapsed() >= limit,
             };
             if is_over {
                 // It may have ended meanwhile.
@@ -237,7 +236,7 @@ fn listen(from: impl Read + Send + 'static, heard: Arc<Heard>) -> JoinHandle<Opt
             match serde_json::from_slice(&line) {
                 Ok(Reply::Progress(number)) => {
                     heard.progress.store(number, Ordering::SeqCst);
-                    *heard.at.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+                    *locked(&heard.at) = Instant::now();
                 }
                 Ok(reply) => last = Some(reply),
                 Err(_) => {}

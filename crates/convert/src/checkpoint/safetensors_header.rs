@@ -171,8 +171,8 @@ struct HeaderJson(BTreeMap<String, TensorEntry>);
 
 impl<'de> Deserialize<'de> for HeaderJson {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        struct Tensors;
-        impl<'de> Visitor<'de> for Tensors {
+        struct TensorsVisitor;
+        impl<'de> Visitor<'de> for TensorsVisitor {
             type Value = HeaderJson;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -191,7 +191,7 @@ impl<'de> Deserialize<'de> for HeaderJson {
                 Ok(HeaderJson(tensors))
             }
         }
-        d.deserialize_map(Tensors)
+        d.deserialize_map(TensorsVisitor)
     }
 }
 

@@ -22,7 +22,7 @@ pub fn replan(family: &dyn Family, bundle: &Path, chain: &Chain) -> Result<Plan>
         ));
     }
     let options: PlanOptions = serde_json::from_value(chain.options.clone()).map_err(|e| {
-        wrong(format!("the options that it was built with: {}", anemoe_io::json::Error::from(e)))
+        wrong(format!("the options that it was built with: {}", anemoe_io::json::JsonError::from(e)))
     })?;
     let mut plan = family.plan(&options)?;
     if let Some(choice) = &chain.auto {

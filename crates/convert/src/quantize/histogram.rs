@@ -7,13 +7,13 @@ use half::f16;
 
 /// Sums over weights: of their masses, of mass times value, and of mass times squared value.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Moments {
+pub(super) struct MassMoments {
     pub weight: f64,
     pub sum: f64,
     pub square: f64,
 }
 
-impl Moments {
+impl MassMoments {
     #[inline]
     fn add(&mut self, value: f64, weight: f64) {
         let first = weight * value;
@@ -23,8 +23,8 @@ impl Moments {
     }
 
     #[inline]
-    pub fn minus(self, other: Moments) -> Moments {
-        Moments {
+    pub fn minus(self, other: MassMoments) -> MassMoments {
+        MassMoments {
             weight: self.weight - other.weight,
             sum: self.sum - other.sum,
             square: self.square - other.square,
@@ -54,8 +54,8 @@ pub struct Histogram {
     values: Vec<f32>,
     /// Prefix sums, one longer than `values`: with the masses that the clustering sees, and by plain counts. Without
     /// importance both are the same and only the first is kept.
-    moments: Vec<Moments>,
-    plain: Vec<Moments>,
+    moments: Vec<MassMoments>,
+    plain: Vec<MassMoments>,
 }
 
 /// A code whose order is that of the values; -0 has the code of 0.
@@ -177,8 +177,8 @@ impl Histogram {
         let n = range.map_or(0, |range| self.find_codes(range));
         self.values.clear();
         self.values.extend(self.codes[..n].iter().map(|&code| value_of(code)));
-        self.moments.resize(n + 1, Moments::default());
-        let mut sums = Moments::default();
+        self.moments.resize(n + 1, MassMoments::default());
+        let mut sums = MassMoments::default();
         self.moments[0] = sums;
         if !weighted {
             for ((m, &code), &v) in self.moments[1..].iter_mut().zip(&self.codes).zip(&self.values) {
@@ -188,7 +188,7 @@ impl Histogram {
             }
             return;
         }
-        let mut plain = Moments::default();
+        let mut plain = MassMoments::default();
         self.plain.resize(n + 1, plain);
         for (i, (&code, &v)) in self.codes.iter().zip(&self.values).enumerate() {
             let code = usize::from(code);
@@ -245,12 +245,12 @@ impl Histogram {
     }
 
     /// Prefix sums by mass; one longer than the values.
-    pub(super) fn moments(&self) -> &[Moments] {
+    pub(super) fn moments(&self) -> &[MassMoments] {
         &self.moments
     }
 
     /// Prefix sums by count, where they differ from those by mass.
-    pub(super) fn plain(&self) -> &[Moments] {
+    pub(super) fn plain(&self) -> &[MassMoments] {
         if self.plain.is_empty() { &self.moments } else { &self.plain }
     }
 

@@ -1,6 +1,6 @@
 //! Error of a compressed matrix against the original.
 
-use super::histogram::Moments;
+use super::histogram::MassMoments;
 use anemoe_kernels::ErrorSums;
 
 /// Sums over weights and their compressed values, in f64; pieces of a matrix add up.
@@ -67,7 +67,7 @@ impl Metrics {
     }
 
     /// Adds weights, given by their moments, that all became `v`; `farthest` of them is the farthest from it.
-    pub(super) fn add_moments(&mut self, m: Moments, v: f64, farthest: f64) {
+    pub(super) fn add_moments(&mut self, m: MassMoments, v: f64, farthest: f64) {
         self.count += m.weight as u64;
         self.squared_error += m.error(v);
         self.dot += v * m.sum;
@@ -77,7 +77,7 @@ impl Metrics {
     }
 
     /// Adds the importance of weights that all became `v`.
-    pub(super) fn add_importance(&mut self, m: Moments, v: f64) {
+    pub(super) fn add_importance(&mut self, m: MassMoments, v: f64) {
         self.weighted_error += m.error(v);
         self.weighted_original += m.square;
     }

@@ -26,7 +26,7 @@ use anemoe_convert::plan::{Plan, PlannedShard};
 use anemoe_io::Random;
 use anemoe_runtime::cpu::CpuBackend;
 use anemoe_runtime::model::{Model, Registers};
-use probe_context::{Token, fp16_path, write_fp16};
+use probe_context::{ProbeToken, fp16_path, write_fp16};
 use residual::BothCosines;
 use routing::{Flip, OwnRouter};
 use segment::{Segment, segment};
@@ -448,7 +448,7 @@ fn tokens<'a>(
     shard: &PlannedShard,
     segment: &'a Segment,
     inputs: &Inputs<'_>,
-) -> Result<Vec<(String, Vec<Token<'a>>)>> {
+) -> Result<Vec<(String, Vec<ProbeToken<'a>>)>> {
     let model = &site.chain.model;
     // The stream before the shard's layer; behind the last one for the head.
     let boundary = shard.layer.unwrap_or(model.num_layers);
@@ -456,7 +456,7 @@ fn tokens<'a>(
     let mut all = Vec::new();
     let mut random = Random::new(inputs.seed);
     for probe in 0..inputs.count {
-        let mut token: Token<'a> = vec![("hidden", unit_vector(&mut random, model.hidden_size))];
+        let mut token: ProbeToken<'a> = vec![("hidden", unit_vector(&mut random, model.hidden_size))];
         for seed in &segment.seeds {
             let width = seed_width.ok_or_else(|| no_seed(shard, seed))?;
             token.push((seed, unit_vector(&mut random, width)));
@@ -473,7 +473,7 @@ fn tokens<'a>(
         })?;
         let mut tokens = Vec::new();
         for (t, hidden) in states.iter().enumerate() {
-            let mut token: Token<'a> = vec![("hidden", hidden.clone())];
+            let mut token: ProbeToken<'a> = vec![("hidden", hidden.clone())];
             for seed in &segment.seeds {
                 let before = boundary.checked_sub(1).and_then(|l| golden.router_states.get(l)?.get(t));
                 token.push((seed, before.ok_or_else(|| no_seed(shard, seed))?.clone()));

@@ -25,7 +25,7 @@ pub struct ProbeContext<'a> {
 }
 
 /// One token: values of the register `hidden`, and of other registers that the segment needs.
-pub type Token<'a> = Vec<(&'a str, Vec<f32>)>;
+pub type ProbeToken<'a> = Vec<(&'a str, Vec<f32>)>;
 
 /// The place of a shard's FP16 form.
 pub fn fp16_path(site: &ProbeContext<'_>, name: &str) -> PathBuf {

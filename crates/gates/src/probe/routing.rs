@@ -1,7 +1,7 @@
 //! Choices of experts inside a probe. Where a shard's own router chooses another expert than its FP16 form, everything behind
 //! the choice differs, and the cosine says nothing of the weights: the margin of the choice does.
 
-use super::probe_context::{ProbeContext, Token, fp16_path, write_fp16};
+use super::probe_context::{ProbeContext, ProbeToken, fp16_path, write_fp16};
 use super::segment::{Segment, segment};
 use crate::golden_gate::NEAR_TIE;
 use crate::{Error, Result};
@@ -199,7 +199,7 @@ impl OwnRouter {
     ///
     /// # Errors
     /// A package fails.
-    pub fn flips(&self, tokens: &[Token<'_>]) -> Result<Vec<Option<Flip>>> {
+    pub fn flips(&self, tokens: &[ProbeToken<'_>]) -> Result<Vec<Option<Flip>>> {
         let (mut of_fp16, mut of_own) = (self.fp16.sequence(), self.own.sequence());
         let mut all = Vec::new();
         for token in tokens.iter().take(self.segment.chain.model.max_context) {

@@ -2,8 +2,8 @@
 //!
 //! `N(x) = x / sqrt(mean(x^2) + eps)`; a norm's weight multiplies directly. `T` are the tokens of this pass.
 
+use super::input_probe::Probe;
 use super::math::{add, add_scaled, attend, gated, gelu_tanh, rms_norm, rope, scaled, softmax, top_k};
-use super::probe::Probe;
 use super::reference_model::{Forward, Limits, Pass, RunOptions};
 use super::tensor_reader::{Layer, Rows, TensorReader};
 use anemoe_convert::Result;
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 /// Keys (after norm and rope) and values (after norm) of a layer: one vector of all heads for each position.
 #[derive(Default)]
-struct LayerCache {
+struct ReferenceCache {
     keys: Rows,
     values: Rows,
 }
@@ -23,7 +23,7 @@ struct LayerCache {
 pub struct Gemma4Forward<'a> {
     config: Gemma4Config,
     weights: TensorReader<'a>,
-    caches: Vec<LayerCache>,
+    caches: Vec<ReferenceCache>,
 }
 
 impl<'a> Gemma4Forward<'a> {
@@ -32,7 +32,7 @@ impl<'a> Gemma4Forward<'a> {
         let config = Gemma4Config::parse(&checkpoint.config, &checkpoint.config_path())?;
         let prefix = prefix(checkpoint, &PREFIXES)?;
         let source = checkpoint.source.as_ref();
-        let caches = (0..config.num_hidden_layers).map(|_| LayerCache::default()).collect();
+        let caches = (0..config.num_hidden_layers).map(|_| ReferenceCache::default()).collect();
         Ok(Gemma4Forward { config, weights: TensorReader { source, prefix, probe }, caches })
     }
 }
@@ -44,7 +44,7 @@ impl Forward for Gemma4Forward<'_> {
     }
 
     fn reset(&mut self) {
-        self.caches.iter_mut().for_each(|c| *c = LayerCache::default());
+        self.caches.iter_mut().for_each(|c| *c = ReferenceCache::default());
     }
 
     fn forward(&mut self, tokens: &[u32], options: RunOptions, tick: &mut dyn FnMut()) -> Result<Pass> {
@@ -122,7 +122,7 @@ impl Gemma4Forward<'_> {
 
         // o = softmax(q k^T + mask) v: the scale is 1; groups of query heads share a key/value head; a window holds the
         // current token too
-        let LayerCache { keys, values } = &self.caches[l];
+        let ReferenceCache { keys, values } = &self.caches[l];
         let window = if c.is_full(l) { usize::MAX } else { c.sliding_window };
         let o = attend(&q, keys, values, first, (heads, kv_heads, d), 1.0, window);
         let o = layer.matrix("self_attn.o_proj.weight", hidden, heads * d)?.times(&o)?;

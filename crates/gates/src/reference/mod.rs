@@ -6,14 +6,14 @@
 
 mod gemma4;
 mod golden;
+mod input_probe;
 mod math;
-mod probe;
 mod reference_model;
 mod tensor_reader;
 mod zaya;
 
 pub use golden::Golden;
-pub use probe::{InputMoments, Probe};
+pub use input_probe::{InputMoments, Probe};
 pub use reference_model::{Forward, LayerState, Limits, Pass, RunOptions};
 pub use tensor_reader::HEAD;
 

@@ -1,7 +1,7 @@
 //! Weights of a reference run: read from the checkpoint as they are needed, watched and replaced by a probe.
 
+use super::input_probe::Probe;
 use super::math::dot;
-use super::probe::Probe;
 use anemoe_convert::checkpoint::TensorSource;
 use anemoe_convert::{Error, Result};
 use rayon::prelude::*;

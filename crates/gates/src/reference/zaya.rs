@@ -2,10 +2,10 @@
 //!
 //! `N(x) = x / sqrt(mean(x^2) + eps)`; a norm's weight multiplies directly. `T` are the tokens of this pass.
 
+use super::input_probe::Probe;
 use super::math::{
     add, add_scaled, attend, gated, gelu_exact, l2_norm, rms_norm, rope, scaled, silu, softmax,
 };
-use super::probe::Probe;
 use super::reference_model::{Forward, LayerState, Limits, Pass, RunOptions};
 use super::tensor_reader::{Layer, Rows, TensorReader};
 use anemoe_convert::Result;

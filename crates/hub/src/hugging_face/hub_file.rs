@@ -7,9 +7,9 @@ use super::listing::KnownFile;
 use super::range_log::RangeLog;
 use crate::remote_range::{PartlyWanted, RangeFailure, bring_range};
 use crate::{Error, Result};
-use anemoe_io::RangedFile;
+use anemoe_io::{RangedFile, locked};
 use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use url::Url;
 
 /// Bytes that are asked for at least: vectors of a layer often lie side by side.
@@ -50,7 +50,7 @@ impl HubFile {
     /// # Errors
     /// It does not come.
     pub fn bring_head(&self, bytes: u64) -> std::result::Result<(), RangeFailure> {
-        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut parts = locked(&self.parts);
         self.bring(&mut parts, 0, bytes.min(self.file.size))
     }
 
@@ -85,7 +85,7 @@ impl RangedFile for HubFile {
             let what = format!("use: bytes {start}..{end} of {name}, which has {size}");
             return Err(Error::invalid(self.spec.to_string(), what));
         }
-        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut parts = locked(&self.parts);
         if !parts.log.gaps(start..end).is_empty() {
             if self.hub.settings().offline {
                 let what = format!(

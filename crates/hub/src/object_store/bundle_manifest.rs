@@ -96,7 +96,7 @@ impl BundleManifest {
             return Err(format!("manifest: version {version} where {VERSION} is read"));
         }
         let mut manifest: BundleManifest = serde_json::from_value(value)
-            .map_err(|e| format!("manifest: {}", anemoe_io::json::Error::from(e)))?;
+            .map_err(|e| format!("manifest: {}", anemoe_io::json::JsonError::from(e)))?;
         manifest.check().map_err(|what| format!("manifest: {what}"))?;
         manifest.files.sort_by(|a, b| a.path.cmp(&b.path));
         Ok(manifest)

@@ -1,6 +1,7 @@
 //! Operations that every store has.
 
 use crate::Result;
+use anemoe_io::hex;
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::{self, Read};
@@ -36,7 +37,7 @@ impl Contents {
         let (mut hasher, mut bytes, mut piece) = (Sha256::new(), 0, vec![0; PIECE]);
         loop {
             let n = match reader.read(&mut piece) {
-                Ok(0) => return Ok(Contents { bytes, sha256: hex(&hasher.finalize()) }),
+                Ok(0) => return Ok(Contents { bytes, sha256: hex(hasher.finalize()) }),
                 Ok(n) => n,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(e) => return Err(e),
@@ -50,11 +51,6 @@ impl Contents {
     pub fn key(&self) -> String {
         format!("objects/{}/{}", &self.sha256[..2], self.sha256)
     }
-}
-
-/// Bytes in hexadecimal.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// A store of objects by key. Keys are relative paths of safe names.

@@ -1,10 +1,10 @@
 //! Requests to an S3-compatible server: signed in their addresses, sent again where that may help, and never redirected.
 
-use super::object::hex;
 use super::s3_answers::S3Refusal;
 use super::s3_settings::S3Settings;
 use crate::http_client::{Answer, HttpClient, HttpRequest, Trouble, UploadRequest};
 use crate::{Error, Result};
+use anemoe_io::hex;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use rusty_s3::{Bucket, Credentials, S3Action, UrlStyle};

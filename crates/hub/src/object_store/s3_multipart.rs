@@ -1,11 +1,11 @@
 //! Uploads in parts: a file of any size with one part of it in memory, and an upload that broke off goes on.
 
-use super::object::{Contents, hex};
+use super::object::Contents;
 use super::s3_answers::{S3Refusal, text_of};
 use super::s3_client::{S3Client, S3Request, VALID};
 use crate::http_client::xml_text;
 use crate::{Error, Result};
-use anemoe_io::open_input;
+use anemoe_io::{hex, open_input};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use md5::Md5;
@@ -71,7 +71,7 @@ pub fn send_parts(
         hasher.update(&piece);
         let md5 = Md5::digest(&piece);
         let there = upload.parts.get(&number);
-        if let Some((_, tag)) = there.filter(|(bytes, tag)| *bytes == piece.len() as u64 && *tag == hex(&md5))
+        if let Some((_, tag)) = there.filter(|(bytes, tag)| *bytes == piece.len() as u64 && *tag == hex(md5))
         {
             moved(piece.len() as i64);
             tags.push(format!("\"{tag}\""));
@@ -85,7 +85,7 @@ pub fn send_parts(
         let tag = answer.header("etag").map(str::to_string);
         tags.push(tag.ok_or_else(|| client.failed(key, "the server gives a part no tag"))?);
     }
-    if left > 0 || from.read(&mut [0]).map_err(failed)? > 0 || hex(&hasher.finalize()) != contents.sha256 {
+    if left > 0 || from.read(&mut [0]).map_err(failed)? > 0 || hex(hasher.finalize()) != contents.sha256 {
         return Err(Error::invalid(file, "file: it changed while it was sent"));
     }
     complete(client, key, &upload.id, &tags)?;

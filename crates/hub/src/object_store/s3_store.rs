@@ -1,6 +1,6 @@
 //! A store in a bucket of an S3-compatible server.
 
-use super::object::{Contents, ObjectStore, hex};
+use super::object::{Contents, ObjectStore};
 use super::s3_answers::{S3Refusal, text_of};
 use super::s3_client::{CHECKSUM, S3Client, S3Request, VALID};
 use super::s3_multipart::{PART_BYTES, send_parts};
@@ -9,6 +9,7 @@ use crate::blob_hash::BlobHash;
 use crate::download::{DownloadFailure, Wanted, download};
 use crate::http_client::Answer;
 use crate::{Error, Result};
+use anemoe_io::hex;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use rusty_s3::S3Action;
@@ -91,7 +92,7 @@ impl ObjectStore for S3Store {
             return send_parts(&self.client, key, file, contents, moved);
         }
         let body = anemoe_io::read_input(file, PART_BYTES).map_err(|e| Error::io(file, e))?;
-        if hex(&Sha256::digest(&body)) != contents.sha256 {
+        if hex(Sha256::digest(&body)) != contents.sha256 {
             return Err(Error::invalid(file, "file: it changed while it was sent"));
         }
         self.put(key, &body, moved).map(|()| contents.bytes)

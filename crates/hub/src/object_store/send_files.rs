@@ -5,7 +5,7 @@ use super::object::{Contents, ObjectStore};
 use super::transfer::{TransferCount, TransferProgress, for_each};
 use crate::safe_name::is_safe_name;
 use crate::{Error, Result};
-use anemoe_io::OwnedDir;
+use anemoe_io::{OwnedDir, locked};
 use serde::Serialize;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -88,7 +88,7 @@ pub fn send_files(
         if contents.bytes != *bytes {
             return Err(Error::invalid(path, "file: it changed while it was sent"));
         }
-        let is_first = claimed.lock().unwrap_or_else(PoisonError::into_inner).insert(contents.sha256.clone());
+        let is_first = locked(&claimed).insert(contents.sha256.clone());
         let key = contents.key();
         let sent = if !is_first || is_there(store, &key, &contents, options.verify)? {
             count.spared(file, *bytes);
@@ -97,7 +97,7 @@ pub fn send_files(
             Some(store.send(&key, path, &contents, &|n| count.moved(file, n))?)
         };
         let entry = ManifestFile { path: file.to_string(), bytes: contents.bytes, sha256: contents.sha256 };
-        let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut done = locked(&done);
         done.1.add(&entry, sent);
         done.0.push(entry);
         Ok(())

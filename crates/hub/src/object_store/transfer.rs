@@ -1,6 +1,7 @@
 //! Transfers of many files at a time, with one count of bytes for all of them.
 
 use crate::{Error, Result};
+use anemoe_io::locked;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -55,7 +56,7 @@ pub fn for_each<T: Sync>(items: &[T], jobs: usize, work: &(dyn Fn(&T) -> Result<
                     let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
                     if let Err(e) = work(item) {
                         failed.store(true, Ordering::Relaxed);
-                        failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
+                        locked(&failure).get_or_insert(e);
                     }
                 }
             });

@@ -11,10 +11,15 @@ thread_local! {
 }
 
 /// Writes the vectors of token t in the order of a layout.
-pub(super) type Token<'a> = dyn Fn(usize, &mut [f32]) + Sync + 'a;
+pub(super) type WriteToken<'a> = dyn Fn(usize, &mut [f32]) + Sync + 'a;
 
 /// Calls `then` with the vectors of one token, of `padded` channels.
-pub(super) fn with_arranged(token: &Token<'_>, t: usize, padded: usize, then: impl FnOnce(&[[f32; LANES]])) {
+pub(super) fn with_arranged(
+    token: &WriteToken<'_>,
+    t: usize,
+    padded: usize,
+    then: impl FnOnce(&[[f32; LANES]]),
+) {
     let mut vectors = ARRANGED.take();
     vectors.grow(padded / LANES, [0.0; LANES]);
     token(t, &mut vectors.as_flattened_mut()[..padded]);

@@ -7,7 +7,7 @@
 //! The 64 columns are those whose products one lane of the dot product adds up, so a sum of integers has one scale. An
 //! element that is not finite makes its scale NaN.
 
-use super::f32::{Token, with_arranged};
+use super::f32::{WriteToken, with_arranged};
 use crate::Pool;
 use crate::matrix::BLOCK;
 use crate::memory::AlignedVec;
@@ -49,7 +49,7 @@ impl Int8Activations {
     pub fn pack(
         &mut self,
         pool: &Pool,
-        token: &Token<'_>,
+        token: &WriteToken<'_>,
         tokens: usize,
         blocks: usize,
         byte_order: &ByteOrder,

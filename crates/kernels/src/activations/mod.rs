@@ -28,7 +28,7 @@ use crate::Pool;
 use crate::matrix::BLOCK;
 use crate::memory::AlignedVec;
 use crate::simd::LANES;
-use f32::{Token, arrange, with_arranged};
+use f32::{WriteToken, arrange, with_arranged};
 use std::cell::RefCell;
 
 /// Holds the tokens of a matmul in the layout that a matrix needs. Its memory is kept from use to use.
@@ -144,7 +144,14 @@ impl PackedActivations {
     }
 
     /// Packs `tokens` tokens of `cols` channels; `token` writes the vectors of one, in the order of the layout.
-    fn pack_tokens(&mut self, pool: &Pool, layout: Layout, tokens: usize, cols: usize, token: &Token<'_>) {
+    fn pack_tokens(
+        &mut self,
+        pool: &Pool,
+        layout: Layout,
+        tokens: usize,
+        cols: usize,
+        token: &WriteToken<'_>,
+    ) {
         (self.layout, self.tokens, self.cols) = (layout, tokens, cols);
         let (padded, blocks) = (self.padded(), self.blocks());
         let per_part = (PART / padded.max(1)).max(1);

@@ -30,6 +30,7 @@ use job::{CHUNK, ChunkJob, state_len};
 use merge::merge_chunks;
 use std::cell::RefCell;
 use std::ops::Range;
+pub use visible::MASK_CUTOFF;
 use visible::{PARALLEL, TOKENS_PER_JOB, VisibleSlots};
 
 /// Query heads that read a key together, at most.

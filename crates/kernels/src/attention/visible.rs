@@ -13,7 +13,7 @@ pub(super) const PARALLEL: usize = 1 << 16;
 pub(super) const TOKENS_PER_JOB: usize = 16;
 
 /// Difference below a token's largest mask value from which a slot is skipped: `e^-20000` is zero by far.
-const MASK_CUTOFF: f32 = 20_000.0;
+pub const MASK_CUTOFF: f32 = 20_000.0;
 
 simd_fn! {
     /// Appends the runs of slots that a token sees.

@@ -140,10 +140,10 @@ fn run_job(isa: Isa, pool: &Pool, all: &mut [Option<MatMul<'_>>]) {
         plan[i] = Some((tiles, size, parts));
         parts += n;
     }
-    struct Shared<'s, 'a>(&'s [Option<MatMul<'a>>]);
+    struct SharedMatMuls<'s, 'a>(&'s [Option<MatMul<'a>>]);
     // SAFETY: parts write disjoint rows of `y` and read everything else.
-    unsafe impl Sync for Shared<'_, '_> {}
-    let shared = Shared(all);
+    unsafe impl Sync for SharedMatMuls<'_, '_> {}
+    let shared = SharedMatMuls(all);
     pool.run(parts, &|i| {
         let shared = &shared;
         let found = shared.0.iter().zip(&plan).enumerate().rev().find_map(|(k, (p, plan))| match (p, plan) {

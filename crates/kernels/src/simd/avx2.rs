@@ -476,9 +476,9 @@ impl Unpack {
     }
 }
 
-pub(super) struct Of<const BITS: usize>;
+pub(super) struct UnpackLanes<const BITS: usize>;
 
-impl<const BITS: usize> Of<BITS> {
+impl<const BITS: usize> UnpackLanes<BITS> {
     pub(super) const UNPACK: Unpack = Unpack::new(BITS);
 }
 
@@ -508,7 +508,7 @@ unsafe fn unpack_32<const BITS: usize>(v: *const u8) -> __m256i {
             let set = _mm256_cmpeq_epi8(_mm256_and_si256(_mm256_shuffle_epi8(v, bytes), bit), bit);
             return _mm256_and_si256(set, _mm256_set1_epi8(1));
         }
-        let how = &Of::<BITS>::UNPACK;
+        let how = &UnpackLanes::<BITS>::UNPACK;
         let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
         let mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(BITS as i32), lanes);
         let v = _mm256_maskload_epi32(v.cast(), mask);

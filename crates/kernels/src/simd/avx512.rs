@@ -1,6 +1,6 @@
 //! AVX-512 F, BW, VL and VNNI, and BF16 where the processor has it.
 
-use super::avx2::{Avx2, Of, add_lanes_by_halves};
+use super::avx2::{Avx2, UnpackLanes, add_lanes_by_halves};
 use super::traits::*;
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -397,7 +397,7 @@ impl U8x64 for Avx512 {
             if BITS == 1 {
                 return _mm512_maskz_set1_epi8(v.as_ptr().cast::<u64>().read_unaligned(), 1);
             }
-            let how = &Of::<BITS>::UNPACK;
+            let how = &UnpackLanes::<BITS>::UNPACK;
             let v = _mm512_maskz_loadu_epi32((1u16 << (2 * BITS)) - 1, v.as_ptr().cast());
             let v = _mm512_permutexvar_epi32(_mm512_loadu_si512(how.words.as_ptr().cast()), v);
             let v = _mm512_shuffle_epi8(v, _mm512_loadu_si512(how.bytes.as_ptr().cast()));

@@ -404,9 +404,9 @@ impl Dots for MixedDots {
 }
 
 /// Says how eight elements of BITS bits, BITS bytes, become words of 16 bits.
-struct Of<const BITS: usize>;
+struct UnpackBytes<const BITS: usize>;
 
-impl<const BITS: usize> Of<BITS> {
+impl<const BITS: usize> UnpackBytes<BITS> {
     /// The two bytes of each element.
     const BYTES: [u8; 16] = {
         let mut bytes = [0; 16];
@@ -479,8 +479,10 @@ impl<D: Dots> U8x64 for Neon<D> {
                 3 => vqtbl2q_u8(uint8x16x2_t(a, b), at),
                 _ => vqtbl3q_u8(uint8x16x3_t(a, b, c), at),
             };
-            let (first, shift) =
-                (vld1q_u8(Of::<BITS>::BYTES.as_ptr()), vld1q_s16(Of::<BITS>::SHIFT.as_ptr()));
+            let (first, shift) = (
+                vld1q_u8(UnpackBytes::<BITS>::BYTES.as_ptr()),
+                vld1q_s16(UnpackBytes::<BITS>::SHIFT.as_ptr()),
+            );
             let eight = |i: usize| {
                 let words = vreinterpretq_u16_u8(find(vaddq_u8(first, vdupq_n_u8((BITS * i) as u8))));
                 vreinterpretq_u8_u16(vshlq_u16(words, shift))

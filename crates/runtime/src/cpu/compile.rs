@@ -3,14 +3,14 @@
 //! Constants are decoded or left as stored, what depends on constants alone is computed once, and every other value gets
 //! one of a few buffers, reused as soon as its last reader is done.
 
-mod carry;
+mod carrying;
 mod constants;
 mod projection;
 mod sections;
 mod uses;
 mod zero_skip;
 
-pub(super) use carry::{MOST_CUT_BACK, compile_with_carry};
+pub(super) use carrying::{MOST_CUT_BACK, compile_with_carry};
 
 use super::Precision;
 use super::fixed_function::{FixedFunction, bytes_of};
@@ -679,7 +679,7 @@ impl<'a> FunctionCompiler<'a> {
     fn fold(
         &self,
         op: &Operation,
-        kernel: ops::Kernel,
+        kernel: ops::OpFunction,
         inputs: &[ParamRef],
         values: &[ValueRef],
         types: &[TensorType],

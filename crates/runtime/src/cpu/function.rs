@@ -6,7 +6,7 @@ use super::interpreter::Interpreter;
 use super::ir::Section;
 use super::located::Located;
 use super::plan::Plan;
-use super::shapes::{ShapePlans, Shapes};
+use super::shapes::{ShapePlans, ValueShapes};
 use super::state_value::StateValue;
 use super::states::CpuStates;
 use crate::backend::{Counts, OpTime};
@@ -127,11 +127,11 @@ impl CompiledFunction {
     }
 
     /// Shapes of all values of a run on copies of states.
-    fn trace(&self, steps: &Interpreter, inputs: &[&Tensor], states: &CpuStates) -> Option<Shapes> {
+    fn trace(&self, steps: &Interpreter, inputs: &[&Tensor], states: &CpuStates) -> Option<ValueShapes> {
         let value = |(name, _): &(String, TensorType)| states.get(name);
         let mut values: Vec<Tensor> = self.states.iter().map(value).collect::<Option<_>>()?;
         let mut outputs = vec![Tensor::default(); self.described.outputs.len()];
-        let mut shapes = Shapes::new();
+        let mut shapes = ValueShapes::new();
         steps.run_traced(inputs, &mut values, &mut outputs, Some(&mut shapes)).ok()?;
         Some(shapes)
     }

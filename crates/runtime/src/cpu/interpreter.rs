@@ -5,7 +5,7 @@ use super::ir::{Instr, InstrKind, Projection, ValueRef, ZeroSkip};
 use super::located::{Located, OpErrorAt};
 use super::ops::shape::{count, with_limit};
 use super::ops::{OpContext, OpError, check_result};
-use super::shapes::Shapes;
+use super::shapes::ValueShapes;
 use super::{Options, Precision};
 use crate::backend::Counts;
 use crate::memory_limit::Allowance;
@@ -79,7 +79,7 @@ impl Interpreter {
         inputs: &[&Tensor],
         states: &mut [Tensor],
         outputs: &mut [Tensor],
-        shapes: Option<&mut Shapes>,
+        shapes: Option<&mut ValueShapes>,
     ) -> Result<Counts> {
         let spare = locked(&self.spare).pop();
         let Buffers { mut values, mut zero } = spare.unwrap_or_default();
@@ -134,7 +134,7 @@ impl Execution<'_> {
         Ok(())
     }
 
-    fn steps(&mut self, mut shapes: Option<&mut Shapes>) -> Result<()> {
+    fn steps(&mut self, mut shapes: Option<&mut ValueShapes>) -> Result<()> {
         let steps = &self.program.steps;
         let mut skip: Vec<Option<bool>> = vec![None; self.program.guards.len()];
         for (i, step) in steps.iter().enumerate() {

@@ -2,7 +2,7 @@
 
 use super::convolution::Convolution;
 use super::located::Located;
-use super::ops::Kernel;
+use super::ops::OpFunction;
 use super::weights::StoredWeight;
 use crate::Result;
 use crate::backend::Counts;
@@ -41,7 +41,7 @@ type Nested = (Vec<Instr>, Vec<ValueRef>);
 #[derive(Clone)]
 pub(super) enum InstrKind {
     Kernel {
-        kernel: Kernel,
+        kernel: OpFunction,
         inputs: Vec<ParamRef>,
         values: Vec<ValueRef>,
         outputs: Vec<usize>,

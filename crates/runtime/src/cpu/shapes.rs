@@ -75,7 +75,7 @@ const VALUES: &[&str] = &["x", "data", "indices", "input"];
 type InputShapes = Vec<Vec<usize>>;
 
 /// Shapes of values by name.
-pub(super) type Shapes = BTreeMap<String, Vec<usize>>;
+pub(super) type ValueShapes = BTreeMap<String, Vec<usize>>;
 
 /// Compiles a function of known shapes to a plan; none where there can be no plan.
 type Compile<F> = fn(CompileContext<'_>, &Function, &FunctionDescription) -> Result<Option<F>>;
@@ -141,7 +141,7 @@ impl<F> ShapePlans<F> {
     }
 
     /// The plan for inputs of these shapes; `trace` says the shapes of all values, where they are new.
-    pub fn find(&self, inputs: &[&Tensor], trace: impl FnOnce() -> Option<Shapes>) -> Option<Arc<F>> {
+    pub fn find(&self, inputs: &[&Tensor], trace: impl FnOnce() -> Option<ValueShapes>) -> Option<Arc<F>> {
         let plans = || locked(&self.plans);
         let key: InputShapes = inputs.iter().map(|t| t.shape.clone()).collect();
         if let Some(found) = plans().get(&key) {
@@ -152,7 +152,7 @@ impl<F> ShapePlans<F> {
         made
     }
 
-    fn compile(&self, inputs: &[Vec<usize>], shapes: &Shapes) -> Option<F> {
+    fn compile(&self, inputs: &[Vec<usize>], shapes: &ValueShapes) -> Option<F> {
         let (mut body, mut described) = (self.body.clone(), self.described.clone());
         for (feature, shape) in described.inputs.iter_mut().zip(inputs) {
             let input = body.inputs.iter_mut().find(|i| i.name == feature.name)?;

@@ -25,6 +25,7 @@ pub use jobs::{AnswerEvent, EndReason, Job, JobFailure, Refusal, Sink, Usage};
 pub use shared::BatchLimits;
 
 use crate::counters::ServerCounters;
+use anemoe_io::locked;
 use anemoe_runtime::chat::PromptText;
 use anemoe_runtime::model::Model;
 use anemoe_runtime::speculate::Speculation;
@@ -32,7 +33,7 @@ use anemoe_runtime::tokenizer::Tokenizer;
 use shared::Shared;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 /// The engine as others see it.
@@ -83,7 +84,7 @@ impl Batcher {
         if self.is_closing() {
             return Err(Refusal::Closed);
         }
-        let sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
+        let sender = locked(&self.sender);
         let sender = sender.as_ref().ok_or(Refusal::Closed)?;
         let (limits, n) = (self.shared.limits, jobs.len());
         // Counted under the lock of the sender, so that two callers do not both take the last place.
@@ -125,7 +126,7 @@ impl Batcher {
     /// Takes no more jobs; those it has are finished.
     pub fn close(&self) {
         self.shared.is_closing.store(true, Ordering::SeqCst);
-        *self.sender.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *locked(&self.sender) = None;
     }
 
     /// Gives up the jobs that are left.
@@ -137,7 +138,7 @@ impl Batcher {
     /// Gives up the jobs that are left, and waits for the thread.
     pub fn abort(&self) {
         self.give_up();
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = locked(&self.thread).take();
         // A panic of the thread was reported when it came.
         let _ = thread.map(JoinHandle::join);
     }

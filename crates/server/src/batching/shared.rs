@@ -1,13 +1,14 @@
 //! State that the engine's thread shares with those who ask it.
 
 use crate::counters::ServerCounters;
+use anemoe_io::locked;
 use anemoe_runtime::chat::PromptText;
 use anemoe_runtime::model::Model;
 use anemoe_runtime::speculate::Speculation;
 use anemoe_runtime::tokenizer::Tokenizer;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// Texts of ended answers whose tokens are remembered.
@@ -51,6 +52,6 @@ pub struct Shared {
 impl Shared {
     /// Known texts, the newest the last.
     pub fn known(&self) -> MutexGuard<'_, VecDeque<Arc<PromptText>>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.known)
     }
 }

@@ -14,6 +14,7 @@ use crate::outcome::Outcome;
 use crate::signals;
 use crate::target::expect_bundle;
 use crate::ui::{Ui, message};
+use anemoe_io::locked;
 use anemoe_runtime::chat::{ChatTemplate, History, Overflow, SamplingDefaults};
 use anemoe_runtime::generate::GenerateOptions;
 use anemoe_runtime::model::{Logits, Model};
@@ -22,7 +23,7 @@ use anemoe_runtime::tokenizer::Tokenizer;
 use anyhow::Context;
 use reader::Questions;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use talk::{ChatSettings, StopFlag, Talk, handle_signals};
 
@@ -158,7 +159,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let talked = converse(&talk, &stop, &mut questions, ui);
     // The model goes with the conversation, and not with the process.
     signals::handle(|_| false);
-    let talk = talk.lock().unwrap_or_else(PoisonError::into_inner);
+    let talk = locked(&talk);
     let saved = talk.save_session();
     if let (Err(_), Err(e)) = (&talked, &saved) {
         message(format!("error: {e:#}"));
@@ -171,7 +172,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
 /// Answers questions until there are no more.
 fn converse(talk: &Mutex<Talk>, stop: &StopFlag, questions: &mut Questions, ui: &Ui) -> anyhow::Result<()> {
     while let Some(question) = questions.next()? {
-        let reaction = talk.lock().unwrap_or_else(PoisonError::into_inner).react(&question, ui);
+        let reaction = locked(talk).react(&question, ui);
         while stop.is_ending() {
             std::thread::park();
         }

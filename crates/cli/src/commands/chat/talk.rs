@@ -4,6 +4,7 @@ use super::session;
 use crate::commands::generate::{figures, stop_name};
 use crate::signals;
 use crate::ui::{Ui, message};
+use anemoe_io::locked;
 use anemoe_runtime::chat::{ChatTemplate, History, Overflow, PromptText, StopStrings};
 use anemoe_runtime::generate::{GenerateOptions, Stop, generate_behind};
 use anemoe_runtime::model::{Logits, Model, Sequence};
@@ -12,7 +13,7 @@ use anyhow::Context;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const HELP: &str = "\
@@ -98,7 +99,7 @@ pub fn handle_signals(talk: &Arc<Mutex<Talk>>, stop: &StopFlag, is_terminal: boo
         }
         stop.ending.store(true, Ordering::SeqCst);
         // Free once the answer has stopped.
-        let talk = talk.lock().unwrap_or_else(PoisonError::into_inner);
+        let talk = locked(&talk);
         if let Err(e) = talk.save_session() {
             message(format!("error: {e:#}"));
         }

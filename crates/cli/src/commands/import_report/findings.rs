@@ -214,7 +214,7 @@ fn profile(
     let entry = StageName::Predict.entry();
     let predicted = stages.iter().find(|r| r.stage == StageName::Predict).filter(|r| has_document(r));
     let Some(predicted) = predicted else { return Ok(Err("the stage predict has no document".into())) };
-    let of_entry = |e: serde_json::Error| format!("entry `{entry}`: {}", anemoe_io::json::Error::from(e));
+    let of_entry = |e: serde_json::Error| format!("entry `{entry}`: {}", anemoe_io::json::JsonError::from(e));
     let part = |key: &str| predicted.document.get(key).cloned().unwrap_or(Value::Null);
     let forecast: Forecast = serde_json::from_value(part("one")).map_err(of_entry)?;
     let said: ChipProfile = serde_json::from_value(part("profile")).map_err(of_entry)?;

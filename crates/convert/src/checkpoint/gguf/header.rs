@@ -36,9 +36,9 @@ const MAX_DEPTH: u32 = 4;
 const MIN_KEY_BYTES: u64 = 8 + 4 + 1;
 const MIN_TENSOR_BYTES: u64 = 8 + 4 + 4 + 8;
 
-type Result<T> = std::result::Result<T, RefusedFile>;
+type HeadResult<T> = std::result::Result<T, RefusedFile>;
 
-fn invalid<T>(what: String) -> Result<T> {
+fn invalid<T>(what: String) -> HeadResult<T> {
     Err(RefusedFile::Invalid(what))
 }
 
@@ -139,7 +139,7 @@ impl<'a> Cursor<'a> {
         (self.file.len() - self.at) as u64
     }
 
-    fn take(&mut self, n: u64, what: &str) -> Result<&'a [u8]> {
+    fn take(&mut self, n: u64, what: &str) -> HeadResult<&'a [u8]> {
         if n > self.left() {
             return invalid(format!(
                 "{what}: {n} bytes at byte {}, but only {} follow",
@@ -152,27 +152,27 @@ impl<'a> Cursor<'a> {
         Ok(&self.file[start..self.at])
     }
 
-    fn array<const N: usize>(&mut self, what: &str) -> Result<[u8; N]> {
+    fn array<const N: usize>(&mut self, what: &str) -> HeadResult<[u8; N]> {
         let mut out = [0; N];
         out.copy_from_slice(self.take(N as u64, what)?);
         Ok(out)
     }
 
-    fn u32(&mut self, what: &str) -> Result<u32> {
+    fn u32(&mut self, what: &str) -> HeadResult<u32> {
         Ok(u32::from_le_bytes(self.array(what)?))
     }
 
-    fn u64(&mut self, what: &str) -> Result<u64> {
+    fn u64(&mut self, what: &str) -> HeadResult<u64> {
         Ok(u64::from_le_bytes(self.array(what)?))
     }
 
     /// The bytes of a string.
-    pub fn string(&mut self, what: &str) -> Result<&'a [u8]> {
+    pub fn string(&mut self, what: &str) -> HeadResult<&'a [u8]> {
         let n = self.u64(what)?;
         self.take(n, what)
     }
 
-    fn name(&mut self, what: &str, max: usize) -> Result<&'a str> {
+    fn name(&mut self, what: &str, max: usize) -> HeadResult<&'a str> {
         let bytes = self.string(what)?;
         if bytes.len() > max {
             return invalid(format!("{what}: a name of {} bytes, more than {max}", bytes.len()));
@@ -183,7 +183,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    fn kind(&mut self, what: &str) -> Result<ValueKind> {
+    fn kind(&mut self, what: &str) -> HeadResult<ValueKind> {
         let n = self.u32(what)?;
         match ValueKind::from_number(n) {
             Some(kind) => Ok(kind),
@@ -192,7 +192,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Passes over a value.
-    fn value(&mut self, kind: ValueKind, what: &str, depth: u32) -> Result<StoredValue> {
+    fn value(&mut self, kind: ValueKind, what: &str, depth: u32) -> HeadResult<StoredValue> {
         if let Some(n) = kind.bytes() {
             let start = self.at;
             self.take(n as u64, what)?;
@@ -226,7 +226,7 @@ impl<'a> Cursor<'a> {
 }
 
 /// Checks the head of a whole file.
-pub fn parse(file: &[u8]) -> Result<GgufHead> {
+pub fn parse(file: &[u8]) -> HeadResult<GgufHead> {
     let mut c = Cursor { file, at: 0 };
     let magic: [u8; 4] = c.array("GGUF header")?;
     if magic != *MAGIC {
@@ -260,7 +260,7 @@ pub fn parse(file: &[u8]) -> Result<GgufHead> {
     Ok(GgufHead { values, tensors })
 }
 
-fn values(c: &mut Cursor<'_>, keys: u64) -> Result<BTreeMap<String, StoredValue>> {
+fn values(c: &mut Cursor<'_>, keys: u64) -> HeadResult<BTreeMap<String, StoredValue>> {
     let mut values = BTreeMap::new();
     for i in 0..keys {
         let key = c.name(&format!("key {i} of {keys}"), MAX_KEY_BYTES)?.to_string();
@@ -275,7 +275,7 @@ fn values(c: &mut Cursor<'_>, keys: u64) -> Result<BTreeMap<String, StoredValue>
     Ok(values)
 }
 
-fn alignment(file: &[u8], values: &BTreeMap<String, StoredValue>) -> Result<u64> {
+fn alignment(file: &[u8], values: &BTreeMap<String, StoredValue>) -> HeadResult<u64> {
     let Some(value) = values.get(ALIGNMENT_KEY) else { return Ok(ALIGNMENT) };
     let (ValueKind::U32, None, Some(bytes)) =
         (value.kind, value.array, file[value.bytes.clone()].first_chunk::<4>())
@@ -334,7 +334,7 @@ fn other_type(number: u32) -> &'static str {
     }
 }
 
-fn places(c: &mut Cursor<'_>, tensors: u64, alignment: u64) -> Result<Vec<GgufTensor>> {
+fn places(c: &mut Cursor<'_>, tensors: u64, alignment: u64) -> HeadResult<Vec<GgufTensor>> {
     let mut found: BTreeMap<String, ()> = BTreeMap::new();
     // Offsets first: where the data starts is known behind the last description.
     let mut placed = Vec::new();
@@ -345,7 +345,7 @@ fn places(c: &mut Cursor<'_>, tensors: u64, alignment: u64) -> Result<Vec<GgufTe
         if rank > MAX_RANK {
             return invalid(format!("{what}: {rank} dimensions, more than {MAX_RANK}"));
         }
-        let mut shape = (0..rank).map(|_| c.u64(&what)).collect::<Result<Vec<u64>>>()?;
+        let mut shape = (0..rank).map(|_| c.u64(&what)).collect::<HeadResult<Vec<u64>>>()?;
         shape.reverse();
         if shape.contains(&0) {
             return invalid(format!("{what}: shape {shape:?} has no elements"));

@@ -199,25 +199,6 @@ impl FunctionBuilder {
         self.add_input(&name, ValueType::Tensor(TensorType { dtype, dims }))
     }
 
-    /// A tensor input that takes one of several shapes, the first by default.
-    ///
-    /// # Errors
-    /// The name is illegal or taken, or there are fewer than 2 or more than 128 shapes, or of different rank.
-    pub fn input_enumerated(&mut self, name: &str, dtype: DataType, shapes: &[Vec<u64>]) -> Result<Var> {
-        let name = self.scoped(name);
-        let rank = shapes.first().map_or(0, Vec::len);
-        if !(2..=128).contains(&shapes.len()) || shapes.iter().any(|s| s.len() != rank) {
-            return Err(Error::invalid_program(format!(
-                "input `{name}`: 2 to 128 shapes of one rank are expected"
-            )));
-        }
-        let varies = |i: usize| shapes.iter().any(|s| s[i] != shapes[0][i]);
-        let dims =
-            (0..rank).map(|i| if varies(i) { Dim::Unknown } else { Dim::Fixed(shapes[0][i]) }).collect();
-        self.flexible.insert(name.clone(), FeatureShape::Enumerated(shapes.to_vec()));
-        self.add_input(&name, ValueType::Tensor(TensorType { dtype, dims }))
-    }
-
     /// A state: fp16, of fixed shape.
     ///
     /// # Errors

@@ -19,7 +19,7 @@ pub(super) mod window;
 
 pub(super) use elementwise_unary::activation;
 pub(super) use linear::dot;
-pub use operands::{Kernel, OpContext, OpError, OpResult};
+pub use operands::{OpContext, OpError, OpFunction, OpResult};
 
 use crate::tensor::{Data, Tensor};
 use anemoe_mlpackage::mil::{DataType, TensorType};
@@ -31,7 +31,7 @@ pub(super) fn copy_tensor(from: &Tensor, to: &mut Tensor) {
 
 /// The kernel of an op type, if this library has it.
 #[rustfmt::skip]
-pub fn kernel(op_type: &str) -> Option<Kernel> {
+pub fn kernel(op_type: &str) -> Option<OpFunction> {
     Some(match op_type {
         "abs" | "acos" | "asin" | "atan" | "atanh" | "ceil" | "cos" | "cosh" | "erf" | "exp" | "exp2" | "floor" | "round"
         | "sign" | "sin" | "sinh" | "sqrt" | "square" | "tan" | "tanh" | "relu" | "relu6" | "sigmoid" | "silu" | "softplus"

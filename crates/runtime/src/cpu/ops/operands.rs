@@ -31,7 +31,7 @@ pub struct OpContext<'a> {
 }
 
 /// A kernel writes every output (see [`Tensor::reset_f32`] and its siblings).
-pub type Kernel = fn(&OpContext<'_>, &mut [Tensor]) -> OpResult;
+pub type OpFunction = fn(&OpContext<'_>, &mut [Tensor]) -> OpResult;
 
 impl<'a> OpContext<'a> {
     /// An optional operand.

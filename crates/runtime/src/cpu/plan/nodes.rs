@@ -1,10 +1,10 @@
 //! Nodes of a plan, and what they read and write.
 
 use super::super::convolution::Convolution;
-use super::super::ops::Kernel;
+use super::super::ops::OpFunction;
 use super::super::weights::StoredWeight;
 use super::experts::Experts;
-use super::reduction::Reduction;
+use super::row_reduction::Reduction;
 use super::view::{Base, StridedLoops, View};
 use anemoe_kernels::{AttentionShape, Gate, HeadStrides, RmsNorm, Window};
 use anemoe_mlpackage::mil::TensorType;
@@ -149,7 +149,7 @@ pub(super) enum NodeKind {
 
 /// A kernel of the op library on dense tensors.
 pub(super) struct KernelCall {
-    pub kernel: Kernel,
+    pub kernel: OpFunction,
     pub op_type: String,
     /// Parameters; views that are not dense tensors are copied first.
     pub inputs: Vec<(String, KernelOperand)>,

@@ -92,7 +92,7 @@ pub(super) struct Branch {
     pub kind: Gate,
 }
 
-pub(super) type Found = Option<(Fused, Vec<usize>)>;
+pub(super) type FusedSteps = Option<(Fused, Vec<usize>)>;
 
 impl Graph<'_> {
     fn step(&self, place: ValueRef) -> Option<usize> {
@@ -193,7 +193,7 @@ impl Graph<'_> {
     }
 
     /// `x / sqrt(mean(x^2) + eps)`, also where x is divided by its largest magnitude first.
-    pub fn norm(&self, root: usize) -> Found {
+    pub fn norm(&self, root: usize) -> FusedSteps {
         if self.steps[root].op_type != "mul" {
             return None;
         }
@@ -300,7 +300,7 @@ impl Graph<'_> {
         })
     }
 
-    pub fn rotate(&self, root: usize) -> Found {
+    pub fn rotate(&self, root: usize) -> FusedSteps {
         if self.steps[root].op_type != "add" {
             return None;
         }
@@ -391,7 +391,7 @@ impl Graph<'_> {
     }
 
     /// `activation(gate) * up`
-    pub fn gated(&self, root: usize) -> Found {
+    pub fn gated(&self, root: usize) -> FusedSteps {
         if self.steps[root].op_type != "mul" {
             return None;
         }
@@ -562,7 +562,7 @@ impl Graph<'_> {
     }
 
     /// Grouped attention with a mask; root is the reshape to heads behind the product with the values.
-    pub fn attention(&self, root: usize) -> Found {
+    pub fn attention(&self, root: usize) -> FusedSteps {
         if self.steps[root].op_type != "reshape" {
             return None;
         }
@@ -608,7 +608,7 @@ impl Graph<'_> {
     }
 
     /// Attention with each query head by itself and keys on the channel axis of the softmax; root is the concat of heads.
-    pub fn attention_per_head(&self, root: usize) -> Found {
+    pub fn attention_per_head(&self, root: usize) -> FusedSteps {
         if self.steps[root].op_type != "concat" {
             return None;
         }

@@ -2,13 +2,12 @@
 //! other.
 
 use super::super::ops::{activation, dot};
-use super::reduction::Reduction;
+use super::row_reduction::Reduction;
 use super::view::StridedLoops;
-use anemoe_kernels::{AttentionShape, CacheValues, CacheView, Gate, HeadStrides, Mask, Pool, round_to_f16};
+use anemoe_kernels::{
+    AttentionShape, CacheValues, CacheView, Gate, HeadStrides, MASK_CUTOFF, Mask, Pool, round_to_f16,
+};
 use std::cell::RefCell;
-
-/// Difference below a token's largest mask value from which a slot is skipped, as [`anemoe_kernels::attention`] does.
-const MASK_CUTOFF: f32 = 20_000.0;
 
 /// `activation(gate) * up * factor`, each rounded.
 pub(super) fn gate(gate: &[f32], up: &[f32], factor: f32, kind: Gate, out: &mut [f32]) {

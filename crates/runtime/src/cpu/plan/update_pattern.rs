@@ -6,7 +6,7 @@
 //! ```
 
 use super::super::ir::{InstrKind, ValueRef};
-use super::patterns::{Found, Fused, Graph};
+use super::patterns::{Fused, FusedSteps, Graph};
 
 /// A value that is written to a state.
 struct WrittenRows {
@@ -20,7 +20,7 @@ struct WrittenRows {
 
 impl Graph<'_> {
     /// `state = state * keep + new placed`, and rows behind it that are written whole.
-    pub fn update(&self, root: usize, state_shape: &[usize]) -> Found {
+    pub fn update(&self, root: usize, state_shape: &[usize]) -> FusedSteps {
         let InstrKind::WriteState { state, data } = &self.steps[root].work else { return None };
         let &[1, rows, all, d] = state_shape else { return None };
         let mut inside = Vec::new();

@@ -2,7 +2,7 @@
 
 use super::super::super::ir::ValueRef;
 use super::super::nodes::{Binary, NodeKind, Unary};
-use super::super::reduction::Reduction;
+use super::super::row_reduction::Reduction;
 use super::super::view::{Base, StridedLoops, View};
 use super::{Builder, buffer_of};
 use crate::tensor::Data;
